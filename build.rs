@@ -1,14 +1,14 @@
-//! Expands every kernel variant, so that a mistake in `kernels/` ends the build with its file and line, and writes down
-//! what each has: `src/device/gpu/kernels.rs` includes the table. The library expands a text again when it is asked for
-//! it: 2.5 ms, where all of them would be 16 MB in every binary. Needs no toolkit and no network.
+//! Expands every kernel variant, so that an error in `kernels/` fails the build with its file and line, and writes a
+//! table of their contents that `src/device/gpu/kernels.rs` includes. The library expands a text again on demand: this
+//! takes 2.5 ms, while embedding all of them would add 16 MB to every binary. Needs no toolkit and no network.
 use flatshard_ptx::kernels::{entries, target, variants};
 use std::path::Path;
 use std::{env, fs};
 
 fn main() {
-    // The sources are a part of flatshard-ptx: a change there builds this script again, which runs it again.
+    // The sources are part of flatshard-ptx: a change there rebuilds this script, which then runs again.
     println!("cargo::rerun-if-changed=build.rs");
-    let Some(out) = env::var_os("OUT_DIR") else { return println!("cargo::error=cargo sets no OUT_DIR") };
+    let Some(out) = env::var_os("OUT_DIR") else { return println!("cargo::error=OUT_DIR is not set") };
     let mut table = String::from("pub const TEXTS: &[Text] = &[\n");
     for variant in variants() {
         let name = variant.name;

@@ -1,9 +1,9 @@
-//! Seconds and GB/s of saving and loading: 105.8 M parameters with AdamW's state, 1.27 GB, on 2 ranks.
+//! Seconds and GB/s of saving and loading a checkpoint: 105.8 M parameters with AdamW state, 1.27 GB, on 2 ranks.
 //!
 //!     cargo bench --bench checkpoint [-- DIR]
 //!
-//! DIR (default: the system's temporary directory) decides what is measured: a disk, or memory under /dev/shm. Beside
-//! it, one thread writing and reading as many bytes in 1 MiB pieces, synced as well.
+//! DIR (default: the system's temporary directory) decides what is measured: a disk, or memory under /dev/shm. For
+//! comparison, one thread also writes, syncs and reads the same number of bytes in 1 MiB chunks.
 use flatshard::base::{Error, Meter, Result};
 use flatshard::ckpt::{Checkpointer, TrainerState};
 use flatshard::comm::mesh::{Mesh, MeshSizes};
@@ -69,7 +69,7 @@ fn rank(mesh: Mesh, meter: Meter, dir: &Path) -> Result<Vec<(f64, f64, u64)>> {
     let mut store = options.store(dev.clone(), &mesh, decoder.layouts())?;
     initialize(&mut *store, 1, &*dev)?;
     let mut optimizer = Optimizer::new(&*dev, &mut *store, rule)?;
-    // Memory that is touched for the first time is the system's cost, not ours.
+    // First-touch page faults are the system's cost, not ours.
     for unit in 0..store.units() {
         optimizer.state(unit).try_for_each(|(_, state)| dev.zero(state))?;
     }

@@ -1,7 +1,8 @@
-//! Bandwidth of the collectives against a memcpy of the same bytes: two ranks, one thread each. `bytes` is that of the
-//! full buffer. A rank's own work: it copies its half into a gather; it reads both halves of the sum and writes one.
+//! Bandwidth of the collectives compared with a memcpy of the same bytes: two ranks, one thread each. `bytes` is the
+//! size of the full buffer. Each rank copies its half for an all-gather; for a reduce-scatter it reads both halves and
+//! writes one.
 #[path = "../tests/common/worlds.rs"]
-#[allow(dead_code)] // a part is used here
+#[allow(dead_code)] // only a part is used here
 mod worlds;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -14,7 +15,7 @@ use worlds::ranks;
 
 const T: Tag = Tag::new("bench", 0);
 
-/// One rank's buffers for full size `len` (f32).
+/// One rank's buffers for a full size of `len` f32.
 struct Rank<'a> {
     group: &'a dyn Collective,
     full: Buf,
@@ -27,7 +28,7 @@ impl<'a> Rank<'a> {
         let full = group.alloc(DType::F32, len, CommUse::Gathered, Category::Other).unwrap();
         let grads = group.alloc(DType::F32, len, CommUse::Reduced, Category::Other).unwrap();
         let shard = dev.alloc(DType::F32, len / group.size(), Category::Other).unwrap();
-        // All zero: sums stay so, however often they are taken.
+        // All zero, so sums stay zero however often they are computed.
         Rank { group, full, grads, shard }
     }
     fn all_gather(&mut self) {
@@ -48,11 +49,11 @@ impl<'a> Rank<'a> {
 
 type Op = fn(&mut Rank);
 
-/// The time of `n` operations of two ranks at once.
+/// The time of `n` operations on two concurrent ranks.
 fn timed(len: usize, n: u64, op: Op) -> Duration {
     let times = ranks(2, |of| {
         let mut rank = Rank::new(&*of.mesh.fsdp, &*of.device, len);
-        op(&mut rank); // faults the pages in
+        op(&mut rank); // fault the pages in
         of.mesh.fsdp.barrier(T)?;
         let start = Instant::now();
         (0..n).for_each(|_| op(&mut rank));

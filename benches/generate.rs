@@ -1,8 +1,8 @@
-//! Text token by token: the whole prefix through the model for each, and one token with the keys and values of those
-//! before it. Tokens a second of one rank on one core; compare rows of one run, never runs of different machines.
+//! Text generation: recomputing the whole prefix for each token, and one token at a time with a key-value cache. Tokens
+//! per second of one rank on one core. Compare rows of one run only, never runs of different machines.
 //! `cargo bench --bench generate`
 #[path = "../tests/common/plain_store.rs"]
-#[allow(dead_code)] // a part is used here
+#[allow(dead_code)] // only a part is used here
 mod plain_store;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -12,7 +12,7 @@ use flatshard::nn::{Arch, Checkpointing, Decoder, Spec, WorkspaceOptions};
 use plain_store::{Docs, Plain, device, groups};
 use std::time::{Duration, Instant};
 
-/// Tokens of the prompt, and how many come after it.
+/// Prompt tokens, and generated tokens.
 const SHAPE: (usize, usize) = (128, 64);
 
 /// 29 M parameters.
@@ -32,7 +32,7 @@ fn spec() -> Spec {
     }
 }
 
-/// Of a text: everything again for each token, or what came before kept.
+/// The time of one text, with or without the key-value cache (`keeps`).
 fn time(dev: &CpuDevice, decoder: &Decoder, store: &mut Plain, dtype: DType, keeps: bool) -> Duration {
     let (prompt, count) = SHAPE;
     let options = WorkspaceOptions { tokens: prompt + count, dtype, checkpoint: Checkpointing::Off, train: false };
@@ -68,7 +68,7 @@ fn generate(c: &mut Criterion) {
     for dtype in [DType::F32, DType::Bf16] {
         let decoder = Decoder::new(spec()).unwrap();
         let mut store = Plain::random(&dev, &decoder, dtype, 0.02);
-        for (name, keeps) in [("whole prefix", false), ("kept", true)] {
+        for (name, keeps) in [("whole prefix", false), ("cached", true)] {
             group.bench_function(BenchmarkId::new(name, dtype), |b| {
                 b.iter_custom(|texts| (0..texts).map(|_| time(&dev, &decoder, &mut store, dtype, keeps)).sum())
             });

@@ -1,5 +1,5 @@
-//! Host-side work: the update of offloaded state, and tokenization, on one core and on all. Compare rows of one run,
-//! never runs of different machines.
+//! Host-side work: the update of offloaded state, and tokenization, on one core and on all. Compare rows of one run
+//! only, never runs of different machines.
 //! `cargo bench --bench host`
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use flatshard::base::{Category, DType, Meter};
@@ -11,17 +11,17 @@ use flatshard::device::{Device, HostUpdate};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::time::Duration;
 
-/// Elements that are updated; bytes of the text.
+/// Updated elements, and bytes of text.
 const OWNED: usize = 16 << 20;
 const TEXT: usize = 4 << 20;
 
-/// Threads: one, and as many as there are cores.
+/// Thread counts: one, and the number of cores.
 fn threads() -> Vec<usize> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     if cores > 1 { vec![1, cores] } else { vec![1] }
 }
 
-/// AdamW of masters and moments in host memory, with gradients there as well.
+/// AdamW with master weights, moments and gradients in host memory.
 fn update(c: &mut Criterion) {
     let mut group = c.benchmark_group("offloaded adamw");
     group.throughput(Throughput::Elements(OWNED as u64));
@@ -51,7 +51,7 @@ fn update(c: &mut Criterion) {
     group.finish();
 }
 
-/// Threads are as many as the cores that this one may run on.
+/// Uses as many threads as this process has cores.
 fn tokenize(c: &mut Criterion) {
     let mut group = c.benchmark_group("tokenize");
     group.throughput(Throughput::Bytes(TEXT as u64));

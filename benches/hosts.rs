@@ -1,10 +1,9 @@
-//! Gathers over several hosts, hierarchical against flat, and sums. Started once a rank by a launcher (its variables
-//! say where this rank is), as `hosts --reps 5 --mib 1,16 [--comm mpi]`; rank 0 prints one JSON object a line: what was
-//! done, MiB of a rank's shard, seconds of the slowest rank (the median of the repetitions), MiB that left each host,
-//! all its ranks together.
+//! All-gathers over several hosts, hierarchical and flat, and reduce-scatters. Started once per rank by a launcher,
+//! whose variables identify the rank, as `hosts --reps 5 --mib 1,16 [--comm mpi]`. Rank 0 prints one JSON object per
+//! line: operation, MiB per shard, seconds of the slowest rank (median over repetitions), and MiB sent by all ranks of
+//! each host together.
 //!
-//! `flat` is what a group without hosts would do: every rank fetches every remote shard itself, into a buffer of its
-//! own.
+//! In the `flat` variant every rank fetches every remote shard itself, into its own buffer.
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::comm::env::RankEnv;
 use flatshard::comm::hosts::wire::{Channel, Move, Wire};
@@ -15,7 +14,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Not an axis's.
+/// A channel that no axis uses.
 const CHANNEL: u16 = 900;
 
 struct Options {
@@ -26,7 +25,7 @@ struct Options {
 
 fn options() -> Result<Options> {
     let mut options = Options { comm: "tcp".into(), reps: 5, mib: vec![1, 16] };
-    let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench"); // cargo's own
+    let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench"); // added by cargo
     while let Some(flag) = args.next() {
         let value = args.next().ok_or_else(|| Error::input(format!("{flag} needs a value")))?;
         let number = |text: &str| text.parse().map_err(|_| Error::input(format!("{flag} {value}: not a number")));
@@ -34,7 +33,7 @@ fn options() -> Result<Options> {
             "--comm" => options.comm = value.clone(),
             "--reps" => options.reps = number(&value)?,
             "--mib" => options.mib = value.split(',').map(number).collect::<Result<_>>()?,
-            _ => return Err(Error::input(format!("{flag}: --comm, --reps or --mib"))),
+            _ => return Err(Error::input(format!("{flag}: unknown flag; known: --comm, --reps, --mib"))),
         }
     }
     Ok(options)
@@ -45,11 +44,11 @@ fn wire(comm: &str, env: &RankEnv, timeout: Duration) -> Result<Box<dyn Wire>> {
         "tcp" => Ok(Box::new(Tcp::join(env, timeout)?)),
         #[cfg(feature = "mpi")]
         "mpi" => Ok(Box::new(flatshard::comm::hosts::mpi::MpiWire::join(env, timeout)?)),
-        other => Err(Error::input(format!("--comm {other}: tcp, or mpi with the feature"))),
+        other => Err(Error::input(format!("--comm {other}: must be tcp, or mpi in a build with that feature"))),
     }
 }
 
-/// Every remote shard into this rank's own buffer; what is on this host comes through its memory.
+/// Fetches every remote shard into this rank's buffer; local shards come through shared memory.
 struct Flat {
     channel: Box<dyn Channel>,
     rank: usize,
@@ -58,7 +57,7 @@ struct Flat {
     full: Vec<u8>,
 }
 impl Flat {
-    /// Bytes sent to other hosts.
+    /// Returns the bytes sent to other hosts.
     fn gather(&mut self, shard: &[u8]) -> Result<u64> {
         let (host, hosts, n) = (self.rank / self.per_host, self.world / self.per_host, self.per_host);
         let start = Instant::now();
@@ -80,7 +79,7 @@ impl Flat {
     }
 }
 
-/// Of all ranks: the largest, and the sum.
+/// Reduces `value` over all ranks: the maximum or the sum.
 fn agree(world: &dyn Collective, numbers: &mut Buf, value: f64, op: Reduce) -> Result<f64> {
     numbers.view_mut().host::<f64>("bench")?[0] = value;
     world.wait(world.all_reduce(Tag::new("bench", 0), numbers.view_mut(), op)?)?;
@@ -90,7 +89,7 @@ fn agree(world: &dyn Collective, numbers: &mut Buf, value: f64, op: Reduce) -> R
 fn bench() -> Result<()> {
     let options = options()?;
     let Some(env) = RankEnv::from_env()?.filter(|env| env.world > env.local_world) else {
-        println!("started plainly there is one host only: start it by a launcher, on several");
+        println!("this benchmark needs several hosts: start it with a launcher");
         return Ok(());
     };
     let (meter, shm) = (Meter::default(), shm::ShmOptions { timeout: TIMEOUT });
@@ -138,7 +137,7 @@ fn bench() -> Result<()> {
                 let seconds = start.elapsed().as_secs_f64();
                 sent += world.stats().crossed - before;
                 let slowest = agree(world, &mut numbers, seconds, Reduce::Max)?;
-                // The first one makes connections and touches memory for the first time.
+                // The first repetition makes connections and touches memory for the first time.
                 if rep > 0 {
                     times.push(slowest);
                     crossed = agree(world, &mut numbers, sent as f64, Reduce::Sum)? as u64;

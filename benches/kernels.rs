@@ -1,12 +1,12 @@
-//! Speed of single operations of the CPU device, one thread. `cargo bench --bench kernels -- gemm/bf16` runs a part;
-//! rates are in floating-point operations ("elem") a second. Compare within one run only: neighbors change a machine's
-//! speed.
+//! Speed of single operations of the CPU device on one thread. `cargo bench --bench kernels -- gemm/bf16` runs a part.
+//! Rates are in floating-point operations ("elem") per second. Compare within one run only: other load changes a
+//! machine's speed.
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Meter};
 use flatshard::device::cpu::CpuDevice;
-use flatshard::device::cpu::gemm::{GemmKernel, GemmScratch, gemm};
+use flatshard::device::cpu::gemm::{GemmKernel, GemmScratch, gemm, pack_and_store};
 use flatshard::device::ops::{
     AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, CrossEntropy, CrossEntropyShape,
     Dropout, Gelu, GeluBackward, Gemm, GemmShape, Glu, GluBackward, RmsNorm, RmsNormBackward, RmsNormShape, Rope,
@@ -15,7 +15,7 @@ use flatshard::device::ops::{
 use flatshard::device::{Buf, Device, LIMBS};
 use std::time::Duration;
 
-/// Few samples, short: the whole file is a matter of minutes.
+/// Few and short samples: the whole file takes minutes.
 fn group<'a>(c: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
     let mut group = c.benchmark_group(name);
     group.sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1));
@@ -41,7 +41,7 @@ fn random(dev: &CpuDevice, dtype: DType, len: usize) -> Buf {
 }
 
 /// The products of a linear layer (out, in) over 1024 tokens: forward (NT), input gradient (NN), and weight gradient
-/// added in f32 (TN). The layers are those of the 105.8 M model: attention, both halves of the MLP, head.
+/// accumulated in f32 (TN). The layers are those of the 105.8 M model: attention, both halves of the MLP, head.
 fn linear_layers() -> impl Iterator<Item = (&'static str, GemmShape)> {
     const TOKENS: usize = 1024;
     [(768, 768), (3072, 768), (768, 3072), (32000, 768)].into_iter().flat_map(|(out, inn)| {
@@ -80,27 +80,75 @@ fn products(c: &mut Criterion) {
     }
 }
 
-/// Runs `f` and reports its rate in these units a second.
+/// Packing the operands of the same products and writing C, without the multiplications between; rates in bytes of A, B
+/// and C.
+fn packing(c: &mut Criterion) {
+    let dev = device();
+    for dtype in [DType::F32, DType::Bf16] {
+        let mut group = group(c, &format!("packing/{dtype}"));
+        for (form, shape) in linear_layers() {
+            let [len_a, len_b, len_c] = shape.extents();
+            let (a, b) = (random(&dev, dtype, len_a), random(&dev, dtype, len_b));
+            let into = if shape.accumulate { DType::F32 } else { dtype };
+            let mut out = dev.alloc(into, len_c, Category::Other).expect("memory");
+            let bytes = (len_a + len_b) * dtype.size() + len_c * into.size();
+            for kernel in [GemmKernel::Amx, GemmKernel::Avx512].into_iter().filter(|k| k.available()) {
+                let mut scratch = GemmScratch::with_kernel(kernel).expect("available");
+                let name = format!("{}/{form} {}x{}x{}", kernel.name(), shape.m, shape.n, shape.k);
+                timed(&mut group, name, Throughput::Bytes(bytes as u64), || {
+                    let op = Gemm { shape, a: a.view(), b: b.view(), c: out.view_mut() };
+                    pack_and_store(&mut scratch, op).expect("it fits")
+                });
+            }
+        }
+        group.finish();
+    }
+}
+
+/// Products of few rows, as in generation: memory bandwidth is the bound.
+fn few_rows(c: &mut Criterion) {
+    let dev = device();
+    for dtype in [DType::F32, DType::Bf16] {
+        let mut group = group(c, &format!("few rows/{dtype}"));
+        for (m, n, k) in [1, 2, 4, 12].into_iter().flat_map(|m| [(m, 3072, 768), (m, 32000, 768)]) {
+            let (a, b, mut out) = (random(&dev, dtype, m * k), random(&dev, dtype, n * k), random(&dev, dtype, m * n));
+            let (shape, bytes) = (GemmShape::nt(m, n, k), (n * k * dtype.size()) as u64);
+            timed(&mut group, format!("nt {m}x{n}x{k}"), Throughput::Bytes(bytes), || {
+                dev.gemm(Gemm { shape, a: a.view(), b: b.view(), c: out.view_mut() }).expect("it fits")
+            });
+        }
+        group.finish();
+    }
+}
+
+/// Measures `f` and reports its rate in these units per second.
 fn timed(group: &mut BenchmarkGroup<WallTime>, name: impl Into<String>, rate: Throughput, mut f: impl FnMut()) {
     group.throughput(rate);
     group.bench_function(name.into(), |bench| bench.iter(&mut f));
 }
 
-/// 12 heads of 64, one document. Rates count the products below the diagonal only: 2 forward, 5 backward.
+/// One document: 12 heads of width 64, or one head if it is long. Rates count only the products below the
+/// diagonal: 2 forward, 5 backward. bf16 runs with f32 products too, as on a CPU without bf16 dot products.
 fn attention(c: &mut Criterion) {
-    let dev = device();
-    let shape = AttentionShape { heads: 12, kv_heads: 12, head_dim: 64, scale: 0.125, window: 0, softcap: 0.0 };
-    for dtype in [DType::F32, DType::Bf16, DType::F16] {
-        let mut group = group(c, &format!("attention/{dtype}"));
-        for t in [256, 2048] {
-            let (qkv, d_o) = (random(&dev, dtype, t * shape.row()), random(&dev, dtype, t * 768));
+    let plain = || CpuDevice::with_kernel(Meter::default(), GemmKernel::Plain).expect("everywhere");
+    for (dtype, products, dev) in [
+        (DType::F32, "", device()),
+        (DType::Bf16, "", device()),
+        (DType::Bf16, " in f32 products", plain()),
+        (DType::F16, "", device()),
+    ] {
+        let mut group = group(c, &format!("attention/{dtype}{products}"));
+        for (t, heads) in [(64, 12), (128, 12), (256, 12), (1024, 12), (4096, 1), (16384, 1)] {
+            let shape = AttentionShape { heads, kv_heads: heads, head_dim: 64, scale: 0.125, window: 0, softcap: 0.0 };
+            let width = heads * 64;
+            let (qkv, d_o) = (random(&dev, dtype, t * shape.row()), random(&dev, dtype, t * width));
             let zeroed = |dtype, len| dev.alloc(dtype, len, Category::Other).expect("memory");
             let (mut o, mut lse, mut delta) =
-                (zeroed(dtype, t * 768), zeroed(DType::F32, 12 * t), zeroed(DType::F32, 12 * t));
+                (zeroed(dtype, t * width), zeroed(DType::F32, heads * t), zeroed(DType::F32, heads * t));
             let mut sums = zeroed(DType::F32, dev.attention_sums(&shape, dtype, t));
             let (mut dqkv, mut cu) = (zeroed(dtype, t * shape.row()), zeroed(DType::U32, 2));
             dev.upload(bytemuck::cast_slice(&[0, t as u32]), cu.view_mut()).expect("equal lengths");
-            let product = (t * (t + 1) * 768) as u64;
+            let product = (t * (t + 1) * width) as u64;
             timed(&mut group, format!("forward {t}"), Throughput::Elements(2 * product), || {
                 dev.attention(Attention {
                     shape,
@@ -122,7 +170,7 @@ fn attention(c: &mut Criterion) {
     }
 }
 
-/// Rates in bytes read and written. The copy is the bound: memory bandwidth.
+/// Rates in bytes read and written. The copy shows the bound: memory bandwidth.
 fn optimizer(c: &mut Criterion) {
     const N: usize = 25_000_000;
     let dev = device();
@@ -260,5 +308,5 @@ fn rows(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, products, attention, optimizer, rows);
+criterion_group!(benches, products, packing, few_rows, attention, optimizer, rows);
 criterion_main!(benches);

@@ -1,13 +1,12 @@
-//! What it costs to record: nanoseconds of a collective's start and wait, bare, with the flight recorder, and with a
-//! timeline off and on; those of a step's record and of reading how much memory is held; and whole steps on 2 ranks,
-//! taken in turn.
+//! The overhead of recording: nanoseconds per collective (start and wait) without recorders, with the flight recorder,
+//! and with a timeline off and on; of a step event and of reading memory use; and whole steps on 2 ranks, interleaved.
 //!
 //!     cargo bench --bench recorders [-- ROUNDS]
 //!
-//! Prints JSON. Steps are far shorter here than usual ones: what a recorder takes of them is an upper bound. Paired
-//! steps tell something on a quiet machine only.
+//! Prints JSON. Steps are far shorter here than in practice, so a recorder's share of them is an upper bound. Paired
+//! steps are meaningful only on a quiet machine.
 #[path = "../tests/common/worlds.rs"]
-#[allow(dead_code)] // a part is used here
+#[allow(dead_code)] // only a part is used here
 mod worlds;
 
 use flatshard::base::timeline::Timeline;
@@ -27,16 +26,16 @@ use std::sync::Arc;
 use std::time::Instant;
 use worlds::{ADAMW, fsdp, options, ranks, rows_of, sharded};
 
-/// Operations of a measurement.
+/// Operations per measurement.
 const OPS: usize = 20_000;
-/// Tokens of a row, rows of a micro-batch.
+/// Tokens per row, rows per micro-batch.
 const SHAPE: (usize, usize) = (256, 4);
 
-/// Who listens to a mesh.
+/// What records a mesh's calls.
 const WATCHERS: [&str; 4] =
     ["bare", "flight recorder", "flight recorder, timeline off", "flight recorder, timeline on"];
 
-/// The mesh as `watcher` has it.
+/// The mesh with the recorders of `watcher`.
 fn watched(mesh: Mesh, watcher: usize) -> (Mesh, Timeline) {
     let timeline = if watcher >= 2 { Timeline::with_room(1 << 16) } else { Timeline::default() };
     timeline.switch(watcher == 3);
@@ -49,7 +48,7 @@ fn median(mut of: Vec<f64>) -> f64 {
     of[of.len() / 2]
 }
 
-/// Nanoseconds of an all-reduce of one number in a group of one rank, and of the wait for it.
+/// Nanoseconds of an all-reduce of one number in a group of one rank, including its wait.
 fn of_an_op(watcher: usize) -> Result<f64> {
     let mesh = shm::threads(MeshSizes::sharded(1), &[Meter::default()])?.remove(0);
     let (mesh, timeline) = watched(mesh, watcher);
@@ -72,7 +71,7 @@ fn spec() -> Spec {
     let small = worlds::llama();
     Spec { vocab: 512, dim: 192, layers: 4, heads: 4, kv_heads: 4, head_dim: 48, ff: 512, max_len: SHAPE.0, ..small }
 }
-/// Seconds of steps of an engine a watcher, one after the other in each round; and the operations of a step.
+/// Seconds per step with each set of recorders, interleaved in each round; and operations per step.
 fn of_a_step(rounds: usize) -> (Vec<Vec<f64>>, u64) {
     let options = EngineOptions { tokens: SHAPE.0 * SHAPE.1, ..options(&spec(), fsdp(sharded()), ADAMW) };
     let mut told = ranks(2, |rank| {
@@ -86,9 +85,9 @@ fn of_a_step(rounds: usize) -> (Vec<Vec<f64>>, u64) {
         }
         let (mut seconds, mut ops, mut spans) = (vec![vec![]; engines.len()], 0, vec![]);
         for number in 1..=rounds as u64 {
-            for turn in 0..engines.len() {
-                // Another one first in each round.
-                let which = (turn + number as usize) % engines.len();
+            for offset in 0..engines.len() {
+                // Start with another one each round.
+                let which = (offset + number as usize) % engines.len();
                 let (engine, timeline) = &mut engines[which];
                 let tokens = engine.global_count(batches[0].loss_tokens())?;
                 let (before, start) = (rank.mesh.stats().ops, Instant::now());
@@ -104,7 +103,7 @@ fn of_a_step(rounds: usize) -> (Vec<Vec<f64>>, u64) {
     told.swap_remove(0)
 }
 
-/// Nanoseconds of what a step writes and asks besides.
+/// Nanoseconds of writing a step event and of reading memory use.
 fn of_telemetry() -> Result<[f64; 2]> {
     let dir = tempfile::tempdir().map_err(|e| flatshard::base::Error::io("make", "a directory", e))?;
     let mut metrics = Metrics::open(&dir.path().join("m.jsonl"), false)?;

@@ -1,9 +1,9 @@
 //! One layer's attention, forward and backward, over a ring of two ranks, one thread each: block by block, all at once,
-//! and `plain`, half the time of one rank by itself: what the ring would cost if nothing had to travel and no
-//! passes had to be merged. bf16; the number in a name is the length of the one dense sequence. `gqa`: 12 heads of 64
-//! over 2 key/value heads instead of 12.
+//! and `plain`, half the time of a single rank, which the ring would take if communication and merging were free. bf16;
+//! the number in a name is the length of the single dense sequence. `gqa`: 12 heads of 64 with 2 key/value heads
+//! instead of 12.
 #[path = "../tests/common/worlds.rs"]
-#[allow(dead_code)] // a part is used here
+#[allow(dead_code)] // only a part is used here
 mod worlds;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
@@ -21,7 +21,7 @@ use worlds::ranks;
 
 const RANKS: usize = 2;
 
-/// Queries, keys and values, their gradients, and what attention made: zeros, which take as long as anything.
+/// Queries, keys, values and their gradients, and attention outputs: zeros, which take as long as other values.
 struct Rows {
     qkv: Buf,
     dqkv: Buf,
@@ -46,8 +46,8 @@ fn u32s(dev: &dyn Device, values: &[u32]) -> Buf {
     buf
 }
 
-/// `rounds` times, of a rank that has half of a sequence of `len`. None: the whole sequence by itself, of which half
-/// the time is its share.
+/// Times `rounds` repetitions on a rank that has half of a sequence of `len`. None: one rank with the whole sequence,
+/// whose time is halved.
 fn rank(group: Arc<dyn Collective>, a: &AttentionShape, len: usize, ring: Option<RingImpl>, rounds: u64) -> Duration {
     let dev: Arc<dyn Device> = Arc::new(CpuDevice::new(Meter::default()));
     let n = len / RANKS;
@@ -101,7 +101,7 @@ fn rank(group: Arc<dyn Collective>, a: &AttentionShape, len: usize, ring: Option
     group.barrier(Tag::new("bench", 0)).unwrap();
     let start = Instant::now();
     (0..rounds).for_each(|_| once());
-    // Alone, a rank has done the work of both.
+    // A single rank did the work of both.
     start.elapsed() / if ring.is_some() { 1 } else { RANKS as u32 }
 }
 

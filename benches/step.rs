@@ -1,10 +1,10 @@
-//! A whole optimizer step of one small llama on 2 ranks, one thread each, by every strategy: manual FSDP (FULL_SHARD
+//! A whole optimizer step of a small llama on 2 ranks, one thread each, with every strategy: manual FSDP (FULL_SHARD
 //! and SHARD_GRAD_OP), reference FSDP, ZeRO-1 to 3 with DeepSpeed's default buckets, DDP; in f32 and bf16. Tokens per
-//! second of all ranks together. Compare rows of one run, never runs of different machines.
+//! second of both ranks together. Compare rows of one run only, never runs of different machines.
 //!
 //!     cargo bench --bench step [-- strategies/bf16]
 #[path = "../tests/common/worlds.rs"]
-#[allow(dead_code)] // a part is used here
+#[allow(dead_code)] // only a part is used here
 mod worlds;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 use worlds::{ADAMW, options, ranks, rows_of};
 
 const WORLD: usize = 2;
-/// Tokens of a row, rows of a micro-batch.
+/// Tokens per row, rows per micro-batch.
 const SHAPE: (usize, usize) = (128, 2);
 
-/// 3.7 M parameters: per token, products cost what they do in a block of a large model, and 4 units travel under them.
+/// 3.7 M parameters: per token, products cost what they do in a block of a large model, and 4 units overlap with them.
 fn spec() -> Spec {
     let small = worlds::llama();
     Spec { vocab: 512, dim: 256, layers: 4, heads: 4, kv_heads: 4, head_dim: 64, ff: 768, max_len: SHAPE.0, ..small }
@@ -40,7 +40,7 @@ fn strategies(dtype: DType) -> [(&'static str, Arc<dyn Strategy>); 7] {
     ]
 }
 
-/// Time of `steps` steps after a first one, on rank 0.
+/// Time of `steps` steps after a warm-up step, on rank 0.
 fn time(options: &EngineOptions, steps: u64) -> Duration {
     let times = ranks(WORLD, |rank| {
         let batches = [rows_of(SHAPE, rank.rank)];

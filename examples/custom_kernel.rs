@@ -1,5 +1,5 @@
-//! A kernel of one's own in PTX: expanded, launched on the simulated GPU (no driver, no toolkit), and compared with a
-//! loop in Rust; then once more with a fault, which the simulated GPU names.
+//! A custom kernel in PTX: expanded, run on the simulated GPU (no driver, no toolkit), and compared with a loop in
+//! Rust; then run once more with a bug, which the simulated GPU reports.
 //!
 //! ```sh
 //! cargo run --release --example custom_kernel
@@ -8,7 +8,7 @@ use flatshard::base::{Error, Result};
 use flatshard_ptx::emulate::{Argument, GlobalMemory, KernelLaunch, parse};
 use flatshard_ptx::expand::expand;
 
-/// y = a x + y, V elements a thread. `.const`, `.for` and `V!`-like macros are the expander's, the rest is PTX.
+/// y = a x + y, V elements per thread. `.const`, `.for` and `V!`-like macros belong to the expander, the rest is PTX.
 const SAXPY: &str = "
 .version 8.0
 .target sm_80
@@ -47,7 +47,7 @@ const SAXPY: &str = "
 }
 ";
 
-/// The kernel's y for `n` elements, or what the simulated GPU found.
+/// The kernel's y for `n` elements, or the fault the simulated GPU found.
 fn run(source: &str, a: f32, x: &[f32], y: &[f32]) -> Result<Vec<f32>> {
     let failed = |what: String| Error::op("saxpy", what);
     let plain = expand("saxpy.ptx", source, &[], &|_| None).map_err(|e| failed(e.to_string()))?;
@@ -73,9 +73,9 @@ fn main() -> Result<()> {
     assert_eq!(run(SAXPY, 0.3, &x, &y)?, expected);
     println!("equal to the loop in Rust, bit for bit");
 
-    // Without its check of bounds the last thread reads past x.
+    // Without the bounds check the last thread reads past x.
     match run(&SAXPY.replace("@%out ret;", ""), 0.3, &x, &y) {
-        Err(found) => println!("without the check of bounds: {found}"),
+        Err(found) => println!("without the bounds check: {found}"),
         Ok(_) => return Err(Error::op("saxpy", "the simulated GPU found nothing")),
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! A parameter store of one's own: every rank keeps all weights in f32 and sums each layer's gradient as soon as it is
-//! complete. Trained next to the store that ships for this (DDP), whose losses it has, bit for bit.
+//! A custom parameter store: every rank keeps all weights in f32 and all-reduces each layer's gradient as soon as it is
+//! complete. Its losses are bitwise equal to those of the built-in replicated store (DDP).
 //!
 //! ```sh
 //! cargo run --release --example custom_store
@@ -25,7 +25,7 @@ struct LayerByLayer {
     dev: Arc<dyn Device>,
     group: Arc<dyn Collective>,
     layers: Vec<Layer>,
-    /// Whether this micro-batch is the step's last.
+    /// Whether this micro-batch is the last of the step.
     last: bool,
 }
 
@@ -41,12 +41,12 @@ impl LayerByLayer {
     }
 }
 
-/// Nothing is frozen here: that part is empty.
+/// Nothing is frozen, so that part is empty.
 fn weights<'a>(weights: &'a Buf, layout: &'a Layout) -> Weights<'a> {
     Weights { trained: weights.view(), frozen: weights.view().slice(0..0), layout }
 }
 
-/// What the model asks for.
+/// Called by the model.
 impl ParamStore for LayerByLayer {
     fn acquire(&mut self, layer: usize, _: Pass) -> Result<Weights<'_>> {
         Ok(weights(&self.layers[layer].weights, &self.layers[layer].layout))
@@ -56,7 +56,7 @@ impl ParamStore for LayerByLayer {
     }
     fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
         let Layer { layout, weights: own, grads, .. } = &mut self.layers[layer];
-        Ok((weights(own, layout), Grads { flat: Some(grads.view_mut()), layout }))
+        Ok((weights(own, layout), Grads::new(Some(grads.view_mut()), layout)))
     }
     fn grads_ready(&mut self, index: usize) -> Result<()> {
         let layer = &mut self.layers[index];
@@ -68,7 +68,7 @@ impl ParamStore for LayerByLayer {
     }
 }
 
-/// What the engine and the optimizer ask for.
+/// Called by the engine and the optimizer.
 impl Store for LayerByLayer {
     fn name(&self) -> &'static str {
         "layer by layer"
@@ -98,7 +98,7 @@ impl Store for LayerByLayer {
     }
 }
 
-/// How the engine makes one.
+/// Creates the store for an engine.
 struct ByLayer;
 
 impl Strategy for ByLayer {
@@ -150,6 +150,6 @@ fn main() -> Result<()> {
         println!("step {step:2}  loss {own:.9}  of ddp {ddp:.9}");
     }
     assert_eq!(own, ddp);
-    println!("the same bits");
+    println!("bitwise equal");
     Ok(())
 }

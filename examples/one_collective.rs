@@ -1,4 +1,5 @@
-//! One collective: four ranks, threads of this process, start an all-reduce, compute something else, wait for the sum.
+//! One collective: four ranks (threads of this process) start an all-reduce, compute something else, and wait for the
+//! sum.
 //!
 //! ```sh
 //! cargo run --release --example one_collective
@@ -11,7 +12,7 @@ use flatshard::device::cpu::CpuDevice;
 fn main() -> Result<()> {
     let sums = run_ranks(MeshSizes::sharded(4), |mesh, meter| {
         let (dev, group) = (CpuDevice::new(meter), &mesh.world);
-        // Groups allocate what they communicate: the others read it in place.
+        // Groups allocate communication buffers, which other ranks read in place.
         let mut buf = group.alloc(DType::F32, 3, CommUse::Reduced, Category::Other)?;
         let own = [1.0, mesh.rank() as f32, 0.1];
         dev.upload(bytemuck::cast_slice(&own), buf.view_mut())?;
@@ -27,7 +28,7 @@ fn main() -> Result<()> {
     for (rank, (sum, meanwhile, bytes)) in sums.iter().enumerate() {
         println!("rank {rank}: sum {sum:?}, {bytes} bytes received, meanwhile {meanwhile}");
     }
-    // Sums are in rank order: the same bits on every rank, and those of a loop.
+    // Sums are in rank order: the same bits on every rank, and in this loop.
     let tenths = (0..4).fold(0f32, |sum, _| sum + 0.1);
     assert!(sums.iter().all(|(sum, ..)| *sum == [4.0, 6.0, tenths]));
     Ok(())

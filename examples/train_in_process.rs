@@ -1,4 +1,4 @@
-//! Trains a small Llama with FSDP on two ranks, threads of this process: no flags, no files, no launcher.
+//! Trains a small Llama with FSDP on two ranks (threads of this process): no flags, no files, no launcher.
 //!
 //! ```sh
 //! cargo run --release --example train_in_process
@@ -15,7 +15,7 @@ const STEPS: u64 = 60;
 const ROWS: usize = 4;
 const ROW: usize = 32;
 
-/// The data of one rank, without end: rows that count up in steps of 1 to 7 from anywhere, modulo the vocabulary.
+/// One rank's endless data: rows that count up in steps of 1 to 7 from a random start, modulo the vocabulary.
 fn micro_batches(rank: usize, vocab: u32) -> impl Iterator<Item = MicroBatch> {
     (rank as u32..).step_by(2).map(move |n| {
         let row = |i: u32| (0..ROW as u32).map(|at| (n * 13 + i * 29 + at * (1 + (n + i) % 7)) % vocab).collect();
@@ -39,7 +39,7 @@ fn main() -> Result<()> {
     println!("{} parameters, 2 ranks", spec.params());
     let options = EngineOptions { spec, tokens: ROWS * ROW, ..EngineOptions::default() };
 
-    // Every rank runs this with its own groups; all of them see the same losses.
+    // Every rank runs this with its own groups; all of them get the same losses.
     let losses = run_ranks(MeshSizes::sharded(2), |mesh, meter| {
         let mut engine = Engine::new(Arc::new(CpuDevice::new(meter)), &mesh, &options)?;
         let mut losses = Vec::new();

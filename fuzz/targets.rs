@@ -1,5 +1,5 @@
-//! What the fuzz targets do with their bytes, and what must hold whatever these are. `tests/data/fuzz_corpora.rs`
-//! replays the corpora through the same functions.
+//! What each fuzz target does with its input, and the properties that must hold for any input.
+//! `tests/data/fuzz_corpora.rs` replays the corpora through the same functions.
 use flatshard::ckpt::{header, hf};
 use flatshard::comm::frame::{HEADER, Inbox};
 use flatshard::comm::handshake::{self, Hello};
@@ -24,7 +24,7 @@ pub fn header(bytes: &[u8]) {
     }
 }
 
-/// The tensors, where they are accepted, lie one behind the other up to the end of the file.
+/// Accepted tensors are contiguous up to the end of the file.
 fn covered(json: &[u8], file: u64) {
     let Ok(tensors) = header::tensors(json, file) else { return };
     let mut end = 8 + json.len() as u64;
@@ -36,7 +36,7 @@ fn covered(json: &[u8], file: u64) {
     assert_eq!(end, file);
 }
 
-/// No file of an index leads out of its directory.
+/// No file of an index is outside its directory.
 pub fn index(bytes: &[u8]) {
     for file in header::index(bytes).iter().flat_map(|map| map.values()) {
         let mut parts = Path::new(file).components();
@@ -44,7 +44,7 @@ pub fn index(bytes: &[u8]) {
     }
 }
 
-/// A config that is accepted describes a model that the config which we write describes too.
+/// Writing and reading back an accepted config gives the same model.
 pub fn config(bytes: &[u8]) {
     let Ok(spec) = hf::parse(bytes) else { return };
     let again = hf::parse(hf::config(&spec).as_bytes()).expect("what we write, we read");
@@ -52,8 +52,7 @@ pub fn config(bytes: &[u8]) {
     assert!(differences.is_empty(), "{differences:?}");
 }
 
-/// Every line, read as each kind of row, becomes tokens below the bound and as many labels, or words about what is
-/// wrong.
+/// Every line, read as each kind of row, becomes tokens within the vocabulary and as many labels, or an error.
 pub fn jsonl(bytes: &[u8]) {
     const CHAT: &str =
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
@@ -76,14 +75,14 @@ pub fn jsonl(bytes: &[u8]) {
     }
 }
 
-/// A configuration file becomes settings or a short message, as YAML and as JSON.
+/// A configuration file becomes settings or a short message, both as YAML and as JSON.
 pub fn yaml(bytes: &[u8]) {
     for path in ["run.yaml", "run.json"] {
         short(config::parse(bytes, Path::new(path)).map(drop));
     }
 }
 
-/// So does a configuration of DeepSpeed, whatever flags ask for.
+/// So does a DeepSpeed config, whatever the flags.
 pub fn deepspeed(bytes: &[u8]) {
     let flags = serde_json::json!({"precision": {"precision": "fp16"}, "optim": {"lr": 0.001}});
     for asked in [serde_json::json!({}), flags] {
@@ -91,8 +90,8 @@ pub fn deepspeed(bytes: &[u8]) {
     }
 }
 
-/// A tokenizer that is loaded (what the library panics on is caught: see `fuzz_targets/tokenizer.rs`) makes ids below
-/// its vocabulary's size of any text, and text of any ids.
+/// A tokenizer that loads (panics of the library are caught: see `fuzz_targets/tokenizer.rs`) makes ids within its
+/// vocabulary from any text, and text from any ids.
 pub fn tokenizer(bytes: &[u8]) {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("tokenizer.json");
@@ -108,7 +107,7 @@ pub fn tokenizer(bytes: &[u8]) {
     }
 }
 
-/// A template renders a conversation or says what is wrong, in bounded time and memory.
+/// A template renders a conversation or returns an error, in bounded time and memory.
 pub fn template(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let message = |role, content| minijinja::context! { role, content };
@@ -122,8 +121,8 @@ pub fn template(bytes: &[u8]) {
     }
 }
 
-/// What ranks say to each other before they know each other: a greeting, or rank 0's table, has the length that was
-/// asked for, and nothing of it reaches a terminal as it came.
+/// Messages of ranks before authentication: a greeting, or rank 0's table, has the requested length, and none of it
+/// reaches a terminal unescaped.
 pub fn rendezvous(bytes: &[u8]) {
     if handshake::challenge(bytes).is_some() {
         assert_eq!(bytes.len(), 40);
@@ -152,8 +151,8 @@ pub fn rendezvous(bytes: &[u8]) {
     }
 }
 
-/// A connection's messages, however they are cut: each is as long as its kind may be, and all of them as long as what
-/// came.
+/// Messages of a connection, however they are split: each has the length allowed for its kind, and together they have
+/// the length of the input.
 pub fn frame(bytes: &[u8]) {
     struct Pieces<'a>(&'a [u8], usize);
     impl std::io::Read for Pieces<'_> {
@@ -166,7 +165,7 @@ pub fn frame(bytes: &[u8]) {
     }
     let Some((&step, bytes)) = bytes.split_first() else { return };
     let answers = messages::answers(3);
-    let mosts: [&dyn Fn(u32) -> Option<usize>; 2] = [&answers, &messages::words];
+    let mosts: [&dyn Fn(u32) -> Option<usize>; 2] = [&answers, &messages::max_len];
     for most in mosts {
         let (mut from, mut inbox, mut sum) = (Pieces(bytes, 1 + step as usize), Inbox::default(), 0);
         while let Ok(Some((kind, body))) = inbox.read(&mut from, most) {

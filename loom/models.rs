@@ -1,6 +1,6 @@
-//! The shared-memory protocol in every order of events: who waits for what is as in src/comm/shm, by its very words;
-//! what the words guard is memory whose accesses loom checks. Never run but by scripts/loom_check.sh, which also
-//! weakens each ordering and expects a failure.
+//! The shared-memory protocol under every interleaving: the waits are those of src/comm/shm, with its actual
+//! synchronization words, and they guard memory whose accesses loom checks. Run only by scripts/loom_check.sh, which
+//! also weakens each ordering and expects a failure.
 #![cfg(all(loom, test))]
 #[path = "../src/comm/shm/words.rs"]
 mod words;
@@ -12,23 +12,23 @@ use loom::thread::{self, yield_now};
 use words::Phase::*;
 use words::{Bell, Front, Reader, Record};
 
-/// Memory of the arena: an access at the same time as a write fails the model.
+/// Memory of the arena: an access concurrent with a write fails the model.
 #[derive(Default)]
 struct Memory(UnsafeCell<u64>);
 impl Memory {
     fn write(&self, value: u64) {
-        // SAFETY: loom checks that nobody else is here.
+        // SAFETY: loom checks for concurrent access.
         self.0.with_mut(|cell| unsafe { *cell = value });
     }
     fn read(&self) -> u64 {
-        // SAFETY: loom checks that nobody writes.
+        // SAFETY: loom checks for concurrent writes.
         self.0.with(|cell| unsafe { *cell })
     }
 }
 
-/// Runs both ranks of a world in every order of events.
+/// Runs both ranks of a world under every interleaving.
 fn ranks<W: Default + 'static>(rank: fn(&W, usize)) {
-    /// What ranks share by mapping it.
+    /// State that ranks share by mapping it.
     struct Shared<W>(W);
     // SAFETY: atomics, and cells whose accesses loom checks.
     unsafe impl<W> Send for Shared<W> {}
@@ -50,7 +50,7 @@ fn until(mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Operations of one group, in a ring of one slot: posted, compared, done, retired, and then the slot has another.
+/// Operations of one group, in a ring of one slot: posted, compared, done, retired, and then the slot is reused.
 #[test]
 fn a_record_is_read_before_it_is_written_again() {
     ranks::<[Record<[u64; 2]>; 2]>(|records, me| {
@@ -72,8 +72,8 @@ struct Gather {
     readers: [Reader; 2],
 }
 
-/// Two gathers into one buffer: a piece is written when all ranks have released the content before, and read when it is
-/// there.
+/// Two gathers into one buffer: a shard is written once all ranks have released the previous contents, and read once it
+/// is complete.
 #[test]
 fn a_piece_is_whole_and_stays_until_it_is_released() {
     ranks::<Gather>(|g, me| {
@@ -92,11 +92,11 @@ fn a_piece_is_whole_and_stays_until_it_is_released() {
 #[derive(Default)]
 struct Reduction {
     records: [Record<u64>; 2],
-    /// Of each rank; a slice for each.
+    /// One per rank, each with a slice per rank.
     buffers: [[Memory; 2]; 2],
 }
 
-/// An all-reduce in place: each rank sums a slice, then copies the other's sum, and has its buffer back when nobody
+/// An in-place all_reduce: each rank sums a slice, then copies the other's sum; its buffer is reusable when nobody
 /// copies from it.
 #[test]
 fn slices_are_reduced_then_copied_then_free() {
@@ -128,7 +128,7 @@ fn a_half_mailbox_is_filled_when_it_is_read() {
     ranks::<Mail>(|mail, me| {
         for (seq, rounds) in [(0, 3), (1, 1)] {
             let [own, theirs] = [me, 1 - me].map(|rank| &mail.records[rank][seq as usize]);
-            let last = &mail.records[1 - me][0]; // of the operation before
+            let last = &mail.records[1 - me][0]; // of the previous operation
             own.post(seq, 0, Posted);
             for round in 0..rounds {
                 let half = &mail.halves[round as usize % 2];
@@ -147,7 +147,7 @@ fn a_half_mailbox_is_filled_when_it_is_read() {
     });
 }
 
-/// As the kernel's: it compares and sleeps, or wakes, one caller after the other.
+/// Like the kernel's futex: it compares and sleeps, or wakes, one caller at a time.
 #[derive(Default)]
 struct Futex {
     queue: Mutex<()>,
@@ -201,7 +201,7 @@ struct Dropped {
     buffer: Memory,
 }
 
-/// The last rank gives the memory back, which then reads as zero: no other one reads any more.
+/// The last rank frees the memory, which then reads as zero, after all others have stopped reading.
 #[test]
 fn memory_goes_back_when_all_have_read() {
     ranks::<Dropped>(|world, _| {

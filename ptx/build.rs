@@ -1,4 +1,5 @@
-//! Finds the kernel sources: a table of the names and texts of `kernels/*.ptx`, which `src/kernels/variant.rs` embeds.
+//! Collects the kernel sources into a table of the names and texts of `kernels/*.ptx`, which `src/kernels/variant.rs`
+//! embeds.
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
@@ -15,6 +16,6 @@ fn main() -> io::Result<()> {
         table += &format!("    ({name:?}, include_str!({path:?})),\n");
     }
     table += "];\n";
-    let out = env::var_os("OUT_DIR").ok_or_else(|| io::Error::other("cargo sets no OUT_DIR"))?;
+    let out = env::var_os("OUT_DIR").ok_or_else(|| io::Error::other("OUT_DIR is not set"))?;
     fs::write(Path::new(&out).join("sources.rs"), table)
 }

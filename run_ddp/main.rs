@@ -1,10 +1,10 @@
-//! The binary `run_ddp`: replicated training.
-use flatshard::run::StrategyName;
+//! The binary `run_ddp`: replicated training by default. Never does more than call the library.
 use flatshard::run::main as train;
+use flatshard::run::{HelpPage, StrategyName};
 use std::process::ExitCode;
 
-const ABOUT: &str = "Trains a decoder transformer with every rank holding all parameters; gradients are summed over ranks.\nWith no argument: 2 ranks on this CPU, a small model, real text, a few minutes.";
+const ABOUT: &str = "Train a decoder transformer with all parameters on every rank; gradients are summed over the ranks.\nWithout arguments: a small LLaMA on real text, on 2 CPU ranks, in a few minutes.";
 
 fn main() -> ExitCode {
-    train("run_ddp", ABOUT, StrategyName::Ddp)
+    train(&HelpPage::training("run_ddp", ABOUT), StrategyName::Ddp)
 }

@@ -1,6 +1,6 @@
 //! flatshard: a manual sharding engine for training transformers.
 //!
-//! Two ranks, threads of this process, train a Llama of 4 blocks with FSDP; no flags, no files:
+//! Two ranks, threads of this process, train a Llama of 4 blocks with FSDP, without flags or files:
 //!
 //! ```
 //! use flatshard::comm::{MeshSizes, run_ranks};
@@ -20,7 +20,7 @@
 //!             .map(|number| {
 //!                 let row: Vec<u32> = (0..16).map(|at| (at + mesh.rank() as u32) % 64).collect();
 //!                 let batch = MicroBatch::from_rows([&row[..]]);
-//!                 let tokens = engine.global_count(batch.loss_tokens())?; // of all ranks: what the loss is divided by
+//!                 let tokens = engine.global_count(batch.loss_tokens())?; // of all ranks: the loss is divided by it
 //!                 Ok(engine.train_step(&[batch], &Step { number, lr: 1e-2, tokens })?.loss)
 //!             })
 //!             .collect::<flatshard::base::Result<Vec<f64>>>()
@@ -31,15 +31,15 @@
 //! }
 //! ```
 //!
-//! `examples/` has a training loop, a parameter store of one's own, a collective and a kernel. The binaries call
+//! `examples/` has a training loop, a custom parameter store, a collective and a custom kernel. The binaries call
 //! [`run::main`].
 //!
-//! A module names its own floor and lower ones only (`tests/tidy` reads the `use` lines):
+//! A module uses only its own floor and lower ones (`tests/tidy` checks the `use` lines):
 //! - 0 [`base`]: errors, dtypes, random numbers
 //! - 1 [`device`]: buffers and the operations on them
 //! - 2 [`comm`]: groups of ranks
-//! - 3 [`nn`]: layers as forward and backward, and the one layer loop; *defines* the parameter store's trait
-//! - 4 [`store`]: how parameters are kept: sharded or replicated
+//! - 3 [`nn`]: layers as forward and backward, and the single layer loop; *defines* the parameter store trait
+//! - 4 [`store`]: parameter storage: sharded or replicated
 //! - 5 [`optim`], [`data`]
 //! - 6 [`ckpt`]
 //! - 7 [`engine`]: one rank's training step

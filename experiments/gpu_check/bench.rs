@@ -1,5 +1,5 @@
 //! Rates of single operations on the GPU, by its own clock: products, attention, and memory-bound kernels compared with
-//! a copy. Medians; operands exceed the L2 cache or alternate.
+//! a copy. Reports medians; operands exceed the L2 cache or alternate. Never judges them.
 use crate::gpu::OpenGpu;
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Result};
@@ -12,7 +12,7 @@ use flatshard::device::{Buf, Device, LIMBS};
 use serde_json::{Map, Value, json};
 
 const ROUNDS: usize = 15;
-/// Behind the names of rows: what the kernels for older GPUs do on this one.
+/// Suffix of rows that measure the kernels for older GPUs on this one.
 const OLDER: &str = ", sm_80 kernels";
 
 struct Bench {
@@ -24,7 +24,7 @@ impl Bench {
     fn alloc(&self, dtype: DType, len: usize) -> Result<Buf> {
         self.gpu.device.alloc(dtype, len, Category::Other)
     }
-    /// Random: zeros multiply faster than data does. A block of random numbers, again and again.
+    /// Random numbers, because zeros multiply faster: one block of them, repeated.
     fn random(&self, dtype: DType, len: usize) -> Result<Buf> {
         let rng = Rng::new(len as u64, 1);
         let block: Vec<u8> = (0..1 << 16)
@@ -45,7 +45,7 @@ impl Bench {
         }
         Ok(buf)
     }
-    /// Seconds of one call: median.
+    /// Median seconds of one call.
     fn time(&self, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
         let cuda = &self.gpu.cuda;
         let (from, to) = (cuda.event(true)?, cuda.event(true)?);
@@ -97,7 +97,7 @@ pub fn run() -> Result<Value> {
     Ok(Value::Object(bench.rows))
 }
 
-/// Bytes read and written, by the least that an operation can do with.
+/// Bytes read and written, at the minimum an operation needs.
 fn memory_bound(b: &mut Bench) -> Result<()> {
     let n = 1 << 27; // 256 MiB of bf16, several times the L2
     let (x, y, mut z) = (b.random(DType::Bf16, n)?, b.random(DType::Bf16, n)?, b.alloc(DType::Bf16, n)?);

@@ -1,5 +1,5 @@
-//! The emulator against the GPU: fragments of matrix instructions and whole operations on both, compared by bits where
-//! the arithmetic is exact; and attention against an f32 reference.
+//! The emulator compared with the GPU: fragments of matrix instructions and whole operations run on both, and must be
+//! bitwise equal where the arithmetic is exact. Attention is compared with an f32 reference. Never measures speed.
 use crate::gpu::OpenGpu;
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Error, Meter, Result};
@@ -15,7 +15,7 @@ use flatshard_ptx::kernels::probes::{LayoutProbe, PROBES, TENSOR_WORDS};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Rows of the tensor that boxes are copied from, and elements from one to the next.
+/// Shape of the tensor that boxes are copied from, and its strides in elements.
 const TENSOR: ([u64; 3], [u64; 2]) = ([40, 7, 5], [48, 7 * 48]);
 
 fn run_probe(driver: &dyn Driver, probe: &LayoutProbe) -> Result<Vec<u32>> {
@@ -27,7 +27,7 @@ fn run_probe(driver: &dyn Driver, probe: &LayoutProbe) -> Result<Vec<u32>> {
     })
 }
 
-/// A box of a tensor as a tensor copy leaves it in shared memory.
+/// A box of a tensor as a tensor copy (TMA) writes it to shared memory.
 fn run_box(driver: &dyn Driver, swizzle: Swizzle, wide: u32, corner: [i32; 3]) -> Result<Vec<u32>> {
     let (sizes, strides) = TENSOR;
     let values: Vec<u16> = (0..5 * 7 * 48).collect();
@@ -57,7 +57,7 @@ fn words(driver: &dyn Driver, count: usize, launch: impl FnOnce(ViewMut) -> Resu
 
 type Answer = Box<dyn Fn(&dyn Driver) -> Result<Vec<u32>>>;
 
-/// What is asked of both, by name; Hopper's only where there is one.
+/// What is run on both, by name; Hopper instructions only on Hopper.
 fn questions(hopper: bool) -> Vec<(String, Answer)> {
     let probes = PROBES.into_iter().filter(|p| hopper || p.variant != "probe_hopper");
     let mut all: Vec<(String, Answer)> = probes
@@ -90,7 +90,7 @@ pub fn run() -> Result<Value> {
         let difference = there.iter().zip(&here).map(|(a, b)| f64::from((a - b).abs() / b.abs().max(1e-3)));
         let largest = largest(difference);
         let equal = there.iter().zip(&here).all(|(a, b)| a.to_bits() == b.to_bits());
-        // Instructions with an `approx` differ in the last bits between the GPU and the emulator's libm.
+        // `approx` instructions differ in the last bits between the GPU and the emulator's libm.
         let passed = if bits { equal } else { largest < 1e-5 };
         if !passed {
             wrong.push(format!("{name}: GPU and emulator differ by {largest:e}"));
@@ -103,7 +103,7 @@ pub fn run() -> Result<Value> {
     }
 }
 
-/// A NaN is larger than any number.
+/// The largest value; NaN counts as the largest.
 fn largest(values: impl Iterator<Item = f64>) -> f64 {
     values.fold(0.0, |most, x| if x.is_nan() { f64::INFINITY } else { most.max(x) })
 }
@@ -137,7 +137,7 @@ fn floats(dev: &dyn Device, buf: &Buf) -> Result<Vec<f32>> {
 
 type Operation = Box<dyn Fn(&dyn Device) -> Result<Vec<f32>>>;
 
-/// Name, whether both must give the same bits, and the operation.
+/// Name, whether the results must be bitwise equal, and the operation.
 fn operations() -> Vec<(&'static str, bool, Operation)> {
     let mut list: Vec<(&'static str, bool, Operation)> = Vec::new();
     let mut put =
@@ -153,7 +153,7 @@ fn operations() -> Vec<(&'static str, bool, Operation)> {
         dev.sum_squares(SumSquares { x: x.view(), acc: acc.view_mut() })?;
         let mut limbs = [0f64; LIMBS];
         dev.download(acc.view(), bytemuck::cast_slice_mut(&mut limbs))?;
-        // Limbs hold 32 bits: both halves as f32, exactly.
+        // Limbs have 32 bits: split into two f32 halves, exactly.
         Ok(limbs.iter().flat_map(|l| [(*l / 65536.0).floor() as f32, (*l % 65536.0) as f32]).collect())
     });
     put("swiglu bf16", false, |dev| {
@@ -162,7 +162,7 @@ fn operations() -> Vec<(&'static str, bool, Operation)> {
         let mut out = dev.alloc(DType::Bf16, N, Category::Other)?;
         dev.swiglu(Glu { gate: g.view(), up: u.view(), y: out.view_mut() })?;
         dev.copy(out.view(), y.view_mut())?;
-        // One rounding to bf16 may fall the other way: compared after it, a step of bf16 is allowed.
+        // Rounding to bf16 may differ by one step, which is allowed.
         Ok(floats(dev, &y)?.into_iter().map(|x| (x * 64.0).round() / 64.0).collect())
     });
     put("adamw", false, |dev| {
@@ -187,7 +187,7 @@ fn operations() -> Vec<(&'static str, bool, Operation)> {
     list
 }
 
-/// Largest error over the largest value, against the CPU's f32 attention of the same bf16 inputs.
+/// Largest error relative to the largest value, against the CPU's f32 attention on the same bf16 inputs.
 pub fn attention() -> Result<Value> {
     let gpu = OpenGpu::open(0, 1)?;
     let cpu = CpuDevice::new(Meter::default());
@@ -209,7 +209,7 @@ pub fn attention() -> Result<Value> {
                 largest(a.iter().zip(b).map(|(x, y)| f64::from((x - y).abs()))) / most
             };
             let (output, gradient) = (error(&there[0], &here[0]), error(&there[1], &here[1]));
-            // bf16 rounds to 2^-9 of a value; scores, probabilities and sums are f32.
+            // bf16 rounds to 2^-9 relative; scores, probabilities and sums are f32.
             let passed = output < 0.01 && gradient < 0.03;
             if !passed {
                 wrong.push(format!("head dim {label}: output {output:e}, gradient {gradient:e}"));
@@ -223,12 +223,12 @@ pub fn attention() -> Result<Value> {
     }
 }
 
-/// Output, and the gradient of qkv for a fixed gradient of the output.
+/// The output, and the gradient of qkv for a fixed output gradient.
 fn both(dev: &dyn Device, shape: &AttentionShape, documents: &[u32], dtype: DType) -> Result<[Vec<f32>; 2]> {
     let tokens = documents.last().copied().unwrap_or(0) as usize;
     let (row, out) = (shape.row(), shape.heads * shape.head_dim);
     let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other);
-    // The same numbers for both: rounded to bf16 first.
+    // The same inputs for both: rounded to bf16 first.
     let rounded = |n, seed| {
         let narrow = filled(dev, DType::Bf16, n, seed)?;
         if dtype == DType::Bf16 {
@@ -269,13 +269,13 @@ fn both(dev: &dyn Device, shape: &AttentionShape, documents: &[u32], dtype: DTyp
 mod tests {
     use super::*;
 
-    /// Every question has an answer on the simulated GPU, through the same launches as on a real one.
+    /// Every question is answered by the simulated GPU, with the same launches as on a real one.
     #[test]
     fn questions_are_answered_by_the_emulator() {
         let answers: Vec<Vec<u32>> = questions(true).iter().map(|(_, ask)| ask(&Sim::new()).unwrap()).collect();
         assert_eq!(answers.len(), PROBES.len() + 20);
         assert!(answers.iter().all(|words| words.iter().any(|&w| w != 0)));
-        // The first box, not swizzled: elements are their places.
+        // The first box is not swizzled: each element is its own index.
         let first = &answers[PROBES.len()];
         assert_eq!([first[0], first[1], first[12]], [1 << 16, 3 << 16 | 2, 49 << 16 | 48]);
     }

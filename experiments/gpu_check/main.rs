@@ -1,8 +1,9 @@
-//! What `scripts/gpu_check.sh` runs on a machine with a GPU: one part of the check a call, as JSON on standard output.
-//! Exit status 0: passed; 1: failed, the reason on standard error; 3: cannot run here. Never trains (`run_fsdp` does).
+//! Run by `scripts/gpu_check.sh` on a machine with a GPU: one part of the check per call, as JSON on standard output.
+//! Exit status 0: passed; 1: failed, with the reason on standard error; 3: cannot run here. Never trains (`run_fsdp`
+//! does).
 mod gpu; // a rank's GPU
-mod layouts; // the emulator against the GPU
-mod bench; // times
+mod layouts; // emulator and GPU compared
+mod bench; // rates
 mod ranks; // several ranks
 mod records; // metrics files
 
@@ -29,7 +30,7 @@ fn machine() -> Result<Value> {
     }))
 }
 
-/// What the driver's compiler made of every kernel. A kernel that spills fails the check.
+/// How the driver's compiler translated every kernel. A kernel that spills fails the check.
 fn kernels() -> Result<Value> {
     let started = std::time::Instant::now();
     let gpu = OpenGpu::open(0, 1)?;
@@ -48,7 +49,7 @@ fn link() -> Result<Value> {
 }
 #[cfg(not(feature = "cust"))]
 fn link() -> Result<Value> {
-    Err(Error::input("link needs a build with --features cust (Cargo.toml says what that takes); `kernels` needs none"))
+    Err(Error::input("link needs a build with --features cust (see Cargo.toml); `kernels` does not"))
 }
 
 fn part(args: &[String]) -> Result<Value> {
@@ -80,7 +81,7 @@ fn main() -> ExitCode {
         }
         Err(e) => {
             eprintln!("{e}");
-            // What a machine lacks is an input error of the library's.
+            // The library reports missing hardware as an input error.
             ExitCode::from(if matches!(e, Error::Input(_)) { 3 } else { 1 })
         }
     }

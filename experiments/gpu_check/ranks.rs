@@ -1,5 +1,5 @@
-//! One rank of a world over NCCL, started once per rank by the script with a launcher's variables: checks the result of
-//! every collective. Ranks may share a GPU.
+//! One NCCL rank, started once per rank by the script with a launcher's variables: checks the result of every
+//! collective. Ranks may share a GPU. Never measures speed.
 use crate::gpu::OpenGpu;
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::comm::env::RankEnv;
@@ -11,12 +11,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const T: Tag = Tag::new("check", 0);
-/// f32 elements of a shard: some megabytes, so that buffers are registered.
+/// f32 elements per shard: a few megabytes, so that buffers are registered.
 const SHARD: usize = 1 << 20;
 
 pub fn run() -> Result<Value> {
-    let env = RankEnv::from_env()?
-        .ok_or_else(|| Error::input("ranks: RANK, WORLD_SIZE and LOCAL_RANK say which rank this is"))?;
+    let env = RankEnv::from_env()?.ok_or_else(|| Error::input("ranks: set RANK, WORLD_SIZE and LOCAL_RANK"))?;
     let cuda = OpenGpu::open(env.local_rank, env.local_world)?.cuda;
     let meter = Meter::default();
     let device: Arc<dyn Device> = Arc::new(GpuDevice::new(cuda.clone(), meter.clone())?);

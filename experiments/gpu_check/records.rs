@@ -1,4 +1,4 @@
-//! Metrics files of two runs compared, and the rate of one. Needs no GPU.
+//! Compares the metrics files of two runs, and computes the rate of one. Needs no GPU. Never trains.
 use flatshard::base::{Error, Result};
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ fn steps(path: &str) -> Result<Vec<Value>> {
     let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let steps: Vec<Value> = lines.filter(|v| v["event"] == "step").collect();
     match steps.is_empty() {
-        true => Err(Error::Run(format!("{path}: holds no step"))),
+        true => Err(Error::Run(format!("{path}: no steps"))),
         false => Ok(steps),
     }
 }
@@ -15,9 +15,9 @@ fn number(step: &Value, key: &str) -> f64 {
     step[key].as_f64().unwrap_or(f64::NAN)
 }
 
-/// Losses and gradient norms of two runs of one configuration differ by no more than this part of themselves.
+/// Losses and gradient norms of two runs of one configuration have a relative difference of at most `tolerance`.
 pub fn parity(a: &str, b: &str, tolerance: &str) -> Result<Value> {
-    let tolerance: f64 = tolerance.parse().map_err(|_| Error::input(format!("{tolerance} is no number")))?;
+    let tolerance: f64 = tolerance.parse().map_err(|_| Error::input(format!("{tolerance} is not a number")))?;
     let (first, second) = (steps(a)?, steps(b)?);
     if first.len() != second.len() {
         return Err(Error::Run(format!("{a} has {} steps, {b} {}", first.len(), second.len())));
@@ -53,14 +53,15 @@ pub fn rate(path: &str) -> Result<Value> {
         "step_time_s": median("step_time_s"),
         "exposed_comm_s": median("exposed_comm_s"),
         "mfu": median("mfu"),
+        "mfu_llm_foundry": median("mfu_llm_foundry"),
+        "sol": median("sol"),
         "peak_mem_bytes": median("peak_mem_bytes"),
         "last_loss": steps.last().map(|s| number(s, "loss")),
     }))
 }
 
-/// What a row of the benchmarks should reach on an H100: FlashAttention-3's rates, in TFLOP/s (FlashAttention-2's for
-/// the kernels of older GPUs), and for what memory bounds 90 % of the
-/// copy that was measured beside it, in GB/s.
+/// What a row of the benchmarks should reach on an H100: in TFLOP/s, FlashAttention-3's rates (FlashAttention-2's for
+/// the kernels of older GPUs); in GB/s, 90 % of the measured copy for memory-bound operations.
 fn goal(name: &str, row: &Value, bench: &Value) -> Option<f64> {
     match name {
         "attention forward causal 128 x 8192" => Some(600.0),
@@ -74,7 +75,7 @@ fn goal(name: &str, row: &Value, bench: &Value) -> Option<f64> {
 /// The row that others are compared with.
 const COPY: &str = "copy bf16";
 
-/// What `bench`, `step_1b` and `peer` wrote into a directory, side by side.
+/// A table of the results of `bench`, `step_1b` and `peer` in a directory.
 pub fn table(dir: &str) -> Result<String> {
     let read = |name: &str| -> Option<Value> {
         serde_json::from_str(&std::fs::read_to_string(format!("{dir}/{name}.json")).ok()?).ok()
@@ -102,13 +103,13 @@ pub fn table(dir: &str) -> Result<String> {
         let theirs = variants.iter().filter_map(|(key, how)| Some(format!("{} {how}", figure(&peer[*key])?)));
         let goal = peer["step 1b, torch.compile"]["tokens_per_sec"].as_f64().map(|theirs| 1.1 * theirs);
         line("step of a 1B LLaMA, bf16", &step, goal, theirs.collect());
-        if let Some(mfu) = step["mfu"].as_f64() {
-            lines.push(format!("{:<44} {:>15.1}% {:>15}%", "its MFU", mfu * 100.0, 50));
+        if let Some(mfu) = step["mfu_llm_foundry"].as_f64() {
+            lines.push(format!("{:<44} {:>15.1}% {:>15}%", "MFU (llm-foundry)", mfu * 100.0, 50));
         }
     }
     if let Some(step) = read("step_1b_compile") {
         let ours = figure(&step).unwrap_or_else(|| "failed".into());
-        lines.push(format!("{:<44} {ours:>16}", "the same with --compile"));
+        lines.push(format!("{:<44} {ours:>16}", "with --compile"));
     }
     Ok(lines.join("\n"))
 }
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_that_differ_are_told_from_runs_that_agree() {
+    fn differing_runs_are_distinguished_from_agreeing_ones() {
         let dir = tempfile::tempdir().unwrap();
         let a = file(&dir, "a", &[5.0, 4.0]);
         assert_eq!(parity(&a, &file(&dir, "b", &[5.0, 4.004]), "0.01").unwrap()["steps"], 2);
@@ -151,7 +152,7 @@ mod tests {
             json!({"attention forward (flash)": {"tflops": 350.0}, "step 1b": {"tokens_per_sec": 9.0},
                    "step 1b, torch.compile": {"tokens_per_sec": 20.0}}),
         );
-        write("step_1b.json", json!({"tokens_per_sec": 10.0, "mfu": 0.5}));
+        write("step_1b.json", json!({"tokens_per_sec": 10.0, "mfu_llm_foundry": 0.5}));
         write("step_1b_compile.json", json!({"tokens_per_sec": 11.0}));
         let text = table(dir.path().to_str().unwrap()).unwrap();
         let has = |parts: &[&str]| text.lines().any(|line| parts.iter().all(|part| line.contains(part)));

@@ -1,4 +1,4 @@
-"""Checkpoints of flatshard beside torch.distributed.checkpoint: one model, 2 CPU ranks, one disk, medians of several rounds.
+"""Compares checkpoints of flatshard and torch.distributed.checkpoint: one model, 2 CPU ranks, one disk, medians of several rounds.
 
 Needs: pip install torch transformers numpy safetensors, and `cargo build --release`.
 Run:   python3 experiments/peers/checkpoint_compare.py [--rounds 3] [--dir DIR] [--out results.json]
@@ -68,7 +68,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--dir", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()))
-    p.add_argument("--scale", type=int, default=1, help="times as many layers")
+    p.add_argument("--scale", type=int, default=1, help="factor on the number of layers")
     p.add_argument("--out", type=pathlib.Path, help="write every measurement as JSON")
     a = p.parse_args()
     model = MODEL | {"num-layers": MODEL["num-layers"] * a.scale}
@@ -78,7 +78,7 @@ def main():
             with tempfile.TemporaryDirectory(dir=a.dir) as directory:
                 runs.append(contender(pathlib.Path(directory), model) | {"round": number})
             print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
-    print("| contender | save s | + export s | GB/s | load s | GB/s | load of the model s | peak MiB of a rank |")
+    print("| contender | save s | + export s | GB/s | load s | GB/s | load model s | peak MiB per rank |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     totals = {}
     for name in dict.fromkeys(run["name"] for run in runs):

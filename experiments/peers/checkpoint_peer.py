@@ -1,9 +1,9 @@
-"""The PyTorch side of a comparison of checkpoints: FSDP2 on CPU ranks, saved and loaded with torch.distributed.checkpoint.
+"""The PyTorch side of the checkpoint comparison: FSDP2 on CPU ranks, saved and loaded with torch.distributed.checkpoint.
 
 Needs: pip install torch transformers numpy safetensors
 Run:   OMP_NUM_THREADS=1 torchrun --standalone --nproc_per_node=2 experiments/peers/checkpoint_peer.py DIR
 Saves weights and AdamW's state (resumable), writes the model as Hugging Face safetensors (each rank its part, then consolidated),
-and reads both back. Prints, last, one JSON object: seconds of each, bytes, and the peak resident memory of the largest rank.
+and reads both back. The last line is a JSON object: seconds of each phase, bytes, and the largest peak resident memory of any rank.
 """
 import argparse
 import json

@@ -1,13 +1,14 @@
-"""flatshard beside PyTorch DDP, FSDP1 and FSDP2 on CPU ranks: one model, one machine, one run, medians of several rounds.
+"""Compares flatshard with PyTorch DDP, FSDP1 and FSDP2 on CPU ranks: one model, one machine, one run, medians of several rounds.
 
 Needs: pip install torch transformers numpy, and `cargo build --release`.
-Run:   python3 experiments/peers/compare.py [--rounds 3] [--precision fp32 bf16] [--ablate] [--out results.json]
-Each round runs every contender once, in turn, so that a busy neighbour hurts all alike. Prints a table of tokens/s, the
-ratio to the best peer of the precision, and peak memory of the largest rank. With --ablate the contenders are run_fsdp, FSDP1
-and FSDP2, each with every setting of ABLATIONS that it has.
+Run:   python3 experiments/peers/compare.py [--rounds 3] [--precision fp32 bf16] [--seq 256 4096 --batch 4 1] [--ablate] [--out results.json]
+Each round runs every contender once, so that other load on the machine affects all alike. Prints a table of tokens/s, the
+ratio to the best peer of the same precision and length, and the largest peak memory of any rank. With --ablate the contenders are
+run_fsdp, FSDP1 and FSDP2, each with every setting of ABLATIONS that it supports.
 """
 import argparse
 import datetime
+import itertools
 import json
 import os
 import pathlib
@@ -21,8 +22,7 @@ from functools import partial
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RELEASE = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "release"
 MODEL = {"embed-dim": 768, "num-layers": 6, "num-heads": 12, "num-kv-heads": 12, "ff-hidden-dim": 3072, "vocab-size": 32000}
-BATCH = {"max-len": 256, "batch-size": 4}
-# Flags of run_fsdp and of torch_peer.py alike; all start from the first, since PyTorch does not prefetch in forward by default.
+# Flags of both run_fsdp and torch_peer.py. All ablations start from the first, since PyTorch does not prefetch in forward by default.
 PREFETCH = ["--backward-prefetch", "BACKWARD_PRE", "--forward-prefetch"]
 ABLATIONS = {
     "": PREFETCH,
@@ -32,16 +32,17 @@ ABLATIONS = {
     "no limit_all_gathers": [*PREFETCH, "--no-limit-all-gathers"],
 }
 FSDP2_LACKS = ["BACKWARD_POST", "no limit_all_gathers"]
-PEERS = [("ddp", False), ("fsdp1", False), ("fsdp2", False), ("ddp", True), ("fsdp2", True)]
+PEERS = {"ddp": ("ddp", False), "fsdp1": ("fsdp1", False), "fsdp2": ("fsdp2", False), "ddp-compiled": ("ddp", True), "fsdp2-compiled": ("fsdp2", True)}
+OURS = ["run_fsdp", "run_ddp"]
 
 
 def flags(values):
     return [part for name, value in values.items() for part in (f"--{name}", str(value))]
 
 
-def torch_peer(impl, compiled, precision, steps, ablation=None):
+def torch_peer(impl, compiled, work, ablation=None):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(ROOT / "experiments/peers/torch_peer.py")]
-    command += ["--impl", impl, "--precision", precision, *flags(MODEL | BATCH | {"max-steps": steps})]
+    command += ["--impl", impl, *flags(MODEL | work)]
     command += ["--compile"] if compiled else []
     command += ABLATIONS[ablation] if ablation is not None else []
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -51,12 +52,11 @@ def torch_peer(impl, compiled, precision, steps, ablation=None):
     return result | {"name": ", ".join(filter(None, [result["name"], ablation]))}
 
 
-def flatshard(binary, precision, steps, ablation=None):
+def flatshard(binary, work, ablation=None):
     with tempfile.TemporaryDirectory() as directory:
         metrics = pathlib.Path(directory) / "metrics.jsonl"
         command = [str(RELEASE / binary), "--nproc-per-node", "2", "--dataset", "synthetic", "--no-sample", "--no-eval"]
-        command += [*flags(MODEL | BATCH), "--max-steps", str(steps), "--precision", precision, "--grad-clip", "1.0"]
-        command += ["--lr", "3e-4", "--metrics-path", str(metrics)]
+        command += [*flags(MODEL | work), "--grad-clip", "1.0", "--lr", "3e-4", "--metrics-path", str(metrics)]
         command += ABLATIONS[ablation] if ablation is not None else []
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
@@ -66,7 +66,7 @@ def flatshard(binary, precision, steps, ablation=None):
     timed = [row for row in rows if row["event"] == "step"][2:]
     return {
         "name": ", ".join(filter(None, [f"flatshard {binary}", ablation])),
-        "precision": precision,
+        "precision": work["precision"],
         "params": run["params"],
         "world": run["world_size"],
         "tokens_per_sec": round(statistics.median(row["tokens_per_sec"] for row in timed), 1),
@@ -74,15 +74,15 @@ def flatshard(binary, precision, steps, ablation=None):
     }
 
 
-def contenders(a, precision):
-    """Functions that run one contender each."""
+def contenders(a, work):
+    """Functions that each run one contender."""
     if a.ablate:
-        yield from (partial(flatshard, "run_fsdp", precision, a.steps, name) for name in ABLATIONS)
-        yield from (partial(torch_peer, "fsdp1", False, precision, a.steps, name) for name in ABLATIONS)
-        yield from (partial(torch_peer, "fsdp2", False, precision, a.steps, name) for name in ABLATIONS if name not in FSDP2_LACKS)
+        yield from (partial(flatshard, "run_fsdp", work, name) for name in ABLATIONS)
+        yield from (partial(torch_peer, "fsdp1", False, work, name) for name in ABLATIONS)
+        yield from (partial(torch_peer, "fsdp2", False, work, name) for name in ABLATIONS if name not in FSDP2_LACKS)
     else:
-        yield from (partial(flatshard, binary, precision, a.steps) for binary in ("run_fsdp", "run_ddp"))
-        yield from (partial(torch_peer, impl, c, precision, a.steps) for impl, c in PEERS if not (c and a.no_compile))
+        yield from (partial(flatshard, binary, work) for binary in a.ours)
+        yield from (partial(torch_peer, *PEERS[name], work) for name in a.peers)
 
 
 def machine():
@@ -92,41 +92,54 @@ def machine():
     return {"cpu": model, "features": features, "cores": os.cpu_count(), "date": datetime.date.today().isoformat()}
 
 
-def main():
+def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--steps", type=int, default=8)
     p.add_argument("--precision", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
-    p.add_argument("--no-compile", action="store_true", help="leave out the compiled peers")
-    p.add_argument("--ablate", action="store_true", help="checkpointing, prefetch and limit_all_gathers, one at a time")
+    p.add_argument("--seq", nargs="+", type=int, default=[256], metavar="TOKENS", help="sequence lengths [default: 256]")
+    p.add_argument("--batch", nargs="+", type=int, default=[4], metavar="N", help="sequences per rank: one for each --seq, or one for all [default: 4]")
+    p.add_argument("--ours", nargs="+", choices=OURS, default=OURS, metavar="NAME", help="of %(choices)s [default: all]")
+    p.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS), metavar="NAME", help="of %(choices)s [default: all]")
+    p.add_argument("--ablate", action="store_true", help="vary checkpointing, prefetch and limit_all_gathers, one at a time")
     p.add_argument("--out", type=pathlib.Path, help="write every measurement as JSON")
     a = p.parse_args()
-    if a.ablate and a.no_compile:
-        p.error("--no-compile has no effect here: --ablate compiles nothing")
+    if a.ablate and (a.ours != OURS or a.peers != list(PEERS)):
+        p.error("--ablate has contenders of its own: leave out --ours and --peers")
+    if len(a.batch) not in (1, len(a.seq)):
+        p.error(f"--batch has {len(a.batch)} values for {len(a.seq)} of --seq: give one for each, or one for all")
+    a.batch *= len(a.seq) // len(a.batch)
+    return a
+
+
+def main():
+    a = arguments()
     runs = []
+    shapes = [{"max-len": seq, "batch-size": batch} for seq, batch in zip(a.seq, a.batch)]
     for number in range(a.rounds):
-        for precision in a.precision:
-            for contender in contenders(a, precision):
+        for precision, shape in itertools.product(a.precision, shapes):
+            for contender in contenders(a, shape | {"max-steps": a.steps, "precision": precision}):
                 try:
-                    runs.append(contender() | {"round": number})
+                    runs.append(contender() | shape | {"round": number})
                 except RuntimeError as error:
-                    print(f"one contender failed and is left out:\n{error}", file=sys.stderr)
+                    print(f"one contender failed and is skipped:\n{error}", file=sys.stderr)
                     continue
                 print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
-    print(f"| precision | contender | tokens/s, median of {a.rounds} (min-max) | to the best peer | peak MiB of a rank |")
-    print("| --- | --- | --- | --- | --- |")
-    for precision in a.precision:
+    print(f"| precision | sequence x batch | contender | tokens/s, median of {a.rounds} (min-max) | ratio to best peer | peak MiB per rank |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for precision, shape in itertools.product(a.precision, shapes):
         rows = {}
-        for run in (r for r in runs if r["precision"] == precision):
+        for run in (r for r in runs if r["precision"] == precision and r.items() >= shape.items()):
             rows.setdefault(run["name"], []).append(run)
         speed = {name: statistics.median(r["tokens_per_sec"] for r in rs) for name, rs in rows.items()}
         best = max((s for name, s in speed.items() if name.startswith("torch")), default=float("nan"))
+        length = f"{shape['max-len']:,} x {shape['batch-size']}"
         for name, rs in sorted(rows.items(), key=lambda item: -speed[item[0]]):
             low, high = (f(r["tokens_per_sec"] for r in rs) for f in (min, max))
             peak = max(r["peak_mem_mib"] for r in rs)
-            print(f"| {precision} | {name} | {speed[name]:.0f} ({low:.0f}-{high:.0f}) | {speed[name] / best:.2f} | {peak} |")
+            print(f"| {precision} | {length} | {name} | {speed[name]:.0f} ({low:.0f}-{high:.0f}) | {speed[name] / best:.2f} | {peak} |")
     if a.out:
-        a.out.write_text(json.dumps({"machine": machine(), "model": MODEL | BATCH, "steps": a.steps, "runs": runs}, indent=1) + "\n")
+        a.out.write_text(json.dumps({"machine": machine(), "model": MODEL, "steps": a.steps, "runs": runs}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Packing against one sample a sequence, on samples of skewed lengths: real tokens per second of run_fsdp, rounds in turn.
+"""Compares packing with one sample per sequence, on samples of skewed lengths: real tokens per second of run_fsdp, rounds interleaved.
 
 Needs: `cargo build --release`. Run: python3 experiments/peers/packing_compare.py [--rounds 3]
-Lengths are lognormal (median 67 bytes, mean about 100, cut at 510). Neither side pads: without packing a micro-batch holds the
-samples one after the other. So what packing gains is fuller micro-batches: fewer passes over the weights for the same tokens.
+Lengths are lognormal (median 67 bytes, mean about 100, truncated at 510). Neither side pads: without packing, a micro-batch holds
+concatenated samples. So packing gains from fuller micro-batches: fewer passes over the weights for the same tokens.
 """
 import argparse
 import json

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""How far `experiments plan` is off: against steps of the engine measured on this CPU, and against published throughput.
+"""Measures the error of `experiments plan`: against steps of the engine on this CPU, and against published throughput.
 
     cargo build --release --workspace && python3 experiments/peers/plan_check.py [--skip-cpu] [--output FILE]
 
-The CPU part calibrates on two blocks of each model, predicts the whole model under each strategy and runs it; nothing else should
-run meanwhile. The published part plans the published configuration and compares tokens a second and GPU; what those runs did
-that this engine would not (PyTorch's eager kernels, another attention) is part of the error. Writes one JSON document.
+The CPU part calibrates on two blocks of each model, predicts the whole model under each strategy and runs it; run nothing else
+meanwhile. The published part plans the published configuration and compares tokens per second and GPU; differences between those runs
+and this engine (PyTorch's eager kernels, another attention) are part of the error. Writes one JSON document.
 """
 
 import argparse
@@ -35,7 +35,7 @@ MPT = "--arch gpt --vocab-size 50368 --sharding FULL_SHARD --sync-each-batch"
 FOUNDRY = "mosaicml/llm-foundry scripts/train/benchmarking/README.md"
 TITAN = "pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md (H100 96 GB HBM2e, 500 W)"
 LLMC = "karpathy/llm.c scripts, headers"
-FSDP = "Zhao et al. 2023, arXiv 2304.11277: TFLOP/s of a GPU, counted 4/3 of the model's (checkpointing)"
+FSDP = "Zhao et al. 2023, arXiv 2304.11277: TFLOP/s per GPU, counted as 4/3 of the model's (checkpointing)"
 
 
 def mpt(dim, layers, heads):
@@ -47,7 +47,7 @@ LLAMA_8B = (
     "--embed-dim 4096 --num-layers 32 --num-heads 32 --num-kv-heads 8 --ff-hidden-dim 14336 --vocab-size 128256 "
     "--max-len 8192 --batch-size 2 --sharding FULL_SHARD --activation-checkpoint selective"
 )
-# What, source, published tokens a second and GPU, flags.
+# Model, source, published tokens per second and GPU, flags.
 PUBLISHED = [
     ("MPT 760M, 8 H100, 2048", FOUNDRY, 63147, f"--gpus 8 {mpt(1536, 24, 12)} --max-len 2048 --batch-size 24 --grad-accum 2 {NONE}"),
     ("MPT 1B, 8 H100, 2048", FOUNDRY, 45455, f"--gpus 8 {mpt(2048, 24, 16)} --max-len 2048 --batch-size 14 {NONE}"),
@@ -85,12 +85,12 @@ GPT_175B = (
     "--gpu a100 --gpus 128 --arch gpt --embed-dim 12288 --num-layers 96 --num-heads 96 --vocab-size 50304 --max-len 2048 "
     "--sharding FULL_SHARD --activation-checkpoint full"
 )
-# The same in TFLOP/s of a GPU.
+# The same in TFLOP/s per GPU.
 PUBLISHED_TFLOPS = [
     ("GPT 175B, 128 A100, batch 1", FSDP, 173, f"{GPT_175B} --batch-size 1"),
     ("GPT 175B, 128 A100, batch 2", FSDP, 186, f"{GPT_175B} --batch-size 2"),
 ]
-# The one row that a constant of the model was fitted to.
+# The only row that a constant of the model was fitted to.
 FITTED = "MPT 7B, 8 H100, 2048"
 
 
@@ -136,7 +136,7 @@ def published(experiments):
         rate = s["tokens_per_sec"] / document["gpus"]
         tflops = (what, source, figure, flags) in PUBLISHED_TFLOPS
         if tflops:
-            rate = 4 / 3 * s["mfu"] * 312
+            rate = 4 / 3 * s["mfu_llm_foundry"] * 312
         rows.append(
             {
                 "what": what,

@@ -2,10 +2,11 @@
 
 Needs: pip install torch transformers numpy
 Run:   OMP_NUM_THREADS=1 torchrun --standalone --nproc_per_node=2 experiments/peers/torch_peer.py --impl fsdp2 --precision bf16
-Prints one line a step and, last, one JSON object: tokens/s of the whole job (median step after the first two) and the peak
-memory of the largest rank in MiB (resident; on GPUs, allocated). With --metrics-path also a file of events that `experiments
-analyze` reads: its losses are of other tokens than flatshard's, and communication is not measured. Optimizer (AdamW, fused),
-clipping at 1.0 and the batch equation are flatshard's. Ranks on the CPU communicate with gloo, on GPUs with NCCL.
+Prints one line per step and, last, one JSON object: tokens/s of the whole job (median step after the first two) and the
+largest peak memory of any rank in MiB (resident; on GPUs, allocated). With --metrics-path also writes an event file that
+`experiments analyze` reads: it trains on different tokens than flatshard, so losses differ, and communication is not
+measured. Optimizer (AdamW, fused), clipping at 1.0 and the batch equation are flatshard's. Ranks on the CPU communicate with
+gloo, on GPUs with NCCL.
 
 Ablations have flatshard's flags: --activation-checkpoint, --backward-prefetch, --forward-prefetch, --limit-all-gathers,
 --sharding. Their defaults are PyTorch's, which does not prefetch in forward. What an implementation lacks is refused.
@@ -38,8 +39,8 @@ def arguments():
     p.add_argument("--ff-hidden-dim", type=int, default=3072)
     p.add_argument("--vocab-size", type=int, default=32000)
     p.add_argument("--max-len", type=int, default=256)
-    p.add_argument("--batch-size", type=int, default=4, help="sequences in a micro-batch of a rank")
-    p.add_argument("--grad-accum", type=int, default=1, help="micro-batches in a step; gradients are reduced once")
+    p.add_argument("--batch-size", type=int, default=4, help="sequences per micro-batch and rank")
+    p.add_argument("--grad-accum", type=int, default=1, help="micro-batches per step; gradients are reduced once")
     p.add_argument("--max-steps", type=int, default=8)
     p.add_argument("--compile", action="store_true")
     p.add_argument("--metrics-path", help="write the run and its steps as flatshard does (JSON lines)")
@@ -54,7 +55,7 @@ def arguments():
         if getattr(a, name) is not None:
             p.error(f"{a.impl} has no {name}")
     if a.impl == "fsdp2" and a.backward_prefetch == "BACKWARD_POST":
-        p.error("fsdp2 has no BACKWARD_POST: it prefetches before a block's gradient, or not at all")
+        p.error("fsdp2 has no BACKWARD_POST: it prefetches before a block's gradient, or never")
     return a
 
 
@@ -109,13 +110,13 @@ def wrap(model, a, device):
             layer.set_modules_to_forward_prefetch([following])
     if a.backward_prefetch == "NONE":
         for layer in [model, *layers]:
-            # A list of its own replaces the default; itself is unsharded already, so nothing is prefetched.
+            # An explicit list replaces the default; the module itself is already unsharded, so nothing is prefetched.
             layer.set_modules_to_backward_prefetch([layer])
     return model
 
 
 def unsynced(model, a):
-    """Around micro-batches whose gradients stay on their rank."""
+    """Context for micro-batches whose gradients are not reduced."""
     if a.impl != "fsdp2":
         return model.no_sync()
     model.set_requires_gradient_sync(False)
@@ -123,7 +124,7 @@ def unsynced(model, a):
 
 
 def write_metrics(path, engine, params, world, times, losses, tokens, peak):
-    """Events as flatshard writes them, of what is known here."""
+    """Writes events in flatshard's format, with the fields known here."""
     events = [{"event": "run", "engine": engine, "params": params, "world_size": world}]
     for step, (seconds, loss) in enumerate(zip(times, losses), 1):
         timed = {"step_time_s": seconds, "tokens": tokens, "tokens_per_sec": tokens / seconds}
@@ -206,7 +207,7 @@ def main():
             write_metrics(a.metrics_path, name, params, world, times, losses, tokens, int(peak.item() * 2**20))
         result = {"name": name, "precision": a.precision, "params": params, "world": world}
         print(json.dumps(result | {"tokens_per_sec": round(tokens / median, 1), "peak_mem_mib": round(peak.item())}))
-    dist.barrier()  # the rank that holds the store leaves with the others
+    dist.barrier()  # keep the rank with the store alive until all are done
     dist.destroy_process_group()
 
 

@@ -3,7 +3,7 @@
 use crate::chart::bars::{Bar, Bars};
 use crate::chart::curves::{CurvePanel, Curves, PlottedCurve};
 use crate::chart::{BUSY, CURVES, EXPOSED, color, png};
-use crate::page::{self, Picture};
+use crate::page::{self, ShownRun, TraceLink};
 use crate::summary::{self, Found, RunRow};
 use crate::table;
 use crate::verdict::Verdict;
@@ -48,10 +48,9 @@ pub fn main(args: &AnalyzeArgs) -> Result<Verdict> {
     for picture in &pictures {
         png::write(&picture.svg, &dir.join(picture.file))?;
     }
-    for (file, text) in [
-        ("summary.csv", table::csv(&found, baseline)),
-        ("report.html", page::html(&found, baseline, &pictures, args.warmup)),
-    ] {
+    for (file, text) in
+        [("summary.csv", table::csv(&found, baseline)), ("report.html", report(&found, baseline, args.warmup))]
+    {
         let path = dir.join(file);
         fs::write(&path, text).map_err(|e| Error::io("write", &path, e))?;
     }
@@ -62,6 +61,28 @@ pub fn main(args: &AnalyzeArgs) -> Result<Verdict> {
         pictures.iter().map(|p| p.file).collect::<Vec<_>>().join(", ")
     );
     Ok(Verdict::Good)
+}
+
+/// A picture of a run's cost, and its file.
+struct Picture {
+    file: &'static str,
+    svg: String,
+}
+
+fn report(found: &Found, baseline: &RunRow, warmup: usize) -> String {
+    let row = |row| {
+        let traces = page::traces(row).iter().map(|path| TraceLink::of(path, page::file_url(path))).collect();
+        ShownRun { row: Some(row), status: "done", traces, ..ShownRun::default() }
+    };
+    let failed = found.failed.iter().map(|failed| ShownRun {
+        name: &failed.name,
+        status: "failed",
+        badge: "failed".into(),
+        message: &failed.message,
+        ..ShownRun::default()
+    });
+    let runs: Vec<ShownRun> = found.rows.iter().map(row).chain(failed).collect();
+    page::html(&page::view("Strategies side by side", &runs, Some(baseline), warmup), false)
 }
 
 fn pictures(found: &Found, baseline: &RunRow) -> Vec<Picture> {

@@ -1,4 +1,4 @@
-//! The curated set: every run by name, as its changes to the common configuration. Never starts anything, and does not
+//! The curated set: every run by name, as a change to the common configuration. Never starts anything, and does not
 //! know what a build supports: the binary refuses a run whose feature is missing, and the tables show that.
 use flatshard::base::{Error, Result};
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// The binary; none for PyTorch.
+    /// The binary; None for PyTorch.
     pub fn binary(self) -> Option<&'static str> {
         match self {
             Program::Fsdp => Some("run_fsdp"),
@@ -26,15 +26,16 @@ impl Program {
 #[derive(Clone, Debug)]
 pub struct RunEntry {
     pub name: &'static str,
-    /// What sets it apart from the others.
+    /// How the run differs from the others.
     pub about: &'static str,
     pub program: Program,
-    /// Laid over the common configuration.
+    /// Merged over the common configuration.
     pub overlay: Value,
 }
 
 impl RunEntry {
-    /// Ranks that share one sample, tp * sp: so many times larger is a micro-batch, for the same sequences in a step.
+    /// Ranks that share one sample, tp * sp. The micro-batch grows by this factor, so that a step has the same
+    /// sequences.
     pub fn ranks_of_a_sample(&self) -> u64 {
         let size = |key: &str| self.overlay["parallel"][key].as_u64().unwrap_or(1);
         size("tp_size") * size("ring_attn_size")
@@ -45,8 +46,8 @@ fn entry(name: &'static str, about: &'static str, program: Program, overlay: Val
     RunEntry { name, about, program, overlay }
 }
 
-/// All runs, in the order in which they are run. In fp32 unless the name says otherwise, so that each can be held to
-/// `ddp_fp32`; each ablation is one setting away from the run that it is named after.
+/// All runs, in execution order. fp32 unless the name says otherwise, so that each can be compared with `ddp_fp32`.
+/// Each ablation differs by one setting from the run it is named after.
 pub fn all() -> Vec<RunEntry> {
     use Program::{Ddp, Fsdp};
     let fsdp = |settings: Value| json!({"fsdp": settings});
@@ -57,10 +58,10 @@ pub fn all() -> Vec<RunEntry> {
     let zero = |stage: u64| json!({"fsdp": {"backend": "zero", "zero_stage": stage}});
     let bf16 = || json!({"precision": {"precision": "bf16"}});
     vec![
-        entry("ddp_fp32", "everything replicated, gradients all-reduced", Ddp, json!({})),
-        entry("ddp_bf16", "the same, weights and compute in bf16", Ddp, bf16()),
+        entry("ddp_fp32", "replicated parameters, all-reduced gradients", Ddp, json!({})),
+        entry("ddp_bf16", "ddp_fp32 with weights and compute in bf16", Ddp, bf16()),
         entry("fsdp_manual", "flat units, FULL_SHARD, BACKWARD_PRE and forward prefetch", Fsdp, json!({})),
-        entry("fsdp_manual_bf16", "the same, gathered and computed in bf16", Fsdp, bf16()),
+        entry("fsdp_manual_bf16", "fsdp_manual with all-gather and compute in bf16", Fsdp, bf16()),
         entry(
             "fsdp_manual_ac",
             "activation checkpointing: blocks recomputed in backward",
@@ -69,64 +70,59 @@ pub fn all() -> Vec<RunEntry> {
         ),
         entry(
             "fsdp_manual_no_limit",
-            "limit_all_gathers off: more than two gathers may be in flight",
+            "limit_all_gathers off: more than two all-gathers in flight",
             Fsdp,
             fsdp(json!({"limit_all_gathers": false})),
         ),
         entry(
             "fsdp_manual_backward_post",
-            "the next unit is gathered after this one's gradient",
+            "BACKWARD_POST: prefetch the next unit after this unit's gradient",
             Fsdp,
             fsdp(json!({"backward_prefetch": "BACKWARD_POST"})),
         ),
         entry(
             "fsdp_manual_no_prefetch",
-            "every unit is gathered when it is needed",
+            "no prefetch: every unit is gathered when it is needed",
             Fsdp,
             fsdp(json!({"backward_prefetch": "NONE", "forward_prefetch": false})),
         ),
         entry(
             "fsdp_manual_shard_grad_op",
-            "weights stay gathered between forward and backward",
+            "SHARD_GRAD_OP: weights stay unsharded between forward and backward",
             Fsdp,
             fsdp(json!({"sharding": "SHARD_GRAD_OP"})),
         ),
-        entry("fsdp_manual_no_shard", "nothing is sharded", Fsdp, fsdp(json!({"sharding": "NO_SHARD"}))),
+        entry("fsdp_manual_no_shard", "NO_SHARD: nothing is sharded", Fsdp, fsdp(json!({"sharding": "NO_SHARD"}))),
         entry(
             "fsdp_manual_hybrid_shard",
-            "sharded in groups, all-reduced across two replicas",
+            "HYBRID_SHARD: sharded within a replica, all-reduced across two",
             Fsdp,
             json!({"fsdp": {"sharding": "HYBRID_SHARD"}, "parallel": {"dp_replicate_size": 2}}),
         ),
-        entry("fsdp_reference", "one shard a parameter, synchronous: the oracle", Fsdp, reference(json!({}))),
+        entry("fsdp_reference", "per-parameter sharding, synchronous: the oracle", Fsdp, reference(json!({}))),
         entry(
             "fsdp_reference_ac",
-            "the same with activation checkpointing",
+            "fsdp_reference with activation checkpointing",
             Fsdp,
             reference(json!({"activation_checkpoint": true})),
         ),
         entry(
             "fsdp_reference_shard_grad_op",
-            "the same with weights kept until backward",
+            "fsdp_reference with weights unsharded until backward",
             Fsdp,
             reference(json!({"sharding": "SHARD_GRAD_OP"})),
         ),
-        entry("fsdp_official", "PyTorch's FullyShardedDataParallel, where Python has it", TORCH_FSDP, fp32(json!({}))),
+        entry("fsdp_official", "PyTorch's FullyShardedDataParallel, if installed", TORCH_FSDP, fp32(json!({}))),
         entry("zero1", "optimizer state partitioned", Fsdp, zero(1)),
         entry("zero2", "optimizer state and gradients partitioned", Fsdp, zero(2)),
         entry("zero3", "optimizer state, gradients and parameters partitioned", Fsdp, zero(3)),
-        entry("tp2", "layers cut over two ranks", Fsdp, json!({"parallel": {"tp_size": 2}})),
-        entry(
-            "ring2",
-            "sequences cut over two ranks, ring attention",
-            Fsdp,
-            json!({"parallel": {"ring_attn_size": 2}}),
-        ),
+        entry("tp2", "tensor parallelism over two ranks", Fsdp, json!({"parallel": {"tp_size": 2}})),
+        entry("ring2", "ring attention over two ranks", Fsdp, json!({"parallel": {"ring_attn_size": 2}})),
         entry("tp2_ring2", "both", Fsdp, json!({"parallel": {"tp_size": 2, "ring_attn_size": 2}})),
     ]
 }
 
-/// PyTorch's first implementation: it has every setting that the set ablates.
+/// PyTorch's FSDP1, which has every setting that the set ablates.
 const TORCH_FSDP: Program = Program::Torch("fsdp1");
 
 fn fp32(mut overlay: Value) -> Value {
@@ -134,8 +130,8 @@ fn fp32(mut overlay: Value) -> Value {
     overlay
 }
 
-/// PyTorch's own, on the same model: see `experiments/peers/torch_peer.py`. `fsdp_official` is ablated as `fsdp_manual`
-/// is; torch_fsdp2 has no BACKWARD_POST and no limit_all_gathers.
+/// PyTorch's own implementations on the same model: see `experiments/peers/torch_peer.py`. `fsdp_official` has the same
+/// ablations as `fsdp_manual`; torch_fsdp2 has no BACKWARD_POST and no limit_all_gathers.
 pub fn peers() -> Vec<RunEntry> {
     let fsdp = |settings: Value| fp32(json!({"fsdp": settings}));
     let bf16 = || json!({"precision": {"precision": "bf16"}});
@@ -147,17 +143,17 @@ pub fn peers() -> Vec<RunEntry> {
     let (no_limit, post) = (json!({"limit_all_gathers": false}), json!({"backward_prefetch": "BACKWARD_POST"}));
     let grad_op = || fsdp(json!({"sharding": "SHARD_GRAD_OP"}));
     vec![
-        entry("fsdp_official_bf16", "the same with bf16 parameters", TORCH_FSDP, bf16()),
+        entry("fsdp_official_bf16", "fsdp_official with bf16 parameters", TORCH_FSDP, bf16()),
         entry("fsdp_official_ac", "with activation checkpointing", TORCH_FSDP, ac()),
         entry("fsdp_official_no_limit", "with limit_all_gathers off", TORCH_FSDP, fsdp(no_limit)),
         entry("fsdp_official_backward_post", "with BACKWARD_POST", TORCH_FSDP, fsdp(post)),
         entry("fsdp_official_no_prefetch", "without prefetch", TORCH_FSDP, no_prefetch()),
         entry("fsdp_official_shard_grad_op", "with SHARD_GRAD_OP", TORCH_FSDP, grad_op()),
         entry("torch_ddp", "PyTorch's DistributedDataParallel", ddp, fp32(json!({}))),
-        entry("torch_ddp_bf16", "the same under autocast", ddp, bf16()),
+        entry("torch_ddp_bf16", "torch_ddp under autocast", ddp, bf16()),
         entry("torch_ddp_ac", "with activation checkpointing", ddp, ac()),
         entry("torch_fsdp2", "PyTorch's fully_shard", fsdp2, fp32(json!({}))),
-        entry("torch_fsdp2_bf16", "the same with bf16 parameters", fsdp2, bf16()),
+        entry("torch_fsdp2_bf16", "torch_fsdp2 with bf16 parameters", fsdp2, bf16()),
         entry("torch_fsdp2_ac", "with activation checkpointing", fsdp2, ac()),
         entry("torch_fsdp2_no_prefetch", "without prefetch", fsdp2, no_prefetch()),
         entry("torch_fsdp2_shard_grad_op", "with SHARD_GRAD_OP", fsdp2, grad_op()),
@@ -173,15 +169,19 @@ pub fn suite(tp: u64, ring: u64) -> Vec<RunEntry> {
             "optimizer state and gradients partitioned",
             json!({"fsdp": {"backend": "zero", "zero_stage": 2}}),
         ),
-        fsdp("fsdp", "parameters too, in flat units", json!({})),
-        fsdp("fsdp_tp", "with layers cut", json!({"parallel": {"tp_size": tp}})),
-        fsdp("fsdp_ring", "with sequences cut", json!({"parallel": {"ring_attn_size": ring}})),
-        fsdp("fsdp_tp_ring", "with both", json!({"parallel": {"tp_size": tp, "ring_attn_size": ring}})),
+        fsdp("fsdp", "parameters sharded too, in flat units", json!({})),
+        fsdp("fsdp_tp", "with tensor parallelism", json!({"parallel": {"tp_size": tp}})),
+        fsdp("fsdp_ring", "with ring attention", json!({"parallel": {"ring_attn_size": ring}})),
+        fsdp(
+            "fsdp_tp_ring",
+            "with tensor parallelism and ring attention",
+            json!({"parallel": {"tp_size": tp, "ring_attn_size": ring}}),
+        ),
     ]
 }
 
-/// Those of `entries` that `only` names (all, where it names none) and `skip` does not. A name may end in `*`. A
-/// pattern that matches nothing is an error.
+/// The entries that match `only` (all, if it is empty) and do not match `skip`. A pattern may end in `*`. A pattern
+/// without a match is an error.
 pub fn choose(entries: Vec<RunEntry>, only: &[String], skip: &[String]) -> Result<Vec<RunEntry>> {
     let matches = |pattern: &str, name: &str| match pattern.strip_suffix('*') {
         Some(start) => name.starts_with(start),
@@ -190,14 +190,14 @@ pub fn choose(entries: Vec<RunEntry>, only: &[String], skip: &[String]) -> Resul
     for (flag, patterns) in [("--only", only), ("--skip", skip)] {
         if let Some(unknown) = patterns.iter().find(|p| !entries.iter().any(|e| matches(p, e.name))) {
             let names: Vec<&str> = entries.iter().map(|e| e.name).collect();
-            return Err(Error::input(format!("{flag} {unknown}: no such run; there are {}", names.join(", "))));
+            return Err(Error::input(format!("{flag} {unknown}: no such run; known runs: {}", names.join(", "))));
         }
     }
     let named = |patterns: &[String], e: &RunEntry| patterns.iter().any(|p| matches(p, e.name));
     let chosen: Vec<RunEntry> =
         entries.into_iter().filter(|e| (only.is_empty() || named(only, e)) && !named(skip, e)).collect();
     match chosen.is_empty() {
-        true => Err(Error::input("--only and --skip leave no run")),
+        true => Err(Error::input("--only and --skip select no runs")),
         false => Ok(chosen),
     }
 }
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_different_and_fit_the_issue() {
+    fn names_are_unique_and_the_required_runs_exist() {
         let all: Vec<RunEntry> = all().into_iter().chain(peers()).collect();
         let names: std::collections::BTreeSet<&str> = all.iter().map(|e| e.name).collect();
         assert_eq!(names.len(), all.len());
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_choose() {
+    fn patterns_select_runs() {
         let names = |only: &[&str], skip: &[&str]| {
             let strings = |list: &[&str]| list.iter().map(|s| s.to_string()).collect::<Vec<_>>();
             choose(all(), &strings(only), &strings(skip)).map(|e| e.iter().map(|e| e.name).collect::<Vec<_>>())

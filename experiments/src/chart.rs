@@ -3,6 +3,7 @@ pub mod areas;
 pub mod bars;
 pub mod curves;
 pub mod gantt;
+pub mod pairs;
 pub mod png;
 
 use flatshard::base::{Error, Result};
@@ -71,13 +72,15 @@ impl Style {
 /// An SVG picture that grows.
 struct Canvas {
     body: String,
+    width: f64,
     height: f64,
+    paper: &'static str,
 }
 
 impl Canvas {
     /// With its title and what is to be said of it; the drawing begins at [`Canvas::height`].
     fn new(title: &str, subtitle: &str) -> Canvas {
-        let mut canvas = Canvas { body: String::new(), height: 34.0 };
+        let mut canvas = Canvas { body: String::new(), width: WIDTH, height: 34.0, paper: "#ffffff" };
         canvas.text(20.0, 30.0, TITLE, title);
         for line in wrapped(subtitle, WIDTH - 40.0) {
             canvas.height += 17.0;
@@ -158,13 +161,13 @@ impl Canvas {
 
     /// `label` is what a reader of the page who does not see it is told.
     fn finish(self, label: &str) -> String {
-        let Canvas { body, height } = self;
+        let Canvas { body, width, height, paper } = self;
         let mut svg = String::new();
         let _ = write!(
             svg,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" width=\"{WIDTH}\" height=\"{height:.0}\" \
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height:.0}\" width=\"{width}\" height=\"{height:.0}\" \
              font-family=\"{FONTS}\" role=\"img\" aria-label=\"{}\">\n\
-             <rect width=\"{WIDTH}\" height=\"{height:.0}\" fill=\"#ffffff\"/>\n{body}</svg>\n",
+             <rect width=\"{width}\" height=\"{height:.0}\" fill=\"{paper}\"/>\n{body}</svg>\n",
             escaped(label)
         ); // writing to a String does not fail
         svg
@@ -187,9 +190,12 @@ pub fn escaped(text: &str) -> String {
 
 /// Lines of small text that fit into `width`.
 fn wrapped(text: &str, width: f64) -> Vec<String> {
+    wrapped_in(SMALL, text, width)
+}
+fn wrapped_in(style: Style, text: &str, width: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
-        match lines.last_mut().filter(|line| SMALL.width(line) + SMALL.width(word) + SMALL.size <= width) {
+        match lines.last_mut().filter(|line| style.width(line) + style.width(word) + style.size <= width) {
             Some(line) => *line += &format!(" {word}"),
             None => lines.push(word.to_string()),
         }

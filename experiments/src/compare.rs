@@ -1,4 +1,4 @@
-//! `compare A B`: judges two loss curves step by step. Never says which of the two is right.
+//! `compare A B`: compares two loss curves step by step. Never says which of the two is right.
 use crate::chart::curves::{self, CurvePanel, Curves};
 use crate::chart::{self, INK};
 use crate::curve::Curve;
@@ -6,25 +6,25 @@ use crate::verdict::Verdict;
 use flatshard::base::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// Judge two loss curves step by step; status 1 names the step that diverged first
+/// Compare two loss curves step by step; exit status 1 and the first diverging step if they differ
 #[derive(clap::Args)]
 pub struct CompareArgs {
-    /// Run to compare with: its metrics file, its directory, or its log
+    /// Baseline run: its metrics file, directory or log
     #[arg(required_unless_present = "deepspeed_log")]
     a: Option<PathBuf>,
-    /// Run to judge
+    /// Run to compare with it
     #[arg(required_unless_present = "fsdp2_log")]
     b: Option<PathBuf>,
-    /// A by name, in scripts that compare FSDP2 with DeepSpeed
+    /// Same as A, for scripts that compare FSDP2 with DeepSpeed
     #[arg(long, value_name = "FILE", conflicts_with_all = ["a", "b"], requires = "fsdp2_log")]
     deepspeed_log: Option<PathBuf>,
-    /// B by name
+    /// Same as B
     #[arg(long, value_name = "FILE", conflicts_with_all = ["a", "b"], requires = "deepspeed_log")]
     fsdp2_log: Option<PathBuf>,
-    /// Largest |B - A| / |A| of a step that agrees
+    /// Maximum |B - A| / |A| at any step
     #[arg(long, visible_alias = "tolerance", default_value_t = 0.05, value_name = "FRACTION")]
     threshold: f64,
-    /// Draw both curves and their difference, as .png or .svg; --plot FILE works too [default file: compare.png]
+    /// Draw both curves and their difference, as .png or .svg; also --plot FILE [default file: compare.png]
     #[arg(
         long,
         visible_alias = "output",
@@ -36,17 +36,17 @@ pub struct CompareArgs {
     plot: Option<PathBuf>,
 }
 
-/// The first step at which the curves part, and why.
+/// The first step at which the curves diverge, and why.
 #[derive(Debug, PartialEq)]
 pub struct Parted {
     pub step: u64,
     pub why: String,
 }
 
-/// Two curves laid over one another.
+/// The comparison of two curves.
 #[derive(Debug, Default)]
 pub struct Judgment {
-    /// (step, |B - A| / |A|) of the steps that both have with finite losses.
+    /// (step, |B - A| / |A|) for steps with finite losses in both.
     pub differences: Vec<(u64, f64)>,
     pub parted: Option<Parted>,
 }
@@ -58,8 +58,8 @@ impl Judgment {
     }
 }
 
-/// A step that only one of them has, or whose loss is not finite in either, does not agree: a run that died early or
-/// went to NaN must not pass.
+/// A step that only one run has, or with a non-finite loss, counts as diverged: a run that died early or went to NaN
+/// must not pass.
 pub fn judge(a: &Curve, b: &Curve, threshold: f64) -> Judgment {
     let mut judgment = Judgment::default();
     let (first, last) = (a.first().min(b.first()), a.last().max(b.last()));
@@ -84,7 +84,7 @@ pub fn judge(a: &Curve, b: &Curve, threshold: f64) -> Judgment {
                 if difference <= threshold {
                     continue;
                 }
-                format!("loss {x:.6} against {y:.6}, {:.2} % apart", 100.0 * difference)
+                format!("loss {x:.6} vs {y:.6}, {:.2} % apart", 100.0 * difference)
             }
         };
         judgment.parted.get_or_insert(Parted { step, why });
@@ -94,19 +94,16 @@ pub fn judge(a: &Curve, b: &Curve, threshold: f64) -> Judgment {
 
 pub fn main(args: &CompareArgs) -> Result<Verdict> {
     if !(args.threshold >= 0.0 && args.threshold.is_finite()) {
-        return Err(Error::input(format!("--threshold is {}: it must be 0 or more", args.threshold)));
+        return Err(Error::input(format!("--threshold is {}; it must be 0 or more", args.threshold)));
     }
     let curve = |position: &Option<PathBuf>, named: &Option<PathBuf>| {
-        let path =
-            position.as_ref().or(named.as_ref()).ok_or_else(|| Error::input("two runs are compared: A and B"))?;
+        let path = position.as_ref().or(named.as_ref()).ok_or_else(|| Error::input("two runs are needed: A and B"))?;
         Curve::with_steps(path)
     };
     let (a, b) = (curve(&args.a, &args.deepspeed_log)?, curve(&args.b, &args.fsdp2_log)?);
     for (name, curve) in [("A", &a), ("B", &b)] {
         if let Some(engine) = &curve.header.engine {
-            println!(
-                "note: {name} is {engine}, which trains on tokens of its own; its losses are not comparable with ours"
-            );
+            println!("note: {name} is {engine}, which trains on different tokens, so its losses are not comparable");
         }
     }
     if let Some(path) = &args.plot {

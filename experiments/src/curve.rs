@@ -2,6 +2,7 @@
 //! Never judges.
 use crate::text_log;
 use flatshard::base::{Error, Result};
+use flatshard::run::watch::metrics::SCHEMA;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,6 +20,14 @@ enum MetricsEvent {
         message: String,
     },
     End {},
+    Eval {
+        step: u64,
+        #[serde(default)]
+        loss: Option<f64>,
+    },
+    Trace {
+        path: PathBuf,
+    },
     #[serde(other)]
     Other,
 }
@@ -27,6 +36,8 @@ enum MetricsEvent {
 #[derive(Deserialize, Clone, Debug, Default)]
 #[serde(default)]
 pub struct RunHeader {
+    /// Version of the file's format; None in those of version 1.
+    pub schema: Option<u32>,
     /// Who trained, where it is not flatshard.
     pub engine: Option<String>,
     pub world_size: Option<u64>,
@@ -35,6 +46,7 @@ pub struct RunHeader {
     pub device: serde_json::Value,
     pub config: serde_json::Value,
     pub planned_bytes: BTreeMap<String, u64>,
+    pub resumed_from_step: Option<u64>,
 }
 
 /// One optimizer step. Times in seconds; what a writer does not know is absent or null.
@@ -44,6 +56,16 @@ pub struct StepMetrics {
     /// None where it was not finite.
     #[serde(default)]
     pub loss: Option<f64>,
+    #[serde(default)]
+    pub lr: Option<f64>,
+    #[serde(default)]
+    pub grad_norm: Option<f64>,
+    #[serde(default)]
+    pub mfu: Option<f64>,
+    #[serde(default)]
+    pub sol: Option<f64>,
+    #[serde(default)]
+    pub data_time_s: Option<f64>,
     #[serde(default)]
     pub tokens_per_sec: Option<f64>,
     #[serde(default)]
@@ -76,6 +98,10 @@ pub struct Curve {
     pub header: RunHeader,
     /// Rising by step. Where a resumed run did a step again, its later line.
     pub steps: BTreeMap<u64, StepMetrics>,
+    /// Loss on held-out rows, by step.
+    pub evals: BTreeMap<u64, f64>,
+    /// Files of `--profile-steps`, as the run names them.
+    pub traces: Vec<PathBuf>,
     pub ended: bool,
     pub error: Option<String>,
 }
@@ -92,12 +118,16 @@ impl Curve {
         })?;
         let mut curve = Curve { path, ..Curve::default() };
         for (n, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            match serde_json::from_str(line) {
-                Ok(MetricsEvent::Run(header)) => (curve.header, curve.ended, curve.error) = (header, false, None),
-                Ok(MetricsEvent::Step(step)) => drop(curve.steps.insert(step.step, step)),
-                Ok(MetricsEvent::Error { message }) => curve.error = Some(message),
-                Ok(MetricsEvent::End {}) => curve.ended = true,
-                Ok(MetricsEvent::Other) => {}
+            match curve.feed(line) {
+                Ok(()) if curve.header.schema > Some(SCHEMA) => {
+                    return Err(Error::input(format!(
+                        "{}: metrics of schema {}, and this program reads up to {SCHEMA}. Use the `experiments` of the \
+                         flatshard that wrote them",
+                        curve.path.display(),
+                        curve.header.schema.unwrap_or_default()
+                    )));
+                }
+                Ok(()) => {}
                 // A rank that was killed may leave half a line; the launcher's error event then follows on a line of
                 // its own.
                 Err(e) if e.is_eof() => {}
@@ -121,6 +151,29 @@ impl Curve {
             }
         }
         Ok(curve)
+    }
+
+    /// One line of a metrics file.
+    pub fn feed(&mut self, line: &str) -> serde_json::Result<()> {
+        match serde_json::from_str(line)? {
+            MetricsEvent::Run(header) => {
+                // A resumed run does the steps after its checkpoint again.
+                let again = header.resumed_from_step.unwrap_or(0) + 1;
+                self.steps.split_off(&again);
+                self.evals.split_off(&again);
+                (self.header, self.ended, self.error) = (header, false, None);
+            }
+            MetricsEvent::Step(step) => drop(self.steps.insert(step.step, step)),
+            MetricsEvent::Eval { step, loss } => drop(loss.map(|loss| self.evals.insert(step, loss))),
+            MetricsEvent::Trace { path } => {
+                self.traces.retain(|known| *known != path);
+                self.traces.push(path);
+            }
+            MetricsEvent::Error { message } => self.error = Some(message),
+            MetricsEvent::End {} => self.ended = true,
+            MetricsEvent::Other => {}
+        }
+        Ok(())
     }
 
     /// As [`Curve::read`], and there is a step at least.

@@ -1,4 +1,4 @@
-//! One training run as a child process: its directory, its command, its exit status. A finished run is not repeated; a
+//! One training run as a child process: its directory, command and exit status. A finished run is not repeated; a
 //! failed one leaves its message and does not stop the others. Never judges metrics.
 use crate::curve::METRICS;
 use flatshard::base::{Error, Result};
@@ -13,28 +13,28 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 const STATUS: &str = "status.json";
-/// From SIGTERM to SIGKILL: a training run ends its step first.
+/// Time from SIGTERM to SIGKILL: a training run finishes its step first.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// A run that may have been done already.
+/// A run, possibly finished earlier.
 pub struct Job {
     pub name: String,
-    /// Its own: configuration, log, metrics, status.
+    /// The run's own directory: configuration, log, metrics, status.
     pub dir: PathBuf,
     pub log: PathBuf,
     /// Program and arguments.
     pub command: Vec<String>,
     pub env: Vec<(String, String)>,
-    /// What is written to `dir`, and makes the run what it is beside its command: (file name, text).
+    /// Files written to `dir` that define the run together with the command: (name, text).
     pub files: Vec<(&'static str, String)>,
     pub timeout: Duration,
 }
 
-/// How a run ended, as its directory remembers it.
+/// How a run ended, as stored in its directory.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Status {
     pub ended: End,
-    /// Of a failure: what the run said last.
+    /// On failure: the run's error message.
     #[serde(default)]
     pub message: String,
     #[serde(default)]
@@ -50,30 +50,30 @@ pub enum End {
 }
 
 impl Status {
-    /// Of the run in this directory; none where it never ended.
+    /// The status of the run in this directory; None if it never ended.
     pub fn read(dir: &Path) -> Option<Status> {
         serde_json::from_str(&fs::read_to_string(dir.join(STATUS)).ok()?).ok()
     }
 }
 
-/// What became of a job.
+/// The result of running a job.
 #[derive(Debug, PartialEq)]
 pub enum JobOutcome {
     Done(Status),
-    /// It was done before, with the same settings.
+    /// Finished earlier with the same settings.
     Before(Status),
     Failed(Status),
 }
 
 impl Job {
-    /// The status of an earlier run with these very settings. One that was done with others is an error: its results
-    /// would be overwritten, or taken for these.
+    /// The status of an earlier run with the same settings. Different settings are an error: the earlier results would
+    /// be overwritten, or mistaken for these.
     pub fn before(&self) -> Result<Option<Status>> {
         let Some(status) = Status::read(&self.dir).filter(|s| s.ended == End::Done) else { return Ok(None) };
         let same = |(name, text): &(&str, String)| fs::read_to_string(self.dir.join(name)).is_ok_and(|t| t == *text);
         if status.command != self.command || !self.files.iter().all(same) {
             return Err(Error::input(format!(
-                "{} holds a run of {} with other settings; choose another --output-dir, or remove that directory",
+                "{} contains a run of {} with other settings: use another --output-dir, or remove that directory",
                 self.dir.display(),
                 self.name
             )));
@@ -81,7 +81,7 @@ impl Job {
         Ok(Some(status))
     }
 
-    /// Writes the files of the run, without starting it.
+    /// Writes the run's files without starting it.
     pub fn materialize(&self) -> Result<()> {
         fs::create_dir_all(&self.dir).map_err(|e| Error::io("create", &self.dir, e))?;
         for (name, text) in &self.files {
@@ -91,13 +91,13 @@ impl Job {
         Ok(())
     }
 
-    /// Runs it to its end, unless it is done. An error is one of this harness, not of the run: a signal among `signals`
-    /// ends the run and is the error; the run then counts as never started.
+    /// Runs the job to its end, unless it is already done. Errors are those of this harness, not of the run. A signal
+    /// in `signals` stops the run and is such an error; the run then counts as never started.
     pub fn run(&self, signals: &mut Signals) -> Result<JobOutcome> {
         if let Some(status) = self.before()? {
             return Ok(JobOutcome::Before(status));
         }
-        // What a run that was cut short left would be taken for this one's.
+        // Remove what an interrupted run left, which would be mistaken for results of this one.
         for path in [self.dir.join(METRICS), self.dir.join(STATUS), self.log.clone()] {
             match fs::remove_file(&path) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &path, e)),
@@ -131,10 +131,10 @@ impl Job {
         Ok(if ended == End::Done { JobOutcome::Done(status) } else { JobOutcome::Failed(status) })
     }
 
-    /// Why it failed; none where it did not.
+    /// Why it failed; None on success.
     fn wait(&self, child: &mut Child, signals: &mut Signals) -> Result<Option<String>> {
         let started = Instant::now();
-        let mut asked: Option<(Instant, Option<i32>)> = None; // to end: when, and by which signal
+        let mut asked: Option<(Instant, Option<i32>)> = None; // asked to end: when, and by which signal
         loop {
             match (child.try_wait().map_err(|e| Error::io("wait for", &self.command[0], e))?, asked) {
                 (Some(_), Some((_, Some(signal)))) => return Err(Error::Signal(signal)),
@@ -147,11 +147,11 @@ impl Job {
                     let signal = signals.pending().next();
                     if signal.is_some() || started.elapsed() > self.timeout {
                         asked = Some((Instant::now(), signal));
-                        // it may have ended by itself just now
+                        // it may just have exited
                         let _ = kill_process(Pid::from_child(child), Signal::TERM);
                     }
                 }
-                (None, Some((at, _))) if at.elapsed() > GRACE => drop(child.kill()), // as above
+                (None, Some((at, _))) if at.elapsed() > GRACE => drop(child.kill()), // it may just have exited
                 (None, Some(_)) => {}
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -159,12 +159,12 @@ impl Job {
     }
 }
 
-/// What ends a harness and the run that it waits for.
+/// The signals that end the harness and the run it waits for.
 pub fn stop_signals() -> Result<Signals> {
     Signals::new([SIGINT, SIGTERM]).map_err(|e| Error::io("listen for signals", "SIGINT, SIGTERM", e))
 }
 
-/// What a run that failed said: its error, else its last words.
+/// The error message of a failed run: its error line, else its last line.
 fn failure(status: ExitStatus, log: &Path) -> String {
     let how = match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit status {code}"),
@@ -177,9 +177,9 @@ fn failure(status: ExitStatus, log: &Path) -> String {
     }
 }
 
-/// The first error that a log names: of a training binary, of a script's flags, of Python; else its last line.
+/// The first error in a log: of a training binary, of a script's flags, or of Python; else the last line.
 fn reason(text: &str) -> Option<&str> {
-    let said = text.lines().find_map(|line| line.strip_prefix("error: "));
+    let error = text.lines().find_map(|line| line.strip_prefix("error: "));
     let flags = || text.lines().find_map(|line| line.split_once(".py: error: ").map(|(_, words)| words));
     let of_a_rank = |line| match str::split_once(line, "]: ") {
         Some((rank, words)) if rank.starts_with("[rank") => words,
@@ -187,7 +187,7 @@ fn reason(text: &str) -> Option<&str> {
     };
     let is_exception = |line: &&str| line.split_once("Error: ").is_some_and(|(name, _)| !name.contains(' '));
     let python = || text.lines().map(of_a_rank).find(is_exception);
-    said.or_else(flags).or_else(python).or(text.lines().rev().find(|line| !line.trim().is_empty()))
+    error.or_else(flags).or_else(python).or(text.lines().rev().find(|line| !line.trim().is_empty()))
 }
 
 #[cfg(test)]
@@ -195,8 +195,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_tells_why_a_run_failed() {
-        assert_eq!(reason("step: 1\nerror: lr is -1\nbye\n"), Some("lr is -1"));
+    fn the_error_is_found_in_the_log() {
+        assert_eq!(reason("step 1/2\nerror: lr is -1\nbye\n"), Some("lr is -1"));
         assert_eq!(
             reason("usage: x\npeer.py: error: fsdp2 has no a\nChildFailedError:\n====\n"),
             Some("fsdp2 has no a")

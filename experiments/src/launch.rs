@@ -1,5 +1,5 @@
-//! From an entry of a set to a [`Job`]: the common configuration with the entry's changes, and the command that starts
-//! its ranks. Never runs a job.
+//! Turns an entry of a set into a [`Job`]: the common configuration merged with the entry's changes, and the command
+//! that starts its ranks. Never runs a job.
 use crate::catalogue::{Program, RunEntry};
 use crate::curve::METRICS;
 use crate::job::Job;
@@ -10,28 +10,28 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// The checkout that this binary was built from.
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+/// The source tree this binary was built from.
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const CONFIG: &str = "config.yaml";
 const LOG: &str = "log.txt";
 const PEER: &str = "torch_peer.py";
 
-/// What all runs of a set have in common.
+/// What all runs of a set share.
 pub struct Common {
     pub launch: LaunchArgs,
     /// Directory of the binaries.
     pub bin: PathBuf,
     /// Sections of a configuration file.
     pub config: Value,
-    /// Flags of the user, after everything else.
+    /// The user's flags, after all others.
     pub flags: Vec<String>,
     pub output: PathBuf,
-    /// The Python that has torch.
+    /// The Python with torch.
     pub python: Option<String>,
 }
 
 impl Common {
-    /// `round`: from 1; the first is the run's own name, the others are `NAME@ROUND`.
+    /// `round` counts from 1; the first has the run's own name, the others are `NAME@ROUND`.
     pub fn job(&self, entry: &RunEntry, round: u32) -> Result<Job> {
         let name = if round == 1 { entry.name.to_string() } else { format!("{}@{round}", entry.name) };
         let dir = self.output.join(&name);
@@ -71,7 +71,7 @@ impl Common {
         config
     }
 
-    /// PyTorch's sizes and settings are those that run_fsdp derives from the same configuration.
+    /// PyTorch runs with the sizes and settings that run_fsdp derives from the same configuration.
     fn peer(&self, entry: &RunEntry, config: &Value, dir: &Path) -> Result<Vec<String>> {
         let Program::Torch(implementation) = entry.program else {
             return Err(Error::op("peer", format!("{} is not PyTorch's", entry.name)));
@@ -80,7 +80,7 @@ impl Common {
         let mut words = vec!["--impl".to_string(), implementation.into()];
         words.extend(["--metrics-path".into(), dir.join(METRICS).display().to_string()]);
         words.extend(["--precision".into(), text(&config["precision"]["precision"])]);
-        // A device is resolved as the CPU's: see `resolved`.
+        // Resolve for the CPU: see `resolved`.
         if config["run"]["device"].is_string() {
             words.extend(["--device".into(), text(&config["run"]["device"])]);
         }
@@ -106,7 +106,7 @@ impl Common {
             ("limit_all_gathers", &["ddp", "fsdp2"]),
             ("backward_prefetch", &["ddp"]),
             ("sharding", &["ddp"]),
-            // The script has none of these: it says so where they are set.
+            // The script does not support these, and says so if they are set.
             ("activation_checkpoint_every", &[]),
             ("cpu_offload", &[]),
             ("sync_each_batch", &[]),
@@ -129,10 +129,10 @@ impl Common {
         }))
     }
 
-    /// The configuration with every derived value, as run_fsdp prints it.
+    /// The configuration with every derived value, as printed by run_fsdp.
     fn resolved(&self, config: &Value, dir: &Path) -> Result<Value> {
         let mut asked = config.clone();
-        // A plan of one rank on the CPU has the same sizes, and no file is to be written.
+        // A one-rank plan on the CPU has the same sizes, and writes no files.
         lay_over(&mut asked, &json!({"run": {"nproc_per_node": 1, "num_nodes": 1, "device": "cpu"}}));
         let path = dir.join("sizes.yaml");
         let failed = |e| Error::io("write", &path, e);
@@ -151,7 +151,7 @@ impl Common {
     }
 }
 
-/// A number or name as a word of a command.
+/// A number or name as a command-line word.
 fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), String::from)
 }
@@ -160,18 +160,18 @@ fn yaml(config: &Value) -> Result<String> {
     serde_saphyr::to_string(config).map_err(|e| Error::op("config", e.to_string()))
 }
 
-/// A configuration file, section by section.
+/// Reads a configuration file of sections.
 pub fn read_config(path: &Path) -> Result<Value> {
     let bad = |e: String| Error::input(format!("--config {}: {e}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
     let config: Value = serde_saphyr::from_str(&text).map_err(|e| bad(e.to_string()))?;
     match config.is_object() {
         true => Ok(config),
-        false => Err(bad("it holds no sections".into())),
+        false => Err(bad("it has no sections".into())),
     }
 }
 
-/// `over` wins, key by key.
+/// Merges `over` into `under`, key by key; `over` wins.
 pub fn lay_over(under: &mut Value, over: &Value) {
     match (under, over) {
         (Value::Object(under), Value::Object(over)) => {
@@ -183,7 +183,7 @@ pub fn lay_over(under: &mut Value, over: &Value) {
     }
 }
 
-/// A command as a line for a shell. A flag with its value after `=` needs no quotes, which shell_words would add.
+/// A command as a shell line. `--flag=VALUE` needs no quotes, which shell_words would add.
 pub fn shell(command: &[String]) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@+".contains(c);
     let word = |w: &String| match !w.is_empty() && w.chars().all(plain) {
@@ -193,13 +193,13 @@ pub fn shell(command: &[String]) -> String {
     command.iter().map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// The directory that holds run_fsdp and run_ddp: `asked`, else beside this binary, where cargo builds them if need be.
+/// The directory of run_fsdp and run_ddp: `asked`, else that of this binary, where cargo builds them if missing.
 pub fn binaries(asked: Option<&Path>) -> Result<PathBuf> {
     let holds = |dir: &Path| ["run_fsdp", "run_ddp"].iter().all(|name| dir.join(name).is_file());
     if let Some(dir) = asked {
         return match holds(dir) {
             true => std::path::absolute(dir).map_err(|e| Error::io("resolve", dir, e)),
-            false => Err(Error::input(format!("--bin-dir {}: holds no run_fsdp and run_ddp", dir.display()))),
+            false => Err(Error::input(format!("--bin-dir {}: run_fsdp and run_ddp not found", dir.display()))),
         };
     }
     let own = std::env::current_exe().map_err(|e| Error::io("find", "this binary", e))?;
@@ -210,11 +210,11 @@ pub fn binaries(asked: Option<&Path>) -> Result<PathBuf> {
         if dir.ends_with("release") {
             cargo.arg("--release");
         }
-        eprintln!("run_fsdp and run_ddp are not beside this binary: building them");
+        eprintln!("run_fsdp and run_ddp are not next to this binary: building them");
         let built = cargo.status().is_ok_and(|status| status.success());
         if !built || !holds(&dir) {
             return Err(Error::input(format!(
-                "{} holds no run_fsdp and run_ddp, and cargo did not build them; say --bin-dir DIR",
+                "run_fsdp and run_ddp are not in {}, and cargo could not build them: set --bin-dir DIR",
                 dir.display()
             )));
         }
@@ -247,12 +247,12 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_the_common_configuration_with_its_own_laid_over() {
+    fn a_run_merges_its_changes_into_the_common_configuration() {
         let common = common("local");
         let all = catalogue::all();
         let entry = all.iter().find(|e| e.name == "tp2_ring2").unwrap();
         let config = common.config_of(entry, Path::new("/out/x"));
-        // Four ranks share a sample: as many sequences in a step as where each has its own.
+        // Four ranks share a sample, so a step has the same number of sequences as with one rank per sample.
         assert_eq!(config["batch"]["batch_size"], 12);
         assert_eq!(config["parallel"], json!({"tp_size": 2, "ring_attn_size": 2}));
         assert_eq!(config["fsdp"]["auto_wrap"], "none");
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_quoted_for_a_shell() {
+    fn words_are_quoted_for_the_shell() {
         assert_eq!(shell(&["a b".into(), "it's".into(), "--x=1".into(), "".into()]), r"'a b' 'it'\''s' --x=1 ''");
     }
 }

@@ -1,11 +1,11 @@
-//! Who starts the ranks of a run: the training binary itself, or a launcher by name or as a command line. Never starts
-//! anything, and does not know what the run is.
+//! Builds the command that starts the ranks of a run: the training binary itself, or a launcher given by name or as a
+//! command line. Never starts anything, and does not know what the run is.
 use flatshard::base::{Error, Result};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Launchers that are known by name: their flags on one host, and on several.
+/// Launchers known by name: their flags for one host, and for several.
 const NAMED: [(&str, &str, &str); 3] = [
     ("torchrun", "--standalone --nproc_per_node {nproc}", "--nnodes {nnodes} --nproc_per_node {nproc}"),
     ("srun", SRUN, SRUN),
@@ -13,8 +13,8 @@ const NAMED: [(&str, &str, &str); 3] = [
 ];
 const SRUN: &str = "--nodes {nnodes} --ntasks-per-node {nproc} --kill-on-bad-exit=1";
 
-/// Launchers of Python scripts (programs, or modules after `-m`): the flag with which they start a program. Spelled
-/// with underscores, which every version of them reads.
+/// Launchers of Python scripts (programs, or modules after `-m`) and the flag that makes them start a program, spelled
+/// with underscores, which every version accepts.
 const OF_SCRIPTS: [(&str, &str); 5] = [
     (TORCHRUN, "--no_python"),
     (TORCHRUN_MODULE, "--no_python"),
@@ -25,11 +25,11 @@ const OF_SCRIPTS: [(&str, &str); 5] = [
 const TORCHRUN: &str = "torchrun";
 const TORCHRUN_MODULE: &str = "torch.distributed.run";
 
-/// Who starts the ranks: words of a command line. None: the binary does it itself.
+/// What starts the ranks: the words of a command line. Empty: the binary itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Launcher {
     words: Vec<String>,
-    /// One of [`NAMED`].
+    /// Index into [`NAMED`].
     named: Option<usize>,
 }
 
@@ -38,7 +38,7 @@ impl FromStr for Launcher {
     fn from_str(text: &str) -> std::result::Result<Launcher, String> {
         let words = shell_words::split(text).map_err(|e| e.to_string())?;
         match words.as_slice() {
-            [] => Err("is empty: name a launcher, or write its command line".into()),
+            [] => Err("is empty: give a launcher's name or command line".into()),
             [one] if one == "local" => Ok(Launcher::default()),
             [one] => Ok(Launcher { named: NAMED.iter().position(|(name, ..)| *name == base(one)), words }),
             _ => Ok(Launcher { words, named: None }),
@@ -46,12 +46,12 @@ impl FromStr for Launcher {
     }
 }
 
-/// `torchrun` of `/opt/bin/torchrun`.
+/// The file name: `torchrun` for `/opt/bin/torchrun`.
 fn base(word: &str) -> &str {
     word.rsplit('/').next().unwrap_or(word)
 }
 
-/// `NAME=VALUE` in front of a command.
+/// `NAME=VALUE` before a command.
 fn is_assignment(word: &str) -> bool {
     let name = word.split_once('=').map_or("", |(name, _)| name);
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
@@ -61,24 +61,25 @@ impl Launcher {
     fn is_local(&self) -> bool {
         self.words.is_empty()
     }
-    /// The words, without a leading `env` and assignments.
+    /// The words without a leading `env` and its assignments.
     fn command_words(&self) -> &[String] {
         let skipped = self.words.iter().take_while(|word| base(word) == "env" || is_assignment(word)).count();
         &self.words[skipped..]
     }
-    /// The launcher of Python scripts that this is, with its flag for programs.
+    /// The entry of [`OF_SCRIPTS`], if this is one.
     fn of_scripts(&self) -> Option<(&'static str, &'static str)> {
         let words = self.command_words();
         let module = words.iter().position(|word| word == "-m").and_then(|at| words.get(at + 1));
         let is = |name: &str| words.first().is_some_and(|word| base(word) == name) || module.is_some_and(|m| m == name);
         OF_SCRIPTS.into_iter().find(|(name, _)| is(name))
     }
-    /// A flag of the launcher, whatever the spelling of its dashes and whether its value follows `=`.
-    fn says(&self, flag: &str, more: &[String]) -> bool {
+    /// Whether the launcher already has a flag, with dashes or underscores, and its value as a separate word or after
+    /// `=`.
+    fn has_flag(&self, flag: &str, more: &[String]) -> bool {
         let name = |word: &str| word.split('=').next().unwrap_or_default().replace('_', "-");
         self.words.iter().chain(more).any(|word| name(word) == flag)
     }
-    /// With the flags that a launcher by name gets; `{nproc}`, `{nnodes}` and `{ranks}` are still to be filled in.
+    /// The command with the flags that named launchers get; `{nproc}`, `{nnodes}` and `{ranks}` are filled in later.
     fn template(&self, nnodes: u64, more: &[String]) -> Vec<String> {
         let mut words = self.words.clone();
         if words.first().is_some_and(|word| is_assignment(word)) {
@@ -88,7 +89,7 @@ impl Launcher {
         let flags = match self.named {
             Some(at) if nnodes == 1 => NAMED[at].1,
             Some(at) => NAMED[at].2,
-            None if torchrun && !self.says("--nproc-per-node", more) => "--nproc_per_node {nproc}",
+            None if torchrun && !self.has_flag("--nproc-per-node", more) => "--nproc_per_node {nproc}",
             None => "",
         };
         words.extend(flags.split_whitespace().map(String::from));
@@ -97,30 +98,30 @@ impl Launcher {
     }
 }
 
-/// Who starts how many ranks.
+/// Flags about starting ranks.
 #[derive(clap::Args, Clone, Debug)]
 pub struct LaunchArgs {
-    /// What starts the ranks: local (the binary itself), torchrun, srun, mpirun, or a command line such as
-    /// "torchrun --nproc_per_node 2 --master_port 29501"
+    /// What starts the ranks: local (the binary itself), torchrun, srun, mpirun, or a command line such as "torchrun
+    /// --nproc_per_node 2 --master_port 29501"
     ///
-    /// Quotes group words as in a shell. {nproc}, {nnodes} and {ranks} stand for --nproc-per-node, --nnodes and their
-    /// product. torchrun gets --nproc_per_node and --no_python where they are missing, accelerate and deepspeed
+    /// Quotes group words as in a shell. {nproc}, {nnodes} and {ranks} are replaced by --nproc-per-node, --nnodes and
+    /// their product. torchrun gets --nproc_per_node and --no_python if missing; accelerate and deepspeed get
     /// --no_python.
     #[arg(long, default_value = "local", value_name = "NAME|COMMAND")]
     pub launcher: Launcher,
-    /// More arguments of the launcher, as "--partition gpu"
+    /// More arguments for the launcher, such as "--partition gpu"
     #[arg(long, value_name = "ARGS", allow_hyphen_values = true, default_value = "", hide_default_value = true)]
     pub launcher_args: String,
-    /// Ranks on each host [default: 4]
+    /// Ranks per host [default: 4]
     #[arg(long, value_name = "N", env = "NUM_GPUS")]
     pub nproc_per_node: Option<u64>,
-    /// Hosts, for torchrun, srun and mpirun
+    /// Number of hosts, for torchrun, srun and mpirun
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub nnodes: u64,
-    /// Longest time of one run
+    /// Time limit of one run
     #[arg(long, default_value_t = 3600.0, value_name = "SECONDS")]
     pub timeout: f64,
-    /// Directory of run_fsdp and run_ddp [default: that of this binary; cargo builds them where they are missing]
+    /// Directory of run_fsdp and run_ddp [default: that of this binary, built by cargo if missing]
     #[arg(long, value_name = "DIR")]
     pub bin_dir: Option<PathBuf>,
 }
@@ -129,16 +130,19 @@ impl LaunchArgs {
     pub fn check(&self) -> Result<()> {
         let whole = [("--nproc-per-node", self.nproc()), ("--nnodes", self.nnodes)];
         if let Some((flag, _)) = whole.iter().find(|(_, n)| *n == 0) {
-            return Err(Error::input(format!("{flag} is 0: it must be at least 1")));
+            return Err(Error::input(format!("{flag} is 0; it must be at least 1")));
         }
         if !(self.timeout > 0.0 && self.timeout <= 1e9) {
-            return Err(Error::input(format!("--timeout is {}: it must be above 0, at most 1e9", self.timeout)));
+            return Err(Error::input(format!(
+                "--timeout is {}; it must be above 0 and at most 1e9 seconds",
+                self.timeout
+            )));
         }
         let more = self.more()?;
         if self.launcher.is_local() {
             if self.nnodes > 1 {
                 return Err(Error::input(format!(
-                    "--nnodes {} needs a launcher of several hosts: --launcher torchrun, srun or mpirun",
+                    "--nnodes {} needs a multi-host launcher: set --launcher torchrun, srun or mpirun",
                     self.nnodes
                 )));
             }
@@ -151,19 +155,17 @@ impl LaunchArgs {
         let has = |places: [&str; 2]| template.iter().any(|word| places.iter().any(|place| word.contains(place)));
         if self.nnodes > 1 && !has(["{nnodes}", "{ranks}"]) {
             return Err(Error::input(format!(
-                "--nnodes {} has no effect here: remove it, or write {{nnodes}} into --launcher",
+                "--nnodes {} has no effect here: remove it, or use {{nnodes}} in --launcher",
                 self.nnodes
             )));
         }
         if let Some(n) = self.nproc_per_node.filter(|_| !has(["{nproc}", "{ranks}"])) {
-            eprintln!(
-                "note: --nproc-per-node {n} (NUM_GPUS) has no effect here: --launcher says how many ranks it starts"
-            );
+            eprintln!("note: --nproc-per-node {n} (NUM_GPUS) has no effect here: --launcher sets the number of ranks");
         }
         Ok(())
     }
 
-    /// That the program which starts the ranks exists.
+    /// Checks that the launcher's program exists.
     pub fn check_installed(&self) -> Result<()> {
         let Some(program) = self.launcher.command_words().first() else { return Ok(()) };
         let runs = |path: &Path| path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
@@ -174,8 +176,8 @@ impl LaunchArgs {
         };
         match (found, program.contains('/')) {
             (true, _) => Ok(()),
-            (false, true) => Err(Error::input(format!("--launcher: {program} is not a program"))),
-            (false, false) => Err(Error::input(format!("--launcher: there is no {program} in PATH"))),
+            (false, true) => Err(Error::input(format!("--launcher: {program} is not executable"))),
+            (false, false) => Err(Error::input(format!("--launcher: {program} is not in PATH"))),
         }
     }
 
@@ -183,7 +185,7 @@ impl LaunchArgs {
         self.nproc_per_node.unwrap_or(4)
     }
 
-    /// What the configuration of a run says of its ranks: nothing where a command line settles that.
+    /// (ranks, hosts) for the run's configuration; None if the launcher's command line decides.
     pub fn sizes(&self) -> Option<(u64, u64)> {
         (self.launcher.is_local() || self.launcher.named.is_some()).then(|| (self.nproc(), self.nnodes))
     }
@@ -192,7 +194,7 @@ impl LaunchArgs {
         shell_words::split(&self.launcher_args).map_err(|e| Error::input(format!("--launcher-args: {e}")))
     }
 
-    /// The words that start `program` on every rank; none where it starts its ranks itself.
+    /// The words that start `program` on every rank; None if it starts its own ranks.
     pub fn command(&self, program: &[String]) -> Result<Option<Vec<String>>> {
         if self.launcher.is_local() {
             return Ok(None);
@@ -204,7 +206,7 @@ impl LaunchArgs {
             word.replace("{ranks}", &nproc.saturating_mul(nnodes).to_string())
         };
         let mut command: Vec<String> = self.launcher.template(nnodes, &more).into_iter().map(fill).collect();
-        if let Some((_, flag)) = self.launcher.of_scripts().filter(|_| !self.launcher.says("--no-python", &more)) {
+        if let Some((_, flag)) = self.launcher.of_scripts().filter(|_| !self.launcher.has_flag("--no-python", &more)) {
             command.push(flag.into());
         }
         command.extend_from_slice(program);
@@ -227,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn names_get_the_ranks() {
+    fn named_launchers_get_the_number_of_ranks() {
         assert!(args("local", "", None, 1).command(&["run".into()]).unwrap().is_none());
         assert_eq!(line("torchrun", "", None, 1), "torchrun --standalone --nproc_per_node 4 --no_python run");
         let torchrun = "torchrun --nnodes 2 --nproc_per_node 8 --rdzv_id a --no_python run";
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn command_lines_are_completed_and_no_more() {
+    fn command_lines_get_only_what_is_missing() {
         let same = |text: &str| assert_eq!(line(text, "", None, 1), format!("{text} run"));
         same("torchrun --nproc_per_node 2 --no-python");
         same("python3 -m torch.distributed.run --nproc-per-node=2 --no_python");
@@ -259,12 +261,12 @@ mod tests {
             "env A=1 torchrun --rdzv_id x --nproc_per_node 2 --no_python run"
         );
         assert_eq!(line("x -n {ranks} --per={nproc} {nnodes}", "", Some(2), 3), "x -n 6 --per=2 3 run");
-        // The command line says how many, so the configuration does not.
+        // The command line sets the number of ranks, so the configuration does not.
         assert_eq!(args("torchrun --nproc_per_node 2", "", None, 1).sizes(), None);
     }
 
     #[test]
-    fn what_has_no_effect_is_refused() {
+    fn flags_without_effect_are_refused() {
         let refused =
             |launcher: &str, more: &str, nnodes| args(launcher, more, None, nnodes).check().unwrap_err().to_string();
         assert!(refused("local", "", 2).contains("--launcher torchrun, srun or mpirun"));

@@ -1,5 +1,5 @@
-//! Memory timelines of `run_fsdp --memory-timeline`: the peak of each category, and a chart of how memory grew and what
-//! a step uses of it. Never measures.
+//! Memory timelines of `run_fsdp --memory-timeline`: the peak of each category, and a chart of allocations over time
+//! and within a step. Never measures.
 use crate::chart;
 use crate::chart::areas::{Area, AreaPanel, Areas};
 use crate::verdict::Verdict;
@@ -7,7 +7,7 @@ use flatshard::base::{Error, Result};
 use std::path::Path;
 
 const MIB: f64 = (1u64 << 20) as f64;
-/// (column, color), from the lowest of the picture to the highest: what stays first.
+/// (column, color), from the bottom of the chart to the top: permanent allocations first.
 const CATEGORIES: [(&str, &str); 8] = [
     ("params", "#1e3a8a"),
     ("optimizer", "#a16207"),
@@ -18,17 +18,17 @@ const CATEGORIES: [(&str, &str); 8] = [
     ("host", "#16a34a"),
     ("saved", "#ea580c"),
 ];
-/// Of `saved`, what backward has no use for at the moment.
+/// The part of `saved` that backward no longer needs.
 const IDLE: &str = "#fed7aa";
 
-/// A line of the file.
+/// A row of the file.
 struct TimelineRow {
     rank: usize,
     time: f64,
     step: u64,
     phase: String,
     layer: String,
-    /// As the header names them, from the sixth column on.
+    /// In the order of the header, from the sixth column on.
     bytes: Vec<f64>,
 }
 
@@ -40,7 +40,8 @@ struct Table {
 impl Table {
     fn read(path: &Path) -> Result<Table> {
         let text = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?;
-        let fault = |line: usize| Error::input(format!("{}: line {line} is not of a memory timeline", path.display()));
+        let fault =
+            |line: usize| Error::input(format!("{}: line {line} is not a row of a memory timeline", path.display()));
         let mut lines = text.lines().enumerate();
         let header = lines.next().map(|(_, line)| line.split(',').collect::<Vec<_>>()).unwrap_or_default();
         if header.get(..5) != Some(&["rank", "time_s", "step", "phase", "layer"]) {
@@ -64,7 +65,7 @@ impl Table {
         let rows = lines.map(row).collect::<Result<Vec<_>>>()?;
         Ok(Table { names: header[5..].iter().map(|name| name.to_string()).collect(), rows })
     }
-    /// MiB of a column.
+    /// A column in MiB.
     fn of(&self, name: &str, row: &TimelineRow) -> f64 {
         let column = self.names.iter().position(|n| n == name);
         column.map_or(0.0, |column| row.bytes[column] / MIB)
@@ -79,7 +80,7 @@ impl Table {
         Area { name, color, values: rows.iter().map(|row| value(row)).collect() }
     }
 
-    /// How the buffers came, until the last of them.
+    /// Allocations up to the last buffer.
     fn startup(&self, rows: &[&TimelineRow]) -> AreaPanel {
         let total = |row: &TimelineRow| self.of("total", row) + self.of("host", row);
         let last = rows.windows(2).rposition(|w| total(w[0]) != total(w[1])).map_or(0, |at| at + 1);
@@ -88,7 +89,7 @@ impl Table {
         let there = |name: &str| rows.iter().any(|row| self.of(name, row) > 0.0);
         let areas = CATEGORIES.iter().filter(|(name, _)| there(name));
         AreaPanel {
-            title: "Allocated, MiB: from the start to the last buffer".into(),
+            title: "Allocated memory during startup (MiB)".into(),
             times: shown.iter().map(|row| row.time).collect(),
             end,
             areas: areas.map(|&(name, color)| self.area(name, color, &shown, |row| self.of(name, row))).collect(),
@@ -102,7 +103,7 @@ impl Table {
         }
     }
 
-    /// What one step uses, layer by layer.
+    /// Memory used within one step, layer by layer.
     fn step(&self, rows: &[&TimelineRow], step: u64) -> Vec<AreaPanel> {
         let begin = rows.iter().position(|row| row.step == step).unwrap_or(0);
         let shown: Vec<&TimelineRow> =
@@ -130,16 +131,16 @@ impl Table {
         let idle = |row: &TimelineRow| (self.of("saved", row) - used(row)).max(0.0);
         vec![
             panel(
-                format!("Step {step}, MiB: what backward still needs of what is saved for it"),
+                format!("Step {step}: saved activations, needed and no longer needed (MiB)"),
                 vec![
-                    self.area("all else", "#94a3b8", &shown, stays),
+                    self.area("everything else", "#94a3b8", &shown, stays),
                     self.area("saved, needed", "#ea580c", &shown, used),
                     self.area("saved, free", IDLE, &shown, idle),
                 ],
                 200.0,
             ),
             panel(
-                format!("Step {step}, MiB: handed to layers"),
+                format!("Step {step}: weights and gradients in use (MiB)"),
                 vec![
                     self.area("weights", "#1e3a8a", &shown, |row| self.of("weights_in_use", row)),
                     self.area("gradients", "#7c3aed", &shown, |row| self.of("grads_in_use", row)),
@@ -150,11 +151,11 @@ impl Table {
     }
 }
 
-/// Where what is said of rows becomes something else.
-fn changes(rows: &[&TimelineRow], said: impl Fn(&TimelineRow) -> Option<String>) -> Vec<(f64, String)> {
+/// The rows at which `label` changes.
+fn changes(rows: &[&TimelineRow], label: impl Fn(&TimelineRow) -> Option<String>) -> Vec<(f64, String)> {
     let mut changes: Vec<(f64, String)> = Vec::new();
     for row in rows {
-        if let Some(now) = said(row).filter(|now| changes.last().is_none_or(|(_, before)| before != now)) {
+        if let Some(now) = label(row).filter(|now| changes.last().is_none_or(|(_, before)| before != now)) {
             changes.push((row.time, now));
         }
     }
@@ -170,7 +171,7 @@ pub fn main(path: &Path, plot: Option<&Path>, step: Option<u64>) -> Result<Verdi
         let parts = CATEGORIES.iter().map(|(name, _)| (name, table.of(name, last))).filter(|part| part.1 > 0.0);
         let parts: Vec<String> = parts.map(|(name, mib)| format!("{name} {mib:.1} MiB")).collect();
         println!(
-            "rank {rank}: {:.1} MiB at the end, {peak:.1} MiB at most: {}",
+            "rank {rank}: {:.1} MiB at the end, peak {peak:.1} MiB: {}",
             table.of("total", last),
             parts.join(", ")
         );
@@ -179,7 +180,7 @@ pub fn main(path: &Path, plot: Option<&Path>, step: Option<u64>) -> Result<Verdi
         let rows: Vec<&TimelineRow> = of(0).collect();
         let close = || rows.iter().filter(|row| !row.layer.is_empty()).map(|row| row.step);
         let Some(step) = step.or(close().max()).filter(|step| close().any(|s| s == *step)) else {
-            return Err(Error::input(format!("{}: has no such step of rank 0 with what it uses", path.display())));
+            return Err(Error::input(format!("{}: no such step of rank 0 with its memory use", path.display())));
         };
         let mut panels = table.step(&rows, step);
         panels.insert(0, table.startup(&rows));
@@ -204,16 +205,16 @@ mod tests {
 ";
 
     #[test]
-    fn a_picture_shows_how_memory_came_and_what_a_step_uses() {
+    fn the_chart_shows_startup_and_one_step() {
         let dir = tempfile::tempdir().unwrap();
         let (file, plot) = (dir.path().join("memory.csv"), dir.path().join("memory.svg"));
         std::fs::write(&file, CSV).unwrap();
         assert_eq!(main(&file, Some(&plot), None).unwrap(), Verdict::Good);
         let svg = std::fs::read_to_string(&plot).unwrap();
-        for text in ["Step 1, MiB: what backward", ">forward 1<", ">params<", ">saved, needed<", ">weights<"] {
+        for text in ["Step 1: saved activations", ">forward 1<", ">params<", ">saved, needed<", ">weights<"] {
             assert!(svg.contains(text), "no {text} in {svg}");
         }
-        assert!(!svg.contains(">host<"), "a category of nothing");
+        assert!(!svg.contains(">host<"), "an empty category");
         let fault = |text: &str| {
             std::fs::write(&file, text).unwrap();
             main(&file, None, None).unwrap_err().to_string()

@@ -1,5 +1,5 @@
-//! `print!` and `println!` that ignore a closed pipe (`| head`), where those of std panic. Any other error of standard
-//! output, such as a full disk, ends the program with status 1. Messages go to standard error, never through here.
+//! `print!` and `println!` that ignore a closed pipe (`| head`), where std's panic. Any other error of standard output,
+//! such as a full disk, ends the program with status 1. Never prints errors, which go to standard error.
 use std::io::{ErrorKind, Write, stdout};
 
 pub fn out(text: std::fmt::Arguments) {

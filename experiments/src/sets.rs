@@ -1,4 +1,4 @@
-//! `run`, and what `suite` shares with it: runs the jobs of a set one after the other and reports how each ended. Never
+//! `run`, and what it shares with `suite`: runs the jobs of a set one after another and reports how each ended. Never
 //! reads metrics.
 use crate::catalogue::{self, Program, RunEntry};
 use crate::job::{self, Job, JobOutcome};
@@ -11,50 +11,50 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Write a configuration and a command for each run of the curated set; with --execute, run them
+/// Write configuration and command of each run of the curated set; with --execute, run them
 ///
-/// A run that is done is not run again; one that fails is recorded with its message, and the others go on.
+/// A finished run is not repeated; a failed one is recorded with its message, and the others continue.
 #[derive(clap::Args)]
 pub struct RunArgs {
-    /// A directory for each run: configuration, log, metrics, status
+    /// One directory per run: configuration, log, metrics, status
     #[arg(long, visible_alias = "experiment-dir", default_value = "runs/experiments", value_name = "DIR")]
     output_dir: PathBuf,
-    /// Run them, in turn; without it, configurations are written and commands printed
+    /// Execute the runs, one after another; otherwise only write configurations and print commands
     #[arg(long)]
     execute: bool,
-    /// Only these runs; a name may end in `*` [default: all, those of --peers with that flag]
+    /// Only these runs; a name may end in `*` [default: all; PyTorch's only with --peers]
     #[arg(long, value_delimiter = ',', num_args = 1.., value_name = "NAME")]
     only: Vec<String>,
     /// All but these runs; a name may end in `*`
     #[arg(long, value_delimiter = ',', num_args = 1.., value_name = "NAME")]
     skip: Vec<String>,
-    /// Print the names of the set and what they are
+    /// List the runs of the set
     #[arg(long)]
     list: bool,
-    /// Optimizer steps of each run
+    /// Optimizer steps per run
     #[arg(long, default_value_t = 20, value_name = "N")]
     steps: u64,
-    /// Rounds: each runs the whole set once, so that a busy neighbor hurts all alike
+    /// Rounds; each runs the whole set once, so that other load on the machine affects all runs alike
     #[arg(long, default_value_t = 1, value_name = "N")]
     repeat: u32,
-    /// Configuration that all runs share, laid over the built-in one: `model`, `data`, `optim`, `batch`
+    /// Configuration for all runs, merged over the built-in one: `model`, `data`, `optim`, `batch`
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Besides fsdp_official, PyTorch's DDP and FSDP2, and its FSDP with the settings that the set ablates
+    /// Also run PyTorch's DDP and FSDP2, and its FSDP with the settings that the set ablates
     #[arg(long)]
     peers: bool,
-    /// The Python that runs PyTorch; it needs torch and transformers
+    /// Python interpreter for PyTorch; needs torch and transformers
     #[arg(long, default_value = "python3", value_name = "PROGRAM")]
     python: String,
     #[command(flatten)]
     launch: LaunchArgs,
-    /// After `--`: flags that every run of flatshard gets, as `-- --embed-dim 512`
+    /// After `--`: flags for every run of flatshard, as in `-- --embed-dim 512`
     #[arg(last = true, value_name = "FLAG")]
     flags: Vec<String>,
 }
 
 /// What all runs share: a model of 3.3 M parameters that shows the differences between strategies within a second or
-/// two, on a task without files. Nothing but training is timed: no evaluation, no sample.
+/// two, on a task without files. Only training is timed: no evaluation, no sample.
 pub fn common_config(steps: u64) -> Value {
     json!({
         "run": {"max_steps": steps, "log_every": 1, "eval": false, "sample": false},
@@ -78,7 +78,7 @@ pub fn main(args: &RunArgs) -> Result<Verdict> {
     args.launch.check()?;
     for (flag, n) in [("--steps", args.steps), ("--repeat", args.repeat as u64)] {
         if n == 0 {
-            return Err(Error::input(format!("{flag} is 0: it must be at least 1")));
+            return Err(Error::input(format!("{flag} is 0; it must be at least 1")));
         }
     }
     let mut entries = catalogue::choose(entries, &args.only, &args.skip)?;
@@ -86,12 +86,12 @@ pub fn main(args: &RunArgs) -> Result<Verdict> {
     let named = |e: &RunEntry| args.only.iter().any(|name| name == e.name);
     entries.retain(|e| args.peers || named(e) || !peers.iter().any(|peer| peer.name == e.name));
     if entries.is_empty() {
-        return Err(Error::input("only runs of PyTorch are left: they need --peers, or their whole name in --only"));
+        return Err(Error::input("only PyTorch runs are selected: add --peers, or give their full names in --only"));
     }
     let is_torch = |e: &RunEntry| matches!(e.program, Program::Torch(_));
     if let Some(why) = entries.iter().any(is_torch).then(|| torch_is_missing(&args.python)).flatten() {
         let names: Vec<&str> = entries.iter().filter(|e| is_torch(e)).map(|e| e.name).collect();
-        let skipped = format!("{} skipped: {why}; --python PROGRAM names another Python", names.join(", "));
+        let skipped = format!("{} skipped: {why}. Set --python to another interpreter", names.join(", "));
         entries.retain(|e| !is_torch(e));
         match entries.is_empty() {
             true => return Err(Error::input(skipped)),
@@ -121,7 +121,7 @@ pub fn main(args: &RunArgs) -> Result<Verdict> {
     Ok(if failed == 0 { Verdict::Good } else { Verdict::Bad })
 }
 
-/// An error names what cannot be written, before anything starts.
+/// The absolute path. An error names what cannot be written, before anything starts.
 pub fn absolute(dir: &PathBuf) -> Result<PathBuf> {
     let dir = std::path::absolute(dir).map_err(|e| Error::input(format!("{}: {e}", dir.display())))?;
     match std::fs::create_dir_all(&dir) {
@@ -131,18 +131,18 @@ pub fn absolute(dir: &PathBuf) -> Result<PathBuf> {
 }
 
 fn print(jobs: &[Job]) -> Result<Verdict> {
-    // All are looked at before the first is written: none is done with other settings.
+    // Check all before writing the first: no earlier run may have other settings.
     let done: Vec<bool> = jobs.iter().map(|job| Ok(job.before()?.is_some())).collect::<Result<_>>()?;
     for (job, done) in jobs.iter().zip(done) {
         job.materialize()?;
         let variables: String = job.env.iter().map(|(name, value)| format!("{name}={value} ")).collect();
         println!("{variables}{}{}", launch::shell(&job.command), if done { "  # done" } else { "" });
     }
-    eprintln!("{} configurations written; --execute runs them", jobs.len());
+    eprintln!("{} configurations written; add --execute to run them", jobs.len());
     Ok(Verdict::Good)
 }
 
-/// Runs all, one after the other, with a line for each. Returns how many failed.
+/// Runs all jobs, one after another, with one line each. Returns how many failed.
 pub fn run(jobs: &[Job]) -> Result<usize> {
     for job in jobs {
         job.before()?;
@@ -154,7 +154,7 @@ pub fn run(jobs: &[Job]) -> Result<usize> {
         let _ = std::io::stdout().flush(); // a progress line
         match job.run(&mut signals)? {
             JobOutcome::Done(status) => println!("done in {:.1} s", status.seconds),
-            JobOutcome::Before(_) => println!("was done before"),
+            JobOutcome::Before(_) => println!("already done"),
             JobOutcome::Failed(status) => {
                 failed += 1;
                 println!("failed: {}", status.message);
@@ -165,7 +165,7 @@ pub fn run(jobs: &[Job]) -> Result<usize> {
     Ok(failed)
 }
 
-/// Why `program` cannot run PyTorch's side; none where it can.
+/// Why `program` cannot run the PyTorch side; None if it can.
 fn torch_is_missing(program: &str) -> Option<String> {
     match Command::new(program).args(["-c", "import torch, transformers"]).output() {
         Err(e) => Some(format!("cannot start {program}: {e}")),

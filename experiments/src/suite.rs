@@ -1,5 +1,5 @@
 //! `suite`: ZeRO-2, FSDP and its combinations with tensor parallelism and ring attention on one model and dataset. All
-//! must learn, and agree with FSDP.
+//! must learn, and agree with FSDP. Never trains in its own process.
 use crate::catalogue::{self, RunEntry};
 use crate::compare::judge;
 use crate::curve::Curve;
@@ -13,10 +13,10 @@ use flatshard::base::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
 
-/// The run that the others are held to; without it, the first.
+/// The run the others are compared with; if it is skipped, the first.
 const CONTROL: &str = "fsdp";
 
-/// What `--skip WORD` and the variable `SKIP_WORD` leave out: the words, and the runs of each.
+/// What `--skip WORD` and the variable `SKIP_WORD` skip: the words, and the runs of each.
 const SKIPS: [(&[&str], &[&str]); 8] = [
     (&["zero", "zero2", "deepspeed"], &["zero2"]),
     (&["fsdp", "fsdp2"], &["fsdp"]),
@@ -27,26 +27,27 @@ const SKIPS: [(&[&str], &[&str]); 8] = [
     (&["ring"], &["fsdp_ring", "fsdp_tp_ring"]),
     (&[COMPARE], &[]),
 ];
-/// Of [`SKIPS`]: the comparison after the runs.
+/// The word of [`SKIPS`] for the comparison after the runs.
 const COMPARE: &str = "compare";
 
-/// ZeRO-2, FSDP, FSDP + TP, FSDP + ring, FSDP + TP + ring on one model and dataset; status 1 unless all learn the same
+/// Run ZeRO-2, FSDP, FSDP + TP, FSDP + ring, FSDP + TP + ring on one model and dataset; exit status 1 unless all learn
+/// and agree
 ///
-/// Every flag that names a variable takes its value from there if it is not given. Variables that skip runs, set to 1:
-/// SKIP_ZERO (SKIP_ZERO2, SKIP_DEEPSPEED), SKIP_FSDP (SKIP_FSDP2), SKIP_FSDP_TP, SKIP_FSDP_RING, SKIP_FSDP_TP_RING
-/// (each also with FSDP2), SKIP_TP and SKIP_RING for every run with it, SKIP_COMPARE for the comparison.
+/// A flag with an environment variable takes its default from there. Variables that skip runs, set to 1: SKIP_ZERO
+/// (SKIP_ZERO2, SKIP_DEEPSPEED), SKIP_FSDP (SKIP_FSDP2), SKIP_FSDP_TP, SKIP_FSDP_RING, SKIP_FSDP_TP_RING (each also
+/// with FSDP2), SKIP_TP and SKIP_RING for every run with it, SKIP_COMPARE for the comparison.
 #[derive(clap::Args)]
 pub struct SuiteArgs {
-    /// Rows that each run trains on, once
+    /// Rows per run, each trained on once
     #[arg(long, env = "MAX_SAMPLES", default_value_t = 320, value_name = "N")]
     max_samples: u64,
     /// Hugging Face model directory to start from [default: a small LLaMA with random weights]
     #[arg(long, env = "MODEL", value_name = "DIR")]
     model: Option<String>,
-    /// What to train on: a path, or `synthetic`
+    /// Training data: a path, or `synthetic`
     #[arg(long, env = "DATASET", default_value = "synthetic", value_name = "PATH")]
     dataset: String,
-    /// A directory for each run
+    /// One directory per run
     #[arg(
         long,
         visible_alias = "experiment-dir",
@@ -55,33 +56,33 @@ pub struct SuiteArgs {
         value_name = "DIR"
     )]
     output_dir: PathBuf,
-    /// A log for each run, numbered in their order: 01_zero2.log, 02_fsdp.log, ... [default: OUTPUT_DIR/logs]
+    /// One log per run, numbered in order: 01_zero2.log, 02_fsdp.log, ... [default: OUTPUT_DIR/logs]
     #[arg(long, env = "LOG_DIR", value_name = "DIR")]
     log_dir: Option<PathBuf>,
-    /// Ranks that share each layer
+    /// Tensor-parallel ranks
     #[arg(long, env = "TP_SIZE", default_value_t = 2, value_name = "N")]
     tp_size: u64,
-    /// Ranks that share each sequence
+    /// Ring-attention ranks
     #[arg(long, env = "RING_SIZE", default_value_t = 2, value_name = "N")]
     ring_size: u64,
-    /// Skip a run, every run with tp or ring, or the comparison (compare): the words of the variables above
+    /// Skip a run, every run with tp or ring, or the comparison (compare), by the words of the variables above
     #[arg(long, value_delimiter = ',', num_args = 1.., value_name = "NAME")]
     skip: Vec<String>,
-    /// As --skip zero
+    /// Same as --skip zero
     #[arg(long, visible_alias = "skip-deepspeed")]
     skip_zero: bool,
-    /// As --skip tp
+    /// Same as --skip tp
     #[arg(long)]
     skip_tp: bool,
-    /// As --skip ring
+    /// Same as --skip ring
     #[arg(long)]
     skip_ring: bool,
-    /// Largest relative difference of a step's loss from that of fsdp
+    /// Maximum relative difference of a step's loss from that of fsdp
     #[arg(long, visible_alias = "tolerance", default_value_t = 0.05, value_name = "FRACTION")]
     threshold: f64,
     #[command(flatten)]
     launch: LaunchArgs,
-    /// After `--`: flags that every run gets, as `-- --precision bf16`
+    /// After `--`: flags for every run, as in `-- --precision bf16`
     #[arg(last = true, value_name = "FLAG")]
     flags: Vec<String>,
 }
@@ -92,11 +93,11 @@ pub fn main(args: &SuiteArgs) -> Result<Verdict> {
     for (flag, n) in [("--max-samples", args.max_samples), ("--tp-size", args.tp_size), ("--ring-size", args.ring_size)]
     {
         if n == 0 {
-            return Err(Error::input(format!("{flag} is 0: it must be at least 1")));
+            return Err(Error::input(format!("{flag} is 0; it must be at least 1")));
         }
     }
     if !(args.threshold >= 0.0 && args.threshold.is_finite()) {
-        return Err(Error::input(format!("--threshold is {}: it must be 0 or more", args.threshold)));
+        return Err(Error::input(format!("--threshold is {}; it must be 0 or more", args.threshold)));
     }
     let skipped = skipped(args)?;
     let left_out = |name: &str| SKIPS.iter().any(|(words, runs)| runs.contains(&name) && skipped.contains(&words[0]));
@@ -123,7 +124,7 @@ pub fn main(args: &SuiteArgs) -> Result<Verdict> {
         output,
         python: None,
     };
-    // Numbers do not depend on what is left out, so that scripts find the logs.
+    // Numbers do not depend on skipped runs, so that scripts find the logs.
     let entries = catalogue::suite(args.tp_size, args.ring_size);
     let chosen = entries.iter().zip(1..).filter(|(entry, _)| !left_out(entry.name));
     let job = |(entry, n): (&RunEntry, u32)| {
@@ -132,7 +133,7 @@ pub fn main(args: &SuiteArgs) -> Result<Verdict> {
     };
     let jobs: Vec<Job> = chosen.map(job).collect::<Result<_>>()?;
     if jobs.is_empty() {
-        return Err(Error::input("every run is skipped: there is nothing to do"));
+        return Err(Error::input("every run is skipped; nothing to do"));
     }
     let failed = sets::run(&jobs)?;
     if skipped.contains(&COMPARE) {
@@ -142,7 +143,7 @@ pub fn main(args: &SuiteArgs) -> Result<Verdict> {
     Ok(if failed == 0 && good { Verdict::Good } else { Verdict::Bad })
 }
 
-/// The first words of the rows of [`SKIPS`] that flags and variables name.
+/// The first word of each row of [`SKIPS`] that flags and variables name.
 fn skipped(args: &SuiteArgs) -> Result<Vec<&'static str>> {
     let row = |word: &str| SKIPS.iter().find(|(words, _)| words.contains(&word)).map(|(words, _)| words[0]);
     let all = || SKIPS.iter().flat_map(|(words, _)| words.iter().copied());
@@ -162,14 +163,14 @@ fn skipped(args: &SuiteArgs) -> Result<Vec<&'static str>> {
             Some(word) => skipped.extend(on.then_some(word)),
             None => {
                 let known: Vec<String> = all().map(|word| format!("SKIP_{}", word.to_uppercase())).collect();
-                eprintln!("warning: {name} has no effect here; known are {}", known.join(", "));
+                eprintln!("warning: {name} has no effect here; known: {}", known.join(", "));
             }
         }
     }
     Ok(skipped)
 }
 
-/// A line for each run that ended; true when all are as they should be.
+/// Prints a line per finished run; true if all are as they should be.
 fn report(jobs: &[Job], threshold: f64) -> Result<bool> {
     let mut curves: Vec<(&Job, Curve)> = vec![];
     for job in jobs.iter().filter(|job| job.before().is_ok_and(|status| status.is_some())) {
@@ -177,7 +178,7 @@ fn report(jobs: &[Job], threshold: f64) -> Result<bool> {
     }
     let named = if jobs.iter().any(|job| job.name == CONTROL) { CONTROL } else { &jobs[0].name };
     let Some(control) = curves.iter().position(|(job, _)| job.name == named) else {
-        println!("{named} did not end, so the others have nothing to agree with");
+        println!("{named} did not finish, so there is nothing to compare the others with");
         return Ok(false);
     };
     let control = curves[control].1.clone();
@@ -190,7 +191,7 @@ fn report(jobs: &[Job], threshold: f64) -> Result<bool> {
         apart += judgment.parted.is_some() as usize;
         let verdict = match (falls(curve), judgment.parted) {
             (false, _) => "does not learn".to_string(),
-            (true, Some(parted)) => format!("parts from {named} at step {}: {}", parted.step, parted.why),
+            (true, Some(parted)) => format!("diverges from {named} at step {}: {}", parted.step, parted.why),
             (true, None) => {
                 let most = judgment.differences.iter().map(|d| d.1).fold(0.0, f64::max);
                 format!("ok, at most {:.3} % from {named}", 100.0 * most)
@@ -202,7 +203,7 @@ fn report(jobs: &[Job], threshold: f64) -> Result<bool> {
     Ok(flat + apart == 0)
 }
 
-/// `flat` runs of all do not learn; the losses of `apart` runs differ from the control's by more than `threshold`.
+/// `flat` runs do not learn; the losses of `apart` runs differ from the control's by more than `threshold`.
 fn conclusion(runs: usize, flat: usize, apart: usize, threshold: f64) -> String {
     let falls = match flat {
         0 => "the losses fall".to_string(),
@@ -232,7 +233,7 @@ mod tests {
     use crate::curve::StepMetrics;
 
     #[test]
-    fn the_conclusion_says_what_the_losses_do() {
+    fn the_conclusion_counts_falling_and_agreeing_losses() {
         assert_eq!(conclusion(3, 0, 0, 0.05), "the losses fall and agree within 5 %");
         assert_eq!(conclusion(3, 0, 1, 0.05), "the losses fall; not all agree within 5 %");
         assert_eq!(conclusion(3, 1, 0, 0.05), "the losses of 1 of 3 runs do not fall; all agree within 5 %");
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_falls_or_does_not() {
+    fn a_falling_loss_is_recognized() {
         let curve = |losses: &[f64]| {
             let step = |(i, &loss): (usize, &f64)| {
                 let step = i as u64 + 1;

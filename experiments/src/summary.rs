@@ -137,7 +137,7 @@ fn one(dir: &Path) -> Result<Option<std::result::Result<Curve, String>>> {
 
 impl RunRow {
     /// `curves`: its rounds, one at least.
-    fn of(name: String, curves: Vec<Curve>, warmup: usize) -> RunRow {
+    pub fn of(name: String, curves: Vec<Curve>, warmup: usize) -> RunRow {
         let timed: Vec<Vec<&StepMetrics>> = curves.iter().map(|curve| curve.timed(warmup)).collect();
         let per_round = |field: &dyn Fn(&StepMetrics) -> Option<f64>| -> Vec<f64> {
             timed.iter().filter_map(|steps| median(steps.iter().filter_map(|s| field(s)).collect())).collect()

@@ -1,6 +1,7 @@
 //! Results as text: a table for the terminal, a CSV file, and the wording that both share with the page. Never computes
 //! results.
 use crate::summary::{Found, RunRow};
+use serde_json::{Value, json};
 
 /// What stands where nothing is known.
 pub const UNKNOWN: &str = "–";
@@ -35,6 +36,23 @@ pub fn cells(row: &RunRow, baseline: &RunRow) -> [String; 10] {
         or(exposed(row)),
         or(losses.map(|(first, last)| format!("{first:.4} → {last:.4}"))),
         or(apart(row, baseline)),
+    ]
+}
+
+/// What [`cells`] are sorted by: numbers, or text; null where nothing is known.
+pub fn keys(row: &RunRow, baseline: &RunRow) -> [Value; 10] {
+    let peak = row.peak_mem_bytes;
+    [
+        json!(row.name),
+        json!(mesh(row)),
+        json!(row.speed()),
+        json!(row.speed()),
+        json!(peak),
+        json!(peak),
+        json!(row.comm_bytes),
+        json!(row.exposed_comm_s),
+        json!(row.last_loss().filter(|_| !row.is_peer())),
+        json!(row.difference(baseline)),
     ]
 }
 

@@ -1,13 +1,13 @@
-//! Losses in the log of a training run, as flatshard, OpenRLHF, torchtitan, Megatron-LM and the Hugging Face Trainer
-//! write them. Takes steps and losses only: a metrics file has more, and more digits. Never judges.
+//! Parses losses from the logs of flatshard, OpenRLHF, torchtitan, Megatron-LM and the Hugging Face Trainer. Only steps
+//! and losses: a metrics file has more, and more digits. Never judges them.
 use std::collections::BTreeMap;
 
-/// What stands in front of a loss, and of the number of a step.
+/// The words before a loss, and before a step number.
 const LOSS: [&str; 6] = ["loss", "gpt_loss", "lm_loss", "train/loss", "train/gpt_loss", "global_avg_loss"];
 const STEP: [&str; 4] = ["step", "global_step", "iteration", "train/global_step"];
 
-/// The loss of each step, numbered from 1 where the lines are not; NaN as it is written. A progress bar that begins
-/// again is the next epoch.
+/// The loss of each step, numbered from 1 if lines have no number; NaN as written. A progress bar that restarts is the
+/// next epoch.
 pub fn losses(text: &str) -> BTreeMap<u64, f64> {
     let mut losses = BTreeMap::new();
     let (mut last, mut bar, mut before) = (0, 0, 0); // `before`: steps of the epochs before this bar's
@@ -40,7 +40,7 @@ pub fn losses(text: &str) -> BTreeMap<u64, f64> {
     losses
 }
 
-/// Without the colors of a terminal.
+/// Strips terminal colors.
 fn plain(line: &str) -> String {
     let mut parts = line.split("\x1b[");
     let first = parts.next().unwrap_or_default().to_string();
@@ -59,13 +59,15 @@ mod tests {
 
     #[test]
     fn logs_of_each_tool() {
-        let ours = "data     synthetic Markov chain (no model gets below a loss of 1.2130): 2048 tokens\n\
-                    step: 1 loss: 4.1743 grad_norm: 0.7952 lr: 2.000e-3\nstep: 2 loss: NaN grad_norm: NaN\n\
-                    eval     step: 2 loss: 3.0\n";
+        let ours = "data     synthetic Markov chain (minimum loss 1.2130): 2048 tokens\n\
+                    step 1/2  loss 4.174  grad_norm 0.80  lr 2.0e-3  15,578 tok/s  mem 0.17 GiB  eta 1s  sol 61%\n\
+                    step 2/2  loss NaN  grad_norm NaN  lr 2.0e-3  15,578 tok/s  mem 0.17 GiB  eta 0s\n\
+                    eval  step 2  loss 3.0000  perplexity 20.09  tokens 64\n";
         let (first, second) = (of(ours)[0], of(ours)[1]);
-        assert!(of(ours).len() == 2 && first == (1, 4.1743) && second.0 == 2 && second.1.is_nan());
+        assert!(of(ours).len() == 2 && first == (1, 4.174) && second.0 == 2 && second.1.is_nan());
+        assert_eq!(of("step: 1 loss: 4.1743 grad_norm: 0.7952\n"), [(1, 4.1743)]); // of version 0.1.0
         assert_eq!(of("\x1b[31mstep:  7  \x1b[32mloss:  8.0403  \x1b[0mtps: 27,483\n"), [(7, 8.0403)]);
-        // A bar is drawn again and again, and begins again in the next epoch.
+        // A bar is redrawn repeatedly, and restarts in the next epoch.
         let bars = "Train step of epoch 0:  50%|##  | 1/2 [00:01<00:01, gpt_loss=3, lr=1e-3]\r\
                     Train step of epoch 0: 100%|####| 2/2 [00:02<00:00, gpt_loss=2.5, lr=1e-3]\r\
                     Train step of epoch 0: 100%|####| 2/2 [00:02<00:00, gpt_loss=2, lr=1e-3]\n\

@@ -1,4 +1,4 @@
-//! `trace FILE`: what a trace of `run_fsdp --profile-steps` shows, in numbers and as a chart of one step; or a memory
+//! `trace FILE`: summarizes a trace of `run_fsdp --profile-steps` in numbers and as a chart of one step, or a memory
 //! timeline ([`crate::memory`]). Never measures.
 use crate::chart::gantt::{Gantt, GanttGroup, GanttRow, GanttSpan};
 use crate::chart::{self, EXPOSED};
@@ -11,13 +11,12 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Say what a trace of --profile-steps or a --memory-timeline shows, and draw it
+/// Summarize and draw a trace of --profile-steps or a --memory-timeline
 #[derive(clap::Args)]
 pub struct TraceArgs {
     /// FILE.json: trace of one rank, or of all; FILE.csv: memory
     file: PathBuf,
-    /// Draw one step of a trace, or the memory of rank 0, as .png or .svg; --plot FILE works too [default file:
-    /// trace.png]
+    /// Draw one step of a trace, or the memory of rank 0, as .png or .svg; also --plot FILE [default file: trace.png]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "trace.png", value_name = "FILE")]
     plot: Option<PathBuf>,
     /// The step to draw [default: the last]
@@ -25,7 +24,7 @@ pub struct TraceArgs {
     step: Option<u64>,
 }
 
-/// What is read of an event.
+/// The fields read from an event.
 #[derive(Deserialize)]
 struct TraceEvent {
     ts: f64,
@@ -46,7 +45,7 @@ struct TraceFile {
     trace_events: Vec<TraceEvent>,
 }
 
-/// (category or first word of a name, color, in the legend).
+/// (category or first word of a name, color, label in the legend).
 const COLORS: [(&str, &str, &str); 15] = [
     ("forward", "#2563eb", "forward"),
     ("backward", "#1e3a8a", "backward"),
@@ -65,7 +64,7 @@ const COLORS: [(&str, &str, &str); 15] = [
     ("checkpoint", "#64748b", "checkpoint"),
 ];
 
-/// Of an event, as an index of [`COLORS`].
+/// Index of an event's color in [`COLORS`].
 fn color(event: &TraceEvent) -> usize {
     let of = |key: &str| COLORS.iter().position(|(name, ..)| *name == key);
     let word = event.name.split(' ').next().unwrap_or_default();
@@ -82,13 +81,30 @@ pub fn main(args: &TraceArgs) -> Result<Verdict> {
         println!("{line}");
     }
     if let Some(path) = &args.plot {
-        let text = std::fs::read(&args.file).map_err(|e| Error::io("read", &args.file, e))?;
-        let file: TraceFile = serde_json::from_slice(&text)
-            .map_err(|e| Error::input(format!("{}: not a whole trace: {e}", args.file.display())))?;
-        chart::save(&picture(&args.file, &head, &file.trace_events, args.step)?.svg(), path)?;
+        chart::save(&picture(&args.file, &head, &events(&args.file)?, args.step)?.svg(), path)?;
         println!("plot: {}", path.display());
     }
     Ok(Verdict::Good)
+}
+
+fn events(path: &Path) -> Result<Vec<TraceEvent>> {
+    let text = std::fs::read(path).map_err(|e| Error::io("read", path, e))?;
+    let file: TraceFile = serde_json::from_slice(&text)
+        .map_err(|e| Error::input(format!("{}: not a complete trace: {e}", path.display())))?;
+    Ok(file.trace_events)
+}
+
+/// What the colors of a picture mean.
+pub fn legend() -> Vec<(&'static str, &'static str)> {
+    COLORS.iter().filter(|(.., meaning)| !meaning.is_empty()).map(|&(_, color, meaning)| (color, meaning)).collect()
+}
+
+/// Of the last step of a trace: rank 0's communication in words, and an SVG picture without any.
+pub fn thumbnail(path: &Path) -> Result<(String, String)> {
+    let head = chrome::head(path)?;
+    let gantt = picture(path, &head, &events(path)?, None)?;
+    let words = gantt.groups.first().map_or("", |group| &group.title);
+    Ok((format!("{}, {words}", gantt.title.to_lowercase()), gantt.thumbnail()))
 }
 
 fn picture(path: &Path, head: &Head, events: &[TraceEvent], step: Option<u64>) -> Result<Gantt> {
@@ -96,14 +112,14 @@ fn picture(path: &Path, head: &Head, events: &[TraceEvent], step: Option<u64>) -
     let steps = || events.iter().filter(|e| e.cat == "steps").filter_map(|e| Some((number(e)?, e)));
     let (first, last) = (steps().map(|s| s.0).min(), steps().map(|s| s.0).max());
     let (Some(first), Some(last)) = (first, last) else {
-        return Err(Error::input(format!("{}: holds no step", path.display())));
+        return Err(Error::input(format!("{}: has no steps", path.display())));
     };
     let step = step.unwrap_or(last);
     let whole = steps().filter(|s| s.0 == step).map(|s| s.1);
     let from = whole.clone().map(|e| e.ts).fold(f64::INFINITY, f64::min);
     let to = whole.map(|e| e.ts + e.dur).fold(f64::NEG_INFINITY, f64::max);
     if !from.is_finite() {
-        return Err(Error::input(format!("{}: --step {step}: it holds steps {first} to {last}", path.display())));
+        return Err(Error::input(format!("{}: no step {step}; it has steps {first} to {last}", path.display())));
     }
 
     let threads = events.iter().filter(|e| e.ph == "M" && e.name == "thread_name");
@@ -114,7 +130,7 @@ fn picture(path: &Path, head: &Head, events: &[TraceEvent], step: Option<u64>) -
         let here =
             |e: &&TraceEvent| e.ph == "X" && (e.pid, e.tid) == (rank, thread) && e.ts < to && e.ts + e.dur > from;
         let mut spans: Vec<&TraceEvent> = events.iter().filter(here).collect();
-        // What is inside another is drawn over it.
+        // Nested spans are drawn on top of their parents.
         spans.sort_by(|a, b| a.ts.total_cmp(&b.ts).then(b.dur.total_cmp(&a.dur)));
         let span = |e: &&TraceEvent| {
             let color = color(e);
@@ -123,7 +139,7 @@ fn picture(path: &Path, head: &Head, events: &[TraceEvent], step: Option<u64>) -
                 from: (e.ts - from) / 1e3,
                 to: (e.ts + e.dur - from) / 1e3,
                 color: COLORS[color].1,
-                // The root has one name for each thing it does.
+                // The root has a separate name for each of its spans.
                 text: match e.cat.as_str() {
                     "store" | "call" => String::new(),
                     "compute" => e.name.trim_end_matches(" 0").to_string(),
@@ -142,7 +158,7 @@ fn picture(path: &Path, head: &Head, events: &[TraceEvent], step: Option<u64>) -
         of.map_or(format!("rank {rank}"), |s| {
             let ms = 1e3 / s.steps.max(1) as f64;
             format!(
-                "rank {rank}: communication in flight {:.1} ms a step, exposed {:.1} ms; {:.0} % overlapped",
+                "rank {rank}: communication {:.1} ms per step, exposed {:.1} ms; {:.0} % overlapped",
                 s.comm.in_flight_s * ms,
                 s.comm.exposed_s * ms,
                 100.0 * s.comm.overlap()
@@ -172,7 +188,7 @@ mod tests {
     use flatshard::run::trace::TracedSpan;
     use flatshard::run::trace::chrome::Distributed;
 
-    /// Two ranks, each one step of 10 ms.
+    /// Two ranks with one step of 10 ms each.
     fn merged(dir: &Path) -> PathBuf {
         let ms = |n: i64| n * 1_000_000;
         let span =
@@ -205,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_has_the_lanes_of_every_rank() {
+    fn the_chart_has_the_lanes_of_every_rank() {
         let dir = tempfile::tempdir().unwrap();
         let (file, plot) = (merged(dir.path()), dir.path().join("trace.svg"));
         let draw = |step| main(&TraceArgs { file: file.clone(), plot: Some(plot.clone()), step });
@@ -214,15 +230,12 @@ mod tests {
         for text in [">Step 4<", ">forward 1<", ">update<", ">gathers<", ">optimizer<", "wait gather 1 (2.000 ms)"] {
             assert_eq!(svg.matches(text).count(), if text == ">Step 4<" { 1 } else { 2 }, "{text}");
         }
-        // 8 ms in flight, of which 6 are under the forward.
-        assert!(
-            svg.contains("rank 1: communication in flight 8.0 ms a step, exposed 2.0 ms; 75 % overlapped"),
-            "{svg}"
-        );
-        assert!(!svg.contains("all-reduce"), "a legend of what is not there");
-        // The second rank began a microsecond later by the clock of the wall.
+        // 8 ms of communication, 6 of them hidden by the forward.
+        assert!(svg.contains("rank 1: communication 8.0 ms per step, exposed 2.0 ms; 75 % overlapped"), "{svg}");
+        assert!(!svg.contains("all-reduce"), "a legend entry without spans");
+        // The second rank's wall clock is a microsecond late.
         let text = std::fs::read_to_string(&file).unwrap();
         assert!(text.contains("{\"ts\":1.000,\"dur\":10000.000,\"ph\":\"X\",\"pid\":1,"), "{text}");
-        assert!(draw(Some(5)).unwrap_err().to_string().contains("it holds steps 4 to 4"));
+        assert!(draw(Some(5)).unwrap_err().to_string().contains("it has steps 4 to 4"));
     }
 }

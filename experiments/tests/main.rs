@@ -1,11 +1,20 @@
-//! The harness and the planner: the planner against the real engine, and the program from outside.
+//! Tests of the harness and the planner: the planner compared with the real engine, and the program from outside.
 mod harness;
-mod plan;
 mod plan_cli;
+mod planner;
 
-// What the tests of the engine share.
+// The planner is in a binary, which no test can link: compiled again.
+#[path = "../src/say.rs"]
+#[allow(dead_code)]
+#[macro_use]
+mod say;
+#[path = "../src/plan/mod.rs"]
+#[allow(dead_code, unused_imports)]
+mod plan;
+
+// Shared with the engine tests.
 #[path = "../../tests/common/probe.rs"]
-#[allow(dead_code)] // these tests use a part
+#[allow(dead_code)] // only a part is used here
 mod probe;
 #[path = "../../tests/common/stores.rs"]
 #[allow(dead_code)]

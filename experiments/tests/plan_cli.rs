@@ -1,5 +1,6 @@
-//! `experiments plan` from outside: what it prints, what it refuses, and that what it recommends is a run_fsdp command
-//! line.
+//! `experiments plan` from outside: what it prints, what it refuses, and that its recommendation is a valid run_fsdp
+//! command line.
+use flatshard::run::HelpPage;
 use flatshard::run::settings::args;
 use flatshard::run::settings::args::Cli;
 use flatshard::run::settings::args::Parsed;
@@ -25,37 +26,42 @@ fn strategy<'a>(plan: &'a Value, name: &str) -> &'a Value {
 }
 
 #[test]
-fn the_table_and_the_document_say_the_same() {
+fn table_and_json_agree() {
     let flags = format!("--gpus 16 --gpu h100 {SMALL}");
     let (code, text, _) = plan(&flags);
     assert_eq!(code, 0);
     let json = document(&flags);
     let name = json["recommended"].as_str().unwrap();
     assert!(text.contains(&format!("recommended: {name}\n    {}\n", json["command"].as_str().unwrap())), "{text}");
-    assert!(text.contains("model    llama of") && text.contains("machine  16 x h100 (8 to a node)"), "{text}");
+    assert!(text.contains("model    llama of") && text.contains("machine  16 x h100 (8 per node)"), "{text}");
     for name in ["ddp", "FULL_SHARD", "SHARD_GRAD_OP + checkpointing"] {
         assert!(text.lines().any(|line| line.starts_with(&format!("{name} "))), "{name} in {text}");
         let s = strategy(&json, name);
         let sum: u64 = s["bytes"].as_object().unwrap().values().map(|b| b.as_u64().unwrap()).sum();
         assert_eq!(s["total_bytes"], sum);
-        assert!(s["step_s"].as_f64() > s["exposed_comm_s"].as_f64() && s["mfu"].as_f64().unwrap() < 1.0, "{s}");
+        assert!(
+            s["step_s"].as_f64() > s["exposed_comm_s"].as_f64() && s["mfu_llm_foundry"].as_f64().unwrap() < 1.0,
+            "{s}"
+        );
     }
     let saved = |name: &str| strategy(&json, name)["bytes"]["saved"].as_u64().unwrap();
     assert!(saved("FULL_SHARD") > 2 * saved("FULL_SHARD + checkpointing"));
-    // Sharded over 16: of parameters and moments a sixteenth, but for padding.
+    // Sharded over 16: a sixteenth of parameters and moments, except for padding.
     let held = |name: &str| strategy(&json, name)["bytes"]["optimizer"].as_u64().unwrap() as f64;
     let ratio = held("ddp") / held("FULL_SHARD");
     assert!((ratio / 16.0 - 1.0).abs() < 0.01, "{ratio}");
 }
 
 #[test]
-fn what_is_recommended_is_a_command_line_of_run_fsdp() {
+fn the_recommendation_is_a_run_fsdp_command_line() {
     for gpus in [2, 16] {
         let json = document(&format!("--gpus {gpus} {SMALL} --lr 1e-4"));
         let words: Vec<String> = json["command"].as_str().unwrap().split(' ').map(str::to_string).collect();
         let program = words.iter().position(|w| w == "run_fsdp").unwrap();
         assert_eq!(words[0] == "torchrun", gpus > 8);
-        let Parsed::Run(cli) = args::parse::<Cli>("run_fsdp", "", words[program + 1..].to_vec()).unwrap() else {
+        let Parsed::Run(cli) =
+            args::parse::<Cli>(&HelpPage::training("run_fsdp", ""), words[program + 1..].to_vec()).unwrap()
+        else {
             panic!("{words:?}")
         };
         assert_eq!((cli.settings.model.embed_dim, cli.settings.optim.lr), (Some(1024), Some(1e-4)));
@@ -63,7 +69,7 @@ fn what_is_recommended_is_a_command_line_of_run_fsdp() {
 }
 
 #[test]
-fn what_the_flags_settle_is_not_varied() {
+fn settings_fixed_by_flags_are_not_varied() {
     let json = document(&format!("--gpus 8 {SMALL} --sharding SHARD_GRAD_OP --no-activation-checkpoint"));
     let all = json["strategies"].as_array().unwrap();
     assert!(all.iter().all(|s| s["strategy"].as_str().unwrap().starts_with("as given")), "{json}");
@@ -73,11 +79,11 @@ fn what_the_flags_settle_is_not_varied() {
 }
 
 #[test]
-fn a_model_that_fits_nowhere_is_said_with_status_1() {
+fn a_model_that_fits_nowhere_is_reported_with_status_1() {
     let (code, text, _) =
         plan("--gpus 2 --embed-dim 16384 --num-layers 80 --num-heads 128 --max-len 4096 --precision bf16");
     assert_eq!(code, 1);
-    assert!(text.contains("nothing fits: the least is"), "{text}");
+    assert!(text.contains("nothing fits: the smallest needs"), "{text}");
 }
 
 #[test]
@@ -86,13 +92,13 @@ fn bad_input_is_refused_with_one_message() {
         ("", "--gpus is missing"),
         ("--gpus 0", "--gpus 0: it must be 1 to"),
         ("--gpus 12", "12 = 1 x 8 + 4"),
-        ("--gpus 8 --gpu h999", "--gpu h999: no rates are known of it; there are a100, h200, h100, b200, and cpu"),
-        ("--gpus 8 --calibrate", "it needs --gpu cpu, not h100"),
+        ("--gpus 8 --gpu h999", "--gpu h999: unknown GPU; known: a100, h200, h100, b200, and cpu"),
+        ("--gpus 8 --calibrate", "use it with --gpu cpu, not h100"),
         ("--gpus 1 --gpu cpu", "add --calibrate"),
-        ("--gpus 4096 --gpu cpu --calibrate --gpus-per-node 4096", "a rank needs a core"),
+        ("--gpus 4096 --gpu cpu --calibrate --gpus-per-node 4096", "each rank needs a core"),
         ("--gpus 8 --num-heads 7", "embed_dim 256 is not a multiple of num_heads 7"),
         ("--gpus 8 --gpuss 9", "unknown flag --gpuss: the nearest known one is --gpus"),
-        ("--gpus 8 --only nothing", "--only nothing: no such strategy; there are ddp,"),
+        ("--gpus 8 --only nothing", "--only nothing: no such strategy; known strategies: ddp,"),
         ("--gpus 8 --pretrain /no/such/model", "/no/such/model"),
     ];
     for (flags, says) in cases {
@@ -105,7 +111,7 @@ fn bad_input_is_refused_with_one_message() {
 }
 
 #[test]
-fn a_trace_shows_gathers_under_compute() {
+fn a_trace_shows_gathers_overlapping_compute() {
     let dir = tempfile::TempDir::new().unwrap();
     let path = dir.path().join("trace.json");
     let (code, _, err) =
@@ -114,7 +120,7 @@ fn a_trace_shows_gathers_under_compute() {
     let events: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     let find = |name: &str| events.iter().find(|e| e["name"] == name).unwrap_or_else(|| panic!("no {name}"));
     let span = |e: &Value| (e["ts"].as_f64().unwrap(), e["ts"].as_f64().unwrap() + e["dur"].as_f64().unwrap());
-    // Unit 5 is gathered while unit 4 computes: on another row, at the same time as a product.
+    // Unit 5 is gathered while unit 4 computes: in another row, at the same time as a product.
     let gather = find("gather 5");
     let (from, to) = span(gather);
     let products = events.iter().filter(|e| e["name"] == "gemm");
@@ -122,7 +128,7 @@ fn a_trace_shows_gathers_under_compute() {
     assert!(find("thread_name")["args"]["name"] == "compute" && to > from);
 }
 
-/// Prediction and measurement of the same step, on a machine that others use too: not orders of magnitude apart.
+/// Prediction and measurement of the same step, on a shared machine: within an order of magnitude.
 #[test]
 fn a_calibrated_cpu_is_predicted_and_checked() {
     let model = "--embed-dim 128 --num-layers 4 --num-heads 4 --max-len 128 --batch-size 2";

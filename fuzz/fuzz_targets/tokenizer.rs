@@ -4,7 +4,7 @@
 #[path = "../targets.rs"]
 mod targets;
 
-// libFuzzer's hook would end the process at panics of the `tokenizers` library, which are caught. One that is not still
+// libFuzzer's hook would end the process at panics of the `tokenizers` library that we catch. An uncaught one still
 // ends it.
 libfuzzer_sys::fuzz_target!(
     init: std::panic::set_hook(Box::new(|_| {})),

@@ -1,4 +1,4 @@
-//! A library that has threads and remembers streams must not leave the process when its last user lets go of it.
+//! Keeps the library loaded after its last dlclose, because it has threads and thread-local state.
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-link-arg-cdylib=-Wl,-z,nodelete");

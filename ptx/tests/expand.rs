@@ -1,4 +1,5 @@
-//! The expander from outside: what each directive gives, and for every error the file and line, of the call too.
+//! The expander from outside: the output of each directive and, for every error, the file and line, including the
+//! call's.
 use flatshard_ptx::expand::{ExpandError, expand};
 
 fn nothing(_: &str) -> Option<String> {
@@ -7,7 +8,7 @@ fn nothing(_: &str) -> Option<String> {
 fn ok(source: &str) -> String {
     expand("k.ptx", source, &[], &nothing).unwrap()
 }
-/// The expansion without markers and with blanks folded, for what is about words alone.
+/// The expansion without markers and with whitespace collapsed, for tests of words only.
 fn words(source: &str) -> String {
     let text = ok(source);
     let lines = text.lines().filter(|l| !l.starts_with("# "));
@@ -63,7 +64,7 @@ fn a_given_value_wins_over_a_default() {
     let text = expand("k.ptx", source, &[("DIM", 128)], &nothing).unwrap();
     assert!(text.contains("mov %a, 128;"), "{text}");
     let e = expand("k.ptx", source, &[("DIMM", 128)], &nothing).unwrap_err();
-    assert_eq!(e.to_string(), "k.ptx:1: 'DIMM' was given, but no .const has that name");
+    assert_eq!(e.to_string(), "k.ptx:1: 'DIMM' is given, but no .const has that name");
 }
 
 #[test]
@@ -98,7 +99,7 @@ fn macros_take_registers_lists_and_numbers() {
     assert_eq!(words(".macro N(v) { .for i in 0 .. v { a$i } }\nN!(1 + 1)"), "{ a0 a1 }");
     assert_eq!(words(".macro A(x) { $x }\n.macro B(x) { A!($x) }\nB!([%a + 4])"), "{ { [%a + 4] } }");
     assert_eq!(words(".macro E() { ret; }\nE!();"), "{ ret; }");
-    // Arguments are the caller's: a name of the caller with the parameter's name means the caller's.
+    // Arguments belong to the caller: a caller's name that equals the parameter's means the caller's.
     assert_eq!(words(".macro P(i) { p$i }\n.for i in 7 .. 8 { P!(i) P!(${i + 1}) }"), "{ p7 } { p8 }");
 }
 
@@ -150,9 +151,9 @@ fn includes_bring_macros_and_name_their_own_lines() {
     let e = expand("k.ptx", "\n.include \"bad.ptx\"\n", &[], &shared).unwrap_err();
     assert_eq!(e.to_string(), "bad.ptx:2: unknown name '$NO'\n  included at k.ptx:2");
     let e = expand("k.ptx", "\n.include \"none.ptx\"\n", &[], &shared).unwrap_err();
-    assert_eq!(e.to_string(), "k.ptx:2: nothing to include by the name 'none.ptx'");
+    assert_eq!(e.to_string(), "k.ptx:2: cannot find 'none.ptx' to include");
     let e = expand("k.ptx", ".include \"self.ptx\"\n", &[], &shared).unwrap_err();
-    assert_eq!(e.what, "calls nest deeper than 64");
+    assert_eq!(e.what, "calls are nested deeper than 64");
 }
 
 #[test]
@@ -161,7 +162,7 @@ fn every_error_names_its_line() {
         ("\n$NAME\n", "k.ptx:2: unknown name '$NAME'"),
         ("\n$ x\n", "k.ptx:2: unknown name '$x'"),
         ("\n${1 + N}\n", "k.ptx:2: unknown name 'N'"),
-        ("\n${1 + }\n", "k.ptx:2: an expression ends early"),
+        ("\n${1 + }\n", "k.ptx:2: unexpected end of an expression"),
         ("\n${1 + )}\n", "k.ptx:2: unexpected ')' in an expression"),
         ("\n${(1 + 2}\n", "k.ptx:2: missing ')'"),
         ("\n${1 ? 2}\n", "k.ptx:2: missing ':'"),
@@ -174,33 +175,33 @@ fn every_error_names_its_line() {
         ("\n${1\n", "k.ptx:2: no '}' closes this '{'"),
         ("\n%a[1\n", "k.ptx:2: no ']' closes this '['"),
         ("\n.const = 3\n", "k.ptx:2: a name after .const expected"),
-        ("\n.const N 3\n", "k.ptx:2: '=' expected after .const N"),
-        ("\n.const N = 3 +\n", "k.ptx:2: an expression ends early"),
+        ("\n.const N 3\n", "k.ptx:2: expected '=' after .const N"),
+        ("\n.const N = 3 +\n", "k.ptx:2: unexpected end of an expression"),
         (".const N = 3\n\n.const N = 4\n", "k.ptx:3: 'N' is defined twice"),
         ("\n.for 3 in 0 .. 2 { }\n", "k.ptx:2: a name after .for expected"),
         ("\n.for { }\n", "k.ptx:2: a name after .for expected"),
-        ("\n.for i of 0 .. 2 { }\n", "k.ptx:2: 'in' expected after .for i"),
+        ("\n.for i of 0 .. 2 { }\n", "k.ptx:2: expected 'in' after .for i"),
         ("\n.for i in 0 .. 2\n", "k.ptx:2: '{' expected"),
         ("\n.for i in 0 .. 2 {\n", "k.ptx:2: no '}' closes this '{'"),
         ("\n.if 1\n", "k.ptx:2: '{' expected"),
         ("\n.if N { }\n", "k.ptx:2: unknown name 'N'"),
         ("\n.if 1 { } .else x\n", "k.ptx:2: '{' expected"),
-        ("\n.else { }\n", "k.ptx:2: an .else without its .if"),
+        ("\n.else { }\n", "k.ptx:2: .else without .if"),
         ("\n.macro (a) { }\n", "k.ptx:2: a name after .macro expected"),
         ("\n.macro M { }\n", "k.ptx:2: '(' expected"),
         ("\n.macro M(a\n", "k.ptx:2: no ')' closes this '('"),
-        ("\n.macro M(a b) { }\n", "k.ptx:2: 'a b' is no name for a parameter of M!"),
-        ("\n.macro M(a,) { }\n", "k.ptx:2: '' is no name for a parameter of M!"),
+        ("\n.macro M(a b) { }\n", "k.ptx:2: 'a b' is not a valid parameter name of M!"),
+        ("\n.macro M(a,) { }\n", "k.ptx:2: '' is not a valid parameter name of M!"),
         ("\n.macro M(a)\n", "k.ptx:2: '{' expected"),
         (".macro M() { }\n.macro M() { }\n", "k.ptx:2: M! is defined twice, first at k.ptx:1"),
         ("\nM!(1)\n", "k.ptx:2: unknown macro 'M!'"),
-        (".macro M(a) { }\n\nM!(1, 2)\n", "k.ptx:3: M! takes 1 argument, given 2"),
-        (".macro M(a, b) { }\n\nM!()\n", "k.ptx:3: M! takes 2 arguments, given 0"),
+        (".macro M(a) { }\n\nM!(1, 2)\n", "k.ptx:3: M! takes 1 argument, got 2"),
+        (".macro M(a, b) { }\n\nM!()\n", "k.ptx:3: M! takes 2 arguments, got 0"),
         (".macro M(a) { }\n\nM!(1\n", "k.ptx:3: no ')' closes this '('"),
         (".macro M(a) { }\n\nM!($x)\n", "k.ptx:3: unknown name '$x'"),
-        ("\n/* never\n", "k.ptx:2: a /* comment never ends"),
-        ("\n.pragma \"never\n", "k.ptx:2: a string does not end on its line"),
-        ("\n.include name\n", "k.ptx:2: a quoted name expected after .include"),
+        ("\n/* never\n", "k.ptx:2: a /* comment is not closed"),
+        ("\n.pragma \"never\n", "k.ptx:2: a string is not closed on its line"),
+        ("\n.include name\n", "k.ptx:2: expected a quoted name after .include"),
     ] {
         assert_eq!(error(source), want, "{source:?}");
     }
@@ -211,6 +212,6 @@ fn errors_inside_macros_name_every_call() {
     let source = ".macro IN(n) {\n  ${n / 0}\n}\n.macro OUT(n) {\n\n  IN!($n);\n}\n.for i in 5 .. 6 {\n  OUT!(i);\n}\n";
     assert_eq!(error(source), "k.ptx:2: 5 / 0 has no value\n  IN! called at k.ptx:6\n  OUT! called at k.ptx:9");
     let e: ExpandError = expand("k.ptx", ".macro M() {\n M!()\n}\nM!()\n", &[], &nothing).unwrap_err();
-    assert_eq!((e.what.as_str(), e.through.len()), ("calls nest deeper than 64", 64));
+    assert_eq!((e.what.as_str(), e.through.len()), ("calls are nested deeper than 64", 64));
     assert_eq!(e.through.last().unwrap().2, 4, "the outermost call comes last");
 }

@@ -1,4 +1,4 @@
-//! What single instructions give, lane by lane: the table of the emulator against values worked out by hand or by Rust.
+//! Results of single instructions, lane by lane, compared with values worked out by hand or by Rust.
 use flatshard_ptx::emulate::{Argument, GlobalMemory, KernelLaunch, parse};
 
 /// Runs `text` in one warp with %a, %b, %c (32 bits) and %A, %B (64 bits) given, %p = a < b and %lane; stores `what`.
@@ -189,7 +189,7 @@ fn branches_part_and_meet_again() {
     let text = "and.b32 %s, %lane, 1; setp.eq.u32 %q, %s, 0; @%q bra EVEN; mov.b32 %r, 100; bra MEET;
         EVEN: mov.b32 %r, 200; MEET: shfl.sync.bfly.b32 %s, %r, 1, 31, -1; add.u32 %r, %r, %s;";
     assert_eq!(warp(text, "cvt.u64.u32 %R, %r;", 0, 0, 0), vec![300; 32]);
-    // A loop of as many rounds as the lane's number.
+    // A loop with as many iterations as the lane's number.
     let text = "AGAIN: setp.ge.u32 %q, %s, %lane; @%q bra OUT; add.u32 %s, %s, 1; add.u32 %r, %r, %s; bra AGAIN; OUT:";
     let want: Vec<u64> = (0..32).map(|l| l * (l + 1) / 2).collect();
     assert_eq!(warp(text, "cvt.u64.u32 %R, %r;", 0, 0, 0), want);

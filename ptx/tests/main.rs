@@ -1,5 +1,5 @@
-//! The expander, the emulator and the kernels. Each kernel runs in the emulator against a reference, and each check of
-//! the emulator is proved by a fault that it notices.
+//! The expander, the emulator and the kernels. Each kernel runs in the emulator and is compared with a reference, and
+//! each check of the emulator is verified by a fault that it detects.
 mod attention;
 mod expand;
 mod faults;

@@ -1,4 +1,4 @@
-//! ldmatrix and mma.sync against a naive product, and the faults around them. The tile kernel is written in the
+//! ldmatrix and mma.sync compared with a naive product, and faults in their use. The tile kernel is written in the
 //! expander's syntax: A (16, k) and B (8, k) by rows through shared memory in two stages, D = A Bᵀ.
 use flatshard_ptx::emulate::{Argument, FindingKind, GlobalMemory, KernelLaunch, LaunchCounts, LaunchReport, parse};
 use flatshard_ptx::expand::expand;
@@ -123,7 +123,7 @@ struct Input {
     bytes: Vec<u8>,
     values: Vec<f64>,
 }
-/// Multiples of 1/8 up to 1: exact in every format, and their sums of products in f32.
+/// Multiples of 1/8 up to 1: exact in every format, with products whose sums are exact in f32.
 fn input(seed: usize, n: usize, bytes: impl Fn(f32) -> Vec<u8>) -> Input {
     let values: Vec<f64> = (0..n).map(|i| ((i * 7 + i / 5 * 3 + seed) % 17) as f64 / 8.0 - 1.0).collect();
     Input { bytes: values.iter().flat_map(|v| bytes(*v as f32)).collect(), values }
@@ -134,7 +134,7 @@ fn floats(bytes: &[u8]) -> Vec<f64> {
 
 type Ran = Result<(Vec<f64>, Vec<f64>, LaunchCounts), LaunchReport>;
 
-/// Got, wanted, counts.
+/// Result, expectation, counts.
 fn tile(text: &str, given: &[(&str, i64)], k: usize, schedule: u64) -> Ran {
     let has = |name: &str| given.contains(&(name, 1));
     let (half, trans) = (has("HALF"), has("TRANS"));
@@ -242,7 +242,7 @@ fn faults_around_tiles() {
     caught(FindingKind::InFlight, "asynchronous copy is in flight", &plant(TILE, "cp.async.wait_group 1;", ""), &[]);
     let lax = plant(TILE, "cp.async.wait_group 1;", "cp.async.wait_group 2;");
     caught(FindingKind::InFlight, "read of shared 'stages'", &lax, &[]);
-    // Even the lane that waited for its own row reads for all.
+    // Even the lane that waited for its own row reads other lanes' data.
     let barrier = plant(TILE, "    bar.warp.sync -1;\n", "\n");
     caught(FindingKind::Race, "read of shared 'stages'", &barrier, &[]);
     let barrier = plant(TILE, "    bar.warp.sync 0xffffffff;\n", "\n");

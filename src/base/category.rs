@@ -1,21 +1,21 @@
-//! What memory is for: the categories that the meter counts in. Never counts.
+//! The categories in which the meter counts memory. Never counts.
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize)]
 pub enum Category {
-    /// Master shards and their compute-dtype copies.
+    /// Master weights and their compute-dtype copies.
     Params,
-    /// Sharded gradients, or the replicated ones of DDP.
+    /// Sharded gradients, or DDP's replicated ones.
     Grads,
     Optimizer,
     /// Full-size staging buffers for gathered weights and unreduced gradients.
     Slots,
-    /// What backward needs of the forward pass.
+    /// Activations saved for backward.
     Saved,
     /// Reused within a block, the loss or an operation.
     Scratch,
     /// Batches, tables and other small things.
     Other,
-    /// Whatever of the above is offloaded: in host memory, where all else is the device's.
+    /// Anything above that is offloaded to host memory. The other categories count device memory.
     Host,
 }
 pub const CATEGORIES: [(Category, &str); 8] = [

@@ -1,4 +1,4 @@
-//! Element types, and the only place where one becomes another. Never touches buffers.
+//! Element types, and the only place that converts between them. Never touches buffers.
 use half::{bf16, f16};
 use std::fmt;
 
@@ -9,17 +9,17 @@ pub enum DType {
     Bf16,
     /// IEEE binary16: finite up to 65504, normal down to 2^-14.
     F16,
-    /// Exact partial sums of the gradient norm and of the loss.
+    /// Exact partial sums of the gradient norm and the loss.
     F64,
     /// Token ids, positions, `cu_seqlens`.
     U32,
-    /// Targets: -100 marks a token without loss.
+    /// Targets: -100 marks a token that is not trained on.
     I32,
     U8,
 }
 
 impl DType {
-    /// Bytes of one element.
+    /// Bytes per element.
     pub const fn size(self) -> usize {
         match self {
             DType::F64 => 8,
@@ -55,10 +55,10 @@ macro_rules! elem {
 }
 elem!(f32: F32, bf16: Bf16, f16: F16, f64: F64, u32: U32, i32: I32, u8: U8);
 
-/// A floating type that layers compute with: stored as itself, computed in f32.
+/// A floating-point type that layers compute with: stored as is, computed in f32.
 pub trait Float: Elem + PartialOrd {
     fn to_f32(self) -> f32;
-    /// To nearest, ties to even.
+    /// Rounds to nearest, ties to even.
     fn from_f32(x: f32) -> Self;
 }
 impl Float for f32 {
@@ -76,18 +76,19 @@ impl Float for bf16 {
     fn to_f32(self) -> f32 {
         f32::from_bits((self.to_bits() as u32) << 16)
     }
-    /// Branch-free, so that loops over it vectorise; a NaN stays a NaN (its top mantissa bit is set).
+    /// Branch-free so that loops over it vectorize, and in 32 bits until the end, so that they narrow once. A NaN stays
+    /// a NaN (its top mantissa bit is set).
     #[inline(always)]
     fn from_f32(x: f32) -> bf16 {
         let bits = x.to_bits();
-        let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
-        let nan = (bits >> 16) as u16 | 0x40;
-        bf16::from_bits(if x.is_nan() { nan } else { rounded })
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+        let chosen = if x.is_nan() { bits | 0x40_0000 } else { rounded };
+        bf16::from_bits((chosen >> 16) as u16)
     }
 }
 impl Float for f16 {
-    /// Without branches, so that loops over it vectorise. Normal numbers have their exponent moved by 127 - 15;
-    /// subnormals become 2^-14 (1 + m), of which 2^-14 is taken away again: exact.
+    /// Branch-free so that loops over it vectorize. Normal numbers have their exponent rebased by 127 - 15. Subnormals
+    /// become 2^-14 (1 + m), and subtracting 2^-14 is exact.
     #[inline(always)]
     fn to_f32(self) -> f32 {
         const MOVED: u32 = (127 - 15) << 23;
@@ -96,15 +97,15 @@ impl Float for f16 {
         let magnitude = (bits & 0x7fff) << 13;
         let exponent = magnitude & (0x7c00 << 13);
         let normal = magnitude + MOVED;
-        // Infinities and NaNs: up to the largest exponent.
+        // Infinities and NaNs get the largest exponent.
         let special = magnitude + MOVED + ((128 - 16) << 23);
         let subnormal = (f32::from_bits(normal + ONE) - f32::from_bits(MOVED + ONE)).to_bits();
         let finite = if exponent == 0 { subnormal } else { normal };
         let value = if exponent == 0x7c00 << 13 { special } else { finite };
         f32::from_bits(value | (bits & 0x8000) << 16)
     }
-    /// Without branches. From 65520 on the result is infinite; a NaN stays a NaN (its top mantissa bit is set). Below
-    /// 2^-14 the sum with 0.5, whose last bit is 2^-24, rounds to the subnormals.
+    /// Branch-free. 65520 and above become infinite; a NaN stays a NaN (its top mantissa bit is set). Below 2^-14,
+    /// adding 0.5, whose last bit is 2^-24, rounds to the subnormals.
     #[inline(always)]
     fn from_f32(x: f32) -> f16 {
         const HALF: u32 = 126 << 23;
@@ -123,7 +124,7 @@ impl Float for f16 {
 mod tests {
     use super::*;
 
-    /// Against the `half` crate, whose conversions are the CPU's where it has them.
+    /// Compares with the `half` crate, which uses the CPU's conversion instructions where available.
     #[test]
     fn f16_converts_as_ieee_demands() {
         for bits in 0..=u16::MAX {
@@ -131,7 +132,7 @@ mod tests {
             let (got, want) = (Float::to_f32(x), x.to_f32());
             assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{bits:#x}: {got}, {want}");
         }
-        // Every pattern of the upper bits, with what decides ties below them.
+        // Every pattern of the upper bits, combined with the lower bits that decide ties.
         for upper in 0..=u16::MAX as u32 {
             for lower in [0, 1, 0xfff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000, 0xefff, 0xf000, 0xffff] {
                 let x = f32::from_bits(upper << 16 | lower);

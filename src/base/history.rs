@@ -1,38 +1,38 @@
-//! How a meter's bytes came about: a row at each allocation and each release, and in chosen steps a row wherever what
-//! is in use changes. Never counts.
+//! The history of a meter's bytes: one row per allocation and release and, in detailed steps, one per change in use.
+//! Never counts bytes itself.
 use super::CATEGORIES;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Rows that a run of usual length needs: none is allocated in its steps.
+/// Capacity for a run of usual length, so that no step allocates.
 const ROOM: usize = 1 << 14;
 
-/// Of what is allocated, what somebody reads or fills at the moment.
+/// The subset of allocated bytes that is being read or written.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct InUse {
-    /// Weights that layers were handed and have not released, whole, though ranks of a host may share them.
+    /// Unsharded weights between acquire and release, counted in full even where the ranks of a host share them.
     pub weights: usize,
-    /// Gradients that are added into and whose reduction has not started.
+    /// Gradients being accumulated, before their reduction starts.
     pub grads: usize,
-    /// What blocks keep for backward that it has not passed yet.
+    /// Activations saved for backward and not yet consumed.
     pub saved: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryRow {
     pub at: Instant,
-    /// The step at hand, or the one that was done last.
+    /// The current step, or the last completed one.
     pub step: u64,
     pub phase: &'static str,
-    /// Layer of the phase.
+    /// Layer that the phase belongs to.
     pub layer: Option<usize>,
-    /// In the order of [`CATEGORIES`].
+    /// Live bytes, in the order of [`CATEGORIES`].
     pub live: [usize; CATEGORIES.len()],
     pub in_use: InUse,
 }
 
-/// One rank's. Clones share it.
+/// The history of one rank. Clones share it.
 #[derive(Clone, Debug)]
 pub struct History(Arc<HistoryInner>);
 
@@ -57,7 +57,7 @@ impl History {
     fn rows(&self) -> MutexGuard<'_, Vec<MemoryRow>> {
         self.0.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// The last row with what `change` makes of it, now.
+    /// Appends a copy of the last row, changed by `change` and timestamped now.
     fn push(&self, change: impl FnOnce(&mut MemoryRow)) {
         let mut rows = self.rows();
         let Some(mut row) = rows.last().copied() else { return };
@@ -65,26 +65,26 @@ impl History {
         change(&mut row);
         rows.push(row);
     }
-    /// For the meter.
+    /// Called by the meter.
     pub(super) fn changed(&self, category: usize, live: usize) {
         self.push(|row| row.live[category] = live);
     }
-    /// What follows is this, until the next phase.
+    /// Starts a phase, which labels the rows up to the next one.
     pub fn phase(&self, step: u64, phase: &'static str) {
         self.push(|row| (row.step, row.phase, row.layer) = (step, phase, None));
     }
-    /// Within a phase of a step that is looked at closely.
+    /// Records bytes in use; only in detailed steps.
     pub fn used(&self, phase: &'static str, layer: Option<usize>, in_use: InUse) {
         self.push(|row| (row.phase, row.layer, row.in_use) = (phase, layer, in_use));
     }
-    /// From now on a step tells what it uses, or no more.
+    /// Turns recording of bytes in use on or off.
     pub fn set_detailed(&self, closely: bool) {
         self.0.detailed.store(closely, Relaxed);
     }
     pub fn is_detailed(&self) -> bool {
         self.0.detailed.load(Relaxed)
     }
-    /// When it began, and all rows so far.
+    /// The start time and all rows recorded since.
     pub fn all(&self) -> (Instant, Vec<MemoryRow>) {
         (self.0.origin, self.rows().clone())
     }

@@ -1,19 +1,22 @@
-//! The largest value of each size that a flag, a key of a file or a key of a model's config may give: one table for
-//! all. Everything behind it computes with plain products. Never judges what a run needs: the plan does.
+//! The largest value of each size that a flag, a config key or a model's config may give, in one table. Code that uses
+//! these sizes can multiply without overflow checks. Never decides whether a run fits: the plan does.
 use super::{Error, Result};
 
 /// Ranks, hosts, heads.
 const MANY: u64 = 1 << 16;
-/// Blocks: each takes a millisecond of planning.
+/// Blocks: planning takes about a millisecond for each.
 const DEEP: u64 = 1 << 12;
-/// Sizes of a model and of a sequence, text to write: ids and lengths are 32 bits wide.
+/// Threads of a rank.
+const CORES: u64 = 1 << 10;
+/// Model sizes, sequence lengths and tokens to generate: ids and lengths are 32 bits wide.
 const LARGE: u64 = 1 << 31;
-/// Sequences: batch x accumulation x ranks is a word.
+/// Sequences: batch x accumulation x ranks must fit in a machine word.
 const LONG: u64 = 10_000_000;
 
-/// By the setting's name.
-const MOST: [(&str, u64); 21] = [
+/// Limits by setting name.
+const MOST: [(&str, u64); 22] = [
     ("nproc_per_node", MANY),
+    ("threads_per_rank", CORES),
     ("num_nodes", MANY),
     ("ranks_per_gpu", MANY),
     ("tp_size", MANY),
@@ -36,7 +39,7 @@ const MOST: [(&str, u64); 21] = [
     ("train_batch_size", LARGE),
 ];
 
-/// `value`, which the file or the flag calls `name`, is no larger than the setting `setting` may be.
+/// Checks `value` against the limit of `setting`. `name` is what the file or flag calls it.
 pub fn check(setting: &str, name: &str, value: u64) -> Result<()> {
     match MOST.iter().find(|(known, _)| *known == setting) {
         Some(&(_, most)) if value > most => Err(Error::input(format!("{name} is {value}: it must be at most {most}"))),

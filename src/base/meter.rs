@@ -1,6 +1,6 @@
-//! Bytes held, by category, with their peak: what a memory plan is checked against. What is offloaded to host memory
-//! has a category of its own and is in no total. It knows what each live buffer is for, so that running out of memory
-//! says what holds it. Never allocates buffers itself.
+//! Live bytes by category and their peak, which a memory plan is checked against. Memory offloaded to the host has its
+//! own category and is excluded from totals. The meter records each buffer's purpose, so that an out-of-memory error
+//! can list what holds the memory. Never allocates buffers itself.
 use super::history::History;
 use super::{CATEGORIES, Category, DType, Error};
 use std::collections::BTreeMap;
@@ -18,19 +18,19 @@ struct Counts {
     history: OnceLock<History>,
 }
 
-/// Who holds what: written when buffers come and go, read when there is no room for another.
+/// Live leases by kind: updated when buffers are created and dropped, read when an allocation fails.
 #[derive(Default, Debug)]
 struct Book {
-    /// What the next leases are for.
+    /// Purpose of the next leases.
     purpose: &'static str,
-    /// Leases that are alike, and how many of them there are.
+    /// The number of identical leases.
     held: BTreeMap<LeaseKind, usize>,
 }
 impl Counts {
     fn book(&self) -> MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// The bytes of a category have become others.
+    /// Records that the bytes of a category changed.
     fn record(&self, category: Category) {
         if let Some(history) = self.history.get() {
             history.changed(category as usize, self.live[category as usize].load(Relaxed));
@@ -42,9 +42,9 @@ impl Counts {
 struct LeaseKind {
     category: Category,
     purpose: &'static str,
-    /// Of elements, where it is known of what.
+    /// Element type and count, where known.
     elements: Option<(DType, usize)>,
-    /// That this rank counts: of a buffer that ranks of a host share, its part.
+    /// Bytes counted on this rank: its share of a buffer that the ranks of a host share.
     bytes: usize,
 }
 impl fmt::Display for LeaseKind {
@@ -62,21 +62,21 @@ fn mib(bytes: usize) -> String {
     format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
 
-/// Kinds of buffers that an error lists.
+/// How many kinds of buffer an error lists.
 const LISTED: usize = 10;
 
-/// Shared by the device and the groups of one rank; clones count together.
+/// Shared by the device and the groups of one rank. Clones count together.
 #[derive(Clone, Default, Debug)]
 pub struct Meter(Arc<Counts>);
 
-/// Keeps `bytes` counted until dropped.
+/// Counts its bytes until dropped.
 #[derive(Debug)]
 pub struct Lease {
     counts: Arc<Counts>,
     kind: LeaseKind,
 }
 
-/// What buffers are for, until it is dropped.
+/// Sets the purpose of new buffers until dropped.
 #[must_use]
 pub struct Purpose {
     counts: Arc<Counts>,
@@ -89,8 +89,8 @@ impl Drop for Purpose {
 }
 
 impl Meter {
-    /// What is leased from now on, of the device or of a group, is for `what`; where purposes are nested, the inner one
-    /// counts.
+    /// Labels everything leased from now on, on the device or in a group, as being for `what`. Purposes nest; the
+    /// innermost applies.
     pub fn purpose(&self, what: &'static str) -> Purpose {
         let before = std::mem::replace(&mut self.0.book().purpose, what);
         Purpose { counts: self.0.clone(), before }
@@ -98,7 +98,7 @@ impl Meter {
     pub fn lease(&self, category: Category, bytes: usize) -> Lease {
         self.count(category, None, bytes)
     }
-    /// Of `len` elements, of which this rank counts `bytes`.
+    /// A lease of `len` elements, of which this rank counts `bytes`.
     pub fn lease_of(&self, category: Category, dtype: DType, len: usize, bytes: usize) -> Lease {
         self.count(category, Some((dtype, len)), bytes)
     }
@@ -117,21 +117,21 @@ impl Meter {
         c.record(category);
         Lease { counts: c.clone(), kind }
     }
-    /// Every change from now on is written there; the first such call counts.
+    /// Records every change from now on in `history`. Only the first call has an effect.
     pub fn keep(&self, history: &History) {
         let _ = self.0.history.set(history.clone());
     }
     pub fn live(&self, category: Category) -> usize {
         self.0.live[category as usize].load(Relaxed)
     }
-    /// On the device, as is the peak.
+    /// Total on the device; like the peak, it excludes host memory.
     pub fn total(&self) -> usize {
         self.0.total.load(Relaxed)
     }
     pub fn peak(&self) -> usize {
         self.0.peak.load(Relaxed)
     }
-    /// What is held, for an error that there is no room: the total of each category, and the largest buffers by name.
+    /// Describes live memory for an out-of-memory error: the total of each category and the largest buffers by name.
     pub fn dump(&self) -> String {
         let held = self.0.book().held.clone();
         let mut largest: Vec<(&LeaseKind, &usize)> = held.iter().collect();
@@ -148,20 +148,20 @@ impl Meter {
             largest.join(", ")
         )
     }
-    /// How many buffers were ever allocated: constant across steps, which a test asserts.
+    /// How many buffers were ever allocated. A test asserts that steps do not change it.
     pub fn allocations(&self) -> usize {
         self.0.allocations.load(Relaxed)
     }
 }
 impl Lease {
-    /// There was no room for the buffer that this lease is for: `why`, and what holds the memory.
+    /// The error for a buffer that could not be allocated: `why`, and what holds the memory.
     pub fn refused(self, why: impl fmt::Display) -> Error {
         let (meter, kind) = (Meter(self.counts.clone()), self.kind);
         drop(self);
-        Error::Run(format!("out of memory: {kind} is refused: {why}; {}. {REMEDY}", meter.dump()))
+        Error::Run(format!("out of memory: {kind} failed: {why}; {}. {REMEDY}", meter.dump()))
     }
 }
-/// What takes less memory.
+/// How to use less memory.
 pub const REMEDY: &str =
     "Use `activation_checkpoint`, `precision: bf16`, a smaller `batch_size` or `max_len`, or more ranks on more hosts";
 
@@ -202,7 +202,7 @@ mod tests {
         let refused = meter.lease_of(Category::Scratch, DType::Bf16, 1 << 30, 2 << 30);
         let text = refused.refused("Cannot allocate memory").to_string();
         let expected = format!(
-            "out of memory: 2048.0 MiB scratch (scratch, 1073741824 bf16) is refused: Cannot allocate memory; this rank holds \
+            "out of memory: 2048.0 MiB scratch (scratch, 1073741824 bf16) failed: Cannot allocate memory; this rank holds \
              4.5 MiB in 6 buffers: params 1.5 MiB, slots 3.0 MiB; largest first: 3 x 1.0 MiB slots (slots), 1 x 1.0 MiB masters \
              (params, 262144 f32), 2 x 0.2 MiB norms (params, 65536 f32). {REMEDY}"
         );

@@ -1,15 +1,16 @@
-//! Floor 0: errors, dtypes, the counter-based generator, memory accounting, and what files of others may be. Never
-//! knows of devices, ranks or layers.
-pub mod error; // what a call may end with: Error, Result
-mod quote; // text of others, fit for a message
+//! Floor 0: errors, dtypes, the counter-based generator, memory accounting and limits on input files. Never knows about
+//! devices, ranks or layers.
+pub mod error; // Error, Result
+mod quote; // untrusted text in messages
+pub mod columns; // words in lines
 pub mod dtype; // element types
-pub mod rng; // random numbers by counter
-pub mod limits; // largest sizes that are accepted
-pub mod open; // files that are opened for reading
-pub mod timeline; // marks of when something ran
-mod category; // what memory is for
+pub mod rng; // counter-based random numbers
+pub mod limits; // largest accepted sizes
+pub mod open; // opening input files
+pub mod timeline; // profiling spans
+mod category; // memory categories
 pub mod history; // the meter's bytes over time
-pub mod meter; // bytes held, and their peak
+pub mod meter; // live bytes and their peak
 
 pub use category::{CATEGORIES, Category};
 pub use dtype::{DType, Elem};

@@ -1,17 +1,17 @@
-//! Files that a user or another program made, opened for reading. Regular files only, checked on the open descriptor,
-//! so that a named pipe or a device in their place cannot block or run dry the machine. Never interprets what it reads.
+//! Opening files that a user or another program made. Accepts regular files only, checked on the open descriptor, so a
+//! named pipe cannot block the process and a device cannot exhaust memory. Never interprets the contents.
 use rustix::fs::OFlags;
 use std::fs::{File, FileType, Metadata, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Configurations, indices, tokenizers, templates: the largest in use have some 50 MB.
+/// Cap for configs, indices, tokenizers and templates. The largest in use are about 50 MB.
 const MOST: u64 = 1 << 30;
 
-/// The regular file at `path`; an error for anything else, without waiting for it.
+/// Opens the regular file at `path`. Anything else is an error, returned without blocking.
 pub fn file(path: &Path) -> Result<File> {
-    // Opening a pipe that nobody writes to would wait for a writer.
+    // Without O_NONBLOCK, opening a pipe that has no writer blocks.
     let file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
     let kind = file.metadata()?.file_type();
     match kind.is_file() {
@@ -20,24 +20,24 @@ pub fn file(path: &Path) -> Result<File> {
     }
 }
 
-/// All of a regular file that is kept in memory.
+/// Reads a regular file into memory.
 pub fn read(path: &Path) -> Result<Vec<u8>> {
     let file = file(path)?;
     let len = file.metadata()?.len();
     if len > MOST {
-        return Err(Error::new(ErrorKind::FileTooLarge, format!("it has {len} bytes; at most {MOST} are read")));
+        return Err(Error::new(ErrorKind::FileTooLarge, format!("it has {len} bytes; the limit is {MOST}")));
     }
     let mut bytes = Vec::with_capacity(len as usize);
     file.take(MOST).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Whether both are one file or directory, by whatever links and mounts.
+/// Whether both are the same file or directory, through any links and mounts.
 pub fn is_same(a: &Metadata, b: &Metadata) -> bool {
     (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
-/// A file to add lines to, made where it is missing. A device that takes nothing (/dev/full) is found now.
+/// Opens a file for appending, and creates it if missing. A device that accepts no data (/dev/full) fails here.
 pub fn append(path: &Path) -> Result<File> {
     path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
     let mut file = OpenOptions::new().create(true).append(true).open(path)?;
@@ -70,10 +70,10 @@ mod tests {
             let error = read(path).unwrap_err().to_string();
             assert!(error.contains(&format!("it is {what}, not a regular file")), "{error}");
         }
-        // A sparse file of 2 TB takes no room on the disk, and would take all memory.
+        // A sparse file of 2 TB takes no disk space, but would exhaust memory if read.
         let huge = dir.path().join("huge");
         File::create(&huge).unwrap().set_len(2 << 40).unwrap();
         let error = read(&huge).unwrap_err().to_string();
-        assert!(error.contains("it has 2199023255552 bytes; at most 1073741824"), "{error}");
+        assert!(error.contains("it has 2199023255552 bytes; the limit is 1073741824"), "{error}");
     }
 }

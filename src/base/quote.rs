@@ -1,18 +1,18 @@
-//! Text of others in a message of ours: its beginning, with the characters that a terminal obeys written as escapes.
-//! Never formats more than it keeps.
+//! Untrusted text in error messages: truncated, with terminal control characters escaped. Never formats more than it
+//! keeps.
 use std::fmt::{self, Display, Write};
 
-/// Displays at most 200 characters of `text`, and an ellipsis if that is not all of it.
+/// Displays at most 200 characters of `text`, followed by an ellipsis if it is longer.
 pub fn quote<T: Display>(text: T) -> Quote<T> {
     Quote { text, most: 200, escape: true }
 }
 
-/// The same with at most `most` characters.
+/// The same, with a limit of `most` characters.
 pub fn printable(text: &str, most: usize) -> String {
     Quote { text, most, escape: true }.to_string()
 }
 
-/// A whole message of ours, in which a [`quote`] may have been forgotten.
+/// Sanitizes a whole message, in case a [`quote`] was forgotten.
 pub(super) fn message<T: Display>(text: T) -> Quote<T> {
     Quote { text, most: 2000, escape: false }
 }
@@ -34,7 +34,7 @@ impl<T: Display> Display for Quote<T> {
     }
 }
 
-/// Ends the formatting with an error where nothing more is kept.
+/// Keeps the beginning, and stops the formatting with an error once it is full.
 struct Beginning<'a, 'b> {
     out: &'a mut fmt::Formatter<'b>,
     left: usize,
@@ -59,7 +59,7 @@ impl Write for Beginning<'_, '_> {
     }
 }
 
-/// Control characters, and the marks that reverse the order of letters.
+/// Control characters and bidirectional overrides.
 fn is_obeyed(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

@@ -1,6 +1,6 @@
 //! Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): a random number is a pure
-//! function of (key, counter). Never holds state, so recomputation, another cut of a tensor or another number of ranks
-//! draws the same numbers.
+//! function of (key, counter). Never holds state, so recomputation, resharding and any world size draw the same
+//! numbers.
 
 /// Four random words for a 64-bit key and a 128-bit counter.
 #[inline(always)]
@@ -17,7 +17,8 @@ pub fn philox(key: u64, counter: [u32; 4]) -> [u32; 4] {
     [c0, c1, c2, c3]
 }
 
-/// A stream of numbers addressed by index: `seed` chooses the run, `stream` the purpose (a tensor's name, an epoch).
+/// A stream of random numbers addressed by index. `seed` selects the run, `stream` the purpose (a tensor's name, an
+/// epoch).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rng {
     key: u64,
@@ -25,11 +26,11 @@ pub struct Rng {
 
 impl Rng {
     pub fn new(seed: u64, stream: u64) -> Rng {
-        // Mixed, so that (1, 2) and (2, 1) are unrelated.
+        // Mixing makes (1, 2) and (2, 1) unrelated.
         let [a, b, ..] = philox(seed, [stream as u32, (stream >> 32) as u32, 0x5eed, 0]);
         Rng { key: a as u64 | (b as u64) << 32 }
     }
-    /// A stream named by text, e.g. a tensor's name.
+    /// A stream named by a string such as a tensor's name.
     pub fn named(seed: u64, name: &str) -> Rng {
         Rng::new(seed, xxhash_rust::xxh3::xxh3_64(name.as_bytes()))
     }
@@ -44,16 +45,16 @@ impl Rng {
         let [a, b, ..] = self.words(i);
         a as u64 | (b as u64) << 32
     }
-    /// Uniform in [0, 1), 53 bits.
+    /// Uniform in [0, 1) with 53 random bits.
     pub fn uniform(&self, i: u64) -> f64 {
         (self.u64(i) >> 11) as f64 / (1u64 << 53) as f64
     }
-    /// Standard normal (Box-Muller): index `i` takes one of the two of its pair, so any index costs one philox.
+    /// Standard normal (Box-Muller). Each pair of indices shares one Philox call; a single index costs one call.
     pub fn normal(&self, i: u64) -> f32 {
         let (r, t) = self.polar(i / 2);
         (r * if i.is_multiple_of(2) { t.cos() } else { t.sin() }) as f32
     }
-    /// `out[i] = normal(start + i)`, at half the cost: both of a pair at once.
+    /// `out[i] = normal(start + i)` at half the cost, because both values of a pair are used.
     pub fn normals(&self, start: u64, out: &mut [f32]) {
         let (odd, rest) = out.split_at_mut(out.len().min(start as usize % 2));
         odd.fill_with(|| self.normal(start));
@@ -63,7 +64,7 @@ impl Rng {
             out.copy_from_slice(&both[..out.len()]);
         }
     }
-    /// Radius and angle of a pair of normal numbers.
+    /// Radius and angle of a pair of normal samples.
     fn polar(&self, pair: u64) -> (f64, f64) {
         let [a, b, c, d] = self.words(pair);
         let unit = |hi: u32, lo: u32| (((hi as u64) << 21 | lo as u64 >> 11) as f64 + 0.5) / (1u64 << 53) as f64;

@@ -1,14 +1,14 @@
-//! Spans of time while a run is profiled: what this rank did from when to when. Never allocates while it records, never
-//! waits for a GPU before it is drained, and costs one branch where it is off.
+//! Spans of time recorded while a run is profiled. Recording never allocates, never waits for a GPU before the spans
+//! are drained, and costs one branch when disabled.
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// A point in time: the host's, or the one at which a stream comes to an event of its device.
+/// A point in time: a host timestamp, or the moment a stream reaches an event of its device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mark {
     At(Instant),
-    /// Counts from 0 as its device makes them.
+    /// The event's number, counted from 0 by its device.
     Event(u64),
 }
 impl Mark {
@@ -17,14 +17,14 @@ impl Mark {
     }
 }
 
-/// What a span is of, which is the row that pictures have it in.
+/// What a span measures: its row in the trace.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Lane {
-    /// A whole step, from the end of the last to its own.
+    /// A whole step, from the end of the previous step to its own end.
     Steps,
-    /// Forward and backward, layer by layer, and the loss.
+    /// Forward and backward per layer, and the loss.
     Compute,
-    /// A verb of the store: what it does besides communication (zeroing, casting), and the calls it makes.
+    /// A store call: its own work (zeroing, casting) and the calls it makes.
     Store,
     Gathers,
     Scatters,
@@ -32,7 +32,7 @@ pub enum Lane {
     Sends,
     /// Broadcasts, barriers.
     Others,
-    /// The norm, the update.
+    /// The gradient norm and the update.
     Optimizer,
     Data,
     Checkpoint,
@@ -67,30 +67,30 @@ impl Lane {
             Lane::Checkpoint => "checkpoint",
         }
     }
-    /// Whether its spans are operations in flight.
+    /// Whether the lane's spans are collectives in flight.
     pub fn is_communication(self) -> bool {
         matches!(self, Lane::Gathers | Lane::Scatters | Lane::AllReduces | Lane::Sends | Lane::Others)
     }
 }
 
-/// An operation of a group, which a span is, or is a call for.
+/// The collective that a span represents or is a call for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flow {
     /// Counts from 1 over all groups of the rank.
     pub id: u64,
     pub axis: &'static str,
-    /// Of the operation, as its lane counts them.
+    /// Bytes of the collective, as its lane counts them.
     pub bytes: usize,
-    /// Set on a span of the compute stream: what it did for the operation.
+    /// Set on a compute-stream span: which call this is.
     pub call: Option<&'static str>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
-    /// With a [`Flow::call`]: of the operation that the compute stream was held up by.
+    /// With a [`Flow::call`]: the lane of the collective that stalled the compute stream.
     pub lane: Lane,
     pub what: &'static str,
-    /// Of a layer, a unit or a step, by the lane.
+    /// A layer, unit or step number, depending on the lane.
     pub number: Option<u64>,
     pub start: Mark,
     pub end: Mark,
@@ -104,16 +104,16 @@ struct TimelineInner {
 }
 struct Ring {
     spans: Vec<Span>,
-    /// That came when the ring was full.
+    /// Spans dropped because the ring was full.
     lost: u64,
 }
 
-/// One rank's. Clones share it; the default one records nothing.
+/// The timeline of one rank. Clones share it; the default one records nothing.
 #[derive(Clone, Default)]
 pub struct Timeline(Option<Arc<TimelineInner>>);
 
 impl Timeline {
-    /// Room for `spans` spans between two drains. Off until it is switched on.
+    /// Allocates room for `spans` spans between drains. Starts disabled.
     pub fn with_room(spans: usize) -> Timeline {
         let ring = Mutex::new(Ring { spans: Vec::with_capacity(spans), lost: 0 });
         Timeline(Some(Arc::new(TimelineInner { on: AtomicBool::new(false), flows: AtomicU64::new(0), ring })))
@@ -126,7 +126,7 @@ impl Timeline {
             shared.on.store(on, Relaxed);
         }
     }
-    /// The next number of a [`Flow`].
+    /// The next operation number of a [`Flow`].
     pub fn flow(&self) -> u64 {
         self.0.as_ref().map_or(0, |shared| shared.flows.fetch_add(1, Relaxed) + 1)
     }
@@ -138,7 +138,7 @@ impl Timeline {
             false => ring.lost += 1,
         }
     }
-    /// `f`, by the host's clock.
+    /// Runs `f` and records its time by the host's clock.
     pub fn host<T>(&self, lane: Lane, what: &'static str, number: Option<u64>, f: impl FnOnce() -> T) -> T {
         if !self.is_on() {
             return f();
@@ -148,7 +148,7 @@ impl Timeline {
         self.record(Span { lane, what, number, start, end: Mark::now(), flow: None });
         result
     }
-    /// Moves what was recorded to the end of `into`; how many spans there was no room for.
+    /// Appends the recorded spans to `into` and returns how many were dropped.
     pub fn drain(&self, into: &mut Vec<Span>) -> u64 {
         let Some(shared) = &self.0 else { return 0 };
         let mut ring = lock(&shared.ring);

@@ -1,4 +1,4 @@
-//! The config of adapters (LoRA) in the format of the PEFT library: `adapter_config.json`. Never reads weights.
+//! Reads and writes `adapter_config.json`, the PEFT library's LoRA config. Never reads weights.
 use super::hf::decimal;
 use super::layout::pretty;
 use crate::base::{Error, Result, open};
@@ -7,10 +7,10 @@ use serde_json::{Map, Value, json};
 use std::path::Path;
 
 pub const FILE: &str = "adapter_config.json";
-/// Beside it: tensors whose names are the model's under [`ADAPTER_PREFIX`](super::layout::ADAPTER_PREFIX).
+/// The file next to it, whose tensors have the model's names under [`ADAPTER_PREFIX`](super::layout::ADAPTER_PREFIX).
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 
-/// The text of `adapter_config.json`. `base`: the directory of the model that is adapted.
+/// The text of `adapter_config.json`. `base` is the directory of the adapted model.
 pub fn config(lora: &Lora, base: Option<&Path>) -> String {
     let targets: Value = match &lora.targets[..] {
         [one] if one == "all-linear" => json!(one),
@@ -34,17 +34,17 @@ pub fn config(lora: &Lora, base: Option<&Path>) -> String {
     }))
 }
 
-/// The model that the adapter in `dir` was trained on, as its config names it.
+/// The base model of the adapter in `dir`, as its config names it.
 pub fn base(dir: &Path) -> Option<String> {
     let config: Value = serde_json::from_slice(&open::read(&dir.join(FILE)).ok()?).ok()?;
     config["base_model_name_or_path"].as_str().map(str::to_owned)
 }
 
-/// What `dir/adapter_config.json` says. An error names the key whose meaning is not known here.
+/// Reads `dir/adapter_config.json`. The error for an unsupported key names it.
 pub fn read(dir: &Path) -> Result<Lora> {
     let path = dir.join(FILE);
-    let text =
-        open::read(&path).map_err(|e| Error::in_file(&path, format!("{e}; an adapter's directory has this file")))?;
+    let text = open::read(&path)
+        .map_err(|e| Error::in_file(&path, format!("{e}: an adapter directory must have this file")))?;
     let config: Map<String, Value> =
         serde_json::from_slice(&text).map_err(|e| Error::in_file(&path, format!("not JSON: {e}")))?;
     let is_set = |key: &str| match config.get(key) {
@@ -66,11 +66,11 @@ pub fn read(dir: &Path) -> Result<Lora> {
         "trainable_token_indices",
     ];
     if let Some(key) = UNKNOWN.into_iter().find(|key| is_set(key)) {
-        return Err(Error::in_file(&path, format!("{key} is {}: plain LoRA alone is read here", config[key])));
+        return Err(Error::in_file(&path, format!("{key} is {}: only plain LoRA is supported", config[key])));
     }
     let expect = |key: &str, value: &str| match config.get(key).and_then(Value::as_str) {
         Some(found) if found != value => {
-            Err(Error::in_file(&path, format!("{key} is {found:?}, and {value:?} alone is read here")))
+            Err(Error::in_file(&path, format!("{key} is {found:?}; only {value:?} is supported")))
         }
         _ => Ok(()),
     };
@@ -85,12 +85,12 @@ pub fn read(dir: &Path) -> Result<Lora> {
         Some(Value::Array(list)) => list.iter().filter_map(|t| t.as_str().map(str::to_string)).collect(),
         _ => Vec::new(),
     };
-    // Its dropout is for training only: of no meaning to who merges it, and a run's own affair.
+    // Dropout matters in training only, where the run's own setting applies.
     let dropout = config.get("lora_dropout").and_then(Value::as_f64).unwrap_or(0.0) as f32;
     Ok(Lora { rank: number("r")? as usize, alpha: number("lora_alpha")? as f32, dropout, targets })
 }
 
-/// An adapter to go on with must be of the run's rank, alpha and modules.
+/// An adapter can only be resumed with the same rank, alpha and modules.
 pub fn same(dir: &Path, now: &Lora) -> Result<()> {
     let then = read(dir)?;
     let sorted = |lora: &Lora| {
@@ -101,8 +101,8 @@ pub fn same(dir: &Path, now: &Lora) -> Result<()> {
     match (then.rank, then.alpha, sorted(&then)) == (now.rank, now.alpha, sorted(now)) {
         true => Ok(()),
         false => Err(Error::input(format!(
-            "{}: rank {}, alpha {} and target_modules {:?}, in this run {}, {} and {:?}; give the flags of the run that was \
-             saved",
+            "{}: rank {}, alpha {} and target_modules {:?} differ from this run's {}, {} and {:?}: use the LoRA \
+             settings it was saved with",
             dir.join(FILE).display(),
             then.rank,
             then.alpha,

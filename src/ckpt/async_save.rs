@@ -1,5 +1,5 @@
-//! An async save: a copy of what this rank owns, written by a thread. Never touches the store after the copy,
-//! and never holds more than one copy.
+//! Async checkpoints: copies what this rank owns and writes the copy on a thread. Never touches the store after the
+//! copy, and never holds more than one copy.
 use super::disk::{CHUNK, Disk};
 use super::layout::{FilePlan, Share};
 use super::publish::{Publication, SavedCheckpoint};
@@ -14,17 +14,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// What a rank owns, as it stood between two steps.
+/// What a rank owns, copied between two steps.
 #[derive(Default)]
 pub(super) struct Snapshot {
     bytes: Vec<u8>,
-    /// Tensor, first element in this rank's part of it, bytes, one after the other.
+    /// (tensor, first element in this rank's part of it, bytes), in order.
     runs: Vec<(usize, usize, usize)>,
     lease: Option<Lease>,
 }
 
 impl Snapshot {
-    /// Replaces what it held; its memory is kept from one save to the next.
+    /// Replaces the previous contents. The memory is reused from save to save.
     pub fn take(
         &mut self,
         dev: &dyn Device,
@@ -40,7 +40,13 @@ impl Snapshot {
                 Ok(())
             })?;
             self.bytes.try_reserve_exact(needed).map_err(|e| {
-                Error::op("async-save", format!("no room for a copy of {needed} bytes ({e}): use `async_save: false`"))
+                Error::op(
+                    "async-save",
+                    format!(
+                        "cannot allocate {needed} bytes for the copy ({e}): set `async_save: \
+                                                 false`"
+                    ),
+                )
             })?;
             self.bytes.resize(needed, 0);
             self.lease = Some(dev.meter().lease(Category::Other, needed));
@@ -70,7 +76,7 @@ impl Snapshot {
     }
 }
 
-/// The thread that writes one snapshot, and gives it back.
+/// The thread that writes one snapshot, and returns it.
 pub(super) struct SaveJob(JoinHandle<(Snapshot, Result<Vec<u64>>)>);
 
 impl SaveJob {
@@ -87,24 +93,24 @@ impl SaveJob {
             (snapshot, sums)
         };
         let thread = std::thread::Builder::new().name("save".into()).spawn(write);
-        thread.map(SaveJob).map_err(|e| Error::Run(format!("cannot start a thread that saves: {e}")))
+        thread.map(SaveJob).map_err(|e| Error::Run(format!("cannot start the checkpoint thread: {e}")))
     }
     pub fn ended(&self) -> bool {
         self.0.is_finished()
     }
-    /// Waits for its end.
+    /// Waits until it ends.
     pub fn join(self) -> (Snapshot, Result<Vec<u64>>) {
-        let lost = |_| (Snapshot::default(), Err(Error::op("async-save", "the thread that saves panicked")));
+        let lost = |_| (Snapshot::default(), Err(Error::op("async-save", "the checkpoint thread panicked")));
         self.0.join().unwrap_or_else(lost)
     }
 }
 
-/// The save that runs in the background. Every rank is in the same state.
+/// The state of the save in the background, the same on every rank.
 #[derive(Default)]
 pub(super) enum AsyncSave {
     #[default]
     Nothing,
     Writing(SaveJob, Box<Publication>),
-    /// Rank 0 has the thread until its end is reported; the others have nothing left to do.
+    /// Rank 0 keeps the thread until its result is reported; the other ranks are done.
     Publishing(Option<JoinHandle<Result<SavedCheckpoint>>>),
 }

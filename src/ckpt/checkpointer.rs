@@ -1,5 +1,4 @@
-//! What the ranks of a mesh share when they save and load. `save`, `load` and `merge` are what it does. Never reads or
-//! writes a file.
+//! State shared by saving and loading; `save`, `load` and `merge` are its operations. Never reads or writes a file.
 use super::async_save::{AsyncSave, Snapshot};
 use super::companions::Companions;
 use super::disk::Disk;
@@ -16,7 +15,7 @@ use crate::store::Store;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-/// Saves and loads what the ranks of a mesh hold. Every rank makes one and calls the same things in the same order.
+/// Saves and loads the state of a mesh. Every rank creates one, and all make the same calls in the same order.
 pub struct Checkpointer {
     pub(super) dev: Arc<dyn Device>,
     pub(super) spec: Spec,
@@ -27,20 +26,20 @@ pub struct Checkpointer {
     pub(super) companions: Companions,
     pub(super) background: AsyncSave,
     pub(super) timeline: Timeline,
-    /// Kept from one async save to the next.
+    /// Reused from one async save to the next.
     pub(super) snapshot: Snapshot,
     pub(super) exchange: Exchange,
     pub(super) disk: Disk,
-    /// Id of the run, in what it writes; and whether it may replace models that are not its own.
+    /// The run's id, written into checkpoints and exports, and whether an export may replace another run's model.
     pub(super) run: String,
     pub(super) overwrite: bool,
-    /// Of the mesh, and where this rank is in it.
+    /// The mesh, and this rank's coordinates.
     pub(super) sizes: MeshSizes,
     pub(super) at: Coords,
 }
 
 impl Checkpointer {
-    /// `layouts`: the decoder's. `moments`: what the optimizer's rule calls its state.
+    /// `layouts` are the decoder's; `moments` are the names of the optimizer's states.
     pub fn new(
         dev: Arc<dyn Device>,
         mesh: &Mesh,
@@ -70,34 +69,33 @@ impl Checkpointer {
         })
     }
 
-    /// With files of at most `bytes`, one tensor at least.
+    /// Limits files to `bytes` each, or to one tensor if that is larger.
     pub fn with_files_of(self, bytes: u64) -> Checkpointer {
         let plan = Arc::new(FilePlan::of_masters(&self.layouts, self.moments, bytes));
         Checkpointer { plan, max_file_bytes: bytes, ..self }
     }
-    /// What async saves do is written on it from now on.
+    /// Records async saves on `timeline`.
     pub fn on_timeline(&mut self, timeline: Timeline) {
         self.timeline = timeline;
     }
-    /// What is saved from now on is of the run with this id. Without it a new run begins, or one goes on that is
-    /// loaded.
+    /// Sets the run id of later saves. Without it, a new id is made, or that of the loaded checkpoint is kept.
     pub fn of_run(&mut self, id: &str) {
         self.run = id.into();
     }
-    /// A model of another run is replaced by [`Checkpointer::save_hf`].
+    /// Whether [`Checkpointer::save_hf`] may replace a model of another run.
     pub fn overwrite(&mut self, yes: bool) {
         self.overwrite = yes;
     }
-    /// Saves from now on are seen by this disk's watcher.
+    /// Sends later file operations through `disk`.
     pub fn on_disk(&mut self, disk: Disk) {
         self.disk = disk;
     }
-    /// What is saved from now on has these files next to the weights. Only rank 0 needs them.
+    /// Adds these files to later saves. Only rank 0 needs them.
     pub fn accompany(&mut self, companions: Companions) {
         self.companions = companions;
     }
 
-    /// Bytes of a rank's copy for an async save, but for what an uneven cut adds to one rank.
+    /// Bytes of a rank's copy for an async save, not counting the padding of uneven shards.
     pub fn copy_bytes(layouts: &[Layout], moments: &[&str], ranks: usize) -> usize {
         let adapters = has_adapters(layouts);
         let segments = layouts.iter().flat_map(|l| &l.segments).filter(|s| is_adapter(s) == adapters);
@@ -109,8 +107,8 @@ impl Checkpointer {
         self.exchange.rank()
     }
 
-    /// What of its pieces this rank writes. Where parameters are sharded, replicas are the ranks of dp_replicate; else
-    /// all ranks but for those of tp.
+    /// Which part of its shards this rank writes. With sharded parameters the replicas are the ranks of dp_replicate,
+    /// otherwise all ranks except along tp.
     pub(super) fn share(&self, store: &dyn Store) -> Share {
         let (MeshSizes { dp_replicate, dp_shard, sp, .. }, at) = (self.sizes, self.at);
         let (index, of) = match store.replicated() {

@@ -1,15 +1,14 @@
-//! Checksums of tensors, added up by element: ranks sum what they hold, however a tensor is cut over them. Never reads
-//! files.
+//! Additive checksums of tensors: ranks sum over the elements they own, however a tensor is sharded. Never reads files.
 
-/// 2^64 / golden ratio: successive multiples are spread evenly (Weyl's sequence, as in splitmix64).
+/// 2^64 / golden ratio, whose multiples are evenly spread (Weyl's sequence, as in splitmix64).
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-/// An odd number with as many ones as zeros (splitmix64's first multiplier).
+/// An odd number with equally many ones and zeros (splitmix64's first multiplier).
 const MULTIPLIER: u64 = 0xbf58_476d_1ce4_e5b9;
 
-/// Sum over f32 elements, wrapping, of fold((index * GOLDEN ^ bits) * MULTIPLIER), where fold adds (exclusive-or) the
-/// halves of the 128-bit product (wyhash's mixing step). A sum, so that ranks add up whatever the cut; a function of
-/// the index too, so that exchanged elements are noticed. `first`: the index in its tensor of the element that `bytes`
-/// starts with.
+/// The wrapping sum over f32 elements of fold((index * GOLDEN ^ bits) * MULTIPLIER), where fold XORs the halves of the
+/// 128-bit product (wyhash's mixing step). It is a sum, so that ranks can add theirs for any sharding, and depends on
+/// the index, so that swapped elements are detected. `first` is the index in the tensor of the first element of
+/// `bytes`.
 pub fn checksum(bytes: &[u8], first: usize) -> u64 {
     let mut key = (first as u64).wrapping_mul(GOLDEN);
     let mut sum = 0u64;
@@ -21,7 +20,7 @@ pub fn checksum(bytes: &[u8], first: usize) -> u64 {
     sum
 }
 
-/// Every tensor's checksum: ranks' sums added up.
+/// The checksum of every tensor: the sum of the ranks' sums.
 pub(super) fn total(ranks: &[Vec<u64>], tensors: usize) -> Vec<u64> {
     (0..tensors).map(|i| ranks.iter().fold(0u64, |sum, rank| sum.wrapping_add(rank[i]))).collect()
 }
@@ -35,7 +34,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_add_up_wherever_the_cut() {
+    fn checksums_of_parts_sum_to_that_of_the_whole() {
         let values: Vec<f32> = (0..1000).map(|i| (i as f32).sin()).collect();
         let whole = checksum(&bytes(&values), 0);
         for cut in [0, 1, 7, 128, 999, 1000] {
@@ -45,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn any_flipped_bit_and_any_exchange_is_noticed() {
+    fn flipped_bits_and_swapped_elements_are_detected() {
         let values: Vec<f32> = (0..300).map(|i| (i as f32).sqrt()).collect();
         let whole = checksum(&bytes(&values), 0);
         for bit in 0..32 * values.len() {
@@ -58,7 +57,7 @@ mod tests {
             exchanged.swap(i - 1, i);
             assert_ne!(checksum(&bytes(&exchanged), 0), whole, "{i} and the one before it");
         }
-        // Signs of two elements: their differences are powers of two, which a sum of products alone would let cancel.
+        // Flipped signs of two elements differ by powers of two, which would cancel in a plain sum of products.
         for (i, j) in (0..200).flat_map(|i| (i + 1..200).map(move |j| (i, j))) {
             let mut flipped = values.clone();
             flipped[i] = -flipped[i];

@@ -1,5 +1,5 @@
-//! What stands next to the weights so that a directory is a model to others: the config, and the tokenizer's files.
-//! Kept as they were where a model came with them. Never interprets a tokenizer.
+//! The files that make a directory of weights a usable model: the config, and the tokenizer's files. If the model came
+//! with them, they are preserved. Never interprets a tokenizer.
 use super::layout::pretty;
 use super::{adapter, hf};
 use crate::base::{Error, Result, open};
@@ -10,7 +10,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// Files of a model directory that belong to its tokenizer or say how to generate with it.
+/// Files of a model directory that belong to the tokenizer or to generation.
 const TOKENIZER: [&str; 14] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -29,25 +29,27 @@ const TOKENIZER: [&str; 14] = [
 ];
 const GENERATION: &str = "generation_config.json";
 
-/// Whether a directory that we wrote may hold a file of this name next to config and weights.
+/// Whether a directory written by us may contain a file of this name next to config and weights.
 pub fn is_companion(name: &str) -> bool {
     name == GENERATION || name == adapter::FILE || TOKENIZER.contains(&name)
 }
 
-/// Held from the start of a run: the directory that they come from may be a checkpoint, which is removed in time.
+/// Read at the start of a run: the source directory may be a checkpoint, which is removed later.
 #[derive(Clone, Debug, Default)]
 pub struct Companions {
-    /// The source's `config.json`, where it describes the very model that is saved.
+    /// The source's `config.json`, if it describes exactly the model being saved.
     config: Option<Map<String, Value>>,
-    /// Ids of the tokens that begin and end a text, for a config of our own.
+    /// Ids of the tokens that begin and end a text, for a config written by us.
     ends: (Option<u32>, Option<u32>),
-    /// Name and content.
+    /// The tokenizer is bytes, which needs no file.
+    bytes: bool,
+    /// (name, content)
     pub(super) files: Vec<(String, Vec<u8>)>,
 }
 
 impl Companions {
-    /// Of a model like `spec` that came from the directory `model`, with the tokenizer of `tokenizer` (a directory, or
-    /// a file in one), else of `model`.
+    /// For a model like `spec` that came from the directory `model`. The tokenizer files come from `tokenizer` (a
+    /// directory, or a file in one), otherwise from `model`.
     pub fn of(spec: &Spec, model: Option<&Path>, tokenizer: Option<&Path>) -> Result<Companions> {
         let mut companions = Companions::default();
         let directory = |path: &Path| if path.is_dir() { path.to_path_buf() } else { super::disk::parent(path).into() };
@@ -63,7 +65,7 @@ impl Companions {
             }
         }
         if let Some(dir) = model {
-            // Its dropout is the run's own affair, as in every comparison of models.
+            // The run has its own dropout setting, which is never part of comparing models.
             let then = Spec { dropout: spec.dropout, ..hf::read(dir)? };
             let path = dir.join(hf::FILE);
             if then == *spec {
@@ -74,17 +76,29 @@ impl Companions {
         Ok(companions)
     }
 
-    /// What is saved are the adapters `lora` of the model in the directory `base`.
+    /// For saving the adapters `lora` of the model in directory `base`.
     pub fn adapting(mut self, lora: &Lora, base: Option<&Path>) -> Companions {
-        // A relative name would be read from wherever the adapter is loaded.
+        // A relative path would be resolved against the directory the adapter is loaded from.
         let base = base.map(|base| fs::canonicalize(base).unwrap_or(base.to_path_buf()));
         self.files.push((adapter::FILE.into(), adapter::config(lora, base.as_deref()).into_bytes()));
         self
     }
 
-    /// With the ids of the tokenizer's (bos, eos), which a config says that came with no model.
+    /// Adds the tokenizer's (bos, eos) ids, for a config written by us.
     pub fn with_ends(self, ends: (Option<u32>, Option<u32>)) -> Companions {
         Companions { ends, ..self }
+    }
+
+    /// Of a model that is trained on bytes, without a tokenizer's files.
+    pub fn of_bytes(self, bytes: bool) -> Companions {
+        Companions { bytes, ..self }
+    }
+    pub(super) fn are_bytes(&self) -> bool {
+        self.bytes
+    }
+    /// The file of this name.
+    pub(super) fn file(&self, name: &str) -> Option<&[u8]> {
+        self.files.iter().find(|(n, _)| n == name).map(|(_, content)| &content[..])
     }
 
     /// The text of `config.json` for weights in `dtype`.
@@ -102,7 +116,7 @@ impl Companions {
             Dtype::F16 => "float16",
             _ => "float32",
         };
-        // transformers 4 says torch_dtype, 5 says dtype; either reads the other's.
+        // transformers 4 writes torch_dtype, 5 writes dtype; each reads both.
         let (old, new) = (config.contains_key("torch_dtype"), config.contains_key("dtype"));
         if new {
             config.insert("dtype".into(), json!(name));

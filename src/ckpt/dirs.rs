@@ -1,25 +1,26 @@
-//! Names and fates of checkpoint directories: which is the newest, how one appears all at once, which are removed.
-//! Never reads what is inside, and never removes a directory that does not carry our name.
+//! Checkpoint directories: finds the newest, replaces one atomically, removes old ones. Never reads what is inside, and
+//! never removes a directory that does not have our name.
 use super::disk::{Disk, parent};
 use crate::base::{Error, Result, open};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
-/// The file that names the newest checkpoint, and the one that names the checkpoint of the lowest evaluation loss.
+/// The files that name the newest checkpoint and the one with the lowest evaluation loss.
 pub const LATEST: &str = "latest";
 pub const BEST: &str = "best";
 const STEP: &str = "step-";
-/// What an unfinished save is called, or a checkpoint that is being removed.
+/// Prefix of unfinished saves, and of checkpoints being removed.
 const UNFINISHED: &str = ".tmp-";
 
-/// `--resume`.
+/// The `resume` setting.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Resume {
-    /// The newest complete checkpoint of the checkpoint directory; a fresh start where there is none.
+    /// The newest complete checkpoint in the checkpoint directory; a fresh start if there is none.
     Auto,
-    /// This checkpoint, the one that this file (`best`, `latest`) names, or the newest of this checkpoint directory.
+    /// This checkpoint, the one named by this file (`best`, `latest`), or the newest in this checkpoint directory.
     Dir(PathBuf),
 }
 
@@ -27,14 +28,14 @@ pub fn name(step: u64) -> String {
     format!("{STEP}{step:08}")
 }
 
-/// The step of a directory called `step-` and eight digits or more; no other is ever resumed from or removed.
+/// The step of a directory named `step-` and eight or more digits; no other is ever resumed from or removed.
 pub fn step(name: &str) -> Option<u64> {
     let digits = name.strip_prefix(STEP)?;
     let plain = digits.len() >= 8 && digits.bytes().all(|b| b.is_ascii_digit());
     plain.then(|| digits.parse().ok()).flatten()
 }
 
-/// Complete checkpoints in `dir`, newest first. Empty where `dir` does not exist.
+/// Complete checkpoints in `dir`, newest first. Empty if `dir` does not exist.
 fn complete(dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let mut found: Vec<_> = entries(dir)?
         .into_iter()
@@ -59,36 +60,34 @@ fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>> {
     }
 }
 
-/// The checkpoint that `latest` names, else the one of the highest step: `latest` is what was saved last, which is not
-/// the highest step when a run was taken up again from an earlier one.
+/// The checkpoint that `latest` names, else the one with the highest step. `latest` is the last one saved, which does
+/// not have the highest step if the run resumed from an earlier one.
 pub fn newest(dir: &Path) -> Result<Option<PathBuf>> {
     let complete = complete(dir)?;
     let named = named(dir, LATEST).and_then(|named| complete.iter().find(|(step, _)| *step == named).cloned());
     Ok(named.or(complete.into_iter().next()).map(|(_, path)| path))
 }
 
-/// The step whose checkpoint the file `pointer` of `dir` names.
+/// The step of the checkpoint that the file `pointer` of `dir` names.
 fn named(dir: &Path, pointer: &str) -> Option<u64> {
     let text = open::read(&dir.join(pointer)).ok().and_then(|text| String::from_utf8(text).ok())?;
     step(text.trim())
 }
 
-/// Where to resume from; `None` is a fresh start.
+/// The checkpoint to resume from; `None` is a fresh start.
 pub fn resolve(ckpt_dir: Option<&Path>, resume: &Resume) -> Result<Option<PathBuf>> {
     match (resume, ckpt_dir) {
         (Resume::Auto, Some(dir)) => newest(dir),
-        (Resume::Auto, None) => {
-            Err(Error::input("`resume: auto` looks into `ckpt_dir`, which is not given: add `ckpt_dir` DIR"))
-        }
+        (Resume::Auto, None) => Err(Error::input("`resume: auto` needs `ckpt_dir`, which is not set")),
         (Resume::Dir(dir), _) if dir.join(super::state::FILE).exists() => Ok(Some(dir.clone())),
         (Resume::Dir(dir), _) if dir.is_file() => pointed(dir).map(Some),
         (Resume::Dir(dir), _) if dir.file_name().is_some_and(|name| name == BEST) && !dir.exists() => {
-            Err(Error::input(format!("`resume` {}: no such file; `save_on_best` writes it", dir.display())))
+            Err(Error::input(format!("`resume` {}: no such file; it is written with `save_on_best`", dir.display())))
         }
         (Resume::Dir(dir), _) => newest(dir)?.map(Some).ok_or_else(|| {
             Error::input(format!(
-                "`resume` {}: neither a checkpoint (it has no {}) nor a directory that holds one; give a step-* directory, \
-                 or auto",
+                "`resume` {}: neither a checkpoint (it has no {}) nor a directory of checkpoints. Use a step-* \
+                 directory or `auto`",
                 dir.display(),
                 super::state::FILE
             ))
@@ -99,19 +98,19 @@ pub fn resolve(ckpt_dir: Option<&Path>, resume: &Resume) -> Result<Option<PathBu
 /// The checkpoint that the file `best` or `latest` names.
 fn pointed(file: &Path) -> Result<PathBuf> {
     let bad =
-        |what: String| Error::input(format!("`resume` {}: {what}; give a step-* directory, or auto", file.display()));
+        |what: String| Error::input(format!("`resume` {}: {what}. Use a step-* directory or `auto`", file.display()));
     let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     if ![BEST, LATEST].contains(&name.as_str()) {
-        return Err(bad("is a file".into()));
+        return Err(bad("is a file, not a checkpoint".into()));
     }
     let dir = parent(file);
     let step = named(dir, &name).ok_or_else(|| bad("names no checkpoint".into()))?;
     let path = dir.join(self::name(step));
-    if path.is_dir() { Ok(path) } else { Err(bad(format!("names {}, which is not there", self::name(step)))) }
+    if path.is_dir() { Ok(path) } else { Err(bad(format!("names {}, which does not exist", self::name(step)))) }
 }
 
-/// As [`resolve`], with those to take where it is damaged: older ones, where nobody has named one. Those of later steps
-/// belong to a run that was abandoned.
+/// Like [`resolve`], followed by older checkpoints to fall back to if it is damaged, unless the user named one.
+/// Checkpoints of later steps belong to an abandoned continuation.
 pub fn candidates(ckpt_dir: Option<&Path>, resume: &Resume) -> Result<Vec<PathBuf>> {
     let Some(newest) = resolve(ckpt_dir, resume)? else { return Ok(Vec::new()) };
     let mut found = match (resume, ckpt_dir) {
@@ -123,47 +122,52 @@ pub fn candidates(ckpt_dir: Option<&Path>, resume: &Resume) -> Result<Vec<PathBu
     Ok(std::iter::once(newest).chain(found.into_iter().map(|(_, path)| path)).collect())
 }
 
-/// Keeps a directory of checkpoints for one run, until it is dropped or its process ends, however that ends.
+/// Reserves a checkpoint directory for one run, until it is dropped or its process ends in any way.
 #[derive(Debug)]
 pub struct Lock {
     _dir: File,
 }
 
-/// Makes `dir`, keeps other runs out of it and removes what dead saves left in it. One process a host calls it, before
-/// any rank saves.
+/// Makes `dir`, locks out other runs and removes what interrupted saves left in it. Called by one process per host
+/// before any rank saves.
 pub fn prepare(dir: &Path) -> Result<Lock> {
     let bad = |what: String| Error::input(format!("`ckpt_dir` {}: {what}", dir.display()));
-    Disk::default().make_dirs(dir).map_err(|e| bad(format!("cannot make it: {e}")))?;
+    Disk::default().make_dirs(dir).map_err(|e| bad(format!("cannot create it: {e}")))?;
     let file = File::open(dir).map_err(|e| bad(e.to_string()))?;
-    // The lock is on the directory itself, so that no file of it can be left behind. Where a file system has none
-    // (NFS), two runs are not distinguished.
+    // The lock is on the directory itself, so no lock file can be left over. File systems without locks (some NFS) do
+    // not tell two runs apart.
     if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
-        let what = "another run is using it now; wait until that has ended, or give another directory";
+        let what = "another run is using it. Wait until that run ends, or use another directory";
         return Err(bad(what.into()));
     }
     clear(dir)?;
     Ok(Lock { _dir: file })
 }
 
-/// Removes what dead saves left in `dir`, where nobody is saving.
+/// Removes what interrupted saves left in `dir`, when nobody is saving.
 pub fn clear(dir: &Path) -> Result<()> {
     sweep(dir, |name| name.starts_with(STEP) || [LATEST, BEST].contains(&name) || name.starts_with("probe-"))
 }
 
-/// Removes what dead saves left in `dir`; `ours` tells by the name behind the mark of an unfinished one.
+/// Removes what interrupted saves left in `dir`. `ours` decides by the name after the prefix.
 fn sweep(dir: &Path, ours: impl Fn(&str) -> bool) -> Result<()> {
     let mut dead = entries(dir)?.into_iter().filter(|(name, _)| name.strip_prefix(UNFINISHED).is_some_and(&ours));
     dead.try_for_each(|(_, path)| remove(&path))
 }
 
-/// Removes what dead saves of `target` alone left next to it.
-pub(super) fn sweep_beside(target: &Path) -> Result<()> {
+/// Removes what interrupted saves of `target` left next to it, and nothing else.
+pub(super) fn sweep_unfinished(target: &Path) -> Result<()> {
     let name = format!("{}-", target.file_name().unwrap_or_default().to_string_lossy());
     let nonce = |n: &str| n.len() == 16 && n.bytes().all(|b| b.is_ascii_hexdigit());
     sweep(parent(target), |dead| dead.strip_prefix(&name).is_some_and(nonce))
 }
 
-/// A new name for an unfinished save of `name`, unlike any other.
+/// Unique across saves and hosts.
+pub(super) fn nonce() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos() as u64) ^ (std::process::id() as u64) << 32
+}
+
+/// A unique name for an unfinished save of `name`.
 pub fn unfinished(name: &str, nonce: u64) -> String {
     format!("{UNFINISHED}{name}-{nonce:016x}")
 }
@@ -173,15 +177,15 @@ pub(super) fn remove(path: &Path) -> Result<()> {
     result.map_err(|e| Error::io("remove", path, e))
 }
 
-/// Gives the complete directory `from` its name `to`, at once and durably; what had that name is removed.
+/// Renames the complete directory `from` to `to`, atomically and durably; removes what had that name.
 pub(super) fn publish(disk: &Disk, from: &Path, to: &Path) -> Result<()> {
     let failed = |e: std::io::Error| Error::io("rename", to, e);
-    // An empty directory under the name is replaced by rename itself; a full one changes places with the new one.
+    // rename itself replaces an empty directory; a full one is exchanged with the new one.
     match disk.rename(from, to) {
         Ok(()) => {}
         Err(_) if to.is_dir() => {
             if disk.exchange(from, to).is_err() {
-                // A file system without exchange (NFS): the name is free for a moment.
+                // File systems without exchange (NFS): for a moment, nothing has the name.
                 let aside = from.with_extension("old");
                 disk.rename(to, &aside).map_err(failed)?;
                 disk.rename(from, to).map_err(failed)?;
@@ -194,7 +198,7 @@ pub(super) fn publish(disk: &Disk, from: &Path, to: &Path) -> Result<()> {
     disk.sync_dir(parent(to))
 }
 
-/// `pointer` (`latest`, `best`) names the checkpoint of `step` from now on.
+/// Makes `pointer` (`latest` or `best`) name the checkpoint of `step`.
 pub(super) fn point(disk: &Disk, dir: &Path, pointer: &str, step: u64) -> Result<()> {
     let unfinished = dir.join(format!("{UNFINISHED}{pointer}"));
     disk.write(&unfinished, format!("{}\n", name(step)).as_bytes())?;
@@ -202,7 +206,7 @@ pub(super) fn point(disk: &Disk, dir: &Path, pointer: &str, step: u64) -> Result
     disk.sync_dir(dir)
 }
 
-/// `best` names the checkpoint of `step` from now on, where it is complete and not named already.
+/// Makes `best` name the checkpoint of `step`, if that is complete and not already named.
 pub(super) fn point_best(disk: &Disk, dir: &Path, step: u64) -> Result<()> {
     match named(dir, BEST) != Some(step) && dir.join(name(step)).is_dir() {
         true => point(disk, dir, BEST, step),
@@ -210,18 +214,18 @@ pub(super) fn point_best(disk: &Disk, dir: &Path, step: u64) -> Result<()> {
     }
 }
 
-/// The same at the start of a run: a dead one may have been ended between its best checkpoint and that name.
+/// The same at the start of a run: an earlier process may have died between saving its best checkpoint and naming it.
 pub fn mark_best(dir: &Path, step: u64) -> Result<()> {
     point_best(&Disk::default(), dir, step)
 }
 
-/// Removes what lies behind the `keep` newest checkpoints up to `newest`, but for the best one. Those of later steps
-/// belong to a run that was abandoned by resuming from an earlier step: they stay until this run replaces them.
+/// Removes all but the newest `keep` checkpoints up to `newest`, and never the best one. Checkpoints of later steps
+/// belong to an abandoned continuation: they stay until this run replaces them.
 pub(super) fn prune(dir: &Path, newest: u64, keep: usize) -> Result<()> {
     let best = named(dir, BEST);
     let old = complete(dir)?.into_iter().filter(|(step, _)| *step <= newest).skip(keep.max(1));
     for (_, path) in old.filter(|(step, _)| Some(*step) != best) {
-        // Renamed first: a checkpoint that is half removed must not look complete.
+        // Renamed first: a half-removed checkpoint must not look complete.
         let doomed = dir.join(format!("{UNFINISHED}{}-pruned", path.file_name().unwrap_or_default().to_string_lossy()));
         fs::rename(&path, &doomed).map_err(|e| Error::io("rename", &path, e))?;
         remove(&doomed)?;
@@ -259,12 +263,12 @@ mod tests {
     }
 
     #[test]
-    fn the_best_stays_until_another_is_best() {
+    fn the_best_checkpoint_stays_until_another_is_better() {
         let dir = tempfile::tempdir().unwrap();
         make(dir.path(), &["step-00000010", "step-00000020", "step-00000030"]);
         let disk = Disk::default();
         point_best(&disk, dir.path(), 40).unwrap();
-        assert!(!dir.path().join(BEST).exists(), "it names what is there");
+        assert!(!dir.path().join(BEST).exists(), "it must name an existing checkpoint");
         point_best(&disk, dir.path(), 10).unwrap();
         assert_eq!(fs::read_to_string(dir.path().join(BEST)).unwrap(), "step-00000010\n");
         prune(dir.path(), 30, 1).unwrap();
@@ -276,13 +280,13 @@ mod tests {
         assert_eq!(listed(dir.path()), ["best", "step-00000030"]);
         fs::remove_dir_all(dir.path().join("step-00000030")).unwrap();
         for (content, says) in
-            [("step-00000030", "names step-00000030, which is not there"), ("x", "names no checkpoint")]
+            [("step-00000030", "names step-00000030, which does not exist"), ("x", "names no checkpoint")]
         {
             fs::write(dir.path().join(BEST), content).unwrap();
             assert!(resolve(None, &best).unwrap_err().to_string().contains(says));
         }
         fs::remove_file(dir.path().join(BEST)).unwrap();
-        assert!(resolve(None, &best).unwrap_err().to_string().contains("`save_on_best` writes it"));
+        assert!(resolve(None, &best).unwrap_err().to_string().contains("written with `save_on_best`"));
     }
 
     #[test]
@@ -301,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn older_ones_follow_only_where_nobody_named_one() {
+    fn older_checkpoints_follow_only_if_none_was_named() {
         let dir = tempfile::tempdir().unwrap();
         make(dir.path(), &["step-00000010", "step-00000020", "step-00000030", "step-00000040"]);
         point(&Disk::default(), dir.path(), LATEST, 30).unwrap();
@@ -314,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn prepare_removes_only_what_dead_saves_left() {
+    fn prepare_removes_only_interrupted_saves() {
         let dir = tempfile::tempdir().unwrap();
         make(dir.path(), &["step-00000010", ".tmp-step-00000020-0123", ".tmp-mine"]);
         [".tmp-latest", ".tmp-best"].iter().for_each(|name| fs::write(dir.path().join(name), "step-0").unwrap());
@@ -323,19 +327,19 @@ mod tests {
     }
 
     #[test]
-    fn sweep_beside_removes_only_dead_saves_of_that_name() {
+    fn sweep_removes_only_interrupted_saves_of_that_name() {
         let dir = tempfile::tempdir().unwrap();
         let others = [".tmp-model-v2-00000000000000ff", ".tmp-model-old", "model-00000000000000ff"];
         make(dir.path(), &others);
         make(dir.path(), &[&unfinished("model", 255)]);
-        sweep_beside(&dir.path().join("model")).unwrap();
+        sweep_unfinished(&dir.path().join("model")).unwrap();
         let mut expected = others.to_vec();
         expected.sort();
         assert_eq!(listed(dir.path()), expected);
     }
 
     #[test]
-    fn publish_replaces_at_once() {
+    fn publish_replaces_atomically() {
         let dir = tempfile::tempdir().unwrap();
         let (new, old) = (dir.path().join(".tmp-step-00000010-1"), dir.path().join("step-00000010"));
         for content in ["first", "second"] {

@@ -1,5 +1,5 @@
-//! The file operations that make a save durable, in one place: write, fsync, rename, fsync of the directory. A watcher
-//! sees each of them after it has succeeded, so that a test can hold their order to a rule. Never decides what is
+//! The file operations that make a save durable, in one place: write, fsync, rename, fsync of the directory. An
+//! observer sees each of them after it has succeeded, so that tests can check their order. Never decides what is
 //! written, or when.
 use crate::base::{Error, Result};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -9,17 +9,17 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// One operation that has succeeded.
+/// One successful operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskOp {
-    /// A new directory.
+    /// A new directory was made.
     Make(PathBuf),
-    /// A new file, or an empty one in place of another.
+    /// A new file, or an existing one truncated.
     Create(PathBuf),
-    /// A file that exists, for writing.
+    /// An existing file was opened for writing.
     Open(PathBuf),
     Write(PathBuf),
-    /// fsync of a file or of a directory.
+    /// A file or directory was fsynced.
     Sync(PathBuf),
     Rename {
         from: PathBuf,
@@ -27,7 +27,7 @@ pub enum DiskOp {
     },
 }
 
-/// The file system, and who watches what is done to it.
+/// The file system, with an optional observer.
 #[derive(Clone, Default)]
 pub struct Disk(Option<Arc<dyn Fn(DiskOp) + Send + Sync>>);
 
@@ -46,7 +46,7 @@ impl Disk {
         self.done(|| DiskOp::Make(dir.into()));
         Ok(())
     }
-    /// `dir` and what is missing above it; a crash takes none of them away again.
+    /// Makes `dir` and its missing parents, durably.
     pub(super) fn make_dirs(&self, dir: &Path) -> Result<()> {
         if dir.is_dir() {
             return Ok(());
@@ -54,7 +54,7 @@ impl Disk {
         let above = parent(dir);
         self.make_dirs(above)?;
         match self.make_dir(dir) {
-            Err(_) if dir.is_dir() => {} // another process was faster
+            Err(_) if dir.is_dir() => {} // another process made it first
             made => made?,
         }
         self.sync_dir(above)
@@ -65,20 +65,20 @@ impl Disk {
         self.done(|| DiskOp::Create(path.into()));
         Ok(Writing { disk: self.clone(), path: path.into(), file })
     }
-    /// Of a file that exists.
+    /// Opens an existing file for writing.
     pub(super) fn open(&self, path: &Path) -> io::Result<Writing> {
         let file = OpenOptions::new().write(true).open(path)?;
         self.done(|| DiskOp::Open(path.into()));
         Ok(Writing { disk: self.clone(), path: path.into(), file })
     }
-    /// A small file, all at once.
+    /// Writes a small file in one call.
     pub(super) fn write(&self, path: &Path, content: &[u8]) -> Result<()> {
         let file = self.create(path)?;
         file.write_at(content, 0)?;
         file.sync()
     }
 
-    /// The names in `dir` outlive a crash.
+    /// Makes the names in `dir` durable.
     pub(super) fn sync_dir(&self, dir: &Path) -> Result<()> {
         File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io("sync", dir, e))?;
         self.done(|| DiskOp::Sync(dir.into()));
@@ -89,7 +89,7 @@ impl Disk {
         self.done(|| DiskOp::Rename { from: from.into(), to: to.into() });
         Ok(())
     }
-    /// The two change places.
+    /// Swaps the two names atomically.
     pub(super) fn exchange(&self, from: &Path, to: &Path) -> io::Result<()> {
         renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE)?;
         self.done(|| DiskOp::Rename { from: from.into(), to: to.into() });
@@ -97,11 +97,11 @@ impl Disk {
     }
 }
 
-/// A file that is being written. Nothing is durable before [`Writing::sync`].
+/// A file being written. Nothing is durable before [`Writing::sync`].
 pub(super) struct Writing {
     disk: Disk,
     path: PathBuf,
-    /// For what does not change its content.
+    /// For operations that do not change the content.
     pub file: File,
 }
 
@@ -118,11 +118,10 @@ impl Writing {
     }
 }
 
-/// Bytes of the buffer between device and files, the largest that is ever held; it stays in a core's second-level
-/// cache.
+/// Size of the buffer between device and files, the largest transfer; it stays in a core's L2 cache.
 pub(super) const CHUNK: usize = 1 << 20;
 
-/// "." for a bare name.
+/// The parent directory; "." for a bare name.
 pub(super) fn parent(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -132,7 +131,7 @@ mod tests {
     use super::*;
     use std::sync::Mutex;
 
-    /// The kernel refuses to sync /dev/null, which shows that it was asked to.
+    // The kernel refuses to sync /dev/null, which shows that it was asked to.
     #[test]
     fn a_sync_asks_the_kernel() {
         let null = Path::new("/dev/null");
@@ -146,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn each_new_directory_is_synced_into_the_one_above_it() {
+    fn each_new_directory_is_synced_into_its_parent() {
         let dir = tempfile::tempdir().unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let disk = Disk::watched({

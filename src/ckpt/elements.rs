@@ -1,9 +1,9 @@
-//! Elements as a file holds them: as values, and how many of them are not finite. Never reads a file.
+//! Converts elements between file dtypes and f32, and counts the non-finite ones. Never reads a file.
 use crate::base::DType;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use safetensors::Dtype;
 
-/// How many of the values are NaN or infinite: all bits of their exponent are set.
+/// Number of NaN or infinite values: all bits of their exponent are set.
 pub(super) fn not_finite(bytes: &[u8], dtype: Dtype) -> u64 {
     let half = |exponent: u16| {
         let is = |b: &&[u8; 2]| u16::from_le_bytes(**b) & exponent == exponent;
@@ -17,7 +17,7 @@ pub(super) fn not_finite(bytes: &[u8], dtype: Dtype) -> u64 {
     count as u64
 }
 
-/// What a buffer of such elements holds.
+/// The device dtype of such elements, if there is one.
 pub(super) fn on_device(dtype: Dtype) -> Option<DType> {
     match dtype {
         Dtype::F32 => Some(DType::F32),
@@ -27,7 +27,7 @@ pub(super) fn on_device(dtype: Dtype) -> Option<DType> {
     }
 }
 
-/// Elements as a file holds them, as values. bf16 and f16 need `bytes` aligned to 2.
+/// Widens elements to f32. bf16 and f16 need `bytes` aligned to 2.
 pub(super) fn widen(bytes: &[u8], dtype: Dtype, out: &mut [f32]) {
     match dtype {
         Dtype::BF16 => bytemuck::cast_slice::<u8, bf16>(bytes).convert_to_f32_slice(out),

@@ -1,21 +1,21 @@
-//! What the evaluations of a run have come to: which step had the lowest loss, and how long ago. Kept in
-//! `trainer_state.json`, so that a resumed run compares with what was before it. Never evaluates.
+//! The history of a run's evaluation losses: the best step, and how long ago it was. Stored in `trainer_state.json`, so
+//! that a resumed run continues it. Never evaluates.
 use serde::{Deserialize, Serialize};
 
-/// Kept where the best checkpoint or early stopping is asked for.
+/// Kept with `save_on_best` or early stopping.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluations {
-    /// What is evaluated: losses over other rows do not compare.
+    /// Identifies the evaluated rows: losses over other rows are not comparable.
     pub rows: String,
-    /// Step and loss of the newest evaluation; 0 before the first, null where the loss is not finite.
+    /// Step and loss of the newest evaluation; 0 before the first, null if the loss is not finite.
     pub step: u64,
     pub loss: Option<f64>,
-    /// Of the lowest loss; 0 and null before the first.
+    /// Step and loss of the best evaluation; 0 and null before the first.
     pub best_step: u64,
     pub best_loss: Option<f64>,
-    /// The checkpoint of `best_step` is kept.
+    /// The checkpoint of `best_step` was saved.
     pub best_saved: bool,
-    /// Evaluations in a row without a lower loss.
+    /// Consecutive evaluations without a lower loss.
     pub since_best: u64,
 }
 
@@ -24,8 +24,8 @@ impl Evaluations {
         Evaluations { rows, ..Evaluations::default() }
     }
 
-    /// Counts the evaluation after `step`, whose checkpoint will be kept where it is the best and `saves`. A step that
-    /// was the newest already is not counted again: a run that has ended evaluates once more when it is resumed.
+    /// Records the evaluation after `step`; `saves`: its checkpoint will be kept if it is the best. A step that was
+    /// already recorded is ignored, because a finished run evaluates again when it is resumed.
     pub fn count(&mut self, step: u64, loss: f64, saves: bool) {
         if step == self.step {
             return;
@@ -43,7 +43,7 @@ impl Evaluations {
     pub fn newest_is_best(&self) -> bool {
         self.step > 0 && self.step == self.best_step
     }
-    /// Step of the best checkpoint.
+    /// The step of the best checkpoint, if it was saved.
     pub fn best_checkpoint(&self) -> Option<u64> {
         (self.best_saved && self.best_step > 0).then_some(self.best_step)
     }
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_lower_finite_loss_is_better_and_each_step_counts_once() {
+    fn only_lower_finite_losses_are_better_and_each_step_counts_once() {
         let mut e = Evaluations::over("rows".into());
         let mut seen = Vec::new();
         for (step, loss) in [(2, f64::NAN), (4, 3.0), (6, 3.0), (8, f64::INFINITY), (8, 1.0), (10, 2.0), (12, 2.5)] {

@@ -1,6 +1,5 @@
-//! What safetensors files and their index say that they hold. Pure: bytes in, a table or one complaint out; never opens
-//! a file, and never trusts a length, a name or an offset. The complaints do not name the file: callers put its path in
-//! front.
+//! Parses the headers of safetensors files and their index. Pure: bytes in, a table or an error out. Never opens a
+//! file, and never trusts a length, name or offset. Errors do not name the file: callers prepend its path.
 use crate::base::{Error, Result, quote};
 use safetensors::{Dtype, tensor::Metadata};
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
@@ -11,7 +10,7 @@ use std::fmt;
 /// The format's own limit on the JSON header.
 pub const MAX: u64 = 100_000_000;
 
-/// A tensor of a file. `offset` is that of its first byte in the file.
+/// A tensor in a file. `offset` is the position of its first byte in the file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorEntry {
     pub name: String,
@@ -20,32 +19,34 @@ pub struct TensorEntry {
     pub offset: u64,
 }
 
-/// Bytes of the JSON header of a file of `file` bytes that begins with `prefix`.
+/// Length of the JSON header of a file of `file` bytes that starts with `prefix`.
 pub fn length(prefix: [u8; 8], file: u64) -> Result<u64> {
     let header = u64::from_le_bytes(prefix);
     match header {
         _ if header > file.saturating_sub(8) => {
-            Err(Error::input(format!("is truncated: it has {file} bytes, its header alone {header}")))
+            Err(Error::input(format!("is truncated: it has {file} bytes, but its header alone needs {header}")))
         }
-        _ if header > MAX => Err(Error::input(format!("has a header of {header} bytes; safetensors allows {MAX}"))),
+        _ if header > MAX => {
+            Err(Error::input(format!("has a header of {header} bytes; the safetensors limit is {MAX}")))
+        }
         _ => Ok(header),
     }
 }
 
-/// The tensors that `json`, the header of a file of `file` bytes, describes, in the order of their offsets. They do not
-/// overlap, leave no gap and end where the file ends.
+/// The tensors described by `json`, the header of a file of `file` bytes, ordered by offset. They do not overlap, leave
+/// no gap and end at the end of the file.
 pub fn tensors(json: &[u8], file: u64) -> Result<Vec<TensorEntry>> {
-    let unusable = |e: &dyn fmt::Display| Error::input(format!("has a header that cannot be used: {}", quote(e)));
+    let unusable = |e: &dyn fmt::Display| Error::input(format!("has an invalid header: {}", quote(e)));
     serde_json::from_slice::<Unique>(json).map_err(|e| unusable(&e))?;
     let meta: Metadata = serde_json::from_slice(json).map_err(|e| unusable(&e))?;
     let data = 8 + json.len() as u64;
     match data.checked_add(meta.data_len() as u64) {
         Some(promised) if promised == file => {}
         promised => {
-            let promised = promised.map_or("more than any file has".to_string(), |n| n.to_string());
+            let promised = promised.map_or("more than any file can have".to_string(), |n| n.to_string());
             let how =
-                if meta.data_len() as u64 > file.saturating_sub(data) { "is truncated" } else { "has bytes too many" };
-            return Err(Error::input(format!("{how}: it has {file} bytes, its header describes {promised}")));
+                if meta.data_len() as u64 > file.saturating_sub(data) { "is truncated" } else { "has extra bytes" };
+            return Err(Error::input(format!("{how}: it has {file} bytes, but its header describes {promised}")));
         }
     }
     let mut entries: Vec<TensorEntry> = meta
@@ -62,7 +63,7 @@ pub fn tensors(json: &[u8], file: u64) -> Result<Vec<TensorEntry>> {
     Ok(entries)
 }
 
-/// `model.safetensors.index.json`: which file of the same directory holds each tensor.
+/// Parses `model.safetensors.index.json`, which maps each tensor to a file of the same directory.
 pub fn index(json: &[u8]) -> Result<BTreeMap<String, String>> {
     #[derive(serde::Deserialize)]
     struct Index {
@@ -74,16 +75,14 @@ pub fn index(json: &[u8]) -> Result<BTreeMap<String, String>> {
     map.into_iter()
         .map(|(tensor, file)| match file {
             Value::String(file) => plain(&file).map(|_| (tensor, file.clone())),
-            other => Err(Error::input(format!(
-                "tensor {} is in {}, which is not the name of a file",
-                quote(tensor),
-                quote(other)
-            ))),
+            other => {
+                Err(Error::input(format!("tensor {} is in {}, which is not a file name", quote(tensor), quote(other))))
+            }
         })
         .collect()
 }
 
-/// A file name that stays in its directory.
+/// Checks that a file name stays in its directory.
 pub fn plain(name: &str) -> Result<&str> {
     let plain = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
     plain.then_some(name).ok_or_else(|| {
@@ -91,7 +90,7 @@ pub fn plain(name: &str) -> Result<&str> {
     })
 }
 
-/// A JSON object that says nothing twice: readers differ in which of two they believe.
+/// A JSON object without duplicate keys: readers differ in which duplicate they use.
 struct Unique(BTreeMap<String, Value>);
 
 impl<'de> Deserialize<'de> for Unique {
@@ -106,7 +105,7 @@ impl<'de> Deserialize<'de> for Unique {
                 let mut map = BTreeMap::new();
                 while let Some((key, value)) = from.next_entry::<String, Value>()? {
                     if map.contains_key(&key) {
-                        return Err(A::Error::custom(format_args!("{key} is there twice")));
+                        return Err(A::Error::custom(format_args!("{key} occurs twice")));
                     }
                     map.insert(key, value);
                 }
@@ -128,16 +127,19 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_not_believed() {
+    fn lengths_are_checked_against_the_file() {
         assert_eq!(length(90u64.to_le_bytes(), 98).unwrap(), 90);
-        assert!(refused(length(91u64.to_le_bytes(), 98)).contains("truncated: it has 98 bytes, its header alone 91"));
+        assert!(refused(length(91u64.to_le_bytes(), 98)).contains(
+            "truncated: it has 98 bytes, but its header alone \
+                                                                   needs 91"
+        ));
         assert!(refused(length(u64::MAX.to_le_bytes(), 98)).contains("truncated"));
         assert!(refused(length(1u64.to_le_bytes(), 3)).contains("truncated"));
-        assert!(refused(length((MAX + 1).to_le_bytes(), u64::MAX)).contains("allows 100000000"));
+        assert!(refused(length((MAX + 1).to_le_bytes(), u64::MAX)).contains("limit is 100000000"));
     }
 
     #[test]
-    fn a_header_says_each_thing_once_and_covers_the_file() {
+    fn headers_have_no_duplicates_gaps_or_overlaps() {
         let good = r#"{"b":{"dtype":"BF16","shape":[2],"data_offsets":[8,12]},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]}}"#;
         let of = |json: &str, data: u64| tensors(json.as_bytes(), 8 + json.len() as u64 + data);
         let found = of(good, 12).unwrap();
@@ -150,13 +152,13 @@ mod tests {
         };
         assert_eq!(found, [entry("a", &[2, 1], Dtype::F32, at), entry("b", &[2], Dtype::BF16, at + 8)]);
         assert!(refused(of(good, 11)).contains("is truncated"));
-        assert!(refused(of(good, 13)).contains("bytes too many"));
+        assert!(refused(of(good, 13)).contains("extra bytes"));
         let bad = [
-            (good.replace("\"b\"", "\"a\""), "a is there twice"),
+            (good.replace("\"b\"", "\"a\""), "a occurs twice"),
             (good.replace("[8,12]", "[4,8]"), "offset"),        // overlaps
             (good.replace("[8,12]", "[9,13]"), "offset"),       // leaves a gap
             (good.replace("[8,12]", "[12,8]"), "offset"),       // backwards
-            (good.replace("[2,1]", "[2,2]"), "cannot be used"), // 16 bytes in 8
+            (good.replace("[2,1]", "[2,2]"), "invalid header"), // 16 bytes in 8
             (good.replace("[2,1]", "[18446744073709551615,2]"), "verflow"),
             (good.replace("BF16", "BF17"), "BF17"),
             (good.replace("[2,1]", "[-2,1]"), "-2"),
@@ -167,9 +169,9 @@ mod tests {
             let text = refused(of(&json, 12));
             assert!(text.contains(says), "{json}: {text}");
         }
-        // Each size fits a machine word, all together do not.
+        // Each size fits a machine word; their sum does not.
         let huge = |i: u64| {
-            const BYTES: u64 = (1 << 61) - 8; // 64 bits short of all that a word of bits can count
+            const BYTES: u64 = (1 << 61) - 8; // 64 bits less than a 64-bit count of bits can hold
             let (from, to) = (i * BYTES, (i + 1) * BYTES);
             format!(r#""t{i}":{{"dtype":"F4","shape":[{}],"data_offsets":[{from},{to}]}}"#, 2 * BYTES)
         };
@@ -178,14 +180,14 @@ mod tests {
     }
 
     #[test]
-    fn an_index_stays_in_its_directory_and_says_each_thing_once() {
+    fn an_index_stays_in_its_directory_and_has_no_duplicates() {
         let of = |map: &str| index(format!(r#"{{"metadata":{{"total_size":4}},"weight_map":{map}}}"#).as_bytes());
         assert_eq!(of(r#"{"a":"model-1.safetensors"}"#).unwrap()["a"], "model-1.safetensors");
         for name in ["", ".", "..", "../a", "/etc/passwd", "sub/a", "a\\\\b", "a\\u0000", ".hidden"] {
             let text = refused(of(&format!(r#"{{"a":"{name}"}}"#)));
             assert!(text.contains("not a plain file name"), "{name}: {text}");
         }
-        assert!(refused(of(r#"{"a":"x","a":"y"}"#)).contains("a is there twice"));
+        assert!(refused(of(r#"{"a":"x","a":"y"}"#)).contains("a occurs twice"));
         assert!(refused(of(r#"{"a":1}"#)).contains("tensor a is in 1"));
         assert!(refused(of("[]")).contains("not an index"));
         assert!(refused(index(br#"{"weight_maq":{}}"#)).contains("no weight_map"));

@@ -1,5 +1,5 @@
-//! `config.json` of the families' `...ForCausalLM`, from a [`Spec`] and back. Never guesses: a key that would change
-//! the computation and that we do not implement is an error that names it.
+//! Converts a [`Spec`] to the `config.json` of the family's `...ForCausalLM`, and back. Never guesses: a key that would
+//! change the computation and is not implemented is an error that names it.
 mod dropout;
 mod keys;
 mod read;
@@ -14,21 +14,20 @@ use serde_json::{Map, Value, json};
 use std::path::Path;
 
 pub const FILE: &str = "config.json";
-/// How ranks share modules, in [`FILE`].
+/// The tensor-parallel plan, a key of [`FILE`].
 const TP_PLAN: &str = "base_model_tp_plan";
 
-/// The model that `dir` holds.
+/// Reads the model in `dir`.
 pub fn read(dir: &Path) -> Result<Spec> {
     let path = dir.join(FILE);
     let bad = |what: String| Error::input(format!("{}: {what}", path.display()));
-    let text = open::read(&path).map_err(|e| {
-        bad(format!("{e}; a Hugging Face model directory holds {FILE} and model.safetensors or its parts"))
-    })?;
+    let text = open::read(&path)
+        .map_err(|e| bad(format!("{e}: a Hugging Face model directory has {FILE} and one or more *.safetensors")))?;
     parse(&text).map_err(|e| bad(e.to_string()))
 }
 
-/// The tensor-parallel plan that the model's own file brings, if it does: that of the model behind the head, whose own
-/// place in the plan is its class's.
+/// The tensor-parallel plan in the model's own config, if there is one. It covers the base model; the head's place
+/// follows from the class.
 pub fn tp_plan(dir: &Path) -> Result<Option<TpPlan>> {
     let path = dir.join(FILE);
     let bad = |what: String| Error::input(format!("{}: {what}", path.display()));
@@ -42,14 +41,14 @@ pub fn tp_plan(dir: &Path) -> Result<Option<TpPlan>> {
     Ok(Some(plan))
 }
 
-/// The model that the text of a `config.json` describes.
+/// Parses the text of a `config.json`.
 pub fn parse(text: &[u8]) -> Result<Spec> {
     let map: Map<String, Value> =
         serde_json::from_slice(text).map_err(|e| Error::input(format!("is not a JSON object ({})", quote(e))))?;
     read::spec(&map)
 }
 
-/// The file's text for a model that came from no other: in the words of transformers 4, which 5 reads too.
+/// The text for a model without a source file, in the format of transformers 4, which 5 reads too.
 pub fn config(spec: &Spec) -> String {
     let mut map = match spec.arch {
         Arch::Gpt => gpt2(spec),
@@ -69,7 +68,7 @@ fn object(value: Value) -> Map<String, Value> {
     if let Value::Object(map) = value { map } else { Map::new() }
 }
 
-/// transformers' `model_type` and class.
+/// transformers' `model_type` and class name.
 fn names(arch: Arch) -> (&'static str, &'static str) {
     match arch {
         Arch::Llama => ("llama", "LlamaForCausalLM"),
@@ -136,7 +135,7 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
     map
 }
 
-/// `rope_scaling`; nothing where frequencies stay as they are.
+/// `rope_scaling`; None if frequencies are not scaled.
 fn scaling(scaling: &Scaling) -> Option<Value> {
     Some(match *scaling {
         Scaling::None => return None,
@@ -180,8 +179,8 @@ fn gpt2(spec: &Spec) -> Map<String, Value> {
     }))
 }
 
-/// What the two models compute differently although every tensor of theirs may be alike (head counts, constants), as
-/// "num_heads: 12 in the checkpoint, 6 now". Dropout and the length of a rotation table are the run's own affair.
+/// What the two models compute differently even with identical tensor shapes (head counts, constants), as "num_heads:
+/// 12 in the checkpoint, 6 now". Dropout and the length of the rotary table may differ.
 pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
     let fields = |s: &Spec| {
         [
@@ -197,7 +196,7 @@ pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
             ("rotary positions", format!("{:?}", s.rope)),
             ("local rotary positions", format!("{:?}", s.local_rope)),
             ("sliding window", s.window.to_string()),
-            ("layers within it", format!("{:?}", s.windowed)),
+            ("layers with a window", format!("{:?}", s.windowed)),
             ("query scalar", format!("{:?}", s.query_scalar.unwrap_or(s.head_dim as f64))),
             ("score softcap", s.score_cap.to_string()),
             ("logit softcap", s.logit_cap.to_string()),
@@ -210,11 +209,11 @@ pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
     pairs.filter(|(a, b)| a.1 != b.1).map(|(a, b)| format!("{}: {} in the checkpoint, {} now", a.0, a.1, b.1)).collect()
 }
 
-/// The decimal number that a person wrote: 1e-5 and not 0.000009999999747378752.
+/// The shortest decimal number: 1e-5 and not 0.000009999999747378752.
 pub(super) fn decimal(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(x as f64)
 }
-/// 256 and not 256.0: transformers is strict about that key's type.
+/// 256 and not 256.0: transformers requires an integer for this key.
 fn whole(x: f64) -> Value {
     if x.fract() == 0.0 { json!(x as u64) } else { json!(x) }
 }

@@ -1,8 +1,8 @@
-//! Which byte of which file holds which element, and which of them a rank writes. The files are the same whatever the
-//! mesh: tensors lie in the model's own global layout. Never touches the disk.
+//! Maps every element to a byte of a file, and decides which elements a rank writes. Files do not depend on the mesh:
+//! tensors have the model's own global layout. Never touches the disk.
 //!
-//! safetensors: 8 bytes of header length (little endian), a JSON header, the tensors without gaps. The header is padded
-//! with spaces so that the tensors start on [`DATA_ALIGN`].
+//! safetensors: 8 bytes of header length (little-endian), a JSON header, and the tensors without gaps. The header is
+//! padded with spaces so that the tensors start at [`DATA_ALIGN`].
 use crate::base::{Error, Result};
 use crate::device::ALIGN;
 use crate::nn::{Layout, Segment, Tp, has_adapters, is_adapter};
@@ -10,9 +10,9 @@ use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 use std::{collections::HashMap, ops::Range};
 
-/// Where the tensors of a file start: a page.
+/// Offset of the first tensor in a file: one page.
 pub const DATA_ALIGN: usize = 4096;
-/// A model or optimizer file grows up to this size before another one is begun (the default of `transformers`: 5 GB).
+/// Maximum size of a model or optimizer file before the next one is started (as in `transformers`: 5 GB).
 pub const MAX_FILE_BYTES: u64 = 5_000_000_000;
 
 /// One tensor on disk.
@@ -20,11 +20,11 @@ pub const MAX_FILE_BYTES: u64 = 5_000_000_000;
 pub struct FileTensor {
     pub name: String,
     pub shape: Vec<usize>,
-    /// F32 in checkpoints; BF16 and F16 in models for others and of others.
+    /// F32 in checkpoints; also BF16 and F16 in exports and third-party models.
     pub dtype: Dtype,
     /// Index of its file.
     pub file: usize,
-    /// Its first byte in the file.
+    /// Position of its first byte in the file.
     pub offset: u64,
 }
 
@@ -37,45 +37,46 @@ impl FileTensor {
     }
 }
 
-/// The tensors of a checkpoint: those of the model in layout order, then for each moment of the optimizer one next to
-/// each that learns.
+/// The tensors of a checkpoint: those of the model in layout order, then for each moment of the optimizer one per
+/// trainable tensor.
 #[derive(Clone, Debug, Default)]
 pub struct Tensors {
     pub list: Vec<FileTensor>,
-    /// What this rank has of each.
+    /// This rank's part of each.
     parts: Vec<Segment>,
-    /// Place among the model's tensors, and among those of a moment.
+    /// Index among the model's tensors, and among those of a moment.
     by_name: HashMap<String, (usize, Option<usize>)>,
     model: usize,
     trained: usize,
 }
 
 impl Tensors {
-    /// `group` 0 is the model, group i the optimizer's moment i - 1; `name` is that of the model's tensor.
+    /// Index of a tensor. `group` 0 is the model, group i the optimizer's moment i - 1; `name` is the name in the
+    /// model.
     pub fn find(&self, group: usize, name: &str) -> Result<usize> {
         match (group, self.by_name.get(name)) {
             (0, Some((place, _))) => Ok(*place),
             (_, Some((_, Some(place)))) => Ok(self.model + (group - 1) * self.trained + place),
             (_, Some((_, None))) => Err(Error::op("checkpoint", format!("{name} is frozen and has no moments"))),
-            (_, None) => Err(Error::op("checkpoint", format!("the store holds {name}, which the model does not have"))),
+            (_, None) => Err(Error::op("checkpoint", format!("the store has {name}, which the model does not"))),
         }
     }
-    /// Whether the model's tensor `name` is one of them: a frozen one next to adapters is not.
+    /// Whether the model's tensor `name` is stored; frozen ones next to adapters are not.
     pub fn holds(&self, name: &str) -> bool {
         self.by_name.contains_key(name)
     }
-    /// Elements `range` of this rank's part of tensor `index`, as stretches that are contiguous in the tensor: each
-    /// with the place of its first element there.
+    /// Splits elements `range` of this rank's part of tensor `index` into runs that are contiguous in the tensor, each
+    /// with the index of its first element there.
     pub fn stretches(&self, index: usize, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
         self.parts[index].stretches(range)
     }
-    /// How many of them are the model's.
+    /// Number of tensors that belong to the model.
     pub fn model(&self) -> usize {
         self.model
     }
 }
 
-/// What a file of the plan is.
+/// One file of the plan.
 #[derive(Clone, Debug)]
 pub struct PlannedFile {
     pub name: String,
@@ -85,33 +86,34 @@ pub struct PlannedFile {
     pub bytes: u64,
 }
 
-/// Before the names of adapters in their files (PEFT's).
+/// Prefix of adapter tensor names in files (PEFT's).
 pub const ADAPTER_PREFIX: &str = "base_model.model.";
 
 #[derive(Clone, Debug)]
 pub struct FilePlan {
-    /// How the files of the model's tensors begin: `model`, or `adapter_model`.
+    /// Base name of the model's files: `model` or `adapter_model`.
     pub stem: &'static str,
     pub tensors: Tensors,
     pub files: Vec<PlannedFile>,
-    /// `model.safetensors.index.json` and its like: name and text, where a stem takes several files.
+    /// Index files such as `model.safetensors.index.json`, as (name, text), for base names with several files.
     pub indices: Vec<(String, String)>,
 }
 
 impl FilePlan {
-    /// A checkpoint: everything in f32. `layouts`: this rank's part of the model, in layer order. `moments`: names of
-    /// the optimizer's state ("exp_avg", ...), stored as `{moment}.{tensor}` in `optimizer*.safetensors`.
+    /// The plan of a checkpoint: everything in f32. `layouts`: this rank's part of the model, in layer order.
+    /// `moments`: names of the optimizer's states ("exp_avg", ...), stored as `{moment}.{tensor}` in
+    /// `optimizer*.safetensors`.
     pub fn of_masters(layouts: &[Layout], moments: &[&str], max_file_bytes: u64) -> FilePlan {
         FilePlan::new(layouts, moments, Dtype::F32, max_file_bytes)
     }
 
-    /// With the model's tensors in `dtype`: f32, or bf16 or f16 for others to read. Where there are adapters, they are
-    /// all that is stored.
+    /// The plan with the model's tensors in `dtype`: f32, or bf16 or f16 for exports. If there are adapters, only they
+    /// are stored.
     pub fn new(layouts: &[Layout], moments: &[&str], dtype: Dtype, max_file_bytes: u64) -> FilePlan {
         FilePlan::part(layouts, has_adapters(layouts), moments, dtype, max_file_bytes)
     }
 
-    /// The model without its adapters: what a run with adapters starts from.
+    /// The model without its adapters, which a run with adapters starts from.
     pub fn of_base(layouts: &[Layout]) -> FilePlan {
         FilePlan::part(layouts, false, &[], Dtype::F32, u64::MAX)
     }
@@ -147,7 +149,7 @@ impl FilePlan {
         plan
     }
 
-    /// Adds the files of one stem: one, or several `stem-0000i-of-0000n` and an index.
+    /// Adds the files of one base name: a single file, or several `stem-0000i-of-0000n` and an index.
     fn append(&mut self, stem: &str, tensors: Vec<(String, Vec<usize>)>, dtype: Dtype, max_file_bytes: u64) {
         let mut files: Vec<Vec<(String, Vec<usize>)>> = vec![Vec::new()];
         let mut filled = 0;
@@ -185,7 +187,7 @@ impl FilePlan {
         }
     }
 
-    /// Of all files, headers included.
+    /// Total size of all files, headers included.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|f| f.bytes).sum()
     }
@@ -211,47 +213,47 @@ fn header(tensors: &[(String, Vec<usize>)], dtype: Dtype) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], &text].concat()
 }
 
-/// JSON as people read it, with a newline at the end.
+/// Pretty-printed JSON with a trailing newline.
 pub(super) fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
 }
 
-/// A range of one tensor inside a piece of a unit.
+/// A range of one tensor inside a shard.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ElementRun<'a> {
     pub segment: &'a Segment,
-    /// First element in this rank's part of the tensor; a multiple of [`ALIGN`].
+    /// First element, counted in this rank's part of the tensor; a multiple of [`ALIGN`].
     pub at: usize,
-    /// The elements in the piece.
+    /// The elements within the shard.
     pub range: Range<usize>,
 }
 
-/// What of its pieces a rank writes, so that every element is written once.
+/// Which part of its shards a rank writes, so that every element is written exactly once.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
-    /// Part `index` of `of` of the pieces, which that many ranks hold alike: replicas.
+    /// Part `index` of `of`: replicas with the same shard share the writing.
     pub index: usize,
     pub of: usize,
-    /// Also of tensors that every rank of tp has whole: the first of them writes those.
+    /// Also write the tensors that every rank of tp has in full; the first of them does.
     pub whole: bool,
 }
 impl Share {
-    /// Everything that a rank holds: what it reads.
+    /// Everything a rank holds, which is what it reads.
     pub const ALL: Share = Share { index: 0, of: 1, whole: true };
 
-    /// Whether any of the tensor belongs to it.
+    /// Whether any part of the tensor belongs to this share.
     pub fn has(self, segment: &Segment) -> bool {
         self.whole || matches!(segment.tp, Tp::Cut { .. })
     }
 
-    /// Of `len` elements, cut at multiples of [`ALIGN`].
+    /// This share of `len` elements, split at multiples of [`ALIGN`].
     fn range(self, len: usize) -> Range<usize> {
         let part = len.div_ceil(self.of).next_multiple_of(ALIGN);
         (self.index * part).min(len)..((self.index + 1) * part).min(len)
     }
 }
 
-/// The real elements (no padding) of a piece that starts at `start` of its unit and is `len` long, cut to `share`.
+/// The elements (no padding) of a shard that starts at `start` of its unit and is `len` long, restricted to `share`.
 pub fn runs(layout: &Layout, start: usize, len: usize, share: Share) -> impl Iterator<Item = ElementRun<'_>> {
     let part = share.range(len);
     let piece = start + part.start..start + part.end;
@@ -278,7 +280,7 @@ mod tests {
         vec![root, block]
     }
 
-    /// Every file of the plan, filled, is a file to the `safetensors` crate, and the tensors lie where the plan says.
+    /// The `safetensors` crate reads every file of the plan, and finds the tensors where the plan says.
     #[test]
     fn plan_is_read_by_the_safetensors_crate() {
         for (max, files) in [(MAX_FILE_BYTES, 2), (1, 9), (1300, 6)] {
@@ -312,8 +314,8 @@ mod tests {
         assert_eq!(plan.tensors.list[plan.tensors.find(2, "norm.weight").unwrap()].name, "exp_avg_sq.norm.weight");
     }
 
-    /// Any cut in pieces, shares and tp ranks visits each element of each tensor once, and partial checksums add up to
-    /// the whole one.
+    /// Any division into shards, shares and tp ranks visits each element of each tensor once, and partial checksums sum
+    /// to that of the whole.
     #[test]
     fn runs_cover_each_element_once_and_checksums_add_up() {
         let value = |i: usize| i as f32;

@@ -1,5 +1,5 @@
-//! Reading: each rank reads the ranges of the files that its shards need, through one small buffer, and nothing else.
-//! Never judges the files: [`super::source`] has done that before a weight changes.
+//! Loading: each rank reads only the byte ranges its shards need, through one small buffer. Never validates the files:
+//! [`super::source`] does that before any weight is overwritten.
 use super::checkpointer::Checkpointer;
 use super::checksum::{checksum, total};
 use super::disk::CHUNK;
@@ -17,27 +17,27 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Where the trainer stood, when the checkpoint in `dir` is whole in form and of this model and optimizer. Reads
-/// headers and small files only: what a program checks before it starts any rank.
+/// The state of the checkpoint in `dir`, after checking that its headers are intact and match this model and optimizer.
+/// Reads headers and small files only, so a program can call it before it starts ranks.
 pub fn inspect(dir: &Path, spec: &Spec, layouts: &[Layout], moments: &[&str]) -> Result<TrainerState> {
     TensorSource::checkpoint(dir, spec, layouts, moments).map(|(_, state, _)| state)
 }
 
-/// Whether the Hugging Face model in `dir` is this model (`--pretrain`).
+/// Checks that the Hugging Face model in `dir` is this model (the `pretrain` setting).
 pub fn inspect_model(dir: &Path, spec: &Spec, layouts: &[Layout]) -> Result<()> {
     TensorSource::model(dir, spec, layouts).map(|_| ())
 }
 
 impl Checkpointer {
-    /// Fills store and optimizer from the checkpoint in `dir`, saved by any number of ranks of any strategy. An error
-    /// is an error on all ranks; after one, the store's content is unspecified. After [`crate::base::Error::Damaged`],
-    /// all may load another one.
+    /// Fills store and optimizer from the checkpoint in `dir`, saved by any number of ranks with any strategy. If any
+    /// rank fails, all return an error, and the store's content is unspecified. After [`crate::base::Error::Damaged`],
+    /// all may load another checkpoint.
     pub fn load(&mut self, dir: &Path, store: &mut dyn Store, optimizer: &mut Optimizer) -> Result<TrainerState> {
         let opened = TensorSource::checkpoint(dir, &self.spec, &self.layouts, self.moments);
         let (source, state, checksums) = self.exchange.agree(&*self.dev, "open the checkpoint", opened)?;
         self.read(&source, store, Some(optimizer), Some(&checksums))?;
         optimizer.resume(state.optimizer_steps);
-        state.run.iter().for_each(|run| self.run.clone_from(run)); // what is saved from now on is that run's
+        state.run.iter().for_each(|run| self.run.clone_from(run)); // later saves belong to that run
         Ok(state)
     }
 
@@ -64,24 +64,24 @@ impl Checkpointer {
         let sums = self.exchange.share(&*self.dev, "read its part of the checkpoint", sums, tensors)?;
         let strange = self.exchange.share(&*self.dev, "count values", Ok(strange), tensors)?;
         let verified = checksums.map_or(Ok(()), |expected| source.verify(expected, &total(&sums, tensors)));
-        // Damage first: what was damaged may be anything.
+        // Report damage first: damaged values may be anything.
         let verified = verified.and_then(|()| source.finite(&total(&strange, tensors), checksums.is_some()));
         self.exchange.agree(&*self.dev, "verify the checkpoint", verified.and_then(|()| store.weights_changed()))
     }
 }
 
-/// One rank's way through the files. Holds [`CHUNK`] bytes as they are on disk, and as many values.
+/// One rank's reader. Holds [`CHUNK`] bytes in the file's dtype, and the same number of values.
 struct TensorReader<'a> {
     source: &'a TensorSource,
     dev: &'a dyn Device,
-    /// u16, so that it is aligned for the half types.
+    /// u16, so that it is aligned for 16-bit types.
     bytes: Vec<u16>,
     values: Vec<f32>,
-    /// Those again, for what is kept in 16 bits.
+    /// The values rounded to 16 bits, for parameters stored that way.
     rounded: Vec<u16>,
-    /// What of each tensor several ranks read is counted by the first of them.
+    /// If several ranks read the same elements, the first counts them.
     share: Share,
-    /// Of what was counted of each tensor; and how many of those values are not finite.
+    /// Per tensor: the checksum of the counted elements, and how many of them are not finite.
     sums: Vec<u64>,
     strange: Vec<u64>,
 }
@@ -93,8 +93,8 @@ impl<'a> TensorReader<'a> {
         TensorReader { source, dev, bytes, values, rounded: Vec::new(), share, sums: none.clone(), strange: none }
     }
 
-    /// Every run of this rank's shards, into masters, parameters and moments. Returns for each tensor the sum over what
-    /// was counted, and how many of those values are not finite.
+    /// Reads every run of this rank's shards into master weights, parameters and moments. Returns for each tensor the
+    /// checksum of the counted elements, and how many of them are not finite.
     fn read(mut self, store: &mut dyn Store, mut optimizer: Option<&mut Optimizer>) -> Result<(Vec<u64>, Vec<u64>)> {
         store.for_each_shard(&mut |mut shard| {
             let stored = runs(shard.layout, shard.start, shard.master.len(), Share::ALL);
@@ -146,7 +146,7 @@ impl<'a> TensorReader<'a> {
         Ok(())
     }
 
-    /// Whether the second copy of a tied tensor says what the first one says, in `range` of this rank's part of it.
+    /// Checks that the second copy of a tied tensor equals the first, in `range` of this rank's part of it.
     fn same(&mut self, index: usize, tensor: &FileTensor, twin: &FileTensor, range: Range<usize>) -> Result<()> {
         let mut values = |tensor: &FileTensor| -> Result<Vec<f32>> {
             let mut out = vec![0.0; range.len()];
@@ -159,8 +159,8 @@ impl<'a> TensorReader<'a> {
             Some(i) => {
                 let mut place = self.source.tensors.stretches(index, range.start + i..range.start + i + 1);
                 let what = format!(
-                    "tensor {} differs from {} at element {}, yet config.json ties the two; if the model has a head of its \
-                     own, set tie_word_embeddings to false",
+                    "tensor {} differs from {} at element {}, but config.json ties the two. If the model has a \
+                     separate head, set tie_word_embeddings to false",
                     twin.name,
                     tensor.name,
                     place.next().map_or(0, |(_, place)| place)
@@ -171,7 +171,7 @@ impl<'a> TensorReader<'a> {
     }
 }
 
-/// The bytes of `tensor` in `range` of this rank's part of it, one after the other; `index` is its place in the plan.
+/// The bytes of `tensor` in `range` of this rank's part of it; `index` is its place in the plan.
 fn read<'b>(
     source: &TensorSource,
     (index, tensor): (usize, &FileTensor),

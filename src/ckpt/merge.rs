@@ -1,5 +1,4 @@
-//! Adapters merged into the weights of the model that they were trained on. Never writes a model: that is a save like
-//! any other, after a merge.
+//! Merges adapters into the weights of their base model. Never writes a model: saving comes afterwards.
 use super::adapter::{WEIGHTS, read};
 use super::checkpointer::Checkpointer;
 use super::disk::CHUNK;
@@ -14,7 +13,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
-/// A module's two matrices, row by row in f32: A (rank, inputs) and B (outputs, rank).
+/// The two matrices of a module in row-major f32: A (rank, inputs) and B (outputs, rank).
 #[derive(Default)]
 struct Pair {
     a: Vec<f32>,
@@ -22,7 +21,7 @@ struct Pair {
     inputs: usize,
 }
 
-/// By the name of the module's weight.
+/// The matrices, by the name of the module's weight.
 fn pairs(dir: &Path, rank: usize) -> Result<BTreeMap<String, Pair>> {
     let path = dir.join(WEIGHTS);
     let mut bytes = Vec::new();
@@ -32,7 +31,10 @@ fn pairs(dir: &Path, rank: usize) -> Result<BTreeMap<String, Pair>> {
     let mut pairs: BTreeMap<String, Pair> = BTreeMap::new();
     for (name, view) in tensors.tensors() {
         let strange = || {
-            Error::in_file(&path, format!("tensor {name} with shape {:?} is no adapter of rank {rank}", view.shape()))
+            Error::in_file(
+                &path,
+                format!("tensor {name} with shape {:?} is not part of an adapter of rank {rank}", view.shape()),
+            )
         };
         let module = name.strip_prefix(ADAPTER_PREFIX).unwrap_or(&name);
         let is_a = module.ends_with(".lora_A.weight");
@@ -44,7 +46,7 @@ fn pairs(dir: &Path, rank: usize) -> Result<BTreeMap<String, Pair>> {
         if !matches!(view.dtype(), Dtype::F32 | Dtype::BF16 | Dtype::F16) {
             return Err(Error::in_file(
                 &path,
-                format!("tensor {name} is {:?}; F32, BF16 and F16 are read", view.dtype()),
+                format!("tensor {name} is {:?}; supported: F32, BF16, F16", view.dtype()),
             ));
         }
         let pair = pairs.entry(format!("{module}.weight")).or_default();
@@ -53,14 +55,14 @@ fn pairs(dir: &Path, rank: usize) -> Result<BTreeMap<String, Pair>> {
         match view.dtype() {
             Dtype::F32 => widen(view.data(), Dtype::F32, matrix),
             dtype => {
-                // In a copy that is aligned to two bytes, which a file need not be.
+                // Copied, because the file's data need not be aligned to two bytes.
                 let pairs = view.data().chunks_exact(2).map(|b| u16::from_ne_bytes([b[0], b[1]]));
                 widen(bytemuck::cast_slice(&pairs.collect::<Vec<u16>>()), dtype, matrix);
             }
         }
         if let Some(n) = Some(matrix.iter().filter(|x| !x.is_finite()).count()).filter(|&n| n > 0) {
             let what = format!(
-                "tensor {name} has non-finite values (NaN or infinity): {n} of {}; give an adapter without them",
+                "tensor {name} has non-finite values (NaN or infinity): {n} of {}. Use an adapter without them",
                 matrix.len()
             );
             return Err(Error::in_file(&path, what));
@@ -70,14 +72,14 @@ fn pairs(dir: &Path, rank: usize) -> Result<BTreeMap<String, Pair>> {
         }
     }
     match pairs.iter().find(|(_, pair)| pair.a.is_empty() || pair.b.is_empty()) {
-        Some((name, _)) => Err(Error::in_file(&path, format!("{name} has one of its two matrices only"))),
-        None if pairs.is_empty() => Err(Error::in_file(&path, "holds no adapter")),
+        Some((name, _)) => Err(Error::in_file(&path, format!("{name} has only one of its two matrices"))),
+        None if pairs.is_empty() => Err(Error::in_file(&path, "has no adapter tensors")),
         None => Ok(pairs),
     }
 }
 
 impl Pair {
-    /// Adds `scale (B A)` to elements `at..` of the matrix, as many as there are in `w`.
+    /// Adds `scale (B A)` to the elements of the matrix from `at` on, which `w` holds.
     fn add(&self, scale: f32, rank: usize, at: usize, w: &mut [f32]) {
         for (i, w) in w.iter_mut().enumerate() {
             let (row, column) = ((at + i) / self.inputs, (at + i) % self.inputs);
@@ -89,8 +91,8 @@ impl Pair {
 }
 
 impl Checkpointer {
-    /// Adds the adapters in `dir` to the weights that the store holds: W + alpha / rank B A, in f32. Every rank changes
-    /// what it owns. An adapter of a matrix that the model does not have is an error, and then nothing has changed.
+    /// Adds the adapters in `dir` to the weights in the store: W + alpha / rank B A, in f32. Every rank updates its own
+    /// shards. An adapter for a matrix the model does not have is an error, and changes nothing.
     pub fn merge(&mut self, dir: &Path, store: &mut dyn Store) -> Result<usize> {
         let read = read(dir).and_then(|lora| Ok((pairs(dir, lora.rank)?, lora)));
         let checked = read.and_then(|(pairs, lora)| self.check(dir, &pairs, &lora).map(|()| (pairs, lora)));
@@ -122,7 +124,7 @@ impl Checkpointer {
         Ok(pairs.len())
     }
 
-    /// Every adapter is one of a matrix of this model.
+    /// Checks that every adapter belongs to a matrix of this model.
     fn check(&self, dir: &Path, pairs: &BTreeMap<String, Pair>, lora: &Lora) -> Result<()> {
         let segments = || self.layouts.iter().flat_map(|l| &l.segments);
         for (name, pair) in pairs {
@@ -132,13 +134,16 @@ impl Checkpointer {
                 Some(shape) => {
                     return Err(Error::in_file(
                         &dir.join(WEIGHTS),
-                        format!("adapts {name} as ({rows}, {columns}); in this model it has shape {shape:?}"),
+                        format!("adapts {name} as ({rows}, {columns}), but in this model it has shape {shape:?}"),
                     ));
                 }
                 None => {
                     return Err(Error::in_file(
                         &dir.join(WEIGHTS),
-                        format!("adapts {name}, which this model does not have; give the model that it was trained on"),
+                        format!(
+                            "adapts {name}, which this model does not have: use the model the adapter was trained \
+                                 on"
+                        ),
                     ));
                 }
             }

@@ -1,5 +1,5 @@
-//! The last stage of a save: small files, checksums, then the name. Never touches a checkpoint that is complete before
-//! the new one is.
+//! The last stage of a save: small files, checksums, then the final name. Never touches a complete checkpoint before
+//! the new one is complete.
 use super::dirs;
 use super::disk::{self, Disk};
 use super::evaluations::Evaluations;
@@ -11,40 +11,40 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A checkpoint, or an exported model, that is complete and durable.
+/// A complete and durable checkpoint or exported model.
 #[derive(Debug)]
 pub struct SavedCheckpoint {
     pub path: PathBuf,
-    /// The step of a checkpoint.
+    /// The step; None for an export.
     pub step: Option<u64>,
-    /// Of all ranks.
+    /// Written by all ranks.
     pub bytes: u64,
-    /// From the call that began it until it was complete.
+    /// From the start of the save until it was complete.
     pub seconds: f64,
-    /// Evaluation loss after that step, where it is counted; and whether it is the lowest so far.
+    /// The evaluation loss after that step, if evaluations are tracked, and whether it is the lowest so far.
     pub evaluation: Option<(Option<f64>, bool)>,
-    /// What did not go as asked, without harm to the checkpoint: an old one that could not be removed. On rank 0.
+    /// A problem that does not harm the checkpoint, such as an old one that could not be removed. Rank 0 only.
     pub note: Option<String>,
 }
 
-/// The third stage, which rank 0 does when all tensors are on disk.
+/// The third stage, done by rank 0 when all tensors are on disk.
 pub(super) struct Publication {
     pub disk: Disk,
     pub plan: Arc<FilePlan>,
-    /// Where the tensors are.
+    /// The directory with the tensors.
     pub dir: PathBuf,
-    /// The name that `dir` gets.
+    /// The final name of `dir`.
     pub target: PathBuf,
-    /// Files next to the tensors, on rank 0.
+    /// The files next to the tensors; rank 0 only.
     pub small: Vec<(String, Vec<u8>)>,
-    /// Of a checkpoint, with the number of checkpoints to keep.
+    /// For a checkpoint: its state, and the number of checkpoints to keep.
     pub state: Option<(TrainerState, usize)>,
     pub started: Instant,
 }
 
 impl Publication {
-    /// The small files, the state last; then the directory's name, `best` and `latest`: what `latest` names is resumed
-    /// from, so all before it is done once more where it was not reached.
+    /// Writes the small files, the state last, then renames the directory and updates `best` and `latest`. A resume
+    /// starts from what `latest` names, so it repeats whatever a crash prevented.
     pub fn publish(self, sums: &[u64]) -> Result<SavedCheckpoint> {
         let (target, bytes, started) = (self.target.clone(), self.plan.bytes(), self.started);
         let state = self.state.as_ref().map(|(state, _)| state);
@@ -75,10 +75,10 @@ impl Publication {
             dirs::point_best(disk, all, best)?;
         }
         dirs::point(disk, all, dirs::LATEST, state.step)?;
-        Ok(dirs::prune(all, state.step, *keep).err().map(|e| format!("an old checkpoint stays: {e}")))
+        Ok(dirs::prune(all, state.step, *keep).err().map(|e| format!("an old checkpoint could not be removed: {e}")))
     }
 
-    /// After a failure: what cannot be removed now is removed by the next `prepare`.
+    /// Cleans up after a failure; what cannot be removed now is removed by the next `prepare`.
     pub fn abandon(&self, rank: usize) {
         if rank == 0 {
             let _ = fs::remove_dir_all(&self.dir);

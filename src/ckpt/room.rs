@@ -1,5 +1,5 @@
-//! Room for a save: whether a directory may be written, and its files at their full length before a byte of a tensor
-//! is. Never writes a tensor.
+//! Checks that a directory may be written, and allocates its files at full length before any tensor is written. Never
+//! writes a tensor.
 use super::disk::{self, Disk};
 use super::layout::{FilePlan, pretty};
 use super::{companions, hf};
@@ -11,7 +11,7 @@ use std::fs::{self, DirEntry};
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// In an export: which run wrote it. Readers of models pass over it.
+/// Marks an export with the run that wrote it. Model loaders ignore it.
 const MARK: &str = "flatshard.json";
 
 /// Name and content of the mark of `run`.
@@ -19,11 +19,11 @@ pub(super) fn mark(run: &str) -> (String, Vec<u8>) {
     (MARK.into(), pretty(&json!({"run": run})).into_bytes())
 }
 
-/// Whether the export `dir` may be written: it is new, empty, or holds a model and nothing else. A model is replaced
-/// where `run` wrote it, or where `overwrite` says so.
+/// Checks that the export `dir` may be written: it is new, empty, or holds a model and nothing else. An existing model
+/// is replaced if `run` wrote it, or with `overwrite`.
 pub fn check_export(dir: &Path, run: Option<&str>, overwrite: bool) -> Result<()> {
     let refuse = |what: &str| {
-        let what = format!("`save_hf` {}: {what}; give a new or empty directory", dir.display());
+        let what = format!("`save_hf` {}: {what}. Use a new or empty directory", dir.display());
         Err(Error::input(what))
     };
     let list = match fs::read_dir(dir) {
@@ -43,68 +43,68 @@ pub fn check_export(dir: &Path, run: Option<&str>, overwrite: bool) -> Result<()
         (known || weights) && entry.file_type().is_ok_and(|kind| kind.is_file())
     };
     if let Some(other) = list.iter().find(|entry| !part(entry)) {
-        return refuse(&format!("holds {}, which is not a file of a model and is never overwritten", name(other)));
+        return refuse(&format!("contains {}, which is not a model file and is never overwritten", name(other)));
     }
     if list.is_empty() {
         return Ok(());
     }
     if !list.iter().any(|entry| name(entry) == hf::FILE) {
-        return refuse("holds files of a model, but no config.json");
+        return refuse("contains model files, but no config.json");
     }
     let text = fs::read(dir.join(MARK)).unwrap_or_default();
     let wrote = serde_json::from_slice::<Value>(&text).unwrap_or_default();
     match overwrite || run.is_some_and(|run| wrote["run"] == run) {
         true => Ok(()),
-        false => refuse("holds a model that this run did not write, which only `overwrite` replaces"),
+        false => refuse("contains a model that this run did not write, which is replaced only with `overwrite`"),
     }
 }
 
-/// Whether both paths lead to one directory, by whatever links and mounts.
+/// Whether both paths lead to the same directory, through any links and mounts.
 pub fn same_place(a: &Path, b: &Path) -> bool {
     let path = |path: &Path| fs::canonicalize(path).or_else(|_| std::path::absolute(path)).ok();
     let same = |a| fs::metadata(b).is_ok_and(|b| open::is_same(&a, &b));
     fs::metadata(a).is_ok_and(same) || path(a).is_some_and(|path_a| path(b) == Some(path_a))
 }
 
-/// The directory with every tensor file at its full length: a full disk is found here, before anything is written.
+/// Creates the directory with every tensor file at full length, so that a full disk is detected before anything is
+/// written.
 pub(super) fn create(disk: &Disk, dir: &Path, plan: &FilePlan) -> Result<()> {
     let parent = disk::parent(dir);
     disk.make_dirs(parent)?;
     if free(parent).is_some_and(|free| free < plan.bytes()) {
-        return Err(no_room(parent, plan, Errno::NOSPC.into()));
+        return Err(no_room(parent, plan.bytes(), Errno::NOSPC.into()));
     }
     let make = || {
         disk.make_dir(dir)?;
-        for plan_file in &plan.files {
-            let path = dir.join(&plan_file.name);
-            let made = disk.create(&path)?;
-            match fallocate(&made.file, FallocateFlags::empty(), 0, plan_file.bytes) {
-                // A file system that cannot promise space: a full disk is found while writing.
-                Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-                    made.file.set_len(plan_file.bytes).map_err(|e| Error::io("write", &path, e))?;
-                }
-                Err(e) => return Err(no_room(&path, plan, e.into())),
-                Ok(()) => {}
-            }
-            made.write_at(&plan_file.header, 0)?;
-            made.sync()?; // other hosts write the rest, and sync only what is theirs
-        }
-        Ok(())
+        plan.files.iter().try_for_each(|f| reserve(disk, &dir.join(&f.name), &f.header, f.bytes, plan.bytes()))
     };
     make().inspect_err(|_| drop(fs::remove_dir_all(dir)))
 }
 
-/// Bytes that this user may still write on the disk of `dir`.
+/// Creates a file of `bytes` and writes its beginning. `all` is the size of the whole save, for the error on a full
+/// disk.
+pub(super) fn reserve(disk: &Disk, path: &Path, beginning: &[u8], bytes: u64, all: u64) -> Result<()> {
+    let made = disk.create(path)?;
+    match fallocate(&made.file, FallocateFlags::empty(), 0, bytes) {
+        // The file system cannot reserve space: a full disk is detected while writing.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => made.file.set_len(bytes).map_err(|e| Error::io("write", path, e))?,
+        Err(e) => return Err(no_room(path, all, e.into())),
+        Ok(()) => {}
+    }
+    made.write_at(beginning, 0)?;
+    made.sync() // other hosts sync only what they write
+}
+
+/// Bytes this user can still write on the disk of `dir`.
 fn free(dir: &Path) -> Option<u64> {
     statvfs(dir).ok().map(|s| s.f_bavail.saturating_mul(s.f_frsize))
 }
 
-fn no_room(path: &Path, plan: &FilePlan, cause: std::io::Error) -> Error {
+fn no_room(path: &Path, needed: u64, cause: std::io::Error) -> Error {
     let free = free(disk::parent(path)).map_or("an unknown number".into(), |free| free.to_string());
     let text = format!(
-        "{cause}: a checkpoint of this model needs {} bytes and {free} are free here; free some, keep fewer (`keep`), or \
-         save elsewhere (`ckpt_dir`). Complete checkpoints are untouched",
-        plan.bytes()
+        "{cause}: a checkpoint of this model needs {needed} bytes, and {free} are free here. Free disk space, reduce `keep`, \
+         or change `ckpt_dir`. Existing checkpoints are untouched"
     );
     Error::io("reserve", path, std::io::Error::new(cause.kind(), text))
 }

@@ -1,8 +1,8 @@
-//! Writing: into a directory under a temporary name, renamed when everything is on disk. Never gathers a tensor, and
-//! never touches a checkpoint that is complete before the new one is.
+//! Saving: writes into a directory with a temporary name, and renames it when everything is on disk. Never gathers a
+//! tensor, and never touches a complete checkpoint before the new one is complete.
 //!
-//! Three stages, the same for every kind of save: rank 0 makes *room*; every rank *writes* what it owns; rank 0
-//! *publishes*. Behind training, the second and the third each run in a thread, and the ranks agree between them.
+//! Every kind of save has three stages: rank 0 makes *room*; every rank *writes* what it owns; rank 0 *publishes*. In
+//! an async save, the second and third stage each run on a thread, and the ranks agree in between.
 use super::async_save::{AsyncSave, SaveJob};
 use super::checkpointer::Checkpointer;
 use super::checksum::total;
@@ -21,11 +21,11 @@ use safetensors::Dtype;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 impl Checkpointer {
-    /// Writes `dir/step-{state.step}`, points `latest` to it and removes what lies behind the `keep` newest. All ranks
-    /// return an error when one of them fails; then what was there before is there still, and nothing else.
+    /// Writes `dir/step-{state.step}`, points `latest` to it and removes all but the newest `keep`. If any rank fails,
+    /// all return an error, and the directory is as before.
     pub fn save(
         &mut self,
         dir: &Path,
@@ -39,9 +39,9 @@ impl Checkpointer {
         self.write(publication, store, Some(optimizer))
     }
 
-    /// As [`Checkpointer::save`], but returns when this rank's part is copied: the copy is written while training goes
-    /// on. A save that is still under way is waited for first. Then [`Checkpointer::ended`], [`Checkpointer::advance`]
-    /// and [`Checkpointer::published`] after each step, and [`Checkpointer::settle`] at the end.
+    /// Like [`Checkpointer::save`], but returns once this rank's part is copied: the copy is written in the background.
+    /// Waits for a save still in flight first. Call [`Checkpointer::ended`], [`Checkpointer::advance`] and
+    /// [`Checkpointer::published`] after each step, and [`Checkpointer::settle`] at the end.
     pub fn save_async(
         &mut self,
         dir: &Path,
@@ -64,14 +64,14 @@ impl Checkpointer {
         Ok(earlier)
     }
 
-    /// Whether this rank has written its part of a save behind training, well or not. When every rank has,
-    /// [`Checkpointer::advance`] is due.
+    /// Whether this rank has finished writing its part of an async save, successfully or not. When every rank has, call
+    /// [`Checkpointer::advance`].
     pub fn ended(&self) -> bool {
         matches!(&self.background, AsyncSave::Writing(job, _) if job.ended())
     }
 
-    /// All ranks together, when every part is written: rank 0 begins to publish. The error of a rank that could not
-    /// write is an error on all.
+    /// Collective; called when every part is written. Rank 0 starts to publish. If any rank failed to write, all return
+    /// its error.
     pub fn advance(&mut self) -> Result<()> {
         let (job, publication) = match std::mem::take(&mut self.background) {
             AsyncSave::Writing(job, publication) => (job, publication),
@@ -92,7 +92,7 @@ impl Checkpointer {
         Ok(())
     }
 
-    /// The save behind training that has become complete since the last call: on rank 0, once.
+    /// The async save that became complete since the last call; on rank 0, once.
     pub fn published(&mut self) -> Result<Option<SavedCheckpoint>> {
         match &mut self.background {
             AsyncSave::Publishing(thread) => {
@@ -102,7 +102,7 @@ impl Checkpointer {
         }
     }
 
-    /// Waits until nothing goes on behind training. Returns on rank 0 what [`Checkpointer::published`] has not.
+    /// Waits until no save is in flight. On rank 0, returns the save that [`Checkpointer::published`] has not.
     pub fn settle(&mut self) -> Result<Option<SavedCheckpoint>> {
         if matches!(self.background, AsyncSave::Nothing) {
             return Ok(None);
@@ -113,11 +113,11 @@ impl Checkpointer {
         self.exchange.agree(&*self.dev, PUBLISH, saved)
     }
 
-    /// Writes the model alone in `dtype` (F32, BF16), as a Hugging Face directory. [`check_export`] says what `dir` may
-    /// be.
+    /// Writes only the model, in `dtype` (F32, BF16), as a Hugging Face directory. See [`check_export`] for what `dir`
+    /// may be.
     pub fn save_hf(&mut self, dir: &Path, dtype: Dtype, store: &mut dyn Store) -> Result<SavedCheckpoint> {
         let plan = FilePlan::new(&self.layouts, &[], dtype, self.max_file_bytes);
-        // Through a symbolic link, the directory that it names is replaced, and not the link.
+        // For a symbolic link, replace the directory it points to, not the link.
         let dir = fs::canonicalize(dir).unwrap_or(dir.to_path_buf());
         let publication = self.room(Arc::new(plan), dir, dtype, None)?;
         self.write(publication, store, None)
@@ -135,7 +135,7 @@ impl Checkpointer {
         self.room(self.plan.clone(), target, Dtype::F32, Some((state, keep)))
     }
 
-    /// Rank 0 finds out whether `target` may be written and whether it fits, and makes the files under another name.
+    /// Rank 0 checks that `target` may be written and fits, and creates the files under a temporary name.
     fn room(
         &mut self,
         plan: Arc<FilePlan>,
@@ -146,13 +146,12 @@ impl Checkpointer {
         let started = Instant::now();
         let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let unfinished = |nonce: u64| disk::parent(&target).join(dirs::unfinished(&name, nonce));
-        let nonce =
-            SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos() as u64) ^ (std::process::id() as u64) << 32;
+        let nonce = dirs::nonce();
         let prepared = match self.rank() {
             0 => state
                 .as_ref()
                 .map_or_else(|| check_export(&target, Some(&self.run), self.overwrite), |_| Ok(()))
-                .and_then(|()| dirs::sweep_beside(&target))
+                .and_then(|()| dirs::sweep_unfinished(&target))
                 .and_then(|()| create(&self.disk, &unfinished(nonce), &plan)),
             _ => Ok(()),
         };
@@ -169,7 +168,7 @@ impl Checkpointer {
         Ok(Publication { disk: self.disk.clone(), plan, dir, target, small, state, started })
     }
 
-    /// The second and third stage, at once.
+    /// The second and third stage of a synchronous save.
     fn write(
         &mut self,
         publication: Publication,
@@ -194,7 +193,7 @@ impl Checkpointer {
         }))
     }
 
-    /// This rank's runs of all tensors, synced; returns its part of their checksums.
+    /// Writes and syncs this rank's runs of all tensors; returns its part of their checksums.
     fn write_part(
         &self,
         publication: &Publication,
@@ -221,5 +220,5 @@ const WRITE: &str = "write its part of the checkpoint";
 const PUBLISH: &str = "complete the checkpoint";
 
 fn lost() -> Error {
-    Error::op("async-save", "the thread that publishes panicked")
+    Error::op("async-save", "the publishing thread panicked")
 }

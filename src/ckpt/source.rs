@@ -1,5 +1,5 @@
-//! Files to read from: opened, their headers checked, their tensors matched with the model's, all before a weight
-//! changes. Never trusts what a file says of itself, and never reads a tensor.
+//! The files to load from: opened, headers checked, and tensors matched with the model's, all before any weight is
+//! overwritten. Never trusts a file's description of itself, and never reads a tensor.
 use super::layout::{FilePlan, FileTensor, Tensors};
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
 use super::{header, hf};
@@ -11,11 +11,11 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Opened files of a checkpoint or model, with the tensors that the plan asks for.
+/// The open files of a checkpoint or model, and the tensors the plan asks for.
 pub(super) struct TensorSource {
     pub files: Vec<(PathBuf, File)>,
     pub tensors: Tensors,
-    /// A head that a model with tied embeddings stores once more: the index of the tensor that it must equal, and
+    /// A separately stored head of a model with tied embeddings: the index of the tensor it must equal, and the head
     /// itself.
     pub twin: Option<(usize, FileTensor)>,
 }
@@ -32,7 +32,7 @@ impl TensorSource {
             let stated = header::plain(name).map_err(|e| Error::in_file(&dir.join(state::FILE), e))?;
             let path = dir.join(stated);
             let content =
-                open::read(&path).map_err(|e| damaged(&path, format!("{e}; the checkpoint is not complete")))?;
+                open::read(&path).map_err(|e| damaged(&path, format!("{e}: the checkpoint is incomplete")))?;
             if file_checksum(&content) != *sum {
                 let found = file_checksum(&content);
                 return Err(damaged(
@@ -47,7 +47,7 @@ impl TensorSource {
         if !moments.is_empty() {
             found.open(dir, "optimizer").map_err(Error::damaged)?;
         }
-        // What does not fit is the fault of the flags, unless the file does not say any more what it said.
+        // A mismatch is the fault of the settings, unless the header itself has changed.
         let changed = found.changed(&checksums.headers);
         let source = found.matched(dir, &plan, true);
         if let Some(path) = changed {
@@ -87,16 +87,16 @@ impl TensorSource {
 }
 
 impl TensorSource {
-    /// An error where tensors hold `counts` values that are not finite: weights would make each step a skipped one,
-    /// moments would make such weights. `saved`: they are a checkpoint's.
+    /// An error if tensors have `counts` non-finite values: such weights would make every step a skipped one, and such
+    /// moments would produce them. `saved`: they come from a checkpoint.
     pub fn finite(&self, counts: &[u64], saved: bool) -> Result<()> {
         let mut strange = self.tensors.list.iter().zip(counts).filter(|(_, count)| **count > 0);
         let Some((tensor, count)) = strange.next() else { return Ok(()) };
         let more = match strange.count() {
             0 => String::new(),
-            n => format!(" ({n} more tensors have such values)"),
+            n => format!(" ({n} more tensors have non-finite values)"),
         };
-        let instead = if saved { "resume from an earlier checkpoint" } else { "give a model without them" };
+        let instead = if saved { "resume from an earlier checkpoint" } else { "use a model without them" };
         let what = format!(
             "tensor {} has non-finite values (NaN or infinity): {count} of {}{more}; {instead}",
             tensor.name,
@@ -117,8 +117,8 @@ fn same_model(dir: &Path, then: &Spec, now: &Spec) -> Result<()> {
     }
 }
 
-/// Whether `dir` looks like a model directory at all. What people give instead is named: the name of a model on
-/// the hub, the hub's cache, weights in a form that can run code when they are read.
+/// Whether `dir` looks like a model directory. Common mistakes get their own message: a hub name, the hub's cache,
+/// weights in a format that can execute code when read.
 pub fn is_model(dir: &Path) -> Result<()> {
     let refuse = |what: String| Err(Error::in_file(dir, what));
     let list = match fs::read_dir(dir) {
@@ -126,11 +126,11 @@ pub fn is_model(dir: &Path) -> Result<()> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             let name = dir.display();
             return refuse(format!(
-                "there is no such directory. A model of the Hugging Face hub is downloaded first: hf download {name} \
+                "no such directory. To use a model from the Hugging Face hub, download it first: hf download {name} \
                  --local-dir DIR"
             ));
         }
-        Err(e) => return refuse(format!("cannot be listed ({e}); give the directory of a model")),
+        Err(e) => return refuse(format!("cannot be listed ({e}): name a model directory")),
     };
     let names: BTreeSet<String> = list.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
     let any = |fits: &dyn Fn(&str) -> bool| names.iter().any(|n| fits(n));
@@ -141,41 +141,41 @@ pub fn is_model(dir: &Path) -> Result<()> {
         let head = open::read(&dir.join("refs/main")).unwrap_or_default();
         let head = String::from_utf8_lossy(&head);
         let snapshot = dir.join("snapshots").join(if head.trim().is_empty() { "REVISION" } else { head.trim() });
-        return refuse(format!("is the hub's cache of a model; give {}", snapshot.display()));
+        return refuse(format!("is the hub's cache of a model: use {}", snapshot.display()));
     }
     if any(&|n| n.starts_with("pytorch_model") && n.contains(".bin")) {
         return refuse(
-            "has pytorch_model*.bin only, a pickle, which is not read here: it may run any code. Convert it once where you \
-             trust it, in Python: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
+            "has only pytorch_model*.bin, a pickle file, which can execute code and is not supported. If you trust it, \
+             convert it in Python: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
                 .into(),
         );
     }
     if names.contains("adapter_config.json") {
         let base = super::adapter::base(dir).unwrap_or("MODEL".into());
         return refuse(format!(
-            "is an adapter (LoRA), not a model. Merge the two first: `pretrain: {base}` `lora_merge: {}` `save_hf: MERGED`; then \
-             give MERGED",
+            "is a LoRA adapter, not a model. Merge it first with `pretrain: {base}` `lora_merge: {}` `save_hf: \
+             MERGED`, then use MERGED",
             dir.display()
         ));
     }
     refuse(
-        "is no model directory: it holds neither model.safetensors nor model.safetensors.index.json (a directory of \
-         checkpoints holds models in step-*)"
+        "is not a model directory: it has neither model.safetensors nor model.safetensors.index.json. In a checkpoint \
+         directory, the models are in step-*"
             .into(),
     )
 }
 
-/// What the files say that they hold.
+/// What the headers describe.
 #[derive(Default)]
 struct OpenedFiles {
     files: Vec<(PathBuf, File)>,
-    /// Checksums of their headers.
+    /// Checksums of the headers.
     headers: Vec<String>,
     tensors: BTreeMap<String, FileTensor>,
 }
 
 impl OpenedFiles {
-    /// `stem.safetensors`, or the files that its index names.
+    /// Opens `stem.safetensors`, or the files its index names.
     fn open(&mut self, dir: &Path, stem: &str) -> Result<()> {
         let single = dir.join(format!("{stem}.safetensors"));
         let index = dir.join(format!("{stem}.safetensors.index.json"));
@@ -184,7 +184,7 @@ impl OpenedFiles {
         }
         let text = open::read(&index).map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => {
-                Error::in_file(&single, "is missing, and so is an index of several such files")
+                Error::in_file(&single, "is missing, and there is no index of several such files")
             }
             _ => Error::in_file(&index, e),
         })?;
@@ -195,19 +195,19 @@ impl OpenedFiles {
                 Some(file) if file == name => Ok(()),
                 _ => Err(Error::in_file(
                     path,
-                    format!("holds tensor {tensor}, which {} does not place there", index.display()),
+                    format!("has tensor {tensor}, which {} does not list for this file", index.display()),
                 )),
             })?;
         }
         match placed.iter().find(|(tensor, _)| !self.tensors.contains_key(*tensor)) {
             Some((tensor, file)) => {
-                Err(Error::in_file(&dir.join(file), format!("lacks tensor {tensor}, which the index places there")))
+                Err(Error::in_file(&dir.join(file), format!("lacks tensor {tensor}, which the index lists for it")))
             }
             None => Ok(()),
         }
     }
 
-    /// Reads and checks the header of one file. `expected` judges each tensor's name.
+    /// Reads and checks the header of one file. `expected` checks each tensor's name.
     fn add(&mut self, path: PathBuf, expected: impl Fn(&str, &Path) -> Result<()>) -> Result<()> {
         let failed = |e: std::io::Error| Error::in_file(&path, e);
         let file = open::file(&path).map_err(failed)?;
@@ -223,7 +223,7 @@ impl OpenedFiles {
             expected(&name, &path)?;
             let tensor = FileTensor { name: name.clone(), shape, dtype, file: self.files.len(), offset };
             if self.tensors.insert(name.clone(), tensor).is_some() {
-                return Err(Error::in_file(&path, format!("holds tensor {name}, which another file holds too")));
+                return Err(Error::in_file(&path, format!("has tensor {name}, which another file has too")));
             }
         }
         self.headers.push(file_checksum(&[&prefix[..], &text].concat()));
@@ -231,7 +231,7 @@ impl OpenedFiles {
         Ok(())
     }
 
-    /// The first file whose header is not the one that was written.
+    /// The first file whose header differs from the one that was written.
     fn changed(&self, written: &BTreeMap<String, String>) -> Option<PathBuf> {
         let changed = |(path, sum): &(&PathBuf, &String)| {
             let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -241,10 +241,10 @@ impl OpenedFiles {
         files.zip(&self.headers).find(changed).map(|(path, _)| path.clone())
     }
 
-    /// The tensors in the plan's order. `exact`: our own checkpoint, all f32 and nothing more; else the names that
-    /// models of others go by are understood, and buffers without weights are passed over.
+    /// The tensors in the plan's order. `exact`: our own checkpoint, all f32 and nothing else. Otherwise the names that
+    /// third-party models use are accepted, and buffers without weights are ignored.
     fn matched(mut self, dir: &Path, plan: &FilePlan, exact: bool) -> Result<TensorSource> {
-        const FLAGS: &str = "give the flags of the model that was saved";
+        const FLAGS: &str = "use the model settings it was saved with";
         let mut tensors = plan.tensors.clone();
         let mut missing = Vec::new();
         for want in &mut tensors.list {
@@ -259,13 +259,13 @@ impl OpenedFiles {
             *want = FileTensor { name: std::mem::take(&mut want.name), ..found };
         }
         if !missing.is_empty() {
-            let what = format!("no file holds {}, which this model and optimizer have; {FLAGS}", named(&missing));
+            let what = format!("no file has {}, which this model or optimizer needs: {FLAGS}", named(&missing));
             return Err(Error::in_file(dir, what));
         }
         let mut twin = None;
         if !exact {
             self.tensors.retain(|name, _| !is_buffer(name));
-            // With tied embeddings there is no head to ask for; a file may hold one nevertheless, equal to the table.
+            // Tied embeddings need no head; a file may have one nevertheless, which must equal the table.
             let table = tensors.list.iter().position(|t| TABLES.iter().any(|table| t.name.ends_with(table)));
             if let (Some(table), Some(head)) = (table, self.tensors.remove(HEAD)) {
                 self.fits(&head, HEAD, &tensors.list[table].shape, exact)?;
@@ -275,7 +275,7 @@ impl OpenedFiles {
         match self.tensors.values().next() {
             Some(first) => {
                 let names: Vec<String> = self.tensors.keys().cloned().collect();
-                let what = format!("holds {}, which this model does not have; {FLAGS}", named(&names));
+                let what = format!("has {}, which this model does not: {FLAGS}", named(&names));
                 Err(Error::in_file(&self.files[first.file].0, what))
             }
             None => Ok(TensorSource { files: self.files, tensors, twin }),
@@ -286,7 +286,7 @@ impl OpenedFiles {
         let path = &self.files[found.file].0;
         if found.shape != shape {
             let what = format!(
-                "tensor {name} has shape {:?}, in this model {shape:?}; give the flags of the model that was saved",
+                "tensor {name} has shape {:?}; in this model it is {shape:?}: use the model settings it was saved with",
                 found.shape
             );
             return Err(Error::in_file(path, what));
@@ -295,7 +295,7 @@ impl OpenedFiles {
             Dtype::F32 => Ok(()),
             Dtype::BF16 | Dtype::F16 if !exact => Ok(()),
             other => {
-                let read = if exact { "a checkpoint's are F32" } else { "F32, BF16 and F16 are read" };
+                let read = if exact { "checkpoints have F32 only" } else { "supported: F32, BF16, F16" };
                 Err(Error::in_file(path, format!("tensor {name} is {other:?}; {read}")))
             }
         }
@@ -303,17 +303,17 @@ impl OpenedFiles {
 }
 
 const HEAD: &str = "lm_head.weight";
-/// What a head may be tied to.
+/// The tensors a head may be tied to.
 const TABLES: [&str; 2] = ["embed_tokens.weight", "wte.weight"];
 
-/// Tables that older versions of transformers saved with a model, although they follow from its config.
+/// Buffers that older versions of transformers saved with a model, although they follow from its config.
 fn is_buffer(name: &str) -> bool {
     const BUFFERS: [&str; 5] =
         [".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"];
     BUFFERS.iter().any(|b| name.ends_with(b))
 }
 
-/// "tensor a", or "3 tensors: a, b, c"; of many, the first.
+/// "tensor a", or "3 tensors: a, b, c"; at most the first few.
 fn named(names: &[String]) -> String {
     const SHOWN: usize = 8;
     let more = if names.len() > SHOWN { ", ..." } else { "" };

@@ -1,5 +1,5 @@
-//! `trainer_state.json`: where the run stood, and the checksums of everything next to it. Never interprets the run's
-//! own settings: it keeps them so that the trainer can compare.
+//! `trainer_state.json`: the progress of the run, and the checksums of everything next to it. Never interprets the
+//! run's own settings, which it stores for the trainer to compare.
 use super::evaluations::Evaluations;
 use super::layout::pretty;
 use crate::base::{Error, Result, open};
@@ -9,47 +9,47 @@ use std::{collections::BTreeMap, path::Path};
 use xxhash_rust::xxh3::xxh3_64;
 
 pub const FILE: &str = "trainer_state.json";
-/// Of the file's form. A reader refuses any other.
+/// Format version. Readers refuse any other.
 const VERSION: u64 = 2;
 
-/// Where a run stands after an optimizer step. Every random number is a function of the seed, a name and a count (see
-/// [`crate::base::rng`]), so that no generator state is kept beyond `seed`.
+/// The state of a run after an optimizer step. Every random number is a function of the seed, a name and a counter (see
+/// [`crate::base::rng`]), so the only generator state is `seed`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainerState {
-    /// Optimizer steps done.
+    /// Completed optimizer steps.
     pub step: u64,
-    /// Samples that the run has consumed over all ranks: the whole position of the data loader.
+    /// Samples consumed by all ranks: the complete state of the data loader.
     pub samples_consumed: u64,
-    /// Loss tokens so far.
+    /// Tokens with loss trained on so far.
     pub trained_tokens: u64,
-    /// Updates that the optimizer's bias correction counts. [`super::Checkpointer::save`] sets it.
+    /// Updates counted by the optimizer's bias correction. Set by [`super::Checkpointer::save`].
     pub optimizer_steps: u64,
     pub seed: u64,
-    /// The generator: "philox4x32-10".
+    /// Name of the generator: "philox4x32-10".
     pub rng: String,
     /// `{"kind": "adamw", "betas": ...}`.
     pub optimizer: Map<String, Value>,
     /// `{"kind": "cosine", "lr": ..., "warmup_steps": ...}`.
     pub schedule: Map<String, Value>,
-    /// The loss scaler; null where the precision needs none.
+    /// The loss scaler; null if the precision needs none.
     pub scaler: Option<Map<String, Value>>,
     pub world: usize,
     pub strategy: String,
     pub precision: String,
-    /// What the samples come from: name, length, fingerprint, batch.
+    /// The data: name, length, fingerprint, batch size.
     pub data: Map<String, Value>,
-    /// Where the best checkpoint or early stopping is asked for.
+    /// Present with `save_on_best` or early stopping.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evaluations: Option<Evaluations>,
-    /// Id of the run, made at its first start; [`super::Checkpointer::save`] sets it. None in checkpoints of earlier
-    /// versions of this program.
+    /// Id of the run, made at its first start; set by [`super::Checkpointer::save`]. None in checkpoints of earlier
+    /// versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
 }
 
 impl TrainerState {
-    /// Keys whose values differ, as "seed: 1 in the checkpoint, 2 now". Where the run stood (step, counts, scaler) and
-    /// its id are not compared.
+    /// Settings that differ, as "seed: 1 in the checkpoint, 2 now". Progress (step, counts, scaler) and the run id are
+    /// not compared.
     pub fn differences(&self, now: &TrainerState) -> Vec<String> {
         let flat = |state: &TrainerState| {
             let mut out = BTreeMap::new();
@@ -81,16 +81,15 @@ fn flatten(prefix: &str, value: &Value, out: &mut BTreeMap<String, Value>) {
     }
 }
 
-/// Checksums of a checkpoint's content, as 16 hexadecimal digits.
+/// Checksums of a checkpoint's contents, as 16 hexadecimal digits each.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Checksums {
-    /// xxh3_64 of each small file next to the tensors.
+    /// xxh3_64 of each small file.
     pub files: BTreeMap<String, String>,
-    /// The same of the header of each file of tensors, its length included. None in checkpoints of earlier versions of
-    /// this program.
+    /// xxh3_64 of the header of each tensor file, including its length. None in checkpoints of earlier versions.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
-    /// `checksum` of each tensor of the model and of the optimizer.
+    /// `checksum` of each tensor of the model and the optimizer.
     pub tensors: BTreeMap<String, String>,
 }
 
@@ -101,7 +100,7 @@ pub fn file_checksum(content: &[u8]) -> String {
     hex(xxh3_64(content))
 }
 
-/// The file's text: the state's keys, the checksums, and last the checksum of all that (compact JSON, this key absent).
+/// The file's text: the state, the checksums, and last the checksum of all of it (as compact JSON without that key).
 pub fn to_text(state: &TrainerState, checksums: &Checksums) -> String {
     let mut map = Map::from_iter([("version".to_string(), json!(VERSION))]);
     if let Value::Object(fields) = json!(state) {
@@ -113,14 +112,14 @@ pub fn to_text(state: &TrainerState, checksums: &Checksums) -> String {
     pretty(&Value::Object(map))
 }
 
-/// The file's text without the run's id and the checksum that covers it: the same for two runs that did the same.
+/// The file's text without the run id and the checksum that covers it, equal for two identical runs.
 pub fn without_id(text: &[u8]) -> Vec<u8> {
     let mut map: Map<String, Value> = serde_json::from_slice(text).unwrap_or_default();
     map.retain(|key, _| key != "run" && key != "checksum");
     Value::Object(map).to_string().into_bytes()
 }
 
-/// Of a whole checkpoint, without reading it: the state's file holds the checksums of all others.
+/// A fingerprint of the whole checkpoint from this file alone, which holds the checksums of all others.
 pub fn fingerprint(dir: &Path) -> Result<u64> {
     let path = dir.join(FILE);
     open::read(&path).map(|text| xxh3_64(&text)).map_err(|e| Error::io("read", path, e))
@@ -130,9 +129,9 @@ pub fn fingerprint(dir: &Path) -> Result<u64> {
 pub fn read(dir: &Path) -> Result<(TrainerState, Checksums)> {
     let path = dir.join(FILE);
     let damaged = |what: String| Error::Damaged(format!("{}: {what}", path.display()));
-    let text = open::read(&path).map_err(|e| damaged(format!("{e}, so this is not a complete checkpoint")))?;
+    let text = open::read(&path).map_err(|e| damaged(format!("{e}: this is not a complete checkpoint")))?;
     let mut map: Map<String, Value> =
-        serde_json::from_slice(&text).map_err(|e| damaged(format!("is not the JSON object that was written ({e})")))?;
+        serde_json::from_slice(&text).map_err(|e| damaged(format!("is not valid JSON ({e})")))?;
     let stored = map.shift_remove("checksum");
     let computed = file_checksum(Value::Object(map.clone()).to_string().as_bytes());
     let whole = stored == Some(json!(computed));
@@ -144,10 +143,10 @@ pub fn read(dir: &Path) -> Result<(TrainerState, Checksums)> {
     if !whole {
         let stored = stored.map_or("none".to_string(), |v| v.to_string());
         return Err(damaged(format!(
-            "was changed after it was written: its checksum says {stored}, its content {computed}"
+            "was changed after it was written: its checksum is {computed}, not the stored {stored}"
         )));
     }
-    let field = |e: serde_json::Error| damaged(format!("lacks what a checkpoint holds ({e})"));
+    let field = |e: serde_json::Error| damaged(format!("is missing a required field ({e})"));
     let checksums = map.shift_remove("checksums").unwrap_or_default();
     let checksums = serde_json::from_value(checksums).map_err(field)?;
     Ok((serde_json::from_value(Value::Object(map)).map_err(field)?, checksums))
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn round_trip_and_every_flipped_digit_is_noticed() {
+    fn state_round_trips_and_every_flipped_digit_is_detected() {
         let dir = tempfile::tempdir().unwrap();
         let sums = Checksums { tensors: [("a".to_string(), hex(1))].into(), ..Checksums::default() };
         let text = to_text(&state(), &sums);

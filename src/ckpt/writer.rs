@@ -1,5 +1,5 @@
-//! One rank's part of the files: f32 elements go to their place as the file's dtype wants them, are counted in a
-//! checksum and synced. Never decides what is written, and never makes a file.
+//! Writes one rank's part of the files: converts f32 elements to the file's dtype, adds them to the checksum and syncs.
+//! Never decides what is written, and never creates a file.
 use super::checksum::checksum;
 use super::disk::{CHUNK, Disk, Writing};
 use super::layout::{FilePlan, Share, runs};
@@ -15,33 +15,22 @@ use std::sync::Arc;
 
 pub(super) struct ShardWriter {
     plan: Arc<FilePlan>,
-    /// With whether this rank wrote into it.
+    /// With whether this rank wrote to the file.
     files: Vec<(Writing, bool)>,
     sums: Vec<u64>,
-    /// [`CHUNK`] bytes of f32 in a half type.
+    /// Scratch for [`CHUNK`] bytes of f32 converted to a 16-bit type.
     narrow: Vec<u16>,
 }
 
 impl ShardWriter {
     pub fn open(disk: &Disk, plan: Arc<FilePlan>, dir: &Path) -> Result<ShardWriter> {
-        let open = |name: &String| {
-            let path = dir.join(name);
-            match disk.open(&path) {
-                Ok(file) => Ok((file, false)),
-                Err(e) if e.kind() == ErrorKind::NotFound => Err(Error::Run(format!(
-                    "{} is not there, although rank 0 made it: the directory of checkpoints must be on a file system that \
-                     all hosts share",
-                    path.display()
-                ))),
-                Err(e) => Err(Error::io("open", path, e)),
-            }
-        };
+        let open = |name: &String| open_made(disk, &dir.join(name)).map(|file| (file, false));
         let files = plan.files.iter().map(|f| open(&f.name)).collect::<Result<_>>()?;
         Ok(ShardWriter { files, sums: vec![0; plan.tensors.list.len()], narrow: Vec::new(), plan })
     }
 
-    /// `values`: f32 elements of this rank's part of tensor `index` (its place in the plan) from element `at` on; at
-    /// most [`CHUNK`] bytes.
+    /// Writes `values`, at most [`CHUNK`] bytes of f32: elements of this rank's part of tensor `index` in the plan,
+    /// from element `at` on.
     pub fn put(&mut self, index: usize, at: usize, values: &[u8]) -> Result<()> {
         let tensor = &self.plan.tensors.list[index];
         let (file, wrote) = &mut self.files[tensor.file];
@@ -60,8 +49,7 @@ impl ShardWriter {
                 bytemuck::cast_slice(narrow)
             }
         };
-        // Columns of a matrix that is cut along its second dimension are a stretch a row: some kB in models of any
-        // size.
+        // With a tensor sharded along its second dimension, each row is a separate run: a few kB in models of any size.
         let size = tensor.dtype.bitsize() / 8;
         for (part, place) in stretches {
             let bytes = &bytes[(part.start - at) * size..(part.end - at) * size];
@@ -74,15 +62,27 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Everything is on disk. This rank's part of every tensor's checksum.
+    /// Syncs everything. Returns this rank's part of every tensor's checksum.
     pub fn finish(self) -> Result<Vec<u64>> {
         self.files.iter().filter(|(_, wrote)| *wrote).try_for_each(|(file, _)| file.sync())?;
         Ok(self.sums)
     }
 }
 
-/// Every run of a rank's share: (place of its tensor in the plan, first element in the rank's part of it, elements). In
-/// the order of the store's shards, and of the moments within each.
+/// Opens a file that rank 0 created.
+pub(super) fn open_made(disk: &Disk, path: &Path) -> Result<Writing> {
+    disk.open(path).map_err(|e| match e.kind() {
+        ErrorKind::NotFound => Error::Run(format!(
+            "{} does not exist here, although rank 0 created it: the checkpoint directory must be on a file system shared \
+             by all hosts",
+            path.display()
+        )),
+        _ => Error::io("open", path, e),
+    })
+}
+
+/// Visits every run of a rank's share as (index of the tensor in the plan, first element in the rank's part of it,
+/// elements), in the order of the store's shards, and of the moments within each.
 pub(super) fn each_run(
     plan: &FilePlan,
     share: Share,

@@ -1,9 +1,9 @@
-//! One process for each rank of a job: the first has the rank as long as it lives, and a second one is refused with the
-//! first one's process id. Never concerns jobs that have different job ids, ports or numbers of ranks.
+//! One process per rank of a job: the first holds the rank as long as it lives, and a second one is refused with the
+//! first one's process id. Never affects jobs with different job ids, ports or world sizes.
 //!
-//! Variables alone do not distinguish two worlds that were started with the same ones, so their ranks could meet in any
-//! mixture. A claim is a listening socket in the abstract namespace (man 7 unix): the kernel gives a name to one
-//! process, takes it back however that ends, and names the process to whoever connects.
+//! Two jobs started with the same variables are indistinguishable, so their ranks could mix. A claim is a listening
+//! socket in the abstract namespace (man 7 unix): the kernel gives a name to one process, frees it however that process
+//! ends, and reports its pid to whoever connects.
 use super::env::RankEnv;
 use crate::base::{Error, Result};
 use rustix::io::Errno;
@@ -12,17 +12,17 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// A rank that is on its way out may take so long.
+/// How long a rank that is exiting may keep its claim.
 const GRACE: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// Held for as long as the process is its rank.
+/// Held as long as the process is its rank.
 pub struct Claim {
     _name: Option<OwnedFd>,
 }
 
 impl Claim {
-    /// An input error where another process of this user has the rank.
+    /// Fails with an input error if another process of this user holds the rank.
     pub fn of(env: &RankEnv) -> Result<Claim> {
         let since = Instant::now();
         loop {
@@ -32,16 +32,16 @@ impl Claim {
                 Err(Errno::ADDRINUSE) => {
                     let RankEnv { rank, world, master_port, host, .. } = env;
                     return match holder(env) {
-                        // A name is anybody's to take, and says nothing of a stranger.
+                        // Any user can take a name; a stranger holding it proves nothing.
                         Some((_, false)) => Ok(Claim { _name: None }),
                         holder => Err(Error::input(format!(
-                            "{} on {host} is rank {rank} of {world} with MASTER_PORT={master_port} already: this job was started \
-                             twice, or another one has the same port; give each job a MASTER_PORT of its own",
+                            "{} on {host} is already rank {rank} of {world} with MASTER_PORT={master_port}: this job was started \
+                             twice, or another job uses the same port; give each job its own MASTER_PORT",
                             holder.map_or("another process".into(), |(pid, _)| format!("process {pid}"))
                         ))),
                     };
                 }
-                // Hosts without such names keep nothing apart.
+                // Without abstract sockets there is no protection.
                 Err(_) => return Ok(Claim { _name: None }),
             }
         }
@@ -65,7 +65,7 @@ fn taken(env: &RankEnv) -> rustix::io::Result<OwnedFd> {
     listen(&socket, 1)?;
     Ok(socket)
 }
-/// The process that has the name, and whether it is this user's.
+/// The process that holds the name, and whether it belongs to this user.
 fn holder(env: &RankEnv) -> Option<(i32, bool)> {
     let socket = socket().ok()?;
     connect(&socket, &name(env).ok()?).ok()?;
@@ -82,11 +82,11 @@ mod tests {
     fn a_rank_is_one_process_while_it_lives() {
         let port = std::process::id() as u16;
         let first = Claim::of(&here(1, 3, port)).unwrap();
-        // Other ranks, and other jobs.
+        // Other ranks and other jobs.
         let others = [here(0, 3, port), here(1, 4, port), RankEnv { run_id: "another".into(), ..here(1, 3, port) }];
         let others = others.map(|env| Claim::of(&env).unwrap());
         let e = Claim::of(&here(1, 3, port)).err().unwrap();
-        let says = format!("process {} on here is rank 1 of 3 with MASTER_PORT={port} already", std::process::id());
+        let says = format!("process {} on here is already rank 1 of 3 with MASTER_PORT={port}", std::process::id());
         assert!(e.exit_status() == 2 && e.to_string().contains(&says), "{e}");
         drop((first, others));
         Claim::of(&here(1, 3, port)).unwrap();

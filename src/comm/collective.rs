@@ -1,5 +1,4 @@
-//! What a group of ranks does together, as traits and values: collectives, their tags, tickets and times. Never
-//! communicates.
+//! Collectives of a group of ranks as traits and values: operations, tags, tickets and times. Never communicates.
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, View, ViewMut};
@@ -12,7 +11,7 @@ pub enum Reduce {
     Max,
 }
 
-/// The axes of the mesh, outermost first, and the groups that fold several of them.
+/// The axes of the mesh, outermost first, and groups that combine several of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Axis {
     World,
@@ -20,11 +19,11 @@ pub enum Axis {
     DpShard,
     Sp,
     Tp,
-    /// dp_shard x sp: what parameters are sharded over.
+    /// dp_shard x sp: the ranks that parameters are sharded over.
     Fsdp,
-    /// dp_replicate x dp_shard: ranks that see different samples.
+    /// dp_replicate x dp_shard: ranks with different samples.
     Dp,
-    /// dp_replicate x dp_shard x sp, all but tp: ranks that see different tokens. Losses are summed over it.
+    /// dp_replicate x dp_shard x sp, all but tp: ranks with different tokens. Losses are summed over it.
     Loss,
 }
 
@@ -43,7 +42,7 @@ impl Axis {
     }
 }
 
-/// What a collective is for, so that errors and traces can say so: a static purpose and the unit's index.
+/// The purpose of a collective, for errors and traces: a static string and the unit's index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tag {
     pub what: &'static str,
@@ -60,19 +59,18 @@ impl std::fmt::Display for Tag {
     }
 }
 
-/// How a buffer of [`Collective::alloc`] is used. Groups allocate what they communicate, so that shared memory needs no
-/// copies and NCCL can register it. All ranks of a group allocate the same things in the same order.
+/// How a buffer of [`Collective::alloc`] is used. Groups allocate the buffers they communicate, so that shared memory
+/// needs no copies and NCCL can register them. All ranks of a group allocate the same buffers in the same order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CommUse {
-    /// The output of all-gathers: on shared memory one buffer for all ranks of the host.
+    /// The output of all_gathers: in shared memory, one buffer for all ranks of the host.
     Gathered,
-    /// The input of reduce-scatters, or the buffer of all-reduces: one a rank, which peers read in place.
+    /// The input of reduce_scatters or the buffer of all_reduces: one per rank, which peers read in place.
     Reduced,
 }
 
 impl CommUse {
-    /// Bytes that a buffer of `bytes` counts for each of `ranks` ranks on a host: one that is gathered into is there
-    /// once for all of them.
+    /// Bytes of a buffer of `bytes` that each of `ranks` ranks on a host counts: a gathered buffer exists once for all.
     pub fn counted(self, bytes: usize, ranks: usize) -> usize {
         match self {
             CommUse::Gathered => bytes.div_ceil(ranks),
@@ -81,76 +79,77 @@ impl CommUse {
     }
 }
 
-/// Names one operation of one group until both its waits are done.
+/// Identifies one operation of one group until both of its waits are done.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[must_use = "a collective that is never waited for is never finished"]
+#[must_use = "a collective must be awaited to finish"]
 pub struct Ticket(pub u64);
 
-/// Since the group was made.
+/// Totals since the group was created.
 #[derive(Clone, Copy, Default, Debug, PartialEq)]
 pub struct CommStats {
     /// Seconds during which at least one operation was in flight.
     pub in_flight_s: f64,
-    /// Seconds that the compute thread spent inside calls of the group: copies, reductions, waits.
+    /// Seconds that the compute thread spent inside the group's calls: copies, reductions, waits.
     pub exposed_s: f64,
-    /// Bytes received from peers, by the algorithm's count: (n-1)/n of the full length for a gather or a
-    /// reduce-scatter, twice that for an all-reduce.
+    /// Bytes received from peers, as the algorithm counts them: (n-1)/n of the full length for an all_gather or
+    /// reduce_scatter, twice that for an all_reduce.
     pub bytes: u64,
     pub ops: u64,
-    /// Bytes that this rank sent to other hosts, where this crate sends them: neither inside a host nor by NCCL.
+    /// Bytes that this rank sent to other hosts over this crate's own wires; excludes NCCL.
     pub crossed: u64,
 }
 
-/// What a group knows of an operation's times; asked for after a wait for it, while a run is profiled. What it leaves
-/// out is taken from the calls: in flight from its start until it was waited for, and the compute stream held up for
-/// the time of the calls.
+/// What a group knows about the times of an operation, queried after a wait for it while a run is profiled. For a
+/// missing field, the calls' times are used: in flight from start to wait, with the compute stream stalled during the
+/// calls.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Times {
     pub begun: Option<Mark>,
-    /// As far as it is over.
+    /// When it finished, if it has.
     pub over: Option<Mark>,
-    /// From when to when the compute stream stood for it.
+    /// When the compute stream was stalled by it.
     pub stood: Option<(Mark, Mark)>,
-    /// The launch of a graph that it was part of; counts from 1. Known while the operation is among the group's last.
+    /// The launch of the CUDA graph that contained it, counted from 1. Known only for the group's last operations.
     pub graph: Option<u64>,
 }
 
-/// One rank's membership in the world: where its groups come from, and how ranks learn that one of them failed.
+/// One rank's membership in the world: creates groups, and learns when a rank fails.
 pub trait Member: Send + Sync {
     fn rank(&self) -> usize;
     fn size(&self) -> usize;
-    /// The group of `ranks` (world ranks in group order, this one among them). Made once per axis by every member.
+    /// The group of `ranks` (world ranks in group order, including this one). Every member creates it once per axis.
     fn group(&self, axis: Axis, ranks: Vec<usize>) -> Result<Arc<dyn Collective>>;
-    /// From now on a call may block so long before it fails: longer while ranks start than in a step.
+    /// Sets how long a call may block before it fails: longer during startup than in a step.
     fn set_timeout(&self, timeout: Duration);
-    /// This rank failed: calls of the others into any group end with "rank N failed".
+    /// Reports that this rank failed: other ranks' calls into any group end with "rank N failed".
     fn abort(&self);
-    /// The first rank that aborted, as far as this one knows.
+    /// The first rank that aborted, if known here.
     fn failed(&self) -> Option<usize>;
 }
 
-/// A group of ranks. Lengths and dtypes are checked against each other and against the peers' before anything moves.
+/// A group of ranks. Lengths and dtypes are checked against each other and against the peers' before data moves.
 pub trait Collective: Send + Sync {
     fn rank(&self) -> usize;
     fn size(&self) -> usize;
     fn axis(&self) -> Axis;
     fn alloc(&self, dtype: DType, len: usize, usage: CommUse, category: Category) -> Result<Buf>;
-    /// `full[r * shard.len()..] = shard of rank r`; `full.len() == size * shard.len()`.
+    /// Sets `full[r * shard.len()..]` to the shard of rank r. `full.len() == size * shard.len()`.
     fn all_gather(&self, tag: Tag, shard: View, full: ViewMut) -> Result<Ticket>;
-    /// `shard (+)= sum over ranks, in rank order, of full[rank * shard.len()..]`. `full` f32, bf16 or f16, which is
-    /// what travels; `shard` the same or f32. Summed in f32 and rounded once (NCCL rounds at every hop).
+    /// `shard (+)= sum over ranks, in rank order, of full[rank * shard.len()..]`. `full` is f32, bf16 or f16, and is
+    /// sent in that dtype; `shard` has the same dtype or f32. Summed in f32 and rounded once (NCCL rounds at every
+    /// hop).
     fn reduce_scatter(&self, tag: Tag, full: ViewMut, shard: ViewMut, accumulate: bool) -> Result<Ticket>;
-    /// In place, in rank order: the same bits on every rank. f32 or f64; bf16 or f16, summed in f32 and rounded once
-    /// (but for NCCL, as above).
+    /// In place, in rank order: the same bits on every rank. f32 or f64; bf16 or f16 are summed in f32 and rounded once
+    /// (except by NCCL, as above).
     fn all_reduce(&self, tag: Tag, buf: ViewMut, op: Reduce) -> Result<Ticket>;
     fn broadcast(&self, tag: Tag, buf: ViewMut, root: usize) -> Result<Ticket>;
-    /// Sends to `to` while receiving from `from`; lengths may differ between pairs, not within one.
+    /// Sends to `to` while receiving from `from`. Both ends of a pair give the same length; pairs may differ.
     fn send_recv(&self, tag: Tag, to: usize, send: View, from: usize, recv: ViewMut) -> Result<Ticket>;
     fn barrier(&self, tag: Tag) -> Result<()>;
     fn wait(&self, ticket: Ticket) -> Result<()>;
-    /// After an all-gather: this rank reads the gathered buffer no more.
+    /// After an all_gather: this rank no longer reads the gathered buffer.
     fn release(&self, ticket: Ticket) -> Result<()>;
-    /// After a reduce-scatter or send: the input may be overwritten.
+    /// After a reduce_scatter or send: makes the input safe to overwrite.
     fn wait_sent(&self, ticket: Ticket) -> Result<()>;
     fn stats(&self) -> CommStats;
     fn times(&self, _: Ticket) -> Times {

@@ -1,5 +1,5 @@
-//! Groups that end the piece of a step that a driver keeps back ([`Graphs`]) before they do anything: a collective
-//! orders itself after what compute was given, so compute must have been given it. Never looks at data.
+//! Groups that flush the part of a step that a driver is capturing ([`Graphs`]) before each call: a collective is
+//! ordered after compute, so compute must have been submitted. Never reads data.
 use super::mesh::Mesh;
 use super::seam::{Hook, Hooked, Seam, Started};
 use super::{Axis, Collective, Member, Ticket};
@@ -8,8 +8,8 @@ use crate::device::gpu::graphs::Graphs;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A member of whose groups each cuts. Not of NCCL's: their collectives are part of pieces, and they cut themselves
-/// where they are not.
+/// Wraps a member so that its groups flush. Not for NCCL: its collectives are captured with the step, and flush
+/// themselves where they are not.
 pub struct Cutting {
     pub member: Arc<dyn Member>,
     pub graphs: Arc<Graphs>,
@@ -36,7 +36,7 @@ impl Member for Cutting {
     }
 }
 
-/// Every group of the mesh.
+/// Wraps every group of the mesh.
 pub fn watch(mesh: Mesh, graphs: &Arc<Graphs>) -> Mesh {
     mesh.wrap(|group| of(group, graphs))
 }

@@ -1,5 +1,5 @@
-//! A group that dawdles: seeded delays before and after chosen calls, so that tests meet the orders of events that a
-//! quiet machine never shows. Never changes what a call does.
+//! A group with seeded delays before and after chosen calls, so that tests see event orders that an idle machine never
+//! produces. Never changes what a call does.
 use super::seam::{Hook, Hooked, Seam, Started};
 use super::{Collective, Ticket};
 use crate::base::rng::Rng;
@@ -17,8 +17,8 @@ pub struct Delays {
 }
 
 impl Delayed {
-    /// Delays up to `longest`, on average a quarter of it, at each of `seams`. Ranks with equal seeds are delayed
-    /// differently.
+    /// Delays each of `seams` by up to `longest`, a quarter of it on average. Ranks with equal seeds get different
+    /// delays.
     pub fn new(inner: Arc<dyn Collective>, seed: u64, seams: &[Seam], longest: Duration) -> Delayed {
         let rng = Rng::new(seed, (inner.axis() as u64) << 32 | inner.rank() as u64);
         Hooked::with(inner, Delays { rng, drawn: AtomicU64::new(0), seams: seams.to_vec(), longest })
@@ -29,7 +29,7 @@ impl Delays {
     fn dawdle(&self, seam: Seam) {
         if self.seams.contains(&seam) {
             let x = self.rng.uniform(self.drawn.fetch_add(1, Relaxed));
-            // Half of the time not at all: being first matters as much as being late.
+            // Half of the calls are not delayed: being first matters as much as being late.
             std::thread::sleep(self.longest.mul_f64((2.0 * x - 1.0).max(0.0)));
         }
     }
@@ -49,13 +49,13 @@ impl Hook for Delays {
     }
 }
 
-/// A group on a slow wire: an operation's result is not there before `latency` has passed since it was started,
-/// whatever the rank does meanwhile. What prefetching hides, this shows.
+/// A group on a slow wire: an operation's result is available no earlier than `latency` after its start, whatever the
+/// rank does meanwhile. Shows what prefetching hides.
 pub type Slow = Hooked<SlowWire>;
 
 pub struct SlowWire {
     latency: Duration,
-    /// When the operations under way arrive.
+    /// When the operations in flight arrive.
     due: Mutex<Vec<(Ticket, Instant)>>,
 }
 

@@ -1,7 +1,7 @@
-//! Where ranks of this job connect, and strangers may: who greets as [`super::handshake`] says is let in. Never waits
-//! for anybody: what there is of each greeting is read, a few callers at a time, up to one deadline each.
+//! Accepts connections on a port that strangers can reach; only those that pass the [`super::handshake`] get in. Never
+//! blocks on a caller: greetings are read as they arrive, from a bounded number of callers, each with a deadline.
 use super::env::RankEnv;
-use super::handshake::{CODE, Codes, Hello, LOOK, MAGIC, Nonce, Proof, timespec};
+use super::handshake::{CODE, Codes, Hello, MAGIC, Nonce, POLL_INTERVAL, Proof, timespec};
 use super::secret::random;
 use hmac::Mac;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -10,13 +10,12 @@ use std::io::{ErrorKind, Read, Result, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// A caller has so long from connecting to the end of its greeting. Ranks need a moment, unless their host is
-/// overloaded.
+/// Deadline from connecting to the end of the greeting. Ranks need only a moment, unless their host is overloaded.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Connections that may be open without having greeted: who opens more drops the oldest.
+/// Maximum connections without a complete greeting; a new one drops the oldest.
 const PENDING: usize = 64;
 
-/// A rank that has proven who it is, and waits for the same.
+/// A rank that has proven its identity and is owed the same.
 pub struct Arrival {
     pub rank: usize,
     pub ip: IpAddr,
@@ -25,9 +24,9 @@ pub struct Arrival {
     codes: Codes,
 }
 impl Arrival {
-    /// Proves it, and gives the caller what it came for. The stream does not block.
+    /// Proves this rank's identity and sends the reply. The stream is non-blocking.
     pub fn admit(self, reply: &[u8]) -> Result<TcpStream> {
-        // Nothing may follow a greeting before its answer; and who has hung up is not here.
+        // No data may follow a greeting before the answer; this also detects a closed connection.
         match (&self.stream).read(&mut [0]) {
             Err(e) if e.kind() == ErrorKind::WouldBlock => {}
             _ => return Err(ErrorKind::ConnectionAborted.into()),
@@ -38,7 +37,7 @@ impl Arrival {
     }
 }
 
-/// What fits into a socket's buffer, which is empty so far.
+/// Writes what fits into a socket's empty send buffer.
 fn write_whole(mut stream: &TcpStream, bytes: &[u8]) -> Result<()> {
     match stream.write(bytes)? {
         n if n == bytes.len() => Ok(()),
@@ -46,31 +45,31 @@ fn write_whole(mut stream: &TcpStream, bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// A connection of nobody in particular.
+/// A connection that has not yet proven anything.
 struct Caller {
     stream: TcpStream,
     ip: IpAddr,
     until: Instant,
     challenge: Nonce,
-    said: Vec<u8>,
+    greeting: Vec<u8>,
 }
 
 impl Caller {
-    fn new(stream: TcpStream, ip: IpAddr, said: usize) -> Result<Caller> {
+    fn new(stream: TcpStream, ip: IpAddr, greeting: usize) -> Result<Caller> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         let challenge = random()?;
         write_whole(&stream, &[&MAGIC[..], &challenge].concat())?;
-        Ok(Caller { stream, ip, until: Instant::now() + PATIENCE, challenge, said: Vec::with_capacity(said) })
+        Ok(Caller { stream, ip, until: Instant::now() + PATIENCE, challenge, greeting: Vec::with_capacity(greeting) })
     }
-    /// Whether that many bytes have come.
-    fn hear(&mut self, bytes: usize) -> Result<bool> {
-        let mut heard = [0; 256];
-        while self.said.len() < bytes {
-            let room = (bytes - self.said.len()).min(heard.len());
-            match (&self.stream).read(&mut heard[..room]) {
+    /// Whether that many bytes have arrived.
+    fn receive(&mut self, bytes: usize) -> Result<bool> {
+        let mut chunk = [0; 256];
+        while self.greeting.len() < bytes {
+            let room = (bytes - self.greeting.len()).min(chunk.len());
+            match (&self.stream).read(&mut chunk[..room]) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(n) => self.said.extend_from_slice(&heard[..n]),
+                Ok(n) => self.greeting.extend_from_slice(&chunk[..n]),
                 Err(e) if e.kind() == ErrorKind::WouldBlock && Instant::now() < self.until => return Ok(false),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
@@ -79,7 +78,7 @@ impl Caller {
         Ok(true)
     }
     fn judge(self, env: &RankEnv, purpose: &str, record: usize) -> Option<Arrival> {
-        let hello = Hello::parse(&self.said, record)?;
+        let hello = Hello::parse(&self.greeting, record)?;
         let (caller, listener) = (hello.rank as usize, env.rank);
         let (nonce, challenge, record) = (&hello.nonce, &self.challenge, hello.record);
         let codes = Codes::new(env, &Proof { purpose, caller, listener, nonce, challenge, record });
@@ -93,11 +92,11 @@ impl Caller {
 pub struct Door {
     listeners: Vec<TcpListener>,
     purpose: &'static str,
-    /// Bytes of a caller's record.
+    /// Length of a caller's record in bytes.
     record: usize,
-    /// In the order in which they came.
+    /// In order of arrival.
     pending: VecDeque<Caller>,
-    /// Those who did not greet as a rank of this job does, and the last of them.
+    /// Number of connections that failed the handshake, and the last one's address.
     refused: usize,
     last: Option<IpAddr>,
 }
@@ -110,24 +109,24 @@ impl Door {
     pub fn port(&self) -> u16 {
         self.listeners.first().and_then(|listener| listener.local_addr().ok()).map_or(0, |at| at.port())
     }
-    /// What is to be polled.
+    /// Descriptors to poll.
     pub fn watched(&self) -> impl Iterator<Item = PollFd<'_>> {
         let callers = self.pending.iter().map(|caller| PollFd::new(&caller.stream, PollFlags::IN));
         self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).chain(callers)
     }
-    /// Returns when something has happened there, or after so long.
+    /// Returns on activity, or after `at_most`.
     pub fn wait(&self, at_most: Duration) {
         let mut watched: Vec<PollFd> = self.watched().collect();
-        let _ = poll(&mut watched, Some(&timespec(at_most))); // a signal is as good as a timeout
+        let _ = poll(&mut watched, Some(&timespec(at_most))); // a signal counts as a timeout
     }
-    /// Moves every greeting on as far as it goes without waiting. Who has proven now that it is a rank of this job.
+    /// Advances every greeting without blocking. Returns the callers that have now proven to be ranks of this job.
     pub fn answer(&mut self, env: &RankEnv) -> Vec<Arrival> {
         self.accept();
         let mut arrived = Vec::new();
         for _ in 0..self.pending.len() {
             let Some(mut caller) = self.pending.pop_front() else { break };
             let ip = caller.ip;
-            match caller.hear(Hello::bytes(self.record)) {
+            match caller.receive(Hello::bytes(self.record)) {
                 Ok(false) => self.pending.push_back(caller),
                 Ok(true) => match caller.judge(env, self.purpose, self.record) {
                     Some(arrival) => arrived.push(arrival),
@@ -140,7 +139,7 @@ impl Door {
     }
     fn accept(&mut self) {
         for i in 0..self.listeners.len() {
-            // A flood is no reason to stay here.
+            // Bounded, so that a flood of connections cannot keep this loop busy.
             for _ in 0..PENDING {
                 match self.listeners[i].accept() {
                     Ok((stream, from)) => {
@@ -156,9 +155,9 @@ impl Door {
                     Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                     Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                     Err(_) => {
-                        // Most likely no descriptor is left: one is given back, and none taken for a moment.
+                        // Probably out of descriptors: drop one, and accept none for a moment.
                         self.drop_oldest();
-                        std::thread::sleep(LOOK);
+                        std::thread::sleep(POLL_INTERVAL);
                         break;
                     }
                 }
@@ -174,10 +173,10 @@ impl Door {
         self.refused += 1;
         self.last = Some(ip);
     }
-    /// "3 connections, the last from 10.0.0.9, did not prove ...", where there were any.
+    /// "3 connections, the last from 10.0.0.9, did not prove ...", if there were any.
     pub fn strangers(&self) -> Option<String> {
         let (n, s) = (self.refused, if self.refused == 1 { "" } else { "s" });
-        let whose = "did not prove to be of this job: is the job secret the same for all ranks?";
+        let whose = "did not prove to belong to this job: is the job secret the same on all ranks?";
         self.last.map(|ip| format!("{n} connection{s}, the last from {ip}, {whose}"))
     }
 }
@@ -194,9 +193,9 @@ mod tests {
         let at = listener.local_addr().unwrap();
         (Door::new(vec![listener], FOR, 4).unwrap(), at)
     }
-    /// Ranks, and what they bring.
+    /// Ranks and their records.
     type Came = Vec<(usize, Vec<u8>)>;
-    /// What comes of whoever connects within so long.
+    /// The ranks that get in within this many milliseconds.
     fn serve(door: &mut Door, env: &RankEnv, ms: u64) -> Came {
         let until = Instant::now() + Duration::from_millis(ms);
         let mut came = Vec::new();
@@ -214,7 +213,7 @@ mod tests {
         let by = By { stream: &stream, until: Instant::now() + Duration::from_secs(10), go_on: &|| true };
         greet(by, env, FOR, to, record, &mut reply).map(|()| reply)
     }
-    /// Both ends of one call.
+    /// Both ends of one connection.
     fn met(caller: &RankEnv, to: usize, listener: &RankEnv) -> (Came, Result<[u8; 5]>) {
         let (mut door, at) = door();
         std::thread::scope(|scope| {
@@ -225,7 +224,7 @@ mod tests {
         })
     }
 
-    /// A stranger passes on what a listener and a caller say first, and keeps it.
+    /// A stranger relays and records the first message of each side.
     fn relay(caller: &mut TcpStream, listener: &mut TcpStream) -> ([u8; CHALLENGE], Vec<u8>) {
         let (mut challenge, mut hello) = ([0; CHALLENGE], vec![0; Hello::bytes(4)]);
         listener.read_exact(&mut challenge).unwrap();
@@ -267,12 +266,12 @@ mod tests {
             assert_eq!(called.join().unwrap().unwrap(), *b"reply");
             stranger.join().unwrap()
         });
-        // Said again to the listener, it proves nothing: the challenge is another.
+        // Replayed to the listener, it proves nothing: the challenge has changed.
         let mut again = TcpStream::connect(at).unwrap();
         again.write_all(&overheard.1).unwrap();
         assert!(serve(&mut door, &listener, 300).is_empty());
         assert!(door.strangers().unwrap().starts_with("1 connection, the last from 127.0.0.1, did not prove"));
-        // Nor does what the listener said, to the caller again: its nonce is another.
+        // Replaying the listener's answer to the caller fails too: the nonce has changed.
         let answers = std::thread::spawn(move || {
             let (mut near, mut hello) = (between.accept().unwrap().0, vec![0; Hello::bytes(4)]);
             near.write_all(&overheard.0).unwrap();
@@ -284,13 +283,13 @@ mod tests {
         assert_ne!(answers.join().unwrap(), overheard.1);
     }
 
-    /// A stranger that gives a rank's words back to it, or to another rank that it calls at the same time.
+    /// A stranger that reflects a rank's messages to it, or relays them to another rank.
     #[test]
-    fn what_a_rank_says_cannot_be_said_back_to_it() {
+    fn a_reflected_message_proves_nothing() {
         let (mut door, at) = door();
         let listener = rank(0, OURS);
-        // The stranger listens, and the rank that calls it is to prove itself to it: it passes that on as its own proof
-        // to rank 0, but the rank meant rank 2.
+        // The stranger listens, and relays the greeting of a rank that calls it to rank 0 as its own; but the rank
+        // meant rank 2.
         let between = TcpListener::bind("127.0.0.1:0").unwrap();
         let there = between.local_addr().unwrap();
         std::thread::scope(|scope| {
@@ -298,7 +297,7 @@ mod tests {
             let stranger = scope.spawn(|| {
                 let (mut near, mut far) = (between.accept().unwrap().0, TcpStream::connect(at).unwrap());
                 let (_, hello) = relay(&mut near, &mut far);
-                // Its own code instead of the listener's.
+                // The caller's own code instead of the listener's.
                 near.write_all(&[b"reply", &hello[hello.len() - CODE..]].concat()).unwrap();
             });
             assert!(serve(&mut door, &listener, 500).is_empty());
@@ -306,7 +305,7 @@ mod tests {
             assert_eq!(called.join().unwrap().unwrap_err().kind(), ErrorKind::InvalidData);
         });
         assert!(door.strangers().is_some());
-        // A rank does not greet itself.
+        // A rank cannot greet itself.
         let (served, called) = met(&rank(0, OURS), 0, &rank(0, OURS));
         assert!(served.is_empty() && called.is_err());
     }
@@ -323,12 +322,12 @@ mod tests {
         }
         assert_eq!((door.pending.len(), door.refused), (PENDING, 40));
         let ended = |mut stream: &TcpStream| {
-            let mut said = Vec::new();
+            let mut greeting = Vec::new();
             stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-            stream.read_to_end(&mut said).is_ok()
+            stream.read_to_end(&mut greeting).is_ok()
         };
         assert!(ended(&silent[0]) && ended(&silent[39]) && !ended(&silent[40]));
-        // They stand in nobody's way.
+        // They do not block anyone.
         std::thread::scope(|scope| {
             let called = scope.spawn(|| call(&rank(1, OURS), at, 0, b"rec1"));
             assert_eq!(serve(&mut door, &env, 10_000).len(), 1);
@@ -341,15 +340,15 @@ mod tests {
         let (mut door, at) = door();
         let env = rank(0, OURS);
         let mut slow = TcpStream::connect(at).unwrap();
-        let (since, mut said) = (Instant::now(), 0);
+        let (since, mut sent) = (Instant::now(), 0);
         while door.refused == 0 {
-            said += slow.write(&MAGIC[..1]).unwrap_or(0);
+            sent += slow.write(&MAGIC[..1]).unwrap_or(0);
             std::thread::sleep(Duration::from_millis(100));
             door.wait(Duration::from_millis(10));
             assert!(door.answer(&env).is_empty());
         }
-        assert!(since.elapsed() >= PATIENCE && said < Hello::bytes(4), "{said} bytes, which may be all of a greeting");
-        // Nor does a listener that speaks so slowly keep a caller.
+        assert!(since.elapsed() >= PATIENCE && sent < Hello::bytes(4), "{sent} bytes, which may be a whole greeting");
+        // A listener that sends this slowly does not hold up a caller either.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let there = listener.local_addr().unwrap();
         std::thread::spawn(move || {

@@ -1,5 +1,4 @@
-//! The one file that reads environment variables: what launchers say about this rank, and where things of the user are.
-//! Never writes any.
+//! The one file that reads environment variables: launcher variables and the user's directories. Never writes any.
 use crate::base::Result;
 use std::env::{temp_dir, var_os};
 use std::path::PathBuf;
@@ -9,13 +8,13 @@ pub(super) use super::launched::here;
 pub use super::launched::{ARENA_FD, HOST, JOB_SECRET, PARENT_PID, RankEnv, UNKNOWN};
 
 impl RankEnv {
-    /// `None` when no launcher started this process.
+    /// `None` if no launcher started this process.
     pub fn from_env() -> Result<Option<RankEnv>> {
         RankEnv::read(&|name| var_os(name).map(|v| v.to_string_lossy().into_owned()))
     }
 }
 
-/// Whether NCCL was given a name for this rank's host, so that ranks may share a GPU.
+/// Whether NCCL has a host name for this rank (NCCL_HOSTID), so that ranks may share a GPU.
 pub fn names_nccl_host() -> bool {
     var_os("NCCL_HOSTID").is_some()
 }
@@ -26,12 +25,12 @@ fn path(name: &str) -> Option<PathBuf> {
 pub fn home() -> Option<PathBuf> {
     path("HOME")
 }
-/// Where cargo keeps the sources of crates: `CARGO_HOME`, else `~/.cargo`.
+/// Where cargo stores sources of crates: `CARGO_HOME`, else `~/.cargo`.
 pub fn cargo_home() -> Option<PathBuf> {
     path("CARGO_HOME").or_else(|| Some(home()?.join(".cargo")))
 }
-/// For tokenised corpora: `FLATSHARD_CACHE_DIR`, else below `XDG_CACHE_HOME`, `~/.cache` or the directory for temporary
-/// files.
+/// Directory for tokenized data sets: `FLATSHARD_CACHE_DIR`, else under `XDG_CACHE_HOME`, `~/.cache` or the temporary
+/// directory.
 pub fn cache_dir() -> PathBuf {
     path("FLATSHARD_CACHE_DIR").unwrap_or_else(|| {
         let base = path("XDG_CACHE_HOME").or_else(|| Some(home()?.join(".cache")));
@@ -39,7 +38,12 @@ pub fn cache_dir() -> PathBuf {
     })
 }
 
-/// For files that go with their process.
+/// Whether people want colors on a terminal: unless `NO_COLOR` is set (no-color.org) or the terminal has none.
+pub fn wants_color() -> bool {
+    path("NO_COLOR").is_none() && var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// Directory for files that are deleted with their process.
 pub fn scratch_dir() -> PathBuf {
     temp_dir()
 }

@@ -1,17 +1,16 @@
-//! Numbers from each rank to all, and the agreement that all ranks succeeded: what ranks tell each other outside of
-//! steps. Never used inside one.
+//! All-gathers of a few numbers, and agreement that all ranks succeeded, outside of steps. Never used inside one.
 use super::{Collective, CommUse, Tag};
 use crate::base::{Category, DType, Error, Result, printable};
 use crate::device::{Buf, Device};
 use std::sync::Arc;
 
-/// What ranks tell each other in place of an exit status: the checkpoint is damaged.
+/// Status for "the checkpoint is damaged".
 const DAMAGED: u64 = u64::MAX;
 
-/// Numbers from each rank to all, through the group.
+/// All-gathers numbers through a group.
 pub struct Exchange {
     group: Arc<dyn Collective>,
-    /// For errors and traces.
+    /// Used in errors and traces.
     purpose: &'static str,
     mine: Buf,
     all: Buf,
@@ -19,11 +18,11 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// Of a message of one rank.
+    /// Size of one rank's message.
     pub const fn bytes(words: usize) -> usize {
         words * size_of::<u64>()
     }
-    /// Of up to `words` numbers a rank.
+    /// For up to `words` numbers per rank.
     pub fn new(dev: &dyn Device, group: Arc<dyn Collective>, purpose: &'static str, words: usize) -> Result<Exchange> {
         let bytes = Exchange::bytes(words);
         let mine = dev.alloc(DType::U8, bytes, Category::Other)?;
@@ -38,7 +37,7 @@ impl Exchange {
         self.group.size()
     }
 
-    /// Every rank's numbers, as many as this rank gave, in rank order.
+    /// Every rank's numbers in rank order. Each rank passes the same count.
     pub fn gather(&mut self, dev: &dyn Device, words: &[u64]) -> Result<Vec<u64>> {
         let len = self.mine.len();
         self.bytes[..len].fill(0);
@@ -56,17 +55,18 @@ impl Exchange {
         Ok(self.bytes.chunks_exact(len).flat_map(of_rank).collect())
     }
 
-    /// `mine`, when all ranks succeeded; else an error on every rank: its own, or one that names the rank that failed.
+    /// Returns `mine` if all ranks succeeded. Otherwise every rank gets an error: its own, or one that names the rank
+    /// that failed.
     pub fn agree<T>(&mut self, dev: &dyn Device, what: &str, mine: Result<T>) -> Result<T> {
         let (done, value) = match mine {
             Ok(value) => (Ok(Vec::new()), Some(value)),
             Err(error) => (Err(error), None),
         };
         self.share(dev, what, done, 0)?;
-        value.ok_or_else(|| Error::op(self.purpose, "agreed on nothing"))
+        value.ok_or_else(|| Error::op(self.purpose, "agreement without a value"))
     }
 
-    /// As [`Exchange::agree`]; what all ranks found, `words` numbers each, in rank order.
+    /// As [`Exchange::agree`]; returns every rank's `words` numbers in rank order.
     pub fn share(
         &mut self,
         dev: &dyn Device,
@@ -81,13 +81,13 @@ impl Exchange {
             Err(error) => sent[0] = error.exit_status() as u64,
         }
         let all = self.gather(dev, &sent);
-        mine?; // first: a peer that has heard of it may be gone already, and that is not what went wrong
+        mine?; // own error first: peers may already have left because of it
         let all = all?;
         let ranks = all.chunks_exact(sent.len());
         let Some((rank, failed)) = ranks.clone().enumerate().find(|(_, r)| r[0] != 0) else {
             return Ok(ranks.map(|r| r[1..].to_vec()).collect());
         };
-        let text = format!("rank {rank} could not {what}; its own message says why");
+        let text = format!("rank {rank} could not {what}; see its own message");
         Err(match failed[0] {
             DAMAGED => Error::Damaged(text),
             2 => Error::Input(text),
@@ -96,14 +96,14 @@ impl Exchange {
     }
 }
 
-/// Bytes of the longest text that ranks tell each other: more than any configuration has.
+/// Maximum bytes of a text that ranks exchange: more than any configuration has.
 const TEXT: u64 = 16 << 20;
 
-/// Every rank's text, in rank order, fit for messages. Nothing is kept.
+/// Every rank's text in rank order, sanitized for messages. Frees its buffers.
 pub fn texts(dev: &dyn Device, group: &Arc<dyn Collective>, purpose: &'static str, mine: &str) -> Result<Vec<String>> {
     let lens = Exchange::new(dev, group.clone(), purpose, 1)?.gather(dev, &[mine.len() as u64])?;
     if let Some((rank, len)) = lens.iter().enumerate().find(|(_, len)| **len > TEXT) {
-        return Err(Error::op(purpose, format!("rank {rank} has a text of {len} bytes: at most {TEXT} are allowed")));
+        return Err(Error::op(purpose, format!("rank {rank} sent a text of {len} bytes; the limit is {TEXT}")));
     }
     let words = lens.iter().max().map_or(0, |&len| (len as usize).div_ceil(size_of::<u64>()));
     let mut padded = mine.as_bytes().to_vec();

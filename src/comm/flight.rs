@@ -1,6 +1,6 @@
-//! The flight recorder: the last operations that a rank started, in a fixed ring, always on; and a hash of all of them,
-//! by which ranks find out early that they run different programs. Never allocates while it records, and never changes
-//! what a call does.
+//! The flight recorder: a fixed ring of the last operations that a rank started, always on; and a hash of all of them,
+//! with which ranks detect early that they run different programs. Never allocates while recording, never changes what
+//! a call does.
 use super::seam::{Hook, Hooked, Seam, Started};
 use super::{Axis, Collective, Mesh, Tag, Ticket};
 use crate::base::{Error, Result};
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Instant, SystemTime};
 
-/// Operations that are kept, as in PyTorch's recorder by default (TORCH_NCCL_TRACE_BUFFER_SIZE).
+/// Operations kept, as in PyTorch's recorder by default (TORCH_NCCL_TRACE_BUFFER_SIZE).
 pub const KEPT: usize = 2000;
 
-/// An operation that was started.
+/// A started operation.
 #[derive(Clone, Copy, Debug)]
 struct FlightEntry {
     /// Counts from 1, over all groups of the rank.
@@ -23,7 +23,7 @@ struct FlightEntry {
     tag: Tag,
     bytes: usize,
     ticket: Option<Ticket>,
-    /// Seconds since the recorder was made; when the call returned, and when a wait for it did.
+    /// Seconds since the recorder was created; when the call returned; when a wait for it returned.
     started: f64,
     returned: Option<f64>,
     waited: Option<f64>,
@@ -31,21 +31,21 @@ struct FlightEntry {
 
 struct FlightRing {
     entries: Vec<FlightEntry>,
-    /// Started so far: entry `seq` is at `(seq - 1) % KEPT`.
+    /// Operations started so far: entry `seq` is at `(seq - 1) % KEPT`.
     count: u64,
-    /// FNV-1a over axis, operation, tag and bytes of each, but for those along sp and tp: ranks with other samples have
-    /// other numbers of rows there, and of chunks of logits.
+    /// FNV-1a over axis, operation, tag and bytes of each, except along sp and tp: ranks with other samples have other
+    /// numbers of rows there, and of logit chunks.
     hash: u64,
 }
 
-/// Each as long as somebody holds it.
+/// Groups, as long as something else keeps them alive.
 type RecordedGroups = Vec<(Axis, Weak<dyn Collective>)>;
 
 /// One rank's recorder. Clones share the ring.
 #[derive(Clone)]
 pub struct Flight {
     ring: Arc<Mutex<FlightRing>>,
-    /// That are recorded: asked what became of an operation.
+    /// Recorded groups, queried for the state of an operation.
     groups: Arc<Mutex<RecordedGroups>>,
     origin: Instant,
 }
@@ -57,7 +57,7 @@ impl Default for Flight {
     }
 }
 
-/// An operation as it is written to a file.
+/// An operation as written to a file.
 #[derive(Serialize, serde::Deserialize, Clone, PartialEq, Debug)]
 pub struct FlightOp {
     pub seq: u64,
@@ -69,10 +69,10 @@ pub struct FlightOp {
     pub started_s: f64,
     /// None: the call had not returned.
     pub returned_s: Option<f64>,
-    /// None: nobody had waited for it, or the last wait had not returned.
+    /// None: no wait for it had returned.
     pub waited_s: Option<f64>,
-    /// The launch of a CUDA graph that it was part of: the calls above asked for it, and that launch enqueued it. Known
-    /// of a group's last operations.
+    /// The launch of the CUDA graph that contained it: the calls above requested it, and that launch enqueued it. Known
+    /// only for a group's last operations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graph: Option<u64>,
 }
@@ -89,17 +89,17 @@ impl std::fmt::Display for FlightOp {
     }
 }
 
-/// A rank's file.
+/// The file of one rank.
 #[derive(Serialize, serde::Deserialize, Clone, PartialEq, Debug)]
 pub struct Dump {
     pub rank: usize,
-    /// What ended the run, as this rank saw it.
+    /// The error that ended the run on this rank.
     pub error: String,
     pub ops: Vec<FlightOp>,
 }
 
 impl Flight {
-    /// Every group of the mesh, recorded.
+    /// Records every group of the mesh.
     pub fn watch(&self, mesh: Mesh) -> Mesh {
         mesh.wrap(|group| {
             let hook = FlightHook { axis: group.axis(), flight: self.clone() };
@@ -107,11 +107,11 @@ impl Flight {
             Arc::new(Hooked::with(group, hook)) as Arc<dyn Collective>
         })
     }
-    /// Of everything that was started so far, other than along sp and tp.
+    /// Hash of all operations started so far, except along sp and tp.
     pub fn schedule(&self) -> u64 {
         self.lock().hash
     }
-    /// The kept operations, oldest first.
+    /// The recorded operations, oldest first.
     pub fn ops(&self) -> Vec<FlightOp> {
         let ring = self.lock();
         let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
@@ -169,11 +169,11 @@ impl FlightRing {
         }
         self.count += 1;
     }
-    /// Where the oldest entry is; the newer half, if the ring has gone round, stands before it.
+    /// Index of the oldest entry. Once the ring has wrapped, newer entries precede it.
     fn oldest(&self) -> usize {
         self.count as usize % self.entries.len().max(1)
     }
-    /// The newest entry that `is` holds for.
+    /// The newest entry that satisfies `is`.
     fn newest(&mut self, is: impl Fn(&FlightEntry) -> bool) -> Option<&mut FlightEntry> {
         let oldest = self.oldest();
         let (new, old) = self.entries.split_at_mut(oldest);
@@ -181,14 +181,14 @@ impl FlightRing {
     }
 }
 
-/// What is recorded of one group.
+/// Records the operations of one group.
 pub struct FlightHook {
     axis: Axis,
     flight: Flight,
 }
 
 impl Hook for FlightHook {
-    /// Before the call, so that one that never returns is there.
+    /// Runs before the call, so that a call that never returns is recorded.
     fn before(&self, seam: Seam, Started { tag, bytes }: Started) {
         let started = self.flight.now();
         let mut ring = self.flight.lock();
@@ -212,7 +212,7 @@ impl Hook for FlightHook {
 }
 
 impl FlightHook {
-    /// An operation that is waited for again, for its input to be sent, is not over until that wait is.
+    /// An operation that is waited for twice (its input sent) is finished only after the second wait.
     fn waited(&self, seam: Seam, ticket: Ticket, at: Option<f64>) {
         if matches!(seam, Seam::Wait | Seam::WaitSent)
             && let Some(entry) = self.flight.lock().newest(|e| e.axis == self.axis && e.ticket == Some(ticket))
@@ -222,8 +222,8 @@ impl FlightHook {
     }
 }
 
-/// What the files of a failed run's ranks say together: who left none, who is behind whom, and where ranks first
-/// differ. Files from before `since` are another run's.
+/// Summarizes the files of a failed run's ranks: which are missing, which rank is behind, and where ranks first differ.
+/// Ignores files from before `since`, which belong to another run.
 pub fn verdict(dir: &Path, world: usize, since: SystemTime) -> Option<String> {
     let read = |rank| {
         let path = path(dir, rank);
@@ -252,6 +252,6 @@ pub fn verdict(dir: &Path, world: usize, since: SystemTime) -> Option<String> {
             _ => {}
         }
     }
-    let at = reference.ops.last().map(|op| format!("rank {first} came furthest, to {op}"))?;
+    let at = reference.ops.last().map(|op| format!("rank {first} got furthest, to {op}"))?;
     Some(std::iter::once(at).chain(parts).collect::<Vec<_>>().join("; "))
 }

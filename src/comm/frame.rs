@@ -1,5 +1,5 @@
-//! Messages on a connection: a header that says kind, number and length, and that many bytes. What comes in is held to
-//! what may come before a byte of it is kept. Never waits.
+//! Messages on a connection: a header with kind, number and length, then that many bytes. Incoming headers are checked
+//! against what is allowed before any byte is stored. Never waits.
 use std::io::{Error, ErrorKind, Read, Result};
 
 /// Bytes of a [`Header`].
@@ -8,9 +8,9 @@ pub const HEADER: usize = 16;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
     pub kind: u32,
-    /// Messages before this one on its connection, in its direction.
+    /// Number of earlier messages on this connection in this direction.
     pub sequence: u32,
-    /// Bytes that follow.
+    /// Length of the body in bytes.
     pub len: u64,
 }
 
@@ -22,42 +22,42 @@ impl Header {
         bytes[8..].copy_from_slice(&self.len.to_le_bytes());
         bytes
     }
-    /// `None` where there are fewer bytes.
+    /// `None` if there are too few bytes.
     pub fn parse(bytes: &[u8]) -> Option<Header> {
         let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let len = u64::from_le_bytes(bytes.get(8..HEADER)?.try_into().ok()?);
         Some(Header { kind: word(0)?, sequence: word(4)?, len })
     }
-    /// With what it is the header of.
+    /// The header followed by `body`.
     pub fn with(self, body: &[u8]) -> Vec<u8> {
         [&self.to_bytes()[..], body].concat()
     }
-    /// An error that says how this header differs from what has to come.
+    /// Fails with the difference if this header is not the expected one.
     pub fn expect(&self, kind: u32, sequence: u32, len: u64) -> Result<()> {
         match *self == (Header { kind, sequence, len }) {
             true => Ok(()),
-            false => Err(self.unexpected(&format!("number {sequence} of kind {kind} with {len} bytes was to come"))),
+            false => Err(self.unexpected(&format!("expected number {sequence} of kind {kind} with {len} bytes"))),
         }
     }
     fn unexpected(&self, wanted: &str) -> Error {
         let Header { kind, sequence, len } = self;
-        let what = format!("message {sequence} of kind {kind} with {len} bytes, where {wanted}");
+        let what = format!("message {sequence} of kind {kind} with {len} bytes, {wanted}");
         Error::new(ErrorKind::InvalidData, what)
     }
 }
 
-/// What has come of the message at hand.
+/// What has arrived of the current message.
 #[derive(Default)]
 pub struct Inbox {
     bytes: Vec<u8>,
-    /// Messages that came whole.
+    /// Number of complete messages.
     sequence: u32,
 }
 
 impl Inbox {
-    /// Reads what there is. The kind and the bytes of a message that is whole; `None` where more has to come. `most`
-    /// says how long a message of a kind may be; `None`: no such kind. Room is taken for what has come, whatever a
-    /// header says.
+    /// Reads what is available. Returns the kind and body of a complete message, or `None` if more must arrive. `most`
+    /// gives the maximum length per kind, or `None` for an unknown kind. Memory is allocated only for bytes that
+    /// arrived, whatever the header claims.
     pub fn read(&mut self, from: &mut dyn Read, most: &dyn Fn(u32) -> Option<usize>) -> Result<Option<(u32, Vec<u8>)>> {
         loop {
             let header = Header::parse(&self.bytes);
@@ -68,7 +68,7 @@ impl Inbox {
                         usize::try_from(header.len).ok().filter(|&len| most(header.kind).is_some_and(|m| len <= m));
                     match len {
                         Some(len) if header.sequence == self.sequence => HEADER + len,
-                        _ => return Err(header.unexpected(&format!("number {} was to come", self.sequence))),
+                        _ => return Err(header.unexpected(&format!("expected number {}", self.sequence))),
                     }
                 }
             };
@@ -95,7 +95,7 @@ impl Inbox {
 mod tests {
     use super::*;
 
-    /// Gives at most `step` bytes at a time, and after the last says that there are no more for now.
+    /// Returns at most `step` bytes per read, then would block.
     struct Slowly<'a>(&'a [u8], usize);
     impl Read for Slowly<'_> {
         fn read(&mut self, buf: &mut [u8]) -> Result<usize> {
@@ -139,12 +139,12 @@ mod tests {
         refused(Header { kind: 2, sequence: 0, len: u64::MAX });
         refused(Header { kind: 2, sequence: 0, len: 1 << 40 });
         refused(Header { kind: 3, sequence: 0, len: 1 });
-        refused(Header { kind: 1, sequence: 1, len: 1 }); // one was left out, or said twice
-        // One that may be as long takes room as it comes.
+        refused(Header { kind: 1, sequence: 1, len: 1 }); // one is missing, or was sent twice
+        // A large allowed message allocates only as its bytes arrive.
         let (bytes, mut inbox) = (Header { kind: 2, sequence: 0, len: 9000 }.with(b"123"), Inbox::default());
         assert!(inbox.read(&mut Slowly(&bytes, 99), &most).unwrap().is_none());
         assert!(inbox.bytes.capacity() < 100);
         let e = Header { kind: 1, sequence: 4, len: 64 }.expect(1, 4, 128).unwrap_err().to_string();
-        assert!(e.contains("message 4 of kind 1 with 64 bytes, where number 4 of kind 1 with 128 bytes"), "{e}");
+        assert!(e.contains("message 4 of kind 1 with 64 bytes, expected number 4 of kind 1 with 128 bytes"), "{e}");
     }
 }

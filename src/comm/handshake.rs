@@ -1,5 +1,5 @@
-//! Who is at the other end of a connection: both sides prove that they know the job's secret before anything else is
-//! said, and before anything is sent to who connected. Never encrypts what follows.
+//! Mutual authentication of a connection: both sides prove that they know the job's secret before they exchange
+//! anything else. Never encrypts what follows.
 //!
 //! [Note: greeting]
 //!
@@ -9,10 +9,10 @@
 //! | caller | `MAGIC`, its rank, a nonce, a record, a code ([`Hello`]) |
 //! | listener | a reply, a code |
 //!
-//! A code is the HMAC-SHA-256, under the secret, of all that both sides know by then: what the connection is for, the
-//! job, both ranks, both nonces, the record; the listener's also of its reply, and it is never a caller's (`Codes`).
-//! So nothing that was heard on one connection is worth anything on another, and nothing that a side said can be said
-//! back to it. Without a secret the key is empty: greetings keep jobs apart then, not strangers out.
+//! A code is the HMAC-SHA-256, under the secret, of all that both sides know by then: the connection's purpose, the
+//! job, both ranks, both nonces and the record. The listener's code also covers its reply, and always differs from a
+//! caller's (`Codes`). So nothing overheard on one connection can be replayed on another, and no message can be
+//! reflected to its sender. Without a secret the key is empty: greetings then keep jobs apart, but not strangers out.
 //!
 //! The listener's side, which waits for nobody, is [`super::door`].
 use super::env::RankEnv;
@@ -28,17 +28,17 @@ pub(super) const MAGIC: &[u8; 8] = b"flatshd2";
 pub(super) const NONCE: usize = 32;
 pub(super) const CODE: usize = 32;
 pub(super) const CHALLENGE: usize = MAGIC.len() + NONCE;
-/// Callers ask at least so often whether to go on.
-pub(super) const LOOK: Duration = Duration::from_millis(50);
+/// How often callers at least check whether to go on.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(super) type Nonce = [u8; NONCE];
 
-/// The nonce of what a listener says first.
+/// The nonce in a listener's first message.
 pub fn challenge(bytes: &[u8]) -> Option<Nonce> {
     bytes.strip_prefix(MAGIC)?.try_into().ok()
 }
 
-/// What a caller says.
+/// A caller's message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hello<'a> {
     pub rank: u32,
@@ -50,7 +50,7 @@ impl<'a> Hello<'a> {
     pub const fn bytes(record: usize) -> usize {
         MAGIC.len() + 4 + NONCE + record + CODE
     }
-    /// One with a record of that many bytes.
+    /// Parses a message with a record of `record` bytes.
     pub fn parse(bytes: &'a [u8], record: usize) -> Option<Hello<'a>> {
         let (rank, rest) = bytes.strip_prefix(MAGIC)?.split_first_chunk()?;
         let (nonce, rest) = rest.split_first_chunk()?;
@@ -62,25 +62,25 @@ impl<'a> Hello<'a> {
     }
 }
 
-/// What is proven: all of it goes into both codes.
+/// What is proven: both codes cover all of it.
 pub(super) struct Proof<'a> {
     /// "NCCL rendezvous".
     pub purpose: &'a str,
     pub caller: usize,
     pub listener: usize,
-    /// The caller's.
+    /// The caller's nonce.
     pub nonce: &'a Nonce,
     pub challenge: &'a Nonce,
     pub record: &'a [u8],
 }
 
-/// The two codes of a connection, as far as they are the same.
+/// The common part of a connection's two codes.
 #[derive(Clone)]
 pub(super) struct Codes(Hmac<Sha256>);
 
 impl Codes {
     pub fn new(env: &RankEnv, proof: &Proof) -> Codes {
-        // HMAC takes any key; one of a block is nothing to fail on.
+        // HMAC accepts any key; one block long, it cannot fail.
         let mut key = [0; 64];
         if let Some(secret) = &env.secret {
             key[..32].copy_from_slice(&Sha256::digest(secret.reveal()));
@@ -99,7 +99,7 @@ impl Codes {
         }
         codes
     }
-    /// With its length, so that no two lists of parts are alike.
+    /// Includes the length, so that different lists of parts never collide.
     fn add(&mut self, part: &[u8]) {
         self.0.update(&(part.len() as u64).to_le_bytes());
         self.0.update(part);
@@ -115,11 +115,11 @@ impl Codes {
     }
 }
 
-/// A stream that does not block, read and written up to a moment that no byte puts off.
+/// A non-blocking stream with a deadline for all reads and writes together.
 pub struct By<'a> {
     pub stream: &'a TcpStream,
     pub until: Instant,
-    /// Asked every `LOOK` or more often.
+    /// Called every `POLL_INTERVAL` or more often.
     pub go_on: &'a dyn Fn() -> bool,
 }
 impl By<'_> {
@@ -128,7 +128,8 @@ impl By<'_> {
         if left.is_zero() || !(self.go_on)() {
             return Err(Error::new(ErrorKind::TimedOut, "no answer in time"));
         }
-        let _ = poll(&mut [PollFd::new(self.stream, flags)], Some(&timespec(left.min(LOOK)))); // or a signal
+        // A signal counts as a timeout.
+        let _ = poll(&mut [PollFd::new(self.stream, flags)], Some(&timespec(left.min(POLL_INTERVAL))));
         Ok(())
     }
     fn retry<T>(&self, flags: PollFlags, mut f: impl FnMut(&TcpStream) -> Result<T>) -> Result<T> {
@@ -154,7 +155,8 @@ impl Write for By<'_> {
     }
 }
 
-/// The caller's side: proves that it is this rank, and that rank `to` listens there, whose reply fills `reply`.
+/// The caller's side: proves that it is this rank and verifies that rank `to` listens there; fills `reply` with its
+/// reply.
 pub fn greet(mut by: By, env: &RankEnv, purpose: &str, to: usize, record: &[u8], reply: &mut [u8]) -> Result<()> {
     by.stream.set_nonblocking(true)?;
     by.stream.set_nodelay(true)?;
@@ -176,7 +178,7 @@ pub fn timespec(t: Duration) -> Timespec {
     Timespec { tv_sec: t.as_secs() as _, tv_nsec: t.subsec_nanos() as _ }
 }
 
-/// A purpose, a secret and ranks that have it, for tests here and in `door`.
+/// A purpose, secrets and ranks for tests here and in `door`.
 #[cfg(test)]
 pub(super) mod testing {
     use super::super::env::{RankEnv, here};
@@ -195,7 +197,7 @@ mod tests {
     use super::testing::{FOR, OURS, rank};
     use super::*;
 
-    /// Everything that both sides must mean alike is in the codes: none of it can be changed on the way.
+    /// The codes cover everything on which both sides must agree, so none of it can be changed in transit.
     #[test]
     fn codes_cover_all_that_is_meant() {
         let (nonce, challenge) = ([1; NONCE], [2; NONCE]);

@@ -1,60 +1,60 @@
-//! What launchers say about this rank, from their variables as values. Never reads the environment itself:
+//! A rank's identity from its launcher's variables, passed in as values. Never reads the environment itself:
 //! [`super::env`] does.
 use super::nodelist;
 use super::secret::Secret;
 use crate::base::{Error, Result};
 use std::os::fd::RawFd;
 
-/// Set by our own launcher: the descriptor of the arena, which the ranks inherit.
+/// Set by our own launcher: the descriptor of the shared-memory arena, which ranks inherit.
 pub const ARENA_FD: &str = "FLATSHARD_ARENA_FD";
-/// Set by our own launcher: its process, which no rank outlives.
+/// Set by our own launcher: its process id. No rank outlives it.
 pub const PARENT_PID: &str = "FLATSHARD_PARENT_PID";
 
-/// Overrides this host's name. For tests, where one machine is several hosts.
+/// Overrides this host's name. For tests, where one machine plays several hosts.
 pub const HOST: &str = "FLATSHARD_HOST_ID";
 
-/// The secret that the job's ranks know and strangers do not ([`super::handshake`]). Set by the user, and by our own
+/// The job's secret, shared by its ranks and unknown to strangers ([`super::handshake`]). Set by the user or by our own
 /// launcher.
 pub const JOB_SECRET: &str = "FLATSHARD_JOB_SECRET";
 
-/// A local rank, or a number of local ranks, that no variable gives: [`super::hosts::census`] finds it.
+/// A local rank, or number of local ranks, that no variable gives. [`super::hosts::census`] determines it.
 pub const UNKNOWN: usize = usize::MAX;
 
-/// This process's place in the job of a launcher.
+/// This process's place in its launcher's job.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RankEnv {
     pub rank: usize,
     pub world: usize,
-    /// Among the ranks of this host; or [`UNKNOWN`], both or the second.
+    /// Rank and number of ranks on this host. The second, or both, may be [`UNKNOWN`].
     pub local_rank: usize,
     pub local_world: usize,
-    /// This host's name, for messages; ranks with the same one that are numbered together share memory.
+    /// This host's name, for messages. Consecutive ranks with the same name share memory.
     pub host: String,
-    /// Empty where it is needed, not given and not told by Slurm: ranks on several hosts.
+    /// Empty if ranks on several hosts need it and neither the user nor Slurm gives it.
     pub master_addr: String,
     pub master_port: u16,
-    /// Tells jobs on one host apart, together with the port: launcher, job id, restart count.
+    /// Distinguishes jobs on one host, together with the port: launcher, job id, restart count.
     pub run_id: String,
     pub arena_fd: Option<RawFd>,
     pub parent_pid: Option<u32>,
     pub secret: Option<Secret>,
-    /// Started so that it can join an MPI world: by mpirun, or srun with --mpi.
+    /// Whether the process can join an MPI world: started by mpirun, or by srun with --mpi.
     pub mpi: bool,
 }
 
-/// What a launcher calls its numbers. Of several names the first that is set counts.
+/// A launcher's variable names. Of several names, the first that is set counts.
 struct LauncherNames {
     name: &'static str,
     rank: &'static [&'static str],
     world: &'static [&'static str],
     local_rank: &'static [&'static str],
     local_world: &'static [&'static str],
-    /// What tells its jobs apart.
+    /// Variables that identify its jobs.
     ids: &'static [&'static str],
     mpi: bool,
 }
 
-/// torchrun, and whatever follows its names; DeepSpeed's launcher has LOCAL_SIZE.
+/// torchrun, and launchers that follow its names. DeepSpeed's launcher sets LOCAL_SIZE.
 const TORCHRUN: LauncherNames = LauncherNames {
     name: "torchrun",
     rank: &["RANK"],
@@ -82,7 +82,7 @@ const MVAPICH: LauncherNames = LauncherNames {
     ids: &[],
     mpi: true,
 };
-/// Hydra's, which starts MPICH and Intel MPI; Cray's PALS has PMI_LOCAL_RANK and PMI_LOCAL_SIZE.
+/// Hydra, which starts MPICH and Intel MPI. Cray's PALS sets PMI_LOCAL_RANK and PMI_LOCAL_SIZE.
 const PMI: LauncherNames = LauncherNames {
     name: "pmi",
     rank: &["PMI_RANK"],
@@ -104,13 +104,14 @@ const JSM: LauncherNames = LauncherNames {
 };
 
 impl RankEnv {
-    /// From the variables that `get` gives; `None` when no launcher started this process. torchrun, Open MPI, MVAPICH,
-    /// PMI, JSM, Slurm: the inner launcher of a nest has set the more specific variables.
+    /// Reads the variables that `get` returns; `None` if no launcher started this process. Order: torchrun, Open MPI,
+    /// MVAPICH, PMI, JSM, Slurm, because the inner launcher of a nest sets the more specific variables.
     pub fn read(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<RankEnv>> {
         let vars = Vars { get };
         let env = match vars.text("RANK") {
             Some(_) => vars.launched(&TORCHRUN)?,
-            // A batch script may have exported the others for all of its ranks, and the launcher says the rank.
+            // A batch script may have exported the other variables for all of its ranks, with the rank set by the
+            // launcher.
             None => match vars.unlike_torchrun()? {
                 Some(env) => Some(vars.agreeing(env)?),
                 None => vars.launched(&TORCHRUN)?,
@@ -128,7 +129,7 @@ impl RankEnv {
     }
 }
 
-/// A rank of a job on this host, for tests of how ranks meet.
+/// A rank of a job on this host, for rendezvous tests.
 #[cfg(test)]
 pub(super) fn here(rank: usize, world: usize, port: u16) -> RankEnv {
     RankEnv {
@@ -159,24 +160,24 @@ impl Vars<'_> {
         let Some(text) = self.text(name) else { return Ok(None) };
         match text.trim().parse() {
             Ok(n) => Ok(Some(n)),
-            Err(_) => Err(Error::input(format!("{name}={text} is not a number; unset it or set it right"))),
+            Err(_) => Err(Error::input(format!("{name}={text} is not a number; unset it or correct it"))),
         }
     }
-    /// A number that must be there since `because` is.
+    /// A number that is required because `because` is set.
     fn needed<T: std::str::FromStr>(&self, name: &str, because: &str) -> Result<T> {
         self.number(name)?.ok_or_else(|| {
             Error::input(format!(
-                "{because} is set but {name} is not: set both, or unset both to start ranks from here"
+                "{because} is set but {name} is not: set both, or unset both to let this command start the ranks"
             ))
         })
     }
     fn master_addr(&self, one_host: bool) -> Result<String> {
         let text =
             self.text("MASTER_ADDR").unwrap_or_else(|| if one_host { "127.0.0.1".into() } else { String::new() });
-        // One colon: a port. An IPv6 address has more.
+        // One colon means a port. An IPv6 address has more.
         if text.matches(':').count() == 1 || text.contains(|c: char| c == '/' || c.is_whitespace()) {
             return Err(Error::input(format!(
-                "MASTER_ADDR={text} is neither a name nor an address of a host; the port is MASTER_PORT's"
+                "MASTER_ADDR={text} is neither a host name nor an address; put the port in MASTER_PORT"
             )));
         }
         Ok(text)
@@ -202,7 +203,7 @@ impl Vars<'_> {
     fn unlike_torchrun(&self) -> Result<Option<RankEnv>> {
         for launcher in [&OPEN_MPI, &MVAPICH, &PMI, &JSM] {
             if launcher.name == PMI.name && self.slurm_speaks_pmi() {
-                continue; // Slurm's own variables say more
+                continue; // Slurm's own variables are more complete
             }
             if let Some(env) = self.launched(launcher)? {
                 return Ok(Some(env));
@@ -210,26 +211,26 @@ impl Vars<'_> {
         }
         match (self.slurm()?, self.text("PMIX_RANK")) {
             (None, Some(rank)) if self.text("SLURM_JOB_ID").is_none() => Err(Error::input(format!(
-                "PMIX_RANK={rank} is set, but none of PMIx's variables says how many ranks there are: set RANK, WORLD_SIZE \
-                 and MASTER_ADDR for each rank, or unset PMIX_RANK to start ranks from here"
+                "PMIX_RANK={rank} is set, but no PMIx variable gives the world size: set RANK, WORLD_SIZE \
+                 and MASTER_ADDR for each rank, or unset PMIX_RANK to let this command start the ranks"
             ))),
             (env, _) => Ok(env),
         }
     }
-    /// srun --mpi=pmi2 numbers its tasks in PMI's variables, too. A launcher that srun has started on each host has
-    /// other numbers, or says local ones.
+    /// srun --mpi=pmi2 numbers its tasks in PMI's variables too. A launcher that srun starts on each host uses other
+    /// numbers, or sets local ones.
     fn slurm_speaks_pmi(&self) -> bool {
         let same = |a, b| self.text(a).is_some() && self.text(a) == self.text(b);
         let says_local = PMI.local_rank.iter().any(|name| self.text(name).is_some());
         same("PMI_RANK", "SLURM_PROCID") && same("PMI_SIZE", "SLURM_NTASKS") && !says_local
     }
-    /// Those of torchrun's variables that are set say the same.
+    /// Checks that those torchrun variables that are set agree.
     fn agreeing(&self, env: RankEnv) -> Result<RankEnv> {
         for (name, is) in [("WORLD_SIZE", env.world), ("LOCAL_RANK", env.local_rank)] {
             if let Some(n) = self.number::<usize>(name)?.filter(|&n| n != is && is != UNKNOWN) {
                 return Err(Error::input(format!(
-                    "{name}={n} is set, but the launcher's own variables say {is} (rank {} of {}): unset {name}, or set RANK, \
-                     WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE all four",
+                    "{name}={n} contradicts the launcher's own variables, which give {is} (rank {} of {}): unset {name}, or set RANK, \
+                     WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE",
                     env.rank, env.world
                 )));
             }
@@ -249,13 +250,13 @@ impl Vars<'_> {
         let (local, locals) = (self.number(local_rank)?, self.number(local_world)?);
         let (local, locals) = match (local, locals) {
             (local, None) if ranks == 1 => (local.unwrap_or(0), 1),
-            // Ranks are numbered host by host, or refused when they meet.
+            // Assumes ranks are numbered host by host; if not, they are refused when they meet.
             (local, Some(locals)) => (local.unwrap_or(at % std::cmp::max(locals, 1)), locals),
             (local, None) if self.text("MASTER_ADDR").is_some() => (local.unwrap_or(UNKNOWN), UNKNOWN),
             (_, None) => {
                 return Err(Error::input(format!(
-                    "{because} is set but {local_world} is not, and neither is MASTER_ADDR, where the ranks could tell each \
-                     other their hosts: set {local_rank} and {local_world} (ranks of this host), or MASTER_ADDR (rank 0's host)"
+                    "{because} is set, but neither {local_world} nor MASTER_ADDR is, so ranks cannot find out which share a \
+                     host: set {local_rank} and {local_world} (ranks on this host), or MASTER_ADDR (rank 0's host)"
                 )));
             }
         };
@@ -267,7 +268,7 @@ impl Vars<'_> {
 
     fn slurm(&self) -> Result<Option<RankEnv>> {
         let Some(world) = self.number::<usize>("SLURM_NTASKS")? else { return Ok(None) };
-        // One task, or no process number: a shell inside an allocation, not a rank that srun started.
+        // One task, or no process number: a shell inside an allocation, not a rank started by srun.
         if world == 1 || self.text("SLURM_PROCID").is_none() {
             return Ok(None);
         }
@@ -284,15 +285,15 @@ impl Vars<'_> {
         }
         Ok(Some(RankEnv { mpi, ..env }))
     }
-    /// The host of Slurm's task 0: the first of the step's nodes, unless tasks are distributed by a file of hosts.
-    /// Empty where there is no list.
+    /// The host of Slurm's task 0: the first node of the step, unless a host file distributes the tasks. Empty if there
+    /// is no node list.
     fn first_node(&self) -> Result<String> {
         let lists = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
         let Some((name, list)) = lists.into_iter().find_map(|name| Some((name, self.text(name)?))) else {
             return Ok(String::new());
         };
         nodelist::first(&list).ok_or_else(|| {
-            Error::input(format!("{name}={list} is no list of nodes; set MASTER_ADDR to the name of rank 0's host"))
+            Error::input(format!("{name}={list} is not a node list; set MASTER_ADDR to the name of rank 0's host"))
         })
     }
 }

@@ -1,16 +1,16 @@
-//! The mesh: ranks arranged along axes, and the group of each axis that a rank belongs to. Never communicates.
+//! The mesh: ranks arranged along axes, and this rank's group on each axis. Never communicates.
 use super::{Axis, Collective, CommStats, Member};
 use crate::base::{Error, Result};
 use std::sync::Arc;
 
-/// Ranks along each axis, outermost first: rank = ((dp_replicate * dp_shard + ...) * sp + ...) * tp + ...
+/// Number of ranks along each axis, outermost first: rank = ((dp_replicate * dp_shard + ...) * sp + ...) * tp + ...
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct MeshSizes {
-    /// Replicas: each has all parameters, in shards.
+    /// Replicas; each holds all parameters, in shards.
     pub dp_replicate: usize,
-    /// Ranks that share the parameters of a replica and see different samples.
+    /// Ranks that shard a replica's parameters and see different samples.
     pub dp_shard: usize,
-    /// Ranks that share a sequence (context parallelism); they share the parameters, too.
+    /// Ranks that share a sequence (context parallelism); parameters are sharded over them too.
     pub sp: usize,
     /// Ranks that share each matrix product (tensor parallelism).
     pub tp: usize,
@@ -40,11 +40,11 @@ impl MeshSizes {
     pub fn world(&self) -> usize {
         self.dp_replicate * self.dp_shard * self.sp * self.tp
     }
-    /// Ranks that parameters are sharded over.
+    /// Number of ranks that parameters are sharded over.
     pub fn fsdp(&self) -> usize {
         self.dp_shard * self.sp
     }
-    /// Every size at least 1, and their product the number of ranks.
+    /// Checks that every size is at least 1 and that the product is the number of ranks.
     pub fn check(&self, world: usize) -> Result<()> {
         let MeshSizes { dp_replicate, dp_shard, sp, tp } = *self;
         if self.world() == world && world > 0 {
@@ -64,7 +64,7 @@ impl MeshSizes {
     pub fn rank(&self, at: Coords) -> usize {
         ((at.dp_replicate * self.dp_shard + at.dp_shard) * self.sp + at.sp) * self.tp + at.tp
     }
-    /// World ranks of the group of `axis` that `rank` is in: they differ from it along that axis only.
+    /// World ranks in `rank`'s group along `axis`: they differ from it along that axis only.
     pub fn group(&self, axis: Axis, rank: usize) -> Vec<usize> {
         let along: [bool; 4] = match axis {
             Axis::World => [true; 4],
@@ -86,7 +86,7 @@ impl MeshSizes {
     }
 }
 
-/// One rank's groups.
+/// The groups of one rank.
 #[derive(Clone)]
 pub struct Mesh {
     pub sizes: MeshSizes,
@@ -99,7 +99,7 @@ pub struct Mesh {
     pub fsdp: Arc<dyn Collective>,
     pub dp: Arc<dyn Collective>,
     pub loss: Arc<dyn Collective>,
-    /// To abort with.
+    /// Used to abort.
     pub member: Arc<dyn Member>,
 }
 
@@ -107,7 +107,7 @@ impl Mesh {
     pub fn new(member: impl Member + 'static, sizes: MeshSizes) -> Result<Mesh> {
         Mesh::with_world(Mesh::world(&member)?, Arc::new(member), sizes)
     }
-    /// The group of all ranks, once: it is there before the mesh, in which ranks may turn out to disagree.
+    /// The group of all ranks. Created once, before the mesh, on whose shape ranks might disagree.
     pub fn world(member: &dyn Member) -> Result<Arc<dyn Collective>> {
         member.group(Axis::World, (0..member.size()).collect())
     }
@@ -145,8 +145,7 @@ impl Mesh {
             Axis::Loss => &self.loss,
         }
     }
-    /// What all groups of this rank did together. Times are sums over groups: of two that are in flight at once, both
-    /// count.
+    /// Totals of this rank's groups. Times are summed over groups, so overlapping operations both count.
     pub fn stats(&self) -> CommStats {
         let groups =
             [&self.world, &self.dp_replicate, &self.dp_shard, &self.sp, &self.tp, &self.fsdp, &self.dp, &self.loss];
@@ -158,7 +157,7 @@ impl Mesh {
             crossed: sum.crossed + of.crossed,
         })
     }
-    /// Every group in a wrapper: a recorder, delays.
+    /// Wraps every group, e.g. in a recorder or delays.
     pub fn wrap(mut self, wrap: impl Fn(Arc<dyn Collective>) -> Arc<dyn Collective>) -> Mesh {
         for group in [
             &mut self.world,

@@ -1,7 +1,6 @@
-//! Slurm's way to write many hosts short: `node[001-003,7],other`. Only the first of them is ever asked for, so nothing
-//! is expanded.
+//! Slurm's compressed host lists: `node[001-003,7],other`. Only the first host is needed, so nothing is expanded.
 
-/// The first host of a list: `node001` of `node[001-003,7],other`, `rack1n04` of `rack[1-2]n[04,08]`. `None` where the
+/// The first host of a list: `node001` of `node[001-003,7],other`, `rack1n04` of `rack[1-2]n[04,08]`. `None` if the
 /// list is empty or its brackets do not match.
 pub(super) fn first(list: &str) -> Option<String> {
     let mut name = String::new();

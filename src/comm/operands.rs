@@ -1,9 +1,9 @@
-//! What operands of a collective must agree on, checked before anything moves: for groups whose engine would read or
-//! write past a buffer that is too short. Never moves anything.
+//! Checks of a collective's operands before data moves, for groups that would otherwise access memory beyond a short
+//! buffer. Never moves data.
 use super::{Reduce, Tag};
 use crate::base::{DType, Error, Result};
 
-/// The call, for its errors.
+/// The call, for error messages.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckedCall<'a> {
     /// World rank.
@@ -31,29 +31,31 @@ impl CheckedCall<'_> {
     /// `full` is one shard a rank.
     pub fn shards(&self, shard: usize, full: usize) -> Result<()> {
         let n = self.size;
-        self.refuse(shard * n == full, || format!("full has {full} elements, {n} shards of {shard} are {}", n * shard))
+        self.refuse(shard * n == full, || {
+            format!("full has {full} elements, but {n} shards of {shard} are {}", n * shard)
+        })
     }
     pub fn rank(&self, rank: usize) -> Result<()> {
         self.refuse(rank < self.size, || format!("no rank {rank} in a group of {}", self.size))
     }
-    /// What sums and maxima are defined for.
+    /// Whether sums and maxima are defined for the dtype.
     pub fn reducible(&self, dtype: DType, op: Reduce) -> Result<()> {
         let float = matches!(dtype, DType::F32 | DType::F64 | DType::Bf16 | DType::F16);
-        self.refuse(float, || format!("{op:?} of {dtype}: f32, f64, bf16 or f16 are needed"))
+        self.refuse(float, || format!("{op:?} of {dtype}: needs f32, f64, bf16 or f16"))
     }
-    /// What a reduce-scatter takes, and what it writes.
+    /// Input and output dtypes of a reduce_scatter.
     pub fn scattered(&self, full: DType, shard: DType) -> Result<()> {
-        self.refuse(full != DType::F64, || "sums f32, bf16 or f16, got f64".into())?;
+        self.refuse(full != DType::F64, || "needs f32, bf16 or f16, got f64".into())?;
         self.reducible(full, Reduce::Sum)?;
         self.refuse(shard == full || shard == DType::F32, || format!("from {full} into {shard}"))
     }
-    /// A gather may be in place: then the shard is exactly this rank's part. Any other overlap is refused. Addresses in
-    /// bytes; `index` is this rank's place in the group.
+    /// A gather may be in place if the shard is exactly this rank's part of the full buffer. Any other overlap is
+    /// refused. Addresses in bytes; `index` is this rank's index in the group.
     pub fn overlap(&self, shard: std::ops::Range<usize>, full: std::ops::Range<usize>, index: usize) -> Result<()> {
         let apart = shard.end <= full.start || full.end <= shard.start;
         let own = shard.start == full.start + index * shard.len();
         self.refuse(apart || own || shard.is_empty(), || {
-            "the shard overlaps the full buffer elsewhere than at this rank's place".into()
+            "the shard overlaps the full buffer, but not at this rank's place".into()
         })
     }
 }
@@ -67,7 +69,7 @@ mod tests {
         let call = CheckedCall { rank: 3, op: "all_gather", group: "fsdp of 4", size: 4, tag: Tag::new("gather", 7) };
         call.shards(5, 20).unwrap();
         let text = call.shards(5, 21).unwrap_err().to_string();
-        assert_eq!(text, "rank 3: all_gather on fsdp of 4 (gather 7): full has 21 elements, 4 shards of 5 are 20");
+        assert_eq!(text, "rank 3: all_gather on fsdp of 4 (gather 7): full has 21 elements, but 4 shards of 5 are 20");
         call.same(DType::F32, DType::F32).unwrap();
         assert!(call.same(DType::F32, DType::Bf16).unwrap_err().to_string().ends_with("from f32 into bf16"));
         assert!(call.rank(4).unwrap_err().to_string().ends_with("no rank 4 in a group of 4"));
@@ -83,7 +85,7 @@ mod tests {
     #[test]
     fn a_gather_may_be_in_place_and_nowhere_else() {
         let call = CheckedCall { rank: 1, op: "all_gather", group: "dp of 2", size: 2, tag: Tag::new("gather", 0) };
-        call.overlap(100..200, 1000..1200, 1).unwrap(); // apart
+        call.overlap(100..200, 1000..1200, 1).unwrap(); // disjoint
         call.overlap(1100..1200, 1000..1200, 1).unwrap(); // its own place
         assert!(call.overlap(1000..1100, 1000..1200, 1).is_err()); // rank 0's place
         assert!(call.overlap(950..1050, 1000..1200, 1).is_err());

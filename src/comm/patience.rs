@@ -1,8 +1,8 @@
-//! How long a call may block, and whether a rank waits for a thread that works for it. Never blocks.
+//! How long a call may block, and whether a rank is waiting for its worker thread. Never blocks.
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a call may block; changed while others wait by it.
+/// A call's time limit, which may change while others wait under it.
 #[derive(Debug)]
 pub(super) struct Patience(AtomicU64);
 impl Patience {
@@ -19,14 +19,14 @@ impl Patience {
     }
 }
 
-/// Whether a rank waits for a thread that works for it. The thread's own waits count against the timeout only while the
-/// rank waits: what was started early may well take long.
+/// Whether a rank is waiting for its worker thread. The thread's own waits count against the timeout only while the
+/// rank waits: an operation that was started early may legitimately take long.
 #[derive(Debug)]
 pub(super) struct Waiting {
     origin: Instant,
     /// Microseconds after `origin`; [`Waiting::IDLE`] while the rank does not wait.
     since: AtomicU64,
-    /// The thread must end.
+    /// The thread must exit.
     closed: AtomicBool,
 }
 impl Waiting {

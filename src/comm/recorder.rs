@@ -1,23 +1,24 @@
-//! A group that writes down every call: how tests count operations and see their order. Never changes what a call does.
+//! A group that records every call, so that tests can count operations and see their order. Never changes what a call
+//! does.
 use super::seam::{Hook, Hooked, Seam, Started};
 use super::{Axis, Collective, Tag, Ticket};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// One call, or a note of the test's own.
+/// One call, or a note of the test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// `None`: a note.
+    /// `None` for a note.
     pub seam: Option<Seam>,
-    /// The group's; [`Axis::World`] for a note.
+    /// The group's axis; [`Axis::World`] for a note.
     pub axis: Axis,
-    /// Of the operation that was started, or that is waited for.
+    /// Tag of the operation that is started or awaited.
     pub tag: Tag,
     /// As in [`Started`]; 0 for waits and releases.
     pub bytes: usize,
 }
 
-/// What happened on one rank, in order. Clones share it, so the groups of a rank can write into one log.
+/// The calls of one rank, in order. Clones share it, so the groups of a rank can write to one log.
 #[derive(Clone, Default, Debug)]
 pub struct Log(Arc<Mutex<Vec<Entry>>>);
 
@@ -26,7 +27,7 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Log {
-    /// Something that the group does not see, e.g. the use of a unit by compute.
+    /// Records an event that the group does not see, e.g. the use of a unit by compute.
     pub fn note(&self, tag: Tag) {
         lock(&self.0).push(Entry { seam: None, axis: Axis::World, tag, bytes: 0 });
     }
@@ -39,7 +40,7 @@ impl Log {
     pub fn count(&self, seam: Seam) -> usize {
         lock(&self.0).iter().filter(|e| e.seam == Some(seam)).count()
     }
-    /// Where the first call `seam` of an operation with this tag is, from entry `from` on.
+    /// Index of the first call `seam` of an operation with this tag, from entry `from` on.
     pub fn find(&self, from: usize, seam: Seam, tag: Tag) -> Option<usize> {
         let found = |e: &Entry| e.seam == Some(seam) && e.tag == tag;
         lock(&self.0).iter().skip(from).position(found).map(|i| i + from)
@@ -67,7 +68,7 @@ impl Recording {
     }
 }
 impl Hook for Recording {
-    /// Written down before the call, so a call that never returns is in the log.
+    /// Recorded before the call, so that a call that never returns is in the log.
     fn before(&self, seam: Seam, started: Started) {
         self.add(seam, started.tag, started.bytes);
     }

@@ -1,16 +1,16 @@
-//! How the ranks of a job find rank 0 over TCP, whatever they then tell it. Never knows what they say: NCCL's ranks
-//! learn the id of their world (`nccl::rendezvous`), CPU ranks where all of them are (`hosts::tcp`).
+//! How the ranks of a job find rank 0 over TCP. Never knows what they then exchange: the id of the NCCL world
+//! (`nccl::rendezvous`), or the addresses of CPU ranks (`hosts::tcp`).
 //!
-//! [Note: which port] torchrun's agent holds MASTER_PORT itself, so that number cannot be listened on. Rank 0 takes the
-//! first free one of the [`PORTS`] numbers above it, and the others knock at each of them in turn until one greets as
-//! rank 0 of this job does (`comm::handshake`): a stranger's server, or another job's rank 0, cannot. Our own launcher
-//! gives no port (0); then the numbers follow from the launcher's process. One mechanism serves one host and many,
-//! whoever launched.
+//! [Note: which port] torchrun's agent listens on MASTER_PORT itself, so that port is taken. Rank 0 takes the first
+//! free one of the [`PORTS`] ports above it, and the others try each of them in turn until one answers as rank 0 of
+//! this job (`comm::handshake`), which a stranger's server or another job's rank 0 cannot. Our own launcher passes port
+//! 0; the ports are then derived from the launcher's process. The same mechanism serves one host and many, with any
+//! launcher.
 //!
-//! [Note: interfaces] Ranks listen where they are meant to be reached and nowhere else: rank 0 at the addresses of
-//! MASTER_ADDR, every other rank at its end of the connection to rank 0. Where that is no address of an interface
-//! (MASTER_ADDR is a service's, or is translated on the way), or leads back to this host only though ranks are on
-//! others (a host's own name in its /etc/hosts), they listen on all interfaces.
+//! [Note: interfaces] Ranks listen only where they need to be reached: rank 0 at the addresses of MASTER_ADDR, every
+//! other rank at its end of the connection to rank 0. They listen on all interfaces if MASTER_ADDR is not the address
+//! of an interface (it belongs to a service, or is translated on the way), or if it leads back to this host although
+//! ranks are on others (a host's own name in its /etc/hosts).
 use super::door::{Arrival, Door};
 use super::env::RankEnv;
 use super::handshake::By;
@@ -20,15 +20,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, T
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Numbers that rank 0 may listen on.
+/// Number of ports that rank 0 may listen on.
 pub const PORTS: u16 = 16;
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// An answer from the right rank 0 comes at once; a stranger may never answer.
+const RETRY: Duration = Duration::from_millis(20);
+/// The right rank 0 answers at once; a stranger may never answer.
 const ANSWER: Duration = Duration::from_secs(2);
-/// A name that is not known by then never will be. Some clusters make names as hosts come.
+/// Time limit for name resolution. Some clusters create names only as hosts start.
 const NAMES: Duration = Duration::from_secs(30);
 
-/// The first number that rank 0 tries.
+/// The first port that rank 0 tries.
 fn first_port(env: &RankEnv) -> u16 {
     match (env.master_port, env.parent_pid) {
         (0, Some(pid)) => 20_000 + (pid % 2_500) as u16 * PORTS,
@@ -37,7 +37,7 @@ fn first_port(env: &RankEnv) -> u16 {
     }
 }
 
-/// Listens at those of `ips` that are this host's, all on one port; 0 is any. See [Note: interfaces].
+/// Listens at those of `ips` that belong to this host, all on one port (0: any). See [Note: interfaces].
 pub fn listen(env: &RankEnv, ips: &[IpAddr], port: u16) -> std::io::Result<Vec<TcpListener>> {
     let named = env.master_addr == "localhost" || env.master_addr.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
     let astray = env.world > env.local_world && !named && ips.iter().all(IpAddr::is_loopback);
@@ -56,7 +56,7 @@ pub fn listen(env: &RankEnv, ips: &[IpAddr], port: u16) -> std::io::Result<Vec<T
         match bound {
             Ok(()) if listeners.is_empty() => return everywhere(port).map(|listener| vec![listener]),
             Ok(()) => return Ok(listeners),
-            // The number that the system gave for one address may be taken at another.
+            // The port that the system chose for one address may be taken at another.
             Err(e) if port == 0 && !listeners.is_empty() && e.kind() == ErrorKind::AddrInUse => {
                 tries.next().ok_or(e)?;
             }
@@ -65,18 +65,18 @@ pub fn listen(env: &RankEnv, ips: &[IpAddr], port: u16) -> std::io::Result<Vec<T
     }
 }
 
-/// No interface of this host has the address, or the host has no addresses of its kind.
+/// Whether no interface of this host has the address, or the host lacks its address family.
 fn is_not_here(e: &std::io::Error) -> bool {
     e.kind() == ErrorKind::AddrNotAvailable || e.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error())
 }
-/// IPv6 serves IPv4, too, unless the host says otherwise.
+/// An IPv6 socket accepts IPv4 too, unless the host disables that.
 fn everywhere(port: u16) -> std::io::Result<TcpListener> {
     TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
 }
 
-/// Rank 0: admits every other rank; `with` answers it, in the order in which they come. One that `with` fails for may
-/// come again. Returns when all were there. `what` is for messages: "NCCL rendezvous". `record`: bytes that each rank
-/// brings.
+/// Rank 0: admits every other rank and answers each with `with`, in order of arrival. A rank for which `with` fails may
+/// reconnect. Returns when all have joined. `what` is for messages: "NCCL rendezvous". `record`: bytes that each rank
+/// sends.
 pub fn serve(
     env: &RankEnv,
     deadline: Instant,
@@ -88,12 +88,12 @@ pub fn serve(
         return Ok(());
     }
     let failed = |e: std::io::Error| Error::Run(format!("rank 0: {what}: {e}"));
-    let addresses = resolve(env, deadline)?; // others cannot reach it by a name that its own host does not know
+    let addresses = resolve(env, deadline)?; // a name unknown on rank 0's own host would not work for others
     let first = first_port(env);
     let listeners = (first..first + PORTS).find_map(|port| listen(env, &addresses, port).ok()).ok_or_else(|| {
         let last = first + PORTS - 1;
         Error::input(format!(
-            "rank 0 on {}: no free port among {first} to {last} for the {what}; set another MASTER_PORT",
+            "rank 0 on {}: no free port in {first} to {last} for the {what}; set a different MASTER_PORT",
             env.host
         ))
     })?;
@@ -104,7 +104,7 @@ pub fn serve(
         if Instant::now() > deadline {
             let missing: Vec<String> = (0..env.world).filter(|&r| !here[r]).map(|r| r.to_string()).collect();
             return Err(Error::Run(format!(
-                "rank 0: rank{} {} of {} did not come to the {what} at {} (port {}): were all ranks started, with the same \
+                "rank 0: rank{} {} of {} did not join the {what} at {} (port {}): were all ranks started, with the same \
                  MASTER_ADDR and MASTER_PORT?{}",
                 if missing.len() == 1 { "" } else { "s" },
                 missing.join(", "),
@@ -114,18 +114,18 @@ pub fn serve(
                 door.strangers().map_or(String::new(), |strangers| format!(" {strangers}")),
             )));
         }
-        door.wait(LOOK_AGAIN);
+        door.wait(RETRY);
         for arrival in door.answer(env) {
             let rank = arrival.rank;
-            // A rank that gave up and comes again is not this rank's failure.
+            // A rank that gave up and reconnects is not this rank's failure.
             here[rank] |= with(arrival).is_ok();
         }
     }
     Ok(())
 }
 
-/// Any other rank: knocks until `greets` succeeds, which is to greet rank 0 by the time that it is given, and returns
-/// what it made of the stream.
+/// Other ranks: try the ports until `greets`, which greets rank 0 within its time limit, succeeds, and return its
+/// result.
 pub fn ask<T>(
     env: &RankEnv,
     deadline: Instant,
@@ -138,8 +138,8 @@ pub fn ask<T>(
     loop {
         let addresses = resolve(env, deadline)?;
         for at in (first..first + PORTS).flat_map(|port| addresses.iter().map(move |&ip| SocketAddr::new(ip, port))) {
-            // At least one knock, however short the time is.
-            let patience = deadline.saturating_duration_since(Instant::now()).clamp(LOOK_AGAIN, ANSWER);
+            // At least one attempt, however short the time is.
+            let patience = deadline.saturating_duration_since(Instant::now()).clamp(RETRY, ANSWER);
             let until = Instant::now() + patience;
             match TcpStream::connect_timeout(&at, patience) {
                 Ok(stream) => match greets(&stream, until) {
@@ -151,7 +151,7 @@ pub fn ask<T>(
             }
             if Instant::now() > deadline {
                 return Err(Error::Run(format!(
-                    "rank {} on {}: the {what} needs rank 0 of {}, and it did not answer at {}, ports {first} to {}, within \
+                    "rank {} on {}: the {what} needs rank 0 of {}, which did not answer at {}, ports {first} to {}, within \
                      {:.1?}: {seen}",
                     env.rank,
                     env.host,
@@ -162,16 +162,16 @@ pub fn ask<T>(
                 )));
             }
         }
-        sleep(LOOK_AGAIN);
+        sleep(RETRY);
     }
 }
 
-/// The stream as one that is given up at `until`.
+/// The stream with deadline `until`.
 pub fn by(stream: &TcpStream, until: Instant) -> By<'_> {
     By { stream, until, go_on: &|| true }
 }
 
-/// What knocking found, of each kind the last.
+/// What the attempts found, the last of each kind.
 #[derive(Default)]
 struct Seen {
     refused: Option<SocketAddr>,
@@ -183,25 +183,25 @@ impl std::fmt::Display for Seen {
         if let Some((at, e)) = &self.nothing {
             return write!(
                 f,
-                "{at} cannot be reached ({e}): is MASTER_ADDR rank 0's host, and its firewall open between the hosts?"
+                "{at} cannot be reached ({e}): is MASTER_ADDR rank 0's host, and is its firewall open between the hosts?"
             );
         }
         if let Some(at) = self.stranger {
             let why = "are MASTER_PORT and the job secret the same for all ranks, and not another job's?";
-            return write!(f, "who listens at {at} is not rank 0 of this job: {why}");
+            return write!(f, "the listener at {at} is not rank 0 of this job: {why}");
         }
         let why = "was rank 0 started, on that host, with the same MASTER_PORT?";
-        write!(f, "nobody listens there (connection refused): {why}")
+        write!(f, "nothing listens there (connection refused): {why}")
     }
 }
 
-/// The addresses of MASTER_ADDR, each once; an input error for a name that nobody knows.
+/// The distinct addresses of MASTER_ADDR. An unknown name is an input error.
 pub fn resolve(env: &RankEnv, deadline: Instant) -> Result<Vec<IpAddr>> {
     let host = env.master_addr.as_str();
     if host.is_empty() {
         return Err(Error::input(format!(
-            "rank {} on {}: MASTER_ADDR is not set, and the {} ranks are on several hosts: set it to the name or address of \
-             rank 0's host, which the others can reach (mpirun -x MASTER_ADDR=node1 ...)",
+            "rank {} on {}: MASTER_ADDR is not set, but the {} ranks are on several hosts: set it to the name or address of \
+             rank 0's host, as the others can reach it (mpirun -x MASTER_ADDR=node1 ...)",
             env.rank, env.host, env.world
         )));
     }
@@ -219,12 +219,12 @@ pub fn resolve(env: &RankEnv, deadline: Instant) -> Result<Vec<IpAddr>> {
             }
             Err(e) if since.elapsed() > NAMES || Instant::now() > deadline => {
                 return Err(Error::input(format!(
-                    "rank {} on {}: MASTER_ADDR={host} is no name that this host knows ({e}): set it to the name or address \
+                    "rank {} on {}: MASTER_ADDR={host} cannot be resolved ({e}): set it to the name or address \
                      of rank 0's host",
                     env.rank, env.host
                 )));
             }
-            Err(_) => sleep(LOOK_AGAIN),
+            Err(_) => sleep(RETRY),
         }
     }
 }
@@ -235,7 +235,7 @@ mod tests {
     use super::*;
     use crate::comm::env::here as env;
 
-    /// What becomes of rank `rank` of 3 with this address and port, in at most that long.
+    /// The error of rank `rank` of 3 with this address and port, within `ms`.
     fn asked(rank: usize, addr: &str, port: u16, ms: u64) -> Error {
         let env = RankEnv { master_addr: addr.into(), ..env(rank, 3, port) };
         let deadline = Instant::now() + Duration::from_millis(ms);
@@ -248,6 +248,23 @@ mod tests {
         }
     }
 
+    /// A range of 16 free ports from `base` on, held. Below the ports that the system assigns (32768 on), which tests at
+    /// the same time listen at; each test has its own `base`.
+    fn ports(mut base: u16) -> Vec<TcpListener> {
+        loop {
+            let held = (base..base + PORTS).map_while(|port| TcpListener::bind(("127.0.0.1", port)).ok());
+            let held: Vec<_> = held.collect();
+            if held.len() == PORTS as usize {
+                return held;
+            }
+            base += PORTS;
+        }
+    }
+
+    fn port(listener: &TcpListener) -> u16 {
+        listener.local_addr().unwrap().port()
+    }
+
     #[test]
     fn an_address_that_is_none_is_bad_input_on_all_ranks() {
         for rank in [0, 2] {
@@ -255,54 +272,45 @@ mod tests {
             assert_eq!((unset.exit_status(), unknown.exit_status()), (2, 2));
             let (unset, unknown) = (unset.to_string(), unknown.to_string());
             assert!(unset.contains(&format!("rank {rank} on here: MASTER_ADDR is not set")), "{unset}");
-            assert!(unknown.contains("MASTER_ADDR=no-such-host.invalid is no name"), "{unknown}");
+            assert!(unknown.contains("MASTER_ADDR=no-such-host.invalid cannot be resolved"), "{unknown}");
         }
     }
 
     #[test]
-    fn who_gets_no_answer_says_where_it_knocked_and_what_to_check() {
-        // A port that was just given back, and some after it: nobody listens.
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().min(u16::MAX - 100);
+    fn an_unanswered_rank_lists_the_ports_and_what_to_check() {
+        let port = port(&ports(25_000)[0]) - 1; // freed at once: nothing listens
         let since = Instant::now();
         let e = asked(1, "127.0.0.1", port, 200);
         let (first, last) = (port + 1, port + PORTS);
-        let range = format!("rank 0 of 3, and it did not answer at 127.0.0.1, ports {first} to {last}, within");
+        let range = format!("rank 0 of 3, which did not answer at 127.0.0.1, ports {first} to {last}, within");
         assert_eq!(e.exit_status(), 1);
         assert!(e.to_string().contains(&range) && e.to_string().contains("was rank 0 started"), "{e}");
         assert!(since.elapsed() < Duration::from_secs(10));
-        // Packets that vanish tell more than ports that are refused: a firewall may refuse some and drop the others.
+        // Dropped packets are more informative than refused ports: a firewall may refuse some and drop the others.
         let at = SocketAddr::from(([10, 77, 0, 1], 29_501));
         let seen = Seen { refused: Some(at), nothing: Some((at, "timed out".into())), stranger: None }.to_string();
         assert!(seen.contains("10.77.0.1:29501 cannot be reached (timed out): is MASTER_ADDR rank 0's host"), "{seen}");
     }
 
     #[test]
-    fn strangers_at_the_ports_are_told_apart_from_nobody() {
-        let stranger = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = stranger.local_addr().unwrap().port();
+    fn strangers_at_the_ports_are_distinguished_from_no_listener() {
+        let stranger = ports(27_000).swap_remove(0); // nothing listens at the others
+        let port = port(&stranger);
         let hangs_up = std::thread::spawn(move || {
             let _ = stranger.accept(); // and is gone
         });
         let e = asked(1, "127.0.0.1", port - 1, 300).to_string();
-        assert!(e.contains(&format!("who listens at 127.0.0.1:{port} is not rank 0 of this job")), "{e}");
+        assert!(e.contains(&format!("the listener at 127.0.0.1:{port} is not rank 0 of this job")), "{e}");
         hangs_up.join().unwrap();
     }
 
     #[test]
     fn a_port_range_that_is_taken_is_bad_input() {
-        // Where a run of 16 numbers is free.
-        let mut base = 21_000;
-        let taken: Vec<TcpListener> = loop {
-            let all = (base..base + PORTS).map_while(|port| TcpListener::bind(("127.0.0.1", port)).ok());
-            let all: Vec<_> = all.collect();
-            if all.len() == PORTS as usize {
-                break all;
-            }
-            base += PORTS;
-        };
+        let taken = ports(21_000);
+        let base = port(&taken[0]);
         let e = asked(0, "127.0.0.1", base - 1, 5000);
         assert_eq!(e.exit_status(), 2);
-        let range = format!("no free port among {base} to {}", base + PORTS - 1);
+        let range = format!("no free port in {base} to {}", base + PORTS - 1);
         assert!(e.to_string().contains(&range) && e.to_string().contains("MASTER_PORT"), "{e}");
         drop(taken);
     }
@@ -330,12 +338,12 @@ mod tests {
         assert_eq!(at(&name("localhost"), &["127.0.0.1"]), ["127.0.0.1"]);
         assert_eq!(at(&several("127.0.0.2"), &["127.0.0.2"]), ["127.0.0.2"]);
         assert_eq!(at(&several("localhost"), &["127.0.0.1", "127.0.0.3"]), ["127.0.0.1", "127.0.0.3"]);
-        // 192.0.2.0/24 is nobody's (RFC 5737).
+        // 192.0.2.0/24 is unassigned (RFC 5737).
         assert_eq!(at(&several("node1"), &["192.0.2.7", "127.0.0.2", "10.255.255.1"]).len(), 1);
         if TcpListener::bind("[::1]:0").is_ok() {
             assert_eq!(at(&name("localhost"), &["::1", "127.0.0.1"]), ["::1", "127.0.0.1"]);
         }
-        // A host's own name in its /etc/hosts: others would not reach it there. On one host they do.
+        // A host's own name in its /etc/hosts: other hosts could not reach it there, but ranks on the same host can.
         let all = at(&several("node1"), &["127.0.1.1"]);
         assert!(all == ["::"] || all == ["0.0.0.0"], "{all:?}");
         assert_eq!(at(&name("node1"), &["127.0.1.1"]), ["127.0.1.1"]);

@@ -1,5 +1,5 @@
-//! The calls of a `Collective`, as values, and a group that tells a hook of each: what the recorder and the delays are
-//! made of. Never changes what a call does.
+//! The calls of a `Collective` as values, and a group that runs a hook around each: the basis of the recorder and the
+//! delays. Never changes what a call does.
 use super::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket, Times};
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, View, ViewMut};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Seam {
-    /// 0 is none of them: memory that nobody has written.
+    /// 0 is reserved for memory that was never written.
     Alloc = 1,
     AllGather,
     ReduceScatter,
@@ -49,8 +49,7 @@ impl Seam {
     }
 }
 
-/// What an operation is called with: its tag, and the bytes of the full buffer (gather, reduce-scatter), of the buffer,
-/// or sent.
+/// An operation's tag, and its bytes: of the full buffer (gather, reduce_scatter), of the buffer, or sent.
 #[derive(Clone, Copy)]
 pub struct Started {
     pub tag: Tag,

@@ -1,13 +1,14 @@
-//! The secret of a job: bytes that its ranks know and strangers do not. Never shown: not in messages, not in `Debug`.
+//! The secret of a job: bytes that its ranks know and strangers do not. Never shown, neither in messages nor in
+//! `Debug`.
 use crate::base::{Error, Result, open};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Bytes of a secret. Who hears one greeting can try guesses without asking anybody again, so a short one is none.
+/// Allowed size in bytes. An eavesdropper can test guesses offline against one greeting, so a short secret is useless.
 const SIZES: std::ops::RangeInclusive<usize> = 16..=4096;
-/// Of one that is made here.
+/// Size of a generated secret in bytes.
 const MADE: usize = 32;
 
 #[derive(Clone, PartialEq, Eq)]
@@ -20,17 +21,18 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// From the system's generator.
+    /// Generates a secret from the system's random generator.
     pub fn make() -> Result<Secret> {
-        let bytes: [u8; MADE] = random().map_err(|e| Error::Run(format!("no random numbers from the system: {e}")))?;
+        let bytes: [u8; MADE] =
+            random().map_err(|e| Error::Run(format!("the system's random generator failed: {e}")))?;
         Ok(Secret(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into()))
     }
-    /// That which `of` (for messages) holds, without white space around it.
+    /// The secret in `text`, trimmed. `of` names its source in messages.
     pub fn new(text: &str, of: &str) -> Result<Secret> {
         let text = text.trim();
         if !SIZES.contains(&text.len()) {
             return Err(Error::input(format!(
-                "{of} holds {} bytes: a job secret has {} to {}. Make one with `openssl rand -hex 32`",
+                "{of} has {} bytes: a job secret needs {} to {}. Make one with `openssl rand -hex 32`",
                 text.len(),
                 SIZES.start(),
                 SIZES.end()
@@ -38,7 +40,7 @@ impl Secret {
         }
         Ok(Secret(text.into()))
     }
-    /// An input error for a file that is none, or that every user of the host may read.
+    /// Reads a secret. A file that is missing, or readable by every user of the host, is an input error.
     pub fn read(path: &Path) -> Result<Secret> {
         let of = format!("the job secret's file {}", path.display());
         let failed = |e| Error::input(format!("{of}: {e}"));
@@ -46,20 +48,20 @@ impl Secret {
         let mode = file.metadata().map_err(failed)?.permissions().mode() & 0o777;
         if mode & 0o007 != 0 {
             return Err(Error::input(format!(
-                "{of} is open to every user of this host (mode {mode:03o}): chmod 600 it"
+                "{of} is accessible to every user (mode {mode:03o}): run chmod 600 on it"
             )));
         }
         let mut text = String::new();
         file.take(*SIZES.end() as u64 + 64).read_to_string(&mut text).map_err(failed)?;
         Secret::new(&text, &of)
     }
-    /// To be passed on to other ranks, or hashed; never to be shown.
+    /// The secret itself, to pass to other ranks or to hash; never to show.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 }
 
-/// Bytes that nobody can guess.
+/// Cryptographically random bytes.
 pub fn random<const N: usize>() -> std::io::Result<[u8; N]> {
     use rustix::rand::{GetRandomFlags, getrandom};
     let mut bytes = [0; N];
@@ -84,7 +86,7 @@ mod tests {
         for bad in ["", "  \n", "fifteen letters", &"x".repeat(5000)] {
             let e = Secret::new(bad, "FLATSHARD_JOB_SECRET").unwrap_err();
             assert_eq!(e.exit_status(), 2);
-            assert!(e.to_string().starts_with("FLATSHARD_JOB_SECRET holds"), "{e}");
+            assert!(e.to_string().starts_with("FLATSHARD_JOB_SECRET has"), "{e}");
             assert!(bad.trim().is_empty() || !e.to_string().contains(bad.trim()), "{e}");
         }
     }
@@ -100,11 +102,11 @@ mod tests {
         refused("No such file");
         fs::write(&path, "0123456789abcdef\n").unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-        refused("is open to every user of this host (mode 644): chmod 600 it");
+        refused("is accessible to every user (mode 644): run chmod 600 on it");
         fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
         assert_eq!(Secret::read(&path).unwrap().reveal(), "0123456789abcdef");
         fs::write(&path, "short").unwrap();
-        refused("holds 5 bytes");
+        refused("has 5 bytes");
         fs::write(&path, [0xff; 40]).unwrap();
         refused("UTF-8");
         fs::write(&path, "x".repeat(1 << 20)).unwrap();

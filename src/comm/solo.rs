@@ -1,5 +1,4 @@
-//! A group of one rank, on any device: what a collective comes down to is a copy on the compute stream. Never
-//! communicates.
+//! A group of one rank, on any device: a collective is a copy on the compute stream. Never communicates.
 use super::operands::CheckedCall;
 use super::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket};
 use crate::base::{Category, DType, Result};
@@ -8,12 +7,12 @@ use std::sync::Arc;
 
 pub struct Solo {
     device: Arc<dyn Device>,
-    /// In the world.
+    /// World rank.
     rank: usize,
     axis: Axis,
 }
 
-/// The work is in the compute stream, in order with everything else: there is nothing to wait for.
+/// The work is ordered in the compute stream, so there is nothing to wait for.
 const DONE: Ticket = Ticket(u64::MAX);
 
 impl Solo {
@@ -23,7 +22,7 @@ impl Solo {
     fn call(&self, op: &'static str, tag: Tag) -> CheckedCall<'static> {
         CheckedCall { rank: self.rank, op, group: self.axis.name(), size: 1, tag }
     }
-    /// Unless it is there already.
+    /// Copies unless source and destination are the same.
     fn copy(&self, from: View, mut to: ViewMut) -> Result<Ticket> {
         if from.as_ptr() != to.as_mut_ptr().cast_const() {
             self.device.copy(from, to)?;

@@ -1,16 +1,16 @@
-//! Ranks as threads of this process: for a program that trains on one machine without a launcher. Never starts a
-//! process.
+//! Ranks as threads of this process, for programs that train on one machine without a launcher. Never starts a process.
 use super::mesh::{Mesh, MeshSizes};
 use super::shm::{ShmOptions, threads_with};
 use crate::base::{Error, Meter, Result};
 use std::panic::resume_unwind;
 use std::sync::OnceLock;
 
-/// Runs `f` on every rank of a mesh of `sizes`, a thread for each, with the rank's groups and a meter for its device.
-/// Returns what the ranks made, in rank order.
+/// Runs `f` on every rank of a mesh of `sizes`, each in its own thread, with the rank's groups and a meter for its
+/// device. Returns the results in rank order.
 ///
 /// # Errors
-/// That of the rank that failed first. The others' calls into any group end with "rank N failed", so none waits for it.
+/// Returns the error of the rank that failed first. Other ranks' calls into any group end with "rank N failed", so none
+/// waits for it.
 pub fn run_ranks<T: Send>(sizes: MeshSizes, f: impl Fn(Mesh, Meter) -> Result<T> + Sync) -> Result<Vec<T>> {
     let meters: Vec<Meter> = (0..sizes.world()).map(|_| Meter::default()).collect();
     let meshes = threads_with(sizes, &meters, &ShmOptions::default())?;
@@ -18,7 +18,7 @@ pub fn run_ranks<T: Send>(sizes: MeshSizes, f: impl Fn(Mesh, Meter) -> Result<T>
     let run = |mesh: Mesh, meter: Meter| {
         let member = mesh.member.clone();
         let failed = |e| {
-            // The first error is the cause: it is set before the others hear of it.
+            // The first error is the cause: it is recorded before other ranks learn of the failure.
             let _ = first.set(e);
             member.abort();
         };

@@ -1,18 +1,18 @@
-//! Groups whose operations are written on a timeline: when each was in flight, and for how long the compute stream was
-//! held up by it. Never changes what a call does, and never allocates while it records.
+//! Groups that record their operations on a timeline: when each was in flight, and how long it stalled the compute
+//! stream. Never changes what a call does, and never allocates while recording.
 //!
-//! An operation is in flight from the start of the call that starts it until its group sees that it is over: on shared
-//! memory in a later call of this rank, since nobody makes progress for it in between ([Note: progress] in
-//! `shm::group`). So the time in flight is an upper bound there, and the time in calls is exact.
+//! An operation counts as in flight from the start of its call until its group notices its completion. In shared memory
+//! that is a later call of this rank, since nothing makes progress in between ([Note: progress] in `shm::group`). So
+//! the in-flight time is an upper bound there; the time in calls is exact.
 use super::seam::{Hook, Hooked, Seam, Started};
 use super::{Collective, Mesh, Tag, Ticket, Times};
 use crate::base::timeline::{Flow, Lane, Mark, Span, Timeline};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Operations of a group whose calls are distinguished: more than are ever under way.
+/// Operations per group whose calls are matched: more than are ever in flight.
 const KEPT: usize = 256;
 
-/// Every group of the mesh, on `timeline`.
+/// Records every group of the mesh on `timeline`.
 pub fn watch(mesh: Mesh, timeline: &Timeline) -> Mesh {
     mesh.wrap(|group| {
         let state = TimedState { entered: Mark::now(), ops: Vec::with_capacity(KEPT), next: 0 };
@@ -28,9 +28,9 @@ struct Timing {
 }
 
 struct TimedState {
-    /// When the call at hand began: a group is called by one thread at a time.
+    /// When the current call began. Only one thread at a time calls a group.
     entered: Mark,
-    /// A ring: `next` is where the next one goes.
+    /// A ring; `next` is the next position.
     ops: Vec<TimedOp>,
     next: usize,
 }
@@ -42,7 +42,7 @@ struct TimedOp {
     tag: Tag,
     flow: Flow,
     start: Mark,
-    /// It has landed, and is on the timeline.
+    /// It has finished and is on the timeline.
     recorded: bool,
 }
 
@@ -71,8 +71,8 @@ impl Timing {
         let (lane, what, number) = (op.lane, op.tag.what, Some(op.tag.unit as u64));
         self.timeline.record(Span { lane, what, number, start, end, flow });
     }
-    /// The compute stream in a call of `op`: as long as the host was in it, where work is done in calls; where it is
-    /// enqueued, as long as the stream stood.
+    /// Compute-stream time in a call of `op`: the host's time in it where calls do the work; where work is enqueued,
+    /// the time the stream stalled.
     fn held(&self, op: &TimedOp, call: &'static str, host: (Mark, Mark), times: &Times) {
         match (times.begun, times.stood) {
             (None, _) => self.span(op, Some(call), host.0, host.1),
@@ -93,7 +93,7 @@ impl Hook for Timing {
         let start = state.entered;
         let axis = self.group.axis().name();
         let flow = Flow { id: self.timeline.flow(), axis, bytes: started.bytes, call: None };
-        // A barrier has no ticket: it is over.
+        // A barrier has no ticket: it has already finished.
         let mut op = TimedOp {
             ticket: ticket.unwrap_or(Ticket(u64::MAX)),
             lane,
@@ -125,11 +125,11 @@ impl Hook for Timing {
         let end = Mark::now();
         let mut state = self.lock();
         let start = state.entered;
-        // One that was started before profiling was is not known.
+        // Unknown if it started before profiling did.
         let Some(op) = state.ops.iter_mut().rev().find(|op| op.ticket == ticket) else { return };
         let times = self.group.times(ticket);
         self.held(op, seam.name(), (start, end), &times);
-        // What was sent may be overwritten before everything has arrived.
+        // The input may be reusable before all data has arrived.
         let landed = if seam == Seam::Wait { Some(times.over.unwrap_or(end)) } else { times.over };
         if let Some(over) = landed.filter(|_| !op.recorded) {
             op.recorded = true;

@@ -1,26 +1,26 @@
-//! The elements of a JSON array, cut out of a file one by one, and what a `.json` file is. Never parses an element that
-//! it hands on, and never holds more than one.
+//! Splits a JSON array into its elements as it is read, and detects what a `.json` file holds. Never parses an element
+//! it returns, and never holds more than one.
 use super::shapes;
 use serde_json::{Map, Value};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-/// What some editors put in front of UTF-8.
+/// The byte order mark some editors write at the start of UTF-8 files.
 pub(super) const BOM: &[u8] = "\u{feff}".as_bytes();
-/// So much of a file is looked at to tell what it is.
-const LOOK: u64 = 16 << 20;
+/// Maximum bytes read to detect the kind of a file.
+const DETECT: u64 = 16 << 20;
 
-/// Elements of the array that `file` stands in, behind its bracket.
+/// The elements of an array; the reader is past its opening bracket.
 pub(super) struct Elements<R> {
     pub file: R,
     first: bool,
 }
 
-/// What is wrong with the array itself, so that what follows is no row either.
+/// The array itself is malformed, so nothing after this point is a row.
 pub(super) enum Broken {
     Io(io::Error),
-    /// To stand behind the element's place.
+    /// Completes a sentence that starts with the position of the element.
     Array(&'static str),
 }
 impl From<io::Error> for Broken {
@@ -29,7 +29,7 @@ impl From<io::Error> for Broken {
     }
 }
 
-/// Whether the file is an array; then it stands behind the bracket. Looks at what is buffered only.
+/// Whether the file is an array; if so, advances past the bracket. Inspects only buffered bytes.
 pub(super) fn opens(file: &mut impl BufRead) -> io::Result<bool> {
     let buffered = file.fill_buf()?;
     let start = buffered.iter().position(|b| !b.is_ascii_whitespace());
@@ -43,8 +43,8 @@ impl<R: BufRead> Elements<R> {
         Elements { file, first: true }
     }
 
-    /// The next element's bytes in place of `out`; false behind the last. `Ok(None)`: it has more than `most` bytes and
-    /// was passed over.
+    /// Reads the next element into `out`; false at the end of the array. `Ok(None)`: an element of more than `most`
+    /// bytes was skipped.
     pub fn next(&mut self, most: u64, out: &mut Vec<u8>) -> Result<Option<bool>, Broken> {
         out.clear();
         let first = std::mem::replace(&mut self.first, false);
@@ -53,7 +53,7 @@ impl<R: BufRead> Elements<R> {
                 self.file.consume(1);
                 return match self.peek()? {
                     None => Ok(Some(false)),
-                    Some(_) => Err(Broken::Array("would stand behind the end of the array: a file is one array")),
+                    Some(_) => Err(Broken::Array("follows the end of the array: a file must be a single array")),
                 };
             }
             (Some(b','), false) => {
@@ -62,17 +62,17 @@ impl<R: BufRead> Elements<R> {
             }
             (Some(_), _) => {}
             (None, _) => {
-                return Err(Broken::Array("is missing: the file ends before its array does, it was cut short"));
+                return Err(Broken::Array("is missing: the file is truncated, its array has no end"));
             }
         }
         let (mut depth, mut text, mut escaped, mut len) = (0u64, false, false, 0u64);
         loop {
             let buffered = self.file.fill_buf()?;
             if buffered.is_empty() && depth == 0 && !text && len > 0 {
-                break; // whole; the next one is missing
+                break; // this element is complete; the next one is missing
             }
             if buffered.is_empty() {
-                return Err(Broken::Array("is cut short: the file ends within it"));
+                return Err(Broken::Array("is truncated: the file ends inside it"));
             }
             let mut end = None;
             for (at, &b) in buffered.iter().enumerate() {
@@ -102,14 +102,12 @@ impl<R: BufRead> Elements<R> {
             }
         }
         match out.trim_ascii().is_empty() {
-            true if len <= most => {
-                Err(Broken::Array("is missing: there is nothing in front of a comma or the bracket"))
-            }
+            true if len <= most => Err(Broken::Array("is missing: nothing precedes a comma or the closing bracket")),
             _ => Ok((len <= most).then_some(true)),
         }
     }
 
-    /// The next byte that is no space, which stays.
+    /// The next byte that is not whitespace, without consuming it.
     fn peek(&mut self) -> io::Result<Option<u8>> {
         loop {
             let buffered = self.file.fill_buf()?;
@@ -126,25 +124,25 @@ impl<R: BufRead> Elements<R> {
 /// What a `.json` file holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Holds {
-    /// An array of objects, or an object in each line, the first of which is a row as data sets have them.
+    /// An array of objects, or an object per line, the first of which is a recognizable data row.
     Rows,
-    /// The same of other objects, or of none.
+    /// Objects, but not recognizable as data rows.
     Objects,
     /// Anything else.
     Text,
 }
 
-/// By its first element or line.
+/// Decided by the first element or line.
 pub(super) fn holds(path: &Path) -> io::Result<Holds> {
-    let mut file = BufReader::new(File::open(path)?.take(LOOK));
+    let mut file = BufReader::new(File::open(path)?.take(DETECT));
     if file.fill_buf()?.starts_with(BOM) {
         file.consume(BOM.len());
     }
     let mut first = Vec::new();
     let array = opens(&mut file)?;
     if array {
-        // One that is cut short begins with an object all the same.
-        let _ = Elements::of(file).next(LOOK, &mut first);
+        // A truncated element still begins an object.
+        let _ = Elements::of(file).next(DETECT, &mut first);
     } else {
         file.read_until(b'\n', &mut first)?;
     }
@@ -161,7 +159,7 @@ pub(super) fn holds(path: &Path) -> io::Result<Holds> {
 mod tests {
     use super::*;
 
-    /// The elements, and what is wrong behind them. `room`: bytes that are read at once.
+    /// The elements, and the error after them. `room`: buffer size in bytes.
     fn cut(text: &str, room: usize, most: u64) -> (Vec<String>, Option<&'static str>) {
         let mut file = BufReader::with_capacity(room, text.as_bytes());
         file.fill_buf().unwrap();
@@ -179,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_cut_wherever_reads_end() {
+    fn elements_are_found_wherever_the_buffer_ends() {
         let text = r#"[ {"a": "]},{\"\\", "b": [1, {"c": []}]} , [], "x,]\\" ,12
             ,{"d":"\\\""}]  "#;
         let whole = [r#"{"a": "]},{\"\\", "b": [1, {"c": []}]}"#, "[]", r#""x,]\\""#, "12", r#"{"d":"\\\""}"#];
@@ -192,17 +190,17 @@ mod tests {
     }
 
     #[test]
-    fn arrays_that_are_none_say_where() {
+    fn malformed_arrays_are_reported_with_their_position() {
         for (text, elements, says) in [
-            ("[", 0, "cut short"),
-            ("[{\"a\": 1}", 1, "cut short"),
-            ("[{\"a\": [1}", 0, "cut short"),
-            ("[{\"a\": \"1}]", 0, "cut short"),
-            ("[{},", 1, "cut short"),
+            ("[", 0, "truncated"),
+            ("[{\"a\": 1}", 1, "truncated"),
+            ("[{\"a\": [1}", 0, "truncated"),
+            ("[{\"a\": \"1}]", 0, "truncated"),
+            ("[{},", 1, "truncated"),
             ("[{},]", 1, "missing"),
             ("[,{}]", 0, "missing"),
-            ("[{}] {}", 1, "behind the end"),
-            ("[{}]]", 1, "behind the end"),
+            ("[{}] {}", 1, "follows the end"),
+            ("[{}]]", 1, "follows the end"),
         ] {
             let (all, broken) = cut(text, 64, 99);
             assert_eq!(all.len(), elements, "{text}");

@@ -1,24 +1,24 @@
-//! What one data-parallel rank trains on at once. Never pads.
+//! One micro-batch of a data-parallel rank. Never pads rows to a common length.
 use crate::device::IGNORE;
 
-/// What one data-parallel rank trains on at once: `batch_size` sequences of at most `max_len` tokens one after the
-/// other (N in all). A sequence is a row, or with packing several; there is no padding.
+/// One micro-batch of a data-parallel rank: `batch_size` sequences of at most `max_len` tokens, concatenated (N tokens
+/// in total). A sequence is one row, or several with packing; there is no padding.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MicroBatch {
     /// (N)
     pub tokens: Vec<u32>,
-    /// (N) what each position predicts, already shifted; [`IGNORE`] where there is no loss.
+    /// (N) the token each position predicts, already shifted; [`IGNORE`] where there is no loss.
     pub targets: Vec<i32>,
-    /// (N) counted from the start of the document.
+    /// (N) position within the document.
     pub positions: Vec<u32>,
-    /// (S + 1) where documents start, then N. A row is a document, which sees no other: S is `batch_size`, or with
-    /// packing as many as there are rows.
+    /// (S + 1) start of each document, then N. A row is a document and does not attend to others: S is `batch_size`, or
+    /// the number of rows with packing.
     pub cu_seqlens: Vec<u32>,
 }
 
 impl MicroBatch {
-    /// Rows of token ids one after the other, each a document: a token predicts the next one, and the last of a row
-    /// nothing.
+    /// Concatenates rows of token ids, each a document: every token predicts the next one, and the last token of a row
+    /// has no target.
     pub fn from_rows<'a>(rows: impl IntoIterator<Item = &'a [u32]>) -> MicroBatch {
         let mut batch = MicroBatch { cu_seqlens: vec![0], ..MicroBatch::default() };
         for row in rows {
@@ -30,12 +30,12 @@ impl MicroBatch {
         }
         batch
     }
-    /// Positions that carry loss.
+    /// Number of positions with loss.
     pub fn loss_tokens(&self) -> u64 {
         self.targets.iter().filter(|&&t| t != IGNORE).count() as u64
     }
-    /// Adds documents without loss, of at most `longest` tokens, up to `most` tokens, and empty ones up to `most`
-    /// documents: whatever was packed, the shape is the same.
+    /// Pads with loss-free documents of at most `longest` tokens up to `most` tokens, then with empty ones up to `most`
+    /// documents, so that every packed batch has the same shape.
     pub fn fill_up(&mut self, most: usize, longest: usize) {
         let mut at = self.tokens.len();
         while at < most {

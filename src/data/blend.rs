@@ -1,45 +1,45 @@
-//! Which source of a mixture each sample comes from: exact shares, as near as whole samples go, at every point of a
-//! run. Never knows rows.
+//! Picks the source of each sample of a mixture: exact shares, to within one sample, at every point of a run. Never
+//! knows rows.
 use crate::base::{Error, Result};
 
-/// Samples of a period, at most: a weight counts to a millionth of the sum of all.
+/// Maximum samples per period, so weights have a resolution of one millionth of their sum.
 const LONGEST: u64 = 1_000_000;
 
-/// [Note: blends] Weights become the samples that each source has in a period: 0.7 and 0.3 are 7 and 3 of 10. Which
-/// slot of the period is whose follows the quota method (Balinski and Young, "The quota method of apportionment",
-/// 1975): of the sources that are behind their share, the one that is due first. After n samples a source of share p
-/// has given p n of them, rounded up or down, for every n. Periods repeat, so that the source of any sample, and its
-/// number among the samples of that source, are looked up: a run that resumes has nothing to replay, and nothing
-/// depends on a seed or a mesh.
+/// [Note: blends] Weights become the number of samples each source has in a period: 0.7 and 0.3 are 7 and 3 of 10. The
+/// quota method (Balinski and Young, "The quota method of apportionment", 1975) assigns the slots of a period: of the
+/// sources below their share, the one that is due first. After n samples a source of share p has provided p n of them,
+/// rounded up or down, for every n. Periods repeat, so the source of any sample, and its number among the samples of
+/// that source, are a table lookup: a resumed run replays nothing, and nothing depends on a seed or a mesh.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Blend {
-    /// Samples of each source in a period.
+    /// Samples of each source per period.
     shares: Vec<u64>,
-    /// The source of each sample of a period, and how many samples before it came from the same one.
+    /// For each sample of a period: its source, and how many earlier samples came from that source.
     slots: Vec<(u32, u32)>,
 }
 
 impl Blend {
-    /// Of weights above 0, in any unit.
+    /// `weights` are above 0, in any unit.
     pub fn new(weights: &[f64]) -> Result<Blend> {
         if let Some(weight) = weights.iter().find(|w| !(w.is_finite() && **w > 0.0)) {
             return Err(Error::input(format!(
-                "`dataset_weights`: the weight {weight} must be above 0; leave out a data set that gives nothing"
+                "`dataset_weights`: the weight {weight} is not a number above 0. To exclude a data set, remove it"
             )));
         }
         let shares = exact(weights).unwrap_or_else(|| rounded(weights));
         if let Some(at) = shares.iter().position(|&share| share == 0) {
             return Err(Error::input(format!(
-                "`dataset_weights`: the weight {} is less than a millionth of the sum of all",
+                "`dataset_weights`: the weight {} is less than a millionth of the sum of the weights: raise it or \
+                 remove its data set",
                 weights[at]
             )));
         }
         let (period, mut given) = (shares.iter().sum::<u64>(), vec![0u64; shares.len()]);
         let slot = |n: u64| {
             let behind = (0..shares.len()).filter(|&i| given[i] * period < shares[i] * n);
-            // Due when its share of the samples comes to one more: (given + 1) / share is the smallest.
+            // Due when its share of the samples reaches one more: the smallest (given + 1) / share.
             let first = behind.min_by(|&a, &b| ((given[a] + 1) * shares[b]).cmp(&((given[b] + 1) * shares[a])));
-            let source = first.unwrap_or(0); // shares add up to the period, so one is behind
+            let source = first.unwrap_or(0); // shares sum to the period, so some source is below its share
             given[source] += 1;
             (source as u32, (given[source] - 1) as u32)
         };
@@ -47,11 +47,11 @@ impl Blend {
         Ok(Blend { shares, slots })
     }
 
-    /// Samples of each source in a period, which has their sum.
+    /// Samples of each source per period.
     pub fn shares(&self) -> &[u64] {
         &self.shares
     }
-    /// The share of a source in all samples.
+    /// A source's fraction of all samples.
     pub fn share(&self, source: usize) -> f64 {
         self.shares[source] as f64 / self.slots.len() as f64
     }
@@ -70,7 +70,8 @@ impl Blend {
     }
 }
 
-/// Weights that are whole numbers, up to six decimal places of all: 1 and 2, or 0.125 and 0.875.
+/// The smallest integers in the ratio of `weights`, if those have at most six decimal places: 1 and 2, or 0.125 and
+/// 0.875.
 fn exact(weights: &[f64]) -> Option<Vec<u64>> {
     let whole = |x: f64| ((x - x.round()).abs() <= 1e-9 * x && x <= LONGEST as f64).then_some(x.round() as u64);
     let units = (0..=6).map(|places| 10f64.powi(places));
@@ -81,14 +82,14 @@ fn exact(weights: &[f64]) -> Option<Vec<u64>> {
     (shares.iter().sum::<u64>() <= LONGEST).then_some(shares)
 }
 
-/// The greatest that both have.
+/// Greatest common divisor.
 fn divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { divisor(b, a % b) }
 }
 
-/// Shares of the longest period; what rounding down leaves goes to those that lost most.
+/// Shares of the longest period, by largest remainder.
 fn rounded(weights: &[f64]) -> Vec<u64> {
-    // Of the largest first: a sum of large numbers may be none.
+    // Relative to the largest: a sum of large numbers may overflow.
     let largest = weights.iter().copied().fold(0.0, f64::max);
     let sum: f64 = weights.iter().map(|w| w / largest).sum();
     let ideal: Vec<f64> = weights.iter().map(|w| w / largest / sum * LONGEST as f64).collect();

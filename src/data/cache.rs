@@ -1,9 +1,9 @@
-//! Token files by key: found, or built once by one of all processes that want them. Never interprets tokens.
+//! Token files by key: found, or built once among all processes that want them. Never interprets tokens.
 //!
-//! The file is written as `KEY.partial`, synced and renamed, so it is complete or absent. Who builds it has that file
-//! locked, so that ranks and jobs that want the same one build it once; the lock goes with its holder. Who reads a
-//! token file has it locked for sharing, so `sweep` sees which ones are in use. Without a directory that can
-//! be written, a token file has no name, and goes with its process.
+//! A file is written as `KEY.partial`, synced and renamed, so it is either complete or absent. The builder holds an
+//! exclusive lock on it, so ranks and jobs that want the same file build it once; the lock dies with its holder.
+//! Readers hold a shared lock, which tells `sweep` which files are in use. If no directory can be written, the token
+//! file is unnamed and disappears with its process.
 use super::sweep;
 use super::token_file::{TokenFile, TokenWriter, nameless};
 use crate::base::{Error, Result};
@@ -14,48 +14,47 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Between looks at what another one builds.
-const LOOK: Duration = Duration::from_millis(20);
+/// Poll interval while another process builds the file.
+const POLL: Duration = Duration::from_millis(20);
 
-/// Where token files are, and how many bytes of them.
+/// Where token files live, and how much space they may take.
 #[derive(Clone, Debug)]
 pub struct Cache {
     /// None: nothing is kept.
     pub dir: Option<PathBuf>,
-    /// Of what is not in use, the least recently used goes first.
+    /// In bytes. Beyond it, the least recently used files that are not in use are removed.
     pub limit: u64,
-    /// Where files without a name are made.
+    /// Directory for unnamed files.
     pub scratch: PathBuf,
 }
 
 impl Cache {
-    /// Without a limit.
+    /// No size limit.
     pub fn at(dir: impl Into<PathBuf>) -> Cache {
         let dir = dir.into();
         Cache { scratch: dir.clone(), dir: Some(dir), limit: u64::MAX }
     }
 }
 
-/// What [`open`] found or made.
+/// The result of [`open`].
 pub struct Opened {
     pub file: TokenFile,
-    /// Just now.
+    /// Built by this call.
     pub built: bool,
-    /// Why it could not be kept, where it was to be.
+    /// Why it could not be kept in the cache directory.
     pub unkept: Option<String>,
 }
 
 /// Why there is no token file.
 enum Failure {
-    /// The directory, or the disk.
+    /// The directory or the disk failed.
     Unwritable(String),
-    /// What was to be written.
+    /// The corpus could not be read.
     Source(Error),
 }
 
-/// The token file of `key`. Where it is missing or not whole, one caller of all threads and processes runs `build`,
-/// while the others wait for it; where nothing can be kept, each caller does. `bound`: ids that are written are below
-/// it.
+/// The token file for `key`. If it is missing or incomplete, one caller among all threads and processes runs `build`
+/// while the others wait; if nothing can be kept, every caller does. Ids written are below `bound`.
 pub fn open(
     cache: &Cache,
     key: u64,
@@ -76,8 +75,8 @@ pub fn open(
     let scratch = &cache.scratch;
     let unwritable = |why: String| {
         Error::input(format!(
-            "the tokens of the data set have no place: {} cannot be written ({why}). Name a directory with `cache_dir`, or \
-             set TMPDIR",
+            "cannot cache the tokenized data set: {} is not writable ({why}). Set `cache_dir` or TMPDIR to a writable \
+             directory",
             scratch.display()
         ))
     };
@@ -89,7 +88,7 @@ pub fn open(
     }
 }
 
-/// The one in `dir`, and whether it was built just now.
+/// The file in `dir`, and whether this call built it.
 fn kept(
     dir: &Path,
     key: u64,
@@ -106,7 +105,7 @@ fn kept(
         fs::create_dir_all(dir).map_err(unwritable)?;
         let file = File::options().read(true).write(true).create(true).truncate(false).open(&partial);
         let file = file.map_err(unwritable)?;
-        // Not waited for inside the lock: a builder that has finished keeps its file locked, as its reader.
+        // Polled, not waited for with a blocking lock: a finished builder keeps its file locked as its reader.
         while let Err(e) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
             if e != Errno::WOULDBLOCK {
                 return Err(unwritable(e.into()));
@@ -114,26 +113,26 @@ fn kept(
             if !sweep::is_at(&file, &partial) {
                 break;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL);
         }
-        // Finished or given up meanwhile. A builder that was killed has left it as it was.
+        // Another builder finished or gave up. One that was killed leaves the file in place.
         if !sweep::is_at(&file, &partial) {
             continue;
         }
         if let Some(whole) = TokenFile::open(&path, key) {
-            let _ = fs::remove_file(&partial); // made after another had finished
+            let _ = fs::remove_file(&partial); // created after another builder had finished
             return Ok((whole, false));
         }
         file.set_len(0).map_err(unwritable)?;
         let built = written(file, &partial, Some(&path), key, bound, build);
         if built.is_err() {
-            let _ = fs::remove_file(&partial); // the build's error is the one to report
+            let _ = fs::remove_file(&partial); // report the build's error, not this one
         }
         return built.map(|file| (file, true));
     }
 }
 
-/// `file`, which is at `path`, as `build` fills it.
+/// Fills `file`, which is at `path`, by `build`.
 fn written(
     file: File,
     path: &Path,
@@ -148,10 +147,10 @@ fn written(
         return Err(if writer.broken { unwritable(&e) } else { Failure::Source(e) });
     }
     let file = writer.finish(to).map_err(|e| unwritable(&e))?;
-    let _ = flock(&file, FlockOperation::LockShared); // read from now on
+    let _ = flock(&file, FlockOperation::LockShared); // it is a reader from now on
     match TokenFile::of(file, to.unwrap_or(path), key) {
         Ok(Some(whole)) => Ok(whole),
-        Ok(None) => Err(unwritable(&"what was just written is not what is read")),
+        Ok(None) => Err(unwritable(&"the file reads back differently from what was written")),
         Err(e) => Err(unwritable(&e)),
     }
 }

@@ -1,28 +1,29 @@
-//! Which files to train on, and what they are. Names, sizes and times say it; never reads more than the beginning of a
-//! `.json` file.
+//! Finds the files to train on and determines their kind from names, sizes and times. Never reads more than the
+//! beginning of a `.json` file.
 use super::array::{self, Holds};
 use crate::base::{Error, Result};
+use include_dir::{Dir, DirEntry, include_dir};
 use std::collections::BTreeSet;
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What a file is, by its name; `.json` by its first element or line.
+/// The kind of a file, by its name; for `.json`, by its first element or line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CorpusKind {
-    /// Concatenated, an end-of-text token after each file.
+    /// Concatenated, with an end-of-text token after each file.
     Text,
-    /// `.jsonl`, and `.json` that is an array of objects or has one in each line.
+    /// `.jsonl`, and `.json` that is an array of objects or has one per line.
     Rows,
-    /// `.parquet`: rows in columns.
+    /// `.parquet`: rows stored as columns.
     Parquet,
-    /// `.npy`: token ids, concatenated as they are.
+    /// `.npy`: token ids, concatenated without separators.
     Tokens,
 }
 
 impl CorpusKind {
-    /// None: the content says.
+    /// None: the content decides.
     fn by_name(path: &Path) -> Option<CorpusKind> {
         match path.extension().and_then(|e| e.to_str()) {
             Some("jsonl") => Some(CorpusKind::Rows),
@@ -32,8 +33,8 @@ impl CorpusKind {
             _ => Some(CorpusKind::Text),
         }
     }
-    /// Of each file. Objects that a directory has besides text are text too, as in a directory of sources, unless they
-    /// are clearly rows: then somebody is to say which is meant.
+    /// The kind of each file. Objects in a directory that also holds text count as text, as in a source tree, unless
+    /// they are clearly data rows: then the user must say which is meant.
     fn of(files: &[CorpusFile]) -> Result<Vec<CorpusKind>> {
         let text = files.iter().any(|file| CorpusKind::by_name(&file.path) == Some(CorpusKind::Text));
         let kind = |file: &CorpusFile| {
@@ -60,7 +61,7 @@ impl CorpusKind {
             CorpusKind::Tokens => "token arrays (.npy)",
         }
     }
-    /// Rows are given one by one, not cut out of a stream.
+    /// Rows are individual samples, not slices of a stream.
     pub fn is_rows(self) -> bool {
         matches!(self, CorpusKind::Rows | CorpusKind::Parquet)
     }
@@ -70,31 +71,33 @@ impl CorpusKind {
 pub struct CorpusFile {
     pub path: PathBuf,
     pub size: u64,
-    /// Nanoseconds since 1970: with path and size, what tells that a file has changed.
+    /// Nanoseconds since 1970; with path and size, detects that a file has changed.
     pub modified: i128,
-    /// Named by the user, not found in a directory: then it must be readable.
+    /// Named by the user, not found in a directory, so it must be readable.
     pub named: bool,
+    /// The text itself if it is embedded in this program; `path` is then only a name.
+    pub embedded: Option<&'static [u8]>,
 }
 
 impl CorpusFile {
     fn new(path: PathBuf, meta: &Metadata, named: bool) -> CorpusFile {
         let modified = meta.mtime() as i128 * 1_000_000_000 + meta.mtime_nsec() as i128;
-        CorpusFile { path, size: meta.len(), modified, named }
+        CorpusFile { path, size: meta.len(), modified, named, embedded: None }
     }
 }
 
-/// Files of one kind in the order in which they are read.
+/// Files of one kind, in reading order.
 #[derive(Clone, Debug)]
 pub struct Corpus {
     pub kind: CorpusKind,
     pub files: Vec<CorpusFile>,
-    /// A few words for people.
+    /// A short description, for the log.
     pub what: String,
 }
 
 impl Corpus {
-    /// The paths of `--dataset`: files as named, directories with all that is under them, sorted by path. Hidden names
-    /// are left out, links to directories are not followed.
+    /// The files of the `dataset` paths: files as named, directories recursively, sorted by path. Hidden names are
+    /// skipped, and links to directories are not followed.
     pub fn find(paths: &[PathBuf]) -> Result<Corpus> {
         let mut files = Vec::new();
         for path in paths {
@@ -105,9 +108,10 @@ impl Corpus {
             } else if meta.is_file() {
                 files.push(CorpusFile::new(path, &meta, true));
             } else {
-                // Several ranks read it, again after a restart.
+                // Every rank reads it, and again after a restart: a pipe cannot be read twice.
                 return Err(Error::input(format!(
-                    "`dataset` {}: is neither a file nor a directory; write what comes out of it to a file first",
+                    "`dataset` {}: is neither a file nor a directory, and ranks must read it more than once: write its \
+                     content to a file first",
                     path.display()
                 )));
             }
@@ -115,15 +119,15 @@ impl Corpus {
         let what = paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
         let Some(first) = files.first() else {
             return Err(Error::input(format!(
-                "`dataset` {what}: no files there. Pass text files, directories of them, .jsonl, .json, .parquet or .npy \
-                 files, or `synthetic`"
+                "`dataset` {what}: no files found. Name text, .jsonl, .json, .parquet or .npy files, directories of \
+                 them, or `synthetic`"
             )));
         };
         let kinds = CorpusKind::of(&files)?;
         let kind = kinds[0];
         if let Some((other, its)) = files.iter().zip(&kinds).find(|(_, its)| **its != kind) {
             return Err(Error::input(format!(
-                "`dataset` {what}: {} and {} do not mix ({} and {}). Name files of one kind",
+                "`dataset` {what}: {} and {} cannot be mixed ({} and {}). Name files of one kind",
                 kind.name(),
                 its.name(),
                 first.path.display(),
@@ -133,77 +137,71 @@ impl Corpus {
         Ok(Corpus { kind, files, what })
     }
 
-    /// What to train on when nobody says: the Rust sources of the crates that this program was built from, as cargo
-    /// fetched them; where there are none, other text that machines have: this project's own sources, Python's library,
-    /// licences and documentation.
+    /// The default data set: the Rust sources of the crates this program was built from, as cargo fetched them. A
+    /// machine without them trains on flatshard's own sources, which are embedded in the program.
     ///
-    /// Files come in the order of a hash of their name: then the cap keeps a fair sample, neighbours come from
-    /// different crates, and the held-out end is of the same kind as the rest. No crate gives more than `PER_CRATE`,
-    /// or the bindings of every Linux target would be a quarter of it all and the held-out text a near copy of the
+    /// Files are ordered by a hash of their name, so that the size cap keeps a fair sample, adjacent files come from
+    /// different crates, and the held-out end resembles the rest. No crate contributes more than `PER_CRATE`: otherwise
+    /// the bindings of every Linux target would be a quarter of the corpus, and the held-out text a near copy of the
     /// rest.
     pub fn default(cargo_home: Option<&Path>) -> Result<Corpus> {
-        let mut found = Corpus { kind: CorpusKind::Text, files: Vec::new(), what: String::new() };
         let crates = cargo_home.map(crates).unwrap_or_default();
-        let project = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-        let system = Path::new("/usr");
-        let places = [
-            (format!("Rust sources of {} crates", crates.len()), crates, PER_CRATE, vec!["rs"]),
-            ("this project's sources".into(), vec![project.join("src"), project.join("tests")], CAP, vec!["rs"]),
-            ("Python's library".into(), starting(&system.join("lib"), "python3"), CAP, vec!["py"]),
-            ("licences".into(), vec![system.join("share/common-licenses")], CAP, vec![""]),
-            ("documentation".into(), vec![system.join("share/doc")], CAP, vec!["", "txt", "md", "html"]),
-        ];
-        for (what, roots, per_root, extensions) in places {
-            let files = sample(&roots, per_root, &extensions)?;
-            if !files.is_empty() {
-                found.what += if found.what.is_empty() { "" } else { " and " };
-                found.what += &what;
-                found.files.extend(files);
-            }
-            if found.files.iter().map(|f| f.size).sum::<u64>() >= ENOUGH {
-                return Ok(found);
-            }
+        let (mut files, mut what) = (sample(&crates)?, format!("Rust sources of {} crates", crates.len()));
+        if files.iter().map(|f| f.size).sum::<u64>() < ENOUGH {
+            (files, what) = (own(), "flatshard's own sources (cargo's registry is not on this machine)".into());
         }
-        match found.files.is_empty() {
-            false => Ok(found),
-            true => Err(Error::input(
-                "no text to train on was found: cargo's registry, this project's sources, Python's library and \
-                 /usr/share/doc are all missing. Pass `dataset` PATH (text files, a directory, .jsonl or .npy), or \
-                 `dataset: synthetic`",
-            )),
-        }
+        Ok(Corpus { kind: CorpusKind::Text, files, what })
     }
 }
 
-/// The default corpus: at least this much, or the next place is read too.
-const ENOUGH: u64 = 1 << 20;
-/// The default corpus: at most this much, so that the first start takes a second.
+static SOURCES: Dir = include_dir!("$CARGO_MANIFEST_DIR/src");
+
+/// Flatshard's own sources, from the program itself.
+fn own() -> Vec<CorpusFile> {
+    let (mut dirs, mut files) = (vec![&SOURCES], Vec::new());
+    while let Some(dir) = dirs.pop() {
+        for entry in dir.entries() {
+            match entry {
+                DirEntry::Dir(dir) => dirs.push(dir),
+                DirEntry::File(file) if file.path().extension().is_some_and(|e| e == "rs") => {
+                    let (path, text) = (file.path().to_path_buf(), file.contents());
+                    let (name, modified) = (xxh3_64(path.as_os_str().as_encoded_bytes()), xxh3_64(text).into());
+                    let size = text.len() as u64;
+                    files.push((name, CorpusFile { path, size, modified, named: false, embedded: Some(text) }));
+                }
+                DirEntry::File(_) => {}
+            }
+        }
+    }
+    fitting(files, CAP).into_iter().map(|(_, file)| file).collect()
+}
+
+/// Fewer bytes than this in cargo's registry are not enough to train on.
+const ENOUGH: u64 = 1 << 19;
+/// Maximum size of the default corpus, so that the first start takes about a second.
 const CAP: u64 = 64 << 20;
 const PER_CRATE: u64 = 1 << 20;
-/// Larger source files are generated: Unicode tables, bindings.
+/// Larger source files are usually generated: Unicode tables, bindings.
 const PER_FILE: u64 = 128 << 10;
 
-/// Files under `roots` in the order of their names' hashes: at most `per_root` bytes of each root, [`CAP`] of all.
-fn sample(roots: &[PathBuf], per_root: u64, extensions: &[&str]) -> Result<Vec<CorpusFile>> {
+/// Rust files under `roots` in the order of their names' hashes: at most [`PER_CRATE`] bytes of each, [`CAP`] in all.
+fn sample(roots: &[PathBuf]) -> Result<Vec<CorpusFile>> {
     let mut all = Vec::new();
     for root in roots.iter().filter(|root| root.is_dir()) {
         let mut files = Vec::new();
         walk(root, &mut files)?;
-        files.retain(|file| {
-            let extension = file.path.extension().and_then(|e| e.to_str()).unwrap_or("");
-            file.size > 0 && file.size <= PER_FILE && extensions.contains(&extension)
-        });
+        files.retain(|file| file.size > 0 && file.size <= PER_FILE && file.path.extension().is_some_and(|e| e == "rs"));
         let named = files.into_iter().map(|file| {
-            // From the crate's name on: the same order on every machine.
+            // Hash the path from the crate's name on: the same order on every machine.
             let name = file.path.strip_prefix(root.parent().unwrap_or(root)).unwrap_or(&file.path);
             (xxh3_64(name.as_os_str().as_encoded_bytes()), file)
         });
-        all.extend(fitting(named.collect(), per_root));
+        all.extend(fitting(named.collect(), PER_CRATE));
     }
     Ok(fitting(all, CAP).into_iter().map(|(_, file)| file).collect())
 }
 
-/// Sorted by hash, without those that would make it more than `cap` bytes.
+/// The files in hash order, skipping those that would exceed `cap` bytes in total.
 fn fitting(mut files: Vec<(u64, CorpusFile)>, cap: u64) -> Vec<(u64, CorpusFile)> {
     files.sort_by_key(|(hash, _)| *hash);
     let mut total = 0;
@@ -215,7 +213,7 @@ fn fitting(mut files: Vec<(u64, CorpusFile)>, cap: u64) -> Vec<(u64, CorpusFile)
     files
 }
 
-/// Directories of the crates in the lock file of this build, as cargo unpacked them.
+/// Source directories of the crates in this build's lock file, as cargo unpacked them.
 fn crates(cargo_home: &Path) -> Vec<PathBuf> {
     let mut names = BTreeSet::new();
     let mut name = "";
@@ -232,7 +230,7 @@ fn crates(cargo_home: &Path) -> Vec<PathBuf> {
     all.collect()
 }
 
-/// Entries of `dir` whose name starts with `prefix`, sorted; none where it cannot be read.
+/// Entries of `dir` whose name starts with `prefix`, sorted; empty if it cannot be read.
 fn starting(dir: &Path, prefix: &str) -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> = fs::read_dir(dir)
         .into_iter()
@@ -250,7 +248,7 @@ fn walk(dir: &Path, files: &mut Vec<CorpusFile>) -> Result<()> {
     fs::read_dir(dir).map_err(|e| Error::input(format!("`dataset`: {} cannot be listed ({e})", dir.display())))?;
     for path in starting(dir, "") {
         let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-        // A link that leads nowhere, or a file that went away meanwhile, is not there.
+        // Skip broken links and files that have just been deleted.
         let Ok(meta) = fs::metadata(&path) else { continue };
         if name.starts_with(b".") {
             continue;
@@ -264,7 +262,7 @@ fn walk(dir: &Path, files: &mut Vec<CorpusFile>) -> Result<()> {
     Ok(())
 }
 
-/// The message for a path that is not there: what is, nearby.
+/// The error for a missing path: lists what is nearby.
 fn missing(path: &Path, e: std::io::Error) -> Error {
     if e.kind() != std::io::ErrorKind::NotFound {
         return Error::io("open the dataset", path, e);
@@ -287,7 +285,7 @@ fn missing(path: &Path, e: std::io::Error) -> Error {
         _ => format!("{} and {} more", near.join(", "), count - 8),
     };
     Error::input(format!(
-        "`dataset` {}: no such file or directory. In {} there is: {near}",
+        "`dataset` {}: no such file or directory. {} contains: {near}",
         path.display(),
         there.display()
     ))

@@ -1,5 +1,4 @@
-//! A source of numbered rows of at most `max_len` tokens. Never knows batches, ranks or the order in which rows are
-//! asked for.
+//! Numbered rows of at most `max_len` tokens. Never knows batches, ranks or the order in which rows are consumed.
 use super::blend::Blend;
 use super::cache::{self, Cache, Opened};
 use super::corpus::{Corpus, CorpusKind};
@@ -19,28 +18,28 @@ use xxhash_rust::xxh3::Xxh3;
 
 #[derive(Clone, Debug)]
 pub struct DataOptions {
-    /// Files and directories, or the one word `synthetic`. Empty: the default corpus.
+    /// Files and directories, or the single word `synthetic`. Empty: the default corpus.
     pub paths: Vec<PathBuf>,
     pub tokenizer: Tokenizer,
-    /// Of files of rows.
+    /// For files of rows.
     pub format: Format,
-    /// Of the model: ids are below it.
+    /// The model's vocabulary size; ids are below it.
     pub vocab: usize,
-    /// Tokens of a row.
+    /// Tokens per row.
     pub max_len: usize,
-    /// At most this many rows, the first ones.
+    /// Use only the first rows, at most this many.
     pub max_samples: Option<u64>,
-    /// Chooses the synthetic task.
+    /// Selects the synthetic task.
     pub seed: u64,
     pub cache: Cache,
-    /// Where cargo keeps its registry, for the default corpus.
+    /// Location of cargo's registry, for the default corpus.
     pub cargo_home: Option<PathBuf>,
 }
 
-/// Rows of one data set, or of several that are mixed by weight.
+/// Rows of one data set, or of several mixed by weight.
 pub struct Dataset {
     sources: Vec<DataSource>,
-    /// Of several.
+    /// Set for a mixture.
     blend: Option<Arc<Blend>>,
     max_len: usize,
     report: Report,
@@ -49,16 +48,16 @@ pub struct Dataset {
 
 struct DataSource {
     rows: RowSource,
-    /// Of its rows in the data set: those of the source before it come before them.
+    /// The numbers of its rows within the data set, where sources are concatenated.
     numbers: Range<u64>,
     report: Report,
 }
 
 impl Dataset {
-    /// Finds the files, and builds their token file unless the cache has it. Ranks may all call this at once.
+    /// Finds the files, and builds their token file unless it is cached. All ranks may call this at the same time.
     ///
-    /// Errors are [`Error::Input`] where the data is at fault: a path that is not there, no text, a malformed row, an
-    /// id that the model does not have.
+    /// [`Error::Input`] if the data is at fault: a missing path, no text, a malformed row, or an id the model does not
+    /// have.
     pub fn open(options: &DataOptions) -> Result<Dataset> {
         let DataOptions { paths, tokenizer, format, vocab, max_len, max_samples, seed, cache, cargo_home } = options;
         format.check()?;
@@ -70,15 +69,15 @@ impl Dataset {
         }
         let tokenizer = &tokenizer.for_model(*vocab);
         if *max_len == 0 {
-            return Err(Error::input("max_len is 0: a sequence has at least 1 token"));
+            return Err(Error::input("max_len is 0; it must be at least 1"));
         }
         if let Some(0) = max_samples {
-            return Err(Error::input("max_samples is 0: nothing would be left to train on"));
+            return Err(Error::input("max_samples is 0; it must be at least 1"));
         }
         let limit = max_samples.unwrap_or(u64::MAX);
         if paths.iter().any(|p| p == Path::new("synthetic")) {
             if paths.len() > 1 {
-                return Err(Error::input("`dataset: synthetic` does not mix with files: pass it alone"));
+                return Err(Error::input("`dataset: synthetic` cannot be combined with files: name it alone"));
             }
             refuse_row_settings(&format.row_settings(), "synthetic", "is a stream of tokens")?;
             return Dataset::synthetic(Synthetic::new(*vocab, *seed)?, *max_len, limit);
@@ -94,7 +93,7 @@ impl Dataset {
         if corpus.kind == CorpusKind::Text {
             tokenizer.usable()?;
         }
-        // Tokens that we make ourselves fit any vocabulary that is large enough: one file serves them all.
+        // Our own tokens fit any vocabulary that is large enough, so one file serves all such models.
         let bound = if corpus.kind == CorpusKind::Text { tokenizer.vocab() } else { *vocab };
         let recipe = Recipe { format: format.clone(), tokenizer: tokenizer.clone(), bound, max_len: *max_len };
         let mut first_bad = None;
@@ -133,7 +132,7 @@ impl Dataset {
     fn synthetic(task: Synthetic, max_len: usize, limit: u64) -> Result<Dataset> {
         let rows = limit.min(Synthetic::ROWS);
         let report = Report {
-            what: format!("synthetic Markov chain (no model gets below a loss of {:.4})", Synthetic::FLOOR),
+            what: format!("synthetic Markov chain (minimum loss {:.4})", Synthetic::FLOOR),
             files: 0,
             skipped: 0,
             bytes: 0,
@@ -157,8 +156,8 @@ impl Dataset {
         Dataset { sources: vec![source], blend: None, max_len, report, fingerprint }
     }
 
-    /// Several, each opened with the same `max_len` and none of them a mixture, that give samples by weight; see
-    /// [Note: blends] and [Note: epochs]. Of a single one the weight says nothing.
+    /// Mixes data sets by weight; see [Note: blends] and [Note: epochs]. Each was opened with the same `max_len` and
+    /// none is itself a mixture. A single data set is returned unchanged.
     pub fn mix(parts: Vec<(Dataset, f64)>) -> Result<Dataset> {
         let (mut parts, weights): (Vec<Dataset>, Vec<f64>) = parts.into_iter().unzip();
         let blend = Blend::new(&weights)?;
@@ -172,7 +171,7 @@ impl Dataset {
         });
         let what = format!("mixture of {}", named.collect::<Vec<_>>().join(", "));
         if parts.iter().any(|part| part.blend.is_some()) {
-            return Err(Error::op("mix", "a mixture of mixtures"));
+            return Err(Error::op("mix", "a part is itself a mixture"));
         }
         let nothing = || Error::input("a mixture of no data sets");
         let report = Report::sum(what, parts.iter().map(|part| &part.report)).ok_or_else(nothing)?;
@@ -202,50 +201,50 @@ impl Dataset {
     pub fn report(&self) -> &Report {
         &self.report
     }
-    /// Equal for equal tokens, on any machine: tells a resumed run that its data is not what it was.
+    /// Equal for equal tokens, on any machine: detects that the data changed between a run and its resumption.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
-    /// The same, as checkpoints keep it.
+    /// The fingerprint as stored in checkpoints.
     pub fn fingerprint_text(&self) -> String {
         format!("{:016x}", self.fingerprint)
     }
-    /// What was found in each source of a mixture, and the source's share of the samples; none where there is only one.
+    /// For a mixture, the report of each source and its share of the samples; empty for a single source.
     pub fn sources(&self) -> impl Iterator<Item = (&Report, f64)> {
         let blend = self.blend.iter();
         blend.flat_map(|blend| self.sources.iter().enumerate().map(move |(i, s)| (&s.report, blend.share(i))))
     }
-    /// Which source each sample of a mixture comes from.
+    /// The source of each sample of a mixture.
     pub(super) fn blend(&self) -> Option<&Arc<Blend>> {
         self.blend.as_ref()
     }
-    /// The samples of each source in a period of the mixture.
+    /// For a mixture, samples of each source per period.
     pub fn shares(&self) -> Option<&[u64]> {
         self.blend.as_ref().map(|blend| blend.shares())
     }
-    /// The numbers of the rows of each source, one after the other; and whether the user gave them one by one.
+    /// The row numbers of each source, and whether its rows are individual samples.
     pub(super) fn numbers(&self) -> impl Iterator<Item = (Range<u64>, bool)> {
         self.sources.iter().map(|source| (source.numbers.clone(), matches!(source.rows, RowSource::Rows(_))))
     }
     pub(super) fn source_of(&self, row: u64) -> usize {
         self.sources.partition_point(|source| source.numbers.end <= row)
     }
-    /// The loss that no model can beat, in nats a token, where it is known.
+    /// The minimum loss, in nats per token, if it is known.
     pub fn loss_floor(&self) -> Option<f64> {
         self.sources.iter().all(|s| matches!(s.rows, RowSource::Synthetic(_))).then_some(Synthetic::FLOOR)
     }
-    /// An input error where one of `settings`, which have an effect on rows alone, is given and there are none.
+    /// [`Error::Input`] if one of `settings`, which apply only to rows, is given and the data has none.
     pub fn check_row_settings(&self, settings: &[(&str, bool)]) -> Result<()> {
         match self.has_rows_of_its_own() {
             true => Ok(()),
             false => refuse_row_settings(settings, &self.report.what, "has no rows"),
         }
     }
-    /// Some rows were given by the user one by one, not cut out of a stream.
+    /// Some rows are individual samples, not slices of a stream.
     pub fn has_rows_of_its_own(&self) -> bool {
         self.sources.iter().any(|source| matches!(source.rows, RowSource::Rows(_)))
     }
-    /// Some were cut out of a stream, the last of which this is.
+    /// The last row that was sliced from a stream, if there is one.
     pub fn last_of_a_stream(&self) -> Option<u64> {
         let streams = self.sources.iter().filter(|source| matches!(source.rows, RowSource::Stream(_)));
         streams.map(|source| source.numbers.end - 1).next_back()
@@ -256,15 +255,15 @@ impl Dataset {
         let source = &self.sources[self.source_of(row)];
         source.rows.row_len(row - source.numbers.start, self.max_len)
     }
-    /// Writes `row` into `tokens` and `targets`, each [`Dataset::row_len`] long. `targets[t]` is what position t
-    /// predicts.
+    /// Writes `row` into `tokens` and `targets`, each [`Dataset::row_len`] long. `targets[t]` is the token after
+    /// position t.
     pub fn fill(&self, row: u64, tokens: &mut [u32], targets: &mut [i32]) {
         let source = &self.sources[self.source_of(row)];
         source.rows.fill(row - source.numbers.start, self.max_len, tokens, targets);
     }
 }
 
-/// What a token file is made of: the same key, the same file.
+/// Identifies a token file: equal keys, equal files.
 fn key(corpus: &Corpus, recipe: &Recipe) -> u64 {
     let mut hash = Xxh3::new();
     let Recipe { format, tokenizer, bound, max_len } = recipe;
@@ -280,13 +279,13 @@ fn key(corpus: &Corpus, recipe: &Recipe) -> u64 {
     hash.digest()
 }
 
-/// An input error where a setting is given that has an effect on rows alone, of data without rows.
+/// [`Error::Input`] if a setting that applies only to rows is given for data without rows.
 fn refuse_row_settings(settings: &[(&str, bool)], what: &str, is: &str) -> Result<()> {
     match settings.iter().find(|(_, given)| *given) {
         None => Ok(()),
         Some((setting, _)) => Err(Error::input(format!(
-            "`{setting}` has no effect here: `dataset` {what} {is}. Rows are .jsonl, .parquet, and .json that is an array \
-             of objects; remove `{setting}` or name such files"
+            "`{setting}` has no effect here: `dataset` {what} {is}. It applies to rows only (.jsonl, .parquet, or \
+             .json arrays of objects): remove `{setting}` or name such files"
         ))),
     }
 }
@@ -296,23 +295,23 @@ fn nothing(corpus: &Corpus, file: &TokenFile, max_len: usize, first_bad: Option<
     let TokenCounts { files, skipped, dropped, bad, .. } = file.counts();
     Error::input(match (corpus.kind, files) {
         (kind, _) if kind.is_rows() => match (dropped, bad) {
-            (0, 0) => format!("`dataset` {what}: no rows, the file is empty"),
+            (0, 0) => format!("`dataset` {what}: no rows: the file is empty"),
             (dropped, 0) => format!(
-                "`dataset` {what}: none of its {dropped} rows leaves room for a response within max_len {max_len}: raise \
-                 `max_len`"
+                "`dataset` {what}: none of its {dropped} rows leaves room for a response within max_len {max_len}. \
+                 Increase `max_len`"
             ),
             (dropped, bad) => format!(
-                "`dataset` {what}: no rows are left; {bad} bad ones were skipped{} and {dropped} dropped",
+                "`dataset` {what}: no usable rows: {bad} bad rows were skipped{} and {dropped} dropped",
                 first_bad.map_or(String::new(), |first| format!(" (the first: {first})"))
             ),
         },
         (_, 0) => format!(
-            "`dataset` {what}: no readable text in {skipped} files (binary or empty). Text, .jsonl, .json, .parquet and \
-             .npy can be read"
+            "`dataset` {what}: no readable text in {skipped} files (binary or empty). Supported: text, .jsonl, .json, \
+             .parquet and .npy"
         ),
         _ => format!(
-            "`dataset` {what}: {} tokens are not enough for one row of max_len {max_len}, which takes {}. Pass more text or \
-             a smaller `max_len`",
+            "`dataset` {what}: {} tokens are fewer than the {} needed for one row of max_len {max_len}. Add text or \
+             reduce `max_len`",
             file.words(),
             max_len + 1
         ),

@@ -1,14 +1,15 @@
-//! Fields of a row, read as what they must be, and what is wrong with one that is not. Never knows what a row means.
+//! Reads the fields of a row as the types they must have, and describes the ones that are not. Never knows what a row
+//! means.
 use serde_json::{Map, Value};
 
-/// A row as it is given.
+/// A row as parsed.
 pub type JsonRow = Map<String, Value>;
 
-/// What is wrong with a row, to follow where it is: "has no `messages`; ...".
+/// What is wrong with a row; follows its position: "line 3 has no `messages`; ...".
 pub type RowFault = String;
 pub type RowResult<T> = Result<T, RowFault>;
 
-/// A field that is not null.
+/// A field that is present and not null.
 pub(super) fn present<'a>(row: &'a JsonRow, key: &str) -> Option<&'a Value> {
     row.get(key).filter(|v| !v.is_null())
 }
@@ -18,8 +19,8 @@ pub(super) fn token_id(id: i64, bound: usize) -> RowResult<u32> {
     match u32::try_from(id) {
         Ok(id) if (id as usize) < bound => Ok(id),
         _ => Err(format!(
-            "has token id {id}, but vocab_size is {bound}: tokenizer mismatch. Set vocab_size to that of the tokenizer that \
-             made these ids"
+            "has token id {id}, but vocab_size is {bound}: tokenizer mismatch. Set vocab_size to the vocabulary size \
+             of the tokenizer that produced these ids"
         )),
     }
 }
@@ -33,23 +34,23 @@ pub(super) fn field<'a>(row: &'a JsonRow, key: &str) -> RowResult<&'a Value> {
 
 pub(super) fn string<'a>(row: &'a JsonRow, key: &str) -> RowResult<&'a str> {
     let value = field(row, key)?;
-    value.as_str().ok_or_else(|| format!("has {} as {key}, where a text is expected", kind(value)))
+    value.as_str().ok_or_else(|| format!("has {} as {key}; a string is expected", kind(value)))
 }
 
 pub(super) fn array<'a>(value: &'a Value, key: &str) -> RowResult<&'a Vec<Value>> {
-    value.as_array().ok_or_else(|| format!("has {} as {key}, where a list is expected", kind(value)))
+    value.as_array().ok_or_else(|| format!("has {} as {key}; a list is expected", kind(value)))
 }
 
 pub(super) fn whole(value: &Value, key: &str) -> RowResult<i64> {
-    value.as_i64().ok_or_else(|| format!("has {value} among its {key}, which are whole numbers"))
+    value.as_i64().ok_or_else(|| format!("has {value} in its {key}, which must be integers"))
 }
 
 pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
-        Value::Bool(_) => "true or false",
+        Value::Bool(_) => "a boolean",
         Value::Number(_) => "a number",
-        Value::String(_) => "a text",
+        Value::String(_) => "a string",
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
     }

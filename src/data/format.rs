@@ -1,65 +1,65 @@
-//! What settings say of rows of prompts and responses, and which of them go together. Never looks at a row.
+//! How rows become prompts and responses, as configured, and which settings combine. Never reads a row.
 use super::template::ChatTemplate;
 use crate::base::{Error, Result};
 use serde_json::json;
 use std::sync::Arc;
 
-/// What settings say of rows.
+/// The settings that describe rows.
 #[derive(Clone, Debug, Default)]
 pub struct Format {
-    /// Field of the prompt, or of the conversation.
+    /// Field of the prompt or the conversation.
     pub input_key: Option<String>,
-    /// Field of the response; none: the conversation's last message is it.
+    /// Field of the response; None: the last message of the conversation.
     pub output_key: Option<String>,
-    /// Text around the prompt, `{}` in its place.
+    /// Template applied to the prompt, with `{}` in its place.
     pub input_template: Option<String>,
-    /// Rows are conversations, or a prompt and a response that make one.
+    /// Rows are conversations, or a prompt and a response that form one.
     pub apply_chat_template: bool,
-    /// Loss on every message of the assistant.
+    /// Loss on every assistant message, not only the last.
     pub multiturn: bool,
-    /// Loss on the whole of the field `input_key`, and no end of text.
+    /// Loss on the whole `input_key` field, with no end-of-text token.
     pub pretrain_mode: bool,
     pub skip_bad_rows: bool,
-    /// Also of rows with `messages` that no setting speaks of.
+    /// Also applies to rows with `messages` when no setting names a field.
     pub chat: Option<Arc<ChatTemplate>>,
 }
 
 impl Format {
-    /// Settings that do not go together are [`Error::Input`].
+    /// Settings that conflict are [`Error::Input`].
     pub fn check(&self) -> Result<()> {
         let chat = self.apply_chat_template || self.multiturn;
         let wrong = match self {
             Format { pretrain_mode: true, output_key: Some(_), .. } => {
-                "`pretrain_mode` trains on all of `input_key`: leave out `output_key`"
+                "`pretrain_mode` trains on the whole `input_key` field: remove `output_key`"
             }
             Format { pretrain_mode: true, .. } if chat => {
-                "`pretrain_mode` takes the text as it stands: leave out `apply_chat_template` and `multiturn`"
+                "`pretrain_mode` uses the text verbatim: remove `apply_chat_template` and `multiturn`"
             }
             Format { pretrain_mode: true, input_template: Some(_), .. } => {
-                "`pretrain_mode` takes the text as it stands: leave out `input_template`"
+                "`pretrain_mode` uses the text verbatim: remove `input_template`"
             }
             Format { pretrain_mode: true, .. } => return Ok(()),
             Format { input_template: Some(_), .. } if chat => {
-                "`input_template` and a chat template do not go together: leave one out"
+                "`input_template` and a chat template exclude each other: remove one"
             }
             Format { input_template: Some(t), .. } if t.matches("{}").count() != 1 => {
-                "`input_template` must have one {} in it, where the prompt goes"
+                "`input_template` must contain exactly one {}, which is replaced by the prompt"
             }
             Format { input_key: None, output_key: Some(_), .. } => {
-                "`output_key` needs `input_key`, the field of the prompt"
+                "`output_key` needs `input_key`, which names the prompt field"
             }
             Format { input_key: None, input_template: Some(_), .. } => {
-                "`input_template` needs `input_key`, the field of the prompt"
+                "`input_template` needs `input_key`, which names the prompt field"
             }
             Format { input_key: Some(_), output_key: None, .. } if !chat => {
-                "`input_key` alone has no response to learn: add `output_key`, or `apply_chat_template` where it holds a \
-                 conversation, or `pretrain_mode` to learn all of it"
+                "`input_key` alone names no response to train on: add `output_key`, or `apply_chat_template` if the \
+                 field is a conversation, or `pretrain_mode` to train on the whole field"
             }
             _ => return Ok(()),
         };
         Err(Error::input(wrong))
     }
-    /// What a row with this prompt begins with, up to where its response would; `None` where a text stands as it is.
+    /// The rendered prompt, up to where the response starts; `None` if text is used verbatim.
     pub fn asked(&self, prompt: &str) -> Result<Option<String>> {
         match (&self.chat, &self.input_template) {
             (Some(chat), _) if self.is_chat() => {
@@ -72,7 +72,7 @@ impl Format {
             _ => Ok(None),
         }
     }
-    /// The settings that have an effect on rows alone, and whether they are given.
+    /// The settings that apply only to rows, and whether each is given.
     pub fn row_settings(&self) -> [(&'static str, bool); 7] {
         [
             ("input_key", self.input_key.is_some()),
@@ -84,11 +84,11 @@ impl Format {
             ("skip_bad_rows", self.skip_bad_rows),
         ]
     }
-    /// Rows are said to be prompts and responses, which end with an end of text.
+    /// Rows are prompts and responses, which end with an end-of-text token.
     pub fn learns_responses(&self) -> bool {
         !self.pretrain_mode && (self.input_key.is_some() || self.is_chat())
     }
-    /// What settings say of rows makes text of each.
+    /// The settings read text from rows.
     pub(super) fn reads_text(&self) -> bool {
         self.pretrain_mode || self.input_key.is_some() || self.is_chat()
     }

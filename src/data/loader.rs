@@ -1,5 +1,5 @@
-//! Which rank trains on which rows, and when. Never communicates: all is computed from one number, the samples that all
-//! ranks together have consumed.
+//! Assigns rows to ranks, micro-batches and steps. Never communicates: everything is computed from one number, the
+//! samples consumed so far by all ranks together.
 use super::batch::MicroBatch;
 use super::dataset::Dataset;
 use super::order::RowOrder;
@@ -12,91 +12,89 @@ use std::sync::Arc;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoaderOptions {
-    /// Rows of a micro-batch of one rank.
+    /// Rows per micro-batch and rank.
     pub batch_size: usize,
-    /// Micro-batches of an optimizer step.
+    /// Micro-batches per optimizer step.
     pub grad_accum: usize,
-    /// Among the ranks that see different samples.
+    /// Index among the ranks that see different samples.
     pub dp_rank: usize,
     pub dp_size: usize,
-    /// Another pseudo-random order each epoch. Without it rows come as they are numbered.
+    /// A new pseudorandom order each epoch. Otherwise rows come in file order.
     pub shuffle: bool,
     pub seed: u64,
-    /// A sequence holds as many samples as fit.
+    /// Pack several whole samples into each sequence.
     pub packing: bool,
-    /// Without packing, and where there is an order to choose: samples of a step are dealt by length.
+    /// Balance the lengths of a step's samples across ranks. Ignored with packing or without shuffle.
     pub by_length: bool,
-    /// Rows at the end of each source that are not trained on, as an earlier start of the run fixed it. None:
-    /// [`held_out`] says.
+    /// Rows at the end of each source that are not trained on, as fixed when the run first started. None: computed by
+    /// [`held_out`].
     pub held_out: Option<Vec<u64>>,
 }
 
-/// One rank's part of an optimizer step.
+/// One rank's share of an optimizer step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepData {
-    /// `grad_accum` of them.
+    /// `grad_accum` micro-batches.
     pub batches: Vec<MicroBatch>,
-    /// Samples, and tokens, of all ranks in this step.
+    /// Samples in this step, and below tokens, on all ranks.
     pub samples: u64,
     pub tokens: u64,
-    /// Samples consumed by all ranks when this step is done.
+    /// Samples consumed by all ranks after this step.
     pub position: u64,
-    /// Of a mixture: those of each source among them.
+    /// For a mixture: `position` by source.
     pub by_source: Vec<u64>,
 }
 
 impl StepData {
-    /// Positions of this rank that carry loss.
+    /// This rank's positions with loss.
     pub fn loss_tokens(&self) -> u64 {
         self.batches.iter().map(MicroBatch::loss_tokens).sum()
     }
 }
 
-/// Fills micro-batches with the rows of one rank.
+/// Fills micro-batches with one rank's rows.
 ///
-/// [Note: which row goes where] Which row sample n is, `RowOrder` says. An optimizer step consumes the next
-/// G = batch_size * grad_accum * dp samples: sample `n + (micro * dp + rank) * batch_size + b` is row b of that rank's
-/// micro-batch. So a step's rows are the same set however G is split; a step that crosses the end of an epoch goes on
-/// in the next. With
-/// `by_length` (and shuffle, and rows that differ in length) the samples of a step are dealt by `packing::deal`: the
-/// same set, in other places.
+/// [Note: which row goes where] `RowOrder` maps sample n to a row. An optimizer step consumes the next G = batch_size *
+/// grad_accum * dp samples: sample `n + (micro * dp + rank) * batch_size + b` is row b of that rank's micro-batch. So a
+/// step has the same set of rows however G is split, and a step that crosses the end of an epoch continues into the
+/// next. With `by_length` (and shuffle, and rows of different lengths) `packing::deal` distributes the samples of a
+/// step over its micro-batches: the same set, in other places.
 ///
-/// [Note: packing] Samples are packed in windows of `WINDOW` (or of an epoch, where that is less): window w is
-/// samples `w * WINDOW..(w + 1) * WINDOW` in sequences of at most `max_len` tokens, as `Window::pack` makes and
-/// orders them from (seed, w). A step takes the next G sequences, and places them as it places rows without packing. So
-/// which samples share a sequence, and which are in a step, do not depend on how G is split, and the samples consumed
-/// still say where the run stands: those of whole windows, then of whole sequences in the window's order.
+/// [Note: packing] Samples are packed in windows of `WINDOW` (or of an epoch, if that is shorter): window w is samples
+/// `w * WINDOW..(w + 1) * WINDOW` in sequences of at most `max_len` tokens, packed and ordered by `Window::pack` from
+/// (seed, w). A step takes the next G sequences and places them like rows without packing. So neither which samples
+/// share a sequence nor which are in a step depends on how G is split, and the number of samples consumed still
+/// determines the position: whole windows, then whole sequences in the window's order.
 ///
-/// [Note: held-out rows] The last rows of the dataset are kept for evaluation and never trained on: 1 % of them, at
-/// least 8 and at most 256. None where that would be more than a tenth of the dataset, and none of the rows of a JSONL
-/// file without shuffle: who lists rows in order means each of them. Each source of a mixture holds out its own. Batch
-/// and mesh have no part in it, and checkpoints
-/// keep the number, so that a run that goes on differently neither trains on what it held out nor changes the order of
-/// an epoch.
+/// [Note: held-out rows] The last rows of the dataset are reserved for evaluation and never trained on: 1 %, at least 8
+/// and at most 256. None if that would exceed a tenth of the dataset, and none of the rows of a JSONL file without
+/// shuffle: listing rows in order means that each one counts. Each source of a mixture holds out its own. Batch size
+/// and mesh have no influence, and checkpoints store the number, so that a resumed run neither trains on held-out rows
+/// nor changes the order of an epoch.
 pub struct Loader {
     source: Arc<Dataset>,
     options: LoaderOptions,
     order: RowOrder,
-    /// The rows of each source that are not this loader's.
+    /// The rows of each source that this loader does not use.
     held: Vec<Range<u64>>,
-    /// It reads each row once, and rows without loss fill up its last step.
+    /// Reads each row once and pads its last step with loss-free rows.
     evaluates: bool,
     position: u64,
-    /// Of a mixture: samples of each source so far.
+    /// For a mixture: samples of each source so far.
     by_source: Vec<u64>,
-    /// With packing: the window at hand, and how many of its sequences are consumed.
+    /// With packing: the current window, and how many of its sequences are consumed.
     window: Window,
     taken: usize,
     lengths: Vec<u32>,
-    /// The rows of the step at hand, by sequence; where each sequence ends in them.
+    /// The rows of the current step by sequence, and where each sequence ends.
     dealt: Vec<u64>,
     ends: Vec<usize>,
-    /// This many of them count: those that follow fill up the last batch of an evaluation and have no loss.
+    /// Rows that count; the rest pad the last batch of an evaluation and have no loss.
     count: usize,
 }
 
 impl Loader {
-    /// Over the rows that are not held out.
+    /// A loader over the rows that are not held out.
     pub fn new(source: Arc<Dataset>, options: LoaderOptions) -> Result<Loader> {
         let LoaderOptions { batch_size, grad_accum, dp_rank, dp_size, .. } = options;
         let sizes = [("batch_size", batch_size), ("grad_accum", grad_accum), ("dp_size", dp_size)];
@@ -109,14 +107,15 @@ impl Loader {
         let (rows, global) = (source.rows(), options.global_batch());
         if rows < global && !options.packing {
             return Err(Error::input(format!(
-                "the dataset has {rows} rows of {} tokens, but a step takes {global} = batch_size {batch_size} * grad_accum \
-                 {grad_accum} * data-parallel ranks {dp_size}. Pass more data, or make a batch or `max_len` smaller",
+                "the dataset has {rows} rows of {} tokens, but a step takes {global} = batch_size {batch_size} * \
+                 grad_accum {grad_accum} * data-parallel ranks {dp_size}. Add data, or reduce `batch_size`, \
+                 `grad_accum` or `max_len`",
                 source.max_len()
             )));
         }
         let held = options.held_out.clone().unwrap_or_else(|| held_out(&source, options.shuffle));
         if held.len() != source.numbers().count() {
-            return Err(Error::op("loader", "held_out has a number for each source"));
+            return Err(Error::op("loader", "held_out needs one number per source"));
         }
         let (mut train, mut kept) = (Vec::new(), Vec::new());
         for ((numbers, _), held) in source.numbers().zip(&held) {
@@ -137,9 +136,9 @@ impl Loader {
             let sequences = loader.window.sequences();
             if (sequences as u64) < global {
                 return Err(Error::input(format!(
-                    "the dataset has {} rows to train on, which pack into {sequences} sequences of {} tokens, but a step takes {global} = \
-                     batch_size {batch_size} * grad_accum {grad_accum} * data-parallel ranks {dp_size}. Pass more data, make \
-                     a batch or `max_len` smaller, or leave out `packing_samples`",
+                    "the dataset has {} rows to train on, which pack into {sequences} sequences of {} tokens, but a \
+                     step takes {global} = batch_size {batch_size} * grad_accum {grad_accum} * data-parallel ranks \
+                     {dp_size}. Add data, reduce `batch_size`, `grad_accum` or `max_len`, or disable `packing_samples`",
                     loader.rows_per_epoch(),
                     loader.source.max_len()
                 )));
@@ -147,13 +146,13 @@ impl Loader {
         }
         Ok(loader)
     }
-    /// Over the held-out rows, in order; `None` where none are. What its last global batch lacks is filled up with rows
-    /// without loss.
+    /// A loader over the held-out rows, in order; `None` if there are none. The last global batch is padded with
+    /// loss-free rows.
     pub fn held_out(&self) -> Option<Loader> {
         let held: Vec<Range<u64>> = self.held.iter().filter(|rows| !rows.is_empty()).cloned().collect();
         (!held.is_empty()).then(|| Loader::in_order(self.source.clone(), &self.options, held))
     }
-    /// Over all rows of a data set, in order, filled up like the held-out ones.
+    /// A loader over all rows of a data set, in order, padded like the held-out ones.
     pub fn evaluating(source: Arc<Dataset>, options: &LoaderOptions) -> Loader {
         let rows = source.numbers().map(|(numbers, _)| numbers).collect();
         Loader::in_order(source, options, rows)
@@ -188,14 +187,14 @@ impl Loader {
     pub fn rows_per_epoch(&self) -> u64 {
         self.order.rows()
     }
-    /// Samples consumed by all ranks so far: the whole state.
+    /// Samples consumed by all ranks so far: the loader's whole state.
     pub fn position(&self) -> u64 {
         self.position
     }
-    /// Any number: a run may go on with another batch or on another number of ranks.
+    /// Moves to any position: a resumed run may use another batch size or number of ranks.
     ///
-    /// With packing, a position between sequences is kept; one within a sequence, which only a run with another
-    /// --max-len or seed can have left, goes on behind that sequence.
+    /// With packing, a position between sequences is kept. A position inside a sequence, which only a run with another
+    /// `max_len` or seed can have left, moves to the end of that sequence.
     pub fn seek(&mut self, position: u64) {
         self.position = position;
         if self.options.packing {
@@ -210,7 +209,7 @@ impl Loader {
             self.take_sequence();
         }
     }
-    /// Optimizer steps from here until this many samples are consumed.
+    /// Optimizer steps from here until `position` samples are consumed.
     pub fn steps_until(&mut self, position: u64) -> u64 {
         let mut steps = 0;
         if !self.options.packing {
@@ -222,13 +221,13 @@ impl Loader {
         }
         steps
     }
-    /// The number in the dataset of sample `n` of all ranks.
+    /// The row number of sample `n` of all ranks.
     pub fn row(&mut self, n: u64) -> u64 {
         self.order.row(n)
     }
 
-    /// This rank's next step into `out`, whose buffers grow to their size the first time; all ranks' positions advance
-    /// alike.
+    /// Writes this rank's next step to `out`, whose buffers grow to size on first use. All ranks' positions advance
+    /// together.
     pub fn next(&mut self, out: &mut StepData) {
         match self.options.packing {
             true => self.take_packed(),
@@ -247,7 +246,7 @@ impl Loader {
         out.by_source.clone_from(&self.by_source);
     }
 
-    /// The next G samples, a sequence each.
+    /// The next G samples, one per sequence.
     fn take_rows(&mut self) {
         let global = self.options.global_batch();
         self.dealt.clear();
@@ -295,14 +294,14 @@ impl Loader {
         self.ends.push(self.dealt.len());
         self.taken += 1;
     }
-    /// Counts the rows dealt from number `from` on, of a mixture.
+    /// For a mixture, counts the rows of `dealt` from index `from` on by source.
     fn tally(&mut self, from: usize) {
         if !self.by_source.is_empty() {
             self.dealt[from..].iter().for_each(|&row| self.by_source[self.source.source_of(row)] += 1);
         }
     }
 
-    /// Samples of a window.
+    /// Samples per window.
     fn window_len(&self) -> u64 {
         WINDOW.min(self.rows_per_epoch())
     }
@@ -321,7 +320,7 @@ impl Loader {
         self.window.pack(window, &self.lengths, self.source.max_len() as u32, shuffle);
     }
 
-    /// Rows `dealt[range]` one after the other.
+    /// Concatenates the rows `dealt[range]`.
     fn fill(&self, range: std::ops::Range<usize>, out: &mut MicroBatch) {
         let most = self.options.batch_size * self.source.max_len();
         out.cu_seqlens.clear();
@@ -350,7 +349,7 @@ impl Loader {
 }
 
 impl LoaderOptions {
-    /// Sequences of an optimizer step.
+    /// Sequences per optimizer step.
     pub fn global_batch(&self) -> u64 {
         (self.batch_size * self.grad_accum * self.dp_size) as u64
     }
@@ -366,8 +365,8 @@ pub fn held_out(source: &Dataset, shuffle: bool) -> Vec<u64> {
     source.numbers().map(of).collect()
 }
 
-/// What runs held out that began with an earlier version of this program, in steps of `global` sequences: 1 % in whole
-/// steps.
+/// Rows held out by runs started with an earlier version of this program: 1 %, rounded to whole steps of `global`
+/// sequences.
 pub fn held_out_by_steps(source: &Dataset, shuffle: bool, global: u64) -> u64 {
     let batches = (source.rows() / 100).min(256) / global.max(1);
     let held = batches.max(1) * global;

@@ -1,38 +1,39 @@
-//! Floor 5: from files to micro-batches. Never knows strategies, ranks beyond two numbers, or checkpoints' layout.
+//! Floor 5: from files to micro-batches. Never knows sharding strategies, ranks beyond two numbers, or checkpoint
+//! layouts.
 //!
-//! One way through: [`corpus`] finds files, `reader` turns them into tokens once, [`cache`] keeps those as a mapped
-//! file, [`Dataset`] cuts them into numbered rows of `max_len` tokens, and [`Loader`] hands each rank its rows. A row's
-//! number decides everything about it and a sample's number decides its row, so the whole state of a run's data is one
+//! The pipeline: [`corpus`] finds files, `reader` tokenizes them once, [`cache`] keeps the tokens as a memory-mapped
+//! file, [`Dataset`] slices them into numbered rows of `max_len` tokens, and [`Loader`] assigns rows to ranks. A row's
+//! number determines its content and a sample's number determines its row, so the state of a run's data is a single
 //! number.
-mod fields; // fields of a row, and what is wrong with one
-mod shapes; // conversations and instructions, by their keys
-mod array; // the elements of a JSON array, one by one
-pub mod corpus; // which files there are
-pub mod tokenizer; // from text to ids and back
+mod fields; // fields of a row, and their errors
+mod shapes; // conversations and instructions, recognized by their keys
+mod array; // elements of a JSON array, streamed
+pub mod corpus; // finding files
+pub mod tokenizer; // text to ids and back
 mod template; // chat templates
-mod format; // what settings say of rows
-mod recipe; // from a row to tokens with labels
-mod words; // tokens as a file holds them
-mod sweep; // which token files go
-pub mod token_file; // a corpus as numbers, written once
+mod format; // settings that describe rows
+mod recipe; // rows to tokens and labels
+mod words; // token words, u16 or u32
+mod sweep; // evicting token files
+pub mod token_file; // a tokenized corpus, memory-mapped
 pub mod cache; // token files by key
-mod place; // where a token was read
-mod npy; // arrays of NumPy
-mod text; // files of text
+mod place; // positions for error messages
+mod npy; // NumPy arrays
+mod text; // text files
 mod rows; // files of rows
-mod reader; // from a corpus to a token file
-mod permutation; // a shuffle without a table
-mod synthetic; // a task with a known lowest loss
-mod source; // rows as they are kept, or made
+mod reader; // corpus to token file
+mod permutation; // shuffling without a table
+mod synthetic; // a task with a known minimum loss
+mod source; // stored or generated rows
 mod blend; // the sources of a mixture
-mod report; // what was found
+mod report; // summary of a data set
 mod dataset; // numbered rows
-mod order; // which row each sample is
+mod order; // sample number to row
 mod packing; // whole samples into sequences
-mod batch; // what a rank trains on at once
-mod loader; // each rank's rows
-mod prefetch; // the next step's rows, ahead of time
-pub mod zigzag; // a sequence over the ranks of sp
+mod batch; // micro-batches
+mod loader; // rows of each rank
+mod prefetch; // loading ahead on a thread
+pub mod zigzag; // splitting sequences over the ranks of sp
 
 pub use batch::MicroBatch;
 pub use cache::Cache;

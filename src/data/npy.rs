@@ -1,12 +1,12 @@
-//! The header of a NumPy array file (NEP 1, versions 1 to 3) and its integers as token ids. Never reads anything but
-//! 1-D little-endian integers.
+//! Reads token ids from a NumPy array file (NEP 1, versions 1 to 3). Never reads anything but 1-D little-endian
+//! integers.
 use super::place::TokenPlace;
 use crate::base::{Error, Result, open};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// An integer type of NumPy, from its `descr`: "<u2" is 2 unsigned bytes.
+/// A NumPy integer type, from its `descr`: "<u2" is a 2-byte unsigned integer.
 #[derive(Clone, Copy)]
 struct Integer {
     bytes: usize,
@@ -14,7 +14,7 @@ struct Integer {
 }
 
 impl Integer {
-    /// Little-endian `raw`, widened. `None`: an unsigned number above i64, which is no token id.
+    /// Little-endian `raw`, widened. `None`: an unsigned number above the i64 range, which is not a token id.
     fn value(self, raw: &[u8]) -> Option<i64> {
         let fill = if self.signed && raw[self.bytes - 1] & 0x80 != 0 { 0xff } else { 0 };
         let mut wide = [fill; 8];
@@ -24,7 +24,7 @@ impl Integer {
     }
 }
 
-/// Every id of the file in order, in pieces, to `sink`; each is checked to be in `0..bound`.
+/// Passes every id of the file to `sink`, in order and in chunks, after checking that it is in `0..bound`.
 pub(super) fn read(path: &Path, bound: usize, mut sink: impl FnMut(&[u32]) -> Result<()>) -> Result<()> {
     let mut file = open::file(path).map_err(|e| Error::io("open", path, e))?;
     let (integer, len) = header(path, &mut file)?;
@@ -45,7 +45,7 @@ pub(super) fn read(path: &Path, bound: usize, mut sink: impl FnMut(&[u32]) -> Re
     Ok(())
 }
 
-/// The element type and the count, with the file at its first element.
+/// The element type and count; leaves the file at its first element.
 fn header(path: &Path, file: &mut File) -> Result<(Integer, u64)> {
     let bad = |what: String| Error::input(format!("{}: {what}", path.display()));
     let cut = |_| bad("not a .npy array: the file ends within its header".into());
@@ -59,7 +59,7 @@ fn header(path: &Path, file: &mut File) -> Result<(Integer, u64)> {
     file.read_exact(&mut len[..wide]).map_err(cut)?;
     let len = u32::from_le_bytes(len) as usize;
     if len > 1 << 16 {
-        return Err(bad(format!("not a .npy array of numbers: its header says it is {len} bytes long")));
+        return Err(bad(format!("not a .npy array of numbers: its header claims to be {len} bytes long")));
     }
     let mut text = vec![0u8; len];
     file.read_exact(&mut text).map_err(cut)?;
@@ -96,7 +96,10 @@ fn header(path: &Path, file: &mut File) -> Result<(Integer, u64)> {
     let start = (8 + wide + text.len()) as u64;
     let needed = len.saturating_mul(integer.bytes as u64).saturating_add(start);
     if held < needed {
-        return Err(bad(format!("truncated: its header says {len} elements ({needed} bytes), the file has {held}")));
+        return Err(bad(format!(
+            "truncated: the header declares {len} elements ({needed} bytes), but the file holds \
+                                {held} bytes"
+        )));
     }
     Ok((integer, len))
 }

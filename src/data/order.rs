@@ -1,4 +1,4 @@
-//! Which row of a data set sample n is. Never reads a row, and keeps no state but the last permutation of each source.
+//! Maps sample n to a row of the data set. Never reads a row; its only state is the last permutation of each source.
 use super::blend::Blend;
 use super::permutation::Permutation;
 use crate::base::rng::Rng;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 /// An endless sequence of rows.
 ///
-/// [Note: epochs] Without a blend: epoch 0, epoch 1, ... where an epoch has every row once, as they are numbered or
-/// permuted by (seed, epoch). With one, the blend says which source a sample comes from, and each source is such a
-/// sequence of its own: one that ends starts over, permuted anew. As many samples as there are rows are an epoch of the
-/// mixture, in which a source may have been read less than once, or several times.
+/// [Note: epochs] Without a blend: epoch 0, epoch 1, ..., where an epoch has every row once, in file order or permuted
+/// by (seed, epoch). With a blend, the blend picks the source of each sample, and each source is such a sequence of its
+/// own: an exhausted source starts over with a new permutation. An epoch of a mixture is as long as the number of rows
+/// of all sources; within it a source may be read less than once, or several times.
 pub(super) struct RowOrder {
     sources: Vec<SourceRows>,
     blend: Option<Arc<Blend>>,
@@ -19,15 +19,15 @@ pub(super) struct RowOrder {
 }
 
 struct SourceRows {
-    /// Numbers in the data set.
+    /// Row numbers within the data set.
     rows: Range<u64>,
     key: Rng,
-    /// Of the epoch that was last asked for.
+    /// The permutation of the epoch last asked for.
     order: (u64, Permutation),
 }
 
 impl RowOrder {
-    /// Of these rows of each source; of several without a blend, one after the other.
+    /// One range of rows per source. Without a blend, several sources are concatenated.
     pub fn new(sources: Vec<Range<u64>>, blend: Option<Arc<Blend>>, shuffle: bool, seed: u64) -> RowOrder {
         let source = |(i, rows): (usize, Range<u64>)| {
             let name = if i == 0 { "order of rows".into() } else { format!("order of rows {i}") };
@@ -37,7 +37,7 @@ impl RowOrder {
         let rows = sources.iter().map(|rows| rows.end - rows.start).sum();
         RowOrder { sources: sources.into_iter().enumerate().map(source).collect(), blend, shuffle, rows }
     }
-    /// Samples of an epoch.
+    /// Samples per epoch.
     pub fn rows(&self) -> u64 {
         self.rows
     }
@@ -69,7 +69,7 @@ impl RowOrder {
         }
         (0, 0)
     }
-    /// Of a mixture: samples of each source among the first `n`.
+    /// For a mixture: samples of each source among the first `n`.
     pub fn counts(&self, n: u64) -> Vec<u64> {
         self.blend.as_ref().map_or(Vec::new(), |blend| blend.counts(n))
     }

@@ -1,33 +1,32 @@
-//! Which samples share a sequence. Never reads tokens: lengths are all that counts.
+//! Assigns samples to sequences. Never reads tokens, only lengths.
 use super::permutation::Permutation;
 use crate::base::rng::Rng;
 
-/// Samples that are packed together, at most: enough that the few sequences left unfilled at the end of a window do not
-/// count, and packed in some milliseconds.
+/// Samples packed together: enough to make the few underfull sequences at the end of a window negligible, and few
+/// enough to pack in milliseconds.
 pub(super) const WINDOW: u64 = 4096;
 
-/// One window of samples in sequences. All vectors keep their room.
+/// One window of samples packed into sequences. All vectors keep their capacity.
 #[derive(Default)]
 pub(super) struct Window {
-    /// Its number; none yet packed.
+    /// The window's number; None before the first.
     pub number: Option<u64>,
-    /// Samples of the window by sequence, those of a sequence ascending.
+    /// The window's samples grouped by sequence, ascending within each.
     members: Vec<u32>,
-    /// Where each sequence begins in `members`, then how many samples there are.
+    /// Start of each sequence in `members`, then the number of samples.
     starts: Vec<u32>,
-    /// Which sequence comes when.
+    /// The order of the sequences.
     order: Vec<u32>,
-    /// For packing: samples by length; the sequence of each; what each sequence has left.
+    /// Scratch: samples by falling length; the sequence of each sample; the space left in each sequence.
     longest_first: Vec<u32>,
     sequence: Vec<u32>,
     room: Vec<u32>,
 }
 
 impl Window {
-    /// First fit, the longest sample first (Johnson 1974: never more than 11/9 of the sequences needed, and 4): a
-    /// sample goes into the first sequence with room for all of it. Every length is at most `capacity`. Then the
-    /// sequences are put in an order by `shuffle`, or in that of their first samples: as packed, long samples would all
-    /// come before short ones.
+    /// First-fit decreasing (Johnson 1974: at most 11/9 of the optimum plus 4 sequences): longest samples first, each
+    /// goes into the first sequence with room for all of it. No length exceeds `capacity`. Sequences are then ordered
+    /// by `shuffle`, or by their first sample: in packing order all long samples would precede the short ones.
     pub fn pack(&mut self, number: u64, lengths: &[u32], capacity: u32, shuffle: Option<Rng>) {
         let n = lengths.len();
         self.number = Some(number);
@@ -38,7 +37,7 @@ impl Window {
         self.sequence.clear();
         self.sequence.resize(n, 0);
         self.room.clear();
-        let mut full = 0; // sequences at the front that have no room for any sample
+        let mut full = 0; // leading sequences with no room for any sample
         for &i in &self.longest_first {
             let len = lengths[i as usize];
             let fits = self.room[full..].iter().position(|&room| room >= len).map(|at| full + at);
@@ -77,7 +76,7 @@ impl Window {
         }
         self.members.clear();
         self.members.resize(self.sequence.len(), 0);
-        // `room` has served: from here on the next free place of each sequence.
+        // From here on `room` is the next free slot of each sequence.
         let sequences = self.room.len();
         self.room.copy_from_slice(&self.starts[..sequences]);
         for (i, &s) in self.sequence.iter().enumerate() {
@@ -89,19 +88,19 @@ impl Window {
     pub fn sequences(&self) -> usize {
         self.order.len()
     }
-    /// Samples, counted within the window, of the sequence that comes as number `at`.
+    /// Samples of the `at`-th sequence, numbered within the window.
     pub fn sequence(&self, at: usize) -> &[u32] {
         let s = self.order[at] as usize;
         &self.members[self.starts[s] as usize..self.starts[s + 1] as usize]
     }
 }
 
-/// Deals samples to micro-batches of `batch` samples, `ranks` of which run at once, so that those are of like lengths:
-/// `order` is samples by falling length, and becomes the samples of micro-batch 0 of rank 0, of rank 1, and so on.
+/// Balances lengths: distributes samples over micro-batches of `batch` samples, `ranks` of which run at the same time.
+/// `order` holds samples by falling length, and is rewritten as the samples of micro-batch 0 of rank 0, of rank 1, and
+/// so on.
 ///
-/// Ranks wait for each other in every micro-batch, so that what counts is the longest at a time: each takes samples of
-/// neighbouring lengths, and among its ranks the next sample goes to the one that has the fewest tokens and a free
-/// place.
+/// Ranks wait for each other in every micro-batch, so the slowest rank counts. Each round takes samples of similar
+/// length, and each sample goes to the rank with the fewest tokens among those with a free slot.
 pub(super) fn deal(order: &mut [u64], lengths: impl Fn(u64) -> usize, batch: usize, ranks: usize) {
     let mut dealt = vec![0; batch * ranks];
     let mut hands = vec![(0usize, 0usize); ranks]; // (tokens, samples)
@@ -124,20 +123,20 @@ mod tests {
 
     fn packed(lengths: &[u32], capacity: u32, shuffle: Option<Rng>) -> Vec<Vec<u32>> {
         let mut window = Window::default();
-        window.pack(3, &[1; 50], 7, None); // what it held before is no matter
+        window.pack(3, &[1; 50], 7, None); // a reused window keeps nothing
         window.pack(0, lengths, capacity, shuffle);
         (0..window.sequences()).map(|s| window.sequence(s).to_vec()).collect()
     }
 
     #[test]
-    fn the_longest_goes_first_and_into_the_first_with_room() {
+    fn longest_samples_go_first_into_the_first_sequence_with_room() {
         let sequences = packed(&[5, 7, 5, 2, 4, 2, 5, 1], 10, None);
         assert_eq!(sequences, [vec![0, 2], vec![1, 3, 7], vec![4, 6], vec![5]]);
         assert!(packed(&[], 10, None).is_empty());
     }
 
     #[test]
-    fn nothing_is_cut_lost_or_twice_and_little_room_is_left() {
+    fn packing_keeps_every_sample_whole_and_wastes_little_space() {
         let rng = Rng::new(1, 2);
         for (n, most) in [(4096, 512), (4096, 64), (7, 512)] {
             // Skewed: most samples are short.
@@ -156,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_get_like_numbers_of_tokens() {
+    fn ranks_get_similar_token_counts() {
         let lengths: Vec<usize> = (0..24).map(|i| [500, 10, 20, 300, 40, 80][i % 6] + i).collect();
         let mut order: Vec<u64> = (0..24).collect();
         order.sort_by_key(|&s| std::cmp::Reverse(lengths[s as usize]));

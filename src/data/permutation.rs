@@ -1,10 +1,10 @@
-//! A pseudo-random order of n things without memory: position i is computed, so any position can be sought. Never draws
-//! from shared state: ranks agree because they compute the same.
+//! A pseudorandom permutation of n items in constant memory: any position can be computed directly. Never draws from
+//! shared state, so ranks agree without communication.
 use crate::base::rng::Rng;
 
-/// A bijection of `0..n`: a balanced Feistel network over the next power of four, and cycle walking (Black & Rogaway,
+/// A bijection of `0..n`: a balanced Feistel network over the next power of four with cycle walking (Black & Rogaway,
 /// "Ciphers with arbitrary finite domains", 2002): a value that falls outside is enciphered again until it falls
-/// inside. The domain is less than 4n, so that takes under 4 rounds on average.
+/// inside. The domain is smaller than 4n, so this takes under 4 iterations on average.
 #[derive(Clone, Debug)]
 pub struct Permutation {
     n: u64,
@@ -12,11 +12,11 @@ pub struct Permutation {
     rng: Rng,
 }
 
-/// Luby and Rackoff prove 4 rounds enough for large halves; small ones need a few more to look random.
+/// Luby and Rackoff prove 4 rounds enough for large halves; small halves need a few more to look random.
 const ROUNDS: u64 = 8;
 
 impl Permutation {
-    /// `n` below 2^62. The same `rng` gives the same order.
+    /// `n` is below 2^62. The same `rng` gives the same order.
     pub fn new(n: u64, rng: Rng) -> Permutation {
         let bits = u64::BITS - n.saturating_sub(1).leading_zeros();
         Permutation { n, half: bits.div_ceil(2), rng }
@@ -27,7 +27,7 @@ impl Permutation {
     pub fn is_empty(&self) -> bool {
         self.n == 0
     }
-    /// Where `i` goes. `i` is below `n`.
+    /// The image of `i`, which is below `n`.
     pub fn at(&self, i: u64) -> u64 {
         debug_assert!(i < self.n, "{i} is not below {}", self.n);
         let mut x = i;
@@ -42,7 +42,7 @@ impl Permutation {
         let mask = (1u64 << self.half) - 1;
         let (mut left, mut right) = (x >> self.half, x & mask);
         for round in 0..ROUNDS {
-            // A half has at most 31 bits: the round's number fits above it.
+            // A half has at most 31 bits, so the round number fits above it.
             (left, right) = (right, left ^ self.rng.words(round << 32 | right)[0] as u64 & mask);
         }
         left << self.half | right

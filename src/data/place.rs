@@ -1,15 +1,15 @@
-//! Where a row or a token was read, for messages. Never reads.
+//! The position of a row or token in its file, for error messages. Never reads the file.
 use super::fields::token_id;
 use crate::base::{Error, Result};
 use std::path::Path;
 
-/// Where a token was read, for messages that name it.
+/// Where a token was read.
 pub(super) enum TokenPlace<'a> {
-    /// Counted from 1.
+    /// Line number, from 1.
     Line(&'a Path, u64),
-    /// Counted from 0, of Parquet or of a JSON array.
+    /// Row of a Parquet file or JSON array, from 0.
     Row(&'a Path, u64),
-    /// Counted from 0.
+    /// Element of a token array, from 0.
     Index(&'a Path, u64),
 }
 
@@ -21,11 +21,11 @@ impl TokenPlace<'_> {
             TokenPlace::Index(path, i) => format!("{}: element {i} {what}", path.display()),
         })
     }
-    /// `value` as a token id, which is in `0..bound`.
+    /// `value` as a token id, checked to be in `0..bound`.
     pub fn id(&self, value: Option<i64>, bound: usize) -> Result<u32> {
         match value {
             Some(id) => token_id(id, bound).map_err(|fault| self.error(fault)),
-            None => Err(self.error("is no token id: it is above 2^63")),
+            None => Err(self.error("is not a token id: it is 2^63 or more")),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A loader on a thread of its own, some steps ahead. Never reorders: what comes out is what the loader gives.
+//! Runs a loader on its own thread, a few steps ahead. Never reorders: steps come out in the loader's order.
 use super::loader::{Loader, StepData};
 use crate::base::timeline::{Lane, Timeline};
 use crate::base::{Error, Result};
@@ -6,39 +6,39 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Steps' buffers: the loop holds the step in use and the next one, and two more are filled or being filled.
+/// One buffer per step: the loop holds the current and the next step, and two more are full or being filled.
 const BUFFERS: usize = 4;
 
-/// Buffers circulate: the thread fills an empty one, the loop takes a full one and gives it back when its step is done.
-/// Neither side allocates once all are at their size.
+/// Buffers circulate: the thread fills an empty one; the loop takes a full one and returns it when its step is done.
+/// Neither side allocates once all buffers have grown to size.
 pub struct Prefetch {
-    /// None once the thread is to end.
+    /// None tells the thread to end.
     empty: Option<SyncSender<StepData>>,
     full: Receiver<StepData>,
     thread: Option<JoinHandle<()>>,
-    /// The step after the one in use, where it was looked at already.
+    /// The step after the current one, if it was peeked at.
     ahead: Option<Fetched>,
-    /// The step that is fetched next.
+    /// The step to fetch next.
     number: u64,
     waited: Duration,
     timeline: Timeline,
 }
 
-/// One rank's part of a step, as the loop gets it.
+/// One rank's data for one step.
 #[derive(Debug)]
 pub struct Fetched {
-    /// The optimizer step that it is for.
+    /// The optimizer step this data is for.
     pub step: u64,
     pub data: StepData,
 }
 
 #[derive(Clone, Default)]
 pub struct PrefetchOptions {
-    /// The optimizer step, counted from 1, that the loader's next data is for.
+    /// The optimizer step, from 1, that the loader's next data is for.
     pub first_step: u64,
-    /// Rows and tokens per row to fill each micro-batch up to, so that all have one shape.
+    /// Rows per micro-batch and tokens per row to pad each micro-batch to, so that all have the same shape.
     pub fill_up: Option<(usize, usize)>,
-    /// Where the loop's waiting is recorded.
+    /// Records the time the loop waits.
     pub timeline: Timeline,
 }
 
@@ -47,7 +47,7 @@ impl Prefetch {
         let (empty, take) = sync_channel::<StepData>(BUFFERS);
         let (give, full) = sync_channel(BUFFERS);
         for _ in 0..BUFFERS {
-            let _ = empty.send(StepData::default()); // there is room
+            let _ = empty.send(StepData::default()); // never blocks: the channel holds all buffers
         }
         let PrefetchOptions { first_step, fill_up, timeline } = options;
         let work = move || {
@@ -57,12 +57,12 @@ impl Prefetch {
                     step.batches.iter_mut().for_each(|batch| batch.fill_up(rows * len, len));
                 }
                 if give.send(step).is_err() {
-                    break; // the loop has ended
+                    break; // the training loop ended
                 }
             }
         };
         let thread = std::thread::Builder::new().name("data".into()).spawn(work);
-        let thread = thread.map_err(|e| Error::Run(format!("data: no thread to prefetch with: {e}")))?;
+        let thread = thread.map_err(|e| Error::Run(format!("data: cannot start the prefetch thread: {e}")))?;
         Ok(Prefetch {
             empty: Some(empty),
             full,
@@ -74,26 +74,26 @@ impl Prefetch {
         })
     }
 
-    /// The next step's data. Blocks until it is filled.
+    /// The next step's data. Blocks until it is ready.
     pub fn next_step(&mut self) -> Result<Fetched> {
         match self.ahead.take() {
             Some(fetched) => Ok(fetched),
             None => self.fetch(),
         }
     }
-    /// What [`Prefetch::next_step`] will return.
+    /// What [`Prefetch::next_step`] will return next.
     pub fn peek(&mut self) -> Result<&Fetched> {
         let fetched = self.next_step()?;
         Ok(self.ahead.insert(fetched))
     }
-    /// How long the loop has waited for data since it asked last.
+    /// How long the loop has waited for data since the last call.
     pub fn take_waited(&mut self) -> Duration {
         std::mem::take(&mut self.waited)
     }
-    /// Takes the buffers of a step that is done.
+    /// Returns the buffers of a finished step.
     pub fn give_back(&self, used: StepData) {
         if let Some(empty) = &self.empty {
-            let _ = empty.send(used); // if the thread has ended, the next call says so
+            let _ = empty.send(used); // if the thread has ended, the next call reports it
         }
     }
 
@@ -112,7 +112,7 @@ impl Prefetch {
         let words = panic
             .as_ref()
             .and_then(|p| p.downcast_ref::<String>().map(String::as_str).or_else(|| p.downcast_ref::<&str>().copied()));
-        Error::Run(format!("data: the thread that fills micro-batches ended: {}", words.unwrap_or("it was stopped")))
+        Error::Run(format!("data: the prefetch thread ended: {}", words.unwrap_or("no reason given")))
     }
 }
 
@@ -120,7 +120,7 @@ impl Drop for Prefetch {
     fn drop(&mut self) {
         self.empty = None;
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // a panic of it was reported, or nobody asked for what it made
+            let _ = thread.join(); // its panic was reported by next_step, or its data is not needed
         }
     }
 }

@@ -1,5 +1,5 @@
-//! From the files of a corpus to the words of a cache, in one pass and in constant memory. Never decides where the
-//! cache is.
+//! Tokenizes the files of a corpus into a token file, in one pass and constant memory. Never decides where the cache
+//! is.
 use super::corpus::{Corpus, CorpusKind};
 use super::npy;
 use super::recipe::Recipe;
@@ -8,7 +8,7 @@ use super::text::Texts;
 use super::token_file::TokenWriter;
 use crate::base::Result;
 
-/// Writes every file of `corpus`. What is wrong with the first row that was skipped, if one was.
+/// Writes every file of `corpus`. Returns what was wrong with the first bad row that was skipped, if any.
 pub(super) fn read(corpus: &Corpus, recipe: &Recipe, out: &mut TokenWriter) -> Result<Option<String>> {
     if corpus.kind == CorpusKind::Text {
         return Texts::new(&recipe.tokenizer, out)?.read(&corpus.files).map(|()| None);

@@ -1,12 +1,12 @@
-//! From a row of a data set to tokens with labels, as OpenRLHF's SFT does it. Never reads files: a row comes as the
+//! Turns a row of a data set into tokens and labels, as OpenRLHF's SFT does. Never reads files: a row comes as the
 //! bytes of a JSON object, or as the object.
 //!
 //! [Note: prompts and responses] A row is a prompt and a response, or a conversation whose last message (or, with
-//! `multiturn`, whose every assistant message) is the response. Both are rendered to one text, without the newlines at
-//! its end and with the tokenizer's end of text behind it (after a space, where it is not there already), and tokenized
-//! whole. Loss stands on the tokens behind as many as the prompt alone has. A row whose prompt has `max_len - 2` tokens
-//! or more is dropped, as is one without a prompt or a response; of a longer row the end is cut off, and its last token
-//! is the end of text.
+//! `multiturn`, whose every assistant message) is the response. Both are rendered to one text. Trailing newlines are
+//! removed, the tokenizer's end of text is appended after a space (unless the text already ends with it), and the whole
+//! text is tokenized. Loss applies to the tokens after the first n, where n is the length of the tokenized prompt. A
+//! row whose prompt has `max_len - 2` tokens or more is dropped, as is one without a prompt or response. A longer row
+//! is truncated, and its last token becomes the end of text.
 use super::fields::{JsonRow, RowResult, array, present, string, token_id, whole};
 use super::format::Format;
 use super::shapes;
@@ -15,17 +15,17 @@ use crate::device::IGNORE;
 use minijinja::Value as Message;
 use serde_json::Value;
 
-/// All that a row's tokens depend on.
+/// Everything a row's tokens depend on.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     pub format: Format,
     pub tokenizer: Tokenizer,
-    /// Ids are below it.
+    /// Ids are below this.
     pub bound: usize,
     pub max_len: usize,
 }
 
-/// Tokens and, as many, labels ([`IGNORE`]: no loss), not shifted.
+/// Tokens and their labels ([`IGNORE`]: no loss), equally long, not shifted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenizedRow {
     pub ids: Vec<u32>,
@@ -35,24 +35,24 @@ pub struct TokenizedRow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Kept,
-    /// No room behind the prompt, or no prompt or response.
+    /// No room after the prompt, or no prompt or response.
     Dropped,
-    /// It holds text, and there is no tokenizer for it.
+    /// The row holds text, and there is no tokenizer for it.
     Text,
 }
 
 impl Recipe {
-    /// The row of one line of JSONL.
+    /// Tokenizes one line of JSONL.
     pub fn line(&self, line: &[u8], out: &mut TokenizedRow) -> RowResult<Outcome> {
-        let text = std::str::from_utf8(line).map_err(|_| "is not UTF-8, which JSON must be")?;
+        let text = std::str::from_utf8(line).map_err(|_| "is not valid UTF-8")?;
         let row: JsonRow = serde_json::from_str(text).map_err(|e| {
             let shown: String = text.trim_end().chars().take(80).collect();
-            format!("is not a row ({e}): {shown} -- a row is a JSON object")
+            format!("is not a JSON object ({e}): {shown}")
         })?;
         self.row(&row, out)
     }
 
-    /// The tokens of `row` in place of what `out` holds.
+    /// Writes the tokens of `row` to `out`, replacing its contents.
     pub fn row(&self, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
         out.ids.clear();
         out.labels.clear();
@@ -83,7 +83,7 @@ impl Recipe {
         }
     }
 
-    /// A row that says itself what it is: tokens, a text, or a conversation.
+    /// A row identified by its keys: tokens, text, or a conversation.
     fn plain(&self, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
         let given = |key: &str| present(row, key);
         if let Some(input) = given("input_ids") {
@@ -100,7 +100,7 @@ impl Recipe {
                     if out.labels.len() != ids {
                         let labels = out.labels.len();
                         return Err(format!(
-                            "has {labels} labels for {ids} input_ids: there is one for each, not shifted"
+                            "has {labels} labels for {ids} input_ids: each id needs one label, not shifted"
                         ));
                     }
                 }
@@ -122,20 +122,21 @@ impl Recipe {
         } else {
             let keys: Vec<&str> = row.keys().map(String::as_str).collect();
             return Err(format!(
-                "has none of `input_ids`, `text`, `messages`, `conversations`, `instruction` with `output`; its keys are: {}. \
-                 Name the fields of prompt and response with `input_key` and `output_key`",
+                "has none of `input_ids`, `text`, `messages`, `conversations`, `instruction` with `output`; its keys \
+                 are: {}. Name the prompt and response fields with `input_key` and `output_key`",
                 keys.join(", ")
             ));
         }
         match out.ids.is_empty() {
-            true => Err("has no tokens: leave such rows out".into()),
+            true => Err("has no tokens: remove the row".into()),
             false => Ok(Outcome::Kept),
         }
     }
 
     fn conversation(&self, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
         let chat = self.format.chat.as_deref().ok_or(
-            "has messages, but the tokenizer has no chat template: pass `tokenizer_chat_template`, or a `tokenizer` with one",
+            "has messages, but the tokenizer has no chat template: set `tokenizer_chat_template`, or use a `tokenizer` \
+             with one",
         )?;
         let Format { input_key, output_key, .. } = &self.format;
         let turns = shapes::turns(row, (input_key.as_deref(), output_key.as_deref()))?;
@@ -143,19 +144,19 @@ impl Recipe {
         let by_assistant = |turn: &Value| turn["role"] == "assistant";
         let first = turns.len() - self.responses(row)?;
         if !turns.iter().any(by_assistant) {
-            return Err("has no message by the assistant: there is nothing to learn".into());
+            return Err("has no assistant message: there is nothing to train on".into());
         }
         if !self.format.multiturn && !turns[first..].iter().all(by_assistant) {
             return Err(format!(
-                "ends with a message by {}, not by the assistant: there is no response",
+                "ends with a {} message, not an assistant message: there is no response",
                 turns[first]["role"]
             ));
         }
         let (prompt, all) = (chat.render(&messages[..first], true)?, chat.render(&messages, false)?);
         let Some(response) = all.strip_prefix(&prompt) else {
             return Err(
-                "is not rendered by the chat template as its prompt and then the response: such a template cannot say \
-                        where the response begins"
+                "is rendered by the chat template in a way that does not start with the prompt, so the start of the \
+                 response is unknown. Use another `tokenizer_chat_template`"
                     .into(),
             );
         };
@@ -170,8 +171,8 @@ impl Recipe {
                 with.strip_prefix(&before).zip(all.strip_prefix(&before)).and_then(|(a, rest)| surviving_part(a, rest));
             let Some(answer) = answer else {
                 return Err(format!(
-                    "has an answer (message {turn}) that the chat template renders otherwise once more messages follow: \
-                     train on such conversations without `multiturn`"
+                    "has an answer (message {turn}) that the chat template renders differently when more messages \
+                     follow: train on such conversations without `multiturn`"
                 ));
             };
             let start = self.count(&before)?;
@@ -186,7 +187,7 @@ impl Recipe {
         Ok(list.filter(|_| !self.format.multiturn).map_or(1, Vec::len))
     }
 
-    /// See [Note: prompts and responses]. `ranges`: tokens with loss; none: all behind the prompt.
+    /// See [Note: prompts and responses]. `ranges`: byte ranges with loss; none: everything after the prompt.
     fn sample(
         &self,
         prompt: &str,
@@ -203,7 +204,7 @@ impl Recipe {
         let text = whole.trim_end_matches('\n');
         let end = self.end()?;
         if spelling.is_empty() {
-            self.encode(text, &mut out.ids)?; // bytes: the end of a text is a token that no text spells
+            self.encode(text, &mut out.ids)?; // byte tokenizer: the end of text has no spelling
             out.ids.push(end);
         } else if text.ends_with(spelling) {
             self.encode(text, &mut out.ids)?;
@@ -229,7 +230,7 @@ impl Recipe {
             -100 => Ok(IGNORE),
             l if l >= 0 && (l as u64) < self.bound as u64 => Ok(l as i32),
             l => Err(format!(
-                "has label {l}: a label is a token id below vocab_size {}, or -100 for a token without loss",
+                "has label {l}: a label must be a token id below vocab_size {}, or -100 for no loss",
                 self.bound
             )),
         }
@@ -243,12 +244,12 @@ impl Recipe {
         Ok(ids.len())
     }
     fn end(&self) -> RowResult<u32> {
-        self.tokenizer.end_of_text().map_err(|e| format!("has no end: {e}"))
+        self.tokenizer.end_of_text().map_err(|e| format!("needs an end-of-text token: {e}"))
     }
 }
 
-/// Of an answer as it is rendered as the last message, the part that still stands at the front of `rest`:
-/// templates of thinking models leave out the thoughts of earlier answers, which come first.
+/// The part of an answer, as rendered when it is the last message, that remains at the start of `rest`: templates of
+/// thinking models drop the thoughts of earlier answers, which come first.
 fn surviving_part<'a>(answer: &'a str, rest: &str) -> Option<&'a str> {
     let starts = answer.char_indices().map(|(i, _)| &answer[i..]);
     starts.into_iter().find(|part| rest.starts_with(part)).filter(|part| !part.trim().is_empty())

@@ -1,31 +1,31 @@
-//! What was found in a data set, in one line. Never reads it.
+//! A one-line summary of a data set. Never reads it.
 
-/// What was found, for people and for the metrics.
+/// What was found in a data set, for the log and the metrics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// "Rust sources of 85 crates"
+    /// Such as "Rust sources of 85 crates".
     pub what: String,
     pub files: u64,
-    /// Files of a directory that were left out because they are no text.
+    /// Files of a directory that were skipped because they are not text.
     pub skipped: u64,
-    /// Size of the files.
+    /// Total size of the files.
     pub bytes: u64,
     pub tokens: u64,
     pub rows: u64,
-    /// Rows are samples that were given one by one, of up to `max_len` tokens, not cut out of a stream.
+    /// Rows are individual samples of up to `max_len` tokens, not slices of a stream.
     pub samples: bool,
     pub max_len: usize,
-    /// Rows of more than `max_len` tokens: their ends are not trained on.
+    /// Rows of more than `max_len` tokens, which were truncated.
     pub cut: u64,
-    /// Rows whose prompt leaves no room for a response, or that have none: left out.
+    /// Rows dropped because the prompt leaves no room for a response, or there is no response.
     pub dropped: u64,
-    /// Rows that were no rows: left out.
+    /// Malformed rows that were skipped.
     pub bad: u64,
-    /// What is wrong with the first of them, where the token file was made just now.
+    /// What is wrong with the first bad row; known only if this call built the token file.
     pub first_bad: Option<String>,
-    /// The token file was made just now, not found.
+    /// This call built the token file; it was not in the cache.
     pub built: bool,
-    /// The cache that could not be written, and why: each process has made the tokens for itself.
+    /// The cache directory that could not be written, and why: each process tokenized for itself.
     pub unkept: Option<String>,
 }
 
@@ -42,11 +42,10 @@ impl std::fmt::Display for Report {
             false => write!(f, "{tokens} tokens in {rows} row{} of {max_len}", plural(*rows))?,
         }
         if *skipped > 0 {
-            write!(f, "; {skipped} skipped, no text")?;
+            write!(f, "; {skipped} skipped (not text)")?;
         }
         if *cut > 0 {
-            let (are, were) = if *cut == 1 { ("is", "was") } else { ("are", "were") };
-            write!(f, "; {cut} row{} {are} longer and {were} cut", plural(*cut))?;
+            write!(f, "; {cut} longer row{} truncated", plural(*cut))?;
         }
         if *dropped > 0 {
             write!(
@@ -66,7 +65,7 @@ impl std::fmt::Display for Report {
 }
 
 impl Report {
-    /// Of several data sets: their sums under the name `what`.
+    /// The sums over several data sets, named `what`.
     pub(super) fn sum<'a>(what: String, parts: impl IntoIterator<Item = &'a Report>) -> Option<Report> {
         let mut parts = parts.into_iter();
         let mut sum = Report { what, ..parts.next()?.clone() };

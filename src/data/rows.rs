@@ -1,5 +1,5 @@
-//! Files of rows, JSON and Parquet, read in pieces and made into tokens on several threads, in order. Never holds more
-//! than a piece of a file.
+//! Reads JSON and Parquet files of rows in chunks and tokenizes them on several threads, in order. Never holds more
+//! than one chunk of a file.
 use super::array::{self, BOM, Broken, Elements};
 use super::fields::{JsonRow, RowFault, RowResult};
 use super::place::TokenPlace;
@@ -16,24 +16,24 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A longer line is no row.
+/// A longer line is an error of its row.
 const LONGEST: u64 = 256 << 20;
-/// A piece is handed on when it has [`ROWS`] rows or [`BYTES`] bytes.
+/// A chunk is full at [`ROWS`] rows or [`BYTES`] bytes.
 const ROWS: usize = 512;
 const BYTES: usize = 4 << 20;
 
-/// Reads files of rows one after the other into a token file.
+/// Reads files of rows, one after another, into a token file.
 pub(super) struct Rows<'a> {
     pub recipe: &'a Recipe,
     pub out: &'a mut TokenWriter,
     pub threads: usize,
-    /// What is wrong with the first row that was skipped.
+    /// What is wrong with the first bad row that was skipped.
     pub first_bad: Option<String>,
-    /// Places and results of a piece, kept for the next.
+    /// Results of one chunk, reused for the next.
     made: Vec<(TokenizedRow, RowResult<Outcome>)>,
 }
 
-/// A row as it stands in a file, or what is wrong with it.
+/// A row's number with the row, or with what is wrong with it.
 type NumberedRow<T> = (u64, RowResult<T>);
 
 impl<'a> Rows<'a> {
@@ -42,7 +42,7 @@ impl<'a> Rows<'a> {
         Rows { recipe, out, threads, first_bad: None, made: Vec::new() }
     }
 
-    /// An array, whose elements are rows, or rows in lines.
+    /// An array whose elements are rows, or one row per line.
     pub fn json(&mut self, path: &Path) -> Result<()> {
         let io = |e| Error::io("read", path, e);
         let file = open::file(path).map_err(|e| Error::io("open", path, e))?;
@@ -71,7 +71,7 @@ impl<'a> Rows<'a> {
                 }
                 Ok(None) => piece.push((number, Err(too_long()))),
                 Err(Broken::Array(what)) => {
-                    self.put(&mut piece, &make, &place)?; // what is wrong further ahead comes first
+                    self.put(&mut piece, &make, &place)?; // an error in an earlier row is reported first
                     return Err(place(number).error(what));
                 }
                 Err(Broken::Io(e)) => return Err(Error::io("read", path, e)),
@@ -84,7 +84,7 @@ impl<'a> Rows<'a> {
         self.put(&mut piece, &make, &place)
     }
 
-    /// A line is a row; blank ones are none.
+    /// One row per line; blank lines are skipped.
     fn lines(&mut self, path: &Path, mut file: BufReader<File>) -> Result<()> {
         let io = |e| Error::io("read", path, e);
         let recipe = self.recipe;
@@ -111,7 +111,7 @@ impl<'a> Rows<'a> {
         self.put(&mut piece, &make, &|n| TokenPlace::Line(path, n))
     }
 
-    /// Row group by row group; of the columns, only those that rows are made of.
+    /// Row group by row group, reading only the columns that rows need.
     pub fn parquet(&mut self, path: &Path) -> Result<()> {
         let bad = |e: parquet::errors::ParquetError| {
             Error::input(format!("{}: cannot be read as Parquet ({e})", path.display()))
@@ -127,7 +127,7 @@ impl<'a> Rows<'a> {
         for group in 0..reader.num_row_groups() {
             let group = reader.get_row_group(group).map_err(bad)?;
             for row in RowIter::from_row_group(columns.clone(), &*group).map_err(bad)? {
-                // Where a page is damaged, what follows it is not rows: that is no matter of one row.
+                // A damaged page corrupts everything after it: this is not the fault of one row.
                 let row = row.map_err(bad)?.into_columns();
                 let object = row.into_iter().map(|(name, field)| Ok((name, json(field)?))).collect();
                 piece.push((number, object));
@@ -140,8 +140,8 @@ impl<'a> Rows<'a> {
         self.put(&mut piece, &make, &place)
     }
 
-    /// The schema without the columns that no row needs; all of it where the recipe's are not there, so that the
-    /// message can name those that are.
+    /// The schema without the columns that no row needs; the full schema if the recipe's columns are missing, so that
+    /// the error can list those present.
     fn columns(&self, schema: &Type) -> Option<Type> {
         let format = &self.recipe.format;
         let named: Vec<&str> = match &format.input_key {
@@ -155,7 +155,7 @@ impl<'a> Rows<'a> {
         if found { projected() } else { None }
     }
 
-    /// Makes the rows of a piece, each thread a part of it, and writes them in order.
+    /// Tokenizes the rows of a chunk on several threads and writes them in order.
     fn put<'p, T: Sync>(
         &mut self,
         piece: &mut Vec<NumberedRow<T>>,
@@ -185,18 +185,18 @@ impl<'a> Rows<'a> {
             match outcome {
                 Ok(Outcome::Kept) => self.out.row(&row.ids, &row.labels)?,
                 Ok(Outcome::Dropped) => self.out.counts.dropped += 1,
-                // Of no single row, so none is left out for it.
+                // Not the fault of one row, so `skip_bad_rows` does not apply.
                 Ok(Outcome::Text) => {
                     let why = self.recipe.tokenizer.usable().err().map_or(String::new(), |why| why.to_string());
                     return Err(place(*number)
-                        .error(format!("holds text, which takes a tokenizer: {why}. Rows of `input_ids` need none")));
+                        .error(format!("holds text, which needs a tokenizer: {why}. Rows of `input_ids` do not")));
                 }
                 Err(fault) if self.recipe.format.skip_bad_rows => {
                     self.out.counts.bad += 1;
                     self.first_bad.get_or_insert_with(|| place(*number).error(fault).to_string());
                 }
                 Err(fault) => {
-                    let fault = format!("{fault} (`skip_bad_rows` leaves such rows out and counts them)");
+                    let fault = format!("{fault} (set `skip_bad_rows` to skip and count such rows)");
                     return Err(place(*number).error(fault));
                 }
             }
@@ -210,7 +210,7 @@ fn too_long() -> RowFault {
     format!("is longer than {} MiB", LONGEST >> 20)
 }
 
-/// A value of Parquet as one of JSON. Times, decimals and binary are no part of rows.
+/// A Parquet value as JSON. Times, decimals and binary data do not occur in rows.
 fn json(field: Field) -> RowResult<Value> {
     let float = |x: f64| Number::from_f64(x).map_or(Value::Null, Value::Number);
     let list = |fields: &[Field]| fields.iter().cloned().map(json).collect::<std::result::Result<Vec<_>, _>>();
@@ -228,15 +228,15 @@ fn json(field: Field) -> RowResult<Value> {
         Field::Float(x) => float(x.into()),
         Field::Double(x) => float(x),
         Field::Str(x) => x.into(),
-        // Text whose writer did not say that it is.
+        // Strings that the writer did not mark as such.
         Field::Bytes(x) => match std::str::from_utf8(x.data()) {
             Ok(text) => text.into(),
-            Err(_) => Value::Array(vec![]), // no text, which is an error where one is needed
+            Err(_) => Value::Array(vec![]), // not a string: an error where one is needed
         },
         Field::ListInternal(x) => list(x.elements())?.into(),
         Field::Group(row) => {
             let fields = row.into_columns().into_iter().map(|(name, field)| Ok((name, json(field)?)));
-            // Files of one schema for all messages hold null for what a message does not have.
+            // Files with one schema for all messages hold null for the keys a message does not have.
             let fields = fields.filter(|f| !matches!(f, Ok((_, Value::Null))));
             Value::Object(fields.collect::<RowResult<_>>()?)
         }

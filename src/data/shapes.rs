@@ -1,22 +1,22 @@
-//! Rows that say by their keys what they are: conversations as OpenAI and ShareGPT write them, and Alpaca's
-//! instructions. Never renders and never tokenizes.
+//! Rows that are recognized by their keys: OpenAI and ShareGPT conversations, and Alpaca instructions. Never renders
+//! and never tokenizes.
 //!
-//! [Note: ShareGPT and Alpaca] `conversations` is a list of `{"from", "value"}`: human and user are the user, gpt and
-//! assistant the assistant, observation and tool a tool; function_call is the assistant's own text, as it stands. A
-//! `system` next to it comes first. Of `{"instruction", "input", "output"}` the user says the instruction, then the
-//! input on a line of its own where it is not empty, and the assistant the output; `system` comes first, and the pairs
-//! of `history` before the instruction, as LLaMA-Factory reads them. Without a chat template the prompt is in the words
-//! of Stanford Alpaca ([`alpaca_prompt`]), which have no place for the two.
+//! [Note: ShareGPT and Alpaca] `conversations` is a list of `{"from", "value"}`: human and user map to user, gpt and
+//! assistant to assistant, observation and tool to tool; function_call becomes assistant text, verbatim. A `system`
+//! field comes first. In `{"instruction", "input", "output"}` the user message is the instruction, then the input on
+//! its own line if it is not empty; the assistant message is the output. `system` comes first, and the pairs of
+//! `history` before the instruction, as in LLaMA-Factory. Without a chat template the prompt is Stanford Alpaca's
+//! ([`alpaca_prompt`]), which has no place for `system` and `history`.
 use super::fields::{JsonRow, RowResult, array, field, kind, present, string};
 use serde_json::{Value, json};
 
-/// Keys that a row may have where no flag names any.
+/// Keys that identify a row when no setting names its fields.
 pub(super) const KEYS: [&str; 10] =
     ["input_ids", "labels", "text", "messages", "conversations", "system", "instruction", "input", "output", "history"];
 
-/// Whom a message may be by. Templates know fewer; a name that none knows is a mistake in the data.
+/// Roles a message may have. Templates support fewer; a role that no template knows is a mistake in the data.
 const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
-/// ShareGPT's `from`, and the role that it is.
+/// ShareGPT's `from` values and the roles they map to.
 const SPEAKERS: [(&str, &str); 9] = [
     ("human", "user"),
     ("gpt", "assistant"),
@@ -29,7 +29,7 @@ const SPEAKERS: [(&str, &str); 9] = [
     ("function_call", "assistant"),
 ];
 
-/// A text that is not empty.
+/// A string that is not empty.
 fn present_text<'a>(row: &'a JsonRow, key: &str) -> Option<&'a str> {
     present(row, key)?.as_str().filter(|text| !text.is_empty())
 }
@@ -38,18 +38,18 @@ pub(super) fn is_alpaca(row: &JsonRow) -> bool {
     present(row, "instruction").is_some() && present(row, "output").is_some()
 }
 
-/// A row that says by its keys that it is text.
+/// The row's keys mark it as text.
 pub(super) fn is_text(row: &JsonRow) -> bool {
     let given = |key: &str| present(row, key).is_some();
     !given("input_ids") && (["text", "messages", "conversations"].into_iter().any(given) || is_alpaca(row))
 }
 
-/// Rows of a data set to learn from, and of little else.
+/// The row's keys mark it as training data, and as hardly anything else.
 pub(super) fn is_known(row: &JsonRow) -> bool {
     ["input_ids", "messages", "conversations"].iter().any(|key| present(row, key).is_some()) || is_alpaca(row)
 }
 
-/// The messages of a row that no flag names fields of.
+/// The messages of a row whose fields no setting names.
 pub(super) fn conversation(row: &JsonRow) -> RowResult<Vec<Value>> {
     let system = present_text(row, "system").map(|text| json!({"role": "system", "content": text}));
     if let Some(list) = present(row, "messages") {
@@ -74,7 +74,7 @@ pub(super) fn conversation(row: &JsonRow) -> RowResult<Vec<Value>> {
     for earlier in present(row, "history").map(|list| array(list, "history")).transpose()?.into_iter().flatten() {
         match earlier.as_array().map(Vec::as_slice) {
             Some([Value::String(prompt), Value::String(answer)]) => turns.extend(pair(prompt, answer)),
-            _ => return Err(format!("has {} in its history, where [prompt, answer] is expected", kind(earlier))),
+            _ => return Err(format!("has {} in its history; each entry must be [prompt, answer]", kind(earlier))),
         }
     }
     let (instruction, output) = (string(row, "instruction")?, string(row, "output")?);
@@ -99,7 +99,7 @@ pub(super) fn alpaca_prompt(row: &JsonRow) -> RowResult<String> {
     for (key, given) in [("system", present_text(row, "system").is_some()), ("history", listed)] {
         if given {
             return Err(format!(
-                "has a {key}, which Alpaca's prompt has no place for: add `apply_chat_template`, or take it out"
+                "has a {key}, which the Alpaca prompt cannot express: set `apply_chat_template` or remove the {key}"
             ));
         }
     }
@@ -115,8 +115,8 @@ pub(super) fn alpaca_prompt(row: &JsonRow) -> RowResult<String> {
     })
 }
 
-/// Every message of a row, checked: at least one in front of the response. `keys`: of the prompt or the conversation,
-/// and of the response; where neither is given the row's own keys say what it is.
+/// All messages of a row, checked: at least one before the response. `(input, output)` are the fields of the prompt or
+/// conversation and of the response; if neither is given, the row's own keys decide.
 pub(super) fn turns(row: &JsonRow, (input, output): (Option<&str>, Option<&str>)) -> RowResult<Vec<Value>> {
     let mut turns = match input {
         None => conversation(row)?,
@@ -124,8 +124,8 @@ pub(super) fn turns(row: &JsonRow, (input, output): (Option<&str>, Option<&str>)
             (Value::String(text), Some(_)) => vec![json!({"role": "user", "content": text})],
             (Value::String(_), None) => {
                 return Err(format!(
-                    "has a text as {key}, where a list of messages is expected; with a text, name the field of the response \
-                     with `output_key`"
+                    "has a string as {key}; a list of messages is expected. If the prompt is a string, name the \
+                     response field with `output_key`"
                 ));
             }
             (list, _) => array(list, key)?.to_vec(),
@@ -143,20 +143,20 @@ pub(super) fn turns(row: &JsonRow, (input, output): (Option<&str>, Option<&str>)
     }
     match turns.len() {
         0 => Err("has no messages".into()),
-        1 => Err("has one message: there is no prompt in front of the response".into()),
+        1 => Err("has only one message: a prompt must precede the response".into()),
         _ => Ok(turns),
     }
 }
 
-/// Checks message `i`; one of ShareGPT's becomes one with a role.
+/// Checks message `i`, and converts a ShareGPT message to one with a role.
 fn message(i: usize, turn: &mut Value) -> RowResult<()> {
     let Value::Object(fields) = turn else {
-        return Err(format!("has a message {i} that is no object: a message is {{\"role\": .., \"content\": ..}}"));
+        return Err(format!("has a message {i} that is not an object: a message is {{\"role\": .., \"content\": ..}}"));
     };
     if let (None, Some(from)) = (present(fields, "role"), present(fields, "from")) {
         let role = SPEAKERS.iter().find(|(name, _)| from == name).map(|(_, role)| *role).ok_or_else(|| {
             let known: Vec<&str> = SPEAKERS.iter().map(|(name, _)| *name).collect();
-            format!("has a message {i} from {from}; ShareGPT's are: {}", known.join(", "))
+            format!("has a message {i} from {from}; ShareGPT knows: {}", known.join(", "))
         })?;
         let content = string(fields, "value").map_err(|what| format!("has a message {i} that {what}"))?;
         *turn = json!({"role": role, "content": content});
@@ -165,14 +165,14 @@ fn message(i: usize, turn: &mut Value) -> RowResult<()> {
     let keys = || fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
     match fields.get("role") {
         Some(Value::String(role)) if ROLES.contains(&role.as_str()) => {}
-        Some(role) => return Err(format!("has a message {i} by {role}; a role is one of: {}", ROLES.join(", "))),
+        Some(role) => return Err(format!("has a message {i} with role {role}; known roles: {}", ROLES.join(", "))),
         None => return Err(format!("has a message {i} without `role`; its keys are: {}", keys())),
     }
     match fields.get("content") {
         Some(Value::String(_) | Value::Array(_)) => Ok(()),
-        // An assistant may only call tools.
+        // An assistant message may consist of tool calls only.
         None | Some(Value::Null) if fields.contains_key("tool_calls") => Ok(()),
         None => Err(format!("has a message {i} without `content`; its keys are: {}", keys())),
-        Some(other) => Err(format!("has a message {i} whose content is {}: it must be a text", kind(other))),
+        Some(other) => Err(format!("has a message {i} whose content is {}; a string is expected", kind(other))),
     }
 }

@@ -1,24 +1,25 @@
-//! Rows as a token file has them, or as they are made: numbered, of at most `max_len` tokens. Never knows files.
+//! Numbered rows of at most `max_len` tokens, read from a token file or generated. Never knows corpus files.
 use super::synthetic::Synthetic;
 use super::token_file::TokenFile;
 use crate::device::IGNORE;
 
 pub(super) enum RowSource {
-    /// Row r is tokens `r * max_len..=(r + 1) * max_len`: neighbours share one token, an input here and a target there.
+    /// Row r is tokens `r * max_len..=(r + 1) * max_len`. Adjacent rows share one token: the last target of one, the
+    /// first input of the next.
     Stream(TokenFile),
     Rows(TokenFile),
     Synthetic(Synthetic),
 }
 
 impl RowSource {
-    /// Tokens of `row`.
+    /// Length of `row` in tokens.
     pub fn row_len(&self, row: u64, max_len: usize) -> usize {
         match self {
             RowSource::Rows(file) => file.row_len(row).min(max_len),
             RowSource::Stream(_) | RowSource::Synthetic(_) => max_len,
         }
     }
-    /// `row` into `tokens` and `targets`, each as long as it is.
+    /// Writes `row` into `tokens` and `targets`, both as long as the row.
     pub fn fill(&self, row: u64, max: usize, tokens: &mut [u32], targets: &mut [i32]) {
         match self {
             RowSource::Stream(file) => {
@@ -42,7 +43,7 @@ impl RowSource {
     }
 }
 
-/// `targets[t] = tokens[t + 1]`, and `after` for the last.
+/// `targets[t] = tokens[t + 1]`; the last target is `after`.
 fn shift(tokens: &[u32], after: u32, targets: &mut [i32]) {
     let next = tokens[1..].iter().copied().chain([after]);
     targets.iter_mut().zip(next).for_each(|(target, next)| *target = next as i32);

@@ -1,5 +1,5 @@
-//! Keeps the directory of token files within its limit, and clears what killed builders left. Never removes a file that
-//! a process has locked, which is one that it reads or writes, and never one whose name is not of ours.
+//! Keeps the token-file directory within its size limit and removes what killed builders left. Never removes a file
+//! that a process has locked (is reading or writing), nor one whose name is not ours.
 use crate::base::open;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::SystemTime;
 
-/// Best effort: what cannot be removed stays, and where another process sweeps, that is enough.
+/// Best effort: a file that cannot be removed stays, and if another process is sweeping, this one does nothing.
 pub(super) fn sweep(dir: &Path, limit: u64) {
     let Ok(own) = File::open(dir) else { return };
     if flock(&own, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
@@ -26,7 +26,7 @@ pub(super) fn sweep(dir: &Path, limit: u64) {
                     kept.push((meta.modified().unwrap_or(SystemTime::UNIX_EPOCH), meta.len(), path));
                 }
             }
-            // Earlier versions locked a file next to the token file, and left it.
+            // Earlier versions locked a file next to the token file and left it there.
             Some("partial" | "scratch" | "lock" | "ends") => drop(remove_unused(&path)),
             _ => {}
         }
@@ -43,14 +43,14 @@ pub(super) fn sweep(dir: &Path, limit: u64) {
     }
 }
 
-/// Unless a process has it locked; whether it did.
+/// Removes the file unless a process has it locked. Returns whether it was locked.
 fn remove_unused(path: &Path) -> bool {
     let Ok(file) = File::options().read(true).write(true).open(path) else { return false };
     let free = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() && is_at(&file, path);
     free && fs::remove_file(path).is_ok()
 }
 
-/// The file at `path` is still `file`.
+/// Whether the file at `path` is still `file`.
 pub(super) fn is_at(file: &File, path: &Path) -> bool {
     file.metadata().is_ok_and(|held| fs::metadata(path).is_ok_and(|named| open::is_same(&held, &named)))
 }

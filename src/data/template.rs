@@ -1,8 +1,8 @@
-//! Chat templates: Jinja as transformers runs it. Never tokenizes, never reads files.
+//! Renders Jinja chat templates as transformers does. Never tokenizes, never reads files.
 //!
-//! minijinja is the interpreter; what a template may use beyond Jinja proper is listed in [`ChatTemplate::new`]: the
-//! Python methods of strings, lists and dicts, `raise_exception`, `strftime_now`, `tojson` without HTML escapes, loop
-//! controls, and `{% generation %}` blocks, which render as if their tags were not there.
+//! The interpreter is minijinja; [`ChatTemplate::new`] adds what transformers adds to Jinja: the Python methods of
+//! strings, lists and dicts, `raise_exception`, `strftime_now`, `tojson` without HTML escapes, loop controls, and `{%
+//! generation %}` blocks, whose content renders as if their tags were absent.
 mod bounds;
 
 use crate::base::quote;
@@ -26,8 +26,8 @@ pub struct ChatTemplate {
 const NAME: &str = "chat template";
 
 impl ChatTemplate {
-    /// From a Jinja text and the spellings of the tokenizer's special tokens. An error says what is wrong, and in which
-    /// line.
+    /// From Jinja text and the spellings of the tokenizer's special tokens. An error describes the problem and names
+    /// the line.
     pub fn new(text: &str, (bos, eos): (&str, &str)) -> Result<ChatTemplate, String> {
         let mut env = Environment::new();
         bounds::install(&mut env);
@@ -50,18 +50,18 @@ impl ChatTemplate {
         self.fingerprint
     }
 
-    /// The text of a conversation; with `prompt`, the beginning of the assistant's next answer behind it.
+    /// Renders a conversation; with `prompt`, followed by the start of the assistant's next answer.
     pub fn render(&self, messages: &[Value], prompt: bool) -> Result<String, String> {
-        // Without tools and documents they are there and None, as in transformers.
+        // As in transformers, `tools` and `documents` are defined as None when absent.
         let (none, messages) = (Value::from(()), Value::from(messages.to_vec()));
         let context = context! {
             messages, tools => none, documents => none, add_generation_prompt => prompt,
             bos_token => self.bos, eos_token => self.eos,
         };
         bounds::run(&self.env, &self.instructions, context).map_err(|e| {
-            // Said of a row: "line 7 does not fit: no such role (line 3 of the chat template)".
+            // Completes "line 7 is rejected by line 3 of the chat template: no such role".
             let (place, detail) = what(&e);
-            format!("does not fit: {detail} ({place})")
+            format!("is rejected by {place}: {detail}")
         })
     }
 }
@@ -72,9 +72,9 @@ impl std::fmt::Debug for ChatTemplate {
     }
 }
 
-/// ("line 3 of the chat template", "only user and assistant roles are supported")
+/// Such as ("line 3 of the chat template", "only user and assistant roles are supported").
 fn what(e: &Error) -> (String, String) {
-    // The innermost error is the one that the template raised; its line is the place that called.
+    // The innermost error is the one the template raised; if it has no line, use the caller's.
     let mut inner = e;
     while let Some(deeper) = std::error::Error::source(inner).and_then(|s| s.downcast_ref::<Error>()) {
         inner = deeper;
@@ -87,8 +87,8 @@ fn what(e: &Error) -> (String, String) {
     (format!("{line}the {NAME}"), quote(detail).to_string())
 }
 
-/// `{% generation %}` and its end, whatever their whitespace controls, as a condition that always holds: whitespace
-/// around them is treated as around any block, and lines keep their numbers.
+/// Replaces `{% generation %}` and its end by a condition that always holds, keeping their whitespace controls: the
+/// surrounding whitespace is handled as for any block, and line numbers stay the same.
 fn without_generation_tags(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -112,7 +112,7 @@ fn without_generation_tags(text: &str) -> String {
     out + rest
 }
 
-/// Python's `str()` where it is not Rust's.
+/// Formats values as Python's `str()` where Rust differs.
 fn as_python_prints(out: &mut Output, state: &State, value: &Value) -> Result<(), Error> {
     let weight = bounds::weigh(state, std::slice::from_ref(value))?;
     let escaped = if matches!(state.auto_escape(), AutoEscape::None) { 1 } else { 6 }; // "<" as "&#x3c;"
@@ -126,7 +126,7 @@ fn as_python_prints(out: &mut Output, state: &State, value: &Value) -> Result<()
     out.write_str(text).map_err(Error::from)
 }
 
-/// `json.dumps(value, ensure_ascii=False, ..)`, as transformers' filter of this name does it.
+/// `json.dumps(value, ensure_ascii=False, ..)`, like transformers' filter of the same name.
 fn tojson(state: &State, value: Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let separators: Option<Vec<String>> = options.get("separators")?;
@@ -159,7 +159,7 @@ struct Dumps {
     indent: Option<usize>,
     ascii: bool,
     depth: usize,
-    /// The container at hand has something in it.
+    /// The current container has an element.
     filled: bool,
 }
 
@@ -248,7 +248,7 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// C's strftime in the C locale, of `seconds` since 1970 in UTC. A conversion that it does not know stays as it is.
+/// C's strftime in the C locale, for `seconds` since 1970 in UTC. Unknown conversions are copied verbatim.
 fn strftime(format: &str, seconds: i64) -> String {
     let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     let (year, month, day) = civil(days);
@@ -299,7 +299,7 @@ fn days_before(year: i64) -> i64 {
 
 /// (year, month, day) of a day counted from 1970-01-01, in the Gregorian calendar.
 fn civil(days: i64) -> (i64, i64, i64) {
-    let mut year = 1970 + days.div_euclid(366); // at most right, and at most a few years early
+    let mut year = 1970 + days.div_euclid(366); // never late, and at most a few years early
     while days_before(year + 1) <= days {
         year += 1;
     }
@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn dates_are_those_of_strftime() {
         let all = "%Y-%m-%d %H:%M:%S %a %A %b %B %j %y %I %p %e|%F %T %% %Q";
-        // Made by Python: datetime.fromtimestamp(t, UTC).strftime(..)
+        // From Python: datetime.fromtimestamp(t, UTC).strftime(..)
         for (t, expected) in [
             (0, "1970-01-01 00:00:00 Thu Thursday Jan January 001 70 12 AM  1|1970-01-01 00:00:00 % %Q"),
             (951_782_399, "2000-02-28 23:59:59 Mon Monday Feb February 059 00 11 PM 28|2000-02-28 23:59:59 % %Q"),
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn generation_tags_keep_their_controls() {
+    fn generation_tags_keep_their_whitespace_controls() {
         let text = "{%- generation -%}a{% endgeneration +%}\n{% generations %}{{ x }}{%generation%}";
         let expected = "{%- if true -%}a{% endif +%}\n{% generations %}{{ x }}{%if true%}";
         assert_eq!(without_generation_tags(text), expected);

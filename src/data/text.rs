@@ -1,47 +1,45 @@
-//! Text files, read in pieces by one thread and made into tokens by several, in order. Never holds more than a turn of
+//! Reads text files in pieces on one thread and tokenizes them on several, in order. Never holds more than one batch of
 //! pieces.
 
 use super::corpus::CorpusFile;
 use super::token_file::TokenWriter;
 use super::tokenizer::Tokenizer;
 use crate::base::{Error, Result, open};
-use std::fs::File;
 use std::io::Read;
-use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// How much of a file is looked at to call it text, and how much is read at once.
+/// Bytes read at a time, and bytes inspected to decide whether a file is text.
 const CHUNK: usize = 1 << 18;
-/// How much of a text without a good place to cut it is held.
+/// Maximum bytes held of a text without a good place to split.
 const HELD: usize = 1 << 23;
-/// Chunks that each thread gets at a time, so that little of it is spent on the slowest.
+/// Chunks per thread and batch: enough that waiting for the slowest thread hardly counts.
 const EACH: usize = 4;
-/// And pieces at most: files may be small.
+/// Maximum pieces per batch; files may be small.
 const PIECES: usize = 256;
 
-/// Reads text files one after the other into a token file.
+/// Reads text files, one after another, into a token file.
 ///
-/// A file is a document: see [`Tokenizer::around`], then an end-of-text token. A piece of a long one is tokenized
-/// behind the end of the piece before it, so that a cut changes no token: it falls behind a line where the next begins
-/// with a letter or digit, and words know nothing of the line before.
+/// A file is a document: see [`Tokenizer::affixes`], then an end-of-text token. A piece of a long file is tokenized
+/// together with the last line of the piece before it, so that splitting changes no token: a split falls after a line
+/// break where the next line begins with a letter or digit, and no pre-tokenizer word reaches further back.
 pub(super) struct Texts<'a> {
     tokenizer: &'a Tokenizer,
     out: &'a mut TokenWriter,
     end: u32,
     pub threads: usize,
     chunk: Vec<u8>,
-    /// Those of this turn, the first `given`, and some of earlier ones to be used again.
+    /// The first `given` are this batch's; the rest are kept for reuse.
     pieces: Vec<TextPiece>,
     given: usize,
-    /// Bytes of text in this turn.
+    /// Bytes of text in this batch.
     bytes: usize,
 }
 
-/// Some of a file.
+/// A piece of a file.
 #[derive(Default)]
 struct TextPiece {
     text: String,
-    /// Where the tokens that are this piece's begin.
+    /// Where this piece's own tokens begin.
     from: usize,
     /// It begins a document; it ends one.
     first: bool,
@@ -76,10 +74,10 @@ impl<'a> Texts<'a> {
         Ok(Texts { tokenizer, out, end, threads, chunk, pieces: Vec::new(), given: 0, bytes: 0 })
     }
 
-    /// All of them. Of a directory's files those that are no text are left out and counted.
+    /// Reads all files. In a directory, files that are not text are skipped and counted.
     pub fn read(mut self, files: &[CorpusFile]) -> Result<()> {
         for file in files {
-            if self.file(&file.path)? {
+            if self.file(file)? {
                 self.out.counts.files += 1;
                 self.out.counts.bytes += file.size;
             } else if file.named {
@@ -91,9 +89,13 @@ impl<'a> Texts<'a> {
         self.flush()
     }
 
-    /// One file. False, with nothing written, where it is not text; an empty file is no text.
-    fn file(&mut self, path: &Path) -> Result<bool> {
-        let mut file = open::file(path).map_err(|e| Error::io("open", path, e))?;
+    /// Reads one file. Returns false, with nothing written, if it is not text or is empty.
+    fn file(&mut self, file: &CorpusFile) -> Result<bool> {
+        let path = &file.path;
+        let mut file: Box<dyn Read> = match file.embedded {
+            Some(text) => Box::new(text),
+            None => Box::new(open::file(path).map_err(|e| Error::io("open", path, e))?),
+        };
         let (mut held, mut lead, mut first) = (Vec::new(), 0, true);
         loop {
             let n = fill(&mut file, &mut self.chunk).map_err(|e| Error::io("read", path, e))?;
@@ -103,13 +105,13 @@ impl<'a> Texts<'a> {
                 return Ok(false);
             }
             if let Tokenizer::Bytes = self.tokenizer {
-                // Any bytes, and bytes know no neighbours: to widen them takes no longer than to hand them over.
+                // Byte tokens are independent of their neighbors: widening them is as fast as handing them to a thread.
                 let ids = read.iter().map(|&b| b as u32).chain(last.then_some(self.end));
                 self.out.tokens(&ids.collect::<Vec<_>>())?;
             } else {
                 held.extend_from_slice(read);
                 let cut = if last { held.len() } else { cut(&held[lead..]).map_or(lead, |at| lead + at) };
-                // What is not UTF-8 grows: the lead is measured in the text that is tokenized.
+                // Replacing invalid UTF-8 lengthens the text: measure the lead in what is tokenized.
                 let from = String::from_utf8_lossy(&held[..lead]).len();
                 if cut > lead || first || last {
                     self.give(&held[..cut], from, first, last)?;
@@ -127,7 +129,7 @@ impl<'a> Texts<'a> {
         }
     }
 
-    /// One more piece; where they are enough, they are tokenized.
+    /// Adds a piece; tokenizes the batch when it is full.
     fn give(&mut self, text: &[u8], from: usize, first: bool, last: bool) -> Result<()> {
         if self.given == self.pieces.len() {
             self.pieces.push(TextPiece::default());
@@ -142,7 +144,7 @@ impl<'a> Texts<'a> {
         if full { self.flush() } else { Ok(()) }
     }
 
-    /// Each thread takes the next piece that no other has; what they make is written in order.
+    /// Tokenizes the batch: each thread takes the next free piece; results are written in order.
     fn flush(&mut self) -> Result<()> {
         let pieces = &mut self.pieces[..self.given];
         let (tokenizer, end, threads) = (self.tokenizer, self.end, self.threads.min(pieces.len()));
@@ -167,29 +169,30 @@ fn unreadable(file: &CorpusFile) -> Error {
     Error::input(match file.size {
         0 => format!("{path}: the file is empty"),
         _ => format!(
-            "{path}: not a text file (a NUL byte or invalid UTF-8 near its start). Text, .jsonl, .json, .parquet and .npy can be read"
+            "{path}: not a text file (NUL byte or invalid UTF-8 near its start). Supported: text, .jsonl, .json, \
+             .parquet and .npy"
         ),
     })
 }
 
-/// Behind the last line whose successor begins with a letter or digit. In a text without such lines: nowhere, until so
-/// much is held that it is cut anyhow.
+/// The position after the last line break that a letter or digit follows. None if there is no such line break, until so
+/// much text is held that it is split anyway.
 fn cut(bytes: &[u8]) -> Option<usize> {
-    let word = |b: u8| b.is_ascii_alphanumeric() || b >= 0xc2; // from there on: the first byte of a longer character
+    let word = |b: u8| b.is_ascii_alphanumeric() || b >= 0xc2; // 0xc2 and above: the first byte of a longer character
     let good = |at: &usize| bytes[*at - 1] == b'\n' && !bytes[*at - 2].is_ascii_whitespace() && word(bytes[*at]);
     let anyhow =
         || (bytes.len() >= HELD).then(|| bytes.iter().rposition(|b| b.is_ascii()).map_or(bytes.len(), |at| at + 1));
     (2..bytes.len()).rev().find(good).or_else(anyhow)
 }
 
-/// Where the last line of `bytes` begins, which end behind a line.
+/// Start of the last line of `bytes`, which end with a line break.
 fn line_before(bytes: &[u8]) -> usize {
     let body = bytes.strip_suffix(b"\n").unwrap_or(bytes);
     body.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1)
 }
 
-/// As many bytes as there are, up to `chunk.len()`.
-fn fill(file: &mut File, chunk: &mut [u8]) -> std::io::Result<usize> {
+/// Reads until `chunk` is full or the file ends; returns the number of bytes.
+fn fill(file: &mut dyn Read, chunk: &mut [u8]) -> std::io::Result<usize> {
     let mut n = 0;
     while n < chunk.len() {
         match file.read(&mut chunk[n..])? {
@@ -200,7 +203,7 @@ fn fill(file: &mut File, chunk: &mut [u8]) -> std::io::Result<usize> {
     Ok(n)
 }
 
-/// No NUL, and UTF-8 up to a character that the end of the piece may have cut.
+/// No NUL, and valid UTF-8, except for a character split at the end if `cut`.
 fn is_text(bytes: &[u8], cut: bool) -> bool {
     !bytes.contains(&0)
         && match std::str::from_utf8(bytes) {
@@ -214,8 +217,9 @@ mod tests {
     use super::*;
     use crate::data::cache::{self, Cache};
     use crate::data::token_file::TokenFile;
+    use std::path::Path;
 
-    /// However many threads there are: the same words, which the hash of the file says.
+    /// Any number of threads writes the same words; the file's hash shows it.
     #[test]
     fn threads_change_no_token() {
         let dir = tempfile::tempdir().unwrap();
@@ -232,7 +236,7 @@ mod tests {
         let put = |(i, text): (usize, &String)| {
             let path = dir.path().join(format!("{i}.txt"));
             std::fs::write(&path, text).unwrap();
-            CorpusFile { path, size: text.len() as u64, modified: 0, named: false }
+            CorpusFile { path, size: text.len() as u64, modified: 0, named: false, embedded: None }
         };
         let files: Vec<CorpusFile> = texts.iter().enumerate().map(put).collect();
         for name in ["byte_level", "sentencepiece"] {

@@ -1,7 +1,8 @@
-//! A corpus as numbers, written once and mapped from then on. Never interprets tokens, and never decides where it is.
+//! A tokenized corpus, written once and memory-mapped from then on. Never interprets tokens, and never decides where
+//! the file goes.
 //!
-//! `DIR/KEY.tokens` is a 4096-byte header, then words (u16 where every id fits, else u32, in this machine's byte
-//! order), then for rows their ends (u64, in words). A row is its ids, then as many labels.
+//! `DIR/KEY.tokens` is a 4096-byte header, then words (u16 if every id fits, else u32, in native byte order), then for
+//! rows their end offsets (u64, in words). A row is its ids, then its labels.
 use super::sweep;
 use super::words::TokenWords;
 use crate::base::{Error, Result};
@@ -14,25 +15,25 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-/// Part of every key: raise it when the format, or what is written for the same files, changes.
+/// Part of every key: increase it when the format, or what is written for the same files, changes.
 pub const VERSION: u64 = 3;
 const MAGIC: u64 = u64::from_le_bytes(*b"flatshrd");
 const HEADER: usize = 4096;
-/// A body of up to this many bytes is hashed when it is opened (some 10 ms for 100 MiB); of a larger one, header and
-/// length are checked.
+/// Bodies up to this size are hashed when opened (about 10 ms for 100 MiB); for larger ones, only header and length are
+/// checked.
 const HASHED: u64 = 256 << 20;
-/// What a builder counted on the way, for people.
+/// Statistics collected while building, for the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct TokenCounts {
     pub files: u64,
-    /// Files of a directory that were no text.
+    /// Files of a directory that are not text.
     pub skipped: u64,
-    /// Size of the files that were read.
+    /// Total size of the files read.
     pub bytes: u64,
-    /// Rows without room for a response, or without one.
+    /// Rows dropped for lack of a response, or of room for one.
     pub dropped: u64,
-    /// Rows that were no rows, and were left out.
+    /// Malformed rows that were skipped.
     pub bad: u64,
 }
 
@@ -42,15 +43,15 @@ struct TokenFileHeader {
     magic: u64,
     version: u64,
     key: u64,
-    /// Bytes of a word.
+    /// Bytes per word.
     width: u64,
     words: u64,
-    /// 0 in a stream.
+    /// 0 for a stream.
     rows: u64,
     counts: TokenCounts,
-    /// xxh3 of all that follows the header.
+    /// xxh3 of everything after the header.
     content: u64,
-    /// xxh3 of all of the above.
+    /// xxh3 of all fields above.
     own: u64,
 }
 
@@ -70,12 +71,12 @@ impl TokenFileHeader {
 pub struct TokenFile {
     map: MappedFile,
     header: TokenFileHeader,
-    /// Locked for sharing, for as long as it is read.
+    /// Holds the shared lock while the file is mapped.
     _used: File,
 }
 
 impl TokenFile {
-    /// Words in all: tokens of a stream, ids and labels of rows.
+    /// Total words: tokens of a stream, or ids and labels of rows.
     pub fn words(&self) -> u64 {
         self.header.words
     }
@@ -85,7 +86,7 @@ impl TokenFile {
     pub fn counts(&self) -> TokenCounts {
         self.header.counts
     }
-    /// Equal for equal tokens, wherever they came from.
+    /// Equal for equal tokens, whatever their source.
     pub fn content(&self) -> u64 {
         self.header.content
     }
@@ -99,7 +100,7 @@ impl TokenFile {
             _ => TokenWords::U32(bytemuck::cast_slice(bytes)),
         }
     }
-    /// Tokens of row `r`.
+    /// Length of row `r` in tokens.
     pub fn row_len(&self, r: u64) -> usize {
         let start = if r == 0 { 0 } else { self.end(r - 1) };
         (self.end(r) - start) as usize / 2
@@ -114,15 +115,16 @@ impl TokenFile {
         bytemuck::pod_read_unaligned(&self.map[at..at + 8])
     }
 
-    /// `None` where there is no such file, or it is not whole.
+    /// `None` if there is no such file, or it is incomplete.
     pub(super) fn open(path: &Path, key: u64) -> Option<TokenFile> {
         let file = File::open(path).ok()?;
-        // A file system without locks has no say in what is in use. One that was removed meanwhile is not there.
+        // Without file locks nothing tells which files are in use. A file that was removed meanwhile is treated as
+        // absent.
         let _ = flock(&file, FlockOperation::LockShared);
         let file = sweep::is_at(&file, path).then_some(file)?;
         TokenFile::of(file, path, key).ok()?
     }
-    /// `None` where it is not whole.
+    /// `None` if the file is incomplete.
     pub(super) fn of(mut file: File, path: &Path, key: u64) -> Result<Option<TokenFile>> {
         let io = |e| Error::io("read", path, e);
         let len = file.metadata().map_err(io)?.len();
@@ -135,16 +137,16 @@ impl TokenFile {
         if !header.is_whole() || header.key != key || len != HEADER as u64 + header.body() {
             return Ok(None);
         }
-        // Read, not mapped: pages of the mapping that are touched count as this process's memory.
+        // Read instead of mapped: touched pages of a mapping count toward this process's memory.
         if header.body() <= HASHED && content(&mut file).map_err(io)? != header.content {
             return Ok(None);
         }
-        let _ = file.set_modified(SystemTime::now()); // of somebody else's file it may not be said when it was used
+        let _ = file.set_modified(SystemTime::now()); // fails, harmlessly, for a file of another user
         Ok(Some(TokenFile { map: MappedFile::of(&file, path)?, header, _used: file }))
     }
 }
 
-/// The hash of all that follows the header.
+/// The hash of everything after the header.
 fn content(file: &mut File) -> std::io::Result<u64> {
     file.seek(SeekFrom::Start(HEADER as u64))?;
     let (mut hash, mut chunk) = (Xxh3::new(), vec![0; 1 << 20]);
@@ -156,17 +158,16 @@ fn content(file: &mut File) -> std::io::Result<u64> {
     }
 }
 
-/// What a builder writes into. Constant memory: words go to the file, ends of rows to a file of their own until the
-/// end.
+/// Writes a token file in constant memory: words go straight to the file, row ends to a temporary file until the end.
 pub struct TokenWriter {
-    /// For messages; files next to it can be made.
+    /// For messages, and to place temporary files next to it.
     path: PathBuf,
     out: BufWriter<File>,
     ends: Option<BufWriter<File>>,
     hash: Xxh3,
     header: TokenFileHeader,
     encoded: Vec<u8>,
-    /// What went wrong was a write of this file, not what was to be written.
+    /// A write to this file failed, rather than reading the corpus.
     pub(super) broken: bool,
     pub counts: TokenCounts,
 }
@@ -193,11 +194,11 @@ impl TokenWriter {
         self.broken |= result.is_err();
         result.map_err(|e| Error::io("write", &self.path, e))
     }
-    /// Appends to the stream. Ids are below the bound that the cache was opened with.
+    /// Appends to the stream. Ids are below the bound the cache was opened with.
     pub fn tokens(&mut self, ids: &[u32]) -> Result<()> {
         self.words(ids.iter().copied())
     }
-    /// Appends a row; `labels` as long as `ids`.
+    /// Appends a row; `labels` is as long as `ids`.
     pub fn row(&mut self, ids: &[u32], labels: &[i32]) -> Result<()> {
         self.tokens(ids)?;
         self.words(labels.iter().map(|&label| if label == IGNORE { u32::MAX } else { label as u32 }))?;
@@ -221,7 +222,7 @@ impl TokenWriter {
         let result = self.out.write_all(&self.encoded);
         self.written(result)
     }
-    /// The ends and the header; with a name to go by, to the disk and under that name.
+    /// Writes the row ends and the header. With `to`, also syncs the file and renames it to that path.
     pub(super) fn finish(mut self, to: Option<&Path>) -> io::Result<File> {
         if let Some(ends) = self.ends.take() {
             let mut ends = ends.into_inner()?;
@@ -249,12 +250,12 @@ impl TokenWriter {
     }
 }
 
-/// A file in `dir` that nobody else finds, and that goes when it is closed; in memory where `dir` has no room for one.
+/// An unnamed file in `dir` that disappears when closed; in memory if `dir` has no room for one.
 pub(super) fn nameless(dir: &Path) -> io::Result<File> {
     let path = dir.join(format!("{:016x}.scratch", RandomState::new().hash_one(std::process::id())));
     match File::options().read(true).write(true).create_new(true).open(&path) {
         Ok(file) => {
-            let _ = fs::remove_file(&path); // a sweep may have been first
+            let _ = fs::remove_file(&path); // a sweep may have removed it first
             Ok(file)
         }
         Err(e) => memfd_create("tokens", MemfdFlags::CLOEXEC).map(File::from).map_err(|_| e),

@@ -1,4 +1,4 @@
-//! Text to token ids and back: bytes, or a Hugging Face `tokenizer.json` with what stands next to it. Never reads text
+//! Text to token ids and back: bytes, or a Hugging Face `tokenizer.json` and the files next to it. Never reads text
 //! files.
 mod growth;
 
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokenizers::Tokenizer as Pipeline;
 use xxhash_rust::xxh3::Xxh3;
 
-/// Files of a model directory that make up its tokenizer; only the first is needed.
+/// The files of a model directory that make up its tokenizer; only the first is required.
 pub const FILES: [&str; 8] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -23,31 +23,31 @@ pub const FILES: [&str; 8] = [
     "merges.txt",
 ];
 
-/// Bytes that may come of one text.
+/// Maximum bytes one text may expand to.
 const LONGEST: u64 = 256 << 20;
 
-/// Closed on purpose: a tokenizer is chosen once, by name, and each has its own `match` arm.
+/// An enum, not a trait: a tokenizer is chosen once, by name, and each has its own `match` arm.
 #[derive(Clone, Debug)]
 pub enum Tokenizer {
-    /// Ids 0..=255 are bytes, 256 is the end of a text.
+    /// Ids 0..=255 are bytes, 256 is the end of text.
     Bytes,
     File(Arc<LoadedTokenizer>),
-    /// None that this model can use, and why: enough for data that is tokens already.
+    /// No tokenizer this model can use, and why: sufficient for data that is already tokenized.
     None(Arc<str>),
 }
 
-/// A `tokenizer.json`, with `tokenizer_config.json` where there is one.
+/// A `tokenizer.json`, with `tokenizer_config.json` if present.
 pub struct LoadedTokenizer {
     path: PathBuf,
     pipeline: Pipeline,
-    /// A text may become this many times as long before it is cut into tokens.
+    /// Factor by which a text may grow before it is split into tokens.
     growth: u64,
-    /// Largest id and one.
+    /// Largest id plus one.
     vocab: usize,
     bos: Option<Special>,
     eos: Option<Special>,
     affixes: (Vec<u32>, Vec<u32>),
-    /// Named Jinja texts, the one called `default` first.
+    /// Named Jinja templates, the one called `default` first.
     templates: Vec<(String, String)>,
     fingerprint: u64,
 }
@@ -59,31 +59,31 @@ pub struct Special {
 }
 
 impl Tokenizer {
-    /// From `--tokenizer`: `bytes`, a `tokenizer.json`, or a directory that holds one.
+    /// From the `tokenizer` setting: `bytes`, a `tokenizer.json`, or a directory that holds one.
     pub fn from_name(name: &str) -> Result<Tokenizer> {
         match (name, Path::new(name)) {
             ("bytes", _) => Ok(Tokenizer::Bytes),
             (_, dir) if dir.is_dir() => Tokenizer::load(&dir.join(FILES[0])),
             (_, file) if file.exists() => Tokenizer::load(file),
             _ => Err(Error::input(format!(
-                "`tokenizer` {name}: no such file or directory. Pass a tokenizer.json, a directory that holds one, or `bytes` \
-                 (257 ids); rows that are already tokens (JSONL with `input_ids`, a .npy array) need none"
+                "`tokenizer` {name}: no such file or directory. Name a tokenizer.json, a directory that holds one, or \
+                 `bytes` (257 ids). Tokenized data (JSONL with `input_ids`, .npy arrays) needs none"
             ))),
         }
     }
 
-    /// The same for a model of `vocab` ids: none where the model has fewer than the tokenizer gives.
+    /// This tokenizer for a model of `vocab` ids: none if the model has fewer ids than the tokenizer.
     pub fn for_model(&self, vocab: usize) -> Tokenizer {
         match self.check_vocab(vocab) {
             Ok(()) => self.clone(),
             Err(why) => Tokenizer::none(&why),
         }
     }
-    /// There is none, for this reason.
+    /// No tokenizer, for this reason.
     pub fn none(why: &Error) -> Tokenizer {
         Tokenizer::None(why.to_string().into())
     }
-    /// The reason as an error, where there is none.
+    /// An error with the reason if there is no tokenizer.
     pub fn usable(&self) -> Result<()> {
         match self {
             Tokenizer::None(why) => Err(Error::input(&**why)),
@@ -91,7 +91,7 @@ impl Tokenizer {
         }
     }
 
-    /// The `tokenizer.json` at `path`; special tokens and chat templates come from the files next to it.
+    /// Loads the `tokenizer.json` at `path`; special tokens and chat templates come from the files next to it.
     pub fn load(path: &Path) -> Result<Tokenizer> {
         let bad = |path: &Path, what: String| Error::input(format!("{}: {what}", path.display()));
         let read = |path: &Path| match open::read(path) {
@@ -100,13 +100,14 @@ impl Tokenizer {
             Err(e) => Err(bad(path, format!("cannot be read: {e}"))),
         };
         let Some(bytes) = read(path)? else {
-            return Err(bad(path, "is not there: a tokenizer is a tokenizer.json of the `tokenizers` library".into()));
+            return Err(bad(path, "not found: a tokenizer is a tokenizer.json of the `tokenizers` library".into()));
         };
-        // Before anything is made of it: to load a tokenizer is to normalize its special tokens.
-        let growth = growth::growth(&bytes).map_err(|e| bad(path, format!("is no usable tokenizer: {}", quote(e))))?;
+        // Checked before loading, because loading already normalizes the special tokens.
+        let growth =
+            growth::growth(&bytes).map_err(|e| bad(path, format!("is not a usable tokenizer: {}", quote(e))))?;
         let mut pipeline = caught(|| Pipeline::from_bytes(&bytes))
             .map_err(|e| bad(path, format!("is not a tokenizer of the `tokenizers` library ({})", quote(e))))?;
-        // What a training script left in the file; lengths are this program's affair.
+        // Padding and truncation left in the file by a training script do not apply here.
         pipeline.with_padding(None).with_truncation(None).map_err(|e| bad(path, e.to_string()))?;
 
         let mut hash = Xxh3::new();
@@ -124,7 +125,7 @@ impl Tokenizer {
         let config = object("tokenizer_config.json")?;
         let map = object("special_tokens_map.json")?;
         let special = |key: &str| -> Result<Option<Special>> {
-            // A text, or {"content": text, ..}.
+            // A string, or {"content": string, ..}.
             let text = [&config, &map].into_iter().filter_map(|m| m.get(key)).find_map(|value| {
                 value.as_str().or_else(|| value.get("content")?.as_str()).filter(|text| !text.is_empty())
             });
@@ -133,7 +134,7 @@ impl Tokenizer {
                 Some(id) => Ok(Some(Special { text: text.into(), id })),
                 None => Err(bad(
                     path,
-                    format!("has no token \"{}\", which the files beside it call the {key}", quote(text)),
+                    format!("has no token \"{}\", which the files next to it name as {key}", quote(text)),
                 )),
             }
         };
@@ -179,13 +180,13 @@ impl Tokenizer {
             Tokenizer::File(t) => t.fingerprint,
         }
     }
-    /// The files that a model directory keeps next to the weights: those of [`FILES`] that are there.
+    /// The files that belong next to the weights in a model directory: those of [`FILES`] that exist.
     pub fn files(&self) -> Vec<PathBuf> {
         let Tokenizer::File(t) = self else { return vec![] };
         let beside = FILES[1..].iter().map(|name| t.path.with_file_name(name));
         std::iter::once(t.path.clone()).chain(beside.filter(|p| p.is_file())).collect()
     }
-    /// Ids are below this.
+    /// Number of ids; every id is below it.
     pub fn vocab(&self) -> usize {
         match self {
             Tokenizer::None(_) => 0,
@@ -193,7 +194,7 @@ impl Tokenizer {
             Tokenizer::File(t) => t.vocab,
         }
     }
-    /// An error where the model has fewer ids than the tokenizer gives.
+    /// An error if the model has fewer ids than the tokenizer.
     pub fn check_vocab(&self, model: usize) -> Result<()> {
         self.usable()?;
         let (name, ids) = (self.name(), self.vocab());
@@ -201,18 +202,18 @@ impl Tokenizer {
             return Ok(());
         }
         Err(Error::input(format!(
-            "vocab_size {model} of the model is smaller than the {ids} ids of `tokenizer` {name}: tokenizer mismatch. Use \
-             the model's own tokenizer, or set vocab_size to {ids} or more"
+            "the model's vocab_size {model} is smaller than the {ids} ids of `tokenizer` {name}: tokenizer mismatch. \
+             Use the model's own tokenizer, or set vocab_size to {ids} or more"
         )))
     }
-    /// The token that begins a text, where the tokenizer has one.
+    /// The token that begins a text, if the tokenizer has one.
     pub fn bos(&self) -> Option<u32> {
         match self {
             Tokenizer::Bytes | Tokenizer::None(_) => None,
             Tokenizer::File(t) => t.bos.as_ref().map(|s| s.id),
         }
     }
-    /// The token that ends a text, where the tokenizer has one.
+    /// The token that ends a text, if the tokenizer has one.
     pub fn eos(&self) -> Option<u32> {
         match self {
             Tokenizer::Bytes => Some(256),
@@ -220,7 +221,7 @@ impl Tokenizer {
             Tokenizer::File(t) => t.eos.as_ref().map(|s| s.id),
         }
     }
-    /// How templates spell (bos, eos); the byte tokenizer's end has no spelling.
+    /// How templates spell (bos, eos); the byte tokenizer's end of text has no spelling.
     pub fn spellings(&self) -> (&str, &str) {
         match self {
             Tokenizer::Bytes | Tokenizer::None(_) => ("", ""),
@@ -229,17 +230,18 @@ impl Tokenizer {
             }
         }
     }
-    /// [`Tokenizer::eos`], for what cannot do without.
+    /// [`Tokenizer::eos`], or an error for callers that need it.
     pub fn end_of_text(&self) -> Result<u32> {
         self.usable()?;
         self.eos().ok_or_else(|| {
             Error::input(format!(
-                "`tokenizer` {}: nothing says which token ends a text: put a tokenizer_config.json with eos_token beside it",
+                "`tokenizer` {}: no end-of-text token is defined: put a tokenizer_config.json with eos_token next to \
+                 it",
                 self.name()
             ))
         })
     }
-    /// The chat template of this name, or the names that there are.
+    /// The chat template of this name, or the names that exist.
     pub fn template(&self, name: &str) -> std::result::Result<&str, Vec<&str>> {
         let all = match self {
             Tokenizer::Bytes if name == DEFAULT => return Ok(CHATML),
@@ -250,7 +252,7 @@ impl Tokenizer {
         found.ok_or_else(|| all.iter().map(|(n, _)| n.as_str()).collect())
     }
 
-    /// Appends the tokens of `text` as it stands; special tokens that are spelt in it are recognised.
+    /// Appends the tokens of `text` verbatim; special tokens spelled out in it are recognized.
     pub fn encode(&self, text: &str, out: &mut Vec<u32>) -> Result<()> {
         match self {
             Tokenizer::None(_) => return self.usable(),
@@ -259,15 +261,15 @@ impl Tokenizer {
         }
         Ok(())
     }
-    /// What transformers puts (before, behind) a whole text: the special tokens of the file's post-processor, unless
-    /// `add_bos_token` or `add_eos_token` of tokenizer_config.json say otherwise.
+    /// What transformers adds (before, after) a whole text: the special tokens of the file's post-processor, unless
+    /// `add_bos_token` or `add_eos_token` of tokenizer_config.json override it.
     pub fn affixes(&self) -> (&[u32], &[u32]) {
         match self {
             Tokenizer::Bytes | Tokenizer::None(_) => (&[], &[]),
             Tokenizer::File(t) => (&t.affixes.0, &t.affixes.1),
         }
     }
-    /// Appends the tokens of `text` that end behind its first `from` bytes.
+    /// Appends the tokens of `text` that end after its first `from` bytes.
     pub(super) fn encode_after(&self, text: &str, from: usize, out: &mut Vec<u32>) -> Result<()> {
         let Tokenizer::File(t) = self else { return self.encode(&text[from..], out) };
         let tokens = t.encode(text)?;
@@ -276,8 +278,8 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Special tokens become nothing; what is not UTF-8, and ids that are not in the vocabulary, U+FFFD or nothing.
-    /// Without a tokenizer: the ids, with spaces between them.
+    /// Special tokens are omitted; invalid UTF-8 becomes U+FFFD; ids outside the vocabulary become U+FFFD or are
+    /// omitted. Without a tokenizer: the ids, separated by spaces.
     pub fn decode(&self, ids: &[u32]) -> String {
         match self {
             Tokenizer::None(_) => ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
@@ -285,7 +287,7 @@ impl Tokenizer {
                 let bytes = ids.iter().flat_map(|&id| match id {
                     0..256 => vec![id as u8],
                     256 => vec![],
-                    _ => vec![0xff], // no byte of UTF-8
+                    _ => vec![0xff], // never valid in UTF-8
                 });
                 String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
             }
@@ -298,7 +300,7 @@ impl LoadedTokenizer {
     fn encode(&self, text: &str) -> Result<tokenizers::Encoding> {
         if (text.len() as u64).saturating_mul(self.growth) > LONGEST {
             return Err(Error::input(format!(
-                "{}: can make a text of {} bytes {} times as long; at most {} MiB may come of one text. Cut it into shorter ones",
+                "{}: can expand a text of {} bytes {} times, beyond the limit of {} MiB. Split it into shorter texts",
                 self.path.display(),
                 text.len(),
                 self.growth,
@@ -316,12 +318,12 @@ impl fmt::Debug for LoadedTokenizer {
     }
 }
 
-/// The library panics where a file contradicts itself in ways that it does not check.
+/// The library panics on files with contradictions it does not check for.
 fn caught<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err("the file contradicts itself".into()))
 }
 
-/// What stands around the tokens of a text: as the post-processor has it, then as the flags say of (bos, eos).
+/// The tokens added before and after a text: those of the post-processor, overridden by the flags for (bos, eos).
 fn affixes(
     pipeline: &Pipeline,
     flags: [(Option<bool>, &Option<Special>); 2],
@@ -342,14 +344,14 @@ fn affixes(
     Ok((before, behind))
 }
 
-/// The name of the template that is used when nobody names one.
+/// The template used when none is named.
 pub const DEFAULT: &str = "default";
 
-/// Of the byte tokenizer, for which any will do.
+/// The byte tokenizer's template; any would do.
 const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n\
     {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// `chat_template` of tokenizer_config.json: a text, or a list of `{"name", "template"}`.
+/// `chat_template` of tokenizer_config.json: a string, or a list of `{"name", "template"}`.
 fn templates(config: &Map<String, Value>) -> std::result::Result<Vec<(String, String)>, String> {
     match config.get("chat_template") {
         None | Some(Value::Null) => Ok(vec![]),
@@ -360,6 +362,6 @@ fn templates(config: &Map<String, Value>) -> std::result::Result<Vec<(String, St
             let all: Option<Vec<_>> = list.iter().map(one).collect();
             all.ok_or_else(|| "chat_template is a list whose entries are not all {\"name\", \"template\"}".into())
         }
-        Some(other) => Err(format!("chat_template is {}; it must be a text or a list of named ones", quote(other))),
+        Some(other) => Err(format!("chat_template is {}; it must be a string or a list of named ones", quote(other))),
     }
 }

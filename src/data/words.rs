@@ -1,7 +1,7 @@
-//! Words of token files as ids and targets, whatever their width. Never knows files or rows.
+//! The words of a token file as ids and targets, u16 or u32. Never knows files or rows.
 use crate::device::IGNORE;
 
-/// TokenWords of a [`super::cache::TokenFile`].
+/// A slice of words of a [`super::cache::TokenFile`].
 #[derive(Clone, Copy, Debug)]
 pub enum TokenWords<'a> {
     U16(&'a [u16]),
@@ -9,11 +9,11 @@ pub enum TokenWords<'a> {
 }
 
 impl<'a> TokenWords<'a> {
-    /// The first `n`.
+    /// The first `n` words.
     pub fn first(self, n: usize) -> TokenWords<'a> {
         self.slice(0..n)
     }
-    /// Those of the first `n` that follow the very first.
+    /// Words `1..n`.
     pub fn after_first(self, n: usize) -> TokenWords<'a> {
         self.slice(1..n.max(1))
     }
@@ -32,14 +32,14 @@ impl<'a> TokenWords<'a> {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Both are as long as `self`.
+    /// `out` is as long as `self`.
     pub fn ids(&self, out: &mut [u32]) {
         match self {
             TokenWords::U16(w) => out.iter_mut().zip(*w).for_each(|(o, &w)| *o = w as u32),
             TokenWords::U32(w) => out.copy_from_slice(w),
         }
     }
-    /// Targets: ids, or [`IGNORE`] for the largest word, which is no id. As long as `self`.
+    /// Writes targets: ids, or [`IGNORE`] for the largest word, which is never an id. `out` is as long as `self`.
     pub fn targets(&self, out: &mut [i32]) {
         match self {
             TokenWords::U16(w) => {

@@ -1,26 +1,26 @@
-//! Which rows of a micro-batch each rank of a ring works on. Never touches a device.
+//! Splits a micro-batch over the ranks of a ring. Never touches a device.
 //!
-//! [Note: zigzag] Under a causal mask the last token of a document sees all of it and the first one itself only. So
-//! each document is cut in 2R chunks, R the ranks, and rank r takes chunks r and 2R - 1 - r: one with few keys, one
-//! with many, the same number of both together on every rank. No length needs to divide: chunks of a document differ by
-//! one row at most, and the rows left over go round the ranks, on from document to document, so that ranks differ by
-//! one row at most. Of what is then left, the batch is *padded*: fewer than R rows at its end, a document of its own
-//! that nobody else sees and that has no loss. So every rank has as many rows as the others.
+//! [Note: zigzag] Under a causal mask the last token of a document attends to all of it and the first only to itself.
+//! So each document is split into 2R chunks for R ranks, and rank r takes chunks r and 2R - 1 - r: one with few keys
+//! and one with many, the same total on every rank. Lengths need not divide: chunks of a document differ by at most one
+//! row, and leftover rows go to the ranks round-robin, continuing from document to document, so that ranks differ by at
+//! most one row in total. That difference is *padded*: fewer than R rows at the end of the batch, a separate document
+//! without loss, so that every rank has the same number of rows.
 use super::batch::MicroBatch;
 use crate::device::IGNORE;
 
-/// One rank's part of a micro-batch; filled again and again in the same buffers.
+/// One rank's share of a micro-batch. Its buffers are reused.
 pub struct ZigzagCut {
     index: usize,
     of: usize,
-    /// Tokens, targets and positions of this rank's rows; documents of the whole batch, padding included.
+    /// This rank's tokens, targets and positions; document boundaries of the whole batch, padding included.
     pub part: MicroBatch,
-    /// (ranks, N): the rows of the whole batch that each rank has, rising.
+    /// (ranks, N): the rows of the whole batch on each rank, ascending.
     pub rows: Vec<u32>,
 }
 
 impl ZigzagCut {
-    /// For rank `index` of `of` and batches of up to `tokens` tokens.
+    /// For rank `index` of `of`, and batches of up to `tokens` tokens.
     pub fn new(index: usize, of: usize, tokens: usize) -> ZigzagCut {
         let n = tokens.div_ceil(of);
         let part = MicroBatch {
@@ -32,7 +32,7 @@ impl ZigzagCut {
         ZigzagCut { index, of, part, rows: Vec::with_capacity(n * of) }
     }
 
-    /// Replaces what was there. A batch without targets stays without.
+    /// Replaces the previous contents. If the batch has no targets, neither has the share.
     pub fn fill(&mut self, batch: &MicroBatch) {
         let ZigzagCut { part, rows, .. } = self;
         let (tokens, n) = (batch.tokens.len(), batch.tokens.len().div_ceil(self.of));
@@ -57,22 +57,22 @@ impl ZigzagCut {
     }
 }
 
-/// Assigns `rows` (ranks, N): see [Note: zigzag]. The documents of `cu_seqlens` hold ranks * N rows.
+/// Fills `rows` (ranks, N): see [Note: zigzag]. The documents of `cu_seqlens` have ranks * N rows in total.
 fn deal(cu_seqlens: &[u32], ranks: usize, rows: &mut [u32]) {
     let n = rows.len() / ranks;
-    // Rank r has as many rows of earlier documents as their whole chunks give each, `dealt`, and of the rows left over,
-    // of which the next one goes to rank `turn`, `extra` as all before it.
+    // The whole chunks of earlier documents gave every rank `dealt` rows; their `left` leftover rows went to the ranks
+    // round-robin.
     let (mut dealt, mut left) = (0, 0);
     for document in cu_seqlens.windows(2) {
         let (start, len) = (document[0], (document[1] - document[0]) as usize);
         let (chunk, rest) = (len / (2 * ranks), len % (2 * ranks));
-        // Of `count` rows left over since the first document, those of `rank`.
+        // How many of the first `count` leftover rows are on `rank`.
         let share = |count: usize, rank: usize| (count + ranks - 1 - rank) / ranks;
         let mut row = start;
         for c in 0..2 * ranks {
             let (rank, late) = (c.min(2 * ranks - 1 - c), c >= ranks);
             let (before, extra) = (share(left, rank), share(left + rest, rank) - share(left, rank));
-            // One row left over goes to the late chunk, a second one to the early chunk.
+            // The first leftover row extends the late chunk, the second the early chunk.
             let early = chunk + extra / 2;
             let (skip, len) = if late { (early, chunk + extra.min(1)) } else { (0, early) };
             let at = rank * n + dealt + before + skip;
@@ -87,7 +87,7 @@ fn deal(cu_seqlens: &[u32], ranks: usize, rows: &mut [u32]) {
 mod tests {
     use super::*;
 
-    /// A batch whose documents have these lengths; tokens and targets name their rows.
+    /// A batch with documents of these lengths; tokens and targets encode their row.
     fn batch(lengths: &[usize]) -> MicroBatch {
         let mut batch = MicroBatch { cu_seqlens: vec![0], ..MicroBatch::default() };
         for &len in lengths {
@@ -98,7 +98,7 @@ mod tests {
         batch.targets = batch.tokens.iter().map(|&t| t as i32 + 1000).collect();
         batch
     }
-    /// Pairs (query, key) that each rank's queries see.
+    /// Number of (query, key) pairs each rank's queries attend to.
     fn pairs(cut: &ZigzagCut) -> Vec<u64> {
         let n = cut.rows.len() / cut.of;
         let document = |row: u32| cut.part.cu_seqlens.partition_point(|&c| c <= row);
@@ -115,7 +115,7 @@ mod tests {
                 let n = tokens.div_ceil(of);
                 for index in 0..of {
                     let mut cut = ZigzagCut::new(index, of, tokens);
-                    cut.fill(&self::batch(&[1, 2])); // what was there before is gone
+                    cut.fill(&self::batch(&[1, 2])); // previous contents must not leak
                     cut.fill(&batch);
                     let mine = &cut.rows[index * n..][..n];
                     assert!(mine.is_sorted_by(|a, b| a < b), "{lengths:?} over {of}: {:?}", cut.rows);
@@ -153,8 +153,8 @@ mod tests {
         }
     }
 
-    /// A row more or less at the end of a document is at most its length in pairs, so ranks differ by less than that
-    /// and the chunk's own difference for each document; long documents, which are most of the work, balance best.
+    /// One row more or less at the end of a document is at most its length in pairs, so per document ranks differ by
+    /// less than that plus the chunks' own difference. Long documents, which are most of the work, balance best.
     #[test]
     fn packed_samples_of_any_length_balance() {
         let lengths = [1237, 501, 63, 8, 911, 29, 1, 777, 350, 219];

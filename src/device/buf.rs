@@ -1,21 +1,21 @@
-//! Buffers and borrowed views of them. Never computes and never frees memory that a view or a collective still holds.
+//! Buffers and borrowed views of them. Never computes, and never frees memory that a view or a collective still uses.
 use crate::base::{DType, Elem, Error, Result};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Who may follow the pointer of a buffer.
+/// Who may dereference a buffer's pointer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     Host,
-    /// The host, and a device that reaches it there ([`super::Device::alloc_host`]): what is offloaded.
+    /// The host, and a device that can address it there ([`super::Device::alloc_host`]): offloaded buffers.
     Mapped,
-    /// A GPU alone: the host copies by [`super::Device::upload`] and [`super::Device::download`].
+    /// Only a GPU: the host copies with [`super::Device::upload`] and [`super::Device::download`].
     Device,
 }
 
-/// Typed memory of a device or of a group's arena. `owner` frees it when the last holder is gone.
+/// Typed memory of a device or of a group's arena. `owner` frees it when the last reference is dropped.
 #[derive(Clone)]
 pub(crate) struct Raw {
     ptr: NonNull<u8>,
@@ -27,15 +27,15 @@ pub(crate) struct Raw {
 
 pub struct Buf(Raw);
 
-// SAFETY: a `Raw` is memory with an owner that is Send + Sync; access goes through views, which borrow the `Buf`.
+// SAFETY: a `Raw` is memory with an owner that is Send + Sync. Access goes through views, which borrow the `Buf`.
 unsafe impl Send for Raw {}
 unsafe impl Sync for Raw {}
 
 impl Buf {
     /// # Safety
-    /// `ptr` is aligned for `dtype` and valid for reads and writes of `len` elements for as long as `owner` lives, by
-    /// `place`. Any other access to that memory (another rank's mapping of a shared arena) is ordered by the group's
-    /// protocol.
+    /// `ptr` is aligned for `dtype` and valid for reads and writes of `len` elements as long as `owner` lives, by whom
+    /// `place` says. Any other access to that memory (another rank's mapping of a shared arena) is ordered by the
+    /// group's protocol.
     pub unsafe fn from_raw(
         ptr: NonNull<u8>,
         dtype: DType,
@@ -65,7 +65,7 @@ impl Buf {
     }
 }
 
-/// A range of a [`Buf`], read only.
+/// A read-only range of a [`Buf`].
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     raw: &'a Raw,
@@ -73,7 +73,7 @@ pub struct View<'a> {
     len: usize,
 }
 
-/// A range of a [`Buf`], exclusive.
+/// An exclusive range of a [`Buf`].
 pub struct ViewMut<'a> {
     raw: &'a Raw,
     start: usize,
@@ -90,7 +90,7 @@ fn check<T: Elem>(op: &'static str, dtype: DType) -> Result<()> {
 fn reachable(op: &'static str, place: Place) -> Result<()> {
     match place {
         Place::Host | Place::Mapped => Ok(()),
-        Place::Device => Err(Error::op(op, "the host cannot read memory of the GPU: it is to be downloaded")),
+        Place::Device => Err(Error::op(op, "the host cannot access GPU memory: download it")),
     }
 }
 fn fits(op: &'static str, name: &str, have: (DType, usize), need: (DType, usize)) -> Result<()> {
@@ -102,7 +102,7 @@ fn fits(op: &'static str, name: &str, have: (DType, usize), need: (DType, usize)
     }
     Ok(())
 }
-/// Out of range is a fault of the caller, as with slices of the standard library.
+/// Panics if out of range, like slices of the standard library.
 fn within(range: &Range<usize>, len: usize) {
     assert!(range.start <= range.end && range.end <= len, "view {range:?} of a buffer of {len} elements");
 }
@@ -120,7 +120,7 @@ impl<'a> View<'a> {
     pub fn bytes(&self) -> usize {
         self.len * self.raw.dtype.size()
     }
-    /// Panics when the range is not within the view.
+    /// Panics if the range is not within the view.
     pub fn slice(&self, range: Range<usize>) -> View<'a> {
         within(&range, self.len);
         View { raw: self.raw, start: self.start + range.start, len: range.len() }
@@ -128,43 +128,43 @@ impl<'a> View<'a> {
     pub fn place(&self) -> Place {
         self.raw.place
     }
-    /// As [`View::as_ptr`]: for what depends on alignment.
+    /// The address of the first element, as an integer, for alignment checks.
     pub fn address(&self) -> usize {
         self.as_ptr() as usize
     }
-    /// Of the first element; [`View::place`] says who may follow it.
+    /// Pointer to the first element; [`View::place`] says who may dereference it.
     pub fn as_ptr(&self) -> *const u8 {
         self.raw.ptr.as_ptr().wrapping_add(self.start * self.raw.dtype.size())
     }
-    /// An error that names the operand unless it holds `len` elements of `dtype`.
+    /// Fails, naming the operand, unless it holds `len` elements of `dtype`.
     pub fn fits(&self, op: &'static str, name: &str, dtype: DType, len: usize) -> Result<()> {
         fits(op, name, (self.dtype(), self.len), (dtype, len))
     }
-    /// The elements, on a device whose memory the host reads. `op` names the caller in the error.
+    /// The elements, if the host can read the memory. `op` names the caller in the error.
     pub fn host<T: Elem>(&self, op: &'static str) -> Result<&'a [T]> {
         check::<T>(op, self.dtype())?;
         reachable(op, self.raw.place)?;
         // SAFETY: valid and aligned by `Buf::from_raw`; borrowed for 'a.
         Ok(unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len) })
     }
-    /// The bytes of any dtype, where the host reads them.
+    /// The bytes of any dtype, if the host can read them.
     pub fn host_bytes(&self, op: &'static str) -> Result<&'a [u8]> {
         reachable(op, self.raw.place)?;
-        // SAFETY: as in `host`; a byte may have any bits.
+        // SAFETY: as in `host`; any bits are a valid byte.
         Ok(unsafe { std::slice::from_raw_parts(self.as_ptr(), self.bytes()) })
     }
-    /// The range as a buffer of its own, which keeps the memory alive.
+    /// The range as a separate buffer, which keeps the memory alive.
     ///
     /// # Safety
-    /// For as long as it lives, nobody writes to the range while it is read, nor touches it while it is written.
+    /// As long as it lives, nobody writes to the range while it is read, or accesses it while it is written.
     pub(super) unsafe fn alias(&self) -> Buf {
         let mut raw = self.raw.clone();
-        // SAFETY: within the buffer, by construction of the view.
+        // SAFETY: within the buffer, as views are by construction.
         raw.ptr = unsafe { raw.ptr.add(self.start * raw.dtype.size()) };
         raw.len = self.len;
         Buf(raw)
     }
-    /// What keeps the memory alive: a collective in flight holds one of these.
+    /// What keeps the memory alive, e.g. while a collective is in flight.
     pub(crate) fn keep(&self) -> Arc<dyn Send + Sync> {
         self.raw.owner.clone()
     }
@@ -183,14 +183,14 @@ impl<'a> ViewMut<'a> {
     pub fn bytes(&self) -> usize {
         self.len * self.raw.dtype.size()
     }
-    /// The same range for a shorter time.
+    /// The same range with a shorter lifetime.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
         ViewMut { raw: self.raw, start: self.start, len: self.len, exclusive: PhantomData }
     }
     pub fn as_view(&self) -> View<'_> {
         View { raw: self.raw, start: self.start, len: self.len }
     }
-    /// Panics when the range is not within the view.
+    /// Panics if the range is not within the view.
     pub fn slice(self, range: Range<usize>) -> ViewMut<'a> {
         within(&range, self.len);
         ViewMut { raw: self.raw, start: self.start + range.start, len: range.len(), exclusive: PhantomData }
@@ -201,32 +201,40 @@ impl<'a> ViewMut<'a> {
         let part = |start, len| ViewMut { raw: self.raw, start, len, exclusive: PhantomData };
         (part(self.start, at), part(self.start + at, self.len - at))
     }
+    /// A range of it, for one of several threads. Panics if the range is not within the view.
+    ///
+    /// # Safety
+    /// While it lives, nobody accesses its elements through another view.
+    pub(super) unsafe fn part(&self, range: Range<usize>) -> ViewMut<'a> {
+        within(&range, self.len);
+        ViewMut { raw: self.raw, start: self.start + range.start, len: range.len(), exclusive: PhantomData }
+    }
     pub fn place(&self) -> Place {
         self.raw.place
     }
-    /// As [`View::as_ptr`]: for what depends on alignment.
+    /// The address of the first element, as an integer, for alignment checks.
     pub fn address(&self) -> usize {
         self.as_view().as_ptr() as usize
     }
-    /// Of the first element; [`ViewMut::place`] says who may follow it.
+    /// Pointer to the first element; [`ViewMut::place`] says who may dereference it.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.raw.ptr.as_ptr().wrapping_add(self.start * self.raw.dtype.size())
     }
-    /// An error that names the operand unless it holds `len` elements of `dtype`.
+    /// Fails, naming the operand, unless it holds `len` elements of `dtype`.
     pub fn fits(&self, op: &'static str, name: &str, dtype: DType, len: usize) -> Result<()> {
         fits(op, name, (self.dtype(), self.len), (dtype, len))
     }
-    /// The elements, on a device whose memory the host writes.
+    /// The elements, if the host can write the memory.
     pub fn host<T: Elem>(mut self, op: &'static str) -> Result<&'a mut [T]> {
         check::<T>(op, self.dtype())?;
         reachable(op, self.raw.place)?;
         // SAFETY: valid and aligned by `Buf::from_raw`; exclusive for 'a.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr().cast(), self.len) })
     }
-    /// The bytes of any dtype, where the host writes them.
+    /// The bytes of any dtype, if the host can write them.
     pub fn host_bytes_mut(mut self, op: &'static str) -> Result<&'a mut [u8]> {
         reachable(op, self.raw.place)?;
-        // SAFETY: as in `host`; every dtype takes any bits.
+        // SAFETY: as in `host`; any bits are valid for every dtype.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.bytes()) })
     }
     pub(crate) fn keep(&self) -> Arc<dyn Send + Sync> {

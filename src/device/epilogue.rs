@@ -1,16 +1,15 @@
-//! What follows a matrix product while its result is still in registers, where a device can: biases, the residual
-//! stream, GELU. And the same in passes of their own, which any device can. Never chooses: `nn` asks by
-//! [`Device::gemm_then`].
+//! Epilogues of a matrix product, applied while its result is in registers if the device can: biases, the residual
+//! stream, GELU. Also as separate passes, which any device can do. Never chooses: `nn` calls [`Device::gemm_then`].
 //!
-//! Bytes of memory that a layer of N tokens, C channels and 4 C of them inside moves less, 16-bit: each bias 4 N a
-//! column (read and written again), the residual stream 4 N C of 6 N C a branch, GELU 8 N C forward (its input is read
-//! no more) and 16 N C backward (the product's gradient is neither written nor read twice). GPT-2: biases 36, streams
-//! 8, GELU 24, together 68 N C bytes a layer.
+//! Bytes of memory traffic that fusion saves per layer of N tokens, C channels and 4 C hidden channels, in 16 bits:
+//! each bias 4 N per column (read and write), the residual stream 4 N C of 6 N C per branch, GELU 8 N C forward (its
+//! input is not read back) and 16 N C backward (the product's gradient is neither written nor read again). GPT-2:
+//! biases 36, streams 8, GELU 24, together 68 N C bytes per layer.
 use super::ops::{Bias, Epilogue, Gelu, GeluBackward, Gemm, GemmThen};
 use super::{Device, View, ViewMut};
 use crate::base::Result;
 
-/// The product first, then a pass for each thing that follows.
+/// The product first, then one pass per epilogue.
 pub fn in_passes(dev: &dyn Device, op: GemmThen) -> Result<()> {
     op.check()?;
     let GemmThen { shape, a, b, mut c, then } = op;

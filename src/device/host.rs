@@ -1,16 +1,16 @@
-//! The optimizer's update in host memory, by threads of its own, while the device copies. For what is offloaded:
-//! masters and moments are there, the gradient and the weights in the compute dtype there too or on the device. Never
-//! allocates after it is made.
+//! The optimizer's update in host memory, on its own threads, while the device copies. For offloaded state: masters and
+//! moments are on the host, the gradient and the compute-dtype weights there or on the device. Never allocates after it
+//! is created.
 //!
-//! [Note: turns] A range is updated in chunks, which take turns in two places of staging memory:
+//! [Note: turns] A range is updated in chunks, which alternate between two staging slots:
 //!
 //! ```text
 //! device   g0 down   g1 down   w0 up, g2 down   w1 up, g3 down   ...   w up
 //! host               update 0  update 1         update 2         ...
 //! ```
 //!
-//! So the copies of one chunk run while another is updated, by all threads together, each a part of it. An update is
-//! element by element: its bits are those of one pass.
+//! So one chunk is copied while another is updated by all threads together, each handling part of it. Updates are
+//! elementwise, so their bits are those of a single pass.
 #[cfg(test)]
 mod tests;
 
@@ -25,21 +25,21 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 const OP: &str = "host update";
-/// Elements of a chunk at most: 1 MiB of gradient, which a bus of 25 GB/s brings in 40 us, several times what starting
-/// the copy takes.
+/// Maximum elements per chunk: 1 MiB of gradient, which a bus of 25 GB/s transfers in 40 us, several times the cost of
+/// starting the copy.
 const CHUNK: usize = 1 << 18;
-/// So many chunks at least to all that a rank owns, so that little of it is at the ends, where nothing overlaps.
+/// Minimum chunks for all that a rank owns, to limit the share of the first and last, which do not overlap.
 const CHUNKS: usize = 8;
-/// More threads than this wait for memory, not for each other: an element takes 28 bytes and a dozen operations.
+/// More threads would only wait for memory: an element takes 28 bytes and a dozen operations.
 const THREADS: usize = 16;
 
-/// What of an update's operands is on the device and has to be copied.
+/// Which operands of an update are on the device and must be copied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Staged {
     /// Elements that a rank owns.
     pub owned: usize,
     pub grads: bool,
-    /// The dtype of the weights that are computed with.
+    /// The compute dtype of the weights.
     pub weights: Option<DType>,
 }
 
@@ -49,37 +49,36 @@ impl Staged {
     }
 }
 
-/// Between a call and [`HostUpdate::finish`] nobody else touches the operands: as with a device's stream, they are in
-/// use.
+/// Between a call and [`HostUpdate::finish`] nobody else may access the operands, as with a device's stream.
 pub struct HostUpdate {
     workers: Workers,
     chunk: usize,
     places: [StagingSlot; 2],
-    /// Chunks given so far; chunk i uses place i % 2.
+    /// Chunks submitted so far; chunk i uses slot i % 2.
     given: usize,
     /// f32 (1): the clip scale.
     scale: Buf,
     begun: bool,
-    /// The scale is not finite: nothing changes until [`HostUpdate::finish`].
+    /// The scale is not finite: skip until [`HostUpdate::finish`].
     skips: bool,
 }
 
-/// A place of staging memory, and the chunk that has it.
+/// A staging slot, and the chunk in it.
 struct StagingSlot {
-    /// f32: what the update shares between elements.
+    /// f32: constants that all elements share.
     constants: Buf,
     grad: Option<Buf>,
     weights: Option<Buf>,
     pending: Option<Pending>,
 }
-/// A chunk that is with the threads.
+/// A chunk that the threads are updating.
 struct Pending {
-    /// Where on the device the weights go that the update makes.
+    /// Destination on the device of the updated weights.
     to: Option<Buf>,
 }
 
 impl HostUpdate {
-    /// On up to `threads` threads, one at least.
+    /// Uses up to `threads` threads, at least one.
     pub fn new(dev: &dyn Device, staged: &Staged, threads: usize) -> Result<HostUpdate> {
         let chunk = staged.chunk();
         let place = || {
@@ -101,7 +100,7 @@ impl HostUpdate {
         })
     }
 
-    /// As [`Device::adamw`], with the operands where they are and its constants in the host's `h`.
+    /// As [`Device::adamw`], with the operands where they are and the constants in host memory `h`.
     pub fn adamw(&mut self, dev: &dyn Device, h: &[f32], op: AdamW) -> Result<()> {
         op.check()?;
         let AdamW { scale, g, m, v, p, out, .. } = op;
@@ -131,7 +130,7 @@ impl HostUpdate {
         (0..n).step_by(self.chunk).try_for_each(|from| self.give(dev, h, whole.part(from..n.min(from + self.chunk))))
     }
 
-    /// One chunk: its gradient comes down, the threads have it, and the weights of the chunk before it go up.
+    /// Processes one chunk: downloads its gradient, passes it to the threads, and uploads the previous chunk's weights.
     fn give(&mut self, dev: &dyn Device, h: &[f32], mut chunk: Chunk) -> Result<()> {
         let (place, n) = (self.given % 2, chunk.g.len());
         let StagingSlot { constants, grad, weights, pending } = &mut self.places[place];
@@ -145,7 +144,7 @@ impl HostUpdate {
         {
             to = Some(std::mem::replace(out, alias(weights.view().slice(0..n))));
         }
-        // The gradient is there, and what this place held before is on the device.
+        // The gradient has arrived, and this slot's previous contents are on the device.
         dev.synchronize()?;
         constants.view_mut().slice(0..h.len()).host::<f32>(OP)?.copy_from_slice(h);
         let (h, scale) = (alias(constants.view().slice(0..h.len())), alias(self.scale.view()));
@@ -155,7 +154,7 @@ impl HostUpdate {
         self.take(dev, 1 - place)
     }
 
-    /// Waits for the chunk that has `place` and sends its weights up.
+    /// Waits for the chunk in `place` and uploads its weights.
     fn take(&mut self, dev: &dyn Device, place: usize) -> Result<()> {
         let StagingSlot { weights, pending, .. } = &mut self.places[place];
         let Some(Pending { to }) = pending.take() else { return Ok(()) };
@@ -166,7 +165,7 @@ impl HostUpdate {
         }
     }
 
-    /// Everything is updated; on a GPU the last weights are on their way, in the order of its stream.
+    /// Waits until everything is updated. On a GPU the last weights are still being uploaded, in stream order.
     pub fn finish(&mut self, dev: &dyn Device) -> Result<()> {
         self.begun = false;
         let next = self.given % 2;
@@ -175,10 +174,10 @@ impl HostUpdate {
     }
 }
 
-/// A range in use by a thread.
+/// A range that a thread uses.
 fn alias(view: View) -> Buf {
-    // SAFETY: an operand of a call, which nobody else touches before `finish`; or this module's own staging memory, in
-    // turns.
+    // SAFETY: an operand of a call, which nobody else accesses before `finish`; or this module's own staging memory,
+    // used alternately.
     unsafe { view.alias() }
 }
 fn alias_mut(view: &ViewMut) -> Buf {
@@ -191,18 +190,18 @@ enum UpdateRule {
     Sgd,
 }
 
-/// The operands of an update that have an element for each weight.
+/// The per-element operands of an update.
 struct Chunk {
     rule: UpdateRule,
     g: Buf,
-    /// The moments of AdamW; the momentum of SGD, if it has one.
+    /// AdamW's moments; SGD's momentum, if any.
     state: [Option<Buf>; 2],
     p: Buf,
     out: Option<Buf>,
 }
 
 impl Chunk {
-    /// The same of some elements.
+    /// The operands of a subrange.
     fn part(&self, range: Range<usize>) -> Chunk {
         let cut = |x: &Buf| alias(x.view().slice(range.clone()));
         let state = self.state.each_ref().map(|s| s.as_ref().map(cut));
@@ -226,13 +225,13 @@ impl Task {
         let [m, v, out] = [m, v, out].map(|buf| buf.as_mut().map(Buf::view_mut));
         match (rule, m, v) {
             (UpdateRule::AdamW, Some(m), Some(v)) => cpu.adamw(AdamW { h, scale, g, m, v, p, out }),
-            (UpdateRule::AdamW, ..) => Err(Error::op(OP, "two moments are needed")),
+            (UpdateRule::AdamW, ..) => Err(Error::op(OP, "AdamW needs two moments")),
             (UpdateRule::Sgd, m, _) => cpu.sgd(Sgd { h, scale, g, m, p, out }),
         }
     }
 }
 
-/// The threads and what they have to do, in order.
+/// The threads and their task queue.
 struct Workers {
     shared: Arc<UpdateQueue>,
     threads: Vec<JoinHandle<()>>,
@@ -244,9 +243,9 @@ struct UpdateQueue {
 }
 #[derive(Default)]
 struct QueueState {
-    /// Parts of chunks, with the places that these have.
+    /// Parts of chunks, each with its slot.
     tasks: VecDeque<(usize, Task)>,
-    /// Parts of the chunk at each place that are not done.
+    /// Unfinished parts of the chunk in each slot.
     left: [usize; 2],
     failed: Option<Error>,
     over: bool,
@@ -259,7 +258,7 @@ impl UpdateQueue {
     fn wait<'a>(&self, state: MutexGuard<'a, QueueState>) -> MutexGuard<'a, QueueState> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
-    /// A thread's life.
+    /// A thread's main loop.
     fn work(&self) {
         let cpu = CpuDevice::new(Meter::default());
         let mut state = self.lock();
@@ -286,7 +285,7 @@ impl UpdateQueue {
 
 impl Workers {
     fn start(threads: usize) -> Result<Workers> {
-        let tasks = VecDeque::with_capacity(2 * threads); // a chunk at each place
+        let tasks = VecDeque::with_capacity(2 * threads); // a chunk in each slot
         let shared = Arc::new(UpdateQueue {
             state: Mutex::new(QueueState { tasks, ..QueueState::default() }),
             ..UpdateQueue::default()
@@ -299,7 +298,7 @@ impl Workers {
         }
         Ok(workers)
     }
-    /// The chunk at `place`, which is free: an equal part to each thread.
+    /// Submits the chunk in `place`, which must be free: an equal part to each thread.
     fn give(&self, place: usize, task: &Task) {
         let n = task.chunk.g.len();
         let each = n.div_ceil(self.threads.len()).next_multiple_of(ALIGN);
@@ -310,7 +309,7 @@ impl Workers {
         }
         self.shared.changed.notify_all();
     }
-    /// Until the chunk at `place` is done.
+    /// Waits until the chunk in `place` is done.
     fn wait(&self, place: usize) -> Result<()> {
         let mut state = self.shared.lock();
         while state.left[place] > 0 {
@@ -325,7 +324,7 @@ impl Drop for Workers {
         self.shared.lock().over = true;
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
-            let _ = thread.join(); // it cannot panic: a task that does is caught
+            let _ = thread.join(); // panics of tasks are caught
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The interface of a device: memory, points in time, and an operation a line. A device enqueues on its compute stream;
-//! the CPU runs at once. Never chooses how an operation is computed.
+//! The interface of a device: memory, marks in time, and one method per operation. A device enqueues on its compute
+//! stream; the CPU runs synchronously. Never chooses how an operation is computed.
 use super::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Bias, BiasBackward, ClipScale, CopyColumns, CrossEntropy, CrossEntropyFinish,
@@ -11,59 +11,67 @@ use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Meter, Result};
 use std::time::Instant;
 
-/// What layers are made of. Each operation takes the struct of its operands, which says what it computes: see
-/// [`super::ops`]. Moving memory takes views.
+/// The operations that layers are made of. Each takes a struct of operands, which documents what it computes: see
+/// [`super::ops`]. Memory operations take views.
 pub trait Device: Send + Sync {
-    /// For people and metrics: "cpu (avx512-bf16)".
+    /// For messages and metrics: "cpu (avx512-bf16)".
     fn name(&self) -> String;
     fn meter(&self) -> &Meter;
-    /// Zeroed, 4096-byte aligned (huge pages are asked for where they help).
+    /// Zeroed, 4096-byte aligned (with huge pages where they help).
     fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf>;
-    /// Zeroed host memory that this device reaches as it does its own, but for the speed, and so does the host: where
-    /// offloaded buffers are. Counted as [`Category::Host`]. Before the host reads what the device wrote there, or
-    /// writes what it may still read: [`Device::synchronize`].
+    /// Zeroed host memory that both this device and the host can access, for offloaded buffers. Counted as
+    /// [`Category::Host`]. Call [`Device::synchronize`] before the host reads what the device wrote there, or
+    /// overwrites what it may still read.
     fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf>;
-    /// Whether buffers are addresses without memory, for a plan: nothing is worth uploading.
+    /// Whether buffers are addresses without memory, for a plan, so that uploads are pointless.
     fn is_unbacked(&self) -> bool {
         false
     }
-    /// Whether an operation is done when its call returns.
+    /// Whether an operation has finished when its call returns.
     fn is_synchronous(&self) -> bool {
         true
     }
-    /// Waits until the device has done all that it was given.
+    /// Whether each call launches a kernel, so that one call on a large range costs less than several on parts of it.
+    fn launches_kernels(&self) -> bool {
+        false
+    }
+    /// Host threads of this rank, for work on the host: initial weights, updates of offloaded state.
+    fn host_threads(&self) -> usize {
+        1
+    }
+    /// Waits until all submitted work is done.
     fn synchronize(&self) -> Result<()>;
-    /// Before each step whose marks are wanted, with nothing under way.
+    /// Starts marking. Call before each step that needs marks, with nothing in flight.
     fn begin_marks(&self) -> Result<()> {
         Ok(())
     }
-    /// No more marks are wanted.
+    /// Ends marking.
     fn end_marks(&self) {}
-    /// This point of the compute stream in time, while a run is profiled.
+    /// Marks this point of the compute stream, while a run is profiled.
     fn mark(&self) -> Result<Mark> {
         Ok(Mark::now())
     }
-    /// When the compute stream came to a mark: in order, after [`Device::synchronize`], and before so many more were
-    /// made that it is lost (then an error).
+    /// When the compute stream reached a mark. Query marks in order, after [`Device::synchronize`]; old marks expire,
+    /// which is an error.
     fn when(&self, mark: Mark) -> Result<Instant> {
         match mark {
             Mark::At(at) => Ok(at),
-            Mark::Event(_) => Err(Error::op("when", "events are a GPU's")),
+            Mark::Event(_) => Err(Error::op("when", "only a GPU has events")),
         }
     }
-    /// Host bytes into `dst`; lengths in bytes are equal.
+    /// Copies host bytes into `dst`, of the same length in bytes.
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()>;
     /// Waits for the compute stream, then copies to the host.
     fn download(&self, src: View, dst: &mut [u8]) -> Result<()>;
-    /// The same of several, with one wait.
+    /// The same for several buffers, with one wait.
     fn download_all(&self, parts: &mut [(View, &mut [u8])]) -> Result<()> {
         parts.iter_mut().try_for_each(|(src, dst)| self.download(*src, dst))
     }
 
-    /// `dst = src`, cast where the dtypes (f32; bf16 or f16) differ. Assigns.
+    /// `dst = src`, cast if the dtypes (f32; bf16 or f16) differ. Assigns.
     fn copy(&self, src: View, dst: ViewMut) -> Result<()>;
     fn zero(&self, x: ViewMut) -> Result<()>;
-    /// `y += x`, y like x or f32. Adds.
+    /// `y += x`, with y of x's dtype or f32. Adds.
     fn add(&self, x: View, y: ViewMut) -> Result<()>;
     /// `x *= factor`, in place.
     fn scale(&self, factor: f32, x: ViewMut) -> Result<()>;
@@ -83,8 +91,8 @@ pub trait Device: Send + Sync {
     fn qk_norm_rope_backward(&self, op: QkNormRopeBackward) -> Result<()>;
 
     fn attention(&self, op: Attention) -> Result<()>;
-    /// Numbers (f32) of scratch, `sums`, that the backward passes of attention take for up to so many queries of
-    /// `dtype`: where kernels add up gradients of queries in memory. Elsewhere none.
+    /// Number of f32 of scratch, `sums`, that attention's backward needs for up to `queries` queries of `dtype`, where
+    /// kernels accumulate gradients of queries in memory; otherwise 0.
     fn attention_sums(&self, _shape: &AttentionShape, _dtype: DType, _queries: usize) -> usize {
         0
     }

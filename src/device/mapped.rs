@@ -1,14 +1,14 @@
-//! Files mapped read-only into memory: how a corpus larger than memory is read. Never writes.
+//! Files mapped read-only into memory, so that a data set can exceed it. Never writes.
 use crate::base::{Error, Result};
 use std::{fs::File, path::Path};
 
 pub struct MappedFile(memmap2::Mmap);
 
 impl MappedFile {
-    /// All of `file`; `path` is for messages.
+    /// Maps all of `file`; `path` is for messages.
     pub fn of(file: &File, path: &Path) -> Result<MappedFile> {
-        // SAFETY: token caches are written under another name and renamed, never changed in place. A file that someone
-        // truncates while it is mapped ends the process with SIGBUS; it cannot corrupt memory.
+        // SAFETY: token caches are written under another name and renamed, never changed in place. Truncating a mapped
+        // file ends the process with SIGBUS; it cannot corrupt memory.
         let map = unsafe { memmap2::Mmap::map(file) }.map_err(|e| Error::io("map", path, e))?;
         Ok(MappedFile(map))
     }

@@ -1,24 +1,30 @@
-//! Floor 1: buffers and the operations on them. A device enqueues on its compute stream; the CPU runs at once.
-//! Never knows of ranks, layers or parameters.
+//! Floor 1: buffers and the operations on them. A device enqueues on its compute stream; the CPU runs synchronously.
+//! Never knows about ranks, layers or parameters.
 #![allow(unsafe_code)] // the device floor: raw memory behind `Buf`, cpu intrinsics
 
 // Buffers and borrowed views of them.
 pub mod buf;
 // The operands of every operation.
 pub mod ops;
-// What every device can do: the trait.
+// The interface of a device.
 mod interface;
-// What follows a product, in passes of its own.
+// Epilogues of products, as separate passes.
 pub mod epilogue;
+// Pages in place before they are used.
+pub mod pages;
 // Addresses without memory, for plans.
 pub mod unbacked;
+// The FLOPs and bytes of one operation.
+pub mod cost;
+// A device that turns calls into costs.
+pub mod counted;
 // The CPU.
 pub mod cpu;
 // GPUs, simulated and real.
 pub mod gpu;
-// Updates of offloaded weights, by threads of the host.
+// Updates of offloaded weights on host threads.
 pub mod host;
-// Host memory that a device reaches.
+// Read-only file mappings.
 pub mod mapped;
 
 pub use buf::{Buf, Place, View, ViewMut};

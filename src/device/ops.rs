@@ -1,29 +1,29 @@
-//! The operands of every operation of a [`Device`](super::Device): a struct for each, named as the method, with shapes,
-//! what it computes, and for each result whether it *assigns* or *adds*. Values that layers keep, without buffers, are
-//! `...Shape`.
+//! The operands of every operation of a [`Device`](super::Device): one struct each, named after the method, with
+//! shapes, what it computes, and for each result whether it *assigns* or *adds*. Values that layers keep, without
+//! buffers, are named `...Shape`.
 //!
-//! Operands are in the compute dtype (f32, bf16 or f16, all alike in one call) unless a line says otherwise; statistics
-//! and weight gradients are f32. `check` is what every device asks before it starts: lengths and dtypes that do not fit
-//! are an [`Error::Op`](crate::base::Error::Op), never undefined behavior. It returns the sizes that follow. Never
-//! allocates.
+//! Operands have the compute dtype (f32, bf16 or f16, the same within a call) unless documented otherwise; statistics
+//! and weight gradients are f32. Every device calls `check` before it starts: wrong lengths and dtypes are an
+//! [`Error::Op`](crate::base::Error::Op), never undefined behavior. It returns the sizes derived from the operands.
+//! Never allocates.
 
-// What operands must be.
+// Checks of operands.
 mod check;
-// Matrix products, what follows them, biases.
+// Matrix products, their epilogues, biases.
 mod gemm;
 // RMSNorm and LayerNorm.
 mod norm;
-// Rotary positions.
+// Rotary position embeddings.
 mod rope;
 // Attention, whole and in passes.
 mod attention;
 // Activations and dropout.
 mod activation;
-// Table lookup.
+// Embedding lookup.
 mod embed;
 // Cross entropy.
 mod loss;
-// The gradient norm and updates.
+// The gradient norm and the optimizers.
 mod optim;
 
 pub use activation::*;

@@ -1,6 +1,5 @@
-//! Buffers that are addresses without memory: what a plan allocates, so that a model of any size can be laid out on a
-//! machine of any size. Nobody may follow their pointers: to the host they are memory of a GPU, and no process can map
-//! anything there.
+//! Buffers that are addresses without memory, for plans: a model of any size can be laid out on any machine. Their
+//! pointers must not be dereferenced: they claim to be GPU memory, at addresses that no process can map.
 use super::buf::{Buf, Place};
 use crate::base::meter::Lease;
 use crate::base::{DType, Error, Result};
@@ -8,22 +7,22 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::ptr::{NonNull, without_provenance_mut};
 use std::sync::Arc;
 
-/// Above what a 64-bit process can map.
+/// Above the range that a 64-bit process can map.
 const NOWHERE: usize = 1 << 62;
 
-/// Its own address, above [`NOWHERE`], is where the buffer is said to be: no other buffer that lives starts there.
+/// The buffer claims to be at this object's own address plus [`NOWHERE`], so no other live buffer starts there.
 #[repr(align(64))]
 struct Nowhere {
     _lease: Lease,
 }
 
-/// `len` elements that take no memory and no addresses, counted by `lease`.
+/// `len` elements that take neither memory nor address space, counted by `lease`.
 pub fn alloc(dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
     let owner = Arc::new(Nowhere { _lease: lease });
     let at = NonNull::new(without_provenance_mut(NOWHERE | Arc::as_ptr(&owner) as usize));
     let fits = len.checked_mul(dtype.size()).is_some_and(|bytes| bytes < NOWHERE);
-    let at = at.filter(|_| fits).ok_or_else(|| failed(dtype, len, "more than there are"))?;
-    // SAFETY: `Place::Device` keeps the host from following it, and no device that launches kernels allocates here.
+    let at = at.filter(|_| fits).ok_or_else(|| failed(dtype, len, "exceeds the address space"))?;
+    // SAFETY: `Place::Device` keeps the host from dereferencing it, and no device that launches kernels allocates here.
     Ok(unsafe { Buf::from_raw(at, dtype, len, Place::Device, owner) })
 }
 
@@ -32,23 +31,23 @@ struct HostRange {
     bytes: usize,
     _lease: Lease,
 }
-// SAFETY: whoever holds the buffer's views keeps to their rules, as with memory of the heap.
+// SAFETY: holders of the buffer's views follow their rules, as with heap memory.
 unsafe impl Send for HostRange {}
 // SAFETY: as above.
 unsafe impl Sync for HostRange {}
 
 impl Drop for HostRange {
     fn drop(&mut self) {
-        // SAFETY: mapped by `alloc_host` with this length; the last holder is gone.
+        // SAFETY: mapped by `alloc_host` with this length; the last reference is gone.
         let _ = unsafe { munmap(self.at.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// The same for offloaded buffers, which the host may follow: memory is taken where it is written.
+/// The same for offloaded buffers, which the host may access: pages are allocated when written.
 pub fn alloc_host(dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
-    let bytes = len.checked_mul(dtype.size()).ok_or_else(|| failed(dtype, len, "more than there are"))?.max(1);
+    let bytes = len.checked_mul(dtype.size()).ok_or_else(|| failed(dtype, len, "exceeds the address space"))?.max(1);
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
-    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    // SAFETY: a fresh mapping at an address that the kernel chooses.
     let at = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, flags) };
     let at = at.map_err(|e| failed(dtype, len, &e.to_string()))?;
     let at = NonNull::new(at.cast::<u8>()).ok_or_else(|| failed(dtype, len, "address 0"))?;
@@ -58,7 +57,7 @@ pub fn alloc_host(dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
 }
 
 fn failed(dtype: DType, len: usize, why: &str) -> Error {
-    Error::op("alloc", format!("addresses for {len} elements of {dtype}: {why}"))
+    Error::op("alloc", format!("cannot reserve addresses for {len} elements of {dtype}: {why}"))
 }
 
 #[cfg(test)]

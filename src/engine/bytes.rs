@@ -1,5 +1,5 @@
-//! Bytes that a rank will hold: what a run builds is built on a device without memory, and its meter is read. Never
-//! allocates memory of the model's size, and never computes.
+//! Bytes a rank will hold: builds the run on a device without memory and reads its meter. Never allocates memory of the
+//! model's size, and never computes.
 use crate::base::{CATEGORIES, Category, Meter, Result};
 use crate::comm::unbacked::UnbackedMember;
 use crate::comm::{Mesh, MeshSizes};
@@ -7,20 +7,20 @@ use crate::device::cpu::CpuDevice;
 use crate::device::{Device, gpu};
 use std::sync::Arc;
 
-/// A rank that is not there.
+/// A hypothetical rank.
 #[derive(Clone, Copy, Debug)]
 pub struct PlannedRank {
     pub mesh: MeshSizes,
     pub rank: usize,
-    /// Neighbouring ranks that share what they gather: those of a host. 1 on GPUs.
+    /// Adjacent ranks that share gathered weights: those of a host. 1 on GPUs.
     pub sharing: usize,
-    /// Attention takes the scratch of a GPU's kernels, the most that any architecture's take.
+    /// Attention uses the scratch of the GPU kernels, at the maximum of all architectures.
     pub gpu: bool,
 }
 
 impl PlannedRank {
-    /// In the order of [`CATEGORIES`]: what `build` returns holds. Of an even mesh no rank holds more than rank 0:
-    /// where words or columns do not divide by tp, its first ranks have one more.
+    /// Bytes that the result of `build` holds, in the order of [`CATEGORIES`]. No rank holds more than rank 0: where
+    /// words or columns do not divide by tp, the first ranks have one more.
     pub fn bytes<T>(&self, build: impl FnOnce(Arc<dyn Device>, &Mesh) -> Result<T>) -> Result<Vec<(Category, usize)>> {
         let PlannedRank { mesh, rank, sharing, gpu } = *self;
         let meter = Meter::default();

@@ -1,5 +1,5 @@
-//! Text from a model. A context goes through the decoder once, and then each new token by itself, attending to the keys
-//! and values of those before it; rank 0 picks it. Never trains.
+//! Text generation with a key-value cache. The prompt goes through the decoder once, then each new token alone,
+//! attending to the cached keys and values; rank 0 samples. Never trains.
 use super::Engine;
 use super::staging::BatchStaging;
 use crate::base::rng::Rng;
@@ -14,34 +14,34 @@ use crate::nn::{
 use crate::store::{Store, Strategy};
 use std::sync::Arc;
 
-/// How the next token is picked: of the `top_k` likeliest, the fewest whose shares add up to `top_p`, by their shares.
+/// How the next token is sampled: among the `top_k` most likely, the fewest whose probabilities sum to `top_p`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits; 0 always picks the likeliest.
+    /// Divides the logits; 0 always takes the most likely token.
     pub temperature: f32,
-    /// 0: of all.
+    /// 0: no limit.
     pub top_k: usize,
-    /// 1: of all.
+    /// 1: no limit.
     pub top_p: f32,
     pub seed: u64,
 }
 
 impl Default for Sampling {
-    /// By the shares as the model gives them.
+    /// Samples from the model's own distribution.
     fn default() -> Sampling {
         Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 0 }
     }
 }
 
-/// What a [`Generator`] is made of.
+/// What a [`Generator`] is built from.
 #[derive(Clone)]
 pub struct GeneratorOptions {
     pub spec: Spec,
-    /// How weights are kept.
+    /// How weights are stored.
     pub strategy: Arc<dyn Strategy>,
-    /// What the ranks of tp have parts of.
+    /// Which tensors are split over tp.
     pub cuts: Cuts,
-    /// Tokens of the longest prompt, and how many may come after it.
+    /// Maximum prompt length in tokens, and maximum number of new tokens.
     pub prompt: usize,
     pub count: usize,
 }
@@ -51,16 +51,16 @@ impl GeneratorOptions {
         let (tokens, dtype) = (self.prompt, self.strategy.dtype());
         WorkspaceOptions { tokens, dtype, checkpoint: Checkpointing::Off, train: false }
     }
-    /// The longest sequence.
+    /// Maximum sequence length.
     fn window(&self) -> usize {
         self.prompt + self.count
     }
-    /// The part of the model that the rank at `at` computes: its own of tp; ranks of sp all have the whole sequence.
+    /// The part of the model on the rank at `at`: its share of tp. Ranks of sp each process the whole sequence.
     pub fn decoder(&self, mesh: &MeshSizes, at: &Coords) -> Result<Decoder> {
         let tp = Slice { index: at.tp, of: mesh.tp };
         Decoder::split(self.spec.clone(), &Tuning::default(), &Split { tp, cuts: self.cuts, ..Split::NONE })
     }
-    /// What nothing learns of.
+    /// The layouts with every tensor frozen.
     pub fn frozen(decoder: &Decoder) -> Vec<Layout> {
         let mut layouts = decoder.layouts().to_vec();
         layouts.iter_mut().flat_map(|l| &mut l.segments).for_each(|s| s.trainable = false);
@@ -68,7 +68,7 @@ impl GeneratorOptions {
     }
 }
 
-/// A model that writes and does not learn: weights alone, without gradients, optimizer or room for a backward pass.
+/// A model for inference: weights only, without gradients, optimizer or space for a backward pass.
 pub struct Generator {
     dev: Arc<dyn Device>,
     mesh: Mesh,
@@ -98,13 +98,13 @@ impl Generator {
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
     }
-    /// What a checkpoint is read into.
+    /// The store to load weights into.
     pub fn store(&mut self) -> &mut dyn Store {
         &mut *self.store
     }
 
-    /// Up to `count` tokens after `prompt`; `next` sees each and says whether to go on. All ranks call it together with
-    /// the same arguments and get the same tokens.
+    /// Generates up to `count` tokens after `prompt`; `next` receives each and returns whether to continue. Collective:
+    /// all ranks pass the same arguments and get the same tokens.
     pub fn generate(
         &mut self,
         prompt: &[u32],
@@ -116,7 +116,7 @@ impl Generator {
         let (dev, world, store) = (&**dev, &*mesh.world, &mut **store);
         if prompt.len() > staging.capacity() || prompt.len() + count > *window {
             let what = format!(
-                "{} tokens and {count} more, with room for {} and {window} in all",
+                "a prompt of {} tokens and {count} more exceed the maximum of {} and {window} in total",
                 prompt.len(),
                 staging.capacity()
             );
@@ -128,8 +128,8 @@ impl Generator {
 }
 
 impl Engine {
-    /// `count` tokens after `prompt`, as [`Generator::generate`]; of a context longer than the model's or the engine's
-    /// window, the end is used. Ranks of sp have a part of the context each and remember nothing of it.
+    /// Generates `count` tokens after `prompt`, like [`Generator::generate`]. A context longer than the model's or the
+    /// engine's window is truncated to its end. With sp, ranks split the context, and nothing is cached.
     pub fn generate(&mut self, prompt: &[u32], count: usize, sampling: &Sampling) -> Result<Vec<u32>> {
         let Engine { dev, mesh, decoder, store, workspace, staging, .. } = self;
         let (dev, world, store) = (&**dev, &*mesh.world, &mut **store);
@@ -151,9 +151,9 @@ struct Writer<'a> {
     store: &'a mut dyn Store,
     workspace: &'a mut Workspace,
     staging: &'a mut BatchStaging,
-    /// The longest context.
+    /// Maximum context length.
     window: usize,
-    /// The workspace has room for the keys and values of such a context.
+    /// The workspace has a key-value cache of that length.
     remembers: bool,
 }
 
@@ -166,19 +166,19 @@ impl Writer<'_> {
         next: &mut dyn FnMut(u32) -> bool,
     ) -> Result<Vec<u32>> {
         if prompt.is_empty() {
-            return Err(Error::op("generate", "the prompt is empty: it must have at least one token"));
+            return Err(Error::op("generate", "the prompt is empty; it needs at least one token"));
         }
         let rng = Rng::named(sampling.seed, "generate");
         let mut logits = vec![0f32; self.decoder.spec().vocab];
         let mut picked = self.world.alloc(DType::U32, 1, CommUse::Reduced, Category::Other)?;
         let mut context = prompt.to_vec();
         let mut batch = MicroBatch::default();
-        // Tokens of the context that the workspace remembers.
+        // Cached tokens of the context.
         let mut past = 0;
         for i in 0..count {
             let start = context.len().saturating_sub(self.window);
             if start > 0 {
-                past = 0; // the context has moved on: every token is at another position, and sees others
+                past = 0; // the window moved: all positions changed, so the cache is invalid
             }
             self.next_logits(&context[start..], past, &mut batch, &mut logits)?;
             if self.remembers {
@@ -197,7 +197,7 @@ impl Writer<'_> {
         Ok(context.split_off(prompt.len()))
     }
 
-    /// The logits of what follows `context`, of which the first `past` tokens are remembered.
+    /// Logits of the token after `context`, whose first `past` tokens are cached.
     fn next_logits(&mut self, context: &[u32], past: usize, batch: &mut MicroBatch, logits: &mut [f32]) -> Result<()> {
         let Writer { dev, decoder, store, workspace, staging, .. } = self;
         let n = context.len() - past;
@@ -213,7 +213,7 @@ impl Writer<'_> {
         }
     }
 
-    /// The token that rank 0 picked. Ranks may compute on unlike machines, and a token is followed by all or by none.
+    /// The token that rank 0 sampled. Ranks may run on different hardware, and must all continue with the same token.
     fn broadcast_token(&self, token: u32, buf: &mut Buf) -> Result<u32> {
         if self.world.size() == 1 {
             return Ok(token);
@@ -228,8 +228,8 @@ impl Writer<'_> {
     }
 }
 
-/// The token whose share, laid end to end with those of the others, holds `u` in [0, 1). Cuts come in the order of
-/// transformers: temperature, `top_k`, `top_p`.
+/// Inverse-transform sampling: the token whose interval of the cumulative distribution contains `u` in [0, 1). Filters
+/// apply in the order of transformers: temperature, `top_k`, `top_p`.
 fn pick(logits: &[f32], sampling: &Sampling, u: f64) -> u32 {
     let (likeliest, top) =
         logits.iter().enumerate().fold((0, f32::NEG_INFINITY), |best, (i, &x)| if x > best.1 { (i, x) } else { best });
@@ -240,7 +240,7 @@ fn pick(logits: &[f32], sampling: &Sampling, u: f64) -> u32 {
     let share = |&x: &f32| ((x - top) / temperature).exp() as f64;
     let mut shares: Vec<(usize, f64)> = logits.iter().map(share).enumerate().collect();
     if top_k > 0 || top_p < 1.0 {
-        shares.sort_by(|a, b| b.1.total_cmp(&a.1)); // stable: of equals, the first
+        shares.sort_by(|a, b| b.1.total_cmp(&a.1)); // stable: the first of equals
         if top_k > 0 {
             shares.truncate(top_k);
         }
@@ -261,7 +261,7 @@ fn pick(logits: &[f32], sampling: &Sampling, u: f64) -> u32 {
             return token as u32;
         }
     }
-    likeliest as u32 // rounding ate the last crumb, or the logits are not numbers
+    likeliest as u32 // rounding left a gap at the end, or the logits are NaN
 }
 
 #[cfg(test)]
@@ -273,25 +273,25 @@ mod tests {
     }
 
     #[test]
-    fn temperature_zero_picks_the_first_likeliest() {
+    fn temperature_zero_picks_the_first_most_likely() {
         assert_eq!(pick(&[0.0, 3.0, 1.0, 3.0], &at(0.0), 0.9), 1);
     }
 
     #[test]
-    fn shares_are_those_of_softmax() {
-        // exp: 1, 2, 1 -> shares 1/4, 1/2, 1/4.
+    fn probabilities_are_those_of_softmax() {
+        // exp: 1, 2, 1 -> probabilities 1/4, 1/2, 1/4.
         let logits = [0.0, 2f32.ln(), 0.0];
         for (u, token) in [(0.0, 0), (0.24, 0), (0.26, 1), (0.74, 1), (0.76, 2), (0.999_999, 2)] {
             assert_eq!(pick(&logits, &at(1.0), u), token, "u = {u}");
         }
-        // At a temperature of one half the shares are 1/6, 4/6, 1/6.
+        // At temperature 0.5 the probabilities are 1/6, 4/6, 1/6.
         assert_eq!(pick(&logits, &at(0.5), 0.2), 1);
         assert_eq!(pick(&logits, &at(0.5), 0.84), 2);
     }
 
     #[test]
-    fn cuts_leave_the_likeliest() {
-        // Shares 1/10, 4/10, 2/10, 3/10.
+    fn top_k_and_top_p_keep_the_most_likely() {
+        // Probabilities 1/10, 4/10, 2/10, 3/10.
         let logits: Vec<f32> = [1f32, 4.0, 2.0, 3.0].into_iter().map(f32::ln).collect();
         let seen = |top_k: usize, top_p: f32| {
             let sampling = Sampling { top_k, top_p, ..at(1.0) };
@@ -300,19 +300,19 @@ mod tests {
             seen
         };
         assert_eq!(seen(0, 1.0), [0, 1, 2, 3]);
-        assert_eq!(seen(3, 1.0), [1, 3, 2]); // by their shares
+        assert_eq!(seen(3, 1.0), [1, 3, 2]); // ordered by probability
         assert_eq!(seen(1, 1.0), [1]);
         assert_eq!(seen(99, 0.65), [1, 3]);
-        assert_eq!(seen(0, 0.75), [1, 3, 2]); // 7/10 are not enough
+        assert_eq!(seen(0, 0.75), [1, 3, 2]); // 7/10 is not enough
         assert_eq!(seen(0, 1e-9), [1]);
-        assert_eq!(seen(2, 0.5), [1]); // of the two that top_k leaves, one has 4/7
-        // What is left is picked by its shares: 4/7 and 3/7.
+        assert_eq!(seen(2, 0.5), [1]); // of the two that top_k keeps, one has 4/7
+        // The remaining two are sampled with probabilities 4/7 and 3/7.
         let sampling = Sampling { top_k: 2, ..at(1.0) };
         assert_eq!((pick(&logits, &sampling, 0.57), pick(&logits, &sampling, 0.58)), (1, 3));
     }
 
     #[test]
-    fn not_a_number_is_still_a_token() {
+    fn nan_logits_still_give_a_token() {
         assert_eq!(pick(&[f32::NAN, f32::NAN], &at(1.0), 0.5), 0);
         assert!(pick(&[f32::NAN, f32::NAN], &Sampling { top_k: 1, top_p: 0.5, ..at(1.0) }, 0.5) < 2);
     }

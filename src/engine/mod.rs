@@ -1,13 +1,15 @@
-//! Floor 7: one rank's training engine. A [`Strategy`] decides how parameters are kept; [`Engine`] is everything else
-//! that a rank needs for a step, and is the same for all of them. Never knows flags, files or the loop.
+//! Floor 7: one rank's training engine. A [`Strategy`] decides how parameters are stored; [`Engine`] is everything else
+//! a rank needs for a step, the same for all strategies. Never knows flags, files or the loop.
 mod bytes; // what a rank will hold, by category
+mod work; // what a step computes, moves and receives
 mod staging; // the device's copy of a micro-batch
-mod summed; // gradients that ranks of tp compute a part of each
-mod watched; // a store that is watched: marks, memory, recomputation
+mod summed; // gradients that are partial sums over tp
+mod watched; // a store with observers: timeline and memory
 mod step; // one rank's step
-mod generate; // text from a model
+mod generate; // text generation
 
 pub use crate::store::Strategy;
 pub use bytes::PlannedRank;
 pub use generate::{Generator, GeneratorOptions, Sampling};
 pub use step::{Engine, EngineOptions, PassTimes, Step, StepReport};
+pub use work::{StepCounter, StepWork, WORKING_SETS};

@@ -1,5 +1,5 @@
-//! The device's copy of the micro-batch at hand, or of this rank's part of it, with the keys of its masks; allocated
-//! once. Never holds more than one.
+//! The device copy of the current micro-batch, or of this rank's part of it, with its dropout keys; allocated once.
+//! Never holds more than one.
 use crate::base::{Category, DType, Error, Result};
 use crate::data::MicroBatch;
 use crate::data::zigzag::ZigzagCut;
@@ -7,7 +7,7 @@ use crate::device::{Buf, Device, View};
 use crate::nn::{Batch, Slice};
 
 pub(super) struct BatchStaging {
-    /// Of a whole micro-batch.
+    /// Tokens of a whole micro-batch.
     capacity: usize,
     tokens: Buf,
     targets: Buf,
@@ -16,14 +16,14 @@ pub(super) struct BatchStaging {
     rows: Buf,
     /// Empty without dropout.
     keys: Buf,
-    /// What was or will be uploaded to `keys`.
+    /// Host copy of `keys`.
     host_keys: Vec<u32>,
-    /// Where ranks of sp have a part each.
+    /// Set if the ranks of sp share the micro-batch.
     cut: Option<ZigzagCut>,
 }
 
 impl BatchStaging {
-    /// Room for one rank's part of `tokens` tokens in as many documents, and for `keys` words of keys.
+    /// For one rank's part of `tokens` tokens in at most that many documents, and `keys` words of keys.
     pub fn new(dev: &dyn Device, tokens: usize, sp: Slice, keys: usize) -> Result<BatchStaging> {
         let _for = dev.meter().purpose("micro-batch");
         let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other);
@@ -42,12 +42,12 @@ impl BatchStaging {
             cut: cut.then(|| ZigzagCut::new(sp.index, sp.of, tokens)),
         })
     }
-    /// Tokens of a micro-batch that there is room for.
+    /// Maximum tokens per micro-batch.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// The keys of the next micro-batch's masks, as `fill` assigns them.
+    /// Uploads the dropout keys of the next micro-batch, written by `fill`.
     pub fn upload_keys(&mut self, dev: &dyn Device, fill: impl FnOnce(&mut [u32])) -> Result<()> {
         if self.host_keys.is_empty() {
             return Ok(());
@@ -56,12 +56,15 @@ impl BatchStaging {
         dev.upload(bytemuck::cast_slice(&self.host_keys), self.keys.view_mut())
     }
 
-    /// Copies this rank's part of the micro-batch over; with it come the keys. Without targets (all of them, or none)
-    /// it serves prediction only.
+    /// Uploads this rank's part of the micro-batch, and returns it with the keys. Targets are given for all tokens or
+    /// for none; without them it serves prediction only.
     pub fn upload(&mut self, dev: &dyn Device, batch: &MicroBatch) -> Result<(Batch<'_>, View<'_>)> {
         let (n, documents) = (batch.tokens.len(), batch.cu_seqlens.len());
         if n > self.capacity || documents > self.capacity + 1 {
-            let what = format!("{n} tokens, {documents} document borders in a buffer for {} tokens", self.capacity);
+            let what = format!(
+                "{n} tokens with {documents} document boundaries exceed the buffer for {} tokens",
+                self.capacity
+            );
             return Err(Error::op("upload", what));
         }
         let (part, rows): (_, &[u32]) = match &mut self.cut {

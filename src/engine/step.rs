@@ -1,7 +1,7 @@
 //! One rank's engine: decoder, activations, store, optimizer, norm. Never loops over a data set and never writes files.
 //!
-//! Every rank of the mesh makes the same calls with as many micro-batches; what differs is what is in them. Ranks of sp
-//! and tp are given the same micro-batch and take their parts of it.
+//! All ranks of the mesh make the same calls with the same number of micro-batches. Ranks of sp and tp get the same
+//! micro-batch and take their part of it.
 use super::bytes::PlannedRank;
 use super::staging::BatchStaging;
 use super::summed::Summed;
@@ -23,38 +23,36 @@ use crate::store::{ShardedOptions, Store, Strategy, initialize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What an engine trains, and how. The same on every rank.
+/// What an engine trains, and how; the same on every rank.
 #[derive(Clone)]
 pub struct EngineOptions {
     /// The model. Its sizes have no default.
     pub spec: Spec,
-    /// Which tensors learn, and how fast.
+    /// Which tensors are trained, and their learning rates.
     pub tuning: Tuning,
-    /// How parameters, gradients and optimizer state are spread over the ranks, and the dtypes.
+    /// How parameters, gradients and optimizer state are distributed over ranks, and their dtypes.
     pub strategy: Arc<dyn Strategy>,
     /// The optimizer.
     pub rule: Rule,
-    /// Largest global norm of a gradient; 0 is no clipping.
+    /// Maximum global gradient norm; 0 disables clipping.
     pub grad_clip: f32,
-    /// Where f16 computes or travels: the loss is scaled, and a step whose gradient overflows is left out.
+    /// For f16 compute or reduction: the loss is scaled, and a step whose gradient overflows is skipped.
     pub scaler: Option<ScalerOptions>,
-    /// The most tokens in a micro-batch, which the ranks of sp share.
+    /// Maximum tokens per micro-batch, which the ranks of sp share.
     pub tokens: usize,
     /// Activation checkpointing.
     pub checkpoint: Checkpointing,
-    /// Of initial weights and dropout.
+    /// For initial weights and dropout.
     pub seed: u64,
-    /// Norms and residuals are split over tp along the tokens.
+    /// Megatron sequence parallelism: norms and residuals are sharded over tp along the tokens.
     pub sequence_parallel: bool,
-    /// What the ranks of tp have parts of.
+    /// Which tensors are split over tp.
     pub cuts: Cuts,
-    /// How keys and values go around the ranks of sp.
+    /// How the ranks of sp exchange keys and values.
     pub ring: RingImpl,
-    /// Of this host, for the update of what is offloaded.
-    pub update_threads: usize,
 }
 
-/// Everything but the model: FSDP in f32, AdamW, norms clipped to 1, micro-batches of up to 2048 tokens.
+/// Everything but the model: FSDP in f32, AdamW, gradient norm clipped to 1, micro-batches of up to 2048 tokens.
 impl Default for EngineOptions {
     fn default() -> EngineOptions {
         EngineOptions {
@@ -70,7 +68,6 @@ impl Default for EngineOptions {
             sequence_parallel: false,
             cuts: Cuts::ALL,
             ring: RingImpl::Ring,
-            update_threads: 1,
         }
     }
 }
@@ -89,13 +86,13 @@ impl EngineOptions {
             ring: self.ring,
         }
     }
-    /// Bytes that [`Engine::new`] allocates on `rank`, in the order of [`crate::base::CATEGORIES`], where all ranks are
-    /// on one host.
+    /// Bytes that [`Engine::new`] allocates on `rank`, in the order of [`crate::base::CATEGORIES`], with all ranks on
+    /// one host.
     pub fn bytes(&self, mesh: &MeshSizes, rank: usize) -> Result<Vec<(Category, usize)>> {
         let planned = PlannedRank { mesh: *mesh, rank, sharing: mesh.world(), gpu: false };
         planned.bytes(|dev, mesh| Engine::unfilled(dev, mesh, self))
     }
-    /// The part of the model that the rank at `at` computes.
+    /// The part of the model on the rank at `at`.
     pub fn decoder(&self, mesh: &MeshSizes, at: &Coords) -> Result<Decoder> {
         Decoder::split(self.spec.clone(), &self.tuning, &self.split(mesh, at))
     }
@@ -104,47 +101,47 @@ impl EngineOptions {
 /// What the loop decides about a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
-    /// Counts from 1; part of the dropout's key.
+    /// From 1; part of the dropout key.
     pub number: u64,
     pub lr: f32,
-    /// Tokens with loss in all micro-batches of all ranks: [`Engine::global_count`]. The engine's one division.
+    /// Tokens with loss in all micro-batches of all ranks, from [`Engine::global_count`]. The loss is divided by it.
     pub tokens: u64,
 }
 
 impl Step {
-    /// Where there is no loss anywhere, loss and gradient are 0, and not 0/0.
+    // Without any loss tokens, loss and gradient are 0, not 0/0.
     fn tokens(&self) -> u64 {
         self.tokens.max(1)
     }
 }
 
-/// The same on every rank.
+/// The result of a step, the same on every rank.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StepReport {
     /// Mean over the step's tokens, before the update.
     pub loss: f64,
-    /// Of the whole gradient, before clipping, without the loss scale.
+    /// Norm of the whole gradient, before clipping and without the loss scale.
     pub grad_norm: f32,
-    /// The norm was not finite, so no weight was changed.
+    /// The norm was not finite, so no weight was updated.
     pub skipped: bool,
-    /// What the loss was multiplied by, where there is a scaler.
+    /// The scale of the loss, with a scaler.
     pub loss_scale: Option<f32>,
-    /// The step was skipped, and no smaller loss scale is left to try.
+    /// The step was skipped, and the loss scale cannot get smaller.
     pub stuck: bool,
 }
 
-/// Where a rank's time in a step goes, by the host's clock.
+/// How a rank's host time divides over a step.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct PassTimes {
     /// Up to the loss, whose gradient is computed with it.
     pub forward: Duration,
     /// From there until gradients are reduced.
     pub backward: Duration,
-    /// The norm and the update.
+    /// Gradient norm and update.
     pub optimizer: Duration,
 }
 
-/// One rank's training state: model, parameter store, optimizer. Made by every rank of a mesh with the same options.
+/// One rank's training state: model, parameter store, optimizer. Created by every rank of a mesh with the same options.
 pub struct Engine {
     pub(super) dev: Arc<dyn Device>,
     pub(super) mesh: Mesh,
@@ -156,18 +153,18 @@ pub struct Engine {
     norm: GradNorm,
     scaler: Option<LossScaler>,
     pub(super) staging: BatchStaging,
-    /// f64 (2): what is being summed over ranks.
+    /// f64 (2), to be summed over ranks.
     sums: Buf,
     numbers: Numbers,
     dropout: Rng,
     watchers: Watchers,
-    /// Of the last step.
+    /// Times of the last step.
     passes: PassTimes,
 }
 
-/// What changes from step to step, written by the host once, before the step, and read by kernels where it lies: so a
-/// step's calls are those of the step before. f32: the loss scale, what undoes its power of two, then the optimizer's
-/// constants.
+/// Per-step numbers, uploaded once before the step and read by kernels from device memory, so that every step makes
+/// identical calls (as CUDA graphs need). f32: the loss scale, the inverse of its power-of-two factor, then the
+/// optimizer's constants.
 struct Numbers {
     host: Vec<f32>,
     buf: Buf,
@@ -200,24 +197,24 @@ impl Numbers {
 }
 
 impl Engine {
-    /// Allocates everything that a step needs and fills the weights by their segments' initial values.
+    /// Allocates everything a step needs and initializes the weights.
     ///
     /// # Errors
-    /// [`Error::Input`](crate::base::Error::Input) names the field of `options` or of its `spec` that does not fit.
+    /// [`Error::Input`](crate::base::Error::Input) names the invalid field of `options` or of its `spec`.
     pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, options: &EngineOptions) -> Result<Engine> {
         let mut engine = Engine::unfilled(dev.clone(), mesh, options)?;
         initialize(&mut *engine.store, options.seed, &*dev)?;
         Ok(engine)
     }
 
-    /// The same with weights of zero: for who fills them, or plans a run without values.
+    /// Like [`Engine::new`], with zero weights: for callers that fill them, or need no values.
     pub fn unfilled(dev: Arc<dyn Device>, mesh: &Mesh, options: &EngineOptions) -> Result<Engine> {
         let split = options.split(&mesh.sizes, &mesh.coords);
         let decoder = options.decoder(&mesh.sizes, &mesh.coords)?;
         let mut store = options.strategy.store(dev.clone(), mesh, decoder.layouts())?;
         Ok(Engine {
             workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options.workspace(&split))?,
-            optimizer: Optimizer::with_threads(&*dev, &mut *store, options.rule, options.update_threads)?,
+            optimizer: Optimizer::new(&*dev, &mut *store, options.rule)?,
             summed: Summed::new(mesh, decoder.layouts())?,
             norm: GradNorm::new(&*dev, mesh, options.grad_clip, options.strategy.offload())?,
             scaler: options.scaler.map(LossScaler::new),
@@ -234,17 +231,18 @@ impl Engine {
         })
     }
 
-    /// One optimizer step over this rank's micro-batches: as many on every rank, and as the store was made for.
+    /// One optimizer step over this rank's micro-batches. Their number is the same on every rank, and the one the store
+    /// was made for.
     ///
     /// # Errors
-    /// A micro-batch of more than [`EngineOptions::tokens`]; a rank that failed. A gradient that is not finite is no
-    /// error: the report says that the step was skipped.
+    /// A micro-batch of more than [`EngineOptions::tokens`]; a rank that failed. A non-finite gradient is not an error:
+    /// the report says that the step was skipped.
     pub fn train_step(&mut self, batches: &[MicroBatch], step: &Step) -> Result<StepReport> {
         self.begin_step(batches, step)?;
         self.end_step(step, None)
     }
 
-    /// All of a step but what the host learns of it: on a GPU it is enqueued when this returns.
+    /// Everything of a step except its report: on a GPU the work is enqueued when this returns.
     pub fn begin_step(&mut self, batches: &[MicroBatch], step: &Step) -> Result<()> {
         let by = self.scaler.as_ref().map_or(1.0, LossScaler::scale);
         let loss_scale = (by as f64 / step.tokens() as f64) as f32;
@@ -291,13 +289,13 @@ impl Engine {
         self.reduce("loss", 1)
     }
 
-    /// The one time that the host waits, for the loss and the norm, and for `beside`, which is downloaded with them.
-    pub fn end_step(&mut self, step: &Step, beside: Option<(View, &mut [u8])>) -> Result<StepReport> {
+    /// Waits for the step: the only host synchronization. Downloads the loss and the norm, and `extra` along with them.
+    pub fn end_step(&mut self, step: &Step, extra: Option<(View, &mut [u8])>) -> Result<StepReport> {
         let (mut loss, mut grad_norm) = ([0f64], [0f32]);
         let norm = (self.norm.norm(), bytemuck::cast_slice_mut(&mut grad_norm));
         let sum = (self.sums.view().slice(0..1), bytemuck::cast_slice_mut(&mut loss));
-        match beside {
-            Some(beside) => self.dev.download_all(&mut [norm, sum, beside])?,
+        match extra {
+            Some(extra) => self.dev.download_all(&mut [norm, sum, extra])?,
             None => self.dev.download_all(&mut [norm, sum])?,
         }
         let ([loss], [grad_norm]) = (loss, grad_norm);
@@ -313,21 +311,21 @@ impl Engine {
         Ok(StepReport { loss: loss / step.tokens() as f64, grad_norm, skipped, loss_scale: scale, stuck })
     }
 
-    /// Where the time of the last step went; None where the device computes while the host goes on.
+    /// Times of the last step; None if the device computes asynchronously.
     pub fn pass_times(&self) -> Option<PassTimes> {
         self.dev.is_synchronous().then_some(self.passes)
     }
-    /// Steps are written on it from now on.
+    /// Records later steps on `timeline`.
     pub fn on_timeline(&mut self, timeline: Timeline) {
         self.watchers.timeline = timeline;
     }
-    /// What steps use of their memory is told from now on, while it is looked at closely.
+    /// Records the memory use of later steps, while the history is enabled.
     pub fn on_history(&mut self, history: &History) -> Result<()> {
         (self.watchers.history, self.watchers.saved) = (Some(history.clone()), self.workspace.saved_for()?);
         Ok(())
     }
 
-    /// Token losses, summed over all ranks' batches, and how many there are. Nothing is kept for a backward pass.
+    /// The sum of token losses over all ranks' batches, and the number of tokens. Keeps nothing for a backward pass.
     pub fn evaluate(&mut self, batches: &[MicroBatch]) -> Result<(f64, u64)> {
         for batch in batches {
             let (batch, _) = self.staging.upload(&*self.dev, batch)?;
@@ -339,21 +337,21 @@ impl Engine {
         Ok((loss, tokens as u64))
     }
 
-    /// The sum of counts of ranks' micro-batches, exact below 2^53.
+    /// The sum of `local` over all ranks, counting the ranks of sp once; exact below 2^53.
     pub fn global_count(&mut self, local: u64) -> Result<u64> {
         let [count, _] = self.sum("count", [self.counted(local), 0.0])?;
         Ok(count as u64)
     }
 
-    /// Weights and optimizer state, shard by shard: what checkpoints read and write.
+    /// Weights and optimizer state, shard by shard, for checkpoints.
     pub fn state(&mut self) -> (&mut dyn Store, &mut Optimizer) {
         (&mut *self.store, &mut self.optimizer)
     }
-    /// The same on every rank: what checkpoints keep of it.
+    /// The loss scaler, the same on every rank.
     pub fn scaler(&mut self) -> Option<&mut LossScaler> {
         self.scaler.as_mut()
     }
-    /// Steps that changed the weights.
+    /// Steps that updated the weights.
     pub fn updates(&self) -> u64 {
         self.optimizer.steps()
     }
@@ -367,12 +365,13 @@ impl Engine {
         &self.decoder
     }
 
-    /// A count of this rank's micro-batches in a sum over `loss`, where ranks of sp hold the same ones.
+    /// `count` as a summand over the ranks of `loss`: ranks of sp hold the same micro-batches, and only the first
+    /// counts.
     fn counted(&self, count: u64) -> f64 {
         if self.mesh.coords.sp == 0 { count as f64 } else { 0.0 }
     }
 
-    /// The first `len` sums become those over ranks.
+    /// All-reduces the first `len` sums.
     fn reduce(&mut self, what: &'static str, len: usize) -> Result<()> {
         let sums = self.sums.view_mut().slice(0..len);
         let ticket = self.mesh.loss.all_reduce(Tag::new(what, 0), sums, Reduce::Sum)?;
@@ -387,8 +386,8 @@ impl Engine {
     }
 }
 
-/// Its own for each step, micro-batch and rank of `loss`: no two see the same mask, but for ranks of tp, which compute
-/// the same tokens.
+/// A distinct key for each step, micro-batch and rank of `loss`. Only ranks of tp share masks, because they compute the
+/// same tokens.
 fn dropout_key(rng: Rng, step: u64, micro: usize, rank: usize) -> u64 {
     let [a, b, ..] = philox(rng.key(), [step as u32, (step >> 32) as u32, micro as u32, rank as u32]);
     a as u64 | (b as u64) << 32

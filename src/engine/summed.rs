@@ -1,7 +1,7 @@
-//! Gradients that tp ranks compute a part of each, of tensors that every one of them has whole ([`Tp::Summed`]): the
-//! norms of heads, with sequence parallelism all norms, key and value heads that ranks share. Most are small, so they
-//! travel together: one all-reduce a step for as many as the buffer holds, before the gradient's norm is taken. Never
-//! touches any other gradient.
+//! All-reduces gradients that are partial sums over tp, of tensors that every tp rank has in full ([`Tp::Summed`]): the
+//! norms of heads, with sequence parallelism all norms, and key and value heads that ranks share. Most are small, so
+//! one all-reduce per step carries all that fit into the buffer, before the gradient norm is computed. Never touches
+//! any other gradient.
 use crate::base::{Category, DType, Result};
 use crate::comm::Mesh;
 use crate::comm::{Collective, CommUse, Reduce, Tag};
@@ -11,12 +11,12 @@ use crate::store::Store;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Elements of the buffer at most: 4 MiB, the norms of 100 layers of width 5120.
+/// Maximum elements in the buffer: 4 MiB, the norms of 100 layers of width 5120.
 const MOST: usize = 1 << 20;
 
 pub(super) struct Summed {
     tp: Arc<dyn Collective>,
-    /// f32; none where there is nothing to sum.
+    /// f32; None if there is nothing to sum.
     buf: Option<Buf>,
 }
 
@@ -24,7 +24,7 @@ fn is_summed(segment: &Segment) -> bool {
     segment.tp == Tp::Summed && segment.trainable
 }
 
-/// Elements that travel together: all such tensors where there is room, 0 where a rank has them for itself.
+/// Elements per all-reduce: all such tensors if they fit; 0 without tp.
 fn len(layouts: &[Layout], tp: usize) -> usize {
     let summed = layouts.iter().flat_map(|l| &l.segments).filter(|s| tp > 1 && is_summed(s));
     summed.map(Segment::len).sum::<usize>().min(MOST)
@@ -39,7 +39,8 @@ impl Summed {
         Ok(Summed { tp: mesh.tp.clone(), buf: (len > 0).then(alloc).transpose()? })
     }
 
-    /// After the store's own reductions: each such gradient becomes the sum over tp. Ranks of tp own the same parts.
+    /// Called after the store's own reductions: replaces each such gradient by its sum over tp. Ranks of tp own the
+    /// same shards.
     pub fn reduce(&mut self, dev: &dyn Device, store: &mut dyn Store) -> Result<()> {
         let Some(buf) = &mut self.buf else { return Ok(()) };
         let (mut from, room) = (0, buf.len());
@@ -62,8 +63,8 @@ impl Summed {
     }
 }
 
-/// Of all such gradients that this rank owns, one behind the other, what lies in `window`: in stretches, each with its
-/// place in the window. Returns how much that is.
+/// Visits the part inside `window` of the concatenation of all such gradients that this rank owns, in runs with their
+/// offset in the window. Returns its length.
 fn each(store: &mut dyn Store, window: Range<usize>, f: &mut dyn FnMut(ViewMut, usize) -> Result<()>) -> Result<usize> {
     let mut place = 0;
     store.for_each_shard(&mut |mut shard| {
@@ -93,7 +94,7 @@ mod tests {
     use crate::optim::GradNorm;
     use crate::store::{BackwardPrefetch, Offload, ReplicatedOptions, ShardedOptions, Strategy, Wrap};
 
-    /// Two layers with a tensor of each kind; shards of two ranks begin inside tensors, parts are uneven.
+    /// Two layers with a tensor of each kind; shards of two ranks start inside tensors, and splits are uneven.
     fn layouts(index: usize, of: usize) -> Vec<Layout> {
         let over = Slice { index, of };
         let cut = |whole: usize| (Tp::Cut { dim: 0, over, whole }, over.share(whole).len());
@@ -108,19 +109,20 @@ mod tests {
         };
         vec![layer(0), layer(1)]
     }
-    /// What rank `tp` computes for element `i`: alike on both where the tensor is [`Tp::Same`].
+    /// What rank `tp` computes for element `i`: equal on both if the tensor is [`Tp::Same`].
     fn gradient(segment: &Segment, tp: usize, i: usize) -> f32 {
         let rank = if segment.tp == Tp::Same { 0 } else { tp };
         (segment.name.bytes().map(usize::from).sum::<usize>() % 7 + 3 * rank + i % 11) as f32
     }
 
     #[test]
-    fn parts_are_added_up_and_the_norm_counts_every_element_once() {
+    fn partial_gradients_are_summed_and_the_norm_counts_each_element_once() {
         let sharded = ShardedOptions {
             reduce_dtype: DType::F32,
             dtype: DType::F32,
             wrap: Wrap::None,
             reshard: true,
+            max_live: 0,
             forward_prefetch: true,
             backward_prefetch: BackwardPrefetch::Pre,
             grad_accum: 1,
@@ -155,13 +157,13 @@ mod tests {
                     let dev: Arc<dyn Device> = Arc::new(CpuDevice::new(meter));
                     let layouts = layouts(tp, 2);
                     let mut store = strategy.store(dev.clone(), &mesh, &layouts)?;
-                    // All at once, or a shard at a time.
+                    // All at once, or one shard at a time.
                     let mut summed = if sp == 1 { Summed::new(&mesh, &layouts)? } else { Summed::of(&mesh, 77)? };
                     let mut norm = GradNorm::new(&*dev, &mesh, 0.0, Offload::Nothing)?;
                     let mut one = dev.alloc(DType::F32, 1, Category::Other)?;
                     one.view_mut().host::<f32>("test")?.fill(1.0);
                     assert_eq!(summed.buf.as_ref().map(Buf::len), Some(if sp == 1 { 2 * (130 + 200) } else { 77 }));
-                    // Every segment's part of each shard: what is to be there before, or what is there after.
+                    // Every segment's part of each shard: the input to write, or the expected output.
                     let visit = |store: &mut dyn Store, f: &mut dyn FnMut(&Segment, usize, &mut f32)| {
                         store.for_each_shard(&mut |mut shard| {
                             for segment in &shard.layout.segments {

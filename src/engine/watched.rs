@@ -1,6 +1,6 @@
-//! A store whose verbs are written on a timeline, and what they hand out into a history of memory. The layer loop calls
-//! them in a fixed order ([`ParamStore`]), so what lies between two of them is known: forward of a layer, its backward,
-//! the loss. Never changes what a call does.
+//! A store wrapper that records its calls on a timeline, and the memory they hand out in a history. The layer loop
+//! makes them in a fixed order ([`ParamStore`]), so what happens between two calls is known: forward of a layer, its
+//! backward, the loss. Never changes what a call does.
 use crate::base::Result;
 use crate::base::history::{History, InUse};
 use crate::base::timeline::{Lane, Mark, Span, Timeline};
@@ -8,14 +8,14 @@ use crate::device::Device;
 use crate::nn::store::ROOT;
 use crate::nn::{Grads, ParamStore, Pass, Weights};
 
-/// Who watches an engine's steps.
+/// The observers of an engine's steps.
 #[derive(Default)]
 pub(super) struct Watchers {
     pub timeline: Timeline,
     pub history: Option<History>,
     /// [`crate::nn::Workspace::saved_for`], for the history.
     pub saved: Vec<usize>,
-    /// Blocks are computed again in backward, so that something is done between their weights and their gradient.
+    /// Blocks are recomputed in backward, so there is work between acquiring weights and asking for gradients.
     pub recomputes: bool,
 }
 impl Watchers {
@@ -27,7 +27,7 @@ impl Watchers {
     }
 }
 
-/// What was handed out for a layer: where it is, and its bytes. Layers of one unit are handed the same.
+/// Views handed out for a layer: address and bytes. Layers of one unit get the same ones.
 type Handed = Vec<(usize, usize, usize)>;
 
 fn bytes(handed: &Handed) -> usize {
@@ -39,14 +39,14 @@ pub(super) struct Watched<'a> {
     store: &'a mut dyn ParamStore,
     dev: &'a dyn Device,
     watchers: &'a Watchers,
-    /// Under way since the last verb returned: what, of which layer.
+    /// What the loop has been doing since the last call returned: what, of which layer.
     open: Option<(&'static str, usize, Mark)>,
-    /// The root was acquired, and its gradient asked for, so often.
+    /// How often the root was acquired and its gradient asked for.
     roots: usize,
     root_grads: usize,
     weights: Handed,
     grads: Handed,
-    /// Blocks that backward has yet to pass.
+    /// Blocks still to come in backward.
     ahead: usize,
 }
 
@@ -55,7 +55,7 @@ impl<'a> Watched<'a> {
         let (weights, grads) = (Handed::new(), Handed::new());
         Watched { store, dev, watchers, open: None, roots: 0, root_grads: 0, weights, grads, ahead: 0 }
     }
-    /// A verb begins: what was computed until now is over.
+    /// Start of a call: what was computed until now is over.
     fn enter(&mut self) -> Result<Mark> {
         let now = self.dev.mark()?;
         if let Some((what, layer, start)) = self.open.take() {
@@ -66,8 +66,7 @@ impl<'a> Watched<'a> {
     }
 }
 
-/// A verb has returned: it goes on the timeline, and `next` begins. (Not a method: what the verb returned borrows the
-/// store.)
+/// End of a call: records it and starts the span `next`. Not a method, because the call's result borrows the store.
 macro_rules! leave {
     ($self:ident, $verb:literal, $layer:ident, $start:ident, $next:expr) => {
         let now = $self.dev.mark()?;
@@ -99,7 +98,7 @@ impl ParamStore for Watched<'_> {
         }
         let next = match (layer, pass) {
             (ROOT, _) if self.roots == 1 => Some("embed"),
-            (ROOT, _) => None, // the loss begins with the gradient that it adds to
+            (ROOT, _) => None, // the loss starts when its gradient is asked for
             (_, Pass::Backward) => self.watchers.recomputes.then_some("recompute"),
             (_, Pass::Forward | Pass::Evaluate) => Some("forward"),
         };
@@ -142,7 +141,7 @@ impl ParamStore for Watched<'_> {
     }
 }
 
-/// `f`, as a span of the device's compute stream.
+/// Runs `f` as a span of the device's compute stream.
 pub(super) fn timed<T>(
     dev: &dyn Device,
     timeline: &Timeline,

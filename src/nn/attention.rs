@@ -1,5 +1,5 @@
-//! The attention branch: `y = x + dropout(post(out(attention(turn(qkv(norm(x)))))))`. Never masks: documents are the
-//! device's job.
+//! The attention branch: `y = x + dropout(post(out(attention(rope(qkv(norm(x)))))))`. Never masks: the device keeps
+//! documents apart.
 use super::context::{Cx, DropoutSite};
 use super::linear::Linear;
 use super::norm::Norm;
@@ -18,28 +18,28 @@ use std::ops::Range;
 #[derive(Clone, Debug)]
 pub struct AttentionBranch {
     pub norm: Norm,
-    /// Each fills its columns of the fused rows `qkv`: one projection, or three.
+    /// One fused projection or three, each writing its columns of the rows `qkv`.
     pub qkv: Vec<Linear>,
-    /// Of the three.
+    /// Biases of the projections in `qkv`.
     pub bias: Option<RowBias>,
     pub transform: HeadTransform,
-    /// Over tp, by heads.
+    /// Whether heads are sharded over tp.
     pub cut: bool,
-    /// Which of the context's tables it turns by.
+    /// Index of the context's rotation table.
     pub table: usize,
     pub shape: AttentionShape,
     pub out: Linear,
-    /// Of what the branch adds to the residual.
+    /// Normalizes the branch's output before it is added to the residual.
     pub post: Option<Norm>,
 }
 
-/// What becomes of queries and keys before they meet.
+/// Transformation of queries and keys before attention.
 #[derive(Clone, Copy, Debug)]
 pub enum HeadTransform {
-    /// Nothing: positions were learned.
+    /// None: positions are learned.
     None,
     Rope(RopeShape),
-    /// Each head is normalised first: segments `wq` and `wk`.
+    /// Each head is normalized first, with segments `wq` and `wk`.
     NormRope {
         shape: QkNormRopeShape,
         wq: usize,
@@ -47,12 +47,12 @@ pub enum HeadTransform {
     },
 }
 
-/// Biases of projections that share rows, segment by segment in the order of their columns: laid side by side first, so
-/// that the rows are passed over once.
+/// Biases of projections that write to the same rows, one segment per projection in column order. They are concatenated
+/// first, so that one pass over the rows adds them all.
 #[derive(Clone, Debug)]
 pub struct RowBias(pub Vec<RowPart>);
 
-/// Of a segment, the elements that these columns take.
+/// A segment, and the elements of it that apply to these columns.
 #[derive(Clone, Debug)]
 pub struct RowPart {
     pub segment: usize,
@@ -60,7 +60,7 @@ pub struct RowPart {
 }
 
 impl RowBias {
-    /// `y += bias`, whole rows.
+    /// `y += bias`, on whole rows.
     fn add(&self, dev: &dyn Device, w: Weights, row: &mut Tensor, y: ViewMut) -> Result<()> {
         let mut rest = row.rows_mut(1);
         for RowPart { segment, held } in &self.0 {
@@ -82,7 +82,7 @@ impl RowBias {
         for RowPart { segment, held } in &self.0 {
             let columns = at..at + held.len();
             at = columns.end;
-            if let Some(grad) = dw.get(*segment) {
+            if let Some(grad) = dw.get(*segment)? {
                 dev.add(row.rows(1).slice(columns), grad.slice(held.clone()))?;
             }
         }
@@ -146,7 +146,7 @@ impl AttentionBranch {
         dev.add(x, y)
     }
 
-    /// The rows that attention reads: those of `qkv`, or their heads normalised and rotated, in `rotated`.
+    /// The rows that attention reads: `qkv` itself, or its normalized and rotated heads in `rotated`.
     fn rotated<'a>(
         &self,
         cx: &Cx,
@@ -162,7 +162,7 @@ impl AttentionBranch {
         Ok(rotated.rows(cx.n))
     }
 
-    /// `dy (R, C)` is the residual's gradient: the branch's is added to it. Adds to the weights' gradients.
+    /// `dy (R, C)` is the residual's gradient; adds the branch's gradient to it and to the weights' gradients.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,
@@ -209,7 +209,7 @@ impl AttentionBranch {
             HeadTransform::None => {}
             HeadTransform::Rope(shape) => dev.rope(Rope { shape, table, positions, qkv: dqkv, inverse: true })?,
             HeadTransform::NormRope { shape, wq, wk } => {
-                let (dwq, dwk) = dw.pair(wq, wk, scratch.unused.rows_mut(2));
+                let (dwq, dwk) = dw.pair(wq, wk, scratch.unused.rows_mut(2))?;
                 dev.qk_norm_rope_backward(QkNormRopeBackward {
                     shape,
                     table,

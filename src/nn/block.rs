@@ -1,10 +1,9 @@
-//! A decoder block: the attention branch, then the feed-forward branch. One plan a layer: layers may
+//! A decoder block: the attention branch, then the feed-forward branch. There is one plan per layer, because layers may
 //! differ in their windows. Never holds a buffer.
 //!
-//! What is kept for backward is what a matrix product or the attention would have to make again. Norms and activations
-//! are one pass over memory, and backward computes them again: 6 C + 2 F instead of 8 C + 3 F elements a token (C the
-//! model's width, F that of the feed-forward layer), for 0.3 % of the block's time in f32 and 0.9 % in bf16 (measured
-//! at C 768, F 3072, N 1024).
+//! Saved for backward: what only a matrix product or attention could recompute. Norms and activations take one pass
+//! over memory, so backward recomputes them: 6 C + 2 F instead of 8 C + 3 F saved elements per token (C: model width,
+//! F: feed-forward width), for 0.3 % of the block's time in f32 and 0.9 % in bf16 (measured at C 768, F 3072, N 1024).
 use super::attention::AttentionBranch;
 use super::context::Cx;
 use super::layout::Layout;
@@ -23,8 +22,8 @@ pub struct DecoderBlock {
 }
 
 impl DecoderBlock {
-    /// Puts the adapters that `layout` has to their matrices, and the names of those with dropout, hashed, to `masks`.
-    /// Returns the widest input that is masked.
+    /// Attaches the adapters in `layout` to their matrices, and appends the hashed names of those with dropout to
+    /// `masks`. Returns the width of the widest masked input.
     pub fn adapt(&mut self, lora: &Lora, layout: &Layout, masks: &mut Vec<u64>) -> usize {
         let AttentionBranch { qkv, out, .. } = &mut self.attention;
         let MlpBranch { gate, up, down, .. } = &mut self.mlp;
@@ -36,8 +35,8 @@ impl DecoderBlock {
         linears.map(masked).max().unwrap_or(0)
     }
 
-    /// Assigns `saved`, and `y (R, C)` from `x (R, C)`, this rank's rows of the residual stream. A recomputation for
-    /// backward asks for no `y`: nothing reads it, and the last product is spared.
+    /// Assigns `saved`, and `y (R, C)` from `x (R, C)`: this rank's rows of the residual stream. Recomputation for
+    /// backward passes no `y`, which skips the last matrix product.
     pub fn forward(
         &self,
         cx: &Cx,
@@ -51,7 +50,7 @@ impl DecoderBlock {
         self.mlp.forward(cx, w, &mut saved.mlp, scratch, y)
     }
 
-    /// `dy (R, C)`: from the gradient of `y` to that of `x`, in place. Adds to the weights' gradients.
+    /// `dy (R, C)` becomes the gradient of `x` in place. Adds to the weights' gradients.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,

@@ -1,10 +1,10 @@
-//! Keys and values of the tokens that came before: what lets a sequence go on one token at a time, for the price
-//! of one. Never holds more than one sequence, and never forgets a token of it by itself.
+//! The KV cache: keys and values of earlier tokens, so that generating a token costs one token's work. Never holds more
+//! than one sequence, and never evicts.
 //!
-//! A sequence begins with all the tokens that there are, by the attention of any pass, which also leaves its keys and
-//! values here, as they were when they met: normalised and rotated. From then on a pass is over one token: its keys and
-//! values are laid behind the others, and its query attends to all of them in one pass of ring attention, which is
-//! attention over a block of keys and values that are not the queries' own.
+//! The prompt runs through ordinary attention, which also stores its keys and values here, already normalized and
+//! rotated. After that, each pass is over one token: its keys and values are appended, and its query attends to all of
+//! them with one call of the kernel of ring attention, whose keys and values may come from another buffer than the
+//! queries.
 use super::context::{Cx, Past};
 use super::spec::Spec;
 use super::split::Groups;
@@ -14,22 +14,22 @@ use crate::device::ops::{Attention, AttentionPass, AttentionShape, CopyColumns};
 use crate::device::{Device, View, ViewMut};
 
 table! {
-    /// Empty where no sequence goes on. B: blocks, T: tokens of the sequence at most, C: elements in a row of keys and
+    /// Empty unless a sequence is being generated. B: blocks, T: capacity in tokens, C: elements in a row of keys and
     /// values.
     Cache {
         /// (B T, C), block after block.
         kv,
-        /// (1, 2) u32: the keys that the next token's query sees.
+        /// (1, 2) u32: the range of keys that the next token's query attends to.
         sees,
-        /// The same in layers within a window.
+        /// The same for layers with a sliding window.
         near,
-        /// (1, heads * head_dim) f32: what it makes of their values.
+        /// (1, heads * head_dim) f32: the attention output.
         o,
     }
 }
 
 impl Cache<TensorShape> {
-    /// `spec`: as wide as this rank's part. `tokens`: T.
+    /// `spec`: this rank's widths. `tokens`: T.
     pub fn plan(spec: &Spec, dtype: DType, tokens: usize) -> Cache<TensorShape> {
         let kv_row = 2 * spec.kv_heads * spec.head_dim;
         let one = |dtype, width| TensorShape::new(Category::Scratch, dtype, tokens.min(1), width);
@@ -46,7 +46,7 @@ impl Cache<TensorShape> {
 }
 
 impl Cache {
-    /// Says what the next token sees, in layers within `window` and in the others. At first it is not asked.
+    /// Sets the key ranges of the next token, with and without the `window`. The prompt's pass does not read them.
     pub fn set_ranges(&mut self, dev: &dyn Device, past: Past, window: usize) -> Result<()> {
         if past.tokens == 0 {
             return Ok(());
@@ -57,7 +57,7 @@ impl Cache {
         dev.upload(bytemuck::bytes_of(&[near, end]), self.near.rows_mut(1))
     }
 
-    /// As [`Device::attention`], over the tokens before as well: assigns `o` and `lse` of the batch's rows, and keeps
+    /// As [`Device::attention`], but over earlier tokens too: assigns `o` and `lse` of the batch's rows, and stores
     /// their keys and values.
     pub fn attention(
         &mut self,

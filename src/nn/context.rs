@@ -1,13 +1,13 @@
-//! What every layer of one pass shares: the device, the batch, the keys of its masks, and the two things that ranks of
-//! tp do together in a layer. Never owns a buffer, never decides what is cut.
+//! What all layers of a pass share: the device, the batch, the dropout keys, and the two collectives that tp ranks use
+//! inside a layer. Never owns a buffer, never decides what is sharded.
 //!
-//! What ranks of tp do in forward, they do the other way round in backward: where a column-cut product begins, its
-//! input is made *whole*; where a row-cut one ends, the ranks' parts are *summed*. Without sequence parallelism whole
-//! rows are there already and a sum is an all-reduce: two a block and direction. With it (Korthikanti et al. 2022,
-//! "Reducing Activation Recomputation in Large Transformer Models") a rank has its part of the rows outside: whole is
-//! an all-gather, a sum a reduce-scatter. A gathered input is not kept: the weight gradient gathers it again. A block
-//! that is computed again for its backward pass repeats what leads to what is kept: the first branch's sum (both where
-//! a branch ends in a norm), and with sequence parallelism the gathers in front of both.
+//! Backward mirrors what tp ranks do in forward: before a column-parallel product its input is made *whole*; after a
+//! row-parallel product the ranks' outputs are *summed*. Without sequence parallelism the rows are whole already and a
+//! sum is an all_reduce: two per block and direction. With it (Korthikanti et al. 2022, "Reducing Activation
+//! Recomputation in Large Transformer Models") each rank holds a shard of the rows between products: whole is an
+//! all_gather, a sum is a reduce_scatter. A gathered input is not saved: the weight gradient gathers it again. A
+//! recomputed block repeats the collectives that lead to saved values: the first branch's sum (both, where a branch
+//! ends in a norm), and with sequence parallelism the all_gathers in front of both.
 use super::split::{Groups, Split};
 use super::tensor::Tensor;
 use crate::base::rng::Rng;
@@ -17,24 +17,24 @@ use crate::device::ops::{Dropout, DropoutRows};
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
 
-/// One micro-batch on the device: documents one after the other, N tokens in all.
+/// One micro-batch on the device: concatenated documents, N tokens in all.
 #[derive(Clone, Copy)]
 pub struct Batch<'a> {
     /// (N) u32.
     pub tokens: View<'a>,
-    /// (N) i32, already shifted: what position i predicts, or [`crate::device::IGNORE`].
+    /// (N) i32, already shifted: the target at position i, or [`crate::device::IGNORE`].
     pub targets: View<'a>,
-    /// (N) u32: each token's place in its document.
+    /// (N) u32: each token's position in its document.
     pub positions: View<'a>,
-    /// (S + 1) u32: where documents start, then N; of the whole batch where a ring has cut it.
+    /// (S + 1) u32: document starts, then N. With a ring, those of the whole batch.
     pub cu_seqlens: View<'a>,
-    /// (ranks of sp, N) u32: the rows of the whole batch that each of them has. None: all rows are here.
+    /// (sp ranks, N) u32: each rank's row numbers in the whole batch. None: this rank holds all rows.
     pub rows: Option<View<'a>>,
 }
 
 impl Batch<'_> {
-    /// N, after checking that everything is as long as it and fits a workspace of `capacity` tokens. `targets` may be
-    /// empty where no loss is asked for.
+    /// Returns N after checking that all lengths agree and fit a workspace of `capacity` tokens. `targets` may be empty
+    /// if no loss is computed.
     pub(super) fn rows(&self, capacity: usize, with_targets: bool) -> Result<usize> {
         let n = self.tokens.len();
         let targets = if with_targets { n } else { self.targets.len() };
@@ -42,7 +42,7 @@ impl Batch<'_> {
             return Err(Error::op(
                 "batch",
                 format!(
-                    "{n} tokens, {} targets, {} positions in a workspace of {capacity} tokens",
+                    "{n} tokens, {} targets and {} positions do not fit together or exceed the workspace's {capacity} tokens",
                     self.targets.len(),
                     self.positions.len()
                 ),
@@ -50,7 +50,7 @@ impl Batch<'_> {
         }
         Ok(n)
     }
-    /// The rank of sp that has `row` of the whole batch, and as which of its rows. Waits for the device.
+    /// The sp rank that holds `row` of the whole batch, and its row number there. Waits for the device.
     pub(super) fn place(&self, dev: &dyn Device, row: usize) -> Result<(usize, usize)> {
         let (n, absent) = (self.tokens.len(), || Error::op("batch", format!("no row {row}")));
         let Some(rows) = self.rows else { return if row < n { Ok((0, row)) } else { Err(absent()) } };
@@ -60,7 +60,7 @@ impl Batch<'_> {
     }
 }
 
-/// Where in a layer a dropout stands.
+/// The place of a dropout inside a layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DropoutSite {
     Embedding,
@@ -68,14 +68,14 @@ pub enum DropoutSite {
     Mlp,
 }
 
-/// The keys of a micro-batch's masks, two words each: by layer, then by [`DropoutSite`]. They change with each
-/// micro-batch, so they lie in memory and not in the arguments of an operation.
+/// Dropout keys of a micro-batch, two words each: by layer, then by [`DropoutSite`]. They change with each micro-batch,
+/// so they live in device memory instead of kernel arguments.
 pub struct DropoutKeys;
 
 impl DropoutKeys {
     const SITES: [DropoutSite; 3] = [DropoutSite::Embedding, DropoutSite::Attention, DropoutSite::Mlp];
 
-    /// Words of `layers` layers, the root one of them.
+    /// Words for `layers` layers, including the root.
     pub fn words(layers: usize) -> usize {
         2 * DropoutKeys::SITES.len() * layers
     }
@@ -83,14 +83,14 @@ impl DropoutKeys {
         let at = 2 * (DropoutKeys::SITES.len() * layer + place as usize);
         at..at + 2
     }
-    /// Those of adapters, by the hash of their modules' names, in two words each.
+    /// Keys of the adapters, two words each, from the hashes of their module names.
     pub fn fill_named(key: u64, names: &[u64], words: &mut [u32]) {
         for (name, words) in names.iter().zip(words.chunks_exact_mut(2)) {
             let key = Rng::new(key, *name).key();
             words.copy_from_slice(&[key as u32, (key >> 32) as u32]);
         }
     }
-    /// All of them, from that of the micro-batch.
+    /// Derives all keys from the micro-batch's `key`.
     pub fn fill(key: u64, words: &mut [u32]) {
         for (layer, of_layer) in words.chunks_exact_mut(DropoutKeys::words(1)).enumerate() {
             for (place, words) in DropoutKeys::SITES.into_iter().zip(of_layer.chunks_exact_mut(2)) {
@@ -101,18 +101,18 @@ impl DropoutKeys {
     }
 }
 
-/// Dropout of an adapter's input: a mask by token of the micro-batch and channel of the whole input, so that ranks of
-/// tp and sp draw one mask.
+/// Dropout of an adapter's input. The mask depends on the token of the micro-batch and the channel of the whole input,
+/// so ranks of tp and sp draw the same mask.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AdapterDropout {
     pub p: f32,
-    /// Which of the adapters' keys is its own.
+    /// Index of the adapter's key.
     pub key: usize,
     /// This rank's first channel.
     pub first: usize,
 }
 
-/// Where a batch stands in its sequence: how many tokens of it came before, and how many there may be.
+/// Position of a batch in its sequence: tokens before it, and capacity.
 #[derive(Clone, Copy, Debug)]
 pub struct Past {
     pub tokens: usize,
@@ -120,12 +120,15 @@ pub struct Past {
 }
 
 impl Past {
-    /// An error unless `n` more tokens may come: all at first, then one by one.
+    /// Fails unless `n` more tokens are allowed: the whole prompt first, then one at a time.
     pub fn check(&self, n: usize) -> Result<()> {
         let Past { tokens, room } = *self;
         match (tokens == 0 || n == 1) && tokens + n <= room {
             true => Ok(()),
-            false => Err(Error::op("go on", format!("{n} tokens after {tokens}, with room for {room}"))),
+            false => Err(Error::op(
+                "go on",
+                format!("{n} tokens after {tokens} exceed the cache of {room}, or are not one at a time"),
+            )),
         }
     }
 }
@@ -134,42 +137,43 @@ impl Past {
 pub struct Cx<'a> {
     pub dev: &'a dyn Device,
     pub groups: &'a Groups,
-    /// This rank's part of the layer's work.
+    /// This rank's share of the layer's work.
     pub split: Split,
     pub batch: Batch<'a>,
-    /// Tokens of this batch: rows of every activation but the residual stream's, of which this rank has [`Cx::rows`].
+    /// Tokens of this batch: rows of every activation except the residual stream, of which this rank holds
+    /// [`Cx::rows`].
     pub n: usize,
-    /// Rotation tables (P, head_dim) f32: of most layers, and of those that turn locally; empty where there are none.
+    /// Rotation tables (P, head_dim) f32: of most layers, and of local layers; empty if unused.
     pub tables: [View<'a>; 2],
-    /// Probability and the micro-batch's keys ([`DropoutKeys`]); none when evaluating.
+    /// Dropout probability and the micro-batch's keys ([`DropoutKeys`]); none in evaluation.
     pub dropout: Option<(f32, View<'a>)>,
-    /// Two words for each adapter with dropout; none when evaluating.
+    /// Two words per adapter with dropout; none in evaluation.
     pub adapter_keys: Option<View<'a>>,
     pub layer: usize,
-    /// A recomputation finds attention's outputs where the forward pass left them.
+    /// Recomputation: attention's outputs were saved in forward.
     pub attended: bool,
-    /// Where keys and values are kept, so that the sequence can go on.
+    /// Set if keys and values go to the cache, so that the sequence can continue.
     pub past: Option<Past>,
 }
 
-/// All rows of what ranks have parts of, readable until [`Cx::release`].
+/// All rows of a tensor that is sharded over ranks, readable until [`Cx::release`].
 pub struct Whole<'a> {
     pub rows: View<'a>,
     ticket: Option<Ticket>,
 }
 
 impl Cx<'_> {
-    /// Whether nothing comes between a branch's last product and the residual stream: no sum over ranks and no dropout.
+    /// Whether a branch's last product feeds the residual stream directly, without a sum over ranks or dropout.
     pub fn straight(&self, cut: bool) -> bool {
         self.dropout.is_none() && self.split.part(cut).of == 1
     }
-    /// In place, forward and backward alike: the mask is a function of (key, layer, place, index).
+    /// In place, the same for forward and backward: the mask is a function of (key, layer, place, index).
     pub fn drop(&self, place: DropoutSite, x: ViewMut) -> Result<()> {
         let Some((p, keys)) = self.dropout else { return Ok(()) };
         self.dev.dropout(Dropout { p, key: keys.slice(DropoutKeys::at(self.layer, place)), x })
     }
-    /// An adapter's dropout, forward and backward alike, over rows of `width` elements: assigns `y`, or adds to it with
-    /// `accumulate`. The mask is a function of (key, token of the micro-batch, channel of the whole row).
+    /// An adapter's dropout over rows of `width` elements, the same for forward and backward: assigns `y`, or adds to
+    /// it with `accumulate`. The mask is a function of (key, token of the micro-batch, channel of the whole row).
     pub(super) fn drop_channels(
         &self,
         mask: &AdapterDropout,
@@ -178,13 +182,15 @@ impl Cx<'_> {
         y: ViewMut,
         accumulate: bool,
     ) -> Result<()> {
-        let Some(keys) = self.adapter_keys else { return Err(Error::op("adapter", "dropout without its keys")) };
+        let Some(keys) = self.adapter_keys else {
+            return Err(Error::op("adapter", "dropout is on but its keys are missing"));
+        };
         let key = keys.slice(2 * mask.key..2 * mask.key + 2);
         let own = self.split.sp.index * self.n;
         let rows = self.batch.rows.map(|rows| rows.slice(own..own + self.n));
         self.dev.dropout_rows(DropoutRows { p: mask.p, key, rows, width, first: mask.first, x, y, accumulate })
     }
-    /// The gradient of a branch from that of the residual stream: `dy` itself, or a masked copy of it in `masked`.
+    /// The gradient of a branch's output from that of the residual stream: `dy` itself, or a masked copy in `masked`.
     pub fn branch_grad<'b>(&self, place: DropoutSite, dy: View<'b>, masked: &'b mut Tensor) -> Result<View<'b>> {
         if self.dropout.is_none() {
             return Ok(dy);
@@ -194,16 +200,16 @@ impl Cx<'_> {
         Ok(masked.rows(self.rows()))
     }
 
-    /// Rows of the residual stream that this rank has.
+    /// Rows of the residual stream on this rank.
     pub fn rows(&self) -> usize {
         self.split.rows(self.n)
     }
-    /// Those of all ranks of tp together: `n`, and with sequence parallelism what fills the last rank's part up.
+    /// Rows on all tp ranks: `n`, plus padding with sequence parallelism.
     fn padded(&self) -> usize {
         if self.split.sequence() { self.rows() * self.split.tp.of } else { self.n }
     }
 
-    /// (N, C) from this rank's rows `x`, by way of `all`.
+    /// Gathers (N, C) from this rank's rows `x` into `all`.
     pub fn whole<'a>(&self, x: View<'a>, all: &'a mut Tensor) -> Result<Whole<'a>> {
         if !self.split.sequence() {
             return Ok(Whole { rows: x, ticket: None });
@@ -213,13 +219,13 @@ impl Cx<'_> {
         tp.wait(ticket)?;
         Ok(Whole { rows: all.rows(self.n), ticket: Some(ticket) })
     }
-    /// The rows are read no more.
+    /// Ends the reading of the rows.
     pub fn release(&self, whole: Whole) -> Result<()> {
         whole.ticket.map_or(Ok(()), |ticket| self.groups.tp.release(ticket))
     }
 
-    /// Assigns this rank's rows of `y`: where the work is `cut`, the sum over tp of what `part` assigns to (N, C), by
-    /// way of `parts`; otherwise what `part` assigns.
+    /// Assigns this rank's rows of `y`. If the work is `cut`, they are the sum over tp of what `part` writes to (N, C),
+    /// staged in `parts`; otherwise what `part` writes.
     pub fn sum(
         &self,
         cut: bool,
@@ -233,7 +239,7 @@ impl Cx<'_> {
         let (tp, n, padded) = (&self.groups.tp, self.n, self.padded());
         part(parts.rows_mut(n))?;
         if self.split.sequence() {
-            // Rows of no token: 0 in what is summed, so they are in what becomes of it.
+            // Zero the padding rows, so that their sums are zero too.
             self.dev.zero(parts.band_mut(&(n..padded)))?;
             let ticket = tp.reduce_scatter(Tag::new("tp sum", self.layer), parts.rows_mut(padded), y, false)?;
             tp.wait(ticket)?;
@@ -253,7 +259,7 @@ mod tests {
     use crate::device::cpu::CpuDevice;
     use std::sync::Arc;
 
-    /// Every layer, place and key has a mask of its own, and the same one each time.
+    /// Every layer, site and key has its own mask, and the same one each time.
     #[test]
     fn masks_differ() {
         let dev: Arc<dyn Device> = Arc::new(CpuDevice::new(Meter::default()));

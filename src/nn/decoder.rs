@@ -1,5 +1,5 @@
-//! The one layer loop: embeddings, blocks, loss, and back. Written against [`ParamStore`]: never knows how weights are
-//! kept.
+//! The one layer loop: embeddings, blocks, loss, and backward. Written against [`ParamStore`]: never knows how weights
+//! are stored.
 use super::block::DecoderBlock;
 use super::context::{Batch, Cx, DropoutKeys, Past};
 use super::layout::Layout;
@@ -17,22 +17,22 @@ use crate::base::{Error, Result};
 use crate::device::{Device, View};
 use std::time::Instant;
 
-/// A model as a plan: immutable and without memory of its own.
+/// A model as a plan: immutable, without buffers.
 pub struct Decoder {
     spec: Spec,
-    /// This rank's part of each layer.
+    /// This rank's share of each layer.
     split: Split,
     layouts: Vec<Layout>,
     root: Root,
     blocks: Vec<DecoderBlock>,
-    /// The lowest layer that learns: backward ends there.
+    /// The lowest trainable layer, where backward ends.
     lowest: usize,
     adapters: AdapterWidths,
-    /// Names of the adapters with dropout, hashed, in the order of their keys.
+    /// Hashed names of the adapters with dropout, in the order of their keys.
     masks: Vec<u64>,
 }
 
-/// What changes with the step and the micro-batch beside the data, where the device reads it.
+/// Per-micro-batch inputs besides the data, in device memory.
 #[derive(Clone, Copy)]
 pub struct Micro<'a> {
     /// f32 (1): 1 / loss tokens of the whole optimizer step, over all ranks and micro-batches.
@@ -42,15 +42,15 @@ pub struct Micro<'a> {
 }
 
 impl Decoder {
-    /// Every tensor learns.
+    /// A model with all tensors trainable.
     pub fn new(spec: Spec) -> Result<Decoder> {
         Decoder::tuned(spec, &Tuning::default())
     }
-    /// All of every layer on one rank.
+    /// A model on one rank, with `tuning` applied.
     pub fn tuned(spec: Spec, tuning: &Tuning) -> Result<Decoder> {
         Decoder::split(spec, tuning, &Split::NONE)
     }
-    /// One rank's part of each layer.
+    /// One rank's share of a model, with `tuning` applied.
     pub fn split(spec: Spec, tuning: &Tuning, split: &Split) -> Result<Decoder> {
         spec.validate()?;
         split.check(&spec)?;
@@ -65,7 +65,7 @@ impl Decoder {
         if let Some(lora) = &tuning.lora {
             if spec.arch == Arch::Gpt {
                 return Err(Error::input(
-                    "lora: the matrices of arch gpt are stored the other way round; use another arch",
+                    "lora: arch gpt is not supported, because its matrices are stored transposed; use another arch",
                 ));
             }
             adapters.rank = lora.rank;
@@ -85,7 +85,7 @@ impl Decoder {
         &self.layouts
     }
 
-    /// `groups`: those of this rank's [`Split`].
+    /// Allocates a workspace. `groups` are those of this rank's [`Split`].
     pub fn workspace(&self, dev: &dyn Device, groups: &Groups, options: &WorkspaceOptions) -> Result<Workspace> {
         let mut ws = Workspace::plan(&self.spec, &self.split, self.adapters, options).allocate(dev, groups)?;
         self.fill_tables(dev, &mut ws.fixed)?;
@@ -105,25 +105,25 @@ impl Decoder {
         Ok(())
     }
 
-    /// Makes room in `ws` for a sequence of up to `tokens` that goes on by [`Decoder::go_on`], or gives it back where
-    /// they are 0. Of the sequence's tokens a pass has those that it begins with, or one.
+    /// Allocates the KV cache in `ws` for a sequence of up to `tokens`, to be extended by [`Decoder::go_on`]; 0 frees
+    /// it. A pass covers the whole prompt, or one token.
     pub fn remember(&self, dev: &dyn Device, ws: &mut Workspace, tokens: usize) -> Result<()> {
         ws.remember(&self.split.local(&self.spec), dev, tokens)?;
         self.fill_tables(dev, &mut ws.fixed)
     }
 
-    /// Words of the keys of a micro-batch's masks; 0 without dropout.
+    /// Words of a micro-batch's dropout keys; 0 without dropout.
     pub fn dropout_words(&self) -> usize {
         self.row_words() + 2 * self.masks.len()
     }
-    /// Those of masks of the residual stream; those of adapters follow.
+    /// Words for dropout in the residual stream; the adapters' follow.
     fn row_words(&self) -> usize {
         if self.spec.dropout > 0.0 { DropoutKeys::words(self.layouts.len()) } else { 0 }
     }
-    /// The keys of all masks of a micro-batch, from `key`, which names run, step, micro-batch and rank, and `shared`,
-    /// in which the ranks of sp are one: their adapters draw one mask.
+    /// Derives all dropout keys of a micro-batch from `key`, which identifies run, step, micro-batch and rank. `shared`
+    /// is the same on all sp ranks, whose adapters draw one mask.
     pub fn dropout_keys(&self, key: u64, shared: u64, words: &mut [u32]) {
-        // Ranks of tp that have the same rows draw the same masks.
+        // Ranks of tp that hold the same rows draw the same masks.
         let own = if self.split.sequence() { Rng::new(key, self.split.tp.index as u64).key() } else { key };
         let (rows, adapters) = words.split_at_mut(self.row_words());
         DropoutKeys::fill(own, rows);
@@ -131,7 +131,7 @@ impl Decoder {
     }
 
     /// Forward and backward: adds the summed token losses to the workspace, and their gradients times
-    /// [`Micro::loss_scale`] to the store. When the host came from the one to the other: after the loss.
+    /// [`Micro::loss_scale`] to the store. Returns the host's time between the two, after the loss.
     pub fn train(
         &self,
         dev: &dyn Device,
@@ -142,7 +142,7 @@ impl Decoder {
     ) -> Result<Instant> {
         let n = batch.rows(ws.tokens(), true)?;
         if ws.dx.capacity() < self.split.rows(n) {
-            return Err(Error::op("train", "the workspace was made without room for a backward pass"));
+            return Err(Error::op("train", "the workspace was allocated without backward buffers"));
         }
         let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, loss, .. }, dx, groups } = ws;
         let cx = self.cx(dev, groups, batch, [table, local_table], Some(micro.dropout_keys));
@@ -159,7 +159,7 @@ impl Decoder {
         for i in (0..self.spec.layers).rev() {
             let (layer, x) = (i + 1, stream[i].rows(rows));
             if layer < self.lowest {
-                store.grads_ready(layer)?; // a unit of several layers may be complete only now
+                store.grads_ready(layer)?; // may complete a unit of several layers
                 store.release(layer, Pass::Backward)?;
                 continue;
             }
@@ -201,7 +201,7 @@ impl Decoder {
         store.release(ROOT, Pass::Evaluate)
     }
 
-    /// Assigns `out (vocab)`: the logits of what follows token `row` of the whole batch. Needs no targets.
+    /// Assigns `out (vocab)`: the logits that follow token `row` of the whole batch. Needs no targets.
     pub fn next_token_logits(
         &self,
         dev: &dyn Device,
@@ -214,8 +214,8 @@ impl Decoder {
         self.logits(dev, store, batch, ws, (row, None), out)
     }
 
-    /// Assigns `out (vocab)`: the logits of what follows the last token of `batch`, which is the one sequence that `ws`
-    /// remembers: all of it where `past` is 0, else the one token after `past` others.
+    /// Assigns `out (vocab)`: the logits that follow the last token of `batch`. `batch` is the prompt if `past` is 0,
+    /// else the one token after the `past` tokens cached in `ws`.
     pub fn go_on(
         &self,
         dev: &dyn Device,
@@ -288,7 +288,7 @@ impl Decoder {
         }
     }
 
-    /// Who sees whom around the ring, where there is one.
+    /// With a ring, sets which keys each query attends to.
     fn set_ring_ranges(&self, cx: &Cx, scratch: &mut Scratch) -> Result<()> {
         let Some(rows) = cx.batch.rows else { return Ok(()) };
         let heads = &self.blocks[0].attention.shape;
@@ -297,7 +297,7 @@ impl Decoder {
         scratch.ring.set_ranges(cx.dev, &*cx.groups.sp, heads, all.into_iter().chain(near), cx.batch.cu_seqlens, rows)
     }
 
-    /// Assigns the residual stream and what each block keeps.
+    /// Assigns the residual stream and the activations saved by each block.
     fn forward(
         &self,
         cx: &Cx,
@@ -321,7 +321,7 @@ impl Decoder {
     }
 }
 
-/// Where block `i` reads and where it writes: neighbours, around the end where there are fewer than blocks.
+/// The input and output of block `i`: adjacent buffers, wrapping around if there are fewer than blocks.
 fn stream_pair(stream: &mut [Tensor], i: usize) -> (&Tensor, &mut Tensor) {
     let (x, y) = (i % stream.len(), (i + 1) % stream.len());
     let (low, high) = stream.split_at_mut(x.max(y));

@@ -1,51 +1,51 @@
-//! What stands where in a flat buffer: the ONE table that init, weight decay, clipping, checkpoints and tests read.
-//! Never holds values.
+//! The tensors in a flat buffer: the ONE table that init, weight decay, clipping, checkpoints and tests read. Never
+//! holds values.
 use super::split::Slice;
 use crate::device::ALIGN;
 use std::ops::Range;
 
-/// How a tensor starts.
+/// Initial values of a tensor.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Init {
-    /// Normal with mean 0 and this standard deviation.
+    /// Normal with mean 0 and the given standard deviation.
     Normal(f32),
-    /// Uniform between minus and plus this.
+    /// Uniform in plus or minus the given bound.
     Uniform(f32),
     Constant(f32),
 }
 
 impl Init {
-    /// Standard deviation of fresh weights: `initializer_range` of all families' configurations.
+    /// Standard deviation of initial weights: `initializer_range` of all families' configs.
     const DEVIATION: f32 = 0.02;
     pub(super) const NORMAL: Init = Init::Normal(Init::DEVIATION);
     pub(super) const ONES: Init = Init::Constant(1.0);
     pub(super) const ZEROS: Init = Init::Constant(0.0);
 
-    /// How the projections that end a residual branch start: the deviation over the root of their number, two in each
-    /// of `blocks` (Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3). In every
-    /// family: transformers does so for GPT-2 and starts the others flat.
+    /// Init of the projections that end a residual branch: the deviation divided by the square root of their number,
+    /// two per block (Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3). Applied
+    /// to every family, although transformers scales only GPT-2's.
     pub(super) fn residual(blocks: usize) -> Init {
         Init::Normal(Init::DEVIATION / (2.0 * blocks as f32).sqrt())
     }
 }
 
-/// How a tensor stands to the ranks of tp.
+/// How a tensor is distributed over tp ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tp {
-    /// Every rank has all of it and computes the same gradient.
+    /// Replicated; every rank computes the same gradient.
     Same,
-    /// Every rank has all of it; the gradient is the sum of what they compute.
+    /// Replicated; the gradient is the sum of the ranks' gradients.
     Summed,
-    /// Every rank has its [`Slice::share`] of what is `whole` along `dim`.
+    /// Sharded: every rank has its [`Slice::share`] of `whole` along `dim`.
     Cut { dim: usize, over: Slice, whole: usize },
 }
 
 /// A named tensor inside a layer's flat buffer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Segment {
-    /// The Hugging Face name of the architecture: what checkpoints, metrics and errors say.
+    /// The Hugging Face name, as used in checkpoints, metrics and errors.
     pub name: String,
-    /// This rank's.
+    /// Shape on this rank.
     pub shape: Vec<usize>,
     pub tp: Tp,
     /// First element; a multiple of [`ALIGN`].
@@ -54,7 +54,7 @@ pub struct Segment {
     pub decay: bool,
     /// A frozen tensor (false) has no gradient, no optimizer state and no reduction.
     pub trainable: bool,
-    /// Multiplies the learning rate.
+    /// Factor of the learning rate.
     pub lr_scale: f32,
     pub init: Init,
 }
@@ -69,7 +69,7 @@ impl Segment {
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.len()
     }
-    /// Of the whole tensor, over all ranks of tp.
+    /// Shape of the whole tensor, over all tp ranks.
     pub fn global_shape(&self) -> Vec<usize> {
         let mut shape = self.shape.clone();
         if let Tp::Cut { dim, whole, .. } = self.tp {
@@ -77,16 +77,16 @@ impl Segment {
         }
         shape
     }
-    /// Elements that it takes in a flat buffer: those of the largest part, so that whatever follows stands at the same
-    /// place on every rank of tp. What this rank has less is padding.
+    /// Elements reserved in a flat buffer: those of the largest shard, so that later segments have the same offset on
+    /// every tp rank. The difference to this rank's shard is padding.
     pub fn extent(&self) -> usize {
         let Tp::Cut { dim, over, whole } = self.tp else { return self.len() };
         self.shape.iter().enumerate().map(|(i, &n)| if i == dim { over.most(whole) } else { n }).product()
     }
-    /// Cuts `range`, elements of this rank's part counted from its first, into stretches that are contiguous in the
-    /// whole tensor too: each with the place of its first element there.
+    /// Splits `range`, relative to the start of this rank's shard, into stretches that are also contiguous in the whole
+    /// tensor. Yields each with its offset there.
     pub fn stretches(&self, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
-        // Of a part cut along dim, `run` elements lie together, `before` in each `row` of the whole tensor.
+        // In a shard along dim, `run` elements are contiguous, starting at `before` in each `row` of the whole tensor.
         let (run, before, all) = match self.tp {
             Tp::Cut { dim, over, whole } => {
                 let inner: usize = self.shape[dim + 1..].iter().product();
@@ -105,11 +105,11 @@ impl Segment {
     }
 }
 
-/// The segments of one layer, or of one unit. Gaps between segments are padding: zero, and zero in every gradient.
+/// The segments of one layer or unit. Gaps between segments are padding, with zero weights and gradients.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Layout {
     pub segments: Vec<Segment>,
-    /// Up to the end of the last segment, rounded up to [`ALIGN`].
+    /// End of the last segment, rounded up to [`ALIGN`].
     pub len: usize,
 }
 
@@ -118,7 +118,7 @@ impl Layout {
     pub fn push(&mut self, name: impl Into<String>, shape: &[usize], decay: bool, init: Init) -> usize {
         self.push_part(name, shape, Tp::Same, decay, init)
     }
-    /// Appends a segment that stands so to tp; of what is cut, `shape` is this rank's.
+    /// Appends a segment with distribution `tp`; for a sharded tensor, `shape` is this rank's.
     pub fn push_part(&mut self, name: impl Into<String>, shape: &[usize], tp: Tp, decay: bool, init: Init) -> usize {
         self.place(Segment {
             name: name.into(),
@@ -131,18 +131,18 @@ impl Layout {
             init,
         })
     }
-    /// Appends a segment of another layout, wherever it stood, and returns its index.
+    /// Appends a segment of another layout at a new offset and returns its index.
     pub fn place(&mut self, segment: Segment) -> usize {
         let start = self.len;
         self.len = (start + segment.extent()).next_multiple_of(ALIGN);
         self.segments.push(Segment { start, ..segment });
         self.segments.len() - 1
     }
-    /// Parameters, without padding.
+    /// Number of parameters, without padding.
     pub fn params(&self) -> usize {
         self.segments.iter().map(Segment::len).sum()
     }
-    /// Parameters of the longest parts: as many on every rank of tp.
+    /// Number of parameters counting the largest shards: the same on every tp rank.
     pub fn extent(&self) -> usize {
         self.segments.iter().map(Segment::extent).sum()
     }
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(columns.stretches(3..3).count(), 0);
     }
 
-    /// A reduction of what ranks of tp all have relies on it.
+    /// Reductions of tensors replicated over tp rely on this.
     #[test]
     fn what_follows_an_uneven_part_stands_at_the_same_place_on_every_rank() {
         let of = 3;

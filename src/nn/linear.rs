@@ -1,4 +1,4 @@
-//! A matrix product with one of the layer's weights. Never decides where its output is summed or kept.
+//! A matrix product with one of the layer's weights. Never decides where its output is summed or stored.
 use super::context::{AdapterDropout, Cx};
 use super::saved::AdapterScratch;
 use super::store::{Grads, Weights};
@@ -25,12 +25,12 @@ pub struct Linear {
     pub(super) inputs: usize,
     outputs: usize,
     form: Form,
-    /// Elements in a row of `y`, and the first of them that is written here.
+    /// Elements in a row of `y`, and the first one written here.
     row: usize,
     column: usize,
-    /// Of the outputs that the segments hold, those from here on are these: where ranks of tp share key/value heads.
+    /// First output used, when the segments hold more: tp ranks may share key/value heads.
     first: usize,
-    /// What learns beside the frozen weight.
+    /// The trainable adapter of the frozen weight.
     pub(super) adapter: Option<Adapter>,
 }
 
@@ -53,21 +53,21 @@ impl Linear {
     pub fn conv1d(weight: usize, bias: usize, inputs: usize, outputs: usize) -> Linear {
         Linear { bias: Some(bias), form: Form::InOut, ..Linear::new(weight, outputs, inputs) }
     }
-    /// With segment `bias` (outputs).
+    /// Adds segment `bias` (outputs).
     pub fn bias(self, bias: usize) -> Linear {
         Linear { bias: Some(bias), ..self }
     }
-    /// Of rows of `row` elements, `y` is those from `column` on. Without bias.
+    /// Writes to columns from `column` on of rows of `row` elements. Without bias.
     pub fn within(self, row: usize, column: usize) -> Linear {
         Linear { row, column, ..self }
     }
 
-    /// Of a segment that holds more outputs, those from `first` on. Without bias.
+    /// Uses the outputs from `first` on of a segment that holds more. Without bias.
     pub fn from(self, first: usize) -> Linear {
         Linear { first, ..self }
     }
 
-    /// Assigns `y`. `work` is the adapter's.
+    /// Assigns `y`. `work` is scratch for the adapter.
     pub fn forward(&self, cx: &Cx, w: Weights, x: View, work: &mut AdapterScratch, mut y: ViewMut) -> Result<()> {
         match (self.bias, self.adapter) {
             (Some(bias), None) => {
@@ -79,8 +79,7 @@ impl Linear {
             }
         }
     }
-    /// `y = x W + b + residual`. Assigns. The bias and the residual stream come in the product's pass where no adapter
-    /// stands between.
+    /// `y = x W + b + residual`. Assigns. Bias and residual are fused into the product unless an adapter comes between.
     pub fn forward_onto(
         &self,
         cx: &Cx,
@@ -97,7 +96,7 @@ impl Linear {
         self.forward(cx, w, x, work, y.reborrow())?;
         cx.dev.add(residual, y)
     }
-    /// `z = x W + b`, kept for backward, and `y = gelu(z)`. Assigns both.
+    /// `z = x W + b`, saved for backward, and `y = gelu(z)`. Assigns both.
     pub fn forward_gelu(
         &self,
         cx: &Cx,
@@ -114,7 +113,7 @@ impl Linear {
         self.forward(cx, w, x, work, z.reborrow())?;
         cx.dev.gelu(Gelu { x: z.as_view(), y })
     }
-    /// The product of whole rows and what follows it.
+    /// The product of whole rows with epilogue `then`.
     fn product_then(&self, cx: &Cx, w: Weights, x: View, y: ViewMut, then: Epilogue) -> Result<()> {
         let (shape, b) = (self.shape(x.len() / self.inputs), w.get(self.weight).slice(self.held()));
         cx.dev.gemm_then(GemmThen { shape, a: x, b, c: y, then })
@@ -132,7 +131,7 @@ impl Linear {
             None => Ok(()),
         }
     }
-    /// `forward` without the bias, which is added once where ranks sum their products. Assigns.
+    /// `forward` without the bias, which is added once after ranks have summed their products. Assigns.
     pub fn product(&self, cx: &Cx, w: Weights, x: View, work: &mut AdapterScratch, mut y: ViewMut) -> Result<()> {
         let (shape, b) = (self.shape(x.len() / self.inputs).ldc(self.row), w.get(self.weight).slice(self.held()));
         let band = self.column..y.len();
@@ -142,13 +141,13 @@ impl Linear {
             None => Ok(()),
         }
     }
-    /// Its elements of the weight's segment.
+    /// The range of the weight's segment that is used.
     fn held(&self) -> Range<usize> {
         self.first * self.inputs..(self.first + self.outputs) * self.inputs
     }
 
-    /// The gradients from that of `y`: adds to those of the weight, the bias and the adapter; assigns `dx`, or adds to
-    /// it with `accumulate`. `work` is the adapter's.
+    /// Backward from `dy`: adds to the gradients of the weight, the bias and the adapter; assigns `dx`, or adds to it
+    /// with `accumulate`. `work` is scratch for the adapter.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,
@@ -169,8 +168,8 @@ impl Linear {
         }
     }
 
-    /// `backward` of what came out of GELU: `dx` is the gradient of `z`, GELU's input. Assigns `dx`; `product`, like
-    /// it, is scratch.
+    /// Backward of a GELU followed by this product: assigns `dx`, the gradient of GELU's input `z`. `product`, of the
+    /// same size, is scratch.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward_gelu(
         &self,
@@ -208,41 +207,41 @@ impl Linear {
         shape.lda(self.row)
     }
 
-    /// Adds `dyᵀ x` to the weight's gradient, and the column sums of `dy` to the bias's. What is frozen costs nothing.
+    /// Adds `dyᵀ x` to the weight's gradient, and the column sums of `dy` to the bias's. Skips frozen tensors.
     fn weight_grad(&self, cx: &Cx, dw: &mut Grads, x: View, dy: View) -> Result<()> {
         let n = x.len() / self.inputs;
         let band = dy.slice(self.column..dy.len());
-        if let Some(dw) = dw.get(self.weight).map(|dw| dw.slice(self.held())) {
+        if let Some((dw, accumulate)) = dw.product(self.weight, self.held())? {
             let (shape, a, b) = match self.form {
                 Form::OutIn => (GemmShape::tn(self.outputs, self.inputs, n).lda(self.row), band, x),
                 Form::InOut => (GemmShape::tn(self.inputs, self.outputs, n).ldb(self.row), x, band),
             };
-            cx.dev.gemm(Gemm { shape: shape.accumulate(), a, b, c: dw })?;
+            cx.dev.gemm(Gemm { shape: GemmShape { accumulate, ..shape }, a, b, c: dw })?;
         }
-        match self.bias.and_then(|bias| dw.get(bias)) {
+        match self.bias.map(|bias| dw.get(bias)).transpose()?.flatten() {
             Some(db) => cx.dev.bias_backward(BiasBackward { dy, db }),
             None => Ok(()),
         }
     }
 }
 
-/// Segments `a` (rank, inputs) and `b` (outputs, rank) beside a matrix.
+/// A low-rank adapter of a matrix: segments `a` (rank, inputs) and `b` (outputs, rank).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Adapter {
     pub a: usize,
     pub b: usize,
     pub rank: usize,
     pub scale: f32,
-    /// Of its input, while training.
+    /// Dropout of the adapter's input, in training.
     pub dropout: Option<AdapterDropout>,
 }
 
 impl Adapter {
-    /// B's elements for the outputs of `of`.
+    /// The range of B for the outputs of `of`.
     fn held(&self, of: &Linear) -> Range<usize> {
         of.first * self.rank..(of.first + of.outputs) * self.rank
     }
-    /// What A reads: `x`, or in training with dropout a masked copy of it in `dropped`.
+    /// The input of A: `x`, or in training with dropout a masked copy in `dropped`.
     fn input<'a>(&self, cx: &Cx, of: &Linear, x: View<'a>, dropped: &'a mut Tensor) -> Result<View<'a>> {
         let Some(mask) = self.dropout.as_ref().filter(|_| cx.adapter_keys.is_some()) else { return Ok(x) };
         let n = x.len() / of.inputs;
@@ -272,7 +271,7 @@ impl Adapter {
         let shape = GemmShape::nt(n, of.outputs, self.rank).ldc(of.row).accumulate();
         dev.gemm(Gemm { shape, a: low.rows(n), b: w.get(self.b).slice(self.held(of)), c: y.slice(band) })
     }
-    /// Adds to the gradients of A and B, and to `dx`, which holds the frozen matrix's part.
+    /// Adds to the gradients of A and B, and to `dx`, which already holds the frozen matrix's contribution.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,
@@ -288,17 +287,17 @@ impl Adapter {
         let (dev, n, AdapterScratch { low, dlow, dropped }) = (cx.dev, x.len() / of.inputs, work);
         let dy = dy.slice(of.column..dy.len());
         let read = self.input(cx, of, x, dropped)?;
-        if let Some(db) = dw.get(self.b).map(|db| db.slice(self.held(of))) {
+        if let Some((db, accumulate)) = dw.product(self.b, self.held(of))? {
             self.project(dev, w, of, read, low)?;
-            let shape = GemmShape::tn(of.outputs, self.rank, n).lda(of.row).accumulate();
+            let shape = GemmShape { accumulate, ..GemmShape::tn(of.outputs, self.rank, n).lda(of.row) };
             dev.gemm(Gemm { shape, a: dy, b: low.rows(n), c: db })?;
         }
         let b = w.get(self.b).slice(self.held(of));
         let shape = GemmShape::nn(n, self.rank, of.outputs).lda(of.row);
         dev.gemm(Gemm { shape, a: dy, b, c: dlow.rows_mut(n) })?;
         dev.scale(self.scale, dlow.rows_mut(n))?;
-        if let Some(da) = dw.get(self.a) {
-            let shape = GemmShape::tn(self.rank, of.inputs, n).accumulate();
+        if let Some((da, accumulate)) = dw.product(self.a, 0..self.rank * of.inputs)? {
+            let shape = GemmShape { accumulate, ..GemmShape::tn(self.rank, of.inputs, n) };
             dev.gemm(Gemm { shape, a: dlow.rows(n), b: read, c: da })?;
         }
         let (shape, a, b) = (GemmShape::nn(n, of.inputs, self.rank), dlow.rows(n), w.get(self.a));

@@ -1,45 +1,46 @@
-//! Low-rank adapters (Hu et al. 2022, "LoRA"): a frozen matrix W learns as W + (alpha / rank) B A. Never holds a
+//! Low-rank adapters (Hu et al. 2022, "LoRA"): a frozen matrix W is trained as W + (alpha / rank) B A. Never holds a
 //! buffer.
 //!
-//! Names, shapes and starting values are those of the PEFT library: beside `...q_proj.weight` (out, in) stand
-//! `...q_proj.lora_A.weight` (rank, in), uniform within 1 / sqrt(in) either way, and `...q_proj.lora_B.weight` (out,
-//! rank), zero. So the model starts as it was. With dropout, a module's adapter reads a masked copy of its input.
+//! Names, shapes and initial values follow the PEFT library: `...q_proj.weight` (out, in) gets
+//! `...q_proj.lora_A.weight` (rank, in), uniform within ±1 / sqrt(in), and `...q_proj.lora_B.weight` (out, rank), zero.
+//! So the model initially computes the same function. With dropout, a module's adapter reads a masked copy of its
+//! input.
 use super::context::AdapterDropout;
 use super::layout::{Init, Layout, Segment, Tp};
 use super::linear::{Adapter, Linear};
 use crate::base::{Error, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What is adapted, and how.
+/// Which modules are adapted, and how.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Lora {
     pub rank: usize,
-    /// The adapters' product is multiplied by alpha / rank.
+    /// The adapter's output is scaled by alpha / rank.
     pub alpha: f32,
-    /// Probability with which an element of an adapter's input is dropped in training, in [0, 1).
+    /// Dropout probability of the adapter's input in training, in [0, 1).
     pub dropout: f32,
     /// Last parts of module names (`q_proj`), or `all-linear`.
     pub targets: Vec<String>,
 }
 
-/// PEFT's word for every linear layer but the head.
+/// PEFT's keyword for every linear layer but the head.
 pub const ALL_LINEAR: &str = "all-linear";
 const A: &str = ".lora_A.weight";
 const B: &str = ".lora_B.weight";
 
-/// Whether a segment is an adapter's.
+/// Whether the segment belongs to an adapter.
 pub fn is_adapter(segment: &Segment) -> bool {
     segment.name.ends_with(A) || segment.name.ends_with(B)
 }
 
-/// Whether the model is a frozen one beside adapters: then they are all that is ever saved.
+/// Whether the model is frozen with adapters; then only adapters are saved.
 pub fn has_adapters(layouts: &[Layout]) -> bool {
     layouts.iter().flat_map(|l| &l.segments).any(is_adapter)
 }
 
-/// How the adapters A and B of a matrix stand to the ranks of tp: cut as the matrix is along its own side; the other
-/// side's is whole, and its gradient comes from what each rank has of the first.
-fn beside(matrix: Tp) -> (Tp, Tp) {
+/// The tp distribution of adapters A and B of a matrix: one is sharded along the same side as the matrix. The other is
+/// replicated, and its gradient is the sum over ranks.
+fn adapter_tp(matrix: Tp) -> (Tp, Tp) {
     match matrix {
         Tp::Same => (Tp::Same, Tp::Same),
         Tp::Summed => (Tp::Summed, Tp::Summed),
@@ -52,24 +53,24 @@ impl Lora {
     pub fn scale(&self) -> f32 {
         self.alpha / self.rank as f32
     }
-    /// The name of the module that `segment` is the matrix of, where it is a target.
+    /// The module name of the matrix `segment`, if it is a target.
     fn module<'a>(&self, segment: &'a Segment) -> Option<&'a str> {
         let module = segment.name.strip_suffix(".weight").filter(|_| segment.shape.len() == 2)?;
         let last = module.rsplit('.').next().unwrap_or(module);
         self.targets.iter().any(|t| t == ALL_LINEAR || t == last).then_some(module)
     }
-    /// Freezes the model and puts the adapters' segments behind those of each block.
+    /// Freezes the model and appends the adapters' segments to those of each block.
     pub fn apply(&self, layouts: &mut [Layout]) -> Result<()> {
         if self.rank == 0 || !(self.alpha.is_finite() && self.alpha > 0.0) {
             return Err(Error::input(format!(
-                "lora: rank {} and alpha {}: both must be above 0",
+                "lora: rank {} and alpha {}: both must be greater than 0",
                 self.rank, self.alpha
             )));
         }
         if !(0.0..1.0).contains(&self.dropout) {
             return Err(Error::input(format!("lora: dropout {} is not in [0, 1)", self.dropout)));
         }
-        let (root, blocks) = layouts.split_first_mut().ok_or_else(|| Error::op("lora", "a model without layers"))?;
+        let (root, blocks) = layouts.split_first_mut().ok_or_else(|| Error::op("lora", "the model has no layers"))?;
         root.segments.iter_mut().for_each(|s| s.trainable = false);
         let mut known = Vec::new();
         for layout in blocks {
@@ -80,7 +81,7 @@ impl Lora {
             for (module, matrix) in adapted {
                 let (outputs, inputs) = (matrix.shape[0], matrix.shape[1]);
                 let start = Init::Uniform((matrix.global_shape()[1] as f32).sqrt().recip());
-                let (a, b) = beside(matrix.tp);
+                let (a, b) = adapter_tp(matrix.tp);
                 layout.push_part(format!("{module}{A}"), &[self.rank, inputs], a, true, start);
                 layout.push_part(format!("{module}{B}"), &[outputs, self.rank], b, true, Init::Constant(0.0));
             }
@@ -89,18 +90,18 @@ impl Lora {
         let known: Vec<String> = known.iter().map(last).collect();
         match self.targets.iter().find(|t| *t != ALL_LINEAR && !known.contains(t)) {
             None if self.targets.is_empty() => Err(Error::input(format!(
-                "lora: target_modules is empty: name {ALL_LINEAR}, or some of {}",
+                "lora: target_modules is empty: use {ALL_LINEAR}, or some of {}",
                 known.join(", ")
             ))),
             None => Ok(()),
             Some(target) => Err(Error::input(format!(
-                "lora: target_modules has {target}, which no block has; there are {} and {ALL_LINEAR}",
+                "lora: target_modules names {target}, which no block has; choose from {} and {ALL_LINEAR}",
                 known.join(", ")
             ))),
         }
     }
-    /// Gives `linear` the adapter of its weight in `layout`, where there is one. `masks`: names, hashed, of the modules
-    /// with dropout so far.
+    /// Attaches the adapter of the weight in `layout` to `linear`, if there is one. `masks`: hashed names of the
+    /// modules with dropout so far.
     pub(super) fn adapt(&self, linear: &mut Linear, layout: &Layout, masks: &mut Vec<u64>) {
         let Some(module) = self.module(&layout.segments[linear.weight]) else { return };
         let find = |suffix: &str| layout.segments.iter().position(|s| s.name.strip_suffix(suffix) == Some(module));

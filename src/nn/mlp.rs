@@ -1,5 +1,5 @@
-//! The feed-forward branch: `y = x + dropout(post(down(activation(norm(x)))))`. Never keeps the activation: backward
-//! computes it again from the products that it came from.
+//! The feed-forward branch: `y = x + dropout(post(down(activation(norm(x)))))`. Never saves the activation: backward
+//! recomputes it from the saved products.
 use super::context::{Cx, DropoutSite};
 use super::linear::Linear;
 use super::norm::Norm;
@@ -14,20 +14,20 @@ use crate::device::{Device, ViewMut};
 #[derive(Clone, Debug)]
 pub struct MlpBranch {
     pub norm: Norm,
-    /// Over tp, by columns of gate and up.
+    /// Whether gate and up are sharded over tp, by columns.
     pub cut: bool,
     pub activation: Activation,
-    /// With SwiGLU and GeGLU (Shazeer 2020).
+    /// Present in SwiGLU and GeGLU (Shazeer 2020).
     pub gate: Option<Linear>,
     pub up: Linear,
     pub down: Linear,
-    /// Of what the branch adds to the residual.
+    /// Normalizes the branch's output before it is added to the residual.
     pub post: Option<Norm>,
 }
 
 impl MlpBranch {
-    /// Assigns `y (R, C)` from `saved.x (R, C)`: this rank's rows of the residual stream. Without `y` only what
-    /// backward needs is computed.
+    /// Assigns `y (R, C)` from `saved.x (R, C)`: this rank's rows of the residual stream. Without `y`, computes only
+    /// what backward needs.
     pub fn forward(
         &self,
         cx: &Cx,
@@ -87,7 +87,7 @@ impl MlpBranch {
         }
     }
 
-    /// `dy (R, C)` is the residual's gradient: the branch's is added to it. Adds to the weights' gradients.
+    /// `dy (R, C)` is the residual's gradient; adds the branch's gradient to it and to the weights' gradients.
     pub fn backward(
         &self,
         cx: &Cx,
@@ -125,7 +125,7 @@ impl MlpBranch {
         cx.release(d_branch)?;
 
         self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
-        // The activation is read no more: its buffer takes the gate's gradient.
+        // The activation is no longer needed, so its buffer holds the gate's gradient.
         let (dact, dgate, dup) = (scratch.dact.rows(n), scratch.act.rows_mut(n), scratch.dup.rows_mut(n));
         match self.activation {
             Activation::SwiGlu => dev.swiglu_backward(GluBackward { gate, up, dy: dact, dgate, dup })?,

@@ -1,29 +1,28 @@
-//! Floor 3: layers as pairs of forward and backward, and the one layer loop. Never knows which store it runs on, the
-//! optimizer, or files.
+//! Floor 3: layers as pairs of forward and backward, and the one layer loop. Never knows about the store it runs on,
+//! the optimizer, or files.
 //!
-//! A family is data: the fields of a [`Spec`] say which parts its root and its blocks have, `families` the names and
-//! shapes of their segments. The parts and the blocks are plans: immutable, with every buffer passed in. In reading
-//! order:
+//! A family is data: the fields of a [`Spec`] determine the parts of its root and blocks, `families` the names and
+//! shapes of their segments. Parts and blocks are immutable plans, with every buffer passed in. In reading order:
 pub mod rotary; // rotary positions as a table
 pub mod spec; // a model as numbers
-pub mod split; // what of a layer is one rank's, over tp and sp
-pub mod tp_plan; // tensor-parallel plans in the words of transformers
+pub mod split; // a rank's share of a layer, over tp and sp
+pub mod tp_plan; // transformers' tensor-parallel plans
 pub mod layout; // named tensors in a flat buffer
 pub mod store; // the four verbs between a model and its sharding
 mod tensor; // buffers of rows, and tables of them
-mod context; // what every layer of one pass shares; what ranks of tp do together
+mod context; // what layers of a pass share; tp collectives
 mod norm; // RMSNorm and LayerNorm
 mod linear; // a matrix product with a weight, and its adapter
 mod lora; // which matrices have adapters
-pub mod tuning; // which tensors learn, and how fast
-pub mod ring; // attention over the rows of all ranks of sp
-mod cache; // keys and values of the tokens before
-mod saved; // what a block keeps for backward, and what it works in
+pub mod tuning; // which tensors are trainable, and at what rate
+pub mod ring; // ring attention over sp
+mod cache; // the KV cache
+mod saved; // saved activations and scratch of a block
 mod attention; // the attention branch
 mod mlp; // the feed-forward branch
 mod block; // both branches
 mod root; // embeddings, final norm, head and loss
-mod families; // names and shapes of Llama and its descendants, and of GPT-2
+mod families; // names and shapes of Llama, its descendants and GPT-2
 mod model; // a spec as layers
 mod recompute; // activation checkpointing
 mod workspace; // every buffer of a pass

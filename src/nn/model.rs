@@ -1,4 +1,4 @@
-//! A [`Spec`] as layers: the layout of each and the plan that computes it, by family. Never allocates.
+//! A [`Spec`] as layers: each layer's layout and plan, by family. Never allocates.
 use super::block::DecoderBlock;
 use super::families::{gpt, llama};
 use super::layout::Layout;
@@ -7,12 +7,12 @@ use super::spec::{Arch, Spec};
 use super::split::Split;
 
 impl Spec {
-    /// Layer 0 is the root (embeddings, final norm, head); block i is layer i + 1.
+    /// One layout per layer: layer 0 is the root (embeddings, final norm, head); block i is layer i + 1.
     pub fn layouts(&self) -> Vec<Layout> {
         let (root, blocks) = self.layers(&Split::NONE);
         [root.0].into_iter().chain(blocks.into_iter().map(|block| block.0)).collect()
     }
-    /// The root and the blocks, each with its layout: one rank's part of them.
+    /// This rank's share of the root and the blocks, each with its layout.
     pub(super) fn layers(&self, split: &Split) -> ((Layout, Root), Vec<(Layout, DecoderBlock)>) {
         let blocks = 0..self.layers;
         match self.arch {
@@ -20,13 +20,13 @@ impl Spec {
             _ => (llama::root(self, split), blocks.map(|i| llama::block(self, split, i)).collect()),
         }
     }
-    /// All of them, embeddings included; a tied head counts once.
+    /// Number of parameters, embeddings included. A tied head counts once.
     pub fn params(&self) -> usize {
         self.layouts().iter().map(Layout::params).sum()
     }
-    /// What a training step must compute for a token of a sequence of `seq`, whatever is computed twice: the definition
-    /// of MosaicML's llm-foundry, attention included, 3 * (2 P + layers * 2 * 2 * width * seq), where a layer within a
-    /// window counts its window. Divided by seconds and by the peak it is the MFU.
+    /// FLOPs that a training step needs per token of a sequence of `seq`, without recomputation: the definition of
+    /// MosaicML's llm-foundry, attention included, 3 * (2 P + layers * 2 * 2 * width * seq), where a layer with a
+    /// sliding window counts its window. MFU is this times tokens per second, divided by the peak.
     pub fn flops_per_token(&self, seq: usize) -> u64 {
         let seen = |i| if self.window_of(i) == 0 { seq } else { seq.min(self.window) };
         let attention = 2 * 2 * self.heads * self.head_dim * (0..self.layers).map(seen).sum::<usize>();

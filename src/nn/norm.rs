@@ -1,4 +1,4 @@
-//! The two normalisations behind one call. Never keeps its statistics: backward is given what forward wrote.
+//! RMSNorm and LayerNorm behind one interface. Never stores statistics: backward takes those that forward wrote.
 use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
@@ -7,9 +7,9 @@ use crate::device::{Device, View, ViewMut};
 
 #[derive(Clone, Copy, Debug)]
 pub enum Norm {
-    /// RMSNorm: segment `w`; one f32 of statistics a row.
+    /// RMSNorm: segment `w`; one f32 of statistics per row.
     Rms { w: usize, shape: RmsNormShape },
-    /// LayerNorm: segments `w` and `b`; two f32 of statistics a row.
+    /// LayerNorm: segments `w` and `b`; two f32 of statistics per row.
     Layer { w: usize, b: usize, eps: f32 },
 }
 
@@ -23,9 +23,9 @@ impl Norm {
             }
         }
     }
-    /// For a norm at the end of a branch: the gradient of its input `x (N, C)` from that of its output. The statistics
-    /// are computed again, into `h` and `stats`; `dx` holds the result. Adds to the gradients of the weights; to
-    /// `unused` where they are frozen.
+    /// Backward of a norm at the end of a branch: the gradient of its input `x (N, C)` from that of its output.
+    /// Recomputes the statistics, into `h` and `stats`; assigns `dx`. Adds to the gradients of the weights, or to
+    /// `unused` if they are frozen.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn branch_backward<'a>(
         &self,
@@ -43,7 +43,7 @@ impl Norm {
         self.backward(dev, weights, grads, x, stats.rows(n), dy, dx.rows_mut(n), unused)?;
         Ok(dx.rows(n))
     }
-    /// Adds to `dx` (the residual's gradient) and to the gradients of `w` and `b`; to `unused` (2, C) f32 where they
+    /// Adds to `dx` (the residual's gradient) and to the gradients of `w` and `b`, or to `unused` (2, C) f32 if they
     /// are frozen.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
@@ -59,11 +59,11 @@ impl Norm {
     ) -> Result<()> {
         match *self {
             Norm::Rms { w, shape } => {
-                let dw = grads.get(w).unwrap_or_else(|| unused.slice(0..weights.get(w).len()));
+                let dw = grads.get(w)?.unwrap_or_else(|| unused.slice(0..weights.get(w).len()));
                 dev.rmsnorm_backward(RmsNormBackward { shape, x, w: weights.get(w), rstd: stats, dy, dx, dw })
             }
             Norm::Layer { w, b, .. } => {
-                let (dw, db) = grads.pair(w, b, unused);
+                let (dw, db) = grads.pair(w, b, unused)?;
                 dev.layernorm_backward(LayerNormBackward { x, w: weights.get(w), stats, dy, dx, dw, db })
             }
         }

@@ -1,10 +1,10 @@
-//! What blocks keep of their forward pass, and what backward computes again (Chen et al. 2016). Never computes.
+//! Activation checkpointing: what blocks save in forward and recompute in backward (Chen et al. 2016). Never computes.
 //!
-//! What keeping an element spares, over documents of T tokens: an output of a matrix product from C inputs 2 C FLOPs,
-//! whichever product it is; an output of attention some 2 T, at a lower rate than a product's, and under ring attention
-//! a whole turn of the ring. So attention's outputs, C elements of a block's 11 to 12 C, are what is worth keeping
-//! first, and of the rest no part is better than another. For LLaMA 3 8B (C 4096) over 8192 tokens, kept elements and
-//! FLOPs computed again, a token and block:
+//! FLOPs saved per saved element, over documents of T tokens: an output of a matrix product with C inputs saves 2 C,
+//! whichever product it is; an output of attention saves about 2 T, which run at a lower rate, and under ring attention
+//! a whole pass around the ring. So attention's outputs, C of a block's 11 to 12 C elements, are worth saving first,
+//! and the rest are all equal. For LLaMA 3 8B (C 4096) with 8192 tokens, elements saved and FLOPs recomputed, per token
+//! and block:
 //!
 //! ```text
 //! off        11.5 C       0
@@ -12,8 +12,8 @@
 //! full        1   C      23 C^2    the input
 //! ```
 //!
-//! Between two rows: every nth block alone computes again, the others keep all. A straight line, as no part is better
-//! than another; from selective to off it lies below that from full to off.
+//! To fall between two rows, recompute only every nth block. Since all products are equally worth saving, this
+//! interpolates linearly; selective-to-off dominates full-to-off.
 use super::saved::{AttentionSaved, Saved};
 use super::spec::Spec;
 use super::tensor::{Tensor, table};
@@ -22,21 +22,21 @@ use crate::base::Result;
 /// Activation checkpointing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Checkpointing {
-    /// Every block keeps all that its backward pass reads.
+    /// Every block saves all that its backward pass reads.
     #[default]
     Off,
-    /// Its input and what attention made; backward computes the products again.
+    /// Save the block's input and attention's outputs; recompute the products.
     Selective,
-    /// Its input only.
+    /// Save only the block's input.
     Full,
-    /// Every block of so many as with [`Checkpointing::Selective`], the others as with [`Checkpointing::Off`].
+    /// One block in this many as in [`Checkpointing::Selective`], the others as in [`Checkpointing::Off`].
     SelectiveEvery(usize),
-    /// Every block of so many as with [`Checkpointing::Full`], the others as with [`Checkpointing::Off`].
+    /// One block in this many as in [`Checkpointing::Full`], the others as in [`Checkpointing::Off`].
     FullEvery(usize),
 }
 
 impl Checkpointing {
-    /// One block of how many computes again, if any does; and whether it has attention's outputs.
+    /// If blocks recompute: one block in how many, and whether it saves attention's outputs.
     fn again(self) -> Option<(usize, bool)> {
         match self {
             Checkpointing::Off => None,
@@ -46,7 +46,7 @@ impl Checkpointing {
             Checkpointing::FullEvery(n) => Some((n, false)),
         }
     }
-    /// The same of every `n`th block only.
+    /// The same for every `n`th block only.
     pub fn every(self, n: usize) -> Checkpointing {
         match (self.again(), n) {
             (None, _) | (_, 1) => self,
@@ -54,40 +54,40 @@ impl Checkpointing {
             (Some((_, false)), n) => Checkpointing::FullEvery(n),
         }
     }
-    /// FLOPs of the matrix products that backward computes again, a token: of all such blocks but the last, whose are
-    /// still there. Attention is computed again by [`Checkpointing::Full`] alone.
+    /// FLOPs per token of the matrix products that backward recomputes, in all such blocks but the last, whose
+    /// activations are still in memory. Only [`Checkpointing::Full`] also recomputes attention.
     pub fn products_again(self, spec: &Spec) -> u64 {
         let Some((every, _)) = self.again() else { return 0 };
         let attention = spec.qkv() + spec.heads * spec.head_dim;
-        // The last product of a block is read by a norm behind it, or by nothing.
+        // A block's last product is needed only by a norm after it.
         let feed_forward = spec.ff * (1 + spec.gated() as usize + spec.post_norms as usize);
         (2 * spec.dim * (attention + feed_forward) * (spec.layers / every).saturating_sub(1)) as u64
     }
 }
 
 table! {
-    /// What attention made of a block, as in [`AttentionSaved`].
+    /// Attention's outputs in one block, as in [`AttentionSaved`].
     Outputs { o, lse, }
 }
 
-/// What is done with each field of a table.
+/// Called for each field of a table.
 type Each<'a, T> = dyn FnMut(&'static str, &T) -> Result<()> + 'a;
 
-/// What the blocks keep: a [`Saved`] each, or one that those share which compute again. Where they share it
-/// selectively, each one's outputs take their place in it while it is the block's.
+/// Saved activations of the blocks: one [`Saved`] per block, or one shared by the blocks that recompute. With selective
+/// checkpointing, a block's own attention outputs are swapped into the shared one while the block uses it.
 pub(super) struct SavedBlocks<T = Tensor> {
-    /// Those of blocks that keep all; then the shared one, where there is one.
+    /// Of blocks that save everything; then the shared one, if any.
     saved: Vec<Saved<T>>,
-    /// One a block that shares, or none.
+    /// One per sharing block, if selective.
     outputs: Vec<Outputs<T>>,
-    /// Of so many blocks the last shares.
+    /// One block in this many (the last) shares.
     every: usize,
-    /// The block that wrote the shared one last.
+    /// The block that last wrote the shared one.
     last: Option<usize>,
 }
 
 impl<T> SavedBlocks<T> {
-    /// `block` and `outputs` say what one block keeps; `outputs` is also given with nothing in it, for the shared one.
+    /// `block` and `outputs` are what one block saves; `outputs` is also passed empty, for the shared one.
     pub fn plan(
         blocks: usize,
         checkpointing: Checkpointing,
@@ -120,15 +120,15 @@ impl<T> SavedBlocks<T> {
             last: None,
         })
     }
-    /// Whether block `i` has nothing for itself, or attention's outputs.
+    /// Whether block `i` uses the shared activations.
     fn shares(&self, i: usize) -> bool {
         (i + 1).is_multiple_of(self.every)
     }
-    /// Where in `saved` that of block `i` is.
+    /// Index of block `i` in `saved`.
     fn place(&self, i: usize) -> usize {
         if self.shares(i) { self.saved.len() - 1 } else { i - i / self.every }
     }
-    /// What backward still needs when it has yet to pass 0, 1, ... `blocks` blocks, as `measure` counts it.
+    /// What backward still needs with 0, 1, ... `blocks` blocks to go, in the units of `measure`.
     pub fn needed(&self, blocks: usize, measure: fn(&T) -> usize) -> Result<Vec<usize>> {
         let sum = |map: &dyn Fn(&mut Each<T>) -> Result<()>| -> Result<usize> {
             let mut sum = 0;
@@ -141,7 +141,7 @@ impl<T> SavedBlocks<T> {
         let saved = self.saved.iter().map(|saved| sum(&|f| saved.map(f).map(|_| ()))).collect::<Result<Vec<_>>>()?;
         let outputs =
             self.outputs.iter().map(|outputs| sum(&|f| outputs.map(f).map(|_| ()))).collect::<Result<Vec<_>>>()?;
-        // The shared one from the first block on that has it.
+        // The shared one counts from the first block that uses it.
         let own = |i: usize| match self.shares(i) {
             true => outputs.get(i / self.every).unwrap_or(&0) + if i < self.every { saved[self.place(i)] } else { 0 },
             false => saved[self.place(i)],
@@ -150,15 +150,15 @@ impl<T> SavedBlocks<T> {
         (0..blocks).for_each(|i| needed.push(needed[i] + own(i)));
         Ok(needed)
     }
-    /// Whether all that block `i` kept is there: nothing is to be computed again.
+    /// Whether everything block `i` saved is in memory, so that nothing is recomputed.
     pub fn is_whole(&self, i: usize) -> bool {
         !self.shares(i) || self.last == Some(i)
     }
-    /// Whether blocks keep attention's outputs though they share the rest.
+    /// Whether sharing blocks save attention's outputs.
     pub fn is_selective(&self) -> bool {
         !self.outputs.is_empty()
     }
-    /// What block `i` kept, to be read or written.
+    /// The saved activations of block `i`, to read or write.
     pub fn of(&mut self, i: usize) -> &mut Saved<T> {
         let place = self.place(i);
         if self.shares(i) && self.last != Some(i) {
@@ -168,7 +168,7 @@ impl<T> SavedBlocks<T> {
         }
         &mut self.saved[place]
     }
-    /// The outputs of the block that has the shared one: in, or out again.
+    /// Swaps the outputs of the block that uses the shared one in or out.
     fn exchange(&mut self) {
         let outputs = self.last.and_then(|last| self.outputs.get_mut(last / self.every));
         if let (Some(outputs), Some(shared)) = (outputs, self.saved.last_mut()) {

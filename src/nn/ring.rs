@@ -1,17 +1,16 @@
-//! Ring attention (Liu et al. 2023): queries stay, keys and values of all ranks of sp come by. Never asks how rows were
-//! dealt to the ranks: their numbers in the packed batch say who sees whom.
+//! Ring attention (Liu et al. 2023): queries stay, while keys and values of all sp ranks pass by. Never depends on how
+//! rows are assigned to ranks: row numbers in the packed batch determine which keys a query attends to.
 //!
-//! [Note: the ring] Rank r attends to its own block first, then to that of rank r - 1, r - 2, ...: each hop every rank
-//! hands the block that it has at hand to the rank behind it. The transfer is started before the attention over the
-//! block at hand, between two buffers that swap. What a pass makes is f32 and so is what the passes add up to; each
-//! result is rounded once, at the end. Backward takes the same way: the gradient of a block travels one hop behind it,
-//! so that it moves under the pass over the next block, and comes home after as many hops as there are ranks: its own
-//! rank adds the first part.
+//! [Note: the ring] Rank r attends to its own block first, then to those of ranks r - 1, r - 2, ...: in each hop every
+//! rank sends its current block to the next rank. The transfer starts before attention over the current block and
+//! overlaps it, with two buffers that swap. Each pass writes f32 and passes are summed in f32; results are rounded
+//! once, at the end. Backward takes the same path: a block's gradient follows one hop after the block, so that its
+//! transfer overlaps the pass over the next block, and returns to its owner after a full round.
 //!
-//! With [`RingImpl::AllGather`] the blocks come at once, under the pass over one's own, and their gradients go home in
-//! one reduce-scatter. The passes are the same in the same order, so outputs are the same bits. It holds the keys and
-//! values of all ranks, and is one operation where the ring has as many as ranks: for short sequences and few key/value
-//! heads.
+//! With [`RingImpl::AllGather`] all blocks arrive at once, overlapping the pass over the rank's own, and their
+//! gradients return in one reduce_scatter. The passes and their order are the same, so outputs are bitwise equal. It
+//! holds the keys and values of all ranks, but replaces one operation per rank by a single one: for short sequences and
+//! few key/value heads.
 use super::context::Cx;
 use super::split::{Groups, RingImpl, Split};
 use super::tensor::{Tensor, TensorShape, table};
@@ -24,43 +23,43 @@ use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
 
 table! {
-    /// What the passes of one rank work in; all of it empty without a ring. R: ranks, N: rows of each, C: elements in a
-    /// row of keys and values.
+    /// Buffers for the passes of one rank; all empty without a ring. R: ranks, N: rows per rank, C: elements in a row
+    /// of keys and values.
     Ring {
-        /// (R N, 2) u32: in each rank's block, the keys that each query of this rank sees.
+        /// (R N, 2) u32: for each block, the range of keys that each local query attends to.
         of_queries,
-        /// (R N, 2) u32: of this rank's queries, those that see each key of each block.
+        /// (R N, 2) u32: the range of local queries that attend to each key of each block.
         of_keys,
-        /// As `of_queries`, in layers within a window.
+        /// As `of_queries`, for layers with a sliding window.
         near_queries,
-        /// As `of_keys`, in layers within a window.
+        /// As `of_keys`, for layers with a sliding window.
         near_keys,
-        /// (N, C): keys and values at hand.
+        /// (N, C): the current block's keys and values.
         kv,
-        /// (N, C): those that are on their way.
+        /// (N, C): the block in flight.
         next,
-        /// (R N, C): those of all ranks, where they come at once.
+        /// (R N, C): all blocks, with all_gather.
         all,
-        /// (N, heads * head_dim) f32: what passes add up to: outputs, or gradients of queries.
+        /// (N, heads * head_dim) f32: the sum over passes: outputs, or gradients of queries.
         sum,
         /// (N, heads * head_dim) f32: the output of one pass.
         pass,
         /// (heads, N) f32
         pass_lse,
-        /// (N, C) f32: gradients of the block at hand.
+        /// (N, C) f32: gradients of the current block.
         dkv,
-        /// (N, C) f32: those that are on their way on.
+        /// (N, C) f32: gradients being sent on.
         leaving,
-        /// (N, C) f32: those that come from the rank before.
+        /// (N, C) f32: gradients being received.
         arriving,
-        /// (R N, C) f32: those of all blocks, where they go home at once.
+        /// (R N, C) f32: gradients of all blocks, with reduce_scatter.
         all_dkv,
     }
 }
 
 impl Ring<TensorShape> {
-    /// For up to `tokens` rows of each rank of sp, activations of `dtype`. `heads`: of this rank's layers, whatever
-    /// their windows. `sights`: whether there are layers that see all of a document, and layers within a window.
+    /// For up to `tokens` rows on each sp rank, activations of `dtype`. `heads`: shape of this rank's layers, ignoring
+    /// windows. `sights`: whether there are layers with full attention, and with a sliding window.
     pub fn plan(
         heads: &AttentionShape,
         sights: [bool; 2],
@@ -100,8 +99,8 @@ impl Ring<TensorShape> {
 }
 
 impl Ring {
-    /// Who sees whom in a new batch. `rows` (R, N): those of the packed batch `cu_seqlens` that each rank has;
-    /// `windows`: of the layers, as [`AttentionShape::window`].
+    /// Sets the attention ranges of a new batch. `rows` (R, N): each rank's row numbers in the packed batch
+    /// `cu_seqlens`; `windows`: of the layers, as in [`AttentionShape::window`].
     pub fn set_ranges(
         &mut self,
         dev: &dyn Device,
@@ -141,7 +140,7 @@ pub struct RingAttention<'a> {
 }
 
 impl<'a> RingAttention<'a> {
-    /// Where rows are cut over a ring.
+    /// The ring, if rows are sharded over one.
     pub fn of(cx: &'a Cx, shape: &'a AttentionShape) -> Option<RingAttention<'a>> {
         let (dev, group, ring) = (cx.dev, &*cx.groups.sp, cx.split.ring);
         cx.batch.rows.map(|_| RingAttention { dev, group, ring, shape, layer: cx.layer })
@@ -149,7 +148,8 @@ impl<'a> RingAttention<'a> {
 }
 
 impl RingAttention<'_> {
-    /// As [`Device::attention`]: assigns `o` and `lse` of this rank's queries, in `qkv` with its own keys and values.
+    /// As [`Device::attention`]: assigns `o` and `lse` of this rank's queries; `qkv` also holds its own keys and
+    /// values.
     pub fn forward(&self, ring: &mut Ring, qkv: View, o: ViewMut, mut lse: ViewMut) -> Result<()> {
         let (dev, shape) = (self.dev, *self.shape);
         let n = self.rows(qkv)?;
@@ -160,7 +160,7 @@ impl RingAttention<'_> {
             blocks.fetch(hop)?;
             let (of_queries, kv) = (of_queries.band(&self.block(hop, n)), blocks.at_hand(hop));
             if hop == 0 {
-                // Sees itself at least: no output is without a key from here on.
+                // Each query attends at least to itself, so every output now has a key.
                 let (o, lse) = (sum.rows_mut(n), lse.reborrow());
                 dev.attention_pass(AttentionPass { shape, of_queries, qkv, kv, o, lse })?;
             } else {
@@ -231,27 +231,27 @@ impl RingAttention<'_> {
 
     fn rows(&self, qkv: View) -> Result<usize> {
         match self.shape.rows("ring attention", qkv.len())? {
-            0 => Err(Error::op("ring attention", "no rows: every rank has as many, and at least one")),
+            0 => Err(Error::op("ring attention", "0 rows: every rank needs the same number, at least 1")),
             n => Ok(n),
         }
     }
-    /// The rank whose block is at hand.
+    /// The rank that owns the current block.
     fn owner(&self, hop: usize) -> usize {
         let ranks = self.group.size();
         (self.group.rank() + ranks - hop) % ranks
     }
-    /// Its rows, in buffers of all ranks' rows.
+    /// The owner's rows in buffers of all ranks' rows.
     fn block(&self, hop: usize, n: usize) -> Range<usize> {
         let owner = self.owner(hop);
         owner * n..(owner + 1) * n
     }
-    /// Sends to the rank behind, receives from the one before.
+    /// Sends to the next rank, receives from the previous one.
     fn hand_on(&self, what: &'static str, send: View, recv: ViewMut) -> Result<Ticket> {
         let (rank, ranks) = (self.group.rank(), self.group.size());
         let (to, from) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
         self.group.send_recv(Tag::new(what, self.layer), to, send, from, recv)
     }
-    /// Ready to go round: this rank's keys and values in `kv`.
+    /// Starts a round with this rank's keys and values in `kv`.
     fn blocks<'a>(
         &'a self,
         qkv: View,
@@ -267,19 +267,19 @@ impl RingAttention<'_> {
     }
 }
 
-/// Keys and values of all ranks, one block after the other.
+/// Keys and values of all ranks, one block after another.
 struct Blocks<'a> {
     attention: RingAttention<'a>,
     n: usize,
     kv: &'a mut Tensor,
     next: &'a mut Tensor,
     all: &'a mut Tensor,
-    /// Of what is on its way; of the gather until the end.
+    /// Of the transfer in flight; of the all_gather until the end.
     ticket: Option<Ticket>,
 }
 
 impl Blocks<'_> {
-    /// Starts what brings the block of the next hop.
+    /// Starts the transfer of the next hop's block.
     fn fetch(&mut self, hop: usize) -> Result<()> {
         let RingAttention { group, ring, layer, .. } = self.attention;
         match ring {
@@ -301,7 +301,7 @@ impl Blocks<'_> {
             _ => self.kv.rows(self.n),
         }
     }
-    /// Waits for the block of the next hop.
+    /// Waits for the next hop's block.
     fn arrive(&mut self, hop: usize) -> Result<()> {
         let RingAttention { group, ring, .. } = self.attention;
         match (ring, self.ticket) {
@@ -315,7 +315,7 @@ impl Blocks<'_> {
             _ => Ok(()),
         }
     }
-    /// The blocks are read no more.
+    /// Ends the reading of the blocks.
     fn end(self) -> Result<()> {
         match (self.attention.ring, self.ticket) {
             (RingImpl::AllGather, Some(ticket)) => self.attention.group.release(ticket),
@@ -324,7 +324,7 @@ impl Blocks<'_> {
     }
 }
 
-/// Gradients of all blocks on their way to their owners.
+/// Gradients of all blocks on the way to their owners.
 struct Homeward<'a> {
     attention: RingAttention<'a>,
     n: usize,
@@ -332,7 +332,7 @@ struct Homeward<'a> {
     leaving: &'a mut Tensor,
     arriving: &'a mut Tensor,
     all: &'a mut Tensor,
-    /// Of the hop before.
+    /// Of the previous hop.
     ticket: Option<Ticket>,
 }
 
@@ -343,7 +343,7 @@ impl Homeward<'_> {
             RingImpl::AllGather => self.attention.dev.zero(self.all.rows_mut(self.n * self.attention.group.size())),
         }
     }
-    /// Where this rank adds its part of the gradient of the block at hand: zero so far.
+    /// The zeroed buffer for this rank's contribution to the current block's gradient.
     fn at_hand(&mut self, hop: usize) -> Result<ViewMut<'_>> {
         match self.attention.ring {
             RingImpl::Ring => {
@@ -353,7 +353,7 @@ impl Homeward<'_> {
             RingImpl::AllGather => Ok(self.all.band_mut(&self.attention.block(hop, self.n))),
         }
     }
-    /// Adds the parts of the ranks before, which came under the pass, and hands the sum on.
+    /// Adds the previous ranks' contributions, received during the pass, and sends the sum on.
     fn pass_on(&mut self) -> Result<()> {
         if self.attention.ring == RingImpl::AllGather {
             return Ok(());

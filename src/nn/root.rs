@@ -1,4 +1,5 @@
-//! Layer 0: the embeddings below the blocks, the final norm, the head and the loss above them. Full logits never exist.
+//! Layer 0: the embeddings below the blocks; the final norm, the head and the loss above them. Never materializes full
+//! logits.
 use super::context::{Cx, DropoutSite};
 use super::linear::Linear;
 use super::norm::Norm;
@@ -15,10 +16,10 @@ use crate::device::{View, ViewMut};
 use half::{bf16, f16};
 use std::ops::Range;
 
-/// A matrix of a row a word, and which of them this rank of tp has.
+/// A matrix with one row per vocabulary entry, and this tp rank's shard of the rows.
 #[derive(Clone, Copy, Debug)]
 pub struct VocabRows {
-    /// Segment (words, C).
+    /// Segment (rows, C).
     pub weight: usize,
     pub over: Slice,
 }
@@ -27,7 +28,7 @@ impl VocabRows {
     pub fn all(weight: usize) -> VocabRows {
         VocabRows { weight, over: Slice::WHOLE }
     }
-    /// Of a vocabulary, what this rank has.
+    /// This rank's range of a vocabulary.
     pub fn range(&self, vocab: usize) -> Range<usize> {
         self.over.share(vocab)
     }
@@ -39,31 +40,32 @@ impl VocabRows {
 #[derive(Clone, Debug)]
 pub struct Root {
     pub tokens: VocabRows,
-    /// Learned positions: segment (max_len, C), and how many they are.
+    /// Learned positions: segment (max_len, C), and max_len.
     pub positions: Option<(usize, usize)>,
-    /// Multiplies the token embeddings.
+    /// Factor of the token embeddings.
     pub embed_scale: f32,
     pub norm: Norm,
-    /// Its weight is the token embedding where the two are tied.
+    /// The output projection; if tied, its weight is the token embedding.
     pub head: Linear,
     pub words: VocabRows,
-    /// Of all ranks.
+    /// Vocabulary size over all ranks.
     pub vocab: usize,
-    /// Logits become cap * tanh(logits / cap); 0: they stay.
+    /// Logits become cap * tanh(logits / cap); 0 disables it.
     pub logit_cap: f32,
 }
 
-/// What a loss needs to go backward.
+/// What the loss needs for backward.
 pub struct LossGrad<'a> {
     pub grads: Grads<'a>,
-    /// f32 (1), multiplies every gradient: 1 / loss tokens of the whole step.
+    /// f32 (1), a factor of every gradient: 1 / loss tokens of the whole step.
     pub scale: View<'a>,
     /// (R, C): the residual's gradient, assigned.
     pub dx: ViewMut<'a>,
 }
 
 impl Root {
-    /// The embeddings' factor for weights in `dtype`: transformers rounds it to that first (55.4256 is 55.5 in bf16).
+    /// The embeddings' factor for weights in `dtype`. transformers first rounds it to that dtype (55.4256 becomes 55.5
+    /// in bf16).
     fn scale(&self, dtype: DType) -> f32 {
         match dtype {
             DType::Bf16 => bf16::from_f32(self.embed_scale).to_f32(),
@@ -80,7 +82,7 @@ impl Root {
     pub fn embed(&self, cx: &Cx, w: Weights, scratch: &mut Scratch, mut y: ViewMut) -> Result<()> {
         let (table, weight) = (self.table(y.dtype()), w.get(self.tokens.weight));
         if cx.split.sequence() && !self.tokens.cut() {
-            // All of the table is here: this rank looks up its own tokens, and has 0 for those that fill its rows up.
+            // The table is whole on every rank: each looks up its own tokens, and padding rows are 0.
             let mine = cx.split.tp.range(cx.rows() * cx.split.tp.of);
             let tokens = cx.batch.tokens.slice(mine.start.min(cx.n)..mine.end.min(cx.n));
             let (rows, rest) = y.reborrow().split_at(tokens.len() * self.head.inputs);
@@ -101,14 +103,14 @@ impl Root {
     /// Adds to the embeddings' gradients; `dx (R, C)` is masked on the way.
     pub fn embed_backward(&self, cx: &Cx, mut dw: Grads, scratch: &mut Scratch, mut dx: ViewMut) -> Result<()> {
         cx.drop(DropoutSite::Embedding, dx.reborrow())?;
-        if let Some(dw) = dw.get(self.tokens.weight) {
+        if let Some(dw) = dw.get(self.tokens.weight)? {
             let shape = self.table(dx.dtype());
             let dx = cx.whole(dx.as_view(), &mut scratch.whole)?;
             cx.dev.embed_backward(EmbedBackward { shape, tokens: cx.batch.tokens, dy: dx.rows, dw })?;
             cx.release(dx)?;
         }
         let Some((positions, rows)) = self.positions else { return Ok(()) };
-        match dw.get(positions) {
+        match dw.get(positions)? {
             Some(dw) => {
                 let (shape, tokens) = (EmbedShape::whole(rows, 1.0), cx.batch.positions);
                 cx.dev.embed_backward(EmbedBackward { shape, tokens, dy: dx.as_view(), dw })
@@ -118,7 +120,7 @@ impl Root {
     }
 
     /// Adds the token losses of `x (R, C)`, or of all ranks' rows with sequence parallelism, to `loss`, in chunks of
-    /// rows. Each chunk goes backward at once where gradients are asked for, so that no logits wait.
+    /// rows. With gradients, each chunk runs backward at once, so that logits are not stored.
     pub fn loss(
         &self,
         cx: &Cx,
@@ -160,8 +162,8 @@ impl Root {
         self.norm.backward(dev, w, &mut grads, x, stats.rows(rows), dh.rows(rows), dx, unused.rows_mut(2))
     }
 
-    /// Adds the losses of a chunk of logits (rows, columns of this rank) to `loss`; they become their gradient where
-    /// there is a `scale`. Where ranks have words each, three numbers a row and rank go around, and never a logit.
+    /// Adds the losses of a chunk of logits (rows, columns of this rank) to `loss`; with a `scale`, the logits become
+    /// their gradient. With a sharded vocabulary, ranks exchange three numbers per row, never logits.
     #[allow(clippy::too_many_arguments)] // the layer, its operands and its scratch
     fn token_losses(
         &self,
@@ -189,8 +191,8 @@ impl Root {
         tp.release(ticket)
     }
 
-    /// Assigns `out`, bytes of vocab f32: the logits of token `row` of rank `holder` of sp, not capped; of others `row`
-    /// is any. `x (R, C)`; `next` is scratch.
+    /// Assigns `out`, the bytes of vocab f32: the uncapped logits of token `row` on sp rank `holder`; other ranks'
+    /// `row` is ignored. `x (R, C)`; `next` is scratch.
     #[allow(clippy::too_many_arguments)] // the layer, its operands and its scratch
     pub fn logits(
         &self,
@@ -223,7 +225,7 @@ impl Root {
         }
         let ticket = tp.all_gather(Tag::new("tp logits", cx.layer), next.rows(1), all.rows_mut(1))?;
         tp.wait(ticket)?;
-        // Each rank sent as much as the one with the most words has.
+        // Each rank sent as many entries as the largest shard has.
         for index in 0..self.words.over.of {
             let share = Slice { index, ..self.words.over }.share(self.vocab);
             let sent = all.rows(1).slice(index * next.width()..index * next.width() + share.len());

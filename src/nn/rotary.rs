@@ -1,7 +1,7 @@
-//! Rotary positions as data: the base, how far positions are stretched, and the table of cosines and sines that both
-//! come to. Never runs on a device.
+//! Rotary position embeddings as data: the base, the scaling of positions, and the resulting table of cosines and
+//! sines. Never runs on a device.
 //!
-//! The scalings are those of transformers (`modeling_rope_utils.py`), under their names there.
+//! The scalings and their names are those of transformers (`modeling_rope_utils.py`).
 use std::f64::consts::TAU;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -10,22 +10,22 @@ pub struct Rotary {
     pub scaling: Scaling,
 }
 
-/// What becomes of the frequencies theta^(-2i / head_dim), so that a model takes longer sequences than it was trained
-/// on. `original` is the length that it was trained on.
+/// How the frequencies theta^(-2i / head_dim) are scaled for sequences longer than in training. `original` is the
+/// length the model was trained with.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Scaling {
-    /// They stay.
+    /// Unchanged.
     None,
     /// All divided by `factor` (Chen et al. 2023, position interpolation).
     Linear { factor: f64 },
-    /// A base that grows with the longest sequence ("dynamic NTK"). transformers takes the longest so far; here it is
-    /// the longest that may come, for all alike.
+    /// The base grows with the longest sequence ("dynamic NTK"). transformers uses the longest so far; here it is the
+    /// longest possible one, the same for every sequence.
     Dynamic { factor: f64, original: usize },
-    /// Long waves divided by `factor`, short ones kept, between `low` and `high` waves in `original` a blend (Llama
-    /// 3.1).
+    /// Long wavelengths divided by `factor`, short ones kept, with a blend between `low` and `high` waves in `original`
+    /// (Llama 3.1).
     Llama3 { factor: f64, low: f64, high: f64, original: usize },
-    /// The same idea with a linear ramp over the index, between `beta_fast` and `beta_slow` turns in `original`;
-    /// cosines and sines are multiplied by `attention` (Peng et al. 2023, YaRN).
+    /// A linear ramp over the index between `beta_fast` and `beta_slow` rotations in `original`; cosines and sines are
+    /// multiplied by `attention` (Peng et al. 2023, YaRN).
     Yarn { factor: f64, original: usize, attention: f64, beta_fast: f64, beta_slow: f64, truncate: bool },
 }
 
@@ -34,8 +34,8 @@ impl Rotary {
         Rotary { theta, scaling: Scaling::None }
     }
 
-    /// (rows, head_dim): for each position head_dim/2 cosines, then as many sines (Su et al. 2021). Angles are computed
-    /// in f64, so that far positions keep their digits. `longest` is the length of the longest sequence that may come.
+    /// (rows, head_dim): for each position head_dim/2 cosines, then head_dim/2 sines (Su et al. 2021). Angles are
+    /// computed in f64, so that large positions stay accurate. `longest` is the longest sequence possible.
     pub fn table(&self, head_dim: usize, rows: usize, longest: usize) -> Vec<f32> {
         let frequencies = self.frequencies(head_dim, longest);
         let size = if let Scaling::Yarn { attention, .. } = self.scaling { attention } else { 1.0 };
@@ -48,7 +48,7 @@ impl Rotary {
         table
     }
 
-    /// Radians a position, head_dim/2 of them.
+    /// head_dim/2 frequencies, in radians per position.
     fn frequencies(&self, head_dim: usize, longest: usize) -> Vec<f64> {
         let (half, d) = (head_dim / 2, head_dim as f64);
         let plain = |theta: f64| move |i: usize| theta.powf(-2.0 * i as f64 / d);
@@ -62,14 +62,14 @@ impl Rotary {
             }
             Scaling::Llama3 { factor, low, high, original } => {
                 let blend = |f: f64| {
-                    // Waves in the original length; 1 from `high` on, 0 up to `low`.
+                    // By waves in the original length: 1 from `high` up, 0 up to `low`.
                     let kept = ((original as f64 * f / TAU - low) / (high - low)).clamp(0.0, 1.0);
                     (1.0 - kept) * f / factor + kept * f
                 };
                 (0..half).map(|i| blend(base(i))).collect()
             }
             Scaling::Yarn { factor, original, beta_fast, beta_slow, truncate, .. } => {
-                // The index whose wave turns this often in the original length.
+                // The index whose wave rotates this often in the original length.
                 let index = |turns: f64| d * (original as f64 / (turns * TAU)).ln() / (2.0 * self.theta.ln());
                 let (mut low, mut high) = (index(beta_fast), index(beta_slow));
                 if truncate {
@@ -77,7 +77,7 @@ impl Rotary {
                 }
                 (low, high) = (low.max(0.0), high.min(d - 1.0));
                 if low == high {
-                    high += 0.001; // as there: no division by zero
+                    high += 0.001; // as in transformers: avoids division by zero
                 }
                 let blend = |i: usize| {
                     let stretched = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);

@@ -1,25 +1,25 @@
-//! What a block keeps for its backward pass, and what it works in. Never computes.
+//! Activations that a block saves for backward, and its scratch buffers. Never computes.
 use super::cache::Cache;
 use super::ring::Ring;
 use super::tensor::{Tensor, table};
 use crate::base::Result;
 
 table! {
-    /// What the attention branch keeps for its backward pass. Widths here and below are this rank's of tp; R rows of
-    /// the residual stream are N, or the rank's part of them.
+    /// Saved by the attention branch for backward. Widths here and below are this tp rank's; the R rows of the residual
+    /// stream are N, or this rank's share of them.
     AttentionSaved {
-        /// (N, (heads + 2 kv_heads) head_dim), rotated; as projected where heads are normalised.
+        /// (N, (heads + 2 kv_heads) head_dim), rotated; with head norms, as projected.
         qkv,
         /// (N, heads * head_dim)
         o,
         /// (heads, N) f32
         lse,
-        /// (R, C): what the branch's last norm read; empty without one.
+        /// (R, C): the input of the branch's last norm; empty without one.
         branch,
     }
 }
 table! {
-    /// What the feed-forward branch keeps for its backward pass.
+    /// Saved by the feed-forward branch for backward.
     MlpSaved {
         /// (R, C): its input.
         x,
@@ -27,11 +27,11 @@ table! {
         gate,
         /// (N, F)
         up,
-        /// (R, C): what the branch's last norm read; empty without one.
+        /// (R, C): the input of the branch's last norm; empty without one.
         branch,
     }
 }
-/// What one block keeps for its backward pass, besides its input.
+/// Everything one block saves for backward, besides its input.
 pub struct Saved<T = Tensor> {
     pub attention: AttentionSaved<T>,
     pub mlp: MlpSaved<T>,
@@ -42,41 +42,41 @@ impl<T> Saved<T> {
     }
 }
 table! {
-    /// What an adapter works in; empty without adapters.
+    /// Scratch of an adapter; empty without adapters.
     AdapterScratch {
-        /// (N, rank): what it makes of its input.
+        /// (N, rank): the output of A.
         low,
         /// (N, rank): the gradient of `low`.
         dlow,
-        /// (N, the widest input of an adapter): its input under a dropout mask, then the gradient that goes through the
-        /// mask; empty without dropout.
+        /// (N, widest adapter input): the input under a dropout mask, then the gradient through the mask; empty without
+        /// dropout.
         dropped,
     }
 }
 table! {
-    /// Used within a block or the head, by one after the other. From `masked` on: backward only.
+    /// Reused by each block and the head in turn. From `masked` on: backward only.
     Scratch {
-        /// (R, C): the normalised input of a branch, or of the head.
+        /// (R, C): the normalized input of a branch, or of the head.
         h,
         /// (R, 1) f32: 1/rms; with LayerNorm (R, 2): mean and 1/deviation.
         stats,
-        /// (N, C): this rank's parts of what ranks of tp sum; empty where there is one.
+        /// (N, C): this rank's addend of a sum over tp; empty with one tp rank.
         parts,
-        /// (N, C): the rows of all ranks; empty without sequence parallelism.
+        /// (N, C): gathered rows of all ranks; empty without sequence parallelism.
         whole,
-        /// (1, (heads + 2 kv_heads) head_dim): biases side by side; empty without.
+        /// (1, (heads + 2 kv_heads) head_dim): concatenated biases; empty without biases.
         bias,
-        /// (N, (heads + 2 kv_heads) head_dim): normalised and rotated; empty where heads are not normalised.
+        /// (N, (heads + 2 kv_heads) head_dim): normalized and rotated; empty without head norms.
         rotated,
-        /// (N, heads + kv_heads) f32: 1/rms of their heads.
+        /// (N, heads + kv_heads) f32: 1/rms of each head.
         head_stats,
         /// (N, F): the activation, then the gate's gradient.
         act,
         /// (R, vocab): a chunk of logits, then their gradient.
         logits,
-        /// (R, 3) f32: the statistics of a chunk of logits that are this rank's words only; empty where they are all.
+        /// (R, 3) f32: statistics of a chunk of logits over this rank's vocabulary; empty if that is all of it.
         part_stats,
-        /// (tp R, 3) f32: the same of all ranks.
+        /// (tp R, 3) f32: the same for all ranks.
         all_stats,
         /// (R, C): the residual's gradient under a dropout mask; empty without dropout.
         masked,
@@ -86,7 +86,7 @@ table! {
         d_o,
         /// (heads, N) f32
         delta,
-        /// f32, as many as the device asks for: see [`Device::attention_sums`].
+        /// f32, with the size that [`Device::attention_sums`] requests.
         sums,
         /// (N, (heads + 2 kv_heads) head_dim)
         dqkv,
@@ -96,14 +96,14 @@ table! {
         dact,
         /// (N, F)
         dup,
-        /// (2, C) f32, or wider heads: where the gradients of frozen norms go.
+        /// (2, C) f32, or wider heads: receives the gradients of frozen norms.
         unused,
         ;
-        /// Of the adapter at hand.
+        /// Of the current adapter.
         adapter: AdapterScratch,
-        /// Of the ring of sp.
+        /// Of ring attention.
         ring: Ring,
-        /// Of a sequence that goes on: see [`Workspace::remember`].
+        /// The KV cache: see [`Workspace::remember`].
         cache: Cache,
     }
 }

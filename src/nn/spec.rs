@@ -1,24 +1,24 @@
-//! A model as data: the numbers that decide every shape, and what a family does that another does not. Never allocates,
+//! A model as data: the numbers that determine every shape, and the features in which families differ. Never allocates,
 //! never reads files.
 use super::rotary::Rotary;
 use crate::base::{Error, Result};
 
-/// Whose names the tensors and the configuration bear. What a family computes is in the other fields of a [`Spec`].
+/// The family whose tensor names and config format are used. What it computes is in the other fields of a [`Spec`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Arch {
     /// RMSNorm, rotary positions, grouped-query attention, a gated feed-forward layer (`LlamaForCausalLM`).
     #[default]
     Llama,
-    /// Llama within a window.
+    /// Llama with a sliding window.
     Mistral,
-    /// Llama with biases of queries, keys and values.
+    /// Llama with biases on queries, keys and values.
     Qwen2,
-    /// Llama with norms of queries and keys.
+    /// Llama with norms on queries and keys.
     Qwen3,
-    /// Softcaps, norms behind the branches too, every other layer within a window.
+    /// Softcaps, norms after the branches too, a sliding window in every other layer.
     Gemma2,
-    /// Norms of queries and keys, norms behind the branches too, most layers within a window and with a base of their
-    /// own.
+    /// Norms on queries and keys, norms after the branches too, a sliding window with its own rotary base in most
+    /// layers.
     Gemma3,
     /// LayerNorm, learned positions, GELU, biases (`GPT2LMHeadModel`).
     Gpt,
@@ -38,7 +38,7 @@ impl Arch {
     }
 }
 
-/// Between the two matrices of a feed-forward layer.
+/// The activation of the feed-forward layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Activation {
     /// silu(gate) * up
@@ -50,63 +50,63 @@ pub enum Activation {
     Gelu,
 }
 
-/// The numbers of a model. [`Spec::default`] is a Llama without sizes.
+/// The hyperparameters of a model. [`Spec::default`] is a Llama without sizes.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Spec {
     pub arch: Arch,
-    /// Token ids are below this.
+    /// Number of token ids.
     pub vocab: usize,
     /// Width of the residual stream.
     pub dim: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub layers: usize,
-    /// Query heads of a block.
+    /// Query heads per block.
     pub heads: usize,
-    /// Key and value heads of a block; divides `heads`.
+    /// Key/value heads per block; divides `heads`.
     pub kv_heads: usize,
-    /// Width of a head; even with rotary positions.
+    /// Width of a head; must be even with rotary positions.
     pub head_dim: usize,
-    /// Width inside the feed-forward layer.
+    /// Hidden width of the feed-forward layer.
     pub ff: usize,
-    /// Longest sequence: rows of the position table (gpt) or of the rotation tables.
+    /// Longest sequence: rows of the position table (gpt) or the rotation tables.
     pub max_len: usize,
     pub norm_eps: f32,
-    /// Head and token embedding are one tensor.
+    /// Whether the head and the token embedding are one tensor.
     pub tied: bool,
-    /// After the embeddings and after each residual branch. 0 is off.
+    /// Dropout probability after the embeddings and after each residual branch; 0 is off.
     pub dropout: f32,
 
     pub activation: Activation,
-    /// Rotary positions; none with learned ones (gpt).
+    /// Rotary positions; none if positions are learned (gpt).
     pub rope: Option<Rotary>,
-    /// Of the layers within the window, where theirs are others.
+    /// Rotary positions of layers with a sliding window, if they differ.
     pub local_rope: Option<Rotary>,
-    /// Tokens that a layer of `windowed` sees, itself included.
+    /// Sliding window in tokens, the current one included.
     pub window: usize,
-    /// Which layers see their window only: one a layer, or none at all.
+    /// Whether each layer has a sliding window; empty if none has.
     pub windowed: Vec<bool>,
-    /// Scores are divided by the root of this; `head_dim` where it is none.
+    /// Scores are divided by the square root of this; if none, of `head_dim`.
     pub query_scalar: Option<f64>,
-    /// Bounds of scores and of logits: cap * tanh(x / cap). 0: none.
+    /// Softcaps of scores and logits: cap * tanh(x / cap). 0 is off.
     pub score_cap: f32,
     pub logit_cap: f32,
     /// Biases of the projections to queries, keys and values.
     pub qkv_bias: bool,
-    /// Of the projection that ends the attention branch.
+    /// Bias of the projection that ends the attention branch.
     pub out_bias: bool,
-    /// Of the feed-forward layer.
+    /// Biases of the feed-forward layer.
     pub mlp_bias: bool,
-    /// Each query and key head is normalised before it is rotated.
+    /// Normalize each query and key head before rotation.
     pub qk_norm: bool,
-    /// What a branch adds to the residual is normalised too.
+    /// Normalize a branch's output before adding it to the residual.
     pub post_norms: bool,
-    /// Norms keep their weights as the difference from 1.
+    /// Norm weights are stored minus 1.
     pub norm_from_one: bool,
-    /// Token embeddings are multiplied by the root of `dim`.
+    /// Multiply token embeddings by the square root of `dim`.
     pub scaled_embedding: bool,
 }
 
-/// A Llama without sizes: what its descendants start from.
+/// A Llama without sizes, the base of its descendants.
 impl Default for Spec {
     fn default() -> Spec {
         Spec {
@@ -142,7 +142,7 @@ impl Default for Spec {
 }
 
 impl Spec {
-    /// The equations that every shape relies on.
+    /// Checks the relations that every shape relies on.
     pub fn validate(&self) -> Result<()> {
         let sizes = [
             ("vocab_size", self.vocab),
@@ -169,7 +169,7 @@ impl Spec {
         let gpt = self.arch == Arch::Gpt;
         if gpt && (self.kv_heads != self.heads || self.head_dim * self.heads != self.dim) {
             return Err(Error::input(format!(
-                "arch gpt has as many key/value heads as heads and head_dim = embed_dim / num_heads; got embed_dim {}, \
+                "arch gpt needs num_kv_heads = num_heads and head_dim = embed_dim / num_heads; got embed_dim {}, \
                  num_heads {}, num_kv_heads {}, head_dim {}",
                 self.dim, self.heads, self.kv_heads, self.head_dim
             )));
@@ -200,18 +200,18 @@ impl Spec {
         }
         Ok(())
     }
-    /// Elements in a row of the fused queries, keys and values.
+    /// Elements in a row of fused queries, keys and values.
     pub fn qkv(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
     pub fn gated(&self) -> bool {
         self.activation != Activation::Gelu
     }
-    /// Tokens that block `i` sees, 0 where it sees all.
+    /// Tokens that block `i` attends to; 0 means all.
     pub fn window_of(&self, i: usize) -> usize {
         if self.windowed.get(i) == Some(&true) { self.window } else { 0 }
     }
-    /// Whether block `i` turns by `local_rope`.
+    /// Whether block `i` rotates with `local_rope`.
     pub fn uses_local_rope(&self, i: usize) -> bool {
         self.local_rope.is_some() && self.window_of(i) > 0
     }

@@ -1,5 +1,5 @@
 //! How the work inside a layer is split over the ranks of tp (heads, columns, vocabulary: Shoeybi et al. 2019,
-//! "Megatron-LM") and of sp (tokens): as plain data for plans, and as groups for what runs. Never communicates.
+//! "Megatron-LM") and sp (tokens): as data for plans, and as groups at run time. Never communicates.
 use super::spec::{Arch, Spec};
 use crate::base::{Error, Result};
 use crate::comm::{Axis, Collective, Mesh, solo::Solo};
@@ -7,7 +7,7 @@ use crate::device::Device;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// One of `of` parts.
+/// The slice `index` of `of`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Slice {
     pub index: usize,
@@ -16,43 +16,42 @@ pub struct Slice {
 
 impl Slice {
     pub const WHOLE: Slice = Slice { index: 0, of: 1 };
-    /// This part of `n` things in a row; the last parts may have fewer than the first, or none.
+    /// This slice of `n` items, in blocks of equal length: the last slices may be shorter or empty.
     pub fn range(&self, n: usize) -> Range<usize> {
         let each = n.div_ceil(self.of);
         (self.index * each).min(n)..((self.index + 1) * each).min(n)
     }
-    /// This part of `n` things in a row, where no two parts differ by more than one: the first may have one more than
-    /// the last.
+    /// This slice of `n` items, as evenly as possible: the first slices may have one more than the last.
     pub fn share(&self, n: usize) -> Range<usize> {
         let first = |index: usize| index * (n / self.of) + index.min(n % self.of);
         first(self.index)..first(self.index + 1)
     }
-    /// The most that any part has of `n` things.
+    /// The largest share of `n` items.
     pub fn most(&self, n: usize) -> usize {
         n.div_ceil(self.of)
     }
 }
 
-/// How keys and values reach the queries of the other ranks of sp.
+/// How queries reach the keys and values of the other sp ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum RingImpl {
-    /// Block by block around the ring, under the attention over the block before (Liu et al. 2023).
+    /// Block by block around the ring, overlapping attention over the previous block (Liu et al. 2023).
     #[default]
     Ring,
     /// All at once, before the attention.
     AllGather,
 }
 
-/// The parts of a model that are cut over tp. What is not, every rank has and computes all of.
+/// Which parts of a model are sharded over tp. The others are replicated and computed on every rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cuts {
-    /// Heads: columns of the projections to queries, keys and values, rows of the one that ends the branch.
+    /// Heads: columns of the query, key and value projections, rows of the output projection.
     pub attention: bool,
     /// Columns of gate and up, rows of down.
     pub mlp: bool,
     /// Rows of the token embedding.
     pub embedding: bool,
-    /// Rows of the head: words. Its weight is the embedding's where the two are tied.
+    /// Rows of the head, by vocabulary. If tied, its weight is the embedding's.
     pub head: bool,
 }
 
@@ -66,14 +65,14 @@ impl Default for Cuts {
     }
 }
 
-/// One rank's part of the work inside a layer.
+/// One rank's share of the work inside a layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Split {
     pub tp: Slice,
     pub sp: Slice,
     /// Norms and residuals are split over tp along the tokens (Korthikanti et al. 2022).
     pub sequence_parallel: bool,
-    /// What the ranks of tp have parts of.
+    /// Which parts are sharded over tp.
     pub cuts: Cuts,
     pub ring: RingImpl,
 }
@@ -85,31 +84,30 @@ impl Split {
 }
 
 impl Split {
-    /// This rank's part of what is cut, or all of what is not.
+    /// This rank's slice of a sharded part, or all of a replicated one.
     pub fn part(&self, cut: bool) -> Slice {
         if cut { self.tp } else { Slice::WHOLE }
     }
-    /// Whether residuals are split over tp along the tokens.
+    /// Whether the residual stream is sharded over tp along the tokens.
     pub fn sequence(&self) -> bool {
         self.sequence_parallel && self.tp.of > 1
     }
-    /// Rows of the residual stream that a rank has of `tokens`; with sequence parallelism an equal part of them,
-    /// padded.
+    /// Rows of the residual stream on a rank, for `tokens`. With sequence parallelism, an equal share, padded.
     pub fn rows(&self, tokens: usize) -> usize {
         if self.sequence() { tokens.div_ceil(self.tp.of) } else { tokens }
     }
-    /// Key and value heads that a rank computes: its own, or one that it shares with the ranks beside it.
+    /// Key/value heads that a rank computes: its own, or one shared with its neighbors.
     fn kv_heads(&self, spec: &Spec) -> usize {
         (spec.kv_heads / self.part(self.cuts.attention).of).max(1)
     }
-    /// The first of them; where ranks share one, each has all the weights, computes with this one's, and gradients are
-    /// summed.
+    /// The first of them, where ranks share one: each then has all the weights, computes with this head's, and
+    /// gradients are summed.
     pub(super) fn shared_kv(&self, spec: &Spec) -> Option<usize> {
         let Slice { index, of } = self.part(self.cuts.attention);
         (spec.kv_heads < of).then(|| index * spec.kv_heads / of)
     }
 
-    /// The model as wide as this rank's activations are.
+    /// The model with this rank's activation widths.
     pub(super) fn local(&self, spec: &Spec) -> Spec {
         let Cuts { attention, mlp, .. } = self.cuts;
         Spec {
@@ -121,7 +119,7 @@ impl Split {
         }
     }
 
-    /// The equations that the cut relies on.
+    /// Checks the relations that the split relies on.
     pub fn check(&self, spec: &Spec) -> Result<()> {
         let Split { tp: Slice { of, .. }, cuts, .. } = *self;
         if of == 1 {
@@ -129,7 +127,7 @@ impl Split {
         }
         if spec.arch == Arch::Gpt {
             return Err(Error::input(format!(
-                "tp-size {of} with arch gpt: its fused queries, keys and values are not cut by heads; use tp-size 1, or \
+                "tp-size {of} with arch gpt: its fused qkv projection cannot be sharded by heads; use tp-size 1, or \
                  another arch"
             )));
         }
@@ -137,40 +135,38 @@ impl Split {
             let (heads, kv) = (spec.heads, spec.kv_heads);
             if heads % of > 0 {
                 return Err(Error::input(format!(
-                    "num_heads {heads} = {} x tp-size {of} + {}: each rank of tp takes as many heads; choose a tp-size that \
-                     divides {heads}",
-                    heads / of,
-                    heads % of
+                    "num_heads {heads} is not divisible by tp-size {of}: every tp rank needs the same number of heads; choose a \
+                     tp-size that divides {heads}"
                 )));
             }
             if !kv.is_multiple_of(of) && !of.is_multiple_of(kv) {
                 return Err(Error::input(format!(
-                    "num_kv_heads {kv} and tp-size {of}: neither divides the other, so the heads of a rank would read parts of \
+                    "num_kv_heads {kv} and tp-size {of}: neither divides the other, so a rank's heads would need parts of \
                      different key/value heads; choose a tp-size that divides {kv} or is a multiple of it"
                 )));
             }
         }
-        // Columns and words are many: shares of them may differ by one, but none is empty.
+        // Columns and vocabulary entries need not divide evenly, but no share may be empty.
         for (is_cut, name, value, what) in [
             (cuts.mlp, "ff_hidden_dim", spec.ff, "columns"),
-            (cuts.embedding || cuts.head, "vocab_size", spec.vocab, "words"),
+            (cuts.embedding || cuts.head, "vocab_size", spec.vocab, "vocabulary entries"),
         ] {
             if is_cut && value < of {
                 return Err(Error::input(format!(
-                    "{name} {value} < tp-size {of}: a rank of tp would have no {what}; choose a tp-size of at most {value}"
+                    "{name} {value} < tp-size {of}: a tp rank would have no {what}; choose a tp-size of at most {value}"
                 )));
             }
         }
         if spec.tied && cuts.embedding != cuts.head {
             return Err(Error::input(format!(
-                "the head is tied to the embedding: a tensor-parallel plan cuts both or neither (embed_tokens {}, lm_head {})",
+                "the head is tied to the embedding: a tensor-parallel plan must shard both or neither (embed_tokens {}, lm_head {})",
                 cuts.embedding, cuts.head
             )));
         }
         if self.sequence_parallel && !(cuts.attention && cuts.mlp && cuts.head) {
             return Err(Error::input(format!(
-                "sequence-parallel: the tensor-parallel plan leaves a branch or the head whole ({cuts:?}), which every rank would \
-                 then compute for all tokens; use a plan that cuts attention, mlp and lm_head, or `sequence_parallel: false`"
+                "sequence-parallel: the tensor-parallel plan replicates a branch or the head ({cuts:?}), which every rank would \
+                 then compute for all tokens; use a plan that shards attention, mlp and lm_head, or `sequence_parallel: false`"
             )));
         }
         Ok(())

@@ -1,28 +1,29 @@
-//! The seam between the model and sharding: four verbs. The layer loop is written once against this trait; DDP, manual
-//! FSDP and every other store implement it. Never says how parameters are kept.
+//! The interface between the model and sharding: four verbs. The layer loop is written once against this trait; DDP,
+//! manual FSDP and the other stores implement it. Never says how parameters are stored.
 use super::layout::Layout;
 use crate::base::Result;
-use crate::device::{View, ViewMut};
+use crate::device::{Device, View, ViewMut};
+use std::ops::Range;
 
-/// Layer 0 is the root (embeddings, final norm, head); block i is layer i + 1. A store may hold several layers in one
-/// *unit* (what is gathered together): that is its own business.
+/// Layer 0 is the root (embeddings, final norm, head); block i is layer i + 1. Grouping layers into *units*, which are
+/// gathered together, is up to the store.
 pub const ROOT: usize = 0;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pass {
     Forward,
     Backward,
-    /// Forward without a backward to follow: nothing is kept for one.
+    /// Forward without backward: nothing is kept for one.
     Evaluate,
 }
 
-/// Gathered weights of one layer in the compute dtype.
+/// Unsharded weights of one layer in the compute dtype.
 #[derive(Clone, Copy)]
 pub struct Weights<'a> {
-    /// What the layer's unit has of trainable tensors, and of frozen ones.
+    /// The trainable and the frozen tensors of the layer's unit.
     pub trained: View<'a>,
     pub frozen: View<'a>,
-    /// The layer's segments in the order of [`super::Decoder::layouts`], each where it stands in one of the two.
+    /// The layer's segments in the order of [`super::Decoder::layouts`], each with its offset in one of the two.
     pub layout: &'a Layout,
 }
 impl<'a> Weights<'a> {
@@ -33,29 +34,76 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// The layer's unreduced gradient, f32. Backward *adds* into it. Frozen segments have none.
+/// The layer's unreduced gradient, f32, in which backward sums its contributions. Frozen segments have none.
 pub struct Grads<'a> {
-    /// Laid out as [`Weights::trained`]; none where the whole unit is frozen.
+    /// Laid out as [`Weights::trained`]; none if the whole unit is frozen.
     pub flat: Option<ViewMut<'a>>,
     pub layout: &'a Layout,
+    /// Per segment: it holds part of the current sum. Any other holds stale values. Without it, all segments hold zeros
+    /// or part of the sum.
+    begun: Option<(&'a dyn Device, &'a mut [bool])>,
 }
-impl Grads<'_> {
-    /// Segment `i`'s, unless it is frozen.
-    pub fn get(&mut self, i: usize) -> Option<ViewMut<'_>> {
-        let segment = &self.layout.segments[i];
-        let flat = self.flat.as_mut().filter(|_| segment.trainable)?;
-        Some(flat.reborrow().slice(segment.range()))
+impl<'a> Grads<'a> {
+    /// A buffer that holds zeros, or the sum of the step's earlier micro-batches.
+    pub fn new(flat: Option<ViewMut<'a>>, layout: &'a Layout) -> Grads<'a> {
+        Grads { flat, layout, begun: None }
     }
-    /// The gradients of segments `i` and `j`, or else what an operation that always writes both may write to in place
-    /// of a frozen one's: the halves of `unused`.
-    pub fn pair<'b>(&'b mut self, i: usize, j: usize, unused: ViewMut<'b>) -> (ViewMut<'b>, ViewMut<'b>) {
+    /// A buffer whose segments hold part of the sum only where `begun` says so. The first contribution to any other
+    /// assigns it if that is one product, and otherwise adds to zeros; both set `begun`.
+    pub fn begun(
+        dev: &'a dyn Device,
+        flat: Option<ViewMut<'a>>,
+        layout: &'a Layout,
+        begun: &'a mut [bool],
+    ) -> Grads<'a> {
+        Grads { flat, layout, begun: Some((dev, begun)) }
+    }
+    /// Begins the sum of segment `i` with zeros, unless it has begun.
+    fn begin(&mut self, i: usize) -> Result<()> {
+        let segment = &self.layout.segments[i];
+        let (Some(flat), Some((dev, begun))) = (&mut self.flat, &mut self.begun) else { return Ok(()) };
+        match std::mem::replace(&mut begun[i], true) || !segment.trainable || segment.is_empty() {
+            true => Ok(()),
+            false => dev.zero(flat.reborrow().slice(segment.range())),
+        }
+    }
+    /// Ends the sum: zeroes segments without a contribution. The next contribution begins another.
+    pub fn complete(mut self) -> Result<()> {
+        (0..self.layout.segments.len()).try_for_each(|i| self.begin(i))?;
+        if let Some((_, begun)) = self.begun {
+            begun.fill(false);
+        }
+        Ok(())
+    }
+    /// The gradient of segment `i`, to add to, unless it is frozen.
+    pub fn get(&mut self, i: usize) -> Result<Option<ViewMut<'_>>> {
+        self.begin(i)?;
+        let segment = &self.layout.segments[i];
+        let flat = self.flat.as_mut().filter(|_| segment.trainable);
+        Ok(flat.map(|flat| flat.reborrow().slice(segment.range())))
+    }
+    /// The range `held` of segment `i`'s gradient for a product that covers the range, and whether the product adds to
+    /// it. Otherwise it assigns.
+    pub fn product(&mut self, i: usize, held: Range<usize>) -> Result<Option<(ViewMut<'_>, bool)>> {
+        let whole = held == (0..self.layout.segments[i].len());
+        let assigns = match &mut self.begun {
+            Some((_, begun)) if whole => !std::mem::replace(&mut begun[i], true),
+            _ => false,
+        };
+        Ok(self.get(i)?.map(|grad| (grad.slice(held), !assigns)))
+    }
+    /// The gradients of segments `i` and `j`, for an operation that always adds to both. For a frozen segment, one half
+    /// of `unused`.
+    pub fn pair<'b>(&'b mut self, i: usize, j: usize, unused: ViewMut<'b>) -> Result<(ViewMut<'b>, ViewMut<'b>)> {
+        self.begin(i)?;
+        self.begin(j)?;
         let (a, b) = (&self.layout.segments[i], &self.layout.segments[j]);
         let middle = unused.len() / 2;
         let (spare, other) = unused.split_at(middle);
         let (spare, other) = (spare.slice(0..a.len()), other.slice(0..b.len()));
-        let Some(flat) = &mut self.flat else { return (spare, other) };
+        let Some(flat) = &mut self.flat else { return Ok((spare, other)) };
         let flat = flat.reborrow();
-        match (a.trainable, b.trainable) {
+        Ok(match (a.trainable, b.trainable) {
             (true, true) if a.start < b.start => {
                 let (low, high) = flat.split_at(b.start);
                 (low.slice(a.range()), high.slice(0..b.len()))
@@ -67,22 +115,21 @@ impl Grads<'_> {
             (true, false) => (flat.slice(a.range()), other),
             (false, true) => (spare, flat.slice(b.range())),
             (false, false) => (spare, other),
-        }
+        })
     }
 }
 
-/// Order of calls in a micro-batch: `acquire(ROOT)`; for each block in order acquire, release; `acquire(ROOT)` again
-/// for the head (it was never released; the call is cheap); then, training, blocks in reverse with [`Pass::Backward`]:
-/// acquire, grads, grads_ready, release; the root last. `grads(ROOT)` is called twice, by the head and by the
-/// embedding: zeroed once.
+/// Order of calls in a micro-batch: `acquire(ROOT)`; acquire and release for each block in order; `acquire(ROOT)` again
+/// for the head (cheap, as it was not released). In training, then acquire, grads, grads_ready, release with
+/// [`Pass::Backward`] for the blocks in reverse, the root last. `grads(ROOT)` is called twice, by the head and by the
+/// embedding, which add to one sum.
 pub trait ParamStore: Send {
-    /// Gathered and readable; prefetches what comes next in this pass.
+    /// Makes the layer's weights readable and prefetches the next unit of this pass.
     fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>>;
-    /// This rank is done with the weights in this pass: reshard, or keep where backward wants them next.
+    /// This rank no longer reads the weights in this pass: reshard them, or keep them if backward needs them next.
     fn release(&mut self, layer: usize, pass: Pass) -> Result<()>;
-    /// Weights of an acquired layer together with its gradient buffer, which holds zero, or what earlier micro-batches
-    /// of the step added.
+    /// An acquired layer's weights with its gradient buffer, in which the step's micro-batches are summed.
     fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)>;
-    /// The layer's gradient of this micro-batch is complete: reduce it now, or at the accumulation boundary.
+    /// The layer's gradient of this micro-batch is complete: reduce it now or at the accumulation boundary.
     fn grads_ready(&mut self, layer: usize) -> Result<()>;
 }

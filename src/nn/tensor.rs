@@ -1,5 +1,5 @@
-//! Buffers of rows: a table is a struct over `T`; with `T =` [`TensorShape`] it says what is needed, with `T =`
-//! [`Tensor`] it is that. So what is planned and what is allocated cannot drift apart. Never grows.
+//! Row buffers. A table is a struct over `T`: with [`TensorShape`] it lists what is needed, with [`Tensor`] it holds
+//! the buffers. So the plan and the allocation cannot diverge. Never grows.
 use super::split::Groups;
 use crate::base::{Category, DType, Result};
 use crate::comm::{Axis, CommUse};
@@ -14,10 +14,9 @@ pub struct TensorShape {
     pub(super) dtype: DType,
     pub(super) rows: usize,
     pub(super) width: usize,
-    /// Of what a group communicates: which group, and how.
+    /// For buffers that a group communicates: which group, and how.
     pub(super) through: Option<(Axis, CommUse)>,
-    /// Scratch of the device's for attention's backward pass over `rows` queries of `dtype`: it says how many numbers
-    /// it takes.
+    /// For the device's scratch in attention's backward over `rows` queries of `dtype`: the device determines its size.
     pub(super) sums: Option<AttentionShape>,
 }
 
@@ -30,7 +29,7 @@ impl TensorShape {
     pub(super) fn new(category: Category, dtype: DType, rows: usize, width: usize) -> TensorShape {
         TensorShape { category, dtype, rows, width, through: None, sums: None }
     }
-    /// The group of `axis` communicates it.
+    /// Marks the buffer as communicated by the group of `axis`.
     pub(super) fn through(self, axis: Axis, usage: CommUse) -> TensorShape {
         TensorShape { through: Some((axis, usage)), ..self }
     }
@@ -78,13 +77,13 @@ impl Tensor {
     pub fn dtype(&self) -> DType {
         self.buf.dtype()
     }
-    /// Rows that there is room for.
+    /// Rows allocated.
     pub fn capacity(&self) -> usize {
         self.buf.len() / self.width.max(1)
     }
 }
 
-/// A struct of alike fields and of other tables, and the map over them by name.
+/// Defines a struct of such fields and nested tables, with a map over them by name.
 macro_rules! table {
     ($(#[$about:meta])* $name:ident {
         $($(#[$what:meta])* $field:ident,)*

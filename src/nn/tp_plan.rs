@@ -1,20 +1,19 @@
-//! Tensor-parallel plans in the words of transformers: a style for each module, by patterns over their names
-//! (`base_model_tp_plan`). Never guesses: a plan whose products would be wrong, or that asks for what is not here, is
-//! refused with the reason.
+//! Tensor-parallel plans as transformers writes them: a style per module, by name pattern (`base_model_tp_plan`). Never
+//! guesses: a plan that would compute wrong products, or needs unsupported styles, is refused with the reason.
 //!
-//! What a plan comes down to is which of four parts are cut ([`Cuts`]), and whether norms see parts of the tokens. Two
-//! things of a plan are done otherwise, with the same values: logits are never gathered (`colwise_rep`), and the
-//! gradients of norms of heads are summed whether or not the plan says so (older plans of Gemma 3 do not).
+//! A plan reduces to which of four parts are sharded ([`Cuts`]) and whether norms see shards of the tokens. Two things
+//! differ from transformers, with the same values: logits are never gathered (`colwise_rep`), and the gradients of head
+//! norms are always summed (older plans of Gemma 3 do not say so).
 use super::spec::{Arch, Spec};
 use super::split::Cuts;
 use crate::base::{Error, Result};
 use std::collections::BTreeMap;
 
-/// Module to style. Names are those of the model behind the head, as `layers.*.mlp.up_proj`, and `lm_head`; `*` stands
-/// for a layer's number; "model." in front says nothing.
+/// Module pattern to style. Names are relative to the base model, as in `layers.*.mlp.up_proj`, plus `lm_head`; `*`
+/// stands for a layer's number; a leading "model." is ignored.
 pub type TpPlan = BTreeMap<String, String>;
 
-/// What a plan comes down to.
+/// What a plan reduces to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Meaning {
     pub cuts: Cuts,
@@ -29,7 +28,7 @@ const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
 
 const REPLICATE: &str = "replicate";
 const HEAD_NORM: &str = "replicated_with_grad_allreduce";
-/// Styles of transformers that no module of these families takes.
+/// Styles of transformers that no module of these families uses.
 const ELSEWHERE: [&str; 12] = [
     "rowwise_rep",
     "rowwise_split_input",
@@ -56,7 +55,7 @@ const STYLES: [&str; 9] = [
     REPLICATE,
 ];
 
-/// The plan of transformers 5 for a family: its configuration's and its class's.
+/// The plan in transformers 5 for a family: its config's plus its class's.
 pub fn transformers(arch: Arch) -> TpPlan {
     let mut plan = TpPlan::new();
     let mut add = |module: &str, style: &str| plan.insert(format!("layers.*.{module}"), style.into());
@@ -69,7 +68,7 @@ pub fn transformers(arch: Arch) -> TpPlan {
     plan
 }
 
-/// This engine's own: that, and the embedding by words.
+/// This engine's default: the same, plus the embedding sharded by vocabulary.
 pub fn built_in(arch: Arch) -> TpPlan {
     let mut plan = transformers(arch);
     plan.insert("embed_tokens".into(), "embedding_rowwise".into());
@@ -95,14 +94,14 @@ pub fn read(spec: &Spec, plan: &TpPlan) -> Result<Meaning> {
             return Err(refuse(
                 module,
                 style,
-                &format!("a {} has no such module; it has {}", spec.arch.name(), known.join(", ")),
+                &format!("{} has no such module; its modules are {}", spec.arch.name(), known.join(", ")),
             ));
         }
         if ELSEWHERE.contains(&style.as_str()) {
-            return Err(refuse(module, style, "no module of the supported families takes this style"));
+            return Err(refuse(module, style, "no module of the supported families uses this style"));
         }
         if !STYLES.contains(&style.as_str()) {
-            return Err(refuse(module, style, &format!("the styles are {}", STYLES.join(", "))));
+            return Err(refuse(module, style, &format!("the known styles are {}", STYLES.join(", "))));
         }
     }
     let style = |module: &str| plan.get(module).map(String::as_str).filter(|style| *style != REPLICATE);
@@ -117,10 +116,10 @@ pub fn read(spec: &Spec, plan: &TpPlan) -> Result<Meaning> {
                 return Err(refuse(
                     &module,
                     HEAD_NORM,
-                    "attention is not cut, so each rank has the whole gradient already",
+                    "attention is not sharded, so each rank already has the whole gradient",
                 ));
             }
-            Some(other) => return Err(refuse(&module, other, "a norm of heads takes replicated_with_grad_allreduce")),
+            Some(other) => return Err(refuse(&module, other, "a head norm needs replicated_with_grad_allreduce")),
         }
     }
     let sequence = |module: &String| match style(module) {
@@ -129,29 +128,28 @@ pub fn read(spec: &Spec, plan: &TpPlan) -> Result<Meaning> {
         Some(other) => Err(refuse(
             module,
             other,
-            "norms of the residual stream take sequence_parallel or replicate: all ranks have its gradient",
+            "residual norms need sequence_parallel or replicate: every rank has their gradient",
         )),
     };
     let split: Vec<bool> = norms.iter().map(sequence).collect::<Result<_>>()?;
     let (with, without) = (split.iter().position(|s| *s), split.iter().position(|s| !*s));
     if let (Some(with), Some(without)) = (with, without) {
-        let why = format!(
-            "{} is not: the residual stream between them is split along the tokens or it is not",
-            norms[without]
-        );
+        let why = format!("{} is not: all residual norms must agree", norms[without]);
         return Err(refuse(&norms[with], "sequence_parallel", &why));
     }
     let embedding = match style("embed_tokens") {
         None => false,
         Some("embedding_rowwise" | "rowwise") => true,
-        Some(other) => return Err(refuse("embed_tokens", other, "the embedding is cut by words: embedding_rowwise")),
+        Some(other) => {
+            return Err(refuse("embed_tokens", other, "the embedding is sharded by vocabulary: use embedding_rowwise"));
+        }
     };
     let head = match style("lm_head") {
         None => false,
         Some("colwise" | "colwise_rep" | "colwise_gather_output") => true,
-        Some(other) => return Err(refuse("lm_head", other, "the head is cut by words: colwise_rep")),
+        Some(other) => return Err(refuse("lm_head", other, "the head is sharded by vocabulary: use colwise_rep")),
     };
-    // One tensor is cut once.
+    // A tied tensor is sharded once.
     let tied = spec.tied && (embedding || head);
     let cuts = Cuts { attention, mlp, embedding: embedding || tied, head: head || tied };
     Ok(Meaning { cuts, sequence_parallel: with.is_some() })
@@ -164,7 +162,7 @@ fn refuse(module: &str, style: &str, why: &str) -> Error {
     Error::input(format!("tensor-parallel plan: {module} is {style:?}, but {why}"))
 }
 
-/// Whether a branch is cut: all of its inputs are column-cut and its output is row-cut, or none is cut.
+/// Whether a branch is sharded: all of its inputs are column-parallel and its output is row-parallel, or none is.
 fn branch<'a>(inputs: &[&str], out: &str, style: &dyn Fn(&str) -> Option<&'a str>) -> Result<bool> {
     for module in inputs.iter().chain([&out]) {
         let fits = if *module == out { "rowwise" } else { "colwise" };
@@ -172,10 +170,10 @@ fn branch<'a>(inputs: &[&str], out: &str, style: &dyn Fn(&str) -> Option<&'a str
             Some(other) if other != fits => {
                 let why = match other {
                     "colwise_rep" | "colwise_gather_output" if *module != out => {
-                        "gathering what it puts out is of use to the head only: what follows reads this rank's part"
+                        "only the head may gather its output: the next module reads this rank's shard"
                     }
-                    "sequence_parallel" => "it is a matrix: norms take this style",
-                    _ => &format!("only {fits} gives what its branch computes with"),
+                    "sequence_parallel" => "this style is for norms, and it is a matrix",
+                    _ => &format!("its branch needs {fits}"),
                 };
                 return Err(refuse(&in_layers(module), other, why));
             }
@@ -188,15 +186,12 @@ fn branch<'a>(inputs: &[&str], out: &str, style: &dyn Fn(&str) -> Option<&'a str
         (Some(style), Some(whole), _) => Err(refuse(
             &in_layers(out),
             style,
-            &format!(
-                "{} before it is not colwise: each rank would have all of what it is to have a part of",
-                in_layers(whole)
-            ),
+            &format!("{} before it is not colwise: it needs a sharded input", in_layers(whole)),
         )),
         (None, _, Some(cut)) => Err(refuse(
             &in_layers(cut),
             "colwise",
-            &format!("{} after it is not rowwise: it would read all of what each rank has a part of", in_layers(out)),
+            &format!("{} after it is not rowwise: it would read a sharded input as whole", in_layers(out)),
         )),
         (out, ..) => Ok(out.is_some()),
     }
@@ -240,7 +235,7 @@ mod tests {
         let norms = ["norm", "layers.*.input_layernorm", "layers.*.post_attention_layernorm"];
         let sequence = with(&norms.map(|norm| (norm, "sequence_parallel"))).unwrap();
         assert!(sequence.sequence_parallel && !with(&[]).unwrap().sequence_parallel);
-        // Older plans of Gemma 3 say nothing of norms of heads.
+        // Older plans of Gemma 3 omit the head norms.
         assert!(with(&HEAD_NORMS.map(|m| (m, REPLICATE)).map(|_| ("lm_head", "colwise_rep"))).is_ok());
     }
 
@@ -252,15 +247,15 @@ mod tests {
                 "o_proj is \"rowwise\", but layers.*.self_attn.k_proj before it",
             ),
             (vec![("layers.*.mlp.down_proj", REPLICATE)], "down_proj after it is not rowwise"),
-            (vec![("layers.*.mlp.up_proj", "rowwise")], "only colwise"),
-            (vec![("layers.*.self_attn.q_proj", "colwise_rep")], "of use to the head only"),
+            (vec![("layers.*.mlp.up_proj", "rowwise")], "its branch needs colwise"),
+            (vec![("layers.*.self_attn.q_proj", "colwise_rep")], "only the head may gather"),
             (vec![("layers.*.input_layernorm", "sequence_parallel")], "norm is not"),
-            (vec![("norm", HEAD_NORM)], "norms of the residual stream"),
-            (vec![("embed_tokens", "embedding_colwise")], "by words"),
-            (vec![("lm_head", "rowwise")], "by words"),
+            (vec![("norm", HEAD_NORM)], "residual norms"),
+            (vec![("embed_tokens", "embedding_colwise")], "sharded by vocabulary"),
+            (vec![("lm_head", "rowwise")], "sharded by vocabulary"),
             (vec![("layers.*.mlp.experts.gate_up_proj", "packed_colwise")], "no such module"),
             (vec![("layers.*.mlp.up_proj", "packed_colwise")], "no module of the supported families"),
-            (vec![("layers.*.mlp.up_proj", "columnwise")], "the styles are colwise"),
+            (vec![("layers.*.mlp.up_proj", "columnwise")], "the known styles are colwise"),
         ] {
             let refused = with(&entries).unwrap_err().to_string();
             assert!(refused.contains(reason), "{entries:?}: {refused}");

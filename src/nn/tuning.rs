@@ -1,22 +1,23 @@
-//! Which tensors learn, and how fast: patterns over names, laid over a model's layouts. Never changes shapes or values.
+//! Which tensors are trainable, decayed, and at what learning rate: name patterns applied to a model's layouts. Never
+//! changes shapes or values.
 use super::layout::{Layout, Segment};
 use super::lora::Lora;
 use crate::base::{Error, Result};
 use regex::Regex;
 
 /// Every pattern is a regular expression that is searched for in the tensor's Hugging Face name
-/// (`model.layers.3.mlp.up_proj.weight`); `^` and `$` anchor it. One that matches no tensor is an error.
+/// (`model.layers.3.mlp.up_proj.weight`); `^` and `$` anchor it. A pattern that matches no tensor is an error.
 #[derive(Clone, Default, PartialEq, Debug)]
 pub struct Tuning {
-    /// Tensors that do not learn: no gradient, no optimizer state, no reduction.
+    /// Frozen tensors: no gradient, no optimizer state, no reduction.
     pub freeze: Vec<String>,
-    /// Tensors without weight decay, besides norms and biases.
+    /// Tensors without weight decay, in addition to norms and biases.
     pub no_decay: Vec<String>,
-    /// Factors of the learning rate; of several that match a tensor, the last.
+    /// Learning-rate factors; the last matching pattern applies.
     pub lr_scale: Vec<(String, f32)>,
-    /// Adapters learn, and nothing else.
+    /// Train only adapters.
     pub lora: Option<Lora>,
-    /// Every tensor decays: a unit is to be one tensor to the optimizer.
+    /// Decay every tensor, so that the optimizer can treat a unit as one tensor.
     pub uniform: bool,
 }
 
@@ -42,7 +43,7 @@ impl Tuning {
             layouts.iter_mut().flat_map(|l| &mut l.segments).for_each(|segment| segment.decay = true);
         }
         if !layouts.iter().flat_map(|l| &l.segments).any(|s| s.trainable) {
-            return Err(Error::input("freeze leaves no tensor that learns: take out a pattern"));
+            return Err(Error::input("freeze leaves no trainable tensor: remove a pattern"));
         }
         Ok(())
     }
@@ -59,17 +60,17 @@ fn each(key: &str, pattern: &str, layouts: &mut [Layout], mut change: impl FnMut
     match matched {
         true => Ok(()),
         false => {
-            Err(Error::input(format!("{key}: {pattern:?} is in no tensor's name; the names are {}", examples(layouts))))
+            Err(Error::input(format!("{key}: {pattern:?} matches no tensor; names are like {}", examples(layouts))))
         }
     }
 }
 
-/// The reason without the drawing of where it is.
+/// The reason, without regex's drawing of its position.
 fn last_line(e: &regex::Error) -> String {
     e.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_string()
 }
 
-/// The root's names and the first block's.
+/// The names of the root and of the first block.
 fn examples(layouts: &[Layout]) -> String {
     let names: Vec<&str> = layouts.iter().take(2).flat_map(|l| &l.segments).map(|s| s.name.as_str()).collect();
     names.join(", ")
@@ -121,7 +122,7 @@ mod tests {
         let unknown = freeze(&["layer.0"]);
         assert!(unknown.contains(r#""layer.0""#) && unknown.contains("model.embed_tokens.weight"), "{unknown}");
         assert!(freeze(&["layers.("]).contains("unclosed group"));
-        assert!(freeze(&["."]).contains("no tensor that learns"));
+        assert!(freeze(&["."]).contains("no trainable tensor"));
         let scale = Tuning { lr_scale: vec![("embed".into(), f32::NAN)], ..Tuning::default() };
         assert!(refused(scale).contains("NaN"));
     }

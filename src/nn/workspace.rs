@@ -1,6 +1,6 @@
-//! Every buffer that a pass needs besides weights and gradients, allocated once. Never grows.
+//! Every buffer of a pass besides weights and gradients, allocated once. Never grows.
 //!
-//! [`Workspace::planned`] adds up a table of shapes and [`Workspace::allocate`] makes one of tensors from it.
+//! [`Workspace::planned`] sums a table of shapes, and [`Workspace::allocate`] allocates that table's tensors.
 use super::cache::Cache;
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
 use super::ring::Ring;
@@ -15,17 +15,17 @@ use crate::device::{Device, ViewMut};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkspaceOptions {
-    /// The most tokens in a rank's part of a micro-batch.
+    /// Maximum tokens in a rank's share of a micro-batch.
     pub tokens: usize,
-    /// Of activations: f32, bf16 or f16.
+    /// Dtype of activations: f32, bf16 or f16.
     pub dtype: DType,
-    /// What blocks keep for backward.
+    /// Which activations blocks save for backward.
     pub checkpoint: Checkpointing,
-    /// Without, there is no room for a backward pass.
+    /// Whether to allocate buffers for backward.
     pub train: bool,
 }
 
-/// Elements in a row of what adapters work in; 0 without.
+/// Row widths of adapter scratch; 0 without adapters.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AdapterWidths {
     pub rank: usize,
@@ -34,39 +34,41 @@ pub(super) struct AdapterWidths {
 }
 
 table! {
-    /// Small things.
+    /// Small buffers.
     Fixed {
-        /// (P, head_dim) f32: cosines and sines of the rotary positions that a micro-batch can hold; empty without.
+        /// (P, head_dim) f32: cosines and sines of the rotary positions that a micro-batch can contain; empty if
+        /// unused.
         table,
-        /// The same of the layers within a window, where theirs are others.
+        /// The same for layers with a sliding window, if they differ.
         local_table,
-        /// (1) f64: the sum of token losses since it was last taken.
+        /// (1) f64: the sum of token losses since it was last read.
         loss,
-        /// (1, vocab) f32: the next token's logits, of this rank's words; as wide as where they are most.
+        /// (1, vocab) f32: the next token's logits over this rank's vocabulary, as wide as the largest shard.
         next,
-        /// The same of all ranks; empty where the words are all here.
+        /// The same for all ranks; empty if the vocabulary is not sharded.
         all_next,
     }
 }
 
 /// The activations of a model.
 pub struct Workspace<T = Tensor, G = Groups> {
-    /// (R, C) each: the residual stream before every block and after the last; without backward, two taking turns.
+    /// (R, C) each: the residual stream before every block and after the last; without backward, two alternating
+    /// buffers.
     pub(super) stream: Vec<T>,
-    /// What blocks keep; without backward, one for all.
+    /// Saved activations of the blocks; without backward, one shared buffer.
     pub(super) kept: SavedBlocks<T>,
     pub(super) scratch: Scratch<T>,
     pub(super) fixed: Fixed<T>,
     /// (R, C): the gradient of the residual stream.
     pub(super) dx: T,
-    /// What layers communicate in.
+    /// The groups that layers communicate in.
     pub(super) groups: G,
 }
 
-/// Rows of a chunk of logits: at most 64 MiB of them, so that no more than that exists at a time, but at least 256
-/// rows. The head's weight gradient reads and writes 8 bytes of f32 for every 2 R flops, so R rows give it R/4 flops a
-/// byte: 64 at 256 rows, above the ratio of flops to memory bytes that a CPU core sustains in f32 (about 10) and near
-/// that of one with AMX. Chunks are equal but for rounding, so that none is a small rest.
+/// Rows in a chunk of logits: at most 64 MiB of logits, which bounds memory, but at least 256 rows. The head's weight
+/// gradient reads and writes 8 bytes of f32 per 2 R flops, so R rows give R/4 flops per byte: 64 at 256 rows, above the
+/// ratio of flops to memory bandwidth of a CPU core in f32 (about 10) and near that of one with AMX. Chunks are equal
+/// up to rounding, so that there is no small remainder.
 pub(super) fn chunk_rows(tokens: usize, vocab: usize, dtype: DType) -> usize {
     const BYTES: usize = 64 << 20;
     const LEAST: usize = 256;
@@ -75,7 +77,7 @@ pub(super) fn chunk_rows(tokens: usize, vocab: usize, dtype: DType) -> usize {
 }
 
 impl Workspace<TensorShape, ()> {
-    /// The table: what a rank's part of a model needs for `options`.
+    /// The table of shapes that a rank's share of a model needs for `options`.
     pub(super) fn plan(
         whole: &Spec,
         split: &Split,
@@ -86,7 +88,7 @@ impl Workspace<TensorShape, ()> {
         let (spec, rows, tp) = (&split.local(whole), split.rows(tokens), split.tp.of);
         let inner = spec.heads * spec.head_dim;
         let only = |there: bool, width: usize| if there { width } else { 0 };
-        // A model may take 131,072 positions: 134 MB at a head_dim of 256. No document is longer than its micro-batch.
+        // A model may allow 131,072 positions: 134 MB at a head_dim of 256. No document is longer than its micro-batch.
         let positions = spec.max_len.min(tokens * split.sp.of);
         let shape = TensorShape::new;
 
@@ -124,10 +126,10 @@ impl Workspace<TensorShape, ()> {
         let scratch = |width| shape(Category::Scratch, dtype, tokens, width);
         let back = |width| shape(Category::Scratch, dtype, if train { tokens } else { 0 }, width);
         let back_stays = |width| shape(Category::Scratch, dtype, if train { rows } else { 0 }, width);
-        // Ranks of tp go through a chunk together, so it has the rows that fit where most words are.
+        // Ranks of tp process a chunk together, so it has the rows that fit the largest vocabulary shard.
         let most_words = split.part(split.cuts.head).most(whole.vocab);
         let chunk = chunk_rows(tokens, most_words, dtype);
-        // What ranks of tp communicate, if it is there.
+        // Buffers that tp ranks communicate, if needed.
         let shared = |there: bool, usage, dtype, rows, width| TensorShape {
             through: there.then_some((Axis::Tp, usage)),
             ..shape(Category::Scratch, dtype, if there { rows } else { 0 }, width)
@@ -209,31 +211,30 @@ impl<T, G> Workspace<T, G> {
 }
 
 impl Workspace {
-    /// Bytes that backward still needs when it has yet to pass `b` blocks, by b: 0, 1, ...
+    /// Bytes that backward still needs with `b` blocks to go, indexed by b: 0, 1, ...
     pub fn saved_for(&self) -> Result<Vec<usize>> {
         let kept = self.kept.needed(self.stream.len() - 1, |tensor| tensor.bytes())?;
         let stream = |blocks: usize| self.stream.iter().take(blocks + 1).map(|tensor| tensor.bytes()).sum::<usize>();
         Ok(kept.into_iter().enumerate().map(|(blocks, kept)| stream(blocks) + kept).collect())
     }
-    /// Has the device assign to `out` f64 (1) the sum of token losses since the last call, unscaled, and start again
-    /// from zero.
+    /// Enqueues moving the unscaled sum of token losses into `out` f64 (1) and resetting it to zero.
     pub fn move_loss(&mut self, dev: &dyn Device, out: ViewMut) -> Result<()> {
         dev.copy(self.fixed.loss.rows(1), out)?;
         dev.zero(self.fixed.loss.rows_mut(1))
     }
-    /// The same sum on the host, which waits for it.
+    /// The same sum, read on the host, which waits for it.
     pub fn take_loss(&mut self, dev: &dyn Device) -> Result<f64> {
         let mut loss = [0f64];
         dev.download(self.fixed.loss.rows(1), bytemuck::cast_slice_mut(&mut loss))?;
         dev.zero(self.fixed.loss.rows_mut(1))?;
         Ok(loss[0])
     }
-    /// Room for keys and values of `tokens` of one sequence, and tables of as many positions, which are then to be
-    /// filled.
+    /// Allocates a KV cache for `tokens` of one sequence and position tables of the same length, which the caller must
+    /// fill.
     pub(super) fn remember(&mut self, spec: &Spec, dev: &dyn Device, tokens: usize) -> Result<()> {
         let Workspace { scratch, fixed: Fixed { table, local_table, .. }, groups, .. } = self;
         let plan = |tokens| Cache::plan(spec, scratch.act.dtype(), tokens);
-        scratch.cache = plan(0).allocate(dev, groups)?; // first what was there goes
+        scratch.cache = plan(0).allocate(dev, groups)?; // free the previous cache first
         scratch.cache = plan(tokens).allocate(dev, groups)?;
         for (name, table) in [("table", table), ("local_table", local_table)] {
             let longer = rotary_shape(spec, table.capacity(), tokens);
@@ -248,7 +249,7 @@ impl Workspace {
     }
 }
 
-/// A table of positions of `rows` rows, none where there is no rotation, as long as `tokens` need.
+/// Shape of a table of `rows` positions, no longer than `tokens`; empty without rotary positions.
 fn rotary_shape(spec: &Spec, rows: usize, tokens: usize) -> TensorShape {
     let rows = if rows > 0 { rows.max(tokens.min(spec.max_len)) } else { 0 };
     TensorShape::new(Category::Other, DType::F32, rows, spec.head_dim)

@@ -1,10 +1,10 @@
-//! The true global norm of the step's gradient, and the factor that clips by it. Never touches the gradient: the factor
-//! goes into the optimizer's pass.
+//! The exact global gradient norm of a step, and the clip factor. Never touches the gradient: the factor is applied in
+//! the optimizer's pass.
 //!
-//! The sum of squares is kept exactly ([`Device::sum_squares`]), so it depends neither on the order of the shards nor
-//! on where they are cut: every strategy, wrap and number of ranks that computes the same gradient clips by the same
-//! bits. Each element counts once: of replicas each sums over its own shards, and a tensor that every rank of tp has
-//! whole is the first one's.
+//! The sum of squares is exact ([`Device::sum_squares`]), so it depends neither on the order of the shards nor on their
+//! boundaries: every strategy, wrapping and world size that computes the same gradient clips by the same bits. Each
+//! element counts once: each replica sums over its own shards, and only the first tp rank counts a tensor that all tp
+//! ranks hold whole.
 use crate::base::{Category, DType, Meter, Result};
 use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag};
 use crate::device::cpu::CpuDevice;
@@ -15,22 +15,22 @@ use crate::store::{Offload, Shard, Store};
 use std::sync::Arc;
 
 pub struct GradNorm {
-    /// Ranks of fsdp own different parts of a gradient where it is sharded, ranks of tp always.
+    /// Ranks of fsdp own different shards if gradients are sharded; ranks of tp always do.
     fsdp: Arc<dyn Collective>,
     tp: Arc<dyn Collective>,
-    /// 0: no clipping.
+    /// 0 disables clipping.
     max_norm: f32,
-    /// f64 (LIMBS), reduced over the groups.
+    /// f64 (LIMBS), summed over the groups.
     acc: Buf,
     /// f32 (2): clip factor, norm.
     out: Buf,
-    /// Where gradients are offloaded, who sums their squares, and what into: the host reads its memory faster than a
-    /// device does through a bus, and adds to the same bits.
+    /// Set if gradients are offloaded: a CPU device to sum their squares, and its accumulator. The host reads its own
+    /// memory faster than a device does over the bus, and the result has the same bits.
     host: Option<(CpuDevice, Buf)>,
 }
 
 impl GradNorm {
-    /// `max_norm` 0 measures without clipping.
+    /// With `max_norm` 0, measures without clipping.
     pub fn new(dev: &dyn Device, mesh: &Mesh, max_norm: f32, offload: Offload) -> Result<GradNorm> {
         let (fsdp, tp) = (mesh.fsdp.clone(), mesh.tp.clone());
         let acc = fsdp.alloc(DType::F64, LIMBS, CommUse::Reduced, Category::Other)?;
@@ -40,19 +40,19 @@ impl GradNorm {
         Ok(GradNorm { fsdp, tp, max_norm, acc, out: dev.alloc(DType::F32, 2, Category::Other)?, host })
     }
 
-    /// Has the device find the norm of `unscale` f32 (1) times the whole reduced gradient, before clipping: the same
-    /// bits on every rank. Not finite where any element of the gradient is not.
+    /// Enqueues the norm of `unscale` (f32, 1) times the whole reduced gradient, before clipping. Every rank gets the
+    /// same bits. The norm is not finite if any gradient element is not.
     pub fn measure(&mut self, dev: &dyn Device, store: &mut dyn Store, unscale: View) -> Result<()> {
         let first = self.tp.rank() == 0;
         match &mut self.host {
             None => sum(dev, store, first, &mut self.acc)?,
             Some((cpu, own)) => {
-                dev.synchronize()?; // every reduction has landed
+                dev.synchronize()?; // reductions have finished
                 sum(cpu, store, first, own)?;
                 dev.copy(own.view(), self.acc.view_mut())?;
             }
         }
-        // Limbs add without rounding, so one sum after the other is the sum over both axes.
+        // Limbs add without rounding, so two successive sums equal one sum over both axes.
         let over = [(!store.replicated(), &self.fsdp), (true, &self.tp)];
         for (_, group) in over.into_iter().filter(|(cut, group)| *cut && group.size() > 1) {
             let ticket = group.all_reduce(Tag::new("norm", 0), self.acc.view_mut(), Reduce::Sum)?;
@@ -65,14 +65,13 @@ impl GradNorm {
     pub fn norm(&self) -> View<'_> {
         self.out.view().slice(1..2)
     }
-    /// The factor that belongs to it, `unscale` in it: f32 (1), where the optimizer reads it. Not finite where the norm
-    /// is not.
+    /// The clip factor times `unscale`: f32 (1), where the optimizer reads it. Not finite if the norm is not.
     pub fn scale(&self) -> View<'_> {
         self.out.view().slice(0..1)
     }
 }
 
-/// Assigns the sum over this rank's shards; of ranks of tp, the `first` counts what all of them have.
+/// Computes the sum over this rank's shards. Among tp ranks, only `first` counts tensors that all of them hold.
 fn sum(dev: &dyn Device, store: &mut dyn Store, first: bool, acc: &mut Buf) -> Result<()> {
     dev.zero(acc.view_mut())?;
     store.for_each_shard(&mut |shard| match first {
@@ -83,7 +82,7 @@ fn sum(dev: &dyn Device, store: &mut dyn Store, first: bool, acc: &mut Buf) -> R
     })
 }
 
-/// Adds the squares of the tensors that tp cuts.
+/// Adds the squares of tensors that are sharded over tp.
 fn sum_cut(dev: &dyn Device, mut shard: Shard, mut acc: ViewMut) -> Result<()> {
     let is_cut = |segment: &Segment| matches!(segment.tp, Tp::Cut { .. });
     let alike = shard.layout.segments.chunk_by(|a, b| is_cut(a) == is_cut(b));

@@ -1,9 +1,9 @@
 //! Floor 5: from a summed gradient to new weights: the exact norm, clipping, AdamW and SGD, learning-rate schedules,
-//! the loss scale of f16. Never knows of strategies, layers or files.
-pub mod clip; // the norm of all gradients
+//! f16 loss scaling. Never knows about strategies, layers or files.
+pub mod clip; // global gradient norm and clip factor
 pub mod optimizer; // AdamW and SGD
-pub mod schedule; // learning rates
-pub mod scaler; // the loss scale of f16
+pub mod schedule; // learning-rate schedules
+pub mod scaler; // f16 loss scaling
 
 pub use clip::GradNorm;
 pub use optimizer::{Optimizer, Rule};

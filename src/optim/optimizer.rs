@@ -1,5 +1,5 @@
-//! AdamW and SGD over the shards of a store, one fused pass a shard. Never reduces, clips or schedules: gradient, scale
-//! and learning rate come in finished.
+//! AdamW and SGD over a store's shards, one fused pass per shard. Never reduces, clips or schedules: the gradient, its
+//! scale and the learning rate are inputs.
 use crate::base::{Category, DType, Error, Result};
 use crate::device::host::Staged;
 use crate::device::ops::{AdamW, AdamWScalars, AdamWStep, Sgd, SgdScalars};
@@ -8,16 +8,16 @@ use crate::nn::Layout;
 use crate::store::Store;
 use crate::store::flat::{self, Run};
 
-/// The update and its constants.
+/// The update rule and its hyperparameters.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Rule {
-    /// Loshchilov & Hutter 2019: decay is applied to the weight, not to the gradient.
+    /// Loshchilov & Hutter 2019: decay applies to the weight, not to the gradient.
     AdamW { beta1: f32, beta2: f32, eps: f32, weight_decay: f32 },
-    /// PyTorch's form, with decay added to the gradient.
+    /// PyTorch's form: decay is added to the gradient.
     Sgd { momentum: f32, weight_decay: f32 },
 }
 
-/// AdamW as the binaries run it.
+/// AdamW with the binaries' defaults.
 impl Default for Rule {
     fn default() -> Rule {
         Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }
@@ -25,14 +25,14 @@ impl Default for Rule {
 }
 
 impl Rule {
-    /// As flags and checkpoints spell it.
+    /// The name used in flags and checkpoints.
     pub fn name(&self) -> &'static str {
         match self {
             Rule::AdamW { .. } => "adamw",
             Rule::Sgd { .. } => "sgd",
         }
     }
-    /// Names of the state tensors, by which checkpoints call them (PyTorch's names). Each is f32, as long as the shard.
+    /// Names of the state tensors in checkpoints (PyTorch's names). Each is f32 and as long as the shard.
     pub fn state(&self) -> &'static [&'static str] {
         match *self {
             Rule::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
@@ -40,14 +40,14 @@ impl Rule {
             Rule::Sgd { .. } => &["momentum_buffer"],
         }
     }
-    /// Numbers that an update shares between elements.
+    /// Number of constants per update that all elements share.
     fn constants(&self) -> usize {
         match self {
             Rule::AdamW { .. } => AdamWScalars::LEN,
             Rule::Sgd { .. } => SgdScalars::LEN,
         }
     }
-    /// Elements of [`Optimizer::constants`] for such layers.
+    /// Elements of [`Optimizer::constants`] for these layers.
     pub fn constants_of(&self, layouts: &[Layout]) -> usize {
         let mut kinds = Vec::new();
         layouts.iter().for_each(|layout| collect(layout, &mut kinds));
@@ -55,19 +55,19 @@ impl Rule {
     }
 }
 
-/// Of a unit's trainable shard; empty where all of it is frozen.
+/// State of a unit's trainable shard; empty if the whole unit is frozen.
 #[derive(Default)]
 struct UnitState {
     /// In the order of [`Rule::state`].
     state: Vec<Buf>,
-    /// Which decay and learning rate apply where in the shard.
+    /// Which weight decay and learning rate apply to each range of the shard.
     runs: Vec<Run>,
 }
 
-/// Decay, and the factor of the learning rate: tensors of which both are alike are updated with the same numbers.
+/// Whether to decay, and the learning-rate factor. Tensors that agree in both share their constants.
 type UpdateKind = (bool, f32);
 
-/// Adds those of a layout's trainable tensors to `kinds`.
+/// Adds the kinds of a layout's trainable tensors to `kinds`.
 fn collect(layout: &Layout, kinds: &mut Vec<UpdateKind>) {
     for segment in layout.segments.iter().filter(|s| s.trainable) {
         let kind = (segment.decay, segment.lr_scale);
@@ -81,20 +81,17 @@ pub struct Optimizer {
     rule: Rule,
     units: Vec<UnitState>,
     kinds: Vec<UpdateKind>,
-    /// What an update shares between elements, for each kind.
+    /// Per-kind constants of an update.
     constants: Vec<f32>,
     step: u64,
-    /// Where masters and state are offloaded.
+    /// Set if masters and state are offloaded.
     host: Option<HostUpdate>,
 }
 
 impl Optimizer {
-    /// Allocates zeroed state next to every trainable shard of `store`: where its masters are.
+    /// Allocates zeroed state for every trainable shard of `store`, in the same memory as its masters. Offloaded
+    /// masters are updated by the device's host threads.
     pub fn new(dev: &dyn Device, store: &mut dyn Store, rule: Rule) -> Result<Optimizer> {
-        Optimizer::with_threads(dev, store, rule, 1)
-    }
-    /// The same; where masters are offloaded, `threads` threads of the host update them.
-    pub fn with_threads(dev: &dyn Device, store: &mut dyn Store, rule: Rule, threads: usize) -> Result<Optimizer> {
         let mut units: Vec<UnitState> = (0..store.units()).map(|_| UnitState::default()).collect();
         let mut staged: Option<Staged> = None;
         let mut kinds = Vec::new();
@@ -122,28 +119,27 @@ impl Optimizer {
             }
             Ok(())
         })?;
-        let host = staged.map(|staged| HostUpdate::new(dev, &staged, threads)).transpose()?;
+        let host = staged.map(|staged| HostUpdate::new(dev, &staged, dev.host_threads())).transpose()?;
         let constants = vec![0.0; rule.constants() * kinds.len()];
         Ok(Optimizer { rule, units, kinds, constants, step: 0, host })
     }
     pub fn rule(&self) -> Rule {
         self.rule
     }
-    /// Updates done so far: bias correction counts them.
+    /// Number of updates so far, which bias correction uses.
     pub fn steps(&self) -> u64 {
         self.step
     }
-    /// Continues a run that had done `steps` updates.
+    /// Sets the update count when a run resumes.
     pub fn resume(&mut self, steps: u64) {
         self.step = steps;
     }
-    /// The state of the trainable shard of `unit` that this rank owns, named as in [`Rule::state`]: what checkpoints
-    /// write and read.
+    /// State of this rank's trainable shard of `unit`, named as in [`Rule::state`], for checkpoints.
     pub fn state(&mut self, unit: usize) -> impl Iterator<Item = (&'static str, ViewMut<'_>)> {
         self.rule.state().iter().copied().zip(self.units[unit].state.iter_mut().map(Buf::view_mut))
     }
 
-    /// What the next update at this learning rate shares between elements: where the device is to find it in
+    /// Constants of the next update at learning rate `lr`. Copy them to the device and pass them to
     /// [`Optimizer::step`].
     pub fn constants(&mut self, lr: f32) -> &[f32] {
         let (rule, step) = (self.rule, self.step + 1);
@@ -165,9 +161,9 @@ impl Optimizer {
         &self.constants
     }
 
-    /// One update of every shard with the gradient times `scale[0]` (f32, from [`super::GradNorm`]), by `constants`
-    /// that lie on the device; also writes the copy in the compute dtype. Where the scale is not finite, nothing
-    /// changes: whoever learns it says so by [`Optimizer::count`].
+    /// Updates every shard with the gradient times `scale[0]` (f32, from [`super::GradNorm`]) and also writes the
+    /// compute-dtype copy. `constants` must be on the device. If the scale is not finite, nothing changes; if it is
+    /// finite, the caller reports the update with [`Optimizer::count`].
     pub fn step(&mut self, dev: &dyn Device, store: &mut dyn Store, constants: View, scale: View) -> Result<()> {
         let (rule, kinds, numbers) = (self.rule, &self.kinds, &self.constants);
         store.for_each_shard(&mut |mut shard| {
@@ -175,7 +171,7 @@ impl Optimizer {
             let UnitState { state, runs } = &mut self.units[shard.unit];
             for Run { range, decay, lr_scale } in runs {
                 let kind = kinds.iter().position(|kind| *kind == (*decay, *lr_scale));
-                let kind = kind.ok_or_else(|| Error::op("optimizer", "a run of no known kind"))?;
+                let kind = kind.ok_or_else(|| Error::op("optimizer", "a run has an unknown kind"))?;
                 let own = kind * rule.constants()..(kind + 1) * rule.constants();
                 let g = grad.as_view().slice(range.clone());
                 let p = shard.master.reborrow().slice(range.clone());
@@ -185,7 +181,7 @@ impl Optimizer {
                 match (rule, &mut self.host) {
                     (Rule::AdamW { .. }, host) => {
                         let (Some(m), Some(v)) = (state.next(), state.next()) else {
-                            return Err(Error::op("adamw", "two moments are needed"));
+                            return Err(Error::op("adamw", "AdamW needs two moments"));
                         };
                         let update = AdamW { h, scale, g, m, v, p, out };
                         match host {
@@ -210,7 +206,7 @@ impl Optimizer {
         store.weights_updated()
     }
 
-    /// The last update changed the weights.
+    /// Reports that the last update changed the weights.
     pub fn count(&mut self) {
         self.step += 1;
     }

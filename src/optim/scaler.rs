@@ -1,29 +1,29 @@
-//! The loss scale of f16: the gradient of a scaled loss keeps what f16 would round to zero. Never touches a gradient:
-//! the scale multiplies the loss's factor, its inverse goes into the clip factor, and the exact norm, which is the same
-//! on every rank, says whether anything overflowed. So all ranks skip the same steps and hold the same scale.
+//! f16 loss scaling: scaling the loss keeps small gradients from rounding to zero in f16. Never touches a gradient: the
+//! scale multiplies the loss's factor, its inverse goes into the clip factor, and the exact norm, equal on every rank,
+//! shows whether anything overflowed. So all ranks skip the same steps and hold the same scale.
 //!
-//! The rule is that of PyTorch's `GradScaler` (defaults: 65536, times 2 after 2000 good steps in a row, halved after a
-//! bad one), with what DeepSpeed adds: `hysteresis` bad steps before the scale falls, counted since it last rose (or,
-//! with `consecutive_hysteresis`, since the last good step), and a floor.
+//! The rule is PyTorch's `GradScaler` (defaults: 65536, doubled after 2000 good steps in a row, halved after a bad one)
+//! with DeepSpeed's additions: a floor, and `hysteresis`, the bad steps before the scale falls, counted since it last
+//! rose (or, with `consecutive_hysteresis`, since the last good step).
 //!
-//! As a power of two the scale changes the exponents of the gradient only: where nothing over- or underflows, the
-//! update has the same bits as without it.
+//! The scale is a power of two, so it changes only the gradient's exponents: without overflow or underflow, the update
+//! has the same bits as without scaling.
 use crate::base::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ScalerOptions {
-    /// The first scale; or the only one, where it is not `dynamic`.
+    /// The initial scale; the constant scale if not `dynamic`.
     pub initial: f32,
     pub dynamic: bool,
-    /// Good steps in a row until the scale doubles.
+    /// Good steps in a row before the scale doubles.
     pub window: u64,
-    /// Bad steps until it is halved: 1 is at once.
+    /// Number of bad steps that halve the scale; 1 halves it at the first one.
     pub hysteresis: u32,
-    /// A good step forgives the bad ones before it.
+    /// Whether a good step resets the count of bad steps.
     pub consecutive_hysteresis: bool,
-    /// It falls no further.
+    /// Lower bound of the scale.
     pub min: f32,
 }
 
@@ -43,13 +43,13 @@ impl Default for ScalerOptions {
 const GROWTH: f32 = 2.0;
 const BACKOFF: f32 = 0.5;
 
-/// What a checkpoint keeps.
+/// The state saved in a checkpoint.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 struct ScalerState {
     scale: f32,
-    /// Since the scale last changed or a step was bad.
+    /// Good steps since the scale last changed or a step was bad.
     good_steps: u64,
-    /// Bad steps that are still forgiven, and one.
+    /// Bad steps left until the scale halves.
     hysteresis: u32,
 }
 
@@ -64,16 +64,16 @@ impl LossScaler {
         let state = ScalerState { scale: options.initial, good_steps: 0, hysteresis: options.hysteresis };
         LossScaler { options, state }
     }
-    /// What the loss of the next step is multiplied by.
+    /// The factor of the next step's loss.
     pub fn scale(&self) -> f32 {
         self.state.scale
     }
-    /// A bad step would leave the scale as it is, now and for ever.
+    /// Whether bad steps can no longer lower the scale: it is static or at its floor.
     pub fn exhausted(&self) -> bool {
         !self.options.dynamic || self.state.scale <= self.options.min
     }
 
-    /// After a step: whether its gradient was finite.
+    /// Call after each step with whether its gradient was finite.
     pub fn update(&mut self, finite: bool) {
         let (options, state) = (&self.options, &mut self.state);
         if !options.dynamic {
@@ -100,14 +100,14 @@ impl LossScaler {
         }
     }
 
-    /// For the checkpoint.
+    /// The state to save in a checkpoint.
     pub fn state(&self) -> Map<String, Value> {
         json!(self.state).as_object().cloned().unwrap_or_default()
     }
-    /// Continues from what [`LossScaler::state`] said.
+    /// Restores what [`LossScaler::state`] returned.
     pub fn resume(&mut self, state: &Map<String, Value>) -> Result<()> {
         let read = serde_json::from_value::<ScalerState>(Value::Object(state.clone()));
-        self.state = read.map_err(|e| Error::input(format!("the checkpoint's loss scaler cannot be read: {e}")))?;
+        self.state = read.map_err(|e| Error::input(format!("cannot read the checkpoint's loss scaler: {e}")))?;
         Ok(())
     }
 }
@@ -116,7 +116,7 @@ impl LossScaler {
 mod tests {
     use super::*;
 
-    /// The scales after each step: `+` is a good one, `-` a bad one.
+    /// The scale after each step: `+` is a good step, `-` a bad one.
     fn scales(options: ScalerOptions, steps: &str) -> Vec<f32> {
         let mut scaler = LossScaler::new(options);
         let after = |step: char| {

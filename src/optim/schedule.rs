@@ -1,4 +1,4 @@
-//! Learning rate as a function of the step. Never holds a position: a resumed run asks for the step that it is at.
+//! The learning rate as a function of the step. Never holds a position: a resumed run passes its step.
 //!
 //! With steps s = 1..=total and w warmup steps:
 //!
@@ -7,12 +7,12 @@
 //! after    s >  w    lr * f(p),  p = (s - 1 - w) / (total - w), held at 1 past the end
 //! ```
 //!
-//! So with linear warmup the first step already learns, lr is reached at s = w, and the last step is one notch above
-//! the final value (the form of llm.c and nanoGPT; Hugging Face's counts from 0 and spends its first step at lr = 0).
+//! With linear warmup the first step already has a nonzero rate, lr is reached at s = w, and the last step is one
+//! increment above the final value (as in llm.c and nanoGPT; Hugging Face counts from 0, so its first step has lr = 0).
 //! Logarithmic warmup is DeepSpeed's function of its own counter, which starts at s = 1 here.
 use std::f64::consts::PI;
 
-/// What f(p) is, for p in [0, 1].
+/// The shape of f(p), for p in [0, 1].
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum DecayShape {
     /// 1
@@ -21,12 +21,12 @@ pub enum DecayShape {
     Linear,
     /// (1 + cos(pi p)) / 2 (Loshchilov & Hutter 2017)
     Cosine,
-    /// min + (1 - min) (1 + cos(pi p)) / 2, `min` a fraction of the peak
+    /// min + (1 - min) (1 + cos(pi p)) / 2, with `min` a fraction of the peak
     CosineWithMin(f64),
 }
 
 impl DecayShape {
-    /// The fraction of the peak at which `cosine_with_min_lr` ends unless told.
+    /// Default final fraction of the peak for `cosine_with_min_lr`.
     pub const MIN_RATIO: f64 = 0.1;
 }
 
@@ -41,11 +41,11 @@ pub enum Warmup {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Schedule {
     pub shape: DecayShape,
-    /// The highest learning rate.
+    /// The peak learning rate.
     pub peak: f64,
     pub rise: Warmup,
     pub warmup: u64,
-    /// Steps of the whole run, warmup included.
+    /// Total steps of the run, warmup included.
     pub total: u64,
 }
 
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn no_warmup_and_short_runs() {
         assert_eq!(lrs(DecayShape::Linear, 0, 4, &[1, 2, 3, 4]), [1.0, 0.75, 0.5, 0.25]);
-        // A run shorter than its warmup just warms up; asked beyond, it is at the end.
+        // A run shorter than its warmup stays in warmup; past the end it holds the final rate.
         assert_eq!(lrs(DecayShape::Cosine, 10, 5, &[5, 10, 11]), [0.5, 1.0, 0.0]);
     }
 

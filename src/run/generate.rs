@@ -1,8 +1,8 @@
-//! `--generate "prompt"`: text from a checkpoint or a model directory, on as many ranks as its weights need. Never
-//! trains and writes no file.
+//! `--generate "prompt"`: generates text with a checkpoint or a model directory, sharded over ranks. Never trains and
+//! writes no file.
 //!
-//! Each token takes all weights once. Where the ranks have the memory, sharded weights are gathered for the first token
-//! and stay; elsewhere they are gathered for each.
+//! Every token needs all weights. If the ranks have the memory, weights are gathered for the first token and kept
+//! unsharded; otherwise they are gathered for every token.
 use crate::base::{Category, Error, Meter, Result, open};
 use crate::ckpt::{self, Checkpointer, Resume};
 use crate::comm::env::RankEnv;
@@ -25,14 +25,14 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Everything that a rank needs to know.
+/// Everything that a rank needs.
 struct Request {
     ranks: RankPlan,
-    /// Weights are gathered for each token.
+    /// Gathers weights for every token.
     lean: GeneratorOptions,
-    /// Weights are gathered once, and the bytes that this takes of a rank; where it takes more.
+    /// Gathers weights once, with the bytes per rank; set if that takes more memory.
     kept: Option<(GeneratorOptions, usize)>,
-    /// Where the weights are.
+    /// Directory of the weights.
     model: PathBuf,
     tokenizer: Tokenizer,
     /// The prompt's tokens.
@@ -40,20 +40,19 @@ struct Request {
     /// Tokens that end the text.
     stop: Vec<u32>,
     sampling: Sampling,
-    /// That end it.
+    /// Signals that stop the run.
     signals: Vec<i32>,
-    /// What the first process says before it starts.
+    /// Logged by the first process.
     notes: Vec<String>,
 }
 
-/// Prints what the model writes after `prompt` on standard output.
+/// Prints the model's continuation of `prompt` on standard output.
 pub fn main(settings: Settings, launched: Option<&RankEnv>, prompt: &str) -> Result<()> {
     let job = RankJob::Generate(Box::new(settings.clone()), prompt.to_string());
     let watch = settings.watch.clone();
     let request = Request::new(settings, launched, prompt)?;
     if launched.is_none_or(|env| env.rank == 0 && env.parent_pid.is_none()) {
-        let log = RunLog::open(&watch, launched)?;
-        request.notes.iter().for_each(|note| log.info(note));
+        RunLog::open(&watch, launched)?.notes(&request.notes);
     }
     match launched {
         Some(env) => request.run(env),
@@ -73,9 +72,9 @@ impl Request {
         let dir = model_dir(&s)?;
         ckpt::is_model(&dir)?;
         s.model.pretrain = Some(dir.clone());
-        s.data.max_len = Some(1); // nothing is trained, so no sequence is too long for the model
+        s.data.max_len = Some(1); // there are no training sequences that could be too long
         let mut ranks = RankPlan::new(&mut s, launched)?;
-        ranks.graphs = false; // every text has its own shapes
+        ranks.graphs = false; // shapes change with every prompt
         ranks.init_timeout = ranks.comm_timeout;
         s.notes.extend(idle::plan(&s, &facts::of_ranks(&s, &ranks, launched))?);
         let RankPlan { device, mesh, nproc, .. } = ranks;
@@ -99,14 +98,14 @@ impl Request {
         }
         if room == 0 {
             return Err(Error::input(format!(
-                "--generate: the prompt has {} tokens and the model's max_positions is {}: give a shorter one",
+                "--generate: the prompt has {} tokens, but the model's max_positions is {}: shorten it",
                 tokens.len(),
                 spec.max_len
             )));
         }
         let count = set(&s.generate.max_new_tokens, "generate.max_new_tokens")?.min(room);
         let options = |s: &Settings| -> Result<(GeneratorOptions, usize)> {
-            let EngineOptions { spec, strategy, cuts, .. } = engine::options(s, device, &mesh, nproc, spec.clone())?;
+            let EngineOptions { spec, strategy, cuts, .. } = engine::options(s, device, &mesh, spec.clone())?;
             let options = GeneratorOptions { spec, strategy, cuts, prompt: tokens.len(), count };
             let planned = bytes::of_writing(&options, &mesh, device, nproc)?;
             let counts = |category: Category| device != DeviceName::Cuda || category != Category::Host;
@@ -142,6 +141,9 @@ impl Request {
         if let Some(caution) = self.ranks.caution(env) {
             let _ = writeln!(std::io::stderr(), "{caution}");
         }
+        if let Some(crowded) = self.ranks.crowded(env) {
+            let _ = writeln!(std::io::stderr(), "{crowded}");
+        }
         let RankDevice { device, member, gpu, .. } = device::take(&self.ranks, env, Meter::default())?;
         let mesh = Mesh::with_world(Mesh::world(&*member)?, member, self.ranks.mesh)?;
         let write = || {
@@ -150,8 +152,8 @@ impl Request {
                 Some((_, planned)) => {
                     if mesh.rank() == 0 {
                         let gib = *planned as f64 / (1u64 << 30) as f64;
-                        let what = "weights are gathered for each token: to keep them takes";
-                        let _ = writeln!(std::io::stderr(), "{what} {gib:.2} GiB a rank, more than is free");
+                        let what = "gathering weights for every token: keeping them would take";
+                        let _ = writeln!(std::io::stderr(), "{what} {gib:.2} GiB per rank, more than is free");
                     }
                     &self.lean
                 }
@@ -163,47 +165,47 @@ impl Request {
             checkpointer.load_model(&self.model, generator.store())?;
             let started = Instant::now();
             let first = mesh.rank() == 0;
-            let mut told = Told { tokenizer: &self.tokenizer, tokens: Vec::new(), shown: 0, first, failed: None };
+            let mut text = TextStream { tokenizer: &self.tokenizer, tokens: Vec::new(), shown: 0, first, failed: None };
             let written = generator.generate(&self.prompt, options.count, &self.sampling, &mut |token| {
                 let more = !self.stop.contains(&token);
                 if more {
-                    told.say(token);
+                    text.push(token);
                 }
-                more && told.failed.is_none()
+                more && text.failed.is_none()
             })?;
-            told.end(written.len() as f64 / started.elapsed().as_secs_f64())
+            text.end(written.len() as f64 / started.elapsed().as_secs_f64())
         };
         write().inspect_err(|_| mesh.member.abort())
     }
 
-    /// Whether every rank has the memory for `planned` bytes, as they all say. Asked before the first large allocation.
+    /// Whether every rank has the memory for `planned` bytes. Collective; called before the first large allocation.
     fn fits(&self, planned: usize, dev: &dyn Device, gpu: Option<&Cuda>, mesh: &Mesh) -> Result<bool> {
         let fits = match gpu {
             Some(gpu) => gpu.require(planned, self.ranks.ranks_per_gpu).is_ok(),
             None => memory::available().is_none_or(|bytes| planned * self.ranks.nproc <= bytes),
         };
-        let mut said = Exchange::new(dev, mesh.world.clone(), "room for weights", 1)?;
-        Ok(said.gather(dev, &[u64::from(fits)])?.iter().all(|&fits| fits == 1))
+        let mut exchange = Exchange::new(dev, mesh.world.clone(), "memory for weights", 1)?;
+        Ok(exchange.gather(dev, &[u64::from(fits)])?.iter().all(|&fits| fits == 1))
     }
 }
 
-/// What was written so far, shown as soon as it is text.
-struct Told<'a> {
+/// Generated text, streamed to standard output.
+struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     tokens: Vec<u32>,
-    /// Bytes on standard output already.
+    /// Bytes already printed.
     shown: usize,
-    /// Rank 0 alone shows it.
+    /// Only rank 0 prints.
     first: bool,
-    /// What it could not be shown for.
+    /// Why printing failed.
     failed: Option<std::io::Error>,
 }
 
-impl Told<'_> {
-    fn say(&mut self, token: u32) {
+impl TextStream<'_> {
+    fn push(&mut self, token: u32) {
         self.tokens.push(token);
         let text = self.tokenizer.decode(&self.tokens);
-        // A character may take several tokens: until the last of them it reads as U+FFFD.
+        // A character may take several tokens and decodes as U+FFFD until the last of them.
         if !text.ends_with('\u{fffd}') {
             self.show(&text);
         }
@@ -213,7 +215,8 @@ impl Told<'_> {
             self.shown = text.len();
             let mut out = std::io::stdout();
             let written = out.write_all(new.as_bytes()).and_then(|()| out.flush());
-            self.failed = written.err().filter(|e| e.kind() != ErrorKind::BrokenPipe); // nobody reading is no failure
+            // A missing reader is not a failure.
+            self.failed = written.err().filter(|e| e.kind() != ErrorKind::BrokenPipe);
         }
     }
     fn end(mut self, tokens_per_sec: f64) -> Result<()> {
@@ -223,26 +226,26 @@ impl Told<'_> {
         let rest = self.tokenizer.decode(&self.tokens);
         self.show(&format!("{rest}\n"));
         if self.first {
-            let _ = writeln!(std::io::stderr(), "{} tokens, {tokens_per_sec:.1} a second", self.tokens.len());
+            let _ = writeln!(std::io::stderr(), "{} tokens, {tokens_per_sec:.1} tok/s", self.tokens.len());
         }
         self.failed.map_or(Ok(()), |e| Err(Error::io("write", "standard output", e)))
     }
 }
 
-/// The prompt of a model without a tokenizer: token ids, with spaces or commas between them.
+/// The prompt of a model without a tokenizer: token ids, separated by spaces or commas.
 fn ids(prompt: &str, vocab: usize, why: &str) -> Result<Vec<u32>> {
     let words = prompt.split(|c: char| c.is_whitespace() || c == ',').filter(|word| !word.is_empty());
     let id = |word: &str| match word.parse() {
         Ok(id) if (id as usize) < vocab => Ok(id),
-        Ok(id) => Err(Error::input(format!("--generate: token id {id} of the prompt, but vocab_size is {vocab}"))),
+        Ok(id) => Err(Error::input(format!("--generate: the prompt has token id {id}, but vocab_size is {vocab}"))),
         Err(_) => Err(Error::input(format!(
-            "--generate: there is no tokenizer for the text of the prompt: {why}. Or give token ids, as in \"3 17 5\""
+            "--generate: no tokenizer for the prompt: {why}. Or give token ids, such as \"3 17 5\""
         ))),
     };
     words.map(id).collect()
 }
 
-/// The same settings with weights that stay where they were gathered: SHARD_GRAD_OP, or ZeRO's stage 2.
+/// The same settings with weights that stay unsharded: SHARD_GRAD_OP, or ZeRO stage 2.
 fn gathered_once(s: &Settings) -> Settings {
     let mut s = s.clone();
     s.fsdp.sharding = Some(ShardingName::ShardGradOp);
@@ -252,8 +255,8 @@ fn gathered_once(s: &Settings) -> Settings {
     s
 }
 
-/// The checkpoint that `--resume` or `--ckpt-dir` names, else the model of `--pretrain`, which may be a directory of
-/// checkpoints too.
+/// The checkpoint of `--resume` or `--ckpt-dir`, or else the model of `--pretrain`, which may also be a checkpoint
+/// directory.
 fn model_dir(s: &Settings) -> Result<PathBuf> {
     let c = &s.checkpoint;
     let from = match (c.resume.as_deref(), &c.ckpt_dir, &s.model.pretrain) {
@@ -279,7 +282,7 @@ fn model_dir(s: &Settings) -> Result<PathBuf> {
     }
 }
 
-/// What ends a text: `eos_token_id` of generation_config.json, else of config.json, and the tokenizer's own.
+/// End-of-text tokens: `eos_token_id` of generation_config.json, else of config.json, and the tokenizer's own.
 fn stop_tokens(model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     let mut stop: Vec<u32> = tokenizer.eos().into_iter().collect();
     for name in ["generation_config.json", ckpt::hf::FILE] {
@@ -294,7 +297,7 @@ fn stop_tokens(model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
         };
         for id in ids {
             let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
-            stop.push(number.ok_or_else(|| bad(format!("eos_token_id {id}: it must be a token's number")))?);
+            stop.push(number.ok_or_else(|| bad(format!("eos_token_id {id}: it must be a token id")))?);
         }
         break;
     }

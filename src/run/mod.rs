@@ -1,15 +1,15 @@
 //! Floor 8: from flags to a finished run.
 //!
-//! Flags and files give [`settings`]; [`plan`] makes of them what is to be done, or says what is wrong; [`launch`]
-//! starts the ranks, each of which does the [`mod@loop`].
+//! Flags and files become [`settings`], and settings become a [`plan`] or an error; [`launch`] starts the ranks, and
+//! each rank runs the [`mod@loop`]. Never computes a step itself.
 
 /// Every flag and file key, declared once with its check.
 pub mod settings;
 /// read -> check -> derive -> fit.
 pub mod plan;
-/// What is shown of a run.
+/// Logs, metrics, TensorBoard, W&B.
 pub mod watch;
-/// What is recorded of single steps.
+/// Traces of steps, memory over time.
 pub mod trace;
 /// Processes, restarts, signals, devices.
 pub mod launch;
@@ -19,6 +19,7 @@ pub mod r#loop;
 pub mod generate;
 
 pub use settings::StrategyName;
+pub use settings::help::HelpPage;
 
 use crate::base::{Error, Result};
 use crate::comm::claim::Claim;
@@ -27,25 +28,26 @@ use launch::{RankJob, restart};
 use plan::{Plan, check, fit, ranks};
 use settings::args::{self, Parsed};
 use settings::config;
-use settings::{LogLevel, Settings, stages};
+use settings::{LogLevel, stages};
 use std::io::Write;
 use std::process::ExitCode;
 use watch::log::RunLog;
+use watch::style;
 use watch::wandb::Follower;
 
-/// The whole of a training binary. `strategy`: what it is for, where the settings do not say.
-pub fn main(program: &'static str, about: &'static str, strategy: StrategyName) -> ExitCode {
+/// The main function of a training binary. `strategy` is its default.
+pub fn main(page: &HelpPage, strategy: StrategyName) -> ExitCode {
     let launched = match RankEnv::from_env() {
         Ok(launched) => launched,
         Err(e) => return failed(&e, None),
     };
-    match start(program, about, strategy, launched.as_ref()) {
+    match start(page, strategy, launched.as_ref()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => failed(&e, launched.as_ref()),
     }
 }
 
-fn start(program: &'static str, about: &'static str, strategy: StrategyName, launched: Option<&RankEnv>) -> Result<()> {
+fn start(page: &HelpPage, strategy: StrategyName, launched: Option<&RankEnv>) -> Result<()> {
     launch::pass_over_file_sizes()?;
     if let Some(env) = launched
         && let Some(parent) = env.parent_pid
@@ -56,7 +58,7 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
             RankJob::Generate(settings, prompt) => generate::main(*settings, Some(env), &prompt),
         };
     }
-    let cli = match args::parse::<args::Cli>(program, about, args::words()?)? {
+    let cli = match args::parse::<args::Cli>(page, args::words()?)? {
         Parsed::Help(text) => return print(&text),
         Parsed::Run(cli) => cli,
     };
@@ -74,23 +76,23 @@ fn start(program: &'static str, about: &'static str, strategy: StrategyName, lau
             Plan::new(later, launched)?;
         }
     }
-    let (last, mut said) = (runs.len() - 1, Vec::new());
+    let (last, mut logged) = (runs.len() - 1, Vec::new());
     for (i, settings) in runs.into_iter().enumerate() {
         let mut plan = Plan::new(settings, launched)?;
-        plan.settings.notes.retain(|note| !said.contains(note)); // of an earlier stage
+        plan.settings.notes.retain(|note| !logged.contains(note)); // by an earlier stage
         if cli.files.print_config {
-            notes(&plan.settings, &RunLog::open(&plan.settings.watch, launched).map_err(Error::before_start)?);
-            return print(&plan.print()?); // a later stage starts from what this one will leave
+            RunLog::open(&plan.settings.watch, launched).map_err(Error::before_start)?.notes(&plan.settings.notes);
+            return print(&plan.print()?); // a later stage needs this one's checkpoint to be planned
         }
         if i == last || !plan.is_done() {
             one(&plan, launched)?;
-            said.append(&mut plan.settings.notes);
+            logged.append(&mut plan.settings.notes);
         }
     }
     Ok(())
 }
 
-/// On standard output. Nobody reading to the end (`| head`) is no failure.
+/// Prints on standard output. A reader that stops early (`| head`) is not a failure.
 fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -99,20 +101,15 @@ fn print(text: &str) -> Result<()> {
     }
 }
 
-/// One line for each setting that was read in another tool's words or has no effect.
-fn notes(settings: &Settings, log: &RunLog) {
-    settings.notes.iter().for_each(|note| log.info(note));
-}
-
 /// One run, or this process's rank of it.
 fn one(plan: &Plan, launched: Option<&RankEnv>) -> Result<()> {
-    // Started by us: the parent has made room and seen that the run fits.
+    // For ranks that we start, the parent has prepared the directories and checked that the run fits.
     let prepares = launched.is_none_or(|env| env.parent_pid.is_none() && env.local_rank == 0);
     let first = launched.is_none_or(|env| env.rank == 0);
     let _lock = if prepares { fit::prepare(plan, first)? } else { None };
     let log = RunLog::open(&plan.settings.watch, launched).map_err(Error::before_start)?;
     if prepares && first {
-        notes(&plan.settings, &log);
+        log.notes(&plan.settings.notes);
     }
     let follower = if prepares && first { Follower::start(plan, &log)? } else { None };
     let result = match launched {
@@ -123,23 +120,25 @@ fn one(plan: &Plan, launched: Option<&RankEnv>) -> Result<()> {
         follower.end(&result, &log);
     }
     if let Err(e) = &result {
-        log.note(if let Error::Signal(_) = e { LogLevel::Info } else { LogLevel::Error }, e); // `failed` tells stderr
+        // `failed` prints it on stderr.
+        log.note(if let Error::Signal(_) = e { LogLevel::Info } else { LogLevel::Error }, e);
     }
     result
 }
 
 fn failed(e: &Error, launched: Option<&RankEnv>) -> ExitCode {
     let what = args::with_flags(&e.to_string());
+    let head = style::error(launch::FAILED);
     let text = match (e, launched) {
-        // Our own parent says it once for all ranks.
+        // Our own launcher prints it once for all ranks.
         (Error::Signal(_), Some(RankEnv { parent_pid: Some(_), .. })) => String::new(),
         (Error::Signal(_), _) => format!("{what}\n"),
-        // A launcher of others prints what all ranks say.
+        // An external launcher prints the output of all ranks.
         (_, Some(RankEnv { parent_pid: None, rank, .. })) if !what.starts_with("rank ") => {
-            format!("{}rank {rank}: {what}\n", launch::FAILED)
+            format!("{head}rank {rank}: {what}\n")
         }
-        _ => format!("{}{what}\n", launch::FAILED),
+        _ => format!("{head}{what}\n"),
     };
-    let _ = std::io::stderr().write_all(text.as_bytes()); // the status says it, too
+    let _ = std::io::stderr().write_all(text.as_bytes()); // the exit status reports it too
     ExitCode::from(e.exit_status())
 }

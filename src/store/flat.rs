@@ -1,40 +1,40 @@
-//! From layers to units, and from units to shards: pure arithmetic on the segment table. Never holds values.
+//! From layers to units and from units to shards: arithmetic on the segment table. Never holds values.
 //!
-//! A *unit* is what is gathered together: the layouts of one or more layers, appended, then padded so that every rank's
-//! shard has the same length and starts on [`ALIGN`] elements:
+//! A *unit* is what is gathered together: the layouts of one or more layers, concatenated, then padded so that all
+//! ranks' shards have the same length and start on [`ALIGN`] elements:
 //!
 //! ```text
 //! unit    | layer 1              | layer 2         | padding |
 //! shards  | rank 0      | rank 1      | rank 2      | rank 3  |     padded = ranks * shard, shard = ALIGN * k
 //! ```
 //!
-//! Where some tensors are frozen, a unit has two such buffers, one of the trainable tensors and one of the frozen ones:
-//! every byte of a [`UnitPart`] is treated alike, and only the first has gradients.
+//! A unit with frozen tensors has two such buffers, one for trainable and one for frozen tensors. Within a [`UnitPart`]
+//! all bytes are treated alike; only the trainable one has gradients.
 //!
-//! Cuts ignore the segments' borders: a shard may begin inside one tensor and end inside another, or hold padding only.
-//! Padding is 0 in weights and 0 in every gradient, and every optimizer maps (p, g, state) = 0 to 0. So nothing needs
-//! to step around it: it is gathered, reduced, squared and updated like the rest, and stays 0.
+//! Shard boundaries ignore tensor boundaries: a shard may begin inside one tensor and end inside another, or hold only
+//! padding. Padding is 0 in weights and gradients, and every optimizer maps (p, g, state) = 0 to 0. So padding needs no
+//! special case: it is gathered, reduced, squared and updated like the rest, and stays 0.
 use super::kept::Keep;
 use crate::device::ALIGN;
 use crate::nn::{Layout, Pass, ROOT, Segment};
 use std::ops::Range;
 
-/// How layers are grouped in units.
+/// How layers are grouped into units.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Wrap {
-    /// Every layer its own unit.
+    /// Each layer is its own unit.
     #[default]
     Transformer,
-    /// The root alone; consecutive blocks together until a unit has at least so many parameters.
+    /// The root alone; consecutive blocks together until a unit has at least this many parameters.
     Size(usize),
-    /// The root alone; consecutive blocks together while a unit has at most so many parameters that learn, one at
-    /// least.
+    /// The root alone; consecutive blocks together while a unit has at most this many trainable parameters, with at
+    /// least one block per unit.
     AtMost(usize),
-    /// Everything one unit.
+    /// The whole model in one unit.
     None,
 }
 
-/// The trainable tensors of a unit, or its frozen ones: one flat buffer, cut over the ranks.
+/// The trainable or the frozen tensors of a unit: one flat buffer, sharded over the ranks.
 #[derive(Clone, PartialEq, Debug)]
 pub struct UnitPart {
     pub trainable: bool,
@@ -42,22 +42,22 @@ pub struct UnitPart {
     pub layout: Layout,
     /// Elements of the flat buffer: `layout.len` rounded up to a multiple of `ranks * ALIGN`.
     pub padded: usize,
-    /// Elements that each rank owns: `padded / ranks`.
+    /// Elements per shard: `padded / ranks`.
     pub shard: usize,
 }
 
 impl UnitPart {
-    /// What `rank` owns of the flat buffer.
+    /// The range of the flat buffer that `rank` owns.
     pub fn owned(&self, rank: usize) -> Range<usize> {
         rank * self.shard..(rank + 1) * self.shard
     }
 }
 
-/// A run of layers that is gathered, reduced and updated together.
+/// A run of layers that are gathered, reduced and updated together.
 #[derive(Clone, Debug)]
 pub struct Unit {
     pub layers: Range<usize>,
-    /// The trainable part, the frozen one, or both in this order.
+    /// The trainable part, the frozen part, or both in this order.
     pub parts: Vec<UnitPart>,
 }
 
@@ -65,25 +65,29 @@ impl Unit {
     pub fn part(&self, trainable: bool) -> Option<&UnitPart> {
         self.parts.iter().find(|p| p.trainable == trainable)
     }
-    /// Elements of the flat buffer of its trainable tensors; 0 where all is frozen.
+    /// Elements in the trainable flat buffer; 0 if the unit is frozen.
     pub fn trained(&self) -> usize {
         self.part(true).map_or(0, |p| p.padded)
     }
-    /// Elements of the flat buffer of its frozen tensors.
+    /// Parameters, the same number on every rank of tp.
+    pub fn elements(&self) -> usize {
+        self.parts.iter().map(|p| p.layout.extent()).sum()
+    }
+    /// Elements in the frozen flat buffer.
     pub fn frozen(&self) -> usize {
         self.part(false).map_or(0, |p| p.padded)
     }
 }
 
-/// Where a layer lives.
+/// A layer's position in its unit.
 #[derive(Clone, Debug)]
 pub struct Home {
     pub unit: usize,
-    /// The layer's own segments in its own order, each where it stands in its part of the unit.
+    /// The layer's segments in their own order, each with its offset in its part of the unit.
     pub layout: Layout,
 }
 
-/// All units of a model and the way from a layer to its unit. Unit 0 holds the root.
+/// All units of a model, and the map from layers to units. Unit 0 holds the root.
 #[derive(Clone, Debug)]
 pub struct Flat {
     pub units: Vec<Unit>,
@@ -112,7 +116,7 @@ impl Flat {
             }
             if layout.len > 0 {
                 let padded = layout.len.next_multiple_of(ranks * ALIGN);
-                // One master is enough to keep them all.
+                // If any tensor needs a master, the whole part has masters.
                 let keep = layout.segments.iter().map(keep).find(|k| *k == Keep::Masters).unwrap_or(Keep::Computed);
                 parts.push(UnitPart { trainable, keep, layout, padded, shard: padded / ranks });
             }
@@ -126,8 +130,8 @@ impl Flat {
             Pass::Forward | Pass::Evaluate => Some(unit + 1).filter(|&next| next < self.units.len()),
         }
     }
-    /// Whether the release of `layer` ends its unit's part in the pass. The root's unit stays for the head and, in
-    /// training, for the embedding's gradient: only the root closes it.
+    /// Whether releasing `layer` ends the pass for its unit. The root's unit is still needed by the head and, in
+    /// training, by the embedding's gradient, so only the root itself closes it.
     pub fn closes(&self, layer: usize, pass: Pass) -> bool {
         let unit = self.home(layer).unit;
         let layers = &self.units[unit].layers;
@@ -140,12 +144,34 @@ impl Flat {
     pub fn home(&self, layer: usize) -> &Home {
         &self.homes[layer]
     }
-    /// Elements that one rank owns and trains, over all units.
+    /// How many units of the largest size fit in `live` parameters next to the root.
+    pub fn fitting(&self, live: usize) -> usize {
+        let largest = self.units[1..].iter().map(Unit::elements).max().unwrap_or(0);
+        live.saturating_sub(self.units[0].elements()) / largest.max(1)
+    }
+    pub fn layouts(&self) -> impl Iterator<Item = &Layout> {
+        self.homes.iter().map(|home| &home.layout)
+    }
+    /// Ranges of the unit's trainable buffer that no segment covers but another unit of its staging slot may have
+    /// written, when the non-root units rotate through `cycle` slots.
+    pub fn gaps(&self, unit: usize, cycle: usize) -> Vec<Range<usize>> {
+        let covered = |unit: &Unit| -> Vec<Range<usize>> {
+            unit.part(true).map_or(vec![], |part| part.layout.segments.iter().map(Segment::range).collect())
+        };
+        let own = covered(&self.units[unit]);
+        let mut sharing = (0..self.units.len()).filter(|&other| slot(other, cycle) == slot(unit, cycle));
+        if sharing.all(|other| covered(&self.units[other]) == own) {
+            return vec![]; // never written
+        }
+        let ends = own.iter().map(|range| range.start).skip(1).chain([self.units[unit].trained()]);
+        own.iter().zip(ends).map(|(range, end)| range.end..end).filter(|gap| !gap.is_empty()).collect()
+    }
+    /// Trainable elements that one rank owns, over all units.
     pub fn trained_shard(&self) -> usize {
         self.units.iter().flat_map(|u| &u.parts).filter(|p| p.trainable).map(|p| p.shard).sum()
     }
-    /// Lengths of the staging slots when the units other than the root take turns in `cycle` of them: each slot holds
-    /// the largest of its units, by `len`. See [`slot`].
+    /// Lengths of the staging slots when the non-root units rotate through `cycle` slots. Each slot fits the largest of
+    /// its units, measured by `len`. See [`slot`].
     pub fn slots(&self, cycle: usize, len: impl Fn(&Unit) -> usize) -> Vec<usize> {
         let mut lens = vec![0; self.units.len().min(cycle + 1)];
         for (unit, u) in self.units.iter().enumerate() {
@@ -156,11 +182,11 @@ impl Flat {
     }
 }
 
-/// The layers of each unit.
+/// The layer range of each unit.
 fn grouped(layouts: &[Layout], wrap: Wrap) -> Vec<Range<usize>> {
     let mut units: Vec<Range<usize>> = Vec::new();
-    // Ranks of tp have parts of a tensor that differ in length, and must come to the same units: each counts the
-    // longest.
+    // Under tensor parallelism the ranks' pieces of a tensor can differ in length. Counting the longest gives every
+    // rank the same units.
     let count = |layers: Range<usize>, of: &dyn Fn(&Segment) -> bool| -> usize {
         layouts[layers].iter().flat_map(|l| &l.segments).filter(|s| of(s)).map(Segment::extent).sum()
     };
@@ -180,23 +206,23 @@ fn grouped(layouts: &[Layout], wrap: Wrap) -> Vec<Range<usize>> {
     units
 }
 
-/// Which staging slot a unit uses. The root has its own (slot 0), the others take turns in `cycle` slots, so that any
-/// `cycle` consecutive units can be staged at once. The assignment is fixed: nothing is searched while training.
+/// The staging slot of a unit. The root has slot 0 to itself; the others rotate through `cycle` slots, so any `cycle`
+/// consecutive units can be staged at once. The assignment is static, with no search during training.
 pub fn slot(unit: usize, cycle: usize) -> usize {
     if unit == 0 { 0 } else { 1 + (unit - 1) % cycle }
 }
 
-/// A stretch of a shard whose elements are all updated alike.
+/// A range of a shard whose elements are updated with the same constants.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Run {
-    /// Counted from the start of the shard.
+    /// Relative to the start of the shard.
     pub range: Range<usize>,
     pub decay: bool,
     pub lr_scale: f32,
 }
 
-/// Cuts `owned`, a range of a unit, in as few runs as its segments allow. The runs cover all of it: padding goes with
-/// the segment before it.
+/// Splits `owned`, a range of a unit, into the fewest runs that its segments allow. Padding belongs to the segment
+/// before it.
 pub fn runs(layout: &Layout, owned: Range<usize>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     let mut cut = |from: usize, to: usize, decay: bool, lr_scale: f32| {
@@ -272,7 +298,7 @@ mod tests {
         assert_eq!(flat.units[1].parts[0].layout.segments[2].start, 384);
     }
 
-    /// Both parts are cut over all ranks; a layer's segments keep their order, wherever they stand.
+    /// Both parts are sharded over all ranks, and a layer's segments keep their order.
     #[test]
     fn frozen_segments_stand_apart() {
         let mut model = model();
@@ -296,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_take_turns() {
+    fn slots_rotate() {
         let flat = Flat::new(&model(), Wrap::Transformer, 1);
         assert_eq!(flat.slots(2, Unit::trained), [1024, 384, 384]); // units 1 and 3 share slot 1, unit 2 has slot 2
         assert_eq!(flat.slots(3, Unit::trained), [1024, 384, 384, 128]);

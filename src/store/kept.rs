@@ -1,8 +1,8 @@
-//! What a rank keeps of a part for good: f32 masters with the copy that layers compute in, or that alone. And how a
-//! layer sees its unit's two parts. Never communicates.
+//! Persistent storage for one part of a unit: f32 masters with a compute-dtype copy, or only the compute-dtype weights.
+//! Also combines a unit's two parts into a layer's weights. Never communicates.
 //!
-//! A master is there to be updated, and to be saved without having been rounded. What stays as it is beside adapters
-//! needs neither: checkpoints hold the adapters, and the model comes from its own directory each time.
+//! Masters exist so that weights are updated and saved without rounding. Weights frozen beneath adapters need neither:
+//! checkpoints hold only the adapters, and the base model is reloaded from its own directory.
 use super::offload::Offload;
 use crate::base::dtype::Float;
 use crate::base::{Category, DType, Error, Result};
@@ -10,17 +10,17 @@ use crate::device::{Buf, Device, View, ViewMut};
 use crate::nn::{Layout, Segment, Weights, has_adapters, is_adapter};
 use half::{bf16, f16};
 
-/// How a part is kept.
+/// Which copies of a part are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
-    /// f32 masters, and what is computed with where that is another buffer.
+    /// f32 masters, plus a compute-dtype copy where that is a separate buffer.
     Masters,
-    /// What is computed with.
+    /// Only the compute-dtype weights.
     Computed,
 }
 
 impl Keep {
-    /// For each tensor of a model. A frozen adapter is saved like the others.
+    /// Chooses for each tensor of a model. A frozen adapter is still saved, so it has masters.
     pub(super) fn of(layouts: &[Layout]) -> impl Fn(&Segment) -> Keep + use<> {
         let adapters = has_adapters(layouts);
         move |s| if adapters && !s.trainable && !is_adapter(s) { Keep::Computed } else { Keep::Masters }
@@ -28,14 +28,14 @@ impl Keep {
 }
 
 pub(super) struct Kept {
-    /// f32, or all there is.
+    /// f32 masters, or the only copy.
     pub master: Buf,
-    /// The copy in the compute dtype, where that is not f32 or the master is not where it is gathered from.
+    /// The compute-dtype copy, if compute is not f32 or the masters are not where gathers read.
     pub param: Option<Buf>,
 }
 
 impl Kept {
-    /// Of `len` elements.
+    /// Allocates `len` elements.
     pub fn new(dev: &dyn Device, len: usize, keep: Keep, dtype: DType, offload: Offload) -> Result<Kept> {
         if keep == Keep::Computed {
             let _for = dev.meter().purpose("frozen weights");
@@ -43,21 +43,20 @@ impl Kept {
             return Ok(Kept { master: all, param: None });
         }
         let copy = || {
-            let _for = dev.meter().purpose("copies of masters");
+            let _for = dev.meter().purpose("compute copies");
             offload.alloc(Offload::Parameters, dev, dtype, len, Category::Params)
         };
         let param = offload.copies(dtype).then(copy).transpose()?;
         let _for = dev.meter().purpose("masters");
         Ok(Kept { master: offload.alloc(Offload::Optimizer, dev, DType::F32, len, Category::Params)?, param })
     }
-    /// What is computed with, or gathered to be.
+    /// The weights that are computed with, or gathered for it.
     pub fn compute(&self) -> View<'_> {
         self.param.as_ref().unwrap_or(&self.master).view()
     }
 }
 
-/// Assigns `to`, masters or what there is in their place, from `values`: to nearest where it is narrower. `rounded` is
-/// scratch.
+/// Assigns `values` to `to` (masters or the only copy), rounding to nearest if it is narrower. `rounded` is scratch.
 pub fn assign(dev: &dyn Device, values: &[f32], rounded: &mut Vec<u16>, to: ViewMut) -> Result<()> {
     rounded.clear();
     match to.dtype() {
@@ -68,12 +67,12 @@ pub fn assign(dev: &dyn Device, values: &[f32], rounded: &mut Vec<u16>, to: View
     dev.upload(bytemuck::cast_slice(rounded), to)
 }
 
-/// What gradients are cast to before they travel, where they travel.
+/// The dtype that gradients are cast to for reduction, if they are communicated and not in f32.
 pub(super) fn narrow(reduce_dtype: DType, ranks: usize) -> Option<DType> {
     Some(reduce_dtype).filter(|&dtype| dtype != DType::F32 && ranks > 1)
 }
 
-/// What a layer of `unit` computes with: the unit's trainable part and its frozen one, of which one may be absent.
+/// A layer's view of its unit's trainable and frozen parts, either of which may be absent.
 pub(super) fn weights<'a>(unit: usize, parts: [Option<View<'a>>; 2], layout: &'a Layout) -> Result<Weights<'a>> {
     let (trained, frozen) = match parts {
         [Some(trained), Some(frozen)] => (trained, frozen),

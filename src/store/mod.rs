@@ -1,18 +1,19 @@
-//! Floor 4: how parameters are kept. Every store implements `ParamStore` towards the model and [`Store`] towards the
-//! optimizer, clipping and checkpoints. Never knows which layer it is holding.
-pub mod offload; // what is in host memory
-mod traits; // a store to the optimizer and to checkpoints
-mod kept; // masters, and the copy that is computed with
+//! Floor 4: how parameters are stored. Every store implements `ParamStore` for the model and [`Store`] for the
+//! optimizer, clipping and checkpoints. Never knows what a layer computes.
+pub mod offload; // offload to host memory
+mod traits; // the store interface for optimizer and checkpoints
+mod kept; // masters and their compute-dtype copies
 pub mod flat; // layers, units, shards: arithmetic
 pub mod init; // initial weights
-mod replicas; // sums over dp_replicate
-mod shards; // what a rank owns of each unit
-mod slots; // the primitives: unshard, wait, reshard, reduce-scatter
-mod units; // what stores that shard units have in common
-pub mod sharded; // FSDP's schedule
-pub mod zero; // ZeRO's
+mod replicas; // gradient sums over dp_replicate
+mod begun; // which segments of a gradient hold part of the step's sum
+mod shards; // the shards of one rank
+mod slots; // primitives: unshard, wait, reshard, reduce-scatter
+mod units; // common to the stores that shard units
+pub mod sharded; // FSDP schedule
+pub mod zero; // ZeRO schedule
 pub mod replicated; // DDP
-pub mod reference; // FSDP tensor by tensor: the oracle
+pub mod reference; // per-tensor FSDP: the oracle
 
 pub use flat::Wrap;
 pub use init::initialize;

@@ -1,8 +1,8 @@
-//! What a rank owns, on the device or in host memory. Never moves anything: host memory here is memory that the device
-//! reaches as it does its own ([`Device::alloc_host`]), so a store gathers from it and reduces into it by the
-//! collectives that it uses anyway, on the group's own stream, and knows nothing more of where a buffer is.
+//! Where a rank's shards live: on the device or in host memory. Never copies: offloaded buffers are host memory that
+//! the device can address ([`Device::alloc_host`]), so a store gathers from them and reduces into them with the same
+//! collectives, on the group's own stream.
 //!
-//! Bytes of a rank, for P parameters over N ranks in bf16 [f32]; the slots stay on the device:
+//! Bytes per rank, for P parameters over N ranks in bf16 [f32]; the slots stay on the device:
 //!
 //! ```text
 //!             device                      host
@@ -14,21 +14,21 @@
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, Device};
 
-/// What is in host memory; each includes those before it.
+/// What is offloaded to host memory. Each level includes those before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Offload {
     #[default]
     Nothing,
-    /// Optimizer state and f32 masters; the update is done by the host (Ren et al. 2021).
+    /// Optimizer state and f32 masters. The host runs the update (Ren et al. 2021).
     Optimizer,
     /// Reduced gradients.
     Gradients,
-    /// The weights that are gathered.
+    /// The weights that gathers read.
     Parameters,
 }
 
 impl Offload {
-    /// A buffer of what is offloaded from `from` on.
+    /// Allocates a buffer that is offloaded at level `from` and above.
     pub(super) fn alloc(
         self,
         from: Offload,
@@ -42,7 +42,7 @@ impl Offload {
             false => dev.alloc(dtype, len, category),
         }
     }
-    /// Whether weights are gathered from a copy of the masters, which are f32, when they are gathered in `dtype`.
+    /// Whether gathers in `dtype` read a copy instead of the f32 masters.
     pub(super) fn copies(self, dtype: DType) -> bool {
         dtype != DType::F32 || matches!(self, Offload::Optimizer | Offload::Gradients)
     }

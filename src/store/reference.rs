@@ -1,25 +1,25 @@
-//! Reference FSDP, after PyTorch's FSDP2: every tensor is cut by itself along its first dimension, gathered when its
-//! layer is asked for, dropped when the layer is released, and reduced when its gradient is complete. One collective
-//! after the other, each waited for at once: no flat units, no prefetch, no slots that take turns. The shortest code
-//! that is obviously right, and what the manual store is held to.
+//! Reference FSDP, after PyTorch's FSDP2: each tensor is sharded along its first dimension, gathered when its layer is
+//! acquired, dropped when the layer is released, and reduced when its gradient is complete. Collectives run one at a
+//! time, each awaited immediately: no flat units, no prefetch, no rotating slots. The simplest code that is obviously
+//! correct, and the oracle for the manual store.
 //!
 //! ```text
 //! tensor (5, 3)  | row 0 | row 1 | row 2 | row 3 | row 4 | ----- |     3 ranks own ceil(5 / 3) = 2 rows each
 //! ```
 //!
-//! Shares are rounded up to whole blocks of [`ALIGN`] elements, so that the gradient norm does not depend on the cut:
-//! FSDP2's shares where a share of rows is a multiple of 128 elements, as in every model of common size; in tiny ones
-//! later ranks own less.
+//! Shards are rounded up to whole blocks of [`ALIGN`] elements, so that the gradient norm does not depend on the
+//! sharding. They equal FSDP2's wherever a rank's rows are a multiple of 128 elements, as in every model of common
+//! size. In tiny models later ranks own less.
 //!
-//! What that costs, beside the waiting: a collective a tensor; and since a gathered tensor ends in padding, it is
-//! gathered elsewhere and copied to its place in the layer's buffer, as each gradient is copied out of it.
+//! Besides the waiting, this costs one collective per tensor and extra copies: a gathered tensor ends in padding, so it
+//! is gathered elsewhere and copied into the layer's buffer, and each gradient is copied out of it.
 //!
 //! Replicas of the shards (HYBRID_SHARD) sum their gradients at the end of the step.
 //!
-//! Bytes of a rank for P parameters over N ranks, root R, largest block B, largest tensor T (bf16; f32 in brackets):
-//! params, grads and AdamW's moments as in `sharded`; slots 2 (R + B) [4 (R + B)] of weights, all of them with
-//! SHARD_GRAD_OP; 4 (R + B) of gradients, 4 P where they are accumulated; 2 T [4 T] and 4 T to gather into and to
-//! reduce from.
+//! Bytes per rank for P parameters over N ranks, root R, largest block B, largest tensor T (bf16; f32 in brackets):
+//! params, grads and AdamW's moments as in `sharded`; weight slots 2 (R + B) [4 (R + B)], or all weights with
+//! SHARD_GRAD_OP; gradients 4 (R + B), or 4 P when accumulated; 2 T [4 T] and 4 T as gather and reduce buffers.
+use super::begun::Begun;
 use super::kept::{Keep, Kept, narrow};
 use super::replicas::Replicas;
 use super::{Offload, Shard, Store, Strategy};
@@ -31,21 +31,21 @@ use std::sync::Arc;
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct ReferenceOptions {
-    /// What is gathered and computed with: f32, bf16 or f16. Masters and gradients are f32.
+    /// Compute dtype, in which weights are gathered: f32, bf16 or f16. Masters and gradients are f32.
     pub dtype: DType,
-    /// What gradients travel in between the ranks of a replica: f32, or bf16 or f16, each rank's rounded once. Sums are
-    /// f32 whatever it is, and so is what replicas exchange.
+    /// Dtype of gradients in the reduce-scatter within a replica: f32, bf16 or f16, rounded once on each rank. Sums,
+    /// and all_reduces between replicas, are always f32.
     pub reduce_dtype: DType,
-    /// FULL_SHARD: a layer is gathered for forward and again for backward. Otherwise SHARD_GRAD_OP: once a step.
+    /// True (FULL_SHARD): gather a layer for forward and again for backward. False (SHARD_GRAD_OP): once per step.
     pub reshard: bool,
-    /// Micro-batches in a step.
+    /// Micro-batches per step.
     pub grad_accum: usize,
-    /// Reduce every micro-batch, rather than accumulate full gradients and reduce once.
+    /// Reduce after every micro-batch instead of accumulating full gradients and reducing once.
     pub sync_each_batch: bool,
     pub offload: Offload,
 }
 
-/// FULL_SHARD in f32, one micro-batch in a step.
+/// FULL_SHARD in f32 with one micro-batch per step.
 impl Default for ReferenceOptions {
     fn default() -> ReferenceOptions {
         ReferenceOptions {
@@ -60,14 +60,14 @@ impl Default for ReferenceOptions {
 }
 
 impl ReferenceOptions {
-    /// What a tensor's gradient is reduced in.
+    /// The dtype in which a tensor's gradient is reduced.
     fn wire(&self, ranks: usize) -> DType {
         narrow(self.reduce_dtype, ranks).unwrap_or(DType::F32)
     }
     fn accumulates(&self) -> bool {
         self.grad_accum > 1 && !self.sync_each_batch
     }
-    /// How many layers can be there at once: the root and a block, or all.
+    /// How many layers can be unsharded at once: the root and one block, or all.
     fn weights(&self, layers: usize) -> usize {
         if self.reshard { layers.min(2) } else { layers }
     }
@@ -76,25 +76,25 @@ impl ReferenceOptions {
     }
 }
 
-/// Which of `buffers` layer-sized buffers a layer uses: its own, or that of all blocks.
+/// Which of `buffers` layer-sized buffers a layer uses: its own, or the one that all blocks share.
 fn buffer(layer: usize, buffers: usize) -> usize {
     layer.min(buffers - 1)
 }
 
-/// Elements that each rank owns of a tensor.
+/// Elements of a tensor that each rank owns.
 fn share(segment: &Segment, ranks: usize) -> usize {
     let rows = segment.shape.first().copied().unwrap_or(1).max(1);
     (rows.div_ceil(ranks) * (segment.len() / rows)).next_multiple_of(ALIGN)
 }
 
 struct ShardedTensor {
-    /// The tensor alone.
+    /// A layout with only this tensor.
     layout: Layout,
-    /// Its place in the layer.
+    /// The tensor's position in the layer.
     segment: Segment,
     index: usize,
     kept: Kept,
-    /// None where it is frozen.
+    /// `None` if frozen.
     grad: Option<Buf>,
 }
 
@@ -119,22 +119,21 @@ pub struct Reference {
     replicas: Replicas,
     options: ReferenceOptions,
     layouts: Vec<Layout>,
-    /// By layer.
+    /// Indexed by layer.
     tensors: Vec<Vec<ShardedTensor>>,
-    /// Whole layers, and which one is there.
+    /// Buffers for whole layers, each with the layer it holds.
     weights: Vec<(Buf, Option<usize>)>,
-    /// None where all is frozen.
+    /// `None` where all tensors are frozen.
     grads: Vec<Option<Buf>>,
-    /// A tensor and its padding: gathered, and to be reduced.
+    /// A padded tensor, as gather output and reduce input.
     gathered: Buf,
     reduced: Buf,
-    /// By layer: its gradient was zeroed for the sum that it is collecting.
-    collecting: Vec<bool>,
+    begun: Begun,
     first: bool,
     last: bool,
 }
 
-/// Lengths of all buffers but the tensors' own.
+/// Lengths of all buffers except the tensors' own.
 struct Lengths {
     weights: Vec<usize>,
     grads: Vec<usize>,
@@ -190,25 +189,13 @@ impl Reference {
             options: options.clone(),
             layouts: layouts.to_vec(),
             tensors,
-            collecting: vec![false; layouts.len()],
+            begun: Begun::new(layouts),
             first: true,
             last: true,
             dev,
             group,
             replicas,
         })
-    }
-
-    /// Zeroes the layer's gradient when it starts to collect a sum.
-    fn collect(&mut self, layer: usize) -> Result<()> {
-        let slot = buffer(layer, self.grads.len());
-        match &mut self.grads[slot] {
-            Some(full) if !self.collecting[layer] => {
-                self.collecting[layer] = true;
-                self.dev.zero(full.view_mut())
-            }
-            _ => Ok(()),
-        }
     }
 }
 
@@ -243,7 +230,7 @@ impl ParamStore for Reference {
 
     fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
         let slot = buffer(layer, self.weights.len());
-        // The root stays for the head and for the embedding's gradient.
+        // The head and the embedding's gradient still need the root.
         if self.options.reshard && (layer != ROOT || pass != Pass::Forward) {
             self.weights[slot].1 = None;
         }
@@ -251,20 +238,24 @@ impl ParamStore for Reference {
     }
 
     fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
-        self.collect(layer)?;
         let slot = buffer(layer, self.grads.len());
+        if let Some(full) = &mut self.grads[slot] {
+            self.begun.clear(&*self.dev, layer..layer + 1, full.view_mut())?;
+        }
         let flat = self.grads[slot].as_mut().map(Buf::view_mut);
-        Ok((weights(&self.weights, &self.layouts, layer)?, Grads { flat, layout: &self.layouts[layer] }))
+        let grads = self.begun.grads(&*self.dev, layer, flat, &self.layouts[layer]);
+        Ok((weights(&self.weights, &self.layouts, layer)?, grads))
     }
 
     fn grads_ready(&mut self, layer: usize) -> Result<()> {
         if self.options.accumulates() && !self.last {
             return Ok(());
         }
-        self.collect(layer)?; // a layer without gradient in this micro-batch counts as zero
-        self.collecting[layer] = false;
         let accumulate = !self.options.accumulates() && !self.first;
         let slot = buffer(layer, self.grads.len());
+        if let Some(full) = &mut self.grads[slot] {
+            self.begun.complete(&*self.dev, layer..layer + 1, full.view_mut(), |layer| &self.layouts[layer])?;
+        }
         for ShardedTensor { segment, index, grad, .. } in &mut self.tensors[layer] {
             let (Some(full), Some(shard)) = (&self.grads[slot], grad) else { continue };
             let padded = 0..shard.len() * self.group.size();
@@ -287,7 +278,7 @@ impl Store for Reference {
     fn name(&self) -> &'static str {
         "fsdp (reference)"
     }
-    /// A unit is a tensor.
+    /// Each tensor counts as a unit.
     fn units(&self) -> usize {
         self.tensors.iter().map(Vec::len).sum()
     }
@@ -297,7 +288,7 @@ impl Store for Reference {
     fn begin_micro_batch(&mut self, first: bool, last: bool) -> Result<()> {
         (self.first, self.last) = (first, last);
         if first {
-            self.collecting.fill(false);
+            self.begun.reset();
         }
         Ok(())
     }

@@ -1,10 +1,10 @@
-//! HYBRID_SHARD: ranks of dp_replicate own the same shards, and sum their gradients when those have been reduced over
-//! the ranks of one replica. Never decides when, and never cuts anything.
+//! HYBRID_SHARD: ranks of dp_replicate own the same shards and sum their gradients after the reduce-scatter within each
+//! replica. Never decides when, and never shards anything.
 //!
-//! They exchange f32, whatever gradients travel in inside a replica of N ranks (PyTorch's HSDP takes `reduce_dtype` for
-//! both). A rank receives at most 8/N bytes a parameter, once a step, where a reduction in bf16 receives 2 (N - 1)/N:
-//! for N = 8, 1 beside 1.75. In bf16 it would be 4/N, for 2/N more of memory and two more roundings: of each replica's
-//! sum, and of the sum of those.
+//! Replicas all_reduce in f32, whatever the reduce dtype within a replica of N ranks (PyTorch's HSDP uses
+//! `reduce_dtype` for both). A rank receives at most 8/N bytes per parameter, once per step, against 2 (N - 1)/N for a
+//! bf16 reduce-scatter: with N = 8, 1 against 1.75. A bf16 all_reduce would receive 4/N, but take 2/N more memory and
+//! round twice more: each replica's sum, and the sum of those.
 use super::Offload;
 use crate::base::{Category, DType, Result};
 use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag, Ticket};
@@ -17,30 +17,30 @@ pub(super) struct Replicas {
 }
 
 impl Replicas {
-    /// Of a store of so many units.
+    /// For a store with `units` units.
     pub fn new(mesh: &Mesh, units: usize) -> Replicas {
         Replicas { group: mesh.dp_replicate.clone(), flying: Vec::with_capacity(units) }
     }
-    /// There are others.
+    /// Whether there is more than one replica.
     pub fn any(&self) -> bool {
         self.group.size() > 1
     }
-    /// A shard's gradient, f32, which the others read in place unless it is offloaded.
+    /// A shard's f32 gradient, which peers read in place unless it is offloaded.
     pub fn grad(&self, dev: &dyn Device, offload: Offload, len: usize) -> Result<Buf> {
-        let _for = dev.meter().purpose("gradients of shards");
+        let _for = dev.meter().purpose("sharded gradients");
         match self.any() && offload < Offload::Gradients {
             true => self.group.alloc(DType::F32, len, CommUse::Reduced, Category::Grads),
             false => offload.alloc(Offload::Gradients, dev, DType::F32, len, Category::Grads),
         }
     }
-    /// Starts the sum of a unit's reduced gradient.
+    /// Starts the all_reduce of a unit's reduced gradient.
     pub fn sum(&mut self, unit: usize, grad: ViewMut) -> Result<()> {
         if self.any() {
             self.flying.push(self.group.all_reduce(Tag::new("replicate", unit), grad, Reduce::Sum)?);
         }
         Ok(())
     }
-    /// All that were started are done.
+    /// Waits for all sums that were started.
     pub fn finish(&mut self) -> Result<()> {
         self.flying.drain(..).try_for_each(|ticket| self.group.wait(ticket))
     }

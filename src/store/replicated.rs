@@ -1,12 +1,14 @@
-//! DDP, which is also NO_SHARD: every rank keeps all weights; gradients are all-reduced in buckets while backward goes
-//! on. Never gathers, never knows which layer a bucket holds.
+//! DDP, which is also NO_SHARD: every rank stores all weights, and gradients are all-reduced in buckets while backward
+//! runs. Never gathers, never knows which layers a bucket holds.
 //!
-//! A bucket is a unit: consecutive blocks until their gradients fill `bucket_bytes`, the root by itself because its
-//! gradient is complete last. Its all-reduce starts when its last layer is ready, at the accumulation boundary only.
+//! A bucket is a unit: consecutive blocks whose gradients fill `bucket_bytes`. The root has its own, because its
+//! gradient is complete last. A bucket's all_reduce starts when its last layer is ready, at the accumulation boundary
+//! only.
 //!
-//! Bytes of a rank for P parameters in bf16, and in f32 in parentheses: params 6P (4P), grads 4P, AdamW's moments 8P;
-//! no slots, but 2P where gradients travel in 2 bytes. Frozen parameters cost their params only; beside adapters 2P
+//! Bytes per rank for P parameters in bf16 (f32 in parentheses): params 6P (4P), grads 4P, AdamW's moments 8P; no
+//! slots, but 2P where gradients are reduced in 2 bytes. Frozen parameters cost only their params; with adapters, 2P
 //! (4P).
+use super::begun::Begun;
 use super::flat::{Flat, Unit, UnitPart, Wrap};
 use super::kept::{self, Kept, narrow};
 use super::{Offload, Shard, Store, Strategy};
@@ -18,17 +20,17 @@ use std::sync::Arc;
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct ReplicatedOptions {
-    /// What is computed with: f32, bf16 or f16. Masters and gradients are f32.
+    /// Compute dtype: f32, bf16 or f16. Masters and gradients are f32.
     pub dtype: DType,
-    /// What gradients travel in between ranks: f32, or bf16 or f16, each rank's rounded once and so is their sum.
+    /// Dtype of gradients in the all_reduce: f32, bf16 or f16. Each rank's gradient is rounded once, and so is the sum.
     pub reduce_dtype: DType,
-    /// Gradients reduced together. PyTorch's default, 25 MiB, is [`ReplicatedOptions::BUCKET`].
+    /// Bytes of gradient reduced together. PyTorch's default, 25 MiB, is [`ReplicatedOptions::BUCKET`].
     pub bucket_bytes: usize,
-    /// [`Offload::Optimizer`] at most: layers compute with these weights, and peers reduce these gradients.
+    /// At most [`Offload::Optimizer`]: layers compute with these weights, and peers reduce these gradients.
     pub offload: Offload,
 }
 
-/// f32, in buckets as large as PyTorch's.
+/// f32, with buckets as large as PyTorch's.
 impl Default for ReplicatedOptions {
     fn default() -> ReplicatedOptions {
         ReplicatedOptions {
@@ -64,14 +66,12 @@ impl Strategy for ReplicatedOptions {
 }
 
 struct Bucket {
-    /// One a part of the unit.
+    /// One per part of the unit.
     parts: Vec<Kept>,
-    /// Of the trainable part.
+    /// Gradient of the trainable part.
     grad: Option<Buf>,
-    /// What travels, where that is not `grad` itself.
+    /// The reduce buffer, where that is not `grad` itself.
     wire: Option<Buf>,
-    /// `grad` was zeroed for the step's sum.
-    collecting: bool,
     reducing: Option<Ticket>,
 }
 
@@ -80,6 +80,7 @@ pub struct Replicated {
     group: Arc<dyn Collective>,
     flat: Flat,
     buckets: Vec<Bucket>,
+    begun: Begun,
     last: bool,
 }
 
@@ -107,28 +108,15 @@ impl Replicated {
                 parts: unit.parts.iter().map(kept).collect::<Result<_>>()?,
                 grad: unit.part(true).map(grad).transpose()?,
                 wire: unit.part(true).map(wire).transpose()?.flatten(),
-                collecting: false,
                 reducing: None,
             })
         };
         let buckets = flat.units.iter().map(bucket).collect::<Result<_>>()?;
-        Ok(Replicated { dev, group, flat, buckets, last: true })
-    }
-
-    /// Zeroes the bucket's gradient at its first use in a step.
-    fn collect(&mut self, unit: usize) -> Result<()> {
-        let bucket = &mut self.buckets[unit];
-        match &mut bucket.grad {
-            Some(grad) if !bucket.collecting => {
-                bucket.collecting = true;
-                self.dev.zero(grad.view_mut())
-            }
-            _ => Ok(()),
-        }
+        Ok(Replicated { dev, group, flat, buckets, begun: Begun::new(layouts), last: true })
     }
 }
 
-/// What a layer computes with.
+/// The weights that a layer computes with.
 fn weights<'a>(flat: &'a Flat, layer: usize, parts: &'a [Kept]) -> Result<Weights<'a>> {
     let home = flat.home(layer);
     let of = |trainable| flat.units[home.unit].parts.iter().position(|p| p.trainable == trainable);
@@ -145,21 +133,25 @@ impl ParamStore for Replicated {
     }
 
     fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
-        self.collect(self.flat.home(layer).unit)?;
         let home = self.flat.home(layer);
         let Bucket { parts, grad, .. } = &mut self.buckets[home.unit];
         let weights = weights(&self.flat, layer, parts)?;
-        Ok((weights, Grads { flat: grad.as_mut().map(Buf::view_mut), layout: &home.layout }))
+        let layers = self.flat.units[home.unit].layers.clone();
+        if let Some(grad) = grad {
+            self.begun.clear(&*self.dev, layers, grad.view_mut())?;
+        }
+        let flat = grad.as_mut().map(Buf::view_mut);
+        Ok((weights, self.begun.grads(&*self.dev, layer, flat, &home.layout)))
     }
 
     fn grads_ready(&mut self, layer: usize) -> Result<()> {
         let unit = self.flat.home(layer).unit;
-        let complete = layer == self.flat.units[unit].layers.start; // backward visits it last
+        let complete = layer == self.flat.units[unit].layers.start; // the last of the unit that backward visits
         if complete && self.last {
-            self.collect(unit)?; // a bucket without gradient in this step counts as zero
             let bucket = &mut self.buckets[unit];
-            bucket.collecting = false;
             if let Some(grad) = &mut bucket.grad {
+                let layers = self.flat.units[unit].layers.clone();
+                self.begun.complete(&*self.dev, layers, grad.view_mut(), |layer| &self.flat.home(layer).layout)?;
                 let travels = match &mut bucket.wire {
                     None => grad,
                     Some(wire) => {
@@ -188,7 +180,7 @@ impl Store for Replicated {
     fn begin_micro_batch(&mut self, first: bool, last: bool) -> Result<()> {
         self.last = last;
         if first {
-            self.buckets.iter_mut().for_each(|b| b.collecting = false);
+            self.begun.reset();
         }
         Ok(())
     }

@@ -1,29 +1,34 @@
-//! Manual FSDP: every rank owns 1/N of each unit's weights, gradient and optimizer state; full weights and full
-//! gradients exist only in staging slots (see [Note: slots] in `slots`). Never knows which layer a unit holds.
+//! Manual FSDP: every rank owns 1/N of each unit's weights, gradient and optimizer state. Unsharded weights and
+//! gradients exist only in staging slots (see [Note: slots] in `slots`). Never knows which layers a unit holds.
 //!
-//! Bytes of a rank, for P padded parameters over N ranks, root R, largest other unit U (bf16; f32 in brackets):
+//! Bytes per rank, for P padded parameters over N ranks, root R, largest other unit U (bf16; f32 in brackets):
 //!
 //! ```text
 //! params     (4 + 2) P/N   [4 P/N]       f32 master, and the bf16 copy that is gathered [the master is]
 //! grads       4 P/N                      reduced
 //! optimizer   8 P/N                      AdamW's two moments (kept by `optim`)
-//! slots       2 (R + 2U)   [4 (R + 2U)]  weights, FULL_SHARD; SHARD_GRAD_OP: 2P [4P], a slot a unit
+//! slots       2 (R + kU)   [4 (R + kU)]  weights, FULL_SHARD; SHARD_GRAD_OP: 2P [4P], a slot a unit
 //!           + 4 (R + 2U)                 gradients; 4P when they are accumulated before the one reduction
 //! ```
 //!
-//! Gradients that travel in 2 bytes (`reduce_dtype`) are copied to slots of their own, 2 (R + 2U): the f32 ones are
-//! free at once, so that one is enough beside the root's, 4 (R + U).
+//! FULL_SHARD has k = 2 weight slots, and more if `max_live` allows. A slot keeps its unit until another needs it, so
+//! the last k units of forward are still unsharded when backward begins, and are not gathered again: with one
+//! micro-batch, a step of n units and the root has 2 n - k + 1 all_gathers.
 //!
-//! In shared memory the weight slots exist once on a host, and each rank counts its Nth of them. Frozen parameters cost
-//! their params and weight slots only; beside adapters, which are all that is saved, 2 P/N [4 P/N] and weight slots.
+//! Gradients reduced in 2 bytes (`reduce_dtype`) are copied to slots of their own, 2 (R + 2U). The f32 slot is then
+//! free at once, so one suffices besides the root's: 4 (R + U).
 //!
-//! Schedule. `acquire(u)` starts the gather of u (unless it is there), then that of the unit which comes next, and only
-//! then waits for u: so communication of the next unit runs under the computation of the current one. At most two
-//! gathers are ever in flight (`limit_all_gathers`); without that limit three units are gathered ahead, in four slots.
-//! Backward of u ends with the start of its reduce-scatter, which runs under the backward of u - 1.
+//! In shared memory the weight slots exist once per host, and each rank counts 1/N of them. Frozen parameters cost only
+//! params and weight slots. With adapters, when only those are saved, frozen params cost 2 P/N [4 P/N] plus weight
+//! slots.
+//!
+//! Schedule. `acquire(u)` starts the all_gather of u (unless it is unsharded), then that of the next unit, and only
+//! then waits for u. So the next unit's communication overlaps the current unit's computation. At most two all_gathers
+//! are in flight (`limit_all_gathers`); without that limit three units are gathered ahead, into four slots. Backward of
+//! u ends by starting its reduce_scatter, which overlaps the backward of u - 1.
 //!
 //! HYBRID_SHARD: the shards above are spread over one replica's ranks, and each is summed over the replicas
-//! (dp_replicate) once a step: when the last reduce-scatter of u has landed, its all-reduce starts and runs under the
+//! (dp_replicate) once per step. When the last reduce_scatter of u has finished, its all_reduce starts and overlaps the
 //! backward of u - 2.
 use super::flat::{Flat, Wrap};
 use super::kept::narrow;
@@ -36,43 +41,47 @@ use crate::device::Device;
 use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
 use std::sync::Arc;
 
-/// When the gather of the next unit starts in the backward pass.
+/// When backward starts the all_gather of the next unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum BackwardPrefetch {
-    /// Before the current unit's gradient is computed.
+    /// Before the current unit's gradients are computed.
     #[default]
     Pre,
-    /// After it.
+    /// After the current unit's gradients are computed.
     Post,
-    /// Not before it is needed.
+    /// Not until it is needed.
     None,
 }
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct ShardedOptions {
-    /// What is gathered and computed with: f32, bf16 or f16. Masters and gradients are f32.
+    /// Compute dtype, in which weights are gathered: f32, bf16 or f16. Masters and gradients are f32.
     pub dtype: DType,
-    /// What gradients travel in between the ranks of a replica: f32, or bf16 or f16, each rank's rounded once. Sums are
-    /// f32 whatever it is, and so is what replicas exchange.
+    /// Dtype of gradients in the reduce_scatter within a replica: f32, bf16 or f16, rounded once on each rank. Sums,
+    /// and all_reduces between replicas, are always f32.
     pub reduce_dtype: DType,
     pub wrap: Wrap,
-    /// FULL_SHARD: two weight slots take turns, so a unit is gathered for forward and again for backward. Otherwise
-    /// SHARD_GRAD_OP: each unit has its slot and is gathered once in a step, whatever the number of micro-batches.
+    /// True (FULL_SHARD): units rotate through weight slots, so each is gathered for forward and, unless it still is in
+    /// its slot, again for backward. False (SHARD_GRAD_OP): each unit has its own slot and is gathered once per step,
+    /// whatever the number of micro-batches.
     pub reshard: bool,
+    /// FULL_SHARD: maximum unsharded parameters, root included, at least those of the units in use and prefetched. Room
+    /// for more keeps the last units of forward unsharded for backward.
+    pub max_live: usize,
     pub forward_prefetch: bool,
     pub backward_prefetch: BackwardPrefetch,
-    /// Micro-batches in a step: as many as every step is then given.
+    /// Micro-batches per step. Every step must have this number.
     pub grad_accum: usize,
-    /// Reduce-scatter every micro-batch through two slots, rather than accumulate full gradients and reduce once:
-    /// `grad_accum` times the traffic for 4 (P - R - 2U) bytes less.
+    /// Reduce-scatter every micro-batch through two slots instead of accumulating full gradients and reducing once:
+    /// `grad_accum` times the traffic for 4 (P - R - 2U) fewer bytes.
     pub sync_each_batch: bool,
-    /// Gathers run one unit ahead, two in flight at most. Otherwise [`AHEAD`] units, with a weight slot for each and
-    /// one more.
+    /// Gather one unit ahead, with at most two in flight. Otherwise [`AHEAD`] units ahead, with a weight slot for each
+    /// and one more.
     pub limit_all_gathers: bool,
     pub offload: Offload,
 }
 
-/// FULL_SHARD in f32, a unit for each block, all prefetches on, one micro-batch in a step.
+/// FULL_SHARD in f32, one unit per block, all prefetches on, one micro-batch per step.
 impl Default for ShardedOptions {
     fn default() -> ShardedOptions {
         ShardedOptions {
@@ -80,6 +89,7 @@ impl Default for ShardedOptions {
             reduce_dtype: DType::F32,
             wrap: Wrap::Transformer,
             reshard: true,
+            max_live: 0,
             forward_prefetch: true,
             backward_prefetch: BackwardPrefetch::Pre,
             grad_accum: 1,
@@ -90,32 +100,43 @@ impl Default for ShardedOptions {
     }
 }
 
-/// Units that gathers run ahead without a limit: that hides one which takes longer than a unit computes, for twice the
-/// slots.
+/// Units gathered ahead when there is no limit. This hides an all_gather that takes longer than a unit's computation,
+/// at the cost of twice the slots.
 pub const AHEAD: usize = 3;
 
 impl ShardedOptions {
-    /// Units whose gathers start before the current one is used.
+    /// Weight slots that prefetching takes: the current unit's, and one for each unit ahead.
+    fn moving(&self) -> usize {
+        1 + self.ahead()
+    }
+    /// Weight slots that the non-root units rotate through.
+    fn live(&self, flat: &Flat) -> usize {
+        if self.reshard { self.fitting(flat).max(self.moving()) } else { flat.units.len() }
+    }
+    /// Non-root units that `max_live` allows to be unsharded at once.
+    fn fitting(&self, flat: &Flat) -> usize {
+        flat.fitting(self.max_live).min(flat.units.len() - 1)
+    }
+    /// Whether `max_live` saves an all_gather.
+    pub fn keeps_more(&self, layouts: &[Layout]) -> bool {
+        self.fitting(&Flat::new(layouts, self.wrap, 1)) > self.moving()
+    }
+    /// Number of units whose all_gathers start before the current one is used.
     fn ahead(&self) -> usize {
         if self.limit_all_gathers { 1 } else { AHEAD }
     }
     fn plan(&self, layouts: &[Layout], ranks: usize) -> UnitPlan {
         let flat = Flat::new(layouts, self.wrap, ranks);
-        let cycles = self.cycles(flat.units.len(), ranks);
+        let cycles = self.cycles(&flat, ranks);
         UnitPlan { flat, cycles, dtype: self.dtype, offload: self.offload }
     }
-    /// Slots that the units other than the root take turns in: the current one and those ahead, or one each.
-    fn cycles(&self, units: usize, ranks: usize) -> Cycles {
+    fn cycles(&self, flat: &Flat, ranks: usize) -> Cycles {
         let wire = narrow(self.reduce_dtype, ranks);
-        // What a copy of travels is free at once.
+        // When a copy is reduced, the f32 slot is free at once.
         let grads = if wire.is_some() { 1 } else { 2 };
-        Cycles {
-            weights: if self.reshard { 1 + self.ahead() } else { units },
-            grads: if self.accumulates() { units } else { grads },
-            wire,
-        }
+        Cycles { weights: self.live(flat), grads: if self.accumulates() { flat.units.len() } else { grads }, wire }
     }
-    /// Full gradients are summed over micro-batches before the one reduction of the step.
+    /// Whether full gradients are summed over micro-batches before the step's one reduction.
     fn accumulates(&self) -> bool {
         self.grad_accum > 1 && !self.sync_each_batch
     }
@@ -139,7 +160,7 @@ impl Strategy for ShardedOptions {
 pub struct Sharded {
     options: ShardedOptions,
     units: ShardedUnits,
-    /// The unit whose reduce-scatter was the last to start, when its shard is to be summed over replicas next.
+    /// The unit whose reduce_scatter started last, if its shard is to be summed over replicas next.
     landing: Option<usize>,
 }
 
@@ -149,7 +170,7 @@ impl Sharded {
         Ok(Sharded { options: options.clone(), units, landing: None })
     }
 
-    /// Starts to gather what this pass uses next.
+    /// Starts the all_gathers of the units that this pass uses next.
     fn unshard_ahead(&mut self, mut unit: usize, pass: Pass) -> Result<()> {
         for _ in 0..self.options.ahead() {
             let Some(next) = self.units.flat.next(unit, pass) else { break };
@@ -159,8 +180,8 @@ impl Sharded {
         Ok(())
     }
 
-    /// Starts the sum over replicas of the unit that was reduced last: once a step, and not before the next unit's
-    /// gradient is complete, so that nothing waits for the reduce-scatter in between.
+    /// Starts the sum over replicas for the unit reduced last. It runs once per step, after the next unit's gradient is
+    /// complete, so that nothing waits for the reduce_scatter in between.
     fn sum_replicas(&mut self) -> Result<()> {
         self.landing.take().map_or(Ok(()), |unit| self.units.sum_replicas(unit))
     }
@@ -186,7 +207,7 @@ impl ParamStore for Sharded {
     fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
         let unit = self.units.flat.home(layer).unit;
         if !self.units.flat.closes(layer, pass) || !self.units.is_unsharded(unit) {
-            return Ok(()); // not unsharded: below the lowest layer that learns, backward acquires nothing
+            return Ok(()); // backward acquires nothing below the lowest trainable layer
         }
         self.units.reshard(unit)?;
         match pass == Pass::Backward && self.options.backward_prefetch == BackwardPrefetch::Post {

@@ -1,5 +1,5 @@
-//! What a rank owns of each unit where units are cut over the ranks: masters, their copy, and the reduced gradient, a
-//! shard a part. Never communicates.
+//! A rank's shards of each unit: masters, compute-dtype copies and reduced gradients, one shard per part. Never
+//! communicates.
 use super::flat::{Flat, Unit, UnitPart};
 use super::kept::Kept;
 use super::replicas::Replicas;
@@ -7,22 +7,20 @@ use super::{Offload, Shard};
 use crate::base::{DType, Result};
 use crate::device::{Buf, Device, View, ViewMut};
 
-/// Of one unit.
+/// The shards of one unit.
 pub(super) struct UnitShards {
-    /// One a part of the unit.
+    /// One per part of the unit.
     parts: Vec<ShardBufs>,
-    /// The unit's full gradient buffer was zeroed for the sum that it is collecting.
-    pub collecting: bool,
 }
 
 struct ShardBufs {
     kept: Kept,
-    /// None in a frozen part.
+    /// `None` in a frozen part.
     grad: Option<Buf>,
 }
 
 impl UnitShards {
-    /// Of every unit.
+    /// Allocates the shards of every unit.
     pub fn new(
         dev: &dyn Device,
         flat: &Flat,
@@ -35,23 +33,21 @@ impl UnitShards {
             let kept = Kept::new(dev, part.shard, part.keep, dtype, offload)?;
             Ok(ShardBufs { kept, grad: part.trainable.then(grad).transpose()? })
         };
-        let of = |unit: &Unit| {
-            Ok(UnitShards { parts: unit.parts.iter().map(shard).collect::<Result<_>>()?, collecting: false })
-        };
+        let of = |unit: &Unit| Ok(UnitShards { parts: unit.parts.iter().map(shard).collect::<Result<_>>()? });
         flat.units.iter().map(of).collect()
     }
-    /// What is gathered: of the trainable part, of the frozen one.
+    /// The buffers that gathers read: trainable part, frozen part.
     pub fn gathered(&self) -> [Option<View<'_>>; 2] {
         [true, false].map(|trainable| {
             let shard = self.parts.iter().find(|s| s.grad.is_some() == trainable)?;
             Some(shard.kept.compute())
         })
     }
-    /// The reduced gradient; none where the whole unit is frozen.
+    /// The reduced gradient; `None` where the whole unit is frozen.
     pub fn grad(&mut self) -> Option<ViewMut<'_>> {
         self.parts.iter_mut().find_map(|s| s.grad.as_mut()).map(Buf::view_mut)
     }
-    /// Visits the shards of `rank`, which these are, of all units.
+    /// Visits the shards of all units, which belong to `rank`.
     pub fn visit(
         all: &mut [UnitShards],
         flat: &Flat,

@@ -1,17 +1,17 @@
-//! Staging slots of the sharded store: where full weights are gathered, and where full gradients wait to be reduced.
-//! Never decides when: that is the store.
+//! Staging slots of the sharded stores: weights are gathered into them, and full gradients wait in them to be reduced.
+//! Never decides when: the store does.
 //!
-//! [Note: slots] Slots are allocated once and live as long as the store; nothing that a collective touches is ever
-//! freed. Which unit uses which slot is fixed ([`flat::slot`]), so only time has to be kept apart, and two rules do
-//! that:
-//! - a weight slot is given to another unit only when this rank has released its present one, and the group writes into
-//!   it only when every rank has;
-//! - a gradient slot is written again only when the reduction that reads it is over (`wait_sent`); where gradients
-//!   travel in a narrower dtype, that holds for the slots of their copies.
+//! [Note: slots] Slots are allocated once and live as long as the store; nothing that a collective uses is freed in
+//! flight. The map from units to slots is static ([`flat::slot`]), so units that share a slot only need to be separated
+//! in time. Two rules ensure that:
+//! - a weight slot is given to another unit only after this rank has released the present one, and the group writes
+//!   into it only after every rank has;
+//! - a gradient slot is written again only after the reduction that reads it has finished (`wait_sent`). Where
+//!   gradients are cast for reduction, the same holds for the slots of their copies.
 //!
-//! A weight slot keeps its unit after the release until the slot is needed or the weights change. So with two slots the
-//! last two units of a forward pass are still there when backward begins, and the first two for the next micro-batch;
-//! with a slot a unit nothing is gathered twice in a step.
+//! A weight slot keeps its unit after release until the slot is needed or the weights change. So with two slots, the
+//! last two units of a forward pass are still unsharded when backward begins, and the first two when the next
+//! micro-batch does; with one slot per unit nothing is gathered twice in a step.
 use super::flat::{self, Flat, Home, Unit};
 use super::kept;
 use crate::base::{Category, DType, Error, Result};
@@ -19,21 +19,21 @@ use crate::comm::{Collective, CommUse, Tag, Ticket};
 use crate::device::{Buf, Device, View, ViewMut};
 use crate::nn::Weights;
 
-/// Slots that the units other than the root take turns in.
+/// Number of slots that the non-root units rotate through.
 pub(super) struct Cycles {
     pub weights: usize,
     pub grads: usize,
-    /// What gradients travel in, where that is not f32: copied into [`WIRES`] slots of their own.
+    /// The reduce dtype if it is not f32; gradients are then copied into [`WIRES`] slots of their own.
     pub wire: Option<DType>,
 }
 
-/// One travels while the next one is filled.
+/// One is in flight while the next is filled.
 const WIRES: usize = 2;
 
 /// A gathered unit.
 struct Unsharded {
     unit: usize,
-    /// Of its trainable and of its frozen tensors.
+    /// Gathers of its trainable and frozen parts.
     gathers: [Option<Gather>; 2],
     /// Between acquire and release: must not be replaced.
     in_use: bool,
@@ -42,7 +42,7 @@ struct Unsharded {
 #[derive(Clone, Copy)]
 struct Gather {
     ticket: Ticket,
-    /// Waited for: readable by compute.
+    /// Awaited: compute may read it.
     ready: bool,
 }
 
@@ -53,7 +53,7 @@ impl Gather {
             false => group.wait(self.ticket),
         }
     }
-    /// Gives the buffer back; one that was started ahead and then not needed is waited for.
+    /// Returns the buffer. A gather that was prefetched but not needed is awaited.
     fn end(mut self, group: &dyn Collective) -> Result<()> {
         self.wait(group)?;
         group.release(self.ticket)
@@ -61,7 +61,7 @@ impl Gather {
 }
 
 struct WeightSlot {
-    /// For trainable and for frozen tensors, where its units have them.
+    /// Trainable and frozen buffers, where its units have such parts.
     bufs: [Option<Buf>; 2],
     unsharded: Option<Unsharded>,
 }
@@ -81,14 +81,14 @@ impl WeightSlots {
         let slot = |(trained, frozen)| Ok(WeightSlot { bufs: [buf(trained)?, buf(frozen)?], unsharded: None });
         Ok(WeightSlots { slots: lens.map(slot).collect::<Result<_>>()?, cycle })
     }
-    /// Starts to gather `unit` unless it is in its slot. `shards`: this rank's, of its trainable tensors and of
-    /// its frozen ones.
+    /// Starts to gather `unit` unless its slot already holds it. `shards`: this rank's shards of the trainable and the
+    /// frozen part.
     pub fn unshard(&mut self, group: &dyn Collective, unit: usize, shards: [Option<View>; 2]) -> Result<()> {
         let slot = &mut self.slots[flat::slot(unit, self.cycle)];
         match &slot.unsharded {
             Some(unsharded) if unsharded.unit == unit => {}
             Some(unsharded) if unsharded.in_use => {
-                let what = format!("unit {unit} needs the slot of unit {}, which was not released", unsharded.unit);
+                let what = format!("unit {unit} needs the slot of unit {}, which is still acquired", unsharded.unit);
                 return Err(Error::op("gather", what));
             }
             _ => slot.clear(group)?,
@@ -103,7 +103,7 @@ impl WeightSlots {
         }
         Ok(())
     }
-    /// Makes a started unit readable and keeps it until [`WeightSlots::reshard`].
+    /// Waits for a gather in flight, and holds the unit until [`WeightSlots::reshard`].
     pub fn wait(&mut self, group: &dyn Collective, unit: usize) -> Result<()> {
         let unsharded = self.unsharded(unit)?;
         unsharded.in_use = true;
@@ -117,7 +117,7 @@ impl WeightSlots {
         self.unsharded(unit)?.in_use = false;
         Ok(())
     }
-    /// What a layer of an unsharded unit computes with.
+    /// The weights of a layer whose unit is unsharded.
     pub fn weights<'a>(&'a self, flat: &'a Flat, layer: usize) -> Result<Weights<'a>> {
         let Home { unit, layout } = flat.home(layer);
         if !self.is_unsharded(*unit) {
@@ -126,11 +126,11 @@ impl WeightSlots {
         let bufs = &self.slots[flat::slot(*unit, self.cycle)].bufs;
         kept::weights(*unit, bufs.each_ref().map(|buf| buf.as_ref().map(Buf::view)), layout)
     }
-    /// Forgets everything: the weights have changed.
+    /// Drops all gathered weights, because the masters changed.
     pub fn clear(&mut self, group: &dyn Collective) -> Result<()> {
         self.slots.iter_mut().try_for_each(|slot| slot.clear(group))
     }
-    /// Forgets what learns: the optimizer has updated it. Frozen tensors stay where they are.
+    /// Drops gathered trainable weights, which the optimizer updated. Frozen ones stay.
     pub fn clear_trained(&mut self, group: &dyn Collective) -> Result<()> {
         for unsharded in self.slots.iter_mut().filter_map(|slot| slot.unsharded.as_mut()) {
             unsharded.in_use = false;
@@ -152,22 +152,22 @@ impl WeightSlot {
 }
 
 struct GradSlot {
-    /// None where all of its units are frozen.
+    /// `None` if all of its units are frozen.
     buf: Option<Buf>,
     reducing: Option<Reducing>,
 }
 
 struct Reducing {
     ticket: Ticket,
-    /// Waited for: this rank's shard is complete. Peers may still read the slot.
+    /// Awaited: this rank's shard is complete. Peers may still be reading the slot.
     landed: bool,
 }
 
 pub(super) struct GradSlots {
-    /// f32, which layers add into. They travel themselves, where there are no wires.
+    /// f32 buffers that layers accumulate into; reduced directly if there are no wires.
     slots: Vec<GradSlot>,
     cycle: usize,
-    /// Copies in the dtype of reduction.
+    /// Copies in the reduce dtype.
     wires: Vec<GradSlot>,
 }
 
@@ -188,8 +188,8 @@ impl GradSlots {
             },
         })
     }
-    /// The unit's full gradient, to be written: waits until a reduction that reads the slot is over. A frozen unit
-    /// (`len` 0) has none, and nothing to wait for.
+    /// The unit's full gradient for writing, after any reduction that reads the slot has finished. A frozen unit (`len`
+    /// 0) has none and waits for nothing.
     pub fn writable(&mut self, group: &dyn Collective, unit: usize, len: usize) -> Result<Option<ViewMut<'_>>> {
         let slot = &mut self.slots[flat::slot(unit, self.cycle)];
         if len == 0 {
@@ -198,22 +198,7 @@ impl GradSlots {
         slot.finish(group)?;
         Ok(slot.buf.as_mut().map(|buf| buf.view_mut().slice(0..len)))
     }
-    /// Zeroes the unit's full gradient when it starts to collect a sum, of one micro-batch or of several; `collecting`
-    /// says that it has begun.
-    pub fn collect(
-        &mut self,
-        dev: &dyn Device,
-        group: &dyn Collective,
-        unit: usize,
-        len: usize,
-        collecting: &mut bool,
-    ) -> Result<()> {
-        match std::mem::replace(collecting, true) {
-            true => Ok(()),
-            false => self.writable(group, unit, len)?.map_or(Ok(()), |full| dev.zero(full)),
-        }
-    }
-    /// Starts `shard (+)= this rank's part of the sum over ranks`.
+    /// Starts `shard (+)= this rank's shard of the sum over ranks`.
     pub fn reduce_scatter(
         &mut self,
         dev: &dyn Device,
@@ -238,14 +223,14 @@ impl GradSlots {
         travels.reducing = Some(Reducing { ticket, landed: false });
         Ok(())
     }
-    /// The reduction that was started last in the unit's slot has landed in its shard.
+    /// Waits until the slot's last reduction has written its shard.
     pub fn wait_reduced(&mut self, group: &dyn Collective, unit: usize) -> Result<()> {
         match self.wires.get_mut(flat::slot(unit, WIRES)) {
             Some(wire) => wire.wait_reduced(group),
             None => self.slots[flat::slot(unit, self.cycle)].wait_reduced(group),
         }
     }
-    /// Every reduction has landed in its shard.
+    /// Waits until every reduction has written its shard.
     pub fn finish(&mut self, group: &dyn Collective) -> Result<()> {
         self.slots.iter_mut().chain(&mut self.wires).try_for_each(|slot| slot.finish(group))
     }

@@ -1,4 +1,4 @@
-//! ZeRO (Rajbhandari et al. 2020) as DeepSpeed does it: what each rank keeps whole shrinks with the stage.
+//! ZeRO (Rajbhandari et al. 2020) as DeepSpeed does it: each stage replicates less on every rank.
 //!
 //! ```text
 //!                 stage 1           stage 2           stage 3
@@ -8,20 +8,20 @@
 //! received        2 P + 4 P         2 P + 4 aP        2 (R + (2n - k) U) + 4 aP
 //! ```
 //!
-//! Bytes of a rank, and what it receives in a step times N / (N - 1), for P padded parameters over N ranks, a
-//! micro-batches, root R, n blocks of at most U, b elements of a bucket (twice with overlap, and the root's); bf16, in
-//! f32 weights are 4 and the copy in P/N is the master. Stage 3 receives 4 (n - k) U for each micro-batch after the
-//! first. In shared memory full weights exist once on a host, and each rank counts its Nth of them.
+//! Bytes per rank, and bytes it receives per step times N / (N - 1), for P padded parameters over N ranks, a
+//! micro-batches, root R, n blocks of at most U, b elements of a bucket (twice with overlap, and the root's) in bf16.
+//! In f32, weights take 4 bytes and the copy in P/N is the master. Stage 3 receives 4 (n - k) U for each micro-batch
+//! after the first. In shared memory unsharded weights exist once per host, and each rank counts 1/N of them.
 //!
-//! - *Stage 1* sums full gradients over the step, then reduce-scatters them; *2* reduces each micro-batch, bucket by
-//!   bucket while backward goes on. Both gather all weights when the optimizer has changed them.
-//! - *Stage 3* gathers a layer when it is asked for, as `sharded` does, and by DeepSpeed's rules: so many elements
-//!   ahead, so many live, and none kept that is not used again soon.
+//! - *Stage 1* sums full gradients over the step, then reduce-scatters them; *stage 2* reduces each micro-batch, bucket
+//!   by bucket while backward runs. Both gather all weights after the optimizer has changed them.
+//! - *Stage 3* gathers a layer when it is acquired, as `sharded` does, but by DeepSpeed's rules: limits on elements
+//!   prefetched, on live elements, and on the reuse distance of what stays gathered.
 //!
 //! Replicas of all this (`--dp-replicate-size`) sum their shards' gradients at the end of the step.
 //!
-//! A bucket is whole layers, one at least: a layer's gradient is complete at once. In stages 1 and 2 a bucket is one
-//! collective; in stage 3, where each layer is cut by itself, one for each of its layers.
+//! A bucket holds whole layers, at least one, because a layer's gradient is complete at once. A bucket is one
+//! collective in stages 1 and 2, and one per layer in stage 3, which shards each layer separately.
 use super::flat::{Flat, Unit, Wrap};
 use super::kept::narrow;
 use super::slots::Cycles;
@@ -36,34 +36,34 @@ use std::sync::Arc;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
 pub enum Stage {
-    /// Optimizer state is partitioned.
+    /// Partitions optimizer state.
     One,
-    /// Gradients too.
+    /// Also partitions gradients.
     Two,
-    /// Parameters too.
+    /// Also partitions parameters.
     Three,
 }
 
-/// Sizes are in elements, with DeepSpeed's names for them in their comments.
+/// Sizes are in elements; comments give DeepSpeed's names.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ZeroOptions {
     pub stage: Stage,
-    /// What is gathered and computed with: f32, bf16 or f16. Masters and gradients are f32.
+    /// Compute dtype, in which weights are gathered: f32, bf16 or f16. Masters and gradients are f32.
     pub dtype: DType,
-    /// What gradients travel in between the ranks of a replica: f32, or bf16 or f16, each rank's rounded once. Sums are
-    /// f32 whatever it is, and so is what replicas exchange.
+    /// Dtype of gradients in the reduction within a replica: f32, bf16 or f16, rounded once on each rank. Sums, and
+    /// all_reduces between replicas, are always f32.
     pub reduce_dtype: DType,
-    /// Gradients reduced together, at most (`reduce_bucket_size`).
+    /// Maximum gradient elements reduced together (`reduce_bucket_size`).
     pub reduce_bucket: usize,
-    /// A bucket is reduced while the next one fills, which takes a second buffer (`overlap_comm`).
+    /// Reduce a bucket while the next one fills, which takes a second buffer (`overlap_comm`).
     pub overlap: bool,
-    /// Stages 1 and 2: weights gathered at a time, at most (`allgather_bucket_size`).
+    /// Stages 1 and 2: maximum weights per all_gather (`allgather_bucket_size`).
     pub gather_bucket: usize,
-    /// Stage 3: gathers ahead of the layer in use go on until they are so many (`stage3_prefetch_bucket_size`).
+    /// Stage 3: how many elements are gathered ahead of the layer in use (`stage3_prefetch_bucket_size`).
     pub prefetch: usize,
-    /// Stage 3: full weights at once, at most; the root and a layer at least (`stage3_max_live_parameters`).
+    /// Stage 3: maximum unsharded elements, at least the root and one layer (`stage3_max_live_parameters`).
     pub max_live: usize,
-    /// Stage 3: weights stay for the backward pass where no more than so many are used before
+    /// Stage 3: a layer stays gathered for backward if at most this many elements are used in between
     /// (`stage3_max_reuse_distance`).
     pub max_reuse: usize,
     pub offload: Offload,
@@ -99,7 +99,8 @@ impl ZeroOptions {
             wire: narrow(self.reduce_dtype, ranks),
         }
     }
-    /// Units that are reduced together, from the last to the root's, which is complete last and alone in its bucket.
+    /// Units that are reduced together, in backward order. The root's gradient is complete last, so it has its own
+    /// bucket.
     fn buckets(&self, flat: &Flat) -> Vec<Range<usize>> {
         let mut buckets: Vec<Range<usize>> = Vec::new();
         for unit in (0..flat.units.len()).rev() {
@@ -114,24 +115,20 @@ impl ZeroOptions {
         }
         buckets
     }
-    /// Stage 3: how many layers beside the root may be there at once. Those that are kept for backward, or one and
-    /// those ahead of it; and as many as may live.
+    /// Stage 3: how many non-root layers may be unsharded at once: those kept for backward, or the current one and
+    /// those prefetched, capped by `max_live`.
     fn live(&self, flat: &Flat) -> usize {
-        let (root, layers) = (elements(&flat.units[0]), &flat.units[1..]);
-        let (smallest, largest) = (layers.iter().map(elements).min(), layers.iter().map(elements).max());
-        // Between forward and backward of a layer come those behind it, twice.
-        let behind = |i: usize| 2 * layers[i + 1..].iter().map(elements).sum::<usize>();
-        let kept = (0..layers.len()).filter(|&i| behind(i) <= self.max_reuse).count();
+        let layers = &flat.units[1..];
+        let smallest = layers.iter().map(Unit::elements).min();
+        // Between forward and backward of a layer, every later layer runs twice.
+        let later = |i: usize| 2 * layers[i + 1..].iter().map(Unit::elements).sum::<usize>();
+        let kept = (0..layers.len()).filter(|&i| later(i) <= self.max_reuse).count();
         let ahead = self.prefetch.div_ceil(smallest.unwrap_or(1).max(1));
-        let room = self.max_live.saturating_sub(root) / largest.unwrap_or(1).max(1);
-        kept.max(1 + ahead).min(room).clamp(1, layers.len().max(1))
+        kept.max(1 + ahead).min(flat.fitting(self.max_live)).clamp(1, layers.len().max(1))
     }
 }
 
-/// Elements of a unit without padding, as many on every rank of tp; those of them that learn.
-fn elements(unit: &Unit) -> usize {
-    unit.parts.iter().map(|p| p.layout.extent()).sum()
-}
+/// Trainable elements of a unit, the same number on every rank of tp.
 fn learning(unit: &Unit) -> usize {
     unit.part(true).map_or(0, |p| p.layout.extent())
 }
@@ -158,7 +155,7 @@ impl Strategy for ZeroOptions {
 pub struct Zero {
     options: ZeroOptions,
     buckets: Vec<Range<usize>>,
-    /// Weight slots that the units other than the root take turns in.
+    /// Number of weight slots that the non-root units rotate through.
     cycle: usize,
     units: ShardedUnits,
 }
@@ -178,7 +175,7 @@ impl Zero {
         self.options.stage == Stage::Three
     }
 
-    /// Starts the gathers of what this pass uses after `unit`.
+    /// Starts the all_gathers of the units that this pass uses after `unit`.
     fn prefetch(&mut self, unit: usize, pass: Pass) -> Result<()> {
         let (mut at, mut ahead) = (unit, 0);
         for _ in 1..self.cycle {
@@ -186,20 +183,20 @@ impl Zero {
                 Some(next) if ahead < self.options.prefetch => at = next,
                 _ => break,
             }
-            ahead += elements(&self.units.flat.units[at]);
+            ahead += self.units.flat.units[at].elements();
             self.units.unshard(at)?;
         }
         Ok(())
     }
 
-    /// Stages 1 and 2: all weights, with no more in flight than may be. Returns while the last of them are.
+    /// Stages 1 and 2: gathers all weights within the in-flight limit. Returns while the last ones are in flight.
     fn unshard_all(&mut self) -> Result<()> {
         let (mut oldest, mut flying) = (0, 0);
         for unit in 0..self.units.flat.units.len() {
-            flying += elements(&self.units.flat.units[unit]);
+            flying += self.units.flat.units[unit].elements();
             while oldest < unit && flying > self.options.gather_bucket {
                 self.units.wait(oldest)?;
-                flying -= elements(&self.units.flat.units[oldest]);
+                flying -= self.units.flat.units[oldest].elements();
                 oldest += 1;
             }
             self.units.unshard(unit)?;

@@ -1,6 +1,6 @@
-//! Saving behind training: what is written is what stood when the save was asked for, it is a checkpoint only when
-//! every rank has written its part, and a failure there fails the run. One test runs in a process of its own: it lowers
-//! a limit of the whole process.
+//! Async checkpoints: what is written is the state at the time of the save, it becomes a checkpoint only when every
+//! rank has written its part, and a failure there fails the run. One test runs in its own process, because it lowers a
+//! process-wide limit.
 
 use crate::common::alone::alone;
 use crate::common::hooked_store::HookedStore;
@@ -22,7 +22,7 @@ fn wait_for(ended: impl Fn() -> bool) {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
-/// As a training step does: every weight and moment becomes another.
+/// Changes every weight and moment, as a training step does.
 fn change(held: &mut KnownState) -> Result<()> {
     let dev = held.dev.clone();
     let optimizer = &mut held.optimizer;
@@ -39,7 +39,7 @@ fn newest(dir: &Path) -> Option<String> {
 }
 
 #[test]
-fn the_copy_is_written_whatever_training_does_meanwhile() {
+fn an_async_save_writes_the_copy_while_training_continues() {
     for (spec, strategy, rule) in [(llama(), plain(), ADAMW), (gpt(), ddp(flatshard::base::DType::Bf16), SGD)] {
         let (at_once, behind) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         saved(3, &spec, &strategy, rule, SMALL, at_once.path(), 1);
@@ -51,7 +51,7 @@ fn the_copy_is_written_whatever_training_does_meanwhile() {
             let copy = rank.meter.live(Category::Other) - before;
             change(&mut held)?;
 
-            // Written by all, yet no checkpoint: that takes the agreement of all.
+            // Written by all, but not a checkpoint before all have agreed.
             wait_for(|| held.ckpt.ended());
             rank.mesh.world.barrier(Tag::new("all have written", 0))?;
             assert!(held.ckpt.published()?.is_none());
@@ -62,7 +62,7 @@ fn the_copy_is_written_whatever_training_does_meanwhile() {
             assert_eq!(told.map(|t| t.step), (rank.rank == 0).then_some(Some(1)));
             assert_eq!(newest(behind.path()).as_deref(), Some("step-00000001"));
 
-            // The second save uses the same memory and waits for none.
+            // The second save reuses the memory and waits for nothing.
             held = held.fill()?;
             held.optimizer.resume(1002);
             held.ckpt.save_async(behind.path(), 9, &mut *held.store, &mut held.optimizer, &state(2))?;
@@ -78,7 +78,7 @@ fn the_copy_is_written_whatever_training_does_meanwhile() {
             let earlier = held.ckpt.save_async(behind.path(), 9, &mut *held.store, &mut held.optimizer, &state(3))?;
             assert_eq!(earlier.map(|t| t.step), (rank.rank == 0).then_some(Some(2)));
             assert_eq!(newest(behind.path()).as_deref(), Some("step-00000002"));
-            // And so does one that is not behind training.
+            // And so does a synchronous one.
             held.optimizer.resume(1004);
             held.ckpt.save(behind.path(), 9, &mut *held.store, &mut held.optimizer, &state(4))
         });
@@ -100,7 +100,7 @@ fn the_copy_is_written_whatever_training_does_meanwhile() {
     }
 }
 
-/// Lowers the limit on file sizes when the store is copied: after room was made, before anything is written.
+/// Lowers the file-size limit when the store is copied: after space was reserved, before anything is written.
 fn lowering(store: &mut dyn Store, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
     let old = getrlimit(Resource::Fsize);
     setrlimit(Resource::Fsize, Rlimit { current: Some(30_000), maximum: old.maximum }).unwrap();
@@ -108,11 +108,11 @@ fn lowering(store: &mut dyn Store, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -
 }
 
 #[test]
-fn a_write_that_fails_behind_training_is_an_error_of_every_rank() {
-    if !alone(module_path!(), "a_write_that_fails_behind_training_is_an_error_of_every_rank") {
+fn a_failed_background_write_is_an_error_on_every_rank() {
+    if !alone(module_path!(), "a_failed_background_write_is_an_error_on_every_rank") {
         return;
     }
-    // Without a handler the signal that goes with the refusal would end the process.
+    // Without a handler, the signal that comes with the refusal would kill the process.
     let refused = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGXFSZ, refused.clone()).unwrap();
     let (dir, spec) = (tempfile::tempdir().unwrap(), llama());

@@ -1,6 +1,5 @@
-//! The best checkpoint and early stopping, from outside: runs that learn to count up and are evaluated on counting
-//! down, so that their evaluation loss falls and rises again. What is expected is computed from the losses that the
-//! metrics file has.
+//! The best checkpoint and early stopping, from outside: runs learn to count up and are evaluated on counting down, so
+//! that their evaluation loss falls and rises again. Expected results are computed from the losses in the metrics file.
 use crate::common::runs::{children, events, send, wait_until};
 use flatshard::ckpt::state;
 use rustix::process::Signal;
@@ -17,7 +16,7 @@ const DDP: &str = env!("CARGO_BIN_EXE_run_ddp");
 struct Job(TempDir);
 
 impl Job {
-    /// Rows that count up, and eight that count down, which are held out.
+    /// Rows that count up, and eight held-out rows that count down.
     fn new(rows: usize) -> Job {
         let dir = tempfile::tempdir().unwrap();
         let row = |r: usize| (0..12).map(|i| if r + 8 < rows { r + i } else { r + 20 - i } % 16).collect::<Vec<_>>();
@@ -39,7 +38,7 @@ impl Job {
         command.current_dir(self.0.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
-    /// What it has said.
+    /// Its output so far.
     #[track_caller]
     fn run(&self, program: &str, args: &str) -> String {
         let Output { status, stderr, .. } = self.command(program, args).output().unwrap();
@@ -53,7 +52,7 @@ impl Job {
         let text = String::from_utf8_lossy(&out.stderr);
         assert!(out.status.code() == Some(status) && text.contains(says), "{args}: {}\n{text}", out.status);
     }
-    /// The checkpoint that `pointer` of `dir` names.
+    /// The checkpoint that the file `pointer` of `dir` names.
     fn named(&self, dir: &str, pointer: &str) -> PathBuf {
         let name = fs::read_to_string(self.path(dir).join(pointer)).unwrap();
         self.path(dir).join(name.strip_suffix('\n').unwrap())
@@ -66,7 +65,7 @@ fn listed(dir: &Path) -> Vec<String> {
     names.sort();
     names
 }
-/// Every file below `dir` but traces, the state without the run's id.
+/// Every file below `dir` except traces; the state without the run id.
 fn tree(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     for path in fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).filter(|p| !p.ends_with("comm_traces")) {
@@ -94,7 +93,7 @@ fn evaluations(metrics: &Path) -> Vec<(u64, f64)> {
     let evals = events(metrics, "eval");
     evals.iter().map(|e| (e["step"].as_u64().unwrap(), e["loss"].as_f64().unwrap())).collect()
 }
-/// Step and loss of the best of them.
+/// Step and loss of the best one.
 fn best(evaluations: &[(u64, f64)]) -> (u64, f64) {
     let lower = |a: (u64, f64), b: &(u64, f64)| if b.1 < a.1 { *b } else { a };
     evaluations.iter().fold((0, f64::INFINITY), lower)
@@ -106,7 +105,7 @@ fn kept(checkpoint: &Path) -> Value {
 const SAVES: &str = "--save-on-best --eval-every 2 --save-every 5 --keep 1 --max-steps 24";
 
 #[test]
-fn the_best_is_kept_and_named_and_runs_go_on_from_it() {
+fn the_best_checkpoint_is_kept_and_named_and_can_be_resumed() {
     let job = Job::new(100);
     for (dir, flag) in [("ck", "--no-async-save"), ("behind", "--async-save")] {
         job.run(FSDP, &format!("{SAVES} {flag} --ckpt-dir {dir} --metrics-path {dir}.jsonl"));
@@ -136,12 +135,12 @@ fn the_best_is_kept_and_named_and_runs_go_on_from_it() {
         (last["eval_loss"].as_f64(), &last["best"]),
         (Some(evaluations(&metrics).last().unwrap().1), &false.into())
     );
-    // What the others are saved for has no evaluation.
+    // Checkpoints saved for other reasons have no evaluation.
     let odd = saves.iter().find(|e| e["step"] == 5).unwrap();
     assert!(odd["best"].is_null() && odd["eval_loss"].is_null(), "{odd}");
     same(&job.path("ck"), &job.path("behind"));
 
-    // Exported: nothing is trained, and the loss is that of then.
+    // Exported without training: the loss is that of the best step.
     for from in ["best", "ck/best"] {
         let args = format!("--ckpt-dir ck --resume {from} --max-steps 1 --save-hf hf --metrics-path b.jsonl");
         job.run(FSDP, &args);
@@ -154,14 +153,14 @@ fn the_best_is_kept_and_named_and_runs_go_on_from_it() {
         (text.status.success(), text.stdout)
     });
     assert!(texts[0].0 && texts[0] == texts[1], "{texts:?}");
-    // A run that does not save it does not remove it.
+    // A run without --save-on-best does not remove the best checkpoint.
     job.run(FSDP, "--ckpt-dir ck --resume auto --keep 1 --max-steps 26 --save-every 1");
     assert_eq!(listed(&job.path("ck")), ["best", "latest", &name, "step-00000026"]);
 }
 
-/// Killed anywhere; where the best has no name yet; and where `best` cannot be written.
+/// Killed at any time; when the best checkpoint is not named yet; and when `best` cannot be written.
 #[test]
-fn a_run_that_was_killed_ends_with_the_same_best() {
+fn a_killed_run_ends_with_the_same_best() {
     let job = Job::new(100);
     let steps = SAVES.replace("24", "150");
     job.run(FSDP, &format!("{steps} --ckpt-dir quiet --metrics-path quiet.jsonl"));
@@ -176,14 +175,14 @@ fn a_run_that_was_killed_ends_with_the_same_best() {
     job.run(FSDP, &killed);
     same(&quiet, &job.path("killed"));
 
-    // Killed after its first checkpoint was complete, as far as files show: nothing names it.
+    // As if killed right after its first checkpoint: nothing names it.
     let first = evaluations(&job.path("quiet.jsonl"))[0].0;
     job.run(FSDP, &format!("{steps} --ckpt-dir unnamed --max-steps {first}"));
     ["best", "latest"].iter().for_each(|file| fs::remove_file(job.path("unnamed").join(file)).unwrap());
     job.run(FSDP, &format!("{steps} --ckpt-dir unnamed --max-steps {first} --resume auto"));
     assert_eq!(job.named("unnamed", "best"), job.path(&format!("unnamed/step-{first:08}")));
 
-    // A directory where the name goes.
+    // A directory in place of the pointer file.
     fs::create_dir_all(job.path("blocked/best")).unwrap();
     let blocked = format!("{steps} --ckpt-dir blocked --resume auto");
     job.fails(&blocked, 1, "blocked/best: Is a directory");
@@ -195,7 +194,7 @@ fn a_run_that_was_killed_ends_with_the_same_best() {
 }
 
 #[test]
-fn another_mesh_goes_on_with_the_best_bit_by_bit() {
+fn another_mesh_resumes_the_best_bit_for_bit() {
     let job = Job::new(100);
     job.run(FSDP, &format!("{SAVES} --ckpt-dir ck --metrics-path m.jsonl"));
     let (step, loss) = best(&evaluations(&job.path("m.jsonl")));
@@ -209,19 +208,19 @@ fn another_mesh_goes_on_with_the_best_bit_by_bit() {
         assert_eq!(found, (&step.into(), Some(loss), &((last - step) / 2).into()), "{mesh}");
         assert_eq!(listed(&job.path("ck")), ["best", "latest", &format!("step-{step:08}"), &format!("step-{last:08}")]);
     }
-    // Elsewhere it has no checkpoint, and of other rows no loss compares.
+    // In another directory there is no best checkpoint, and losses over other rows are not comparable.
     let from = format!("{} --resume ck/latest --ckpt-dir", SAVES.replace("24", "34"));
     let text = job.run(FSDP, &format!("{from} other --metrics-path o.jsonl"));
-    assert!(text.contains(&format!("other has no checkpoint of the best one, after step {step}")), "{text}");
+    assert!(text.contains(&format!("other has no checkpoint of the best one, at step {step}")), "{text}");
     assert_eq!(
         job.named("other", "best"),
         job.path(&format!("other/step-{:08}", best(&evaluations(&job.path("o.jsonl"))).0))
     );
     let text = job.run(FSDP, &format!("{from} rows --max-samples 90"));
-    assert!(text.contains("earlier evaluations do not count: they were of other rows"), "{text}");
+    assert!(text.contains("earlier evaluations do not count: they used other rows"), "{text}");
 }
 
-/// The first step after which `patience` evaluations in a row are not lower than the lowest before.
+/// The first step after which `patience` consecutive evaluations were not lower than the minimum before.
 fn expected_stop(evaluations: &[(u64, f64)], patience: usize) -> Option<u64> {
     let (mut lowest, mut since) = (f64::INFINITY, 0);
     evaluations.iter().find_map(|&(step, loss)| {
@@ -232,7 +231,7 @@ fn expected_stop(evaluations: &[(u64, f64)], patience: usize) -> Option<u64> {
 }
 
 #[test]
-fn patience_ends_a_run_on_any_mesh_and_counts_over_its_starts() {
+fn patience_stops_a_run_on_any_mesh_and_survives_restarts() {
     let job = Job::new(100);
     let flags = "--eval-every 2 --patience 3 --max-steps 300 --save-hf hf";
     let meshes = [
@@ -252,7 +251,7 @@ fn patience_ends_a_run_on_any_mesh_and_counts_over_its_starts() {
         assert_eq!((&end[0]["steps"], &end[0]["stopped"]), (&stop.into(), &"patience".into()), "{mesh}");
         let (best_step, loss) = best(&evals);
         let says = format!(
-            "stopped after step {stop}: --patience 3, and the last 3 evaluations were not below the {loss:.4} of step {best_step}"
+            "stopped after step {stop}: --patience 3, and none of the last 3 evaluations had a loss below {loss:.4} of step {best_step}"
         );
         assert_eq!(text.matches(&says).count(), 1, "{mesh}: {text}");
         assert!(job.path("hf/model.safetensors").exists());
@@ -261,32 +260,32 @@ fn patience_ends_a_run_on_any_mesh_and_counts_over_its_starts() {
         if i > 0 {
             continue;
         }
-        // Stopped is stopped.
+        // A stopped run stays stopped.
         let again = job.run(program, &format!("{run} --resume auto"));
         assert!(
-            again.contains("nothing is left to train: --patience has stopped this run, and a larger one goes on"),
+            again.contains("nothing is left to train: --patience stopped this run; raise it to continue"),
             "{again}"
         );
         assert_eq!(events(&metrics, "step").len() as u64, stop);
-        // A larger one counts on.
+        // With a larger patience it continues.
         let larger = run.replace("--patience 3", "--patience 6");
         job.run(program, &format!("{larger} --resume auto"));
         let mut evals = evaluations(&metrics);
-        evals.dedup_by_key(|e| e.0); // the last was made again
+        evals.dedup_by_key(|e| e.0); // the last one was repeated
         assert_eq!(expected_stop(&evals, 6), Some(evals.last().unwrap().0), "{evals:?}");
         assert_eq!(events(&metrics, "step").len() as u64, evals.last().unwrap().0);
     }
 }
 
 #[test]
-fn what_cannot_be_compared_or_kept_is_refused_before_the_start() {
+fn settings_without_comparable_losses_or_checkpoints_are_refused() {
     let job = Job::new(100);
     for (args, says) in [
-        ("--save-on-best", "--save-on-best needs a place for the checkpoint: add --ckpt-dir DIR"),
-        ("--save-on-best --no-eval --ckpt-dir ck", "--no-eval makes none"),
-        ("--patience 2", "--patience 2 counts evaluations between steps: add --eval-every STEPS"),
+        ("--save-on-best", "--save-on-best needs a checkpoint directory: add --ckpt-dir DIR"),
+        ("--save-on-best --no-eval --ckpt-dir ck", "--no-eval is set"),
+        ("--patience 2", "--patience 2 counts evaluations during the run: add --eval-every STEPS"),
         ("--patience 0 --eval-every 2", "patience is 0"),
-        ("--resume best --ckpt-dir ck", "ck/best: no such file; --save-on-best writes it"),
+        ("--resume best --ckpt-dir ck", "ck/best: no such file; it is written with --save-on-best"),
     ] {
         job.fails(&format!("--max-steps 2 {args}"), 2, says);
     }
@@ -298,7 +297,7 @@ fn what_cannot_be_compared_or_kept_is_refused_before_the_start() {
 }
 
 #[test]
-fn stages_and_adapters_have_a_best_of_their_own() {
+fn each_stage_and_adapter_has_its_own_best() {
     let job = Job::new(100);
     let stages = "training_stages:\n  a: {run: {patience: 2, eval_every: 2, max_steps: 300}, optim: {lr: 0.05}}\n  \
                   b: {run: {max_steps: 4}, optim: {lr: 0.0001}}\n";
@@ -310,7 +309,7 @@ fn stages_and_adapters_have_a_best_of_their_own() {
     for stage in ["ck/a", "ck/b"] {
         assert!(job.named(stage, "best").join("model.safetensors").exists());
     }
-    // What is stopped is done: the next stage alone is looked at again.
+    // A stopped stage is done: only the next one is evaluated again.
     job.run(FSDP, &format!("{run} --resume auto"));
     assert_eq!(events(&job.path("m.jsonl"), "run").len(), 3);
 

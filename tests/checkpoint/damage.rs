@@ -1,5 +1,5 @@
-//! Bad checkpoints, bad ranks and full disks: one message that names the file, tensor or rank, on every rank; nothing
-//! loaded, nothing lost.
+//! Bad checkpoints, failing ranks and full disks: on every rank, one message names the file, tensor or rank; nothing is
+//! loaded and nothing is lost.
 
 use crate::common::hooked_store::HookedStore;
 use crate::common::known_state::*;
@@ -13,7 +13,7 @@ use safetensors::SafeTensors;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A change made to a copy of a good checkpoint, and what the error must say.
+/// A modification of a copy of a good checkpoint, and what the error must contain.
 type Damage = (&'static str, fn(&Path), &'static [&'static str]);
 
 fn edit(path: PathBuf, change: impl Fn(&mut Vec<u8>)) {
@@ -37,7 +37,7 @@ const DAMAGES: &[Damage] = &[
     ("model truncated", |d| edit(model(d), |b| b.truncate(b.len() - 1)), &["model-00002-of-00003", "truncated"]),
     ("model cut inside its header", |d| edit(model(d), |b| b.truncate(100)), &["model-00002-of-00003", "truncated"]),
     ("model empty", |d| edit(model(d), Vec::clear), &["model-00002-of-00003", "0 bytes"]),
-    ("bytes appended", |d| edit(model(d), |b| b.push(0)), &["model-00002-of-00003", "too many"]),
+    ("bytes appended", |d| edit(model(d), |b| b.push(0)), &["model-00002-of-00003", "extra bytes"]),
     ("absurd header length", |d| edit(model(d), |b| b[7] = 0x7f), &["model-00002-of-00003", "truncated"]),
     ("header not JSON", |d| edit(model(d), |b| b[8] = b'x'), &["model-00002-of-00003", "header"]),
     ("overlapping offsets", |d| edit(model(d), |b| replace(b, "[0,", "[4,")), &["model-00002-of-00003", "offset"]),
@@ -107,7 +107,7 @@ fn damage_is_named_on_every_rank_before_anything_is_loaded() {
     load(2, &spec, ADAMW, &good).into_iter().for_each(|(result, _)| result.unwrap());
 }
 
-/// A bit anywhere in the header of any file, whether it spoils what the header says or not.
+/// A bit anywhere in the header of any file, whether or not the header still parses.
 #[test]
 fn every_flipped_bit_of_a_header_is_damage() {
     let (dir, spec) = (tempfile::tempdir().unwrap(), gpt());
@@ -129,7 +129,7 @@ fn every_flipped_bit_of_a_header_is_damage() {
 
 /// A bit anywhere in the tensors of any file, seen by whichever rank reads it and reported by all.
 #[test]
-fn every_flipped_bit_names_its_file_and_tensor() {
+fn flipped_bits_are_reported_with_file_and_tensor() {
     let (dir, spec) = (tempfile::tempdir().unwrap(), gpt());
     saved(2, &spec, &plain(), ADAMW, 40_000, dir.path(), 100);
     let good = dir.path().join("step-00000100");
@@ -164,10 +164,10 @@ fn a_checkpoint_of_another_model_or_optimizer_is_refused() {
         (
             Spec { layers: 5, ..spec.clone() },
             ADAMW,
-            &["no file holds 27 tensors: model.layers.4.input_layernorm.weight, model.layers.4.", "..."],
+            &["no file has 27 tensors: model.layers.4.input_layernorm.weight, model.layers.4.", "..."],
         ),
-        (Spec { layers: 3, ..spec.clone() }, ADAMW, &["holds 27 tensors", "layers.3.", "does not have"]),
-        (Spec { tied: true, ..spec.clone() }, ADAMW, &["lm_head.weight", "does not have"]),
+        (Spec { layers: 3, ..spec.clone() }, ADAMW, &["has 27 tensors", "layers.3.", "this model does not"]),
+        (Spec { tied: true, ..spec.clone() }, ADAMW, &["lm_head.weight", "this model does not"]),
         (
             Spec { heads: 3, kv_heads: 3, head_dim: 6, ..spec.clone() },
             ADAMW,
@@ -182,7 +182,7 @@ fn a_checkpoint_of_another_model_or_optimizer_is_refused() {
             assert!(untouched);
         }
     }
-    // Shapes that are alike and a computation that is not.
+    // Equal shapes, but a different computation.
     let (dir, spec) = (tempfile::tempdir().unwrap(), gpt());
     saved(1, &spec, &plain(), ADAMW, SMALL, dir.path(), 1);
     let other = Spec { heads: 10, kv_heads: 10, head_dim: 2, norm_eps: 1e-6, ..spec };
@@ -194,10 +194,10 @@ fn a_checkpoint_of_another_model_or_optimizer_is_refused() {
     }
 }
 
-/// Weights, and moments, that are no numbers: whoever holds them, all ranks say the same; in files of 16 bits too. What
-/// was damaged besides is damaged first, so that an older checkpoint is taken.
+/// Non-finite weights and moments: all ranks report the same, whoever holds them; in 16-bit files too. If there is also
+/// damage, damage is reported first, so that an older checkpoint is used.
 #[test]
-fn values_that_are_not_finite_are_counted_over_all_ranks() {
+fn non_finite_values_are_counted_over_all_ranks() {
     let (dir, spec) = (tempfile::tempdir().unwrap(), llama());
     let plant = |held: &mut KnownState| {
         let dev = held.dev.clone();
@@ -238,10 +238,10 @@ fn values_that_are_not_finite_are_counted_over_all_ranks() {
             for (of, models) in errors {
                 assert!(matches!(of, Error::Input(_)), "not damage: {of}");
                 let text = of.to_string();
-                let more = says("(2 more tensors have such values); resume from an earlier checkpoint");
+                let more = says("(2 more tensors have non-finite values); resume from an earlier checkpoint");
                 assert!(text.contains(&more), "{name} on {world}: {text}");
                 for (error, dtype) in models.iter().zip(half) {
-                    let more = says("(1 more tensors have such values); give a model without them");
+                    let more = says("(1 more tensors have non-finite values); use a model without them");
                     assert!(error.to_string().contains(&more), "{name} on {world}, {dtype:?}: {error}");
                     assert_eq!(error.exit_status(), 2);
                 }
@@ -257,7 +257,7 @@ fn values_that_are_not_finite_are_counted_over_all_ranks() {
     }
 }
 
-/// Fails in the midst of the store's shards: as a device or a disk may, on one rank.
+/// Fails halfway through the store's shards on one rank, as a device or disk might.
 fn failing(store: &mut dyn Store, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
     store.for_each_shard(&mut |shard| match shard.unit {
         2 => Err(Error::Run("this rank's device is gone".into())),
@@ -265,7 +265,7 @@ fn failing(store: &mut dyn Store, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) ->
     })
 }
 
-/// After a failed save: the earlier checkpoint is the newest and loads, and there is nothing else.
+/// After a failed save, the earlier checkpoint is the newest and loads, and there is nothing else.
 fn still_there(dir: &Path, spec: &Spec) {
     assert_eq!(listed(dir), ["latest", "step-00000001"]);
     assert_eq!(ckpt::resolve(Some(dir), &Resume::Auto).unwrap(), Some(dir.join("step-00000001")));
@@ -273,7 +273,7 @@ fn still_there(dir: &Path, spec: &Spec) {
 }
 
 #[test]
-fn a_rank_that_fails_while_saving_fails_the_save_on_every_rank() {
+fn one_rank_failing_to_save_fails_the_save_on_every_rank() {
     let (dir, spec) = (tempfile::tempdir().unwrap(), llama());
     saved(2, &spec, &plain(), ADAMW, SMALL, dir.path(), 1);
     for broken in 0..3 {
@@ -294,7 +294,7 @@ fn a_rank_that_fails_while_saving_fails_the_save_on_every_rank() {
     }
 }
 
-/// A model that no disk holds: the first rank finds out before a byte is written.
+/// A model larger than any disk: the first rank notices before a byte is written.
 #[test]
 fn a_checkpoint_that_does_not_fit_fails_and_leaves_nothing() {
     let (dir, spec) = (tempfile::tempdir().unwrap(), llama());

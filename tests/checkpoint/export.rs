@@ -1,4 +1,4 @@
-//! Models that change hands with Hugging Face transformers: what it saved is read, what is exported is what it reads.
+//! Exchanging models with Hugging Face transformers: we read what it saves, and it reads what we export.
 //! `tests/golden/pretrained.py` is the other side.
 mod files;
 
@@ -20,7 +20,7 @@ fn logits(dir: &Path, world: usize, tokens: &[u32]) -> Vec<Vec<f32>> {
     logits_with(dir, None, world, tokens)
 }
 
-/// With the adapter in a directory of its own merged into it.
+/// With an adapter from a separate directory merged into it.
 fn logits_with(dir: &Path, adapter: Option<&Path>, world: usize, tokens: &[u32]) -> Vec<Vec<f32>> {
     let spec = hf::read(dir).unwrap();
     let n = tokens.len();
@@ -68,9 +68,9 @@ fn generated(dir: &Path) -> (Vec<u32>, Vec<Vec<f32>>) {
     (tokens, said["logits"].as_array().unwrap().iter().map(parse).collect())
 }
 
-/// bf16 weights and the config of transformers 5; its fp32 logits.
+/// bf16 weights and a transformers 5 config, with fp32 logits.
 #[test]
-fn what_transformers_saved_gives_its_logits() {
+fn models_saved_by_transformers_give_its_logits() {
     for name in ["llama", "gpt"] {
         let (tokens, theirs) = golden(name);
         let ours = logits(&pretrained(name), 2, &tokens);
@@ -82,9 +82,9 @@ fn what_transformers_saved_gives_its_logits() {
     }
 }
 
-/// An adapter of PEFT's, added to its model: the logits that PEFT has of the two.
+/// A PEFT adapter merged into its model gives the logits PEFT computes.
 #[test]
-fn an_adapter_of_peft_merges_to_its_logits() {
+fn a_merged_peft_adapter_gives_its_logits() {
     let adapter = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lora");
     let (tokens, theirs) = generated(&adapter);
     let largest = theirs.iter().flatten().fold(0f32, |m, x| m.max(x.abs()));
@@ -98,7 +98,7 @@ fn an_adapter_of_peft_merges_to_its_logits() {
     assert!(off(logits(&pretrained("llama"), 1, &tokens)) > 1e-2, "the adapter does nothing");
 }
 
-/// What is no adapter of this model is refused by name, and nothing has changed.
+/// Anything that is not an adapter of this model is refused by name, and nothing changes.
 #[test]
 fn adapters_that_do_not_fit_are_refused() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lora");
@@ -135,7 +135,7 @@ fn adapters_that_do_not_fit_are_refused() {
     copy(&same);
     let weights = dir.path().join("adapter_model.safetensors");
     let bytes = fs::read(&weights).unwrap();
-    let nan = [&bytes[..bytes.len() - 4], &f32::NAN.to_le_bytes()].concat(); // in 16 bits one, too
+    let nan = [&bytes[..bytes.len() - 4], &f32::NAN.to_le_bytes()].concat(); // one more NaN in 16 bits
     fs::write(&weights, nan).unwrap();
     let text = merge("llama");
     assert!(text.contains("has non-finite values (NaN or infinity): 1 of"), "{text}");
@@ -143,10 +143,10 @@ fn adapters_that_do_not_fit_are_refused() {
     assert!(merge("llama").contains("not a safetensors file"));
 }
 
-/// Imported, exported and read again, on other numbers of ranks: the same bits. The exports stay in target/tmp/export,
-/// where `tests/golden/pretrained.py check` gives them to transformers.
+/// Imported, exported and read again on other numbers of ranks: bitwise equal. The exports stay in target/tmp/export,
+/// where `tests/golden/pretrained.py check` loads them into transformers.
 #[test]
-fn what_is_exported_gives_the_same_logits() {
+fn exported_models_give_the_same_logits() {
     for name in ["llama", "gpt"] {
         let (tokens, _) = golden(name);
         let spec = hf::read(&pretrained(name)).unwrap();
@@ -167,9 +167,9 @@ fn what_is_exported_gives_the_same_logits() {
     }
 }
 
-/// Weights that are exact in bf16 come back by the bit, in f16 nearly so; whatever the files' sizes.
+/// Weights that are exact in bf16 come back bit for bit, and nearly so in f16, for any file size.
 #[test]
-fn what_is_exported_in_fewer_bits_gives_nearly_the_same_logits() {
+fn half_precision_exports_give_nearly_the_same_logits() {
     for name in ["llama", "gpt"] {
         let (tokens, _) = golden(name);
         let spec = hf::read(&pretrained(name)).unwrap();
@@ -208,7 +208,7 @@ fn what_is_exported_in_fewer_bits_gives_nearly_the_same_logits() {
     }
 }
 
-/// The likeliest token, again and again: what transformers' `generate` writes. An end of text ends it.
+/// Greedy decoding gives what transformers' `generate` gives. An end of text ends it.
 #[test]
 fn greedy_text_is_that_of_transformers() {
     for name in ["llama", "gpt"] {

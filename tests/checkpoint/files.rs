@@ -1,12 +1,13 @@
-//! Checkpoints from outside: what is in the files, who can read them, which of them stay. What happens when they or the
-//! disk are bad: tests/checkpoint/damage.rs. Models for others: tests/checkpoint/export.rs.
+//! Checkpoint files from outside: their content, who can read them, which ones are kept. For bad files and disks see
+//! tests/checkpoint/damage.rs, for exports tests/checkpoint/export.rs.
 
 use crate::common::known_state::*;
 use crate::common::stores::*;
 use crate::common::*;
 use flatshard::base::{Category, DType};
 use flatshard::ckpt::disk::{Disk, DiskOp};
-use flatshard::ckpt::{self, Checkpointer, Evaluations, Resume, TrainerState, layout, state::Checksums};
+use flatshard::ckpt::gguf::GgufType;
+use flatshard::ckpt::{self, Checkpointer, Companions, Evaluations, Resume, TrainerState, layout, state::Checksums};
 use flatshard::comm::MeshSizes;
 use flatshard::engine::{PlannedRank, Strategy};
 use flatshard::nn::Decoder;
@@ -17,7 +18,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-/// Every store, in both precisions; the sharded one with units that cut tensors elsewhere.
+/// Every store, in both precisions; the sharded one with units that split tensors differently.
 fn strategies() -> Vec<(String, Arc<dyn Strategy>)> {
     let mut all: Vec<(String, Arc<dyn Strategy>)> = Vec::new();
     for (dtype, wrap) in DTYPES.into_iter().zip([Wrap::Transformer, Wrap::None]) {
@@ -31,7 +32,7 @@ fn strategies() -> Vec<(String, Arc<dyn Strategy>)> {
 }
 
 #[test]
-fn any_world_strategy_and_precision_writes_the_same_bytes_and_reads_any() {
+fn bytes_do_not_depend_on_world_size_strategy_or_precision() {
     for (spec, rule) in [(llama(), ADAMW), (gpt(), SGD)] {
         let dir = tempfile::tempdir().unwrap();
         let first = dir.path().join("first");
@@ -60,10 +61,10 @@ fn any_world_strategy_and_precision_writes_the_same_bytes_and_reads_any() {
     }
 }
 
-/// Replicas, shards, parts of sequences and of tensors: whoever holds an element, one rank writes it, and all that hold
-/// it read it. Models for others and saves behind training likewise.
+/// Replicas, shards, parts of sequences and of tensors: every element is written by one rank, and read by all that hold
+/// it. The same for exports and async saves.
 #[test]
-fn any_mesh_writes_the_same_bytes_and_reads_any() {
+fn bytes_do_not_depend_on_the_mesh() {
     let (spec, dir) = (llama(), tempfile::tempdir().unwrap());
     let first = dir.path().join("first");
     let write = |sizes: MeshSizes, strategy: &Arc<dyn Strategy>, to: &Path| {
@@ -131,7 +132,7 @@ fn the_safetensors_crate_reads_what_we_write() {
 }
 
 #[test]
-fn old_checkpoints_go_and_leftovers_of_dead_saves_are_no_checkpoints() {
+fn old_checkpoints_are_removed_and_interrupted_saves_do_not_count() {
     let (dir, spec) = (tempfile::tempdir().unwrap(), llama());
     let save = |step: u64, keep: usize| {
         ranks(2, |rank| {
@@ -143,10 +144,10 @@ fn old_checkpoints_go_and_leftovers_of_dead_saves_are_no_checkpoints() {
         save(step, 2);
     }
     assert_eq!(listed(dir.path()), ["latest", "step-00000003", "step-00000004"]);
-    save(4, 2); // the same step again replaces it
+    save(4, 2); // saving the same step again replaces it
     assert_eq!(listed(dir.path()), ["latest", "step-00000003", "step-00000004"]);
 
-    // A save that died: its files are there, some at full length, some cut.
+    // An interrupted save: some files are at full length, some truncated.
     let dead = dir.path().join(".tmp-step-00000005-00000000000000ff");
     fs::create_dir(&dead).unwrap();
     for (name, bytes) in contents(&dir.path().join("step-00000004")).into_iter().take(3) {
@@ -169,7 +170,7 @@ fn old_checkpoints_go_and_leftovers_of_dead_saves_are_no_checkpoints() {
 }
 
 #[test]
-fn the_plan_is_what_is_allocated() {
+fn planned_bytes_equal_allocated_bytes() {
     for world in [1, 3] {
         ranks(world, |rank| {
             let (spec, before) = (gpt(), rank.meter.live(Category::Other));
@@ -186,15 +187,14 @@ fn the_plan_is_what_is_allocated() {
     }
 }
 
-/// What a crash of the machine may take away, by the operations of all ranks in their order.
+/// What a crash of the machine may lose, tracked through the operations of all ranks in order.
 #[derive(Default)]
 struct Unsynced {
-    /// Written by a rank that has not synced them since: another's fsync does not reach what a host has in its own
-    /// cache.
+    /// Written but not yet synced by the same rank: another host's fsync does not flush this host's cache.
     content: BTreeSet<(usize, PathBuf)>,
-    /// New names, whose directories have not been synced since.
+    /// New names whose directories have not been synced since.
     names: BTreeSet<PathBuf>,
-    /// Names that were given, in order.
+    /// Names given, in order.
     renamed: Vec<String>,
     writes: usize,
 }
@@ -231,10 +231,10 @@ impl Unsynced {
     }
 }
 
-/// Content first, then the names in the new directory, then its own name, then those that point to it, what runs go on
-/// from last; each is on disk before the next begins.
+/// First the content, then the names in the new directory, then its own name, then the pointers to it, with the one
+/// runs resume from last; each is durable before the next begins.
 #[test]
-fn a_save_is_durable_before_it_has_its_name() {
+fn a_save_is_durable_before_it_is_renamed() {
     let spec = llama();
     for world in [1, 3] {
         let dir = tempfile::tempdir().unwrap();
@@ -254,11 +254,14 @@ fn a_save_is_durable_before_it_has_its_name() {
             held.ckpt.save_async(&runs, 9, &mut *held.store, &mut held.optimizer, &best(2))?;
             held.ckpt.save_async(&runs, 9, &mut *held.store, &mut held.optimizer, &best(3))?;
             held.ckpt.settle()?;
-            held.ckpt.save_hf(&dir.path().join("hf"), ckpt::Dtype::BF16, &mut *held.store)
+            held.ckpt.save_hf(&dir.path().join("hf"), ckpt::Dtype::BF16, &mut *held.store)?;
+            held.ckpt.accompany(Companions::default().of_bytes(true));
+            held.ckpt.save_gguf(&dir.path().join("model.gguf"), GgufType::F16, &mut *held.store)
         });
         let seen = seen.lock().unwrap();
         assert!(seen.content.is_empty() && seen.names.is_empty(), "{:?} {:?}", seen.content, seen.names);
-        let names = "step-00000001 latest step-00000001 latest step-00000002 best latest step-00000003 latest hf";
+        let names =
+            "step-00000001 latest step-00000001 latest step-00000002 best latest step-00000003 latest hf model.gguf";
         assert_eq!(seen.renamed.join(" "), names, "a name that stands is not written again");
         assert!(seen.writes > 4 * 10 * world, "{} writes were seen", seen.writes);
     }

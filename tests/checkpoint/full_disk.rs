@@ -1,5 +1,5 @@
-//! A disk that refuses the space for a save: a limit on file sizes stands for it, so that this runs anywhere and as any
-//! user. In a process of its own: the limit is the whole process's.
+//! A full disk, simulated by a file-size limit, so that this runs anywhere and as any user. In its own process, because
+//! the limit is process-wide.
 
 use crate::common::alone::alone;
 use crate::common::known_state::*;
@@ -10,18 +10,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 #[test]
-fn space_that_is_refused_fails_the_save_and_touches_nothing() {
-    if !alone(module_path!(), "space_that_is_refused_fails_the_save_and_touches_nothing") {
+fn a_full_disk_fails_the_save_and_touches_nothing() {
+    if !alone(module_path!(), "a_full_disk_fails_the_save_and_touches_nothing") {
         return;
     }
-    // Without a handler the signal that goes with the refusal would end the process.
+    // Without a handler, the signal that comes with the refusal would kill the process.
     let refused = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGXFSZ, refused.clone()).unwrap();
     let (dir, spec) = (tempfile::tempdir().unwrap(), llama());
     let before = |step: u64| saved(2, &spec, &plain(), ADAMW, SMALL, dir.path(), step);
     before(1);
     let old = getrlimit(Resource::Fsize);
-    // Enough for every file of the model but the last of the optimizer's, and for messages of the test itself.
+    // Enough for every file of the model except the last of the optimizer, and for the test's own output.
     let errors = ranks(2, |rank| {
         let mut held = KnownState::new(&rank, &spec, &*plain(), ADAMW, u64::MAX)?.fill()?;
         rank.mesh.world.barrier(flatshard::comm::Tag::new("limit", 0))?;
@@ -41,5 +41,5 @@ fn space_that_is_refused_fails_the_save_and_touches_nothing() {
     assert_eq!(listed(dir.path()), ["latest", "step-00000001"]);
     assert_eq!(ckpt::resolve(Some(dir.path()), &Resume::Auto).unwrap(), Some(dir.path().join("step-00000001")));
     load(2, &spec, ADAMW, &dir.path().join("step-00000001")).into_iter().for_each(|(result, _)| result.unwrap());
-    before(2); // and there is room again
+    before(2); // free the space again
 }

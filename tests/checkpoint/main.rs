@@ -1,4 +1,4 @@
-//! Checkpoints and models in files: what is written and read, async saves, damage, full disks, other tools' models.
+//! Checkpoints and model files: reading and writing, async saves, damage, full disks, third-party models.
 #[path = "../common/mod.rs"]
 mod common;
 mod async_save;
@@ -7,6 +7,7 @@ mod damage;
 mod export;
 mod files;
 mod full_disk;
+mod gguf;
 mod load_memory;
 mod recovery;
 mod resume;

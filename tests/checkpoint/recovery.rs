@@ -1,6 +1,5 @@
-//! What is left when something breaks: damaged checkpoints are passed over, aloud, where an older one is whole; what
-//! dead saves left is cleared away; a refused write says which file it was.
-
+//! Recovery: damaged checkpoints are skipped with a warning if an older one is intact; leftovers of interrupted saves
+//! are removed; a refused write names the file.
 use crate::common::runs::*;
 use flatshard::ckpt::state;
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
@@ -10,7 +9,7 @@ use std::process::{Command, Stdio};
 
 const STEPS: [&str; 6] = ["--max-steps", "8", "--save-every", "2", "--lr-scheduler", "constant"];
 
-/// What is said of it, and how it is done.
+/// Its name, and how the damage is done.
 type Damage = (&'static str, fn(&Path));
 
 fn flip(path: &Path, from_end: usize) {
@@ -20,10 +19,9 @@ fn flip(path: &Path, from_end: usize) {
     fs::write(path, bytes).unwrap();
 }
 
-/// In tensors, which are read by the ranks; in a small file and in a header, which are read before; half of a
-/// checkpoint.
+/// In tensors, which ranks read; in a small file and in a header, which are read before; half a checkpoint.
 #[test]
-fn a_damaged_checkpoint_is_passed_over_aloud_and_the_run_ends_with_the_same_bits() {
+fn a_damaged_checkpoint_is_skipped_with_a_warning_and_the_run_ends_bitwise_equal() {
     let dir = Dir::new();
     let (quiet, other) = (dir.arg("quiet.jsonl"), dir.arg("other"));
     good(FSDP, &[&STEPS[..], &["--metrics-path", &quiet, "--ckpt-dir", &other]].concat());
@@ -47,27 +45,24 @@ fn a_damaged_checkpoint_is_passed_over_aloud_and_the_run_ends_with_the_same_bits
         let ended = good(FSDP, &run);
         let warning = ended.stderr.lines().find(|l| l.starts_with("warning: damaged checkpoint: ")).unwrap_or_default();
         assert!(warning.contains("step-00000008") && warning.contains(said), "{said}: {}", ended.stderr);
-        assert!(
-            ended.stderr.contains(&format!("warning: going on from {}, after step 4", step(4).display())),
-            "{said}"
-        );
+        assert!(ended.stderr.contains(&format!("warning: resuming from {}, step 4", step(4).display())), "{said}");
         let path = dir.path(&format!("m{n}.jsonl"));
         assert_eq!(events(&path, "run")[1]["resumed_from_step"], 4, "{said}");
         assert_eq!(events(&path, "damaged").len(), 2, "{said}");
         assert_eq!(losses(&path), losses(&dir.path("quiet.jsonl")), "{said}");
         for file in ["model.safetensors", "optimizer.safetensors", "trainer_state.json"] {
             let [a, b] = [step(8), dir.path("other/step-00000008")].map(|dir| fs::read(dir.join(file)).unwrap());
-            // Each run has an id of its own.
+            // Run ids differ.
             let equal = if file == state::FILE { state::without_id(&a) == state::without_id(&b) } else { a == b };
             assert!(equal, "{file} differs");
         }
-        // One that is named is not exchanged for another.
+        // A checkpoint named explicitly is not replaced by another.
         damage(&step(8));
         let named = ["--max-steps", "10", "--resume", &step(8).display().to_string()];
         let ended = Run::start(FSDP, &named).end();
         assert_eq!(ended.status.code(), Some(2), "{said}: {}", ended.stderr);
         assert!(ended.stderr.contains("step-00000008"), "{said}: {}", ended.stderr);
-        // And nothing begins anew where there was something.
+        // And no fresh run starts where checkpoints exist.
         [2, 4, 6].into_iter().for_each(|n| damage(&step(n)));
         let ended = Run::start(FSDP, &run).end();
         assert_eq!(ended.status.code(), Some(2), "{said}: {}", ended.stderr);
@@ -77,9 +72,9 @@ fn a_damaged_checkpoint_is_passed_over_aloud_and_the_run_ends_with_the_same_bits
     }
 }
 
-/// A mistaken flag is not damage: nothing older is tried.
+/// A wrong flag is not damage: no older checkpoint is tried.
 #[test]
-fn a_checkpoint_of_another_model_is_refused_and_not_passed_over() {
+fn a_checkpoint_of_another_model_is_refused_not_skipped() {
     let dir = Dir::new();
     let ckpt = dir.arg("ckpt");
     let run = [&STEPS[..], &["--ckpt-dir", &ckpt, "--resume", "auto"]].concat();
@@ -90,7 +85,7 @@ fn a_checkpoint_of_another_model_is_refused_and_not_passed_over() {
 }
 
 #[test]
-fn what_dead_saves_left_is_cleared_at_a_restart() {
+fn interrupted_saves_are_removed_at_a_restart() {
     let dir = Dir::new();
     let (metrics, ckpt) = (dir.arg("m.jsonl"), dir.arg("ckpt"));
     let flags = ["--max-steps", "1000000", "--max-restarts", "1", "--metrics-path", &metrics, "--ckpt-dir", &ckpt];
@@ -109,21 +104,21 @@ fn what_dead_saves_left_is_cleared_at_a_restart() {
     );
 }
 
-/// Without a word of its own the system ends a process that makes a larger file than `ulimit -f` says.
+/// By default the system kills a process, without a message, that exceeds the file-size limit (`ulimit -f`).
 #[test]
-fn a_limit_on_file_sizes_is_an_error_with_a_remedy() {
+fn a_file_size_limit_is_an_error_with_a_remedy() {
     let run = command(FSDP, &["--max-steps", "2"]);
     let mut limited = Command::new("sh");
     limited.args(["-c", "ulimit -f 200; exec \"$@\"", "sh"]).arg(run.get_program()).args(run.get_args());
     let ended = Run(limited.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()).end();
     assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
-    assert!(ended.stderr.contains("error: ulimit -f is in the way") && ended.stderr.contains("ulimit -f unlimited"));
+    assert!(ended.stderr.contains("error: the file-size limit blocks") && ended.stderr.contains("ulimit -f unlimited"));
 }
 
-/// A limit that comes while a run is under way, as a quota does: the rank says which file it could not write, and where
-/// there are restarts the run goes on when there is room again.
+/// A limit that is imposed during a run, as a quota may be: the rank names the file it could not write, and with
+/// restarts the run continues once there is room.
 #[test]
-fn a_write_that_is_refused_names_the_file_and_is_tried_again() {
+fn a_refused_write_names_the_file_and_is_retried() {
     let dir = Dir::new();
     let (quiet, metrics, ckpt) = (dir.arg("quiet.jsonl"), dir.arg("m.jsonl"), dir.arg("ckpt"));
     let flags = [&["--lr-scheduler", "constant", "--max-steps"], &["30"][..]].concat();

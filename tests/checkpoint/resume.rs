@@ -1,5 +1,5 @@
-//! A run that is saved, ended and taken up again is the run that never stopped: losses, norms, weights, moments and the
-//! order of the data, by bits.
+//! A run that is saved, stopped and resumed is bitwise equal to one that never stopped: losses, norms, weights, moments
+//! and data order.
 
 use crate::common::known_state::state;
 use crate::common::*;
@@ -18,8 +18,8 @@ use std::sync::Arc;
 const ROWS: usize = 4;
 const ACCUM: usize = 2;
 
-/// Steps `from + 1..=to` of a run whose checkpoint of step `from` is in `dir`, unless `from` is 0. Saves at `save_at`
-/// and at the end. What every step reported: (loss, norm) as bits.
+/// Steps `from + 1..=to` of a run that resumes from its checkpoint of step `from` in `dir`, unless `from` is 0. Saves
+/// at `save_at` and at the end. Returns (loss, norm) of every step as bits.
 fn run(
     world: usize,
     options: &EngineOptions,
@@ -33,7 +33,7 @@ fn run(
         format: Format::default(),
         vocab: options.spec.vocab,
         max_len: ROW,
-        max_samples: Some(60), // the run sees the end of an epoch and a new order
+        max_samples: Some(60), // the run crosses the end of an epoch
         seed: options.seed,
         cache: Cache::at(std::env::temp_dir()),
         cargo_home: None,
@@ -87,7 +87,7 @@ fn contents(dir: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 #[test]
-fn ten_steps_are_five_a_checkpoint_and_five() {
+fn ten_steps_equal_five_a_checkpoint_and_five_more() {
     let bf16 = ShardedOptions { dtype: DType::Bf16, grad_accum: ACCUM, ..sharded() };
     let f32 = ShardedOptions { dtype: DType::F32, ..bf16.clone() };
     let keep = ShardedOptions { reshard: false, ..bf16.clone() };
@@ -120,10 +120,10 @@ fn ten_steps_are_five_a_checkpoint_and_five() {
     }
 }
 
-/// Another world and strategy: the weights are equal at load (tests/checkpoint/files.rs), the data go on where they
-/// stood, and only the order of sums differs from then on.
+/// With another world size and strategy, weights are equal after loading (tests/checkpoint/files.rs), data continues at
+/// the same position, and only the order of sums differs from then on.
 #[test]
-fn another_world_goes_on_with_the_same_data() {
+fn another_world_size_continues_with_the_same_data() {
     let spec = Spec { dropout: 0.0, ..llama() };
     let sharded = fsdp(ShardedOptions { grad_accum: ACCUM, ..sharded() });
     let dir = tempfile::tempdir().unwrap();
@@ -139,9 +139,8 @@ fn another_world_goes_on_with_the_same_data() {
 }
 
 // --- the binary
-// -------------------------------------------------------------------------------------------------------
 
-/// 100 rows, of which the last 8 are held out. Those have 9 tokens, the others 4, so that `tokens` of a step shows
+/// 100 rows, the last 8 of which are held out. Those have 9 tokens, the others 4, so that a step's `tokens` reveals
 /// them.
 struct Job(tempfile::TempDir);
 impl Job {
@@ -168,7 +167,7 @@ impl Job {
         let events = events.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
         (text, events.filter(|e| e["event"] == "step").map(|e| e["tokens"].as_u64().unwrap()).collect())
     }
-    /// Takes out of the newest checkpoint what checkpoints of earlier versions do not say.
+    /// Removes from the newest checkpoint what earlier versions did not write.
     fn age(&self) {
         let dir = ckpt::newest(&self.0.path().join("ck")).unwrap().unwrap();
         let (mut state, sums) = ckpt::state::read(&dir).unwrap();
@@ -177,17 +176,17 @@ impl Job {
     }
 }
 
-/// The tail of the data set stays out of training whatever the batch, the ranks and the order are from then on.
+/// The end of the data set stays out of training, whatever batch size, ranks and order follow.
 #[test]
-fn another_batch_does_not_train_on_rows_that_were_held_out() {
+fn another_batch_size_does_not_train_on_held_out_rows() {
     for more in [&[][..], &["--packing-samples", "--max-len", "9"], &["--no-shuffle"]] {
         let job = Job::new();
         let first = if more == ["--no-shuffle"] { &[][..] } else { more };
         let (text, tokens) = job.run("5", "2", "3", first);
-        assert!(tokens.len() == 3 && text.contains("over 64 held-out tokens"), "{text}");
+        assert!(tokens.len() == 3 && text.contains("  tokens 64"), "{text}");
         let (text, tokens) = job.run("6", "1", "20", more);
-        assert!(!text.contains("held out") && text.contains("over 64 held-out tokens"), "{more:?}: {text}");
-        // More than an epoch of rows of 4 tokens; packed, two in each sequence.
+        assert!(!text.contains("held out") && text.contains("  tokens 64"), "{more:?}: {text}");
+        // More than an epoch of rows of 4 tokens; packed, two per sequence.
         let samples = if more.contains(&"--packing-samples") { 12 } else { 6 };
         let whole = |t: &&u64| **t == 4 * samples || samples == 12 && t.is_multiple_of(4) && **t > 36;
         assert_eq!(tokens.iter().filter(whole).count(), 17, "{more:?}: {tokens:?}");
@@ -195,17 +194,17 @@ fn another_batch_does_not_train_on_rows_that_were_held_out() {
 }
 
 #[test]
-fn a_checkpoint_that_does_not_say_what_was_held_out_goes_on_as_its_batch_decided() {
+fn checkpoints_without_a_held_out_count_use_the_old_rule() {
     let job = Job::new();
     job.run("5", "2", "3", &[]);
     job.age();
     let (text, _) = job.run("6", "1", "4", &[]);
-    let says = "does not say which rows are held out: it takes the last 10, as for its steps of 10 sequences";
+    let says = "does not record its held-out rows: holding out the last 10, as for its steps of 10 sequences";
     assert!(text.contains(says), "{text}");
-    // From here on checkpoints say it.
+    // From here on checkpoints record it.
     let (text, _) = job.run("4", "1", "5", &[]);
-    assert!(!text.contains("held out") && text.contains("held-out tokens"), "{text}");
-    // Other rows cannot be split as these were.
+    assert!(!text.contains("held out") && text.contains("  tokens "), "{text}");
+    // Other rows cannot be split the same way.
     let (text, _) = job.run("4", "1", "6", &["--max-samples", "90"]);
-    assert!(text.contains("warning: the rows are not those of the checkpoint"), "{text}");
+    assert!(text.contains("warning: the data is not the checkpoint's"), "{text}");
 }

@@ -1,5 +1,5 @@
-//! Whole runs that save and models that are used again: behind training, in files of a size, in a directory of one run
-//! alone, and as text.
+//! Whole runs with the flags for saving: async, sharded files, a directory locked by one run, exports, and generated
+//! text.
 
 use crate::common::time::wait_until;
 use flatshard::ckpt::state;
@@ -20,7 +20,7 @@ fn command(args: &[&str]) -> Command {
     command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
-/// A model of some milliseconds a step, on a task without files.
+/// A model with steps of a few milliseconds, on a task without files.
 fn training<'a>(more: &[&'a str]) -> Vec<&'a str> {
     let tiny = "--dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 32 --batch-size 4 \
     --log-every 1 \
@@ -52,7 +52,7 @@ impl Dir {
         self.path(name).to_str().unwrap().to_string()
     }
 }
-/// Every file below `dir` by its path in it.
+/// Every file below `dir` by its relative path.
 fn tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(dir).unwrap().map(|e| e.unwrap()) {
@@ -61,7 +61,7 @@ fn tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
             found.extend(tree(&entry.path()).into_iter().map(|(below, bytes)| (format!("{name}/{below}"), bytes)));
         } else {
             let content = fs::read(entry.path()).unwrap();
-            // Each run has an id of its own.
+            // Run ids differ.
             let content = if name == state::FILE { state::without_id(&content) } else { content };
             found.insert(name, content);
         }
@@ -95,7 +95,7 @@ impl Drop for Running {
 }
 
 #[test]
-fn saving_behind_training_changes_neither_losses_nor_checkpoints() {
+fn async_saves_change_neither_losses_nor_checkpoints() {
     let dir = Dir::new();
     for (name, flag) in [("behind", "--async-save"), ("between", "--no-async-save")] {
         let (ckpt, metrics) = (dir.arg(name), dir.arg(&format!("{name}.jsonl")));
@@ -125,7 +125,7 @@ fn saving_behind_training_changes_neither_losses_nor_checkpoints() {
 }
 
 #[test]
-fn a_signal_waits_for_what_is_written_behind_training() {
+fn a_signal_waits_for_an_async_save() {
     let dir = Dir::new();
     let (ckpt, metrics) = (dir.arg("ckpt"), dir.arg("m"));
     let more = [
@@ -153,15 +153,15 @@ fn a_signal_waits_for_what_is_written_behind_training() {
 }
 
 #[test]
-fn a_directory_of_checkpoints_belongs_to_one_run_at_a_time() {
+fn a_checkpoint_directory_belongs_to_one_run_at_a_time() {
     let dir = Dir::new();
     let ckpt = dir.arg("ckpt");
     let more = ["--max-steps", "1000000", "--save-every", "2", "--keep", "2", "--ckpt-dir", &ckpt];
     let mut run = Running::start(&training(&more));
     run.until("a checkpoint", || dir.path("ckpt/latest").exists());
     let again = ["--max-steps", "1000000", "--ckpt-dir", &ckpt, "--resume", "auto"];
-    refused(&training(&again), &["--ckpt-dir", &ckpt, "another run is using it now"]);
-    drop(run); // killed: the lock goes with it
+    refused(&training(&again), &["--ckpt-dir", &ckpt, "another run is using it"]);
+    drop(run); // killed, which releases the lock
     let newest = fs::read_to_string(dir.path("ckpt/latest")).unwrap();
     let step: u64 = newest.trim().trim_start_matches("step-").parse().unwrap();
     let to = (step + 1).to_string();
@@ -169,7 +169,7 @@ fn a_directory_of_checkpoints_belongs_to_one_run_at_a_time() {
 }
 
 #[test]
-fn files_of_a_size_and_text_from_them() {
+fn file_size_limits_and_generation_from_sharded_files() {
     let dir = Dir::new();
     let (ckpt, hf, text) = (dir.arg("ckpt"), dir.arg("hf"), dir.arg("text.txt"));
     fs::write(&text, "the quick brown fox jumps over the lazy dog. ".repeat(300)).unwrap();
@@ -215,7 +215,7 @@ fn files_of_a_size_and_text_from_them() {
     assert!(hot("1") == hot("1") && hot("1") != hot("2"));
     assert_eq!(write(export, &["--temperature", "3", "--top-k", "1"]), greedy);
 
-    // Text that cannot be written is a failure; nobody to read it is none.
+    // Text that cannot be written is an error; a closed pipe is not.
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     let out = command(&["--generate", "the", "--pretrain", &hf]).stdout(full).output().unwrap();
     let text = String::from_utf8_lossy(&out.stderr);
@@ -238,9 +238,9 @@ fn files_of_a_size_and_text_from_them() {
     }
 }
 
-/// A model that somebody else wrote, or this one in another run, is not lost by a path that was given again.
+/// A third-party model, or one of another run, is not lost when a path is reused.
 #[test]
-fn an_export_replaces_a_model_of_its_own_run_and_no_other_unless_told() {
+fn an_export_replaces_only_its_own_runs_model_unless_overwriting() {
     let dir = Dir::new();
     let (base, other, link, ckpt) = (dir.arg("base"), dir.arg("other"), dir.arg("link"), dir.arg("ckpt"));
     let train = |more: &[&str]| training(&[&["--max-steps", "2"], more].concat()).join(" ");
@@ -250,7 +250,7 @@ fn an_export_replaces_a_model_of_its_own_run_and_no_other_unless_told() {
     std::os::unix::fs::symlink(&base, &link).unwrap();
     let whole = tree(&dir.path("base"));
 
-    // What the run starts from: by no path, and not when told to either.
+    // Never the model the run starts from, by any path, even with --overwrite.
     for (from, to) in [(&base, &base), (&base, &link), (&link, &base)] {
         let args = ["--pretrain", from, "--save-hf", to, "--ckpt-dir", &ckpt];
         let says = ["--save-hf", to, "is the directory of --pretrain", "never overwritten"];
@@ -258,23 +258,26 @@ fn an_export_replaces_a_model_of_its_own_run_and_no_other_unless_told() {
         no(&[&args[..], &["--overwrite"]].concat(), &says);
     }
     no(&["--ckpt-dir", &ckpt, "--save-hf", &ckpt], &["is the directory of --ckpt-dir"]);
-    // A model of another run; of somebody else.
+    // A model of another run; of a third party.
     fs::create_dir(&other).unwrap();
     for name in ["config.json", "model.safetensors"] {
         fs::copy(dir.path("base").join(name), dir.path("other").join(name)).unwrap();
     }
     for to in [&base, &other] {
-        no(&["--save-hf", to, "--ckpt-dir", &ckpt], &[to, "holds a model that this run did not write", "--overwrite"]);
+        no(
+            &["--save-hf", to, "--ckpt-dir", &ckpt],
+            &[to, "contains a model that this run did not write", "--overwrite"],
+        );
     }
     assert!(tree(&dir.path("base")) == whole && !dir.path("ckpt").exists());
     ok(&["--save-hf", &other, "--overwrite", "--seed", "1"]);
     assert!(fs::read(dir.path("other/model.safetensors")).unwrap() != whole["model.safetensors"]);
-    // Only a model may be replaced.
+    // Only a model can be replaced.
     fs::write(dir.path("other/notes.txt"), "mine").unwrap();
-    no(&["--save-hf", &other, "--overwrite"], &["holds notes.txt", "never overwritten"]);
+    no(&["--save-hf", &other, "--overwrite"], &["contains notes.txt", "never overwritten"]);
     no(&["--overwrite"], &["--overwrite has no effect", "--save-hf"]);
 
-    // The same run, taken up again.
+    // The same run, resumed.
     let (out, run) = (dir.arg("out"), dir.arg("run"));
     let export = || fs::read(dir.path("out/model.safetensors")).unwrap();
     ok(&["--ckpt-dir", &run, "--save-hf", &out]);

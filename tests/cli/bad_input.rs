@@ -1,6 +1,5 @@
-//! What people type who do not know the program: numbers that are none or larger than any machine, flags that
-//! contradict each other, files that are something else, streams that nobody reads. One message, status 2, no panic,
-//! before anything starts.
+//! Bad input: numbers that are malformed or larger than any machine, contradicting flags, files of the wrong kind,
+//! closed pipes. Each gives one message, status 2 and no panic, before anything starts.
 use crate::common::runs::*;
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -11,7 +10,7 @@ use std::time::{Duration, Instant};
 fn output(args: &[&str]) -> Output {
     command(FSDP, args).output().unwrap()
 }
-/// Refused with one message of status 2 that holds all of `parts`, and nothing on standard output.
+/// Asserts status 2, one message that contains all of `parts`, and nothing on standard output.
 #[track_caller]
 fn refused(args: &[&str], parts: &[&str]) {
     let out = output(args);
@@ -25,7 +24,7 @@ fn refused(args: &[&str], parts: &[&str]) {
 }
 
 #[test]
-fn numbers_that_are_none() {
+fn malformed_numbers() {
     for flag in ["--lr", "--eps", "--dropout", "--weight-decay", "--grad-clip", "--comm-timeout", "--lora-alpha"] {
         for value in ["nan", "inf", "1e400", "fast"] {
             refused(&[flag, value], &[&format!("'{value}'"), flag, "a number is expected"]);
@@ -41,7 +40,7 @@ fn numbers_that_are_none() {
 }
 
 #[test]
-fn numbers_that_no_machine_holds() {
+fn sizes_larger_than_any_machine() {
     const WORD: &str = "18446744073709551615";
     for key in [
         "batch_size",
@@ -52,24 +51,25 @@ fn numbers_that_no_machine_holds() {
         "vocab_size",
         "num_layers",
         "nproc_per_node",
+        "threads_per_rank",
         "tp_size",
         "sample_tokens",
     ] {
         refused(&[&format!("--{key}"), WORD], &[&format!("{key} is {WORD}: it must be at most ")]);
     }
-    // Each by itself may pass; their products would leave a machine word.
+    // Each alone may pass; their products would overflow 64 bits.
     let large = ["--embed-dim", "2147483648", "--ff-hidden-dim", "2147483648", "--num-layers", "4096"];
-    refused(&large, &["4096 layers, width 2147483648", "larger than any machine"]);
+    refused(&large, &["4096 layers, width 2147483648", "too large for any machine"]);
     refused(
         &["--tp-size", "65536", "--ring-attn-size", "65536"],
         &["sp 65536 x tp 65536 = 4294967296, but there are 2"],
     );
-    // These are only too much for this one.
+    // These are only too large for this machine.
     refused(&["--num-layers", "100", "--embed-dim", "65536"], &["this run needs", "GiB"]);
 }
 
 #[test]
-fn flags_that_would_come_to_nothing() {
+fn flags_without_effect() {
     refused(&["--momentum", "0.5"], &["--momentum 0.5 has no effect here", "--optimizer sgd"]);
     refused(&["--min-lr-ratio", "0.2"], &["--min-lr-ratio 0.2", "--lr-scheduler cosine_with_min_lr"]);
     refused(&["--wrap-min-params", "5"], &["--wrap-min-params 5", "--auto-wrap size"]);
@@ -78,10 +78,10 @@ fn flags_that_would_come_to_nothing() {
     let (dir, defaults) =
         (Dir::new(), ["--momentum", "0.9", "--min-lr-ratio", "0.1", "--no-eval", "--eval-every", "0"]);
     let mut print = defaults.to_vec();
-    print.push("--print-config"); // a file of all settings has them all
+    print.push("--print-config"); // a file with all settings
     assert!(output(&print).status.success());
 
-    // A model directory gives the shapes: flags may say the same, and nothing else.
+    // A model directory sets the shapes: flags may only repeat them.
     let model = dir.arg("model");
     good(FSDP, &["--max-steps", "1", "--no-sample", "--save-hf", &model]);
     let same = ["--pretrain", &model, "--print-config", "--num-layers", "2"];
@@ -90,7 +90,7 @@ fn flags_that_would_come_to_nothing() {
 }
 
 #[test]
-fn files_that_are_something_else() {
+fn files_of_the_wrong_kind() {
     let dir = Dir::new();
     let write = |name: &str, text: &[u8]| {
         fs::write(dir.path(name), text).unwrap();
@@ -105,7 +105,7 @@ fn files_that_are_something_else() {
         refused(&[flag, &text], &[flag, "text.txt: is a file"]);
     }
     refused(&["--profile-steps", "1:1", "--trace-folder", &text], &["--trace-folder", "is a file, not a directory"]);
-    // A BOM is no part of the first row, nor of a configuration.
+    // A BOM is not part of the first row, nor of a configuration.
     let row = b"\xef\xbb\xbf{\"text\": \"hello to all who read this\"}\r\n\r\n".to_vec();
     let rows = [row, b"{\"text\": \"hello to all who read this\"}\r\n  \r\n".repeat(40)].concat();
     let (rows, config) = (write("rows.jsonl", &rows), write("c.json", b"\xef\xbb\xbf{\"optim\": {\"lr\": 0.25}}"));
@@ -114,7 +114,7 @@ fn files_that_are_something_else() {
     assert!(out.status.success() && stdout.contains("41 samples"), "{stdout}{}", String::from_utf8_lossy(&out.stderr));
 }
 
-/// [`refused`] within a minute, with a message that is no longer than a few sentences.
+/// [`refused`] within a minute, with a message of at most a few sentences.
 #[track_caller]
 fn refused_soon(args: &[&str], parts: &[&str]) {
     let mut run = command(FSDP, args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
@@ -135,7 +135,7 @@ fn refused_soon(args: &[&str], parts: &[&str]) {
 }
 
 #[test]
-fn models_that_no_machine_holds() {
+fn models_larger_than_any_machine() {
     let dir = Dir::new();
     let model = dir.arg("model");
     good(FSDP, &["--max-steps", "1", "--no-sample", "--save-hf", &model]);
@@ -147,7 +147,7 @@ fn models_that_no_machine_holds() {
         fs::write(&path, changed.to_string()).unwrap();
         refused_soon(&["--pretrain", &model], &[&["config.json: ", key], parts].concat());
     };
-    // A key and the flag of the same meaning have the same limit.
+    // A key has the same limit as its flag.
     for (key, flag, most) in [
         ("num_hidden_layers", "num_layers", 4096u64),
         ("num_attention_heads", "num_heads", 65536),
@@ -165,9 +165,9 @@ fn models_that_no_machine_holds() {
     }
     refused_with("num_hidden_layers", 10_000_000.into(), &["it must be at most 4096"]);
     refused_with("rms_norm_eps", (-1e-5).into(), &["is -0.00001; it must be a number from 0 to 1"]);
-    refused_with("eos_token_id", 1_000_000_000_000u64.into(), &["is 1000000000000; it must be the id of a token"]);
-    refused_with("layer_types", vec!["full_attention"; 1_000_000].into(), &["is a list of 1000000; it must name"]);
-    refused_with("strange", vec!["full_attention"; 1_000_000].into(), &["...: this key is not known"]);
+    refused_with("eos_token_id", 1_000_000_000_000u64.into(), &["is 1000000000000; it must be a token id"]);
+    refused_with("layer_types", vec!["full_attention"; 1_000_000].into(), &["is a list of 1000000; it must list"]);
+    refused_with("strange", vec!["full_attention"; 1_000_000].into(), &["...: unknown key for this model"]);
 }
 
 #[test]
@@ -185,7 +185,10 @@ fn pipes_and_devices_instead_of_files() {
         for flag in ["--config", "--tokenizer", "--deepspeed"] {
             refused_soon(&[flag, path], &[path, what, "not a regular file"]);
         }
-        refused_soon(&["--tokenizer-chat-template", path, "--apply-chat-template"], &[path, "is no file"]);
+        refused_soon(
+            &["--tokenizer-chat-template", path, "--apply-chat-template"],
+            &[path, "is neither a file nor Jinja text"],
+        );
     }
     for file in ["model/model.safetensors", "model/config.json", "tokenizer/tokenizer_config.json"] {
         fs::create_dir_all(dir.path("tokenizer")).unwrap();
@@ -202,7 +205,7 @@ const TOKENIZER: &str = r#"{"version": "1.0", "truncation": null, "padding": nul
     "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}"#;
 
 #[test]
-fn tokenizers_templates_and_configurations_that_ask_for_all_memory() {
+fn tokenizers_templates_and_configurations_that_would_use_all_memory() {
     let dir = Dir::new();
     let write = |name: &str, text: String| {
         fs::write(dir.path(name), text).unwrap();
@@ -214,7 +217,7 @@ fn tokenizers_templates_and_configurations_that_ask_for_all_memory() {
     let tokenizer = write("tokenizer.json", file.to_string());
     refused_soon(
         &["--tokenizer", &tokenizer],
-        &["tokenizer.json: is no usable tokenizer", "1000000000000 times as long"],
+        &["tokenizer.json: is not a usable tokenizer", "1000000000000 times longer"],
     );
 
     let rows = r#"{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}"#;
@@ -223,20 +226,20 @@ fn tokenizers_templates_and_configurations_that_ask_for_all_memory() {
         "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}";
     refused_soon(
         &["--dataset", &rows, "--apply-chat-template", "--tokenizer-chat-template", template],
-        &["rows.jsonl: line 1 does not fit: the template computes with a value", "(line 1 of the chat template)"],
+        &["rows.jsonl: line 1 is rejected by line 1 of the chat template: the template computes with a value"],
     );
 
     let long = "x".repeat(1 << 20);
     let yaml = write("long.yaml", format!("optim: {{lr: {long}}}"));
-    refused_soon(&["--config", &yaml], &["long.yaml: optim.lr: ", "xxx..."]);
+    refused_soon(&["--config", &yaml], &["long.yaml: optim.lr is ", "xxx..."]);
     let json = write("key.json", format!("{{\"{long}\": 1}}"));
-    refused_soon(&["--config", &json], &["key.json: unknown key xxx", "...: docs/files.md says what a file may hold"]);
+    refused_soon(&["--config", &json], &["key.json: unknown key xxx", "...: docs/files.md lists the keys of a file"]);
     let deepspeed = write("ds.json", format!("{{\"amp\": {{\"enabled\": true, \"opt_level\": \"{long}\"}}}}"));
     refused_soon(&["--deepspeed", &deepspeed], &["ds.json: amp is {", "...: use the bf16"]);
 }
 
 #[test]
-fn arguments_that_are_no_text() {
+fn arguments_that_are_not_utf8() {
     let out = Command::new(FSDP).arg(OsStr::from_bytes(b"caf\xe9")).output().unwrap();
     let stderr = String::from_utf8_lossy(&out.stderr);
     assert_eq!((out.status.code(), stderr.lines().count()), (Some(2), 1), "{stderr}");
@@ -244,7 +247,7 @@ fn arguments_that_are_no_text() {
 }
 
 #[test]
-fn nobody_reads() {
+fn closed_pipes() {
     for (word, status) in [("--help", 0), ("--print-config", 0), ("--bogus", 2)] {
         let closed = || {
             let (reader, writer) = std::io::pipe().unwrap();
@@ -254,7 +257,7 @@ fn nobody_reads() {
         let mut run = command(FSDP, &[word]);
         assert_eq!(run.stdout(closed()).stderr(closed()).status().unwrap().code(), Some(status), "{word}");
     }
-    // A full disk is another matter: what was asked for is not there.
+    // A full disk is an error: the requested output is missing.
     let full = || File::options().write(true).open("/dev/full").unwrap();
     let out = command(FSDP, &["--print-config"]).stdout(full()).output().unwrap();
     let stderr = String::from_utf8_lossy(&out.stderr);

@@ -1,4 +1,4 @@
-//! The command line from outside: help, files, precedence, and every bad input named before anything starts.
+//! The command line from outside: help, files, precedence, and errors reported before anything starts.
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
 const DDP: &str = env!("CARGO_BIN_EXE_run_ddp");
-/// A dataset that needs no files and a model that needs no time.
+/// A data set without files and a model that trains fast.
 const TINY: [&str; 8] = ["--dataset", "synthetic", "--embed-dim", "32", "--num-layers", "1", "--max-len", "16"];
 
 fn output(program: &str, args: &[&str]) -> Output {
@@ -24,7 +24,7 @@ fn good(args: &[&str]) -> String {
     assert!(out.status.success(), "{args:?}: {}\n{stdout}\n{stderr}", out.status);
     stdout.into_owned()
 }
-/// The message of a run that must be refused: status 2, one `error:` line, nothing on standard output.
+/// The message of a run that must be refused: status 2, one `error:` line, no standard output.
 fn refused(args: &[&str]) -> String {
     let out = output(FSDP, args);
     let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
@@ -34,7 +34,7 @@ fn refused(args: &[&str]) -> String {
     assert!(stderr.starts_with("error: "), "{args:?}: {stderr}");
     stderr
 }
-/// `refused`, and the message holds all of `parts`.
+/// `refused`, and the message contains all of `parts`.
 #[track_caller]
 fn refused_with(args: &[&str], parts: &[&str]) {
     let message = refused(args);
@@ -84,9 +84,9 @@ embed-dim \
      model-config fsdp-config print-config";
 
 #[test]
-fn help_lists_every_flag_with_its_default() {
+fn help_all_lists_every_flag_with_its_default() {
     for program in [FSDP, DDP] {
-        let out = output(program, &["--help"]);
+        let out = output(program, &["--help-all"]);
         assert!(out.status.success());
         let help = String::from_utf8(out.stdout).unwrap();
         let line = |flag: &str| {
@@ -96,7 +96,7 @@ fn help_lists_every_flag_with_its_default() {
         for flag in FLAGS.split_whitespace() {
             line(flag);
         }
-        // Every setting says its default; the files and the verbs have none.
+        // Every setting shows its default; files and actions have none.
         let settings = help.split("Run:").nth(1).unwrap();
         for line in settings.lines().filter(|l| l.trim_start().starts_with("--")) {
             assert!(line.contains("[default: "), "no default: {line}");
@@ -199,7 +199,7 @@ distributed:
     refused_with(&["--config", &torn], &["torn.yaml", "strategy", "enabled"]);
 }
 
-/// The file that CONTRACT.md promises to run as it stands.
+/// The file that must run unchanged (CONTRACT.md).
 const CONTRACT: &str = "
 model: {embed_dim: 768, num_layers: 6, num_heads: 12, ff_hidden_dim: 3072, dropout: 0.1}
 runtime: {mixed_precision: bf16, log_every: 5}
@@ -208,7 +208,7 @@ optim: {lr: 3.0e-4, warmup_steps: 200}
 ";
 
 #[test]
-fn the_files_that_ship_are_read() {
+fn shipped_files_are_read() {
     let dir = TempDir::new().unwrap();
     let contract = file(&dir, "contract.yaml", CONTRACT);
     let read = |path: &str, more: &[&str]| -> Value {
@@ -233,12 +233,12 @@ fn the_files_that_ship_are_read() {
     assert_eq!(plan["plan"]["world_size"], 3);
     assert_eq!(plan["fsdp"]["cpu_offload"], true);
     let base = [&["--config", &distributed, "--dataset", "synthetic"], &large[..]].concat();
-    refused_with(&base, &["8 hosts", "torchrun --nnodes 8 --nproc-per-node 8"]);
+    refused_with(&base, &["num_nodes 8", "torchrun --nnodes 8 --nproc-per-node 8"]);
     refused_with(&["--config", &distributed, "--model-config", "tyni"], &["tyni", "tiny"]);
 }
 
 #[test]
-fn files_with_faults_are_named_with_the_key() {
+fn errors_in_files_name_the_file_and_the_key() {
     let dir = TempDir::new().unwrap();
     let faults = [
         ("model: {embed_dimm: 8}", vec!["model.embed_dimm", "model.embed_dim"]),
@@ -247,7 +247,7 @@ fn files_with_faults_are_named_with_the_key() {
         ("model: {embed_dim: -8}", vec!["model.embed_dim", "-8"]),
         ("optim: {lr: [1, 2]}", vec!["optim.lr", "number"]),
         ("optim: {betas: 0.9}", vec!["optim.betas"]),
-        ("data: {shuffle: 3}", vec!["data.shuffle", "true or false"]),
+        ("data: {shuffle: 3}", vec!["data.shuffle", "one of true, false"]),
         ("fsdp: {sharding_strategy: FULLSHARD}", vec!["fsdp.sharding", "FULLSHARD", "FULL_SHARD"]),
         ("runtime: {lr: 1}", vec!["runtime.lr", "optim"]),
         ("distributed: {nodes: 2}", vec!["distributed.nodes", "num_nodes"]),
@@ -272,7 +272,7 @@ fn sizes_that_do_not_fit_together() {
     refused_tiny(&["--embed-dim", "100", "--num-heads", "3"], &["embed_dim 100", "num_heads 3"]);
     refused_tiny(&["--num-heads", "4", "--num-kv-heads", "3"], &["num_heads 4", "num_kv_heads 3"]);
     refused_tiny(&["--num-heads", "0"], &["num_heads is 0"]);
-    refused_tiny(&["--arch", "gpt", "--num-kv-heads", "2"], &["gpt", "key/value"]);
+    refused_tiny(&["--arch", "gpt", "--num-kv-heads", "2"], &["gpt", "num_kv_heads 2"]);
     refused_tiny(&["--max-len", "64", "--max-positions", "32"], &["max_len 64", "max_positions 32"]);
     refused_tiny(&["--batch-size", "0"], &["batch_size is 0"]);
     refused_tiny(&["--grad-accum", "0"], &["grad_accum is 0"]);
@@ -285,9 +285,9 @@ fn sizes_that_do_not_fit_together() {
     refused_tiny(&["--grad-clip", "-1"], &["grad_clip is -1"]);
     refused_tiny(&["--activation-checkpoint-every", "2"], &["--activation-checkpoint is off"]);
     let second = ["--activation-checkpoint", "full", "--num-layers", "3", "--activation-checkpoint-every", "2"];
-    refused_tiny(&second, &["of 3 blocks none would be computed again", "choose 1 to 1"]);
+    refused_tiny(&second, &["none of the 3 blocks would be recomputed", "choose 1 to 1"]);
     refused_tiny(&["--nproc-per-node", "0"], &["nproc_per_node is 0"]);
-    refused_tiny(&["--num-nodes", "2"], &["2 hosts", "torchrun --nnodes 2"]);
+    refused_tiny(&["--num-nodes", "2"], &["num_nodes 2", "torchrun --nnodes 2"]);
     refused_tiny(&["--strategy", "ddp", "--dp-replicate-size", "3"], &["dp_replicate 3", "2 ranks"]);
     refused_tiny(&["--embed-dim", "1048576", "--ff-hidden-dim", "1048576"], &["GiB", "--batch-size"]);
 }
@@ -306,13 +306,13 @@ fn worlds_of_the_wrong_size() {
     let two_hosts = [("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2")];
     let (code, text) = launched(&two_hosts, &["--num-nodes", "3"]);
     assert_eq!(code, Some(2), "{text}");
-    assert!(text.contains("num_nodes 3") && text.contains("2 hosts (4 ranks, 2 on each)"), "{text}");
+    assert!(text.contains("num_nodes 3") && text.contains("4 ranks on 2 hosts (2 on each)"), "{text}");
     let (code, text) = launched(&[("RANK", "5"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "0")], &[]);
     assert_eq!(code, Some(2), "{text}");
 }
 
 #[test]
-fn data_that_is_missing_empty_or_of_another_tokenizer() {
+fn missing_or_empty_data_and_data_of_another_tokenizer() {
     let dir = TempDir::new().unwrap();
     let empty = file(&dir, "empty.txt", "");
     let short = file(&dir, "short.txt", "too short");
@@ -326,7 +326,7 @@ fn data_that_is_missing_empty_or_of_another_tokenizer() {
 }
 
 #[test]
-fn places_that_cannot_be_written() {
+fn outputs_that_cannot_be_written() {
     let dir = TempDir::new().unwrap();
     let taken = file(&dir, "taken", "mine");
     let below = format!("{taken}/below");
@@ -345,7 +345,7 @@ fn places_that_cannot_be_written() {
         &["no such directory", "hf download meta-llama/Llama-3.2-1B"],
     );
     assert_eq!(fs::read_to_string(taken).unwrap(), "mine", "nothing is overwritten");
-    // What can be opened and takes nothing, and what cannot be made although its directory is writable.
+    // A file that opens but cannot be written, and one that cannot be created in a writable directory.
     let long = dir.path().join("x".repeat(300));
     for (path, why) in [("/dev/full", "No space left"), (long.to_str().unwrap(), "File name too long")] {
         refused_tiny(&["--max-steps", "1", "--metrics-path", path], &["--metrics-path", path, why]);
@@ -382,7 +382,7 @@ fn neutral_values_pass() {
 }
 
 #[test]
-fn loss_scaling_is_checked_and_needs_something_to_scale() {
+fn loss_scaling_is_checked_and_needs_fp16() {
     refused_tiny(&["--loss-scale", "128"], &["--loss-scale", "--precision fp16"]);
     refused_tiny(&["--precision", "bf16", "--no-consecutive-hysteresis"], &["--no-consecutive-hysteresis", "fp16"]);
     let fp16 = |args: &[&str], parts: &[&str]| refused_tiny(&[&["--precision", "fp16"], args].concat(), parts);
@@ -391,13 +391,13 @@ fn loss_scaling_is_checked_and_needs_something_to_scale() {
     fp16(&["--loss-scale-window", "0"], &["--loss-scale-window 0", "at least 1"]);
     fp16(&["--hysteresis", "0"], &["--hysteresis 0"]);
     fp16(&["--initial-scale-power", "3", "--min-loss-scale", "16"], &["--min-loss-scale 16", "2^3 = 8"]);
-    // Of reduction alone too.
+    // With fp16 for reduction only, too.
     let plan = config(&["--reduce-dtype", "fp16", "--loss-scale-window", "100", "--hysteresis", "2"]);
     assert_eq!(plan["precision"]["loss_scale_window"], 100);
 }
 
 #[test]
-fn the_plan_says_what_a_rank_will_hold() {
+fn the_plan_has_the_bytes_of_a_rank() {
     let fp32 = config(&[]);
     let planned = &fp32["plan"]["planned_bytes"];
     let parts = planned.as_object().unwrap().iter().filter(|(name, _)| !matches!(name.as_str(), "total" | "host"));
@@ -405,7 +405,7 @@ fn the_plan_says_what_a_rank_will_hold() {
     assert_eq!(planned["total"].as_u64(), Some(sum));
     // 32 x 320 twice, 4 x 32 x 32 + 3 x 32 x 128 + 2 x 32 in the block, 32 in the last norm.
     assert_eq!(fp32["plan"]["params"], 2 * 32 * 320 + 4 * 32 * 32 + 3 * 32 * 128 + 3 * 32);
-    // One rank holds what two share.
+    // One rank holds as much as two together.
     let alone = config(&["--nproc-per-node", "1"]);
     let optimizer = |plan: &Value| plan["plan"]["planned_bytes"]["optimizer"].as_u64().unwrap();
     assert!(optimizer(&alone) > 19 * optimizer(&fp32) / 10);
@@ -413,7 +413,7 @@ fn the_plan_says_what_a_rank_will_hold() {
 }
 
 #[test]
-fn the_token_cache_is_where_it_is_asked_for_and_a_run_goes_on_without_one() {
+fn the_token_cache_is_in_its_directory_and_a_run_works_without_one() {
     let dir = TempDir::new().unwrap();
     let text = file(&dir, "t.txt", &"some text to train on\n".repeat(100));
     let run = |more: &[&str]| {
@@ -434,7 +434,7 @@ fn the_token_cache_is_where_it_is_asked_for_and_a_run_goes_on_without_one() {
     assert_eq!((files("own"), files("env")), (1, 0));
     run(&[]);
     assert_eq!((files("own"), files("env")), (1, 1));
-    // Two ranks and their launcher, one warning.
+    // Two ranks and their launcher give one warning.
     let blocked = file(&dir, "blocked", "not a directory");
     let said = run(&["--cache-dir", &blocked]);
     assert_eq!(said.matches("warning: the token cache cannot be written: ").count(), 1, "{said}");

@@ -1,5 +1,5 @@
-//! Engines by flags and by DeepSpeed's file, from outside: what each key becomes, what is refused and in which words,
-//! and that the same run by every engine reports the same numbers.
+//! Engines selected by flags and by DeepSpeed's file, from outside: what each key becomes, which keys are refused with
+//! which message, and that every engine reports the same numbers for the same run.
 use flatshard::optim::ScalerOptions;
 use serde_json::{Value, json};
 use std::fs;
@@ -26,7 +26,7 @@ fn config(args: &[&str]) -> Value {
     assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
     serde_saphyr::from_str(&String::from_utf8(out.stdout).unwrap()).unwrap()
 }
-/// Refused with status 2 and words that hold all of `parts`.
+/// Asserts status 2 and a message that contains all of `parts`.
 #[track_caller]
 fn refused(args: &[&str], parts: &[&str]) {
     let out = fsdp(args);
@@ -37,7 +37,7 @@ fn refused(args: &[&str], parts: &[&str]) {
     }
 }
 
-/// A file of DeepSpeed's for the length of a call.
+/// A DeepSpeed file for the duration of a call.
 fn with_file<T>(body: &Value, f: impl FnOnce(&str) -> T) -> T {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("ds.json");
@@ -51,7 +51,7 @@ fn read(body: Value, more: &[&str]) -> Value {
 fn faulty(body: Value, more: &[&str], parts: &[&str]) {
     with_file(&body, |path| refused(&[&["--deepspeed", path], more].concat(), &[&["ds.json"], parts].concat()));
 }
-/// Stage 2 and what else is said.
+/// Stage 2 and the given keys.
 fn two(more: Value) -> Value {
     let mut body = json!({"zero_optimization": {"stage": 2}});
     for (key, value) in more.as_object().unwrap() {
@@ -64,7 +64,7 @@ fn two(more: Value) -> Value {
 }
 
 #[test]
-fn every_engine_reports_the_numbers_of_the_manual_one() {
+fn every_engine_reports_the_numbers_of_manual_fsdp() {
     let dir = TempDir::new().unwrap();
     let numbers = |name: &str, engine: &[&str]| -> Vec<(String, String)> {
         let path = dir.path().join(name);
@@ -93,7 +93,7 @@ fn steps(path: &Path) -> Vec<Value> {
 }
 
 #[test]
-fn flags_choose_an_engine_and_what_it_has_no_use_for_is_refused() {
+fn flags_select_an_engine_and_settings_it_does_not_have_are_refused() {
     for (args, name) in [
         (&[][..], "fsdp"),
         (&["--fsdp-impl", "reference"], "fsdp_reference"),
@@ -103,7 +103,7 @@ fn flags_choose_an_engine_and_what_it_has_no_use_for_is_refused() {
     ] {
         assert_eq!(config(args)["plan"]["strategy"], name, "{args:?}");
     }
-    // What is printed says what is done, and reads as a file of settings.
+    // The printed configuration is resolved, and a valid settings file.
     let dir = TempDir::new().unwrap();
     for args in [&["--fsdp-impl", "reference"][..], &["--zero-stage", "3"]] {
         let out = fsdp(&[args, &["--print-config"]].concat());
@@ -126,7 +126,7 @@ fn flags_choose_an_engine_and_what_it_has_no_use_for_is_refused() {
         (&["--zero-stage", "2", "--stage3-max-live-parameters", "5e8"], ["--stage3-max-live-parameters", "stage 3"]),
         (&["--zero-stage", "3", "--allgather-bucket-size", "5e8"], ["--allgather-bucket-size", "stages 1 and 2"]),
         (&["--zero-stage", "2", "--reduce-bucket-size", "0.5"], ["--reduce-bucket-size", "0.5"]),
-        (&["--zero-stage", "2", "--strategy", "ddp"], ["ddp", "--backend zero"]),
+        (&["--zero-stage", "2", "--strategy", "ddp"], ["ddp", "keep all weights"]),
     ] {
         refused(args, &parts);
     }
@@ -219,7 +219,7 @@ fn auto_leaves_a_key_to_flags_and_sizes_to_the_width() {
     assert!(slots(&automatic) < slots(&whole), "{automatic} {whole}");
 }
 
-/// What DeepSpeed itself said of its defaults and learning rates: `tests/golden/deepspeed.py`.
+/// DeepSpeed's own defaults and learning rates, from `tests/golden/deepspeed.py`.
 fn golden(version: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/deepspeed.json");
     serde_json::from_slice::<Value>(&fs::read(path).unwrap()).unwrap()[version].clone()
@@ -236,7 +236,7 @@ fn has(found: &Value, defaults: &Value, names: &[(&str, &str)]) {
 }
 
 #[test]
-fn a_key_that_is_left_out_has_deepspeeds_default() {
+fn a_missing_key_has_deepspeeds_default() {
     let defaults = golden("0.19.2")["defaults"].clone();
     let optim = |more: Value, flags: &[&str]| read(two(more), flags)["optim"].clone();
     let adam = [("lr", "lr"), ("betas", "betas"), ("eps", "eps"), ("weight_decay", "weight_decay")];
@@ -285,7 +285,7 @@ fn a_key_that_is_left_out_has_deepspeeds_default() {
     }
     assert_eq!(rows.len(), 25);
 
-    // A newer one differs in clipping alone, which a run tells of.
+    // A newer version differs only in clipping, which the run logs.
     let mut newer = golden("0.19.8");
     assert_eq!(newer["defaults"]["gradient_clipping"], 1.0);
     newer["defaults"]["gradient_clipping"] = json!(0.0);
@@ -300,7 +300,7 @@ fn a_key_that_is_left_out_has_deepspeeds_default() {
 }
 
 #[test]
-fn what_is_said_wins_over_deepspeeds_defaults_and_auto_over_none() {
+fn explicit_values_override_deepspeeds_defaults_and_auto_overrides_none() {
     let blocks = |value: Value| {
         json!({
             "gradient_clipping": value,
@@ -319,26 +319,26 @@ fn what_is_said_wins_over_deepspeeds_defaults_and_auto_over_none() {
                           "warmup_steps": 3, "warmup_type": "linear", "min_lr_ratio": 0.2});
         want.as_object().unwrap().iter().for_each(|(key, value)| assert_eq!(&found[key], value, "{key}"));
     }
-    // "auto" without a flag: the optimizer is DeepSpeed's, and Hugging Face's; the rest is ours.
+    // "auto" without a flag: optimizer values are DeepSpeed's and Hugging Face's, the rest are ours.
     let (auto, ours) = (&read(two(blocks(json!("auto"))), &[])["optim"], &config(&[])["optim"]);
     let adam = ["lr", "betas", "eps", "weight_decay"];
     has(auto, &golden("0.19.2")["defaults"]["AdamW"], &adam.map(|key| (key, key)));
     for key in ["grad_clip", "warmup_steps", "warmup_type", "min_lr_ratio"] {
         assert_eq!(auto[key], ours[key], "{key}");
     }
-    // A file of settings is asked for, too.
+    // A configuration file sets values too.
     let dir = TempDir::new().unwrap();
     let yaml = dir.path().join("a.yaml");
     fs::write(&yaml, "optim: {weight_decay: 0.4}\n").unwrap();
     assert_eq!(read(two(json!({})), &["--config", yaml.to_str().unwrap()])["optim"]["weight_decay"], 0.4);
-    // DeepSpeed's peak of this one schedule overrules the optimizer's rate.
+    // DeepSpeed's peak of this one schedule overrides the optimizer's rate.
     let decay = |params: Value| json!({"optimizer": {"type": "AdamW", "params": {"lr": 0.25}}, "scheduler": {"type": "WarmupDecayLR", "params": params}});
     faulty(two(decay(json!({}))), &[], &["warmup_max_lr is missing", "0.001", "0.25", "auto"]);
     assert_eq!(read(two(decay(json!({"warmup_max_lr": "auto"}))), &[])["optim"]["lr"], 0.25);
     assert_eq!(read(two(decay(json!({}))), &["--lr", "0.25"])["optim"]["lr"], 0.25);
 }
 
-/// The learning rates that a run of a file's schedule reports.
+/// The learning rates of a run with a file's schedule.
 fn rates(body: &Value, flags: &[&str]) -> Vec<f64> {
     let dir = TempDir::new().unwrap();
     let metrics = dir.path().join("m.jsonl");
@@ -419,7 +419,7 @@ fn the_batch_equation_is_solved_or_shown_with_its_numbers() {
     let all = |train: u64| json!({"train_batch_size": train, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3});
     let equation = "train_batch_size 13 must be batch_size x grad_accum x data-parallel ranks";
     with_file(&two(all(13)), |path| refused(&["--deepspeed", path], &[equation, "2 x 3 x 2 = 12"]));
-    refused(&["--train-batch-size", "13"], &[equation, "? x ? x 2 has no whole solution"]);
+    refused(&["--train-batch-size", "13"], &[equation, "? x ? x 2 has no integer solution"]);
     refused(&["--train-batch-size", "13", "--batch-size", "4"], &[equation, "4 x ? x 2"]);
 }
 
@@ -443,7 +443,7 @@ fn offload_blocks_become_a_mode_of_cpu_offload() {
 }
 
 #[test]
-fn what_contradicts_is_refused_with_both_values() {
+fn contradictions_are_refused_with_both_values() {
     faulty(
         two(json!({"gradient_accumulation_steps": 4})),
         &["--grad-accum", "2"],
@@ -465,16 +465,16 @@ fn what_contradicts_is_refused_with_both_values() {
     let read_of = |flags: &[&str]| read(two(scaled.clone()), flags)["precision"].clone();
     assert_eq!(read_of(&[])["precision"], "fp16");
     assert_eq!((&read_of(&[])["initial_scale_power"], &read_of(&[])["hysteresis"]), (&json!(12), &json!(3)));
-    // DeepSpeed's default, unless a flag says otherwise.
+    // DeepSpeed's default, unless a flag overrides it.
     assert_eq!(read_of(&[])["loss_scale_window"], 1000);
     assert_eq!(read_of(&["--loss-scale-window", "50"])["loss_scale_window"], 50);
     faulty(two(scaled.clone()), &["--hysteresis", "1"], &["fp16.hysteresis is 3", "--hysteresis 1"]);
-    // The same value twice is no contradiction.
+    // The same value twice is not a contradiction.
     read(two(json!({"gradient_accumulation_steps": 4})), &["--grad-accum", "4"]);
 }
 
 #[test]
-fn what_cannot_be_honoured_is_refused_by_name() {
+fn unsupported_keys_are_refused_by_name() {
     let zero = |key: &str, value: Value| two(json!({"zero_optimization": {key: value}}));
     for (key, value) in [
         ("allgather_partitions", json!(false)),
@@ -516,7 +516,7 @@ fn what_cannot_be_honoured_is_refused_by_name() {
 }
 
 #[test]
-fn unknown_keys_wrong_types_and_files_that_are_none() {
+fn unknown_keys_wrong_types_and_malformed_files() {
     faulty(two(json!({"gradient_cliping": 1.0})), &[], &["unknown key gradient_cliping", "gradient_clipping"]);
     faulty(two(json!({"zero_optimization": {"reduce_bucket": 1}})), &[], &["zero_optimization.reduce_bucket", "_size"]);
     faulty(two(json!({"optimizer": {"type": "AdamW", "params": {"rl": 1}}})), &[], &["optimizer.params.rl"]);

@@ -1,7 +1,7 @@
-//! The examples, as cargo has built them for this test: each checks itself, and prints what its head comment promises.
+//! The examples, as cargo builds them for this test: each checks itself, and prints what its head comment promises.
 use std::process::Command;
 
-/// What `name` prints.
+/// The output of `name`.
 fn run(name: &str) -> String {
     let beside = std::env::current_exe().unwrap();
     let program = beside.ancestors().nth(2).unwrap().join("examples").join(name);
@@ -12,7 +12,7 @@ fn run(name: &str) -> String {
 }
 
 #[test]
-fn a_main_of_a_users_own_trains() {
+fn a_custom_main_trains() {
     let printed = run("train_in_process");
     let losses = printed.lines().filter_map(|line| line.split("loss ").nth(1)?.split(' ').next()?.parse::<f64>().ok());
     let losses: Vec<f64> = losses.collect();
@@ -20,9 +20,9 @@ fn a_main_of_a_users_own_trains() {
 }
 
 #[test]
-fn a_store_of_a_users_own_ends_in_the_bits_of_ddp() {
+fn a_custom_store_is_bitwise_equal_to_ddp() {
     let printed = run("custom_store");
-    assert!(printed.contains("step 10") && printed.ends_with("the same bits\n"), "{printed}");
+    assert!(printed.contains("step 10") && printed.ends_with("bitwise equal\n"), "{printed}");
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn one_collective_sums_on_every_rank() {
 }
 
 #[test]
-fn a_kernel_of_a_users_own_runs_and_its_fault_is_named() {
+fn a_custom_kernel_runs_and_its_fault_is_reported() {
     let printed = run("custom_kernel");
     assert!(printed.contains("bit for bit") && printed.contains("out of bounds: saxpy at saxpy.ptx:"), "{printed}");
 }

@@ -1,6 +1,6 @@
-//! Files of settings from outside: named blocks that ship, keys without a section, files of other tools, the table of
-//! defaults; and nothing in a file that is skipped.
-use serde_json::Value;
+//! Configuration files from outside: shipped named blocks, keys without a section, files of other tools, the table of
+//! defaults. No key of a file is silently ignored.
+use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -22,7 +22,7 @@ fn print(args: &[&str]) -> Output {
     command.args(["--dataset", "synthetic", "--print-config"]).args(args).output().unwrap()
 }
 
-/// The resolved settings, and what is said about them.
+/// The resolved settings and the notes about them.
 #[track_caller]
 fn settings(args: &[&str]) -> (Value, String) {
     let Output { status, stdout, stderr } = print(args);
@@ -62,7 +62,7 @@ fn has(settings: &Value, expected: &[(&str, Value)]) {
 }
 
 #[test]
-fn named_models_have_the_shapes_that_their_comments_say() {
+fn named_models_have_the_sizes_in_their_comments() {
     let text = root("configs/distributed.yaml");
     let tree: Value = serde_saphyr::from_str(&text).unwrap();
     let models = tree["model_configs"].as_object().unwrap();
@@ -74,11 +74,11 @@ fn named_models_have_the_shapes_that_their_comments_say() {
         assert!(root("docs/files.md").contains(&format!("`{name}`")), "docs/files.md has no {name}");
     }
     let text = String::from_utf8(print(&["--model-config", "gpt3"]).stderr).unwrap();
-    assert!(text.contains("--model-config gpt3: there is no such block; tiny, small,"), "{text}");
+    assert!(text.contains("--model-config gpt3: no such block; built in: tiny, small,"), "{text}");
 }
 
 #[test]
-fn distributed_blocks_ship_and_those_of_a_file_come_before_them() {
+fn distributed_blocks_ship_and_a_files_own_take_precedence() {
     let tiny = ["--model-config", "tiny", "--devices", "2", "--num-nodes", "1"];
     for (name, hosts, offload, again) in [
         ("single_node_fsdp", 1, false, false),
@@ -135,7 +135,7 @@ fn keys_without_a_section() {
     refused("epoch: 3", &["unknown key epoch", "epochs"]);
     refused("rank: 3", &["rank is ambiguous", "lora", "lora_rank"]);
     refused("epochs: many", &["epochs", "many", "whole number"]);
-    refused("training: {epochs: 3}\nrun: {epochs: 4}", &["training.epochs", "run.epochs", "two values"]);
+    refused("training: {epochs: 3}\nrun: {epochs: 4}", &["training.epochs", "run.epochs", "different values"]);
     refused("learning_rate: 0.1\noptim: {lr: 0.2}", &["learning_rate", "lr"]);
     refused(
         "training_stages: {one: {}, two: {learning_rat: 1}}",
@@ -143,6 +143,20 @@ fn keys_without_a_section() {
     );
     refused("optim: {per_device_train_batch_size: 3}", &["optim.per_device_train_batch_size"]);
     refused("steps: 100", &["steps", "max_steps", "warmup_steps"]);
+}
+
+#[test]
+fn two_sections_with_one_key_stay_apart() {
+    let foreign = "learning_rate: 1e-3\n";
+    for (text, model, lora) in [
+        ("lora: {rank: 4, dropout: 0.25}\n", json!(0.0), json!(0.25)),
+        ("lora: {rank: 4}\ndropout: 0.125\n", json!(0.125), Value::Null),
+        ("lora: {rank: 4}\nlora_dropout: 0.25\nmodel: {dropout: 0.125}\n", json!(0.125), json!(0.25)),
+    ] {
+        for text in [text.to_string(), format!("{foreign}{text}")] {
+            has(&file(&text).0, &[("model.dropout", model.clone()), ("lora.dropout", lora.clone())]);
+        }
+    }
 }
 
 #[test]
@@ -282,7 +296,11 @@ fn files_of_other_tools_are_read_whole() {
             ["sync_batchnorm", "batch normalization"],
         ),
         ("find_unused_parameters: false", "find_unused_parameters: true", ["find_unused_parameters", "gradient"]),
-        ("num_sanity_val_steps: 0", "num_sanity_val_steps: 2", ["num_sanity_val_steps", "evaluations follow steps"]),
+        (
+            "num_sanity_val_steps: 0",
+            "num_sanity_val_steps: 2",
+            ["num_sanity_val_steps", "evaluation runs only after a step"],
+        ),
         ("callbacks: []", "callbacks: [{class: X}]", ["trainer.callbacks", "a value or a list"]),
         ("callbacks: []", "kallbacks: []", ["trainer.kallbacks", "unknown key"]),
         ("pin_memory", "pinn_memory", ["dataloader.pinn_memory", "unknown key"]),
@@ -307,7 +325,7 @@ fn files_of_other_tools_are_read_whole() {
 
 /// The first columns of the table in docs/differences.md.
 #[test]
-fn the_table_of_defaults_says_what_the_defaults_are() {
+fn the_table_of_defaults_is_right() {
     let defaults: Value = serde_saphyr::from_str(&root("src/run/settings/defaults.yaml")).unwrap();
     let page = root("docs/differences.md");
     let table = page.split("\n## Defaults\n").nth(1).unwrap().split("\n## ").next().unwrap();

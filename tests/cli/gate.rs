@@ -1,6 +1,5 @@
-//! The gate (`.ci/run`) and its scripts on machines that lack things, with programs in the place of those that they
-//! call: every part runs, failures and skips stand in the last table, and nothing that is missing ends a script or is
-//! passed over in silence.
+//! The CI gate (`.ci/run`) and its scripts on machines without some tools, with stand-ins for the programs they call:
+//! every part runs, failures and skips are in the final table, and a missing tool is reported without ending a script.
 use crate::common::programs::write_program;
 use std::fs;
 use std::path::Path;
@@ -9,11 +8,11 @@ use tempfile::TempDir;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// A program of the machine in `dir`, in bash.
+/// A stand-in for a system program in `dir`, in bash.
 fn program(dir: &Path, name: &str, body: &str) {
     write_program(&dir.join(name), format!("#!/bin/bash\n{body}\n"));
 }
-/// What `script` says where the programs in `dir`/bin come before the system's.
+/// The output of `script` with `dir`/bin first in PATH.
 fn run(script: &Path, dir: &Path, args: &[&str]) -> (Output, String) {
     let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", dir.join("bin").display());
     let mut command = Command::new(script);
@@ -23,7 +22,7 @@ fn run(script: &Path, dir: &Path, args: &[&str]) -> (Output, String) {
     (output, said)
 }
 
-/// A copy of the gate in a directory of its own, whose parts say that they ran.
+/// A copy of the gate in its own directory, whose parts only print that they ran.
 fn gate(cargo: &str) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     write_program(&dir.path().join(".ci/run"), fs::read(Path::new(ROOT).join(".ci/run")).unwrap());
@@ -60,21 +59,21 @@ fn every_part_runs_and_a_failure_is_in_the_table_and_the_status() {
 }
 
 #[test]
-fn a_gate_without_tools_to_install_goes_on_and_says_so() {
+fn a_gate_that_cannot_install_tools_continues_and_reports_it() {
     let dir = gate("true");
     program(dir.path(), "bin/id", "echo 0");
-    // Whatever this machine has.
+    // Whatever is installed on this machine.
     let no_mpicc = "command() { [ \"$2\" != mpicc ] && builtin command \"$@\"; }";
     let text = fs::read_to_string(dir.path().join(".ci/run")).unwrap();
     program(dir.path(), ".ci/run", &format!("{no_mpicc}\n{text}"));
     let (output, said) = run(&dir.path().join(".ci/run"), dir.path(), &[]);
     assert!(output.status.success(), "{said}");
     let row = row(&said, "launchers");
-    assert!(row.contains("SKIPPED: no mpicc") && row.ends_with("apt-get cannot install"), "{said}");
+    assert!(row.contains("SKIPPED: no mpicc") && row.ends_with("apt-get failed"), "{said}");
 }
 
 #[test]
-fn without_pypi_kernels_are_not_assembled_and_the_script_says_so() {
+fn without_pypi_the_ptxas_check_is_skipped() {
     let dir = tempfile::tempdir().unwrap();
     let target = dir.path().join("built");
     program(dir.path(), "bin/cargo", &format!("echo '{{\"target_directory\":\"{}\"}}'", target.display()));
@@ -86,9 +85,9 @@ fn without_pypi_kernels_are_not_assembled_and_the_script_says_so() {
     assert!(target.join("ptxas/bin/pip").exists(), "the environment is not where cargo builds");
 }
 
-/// Namespaces may be had where the kernel has no veth.
+/// A kernel may allow namespaces but not have veth.
 #[test]
-fn without_a_pair_of_interfaces_there_are_no_test_hosts() {
+fn without_veth_the_hosts_check_is_skipped() {
     let dir = tempfile::tempdir().unwrap();
     let unshare = "while [[ $1 = --* ]]; do shift; done; case $1 in ip) exec \"$@\" ;; true) ;; *) exit 9 ;; esac";
     program(dir.path(), "bin/unshare", unshare);
@@ -100,7 +99,7 @@ fn without_a_pair_of_interfaces_there_are_no_test_hosts() {
 }
 
 #[test]
-fn scripts_ask_where_cargo_builds() {
+fn scripts_use_cargos_target_directory() {
     let mut target = Command::new(Path::new(ROOT).join("scripts/target.sh"));
     let output = target.env("CARGO_TARGET_DIR", "/elsewhere/built").output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "/elsewhere/built\n");

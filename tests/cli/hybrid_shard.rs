@@ -1,5 +1,4 @@
-//! Meshes by flags, end to end: HYBRID_SHARD with replicas, its checkpoints on other meshes, what is said and what is
-//! refused.
+//! Meshes set by flags, end to end: HYBRID_SHARD with replicas, its checkpoints on other meshes, notes and errors.
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -37,7 +36,7 @@ fn assert_close(a: &[f64], b: &[f64]) {
     a.iter().zip(b).for_each(|(x, y)| assert!((x - y).abs() < 1e-4 * x, "{a:?}\n{b:?}"));
 }
 
-/// Batches such that all arrangements train on the same sixteen samples a step.
+/// Batch sizes with which all meshes train on the same sixteen samples per step.
 const MESHES: [(&str, &str, [u64; 4]); 4] = [
     (FSDP, "--nproc-per-node 4 --batch-size 4", [1, 4, 1, 1]),
     (
@@ -50,7 +49,7 @@ const MESHES: [(&str, &str, [u64; 4]); 4] = [
 ];
 
 #[test]
-fn hybrid_shard_is_one_run_among_others_and_checkpoints_move_between_them() {
+fn hybrid_shard_matches_other_meshes_and_shares_their_checkpoints() {
     let dir = TempDir::new().unwrap();
     let path = |name: String| -> PathBuf { dir.path().join(name) };
     for (i, (binary, args, axes)) in MESHES.into_iter().enumerate() {
@@ -69,7 +68,7 @@ fn hybrid_shard_is_one_run_among_others_and_checkpoints_move_between_them() {
                 .collect::<Vec<_>>()
         );
         assert_close(&losses(&path("0.jsonl".into())), &losses(&metrics));
-        // Every rank receives: gathers and reductions inside a replica, shards' sums across.
+        // Every rank receives: gathers and reductions within a replica, sums of shards across replicas.
         assert!(events(&metrics, "step").iter().all(|e| e["comm_bytes"].as_u64().unwrap() > 0));
     }
     // From the third step of each on the next.
@@ -81,10 +80,10 @@ fn hybrid_shard_is_one_run_among_others_and_checkpoints_move_between_them() {
 }
 
 #[test]
-fn on_one_host_hybrid_shard_says_that_it_is_one_replica() {
+fn on_one_host_hybrid_shard_reports_one_replica() {
     let said = |args: &str| String::from_utf8(good(FSDP, args).stderr).unwrap();
     let text = said("--sharding HYBRID_SHARD --nproc-per-node 2");
-    assert!(text.contains("dp_replicate 1 x dp_shard 2") && text.contains("one host is one replica"), "{text}");
+    assert!(text.contains("dp_replicate 1 x dp_shard 2") && text.contains("one replica per host"), "{text}");
     let text = said("--sharding HYBRID_SHARD --dp-replicate-size 2 --nproc-per-node 2");
     assert!(text.contains("dp_replicate 2 x dp_shard 1") && !text.contains("one replica"), "{text}");
 }

@@ -1,6 +1,5 @@
-//! Nothing that is accepted is idle. Every flag of the command line has rows in idle_flags.tsv: runs with and without
-//! it that differ, or that say or refuse what has no effect; and every row of the program's own table (idle.tsv) is met
-//! by one of them.
+//! No accepted flag is silently without effect. Every flag has rows in idle_flags.tsv: runs with and without it that
+//! differ, or a note or error that it has no effect. These rows also cover every row of idle.tsv.
 use crate::common::runs::{DDP, Dir, FSDP};
 use clap::CommandFactory;
 use flatshard::run::settings::args::Cli;
@@ -14,14 +13,17 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Rows of idle.tsv that need a terminal, a launcher of others with all its ranks, or a GPU.
-const NOT_TRIED: [&str; 3] =
-    ["a terminal has a progress bar", "another launcher watches the ranks", "products are not in fp32 (--precision)"];
+/// Rows of idle.tsv that need a terminal, an external launcher with all its ranks, or a GPU.
+const NOT_TRIED: [&str; 3] = [
+    "on a terminal the progress bar replaces these lines",
+    "an external launcher monitors the ranks",
+    "--precision is not fp32",
+];
 
 const TINY: &str = "--device cpu --embed-dim 16 --num-layers 1 --num-heads 2 --max-len 16 --batch-size 2 --max-steps 2 \
                     --nproc-per-node 1 --log-every 1 --warmup-steps 0 --lr 0.01 --metrics-path m.jsonl";
 
-/// A row: the flags of a run, those that a second one has besides, and what is to differ.
+/// A row: the flags of a run, the additional flags of a second one, and the expected difference.
 struct Recipe {
     flag: &'static str,
     program: &'static str,
@@ -91,18 +93,18 @@ impl Ran {
         Ran { dir, code: out.status.code(), stdout, stderr, time: Instant::now() - started }
     }
 
-    /// Lines that say what has no effect.
+    /// Lines about settings without effect.
     fn notes(&self) -> Vec<&str> {
         self.stderr.lines().filter(|line| line.contains(" no effect here")).collect()
     }
-    /// What follows from the settings, not they themselves.
+    /// Values derived from the settings, not the settings.
     fn plan(&self) -> &str {
         self.stdout.find("\nplan:").map_or("", |at| &self.stdout[at..])
     }
     /// Events without times and settings.
     fn metrics(&self) -> Vec<Value> {
         let text = fs::read_to_string(self.dir.join("m.jsonl")).unwrap_or_default();
-        let timed = ["seconds", "per_sec", "time", "mfu", "mem_", "path"];
+        let timed = ["seconds", "per_sec", "time", "mfu", "sol", "limits", "mem_", "path"];
         let event = |line: &str| {
             let mut event: Value = serde_json::from_str(line).unwrap();
             for (key, value) in event.as_object_mut().unwrap() {
@@ -141,7 +143,7 @@ impl Ran {
 }
 
 impl Recipe {
-    /// What is wrong, or the lines that were said of settings without effect.
+    /// What is wrong, or the lines about settings without effect.
     fn try_out(&self, inputs: &Path, dir: &Path) -> Result<Vec<String>, String> {
         let extra: &[&str] = match self.kind {
             "plan" => &["--print-config"],
@@ -189,7 +191,7 @@ impl Recipe {
     }
 }
 
-/// What recipes read.
+/// Writes the input files of the recipes.
 fn inputs(dir: &Dir) -> PathBuf {
     let path = dir.path("in");
     fs::create_dir(&path).unwrap();
@@ -249,7 +251,7 @@ fn prepare(inputs: &Path, dir: PathBuf, words: &str) {
 }
 
 #[test]
-fn every_flag_changes_something_or_says_that_it_does_not() {
+fn every_flag_has_an_effect_or_reports_that_it_has_none() {
     let recipes = recipes();
     let flags: BTreeSet<String> =
         Cli::command().get_arguments().filter_map(|a| a.get_long().map(str::to_string)).collect();
@@ -296,7 +298,7 @@ fn every_flag_changes_something_or_says_that_it_does_not() {
     }
 }
 
-/// Flags whose effect takes a signal, several hosts, a GPU, a launcher or the package wandb: other tests see it.
+/// Flags whose effect needs a signal, several hosts, a GPU, a launcher or the wandb package: other tests cover them.
 const ONLY_SAID: [&str; 13] = [
     "signals",
     "local-rank",

@@ -1,4 +1,4 @@
-//! What people see of a run: the lines on stderr, a log file of each rank.
+//! Log output: lines on stderr, and a log file per rank.
 
 use crate::common::runs::*;
 use rustix::fs::{CWD, FileType, Mode, OFlags};
@@ -24,31 +24,31 @@ fn lines<'t>(text: &'t str, name: &str) -> Vec<(&'t str, &'t str)> {
 }
 
 #[test]
-fn each_rank_has_a_file_and_a_second_run_adds_to_it() {
+fn each_rank_has_a_file_and_a_second_run_appends_to_it() {
     let dir = Dir::new();
     let (log, length) = (dir.arg("logs/run.log"), ["--max-steps", "3"]);
     let ended = good(FSDP, &[&length[..], &["--log-file", &log]].concat());
     let (zero, one) = (text(&dir, "logs/run.log"), text(&dir, "logs/run.log.rank-1"));
-    // All that stderr shows is in the file of rank 0, line by line and in order.
+    // Rank 0's file has all lines of stderr, in order.
     let said: Vec<_> = lines(&zero, "rank 0").into_iter().map(|l| l.1).collect();
     let mut shown = said.iter();
     for line in ended.stderr.lines() {
         assert!(shown.any(|said| *said == line), "not in the file: {line}\n{zero}");
     }
-    assert_eq!(ended.stderr.lines().filter(|l| l.starts_with("step: ")).count(), 3, "{}", ended.stderr);
+    assert_eq!(ended.stderr.lines().filter(|l| l.starts_with("step ")).count(), 3, "{}", ended.stderr);
     let one_said = lines(&one, "rank 1");
     assert!(one_said[0].1.starts_with("rank 1 of 2 on "), "{one}");
-    for first in ["step 1: ", "step 2: ", "done after step 3, "] {
+    for first in ["timing  step 1  ", "timing  step 2  ", "done  step 3  "] {
         assert!(one_said.iter().any(|(level, said)| *level == "INFO" && said.starts_with(first)), "{first}: {one}");
     }
-    assert!(!one.contains("step 3: ") && !one.contains("step: "), "{one}");
+    assert!(!one.contains("timing  step 3") && !one.contains(": step "), "{one}");
     good(FSDP, &[&length[..], &["--log-file", &log]].concat());
-    assert!(text(&dir, "logs/run.log").strip_prefix(&zero).is_some_and(|more| more.contains("step: 3 ")));
-    assert!(text(&dir, "logs/run.log.rank-1").strip_prefix(&one).is_some_and(|more| more.contains("done after")));
+    assert!(text(&dir, "logs/run.log").strip_prefix(&zero).is_some_and(|more| more.contains("step 3/3  ")));
+    assert!(text(&dir, "logs/run.log.rank-1").strip_prefix(&one).is_some_and(|more| more.contains("done  step 3")));
 }
 
 #[test]
-fn levels_and_a_place_for_the_rank_in_the_name() {
+fn levels_and_the_rank_in_the_file_name() {
     let dir = Dir::new();
     let run = |level: &str, log: &str| {
         good(FSDP, &["--max-steps", "4", "--log-level", level, "--log-file", &dir.arg(log)]).stderr
@@ -61,7 +61,7 @@ fn levels_and_a_place_for_the_rank_in_the_name() {
         let loud = text(&dir, &format!("loud-{rank}.log"));
         let of_a_rank = format!("rank {rank}");
         let debug = lines(&loud, &of_a_rank).into_iter().filter(|l| l.0 == "DEBUG").collect::<Vec<_>>();
-        assert!(debug.iter().any(|l| l.1.starts_with("step 4: ")), "{loud}");
+        assert!(debug.iter().any(|l| l.1.starts_with("timing  step 4  ")), "{loud}");
     }
     let refused = Run::start(FSDP, &["--log-level", "loud"]).end();
     assert_eq!(refused.status.code(), Some(2), "{}", refused.stderr);
@@ -72,17 +72,17 @@ fn levels_and_a_place_for_the_rank_in_the_name() {
 }
 
 #[test]
-fn a_warmup_that_outlasts_the_run_is_said_at_the_start() {
+fn a_warmup_longer_than_the_run_is_noted_at_the_start() {
     let run = |warmup: &str| good(FSDP, &["--max-steps", "4", "--no-sample", "--warmup-steps", warmup]).stderr;
-    let says = "warmup   of 30 steps in a run of 4: the learning rate ends at 0.0013333333 of 0.01; --warmup-steps N shortens it";
+    let says = "warmup   30 steps in a run of 4: lr ends at 0.0013333333 of 0.01; shorten it with --warmup-steps N";
     let (long, whole) = (run("30"), run("4"));
-    assert!(long.find(says).is_some_and(|at| at < long.find("step: 1 ").unwrap()), "{long}");
+    assert!(long.find(says).is_some_and(|at| at < long.find("step 1/4 ").unwrap()), "{long}");
     assert!(!whole.contains("in a run of 4"), "{whole}");
 }
 
-/// Whoever reads the file as a pipe leaves: each process that writes to it says so once, and trains on.
+/// When the reader of a log pipe exits, each process that writes to it warns once and continues training.
 #[test]
-fn lines_that_a_log_file_loses_are_a_warning_once() {
+fn lines_lost_by_a_log_file_are_one_warning() {
     let dir = Dir::new();
     let pipe = dir.path("log");
     rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -102,19 +102,20 @@ fn lines_that_a_log_file_loses_are_a_warning_once() {
     );
 }
 
-/// A step that changes nothing is told by rank 0, at a level that `warn` shows.
+/// A skipped step is logged by rank 0, at a level that `warn` shows.
 #[test]
-fn what_is_wrong_is_a_warning() {
+fn problems_are_warnings() {
     let dir = Dir::new();
     let args = ["--precision", "fp16", "--loss-scale", "1e30", "--max-steps", "2", "--log-level", "warn"];
     let stderr = Run::start(FSDP, &[&args[..], &["--log-file", &dir.arg("log")]].concat()).end().stderr;
     assert!(stderr.contains("step 1: the gradient is not finite"), "{stderr}");
     let log = text(&dir, "log");
-    assert!(lines(&log, "rank 0")[0] == ("WARN", stderr.lines().next().unwrap()), "{log}");
+    let (level, said) = lines(&log, "rank 0")[0];
+    assert!(level == "WARN" && stderr.lines().next() == Some(&format!("warning: {said}")), "{log}");
 }
 
 #[test]
-fn a_restart_goes_on_in_the_same_files() {
+fn a_restart_appends_to_the_same_files() {
     let dir = Dir::new();
     let (log, ckpt, metrics) = (dir.arg("log"), dir.arg("ckpt"), dir.arg("m.jsonl"));
     let args = ["--max-steps", "40", "--save-every", "2", "--max-restarts", "1", "--ckpt-dir", &ckpt];
@@ -131,6 +132,6 @@ fn a_restart_goes_on_in_the_same_files() {
     let restart = launcher.iter().find(|l| l.1.starts_with("restart 1 of 1 on 2 ranks"));
     assert_eq!(restart.map(|l| l.0), Some("WARN"), "{zero}");
     assert!(launcher.iter().any(|l| l.1.contains("rank 1 was killed by signal 9")), "{zero}");
-    // Rank 0 was told of its peer's end before it went.
+    // Rank 0 learned of its peer's death before it exited.
     assert!(lines(&zero, "rank 0").iter().any(|l| l.0 == "ERROR" && l.1.contains("rank 1")), "{zero}");
 }

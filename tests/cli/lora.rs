@@ -1,5 +1,5 @@
-//! Adapters as people use them: trained beside a model that they were given, saved alone, resumed, merged. The files
-//! stay in target/tmp/lora, where `tests/golden/lora.py check` gives them to PEFT.
+//! LoRA adapters end to end: trained on a base model, saved alone, resumed, merged. The files stay in target/tmp/lora,
+//! where `tests/golden/lora.py check` loads them with PEFT.
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -81,7 +81,7 @@ fn adapters_are_saved_alone_resumed_and_merged() {
     let config: Value = serde_json::from_slice(&fs::read(dir.join("adapter/adapter_config.json")).unwrap()).unwrap();
     assert_eq!(config["lora_dropout"], 0.1);
 
-    // Interrupted after step 3: the same bits.
+    // Interrupted after step 3: bitwise the same.
     let whole = fs::read(last.join("adapter_model.safetensors")).unwrap();
     fs::remove_dir_all(&last).unwrap();
     fs::remove_file(dir.join("ck/latest")).unwrap();
@@ -91,10 +91,10 @@ fn adapters_are_saved_alone_resumed_and_merged() {
     let other = refused(&dir, &base(), &[&resume[..], &["--lora-alpha", "9"]].concat());
     assert!(other.contains("alpha 8"), "{other}");
 
-    // Merged, it is a model like any other, with the loss that it had beside its adapters.
+    // The merged model is an ordinary one, with the loss of the adapted model.
     run(&dir, &base(), &["--lora-merge", "adapter", "--save-hf", "merged", "--nproc-per-node", "3"]);
     assert_eq!(names(&dir.join("merged")), ["config.json", "flatshard.json", "model.safetensors"]);
-    // What is merged is not merged into; text needs the two as one.
+    // A merged model is not a base model, and generation needs the merged model.
     let copy = dir.join("copy");
     fs::create_dir(&copy).unwrap();
     for name in ["config.json", "model.safetensors"] {
@@ -105,10 +105,10 @@ fn adapters_are_saved_alone_resumed_and_merged() {
         assert!(text.contains(&format!("--save-hf {to}: is the directory of {flag}")), "{text}");
     }
     let text = refused(&dir, &copy, &["--lora-merge", "adapter", "--save-hf", "merged"]);
-    assert!(text.contains("holds a model that this run did not write"), "{text}");
+    assert!(text.contains("contains a model that this run did not write"), "{text}");
     let text = refused(&dir, &base(), &["--ckpt-dir", "ck", "--generate", "a"]);
     let says = format!("--pretrain {} --lora-merge ck/step-00000006 --save-hf", base().display());
-    assert!(text.contains("is an adapter") && text.contains(&says), "{text}");
+    assert!(text.contains("is a LoRA adapter") && text.contains(&says), "{text}");
     let still = ["--max-steps", "1", "--lr", "0"];
     let (with, without) = (evaluated(&run(&dir, Path::new("merged"), &still)), evaluated(&run(&dir, &base(), &still)));
     let beside = evaluated(&events);
@@ -116,7 +116,7 @@ fn adapters_are_saved_alone_resumed_and_merged() {
     assert!(without - with > 1e-2, "nothing was learnt: {without} before, {with} after");
 }
 
-/// The model is kept in bf16 then, and in nothing else.
+/// Then the base model is held in bf16 only.
 #[test]
 fn in_bf16_the_model_is_the_same_and_a_resumed_run_too() {
     let dir = tempfile::tempdir().unwrap();
@@ -125,7 +125,7 @@ fn in_bf16_the_model_is_the_same_and_a_resumed_run_too() {
     let losses = [&still[..], &beside].map(|args| evaluated(&run(dir.path(), &base(), args)));
     assert_eq!(losses[0], losses[1], "another model beside adapters that are nothing");
 
-    // Adapters that are frozen are saved like the others.
+    // Frozen adapters are saved like the others.
     let part = [
         "--precision",
         "bf16",
@@ -149,7 +149,7 @@ fn in_bf16_the_model_is_the_same_and_a_resumed_run_too() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused() {
+fn invalid_combinations_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     for (args, words) in [
         (&["--lora-alpha", "8"][..], "--lora-rank"),

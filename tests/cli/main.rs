@@ -1,5 +1,5 @@
-//! The programs from outside, as users start them: flags and files, messages, logs, traces, fine-tuning, stages; and
-//! the scripts.
+//! The binaries and scripts from outside, as users start them: flags and files, messages, logs, traces, fine-tuning,
+//! stages.
 #[path = "../common/mod.rs"]
 mod common;
 mod bad_input;
@@ -8,11 +8,15 @@ mod deepspeed;
 mod docs;
 mod examples;
 mod files;
+mod flags;
 mod gate;
+mod help;
+mod host_files;
 mod hybrid_shard;
 mod idle_flags;
 mod logs;
 mod lora;
+mod metrics_schema;
 mod mixture;
 mod nonfinite_steps;
 mod sft;

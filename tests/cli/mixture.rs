@@ -1,5 +1,5 @@
-//! Mixtures by weight, and a data set to evaluate, as users ask for them: the same run after an interruption and on
-//! other meshes, counts, and messages.
+//! Weighted data mixtures and a separate evaluation data set, by flags: the same run after an interruption and on other
+//! meshes, sample counts, and messages.
 use crate::common::runs::{DDP, Dir, FSDP, Run, events, losses};
 use serde_json::{Value, json};
 use std::fs;
@@ -19,7 +19,7 @@ fn files() -> Dir {
     dir
 }
 
-/// Status and standard error of a small run in `dir`.
+/// Exit status and stderr of a small run in `dir`.
 fn run(program: &str, dir: &Dir, args: &str) -> (i32, String) {
     let tiny = "--vocab-size 320 --embed-dim 32 --num-layers 1 --num-heads 2 --warmup-steps 0 --lr 0.01 --max-len 16 \
                 --no-sample --batch-size 2";
@@ -45,13 +45,13 @@ fn refused(dir: &Dir, args: &str, parts: &[&str]) {
     assert_eq!(code, 2, "{args}: {text}");
     parts.iter().for_each(|part| assert!(text.contains(part), "{part:?} is not in: {text}"));
 }
-/// The counts of sources after each step; of a step that was repeated, the last.
+/// Sample counts of the sources after each step; the last ones of a repeated step.
 fn counts(dir: &Dir, name: &str) -> Vec<Value> {
     events(&dir.path(name), "step").into_iter().map(|step| step["source_samples"].clone()).collect()
 }
 
 #[test]
-fn a_mixture_goes_on_as_if_it_had_not_stopped_and_counts_exactly() {
+fn a_mixture_resumes_bitwise_and_counts_exactly() {
     let dir = files();
     for (name, more) in [("plain", ""), ("packed", "--packing-samples --grad-accum 2")] {
         let [whole, parts, one, ck] = ["whole", "parts", "one", "ck"].map(|file| format!("{name}.{file}"));
@@ -79,18 +79,18 @@ fn a_mixture_goes_on_as_if_it_had_not_stopped_and_counts_exactly() {
 }
 
 #[test]
-fn the_losses_of_a_mixture_are_those_of_the_run_that_never_stopped() {
+fn the_losses_of_a_resumed_mixture_equal_the_uninterrupted_runs() {
     let dir = files();
     let mixed = "--dataset a.jsonl b.jsonl c.txt --dataset-weights 7,2,1 --lr-scheduler constant --seed 3";
     good(&dir, &format!("{mixed} --max-steps 11 --metrics-path whole"));
     good(&dir, &format!("{mixed} --max-steps 4 --metrics-path parts --ckpt-dir ck"));
     good(&dir, &format!("{mixed} --max-steps 11 --metrics-path parts --ckpt-dir ck --resume auto"));
     assert_eq!(losses(&dir.path("parts")), losses(&dir.path("whole")));
-    // Weights in any unit, either way, are the same mixture.
+    // Weights in any unit, given either way, are the same mixture.
     let other = "--dataset a.jsonl:3.5 b.jsonl:1 c.txt:0.5 --lr-scheduler constant --seed 3";
     good(&dir, &format!("{other} --max-steps 11 --metrics-path other"));
     assert_eq!(losses(&dir.path("other")), losses(&dir.path("whole")));
-    // Others are named when a run goes on with them.
+    // A run that resumes with other weights reports them.
     let changed =
         String::from("--dataset a.jsonl:1 b.jsonl:1 c.txt:1 --max-steps 12 --ckpt-dir ck --resume auto --seed 3");
     let text = good(&dir, &changed);
@@ -98,14 +98,18 @@ fn the_losses_of_a_mixture_are_those_of_the_run_that_never_stopped() {
 }
 
 #[test]
-fn weights_that_say_nothing_are_refused() {
+fn invalid_weights_are_refused() {
     let dir = files();
     fs::write(dir.path("odd:0.5"), "text that is named so ".repeat(20)).unwrap();
     refused(&dir, "--dataset a.jsonl:0.7 b.jsonl", &["--dataset b.jsonl: has no weight", "b.jsonl:WEIGHT"]);
-    refused(&dir, "--dataset a.jsonl:0.7 b.jsonl:0", &["weight 0 must be above 0"]);
+    refused(&dir, "--dataset a.jsonl:0.7 b.jsonl:0", &["weight 0 is not a number above 0"]);
     refused(&dir, "--dataset a.jsonl b.jsonl --dataset-weights 0.5,-1", &["dataset_weights is -1", "above 0"]);
     refused(&dir, "--dataset a.jsonl b.jsonl --dataset-weights 0.5", &["--dataset-weights has 1 weights", "2 paths"]);
-    refused(&dir, "--dataset a.jsonl:1 b.jsonl:2 --dataset-weights 1 2", &["--dataset-weights and weights behind"]);
+    refused(
+        &dir,
+        "--dataset a.jsonl:1 b.jsonl:2 --dataset-weights 1 2",
+        &["--dataset-weights and weights in the paths"],
+    );
     refused(&dir, "--dataset no.jsonl:1 b.jsonl:2", &["--dataset no.jsonl: no such file"]);
     refused(&dir, "--dataset synthetic a.jsonl --dataset-weights 1 x", &["--dataset-weights"]);
     let text = good(&dir, "--dataset odd:0.5 --max-steps 1");
@@ -115,14 +119,14 @@ fn weights_that_say_nothing_are_refused() {
 }
 
 #[test]
-fn an_evaluation_data_set_has_one_loss_on_every_mesh_and_is_no_part_of_the_run() {
+fn an_evaluation_data_set_has_one_loss_on_every_mesh_and_does_not_change_training() {
     let dir = files();
     let train = "--dataset a.jsonl --lr-scheduler constant";
     let eval = format!("{train} --eval-dataset eval.jsonl c.txt");
-    refused(&dir, &eval, &["--eval-dataset", "do not mix"]);
+    refused(&dir, &eval, &["--eval-dataset", "cannot be mixed"]);
     let eval = format!("{train} --eval-dataset eval.jsonl");
     let text = good(&dir, &format!("{eval} --ckpt-dir ck --max-steps 4 --eval-every 2 --metrics-path first"));
-    assert!(text.contains("\neval     eval.jsonl: 1 file") && text.contains("tokens of the evaluation data"), "{text}");
+    assert!(text.contains("\neval     eval.jsonl: 1 file") && text.contains("eval  step 2  loss "), "{text}");
     let evals = events(&dir.path("first"), "eval");
     assert_eq!(evals.iter().map(|e| e["step"].as_u64().unwrap()).collect::<Vec<_>>(), [2, 4]);
     // Every row: the tokens of each but its last.
@@ -145,17 +149,17 @@ fn an_evaluation_data_set_has_one_loss_on_every_mesh_and_is_no_part_of_the_run()
         let there = there["loss"].as_f64().unwrap();
         assert!((there - loss).abs() < 1e-5 * loss, "{mesh}: {there}, not {loss}");
     }
-    // The run goes on without it, or with another, as with it: nothing is held out.
+    // Resuming without it, or with another, holds out nothing either.
     for (name, more) in [("with", "--eval-dataset eval.jsonl"), ("without", ""), ("other", "--eval-dataset c.txt")] {
         let again = format!("{train} {more} --resume ck/step-00000004 --max-steps 30 --metrics-path {name}");
         let text = good(&dir, &again);
-        assert_eq!(text.contains("holds no row out"), more.is_empty(), "{text}");
+        assert_eq!(text.contains("there is nothing to evaluate"), more.is_empty(), "{text}");
     }
     assert_eq!(losses(&dir.path("with")), losses(&dir.path("without")));
     assert_eq!(losses(&dir.path("with")), losses(&dir.path("other")));
     assert_eq!(events(&dir.path("without"), "eval").len(), 0);
 
-    // Flags of rows serve one of the two; what is wrong is known before the start, by the flag's name.
+    // Row flags may apply to one of the two; errors come before the start and name the flag.
     let chat = "{\"instruction\": \"say a\", \"output\": \"a\"}\n";
     fs::write(dir.path("chat.jsonl"), chat.repeat(20)).unwrap();
     good(&dir, "--dataset c.txt --eval-dataset chat.jsonl --apply-chat-template --max-len 64 --max-steps 1");

@@ -1,13 +1,13 @@
-//! Steps that are not finite, planted in a model of which one token's embedding overflows: they are left out by all
-//! ranks alike and counted, and more of them in a row than `--max-bad-steps` end the run. A model that holds no numbers
-//! is not trained, and one that learned nothing is not saved.
+//! Non-finite steps, provoked by one token whose embedding overflows: all ranks skip and count them, and more than
+//! `--max-bad-steps` of them in a row end the run. A model with non-finite weights is not trained, and an unchanged one
+//! is not saved.
 
 use crate::common::runs::*;
 use flatshard::optim::{DecayShape, Schedule, Warmup};
 use safetensors::SafeTensors;
 use std::fs;
 
-/// The model in `hf`, in which the embedding of the byte `token` is `with`, again and again.
+/// Sets all elements of the embedding of the byte `token`, in the model in `hf`, from `with`.
 fn poison(hf: &std::path::Path, token: usize, with: [f32; 2]) {
     let path = hf.join("model.safetensors");
     let mut file = fs::read(&path).unwrap();
@@ -30,7 +30,7 @@ fn corpus(at: &[usize]) -> String {
 }
 
 #[test]
-fn a_bad_step_is_left_out_by_all_ranks_and_counted_and_too_many_in_a_row_end_the_run() {
+fn all_ranks_skip_and_count_a_bad_step_and_too_many_in_a_row_end_the_run() {
     let dir = Dir::new();
     let (hf, text, metrics) = (dir.arg("hf"), dir.arg("text.txt"), dir.arg("m.jsonl"));
     fs::write(dir.path("text.txt"), corpus(&[])).unwrap();
@@ -53,31 +53,30 @@ fn a_bad_step_is_left_out_by_all_ranks_and_counted_and_too_many_in_a_row_end_the
     assert_eq!(bad, [3, 5], "{}", ended.stderr);
     let skipped: Vec<u64> = steps.iter().map(|s| s["skipped_steps"].as_u64().unwrap()).collect();
     assert_eq!(skipped, [0, 0, 1, 1, 2, 2, 2, 2]);
-    // The schedule goes on in steps that are left out, as docs/differences.md says.
+    // The schedule advances in skipped steps, as docs/differences.md says.
     let schedule = Schedule { shape: DecayShape::Cosine, peak: 0.01, rise: Warmup::Linear, warmup: 2, total: 8 };
     let lrs: Vec<f32> = steps.iter().map(|s| s["lr"].as_f64().unwrap() as f32).collect();
     assert_eq!(lrs, (1..=8).map(|step| schedule.lr(step)).collect::<Vec<f32>>());
-    assert!(ended.stderr.contains("step 3: the gradient is not finite; no weight was changed"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("step 3: the gradient is not finite; the update was skipped"), "{}", ended.stderr);
     assert!(steps.iter().filter(|s| !bad.contains(&s["step"].as_u64().unwrap())).all(|s| s["loss"].is_f64()));
 
-    // None may be left out: the first ends the run, with the step and the flag.
+    // With none allowed, the first one ends the run, and the error has the step and the flag.
     let ended = run(&[&train[..], &["--max-bad-steps", "0"]].concat());
     assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
-    let says = "step 3: loss NaN, gradient norm NaN: step 1 in a row that is not finite, where --max-bad-steps is 0; lower --lr";
+    let says =
+        "step 3: loss NaN, gradient norm NaN: 1 consecutive non-finite steps, more than --max-bad-steps 0. Lower --lr";
     assert!(ended.stderr.contains(says), "{}", ended.stderr);
 }
 
-/// A rate that no model survives: from the second step on nothing is finite any more.
+/// A learning rate with which nothing is finite from the second step on.
 #[test]
-fn a_run_that_diverges_ends_after_ten_bad_steps_unless_told_otherwise() {
+fn a_diverging_run_ends_after_ten_bad_steps_by_default() {
     for (args, step, most) in [(&[][..], 12, 10), (&["--max-bad-steps", "2"][..], 4, 2)] {
         let ended =
             Run::start(FSDP, &[&["--lr", "1e30", "--warmup-steps", "0", "--max-steps", "50"], args].concat()).end();
         assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
-        let says = format!(
-            "gradient norm NaN: step {} in a row that is not finite, where --max-bad-steps is {most};",
-            most + 1
-        );
+        let says =
+            format!("gradient norm NaN: {} consecutive non-finite steps, more than --max-bad-steps {most}.", most + 1);
         assert!(ended.stderr.contains(&format!(": step {step}: loss ")), "{}", ended.stderr);
         assert!(ended.stderr.contains(&says), "{}", ended.stderr);
     }
@@ -103,14 +102,14 @@ fn a_model_with_non_finite_weights_is_refused_by_tensor_and_count() {
     ] {
         let ended = Run::start(FSDP, &[&["--pretrain", &hf], &args[..]].concat()).end();
         assert_eq!(ended.status.code(), Some(2), "{args:?}: {}", ended.stderr);
-        let says = "tensor model.embed_tokens.weight has non-finite values (NaN or infinity): 96 of 20480; give a model without them";
+        let says = "tensor model.embed_tokens.weight has non-finite values (NaN or infinity): 96 of 20480; use a model without them";
         assert!(ended.stderr.contains(&format!("{hf}/model.safetensors: {says}")), "{args:?}: {}", ended.stderr);
     }
     assert!(events(&dir.path("m.jsonl"), "step").is_empty());
     assert_eq!(fs::read_dir(dir.path("ckpt")).unwrap().count(), 0, "neither checkpoints nor traces");
 }
 
-/// A loss scale that overflows in every step: nothing was learned, so neither a checkpoint nor a model is written.
+/// A loss scale that overflows in every step: the model is unchanged, so neither a checkpoint nor a model is written.
 #[test]
 fn a_run_whose_every_step_was_skipped_fails_and_saves_nothing() {
     let dir = Dir::new();

@@ -1,5 +1,5 @@
-//! Fine-tuning end to end: packed samples do not see each other, the shipped example learns, and the flags of rows do
-//! what they say. Never tests single rows (tests/data).
+//! Fine-tuning end to end: packed samples do not attend to each other, the shipped example learns, and the row flags
+//! work. Never tests single rows (tests/data does).
 
 use crate::common::*;
 use flatshard::base::Result;
@@ -53,7 +53,7 @@ fn sequences(data: &Arc<Dataset>, packing: bool) -> usize {
     loader.steps_until(rows) as usize
 }
 
-/// One epoch as one step: every row once. What it reports, the weights after it, and how many samples it took.
+/// One epoch as one step, every row once. Returns its report, the weights after it, and the number of samples.
 fn epoch(data: &Arc<Dataset>, world: usize, batch: usize, packing: bool, spoil: bool) -> (Outcome, u64) {
     let spec = flatshard::nn::Spec { vocab: 257, ..llama() };
     let accum = sequences(data, packing) / world / batch;
@@ -78,15 +78,15 @@ fn options_for(spec: &flatshard::nn::Spec) -> flatshard::engine::EngineOptions {
     flatshard::engine::EngineOptions { grad_clip: 0.0, ..options(spec, fsdp(sharded()), SGD) }
 }
 
-/// What packing without borders would do.
+/// Packing without document boundaries.
 fn as_one_document(batch: &mut MicroBatch) {
     let n = batch.tokens.len() as u32;
     batch.cu_seqlens = vec![0, n];
 }
 
 #[test]
-fn packed_samples_learn_what_each_alone_would() {
-    // So many rows that their sequences divide among two ranks.
+fn packed_samples_train_as_each_alone() {
+    // Enough rows that their sequences divide evenly between two ranks.
     let (n, _dir, data) = (20..60)
         .map(|n| {
             let (dir, data) = rows(n);
@@ -105,7 +105,7 @@ fn packed_samples_learn_what_each_alone_would() {
             "{world} ranks of {batch}: weights differ by {weights}, losses by {loss}"
         );
     }
-    // The test would see samples that see each other.
+    // The test detects samples that attend to each other.
     let (weights, loss) = distance(&alone, &epoch(&data, 1, 1, true, true).0);
     assert!(weights > 1e-5 && loss > 1e-4, "weights differ by {weights}, losses by {loss}");
 }
@@ -202,9 +202,9 @@ fn rows_are_refused_dropped_and_skipped_by_the_binary() {
     }
 }
 
-/// 400 samples of an array are samples, of which several share a sequence.
+/// The 400 samples of an array are packed several to a sequence.
 #[test]
-fn the_header_tells_samples_from_sequences() {
+fn the_header_counts_samples_and_sequences() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("arr.json");
     let row = |i: usize| serde_json::json!({"instruction": format!("say {i}"), "input": "", "output": i.to_string()});
@@ -222,7 +222,7 @@ fn the_header_tells_samples_from_sequences() {
 }
 
 #[test]
-fn a_text_is_asked_for_as_rows_ask_for_it() {
+fn a_prompt_is_rendered_like_training_rows() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model");
     let model = model.to_str().unwrap();
@@ -248,7 +248,7 @@ fn a_text_is_asked_for_as_rows_ask_for_it() {
 }
 
 #[test]
-fn flags_of_templates_are_checked_before_anything_starts() {
+fn template_flags_are_checked_before_anything_starts() {
     let refused = |args: &[&str], parts: &[&str]| {
         let out = run(args);
         let text = String::from_utf8_lossy(&out.stderr).into_owned();
@@ -258,7 +258,7 @@ fn flags_of_templates_are_checked_before_anything_starts() {
     let base = ["--dataset", "configs/sft.jsonl", "--apply-chat-template"];
     let with = |more: &[&'static str]| [&base[..], more].concat();
     refused(&with(&["--tokenizer", "tests/data/golden/byte_level"]), &["byte_level", "no default chat template"]);
-    refused(&with(&["--tokenizer-chat-template", "no/such.jinja"]), &["no/such.jinja", "no file"]);
+    refused(&with(&["--tokenizer-chat-template", "no/such.jinja"]), &["no/such.jinja", "neither a file"]);
     refused(&with(&["--tokenizer-chat-template", "{% if %}"]), &["line 1 of the chat template"]);
     refused(&with(&["--tokenizer-chat-template", "{{ raise_exception('never') }}"]), &["sft.jsonl: line 1", "never"]);
     refused(&with(&["--input-template", "{}"]), &["--input-template", "chat template"]);
@@ -266,10 +266,7 @@ fn flags_of_templates_are_checked_before_anything_starts() {
     refused(&["--dataset", "configs/sft.jsonl", "--input-key", "messages"], &["--input-key", "--output-key"]);
     for flag in ["--apply-chat-template", "--multiturn", "--skip-bad-rows", "--packing-samples"] {
         for text in ["README.md", "synthetic"] {
-            refused(
-                &["--dataset", text, flag],
-                &[flag, "has no effect here", text, ".json that is an array of objects"],
-            );
+            refused(&["--dataset", text, flag], &[flag, "has no effect here", text, ".json arrays of objects"]);
         }
     }
     let template = ["--tokenizer-chat-template", "{{ messages[0].content }}"];

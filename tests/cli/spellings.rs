@@ -1,11 +1,13 @@
-//! Flags of other tools: every row of `synonyms.tsv` is read as it says, whole command lines of those tools ask for
-//! the same run as ours, and docs/coming-from.md is what the table gives. Trains one step.
+//! Flags of other tools: every row of `synonyms.tsv` works, whole command lines of those tools start the same run as
+//! ours, and docs/coming-from.md is generated from the table. Trains one step.
 use crate::common::runs::FSDP;
 use clap::{Arg, CommandFactory};
 use flatshard::base::{Error, Result};
 use flatshard::run::settings::Settings;
 use flatshard::run::settings::args::{self, Cli, Parsed};
 use flatshard::run::settings::defaults::defaults;
+use flatshard::run::settings::help::HelpPage;
+use flatshard::run::settings::spellings::argument;
 use flatshard::run::settings::synonyms::{self, Synonym};
 use flatshard::run::settings::value::StepInterval;
 use serde_json::Value;
@@ -16,25 +18,20 @@ use std::process::Command;
 use tempfile::TempDir;
 
 fn read(words: &[String]) -> Result<Settings> {
-    match args::parse::<Cli>("run_fsdp", "", words.iter().cloned())? {
+    match args::parse::<Cli>(&HelpPage::training("run_fsdp", ""), words.iter().cloned())? {
         Parsed::Run(cli) => Ok(cli.settings),
         Parsed::Help(_) => panic!("{words:?} is help"),
     }
 }
-fn ours(key: &str) -> Arg {
-    let command = Cli::command();
-    let arg = command.get_arguments().find(|arg| Some(arg.get_id().as_str()) == key.split('.').next());
-    arg.unwrap_or_else(|| panic!("{key} has a flag")).clone()
-}
-/// The id of the flag that `row` is about: with the section where two sections have that key.
-fn id(row: &Synonym) -> String {
-    let long = format!("{}_{}", row.section, row.key);
-    if Cli::command().get_arguments().any(|arg| arg.get_id().as_str() == long) { long } else { row.key.into() }
+/// Our flag of `row`.
+fn ours(row: &Synonym) -> Arg {
+    let (command, Synonym { section, key, .. }) = (Cli::command(), row);
+    argument(&command, section, key).unwrap_or_else(|| panic!("{section}.{key} has a flag")).clone()
 }
 /// `--lr`, `--no-eval`, `--keep 0`.
-fn shown(key: &str, value: &str) -> String {
-    let (arg, name) = (ours(key), key);
-    let long = arg.get_long().unwrap_or(name);
+fn shown(row: &Synonym, value: &str) -> String {
+    let arg = ours(row);
+    let long = arg.get_long().unwrap();
     let switch = arg.get_possible_values().iter().any(|v| v.matches("true", false));
     match value {
         "" => format!("--{long}"),
@@ -47,7 +44,7 @@ fn shown(key: &str, value: &str) -> String {
 fn rows() -> impl Iterator<Item = &'static Synonym> {
     synonyms::table().iter().filter(|row| ["flag", "idle", "refused"].contains(&row.kind) && !row.is_own())
 }
-/// What a flag may be given.
+/// Valid values of a flag.
 fn sample(arg: &Arg) -> Vec<String> {
     let names = arg.get_possible_values();
     let kind = arg.get_value_parser().type_id();
@@ -59,7 +56,7 @@ fn sample(arg: &Arg) -> Vec<String> {
     };
     vec![one.to_string(); arg.get_num_args().map_or(1, |n| n.min_values().max(1)).min(2)]
 }
-/// Another flag's typed form: its first name and value.
+/// The typed form of another tool's flag: its first name and value.
 fn beside(row: &Synonym) -> Vec<String> {
     let Some(with) = &row.with else { return Vec::new() };
     vec![format!("--{}={}", with.names[0], with.values.first().unwrap_or(&"3"))]
@@ -72,15 +69,15 @@ fn setting(settings: &Settings, row: &Synonym) -> Value {
 }
 
 #[test]
-fn every_row_is_read_as_it_says() {
+fn every_row_works() {
     for row in rows() {
         assert!(!row.tool.is_empty() && (row.kind == "flag" || !row.why.is_empty()), "{row:?}");
         let values = if row.flag.values.is_empty() { vec![""] } else { row.flag.values.clone() };
         for (name, value) in row.flag.names.iter().flat_map(|name| values.iter().map(move |value| (name, *value))) {
             let words = match (value, row.kind) {
                 ("", "flag") if row.key.contains('.') => vec!["0.5".to_string()], // half of a pair
-                // Of rows that act together, the first takes the words.
-                ("", "flag") => sample(&ours(&id(rows().find(|other| other.spelling == row.spelling).unwrap()))),
+                // Of rows that apply together, the first takes the words.
+                ("", "flag") => sample(&ours(rows().find(|other| other.spelling == row.spelling).unwrap())),
                 ("", "idle" | "refused") => vec!["5".to_string()],
                 (value, _) => vec![value.to_string()],
             };
@@ -97,7 +94,7 @@ fn one_row(row: &Synonym, typed: &[String], words: &[String], name: &str) {
         let e = settings.err().unwrap_or_else(|| panic!("{typed:?} is not refused"));
         let text = e.to_string();
         assert!(matches!(e, Error::Input(_)) && text.contains(row.why) && text.contains(row.tool), "{typed:?}: {text}");
-        let nearest = if row.key.is_empty() { "leave it out".into() } else { shown(&id(row), row.value) };
+        let nearest = if row.key.is_empty() { "remove it".into() } else { shown(row, row.value) };
         return assert!(text.contains(&nearest), "{typed:?}: no {nearest} in {text}");
     }
     let settings = settings.unwrap_or_else(|e| panic!("{typed:?}: {e}"));
@@ -112,7 +109,7 @@ fn one_row(row: &Synonym, typed: &[String], words: &[String], name: &str) {
             "{typed:?}"
         );
     }
-    let long = format!("--{}", ours(&id(row)).get_long().unwrap());
+    let long = format!("--{}", ours(row).get_long().unwrap());
     assert!(note.contains("is read as") && note.contains(long.trim_start_matches("--")), "{typed:?}: {note}");
     let expected = match row.key.split_once('.') {
         Some((key, half)) => {
@@ -132,7 +129,7 @@ fn one_row(row: &Synonym, typed: &[String], words: &[String], name: &str) {
     assert_eq!(setting(&settings, row), expected, "{typed:?}");
 }
 
-/// A row for a name of ours is about a value that ours does not have, or about company.
+/// A row for one of our names is for a value that ours does not accept, or needs another flag.
 #[test]
 fn no_flag_of_ours_has_a_second_meaning() {
     let command = Cli::command();
@@ -154,7 +151,7 @@ fn no_flag_of_ours_has_a_second_meaning() {
 }
 
 #[test]
-fn what_is_given_twice_must_agree() {
+fn repeated_settings_must_agree() {
     let read = |line: &str| read(&line.split(' ').map(String::from).collect::<Vec<_>>());
     let e = read("--lr 1e-3 --learning_rate 0.002").unwrap_err().to_string();
     assert!(e.contains("--lr 1e-3") && e.contains("--learning_rate 0.002"), "{e}");
@@ -176,7 +173,7 @@ fn what_is_given_twice_must_agree() {
 }
 
 #[test]
-fn a_hint_is_about_the_same_thing() {
+fn a_hint_names_a_related_flag() {
     let refused = |flag: &str| read(&[format!("--{flag}"), "1".into()]).unwrap_err().to_string();
     for (flag, near) in [
         ("batch-sise", "--batch-size "),
@@ -192,7 +189,7 @@ fn a_hint_is_about_the_same_thing() {
     }
     for flag in ["frobnicate", "quantum", "temporal-shift", "nonsense.key"] {
         let text = refused(flag);
-        assert!(!text.contains("nearest") && text.contains("--help lists all"), "{text}");
+        assert!(!text.contains("nearest") && text.contains("--help-all lists all"), "{text}");
     }
     let text = refused("optim");
     assert!(text.contains("adamw_torch") && text.contains("Hugging Face Trainer"), "{text}");
@@ -225,9 +222,9 @@ impl Place {
     }
 }
 
-/// What people start those tools with, against what they would write here.
+/// Typical commands of those tools, and the equivalent ones here.
 #[test]
-fn whole_commands_ask_for_the_same_run() {
+fn whole_commands_start_the_same_run() {
     let place = Place(tempfile::tempdir().unwrap());
     let model = "--dataset synthetic --vocab-size 320 --embed-dim 32 --num-layers 1 --num-heads 2 --max-positions 64";
     place.output(&format!(
@@ -304,7 +301,7 @@ fn whole_commands_ask_for_the_same_run() {
 }
 
 #[test]
-fn a_run_says_once_how_it_read_them() {
+fn a_run_logs_once_how_it_read_them() {
     let place = Place(tempfile::tempdir().unwrap());
     let stages = "training_stages: {a: {run: {max_steps: 1}}, b: {run: {max_steps: 1}}}\n\
                   model: {embed_dim: 32, num_layers: 1}\ndata: {dataset: synthetic, max_len: 16}\ncheckpoint: {ckpt_dir: c}\n";
@@ -331,14 +328,14 @@ run_fsdp --dataset notes/ --learning_rate 1e-4 --warmup_ratio 0.1 --lr_scheduler
 run_fsdp --dataset notes/ --train.micro_batch_size 2 --train.batch_size 8 --ds.zero_stage 2 --eval.steps -1 --print-config
 ```
 
-Flags of other tools are read as ours, with dashes or underscores. The run says once, at the start, how it read each of them.
+Flags of other tools are accepted, with dashes or underscores, and read as ours. At the start, the run logs how it read each of them.
 
-- **Defaults** are ours, whatever the tool: `docs/differences.md`.
-- **Switches** may be alone, or have `True` or `False` behind them; `--no-x` turns off.
-- **A flag without an equivalent** is refused with the reason and the nearest of ours, exit status 2. `False` and 0 are accepted.
-- **Two flags that give one setting different values** are refused by name. Of one flag given twice the last counts.
+- **Defaults** are always ours: `docs/differences.md`.
+- **Switches** may stand alone or take `True` or `False`; `--no-x` turns them off.
+- **A flag without an equivalent** is refused with the reason and our nearest flag, exit status 2. Values of `False` and 0 are accepted.
+- **Two flags that give one setting different values** are refused by name. If a flag is repeated, the last one counts.
 
-This page is made from `src/run/settings/synonyms.tsv`, and `tests/cli/spellings.rs` checks that it is.
+This page is generated from `src/run/settings/synonyms.tsv`; `tests/cli/spellings.rs` checks it.
 ";
 
 /// The page of docs, from the table.
@@ -376,16 +373,16 @@ fn line(row: &Synonym, rows: &[&Synonym]) -> String {
     let (theirs, ours) = match row.kind {
         "section" => (format!("the section {}", code(row.spelling)), format!("the section {}", code(row.section))),
         "key" => (format!("key {}", code(row.spelling)), format!("key {}", setting())),
-        "value" => (code(&shown(&id(row), row.spelling)), code(&shown(&id(row), value))),
+        "value" => (code(&shown(row, row.spelling)), code(&shown(row, value))),
         "flag" => {
             let with = row.with.as_ref().map_or(String::new(), |with| format!(" with {}", flag(with)));
             let same = rows.iter().filter(|other| other.kind == "flag" && other.spelling == row.spelling);
             let ours = same.map(|row| {
                 let value = row.value.trim_end_matches('?').replace("{}", "X");
                 code(&match row.key.split_once('.') {
-                    Some((key, half)) => format!("{}, value {}", shown(key, ""), half.parse::<usize>().unwrap() + 1),
-                    None if value == "{,}" => format!("{}, split at commas", shown(&id(row), "")),
-                    None => shown(&id(row), &value),
+                    Some((_, half)) => format!("{}, value {}", shown(row, ""), half.parse::<usize>().unwrap() + 1),
+                    None if value == "{,}" => format!("{}, split at commas", shown(row, "")),
+                    None => shown(row, &value),
                 })
             });
             (flag(&row.flag) + &with, ours.collect::<Vec<_>>().join(" "))
@@ -393,7 +390,7 @@ fn line(row: &Synonym, rows: &[&Synonym]) -> String {
         kind => {
             let with = row.with.as_ref().map_or(String::new(), |with| format!(" with {}", flag(with)));
             let nearest =
-                if row.key.is_empty() { String::new() } else { format!("; nearest {}", code(&shown(&id(row), value))) };
+                if row.key.is_empty() { String::new() } else { format!("; nearest {}", code(&shown(row, value))) };
             (flag(&row.flag) + &with, if kind == "idle" { "no effect".into() } else { format!("refused{nearest}") })
         }
     };
@@ -403,7 +400,7 @@ fn line(row: &Synonym, rows: &[&Synonym]) -> String {
 }
 
 #[test]
-fn the_page_is_made_from_the_table() {
+fn the_page_is_generated_from_the_table() {
     let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join("coming-from.md");
     fs::write(&made, page()).unwrap();
     let there =

@@ -1,5 +1,5 @@
-//! Training stages as processes: each goes on from the weights of the one before it, with what is its own, and a run
-//! that was interrupted anywhere ends as one that was not.
+//! Training stages as processes: each starts from the previous stage's weights with its own settings, and a run that
+//! was interrupted anywhere ends like an uninterrupted one.
 
 use crate::common::agent::Agent;
 use safetensors::SafeTensors;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
 
-/// Stage `warm` trains all but the embeddings; stage `head` the head alone, on other rows and by another rule.
+/// Stage `warm` trains all but the embeddings; stage `head` only the head, on other rows with another optimizer.
 const STAGES: &str = "
 model: {embed_dim: 32, num_layers: 2, num_heads: 2}
 data: {dataset: synthetic, max_len: 16}
@@ -78,7 +78,7 @@ fn changed(a: &BTreeMap<String, Vec<u8>>, b: &BTreeMap<String, Vec<u8>>) -> Vec<
 }
 
 #[test]
-fn each_stage_goes_on_from_the_one_before_and_a_run_can_stop_anywhere() {
+fn each_stage_starts_from_the_previous_one_and_a_run_can_stop_anywhere() {
     let whole = Job::new(STAGES);
     whole.run(&[]);
     let (warm, head) = (whole.weights("warm/step-00000004"), whole.weights("head/step-00000006"));
@@ -101,7 +101,7 @@ fn each_stage_goes_on_from_the_one_before_and_a_run_can_stop_anywhere() {
     apart.run(&["--stage", "head"]);
     assert_eq!(changed(&head, &apart.weights("head/step-00000006")), [""; 0]);
 
-    // Interrupted in the second stage: what is done is not done again.
+    // Interrupted in the second stage: completed work is not repeated.
     let again = apart.dir.path().join("ck/head");
     fs::remove_dir_all(again.join("step-00000006")).unwrap();
     fs::remove_file(again.join("latest")).unwrap();
@@ -113,7 +113,7 @@ fn each_stage_goes_on_from_the_one_before_and_a_run_can_stop_anywhere() {
 }
 
 #[test]
-fn a_launcher_of_others_runs_all_stages_in_its_ranks() {
+fn an_external_launcher_runs_all_stages_in_its_ranks() {
     let whole = Job::new(STAGES);
     whole.run(&[]);
     let job = Job::new(STAGES);
@@ -135,7 +135,7 @@ fn a_launcher_of_others_runs_all_stages_in_its_ranks() {
 }
 
 #[test]
-fn what_is_wrong_with_any_stage_is_known_before_the_first() {
+fn errors_in_any_stage_are_reported_before_the_first_starts() {
     for (yaml, words) in [
         (STAGES.replace("seed: 9", "sede: 9"), vec!["run.sede", "run.seed"]),
         (STAGES.replace("optimizer: sgd", "optimizer: sdg"), vec!["sdg"]),
@@ -156,7 +156,7 @@ fn what_is_wrong_with_any_stage_is_known_before_the_first() {
     assert!(text.contains("embed_token_") && text.contains("model.embed_tokens.weight"), "{text}");
 }
 
-/// A stage's `distributed` block, and what it lays it over.
+/// A stage's `distributed` block, and what it overrides.
 const DISTRIBUTED: &str = "
 model: {embed_dim: 32, num_layers: 2, num_heads: 2}
 data: {dataset: synthetic, max_len: 16}
@@ -172,7 +172,7 @@ training_stages:
 ";
 
 #[test]
-fn a_stage_is_distributed_as_its_own_block_says() {
+fn a_stage_follows_its_own_distributed_block() {
     let job = Job::new(DISTRIBUTED);
     job.run(&[]);
     let events = job.events();
@@ -204,7 +204,7 @@ fn a_stage_is_distributed_as_its_own_block_says() {
 }
 
 #[test]
-fn nothing_in_a_stage_passes_silently() {
+fn no_key_of_a_stage_is_silently_ignored() {
     let with = |stage: &str| DISTRIBUTED.replace("devices: auto, ", stage);
     for (yaml, words) in [
         (with("devces: 3, "), vec!["run.yaml", "training_stages.full.distributed.devces", "distributed.devices"]),
@@ -227,7 +227,7 @@ fn nothing_in_a_stage_passes_silently() {
         ),
         (
             with("strategy: fsdp, ").replace("precision: bf16", "run: {strategy: ddp}"),
-            vec!["run.strategy and", "two values"],
+            vec!["run.strategy and", "different values"],
         ),
     ] {
         let job = Job::new(&yaml);
@@ -237,14 +237,14 @@ fn nothing_in_a_stage_passes_silently() {
     }
 }
 
-/// Only the last stage exports, and a place that it may not write ends the run before the first one starts.
+/// Only the last stage exports, and an export that it may not write ends the run before the first one starts.
 #[test]
-fn an_export_that_will_be_refused_is_refused_before_the_first_stage() {
+fn an_invalid_export_is_refused_before_the_first_stage() {
     let job = Job::new(STAGES);
     let model = job.dir.path().join("model");
     fs::create_dir(&model).unwrap();
     fs::write(model.join("config.json"), "{}").unwrap();
     let text = job.refused(&["--save-hf", "model"]);
-    assert!(text.contains("--save-hf model: holds a model that this run did not write"), "{text}");
+    assert!(text.contains("--save-hf model: contains a model that this run did not write"), "{text}");
     assert!(!job.dir.path().join("ck").exists());
 }

@@ -1,12 +1,11 @@
-//! Tensor parallelism from outside: runs that are cut over tp learn what others learn, and their checkpoints are
-//! anybody's.
+//! Tensor parallelism from outside: runs sharded over tp match other runs, and their checkpoints load on any mesh.
 
 use crate::common::runs::{Dir, FSDP, Run, events, good};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-/// Words and columns of which no mesh has equal shares.
+/// A vocabulary and widths that no mesh divides evenly.
 const SHAPE: [&str; 12] = [
     "--num-heads",
     "4",
@@ -39,7 +38,7 @@ fn close(a: &[[f64; 2]], b: &[[f64; 2]], what: &str) {
 }
 
 #[test]
-fn a_run_over_tp_learns_what_others_learn_and_goes_on_without_it() {
+fn a_tp_run_matches_others_and_resumes_without_tp() {
     let dir = Dir::new();
     let [alone, cut, on, ckpt] = ["alone.jsonl", "cut.jsonl", "on.jsonl", "ckpt"].map(|name| dir.arg(name));
     run(&["--nproc-per-node", "2", "--metrics-path", &alone]);
@@ -48,16 +47,16 @@ fn a_run_over_tp_learns_what_others_learn_and_goes_on_without_it() {
     let over = ["--nproc-per-node", "4", "--tp-size", "2", "--metrics-path"];
     run(&[&over[..], &[&cut, "--ckpt-dir", &ckpt, "--save-every", "4"]].concat());
     close(&curve(&dir.path("cut.jsonl")), &expected, "over tp");
-    // From the middle, by ranks that are not cut.
+    // Resumed from the middle without tp.
     let middle = dir.path("ckpt").join("step-00000004");
     run(&["--nproc-per-node", "2", "--resume", middle.to_str().unwrap(), "--metrics-path", &on]);
     close(&curve(&dir.path("on.jsonl")), &expected[4..], "resumed without tp");
-    // And the other way round, along the tokens.
+    // And the reverse, with sequence parallelism.
     let on = dir.arg("back.jsonl");
     let back = ["--sequence-parallel", "--resume", middle.to_str().unwrap()];
     run(&[&over[..], &[&on], &back].concat());
     close(&curve(&dir.path("back.jsonl")), &expected[4..], "resumed with sequence parallelism");
-    // What is left of it for others does not depend on who read it and wrote it.
+    // The checkpoint does not depend on the mesh that wrote it.
     let bytes = |name: &str| fs::read(dir.path(name).join("model.safetensors")).unwrap();
     let meshes = [("1", "1"), ("2", "2"), ("4", "4")];
     for (ranks, tp) in meshes {
@@ -66,7 +65,7 @@ fn a_run_over_tp_learns_what_others_learn_and_goes_on_without_it() {
         run(&[&from[..], &["--save-hf", &export, "--nproc-per-node", ranks, "--tp-size", tp]].concat());
         assert!(bytes(&format!("export-{tp}")) == bytes("export-1"), "the model of a run over tp {tp} is another");
     }
-    // And a run from there begins with it.
+    // A run from there starts with it.
     let starts = meshes.map(|(ranks, tp)| {
         let (model, metrics) = (dir.arg("export-2"), dir.arg(&format!("from-{tp}.jsonl")));
         let mesh = ["--nproc-per-node", ranks, "--tp-size", tp, "--metrics-path", &metrics];
@@ -77,18 +76,18 @@ fn a_run_over_tp_learns_what_others_learn_and_goes_on_without_it() {
 }
 
 #[test]
-fn what_cannot_be_cut_so_is_refused_before_anything_starts() {
+fn invalid_tp_sizes_are_refused_before_anything_starts() {
     let refused = |more: &[&str]| {
         let ended = Run::start(FSDP, &[&["--nproc-per-node", "4"], more].concat()).end();
         assert_eq!(ended.status.code(), Some(2), "{more:?}: {}{}", ended.stdout, ended.stderr);
         ended.stderr
     };
     for (args, what) in [
-        (&["--tp-size", "4"][..], "num_heads 2 = 0 x tp-size 4 + 2"),
+        (&["--tp-size", "4"][..], "num_heads 2 is not divisible by tp-size 4"),
         (&["--tp-size", "2", "--ff-hidden-dim", "1"], "ff_hidden_dim 1 < tp-size 2"),
         (&["--tp-size", "2", "--arch", "gpt"], "arch gpt"),
-        (&["--use-hf-tp-plan"], "--use-hf-tp-plan has no effect here: it says how ranks of tp share a layer"),
-        (&["--sequence-parallel"], "--sequence-parallel has no effect here: it says how ranks of tp share a layer"),
+        (&["--use-hf-tp-plan"], "--use-hf-tp-plan has no effect here: --tp-size is 1"),
+        (&["--sequence-parallel"], "--sequence-parallel has no effect here: --tp-size is 1"),
         (&["--tp-size", "3"], "tp 3"),
     ] {
         let said = refused(args);
@@ -97,7 +96,7 @@ fn what_cannot_be_cut_so_is_refused_before_anything_starts() {
 }
 
 #[test]
-fn the_plan_of_a_model_directory_is_followed_or_refused() {
+fn the_tp_plan_of_a_model_directory_is_followed_or_refused() {
     let dir = Dir::new();
     let (model, alone, cut) = (dir.arg("model"), dir.arg("alone.jsonl"), dir.arg("cut.jsonl"));
     run(&["--nproc-per-node", "1", "--save-hf", &model]);

@@ -1,6 +1,5 @@
-//! Event files of TensorBoard, read by a reader of our own (framing, checksums and protobuf written a second time,
-//! another way) and compared with the metrics file number by number. `scripts/watch_check.sh` has TensorBoard read
-//! them.
+//! TensorBoard event files, read by an independent implementation of framing, checksums and protobuf and compared with
+//! the metrics file number by number. `scripts/watch_check.sh` reads them with TensorBoard.
 
 use crate::common::runs::*;
 use rustix::process::Signal;
@@ -9,19 +8,19 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Of one record.
+/// One record.
 #[derive(Debug, Default)]
 struct Event {
     wall_time: f64,
     step: u64,
     version: Option<String>,
-    /// Of a SessionLog; 1 is START.
+    /// Status of a SessionLog; 1 is START.
     session: Option<u64>,
     scalars: Vec<(String, f32)>,
     texts: Vec<(String, String)>,
 }
 
-/// Bit by bit, as the polynomial says.
+/// Computed bit by bit from the polynomial.
 fn masked_crc32c(bytes: &[u8]) -> u32 {
     let mut crc = u32::MAX;
     for byte in bytes {
@@ -119,7 +118,7 @@ fn event(bytes: &[u8]) -> Event {
     event
 }
 
-/// All records of a file; a last one that was cut short by a kill is none.
+/// All records of a file, without an incomplete last one.
 fn records(path: &Path) -> Vec<Event> {
     let bytes = fs::read(path).unwrap();
     let (mut rest, mut events) = (&bytes[..], vec![]);
@@ -144,7 +143,7 @@ fn event_files(dir: &Path) -> Vec<PathBuf> {
     files.sort();
     files
 }
-/// Steps and values of each curve; a start takes back the steps that come after it.
+/// Steps and values of each curve; a restart drops the steps after its own.
 fn curves(dir: &Path) -> BTreeMap<String, BTreeMap<u64, f32>> {
     let mut curves: BTreeMap<String, BTreeMap<u64, f32>> = BTreeMap::new();
     for event in event_files(dir).iter().flat_map(|file| records(file)) {
@@ -170,7 +169,7 @@ fn table() -> Vec<[String; 4]> {
     rows.map(|row| row.split_whitespace().map(str::to_string).collect::<Vec<_>>().try_into().unwrap()).collect()
 }
 
-/// Every number of the metrics file is in the event files under each of its names, to the bit, and nothing else is.
+/// Every number of the metrics file is in the event files under each of its names, bitwise equal, and nothing else is.
 #[track_caller]
 fn same(metrics: &Path, dir: &Path, ranks: f64) {
     let mut curves = curves(dir);
@@ -193,15 +192,15 @@ fn same(metrics: &Path, dir: &Path, ranks: f64) {
 }
 
 #[test]
-fn event_files_say_what_the_metrics_file_says() {
+fn event_files_match_the_metrics_file() {
     let dir = Dir::new();
     let (metrics, board, ckpt) = (dir.arg("m.jsonl"), dir.arg("board"), dir.arg("ckpt"));
-    let args = ["--max-steps", "6", "--eval-every", "2", "--save-every", "3", "--measure-peak", "--ckpt-dir", &ckpt];
+    let args = ["--max-steps", "6", "--eval-every", "2", "--save-every", "3", "--ckpt-dir", &ckpt];
     good(FSDP, &[&args[..], &["--metrics-path", &metrics, "--tensorboard", &board]].concat());
     let (metrics, board) = (dir.path("m.jsonl"), dir.path("board"));
     same(&metrics, &board, 2.0);
 
-    // Names that others have are theirs, whatever the table says.
+    // Names must be those of the other tools.
     let curves = curves(&board);
     for (name, steps) in [
         ("loss_metrics/global_avg_loss", 6),
@@ -210,6 +209,8 @@ fn event_files_say_what_the_metrics_file_says() {
         ("grad_norm", 6),
         ("throughput(tps)", 6),
         ("mfu(%)", 6),
+        ("mfu_llm_foundry(%)", 6),
+        ("sol(%)", 6),
         ("memory/max_active(GiB)", 6),
         ("time_metrics/end_to_end(s)", 6),
         ("validation_metrics/loss", 3),
@@ -218,7 +219,7 @@ fn event_files_say_what_the_metrics_file_says() {
     ] {
         assert_eq!(curves.get(name).map(BTreeMap::len), Some(steps), "{name}: {:?}", curves.keys());
     }
-    // No number of the metrics file is without a name.
+    // Every number of the metrics file has a name.
     let named: Vec<_> = table();
     for event in ["step", "eval", "checkpoint"] {
         for (number, value) in events(&metrics, event)[0].as_object().unwrap() {

@@ -1,12 +1,12 @@
-//! Data that is token ids, and models without a tokenizer, also of fewer ids than bytes have: trained, evaluated,
-//! packed, in stages, and asked to write.
+//! Token-id data and models without a tokenizer, including vocabularies smaller than 256: training, evaluation,
+//! packing, stages and generation.
 use crate::common::runs::{Dir, FSDP, Run, events};
 use serde_json::json;
 use std::fs;
 
 const VOCAB: u64 = 60;
 
-/// 120 rows in which the next id is always the same, and as a stream; a stage that goes on from them.
+/// 120 rows with a constant step between ids, also as a stream; a stage that continues from them.
 fn files() -> Dir {
     let dir = Dir::new();
     let ids = |i: u64| (0..8 + i % 9).map(|t| (7 * (i + t)) % VOCAB).collect::<Vec<_>>();
@@ -20,7 +20,7 @@ fn files() -> Dir {
     dir
 }
 
-/// Status, standard output and standard error of a small run in `dir`.
+/// Exit status, stdout and stderr of a small run in `dir`.
 fn run(dir: &Dir, args: &str) -> (i32, String, String) {
     let mut command = std::process::Command::new(FSDP);
     for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
@@ -51,18 +51,18 @@ fn a_model_of_60_ids_is_trained_evaluated_and_writes_ids() {
     let dir = files();
     let train = "--dataset rows.jsonl --batch-size 4 --metrics-path m.jsonl --max-len 16 --warmup-steps 0 --lr 0.01";
     let (_, text) = good(&dir, &format!("{NEW} {train} --max-steps 60 --ckpt-dir ck --save-hf model"));
-    assert!(text.contains("tokens   are given as ids: vocab_size 60"), "{text}");
+    assert!(text.contains("tokens   are given as ids: the model's vocab_size 60"), "{text}");
     let eval = &events(&dir.path("m.jsonl"), "eval")[0];
     assert!(eval["loss"].as_f64().unwrap() < 1.0 && eval["tokens"].as_u64() > Some(0), "{eval}");
     assert!(!fs::exists(dir.path("model/tokenizer.json")).unwrap());
 
-    // The model goes on from its directory, packed, from its checkpoint, and on a stream, which it writes on.
+    // Training continues from the model directory, packed, from its checkpoint, and on a stream, which it samples from.
     good(&dir, &format!("--pretrain model {train} --packing-samples --batch-size 2 --max-steps 3"));
     good(&dir, &format!("{NEW} {train} --max-steps 62 --ckpt-dir ck --resume auto"));
     let stream = "--pretrain model --dataset stream.npy --max-len 16 --batch-size 4 --max-steps 2 --sample-tokens 5";
     let (out, _) = good(&dir, stream);
-    let (before, after) = out.split_once("\n--- as the model goes on ---\n").unwrap();
-    assert!(before.starts_with("--- held-out tokens ---\n") && after.split_whitespace().count() == 5, "{out}");
+    let (before, after) = out.split_once("\n--- generated ---\n").unwrap();
+    assert!(before.starts_with("--- prompt (held-out tokens) ---\n") && after.split_whitespace().count() == 5, "{out}");
 
     // What follows 7, 14, 21 is what the rows say.
     for prompt in ["7 14 21", "7,14,21"] {
@@ -87,7 +87,7 @@ fn each_stage_reads_rows_of_ids() {
 }
 
 #[test]
-fn the_tokenizer_counts_from_the_first_row_that_holds_text() {
+fn the_tokenizer_matters_from_the_first_row_with_text() {
     let dir = files();
     let text = |row: &str| {
         let rows = fs::read_to_string(dir.path("rows.jsonl")).unwrap();
@@ -102,7 +102,7 @@ fn the_tokenizer_counts_from_the_first_row_that_holds_text() {
     }
     text(r#"{"input_ids": [1, 60]}"#);
     refused(&dir, &mixed, &["mixed.jsonl: line 121", "token id 60", "vocab_size is 60"]);
-    // One that cannot be read is none, whoever names it.
+    // A tokenizer that cannot be read counts as none, wherever it is named.
     let ids = format!("{NEW} --dataset rows.jsonl --max-steps 1");
     let (_, said) = good(&dir, &format!("{ids} --tokenizer no.json --save-hf model"));
     assert!(said.contains("are given as ids: --tokenizer no.json: no such file"), "{said}");

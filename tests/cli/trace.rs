@@ -1,5 +1,5 @@
-//! Traces of steps: what is on them, that they are whole, and that exposed communication is what it says: more of it
-//! without prefetching, and as much as the groups measured themselves.
+//! Traces of steps: their contents and completeness, and exposed communication, which grows without prefetching and
+//! equals what the groups measured themselves.
 
 use crate::common;
 use crate::common::probe::{Told, Watched};
@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The strategy, with layers that take time: a pause of the rank's when their weights are handed out.
+/// The strategy with slow layers: a pause on the rank whenever weights are acquired.
 fn paused(inner: Arc<dyn Strategy>, pause: fn(usize) -> Duration) -> Arc<dyn Strategy> {
     let told = move |mesh: &Mesh| -> Told {
         let pause = pause(mesh.rank());
@@ -34,7 +34,7 @@ fn paused(inner: Arc<dyn Strategy>, pause: fn(usize) -> Duration) -> Arc<dyn Str
     Arc::new(Watched { inner, told: Arc::new(told) })
 }
 
-/// Of one step: its spans, and what the groups say of it.
+/// One step's spans, and the groups' own measurements.
 struct Traced {
     spans: Vec<TracedSpan>,
     stats: CommStats,
@@ -109,7 +109,7 @@ fn without_prefetching_more_communication_is_exposed() {
     let (wire, layer) = (Duration::from_millis(3), |_| Duration::from_millis(5));
     let exposed = |options: ShardedOptions| {
         let ranks = traced(MeshSizes::sharded(2), options, wire, layer, 4);
-        // The least of some steps: a busy machine only adds.
+        // The minimum over steps: a busy machine only adds time.
         let steps = ranks[0].iter().map(|step| summary(step).lanes[0].clone());
         steps.map(|(name, gathers)| (name, gathers.exposed_s)).min_by(|a, b| a.1.total_cmp(&b.1)).unwrap()
     };
@@ -126,8 +126,8 @@ fn without_prefetching_more_communication_is_exposed() {
 }
 
 #[test]
-fn what_is_exposed_is_what_the_groups_measured() {
-    // One rank is slower, so that the other waits: time that is there to be measured.
+fn exposed_communication_equals_what_the_groups_measured() {
+    // One rank is slower, so that the other one waits measurably.
     let slow = |rank| Duration::from_millis(if rank == 1 { 6 } else { 0 });
     for sizes in [MeshSizes::sharded(2), MeshSizes { dp_replicate: 2, dp_shard: 1, sp: 1, tp: 1 }] {
         passes_once(|| {
@@ -164,7 +164,7 @@ fn a_step_holds_every_layer_and_every_collective_once() {
         assert_eq!(names, expected);
         let of =
             |lane: Lane| -> Vec<&TracedSpan> { step.spans.iter().filter(|s| s.lane == lane && !s.is_call()).collect() };
-        // In the order of their starts: what has landed is told first.
+        // In the order of their starts.
         let told = |lane| {
             let mut of = of(lane);
             of.sort_by_key(|s| s.flow.unwrap().id);
@@ -187,7 +187,7 @@ fn a_step_holds_every_layer_and_every_collective_once() {
     }
 }
 
-/// A run of 8 steps, 3 to 6 of them traced.
+/// A run of 8 steps with steps 3 to 6 traced.
 fn profiled() -> (runs::Dir, runs::Ended) {
     let dir = runs::Dir::new();
     let (metrics, ckpt) = (dir.arg("m.jsonl"), dir.arg("ckpt"));
@@ -198,7 +198,7 @@ fn profiled() -> (runs::Dir, runs::Ended) {
 
 /// Within the steps, but for what is in flight around the steps themselves.
 #[test]
-fn what_a_trace_calls_exposed_is_what_the_metrics_say() {
+fn exposed_communication_of_a_trace_equals_the_metrics() {
     passes_once(|| {
         let (dir, _) = profiled();
         let steps = runs::events(&dir.path("m.jsonl"), "step");
@@ -211,14 +211,14 @@ fn what_a_trace_calls_exposed_is_what_the_metrics_say() {
 }
 
 #[test]
-fn a_run_leaves_traces_that_open() {
+fn a_run_writes_valid_traces() {
     let (dir, ended) = profiled();
     let event = &runs::events(&dir.path("m.jsonl"), "trace")[0];
     assert_eq!(event["steps"], serde_json::json!([3, 6]));
     let path = dir.path("ckpt").join("traces/steps-3-6.json");
     assert_eq!(event["path"], path.to_str().unwrap());
-    assert!(ended.stderr.contains("trace: steps 3 to 6 in "), "{}", ended.stderr);
-    assert!(ended.stderr.contains("rank 1, a step of "), "{}", ended.stderr);
+    assert!(ended.stderr.contains("trace  steps 3:6  "), "{}", ended.stderr);
+    assert!(ended.stderr.contains("rank 1, per step of "), "{}", ended.stderr);
 
     let text = std::fs::read_to_string(&path).unwrap();
     let file: Value = serde_json::from_str(&text).unwrap();
@@ -259,7 +259,7 @@ fn a_run_leaves_traces_that_open() {
         }
     }
     assert!(arrows.len() > 30 && arrows.values().all(|ends| *ends == [1, 1]), "{arrows:?}");
-    // Spans of a row are inside one another or apart: a row with spans that cross is drawn wrongly.
+    // Spans of a row must nest or be disjoint to be drawn correctly.
     for ((rank, row), spans) in &mut rows {
         spans.sort_by_key(|&(from, to)| (from, -to));
         let mut open: Vec<(i64, i64)> = vec![];
@@ -275,14 +275,14 @@ fn a_run_leaves_traces_that_open() {
 }
 
 #[test]
-fn steps_that_are_not_there_are_refused() {
+fn steps_beyond_the_run_are_refused() {
     let dir = runs::Dir::new();
     let folder = dir.arg("traces");
     for (flags, said) in [
         (&["--profile-steps", "0:2"][..], "must be A:B"),
         (&["--profile-steps", "3:2"], "must be A:B"),
         (&["--profile-steps", "2..3"], "must be A:B"),
-        (&["--profile-steps", "5:7"], "the run ends with step 6"),
+        (&["--profile-steps", "5:7"], "the run ends at step 6"),
         (&["--profile-steps", "2:3"], "--trace-folder DIR"),
         (&["--trace-folder", &folder], "--profile-steps A:B"),
     ] {
@@ -293,7 +293,7 @@ fn steps_that_are_not_there_are_refused() {
     assert!(!dir.path("traces").exists());
 }
 
-/// The lines of a memory timeline, by the names of its columns.
+/// The lines of a memory timeline, by column name.
 fn rows(path: &std::path::Path) -> Vec<BTreeMap<String, String>> {
     let text = std::fs::read_to_string(path).unwrap();
     let mut lines = text.lines().map(|line| line.split(',').map(str::to_string).collect::<Vec<_>>());
@@ -302,10 +302,11 @@ fn rows(path: &std::path::Path) -> Vec<BTreeMap<String, String>> {
 }
 
 #[test]
-fn memory_over_time_ends_as_planned_and_tells_what_a_step_uses() {
+fn the_memory_timeline_ends_as_planned_and_shows_what_a_step_uses() {
     let dir = runs::Dir::new();
     let (metrics, memory) = (dir.arg("m.jsonl"), dir.arg("deep/memory.csv"));
-    let flags = ["--max-steps", "3", "--metrics-path", &metrics, "--memory-timeline", &memory];
+    // Buffers of that measurement are freed before the first step.
+    let flags = ["--max-steps", "3", "--no-measure-peak", "--metrics-path", &metrics, "--memory-timeline", &memory];
     runs::good(runs::FSDP, &flags);
     let planned = &runs::events(&dir.path("m.jsonl"), "run")[0]["planned_bytes"];
     let rows = rows(&dir.path("deep/memory.csv"));

@@ -1,5 +1,5 @@
-//! The page of troubleshooting says what the program says: under each heading with a message, that message is provoked
-//! here and compared with the page, in which `...` stands for anything.
+//! The troubleshooting page quotes real messages: each quoted message is provoked here and compared with the page,
+//! where `...` stands for anything.
 
 use crate::common;
 use crate::common::runs::*;
@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::Duration;
 
-/// Provokes a message, and returns all that was said.
+/// Provokes a message, and returns the whole output.
 type Provoke = fn(&Dir) -> String;
 /// Headings with a message.
 const PROVOKED: [(&str, Provoke); 21] = [
@@ -62,7 +62,7 @@ fn page() -> Vec<(String, String)> {
         match (&mut block, line) {
             (Some(_), "```") => messages.extend(block.take().map(|text| (heading.clone(), text))),
             (Some(text), line) => *text += &format!("{}{line}", if text.is_empty() { "" } else { "\n" }),
-            (None, "```sh" | "```") => {} // the command that the page opens with
+            (None, "```sh" | "```sh run" | "```") => {} // the command that the page opens with
             (None, line) if line.starts_with("```") => block = Some(String::new()),
             (None, line) if line.starts_with('#') => heading = line.trim_start_matches('#').trim().into(),
             _ => {}
@@ -70,14 +70,14 @@ fn page() -> Vec<(String, String)> {
     }
     messages
 }
-/// Whether `said` has the parts of `message` between its dots one behind the other.
+/// Whether `said` contains the parts of `message` between its dots, in order.
 fn holds(said: &str, message: &str) -> bool {
     let mut rest = said;
     message.split("...").all(|part| rest.find(part).map(|at| rest = &rest[at + part.len()..]).is_some())
 }
 
 #[test]
-fn every_message_of_the_page_is_said() {
+fn every_message_of_the_page_is_real() {
     let page = page();
     assert_eq!(page.len(), PROVOKED.len(), "{page:?}");
     let proofs = page.iter().map(|(heading, message)| {
@@ -99,13 +99,13 @@ fn every_message_of_the_page_is_said() {
 }
 
 #[test]
-fn another_wording_is_noticed() {
+fn other_wording_fails() {
     let said = "error: rank 1 has 5 of 7 things";
     assert!(holds(said, "rank ... has ... of 7") && holds(said, "rank 1 has 5"));
     assert!(!holds(said, "rank ... has ... of 8") && !holds(said, "of 7 ... rank"));
 }
 
-/// What a run that fails or goes on says on stderr.
+/// The stderr of a run, whether it fails or not.
 fn say(program: &str, args: &[&str]) -> String {
     Run::start(program, args).end().stderr
 }
@@ -117,7 +117,7 @@ fn rank(mut command: Command, rank: usize, world: usize, dir: &Dir) -> Command {
     command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "29533").env("TORCHELASTIC_RUN_ID", dir.arg("job"));
     command
 }
-/// What two ranks say whose arguments differ so.
+/// The output of two ranks with these different arguments.
 fn two(dir: &Dir, common: &[&str], own: [&[&str]; 2]) -> String {
     let start = |r: usize| rank(command(FSDP, &[common, own[r]].concat()), r, 2, dir).spawn().unwrap();
     let ranks = [0, 1].map(start).map(Run);

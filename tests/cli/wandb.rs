@@ -1,5 +1,5 @@
-//! `--wandb-project` against a package that stands in for W&B's and writes down what it is called with.
-//! `scripts/watch_check.sh` has the real one read back what it got.
+//! `--wandb-project` with a stand-in for the wandb package that records its calls. `scripts/watch_check.sh` uses the
+//! real one.
 
 use crate::common::runs::*;
 use rustix::process::Signal;
@@ -33,7 +33,7 @@ def init(**arguments):
     return run
 "#;
 
-/// A directory with the package, and its calls.
+/// A directory with the stand-in package and its recorded calls.
 struct Client(Dir);
 impl Client {
     /// `None` on a machine without Python.
@@ -67,7 +67,7 @@ impl Client {
     fn logged(&self) -> Vec<u64> {
         self.calls("log").iter().map(|call| call["step"].as_u64().unwrap()).collect()
     }
-    /// Nothing was asked of W&B, and the run left nothing.
+    /// W&B was not called, and the run left no files.
     #[track_caller]
     fn nothing_began(&self, ended: Ended, says: &str) {
         assert!(ended.status.code() == Some(2) && ended.stderr.contains(says), "{}: {}", ended.status, ended.stderr);
@@ -77,7 +77,7 @@ impl Client {
 }
 
 #[test]
-fn a_run_is_logged_and_goes_on_as_the_same_run() {
+fn a_run_is_logged_and_resumes_as_the_same_run() {
     let Some(client) = Client::new() else { return };
     let args =
         ["--ckpt-dir", "ckpt", "--wandb-name", "first", "--wandb-tags", "a", "b", "--lr", "0.005", "--max-steps"];
@@ -96,7 +96,7 @@ fn a_run_is_logged_and_goes_on_as_the_same_run() {
         assert_eq!((&log["step"], &log["values"]["train/loss"]), (&step["step"], &step["loss"]));
     }
     assert_eq!(client.calls("finish"), [json!({"call": "finish", "exit_code": 0})]);
-    // Resumed: the id that W&B had made up, and none of the steps that are in the file already.
+    // Resumed with the id that W&B generated, without the steps that are already in the file.
     fs::remove_file(client.0.path("calls")).unwrap();
     assert!(client.start(&[&args[..], &["5", "--resume", "auto"]].concat()).end().status.success());
     let init = &client.calls("init")[0]["arguments"];
@@ -119,7 +119,7 @@ fn a_failed_run_a_stopped_one_and_a_killed_one_are_marked() {
     let run = client.start(&diverging);
     wait_until("it fails", || !client.calls("summary").is_empty());
     let error = client.calls("summary")[0]["value"].as_str().unwrap().to_string();
-    assert!(error.contains("not finite"), "{error}");
+    assert!(error.contains("non-finite"), "{error}");
     ends("failed", run, 1);
     for (what, signal, code) in [("stopped", Signal::TERM, 143), ("killed", Signal::KILL, 1)] {
         let run = client.start(&endless);
@@ -127,19 +127,19 @@ fn a_failed_run_a_stopped_one_and_a_killed_one_are_marked() {
         send(signal, run.pid());
         ends(what, run, code);
     }
-    // Of an earlier run's file, which was put aside, nothing was logged again.
+    // Nothing from an earlier run's file, which was moved away, is logged again.
     let restarted = client.start(&["--max-steps", "2", "--metrics-path", "m.jsonl"]).end();
     assert!(restarted.status.success(), "{}", restarted.stderr);
     assert_eq!(client.logged(), [1, 2]);
 }
 
 #[test]
-fn what_is_missing_is_said_before_anything_starts() {
+fn missing_packages_are_reported_before_anything_starts() {
     let Some(client) = Client::new() else { return };
     let refuses = client.command(&["--max-steps", "1"]).env("REFUSES", "1").spawn().unwrap();
     client.nothing_began(
         Run(refuses).end(),
-        "--wandb-project ours: W&B does not take the run: No API key configured. Run `wandb login`, or keep the run",
+        "--wandb-project ours: W&B refused the run: No API key configured. Run `wandb login`, or keep the run",
     );
     let nowhere = client.command(&["--max-steps", "1"]).env("PATH", client.0.path("")).spawn().unwrap();
     client.nothing_began(Run(nowhere).end(), "--wandb-project ours: python3 is not in PATH");
@@ -147,13 +147,13 @@ fn what_is_missing_is_said_before_anything_starts() {
     let missing =
         "python3 cannot import W&B's package (No module named 'wandb'). Run `pip install wandb`, or remove the flag";
     client.nothing_began(client.start(&["--max-steps", "1"]).end(), missing);
-    // What W&B itself leaves in a directory is no package.
+    // A directory that W&B itself creates is not a package.
     fs::remove_file(client.0.path("wandb.py")).unwrap();
     fs::create_dir(client.0.path("wandb")).unwrap();
     client.nothing_began(client.start(&["--max-steps", "1"]).end(), "Run `pip install wandb`");
     client.nothing_began(
         client.start(&["--max-steps", "1", "--metrics-path", "/dev/null"]).end(),
-        "--metrics-path /dev/null: W&B reads the metrics from a regular file",
+        "--metrics-path /dev/null: --wandb-project reads the metrics from a regular file",
     );
 }
 
@@ -169,7 +169,7 @@ fn flags_without_a_project_are_refused_and_a_disabled_one_needs_no_package() {
 }
 
 #[test]
-fn of_ranks_that_a_launcher_started_the_first_logs() {
+fn with_an_external_launcher_rank_0_logs() {
     let Some(client) = Client::new() else { return };
     let agent = Agent::new();
     let ranks = [0, 1].map(|r| {

@@ -1,5 +1,4 @@
-//! Warmup as a fraction of the run: how many steps it is, which layer of settings decides, and what a resumed run
-//! keeps.
+//! Warmup as a fraction of the run: its number of steps, which layer of settings decides, and what a resumed run keeps.
 use crate::common::runs::{Dir, FSDP};
 use serde_json::Value;
 use std::fs;
@@ -31,7 +30,7 @@ fn a_ratio_is_rounded_up_to_steps() {
         fs::write(&config, text).unwrap();
     };
     write("{warmup_steps: 7}", "");
-    // A flag replaces what the file says in the other way.
+    // A flag replaces the file's alternative key.
     for (args, found) in [
         (&["--warmup-ratio", "0"][..], "0"),
         (&["--warmup-ratio", "0.1"], "3"),
@@ -44,16 +43,16 @@ fn a_ratio_is_rounded_up_to_steps() {
         assert_eq!(steps(&config, args), found, "{args:?}");
     }
     let both = ["--warmup-ratio", "0.1", "--warmup-steps", "4"];
-    refused(&steps(&config, &both), &["warmup_ratio 0.1 of 30 steps is warmup_steps 3", "warmup_steps is 4"]);
+    refused(&steps(&config, &both), &["warmup_ratio 0.1 of 30 steps is 3 steps", "warmup_steps is 4"]);
     refused(&steps(&config, &["--warmup-ratio", "1.5"]), &["warmup_ratio is 1.5"]);
 
-    // In place of the default; and of what a file says, in a stage.
+    // Replaces the default, and in a stage also the file's value.
     let ckpt = ["--ckpt-dir", &dir.arg("ck"), "--stage", "a"];
     for (stage, found) in [("{optim: {warmup_steps: 5}}", "5"), ("{run: {max_steps: 11}}", "3")] {
         write("{warmup_ratio: 0.2}", &format!("training_stages: {{a: {stage}}}"));
         assert_eq!(steps(&config, &ckpt), found, "{stage}");
     }
-    // In place of DeepSpeed's default, but not of what its file says.
+    // Replaces DeepSpeed's default, but not a value of its file.
     let deepspeed = |params: &str| {
         let scheduler = format!(r#"{{"type": "WarmupLR", "params": {params}}}"#);
         let text = format!(r#"{{"zero_optimization": {{"stage": 1}}, "scheduler": {scheduler}}}"#);
@@ -66,7 +65,7 @@ fn a_ratio_is_rounded_up_to_steps() {
 }
 
 #[test]
-fn a_longer_run_of_the_same_ratio_does_not_warm_up_again() {
+fn extending_a_run_with_the_same_ratio_does_not_warm_up_again() {
     let dir = Dir::new();
     let (ckpt, metrics) = (dir.arg("ck"), dir.arg("m.jsonl"));
     let config = dir.arg("run.yaml");

@@ -1,4 +1,4 @@
-//! Misuse, missing ranks and failing ranks: each ends in an error that says what is wrong, never in a hang.
+//! Misuse, missing ranks and failing ranks: each ends in a clear error, never in a hang.
 use super::*;
 use flatshard::comm::Reduce;
 use std::sync::atomic::Ordering::SeqCst;
@@ -24,7 +24,7 @@ fn wrong_lengths_and_dtypes_are_refused_before_anything_starts() {
         assert!(error(g.reduce_scatter(T, c.view_mut(), d.view_mut(), false)).contains("from f16 into bf16"));
         assert!(error(g.broadcast(T, a.view_mut(), 2)).contains("no rank 2 in a group of 2"));
         assert!(error(g.send_recv(T, 0, a.view(), 5, b.view_mut())).contains("no rank 5"));
-        // Nothing was started: the group is in order.
+        // Nothing was started: the group is still usable.
         g.barrier(T).unwrap();
     });
 }
@@ -127,7 +127,7 @@ fn allocations_that_differ_are_found() {
 }
 
 #[test]
-fn a_pair_that_does_not_fit_is_found() {
+fn a_mismatched_send_and_receive_is_found() {
     for text in world(2, |mesh| {
         let g = &*mesh.fsdp;
         let (send, mut recv) = (plain(DType::F32, 5), plain(DType::F32, 5 + mesh.rank()));
@@ -139,7 +139,7 @@ fn a_pair_that_does_not_fit_is_found() {
 }
 
 #[test]
-fn a_timeout_names_who_is_missing_and_what_it_did_last() {
+fn a_timeout_names_the_missing_rank_and_its_last_operation() {
     let errors = impatient(4, 1_000, |mesh| {
         let g = &*mesh.fsdp;
         g.barrier(Tag::new("epoch", 8)).unwrap();
@@ -152,7 +152,7 @@ fn a_timeout_names_who_is_missing_and_what_it_did_last() {
         let start = Instant::now();
         let text = error(g.wait(t));
         assert!(start.elapsed() >= scaled(990), "{:?}", start.elapsed());
-        // It stays so, at once.
+        // It stays failed, without waiting.
         assert_eq!(error(g.wait(t)), text);
         Some(text)
     });
@@ -165,7 +165,7 @@ fn a_timeout_names_who_is_missing_and_what_it_did_last() {
 }
 
 #[test]
-fn a_timeout_names_who_still_holds_the_gathered_buffer() {
+fn a_timeout_names_the_rank_that_holds_the_gathered_buffer() {
     let done = std::sync::atomic::AtomicBool::new(false);
     let errors = impatient(2, 300, |mesh| {
         let g = &*mesh.fsdp;
@@ -219,7 +219,7 @@ fn a_foreign_ticket_is_refused() {
     world(2, |mesh| {
         let mut buf = plain(DType::F32, 1);
         let t = mesh.fsdp.all_reduce(T, buf.view_mut(), Reduce::Sum).unwrap();
-        assert!(error(mesh.world.wait(t)).contains("not of this group"));
+        assert!(error(mesh.world.wait(t)).contains("not from this group"));
         mesh.fsdp.wait(t).unwrap();
     });
 }

@@ -1,5 +1,5 @@
-//! What ranks of several hosts do together allocates nothing after the first time, the threads that do it included. In
-//! a process of its own: every allocation of the process counts.
+//! Collectives over several hosts allocate nothing after the first time, including their threads. In a separate
+//! process, because every allocation of the process counts.
 use crate::common::alone::alone;
 use crate::common::round::Round;
 use crate::heap::allocations_of_all_threads;

@@ -1,5 +1,5 @@
-//! Groups over several pretended hosts: what `values` does not ask of them. Ranks are threads, hosts are arenas of
-//! their own, and what goes between them goes over TCP.
+//! Groups over several simulated hosts, beyond what `values` tests. Ranks are threads, each host has its own arena, and
+//! hosts communicate over TCP.
 use super::stress::program;
 use super::*;
 use flatshard::comm::delayed::Delayed;
@@ -52,7 +52,7 @@ fn groups_of_a_host_and_of_several_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn one_gathered_buffer_a_host_and_each_byte_crosses_once() {
+fn one_gathered_buffer_per_host_and_each_byte_crosses_once() {
     let meters = meters(4);
     let options = shm::ShmOptions { timeout: Duration::from_secs(60) };
     let crossed = run(several::threads(FOUR, 2, &meters, &options).unwrap(), |mesh| {
@@ -93,7 +93,7 @@ fn a_chain_sends_partial_sums() {
     assert_eq!(crossed, [80_064, 80_064, 40_064, 40_064]);
 }
 
-/// What a rank is told when one of them, the odd one, does something else.
+/// Each rank's error when one of them does something else.
 type Told = fn(&dyn Collective, bool) -> String;
 
 #[test]
@@ -134,7 +134,7 @@ fn operations_that_differ_between_hosts_name_both_ranks() {
 }
 
 #[test]
-fn a_rank_of_another_host_that_does_not_come_is_named() {
+fn a_missing_rank_of_another_host_is_named() {
     let errors = spread(FOUR, 2, 1_000, |mesh| {
         if mesh.rank() == 2 {
             while mesh.member.failed().is_none() {
@@ -158,7 +158,7 @@ fn a_rank_of_another_host_that_does_not_come_is_named() {
 }
 
 #[test]
-fn work_that_is_started_early_may_take_longer_than_the_timeout() {
+fn an_operation_started_early_may_be_in_flight_longer_than_the_timeout() {
     const TIMEOUT: u64 = 1_000;
     let started = AtomicBool::new(false);
     spread(FOUR, 2, TIMEOUT, |mesh| {
@@ -221,7 +221,7 @@ fn misuse_is_refused_before_anything_starts() {
         let t = g.all_gather(Tag::new("unit", 1), part.view(), shared.view_mut()).unwrap();
         let text = error(g.all_gather(T, half.view(), shared.view_mut().slice(4..8)));
         assert!(text.contains("not released") && text.contains("unit 1"), "{text}");
-        assert!(error(mesh.world.wait(t)).contains("not of this group"));
+        assert!(error(mesh.world.wait(t)).contains("not from this group"));
         g.wait(t).unwrap();
         g.release(t).unwrap();
         g.barrier(T).unwrap();
@@ -230,17 +230,17 @@ fn misuse_is_refused_before_anything_starts() {
 
 /// Three ranks a host and groups of two: one of them has a rank on each side.
 #[test]
-fn a_group_that_lies_unevenly_is_refused() {
+fn a_group_spread_unevenly_over_hosts_is_refused() {
     let sizes = MeshSizes { dp_replicate: 1, dp_shard: 3, sp: 1, tp: 2 };
     let options = shm::ShmOptions { timeout: Duration::from_secs(60) };
     let text = several::threads(sizes, 3, &meters(6), &options).err().unwrap().to_string();
-    assert!(text.contains("has not equally many of them on each host"), "{text}");
+    assert!(text.contains("is spread unevenly over hosts"), "{text}");
     assert_eq!(sizes.group(Axis::DpShard, 0), [0, 2, 4]);
 }
 
-/// What a rank says of the world, beside its groups.
+/// What a member knows of the world.
 #[test]
-fn members_know_the_world_and_not_only_their_host() {
+fn members_know_the_whole_world() {
     spread(FOUR, 2, 60_000, |mesh| {
         let member: &dyn Member = &*mesh.member;
         assert_eq!((member.size(), member.rank() < 4, member.failed()), (4, true, None));

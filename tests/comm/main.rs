@@ -1,5 +1,5 @@
-//! Groups of ranks from outside. Ranks are threads here, over the same shared memory as processes; `processes` has real
-//! ones. Each test is bounded in time by the groups' timeout.
+//! Collectives from outside. Ranks are threads here, over the same shared memory as processes; `processes` has real
+//! ones. The groups' timeout bounds each test.
 #[path = "../common/mod.rs"]
 mod common;
 mod faults;
@@ -47,7 +47,7 @@ pub fn impatient<R: Send>(n: usize, ms: u64, f: impl Fn(Mesh) -> R + Sync) -> Ve
     run(shm::threads_with(MeshSizes::sharded(n), &meters(n), &options).unwrap(), f)
 }
 
-/// Rank 1 panics, the others wait for it: what became of each.
+/// Rank 1 panics while the others wait for it: the result of each.
 pub fn one_panics(meshes: Vec<Mesh>) -> Vec<std::thread::Result<String>> {
     std::thread::scope(|s| {
         let body = |mesh: Mesh| {
@@ -88,7 +88,7 @@ pub fn expect<T: Elem + PartialEq + std::fmt::Debug>(buf: &Buf, f: impl Fn(usize
         assert_eq!(*x, f(i), "element {i} of {}", buf.len());
     }
 }
-/// The text of the error that must have come.
+/// The text of the expected error.
 #[track_caller]
 pub fn error<R>(result: Result<R>) -> String {
     match result {

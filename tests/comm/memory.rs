@@ -1,4 +1,4 @@
-//! What buffers of a group cost, what the meter says of it, and that the memory goes back.
+//! The memory of group buffers: what they cost, how the meter counts them, and that they are freed.
 use super::*;
 use crate::common::round::Round;
 use crate::heap::allocations;
@@ -38,7 +38,7 @@ fn operations_allocate_nothing() {
 }
 
 #[test]
-fn memory_goes_back_when_the_last_rank_drops_a_buffer() {
+fn memory_is_freed_when_the_last_rank_drops_a_buffer() {
     const BYTES: usize = 8 << 20;
     let arena = Arc::new(Arena::create(2).unwrap());
     let held = |arena: &Arena| {
@@ -66,14 +66,14 @@ fn memory_goes_back_when_the_last_rank_drops_a_buffer() {
     drop(b);
     assert!(full - held(&arena) >= BYTES);
     expect(&kept[0], |_| 1u8);
-    // What comes later is zero again.
+    // Later allocations are zeroed.
     let later = groups.each_ref().map(|g| g.alloc(DType::U8, BYTES, CommUse::Gathered, Category::Other).unwrap());
     expect(&later[0], |_| 0u8);
 }
 
-/// A buffer that its owner drops while peers have yet to read it stays for them.
+/// A buffer that its owner drops stays until its peers have read it.
 #[test]
-fn a_dropped_buffer_is_still_there_for_the_peers() {
+fn a_dropped_buffer_lives_on_for_its_peers() {
     world(2, |mesh| {
         let g = &*mesh.fsdp;
         let mut buf = g.alloc(DType::F32, 1 << 20, CommUse::Reduced, Category::Other).unwrap();
@@ -95,7 +95,7 @@ fn a_dropped_buffer_is_still_there_for_the_peers() {
 }
 
 #[test]
-fn more_operations_than_the_ring_holds_end_in_a_timeout_that_says_so() {
+fn more_operations_than_the_ring_holds_time_out_with_a_clear_error() {
     let errors = impatient(2, 300, |mesh| {
         if mesh.rank() == 1 {
             return None; // never comes
@@ -112,7 +112,7 @@ fn more_operations_than_the_ring_holds_end_in_a_timeout_that_says_so() {
 }
 
 #[test]
-fn waits_do_not_burn_the_processor() {
+fn waits_do_not_spin() {
     world(2, |mesh| {
         let mut buf = plain(DType::F32, 1);
         if mesh.rank() == 1 {

@@ -1,4 +1,4 @@
-//! Meshes: coordinates, groups, and that groups do not get in each other's way.
+//! Meshes: coordinates, groups, and that groups do not interfere.
 use super::*;
 use flatshard::comm::{Axis, Reduce};
 
@@ -38,7 +38,7 @@ fn ranks_are_laid_out_outermost_first() {
 }
 
 #[test]
-fn a_product_that_is_not_the_world_is_refused_with_the_equation() {
+fn a_product_other_than_the_world_size_is_refused_with_the_equation() {
     let sizes = MeshSizes { dp_replicate: 1, dp_shard: 3, sp: 2, tp: 1 };
     let e = sizes.check(8).unwrap_err();
     assert_eq!(e.exit_status(), 2);
@@ -48,7 +48,7 @@ fn a_product_that_is_not_the_world_is_refused_with_the_equation() {
 
 /// On every axis of every mesh of 8 at once: a gather and a reduction in flight, waited for in another order.
 #[test]
-fn the_groups_of_every_mesh_of_eight_keep_apart() {
+fn the_groups_of_every_mesh_of_eight_do_not_interfere() {
     let meshes = factorisations(8);
     assert_eq!(meshes.len(), 20);
     for sizes in meshes {

@@ -6,10 +6,10 @@ use flatshard::comm::env::{ARENA_FD, RankEnv};
 use flatshard::comm::shm::{Arena, ShmOptions, ShmWorld};
 use std::process::{Child, Command, Stdio};
 
-/// Which part a started process plays.
+/// The role of a started process.
 const ROLE: &str = "FLATSHARD_TEST_ROLE";
 
-/// Not a test of its own: what the started processes run. Started by hand it does nothing but say so.
+/// Not a test: the code of the started processes. Run by hand, it only prints that.
 #[test]
 fn rank_process() {
     let Ok(role) = std::env::var(ROLE) else {
@@ -59,7 +59,7 @@ fn rank(role: &str, rank: usize, world: usize, vars: &[(&str, String)]) -> Child
     command.envs(vars.iter().map(|(name, value)| (*name, value.as_str())));
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
-/// The processes' output; all of them must end well.
+/// The processes' output; all must succeed.
 fn outputs(children: Vec<Child>) -> Vec<String> {
     let mut texts = vec![];
     for child in children {
@@ -83,7 +83,7 @@ fn port(agent: &Agent) -> [(&'static str, String); 1] {
 }
 
 #[test]
-fn ranks_of_another_launcher_meet_and_two_jobs_do_not() {
+fn ranks_of_an_external_launcher_meet_and_two_jobs_do_not() {
     let agents = [Agent::new(), Agent::new()];
     let start = |agent| (0..3).rev().map(|r| rank("run", r, 3, &port(agent))).collect();
     let jobs: Vec<Vec<Child>> = agents.iter().map(start).collect();
@@ -96,7 +96,7 @@ fn ranks_of_another_launcher_meet_and_two_jobs_do_not() {
 }
 
 #[test]
-fn the_file_of_a_dead_job_is_seen_through() {
+fn the_stale_file_of_a_dead_job_is_ignored() {
     let agent = Agent::new();
     let vars = port(&agent);
     // A job whose rank 0 is killed while it waits for rank 1 leaves its file behind.
@@ -136,7 +136,7 @@ fn a_failing_process_ends_the_others_at_once() {
 }
 
 #[test]
-fn a_rank_that_is_there_twice_is_refused() {
+fn a_duplicate_rank_is_refused() {
     let arena = Arena::create(2).unwrap();
     let vars = [(ARENA_FD, arena.fd().to_string())];
     let mut first = rank("run", 0, 2, &vars);
@@ -146,7 +146,7 @@ fn a_rank_that_is_there_twice_is_refused() {
     first.wait().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(line(&text, "JOIN ").contains("two processes say that they are rank 0"), "{text}");
+    assert!(line(&text, "JOIN ").contains("two processes claim to be rank 0"), "{text}");
 }
 
 #[test]

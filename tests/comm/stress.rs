@@ -1,4 +1,4 @@
-//! Random programs: many operations of all kinds in flight, finished in an order of each rank's own, under delays.
+//! Random programs: many operations of all kinds in flight, finished in a different order on each rank, under delays.
 use super::*;
 use flatshard::base::rng::Rng;
 use flatshard::comm::delayed::Delayed;
@@ -201,7 +201,7 @@ fn a_rank_far_ahead_waits_for_the_others() {
 
 /// Two groups that share ranks, waits in opposite orders: blocked in one group, a rank moves the other one on.
 #[test]
-fn waiting_in_one_group_moves_the_others_on() {
+fn waiting_in_one_group_progresses_the_others() {
     world(3, |mesh| {
         let (a, b, me) = (&*mesh.world, &*mesh.fsdp, mesh.rank());
         let mut x = a.alloc(DType::F32, 30, CommUse::Gathered, Category::Other).unwrap();
@@ -228,7 +228,7 @@ fn waiting_in_one_group_moves_the_others_on() {
 }
 
 #[test]
-fn the_recorder_writes_calls_down_in_order() {
+fn the_recorder_keeps_calls_in_order() {
     world(2, |mesh| {
         let log = Log::default();
         let g = Recorder::new(mesh.fsdp.clone(), log.clone());

@@ -1,4 +1,4 @@
-//! What comes out of each collective: over worlds, lengths, dtypes, buffers of the arena and others.
+//! Results of each collective, over world sizes, lengths, dtypes, and arena and other buffers.
 use super::*;
 use flatshard::base::dtype::Float;
 use flatshard::comm::Reduce;
@@ -79,7 +79,7 @@ fn all_gather_into_part_of_a_buffer_leaves_the_rest() {
 
 /// A content may be held for longer than the group remembers operations, and released before it is there.
 #[test]
-fn a_content_is_held_through_thousands_of_operations() {
+fn a_gathered_buffer_is_held_through_thousands_of_operations() {
     world(2, |mesh| {
         let (g, me) = (&*mesh.fsdp, mesh.rank());
         let mut full = g.alloc(DType::F32, 8, CommUse::Gathered, Category::Slots).unwrap();
@@ -222,7 +222,7 @@ fn all_reduce_of_narrow_elements_sums_in_f32_and_rounds_once() {
 }
 /// Beyond 65504 there is no number: the optimizer step learns of it by the norm.
 #[test]
-fn a_sum_that_f16_cannot_hold_is_infinite_and_in_f32_it_is_not() {
+fn a_sum_beyond_f16_is_infinite_in_f16_and_finite_in_f32() {
     world(4, |mesh| {
         let g = &*mesh.fsdp;
         let (mut full, mut same, mut wide) = (plain(DType::F16, 4), plain(DType::F16, 1), plain(DType::F32, 1));
@@ -235,7 +235,7 @@ fn a_sum_that_f16_cannot_hold_is_infinite_and_in_f32_it_is_not() {
 }
 
 #[test]
-fn all_reduce_finds_the_largest_and_keeps_nan() {
+fn all_reduce_max_keeps_nan() {
     everywhere(|g, home, len| {
         let (n, me) = (g.size(), g.rank());
         let mut buf = buffer(home, g, DType::F32, len, CommUse::Reduced);
@@ -250,7 +250,7 @@ fn all_reduce_finds_the_largest_and_keeps_nan() {
 }
 
 #[test]
-fn broadcast_gives_everyone_the_roots() {
+fn broadcast_copies_the_roots_values() {
     everywhere(|g, home, len| {
         let mut buf = buffer(home, g, DType::U32, len, CommUse::Reduced);
         for root in [0, g.size() - 1] {
@@ -287,7 +287,7 @@ fn shifts<E: Elem + PartialEq + std::fmt::Debug>(value: impl Fn(usize) -> E + Sy
     });
 }
 
-/// What one rank sends from a buffer of the group and another from its own memory.
+/// One rank sends from a group buffer, another from its own memory.
 #[test]
 fn senders_choose_where_they_send_from() {
     const LEN: usize = 300_000; // more than a mailbox holds
@@ -310,7 +310,7 @@ fn senders_choose_where_they_send_from() {
 
 /// From a buffer of the group a receiver helps itself, however long the sender computes.
 #[test]
-fn what_is_sent_from_a_buffer_of_the_group_arrives_while_the_sender_computes() {
+fn a_send_from_a_group_buffer_arrives_while_the_sender_computes() {
     const LEN: usize = 1 << 20;
     let arrived = std::sync::atomic::AtomicBool::new(false);
     world(2, |mesh| {
@@ -334,7 +334,7 @@ fn what_is_sent_from_a_buffer_of_the_group_arrives_while_the_sender_computes() {
 }
 
 #[test]
-fn nobody_leaves_a_barrier_before_all_have_come() {
+fn no_rank_leaves_a_barrier_before_all_arrive() {
     let came = std::sync::atomic::AtomicUsize::new(0);
     world(5, |mesh| {
         for round in 1..=200 {
@@ -368,7 +368,7 @@ fn bytes_are_counted_by_the_algorithm() {
 /// Rank 1 starts `LATE` after rank 0, which computes meanwhile, or waits. All of that is in flight; exposed is what
 /// passes in calls.
 #[test]
-fn time_in_flight_is_not_time_exposed() {
+fn time_in_flight_is_not_exposed_time() {
     const LATE: f64 = 0.1;
     for computes in [true, false] {
         use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};

@@ -1,7 +1,7 @@
-//! What goes between hosts over TCP, below the groups: two ranks, each a thread, and a secret.
+//! TCP messages between hosts, below the groups: two ranks, each a thread, and a secret.
 use flatshard::comm::env::RankEnv;
 use flatshard::comm::hosts::tcp::Tcp;
-use flatshard::comm::hosts::wire::{Channel, Exchanged, Fault, LOOK, Lost, Move, Wire};
+use flatshard::comm::hosts::wire::{Channel, Exchanged, Fault, Lost, Move, POLL_INTERVAL, Wire};
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -32,7 +32,7 @@ fn both<R: Send>(f: impl Fn(usize, &dyn Wire, &mut dyn Channel) -> R + Sync) -> 
         std::thread::scope(|scope| {
             let listens = || {
                 while !done.iter().all(|done| done.load(Relaxed)) {
-                    wire.listen(LOOK);
+                    wire.listen(POLL_INTERVAL);
                 }
             };
             scope.spawn(listens);
@@ -66,9 +66,9 @@ fn messages_of_any_length_go_both_ways_in_order() {
     });
 }
 
-/// Bytes that a rank did not ask for never become data.
+/// Unexpected bytes never become data.
 #[test]
-fn a_message_of_another_length_than_was_to_come_is_an_error() {
+fn a_message_of_unexpected_length_is_an_error() {
     let came = both(|rank, _, channel| -> Exchanged {
         let mut room = [0; 63];
         match rank {
@@ -78,8 +78,5 @@ fn a_message_of_another_length_than_was_to_come_is_an_error() {
     });
     assert_eq!(came[0], Ok(()));
     let Err(Fault::Lost(Lost { rank: 0, why })) = &came[1] else { panic!("{came:?}") };
-    assert!(
-        why.contains("message 0 of kind 5 with 64 bytes, where number 0 of kind 5 with 63 bytes was to come"),
-        "{why}"
-    );
+    assert!(why.contains("message 0 of kind 5 with 64 bytes, expected number 0 of kind 5 with 63 bytes"), "{why}");
 }

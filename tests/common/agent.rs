@@ -1,4 +1,4 @@
-//! MASTER_PORT for ranks that a test starts: held, as torchrun's agent holds it. Never guessed, so no two jobs share
+//! MASTER_PORT for ranks that a test starts, held open as torchrun's agent does. Never guessed, so no two jobs share
 //! one.
 use std::net::TcpListener;
 

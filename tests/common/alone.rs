@@ -1,5 +1,5 @@
-//! Tests that need a process of their own: those that change a limit of the whole process, or measure its memory or its
-//! allocations. They run in the same program as others; the program starts itself again for each of them.
+//! Tests that need their own process, because they change a process-wide limit or measure its memory or allocations.
+//! The test program starts itself again for each of them.
 use std::process::Command;
 
 const ALONE: &str = "FLATSHARD_TEST_ALONE";

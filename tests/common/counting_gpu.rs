@@ -1,5 +1,4 @@
-//! A simulated GPU that counts what it is asked for: FLOPs of products, launches by kernel, copies from and to host
-//! memory.
+//! A simulated GPU that counts its work: FLOPs of matrix products, launches by kernel, copies from and to host memory.
 use flatshard::base::meter::Lease;
 use flatshard::base::{Category, DType, Result};
 use flatshard::device::gpu::calls::Calls;

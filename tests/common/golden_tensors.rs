@@ -1,4 +1,4 @@
-//! Tensors of a golden file: what PyTorch wrote, as f32 or i32.
+//! Tensors of a golden file written by PyTorch, as f32 or i32.
 use flatshard::base::dtype::Float;
 use half::bf16;
 use safetensors::{Dtype, SafeTensors};

@@ -1,5 +1,5 @@
-//! The heap with its allocations counted, by thread and in all: the allocator of the programs `engine` and `comm`. A
-//! count of the whole process takes a process of its own (alone.rs).
+//! An allocator that counts allocations, per thread and in total, for the test programs `engine` and `comm`. Counting
+//! the whole process needs a separate process (alone.rs).
 #![allow(dead_code)] // each program uses its part
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -1,4 +1,4 @@
-//! A store of which one thing is otherwise: the visit of its shards, by which checkpoints are written and read.
+//! A store with a hook in the visit of its shards, through which checkpoints are written and read.
 use flatshard::base::Result;
 use flatshard::nn::{Grads, ParamStore, Pass, Weights};
 use flatshard::store::{Shard, Store};

@@ -1,5 +1,5 @@
-//! What a rank holds for checkpoints, filled with numbers that name, group and index decide: any reader can tell
-//! whether an element came back right, whoever wrote it.
+//! Checkpoint state filled with numbers that are a function of name, group and index, so that any reader can check
+//! every element, whichever rank wrote it.
 use super::worlds::{Rank, fsdp, mesh_ranks, ranks, sharded};
 use flatshard::base::rng::Rng;
 use flatshard::base::{DType, Elem, Result};
@@ -178,7 +178,7 @@ fn download<T: Elem + Default>(dev: &dyn Device, view: View) -> Result<Vec<T>> {
 
 pub const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
 
-/// So that the tiny models take several files.
+/// Small enough that the tiny models need several files.
 pub const SMALL: u64 = 20_000;
 
 pub fn plain() -> Arc<dyn Strategy> {
@@ -204,7 +204,7 @@ pub fn saved_on(
     });
 }
 
-/// What every rank of a world says when it loads `dir`, and whether it left the store alone.
+/// The result of every rank of a world that loads `dir`, and whether it left the store unchanged.
 pub fn load(world: usize, spec: &Spec, rule: Rule, dir: &Path) -> Vec<(Result<()>, bool)> {
     ranks(world, |rank| {
         let mut held = KnownState::new(&rank, spec, &*plain(), rule, SMALL)?;

@@ -1,4 +1,5 @@
-//! What tests share. Each test program takes all of it in once; the tests of experiments and the benches single files.
+//! Test helpers. Each test program includes all of them once; the tests of experiments and the benches include single
+//! files.
 #![allow(dead_code, unused_imports)] // each program uses its part
 pub mod agent;
 pub mod alone;
@@ -15,6 +16,7 @@ pub mod round;
 pub mod runs;
 pub mod simcuda;
 pub mod stores;
+pub mod terminal;
 pub mod time;
 pub mod worlds;
 

@@ -1,5 +1,5 @@
-//! Strangers on the network, for tests: where a process listens, who connects there and says what. Bounded, on the
-//! loopback. Never knows what a test is about.
+//! Attackers on the network, for tests: find where a process listens, and open connections there. Bounded, on loopback
+//! only. Never asserts anything.
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -40,7 +40,7 @@ pub fn descriptors(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }
 
-/// Something that goes on until it is dropped, or for a minute.
+/// A background activity that runs until it is dropped, or for a minute.
 pub struct Attack {
     ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -96,7 +96,7 @@ impl Drop for Attack {
     }
 }
 
-/// What comes back until the other end closes, or for so long.
+/// The bytes received until the other end closes or the time is over.
 pub fn heard(mut stream: &TcpStream, at_most: Duration) -> (Vec<u8>, bool) {
     stream.set_read_timeout(Some(at_most)).unwrap();
     let (mut all, mut some) = (Vec::new(), [0; 4096]);

@@ -1,5 +1,4 @@
-//! A store that only keeps: every layer whole, on one rank. What the tests of the model need and no more; it checks the
-//! order of calls on the way.
+//! A store that keeps every layer whole on one rank, for tests of the model. It also checks the order of calls.
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::device::cpu::CpuDevice;
@@ -7,8 +6,13 @@ use flatshard::device::{Buf, Device};
 use flatshard::nn::{Batch, Decoder, Grads, Groups, Init, Layout, Micro, ParamStore, Pass, Segment, Weights};
 use std::sync::Arc;
 
+#[path = "cpu.rs"]
+#[allow(clippy::duplicate_mod)] // benches include this file alone
+mod chosen;
+use chosen::cpu;
+
 pub fn device() -> CpuDevice {
-    CpuDevice::new(Meter::default())
+    cpu(Meter::default())
 }
 /// Of a rank by itself.
 pub fn groups() -> Groups {
@@ -113,7 +117,7 @@ impl ParamStore for Plain {
         let layout = &self.layouts[layer];
         let full = self.compute[layer].view();
         let weights = Weights { trained: full, frozen: full, layout };
-        Ok((weights, Grads { flat: Some(self.grads[layer].view_mut()), layout }))
+        Ok((weights, Grads::new(Some(self.grads[layer].view_mut()), layout)))
     }
     fn grads_ready(&mut self, layer: usize) -> Result<()> {
         self.calls.push(Call::Ready(layer));
@@ -182,7 +186,7 @@ pub fn distance(got: &[f32], want: &[f32]) -> f64 {
     (dot(&difference, &difference) / dot(want, want)).sqrt()
 }
 
-/// What a decoder is told of a step beside the data.
+/// The decoder's input for a step besides the data.
 pub struct Told {
     pub loss_scale: f32,
     scale: Buf,

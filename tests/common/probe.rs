@@ -1,4 +1,4 @@
-//! A store that notes what the model does with it, beside what a recording group notes.
+//! A store that records the model's calls, next to those of a recording group.
 use flatshard::base::{DType, Result};
 use flatshard::comm::recorder::{Entry, Log};
 use flatshard::comm::seam::Seam;

@@ -1,6 +1,5 @@
-//! Programs that a test writes and runs. Another process writes them: while this one has a program open for writing, a
-//! process that another test starts inherits the descriptor until it is exec'd, and running the program fails with
-//! "text file busy".
+//! Programs that a test writes and runs. Another process writes them: a descriptor open for writing in this process
+//! would be inherited by processes that other tests start, and running the program would fail with "text file busy".
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,5 +1,5 @@
-//! What the operations mean, as plainly as it can be said: loops over scalars, every sum from left to right, no thought
-//! of speed. In f64 it is the truth; in f32 it is the naive code whose error sets the bar.
+//! Reference implementations of the operations: plain loops over scalars, sums from left to right, not optimized. In
+//! f64 they are the ground truth; in f32 their error sets the tolerance.
 use std::iter::Sum;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 

@@ -1,4 +1,4 @@
-//! Every operation of a group once, as a step of training has them under way together: what tests of allocation repeat.
+//! Every operation of a group once, in flight together as in a training step; allocation tests repeat it.
 use flatshard::base::{Category, DType, Meter};
 use flatshard::comm::{Collective, CommUse, Reduce, Tag};
 use flatshard::device::{Buf, Device, cpu::CpuDevice};

@@ -1,5 +1,4 @@
-//! Runs of the binaries as processes: started, watched through their metrics, signalled, killed. Never asserts what a
-//! test is about.
+//! Runs of the binaries as processes: start, follow by metrics, signal, kill. Never asserts what a test is about.
 pub use super::agent::Agent;
 pub use super::time::{self, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -84,7 +83,7 @@ pub fn rank_of(pid: u32) -> Option<usize> {
     let rank = environ.split(|&b| b == 0).find_map(|v| v.strip_prefix(b"RANK="))?;
     std::str::from_utf8(rank).ok()?.parse().ok()
 }
-/// Gone, or dead and waiting for its parent to notice.
+/// Exited, or a zombie.
 pub fn dead(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.is_empty() || stat.rsplit(") ").next().unwrap().starts_with(['Z', 'X'])
@@ -98,7 +97,7 @@ pub fn send_all(signal: Signal, pids: &[u32]) {
         let _ = kill_process(Pid::from_raw(pid as i32).unwrap(), signal);
     }
 }
-/// Success, or all that was said.
+/// Asserts success, with the whole output in the message.
 #[track_caller]
 pub fn good(program: &str, args: &[&str]) -> Ended {
     let ended = Run::start(program, args).end();
@@ -107,14 +106,14 @@ pub fn good(program: &str, args: &[&str]) -> Ended {
 }
 pub fn events(path: &Path, name: &str) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap_or_default();
-    // A line that is being written is not there yet.
+    // An incomplete last line is ignored.
     let lines = text.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
     lines.filter(|e| e["event"] == name).collect()
 }
 pub fn steps(path: &Path) -> usize {
     events(path, "step").len()
 }
-/// Step, loss and gradient norm as written; of a step that was repeated, the last.
+/// Step, loss and gradient norm as written; the last ones of a repeated step.
 pub fn losses(path: &Path) -> Vec<(u64, String, String)> {
     let mut out: Vec<(u64, String, String)> = Vec::new();
     for e in events(path, "step") {

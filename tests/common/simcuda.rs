@@ -1,5 +1,5 @@
-//! The driver that pretends a GPU (`ptx/driver`), for programs that load CUDA by name. Cargo has built it beside the
-//! test binaries.
+//! The emulated CUDA driver (`ptx/driver`), for programs that load CUDA by name. Cargo builds it next to the test
+//! binaries.
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +12,7 @@ fn library() -> PathBuf {
     built
 }
 
-/// A directory for LD_LIBRARY_PATH. Links to one file, which the loader takes for one library.
+/// A directory for LD_LIBRARY_PATH, with links to one file, which the loader treats as one library.
 pub fn libraries() -> &'static Path {
     static MADE: OnceLock<TempDir> = OnceLock::new();
     let made = MADE.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! Every store, in options that make the tiny models take several of everything.
+//! Every store, with options that give the tiny models several units, buckets and slots.
 use super::worlds::{ddp, fsdp, sharded};
 use flatshard::base::DType;
 use flatshard::engine::Strategy;
@@ -39,6 +39,7 @@ pub fn staged(stage: Stage, dtype: DType) -> ZeroOptions {
 /// Stores that reduce the sum over a step's micro-batches: bit for bit what replicated training does.
 pub fn at_once(dtype: DType, grad_accum: usize) -> Vec<Arc<dyn Strategy>> {
     let mut all = vec![zero(staged(Stage::One, dtype))];
+    all.push(fsdp(ShardedOptions { dtype, grad_accum, max_live: 4 * BLOCK, ..sharded() }));
     for reshard in [true, false] {
         all.push(fsdp(ShardedOptions { dtype, reshard, grad_accum, ..sharded() }));
         all.push(reference(ReferenceOptions { reshard, ..by_tensor(dtype, grad_accum) }));

@@ -1,5 +1,5 @@
-//! Time in tests, all of it in one place. Never a measure of speed: a limit ends what hangs, and
-//! FLATSHARD_TEST_TIME_FACTOR=3 stretches every limit and timeout of the tests for a busy machine.
+//! All time limits of tests. Never a measure of speed: a limit ends a hang, and FLATSHARD_TEST_TIME_FACTOR=3 stretches
+//! every limit and timeout of the tests on a busy machine.
 use std::time::{Duration, Instant};
 
 fn factor() -> f64 {

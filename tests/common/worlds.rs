@@ -1,11 +1,11 @@
-//! Small worlds for tests: ranks as threads, models whose sizes divide nothing, batches that differ on every rank.
+//! Small worlds for tests: ranks as threads, models whose sizes do not divide evenly, batches that differ on every
+//! rank.
 
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::comm::mesh::{Mesh, MeshSizes};
 use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
-use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Device, IGNORE};
 use flatshard::engine::{Engine, EngineOptions, Step, StepReport, Strategy};
 use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, RingImpl, Rotary, Spec, Tuning};
@@ -13,6 +13,11 @@ use flatshard::optim::Rule;
 use flatshard::store::{Offload, ReplicatedOptions, ShardedOptions};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+#[path = "cpu.rs"]
+#[allow(clippy::duplicate_mod)] // benches include this file alone
+mod chosen;
+use chosen::cpu;
 
 /// A kernel in the place of `adamw` that reads past its gradient.
 pub const READS_PAST_ITS_GRADIENT: &str = "# 1 \"adamw.ptx\"
@@ -161,7 +166,6 @@ pub fn options(spec: &Spec, strategy: Arc<dyn Strategy>, rule: Rule) -> EngineOp
         sequence_parallel: false,
         cuts: Cuts::ALL,
         ring: RingImpl::Ring,
-        update_threads: 1,
     }
 }
 
@@ -176,7 +180,7 @@ pub struct Rank {
 
 /// Runs `f` on every rank of a world of threads and returns what each made. The first failure fails the test.
 pub fn ranks<T: Send>(world: usize, f: impl Fn(Rank) -> Result<T> + Sync) -> Vec<T> {
-    ranks_on(world, |_, meter| Ok(Arc::new(CpuDevice::new(meter))), f)
+    ranks_on(world, |_, meter| Ok(Arc::new(cpu(meter))), f)
 }
 
 /// The same on other devices; `device` makes a rank's.
@@ -192,7 +196,7 @@ pub fn ranks_on<T: Send>(
     results.into_iter().flatten().collect()
 }
 
-/// What each rank made, or how it failed. A rank that fails tells the others, which need not wait for their timeout.
+/// Each rank's result or error. A rank that fails aborts the others, so they need not wait for their timeout.
 pub fn try_ranks_on<T: Send>(
     world: usize,
     device: impl Fn(usize, Meter) -> Result<Arc<dyn Device>> + Sync,
@@ -201,9 +205,9 @@ pub fn try_ranks_on<T: Send>(
     try_mesh_on(MeshSizes::sharded(world), device, f)
 }
 
-/// As [`ranks`], arranged otherwise.
+/// As [`ranks`], with another mesh.
 pub fn mesh_ranks<T: Send>(sizes: MeshSizes, f: impl Fn(Rank) -> Result<T> + Sync) -> Vec<T> {
-    let results = try_mesh_on(sizes, |_, meter| Ok(Arc::new(CpuDevice::new(meter))), f);
+    let results = try_mesh_on(sizes, |_, meter| Ok(Arc::new(cpu(meter))), f);
     results.into_iter().map(|result| result.unwrap_or_else(|e| panic!("{sizes:?}: {e}"))).collect()
 }
 
@@ -229,7 +233,7 @@ fn try_mesh_on<T: Send>(
     })
 }
 
-/// Every way to arrange so many ranks.
+/// Every mesh of this many ranks.
 pub fn factorizations(world: usize) -> Vec<MeshSizes> {
     let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
     let mut all = Vec::new();
@@ -312,7 +316,7 @@ pub fn whole(spec: &Spec, ranks: &[Fragments]) -> BTreeMap<String, Vec<f32>> {
     all.into_iter().map(filled).collect()
 }
 
-/// What a run leaves behind: compared by bits.
+/// The result of a run, compared bitwise.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Outcome {
     /// (loss, gradient norm) of each step, as bits.

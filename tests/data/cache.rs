@@ -1,28 +1,28 @@
-//! The token file: built once, built again, shared by threads and processes. Never checks what a row means.
+//! The token-file cache: built once, rebuilt when needed, shared by threads and processes. Never checks what a row
+//! means.
 use super::*;
 
 // --- the cache
-// --------------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_token_file_is_built_once_and_again_when_its_source_changes() {
+fn a_token_file_is_built_once_and_rebuilt_when_its_source_changes() {
     let files = Files::with("t.txt", "one two three");
     let first = files.open("t.txt", 4);
     assert!(first.report().built);
-    let second = files.open("t.txt", 3); // another max_len: the same tokens
+    let second = files.open("t.txt", 3); // another max_len reuses the same token file
     assert!(!second.report().built);
     assert_eq!(first.fingerprint(), second.fingerprint());
-    files.put("t.txt", "one two four!"); // the same length
+    files.put("t.txt", "one two four!"); // same length, other content
     let third = files.open("t.txt", 4);
     assert!(third.report().built);
     assert_ne!(first.fingerprint(), third.fingerprint());
     assert_eq!(Tokenizer::Bytes.decode(&rows(&third)[2].0), "four");
-    // The first is still mapped and whole.
+    // The first file is still mapped and complete.
     assert_eq!(Tokenizer::Bytes.decode(&rows(&first)[2].0), "thre");
 }
 
 #[test]
-fn a_token_file_that_is_not_whole_is_built_again() {
+fn an_incomplete_token_file_is_rebuilt() {
     let text = "all happy families are alike; ".repeat(400);
     let lines = "{\"input_ids\": [1, 2, 3, 4, 5, 6]}\n".repeat(400);
     type Damage = fn(&Path);
@@ -57,7 +57,7 @@ fn flip(path: &Path, at: usize) {
 }
 
 #[test]
-fn a_cache_that_cannot_be_written_is_gone_on_without() {
+fn an_unwritable_cache_is_not_fatal() {
     let lines = "{\"input_ids\": [1, 2, 3, 4, 5, 6]}\n".repeat(400);
     for (name, content) in [("t.txt", "some text that is long enough"), ("t.jsonl", &lines)] {
         let kept = Files::with(name, content);
@@ -70,14 +70,14 @@ fn a_cache_that_cannot_be_written_is_gone_on_without() {
         let unkept = data.report().unkept.clone().unwrap();
         assert!(unkept.starts_with(files.cache().to_str().unwrap()) && unkept.contains("("), "{unkept}");
         assert_eq!(fs::read(files.cache()).unwrap(), b"a file where the directory should be");
-        // What is wrong with the data is still said.
+        // Errors in the data are still reported.
         files.put("bad.jsonl", "[]x");
         refused(Dataset::open(&files.options("bad.jsonl", 4)), &["bad.jsonl"]);
     }
 }
 
 #[test]
-fn without_a_cache_nothing_is_left() {
+fn without_a_cache_no_files_are_left() {
     let files = Files::with("t.jsonl", "{\"input_ids\": [1, 2, 3]}\n".repeat(9));
     let scratch = files.0.path().join("scratch");
     fs::create_dir(&scratch).unwrap();
@@ -106,7 +106,7 @@ fn age(path: &Path, seconds: u64) {
 }
 
 #[test]
-fn beyond_its_limit_the_cache_forgets_what_was_not_used_for_longest_and_nobody_reads() {
+fn beyond_its_limit_the_cache_evicts_the_least_recently_used_unread_files() {
     const EACH: u64 = 4096 + 8192;
     let files = Files::new();
     let held = |name: &str| -> bool { !open_limited(&files, name, u64::MAX).report().built };
@@ -119,17 +119,17 @@ fn beyond_its_limit_the_cache_forgets_what_was_not_used_for_longest_and_nobody_r
         age(&path, 1000 - 100 * n as u64);
         paths.insert(path, name);
     }
-    // Within the limit nothing goes. To open one is to use it: now b is the oldest, then c, d, a.
+    // Within the limit nothing is removed. Opening a file counts as use: now b is the oldest, then c, d, a.
     drop(open_limited(&files, "a", 4 * EACH));
     let reader = open_limited(&files, "c", 4 * EACH);
     age(paths.iter().find(|(_, name)| **name == "c").unwrap().0, 800);
     assert_eq!(fs::read_dir(files.cache()).unwrap().count(), 4);
-    drop(open_limited(&files, "e", 3 * EACH)); // room for two more of four: b goes, c is read and stays, d goes
+    drop(open_limited(&files, "e", 3 * EACH)); // evicts b and d; c is in use
     let left = |name: &str| paths.iter().any(|(path, n)| *n == name && path.exists());
     assert_eq!(["a", "b", "c", "d"].map(left), [true, false, true, false]);
     assert_eq!(rows(&reader)[0].0, [120; 64]);
     assert!(held("a") && held("c") && held("e") && !held("b"));
-    // One that is larger than the limit serves while it is read, and goes when it no longer is.
+    // A file larger than the limit stays while it is open, and is removed afterwards.
     drop(reader);
     let only = open_limited(&files, "f", 1);
     assert_eq!(fs::read_dir(files.cache()).unwrap().count(), 1);
@@ -140,7 +140,7 @@ fn beyond_its_limit_the_cache_forgets_what_was_not_used_for_longest_and_nobody_r
 }
 
 #[test]
-fn what_was_left_in_the_cache_is_cleared_and_what_is_not_ours_stays() {
+fn leftovers_are_removed_and_foreign_files_stay() {
     let files = Files::new();
     drop(open_limited(&files, "a", u64::MAX));
     let ours =
@@ -160,7 +160,7 @@ fn what_was_left_in_the_cache_is_cleared_and_what_is_not_ours_stays() {
 }
 
 #[test]
-fn what_a_killed_builder_left_behind_is_overwritten() {
+fn leftovers_of_a_killed_builder_are_overwritten() {
     let files = Files::with("t.txt", "some text that is long enough");
     files.open("t.txt", 4);
     let path = files.token_file();
@@ -173,7 +173,7 @@ fn what_a_killed_builder_left_behind_is_overwritten() {
 }
 
 #[test]
-fn of_concurrent_openers_one_builds_and_the_others_wait() {
+fn one_of_several_concurrent_openers_builds_and_the_others_wait() {
     let files = Files::with("t.txt", "to be, or not to be. ".repeat(500_000));
     let barrier = Barrier::new(8);
     let data: Vec<Dataset> = std::thread::scope(|scope| {
@@ -188,7 +188,7 @@ fn of_concurrent_openers_one_builds_and_the_others_wait() {
     assert!(data.iter().all(|d| d.fingerprint() == data[0].fingerprint() && d.rows() == data[0].rows()));
 }
 
-/// Run by the test below in processes of its own; by itself it opens a small corpus.
+/// Run by the test below in separate processes; run on its own it opens a small corpus.
 #[test]
 fn opener() {
     let given = std::env::var_os("FLATSHARD_TEST_CORPUS").map(PathBuf::from);
@@ -213,7 +213,8 @@ fn processes_share_one_token_file_and_survive_the_death_of_its_builder() {
             .spawn()
             .unwrap()
     };
-    // Killed while it holds the lock and writes: as soon as there is a partial file. Too late on a busy machine: again.
+    // Kill the builder while it holds the lock and writes: as soon as a partial file exists. On a busy machine that may
+    // be too late: try again.
     let exists = |extension: &str| {
         let mut entries = fs::read_dir(files.cache()).into_iter().flatten().flatten();
         entries.any(|e| e.path().extension().is_some_and(|x| x == extension))

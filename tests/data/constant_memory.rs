@@ -1,11 +1,11 @@
-//! A corpus larger than what may be held builds and reads in constant memory. In a process of its own, so that the peak
-//! of the process is the peak of this.
+//! A corpus larger than the memory limit is built and read in constant memory. In its own process, so that the
+//! process's peak memory is this test's.
 use crate::common::alone::alone;
 use flatshard::data::{Cache, DataOptions, Dataset, Format, Loader, LoaderOptions, StepData, Tokenizer};
 use std::io::Write;
 use std::sync::Arc;
 
-/// Peak resident memory of this process, bytes.
+/// Peak resident memory of this process in bytes.
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|l| l.starts_with("VmHWM:")).unwrap();
@@ -47,7 +47,7 @@ fn a_corpus_larger_than_memory_builds_in_constant_memory() {
     let grown = peak() - before;
     assert!(grown < ALLOWED, "building a corpus of {written} bytes took {grown} bytes of memory");
 
-    // The last rows are there, and reading some does not bring in the rest.
+    // The last rows are readable, and reading a few does not load the rest.
     let (packing, by_length, held_out) = (false, false, None);
     let load = LoaderOptions {
         batch_size: 4,
@@ -69,7 +69,7 @@ fn a_corpus_larger_than_memory_builds_in_constant_memory() {
     let grown = peak() - before;
     assert!(grown < ALLOWED, "reading rows took {grown} bytes of memory");
 
-    // Rows of a JSON array, which are little beside what else stands in them: it is read one by one.
+    // Rows of a JSON array with large ignored fields: the array is read element by element.
     let path = dir.path().join("large.json");
     let row = format!("\n{{\"meta\": \"{}\", \"input_ids\": [1, 2, 3]}},", "x".repeat(20_000));
     let mut file = std::io::BufWriter::new(std::fs::File::create(&path).unwrap());

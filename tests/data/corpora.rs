@@ -1,11 +1,10 @@
-//! Corpora that need no file of the user's: the synthetic task and the default one.
+//! Corpora without user files: the synthetic task and the default data set.
 use super::*;
 
 // --- the synthetic task
-// -----------------------------------------------------------------------------------------------
 
 #[test]
-fn the_synthetic_task_has_the_loss_floor_that_it_says() {
+fn the_synthetic_task_has_the_stated_loss_floor() {
     let data = Dataset::open(&DataOptions { vocab: 1000, max_samples: Some(2000), ..synthetic(128, 3) }).unwrap();
     let (mut ones, mut pairs) = (vec![0f64; 64], BTreeMap::<(u32, i32), f64>::new());
     let all = rows(&data);
@@ -42,9 +41,8 @@ fn the_synthetic_task_has_the_loss_floor_that_it_says() {
 }
 
 // --- the default corpus
-// -----------------------------------------------------------------------------------------------
 
-/// A cargo home that holds `half` with a small and a large file, and a crate that this build does not use.
+/// A cargo home with a small and a large file in `half`, and a crate that this build does not use.
 fn cargo_home(root: &Path) {
     let lock = include_str!("../../Cargo.lock");
     let at = lock.find("name = \"half\"").unwrap();
@@ -74,12 +72,12 @@ fn the_default_corpus_is_the_sources_of_this_builds_crates() {
         ours.map(|f| f.path.strip_prefix(root).unwrap().to_path_buf()).collect::<Vec<_>>()
     };
     let found = crate_files(&corpus, dir.path());
-    // At most 1 MiB of a crate: 10 of the 20 parts of 100 kB, of every part of the crate; nothing else.
+    // At most 1 MiB per crate: 10 of the 20 parts of 100 kB, sampled from the whole crate; nothing else.
     assert_eq!(found.len(), 10);
     assert!(found.iter().all(|f| f.to_string_lossy().contains("src/part")), "{found:?}");
     assert!(found.iter().any(|f| f.to_string_lossy().contains("part1")), "{found:?}");
     assert!(corpus.what.starts_with("Rust sources of 1 crates"), "{}", corpus.what);
-    // The order is that of the names, not of the place.
+    // The order depends on the names, not on the location.
     let elsewhere = tempfile::tempdir().unwrap();
     cargo_home(elsewhere.path());
     let again = Corpus::default(Some(elsewhere.path())).unwrap();
@@ -87,12 +85,26 @@ fn the_default_corpus_is_the_sources_of_this_builds_crates() {
     assert!(!found.is_sorted(), "{found:?}");
 }
 
+/// As on a machine that has the program alone, from a wheel.
 #[test]
-fn without_cargo_the_default_corpus_is_other_text() {
+fn without_cargo_the_default_corpus_is_in_the_program() {
     let nowhere = tempfile::tempdir().unwrap();
-    for home in [None, Some(nowhere.path())] {
+    let little = tempfile::tempdir().unwrap();
+    let crates = little.path().join("registry/src/index-123/unrelated-1.0.0");
+    fs::create_dir_all(&crates).unwrap();
+    fs::write(crates.join("lib.rs"), "fn f() {}\n").unwrap();
+    for home in [None, Some(nowhere.path()), Some(little.path())] {
         let corpus = Corpus::default(home).unwrap();
-        assert!(corpus.what.starts_with("this project's sources"), "{}", corpus.what);
-        assert!(corpus.files.iter().any(|f| f.path.ends_with("src/data/corpus.rs")));
+        assert!(corpus.what.starts_with("flatshard's own sources"), "{}", corpus.what);
+        assert!(corpus.files.iter().all(|f| f.path.extension().is_some_and(|e| e == "rs") && !f.path.exists()));
+        let options =
+            DataOptions { cargo_home: home.map(Path::to_path_buf), paths: vec![], vocab: 320, ..synthetic(128, 3) };
+        let cache = tempfile::tempdir().unwrap();
+        let data = Dataset::open(&DataOptions { cache: Cache::at(cache.path()), ..options }).unwrap();
+        let text: u64 = corpus.files.iter().map(|f| f.size).sum();
+        assert!(text > 1 << 20 && data.report().bytes == text, "{} of {text} bytes", data.report().bytes);
+        let source = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/src/data/corpus.rs")).unwrap();
+        let own = corpus.files.iter().find(|f| f.path.ends_with("data/corpus.rs")).unwrap();
+        assert_eq!(own.embedded, Some(source.as_bytes()));
     }
 }

@@ -1,4 +1,4 @@
-//! What the fuzz targets were given and what they found, again and without a nightly compiler: `fuzz/corpus` holds it.
+//! Replays the fuzz targets' inputs and findings from `fuzz/corpus`, without a nightly compiler.
 #[path = "../../fuzz/targets.rs"]
 mod targets;
 

@@ -1,4 +1,4 @@
-//! The data floor from outside: what is found, how rows are cut, who gets which, what is kept, and every message for
+//! The data pipeline from outside: finding files, slicing rows, assigning them to ranks, caching, and every message for
 //! bad input.
 use flatshard::base::Error;
 use flatshard::base::rng::Rng;
@@ -54,7 +54,7 @@ impl Files {
     fn cache(&self) -> PathBuf {
         self.0.path().join("cache")
     }
-    /// The one token file in the cache.
+    /// The only token file in the cache.
     fn token_file(&self) -> PathBuf {
         let all: Vec<PathBuf> = fs::read_dir(self.cache()).unwrap().map(|e| e.unwrap().path()).collect();
         let mut tokens = all.into_iter().filter(|p| p.extension().is_some_and(|e| e == "tokens"));
@@ -94,7 +94,7 @@ fn step(loader: &mut Loader) -> StepData {
     loader.next(&mut step);
     step
 }
-/// The step of a loader whose steps are one micro-batch.
+/// The next step of a loader whose steps have one micro-batch.
 fn next(loader: &mut Loader) -> MicroBatch {
     let mut step = step(loader);
     assert_eq!(step.batches.len(), 1);
@@ -113,7 +113,7 @@ fn rows(data: &Dataset) -> Vec<(Vec<u32>, Vec<i32>)> {
         .collect()
 }
 
-/// The message of an error that is the user's to mend, which holds every one of `parts`.
+/// The message of an input error, which must contain all of `parts`.
 fn refused<T>(result: Result<T, Error>, parts: &[&str]) -> String {
     let error = result.err().expect("this input should have been refused");
     assert_eq!(error.exit_status(), 2, "{error}");

@@ -1,8 +1,8 @@
-//! Data sets mixed by weight: which source each sample is of, in which order its rows come, who gets them on which
-//! mesh, and what is held out of each. And the data set that is evaluated whole.
+//! Data sets mixed by weight: the source of each sample, the order of its rows, their ranks on each mesh, and the
+//! held-out rows of each source. Also the separate evaluation data set.
 use super::*;
 
-/// Three sources in one: 40 rows of 3 tokens that begin with 0.., 100 that begin with 1000.., and a stream.
+/// Three sources in one: 40 rows of 3 tokens that start with 0.., 100 that start with 1000.., and a stream.
 fn mixed(weights: [f64; 3]) -> (Files, Arc<Dataset>) {
     let rows = |n: u32, from: u32| -> String {
         (from..from + n).map(|r| format!("{{\"input_ids\": [{r}, 1, 2]}}\n")).collect()
@@ -15,7 +15,7 @@ fn mixed(weights: [f64; 3]) -> (Files, Arc<Dataset>) {
     let data = Dataset::mix(parts.collect()).unwrap();
     (files, Arc::new(data))
 }
-/// Which source a row is of, by its first token.
+/// The source of a row, by its first token.
 fn source(row: u32) -> usize {
     match row {
         97..=104 | 256 => 2,
@@ -28,7 +28,7 @@ fn kept() -> LoaderOptions {
 }
 
 #[test]
-fn each_source_gives_its_share_of_every_prefix_and_every_row_once_an_epoch_of_its_own() {
+fn each_source_gives_its_share_of_every_prefix_and_each_row_once_per_epoch() {
     let (_files, data) = mixed([0.5, 0.3, 0.2]);
     let mut loader = Loader::new(data.clone(), kept()).unwrap();
     assert_eq!(loader.rows_per_epoch(), 40 + 90 + 100, "as many samples as rows to train on");
@@ -53,7 +53,7 @@ fn each_source_gives_its_share_of_every_prefix_and_every_row_once_an_epoch_of_it
         }
         assert_eq!(epochs.iter().collect::<BTreeSet<_>>().len(), epochs.len(), "orders repeat");
     }
-    // In order without shuffle, and another order by another seed.
+    // File order without shuffle, and another order with another seed.
     let mut plain = Loader::new(data.clone(), LoaderOptions { shuffle: false, ..kept() }).unwrap();
     let of_first: Vec<u64> = (0..200).map(|n| plain.row(n)).filter(|&row| row < 40).collect();
     assert!(of_first.into_iter().eq((0..40).cycle().take(100)));
@@ -61,8 +61,8 @@ fn each_source_gives_its_share_of_every_prefix_and_every_row_once_an_epoch_of_it
     assert!((0..50).map(|n| other.row(n)).ne((0..50).map(|n| loader.row(n))));
 }
 
-/// What all ranks train on in some steps from sample `from` on: the first token of each document, sorted; the counts of
-/// the sources after each step.
+/// What all ranks train on in the steps from sample `from` on: the first token of each document, sorted; and the
+/// sources' counts after each step.
 fn steps_of(
     data: &Arc<Dataset>,
     batch: usize,
@@ -95,7 +95,7 @@ fn steps_of(
 }
 
 #[test]
-fn a_step_of_a_mixture_is_the_same_on_any_mesh_also_after_a_restart_and_its_counts_are_exact() {
+fn a_mixtures_steps_do_not_depend_on_mesh_or_restarts_and_counts_are_exact() {
     let (_files, data) = mixed([0.2, 0.5, 0.3]);
     for packing in [false, true] {
         let whole = steps_of(&data, 12, 1, 1, packing, 0);
@@ -112,7 +112,7 @@ fn a_step_of_a_mixture_is_the_same_on_any_mesh_also_after_a_restart_and_its_coun
             }
         }
         let due = |share: f64| share * whole.last().unwrap().1.position as f64;
-        let far = if packing { 200.0 } else { 1.0 }; // of a window that is begun, any sequences may be left
+        let far = if packing { 200.0 } else { 1.0 }; // a started window may have any sequences left
         assert!(
             counts.iter().zip([0.2, 0.5, 0.3]).all(|(n, share)| (*n as f64 - due(share)).abs() < far),
             "{counts:?}"
@@ -124,7 +124,7 @@ fn a_step_of_a_mixture_is_the_same_on_any_mesh_also_after_a_restart_and_its_coun
 fn each_source_of_a_mixture_holds_out_its_own_rows() {
     let (_files, data) = mixed([1.0, 1.0, 2.0]);
     let loader = Loader::new(data.clone(), load(4, 1, 0, 1, true)).unwrap();
-    // 1 %, at least 8 rows, where that is at most a tenth: of 40 rows none.
+    // 1 %, at least 8 rows, if that is at most a tenth: of 40 rows none.
     assert_eq!(loader.rows_per_epoch(), 40 + 92 + 92);
     let mut held = loader.held_out().unwrap();
     assert!((0..16).map(|n| held.row(n)).eq((132..140).chain(232..240)));
@@ -135,7 +135,7 @@ fn each_source_of_a_mixture_holds_out_its_own_rows() {
     let other = mixed([1.0, 1.0, 3.0]).1;
     assert_eq!(other.fingerprint(), data.fingerprint(), "the same rows");
     refused(Loader::new(data, LoaderOptions { held_out: Some(vec![0, 0, 100]), ..kept() }), &["100 rows", "held out"]);
-    // A mixture of one is that one.
+    // A mixture of one data set is that data set.
     let (_files, data) = mixed([1.0; 3]);
     assert!(data.shares().is_some());
     let alone = Dataset::mix(vec![(Dataset::open(&synthetic(4, 1)).unwrap(), 0.3)]).unwrap();
@@ -143,7 +143,7 @@ fn each_source_of_a_mixture_holds_out_its_own_rows() {
 }
 
 #[test]
-fn a_data_set_to_evaluate_is_read_whole_and_once_by_all_ranks_together() {
+fn an_evaluation_data_set_is_read_exactly_once_by_all_ranks_together() {
     let (_files, data) = mixed([1.0; 3]);
     for (batch, accum, dp) in [(7, 2, 2), (1, 1, 1), (5, 3, 4), (200, 1, 2)] {
         let (mut seen, mut samples) = (BTreeMap::<u32, u32>::new(), 0);

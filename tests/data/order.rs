@@ -1,8 +1,7 @@
-//! Who gets which rows, in which order, and where a loader goes on. Never looks at what is in them.
+//! Which rows each rank gets, in which order, and where a resumed loader continues. Never looks at their content.
 use super::*;
 
 // --- who gets which rows
-// ----------------------------------------------------------------------------------------------
 
 #[test]
 fn permutations_are_bijections() {
@@ -14,7 +13,7 @@ fn permutations_are_bijections() {
             assert!(!std::mem::replace(&mut seen[p.at(i) as usize], true), "{n}: {} twice", p.at(i));
         }
     }
-    // Too large to try: distinct and below n on a sample.
+    // Too large to enumerate: a sample is distinct and below n.
     let n = (1 << 40) + 7;
     let p = Permutation::new(n, Rng::new(1, 3));
     let images: BTreeSet<u64> = (0..10_000).chain(n - 10_000..n).map(|i| p.at(i)).collect();
@@ -24,7 +23,7 @@ fn permutations_are_bijections() {
 
 #[test]
 fn permutations_look_random() {
-    // Each of 10 things lands on each place about equally often over many seeds.
+    // Over many seeds, each of 10 items lands on each position about equally often.
     let (n, trials) = (10u64, 20_000u64);
     let mut counts = vec![0f64; 100];
     for seed in 0..trials {
@@ -35,13 +34,13 @@ fn permutations_look_random() {
     let chi: f64 = counts.iter().map(|c| (c - expected).powi(2) / expected).sum();
     // 81 degrees of freedom: mean 81, sd 12.7.
     assert!(chi < 81.0 + 5.0 * 12.7, "chi squared {chi}");
-    // Neighbours do not stay neighbours.
+    // Neighbors do not stay neighbors.
     let p = Permutation::new(100_000, Rng::new(5, 0));
     let close = (1..100_000).filter(|&i| p.at(i).abs_diff(p.at(i - 1)) < 100).count();
     assert!(close < 400, "{close} of 100000 neighbours are within 100: about 200 would be chance");
 }
 
-/// A dataset whose row r is the one token r (and a second, so that there is loss).
+/// A data set whose row r has the token r (and a second one, so that there is loss).
 fn numbered(n: u64) -> (Files, Arc<Dataset>) {
     let lines: String = (0..n).map(|r| format!("{{\"input_ids\": [{r}, 1]}}\n")).collect();
     let files = Files::with("t.jsonl", lines);
@@ -49,7 +48,7 @@ fn numbered(n: u64) -> (Files, Arc<Dataset>) {
     (files, Arc::new(data))
 }
 
-/// The rows of `steps` optimizer steps of all ranks: by step, then in the order of micro-batch, rank, row.
+/// The rows of `steps` optimizer steps of all ranks: by step, then by micro-batch, rank, row.
 fn consumed(data: &Arc<Dataset>, batch: usize, accum: usize, dp: usize, shuffle: bool, steps: usize) -> Vec<Vec<u32>> {
     let ranks = (0..dp).map(|rank| Loader::new(data.clone(), load(batch, accum, rank, dp, shuffle)).unwrap());
     let mut ranks: Vec<Loader> = ranks.collect();
@@ -62,7 +61,7 @@ fn consumed(data: &Arc<Dataset>, batch: usize, accum: usize, dp: usize, shuffle:
 }
 
 #[test]
-fn without_shuffle_step_s_takes_rows_s_times_g_and_all_of_them_are_trained_on() {
+fn without_shuffle_step_s_takes_rows_from_s_times_g_and_all_are_used() {
     let (_files, data) = numbered(64);
     let steps = consumed(&data, 2, 2, 2, false, 9);
     for (s, rows) in steps.iter().enumerate() {
@@ -72,8 +71,8 @@ fn without_shuffle_step_s_takes_rows_s_times_g_and_all_of_them_are_trained_on() 
 }
 
 #[test]
-fn the_rows_of_a_step_do_not_depend_on_how_it_is_split() {
-    let (_files, data) = numbered(1003); // 1003 - 10 held out: an epoch is no whole number of steps
+fn a_steps_rows_do_not_depend_on_how_it_is_split() {
+    let (_files, data) = numbered(1003); // 1003 - 10 held out: an epoch is not a whole number of steps
     for shuffle in [false, true] {
         let whole = consumed(&data, 8, 1, 1, shuffle, 300);
         for (batch, accum, dp) in [(4, 1, 2), (2, 1, 4), (2, 2, 2), (1, 2, 4), (1, 8, 1)] {
@@ -83,7 +82,7 @@ fn the_rows_of_a_step_do_not_depend_on_how_it_is_split() {
 }
 
 #[test]
-fn each_epoch_has_every_train_row_once_in_an_order_of_its_own() {
+fn each_epoch_has_every_training_row_once_in_a_new_order() {
     let (_files, data) = numbered(1000);
     let stream: Vec<u32> = consumed(&data, 4, 1, 2, true, 500).concat();
     let epoch = Loader::new(data.clone(), load(4, 1, 0, 2, true)).unwrap().rows_per_epoch() as usize;
@@ -101,12 +100,12 @@ fn each_epoch_has_every_train_row_once_in_an_order_of_its_own() {
 }
 
 #[test]
-fn a_loader_set_to_a_position_goes_on_as_if_it_had_been_there() {
+fn a_loader_continues_from_any_position() {
     let (_files, data) = numbered(101);
     let mut one = Loader::new(data.clone(), load(8, 1, 0, 1, true)).unwrap();
     for n in 0..40 {
         assert_eq!(one.position(), n * 8);
-        // Another world: 2 ranks, 2 micro-batches.
+        // Another world size: 2 ranks, 2 micro-batches.
         let mut ranks = [0, 1].map(|rank| Loader::new(data.clone(), load(2, 2, rank, 2, true)).unwrap());
         ranks.iter_mut().for_each(|loader| loader.seek(n * 8));
         let steps = ranks.each_mut().map(step);
@@ -118,10 +117,10 @@ fn a_loader_set_to_a_position_goes_on_as_if_it_had_been_there() {
 }
 
 #[test]
-fn held_out_rows_and_train_rows_are_all_rows_and_disjoint() {
+fn held_out_and_training_rows_partition_the_data_set() {
     for (n, held) in [(1000, 10), (5000, 50), (100_000, 256), (81, 8), (79, 0)] {
         let data = Arc::new(Dataset::open(&DataOptions { max_samples: Some(n), ..synthetic(2, 1) }).unwrap());
-        // However large a step is.
+        // For any size of a step.
         for batch in [1, 4, 7, 30] {
             let train = Loader::new(data.clone(), load(batch, 1, 0, 2, true)).unwrap();
             assert_eq!(train.rows_per_epoch(), n - held, "{n} rows");
@@ -134,8 +133,8 @@ fn held_out_rows_and_train_rows_are_all_rows_and_disjoint() {
             assert!(rest.held_out().is_none());
         }
     }
-    // The evaluation of all ranks together sees each held-out row once, whether their batches divide it or not: what
-    // fills up the last one has no loss, and each rank has as many micro-batches as the others.
+    // An evaluation on all ranks together reads each held-out row once, whether or not batches divide them: padding
+    // rows have no loss, and every rank has the same number of micro-batches.
     let (_files, data) = numbered(1000);
     for (batch, accum, dp, steps) in [(2, 2, 2, 2), (5, 1, 2, 1), (3, 1, 1, 4), (4, 1, 7, 1)] {
         let (mut seen, mut samples) = (BTreeMap::<u32, u32>::new(), 0);
@@ -158,9 +157,9 @@ fn held_out_rows_and_train_rows_are_all_rows_and_disjoint() {
     }
 }
 
-/// A run goes on with what it held out when it began, whatever the data would say now.
+/// A resumed run holds out what it held out at first, whatever the current data would suggest.
 #[test]
-fn what_a_run_held_out_before_it_holds_out_again() {
+fn a_resumed_run_holds_out_the_same_rows() {
     let (_files, data) = numbered(1000);
     let fixed = |held_out| LoaderOptions { held_out: Some(vec![held_out]), ..load(4, 1, 0, 2, true) };
     let mut train = Loader::new(data.clone(), fixed(24)).unwrap();
@@ -171,7 +170,7 @@ fn what_a_run_held_out_before_it_holds_out_again() {
 }
 
 #[test]
-fn max_samples_is_the_first_rows() {
+fn max_samples_takes_the_first_rows() {
     let (files, _data) = numbered(50);
     let options = DataOptions { vocab: 1 << 20, max_samples: Some(7), ..files.options("t.jsonl", 2) };
     let data = Arc::new(Dataset::open(&options).unwrap());

@@ -1,9 +1,9 @@
-//! Packing, dealing by length and prefetching: who gets what, whatever the world. Never trains: that packed samples do
-//! not see each other is tests/cli/sft.rs.
+//! Packing, length balancing and prefetching on any world size. Never trains: tests/cli/sft.rs checks that packed
+//! samples do not attend to each other.
 use super::*;
 use flatshard::data::{Prefetch, PrefetchOptions};
 
-/// Row r is `r` and then as many ones as make it `len(r)` long.
+/// Row r is `r`, padded with ones to length `len(r)`.
 fn skewed(n: u64, max_len: usize) -> (Files, Arc<Dataset>) {
     let len = |r: u64| 2 + (Rng::new(3, 1).uniform(r).powi(3) * (max_len - 1) as f64) as usize;
     let row = |r: u64| format!("{{\"input_ids\": {:?}}}\n", [vec![r], vec![1; len(r) - 1]].concat());
@@ -16,7 +16,7 @@ fn packed(batch: usize, accum: usize, rank: usize, dp: usize) -> LoaderOptions {
     LoaderOptions { packing: true, ..load(batch, accum, rank, dp, true) }
 }
 
-/// The documents of a micro-batch: each its row and its length, checked for positions that start anew.
+/// The documents of a micro-batch, as row and length, after checking that positions restart.
 fn documents(batch: &MicroBatch) -> Vec<(u32, usize)> {
     let borders = batch.cu_seqlens.windows(2).map(|w| w[0] as usize..w[1] as usize);
     let documents = borders.map(|range| {
@@ -29,7 +29,7 @@ fn documents(batch: &MicroBatch) -> Vec<(u32, usize)> {
     documents
 }
 
-/// The rows of each of so many steps of all ranks, sorted, from sample `from` on.
+/// The sorted rows of each step of all ranks, from sample `from` on.
 fn steps_of(data: &Arc<Dataset>, batch: usize, accum: usize, dp: usize, from: u64, steps: usize) -> Vec<Vec<u32>> {
     let ranks = (0..dp).map(|rank| Loader::new(data.clone(), packed(batch, accum, rank, dp)).unwrap());
     let mut ranks: Vec<Loader> = ranks.collect();
@@ -50,7 +50,7 @@ fn steps_of(data: &Arc<Dataset>, batch: usize, accum: usize, dp: usize, from: u6
 }
 
 #[test]
-fn an_epoch_of_packed_samples_has_each_row_once_and_little_room_is_left() {
+fn an_epoch_of_packed_samples_has_each_row_once_and_little_waste() {
     let (_files, data) = skewed(3000, 64);
     let options = packed(4, 2, 0, 1);
     let mut loader = Loader::new(data.clone(), options).unwrap();
@@ -72,12 +72,12 @@ fn an_epoch_of_packed_samples_has_each_row_once_and_little_room_is_left() {
 }
 
 #[test]
-fn a_packed_step_is_the_same_samples_on_any_world_also_after_a_restart() {
-    let (_files, data) = skewed(5000, 64); // two windows an epoch, the second across its end
+fn packed_steps_do_not_depend_on_world_size_or_restarts() {
+    let (_files, data) = skewed(5000, 64); // two windows per epoch, the second crosses its end
     let two = steps_of(&data, 1, 6, 2, 0, 400);
     assert_eq!(steps_of(&data, 2, 2, 3, 0, 400), two, "3 ranks");
     assert_eq!(steps_of(&data, 12, 1, 1, 0, 400), two, "1 rank");
-    // Taken up on 3 ranks where 2 left off, and with another number of micro-batches from there.
+    // Resumed on 3 ranks instead of 2, and with another number of micro-batches.
     let mut position = 0;
     for (n, rows) in two.iter().enumerate() {
         if n % 37 == 5 {
@@ -91,7 +91,7 @@ fn a_packed_step_is_the_same_samples_on_any_world_also_after_a_restart() {
 }
 
 #[test]
-fn the_seed_and_the_epoch_choose_what_is_packed_together() {
+fn seed_and_epoch_decide_what_is_packed_together() {
     let (_files, data) = skewed(2000, 64);
     let first = |seed: u64, at: u64| {
         let mut loader = Loader::new(data.clone(), LoaderOptions { seed, ..packed(8, 1, 0, 1) }).unwrap();
@@ -102,15 +102,15 @@ fn the_seed_and_the_epoch_choose_what_is_packed_together() {
     assert_eq!(first(1, 0), first(1, 0));
     assert_ne!(first(1, 0), first(2, 0));
     assert_ne!(first(1, 0), first(1, epoch));
-    // Without shuffle the sequences come in the order of the file: row 0 is in the first step.
+    // Without shuffle, sequences come in file order: row 0 is in the first step.
     let ordered = LoaderOptions { shuffle: false, ..packed(2, 1, 0, 1) };
     let batch = next(&mut Loader::new(data.clone(), ordered).unwrap());
     assert_eq!(documents(&batch)[0].0, 0);
 }
 
-/// What --compile makes of packed sequences: always one shape, and nothing else of it learns or is seen.
+/// Packed sequences under --compile: always one shape, and the padding has no loss and is not attended to.
 #[test]
-fn filled_up_batches_have_one_shape_and_the_same_loss() {
+fn padded_batches_have_one_shape_and_the_same_loss() {
     let (_files, data) = skewed(1000, 64);
     let mut loader = Loader::new(data, packed(3, 1, 0, 1)).unwrap();
     for _ in 0..20 {
@@ -139,7 +139,7 @@ fn a_step_of_more_sequences_than_an_epoch_packs_into_is_refused() {
 }
 
 #[test]
-fn by_length_a_step_keeps_its_samples_and_ranks_get_like_work() {
+fn length_balancing_keeps_a_steps_samples_and_evens_out_the_work() {
     let (_files, data) = skewed(4000, 512);
     let run = |by_length: bool| {
         let options = |rank| LoaderOptions { by_length, ..load(4, 3, rank, 4, true) };
@@ -165,7 +165,7 @@ fn by_length_a_step_keeps_its_samples_and_ranks_get_like_work() {
 }
 
 #[test]
-fn a_prefetching_loader_gives_what_the_loader_gives_in_the_same_buffers() {
+fn prefetching_gives_the_loaders_steps_in_reused_buffers() {
     let (_files, data) = skewed(1000, 64);
     let mut direct = Loader::new(data.clone(), packed(2, 2, 1, 2)).unwrap();
     let start =
@@ -182,6 +182,6 @@ fn a_prefetching_loader_gives_what_the_loader_gives_in_the_same_buffers() {
         ahead.give_back(got.data);
     }
     assert!(buffers.len() <= 4, "{} buffers for tokens", buffers.len());
-    // One that nobody reads ends as soon as it is dropped.
+    // An unread one ends as soon as it is dropped.
     drop(start(0).unwrap());
 }

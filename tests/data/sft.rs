@@ -1,4 +1,4 @@
-//! Prompts and responses: tokens and loss against the definition of make.py, from JSONL and from Parquet; what is
+//! Prompts and responses: tokens and loss compared with the definition in make.py, from JSONL and Parquet; what is
 //! dropped, what is skipped, and every message for a bad row.
 use super::*;
 use flatshard::data::{ChatTemplate, Outcome, Recipe, TokenizedRow};
@@ -25,7 +25,7 @@ fn format(case: &Value, tokenizer: &Tokenizer) -> Format {
     }
 }
 
-/// Ids, and `x` where there is loss.
+/// The ids, and `x` at positions with loss.
 fn shown(row: &TokenizedRow) -> (Value, String) {
     let loss = row.ids.iter().zip(&row.labels).map(|(&id, &label)| match label {
         IGNORE => '.',
@@ -86,7 +86,7 @@ pub fn keys(input: &str, output: Option<&str>) -> Format {
 }
 
 #[test]
-fn bytes_end_with_the_token_that_no_text_spells() {
+fn byte_tokens_end_with_the_unspellable_end_of_text() {
     let of = |text: &str| text.bytes().map(u32::from).chain([END]).collect::<Vec<_>>();
     let format = Format { input_template: Some("Q: {}\nA: ".into()), ..keys("q", Some("a")) };
     let row = make(format, json!({"q": "why", "a": "so\n"})).unwrap();
@@ -99,7 +99,7 @@ fn bytes_end_with_the_token_that_no_text_spells() {
 }
 
 #[test]
-fn a_thinking_models_template_drops_earlier_thoughts_and_keeps_the_answers_in_the_loss() {
+fn thinking_templates_drop_earlier_thoughts_and_keep_answers_in_the_loss() {
     let format = Format { chat: Some(template("qwen3", &Tokenizer::Bytes)), multiturn: true, ..Format::default() };
     let turn = |role: &str, content: &str| json!({"role": role, "content": content});
     let messages = [
@@ -117,7 +117,7 @@ fn a_thinking_models_template_drops_earlier_thoughts_and_keeps_the_answers_in_th
 }
 
 #[test]
-fn rows_that_cannot_be_learned_from_say_why() {
+fn unusable_rows_are_reported_with_the_reason() {
     let says = |format: Format, row: Value, parts: &[&str]| {
         let fault = make(format, row).unwrap_err();
         parts.iter().for_each(|part| assert!(fault.contains(part), "{part:?} is not in: {fault}"));
@@ -125,29 +125,29 @@ fn rows_that_cannot_be_learned_from_say_why() {
     let qa = || keys("q", Some("a"));
     says(qa(), json!({"q": "x", "answer": "y"}), &["no `a`", "q, answer"]);
     says(qa(), json!({"q": "x", "a": null}), &["no `a`"]);
-    says(qa(), json!({"q": 3, "a": "y"}), &["a number as q", "a text is expected"]);
-    says(qa(), json!(["q"]), &["is not a row", "JSON object"]);
+    says(qa(), json!({"q": 3, "a": "y"}), &["a number as q", "a string is expected"]);
+    says(qa(), json!(["q"]), &["is not a JSON object", "JSON object"]);
     says(Format { pretrain_mode: true, ..Format::default() }, json!({"t": ""}), &["no `text`", "t"]);
     let chat = || Format { chat: chatml(), apply_chat_template: true, ..Format::default() };
     let talk = |turns: Value| json!({ "messages": turns });
     let user = || json!({"role": "user", "content": "a"});
     says(chat(), talk(json!([])), &["no messages"]);
     says(chat(), talk(json!([user()])), &["one message"]);
-    says(chat(), talk(json!("hi")), &["a text as messages", "a list is expected"]);
-    says(Format { input_key: Some("q".into()), ..chat() }, json!({"q": "hi"}), &["a text as q", "`output_key`"]);
-    says(chat(), talk(json!([user(), "hi"])), &["message 1", "no object"]);
+    says(chat(), talk(json!("hi")), &["a string as messages", "a list is expected"]);
+    says(Format { input_key: Some("q".into()), ..chat() }, json!({"q": "hi"}), &["a string as q", "`output_key`"]);
+    says(chat(), talk(json!([user(), "hi"])), &["message 1", "not an object"]);
     says(
         chat(),
         talk(json!([{"speaker": "human", "value": "a"}, user()])),
         &["message 0 without `role`", "speaker, value"],
     );
-    says(chat(), talk(json!([user(), {"role": "gpt", "content": "b"}])), &["message 1 by \"gpt\"", "assistant"]);
+    says(chat(), talk(json!([user(), {"role": "gpt", "content": "b"}])), &["message 1 with role \"gpt\"", "assistant"]);
     says(chat(), talk(json!([user(), {"role": "assistant"}])), &["message 1 without `content`"]);
     says(chat(), talk(json!([user(), {"role": "assistant", "content": 7}])), &["message 1", "a number"]);
     let answered = json!([user(), {"role": "assistant", "content": "b"}, user()]);
-    says(chat(), talk(answered), &["ends with a message by \"user\""]);
+    says(chat(), talk(answered), &["ends with a \"user\" message"]);
     let turns = || Format { multiturn: true, ..chat() };
-    says(turns(), talk(json!([user(), user()])), &["no message by the assistant"]);
+    says(turns(), talk(json!([user(), user()])), &["no assistant message"]);
     says(
         Format { chat: None, ..chat() },
         talk(json!([user(), user()])),
@@ -159,11 +159,11 @@ fn rows_that_cannot_be_learned_from_say_why() {
     let backwards = "{% for m in messages[::-1] %}{{ m.content }}{% endfor %}";
     let backwards = Some(Arc::new(ChatTemplate::new(backwards, ("", "")).unwrap()));
     let ab = json!([user(), {"role": "assistant", "content": "b"}]);
-    says(Format { chat: backwards, ..chat() }, talk(ab), &["cannot say where the response begins"]);
+    says(Format { chat: backwards, ..chat() }, talk(ab), &["the start of the response is unknown"]);
 }
 
 #[test]
-fn flags_that_do_not_go_together_are_refused() {
+fn conflicting_settings_are_refused() {
     let wrong = |format: Format, parts: &[&str]| drop(refused(format.check(), parts));
     let template = |t: &str| Format { input_template: Some(t.into()), ..keys("q", Some("a")) };
     wrong(keys("q", None), &["`input_key`", "`output_key`", "`pretrain_mode`"]);
@@ -177,7 +177,6 @@ fn flags_that_do_not_go_together_are_refused() {
 }
 
 // --- files
-// ------------------------------------------------------------------------------------------------------------
 
 pub fn open(files: &Files, name: &str, max_len: usize, format: Format) -> Result<Dataset, Error> {
     Dataset::open(&DataOptions { format, ..files.options(name, max_len) })
@@ -186,7 +185,7 @@ pub fn open(files: &Files, name: &str, max_len: usize, format: Format) -> Result
 #[test]
 fn long_prompts_are_dropped_and_counted() {
     let row = |n: usize| json!({"q": "q".repeat(n), "a": "answer"}).to_string();
-    // 14 tokens leave no room in 16; 13 leave room for three.
+    // 14 tokens leave no room within 16; 13 leave room for three.
     let files = Files::with("t.jsonl", [row(13), row(14), row(30), row(3)].join("\n"));
     let data = open(&files, "t.jsonl", 16, keys("q", Some("a"))).unwrap();
     let report = data.report();
@@ -195,7 +194,7 @@ fn long_prompts_are_dropped_and_counted() {
     let (tokens, targets) = &rows(&data)[0];
     assert_eq!(tokens[13..], [97, 110, END], "the end is cut off, and the last token is the end of text");
     assert_eq!(targets[11..], [IGNORE, 97, 110, END as i32, IGNORE]);
-    // Another max_len is another file of tokens, and the count comes with it.
+    // Another max_len is another token file, with its own counts.
     assert_eq!(open(&files, "t.jsonl", 64, keys("q", Some("a"))).unwrap().report().dropped, 0);
     let again = open(&files, "t.jsonl", 16, keys("q", Some("a"))).unwrap();
     assert_eq!((again.report().built, again.report().dropped), (false, 2));
@@ -215,7 +214,10 @@ fn bad_rows_are_named_or_skipped_and_counted() {
         good.as_bytes(),
     ];
     let files = Files::with("t.jsonl", lines.join(&b'\n'));
-    refused(open(&files, "t.jsonl", 16, keys("q", Some("a"))), &["t.jsonl: line 2", "is not a row", "`skip_bad_rows`"]);
+    refused(
+        open(&files, "t.jsonl", 16, keys("q", Some("a"))),
+        &["t.jsonl: line 2", "is not a JSON object", "`skip_bad_rows`"],
+    );
     let skip = || Format { skip_bad_rows: true, ..keys("q", Some("a")) };
     let data = open(&files, "t.jsonl", 16, skip()).unwrap();
     let report = data.report();
@@ -224,7 +226,7 @@ fn bad_rows_are_named_or_skipped_and_counted() {
     assert!(report.first_bad.as_ref().unwrap().contains("line 2"), "{report}");
     let again = open(&files, "t.jsonl", 16, skip()).unwrap();
     assert_eq!((again.report().built, again.report().bad), (false, 3));
-    // The line is the file's, also far into it and on other threads.
+    // Line numbers are right far into the file and on other threads too.
     let mut many = vec![good; 5000];
     many[4321] = "oops";
     let files = Files::with("t.jsonl", many.join("\n"));
@@ -234,7 +236,7 @@ fn bad_rows_are_named_or_skipped_and_counted() {
 }
 
 #[test]
-fn rows_keep_their_order_whatever_the_threads() {
+fn rows_keep_their_order_with_any_number_of_threads() {
     let lines: Vec<String> = (0..3000).map(|i| json!({"text": i.to_string().repeat(1 + i % 7)}).to_string()).collect();
     let files = Files::with("t.jsonl", lines.join("\n"));
     let data = Dataset::open(&DataOptions {
@@ -283,16 +285,19 @@ fn parquet_gives_the_rows_of_jsonl() {
 }
 
 #[test]
-fn parquet_that_is_no_rows_is_refused() {
+fn parquet_without_usable_rows_is_refused() {
     let files = Files::with("p.parquet", parquet("prompts.parquet"));
     refused(open(&files, "p.parquet", 64, Format::default()), &["p.parquet: row 0", "id, q, blob, a"]);
     refused(open(&files, "p.parquet", 64, keys("question", Some("a"))), &["row 0", "no `question`", "q"]);
     refused(open(&files, "p.parquet", 64, keys("id", Some("a"))), &["row 0", "a number as id"]);
-    refused(open(&files, "p.parquet", 64, keys("blob", Some("a"))), &["row 0", "a list as blob", "a text is expected"]);
+    refused(
+        open(&files, "p.parquet", 64, keys("blob", Some("a"))),
+        &["row 0", "a list as blob", "a string is expected"],
+    );
     let whole = parquet("prompts.parquet");
     files.put("cut.parquet", &whole[..whole.len() - 20]);
     refused(open(&files, "cut.parquet", 64, keys("q", Some("a"))), &["cut.parquet", "Parquet"]);
-    // A damaged byte anywhere is refused, or changes values only: never a crash.
+    // A damaged byte anywhere is refused or changes only values: never a crash.
     for at in (0..whole.len()).step_by(23) {
         let mut damaged = whole.clone();
         damaged[at] ^= 0x55;

@@ -1,5 +1,4 @@
-//! JSON arrays, ShareGPT and Alpaca: the same rows give the same tokens whatever file they stand in, and what is wrong
-//! is named.
+//! JSON arrays, ShareGPT and Alpaca: equal rows give equal tokens in any file format, and errors name the row.
 use super::sft::{chatml, keys, make, open, recipe};
 use super::*;
 use flatshard::data::TokenizedRow;
@@ -21,7 +20,7 @@ fn text(format: Format, row: Value) -> String {
     recipe.row(row.as_object().unwrap(), &mut out).unwrap();
     Tokenizer::Bytes.decode(&out.ids)
 }
-/// Of the tokens with loss.
+/// The tokens with loss.
 fn learned(format: Format, row: Value) -> String {
     let (mut out, recipe) = (TokenizedRow::default(), flatshard::data::Recipe { max_len: 2000, ..recipe(format) });
     recipe.row(row.as_object().unwrap(), &mut out).unwrap();
@@ -30,7 +29,7 @@ fn learned(format: Format, row: Value) -> String {
 }
 
 #[test]
-fn sharegpt_is_the_conversation_that_it_says() {
+fn sharegpt_rows_become_conversations() {
     let talk = json!([
         {"from": "human", "value": "1+1?"},
         {"from": "function_call", "value": "{\"name\": \"add\"}"},
@@ -51,7 +50,7 @@ fn sharegpt_is_the_conversation_that_it_says() {
     assert!(expected.contains("<|im_start|>tool\n2<|im_end|>"), "{expected}");
     for row in [json!({"conversations": talk}), json!({"messages": talk}), json!({"conversations": turns})] {
         assert_eq!(text(chat(), row.clone()), expected, "{row}");
-        // Without a flag too, where there is a template.
+        // Also without a flag, if there is a template.
         assert_eq!(text(Format { chat: chatml(), ..Format::default() }, row), expected);
     }
     assert_eq!(text(Format { input_key: Some("talk".into()), ..chat() }, json!({"talk": talk})), expected);
@@ -63,7 +62,7 @@ fn sharegpt_is_the_conversation_that_it_says() {
 }
 
 #[test]
-fn alpaca_is_the_users_message_and_the_answer() {
+fn alpaca_rows_become_a_prompt_and_an_answer() {
     let row = json!({"instruction": "Add.", "input": "1 and 1", "output": "2"});
     let bare = json!({"instruction": "Say hi.", "input": "", "output": "hi"});
     let as_messages = |turns: Vec<Value>| text(chat(), json!({"messages": turns}));
@@ -111,10 +110,10 @@ fn alpaca_is_the_users_message_and_the_answer() {
         &["none of `messages`, `conversations`", "instruction, input"],
     );
     says(chat(), json!({"instruction": "c", "output": "d", "input": 3}), &["a number as input"]);
-    says(chat(), json!({"instruction": "c", "output": "d", "history": ["a"]}), &["a text in its history"]);
+    says(chat(), json!({"instruction": "c", "output": "d", "history": ["a"]}), &["a string in its history"]);
     says(chat(), json!({"conversations": [{"from": "narrator", "value": "a"}]}), &["from \"narrator\"", "human, gpt"]);
     says(chat(), json!({"conversations": [{"from": "gpt", "value": 3}]}), &["message 0", "a number as value"]);
-    says(chat(), json!({"conversations": "a"}), &["a text as conversations"]);
+    says(chat(), json!({"conversations": "a"}), &["a string as conversations"]);
 }
 
 /// Conversations of two messages, and instructions.
@@ -125,7 +124,7 @@ fn lines(rows: &[Value]) -> String {
     rows.iter().map(|row| format!("{row}\n")).collect()
 }
 
-/// A Parquet file of one row group: `columns` of texts, or of lists of as many texts as there are parts to each.
+/// A Parquet file with one row group: `columns` of strings, or of lists with one string per part.
 fn parquet_of(schema: Type, columns: &[(Vec<&str>, usize)]) -> Vec<u8> {
     let properties = Arc::new(WriterProperties::builder().build());
     let mut file = SerializedFileWriter::new(Vec::new(), Arc::new(schema), properties).unwrap();
@@ -158,8 +157,8 @@ fn group(name: &str, repetition: Option<Repetition>, list: bool, fields: Vec<Arc
 }
 
 #[test]
-fn the_same_rows_are_the_same_tokens_in_every_file() {
-    let talks = talks(1500); // several pieces
+fn equal_rows_give_equal_tokens_in_every_file_format() {
+    let talks = talks(1500); // several chunks
     let sharegpt: Vec<Value> = talks
         .iter()
         .map(|[q, a]| json!({"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]}))
@@ -205,7 +204,7 @@ fn the_same_rows_are_the_same_tokens_in_every_file() {
         assert_eq!(rows(&found), rows(&expected), "{name}");
         assert!(found.report().to_string().contains("tokens in 1500 samples of up to 200"), "{}", found.report());
     }
-    // Without a template, in Alpaca's own words, and another length is another file of tokens.
+    // Without a template, with Alpaca's own prompt; another max_len is another token file.
     let plain = |name, len| rows(&open(&files, name, len, Format::default()).unwrap());
     let expected = plain("alpaca.jsonl", 400);
     assert!(Tokenizer::Bytes.decode(&expected[7].0).ends_with("### Response:{answer} \\ 7"));
@@ -215,7 +214,7 @@ fn the_same_rows_are_the_same_tokens_in_every_file() {
 }
 
 #[test]
-fn arrays_that_are_not_whole_are_refused_and_bad_rows_named_or_skipped() {
+fn truncated_arrays_are_refused_and_bad_rows_named_or_skipped() {
     let good = r#"{"q": "a", "a": "b"}"#;
     let of = |rows: &[&str]| format!("[{}]", rows.join(",\n"));
     let put = |text: String| Files::with("t.json", text);
@@ -223,28 +222,28 @@ fn arrays_that_are_not_whole_are_refused_and_bad_rows_named_or_skipped() {
     let says = |text: String, parts: &[&str]| {
         refused(open(&put(text.clone()), "t.json", 16, keys("q", Some("a"))), parts);
     };
-    says(of(&[good, "{\"q\": }", good]), &["t.json: row 1 (from 0) is not a row", "`skip_bad_rows`"]);
+    says(of(&[good, "{\"q\": }", good]), &["t.json: row 1 (from 0) is not a JSON object", "`skip_bad_rows`"]);
     says(of(&[good, good, "{\"q\": \"a\"}"]), &["row 2 (from 0) has no `a`"]);
-    says(of(&[good, "3"]), &["row 1 (from 0) is not a row", "JSON object"]);
+    says(of(&[good, "3"]), &["row 1 (from 0) is not a JSON object", "JSON object"]);
     let found = open(&put(of(&[good, "{\"q\": }", "3", good])), "t.json", 16, skip()).unwrap();
     assert_eq!((found.rows(), found.report().bad), (2, 2));
     assert!(found.report().first_bad.as_ref().unwrap().contains("row 1"));
     let whole = of(&[good, good]);
     for (cut, says) in [(whole.len() - 1, "row 2"), (whole.len() - 2, "row 1"), (8, "row 0"), (1, "row 0")] {
-        // Damage of the array is no matter of one row.
+        // Damage of the array itself is not the fault of one row.
         for format in [skip(), keys("q", Some("a"))] {
-            refused(open(&put(whole[..cut].into()), "t.json", 16, format), &["t.json", says, "cut short"]);
+            refused(open(&put(whole[..cut].into()), "t.json", 16, format), &["t.json", says, "truncated"]);
         }
     }
-    says(format!("{whole} {good}"), &["behind the end of the array"]);
-    says(of(&[good, ""]), &["row 1", "nothing in front of a comma"]);
+    says(format!("{whole} {good}"), &["follows the end of the array"]);
+    says(of(&[good, ""]), &["row 1", "nothing precedes a comma"]);
     refused(open(&put("[]".into()), "t.json", 16, keys("q", Some("a"))), &["t.json", "no rows"]);
     let plain = open(&put(of(&[good])), "t.json", 16, Format::default());
     refused(plain, &["row 0", "`conversations`", "q, a", "`input_key`"]);
 }
 
 #[test]
-fn what_a_json_file_is_its_beginning_says_and_text_beside_it() {
+fn the_kind_of_a_json_file_follows_from_its_beginning_and_its_neighbors() {
     let kind = |files: &Files, name: &str| Corpus::find(&[files.path(name)]).map(|c| c.kind.is_rows());
     let files = Files::with("rows/a.json", r#"[{"messages": []}]"#);
     files.put("rows/b.json", "{\"instruction\": \"a\", \"output\": \"b\"}\n{}\n");
@@ -252,20 +251,20 @@ fn what_a_json_file_is_its_beginning_says_and_text_beside_it() {
     assert!(kind(&files, "rows").unwrap());
     files.put("own/a.json", r#"[{"question": 3}]"#);
     assert!(kind(&files, "own").unwrap() && kind(&files, "own/a.json").unwrap());
-    // As in sources.
+    // As in a source tree.
     files.put("code/package.json", "{\n  \"name\": \"x\"\n}\n");
     files.put("code/fixtures.json", r#"[{"question": 3}, {"text": "a"}]"#);
     files.put("code/numbers.json", "[1, 2, 3]");
     files.put("code/main.rs", "fn main() {}");
     assert!(!kind(&files, "code").unwrap());
     assert!(!kind(&files, "code/package.json").unwrap() && !kind(&files, "code/numbers.json").unwrap());
-    // Rows that would be trained on as text.
+    // Rows that would otherwise be trained on as text.
     files.put("code/train.json", r#"[{"conversations": []}]"#);
-    refused(kind(&files, "code"), &["do not mix", "train.json", "rows (.jsonl, .json)"]);
+    refused(kind(&files, "code"), &["cannot be mixed", "train.json", "rows (.jsonl, .json)"]);
 }
 
 #[test]
-fn flags_of_rows_are_refused_where_there_are_none() {
+fn row_settings_are_refused_for_data_without_rows() {
     let files = Files::with("t.txt", "some plain text");
     files.put("object.json", "{\n\"messages\": []\n}");
     let on = |change: fn(&mut Format)| {

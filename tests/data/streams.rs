@@ -1,11 +1,10 @@
-//! Token streams and rows: text, arrays of tokens, JSONL, and what cannot be trained on. Never asks for an order.
+//! Token streams and rows: text, token arrays, JSONL, and unusable data. Never checks the order of rows.
 use super::*;
 
 // --- rows of a stream
-// -------------------------------------------------------------------------------------------------
 
 #[test]
-fn text_files_are_joined_in_sorted_order_by_end_of_text_tokens() {
+fn text_files_are_joined_in_sorted_order_with_end_of_text_tokens() {
     let files = Files::with("b.txt", "BBB");
     files.put("a/z.md", "é"); // 2 bytes
     files.put("a.txt", "AA");
@@ -14,7 +13,7 @@ fn text_files_are_joined_in_sorted_order_by_end_of_text_tokens() {
     files.put("latin1", b"caf\xe9 au lait");
     files.put("empty", "");
     let data = files.open("", 1);
-    // The entries of a directory by name: `a` (and all in it), `a.txt`, `b.txt`.
+    // Directory entries by name: `a` (and everything in it), `a.txt`, `b.txt`.
     let stream: Vec<u32> = [&[0xc3, 0xa9, END][..], &[65, 65, END], &[66, 66, 66, END]].concat();
     let rows = rows(&data);
     assert_eq!(rows.iter().map(|r| r.0[0]).collect::<Vec<_>>(), stream[..stream.len() - 1]);
@@ -29,7 +28,7 @@ fn text_files_are_joined_in_sorted_order_by_end_of_text_tokens() {
 }
 
 #[test]
-fn windows_share_one_token_and_the_last_part_that_is_too_short_is_left() {
+fn adjacent_rows_share_one_token_and_a_short_last_row_is_dropped() {
     let text: String = ('a'..='z').collect();
     let data = Files::with("t.txt", &text).open("t.txt", 8);
     // 27 tokens: (27 - 1) / 8 = 3 rows.
@@ -43,8 +42,8 @@ fn windows_share_one_token_and_the_last_part_that_is_too_short_is_left() {
 }
 
 #[test]
-fn a_text_longer_than_the_chunks_it_is_read_in_is_whole() {
-    // 4-byte characters shifted by one byte: every cut of a power of two falls within a character.
+fn texts_longer_than_a_chunk_are_tokenized_as_a_whole() {
+    // 4-byte characters shifted by one byte: every power-of-two boundary falls within a character.
     let text = format!("x{}", "\u{1F600}".repeat(200_000));
     let files = Files::with("t.txt", &text);
     files.put("u.txt", "end");
@@ -57,7 +56,6 @@ fn a_text_longer_than_the_chunks_it_is_read_in_is_whole() {
 }
 
 // --- arrays of tokens
-// -------------------------------------------------------------------------------------------------
 
 fn npy(descr: &str, shape: &str, elements: &[u8]) -> Vec<u8> {
     let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
@@ -84,7 +82,7 @@ fn npy_arrays_of_every_integer_type_are_streams() {
 }
 
 #[test]
-fn npy_arrays_that_are_no_streams_are_refused() {
+fn npy_arrays_that_are_not_1d_integers_are_refused() {
     let open = |content: Vec<u8>, vocab| {
         let files = Files::with("t.npy", content);
         Dataset::open(&DataOptions { vocab, ..files.options("t.npy", 2) })
@@ -102,10 +100,9 @@ fn npy_arrays_that_are_no_streams_are_refused() {
 }
 
 // --- rows of JSONL
-// ----------------------------------------------------------------------------------------------------
 
 #[test]
-fn jsonl_rows_shift_and_are_cut() {
+fn jsonl_rows_are_shifted_and_truncated() {
     let lines = r#"
 {"input_ids": [1, 2, 3], "labels": [-100, -100, 3]}
 {"input_ids": [1, 2, 3, 4], "attention_mask": [1, 1, 1, 1]}
@@ -121,14 +118,14 @@ fn jsonl_rows_shift_and_are_cut() {
         [
             (vec![1, 2, 3], vec![X, 3, X]),
             (vec![1, 2, 3, 4], vec![2, 3, 4, X]),
-            (vec![5, 6, 7, 8], vec![6, 7, 8, X]), // cut: the label of position 4 is of a token that is not there
+            (vec![5, 6, 7, 8], vec![6, 7, 8, X]), // truncated: the target of position 4 would be missing
             (vec![104, 0xc3, 0xa9, END], vec![0xc3, 0xa9, END as i32, X]),
             (vec![7], vec![X]),
         ]
     );
     let report = data.report();
     assert_eq!((report.rows, report.cut, report.tokens), (5, 1, 18));
-    assert!(report.to_string().contains("1 row is longer and was cut"), "{report}");
+    assert!(report.to_string().contains("1 longer row truncated"), "{report}");
 
     let mut loader = Loader::new(data.clone(), load(5, 1, 0, 1, false)).unwrap();
     let batch = next(&mut loader);
@@ -142,7 +139,7 @@ fn jsonl_rows_with_ids_above_16_bits() {
     let files = Files::with("t.jsonl", r#"{"input_ids": [65535, 70000, 3], "labels": [1, -100, 65535]}"#);
     let data = Dataset::open(&DataOptions { vocab: 100_000, ..files.options("t.jsonl", 3) }).unwrap();
     assert_eq!(rows(&data), [(vec![65_535, 70_000, 3], vec![IGNORE, 65_535, IGNORE])]);
-    // The largest vocabularies of 16 bits, on either side of the switch.
+    // The largest vocabularies of 16 bits, on both sides of the switch.
     for vocab in [65_535, 65_536, 65_537] {
         let top = vocab as u32 - 1;
         let files = Files::with("t.jsonl", format!(r#"{{"input_ids": [0, {top}]}}"#));
@@ -173,15 +170,14 @@ fn malformed_jsonl_rows_are_named() {
     refused(open(r#"{"input_ids": [1, 2], "labels": [1, 257]}"#), &["line 3", "label 257"]);
     let files = Files::with("t.jsonl", b"{\"text\": \"caf\xe9\"}");
     refused(Dataset::open(&files.options("t.jsonl", 4)), &["t.jsonl", "line 1", "UTF-8"]);
-    // Nothing half-built is left where the next run would look.
+    // No half-built file is left where the next run would look.
     assert_eq!(fs::read_dir(files.cache()).unwrap().count(), 0);
 }
 
 // --- what cannot be trained on
-// ----------------------------------------------------------------------------------------
 
 #[test]
-fn bad_datasets_are_refused_with_the_remedy() {
+fn bad_data_sets_are_refused_with_a_remedy() {
     let files = Files::with("novel.txt", "Call me Ishmael.");
     files.put("rows.jsonl", "");
     files.put("binary/x.bin", b"\0\0");
@@ -194,7 +190,7 @@ fn bad_datasets_are_refused_with_the_remedy() {
     refused(open("binary", 4), &["binary", "no readable text in 1 files"]);
     refused(open("binary/x.bin", 4), &["x.bin", "not a text file"]);
     refused(open("nothing", 4), &["nothing", "empty"]);
-    refused(open("", 4), &["text and rows (.jsonl, .json) do not mix", "x.bin", "rows.jsonl"]);
+    refused(open("", 4), &["text and rows (.jsonl, .json) cannot be mixed", "x.bin", "rows.jsonl"]);
     refused(open("novel.txt", 17), &["17 tokens", "max_len 17", "18"]);
     assert_eq!(open("novel.txt", 16).unwrap().rows(), 1);
     refused(open("novel.txt", 0), &["max_len"]);
@@ -209,7 +205,7 @@ fn bad_datasets_are_refused_with_the_remedy() {
 }
 
 #[test]
-fn a_step_of_more_rows_than_there_are_is_refused_with_the_equation() {
+fn a_step_larger_than_the_data_set_is_refused_with_the_equation() {
     let data = Files::with("t.txt", "0123456789").open("t.txt", 1); // 10 rows
     refused(
         Loader::new(data.clone(), load(2, 3, 0, 2, true)),

@@ -1,4 +1,4 @@
-//! Chat templates against transformers: every template of golden/templates over every conversation of make.py.
+//! Chat templates compared with transformers: every template of golden/templates on every conversation of make.py.
 use super::*;
 use flatshard::data::ChatTemplate;
 use minijinja::Value as Message;
@@ -37,7 +37,7 @@ fn conversations_are_rendered_as_by_transformers() {
 }
 
 #[test]
-fn a_template_that_fails_says_where() {
+fn a_failing_template_names_its_line() {
     let new = |text: &str| ChatTemplate::new(text, ("<s>", "</s>"));
     let fault = new("{% for m in messages %}\n{{ m.content }\n{% endfor %}").unwrap_err();
     assert!(fault.starts_with("line 2 of the chat template"), "{fault}");
@@ -45,10 +45,15 @@ fn a_template_that_fails_says_where() {
     let message = |role: &str| Message::from_serialize(serde_json::json!({"role": role, "content": "x"}));
     assert_eq!(
         template.render(&[message("tool")], false).unwrap_err(),
-        "does not fit: no tool (line 3 of the chat template)"
+        "is rejected by line 3 of the chat template: no tool"
     );
     let template = new("{{ messages[0].nothing.at_all }}").unwrap();
-    assert!(template.render(&[message("user")], false).unwrap_err().ends_with("(line 1 of the chat template)"));
+    assert!(
+        template
+            .render(&[message("user")], false)
+            .unwrap_err()
+            .starts_with("is rejected by line 1 of the chat template")
+    );
 }
 
 #[test]
@@ -61,7 +66,7 @@ fn the_date_is_todays() {
 }
 
 #[test]
-fn hostile_templates_end_soon_and_say_why() {
+fn hostile_templates_fail_quickly_with_a_reason() {
     let double = |start: &str, step: &str| {
         format!(
             "{{% set ns = namespace(x={start}) %}}{{% for i in range(60) %}}{{% set ns.x = {step} %}}{{% endfor %}}"
@@ -95,7 +100,7 @@ fn hostile_templates_end_soon_and_say_why() {
         ("{% set n = 90000000 %}{{ 'a' * n }}".into(), text),
         ("{{ 'a' * 99999999 * 9 }}".into(), "multiplies constants"),
         ("{{ ('a') * (99 * 99) }}".into(), "multiplies constants"),
-        // What is no word stays none, however often it is read.
+        // An invalid token stays invalid, however often the text is parsed.
         ("a\n{{ a ; b }}".into(), "line 2 of the chat template"),
         ("{{ 'aaa'.count('') }}".into(), "never ends"),
         ("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}".into(), "64 levels"),
@@ -106,7 +111,7 @@ fn hostile_templates_end_soon_and_say_why() {
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}".into(), "instructions"),
         ("{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}".into(), "instructions"),
         ("{% for i in range(99999) %}".to_string() + &"x".repeat(99_999) + "{% endfor %}", "MiB of text"),
-        ("{{ ".to_string() + &"a + ".repeat(99_999) + "a }}", "more than 2000 words"),
+        ("{{ ".to_string() + &"a + ".repeat(99_999) + "a }}", "more than 2000 tokens"),
         ("{% block a %}{{ self.a() }}{% endblock %}".into(), "blocks"),
         ("{% include 'chat template' %}".into(), "other templates"),
         ("{{ raise_exception('no' ~ messages[0].content * 100) }}".into(), "nononono"),
@@ -116,17 +121,17 @@ fn hostile_templates_end_soon_and_say_why() {
         let fault = ChatTemplate::new(source, ("", "")).and_then(|t| t.render(&[message("no")], false)).unwrap_err();
         let start: String = source.chars().take(100).collect();
         assert!(fault.contains(says) && fault.chars().count() < 400, "{start}: {fault}");
-        assert!(fault.contains("of the chat template") || !fault.contains("does not fit"), "{start}: {fault}");
+        assert!(fault.contains("of the chat template") || !fault.contains("is rejected by"), "{start}: {fault}");
     };
     crate::common::time::in_time(|| cases.iter().for_each(refused));
     let sum = format!("{{{{ {}1 }}}}", "1 - a + ".repeat(490)).replace('a', "(messages | length)");
     assert_eq!(
         ChatTemplate::new(&sum[..], ("", "")).unwrap_err(),
-        "the chat template: an expression has more than 2000 words"
+        "the chat template: an expression has more than 2000 tokens"
     );
     let sum = format!("{{{{ {}1 }}}}", "n + ".repeat(990)).replace('n', "1");
     assert_eq!(ChatTemplate::new(&sum, ("", "")).unwrap().render(&[message("")], false).unwrap(), "991");
-    // Within the bounds nothing differs: a long conversation, its parts copied, joined and multiplied.
+    // Within the limits nothing changes: a long conversation whose parts are copied, joined and multiplied.
     let long: Vec<Message> = (0..2000).map(|i| message(&format!("{i} ").repeat(100))).collect();
     let source = "{% set ns = namespace(n=0, all='') %}{% for m in messages[1:] %}{% set ns.n = ns.n + \
     m.content|length %}\

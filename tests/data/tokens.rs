@@ -1,4 +1,4 @@
-//! Tokenizers against transformers (the goldens of make.py), in text streams too, and what is wrong with their files.
+//! Tokenizers compared with transformers (the goldens of make.py), also in text streams, and errors in their files.
 use super::*;
 use flatshard::data::tokenizer;
 use serde_json::{Value, json};
@@ -18,12 +18,12 @@ fn encode(t: &Tokenizer, text: &str) -> Vec<u32> {
 }
 
 #[test]
-fn bytes_there_and_back() {
+fn byte_tokens_round_trip() {
     let t = Tokenizer::from_name("bytes").unwrap();
     let ids = encode(&t, "héllo 漢\u{1F600}\0");
     assert_eq!(t.decode(&ids), "héllo 漢\u{1F600}\0");
     assert!(ids.iter().all(|&id| id < 256));
-    // What a model may write: half a character, an end of text, ids that no text has.
+    // What a model may generate: half a character, an end of text, ids outside the vocabulary.
     assert_eq!(t.decode(&[b'a' as u32, 0xe6, 0xbc, b'b' as u32, t.eos().unwrap(), 300]), "a\u{fffd}b\u{fffd}");
     refused(Tokenizer::from_name("gpt2"), &["gpt2", "bytes"]);
 }
@@ -45,7 +45,7 @@ fn tokens_are_those_of_transformers() {
     }
 }
 
-/// The files of a golden tokenizer in a directory of its own, its config changed.
+/// The files of a golden tokenizer in a separate directory, with a modified config.
 fn changed(name: &str, change: impl Fn(&mut Value)) -> (TempDir, Result<Tokenizer, Error>) {
     let dir = tempfile::tempdir().unwrap();
     fs::copy(golden(name).join("tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
@@ -58,7 +58,7 @@ fn changed(name: &str, change: impl Fn(&mut Value)) -> (TempDir, Result<Tokenize
 }
 
 #[test]
-fn flags_of_the_config_say_what_stands_around_a_text() {
+fn config_flags_decide_the_tokens_added_to_a_text() {
     let around = |flags: Value| {
         let change = |config: &mut Value| {
             for (key, value) in flags.as_object().unwrap() {
@@ -71,13 +71,14 @@ fn flags_of_the_config_say_what_stands_around_a_text() {
     assert_eq!(around(json!({})), (vec![1], vec![])); // the post-processor's
     assert_eq!(around(json!({"add_bos_token": true, "add_eos_token": true})), (vec![1], vec![2]));
     assert_eq!(around(json!({"add_bos_token": false, "add_eos_token": null})), (vec![], vec![]));
-    // An object, as older files have it.
+    // An object, as in older files.
     assert_eq!(around(json!({"eos_token": {"content": "</s>", "lstrip": false}, "add_eos_token": true})).1, [2]);
 }
 
 #[test]
 fn a_text_in_pieces_has_the_tokens_of_the_whole() {
-    // Some three pieces of 256 KiB. The long line and the blank ones leave few places to cut; the first text has none.
+    // About three pieces of 256 KiB. The long line and the blank ones leave few places to split; the first text has
+    // none.
     let line = "it won't be the 1,000,000th time, naïve 漢字\n\n    print(f'{i} of {argc}')\nThe fox\n";
     let texts = [line.repeat(9000), format!("{}\n{}", "lazy dog ".repeat(40_000), line.repeat(4000))];
     for name in ["byte_level", "sentencepiece"] {
@@ -102,14 +103,14 @@ fn token_files_are_kept_apart_by_tokenizer() {
     let second = Dataset::open(&with(load("sentencepiece"))).unwrap();
     assert!(first.report().built && second.report().built);
     assert_ne!(first.fingerprint(), second.fingerprint());
-    // The same files elsewhere are the same tokenizer.
+    // The same files in another directory are the same tokenizer.
     let (_dir, copy) = changed("byte_level", |_| {});
     assert_eq!(copy.unwrap().vocab(), load("byte_level").vocab());
     assert!(!Dataset::open(&with(load("byte_level"))).unwrap().report().built);
 }
 
 #[test]
-fn the_files_of_a_tokenizer_are_those_that_are_there() {
+fn only_existing_tokenizer_files_are_listed() {
     let names = |t: &Tokenizer| -> Vec<String> {
         t.files().iter().map(|p| p.file_name().unwrap().to_str().unwrap().to_string()).collect()
     };
@@ -119,12 +120,12 @@ fn the_files_of_a_tokenizer_are_those_that_are_there() {
 }
 
 #[test]
-fn tokenizers_that_cannot_serve_are_refused() {
+fn unusable_tokenizers_are_refused() {
     let files = Files::with("t.txt", "some text");
     let dir = files.path("");
     let from = |name: &str| Tokenizer::from_name(dir.join(name).to_str().unwrap());
     refused(from("no.json"), &["no.json", "no such file", "bytes"]);
-    refused(from(""), &["tokenizer.json", "is not there"]);
+    refused(from(""), &["tokenizer.json", "not found"]);
     files.put("tokenizer.json", "{\"version\": \"1.0\"}");
     refused(from("tokenizer.json"), &["tokenizer.json", "is not a tokenizer"]);
     refused(changed("byte_level", |c| c["eos_token"] = json!("<end>")).1, &["<end>", "eos_token"]);
@@ -137,7 +138,7 @@ fn tokenizers_that_cannot_serve_are_refused() {
     refused(Dataset::open(&without_end), &["eos_token", "tokenizer_config.json"]);
     fs::write(dir.path().join("tokenizer_config.json"), "[").unwrap();
     refused(Tokenizer::from_name(dir.path().to_str().unwrap()), &["tokenizer_config.json", "not a JSON object"]);
-    // More ids than the model has: both are named.
+    // More ids than the model: both numbers are named.
     let large = DataOptions { tokenizer: load("sentencepiece"), vocab: 400, ..files.options("t.txt", 2) };
     refused(Dataset::open(&large), &["400", "420", "sentencepiece"]);
 }

@@ -1,5 +1,5 @@
-//! `--device cuda` over a driver that is pretended (`ptx/driver`): too old, unusable, without a GPU that serves, or
-//! with too little memory. Each is one message that names what is there and what to do, exit status 2, nothing started.
+//! `--device cuda` on a mock driver (`ptx/driver`) that is too old, unusable, has no suitable GPU or too little memory.
+//! Each case is one message that names the problem and the remedy, with exit status 2, and nothing is started.
 
 use crate::common::simcuda;
 use std::process::Output;
@@ -26,23 +26,23 @@ const ONE: &[&str] = &["--nproc-per-node", "1"];
 const TWO: &[&str] = &["--nproc-per-node", "2"];
 
 #[test]
-fn a_driver_that_cannot_serve_is_one_clear_message() {
-    refused("cuda=11080", ONE, &["serves CUDA 11.8", "need 12.0", "branch 525", "--device cpu"]);
-    // Old and unusable: what is said is that it is old.
-    refused("cuda=11080,init=999", ONE, &["serves CUDA 11.8"]);
+fn an_unusable_driver_is_one_clear_message() {
+    refused("cuda=11080", ONE, &["supports CUDA 11.8", "need 12.0", "branch 525", "--device cpu"]);
+    // Old and unusable: reported as old.
+    refused("cuda=11080,init=999", ONE, &["supports CUDA 11.8"]);
     refused("init=100", ONE, &["CUDA_ERROR_NO_DEVICE", "CUDA_VISIBLE_DEVICES", "--device cpu"]);
     refused("init=34", ONE, &["toolkit's stub", "LD_LIBRARY_PATH"]);
     refused("init=803", ONE, &["CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "reboot"]);
 }
 
 #[test]
-fn a_gpu_that_cannot_serve_is_one_clear_message() {
+fn an_unsuitable_gpu_is_one_clear_message() {
     refused("gpus=0", ONE, &["no GPU", "--device cpu"]);
     refused("arch=75", ONE, &["Simulated GPU (sm_75)", "sm_80 or newer", "--device cpu"]);
     refused("", TWO, &["local rank 1 needs GPU 1", "one GPU", "--nproc-per-node 1"]);
 }
 
-/// The planned bytes say so before anything is started.
+/// The planned bytes show it before anything is started.
 #[test]
 fn a_gpu_with_too_little_memory_is_one_clear_message() {
     let remedies = ["--activation-checkpoint", "--precision bf16", "nvidia-smi"];

@@ -1,6 +1,6 @@
-//! `--compile` on simulated GPUs (`ptx/driver`): micro-batches whose NCCL collectives are part of one CUDA graph train
-//! to the same bits as call by call, in any order of streams; what hangs in a graph is named and ended; packed rows and
-//! profiled steps too.
+//! `--compile` on simulated GPUs (`ptx/driver`): micro-batches captured with their NCCL collectives as one CUDA graph
+//! are bitwise equal to eager execution, in any order of streams; a hang in a graph is named and ended; packed rows and
+//! profiled steps work too.
 
 use crate::common::runs::{Agent, Dir, Ended, Run, losses, send, steps, wait_until};
 use crate::common::simcuda;
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 const TINY: &str = "--embed-dim 64 --num-layers 2 --num-heads 2 --max-len 16 --batch-size 2 --warmup-steps 1 --lr \
 0.02 --log-every 1 \
-                    --no-sample --no-eval --device cuda --nproc-per-node 2";
+                    --no-sample --no-eval --no-measure-peak --device cuda --nproc-per-node 2";
 
 fn command(machine: &str, args: &str) -> Command {
     let mut command = simcuda::run(env!("CARGO_BIN_EXE_run_fsdp"), &format!("gpus=2,{machine}"));
@@ -18,7 +18,7 @@ fn command(machine: &str, args: &str) -> Command {
     command
 }
 
-/// How many calls were asked for, in how many launches of how many graphs: what a run says at its end.
+/// How many calls ran in how many launches of how many graphs, as reported at the end of a run.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Compiled {
     percent: u64,
@@ -27,7 +27,8 @@ struct Compiled {
     graphs: u64,
 }
 fn compiled(said: &str) -> Option<Compiled> {
-    let line = said.lines().find_map(|line| line.split_once("compile: "))?.1;
+    let is_count = |(_, rest): &(&str, &str)| rest.starts_with(|c: char| c.is_ascii_digit());
+    let line = said.lines().find_map(|line| line.split_once("compile: ").filter(is_count))?.1;
     let [percent, calls, launches, graphs] = line
         .split(|c: char| !c.is_ascii_digit())
         .filter_map(|n| n.parse().ok())
@@ -45,15 +46,15 @@ fn train(machine: &str, args: &str) -> (Losses, Ended) {
     let metrics = dir.arg("metrics.jsonl");
     let ended = Run(command(machine, args).args(["--metrics-path", &metrics]).spawn().unwrap()).end();
     assert!(ended.status.success(), "{machine} {args}: {}\n{}", ended.stdout, ended.stderr);
-    // What the simulated libraries find fault with, though the run went on.
+    // Faults reported by the simulated libraries although the run continued.
     assert!(!ended.stderr.contains("simulated"), "{machine} {args}: {}", ended.stderr);
     (losses(&dir.path("metrics.jsonl")), ended)
 }
 
-/// Gathers and reduce-scatters under compute, with two micro-batches a step, masks that change, and products fused with
-/// what follows them; sums over tp inside layers; rings that send and receive.
+/// All-gathers and reduce-scatters overlapping compute, with two micro-batches per step, changing masks, and products
+/// fused with epilogues; all-reduces over tp inside layers; rings that send and receive.
 #[test]
-fn collectives_in_graphs_change_no_bit_whatever_order_streams_take() {
+fn collectives_in_graphs_change_no_bit_in_any_stream_order() {
     let cases = [
         ("--precision bf16 --arch gpt --grad-accum 2 --dropout 0.1", 2, &["seed=5", "seed=6"][..]),
         ("--precision bf16 --tp-size 2", 1, &["seed=2"]),
@@ -65,8 +66,7 @@ fn collectives_in_graphs_change_no_bit_whatever_order_streams_take() {
         for machine in machines {
             let (graphs, ended) = train(machine, &format!("{args} --compile"));
             assert_eq!((single.len(), &graphs), (4, &single), "{how} {machine}");
-            // The first step is given call by call. Of the others each micro-batch, the last with the update, is one
-            // launch.
+            // The first step runs eagerly. In the others each micro-batch is one launch, the last including the update.
             let said = compiled(&ended.stderr).unwrap();
             let Compiled { percent, launches, graphs, .. } = said;
             assert_eq!((percent, launches, graphs), (75, 3 * pieces, pieces), "{how} {machine}: {said:?}");
@@ -74,10 +74,10 @@ fn collectives_in_graphs_change_no_bit_whatever_order_streams_take() {
     }
 }
 
-/// A step of 100 layers has more collectives than a group remembers (`RING` in src/comm/nccl/ring.rs), so the host
-/// waits for the oldest; a piece that fills half of that is cut there.
+/// A step of 100 layers has more collectives than a group keeps in flight (`RING` in src/comm/nccl/ring.rs), so the
+/// host waits for the oldest; a graph with half that number is split there.
 #[test]
-fn a_step_of_more_collectives_than_are_remembered_changes_no_bit() {
+fn more_collectives_than_the_history_holds_change_no_bit() {
     let args = "--dataset synthetic --num-layers 100 --num-heads 1 --embed-dim 16 --ff-hidden-dim 16 --max-len 4 \
     --batch-size 1 \
                 --precision fp32 --max-steps 3";
@@ -85,14 +85,14 @@ fn a_step_of_more_collectives_than_are_remembered_changes_no_bit() {
     assert_eq!((first.len(), train("seed=5", args).0), (3, first.clone()), "call by call");
     let (graphs, ended) = train("seed=6", &format!("{args} --compile"));
     assert_eq!(graphs, first, "as graphs");
-    // Two pieces of 128 collectives and the rest, in each of steps 2 and 3.
+    // Two graphs of 128 collectives and the rest, in each of steps 2 and 3.
     let said = compiled(&ended.stderr).unwrap();
     assert_eq!((said.percent, said.launches, said.graphs), (67, 6, 3), "{said:?}");
 }
 
-/// Sequences that lack some tokens are filled up, so that all steps are one shape.
+/// Sequences that are a few tokens short are padded, so that all steps have one shape.
 #[test]
-fn packed_rows_are_graphs_too() {
+fn packed_rows_are_captured_too() {
     let dir = Dir::new();
     let row = |i: usize| format!("{{\"q\":\"ask {}\",\"a\":\"{}\"}}\n", "x".repeat(i % 7), "y".repeat(1 + i * i % 9));
     std::fs::write(dir.path("rows.jsonl"), (0..300).map(row).collect::<String>()).unwrap();
@@ -110,16 +110,16 @@ fn packed_rows_are_graphs_too() {
     }
 }
 
-/// Profiled steps have their parts, the steps around them are graphs, and all have the bits of a run without either.
+/// Profiled steps run eagerly, the steps before and after them as graphs, bitwise equal to a run without either.
 #[test]
-fn profiled_steps_are_given_call_by_call() {
+fn profiled_steps_run_eagerly() {
     let dir = Dir::new();
     let args = "--dataset synthetic --precision fp32 --max-steps 6";
     let (plain, _) = train("seed=0", args);
     let (profiled, ended) =
         train("seed=8", &format!("{args} --compile --profile-steps 4:4 --trace-folder {}", dir.arg("traces")));
     assert_eq!(profiled, plain);
-    assert!(ended.stderr.contains("profiled steps are given to the GPU call by call"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("profiled steps run without CUDA graphs"), "{}", ended.stderr);
     let said = compiled(&ended.stderr).unwrap();
     assert_eq!((said.launches, said.graphs), (4, 1), "steps 2, 3, 5 and 6: {said:?}");
     let trace = std::fs::read_to_string(dir.path("traces/steps-4-4.json")).unwrap();
@@ -128,15 +128,14 @@ fn profiled_steps_are_given_call_by_call() {
     }
 }
 
-/// What waits for ever within a graph is named, with the launch that it is part of, here and in what the flight
-/// recorder leaves.
+/// An endless wait within a graph is reported with its launch, in the message and in the flight recorder.
 #[test]
-fn a_rank_that_is_killed_is_noticed_from_within_a_graph() {
+fn a_killed_rank_is_noticed_from_within_a_graph() {
     let dir = Dir::new();
     let agent = Agent::new();
     let start = |rank: &str| {
         let args = "--dataset synthetic --precision fp32 --max-steps 100000 --comm-timeout 3 --compile";
-        // Without --nproc-per-node: some other launcher started it.
+        // Without --nproc-per-node: started by another launcher.
         let mut command = simcuda::run(env!("CARGO_BIN_EXE_run_fsdp"), "gpus=2,seed=1");
         command
             .args(TINY.split_whitespace().take_while(|arg| *arg != "--nproc-per-node"))

@@ -1,6 +1,6 @@
-//! Bad input around GPUs, from outside: `--device cuda` where it cannot run, and settings that do not go together. Each
-//! is one message, exit status 2, nothing started. On a machine with a driver the first test asks for more GPUs than
-//! there are.
+//! Bad input about GPUs, from outside: `--device cuda` where it cannot run, and conflicting settings. Each is one
+//! message with exit status 2, and nothing is started. On a machine with a driver the first test asks for more GPUs
+//! than exist.
 use flatshard::device::gpu::cuda::Machine;
 use flatshard::run::settings::args::with_flags;
 use serde_json::Value;
@@ -28,7 +28,7 @@ fn refused(args: &[&str], parts: &[&str]) {
 }
 
 #[test]
-fn a_gpu_that_is_not_there_is_one_clear_message() {
+fn a_missing_gpu_is_one_clear_message() {
     match Machine::probe() {
         Err(e) => {
             let expected = with_flags(&e.to_string());
@@ -43,13 +43,13 @@ fn a_gpu_that_is_not_there_is_one_clear_message() {
 }
 
 #[test]
-fn engines_of_communication_that_do_not_fit_the_device_are_refused() {
+fn comm_backends_that_do_not_fit_the_device_are_refused() {
     refused(&["--device", "cpu", "--comm", "nccl"], &["--comm nccl", "--device cuda"]);
     refused(&["--device", "cuda", "--comm", "shm"], &["--comm shm", "NCCL"]);
     refused(&["--ranks-per-gpu", "0"], &["ranks_per_gpu is 0"]);
 }
 
-/// A plan for GPUs can be read where there are none; ranks there do not share what they gather.
+/// A plan for GPUs can be printed on machines without any; GPU ranks do not share gathered weights.
 #[test]
 fn the_plan_of_gpu_ranks_counts_whole_slots() {
     let plan = |device: &str, ranks: &str| -> Value {
@@ -59,7 +59,7 @@ fn the_plan_of_gpu_ranks_counts_whole_slots() {
     };
     let slots = |config: &Value| config["plan"]["planned_bytes"]["slots"].as_u64().unwrap();
     let (cpu, gpu) = (plan("cpu", "4"), plan("cuda", "4"));
-    // f32 gradients take as much on both; of the gathered weights a CPU rank counts a quarter.
+    // f32 gradients take the same on both; of the gathered weights a CPU rank counts a quarter.
     let grads = slots(&gpu) / 2;
     assert_eq!(slots(&cpu), grads + grads / 4);
     assert_eq!(slots(&plan("cpu", "1")), slots(&plan("cuda", "1")));

@@ -1,6 +1,6 @@
-//! Several ranks of `--device cuda` on simulated GPUs (`ptx/driver`), over its NCCL, cuBLASLt and NVML: strategies
-//! train as on the CPU and with the same bits whatever order streams take; a rank that dies, or whose kernel faults,
-//! ends the others with its name.
+//! Several ranks of `--device cuda` on simulated GPUs (`ptx/driver`), with its NCCL, cuBLASLt and NVML: strategies
+//! train as on the CPU, bitwise independent of stream order; a rank that dies, or whose kernel faults, ends the others
+//! and is named.
 
 use crate::common::runs::{Agent, DDP, Dir, FSDP, Run, dead, events, losses, send, steps, wait_until};
 use crate::common::simcuda;
@@ -10,8 +10,8 @@ use std::process::{Command, Stdio};
 
 const TINY: &str = "--dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 16 --batch-size 2 \
 --warmup-steps 1 \
-                    --lr 0.02 --log-every 1 --no-sample";
-/// Two ranks on one GPU, who then talk over sockets; two GPUs, whose ranks read each other's memory.
+                    --lr 0.02 --log-every 1 --no-sample --no-measure-peak";
+/// Two ranks on one GPU, which then communicate over sockets; two GPUs, whose ranks read each other's memory.
 const SHARED: &str = "--nproc-per-node 2 --ranks-per-gpu 2";
 const APART: &str = "--nproc-per-node 2";
 
@@ -22,14 +22,14 @@ fn command(program: &str, machine: &str, args: &str) -> Command {
     command
 }
 
-/// Step, loss and gradient norm as written, and all that was said.
+/// Step, loss and gradient norm as printed, and the whole output.
 fn train(program: &str, machine: &str, args: &str) -> (Vec<(u64, String, String)>, Vec<Value>, String) {
     let dir = Dir::new();
     let metrics = dir.arg("metrics.jsonl");
     let ended =
         Run(command(program, machine, args).args(["--no-eval", "--metrics-path", &metrics]).spawn().unwrap()).end();
     assert!(ended.status.success(), "{machine} {args}: {}\n{}", ended.stdout, ended.stderr);
-    // What the simulated libraries find fault with, though the run went on.
+    // Faults reported by the simulated libraries although the run continued.
     assert!(!ended.stderr.contains("simulated"), "{machine} {args}: {}", ended.stderr);
     let path = dir.path("metrics.jsonl");
     (losses(&path), events(&path, "step"), ended.stderr)
@@ -39,8 +39,8 @@ fn number(text: &str) -> f64 {
 }
 
 /// bf16 rounds activations in other places (2^-9 each): bounds as in tests/device/simulated_training.rs. AdamW moves a
-/// weight by the learning rate whichever sign a gradient of nearly nothing has, and both it and clipping hide the
-/// gradient's scale: so norms before clipping are compared, too, and each strategy also runs SGD without clipping.
+/// weight by the learning rate whatever the sign of a near-zero gradient, and both it and clipping hide the gradient's
+/// scale: so norms before clipping are compared too, and each strategy also runs SGD without clipping.
 #[track_caller]
 fn trains_as_on_the_cpu(program: &str, machine: &str, shared: &str, args: &str) {
     for rule in ["", "--optimizer sgd --grad-clip 0 --lr 0.05"] {
@@ -73,15 +73,15 @@ fn ddp_and_zero() {
     trains_as_on_the_cpu(FSDP, "seed=4", SHARED, "--precision fp32 --zero-stage 2");
 }
 
-/// Send and receive in a group; sums and gathers inside layers.
+/// Grouped send/recv; all-reduces and all-gathers inside layers.
 #[test]
 fn tensor_parallel_and_ring_attention() {
     trains_as_on_the_cpu(FSDP, "seed=5,gpus=2", APART, "--precision fp32 --tp-size 2");
     trains_as_on_the_cpu(FSDP, "seed=7", SHARED, "--precision fp32 --ring-attn-size 2");
 }
 
-/// What follows a product in it, or in passes of its own where cuBLASLt has no algorithm for it: in f32 no more than
-/// the order of sums differs.
+/// Epilogues fused into a product, or in separate passes where cuBLASLt has no algorithm for it: in f32 only the order
+/// of sums differs.
 #[test]
 fn fused_products_and_passes_agree() {
     let run = |blas: &str, args: &str| {
@@ -102,7 +102,7 @@ fn fused_products_and_passes_agree() {
     }
 }
 
-/// What orders streams is said by the program, or it is not said at all. --compile: pieces of steps as graphs.
+/// Streams are ordered only by what the program requests. --compile: parts of steps as graphs.
 #[test]
 fn the_order_of_streams_changes_no_bit() {
     let run = |seed: usize, more: &str| {
@@ -117,18 +117,18 @@ fn the_order_of_streams_changes_no_bit() {
     assert_eq!(run(3, "--compile"), first, "with graphs");
 }
 
-/// The test above can fail: streams without one of their waits for each other give other bits.
+/// Proves that the test above can fail: dropping one of the waits between streams changes bits.
 #[test]
-fn a_wait_that_is_forgotten_shows() {
+fn a_forgotten_wait_is_detected() {
     let run = |machine: &str| {
         let args = format!("--device cuda {SHARED} --precision bf16 --max-steps 1 --no-eval --metrics-path");
         let dir = Dir::new();
         let ended = Run(command(FSDP, machine, &args).arg(dir.arg("metrics.jsonl")).spawn().unwrap()).end();
-        let planted = ended.stderr.contains("is forgotten");
+        let planted = ended.stderr.contains("is skipped");
         (planted, losses(&dir.path("metrics.jsonl")))
     };
     let (_, right) = run("seed=2");
-    // Not all are missed in a first step: some order what is ordered by others too.
+    // Not every wait is visible in a first step: some are implied by others.
     let shown = [1, 10, 12].into_iter().filter(|wait| {
         let (planted, bits) = run(&format!("seed=2,forget_wait={wait}"));
         assert!(planted, "there is no wait {wait}");
@@ -137,9 +137,9 @@ fn a_wait_that_is_forgotten_shows() {
     assert!(shown.count() > 1);
 }
 
-/// Under its own launcher the others are told; the rank's name is in what is said, long before any timeout.
+/// Its launcher tells the others, so the rank is named long before any timeout.
 #[test]
-fn a_rank_that_is_killed_ends_the_others_by_name() {
+fn a_killed_rank_ends_the_others_and_is_named() {
     for (machine, seats) in [("seed=1", SHARED), ("seed=1,gpus=2", APART)] {
         let dir = Dir::new();
         let args = format!("--device cuda {seats} --precision fp32 --max-steps 100000 --no-eval --metrics-path");
@@ -154,14 +154,14 @@ fn a_rank_that_is_killed_ends_the_others_by_name() {
     }
 }
 
-/// One rank of a world that some other launcher started: what it learns it learns from NCCL.
+/// One rank of a world started by another launcher: it learns about failures only from NCCL.
 fn alone(mut command: Command, rank: usize, port: u16) -> Command {
     let ranks = [("RANK", rank.to_string()), ("LOCAL_RANK", rank.to_string()), ("MASTER_PORT", port.to_string())];
     command.envs(ranks).envs([("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")]);
     command
 }
 
-/// The simulated NCCL ends a collective to which one rank gives registered memory and another does not.
+/// The simulated NCCL fails a collective for which only some ranks pass registered memory.
 #[test]
 fn memory_is_registered_on_all_ranks_or_on_none() {
     for refused in [&[][..], &[1]] {
@@ -181,19 +181,19 @@ fn memory_is_registered_on_all_ranks_or_on_none() {
     }
 }
 
-/// As with torchrun, which knows nothing of NCCL_HOSTID.
+/// As with torchrun, which does not set NCCL_HOSTID.
 #[test]
-fn ranks_of_another_launcher_share_a_gpu_only_by_names() {
+fn ranks_of_another_launcher_share_a_gpu_only_if_named() {
     let command = command(FSDP, "gpus=1", "--device cuda --max-steps 1 --ranks-per-gpu 2");
     let ended = Run(alone(command, 0, Agent::new().port).spawn().unwrap()).end();
     assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
     assert!(ended.stderr.contains("--ranks-per-gpu 2") && ended.stderr.contains("NCCL_HOSTID"), "{}", ended.stderr);
 }
 
-/// Where ranks read each other's memory, NCCL tells nothing: the timeout ends it. Over sockets it tells at once that
-/// somebody left, and not who.
+/// If ranks read each other's memory, NCCL reports nothing, and the timeout ends the run. Over sockets it reports
+/// immediately that some rank left, but not which.
 #[test]
-fn a_rank_that_is_killed_is_noticed_without_a_launcher() {
+fn a_killed_rank_is_noticed_without_a_launcher() {
     for (machine, sockets, says) in [
         ("seed=1,gpus=2", false, ["no answer within 3s", "from among ranks 1"]),
         ("seed=1,gpus=2", true, ["NCCL: remote process exited", "of 2 ("]),
@@ -224,14 +224,14 @@ fn a_kernel_fault_on_one_rank_ends_the_other() {
     let args = format!("--device cuda {APART} --precision fp32 --max-steps 100000 --no-eval");
     let ended = Run(command(FSDP, "seed=2,gpus=2,fault=300,rank=1", &args).spawn().unwrap()).end();
     assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
-    for part in ["rank 1", "ILLEGAL_ADDRESS", "Launched last"] {
+    for part in ["rank 1", "ILLEGAL_ADDRESS", "Most recent kernels"] {
         assert!(ended.stderr.contains(part), "no {part:?} in: {}", ended.stderr);
     }
 }
 
-/// What NVML says stands in the metrics, and what is bad is said once.
+/// NVML's values are in the metrics, and problems are reported once.
 #[test]
-fn a_gpu_that_is_hot_or_loses_data_is_warned_of() {
+fn hot_or_faulty_gpus_are_warned_about() {
     let dir = Dir::new();
     let args = "--device cuda --nproc-per-node 1 --precision fp32 --max-steps 2 --no-eval --metrics-path";
     let mut command = command(FSDP, "", args);
@@ -240,7 +240,8 @@ fn a_gpu_that_is_hot_or_loses_data_is_warned_of() {
         .env("FLATSHARD_SIMNVML", "throttle=64,ecc_uncorrected=2,sm_clock=1200,temperature=88");
     let ended = Run(command.spawn().unwrap()).end();
     assert!(ended.status.success(), "{}", ended.stderr);
-    for part in ["the GPU's clock is held down to 1200 MHz: too hot, 88 C, 312 W", "lost data: 2 uncorrected errors"] {
+    for part in ["the GPU throttles its clock to 1200 MHz: too hot, 88 C, 312 W", "lost data: 2 uncorrected ECC errors"]
+    {
         assert_eq!(ended.stderr.matches(part).count(), 1, "{part:?} in: {}", ended.stderr);
     }
     let step = &events(&dir.path("metrics.jsonl"), "step")[0];

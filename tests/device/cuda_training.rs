@@ -1,6 +1,6 @@
-//! Training with `--device cuda`, the real one, on a driver that pretends the GPU (`ptx/driver`): arguments, tensor
-//! maps, pinned and mapped memory, graphs, traces and every error's way to the user; several ranks are in
-//! cuda_ranks.rs. What a GPU computes, and how fast, is for scripts/gpu_check.sh.
+//! Training with the real `--device cuda` on a mock driver (`ptx/driver`): arguments, tensor maps, pinned and mapped
+//! memory, graphs, traces, and how every error reaches the user; for several ranks see cuda_ranks.rs. What a GPU
+//! computes, and how fast, is checked by scripts/gpu_check.sh.
 
 use crate::common::simcuda;
 use serde_json::Value;
@@ -8,8 +8,8 @@ use std::process::Output;
 
 const TINY: &str = "--dataset synthetic --embed-dim 32 --num-layers 2 --num-heads 4 --num-kv-heads 2 --ff-hidden-dim \
 64 --vocab-size 64 \
-                    --max-len 32 --batch-size 1 --max-steps 2 --warmup-steps 1 --no-eval --no-sample";
-/// Of 64 values a head: what sm_90 has attention kernels of its own for.
+                    --max-len 32 --batch-size 1 --max-steps 2 --warmup-steps 1 --no-eval --no-sample --no-measure-peak";
+/// 64 values per head: a size for which sm_90 has its own attention kernels.
 const WIDE: &str = "--embed-dim 128 --num-heads 2 --precision bf16";
 
 /// Losses and gradient norms of each step.
@@ -46,24 +46,44 @@ fn near(a: &Steps, b: &Steps, within: f64) {
     }
 }
 
-/// f32: what differs is the order in which products are summed, and expf; bf16: roundings of activations.
+/// f32: the order of sums in products differs, and expf; bf16: roundings of activations.
 #[test]
-fn a_gpu_trains_as_the_simulated_device_and_the_cpu_do() {
+fn a_gpu_trains_like_the_simulated_device_and_the_cpu() {
     let on = |device: &str, args: &str| trained("", &format!("--nproc-per-node 1 --device {device} {args}")).1;
     let gpu = cuda("arch=80", "--nproc-per-node 1");
     near(&gpu, &on("sim", ""), 1e-7);
     near(&gpu, &on("cpu", ""), 1e-6);
     let (said, hopper) = trained("arch=90,trace=1,seed=2", &format!("--nproc-per-node 1 --device cuda {WIDE}"));
-    // Queries, keys and values come by tensor maps: the kernels of sm_90a.
+    // Queries, keys and values are loaded by tensor maps: the sm_90a kernels.
     assert!(said.contains("of attention_forward with 3 tensor maps"), "{said}");
     assert!(said.contains("cuda:0 (Simulated GPU, sm_90"), "{said}");
     near(&hopper, &on("cpu", WIDE), 4e-3);
 }
 
-/// One rank has a stream, and copies to and from pinned and mapped memory; the masks and the accumulation change with
+/// The compiler of a driver before CUDA 12.4 serializes the backward kernel for sm_90a: then the one for sm_80 runs.
+#[test]
+fn a_kernel_that_the_driver_serializes_is_replaced() {
+    let on = |cuda: u32| {
+        trained(&format!("arch=90,trace=1,cuda={cuda}"), &format!("--nproc-per-node 1 --device cuda {WIDE}"))
+    };
+    let (old, slower) = on(12_030);
+    let (new, steps) = on(12_080);
+    let warning = "attention_hopper_backward_bf16_64, ";
+    assert!(old.contains("serializes the tensor-core products") && old.contains(warning), "{old}");
+    assert!(old.contains("CUDA 12.8 or newer") && old.contains("(C7512)"), "{old}");
+    assert!(!new.contains("serializes"), "{new}");
+    // The forward pass is unaffected.
+    for (said, fused) in [(&old, false), (&new, true)] {
+        assert!(said.contains("of attention_forward with 3 tensor maps"), "{said}");
+        assert_eq!(said.contains("of attention_backward with "), fused, "{said}");
+    }
+    near(&slower, &steps, 4e-3);
+}
+
+/// A single rank has one stream, and copies to and from pinned and mapped memory; masks and accumulation change with
 /// each step.
 #[test]
-fn a_rank_alone_computes_the_same_bits_in_any_order_in_graphs_and_not() {
+fn one_rank_is_bitwise_equal_in_any_order_with_and_without_graphs() {
     let args = "--nproc-per-node 1 --dropout 0.1 --grad-accum 2 --max-steps 3";
     let once = cuda("", args);
     assert_eq!(cuda("seed=4", &format!("{args} --compile")), once);
@@ -72,9 +92,9 @@ fn a_rank_alone_computes_the_same_bits_in_any_order_in_graphs_and_not() {
     assert_eq!(cuda("seed=5", &format!("{args} --cpu-offload")), offloaded);
 }
 
-/// Marks of a trace lie in the streams of groups too, behind what anybody waits for.
+/// Trace spans are in the streams of groups too, even after the last wait.
 #[test]
-fn a_trace_holds_spans_of_both_streams() {
+fn a_trace_has_spans_of_both_streams() {
     let dir = tempfile::tempdir().unwrap();
     let args = format!("--nproc-per-node 2 --profile-steps 2:2 --trace-folder {}", dir.path().display());
     cuda("gpus=2,seed=2", &args);
@@ -97,7 +117,7 @@ fn fails(machine: &str, args: &str, status: i32, parts: &[&str]) {
 }
 
 #[test]
-fn a_kernel_that_faults_is_one_message_that_names_device_kernel_and_remedy() {
+fn a_kernel_fault_is_one_message_with_device_kernel_and_remedy() {
     let alone =
         ["planted fault", "step 1: cuda:0 (Simulated GPU", "CUDA_ERROR_ILLEGAL_ADDRESS", "adamw", "--resume auto"];
     fails("fault=40", "--nproc-per-node 1", 1, &alone);
@@ -111,10 +131,11 @@ fn a_kernel_that_faults_is_one_message_that_names_device_kernel_and_remedy() {
 }
 
 #[test]
-fn memory_that_ends_is_one_message_that_says_what_holds_it() {
-    let parts = ["out of memory in alloc of ", "of 80.00 GiB are free", "largest first", "--activation-checkpoint"];
+fn running_out_of_memory_is_one_message_that_says_what_holds_it() {
+    let parts =
+        ["out of memory during allocation of ", "of 80.00 GiB are free", "largest first", "--activation-checkpoint"];
     fails("oom=20", "--nproc-per-node 1", 1, &parts);
     fails("gpus=2,oom=20,rank=1", "--nproc-per-node 2", 1, &[&["rank 1 failed", "cuda:1"], &parts[..]].concat());
-    // Enough for the workspace of products and not for the plan.
+    // Enough for the workspace of products but not for the plan.
     fails("bytes=33900000", "--nproc-per-node 1", 2, &["this run needs", "are free", "nvidia-smi"]);
 }

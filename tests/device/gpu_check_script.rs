@@ -1,6 +1,6 @@
-//! `scripts/gpu_check.sh` itself, with programs in the place of those that need a GPU: what passes, fails and is
-//! skipped is told apart, a failure fails the whole, and the numbers of all parts end in one document. And with its own
-//! programs, on a driver that pretends a GPU: a rehearsal.
+//! `scripts/gpu_check.sh` itself, with stand-ins for the programs that need a GPU: passed, failed and skipped parts are
+//! distinguished, a failure fails the whole, and the numbers of all parts end up in one document. Also with its real
+//! programs on a mock driver: a rehearsal.
 
 use crate::common::programs::write_program;
 use crate::common::simcuda;
@@ -13,7 +13,7 @@ fn program(dir: &Path, name: &str, body: &str) {
     write_program(&dir.join(name), format!("#!/usr/bin/env bash\n{body}\n"));
 }
 
-/// The check with these bodies of `gpu_check` and `conformance`; its output and its document.
+/// The check with these scripts in place of `gpu_check` and `conformance`; its output and its document.
 fn check(gpu_check: &str, conformance: &str) -> (Output, Option<Value>) {
     let dir = tempfile::tempdir().unwrap();
     program(dir.path(), "gpu_check", gpu_check);
@@ -33,7 +33,7 @@ fn part<'a>(document: &'a Value, name: &str) -> &'a Value {
 const GOOD: &str = r#"case $1 in parity) echo '{"steps": 6}' ;; *) echo "{\"part\": \"$1\"}" ;; esac"#;
 
 #[test]
-fn all_that_passes_is_a_success_and_its_numbers_are_kept() {
+fn all_parts_passing_is_a_success_and_numbers_are_kept() {
     let (output, document) = check(GOOD, "true");
     let document = document.unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
@@ -44,7 +44,7 @@ fn all_that_passes_is_a_success_and_its_numbers_are_kept() {
 }
 
 #[test]
-fn a_failure_fails_the_whole_says_why_and_the_rest_still_runs() {
+fn a_failure_fails_the_whole_with_its_reason_and_the_rest_still_runs() {
     let body = format!(
         "[ $1 = kernels ] && {{ echo 'adamw \"spills\" | registers' >&2; exit 1; }}\n[ $1 = attention ] && exit 3\n{GOOD}"
     );
@@ -65,9 +65,9 @@ fn without_a_gpu_nothing_is_checked() {
     assert!(String::from_utf8_lossy(&output.stdout).contains("no GPU here"));
 }
 
-/// The programs that a GPU will run, with small models. The result does not pass for a GPU's.
+/// The real programs on a mock driver, with small models. The result is not presented as a GPU's.
 #[test]
-fn on_a_pretended_driver_it_is_a_rehearsal_and_says_so() {
+fn on_a_mock_driver_it_is_reported_as_a_rehearsal() {
     let dir = tempfile::tempdir().unwrap();
     for (name, program) in
         [("run_fsdp", env!("CARGO_BIN_EXE_run_fsdp")), ("gpu_check", env!("CARGO_BIN_EXE_gpu_check"))]

@@ -1,5 +1,5 @@
-//! Steps as graphs, on the simulated GPU: what a driver is given in pieces comes to the bits of what it is given call
-//! by call, in far fewer calls; a piece of which anything changed is not replayed; and a step waits once.
+//! Steps as graphs on the simulated GPU: graph launches are bitwise equal to eager calls, with far fewer calls; a graph
+//! is not replayed when anything in it changed; and a step waits once.
 
 use crate::common::*;
 use flatshard::base::{Category, DType, Meter, Result};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 const WORLD: usize = 2;
 
-/// What a step of a rank came to.
+/// The result of a rank's step.
 #[derive(Clone, PartialEq, Debug)]
 struct Done {
     report: StepReport,
@@ -25,8 +25,7 @@ struct Done {
     tally: [u64; 3],
 }
 
-/// Each step's report with what it took, and the weights at the end; of rank 0. `accum` says how many micro-batches a
-/// step has.
+/// Rank 0's report of each step with its counts, and the final weights. `accum` gives the micro-batches of each step.
 fn trained(
     options: &EngineOptions,
     steps: u64,
@@ -46,7 +45,7 @@ fn trained(
             None => rank.mesh,
         };
         let mut engine = Engine::new(device.clone(), &mesh, options)?;
-        // What ranks agree on before the next step comes down with what the step came to.
+        // What ranks agree on before the next step is downloaded with the step's result.
         let (word, mut read) = (device.alloc(DType::F32, 1, Category::Other)?, [1u8; 4]);
         let given = || front.as_ref().map_or(Given::default(), |front| front.given());
         let mut done = vec![];
@@ -56,7 +55,7 @@ fn trained(
             let (before, counted) = (given(), sim.tally());
             let step = flatshard::engine::Step { number, lr: 0.01 * number as f32, tokens };
             engine.begin_step(&batches, &step)?;
-            // By itself the simulated GPU looks after each launch for what that has found.
+            // Otherwise the simulated GPU checks for faults after each launch.
             assert!(!graphs || sim.tally().waits == counted.waits, "the host waits before the end of a step");
             let report = engine.end_step(&step, Some((word.view(), &mut read)))?;
             assert_eq!(read, [0; 4]);
@@ -80,10 +79,10 @@ fn dropping(spec: Spec) -> Spec {
     Spec { dropout: 0.2, ..spec }
 }
 
-/// The learning rate changes with each step, masks with each micro-batch, gradients add up over two of them, and in f16
-/// the loss scale changes too: a number that a graph had kept from its capture would show.
+/// The learning rate changes with each step, masks with each micro-batch, gradients accumulate over two of them, and in
+/// f16 the loss scale changes too: a value baked into a graph at capture would be detected.
 #[test]
-fn losses_norms_and_weights_are_those_of_single_calls_bit_for_bit() {
+fn graphs_are_bitwise_equal_to_eager_calls() {
     let sharded = |dtype| fsdp(ShardedOptions { dtype, grad_accum: 2, ..sharded() });
     let scaler = Some(ScalerOptions { initial: 256.0, window: 2, ..ScalerOptions::default() });
     let full = Checkpointing::Full;
@@ -105,14 +104,14 @@ fn losses_norms_and_weights_are_those_of_single_calls_bit_for_bit() {
         let bits = |weights: &[f32]| weights.iter().map(|w| w.to_bits()).collect::<Vec<_>>();
         assert!(bits(&same) == bits(&weights), "{label}: other weights");
 
-        // From the third step on nothing is new: no capture, nothing but graphs and what stands alone between two
+        // From the third step on nothing is captured: only graph launches, and calls that stand alone between two
         // collectives.
         let Given { asked, single, graphs, .. } = pieces[4].given;
         assert_eq!([pieces[2].given, pieces[3].given], [pieces[4].given; 2], "{label}: steps differ");
         assert_eq!(pieces[4].given.captured, 0, "{label}");
         assert!(asked >= 4 * (single + graphs), "{label}: {asked} calls asked for, {single} and {graphs} graphs given");
-        // One wait, at the end. Numbers go up once; of each micro-batch tokens, targets, positions, borders, rows and
-        // keys.
+        // One wait, at the end. Numbers are uploaded once; for each micro-batch tokens, targets, positions, boundaries,
+        // rows and keys.
         for done in &pieces {
             assert_eq!(done.tally[..2], [1, 1 + 2 * 6], "{label}: waits, uploads");
         }
@@ -120,18 +119,18 @@ fn losses_norms_and_weights_are_those_of_single_calls_bit_for_bit() {
     }
 }
 
-/// What is asked of a GPU in one step, and in how many calls: a change here is a change of what --compile is worth.
+/// The calls of one step on a GPU: a change here changes the benefit of --compile.
 #[test]
-fn a_step_comes_in_a_tenth_of_the_calls() {
+fn a_step_needs_a_tenth_of_the_calls() {
     let options = options(&llama(), fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() }), ADAMW);
     let (done, _) = trained(&options, 4, true, |_| 1);
     assert_eq!(done[0].given, Given { asked: 220, single: 220, graphs: 0, captured: 0 });
     assert_eq!(done[3].given, Given { asked: 220, single: 0, graphs: 12, captured: 0 });
 }
 
-/// Another number of micro-batches in each step: what was captured serves where it fits, the rest goes call by call.
+/// Another number of micro-batches in each step: captured graphs are used where they fit, the rest runs eagerly.
 #[test]
-fn steps_that_differ_are_right_too() {
+fn steps_of_varying_shape_are_correct() {
     let options = options(&dropping(llama()), fsdp(sharded()), ADAMW);
     let accum = |number: u64| [1, 2, 1, 3][number as usize % 4];
     let ((single, weights), (pieces, same)) = (trained(&options, 6, false, accum), trained(&options, 6, true, accum));
@@ -150,10 +149,10 @@ fn read(dev: &dyn Device, buf: &Buf) -> Vec<f32> {
     values
 }
 
-/// The fault that all this is about: a number that changes, given as an argument. Such a piece is never replayed, so
-/// its results are right, and the price shows.
+/// The bug this guards against: a changing number passed as a kernel argument. Such a graph is never replayed, so its
+/// results are right, and the cost is visible.
 #[test]
-fn a_number_among_the_arguments_is_never_the_one_of_before() {
+fn changed_scalar_arguments_are_never_stale() {
     for (changes, graphs) in [(true, 0), (false, 5)] {
         let front = Arc::new(Graphs::new(Arc::new(Sim::new())));
         let dev = GpuDevice::new(front.clone(), Meter::default()).unwrap();
@@ -170,9 +169,9 @@ fn a_number_among_the_arguments_is_never_the_one_of_before() {
     }
 }
 
-/// The simulated GPU replays what it was given: arguments as they were, memory as it is now.
+/// The simulated GPU replays what was captured: arguments as they were, memory as it is now.
 #[test]
-fn a_graph_keeps_its_arguments_and_reads_its_memory() {
+fn a_graph_keeps_its_arguments_and_reads_current_memory() {
     let sim = Arc::new(Sim::new());
     let dev = GpuDevice::new(sim.clone(), Meter::default()).unwrap();
     let (mut x, mut y) = (floats(&dev, &[1.0; 8]), floats(&dev, &[10.0; 8]));
@@ -192,8 +191,8 @@ fn a_graph_keeps_its_arguments_and_reads_its_memory() {
     assert_eq!((read(&dev, &y)[0], sim.tally().graphs), (18.0, 2));
 }
 
-/// Buffers that are gone when their call is done were there as long as it needed them; and those that came in their
-/// place are told apart, though the same calls are asked for.
+/// Buffers freed after their call live as long as it needs them; and their replacements are told apart, although the
+/// calls look the same.
 #[test]
 fn operands_outlive_their_calls() {
     let front = Arc::new(Graphs::new(Arc::new(Sim::new())));
@@ -208,10 +207,9 @@ fn operands_outlive_their_calls() {
     assert_eq!(read(&dev, &y), [20.0; 8]);
 }
 
-/// What goes wrong in a piece that a collective ended is the error of this rank, and the other one's before its
-/// timeout.
+/// A fault in a graph that a collective ended is reported by this rank, and by the other one before its timeout.
 #[test]
-fn a_kernel_fault_in_a_piece_ends_all_ranks() {
+fn a_kernel_fault_in_a_graph_ends_all_ranks() {
     let options = options(&llama(), fsdp(sharded()), ADAMW);
     let results = try_ranks_on(
         WORLD,

@@ -1,4 +1,4 @@
-//! The simulated GPU as a device: what a kernel does wrong becomes an error that says where.
+//! The simulated GPU as a device: a kernel's fault becomes an error that says where it happened.
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
@@ -6,7 +6,7 @@ use flatshard::device::ops::Gelu;
 use flatshard::device::{Buf, Device};
 use std::sync::Arc;
 
-/// y += x with one thread an element and whatever mistake `body` makes, in place of the real one.
+/// y += x with one thread per element, and the bug in `body`, instead of the real kernel.
 fn planted(body: &str) -> GpuDevice {
     let text = format!(
         "# 1 \"add.ptx\"
@@ -47,7 +47,7 @@ fn read(dev: &dyn Device, buf: &Buf) -> Vec<f32> {
     dev.download(buf.view(), bytemuck::cast_slice_mut(&mut values)).unwrap();
     values
 }
-/// What comes of 100 additions, and the values of y.
+/// The result of 100 additions, and the values of y.
 fn add(dev: &GpuDevice) -> (Result<()>, Vec<f32>) {
     let (x, mut y) = (floats(dev, &[1.0; 104]), floats(dev, &[2.0; 104]));
     let result = dev.add(x.view().slice(0..100), y.view_mut().slice(0..100));
@@ -65,15 +65,15 @@ const ADD: &str =
     "@%out ret; ld.global.f32 %a, [%x]; ld.global.f32 %b, [%y]; add.rn.f32 %a, %a, %b; st.global.f32 [%y], %a;";
 
 #[test]
-fn a_right_kernel_is_run_on_the_operands_alone() {
+fn a_correct_kernel_runs_on_its_operands_only() {
     let (result, y) = add(&planted(ADD));
     result.unwrap();
     assert!(y[..100].iter().all(|&y| y == 3.0) && y[100..].iter().all(|&y| y == 2.0), "{y:?}");
 }
 
-/// Beyond the operand, though within its buffer.
+/// Beyond the operand, but within its buffer.
 #[test]
-fn out_of_bounds_names_device_kernel_place_thread_and_operand() {
+fn out_of_bounds_names_device_kernel_line_thread_and_operand() {
     let (result, _) = add(&planted(&ADD.replace("@%out ret;", "")));
     says(
         result,
@@ -82,21 +82,21 @@ fn out_of_bounds_names_device_kernel_place_thread_and_operand() {
 }
 
 #[test]
-fn a_write_to_an_operand_that_is_read_is_an_error() {
+fn writing_a_read_only_operand_is_an_error() {
     let (result, _) = add(&planted(&ADD.replace("[%y], %a", "[%x], %a")));
     says(result, &["read only", "add.ptx:", "'x'"]);
 }
 
 #[test]
-fn an_access_across_its_alignment_is_an_error() {
+fn a_misaligned_access_is_an_error() {
     let (result, _) = add(&planted(&ADD.replace("[%x]", "[%x + 2]")));
     says(result, &["misaligned", "'x'"]);
 }
 
 #[test]
-fn a_register_that_nothing_wrote_is_an_error() {
+fn reading_an_uninitialized_register_is_an_error() {
     let (result, _) = add(&planted(&ADD.replace("ld.global.f32 %b, [%y];", "")));
-    says(result, &["uninitialised", "%b"]);
+    says(result, &["uninitialized", "%b"]);
 }
 
 /// Two threads of different warps write one element.
@@ -109,9 +109,9 @@ fn a_race_is_an_error() {
     says(result, &["race", "'y'", "warp 1"]);
 }
 
-/// `gelu` assigns: what it leaves out was never written, whatever the buffer held.
+/// `gelu` overwrites its output: an element it skips was never written, whatever the buffer contained.
 #[test]
-fn an_output_that_is_not_filled_is_an_error() {
+fn an_incomplete_output_is_an_error() {
     let text = "# 1 \"gelu.ptx\"
 .version 8.0
 .target sm_80
@@ -130,7 +130,7 @@ fn an_output_that_is_not_filled_is_an_error() {
     let sim = Sim::new().replace("gelu_f32", "gelu.ptx", text).unwrap();
     let dev = GpuDevice::new(Arc::new(sim), Meter::default()).unwrap();
     let (x, mut y) = (floats(&dev, &[1.0; 8]), floats(&dev, &[2.0; 8]));
-    // 256 threads write one element: that is a race, unless one alone does.
+    // 256 threads write one element: a race, unless only one does.
     says(dev.gelu(Gelu { x: x.view(), y: y.view_mut() }), &["race", "'y'"]);
     let text = text.replace(
         "    st.global",
@@ -141,7 +141,7 @@ fn an_output_that_is_not_filled_is_an_error() {
     says(dev.gelu(Gelu { x: x.view(), y: y.view_mut() }), &["gelu", "byte 4 of 'y' was never written"]);
 }
 
-/// Kernels move 16 bytes at a time where operands allow it, and do without where they do not.
+/// Kernels move 16 bytes at a time if operands are aligned, and fewer if not.
 #[test]
 fn operands_may_start_anywhere() {
     let dev = GpuDevice::new(Arc::new(Sim::new()), Meter::default()).unwrap();
@@ -151,12 +151,12 @@ fn operands_may_start_anywhere() {
 }
 
 #[test]
-fn the_device_holds_what_it_plans() {
+fn device_memory_matches_the_plan() {
     let (sim, meter) = (Sim::new(), Meter::default());
     let multiprocessors = flatshard::device::gpu::Driver::multiprocessors(&sim);
     let _dev = GpuDevice::new(Arc::new(sim), meter.clone()).unwrap();
     assert_eq!(meter.total(), GpuDevice::planned(multiprocessors));
-    // 64 KiB a multiprocessor, and the limbs of eight blocks each.
+    // 64 KiB per multiprocessor, and the limbs of eight blocks each.
     let [h100, b200] = [132, 148].map(GpuDevice::planned);
     assert_eq!(b200 - h100, 16 * (64 << 10) + 16 * 8 * 68 * 8);
 }

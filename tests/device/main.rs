@@ -1,5 +1,4 @@
-//! Devices: every operation against a reference, the simulated GPU, and `--device cuda` on a driver that pretends a
-//! GPU.
+//! Devices: every operation compared with a reference, the simulated GPU, and `--device cuda` on a mock driver.
 #[path = "../common/mod.rs"]
 mod common;
 mod conformance;

@@ -1,5 +1,5 @@
-//! Training on the simulated GPU, every operation but the matrix products through the PTX kernels: the losses of the
-//! CPU, the same launches in each step, and a kernel's fault that ends all ranks.
+//! Training on the simulated GPU, where every operation but the matrix products runs through the PTX kernels: losses as
+//! on the CPU, the same launches in each step, and a kernel fault that ends all ranks.
 
 use crate::common::*;
 use flatshard::base::{DType, Result};
@@ -32,10 +32,10 @@ fn reports(options: &EngineOptions, sim: bool, steps: u64) -> Vec<(StepReport, V
     results.swap_remove(0)
 }
 
-/// f32: what differs is the order of sums. bf16: roundings of activations differ, 2^-9 each; f16: 2^-12. SGD: AdamW
-/// moves a weight by the learning rate whichever sign a gradient of nearly nothing has; it runs below.
+/// f32: the order of sums differs. bf16: roundings of activations differ, by 2^-9 each; f16: 2^-12. SGD, because AdamW
+/// moves a weight by the learning rate whatever the sign of a near-zero gradient; AdamW is tested below.
 #[test]
-fn losses_and_weights_are_those_of_the_cpu() {
+fn losses_and_weights_match_the_cpu() {
     let bounds = [(DType::F32, 2e-6, 1e-5, 1e-6), (DType::Bf16, 4e-3, 2e-2, 1e-3), (DType::F16, 5e-4, 2.5e-3, 1.25e-4)];
     for (dtype, loss, norm, weight) in bounds {
         let lora = Lora { rank: 4, alpha: 8.0, dropout: 0.2, targets: vec!["all-linear".into()] };
@@ -59,9 +59,9 @@ fn losses_and_weights_are_those_of_the_cpu() {
     }
 }
 
-/// The same launches, products and copies in every step, and no buffer after the first.
+/// The same launches, products and copies in every step, and no new buffer after the first.
 #[test]
-fn a_step_costs_what_the_last_one_did() {
+fn every_step_has_the_same_launches() {
     let options = options(&llama(), fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() }), ADAMW);
     let counts = ranks(WORLD, |rank| {
         let sim = Arc::new(Sim::new());
@@ -80,12 +80,11 @@ fn a_step_costs_what_the_last_one_did() {
     for each in &counts {
         assert_eq!(each[1..], [each[3]; 3], "steps 2, 3 and 4: [launches, products, copies], buffers");
     }
-    // Four blocks, backward with norms and activations computed again. A change here is a change of what a GPU is asked
-    // for.
+    // Four blocks; backward recomputes norms and activations. A change here changes the work of a GPU.
     assert_eq!(counts[0][3].0, [124, 87, 9], "[launches, products, copies] of a step");
 }
 
-/// The optimizer of rank 1 reads past its gradient: that rank says so, and rank 0 fails at once and not by its timeout.
+/// The optimizer of rank 1 reads past its gradient: that rank reports it, and rank 0 fails at once, before its timeout.
 #[test]
 fn a_kernel_fault_on_one_rank_ends_the_others() {
     let options = options(&llama(), fsdp(sharded()), ADAMW);
@@ -138,8 +137,8 @@ fn run(device: &str, precision: &str, more: &[&str]) -> Vec<[f64; 2]> {
         .collect()
 }
 
-/// AdamW moves a weight by the learning rate whichever sign a gradient of nearly nothing has, and both it and clipping
-/// hide the gradient's scale: norms before clipping are compared, too, and SGD without clipping.
+/// AdamW moves a weight by the learning rate whatever the sign of a near-zero gradient, and both it and clipping hide
+/// the gradient's scale: so norms before clipping are compared too, and SGD without clipping.
 #[test]
 fn run_fsdp_trains_on_it_end_to_end() {
     let sgd = ["--optimizer", "sgd", "--grad-clip", "0", "--lr", "0.05"];
@@ -162,9 +161,9 @@ fn run_fsdp_trains_on_it_end_to_end() {
     }
 }
 
-/// The learning rate warms up and falls, there is dropout, and gradients add up over two micro-batches.
+/// The learning rate warms up and falls, there is dropout, and gradients accumulate over two micro-batches.
 #[test]
-fn steps_as_graphs_have_the_bits_of_steps_call_by_call() {
+fn graphs_are_bitwise_equal_to_eager_steps() {
     let more = ["--dropout", "0.2", "--lr-scheduler", "cosine"];
     let single = run("sim", "bf16", &more);
     let graphs = run("sim", "bf16", &[&more[..], &["--compile"]].concat());

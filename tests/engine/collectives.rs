@@ -1,5 +1,5 @@
-//! When collectives start: counted in a step, traced in order, and delayed at every seam. Bits alone do not show a
-//! missing prefetch or an extra gather.
+//! When collectives start: counted per step, traced in order, and delayed at every call. Bitwise results alone do not
+//! reveal a missing prefetch or an extra all-gather.
 
 use crate::common::probe::{Watched, words};
 use crate::common::stores::*;
@@ -15,29 +15,28 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Two replicas, each of two shards.
+/// Two replicas of two shards each.
 const HYBRID: MeshSizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1 };
 
-/// What every rank of 3 does in a step, the first and any later one alike: `gather2` when a gather starts, `use2` when
-/// a layer's weights are handed to the model, `grads2` when its gradient buffer is, `reduce2` when its reduction
-/// starts.
+/// The calls of each of 3 ranks in a step, the same in every step: `gather2` when an all-gather starts, `use2` when a
+/// layer's weights are handed to the model, `grads2` when its gradient buffer is, `reduce2` when its reduction starts.
 fn trace(strategy: Arc<dyn Strategy>, accum: usize) -> String {
     trace_on(MeshSizes::sharded(3), strategy, accum)
 }
-/// `replicate2` when the sum over replicas of unit 2's shard starts.
+/// `replicate2` when the all-reduce of unit 2's shard over replicas starts.
 fn trace_on(sizes: MeshSizes, strategy: Arc<dyn Strategy>, accum: usize) -> String {
     recorded_on(sizes, strategy, accum, words)
 }
 
-/// What `told` makes of the log of a step, which must be the same for every step of every rank of 3.
-fn recorded<T: PartialEq + Debug + Send>(strategy: Arc<dyn Strategy>, accum: usize, told: fn(&Log) -> T) -> T {
-    recorded_on(MeshSizes::sharded(3), strategy, accum, told)
+/// What `summarize` derives from the log of a step, which must be the same for every step of every one of 3 ranks.
+fn recorded<T: PartialEq + Debug + Send>(strategy: Arc<dyn Strategy>, accum: usize, summarize: fn(&Log) -> T) -> T {
+    recorded_on(MeshSizes::sharded(3), strategy, accum, summarize)
 }
 fn recorded_on<T: PartialEq + Debug + Send>(
     sizes: MeshSizes,
     strategy: Arc<dyn Strategy>,
     accum: usize,
-    told: fn(&Log) -> T,
+    summarize: fn(&Log) -> T,
 ) -> T {
     let mut lines = mesh_ranks(sizes, |rank| {
         let log = Log::default();
@@ -51,7 +50,7 @@ fn recorded_on<T: PartialEq + Debug + Send>(
             let tokens = engine.global_count(batches.iter().map(|b| b.loss_tokens()).sum())?;
             log.clear();
             engine.train_step(&batches, &Step { number, lr: 0.01, tokens })?;
-            lines.push(told(&log));
+            lines.push(summarize(&log));
         }
         Ok(lines)
     });
@@ -70,8 +69,8 @@ fn count(line: &str, what: &str) -> usize {
 
 #[test]
 fn the_next_gather_starts_before_the_current_unit_is_used() {
-    // Four blocks, two slots. Units 3 and 4 are still there when backward begins; from then on each gather runs under
-    // the backward of the block above, and each reduction under that of the block below.
+    // Four blocks, two slots. Units 3 and 4 are still unsharded when backward starts; from then on each all-gather
+    // overlaps with the backward of the block above, and each reduction with that of the block below.
     assert_eq!(
         one(sharded()),
         "gather0 gather1 use0 gather2 use1 gather3 use2 gather4 use3 use4 use0 grads0 \
@@ -81,7 +80,7 @@ fn the_next_gather_starts_before_the_current_unit_is_used() {
 }
 
 #[test]
-fn prefetch_after_the_gradient_or_not_at_all() {
+fn prefetch_after_the_gradient_or_never() {
     let post = ShardedOptions { backward_prefetch: BackwardPrefetch::Post, ..sharded() };
     assert_eq!(
         one(post),
@@ -102,35 +101,40 @@ fn prefetch_after_the_gradient_or_not_at_all() {
 fn collectives_of_a_step_are_counted() {
     let full = |accum| ShardedOptions { grad_accum: accum, ..sharded() };
     let whole = |accum| ShardedOptions { reshard: false, ..full(accum) };
-    // (gathers, reductions) of a step with four blocks and the root.
+    // (all-gathers, reductions) of a step with four blocks and the root.
     let counts = |options: ShardedOptions| {
         let line = one(options);
         (count(&line, "gather"), count(&line, "reduce"))
     };
     // Root, 4 forward, 2 backward: the last two are still in their slots.
     assert_eq!(counts(full(1)), (7, 5));
-    // Each further micro-batch: units 1 and 2 and the root are still there, so 2 forward, 2 backward.
+    // With room for more than two, the last three or four are.
+    let live = |blocks: usize, accum| ShardedOptions { max_live: ROOT + blocks * BLOCK, ..full(accum) };
+    assert_eq!([1, 2, 3, 4, 9].map(|blocks| counts(live(blocks, 1))), [(7, 5), (7, 5), (6, 5), (5, 5), (5, 5)]);
+    // In a further micro-batch, forward gathers unit 4 only, and backward unit 1 only.
+    assert_eq!(counts(live(3, 2)), (8, 5));
+    // Each further micro-batch: units 1 and 2 and the root are still unsharded, so 2 forward, 2 backward.
     assert_eq!(counts(full(2)), (11, 5));
     assert_eq!(counts(full(3)), (15, 5));
     assert_eq!(counts(ShardedOptions { sync_each_batch: true, ..full(3) }), (15, 15));
-    // A slot a unit: every unit once, whatever the number of micro-batches.
+    // One slot per unit: every unit once, for any number of micro-batches.
     assert_eq!(counts(whole(1)), (5, 5));
     assert_eq!(counts(whole(3)), (5, 5));
-    // Root, and two units of two blocks: both stay.
+    // Root, and two units of two blocks: both stay unsharded.
     assert_eq!(counts(ShardedOptions { wrap: Wrap::Size(8000), ..full(1) }), (3, 3));
     assert_eq!(counts(ShardedOptions { wrap: Wrap::None, ..full(2) }), (1, 1));
 }
 
 #[test]
-fn a_sum_over_replicas_runs_under_the_backward_two_units_on() {
-    // When it starts, the reduce-scatter before it had the whole backward of a unit to land in.
+fn a_replica_all_reduce_overlaps_backward_two_units_later() {
+    // When it starts, the preceding reduce-scatter has had the whole backward of a unit to complete.
     assert_eq!(
         trace_on(HYBRID, fsdp(sharded()), 1),
         "gather0 gather1 use0 gather2 use1 gather3 use2 gather4 use3 use4 use0 grads0 \
          use4 grads4 reduce4 gather2 use3 grads3 replicate4 reduce3 gather1 use2 grads2 replicate3 reduce2 \
          use1 grads1 replicate2 reduce1 grads0 replicate1 reduce0 replicate0 norm0 loss0"
     );
-    // Once a step: also where every micro-batch is reduced over the shards.
+    // Once per step, even if every micro-batch is reduced over the shards.
     let accumulated = ShardedOptions { grad_accum: 3, ..sharded() };
     let each = ShardedOptions { sync_each_batch: true, ..accumulated.clone() };
     for (options, reductions) in [(accumulated, 5), (each, 15)] {
@@ -142,7 +146,7 @@ fn a_sum_over_replicas_runs_under_the_backward_two_units_on() {
 }
 
 #[test]
-fn replicas_exchange_a_shard_of_each_gradient_and_no_weights() {
+fn replicas_all_reduce_a_shard_of_each_gradient_and_no_weights() {
     let options = options(&llama(), fsdp(ShardedOptions { grad_accum: 2, ..sharded() }), SGD);
     let sizes = MeshSizes { dp_replicate: 4, dp_shard: 2, sp: 1, tp: 1 };
     let layouts = flatshard::nn::Decoder::new(llama()).unwrap().layouts().to_vec();
@@ -158,15 +162,15 @@ fn replicas_exchange_a_shard_of_each_gradient_and_no_weights() {
         let operations = across.iter().filter(|e| e.seam != Some(Seam::Alloc));
         assert!(operations.clone().all(|e| e.seam == Some(Seam::AllReduce) && e.tag.what == "replicate"), "{across:?}");
         assert_eq!(operations.map(|e| e.bytes).sum::<usize>(), shard);
-        // An all-reduce over n receives 2 (n - 1) / n of its length.
+        // An all-reduce over n ranks receives 2 (n - 1) / n of its length.
         assert_eq!(mesh.dp_replicate.stats().bytes - before, (2 * 3 * shard / 4) as u64);
         Ok(())
     });
 }
 
 #[test]
-fn a_step_has_as_many_micro_batches_as_one_likes() {
-    // More operations than a group keeps unfinished (1,024), while the root's weights stay gathered.
+fn a_step_may_have_any_number_of_micro_batches() {
+    // More operations than a group keeps in flight (1,024), while the root's weights stay unsharded.
     let accum = 260;
     let spec = llama();
     let at_once = ShardedOptions { grad_accum: accum, ..sharded() };
@@ -180,8 +184,8 @@ fn a_step_has_as_many_micro_batches_as_one_likes() {
 
 #[test]
 fn replicas_reduce_buckets_as_soon_as_they_are_complete() {
-    // Blocks have 5,376 elements: buckets of 30,000 bytes take two. Nothing before the last micro-batch, and no sum for
-    // the norm: every rank has the whole gradient.
+    // Blocks have 5,376 elements: a bucket of 30,000 bytes holds two. Nothing before the last micro-batch, and no
+    // all-reduce for the norm: every rank has the whole gradient.
     let line = trace(ddp(DType::F32), 2);
     let forward = "use0 use1 use2 use3 use4 use0 grads0 ";
     assert_eq!(
@@ -193,7 +197,7 @@ fn replicas_reduce_buckets_as_soon_as_they_are_complete() {
     );
 }
 
-/// Bytes of all gathered buffers in a step, and of all reduced ones.
+/// Total bytes of gathered buffers, and of reduced buffers, in a step.
 fn traffic(strategy: Arc<dyn Strategy>, accum: usize) -> (usize, usize) {
     recorded(strategy, accum, |log| {
         let entries = log.entries();
@@ -201,7 +205,7 @@ fn traffic(strategy: Arc<dyn Strategy>, accum: usize) -> (usize, usize) {
         (of(Seam::AllGather), of(Seam::ReduceScatter))
     })
 }
-/// The most bytes that were being gathered at a time, and reduced.
+/// The maximum bytes in flight at a time, in all-gathers and in reductions.
 fn in_flight(strategy: Arc<dyn Strategy>, accum: usize) -> (usize, usize) {
     recorded(strategy, accum, |log| {
         let entries = log.entries();
@@ -221,23 +225,24 @@ fn in_flight(strategy: Arc<dyn Strategy>, accum: usize) -> (usize, usize) {
     })
 }
 
-// Of `llama()` over three ranks: the root, the blocks, and all of it.
+// Sizes of `llama()` over three ranks: the root, the blocks, everything.
 const ROOT: usize = 2688;
 const ALL: usize = ROOT + 4 * BLOCK;
 /// The blocks as one bucket, padded once.
 const TOGETHER: usize = 21_120;
 
-/// "ZeRO", section 7: stages 1 and 2 move what replicas do, P in the reduction and P in the gather; stage 3 gathers
-/// twice.
+/// "ZeRO", section 7: stages 1 and 2 move the same bytes as data parallelism, P in the reduction and P in the
+/// all-gather; stage 3 gathers twice.
 #[test]
-fn zero_moves_the_bytes_of_its_paper() {
+fn zero_moves_the_bytes_given_in_the_paper() {
     for (dtype, size) in [(DType::F32, 4), (DType::Bf16, 2)] {
         for accum in [1, 2, 3] {
             let one = ZeroOptions::new(Stage::One, dtype);
             assert_eq!(traffic(zero(one), accum), (size * (ROOT + TOGETHER), 4 * (ROOT + TOGETHER)));
             assert_eq!(traffic(zero(staged(Stage::One, dtype)), accum), (size * ALL, 4 * ALL));
             assert_eq!(traffic(zero(staged(Stage::Two, dtype)), accum), (size * ALL, 4 * accum * ALL));
-            // The root once; the other layers for each forward and each backward, but for k that are still there.
+            // The root once; the other layers for each forward and each backward, except for k that are still
+            // unsharded.
             let gathered = |k: usize| size * (ROOT + (accum * 8 - k - 2 * (accum - 1) * k) * BLOCK);
             let three = |max_live| ZeroOptions { max_live, ..ZeroOptions::new(Stage::Three, dtype) };
             for (k, max_live) in [(1, 0), (1, ROOT + BLOCK), (2, ROOT + 2 * BLOCK), (3, ROOT + 3 * BLOCK)] {
@@ -250,7 +255,7 @@ fn zero_moves_the_bytes_of_its_paper() {
 
 #[test]
 fn stages_1_and_2_reduce_in_buckets_and_gather_after_the_update() {
-    // Buckets of two blocks. Stage 1 reduces once, stage 2 each micro-batch, while backward goes on.
+    // Buckets of two blocks. Stage 1 reduces once, stage 2 after each micro-batch, during backward.
     let forward = "use0 use1 use2 use3 use4 use0 grads0 ";
     let backward = "use4 grads4 use3 grads3 use2 grads2 use1 grads1 grads0 ";
     let reducing = "use4 grads4 use3 grads3 reduce2 use2 grads2 use1 grads1 reduce1 grads0 reduce0 ";
@@ -262,7 +267,7 @@ fn stages_1_and_2_reduce_in_buckets_and_gather_after_the_update() {
 
 #[test]
 fn stage_3_gathers_ahead_and_reduces_in_buckets() {
-    // One block ahead, two there at a time, gradients of two reduced together.
+    // One block ahead, two unsharded at a time, gradients of two reduced together.
     assert_eq!(
         trace(zero(staged(Stage::Three, DType::F32)), 1),
         "gather0 gather1 use0 gather2 use1 gather3 use2 gather4 use3 use4 use0 grads0 \
@@ -272,18 +277,18 @@ fn stage_3_gathers_ahead_and_reduces_in_buckets() {
 }
 
 #[test]
-fn each_size_of_zero_has_its_effect() {
+fn each_bucket_size_of_zero_has_its_effect() {
     let of = |stage, change: &dyn Fn(&mut ZeroOptions)| {
         let mut options = ZeroOptions::new(stage, DType::F32);
         change(&mut options);
         zero(options)
     };
-    // Buckets: as many blocks as fit, one at least; the root's is its own.
+    // Buckets hold as many blocks as fit, at least one; the root has its own.
     for (size, reductions) in [(0, 5), (BLOCK, 5), (2 * BLOCK, 3), (usize::MAX, 2)] {
         let line = trace(of(Stage::Two, &|o| o.reduce_bucket = size), 1);
         assert_eq!(count(&line, "reduce"), reductions, "{size}");
     }
-    // Without overlap a bucket is reduced before the next one fills; with it two are under way, and the root's.
+    // Without overlap a bucket is reduced before the next one fills; with it, two and the root's are in flight.
     let reducing = |overlap| {
         let change = move |o: &mut ZeroOptions| (o.overlap, o.reduce_bucket) = (overlap, BLOCK);
         in_flight(of(Stage::Two, &change), 1).1
@@ -301,7 +306,7 @@ fn each_size_of_zero_has_its_effect() {
         let line = trace(of(Stage::Three, &|o| o.prefetch = size), 1);
         assert!(line.starts_with(start), "prefetch {size}: {line}");
     }
-    // Blocks that are not gathered again for backward: those that fewer elements than that come behind, twice.
+    // Blocks that stay unsharded until backward, because fewer elements than the limit are used in between.
     for (distance, gathers) in [(0, 8), (2 * BLOCK, 7), (4 * BLOCK, 6), (usize::MAX, 5)] {
         let line = trace(of(Stage::Three, &|o| (o.prefetch, o.max_reuse) = (0, distance)), 1);
         assert_eq!(count(&line, "gather"), gathers, "{distance}");
@@ -309,8 +314,8 @@ fn each_size_of_zero_has_its_effect() {
 }
 
 #[test]
-fn the_reference_does_one_thing_at_a_time() {
-    // Tensors: 3 of the root, 9 of a block. Gathered for forward and for backward, or once; never two at a time.
+fn the_reference_store_never_overlaps() {
+    // Tensors: 3 in the root, 9 per block. Gathered for forward and for backward, or once; never two at a time.
     let counts = |options: ReferenceOptions| {
         let (line, accum) = (trace(reference(options.clone()), options.grad_accum), options.grad_accum);
         let longest = in_flight(reference(options), accum);
@@ -325,8 +330,8 @@ fn the_reference_does_one_thing_at_a_time() {
 }
 
 #[test]
-fn delays_at_any_seam_change_no_bit() {
-    // Up to 4 ms before and after each call of the delayed seams: every rank is ahead of every other now and then.
+fn delays_at_any_call_change_no_bit() {
+    // Up to 4 ms before and after each delayed call: every rank is ahead of every other at times.
     let delayed = |sizes: MeshSizes, strategy: Arc<dyn Strategy>, seams: &[Seam], accum: usize| {
         let options = options(&llama(), strategy, SGD);
         let results = mesh_ranks(sizes, |rank| {
@@ -340,7 +345,7 @@ fn delays_at_any_seam_change_no_bit() {
     };
     let post = ShardedOptions { backward_prefetch: BackwardPrefetch::Post, ..sharded() };
     let each = ShardedOptions { grad_accum: 2, sync_each_batch: true, ..sharded() };
-    // Without gathers in backward nothing else keeps the ranks within a unit of each other.
+    // Without all-gathers in backward, nothing else keeps the ranks within one unit of each other.
     let whole = ShardedOptions { reshard: false, ..sharded() };
     let bucket = |stage| zero(ZeroOptions { overlap: true, ..staged(stage, DType::F32) });
     let one = MeshSizes::sharded(3);

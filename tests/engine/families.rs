@@ -1,7 +1,7 @@
-//! Every model family against Hugging Face transformers: logits, loss, every gradient and greedy tokens of tiny models
-//! whose windows, softcaps and rotary scalings matter, on one rank and on three whose number divides nothing. Documents
-//! are packed here and went through transformers one by one. In bf16: as near to fp32 as transformers is.
-//! `tests/golden/families.py` made the files.
+//! Every model family compared with Hugging Face transformers: logits, loss, all gradients and greedy tokens of tiny
+//! models whose windows, softcaps and rotary scalings matter, on one rank and on three, which divides no size.
+//! Documents are packed here, and went through transformers one by one. In bf16, errors relative to fp32 are as small
+//! as those of transformers. The files are made by `tests/golden/families.py`.
 
 use crate::common;
 use crate::common::golden_tensors::Tensors;
@@ -20,17 +20,17 @@ use std::sync::Arc;
 const CASES: [&str; 10] =
     ["llama3", "llama_linear", "llama_dynamic", "llama_yarn", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"];
 
-/// Measured: logits 6e-7, gradients 3e-6 of their lengths at most.
+/// Measured: logits 6e-7, gradients at most 3e-6 of their norm.
 const TOLERANCE: f64 = 1e-5;
 
-/// What transformers said.
+/// The results of transformers.
 struct Golden {
     name: &'static str,
     spec: Spec,
     loss: f64,
     lengths: Vec<usize>,
     tensors: Tensors,
-    /// How far its own bf16 is from fp32: loss, logits, each gradient.
+    /// The error of its own bf16 relative to fp32: loss, logits, each gradient.
     bf16_errors: Value,
 }
 
@@ -43,7 +43,7 @@ impl Golden {
         let mut spec = hf::parse(values["config"].to_string().as_bytes()).unwrap();
         spec.dropout = 0.0;
         if let Some(Scaling::Dynamic { .. }) = spec.rope.map(|rope| rope.scaling) {
-            spec.max_len = lengths[0]; // its base is that of the longest sequence
+            spec.max_len = lengths[0]; // transformers derives its base from the longest sequence
         }
         let tensors = Tensors::read(&path.with_extension("safetensors"));
         let (loss, bf16_errors) = (values["loss"].as_f64().unwrap(), values["bf16_errors"].clone());
@@ -68,7 +68,7 @@ impl Golden {
             assert!(error < TOLERANCE, "{} {what}: gradient of {name}: {error:.1e}", self.name);
         }
     }
-    /// The documents that fall to a rank of `world`, packed.
+    /// The documents of one rank of `world`, packed.
     fn batch(&self, rank: usize, world: usize) -> MicroBatch {
         let (tokens, targets) = (self.unsigned("tokens"), &self.tensors.integers["targets"]);
         let mut batch = MicroBatch { cu_seqlens: vec![0], ..MicroBatch::default() };
@@ -86,7 +86,7 @@ impl Golden {
     }
 }
 
-/// Mean loss, logits and gradients of the packed documents, by one rank.
+/// Mean loss, logits and gradients of the packed documents on one rank.
 fn computed(golden: &Golden, dtype: DType, checkpoint: Checkpointing) -> (f64, Vec<f32>, BTreeMap<String, Vec<f32>>) {
     let (dev, decoder) = (device(), Decoder::new(golden.spec.clone()).unwrap());
     let mut store = Plain::new(&dev, &decoder, dtype, |segment, i| {
@@ -111,7 +111,7 @@ fn computed(golden: &Golden, dtype: DType, checkpoint: Checkpointing) -> (f64, V
 }
 
 #[test]
-fn logits_loss_and_gradients_are_those_of_transformers() {
+fn logits_loss_and_gradients_match_transformers() {
     for golden in CASES.map(Golden::read) {
         for checkpoint in [Checkpointing::Off, Checkpointing::Selective, Checkpointing::Full] {
             let (loss, logits, grads) = computed(&golden, DType::F32, checkpoint);
@@ -123,11 +123,11 @@ fn logits_loss_and_gradients_are_those_of_transformers() {
     }
 }
 
-/// The rule of flash-attention's tests, as in tests/engine/golden.rs: at most twice PyTorch's own bf16 error against
-/// fp32 in logits, three times in gradients; the loss, whose errors cancel by luck, is held to the logits' bound. Below
-/// `LEAST` nothing runs in bf16.
+/// The rule of flash-attention's tests, as in tests/engine/golden.rs: at most twice PyTorch's own bf16 error relative
+/// to fp32 in logits, three times in gradients. The loss, whose errors may cancel, has the logits' bound. `LEAST` is
+/// the smallest error of anything computed in bf16.
 #[test]
-fn bf16_is_as_near_as_that_of_transformers() {
+fn bf16_is_as_accurate_as_in_transformers() {
     const LEAST: f64 = 1e-4;
     for golden in CASES.map(Golden::read) {
         let (name, (loss, logits, grads)) = (golden.name, computed(&golden, DType::Bf16, Checkpointing::Off));
@@ -164,7 +164,7 @@ fn engine(rank: common::Rank, golden: &Golden, strategy: Arc<dyn Strategy>) -> R
     Ok(engine)
 }
 
-/// The parts of the reduced gradient that a rank owns, as [`common::fragments`] has those of the weights.
+/// The parts of the reduced gradient that a rank owns, like [`common::fragments`] for the weights.
 fn gradient_fragments(engine: &mut Engine) -> Result<common::Fragments> {
     let (dev, mut fragments) = (engine.device().clone(), Vec::new());
     engine.state().0.for_each_shard(&mut |shard| {
@@ -185,7 +185,7 @@ fn gradient_fragments(engine: &mut Engine) -> Result<common::Fragments> {
 }
 
 #[test]
-fn three_ranks_have_the_same_gradients_and_the_greedy_tokens() {
+fn three_ranks_have_the_same_gradients_and_greedy_tokens() {
     for golden in CASES.map(Golden::read) {
         for (world, strategy) in [(1, fsdp(sharded())), (3, fsdp(sharded())), (3, ddp(DType::F32))] {
             let results = ranks(world, |rank| {
@@ -206,10 +206,10 @@ fn three_ranks_have_the_same_gradients_and_the_greedy_tokens() {
     }
 }
 
-/// The files of transformers 4.57 (`rope_theta`, `rope_scaling`, `rope_local_base_freq`) and of 5 (`rope_parameters`)
-/// say the same.
+/// Files of transformers 4.57 (`rope_theta`, `rope_scaling`, `rope_local_base_freq`) and of 5 (`rope_parameters`) give
+/// the same model.
 #[test]
-fn both_generations_of_files_read_alike() {
+fn files_of_transformers_4_and_5_read_the_same() {
     for golden in CASES.map(Golden::read) {
         let path = format!("{}/tests/golden/families/{}.4.json", env!("CARGO_MANIFEST_DIR"), golden.name);
         let text = std::fs::read_to_string(path).unwrap();
@@ -219,10 +219,10 @@ fn both_generations_of_files_read_alike() {
     }
 }
 
-/// What we write for a model is read back as it. The files stay in target/tmp/families, where `families.py check` gives
-/// them to transformers.
+/// The config we write is read back as the same model. The files stay in target/tmp/families, where `families.py check`
+/// loads them into transformers.
 #[test]
-fn configurations_come_back() {
+fn configurations_round_trip() {
     for golden in CASES.map(Golden::read) {
         let (spec, text) = (&golden.spec, hf::config(&golden.spec));
         let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("families").join(golden.name);

@@ -1,5 +1,5 @@
-//! Text token by token: keys and values that are kept change no token, whatever the family, the device and how weights
-//! are spread; and what a rank holds and receives meanwhile.
+//! Text generation: caching keys and values changes no token, for any family, device and sharding of the weights; and
+//! what a rank holds and receives meanwhile.
 
 use crate::common::plain_store::{Docs, Plain, device, groups};
 use crate::common::stores::*;
@@ -14,7 +14,7 @@ use flatshard::nn::{Arch, Checkpointing, Cuts, Decoder, Spec, WorkspaceOptions};
 use flatshard::store::{ShardedOptions, Stage, initialize};
 use std::sync::Arc;
 
-/// Windows in some layers and caps on scores and logits.
+/// Windows in some layers, and softcaps on scores and logits.
 fn gemma2() -> Spec {
     let windowed = vec![true, false, true, false];
     Spec { arch: Arch::Gemma2, window: 3, windowed, score_cap: 1.5, qk_norm: false, local_rope: None, ..gemma3() }
@@ -28,9 +28,9 @@ fn families() -> [Spec; 7] {
 }
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
 
-/// Prompts and texts longer than a tile of attention, and windows on both sides of its borders.
+/// Prompts and texts longer than an attention tile, with windows on both sides of its edges.
 #[test]
-fn each_token_has_the_logits_that_its_whole_prefix_gives() {
+fn cached_logits_equal_those_of_the_whole_prefix() {
     const LENGTH: usize = 150;
     let wide =
         |spec: Spec, window: usize| Spec { max_len: LENGTH, window: if spec.window > 0 { window } else { 0 }, ..spec };
@@ -53,7 +53,7 @@ fn each_token_has_the_logits_that_its_whole_prefix_gives() {
                 (batch.tokens, batch.positions) =
                     (batch.tokens.slice(past..past + n), batch.positions.slice(past..past + n));
                 batch.targets = batch.targets.slice(0..0);
-                let one = Docs::random(&dev, 5, spec.vocab, &[n], 0); // its border is that of n rows
+                let one = Docs::random(&dev, 5, spec.vocab, &[n], 0); // its boundary is that of n rows
                 batch.cu_seqlens = one.batch().cu_seqlens;
                 decoder.go_on(&dev, &mut store, &batch, &mut kept, past, &mut made).unwrap();
                 if past > prompt + 3 && past % 9 != 0 {
@@ -70,9 +70,9 @@ fn each_token_has_the_logits_that_its_whole_prefix_gives() {
     }
 }
 
-/// Ranks of sp remember nothing: they are what the others are compared with. The text runs past the model's positions.
+/// Ranks of sp cache nothing and serve as the baseline. The text exceeds the model's positions.
 #[test]
-fn a_text_is_that_of_ranks_that_remember_nothing() {
+fn cached_generation_equals_uncached_generation() {
     for spec in families() {
         let write = |sizes| {
             let options = options(&spec, fsdp(sharded()), SGD);
@@ -80,7 +80,7 @@ fn a_text_is_that_of_ranks_that_remember_nothing() {
                 let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
                 let held = rank.meter.total();
                 let text = engine.generate(&[1, 2, 3], 2 * spec.max_len, &GREEDY)?;
-                // All but a token's four bytes, which their group lets go with its next operation.
+                // Everything except a token's four bytes, which their group releases with its next operation.
                 assert!(rank.meter.total() <= held + 4, "what was kept is given back");
                 Ok(text)
             });
@@ -91,13 +91,13 @@ fn a_text_is_that_of_ranks_that_remember_nothing() {
     }
 }
 
-/// What ranks of `sizes` write, and what each received from its peers after the first token.
+/// The text of ranks of `sizes`, and the bytes each received after the first token.
 fn written(spec: &Spec, strategy: &Arc<dyn Strategy>, sizes: MeshSizes, sim: bool) -> (Vec<u32>, Vec<u64>) {
     let options =
         GeneratorOptions { spec: spec.clone(), strategy: strategy.clone(), cuts: Cuts::ALL, prompt: 4, count: 7 };
     let rank = |rank: Rank| {
         let mut generator = Generator::new(rank.device.clone(), &rank.mesh, &options)?;
-        // The simulated GPU has something of its own.
+        // The simulated GPU allocates some extra memory.
         let planned = PlannedRank { mesh: sizes, rank: rank.mesh.rank(), sharing: sizes.world(), gpu: false };
         let planned = planned.bytes(|dev, mesh| Generator::new(dev, mesh, &options))?;
         for (category, bytes) in planned.into_iter().filter(|_| !sim) {
@@ -122,7 +122,7 @@ fn written(spec: &Spec, strategy: &Arc<dyn Strategy>, sizes: MeshSizes, sim: boo
 }
 
 #[test]
-fn ranks_of_tp_have_their_part_of_the_model_and_weights_may_stay() {
+fn tp_ranks_hold_their_part_and_weights_may_stay_unsharded() {
     let stays: Arc<dyn Strategy> = fsdp(ShardedOptions { reshard: false, ..sharded() });
     let sizes = |dp_shard, tp| MeshSizes { dp_replicate: 1, dp_shard, sp: 1, tp };
     for spec in [llama(), qwen3(), gemma3()] {
@@ -142,7 +142,7 @@ fn ranks_of_tp_have_their_part_of_the_model_and_weights_may_stay() {
 }
 
 #[test]
-fn the_simulated_gpu_writes_what_the_cpu_writes() {
+fn the_simulated_gpu_generates_what_the_cpu_generates() {
     let two = MeshSizes::sharded(2);
     for spec in [gpt(), qwen2(), gemma2(), gemma3()] {
         let spec = Spec { layers: 2, windowed: spec.windowed.iter().copied().take(2).collect(), ..spec };

@@ -1,5 +1,5 @@
-//! The model against PyTorch and Hugging Face transformers: loss, logits, every gradient and ten training steps of two
-//! tiny models. `tests/golden/make.py` made the files.
+//! The model compared with PyTorch and Hugging Face transformers: loss, logits, all gradients and ten training steps of
+//! two tiny models. The files are made by `tests/golden/make.py`.
 mod init;
 mod training;
 
@@ -41,12 +41,12 @@ fn spec(arch: Arch) -> Spec {
     }
 }
 
-/// What PyTorch said.
+/// The results of PyTorch.
 struct Golden {
     values: Value,
     /// Weights (from bf16) and gradients by name, and the logits.
     tensors: HashMap<String, Vec<f32>>,
-    /// Two batches of documents of `lengths`, and the first one's targets.
+    /// Two batches of documents with these lengths, and the first one's targets.
     tokens: Vec<u32>,
     targets: Vec<i32>,
     lengths: Vec<usize>,
@@ -72,7 +72,7 @@ impl Golden {
     fn numbers(&self, name: &str) -> Vec<f64> {
         self.values[name].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
     }
-    /// Some documents of batch `b`, each token's target the next one of its document.
+    /// Some documents of batch `b`; each token's target is the next one of its document.
     fn micro_batch(&self, b: usize, documents: Range<usize>) -> MicroBatch {
         let ends: Vec<usize> = (0..=self.lengths.len()).map(|i| self.lengths[..i].iter().sum()).collect();
         let (first, n) = (ends[documents.start], ends[self.lengths.len()]);
@@ -93,7 +93,7 @@ impl Golden {
     }
 }
 
-/// PyTorch's model here.
+/// PyTorch's model in this engine.
 struct Model {
     golden: Golden,
     dev: CpuDevice,
@@ -124,7 +124,7 @@ impl Model {
         Model { golden, dev, decoder, store, ws }
     }
 
-    /// Relative errors of loss and logits, and of each gradient by name, of a loss that is multiplied by `scale`.
+    /// Relative errors of loss and logits, and of each gradient by name, with the loss multiplied by `scale`.
     fn errors(&mut self, scale: f32) -> (f64, f64, Vec<(String, f64)>) {
         let Model { golden, dev, decoder, store, ws } = self;
         let n = golden.targets.len();
@@ -145,7 +145,7 @@ impl Model {
     }
 }
 
-/// Measured: loss 2e-8, logits 4e-7, gradients 8e-7 at most. The bounds leave room for another order of summation.
+/// Measured: loss 2e-8, logits 4e-7, gradients at most 8e-7. The bounds leave room for another order of summation.
 fn fp32_agrees(arch: Arch) {
     let (loss, logits, grads) = Model::new(arch, DType::F32).errors(1.0);
     let worst = grads.iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
@@ -163,10 +163,10 @@ fn gpt_fp32_agrees_with_pytorch() {
     fp32_agrees(Arch::Gpt);
 }
 
-/// In bf16 (fp16, with a scaled loss) we may be as far from PyTorch's fp32 as PyTorch's own is, twice for logits and
-/// three times for gradients: the rule of flash-attention's tests, in place of hand-picked tolerances. (The loss is a
-/// mean whose errors cancel by luck: it is held to the logits' bound.) `least`: nothing that is computed in so few bits
-/// is nearer.
+/// In bf16 (fp16, with a scaled loss) our error relative to PyTorch's fp32 may be twice PyTorch's own for logits and
+/// three times for gradients: the rule of flash-attention's tests, instead of hand-picked tolerances. (The loss is a
+/// mean whose errors may cancel, so it has the logits' bound.) `least` is the smallest error of anything computed in
+/// that precision.
 fn narrow_is_near(arch: Arch, dtype: DType, errors: &str, scale: f32, least: f64) {
     let mut model = Model::new(arch, dtype);
     let (loss, logits, grads) = model.errors(scale);
@@ -185,21 +185,21 @@ fn narrow_is_near(arch: Arch, dtype: DType, errors: &str, scale: f32, least: f64
     println!("gradients: error over PyTorch's: mean {:.2}", ratios.iter().sum::<f64>() / ratios.len() as f64);
 }
 #[test]
-fn bf16_is_as_near_as_pytorchs() {
+fn bf16_is_as_accurate_as_in_pytorch() {
     for arch in [Arch::Llama, Arch::Gpt] {
         narrow_is_near(arch, DType::Bf16, "bf16_errors", 1.0, 1e-4);
     }
 }
 #[test]
-fn fp16_is_as_near_as_pytorchs() {
+fn fp16_is_as_accurate_as_in_pytorch() {
     for arch in [Arch::Llama, Arch::Gpt] {
         narrow_is_near(arch, DType::F16, "fp16_errors", 65536.0, 1e-5);
     }
 }
 
-/// Ten losses and gradient norms of two ranks' engines: AdamW with clipping and with weight decay by the segment table.
-/// Measured: losses 3e-6, norms 2e-5 at most. (Adam makes full steps of what is only rounding: the bias of GPT's keys,
-/// whose true gradient is zero.)
+/// Ten losses and gradient norms of two ranks' engines: AdamW with clipping, and weight decay by the segment table.
+/// Measured: losses at most 3e-6, norms 2e-5. (Adam takes full steps even for pure rounding noise: the bias of GPT's
+/// keys, whose true gradient is zero.)
 fn training_agrees(arch: Arch) {
     let golden = Golden::read(arch);
     let (losses, norms) = (golden.numbers("losses"), golden.numbers("norms"));
@@ -211,7 +211,7 @@ fn training_agrees(arch: Arch) {
         let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
         fill(&mut engine, &golden)?;
         let steps = (1..=losses.len()).map(|number| {
-            // Of four documents each rank has two.
+            // Each rank has two of four documents.
             let batch = golden.micro_batch((number - 1) % 2, 2 * rank.rank..2 * rank.rank + 2);
             let tokens = engine.global_count(batch.loss_tokens())?;
             let step = Step { number: number as u64, lr: golden.number("lr") as f32, tokens };
@@ -231,7 +231,7 @@ fn training_agrees(arch: Arch) {
     assert!(clipped > 0 && clipped < losses.len(), "{clipped} steps were clipped: both kinds are to be tested");
 }
 
-/// PyTorch's weights, what this rank owns of them.
+/// The part of PyTorch's weights that this rank owns.
 fn fill(engine: &mut Engine, golden: &Golden) -> Result<()> {
     let dev = engine.device().clone();
     let store = engine.state().0;

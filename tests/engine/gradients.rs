@@ -1,5 +1,5 @@
-//! The model against itself: gradients against finite differences, and what must not change a bit or a sum:
-//! checkpointing, micro-batches, chunks of logits, packing, the size of the workspace.
+//! The model compared with itself: gradients with finite differences, and what must change neither bits nor sums:
+//! checkpointing, micro-batches, logit chunks, packing, workspace size.
 mod differences;
 
 use crate::common::plain_store::{Call, Docs, Plain, Told, device, distance, groups};
@@ -97,7 +97,7 @@ fn directions(dev: &dyn Device, decoder: &Decoder) -> Told {
     Told::dropping(dev, decoder, LOSS_SCALE, DROPOUT_KEY)
 }
 
-/// A decoder with weights, a workspace and documents on a device of its own.
+/// A decoder with weights, a workspace and documents on its own device.
 struct Model {
     dev: CpuDevice,
     decoder: Decoder,
@@ -118,7 +118,7 @@ impl Model {
         let told = directions(&dev, &decoder);
         Model { dev, decoder, store, ws, docs, told }
     }
-    /// Adds gradients; the summed loss of this micro-batch.
+    /// Accumulates gradients; returns the summed loss of this micro-batch.
     fn train(&mut self) -> f64 {
         let Model { dev, decoder, store, ws, docs, told } = self;
         decoder.train(dev, store, &docs.batch(), ws, &told.micro()).unwrap();
@@ -131,7 +131,7 @@ impl Model {
     }
 }
 
-/// The same losses and gradients to the bit, under dropout, in both dtypes.
+/// Bitwise equal losses and gradients, with dropout, in both dtypes.
 #[test]
 fn checkpointing_changes_no_bit() {
     for dtype in [DType::F32, DType::Bf16] {
@@ -160,7 +160,7 @@ fn checkpointing_changes_no_bit() {
 
 /// A second micro-batch adds to the gradients of the first, in every tensor.
 #[test]
-fn micro_batches_add() {
+fn gradients_of_micro_batches_add_up() {
     for spec in families() {
         let mut model = Model::new(spec.clone(), options(Checkpointing::Full));
         let mut grads_of = |docs: &[Docs]| {
@@ -189,9 +189,9 @@ fn micro_batches_add() {
     }
 }
 
-/// With 66,000 words a chunk of logits holds 256 rows: three chunks at once are the same as three micro-batches of one.
+/// With a vocabulary of 66,000 a logit chunk holds 256 rows: three chunks at once equal three micro-batches of one.
 #[test]
-fn chunks_of_logits_add_up() {
+fn logit_chunks_add_up() {
     let spec = Spec { vocab: 66_000, dim: 8, layers: 1, heads: 2, kv_heads: 1, head_dim: 4, ff: 8, ..llama() };
     let lengths = [16; 44];
     let tokens = lengths.iter().sum();
@@ -218,8 +218,8 @@ fn chunks_of_logits_add_up() {
     assert!(distance(&grads, &grads4) < 1e-5, "{:.1e}", distance(&grads, &grads4));
 }
 
-/// Evaluation gives the loss of training without dropout to the bit, on its own workspace (with less memory) and on the
-/// training one, and touches no gradient. The next token's logits are those that the loss is made of.
+/// Evaluation gives the training loss without dropout, bit for bit, on its own workspace (with less memory) and on the
+/// training one, and touches no gradient. The next token's logits are those the loss is computed from.
 #[test]
 fn evaluation_agrees_with_training() {
     for spec in families() {
@@ -243,15 +243,14 @@ fn evaluation_agrees_with_training() {
         }
         assert!((sum / loss - 1.0).abs() < 1e-6, "{sum} from logits, {loss} from the loss");
 
-        // Dropout is for training only.
+        // Dropout applies to training only.
         let mut dropped = Model::new(Spec { dropout: 0.5, ..spec }, options(Checkpointing::Off));
         assert_eq!(dropped.evaluate().to_bits(), loss.to_bits());
         assert!((dropped.train() - loss).abs() > 1e-3 * loss, "dropout does nothing");
     }
 }
 
-/// What one document's tokens lose does not depend on which documents are packed beside it, nor on the room around
-/// them.
+/// A document's loss depends neither on the documents packed next to it nor on the size of the workspace.
 #[test]
 fn documents_are_independent() {
     for spec in families() {
@@ -275,7 +274,7 @@ fn documents_are_independent() {
     }
 }
 
-/// The verbs of a training and of an evaluation pass, in the order that stores rely on.
+/// The calls of a training pass and of an evaluation pass, in the order stores rely on.
 #[test]
 fn the_store_is_called_in_order() {
     use Call::*;
@@ -304,9 +303,9 @@ fn the_store_is_called_in_order() {
     assert_eq!(model.store.calls, want);
 }
 
-/// A workspace holds what was planned to the byte, and steps allocate nothing.
+/// A workspace holds exactly the planned bytes, and steps allocate nothing.
 #[test]
-fn memory_is_as_planned() {
+fn memory_matches_the_plan() {
     for spec in families().into_iter().chain([Spec { dropout: 0.1, ..gpt() }]) {
         for (checkpoint, train, dtype) in [
             (Checkpointing::Off, true, DType::F32),
@@ -344,18 +343,18 @@ fn memory_is_as_planned() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn oversized_batches_are_refused() {
     let mut model = Model::new(llama(), WorkspaceOptions { train: false, ..options(Checkpointing::Off) });
     let Model { dev, decoder, store, ws, docs, told } = &mut model;
     let error = decoder.train(dev, store, &docs.batch(), ws, &told.micro()).unwrap_err();
-    assert!(matches!(&error, Error::Op { what, .. } if what.contains("without room for a backward pass")), "{error}");
+    assert!(matches!(&error, Error::Op { what, .. } if what.contains("without backward buffers")), "{error}");
     let long = Docs::random(dev, 3, 37, &[TOKENS + 1], 0);
     let error = decoder.evaluate(dev, store, &long.batch(), ws).unwrap_err().to_string();
     assert!(error.contains("28 tokens") && error.contains("27 tokens"), "{error}");
     assert!(Decoder::new(Spec { kv_heads: 3, ..llama() }).is_err());
 }
 
-/// Counts that others publish: GPT-2 small has 124,439,808 parameters; Llama-2-7B has 6,738,415,616.
+/// Published parameter counts: GPT-2 small has 124,439,808; Llama-2-7B has 6,738,415,616.
 #[test]
 fn parameters_are_counted() {
     let gpt2 = Spec {
@@ -375,10 +374,10 @@ fn parameters_are_counted() {
     assert_eq!(llama2.params(), 6_738_415_616);
     // 6 P + 12 * layers * width * seq
     assert_eq!(llama2.flops_per_token(2048), 6 * 6_738_415_616 + 12 * 32 * 4096 * 2048);
-    // Half of the layers see 512 tokens.
+    // Half of the layers attend to 512 tokens.
     let windowed = Spec { window: 512, windowed: (0..32).map(|i| i % 2 == 0).collect(), ..llama2 };
     assert_eq!(windowed.flops_per_token(2048), 6 * 6_738_415_616 + 12 * 16 * 4096 * (2048 + 512));
-    // Qwen3-0.6B has 596,049,920, Gemma-3-1B 999,885,952 (published as safetensors).
+    // Qwen3-0.6B has 596,049,920, Gemma-3-1B 999,885,952 (as published in safetensors).
     let qwen3 =
         Spec { vocab: 151_936, dim: 1024, layers: 28, heads: 16, kv_heads: 8, head_dim: 128, ff: 3072, ..qwen3() };
     assert_eq!(qwen3.params(), 596_049_920);

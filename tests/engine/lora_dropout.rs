@@ -1,5 +1,5 @@
-//! Dropout of adapters: which elements the masks take, that ranks of a ring draw those of one rank, and that only
-//! training sees them.
+//! Dropout of adapters: which elements the masks drop, that ranks of a ring draw the masks of a single rank, and that
+//! only training uses them.
 use crate::common::plain_store::{Docs, Plain, Told, device, groups};
 use crate::common::*;
 use flatshard::base::DType;
@@ -13,13 +13,13 @@ fn tuning(rank: usize, dropout: f32, targets: &[&str]) -> Tuning {
     Tuning { lora: Some(Lora { rank, alpha: rank as f32, dropout, targets }), ..Tuning::default() }
 }
 
-/// With A the unit matrix and B zero, column c of B's gradient is what channel c of the adapter's input was worth,
-/// which with a loss at one token is that token's alone: so masks are seen element by element.
+/// With A the identity and B zero, column c of B's gradient is proportional to channel c of the adapter's input; with a
+/// loss at a single token it comes from that token alone. So masks are visible element by element.
 #[test]
-fn masks_are_those_of_token_channel_and_module() {
+fn masks_depend_on_token_channel_and_module() {
     let spec = Spec { layers: 1, dim: 16, heads: 2, kv_heads: 2, head_dim: 8, ff: 16, ..llama() };
     let (p, key, lengths, inputs) = (0.4, 77, [4, 3], 16);
-    // Summed gradients of B by module, where the loss is at `token`.
+    // Summed gradients of B by module, with the loss at `token`.
     let grads = |dropout: f32, token: usize| {
         let (dev, tuning) = (device(), tuning(inputs, dropout, &["o_proj", "down_proj"]));
         let decoder = Decoder::tuned(spec.clone(), &tuning).unwrap();
@@ -56,7 +56,7 @@ fn masks_are_those_of_token_channel_and_module() {
 }
 
 #[test]
-fn nothing_but_training_drops() {
+fn only_training_applies_dropout() {
     let options = |dropout| {
         let tuning = tuning(4, dropout, &["all-linear"]);
         EngineOptions { tuning, ..options(&llama(), fsdp(sharded()), SGD) }
@@ -65,7 +65,7 @@ fn nothing_but_training_drops() {
         let mut losses = ranks(2, |rank| {
             let mut engine = Engine::new(rank.device, &rank.mesh, &options(dropout))?;
             let dev = engine.device().clone();
-            // Adapters that are something.
+            // Adapters that are not zero.
             let (store, _) = engine.state();
             store.for_each_shard(&mut |mut shard| {
                 let mut values = vec![0f32; shard.master.len()];
@@ -86,9 +86,9 @@ fn nothing_but_training_drops() {
     assert!((without.1 - with.1).abs() > 1e-3 * without.1, "training drops nothing: {} and {}", without.1, with.1);
 }
 
-/// Ranks of sp share the tokens of a micro-batch: each draws its tokens' rows of the whole mask.
+/// Ranks of sp share the tokens of a micro-batch: each draws its tokens' rows of the full mask.
 #[test]
-fn ranks_of_a_ring_draw_the_masks_of_one_rank() {
+fn ring_ranks_draw_the_masks_of_a_single_rank() {
     let spec = Spec { max_len: 40, ..llama() };
     let options = EngineOptions {
         tuning: tuning(4, 0.3, &["q_proj", "down_proj"]),

@@ -1,5 +1,5 @@
-//! The training step from inside, with ranks as threads: the same bits however parameters are sharded, gradients and
-//! models against references, what is gathered, sent, held and allocated.
+//! The training step from inside, with ranks as threads: bitwise equal results for any sharding, gradients and models
+//! compared with references, and what is gathered, sent, held and allocated.
 #[path = "../common/mod.rs"]
 mod common;
 mod collectives;
@@ -18,4 +18,6 @@ mod ring;
 mod sharding_options;
 mod stores;
 mod tensor_parallel;
+mod threads;
 mod tuning;
+mod work;

@@ -1,5 +1,5 @@
-//! Bytes against the formula, and steps that allocate nothing. The heap counts the allocations of each thread, which
-//! here is a rank.
+//! Memory compared with the formula, and steps without allocations. The heap counts allocations per thread, which is
+//! per rank here.
 
 use crate::common::stores::*;
 use crate::common::*;
@@ -15,16 +15,16 @@ use flatshard::nn::{Checkpointing, RingImpl, Spec};
 use flatshard::store::{Offload, ReferenceOptions, ShardedOptions, Stage, Wrap, ZeroOptions};
 use std::sync::Arc;
 
-/// Allocations of this thread; with the plain kernel those that are not the `gemm` crate's.
+/// Allocations of this thread; with the plain kernel, those outside the `gemm` crate.
 fn allocations(kernel: GemmKernel) -> usize {
     if kernel == GemmKernel::Plain { heap::allocations_without_packing() } else { heap::allocations() }
 }
-/// How products are computed here: the plain way, too.
+/// The kernels that compute products here, including the plain one.
 fn kernels() -> impl Iterator<Item = GemmKernel> {
     GemmKernel::ALL.into_iter().filter(|kernel| kernel.available())
 }
 
-/// Two replicas, each of two shards.
+/// Two replicas of two shards each.
 const HYBRID: MeshSizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1 };
 
 fn strategies() -> Vec<(Arc<dyn Strategy>, usize)> {
@@ -33,7 +33,7 @@ fn strategies() -> Vec<(Arc<dyn Strategy>, usize)> {
         (fsdp(sharded()), 1),
         (fsdp(bf16.clone()), 1),
         (fsdp(ShardedOptions { reshard: false, ..bf16.clone() }), 1),
-        (fsdp(ShardedOptions { grad_accum: 2, ..bf16.clone() }), 2),
+        (fsdp(ShardedOptions { grad_accum: 2, max_live: 4 * BLOCK, ..bf16.clone() }), 2),
         (fsdp(ShardedOptions { grad_accum: 2, sync_each_batch: true, ..bf16.clone() }), 2),
         (fsdp(ShardedOptions { wrap: Wrap::Size(8000), ..bf16.clone() }), 1),
         (fsdp(ShardedOptions { wrap: Wrap::None, ..bf16.clone() }), 1),
@@ -57,7 +57,7 @@ fn strategies() -> Vec<(Arc<dyn Strategy>, usize)> {
 }
 
 #[test]
-fn the_plan_is_what_is_allocated_and_a_step_adds_nothing() {
+fn planned_bytes_equal_allocated_bytes_and_a_step_adds_nothing() {
     for (spec, rule, checkpoint) in [
         (llama(), ADAMW, Checkpointing::Off),
         (qwen3(), ADAMW, Checkpointing::SelectiveEvery(2)),
@@ -90,12 +90,12 @@ fn the_plan_is_what_is_allocated_and_a_step_adds_nothing() {
     }
 }
 
-/// Two shards of layers that two ranks share.
+/// Two shards of layers that are split over two ranks.
 const CUT: MeshSizes = MeshSizes { dp_replicate: 1, dp_shard: 2, sp: 1, tp: 2 };
 
 #[test]
-fn layers_that_ranks_share_are_planned_and_a_step_allocates_nothing() {
-    let spec = Spec { ff: 45, kv_heads: 2, ..qwen3() }; // 61 words
+fn split_layers_are_planned_and_a_step_allocates_nothing() {
+    let spec = Spec { ff: 45, kv_heads: 2, ..qwen3() }; // a vocabulary of 61
     let bf16 = fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() });
     let cases = [
         (false, Checkpointing::Off, fsdp(sharded())),
@@ -124,10 +124,10 @@ fn layers_that_ranks_share_are_planned_and_a_step_allocates_nothing() {
     }
 }
 
-/// What the design promises, in plain numbers: 18 bytes a parameter and rank share, two slots of the largest block and
-/// the root's, for weights and for gradients.
+/// The documented formula in plain numbers: 18 bytes per parameter and sharding rank, two slots of the largest block
+/// and the root's, for weights and for gradients.
 #[test]
-fn the_formula_of_the_design() {
+fn the_documented_memory_formula_holds() {
     let spec = Spec { dim: 64, ff: 192, layers: 8, heads: 4, kv_heads: 4, head_dim: 16, ..llama() };
     let bf16 = ShardedOptions { dtype: DType::Bf16, ..sharded() };
     let bytes = |strategy: Arc<dyn Strategy>, ranks: usize, category: Category| {
@@ -135,7 +135,7 @@ fn the_formula_of_the_design() {
         planned.into_iter().find(|p| p.0 == category).unwrap().1
     };
     let n = 2;
-    // Every size here is a multiple of 2 * 128 but for the norms (64 each, padded to 128): 2 to a block, 1 in the root.
+    // Every size here is a multiple of 2 * 128 except the norms (64 each, padded to 128): 2 per block, 1 in the root.
     let block = 4 * 64 * 64 + 3 * 64 * 192 + 2 * 128;
     let table = (61usize * 64).next_multiple_of(128);
     let root = (2 * table + 128usize).next_multiple_of(n * 128);
@@ -144,11 +144,13 @@ fn the_formula_of_the_design() {
     assert_eq!(bytes(full(), n, Category::Params), 6 * p / n);
     assert_eq!(bytes(full(), n, Category::Grads), 4 * p / n);
     assert_eq!(bytes(full(), n, Category::Optimizer), 8 * p / n);
-    // The weight slots are one set for both ranks.
+    // The weight slots are shared by both ranks.
     let staged = root + 2 * block;
     assert_eq!(bytes(full(), n, Category::Slots), 2 * staged / n + 4 * staged);
     let accumulating = fsdp(ShardedOptions { grad_accum: 4, ..bf16.clone() });
     assert_eq!(bytes(accumulating, n, Category::Slots), 2 * staged / n + 4 * p);
+    let live = fsdp(ShardedOptions { max_live: root + 3 * block, ..bf16.clone() });
+    assert_eq!(bytes(live, n, Category::Slots), 2 * (root + 3 * block) / n + 4 * staged);
     let kept = fsdp(ShardedOptions { reshard: false, ..bf16.clone() });
     assert_eq!(bytes(kept, n, Category::Slots), 2 * p / n + 4 * staged);
 
@@ -173,7 +175,7 @@ fn the_formula_of_the_design() {
         assert_eq!(slots(Stage::Two), 2 * p / n + 4 * buckets);
         assert_eq!(slots(Stage::Three), 2 * (root + blocks * block) / n + 4 * buckets);
     }
-    // The reference: whole layers beside the longest tensor, which is cut into whole blocks of 128.
+    // The reference: whole layers next to the longest tensor, which is split into whole blocks of 128.
     let longest = table.max(64 * 192).next_multiple_of(n * 128);
     let layers = 2 * table + 128 + block;
     let by_tensor = bytes(reference(by_tensor(DType::Bf16, 1)), n, Category::Slots);
@@ -188,11 +190,11 @@ fn the_formula_of_the_design() {
     }
 }
 
-/// On the heap, after the first steps, with any kernel.
+/// Heap allocations after the first steps, with any kernel.
 fn allocates_nothing(timeline: &Timeline, sizes: MeshSizes, options: &EngineOptions, accum: usize) {
     let spec = &options.spec;
     for kernel in kernels() {
-        // With every step on `timeline`, which the ranks share here.
+        // Every step is recorded on `timeline`, which the ranks share here.
         let made = mesh_ranks(sizes, |rank| {
             let index = rank.mesh.dp.rank();
             let mesh = timed::watch(rank.mesh, timeline);
@@ -220,14 +222,14 @@ fn a_step_makes_no_heap_allocation() {
             allocates_nothing(&off, sizes, &options, accum);
         }
     }
-    // Nor does a profile.
+    // Neither does a profile.
     let timeline = Timeline::with_room(1 << 14);
     timeline.switch(true);
     let sharded = options(&llama(), fsdp(sharded()), ADAMW);
     allocates_nothing(&timeline, two, &sharded, 1);
     let mut spans = vec![];
     assert_eq!((timeline.drain(&mut spans), spans.len() > 500), (0, true), "{}", spans.len());
-    // Nor do blocks that go around a ring.
+    // Neither do blocks on a ring.
     let sizes = MeshSizes { dp_replicate: 1, dp_shard: 1, sp: 2, tp: 1 };
     for ring in [RingImpl::Ring, RingImpl::AllGather] {
         allocates_nothing(&off, sizes, &EngineOptions { ring, ..sharded.clone() }, 1);

@@ -1,5 +1,5 @@
-//! Every way to arrange four and eight ranks, against one rank that is given the same samples: one loss curve, one
-//! gradient norm, the same weights; and checkpoints that any of them writes and any other goes on from.
+//! Every mesh of four and eight ranks compared with one rank on the same samples: equal loss curves, gradient norms and
+//! weights; and checkpoints written by any mesh and resumed on any other.
 
 use crate::common;
 use crate::common::known_state::state;
@@ -17,14 +17,14 @@ use flatshard::optim::Rule;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Tokens of a sample: two chunks for each of eight ranks of sp.
+/// Tokens per sample: two chunks for each of eight ranks of sp.
 const LEN: usize = 16;
-/// Samples of a step: two micro-batches of one for each of eight ranks of dp.
+/// Samples per step: two micro-batches of one for each of eight ranks of dp.
 const SAMPLES: usize = 16;
 const ACCUM: usize = 2;
 
-/// What the shapes have in common: heads can be cut in eight, and words and columns in nothing. Qwen3's keys and values
-/// are of two heads, which more ranks of tp share.
+/// Common to all shapes: heads divide by eight; vocabulary and columns divide by nothing. Qwen3 has two key/value
+/// heads, which more ranks of tp share.
 fn eighths(spec: Spec) -> Spec {
     Spec { vocab: 67, dim: 24, heads: 16, kv_heads: 8, head_dim: 4, ff: 41, max_len: LEN, ..spec }
 }
@@ -34,7 +34,7 @@ fn shapes() -> [Spec; 3] {
     [llama, Spec { kv_heads: 2, ..qwen3 }, gemma3]
 }
 
-/// Every kind of store; the last has nothing to shard. Two of them reduce each micro-batch by itself.
+/// Every kind of store; the last shards nothing. Two of them reduce each micro-batch separately.
 fn stores() -> Vec<Arc<dyn Strategy>> {
     [at_once(DType::F32, ACCUM), by_batch(DType::F32, ACCUM), vec![ddp(DType::F32)]].concat()
 }
@@ -49,7 +49,7 @@ fn options(spec: &Spec, strategy: &Arc<dyn Strategy>, rule: Rule) -> EngineOptio
     }
 }
 
-/// The step's sample `n`; of some, the end carries no loss, so that ranks divide different numbers of tokens.
+/// The step's sample `n`; some have no loss at the end, so that ranks divide by different numbers of tokens.
 fn sample(spec: &Spec, step: u64, n: usize) -> (Vec<u32>, Vec<i32>) {
     let rng = Rng::new(5, step << 32 | n as u64);
     let tokens: Vec<u32> = (0..LEN as u64).map(|i| (rng.u64(i) % spec.vocab as u64) as u32).collect();
@@ -58,7 +58,7 @@ fn sample(spec: &Spec, step: u64, n: usize) -> (Vec<u32>, Vec<i32>) {
     (tokens.clone(), (0..LEN).map(target).collect())
 }
 
-/// Micro-batch `micro` of a rank of dp, as the loader deals them.
+/// Micro-batch `micro` of a rank of dp, as assigned by the loader.
 fn micro_batch(spec: &Spec, step: u64, micro: usize, (rank, dp): (usize, usize)) -> MicroBatch {
     let rows = SAMPLES / ACCUM / dp;
     let first = (micro * dp + rank) * rows;
@@ -71,8 +71,8 @@ fn micro_batch(spec: &Spec, step: u64, micro: usize, (rank, dp): (usize, usize))
     }
 }
 
-/// Steps `from + 1..=to` from the checkpoint of step `from` in a directory, or from the start; the last is saved where
-/// a directory is given.
+/// Steps `from + 1..=to`, resumed from the checkpoint of step `from` in a directory, or from the start; the last step
+/// is saved if a directory is given.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     from: Option<(&'a Path, u64)>,
@@ -113,7 +113,7 @@ fn run(sizes: MeshSizes, options: &EngineOptions, part: Part) -> Outcome {
     gathered(spec, results)
 }
 
-/// The same sums in another order: rounding, and no more.
+/// The same sums in another order: equal up to rounding.
 #[track_caller]
 fn assert_close(one: &Outcome, many: &Outcome, what: &str) {
     assert_eq!(one.steps.len(), many.steps.len(), "{what}");
@@ -127,7 +127,7 @@ fn assert_close(one: &Outcome, many: &Outcome, what: &str) {
     assert!(weights < 2e-6, "{what}: weights differ by {weights}");
 }
 
-/// Each mesh with one store after the other, and where nothing is left to shard with replicas too.
+/// Each mesh with each store in turn, and with replicas if nothing is left to shard.
 fn check(world: usize) {
     let mut stores = stores();
     let ddp = stores.pop().unwrap();
@@ -150,18 +150,18 @@ fn check(world: usize) {
 }
 
 #[test]
-fn every_mesh_of_four_is_one_rank() {
+fn every_mesh_of_four_equals_one_rank() {
     check(4);
 }
 
 #[test]
-fn every_mesh_of_eight_is_one_rank() {
+fn every_mesh_of_eight_equals_one_rank() {
     check(8);
 }
 
 #[test]
-fn one_shard_and_many_replicas_leave_the_bits_of_ddp() {
-    // A sum over replicas in rank order is the sum of an all-reduce in rank order.
+fn one_shard_with_many_replicas_is_bitwise_equal_to_ddp() {
+    // A sum over replicas in rank order equals the sum of an all-reduce in rank order.
     let spec = &shapes()[0];
     let start = Part { from: None, to: 3, save: None };
     let replicas = MeshSizes { dp_replicate: 4, dp_shard: 1, sp: 1, tp: 1 };
@@ -175,7 +175,7 @@ fn one_shard_and_many_replicas_leave_the_bits_of_ddp() {
 }
 
 #[test]
-fn a_checkpoint_of_any_mesh_goes_on_on_any_other() {
+fn a_checkpoint_of_any_mesh_resumes_on_any_other() {
     for (spec, world) in shapes().into_iter().zip([8, 4, 4]) {
         let dir = tempfile::tempdir().unwrap();
         let stores = stores();
@@ -190,7 +190,7 @@ fn a_checkpoint_of_any_mesh_goes_on_on_any_other() {
             let gone_on = run(other, &options(5 * i + 1), Part { from: Some((&there, 2)), to: 4, save: None });
             assert_close(&rest, &gone_on, &format!("{:?} saved on {sizes:?}, gone on on {other:?}", spec.arch));
         }
-        // And one rank takes it from there.
+        // And one rank resumes from it.
         let alone = Part { from: Some((&dir.path().join("0"), 2)), to: 4, save: None };
         assert_close(&rest, &run(MeshSizes::sharded(1), &options(1), alone), "on one rank");
     }

@@ -1,5 +1,5 @@
-//! The same training, however parameters are kept: sharded runs must leave the bits that replicated ones leave (losses,
-//! norms, every weight), because sums go in rank order in both and nothing else may depend on the cut.
+//! Sharded training is bitwise equal to replicated training (losses, norms, all weights), because both sum in rank
+//! order and nothing else may depend on the sharding.
 
 use crate::common::stores::kinds;
 use crate::common::*;
@@ -10,7 +10,7 @@ use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, ShardedOptions, Wrap};
 use std::collections::BTreeMap;
 
-/// FSDP with `options` against DDP, three steps, clipped.
+/// FSDP with `options` compared with DDP, three clipped steps.
 fn check(spec: &Spec, world: usize, rule: Rule, sharded: ShardedOptions) {
     let accum = sharded.grad_accum;
     let replicated = outcome(world, &options(spec, ddp(sharded.dtype), rule), 3, accum);
@@ -22,7 +22,7 @@ fn check(spec: &Spec, world: usize, rule: Rule, sharded: ShardedOptions) {
 
 #[test]
 fn sharded_equals_replicated_at_every_world_size() {
-    // SGD first: Adam divides by the gradient's own size and so hides a wrong scale.
+    // SGD first: Adam divides by the gradient's own size, which hides a wrong scale.
     for rule in [SGD, ADAMW] {
         for spec in [llama(), gpt()] {
             for world in 1..=4 {
@@ -41,7 +41,7 @@ fn sharded_equals_replicated_in_every_family() {
 }
 
 #[test]
-fn sharded_equals_replicated_however_layers_are_wrapped() {
+fn sharded_equals_replicated_with_any_wrapping() {
     for wrap in [Wrap::None, Wrap::Size(1), Wrap::Size(8000), Wrap::Size(usize::MAX)] {
         for reshard in [true, false] {
             check(&llama(), 3, SGD, ShardedOptions { wrap, reshard, ..sharded() });
@@ -63,7 +63,7 @@ fn sharded_equals_replicated_with_and_without_prefetch_and_reshard() {
 
 #[test]
 fn sharded_equals_replicated_with_accumulation() {
-    // Gradients assigned instead of added, or reduced too early, show with two micro-batches only.
+    // Gradients that are assigned instead of added, or reduced too early, are visible only with two micro-batches.
     for (spec, reshard) in [(llama(), true), (llama(), false), (gpt(), true)] {
         check(&spec, 3, SGD, ShardedOptions { grad_accum: 2, reshard, ..sharded() });
     }
@@ -93,8 +93,8 @@ fn checkpointing_changes_no_bit() {
 }
 
 #[test]
-fn reducing_each_micro_batch_is_the_same_sum_in_another_order() {
-    // (a0 + b0) + (a1 + b1) for (a0 + a1) + (b0 + b1): equal to rounding. On one rank it is the same order.
+fn reducing_each_micro_batch_sums_in_another_order() {
+    // (a0 + b0) + (a1 + b1) instead of (a0 + a1) + (b0 + b1): equal up to rounding. On one rank the order is the same.
     for (world, accum) in [(1, 3), (3, 2)] {
         let at_once = ShardedOptions { grad_accum: accum, ..sharded() };
         let each = ShardedOptions { sync_each_batch: true, ..at_once.clone() };
@@ -107,7 +107,7 @@ fn reducing_each_micro_batch_is_the_same_sum_in_another_order() {
 
 #[test]
 fn two_ranks_equal_one_with_both_batches() {
-    // What FSDP = DDP cannot see: a wrong division common to both.
+    // What FSDP = DDP cannot detect: a wrong division in both.
     let one = EngineOptions { grad_clip: 0.0, ..options(&llama(), ddp(DType::F32), SGD) };
     let results = ranks(1, |rank| {
         let mut engine = Engine::new(rank.device, &rank.mesh, &one)?;
@@ -125,7 +125,7 @@ fn two_ranks_equal_one_with_both_batches() {
 
 #[test]
 fn a_small_step_lowers_the_loss_by_the_rate_times_the_squared_norm() {
-    // First order: L(w - lr g) = L(w) - lr |g|^2, so a gradient of the wrong size or of another loss shows.
+    // First order: L(w - lr g) = L(w) - lr |g|^2, so a gradient of the wrong size or of another loss is visible.
     let rule = Rule::Sgd { momentum: 0.0, weight_decay: 0.0 };
     for strategy in kinds(DType::F32) {
         let options = EngineOptions { grad_clip: 0.0, ..options(&llama(), strategy, rule) };
@@ -145,8 +145,8 @@ fn a_small_step_lowers_the_loss_by_the_rate_times_the_squared_norm() {
 }
 
 #[test]
-fn an_evaluation_measures_what_the_next_step_reports() {
-    // Forward without dropout, on the same batch before the update: the same loss.
+fn an_evaluation_gives_the_loss_of_the_next_step() {
+    // A forward pass without dropout on the same batch, before the update: the same loss.
     for strategy in kinds(DType::F32) {
         let options = options(&llama(), strategy, SGD);
         ranks(2, |rank| {
@@ -187,8 +187,8 @@ fn clipping_scales_the_update_to_the_norm() {
 }
 
 #[test]
-fn weight_decay_reaches_matrices_and_nothing_else() {
-    // One step from the same weights, with and without: they differ by lr * decay * weight, or not at all.
+fn weight_decay_applies_to_matrices_only() {
+    // One step from the same weights, with and without decay: they differ by lr * decay * weight, or not at all.
     let (decay, lr) = (0.5, 0.01);
     let adamw = |weight_decay| Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay };
     let sgd = |weight_decay| Rule::Sgd { momentum: 0.9, weight_decay };
@@ -218,7 +218,7 @@ fn weight_decay_reaches_matrices_and_nothing_else() {
 }
 
 #[test]
-fn a_gradient_that_is_not_finite_changes_no_weight() {
+fn a_non_finite_gradient_changes_no_weight() {
     for strategy in kinds(DType::F32) {
         let options = options(&llama(), strategy, ADAMW);
         ranks(3, |rank| {
@@ -238,7 +238,7 @@ fn a_gradient_that_is_not_finite_changes_no_weight() {
     }
 }
 
-/// Puts an infinity into the first weight of the last unit; with replicas `everywhere`, elsewhere on one rank only.
+/// Puts an infinity into the first weight of the last unit, `everywhere` or on one rank only.
 fn spoil(engine: &mut Engine, here: bool) -> Result<()> {
     let dev = engine.device().clone();
     let (store, _) = engine.state();
@@ -251,7 +251,7 @@ fn spoil(engine: &mut Engine, here: bool) -> Result<()> {
 }
 
 #[test]
-fn all_ranks_generate_the_same_and_what_one_rank_would() {
+fn all_ranks_generate_the_text_of_a_single_rank() {
     use flatshard::engine::Sampling;
     let generate = |world, strategy, temperature| {
         let options = options(&llama(), strategy, SGD);

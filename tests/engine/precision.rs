@@ -1,6 +1,5 @@
-//! f16 with its loss scaler, and gradients that travel in fewer bits: steps that overflow are left out by every rank
-//! alike, the scale shows in nothing but its absence, and fewer bytes cost the error that one rounding has.
-
+//! f16 with its loss scaler, and low-precision gradient reduction: all ranks skip overflowing steps together, the scale
+//! otherwise changes no result, and fewer bytes cost the error of one rounding.
 use crate::common::stores::{at_once, by_batch, every};
 use crate::common::*;
 use flatshard::base::DType;
@@ -22,14 +21,14 @@ fn scaled(options: EngineOptions, initial: f32) -> EngineOptions {
 fn half() -> Arc<dyn Strategy> {
     fsdp(ShardedOptions { dtype: DType::F16, ..sharded() })
 }
-/// All of a report that two ranks must agree on, NaN or not.
+/// Everything in a report that two ranks must agree on, NaN or not.
 fn bits(r: &StepReport) -> (u64, u32, bool, Option<u32>, bool) {
     (r.loss.to_bits(), r.grad_norm.to_bits(), r.skipped, r.loss_scale.map(f32::to_bits), r.stuck)
 }
 
-/// A power of two changes exponents only: loss, norm, clipping and weights have the bits that they have without it.
+/// A power of two changes only exponents: loss, norm, clipping and weights are bitwise equal to those without it.
 #[test]
-fn the_scale_shows_in_no_bit_where_nothing_overflows() {
+fn without_overflow_the_scale_changes_no_bit() {
     for strategy in [fsdp(sharded()), ddp(DType::F32)] {
         for rule in [ADAMW, SGD] {
             let plain = options(&llama(), strategy.clone(), rule);
@@ -40,7 +39,7 @@ fn the_scale_shows_in_no_bit_where_nothing_overflows() {
 }
 
 #[test]
-fn f16_learns_what_f32_learns_and_is_nearer_to_it_than_bf16() {
+fn f16_learns_like_f32_and_is_closer_to_it_than_bf16() {
     for spec in [llama(), gpt()] {
         let run = |dtype| {
             outcome(2, &scaled(options(&spec, fsdp(ShardedOptions { dtype, ..sharded() }), SGD), 65536.0), 8, 1)
@@ -55,8 +54,8 @@ fn f16_learns_what_f32_learns_and_is_nearer_to_it_than_bf16() {
     }
 }
 
-/// From 2^20 the gradients of activations overflow f16 until the scale has fallen far enough: by every store alike, and
-/// until then no weight moves.
+/// From 2^20 the gradients of activations overflow f16 until the scale has fallen far enough, in every store alike, and
+/// until then no weight changes.
 #[test]
 fn overflow_skips_the_step_on_every_rank_and_halves_the_scale() {
     const STEPS: u64 = 8;
@@ -92,10 +91,10 @@ fn overflow_skips_the_step_on_every_rank_and_halves_the_scale() {
     }
 }
 
-/// All that learns is the head, and all targets are the words 60 and 61. At this scale only their gradients overflow:
-/// rows that one rank of tp has and one rank of fsdp owns. That rank alone sees it; nobody takes the step.
+/// Only the head is trained, and all targets are tokens 60 and 61. At this scale only their gradients overflow: rows on
+/// one rank of tp, owned by one rank of fsdp. That rank alone detects it; no rank takes the step.
 #[test]
-fn what_one_rank_of_any_axis_sees_all_ranks_know() {
+fn an_overflow_on_one_rank_of_any_axis_skips_the_step_on_all() {
     let spec = Spec { vocab: 64, dim: 24, heads: 8, kv_heads: 4, head_dim: 4, ff: 40, ..llama() };
     let names = spec.layouts().into_iter().flat_map(|l| l.segments).map(|s| s.name);
     let others = names.filter(|name| name != "lm_head.weight").map(|name| format!("^{}$", name.replace('.', r"\.")));
@@ -126,16 +125,16 @@ fn what_one_rank_of_any_axis_sees_all_ranks_know() {
                 let (skipped, sees): (Vec<bool>, Vec<bool>) = results.into_iter().unzip();
                 (skipped, sees.into_iter().filter(|&sees| sees).count())
             };
-            // 20 to 80 tokens: a target's logit has a gradient of 2e5 to 8e5, any other word's of about 1/64 of that.
+            // 20 to 80 tokens: a target's logit has a gradient of 2e5 to 8e5, any other logit about 1/64 of that.
             assert_eq!(try_scale(2f32.powi(24)), (vec![true; 4], 4 / shards / sizes.tp), "{sizes:?}");
             assert_eq!(try_scale(65536.0), (vec![false; 4], 0), "{sizes:?}");
         }
     }
 }
 
-/// Without a smaller scale to try, a bad step is one too many.
+/// Without a smaller scale to try, one bad step is too many.
 #[test]
-fn a_fixed_scale_that_is_too_high_is_stuck() {
+fn a_fixed_scale_that_is_too_high_is_reported_as_stuck() {
     let fixed = ScalerOptions { initial: 2f32.powi(40), dynamic: false, ..ScalerOptions::default() };
     let options = EngineOptions { scaler: Some(fixed), ..options(&llama(), half(), SGD) };
     for reports in ranks(2, |rank| {
@@ -146,7 +145,7 @@ fn a_fixed_scale_that_is_too_high_is_stuck() {
     }
 }
 
-/// Bytes received in a step and, of the buffers that gradients are reduced from, how many there are.
+/// Bytes received in a step, and the number of buffers that gradients are reduced from.
 fn traffic(strategy: Arc<dyn Strategy>, accum: usize) -> (u64, usize) {
     let options = scaled(options(&llama(), strategy, SGD), 1024.0);
     let mut results = ranks(4, |rank| {
@@ -167,14 +166,14 @@ fn traffic(strategy: Arc<dyn Strategy>, accum: usize) -> (u64, usize) {
 }
 
 #[test]
-fn gradients_in_two_bytes_are_half_the_bytes() {
+fn two_byte_gradients_halve_the_traffic() {
     for narrow in [DType::Bf16, DType::F16] {
         for (accum, sync_each_batch) in [(1, false), (2, true)] {
             let of = |reduce_dtype| ShardedOptions { reduce_dtype, grad_accum: accum, sync_each_batch, ..sharded() };
             let ((wide, f32s), (less, narrows)) =
                 (traffic(fsdp(of(DType::F32)), accum), traffic(fsdp(of(narrow)), accum));
             assert_eq!(f32s, 2 * narrows);
-            // A rank of 4 receives 3/4 of each buffer that is reduced and scattered.
+            // A rank of 4 receives 3/4 of each reduce-scattered buffer.
             assert_eq!(wide - less, narrows as u64 * 3 / 4, "{narrow}: all that has changed");
         }
         let ((wide, f32s), (less, narrows)) = (traffic(ddp(DType::F32), 1), traffic(travelling(narrow), 1));
@@ -189,7 +188,7 @@ fn gradient(strategy: Arc<dyn Strategy>, accum: usize) -> Vec<(String, Vec<f32>)
     let fragments = ranks(3, |rank| {
         let mut engine = Engine::new(rank.device.clone(), &rank.mesh, &options)?;
         train(&mut engine, &options.spec, 1, accum)?;
-        // In the place of the weights, so that the tensors come out by name.
+        // Written in place of the weights, so that the tensors can be read by name.
         engine.state().0.for_each_shard(&mut |mut shard| match shard.grad {
             Some(grad) => rank.device.copy(grad.as_view(), shard.master.reborrow()),
             None => Ok(()),
@@ -198,7 +197,7 @@ fn gradient(strategy: Arc<dyn Strategy>, accum: usize) -> Vec<(String, Vec<f32>)
     });
     whole(&options.spec, &fragments).into_iter().collect()
 }
-/// Relative to the norm of the exact one.
+/// Relative to the norm of the exact gradient.
 fn error(exact: &[(String, Vec<f32>)], other: &[(String, Vec<f32>)]) -> f64 {
     let pairs = exact.iter().zip(other).flat_map(|(a, b)| a.1.iter().zip(&b.1));
     let (difference, norm) = pairs.fold((0.0, 0.0), |(d, n), (&a, &b)| {
@@ -208,11 +207,11 @@ fn error(exact: &[(String, Vec<f32>)], other: &[(String, Vec<f32>)]) -> f64 {
     (difference / norm).sqrt()
 }
 
-/// Each rank's part is rounded once: at most 2^-9 of it in bf16, 2^-12 in f16 (normal numbers), and parts of ranks and
-/// micro-batches, which differ in sign, are larger than their sum. Sums are f32: more micro-batches do not make it
-/// worse, as rounding the sum each time would.
+/// Each rank's part is rounded once, by at most 2^-9 of it in bf16 and 2^-12 in f16 (normal numbers); parts of ranks
+/// and micro-batches have different signs and are larger than their sum. Sums are f32, so more micro-batches do not
+/// make it worse, as rounding the sum each time would.
 #[test]
-fn gradients_in_two_bytes_have_the_error_of_one_rounding() {
+fn two_byte_gradients_have_the_error_of_one_rounding() {
     for (narrow, bound) in [(DType::Bf16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-10))] {
         for accum in [1, 6] {
             let of = |reduce_dtype| {
@@ -229,9 +228,9 @@ fn gradients_in_two_bytes_have_the_error_of_one_rounding() {
     }
 }
 
-/// Rounded in the same places, summed in the same order: the stores that shard agree to the bit here too.
+/// Rounded in the same places, summed in the same order: sharding stores are bitwise equal here too.
 #[test]
-fn stores_agree_on_gradients_in_two_bytes() {
+fn stores_agree_on_two_byte_gradients() {
     use flatshard::store::{ReferenceOptions, Stage, ZeroOptions};
     let reduce_dtype = DType::Bf16;
     let two = |options: ShardedOptions| fsdp(ShardedOptions { reduce_dtype, ..options });
@@ -251,7 +250,7 @@ fn stores_agree_on_gradients_in_two_bytes() {
     }
 }
 
-/// Every store trains in f16 and ends where the manual one does.
+/// Every store trains in f16 and ends like the manual one.
 #[test]
 fn every_store_trains_in_f16() {
     for accum in [1, 2] {
@@ -288,7 +287,7 @@ const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
 const DDP: &str = env!("CARGO_BIN_EXE_run_ddp");
 
 #[test]
-fn runs_in_fp16_learn_as_in_fp32_and_tell_of_their_scale() {
+fn fp16_runs_learn_like_fp32_and_report_their_scale() {
     let dir = tempfile::tempdir().unwrap();
     let losses = |steps: &[Value]| steps.iter().map(|s| s["loss"].as_f64().unwrap()).collect::<Vec<_>>();
     let plain = run(FSDP, dir.path(), &["--max-steps", "12"]);
@@ -306,10 +305,9 @@ fn runs_in_fp16_learn_as_in_fp32_and_tell_of_their_scale() {
     }
 }
 
-/// Stopped among steps that overflow and doublings of the scale, and taken up again: the same lines and files, bit for
-/// bit.
+/// Stopped between overflowing steps and doublings of the scale, and resumed: the same lines and files, bit for bit.
 #[test]
-fn a_run_in_fp16_is_resumed_with_its_scale() {
+fn an_fp16_run_resumes_with_its_scale() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
     let fp16 = ["--precision", "fp16", "--initial-scale-power", "24", "--loss-scale-window", "3", "--max-steps", "16"];
@@ -318,7 +316,7 @@ fn a_run_in_fp16_is_resumed_with_its_scale() {
     let again = run(FSDP, dir.path(), &[&fp16[..], &["--resume", &from, "--ckpt-dir", &path("b")]].concat());
     let seen = |s: &Value| ["step", "loss", "grad_norm", "loss_scale", "skipped_steps"].map(|key| s[key].clone());
     assert_eq!(whole[5..].iter().map(seen).collect::<Vec<_>>(), again.iter().map(seen).collect::<Vec<_>>());
-    // It has fallen and risen, on both sides of the checkpoint.
+    // The scale falls and rises on both sides of the checkpoint.
     let scales: Vec<f64> = whole.iter().map(|s| s["loss_scale"].as_f64().unwrap()).collect();
     let skipped = whole[15]["skipped_steps"].as_u64().unwrap();
     assert!(scales.windows(2).any(|w| w[1] > w[0]) && scales[5] < scales[0], "{scales:?}");
@@ -335,14 +333,14 @@ fn a_run_in_fp16_is_resumed_with_its_scale() {
     assert!(state["scaler"]["scale"].is_number() && state["scaler"]["good_steps"].is_number(), "{}", state["scaler"]);
 }
 
-/// A scale that overflows for ever ends the run with what to do.
+/// A scale that overflows forever ends the run with advice.
 #[test]
-fn a_run_that_can_only_overflow_ends() {
+fn a_run_that_always_overflows_ends() {
     let args = "--dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 32 --batch-size 4 --device \
     cpu \
                 --precision fp16 --loss-scale 1e12 --max-steps 50";
     let out = Command::new(FSDP).args(args.split_whitespace()).output().unwrap();
     let said = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(1), "{said}");
-    assert!(said.contains("step 11 in a row that is not finite, where --max-bad-steps is 10"), "{said}");
+    assert!(said.contains("11 consecutive non-finite steps, more than --max-bad-steps 10"), "{said}");
 }

@@ -1,15 +1,16 @@
-//! Every knob of sharding has an effect that can be seen: in the order of collectives, in bytes, in what is computed.
+//! Every sharding option has an observable effect: in the order of collectives, in bytes, or in what is computed.
 //!
-//! | knob | effect | where |
+//! | option | effect | tested in |
 //! | --- | --- | --- |
 //! | backward prefetch PRE, POST, NONE; forward prefetch | order | `collectives.rs` |
-//! | limit_all_gathers | gathers in flight, slots | here |
+//! | limit_all_gathers | all-gathers in flight, slots | here |
+//! | max_live | counted collectives; slots; bytes received | `collectives.rs`; here |
 //! | SHARD_GRAD_OP, sync_each_batch, auto-wrap | counted collectives; slots | `collectives.rs`; here |
-//! | activation checkpointing, full and selective | bytes kept, products and attention computed again | here |
-//! | cpu-offload: optimizer, gradients, parameters | bytes of device and host, copies and their order | here |
-//! | use_orig_params | one update a unit, decay of norms, refusal of mixed units | here |
+//! | activation checkpointing, full and selective | bytes saved, products and attention recomputed | here |
+//! | cpu-offload: optimizer, gradients, parameters | bytes on device and host, copies and their order | here |
+//! | use_orig_params | one update per unit, decay of norms, refusal of mixed units | here |
 //!
-//! None of them changes a bit of what is trained: `parity.rs`, `stores.rs`, and here for offloading.
+//! None of them changes a bit of the result: `parity.rs`, `stores.rs`, and here for offloading.
 
 use crate::common::counting_gpu::{Counted, Counts};
 use crate::common::probe::Watched;
@@ -88,13 +89,14 @@ fn without_a_limit_gathers_run_three_units_ahead_in_four_slots() {
 }
 
 #[test]
-fn slots_are_what_sharding_and_wrapping_ask_for() {
+fn slots_follow_from_sharding_and_wrapping() {
     let spec = Spec { layers: 6, ..llama() };
     let slots = |sharded: ShardedOptions| bytes(&options(&spec, fsdp(sharded), SGD), 1, Category::Slots);
     let (block, root) = (4 * 5248, 4 * (2 * 1280 + 128)); // 61 x 20 twice, 20
     let accumulating = ShardedOptions { grad_accum: 2, ..sharded() };
     for (sharded, weights, grads) in [
         (sharded(), 2, 2),
+        (ShardedOptions { max_live: 20_000, ..sharded() }, 3, 2),
         (ShardedOptions { reshard: false, ..sharded() }, 6, 2), // SHARD_GRAD_OP
         (accumulating.clone(), 2, 6),
         (ShardedOptions { sync_each_batch: true, ..accumulating }, 2, 2),
@@ -105,7 +107,7 @@ fn slots_are_what_sharding_and_wrapping_ask_for() {
     }
 }
 
-/// Counts of a step on a simulated GPU, after a first one; and the bytes that rank held in host memory.
+/// Counts of a step on a simulated GPU after a warm-up step, and the bytes the rank held in host memory.
 fn counted(options: &EngineOptions) -> (Counts, usize) {
     let driver = Arc::new(Counted::default());
     let device = |_: usize, meter| Ok(Arc::new(GpuDevice::new(driver.clone(), meter)?) as Arc<dyn Device>);
@@ -132,7 +134,7 @@ fn checkpointing_trades_bytes_for_products_and_attention() {
         let post = if spec.post_norms { 2 * spec.dim } else { 0 };
         let rest = 4 * tokens * (spec.qkv() + spec.dim + 2 * spec.ff + post);
         assert_eq!(off - selective, (layers - 1) * rest, "all else, of all blocks but one");
-        // Of every second block: what one of them keeps is still there when backward comes to it.
+        // For every second block: what one of them keeps is still there when backward reaches it.
         let second = [Checkpointing::SelectiveEvery(2), Checkpointing::FullEvery(2)];
         let [some_selective, some_full] = second.map(|checkpoint| bytes(&of(checkpoint), 1, Category::Saved));
         let others = layers / 2 - 1;
@@ -152,7 +154,7 @@ fn checkpointing_trades_bytes_for_products_and_attention() {
     }
 }
 
-/// Every store, as it is and with `offload`.
+/// Every store, plain and with `offload`.
 fn stores(dtype: DType, offload: Offload) -> Vec<Arc<dyn Strategy>> {
     let mut all = vec![fsdp(ShardedOptions { dtype, offload, grad_accum: 2, ..sharded() })];
     all.push(reference(ReferenceOptions { offload, ..by_tensor(dtype, 2) }));
@@ -181,9 +183,9 @@ fn offloading_changes_no_bit() {
     }
 }
 
-/// HYBRID_SHARD sums offloaded shards over replicas, too.
+/// HYBRID_SHARD all-reduces offloaded shards over replicas too.
 #[test]
-fn offloading_changes_no_bit_where_shards_have_replicas() {
+fn offloading_changes_no_bit_with_replicas() {
     let mesh = MeshSizes { dp_replicate: 2, ..MeshSizes::sharded(2) };
     let run =
         |offload| outcome_on(mesh, &options(&llama(), fsdp(ShardedOptions { offload, ..sharded() }), ADAMW), 2, 1);
@@ -199,7 +201,7 @@ fn offloaded_bytes_are_in_host_memory() {
     let n = 2;
     let of = |dtype, offload| options(&spec, fsdp(ShardedOptions { dtype, offload, ..sharded() }), ADAMW);
     let held = |options: &EngineOptions, category| bytes(options, n, category);
-    // AdamW's moments are 8 bytes for each element that a rank owns.
+    // AdamW's moments take 8 bytes for each element a rank owns.
     let owned = held(&of(DType::Bf16, Offload::Nothing), Category::Optimizer) / 8;
     for (dtype, size) in [(DType::Bf16, 2), (DType::F32, 4)] {
         let copy = if dtype == DType::F32 { 0 } else { size };
@@ -223,7 +225,7 @@ fn offloaded_bytes_are_in_host_memory() {
             };
             let norm = if offload >= Offload::Gradients { 8 * LIMBS } else { 0 };
             assert_eq!(held(&options, Category::Host), host * owned + staged + norm, "{dtype} {offload:?}");
-            // The rest is the device's whatever is offloaded.
+            // The rest is on the device, whatever is offloaded.
             let none = of(dtype, Offload::Nothing);
             for (category, _) in &CATEGORIES[3..7] {
                 assert_eq!(held(&options, *category), held(&none, *category), "{category:?}");
@@ -232,8 +234,8 @@ fn offloaded_bytes_are_in_host_memory() {
     }
 }
 
-/// A chunk's gradient comes down while the chunk before it is updated, whose weights go up only then; what is in host
-/// memory already is not copied.
+/// A chunk's gradient is downloaded while the previous chunk is updated, whose weights are uploaded afterwards; what is
+/// already in host memory is not copied.
 #[test]
 fn copies_of_a_chunk_run_while_another_is_updated() {
     for (offload, downs) in [(Offload::Optimizer, true), (Offload::Gradients, false), (Offload::Parameters, false)] {
@@ -259,10 +261,10 @@ fn copies_of_a_chunk_run_while_another_is_updated() {
     }
 }
 
-/// What differs is the rounding of the update. SGD: AdamW moves a weight by the learning rate whichever sign a gradient
-/// of nearly nothing has.
+/// Only the rounding of the update differs. SGD, because AdamW moves a weight by the learning rate whatever the sign of
+/// a near-zero gradient.
 #[test]
-fn an_offloaded_step_of_a_gpu_is_the_step_of_that_gpu() {
+fn an_offloaded_gpu_step_equals_one_without_offloading() {
     let run = |offload| {
         let options = options(&llama(), fsdp(ShardedOptions { offload, ..sharded() }), SGD);
         let device =
@@ -281,16 +283,16 @@ fn an_offloaded_step_of_a_gpu_is_the_step_of_that_gpu() {
 }
 
 #[test]
-fn without_original_parameters_a_unit_is_one_tensor_to_the_optimizer() {
+fn without_use_orig_params_the_optimizer_sees_one_tensor_per_unit() {
     let of = |uniform, rule| {
         let tuning = Tuning { uniform, ..Tuning::default() };
         EngineOptions { tuning, ..options(&llama(), fsdp(sharded()), rule) }
     };
-    // Root and four blocks, each in as many runs as decay changes from tensor to tensor.
+    // Root and four blocks, each split into runs where decay changes from tensor to tensor.
     let updates = |uniform| counted(&of(uniform, ADAMW)).0.launched("adamw");
     assert_eq!(updates(true), 5);
     assert_eq!(updates(false), 3 + 4 * 4);
-    // Decay reaches norms, which start at 1, and takes lr * decay of them more.
+    // Decay applies to norms too, which start at 1: it takes an extra lr * decay of them.
     let norm = |uniform, weight_decay| {
         let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay };
         let outcome = outcome(1, &of(uniform, rule), 1, 1);
@@ -300,8 +302,8 @@ fn without_original_parameters_a_unit_is_one_tensor_to_the_optimizer() {
     assert!((norm(true, 0.0) - norm(true, 0.5) - 0.01 * 0.5).abs() < 1e-6);
 }
 
-/// Output of `run_fsdp` and the losses of its four steps, with `more` arguments.
-fn run(more: &str) -> (String, Vec<f64>, Value) {
+/// Output of `run_fsdp` in a run of four steps, with `more` arguments, and its metrics.
+fn events(more: &str) -> (String, Vec<Value>) {
     let dir = tempfile::tempdir().unwrap();
     let metrics = dir.path().join("metrics.jsonl");
     let tiny = "--nproc-per-node 2 --dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 16 \
@@ -312,7 +314,11 @@ fn run(more: &str) -> (String, Vec<f64>, Value) {
     let text = String::from_utf8_lossy(&out.stderr).into_owned();
     assert!(out.status.success(), "{more}: {text}");
     let lines = std::fs::read_to_string(&metrics).unwrap();
-    let events: Vec<Value> = lines.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    (text, lines.lines().map(|l| serde_json::from_str(l).unwrap()).collect())
+}
+/// The same output, the losses and the planned bytes.
+fn run(more: &str) -> (String, Vec<f64>, Value) {
+    let (text, events) = events(more);
     let losses = events.iter().filter(|e| e["event"] == "step").map(|e| e["loss"].as_f64().unwrap()).collect();
     (text, losses, events[0]["planned_bytes"].clone())
 }
@@ -325,7 +331,7 @@ fn binary() -> Command {
 }
 
 #[test]
-fn run_fsdp_offloads_what_it_is_told_to() {
+fn run_fsdp_offloads_what_is_configured() {
     let (_, expected, none) = run("--device sim --precision bf16");
     assert_eq!(none["host"], 0);
     let bytes = |planned: &Value, name: &str| planned[name].as_u64().unwrap();
@@ -340,31 +346,52 @@ fn run_fsdp_offloads_what_it_is_told_to() {
         assert!(bytes(&planned, "total") < total, "{mode} takes less of the device than the mode before");
         total = bytes(&planned, "total");
     }
-    // What runs on a GPU runs on a laptop, where there is nothing to move.
+    // A configuration for GPUs also runs on a laptop, where there is nothing to offload.
     let (_, expected, planned) = run("--device cpu");
     let (said, losses, same) =
         run("--device cpu --cpu-offload --activation-checkpoint selective --no-limit-all-gathers");
     assert_eq!((expected, &planned["params"]), (losses, &same["params"]));
-    assert!(said.contains("nothing to do: CPU ranks") && same["host"] == 0, "{said}");
+    assert!(said.contains("no effect: CPU ranks") && same["host"] == 0, "{said}");
     assert!(bytes(&same, "saved") < bytes(&planned, "saved") && bytes(&same, "slots") >= bytes(&planned, "slots"));
 }
 
 #[test]
-fn knobs_that_contradict_each_other_are_refused_with_the_reason() {
+fn live_parameters_save_all_gathers_and_change_no_bit() {
+    let of = |more: &str| {
+        let (said, events) = events(&format!("--device cpu --num-layers 4 --ff-hidden-dim 192 {more}"));
+        let steps = || events.iter().filter(|e| e["event"] == "step");
+        let bytes = steps().next_back().unwrap()["comm_bytes"].as_u64().unwrap();
+        (said, steps().map(|e| (e["loss"].to_string(), e["grad_norm"].to_string())).collect::<Vec<_>>(), bytes)
+    };
+    let (_, two_slots, most) = of("");
+    let (said, all_live, least) = of("--max-live-parameters 10000000");
+    assert!(said.contains("up to 10,000,000 parameters unsharded"), "{said}");
+    // Of four blocks in two micro-batches, forward gathers 4 and 2, and backward 2 and 2. A rank receives half of each.
+    let block = 4 * (4 * 64 * 64 + 3 * 64 * 192 + 2 * 128);
+    assert_eq!(most - least, (10 - 4) * block / 2);
+    let (_, grad_op, same) = of("--sharding SHARD_GRAD_OP");
+    assert_eq!((&two_slots, &two_slots, same), (&all_live, &grad_op, least));
+}
+
+#[test]
+fn contradicting_options_are_refused_with_the_reason() {
     for (args, parts) in [
         ("--sharding NO_SHARD --backward-prefetch BACKWARD_POST", ["backward-prefetch", "nothing is gathered"]),
         ("--sharding NO_SHARD --no-limit-all-gathers", ["limit-all-gathers", "nothing is gathered"]),
         ("--sharding NO_SHARD --auto-wrap none", ["auto-wrap", "buckets"]),
-        ("--sharding NO_SHARD --sync-each-batch --grad-accum 2", ["sync-each-batch", "spare no memory"]),
+        ("--sharding NO_SHARD --sync-each-batch --grad-accum 2", ["sync-each-batch", "save no memory"]),
         ("--auto-wrap none --no-limit-all-gathers", ["limit-all-gathers", "one unit"]),
         (
             "--no-forward-prefetch --backward-prefetch NONE --no-limit-all-gathers",
-            ["limit-all-gathers", "nothing is gathered ahead"],
+            ["limit-all-gathers", "nothing is prefetched"],
         ),
         ("--sharding NO_SHARD --cpu-offload", ["cpu-offload", "--cpu-offload optimizer"]),
-        ("--no-use-orig-params --no-decay embed", ["use-orig-params", "another decay"]),
+        ("--no-use-orig-params --no-decay embed", ["use-orig-params", "another weight decay"]),
         ("--no-use-orig-params --freeze up_proj", ["use-orig-params", "is frozen"]),
-        ("--no-use-orig-params --lr-scale up_proj=0.5", ["use-orig-params", "0.5 times the learning rate"]),
+        (
+            "--no-use-orig-params --lr-scale up_proj=0.5",
+            ["use-orig-params", "the learning rate is scaled by both 1 and 0.5"],
+        ),
         ("--cpu-offload everything", ["everything", "gradients"]),
         ("--activation-checkpoint some", ["some", "selective"]),
     ] {
@@ -373,7 +400,7 @@ fn knobs_that_contradict_each_other_are_refused_with_the_reason() {
         assert_eq!(out.status.code(), Some(2), "{args}: {text}");
         assert!(parts.iter().all(|part| text.contains(part)), "{args}: {text}");
     }
-    // Whole units that freeze, and knobs that agree, pass.
+    // Freezing whole units, and consistent options, are accepted.
     for args in ["--no-use-orig-params --freeze layers\\.0\\.", "--sharding NO_SHARD --cpu-offload optimizer"] {
         let print = ["--device", "cpu", "--dataset", "synthetic", "--print-config"];
         let out = binary().args(print).args(args.split(' ')).output().unwrap();

@@ -1,5 +1,5 @@
-//! One body for all stores: however parameters are kept, the same training leaves the same bits (losses, norms, every
-//! weight). Replicated is what the others are held to: it gathers nothing and reduces once.
+//! One test body for all stores: training is bitwise equal (losses, norms, all weights) however parameters are stored.
+//! The baseline is the replicated store, which gathers nothing and reduces once.
 
 use crate::common::stores::*;
 use crate::common::*;
@@ -10,7 +10,7 @@ use flatshard::optim::Rule;
 use flatshard::store::{ShardedOptions, Wrap};
 use std::sync::Arc;
 
-/// Three steps by each of `stores` against three by `first`.
+/// Three steps with each of `stores` compared with three with `first`.
 fn check(
     spec: &Spec,
     world: usize,
@@ -27,8 +27,8 @@ fn check(
 }
 
 #[test]
-fn every_store_leaves_the_same_bits_at_every_world_size() {
-    // SGD first: Adam divides by the gradient's own size and so hides a wrong scale.
+fn every_store_is_bitwise_equal_at_every_world_size() {
+    // SGD first: Adam divides by the gradient's own size, which hides a wrong scale.
     for (rule, spec) in [(SGD, llama()), (ADAMW, gpt())] {
         for world in 1..=4 {
             check(&spec, world, rule, 1, ddp(DType::F32), every(DType::F32));
@@ -37,21 +37,21 @@ fn every_store_leaves_the_same_bits_at_every_world_size() {
 }
 
 #[test]
-fn every_store_leaves_the_same_bits_in_every_family() {
+fn every_store_is_bitwise_equal_in_every_family() {
     for (spec, world) in [(qwen2(), 2), (qwen3(), 3), (gemma3(), 2)] {
         check(&spec, world, ADAMW, 1, ddp(DType::F32), every(DType::F32));
     }
 }
 
 #[test]
-fn every_store_leaves_the_same_bits_in_bf16() {
+fn every_store_is_bitwise_equal_in_bf16() {
     for (spec, world, rule) in [(llama(), 3, SGD), (gpt(), 2, ADAMW)] {
         check(&spec, world, rule, 1, ddp(DType::Bf16), every(DType::Bf16));
     }
 }
 
 #[test]
-fn accumulation_is_one_of_two_sums_and_every_store_says_which() {
+fn accumulation_has_one_of_two_summation_orders_stated_by_each_store() {
     for (spec, world, rule) in [(llama(), 3, SGD), (gpt(), 2, ADAMW)] {
         check(&spec, world, rule, 3, ddp(DType::F32), at_once(DType::F32, 3));
         let mut each = by_batch(DType::F32, 3);
@@ -59,7 +59,7 @@ fn accumulation_is_one_of_two_sums_and_every_store_says_which() {
     }
 }
 
-/// What one step leaves behind, with the rank's samples in one micro-batch or in two.
+/// The result of one step, with the rank's samples in one micro-batch or in two.
 fn one_step(world: usize, options: &EngineOptions, split: bool) -> Outcome {
     let results = ranks(world, |rank| {
         let index = rank.rank;
@@ -95,7 +95,7 @@ fn checkpointing_changes_no_bit() {
 }
 
 #[test]
-fn frozen_tensors_and_adapters_leave_the_same_bits() {
+fn frozen_tensors_and_adapters_are_bitwise_equal() {
     let texts = |patterns: &[&str]| patterns.iter().map(|p| p.to_string()).collect::<Vec<_>>();
     let adapters = Lora { rank: 4, alpha: 6.0, dropout: 0.2, targets: texts(&["q_proj", "down_proj"]) };
     let tunings = [
@@ -126,7 +126,7 @@ fn frozen_tensors_and_adapters_leave_the_same_bits() {
     }
 }
 
-/// Tensors put together from all ranks' fragments; replicas say the same.
+/// Tensors assembled from all ranks' fragments; replicas must agree.
 fn tensors(mut fragments: Fragments) -> Vec<(String, Vec<u32>)> {
     fragments.sort_by(|a, b| (&a.0, a.1).cmp(&(&b.0, b.1)));
     let mut whole: Vec<(String, Vec<u32>)> = Vec::new();
@@ -144,7 +144,7 @@ fn tensors(mut fragments: Fragments) -> Vec<(String, Vec<u32>)> {
 
 #[test]
 fn an_evaluation_leaves_nothing_stale_and_changes_nothing() {
-    // Between two steps: what it gathered must not be used after the weights have changed.
+    // Between two steps: what it gathered must not be reused after the weights have changed.
     let run = |strategy, evaluate: bool| {
         let options = options(&llama(), strategy, SGD);
         let results = ranks(3, |rank| {
@@ -173,8 +173,8 @@ fn an_evaluation_leaves_nothing_stale_and_changes_nothing() {
 }
 
 #[test]
-fn weights_that_change_from_outside_are_seen() {
-    // As a checkpoint does it, after a forward-only pass has gathered.
+fn external_weight_changes_are_picked_up() {
+    // As a checkpoint does, after a forward-only pass has gathered.
     let losses = |strategy| {
         let options = options(&llama(), strategy, SGD);
         let losses = ranks(3, |rank| {

@@ -1,6 +1,6 @@
-//! A model whose layers are cut over the ranks of tp against the same model on one rank: losses, every gradient, what
-//! goes around, what is planned. Weights are functions of a tensor's name and an element's place in the whole tensor,
-//! so every cut has the same.
+//! A tensor-parallel model compared with the same model on one rank: losses, all gradients, traffic, and planned
+//! memory. Weights are functions of a tensor's name and an element's index in the whole tensor, so every split has the
+//! same weights.
 
 use crate::common::plain_store::{Docs, Plain, Told, distance, dot};
 use flatshard::base::CATEGORIES;
@@ -21,12 +21,12 @@ use flatshard::nn::{
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// 27 tokens: no multiple of 2 or 4, so the last rank's rows are filled up.
+/// 27 tokens: not a multiple of 2 or 4, so the last rank's rows are padded.
 const LENGTHS: [usize; 4] = [13, 1, 8, 5];
 const LOSS_SCALE: f32 = 0.25;
 const DROPOUT_KEY: u64 = 99;
 
-/// Neither its words nor its columns divide by 2, 3 or 4.
+/// Neither vocabulary nor columns divide by 2, 3 or 4.
 fn llama() -> Spec {
     Spec {
         arch: Arch::Llama,
@@ -41,7 +41,7 @@ fn llama() -> Spec {
         ..Spec::default()
     }
 }
-/// Biases everywhere, also where products of ranks are summed.
+/// Biases everywhere, also where partial products are summed over ranks.
 fn qwen2() -> Spec {
     let (qkv_bias, out_bias, mlp_bias) = (true, true, true);
     let (window, windowed) = (5, vec![false, true]);
@@ -51,7 +51,7 @@ fn qwen2() -> Spec {
 fn qwen3() -> Spec {
     Spec { arch: Arch::Qwen3, kv_heads: 2, qk_norm: true, tied: true, ..llama() }
 }
-/// One key/value head for all; norms of heads and behind the branches, a capped loss, a scaled embedding.
+/// One key/value head for all ranks; norms of heads and after the branches, a logit softcap, a scaled embedding.
 fn gemma3() -> Spec {
     Spec {
         arch: Arch::Gemma3,
@@ -83,7 +83,7 @@ struct Run {
     lengths: Vec<usize>,
     /// On the simulated GPU.
     sim: bool,
-    /// Weights move by so much along a fixed direction.
+    /// Weights are shifted by this much along a fixed direction.
     nudge: f32,
 }
 
@@ -107,16 +107,16 @@ impl Run {
     }
 }
 
-/// What a pass leaves behind.
+/// The results of a pass.
 struct Made {
     loss: f64,
-    /// Of whole tensors.
+    /// By whole tensor.
     grads: BTreeMap<String, Vec<f32>>,
-    /// The last token's next logits.
+    /// The next-token logits of the last token.
     logits: Vec<f32>,
-    /// Bytes planned and bytes there, by category, on each rank.
+    /// Planned and allocated bytes by category, on each rank.
     bytes: Vec<(Vec<usize>, Vec<usize>)>,
-    /// Of rank 0: what went around in training.
+    /// Rank 0's collectives in training.
     entries: Vec<Entry>,
 }
 
@@ -131,7 +131,7 @@ fn weight(segment: &Segment, place: usize, nudge: f32) -> f32 {
 fn direction(segment: &Segment, place: usize) -> f32 {
     Rng::named(8, &segment.name).normal(place as u64)
 }
-/// Where an element of this rank's part is in the whole tensor.
+/// Index in the whole tensor of an element of this rank's part.
 fn places(segment: &Segment) -> Vec<usize> {
     segment.stretches(0..segment.len()).flat_map(|(part, first)| first..first + part.len()).collect()
 }
@@ -212,7 +212,7 @@ fn made(run: &Run) -> Made {
             let to = grads.entry(segment.name.clone()).or_insert_with(|| vec![0.0; whole]);
             match segment.tp {
                 Tp::Same if index > 0 => assert!(to == grad, "ranks differ in the gradient of {}", segment.name),
-                // Added: parts of the sum, and of a cut tensor parts that do not overlap.
+                // Added: partial sums, and disjoint parts of a split tensor.
                 _ => places(segment).iter().zip(grad).for_each(|(&place, g)| to[place] += g),
             }
         }
@@ -222,7 +222,7 @@ fn made(run: &Run) -> Made {
     Made { loss, grads, logits, bytes: ranks.into_iter().map(|r| r.3).collect(), entries }
 }
 
-/// Every loss, gradient and logit of `run` is that of `alone`, up to so much of its size.
+/// Every loss, gradient and logit of `run` equals that of `alone`, up to this fraction of its size.
 fn same(alone: &Made, made: &Made, most: f64, what: &str) {
     assert!((made.loss / alone.loss - 1.0).abs() < most, "{what}: loss {} and {}", alone.loss, made.loss);
     let off = distance(&made.logits, &alone.logits);
@@ -240,7 +240,7 @@ fn same(alone: &Made, made: &Made, most: f64, what: &str) {
 const TIGHT: f64 = 3e-6;
 
 #[test]
-fn every_gradient_is_that_of_one_rank() {
+fn every_gradient_equals_that_of_one_rank() {
     for spec in [llama(), qwen2(), qwen3(), gemma3()] {
         let run = Run::alone(spec);
         let alone = made(&run);
@@ -252,9 +252,9 @@ fn every_gradient_is_that_of_one_rank() {
 }
 
 #[test]
-fn words_and_columns_need_not_divide() {
+fn vocabulary_and_columns_need_not_divide() {
     let heads = |spec: Spec, kv_heads: usize| Spec { heads: 6, kv_heads, ..spec };
-    // Where they divide, where one rank has one more, and where each has one of them or two.
+    // Sizes that divide, with one rank that has one more, and with one or two per rank.
     for (vocab, ff, tp) in [(96, 36, 3), (97, 37, 3), (98, 38, 3), (97, 6, 6), (97, 7, 6), (7, 11, 6)] {
         for spec in [heads(llama(), 6), heads(qwen2(), 3), heads(gemma3(), 1)] {
             if !spec.kv_heads.is_multiple_of(tp) && !tp.is_multiple_of(spec.kv_heads) {
@@ -271,7 +271,7 @@ fn words_and_columns_need_not_divide() {
 }
 
 #[test]
-fn several_chunks_of_logits_and_long_documents() {
+fn several_logit_chunks_and_long_documents() {
     let run = Run { lengths: vec![290, 7, 233], ..Run::alone(qwen3()) };
     let alone = made(&run);
     for sequence in [false, true] {
@@ -280,7 +280,7 @@ fn several_chunks_of_logits_and_long_documents() {
 }
 
 #[test]
-fn recomputed_blocks_come_to_the_same() {
+fn recomputed_blocks_give_the_same_result() {
     for spec in [llama(), gemma3()] {
         let run = Run::alone(spec);
         let alone = made(&run);
@@ -294,13 +294,14 @@ fn recomputed_blocks_come_to_the_same() {
 }
 
 #[test]
-fn adapters_are_cut_with_their_matrices() {
+fn adapters_are_split_with_their_matrices() {
     for (spec, dropout) in [(qwen2(), 0.3), (gemma3(), 0.0), (llama(), 0.3)] {
         let lora = Some(Lora { rank: 3, alpha: 5.0, dropout, targets: vec!["all-linear".into()] });
         let run = Run { tuning: Tuning { lora, ..Tuning::default() }, ..Run::alone(spec) };
         let alone = made(&run);
         assert!(alone.grads.keys().all(|name| name.contains("lora_")) && alone.grads.len() == 2 * 7 * 2);
-        // Masks are by channel of the whole, in the order of tokens: of rows and columns that ranks have parts of, too.
+        // Masks are by channel of the whole tensor, in token order, also for rows and columns of which ranks have
+        // parts.
         for (tp, sequence) in [(2, false), (4, true)] {
             same(&alone, &made(&run.over(tp, sequence)), TIGHT, &format!("adapters over {tp}, dropout {dropout}"));
         }
@@ -308,7 +309,7 @@ fn adapters_are_cut_with_their_matrices() {
 }
 
 #[test]
-fn what_a_plan_leaves_whole_is_whole() {
+fn tensors_outside_the_tp_plan_are_replicated() {
     let run = Run::alone(llama());
     let alone = made(&run);
     let parts = [
@@ -324,10 +325,10 @@ fn what_a_plan_leaves_whole_is_whole() {
 }
 
 #[test]
-fn masks_are_those_of_one_rank_where_ranks_have_the_same_rows() {
+fn dropout_masks_equal_those_of_one_rank_on_equal_rows() {
     let run = Run::alone(Spec { dropout: 0.3, ..llama() });
     same(&made(&run), &made(&run.over(2, false)), TIGHT, "dropout");
-    // With sequence parallelism masks are the ranks' own; forward and backward must draw the same ones.
+    // With sequence parallelism ranks have their own masks; forward and backward must draw the same ones.
     let (run, eps) = (run.over(2, true), 1e-3);
     let base = made(&run);
     let slope = (made(&Run { nudge: eps, ..run.clone() }).loss - made(&Run { nudge: -eps, ..run.clone() }).loss)
@@ -345,7 +346,7 @@ fn masks_are_those_of_one_rank_where_ranks_have_the_same_rows() {
     assert!((base.loss - other.loss).abs() > 1e-4, "the same masks on both ranks");
 }
 
-/// What went around in one pass: (operation, purpose, layer) in order, and bytes.
+/// The collectives of one pass: (operation, purpose, layer) in order, and bytes.
 fn traffic(run: &Run) -> (Vec<(Seam, &'static str, usize)>, usize) {
     let entries = made(run).entries;
     let started: Vec<&Entry> = entries.iter().filter(|e| e.bytes > 0).collect();
@@ -363,19 +364,19 @@ fn a_block_reduces_twice_forward_and_twice_backward() {
         calls.iter().map(|((seam, what), layer)| (*seam, *what, *layer)).collect()
     };
     let (calls, bytes) = traffic(&run.over(2, false));
-    // The embedding; two a block; the loss and the head's input; two a block.
+    // The embedding; two per block; the loss and the head's input; two per block.
     let all =
         [(sum, 0), (sum, 1), (sum, 1), (sum, 2), (sum, 2), (loss, 0), (sum, 0), (sum, 2), (sum, 2), (sum, 1), (sum, 1)];
     assert_eq!(calls, of(&all));
     assert_eq!(bytes, 10 * n * c * f32s + 2 * n * 3 * f32s);
 
-    // A block computed again needs what its feed-forward branch read: one sum, and none for what nothing reads.
+    // A recomputed block needs the input of its feed-forward branch: one all-reduce, and none for what nothing reads.
     let (calls, _) = traffic(&Run { checkpoint: Checkpointing::Full, ..run.over(2, false) });
     let again = [&all[..9], &[(sum, 1)], &all[9..]].concat();
     assert_eq!(calls, of(&again));
 
-    // In parts along the tokens: gathered in front of a branch, scattered behind it. Backward gathers the gradient
-    // behind, and the input again.
+    // Sequence parallel: gathered before a branch, scattered after it. Backward gathers the gradient of the output, and
+    // the input again.
     let (gather, scatter) = ((Gather, "tp gather"), (Scatter, "tp sum"));
     let forward = |layer| [(gather, layer), (scatter, layer), (gather, layer), (scatter, layer)];
     let backward = |layer| [(gather, layer), (gather, layer), (scatter, layer)].repeat(2);
@@ -396,7 +397,7 @@ fn rounding_to_bf16_costs_no_more_than_on_one_rank() {
         for (tp, sequence) in [(2, false), (2, true), (4, true)] {
             let cut = made(&run.over(tp, sequence));
             assert!((cut.loss / exact.loss - 1.0).abs() < 5e-3, "loss {} and {}", exact.loss, cut.loss);
-            // Of a norm's six numbers rounding decides more than the cut: all of them together.
+            // For a norm's six numbers rounding matters more than the split: compare all of them together.
             let all = |made: &Made| made.grads.values().flatten().copied().collect::<Vec<f32>>();
             let (one, many) = (distance(&all(&alone), &all(&exact)), distance(&all(&cut), &all(&exact)));
             assert!(many < 1.5 * one, "over {tp}, sequence {sequence}: off by {many:e}, on one rank by {one:e}");
@@ -405,7 +406,7 @@ fn rounding_to_bf16_costs_no_more_than_on_one_rank() {
 }
 
 #[test]
-fn the_simulated_gpu_comes_to_the_same() {
+fn the_simulated_gpu_gives_the_same_result() {
     let run = Run { lengths: vec![5, 8], ..Run::alone(gemma3()) };
     let alone = made(&run);
     for sequence in [false, true] {
@@ -415,17 +416,17 @@ fn the_simulated_gpu_comes_to_the_same() {
 }
 
 #[test]
-fn what_cannot_be_cut_is_refused_with_the_equation() {
+fn indivisible_sizes_are_refused_with_the_equation() {
     let refused = |spec: Spec, tp: usize, sequence_parallel: bool, cuts: Cuts| {
         let split = Split { tp: Slice { index: 0, of: tp }, sequence_parallel, cuts, ..Split::NONE };
         Decoder::split(spec, &Tuning::default(), &split).err().expect("refused").to_string()
     };
     let all = |spec: Spec, tp| refused(spec, tp, false, Cuts::ALL);
     for (said, what) in [
-        (all(Spec { heads: 6, kv_heads: 6, ..llama() }, 4), "num_heads 6 = 1 x tp-size 4 + 2"),
+        (all(Spec { heads: 6, kv_heads: 6, ..llama() }, 4), "num_heads 6 is not divisible by tp-size 4"),
         (all(Spec { heads: 12, kv_heads: 6, ..llama() }, 4), "num_kv_heads 6 and tp-size 4"),
-        (all(Spec { ff: 3, ..llama() }, 4), "ff_hidden_dim 3 < tp-size 4: a rank of tp would have no columns"),
-        (all(Spec { vocab: 3, ..llama() }, 4), "vocab_size 3 < tp-size 4: a rank of tp would have no words"),
+        (all(Spec { ff: 3, ..llama() }, 4), "ff_hidden_dim 3 < tp-size 4: a tp rank would have no columns"),
+        (all(Spec { vocab: 3, ..llama() }, 4), "vocab_size 3 < tp-size 4: a tp rank would have no vocabulary entries"),
         (refused(Spec { tied: true, ..llama() }, 2, false, Cuts { head: false, ..Cuts::ALL }), "tied"),
         (refused(llama(), 2, true, Cuts { mlp: false, ..Cuts::ALL }), "sequence-parallel"),
     ] {

@@ -1,4 +1,4 @@
-//! Freezing and parameter groups from outside: what is frozen costs nothing and stays, and what learns cannot tell.
+//! Freezing and parameter groups from outside: frozen tensors cost nothing and stay, and trained ones are unaffected.
 
 use crate::common::stores::{by_tensor, reference, zero};
 use crate::common::*;
@@ -15,15 +15,17 @@ fn freeze(patterns: &[&str]) -> Tuning {
     Tuning { freeze: patterns.iter().map(|p| p.to_string()).collect(), ..Tuning::default() }
 }
 
-/// A unit that mixes, one that is all frozen, norms and biases apart from their neighbours, the lowest layers.
-const FROZEN: [&[&str]; 4] = [
+/// A unit with frozen and trained tensors, one all frozen, norms and biases apart from their neighbors, the lowest
+/// layers, a unit laid out unlike the others of its gradient slot.
+const FROZEN: [&[&str]; 5] = [
     &[r"layers\.[13]\.mlp", r"h\.[02]\.mlp"],
     &[r"layers\.2\.", r"h\.1\."],
     &["layernorm", r"ln_[12f]\.bias", "k_proj"],
     &["embed_tokens", r"wte|wpe", r"layers\.[01]\.", r"h\.0\."],
+    &[r"layers\.0\.mlp", r"h\.0\.mlp"],
 ];
 
-/// The patterns of [`FROZEN`] that this model has.
+/// The patterns of [`FROZEN`] that match this model.
 fn frozen(spec: &Spec, patterns: &[&str]) -> Tuning {
     let names: Vec<String> = spec.layouts().into_iter().flat_map(|l| l.segments).map(|s| s.name).collect();
     let matches = |p: &&&str| {
@@ -45,10 +47,10 @@ fn strategies() -> Vec<(Arc<dyn Strategy>, usize)> {
     ]
 }
 
-/// One step of plain SGD without clipping: tensors do not see each other's updates, so each must be either what it was,
-/// or, bit for bit, what it becomes where everything learns.
+/// One step of plain SGD without clipping: updates are independent, so each tensor must be either unchanged or bitwise
+/// equal to what it becomes when everything is trained.
 #[test]
-fn what_learns_learns_the_same_and_what_is_frozen_stays() {
+fn trained_tensors_are_unaffected_and_frozen_ones_stay() {
     for spec in [llama(), Spec { dropout: 0.0, ..gpt() }] {
         for patterns in FROZEN {
             for (strategy, accum) in strategies() {
@@ -87,7 +89,7 @@ fn sharded_equals_replicated_with_frozen_tensors() {
     }
 }
 
-/// Bytes of a rank in each category, as planned; and that the engine holds just them.
+/// Bytes of a rank in each category, as planned; checks that the engine holds exactly these.
 fn held(world: usize, options: &EngineOptions) -> Vec<(Category, usize)> {
     let planned = options.bytes(&MeshSizes::sharded(world), 0).unwrap();
     ranks(world, |rank| {
@@ -116,9 +118,9 @@ fn reduced(options: &EngineOptions) -> u64 {
 }
 
 #[test]
-fn frozen_tensors_hold_no_gradient_optimizer_or_reduction_bytes() {
+fn frozen_tensors_have_no_gradient_optimizer_or_reduction_bytes() {
     let spec = Spec { dim: 64, ff: 192, layers: 4, heads: 4, kv_heads: 4, head_dim: 16, ..llama() };
-    // Everything but the attention of two blocks: 2 * 4 * 64 * 64 parameters learn.
+    // Everything but the attention of two blocks: 2 * 4 * 64 * 64 parameters are trained.
     let tuning = freeze(&["embed_tokens", "lm_head", "norm", "mlp", r"layers\.[02]\."]);
     let learning = 2 * 4 * 64 * 64;
     for (strategy, share) in [(fsdp(sharded()), 2), (ddp(DType::F32), 1)] {
@@ -129,7 +131,7 @@ fn frozen_tensors_hold_no_gradient_optimizer_or_reduction_bytes() {
         assert_eq!(bytes(&some_bytes, Category::Grads), 4 * learning / share);
         assert_eq!(bytes(&some_bytes, Category::Optimizer), 8 * learning / share);
         assert_eq!(bytes(&some_bytes, Category::Params), bytes(&all_bytes, Category::Params));
-        // What is left out of the reduction: half of every frozen gradient reaches a rank, twice that in an all-reduce.
+        // Saved in the reduction: half of every frozen gradient per rank, twice that in an all-reduce.
         let total = spec.layouts().iter().map(|l| l.len).sum::<usize>();
         let saved = reduced(&all) - reduced(&some);
         let expected = (4 * (total - learning) / share) as u64;
@@ -138,8 +140,9 @@ fn frozen_tensors_hold_no_gradient_optimizer_or_reduction_bytes() {
 }
 
 #[test]
-fn frozen_weights_that_stay_are_gathered_once() {
-    // Of two ranks each receives half of what learns, in the gather and in the reduction, and a few kilobytes of sums.
+fn resident_frozen_weights_are_gathered_once() {
+    // Each of two ranks receives half of the trained tensors, in the all-gather and in the reduction, and a few kB of
+    // sums.
     let spec = Spec { dim: 64, ff: 192, layers: 4, heads: 4, kv_heads: 4, head_dim: 16, ..llama() };
     let tuning = freeze(&["embed_tokens", "lm_head", "norm", "mlp", r"layers\.[02]\."]);
     let learning = 2 * 4 * 64 * 64;
@@ -185,7 +188,7 @@ fn adapted(world: usize, options: &EngineOptions, steps: u64) -> (Vec<StepReport
 }
 
 #[test]
-fn adapters_start_as_nothing_learn_alone_and_merge_into_the_model() {
+fn adapters_start_at_zero_train_alone_and_merge_into_the_model() {
     for (targets, world) in [(&["all-linear"][..], 1), (&["q_proj", "up_proj"], 3)] {
         let plain = options(&llama(), fsdp(sharded()), ADAMW);
         let tuned = EngineOptions { tuning: lora(targets), ..plain.clone() };
@@ -201,7 +204,7 @@ fn adapters_start_as_nothing_learn_alone_and_merge_into_the_model() {
         let same = adapted(world, &EngineOptions { strategy: ddp(DType::F32), ..tuned.clone() }, 4);
         assert_eq!(same.1, weights, "fsdp and ddp differ");
 
-        // W + alpha / rank B A, as a model of its own, has the loss that the adapted one has.
+        // W + alpha / rank B A as a plain model has the loss of the adapted one.
         let merged: BTreeMap<String, Vec<f32>> = start
             .weights
             .keys()
@@ -243,10 +246,10 @@ fn adapters_start_as_nothing_learn_alone_and_merge_into_the_model() {
     }
 }
 
-/// Beside adapters nothing writes the model, so its weights are there once, in what is computed with; and as nothing is
-/// lost on the way there, the first loss is that of the model alone.
+/// With adapters nothing writes the base model, so its weights are stored once, in the compute dtype; since nothing is
+/// lost in conversion, the first loss is that of the base model.
 #[test]
-fn beside_adapters_the_model_is_kept_once() {
+fn with_adapters_the_base_model_is_stored_once() {
     let spec = Spec { ff: 45, ..llama() };
     let tuning = lora(&["q_proj", "down_proj"]);
     let layouts = Decoder::tuned(spec.clone(), &tuning).unwrap().layouts().to_vec();
@@ -256,7 +259,7 @@ fn beside_adapters_the_model_is_kept_once() {
     };
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
         let (each, copy) = (dtype.size(), if dtype == DType::F32 { 0 } else { dtype.size() });
-        // All of it on a rank: nothing but tensors' own padding.
+        // All of it on one rank: only the tensors' own padding.
         let whole = (elements(false) * each, elements(true) * (4 + copy));
         let offloaded = |offload| fsdp(ShardedOptions { dtype, offload, ..sharded() });
         for (strategy, host, learns) in [
@@ -280,14 +283,18 @@ fn beside_adapters_the_model_is_kept_once() {
                 bytes(Category::Host)
             );
             held(2, &tuned);
-            let first = |options: &EngineOptions| adapted(2, options, 1).0[0].loss.to_bits();
-            assert_eq!(first(&tuned), first(&plain), "{what}: another model beside adapters that are nothing");
+            let first = |options: &EngineOptions| adapted(2, options, 1).0[0].loss;
+            let (with, without) = (first(&tuned), first(&plain));
+            // Without an adapter in between, the residual is added before the product is rounded.
+            let within = if dtype == DType::F32 { 0.0 } else { 1e-5 };
+            let apart = (with / without - 1.0).abs();
+            assert!(apart <= within, "{what}: another model beside adapters that are nothing: {with}, {without}");
         }
     }
 }
 
 #[test]
-fn adapters_that_cannot_be_are_refused() {
+fn invalid_adapters_are_refused() {
     let refused = |tuning: &Tuning, spec: &Spec| Decoder::tuned(spec.clone(), tuning).err().unwrap().to_string();
     let text = refused(&lora(&["q_proj", "k_porj"]), &llama());
     assert!(text.contains("k_porj") && text.contains("down_proj"), "{text}");
@@ -298,8 +305,8 @@ fn adapters_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn groups_scale_the_learning_rate_and_switch_decay_off() {
-    // Plain SGD, one step: p - lr * scale * (g + decay * p), so a scale of 0 is no change, and a half is half the
+fn groups_scale_the_learning_rate_and_disable_decay() {
+    // Plain SGD, one step: p - lr * scale * (g + decay * p), so a scale of 0 changes nothing, and 0.5 halves the
     // change.
     let base = EngineOptions { grad_clip: 0.0, ..options(&llama(), fsdp(sharded()), SGD) };
     let scaled = |name: &str, scale: f32| {

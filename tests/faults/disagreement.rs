@@ -1,6 +1,5 @@
-//! Ranks that another launcher started and that do not agree: on the program, a setting, the data, where to go on from,
-//! or the directory that they save to. All of them end at once, with status 2 and the difference, and nothing is
-//! written.
+//! Ranks of an external launcher that disagree on the program, a setting, the data, the checkpoint to resume from, or
+//! the output directory. All exit at once with status 2 and the difference, and nothing is written.
 
 use crate::common::programs::write_program;
 use crate::common::runs::*;
@@ -8,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// A rank as torchrun starts it; `job` tells jobs apart.
+/// A rank as torchrun starts it; `job` identifies the job.
 fn rank(mut command: Command, rank: usize, world: usize, job: &Dir) -> Run {
     for (name, n) in [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world), ("LOCAL_WORLD_SIZE", world)] {
         command.env(name, n.to_string());
@@ -22,7 +21,7 @@ fn ended(job: &Dir, common: &[&str], own: &[&[&str]]) -> Vec<Ended> {
     let ranks: Vec<Run> = own.iter().enumerate().map(start).collect();
     ranks.into_iter().map(Run::end).collect()
 }
-/// All ranks refuse with status 2 and one line that holds `says`.
+/// All ranks exit with status 2 and one line that contains `says`.
 #[track_caller]
 fn refused(ranks: &[Ended], says: &str) {
     for (rank, ended) in ranks.iter().enumerate() {
@@ -53,14 +52,14 @@ fn settings_that_differ_are_named_with_their_values_and_ranks() {
         &ended(&dir, &common, &two),
         "ranks disagree on run.max_steps: rank 0 has 4, rank 1 has 3; optim.grad_clip: rank 0 has 1.0, rank 1 has 9.0;",
     );
-    // Their meshes differ, so that they share no group but the world's.
+    // Their meshes differ, so the world group is the only one they share.
     let mesh: [&[&str]; 2] = [&["--tp-size", "2"], &[]];
     refused(&ended(&dir, &common, &mesh), "parallel.tp_size: rank 0 has 2, rank 1 has 1");
     assert!(!dir.path("m.jsonl").exists() && files(&dir.path("ckpt")).is_empty());
 }
 
 #[test]
-fn copies_of_the_data_may_lie_anywhere_and_must_be_equal() {
+fn copies_of_the_data_may_be_anywhere_and_must_be_identical() {
     let dir = Dir::new();
     let text = "the quick brown fox jumps over the lazy dog. ".repeat(200);
     for (name, text) in [("a", &text), ("b", &text), ("c", &text.replace("dog", "cat"))] {
@@ -81,10 +80,10 @@ fn copies_of_the_data_may_lie_anywhere_and_must_be_equal() {
         assert!(ended.status.success(), "{}", ended.stderr);
     }
     refused(&run(&c), "ranks disagree on data: rank 0 has ");
-    refused(&run(&c), "each host may have a copy of its own of --dataset, but the copies must be equal");
+    refused(&run(&c), "copies of --dataset on different hosts must be identical");
 }
 
-/// Two pretended hosts with a rank each, over TCP: they leave at once and together, and the hosts are named.
+/// Two simulated hosts with one rank each, over TCP: both exit at once, and the hosts are named.
 #[test]
 fn ranks_of_two_hosts_name_the_hosts() {
     let dir = Dir::new();
@@ -108,8 +107,11 @@ fn ranks_of_two_hosts_name_the_hosts() {
         "disagree on optim.lr: rank 0 on node0 has 0.01, rank 1 on node1 has 0.003;",
     );
     let apart = run([&["--ckpt-dir", "ckpt"], &["--ckpt-dir", "ckpt"]]);
-    refused(&apart, "--ckpt-dir ckpt: what rank 0 on node0 writes there is not seen by rank 1 on node1 (this rank ");
-    // By another path, as another mount would have it: the probe is found, and the run goes on.
+    refused(
+        &apart,
+        "--ckpt-dir ckpt: files that rank 0 on node0 writes there are not visible to rank 1 on node1 (this rank",
+    );
+    // By another path, as with another mount point: the probe is found, and the run continues.
     std::os::unix::fs::symlink(dir.path("a/ckpt"), dir.path("link")).unwrap();
     let ended = run([&["--ckpt-dir", "ckpt"], &["--ckpt-dir", &dir.arg("link")]]);
     assert!(ended.iter().all(|ended| ended.status.success()), "{}{}", ended[0].stderr, ended[1].stderr);
@@ -118,7 +120,7 @@ fn ranks_of_two_hosts_name_the_hosts() {
     assert_eq!(left, ["latest", "step-00000001"]);
 }
 
-/// As after an update that one host did not get: the note that the linker left differs, and no other byte.
+/// As after an update that one host missed: only the build-id differs.
 #[test]
 fn another_build_of_the_program_is_refused() {
     let dir = Dir::new();
@@ -130,24 +132,24 @@ fn another_build_of_the_program_is_refused() {
     let args = ["--max-steps", "1"];
     let ranks = [rank(command(FSDP, &args), 0, 2, &dir), rank(command(&other, &args), 1, 2, &dir)].map(Run::end);
     refused(&ranks, "ranks disagree on program: rank 0 has flatshard ");
-    refused(&ranks, "install one and the same binary on all hosts");
+    refused(&ranks, "install the same binary on all hosts");
 }
 
-/// One rank finds the checkpoint, the other one, in a directory of its own, does not.
+/// One rank finds the checkpoint; the other has its own directory and does not.
 #[test]
-fn ranks_that_would_go_on_from_different_checkpoints_are_refused() {
+fn ranks_that_would_resume_from_different_checkpoints_are_refused() {
     let dir = Dir::new();
     let (full, empty) = (dir.arg("full"), dir.arg("empty"));
     good(FSDP, &["--max-steps", "2", "--ckpt-dir", &full]);
     let own: [&[&str]; 2] = [&["--ckpt-dir", &full], &["--ckpt-dir", &empty]];
     let ranks = ended(&dir, &["--max-steps", "4", "--resume", "auto"], &own);
     refused(&ranks, "ranks disagree on resume: rank 0 has step 2 (");
-    refused(&ranks, "rank 1 has the beginning; all hosts must see one and the same --ckpt-dir");
+    refused(&ranks, "rank 1 has the beginning; all hosts must use the same --ckpt-dir");
 }
 
-/// A path that is relative, to another directory on each rank: as on hosts that do not share the file system.
+/// A relative path in a different working directory on each rank, as on hosts without a shared file system.
 #[test]
-fn a_directory_that_is_not_the_same_for_all_ranks_is_refused() {
+fn an_output_directory_that_is_not_shared_is_refused() {
     let dir = Dir::new();
     ["a", "b"].iter().for_each(|name| fs::create_dir(dir.path(name)).unwrap());
     for flag in ["--ckpt-dir", "--save-hf"] {
@@ -157,14 +159,17 @@ fn a_directory_that_is_not_the_same_for_all_ranks_is_refused() {
             rank(command, r, 2, &dir)
         };
         let ranks = [(0, "a"), (1, "b")].map(start).map(Run::end);
-        refused(&ranks, &format!("{flag} out: what rank 0 writes there is not seen by rank 1 (this rank looked for "));
-        refused(&ranks, "give a directory that all hosts share");
+        refused(
+            &ranks,
+            &format!("{flag} out: files that rank 0 writes there are not visible to rank 1 (this rank's path is "),
+        );
+        refused(&ranks, "use a directory that all hosts share");
         assert!(ranks[1].stderr.contains(&dir.arg("b/out")), "{}", ranks[1].stderr);
         assert!(files(&dir.path("a/out")).is_empty() && files(&dir.path("b")).is_empty());
     }
     let one: [&[&str]; 2] = [&["--ckpt-dir", &dir.arg("out")], &[]];
     refused(
         &ended(&dir, &["--max-steps", "1"], &one),
-        "ranks disagree on checkpoint.ckpt_dir: rank 0 has a value of its own, rank 1 has nothing;",
+        "ranks disagree on checkpoint.ckpt_dir: rank 0 has a value, rank 1 has nothing;",
     );
 }

@@ -1,5 +1,5 @@
-//! The flight recorder: what a failed run's ranks leave, what it says of who was late and who did something else, and
-//! that ranks with different schedules fail at once.
+//! The flight recorder: the files of a failed run, its verdict on which rank was late or did something else, and that
+//! ranks with different schedules fail at once.
 
 use crate::common;
 use crate::common::runs::*;
@@ -18,7 +18,7 @@ fn read(dir: &Path, rank: usize) -> Dump {
 }
 
 #[test]
-fn the_ring_keeps_the_newest_and_says_when_each_was_waited_for() {
+fn the_ring_keeps_the_newest_entries_with_the_times_of_their_waits() {
     let spec = common::llama();
     ranks(2, |rank| {
         let flight = Flight::default();
@@ -43,7 +43,7 @@ fn the_ring_keeps_the_newest_and_says_when_each_was_waited_for() {
 }
 
 #[test]
-fn ranks_of_one_program_have_one_schedule_and_another_program_has_another() {
+fn the_same_program_has_the_same_schedule_and_another_has_another() {
     let hash = |extra: usize| {
         let hashes = ranks(2, |rank| {
             let flight = Flight::default();
@@ -59,7 +59,7 @@ fn ranks_of_one_program_have_one_schedule_and_another_program_has_another() {
 }
 
 #[test]
-fn the_verdict_names_who_is_behind_who_differs_and_who_left_nothing() {
+fn the_verdict_names_ranks_that_are_late_that_differ_and_that_left_no_record() {
     let dir = Dir::new();
     let since = SystemTime::now() - Duration::from_secs(1);
     // Rank 0 does 4 operations; rank 1 another third one; rank 2 stops after two; rank 3 writes nothing.
@@ -75,7 +75,7 @@ fn the_verdict_names_who_is_behind_who_differs_and_who_left_nothing() {
     assert_eq!(read(dir.0.path(), 2).error, "as planned");
     let text = verdict(dir.0.path(), 4, since).unwrap();
     assert!(
-        text.starts_with("rank 0 came furthest, to operation 4, barrier on world (work 4); no record of rank 3"),
+        text.starts_with("rank 0 got furthest, to operation 4, barrier on world (work 4); no record of rank 3"),
         "{text}"
     );
     assert!(
@@ -107,7 +107,7 @@ fn a_stalled_rank_is_named_within_the_step_timeout() {
     assert_eq!(ended.status.code(), Some(1));
     let text = ended.stderr;
     assert!(
-        text.contains("no answer within 2s from rank 1") && text.contains("rank 0 came furthest, to operation"),
+        text.contains("no answer within 2s from rank 1") && text.contains("rank 0 got furthest, to operation"),
         "{text}"
     );
     assert!(text.contains("no record of rank 1") && text.contains("comm_traces"), "{text}");

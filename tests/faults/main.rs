@@ -1,5 +1,5 @@
-//! Ranks that die, stall, disagree or compute something else: every other rank ends with a message that names it, and
-//! runs go on.
+//! Ranks that die, stall, disagree or compute wrong values: every other rank exits with a message that names the rank,
+//! and runs recover.
 #[path = "../common/mod.rs"]
 mod common;
 mod disagreement;

@@ -1,5 +1,5 @@
-//! Replicas that are compared: a bit that flips in one rank's memory is found, with its rank and unit, and a run in
-//! which nothing flips is not disturbed.
+//! `--verify-every`: a bit flip in one rank's memory is found, with its rank and unit, and a run without a fault is not
+//! changed.
 
 use crate::common;
 use crate::common::runs::*;
@@ -13,7 +13,7 @@ use flatshard::run::r#loop::verify::Verify;
 use flatshard::store::ShardedOptions;
 use std::path::Path;
 
-/// What flips on the rank at fault.
+/// What is flipped on the faulty rank.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum In {
     /// In the first shard whose buffer begins with a tensor of this name.
@@ -63,45 +63,49 @@ fn spec() -> Spec {
 }
 
 #[test]
-fn of_three_replicas_the_one_that_differs_is_named_with_the_unit() {
+fn with_three_replicas_the_odd_one_is_named_with_the_unit() {
     let ddp = options(&spec(), common::ddp(DType::Bf16), common::ADAMW);
     let sizes = MeshSizes { dp_replicate: 3, dp_shard: 1, sp: 1, tp: 1 };
     let found = flipped(sizes, &ddp, 1, In::Master("model.layers.1.mlp.up_proj.weight"));
     all_say(
         found,
-        &["rank 1 differs from ranks 0 and 2 in unit ", "resume from a checkpoint of step 2 or before", "(from model."],
+        &[
+            "rank 1 differs from ranks 0 and 2 in unit ",
+            "resume from a checkpoint of step 2 or earlier",
+            "(from model.",
+        ],
     );
     all_say(flipped(sizes, &ddp, 2, In::Moment), &["rank 2 differs from ranks 0 and 1 in unit 1 "]);
 }
 
 #[test]
-fn of_two_replicas_of_shards_both_are_named() {
+fn with_two_replicas_both_are_named() {
     let hybrid = options(&spec(), fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() }), common::SGD);
     let sizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1 };
     let at = 2; // with rank 0, the first shard of each unit
     let found = flipped(sizes, &hybrid, at, In::Master("model.layers.2.input_layernorm.weight"));
-    all_say(found, &["rank 2 differs from rank 0 in unit 3 (from model.layers.2.", "which is right cannot be told"]);
-    // Alone, nobody has the same.
+    all_say(found, &["rank 2 differs from rank 0 in unit 3 (from model.layers.2.", "no majority"]);
+    // Without replicas there is nothing to compare.
     let alone = flipped(MeshSizes::sharded(2), &hybrid, 1, In::Moment);
     assert_eq!(alone, [None, None]);
 }
 
 #[test]
-fn what_tp_does_not_cut_is_compared_over_tp() {
+fn tensors_that_tp_does_not_shard_are_compared_over_tp() {
     let spec = spec();
     let options = options(&spec, fsdp(sharded()), common::SGD);
     let norm = In::Master("model.layers.0.input_layernorm.weight");
     let two = MeshSizes { dp_replicate: 1, dp_shard: 1, sp: 1, tp: 2 };
-    all_say(flipped(two, &options, 1, norm), &["rank 1 differs from rank 0 in unit 1 ", "cannot be told"]);
+    all_say(flipped(two, &options, 1, norm), &["rank 1 differs from rank 0 in unit 1 ", "no majority"]);
     let cut = In::Master("model.layers.0.mlp.up_proj.weight");
     assert_eq!(flipped(two, &options, 1, cut), [None, None], "each has a part of its own");
-    // Of both kinds of replicas together there are four, so that it is told which one is wrong.
+    // Both kinds of replicas together are four, so the faulty one is known.
     let four = MeshSizes { dp_replicate: 2, ..two };
     all_say(flipped(four, &options, 3, norm), &["rank 3 differs from ranks 0 to 2 in unit 1 (from model.layers.0."]);
-    all_say(flipped(four, &options, 3, cut), &["rank 3 differs from rank 1 in unit 1 ", "cannot be told"]);
+    all_say(flipped(four, &options, 3, cut), &["rank 3 differs from rank 1 in unit 1 ", "no majority"]);
 }
 
-/// Losses, by bits; and what the header says.
+/// Losses as bits, and the header line.
 fn run(dir: &Dir, name: &str, args: &[&str]) -> (Vec<(u64, String, String)>, String) {
     let metrics = dir.arg(name);
     let ended = good(FSDP, &[&["--max-steps", "6", "--no-sample", "--metrics-path", &metrics], args].concat());
@@ -109,7 +113,7 @@ fn run(dir: &Dir, name: &str, args: &[&str]) -> (Vec<(u64, String, String)>, Str
 }
 
 #[test]
-fn a_run_without_a_fault_is_compared_each_step_and_has_the_same_losses() {
+fn checking_a_run_without_faults_does_not_change_its_losses() {
     let dir = Dir::new();
     let meshes: [(&[&str], &str); 4] = [
         (&["--strategy", "ddp", "--precision", "bf16"], "verify   every 2 steps, 2 replicas"),
@@ -117,8 +121,11 @@ fn a_run_without_a_fault_is_compared_each_step_and_has_the_same_losses() {
             &["--dp-replicate-size", "2", "--nproc-per-node", "4", "--batch-size", "2"],
             "verify   every 2 steps, 2 replicas",
         ),
-        (&["--tp-size", "2", "--sequence-parallel"], "verify   every 2 steps, what ranks of tp have whole: 2 copies"),
-        (&[], "verify   nothing: every parameter is held by one rank alone"),
+        (
+            &["--tp-size", "2", "--sequence-parallel"],
+            "verify   every 2 steps, 2 copies of tensors that tp does not shard",
+        ),
+        (&[], "verify   nothing: no parameter is replicated"),
     ];
     for (i, (mesh, says)) in meshes.into_iter().enumerate() {
         let (plain, quiet) = run(&dir, &format!("plain{i}"), mesh);

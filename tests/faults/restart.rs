@@ -1,5 +1,5 @@
-//! Jobs that outlive their failures: ranks killed again and again, on as many ranks or fewer, time limits, signals by
-//! name. A restarted run ends with the bits of one that was never disturbed.
+//! Restarts: ranks killed repeatedly, on the same number of ranks or fewer; time limits; signals by name. A restarted
+//! run is bitwise equal to an undisturbed one.
 
 use crate::common::runs::*;
 use rustix::process::Signal;
@@ -10,7 +10,7 @@ use std::os::unix::process::ExitStatusExt;
 const LENGTH: [&str; 4] = ["--max-steps", "12", "--save-every", "2"];
 
 #[test]
-fn ranks_that_are_killed_come_back_and_the_run_ends_with_the_same_bits() {
+fn killed_ranks_are_restarted_and_the_run_is_bitwise_the_same() {
     let dir = Dir::new();
     let (quiet, metrics, ckpt, other) = (dir.arg("quiet.jsonl"), dir.arg("m.jsonl"), dir.arg("ckpt"), dir.arg("other"));
     good(FSDP, &[&LENGTH[..], &["--metrics-path", &quiet, "--ckpt-dir", &other]].concat());
@@ -96,7 +96,7 @@ fn without_progress_a_restart_takes_fewer_ranks_and_keeps_the_batch() {
 /// Six sequences of micro-batches of two go on three ranks or on one: one is taken if the range has it, and none below
 /// the range.
 #[test]
-fn fewer_ranks_are_of_the_range() {
+fn fewer_ranks_stay_within_the_elastic_range() {
     let batch = ["--batch-size", "2", "--nproc-per-node", "3", "--max-steps", "40"];
     for (elastic, last) in [("1:3", 1), ("2:3", 3)] {
         assert_eq!(worlds_of(&Dir::new(), &batch, elastic), [3, 3, last], "--elastic {elastic}");
@@ -104,7 +104,7 @@ fn fewer_ranks_are_of_the_range() {
 }
 
 #[test]
-fn restarts_are_counted_and_bad_input_is_not_tried_again() {
+fn restarts_are_limited_and_bad_input_is_not_retried() {
     let dir = Dir::new();
     let (metrics, ckpt) = (dir.arg("m.jsonl"), dir.arg("ckpt"));
     let run = Run::start(
@@ -123,14 +123,17 @@ fn restarts_are_counted_and_bad_input_is_not_tried_again() {
     assert_eq!((events(&path, "restart").len(), events(&path, "error").len()), (1, 1));
     assert!(ended.stderr.contains("error: rank 0 was killed by signal 9"), "{}", ended.stderr);
     for (args, expected) in [
-        (&["--max-restarts", "1"][..], "--max-restarts 1 needs checkpoints to go on from: add --ckpt-dir DIR"),
+        (&["--max-restarts", "1"][..], "--max-restarts 1 needs checkpoints to resume from: add --ckpt-dir DIR"),
         (
             &["--elastic", "1:2"],
-            "--elastic 1:2 has no effect here: it says what follows a failure; remove it, or use --max-restarts N",
+            "--elastic 1:2 has no effect here: --max-restarts is 0; remove it, or use --max-restarts N",
         ),
-        (&["--max-restarts", "1", "--ckpt-dir", &ckpt, "--elastic", "3:4"], "starts on 2 ranks, which is not between"),
+        (
+            &["--max-restarts", "1", "--ckpt-dir", &ckpt, "--elastic", "3:4"],
+            "--elastic 3:4: 2 starting ranks is outside MIN:MAX",
+        ),
         (&["--time-limit", "soon"], "--time-limit soon: it must be seconds or H:M:S"),
-        (&["--signals", "KILL"], "--signals KILL: it must be some of TERM, INT, HUP, USR1, USR2, QUIT"),
+        (&["--signals", "KILL"], "--signals KILL: it must be one of TERM, INT, HUP, USR1, USR2, QUIT"),
     ] {
         let ended = Run::start(FSDP, args).end();
         assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
@@ -139,7 +142,7 @@ fn restarts_are_counted_and_bad_input_is_not_tried_again() {
 }
 
 #[test]
-fn a_time_limit_and_a_named_signal_end_a_run_saved() {
+fn a_time_limit_and_a_named_signal_stop_a_run_with_a_checkpoint() {
     let dir = Dir::new();
     let (metrics, ckpt) = (dir.arg("m.jsonl"), dir.arg("ckpt"));
     let run = ["--max-steps", "100000", "--metrics-path", &metrics, "--ckpt-dir", &ckpt];
@@ -155,7 +158,7 @@ fn a_time_limit_and_a_named_signal_end_a_run_saved() {
     send(Signal::USR1, again.pid());
     assert_eq!(again.end().status.code(), Some(128 + 10));
     assert_eq!(events(&path, "checkpoint").last().unwrap()["step"].as_u64(), Some(steps(&path) as u64));
-    // Signals that are not named end it at once.
+    // Signals that are not listed kill it at once.
     let third = Run::start(FSDP, &[&run[..], &["--resume", "auto", "--signals", "USR1"]].concat());
     let there = steps(&path);
     wait_until("it goes on again", || steps(&path) > there);

@@ -1,11 +1,11 @@
-//! Jobs of several hosts whose ranks cannot meet: each ends by itself, soon, with one message that says what to change.
-//! Hosts are pretended, ranks are processes.
+//! Multi-host jobs whose ranks cannot rendezvous: every rank exits soon with one message that says what to change.
+//! Hosts are simulated, ranks are processes.
 
 use crate::common::runs::*;
 use std::net::TcpListener;
 use std::time::Duration;
 
-/// Rank `rank` of two, each on a host of its own.
+/// Rank `rank` of two, each on its own host.
 fn rank(rank: usize, job: &str, addr: &str, port: u16, args: &[&str]) -> Run {
     let mut command = command(FSDP, &[&["--max-steps", "2", "--no-sample", "--no-eval"], args].concat());
     let numbers = [("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)];
@@ -26,13 +26,13 @@ fn ends(run: Run, status: i32, says: &[&str]) {
 }
 
 #[test]
-fn an_address_that_is_none_ends_all_ranks_with_status_2() {
+fn an_invalid_address_ends_all_ranks_with_status_2() {
     let agent = Agent::new();
     let port = agent.port;
     let cases = [
-        ("", "MASTER_ADDR is not set, and the 2 ranks are on several hosts"),
-        ("no..such..host", "MASTER_ADDR=no..such..host is no name"),
-        ("node1:29500", "MASTER_ADDR=node1:29500 is neither a name nor an address"),
+        ("", "MASTER_ADDR is not set, but the 2 ranks are on several hosts"),
+        ("no..such..host", "MASTER_ADDR=no..such..host cannot be resolved"),
+        ("node1:29500", "MASTER_ADDR=node1:29500 is neither a host name nor an address"),
     ];
     for (addr, says) in cases {
         let ranks = [0, 1].map(|r| rank(r, "job", addr, port, &["--init-timeout", "1"]));
@@ -43,9 +43,9 @@ fn an_address_that_is_none_ends_all_ranks_with_status_2() {
     }
 }
 
-/// Before anything else is done with it, and without showing it.
+/// Before anything else, and without printing it.
 #[test]
-fn a_job_secret_that_is_none_is_bad_input() {
+fn an_invalid_job_secret_is_bad_input() {
     let agent = Agent::new();
     let port = agent.port;
     let dir = Dir::new();
@@ -59,30 +59,30 @@ fn a_job_secret_that_is_none_is_bad_input() {
     refused(
         "a short one",
         &[],
-        &["FLATSHARD_JOB_SECRET holds 11 bytes: a job secret has 16 to 4096", "openssl rand -hex 32"],
+        &["FLATSHARD_JOB_SECRET has 11 bytes: a job secret needs 16 to 4096", "openssl rand -hex 32"],
     );
     let flag = ["--job-secret-file", &file];
     refused("", &flag, &["the job secret's file", "No such file"]);
     std::fs::write(&file, "a secret that everybody may read").unwrap();
     std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
-    refused("", &flag, &["is open to every user of this host (mode 644): chmod 600 it"]);
+    refused("", &flag, &["is accessible to every user (mode 644): run chmod 600 on it"]);
     refused("", &["--job-secret-file", "/dev/zero"], &["/dev/zero: it is a device, not a regular file"]);
 }
 
 #[test]
-fn ranks_that_meet_nobody_say_where_they_looked_and_for_whom() {
+fn a_failed_rendezvous_names_the_address_and_the_missing_rank() {
     let agent = Agent::new();
     let port = agent.port;
-    // Neither knows of the other: the first waits where the second does not knock.
+    // The first waits at an address that the second does not use.
     let first = rank(0, "job", "127.0.0.1", port, &["--init-timeout", "1"]);
-    ends(first, 1, &["rank 1 of 2 did not come to the rendezvous of hosts at 127.0.0.1", "MASTER_PORT"]);
+    ends(first, 1, &["rank 1 of 2 did not join the rendezvous of hosts at 127.0.0.1", "MASTER_PORT"]);
     let second = rank(1, "job", "127.0.0.1", port, &["--init-timeout", "1"]);
     let ports = format!("ports {} to {}", port + 1, port + 16);
     ends(second, 1, &["rank 1 on host1", "needs rank 0 of 2", "127.0.0.1", &ports, "was rank 0 started"]);
 }
 
 #[test]
-fn ranks_of_another_job_are_turned_away_and_disturb_nobody() {
+fn ranks_of_another_job_are_rejected_without_effect() {
     let agent = Agent::new();
     let port = agent.port;
     let other = rank(1, "another job", "127.0.0.1", port, &["--init-timeout", "3"]);
@@ -100,7 +100,7 @@ fn ranks_of_another_job_are_turned_away_and_disturb_nobody() {
 
 #[test]
 fn no_free_port_is_bad_input() {
-    // Where a run of 16 numbers is free, other than those of the library's own test.
+    // A range of 16 free ports, other than the library test's.
     let mut base = 23_000;
     let _taken: Vec<TcpListener> = loop {
         let held: Vec<_> = (base..base + 16).map_while(|port| TcpListener::bind(("127.0.0.1", port)).ok()).collect();
@@ -110,11 +110,11 @@ fn no_free_port_is_bad_input() {
         base += 16;
     };
     let first = rank(0, "job", "127.0.0.1", base - 1, &["--init-timeout", "20"]);
-    ends(first, 2, &[&format!("no free port among {base} to {}", base + 15), "another MASTER_PORT"]);
+    ends(first, 2, &[&format!("no free port in {base} to {}", base + 15), "a different MASTER_PORT"]);
 }
 
 #[test]
-fn a_world_that_the_mesh_does_not_fit_is_refused_before_ranks_meet() {
+fn a_mesh_that_does_not_fit_the_world_is_refused_before_the_rendezvous() {
     // Rank 0 alone: it does not wait for the other.
     let agent = Agent::new();
     let port = agent.port;
@@ -122,7 +122,7 @@ fn a_world_that_the_mesh_does_not_fit_is_refused_before_ranks_meet() {
         (["--tp-size", "3"], "3"),
         (["--ring-attn-size", "4"], "4"),
         (["--nproc-per-node", "2"], "the launcher started 1 ranks on this host"),
-        (["--num-nodes", "3"], "the launcher started ranks on 2 hosts"),
+        (["--num-nodes", "3"], "ranks on 2 hosts"),
     ] {
         ends(rank(0, "job", "127.0.0.1", port, &flags), 2, &[says, "2"]);
     }

@@ -1,10 +1,10 @@
-//! Ranks as launchers start them, by their variables alone: one job whatever its launcher calls its numbers, and what
-//! no launcher has said is found, or refused at once. Launchers are pretended, ranks are processes.
+//! Ranks as launchers start them, by environment variables alone: the same job under every launcher's names, and values
+//! that no launcher sets are found or refused at once. Launchers are simulated, ranks are processes.
 
 use crate::common::runs::*;
 use rustix::process::Signal;
 
-/// A rank with these variables and no others that say who it is.
+/// A rank with these launcher variables only.
 fn rank(vars: &[(&str, String)], port: u16, args: &[&str]) -> Run {
     let mut command = command(FSDP, args);
     for name in ["MASTER_ADDR", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_JOB_ID", "SLURM_NTASKS"] {
@@ -31,7 +31,7 @@ fn args(metrics: &str) -> [&str; 8] {
 }
 
 #[test]
-fn ranks_of_every_launcher_train_as_a_plain_start_does() {
+fn ranks_of_every_launcher_train_like_the_built_in_one() {
     let dir = Dir::new();
     let plain = dir.arg("plain");
     good(FSDP, &[&args(&plain)[..], &["--nproc-per-node", "2"]].concat());
@@ -53,7 +53,7 @@ fn ranks_of_every_launcher_train_as_a_plain_start_does() {
     assert_eq!(losses(&dir.path("plain")).len(), 3);
 }
 
-/// As a Kubernetes operator starts them: four ranks, and nobody says which are together.
+/// As a Kubernetes operator starts them: four ranks without local ranks.
 fn pods(port: u16, local_ranks: [Option<usize>; 4], args: &[&str]) -> Vec<Ended> {
     let start = |r: usize| {
         let mut vars = named(["RANK", "WORLD_SIZE", "", ""], r, 4);
@@ -66,7 +66,7 @@ fn pods(port: u16, local_ranks: [Option<usize>; 4], args: &[&str]) -> Vec<Ended>
 }
 
 #[test]
-fn ranks_that_nobody_told_where_they_are_find_out() {
+fn ranks_without_a_local_rank_find_it() {
     let dir = Dir::new();
     let (plain, found) = (dir.arg("plain"), dir.arg("found"));
     let args =
@@ -81,17 +81,13 @@ fn ranks_that_nobody_told_where_they_are_find_out() {
 }
 
 #[test]
-fn ranks_that_cannot_find_out_are_refused_at_once_by_name() {
+fn ranks_that_cannot_find_their_local_rank_are_refused_at_once() {
     let agent = Agent::new();
-    // Each alone: it waits for nobody.
+    // Each alone, without waiting.
     let cases = [
-        (
-            ["RANK", "WORLD_SIZE", "LOCAL_RANK", ""],
-            3,
-            "RANK is set but LOCAL_WORLD_SIZE is not, and neither is MASTER_ADDR",
-        ),
-        (["PMI_RANK", "PMI_SIZE", "", ""], 2, "PMI_RANK is set but MPI_LOCALNRANKS is not, and neither is MASTER_ADDR"),
-        (["PMIX_RANK", "", "", ""], 1, "PMIX_RANK=1 is set, but none of PMIx's variables says how many ranks"),
+        (["RANK", "WORLD_SIZE", "LOCAL_RANK", ""], 3, "RANK is set, but neither LOCAL_WORLD_SIZE nor MASTER_ADDR is"),
+        (["PMI_RANK", "PMI_SIZE", "", ""], 2, "PMI_RANK is set, but neither MPI_LOCALNRANKS nor MASTER_ADDR is"),
+        (["PMIX_RANK", "", "", ""], 1, "PMIX_RANK=1 is set, but no PMIx variable gives the world size"),
         (["OMPI_COMM_WORLD_RANK", "", "", ""], 1, "OMPI_COMM_WORLD_RANK is set but OMPI_COMM_WORLD_SIZE is not"),
     ];
     for (names, set, says) in cases {
@@ -99,12 +95,12 @@ fn ranks_that_cannot_find_out_are_refused_at_once_by_name() {
     }
     // All four refuse alike: each container calls its rank the first of its host, and they share a name.
     for ended in pods(agent.port, [Some(0); 4], &["--max-steps", "1"]) {
-        refused(&ended, "rank 1 on host0 has LOCAL_RANK=0, but 1 of the 2 ranks on a host of this name come before it");
+        refused(&ended, "rank 1 on host0 has LOCAL_RANK=0, but 1 of the 2 ranks on a host of this name precede it");
     }
 }
 
 #[test]
-fn a_world_that_is_started_twice_on_one_port_is_named() {
+fn a_job_started_twice_on_one_port_is_reported() {
     let agent = Agent::new();
     let names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
     let start = |r: usize, args: &[&str]| rank(&named(names, r, 2), agent.port, args);
@@ -123,7 +119,7 @@ fn a_world_that_is_started_twice_on_one_port_is_named() {
     assert_eq!(left.iter().map(|(rank, _)| *rank).collect::<Vec<_>>(), [0, 1]);
     let pids: Vec<u32> = left.iter().map(|(_, run)| run.pid()).collect();
     let says =
-        |r: usize| format!("is rank {r} of 2 with MASTER_PORT={} already: this job was started twice", agent.port);
+        |r: usize| format!("is already rank {r} of 2 with MASTER_PORT={}: this job was started twice", agent.port);
     for (r, run) in surplus {
         refused(&run.end(), &format!("process {} on", pids[r]));
     }

@@ -1,4 +1,4 @@
-//! Several hosts, pretended on this machine: ranks that launchers start and that meet over TCP, and strangers on the
+//! Several hosts, simulated on this machine: ranks of external launchers that rendezvous over TCP, and attackers on the
 //! network.
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,5 +1,5 @@
-//! How GPU ranks find each other, with real processes: this test binary starts itself again as the ranks. No GPU is
-//! needed: the id is rank 0's own word here instead of NCCL's. Strangers come to the same ports, and are not served.
+//! The rendezvous of GPU ranks, with real processes: this test binary starts itself again as the ranks. Needs no GPU:
+//! the exchanged id is a made-up one instead of NCCL's. Strangers that connect to the same ports are not served.
 
 use crate::common::agent::Agent;
 use crate::common::network::*;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 const ROLE: &str = "FLATSHARD_TEST_ROLE";
 
-/// Not a test of its own: what the started processes run. Started by hand it does nothing but say so.
+/// Not a test: the code of the started processes. Run by hand, it only prints that.
 #[test]
 fn rank_process() {
     let Ok(seconds) = std::env::var(ROLE) else {
@@ -60,7 +60,7 @@ fn stdout_of(child: Child) -> String {
 }
 
 #[test]
-fn processes_under_an_agent_that_holds_the_port_all_get_rank_0s_id() {
+fn ranks_under_an_agent_that_holds_the_port_get_rank_0s_id() {
     let agent = Agent::new();
     let port = agent.port;
     let mut ranks: Vec<Child> = (1..3).map(|r| rank(r, 3, port, 30.0)).collect();
@@ -78,13 +78,13 @@ fn a_rank_that_never_comes_is_named_within_the_timeout() {
     let port = agent.port;
     let ranks = [rank(0, 3, port, 3.0), rank(2, 3, port, 3.0)];
     let [first, third] = ranks.map(stdout_of);
-    assert!(first.contains("rank 1 of 3 did not come to the NCCL rendezvous"), "{first}");
+    assert!(first.contains("rank 1 of 3 did not join the NCCL rendezvous"), "{first}");
     assert!(third.starts_with("ID "), "{third}");
 }
 
 const SECRET: &str = "0123456789abcdef-of-this-test";
 
-/// A job as its ranks and strangers know it.
+/// A job as its ranks and strangers see it.
 fn env(secret: Option<&str>, rank: usize, world: usize, port: u16) -> RankEnv {
     let get = |name: &str| match name {
         "RANK" | "LOCAL_RANK" => Some(rank.to_string()),
@@ -104,18 +104,18 @@ fn doors(rank_0: &Child) -> Vec<SocketAddr> {
 }
 
 #[test]
-fn silent_strangers_do_not_put_the_timeout_off() {
+fn silent_strangers_do_not_delay_the_timeout() {
     let agent = Agent::new();
     let port = agent.port;
     let first = rank(0, 2, port, 2.0);
     let _attack = Attack::silent(doors(&first), Duration::from_millis(100));
-    // Each of them used to take 2 s, in which 20 more came.
+    // Serving one at a time would take 2 s each, in which 20 more connect.
     let said = time::within(time::scaled(20_000), || stdout_of(first));
-    assert!(said.contains("rank 1 of 2 did not come to the NCCL rendezvous"), "{said}");
+    assert!(said.contains("rank 1 of 2 did not join the NCCL rendezvous"), "{said}");
 }
 
 #[test]
-fn strangers_that_say_a_byte_a_second_keep_nobody_from_joining() {
+fn strangers_that_send_a_byte_per_second_do_not_block_ranks() {
     let agent = Agent::new();
     let port = agent.port;
     let first = secretly(Some(SECRET), 0, 3, port, 60.0);
@@ -129,15 +129,15 @@ fn strangers_that_say_a_byte_a_second_keep_nobody_from_joining() {
 }
 
 #[test]
-fn a_stranger_who_knows_all_but_the_secret_is_told_nothing() {
+fn a_stranger_without_the_secret_learns_nothing() {
     let agent = Agent::new();
     let port = agent.port;
     let first = secretly(Some(SECRET), 0, 2, port, 60.0);
     let at = doors(&first)[0];
-    // As rank 1 did once.
+    // The greeting of the protocol without a secret.
     let mut stranger = TcpStream::connect(at).unwrap();
     stranger.write_all(&old_greeting(&format!("torchrun job {port} 0"), "localhost", port, 2, 1)).unwrap();
-    // As ranks do now, with another secret and with none.
+    // The current greeting, with another secret and with none.
     for secret in [None, Some("another job's own secret")] {
         let (stream, mut id) = (TcpStream::connect(at).unwrap(), [0; ID]);
         let by = By { stream: &stream, until: Instant::now() + Duration::from_secs(20), go_on: &|| true };
@@ -152,22 +152,22 @@ fn a_stranger_who_knows_all_but_the_secret_is_told_nothing() {
 }
 
 #[test]
-fn ranks_with_different_secrets_say_so() {
+fn ranks_with_different_secrets_report_it() {
     let agent = Agent::new();
     let port = agent.port;
     let ranks =
         [(0, SECRET), (1, "another job's own secret")].map(|(r, secret)| secretly(Some(secret), r, 2, port, 3.0));
     let [first, second] = ranks.map(stdout_of);
     assert!(
-        first.contains("rank 1 of 2 did not come") && first.contains("is the job secret the same for all ranks?"),
+        first.contains("rank 1 of 2 did not join") && first.contains("is the job secret the same on all ranks?"),
         "{first}"
     );
     assert!(second.contains("is not rank 0 of this job: are MASTER_PORT and the job secret the same"), "{second}");
 }
 
-/// Rank 0 is hostile, or there is no secret and a stranger is taken for it.
+/// Rank 0 is hostile, or there is no secret and a stranger impersonates it.
 #[test]
-fn an_answer_of_any_length_is_refused_before_room_is_taken_for_it() {
+fn an_answer_of_invalid_length_is_refused_before_it_is_allocated() {
     let wild = b"\x1b[2Jyou lose\x07";
     let said = |header: Header, body: &'static [u8]| -> String {
         let agent = Agent::new();

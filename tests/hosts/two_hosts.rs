@@ -1,5 +1,5 @@
-//! Whole runs on two pretended hosts of two ranks each: processes of this machine that share memory two by two and talk
-//! TCP over the loopback. What they compute is compared, bit for bit, with one host of four ranks.
+//! Whole runs on two simulated hosts of two ranks each: processes that share memory in pairs and use TCP over loopback.
+//! Results must be bitwise equal to those of one host with four ranks.
 mod attacks;
 
 use crate::common::runs::*;
@@ -15,7 +15,7 @@ impl Job {
     fn start(args: &[&str]) -> Job {
         Job::of(&[2, 2], args)
     }
-    /// So many ranks on each host.
+    /// Number of ranks on each host.
     fn of(hosts: &[usize], args: &[&str]) -> Job {
         let agent = Agent::new();
         let port = agent.port;
@@ -33,7 +33,7 @@ impl Job {
         Job { ranks: places.enumerate().map(start).collect(), _agent: agent }
     }
     fn end(self) -> Vec<Ended> {
-        // All of them are read at once: a full pipe would hold one up, and that all others.
+        // All outputs are read concurrently: a full pipe would block one rank, and so all others.
         let threads: Vec<_> = self.ranks.into_iter().map(|run| std::thread::spawn(|| run.end())).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     }
@@ -60,7 +60,7 @@ fn compared(cases: &[(&str, &[&str])]) {
 }
 
 #[test]
-fn two_hosts_train_as_one_whatever_is_sharded() {
+fn two_hosts_train_as_one_with_every_sharding() {
     compared(&[
         ("FULL_SHARD", &["--grad-accum", "2"]),
         ("bf16 gradients", &["--reduce-dtype", "bf16", "--precision", "bf16"]),
@@ -69,7 +69,7 @@ fn two_hosts_train_as_one_whatever_is_sharded() {
     ]);
 }
 #[test]
-fn two_hosts_train_as_one_whatever_is_replicated() {
+fn two_hosts_train_as_one_with_replicas() {
     compared(&[("DDP", &["--strategy", "ddp"]), ("ZeRO 2", &["--backend", "zero", "--zero-stage", "2"])]);
 }
 /// Of two ranks they stay in a host; of four they go through both.
@@ -82,9 +82,9 @@ fn two_hosts_train_as_one_in_tensor_and_ring_parallel() {
         ("a ring over hosts", &["--ring-attn-size", "4"]),
     ]);
 }
-/// Nobody says how many replicas: one a host.
+/// Without --dp-replicate-size: one replica per host.
 #[test]
-fn hybrid_shards_inside_hosts_by_itself() {
+fn hybrid_shards_within_hosts_by_default() {
     let dir = Dir::new();
     let ended = Job::start(&["--max-steps", "2", "--sharding", "HYBRID_SHARD", "--metrics-path", &dir.arg("m")]).good();
     assert!(ended[0].stderr.contains("dp_replicate 2 x dp_shard 2"), "{}", ended[0].stderr);
@@ -94,7 +94,7 @@ fn hybrid_shards_inside_hosts_by_itself() {
 }
 
 #[test]
-fn a_killed_rank_is_named_on_the_other_host_and_all_end() {
+fn a_killed_rank_is_named_on_the_other_host_and_all_exit() {
     for victim in [3, 0] {
         let dir = Dir::new();
         let job = Job::start(&["--max-steps", "1000000", "--metrics-path", &dir.arg("m")]);
@@ -126,7 +126,7 @@ fn a_signal_saves_on_every_host() {
 }
 
 #[test]
-fn checkpoints_go_from_one_host_to_two_and_back() {
+fn checkpoints_move_from_one_host_to_two_and_back() {
     let dir = Dir::new();
     let whole = dir.arg("whole");
     let args = ["--lr-scheduler", "constant"];
@@ -142,7 +142,7 @@ fn checkpoints_go_from_one_host_to_two_and_back() {
 }
 
 #[test]
-fn what_does_not_fit_several_hosts_is_refused() {
+fn settings_that_do_not_fit_several_hosts_are_refused() {
     let refused = |job: Job, says: &str| {
         for e in job.end() {
             assert_eq!(e.status.code(), Some(2), "{}", e.stderr);
@@ -151,7 +151,7 @@ fn what_does_not_fit_several_hosts_is_refused() {
     };
     let args = |more: &[&'static str]| [&["--max-steps", "1"], more].concat();
     refused(Job::start(&args(&["--comm", "shm"])), "4 ranks, 2 of them on this host");
-    refused(Job::start(&args(&["--num-nodes", "3"])), "num_nodes 3, but the launcher started ranks on 2 hosts");
+    refused(Job::start(&args(&["--num-nodes", "3"])), "num_nodes 3, but the launcher started 4 ranks on 2 hosts");
     if !cfg!(feature = "mpi") {
         refused(Job::start(&args(&["--comm", "mpi"])), "--features mpi");
     }
@@ -160,6 +160,6 @@ fn what_does_not_fit_several_hosts_is_refused() {
     // Two ranks on one host, one on the other.
     for e in Job::of(&[2, 1], &args(&[])).end() {
         assert_eq!(e.status.code(), Some(2), "{}", e.stderr);
-        assert!(e.stderr.contains("start equally many on each host"), "{}", e.stderr);
+        assert!(e.stderr.contains("start the same number on each host"), "{}", e.stderr);
     }
 }

@@ -1,5 +1,5 @@
-//! Rules of the house: files import one way, names mean one thing, lines fit, and the pages' way through the code is in
-//! the code. Never looks at behavior.
+//! Project rules: no circular imports, unique type names, line widths, and documentation that matches the code. Never
+//! checks behavior.
 use crate::imports::Imports;
 use crate::{root, sources};
 use regex::Regex;
@@ -10,8 +10,7 @@ const CRATES: &[(&str, &str)] = &[
     ("flatshard", "src/lib.rs"),
     ("flatshard_ptx", "ptx/src/lib.rs"),
     ("flatshard_simcuda", "ptx/driver/src/lib.rs"),
-    ("experiments", "experiments/src/lib.rs"),
-    ("experiments_binary", "experiments/src/main.rs"),
+    ("experiments", "experiments/src/main.rs"),
     ("gpu_check", "experiments/gpu_check/main.rs"),
 ];
 
@@ -23,7 +22,7 @@ fn files_import_one_way() {
 }
 
 #[test]
-fn the_check_of_circles_sees_planted_ones() {
+fn the_circle_check_finds_planted_circles() {
     let circles = |files: &[(&str, &str)]| -> usize {
         let read = |path: &str| files.iter().find(|file| file.0 == path).map(|file| file.1.to_string());
         Imports::read(&[("x", "src/lib.rs")], &read).circles().len()
@@ -42,19 +41,19 @@ fn the_check_of_circles_sees_planted_ones() {
     ] {
         assert_eq!(circles(&[lib, a, ("src/b.rs", planted)]), 1, "{planted}");
     }
-    // Three files, and a folder whose mod.rs both uses and serves its files.
+    // Three files, and a folder whose mod.rs both uses its files and is used by them.
     let three = ("src/lib.rs", "mod a;\nmod b;\nmod c;");
     let c = ("src/c.rs", "use crate::a::A;\npub struct C(A);");
     assert_eq!(circles(&[three, a, ("src/b.rs", "use crate::c::C;\npub struct B(C);"), c]), 1);
     let folder = ("src/a/mod.rs", "mod inner;\npub struct A;\nfn f() { inner::g() }");
     assert_eq!(circles(&[("src/lib.rs", "mod a;"), folder, ("src/a/inner.rs", "use super::A;\npub fn g() {}")]), 1);
-    // Tests may reach for anything, and comments and strings are no code.
+    // Unit tests may import anything, and comments and strings are not code.
     let tests =
         "pub struct B; // crate::a::A\nconst S: &str = \"crate::a::A\";\n#[cfg(test)]\nmod tests { use crate::a::A; }";
     assert_eq!(circles(&[lib, a, ("src/b.rs", tests)]), 0);
 }
 
-/// Code of a file without its unit tests.
+/// A file's code without its unit tests.
 fn shipped(text: &str) -> &str {
     let tests = Regex::new(r"#\[cfg\((?:all\()?test[^\]]*\)\]\s*(?:pub )?mod \w+ *\{").unwrap();
     &text[..tests.find(text).map_or(text.len(), |found| found.start())]
@@ -74,7 +73,7 @@ fn declared_twice(files: &[(String, String)]) -> Vec<String> {
 }
 
 #[test]
-fn a_type_name_means_one_thing() {
+fn type_names_are_unique() {
     let of = |dir| sources(dir).into_iter().map(|(path, text)| (path.display().to_string(), text));
     let files = ["src", "ptx/src", "ptx/driver/src", "experiments"].into_iter().flat_map(of);
     let files: Vec<_> = files.filter(|(path, _)| !path.ends_with("tests.rs") && !path.contains("/tests/")).collect();
@@ -90,7 +89,7 @@ fn a_type_name_means_one_thing() {
 }
 
 #[test]
-fn a_method_says_what_it_does() {
+fn method_names_are_not_vague() {
     let vague = Regex::new(r"\bfn (look|told|said|around|turn)\b").unwrap();
     for dir in ["src", "ptx", "experiments", "benches", "tests"] {
         for (path, text) in sources(dir) {
@@ -101,7 +100,7 @@ fn a_method_says_what_it_does() {
 }
 
 #[test]
-fn comments_fit_a_hundred_and_twenty_columns() {
+fn comments_fit_120_columns() {
     let string = Regex::new(r#""(?:\\.|[^"\\])*""#).unwrap();
     let mut long = Vec::new();
     for dir in ["src", "ptx", "run_fsdp", "run_ddp", "benches", "experiments", "examples", "tests"] {
@@ -117,11 +116,10 @@ fn comments_fit_a_hundred_and_twenty_columns() {
     assert!(long.is_empty(), "{} lines: {long:#?}", long.len());
 }
 
-/// The way of one batch in ARCHITECTURE.md: each function stands in its file, and is called there or in a file before
-/// it.
+/// The tour in docs/architecture.md: each function is in its file, and is called there or in a file before it.
 #[test]
-fn one_batch_can_be_followed_in_ten_steps() {
-    let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+fn the_tour_of_one_batch_matches_the_code() {
+    let page = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
     let step = Regex::new(r"(?m)^\d+\. `([\w/.]+)`, `(?:\w+::)?(\w+)`").unwrap();
     let steps: Vec<_> = step.captures_iter(&page).map(|found| (found[1].to_string(), found[2].to_string())).collect();
     assert_eq!(steps.len(), 10, "{steps:?}");
@@ -140,9 +138,9 @@ fn one_batch_can_be_followed_in_ten_steps() {
     }
 }
 
-/// The files that README.md sends a reader to hold what the project is about.
+/// The files that README.md says to read first contain what the project is about.
 #[test]
-fn the_files_to_read_first_hold_the_collectives_and_the_copies() {
+fn the_files_to_read_first_have_the_collectives_and_the_copies() {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     let (_, section) = readme.split_once("## Reading the code").expect("README.md has its section on reading the code");
     let file = Regex::new(r"`(src/[\w/.]+\.rs)`").unwrap();
@@ -154,7 +152,7 @@ fn the_files_to_read_first_hold_the_collectives_and_the_copies() {
     }
 }
 
-/// The layer loop on README.md's first screen is the code's, line by line.
+/// The layer loop in README.md equals the code, line by line.
 #[test]
 fn the_readme_shows_the_layer_loop() {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();

@@ -1,10 +1,10 @@
-//! Which file uses which: names resolved to the file that defines them, through re-exports. Reads text, so paths that
-//! macros make are not seen; a `mod x;` line, or a `pub use` that only passes a name on, is no use of its own. Never
-//! compiles anything.
+//! Which file imports which: names resolved to the defining file, through re-exports. Works on text, so paths made by
+//! macros are not seen; a `mod x;` line, or a `pub use` that only re-exports a name, does not count. Never compiles
+//! anything.
 use regex::Regex;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Where something is: the crate, then modules.
+/// A module's location: the crate, then modules.
 type Module = Vec<String>;
 
 struct SourceFile {
@@ -15,7 +15,7 @@ struct SourceFile {
 }
 
 struct Use {
-    /// Re-exported.
+    /// Names it re-exports.
     public: bool,
     path: Vec<String>,
     name: String,
@@ -51,7 +51,7 @@ impl Patterns {
 }
 
 impl Imports {
-    /// Of crates, each given by its name in paths and the file of its root. `read`: a file's text, by its path.
+    /// Parses crates, each given by its name in paths and its root file. `read` returns a file's text by its path.
     pub fn read(crates: &[(&str, &str)], read: &dyn Fn(&str) -> Option<String>) -> Imports {
         let patterns = Patterns::new();
         let mut imports = Imports { files: BTreeMap::new() };
@@ -98,8 +98,8 @@ impl Imports {
         self.files.insert(module, SourceFile { path: path.into(), code, uses, defines });
     }
 
-    /// A path as it stands in `module`, from the root of its crate: the module it starts in, and the rest. None:
-    /// another crate's.
+    /// Resolves a path used in `module` from the root of its crate: the starting module, and the rest. None for other
+    /// crates.
     fn absolute(&self, module: &Module, path: &[String]) -> Option<(Module, Vec<String>)> {
         let first = path.first()?.as_str();
         let root = vec![module[0].clone()];
@@ -118,7 +118,7 @@ impl Imports {
         })
     }
 
-    /// The module whose file defines what `path` names from `module`; None for a module itself or what is not found.
+    /// The module whose file defines what `path` names from `module`; None for a module itself or an unknown name.
     fn definition(&self, mut module: Module, path: &[String], depth: usize) -> Option<Module> {
         let mut path = path;
         while let Some((first, rest)) = path.split_first() {
@@ -149,7 +149,7 @@ impl Imports {
         })
     }
 
-    /// For each file, those whose items it names, and the names.
+    /// For each file, the files it imports from, and the names.
     fn edges(&self) -> BTreeMap<&Module, BTreeMap<Module, BTreeSet<String>>> {
         let patterns = Patterns::new();
         let mut edges: BTreeMap<&Module, BTreeMap<Module, BTreeSet<String>>> = BTreeMap::new();
@@ -178,7 +178,7 @@ impl Imports {
         edges
     }
 
-    /// Sets of files that need each other, each as the lines that say what ties it.
+    /// Sets of files that depend on each other, each as the lines that cause it.
     pub fn circles(&self) -> Vec<Vec<String>> {
         let edges = self.edges();
         let reach = |from: &Module| {

@@ -1,12 +1,12 @@
-//! Rules that a compiler does not check: floors, file heads, where unsafe code and environment variables may stand, and
-//! that every path the pages name exists. Never looks at behaviour.
+//! Rules the compiler does not check: floors, module heads, where unsafe code and environment variables may occur, and
+//! that every path named in the docs exists. Never checks behavior.
 mod house;
 mod imports;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Lowest first; modules of one row share a floor. A module names its own floor and lower ones only.
+/// Lowest first; modules of one row share a floor. A module uses only its own floor and lower ones.
 const FLOORS: &[&[&str]] =
     &[&["base"], &["device"], &["comm"], &["nn"], &["store"], &["optim", "data"], &["ckpt"], &["engine"], &["run"]];
 
@@ -52,7 +52,7 @@ fn floor_violations(module: &str, floor: usize, file: &str, text: &str) -> Vec<S
         .copied()
         .collect();
     let mut bad = vec![];
-    // A `use crate::{` may span lines: statements, not lines, are read.
+    // A `use crate::{` may span lines, so statements are matched, not lines.
     for statement in text.split(';') {
         let code: Vec<&str> = statement.lines().map(|l| l.split("//").next().unwrap()).collect();
         for name in named(&code.join(" "), &higher) {
@@ -68,7 +68,7 @@ fn a_module_names_only_lower_floors() {
     for (floor, row) in FLOORS.iter().enumerate() {
         for module in *row {
             for (path, text) in sources(&format!("src/{module}")) {
-                // Unit tests of a file may reach for anything.
+                // A file's unit tests may import anything.
                 let code = text.split("#[cfg(test)]").next().unwrap();
                 bad.extend(floor_violations(module, floor, &path.display().to_string(), code));
             }
@@ -78,7 +78,7 @@ fn a_module_names_only_lower_floors() {
 }
 
 #[test]
-fn the_floor_check_sees_a_planted_import() {
+fn the_floor_check_finds_a_planted_import() {
     let planted = "use crate::base::Error;\nuse crate::{\n    device::Buf,\n    store::Store,\n};";
     let bad = floor_violations("nn", 3, "planted.rs", planted);
     assert_eq!(bad.len(), 1, "{bad:?}");
@@ -97,7 +97,7 @@ fn every_module_has_its_floor() {
 }
 
 #[test]
-fn every_file_says_what_it_is() {
+fn every_file_has_a_module_head() {
     for dir in ["src", "ptx", "run_fsdp", "run_ddp", "benches", "examples", "experiments", "tests"] {
         for (path, text) in sources(dir) {
             assert!(text.starts_with("//! "), "{} does not open with //!", path.display());
@@ -106,7 +106,7 @@ fn every_file_says_what_it_is() {
 }
 
 #[test]
-fn unsafe_code_stands_on_the_device_and_comm_floors_with_a_reason() {
+fn unsafe_code_is_only_in_device_and_comm_with_a_reason() {
     for (path, text) in sources("src") {
         let file = path.strip_prefix(root()).unwrap().display().to_string();
         let low = file.starts_with("src/device") || file.starts_with("src/comm");
@@ -132,11 +132,11 @@ fn environment_variables_are_read_in_one_file() {
     }
 }
 
-/// A busy machine takes several times as long, and another process may have the port: limits come from
-/// tests/common/time.rs, ports from tests/common/agent.rs. That something takes *at least* so long may be asserted
-/// anywhere.
+/// A busy machine takes several times longer, and another process may use a port: limits come from
+/// tests/common/time.rs, ports from tests/common/agent.rs. Asserting that something takes *at least* some time is
+/// allowed.
 #[test]
-fn tests_race_no_clock_and_guess_no_port() {
+fn tests_use_no_timing_and_no_fixed_ports() {
     for dir in ["tests", "experiments/tests", "ptx/tests", "ptx/driver/tests"] {
         for (path, text) in sources(dir) {
             if ["tests/common/time.rs", "tests/tidy/main.rs"].iter().any(|own| path.ends_with(own)) {
@@ -152,9 +152,9 @@ fn tests_race_no_clock_and_guess_no_port() {
     }
 }
 
-/// CARGO_TARGET_DIR is for everything. Comments and what is printed may say target/.
+/// CARGO_TARGET_DIR may be anywhere. Comments and printed text may mention target/.
 #[test]
-fn scripts_leave_it_to_cargo_where_it_builds() {
+fn scripts_do_not_assume_the_target_directory() {
     let files = |dir: &str| fs::read_dir(root().join(dir)).unwrap().map(|e| e.unwrap().path()).collect::<Vec<_>>();
     let all = [".ci", "scripts", "scripts/hosts", "experiments/peers", "tests/golden"].map(files).concat();
     let scripts = all.iter().filter(|p| p.ends_with("run") || p.extension().is_some_and(|e| e == "sh" || e == "py"));
@@ -162,7 +162,7 @@ fn scripts_leave_it_to_cargo_where_it_builds() {
     for path in scripts {
         read += 1;
         let text = fs::read_to_string(path).unwrap();
-        // Of Python the code is what stands outside of its first string.
+        // For Python, skip the docstring.
         let code = text.split_once("import ").map_or(&*text, |(_, code)| code);
         let code = code.replace("$target/", "");
         for line in code.lines().map(|line| line.split('#').next().unwrap()) {
@@ -174,7 +174,7 @@ fn scripts_leave_it_to_cargo_where_it_builds() {
 }
 
 #[test]
-fn nothing_is_unfinished() {
+fn no_unfinished_markers() {
     let marks = [concat!("todo", "!("), concat!("unimplemented", "!("), concat!("#[ign", "ore"), concat!("FIX", "ME")];
     for dir in ["src", "ptx", "run_fsdp", "run_ddp", "tests", "benches", "examples", "experiments"] {
         for (path, text) in sources(dir) {

@@ -1,4 +1,4 @@
-//! The disturbed run as observed from outside: its steps, its starts, its log; restarted when it ends. Never harms it.
+//! Observes the disturbed run from outside (steps, starts, log) and restarts it when it ends. Never harms it.
 use super::disk::ChaosDisk;
 use super::follow::{FollowedEvent, Sighting};
 use super::training::{Process, Training};
@@ -8,40 +8,40 @@ use signal_hook::iterator::Signals;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// How often the run is polled.
+/// Poll interval.
 const POLL: Duration = Duration::from_micros(500);
-/// A run that does not get on for so long hangs. Far longer than any timeout within it, on any machine.
+/// A run without progress for this long hangs. Far longer than any timeout within it, on any machine.
 const HANGS: Duration = Duration::from_secs(180);
 
-/// A run under way, and what was seen of it.
+/// A run in progress, and what was observed of it.
 pub struct Course {
     pub training: Training,
     pub ckpt: PathBuf,
     pub disk: ChaosDisk,
-    /// That end all this.
+    /// Signals that end this program.
     signals: Signals,
     /// The highest step so far.
     pub furthest: u64,
-    /// Failures that nobody here caused, as the run told them.
+    /// Messages of failures that were not inflicted.
     pub unplanned: Vec<String>,
-    /// Of the last steps.
+    /// Running mean over the last steps.
     pub step_time: Duration,
     last_step: Option<Instant>,
-    /// Starts after a failure, by the launcher or by this process; and the last line that the launcher said about one.
+    /// Restarts after a failure, by the launcher or by this process, and the launcher's last message about one.
     pub failures: u32,
     pub failure: String,
 }
 
-/// What one observation saw.
+/// The result of one observation.
 #[derive(Default)]
 pub struct Observation {
-    /// The ranks began anew, after this step.
+    /// The ranks restarted from this step.
     pub began: Option<(Instant, u64)>,
-    /// Steps before that and, where there is no such thing, none; and steps since.
+    /// New steps before the restart (empty without one), and after it.
     pub steps_before: Vec<(Instant, u64)>,
     pub steps: Vec<(Instant, u64)>,
     pub log_lines: Vec<(Instant, String)>,
-    /// Restarts by the launcher, and whether that was started.
+    /// Restarts by the launcher, and whether the launcher itself was restarted.
     pub restarts: u32,
     pub started: bool,
 }
@@ -63,7 +63,7 @@ impl Course {
         }
     }
 
-    /// Reads once what the run has written; a launcher that has ended is started again.
+    /// Reads what the run has written since the last call, and restarts the launcher if it has ended.
     pub fn observe(&mut self) -> Result<Observation> {
         let mut observed = Observation::default();
         if let Some(signal) = self.signals.pending().next() {
@@ -73,7 +73,7 @@ impl Course {
             if status.success() || status.code() == Some(2) {
                 return Err(Error::Run(format!("the run ended with {status} on its own: {}", self.last_words())));
             }
-            // What it wrote before it ended comes first.
+            // First read what it wrote before it ended.
             self.read_new(&mut observed)?;
             self.wait_for_the_dead()?;
             self.training.start()?;
@@ -98,7 +98,7 @@ impl Course {
                 Sighting::Event(FollowedEvent::Step(step)) => {
                     observed.steps.push((at, step.step));
                     if let Some(last) = self.last_step.replace(at) {
-                        // A running mean: half of it is some 20 steps old at most.
+                        // A running mean: half of its weight is on about the last 20 steps.
                         self.step_time = (self.step_time * 15 + (at - last).min(self.step_time * 4)) / 16;
                     }
                 }
@@ -120,12 +120,12 @@ impl Course {
         Ok(())
     }
 
-    /// Takes note of what the run has told.
+    /// Records what the run has written.
     pub fn catch_up(&mut self) -> Result<()> {
         self.read_new(&mut Observation::default())
     }
 
-    /// Ranks outlive their launcher by the time that the kernel takes to kill them.
+    /// Ranks outlive their launcher until the kernel has killed them.
     fn wait_for_the_dead(&mut self) -> Result<()> {
         let since = Instant::now();
         loop {
@@ -139,13 +139,13 @@ impl Course {
         }
     }
 
-    /// Steps go on until `furthest` is reached; a failure meanwhile is nobody's here.
-    pub fn get_on(&mut self, furthest: u64) -> Result<()> {
+    /// Waits until step `furthest` is reached; a failure meanwhile counts as unplanned.
+    pub fn wait_for_step(&mut self, furthest: u64) -> Result<()> {
         let mut since = Instant::now();
         while self.furthest < furthest {
             let (before, failures) = (self.furthest, self.failures);
             self.observe()?;
-            self.nobodys(failures);
+            self.record_unplanned(failures);
             if self.furthest > before {
                 since = Instant::now();
             }
@@ -154,8 +154,8 @@ impl Course {
         Ok(())
     }
 
-    /// Takes note of failures that came after the first `before`.
-    pub fn nobodys(&mut self, before: u32) {
+    /// Records failures after the first `before` as unplanned.
+    pub fn record_unplanned(&mut self, before: u32) {
         if self.failures > before {
             self.unplanned.push(format!("after step {}: {}", self.furthest, self.failure));
         }
@@ -174,11 +174,10 @@ impl Course {
     }
     fn last_words(&self) -> String {
         let text = std::fs::read_to_string(&self.training.log).unwrap_or_default();
-        text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing").to_string()
+        text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("(no output)").to_string()
     }
 
-    /// All ranks, when they are there and none of them is among `old`; and how often the launcher started them
-    /// meanwhile.
+    /// All ranks, once they run and none of them is in `old`, and how often the launcher restarted them meanwhile.
     pub fn ranks(&mut self, old: &[Process]) -> Result<(Vec<Process>, u32)> {
         let (since, mut restarts) = (Instant::now(), 0);
         loop {
@@ -196,7 +195,7 @@ impl Course {
         list.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with(".tmp-step-"))
     }
 
-    /// Asks the run to end; returns the number of steps done.
+    /// Asks the run to stop; returns the number of steps done.
     pub fn stop(&mut self) -> Result<u64> {
         self.training.send_launcher(Signal::TERM);
         let asked = Instant::now();
@@ -207,7 +206,7 @@ impl Course {
                 Some(status) if status.code() == Some(143) => return Ok(self.furthest),
                 Some(status) => return Err(Error::Run(format!("after SIGTERM the run ended with {status}"))),
                 None if asked.elapsed() > HANGS => {
-                    return Err(Error::Run("SIGTERM does not end the run".into()));
+                    return Err(Error::Run("SIGTERM did not end the run".into()));
                 }
                 None => std::thread::sleep(POLL),
             }

@@ -1,15 +1,15 @@
-//! Damage to checkpoints at rest: a flipped bit, a missing part. Never decides when.
+//! Damages checkpoints at rest: a flipped bit, a missing part. Never decides when.
 use super::draw::DrawnFault;
 use flatshard::base::{Error, Result};
 use flatshard::ckpt::{self, Resume};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Checkpoints in `dir` in the order in which a run would go on from them.
+/// Checkpoints in `dir`, in the order in which a run would resume from them.
 pub fn checkpoints(dir: &Path) -> Result<Vec<PathBuf>> {
     ckpt::candidates(Some(dir), &Resume::Auto)
 }
-/// The step of a checkpoint, by its name.
+/// The step of a checkpoint, from its name.
 pub fn step(checkpoint: &Path) -> u64 {
     checkpoint.file_name().and_then(|name| ckpt::dirs::step(&name.to_string_lossy())).unwrap_or(0)
 }
@@ -25,7 +25,7 @@ fn files(checkpoint: &Path) -> Result<Vec<PathBuf>> {
     files.sort();
     Ok(files)
 }
-/// One of the files, and its content.
+/// A random file and its content.
 fn pick(checkpoint: &Path, fault: &DrawnFault) -> Result<(PathBuf, Vec<u8>)> {
     let mut files = files(checkpoint)?;
     if files.is_empty() {
@@ -36,16 +36,16 @@ fn pick(checkpoint: &Path, fault: &DrawnFault) -> Result<(PathBuf, Vec<u8>)> {
     Ok((path, content))
 }
 
-/// One bit of one file is another.
+/// Flips one bit of one file.
 pub fn flip(checkpoint: &Path, fault: &DrawnFault) -> Result<()> {
     let (path, mut content) = pick(checkpoint, fault)?;
     let at = (fault.size * content.len() as f64) as usize;
-    // The low bits: the case of a letter is no damage where it is the e of 1e-8.
+    // A low bit: flipping the case of the e in 1e-8 would change nothing.
     content[at] ^= 1 << ((fault.dice >> 32) % 3);
     fs::write(&path, content).map_err(|e| Error::io("write", &path, e))
 }
 
-/// A file of it ends early, or its last file was never written; and beside it lies what a save that died left.
+/// Truncates a file or removes the last one, and leaves an unfinished save next to the checkpoint.
 pub fn halve(checkpoint: &Path, fault: &DrawnFault) -> Result<()> {
     let (path, content) = pick(checkpoint, fault)?;
     let part = &content[..(fault.size * content.len() as f64) as usize];

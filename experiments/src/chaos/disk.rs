@@ -1,5 +1,5 @@
-//! A disk that fills up: a small tmpfs for the checkpoint directory where this user may mount one, else a limit on the
-//! size of the files that one rank writes. Never decides when.
+//! A disk that fills up: a small tmpfs for the checkpoint directory if this user may mount one, else a limit on the
+//! size of files that one rank writes. Never decides when.
 use super::training::Process;
 use clap::ValueEnum;
 use flatshard::base::{Error, Result};
@@ -10,25 +10,25 @@ use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
 
-/// What stands for a full disk.
+/// How a full disk is simulated.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum DiskChoice {
-    /// tmpfs where it can be mounted, else file-sizes
+    /// tmpfs if it can be mounted, else file-sizes
     #[default]
     Auto,
-    /// Checkpoints go to a tmpfs of 64 MiB; the rest of it is filled with another file
+    /// Checkpoints go to a 64 MiB tmpfs, which a ballast file fills up
     Tmpfs,
-    /// Checkpoints go to the output directory; one rank may write small files only (RLIMIT_FSIZE)
+    /// Checkpoints go to the output directory; one rank can only write small files (RLIMIT_FSIZE)
     FileSizes,
 }
 
 const TMPFS_MIB: u64 = 64;
-/// Bytes of a file that a rank may still write: a page, less than any part of a checkpoint.
+/// Maximum file size under the limit: a page, smaller than any part of a checkpoint.
 const SMALL: u64 = 4096;
 
-/// Where an earlier run that could not end left its disk.
+/// Unmounts the disk of an earlier run that was interrupted.
 pub fn release(dir: &Path) {
-    let _ = unmount(dir, UnmountFlags::DETACH); // there is none, as a rule
+    let _ = unmount(dir, UnmountFlags::DETACH); // usually nothing is mounted
 }
 
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub enum ChaosDisk {
 }
 
 impl ChaosDisk {
-    /// `dir` is made, and mounted where that is how.
+    /// Makes `dir`, and mounts the tmpfs if chosen.
     pub fn new(dir: PathBuf, choice: DiskChoice) -> Result<ChaosDisk> {
         fs::create_dir_all(&dir).map_err(|e| Error::io("create", &dir, e))?;
         if choice == DiskChoice::FileSizes {
@@ -61,11 +61,11 @@ impl ChaosDisk {
     }
     pub fn about(&self) -> String {
         match self {
-            ChaosDisk::Tmpfs(_) => format!("a tmpfs of {TMPFS_MIB} MiB, filled up"),
-            ChaosDisk::FileSizes(_) => "a limit on the sizes of the files that one rank writes".into(),
+            ChaosDisk::Tmpfs(_) => format!("a {TMPFS_MIB} MiB tmpfs, filled up"),
+            ChaosDisk::FileSizes(_) => "a file-size limit on one rank".into(),
         }
     }
-    /// The system's words when there is no room.
+    /// The system's error message for a full disk.
     pub fn refusal(&self) -> &'static str {
         match self {
             ChaosDisk::Tmpfs(_) => "No space left on device",
@@ -76,7 +76,7 @@ impl ChaosDisk {
     fn ballast(dir: &Path) -> PathBuf {
         dir.join("ballast")
     }
-    /// Leaves `room` bytes at most, now: what the run removes afterwards is free until the next call.
+    /// Reduces free space to at most `room` bytes, now; what the run removes afterwards is free until the next call.
     pub fn fill(&self, room: u64, victim: &Process) -> Result<()> {
         match self {
             ChaosDisk::Tmpfs(dir) => {
@@ -87,19 +87,19 @@ impl ChaosDisk {
                 let file = OpenOptions::new().create(true).append(true).open(&path).map_err(failed)?;
                 let held = file.metadata().map_err(failed)?.len();
                 if surplus > 0 {
-                    // Refused where the run was quicker: then it is full, too.
+                    // Refused if the run took the space first: then it is full, too.
                     let _ = fallocate(&file, FallocateFlags::empty(), held, surplus);
                 }
                 Ok(())
             }
             ChaosDisk::FileSizes(_) => {
                 let limit = Rlimit { current: Some(SMALL), maximum: None };
-                let _ = prlimit(Some(victim.id()), Resource::Fsize, limit); // it may have ended by itself
+                let _ = prlimit(Some(victim.id()), Resource::Fsize, limit); // it may have just exited
                 Ok(())
             }
         }
     }
-    /// A rank that is started again has no limit, so there is nothing to do for that.
+    /// Removes the ballast. Nothing to do for the limit: a restarted rank has none.
     pub fn free(&self) -> Result<()> {
         match self {
             ChaosDisk::Tmpfs(dir) => {
@@ -126,9 +126,9 @@ impl Drop for ChaosDisk {
 mod tests {
     use super::*;
 
-    /// As whom it runs decides which of the two; both must be usable.
+    /// Depending on the user, one of the two is used; both must work.
     #[test]
-    fn a_disk_is_there_with_or_without_the_right_to_mount() {
+    fn a_disk_works_with_or_without_the_right_to_mount() {
         let dir = tempfile::tempdir().unwrap();
         for choice in [DiskChoice::Auto, DiskChoice::FileSizes] {
             let disk = ChaosDisk::new(dir.path().join("disk"), choice).unwrap();

@@ -1,9 +1,9 @@
-//! The faults of a chaos run, drawn from a seed. The same seed gives the same plan everywhere. Never touches a process
+//! Draws the faults of a chaos run from a seed; the same seed gives the same plan everywhere. Never touches a process
 //! or a file.
 use flatshard::base::rng::Rng;
 use serde::Serialize;
 
-/// A way to go wrong.
+/// A kind of fault.
 #[derive(Serialize, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultKind {
@@ -13,11 +13,11 @@ pub enum FaultKind {
     KillLauncher,
     /// SIGKILL of everything.
     KillAll,
-    /// SIGSTOP of a rank for less than the timeout of communication.
+    /// SIGSTOP of a rank for less than the communication timeout.
     StopShort,
-    /// For longer.
+    /// SIGSTOP of a rank for longer than the timeout.
     StopLong,
-    /// A rank that gets a quarter of its time.
+    /// A rank that runs only a quarter of the time.
     Stall,
     FullDisk,
     /// In the newest checkpoint, or in the two newest.
@@ -51,39 +51,39 @@ impl FaultKind {
     }
 }
 
-/// When it happens.
+/// When a fault hits.
 #[derive(Serialize, Clone, Copy, PartialEq, Debug)]
 #[serde(rename_all = "snake_case")]
 pub enum Moment {
-    /// So far into a step, as a fraction of it.
+    /// At this fraction of a step.
     Step(f64),
     /// While a checkpoint is being written.
     Saving,
-    /// So many seconds after the ranks were started once more: the same is done twice.
+    /// Twice: the second time this many seconds after the ranks were restarted.
     Starting(f64),
 }
 
 #[derive(Serialize, Clone, PartialEq, Debug)]
 pub struct DrawnFault {
     pub kind: FaultKind,
-    /// To whom, where it is one of them.
+    /// The victim, if the fault hits one rank.
     pub rank: usize,
-    /// New steps before it, since the run recovered from the last one.
+    /// New steps between recovery from the previous fault and this one.
     pub after: u64,
     pub moment: Moment,
-    /// How much of it, in [0, 1): how long, how full, where in a file.
+    /// Severity in [0, 1): how long, how full, where in a file.
     pub size: f64,
-    /// For what is left to choose.
+    /// Random bits for the remaining choices.
     pub dice: u64,
 }
 
-/// New steps between two faults, at most: more than lie between two checkpoints, so that the run gets on.
+/// Maximum new steps between two faults: more than between two checkpoints, so that the run makes progress.
 const APART: u64 = 8;
-/// Longest time from a start to a second kill: a start takes some 40 ms on an idle machine.
+/// Maximum time from a restart to the second kill: a start takes about 40 ms on an idle machine.
 const STARTING_S: f64 = 0.06;
 
-/// `kills` SIGKILLs, of which 7 of 10 hit a rank, and `others` of the other kinds in turn, in any order. Each kind of
-/// kill comes once before any comes by chance.
+/// Draws `kills` SIGKILLs, 7 of 10 at a rank, and `others` cycling through the other kinds, in random order. Each kind
+/// of kill occurs at least once.
 pub fn draw(kills: usize, others: usize, ranks: usize, seed: u64) -> Vec<DrawnFault> {
     let dice = Rng::named(seed, "chaos");
     let fault = |n: usize| {
@@ -122,13 +122,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_is_a_plan() {
+    fn equal_seeds_give_equal_plans() {
         assert_eq!(draw(50, 6, 2, 7), draw(50, 6, 2, 7));
         assert_ne!(draw(50, 6, 2, 7), draw(50, 6, 2, 8));
     }
 
     #[test]
-    fn everything_comes_and_within_its_bounds() {
+    fn every_kind_occurs_within_its_bounds() {
         let plan = draw(1000, 100, 3, 1);
         let share = |is: &dyn Fn(&DrawnFault) -> bool| plan.iter().filter(|f| is(f)).count();
         assert!((650..750).contains(&share(&|f| f.kind == FaultKind::KillRank)));

@@ -1,5 +1,5 @@
-//! Inflicts one fault after the other on a run, and measures how long it takes to recover. Never chooses the faults,
-//! and never judges the curve.
+//! Inflicts one fault after another on a run, and measures the time to recovery. Never chooses the faults, and never
+//! judges the loss curve.
 use super::course::Course;
 use super::damage;
 use super::draw::{DrawnFault, FaultKind, Moment};
@@ -9,35 +9,35 @@ use rustix::process::Signal;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// A checkpoint that is not begun by then was missed: the fault comes nevertheless.
+/// Maximum wait for a checkpoint to start; then the fault hits anyway.
 const MISSED: Duration = Duration::from_secs(2);
 
-/// The longest stop that is no failure, before a tenth is added: less than any timeout of communication that is allowed
+/// The longest stop that does not count as a failure, plus up to a tenth: less than any communication timeout allowed
 /// here.
 const BRIEF: Duration = Duration::from_millis(500);
-/// A stalled rank is stopped again and again, three quarters of the time; so often at most, but for a tenth.
+/// A stalled rank is stopped three quarters of the time in pulses of this length, at most this often plus a tenth.
 const PULSE: Duration = Duration::from_millis(15);
 const STALLS: f64 = 50.0;
 
-/// What a fault did.
+/// The effect of a fault.
 #[derive(Serialize, Clone, Debug, Default)]
 pub struct FaultRecord {
     pub kind: &'static str,
     pub rank: Option<usize>,
-    /// The last step that was done when it hit.
+    /// The last completed step when it hit.
     pub step: u64,
     /// A checkpoint was being written.
     pub saving: bool,
-    /// It came twice, the second time while ranks were starting.
+    /// It hit twice, the second time while ranks were starting.
     pub twice: bool,
-    /// From the fault until the launcher named it; where the launcher is dead, until all its ranks were.
+    /// Time until the launcher reported it or, if the launcher was killed, until all ranks were dead.
     pub noticed_s: Option<f64>,
-    /// Until the end of the first step after it, and of the first that had never been done.
+    /// Time until the end of the first step, and of the first new step.
     pub first_step_s: f64,
     pub new_step_s: f64,
-    /// Steps that were done once more.
+    /// Steps that were repeated.
     pub steps_lost: u64,
-    /// By whom the ranks were started again.
+    /// Restarts of the ranks, by whom.
     pub restarts: u32,
     pub starts: u32,
 }
@@ -57,27 +57,27 @@ impl Course {
         Ok(())
     }
 
-    /// Waits for the moment, does it, and returns when a step is done that had never been done before.
+    /// Waits for the moment, inflicts the fault, and returns once a new step is done.
     pub fn inflict(&mut self, fault: &DrawnFault) -> Result<FaultRecord> {
-        self.get_on(self.furthest + fault.after)?;
+        self.wait_for_step(self.furthest + fault.after)?;
         if matches!(fault.kind, FaultKind::FlippedBit | FaultKind::HalfWritten) {
             while damage::checkpoints(&self.ckpt)?.len() < 2 {
-                self.get_on(self.furthest + 1)?;
+                self.wait_for_step(self.furthest + 1)?;
             }
         }
         let ranks = loop {
             let failures = self.failures;
             let (ranks, _) = self.ranks(&[])?;
             self.wait_for(fault.moment)?;
-            self.nobodys(failures);
-            // They are no longer there where the run has just failed on its own.
+            self.record_unplanned(failures);
+            // The ranks are dead if the run has just failed by accident.
             if !ranks.iter().any(Process::is_dead) {
                 break ranks;
             }
             self.observe()?;
         };
         let victim = fault.rank % ranks.len();
-        // Nobody waits for the only rank of a run that --elastic has brought down to one.
+        // With --elastic a run may be down to one rank, which has no peer to notice a stop.
         let kind =
             if ranks.len() == 1 && fault.kind == FaultKind::StopLong { FaultKind::StopShort } else { fault.kind };
         let to_one = !matches!(
@@ -94,7 +94,7 @@ impl Course {
                 if let Moment::Starting(after) = fault.moment {
                     let (starting, restarts) = self.ranks(&ranks)?;
                     std::thread::sleep(Duration::from_secs_f64(after));
-                    self.catch_up()?; // a start that is killed may have done steps
+                    self.catch_up()?; // a killed start may have done steps
                     hit = Instant::now();
                     starting[victim].send(Signal::KILL);
                     (record.twice, record.restarts) = (true, restarts);
@@ -126,9 +126,9 @@ impl Course {
                     std::thread::sleep(stopped / 3);
                 }
                 self.catch_up()?;
-                self.nobodys(failures);
+                self.record_unplanned(failures);
                 record.step = self.furthest;
-                self.get_on(self.furthest + 1)?;
+                self.wait_for_step(self.furthest + 1)?;
                 (record.first_step_s, record.new_step_s) = (hit.elapsed().as_secs_f64(), hit.elapsed().as_secs_f64());
             }
             FaultKind::FullDisk => {
@@ -139,7 +139,7 @@ impl Course {
                 self.recover_from(hit, &mut record, Some(&|line: &str| line.contains(refusal)), &mut full)?;
             }
             FaultKind::FlippedBit | FaultKind::HalfWritten => {
-                // Nobody saves meanwhile.
+                // Nobody may save meanwhile.
                 ranks.iter().for_each(|rank| rank.send(Signal::STOP));
                 self.settle()?;
                 let checkpoints = damage::checkpoints(&self.ckpt)?;
@@ -156,10 +156,10 @@ impl Course {
                 hit = Instant::now();
                 ranks.iter().for_each(|rank| rank.send(Signal::KILL));
                 let whole = damage::step(&checkpoints[count]);
-                let said = |line: &str| line.starts_with("warning: damaged checkpoint: ");
-                let from = self.recover(hit, &mut record, Some(&said))?;
+                let reports = |line: &str| line.starts_with("warning: damaged checkpoint: ");
+                let from = self.recover(hit, &mut record, Some(&reports))?;
                 if from != whole {
-                    let what = format!("after step {} it went on from step {from}, not {whole}", record.step);
+                    let what = format!("after step {} it resumed from step {from}, not {whole}", record.step);
                     return Err(Error::Run(format!("{}: {what}", record.kind)));
                 }
             }
@@ -167,23 +167,28 @@ impl Course {
         Ok(record)
     }
 
-    /// After a signal that stops ranks: they have stopped, and what they did before is there.
+    /// After SIGSTOP: waits until the ranks have stopped, so that everything they did before is visible.
     fn settle(&mut self) -> Result<()> {
         std::thread::sleep(PULSE);
         self.catch_up()
     }
 
-    fn recover(&mut self, hit: Instant, record: &mut FaultRecord, told: Option<&dyn Fn(&str) -> bool>) -> Result<u64> {
-        self.recover_from(hit, record, told, &mut None)
+    fn recover(
+        &mut self,
+        hit: Instant,
+        record: &mut FaultRecord,
+        reports: Option<&dyn Fn(&str) -> bool>,
+    ) -> Result<u64> {
+        self.recover_from(hit, record, reports, &mut None)
     }
 
-    /// Looks at the run until a step is done that had never been done before. `told`: the line by which the fault is
-    /// noticed. `full`: the disk, until then. Returns the step that the run went on from.
+    /// Observes the run until a new step is done. `reports` recognizes the log line about the fault; `full` is the
+    /// full disk, freed then. Returns the step the run resumed from.
     fn recover_from(
         &mut self,
         hit: Instant,
         record: &mut FaultRecord,
-        told: Option<&dyn Fn(&str) -> bool>,
+        reports: Option<&dyn Fn(&str) -> bool>,
         full: &mut Option<FullDisk>,
     ) -> Result<u64> {
         let seconds = |at: Instant| at.saturating_duration_since(hit).as_secs_f64();
@@ -196,9 +201,9 @@ impl Course {
             let observed = self.observe()?;
             record.restarts += observed.restarts;
             record.starts += observed.started as u32;
-            let said = told.and_then(|told| observed.log_lines.iter().find(|(_, line)| told(line)));
-            record.noticed_s = record.noticed_s.or(said.map(|(at, _)| seconds(*at)));
-            if told.is_none() && observed.started && record.noticed_s.is_none() {
+            let report = reports.and_then(|reports| observed.log_lines.iter().find(|(_, line)| reports(line)));
+            record.noticed_s = record.noticed_s.or(report.map(|(at, _)| seconds(*at)));
+            if reports.is_none() && observed.started && record.noticed_s.is_none() {
                 record.noticed_s = Some(hit.elapsed().as_secs_f64());
             }
             if record.noticed_s.is_some() && full.take().is_some() {
@@ -221,7 +226,7 @@ impl Course {
                 record.steps_lost = record.step.saturating_sub(from);
                 return match record.noticed_s {
                     None => Err(Error::Run(format!(
-                        "{} (rank {:?}) after step {}: the run never said so, but: {}",
+                        "{} (rank {:?}) after step {}: the run did not report it. Its last message: {}",
                         record.kind, record.rank, record.step, self.failure
                     ))),
                     Some(_) => Ok(from),
@@ -232,7 +237,7 @@ impl Course {
     }
 }
 
-/// How much room is left on it, and who finds out.
+/// How much space is left on the disk, and which rank runs into it.
 struct FullDisk<'a> {
     room: u64,
     victim: &'a Process,

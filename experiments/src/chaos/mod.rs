@@ -1,15 +1,15 @@
-//! `chaos`: a training run that suffers everything that happens on clusters, again and again, and the proof that it
-//! ends bit for bit like an undisturbed run. [`draw`] plans the faults, [`inflict`] causes them, [`proof`] judges,
-//! [`report`] prints. Never changes how the run trains.
-mod draw; // what will go wrong
-mod follow; // what a run writes
-mod damage; // flipped bits, half a checkpoint
-mod disk; // a disk that gets full
+//! `chaos`: subjects a training run to the faults that happen on clusters, repeatedly, and proves that it ends bit for
+//! bit like an undisturbed run. [`draw`] plans the faults, [`inflict`] causes them, [`proof`] judges, [`report`]
+//! prints. Never changes how the run trains.
+mod draw; // the plan of faults
+mod follow; // reads what a run writes
+mod damage; // damages checkpoints
+mod disk; // a disk that fills up
 mod training; // the run's processes
-mod course; // the run as seen from outside
-mod inflict; // does the faults
-mod proof; // judges
-mod report; // tells
+mod course; // observes the run
+mod inflict; // causes the faults
+mod proof; // compares with an undisturbed run
+mod report; // table and JSON
 
 use crate::curve::METRICS;
 use crate::verdict::Verdict;
@@ -26,61 +26,61 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 use training::Training;
 
-/// Kill a training run at random again and again, and prove that its losses and weights are those of one left in peace
+/// Kill a training run repeatedly, and prove that its losses and weights equal those of an undisturbed run
 #[derive(clap::Args)]
 pub struct ChaosArgs {
-    /// SIGKILLs: of a rank, of the process that started the ranks, of all of them
+    /// Number of SIGKILLs: of a rank, of the process that started the ranks, or of all of them
     #[arg(long, default_value_t = 20, value_name = "N")]
     kills: usize,
-    /// Other faults among them, in turn: a rank that is stopped for longer than --comm-timeout, or for less, or stalls;
-    /// a full disk; a bit of a checkpoint that flips; half a checkpoint [default: a tenth of the kills, and each once
-    /// at least]
+    /// Number of other faults, cycling through: a rank stopped for longer than --comm-timeout, or for less; a stalled
+    /// rank; a full disk; a flipped bit in a checkpoint; half a checkpoint [default: a tenth of the kills, at least one
+    /// of each]
     #[arg(long, value_name = "N")]
     others: Option<usize>,
-    /// What is drawn: faults, victims, moments
+    /// Seed of the plan: faults, victims, moments
     #[arg(long, default_value_t = 0, value_name = "S")]
     seed: u64,
     /// Ranks of the run
     #[arg(long, default_value_t = 2, value_name = "N")]
     nproc_per_node: usize,
-    /// Longest wait of a rank for its peers
+    /// How long a rank waits for its peers
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS")]
     comm_timeout: f64,
-    /// How a disk gets full
+    /// How to simulate a full disk
     #[arg(long, value_enum, default_value_t)]
     disk: disk::DiskChoice,
-    /// Let the run go on with fewer ranks (run_fsdp --elastic): its curve is then near that of the other, and not
-    /// bitwise
+    /// Let the run continue with fewer ranks (run_fsdp --elastic): its curve is then compared with a tolerance, not bit
+    /// for bit
     #[arg(long, value_name = "MIN:MAX")]
     elastic: Option<String>,
-    /// Restarts by the run's own launcher; when it has none left, or was killed, it is started again with --resume auto
+    /// Restarts by the run's own launcher. When it runs out or is killed, it is started again with --resume auto
     #[arg(long, default_value_t = 25, value_name = "N")]
     max_restarts: u32,
     /// Steps between checkpoints
     #[arg(long, default_value_t = 3, value_name = "N")]
     save_every: u64,
-    /// Every fault with its times, and the proof, as JSON [default: chaos.json in the output directory]
+    /// Write every fault with its times, and the proof, as JSON [default: chaos.json in the output directory]
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Keep the runs there [default: a scratch directory, removed when all is well]
+    /// Keep the runs there [default: a scratch directory, removed on success]
     #[arg(long, visible_alias = "experiment-dir", value_name = "DIR")]
     output_dir: Option<PathBuf>,
-    /// Where run_fsdp and run_ddp are [default: beside this binary, built by cargo where they are not]
+    /// Directory of run_fsdp and run_ddp [default: that of this binary, built by cargo if missing]
     #[arg(long, value_name = "DIR")]
     bin_dir: Option<PathBuf>,
-    /// After `--`: flags that the training run gets, as `-- --async-save`
+    /// After `--`: flags for the training run, as in `-- --async-save`
     #[arg(last = true, value_name = "FLAG")]
     flags: Vec<String>,
 }
 
-/// Some milliseconds a step, with dropout, so that random masks have to come back too. The learning rate does not
-/// depend on the number of steps, which nobody knows beforehand.
+/// A few milliseconds per step, with dropout, so that random masks must be restored too. The learning rate must not
+/// depend on the number of steps, which is not known beforehand.
 const TINY: &str = "--dataset synthetic --arch gpt --dropout 0.1 --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 32 \
                     --batch-size 4 --lr 0.003 --warmup-steps 10 --lr-scheduler constant --no-eval --no-sample \
                     --log-every 1000000";
 const DISK: &str = "disk";
 const KEEP: usize = 3;
-/// More than it comes to before it is asked to stop.
+/// More steps than the run ever reaches.
 const ENDLESS: u64 = 1_000_000_000;
 
 pub fn main(args: &ChaosArgs) -> Result<Verdict> {
@@ -90,11 +90,11 @@ pub fn main(args: &ChaosArgs) -> Result<Verdict> {
         ("--save-every", args.save_every),
     ] {
         if n == 0 {
-            return Err(Error::input(format!("{flag} is 0: it must be at least 1")));
+            return Err(Error::input(format!("{flag} is 0; it must be at least 1")));
         }
     }
     if !(2.0..=600.0).contains(&args.comm_timeout) {
-        return Err(Error::input(format!("--comm-timeout is {}: it must be from 2 to 600", args.comm_timeout)));
+        return Err(Error::input(format!("--comm-timeout is {}; it must be from 2 to 600 seconds", args.comm_timeout)));
     }
     let scratch = std::env::temp_dir().join(format!("flatshard-chaos-{}", std::process::id()));
     let output = sets::absolute(args.output_dir.as_ref().unwrap_or(&scratch))?;
@@ -163,8 +163,8 @@ fn run(args: &ChaosArgs, bin: &Path, output: &Path) -> Result<bool> {
     if !alive.is_empty() {
         proof.wrong.push(format!("processes {alive:?} still use {}", ckpt.display()));
     }
-    tell(&proof, &course.unplanned);
-    println!("a full disk was {about_disk}");
+    print_proof(&proof, &course.unplanned);
+    println!("full disk: {about_disk}");
     let about = json!({
         "kills": args.kills,
         "others": others,
@@ -180,32 +180,32 @@ fn run(args: &ChaosArgs, bin: &Path, output: &Path) -> Result<bool> {
     });
     let json = args.json.clone().unwrap_or(dir("chaos.json"));
     report::write(&json, about, &records, &course.unplanned, &proof)?;
-    println!("{} faults in {:.0} s; each is in {}", records.len(), started.elapsed().as_secs_f64(), json.display());
+    println!("{} faults in {:.0} s, listed in {}", records.len(), started.elapsed().as_secs_f64(), json.display());
     Ok(proof.wrong.is_empty())
 }
 
-fn tell(proof: &ChaosProof, unplanned: &[String]) {
+fn print_proof(proof: &ChaosProof, unplanned: &[String]) {
     for failure in unplanned {
-        println!("note: it failed on its own {failure}");
+        println!("note: unplanned failure {failure}");
     }
     match (proof.wrong.is_empty(), proof.fewer_ranks_from) {
         (true, Some(step)) => println!(
-            "near: {} steps ({} lines) are within {:.0} % of those of a run that was left in peace, bitwise until ranks were \
-             fewer, at step {step}; nothing is left behind",
+            "near: {} steps ({} lines) are within {:.0} % of an undisturbed run, and bitwise equal until the number of \
+             ranks fell at step {step}; no leftover files",
             proof.steps,
             proof.lines,
             100.0 * proof::NEAR
         ),
         (true, None) => println!(
-            "bitwise: {} steps ({} lines, with those that were done again) and all {} files of the last checkpoint are those \
-             of a run that was left in peace; nothing is left behind",
+            "bitwise: {} steps ({} lines, including repeated steps) and all {} files of the last checkpoint equal \
+             those of an undisturbed run; no leftover files",
             proof.steps, proof.lines, proof.files
         ),
-        (false, _) => proof.wrong.iter().for_each(|wrong| println!("WRONG {wrong}")),
+        (false, _) => proof.wrong.iter().for_each(|wrong| println!("FAILED {wrong}")),
     }
 }
 
-/// Runs it to its end, in peace.
+/// Runs the command to its end, undisturbed.
 fn end(command: &[String], dir: &Path) -> Result<()> {
     let log = dir.join("last.txt");
     let file = std::fs::File::create(&log).map_err(|e| Error::io("create", &log, e))?;
@@ -214,6 +214,6 @@ fn end(command: &[String], dir: &Path) -> Result<()> {
     let status = status.map_err(|e| Error::io("start", &command[0], e))?;
     match status.success() {
         true => Ok(()),
-        false => Err(Error::Run(format!("a run that nobody disturbed ended with {status}: see {}", log.display()))),
+        false => Err(Error::Run(format!("the undisturbed run ended with {status}: see {}", log.display()))),
     }
 }

@@ -1,5 +1,5 @@
-//! Whether the disturbed run equals the undisturbed one: every line of its metrics, its last checkpoint, and the files
-//! it left. Never runs anything.
+//! Compares the disturbed run with the undisturbed one: every line of its metrics, its last checkpoint, and leftover
+//! files. Never runs anything.
 use super::follow::{FollowedEvent, FollowedStep};
 use flatshard::base::{Error, Result};
 use flatshard::ckpt::state;
@@ -12,22 +12,21 @@ use std::path::{Path, PathBuf};
 #[derive(Serialize, Debug, Default, PartialEq)]
 pub struct ChaosProof {
     pub steps: u64,
-    /// Lines of steps: a step that was lost has as many as it was done.
+    /// Step lines; a repeated step has one for each time.
     pub lines: usize,
     /// Files of the last checkpoint, all equal.
     pub files: usize,
-    /// The first step on another number of ranks, whose sums round otherwise.
+    /// The first step with fewer ranks, from which sums round differently.
     pub fewer_ranks_from: Option<u64>,
-    /// Empty where all is well.
+    /// Empty on success.
     pub wrong: Vec<String>,
 }
 
-/// How near a curve stays, as a fraction of the loss, when the number of ranks has changed.
+/// Maximum relative difference of losses after the number of ranks has changed.
 pub const NEAR: f64 = 0.2;
 
-/// Every line of `disturbed` has the bits of the step of `quiet`, and no step is missing. From where the ranks are
-/// fewer, losses are near and no more: the batch of a step and its learning rate are promised then, and sums in another
-/// order.
+/// Every line of `disturbed` is bitwise equal to the same step of `quiet`, and no step is missing. Once the ranks are
+/// fewer, losses need only be near: the global batch and the learning rate stay the same, but sums have another order.
 pub fn curves(disturbed: &[FollowedEvent], quiet: &[FollowedEvent]) -> ChaosProof {
     let world = |event: &FollowedEvent| {
         if let FollowedEvent::Run { world_size, .. } = event { Some(*world_size) } else { None }
@@ -63,7 +62,7 @@ pub fn curves(disturbed: &[FollowedEvent], quiet: &[FollowedEvent]) -> ChaosProo
         wrong.push(format!("step {step} has no line"));
     }
     if quiet.is_empty() {
-        wrong.push("the undisturbed run has no step".into());
+        wrong.push("the undisturbed run has no steps".into());
     }
     let fewer_ranks_from = rest.first().map(|s| s.step);
     ChaosProof { steps: done.len() as u64, lines: lines.len() + rest.len(), files: 0, fewer_ranks_from, wrong }
@@ -73,7 +72,7 @@ fn steps(events: &[FollowedEvent]) -> Vec<FollowedStep> {
     events.iter().filter_map(|e| if let FollowedEvent::Step(step) = e { Some(*step) } else { None }).collect()
 }
 
-/// The files of both directories are the same, byte for byte.
+/// The files of both directories are equal, byte for byte.
 pub fn checkpoints(disturbed: &Path, quiet: &Path, proof: &mut ChaosProof) -> Result<()> {
     let (theirs, ours) = (contents(quiet)?, contents(disturbed)?);
     proof.files = theirs.len();
@@ -92,13 +91,14 @@ fn contents(dir: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
     let entry = |entry: std::io::Result<fs::DirEntry>| -> std::io::Result<(PathBuf, Vec<u8>)> {
         let entry = entry?;
         let (name, content) = (PathBuf::from(entry.file_name()), fs::read(entry.path())?);
-        let own = name == Path::new(state::FILE); // each run has an id of its own
+        let own = name == Path::new(state::FILE); // run ids differ
         Ok((name, if own { state::without_id(&content) } else { content }))
     };
     fs::read_dir(dir).map_err(failed)?.map(|e| entry(e).map_err(failed)).collect()
 }
 
-/// What is in the directory of checkpoints beside `keep` checkpoints, the name of the newest and `ranks` traces.
+/// Finds leftovers: anything in the checkpoint directory except `keep` checkpoints, `latest` and the traces of `ranks`
+/// ranks.
 pub fn leftovers(ckpt: &Path, keep: usize, ranks: usize, proof: &mut ChaosProof) -> Result<()> {
     let names = |dir: &Path| -> Result<Vec<String>> {
         let failed = |e| Error::io("list", dir, e);
@@ -109,7 +109,7 @@ pub fn leftovers(ckpt: &Path, keep: usize, ranks: usize, proof: &mut ChaosProof)
     there.sort();
     let checkpoints = there.iter().filter(|name| name.starts_with("step-")).count();
     if checkpoints > keep {
-        proof.wrong.push(format!("{checkpoints} checkpoints are there, not {keep}: {there:?}"));
+        proof.wrong.push(format!("{checkpoints} checkpoints instead of {keep}: {there:?}"));
     }
     let known = |name: &String| name.starts_with("step-") || name == "latest" || name == "comm_traces";
     for left in there.iter().filter(|name| !known(name)) {
@@ -135,12 +135,12 @@ mod tests {
     }
 
     #[test]
-    fn a_bit_a_missing_step_and_a_step_too_many_are_found() {
+    fn a_flipped_bit_a_missing_step_and_an_extra_step_are_found() {
         let quiet = curve(&[(1, 0.5), (2, 0.25), (3, 0.1)]);
         let good = curves(&curve(&[(1, 0.5), (2, 0.25), (1, 0.5), (2, 0.25), (3, 0.1)]), &quiet);
         assert_eq!(good, ChaosProof { steps: 3, lines: 5, ..ChaosProof::default() });
         let near = f64::from_bits(0.25f64.to_bits() + 1);
-        // A step that went wrong counts, even where it was done once more and right.
+        // A wrong step counts, even if it was repeated correctly.
         let once = curves(&curve(&[(1, 0.5), (2, near), (1, 0.5), (2, 0.25), (3, 0.1)]), &quiet);
         assert!(once.wrong[0].contains("1 lines of the curve differ, the first at step 2"), "{once:?}");
         assert_eq!(curves(&curve(&[(1, 0.5), (3, 0.1)]), &quiet).wrong, ["step 2 has no line"]);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_named() {
+    fn leftovers_are_named() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["step-00000001", "step-00000002", ".tmp-step-00000003-00", "comm_traces"] {
             fs::create_dir(dir.path().join(name)).unwrap();
@@ -173,8 +173,8 @@ mod tests {
         }
         let mut proof = ChaosProof::default();
         leftovers(dir.path(), 1, 2, &mut proof).unwrap();
-        let said = ["2 checkpoints are there, not 1", ".tmp-step-00000003-00 is left", "rank-2.json is left"];
-        assert!(said.iter().zip(&proof.wrong).all(|(said, wrong)| wrong.contains(said)), "{proof:?}");
+        let expected = ["2 checkpoints instead of 1", ".tmp-step-00000003-00 is left", "rank-2.json is left"];
+        assert!(expected.iter().zip(&proof.wrong).all(|(expected, wrong)| wrong.contains(expected)), "{proof:?}");
         assert_eq!(proof.wrong.len(), 3);
     }
 

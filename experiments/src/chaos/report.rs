@@ -1,4 +1,4 @@
-//! The findings of a chaos run, as a table and as a file. Never measures.
+//! The results of a chaos run, as a table and as JSON. Never measures.
 use super::inflict::FaultRecord;
 use super::proof::ChaosProof;
 use flatshard::base::{Error, Result};
@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Of one kind of fault; seconds are median and largest.
+/// Results of one kind of fault; seconds are (median, largest).
 #[derive(Serialize, Debug, PartialEq)]
 pub struct ReportRow {
     pub kind: &'static str,
@@ -17,7 +17,7 @@ pub struct ReportRow {
     pub steps_lost: [f64; 2],
 }
 
-/// One row a kind, in the order of their first coming.
+/// One row per kind, in order of first occurrence.
 pub fn rows(records: &[FaultRecord]) -> Vec<ReportRow> {
     let mut kinds: Vec<&'static str> = records.iter().map(|r| r.kind).collect();
     let mut known = Vec::new();
@@ -37,16 +37,15 @@ pub fn rows(records: &[FaultRecord]) -> Vec<ReportRow> {
     kinds.into_iter().map(row).collect()
 }
 
-/// Median (of an even number, the upper) and largest.
+/// Median (the upper one of an even number) and largest.
 fn spread(mut values: Vec<f64>) -> [f64; 2] {
     values.sort_by(f64::total_cmp);
     [values.get(values.len() / 2).copied().unwrap_or(0.0), values.last().copied().unwrap_or(0.0)]
 }
 
-const HEAD: [&str; 6] =
-    ["fault", "times", "noticed after s", "a step again after s", "a new step after s", "steps lost"];
+const HEAD: [&str; 6] = ["fault", "count", "noticed (s)", "first step (s)", "first new step (s)", "steps lost"];
 
-/// For the terminal. Pairs are median and largest.
+/// The table for the terminal. Pairs are median and largest.
 pub fn table(records: &[FaultRecord]) -> String {
     let pair = |[median, largest]: [f64; 2]| format!("{median:.2} {largest:.2}");
     let cells = |row: ReportRow| {
@@ -72,7 +71,7 @@ pub fn table(records: &[FaultRecord]) -> String {
     lines.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// The file: what was run, every fault on a line of its own, the rows of the table, and the proof.
+/// The JSON file: parameters, one line per fault, the rows of the table, and the proof.
 pub fn write(
     path: &Path,
     about: Value,
@@ -96,7 +95,7 @@ pub fn write(
     std::fs::write(path, format!("{{\n{}\n}}\n", body.join(",\n"))).map_err(|e| Error::io("write", path, e))
 }
 
-/// Seconds to a tenth of a millisecond: there may be a thousand of them.
+/// Rounds seconds to 0.1 ms: there may be a thousand of them.
 fn rounded(of: impl Serialize) -> Value {
     let mut value = json!(of);
     for field in value.as_object_mut().into_iter().flat_map(|record| record.values_mut()) {
@@ -119,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_for_each_kind_with_median_and_largest() {
+    fn one_row_per_kind_with_median_and_largest() {
         let record = |kind, noticed: Option<f64>, lost| FaultRecord {
             kind,
             noticed_s: noticed,

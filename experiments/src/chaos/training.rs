@@ -1,5 +1,5 @@
-//! A training run and its processes: started, started once more with `--resume auto`, its ranks found and signaled.
-//! Never decides what happens to it.
+//! A training run and its processes: starts it, restarts it with `--resume auto`, finds and signals its ranks. Never
+//! decides what happens to it.
 use super::follow::Follow;
 use flatshard::base::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -9,20 +9,20 @@ use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-/// Where a run is, and how it is started.
+/// A training run, and how it is started.
 pub struct Training {
     /// Program and flags.
     pub command: Vec<String>,
     pub log: PathBuf,
     child: Option<Child>,
     pub follow: Follow,
-    /// How often this process has started it.
+    /// How often it was started.
     pub starts: u32,
-    /// Every process that was seen to belong to it and has not been seen dead.
+    /// Processes that were seen to belong to it and have not been seen dead.
     seen: Vec<Process>,
 }
 
-/// One process, whatever its number is used for later.
+/// One process, immune to reuse of its pid.
 pub struct Process {
     pub pid: u32,
     id: Pid,
@@ -30,21 +30,21 @@ pub struct Process {
 }
 
 impl Process {
-    /// The child `pid` of `parent`. None where it is gone.
+    /// The child `pid` of `parent`; None if it is gone.
     fn child_of(parent: u32, pid: u32) -> Option<Process> {
         let id = Pid::from_raw(pid as i32)?;
         let fd = pidfd_open(id, PidfdFlags::empty()).ok()?;
-        // Opened first: were the number another process's by now, it would have another parent.
+        // Open the descriptor first: if the pid had been reused, the parent would differ.
         (parent_of(pid)? == parent).then_some(Process { pid, id, fd })
     }
     pub fn id(&self) -> Pid {
         self.id
     }
-    /// It may have ended by itself just now.
+    /// The process may just have exited.
     pub fn send(&self, signal: Signal) {
         let _ = pidfd_send_signal(&self.fd, signal);
     }
-    /// Its descriptor is readable when it has ended (man pidfd_open).
+    /// The descriptor becomes readable when the process ends (man pidfd_open).
     pub fn is_dead(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
@@ -57,7 +57,7 @@ impl Training {
         Training { command, log, child: None, follow, starts: 0, seen: Vec::new() }
     }
 
-    /// Starts it; what it says is added to its log.
+    /// Starts the run; its output is appended to the log.
     pub fn start(&mut self) -> Result<()> {
         let log = OpenOptions::new().create(true).append(true).open(&self.log);
         let log = log.map_err(|e| Error::io("open", &self.log, e))?;
@@ -75,7 +75,7 @@ impl Training {
         Ok(())
     }
 
-    /// How the launcher ended, once.
+    /// The launcher's exit status, reported once.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         let Some(child) = &mut self.child else { return Ok(None) };
         let status = child.try_wait().map_err(|e| Error::io("wait for", &self.command[0], e))?;
@@ -90,7 +90,7 @@ impl Training {
         }
     }
 
-    /// The living ranks in rank order, once all are there.
+    /// The living ranks in rank order, once all are running.
     pub fn all_ranks(&mut self) -> Option<Vec<Process>> {
         let launcher = self.child.as_ref()?.id();
         let children = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).ok()?;
@@ -124,7 +124,7 @@ impl Drop for Training {
     }
 }
 
-/// Processes that were started with `path` among their arguments.
+/// Processes with `path` among their arguments.
 pub fn using(path: &Path) -> Vec<u32> {
     let path = path.as_os_str().as_encoded_bytes();
     let uses = |pid: &u32| {
@@ -141,7 +141,7 @@ fn parent_of(pid: u32) -> Option<u32> {
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
-/// Rank and number of ranks, as its launcher told it.
+/// Rank and world size, from its environment.
 fn place_of(pid: u32) -> Option<(usize, usize)> {
     let environ = fs::read(format!("/proc/{pid}/environ")).ok()?;
     let number = |name: &str| {

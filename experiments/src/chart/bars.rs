@@ -89,3 +89,37 @@ impl Bar {
         self.parts.iter().map(|part| part.0).sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The number of an attribute.
+    fn number(element: &str, name: &str) -> f64 {
+        let value = element.split_once(&format!(" {name}=\"")).and_then(|(_, rest)| rest.split_once('"'));
+        value.and_then(|(value, _)| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in {element}"))
+    }
+
+    /// Bars that end a little before the baseline's, so that their texts stand where its line runs.
+    #[test]
+    fn dashed_lines_run_past_texts() {
+        let bar = |(label, length): (&str, f64)| {
+            let parts = vec![(length, BUSY)];
+            Bar { label: label.into(), parts, range: None, text: format!("{length} MiB (0.97x)"), strong: false }
+        };
+        let bars = [("ddp_fp32", 100.0), ("zero1", 90.0), ("zero2", 97.0), ("tp2", 120.0)].map(bar).into();
+        let picture = Bars { title: "A".into(), subtitle: "B".into(), bars, mark: Some(100.0), legend: vec![] }.svg();
+        let lines: Vec<&str> = picture.lines().filter(|line| line.contains("stroke-dasharray=\"3 3\"")).collect();
+        let mut met = 0;
+        for text in picture.lines().filter(|line| line.contains("MiB") && line.starts_with("<text ")) {
+            let said = text.split_once('>').unwrap().1.trim_end_matches("</text>");
+            // DejaVu Sans: letters are half as wide as high, and more.
+            let (x, y, size) = (number(text, "x"), number(text, "y"), number(text, "font-size"));
+            let inside = |at: f64| at > x && at < x + 0.5 * size * said.chars().count() as f64;
+            let through = |line: &&&str| inside(number(line, "x1")) && number(line, "y1") < y && number(line, "y2") > y;
+            assert_eq!(lines.iter().find(through), None, "through {said:?}");
+            met += usize::from(lines.iter().any(|line| inside(number(line, "x1"))));
+        }
+        assert!(lines.len() == 2 && met == 2, "{} dashed lines, {met} texts at them: {picture}", lines.len());
+    }
+}

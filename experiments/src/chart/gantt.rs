@@ -39,7 +39,41 @@ const INSIDE: Style = Style { size: 10.0, anchor: Anchor::Middle, bold: false, f
 /// Narrower ones are drawn this wide: an unseen wait is no wait that was not there.
 const NARROWEST: f64 = 0.4;
 
+/// Of a thumbnail: its width, a row, and what is between groups.
+const SMALL_PAGE: f64 = 480.0;
+const SMALL_ROW: f64 = 9.0;
+const SMALL_GAP: f64 = 5.0;
+
 impl Gantt {
+    /// Without words, on no paper: for a page of either color.
+    pub fn thumbnail(&self) -> String {
+        let across = |t: f64| SMALL_PAGE * (t - self.from) / (self.to - self.from).max(f64::MIN_POSITIVE);
+        let halves = |x: f64| (2.0 * x.clamp(0.0, SMALL_PAGE)).round() / 2.0;
+        let (mut body, mut y) = (String::new(), 0.0);
+        for group in &self.groups {
+            for row in &group.rows {
+                // A trace has many more spans than a thumbnail has dots: what would not be seen is not drawn.
+                let mut last = (-1.0, "");
+                for span in &row.spans {
+                    let (from, to) = (halves(across(span.from)), halves(across(span.to)));
+                    if to <= last.0 && span.color == last.1 {
+                        continue;
+                    }
+                    last = (to.max(from + 0.5), span.color);
+                    let (width, high, color) = (last.0 - from, SMALL_ROW - 2.0, span.color);
+                    // Writing to a String does not fail.
+                    let _ = write!(body, "<rect x='{from}' y='{y}' width='{width}' height='{high}' fill='{color}'/>");
+                }
+                y += SMALL_ROW;
+            }
+            y += SMALL_GAP;
+        }
+        format!(
+            "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {SMALL_PAGE} {}'>{body}</svg>",
+            (y - SMALL_GAP).max(1.0)
+        )
+    }
+
     pub fn svg(&self) -> String {
         let mut canvas = Canvas::new(&self.title, &self.subtitle);
         let labels = self.groups.iter().flat_map(|group| &group.rows).map(|row| SMALL.width(&row.label));

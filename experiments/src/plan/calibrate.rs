@@ -1,18 +1,18 @@
-//! Measures this CPU with the engine itself: some steps of a shallow model of the same width, on a device and groups
+//! Measures this CPU with the engine itself: a few steps of a shallow model of the same width, on a device and groups
 //! that time each call. Also times whole steps, to check predictions. Never predicts.
 //!
-//! Time is that of the calling thread on its core: what other programs take of the machine meanwhile is not the
-//! model's, and a rank that waits for its peers because of them does not compute.
+//! Times are CPU times of the calling thread, so that other programs on the machine, and waiting for ranks they delay,
+//! do not count as computation.
 use super::clock::Seconds;
-use super::device::{OpDevice, OpExecutor};
 use super::links::Collected;
 use super::measured::{CollectiveCall, Measured, Timings, median};
-use super::op::OpCost;
 use super::simulate::BatchShape;
 use cpu_time::ThreadTime;
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::comm::seam::{Hook, Hooked, Seam, Started};
 use flatshard::comm::{Collective, Mesh, MeshSizes, Ticket, shm};
+use flatshard::device::cost::OpCost;
+use flatshard::device::counted::{OpDevice, OpExecutor};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Buf, Device, View, ViewMut};
 use flatshard::engine::{Engine, EngineOptions, Step};
@@ -21,14 +21,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Seconds that this thread has run.
+/// CPU seconds of this thread.
 fn now() -> Seconds {
     ThreadTime::now().as_duration().as_secs_f64()
 }
 
-/// Blocks of the model that is measured: the deeper ones do the same again.
+/// Blocks of the measured model: deeper ones repeat the same work.
 const LAYERS: usize = 2;
-/// Steps whose times count, after one that does not.
+/// Measured steps, after one warm-up step.
 const STEPS: u64 = 5;
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -65,10 +65,10 @@ impl OpExecutor for Timed {
     }
 }
 
-/// What was started, and the bytes of its full buffer.
+/// Collectives in flight, with the bytes of their full buffer.
 type PendingTickets = HashMap<Ticket, (Collected, u64)>;
 
-/// Times each call of a group. One thread calls, one call at a time.
+/// Times each call of a group. Only one thread calls, one call at a time.
 struct Stopwatch {
     timings: Arc<Mutex<Timings>>,
     started: Mutex<(Seconds, PendingTickets)>,
@@ -102,7 +102,7 @@ impl Hook for Stopwatch {
     fn before_wait(&self, _: Seam, _: Ticket) {
         lock(&self.started).0 = now();
     }
-    /// Of waits for the result only: what a rank then does until its buffers are free is little, and its peers' doing.
+    /// Only waits for results count: waiting for free buffers takes little, and depends on the peers.
     fn after_wait(&self, seam: Seam, ticket: Ticket) {
         let mine = lock(&self.started);
         if let (Seam::Wait, Some(&(what, bytes))) = (seam, mine.1.get(&ticket)) {
@@ -111,7 +111,7 @@ impl Hook for Stopwatch {
     }
 }
 
-/// `f` on each rank of a world of threads, one a core.
+/// Runs `f` on each rank of a world of threads, one per core.
 fn ranks<T: Send>(sizes: MeshSizes, f: impl Fn(Mesh, Meter) -> Result<T> + Sync) -> Result<Vec<T>> {
     let meters: Vec<Meter> = (0..sizes.world()).map(|_| Meter::default()).collect();
     let meshes = shm::threads(sizes, &meters)?;
@@ -128,7 +128,7 @@ fn ranks<T: Send>(sizes: MeshSizes, f: impl Fn(Mesh, Meter) -> Result<T> + Sync)
     })
 }
 
-/// Seconds of each of `steps` steps after a first one: of this thread, and by the clock on the wall.
+/// Seconds of each of `steps` steps after a warm-up step: CPU time of this thread, and wall-clock time.
 fn train(mut engine: Engine, options: &EngineOptions, work: &BatchShape, steps: u64) -> Result<[Vec<Seconds>; 2]> {
     let batches = vec![work.batch(options.spec.vocab); work.grad_accum];
     let mut seconds = [Vec::new(), Vec::new()];
@@ -144,7 +144,7 @@ fn train(mut engine: Engine, options: &EngineOptions, work: &BatchShape, steps: 
     Ok(seconds)
 }
 
-/// What the calls of rank 0 took, in a model of the width of `options` with few blocks.
+/// The times of rank 0's calls, in a model with the width of `options` and few blocks.
 pub fn timings(options: &EngineOptions, sizes: MeshSizes, work: &BatchShape) -> Result<Timings> {
     let mut shallow = options.clone();
     shallow.spec.layers = shallow.spec.layers.min(LAYERS);
@@ -163,7 +163,7 @@ pub fn timings(options: &EngineOptions, sizes: MeshSizes, work: &BatchShape) -> 
     Ok(timings.swap_remove(0))
 }
 
-/// Medians of the steps of the whole model on rank 0: of the thread, and on the wall.
+/// Medians over the steps of the whole model on rank 0: CPU time of the thread, and wall-clock time.
 pub fn measure(options: &EngineOptions, sizes: MeshSizes, work: &BatchShape) -> Result<[Seconds; 2]> {
     let mut seconds = ranks(sizes, |mesh, meter| {
         let engine = Engine::new(Arc::new(CpuDevice::new(meter)), &mesh, options)?;
@@ -172,7 +172,7 @@ pub fn measure(options: &EngineOptions, sizes: MeshSizes, work: &BatchShape) -> 
     Ok(seconds.swap_remove(0).map(|mut seen| median(&mut seen)))
 }
 
-/// This machine, by the timings of one or several strategies.
+/// This machine, from the timings of one or more strategies.
 pub fn machine(timings: Vec<Timings>, ranks: usize) -> Measured {
     let mut all = Timings::default();
     timings.into_iter().for_each(|timings| all.merge(timings));

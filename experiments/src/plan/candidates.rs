@@ -1,13 +1,13 @@
-//! The strategies to plan: the user's settings with each strategy that could serve, as flags of `run_fsdp`, so that the
-//! recommended one can be run as printed. Never judges.
+//! The strategies to plan: the user's settings with each applicable strategy, as flags of `run_fsdp`, so that the
+//! recommended one can be run as printed. Never ranks them.
 use flatshard::run::settings::args::Cli;
 
 /// One way to run the model.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Candidate {
-    /// Of the strategy; options follow behind a plus.
+    /// The strategy; options follow after a plus.
     pub name: String,
-    /// Behind the user's own.
+    /// Appended to the user's own.
     pub flags: Vec<String>,
 }
 
@@ -21,7 +21,7 @@ impl Candidate {
     }
 }
 
-/// What the user has settled already: it is not varied.
+/// Settings the user has fixed, which are not varied.
 struct Settled {
     strategy: bool,
     checkpoint: bool,
@@ -49,12 +49,12 @@ impl Settled {
     }
 }
 
-/// Sizes of an axis inside a node of `per_node` that divide `gpus`.
+/// Sizes of an axis within a node of `per_node` that divide `gpus`.
 fn sizes(gpus: usize, per_node: usize) -> impl Iterator<Item = usize> {
     (1..).map(|i| 1 << i).take_while(move |&n| n <= per_node.min(gpus)).filter(move |n| gpus.is_multiple_of(*n))
 }
 
-/// Every strategy on `gpus` ranks, `per_node` to a node, on `hosts_compute` without what moves tensors off the device.
+/// Every strategy on `gpus` ranks, `per_node` per node. With `hosts_compute`, without offloading.
 pub fn candidates(cli: &Cli, gpus: usize, per_node: usize, hosts_compute: bool) -> Vec<Candidate> {
     let settled = Settled::of(cli);
     let mut all = Vec::new();
@@ -76,7 +76,7 @@ pub fn candidates(cli: &Cli, gpus: usize, per_node: usize, hosts_compute: bool) 
         all.extend(sizes(gpus, per_node).map(|n| cut("ring", "--ring-attn-size", n)));
     }
     let plain = all.len();
-    // Full gradients of every unit are what accumulation keeps.
+    // With accumulation, each unit otherwise keeps its full gradient.
     if !settled.sync && cli.settings.batch.grad_accum.is_some_and(|n| n > 1) {
         let cut = |c: &&Candidate| c.name == "as given" || c.name.contains("SHARD");
         let more: Vec<_> = all.iter().filter(cut).map(|c| c.with("sync each batch", "--sync-each-batch")).collect();
@@ -96,7 +96,7 @@ pub fn candidates(cli: &Cli, gpus: usize, per_node: usize, hosts_compute: bool) 
         let more: Vec<_> = all.iter().filter(sharded).map(|c| c.with("offload", "--cpu-offload")).collect();
         all.extend(more);
     }
-    // A strategy beside its own variants, in the order of the strategies.
+    // Each strategy next to its own variants, in the order of the strategies.
     let mut order: Vec<usize> = (0..all.len()).collect();
     let base = |i: usize| {
         let stem = all[i].name.split(" + ").next().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! `experiments plan` from its flags to its tables: which candidates, on which machine, at what cost, and which of them
-//! to run. Never times anything itself.
+//! `experiments plan`: from flags to tables. Selects the candidates and the machine, computes the costs, and recommends
+//! one. Never times anything itself.
 use super::candidates::{self, Candidate};
 use super::cost::{Cluster, Cost, PlanRow, RESERVED, host};
 use super::machine::{GPUS, MachineModel, Rated};
@@ -8,6 +8,7 @@ use super::{calibrate, report, trace};
 use clap::Parser;
 use flatshard::base::{Category, DType, Error, Result};
 use flatshard::device::gpu::{GpuDevice, cuda};
+use flatshard::run::HelpPage;
 use flatshard::run::plan::outline::Outline;
 use flatshard::run::settings::DeviceName;
 use flatshard::run::settings::Settings;
@@ -18,9 +19,32 @@ use flatshard::run::settings::config;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-const ABOUT: &str = "Plans a run: bytes of a rank, communication and step time of each strategy, and which to use.\nTakes run_fsdp's flags beside its own; strategies that they settle are not varied.";
+const PAGE: HelpPage = HelpPage {
+    program: "experiments plan",
+    about: "Estimate memory per rank, communication and step time of each strategy, and recommend one.\nAccepts run_fsdp's flags as well as its own; what they fix is not varied.",
+    main: &[
+        "gpus",
+        "gpu",
+        "gpus-per-node",
+        "calibrate",
+        "check",
+        "only",
+        "json",
+        "trace",
+        "pretrain",
+        "config",
+        "batch-size",
+        "max-len",
+        "precision",
+    ],
+    examples: &[
+        ("--gpus 8 --embed-dim 2048 --num-layers 16 --num-heads 16", "1B on 8 H100s"),
+        ("--gpus 16 --gpu a100 --max-len 4096 --only FULL_SHARD", "one strategy"),
+        ("--gpus 2 --gpu cpu --calibrate --check", "this CPU, measured"),
+    ],
+};
 
-/// Ranks that a job may have: the norm's exact sum takes no more.
+/// Maximum ranks of a job, a limit of the norm's exact sum.
 const MOST_RANKS: usize = 1 << 20;
 
 #[derive(Parser, Debug)]
@@ -41,33 +65,38 @@ impl AsMut<Settings> for PlanCli {
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Plan")]
 struct PlanArgs {
-    /// GPUs of the job, or with --gpu cpu its ranks
+    /// Number of GPUs of the job; with --gpu cpu, number of ranks
     #[arg(long, value_name = "N")]
     gpus: Option<usize>,
-    /// a100, h100, h200 or b200; cpu: this machine, with --calibrate [default: h100]
+    /// GPU model: a100, h100, h200 or b200; or cpu for this machine, with --calibrate [default: h100]
     #[arg(long, value_name = "NAME")]
     gpu: Option<String>,
-    /// GPUs behind one NVLink switch [default: 8]
+    /// GPUs per NVLink domain [default: 8]
     #[arg(long, value_name = "N")]
     gpus_per_node: Option<usize>,
-    /// Measure this CPU with some steps of two blocks of the model
+    /// Measure this CPU with a few steps of two blocks of the model
     #[arg(long)]
     calibrate: bool,
-    /// With --calibrate: also run each strategy, and say how far the prediction was off
+    /// With --calibrate: also run each strategy, and print the prediction error
     #[arg(long)]
     check: bool,
-    /// Plan only strategies whose name holds this
+    /// Plan only strategies whose name contains this text
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// One JSON document instead of the table
+    /// Print one JSON document instead of the table
     #[arg(long)]
     json: bool,
-    /// Chrome trace of the recommended strategy's simulated step
+    /// Write a Chrome trace of the recommended strategy's simulated step
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }
 
-/// `argv` behind `plan`. Whether something fits.
+/// The flags, for completions.
+pub fn flags() -> clap::Command {
+    args::command::<PlanCli>(&PAGE)
+}
+
+/// `argv` follows `plan`. Returns whether any strategy fits.
 pub fn main(argv: &[String]) -> Result<bool> {
     let cli = match parse(argv, &[])? {
         Some(cli) => cli,
@@ -91,7 +120,7 @@ pub fn main(argv: &[String]) -> Result<bool> {
     Ok(best.is_some())
 }
 
-/// Of what fits, the fastest; of those within a hundredth of it, the smallest.
+/// The fastest that fits or, among those within 1 % of it, the one with the least memory.
 fn best(rows: &[PlanRow]) -> Option<&PlanRow> {
     let fitting = || rows.iter().filter_map(|row| Some((row, row.outcome.as_ref().ok().filter(|c| c.fits)?)));
     let top = fitting().map(|(_, cost)| cost.tokens_per_sec).fold(0.0, f64::max);
@@ -101,7 +130,7 @@ fn best(rows: &[PlanRow]) -> Option<&PlanRow> {
 
 fn parse(argv: &[String], more: &[String]) -> Result<Option<PlanCli>> {
     let line = argv.iter().chain(more).cloned();
-    match args::parse::<PlanCli>("experiments plan", ABOUT, line)? {
+    match args::parse::<PlanCli>(&PAGE, line)? {
         Parsed::Run(cli) => Ok(Some(*cli)),
         Parsed::Help(text) => {
             print!("{text}");
@@ -117,22 +146,27 @@ fn outline(
     gpus: usize,
     per_node: usize,
 ) -> Result<Outline> {
-    let cli = parse(argv, &candidate.flags)?.ok_or_else(|| Error::input("--help among the flags"))?;
+    let cli = parse(argv, &candidate.flags)?.ok_or_else(|| Error::input("--help is not expected here"))?;
     let settings = config::resolve(&cli.run, cli.run.files.stage.as_deref(), StrategyName::Fsdp)?;
     Outline::new(settings, device, gpus, per_node)
 }
 
-/// Every candidate, and the machine that they were planned for.
+/// Costs every candidate, and returns the machine they were planned for.
 fn plan(cli: &PlanCli, argv: &[String]) -> Result<(Cluster, Vec<PlanRow>)> {
     let PlanArgs { gpus, gpus_per_node, .. } = cli.plan;
-    let gpus = gpus.ok_or_else(|| Error::input("--gpus is missing: say for how many GPUs to plan, as in --gpus 8"))?;
+    let gpus = gpus.ok_or_else(|| {
+        Error::input(
+            "--gpus is missing: give the number of GPUs to plan for, such as --gpus \
+                                                8",
+        )
+    })?;
     let per_node = gpus_per_node.unwrap_or(8);
     if gpus == 0 || gpus > MOST_RANKS {
         return Err(Error::input(format!("--gpus {gpus}: it must be 1 to {MOST_RANKS}")));
     }
     if per_node == 0 || (gpus > per_node && !gpus.is_multiple_of(per_node)) {
         return Err(Error::input(format!(
-            "--gpus {gpus} are no whole nodes of --gpus-per-node {per_node}: {gpus} = {} x {per_node} + {}",
+            "--gpus {gpus} is not a multiple of --gpus-per-node {per_node}: {gpus} = {} x {per_node} + {}",
             gpus.checked_div(per_node).unwrap_or(0),
             gpus.checked_rem(per_node).unwrap_or(gpus),
         )));
@@ -144,11 +178,14 @@ fn plan(cli: &PlanCli, argv: &[String]) -> Result<(Cluster, Vec<PlanRow>)> {
         let names: Vec<_> = candidates.iter().map(|c| c.name.clone()).collect();
         candidates.retain(|c| c.name.contains(only.as_str()));
         if candidates.is_empty() {
-            return Err(Error::input(format!("--only {only}: no such strategy; there are {}", names.join(", "))));
+            return Err(Error::input(format!(
+                "--only {only}: no such strategy; known strategies: {}",
+                names.join(", ")
+            )));
         }
     }
     let outlines: Vec<_> = candidates.iter().map(|c| outline(argv, c, device, gpus, per_node)).collect();
-    // A fault of the model or of the flags is every candidate's.
+    // An error that every candidate has is one of the model or the flags.
     if outlines.iter().all(Result::is_err) {
         let first = outlines.into_iter().find_map(Result::err);
         return Err(first.unwrap_or_else(|| Error::input("no strategy to plan")));
@@ -166,7 +203,7 @@ fn plan(cli: &PlanCli, argv: &[String]) -> Result<(Cluster, Vec<PlanRow>)> {
     Ok((cluster, rows))
 }
 
-/// The machine of that name.
+/// The machine of this name.
 fn find(
     cli: &PlanCli,
     name: &str,
@@ -178,23 +215,29 @@ fn find(
     if name != "cpu" {
         let known = GPUS.iter().find(|gpu| gpu.name == name).ok_or_else(|| {
             let names: Vec<_> = GPUS.iter().map(|gpu| gpu.name).collect();
-            Error::input(format!("--gpu {name}: no rates are known of it; there are {}, and cpu", names.join(", ")))
+            Error::input(format!("--gpu {name}: unknown GPU; known: {}, and cpu", names.join(", ")))
         })?;
         if calibrate || check {
             return Err(Error::input(format!(
-                "--calibrate measures this machine's CPU: it needs --gpu cpu, not {name}"
+                "--calibrate measures this machine's CPU: use it with --gpu cpu, not {name}"
             )));
         }
         return Ok(Arc::new(Rated { gpu: *known, tf32: cli.run.settings.precision.tf32 == Some(true) }));
     }
     if !calibrate {
-        return Err(Error::input("--gpu cpu: no rates of CPUs are on record; add --calibrate to measure this one"));
+        return Err(Error::input(
+            "--gpu cpu: there are no published rates for CPUs; add --calibrate to measure this \
+                                 one",
+        ));
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if gpus > cores {
-        return Err(Error::input(format!("--gpus {gpus} of --gpu cpu: a rank needs a core, and there are {cores}")));
+        return Err(Error::input(format!(
+            "--gpus {gpus} with --gpu cpu: each rank needs a core, and this machine has \
+                                         {cores}"
+        )));
     }
-    // Sharded and replicated: between them they have the others' operations and collectives.
+    // Between them, a sharded and a replicated run have all operations and collectives of the others.
     let kinds = ["FULL_SHARD", "ddp"].map(|name| candidates.iter().find(|c| c.name == name));
     let given = candidates.first().filter(|_| kinds.iter().all(Option::is_none));
     let mut timings = Vec::new();
@@ -244,7 +287,7 @@ fn cost(outline: Outline, cluster: &Cluster, check: bool) -> Result<Cost> {
     })
 }
 
-/// The line that runs it.
+/// The command line that runs it.
 fn command(argv: &[String], candidate: &Candidate, cluster: &Cluster) -> String {
     let Cluster { gpus, per_node, .. } = cluster;
     let launch = match gpus.checked_div(*per_node) {
@@ -264,7 +307,7 @@ fn command(argv: &[String], candidate: &Candidate, cluster: &Cluster) -> String 
     words.fold(launch, |line, word| format!("{line} {}", quoted(&word)))
 }
 
-/// What of the command line is `run_fsdp`'s.
+/// The command line without the planner's own flags.
 fn own_flags_left_out(argv: &[String]) -> Vec<String> {
     const VALUED: [&str; 5] = ["--gpus", "--gpu", "--gpus-per-node", "--only", "--trace"];
     const SWITCHES: [&str; 3] = ["--calibrate", "--check", "--json"];
@@ -287,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_of_the_plan_are_not_the_runs() {
+    fn the_planners_flags_are_not_passed_to_the_run() {
         let argv = ["--gpus", "8", "--embed-dim", "64", "--gpu=h100", "--json", "--trace", "x.json", "--lr", "1e-3"];
         let argv: Vec<String> = argv.map(str::to_string).to_vec();
         assert_eq!(own_flags_left_out(&argv), ["--embed-dim", "64", "--lr", "1e-3"]);

@@ -1,24 +1,25 @@
-//! The streams of one rank, in simulated time: the host that enqueues, the compute stream, and a stream for each group
-//! of ranks. Events are the calls that the engine makes, in its order, so the schedule is the stores' own. Never
-//! decides what happens next.
+//! The streams of one rank in simulated time: the host that enqueues, the compute stream, and one stream per group of
+//! ranks. Events are the engine's own calls in their order, so the schedule is that of the real stores. Never decides
+//! what happens next.
 //!
-//! All ranks of a group are alike (the same calls, the same sizes), so one rank's streams stand for all, and what the
-//! others contribute is the length of a collective. With that, a step of 16,384 ranks costs what a step of one does.
+//! All ranks of a group are alike (same calls, same sizes), so one rank's streams stand for all, and the other ranks
+//! only determine the duration of a collective. Hence simulating a step of 16,384 ranks costs the same as a step of
+//! one.
 //!
-//! [Note: streams] As `comm` says: a collective begins after everything that compute was given before it and after the
-//! collectives of its own group; a wait makes compute stand until it is over. That stand is the exposed communication.
-//! Where ranks communicate in the thread that computes (the CPU), a call takes its time at once, and all of it is
-//! exposed.
+//! [Note: streams] The rules are those of `comm`: a collective starts after all compute enqueued before it, and after
+//! the earlier collectives of its group; a wait blocks compute until the collective ends. This blocked time is the
+//! exposed communication. If ranks communicate on the computing thread (CPU), a call takes its time immediately, and
+//! all of it is exposed.
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Seconds since the clock was last reset.
 pub type Seconds = f64;
 
-/// Where an event lies.
+/// The stream of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SimStream {
     Compute,
-    /// Of the groups whose ranks are the same.
+    /// Shared by groups with the same ranks.
     Group(usize),
 }
 
@@ -26,24 +27,24 @@ pub enum SimStream {
 pub struct SimEvent {
     pub stream: SimStream,
     pub name: &'static str,
-    /// Of the unit, where it is a collective's.
+    /// The unit, for a collective.
     pub unit: Option<usize>,
     pub begin: Seconds,
     pub seconds: Seconds,
 }
 
-/// Sums over the time since the last reset.
+/// Totals since the last reset.
 #[derive(Clone, Copy, Default, PartialEq, Debug)]
 pub struct Totals {
     /// Until both the host and the compute stream are done.
     pub seconds: Seconds,
-    /// That the compute stream worked.
+    /// Busy time of the compute stream.
     pub compute: Seconds,
-    /// That operations of memory alone took of it.
+    /// Part of `compute` in operations that only move memory.
     pub memory: Seconds,
-    /// That collectives took on their streams.
+    /// Busy time of the communication streams.
     pub communication: Seconds,
-    /// That the compute stream stood for them.
+    /// Time the compute stream was blocked by them.
     pub exposed: Seconds,
     pub flops: u64,
     pub launches: u64,
@@ -56,7 +57,7 @@ struct ClockState {
     compute: Seconds,
     groups: Vec<Seconds>,
     totals: Totals,
-    /// Kept where somebody wants to see them.
+    /// Recorded on request.
     events: Option<Vec<SimEvent>>,
 }
 
@@ -76,7 +77,7 @@ impl Clock {
         s.groups.push(0.0);
         SimStream::Group(s.groups.len() - 1)
     }
-    /// The host takes `launch` to enqueue what then takes `seconds`.
+    /// The host takes `launch` to enqueue an operation that takes `seconds`.
     pub fn compute(&self, name: &'static str, launch: Seconds, seconds: Seconds, flops: u64) {
         let mut s = self.state();
         s.host += launch;
@@ -90,7 +91,7 @@ impl Clock {
         }
         s.note(SimEvent { stream: SimStream::Compute, name, unit: None, begin, seconds });
     }
-    /// Starts a collective; returns when it is over.
+    /// Starts a collective; returns its end time.
     pub fn start(&self, stream: SimStream, name: (&'static str, usize), launch: Seconds, seconds: Seconds) -> Seconds {
         let mut s = self.state();
         s.host += launch;
@@ -112,7 +113,7 @@ impl Clock {
         s.note(SimEvent { stream, name: name.0, unit: Some(name.1), begin, seconds });
         end
     }
-    /// Compute goes on when `end` has passed.
+    /// Blocks compute until `end`.
     pub fn wait(&self, end: Seconds) {
         let mut s = self.state();
         let from = s.host.max(s.compute);
@@ -121,7 +122,7 @@ impl Clock {
             s.compute = end;
         }
     }
-    /// Communication in the computing thread, after its start: all of it exposed.
+    /// Communication on the computing thread, after its start: fully exposed.
     pub fn stand(&self, name: (&'static str, usize), seconds: Seconds) {
         let mut s = self.state();
         let begin = s.host.max(s.compute);
@@ -139,7 +140,7 @@ impl Clock {
         let s = self.state();
         Totals { seconds: s.host.max(s.compute), ..s.totals }
     }
-    /// Everything that was under way is over: time starts at 0.
+    /// Waits for everything in flight, and resets the time to 0.
     pub fn reset(&self) {
         let mut s = self.state();
         (s.host, s.compute, s.totals) = (0.0, 0.0, Totals::default());
@@ -166,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_collective_runs_under_compute_and_is_waited_for() {
+    fn a_collective_overlaps_compute_and_is_waited_for() {
         let clock = Clock::new(true);
         let group = clock.group();
         clock.compute("a", 0.0, 2.0, 1);
@@ -174,7 +175,7 @@ mod tests {
         clock.compute("b", 0.0, 1.0, 0);
         clock.wait(end);
         clock.compute("c", 0.0, 1.0, 0);
-        // a 0-2; gather 2-5, of which b covers 1; c 5-6.
+        // a 0-2; gather 2-5, of which b hides 1; c 5-6.
         let t = clock.totals();
         assert_eq!((t.seconds, t.exposed, t.compute, t.communication), (6.0, 2.0, 4.0, 3.0));
         assert_eq!((t.flops, t.memory, t.launches, t.collectives), (1, 2.0, 3, 1));
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn collectives_of_a_group_queue_and_those_of_others_do_not() {
+    fn collectives_queue_only_within_their_group() {
         let clock = Clock::new(false);
         let (a, b) = (clock.group(), clock.group());
         let ends = [(a, 2.0), (a, 1.0), (b, 1.0)].map(|(group, s)| clock.start(group, ("x", 0), 0.0, s));
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn short_kernels_wait_for_the_host_and_a_result_stops_it() {
+    fn short_kernels_are_launch_bound_and_reading_a_result_blocks() {
         let clock = Clock::new(false);
         (0..10).for_each(|_| clock.compute("small", 5.0, 1.0, 0));
         assert_eq!(clock.totals().seconds, 51.0);
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn communication_in_the_computing_thread_is_all_exposed() {
+    fn communication_on_the_computing_thread_is_fully_exposed() {
         let clock = Clock::new(false);
         let end = clock.start(SimStream::Compute, ("gather", 0), 0.0, 1.0);
         clock.stand(("gather", 0), 0.5);

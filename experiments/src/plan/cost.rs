@@ -8,13 +8,13 @@ use flatshard::comm::MeshSizes;
 use flatshard::engine::EngineOptions;
 use std::sync::Arc;
 
-/// Bytes of a GPU that no plan sees: the driver's context, NCCL's buffers, what fragments leave. Assumed.
+/// GPU memory outside the plan: the driver's context, NCCL's buffers, fragmentation. An assumption.
 pub const RESERVED: usize = 3 << 29;
 
 /// A candidate after planning.
 pub struct PlanRow {
     pub candidate: Candidate,
-    /// Why it cannot run, or what it costs.
+    /// Its cost, or why it cannot run.
     pub outcome: std::result::Result<Cost, String>,
 }
 
@@ -23,36 +23,37 @@ pub struct Cost {
     pub engine: EngineOptions,
     pub params: usize,
     pub work: BatchShape,
-    /// Of a rank, in the order of [`flatshard::base::CATEGORIES`]; on GPUs with what the device itself holds.
+    /// Bytes per rank, in the order of [`flatshard::base::CATEGORIES`]; on GPUs including those of the device itself.
     pub bytes: Vec<(Category, usize)>,
     pub fits: bool,
-    /// None where the host updates weights: of its speed nothing is known.
+    /// None with optimizer updates on the host, whose speed is unknown.
     pub step: Option<Simulated>,
-    /// Of the whole job.
+    /// Throughput of the whole job.
     pub tokens_per_sec: f64,
+    /// By the definition of [`flatshard::nn::Spec::flops_per_token`].
     pub mfu: Option<f64>,
-    /// Seconds of a step as it was run here: of rank 0's thread, and on the wall.
+    /// Measured seconds per step: CPU time of rank 0's thread, and wall-clock time.
     pub measured: Option<[f64; 2]>,
 }
 
 impl Cost {
-    /// Of the device.
+    /// Device bytes.
     pub fn total(&self) -> usize {
         self.bytes.iter().map(|b| b.1).sum::<usize>() - self.host()
     }
-    /// Of the host: what is offloaded.
+    /// Host bytes, for offloaded state.
     pub fn host(&self) -> usize {
         host(&self.bytes)
     }
 }
 
-/// Bytes of the host among them.
+/// The host bytes among them.
 pub fn host(bytes: &[(Category, usize)]) -> usize {
     let host = CATEGORIES.iter().find(|c| c.1 == "host").map(|c| c.0);
     bytes.iter().filter(|b| Some(b.0) == host).map(|b| b.1).sum()
 }
 
-/// Where the ranks are.
+/// The machines the ranks run on.
 pub struct Cluster {
     pub machine: Arc<dyn MachineModel>,
     pub gpus: usize,

@@ -1,5 +1,5 @@
-//! Groups of ranks of which only one exists: a collective moves nothing and takes its time on the clock. The engine
-//! sees a world of any size and is its first rank. Never communicates.
+//! Groups of which only one rank exists: a collective moves nothing and takes its time on the clock. The engine sees a
+//! world of any size and is its first rank. Never communicates.
 use super::clock::{Clock, Seconds, SimStream};
 use super::links::{Collected, Placement};
 use super::machine::MachineModel;
@@ -10,7 +10,7 @@ use flatshard::device::{Buf, View, ViewMut, unbacked};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a planned world consists of: shared by the device and the groups of its one rank.
+/// State of a planned world, shared by the device and the groups of its single rank.
 #[derive(Clone)]
 pub struct PlannedWorld {
     pub machine: Arc<dyn MachineModel>,
@@ -20,10 +20,10 @@ pub struct PlannedWorld {
     pub per_node: usize,
 }
 
-/// The membership of rank 0.
+/// Rank 0's membership.
 pub struct PlannedMember {
     world: PlannedWorld,
-    /// Groups of the same ranks share a stream, as NCCL's do.
+    /// Groups with the same ranks share a stream, as in NCCL.
     streams: Mutex<Vec<(Vec<usize>, SimStream)>>,
 }
 
@@ -93,7 +93,7 @@ impl PlannedGroup {
     fn call(&self, what: Collected, tag: Tag) -> CheckedCall<'static> {
         CheckedCall { rank: 0, op: what.name(), group: self.axis.name(), size: self.placement.ranks, tag }
     }
-    /// `bytes` of the full buffer.
+    /// `bytes`: size of the full buffer.
     fn start(&self, what: Collected, tag: Tag, bytes: usize) -> Result<Ticket> {
         let PlannedWorld { machine, clock, .. } = &self.world;
         let (bytes, mut calls) = (bytes as u64, lock(&self.calls));
@@ -168,7 +168,7 @@ impl Collective for PlannedGroup {
     fn release(&self, _: Ticket) -> Result<()> {
         Ok(())
     }
-    /// A GPU's compute stream waits for nothing but the end, which it may have waited for already.
+    /// A GPU's compute stream waits only for the end, which it may already have waited for.
     fn wait_sent(&self, ticket: Ticket) -> Result<()> {
         match lock(&self.calls).under_way.get(&ticket.0) {
             Some(under_way) if !self.world.machine.inline() => self.world.clock.wait(under_way.end),

@@ -1,17 +1,17 @@
-//! How long a collective takes: latency and bandwidth of the links inside a node and between nodes. Never knows what is
+//! The duration of a collective, from latency and bandwidth of the links within and between nodes. Never knows what is
 //! sent, nor when.
 //!
-//! The form is that of NCCL's own tuning model (NVIDIA/nccl, src/graph/tuning.cc, `ncclTopoTuneModel`), from which its
-//! choice of an algorithm comes. A ring of n ranks on k nodes takes n - 1 steps for a gather or a reduce-scatter and
-//! twice as many for an all-reduce; of each n - 1, k - 1 go between nodes:
+//! The formula is that of NCCL's own tuning model (NVIDIA/nccl, src/graph/tuning.cc, `ncclTopoTuneModel`), by which it
+//! selects an algorithm. A ring of n ranks on k nodes takes n - 1 steps for an all-gather or a reduce-scatter and 2 (n
+//! - 1) for an all-reduce; of each n - 1, k - 1 are between nodes:
 //!
 //! ```text
 //! volume  = (n-1)/n of the bytes, or twice that
 //! seconds = base + inside * alpha + between * beta + volume / bandwidth
 //! ```
 //!
-//! An all-reduce may also go up and down a tree, whose latency grows with the logarithm of k. The protocol (Simple, or
-//! LL128 with less latency and 8 % less bandwidth) and the algorithm are those that take least, as in NCCL.
+//! An all-reduce can also use a tree, whose latency grows with the logarithm of k. As in NCCL, the fastest protocol
+//! (Simple, or LL128 with less latency and 8 % less bandwidth) and algorithm are chosen.
 use super::clock::Seconds;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -35,7 +35,8 @@ impl Collected {
             Collected::Barrier => "barrier",
         }
     }
-    /// Bytes that a rank of `n` receives, of `bytes` in the full buffer (send-recv: received): what `CommStats` counts.
+    /// Bytes received by each of `n` ranks, given the `bytes` of the full buffer (for send-recv: received), as counted
+    /// by `CommStats`.
     pub fn received(self, bytes: u64, n: usize) -> u64 {
         let (n, others) = (n.max(1) as u64, n.saturating_sub(1) as u64);
         match self {
@@ -47,7 +48,7 @@ impl Collected {
     }
 }
 
-/// The ranks of a group by where they are: as many on each node, one after the other.
+/// Where the ranks of a group are: the same number on each node, consecutively.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placement {
     pub ranks: usize,
@@ -55,10 +56,10 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// `ranks`: world ranks; `per_node` consecutive ones share a node.
+    /// `ranks`: world ranks, of which `per_node` consecutive ones share a node.
     pub fn of(ranks: &[usize], per_node: usize) -> Placement {
         let mut nodes: Vec<usize> = ranks.iter().map(|rank| rank / per_node.max(1)).collect();
-        nodes.dedup(); // groups are in rising order
+        nodes.dedup(); // ranks are ascending
         Placement { ranks: ranks.len(), nodes: nodes.len().max(1) }
     }
     pub fn per_node(&self) -> usize {
@@ -66,19 +67,19 @@ impl Placement {
     }
 }
 
-/// Bytes and seconds of the links of a kind of machine.
+/// Link bandwidths of a kind of machine.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Links {
-    /// Bytes a second that a rank of a ring inside a node receives.
+    /// Bytes per second that a rank receives in a ring within a node.
     pub inside: f64,
-    /// The same of an all-reduce, where the switch sums (NVLink SHARP): bus bandwidth as nccl-tests count it.
+    /// The same for an all-reduce summed in the switch (NVLink SHARP): bus bandwidth as defined by nccl-tests.
     pub inside_summed: f64,
-    /// Of one rank's network card; those of all members on a node carry a ring together.
+    /// Of one rank's network card; a ring uses the cards of all its members on a node.
     pub between: f64,
 }
 
-/// NCCL's latencies in seconds (`baseLat` and `hwLat` of that file, ring): of a collective, of a step inside a node, of
-/// one between nodes, and the part of the bandwidth that is left.
+/// NCCL's latencies in seconds (`baseLat` and `hwLat` of that file, ring): per collective, per step within a node and
+/// between nodes; and the usable fraction of the bandwidth.
 struct Protocol {
     base: Seconds,
     inside: Seconds,
@@ -89,11 +90,11 @@ const PROTOCOLS: [Protocol; 2] = [
     Protocol { base: 8.4e-6, inside: 3.4e-6, between: 9.6e-6, share: 1.0 }, // Simple
     Protocol { base: 10.0e-6, inside: 1.9e-6, between: 4.0e-6, share: 0.92 }, // LL128
 ];
-/// Of the bandwidth, in a tree.
+/// Usable fraction of the bandwidth in a tree.
 const TREE: f64 = 0.9;
 
 impl Links {
-    /// Of `bytes` in the full buffer (as [`Collected::received`] takes them).
+    /// `bytes`: size of the full buffer, as in [`Collected::received`].
     pub fn seconds(&self, what: Collected, bytes: u64, placement: Placement) -> Seconds {
         let Placement { ranks: n, nodes: k } = placement;
         if n <= 1 {
@@ -131,20 +132,20 @@ mod tests {
     const LINKS: Links = Links { inside: 100e9, inside_summed: 150e9, between: 10e9 };
 
     #[test]
-    fn long_messages_take_their_volume_over_the_narrowest_link() {
+    fn long_messages_are_bound_by_the_slowest_link() {
         let gib = 1u64 << 30;
         let s = |what, ranks, nodes| LINKS.seconds(what, gib, Placement { ranks, nodes });
         let near = |x: f64, y: f64| assert!((x / y - 1.0).abs() < 0.01, "{x} and {y}");
         near(s(Collected::AllGather, 8, 1), 7.0 / 8.0 * gib as f64 / 100e9);
         near(s(Collected::AllReduce, 8, 1), 2.0 * 7.0 / 8.0 * gib as f64 / 150e9);
-        // Eight cards of 10 GB/s carry the ring together; a rank alone on its node has one.
+        // The ring uses eight cards of 10 GB/s; a rank alone on its node has one.
         near(s(Collected::ReduceScatter, 16, 2), 15.0 / 16.0 * gib as f64 / 80e9);
         near(s(Collected::ReduceScatter, 2, 2), 0.5 * gib as f64 / 10e9);
         assert_eq!(s(Collected::AllGather, 1, 1), 0.0);
     }
 
     #[test]
-    fn short_messages_take_the_latency_of_their_steps() {
+    fn short_messages_are_bound_by_latency() {
         let s = |what, ranks, nodes| LINKS.seconds(what, 8, Placement { ranks, nodes });
         let close = |x: f64, y: f64| assert!((x - y).abs() < 1e-9, "{x} and {y}");
         close(s(Collected::AllGather, 8, 1), 10.0e-6 + 7.0 * 1.9e-6);
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn received_is_what_the_groups_count() {
+    fn received_bytes_match_what_the_groups_count() {
         assert_eq!(Collected::AllGather.received(1024, 4), 768);
         assert_eq!(Collected::AllReduce.received(1024, 4), 1536);
         assert_eq!(Collected::AllReduce.received(1024, 1), 0);

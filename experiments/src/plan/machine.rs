@@ -1,78 +1,78 @@
-//! How long a machine takes for an operation and for a collective. GPUs are tables of published rates, each with its
-//! source: this project measured none of them. Never knows what is computed.
+//! The duration of operations and collectives on a machine. GPUs are tables of published rates, each with its source:
+//! none was measured by this project. Never knows what is computed.
 use super::clock::Seconds;
 use super::links::{Collected, Links, Placement};
-use super::op::{OpCost, Rate};
 use flatshard::base::DType;
+use flatshard::device::cost::{OpCost, Rate};
 
 pub trait MachineModel: Send + Sync {
     fn name(&self) -> &str;
     fn op(&self, op: &OpCost) -> Seconds;
-    /// Of the host, to enqueue an operation; 0 where it computes itself.
+    /// Host time to enqueue an operation; 0 if the host computes.
     fn launch(&self) -> Seconds;
-    /// From the start of a collective on its stream; `inline`, of the call that starts it.
+    /// Duration of a collective on its stream; with `inline`, of the call that starts it.
     fn collective(&self, what: Collected, bytes: u64, placement: Placement) -> Seconds;
-    /// Ranks communicate in the thread that computes: shared memory.
+    /// Ranks communicate on the computing thread, through shared memory.
     fn inline(&self) -> bool {
         false
     }
-    /// `inline`: of the wait.
+    /// With `inline`: duration of the wait.
     fn finish(&self, _: Collected, _: u64, _: Placement) -> Seconds {
         0.0
     }
-    /// Bytes of a rank's device.
+    /// Device memory per rank, in bytes.
     fn memory(&self) -> Option<usize>;
-    /// FLOP/s that MFU is counted against.
+    /// Peak FLOP/s, for MFU.
     fn peak(&self, dtype: DType) -> Option<f64>;
-    /// Multiprocessors, where it is a GPU.
+    /// Number of streaming multiprocessors of a GPU.
     fn multiprocessors(&self) -> Option<usize> {
         None
     }
 }
 
-/// A GPU in a node of such GPUs behind one NVLink switch, with a network card each. Rates in FLOP/s and bytes/s.
+/// A GPU in a node of the same GPUs behind one NVLink switch, with one network card each. Rates in FLOP/s and bytes/s.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct GpuRates {
     pub name: &'static str,
     pub about: &'static str,
-    /// Dense bf16 by the data sheet.
+    /// Dense bf16, from the data sheet.
     pub peak: f64,
-    /// bf16 and fp32 (CUDA cores; tf32) products of the best shapes.
+    /// bf16 and fp32 (CUDA cores; tf32) matrix products at the best shapes.
     pub product: f64,
     pub product_f32: f64,
     pub product_tf32: f64,
     /// Fused bf16 attention, forward and backward.
     pub attention: f64,
     pub attention_backward: f64,
-    /// Of the data sheet.
+    /// From the data sheet.
     pub memory_bytes: usize,
     pub bandwidth: f64,
     pub multiprocessors: usize,
     pub links: Links,
 }
 
-/// Part of the data sheet's bandwidth that kernels which only move data get. Assumed.
+/// Fraction of the nominal bandwidth that memory-bound kernels reach. An assumption.
 const STREAMED: f64 = 0.85;
-/// Part of the best rates of products and attention that a whole step sustains: other shapes, clocks under a power
+/// Fraction of the best product and attention rates that a whole step sustains: other shapes, clocks under a power
 /// limit, gaps between kernels. Fitted to one published run, MPT-7B on 8 H100 with sequences of 2048 (llm-foundry:
-/// 10,643 tokens a second and GPU); experiments/results has the errors of others.
+/// 10,643 tokens per second and GPU); experiments/results lists the errors for others.
 const SUSTAINED: f64 = 0.66;
-/// Seconds of the host for a launch. Assumed.
+/// Host seconds per kernel launch. An assumption.
 const LAUNCH: Seconds = 5e-6;
 const GIB: usize = 1 << 30;
 
-/// Sources. Peak, memory, bandwidth, NVLink: NVIDIA's data sheets of the parts. `product`: the best shape in bf16 of
-/// stas00/ml-engineering, compute/accelerator, table "Maximum Achievable Matmul FLOPS" (A100 271.2, H100 794.5, the
-/// same for H200, B200 1745.0 TFLOP/s). fp32: 0.8 of the data sheet's, tf32: the part of its peak that bf16 reaches;
-/// both assumed. `attention`: Dao 2023 (arXiv 2307.08691): up to 73 % of an A100's peak forward and 63 % backward, up
-/// to 335 TFLOP/s on H100; H200 as H100, B200 by the ratio of the products. Links: H100 370 GB/s of a ring and 480 GB/s
-/// of an all-reduce in the switch (NVIDIA/nccl-tests#212, a maintainer of NCCL), 47 GB/s of a 400 Gb/s card
-/// (NVIDIA/nccl-tests#290: 46 to 48); A100 235 GB/s (the bound in NCCL's tuning.cc), cards of 200 Gb/s by the same part
-/// of their line rate; B200: twice H100's NVLink, the same cards.
+/// Sources. Peak, memory, bandwidth, NVLink: NVIDIA's data sheets. `product`: the best bf16 shape in
+/// stas00/ml-engineering, compute/accelerator, table "Maximum Achievable Matmul FLOPS" (A100 271.2, H100 794.5, H200
+/// assumed equal to it, B200 1745.0 TFLOP/s). fp32: 0.8 of the data sheet; tf32: the same fraction of peak as bf16;
+/// both are assumptions. `attention`: Dao 2023 (arXiv 2307.08691): up to 73 % of an A100's peak forward and 63 %
+/// backward, up to 335 TFLOP/s on H100; H200 as H100, B200 scaled by the ratio of the products. Links: H100 370 GB/s
+/// for a ring and 480 GB/s for an all-reduce in the switch (NVIDIA/nccl-tests#212, an NCCL maintainer), 47 GB/s for a
+/// 400 Gb/s card (NVIDIA/nccl-tests#290: 46 to 48); A100 235 GB/s (the bound in NCCL's tuning.cc), 200 Gb/s cards at
+/// the same fraction of line rate; B200: twice H100's NVLink, the same cards.
 pub const GPUS: [GpuRates; 4] = [
     GpuRates {
         name: "a100",
-        about: "A100 SXM 80 GB, 8 to a node, NVLink 3, 200 Gb/s a GPU",
+        about: "A100 SXM 80 GB, 8 per node, NVLink 3, 200 Gb/s per GPU",
         peak: 312e12,
         product: 271.2e12,
         product_f32: 15.6e12,
@@ -88,13 +88,13 @@ pub const GPUS: [GpuRates; 4] = [
         memory_bytes: 141_000_000_000,
         bandwidth: 4.8e12,
         name: "h200",
-        about: "H200 SXM 141 GB, otherwise as h100",
+        about: "H200 SXM 141 GB, otherwise like h100",
         ..H100
     },
     H100,
     GpuRates {
         name: "b200",
-        about: "B200 SXM 180 GB, 8 to a node, NVLink 5, 400 Gb/s a GPU",
+        about: "B200 SXM 180 GB, 8 per node, NVLink 5, 400 Gb/s per GPU",
         peak: 2250e12,
         product: 1745e12,
         product_f32: 64e12,
@@ -110,7 +110,7 @@ pub const GPUS: [GpuRates; 4] = [
 
 const H100: GpuRates = GpuRates {
     name: "h100",
-    about: "H100 SXM 80 GB, 8 to a node, NVLink 4, 400 Gb/s a GPU",
+    about: "H100 SXM 80 GB, 8 per node, NVLink 4, 400 Gb/s per GPU",
     peak: 989.4e12,
     product: 794.5e12,
     product_f32: 53.5e12,
@@ -123,7 +123,7 @@ const H100: GpuRates = GpuRates {
     links: Links { inside: 370e9, inside_summed: 480e9, between: 47e9 },
 };
 
-/// A [`GpuRates`] whose fp32 products go through the tensor cores, or not.
+/// A [`GpuRates`], with or without tensor cores for fp32 products.
 pub struct Rated {
     pub gpu: GpuRates,
     pub tf32: bool,

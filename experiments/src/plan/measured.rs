@@ -1,22 +1,22 @@
-//! A machine known by measurement: seconds of every operation and collective of a short run of a shallow model. What
-//! was not measured is scaled from the nearest operation of its kind. Never measures: `calibrate` does.
+//! A machine known by measurement: the seconds of every operation and collective of a short run of a shallow model.
+//! Anything else is scaled from the nearest operation of its kind. Never measures: `calibrate` does.
 use super::clock::Seconds;
 use super::links::{Collected, Placement};
 use super::machine::MachineModel;
-use super::op::{OpCost, Rate};
 use flatshard::base::DType;
+use flatshard::device::cost::{OpCost, Rate};
 use std::collections::HashMap;
 
-/// A collective as the thread that computes sees it.
+/// A collective as seen by the computing thread.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CollectiveCall {
     pub what: Collected,
-    /// The call that waits, or the one that starts.
+    /// The call that waits, not the one that starts.
     pub waits: bool,
     pub bytes: u64,
 }
 
-/// Every duration that was seen.
+/// All measured durations.
 #[derive(Default, Debug)]
 pub struct Timings {
     ops: HashMap<OpCost, Vec<Seconds>>,
@@ -44,11 +44,11 @@ pub struct Measured {
     name: String,
     ops: HashMap<OpCost, Seconds>,
     calls: HashMap<CollectiveCall, Seconds>,
-    /// Of a rank.
+    /// Bytes per rank.
     memory: Option<usize>,
 }
 
-/// Half of what was seen is below it: a machine that others use has long tails.
+/// The median: a shared machine has long tails.
 pub fn median(seen: &mut [Seconds]) -> Seconds {
     seen.sort_by(f64::total_cmp);
     match seen.len() {
@@ -64,7 +64,7 @@ impl Measured {
         let calls = timings.calls.into_iter().map(|(call, mut seen)| (call, median(&mut seen))).collect();
         Measured { name, ops, calls, memory }
     }
-    /// FLOP/s of the products that were measured, and bytes/s of the operations that only move: for people.
+    /// FLOP/s of the measured products, and bytes/s of the operations that only move data, for display.
     pub fn rates(&self, dtype: DType) -> [Option<f64>; 2] {
         let rate = |of: &dyn Fn(&OpCost) -> Option<u64>| {
             let seen = self.ops.iter().filter_map(|(op, s)| Some((of(op)? as f64, s)));
@@ -80,7 +80,7 @@ impl Measured {
         (self.ops.len(), self.calls.len())
     }
 
-    /// Scaled by work from the nearest of the same name; else from the nearest that is bound by the same rate.
+    /// Scaled by work from the nearest operation of the same name, else of the same bound.
     fn scaled(&self, op: &OpCost) -> Seconds {
         let work = |o: &OpCost| if op.flops > 0 { o.flops } else { o.bytes }.max(1) as f64;
         let far = |o: &OpCost| (work(o) / work(op)).ln().abs();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_is_its_median() {
+    fn measured_operations_take_their_median() {
         let m = machine();
         assert_eq!(m.op(&OpCost::moves("copy", DType::F32, 100)), 2.0);
         assert_eq!(m.op(&OpCost::moves("copy", DType::F32, 10_000)), 200.0);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_is_scaled_from_the_nearest() {
+    fn other_operations_are_scaled_from_the_nearest() {
         let m = machine();
         assert_eq!(m.op(&OpCost::moves("copy", DType::F32, 200)), 4.0);
         assert_eq!(m.op(&OpCost::moves("copy", DType::F32, 5_000)), 100.0);

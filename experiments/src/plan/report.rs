@@ -1,4 +1,4 @@
-//! A plan as a table and as JSON. Never computes more than sums and ratios of what it shows.
+//! Prints a plan as a table and as JSON. Never computes more than sums and ratios of what it shows.
 use super::cost::{Cluster, Cost, PlanRow, RESERVED};
 use flatshard::base::CATEGORIES;
 use flatshard::base::Category;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 fn gib(bytes: usize) -> f64 {
     bytes as f64 / (1u64 << 30) as f64
 }
-/// Enough digits to compare by.
+/// Enough digits to compare.
 fn short(x: f64) -> String {
     match x {
         x if x >= 1000.0 => format!("{x:.0}"),
@@ -33,7 +33,7 @@ const HEAD: [&str; 13] = [
     "tok/s/GPU",
 ];
 
-/// Activations: what is kept for backward, and what a block uses for itself.
+/// Activations are what is saved for backward, and what a block uses temporarily.
 fn columns(cost: &Cost) -> [usize; 6] {
     let of = |wanted: &[Category]| cost.bytes.iter().filter(|b| wanted.contains(&b.0)).map(|b| b.1).sum();
     [
@@ -52,7 +52,7 @@ pub fn text(cluster: &Cluster, rows: &[PlanRow], best: Option<&PlanRow>, command
     if let Some(cost) = costs().next() {
         let spec = &cost.engine.spec;
         out += &format!(
-            "model    {} of {} parameters: {} layers, width {}, {} heads ({} of keys), ff {}, vocabulary {}; {}\n",
+            "model    {} of {} parameters: {} layers, width {}, {} heads ({} for keys), ff {}, vocabulary {}; {}\n",
             spec.arch.name(),
             cost.params,
             spec.layers,
@@ -67,12 +67,12 @@ pub fn text(cluster: &Cluster, rows: &[PlanRow], best: Option<&PlanRow>, command
     let memory =
         cluster.machine.memory().map_or("unknown memory".into(), |bytes| format!("{:.1} GiB each", gib(bytes)));
     out += &format!(
-        "machine  {} x {} ({} to a node), {memory}\n",
+        "machine  {} x {} ({} per node), {memory}\n",
         cluster.gpus,
         cluster.machine.name(),
         cluster.per_node.min(cluster.gpus)
     );
-    out += "         GiB of a rank; comm: GiB that a rank receives in a step; times predicted\n\n";
+    out += "         GiB per rank; comm: GiB received per rank and step; times are predictions\n\n";
 
     let measured = costs().any(|cost| cost.measured.is_some());
     let mfu = costs().any(|cost| cost.mfu.is_some());
@@ -118,8 +118,8 @@ pub fn text(cluster: &Cluster, rows: &[PlanRow], best: Option<&PlanRow>, command
         (Some(row), Some(command)) => format!("\nrecommended: {}\n    {command}\n", row.candidate.name),
         _ => match costs().min_by_key(|cost| cost.total()) {
             Some(least) => format!(
-                "\nnothing fits: the least is {:.2} GiB of a rank, and {:.1} GiB are kept free for the driver and NCCL. More GPUs, a \
-                 smaller --batch-size or --max-len, or --grad-accum in place of --batch-size\n",
+                "\nnothing fits: the smallest needs {:.2} GiB per rank, and {:.1} GiB are reserved for the driver and \
+                 NCCL. Use more GPUs, reduce --batch-size or --max-len, or use --grad-accum instead of --batch-size\n",
                 gib(least.total()),
                 gib(RESERVED),
             ),
@@ -129,7 +129,7 @@ pub fn text(cluster: &Cluster, rows: &[PlanRow], best: Option<&PlanRow>, command
     out
 }
 
-/// Names to the left, figures to the right.
+/// Names left-aligned, numbers right-aligned.
 fn aligned(table: &[Vec<String>]) -> String {
     let columns = table.iter().map(Vec::len).max().unwrap_or(0);
     let width = |i: usize| table.iter().filter_map(|line| line.get(i)).map(|cell| cell.chars().count()).max();
@@ -172,7 +172,7 @@ fn cost_json(cost: &Cost) -> Value {
         "comm": received,
         "launches": t.launches,
         "tokens_per_sec": cost.tokens_per_sec,
-        "mfu": cost.mfu,
+        "mfu_llm_foundry": cost.mfu,
         "measured_step_s": cost.measured.map(|m| m[0]),
         "measured_wall_s": cost.measured.map(|m| m[1]),
         "error": cost.measured.map(|m| t.seconds / m[0] - 1.0),

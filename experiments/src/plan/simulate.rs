@@ -1,22 +1,22 @@
-//! A simulated step of a run: the engine itself on a device that computes nothing, in a world of one rank that claims
-//! to be many. Unit order, prefetches, slots and their reuse are therefore the stores' own. Never measures.
+//! A simulated step: the engine itself on a device that computes nothing, in a world of one rank that pretends to be
+//! many. Unit order, prefetch, slots and their reuse are therefore those of the real stores. Never measures.
 use super::clock::{Clock, Seconds, SimEvent, Totals};
-use super::device::{OpDevice, OpExecutor};
 use super::group::{PlannedMember, PlannedWorld};
 use super::machine::MachineModel;
-use super::op::OpCost;
 use flatshard::base::CATEGORIES;
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::comm::{Axis, Collective, Mesh, MeshSizes};
 use flatshard::data::MicroBatch;
+use flatshard::device::cost::OpCost;
+use flatshard::device::counted::{OpDevice, OpExecutor};
 use flatshard::device::{Buf, Device, View, ViewMut, unbacked};
 use flatshard::engine::{Engine, EngineOptions, Step};
 use std::sync::Arc;
 
-/// What a data-parallel rank is given in a step.
+/// The data of a data-parallel rank in a step.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct BatchShape {
-    /// Tokens of a sequence, sequences of a micro-batch, micro-batches of a step.
+    /// Tokens per sequence, sequences per micro-batch, micro-batches per step.
     pub max_len: usize,
     pub batch_size: usize,
     pub grad_accum: usize,
@@ -33,7 +33,7 @@ impl BatchShape {
             cu_seqlens: (0..=self.batch_size).map(|i| (i * self.max_len) as u32).collect(),
         }
     }
-    /// Of one data-parallel rank.
+    /// Tokens of one data-parallel rank.
     pub fn tokens(&self) -> usize {
         self.max_len * self.batch_size * self.grad_accum
     }
@@ -42,9 +42,9 @@ impl BatchShape {
 #[derive(Clone, Debug)]
 pub struct Simulated {
     pub totals: Totals,
-    /// Bytes that a rank receives in the step, and collectives, by the axis of their group.
+    /// Bytes received by a rank in the step, and number of collectives, by the axis of their group.
     pub received: Vec<(Axis, u64, u64)>,
-    /// Allocated by the engine, in the order of [`CATEGORIES`].
+    /// Bytes allocated by the engine, in the order of [`CATEGORIES`].
     pub allocated: Vec<(Category, usize)>,
     pub events: Vec<SimEvent>,
 }
@@ -58,7 +58,7 @@ impl Simulated {
     }
 }
 
-/// Spends the machine's time on the clock; holds addresses and no memory.
+/// Spends the machine's time on the clock; has addresses but no memory.
 struct Spend(PlannedWorld);
 
 impl OpExecutor for Spend {
@@ -74,7 +74,7 @@ impl OpExecutor for Spend {
     fn upload(&self, _: &[u8], _: ViewMut) -> Result<()> {
         Ok(())
     }
-    /// Zeros: a loss of 0 and a norm of 0, which skip nothing.
+    /// Zeros: a loss of 0 and a norm of 0, so no step is skipped.
     fn download(&self, _: View, dst: &mut [u8]) -> Result<()> {
         self.0.clock.sync();
         dst.fill(0);
@@ -92,7 +92,7 @@ pub fn device(world: &PlannedWorld) -> Arc<dyn Device> {
     Arc::new(OpDevice::new(Spend(world.clone())))
 }
 
-/// Rank 0 of a planned world; `wrap` is put around each of its groups.
+/// Rank 0 of a planned world; `wrap` wraps each of its groups.
 pub fn mesh(
     world: &PlannedWorld,
     sizes: MeshSizes,
@@ -101,7 +101,7 @@ pub fn mesh(
     Ok(Mesh::new(PlannedMember::new(world.clone()), sizes)?.wrap(wrap))
 }
 
-/// A step like any but the first, on ranks of `machine`, `per_node` to a node.
+/// A step after the first, on ranks of `machine`, `per_node` per node.
 pub fn step(
     options: &EngineOptions,
     sizes: MeshSizes,

@@ -1,5 +1,5 @@
-//! A simulated step as a Chrome trace (chrome://tracing, Perfetto): a row for the compute stream and one for each
-//! group's. Never decides what is in it.
+//! Writes a simulated step as a Chrome trace (chrome://tracing, Perfetto): one row for the compute stream and one per
+//! group. Never decides what is in it.
 use super::clock::{SimEvent, SimStream};
 use flatshard::base::{Error, Result};
 use serde_json::{Value, json};

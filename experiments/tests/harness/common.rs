@@ -1,17 +1,17 @@
-//! What the tests of the harness share: the binary, training binaries that only pretend, and metrics made by hand.
+//! Shared by the harness tests: the binary, mock training binaries, and handmade metrics.
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// How a command ended.
+/// The result of a command.
 pub struct Ended {
     pub code: i32,
     pub out: String,
     pub err: String,
 }
 
-/// `experiments` with these arguments, in `dir`, without variables that would set it.
+/// Runs `experiments` with these arguments in `dir`, without variables that would affect it.
 pub fn experiments(dir: &Path, args: &[&str]) -> Ended {
     experiments_with(dir, args, &[])
 }
@@ -31,8 +31,8 @@ pub fn experiments_with(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -
     Ended { code: output.status.code().unwrap_or(-1), out: text(&output.stdout), err: text(&output.stderr) }
 }
 
-/// A directory with a `run_fsdp` and a `run_ddp` that do not train. Each call leaves a line in `calls` and metrics of a
-/// few steps where the configuration says; then `more` is run, in which $1 $2 are `--config FILE`.
+/// A directory with a mock `run_fsdp` and `run_ddp` that do not train. Each call appends a line to `calls` and writes
+/// metrics of a few steps where the configuration says; then it runs `more`, in which $1 $2 are `--config FILE`.
 pub fn pretenders(dir: &Path, more: &str) -> PathBuf {
     let bin = dir.join("bin");
     let lines = format!(
@@ -50,7 +50,7 @@ pub fn pretenders(dir: &Path, more: &str) -> PathBuf {
     }
     bin
 }
-/// A program of this name in `bin`.
+/// A mock program of this name in `bin`.
 pub fn script(bin: &Path, name: &str, lines: &str) -> String {
     fs::create_dir_all(bin).unwrap();
     let path = bin.join(name);
@@ -58,21 +58,12 @@ pub fn script(bin: &Path, name: &str, lines: &str) -> String {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     path.display().to_string()
 }
-/// How often the pretenders were called so far.
+/// How often the mocks were called so far.
 pub fn calls(dir: &Path) -> usize {
     fs::read_to_string(dir.join("calls")).unwrap_or_default().lines().count()
 }
 
-/// The real training binaries, beside the harness; built where only this package was.
+/// The directory of the real training binaries: cargo builds all binaries of a package for its tests.
 pub fn real_binaries() -> PathBuf {
-    let dir = Path::new(env!("CARGO_BIN_EXE_experiments")).parent().unwrap().to_path_buf();
-    if !["run_fsdp", "run_ddp"].iter().all(|name| dir.join(name).is_file()) {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--package", "flatshard", "--bin", "run_fsdp", "--bin", "run_ddp"]);
-        if dir.ends_with("release") {
-            cargo.arg("--release");
-        }
-        assert!(cargo.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).status().unwrap().success());
-    }
-    dir
+    Path::new(env!("CARGO_BIN_EXE_run_fsdp")).parent().unwrap().to_path_buf()
 }

@@ -36,8 +36,23 @@ fn curves_within_the_threshold_agree() {
     assert_eq!(compare(dir.path(), &["a", "a", "--threshold", "0"]).0, 0);
 }
 
+/// Those of `losses` are version 1, which has no `schema`.
 #[test]
-fn a_loss_that_is_not_finite_or_missing_does_not_agree() {
+fn metrics_of_older_versions_are_read_and_newer_ones_refused() {
+    let dir = TempDir::new().unwrap();
+    losses(dir.path(), "a", &[4.0, 3.0, 2.0]);
+    let text = fs::read_to_string(dir.path().join("a")).unwrap();
+    for version in [2, 3] {
+        let versioned = text.replace("\"run\"", &format!("\"run\",\"schema\":{version}"));
+        fs::write(dir.path().join(version.to_string()), versioned).unwrap();
+    }
+    assert_eq!(compare(dir.path(), &["a", "2", "--threshold", "0"]).0, 0);
+    let (code, _, err) = compare(dir.path(), &["a", "3"]);
+    assert!(code == 2 && err.contains("metrics of schema 3, and this program reads up to 2"), "{err}");
+}
+
+#[test]
+fn a_non_finite_or_missing_loss_does_not_agree() {
     let dir = TempDir::new().unwrap();
     losses(dir.path(), "a", &[4.0, 3.0, 2.0]);
     losses(dir.path(), "nan", &[4.0, f64::NAN, 2.0]);
@@ -57,7 +72,7 @@ fn a_loss_that_is_not_finite_or_missing_does_not_agree() {
 }
 
 #[test]
-fn a_directory_stands_for_its_metrics_and_a_resumed_step_for_its_later_line() {
+fn directories_are_accepted_and_the_later_line_of_a_repeated_step_counts() {
     let dir = TempDir::new().unwrap();
     fs::create_dir(dir.path().join("run")).unwrap();
     losses(&dir.path().join("run"), "metrics.jsonl", &[4.0, 3.0]);
@@ -93,7 +108,7 @@ fn bad_input_is_named() {
 }
 
 #[test]
-fn a_plot_is_a_picture() {
+fn a_plot_is_an_image() {
     let dir = TempDir::new().unwrap();
     losses(dir.path(), "a", &[4.0, 3.0, 2.0]);
     losses(dir.path(), "b", &[4.0, f64::NAN, 2.5]);
@@ -116,12 +131,13 @@ fn a_plot_is_a_picture() {
 }
 
 #[test]
-fn logs_by_the_names_of_comparison_scripts() {
+fn logs_are_accepted_under_the_flags_of_comparison_scripts() {
     let dir = TempDir::new().unwrap();
     let deepspeed = "Train step of epoch 0: 50%|# | 1/2 [00:01<00:01, gpt_loss=4, lr=1e-3]\r\
                      Train step of epoch 0: 100%|##| 2/2 [00:02<00:00, gpt_loss=3, lr=1e-3]\n";
     fs::write(dir.path().join("1.log"), deepspeed).unwrap();
-    let ours = |second: &str| format!("ranks    2\nstep: 1 loss: 4.1000 lr: 1e-3\nstep: 2 loss: {second} lr: 1e-3\n");
+    let ours =
+        |second: &str| format!("ranks    2\nstep 1/2  loss 4.100  lr 1.0e-3\nstep 2/2  loss {second}  lr 1.0e-3\n");
     fs::write(dir.path().join("2.log"), ours("3.0300")).unwrap();
     fs::write(dir.path().join("3.log"), ours("3.3000")).unwrap();
     let judged = |log: &str| {
@@ -131,10 +147,10 @@ fn logs_by_the_names_of_comparison_scripts() {
     assert!(code == 0 && out.contains("largest difference 2.5000 % at step 1"), "{out}{err}");
     assert!(fs::read_to_string(dir.path().join("x.svg")).unwrap().starts_with("<svg "));
     let (code, out, _) = judged("3.log");
-    assert!(code == 1 && out.contains("diverged first at step 2: loss 3.000000 against 3.300000"), "{out}");
+    assert!(code == 1 && out.contains("diverged first at step 2: loss 3.000000 vs 3.300000"), "{out}");
 }
 
-/// What the picture's texts say.
+/// The texts in the chart.
 fn texts(svg: &str) -> Vec<&str> {
     svg.lines().filter_map(|line| line.strip_prefix("<text ")?.split_once('>')?.1.strip_suffix("</text>")).collect()
 }
@@ -149,7 +165,7 @@ fn ticks_are_short_and_no_curve_runs_through_the_threshold() {
         let svg = fs::read_to_string(dir.path().join("x.svg")).unwrap();
         let ticks: Vec<&str> = texts(&svg).into_iter().filter(|text| text.parse::<f64>().is_ok()).collect();
         assert!(ticks.len() > 8 && ticks.iter().all(|tick| tick.len() <= 7), "{threshold}: {ticks:?}");
-        // The word begins to the right of where curves and lines end.
+        // The label starts to the right of all curves and lines.
         let end = |line: &str| line.split_once("x2=\"")?.1.split_once('"')?.0.parse::<f64>().ok();
         let right = svg.lines().filter_map(end).fold(0.0, f64::max);
         let word = svg.lines().find(|line| line.ends_with(">threshold</text>")).unwrap();
@@ -158,10 +174,10 @@ fn ticks_are_short_and_no_curve_runs_through_the_threshold() {
     }
 }
 
-/// The commands of the page, with training binaries that pretend: what `compare` is given is what `run` writes.
+/// The commands of the docs page, with mock training binaries: `compare` gets what `run` writes.
 #[test]
 fn the_page_compares_what_run_writes() {
-    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/experiments.md")).unwrap();
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/experiments.md")).unwrap();
     let line = |verb: &str| {
         let start = format!("experiments {verb} ");
         let line =

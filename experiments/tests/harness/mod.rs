@@ -1,9 +1,12 @@
-//! The harness from outside: every verb of the binary `experiments`, its files and its exit status. Nothing here knows
-//! how it works inside.
+//! The harness from outside: every subcommand of the binary `experiments`, its files and its exit status. Never uses
+//! its internals.
 mod analyze;
 mod chaos;
+mod chart;
 mod common;
 mod compare;
+mod help;
 mod real;
 mod run;
 mod suite;
+mod watch;

@@ -3,7 +3,7 @@ use super::common::{experiments, experiments_with, real_binaries, script};
 use std::fs;
 use tempfile::TempDir;
 
-/// A model of some milliseconds a step.
+/// A model with steps of a few milliseconds.
 const TINY: &str =
     "--embed-dim 32 --num-layers 1 --num-heads 4 --num-kv-heads 2 --vocab-size 64 --max-len 32 --lr 0.01";
 
@@ -20,16 +20,16 @@ fn a_set_is_run_and_analyzed() {
     assert_eq!(ended.code, 0, "{}", ended.err);
     assert_eq!(ended.out.matches("same bits").count(), 3, "{}", ended.out);
     assert!(!ended.out.contains("failed"), "{}", ended.out);
-    // The binary's own words for bad input reach the user.
+    // The binary's own message for bad input reaches the user.
     let bad = ["run", "--bin-dir", &bin, "--output-dir", "bad", "--execute", "--only", "ddp_fp32", "--", "--lr", "-1"];
     let ended = experiments(dir.path(), &bad);
     assert_eq!(ended.code, 1);
     assert!(ended.out.contains("exit status 2: lr is -1"), "{}", ended.out);
 }
 
-/// With a Python that only pretends to have torch: it gets the sizes and settings that run_fsdp derives.
+/// With a mock Python that claims to have torch: it gets the sizes and settings derived by run_fsdp.
 #[test]
-fn the_set_has_pytorchs_fsdp_where_python_has_torch() {
+fn the_set_includes_pytorchs_fsdp_if_torch_is_installed() {
     let dir = TempDir::new().unwrap();
     let bin = real_binaries().display().to_string();
     let python = "[ \"$1\" != -c ] || exit 0\necho \"$*\" >> words\n\
@@ -63,7 +63,7 @@ fn the_set_has_pytorchs_fsdp_where_python_has_torch() {
     let ended = experiments(dir.path(), &["analyze", "--experiment-dir", "out"]);
     assert!(ended.code == 0 && ended.out.contains("fsdp_official  "), "{}{}", ended.out, ended.err);
     let ended = experiments(dir.path(), &["compare", "out/ddp_fp32", "out/fsdp_official"]);
-    assert!(ended.out.contains("note: B is torch, which trains on tokens of its own"), "{}", ended.out);
+    assert!(ended.out.contains("note: B is torch, which trains on different tokens"), "{}", ended.out);
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn the_suite_takes_its_variables_and_judges() {
     let metrics = fs::read_to_string(dir.path().join("out/fsdp/metrics.jsonl")).unwrap();
     assert_eq!(metrics.matches("\"event\":\"step\"").count(), 16);
 
-    // A learning rate of 0 does not learn; each step has the same rows, so that none is easier than the one before.
+    // A learning rate of 0 does not learn; all steps have the same rows, so that none is easier than the others.
     let still = [&suite[..], &["--lr", "0", "--no-shuffle", "--epochs", "8"]].concat();
     let same_rows = [("OUTPUT_DIR", "still"), ("MAX_SAMPLES", "4")];
     let ended = experiments_with(dir.path(), &still, &[&variables[..], &same_rows].concat());
@@ -104,13 +104,13 @@ fn the_suite_takes_its_variables_and_judges() {
 }
 
 #[test]
-fn smoke_is_quick_and_says_what_it_saw() {
+fn smoke_reports_each_check() {
     let dir = TempDir::new().unwrap();
     let bin = real_binaries().display().to_string();
     let ended = experiments(dir.path(), &["smoke", "--bin-dir", &bin, "--output-dir", "out"]);
     assert_eq!(ended.code, 0, "{}{}", ended.out, ended.err);
-    for line in ["ddp: loss", "manual FSDP goes on from its checkpoint, bit for bit", "collectives"] {
+    for line in ["ddp: loss", "manual FSDP resumes from its checkpoint, bit for bit", "collectives"] {
         assert!(ended.out.lines().any(|l| l.starts_with("ok ") && l.contains(line)), "{line}: {}", ended.out);
     }
-    assert!(ended.out.contains("all is well"), "{}", ended.out);
+    assert!(ended.out.contains("passed in "), "{}", ended.out);
 }

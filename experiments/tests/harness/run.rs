@@ -1,5 +1,5 @@
-//! `experiments run` from outside, with training binaries that only pretend: what is written, what is run again and
-//! what is not, and that a failure stays one.
+//! `experiments run` from outside, with mock training binaries: what is written, what is run again and what is not, and
+//! that a failure stays a failure.
 use super::common::{calls, experiments, experiments_with, pretenders, script};
 use crate::time::wait_until;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -53,15 +53,15 @@ fn without_execute_configurations_are_written_and_commands_printed() {
     let parsed = |name: &str| serde_saphyr::from_str::<Value>(&read(name)).unwrap();
     assert_eq!(parsed("tp2_ring2")["parallel"]["tp_size"], 2);
     assert_eq!(parsed("zero3")["fsdp"]["zero_stage"], 3);
-    // As many sequences in a step, whatever the mesh: 4 ranks of 2, or one group of 4 ranks with 8.
+    // The same number of sequences per step on any mesh: 4 ranks with 2, or one group of 4 ranks with 8.
     assert_eq!(parsed("ddp_fp32")["batch"]["batch_size"], 2);
     assert_eq!(parsed("tp2_ring2")["batch"]["batch_size"], 8);
 }
 
 #[test]
-fn a_failure_does_not_end_the_set_and_only_it_is_run_again() {
+fn a_failure_does_not_stop_the_set_and_only_it_is_repeated() {
     let dir = TempDir::new().unwrap();
-    // As a build without tensor parallelism.
+    // Like a build without tensor parallelism.
     pretenders(
         dir.path(),
         "if grep -q tp_size \"$2\"; then echo noise; echo 'error: --tp-size 2 needs more' >&2; exit 2; fi",
@@ -76,11 +76,11 @@ fn a_failure_does_not_end_the_set_and_only_it_is_run_again() {
     assert_eq!(status(dir.path(), "zero3")["ended"], "done");
     assert!(fs::read_to_string(dir.path().join("out/tp2/log.txt")).unwrap().contains("noise"));
 
-    // The feature lands.
+    // The feature becomes available.
     pretenders(dir.path(), "");
     let second = experiments(dir.path(), &run);
     assert_eq!(second.code, 0, "{}{}", second.out, second.err);
-    assert_eq!(second.out.matches("was done before").count(), 4, "{}", second.out);
+    assert_eq!(second.out.matches("already done").count(), 4, "{}", second.out);
     assert_eq!(calls(dir.path()), 6);
     assert_eq!(status(dir.path(), "tp2")["ended"], "done");
     assert_eq!(experiments(dir.path(), &run).code, 0);
@@ -88,7 +88,7 @@ fn a_failure_does_not_end_the_set_and_only_it_is_run_again() {
 }
 
 #[test]
-fn a_run_that_was_cut_short_is_run_again_from_the_start() {
+fn an_interrupted_run_is_repeated_from_the_start() {
     let dir = TempDir::new().unwrap();
     pretenders(dir.path(), "");
     fs::create_dir_all(dir.path().join("out/ddp_fp32")).unwrap();
@@ -101,7 +101,7 @@ fn a_run_that_was_cut_short_is_run_again_from_the_start() {
 }
 
 #[test]
-fn results_of_other_settings_are_neither_taken_nor_overwritten() {
+fn results_of_other_settings_are_neither_reused_nor_overwritten() {
     let dir = TempDir::new().unwrap();
     pretenders(dir.path(), "");
     let run = |more: &[&str]| {
@@ -118,7 +118,7 @@ fn results_of_other_settings_are_neither_taken_nor_overwritten() {
 }
 
 #[test]
-fn rounds_take_turns() {
+fn rounds_are_interleaved() {
     let dir = TempDir::new().unwrap();
     pretenders(dir.path(), "");
     let ended = experiments(
@@ -132,7 +132,7 @@ fn rounds_take_turns() {
 }
 
 #[test]
-fn a_run_past_its_time_is_ended_and_named() {
+fn a_run_past_its_timeout_is_stopped_and_named() {
     let dir = TempDir::new().unwrap();
     pretenders(dir.path(), "exec sleep 600");
     let ended = experiments(
@@ -144,10 +144,10 @@ fn a_run_past_its_time_is_ended_and_named() {
 }
 
 #[test]
-fn launchers_get_the_ranks() {
+fn launchers_get_the_number_of_ranks() {
     let dir = TempDir::new().unwrap();
     let bin = pretenders(dir.path(), "");
-    // A torchrun that says how it was called, and starts what it is to start once.
+    // A mock torchrun that prints how it was called, and starts its program once.
     let start = format!(
         "echo \"$*\" > {}\nwhile [ \"$1\" != --no_python ]; do shift; done\nshift\nexec \"$@\"",
         dir.path().join("torchrun-args").display()
@@ -166,7 +166,7 @@ fn launchers_get_the_ranks() {
     let (words, config, _) = torchrun("torchrun", &eight, "out");
     assert!(words.starts_with("--standalone --nproc_per_node 8 --no_python "), "{words}");
     assert!(config.contains("nproc_per_node: 8"), "{config}");
-    // A command line says how many ranks it starts, so that the configuration does not.
+    // A command line sets the number of ranks, so the configuration does not.
     let (words, config, note) = torchrun("torchrun --nproc_per_node 2 --log_dir 'a b'", &eight, "line");
     assert!(words.starts_with("--nproc_per_node 2 --log_dir a b --no_python "), "{words}");
     assert!(!config.contains("nproc_per_node: "), "{config}");
@@ -191,19 +191,19 @@ fn bad_input_is_refused_before_anything_runs() {
     fs::write(dir.path().join("taken"), "").unwrap();
     let cases: [(&[&str], &str); 16] = [
         (&["--only", "zero4"], "--only zero4: no such run"),
-        (&["--skip", "*"], "leave no run"),
+        (&["--skip", "*"], "select no runs"),
         (&["--only", "torch_*"], "--peers"),
         (&["--steps", "0"], "--steps is 0"),
         (&["--repeat", "0"], "--repeat is 0"),
         (&["--nproc-per-node", "0"], "--nproc-per-node is 0"),
         (&["--timeout", "nan"], "--timeout is NaN"),
         (&["--nnodes", "2"], "--launcher torchrun, srun or mpirun"),
-        (&["--launcher", "no-such --nproc_per_node 2"], "there is no no-such in PATH"),
-        (&["--launcher", "bin/no-such -n 2"], "bin/no-such is not a program"),
+        (&["--launcher", "no-such --nproc_per_node 2"], "no-such is not in PATH"),
+        (&["--launcher", "bin/no-such -n 2"], "bin/no-such is not executable"),
         (&["--launcher", "torchrun 'a"], "missing closing quote"),
         (&["--launcher", ""], "is empty"),
         (&["--launcher-args", "--x"], "--launcher-args has no effect here"),
-        (&["--config", "list.yaml"], "list.yaml: it holds no sections"),
+        (&["--config", "list.yaml"], "list.yaml: it has no sections"),
         (&["--config", "no-such.yaml"], "no-such.yaml"),
         (&["--output-dir", "taken/below"], "taken/below"),
     ];
@@ -221,12 +221,12 @@ fn bad_input_is_refused_before_anything_runs() {
         &[("PATH", "/nowhere")],
     );
     assert_eq!(ended.code, 2);
-    assert!(ended.err.contains("no srun in PATH"), "{}", ended.err);
+    assert!(ended.err.contains("srun is not in PATH"), "{}", ended.err);
     assert_eq!(calls(dir.path()), 0);
 }
 
 #[test]
-fn a_harness_that_is_stopped_stops_its_run() {
+fn a_stopped_harness_stops_its_run() {
     let dir = TempDir::new().unwrap();
     pretenders(dir.path(), "echo $$ > pid; exec sleep 600");
     let mut command = Command::new(env!("CARGO_BIN_EXE_experiments"));
@@ -236,7 +236,7 @@ fn a_harness_that_is_stopped_stops_its_run() {
     wait_until("the run starts", || pid().is_some());
     kill_process(Pid::from_child(&harness), Signal::TERM).unwrap();
     assert_eq!(harness.wait().unwrap().code(), Some(128 + 15));
-    // The harness has waited for it: no such process, and nothing that a later call would take for a result.
+    // The harness has waited for it: the process is gone, and nothing looks like a result to a later call.
     assert!(test_kill_process(Pid::from_raw(pid().unwrap()).unwrap()).is_err());
     assert!(!dir.path().join("out/ddp_fp32/status.json").exists());
 }

@@ -1,10 +1,10 @@
-//! `experiments suite` with training binaries that only pretend: its set, its variables, and that it does not call a
-//! bad end good.
+//! `experiments suite` with mock training binaries: its set, its variables, and that it never reports a failure as a
+//! success.
 use super::common::{Ended, calls, experiments, experiments_with, pretenders};
 use std::fs;
 use tempfile::TempDir;
 
-/// The suite with these variables on pretenders that do `more`.
+/// The suite with these variables, on mock binaries that do `more`.
 fn suite(more: &str, args: &[&str], variables: &[(&str, &str)]) -> (Ended, TempDir) {
     let dir = TempDir::new().unwrap();
     pretenders(dir.path(), more);
@@ -30,7 +30,7 @@ fn five_runs_and_their_settings() {
 }
 
 #[test]
-fn variables_leave_runs_out() {
+fn variables_skip_runs() {
     let left = |variables: &[(&str, &str)]| {
         let (ended, dir) = suite("", &[], variables);
         assert_eq!(ended.code, 0, "{}", ended.err);
@@ -47,7 +47,7 @@ fn variables_leave_runs_out() {
     assert_eq!(left(&[("SKIP_DEEPSPEED", "1"), ("SKIP_FSDP2_TP", "1")]), "fsdp fsdp_ring fsdp_tp_ring");
     assert_eq!(left(&[("SKIP_FSDP2_RING", "1"), ("SKIP_FSDP2_TP_RING", "1")]), "fsdp fsdp_tp zero2");
 
-    // Without fsdp the first run is what the others are held to; a log keeps its number.
+    // Without fsdp the first run is the baseline; logs keep their numbers.
     let (ended, dir) = suite("", &["--skip", "fsdp2,tp"], &[]);
     assert_eq!(ended.code, 0, "{}", ended.err);
     assert!(ended.out.contains("fsdp_ring     loss 9.0000 to 6.0000  ok, at most 0.000 % from zero2"), "{}", ended.out);
@@ -57,7 +57,7 @@ fn variables_leave_runs_out() {
 
     let (ended, _) = suite("", &["--skip-tp"], &[("SKIP_MEGATRON", "1")]);
     assert_eq!(ended.code, 0, "{}", ended.out);
-    assert!(ended.err.contains("warning: SKIP_MEGATRON has no effect here; known are SKIP_ZERO,"), "{}", ended.err);
+    assert!(ended.err.contains("warning: SKIP_MEGATRON has no effect here; known: SKIP_ZERO,"), "{}", ended.err);
     let (ended, _) = suite("", &["--skip", "megatron"], &[]);
     assert!(ended.code == 2 && ended.err.contains("--skip megatron: not one of zero,"), "{}", ended.err);
     let (ended, dir) = suite("", &["--skip", "zero,fsdp,tp,ring"], &[]);
@@ -66,7 +66,7 @@ fn variables_leave_runs_out() {
 }
 
 #[test]
-fn a_run_that_fails_or_parts_makes_the_suite_bad() {
+fn a_failed_or_diverging_run_fails_the_suite() {
     let tp = |what: &str| format!("if grep -q tp_size \"$2\"; then {what}; fi");
     let (ended, _) = suite(&tp("echo 'error: not here' >&2; exit 2"), &[], &[("SKIP_RING", "1")]);
     assert_eq!(ended.code, 1, "{}", ended.out);
@@ -75,7 +75,7 @@ fn a_run_that_fails_or_parts_makes_the_suite_bad() {
 
     let (ended, _) = suite(&tp("sed -i 's/\"loss\":8/\"loss\":8.5/' \"$metrics\""), &[], &[("SKIP_RING", "1")]);
     assert_eq!(ended.code, 1, "{}", ended.out);
-    assert!(ended.out.contains("parts from fsdp at step 2: loss 8.000000 against 8.500000"), "{}", ended.out);
+    assert!(ended.out.contains("diverges from fsdp at step 2: loss 8.000000 vs 8.500000"), "{}", ended.out);
     let (ended, _) =
         suite(&tp("sed -i 's/\"loss\":8/\"loss\":8.5/' \"$metrics\""), &["--threshold", "0.1"], &[("SKIP_RING", "1")]);
     assert_eq!(ended.code, 0, "{}", ended.out);
@@ -84,7 +84,7 @@ fn a_run_that_fails_or_parts_makes_the_suite_bad() {
     assert_eq!(ended.code, 1, "{}", ended.out);
     let (ended, _) = suite("exit 1", &[], &[]);
     assert_eq!(ended.code, 1, "{}", ended.out);
-    assert!(ended.out.contains("fsdp did not end"), "{}", ended.out);
+    assert!(ended.out.contains("fsdp did not finish"), "{}", ended.out);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Stream capture: calls recorded instead of run, with their dependencies; and the graphs made of them, whose branches
-//! run in any order that the edges allow. Never interprets a node.
+//! Stream capture: calls recorded instead of executed, with their dependencies; and the resulting graphs, whose
+//! branches run in any order that the edges allow. Never interprets a node.
 use crate::code::{Code, CuResult};
 use crate::queue::{Node, NodeProgress, NodeRun, StreamMark};
 use flatshard_ptx::emulate::SplitMix64;
@@ -14,7 +14,7 @@ pub const RELAXED: i32 = 2;
 #[derive(Clone)]
 pub enum CapturedCall {
     Node(Node),
-    /// An event that is recorded, or waited for, by each launch (CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL).
+    /// An event that each launch records, or waits for (CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL).
     Record(u64),
     Await(u64),
 }
@@ -26,7 +26,7 @@ pub struct Vertex {
 }
 pub type CapturedGraph = Arc<Vec<Vertex>>;
 
-/// A graph that can be launched; launches of one follow each other.
+/// A graph that can be launched; its launches run one after another.
 pub struct Exec {
     pub graph: CapturedGraph,
     pub last: Option<Arc<StreamMark>>,
@@ -38,7 +38,7 @@ pub struct Capture {
     pub mode: i32,
     pub invalid: bool,
     vertices: Vec<Vertex>,
-    /// What the next call of a stream comes after.
+    /// Dependencies of each stream's next call.
     fronts: HashMap<u64, Vec<usize>>,
 }
 
@@ -59,7 +59,7 @@ impl Capture {
     pub fn front(&self, stream: u64) -> Vec<usize> {
         self.fronts.get(&stream).cloned().unwrap_or_default()
     }
-    /// The stream comes after these as well: it may be new here.
+    /// Adds dependencies to a stream, which may be new to the capture.
     pub fn join(&mut self, stream: u64, after: &[usize]) {
         let front = self.fronts.entry(stream).or_default();
         front.extend(after);
@@ -69,7 +69,7 @@ impl Capture {
     pub fn streams(&self) -> impl Iterator<Item = u64> {
         self.fronts.keys().copied()
     }
-    /// All of it, where everything that was forked has come back to the stream where it began.
+    /// The whole graph, if every forked stream has joined the stream where capture began.
     pub fn end(&self) -> CuResult<CapturedGraph> {
         if self.invalid {
             return Err(Code::STREAM_CAPTURE_INVALIDATED);
@@ -88,7 +88,7 @@ impl Capture {
     }
 }
 
-/// One launch: each vertex once, after those that it comes after. `runs` are theirs.
+/// One launch: each vertex runs once, after its dependencies. `runs` are the vertices' runs.
 pub fn launch(graph: CapturedGraph, runs: Vec<NodeRun>, mut draw: SplitMix64) -> NodeRun {
     let mut runs: Vec<Option<NodeRun>> = runs.into_iter().map(Some).collect();
     let random = draw.0 != 0;

@@ -1,4 +1,4 @@
-//! Results of the driver API by the numbers and names of cuda.h. Never decides which applies.
+//! Results of the driver API by their numbers and names in cuda.h. Never decides which applies.
 use std::ffi::CStr;
 
 /// `CUresult` other than success.
@@ -6,7 +6,7 @@ use std::ffi::CStr;
 pub struct Code(pub i32);
 pub type CuResult<T = ()> = std::result::Result<T, Code>;
 
-/// On standard error: what no GPU would say.
+/// Prints diagnostics that no GPU would give to standard error.
 pub fn say(what: &str) {
     eprintln!("simulated CUDA: {what}");
 }
@@ -16,7 +16,7 @@ macro_rules! codes {
         impl Code {
             $(pub const $name: Code = Code($number);)*
         }
-        /// The name in cuda.h, and what it means.
+        /// The name in cuda.h and its description.
         pub fn words(number: i32) -> Option<(&'static CStr, &'static CStr)> {
             let text = |s: &'static str| CStr::from_bytes_with_nul(s.as_bytes()).ok();
             let (name, meaning) = match number {

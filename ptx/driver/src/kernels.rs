@@ -6,7 +6,7 @@ use flatshard_ptx::emulate::{Argument, FindingKind, GlobalMemory, KernelLaunch, 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The newest PTX that a driver of that CUDA takes: CUDA 12.0 knows PTX 8.0, 12.8 knows 8.7.
+/// The newest PTX that a driver of that CUDA version accepts: CUDA 12.0 supports PTX 8.0, 12.8 supports 8.7.
 fn newest_ptx(cuda: i32) -> (i32, i32) {
     (cuda / 1000 - 4, (cuda % 1000 / 10).min(7))
 }
@@ -22,14 +22,25 @@ pub struct LoadedFunction {
     pub module: u64,
     kernels: Arc<Vec<PtxKernel>>,
     index: usize,
-    /// Bytes of shared memory that a launch may ask for.
+    /// Bytes of dynamic shared memory that a launch may request.
     pub dynamic: usize,
 }
 
-/// What is wrong with a module, in the words of a compiler's log.
+/// The error in a module or remarks about it, worded as a compiler's log.
 pub type CompileLog = String;
 
-/// Checks what a driver's compiler would refuse, and parses the rest.
+/// What a driver's compiler remarks: before CUDA 12.4 it serializes the products of the backward pass for sm_90a.
+pub fn remarks(settings: &SimSettings, ptx: &str) -> CompileLog {
+    match settings.cuda < 12_040 && ptx.contains("wgmma.mma_async") && ptx.contains(".entry attention_backward") {
+        true => "ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due \
+                 to non wgmma instructions defining accumulator registers of a wgmma between start and end of the \
+                 pipeline stage in the function 'attention_backward'\n"
+            .to_string(),
+        false => String::new(),
+    }
+}
+
+/// Refuses what a driver's compiler would refuse, and parses the rest.
 pub fn compile(settings: &SimSettings, ptx: &str) -> std::result::Result<Arc<Vec<PtxKernel>>, (Code, CompileLog)> {
     let directive = |name: &str| {
         let line = ptx.lines().find_map(|line| line.trim_start().strip_prefix(name));
@@ -64,7 +75,7 @@ impl Kernels {
         self.functions.retain(|_, f| f.module != module);
         self.modules.remove(&module).map(|_| ()).ok_or(Code::INVALID_HANDLE)
     }
-    /// A function of a module under a handle of its own; that of before where it was asked for before.
+    /// The handle of a function in a module, created at the first request.
     pub fn function(&mut self, module: u64, name: &str, fresh: u64) -> CuResult<u64> {
         let kernels = self.modules.get(&module).ok_or(Code::INVALID_HANDLE)?;
         let index = kernels.iter().position(|k| k.name == name).ok_or(Code::NOT_FOUND)?;
@@ -84,9 +95,9 @@ impl Kernels {
     }
 }
 
-/// Shared memory of a block that has not asked for more.
+/// Shared memory per block without opt-in.
 pub const UNASKED: usize = 48 << 10;
-/// Threads, registers and bytes of shared memory of a multiprocessor, and of a block at most (CUDA C++ Programming
+/// Threads, registers and bytes of shared memory per multiprocessor, and the maximum per block (CUDA C++ Programming
 /// Guide, table 27).
 pub const THREADS: usize = 2048;
 pub const REGISTERS: usize = 65536;
@@ -114,7 +125,7 @@ impl LoadedFunction {
     pub fn parameters(&self) -> Vec<usize> {
         self.kernel().parameters.iter().map(|p| p.bytes).collect()
     }
-    /// Declared bytes of shared memory.
+    /// Static shared memory in bytes.
     pub fn shared(&self) -> usize {
         self.kernel().shared.iter().map(|array| array.bytes).sum()
     }
@@ -124,14 +135,15 @@ impl LoadedFunction {
     pub fn registers(&self) -> usize {
         self.kernel().registers_a_thread(self.threads()) as usize
     }
-    /// Blocks of so many threads that a multiprocessor holds.
+    /// Blocks of that many threads per multiprocessor.
     pub fn blocks(&self, arch: u32, threads: usize, dynamic: usize) -> usize {
         let registers = self.kernel().registers_a_thread(threads) as usize * threads;
         let shared = (self.shared() + dynamic + 1024) / 128 * 128;
         (THREADS / threads.max(1)).min(REGISTERS / registers.max(1)).min((shared_most(arch) + 1024) / shared).min(32)
     }
 
-    /// A launch with these parameters, each of its declared size. What the driver sees at once is an error now.
+    /// A launch with these parameters, each of its declared size. Errors that a driver detects at the call are returned
+    /// now.
     pub fn launch(&self, shape: GridShape, arguments: &[Vec<u8>]) -> CuResult<Node> {
         let threads: u64 = shape.block.iter().map(|&n| u64::from(n)).product();
         let limits = [shape.grid[1], shape.grid[2]].iter().all(|&n| n <= 65535) && shape.block[2] <= 64;
@@ -164,7 +176,7 @@ impl LoadedFunction {
             })
         }))
     }
-    /// A launch of this function that faults, as a wild address does.
+    /// A launch of this function that faults like an invalid address.
     pub fn faulty(&self) -> Node {
         let name = self.kernel().name.clone();
         at_once(move |_| {
@@ -174,7 +186,7 @@ impl LoadedFunction {
     }
 }
 
-/// By its size, which is what tells parameters apart: nothing else of their type is known to a launch.
+/// Converts by size, the only thing a launch knows about a parameter's type.
 fn argument(bytes: &[u8]) -> CuResult<Argument> {
     if let Ok(bytes) = <[u8; 4]>::try_from(bytes) {
         return Ok(Argument::U32(u32::from_le_bytes(bytes)));

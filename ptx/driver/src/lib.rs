@@ -1,14 +1,14 @@
-//! A CUDA driver without a GPU: libcuda's driver API over the PTX emulator of `flatshard_ptx`, so that programs written
-//! for a GPU, their calls and their order, run and are judged on any machine. Never linked by what is shipped, and
-//! never pretends to be a GPU: its devices are called "Simulated GPU".
+//! A CUDA driver without a GPU: libcuda's driver API over the PTX emulator of `flatshard_ptx`, so that programs for a
+//! GPU can run on any machine, with their calls and their order checked. Never linked into shipped code, and never
+//! passes for a GPU: its devices are named "Simulated GPU".
 //!
-//! Built as one shared library. Under the names libcuda.so.1, libcublasLt.so.12, libnccl.so.2 and libnvidia-ml.so.1
-//! (symbolic links to one file: the loader takes one inode for one library, so they share their streams and memory) it
-//! serves a whole process.
+//! Built as one shared library. It serves a whole process under the names libcuda.so.1, libcublasLt.so.12, libnccl.so.2
+//! and libnvidia-ml.so.1: symbolic links to one file, which the loader treats as one library, so they share streams and
+//! memory.
 //!
-//! # The seam
+//! # Interface for the other libraries
 //!
-//! The other libraries (matrix products, collectives) enqueue their work where the driver does:
+//! The other libraries (matrix products, collectives) enqueue their work as the driver does:
 //!
 //! ```
 //! use flatshard_simcuda::{NodeProgress, enqueue, node, at_once};
@@ -24,26 +24,27 @@
 //! # }
 //! ```
 //!
-//! * A stream is the `CUstream` as a number. Work runs when somebody waits (or asks, or nobody has called for a while),
-//!   on the thread that waits, under the driver's one lock: it must not call the API, and must not block. What depends
-//!   on another process answers [`NodeProgress::Waits`]; other streams then go on, and it is asked again.
+//! * A stream is the `CUstream` as a number. Work runs when somebody waits (or queries, or nobody has called for a
+//!   while), on the waiting thread, under the driver's one lock: it must not call the API, and must not block. Work
+//!   that depends on another process returns [`NodeProgress::Waits`]; other streams then proceed, and it is polled
+//!   again.
 //! * Addresses are numbers too: [`DriverMemory::read`] and [`DriverMemory::write`] look them up, whether of a device or
-//!   pinned. Out of bounds, and bytes that nothing has written, are errors that are printed to standard error and
-//!   lose the context, as a kernel's fault does.
-//! * An `Err` loses the context: every later call answers with its code.
-//! * While the stream captures, the node becomes one of the graph's, and nothing runs; whatever is to be checked at the
-//!   call is checked before [`enqueue`]. [`capturing`] says whether a stream does.
+//!   pinned. Out-of-bounds and uninitialized accesses are errors that are printed to standard error and lose the
+//!   context, as a kernel's fault does.
+//! * An `Err` loses the context: every later call returns its code.
+//! * While the stream captures, the node becomes part of the graph, and nothing runs; anything to be checked at the
+//!   call must be checked before [`enqueue`]. [`capturing`] tells whether a stream captures.
 mod code; // results
 mod settings; // FLATSHARD_SIMCUDA: the machine, the order, planted faults
-mod memory; // device memory, pinned memory, what was never written
-mod queue; // streams, events, the order in which work runs
+mod memory; // device memory, pinned memory, initialization tracking
+mod queue; // streams, events, execution order
 mod kernels; // modules, and launches in the emulator
 mod capture; // calls captured as graphs, and graphs that run
 mod state; // everything, behind one lock; waiting
-pub mod api; // libcuda's functions: pointers are followed in the `extern "C"` functions and nowhere else
+pub mod api; // libcuda's functions: only `extern "C"` functions dereference pointers
 mod cublaslt; // libcublasLt: matrix products
 mod nccl; // libnccl: collectives between processes
-mod nvml; // libnvidia-ml: what a monitor reads
+mod nvml; // libnvidia-ml: monitoring
 
 pub use code::{Code, CuResult, say};
 pub use memory::DriverMemory;

@@ -1,8 +1,8 @@
-//! The simulated GPUs' memory: allocations at device addresses, pinned host memory at host addresses, and for each byte
-//! whether it was ever written. Never decides when something is read.
+//! The simulated GPUs' memory: allocations at device addresses, pinned host memory at host addresses, and whether each
+//! byte was ever written. Never decides when something is read.
 //!
-//! Device addresses lie where no process has memory, so host code that follows one crashes, as on a GPU. None is given
-//! twice, so that a use of freed memory is found.
+//! Device addresses are unmapped in the process, so host code that dereferences one crashes, as with a GPU. No address
+//! is reused, so that a use of freed memory is detected.
 use crate::code::{Code, CuResult, say};
 use flatshard_ptx::emulate::{Allocation, Backing, GlobalMemory, Shadow};
 use std::alloc::Layout;
@@ -10,26 +10,26 @@ use std::ops::Range;
 
 /// Beyond what user space can map.
 const DEVICE: u64 = 1 << 50;
-/// From one allocation to the next: running off one never meets another.
+/// Distance between allocations: an overrun never hits another one.
 const RANGE: u64 = 1 << 36;
-/// All that the driver promises of an allocation's address, and no more.
+/// All that the driver guarantees about an allocation's address, and no more.
 const ALIGNED: u64 = 256;
 const PAGE: usize = 4096;
 
 enum BlockBytes {
-    /// Of this GPU.
+    /// On this GPU.
     Device(usize, Vec<u8>),
     Pinned(PinnedBytes),
-    /// Freed: the address is not given again.
+    /// Freed; the address is not reused.
     Gone,
 }
 
-/// Host memory that a program reads and writes as it likes.
+/// Host memory that a program accesses freely.
 struct PinnedBytes {
     at: *mut u8,
     layout: Layout,
 }
-// SAFETY: the memory of one allocation, which its owner alone frees.
+// SAFETY: the memory of one allocation, which only its owner frees.
 unsafe impl Send for PinnedBytes {}
 
 impl Drop for PinnedBytes {
@@ -57,7 +57,7 @@ impl AllocatedBlock {
     fn slice(&mut self) -> &mut [u8] {
         match &mut self.bytes {
             BlockBytes::Device(_, bytes) => bytes,
-            // SAFETY: as long as the block, whose owner does not touch it while the "GPU" does, or has a race on a GPU
+            // SAFETY: lives as long as the block. An owner that accesses it while the "GPU" does has a race on a GPU
             // too.
             BlockBytes::Pinned(pinned) => unsafe { std::slice::from_raw_parts_mut(pinned.at, pinned.layout.size()) },
             BlockBytes::Gone => &mut [],
@@ -67,13 +67,13 @@ impl AllocatedBlock {
 
 #[derive(Default)]
 pub struct DriverMemory {
-    /// In the order of their addresses.
+    /// In address order.
     blocks: Vec<AllocatedBlock>,
     allocated: u64,
 }
 
 impl DriverMemory {
-    /// Device memory that nothing has written. Its address is a multiple of 256 and not of 512.
+    /// Uninitialized device memory. Its address is a multiple of 256 but not of 512.
     pub(crate) fn alloc(&mut self, gpu: usize, bytes: usize) -> u64 {
         self.allocated += 1;
         let address = DEVICE + self.allocated * RANGE + ALIGNED;
@@ -89,7 +89,7 @@ impl DriverMemory {
     /// Pinned host memory.
     pub(crate) fn pin(&mut self, bytes: usize) -> CuResult<*mut u8> {
         let layout = Layout::from_size_align(bytes, PAGE).map_err(|_| Code::OUT_OF_MEMORY)?;
-        // SAFETY: not of size 0 (the call has refused that).
+        // SAFETY: size 0 was refused at the call.
         let at = unsafe { std::alloc::alloc(layout) };
         if at.is_null() {
             return Err(Code::OUT_OF_MEMORY);
@@ -127,7 +127,7 @@ impl DriverMemory {
         self.blocks.iter().map(of).sum()
     }
 
-    /// The block that an address points into, and how far.
+    /// The block that an address points into, and the offset.
     fn find(&self, address: u64) -> Option<(usize, usize)> {
         let index = self.blocks.partition_point(|b| b.address <= address).checked_sub(1)?;
         let offset = address - self.blocks[index].address;
@@ -137,11 +137,11 @@ impl DriverMemory {
         };
         (offset < near).then_some((index, offset as usize))
     }
-    /// Whether an address is of memory that the driver has given out, rather than the host's own.
+    /// Whether an address belongs to an allocation of the driver, rather than the host's own memory.
     pub fn knows(&self, address: u64) -> bool {
         self.find(address).is_some()
     }
-    /// Whether an address is a device's (and not pinned), and of which.
+    /// The GPU that owns an address; `None` for pinned memory.
     pub fn gpu_of(&self, address: u64) -> Option<usize> {
         match self.blocks[self.find(address)?.0].bytes {
             BlockBytes::Device(gpu, _) => Some(gpu),
@@ -156,13 +156,13 @@ impl DriverMemory {
         let block = &self.blocks[self.find(address)?.0];
         Some((block.address, block.len()))
     }
-    /// Whether so many bytes lie within one allocation.
+    /// Whether that many bytes are within one allocation.
     pub fn holds(&self, address: u64, bytes: usize) -> bool {
         self.find(address).is_some_and(|(index, offset)| offset + bytes <= self.blocks[index].len())
     }
     fn range(&self, what: &str, address: u64, bytes: usize) -> CuResult<(usize, Range<usize>)> {
         let Some((index, offset)) = self.find(address) else {
-            say(&format!("{what} of {bytes} bytes at {address:#x}, which is in no allocation"));
+            say(&format!("{what} of {bytes} bytes at {address:#x}, which is outside all allocations"));
             return Err(Code::ILLEGAL_ADDRESS);
         };
         let block = &self.blocks[index];
@@ -172,7 +172,7 @@ impl DriverMemory {
         }
         Ok((index, offset..offset + bytes))
     }
-    /// What is there now. Bytes that nothing has written are an error.
+    /// Current contents. Uninitialized bytes are an error.
     pub fn read(&mut self, address: u64, bytes: usize) -> CuResult<&[u8]> {
         let (index, range) = self.range("a read", address, bytes)?;
         let block = &mut self.blocks[index];
@@ -183,7 +183,7 @@ impl DriverMemory {
         }
         Ok(&block.slice()[range])
     }
-    /// To be filled by the caller: from now on it counts as written.
+    /// Memory for the caller to fill; it counts as written from now on.
     pub fn write(&mut self, address: u64, bytes: usize) -> CuResult<&mut [u8]> {
         let (index, range) = self.range("a write", address, bytes)?;
         let block = &mut self.blocks[index];
@@ -191,7 +191,7 @@ impl DriverMemory {
         Ok(&mut block.slice()[range])
     }
 
-    /// All of it as the emulator sees memory, for one launch.
+    /// Lends all of it to the emulator for one launch.
     pub(crate) fn lend<T>(&mut self, launch: impl FnOnce(&mut GlobalMemory) -> T) -> T {
         let lent = self.blocks.iter_mut().map(|block| {
             let (name, shadow) = (std::mem::take(&mut block.name), std::mem::take(&mut block.shadow));

@@ -1,6 +1,5 @@
-//! libnvidia-ml without a GPU: the readings that a monitor asks for.
-//! FLATSHARD_SIMNVML="throttle=4,ecc_uncorrected=1,..." sets them, read at each call of nvmlInit. Never measures
-//! anything.
+//! libnvidia-ml without a GPU: the readings of a monitor. FLATSHARD_SIMNVML="throttle=4,ecc_uncorrected=1,..." sets
+//! them, read at each nvmlInit. Never measures anything.
 #![allow(non_snake_case)] // the names are NVIDIA's
 use crate::settings::variable;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -13,7 +12,7 @@ const INVALID_ARGUMENT: c_int = 2;
 const NOT_SUPPORTED: c_int = 3;
 const NOT_FOUND: c_int = 6;
 
-/// What every GPU says; a number that is `None` is not told.
+/// What every GPU reports; `None` is reported as unsupported.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct NvmlReadings {
     /// `nvmlClocksThrottleReasons`.
@@ -55,7 +54,7 @@ fn parse(text: &str) -> Option<NvmlReadings> {
     Some(readings)
 }
 
-/// Between nvmlInit and nvmlShutdown: how often it was opened, and what it says.
+/// Between nvmlInit and nvmlShutdown: the number of opens, and the readings.
 static OPEN: Mutex<(usize, NvmlReadings)> = Mutex::new((0, USUAL));
 
 fn readings() -> Result<NvmlReadings, c_int> {
@@ -63,10 +62,10 @@ fn readings() -> Result<NvmlReadings, c_int> {
     if open > 0 { Ok(readings) } else { Err(UNINITIALIZED) }
 }
 /// # Safety
-/// `out` takes a `T`.
+/// `out` can hold a `T`.
 unsafe fn answer<T>(out: *mut T, value: Result<T, c_int>) -> c_int {
     match value {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         Ok(value) => unsafe {
             *out = value;
             SUCCESS
@@ -115,12 +114,12 @@ pub extern "C" fn nvmlErrorString(code: c_int) -> *const c_char {
     text.as_ptr()
 }
 /// # Safety
-/// As of nvml.h: a string, and room for a handle.
+/// As in nvml.h: a string, and space for a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, out: *mut *mut c_void) -> c_int {
     // SAFETY: the caller's string.
     let id = unsafe { CStr::from_ptr(id) }.to_string_lossy().to_lowercase();
-    // As cuDeviceGetPCIBusId has them; NVML takes a domain of four digits or of eight.
+    // As cuDeviceGetPCIBusId formats them; NVML accepts a domain of four or eight digits.
     let found = (0..crate::room().len()).find(|gpu| id.trim_start_matches("0000") == format!(":{gpu:02x}:00.0"));
     let handle = readings().and_then(|_| found.ok_or(NOT_FOUND));
     // SAFETY: as above.
@@ -137,7 +136,7 @@ pub struct NvmlMemory {
     used: u64,
 }
 /// # Safety
-/// As of nvml.h: a structure whose version is set.
+/// As in nvml.h: a structure whose version is set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: *mut c_void, out: *mut NvmlMemory) -> c_int {
     // SAFETY: the caller's structure.
@@ -153,7 +152,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: *mut c_void, out: *m
     unsafe { answer(out, memory) }
 }
 /// # Safety
-/// `out` takes an int.
+/// `out` can hold an int.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetClockInfo(handle: *mut c_void, kind: c_int, out: *mut c_uint) -> c_int {
     let clock = of(handle, |readings| match kind {
@@ -165,14 +164,14 @@ pub unsafe extern "C" fn nvmlDeviceGetClockInfo(handle: *mut c_void, kind: c_int
     unsafe { answer(out, clock.and_then(|clock| clock)) }
 }
 /// # Safety
-/// `out` takes 64 bits.
+/// `out` can hold 64 bits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetCurrentClocksThrottleReasons(handle: *mut c_void, out: *mut u64) -> c_int {
     // SAFETY: as above.
     unsafe { answer(out, of(handle, |readings| readings.throttle)) }
 }
 /// # Safety
-/// `out` takes 64 bits.
+/// `out` can hold 64 bits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
     handle: *mut c_void,
@@ -189,7 +188,7 @@ pub unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
     unsafe { answer(out, count.and_then(|count| count)) }
 }
 /// # Safety
-/// `out` takes an int.
+/// `out` can hold an int.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTemperature(handle: *mut c_void, sensor: c_int, out: *mut c_uint) -> c_int {
     let celsius = of(handle, |readings| readings.temperature as c_uint)
@@ -198,7 +197,7 @@ pub unsafe extern "C" fn nvmlDeviceGetTemperature(handle: *mut c_void, sensor: c
     unsafe { answer(out, celsius) }
 }
 /// # Safety
-/// `out` takes an int.
+/// `out` can hold an int.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetPowerUsage(handle: *mut c_void, out: *mut c_uint) -> c_int {
     // SAFETY: as above.

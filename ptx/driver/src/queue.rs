@@ -1,11 +1,11 @@
-//! Streams: work in the order of each, events between them, and which stream runs next. Work runs only when somebody
-//! waits for it, unless the seed says otherwise.
+//! Streams: ordered work, events between them, and the choice of the stream that runs next. Work runs only when
+//! somebody waits for it, unless the seed says otherwise.
 //!
-//! [Note: order] CUDA promises the order of a stream and what events add to it, and nothing more; so work here is done
-//! as late as those promises allow, and among streams in an order drawn from a seed. With seed 0 what was enqueued
-//! first runs first. With any other streams have a rank, as in PCT (Burckhardt et al. 2010): the first stream that can
-//! go on does, until ranks are drawn again, which happens at one step in 32: so one stream runs far ahead of another,
-//! either way round. Seeds that leave 1 when divided by 3 also let some work run as soon as it is enqueued.
+//! [Note: order] CUDA guarantees the order within a stream and what events add, and nothing more. So work here runs as
+//! late as those guarantees allow, with streams in an order drawn from a seed. With seed 0, what was enqueued first
+//! runs first. With any other, streams have priorities, as in PCT (Burckhardt et al. 2010): the first stream that can
+//! proceed does, until priorities are redrawn, with probability 1/32 per step. So one stream runs far ahead of another,
+//! either way. With seeds of 1 modulo 3, some work also runs as soon as it is enqueued.
 use crate::code::CuResult;
 use crate::memory::DriverMemory;
 use flatshard_ptx::emulate::SplitMix64;
@@ -13,24 +13,24 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// What a piece of work says when it is asked to go on.
+/// Result of a step of work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NodeProgress {
     Done,
-    /// Something was done, and there is more.
+    /// It made progress and there is more.
     Moved,
-    /// For somebody else: to be asked again.
+    /// It waits for something else: poll again.
     Waits,
 }
-/// One launch of a node: asked until it is done.
+/// One launch of a node, polled until it is done.
 pub type NodeRun = Box<dyn FnMut(&mut DriverMemory) -> CuResult<NodeProgress> + Send>;
-/// What a call enqueues or a graph holds: makes a [`NodeRun`] at each launch.
+/// What a call enqueues or a graph holds: creates a [`NodeRun`] at each launch.
 pub type Node = Arc<dyn Fn() -> NodeRun + Send + Sync>;
 
 pub fn node(launch: impl Fn() -> NodeRun + Send + Sync + 'static) -> Node {
     Arc::new(launch)
 }
-/// A node that is done in one go.
+/// A node that finishes in one step.
 pub fn at_once(act: impl Fn(&mut DriverMemory) -> CuResult + Send + Sync + 'static) -> Node {
     let act = Arc::new(act);
     node(move || {
@@ -39,7 +39,7 @@ pub fn at_once(act: impl Fn(&mut DriverMemory) -> CuResult + Send + Sync + 'stat
     })
 }
 
-/// A point of a stream, passed or not yet; and when it was.
+/// A point of a stream, whether it has been reached, and when.
 #[derive(Default, Debug)]
 pub struct StreamMark(OnceLock<Instant>);
 impl StreamMark {
@@ -47,7 +47,7 @@ impl StreamMark {
         self.0.get().copied()
     }
     pub fn pass(&self) {
-        let _ = self.0.set(Instant::now()); // passed once
+        let _ = self.0.set(Instant::now()); // reached once
     }
 }
 
@@ -58,9 +58,9 @@ enum Item {
 }
 
 pub struct DriverStream {
-    /// With the number of the call that enqueued it.
+    /// Each with the number of the call that enqueued it.
     items: VecDeque<(u64, Item)>,
-    /// Kept in order with the legacy default stream.
+    /// Ordered against the legacy default stream.
     pub blocking: bool,
     pub priority: i32,
     pub capture: Option<u64>,
@@ -95,7 +95,7 @@ impl Streams {
         let rank = self.draw.below(1 << 20);
         self.all.insert(handle, DriverStream { items: VecDeque::new(), blocking, priority, capture: None, rank });
     }
-    /// What is enqueued in it still runs, as CUDA promises: it is forgotten when it is empty.
+    /// Enqueued work still runs, as CUDA guarantees; the stream is removed when it is empty.
     pub fn remove(&mut self, handle: u64, as_orphan: u64) {
         if let Some(stream) = self.all.remove(&handle).filter(|stream| !stream.is_empty()) {
             self.all.insert(as_orphan, stream);
@@ -121,7 +121,7 @@ impl Streams {
             stream.items.push_back((calls, item));
         }
     }
-    /// The legacy stream comes after everything in blocking streams, and they after it.
+    /// The legacy stream is ordered after everything in blocking streams, and they after it.
     fn implicit(&mut self, stream: u64) {
         let blocking = self.all.get(&stream).is_some_and(|s| s.blocking);
         let others: Vec<u64> = match stream {
@@ -143,7 +143,7 @@ impl Streams {
     pub fn wait(&mut self, stream: u64, mark: Arc<StreamMark>) {
         self.push(stream, Item::Wait(mark));
     }
-    /// A point after all that the stream was given so far.
+    /// A point after all work enqueued so far.
     pub fn mark(&mut self, stream: u64) -> Arc<StreamMark> {
         let mark = Arc::new(StreamMark::default());
         self.pass(stream, mark.clone());
@@ -152,7 +152,7 @@ impl Streams {
     pub fn pass(&mut self, stream: u64, mark: Arc<StreamMark>) {
         self.push(stream, Item::Pass(mark));
     }
-    /// Whether something is to run now, though nobody waits.
+    /// Whether to run something now although nobody waits.
     pub fn eager(&mut self) -> bool {
         self.seed % 3 == 1 && self.draw.below(4) == 0
     }
@@ -160,7 +160,7 @@ impl Streams {
         SplitMix64(if self.seed == 0 { 0 } else { 1 + self.draw.below(1 << 60) as u64 })
     }
 
-    /// One stream takes one step: see [Note: order]. Waits: none can, before something happens elsewhere.
+    /// Runs one step of one stream: see [Note: order]. Returns Waits if no stream can proceed by itself.
     pub fn step(&mut self, memory: &mut DriverMemory) -> CuResult<NodeProgress> {
         if self.seed != 0 && self.draw.below(32) == 0 {
             for stream in self.all.values_mut() {

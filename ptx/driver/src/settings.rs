@@ -1,30 +1,30 @@
-//! FLATSHARD_SIMCUDA: which machine is simulated, in which order its streams run, and which fault is planted. Read
-//! once. The only file of this library that reads the environment.
+//! FLATSHARD_SIMCUDA: the simulated machine, the order of its streams, and planted faults. Read once. The only file of
+//! this library that reads the environment.
 
-/// `FLATSHARD_SIMCUDA="seed=3,arch=90,gpus=1,bytes=8589934592"`; a key that is absent is as in
+/// `FLATSHARD_SIMCUDA="seed=3,arch=90,gpus=1,bytes=8589934592"`; defaults are in [`SimSettings::default`].
 /// [`SimSettings::default`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimSettings {
-    /// Of the order in which streams run: 0 is the order of the calls, as late as possible; see [`crate::queue`].
+    /// Seed of the order of streams; 0 is call order, as late as possible. See [`crate::queue`].
     pub seed: u64,
     /// Compute capability: 80, 90.
     pub arch: u32,
     /// Before CUDA_VISIBLE_DEVICES.
     pub gpus: usize,
-    /// Of each GPU.
+    /// Memory of each GPU.
     pub bytes: usize,
     pub multiprocessors: u32,
-    /// The newest CUDA that the driver serves: 12080 is 12.8.
+    /// The newest CUDA version that the driver supports: 12080 is 12.8.
     pub cuda: i32,
-    /// What cuInit answers.
+    /// Result of cuInit.
     pub init: i32,
-    /// The launch with this number (from 1) faults, as if it had read a wild address.
+    /// The launch with this number (from 1) faults, as if it had read an invalid address.
     pub fault: Option<u64>,
     /// The allocation of device memory with this number fails.
     pub oom: Option<u64>,
-    /// The cuStreamWaitEvent with this number is dropped, as in a program that forgot it.
+    /// The cuStreamWaitEvent with this number is skipped, as if the program had forgotten it.
     pub forget_wait: Option<u64>,
-    /// Planted faults concern this rank (RANK in the environment) alone.
+    /// Planted faults apply only to this rank (RANK in the environment).
     pub rank: Option<usize>,
     /// Each launch prints its kernel to standard error.
     pub trace: bool,
@@ -52,7 +52,7 @@ impl Default for SimSettings {
     }
 }
 
-/// A variable of another simulated library.
+/// The environment variable of another simulated library.
 pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
@@ -63,7 +63,7 @@ impl SimSettings {
         let mut settings = SimSettings::parse(&var("FLATSHARD_SIMCUDA").unwrap_or_default())?;
         settings.blocking = var("CUDA_LAUNCH_BLOCKING").as_deref() == Some("1");
         if let Some(visible) = var("CUDA_VISIBLE_DEVICES") {
-            // As the driver: up to the first that is no GPU.
+            // As in the driver: up to the first invalid index.
             let there = |name: &&str| name.trim().parse().is_ok_and(|n: usize| n < settings.gpus);
             settings.gpus = visible.split(',').take_while(there).count();
         }
@@ -75,7 +75,7 @@ impl SimSettings {
     fn parse(text: &str) -> Result<SimSettings, String> {
         let mut s = SimSettings::default();
         for pair in text.split(',').filter(|pair| !pair.is_empty()) {
-            let wrong = || format!("FLATSHARD_SIMCUDA: {pair:?} is no setting: KEY=NUMBER,...");
+            let wrong = || format!("FLATSHARD_SIMCUDA: {pair:?} is not a setting; the form is KEY=NUMBER,...");
             let (key, value) = pair.split_once('=').ok_or_else(wrong)?;
             let number: u64 = value.parse().map_err(|_| wrong())?;
             match key {

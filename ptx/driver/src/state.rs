@@ -1,8 +1,7 @@
-//! All of the driver's state, behind one lock, and waiting for work. Never follows a pointer.
+//! The driver's whole state behind one lock, and waiting for work. Never dereferences a pointer.
 //!
-//! [Note: progress] Work runs on the thread that waits. So that what a peer waits for happens although nobody waits for
-//! it here, asking (cuEventQuery) takes a step too, and where no call comes for a while, a thread of the driver's goes
-//! on.
+//! [Note: progress] Work runs on the thread that waits. A peer may wait for work that nobody waits for here. So queries
+//! (cuEventQuery) run a step too, and after a while without calls a thread of the driver continues the work.
 use crate::capture::{Capture, CapturedCall, CapturedGraph, Exec, RELAXED};
 use crate::code::{Code, CuResult, say};
 use crate::kernels::Kernels;
@@ -23,9 +22,9 @@ const REST: Duration = Duration::from_micros(50);
 #[derive(Default)]
 pub struct DriverEvent {
     pub timing: bool,
-    /// Of the last record.
+    /// Where the last record is in its stream.
     pub mark: Option<Arc<StreamMark>>,
-    /// Where the last record was captured: in which capture, after what.
+    /// If the last record was captured: the capture and its dependencies.
     pub captured: Option<(u64, Vec<usize>)>,
 }
 
@@ -39,24 +38,24 @@ pub struct DriverState {
     pub execs: HashMap<u64, Exec>,
     pub kernels: Kernels,
     pub ready: bool,
-    /// What every call answers since something went wrong.
+    /// The code that every call returns once the context is lost.
     pub lost: Option<Code>,
     handles: u64,
     called: Instant,
-    /// So far: launches, allocations, waits of streams for events. What planted faults are counted by.
+    /// Counts of launches, allocations and stream waits, by which planted faults are chosen.
     pub launches: u64,
     pub allocations: u64,
     pub waits: u64,
 }
 
 static STATE: OnceLock<Mutex<DriverState>> = OnceLock::new();
-/// Threads that want the lock: who runs work lets them have it in between.
+/// Number of threads that want the lock; whoever runs work yields to them in between.
 static WANTED: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     /// Contexts, the current one last.
     pub static CONTEXTS: RefCell<Vec<u64>> = const { RefCell::new(vec![]) };
-    /// As of cuThreadExchangeStreamCaptureMode.
+    /// As in cuThreadExchangeStreamCaptureMode.
     pub static MODE: Cell<i32> = const { Cell::new(crate::capture::GLOBAL) };
 }
 /// The primary context of GPU 0; those of others follow.
@@ -100,7 +99,7 @@ impl DriverState {
             waits: 0,
         }
     }
-    /// A number that no other object has.
+    /// A unique number.
     pub fn handle(&mut self) -> u64 {
         self.handles += 16;
         self.handles
@@ -118,7 +117,7 @@ impl DriverState {
         self.streams.step(&mut self.memory).map_err(|code| self.lose(code))
     }
 
-    /// What may not be called while this thread captures: the capture is lost by it.
+    /// For calls that are illegal while this thread captures: they invalidate the capture.
     pub fn uncaptured(&mut self) -> CuResult {
         if MODE.get() == RELAXED {
             return Ok(());
@@ -140,7 +139,7 @@ impl DriverState {
         let id = self.streams.get(stream).ok_or(Code::INVALID_HANDLE)?.capture;
         Ok(id.and_then(|id| Some((id, self.captures.get_mut(&id)?))))
     }
-    /// A wait for a stream that captures: never, and the capture is lost.
+    /// For waits on a capturing stream: they are illegal and invalidate the capture.
     pub fn waitable(&mut self, stream: u64) -> CuResult {
         match self.capture_of(stream)? {
             Some((_, capture)) => {
@@ -162,7 +161,7 @@ impl DriverState {
     }
 }
 
-/// Until all these points are passed.
+/// Waits until all these points have been reached.
 pub fn wait(marks: &[Arc<StreamMark>]) -> CuResult {
     loop {
         let mut state = lock();
@@ -185,7 +184,7 @@ pub fn wait(marks: &[Arc<StreamMark>]) -> CuResult {
     }
 }
 
-/// The thread that goes on where nobody calls. It ends with the process.
+/// The thread that continues the work when nobody calls. It ends with the process.
 pub fn attend() {
     static STARTED: OnceLock<()> = OnceLock::new();
     STARTED.get_or_init(|| {
@@ -202,7 +201,7 @@ pub fn attend() {
     });
 }
 
-/// Bytes of each GPU that the machine shows: in use, and all of them.
+/// Bytes of each visible GPU: in use, and total.
 pub fn room() -> Vec<(usize, usize)> {
     let state = lock();
     (0..state.settings.gpus).map(|gpu| (state.memory.used(gpu), state.settings.bytes)).collect()
@@ -215,7 +214,7 @@ pub fn enqueue(stream: u64, node: Node) -> CuResult {
 pub fn capturing(stream: u64) -> CuResult<bool> {
     lock().capture_of(stream).map(|capture| capture.is_some())
 }
-/// Device memory of the current GPU, unwritten; counted like cuMemAlloc's.
+/// Uninitialized device memory of the current GPU; counted like cuMemAlloc's.
 pub fn alloc(bytes: usize) -> CuResult<u64> {
     let gpu = current_gpu()?;
     let mut state = lock();
@@ -230,13 +229,13 @@ pub fn alloc(bytes: usize) -> CuResult<u64> {
     }
     Ok(state.memory.alloc(gpu, bytes))
 }
-/// Frees what [`alloc`] gave. As cuMemFree: waits for all work first.
+/// Frees memory from [`alloc`]. Like cuMemFree, first waits for all work.
 pub fn free(address: u64) -> CuResult {
     lock().uncaptured()?;
     settle()?;
     lock().memory.free(address)
 }
-/// All work of all streams; streams that capture are left alone.
+/// Waits for all work of all streams, except capturing ones.
 pub fn settle() -> CuResult {
     let marks: Vec<Arc<StreamMark>> = {
         let mut state = lock();

@@ -1,5 +1,5 @@
-//! Capture as CUDA has it: nothing runs, branches fork and join through events, a graph does its work at each launch,
-//! and calls that are not allowed end the capture.
+//! Capture as in CUDA: nothing runs, branches fork and join through events, a graph does its work at each launch, and
+//! illegal calls end the capture.
 use crate::common::*;
 use flatshard_simcuda::api::{event::*, graph::*, memory::*, stream::*};
 
@@ -10,7 +10,7 @@ const UNJOINED: i32 = 904;
 const ISOLATION: i32 = 905;
 const CAPTURED_EVENT: i32 = 907;
 
-/// What ends a capture: the graph, or 0.
+/// Ends a capture; returns the graph, or 0.
 fn end_code(stream: u64) -> i32 {
     let mut graph = 0;
     unsafe { cuStreamEndCapture(stream, &mut graph) }
@@ -38,14 +38,14 @@ fn a_graph_does_its_calls_at_each_launch_and_none_before() {
     launched(exec, stream());
     ok(add(add_one, x, 32, s));
     let last = stream();
-    launched(exec, last); // after the launches before it, whatever the stream
+    launched(exec, last); // after earlier launches, whatever the stream
     ok(unsafe { cuStreamSynchronize(s) });
     assert_eq!(words(x, 32, last), Ok(vec![9; 32]));
     ok(unsafe { cuGraphExecDestroy(exec) });
 }
 
-/// x is doubled in two branches of two streams and summed where they join: any order of the branches, never the join
-/// first.
+/// x is doubled in two branches on two streams and summed where they join: the branches run in any order, but never the
+/// join first.
 #[test]
 fn branches_fork_and_join_through_events() {
     start();
@@ -54,7 +54,7 @@ fn branches_fork_and_join_through_events() {
     let (forked, joined) = (event(), event());
     begin(s);
     set(x, 0, 32, s);
-    copy(y, x, 32, s); // not in the branch, where x changes meanwhile: some seeds say so
+    copy(y, x, 32, s); // not in the branch, where x may change meanwhile, under some seeds
     record(forked, s);
     follow(side, forked);
     for _ in 0..3 {
@@ -71,7 +71,7 @@ fn branches_fork_and_join_through_events() {
     let mut want = vec![3; 32];
     want.extend([6; 32]);
     assert_eq!(words(z, 64, s), Ok(want));
-    // The side stream is its own again.
+    // The side stream is usable again.
     set(y, 0, 32, side);
     assert_eq!(words(y, 32, side), Ok(vec![0; 32]));
 }
@@ -123,15 +123,15 @@ fn waiting_and_allocating_are_not_allowed_meanwhile_on_this_thread() {
         ("alloc", |_, _| unsafe { cuMemAlloc_v2(&mut 0, 16) }),
         ("pin", |_, _| unsafe { cuMemHostAlloc((&raw mut *Box::leak(Box::new(0u64))).cast(), 16, 0) }),
         ("query", |_, done| unsafe { cuEventQuery(done) }),
-        ("synchronise the event", |_, done| unsafe { cuEventSynchronize(done) }),
-        ("synchronise the stream", |s, _| unsafe { cuStreamSynchronize(s) }),
+        ("synchronize the event", |_, done| unsafe { cuEventSynchronize(done) }),
+        ("synchronize the stream", |s, _| unsafe { cuStreamSynchronize(s) }),
         ("copy and wait", |_, _| unsafe { cuMemsetD8_v2(1 << 50, 0, 4) }),
     ];
     for (name, call) in calls {
         begin(s);
         assert_eq!(call(s, done), UNSUPPORTED, "{name}");
         assert_eq!(end_code(s), INVALIDATED, "{name}");
-        // Another thread may.
+        // Another thread is allowed to.
         begin(s);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -144,7 +144,7 @@ fn waiting_and_allocating_are_not_allowed_meanwhile_on_this_thread() {
     }
 }
 
-/// Records and waits that are the graph's own: each launch records the event anew.
+/// Records and waits in the graph: each launch records the event anew.
 #[test]
 fn external_events_are_nodes() {
     start();

@@ -1,5 +1,5 @@
-//! What goes wrong says so and stays wrong: addresses, sizes, shapes, memory that is not there. Faults that lose the
-//! context are processes of their own.
+//! Faults are reported and persist: addresses, sizes, shapes, exhausted memory. Faults that lose the context run in
+//! separate processes.
 use crate::common::*;
 use flatshard_simcuda::api::{device::*, launch::*, memory::*, stream::*};
 use std::ffi::CString;
@@ -8,7 +8,7 @@ const INVALID_VALUE: i32 = 1;
 const OUT_OF_MEMORY: i32 = 2;
 const ILLEGAL_ADDRESS: i32 = 700;
 
-/// Runs in a process of its own, where it loses the context with these words.
+/// Runs in a process of its own, which must lose the context with these messages.
 #[track_caller]
 fn loses(test: &str, settings: &str, words: &[&str]) {
     let out = alone(&format!("faults::{test}"), settings);
@@ -18,12 +18,12 @@ fn loses(test: &str, settings: &str, words: &[&str]) {
         assert!(said.contains(words), "no {words:?} in {said}");
     }
 }
-/// The code of this wait, and of everything after it.
+/// The code of this wait and of everything after it.
 fn lost(stream: u64, code: i32) {
     assert_eq!(unsafe { cuStreamSynchronize(stream) }, code);
     assert_eq!(unsafe { cuMemAlloc_v2(&mut 0, 16) }, code);
     assert_eq!(unsafe { cuCtxSynchronize() }, code);
-    ok(unsafe { cuCtxGetCurrent(&mut 0) }); // as the real one: nothing of the GPU's is asked
+    ok(unsafe { cuCtxGetCurrent(&mut 0) }); // as the real one: needs nothing from the GPU
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn a_kernel_that_runs_off_its_memory_loses_the_context() {
 #[test]
 fn memory_that_nothing_has_written_is_not_read() {
     if !is_alone() {
-        let words = ["uninitialised read: add", "'allocation 1 (128 bytes)'"];
+        let words = ["uninitialized read: add", "'allocation 1 (128 bytes)'"];
         return loses("memory_that_nothing_has_written_is_not_read", "", &words);
     }
     start();
@@ -101,7 +101,7 @@ fn memory_ends_where_the_machine_says() {
     ok(unsafe { cuMemGetInfo_v2(&mut free, &mut total) });
     assert_eq!((free, total, x % 256, x % 512), (2048, 4096, 0, 256));
     alloc(4);
-    assert_eq!(unsafe { cuMemAlloc_v2(&mut 0, 16) }, OUT_OF_MEMORY, "the fourth is planted");
+    assert_eq!(unsafe { cuMemAlloc_v2(&mut 0, 16) }, OUT_OF_MEMORY, "the fourth allocation is planted to fail");
     alloc(4);
 }
 
@@ -126,7 +126,7 @@ fn shapes_that_cannot_be_launched_are_refused_at_the_call() {
     assert_eq!(unsafe { cuFuncSetAttribute(add_one, 8, 164 << 10) }, INVALID_VALUE, "an sm_80 has 163 KiB");
 }
 
-/// What the compiler of a driver says comes in the log that was asked for.
+/// The compiler's message is written to the requested log.
 #[test]
 fn what_does_not_compile_says_why() {
     start();
@@ -160,8 +160,8 @@ fn tensor_maps_hold_to_the_drivers_limits() {
         }
     };
     ok(encode(0, x, 128, 64));
-    assert_eq!(encode(1, x, 128, 64), INVALID_VALUE, "the map lies on 64 bytes");
-    assert_eq!(encode(0, x + 8, 128, 64), INVALID_VALUE, "the tensor on 16");
-    assert_eq!(encode(0, x, 120, 64), INVALID_VALUE, "strides of 16 bytes");
-    assert_eq!(encode(0, x, 128, 72), INVALID_VALUE, "a row of the box within the swizzle's 128 bytes");
+    assert_eq!(encode(1, x, 128, 64), INVALID_VALUE, "the map must be aligned to 64 bytes");
+    assert_eq!(encode(0, x + 8, 128, 64), INVALID_VALUE, "the tensor must be aligned to 16 bytes");
+    assert_eq!(encode(0, x, 120, 64), INVALID_VALUE, "strides must be multiples of 16 bytes");
+    assert_eq!(encode(0, x, 128, 72), INVALID_VALUE, "a row of the box must fit the swizzle's 128 bytes");
 }

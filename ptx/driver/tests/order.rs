@@ -1,11 +1,11 @@
-//! Streams under many seeds: what events order always comes out the same, what nothing orders does not, copies of
-//! pinned memory read it when they run.
+//! Streams under many seeds: work ordered by events always gives the same result, unordered work does not, and copies
+//! read pinned memory when they run.
 use crate::common::*;
 use crate::time::wait_until;
 use flatshard_simcuda::api::{event::*, memory::*, stream::*};
 use std::collections::BTreeSet;
 
-/// Two streams hand a buffer to and fro. With `waits`, each waits for the other's turn.
+/// Two streams pass a buffer back and forth. With `waits`, each waits for its turn.
 fn relay(waits: bool) -> Result<Vec<u32>, i32> {
     start();
     let (a, b, add_one) = (stream(), stream(), function(ADD, "add"));
@@ -55,10 +55,10 @@ fn seeds_change_what_nothing_orders_and_nothing_else() {
         came.insert(said.lines().find_map(|line| line.strip_prefix("came out: ")).unwrap().to_string());
     }
     assert!(came.len() >= 3, "only {came:?}");
-    // A program that has forgotten one wait is another program, under some seed.
+    // With one wait skipped, some seed gives another result.
     let forgetful = |seed| alone("order::what_events_order_comes_out_the_same", &format!("seed={seed},forget_wait=3"));
     let runs: Vec<_> = (2..8).map(forgetful).collect();
-    assert!(runs.iter().all(|out| String::from_utf8_lossy(&out.stderr).contains("wait 3 is forgotten")));
+    assert!(runs.iter().all(|out| String::from_utf8_lossy(&out.stderr).contains("wait 3 is skipped")));
     assert!(runs.iter().any(|out| !out.status.success()));
 }
 
@@ -77,7 +77,7 @@ fn pinned_memory_is_read_when_the_copy_runs_and_other_memory_at_the_call() {
     pageable.fill(2);
     assert_eq!((words(x, 4, s), words(y, 4, s)), (Ok(vec![2; 4]), Ok(vec![1; 4])));
     assert_ne!(pageable, [1; 4]);
-    // Mapped: the device reaches it where the host does.
+    // Mapped: the device uses the host's address.
     let same: u64 = made(|to| unsafe { cuMemHostGetDevicePointer_v2(to, pinned.cast(), 0) });
     assert_eq!(same, pinned as u64);
     ok(add(function(ADD, "add"), same, 4, s));
@@ -109,7 +109,7 @@ fn events_say_whether_and_when_they_passed() {
     }
 }
 
-/// The legacy stream waits for blocking streams, and they for it; not for others.
+/// The legacy stream waits for blocking streams, and they for it, but not for others.
 #[test]
 fn the_legacy_stream_keeps_its_order_with_blocking_streams() {
     start();
@@ -122,7 +122,7 @@ fn the_legacy_stream_keeps_its_order_with_blocking_streams() {
     assert_eq!(words(x, 32, blocking), Ok(vec![4; 32]));
 }
 
-/// Work of a stream that is gone still runs, and work runs though nobody waits: the host sees it in mapped memory.
+/// Work of a destroyed stream still runs, even if nobody waits: the host sees it in mapped memory.
 #[test]
 fn what_was_enqueued_runs() {
     start();

@@ -1,6 +1,6 @@
 //! Approximate instructions: the exact result, off by as much as the PTX ISA allows. The error is a function of the
-//! operands and of a seed, so a kernel gives the same bits each time, and a kernel that needs exact results fails.
-//! Never changes what the manual's tables of special values fix: results for zeros, infinities and NaN.
+//! operands and a seed, so a kernel gives the same bits each time, and a kernel that needs exact results fails. Never
+//! changes the special values that the manual fixes: results for zeros, infinities and NaN.
 
 use super::draw::{GAMMA, finalize};
 
@@ -36,7 +36,7 @@ pub fn approximate(parts: &[&str]) -> Option<(usize, Approximate)> {
     let one = |function, error| Some((1, Approximate { function, error, flushes }));
     match plain {
         ["ex2", "approx"] => one(|x, _| x.exp2(), |_| Relative(MANTISSA)),
-        // Near 1 the logarithm is near 0, and its relative error is any.
+        // Near 1 the logarithm is near 0, so its relative error is unbounded.
         ["lg2", "approx"] => {
             one(|x, _| x.log2(), |x| if x > 0.5 && x < 2.0 { Absolute(MANTISSA) } else { Relative(MANTISSA) })
         }
@@ -51,8 +51,8 @@ pub fn approximate(parts: &[&str]) -> Option<(usize, Approximate)> {
     }
 }
 
-/// Of sines and cosines: 2^-20.5 within two turns, 2^-14.7 within a hundred half turns; beyond, the manual promises
-/// nothing.
+/// Error of sines and cosines: 2^-20.5 within two rotations, 2^-14.7 within a hundred half rotations; the manual
+/// guarantees nothing beyond.
 fn turned(x: f64) -> ErrorBound {
     use std::f64::consts::PI;
     Absolute(if x.abs() <= 2.0 * PI { 6.74e-7 } else { 3.76e-5 })
@@ -68,14 +68,14 @@ impl Approximate {
         if fixed {
             return flush(nearest);
         }
-        // Units of the result's place: 2^-23 of its power of two, and no less than the smallest subnormal.
+        // Units in the result's last place: 2^-23 of its power of two, and at least the smallest subnormal.
         let place = f32::from_bits((nearest.to_bits() & 0x7f80_0000).max(1 << 23)) as f64 / (1 << 23) as f64;
         let most = match (self.error)(a as f64) {
             Ulps(n) => n * place,
             Relative(part) => part * exact.abs(),
             Absolute(error) => error,
         };
-        // Rounding takes up to half a unit of it.
+        // Rounding contributes up to half a unit of it.
         let moved = exact + (most - place / 2.0).max(0.0) * draw(a.to_bits(), b.to_bits(), seed);
         flush(moved as f32)
     }

@@ -1,10 +1,10 @@
-//! Bulk copies, plain and by tensor maps: to shared memory, counted by an mbarrier, and back, waited for in groups.
-//! They complete as late as the hardware may: loads land when the scheduler says, stores are read and written at the
+//! Bulk copies, plain and by tensor maps: to shared memory, counted by an mbarrier, and back, awaited in groups. They
+//! complete as late as the hardware may: loads land when the scheduler decides, stores are read and written at the
 //! wait. Until then, nobody may write what a copy reads.
 //!
-//! A copy that adds is a read and a write of what it adds to, though the hardware would take two at a time: sums of f32
-//! depend on their order, so two that nothing orders are a race here.
-use super::clock::Agent;
+//! A copy that adds counts as a read and a write of its destination, although the hardware allows two at a time: sums
+//! of f32 depend on their order, so two unordered ones are a race here.
+use super::clock::{Agent, FencedMemory};
 use super::in_flight::{ArrivingCopy, DepartingCopy};
 use super::lane::lanes;
 use super::machine::{Cta, Emulator, Site, StepResult, Stop};
@@ -69,7 +69,7 @@ impl Emulator<'_, '_> {
     /// Offsets of the 16-byte pieces of a plain bulk copy.
     fn plain(&mut self, from: u64, to: u64, bytes: u64, at: Site) -> Result<impl Iterator<Item = u64> + use<>, Stop> {
         if [from, to, bytes].iter().any(|n| !n.is_multiple_of(16)) {
-            let what = format!("bulk copy of {bytes} bytes from {from:#x} to {to:#x}: all are multiples of 16");
+            let what = format!("bulk copy of {bytes} bytes from {from:#x} to {to:#x}: all must be multiples of 16");
             self.find(FindingKind::Misaligned, at, what);
             return Err(Stop);
         }
@@ -92,7 +92,7 @@ impl Emulator<'_, '_> {
             false => self.memory.bytes(address, MAP_BYTES),
         };
         let Some(map) = bytes.and_then(TensorMap::decode) else {
-            self.find(FindingKind::OutOfBounds, at, format!("there is no tensor map at {address:#x}"));
+            self.find(FindingKind::OutOfBounds, at, format!("no tensor map is at {address:#x}"));
             return Err(Stop);
         };
         let corner: Vec<i64> = corner.iter().map(|&x| self.value(warp, x, lane, at) as u32 as i32 as i64).collect();
@@ -103,14 +103,17 @@ impl Emulator<'_, '_> {
         }
         let wanted = map.swizzle.pattern().max(128);
         if !shared.is_multiple_of(wanted as u64) {
-            let what = format!("a box with {:?} at shared address {shared:#x}: aligned to {wanted} bytes", map.swizzle);
+            let what = format!(
+                "a box with {:?} at shared address {shared:#x}: must be aligned to {wanted} bytes",
+                map.swizzle
+            );
             self.find(FindingKind::Misaligned, at, what);
             return Err(Stop);
         }
         let pieces = map.pieces(&corner);
         Ok((map, pieces))
     }
-    /// Global address, or zeros; shared address; bytes. The data are taken now, and land later.
+    /// Global address, or zeros; shared address; bytes. The data are read now and land later.
     fn depart(
         &mut self,
         cta: &mut Cta,
@@ -127,11 +130,19 @@ impl Emulator<'_, '_> {
         for (global, shared, bytes) in pieces {
             let mut data = vec![0; bytes];
             if let Some(address) = global {
-                flight.from.push(self.hold(cta, warp, lane, address, &mut data, Proxy::Async, at)?);
+                flight.from.push(self.hold(
+                    cta,
+                    warp,
+                    lane,
+                    address,
+                    &mut data,
+                    Proxy::Async(FencedMemory::Global),
+                    at,
+                )?);
                 sectors.push(address / 32);
             }
-            let touch =
-                Touch { space: Space::Shared, address: shared, bytes, access: Access::Write, proxy: Proxy::Async };
+            let proxy = Proxy::Async(FencedMemory::Shared);
+            let touch = Touch { space: Space::Shared, address: shared, bytes, access: Access::Write, proxy };
             self.touch(cta, warp, lane, touch, at)?.fill(0xFF);
             let offset = (shared - SHARED_BASE) as usize;
             cta.shadow.depart(offset, bytes);
@@ -142,7 +153,7 @@ impl Emulator<'_, '_> {
         cta.flights.push(flight);
         Ok(())
     }
-    /// One copy arrives: its bytes are there for whoever waits for the mbarrier.
+    /// One copy arrives: its bytes are available to whoever waits for the mbarrier.
     pub(super) fn land(&mut self, cta: &mut Cta, warps: usize, index: usize) {
         let ArrivingCopy { pieces, from, bytes, barrier, pc } = cta.flights.swap_remove(index);
         let by = self.agent(cta, Agent::CopyEngine, warps, pc);
@@ -167,11 +178,12 @@ impl Emulator<'_, '_> {
         let mut sectors: Vec<u64> = vec![];
         for (shared, global, bytes) in pieces {
             let (name, base, offset) = self.find_shared(shared, bytes, at)?;
-            let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Async);
+            let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Async(FencedMemory::Shared));
             let trouble = cta.shadow.hold(base + offset, bytes, &who);
             self.judge(trouble, Access::Read, &format!("shared '{name}'"), offset, bytes, at);
             if let Some(address) = global {
-                let touch = Touch { space: Space::Global, address, bytes, access: Access::Write, proxy: Proxy::Async };
+                let proxy = Proxy::Async(FencedMemory::Global);
+                let touch = Touch { space: Space::Global, address, bytes, access: Access::Write, proxy };
                 if add {
                     self.touch(cta, warp, lane, Touch { access: Access::Read, ..touch }, at)?;
                 }
@@ -203,14 +215,14 @@ impl Emulator<'_, '_> {
         if leaving.data.is_some() {
             return;
         }
-        let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Async);
+        let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Async(FencedMemory::Shared));
         leaving.data = Some(leaving.pieces.iter().map(|(from, _, n)| cta.shared[*from..from + n].to_vec()).collect());
         for (from, _, bytes) in &leaving.pieces {
             cta.shadow.let_go(*from, *bytes, who.epoch(), |e| who.follows(e));
         }
     }
     fn write_leaving(&mut self, cta: &Cta, warp: &Warp, lane: usize, leaving: DepartingCopy, at: Site) {
-        let by = warp.who(cta.id, 1 << lane, at.pc, Proxy::Async).epoch();
+        let by = warp.who(cta.id, 1 << lane, at.pc, Proxy::Async(FencedMemory::Global)).epoch();
         for ((_, to, bytes), data) in leaving.pieces.iter().zip(leaving.data.iter().flatten()) {
             let Some(Ok((index, start))) = to.map(|to| self.memory.find(to, *bytes)) else { continue };
             if let Ok(to) = self.bytes(index, Access::Write, start..start + bytes, at) {
@@ -222,8 +234,8 @@ impl Emulator<'_, '_> {
             self.memory.allocations[index].shadow.land(start, *bytes, by);
         }
     }
-    /// A warp has returned: its copies out must have read their shared memory, which is gone with the CTA; the rest of
-    /// the way they find alone.
+    /// A warp has returned: its outgoing copies must have read their shared memory, which is gone with the CTA. Their
+    /// writes may complete later.
     pub(super) fn finish_bulk(&mut self, cta: &Cta, warp: &mut Warp) {
         for (lane, bulk) in std::mem::take(&mut warp.bulk) {
             if let Some(leaving) = bulk.unread() {
@@ -238,7 +250,7 @@ impl Emulator<'_, '_> {
             }
         }
     }
-    /// The CTA ends: nothing may be on its way to its memory, or happen to have arrived without a wait.
+    /// The CTA ends: nothing may be in flight to its memory, or have arrived without a wait.
     pub(super) fn finish_flights(&mut self, cta: &Cta) {
         let landed = cta.mbarriers.values().filter_map(Mbarrier::unwaited);
         if let Some(pc) = cta.flights.iter().map(|flight| flight.pc).chain(landed).next() {
@@ -246,7 +258,7 @@ impl Emulator<'_, '_> {
             self.find(
                 FindingKind::InFlight,
                 at,
-                "the CTA ends and nothing has waited for this copy to its shared memory".into(),
+                "the CTA ends without a wait for this copy to its shared memory".into(),
             );
         }
     }

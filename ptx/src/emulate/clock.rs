@@ -1,14 +1,15 @@
-//! Vector clocks of the threads of a launch, of the copy engine and of the tensor cores: which events each knows of.
-//! Never sees memory.
+//! Vector clocks of a launch's threads, the copy engine and the tensor cores: which events each knows of. Never
+//! accesses memory.
 //!
 //! [Note: clocks] A warp's lanes share a time that advances with each release. An access carries that time and the
 //! lanes that made it; it happened before another if the other's *view* has reached that time for each of those lanes.
 //! Barriers, mbarriers, `bar.warp.sync`, and releases that are acquired join views; a shuffle orders no memory. So a
-//! race between executed accesses shows under every schedule: order is judged by clocks, not by what ran first. After
-//! FastTrack (Flanagan & Freund 2009).
+//! race between executed accesses is found under every schedule: clocks determine the order, not what happened to run
+//! first. After FastTrack (Flanagan & Freund 2009).
 //!
-//! Bulk copies and wgmma work through the *asynchronous proxy*: what a thread wrote is visible there only after a
-//! `fence.proxy.async` on the way. So a view has a second part: what was known when such a fence was passed.
+//! Bulk copies and wgmma use the *asynchronous proxy*: a thread's writes are visible there only after a
+//! `fence.proxy.async` in between. So a view has a second part, for each memory that such a fence may be restricted to:
+//! what was known when it was executed.
 use super::lane::{LANES, lanes};
 
 /// An event: who, when, and by which instruction.
@@ -22,7 +23,7 @@ pub struct Epoch {
     pub lanes: u32,
 }
 
-/// What acts beside the warps, as a lane of the warp one past the last.
+/// Actors other than warps, represented as lanes of the warp one past the last.
 #[derive(Clone, Copy)]
 pub enum Agent {
     CopyEngine,
@@ -40,22 +41,33 @@ impl Agent {
     }
 }
 
+/// A memory that a proxy fence orders: one of them, or without a qualifier both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FencedMemory {
+    Shared,
+    Global,
+}
+
+impl FencedMemory {
+    pub const ALL: [FencedMemory; 2] = [FencedMemory::Shared, FencedMemory::Global];
+}
+
 /// The latest known time of every thread and agent of a CTA.
 #[derive(Clone, Debug, Default)]
 struct Clocks {
     seen: Vec<u32>,
-    /// What a proxy fence has made visible to the asynchronous proxy.
-    shown: Vec<u32>,
+    /// What a proxy fence has made visible to the asynchronous proxy, by [`FencedMemory`]. Empty until there was one.
+    shown: [Vec<u32>; FencedMemory::ALL.len()],
 }
 
 impl Clocks {
     fn join(&mut self, other: &Clocks) {
         highest(&mut self.seen, &other.seen);
-        highest(&mut self.shown, &other.shown);
+        self.shown.iter_mut().zip(&other.shown).for_each(|(to, from)| highest(to, from));
     }
 }
 
-/// What is known of one's own CTA, and of others where something told of them.
+/// What is known about one's own CTA, and about others that have synchronized with it.
 #[derive(Clone, Debug, Default)]
 pub struct ClockView {
     cta: u32,
@@ -76,8 +88,8 @@ fn reaches(clocks: &[u32], e: &Epoch) -> bool {
 
 impl ClockView {
     pub fn new(cta: u32, warps: usize) -> ClockView {
-        let clocks = vec![0; (warps + 1) * LANES];
-        ClockView { cta, own: Clocks { seen: clocks.clone(), shown: clocks }, others: vec![] }
+        let seen = vec![0; (warps + 1) * LANES];
+        ClockView { cta, own: Clocks { seen, ..Clocks::default() }, others: vec![] }
     }
     pub fn join(&mut self, other: &ClockView) {
         self.learn(other.cta, &other.own);
@@ -110,23 +122,29 @@ impl ClockView {
     pub fn knows(&self, e: &Epoch) -> bool {
         self.of(e).is_some_and(|clocks| reaches(&clocks.seen, e))
     }
-    /// Known when a proxy fence was passed.
-    pub fn shows(&self, e: &Epoch) -> bool {
-        self.of(e).is_some_and(|clocks| reaches(&clocks.shown, e))
+    /// Whether it was known at a proxy fence of that memory.
+    pub fn shows(&self, memory: FencedMemory, e: &Epoch) -> bool {
+        self.of(e).is_some_and(|clocks| reaches(&clocks.shown[memory as usize], e))
     }
-    /// What a thread of this CTA wrote up to that time is visible to the asynchronous proxy.
-    pub fn show_own(&mut self, warp: usize, lane: usize, clock: u32) {
-        let known = &mut self.own.shown[warp * LANES + lane];
+    /// Makes what a thread of this CTA wrote to that memory up to that time visible to the asynchronous proxy.
+    pub fn show_own(&mut self, memory: FencedMemory, warp: usize, lane: usize, clock: u32) {
+        if clock == 0 {
+            return; // no fence yet
+        }
+        let Clocks { seen, shown } = &mut self.own;
+        let shown = &mut shown[memory as usize];
+        shown.resize(seen.len(), 0);
+        let known = &mut shown[warp * LANES + lane];
         *known = clock.max(*known);
     }
-    /// A proxy fence is passed.
-    pub fn show(&mut self) {
+    /// Executes a proxy fence of that memory.
+    pub fn show(&mut self, memory: FencedMemory) {
         let others = self.others.iter_mut().map(|(_, clocks)| clocks);
-        others.chain([&mut self.own]).for_each(|clocks| highest(&mut clocks.shown, &clocks.seen));
+        others.chain([&mut self.own]).for_each(|clocks| highest(&mut clocks.shown[memory as usize], &clocks.seen));
     }
 }
 
-/// The views of a warp's lanes: one for all, until some learn what others do not.
+/// The views of a warp's lanes: one for all, until some learn something that others do not.
 #[derive(Clone, Debug)]
 pub enum LaneViews {
     Same(ClockView),
@@ -171,7 +189,7 @@ impl LaneViews {
             _ => self.change(mask, live, |old| old.clone_from(view)),
         }
     }
-    /// Whether the event is known to all these lanes.
+    /// Whether all these lanes know the event.
     pub fn all(&self, mask: u32, known: impl Fn(&ClockView) -> bool) -> bool {
         match self {
             LaneViews::Same(view) => known(view),

@@ -1,5 +1,5 @@
-//! cp.async, and what every copy from global memory does with its source: held from the copy to its wait. Never moves
-//! bulk copies.
+//! cp.async, and the source locking of all copies from global memory: held from the copy to its wait. Never moves bulk
+//! copies.
 use super::clock::Epoch;
 use super::in_flight::{AsyncCopy, Stretch};
 use super::lane::lanes;
@@ -11,12 +11,12 @@ use super::report::FindingKind;
 use super::shadow::{Access, Proxy};
 use super::warp::Warp;
 
-/// Bytes that cp.async takes at a time: it can be told to copy any even number.
+/// Granularity of cp.async in bytes: it can copy any even number.
 const PIECE: usize = 2;
 
 impl Emulator<'_, '_> {
-    /// `cp.async`: the bytes are taken at issue, and until the wait their source may not be written, and the
-    /// destination is 0xFF and out of bounds for all: late as the hardware may be, never earlier.
+    /// `cp.async`: the bytes are read at issue. Until the wait their source may not be written, and the destination is
+    /// 0xFF and inaccessible: as late as the hardware may be, never earlier.
     pub(super) fn copy(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &PtxOp, at: Site) -> StepResult {
         if let PtxOp::CopyAsync { bytes, to, from, read } = op {
             let (to, from) = (self.addresses(warp, *to, active, at), self.addresses(warp, *from, active, at));
@@ -27,7 +27,7 @@ impl Emulator<'_, '_> {
                 let mut data = vec![0; *bytes];
                 let wanted = (read[lane] as u32 as usize).min(*bytes);
                 if wanted > 0 && !from[lane].is_multiple_of(*bytes as u64) || wanted % PIECE != 0 {
-                    let what = format!("copies {wanted} bytes, as a part of {bytes}, from address {:#x}", from[lane]);
+                    let what = format!("copies {wanted} of {bytes} bytes from address {:#x}", from[lane]);
                     self.find(FindingKind::Misaligned, Site { lane: Some(lane), ..at }, what);
                     return Err(Stop);
                 }

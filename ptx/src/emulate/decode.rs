@@ -1,6 +1,7 @@
 //! From a mnemonic and its operands to an operation. Forms that are not listed are errors: ignoring a modifier would
 //! silently give a wrong answer.
 use super::approximate::approximate;
+use super::clock::FencedMemory;
 use super::decode_hopper::hopper;
 use super::decode_memory::memory;
 use super::lane::{LaneFn, lane_op};
@@ -17,7 +18,7 @@ pub fn decode(mnemonic: &str, operands: &[PtxOperand]) -> Decoded<PtxOp> {
         "ldmatrix" | "mma" => matrix(&parts, operands)?,
         _ => other(&parts, operands)?,
     };
-    decoded.ok_or_else(|| format!("'{mnemonic}' with {} operands is not modelled", operands.len()))
+    decoded.ok_or_else(|| format!("'{mnemonic}' with {} operands is not modeled", operands.len()))
 }
 
 fn other(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<PtxOp>> {
@@ -54,10 +55,11 @@ fn other(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<PtxOp>> {
             PtxOp::Fence(Fence::Order { cta: *scope == "cta" })
         }
         (["membar", scope @ ("cta" | "gl" | "sys")], []) => PtxOp::Fence(Fence::Order { cta: *scope == "cta" }),
-        (
-            ["fence", "proxy", "async"] | ["fence", "proxy", "async", "global" | "shared::cta" | "shared::cluster"],
-            [],
-        ) => PtxOp::Fence(Fence::Proxy),
+        (["fence", "proxy", "async"], []) => PtxOp::Fence(Fence::Proxy(None)),
+        (["fence", "proxy", "async", "global"], []) => PtxOp::Fence(Fence::Proxy(Some(FencedMemory::Global))),
+        (["fence", "proxy", "async", "shared::cta" | "shared::cluster"], []) => {
+            PtxOp::Fence(Fence::Proxy(Some(FencedMemory::Shared)))
+        }
         (["fence", "mbarrier_init", "release", "cluster"], []) => PtxOp::Fence(Fence::MbarrierInit),
         (["bar", "warp", "sync"], [mask]) => PtxOp::WarpBarrier { mask: source(mask)? },
         (["shfl", "sync", how, "b32"], [to, from, lane, clamp, mask]) => {

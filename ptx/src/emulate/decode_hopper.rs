@@ -1,5 +1,5 @@
-//! The instructions that came with sm_90: mbarrier, bulk and tensor copies, wgmma, setmaxnreg, cluster barriers. As in
-//! decode.rs, a form that is not listed is refused.
+//! The instructions introduced with sm_90: mbarrier, bulk and tensor copies, wgmma, setmaxnreg, cluster barriers. As in
+//! decode.rs, unlisted forms are refused.
 use super::op::{Hopper, Left, MmaType, Wgmma};
 use super::operand::{Decoded, PtxOperand, PtxSource, address, list, number, register, source, target};
 
@@ -13,7 +13,7 @@ pub fn hopper(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<Hopper>
 }
 
 fn mbarrier(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<Hopper>> {
-    // The defaults, spelt out: release or acquire, among the CTA's threads; `relaxed` is how expect_tx is.
+    // The defaults, spelled out: release or acquire, within the CTA; expect_tx is `relaxed`.
     let implied = |p: &&str| matches!(*p, "release" | "acquire" | "relaxed" | "cta" | "cluster");
     let plain: Vec<&str> = parts.iter().copied().filter(|p| !implied(p)).collect();
     let [_, what @ .., "shared" | "shared::cta", "b64"] = &plain[..] else { return Ok(None) };
@@ -41,7 +41,7 @@ fn mbarrier(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<Hopper>> 
 
 fn bulk(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<Hopper>> {
     const DONE: &str = "mbarrier::complete_tx::bytes";
-    // A cache hint takes an operand of its own, last.
+    // A cache hint has an operand of its own, the last.
     let (parts, operands) = match (parts, operands) {
         ([parts @ .., "L2::cache_hint"], [operands @ .., _]) => (parts, operands),
         _ => (parts, operands),

@@ -1,4 +1,4 @@
-//! Loads, stores, atomics and cp.async: see decode.rs, whose part this is.
+//! Loads, stores, atomics and cp.async, as part of decode.rs.
 use super::lane::{LaneFn, lane_op};
 use super::op::{MemoryOrder, PtxOp};
 use super::operand::{Decoded, PtxOperand, PtxSource, Space, address, list, number, register, source, target};
@@ -28,7 +28,7 @@ pub fn memory(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<PtxOp>>
     let (order, plain) = ordering(&plain);
     let op = match (&plain[..], operands) {
         (["ld", "param", kind], [to, PtxOperand::Memory(base, offset)]) => {
-            let PtxOperand::Parameter(start) = **base else { return Err("ld.param of what is no parameter".into()) };
+            let PtxOperand::Parameter(start) = **base else { return Err("ld.param needs a parameter".into()) };
             let Some(bytes) = bytes(kind) else { return Ok(None) };
             PtxOp::Parameter { to: vec![register(to)?], offset: (start as i64 + offset) as usize, bytes }
         }
@@ -77,7 +77,7 @@ pub fn memory(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<PtxOp>>
     Ok(Some(op))
 }
 
-/// What an access orders, and its mnemonic without that. An atomic is relaxed and of the device if it does not say.
+/// What an access orders, and its mnemonic without that. By default an atomic is relaxed, with device scope.
 fn ordering<'a>(parts: &[&'a str]) -> (MemoryOrder, Vec<&'a str>) {
     let mut order = MemoryOrder { strong: matches!(parts[0], "atom" | "red"), ..MemoryOrder::default() };
     let mut rest = parts.to_vec();
@@ -102,7 +102,7 @@ fn spaced<'a, 'b>(parts: &'b [&'a str]) -> (Space, &'b [&'a str]) {
     }
 }
 
-/// Bytes of an element: `f32` alone, or `v2`, `v4` and a type, of which there are `n`.
+/// Bytes of an element: `f32` alone, or `v2`, `v4` and a type, with `n` elements.
 fn element(shape: &[&str], n: usize) -> Option<usize> {
     let (wanted, kind) = match shape {
         [kind] => (1, kind),

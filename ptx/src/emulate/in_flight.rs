@@ -1,16 +1,16 @@
-//! What a warp and its CTA have in flight: copies by cp.async, bulk copies both ways, wgmmas. Never moves anything.
+//! Operations of a warp and its CTA in flight: cp.async copies, bulk copies both ways, wgmmas. Never moves data.
 use super::operand::Register;
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hasher};
 
-/// A `cp.async` in flight: an offset in shared memory, the bytes as they were at issue, and where they are read.
+/// A `cp.async` in flight: an offset in shared memory, the bytes as of issue, and their source.
 pub struct AsyncCopy {
     pub to: usize,
     pub data: Vec<u8>,
     pub from: Vec<Stretch>,
 }
 
-/// Bytes of an allocation of global memory, by its index.
+/// A range of an allocation of global memory, by index.
 #[derive(Clone, Copy)]
 pub struct Stretch {
     pub allocation: usize,
@@ -25,7 +25,7 @@ pub struct AsyncCopies {
     pub groups: VecDeque<Vec<AsyncCopy>>,
 }
 
-/// A copy on its way to shared memory: pieces with their offsets there, and the mbarrier that counts them.
+/// A copy in flight to shared memory: pieces with their offsets there, and the mbarrier that counts them.
 pub struct ArrivingCopy {
     pub pieces: Vec<(usize, Vec<u8>)>,
     pub from: Vec<Stretch>,
@@ -34,18 +34,18 @@ pub struct ArrivingCopy {
     pub pc: usize,
 }
 
-/// A copy on its way out of shared memory.
+/// A copy in flight from shared memory.
 pub struct DepartingCopy {
     /// Offset in shared memory, address in global memory, bytes.
     pub pieces: Vec<(usize, Option<u64>, usize)>,
-    /// Once it has been read.
+    /// Set once it has been read.
     pub data: Option<Vec<Vec<u8>>>,
-    /// f32 are added to what is there.
+    /// f32 are added to the destination.
     pub add: bool,
     pub pc: usize,
 }
 
-/// One lane's copies out: not yet committed, and the committed groups, oldest first.
+/// One lane's outgoing copies: not yet committed, and the committed groups, oldest first.
 #[derive(Default)]
 pub struct BulkStores {
     pub open: Vec<DepartingCopy>,
@@ -53,23 +53,23 @@ pub struct BulkStores {
 }
 
 impl BulkStores {
-    /// A copy whose shared memory may still be read.
+    /// A copy that may still read shared memory.
     pub fn unread(&self) -> Option<&DepartingCopy> {
         self.groups.iter().flatten().chain(&self.open).find(|leaving| leaving.data.is_none())
     }
 }
 
-/// What a warp's wgmmas in flight hold.
+/// What a warp's wgmmas in flight use.
 pub struct WgmmasInFlight {
-    /// Registers that other instructions have touched since the last `wgmma.fence`.
+    /// Registers that other instructions accessed since the last `wgmma.fence`.
     pub touched: Vec<bool>,
-    /// Wgmmas in flight by register.
+    /// Number of wgmmas in flight per register.
     pub busy: Vec<u16>,
     pub clobbered: Option<Register>,
     pub fenced: bool,
     pub open: Vec<WgmmaOperands>,
     pub groups: VecDeque<Vec<WgmmaOperands>>,
-    /// What all four warps must have in common.
+    /// What all four warps must have executed alike.
     pub trace: DefaultHasher,
 }
 
@@ -77,7 +77,7 @@ pub struct WgmmaOperands {
     pub n: usize,
     pub to: Vec<Register>,
     pub a: Vec<Register>,
-    /// Offsets in shared memory of 16 bytes each.
+    /// Offsets in shared memory, 16 bytes each.
     pub reads: Vec<usize>,
 }
 
@@ -93,7 +93,7 @@ impl WgmmasInFlight {
             trace: DefaultHasher::new(),
         }
     }
-    /// An instruction that is no wgmma reads or writes the register.
+    /// An instruction other than wgmma reads or writes the register.
     pub fn touch(&mut self, register: Register) {
         self.touched[register] = true;
         if self.busy[register] > 0 {

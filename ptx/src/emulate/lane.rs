@@ -1,7 +1,6 @@
-//! The lanes of a warp, and instructions in which a lane's result is a function of its own operands: the table from
-//! mnemonic to function. Whatever modifier the table does not name is refused, never ignored. Approximate instructions
-//! are approximate.rs's; plain `add` and `mul` are not contracted, which ptxas may do where a kernel does not say
-//! `.rn`.
+//! The lanes of a warp, and instructions where a lane's result is a function of its own operands: the table from
+//! mnemonic to function. A modifier that is not in the table is refused, never ignored. Approximate instructions are in
+//! approximate.rs. Plain `add` and `mul` are not contracted, which ptxas may do unless a kernel says `.rn`.
 use half::{bf16, f16};
 
 pub const LANES: usize = 32;
@@ -40,7 +39,7 @@ fn from_f(x: f32) -> u64 {
 fn from_d(x: f64) -> u64 {
     x.to_bits()
 }
-/// To nearest even; every NaN is the one that the hardware gives.
+/// To nearest even; every NaN becomes the hardware's.
 pub fn to_bf16(x: f32) -> u64 {
     if x.is_nan() { 0x7fff } else { bf16::from_f32(x).to_bits() as u64 }
 }
@@ -57,13 +56,13 @@ fn pair_bf16(a: u64, b: u64, c: u64, op: fn(f32, f32, f32) -> f32) -> u64 {
     let half = |shift: u32| to_bf16(op(from_bf16(a >> shift), from_bf16(b >> shift), from_bf16(c >> shift)));
     half(0) | half(16) << 16
 }
-/// `bfe.u32`: position and length count in bytes of their operands.
+/// `bfe.u32`: position and length are the low bytes of their operands.
 fn extract(x: u32, position: u32, length: u32) -> u32 {
     let (position, length) = (position & 255, length & 255);
     let field = x.checked_shr(position).unwrap_or(0);
     if length > 31 { field } else { field & ((1 << length) - 1) }
 }
-/// `prmt.b32`: a nibble of `control` chooses each byte, its highest bit replicates the sign.
+/// `prmt.b32`: a nibble of `control` chooses each byte; its highest bit replicates the sign.
 fn permute(a: u32, b: u32, control: u32) -> u32 {
     let bytes = (b as u64) << 32 | a as u64;
     (0..4).fold(0, |out, i| {
@@ -84,7 +83,7 @@ fn unary(parts: &[&str]) -> Option<LaneFn> {
         ["mov", "b16" | "u16" | "s16"] => |a, _, _| a as u16 as u64,
         ["mov", "b32" | "u32" | "s32" | "f32"] => |a, _, _| u(a) as u64,
         ["mov", "b64" | "u64" | "s64" | "f64" | "pred"] => |a, _, _| a,
-        // Shared memory and parameters lie in the generic space where they lie in their own.
+        // Shared memory and parameters have the same addresses in generic space.
         ["cvta", "to", "global" | "shared" | "param", "u64"] => |a, _, _| a,
         ["cvta", "global" | "shared" | "param", "u64"] => |a, _, _| a,
         ["not", "b32"] => |a, _, _| !u(a) as u64,
@@ -146,7 +145,7 @@ fn binary(parts: &[&str]) -> Option<LaneFn> {
         ["mul", "f64"] | ["mul", "rn", "f64"] => |a, b, _| from_d(d(a) * d(b)),
         ["div", "rn", "f32"] => |a, b, _| from_f(f(a) / f(b)),
         ["div", "rn", "f64"] => |a, b, _| from_d(d(a) / d(b)),
-        // Division by zero gives all ones and the dividend, as the hardware's sequence does.
+        // Division by zero gives all ones and the dividend, like the hardware's sequence.
         ["div", "u32"] => |a, b, _| u(a).checked_div(u(b)).unwrap_or(!0) as u64,
         ["rem", "u32"] => |a, b, _| u(a).checked_rem(u(b)).unwrap_or(u(a)) as u64,
         ["div", "u64"] => |a, b, _| a.checked_div(b).unwrap_or(!0),
@@ -157,7 +156,7 @@ fn binary(parts: &[&str]) -> Option<LaneFn> {
         ["max", "s32"] => |a, b, _| from_s(s(a).max(s(b))),
         ["min", "u64"] => |a, b, _| a.min(b),
         ["max", "u64"] => |a, b, _| a.max(b),
-        // The operand that is a number wins over a NaN.
+        // A number wins over a NaN.
         ["min", "f32"] => |a, b, _| from_f(f(a).min(f(b))),
         ["max", "f32"] => |a, b, _| from_f(f(a).max(f(b))),
         ["and", "b32"] => |a, b, _| u(a & b) as u64,
@@ -199,7 +198,7 @@ fn ternary(parts: &[&str]) -> Option<LaneFn> {
     Some(function)
 }
 
-/// `setp`: ordered comparisons are false where an operand is NaN; `neu` and `nan` are the unordered ones modeled.
+/// `setp`: ordered comparisons are false if an operand is NaN; `neu` and `nan` are the unordered ones modeled.
 fn compare(comparison: &str, kind: &str) -> Option<LaneFn> {
     macro_rules! choose {
         ($read:expr) => {
@@ -219,7 +218,7 @@ fn compare(comparison: &str, kind: &str) -> Option<LaneFn> {
         ("s32", _) => choose!(s),
         ("u64" | "b64", _) => choose!(|x: u64| x),
         ("s64", _) => choose!(|x: u64| x as i64),
-        // Rust's != is the unordered one.
+        // Rust's != is unordered.
         ("f32", "ne") => |a, b, _| (f(a) < f(b) || f(a) > f(b)) as u64,
         ("f32", "neu") => |a, b, _| (f(a) != f(b)) as u64,
         ("f32", "nan") => |a, b, _| (f(a).is_nan() || f(b).is_nan()) as u64,

@@ -13,11 +13,12 @@ use super::warp::{Meet, Warp, WarpState};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-/// CTAs that are resident at a time, as on a multiprocessor.
+/// Number of CTAs resident at a time, as on a multiprocessor.
 const RESIDENT: usize = 4;
-/// Warp instructions without a CTA that ends: far more than those at work should take together, a second or two.
+/// Warp instructions without a CTA ending: far more than the resident ones should need, and a second or two of run
+/// time.
 const MOST: u64 = 1 << 24;
-/// One copy in flight lands every so many turns, where the schedule is drawn.
+/// When the schedule is drawn, one in this many turns lands a copy in flight.
 const LANDING: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
@@ -45,17 +46,16 @@ pub struct KernelLaunch<'a> {
     pub kernel: &'a PtxKernel,
     pub grid: [u32; 3],
     pub block: [u32; 3],
-    /// Bytes for the shared array that has no length of its own.
+    /// Length in bytes of the dynamic shared array.
     pub dynamic_shared: usize,
     pub arguments: &'a [Argument],
-    /// 0: CTAs in order, warps for as long as they can. Otherwise CTAs are shuffled, and a warp drawn at random runs
-    /// for 1 to 64 instructions. With [`LATE`], lanes that have diverged stay apart for as long as they may: those that
-    /// take a branch go first where the number is odd. More instructions are executed then, and counted.
+    /// 0: CTAs in order, and each warp runs as long as it can. Otherwise CTAs are shuffled, and a randomly drawn warp
+    /// runs for 1 to 64 instructions. With [`LATE`], diverged lanes stay apart as long as possible; if the number is
+    /// odd, those that take a branch go first. More instructions are executed then, and counted.
     pub schedule: u64,
 }
 
-/// Added to a [`KernelLaunch`]'s schedule: a kernel that takes for granted that lanes meet behind a branch
-/// fails.
+/// Added to a [`KernelLaunch`]'s schedule: kernels that assume that lanes reconverge after a branch fail.
 pub const LATE: u64 = 1 << 63;
 
 struct Resident {
@@ -64,11 +64,11 @@ struct Resident {
 }
 
 impl KernelLaunch<'_> {
-    /// Runs to the end; memory holds the results. Any finding makes it an error.
+    /// Runs to completion; memory holds the results. Any finding makes it an error.
     pub fn run(&self, memory: &mut GlobalMemory) -> Result<LaunchCounts, LaunchReport> {
         self.run_some(0..self.grid.iter().product(), memory)
     }
-    /// The same of some CTAs of a grid that would take too long.
+    /// The same for some CTAs of a grid that would take too long.
     pub fn run_some(&self, ctas: Range<u32>, memory: &mut GlobalMemory) -> Result<LaunchCounts, LaunchReport> {
         let kernel = self.kernel;
         memory.allocations.iter_mut().for_each(|a| a.shadow.forget());
@@ -104,19 +104,19 @@ impl KernelLaunch<'_> {
         let least = if self.kernel.exact_threads { most } else { 1 };
         if !(least as usize..=most as usize).contains(&threads) || self.grid.contains(&0) {
             let what =
-                format!("grid {:?} and block {:?}: {least} to {most} threads a CTA are allowed", self.grid, self.block);
+                format!("grid {:?} and block {:?}: a CTA must have {least} to {most} threads", self.grid, self.block);
             return Err(self.blame(machine, FindingKind::Launch, what));
         }
         let wanted = &self.kernel.parameters;
         if wanted.len() != self.arguments.len() {
-            let what = format!("takes {} arguments, given {}", wanted.len(), self.arguments.len());
+            let what = format!("takes {} arguments, got {}", wanted.len(), self.arguments.len());
             return Err(self.blame(machine, FindingKind::Launch, what));
         }
         machine.arguments = vec![0; wanted.last().map_or(0, |f| f.offset + f.bytes)];
         for (Field { name, offset, bytes }, argument) in wanted.iter().zip(self.arguments) {
             let given = argument.bytes();
             if given.len() != *bytes {
-                let what = format!("parameter {name} has {bytes} bytes, given {}", given.len());
+                let what = format!("parameter {name} has {bytes} bytes, got {}", given.len());
                 return Err(self.blame(machine, FindingKind::Launch, what));
             }
             machine.arguments[*offset..offset + bytes].copy_from_slice(&given);
@@ -178,12 +178,12 @@ impl KernelLaunch<'_> {
             wake(cta, warps, machine.writes);
             let ready: Vec<usize> = warps.iter().filter(|w| w.state == WarpState::Ready).map(|w| w.id).collect();
             if ready.is_empty() && !cta.flights.is_empty() {
-                // As late as can be: nobody can go on without it.
+                // As late as possible: nothing can proceed without it.
                 machine.land(cta, warps.len(), draw.below(cta.flights.len()));
                 continue;
             }
             if ready.is_empty() {
-                // It looks out for what another CTA has to do.
+                // It waits for something that another CTA does.
                 if spins(warps) && residents.iter().any(|resident| resident.goes_on(machine.writes)) {
                     residents.rotate_left(1);
                     continue;
@@ -209,7 +209,7 @@ impl KernelLaunch<'_> {
                 machine.finish_wgmma(cta, warps);
                 residents.swap_remove(turn);
             } else if schedule == 0 && warps[next].state == WarpState::Ready {
-                // It may spin on what another CTA has to do.
+                // It may be spinning on something that another CTA does.
                 residents.rotate_left(1);
             }
         }
@@ -235,7 +235,7 @@ impl KernelLaunch<'_> {
     }
 }
 
-/// A phase has completed, registers are free, or global memory has been written: whoever waits looks again.
+/// A phase has completed, registers are free, or global memory has been written: waiting warps check again.
 fn wake(cta: &mut Cta, warps: &mut [Warp], written: u64) {
     let progress = std::mem::take(&mut cta.progress) > 0;
     for warp in warps {

@@ -1,7 +1,7 @@
-//! How the tensor cores and the copy engine order bytes and elements, one function each, written from the PTX ISA
-//! manual (sections "Asynchronous warpgroup level matrix instructions" and "Tensor copies"; K- and MN-major canonical
-//! layouts as in CUTLASS's mma_sm90_desc.hpp). To be proven on a GPU once: kernels/probe_*.ptx run there and here and
-//! are compared bit for bit (`scripts/gpu_check.sh`; the emulator's answers: tests/hopper/probes.rs).
+//! How the tensor cores and the copy engine order bytes and elements, one function each, based on the PTX ISA manual
+//! (sections "Asynchronous warpgroup level matrix instructions" and "Tensor copies"; K- and MN-major canonical layouts
+//! as in CUTLASS's mma_sm90_desc.hpp). To be verified on a GPU once: kernels/probe_*.ptx run there and here and are
+//! compared bit for bit (`scripts/gpu_check.sh`; the emulator's answers: tests/hopper/probes.rs).
 //!
 //! | what                                        | here                          | probe                            |
 //! |---------------------------------------------|-------------------------------|----------------------------------|
@@ -11,7 +11,7 @@
 //! | wgmma descriptors, swizzles, transposes     | [`SharedMatrix::row`]         | probe_hopper.ptx, probe_wgmma    |
 //! | boxes of tensor copies, swizzles, zero fill | tensor.rs, [`Swizzle::apply`] | probe_hopper.ptx, probe_tensor   |
 
-/// Exchange of 16-byte pieces within a pattern, so that neither rows nor columns fall on few banks.
+/// Swizzle: permutes 16-byte pieces within a pattern, so that rows and columns are spread over the banks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swizzle {
     None,
@@ -24,7 +24,7 @@ impl Swizzle {
     pub fn from_bits(bits: u64) -> Option<Swizzle> {
         [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128].get(bits as usize).copied()
     }
-    /// Bytes of a row of the pattern, eight of which it has.
+    /// Bytes in a row of the pattern, which has eight.
     pub fn row(self) -> usize {
         match self {
             Swizzle::None => 16,
@@ -33,11 +33,11 @@ impl Swizzle {
             Swizzle::B128 => 128,
         }
     }
-    /// Bytes after which the pattern comes again: what it must be aligned to.
+    /// Period of the pattern in bytes, which is also its alignment.
     pub fn pattern(self) -> usize {
         8 * self.row()
     }
-    /// Where the byte at an address of the plain layout lies: bits 4.. are exclusive-ored with as many from bit 7 on.
+    /// The swizzled address of a plain one: bits 4.. are XORed with the bits from 7 on.
     pub fn apply(self, address: u64) -> u64 {
         let mask = self.row() as u64 / 16 - 1;
         address ^ (address >> 7 & mask) << 4
@@ -53,7 +53,7 @@ pub fn fragment(lane: usize, i: usize) -> (usize, usize) {
     (lane / 4 + 8 * (i % 2), 2 * (lane % 4) + 8 * (i / 2))
 }
 
-/// A matrix in shared memory as a descriptor tells of it; elements are 16-bit.
+/// A matrix in shared memory as a descriptor defines it; elements are 16-bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedMatrix {
     pub start: u64,
@@ -78,26 +78,28 @@ impl SharedMatrix {
         let matrix = SharedMatrix { start: field(0), leading: field(16), stride: field(32), swizzle, transposed };
         if descriptor & 0x3fff_c000_c000_c000 != 0 {
             return Err(format!(
-                "descriptor {descriptor:#018x} has bits that are not modelled (a base offset among them)"
+                "descriptor {descriptor:#018x} has bits that are not modeled (a base offset among them)"
             ));
         }
-        // Advancing along K goes by pieces of a row of the pattern, or by whole patterns.
+        // Advancing along K goes by parts of a pattern row, or by whole patterns.
         if swizzle != Swizzle::None && matrix.start % swizzle.pattern() as u64 >= swizzle.row() as u64 {
             let (start, pattern) = (matrix.start, swizzle.pattern());
-            return Err(format!("a matrix with {swizzle:?} starts at {start:#x}, not on a pattern of {pattern} bytes"));
+            return Err(format!(
+                "a matrix with {swizzle:?} starts at {start:#x}, which is not aligned to its pattern of {pattern} bytes"
+            ));
         }
         Ok(matrix)
     }
-    /// Address of the 16 bytes that hold eight neighbors: K-major, of row `i` the elements from depth `8 j`;
-    /// transposed, of depth `i` the rows from `8 j`.
+    /// Address of the 16 bytes that hold eight adjacent elements: K-major, elements of row `i` from depth `8 j` on;
+    /// transposed, rows of depth `i` from `8 j` on.
     pub fn row(&self, i: usize, j: usize) -> u64 {
         let (group, within, j) = ((i / 8) as u64, (i % 8) as u64, j as u64);
         let (row, wide) = (self.swizzle.row() as u64, self.swizzle.row() as u64 / 16);
         let plain = match (self.swizzle, self.transposed) {
-            // Core matrices of 8 rows of 16 bytes: next to one another by `leading` along K, by `stride` along M or N
-            // ..
+            // Core matrices of 8 rows of 16 bytes, adjacent ones `leading` apart along K and `stride` apart along M or
+            // N
             (Swizzle::None, false) => group * self.stride + within * 16 + j * self.leading,
-            // .. and the other way round.
+            // .. or the other way around.
             (Swizzle::None, true) => group * self.leading + within * 16 + j * self.stride,
             // A row of the pattern holds at least the 16 elements of K.
             (_, false) => group * self.stride + within * row + j * 16,

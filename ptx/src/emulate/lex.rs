@@ -1,12 +1,12 @@
-//! PTX text to tokens with their places. Honors `# line "file"`, so that a place is one in the source that was
-//! expanded. Never knows an instruction.
+//! PTX text to tokens with source positions. Honors `# line "file"`, so that positions refer to the unexpanded source.
+//! Never knows an instruction.
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Token {
     /// Names, directives, mnemonics and registers: `.reg`, `add.u32`, `%r1`, `LOOP`.
     Word(String),
     Number(u64),
-    /// `8.0`: a version. Floats are written by their bits.
+    /// `8.0`: a version. Floats are given by their bits.
     Decimal(String),
     Text,
     Mark(char),
@@ -44,7 +44,7 @@ pub fn bad(number: &str) -> String {
     format!("bad number '{number}': integers, and floats as 0f and 8 or 0d and 16 hexadecimal digits")
 }
 
-/// An error names its place.
+/// Errors name their position.
 pub fn lex(file: &str, source: &str) -> Result<Lexed, String> {
     let mut lexed = Lexed { tokens: vec![], files: vec![file.to_string()] };
     let (mut rest, mut place) = (source, SourceLine { file: 0, line: 1 });
@@ -62,11 +62,11 @@ pub fn lex(file: &str, source: &str) -> Result<Lexed, String> {
             _ if rest.starts_with("//") => (rest.find('\n').unwrap_or(rest.len()), None),
             _ if rest.starts_with("/*") => match rest.find("*/") {
                 Some(end) => (end + 2, None),
-                None => return Err(at(&lexed.files, "a /* comment never ends".into())),
+                None => return Err(at(&lexed.files, "a /* comment is not closed".into())),
             },
             '"' => match rest[1..].find('"') {
                 Some(end) => (end + 2, Some(Token::Text)),
-                None => return Err(at(&lexed.files, "a string never ends".into())),
+                None => return Err(at(&lexed.files, "a string is not closed".into())),
             },
             _ if c.is_ascii_digit() => {
                 let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '.').unwrap_or(rest.len());
@@ -98,7 +98,7 @@ pub fn lex(file: &str, source: &str) -> Result<Lexed, String> {
     Ok(lexed)
 }
 
-/// The place of the line after `# 12 "file"`.
+/// The position of the line after `# 12 "file"`.
 fn marker(text: &str, files: &mut Vec<String>) -> Option<SourceLine> {
     let (line, name) = text.trim().split_once(' ')?;
     let name = name.trim().strip_prefix('"')?.strip_suffix('"')?;

@@ -1,4 +1,4 @@
-//! The emulated GPU: what a launch and its CTAs consist of, and what every instruction needs of it. Never executes one.
+//! The emulated GPU: the state of a launch and its CTAs, and helpers for every instruction. Never executes one.
 use super::clock::{ClockView, Epoch};
 use super::in_flight::ArrivingCopy;
 use super::kernel::{Field, PtxKernel};
@@ -11,11 +11,11 @@ use super::shadow::Shadow;
 use super::warp::Warp;
 use std::collections::{BTreeMap, HashMap};
 
-/// The launch cannot go on; why is in the report.
+/// The launch cannot continue; the report says why.
 pub struct Stop;
 pub type StepResult = Result<(), Stop>;
 
-/// A warp that has come to a named barrier and gone on.
+/// A warp that has arrived at a named barrier without waiting.
 pub struct BarrierArrival {
     pub barrier: u64,
     pub threads: u64,
@@ -23,27 +23,27 @@ pub struct BarrierArrival {
     pub view: ClockView,
 }
 
-/// What a CTA's warps share.
+/// State shared by a CTA's warps.
 pub struct Cta {
     pub id: u32,
     pub index: [u32; 3],
     pub shared: Vec<u8>,
     pub shadow: Shadow,
-    /// Warps at named barriers that have gone on.
+    /// Warps that have arrived at named barriers without waiting.
     pub arrivals: Vec<BarrierArrival>,
     /// By offset in shared memory.
     pub mbarriers: BTreeMap<usize, Mbarrier>,
-    /// Bulk copies on their way to shared memory.
+    /// Bulk copies in flight to shared memory.
     pub flights: Vec<ArrivingCopy>,
-    /// The time of what acts beside the warps.
+    /// The time of actors other than warps.
     pub agents: u32,
-    /// Registers that `setmaxnreg` has given back.
+    /// Registers that `setmaxnreg` has released.
     pub spare_registers: u32,
-    /// Events since the last look that may let a polling warp go on.
+    /// Number of events that may let a polling warp proceed.
     pub progress: u64,
 }
 
-/// What a strong write replaced.
+/// The old value under a strong write.
 pub struct Overwritten {
     pub by: Epoch,
     pub value: u64,
@@ -52,27 +52,27 @@ pub struct Overwritten {
 pub struct Emulator<'a, 'm> {
     pub kernel: &'a PtxKernel,
     pub memory: &'a mut GlobalMemory<'m>,
-    /// What the lane at hand reads of memory that is lent to be read.
+    /// Bytes that the current lane reads from memory lent read-only.
     pub lent: Vec<u8>,
     /// The parameter buffer.
     pub arguments: Vec<u8>,
-    /// Shared arrays with the launch's dynamic length in place.
+    /// Shared arrays, with the launch's dynamic length filled in.
     pub shared: Vec<Field>,
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub report: LaunchReport,
     pub counts: LaunchCounts,
-    /// Warp instructions executed, loops that wait included.
+    /// Warp instructions executed, including wait loops.
     pub executed: u64,
-    /// What strong writes of global memory replaced, and when, by address.
+    /// Old values under strong writes to global memory, and when, by address.
     pub past: HashMap<u64, Overwritten>,
-    /// Writes of global memory so far.
+    /// Number of writes to global memory.
     pub writes: u64,
-    /// What releases have told, by address, and CTA where the scope was that.
+    /// Views published by releases, by address, and by CTA for CTA scope.
     pub releases: HashMap<(u64, Option<u32>), ClockView>,
 }
 
-/// Where execution is: for findings.
+/// The current position, for findings.
 #[derive(Clone, Copy)]
 pub struct Site {
     pub pc: usize,
@@ -88,7 +88,7 @@ impl Emulator<'_, '_> {
         let place = Some(self.kernel.place(at.pc));
         self.report.add(Finding { kind, kernel: self.kernel.name.clone(), place, thread, what });
     }
-    /// A source's values; lanes of the mask must have been written.
+    /// A source's values; lanes of the mask must have written it.
     pub fn read(&mut self, warp: &mut Warp, source: PtxSource, mask: u32, at: Site) -> [u64; LANES] {
         self.check_written(warp, source, mask, at);
         match source {

@@ -1,5 +1,5 @@
-//! Fragments and products of the tensor cores: ldmatrix and mma.sync as the PTX ISA lays them out over a warp's lanes.
-//! Products are summed in f64 and rounded once; the hardware's own order and rounding differ in the last bits.
+//! Tensor-core fragments and products: ldmatrix and mma.sync, with the PTX ISA's layout over a warp's lanes. Products
+//! are summed in f64 and rounded once; the hardware's order and rounding differ in the last bits.
 use super::lane::{LANES, from_bf16, from_f16};
 use super::machine::{Cta, Emulator, Site, StepResult, little_endian};
 use super::memory_ops::Touch;
@@ -11,7 +11,7 @@ use super::warp::Warp;
 /// Rows of A, columns of B.
 const M: usize = 16;
 const N: usize = 8;
-/// Rows, and bytes of a row, of the 8x8 matrix that ldmatrix loads.
+/// Rows, and bytes per row, of the 8x8 matrix that ldmatrix loads.
 const ROWS: usize = 8;
 const ROW: usize = 16;
 
@@ -29,7 +29,7 @@ impl MmaType {
         match self {
             MmaType::Bf16 => from_bf16(half) as f64,
             MmaType::F16 => from_f16(half) as f64,
-            // The lower 13 bits are not looked at.
+            // The lower 13 bits are ignored.
             MmaType::Tf32 => f32::from_bits(register as u32 & !0x1fff) as f64,
         }
     }

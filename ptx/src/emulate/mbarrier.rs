@@ -1,8 +1,8 @@
-//! An mbarrier: counts of arrivals and of bytes, and phases. Never waits: mbarrier_ops.rs does.
+//! An mbarrier: counts of arrivals and bytes, and phases. Never waits: mbarrier_ops.rs does.
 use super::clock::{ClockView, Epoch};
 use std::collections::HashMap;
 
-/// Most arrivals, and bytes either way, that the object can count.
+/// Maximum arrivals, and bytes either way, that the object can count.
 pub const MOST: i64 = (1 << 20) - 1;
 
 pub struct Mbarrier {
@@ -11,20 +11,20 @@ pub struct Mbarrier {
     pub bytes: i64,
     /// Phases completed.
     pub phase: i64,
-    /// What arrivals have told; and what those told that the last completed phase had.
+    /// Views that arrivals have published; and those of the last completed phase.
     pub gathered: ClockView,
     pub opened: ClockView,
     pub init: Epoch,
-    /// A fence has made the initialization visible to bulk copies.
+    /// Whether a fence has made the initialization visible to bulk copies.
     pub shown: bool,
-    /// The last phase that each thread has waited for; -1 is the one before the first.
+    /// The last phase that each thread has waited for; -1 is before the first.
     pub seen: HashMap<(usize, usize), i64>,
-    /// The last copy that landed here, and the phase it counts for, until somebody waits for that.
+    /// The last copy that landed here, and its phase, until somebody waits for that.
     pub landed: Option<(i64, usize)>,
 }
 
 impl Mbarrier {
-    /// Whether a phase completes.
+    /// Completes the phase if possible; returns whether it did.
     pub fn settle(&mut self) -> bool {
         let done = self.pending == 0 && self.bytes == 0;
         if done {
@@ -41,7 +41,7 @@ impl Mbarrier {
     pub fn unwaited(&self) -> Option<usize> {
         self.landed.map(|(_, pc)| pc)
     }
-    /// `bytes` more are to come; whether the object can count so many.
+    /// Expects `bytes` more; returns whether the object can count that many.
     pub fn expect(&mut self, bytes: u64) -> bool {
         let bytes = bytes as u32 as i64;
         self.bytes += bytes;

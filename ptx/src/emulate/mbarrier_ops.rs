@@ -1,10 +1,10 @@
-//! What warps do with mbarriers: arrive, expect bytes, wait; fences; and setmaxnreg, which waits as well. Never moves
+//! Warps' operations on mbarriers: arrive, expect bytes, wait; fences; and setmaxnreg, which waits as well. Never moves
 //! data.
 //!
-//! [Note: waiting] A wait that fails depends on the schedule, and so would a kernel's instruction count. So the first
-//! try always says no, as the hardware may; the second one, which a correct kernel's loop comes to, takes until the
-//! phase has completed, and then says yes. A kernel that does not try again is wrong under every schedule.
-use super::clock::{Agent, ClockView, Epoch};
+//! [Note: waiting] Whether a wait fails depends on the schedule, and so would a kernel's instruction count. So the
+//! first try always fails, as the hardware allows; the second one, which a correct kernel's loop makes, blocks until
+//! the phase has completed, and then succeeds. A kernel that does not retry is wrong under every schedule.
+use super::clock::{Agent, ClockView, Epoch, FencedMemory};
 use super::lane::{LANES, lanes};
 use super::machine::{Cta, Emulator, Site, StepResult, Stop};
 use super::mbarrier::{MOST, Mbarrier};
@@ -32,7 +32,7 @@ impl Cta {
 }
 
 impl Emulator<'_, '_> {
-    /// Offset in shared memory of the mbarrier that a lane names; it must have been initialized.
+    /// Offset in shared memory of the mbarrier that a lane names, which must be initialized.
     pub(super) fn mbarrier(
         &mut self,
         cta: &mut Cta,
@@ -45,21 +45,21 @@ impl Emulator<'_, '_> {
             Touch { space: Space::Shared, address, bytes: BYTES, access: Access::Atomic, proxy: Proxy::Generic };
         let known = address.wrapping_sub(SHARED_BASE) as usize;
         if !cta.mbarriers.contains_key(&known) {
-            let what = format!("no mbarrier has been initialised at shared address {address:#x}");
+            let what = format!("no mbarrier is initialized at shared address {address:#x}");
             self.find(FindingKind::Uninitialized, Site { lane: Some(lane), ..at }, what);
             return Err(Stop);
         }
         self.touch(cta, warp, lane, touch, at)?;
         Ok(known)
     }
-    /// Whether a bulk copy of this lane may count on the mbarrier: its initialization must have passed a fence.
+    /// Whether a bulk copy of this lane may use the mbarrier: a fence must follow its initialization.
     pub(super) fn check_shown(&mut self, cta: &Cta, warp: &Warp, lane: usize, barrier: usize, at: Site) {
         let Some(barrier) = cta.mbarriers.get(&barrier) else { return };
-        let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Async);
-        if !barrier.shown && !who.shows(&barrier.init) {
+        let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Generic);
+        if !barrier.shown && !who.shows(FencedMemory::Shared, &barrier.init) {
             let place = self.kernel.place(barrier.init.pc as usize);
             let what =
-                format!("counts on an mbarrier whose initialisation at {place} has passed no fence.mbarrier_init");
+                format!("uses an mbarrier that no fence.mbarrier_init followed since its initialization at {place}");
             self.find(FindingKind::Proxy, Site { lane: Some(lane), ..at }, what);
         }
     }
@@ -75,7 +75,7 @@ impl Emulator<'_, '_> {
         }
         by
     }
-    /// Whether the instruction cannot go on yet.
+    /// Whether the instruction must keep waiting.
     pub(super) fn must_wait(
         &mut self,
         cta: &mut Cta,
@@ -128,8 +128,8 @@ impl Emulator<'_, '_> {
             let mut wrong = None;
             for lane in lanes(mask) {
                 match barrier.seen.insert((warp.id, lane), done) {
-                    Some(last) if last == done => wrong = Some((lane, "a second time: the parity has not turned")),
-                    Some(last) if done > last + 1 => wrong = Some((lane, "and has missed the one before")),
+                    Some(last) if last == done => wrong = Some((lane, "a second time: the parity has not flipped")),
+                    Some(last) if done > last + 1 => wrong = Some((lane, "and missed the previous one")),
                     _ => {}
                 }
             }
@@ -263,7 +263,7 @@ impl Emulator<'_, '_> {
         if countable {
             return Ok(());
         }
-        let what = format!("expects more bytes than the mbarrier at {address:#x} can count, {MOST}: {state}");
+        let what = format!("expects more bytes than the mbarrier at {address:#x} can count ({MOST}): {state}");
         self.find(FindingKind::Phase, Site { lane: Some(lane), ..at }, what);
         Err(Stop)
     }
@@ -278,11 +278,13 @@ impl Emulator<'_, '_> {
                 }
                 warp.order.passed = Some((active, warp.release(active, cta.id)));
             }
-            Fence::Proxy => {
-                lanes(active).for_each(|lane| warp.fenced[lane] = warp.time);
-                warp.time += 1;
+            Fence::Proxy(only) => {
                 let live = warp.live();
-                warp.views.change(active, live, ClockView::show);
+                for memory in FencedMemory::ALL.into_iter().filter(|memory| only.is_none_or(|only| only == *memory)) {
+                    lanes(active).for_each(|lane| warp.fenced[memory as usize][lane] = warp.time);
+                    warp.views.change(active, live, |view| view.show(memory));
+                }
+                warp.time += 1;
             }
             Fence::MbarrierInit => {
                 let own = |e: &Epoch| e.warp as usize == warp.id && e.lanes & !active == 0;
@@ -290,7 +292,7 @@ impl Emulator<'_, '_> {
             }
         }
     }
-    /// The time of an agent's next act.
+    /// The time of an actor's next action.
     pub(super) fn agent(&self, cta: &mut Cta, agent: Agent, warps: usize, pc: usize) -> Epoch {
         cta.agents += 1;
         agent.epoch(cta.id, warps, cta.agents, pc)

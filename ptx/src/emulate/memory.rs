@@ -2,9 +2,9 @@
 //! lives and dies with a CTA.
 use super::shadow::Shadow;
 
-/// Where nobody says otherwise, allocation i lies in [i << 36, (i + 1) << 36): running off one never meets the next.
+/// By default, allocation i occupies [i << 36, (i + 1) << 36), so an overrun never hits the next.
 const RANGE: u32 = 36;
-/// Host memory that is lent keeps its place within so many bytes, so that what is misaligned there is so here.
+/// Host memory that is lent keeps its offset modulo this, so that misalignment is preserved.
 const KEPT: u64 = 4096;
 
 /// An allocation's bytes.
@@ -32,14 +32,14 @@ pub struct Allocation<'m> {
     pub shadow: Shadow,
 }
 
-/// What a kernel can reach, its own or lent by the host for as long as the memory lives.
+/// The memory a kernel can access, owned or lent by the host.
 #[derive(Default)]
 pub struct GlobalMemory<'m> {
-    /// In the order of their addresses.
+    /// In address order.
     pub(super) allocations: Vec<Allocation<'m>>,
 }
 
-/// Why an access cannot be made at all.
+/// Why an access is impossible.
 pub enum Outside {
     Nowhere,
     /// Index of the allocation and first byte.
@@ -51,7 +51,7 @@ impl<'m> GlobalMemory<'m> {
     pub fn new() -> GlobalMemory<'m> {
         GlobalMemory::default()
     }
-    /// What lies at addresses of the caller's, in their order: memory that outlives a launch, with what is known of it.
+    /// Allocations at the caller's addresses, in order: memory that outlives a launch, with its shadow.
     pub fn of(allocations: Vec<Allocation<'m>>) -> GlobalMemory<'m> {
         debug_assert!(allocations.is_sorted_by_key(|a| a.address));
         GlobalMemory { allocations }
@@ -59,28 +59,28 @@ impl<'m> GlobalMemory<'m> {
     pub fn into_allocations(self) -> Vec<Allocation<'m>> {
         self.allocations
     }
-    /// Memory that nothing has written: reading it is a finding. Its bytes are 0xFF, a NaN in every format.
+    /// Uninitialized memory: reading it is a finding. Its bytes are 0xFF, a NaN in every format.
     pub fn alloc(&mut self, name: &str, bytes: usize) -> u64 {
         self.add(name, 0, Backing::Own(vec![0xFF; bytes]), false)
     }
     pub fn upload(&mut self, name: &str, bytes: &[u8]) -> u64 {
         self.add(name, 0, Backing::Own(bytes.to_vec()), true)
     }
-    /// The host's memory, without a copy: a write to it is a finding.
+    /// Host memory, without a copy: a write to it is a finding.
     pub fn lend(&mut self, name: &str, bytes: &'m [u8]) -> u64 {
         self.add(name, bytes.as_ptr() as u64 % KEPT, Backing::Read(bytes), true)
     }
-    /// The host's memory, without a copy. Where it is not `written`, the kernel is to fill it: its bytes become 0xFF,
-    /// and reading them before is a finding.
+    /// Host memory, without a copy. Unless `written`, the kernel must fill it: its bytes become 0xFF, and reading them
+    /// first is a finding.
     pub fn lend_mut(&mut self, name: &str, bytes: &'m mut [u8], written: bool) -> u64 {
         if !written {
             bytes.fill(0xFF);
         }
         self.add(name, bytes.as_ptr() as u64 % KEPT, Backing::Write(bytes), written)
     }
-    /// A buffer of up to 64 GiB of which only pieces are there, in order, each at its offset: an access elsewhere is
-    /// out of bounds. So what lies beyond 4 GiB costs nothing. Gives the address of byte 0; a piece is an allocation as
-    /// far beyond it.
+    /// A buffer of up to 64 GiB of which only pieces exist, in order, each at its offset; an access elsewhere is out of
+    /// bounds. So addresses beyond 4 GiB cost no memory. Returns the address of byte 0; each piece is an allocation at
+    /// its offset from that.
     pub fn sparse(&mut self, name: &str, pieces: Vec<(u64, Vec<u8>)>, written: bool) -> u64 {
         let base = self.next();
         for (offset, bytes) in pieces {
@@ -101,17 +101,17 @@ impl<'m> GlobalMemory<'m> {
         let shadow = Shadow::new(data.bytes().len(), written);
         self.allocations.push(Allocation { name: name.to_string(), address, data, shadow });
     }
-    /// An allocation's bytes. A byte that nothing has written is an error: the kernel was to fill it.
+    /// An allocation's bytes. An uninitialized byte is an error: the kernel had to fill it.
     pub fn download(&self, pointer: u64) -> Result<&[u8], String> {
         let found = self.allocations.iter().find(|a| a.address == pointer);
-        let found = found.ok_or_else(|| format!("{pointer:#x} is no allocation"))?;
+        let found = found.ok_or_else(|| format!("{pointer:#x} is not an allocation"))?;
         found.filled().map(|()| found.data.bytes())
     }
-    /// The first allocation that nothing, or not all, was written of.
+    /// Fails for the first allocation that was not completely written.
     pub fn filled(&self) -> Result<(), String> {
         self.allocations.iter().try_for_each(Allocation::filled)
     }
-    /// So many bytes from an address on, if an allocation has them.
+    /// That many bytes from an address, if an allocation contains them.
     pub(super) fn bytes(&self, address: u64, bytes: usize) -> Option<&[u8]> {
         let (index, start) = self.find(address, 1).ok()?;
         self.allocations[index].data.bytes().get(start..start + bytes)

@@ -1,5 +1,5 @@
-//! Loads, stores and atomics: every byte's address is checked, judged by its shadow, and counted. Copies are copy.rs's
-//! and bulk.rs's.
+//! Loads, stores and atomics: every byte's address is checked, its shadow updated, and its traffic counted. Copies are
+//! in copy.rs and bulk.rs.
 use super::clock::{ClockView, Epoch};
 use super::lane::{LANES, lanes};
 use super::machine::{Cta, Emulator, Site, StepResult, Stop, little_endian};
@@ -12,9 +12,9 @@ use super::warp::Warp;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// 4-byte words that shared memory delivers in one pass.
+/// 4-byte words that shared memory serves in one pass.
 const BANKS: u64 = 32;
-/// Bytes of global memory that move together.
+/// Bytes per sector of global memory.
 const SECTOR: u64 = 32;
 
 /// An access of one lane.
@@ -107,14 +107,13 @@ impl Emulator<'_, '_> {
         }
         Ok(())
     }
-    /// What a strong access tells others of, before a write, or learns of, after a read: see
-    /// [`Fences`](super::warp::Fences).
+    /// What a strong access publishes before a write, or learns after a read: see [`Fences`](super::warp::Fences).
     fn ordered(&mut self, cta: &Cta, warp: &mut Warp, lane: usize, order: MemoryOrder, address: u64, write: bool) {
         if !order.strong {
             return;
         }
         let (mine, scopes) = (1 << lane, [None, Some(cta.id)]);
-        // What the device may know, the CTA may; not the other way round.
+        // Anything visible to the device is visible to the CTA, but not vice versa.
         let scopes = &scopes[order.cta as usize..];
         if write {
             let fenced = warp.order.passed.as_ref().filter(|(mask, _)| mask & mine != 0).map(|(_, view)| view.clone());
@@ -136,7 +135,7 @@ impl Emulator<'_, '_> {
             }
         }
     }
-    /// Checks one lane's access and gives its bytes.
+    /// Checks one lane's access and returns its bytes.
     pub(super) fn touch<'b>(
         &'b mut self,
         cta: &'b mut Cta,
@@ -147,7 +146,7 @@ impl Emulator<'_, '_> {
     ) -> Result<&'b mut [u8], Stop> {
         self.touch_as(cta, warp, lane, 1 << lane, touch, at)
     }
-    /// The same for what one lane addresses and all of `lanes` receive: what any of them wrote must be ordered for all.
+    /// The same for an address of one lane that all of `lanes` receive: writes by any of them must be ordered for all.
     pub(super) fn touch_as<'b>(
         &'b mut self,
         cta: &'b mut Cta,
@@ -175,7 +174,7 @@ impl Emulator<'_, '_> {
         }
         self.bytes(index, access, offset..offset + bytes, at)
     }
-    /// Of global memory. What is lent to be read comes as a copy.
+    /// Bytes of global memory. Memory lent read-only comes as a copy.
     pub(super) fn bytes(
         &mut self,
         index: usize,
@@ -185,7 +184,7 @@ impl Emulator<'_, '_> {
     ) -> Result<&mut [u8], Stop> {
         let Allocation { name, data, .. } = &self.memory.allocations[index];
         if access != Access::Read && matches!(data, Backing::Read(_)) {
-            let what = format!("bytes {}..{} of '{name}', which the launch may only read", range.start, range.end);
+            let what = format!("bytes {}..{} of '{name}', which is read-only in this launch", range.start, range.end);
             self.find(FindingKind::ReadOnly, at, what);
             return Err(Stop);
         }
@@ -202,7 +201,9 @@ impl Emulator<'_, '_> {
     pub(super) fn find_global(&mut self, address: u64, bytes: usize, at: Site) -> Result<(usize, usize), Stop> {
         let (kind, what) = match self.memory.find(address, bytes) {
             Ok(found) => return Ok(found),
-            Err(Outside::Nowhere) => (FindingKind::OutOfBounds, format!("address {address:#x} is in no allocation")),
+            Err(Outside::Nowhere) => {
+                (FindingKind::OutOfBounds, format!("address {address:#x} is outside all allocations"))
+            }
             Err(Outside::Beyond(index, offset)) => {
                 let of = &self.memory.allocations[index];
                 let (end, len) = (offset + bytes as i64, of.data.bytes().len());
@@ -236,7 +237,7 @@ impl Emulator<'_, '_> {
                     let start = offset - f.offset as u64;
                     format!("bytes {start}..{} of shared '{}' ({} bytes)", start + bytes as u64, f.name, f.bytes)
                 }
-                None => format!("address {address:#x} is in no shared array"),
+                None => format!("address {address:#x} is outside all shared arrays"),
             };
             self.find(FindingKind::OutOfBounds, at, what);
             return Err(Stop);
@@ -304,11 +305,11 @@ impl Emulator<'_, '_> {
     pub(super) fn count_sectors(&mut self, sectors: &mut [u64]) {
         self.counts.global_sectors += distinct(sectors).len() as u64;
     }
-    /// Sectors of global memory; passes of shared memory beyond the least.
+    /// Counts sectors of global memory, and excess passes of shared memory.
     pub(super) fn count(&mut self, space: Space, addresses: &[u64; LANES], active: u32, bytes: usize) {
         match space.of(addresses[active.trailing_zeros() as usize % LANES]) {
             Space::Shared => {
-                // 8 bytes a lane go by half warps, 16 by quarters: 32 words each time.
+                // 8 bytes per lane are served by half warps, 16 by quarter warps: 32 words each time.
                 let together = LANES / bytes.div_ceil(4);
                 for first in (0..LANES).step_by(together) {
                     let part = active & (u32::MAX >> (LANES - together)) << first;
@@ -334,7 +335,7 @@ impl Emulator<'_, '_> {
     }
 }
 
-/// Each once, in order. Mostly they come so.
+/// Sorts and removes duplicates. The input is mostly sorted.
 fn distinct(values: &mut [u64]) -> &[u64] {
     if !values.is_sorted() {
         values.sort_unstable();

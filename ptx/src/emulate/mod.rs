@@ -1,43 +1,44 @@
-//! A simulated GPU that proves kernels: it runs PTX on the CPU and reports races, missing waits, reads of uninitialized
-//! memory, misaligned and out-of-bounds accesses, divergence at instructions that need whole warps, and deadlocks, with
-//! kernel, line, thread and allocation. It counts instructions, global sectors and shared-memory bank conflicts.
+//! A simulated GPU that verifies kernels: it runs PTX on the CPU and reports races, missing waits, reads of
+//! uninitialized memory, misaligned and out-of-bounds accesses, divergence at instructions that need whole warps, and
+//! deadlocks, with kernel, line, thread and allocation. It counts instructions, global sectors and shared-memory bank
+//! conflicts.
 //!
 //! It executes the instructions of memory-bound kernels, cp.async, ldmatrix and mma.sync (bf16, f16, tf32), and
 //! Hopper's mbarriers, bulk and tensor copies, wgmma and setmaxnreg. It refuses any other instruction, with its line.
 //!
-//! Up to four CTAs are resident, and their warps run in an order drawn from a seed; with [`LATE`], lanes that have
-//! diverged stay apart until an instruction needs them together. Fences, releases and acquires order threads within and
-//! across CTAs. Caches and time are not modeled: counts are evidence, not speed. Approximate instructions are off by
-//! the documented error, the same each time. layouts.rs says how matrices lie in registers and in shared memory, and
-//! what remains to be proven on a GPU.
+//! Up to four CTAs are resident, and their warps run in an order drawn from a seed; with [`LATE`], diverged lanes stay
+//! apart until an instruction needs them together. Fences, releases and acquires order threads within and across CTAs.
+//! Caches and time are not modeled: counts are evidence, not speed. Approximate instructions are off by the documented
+//! error, the same each time. layouts.rs defines matrix layouts in registers and shared memory, and lists what must
+//! still be verified on a GPU.
 
 // From text to kernels.
 mod draw; // pseudo-random numbers
 mod lex; // PTX text to tokens
-mod lane; // what one lane computes alone
-mod approximate; // the same, not exact
+mod lane; // per-lane arithmetic
+mod approximate; // approximate per-lane arithmetic
 mod operand; // operands of an instruction
 mod op; // instructions as data
-mod kernel; // a kernel as it is executed
-mod decode_memory; // mnemonics of memory
+mod kernel; // a kernel in executable form
+mod decode_memory; // mnemonics of memory accesses
 mod decode_hopper; // mnemonics of sm_90
 mod decode; // all mnemonics
 mod parse; // tokens to kernels
 
-// What a launch consists of.
+// The parts of a launch.
 mod report; // findings and counts
-mod layouts; // how matrices lie in registers and shared memory
+mod layouts; // matrix layouts in registers and shared memory
 mod tensor; // tensor maps
 
-mod clock; // vector clocks: what happened before what
-mod shadow; // what happened to each byte
+mod clock; // vector clocks: happens-before
+mod shadow; // access history of each byte
 mod memory; // global memory
 mod in_flight; // asynchronous copies and products
 mod mbarrier; // mbarrier objects
 mod warp; // a warp's state
 mod machine; // the emulated GPU's state
 
-// What warps do.
+// The actions of warps.
 mod spin; // loops that wait for another CTA
 mod memory_ops; // loads, stores, atomics
 mod copy; // cp.async
@@ -47,7 +48,7 @@ mod matrix_ops; // ldmatrix, mma.sync
 mod wgmma; // wgmma
 mod sync_ops; // barriers, shuffles, votes
 mod step; // one instruction
-mod launch; // all of them
+mod launch; // a whole launch
 
 pub use draw::SplitMix64;
 pub use kernel::PtxKernel;

@@ -1,24 +1,25 @@
-//! What a warp can execute, as data. Never text, and never executed here.
+//! Instructions that a warp can execute, as data. Never text, and never executed here.
 use super::approximate::Approximate;
+use super::clock::FencedMemory;
 use super::lane::LaneFn;
 use super::operand::{Address, PtxSource, Register, Space, SpecialRegister};
 
-/// What an access orders besides itself.
+/// The memory ordering of an access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryOrder {
-    /// Relaxed at least: meets other strong accesses without a race.
+    /// At least relaxed: no race with other strong accesses.
     pub strong: bool,
     pub acquire: bool,
     pub release: bool,
-    /// Among the CTA's threads alone.
+    /// CTA scope only.
     pub cta: bool,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fence {
-    /// `fence.acq_rel`, `fence.sc`, `membar`; whether among the CTA's threads alone.
+    /// `fence.acq_rel`, `fence.sc`, `membar`; whether with CTA scope only.
     Order { cta: bool },
-    /// `fence.proxy.async`
-    Proxy,
+    /// `fence.proxy.async`, for one memory or all
+    Proxy(Option<FencedMemory>),
     /// `fence.mbarrier_init`
     MbarrierInit,
 }
@@ -36,7 +37,7 @@ pub enum WarpVote {
     All,
 }
 
-/// Of the operands of an mma; the accumulator is f32.
+/// Types of an mma's operands; the accumulator is f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MmaType {
     Bf16,
@@ -45,13 +46,13 @@ pub enum MmaType {
 }
 
 pub enum PtxOp {
-    /// Each lane for itself.
+    /// Per-lane, exact.
     Lane {
         function: LaneFn,
         to: Register,
         from: [PtxSource; 3],
     },
-    /// The same, not to the last bit.
+    /// Per-lane, approximate.
     Approximate {
         how: Approximate,
         to: Register,
@@ -72,7 +73,7 @@ pub enum PtxOp {
         offset: usize,
         bytes: usize,
     },
-    /// `bytes` is the size of one element; there is a register for each.
+    /// `bytes` is the size of one element; there is one register per element.
     Load {
         order: MemoryOrder,
         space: Space,
@@ -87,7 +88,7 @@ pub enum PtxOp {
         from: Vec<PtxSource>,
         address: Address,
     },
-    /// `function` of the old value and the operands is stored; the old value goes to `to`.
+    /// Stores `function` of the old value and the operands; the old value goes to `to`.
     Atomic {
         order: MemoryOrder,
         space: Space,
@@ -134,7 +135,7 @@ pub enum PtxOp {
         negated: bool,
         mask: PtxSource,
     },
-    /// `cp.async`: `read` bytes of global memory (the rest zeros) to `bytes` of shared.
+    /// `cp.async`: copies `read` bytes of global memory, then zeros, to `bytes` of shared memory.
     CopyAsync {
         bytes: usize,
         to: Address,
@@ -142,7 +143,7 @@ pub enum PtxOp {
         read: Option<PtxSource>,
     },
     CopyCommit,
-    /// Leaves at most so many groups in flight; none, counted singly, for `wait_all`.
+    /// Leaves at most this many groups in flight; none, counted singly, for `wait_all`.
     CopyWait(Option<u64>),
     /// `ldmatrix`: an 8x8 matrix of 16-bit elements to each register.
     LoadMatrix {
@@ -158,11 +159,11 @@ pub enum PtxOp {
         b: Vec<PtxSource>,
         c: Vec<PtxSource>,
     },
-    /// What sm_90 brought.
+    /// Introduced with sm_90.
     Hopper(Hopper),
 }
 
-/// The instructions that came with sm_90: mbarrier, bulk and tensor copies, wgmma, setmaxnreg, cluster barriers.
+/// The instructions introduced with sm_90: mbarrier, bulk and tensor copies, wgmma, setmaxnreg, cluster barriers.
 pub enum Hopper {
     MbarrierInit {
         at: Address,
@@ -171,7 +172,7 @@ pub enum Hopper {
     MbarrierInvalidate {
         at: Address,
     },
-    /// `expect`: bytes that are to come before the phase completes. `to` receives the phase.
+    /// `expect`: additional bytes before the phase completes. `to` receives the phase.
     Arrive {
         to: Option<Register>,
         at: Address,
@@ -182,7 +183,7 @@ pub enum Hopper {
         at: Address,
         bytes: PtxSource,
     },
-    /// `try_wait` and `test_wait`: for the phase that `arrive` gave, or for the parity of one.
+    /// `try_wait` and `test_wait`: for the phase that `arrive` returned, or for a parity.
     Wait {
         to: Register,
         at: Address,
@@ -195,7 +196,7 @@ pub enum Hopper {
         bytes: PtxSource,
         barrier: Address,
     },
-    /// With `add`, f32 that are added to those that are there.
+    /// With `add`, f32 that are added to the destination.
     BulkStore {
         to: Address,
         from: Address,
@@ -214,7 +215,7 @@ pub enum Hopper {
         from: Address,
     },
     BulkCommit,
-    /// Until at most `left` groups are on their way; with `read`, until their shared memory has been read.
+    /// Until at most `left` groups are in flight; with `read`, until their shared memory has been read.
     BulkWait {
         left: u64,
         read: bool,
@@ -239,10 +240,10 @@ pub struct Wgmma {
     pub a: Left,
     /// Descriptor of B.
     pub b: PtxSource,
-    /// Whether D is added to.
+    /// Whether to accumulate into D.
     pub keep: PtxSource,
     pub negate: [bool; 2],
-    /// B, and A from shared memory, stand with M or N contiguous rather than K.
+    /// B, and A from shared memory, have M or N contiguous rather than K.
     pub transposed: [bool; 2],
 }
 pub enum Left {
@@ -251,7 +252,7 @@ pub enum Left {
 }
 
 impl Hopper {
-    /// Undefined without all 32 lanes.
+    /// Whether it is undefined without all 32 lanes.
     pub fn aligned(&self) -> bool {
         use Hopper::*;
         matches!(

@@ -1,12 +1,12 @@
-//! Operands of an instruction: as written, and as they are executed. Never knows an instruction.
-/// Where the first shared byte lies: not 0, so that a zero address is no shared memory.
+//! Operands of an instruction, as written and as executed. Never knows an instruction.
+/// Address of the first shared byte: not 0, so that a zero address is not in shared memory.
 pub const SHARED_BASE: u64 = 1024;
-/// Where the parameter buffer lies as generic memory: below every allocation, above shared memory.
+/// Generic address of the parameter buffer: below every allocation, above shared memory.
 pub const PARAMETER_BASE: u64 = 1 << 35;
 /// Generic addresses below this are shared memory.
 const SHARED_END: u64 = 1 << 32;
 
-/// An index into a warp's registers. Predicates, 32 and 64 bits share one file of 64-bit slots.
+/// An index into a warp's registers. Predicates, 32-bit and 64-bit registers share one file of 64-bit slots.
 pub type Register = usize;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,7 +17,7 @@ pub enum SpecialRegister {
     Nctaid(usize),
     Lane,
     Warp,
-    /// What is the same for every thread.
+    /// The same value for every thread.
     Constant(u32),
 }
 
@@ -56,12 +56,12 @@ pub struct Address {
 pub enum Space {
     Global,
     Shared,
-    /// Whichever the address lies in.
+    /// The space that contains the address.
     Generic,
 }
 
 impl Space {
-    /// The space that an address lies in: generic addresses tell it.
+    /// The space of an address; generic addresses determine it.
     pub fn of(self, address: u64) -> Space {
         match self {
             Space::Generic if address < SHARED_END => Space::Shared,
@@ -71,7 +71,7 @@ impl Space {
     }
 }
 
-/// An error says what was expected.
+/// Errors say what was expected.
 pub type Decoded<T> = Result<T, String>;
 
 pub fn source(operand: &PtxOperand) -> Decoded<PtxSource> {
@@ -79,13 +79,13 @@ pub fn source(operand: &PtxOperand) -> Decoded<PtxSource> {
         PtxOperand::Register(register) => Ok(PtxSource::Register(*register)),
         PtxOperand::Immediate(value) => Ok(PtxSource::Immediate(*value)),
         PtxOperand::Parameter(offset) => Ok(PtxSource::Immediate(PARAMETER_BASE + *offset as u64)),
-        other => Err(format!("a register or a number expected, found {other:?}")),
+        other => Err(format!("expected a register or a number, found {other:?}")),
     }
 }
 pub fn register(operand: &PtxOperand) -> Decoded<Register> {
     match operand {
         PtxOperand::Register(register) => Ok(*register),
-        other => Err(format!("a register expected, found {other:?}")),
+        other => Err(format!("expected a register, found {other:?}")),
     }
 }
 pub fn target(operand: &PtxOperand) -> Decoded<Option<Register>> {
@@ -94,13 +94,13 @@ pub fn target(operand: &PtxOperand) -> Decoded<Option<Register>> {
 pub fn address(operand: &PtxOperand) -> Decoded<Address> {
     match operand {
         PtxOperand::Memory(base, offset) => Ok(Address { base: source(base)?, offset: *offset }),
-        other => Err(format!("[address] expected, found {other:?}")),
+        other => Err(format!("expected [address], found {other:?}")),
     }
 }
 pub fn number(operand: &PtxOperand) -> Decoded<u64> {
     match operand {
         PtxOperand::Immediate(value) => Ok(*value),
-        other => Err(format!("a number expected, found {other:?}")),
+        other => Err(format!("expected a number, found {other:?}")),
     }
 }
 /// The elements of `{a, b}`, or the operand alone.

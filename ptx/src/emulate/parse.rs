@@ -1,15 +1,15 @@
-//! Tokens to kernels: names become register slots, offsets and instruction indices. Text of instructions is handed to
-//! decode.rs; what ptxas refuses (types that do not fit) is not checked a second time.
+//! Tokens to kernels: names become register slots, offsets and instruction indices. Instructions are passed to
+//! decode.rs. What ptxas refuses (mismatched types) is not checked again.
 use super::decode::decode;
 use super::kernel::{Field, Instruction, PtxKernel};
 use super::lex::{Lexed, SourceLine, Token, bad, lex};
 use super::operand::{Decoded, PtxOperand, Register, SHARED_BASE, SpecialRegister};
 use std::collections::HashMap;
 
-/// Bytes left between shared arrays, so that running past one is seen. A multiple of all 32 banks.
+/// Gap between shared arrays in bytes, so that overruns are detected. A multiple of all 32 banks.
 const RED_ZONE: u64 = 128;
 
-/// All entries of `source`. `file` names it in errors, unless `# line "file"` markers name another.
+/// All entry points of `source`. `file` names it in errors, unless `# line "file"` markers name another.
 pub fn parse(file: &str, source: &str) -> Decoded<Vec<PtxKernel>> {
     let Lexed { tokens, files } = lex(file, source)?;
     let (scopes, kernels) = (vec![HashMap::new()], vec![]);
@@ -24,7 +24,7 @@ pub fn parse(file: &str, source: &str) -> Decoded<Vec<PtxKernel>> {
     }
 }
 
-/// An instruction before its labels are known.
+/// An instruction with unresolved labels.
 struct RawInstruction {
     guard: Option<(Register, bool)>,
     mnemonic: String,
@@ -40,15 +40,15 @@ struct PtxParser<'a> {
     kernels: Vec<PtxKernel>,
     /// The array `.extern .shared .b8 name[]` of the module, whose length the launch gives.
     dynamic: Option<Field>,
-    /// Where an error lies that is found after its tokens were read.
+    /// Position of an error that is found after its tokens were read.
     blame: Option<SourceLine>,
 }
 
-/// What one kernel gathers on the way.
+/// The kernel being parsed.
 struct Body {
     kernel: PtxKernel,
     raw: Vec<RawInstruction>,
-    /// Label references: [`PtxOperand::Label`] holds an index into these until the block they stand in ends.
+    /// Label references: [`PtxOperand::Label`] holds an index into these until their block ends.
     wanted: Vec<String>,
     found: Vec<Option<usize>>,
 }
@@ -58,7 +58,7 @@ impl PtxParser<'_> {
         self.tokens.get(self.at).map(|t| &t.0)
     }
     fn next(&mut self) -> Decoded<Token> {
-        let token = self.peek().cloned().ok_or("the text ends early")?;
+        let token = self.peek().cloned().ok_or("unexpected end of text")?;
         self.at += 1;
         Ok(token)
     }
@@ -68,18 +68,18 @@ impl PtxParser<'_> {
         found
     }
     fn want(&mut self, mark: char) -> Decoded<()> {
-        if self.eat(mark) { Ok(()) } else { Err(format!("'{mark}' expected, found {:?}", self.next()?)) }
+        if self.eat(mark) { Ok(()) } else { Err(format!("expected '{mark}', found {:?}", self.next()?)) }
     }
     fn word(&mut self) -> Decoded<String> {
         match self.next()? {
             Token::Word(word) => Ok(word),
-            other => Err(format!("a name expected, found {other:?}")),
+            other => Err(format!("expected a name, found {other:?}")),
         }
     }
     fn number(&mut self) -> Decoded<u64> {
         match self.next()? {
             Token::Number(number) => Ok(number),
-            other => Err(format!("a number expected, found {other:?}")),
+            other => Err(format!("expected a number, found {other:?}")),
         }
     }
     fn define(&mut self, name: &str, operand: PtxOperand) -> Decoded<()> {
@@ -96,7 +96,7 @@ impl PtxParser<'_> {
                 ".visible" => {}
                 ".extern" => {
                     if self.word()? != ".shared" || self.dynamic.is_some() {
-                        return Err("only one array of shared memory is modelled as .extern".into());
+                        return Err("only one .extern array of shared memory is modeled".into());
                     }
                     let field = self.field(0)?;
                     self.define(&field.name, PtxOperand::Immediate(SHARED_BASE))?;
@@ -104,7 +104,7 @@ impl PtxParser<'_> {
                     self.want(';')?;
                 }
                 ".entry" => self.entry()?,
-                other => return Err(format!("'{other}' is not modelled")),
+                other => return Err(format!("'{other}' is not modeled")),
             }
         }
         Ok(())
@@ -149,7 +149,7 @@ impl PtxParser<'_> {
                 }
                 ".minnctapersm" => body.kernel.min_ctas = product.max(1) as u32,
                 ".maxnreg" => body.kernel.max_registers = Some(product as u32),
-                other => return Err(format!("'{other}' is not modelled")),
+                other => return Err(format!("'{other}' is not modeled")),
             }
         }
         self.block(&mut body)?;
@@ -193,7 +193,7 @@ impl PtxParser<'_> {
                 let negated = self.eat('!');
                 match self.operand(body)? {
                     PtxOperand::Register(register) => guard = Some((register, negated)),
-                    other => return Err(format!("a predicate expected, found {other:?}")),
+                    other => return Err(format!("expected a predicate, found {other:?}")),
                 }
             }
             let word = self.word()?;
@@ -216,7 +216,7 @@ impl PtxParser<'_> {
                 }
             }
         }
-        // Labels are the block's own; what is still unknown may belong to a block around it.
+        // Labels are local to a block; unknown ones may belong to an enclosing block.
         for (name, found) in body.wanted.iter().zip(&mut body.found).skip(first) {
             *found = found.or(labels.get(name).copied());
         }
@@ -247,7 +247,7 @@ impl PtxParser<'_> {
     }
     fn shared(&mut self, body: &mut Body) -> Decoded<()> {
         if self.dynamic.is_some() {
-            return Err("a kernel beside an .extern .shared array has no arrays of its own".into());
+            return Err("a kernel with an .extern .shared array cannot have other shared arrays".into());
         }
         let end = body.kernel.shared.last().map_or(0, |f| f.offset + f.bytes + RED_ZONE as usize);
         let field = self.field(end)?;
@@ -306,7 +306,7 @@ impl PtxParser<'_> {
             Token::Number(number) => Ok(PtxOperand::Immediate(number)),
             Token::Decimal(text) => Err(bad(&text)),
             Token::Word(name) => self.name(&name, body),
-            other => Err(format!("an operand expected, found {other:?}")),
+            other => Err(format!("expected an operand, found {other:?}")),
         }
     }
     fn name(&mut self, name: &str, body: &mut Body) -> Decoded<PtxOperand> {
@@ -348,7 +348,7 @@ fn bits(name: &str) -> Decoded<usize> {
         "b16" | "u16" | "s16" | "f16" | "bf16" => Ok(16),
         "b32" | "u32" | "s32" | "f32" | "f16x2" | "bf16x2" => Ok(32),
         "b64" | "u64" | "s64" | "f64" => Ok(64),
-        other => Err(format!("type '.{other}' is not modelled")),
+        other => Err(format!("type '.{other}' is not modeled")),
     }
 }
 

@@ -4,29 +4,29 @@ use std::fmt;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FindingKind {
-    /// Two accesses, at least one a plain write, that nothing orders.
+    /// Two unordered accesses, at least one a plain write.
     Race,
-    /// A register or memory is read that nothing has written.
+    /// A read of a register or memory that was never written.
     Uninitialized,
-    /// An asynchronous copy's destination is touched before its wait.
+    /// An access to an asynchronous copy's destination before its wait.
     InFlight,
-    /// Written by threads, read by a bulk copy or a wgmma, and no `fence.proxy.async` between.
+    /// Written by threads, read by a bulk copy or a wgmma, without `fence.proxy.async` in between.
     Proxy,
-    /// A wgmma's registers are touched without `wgmma.fence` before it, or in flight, before `wgmma.wait_group`.
+    /// An access to a wgmma's registers without `wgmma.fence` before it, or before its `wgmma.wait_group`.
     Wgmma,
     /// A barrier or mbarrier is used against its phase or count.
     Phase,
     OutOfBounds,
-    /// Memory is written that the launch was lent to read.
+    /// A write to memory that the launch may only read.
     ReadOnly,
     Misaligned,
     /// Lanes are missing at an instruction that needs them together.
     Divergent,
-    /// No warp can go on.
+    /// No warp can proceed.
     Deadlock,
-    /// Far more instructions than any kernel needs: a loop that does not end.
+    /// Far more instructions than any kernel needs: an endless loop.
     Endless,
-    /// The launch itself does not fit the kernel.
+    /// The launch does not match the kernel.
     Launch,
 }
 
@@ -34,7 +34,7 @@ impl FindingKind {
     fn name(self) -> &'static str {
         match self {
             FindingKind::Race => "race",
-            FindingKind::Uninitialized => "uninitialised read",
+            FindingKind::Uninitialized => "uninitialized read",
             FindingKind::InFlight => "missing wait",
             FindingKind::Proxy => "missing proxy fence",
             FindingKind::Wgmma => "wgmma registers",
@@ -69,7 +69,7 @@ impl fmt::Display for Thread {
 pub struct Finding {
     pub kind: FindingKind,
     pub kernel: String,
-    /// "file:line" of the instruction; absent where none is to blame.
+    /// "file:line" of the instruction; absent if none is to blame.
     pub place: Option<String>,
     pub thread: Option<Thread>,
     pub what: String,
@@ -88,17 +88,17 @@ impl fmt::Display for Finding {
     }
 }
 
-/// A launch that must not be trusted. Never empty.
+/// The findings of a launch whose results must not be trusted. Never empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LaunchReport {
     pub findings: Vec<Finding>,
 }
 
 impl LaunchReport {
-    /// Further findings of one launch are dropped: they tend to repeat the first.
+    /// Further findings of a launch are dropped: they tend to repeat the first.
     const MOST: usize = 16;
 
-    /// One finding an instruction and kind is enough.
+    /// Keeps one finding per instruction and kind.
     pub(super) fn add(&mut self, new: Finding) {
         let known = self.findings.iter().any(|f| f.kind == new.kind && f.place == new.place);
         if !known && self.findings.len() < Self::MOST {
@@ -118,15 +118,15 @@ impl fmt::Display for LaunchReport {
 }
 impl std::error::Error for LaunchReport {}
 
-/// What a launch did. The same under every schedule, so a change is a change of the kernel.
+/// Counts of a launch: the same under every schedule, so a change is a change of the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaunchCounts {
-    /// Executed by warps, branches not taken included.
+    /// Warp instructions, including branches not taken.
     pub instructions: u64,
-    /// 32-byte pieces of global memory moved: distinct ones within each warp instruction.
+    /// 32-byte sectors of global memory accessed: distinct ones within each warp instruction.
     pub global_sectors: u64,
-    /// Passes that shared accesses needed beyond the least possible.
+    /// Passes of shared accesses beyond the minimum.
     pub bank_conflicts: u64,
-    /// Of the tensor cores.
+    /// Multiply-adds of the tensor cores.
     pub multiply_adds: u64,
 }

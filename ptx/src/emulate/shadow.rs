@@ -1,24 +1,24 @@
 //! The access history of each piece of memory, and whether an earlier access is ordered before the current one. The
 //! order itself is in clock.rs (see [Note: clocks] there). Never sees the data.
 //!
-//! A page starts with a record for each 16 bytes and is split, once for all, when a finer access comes: so neighboring
-//! bytes of two lanes are no race, and tiles cost little.
-use super::clock::{Epoch, LaneViews};
+//! A page starts with one record per 16 bytes and is permanently split when a finer access comes: so adjacent bytes of
+//! two lanes do not race, and tiles stay cheap.
+use super::clock::{Epoch, FencedMemory, LaneViews};
 use super::lane::{LANES, lanes};
 use std::ops::Range;
 
 const PAGE: usize = 256;
-/// Bytes of a record before anything finer was touched; a power of two.
+/// Bytes per record before any finer access; a power of two.
 const COARSE: usize = 16;
 
 /// How an access reaches memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proxy {
     Generic,
-    Async,
+    Async(FencedMemory),
 }
 
-/// The accessing lanes; several where one instruction acts for all of them.
+/// The accessing lanes; several if one instruction acts for all of them.
 #[derive(Clone, Copy)]
 pub struct Accessor<'a> {
     pub cta: u32,
@@ -26,17 +26,20 @@ pub struct Accessor<'a> {
     /// Warps of the CTA.
     pub warps: usize,
     pub lanes: u32,
-    /// Of the warp: its time, what its lanes know, and when each passed its last proxy fence.
+    /// The warp's time, what its lanes know, and when each executed its last proxy fence of each memory.
     pub time: u32,
     pub views: &'a LaneViews,
-    pub fenced: &'a [u32; LANES],
+    pub fenced: &'a FenceTimes,
     pub pc: usize,
     pub proxy: Proxy,
 }
 
+/// When each lane executed its last proxy fence, by [`FencedMemory`]; 0 for never.
+pub type FenceTimes = [[u32; LANES]; FencedMemory::ALL.len()];
+
 enum WriteOrder {
     Before,
-    /// Ordered, but a proxy fence is missing.
+    /// Ordered, but without a proxy fence.
     Unshown,
     None,
 }
@@ -52,24 +55,25 @@ impl Accessor<'_> {
             e.cta == self.cta && e.warp as usize == self.warp && e.lanes == self.lanes && e.lanes.count_ones() == 1;
         own || self.views.all(self.lanes, |view| view.knows(e))
     }
-    /// Whether a proxy fence came after `e`, which happened before: of this thread, or of one that it knows of.
-    pub fn shows(&self, e: &Epoch) -> bool {
+    /// Whether a proxy fence of that memory came after `e`, which happened before: of this thread, or of one that it
+    /// knows of.
+    pub fn shows(&self, memory: FencedMemory, e: &Epoch) -> bool {
         let mine = (e.cta, e.warp as usize) == (self.cta, self.warp) && e.lanes & !self.lanes == 0;
-        mine && lanes(e.lanes).all(|lane| e.clock <= self.fenced[lane])
-            || self.views.all(self.lanes, |view| view.shows(e))
+        mine && lanes(e.lanes).all(|lane| e.clock <= self.fenced[memory as usize][lane])
+            || self.views.all(self.lanes, |view| view.shows(memory, e))
     }
-    /// The same of a write, which the proxy must see as well.
+    /// The same for a write, which must also be visible to the proxy.
     fn sees(&self, e: &Epoch) -> WriteOrder {
-        let foreign = self.proxy == Proxy::Async && (e.warp as usize) < self.warps;
-        match self.follows(e) {
-            false => WriteOrder::None,
-            true if foreign && !self.shows(e) => WriteOrder::Unshown,
-            true => WriteOrder::Before,
+        let by_thread = (e.warp as usize) < self.warps;
+        match (self.follows(e), self.proxy) {
+            (false, _) => WriteOrder::None,
+            (true, Proxy::Async(memory)) if by_thread && !self.shows(memory, e) => WriteOrder::Unshown,
+            (true, _) => WriteOrder::Before,
         }
     }
 }
 
-/// Accesses that none of the others has overtaken.
+/// Accesses not superseded by later ones.
 #[derive(Clone, Default)]
 enum Accesses {
     #[default]
@@ -79,7 +83,7 @@ enum Accesses {
 }
 
 impl Accesses {
-    /// CTAs of which a record is kept: a write that none of them comes before is a race with one at least.
+    /// CTAs with a record: a write that follows none of them races with at least one.
     const CTAS: usize = 4;
 
     fn slice(&self) -> &[Epoch] {
@@ -92,7 +96,7 @@ impl Accesses {
     fn unordered(&self, who: &Accessor) -> Option<Epoch> {
         self.slice().iter().find(|e| !who.follows(e)).copied()
     }
-    /// `new` is known to all who know of what happens from now on, and so is what it `follows`.
+    /// Adds `new`, which supersedes everything it `follows`.
     fn add(&mut self, mut new: Epoch, follows: impl Fn(&Epoch) -> bool) {
         match self {
             Accesses::None => *self = Accesses::One(new),
@@ -124,9 +128,9 @@ struct Cell {
     reads: Accesses,
     atomics: Accesses,
     written: bool,
-    /// An asynchronous copy has been issued for it and has not landed.
+    /// An asynchronous copy to it was issued and has not landed.
     in_flight: bool,
-    /// Asynchronous reads that nobody has waited for.
+    /// Number of asynchronous reads that nobody has waited for.
     held: u32,
 }
 
@@ -137,14 +141,14 @@ pub enum Access {
     Atomic,
 }
 
-/// What is wrong with an access.
+/// A problem with an access.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Trouble {
     Unwritten,
     InFlight,
     /// Written while a bulk copy or a wgmma still reads it.
     Held,
-    /// With an earlier access of that kind.
+    /// A race with an earlier access of that kind.
     Race(Access, Epoch),
     /// The asynchronous proxy may not see this write.
     Unshown(Epoch),
@@ -152,9 +156,9 @@ pub enum Trouble {
 
 #[derive(Default)]
 struct Page {
-    /// Bytes of a record.
+    /// Bytes per record.
     grain: usize,
-    /// None until something touches the page: then all alike.
+    /// Empty until something accesses the page; its bytes are then alike.
     cells: Vec<Cell>,
     written: bool,
 }
@@ -176,7 +180,7 @@ impl Page {
 pub struct Shadow {
     pages: Vec<Page>,
     bytes: usize,
-    /// Pages that hold records.
+    /// Pages with records.
     touched: Vec<usize>,
 }
 
@@ -213,7 +217,7 @@ impl Shadow {
             mixed
         });
     }
-    /// Between launches: these bytes hold something, or nothing any more.
+    /// Between launches: marks bytes as initialized or uninitialized.
     pub fn set(&mut self, range: Range<usize>, written: bool) {
         let (mut at, end) = (range.start, range.end);
         while at < end {
@@ -227,7 +231,7 @@ impl Shadow {
         }
         self.forget();
     }
-    /// The first byte among these that nothing has written.
+    /// The first uninitialized byte in the range.
     pub fn unwritten_in(&self, range: Range<usize>) -> Option<usize> {
         let (mut at, end) = (range.start, range.end.min(self.bytes));
         while at < end {
@@ -243,11 +247,11 @@ impl Shadow {
         }
         None
     }
-    /// The first byte that nothing has written.
+    /// The first uninitialized byte.
     pub fn unwritten(&self) -> Option<usize> {
         self.unwritten_in(0..self.bytes)
     }
-    /// Judges and records an access; the first trouble counts.
+    /// Checks and records an access; returns the first problem.
     pub fn access(&mut self, offset: usize, bytes: usize, kind: Access, who: &Accessor) -> Option<Trouble> {
         let (mut trouble, new) = (None, who.epoch());
         self.each(offset, bytes, |cell| {
@@ -265,17 +269,17 @@ impl Shadow {
         });
         trouble
     }
-    /// A copy has been issued: until it has landed nobody may touch its destination.
+    /// A copy was issued: nobody may access its destination until it lands.
     pub fn depart(&mut self, offset: usize, bytes: usize) {
         self.each(offset, bytes, |cell| cell.in_flight = true);
     }
-    /// The copy is there: a write of `by`, which others have to be told of.
+    /// The copy has landed: a write of `by`, with which others must synchronize.
     pub fn land(&mut self, offset: usize, bytes: usize, by: Epoch) {
         self.each(offset, bytes, |cell| {
             *cell = Cell { write: Some(by), written: true, held: cell.held, ..Cell::default() }
         });
     }
-    /// An asynchronous read begins: judged now, and nobody may write until [`Shadow::let_go`].
+    /// An asynchronous read begins: checked now, and nobody may write until [`Shadow::let_go`].
     pub fn hold(&mut self, offset: usize, bytes: usize, who: &Accessor) -> Option<Trouble> {
         let mut trouble = None;
         self.each(offset, bytes, |cell| {
@@ -286,7 +290,7 @@ impl Shadow {
         });
         trouble
     }
-    /// The read is over: a read of `by`, which `follows` others.
+    /// The read has finished: a read of `by`, which `follows` others.
     pub fn let_go(&mut self, offset: usize, bytes: usize, by: Epoch, follows: impl Fn(&Epoch) -> bool) {
         self.each(offset, bytes, |cell| {
             cell.held = cell.held.saturating_sub(1);

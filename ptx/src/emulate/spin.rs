@@ -1,10 +1,10 @@
-//! Loops that wait for another CTA, by reading global memory until it changes. Never reads memory itself.
+//! Loops that wait for another CTA by reading global memory until it changes. Never reads memory itself.
 //!
-//! [Note: spinning] How often such a loop goes round depends on the schedule, and so would its kernel's counts and what
-//! a test sees of a kernel that looks only once. So, as with mbarriers ([Note: waiting] in mbarrier_ops.rs): a strong
-//! read (relaxed, acquire) of a write that nothing has ordered before it misses that write the first time, as the
-//! memory model lets it; and a loop of arithmetic around one such read counts as if it went round once. A warp that has
-//! read the same twice sleeps until global memory is written.
+//! [Note: spinning] The number of iterations of such a loop depends on the schedule, and so would its kernel's counts,
+//! and whether a test detects a kernel that reads only once. So, as with mbarriers ([Note: waiting] in
+//! mbarrier_ops.rs), a strong read (relaxed, acquire) misses an unordered write the first time, as the memory model
+//! allows; and a loop of arithmetic around one such read counts as a single iteration. A warp that has read the same
+//! value twice sleeps until global memory is written.
 use super::clock::Epoch;
 use super::lane::{LANES, lanes};
 use super::machine::{Cta, Emulator, Overwritten, Site};
@@ -14,7 +14,7 @@ use super::shadow::Proxy;
 use super::warp::{Spin, Warp, WarpState};
 
 impl Warp {
-    /// The instruction that comes next: part of a loop that looks, or its end.
+    /// Tracks the next instruction: part of a polling loop, or its end.
     pub(super) fn track_spin(&mut self, op: &PtxOp) {
         match (op, &mut self.spin) {
             (
@@ -41,7 +41,7 @@ impl Emulator<'_, '_> {
             }
         }
     }
-    /// What a lane reads instead of a write that it misses.
+    /// The old value that a lane reads when it misses a write.
     pub(super) fn missed(
         &mut self,
         cta: &Cta,
@@ -59,7 +59,7 @@ impl Emulator<'_, '_> {
         warp.missed.insert((address, lane), *by);
         Some(*value)
     }
-    /// A load has given these values, for so many sectors; `current`: no write was missed.
+    /// A load returned these values, for that many sectors; `current`: no write was missed.
     pub(super) fn strong_read(
         &mut self,
         warp: &mut Warp,
@@ -78,7 +78,7 @@ impl Emulator<'_, '_> {
         if let Some(last) = warp.spin.replace(new).filter(again) {
             self.counts.instructions -= last.instructions;
             self.counts.global_sectors -= sectors;
-            // Lanes that are further on do not run before this one (see `Warp::groups`).
+            // Lanes that are further ahead do not run before this one (see `Warp::groups`).
             if current && alike(&last.values, values) {
                 warp.state = WarpState::Spinning { pc: at.pc, writes: self.writes };
             }

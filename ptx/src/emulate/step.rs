@@ -1,7 +1,7 @@
-//! Executes one instruction of one warp: chooses the group, checks that the lanes it needs are there, dispatches.
-//! Instructions of memory, of the tensor cores and of synchronization are in the *_ops.rs, copy.rs, bulk.rs and
-//! wgmma.rs. Never schedules warps.
-use super::clock::Agent;
+//! Executes one instruction of one warp: chooses the group, checks that the required lanes are present, dispatches.
+//! Memory, tensor-core and synchronization instructions are in the *_ops.rs, copy.rs, bulk.rs and wgmma.rs. Never
+//! schedules warps.
+use super::clock::{Agent, FencedMemory};
 use super::lane::{LANES, lanes};
 use super::machine::{Cta, Emulator, Site, StepResult, Stop, little_endian};
 use super::op::{Hopper, PtxOp};
@@ -33,7 +33,7 @@ impl Emulator<'_, '_> {
     fn needed(&mut self, warp: &mut Warp, pc: usize, active: u32, at: Site) -> u32 {
         match self.kernel.instructions[pc].op {
             PtxOp::Barrier { .. } | PtxOp::BarrierArrive { .. } => warp.live(),
-            // Undefined without all 32, even where some have returned.
+            // Undefined without all 32, even if some have returned.
             PtxOp::LoadMatrix { .. } | PtxOp::Mma { .. } => u32::MAX,
             PtxOp::Hopper(ref op) if op.aligned() => u32::MAX,
             PtxOp::WarpBarrier { mask }
@@ -78,7 +78,7 @@ impl Emulator<'_, '_> {
                 self.check_flying(warp, at);
                 if matches!(warp.state, WarpState::Spinning { .. }) && warp.meet != Meet::Soon && warp.groups.len() > 1
                 {
-                    // What it looks out for may be for the other lanes to do.
+                    // It may be waiting for something that the other lanes do.
                     warp.groups.rotate_left(1);
                     warp.state = WarpState::Ready;
                 }
@@ -108,7 +108,7 @@ impl Emulator<'_, '_> {
         let kernel = self.kernel;
         match &kernel.instructions[at.pc].op {
             PtxOp::Lane { function, to, from } => {
-                // Most of what runs: read in place.
+                // Most instructions: read in place.
                 from.iter().for_each(|&source| self.check_written(warp, source, active, at));
                 let value = |source: PtxSource, lane: usize| match source {
                     PtxSource::Immediate(value) => value,
@@ -218,7 +218,7 @@ impl Emulator<'_, '_> {
                 warp.views.change(live, live, |view| view.note(&by));
                 for held in warp.flying.groups.drain(..done).flatten().collect::<Vec<_>>() {
                     held.to.iter().chain(&held.a).for_each(|&register| warp.flying.busy[register] -= 1);
-                    let who = warp.who(cta.id, u32::MAX, at.pc, Proxy::Async);
+                    let who = warp.who(cta.id, u32::MAX, at.pc, Proxy::Async(FencedMemory::Shared));
                     held.reads.iter().for_each(|&offset| cta.shadow.let_go(offset, 16, by, |e| who.follows(e)));
                 }
             }

@@ -7,7 +7,7 @@ use super::operand::PtxSource;
 use super::report::FindingKind;
 use super::warp::{Warp, WarpState};
 
-/// The barrier id that stands for `barrier.cluster`: a CTA is a cluster of one.
+/// The barrier id used for `barrier.cluster`: a CTA is a cluster of one.
 pub const CLUSTER: u64 = 16;
 
 impl Emulator<'_, '_> {
@@ -34,7 +34,7 @@ impl Emulator<'_, '_> {
                 let [barrier, threads] = [*id, *threads].map(|source| self.read(warp, source, active, at)[first]);
                 self.check_barrier(cta, barrier, Some(threads), at)?;
                 if cta.arrivals.iter().any(|a| (a.barrier, a.warp) == (barrier, warp.id)) {
-                    let what = format!("arrives at barrier {barrier} a second time before it has opened");
+                    let what = format!("arrives at barrier {barrier} a second time before it opened");
                     self.find(FindingKind::Phase, at, what);
                     return Err(Stop);
                 }
@@ -60,7 +60,7 @@ impl Emulator<'_, '_> {
                 for lane in lanes(active) {
                     let (source, ok) = shuffle(*how, lane, b[lane] as u32, c[lane] as u32);
                     if active >> source & 1 == 0 {
-                        let what = format!("takes from lane {source}, which does not take part");
+                        let what = format!("reads lane {source}, which does not participate");
                         self.find(FindingKind::Divergent, Site { lane: Some(lane), ..at }, what);
                     }
                     (moved[lane], inside[lane]) = (values[source] as u32 as u64, ok as u64);
@@ -84,11 +84,11 @@ impl Emulator<'_, '_> {
         }
         Ok(())
     }
-    /// `barrier.cluster`: what was done before arriving is before what comes after the wait.
+    /// `barrier.cluster`: what was done before arriving happens before what follows the wait.
     pub(super) fn cluster(&mut self, cta: &Cta, warp: &mut Warp, op: &Hopper, at: Site) -> StepResult {
         let arrives = matches!(op, Hopper::ClusterArrive);
         if arrives != warp.cluster.is_none() {
-            let what = "barrier.cluster.arrive and .wait take turns".to_string();
+            let what = "barrier.cluster.arrive and .wait must alternate".to_string();
             self.find(FindingKind::Phase, at, what);
             return Err(Stop);
         }
@@ -98,7 +98,7 @@ impl Emulator<'_, '_> {
         }
         Ok(())
     }
-    /// Those at one barrier must agree how many they are.
+    /// All warps at one barrier must agree on the number of threads.
     fn check_barrier(&mut self, cta: &Cta, barrier: u64, threads: Option<u64>, at: Site) -> StepResult {
         if barrier > 15 && barrier != CLUSTER || threads.is_some_and(|n| n == 0 || !n.is_multiple_of(LANES as u64)) {
             let what = format!("barrier {barrier} of {} threads", threads.unwrap_or(0));
@@ -115,7 +115,8 @@ impl Emulator<'_, '_> {
     }
 }
 
-/// Opens every barrier at which all are: what they did before is now before what each of them does next.
+/// Opens every barrier at which all warps have arrived: what they did before now happens before what each of them does
+/// next.
 pub fn release(cta: &mut Cta, warps: &mut [Warp]) {
     let counted: Vec<(u64, u64)> = cta.arrivals.iter().map(|a| (a.barrier, a.threads)).collect();
     for (barrier, threads) in counted {
@@ -155,7 +156,7 @@ fn open(cta: &mut Cta, warps: &mut [Warp], barrier: u64, threads: Option<u64>) {
     }
 }
 
-/// The lane to take from, and whether it lies within the segment (PTX ISA, shfl.sync: the pseudocode of its semantics).
+/// The lane to read from, and whether it is within the segment (PTX ISA, shfl.sync: the pseudocode of its semantics).
 fn shuffle(how: Shuffle, lane: usize, b: u32, c: u32) -> (usize, bool) {
     let (lane32, b, clamp, segments) = (lane as u32, b & 31, c & 31, c >> 8 & 31);
     let highest = (lane32 & segments) | (clamp & !segments);

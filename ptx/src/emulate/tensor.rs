@@ -1,7 +1,6 @@
-//! Tensor maps: a tensor in global memory, cut into boxes that a bulk copy moves and swizzles. The 128 bytes that hold
-//! one here are the emulator's own; what a driver encodes for a GPU (cuTensorMapEncodeTiled) takes the same values and
-//! sets the same limits. The order of bytes in shared memory is written from the PTX ISA: see layouts.rs. Never moves
-//! data.
+//! Tensor maps: a tensor in global memory, divided into boxes that a bulk copy moves and swizzles. The 128 bytes of a
+//! map here are the emulator's own encoding; a driver's for a GPU (cuTensorMapEncodeTiled) takes the same values with
+//! the same limits. The byte order in shared memory follows the PTX ISA: see layouts.rs. Never moves data.
 use super::layouts::Swizzle;
 
 /// Bytes of an encoded map, as on a GPU.
@@ -9,21 +8,21 @@ pub const MAP_BYTES: usize = 128;
 const MAGIC: u64 = 0x5041_4d52_4f53_4e45;
 const MOST_DIMENSIONS: usize = 5;
 
-/// A tensor of up to five dimensions, the contiguous one first, and the box that one copy moves. What lies outside of
-/// the tensor reads as zeros and is not written.
+/// A tensor of up to five dimensions, the contiguous one first, and the box that one copy moves. Out-of-bounds elements
+/// read as zeros and are not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMap {
     pub address: u64,
     /// Bytes of an element: 1, 2, 4 or 8.
     pub element: usize,
     pub sizes: Vec<u64>,
-    /// Bytes between neighbors of the second dimension and each further one.
+    /// Bytes between neighbors in the second dimension and each further one.
     pub strides: Vec<u64>,
     pub tile: Vec<u32>,
     pub swizzle: Swizzle,
 }
 
-/// A run of a box: where in memory, if within the tensor; where in the box as it lies unswizzled; bytes, at most 16.
+/// A run of a box: its address, if within the tensor; its offset in the unswizzled box; bytes, at most 16.
 pub struct BoxRun {
     pub global: Option<u64>,
     pub at: usize,
@@ -39,7 +38,7 @@ impl TensorMap {
             vec![MAGIC, self.address, self.element as u64 | (rank as u64) << 8 | (self.swizzle as u64) << 16];
         words.extend(&self.sizes);
         words.extend(&self.strides);
-        // Two sides of a box to a word: 16 words hold five dimensions.
+        // Two sides of a box per word: 16 words hold five dimensions.
         words.extend(self.tile.chunks(2).map(|pair| pair[0] as u64 | (*pair.get(1).unwrap_or(&0) as u64) << 32));
         let mut bytes = [0; MAP_BYTES];
         bytes.chunks_mut(8).zip(&words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
@@ -56,15 +55,15 @@ impl TensorMap {
         }
         if !matches!(self.element, 1 | 2 | 4 | 8) || !self.address.is_multiple_of(16) {
             return Err(format!(
-                "elements of {} bytes at {:#x}: a power of two, on 16 bytes",
+                "elements of {} bytes at {:#x}: must be a power of two, aligned to 16 bytes",
                 self.element, self.address
             ));
         }
         if let Some(stride) = self.strides.iter().find(|s| !s.is_multiple_of(16) || **s >= 1 << 40) {
-            return Err(format!("a stride of {stride} bytes: a multiple of 16 below 2^40 is allowed"));
+            return Err(format!("a stride of {stride} bytes: must be a multiple of 16 below 2^40"));
         }
         if self.sizes.iter().any(|n| !(1..=1 << 32).contains(n)) || self.tile.iter().any(|n| !(1..=256).contains(n)) {
-            return Err("sizes are from 1 to 2^32, sides of a box from 1 to 256".into());
+            return Err("sizes must be 1 to 2^32, sides of a box 1 to 256".into());
         }
         let row = self.tile[0] as usize * self.element;
         if !row.is_multiple_of(16) || self.swizzle != Swizzle::None && row > self.swizzle.row() {
@@ -89,7 +88,7 @@ impl TensorMap {
     pub fn bytes(&self) -> usize {
         self.tile.iter().map(|n| *n as usize).product::<usize>() * self.element
     }
-    /// The box whose first element stands at these coordinates.
+    /// The box whose first element has these coordinates.
     pub fn pieces(&self, corner: &[i64]) -> Vec<BoxRun> {
         let side = |d: usize| self.tile[d] as usize;
         let row = side(0) * self.element;

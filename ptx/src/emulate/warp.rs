@@ -1,10 +1,9 @@
-//! One warp's state: registers, the groups that its lanes have diverged into, its view of other warps' clocks. Never
-//! executes anything.
-use super::clock::{ClockView, Epoch, LaneViews};
+//! One warp's state: registers, groups of diverged lanes, its view of other warps' clocks. Never executes anything.
+use super::clock::{ClockView, Epoch, FencedMemory, LaneViews};
 use super::in_flight::{AsyncCopies, BulkStores, WgmmasInFlight};
 use super::kernel::PtxKernel;
 use super::lane::{LANES, lanes};
-use super::shadow::{Accessor, Proxy};
+use super::shadow::{Accessor, FenceTimes, Proxy};
 use std::collections::{BTreeMap, HashMap};
 
 /// Lanes that share a program counter.
@@ -14,30 +13,29 @@ pub struct LaneGroup {
     pub mask: u32,
 }
 
-/// When lanes that have diverged run together again.
+/// When diverged lanes reconverge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meet {
     /// Lowest program counter first; equal ones merge, so structured code reconverges.
     Soon,
-    /// At instructions that need them together, and nowhere else: one group runs as far as it can, then the next.
-    /// First those that take a branch, or those that do not.
+    /// Only at instructions that need them together: one group runs as far as it can, then the next. Those that take a
+    /// branch go first, or those that do not.
     Late { taken_first: bool },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WarpState {
     Ready,
-    /// Nothing to do until an mbarrier's phase or registers become free: at that instruction.
+    /// Waiting at that instruction for an mbarrier's phase or free registers.
     Polling {
         pc: usize,
     },
-    /// Nothing to do until some global memory is written: it has read the same there again, when so many writes had
-    /// been made.
+    /// Waiting until global memory is written: it has read the same value again after `writes` writes.
     Spinning {
         pc: usize,
         writes: u64,
     },
-    /// At a barrier of that id, for so many threads (none: all of the CTA), since that instruction.
+    /// Waiting since that instruction at a barrier of that id, for that many threads (none: all of the CTA).
     Waiting {
         barrier: u64,
         threads: Option<u64>,
@@ -58,21 +56,21 @@ pub struct Spin {
 
 pub struct Warp {
     pub id: usize,
-    /// The first that can run does. See [`Meet`].
+    /// The first group that can run does. See [`Meet`].
     pub groups: Vec<LaneGroup>,
     pub meet: Meet,
     pub registers: Vec<[u64; LANES]>,
-    /// Lanes in which each register holds something.
+    /// Lanes in which each register has been written.
     pub written: Vec<u32>,
     /// Warps of the CTA.
     pub warps: usize,
-    /// See [Note: clocks] in clock.rs. Starts at 1: nothing is known of it to others.
+    /// See [Note: clocks] in clock.rs. Starts at 1, because others know nothing of it.
     pub time: u32,
     pub views: LaneViews,
     pub order: Fences,
-    /// When each lane passed its last proxy fence: what it wrote before, the asynchronous proxy sees.
-    pub fenced: [u32; LANES],
-    /// What `barrier.cluster.arrive` has told, until the wait.
+    /// The asynchronous proxy sees what a lane wrote before its last proxy fence.
+    pub fenced: FenceTimes,
+    /// The view published by `barrier.cluster.arrive`, until the wait.
     pub cluster: Option<ClockView>,
     pub state: WarpState,
     pub copies: [AsyncCopies; LANES],
@@ -80,26 +78,26 @@ pub struct Warp {
     pub bulk: BTreeMap<usize, BulkStores>,
     /// Waits that have failed once: see [Note: waiting] in mbarrier_ops.rs.
     pub polled: Vec<(u64, u64, u32)>,
-    /// The last strong read, until something else than arithmetic follows; and the writes that strong reads have
+    /// The last strong read, until something other than arithmetic follows; and the writes that strong reads have
     /// missed, by address and lane. See [Note: spinning] in spin.rs.
     pub spin: Option<Spin>,
     pub missed: HashMap<(u64, usize), Epoch>,
     pub flying: WgmmasInFlight,
-    /// Registers a thread, as `setmaxnreg` left them.
+    /// Registers per thread, as set by `setmaxnreg`.
     pub budget: u32,
 }
 
-/// What fences and relaxed accesses order together: a release is a fence and a write, an acquire a read and a fence.
+/// How fences combine with relaxed accesses: a release is a fence and a write, an acquire a read and a fence.
 #[derive(Default)]
 pub struct Fences {
-    /// What the last fence of these lanes may tell.
+    /// What these lanes' last fence may publish.
     pub passed: Option<(u32, ClockView)>,
-    /// What relaxed reads have met, not yet ordered by a fence.
+    /// What relaxed reads have seen, not yet ordered by a fence.
     pub met: Option<ClockView>,
 }
 
 impl Warp {
-    /// Warp `id` of a CTA of `threads`; registers hold a value that is hardly ever right.
+    /// Warp `id` of a CTA of `threads`; registers start with a value that is hardly ever correct.
     pub fn new(kernel: &PtxKernel, cta: u32, id: usize, threads: usize, meet: Meet) -> Warp {
         let here = (threads - id * LANES).min(LANES);
         let warps = threads.div_ceil(LANES);
@@ -113,7 +111,7 @@ impl Warp {
             time: 1,
             views: LaneViews::Same(ClockView::new(cta, warps)),
             order: Fences::default(),
-            fenced: [0; LANES],
+            fenced: FenceTimes::default(),
             cluster: None,
             state: WarpState::Ready,
             copies: Default::default(),
@@ -129,16 +127,18 @@ impl Warp {
     pub fn live(&self) -> u32 {
         self.groups.iter().fold(0, |all, group| all | group.mask)
     }
-    /// These lanes as they access memory now.
+    /// These lanes as accessors of memory now.
     pub fn who(&self, cta: u32, lanes: u32, pc: usize, proxy: Proxy) -> Accessor<'_> {
         let Warp { id: warp, warps, time, ref views, ref fenced, .. } = *self;
         Accessor { cta, warp, warps, lanes, time, views, fenced, pc, proxy }
     }
-    /// What these lanes have done until now, and know, for others to acquire: their time goes on.
+    /// Publishes what these lanes have done and know, for others to acquire; advances their time.
     pub fn release(&mut self, mask: u32, cta: u32) -> ClockView {
         let mut view = self.views.joined(mask);
         view.note(&Epoch { cta, clock: self.time, pc: 0, warp: self.id as u16, lanes: mask });
-        lanes(mask).for_each(|lane| view.show_own(self.id, lane, self.fenced[lane]));
+        for memory in FencedMemory::ALL {
+            lanes(mask).for_each(|lane| view.show_own(memory, self.id, lane, self.fenced[memory as usize][lane]));
+        }
         self.time += 1;
         view
     }

@@ -1,6 +1,7 @@
-//! wgmma: products of a warpgroup, each of its warps for its own 16 rows. The result is there at once, but until
-//! `wgmma.wait_group` nobody may touch the registers, nor write what is read of shared memory: touching is found, so
-//! the early result is never used. Layouts are layouts.rs's.
+//! wgmma: products of a warpgroup, where each warp computes its own 16 rows. The result is written at once, but until
+//! `wgmma.wait_group` nobody may access the registers or write the shared memory that is read: such accesses are
+//! findings, so the early result is never used. Layouts are in layouts.rs.
+use super::clock::FencedMemory;
 use super::in_flight::WgmmaOperands;
 use super::lane::LANES;
 use super::layouts::{SharedMatrix, accumulator, fragment};
@@ -18,11 +19,11 @@ const DEPTH: usize = 16;
 pub const GROUP: usize = 4;
 
 impl Emulator<'_, '_> {
-    /// An instruction has touched what a wgmma in flight holds.
+    /// Checks an instruction's registers against wgmmas in flight.
     pub(super) fn check_flying(&mut self, warp: &mut Warp, at: Site) {
         if let Some(register) = warp.flying.clobbered.take() {
             let name = &self.kernel.registers[register];
-            let what = format!("register {name} is touched while a wgmma holds it: wgmma.wait_group is missing");
+            let what = format!("register {name} is accessed while a wgmma uses it: wgmma.wait_group is missing");
             self.find(FindingKind::Wgmma, at, what);
         }
     }
@@ -47,7 +48,7 @@ impl Emulator<'_, '_> {
         self.counts.multiply_adds += (ROWS * op.n * DEPTH) as u64;
         self.check_registers(warp, op, a, at);
         let mut held = WgmmaOperands { n: op.n, to: op.to.clone(), a: a.clone(), reads: vec![] };
-        // The same for all lanes, so lane 0's will do; and not an access of the registers that the fence orders.
+        // The same in all lanes, so lane 0's suffices; and not a register access that the fence orders.
         let mut one = |machine: &mut Self, source: PtxSource| machine.value(warp, source, 0, at);
         let (b, keep) = (one(self, op.b), one(self, op.keep) != 0);
         let right = self.shared_matrix(cta, warp, b, op.transposed[1], 0, op.n, &mut held.reads, op, at)?;
@@ -85,7 +86,7 @@ impl Emulator<'_, '_> {
         warp.flying.open.push(held);
         Ok(())
     }
-    /// Registers are written, ordered by a fence, and free of other products.
+    /// Registers must be written, ordered by a fence, and free of other products.
     fn check_registers(&mut self, warp: &mut Warp, op: &Wgmma, a: &[Register], at: Site) {
         let flying = &warp.flying;
         let mut wrong = None;
@@ -96,11 +97,11 @@ impl Emulator<'_, '_> {
             let name = &self.kernel.registers[register];
             if flying.touched[register] {
                 wrong =
-                    Some((FindingKind::Wgmma, format!("no wgmma.fence orders what touched register {name} before")));
+                    Some((FindingKind::Wgmma, format!("no wgmma.fence orders an earlier access to register {name}")));
             }
         }
         let all = flying.groups.iter().flatten().chain(&flying.open);
-        // In flight together: the same accumulator of the same shape, and inputs.
+        // Allowed in flight together: the same accumulator of the same shape, and inputs.
         let apart =
             |held: &WgmmaOperands| held.n == op.n && held.to == op.to || held.to.iter().all(|r| !op.to.contains(r));
         if let Some(held) = all
@@ -110,7 +111,7 @@ impl Emulator<'_, '_> {
             let name = &self.kernel.registers[held.to[0]];
             wrong = Some((
                 FindingKind::Wgmma,
-                format!("its registers are held by another wgmma in flight, into {name} .."),
+                format!("its registers are used by another wgmma in flight, into {name} .."),
             ));
         }
         let reads = op.to.iter().filter(|_| !matches!(op.keep, PtxSource::Immediate(0))).chain(a);
@@ -128,7 +129,7 @@ impl Emulator<'_, '_> {
             self.find(kind, at, what);
         }
     }
-    /// `rows` rows of 16 elements each, from row `first` on, of the matrix that a descriptor tells of.
+    /// `rows` rows of 16 elements each, from row `first` on, of a descriptor's matrix.
     #[allow(clippy::too_many_arguments)] // who reads, and what of the matrix
     fn shared_matrix(
         &mut self,
@@ -150,13 +151,13 @@ impl Emulator<'_, '_> {
             }
         };
         let mut out = vec![[0.0; DEPTH]; rows];
-        // (i, j) of SharedMatrix::row, and where its eight elements go.
+        // (i, j) of SharedMatrix::row, and the destination of its eight elements.
         let (outer, inner) =
             if transposed { (0..DEPTH, first / 8..(first + rows) / 8) } else { (first..first + rows, 0..2) };
         for i in outer {
             for j in inner.clone() {
                 let (name, base, within) = self.find_shared(matrix.row(i, j), 16, at)?;
-                let who = warp.who(cta.id, u32::MAX, at.pc, Proxy::Async);
+                let who = warp.who(cta.id, u32::MAX, at.pc, Proxy::Async(FencedMemory::Shared));
                 let offset = base + within;
                 if let Some(trouble) = cta.shadow.hold(offset, 16, &who) {
                     self.judge(Some(trouble), Access::Read, &format!("shared '{name}'"), within, 16, at);

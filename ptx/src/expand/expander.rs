@@ -1,11 +1,11 @@
-//! Expands sources: directives, macro calls and names, with markers that keep the place. The syntax is in mod.rs.
+//! Expands sources: directives, macro calls and names, with markers that preserve positions. The syntax is in mod.rs.
 use super::expr::{Bindings, Value, eval};
 use super::scan::{Cursor, SourceSpan, opaque, split, word};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::rc::Rc;
 
-/// Where something went wrong, innermost place first: the line, then every macro call or include that led to it.
+/// Position of an error, innermost first: the line, then every macro call or include that led to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpandError {
     pub what: String,
@@ -23,7 +23,7 @@ impl fmt::Display for ExpandError {
 }
 impl std::error::Error for ExpandError {}
 
-/// Calls and includes may nest this deep: a macro that calls itself is an error, not an endless loop.
+/// Maximum nesting of calls and includes: a recursive macro is an error, not an endless loop.
 const DEPTH: usize = 64;
 
 struct Macro {
@@ -35,11 +35,11 @@ struct Macro {
     names: Bindings,
 }
 
-/// Where text comes from, for errors and markers.
+/// Origin of text, for errors and markers.
 #[derive(Clone)]
 struct Origin {
     file: Rc<str>,
-    /// The file as markers name it: with the call, within a macro.
+    /// The file as named in markers, including the call if within a macro.
     label: Rc<str>,
     depth: usize,
 }
@@ -50,12 +50,12 @@ struct Expander<'a> {
     used: HashSet<String>,
     macros: HashMap<String, Rc<Macro>>,
     out: String,
-    /// The file label and line to which the next line of output would be counted without a marker.
+    /// The file label and line that the next line of output would have without a marker.
     next: (Rc<str>, usize),
 }
 
-/// Expands `source`. `file` names it in errors and markers; `given` overrides `.const` defaults, and a name in it that
-/// no `.const` has is an error. `include` finds the text of `.include "name"`.
+/// Expands `source`. `file` names it in errors and markers; `given` overrides `.const` defaults, and a name in it
+/// without a `.const` is an error. `include` returns the text of `.include "name"`.
 pub fn expand(
     file: &str,
     source: &str,
@@ -75,7 +75,7 @@ pub fn expand(
     expander.block(&here, SourceSpan { text: source, line: 1 }, &mut Bindings::new())?;
     match given.iter().find(|(name, _)| !expander.used.contains(*name)) {
         Some((name, _)) => {
-            let what = format!("'{name}' was given, but no .const has that name");
+            let what = format!("'{name}' is given, but no .const has that name");
             Err(ExpandError { what, at: (file.to_string(), 1), through: vec![] })
         }
         None => Ok(expander.out),
@@ -83,7 +83,7 @@ pub fn expand(
 }
 
 impl Expander<'_> {
-    /// Appends text that stands on `line`; after a line break a marker first, if lines do not simply go on.
+    /// Appends text from `line`, preceded by a marker after a line break unless lines are consecutive.
     fn put(&mut self, here: &Origin, line: usize, text: &str) {
         if self.out.ends_with('\n') && (self.next.1 != line || self.next.0 != here.label) {
             self.out += &format!("# {line} \"{}\"\n", here.label);
@@ -119,12 +119,12 @@ impl Expander<'_> {
             let n = 1 + word(&cursor.rest[1..]);
             match &cursor.rest[..n] {
                 ".include" => return self.include(here, cursor, names),
-                // PTX has a .const of its own: a state space, followed by a type.
+                // PTX has its own .const: a state space, followed by a type.
                 ".const" if !cursor.rest[n..].trim_start().starts_with('.') => return self.constant(cursor, names),
                 ".macro" => return self.definition(here, cursor, names),
                 ".for" => return self.unroll(here, cursor, names),
                 ".if" => return self.choose(here, cursor, names),
-                ".else" => return Err("an .else without its .if".to_string().into()),
+                ".else" => return Err(".else without .if".to_string().into()),
                 _ => {}
             }
         }
@@ -173,9 +173,9 @@ impl Expander<'_> {
         let n = opaque(cursor.rest)?;
         let name = cursor.take(n).trim_matches('"').to_string();
         if name.is_empty() {
-            return Err("a quoted name expected after .include".to_string().into());
+            return Err("expected a quoted name after .include".to_string().into());
         }
-        let text = (self.include)(&name).ok_or_else(|| format!("nothing to include by the name '{name}'"))?;
+        let text = (self.include)(&name).ok_or_else(|| format!("cannot find '{name}' to include"))?;
         let file: Rc<str> = name.into();
         let inside = Origin { file: file.clone(), label: file, depth: deeper(here)? };
         let text = SourceSpan { text: &text, line: 1 };
@@ -186,10 +186,10 @@ impl Expander<'_> {
         let name = cursor.word("a name after .const")?.to_string();
         cursor.blanks()?;
         if !cursor.rest.starts_with('=') {
-            return Err(format!("'=' expected after .const {name}").into());
+            return Err(format!("expected '=' after .const {name}").into());
         }
         cursor.take(1);
-        // The expression ends with its line; the line break itself and a comment stay text.
+        // The expression ends with its line; the line break and a comment stay text.
         let end = cursor.rest.find('\n').unwrap_or(cursor.rest.len());
         let end = ["//", "/*"].iter().filter_map(|c| cursor.rest[..end].find(c)).fold(end, usize::min);
         let value = eval(cursor.take(end), names)?;
@@ -205,7 +205,7 @@ impl Expander<'_> {
         let name = cursor.word("a name after .macro")?.to_string();
         let parameters = split(cursor.group('(', ')')?.text, ',')?;
         if let Some(bad) = parameters.iter().find(|p| p.is_empty() || word(p) != p.len()) {
-            return Err(format!("'{bad}' is no name for a parameter of {name}!").into());
+            return Err(format!("'{bad}' is not a valid parameter name of {name}!").into());
         }
         let body = cursor.group('{', '}')?;
         let new = Macro {
@@ -224,7 +224,7 @@ impl Expander<'_> {
         cursor.take(".for".len());
         let name = cursor.word("a name after .for")?.to_string();
         if cursor.word("'in'")? != "in" {
-            return Err(format!("'in' expected after .for {name}").into());
+            return Err(format!("expected 'in' after .for {name}").into());
         }
         let set = head(cursor)?;
         let values: Vec<i64> = match range(set, names)? {
@@ -239,7 +239,7 @@ impl Expander<'_> {
         }
         Ok(())
     }
-    /// A body of .if has its own names: what it defines ends with it. Bodies not taken are not even looked at.
+    /// Names defined in a body of .if are local to it. Bodies not taken are not examined.
     fn choose(&mut self, here: &Origin, cursor: &mut Cursor, names: &Bindings) -> Result<(), ExpandFailure> {
         let mut taken = false;
         loop {
@@ -275,7 +275,7 @@ impl Expander<'_> {
         let wanted = found.parameters.len();
         if given.len() != wanted {
             let s = if wanted == 1 { "" } else { "s" };
-            return Err(format!("{name}! takes {wanted} argument{s}, given {}", given.len()).into());
+            return Err(format!("{name}! takes {wanted} argument{s}, got {}", given.len()).into());
         }
         let mut inner = found.names.clone();
         for (parameter, argument) in found.parameters.iter().zip(given) {
@@ -293,7 +293,7 @@ impl Expander<'_> {
         self.put(&inside, self.next.1, "}");
         Ok(())
     }
-    /// A macro's argument with the caller's names in place, so that the body needs none of them.
+    /// A macro's argument with the caller's names substituted, so that the body needs none of them.
     fn argument(&mut self, text: &str, names: &Bindings) -> Result<String, String> {
         let mut cursor = Cursor::new(SourceSpan { text, line: 1 });
         let mut out = String::new();
@@ -318,7 +318,7 @@ impl Expander<'_> {
     }
 }
 
-/// What went wrong at the present line, or what is already located.
+/// An error at the current line, or one that already has a position.
 enum ExpandFailure {
     Here(String),
     Inside(ExpandError),
@@ -338,16 +338,16 @@ fn through(mut error: ExpandError, how: &str, here: &Origin, line: usize) -> Exp
     error
 }
 fn deeper(here: &Origin) -> Result<usize, String> {
-    if here.depth == DEPTH { Err(format!("calls nest deeper than {DEPTH}")) } else { Ok(here.depth + 1) }
+    if here.depth == DEPTH { Err(format!("calls are nested deeper than {DEPTH}")) } else { Ok(here.depth + 1) }
 }
-/// The text between a directive and its body; the body's brace is left.
+/// The text between a directive and its body, excluding the opening brace.
 fn head<'a>(cursor: &mut Cursor<'a>) -> Result<&'a str, String> {
     let mut ahead = cursor.clone();
     let text = ahead.until('{')?.text;
     cursor.take(text.len());
     Ok(text)
 }
-/// `a .. b`, if the text has two dots.
+/// `a .. b`, if the text contains `..`.
 fn range(text: &str, names: &Bindings) -> Result<Option<std::ops::Range<i64>>, String> {
     match text.split_once("..") {
         Some((a, b)) => Ok(Some(eval(a, names)?..eval(b, names)?)),

@@ -1,7 +1,7 @@
-//! Integer expressions of the expander: C's operators and precedence on i64. Knows names, never text or lines.
+//! Integer expressions of the expander: C's operators and precedence on i64. Knows names, but never text or lines.
 use std::collections::HashMap;
 
-/// What a name stands for: a number, or the text of a macro argument.
+/// A name's value: a number, or the text of a macro argument.
 #[derive(Clone, Debug)]
 pub enum Value {
     Int(i64),
@@ -9,7 +9,7 @@ pub enum Value {
 }
 pub type Bindings = HashMap<String, Value>;
 
-/// Binary operators by length, then precedence: `<<` must be seen before `<`.
+/// Binary operators by length, then precedence: `<<` must be matched before `<`.
 const OPERATORS: [(&str, u8); 18] = [
     ("||", 1),
     ("&&", 2),
@@ -96,7 +96,7 @@ impl Parser<'_> {
         let (word, rest) = self.rest.split_at(end);
         let Some(first) = word.chars().next() else {
             return Err(match rest.chars().next() {
-                None => "an expression ends early".into(),
+                None => "unexpected end of an expression".into(),
                 Some(c) => format!("unexpected '{c}' in an expression"),
             });
         };

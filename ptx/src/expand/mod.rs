@@ -10,9 +10,9 @@
 //! %acc[expr]  %acc[a .. b]    %acc5  and  %acc4, %acc5, %acc6, %acc7; also  $x[expr]  where x stands for a register
 //! ```
 //!
-//! Everything else passes through, comments and strings untouched. A macro sees the names that were defined before it
-//! and its arguments, never the caller's. `# line "file"` markers keep errors of ptxas and of the emulator on the
-//! source line; within a macro the marker's file names the call as well. Never evaluates anything but integers.
+//! Everything else passes through, with comments and strings unchanged. A macro sees the names defined before it and
+//! its arguments, never the caller's. `# line "file"` markers make errors of ptxas and the emulator refer to source
+//! lines; within a macro the marker's file also names the call. Only integers are evaluated.
 mod expr; // integer expressions
 mod scan; // a cursor over source text
 mod expander; // directives, macros, markers

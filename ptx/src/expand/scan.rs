@@ -1,15 +1,15 @@
-//! A cursor over source text that counts lines and knows what is code: brackets within comments and strings are text.
+//! A cursor over source text that counts lines and tells code from text: brackets within comments and strings are text.
 //! Never knows what a directive means.
 
 #[derive(Clone)]
 pub struct Cursor<'a> {
     pub rest: &'a str,
     pub line: usize,
-    /// Nothing but blanks stands between the start of a statement and here.
+    /// Whether there are only blanks since the start of the statement.
     pub fresh: bool,
 }
 
-/// A piece of source and the line on which it starts.
+/// A piece of source and its first line.
 #[derive(Clone)]
 pub struct SourceSpan<'a> {
     pub text: &'a str,
@@ -21,22 +21,22 @@ pub fn word(s: &str) -> usize {
     s.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(s.len())
 }
 
-/// Length of the comment or string that `s` starts with; 0 if there is none.
+/// Length of the comment or string at the start of `s`; 0 if there is none.
 pub fn opaque(s: &str) -> Result<usize, String> {
     if s.starts_with("//") {
         return Ok(s.find('\n').unwrap_or(s.len()));
     }
     if let Some(body) = s.strip_prefix("/*") {
-        return Ok(4 + body.find("*/").ok_or("a /* comment never ends")?);
+        return Ok(4 + body.find("*/").ok_or("a /* comment is not closed")?);
     }
     if let Some(body) = s.strip_prefix('"') {
         let end = body.find(['"', '\n']).filter(|&e| body[e..].starts_with('"'));
-        return Ok(2 + end.ok_or("a string does not end on its line")?);
+        return Ok(2 + end.ok_or("a string is not closed on its line")?);
     }
     Ok(0)
 }
 
-/// Splits at `separator` outside brackets, comments and strings. Text without anything gives no pieces.
+/// Splits at `separator` outside brackets, comments and strings. Empty text gives no pieces.
 pub fn split(text: &str, separator: char) -> Result<Vec<&str>, String> {
     let (mut depth, mut start, mut at, mut pieces) = (0, 0, 0, vec![]);
     while let Some(c) = text[at..].chars().next() {
@@ -96,7 +96,7 @@ impl<'a> Cursor<'a> {
             _ => Err(format!("{what} expected")),
         }
     }
-    /// The text up to `stop`, which is taken as well and must stand outside comments and strings.
+    /// Takes the text up to and including `stop`, which must be outside comments and strings.
     pub fn until(&mut self, stop: char) -> Result<SourceSpan<'a>, String> {
         let mut n = 0;
         while let Some(c) = self.rest[n..].chars().next() {
@@ -110,7 +110,7 @@ impl<'a> Cursor<'a> {
         }
         Err(format!("'{stop}' expected"))
     }
-    /// After blanks: what stands between `open` and the bracket that closes it.
+    /// After blanks: takes the text between `open` and its closing bracket.
     pub fn group(&mut self, open: char, shut: char) -> Result<SourceSpan<'a>, String> {
         self.blanks()?;
         if !self.rest.starts_with(open) {

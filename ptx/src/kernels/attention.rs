@@ -1,12 +1,12 @@
-//! The attention kernels: their variants, and which of them a launch takes for an element type and a head. Never
+//! The attention kernels: their variants, and which of them a launch uses for an element type and head size. Never
 //! launches.
 //!
-//! Every family has the entries `attention_forward`, `attention_dq` and `attention_dkv` with the parameters of
-//! `kernels/attention_shape.ptx`, so that a launch differs by [`AttentionKernel`] alone.
+//! Every family has the entry points `attention_forward`, `attention_dq` and `attention_dkv` with the parameters of
+//! `kernels/attention_shape.ptx`, so launches differ only in [`AttentionKernel`].
 use super::variant::{Variant, variant};
 
-/// What of a kernel a launch needs to know: a grid of (rows / `rows` rounded up, heads) CTAs of `threads` threads. Rows
-/// are queries and query heads, for `dkv` keys and key/value heads.
+/// Launch parameters of a kernel: a grid of (rows / `rows` rounded up, heads) CTAs of `threads` threads. Rows are
+/// queries and heads are query heads; for `dkv`, keys and key/value heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionKernel {
     pub variant: &'static str,
@@ -17,13 +17,13 @@ pub struct AttentionKernel {
     pub shared: u32,
 }
 
-/// The kernels of one element type and head.
+/// The kernels for one element type and head size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionFamily {
     pub forward: AttentionKernel,
     pub delta: AttentionKernel,
     pub dq: AttentionKernel,
-    /// All are launched: together they give the gradients of keys and values.
+    /// All are launched: together they compute the gradients of keys and values.
     pub dkv: &'static [AttentionKernel],
 }
 
@@ -49,7 +49,7 @@ plain!(PLAIN_F32_VARIANTS, PLAIN_F32, "f32", 0);
 plain!(PLAIN_BF16_VARIANTS, PLAIN_BF16, "bf16", 1);
 plain!(PLAIN_F16_VARIANTS, PLAIN_F16, "f16", 2);
 
-/// What `.const`s of a tile kernel make of its shared memory: see `kernels/attention_tile.ptx`.
+/// Derives a tile kernel's shared memory from its `.const`s: see `kernels/attention_tile.ptx`.
 const fn tiles(
     variant: &'static str,
     entry: &'static str,
@@ -61,8 +61,8 @@ const fn tiles(
     AttentionKernel { variant, entry, rows, threads: 128, shared }
 }
 
-/// The kernels of a head of up to `dim` elements. MT, COLUMNS, OWN and EXTRA as in the sources; `halves` where a launch
-/// has registers for the gradient of keys or of values alone.
+/// The kernels for heads of up to `dim` elements. MT, COLUMNS, OWN and EXTRA as in the sources; `halves` if a launch
+/// has registers only for the gradient of keys or of values.
 macro_rules! sm_80 {
     (@name $stem:literal, $dtype:literal, $dim:literal) => { concat!("attention_", $stem, "_", $dtype, "_", $dim) };
     (@common $forward:expr, $dq:expr, $dtype:literal, $dim:literal, $dkv:expr) => {
@@ -116,7 +116,7 @@ sm_80!(F16_96_VARIANTS, F16_96, "f16", 2, 96, [2, 64, 1, 0], [2, 32, 2, 0], [1, 
 sm_80!(F16_128_VARIANTS, F16_128, "f16", 2, 128, [2, 48, 1, 0], [2, 32, 2, 0], [1, 64, 2, 512]);
 sm_80!(halves F16_256_VARIANTS, F16_256, "f16", 2, 256, [1, 32, 1, 0], [1, 32, 2, 0], [1, 32, 2, 256]);
 
-/// Around the passes of ring attention.
+/// Steps between the passes of ring attention.
 const RING: &[Variant] = &[
     variant("attention_merge", "attention_merge.ptx", &[]),
     variant("attention_ranges", "attention_ranges.ptx", &[]),
@@ -148,10 +148,10 @@ pub fn variants() -> impl Iterator<Item = &'static Variant> {
     ALL.iter().copied().flatten()
 }
 
-/// Elements of the largest head that any kernel takes.
+/// Elements of the largest head supported.
 pub const MOST: usize = 256;
 
-/// By rows, for any element type and head up to [`MOST`].
+/// Row kernels, for any element type and heads up to [`MOST`].
 pub fn plain_family(dtype: &str, head_dim: usize) -> Option<&'static AttentionFamily> {
     let family = match dtype {
         "f32" => &PLAIN_F32,
@@ -162,7 +162,8 @@ pub fn plain_family(dtype: &str, head_dim: usize) -> Option<&'static AttentionFa
     (1..=MOST).contains(&head_dim).then_some(family)
 }
 
-/// On tensor cores of sm_80 and later: 16-bit types, heads of a multiple of 8. `None` where only the plain family fits.
+/// Tensor-core kernels for sm_80 and later: 16-bit types, heads of a multiple of 8. `None` if only the row kernels
+/// apply.
 pub fn sm_80_family(dtype: &str, head_dim: usize) -> Option<&'static AttentionFamily> {
     if !head_dim.is_multiple_of(8) {
         return None;

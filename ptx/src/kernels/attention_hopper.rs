@@ -1,8 +1,8 @@
-//! The attention kernels for sm_90a: their variants, and which of them a launch takes. Never launches.
+//! The attention kernels for sm_90a: their variants, and which of them a launch uses. Never launches.
 //!
-//! Their operands come by tensor maps of three dimensions, (head_dim, heads or kv_heads, rows), with boxes of ([`BOX`],
-//! 1, r): r is [`TiledKernel::rows`](AttentionKernel::rows) for what a CTA keeps and [`TiledKernel::columns`] for what
-//! passes by.
+//! Their operands are loaded by tensor maps of three dimensions, (head_dim, heads or kv_heads, rows), with boxes of
+//! ([`BOX`], 1, r): r is [`TiledKernel::rows`](AttentionKernel::rows) for the operand that a CTA keeps and
+//! [`TiledKernel::columns`] for the one it streams.
 //!
 //! forward: `attention_forward(map_q, map_k, map_v, o, lse, shape)`; keeps q.
 //! backward: `attention_backward(map_k, map_v, map_q, map_do, map_lse, map_delta, dkv, sums, turns, shape)`; keeps k
@@ -14,7 +14,7 @@
 use super::attention::AttentionKernel;
 use super::variant::Variant;
 
-/// Elements of a box's rows: what a swizzle of 128 bytes takes.
+/// Elements in a box's rows: the limit of a 128-byte swizzle.
 pub const BOX: u32 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,11 +31,11 @@ pub struct HopperFamily {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backward {
-    /// All gradients at once, those of queries as sums that are yet to be rounded.
+    /// All gradients at once, with those of queries as sums still to be rounded.
     Fused(Fused),
     Apart {
         dq: TiledKernel,
-        /// All are launched: together they give the gradients of keys and values.
+        /// All are launched: together they compute the gradients of keys and values.
         dkv: &'static [TiledKernel],
     },
 }
@@ -43,22 +43,22 @@ pub enum Backward {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fused {
     pub tiles: TiledKernel,
-    /// From sums to gradients: two CTAs a tile of queries and head.
+    /// From sums to gradients: two CTAs per tile of queries and head.
     pub finish: AttentionKernel,
-    /// Numbers of a tile's sums.
+    /// Elements of a tile's sums.
     pub sum: usize,
 }
 
 impl Fused {
-    /// Tiles of queries.
+    /// Number of tiles of queries.
     fn queries(&self, queries: usize) -> usize {
         queries.div_ceil(self.tiles.columns as usize)
     }
-    /// Numbers of 4 bytes that a launch over so many queries has to itself: turns, which are zeros before it ..
+    /// Number of 4-byte turn counters that a launch needs, initially zero;
     pub fn turns(&self, heads: usize, queries: usize) -> usize {
         1 + heads * self.queries(queries)
     }
-    /// .. and sums, on 16 bytes.
+    /// and of sums, aligned to 16 bytes.
     pub fn sums(&self, heads: usize, queries: usize) -> usize {
         self.sum * heads * self.queries(queries)
     }
@@ -66,21 +66,21 @@ impl Fused {
 
 const ROWS: u32 = 128;
 const STAGES: u32 = 4;
-/// Of a tile of the backward pass.
+/// Rows of a tile in the backward pass.
 const QUERIES: u32 = 64;
 
-/// As the `.const`s of the sources make it: `own` tiles of rows, a ring, mbarriers, what comes with the rows of each
-/// place, and what is lost where the array starts.
+/// Shared memory according to the `.const`s of the sources: `own` tiles of rows, a ring, mbarriers, numbers for the
+/// rows of each slot, and alignment padding.
 const fn tiles(variant: &Variant, entry: &'static str, dim: u32, [own, columns, numbers]: [u32; 3]) -> TiledKernel {
     let pitch = dim.div_ceil(BOX) * 2 * BOX;
     let shared = own * ROWS * pitch + STAGES * (columns * pitch + numbers) + 128 + 1024;
     TiledKernel { kernel: AttentionKernel { variant: variant.name, entry, rows: ROWS, threads: 384, shared }, columns }
 }
 
-/// Bytes of a place's lse or delta.
+/// Bytes of a slot's lse or delta.
 const NUMBERS: u32 = 256;
 
-/// Gradients of scores and sums behind the ring.
+/// Gradients of scores and sums, after the ring.
 const fn fused(variant: &Variant, finish: &Variant, dim: u32) -> Backward {
     let TiledKernel { kernel, columns } = tiles(variant, "attention_backward", dim, [2, QUERIES, NUMBERS]);
     let sum = QUERIES * dim.next_multiple_of(64);
@@ -105,7 +105,7 @@ macro_rules! variant {
         }
     };
 }
-/// The kernels of a head of up to `dim` elements: columns of a tile, as in the sources.
+/// The kernels for heads of up to `dim` elements: columns of a tile, as in the sources.
 macro_rules! family {
     ($family:ident, $variants:ident, $dtype:literal, $number:literal, $dim:literal, $forward:literal, $sum:expr) => {
         const $variants: [Variant; 2] = [
@@ -118,7 +118,7 @@ macro_rules! family {
         };
     };
 }
-/// Of the largest heads, for which a launch has registers for the gradient of keys or of values alone.
+/// The largest heads, for which a launch has registers only for the gradient of keys or of values.
 macro_rules! large {
     ($family:ident, $variants:ident, $dtype:literal, $number:literal) => {
         const $variants: [Variant; 4] = [
@@ -178,7 +178,7 @@ pub fn variants() -> impl Iterator<Item = &'static Variant> {
     ALL.iter().copied().flatten()
 }
 
-/// For 16-bit types and heads of a multiple of 8 elements, which tensor maps ask for.
+/// For 16-bit types and heads of a multiple of 8 elements, as tensor maps require.
 pub fn sm_90a_family(dtype: &str, head_dim: usize) -> Option<&'static HopperFamily> {
     if !head_dim.is_multiple_of(8) {
         return None;

@@ -1,8 +1,8 @@
-//! Every kernel that is shipped, in every variant. Never launches anything.
+//! Every shipped kernel in every variant. Never launches anything.
 use super::variant::{Variant, variant};
 use super::{attention, attention_hopper, probes};
 
-/// A source's variants for the element types: `name_f32`, `name_bf16`, `name_f16`.
+/// A source's variants for each element type: `name_f32`, `name_bf16`, `name_f16`.
 macro_rules! floats {
     ($name:literal, $file:literal $(, $key:literal = $value:literal)*) => {
         &[
@@ -12,7 +12,7 @@ macro_rules! floats {
         ]
     };
 }
-/// Of this list by family, those of attention in its own.
+/// Variants by family; attention has its own list.
 pub const VARIANTS: &[&[Variant]] = &[
     floats!("add", "add.ptx"),
     &[
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_variant_says_where_it_runs_and_what_it_holds() {
+    fn every_variant_has_a_target_and_entry_points() {
         assert_eq!(target("// a\n.version 8.0\n.target sm_90a\n"), "sm_90a");
         assert_eq!(target(".target sm_80, texmode_independent"), "sm_80");
         for variant in variants() {

@@ -1,10 +1,9 @@
-//! Every kernel that is shipped, in every variant: the sources of `kernels/` and the constants that shape them. Never
-//! launches anything.
+//! Every shipped kernel in every variant: the sources of `kernels/` and their constants. Never launches anything.
 mod variant; // a source and its constants
-pub mod attention; // attention by rows and on sm_80
+pub mod attention; // attention row kernels, and tensor cores of sm_80
 pub mod attention_hopper; // attention on sm_90a
-pub mod probes; // kernels that show a GPU's layouts
-mod catalogue; // all of them
+pub mod probes; // kernels that reveal a GPU's layouts
+mod catalogue; // list of all variants
 
 pub use catalogue::{VARIANTS, variants};
 pub use variant::{Variant, entries, target};

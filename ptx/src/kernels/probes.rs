@@ -1,5 +1,5 @@
-//! Kernels that show how a GPU lays matrices out in registers and in shared memory. What they give here and there is
-//! compared bit for bit: `scripts/gpu_check.sh` does, and `ptx/tests/hopper/probes.rs` holds the emulator's answers
+//! Kernels that reveal a GPU's matrix layouts in registers and shared memory. Their results on a GPU and in the
+//! emulator are compared bit for bit by `scripts/gpu_check.sh`, and `ptx/tests/hopper/probes.rs` checks the emulator's
 //! against formulas.
 use super::variant::Variant;
 
@@ -14,7 +14,7 @@ pub struct LayoutProbe {
     pub variant: &'static str,
     pub entry: &'static str,
     pub threads: u32,
-    /// Of 32 bits, in x and in out.
+    /// Number of 32-bit words in x and in out.
     pub words: [usize; 2],
 }
 
@@ -25,15 +25,14 @@ pub const PROBES: [LayoutProbe; 3] = [
 ];
 
 impl LayoutProbe {
-    /// What x is to hold: whole numbers from -4 to 4, of the type that reads them, so that every sum is exact.
+    /// The contents of x: integers from -4 to 4, in the type that reads them, so that every sum is exact.
     pub fn inputs(&self) -> Vec<u32> {
         let whole = |i: usize| ((i * 7919 + 13) % 61 % 9) as f32 - 4.0;
         let wide = |i: usize| whole(i).to_bits();
         let bf16 = |i: usize| (wide(2 * i) >> 16) | (wide(2 * i + 1) & 0xffff_0000);
         let half = |i: usize| half::f16::from_f32(whole(i)).to_bits() as u32;
         let f16 = |i: usize| half(2 * i) | half(2 * i + 1) << 16;
-        // Of probe_mma: 4 registers of A, 2 of B and 4 of C, 32 lanes each, in bf16, in f16, and in tf32, which is as
-        // f32.
+        // probe_mma: 4 registers of A, 2 of B and 4 of C, 32 lanes each, in bf16, f16 and tf32, which is stored as f32.
         let mma = |i: usize| match (i / 320, i % 320 / 32) {
             (0, 0..6) => bf16(i),
             (1, 0..6) => f16(i),
@@ -43,6 +42,6 @@ impl LayoutProbe {
     }
 }
 
-/// Words of `probe_tensor(map, out, a, b, c, bytes)`, and what those hold that the box leaves.
+/// Words of `probe_tensor(map, out, a, b, c, bytes)`; untouched ones keep their initial value.
 pub const TENSOR_WORDS: usize = 4096;
 pub const TENSOR_UNTOUCHED: u32 = 0x5555_5555;

@@ -1,5 +1,5 @@
-//! A variant of a kernel: a source of `kernels/`, embedded by build.rs, and the constants that shape it. Never a list
-//! of them.
+//! A variant of a kernel: a source of `kernels/`, embedded by build.rs, and its constants. The list of variants is in
+//! catalogue.rs.
 use crate::expand::{ExpandError, expand};
 
 /// A source of `kernels/` with its constants.
@@ -13,7 +13,8 @@ pub struct Variant {
 impl Variant {
     /// Plain PTX with `# line "file"` markers.
     pub fn expand(&self) -> Result<String, ExpandError> {
-        let missing = || ExpandError { what: "no such source".into(), at: (self.file.into(), 1), through: vec![] };
+        let missing =
+            || ExpandError { what: "there is no such source".into(), at: (self.file.into(), 1), through: vec![] };
         expand(self.file, &source(self.file).ok_or_else(missing)?, self.given, &source)
     }
 }
@@ -29,7 +30,7 @@ fn source(file: &str) -> Option<String> {
     SOURCES.iter().find(|(name, _)| *name == file).map(|(_, text)| text.to_string())
 }
 
-/// The names behind `.visible .entry`.
+/// The names after `.visible .entry`.
 pub fn entries(ptx: &str) -> impl Iterator<Item = &str> {
     ptx.split(".entry").skip(1).filter_map(|rest| {
         let name = rest.trim_start();

@@ -1,5 +1,5 @@
-//! What launches cost, against `budget.txt`: the least number of multiply-adds that whole tiles allow, no conflicts in
-//! shared memory, sectors near the floor. For every variant of the family.
+//! Costs of launches, compared with `budget.txt`: the fewest multiply-adds that whole tiles allow, no bank conflicts,
+//! sectors near the minimum. For every variant of the family.
 use super::launch::{DType, Run};
 use super::reference::{Inputs, Shape};
 use flatshard_ptx::kernels::attention::{AttentionKernel, sm_80_family};
@@ -8,7 +8,7 @@ use std::ops::Range;
 const BUDGET: &str = include_str!("budget.txt");
 const HEAD: &str = "variant instructions sectors floor conflicts multiply-adds";
 
-/// COLUMNS of a kernel's source, and products of a tile: forward S and O; dq S, dP and dQ; dkv S, dP, dV and dK.
+/// COLUMNS of a kernel's source, and products per tile: forward S and O; dq S, dP and dQ; dkv S, dP, dV and dK.
 fn tiles(kernel: &AttentionKernel, head_dim: usize) -> (usize, u64) {
     let part = ["_dk_", "_dv_"].map(|part| kernel.variant.contains(part));
     match (kernel.entry, part) {
@@ -23,7 +23,7 @@ fn index(head_dim: usize) -> usize {
     [64, 96, 128, 256].iter().position(|d| *d == head_dim).unwrap()
 }
 
-/// Tiles of columns that any row of a tile of rows sees, over all of them; and the rows of these tiles of columns.
+/// Column tiles that any row of a row tile attends to, summed over row tiles; and the rows of these column tiles.
 fn seen(ranges: &[Range<u32>], rows: usize, columns: usize) -> (u64, u64) {
     let of_tile = |tile: &[Range<u32>]| (tile[tile.len() - 1].end - tile[0].start) as usize;
     let tiles = ranges.chunks(rows).map(|tile| of_tile(tile).div_ceil(columns) as u64).sum();
@@ -31,7 +31,7 @@ fn seen(ranges: &[Range<u32>], rows: usize, columns: usize) -> (u64, u64) {
 }
 
 #[test]
-fn launches_cost_what_the_budget_says() {
+fn launch_costs_match_the_budget() {
     let mut lines = vec![];
     for dtype in [DType::Bf16, DType::F16] {
         for head_dim in [64, 96, 128, 256] {
@@ -43,11 +43,12 @@ fn launches_cost_what_the_budget_says() {
                 let (columns, products) = tiles(kernel, head_dim);
                 let turned = kernel.entry == "attention_dkv";
                 let (tiles, rows_seen) = seen(&shape.tables()[turned as usize], kernel.rows as usize, columns);
-                // Two query heads, one of keys: both see each tile.
+                // Two query heads per key head: both attend to each tile.
                 let tile = (kernel.rows as usize * columns * head_dim) as u64;
                 assert_eq!(counts.multiply_adds, 2 * tiles * tile * products, "{}: tiles", kernel.variant);
                 assert_eq!(counts.bank_conflicts, 0, "{}", kernel.variant);
-                // Rows in and out once (dq and o as wide as q), two matrices of each column seen, 4 or 8 bytes of sums.
+                // Rows in and out once (dq and o as wide as q), two matrices of each column attended to, 4 or 8 bytes
+                // of sums.
                 let (row, n) = (2 * head_dim as u64, 300);
                 let floor = match kernel.entry {
                     "attention_forward" => 2 * (2 * n * row + 4 * n) + 2 * (2 * row * rows_seen),
@@ -66,10 +67,11 @@ fn launches_cost_what_the_budget_says() {
     let budget: Vec<&str> = BUDGET.lines().filter(|l| !l.starts_with('#')).collect();
     assert_eq!(budget.first(), Some(&HEAD));
     let said = lines.join("\n");
-    assert!(budget[1..] == lines, "the costs have changed; if for good, budget.txt is to say:\n{HEAD}\n{said}\n");
+    assert!(budget[1..] == lines, "the costs have changed; if intended, set budget.txt to:\n{HEAD}\n{said}\n");
 }
 
-/// Shared memory is what the kernel uses, to the byte: 16 less is out of bounds, or a range of columns that is missing.
+/// Shared memory is exactly what the kernel uses: with 16 bytes less, an access is out of bounds or a range of columns
+/// is missing.
 #[test]
 fn shared_memory_is_what_the_kernel_uses() {
     for head_dim in [64, 96, 128, 256] {

@@ -1,4 +1,4 @@
-//! Mistakes planted into the tile kernels: each is noticed under every schedule.
+//! Faults planted into the tile kernels: each is detected under every schedule.
 use super::launch::{DType, Run};
 use super::reference::{Inputs, Shape, attention};
 use flatshard_ptx::emulate::{Argument, FindingKind, GlobalMemory, KernelLaunch, LaunchReport, parse};
@@ -11,12 +11,12 @@ const ENTRIES: [&str; 3] = ["attention_forward", "attention_dq", "attention_dkv"
 fn family() -> &'static AttentionFamily {
     sm_80_family("bf16", 64).unwrap()
 }
-/// Enough columns that both stages are filled again.
+/// Enough columns to refill both stages.
 fn shape() -> Shape {
     Shape::packed(1, 1, 64, &[0, 200])
 }
 
-/// Without the `index`-th `what` of an entry; `None` where it has no more.
+/// Without the `index`-th `what` of an entry point; `None` if there is none.
 fn without(entry: &str, what: &str, index: usize, schedule: u64) -> Option<Result<(), LaunchReport>> {
     let found = std::cell::Cell::new(false);
     let plant = |name: &str, text: String| {
@@ -40,7 +40,7 @@ fn a_copy_that_is_not_waited_for_is_named() {
     }
 }
 
-/// Chunks that are swapped on one side alone: wrong numbers, or passes of shared memory lost.
+/// Chunks swapped on one side only: wrong numbers, or bank conflicts.
 #[test]
 fn another_swizzle_is_wrong_or_slow() {
     let (shape, schedule) = (shape(), 0);
@@ -53,7 +53,7 @@ fn another_swizzle_is_wrong_or_slow() {
         (wrong, costs.iter().map(|(_, counts)| counts.bank_conflicts).sum::<u64>())
     };
     assert_eq!(run(None), (false, 0));
-    // The swizzles in their order: of copies, of fragments, of results on their way out.
+    // The swizzles in order: of copies, of fragments, of results being written.
     let swizzle = |which: Option<usize>| {
         move |entry: &str, mut text: String| {
             let places: Vec<usize> = text.match_indices(", 7;").map(|(at, _)| at).collect();

@@ -1,4 +1,4 @@
-//! Runs the kernels of a family as the device does: buffers, arguments, grids. Never judges what they give.
+//! Launches the kernels of a family as the device does: buffers, arguments, grids. Never checks results.
 use super::reference::{Inputs, Outputs, Shape, Sight};
 use flatshard_ptx::emulate::{self, Argument, GlobalMemory, KernelLaunch, LaunchCounts, LaunchReport, parse};
 use flatshard_ptx::kernels::Variant;
@@ -44,10 +44,10 @@ impl DType {
     }
 }
 
-/// Changes the expanded text of an entry: to plant a fault.
+/// Changes the expanded text of an entry point, to plant a fault.
 pub type Plant<'a> = &'a dyn Fn(&str, String) -> String;
 
-/// The entries of a variant's text, parsed once where nothing is planted.
+/// The entry points of a variant's text, parsed once if nothing is planted.
 fn entries(variant: &'static str, entry: &str, plant: Option<Plant>) -> Arc<Vec<emulate::PtxKernel>> {
     type Parsed = HashMap<&'static str, Arc<Vec<emulate::PtxKernel>>>;
     static PARSED: Mutex<Option<Parsed>> = Mutex::new(None);
@@ -65,7 +65,7 @@ fn entries(variant: &'static str, entry: &str, plant: Option<Plant>) -> Arc<Vec<
     }
 }
 
-/// Rows of `width` elements out of rows of `row`.
+/// `width` columns of rows of `row` elements.
 fn columns(x: &[f64], row: usize, at: usize, width: usize) -> Vec<f64> {
     x.chunks(row).flat_map(|r| r[at..at + width].to_vec()).collect()
 }
@@ -82,7 +82,7 @@ pub struct Run<'a> {
     pub plant: Option<Plant<'a>>,
 }
 
-/// What the kernels cost, one after the other.
+/// The kernels' costs, in launch order.
 pub type Costs = Vec<(AttentionKernel, LaunchCounts)>;
 
 impl Run<'_> {
@@ -102,7 +102,7 @@ impl Run<'_> {
         costs.push((*kernel, launch.run(memory)?));
         Ok(())
     }
-    /// Gradients of a pass are added to `before`.
+    /// A pass adds its gradients to `before`.
     pub fn run(&self, x: &Inputs, before: f64) -> Result<(Outputs, Costs), LaunchReport> {
         let Shape { heads, kv_heads, head_dim, .. } = *self.shape;
         let (queries, keys) = self.shape.rows();
@@ -112,7 +112,7 @@ impl Run<'_> {
         let size = self.dtype.size();
         let (mut memory, mut costs) = (GlobalMemory::new(), vec![]);
 
-        // Fused rows; in a pass the keys and values stand in a buffer of their own.
+        // Fused rows; in a pass, keys and values have a buffer of their own.
         let unused = vec![f64::NAN; nq * wk];
         let (k_part, v_part) = if packed { (&x.k, &x.v) } else { (&unused, &unused) };
         let qkv = self.dtype.encode(&beside([(&x.q, wq), (k_part, wk), (v_part, wk)]));

@@ -1,4 +1,4 @@
-//! The attention kernels of sm_80 and those by rows: values, costs, and the faults that the emulator must see.
+//! The sm_80 attention kernels and the row kernels: values, costs, and the faults that the emulator must detect.
 mod costs;
 mod faults;
 pub mod launch;

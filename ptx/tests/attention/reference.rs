@@ -1,14 +1,14 @@
-//! What attention means, by the plainest loops in f64; and the same with every intermediate result rounded, whose error
-//! sets the bar. Never knows a kernel.
+//! Attention by the simplest loops in f64; and the same with every intermediate result rounded, whose error sets the
+//! tolerance. Never knows a kernel.
 use half::bf16;
 use std::ops::Range;
 
-/// Who sees whom.
+/// Which keys each query attends to.
 #[derive(Clone, Debug)]
 pub enum Sight {
-    /// `cu_seqlens`: documents one after the other.
+    /// `cu_seqlens`: consecutive documents.
     Packed(Vec<u32>),
-    /// Of those documents, the rows that are queries and those that are keys, both rising.
+    /// The rows of those documents that are queries and keys, both increasing.
     Pass { cu_seqlens: Vec<u32>, queries: Vec<u32>, keys: Vec<u32> },
 }
 
@@ -47,7 +47,7 @@ impl Shape {
         let start = self.cu_seqlens().iter().rfind(|&&c| c <= query).unwrap();
         key >= *start && key <= query && (self.window == 0 || ((query - key) as usize) < self.window)
     }
-    /// The range of keys that each query sees; of queries for each key.
+    /// The range of keys that each query attends to, and of queries for each key.
     pub fn tables(&self) -> [Vec<Range<u32>>; 2] {
         let (queries, keys) = self.rows();
         let range = |seen: &dyn Fn(usize) -> bool, n: usize, before: u32| {
@@ -67,7 +67,7 @@ impl Shape {
     }
 }
 
-/// What a pass reads, rows of heads side by side.
+/// Inputs of a pass, with heads side by side in rows.
 pub struct Inputs {
     pub q: Vec<f64>,
     pub k: Vec<f64>,
@@ -91,7 +91,7 @@ pub struct Outputs {
     pub dv: Vec<f64>,
 }
 
-/// `round` is applied to every score, weight and sum.
+/// Applies `round` to every score, weight and sum.
 pub fn attention(shape: &Shape, x: &Inputs, round: &dyn Fn(f64) -> f64) -> Outputs {
     let (d, group) = (shape.head_dim, shape.heads / shape.kv_heads);
     let (n, [of_queries, _]) = (shape.rows().0.len(), shape.tables());
@@ -142,7 +142,7 @@ pub fn attention(shape: &Shape, x: &Inputs, round: &dyn Fn(f64) -> f64) -> Outpu
     out
 }
 
-/// Numbers of a bell shape that all element types hold exactly: sums of four draws of a SplitMix64.
+/// Bell-shaped numbers that all element types hold exactly: sums of four draws of a SplitMix64.
 fn normal(seed: u64, n: usize) -> Vec<f64> {
     let mut state = seed;
     let mut uniform = || {

@@ -1,14 +1,14 @@
-//! Values against f64 at odd sizes, under several schedules, which must agree to the bit.
+//! Values compared with f64 at odd sizes, under several schedules, which must agree bitwise.
 use super::launch::{DType, Run};
 use super::reference::{Inputs, Shape, Sight, attention};
 use flatshard_ptx::emulate::LATE;
 use flatshard_ptx::kernels::attention::{AttentionFamily, plain_family, sm_80_family};
 
 const SCHEDULES: [u64; 3] = [0, LATE | 1, LATE | 2];
-/// Over the error of the naive code that rounds every step to the element type.
+/// Factor over the error of naive code that rounds every step to the element type.
 const FORWARD: f64 = 2.0;
 const GRADIENT: f64 = 3.0;
-/// Error forgiven where the naive code happens to be exact: this part of the largest reference value.
+/// Tolerance where the naive code happens to be exact, as a fraction of the largest reference value.
 const FLOOR: f64 = 1e-6;
 
 fn compare(label: &str, factor: f64, got: &[f64], exact: &[f64], naive: &[f64]) {
@@ -30,7 +30,7 @@ fn compare(label: &str, factor: f64, got: &[f64], exact: &[f64], naive: &[f64]) 
     assert!(mean <= factor * naive_mean + floor, "{label}: mean error {mean:e}, naive {naive_mean:e}");
 }
 
-/// Forward and backward, under every schedule the same bits, against the reference.
+/// Forward and backward: the same bits under every schedule, and close to the reference.
 fn check(family: &AttentionFamily, dtype: DType, shape: &Shape) {
     let label = format!("{} of {shape:?}", family.forward.variant);
     let x = Inputs::new(shape);
@@ -72,10 +72,10 @@ fn shapes(head_dim: usize) -> Vec<Shape> {
         packed(2, 1, &[0, 5, 5, 69, 70]),
         Shape { window: 9, ..packed(1, 1, &[0, 3, 68]) },
         Shape { softcap: 2.0, ..packed(1, 1, &[0, 33]) },
-        // A zigzag cut: chunks 0 and 3 of a sequence over chunks 1 and 2; and over themselves.
+        // Zigzag: chunks 0 and 3 of a sequence over chunks 1 and 2; and over themselves.
         pass(&[0, 64], (0..16).chain(48..64).collect(), (16..48).collect()),
         Shape { window: 20, ..pass(&[0, 64], (0..16).chain(48..64).collect(), (0..16).chain(48..64).collect()) },
-        // Documents cut anywhere: the block before, which the later documents do not see; and a block after.
+        // Documents split anywhere: an earlier block, which later documents do not attend to; and a later block.
         pass(&[0, 10, 37, 90], (30..61).collect(), (5..30).collect()),
         pass(&[0, 10, 37, 90], (5..30).collect(), (30..61).collect()),
     ]
@@ -97,7 +97,7 @@ fn sm_80_kernels() {
     }
 }
 
-/// Documents one short of a tile, one more, and two tiles and one; heads that share keys in threes.
+/// Documents one short of a tile, one more, and two tiles and one; three query heads per key head.
 #[test]
 fn sm_80_kernels_around_the_size_of_a_tile() {
     let family = sm_80_family("bf16", 64).unwrap();

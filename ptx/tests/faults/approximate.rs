@@ -2,7 +2,7 @@
 use super::*;
 use flatshard_ptx::emulate::PtxKernel;
 
-/// `%y = f(%x, %z)` for 32 lanes, by the kernel as if on GPU number `seed`.
+/// `%y = f(%x, %z)` for 32 lanes, as if on GPU number `seed`.
 fn each(text: &str, x: &[f32], z: f32, seed: u64) -> Vec<f32> {
     let source = format!(
         ".visible .entry k(.param .u64 p_x, .param .u64 p_y, .param .f32 p_z) {{ .reg .f32 %x, %y, %z; .reg .b32 %t, %i; .reg .b64 %a, %b, %o;
@@ -22,7 +22,7 @@ fn each(text: &str, x: &[f32], z: f32, seed: u64) -> Vec<f32> {
     floats(memory.download(y).unwrap())
 }
 
-/// Operand and result to the largest error that the manual allows.
+/// The largest error that the manual allows, by operand and result.
 type Most = fn(f64, f64) -> f64;
 
 /// An instruction, its second operand, its function, and its largest error.
@@ -51,7 +51,7 @@ fn results_are_off_by_no_more_than_the_manual_allows_and_no_less_on_some_gpu() {
         let mut largest = 0.0f64;
         for seed in 0..4 {
             let y = each(text, &x, z, seed);
-            assert_eq!(each(text, &x, z, seed), y, "{text}: not the same twice");
+            assert_eq!(each(text, &x, z, seed), y, "{text}: not deterministic");
             for (x, y) in x.iter().zip(&y) {
                 let exact = function(*x as f64, z as f64);
                 let part = (*y as f64 - exact).abs() / most(*x as f64, exact);
@@ -87,8 +87,8 @@ fn special_values_are_those_of_the_manual() {
     assert!(each("lg2.approx.f32 %y, %x;", &[-1.0], 0.0, 0)[0].is_nan());
 }
 
-/// Powers of two by ex2.approx, cut off: right where the result is exact, and on no GPU. Rounded, they are right on
-/// all.
+/// Powers of two by ex2.approx, truncated: correct only where the result is exact, so on no GPU. Rounded, they are
+/// correct on all.
 #[test]
 fn a_kernel_that_needs_an_exact_power_fails() {
     let x: Vec<f32> = (1..20).map(|i| i as f32).collect();
@@ -99,7 +99,7 @@ fn a_kernel_that_needs_an_exact_power_fails() {
         };
         assert_eq!(of("rni"), want, "rounded, seed {seed}");
         assert_ne!(of("rzi"), want, "cut off, seed {seed}");
-        // A number by its reciprocal is not 1, but for correctly rounded ones of a few numbers.
+        // A number times its reciprocal is not 1, except for correctly rounded ones of a few numbers.
         let of = |how: &str| each(&format!("rcp.{how}.f32 %y, %x; mul.rn.f32 %y, %y, %x;"), &x[..16], 0.0, seed);
         assert_eq!(of("rn"), [1.0; 16]);
         assert_ne!(of("approx"), [1.0; 16], "seed {seed}");

@@ -1,4 +1,4 @@
-//! What is read and written: before it is written, out of bounds, misaligned, as far as a copy goes.
+//! Memory accesses: uninitialized, out of bounds, misaligned, and the extent of copies.
 use super::*;
 
 #[test]
@@ -33,7 +33,7 @@ fn copies_fill_up_with_zeros_and_read_no_further() {
 }
 
 #[test]
-fn uninitialised_registers() {
+fn uninitialized_registers() {
     let source = plant(SUM, "    mov.f32 %sum, 0f00000000;\n", "\n");
     let place = line(&source, "shfl.sync.bfly.b32 %other, %sum, 16");
     caught(FindingKind::Uninitialized, &["register %sum", &place, "cta 2 warp", "lane"], |s| sum_of(&source, 250, s));
@@ -41,7 +41,7 @@ fn uninitialised_registers() {
     caught(FindingKind::Uninitialized, &["register %zero"], |s| sum_of(&source, 250, s));
 }
 #[test]
-fn uninitialised_memory() {
+fn uninitialized_memory() {
     let source = plant(SUM, "@%first st.shared.f32 [%slot], %sum;", "");
     caught(FindingKind::Uninitialized, &["read of shared 'slots' bytes 0..8, which nothing"], |s| {
         sum_of(&source, 250, s)
@@ -63,11 +63,11 @@ fn out_of_bounds() {
     let said = ["bytes 1000..1004 of 'x' (1000 bytes)", &load, "cta 2 warp 1 lane 26"];
     caught(FindingKind::OutOfBounds, &said, |s| sum_of(SUM, 251, s));
     let source = plant(SUM, "@%in ld.global.f32 %sum, [%at]", "@%in ld.global.f32 %sum, [%at-4]");
-    caught(FindingKind::OutOfBounds, &["is in no allocation", "lane 0"], |s| sum_of(&source, 250, s));
+    caught(FindingKind::OutOfBounds, &["is outside all allocations", "lane 0"], |s| sum_of(&source, 250, s));
     let source = plant(SUM, "%warp, 4, %slot", "%warp, 40, %slot");
     caught(FindingKind::OutOfBounds, &["of shared 'slots' (16 bytes)"], |s| sum_of(&source, 250, s));
     let source = plant(SUM, "st.shared.f32 [%slot]", "st.shared.f32 [%slot-8]");
-    caught(FindingKind::OutOfBounds, &["is in no shared array"], |s| sum_of(&source, 250, s));
+    caught(FindingKind::OutOfBounds, &["is outside all shared arrays"], |s| sum_of(&source, 250, s));
     // From one array into the next.
     let source =
         plant(SUM, "    .shared .align 16 .b8 slots[16];", "    .shared .align 16 .b8 slots[8];  .shared .b8 b[64];");
@@ -103,5 +103,5 @@ fn the_open_array_has_the_length_that_the_launch_gives() {
         "{report}"
     );
     let twice = text.replace(".reg .b32 %t", ".shared .b32 own; .reg .b32 %t");
-    assert!(parse("k.ptx", &twice).err().unwrap().ends_with("has no arrays of its own"));
+    assert!(parse("k.ptx", &twice).err().unwrap().ends_with("cannot have other shared arrays"));
 }

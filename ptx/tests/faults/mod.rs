@@ -1,5 +1,5 @@
-//! Every check is proved by a planted fault that it catches, under several schedules; the same kernels without the
-//! fault raise no alarm under any. And what is not modeled is refused.
+//! Every check is verified by a planted fault that it detects under several schedules; the same kernels without the
+//! fault raise no finding under any. Unmodeled instructions are refused.
 mod approximate;
 mod memory;
 mod order;
@@ -149,7 +149,7 @@ pub fn run(
     let (grid, block) = ([grid, 1, 1], [block, 1, 1]);
     KernelLaunch { kernel: &kernels[0], grid, block, dynamic_shared: 0, arguments, schedule }.run(memory)
 }
-/// Under every schedule: a finding of that kind, which says all of `words`.
+/// Under every schedule there must be a finding of that kind whose text contains all of `words`.
 pub fn caught(kind: FindingKind, words: &[&str], run: impl Fn(u64) -> Ran) {
     for schedule in SCHEDULES {
         let report = run(schedule).map(|r| r.0).expect_err("the fault was not caught");
@@ -178,13 +178,13 @@ fn correct_kernels_raise_no_alarm_and_count_alike() {
 #[test]
 fn counts_are_what_a_hand_gives() {
     let (_, counts) = sum_of(SUM, N as u32, 1).unwrap();
-    // 250 floats are 32 sectors (the last one in part), three CTAs add to one sector each.
+    // 250 floats are 32 sectors (the last one in part); three CTAs add to one sector each.
     assert_eq!(counts.global_sectors, 32 + 3);
     assert_eq!(counts.bank_conflicts, 0);
-    // Each of 9 warps: 13 up to the load, it, 10 shuffles and adds, 7 to the branch, ret; and 5 in one warp of each
-    // CTA, whose lanes part at the branch and meet again at END.
+    // Each of 9 warps: 13 up to the load, the load, 10 shuffles and adds, 7 to the branch, ret; and 5 in one warp of
+    // each CTA, whose lanes diverge at the branch and reconverge at END.
     assert_eq!(counts.instructions, 9 * (13 + 1 + 10 + 7 + 1) + 3 * 5);
-    // Every lane of a warp in one bank: 31 more passes; two lanes to a bank: 1 more.
+    // All lanes of a warp in one bank: 31 more passes; two lanes per bank: 1 more.
     for (stride, conflicts) in [(4, 0), (8, 1), (16, 3), (128, 31)] {
         let source = format!(
             ".visible .entry k() {{ .reg .b32 %a, %l; .shared .b32 s[1024]; mov.u32 %l, %laneid; mov.u32 %a, s;
@@ -193,7 +193,7 @@ fn counts_are_what_a_hand_gives() {
         let counts = run(&source, &mut GlobalMemory::new(), 1, 32, &[], 0).unwrap();
         assert_eq!(counts.bank_conflicts, conflicts, "stride {stride}");
     }
-    // 16 bytes a lane: a quarter of the warp at a time, no conflict.
+    // 16 bytes per lane: a quarter of the warp at a time, no conflict.
     let wide =
         ".visible .entry k() { .reg .b32 %a, %l; .shared .align 16 .b32 s[128]; mov.u32 %l, %laneid; mov.u32 %a, s;
         mad.lo.u32 %a, %l, 16, %a; st.shared.v4.b32 [%a], {%l, %l, %l, %l}; ret; }";

@@ -1,4 +1,4 @@
-//! What must be ordered, and what must come together: races, waits, lanes of a warp, barriers.
+//! Ordering and convergence: races, waits, lanes of a warp, barriers.
 use super::*;
 
 #[test]
@@ -31,7 +31,7 @@ fn races_in_global_memory() {
     caught(FindingKind::Race, &["write of 'out'", "unordered with the write"], |s| sum_of(&source, 250, s));
 }
 #[test]
-fn neighbours_in_one_word_are_no_race() {
+fn neighbors_in_one_word_are_no_race() {
     let source = ".visible .entry k(.param .u64 p) { .reg .b64 %p, %o; .reg .b32 %t; .reg .b16 %h; ld.param.u64 %p, [p];
         mov.u32 %t, %tid.x; mul.wide.u32 %o, %t, 2; add.u64 %p, %p, %o; cvt.u16.u32 %h, %t; st.global.b16 [%p], %h; ret; }";
     for schedule in SCHEDULES {
@@ -58,8 +58,8 @@ fn missing_waits() {
     caught(FindingKind::InFlight, &["write of shared 'stage'"], |s| reverse_of(&source, s));
 }
 
-/// What a copy reads is not to be written before the wait, by the thread that copies or by one that knows no more than
-/// that it does.
+/// The source of a copy may not be written before the wait, neither by the copying thread nor by one that only knows
+/// that it copies.
 #[test]
 fn sources_of_copies_in_flight() {
     let wait = "cp.async.wait_group 1;";
@@ -71,8 +71,8 @@ fn sources_of_copies_in_flight() {
     for schedule in SCHEDULES {
         reverse_of(&waited, schedule).unwrap_or_else(|report| panic!("{report}"));
     }
-    // The neighbor's word, after a barrier that the copy came before. The wait comes first where it runs, but nothing
-    // says so.
+    // The neighbor's word, after a barrier that follows the copy. At run time the wait comes first, but nothing orders
+    // it.
     let store = "xor.b32 %use, %lane, 1; mul.wide.u32 %off, %use, 4; mov.u64 %z, %x0; add.u64 %z, %z, %off; st.global.b32 [%z], %lane;";
     let other = |text: &str| {
         let source = plant(
@@ -90,8 +90,8 @@ fn sources_of_copies_in_flight() {
     }
 }
 
-/// Both sides of a branch count themselves, and all read the count behind it: no race, for the accesses are strong, and
-/// right as long as lanes meet where the sides do. Nothing says that they do but a barrier.
+/// Both sides of a branch increment a counter, and all read it afterwards: no race, because the accesses are strong,
+/// and correct as long as lanes reconverge. Only a barrier guarantees that.
 #[test]
 fn lanes_that_meet_late() {
     let count = |meet: &str| {
@@ -114,11 +114,11 @@ fn lanes_that_meet_late() {
     let (implied, ordered) = (count(""), count("bar.warp.sync -1;"));
     for schedule in SCHEDULES {
         assert_eq!(implied(schedule), [32; 32], "schedule {schedule}");
-        // Whichever side goes first sees itself alone.
+        // Whichever side goes first sees only itself.
         assert_eq!(implied(LATE | schedule).iter().filter(|v| **v == 16).count(), 16, "schedule {schedule}, late");
         assert_eq!(ordered(LATE | schedule), [32; 32], "schedule {schedule}, late");
     }
-    // The kernels that are right are so, and their faults are found.
+    // The correct kernels stay correct, and their faults are detected.
     let want = (0..N).sum::<usize>() as f32;
     for schedule in SCHEDULES.map(|s| s | LATE) {
         assert_eq!(sum_of(SUM, N as u32, schedule).unwrap_or_else(|report| panic!("{report}")).0[0], want);
@@ -135,14 +135,14 @@ fn divergence() {
     caught(FindingKind::Divergent, &said, |s| sum_of(&source, 250, s));
     let source = plant(SUM, "bar.sync 0;", "@%first bar.sync 0;");
     caught(FindingKind::Divergent, &["never arrive"], |s| sum_of(&source, 250, s));
-    // By a branch: half the warp returns to a place that the other half waits behind.
+    // By a branch: half of the warp goes to a place where the other half waits.
     let source = plant(SUM, shuffle, &format!("setp.lt.u32 %first, %lane, 16; @%first bra END; {shuffle}"));
     let source = plant(&source, "END:\n", "END:\n    bar.sync 0;\n");
     caught(FindingKind::Divergent, &["never arrive"], |s| sum_of(&source, 250, s));
-    // Taking from a lane that does not take part.
+    // Reading from a lane that does not participate.
     let source =
         plant(SUM, shuffle, "setp.lt.u32 %first, %lane, 16; @%first shfl.sync.bfly.b32 %other, %sum, 16, 31, 0xffff;");
-    caught(FindingKind::Divergent, &["takes from lane 16"], |s| sum_of(&source, 250, s));
+    caught(FindingKind::Divergent, &["reads lane 16"], |s| sum_of(&source, 250, s));
 }
 #[test]
 fn deadlock_and_endless_loops() {

@@ -1,4 +1,4 @@
-//! Launches that do not fit their kernel, and text that is refused.
+//! Launches that do not match their kernel, and text that is refused.
 use super::*;
 
 #[test]
@@ -10,20 +10,20 @@ fn launches_that_do_not_fit() {
         launch.run(&mut GlobalMemory::new()).unwrap_err().to_string()
     };
     let three = [Argument::Pointer(0), Argument::Pointer(0), Argument::F32(0.0)];
-    assert_eq!(said(97, &three), "launch: sum: grid [1, 1, 1] and block [97, 1, 1]: 1 to 96 threads a CTA are allowed");
+    assert_eq!(said(97, &three), "launch: sum: grid [1, 1, 1] and block [97, 1, 1]: a CTA must have 1 to 96 threads");
     let exact = parse("k.ptx", &SUM.replace(".maxntid", ".reqntid")).unwrap();
     let (grid, block) = ([1; 3], [64, 1, 1]);
     let launch = KernelLaunch { kernel: &exact[0], grid, block, dynamic_shared: 0, arguments: &three, schedule: 0 };
     assert!(
-        launch.run(&mut GlobalMemory::new()).unwrap_err().to_string().ends_with("96 to 96 threads a CTA are allowed")
+        launch.run(&mut GlobalMemory::new()).unwrap_err().to_string().ends_with("a CTA must have 96 to 96 threads")
     );
-    assert_eq!(said(96, &three[..2]), "launch: sum: takes 3 arguments, given 2");
+    assert_eq!(said(96, &three[..2]), "launch: sum: takes 3 arguments, got 2");
     let wrong = [three[0], three[1], Argument::U64(0)];
-    assert_eq!(said(96, &wrong), "launch: sum: parameter p_n has 4 bytes, given 8");
+    assert_eq!(said(96, &wrong), "launch: sum: parameter p_n has 4 bytes, got 8");
 }
 
 #[test]
-fn what_is_not_modelled_is_refused_with_its_line() {
+fn what_is_not_modeled_is_refused_with_its_line() {
     for text in [
         "add.sat.s32 %r0, %r1, %r2;",
         "add.rz.f32 %r0, %r1, %r2;",
@@ -56,7 +56,7 @@ fn what_is_not_modelled_is_refused_with_its_line() {
             ".visible .entry k()\n{{\n.reg .pred %p, %q;\n.reg .b32 %r<4>;\n.reg .b64 %d<4>;\n{text}\nret;\n}}\n"
         );
         let said = parse("k.ptx", &source).err().unwrap_or_else(|| panic!("accepted: {text}"));
-        assert!(said.starts_with("k.ptx:6: ") && said.ends_with("is not modelled"), "{text}: {said}");
+        assert!(said.starts_with("k.ptx:6: ") && said.ends_with("is not modeled"), "{text}: {said}");
     }
 }
 #[test]
@@ -70,10 +70,10 @@ fn errors_of_the_text_name_their_line() {
         ("{ INNER: } bra INNER;", "unknown name 'INNER'"),
         ("A: A: ret;", "label 'A' is defined twice"),
         (".reg .b32 %r1;\n", "'%r1' is defined twice"),
-        (".reg .b128 %q;", "type '.b128' is not modelled"),
-        ("mov.b32 %r0 %r1;", "';' expected"),
-        ("@%r0+ ret;", "a name expected"),
-        ("/* never", "a /* comment never ends"),
+        (".reg .b128 %q;", "type '.b128' is not modeled"),
+        ("mov.b32 %r0 %r1;", "expected ';'"),
+        ("@%r0+ ret;", "expected a name"),
+        ("/* never", "a /* comment is not closed"),
     ] {
         let said = parse("k.ptx", &wrap(text)).err().unwrap_or_else(|| panic!("accepted: {text}"));
         assert!(said.starts_with("k.ptx:4: ") && said.contains(want), "{text}: {said}");

@@ -1,12 +1,12 @@
-//! Attention for sm_90a against f64 at odd sizes, under several schedules, which must agree to the bit; and without
-//! each thing that orders its warpgroups.
+//! Attention for sm_90a compared with f64 at odd sizes, under several schedules, which must agree bitwise; and without
+//! each operation that orders its warpgroups.
 use super::launch::{Bench, Plant};
 use super::reference::{Inputs, Outputs, Shape, Sight, attention};
 use flatshard_ptx::emulate::{FindingKind, LATE};
 use flatshard_ptx::kernels::Variant;
 use half::{bf16, f16};
 
-/// The last one keeps lanes apart that have diverged; what it costs is its own.
+/// The last one keeps diverged lanes apart; its costs differ.
 const SCHEDULES: [u64; 3] = [1, 2, LATE | 3];
 
 fn round(dtype: &str, x: f64) -> f64 {
@@ -88,13 +88,13 @@ fn passes_of_ring_attention() {
     };
     check("bf16", &pass(&[0, 256], (0..64).chain(192..256).collect(), (64..192).collect()));
     check("bf16", &pass(&[0, 10, 37, 90], (30..61).collect(), (5..30).collect()));
-    // Nothing is seen.
+    // No query attends to any key.
     check("f16", &pass(&[0, 10, 37, 90], (5..30).collect(), (30..61).collect()));
 }
 
-/// Every schedule must notice that the n-th `old` of a variant has become `new`.
+/// Every schedule must detect that the n-th `old` of a variant has become `new`.
 fn noticed((stem, head_dim): (&str, usize), n: usize, old: &str, new: &str) {
-    // Several tiles: more than the ring has places for.
+    // Several tiles: more than the ring has slots.
     let n_rows = if stem == "dk" || stem == "dv" { 200 } else { 385 };
     let shape = Shape::packed(1, 1, head_dim, &[0, n_rows]);
     let (x, ones) = (Inputs::new(&shape), vec![1.0; n_rows as usize]);
@@ -114,25 +114,29 @@ fn noticed((stem, head_dim): (&str, usize), n: usize, old: &str, new: &str) {
 fn what_hands_the_sums_on_is_needed() {
     let of = ("backward", 64);
     let missed = |n: usize, old: &str, new: &str| noticed(of, n, old, new);
-    // Both warpgroups' gradients of scores: written, seen by the tensor cores, read before they are written again.
+    // Both warpgroups' gradients of scores: written, visible to the tensor cores, read before they are overwritten.
     missed(0, "bar.sync                1, 256;", "");
     missed(0, "bar.sync                %t, 256;", "bar.arrive %t, 256;");
-    (0..3).for_each(|n| missed(n, "fence.proxy.async;", ""));
+    for (n, of, other) in [(0, "global", "shared::cta"), (0, "shared::cta", "global"), (1, "shared::cta", "global")] {
+        let fence = |memory: &str| format!("fence.proxy.async.{memory};");
+        missed(n, &fence(of), "");
+        missed(n, &fence(of), &fence(other));
+    }
     // A copy leaves shared memory before it is overwritten, and has arrived before the next one adds.
     missed(0, "cp.async.bulk.wait_group.read 0;", "");
     missed(0, "cp.async.bulk.wait_group 0;", "");
     missed(0, "mbarrier.arrive.shared::cta.b64 _, [%low", "//");
-    // The turn: waited for, told, by whom it is told, and in which order.
+    // The turn: awaited, published, by which thread, and in which order.
     missed(0, "@%in bra                TURN;", "");
     missed(0, "ld.acquire.gpu", "ld.relaxed.gpu");
     missed(0, "red.release.gpu", "red.relaxed.gpu");
     missed(0, "red.release.gpu.global.max.u32", "//");
     missed(0, "add.u32                 %t, %mine, 1;", "add.u32 %t, %mine, 2;");
     missed(0, "setp.lt.u32             %in, %t, %mine;", "setp.eq.u32 %in, %t, %mine;");
-    // Nobody is the first, or everybody.
+    // Nobody is first, or everybody.
     missed(0, "@%first_here bra        ASSIGN;", "");
     missed(0, "@%first_here bra        ASSIGN;", "bra ASSIGN;");
-    // Work by the number of the CTA, not by tickets: it waits for one that may never have been resident.
+    // Work by CTA number instead of tickets waits for a CTA that may never become resident.
     let shape = Shape::packed(1, 1, 64, &[0, 1000]);
     let (x, ones) = (Inputs::new(&shape), vec![1.0; 1000]);
     let drawn = "atom.global.add.u32 %t, [%turns], 1;";

@@ -1,5 +1,5 @@
-//! What launches of the sm_90a kernels cost, against `budget.txt`: the least number of multiply-adds that whole tiles
-//! allow, no conflicts in shared memory, sectors near the floor. For every variant of the family.
+//! Costs of launches of the sm_90a kernels, compared with `budget.txt`: the fewest multiply-adds that whole tiles
+//! allow, no bank conflicts, sectors near the minimum. For every variant of the family.
 use super::launch::Bench;
 use super::reference::{Inputs, Shape, Sight};
 use flatshard_ptx::emulate::{FindingKind, LaunchCounts};
@@ -10,8 +10,8 @@ use std::ops::Range;
 const BUDGET: &str = include_str!("budget.txt");
 const HEAD: &str = "variant shape instructions sectors floor conflicts multiply-adds";
 
-/// Tiles of columns that any row of a tile of rows sees, over all of them; and the rows that their copies bring: whole
-/// tiles, up to the last row that there is. `whole`: tiles of columns start at a multiple of their size.
+/// Column tiles that any row of a row tile attends to, summed over row tiles; and the rows that their copies load:
+/// whole tiles, up to the last existing row. `whole`: column tiles start at a multiple of their size.
 fn copied(
     ranges: &[Range<u32>],
     TiledKernel { kernel, columns }: &TiledKernel,
@@ -26,7 +26,7 @@ fn copied(
     starts.fold((0, 0), |(tiles, rows), start| (tiles + 1, rows + (last - start).min(columns) as u64))
 }
 
-/// A line of the budget for each launch.
+/// One line of the budget per launch.
 fn costs(dtype: &str, label: &str, shape: &Shape) -> Vec<String> {
     let family = sm_90a_family(dtype, shape.head_dim).unwrap();
     let bench = Bench::new(dtype, shape, 0);
@@ -38,16 +38,16 @@ fn costs(dtype: &str, label: &str, shape: &Shape) -> Vec<String> {
     let (heads, kv_heads) = (shape.heads as u64, shape.kv_heads as u64);
     let dim = [64, 96, 128, 256].into_iter().find(|d| *d >= shape.head_dim as u64).unwrap();
     let row = 2 * shape.head_dim as u64;
-    // A pass adds f32 gradients to what is there, and assigns f32 outputs.
+    // A pass adds f32 gradients in place, and assigns f32 outputs.
     let (out, gradient) = if pass { (2 * row, 4 * row) } else { (row, row) };
-    // Heads of queries go over a head of keys: all of them see each tile.
+    // Query heads loop over a key head: all of them attend to each tile.
     let seen = |tiles: &TiledKernel, of: usize, whole| {
         let last = if of == 1 { queries } else { keys };
         let (count, rows) = copied(&shape.tables()[of], tiles, last as usize, whole);
         (heads * count * tiles.kernel.rows as u64 * tiles.columns as u64, count, rows)
     };
-    // Multiply-adds, and the bytes that must move: rows in and out once, two matrices of each tile's rows, 4 bytes a
-    // row of each sum. Products of a tile: forward S and O; dq S, dP and dQ; dkv S, dP, dV and dK.
+    // Multiply-adds, and the bytes that must move: rows in and out once, two matrices of each tile's rows, 4 bytes per
+    // row of each sum. Products per tile: forward S and O; dq S, dP and dQ; dkv S, dP, dV and dK.
     let forward = |tiles: &TiledKernel| {
         let (pairs, _, rows) = seen(tiles, 0, false);
         (2 * dim * pairs, heads * (queries * (row + out + 4) + 2 * row * rows))
@@ -71,7 +71,7 @@ fn costs(dtype: &str, label: &str, shape: &Shape) -> Vec<String> {
         }
         Backward::Fused(Fused { tiles, finish, sum }) => {
             let (pairs, count, rows) = seen(tiles, 1, true);
-            // dQ in two whole halves; and each CTA takes the last tile's scores once more.
+            // dQ in two whole halves; and each CTA computes the last tile's scores once more.
             let ctas = kv_heads * keys.div_ceil(tiles.kernel.rows as u64);
             let again = ctas * (tiles.kernel.rows * tiles.columns) as u64 * dim;
             let sums = 4 * *sum as u64;
@@ -99,7 +99,7 @@ fn costs(dtype: &str, label: &str, shape: &Shape) -> Vec<String> {
 }
 
 #[test]
-fn launches_cost_what_the_budget_says() {
+fn launch_costs_match_the_budget() {
     let window = |head_dim| Shape { window: 150, ..Shape::packed(2, 1, head_dim, &[0, 30, 300]) };
     let mut lines = vec![];
     for dtype in ["bf16", "f16"] {
@@ -108,26 +108,26 @@ fn launches_cost_what_the_budget_says() {
         }
     }
     lines.extend(costs("bf16", "300-capped", &Shape { softcap: 30.0, ..window(128) }));
-    // 128 queries over 512 keys that all of them see.
+    // 128 queries over 512 keys that all of them attend to.
     let sight = Sight::Pass { cu_seqlens: vec![0, 640], queries: (512..640).collect(), keys: (0..512).collect() };
     lines.extend(costs("bf16", "128x512-pass", &Shape { sight, ..Shape::packed(1, 1, 128, &[]) }));
     let budget: Vec<&str> = BUDGET.lines().filter(|l| !l.starts_with('#')).collect();
     assert_eq!(budget.first(), Some(&HEAD));
     let said = lines.join("\n");
-    assert!(budget[1..] == lines, "the costs have changed; if for good, budget.txt is to say:\n{HEAD}\n{said}\n");
+    assert!(budget[1..] == lines, "the costs have changed; if intended, set budget.txt to:\n{HEAD}\n{said}\n");
 }
 
-/// Shared memory is what the kernel uses, and what is lost where the array starts on no multiple of 1024, as it does
-/// here: 72 bytes less than that are out of bounds. They are the last mbarrier, or a number of the last place.
+/// Shared memory is what the kernel uses plus alignment padding for an array that does not start at a multiple of 1024,
+/// as here: 72 bytes less are out of bounds. They are the last mbarrier, or a number of the last slot.
 #[test]
 fn shared_memory_is_what_the_kernel_uses() {
     for head_dim in [64, 96, 128, 256] {
         let family = *sm_90a_family("bf16", head_dim).unwrap();
         let less = |tiles: &TiledKernel| {
-            // The last place of the values' gradient has no numbers.
+            // The last slot of the values' gradient has no numbers.
             let idle = if tiles.kernel.variant.contains("_dv_") { 256 } else { 0 };
             let shared = tiles.kernel.shared;
-            assert!(shared <= 227 << 10, "{}: more than a CTA of sm_90 may have", tiles.kernel.variant);
+            assert!(shared <= 227 << 10, "{}: exceeds the limit of a CTA on sm_90", tiles.kernel.variant);
             TiledKernel { kernel: AttentionKernel { shared: shared - 1024 - idle - 72, ..tiles.kernel }, ..*tiles }
         };
         let mut tight = vec![HopperFamily { forward: less(&family.forward), ..family }];

@@ -23,14 +23,14 @@ fn decode(dtype: &str, bytes: &[u8]) -> Vec<f64> {
         bytes.as_chunks().0.iter().map(half).collect()
     }
 }
-/// CTAs for so many rows.
+/// Number of CTAs for that many rows.
 fn blocks(rows: usize, kernel: &AttentionKernel) -> usize {
     rows.div_ceil(kernel.rows as usize)
 }
-/// Where a fault is planted: the variant, and what becomes of its text.
+/// A planted fault: the variant, and the change to its text.
 pub type Plant<'a> = Option<(&'a str, &'a dyn Fn(String) -> String)>;
 
-/// What launches of variants cost, in their order.
+/// Costs of the variants' launches, in order.
 pub type Costs = Vec<(&'static str, LaunchCounts)>;
 
 pub struct Bench<'a> {
@@ -45,7 +45,7 @@ impl<'a> Bench<'a> {
         let family = *sm_90a_family(dtype, shape.head_dim).unwrap();
         Bench { dtype, shape, family, schedule, plant: None }
     }
-    /// A grid of `grid` CTAs for each of so many heads.
+    /// A grid of `grid` CTAs per head.
     fn launch(
         &self,
         kernel: &AttentionKernel,
@@ -67,8 +67,7 @@ impl<'a> Bench<'a> {
             .run(memory)
             .map(|counts| (variant.name, counts))
     }
-    /// Forward, or backward with what it is given, and what each launch cost. A ring pass adds its gradients to
-    /// `before`.
+    /// Forward, or backward with its inputs, and the cost of each launch. A ring pass adds its gradients to `before`.
     pub fn run(
         &self,
         x: &Inputs,
@@ -81,7 +80,7 @@ impl<'a> Bench<'a> {
         let (nq, nk, wq, wk) = (queries.len(), keys.len(), heads * head_dim, kv_heads * head_dim);
         let packed = matches!(shape.sight, Sight::Packed(_));
         let mut memory = GlobalMemory::new();
-        // Fused rows; in a pass the keys and values stand in a buffer of their own.
+        // Fused rows; in a pass, keys and values have a buffer of their own.
         let rows = |parts: &[(&[f64], usize)], n: usize| -> Vec<f64> {
             (0..n).flat_map(|i| parts.iter().flat_map(move |(x, w)| x[i * w..(i + 1) * w].to_vec())).collect()
         };

@@ -1,5 +1,5 @@
-//! Hopper's instructions in the emulator: a warp-specialised product is right under every schedule, and each thing that
-//! orders something is missed when it is taken out.
+//! Hopper's instructions in the emulator: a warp-specialized product is correct under every schedule, and removing any
+//! ordering operation is detected.
 mod attention;
 mod costs;
 mod faults;

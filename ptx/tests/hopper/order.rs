@@ -1,4 +1,4 @@
-//! Small kernels: what orders memory among threads, warps and CTAs, one mechanism each, and what does not.
+//! Small kernels: which mechanisms order memory among threads, warps and CTAs, and which do not.
 use flatshard_ptx::emulate::{Argument, FindingKind, GlobalMemory, KernelLaunch, LaunchReport, parse};
 
 const SCHEDULES: std::ops::Range<u64> = 0..8;
@@ -70,20 +70,20 @@ fn release_and_acquire_between_ctas() {
     right(&hand_over(&format!("{fence} {relaxed}"), peek, fence), 2, 1);
     right(&hand_over("membar.gl; red.global.add.u32 [%y+4], 1;", peek, fence), 2, 1);
     right(&hand_over("atom.release.gpu.global.add.u32 %r2, [%y+4], 1;", look, ""), 2, 1);
-    // One half is missing, on either side; or it is of the CTA alone.
+    // One half is missing, on either side; or has only CTA scope.
     wrong(FindingKind::Race, &hand_over(relaxed, look, ""), 2, 1);
     wrong(FindingKind::Race, &hand_over(raise, peek, ""), 2, 1);
     wrong(FindingKind::Race, &hand_over(&format!("{relaxed} {fence}"), peek, fence), 2, 1);
     wrong(FindingKind::Race, &hand_over(&format!("{fence} {relaxed}"), peek, ""), 2, 1);
     wrong(FindingKind::Race, &hand_over(&raise.replace("gpu", "cta"), look, ""), 2, 1);
     wrong(FindingKind::Race, &hand_over(raise, &look.replace("gpu", "cta"), ""), 2, 1);
-    // A flag that is no atomic.
+    // A flag that is not atomic.
     wrong(FindingKind::Race, &hand_over("st.global.b32 [%y+4], 1;", look, ""), 2, 1);
 }
 
 #[test]
 fn a_part_of_a_warp() {
-    // Lanes 0 and 1 exchange words; the others have gone.
+    // Lanes 0 and 1 exchange words; the others have returned.
     let body = |sync: &str| {
         format!(
             "
@@ -96,7 +96,7 @@ fn a_part_of_a_warp() {
     };
     assert_eq!(right(&body("bar.warp.sync 3;"), 1, 32)[..2], [1, 0]);
     wrong(FindingKind::Race, &body(""), 1, 32);
-    // A third lane that is not among them.
+    // A third lane that is not in the mask.
     let third = body("bar.warp.sync 3;").replace("%t, 1;  @%p", "%t, 2;  @%p").replace(
         "bar.warp.sync 3;",
         "setp.eq.u32 %q, %t, 2; @!%q bar.warp.sync 3; @%q mov.u32 %r1, s; @%q xor.b32 %r1, %r1, 4;",
@@ -130,7 +130,7 @@ fn cluster_barriers_of_one_cta() {
         mul.wide.u32 %d0, %t, 4;  add.u64 %d0, %d0, %y;  st.global.b32 [%d0], %r1;";
     assert_eq!(right(body, 1, 64), (32..64).chain(0..32).collect::<Vec<u32>>());
     wrong(FindingKind::Phase, &body.replace("barrier.cluster.arrive.release.aligned;", ""), 1, 64);
-    // What is written between arriving and waiting is not covered.
+    // What is written between arriving and waiting is not ordered.
     let late = "st.shared.b32 [%r0], %t;  barrier.cluster.arrive.release.aligned;";
     let source = body.replace(late, "barrier.cluster.arrive.release.aligned; st.shared.b32 [%r0], %t;");
     for schedule in SCHEDULES {
@@ -140,7 +140,7 @@ fn cluster_barriers_of_one_cta() {
 }
 
 #[test]
-fn generic_addresses_tell_their_space_and_bytes_are_no_neighbours() {
+fn generic_addresses_tell_their_space_and_bytes_are_no_neighbors() {
     // Byte t of an array, by each thread, through generic addresses; then read as words by one warp.
     let body = "mov.u32 %r0, s;  cvt.u64.u32 %d0, %r0;  cvta.shared.u64 %d0, %d0;  cvt.u64.u32 %d1, %t;
         add.u64 %d1, %d0, %d1;  st.u8 [%d1], %t;  bar.sync 0;  setp.gt.u32 %p, %t, 15;  @%p bra END;
@@ -155,7 +155,7 @@ fn generic_addresses_tell_their_space_and_bytes_are_no_neighbours() {
     wrong(FindingKind::OutOfBounds, &body.replace("cvta.shared.u64 %d0, %d0;", "add.u64 %d0, %d0, 8192;"), 1, 64);
 }
 
-/// Thread 0 brings 64 words from global memory; a thread of another warp sends them back doubled.
+/// Thread 0 loads 64 words from global memory; a thread of another warp stores them doubled.
 const ROUND: &str = "
     setp.ne.u32 %p, %t, 0;
     @%p bra WAIT;
@@ -192,7 +192,9 @@ fn plain_bulk_copies_go_both_ways() {
     let y = right(ROUND, 1, 64);
     assert_eq!(y[0], 1);
     assert_eq!(y[32..], (0..32).collect::<Vec<u32>>());
-    wrong(FindingKind::Proxy, &ROUND.replace("fence.proxy.async.shared::cta;", ""), 1, 64);
+    for fence in ["", "fence.proxy.async.global;"] {
+        wrong(FindingKind::Proxy, &ROUND.replace("fence.proxy.async.shared::cta;", fence), 1, 64);
+    }
     wrong(FindingKind::Proxy, &ROUND.replace("    fence.proxy.async;\n", ""), 1, 64);
     wrong(FindingKind::InFlight, &ROUND.replace("wait_group 0", "wait_group.read 0"), 1, 64);
     wrong(FindingKind::Misaligned, &ROUND.replace("[%y], 128, [bar]", "[%y+8], 128, [bar]"), 1, 64);
@@ -208,20 +210,20 @@ fn plain_bulk_copies_go_both_ways() {
     );
 }
 
-/// Thread 0 writes what the copy to shared memory reads: before the copy has landed, as nothing but the mbarrier tells.
+/// Thread 0 overwrites the source of the copy to shared memory before it has landed, which only the mbarrier can tell.
 #[test]
 fn sources_of_bulk_copies_in_flight() {
     let issued = "mbarrier.arrive.release.cta.shared::cta.b64 %d0, [bar];\n";
     assert!(ROUND.contains(issued));
     wrong(FindingKind::InFlight, &ROUND.replace(issued, &format!("{issued}    st.global.b32 [%y+64], %t;\n")), 1, 64);
-    // A thread of the other warp, behind the barrier, has not waited for the mbarrier; behind its wait it may write.
+    // A thread of the other warp, after the barrier, has not waited for the mbarrier; after its wait it may write.
     let store = "setp.eq.u32 %q, %t, 50; @%q st.global.b32 [%y+64], %t;";
     wrong(FindingKind::InFlight, &ROUND.replace("TRY:", &format!("{store}\nTRY:")), 1, 64);
     let waited = ROUND.replace("    mov.u32 %r0, s;", &format!("    {store}\n    mov.u32 %r0, s;"));
     assert_eq!(right(&waited, 1, 64)[16], 50);
 }
 
-/// An mbarrier counts 2^20 - 1 bytes and as many arrivals, and an arrival counts for one at least.
+/// An mbarrier counts up to 2^20 - 1 bytes and as many arrivals; an arrival counts at least one.
 #[test]
 fn what_an_mbarrier_cannot_count() {
     let body = |text: &str| {
@@ -247,7 +249,7 @@ fn what_an_mbarrier_cannot_count() {
     wrong(FindingKind::Phase, &body("").replace("[bar], 4", "[bar], 1048576"), 1, 32);
 }
 
-/// Each CTA adds four numbers to what is there when those before it have.
+/// Each CTA adds four numbers after the CTAs before it.
 const ADD: &str = "
     setp.ne.u32 %p, %t, 0;
     @%p bra END;
@@ -273,12 +275,16 @@ fn copies_that_add_take_turns() {
         assert!(ADD.contains(old), "{old}");
         ADD.replace(old, "")
     };
-    // Without turns, or with one that is not told, the order of the sum is anyone's.
+    // Without turns, or without publishing them, the order of the sum is undefined.
     wrong(FindingKind::Race, &without("@%p bra LOOK;"), 3, 32);
     wrong(FindingKind::Race, &ADD.replace("acquire", "relaxed"), 3, 32);
     wrong(FindingKind::Race, &ADD.replace("release", "relaxed"), 3, 32);
-    wrong(FindingKind::Proxy, &without("fence.proxy.async;"), 3, 32);
-    // Read is not written: the next one adds to what is on its way, or has come without a word.
+    // A fence of one memory orders nothing of the other: a copy out reads shared memory and adds to global memory.
+    for fence in ["", "fence.proxy.async.global;", "fence.proxy.async.shared::cta;"] {
+        wrong(FindingKind::Proxy, &ADD.replace("fence.proxy.async;", fence), 3, 32);
+    }
+    right(&ADD.replace("fence.proxy.async;", "fence.proxy.async.global; fence.proxy.async.shared::cta;"), 3, 32);
+    // Read does not mean written: the next one adds to data in flight, or data that arrived unsynchronized.
     for early in [ADD.replace("wait_group 0", "wait_group.read 0"), without("cp.async.bulk.wait_group 0;")] {
         for schedule in SCHEDULES {
             let report = run(&early, 3, 32, schedule).unwrap_err();
@@ -290,7 +296,7 @@ fn copies_that_add_take_turns() {
     }
     wrong(FindingKind::Misaligned, &ADD.replace("[s], 16", "[s+8], 16"), 3, 32);
     wrong(FindingKind::OutOfBounds, &ADD.replace("[%y], [s]", "[%y+256], [s]"), 3, 32);
-    // Nobody hands on; and turns by number, where the first may have to wait for room that the others take.
+    // Nobody passes the turn; and turns by CTA number, where the first may wait for room that the others take.
     wrong(FindingKind::Deadlock, &without("st.release.gpu.global.u32 [%y+128], %r1;"), 3, 32);
     let stuck = |schedule| run(ADD, 6, 32, schedule).is_err_and(|report| report.has(FindingKind::Deadlock));
     assert!(!stuck(0) && SCHEDULES.clone().any(stuck));
@@ -305,11 +311,11 @@ fn waits_by_phase() {
     TWO: mbarrier.try_wait.parity.shared.b64 %q, [bar], 1, 1000; @!%q bra TWO;
         st.global.b64 [%y], %d0; END:";
     assert_eq!(right(body, 1, 32)[0], 1);
-    // The same phase twice: a parity that was not turned.
+    // The same phase twice: the parity was not flipped.
     let twice =
         body.replace("    TWO:", "AGAIN: mbarrier.try_wait.parity.shared.b64 %q, [bar], 1; @!%q bra AGAIN; TWO:");
     wrong(FindingKind::Phase, &twice, 1, 32);
-    // Two phases pass between two waits of one thread.
+    // Two phases complete between two waits of one thread.
     let missed =
         body.replace("    TWO:", "mbarrier.arrive.shared.b64 %d0, [bar]; TWO:").replace("[bar], 1, 1000", "[bar], 0");
     wrong(FindingKind::Phase, &missed, 1, 32);

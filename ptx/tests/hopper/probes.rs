@@ -1,5 +1,5 @@
-//! The probes' answers against the layouts as the PTX ISA and CUTLASS's canonical layouts state them, written here a
-//! second time and in another way. What a GPU answers is for scripts/gpu_check.sh to compare.
+//! The probes' results compared with the layouts of the PTX ISA and CUTLASS's canonical layouts, written here
+//! independently. scripts/gpu_check.sh compares a GPU's results.
 use flatshard_ptx::emulate::{Argument, GlobalMemory, KernelLaunch, Swizzle, TensorMap, parse};
 use flatshard_ptx::kernels::Variant;
 use flatshard_ptx::kernels::probes::{PROBES, TENSOR_UNTOUCHED, TENSOR_WORDS};
@@ -92,7 +92,7 @@ fn operands_of_wgmma() {
     let (x, out) = probe("probe_wgmma");
     let at = |offset: usize| bf16::from_bits((x[offset / 4] >> (8 * (offset % 4))) as u16).to_f32();
     for m in 0..9 {
-        // Bits of the swizzle, as the descriptor's field numbers them.
+        // Bits of the swizzle, by the descriptor field's encoding.
         let bits = [0, 3, 2, 1][m % 4];
         let row = 16usize << bits;
         let (stride, lead) = (8 * row, if bits == 0 { 4096 } else { 128 * row });
@@ -125,7 +125,7 @@ fn operands_of_wgmma() {
 }
 #[test]
 fn boxes_of_tensor_copies() {
-    // 5 planes of 7 rows of 40 elements of 16 bits, rows of 48: element (x, y, z) is its place.
+    // 5 planes of 7 rows of 40 16-bit elements, with rows of 48: element (x, y, z) holds its position.
     let (sizes, strides) = ([40, 7, 5], [48, 7 * 48]);
     let x: Vec<u8> = (0..5 * 7 * 48u16).flat_map(|i| i.to_le_bytes()).collect();
     for (swizzle, bits, wide) in
@@ -170,9 +170,9 @@ fn maps_that_a_driver_refuses() {
         change(&mut map);
         map.encode().unwrap_err()
     };
-    assert!(bad(|m| m.address = 8).contains("on 16 bytes"));
+    assert!(bad(|m| m.address = 8).contains("aligned to 16 bytes"));
     assert!(bad(|m| m.strides = vec![24]).contains("a stride of 24 bytes"));
-    assert!(bad(|m| m.tile = vec![64, 257]).contains("from 1 to 256"));
+    assert!(bad(|m| m.tile = vec![64, 257]).contains("sides of a box 1 to 256"));
     assert!(bad(|m| m.tile = vec![128, 8]).contains("a row of 256 bytes in a box with B128"));
     assert!(bad(|m| m.strides = vec![]).contains("0 strides"));
 }

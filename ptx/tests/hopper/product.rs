@@ -1,4 +1,4 @@
-//! The product of product.ptx against f64, and what the faults start from.
+//! The product of product.ptx compared with f64, and the base of the planted faults.
 use flatshard_ptx::emulate::{
     Argument, GlobalMemory, KernelLaunch, LaunchCounts, LaunchReport, Swizzle, TensorMap, parse,
 };
@@ -13,7 +13,7 @@ pub fn source() -> String {
     // Without markers, lines are the expansion's own.
     text.lines().filter(|l| !l.starts_with("# ")).collect::<Vec<_>>().join("\n")
 }
-/// Small whole numbers: sums are exact.
+/// Small integers, so that sums are exact.
 pub fn whole(seed: usize, n: usize) -> Vec<f64> {
     (0..n).map(|i| ((i * 7919 + seed * 104729) % 61 % 9) as f64 - 4.0).collect()
 }
@@ -27,7 +27,7 @@ pub fn floats(bytes: &[u8]) -> Vec<f64> {
 pub struct Setting {
     pub tiles: usize,
     pub swizzle: Swizzle,
-    /// Columns of A and B that exist; the rest of the last tile is filled with zeros.
+    /// Columns of A and B that exist; the rest of the last tile is zero-filled.
     pub depth: usize,
 }
 pub const USUAL: Setting = Setting { tiles: 5, swizzle: Swizzle::B128, depth: 5 * 64 };

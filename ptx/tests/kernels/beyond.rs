@@ -1,5 +1,5 @@
-//! Buffers beyond 4 GiB and 2^32 elements, of which only the ends are there: the kernels of elements and of rows find
-//! their addresses in 64 bits. Never compares values: those are the other tests'.
+//! Buffers beyond 4 GiB and 2^32 elements, of which only the ends exist: elementwise and row kernels must compute
+//! addresses in 64 bits. Never compares values: other tests do.
 use super::harness::*;
 use flatshard_ptx::emulate::{Argument, FindingKind, GlobalMemory, KernelLaunch, LaunchReport, parse};
 use flatshard_ptx::kernels::Variant;
@@ -8,7 +8,7 @@ use std::ops::Range;
 const HUGE: u64 = 1 << 32;
 
 enum Operand {
-    /// Which elements are there, and what they hold, or that the kernel is to fill them.
+    /// Elements that exist, with their value, or None if the kernel must fill them.
     Part(DType, Vec<Range<u64>>, Option<f64>),
     Plain(Argument),
 }
@@ -26,7 +26,7 @@ fn plain(value: u64) -> Operand {
 fn fraction(value: f32) -> Operand {
     Plain(Argument::F32(value))
 }
-/// A fault as it is where there is none.
+/// The state without an index fault.
 fn faultless() -> Operand {
     holds(U64, 0..1, 0.0)
 }
@@ -35,13 +35,13 @@ struct Far<'a> {
     variant: &'a str,
     grid: [u32; 2],
     threads: u32,
-    /// Of the grid, those that are run.
+    /// The CTAs of the grid to run.
     ctas: Vec<u32>,
     operands: Vec<Operand>,
 }
 
 impl Far<'_> {
-    /// With a change of the text; what is there and to be filled must be full.
+    /// Runs with a changed text; outputs that exist must be filled.
     fn run(&self, change: impl Fn(String) -> String) -> Result<(), LaunchReport> {
         let Far { variant, grid: [x, y], threads, ctas, operands } = self;
         let found = Variant::by_name(variant).unwrap_or_else(|| panic!("no variant {variant}"));
@@ -85,12 +85,11 @@ impl Far<'_> {
     }
 }
 
-/// The first and the last CTA of a kernel of elements, V at a time: more than 2^32 of them, and some that are no whole
-/// V.
+/// The first and the last CTA of an elementwise kernel, V at a time: more than 2^32 elements, not a multiple of V.
 fn flat(variant: &str, v: u64, operands: Vec<(DType, Option<f64>)>, more: [Vec<Operand>; 2]) -> Far<'_> {
     let n = HUGE + 3 * 256 * v + 1;
     let ctas = (n / v).div_ceil(256) as u32;
-    // The first CTA takes what is left at the end.
+    // The first CTA handles the remainder at the end.
     let there = vec![0..256 * v, (ctas as u64 - 1) * 256 * v..n];
     let mut operands: Vec<Operand> =
         operands.into_iter().map(|(dtype, value)| Part(dtype, there.clone(), value)).collect();
@@ -130,7 +129,7 @@ fn elements_beyond_4_gib() {
             }
         }
     }
-    // Weights, what optimizers keep of them, and their copies for the next step.
+    // Weights, optimizer state, and their copies for the next step.
     for (suffix, copy) in [("_f32", F32), ("_bf16", Bf16), ("_f16", F16)] {
         let state = |n: usize| [vec![(F32, one); n], vec![(copy, out)]].concat();
         let before = |n: u64| [vec![holds(F32, 0..n, 0.5), holds(F32, 0..2, 1.0)], vec![]];
@@ -175,7 +174,7 @@ fn rows_beyond_4_gib() {
         operands.extend(shape());
         operands.extend([plain(0), plain(1 << 30), fraction(2.0), plain(1), plain(1)]);
         Far { threads: 256, ..rows(&of("dropout_rows"), operands) }.check();
-        // The row of the table lies as far beyond.
+        // The row of the table is equally far out.
         let token = (ROWS - 1) as f64;
         let mut operands = vec![holds(U32, last(1), token), x(), fills(dtype, last(COLUMNS)), faultless()];
         operands.extend(shape());
@@ -198,7 +197,7 @@ fn rows_beyond_4_gib() {
     }
 }
 
-/// Heads of the last of as many rows: four of queries, two of keys and of values, 128 wide.
+/// Heads of the last of equally many rows: four of queries, two of keys and of values, 128 wide.
 #[test]
 fn heads_beyond_4_gib() {
     let (heads, kv_heads, d) = (4, 2, 128);
@@ -257,7 +256,7 @@ fn strips_beyond_4_gib() {
     }
 }
 
-/// An address that is computed in 32 bits wraps to what is not there.
+/// An address computed in 32 bits wraps to memory that does not exist.
 #[test]
 fn addresses_of_32_bits_are_found() {
     let found = |far: &Far, old: &str, new: &dyn Fn(&[&str]) -> String| {
@@ -274,7 +273,7 @@ fn addresses_of_32_bits_are_found() {
     let one = Some(1.0);
     let add = flat("add_bf16", 8, vec![(Bf16, one), (Bf16, one)], [vec![], vec![]]);
     add.check();
-    // The index of an element, and the offset of its byte.
+    // The index of an element, and its byte offset.
     found(&add, "mad.lo.u64", &|o| {
         format!(
             "{{ .reg .u64 %cut; and.b64 %cut, {}, 0xffffffff; mad.lo.u64 {}, %cut, {}, {}; }}",

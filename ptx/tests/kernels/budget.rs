@@ -1,5 +1,4 @@
-//! What a launch costs, against `budget.txt`; and that no kernel has a barrier too many or too few. Both for every
-//! variant.
+//! Costs of launches, compared with `budget.txt`; and every barrier of a kernel is necessary. Both for every variant.
 use super::cases::{Case, cases};
 use super::harness::SCHEDULES;
 use flatshard_ptx::emulate::{PtxKernel, parse};
@@ -20,21 +19,21 @@ fn prepared() -> Vec<(Case, PtxKernel)> {
     cases().into_iter().map(with_kernel).collect()
 }
 
-/// May move more than a tenth beyond their floor (and a few sectors), each for its reason.
+/// May move more than a tenth over the minimum (and a few sectors), each for a reason.
 fn moves_more(name: &str, shape: &str) -> bool {
-    // Rows of no whole 16 bytes are taken element by element, and a warp's piece of one begins within a sector; those
-    // of 5003 f32 do not stay in registers and are read twice. Sorting compares each row with each: its floor is
-    // comparisons.
+    // Rows that are not a multiple of 16 bytes are handled element by element, and a warp's part of one begins within a
+    // sector; rows of 5003 f32 do not fit in registers and are read twice. Sorting compares each row with each: its
+    // minimum is comparisons.
     matches!(shape, "7x257" | "4x5003") || name == "embed_sort"
 }
-/// May meet banks twice: once a CTA, when it adds its warps' parts up; and in limbs that the exponents of the data
-/// choose.
+/// May have bank conflicts: once per CTA, when it adds its warps' sums; and in limbs chosen by the exponents of the
+/// data.
 fn meets_banks_twice(name: &str) -> bool {
     name.starts_with("qk_norm_rope_backward") || name == "sum_squares"
 }
 
 #[test]
-fn every_launch_costs_what_the_budget_says() {
+fn every_launch_matches_its_budget() {
     let mut lines = vec![];
     for (case, kernel) in prepared() {
         let variant = &case.job.variant;
@@ -58,7 +57,7 @@ fn every_launch_costs_what_the_budget_says() {
     let budget: Vec<&str> = BUDGET.lines().filter(|l| !l.starts_with('#')).collect();
     let said = format!("{HEAD}\n{}\n", lines.join("\n"));
     assert_eq!(budget[0], HEAD);
-    assert!(budget[1..] == lines, "the costs have changed; if for good, tests/budget.txt is to say:\n{said}");
+    assert!(budget[1..] == lines, "the costs have changed; if intended, set tests/budget.txt to:\n{said}");
 }
 
 #[test]
@@ -74,19 +73,19 @@ fn every_variant_has_a_case_and_every_source_a_variant() {
     }
     let tried: BTreeSet<_> = prepared().into_iter().map(|(case, kernel)| (case.job.variant, kernel.name)).collect();
     assert_eq!(tried, entries);
-    // A source without an entry is there to be included.
+    // A source without an entry point is only for inclusion.
     let used: BTreeSet<String> = variants().map(|v| v.file.to_string()).collect();
     for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels")).unwrap() {
         let file = file.unwrap();
         let text = std::fs::read_to_string(file.path()).unwrap();
         let name = file.file_name().into_string().unwrap();
-        assert!(text.starts_with("// "), "{name} does not open with what it is");
-        assert_eq!(text.contains(".entry"), used.contains(&name), "{name} and the list of variants");
+        assert!(text.starts_with("// "), "{name} does not begin with a description");
+        assert_eq!(text.contains(".entry"), used.contains(&name), "{name} does not match the list of variants");
     }
 }
 
-/// Takes out each barrier of each kernel in turn: the emulator must notice in one of the kernel's cases, under every
-/// schedule, or the barrier is of no use.
+/// Removes each barrier of each kernel: the emulator must detect it in one of the kernel's cases, under every schedule,
+/// or the barrier is useless.
 #[test]
 fn every_barrier_is_needed_and_its_loss_is_noticed() {
     let mut by_entry: BTreeMap<(String, String), Vec<Case>> = BTreeMap::new();
@@ -97,7 +96,7 @@ fn every_barrier_is_needed_and_its_loss_is_noticed() {
     for ((name, entry), cases) in &by_entry {
         let variant = Variant::by_name(name).unwrap();
         let text = variant.expand().unwrap();
-        // The entry's own text: from its .entry to the next.
+        // The entry point's own text: up to the next `.entry`.
         let start = text.find(&format!(".entry {entry}(")).unwrap();
         let end = text[start + 1..].find(".entry").map_or(text.len(), |next| start + 1 + next);
         for barrier in ["bar.sync", "bar.warp.sync"] {

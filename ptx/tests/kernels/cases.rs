@@ -1,9 +1,10 @@
-//! One launch of each variant's entries, for what is asked of all alike: their cost, and that each barrier is needed.
+//! One launch of each variant's entry points, for properties checked on all: their cost, and that each barrier is
+//! needed.
 use super::harness::*;
 
 pub struct Case {
     pub shape: &'static str,
-    /// Bytes of global memory that must move at least once.
+    /// Minimum bytes of global memory that must move.
     pub floor: usize,
     pub job: Job,
 }
@@ -21,7 +22,7 @@ fn input(seed: u64, dtype: DType, n: usize) -> Slot {
 fn both(seed: u64, dtype: DType, n: usize) -> Slot {
     InOut(dtype, normal(seed, n))
 }
-/// Over N elements: operands as they are, then N.
+/// Over N elements: the operands, then N.
 fn flat(variant: &str, mut slots: Vec<Slot>, more: Vec<Slot>) -> Case {
     let moved = |slot: &Slot| match slot {
         In(dtype, values) => dtype.size() * values.len(),
@@ -105,7 +106,7 @@ fn rows(dtype: DType, name: &str) -> Vec<Case> {
             slots.extend((layer == 1).then(|| w(columns)));
             slots.extend([Out(dtype, ROWS * columns), Out(F32, stats), int(ROWS), int(columns), real(1e-5)]);
             slots.extend((layer == 0).then(|| real(0.0)));
-            // The three CTAs read the weights each.
+            // Each of the three CTAs reads the weights.
             let floor = 2 * ROWS * columns * size + 3 * (1 + layer) * columns * size + 4 * stats;
             cases.push(case(label, floor, job(of(kernel), 3, 64, slots)));
             let mut slots =
@@ -127,7 +128,7 @@ fn rows(dtype: DType, name: &str) -> Vec<Case> {
     let strip = |name: String, slots| Job { grid: [strips, 2], ..job(name, 1, 256, slots) };
     let tall = 256 * COLUMNS;
     let slots = vec![w(COLUMNS), both(1, dtype, tall), int(256), int(COLUMNS)];
-    // The sixteen warps of a strip read its biases each.
+    // Each of the sixteen warps of a strip reads its biases.
     cases.push(case("256x1024", 2 * tall * size + 16 * COLUMNS * size, strip(of("bias"), slots)));
     let slots = vec![input(1, dtype, tall), Out(F32, 2 * COLUMNS), int(256), int(COLUMNS)];
     cases.push(case("256x1024", tall * size + 8 * COLUMNS, strip(of("bias_backward"), slots)));
@@ -212,7 +213,7 @@ fn losses(dtype: DType, name: &str) -> Vec<Case> {
 }
 
 fn single() -> Vec<Case> {
-    // Neighbouring blocks of very different sizes: each adds to other limbs.
+    // Adjacent blocks of very different magnitude: each adds to other limbs.
     let scales = [1.0, 1e-20, 1e18, 1e-5, 1e30, 1e-30, 1e10];
     let x: Vec<f64> = normal(3, 100 * N).iter().enumerate().map(|(i, x)| x * scales[i / 512 % 7]).collect();
     let squares = vec![In(F32, x), Out(U64, 3 * 68), long(100 * N)];

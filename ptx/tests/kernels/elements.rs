@@ -10,7 +10,7 @@ const SIZES: [usize; 7] = [1, 3, 8, 31, 257, 1003, 4101];
 fn cast_rounds_to_nearest_even() {
     for (dtype, name) in [(Bf16, "bf16"), (F16, "f16")] {
         for n in SIZES {
-            // Ties, both ways, and the largest that does not round to infinity, in front.
+            // First, ties both ways and the largest value that does not round to infinity.
             let mut values: Vec<f64> = normal(1, n).iter().map(|v| v * 1.001).collect();
             let edges = [1.00390625, 1.01171875, -0.0, f32::MAX as f64, 3.3895e38, 1e-40];
             values.iter_mut().zip(edges).for_each(|(v, edge)| *v = edge);
@@ -54,7 +54,7 @@ fn scale_multiplies_in_place() {
     }
 }
 
-/// Some inputs at which a sigmoid in f32 is 0 or 1.
+/// Including inputs at which a sigmoid in f32 is 0 or 1.
 fn gates(n: usize) -> Vec<f64> {
     let mut gates: Vec<f64> = normal(2, n).iter().map(|g| g * 4.0).collect();
     gates.iter_mut().zip([0.0, -120.0, 120.0, -90.0, -16.0, 16.0]).for_each(|(g, edge)| *g = edge);
@@ -138,7 +138,7 @@ fn activations_at_the_ends() {
     assert!(y[5].abs() < 1e-30 && y[6] == 100.0, "{y:?}");
 }
 
-/// The mask by the definition, from the engine's own Philox.
+/// The mask by definition, from the engine's own Philox.
 #[test]
 fn dropout_has_the_bits_of_the_definition() {
     let (p, key) = (0.3f32, 0x0123_4567_89ab_cdef_u64);
@@ -167,7 +167,7 @@ fn dropout_of_rows_has_the_bits_of_the_definition() {
     let (threshold, scale) = ((p as f64 * 4294967296.0) as u32, 1.0 / (1.0 - p));
     let map = [3u32, 1 << 31, 0, 3, 7];
     for (dtype, name) in DTYPES {
-        // Whole counters; whole ones of rows that are not aligned; rows that begin or end within one.
+        // Whole counters; the same with unaligned rows; rows that begin or end within a counter.
         for (width, first, skew) in [(64, 8, 0), (64, 8, 1), (1028, 0, 0), (61, 4, 0), (64, 6, 0), (3, 3, 1), (1, 2, 0)]
         {
             for (mapped, adds) in [(0, 0), (1, 0), (1, 1)] {

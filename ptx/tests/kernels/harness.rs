@@ -1,17 +1,17 @@
-//! Runs one kernel everywhere and compares. Never knows what the kernel means.
+//! Runs one kernel under all schedules and compares. Never knows what the kernel means.
 use flatshard_ptx::emulate::{
     Argument, GlobalMemory, KernelLaunch, LATE, LaunchCounts, LaunchReport, PtxKernel, parse,
 };
 use flatshard_ptx::kernels::Variant;
 use half::{bf16, f16};
 
-/// Error forgiven where the naive code happens to be exact: this part of the largest reference value.
+/// Tolerance where the naive code happens to be exact, as a fraction of the largest reference value.
 const FLOOR: f64 = 1.2e-7;
-/// What lg2.approx may be off near 1, 2^-22, as a natural logarithm.
+/// Error of lg2.approx near 1, 2^-22, as a natural logarithm.
 pub const LOG: f64 = 1.7e-7;
 pub const FORWARD: f64 = 2.0;
 pub const GRADIENT: f64 = 3.0;
-/// The last ones keep lanes apart that have diverged; what they cost is their own.
+/// The last ones keep diverged lanes apart; their costs differ.
 pub const SCHEDULES: [u64; 4] = [0, 1, LATE | 2, LATE | 3];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,7 +25,7 @@ pub enum DType {
     U64,
 }
 pub use DType::*;
-/// Those that kernels compute in, as variants name them.
+/// The compute dtypes, with their names in variants.
 pub const DTYPES: [(DType, &str); 3] = [(F32, "f32"), (Bf16, "bf16"), (F16, "f16")];
 
 impl DType {
@@ -66,7 +66,7 @@ pub fn rounded(values: &[f64], dtype: DType) -> Vec<f64> {
     decode(&encode(values, dtype), dtype)
 }
 
-/// Numbers of a bell shape that f32, bf16 and f16 all hold exactly: sums of four draws of a SplitMix64.
+/// Bell-shaped numbers that f32, bf16 and f16 all hold exactly: sums of four draws of a SplitMix64.
 pub fn normal(seed: u64, n: usize) -> Vec<f64> {
     let mut state = seed;
     let mut uniform = || {
@@ -80,12 +80,12 @@ pub fn normal(seed: u64, n: usize) -> Vec<f64> {
     (0..n).map(|_| bf16::from_f64(draw()).to_f64()).collect()
 }
 
-/// A kernel's argument, in its place.
+/// A kernel's argument.
 pub enum Slot {
     In(DType, Vec<f64>),
-    /// Compared, and holds this before.
+    /// Compared, with this initial value.
     InOut(DType, Vec<f64>),
-    /// Compared; nothing is written there before.
+    /// Compared, initially uninitialized.
     Out(DType, usize),
     Value(Argument),
 }
@@ -99,15 +99,15 @@ pub fn long(value: usize) -> Slot {
 pub fn real(value: f32) -> Slot {
     Value(Argument::F32(value))
 }
-/// A fault as it is where there is none.
+/// The state without an index fault.
 pub fn no_fault() -> Slot {
     In(U64, vec![0.0])
 }
 
-/// A launch of a variant's entry.
+/// A launch of a variant's entry point.
 pub struct Job {
     pub variant: String,
-    /// Empty: the only one.
+    /// Empty if there is only one.
     pub entry: &'static str,
     pub grid: [u32; 2],
     pub block: u32,
@@ -188,11 +188,11 @@ impl Job {
     }
 }
 
-/// `naive` is rounded to the dtype here.
+/// Rounds `naive` to the dtype.
 pub fn compare(label: &str, factor: f64, got: &[f64], dtype: DType, exact: &[f64], naive: &[f64]) {
     within(label, factor, 0.0, (got, dtype), exact, naive);
 }
-/// The same with an absolute error that is forgiven besides.
+/// The same with an additional absolute tolerance.
 pub fn within(label: &str, factor: f64, more: f64, (got, dtype): (&[f64], DType), exact: &[f64], naive: &[f64]) {
     let naive = rounded(naive, dtype);
     assert_eq!((got.len(), naive.len()), (exact.len(), exact.len()), "{label}: lengths");

@@ -1,9 +1,9 @@
-//! Rotary positions, alone and behind the norms of queries and keys.
+//! Rotary positions, alone and after the norms of queries and keys.
 use super::harness::*;
 use super::rows::{EPS, norm_backward_of, norm_of, sum_rows};
 
-/// Heads, kv heads, head_dim, rows, skew: groups of lanes of every kind, halves that are no whole vectors, more parts
-/// of a half than lanes, more heads than go at a time.
+/// Heads, kv heads, head_dim, rows, skew: groups of lanes of every kind, halves that are not whole vectors, more parts
+/// of a half than lanes, more heads than are handled at a time.
 const SHAPES: [(usize, usize, usize, usize, usize); 7] = [
     (3, 1, 64, 5, 0),
     (5, 2, 128, 3, 0),
@@ -16,7 +16,7 @@ const SHAPES: [(usize, usize, usize, usize, usize); 7] = [
 const OFFSET: f64 = 1.0;
 const POSITIONS: usize = 9;
 
-/// Not quite unit vectors: what stands in the table is used as it is.
+/// Not quite unit vectors, because the table is used as it is.
 fn table(head_dim: usize) -> Vec<f64> {
     rounded(&normal(11, POSITIONS * head_dim), F32)
 }
@@ -32,11 +32,11 @@ fn rotate<R: Real>(head: &mut [R], row: &[f64], sign: f64) {
 }
 
 #[test]
-fn rope_turns_and_turns_back() {
+fn rope_rotates_and_rotates_back() {
     for (heads, kv_heads, d, rows, skew) in SHAPES {
         for (dtype, name) in DTYPES {
             for sign in [1.0, -1.0] {
-                // Heads behind the turned ones stay.
+                // Heads after the rotated ones are unchanged.
                 let row = (heads + 2 * kv_heads) * d;
                 let (table, positions, qkv) = (table(d), positions(rows), normal(12, rows * row));
                 fn of<R: Real>(
@@ -96,7 +96,7 @@ impl Problem {
     fn w(&self, head: usize) -> &[f64] {
         &self.w[(head >= self.heads) as usize]
     }
-    /// out, rstd: each head is a row of RMSNorm, then turned.
+    /// out, rstd: each head is an RMSNorm row, then rotated.
     fn forward<R: Real>(&self) -> [Vec<f64>; 2] {
         let (mut out, mut rstd): (Vec<R>, Vec<f64>) = (reals(&self.qkv), vec![]);
         for (n, row) in out.chunks_mut(self.row).enumerate() {

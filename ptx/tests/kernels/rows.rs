@@ -2,8 +2,8 @@
 use super::harness::*;
 
 pub const EPS: f64 = 1e-5;
-/// Rows, columns, threads, CTAs, skew: fewer columns than a vector, whole vectors, an odd one more, several pieces a
-/// thread, all that the threads can take; more rows than CTAs; operands off their alignment.
+/// Rows, columns, threads, CTAs, skew: fewer columns than a vector, whole vectors, an odd one more, several pieces per
+/// thread, as many as the threads can handle; more rows than CTAs; misaligned operands.
 const SHAPES: [(usize, usize, u32, u32, usize); 8] = [
     (1, 1, 32, 1, 0),
     (5, 7, 32, 3, 0),
@@ -63,7 +63,7 @@ fn norms() {
     }
 }
 
-/// dx, dw, db, from what stands in them before.
+/// dx, dw, db, added to their initial values.
 pub fn norm_backward_of<R: Real>(
     layer: bool,
     offset: f64,

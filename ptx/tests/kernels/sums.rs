@@ -1,5 +1,4 @@
-//! The exact sum of squares and the clip scale from it: the bits are those of the CPU device for every grid and
-//! schedule.
+//! The exact sum of squares and its clip scale: the bits equal the CPU device's for every grid and schedule.
 use super::harness::*;
 use flatshard::base::{Category, Meter};
 use flatshard::device::cpu::CpuDevice;
@@ -71,7 +70,7 @@ fn what_is_not_finite_raises_the_flag_and_leaves_the_sum() {
     }
 }
 
-/// Every place of the highest bit, ties that only the lowest limb breaks, sums over ranks that have not been carried.
+/// Every position of the highest bit, ties that only the lowest limb breaks, sums over ranks without carry propagation.
 #[test]
 fn the_clip_scale_has_the_bits_of_the_cpu() {
     let cpu = CpuDevice::new(Meter::default());

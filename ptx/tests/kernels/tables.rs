@@ -1,4 +1,4 @@
-//! What follows indices: embeddings, cross entropy, and the check in front of both.
+//! Kernels that use indices: embeddings, cross entropy, and the index check before both.
 use super::cases::ConcatSlots;
 use super::harness::*;
 use flatshard_ptx::emulate::Argument;
@@ -18,14 +18,14 @@ fn check_finds_the_first_index_outside() {
     assert_eq!(check(&indices, 7, 0.0), 0);
     (indices[201], indices[133]) = (7.0, COUNT - 5.0);
     assert_eq!(check(&indices, 7, 0.0), (!133u32 as u64) << 32 | (u32::MAX - 4) as u64);
-    assert_eq!(check(&indices[..3], 7, 5.0), 5, "what was found before stays");
+    assert_eq!(check(&indices[..3], 7, 5.0), 5, "an earlier fault must stay");
 }
 
 /// Rows, columns, tokens of the table, threads, skew.
 const SHAPES: [(usize, usize, usize, u32, usize); 5] =
     [(1, 1, 1, 32, 0), (7, 64, 5, 32, 0), (70, 24, 9, 32, 0), (9, 77, 3, 32, 0), (6, 64, 4, 32, 1)];
 
-/// The rows of a table that an operand holds: all of them, or a part.
+/// The rows of a table that an operand holds: all, or a slice.
 const PARTS: [fn(usize) -> std::ops::Range<usize>; 3] = [|n| 0..n, |n| 0..n.div_ceil(2), |n| n / 2..n];
 
 fn tokens(rows: usize, table: usize) -> Vec<f64> {
@@ -149,8 +149,7 @@ fn nothing_follows_an_index_that_is_at_fault() {
     assert_eq!(job("cross_entropy_finish_f32", 1, 32, [slots, sizes].concat_slots()).outputs(), [y, vec![5.0]]);
 }
 
-/// Losses by row, and the gradient.
-/// Where it is wanted, its factor.
+/// Losses by row, and the gradient with its factor, if requested.
 fn gradient(wanted: bool) -> Slot {
     if wanted { In(F32, vec![0.125]) } else { Value(Argument::Pointer(0)) }
 }
@@ -181,7 +180,8 @@ fn cross_entropy_of<R: Real>(vocab: usize, targets: &[f64], logits: &[f64], scal
     [losses, grad]
 }
 
-/// Vocabularies around a vector, beyond what stays in registers, at every alignment of a row; targets at both ends.
+/// Vocabularies close to a vector's width, beyond what fits in registers, at every alignment of a row; targets at both
+/// ends.
 #[test]
 fn cross_entropy_in_place() {
     for (vocab, threads, targets) in [
@@ -231,8 +231,7 @@ fn columns(logits: &[f64], vocab: usize, (from, to): (usize, usize)) -> Vec<f64>
     logits.chunks(vocab).flat_map(|row| row[from..to].to_vec()).collect()
 }
 
-/// A vocabulary in parts, of which no two need be alike: each part's gradient and every part's losses are those of the
-/// whole.
+/// A vocabulary in slices of different lengths: each slice's gradient and losses are those of the whole.
 #[test]
 fn parts_of_a_vocabulary_come_to_the_loss_of_the_whole() {
     for (cuts, threads, targets) in [

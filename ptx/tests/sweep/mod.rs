@@ -1,6 +1,7 @@
-//! Takes each instruction that waits, fences, commits or hands on out of the attention kernels, one at a time, and runs
-//! their launches: the emulator must notice, or the results be others. What passes unseen stands in `budget.txt`, with
-//! its reason. The barriers of all other kernels are swept in ../kernels/budget.rs, and none of those is unseen.
+//! Removes each waiting, fencing, committing or publishing instruction from the attention kernels, one at a time, and
+//! runs their launches: the emulator must detect it, or the results must differ. `budget.txt` lists those that stay
+//! undetected, with reasons. The barriers of all other kernels are swept in ../kernels/budget.rs, and all of them are
+//! detected.
 use super::attention::launch as tile;
 use super::attention::reference::{Inputs, Outputs, Shape};
 use super::hopper::launch as hopper;
@@ -10,11 +11,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 const BUDGET: &str = include_str!("budget.txt");
-/// In order, and drawn. A fault is noticed if both notice it.
+/// In order, and drawn. A fault counts as detected if both detect it.
 const SCHEDULES: [u64; 2] = [0, 1];
 
-/// What is taken out: from the start of its statement, guard included, to its end; of a read or an addition the order
-/// alone.
+/// What is removed: the whole statement, guard included; of a read or an addition, only its ordering.
 const OUT: [&str; 17] = [
     "bar.sync",
     "bar.arrive",
@@ -31,13 +31,13 @@ const OUT: [&str; 17] = [
     "wgmma.commit_group",
     "wgmma.wait_group",
     "setmaxnreg",
-    // Waits that go round: the first answer is taken.
+    // Waits that loop: the first answer is taken.
     "@!%done bra             AGAIN",
     "@%in bra                TURN",
 ];
 const WEAKER: [(&str, &str); 2] = [("ld.acquire", "ld.relaxed"), ("red.release", "red.relaxed")];
 
-/// Each fault of a text: its name, "instruction number", the bytes to replace, and by what.
+/// Each fault of a text: its name, "instruction number", the bytes to replace, and the replacement.
 fn faults(text: &str) -> Vec<(String, Range<usize>, &'static str)> {
     let mut all = vec![];
     for what in OUT {
@@ -55,8 +55,8 @@ fn faults(text: &str) -> Vec<(String, Range<usize>, &'static str)> {
     all
 }
 
-/// Sweeps a variant's launch: `run` gives its outputs' bits with a text in place of the variant's. The faults that pass
-/// must be the budget's.
+/// Sweeps a variant's launch: `run` returns its outputs' bits with a text in place of the variant's. The undetected
+/// faults must be the budget's.
 fn sweep(name: &str, run: impl Fn(u64, &dyn Fn(String) -> String) -> Option<Vec<u64>>) {
     let text = Variant::by_name(name).unwrap().expand().unwrap();
     let right =
@@ -92,7 +92,7 @@ fn bits(out: &Outputs) -> Vec<u64> {
     [&out.o, &out.lse, &out.dq, &out.dk, &out.dv].into_iter().flatten().map(|x| x.to_bits()).collect()
 }
 
-/// Rows that fill each place of the ring again; with a cap where nothing is noticed without.
+/// Rows that refill each slot of the ring.
 fn hopper(stem: &str, head_dim: usize, rows: u32) {
     let name = format!("attention_hopper_{stem}_bf16_{head_dim}");
     let plain = Shape::packed(1, 1, head_dim, &[0, rows]);
@@ -125,7 +125,7 @@ fn hopper_keys_of_wide_heads() {
     hopper("dv", 256, 200);
 }
 
-/// The kernels of sm_80: rows that fill both stages again.
+/// The kernels of sm_80: rows that refill both stages.
 #[test]
 fn tiles() {
     let (shape, family) = (Shape::packed(1, 1, 64, &[0, 200]), sm_80_family("bf16", 64).unwrap());

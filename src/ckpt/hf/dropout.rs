@@ -1,14 +1,14 @@
-//! Dropout that a `config.json` asks for. Never part of a [`crate::nn::Spec`] that is trained: a run has its own.
+//! Dropout that a `config.json` asks for. Never part of a trained [`crate::nn::Spec`]: a run has its own setting.
 use super::{FILE, Map, Value};
 use crate::base::{Error, Result};
 use std::{fs, path::Path};
 
-/// Keys of all families, and whether a run's dropout stands for them; of attention's probabilities there is none
-/// here.
+/// The keys of all families, and whether the run's dropout replaces them. Dropout of attention probabilities is not
+/// implemented.
 const KEYS: [(&str, bool); 4] =
     [("attention_dropout", false), ("attn_pdrop", false), ("embd_pdrop", true), ("resid_pdrop", true)];
 
-/// "attn_pdrop 0.1": those in `dir` that training with `dropout` does not apply.
+/// The dropout keys of `dir` that training with `dropout` does not apply, such as "attn_pdrop 0.1".
 pub fn unused_dropout(dir: &Path, dropout: f32) -> Result<Vec<String>> {
     let path = dir.join(FILE);
     let text = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;

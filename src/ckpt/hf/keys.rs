@@ -1,12 +1,12 @@
-//! The keys of a JSON object, each asked for by name; what nobody asked for must be known not to matter. Never guesses.
+//! Typed access to the keys of a JSON object. Never guesses: keys that nobody read must be known to be harmless.
 use crate::base::{Error, Result, limits, quote};
 use serde_json::{Map, Value};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-/// ConfigKeys of `config.json` that change nothing of what a training step computes: where the file came from, token
-/// ids, how to generate, outputs that we never return, and dropout and initialisation, which are the run's own affair.
-/// Names that start with an underscore are transformers' own notes.
+/// Keys of `config.json` that do not affect a training step: provenance, token ids, generation settings, outputs we
+/// never return, and dropout and initialization, which the run decides. Names that start with an underscore are
+/// transformers' own notes.
 const HARMLESS: &[&str] = &[
     "architectures",
     "attention_dropout",
@@ -74,12 +74,12 @@ const HARMLESS: &[&str] = &[
     "use_bfloat16",
     "use_cache",
 ];
-/// Of GPT-2 besides: sizes that follow from others, and heads for other tasks.
+/// GPT-2 also has sizes that follow from others, and heads for other tasks.
 const HARMLESS_PREFIX: &[&str] = &["_", "summary_"];
 
 pub struct ConfigKeys<'a> {
     map: &'a Map<String, Value>,
-    /// Before the name in messages: "rope_scaling." or nothing.
+    /// Precedes the name in messages: "rope_scaling." or empty.
     prefix: String,
     asked: RefCell<BTreeSet<String>>,
 }
@@ -88,16 +88,16 @@ impl<'a> ConfigKeys<'a> {
     pub fn new(map: &'a Map<String, Value>, prefix: impl Into<String>) -> ConfigKeys<'a> {
         ConfigKeys { map, prefix: prefix.into(), asked: RefCell::default() }
     }
-    /// The key as an error says it.
+    /// The key as named in errors.
     pub fn name(&self, key: &str) -> String {
         format!("{}{key}", self.prefix)
     }
-    /// What is there, null included.
+    /// The value, null included.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.asked.borrow_mut().insert(key.into());
         self.map.get(key)
     }
-    /// What is there and not null.
+    /// The value if it is not null.
     pub fn present(&self, key: &str) -> Option<&'a Value> {
         self.get(key).filter(|v| !v.is_null())
     }
@@ -108,9 +108,9 @@ impl<'a> ConfigKeys<'a> {
             .ok_or_else(|| Error::input(format!("{} is {}; it must be {kind}", self.name(key), quote(value))))
     }
     pub fn whole(&self, key: &str) -> Result<Option<usize>> {
-        self.typed(key, "a whole number", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))
+        self.typed(key, "a nonnegative integer", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))
     }
-    /// A whole number that is no larger than the setting `setting` may be.
+    /// An integer no larger than the setting `setting` may be.
     pub fn size(&self, key: &str, setting: &str) -> Result<Option<usize>> {
         let n = self.whole(key)?;
         n.map_or(Ok(()), |n| limits::check(setting, &self.name(key), n as u64))?;
@@ -119,20 +119,20 @@ impl<'a> ConfigKeys<'a> {
     pub fn number(&self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "a number", Value::as_f64)
     }
-    /// A number above 0, also in 32 bits.
+    /// A number above 0, in f32 too.
     pub fn positive(&self, key: &str) -> Result<Option<f64>> {
         let fits = |x: &f64| *x as f32 > 0.0 && (*x as f32).is_finite();
         self.typed(key, "a number above 0", |v| v.as_f64().filter(fits))
     }
-    /// From 0 to 1.
+    /// A number from 0 to 1.
     pub fn fraction(&self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "a number from 0 to 1", |v| v.as_f64().filter(|x| (0.0..=1.0).contains(x)))
     }
-    /// A token's id, or a list of some; files also say -1 for none.
+    /// A token id or a list of them; -1 means none.
     pub fn ids(&self, key: &str) -> Result<()> {
         let id = |v: &Value| v.as_i64().is_some_and(|id| (-1..1 << 31).contains(&id));
         let ids = |v: &'a Value| v.as_array().map_or(id(v), |list| list.iter().all(id)).then_some(());
-        self.typed(key, "the id of a token, below 2^31, or a list of such ids", ids).map(|_| ())
+        self.typed(key, "a token id below 2^31, or a list of token ids", ids).map(|_| ())
     }
     pub fn text(&self, key: &str) -> Result<Option<&'a str>> {
         self.typed(key, "a string", Value::as_str)
@@ -147,11 +147,11 @@ impl<'a> ConfigKeys<'a> {
     pub fn need<T>(&self, key: &str, read: impl Fn(&Self, &str) -> Result<Option<T>>) -> Result<T> {
         read(self, key)?.ok_or_else(|| Error::input(format!("{} is missing", self.name(key))))
     }
-    /// What is there; the default of transformers where the key is absent; nothing where it is null.
+    /// The value; transformers' default if the key is absent; None if it is null.
     pub fn or<T>(&self, key: &str, default: T, read: impl Fn(&Self, &str) -> Result<Option<T>>) -> Result<Option<T>> {
         if self.get(key).is_none() { Ok(Some(default)) } else { read(self, key) }
     }
-    /// Refuses every value but these; absent and null are fine.
+    /// Refuses all values but these; absent and null are accepted.
     pub fn only(&self, key: &str, allowed: &[Value]) -> Result<()> {
         match self.present(key) {
             Some(value) if !allowed.contains(value) => Err(self.unsupported(key, allowed)),
@@ -165,7 +165,7 @@ impl<'a> ConfigKeys<'a> {
         Error::input(format!("{} is {}, which is not supported; it must be {instead}", self.name(key), quote(value)))
     }
 
-    /// Refuses what was not asked for, unless it is known not to matter, or says that something is not there.
+    /// Refuses keys that nobody read, unless they are known to be harmless, or disable a feature.
     pub fn finish(&self) -> Result<()> {
         let asked = self.asked.borrow();
         let harmless = |key: &str| {
@@ -180,8 +180,7 @@ impl<'a> ConfigKeys<'a> {
         match self.map.iter().find(|(key, value)| !asked.contains(*key) && !harmless(key) && !nothing(value)) {
             None => Ok(()),
             Some((key, value)) => Err(Error::input(format!(
-                "{} is {}: this key is not known for such a model, and might change what it computes; remove it where \
-                 it does not",
+                "{} is {}: unknown key for this model, which may change what it computes. If it does not, remove it",
                 quote(self.name(key)),
                 quote(value)
             ))),

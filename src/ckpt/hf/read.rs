@@ -1,11 +1,11 @@
-//! From `config.json`, as transformers 4 or 5 write it, to a [`Spec`]. Absent keys take the defaults of the family's
-//! class there. Never reads a file.
+//! From `config.json`, as written by transformers 4 or 5, to a [`Spec`]. Absent keys take the defaults of the family's
+//! transformers class. Never reads a file.
 use super::keys::ConfigKeys;
 use crate::base::{Error, Result, quote};
 use crate::nn::{Activation, Arch, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
 
-const FAMILIES: &str = "llama, mistral, qwen2, qwen3, gemma2, gemma3_text and gpt2 are the supported ones";
+const FAMILIES: &str = "supported: llama, mistral, qwen2, qwen3, gemma2, gemma3_text and gpt2";
 
 pub fn spec(map: &Map<String, Value>) -> Result<Spec> {
     let keys = ConfigKeys::new(map, "");
@@ -19,7 +19,7 @@ pub fn spec(map: &Map<String, Value>) -> Result<Spec> {
         Some("qwen3") => rotary_family(&keys, Arch::Qwen3)?,
         Some("gemma2") => rotary_family(&keys, Arch::Gemma2)?,
         Some("gemma3_text") => rotary_family(&keys, Arch::Gemma3)?,
-        // "gemma3" is the model of text and images; some text-only files say it too.
+        // "gemma3" is the multimodal model; some text-only files use the name too.
         Some("gemma3") if keys.present("text_config").is_none() => rotary_family(&keys, Arch::Gemma3)?,
         Some("gpt2") => gpt2(&keys)?,
         Some(other) => return Err(Error::input(format!("model_type is \"{}\"; {FAMILIES}", quote(other)))),
@@ -29,7 +29,7 @@ pub fn spec(map: &Map<String, Value>) -> Result<Spec> {
     Ok(spec)
 }
 
-/// Llama and its descendants: what they have in common, then what some have.
+/// Llama and its descendants: first what they share, then what only some have.
 fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
     let gemma = matches!(arch, Arch::Gemma2 | Arch::Gemma3);
     let size = |key, setting| keys.need(key, |keys, key| keys.size(key, setting));
@@ -37,7 +37,7 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
     let layers = size("num_hidden_layers", "num_layers")?;
     keys.only("partial_rotary_factor", &[json!(1), json!(1.0)])?;
     if gemma {
-        keys.get("hidden_act"); // there in many files, read by nobody
+        keys.get("hidden_act"); // present in many files, but unused
         keys.only("hidden_activation", &[json!("gelu_pytorch_tanh")])?;
         keys.only("use_bidirectional_attention", &[json!(false)])?;
     } else {
@@ -94,7 +94,7 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
             spec.score_cap = keys.or("attn_logit_softcapping", 50.0, ConfigKeys::positive)?.unwrap_or(0.0) as f32;
             spec.logit_cap = keys.or("final_logit_softcapping", 30.0, ConfigKeys::positive)?.unwrap_or(0.0) as f32;
         } else {
-            // transformers has the key and does not act on it.
+            // transformers accepts the key and ignores it.
             keys.only("attn_logit_softcapping", &[])?;
             spec.logit_cap = softcap("final_logit_softcapping")?;
         }
@@ -102,7 +102,7 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
     Ok(spec)
 }
 
-/// The window, and which layers are within it; (0, none) where none is.
+/// The window size, and which layers use it; (0, none) without a window.
 fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<bool>)> {
     let within = |keys: &ConfigKeys, key: &str| keys.size(key, "max_len");
     let window = match arch {
@@ -143,25 +143,25 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
     })
 }
 
-/// Whether each layer is within the window, where the file says so layer by layer.
+/// Whether each layer uses the window, if the file lists layers one by one.
 fn layer_types(keys: &ConfigKeys, layers: usize) -> Result<Option<Vec<bool>>> {
     let Some(types) = keys.present("layer_types") else { return Ok(None) };
     let kind = |value: &Value| match value.as_str() {
         Some("sliding_attention") => Ok(true),
         Some("full_attention") => Ok(false),
         _ => Err(Error::input(format!(
-            "layer_types holds {}, which is not supported; full_attention and sliding_attention are",
+            "layer_types has {}, which is not supported; use full_attention or sliding_attention",
             quote(value)
         ))),
     };
     let Some(values) = types.as_array().filter(|values| values.len() == layers) else {
         let found = types.as_array().map_or(quote(types).to_string(), |values| format!("a list of {}", values.len()));
-        return Err(Error::input(format!("layer_types is {found}; it must name the type of each of {layers} layers")));
+        return Err(Error::input(format!("layer_types is {found}; it must list the type of each of {layers} layers")));
     };
     values.iter().map(kind).collect::<Result<_>>().map(Some)
 }
 
-/// The rotation of most layers, and of those within the window where the family has two.
+/// The rotary embedding of most layers, and that of windowed layers if the family has two.
 fn rotaries(keys: &ConfigKeys, arch: Arch, max_len: usize) -> Result<(Rotary, Option<Rotary>)> {
     let two = arch == Arch::Gemma3;
     let theta = keys.positive("rope_theta")?.unwrap_or(if two { 1_000_000.0 } else { 10_000.0 });
@@ -171,7 +171,7 @@ fn rotaries(keys: &ConfigKeys, arch: Arch, max_len: usize) -> Result<(Rotary, Op
         return Err(keys.unsupported("rope_local_base_freq", &[]));
     }
     match (old, new) {
-        (Some(_), Some(_)) => Err(Error::input("rope_scaling and rope_parameters are both given; one says it all")),
+        (Some(_), Some(_)) => Err(Error::input("rope_scaling and rope_parameters are both present; remove one")),
         (None, Some(new)) if two => {
             let of = |key, theta| match new.object(key)? {
                 Some(keys) => rotary(&keys, theta, max_len),
@@ -191,7 +191,7 @@ fn rotaries(keys: &ConfigKeys, arch: Arch, max_len: usize) -> Result<(Rotary, Op
     }
 }
 
-/// One rotation: `rope_scaling` of transformers 4, `rope_parameters` (or one layer type's part of it) of 5.
+/// One rotary embedding: `rope_scaling` of transformers 4, or `rope_parameters` (or its part for one layer type) of 5.
 fn rotary(keys: &ConfigKeys, theta: f64, max_len: usize) -> Result<Rotary> {
     keys.only("partial_rotary_factor", &[json!(1), json!(1.0)])?;
     let theta = keys.positive("rope_theta")?.unwrap_or(theta);

@@ -1,5 +1,5 @@
-//! Every family survives its own config; both generations of transformers' files read alike; what is not supported is
-//! named.
+//! Every family's config round-trips; files of transformers 4 and 5 read the same; unsupported keys are named. Never
+//! reads a file.
 use super::*;
 use crate::nn::Activation;
 
@@ -74,7 +74,7 @@ fn spec(value: Value) -> Result<Spec> {
 }
 
 #[test]
-fn a_spec_survives_its_config() {
+fn specs_round_trip_through_their_config() {
     for s in specs() {
         s.validate().unwrap();
         assert_eq!(parse(config(&s).as_bytes()).unwrap(), s, "{}", config(&s));
@@ -83,7 +83,7 @@ fn a_spec_survives_its_config() {
 }
 
 #[test]
-fn what_is_not_supported_is_named() {
+fn unsupported_keys_are_named() {
     let of = |arch, i: usize| specs().into_iter().filter(|s| s.arch == arch).nth(i).unwrap();
     let (llama, mistral, qwen2) = (of(Arch::Llama, 0), of(Arch::Mistral, 0), of(Arch::Qwen2, 0));
     let (qwen3, gemma2, gemma3, gpt) = (of(Arch::Qwen3, 0), of(Arch::Gemma2, 0), of(Arch::Gemma3, 0), of(Arch::Gpt, 0));
@@ -127,9 +127,9 @@ fn what_is_not_supported_is_named() {
     }
 }
 
-/// Files as the model hubs have them, in the words of transformers 4 and of 5.
+/// Files as found on model hubs, as written by transformers 4 and 5.
 #[test]
-fn both_generations_read_alike() {
+fn files_of_transformers_4_and_5_read_the_same() {
     let sizes = json!({
         "hidden_size": 32, "intermediate_size": 44, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10,
         "num_hidden_layers": 8, "vocab_size": 97, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
@@ -198,7 +198,7 @@ fn both_generations_read_alike() {
         let (four, five) = (with(four), with(five));
         assert_eq!(four, five);
     }
-    // And the values are those that the files say, not only alike.
+    // And the values are those in the files, not only the same.
     let gemma = with(json!({"model_type": "gemma3_text", "sliding_window": 12, "sliding_window_pattern": 3}));
     assert_eq!(gemma.windowed, [true, true, false, true, true, false, true, true]);
     assert_eq!((gemma.rope, gemma.local_rope), (Some(Rotary::new(1e6)), Some(Rotary::new(1e4))));
@@ -212,11 +212,11 @@ fn both_generations_read_alike() {
 }
 
 #[test]
-fn differences_that_no_shape_shows() {
+fn differences_that_no_shape_reveals() {
     let then = llama();
     let now = Spec { heads: 2, kv_heads: 1, head_dim: 20, norm_eps: 1e-6, dropout: 0.5, ..then.clone() };
     let found = differences(&then, &now);
-    // The scale of scores follows from head_dim.
+    // The scale of attention scores follows from head_dim.
     assert_eq!(found.len(), 5, "{found:?}");
     assert_eq!(found[0], "num_heads: 4 in the checkpoint, 2 now");
     let stretched = Rotary { theta: 500_000.0, scaling: Scaling::Linear { factor: 2.0 } };

@@ -1,19 +1,19 @@
-//! How many ranks a host has, where their launcher has not said: all tell rank 0 the name of their host, and hear who
-//! else is on it. Never used where LOCAL_WORLD_SIZE, or another launcher's name for it, is set.
+//! Counts the ranks of each host when the launcher does not: every rank sends rank 0 its host name and learns who
+//! shares it. Never used if LOCAL_WORLD_SIZE, or another launcher's equivalent, is set.
 use super::roster::{RankPlace, Roster};
 use super::tcp;
 use crate::base::{Error, Result};
 use crate::comm::env::{RankEnv, UNKNOWN};
 use std::time::Duration;
 
-/// `env` with its place on its host. Returns when all ranks were there.
+/// Returns `env` with its position on its host, after all ranks have joined.
 pub fn place(env: &RankEnv, timeout: Duration) -> Result<RankEnv> {
     if env.local_world != UNKNOWN {
         return Ok(env.clone());
     }
     let found = tcp::places(env, timeout)?;
     if found.iter().any(|place| place.local_world != UNKNOWN) {
-        Roster::new(&found)?; // says whose is set
+        Roster::new(&found)?; // names the rank where it is set
     }
     let places = placed(&found)?;
     Roster::new(&places)?;
@@ -21,16 +21,16 @@ pub fn place(env: &RankEnv, timeout: Duration) -> Result<RankEnv> {
     Ok(RankEnv { local_rank, local_world, ..env.clone() })
 }
 
-/// By the names of the hosts. What a rank knows of its place must be the same.
+/// Derives positions from host names. They must agree with what ranks know already.
 fn placed(found: &[RankPlace]) -> Result<Vec<RankPlace>> {
     let on = |host: &str, ranks: &[RankPlace]| ranks.iter().filter(|place| place.host == host).count();
     let place = |(rank, place): (usize, &RankPlace)| {
-        let RankPlace { host, local_rank: said, .. } = place;
+        let RankPlace { host, local_rank: given, .. } = place;
         let (local_rank, local_world) = (on(host, &found[..rank]), on(host, found));
-        match *said != UNKNOWN && *said != local_rank {
+        match *given != UNKNOWN && *given != local_rank {
             true => Err(Error::input(format!(
-                "rank {rank} on {host} has LOCAL_RANK={said}, but {local_rank} of the {local_world} ranks on a host of this name \
-                 come before it: set LOCAL_WORLD_SIZE (ranks of this host) for each rank"
+                "rank {rank} on {host} has LOCAL_RANK={given}, but {local_rank} of the {local_world} ranks on a host of this name \
+                 precede it: set LOCAL_WORLD_SIZE (ranks on this host) for each rank"
             ))),
             false => Ok(RankPlace { host: host.clone(), local_rank, local_world }),
         }
@@ -54,9 +54,9 @@ mod tests {
         let all = [(0, 2), (1, 2), (0, 1)];
         assert_eq!(ranks(&[("a", UNKNOWN), ("a", UNKNOWN), ("b", UNKNOWN)]).unwrap(), all);
         assert_eq!(ranks(&[("a", 0), ("a", UNKNOWN), ("b", 0)]).unwrap(), all);
-        // Containers that share a name.
+        // Containers with the same host name.
         let e = ranks(&[("a", 0), ("a", 0)]).unwrap_err();
-        let says = "rank 1 on a has LOCAL_RANK=0, but 1 of the 2 ranks on a host of this name come before it";
+        let says = "rank 1 on a has LOCAL_RANK=0, but 1 of the 2 ranks on a host of this name precede it";
         assert!(e.exit_status() == 2 && e.to_string().contains(says), "{e}");
     }
 }

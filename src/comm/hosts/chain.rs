@@ -1,16 +1,16 @@
-//! Sums over several hosts with the bits of one: strictly in rank order, `((g0 + g1) + g2) + ...`, in f32 (f64 for
-//! f64), rounded once. Never changes the order for speed.
+//! Sums over several hosts with the same bits as on one: strictly in rank order, `((g0 + g1) + g2) + ...`, in f32 (f64
+//! for f64), rounded once. Never changes the order for speed.
 //!
-//! [Note: chain] Ranks lie host by host, so the sum of a shard is a chain of hosts: a rank of the first one adds its
-//! host's pieces, read in place, and sends the partial sum to its column on the next, which goes on adding; the last
-//! host sends the whole to the owner. Every column does that for the shards of its own ranks. It is cut into *tasks* (a
-//! chunk of one owner's shard), so that all hosts work at the same time: in iteration i, host h sums task i and at the
-//! same time sends task i - 1 and receives task i, and task i - r whole, if it is the owner of that. r = H - h: the
-//! last of H hosts begins H - 1 - h iterations after h and sends what it summed one later. So in every iteration all
-//! that a rank waits for is sent by iterations that do not wait for it.
+//! [Note: chain] Ranks are numbered host by host, so the sum of a shard is a chain of hosts: a rank of the first one
+//! adds its host's operands, read in place, and sends the partial sum to its column on the next, which goes on adding;
+//! the last host sends the result to the owner. Every column does that for the shards of its own ranks. The work is
+//! divided into *tasks* (a chunk of one owner's shard), so that all hosts work at the same time: in iteration i, host h
+//! sums task i while it sends task i - 1, receives task i and, if it owns task i - r, receives that result. r = H - h:
+//! the last of H hosts begins H - 1 - h iterations after h, and sends its sum one iteration later. So whatever a rank
+//! waits for in an iteration was sent by iterations that do not wait for it.
 //!
-//! For two hosts that is twice a shard forward and once a shard back, all of it at the same time. Rings that add in
-//! another order would send a shard less; but then two hosts would train other weights than one.
+//! For two hosts that is two shards forward and one shard back, all concurrently. Rings that add in another order would
+//! send one shard less, but then two hosts would train different weights from one.
 use super::job::HostsJob;
 use super::post::Post;
 use super::steps::copy;
@@ -21,16 +21,16 @@ use crate::device::cpu::simd::Level;
 use std::ops::Range;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
-/// Elements of a task.
+/// Elements per task.
 const CHUNK: usize = 64 << 10;
 
-/// Where partial sums are: one that is received and added to, one that is sent, one that is whole. Allocated by the
-/// first reduction of a group.
+/// Buffers for partial sums: one received and added to, one being sent, one complete. Allocated by a group's first
+/// reduction.
 #[derive(Default)]
 pub(super) struct ChainScratch([Vec<u64>; 3]);
 
 impl ChainScratch {
-    /// Each with room for a chunk of f64.
+    /// Three parts with room for a chunk of f64 each.
     fn parts(&mut self) -> [*mut u8; 3] {
         self.0.each_mut().map(|part| {
             part.resize(CHUNK, 0);
@@ -39,13 +39,13 @@ impl ChainScratch {
     }
 }
 
-/// What is summed where: the shards of this column's ranks, one a host.
+/// Operands of one reduction: the shards of this column's ranks, one per host.
 struct ColumnShards<'a> {
     /// The operands of this host's ranks.
     sources: Sources,
-    /// Elements of the operands that are the shard of the rank on host `d`.
+    /// Range of the operands that is the shard of the rank on host `d`.
     range: &'a dyn Fn(usize) -> Range<usize>,
-    /// This rank's own goes here.
+    /// Output for this rank's own shard.
     dst: *mut u8,
 }
 
@@ -53,7 +53,9 @@ fn fold(job: &HostsJob, from: DType, into: DType, accumulate: bool) -> Fold {
     Fold { level: Level::best(), from, into, op: job.reduce, accumulate }
 }
 
-/// # Safety Operands and `dst` are valid and lent; nobody writes to the operands' shards meanwhile, but this rank to
+/// # Safety
+/// Operands and `dst` are valid and lent. Nobody else writes to the operands' shards meanwhile; this rank writes only
+/// its own `dst`.
 /// its own `dst`.
 unsafe fn chain(post: &mut Post, job: &HostsJob, scratch: &mut ChainScratch, shards: ColumnShards) -> Result<()> {
     let (hosts, here, columns) = (post.places.hosts, post.places.host(), post.places.columns);
@@ -61,7 +63,7 @@ unsafe fn chain(post: &mut Post, job: &HostsJob, scratch: &mut ChainScratch, sha
     let last = here + 1 == hosts;
     let longest = (0..hosts).map(|d| (shards.range)(d).len()).max().unwrap_or(0);
     let each = longest.div_ceil(CHUNK);
-    // Owner and elements of a task; the last of a shorter shard may have none, and then no message.
+    // Owner and elements of a task. The last task of a shorter shard may be empty, and then sends no message.
     let task = |i: usize| {
         let (owner, range) = (i / each, (shards.range)(i / each));
         let start = (range.start + i % each * CHUNK).min(range.end);
@@ -159,7 +161,7 @@ pub(super) fn reduce_scatter(
     Ok(())
 }
 
-/// A reduce-scatter of the column's slice of the buffer, gathered again between hosts and then inside them.
+/// Reduce-scatters the column's slice of the buffer, then gathers it between hosts and inside them.
 pub(super) fn all_reduce(post: &mut Post, job: &HostsJob, scratch: &mut ChainScratch) -> Result<()> {
     post.agree(job.kind, job.tag, &job.desc)?;
     let size = job.dtype.size();
@@ -182,7 +184,7 @@ pub(super) fn all_reduce(post: &mut Post, job: &HostsJob, scratch: &mut ChainScr
 }
 
 /// # Safety
-/// As for [`chain`]; `sources` are where the reduced slices are put, too, and `out` where all of them go in the end.
+/// As for [`chain`]. Reduced slices are written to `sources` too, and the complete result to `out`.
 unsafe fn all_reduce_in(
     post: &mut Post,
     job: &HostsJob,
@@ -196,8 +198,8 @@ unsafe fn all_reduce_in(
     let slice = |column| part(0..len, column, columns, size);
     let range = |host| part(slice(column), host, hosts, size);
     let mine = sources.of(column).cast_mut();
-    // SAFETY: ranges are within the buffers; each rank writes its own buffer's slice, which no other rank reads before
-    // the meeting, and `out`, which nobody else has.
+    // SAFETY: ranges are within the buffers. Each rank writes its own buffer's slice, which no other rank reads before
+    // the meeting, and `out`, which no other rank uses.
     unsafe {
         let dst = mine.add(range(here).start * size);
         chain(post, job, scratch, ColumnShards { sources, range: &range, dst })?;
@@ -216,7 +218,7 @@ unsafe fn all_reduce_in(
     post.meet(job.kind, job.tag, &job.desc)
 }
 
-/// The `i`th of `n` parts of a range: equal but for the last ones, whole cache lines each.
+/// The `i`th of `n` parts of a range: whole cache lines, all equal except the last ones.
 fn part(range: Range<usize>, i: usize, n: usize, size: usize) -> Range<usize> {
     let each = range.len().div_ceil(n).next_multiple_of(64 / size);
     let at = |i: usize| (range.start + i * each).min(range.end);

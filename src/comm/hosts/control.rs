@@ -1,6 +1,6 @@
-//! One connection from each rank to rank 0, on which nothing is said but who is lost and who leaves. Rank 0 passes word
-//! of a loss on. A connection that closes without a farewell is a loss: so a rank that is killed is named at once,
-//! whatever the others are doing. Never carries data.
+//! Failure detection: one connection from each rank to rank 0, which carries only losses and farewells. Rank 0 forwards
+//! each loss. A connection that closes without a farewell is a loss, so a killed rank is named at once, whatever the
+//! others are doing. Never carries data.
 use super::messages::{self, FAREWELL, LOSS};
 use super::wire::Lost;
 use crate::comm::frame::{Header, Inbox};
@@ -11,27 +11,27 @@ use std::net::TcpStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// A host that vanishes without closing anything (power, network) is noticed after about 10 + 3 x 5 seconds.
+/// A host that vanishes without closing connections (power, network) is detected after about 10 + 3 x 5 seconds.
 const SILENCE: Duration = Duration::from_secs(10);
 const PROBES: (Duration, u32) = (Duration::from_secs(5), 3);
 
 pub(super) struct Control {
-    /// Rank 0: all others. Any other rank: rank 0.
+    /// On rank 0, one per other rank; elsewhere, one to rank 0.
     lines: Vec<ControlLine>,
-    /// Ranks of the world.
+    /// World size.
     world: usize,
 }
 struct ControlLine {
     rank: usize,
     stream: TcpStream,
-    heard: Mutex<Heard>,
-    /// Messages so far.
-    said: Mutex<u32>,
+    received: Mutex<Received>,
+    /// Number of messages sent.
+    sent: Mutex<u32>,
 }
 #[derive(Default)]
-struct Heard {
+struct Received {
     inbox: Inbox,
-    /// No more will come.
+    /// No more messages will arrive.
     closed: bool,
 }
 enum LineEvent {
@@ -49,29 +49,29 @@ impl Control {
             sockopt::set_tcp_keepidle(&stream, SILENCE)?;
             sockopt::set_tcp_keepintvl(&stream, PROBES.0)?;
             sockopt::set_tcp_keepcnt(&stream, PROBES.1)?;
-            Ok(ControlLine { rank, stream, heard: Mutex::default(), said: Mutex::default() })
+            Ok(ControlLine { rank, stream, received: Mutex::default(), sent: Mutex::default() })
         };
         Ok(Control { lines: streams.into_iter().map(line).collect::<std::io::Result<_>>()?, world })
     }
-    /// The open connections, to be polled.
+    /// The open connections, to poll.
     pub fn watched(&self) -> impl Iterator<Item = PollFd<'_>> {
-        let open = |line: &&ControlLine| !line.heard.lock().unwrap_or_else(PoisonError::into_inner).closed;
+        let open = |line: &&ControlLine| !line.received.lock().unwrap_or_else(PoisonError::into_inner).closed;
         self.lines.iter().filter(open).map(|line| PollFd::new(&line.stream, PollFlags::IN))
     }
-    /// To all that are connected here.
-    pub fn tell(&self, lost: &Lost) {
+    /// Sends to everyone connected here.
+    pub fn report(&self, lost: &Lost) {
         self.pass_on(lost, None);
     }
     fn pass_on(&self, lost: &Lost, from: Option<usize>) {
         for line in self.lines.iter().filter(|line| line.rank != lost.rank && Some(line.rank) != from) {
-            line.say(LOSS, &messages::loss(lost));
+            line.send(LOSS, &messages::loss(lost));
         }
     }
-    /// What has been said meanwhile. What a rank says of a loss counts for more than a connection that is closed.
-    pub fn hear(&self) -> Option<Lost> {
+    /// Reads pending messages. A loss that a rank reports takes precedence over a closed connection.
+    pub fn receive(&self) -> Option<Lost> {
         let mut silent = None;
         for line in &self.lines {
-            match line.hear(self.world) {
+            match line.receive(self.world) {
                 LineEvent::Nothing => {}
                 LineEvent::Loss(lost) => {
                     self.pass_on(&lost, Some(line.rank));
@@ -88,32 +88,32 @@ impl Control {
 }
 impl Drop for Control {
     fn drop(&mut self) {
-        self.lines.iter().for_each(|line| line.say(FAREWELL, &[]));
+        self.lines.iter().for_each(|line| line.send(FAREWELL, &[]));
     }
 }
 
 impl ControlLine {
-    /// As far as the peer can be reached: one that is gone needs no word.
-    fn say(&self, kind: u32, body: &[u8]) {
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        let header = Header { kind, sequence: *said, len: body.len() as u64 };
+    /// Best effort: a peer that is gone needs no message.
+    fn send(&self, kind: u32, body: &[u8]) {
+        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        let header = Header { kind, sequence: *sent, len: body.len() as u64 };
         let _ = (&self.stream).write_all(&header.with(body));
-        *said += 1;
+        *sent += 1;
     }
-    fn hear(&self, world: usize) -> LineEvent {
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        if heard.closed {
+    fn receive(&self, world: usize) -> LineEvent {
+        let mut received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        if received.closed {
             return LineEvent::Nothing;
         }
         let malformed = || ErrorKind::InvalidData.into();
-        let said = match heard.inbox.read(&mut &self.stream, &messages::words) {
+        let event = match received.inbox.read(&mut &self.stream, &messages::max_len) {
             Ok(None) => return LineEvent::Nothing,
             Ok(Some((LOSS, body))) => messages::lost(&body, world).map(LineEvent::Loss).ok_or_else(malformed),
             Ok(Some(_)) => Ok(LineEvent::Nothing), // a farewell
             Err(e) => Err(e),
         };
-        heard.closed = !matches!(said, Ok(LineEvent::Loss(_)));
-        said.unwrap_or_else(|e| {
+        received.closed = !matches!(event, Ok(LineEvent::Loss(_)));
+        event.unwrap_or_else(|e| {
             let why = match e.kind() {
                 ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => "connection closed".to_string(),
                 _ => e.to_string(),

@@ -26,14 +26,14 @@ pub struct HostsGroup {
 }
 
 enum Worker {
-    /// Nothing was ever started: many axes of a mesh have groups that nobody uses.
+    /// No operation yet: many axes of a mesh have groups that are never used.
     Idle(Box<Post>),
     Running(JoinHandle<()>),
     Gone,
 }
 
 const TICKET_SEQ: u32 = 48;
-/// Above the ids of a host's own groups.
+/// Above the ids of groups inside a host.
 const ID: u64 = 0x8000;
 
 impl HostsGroup {
@@ -54,11 +54,11 @@ impl HostsGroup {
     fn check_host(&self, kind: Seam, tag: Tag, places: &[device::buf::Place]) -> Result<()> {
         match places.iter().all(|&place| place != device::buf::Place::Device) {
             true => Ok(()),
-            false => Err(self.check(kind, tag).error("a group of CPU ranks cannot reach memory of the GPU")),
+            false => Err(self.check(kind, tag).error("a group of CPU ranks cannot access GPU memory")),
         }
     }
-    /// Where an operand is that the host's other ranks read or write, too, if it is in a buffer of the group for that
-    /// use.
+    /// Locates an operand that the host's other ranks also read or write, if it is in one of the group's buffers for
+    /// that use.
     fn place(&self, job: &mut HostsJob, view: &mut ViewMut, usage: CommUse) -> Result<()> {
         job.there = (self.places.columns == 1).then(|| Sources::new(view.as_mut_ptr().cast_const(), 0));
         if let Some(found) = self.local.place(job.kind, job.tag, view, usage)? {
@@ -69,7 +69,7 @@ impl HostsGroup {
         Ok(())
     }
 
-    /// Runs `f` with the time that it takes counted as exposed.
+    /// Runs `f` and counts its time as exposed.
     fn timed<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         let start = Instant::now();
         let result = f();
@@ -85,8 +85,8 @@ impl HostsGroup {
             None => Ok(()),
         }
     }
-    /// Blocks until it is so, or the worker has failed. Meanwhile the rank's groups on this host are moved on: a peer
-    /// may be waiting for those.
+    /// Blocks until the condition holds or the worker has failed. Meanwhile this rank's groups on this host make
+    /// progress, because a peer may be waiting for them.
     fn until(&self, is_so: impl Fn(&DeskState) -> bool) -> Result<()> {
         if is_so(&self.desk.lock()) {
             return Ok(());
@@ -103,7 +103,7 @@ impl HostsGroup {
         }
     }
 
-    /// `bytes`: received from peers, by the algorithm's count.
+    /// `bytes`: received from peers, as the algorithm counts them.
     fn start(&self, mut job: HostsJob, bytes: usize) -> Result<Ticket> {
         let (op, tag) = (job.kind.name(), job.tag);
         self.timed(|| {
@@ -113,7 +113,7 @@ impl HostsGroup {
             let seq = state.next;
             if let Some((buffer, content)) = &mut job.content {
                 if let Some(held) = state.contents.iter().find(|c| Arc::ptr_eq(&c.buffer, buffer)) {
-                    let what = format!("this rank has not released what was gathered there before ({})", held.tag);
+                    let what = format!("this rank has not released the buffer's previous contents ({})", held.tag);
                     return Err(self.check(job.kind, tag).error(what));
                 }
                 *content = buffer.begin();
@@ -133,7 +133,7 @@ impl HostsGroup {
             Ok(Ticket(self.id() << TICKET_SEQ | seq))
         })
     }
-    /// The worker begins with the first operation.
+    /// Starts the worker thread at the first operation.
     fn hire(&self) -> Result<()> {
         let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
         if !matches!(*worker, Worker::Idle(_)) {
@@ -150,14 +150,14 @@ impl HostsGroup {
         let (group, seq) = (ticket.0 >> TICKET_SEQ, ticket.0 & ((1 << TICKET_SEQ) - 1));
         if group != self.id() || seq >= self.desk.lock().next {
             return Err(
-                post::call(&self.places, "wait", Tag::new("ticket", ticket.0 as usize)).error("is not of this group")
+                post::call(&self.places, "wait", Tag::new("ticket", ticket.0 as usize)).error("is not from this group")
             );
         }
         Ok(seq)
     }
 }
 
-/// The rank waits for its worker as long as this lives.
+/// Marks the rank as waiting for its worker while alive.
 struct Waits<'a>(&'a Waiting);
 impl Waits<'_> {
     fn begin(waiting: &Waiting) -> Waits<'_> {
@@ -192,11 +192,11 @@ impl Collective for HostsGroup {
         self.places.axis
     }
 
-    /// One gathered buffer a host; of any other, one a rank.
+    /// One gathered buffer per host; other buffers are per rank.
     fn alloc(&self, dtype: DType, len: usize, usage: CommUse, category: Category) -> Result<Buf> {
         self.timed(|| {
             self.check_alive(&self.desk.lock(), Seam::Alloc.name(), Tag::new("buffer", 0))?;
-            // The worker starts operations in the host's group, too: all ranks must start them in the same order.
+            // The worker starts operations in the host's group too, and all ranks must start them in the same order.
             self.until(|state| state.sent == state.next)?;
             self.local.alloc(dtype, len, usage, category)
         })
@@ -244,7 +244,7 @@ impl Collective for HostsGroup {
         self.check(kind, tag).rank(root)?;
         let mut job = HostsJob::new(kind, tag, buf.dtype(), buf.len());
         self.place(&mut job, &mut buf, CommUse::Reduced)?;
-        // Wherever it is: ranks copy it from the root alone.
+        // Wherever the buffer is, ranks copy only from the root.
         (job.desc.place, job.desc.to) = (shm::Desc::STAGED, root as u32);
         (job.src, job.dst, job.keep) = (buf.as_mut_ptr(), buf.as_mut_ptr(), [Some(buf.keep()), None]);
         self.start(job, if root == self.rank() { 0 } else { buf.bytes() })
@@ -283,7 +283,7 @@ impl Collective for HostsGroup {
     fn release(&self, ticket: Ticket) -> Result<()> {
         let seq = self.seq(ticket)?;
         let mut state = self.desk.lock();
-        // Released before, or never to be: not gathered into a buffer of the group.
+        // Not found: already released, or not gathered into a buffer of the group.
         let Some(at) = state.contents.iter().position(|c| c.seq == seq) else { return Ok(()) };
         if state.complete > seq {
             let held = state.contents.swap_remove(at);

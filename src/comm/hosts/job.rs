@@ -1,28 +1,29 @@
-//! One operation as the worker runs it: raw operands, checked before. Never runs anything.
+//! One operation as the worker runs it: raw, checked operands. Never runs anything.
 use crate::base::DType;
 use crate::comm::seam::Seam;
 use crate::comm::shm::{Desc, ShmBuffer, Sources};
 use crate::comm::{Reduce, Tag};
 use std::sync::Arc;
 
-/// Pointers are valid as long as `keep`; the caller leaves the memory alone until its waits say so (Note in `comm`).
+/// Pointers are valid as long as `keep` lives; the caller leaves the memory alone until its waits return (see the Note
+/// in `comm`).
 pub(super) struct HostsJob {
     pub kind: Seam,
     pub tag: Tag,
-    /// What all ranks must agree on; ranks in it are the group's.
+    /// What all ranks must agree on. Ranks in it are group ranks.
     pub desc: Desc,
-    /// Of what is read, and of what is written.
+    /// Dtypes of the input and of the output.
     pub dtype: DType,
     pub into: DType,
     pub reduce: Reduce,
     pub accumulate: bool,
     pub src: *const u8,
     pub dst: *mut u8,
-    /// Elements: of the shard, of the buffer, or sent.
+    /// Elements of the shard, of the buffer, or sent.
     pub len: usize,
-    /// Where all ranks of the host reach the buffer that is gathered into, reduced or sent; `None`: staged.
+    /// The communicated buffer, if all ranks of the host can access it; `None`: staged.
     pub there: Option<Sources>,
-    /// What is gathered into, and the number of the content in it.
+    /// The gathered buffer, and the sequence number of its contents.
     pub content: Option<(Arc<ShmBuffer>, u64)>,
     pub keep: [Option<Arc<dyn Send + Sync>>; 2],
 }

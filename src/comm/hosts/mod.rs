@@ -1,21 +1,21 @@
-//! CPU ranks on several hosts: shared memory inside a host, a wire between them. Never used where all ranks are on one
+//! CPU ranks on several hosts: shared memory inside a host, a wire between hosts. Never used if all ranks are on one
 //! host.
 pub mod roster; // which rank is on which host
-pub mod wire; // what carries bytes between hosts, as traits
-pub mod messages; // what ranks say over TCP, as values
-mod control; // word of lost ranks, over TCP
+pub mod wire; // the traits of a transport between hosts
+pub mod messages; // the TCP messages
+mod control; // failure detection over TCP
 #[cfg(feature = "mpi")]
-pub mod mpi; // the wire of MPI
-pub mod tcp; // the wire over TCP
-pub mod census; // how many ranks a host has, where nobody said
-mod link; // what a rank's groups share
+pub mod mpi; // the MPI wire
+pub mod tcp; // the TCP wire
+pub mod census; // counts ranks per host if the launcher does not
+mod link; // state shared by a rank's groups
 mod post; // one rank's place in a group: columns, messages, meetings
-mod job; // one operation, as a value
-mod steps; // gathers, broadcasts, pairs
+mod job; // one operation
+mod steps; // gathers, broadcasts, send/recv
 mod chain; // sums in rank order
 mod worker; // the thread that runs the operations
-mod watch; // the thread that hears of lost ranks
+mod watch; // the thread that detects lost ranks
 mod group; // the `Collective`: checks, starts, waits
-mod world; // joins, and makes groups
+mod world; // joins and creates groups
 
 pub use world::{HostsWorld, threads};

@@ -1,16 +1,15 @@
-//! The MPI wire (cargo feature `mpi`), for ranks that mpirun or srun started: whatever network the cluster's MPI was
-//! built for. Never uses MPI's collectives after the start, nor MPI between ranks of one host.
+//! The MPI wire (cargo feature `mpi`), for ranks started by mpirun or srun: uses whatever network the cluster's MPI
+//! supports. Never uses MPI's collectives after startup, nor MPI between ranks of one host.
 //!
-//! [Note: who calls MPI] One thread at a time, under a mutex (MPI_THREAD_SERIALIZED), and only calls that do not block:
-//! posts, tests, cancels. A caller that waits tests again and again and sleeps in between. Messages move only inside
-//! such calls, so once nobody may make one any more ([`Library::close`]), no buffer is touched any more either. That is
-//! how a rank gives up: what it posted is cancelled, or, where MPI cannot, the library is closed for good and the
-//! process ends without MPI_Finalize, which the launcher reports as a failure and answers by ending the others.
+//! [Note: who calls MPI] One thread at a time, under a mutex (MPI_THREAD_SERIALIZED), and only non-blocking calls:
+//! post, test, cancel. A waiting caller tests repeatedly and sleeps in between. Messages progress only inside such
+//! calls, so once calls are no longer possible ([`Library::close`]), no buffer is touched. That is how a rank gives up:
+//! it cancels what it posted or, where MPI cannot cancel, closes the library for good. The process then ends without
+//! MPI_Finalize, which the launcher reports as a failure and answers by ending the others.
 //!
-//! MPI's own way of handling errors is to end the process. Here they are returned, and become [`Lost`] with MPI's
-//! words.
+//! MPI's default error handler ends the process. Here errors are returned, and become [`Lost`] with MPI's message.
 use super::roster::{PLACE, RankPlace, Roster};
-use super::wire::{Bytes, Channel, Exchanged, Fault, LOOK, Lost, MOVES, Move, Wire};
+use super::wire::{Bytes, Channel, Exchanged, Fault, Lost, MOVES, Move, POLL_INTERVAL, Wire};
 use crate::base::{Error, Result, printable};
 use crate::comm::env::RankEnv;
 use mpi::Threading;
@@ -25,36 +24,36 @@ use std::time::{Duration, Instant};
 #[cfg(test)]
 mod tests;
 
-/// MPI counts bytes in a C int; longer messages go in pieces of that many.
+/// MPI counts bytes in a C int, so longer messages are sent in pieces of this size.
 const PIECE: usize = if cfg!(test) { 1 << 16 } else { 1 << 30 };
-/// The tag of messages about lost ranks; below it are those of the channels.
+/// Tag of messages about lost ranks. Smaller tags are channels.
 const LOST: c_int = 1000;
-/// Bytes of such a message: rank, then text.
+/// Bytes of such a message: the rank, then text.
 const WORD: usize = 256;
-/// Between two looks for such a message.
+/// Polling interval for such a message.
 const IDLE: Duration = Duration::from_millis(5);
-/// Tests of an exchange before it sleeps in between, and how long then: some 0.1 ms with the kernel's slack, in which a
-/// socket's buffer does not run empty below 10 Gbit/s.
+/// Number of tests of an exchange before sleeping between them, and the sleep: about 0.1 ms with the kernel's slack, in
+/// which a socket's buffer does not run empty below 10 Gbit/s.
 const EAGER: u32 = 64;
 const NAP: Duration = Duration::from_micros(50);
-/// For what can only be quick: a farewell, a cancellation.
+/// Limit for operations that finish at once or never: a farewell, a cancellation.
 const MOMENT: Duration = Duration::from_millis(200);
 
-/// What this process has of MPI, while it may be called.
+/// This process's MPI state, while calls are allowed.
 struct Library {
     open: Mutex<Option<Open>>,
-    /// Some rank failed: this process must not wait for the others in MPI_Finalize.
+    /// A rank failed: this process must not wait for the others in MPI_Finalize.
     failed: AtomicBool,
 }
 struct Open {
     universe: Universe,
-    /// A duplicate of the world, whose errors are returned.
+    /// A duplicate of the world that returns errors.
     world: MPI_Comm,
 }
 // SAFETY: a communicator's handle is a name that any thread may use; it is only used under the mutex.
 unsafe impl Send for Open {}
 
-/// One message that is under way. Its memory must stay until it is done, cancelled, or the library closed.
+/// A message in flight. Its memory must stay valid until it is done, cancelled, or the library closed.
 struct Posted {
     request: MPI_Request,
     receives: bool,
@@ -62,23 +61,23 @@ struct Posted {
 // SAFETY: as above, and MPI lets any thread test a request that another one posted.
 unsafe impl Send for Posted {}
 
-/// MPI's words for an error.
+/// Carries MPI's error message.
 type MpiResult = std::result::Result<(), String>;
 
 fn mpi_result(code: c_int) -> MpiResult {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
     }
-    let mut text = [0u8; 1024]; // MPI_MAX_ERROR_STRING is 256 in Open MPI, 512 to 1024 in MPICH
+    let mut text = [0u8; 1024]; // MPI_MAX_ERROR_STRING: 256 in Open MPI, 512 to 1024 in MPICH
     let mut len: c_int = 0;
-    // SAFETY: the text has room for the longest message of any known MPI; called under the mutex like all else.
+    // SAFETY: the text has room for the longest message of any known MPI; called under the mutex, like every call.
     unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &mut len) };
     Err(String::from_utf8_lossy(&text[..(len.max(0) as usize).min(text.len())]).trim().to_string())
 }
 
 impl Open {
-    /// # Safety `at` points to `len` bytes that stay there as [`Posted`] says, and that nobody else touches if they are
-    /// received.
+    /// # Safety
+    /// `at` points to `len` bytes that stay valid as [`Posted`] requires and that, for a receive, nobody else touches.
     unsafe fn post(
         &self,
         at: *mut c_void,
@@ -89,7 +88,7 @@ impl Open {
     ) -> std::result::Result<Posted, String> {
         let mut request = MaybeUninit::uninit();
         let (count, world) = (len as c_int, self.world);
-        // SAFETY: by the caller; `request` is written by a call that succeeds.
+        // SAFETY: upheld by the caller; a call that succeeds writes `request`.
         unsafe {
             let byte = ffi::RSMPI_UINT8_T;
             mpi_result(match receives {
@@ -99,14 +98,14 @@ impl Open {
             Ok(Posted { request: request.assume_init(), receives })
         }
     }
-    /// Whether it is done; then it must not be asked again.
+    /// Whether it is done. Once true, it must not be tested again.
     fn test(&self, posted: &mut Posted) -> std::result::Result<bool, String> {
         let mut done: c_int = 0;
         // SAFETY: the request is one that was posted and not found done before.
         mpi_result(unsafe { ffi::MPI_Test(&mut posted.request, &mut done, ffi::RSMPI_STATUS_IGNORE) })?;
         Ok(done != 0)
     }
-    /// Tests until all are done, for a moment. Receives that nobody has begun to send are cancelled first.
+    /// Tests for a moment until all are done. First cancels receives that nobody has begun to send.
     fn settle(&self, posted: &mut Vec<Posted>) -> bool {
         for p in posted.iter_mut().filter(|p| p.receives) {
             // SAFETY: as for `test`. A cancelled request still has to be tested.
@@ -127,11 +126,11 @@ impl Library {
     fn lock(&self) -> MutexGuard<'_, Option<Open>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// From now on this process makes no call of MPI.
+    /// After this, the process makes no more MPI calls.
     fn close(open: &mut Option<Open>) {
-        std::mem::forget(open.take()); // dropped, the universe would finalise
+        std::mem::forget(open.take()); // dropping the universe would finalize
     }
-    /// See [Note: who calls MPI]. Returns when the memory of `posted` is free.
+    /// See [Note: who calls MPI]. On return the memory of `posted` is free.
     fn give_up(&self, mut posted: Vec<Posted>) {
         self.failed.store(true, Ordering::Relaxed);
         let mut open = self.lock();
@@ -141,7 +140,7 @@ impl Library {
     }
 }
 
-/// One rank's place in the world of an MPI launcher.
+/// One rank's place in an MPI launcher's world.
 pub struct MpiWire {
     library: Arc<Library>,
     roster: Roster,
@@ -149,21 +148,21 @@ pub struct MpiWire {
     ear: Mutex<Ear>,
 }
 
-/// Where word of a lost rank arrives.
+/// Receives messages about lost ranks.
 struct Ear {
     word: Box<[u8; WORD]>,
     posted: Option<Posted>,
 }
 
 impl MpiWire {
-    /// Starts MPI, once in a process. Returns when all ranks are there.
+    /// Starts MPI, once per process. Returns when all ranks have joined.
     pub fn join(env: &RankEnv, timeout: Duration) -> Result<MpiWire> {
         let failed = |what: &str| Error::Run(format!("rank {}: MPI: {what}", env.rank));
         let (universe, level) = mpi::initialize_with_threading(Threading::Serialized)
-            .ok_or_else(|| failed("was started in this process before"))?;
+            .ok_or_else(|| failed("was already started in this process"))?;
         let mut world = MaybeUninit::uninit();
         let (mut rank, mut size): (c_int, c_int) = (0, 0);
-        // SAFETY: MPI is initialised, by this thread, and no other thread knows of it yet.
+        // SAFETY: MPI is initialized by this thread, and no other thread uses it yet.
         let asked = unsafe {
             mpi_result(ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_WORLD, ffi::RSMPI_ERRORS_RETURN))
                 .and_then(|()| mpi_result(ffi::MPI_Comm_rank(ffi::RSMPI_COMM_WORLD, &mut rank)))
@@ -171,16 +170,17 @@ impl MpiWire {
         };
         asked.map_err(|e| failed(&e))?;
         if (rank as usize, size as usize) != (env.rank, env.world) {
-            // Alone, finalising waits for nobody; ranks that disagree about who they are had better not meet.
+            // In a world of one, finalizing would wait for nobody, so processes could end before their mismatch is
+            // reported.
             std::mem::forget(universe);
             return Err(Error::input(format!(
-                "rank {} of {}: MPI says that this is rank {rank} of {size}: `comm: mpi` needs ranks that mpirun or srun \
-                 --mpi=pmix started (srun --mpi=list says what there is); leave `comm` out to talk TCP under any launcher",
+                "rank {} of {}: according to MPI this is rank {rank} of {size}: `comm: mpi` needs ranks that mpirun or srun \
+                 --mpi=pmix started (see srun --mpi=list); remove `comm` to use TCP, which works under any launcher",
                 env.rank, env.world
             )));
         }
         if level < Threading::Serialized {
-            return Err(failed(&format!("gives {level:?} threads only, Serialized is needed")));
+            return Err(failed(&format!("supports only {level:?} threads; Serialized is needed")));
         }
         // SAFETY: as above; every rank duplicates the world here.
         let world = unsafe {
@@ -195,13 +195,14 @@ impl MpiWire {
     }
 }
 
-/// What every rank says of itself.
+/// All-gathers every rank's place.
 fn gather(mpi: &Open, env: &RankEnv, timeout: Duration) -> std::result::Result<Vec<RankPlace>, String> {
     let mine = RankPlace::of(env).to_bytes();
     let mut all = vec![[0; PLACE]; env.world];
     let mut request = MaybeUninit::uninit();
     let len = PLACE as c_int;
-    // SAFETY: `all` has room for one place of each rank; both stay until the request is done, or this process gives up.
+    // SAFETY: `all` has room for every rank's place; both stay valid until the request is done or this process gives
+    // up.
     let mut posted = unsafe {
         let (from, to, byte) = (mine.as_ptr().cast(), all.as_mut_ptr().cast(), ffi::RSMPI_UINT8_T);
         mpi_result(ffi::MPI_Iallgather(from, len, byte, to, len, byte, mpi.world, request.as_mut_ptr()))?;
@@ -211,7 +212,7 @@ fn gather(mpi: &Open, env: &RankEnv, timeout: Duration) -> std::result::Result<V
     while !mpi.test(&mut posted)? {
         if since.elapsed() > timeout {
             std::mem::forget((mine, all));
-            return Err(format!("some of {} ranks did not come within {timeout:.0?}", env.world));
+            return Err(format!("not all {} ranks joined within {timeout:.0?}", env.world));
         }
         std::thread::sleep(NAP);
     }
@@ -228,12 +229,12 @@ impl Wire for MpiWire {
     fn channel(&self, number: u16) -> Result<Box<dyn Channel>> {
         match c_int::from(number) {
             tag if tag < LOST => Ok(Box::new(MpiChannel { library: self.library.clone(), tag })),
-            _ => Err(Error::op("channel", format!("number {number}: there are {LOST}"))),
+            _ => Err(Error::op("channel", format!("number {number} is not below {LOST}"))),
         }
     }
-    fn tell(&self, lost: &Lost) {
+    fn report(&self, lost: &Lost) {
         self.library.failed.store(true, Ordering::Relaxed);
-        // What is not sent in a moment stays under way: its memory is never given back. A rank fails once.
+        // An unfinished send stays in flight, so its memory is leaked. A rank fails at most once.
         let word: &'static mut [u8; WORD] = Box::leak(Box::new([0; WORD]));
         let text = &lost.why.as_bytes()[..lost.why.len().min(WORD - 5)]; // a 0 ends it
         word[..4].copy_from_slice(&(lost.rank as u32).to_le_bytes());
@@ -242,7 +243,7 @@ impl Wire for MpiWire {
         let Some(mpi) = &*open else { return };
         let away = |rank: &usize| self.roster.host(*rank) != self.roster.host(self.rank);
         let send = |rank: usize| {
-            // SAFETY: the word is there for ever, and only read.
+            // SAFETY: the message is leaked, so it lives forever, and is only read.
             unsafe { mpi.post(word.as_ptr().cast_mut().cast(), WORD, false, rank as c_int, LOST) }.ok()
         };
         let mut posted: Vec<Posted> = (0..self.roster.ranks()).filter(away).filter_map(send).collect();
@@ -251,7 +252,7 @@ impl Wire for MpiWire {
     fn listen(&self, at_most: Duration) -> Option<Lost> {
         let since = Instant::now();
         loop {
-            let heard = self.hear();
+            let heard = self.receive();
             if heard.is_some() {
                 self.library.failed.store(true, Ordering::Relaxed);
                 return heard;
@@ -265,14 +266,14 @@ impl Wire for MpiWire {
 }
 
 impl MpiWire {
-    fn hear(&self) -> Option<Lost> {
+    fn receive(&self) -> Option<Lost> {
         let mut ear = self.ear.lock().unwrap_or_else(PoisonError::into_inner);
         let open = self.library.lock();
         let mpi = open.as_ref()?;
         if ear.posted.is_none() {
             let word = ear.word.as_mut_ptr();
-            // SAFETY: the word is on the heap and read only when it is done; dropping the wire cancels, or closes the
-            // library.
+            // SAFETY: the buffer is on the heap and read only when the receive is done; dropping the wire cancels it,
+            // or closes the library.
             ear.posted = unsafe { mpi.post(word.cast(), WORD, true, ffi::RSMPI_ANY_SOURCE, LOST) }.ok();
         }
         if !mpi.test(ear.posted.as_mut()?).ok()? {
@@ -287,7 +288,7 @@ impl MpiWire {
 }
 
 impl Drop for MpiWire {
-    /// Waits for the others, since MPI_Finalize does; not where one of them failed.
+    /// Waits for the others, as MPI_Finalize does, unless one of them failed.
     fn drop(&mut self) {
         let mut open = self.library.lock();
         let Some(mpi) = &*open else { return };
@@ -297,7 +298,7 @@ impl Drop for MpiWire {
             return Library::close(&mut open);
         }
         if let Some(Open { universe, mut world }) = open.take() {
-            // SAFETY: nobody calls MPI any more, and nothing is under way on this communicator.
+            // SAFETY: nobody calls MPI any more, and nothing is in flight on this communicator.
             unsafe { ffi::MPI_Comm_free(&mut world) };
             drop(universe);
         }
@@ -309,16 +310,16 @@ struct MpiChannel {
     tag: c_int,
 }
 
-/// How far the moves of an exchange are.
+/// Progress of the moves of an exchange.
 #[derive(Default)]
 struct MpiExchange {
     posted: [Option<Posted>; MOVES],
-    /// Bytes that were posted, of each move.
+    /// Bytes posted of each move.
     begun: [usize; MOVES],
 }
 
 impl MpiExchange {
-    /// Posts what can be posted and tests what was. Whether all is done; or the peer whose message failed, and how.
+    /// Posts and tests what it can. Returns whether all is done, or the peer whose message failed and why.
     fn advance(&mut self, mpi: &Open, tag: c_int, moves: &mut [Move]) -> std::result::Result<bool, Lost> {
         for i in 0..moves.len() {
             let (peer, len) = (moves[i].peer, moves[i].len());
@@ -336,8 +337,7 @@ impl MpiExchange {
                         Bytes::Send(bytes) => (bytes[from..].as_ptr().cast_mut(), false),
                         Bytes::Recv(bytes) => (bytes[from..].as_mut_ptr(), true),
                     };
-                    // SAFETY: the bytes are borrowed until the exchange returns, which it does when nothing is under
-                    // way.
+                    // SAFETY: the bytes are borrowed until the exchange returns, and by then nothing is in flight.
                     let posted = unsafe { mpi.post(at.cast(), piece, receives, peer as c_int, tag) };
                     self.posted[i] = Some(posted.map_err(lost)?);
                     self.begun[i] += piece;
@@ -348,7 +348,7 @@ impl MpiExchange {
         }
         Ok(moves.iter().all(Move::is_done))
     }
-    /// Pieces to one peer, and from one peer, are posted in the order of the moves: both sides cut them alike.
+    /// Pieces of one peer and direction are posted in the order of the moves, and both sides split messages alike.
     fn may_begin(&self, i: usize, moves: &[Move]) -> bool {
         let way = |m: &Move| (m.peer, matches!(m.bytes, Bytes::Recv(_)));
         (0..i).all(|before| way(&moves[before]) != way(&moves[i]) || self.begun[before] == moves[before].len())
@@ -369,7 +369,7 @@ impl Channel for MpiChannel {
                 Ok(false) => {}
                 Err(lost) => break Fault::Lost(lost),
             }
-            if asked.elapsed() >= LOOK {
+            if asked.elapsed() >= POLL_INTERVAL {
                 if !go_on() {
                     break Fault::GaveUp { peer: waiting_for(moves) };
                 }

@@ -1,9 +1,9 @@
-//! One rank's post in a group over several hosts, as its worker thread uses it: who is where, messages to the same
-//! column of other hosts, meetings with the ranks of this one. Never reads or writes an operand.
+//! One rank's view of a group over several hosts, used by its worker thread: where ranks are, messages to the same
+//! column of other hosts, meetings with the ranks of this host. Never reads or writes an operand.
 //!
-//! [Note: columns] The group's ranks lie host by host, n on each: rank `h * n + c` is in *column* c of host h. Between
-//! hosts a rank talks to its own column only (but for `send_recv`), so every rank of a host carries its part of what
-//! crosses, and each byte crosses once a host.
+//! [Note: columns] The group's ranks are numbered host by host, n on each: rank `h * n + c` is in *column* c of host h.
+//! Between hosts a rank communicates only within its column (except for `send_recv`), so every rank of a host carries
+//! its share of the traffic, and each byte crosses once per host.
 use super::link::Link;
 use super::wire::{Channel, Fault, Move};
 use crate::base::{Category, DType, Error, Result};
@@ -16,9 +16,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Bytes a rank through which operands go that the host's other ranks cannot reach in place.
+/// Bytes per rank of the stage, for operands that the host's other ranks cannot access in place.
 const STAGE: usize = 1 << 20;
-/// After a connection closed, word of who failed first may be under way.
+/// After a connection closed, how long to wait for a message that says which rank failed first.
 const VERDICT: Duration = Duration::from_secs(1);
 
 /// Where the ranks of a group are.
@@ -27,26 +27,27 @@ pub(super) struct Places {
     pub axis: Axis,
     /// World ranks, in group order.
     pub ranks: Vec<usize>,
-    /// This rank among them.
+    /// This rank's index among them.
     pub me: usize,
     pub hosts: usize,
-    /// Ranks on each host.
+    /// Ranks per host.
     pub columns: usize,
 }
 
 impl Places {
-    /// An input error where ranks do not lie host by host, equally many on each. `host` tells a world rank's.
+    /// Fails with an input error unless ranks are numbered host by host, with the same number on each. `host` maps a
+    /// world rank to its host.
     pub fn new(axis: Axis, ranks: Vec<usize>, me: usize, host: impl Fn(usize) -> usize) -> Result<Places> {
         let me_at = ranks.iter().position(|&r| r == me);
-        let me_at = me_at.ok_or_else(|| Error::op("group", format!("rank {me} is not one of {ranks:?}")))?;
+        let me_at = me_at.ok_or_else(|| Error::op("group", format!("rank {me} is not in {ranks:?}")))?;
         let runs: Vec<&[usize]> = ranks.chunk_by(|&a, &b| host(a) == host(b)).collect();
         let (hosts, columns) = (runs.len(), runs.first().map_or(0, |run| run.len()));
         let uneven = runs.iter().find(|run| run.len() != columns);
         let again = (1..hosts).find(|&i| runs[..i].iter().any(|run| host(run[0]) == host(runs[i][0])));
         if uneven.is_some() || again.is_some() {
             return Err(Error::input(format!(
-                "the {} group of ranks {ranks:?} has not equally many of them on each host ({runs:?}): choose sizes of the \
-                 mesh that divide, or are multiples of, the ranks of a host",
+                "the {} group of ranks {ranks:?} is spread unevenly over hosts ({runs:?}): choose mesh sizes that \
+                 divide, or are multiples of, the ranks per host",
                 axis.name()
             )));
         }
@@ -61,15 +62,15 @@ impl Places {
     pub fn column(&self) -> usize {
         self.me % self.columns
     }
-    /// Of a group rank: its column if it is on this host.
+    /// The column of a group rank, if it is on this host.
     pub fn here(&self, rank: usize) -> Option<usize> {
         (rank / self.columns == self.host()).then_some(rank % self.columns)
     }
-    /// The group rank on another host that is in this rank's column.
+    /// The group rank on another host in this rank's column.
     pub fn across(&self, host: usize) -> usize {
         host * self.columns + self.column()
     }
-    /// Pairs of hosts, to send to and to receive from: all others, each once, so that all are busy all the time.
+    /// Pairs of hosts to send to and receive from: each other host once, so that all links are busy all the time.
     pub fn rounds(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (here, n) = (self.host(), self.hosts);
         (1..n).map(move |k| ((here + k) % n, (here + n - k) % n))
@@ -78,17 +79,16 @@ impl Places {
 
 pub(super) struct Post {
     pub places: Places,
-    /// This host's ranks of the group, in the order of their columns. Used by the worker only, or while it has nothing
-    /// to do.
+    /// This host's ranks of the group, in column order. Used only by the worker, or while it is idle.
     pub local: Arc<shm::ShmGroup>,
-    /// None where this rank is its host's only one.
+    /// None if this rank is alone on its host.
     stage: Option<Buf>,
     channel: Box<dyn Channel>,
     pub link: Arc<Link>,
     waiting: Arc<Waiting>,
     /// Bytes sent to other hosts.
     pub crossed: Arc<AtomicU64>,
-    /// For messages: operations so far.
+    /// Operations so far, for messages.
     pub count: u64,
 }
 
@@ -106,7 +106,7 @@ impl Post {
     pub fn call(&self, op: &'static str, tag: Tag) -> CheckedCall<'_> {
         call(&self.places, op, tag)
     }
-    /// The stages of all ranks of the host, and how many bytes each has.
+    /// The stages of all ranks of the host, and the size of each.
     pub fn stages(&mut self) -> (Sources, usize) {
         let start = self.stage.as_mut().map_or(std::ptr::null_mut(), |stage| stage.view_mut().as_mut_ptr());
         let found = self.local.find(start, STAGE);
@@ -145,7 +145,7 @@ impl Post {
         }
     }
 
-    /// Returns when all ranks of the group have come to this operation; an error where they have not called the same.
+    /// Returns when all ranks of the group have reached this operation. Fails if they called different ones.
     pub fn agree(&mut self, kind: Seam, tag: Tag, desc: &Desc) -> Result<()> {
         for (to, from) in self.places.rounds() {
             let mut theirs = *desc;
@@ -157,7 +157,7 @@ impl Post {
         }
         self.meet(kind, tag, desc)
     }
-    /// Whether a rank of another host called the same.
+    /// Checks that a rank of another host called the same operation.
     pub fn compare(&self, kind: Seam, tag: Tag, mine: &Desc, theirs: &Desc, peer: usize) -> Result<()> {
         match Desc::agrees(mine, self.places.me, theirs, peer) {
             true => Ok(()),
@@ -169,11 +169,11 @@ impl Post {
             }
         }
     }
-    /// Returns when all ranks of this host are here.
+    /// Returns when all ranks of this host have arrived.
     pub fn meet(&self, kind: Seam, tag: Tag, desc: &Desc) -> Result<()> {
         self.explain(self.local.meet(kind, tag, *desc))
     }
-    /// The error of a local step, with what is known of a rank that failed.
+    /// Adds what is known about a failed rank to the error of a local step.
     pub fn explain<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|e| match (e, self.link.local.failed()) {
             (Error::Comm { rank, op, group, unit, .. }, Some(failed)) => {
@@ -184,7 +184,7 @@ impl Post {
     }
 }
 
-/// The call, for its errors.
+/// The call, for its error messages.
 pub(super) fn call(places: &Places, op: &'static str, tag: Tag) -> CheckedCall<'static> {
     CheckedCall { rank: places.ranks[places.me], op, group: places.axis.name(), size: places.size(), tag }
 }
@@ -205,7 +205,7 @@ mod tests {
             assert_eq!(error.exit_status(), 2);
             assert!(error.to_string().contains("the fsdp group of ranks"), "{error}");
         };
-        refused(&[0, 1, 2, 3, 4, 5]); // four and two
+        refused(&[0, 1, 2, 3, 4, 5]); // unevenly spread
         refused(&[0, 4, 1, 5]); // not host by host
     }
 }

@@ -1,4 +1,4 @@
-//! Which rank is on which host. Never communicates: wires exchange [`RankPlace`]s and make the roster of them.
+//! Which rank is on which host. Never communicates: wires exchange [`RankPlace`]s and build the roster from them.
 use crate::base::{Error, Result, printable};
 use crate::comm::env::{RankEnv, UNKNOWN};
 
@@ -6,10 +6,10 @@ use crate::comm::env::{RankEnv, UNKNOWN};
 pub const PLACE: usize = 72;
 const NAME: usize = 64;
 
-/// What a rank says of itself; local numbers may be [`UNKNOWN`].
+/// A rank's own record; local numbers may be [`UNKNOWN`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RankPlace {
-    /// The host's name, fit for messages.
+    /// The host's name, sanitized for messages.
     pub host: String,
     pub local_rank: usize,
     pub local_world: usize,
@@ -19,7 +19,7 @@ impl RankPlace {
     pub fn of(env: &RankEnv) -> RankPlace {
         RankPlace { host: env.host.clone(), local_rank: env.local_rank, local_world: env.local_world }
     }
-    /// A longer name loses its end.
+    /// Truncates a longer name.
     pub fn to_bytes(&self) -> [u8; PLACE] {
         let mut bytes = [0; PLACE];
         let name = &self.host.as_bytes()[..self.host.len().min(NAME)];
@@ -39,7 +39,7 @@ impl RankPlace {
     }
 }
 
-/// The places of all ranks, in rank order: host after host, equally many on each.
+/// The places of all ranks, in rank order: host by host, the same number on each.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Roster {
     hosts: Vec<String>,
@@ -47,19 +47,19 @@ pub struct Roster {
 }
 
 impl Roster {
-    /// An input error where ranks do not lie host by host.
+    /// Fails with an input error unless ranks are numbered host by host.
     pub fn new(places: &[RankPlace]) -> Result<Roster> {
         let unknown = |unknown: bool| places.iter().position(|place| (place.local_world == UNKNOWN) == unknown);
         if let (Some(without), Some(with)) = (unknown(true), unknown(false)) {
             return Err(Error::input(format!(
-                "LOCAL_WORLD_SIZE is set for rank {with} and not for rank {without}: set it for all ranks, or for none"
+                "LOCAL_WORLD_SIZE is set for rank {with} but not for rank {without}: set it for all ranks or for none"
             )));
         }
         let per_host = places.first().map_or(1, |place| place.local_world).max(1);
         for (rank, place) in places.iter().enumerate() {
             if place.local_world != per_host {
                 return Err(Error::input(format!(
-                    "rank 0's host ({}) runs {per_host} ranks, rank {rank}'s ({}) {}: start equally many on each host",
+                    "rank 0's host ({}) runs {per_host} ranks, rank {rank}'s ({}) {}: start the same number on each host",
                     places[0].host, place.host, place.local_world
                 )));
             }
@@ -74,7 +74,7 @@ impl Roster {
         }
         if !places.len().is_multiple_of(per_host) {
             return Err(Error::input(format!(
-                "{} ranks, {per_host} on each host: some host lacks ranks",
+                "{} ranks, {per_host} on each host: some hosts have too few ranks",
                 places.len()
             )));
         }
@@ -121,7 +121,7 @@ mod tests {
         };
         refused(&[("a", 0, 2), ("b", 0, 2), ("a", 1, 2), ("b", 1, 2)], "rank 1 is local rank 0 on b");
         refused(&[("a", 0, 2), ("a", 1, 2), ("b", 0, 1)], "rank 2's (b) 1");
-        refused(&[("a", 0, 2), ("a", 1, 2), ("b", 0, 2)], "some host lacks ranks");
+        refused(&[("a", 0, 2), ("a", 1, 2), ("b", 0, 2)], "some hosts have too few ranks");
     }
 
     #[test]

@@ -1,8 +1,7 @@
-//! Operations over several hosts that move bytes and change none: gathers, broadcasts, what pairs send each other.
-//! Never sums.
+//! Operations over several hosts that move bytes unchanged: gathers, broadcasts, send/recv. Never sums.
 //!
-//! Each begins with a round in which every rank hears from its column of the other hosts, then meets its own host:
-//! after that all ranks of the group are known to be there with the same operation.
+//! Each begins with a round of messages within the columns, then meets its own host: after that all ranks of the group
+//! are known to have called the same operation.
 use super::job::HostsJob;
 use super::post::Post;
 use super::wire::Move;
@@ -10,19 +9,19 @@ use crate::base::Result;
 use crate::comm::shm::{Desc, Passed};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
-/// Copies, unless it is there already.
+/// Copies, unless source and destination are the same.
 ///
 /// # Safety
-/// Both are valid for that many bytes.
+/// Both are valid for `bytes`.
 pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     if from != to.cast_const() {
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         unsafe { std::ptr::copy(from, to, bytes) };
     }
 }
 
-/// A buffer that all ranks of the host gather into gets, from each of them, its own shard and those of its column of
-/// the other hosts. Any other buffer is filled by pieces from the first rank's stage, which is such a buffer.
+/// If all ranks of the host gather into one shared buffer, each writes its own shard and those of its column on the
+/// other hosts. Any other buffer is filled in pieces from the first rank's stage, which is such a shared buffer.
 pub(super) fn all_gather(post: &mut Post, job: &HostsJob) -> Result<()> {
     post.agree(job.kind, job.tag, &job.desc)?;
     let (bytes, ranks) = (job.bytes(), post.places.size());
@@ -30,8 +29,8 @@ pub(super) fn all_gather(post: &mut Post, job: &HostsJob) -> Result<()> {
         if let Some((buffer, content)) = &job.content {
             post.explain(post.local.vacated(job.kind, job.tag, buffer, *content))?;
         }
-        // SAFETY: `dst` holds a shard of each rank. All ranks of the host have released it, and each writes its own
-        // column's.
+        // SAFETY: `dst` holds a shard of each rank. All ranks of the host have released it, and each writes only its
+        // own column's shards.
         unsafe { gather(post, job, job.src, job.dst, bytes) }?;
         return post.meet(job.kind, job.tag, &job.desc);
     }
@@ -40,12 +39,12 @@ pub(super) fn all_gather(post: &mut Post, job: &HostsJob) -> Result<()> {
     for at in (0..bytes).step_by(piece) {
         let n = piece.min(bytes - at);
         let stage = stages.of(0).cast_mut();
-        // SAFETY: the first rank's stage has room for a piece of each rank; all have left it (the meeting below, or
-        // that of the operation before). `src` and `dst` are lent.
+        // SAFETY: the first rank's stage has room for a piece of each rank, and all ranks have left it (at the meeting
+        // below, or at that of the previous operation). `src` and `dst` are lent.
         unsafe { gather(post, job, job.src.add(at), stage, n) }?;
         post.meet(job.kind, job.tag, &job.desc)?;
         for rank in 0..ranks {
-            // SAFETY: as above; all pieces are there.
+            // SAFETY: as above; all pieces have arrived.
             unsafe { copy(stage.add(rank * n), job.dst.add(rank * bytes + at), n) };
         }
         post.meet(job.kind, job.tag, &job.desc)?;
@@ -53,10 +52,10 @@ pub(super) fn all_gather(post: &mut Post, job: &HostsJob) -> Result<()> {
     Ok(())
 }
 
-/// This rank's own shard of `bytes`, and its column's of the other hosts, to their places in `full`.
+/// Puts this rank's own shard of `bytes`, and its column's shards from the other hosts, in their places in `full`.
 ///
 /// # Safety
-/// `full` is valid for as many shards as there are ranks; those of this column nobody else touches.
+/// `full` is valid for one shard per rank; nobody else touches this column's shards.
 pub(super) unsafe fn gather(
     post: &mut Post,
     job: &HostsJob,
@@ -64,7 +63,7 @@ pub(super) unsafe fn gather(
     full: *mut u8,
     bytes: usize,
 ) -> Result<()> {
-    // SAFETY: the caller's word; shards do not overlap.
+    // SAFETY: upheld by the caller; shards do not overlap.
     unsafe {
         copy(shard, full.add(post.places.me * bytes), bytes);
         for (to, from) in post.places.rounds() {
@@ -77,7 +76,7 @@ pub(super) unsafe fn gather(
     Ok(())
 }
 
-/// From the root to its column, from there to each host's others.
+/// From the root to its column, and from there to the rest of each host.
 pub(super) fn broadcast(post: &mut Post, job: &HostsJob) -> Result<()> {
     post.agree(job.kind, job.tag, &job.desc)?;
     let (root, bytes) = (job.desc.to as usize, job.bytes());
@@ -85,20 +84,20 @@ pub(super) fn broadcast(post: &mut Post, job: &HostsJob) -> Result<()> {
     if post.places.me == root {
         for (to, _) in post.places.rounds() {
             let to = post.places.across(to);
-            // SAFETY: the lent buffer.
+            // SAFETY: a lent buffer.
             let mine = unsafe { from_raw_parts(job.src, bytes) };
             post.exchange(job.kind, job.tag, [Move::send(to, mine)])?;
         }
     } else if post.places.column() == column && post.places.here(root).is_none() {
-        // SAFETY: the lent buffer.
+        // SAFETY: a lent buffer.
         let mine = unsafe { from_raw_parts_mut(job.dst, bytes) };
         post.exchange(job.kind, job.tag, [Move::recv(root, mine)])?;
     }
-    // SAFETY: the lent buffer.
+    // SAFETY: a lent buffer.
     post.explain(unsafe { post.local.spread(job.tag, job.dst, bytes, column) })
 }
 
-/// Pairs on one host through shared memory, others over the wire, both at the same time.
+/// Pairs on one host use shared memory, other pairs the wire, both concurrently.
 pub(super) fn send_recv(post: &mut Post, job: &mut HostsJob) -> Result<()> {
     let (to, from) = (job.desc.to as usize, job.desc.from as usize);
     let wanted = job.desc.recv_len as usize;
@@ -111,7 +110,7 @@ pub(super) fn send_recv(post: &mut Post, job: &mut HostsJob) -> Result<()> {
     let (sends, receives) = (passed.send.is_none(), passed.recv.is_none());
     let keep = passed.keep.clone();
     let local = post.explain(post.local.pass(job.tag, passed))?;
-    // Nothing is sent of what is not wanted: each pair compares its calls first.
+    // Each pair first compares its calls, so that nothing unexpected is sent.
     let (mine, mut theirs) = (job.desc, job.desc);
     let said = if sends { bytemuck::bytes_of(&mine) } else { &[] };
     let heard = if receives { bytemuck::bytes_of_mut(&mut theirs) } else { &mut [] };
@@ -120,7 +119,7 @@ pub(super) fn send_recv(post: &mut Post, job: &mut HostsJob) -> Result<()> {
         post.compare(job.kind, job.tag, &mine, &theirs, from)?;
     }
     let size = job.dtype.size();
-    // SAFETY: the lent buffers, kept until the end.
+    // SAFETY: lent buffers, kept alive until the end.
     let moves = unsafe {
         [
             Move::send(to, if sends { from_raw_parts(job.src, job.bytes()) } else { &[] }),

@@ -1,11 +1,10 @@
-//! The wire over TCP: needs nothing installed, and serves ranks that torchrun started, which cannot join an MPI world.
-//! Ranks find each other through rank 0 (`comm::rendezvous`); after that, each pair that has something to say makes one
-//! connection a channel, when it first says it. Never encrypts: hosts of a job trust their network, as with NCCL and
-//! Gloo.
+//! The TCP wire: needs no installation, and serves ranks started by torchrun, which cannot join an MPI world. Ranks
+//! find each other through rank 0 (`comm::rendezvous`). After that, each pair opens one connection per channel when it
+//! first sends. Never encrypts: hosts of a job trust their network, as with NCCL and Gloo.
 use super::control::Control;
 use super::messages::{self, DATA, REFUSAL, TABLE, TEXT, TableEntry};
 use super::roster::{RankPlace, Roster};
-use super::wire::{Bytes, Channel, Exchanged, Fault, LOOK, Lost, MOVES, Move, Wire};
+use super::wire::{Bytes, Channel, Exchanged, Fault, Lost, MOVES, Move, POLL_INTERVAL, Wire};
 use crate::base::{Error, Result};
 use crate::comm::door::Door;
 use crate::comm::env::RankEnv;
@@ -19,20 +18,20 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const WHAT: &str = "rendezvous of hosts";
-/// What a connection for data is for.
+/// Purpose of a data connection.
 const CHANNEL: &str = "channel";
-/// How long a peer may take to take a connection, to greet, or to take the table.
+/// Time limit for a peer to accept a connection, to greet, or to receive the table.
 const CONNECT: Duration = Duration::from_secs(2);
-/// After a greeting that was cut off.
+/// Delay before retrying a greeting that was cut off.
 const AGAIN: Duration = Duration::from_millis(20);
 const GREET: Duration = Duration::from_secs(5);
-/// Connections of one peer that no channel has asked for yet: more than a mesh has axes.
+/// Maximum connections per peer that no channel has claimed yet: more than a mesh has axes.
 const ARRIVED: usize = 16;
 
 pub struct Tcp {
     shared: Arc<TcpPeers>,
     control: Control,
-    /// Used by the one thread that listens.
+    /// Used only by the listening thread.
     door: Mutex<Door>,
 }
 
@@ -41,13 +40,13 @@ struct TcpPeers {
     roster: Roster,
     /// Where each rank listens.
     addresses: Vec<SocketAddr>,
-    /// Connections that peers have made, for channels that have not asked for them yet.
+    /// Connections from peers, for channels that have not claimed them yet.
     arrived: Mutex<Vec<(usize, u16, TcpStream)>>,
     arrival: Condvar,
 }
 
 impl Tcp {
-    /// Returns when all ranks are there.
+    /// Returns when all ranks have joined.
     pub fn join(env: &RankEnv, timeout: Duration) -> Result<Tcp> {
         let deadline = Instant::now() + timeout;
         let failed = |e: std::io::Error| Error::Run(format!("rank {}: {WHAT}: {e}", env.rank));
@@ -55,8 +54,8 @@ impl Tcp {
             0 => gather(env, deadline)?,
             _ => learn(env, deadline)?,
         };
-        // Rank 0, and ranks on its host, may have met over an address that is good there only: others reach them where
-        // they have reached rank 0.
+        // Ranks on rank 0's host may have met over an address that is valid only there, so others use the address at
+        // which they reached rank 0.
         let master = match env.rank {
             0 => IpAddr::V4(Ipv4Addr::LOCALHOST),
             _ => streams[0].1.peer_addr().map_err(failed)?.ip(),
@@ -79,7 +78,7 @@ impl Tcp {
     }
 }
 
-/// Where all ranks are, without making a wire. Returns when all ranks are there.
+/// Every rank's place, without creating a wire. Returns when all ranks have joined.
 pub(super) fn places(env: &RankEnv, timeout: Duration) -> Result<Vec<RankPlace>> {
     let deadline = Instant::now() + timeout;
     let met = if env.rank == 0 { gather(env, deadline)? } else { learn(env, deadline)? };
@@ -96,14 +95,14 @@ impl Wire for Tcp {
     fn channel(&self, number: u16) -> Result<Box<dyn Channel>> {
         Ok(Box::new(TcpChannel { number, shared: self.shared.clone(), peers: Vec::new() }))
     }
-    fn tell(&self, lost: &Lost) {
-        self.control.tell(lost);
+    fn report(&self, lost: &Lost) {
+        self.control.report(lost);
     }
     fn listen(&self, at_most: Duration) -> Option<Lost> {
         let mut door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
         let mut watched: Vec<PollFd> = door.watched().chain(self.control.watched()).collect();
-        let _ = poll(&mut watched, Some(&timespec(at_most))); // a signal is as good as a timeout
-        let lost = self.control.hear();
+        let _ = poll(&mut watched, Some(&timespec(at_most))); // a signal counts as a timeout
+        let lost = self.control.receive();
         if lost.is_none() {
             self.shared.welcome(&mut door);
         }
@@ -111,16 +110,16 @@ impl Wire for Tcp {
     }
 }
 
-/// How a rank has met the others.
+/// Result of the rendezvous on one rank.
 struct Met {
-    /// Rank 0: all others. Any other rank: rank 0.
+    /// On rank 0, one per other rank; elsewhere, one to rank 0.
     streams: Vec<(usize, TcpStream)>,
     entries: Vec<TableEntry>,
     /// Where this rank's peers connect.
     listeners: Vec<TcpListener>,
 }
 
-/// Rank 0: hears all ranks, then tells all of them of all.
+/// Rank 0: collects every rank's record, then sends everyone the table.
 fn gather(env: &RankEnv, deadline: Instant) -> Result<Met> {
     let failed = |e: std::io::Error| Error::Run(format!("rank 0: {WHAT}: {e}"));
     let listeners = rendezvous::listen(env, &rendezvous::resolve(env, deadline)?, 0).map_err(failed)?;
@@ -134,7 +133,7 @@ fn gather(env: &RankEnv, deadline: Instant) -> Result<Met> {
     });
     let streams = streams.into_iter().enumerate().filter_map(|(rank, stream)| Some((rank, stream?)));
     let streams: Vec<(usize, TcpStream)> = streams.collect();
-    // All of them, or why there is none.
+    // The table of all ranks, or why there is none.
     let table = table.concat();
     let (kind, body) = match &met {
         Ok(()) => (TABLE, table.clone()),
@@ -143,11 +142,11 @@ fn gather(env: &RankEnv, deadline: Instant) -> Result<Met> {
     let body = &body[..if kind == REFUSAL { body.len().min(TEXT) } else { body.len() }];
     tell_all(&streams, &Header { kind, sequence: 0, len: body.len() as u64 }.with(body));
     met?;
-    let entries = messages::table(&table, env.world).ok_or_else(|| Error::op("table", "not of all ranks"))?;
+    let entries = messages::table(&table, env.world).ok_or_else(|| Error::op("table", "does not list all ranks"))?;
     Ok(Met { streams, entries, listeners })
 }
 
-/// To all at the same time, for as long as [`GREET`]: one that is gone by then shows on its line.
+/// Sends to all concurrently for at most [`GREET`]. A rank that is gone by then is detected on its control connection.
 fn tell_all(streams: &[(usize, TcpStream)], bytes: &[u8]) {
     let until = Instant::now() + GREET;
     let mut left: Vec<(&TcpStream, &[u8])> = streams.iter().map(|(_, stream)| (stream, bytes)).collect();
@@ -161,19 +160,19 @@ fn tell_all(streams: &[(usize, TcpStream)], bytes: &[u8]) {
         });
         let mut full: Vec<PollFd> = left.iter().map(|(stream, _)| PollFd::new(*stream, PollFlags::OUT)).collect();
         if !full.is_empty() {
-            let _ = poll(&mut full, Some(&timespec(LOOK))); // a signal is as good as a timeout
+            let _ = poll(&mut full, Some(&timespec(POLL_INTERVAL))); // a signal counts as a timeout
         }
     }
 }
 
-/// Any other rank: tells of itself, hears of all.
+/// Other ranks: send their record, receive the table.
 fn learn(env: &RankEnv, deadline: Instant) -> Result<Met> {
     let (stream, listeners) = rendezvous::ask(env, deadline, WHAT, &mut |stream, until| {
         let listeners = rendezvous::listen(env, &[stream.local_addr()?.ip()], 0)?;
         greet(by(stream, until), env, WHAT, 0, &record(env, &listeners)?, &mut [])?;
         Ok((stream.try_clone()?, listeners))
     })?;
-    // Rank 0 waits for the last rank, and says when it gives up.
+    // Rank 0 waits for the last rank, and reports if it gives up.
     let until = deadline.max(Instant::now()) + CONNECT + GREET;
     let answer = Inbox::default().read(&mut by(&stream, until), &messages::answers(env.world));
     let entries = match answer {
@@ -183,29 +182,29 @@ fn learn(env: &RankEnv, deadline: Instant) -> Result<Met> {
         Err(e) => Err(e),
     };
     let entries = entries.map_err(|e| {
-        let what = "rank 0 left before all ranks had come to the";
+        let what = "rank 0 left before all ranks had joined the";
         Error::Run(format!("rank {}: {what} {WHAT}: {e}", env.rank))
     })?;
     Ok(Met { streams: vec![(0, stream)], entries, listeners })
 }
 
-/// What this rank says of itself.
+/// This rank's own record.
 fn record(env: &RankEnv, listeners: &[TcpListener]) -> std::io::Result<[u8; messages::RECORD]> {
     let port = listeners.first().ok_or(ErrorKind::AddrNotAvailable)?.local_addr()?.port();
     Ok(messages::record(&RankPlace::of(env), port))
 }
 
 impl TcpPeers {
-    /// Lets ranks in that have proven who they are, for the channel that they name.
+    /// Accepts authenticated ranks, for the channel that they name.
     fn welcome(&self, door: &mut Door) {
         for arrival in door.answer(&self.env) {
             let Ok(channel) = <[u8; 2]>::try_from(&arrival.record[..]).map(u16::from_le_bytes) else { continue };
             let rank = arrival.rank;
             let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
-            // Who comes again has given the first one up.
+            // A second connection replaces the first, which the peer has given up.
             arrived.retain(|(r, c, _)| (*r, *c) != (rank, channel));
             let waiting = arrived.iter().filter(|(r, ..)| *r == rank).count();
-            // Of two ranks the higher one connects.
+            // Of two ranks, the higher one connects.
             if rank > self.env.rank && waiting < ARRIVED {
                 arrived.extend(arrival.admit(&[]).map(|stream| (rank, channel, stream)));
                 self.arrival.notify_all();
@@ -234,18 +233,18 @@ struct Peer {
     sent: Way,
     received: Way,
 }
-/// One direction of it. A message goes behind a header that says which one it is, and how long.
+/// One direction of a connection. Each message follows a header with its number and length.
 #[derive(Default)]
 struct Way {
-    /// Messages that are through.
+    /// Number of complete messages.
     sequence: u32,
-    /// Of the message at hand, and how many bytes of that are through.
+    /// Header of the current message, and how many of its bytes are done.
     header: [u8; HEADER],
     through: usize,
 }
 
 impl Peer {
-    /// As much of a message as goes without waiting; true if any.
+    /// Transfers as much of a message as possible without blocking. Returns whether any bytes moved.
     fn advance(&mut self, m: &mut Move) -> std::io::Result<bool> {
         let (mut moved, len) = (false, m.len() as u64);
         while !m.is_done() {
@@ -265,7 +264,7 @@ impl Peer {
         (way.sequence, way.through) = (way.sequence.wrapping_add(1), 0);
         Ok(true)
     }
-    /// Bytes of `rest` that went; the header goes first.
+    /// Sends the header, then `rest`; returns the bytes of `rest` sent.
     fn send(&mut self, rest: &[u8], len: u64) -> std::io::Result<usize> {
         let way = &mut self.sent;
         if way.through == 0 {
@@ -280,7 +279,7 @@ impl Peer {
         way.through += of_head;
         Ok(n - of_head)
     }
-    /// Bytes of `rest` that came, once the header says that they are what is to come.
+    /// Receives and checks the header, then `rest`; returns the bytes of `rest` received.
     fn receive(&mut self, rest: &mut [u8], len: u64) -> std::io::Result<usize> {
         let way = &mut self.received;
         let in_head = way.through < HEADER;
@@ -305,7 +304,8 @@ impl TcpChannel {
     fn index(&self, peer: usize) -> Option<usize> {
         self.peers.iter().position(|p| p.rank == peer)
     }
-    /// Of two ranks the higher one connects. Peers take connections whatever else they do, so nobody waits in a circle.
+    /// Of two ranks, the higher one connects. Peers accept connections whatever else they do, so there is no circular
+    /// wait.
     fn connect(&mut self, peer: usize, go_on: &dyn Fn() -> bool) -> Exchanged {
         if self.index(peer).is_some() {
             return Ok(());
@@ -317,8 +317,8 @@ impl TcpChannel {
         self.peers.push(Peer { rank: peer, stream, sent: Way::default(), received: Way::default() });
         Ok(())
     }
-    /// A greeting that is cut off is begun again: strangers may have crowded it out. A peer that is gone listens no
-    /// more.
+    /// Retries a greeting that is cut off, because strangers may have crowded it out. A peer that is gone no longer
+    /// listens.
     fn call(&self, peer: usize, go_on: &dyn Fn() -> bool) -> std::result::Result<TcpStream, Fault> {
         let (at, shared) = (self.shared.addresses[peer], &self.shared);
         loop {
@@ -351,7 +351,8 @@ impl TcpChannel {
             if !go_on() {
                 return None;
             }
-            arrived = self.shared.arrival.wait_timeout(arrived, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+            arrived =
+                self.shared.arrival.wait_timeout(arrived, POLL_INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
     fn advance(&mut self, m: &mut Move) -> std::io::Result<bool> {
@@ -362,7 +363,7 @@ impl TcpChannel {
     }
 }
 
-/// Whether a move must wait for an earlier one, to or from the same peer.
+/// Whether a move must wait for an earlier one with the same peer and direction.
 fn follows(moves: &[Move], i: usize) -> bool {
     let way = |m: &Move| (m.peer, matches!(m.bytes, Bytes::Send(_)));
     moves[..i].iter().any(|earlier| !earlier.is_done() && way(earlier) == way(&moves[i]))
@@ -394,7 +395,7 @@ impl Channel for TcpChannel {
 }
 
 impl TcpChannel {
-    /// Until something can go on, or for [`LOOK`].
+    /// Sleeps until something can proceed, or for [`POLL_INTERVAL`].
     fn sleep(&self, moves: &[Move]) {
         let way = |m: &Move| match m.bytes {
             Bytes::Send(_) => PollFlags::OUT,
@@ -408,6 +409,6 @@ impl TcpChannel {
             *fd = PollFd::new(&self.peers[i].stream, way(m));
             n += 1;
         }
-        let _ = poll(&mut waited[..n], Some(&timespec(LOOK))); // a signal is as good as a timeout
+        let _ = poll(&mut waited[..n], Some(&timespec(POLL_INTERVAL))); // a signal counts as a timeout
     }
 }

@@ -1,12 +1,12 @@
-//! The thread that hears of lost ranks, and lets peers connect. Never carries data.
+//! The thread that detects lost ranks and accepts connections from peers. Never carries data.
 use super::link::Link;
-use super::wire::LOOK;
+use super::wire::POLL_INTERVAL;
 use crate::base::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 
-/// Runs for as long as there is a member or a group.
+/// Runs as long as there is a member or a group.
 pub(super) struct HostsWatch {
     ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -19,7 +19,7 @@ impl HostsWatch {
         let watch = move || {
             let (link, ended) = watched;
             while !ended.load(Relaxed) {
-                if let Some(lost) = link.wire.listen(LOOK) {
+                if let Some(lost) = link.wire.listen(POLL_INTERVAL) {
                     return link.learn(lost);
                 }
             }
@@ -33,7 +33,7 @@ impl Drop for HostsWatch {
     fn drop(&mut self) {
         self.ended.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // a watcher that panicked has nothing to add
+            let _ = thread.join(); // nothing to report if the watcher panicked
         }
     }
 }

@@ -1,52 +1,51 @@
-//! What carries bytes between ranks of different hosts, as traits: TCP (`tcp`) or MPI. Never knows what the bytes mean,
-//! and never used between ranks of one host.
+//! The transport between ranks of different hosts, as traits: TCP (`tcp`) or MPI. Never interprets the bytes, and never
+//! used between ranks of one host.
 //!
-//! A rank's [`Wire`] is made once, when it joins. Each group opens a [`Channel`] of it and is then the only one to use
-//! that; its worker thread does, so channels of one rank work at the same time in several threads. Nothing here
-//! allocates once every pair has exchanged a message.
+//! A rank creates its [`Wire`] once, when it joins. Each group opens a [`Channel`] of it, which only the group's worker
+//! thread uses, so the channels of one rank run concurrently in several threads. Nothing here allocates once every pair
+//! has exchanged a message.
 use super::roster::Roster;
 use crate::base::Result;
 use std::time::Duration;
 
-/// Blocking calls ask at least so often whether they should go on.
-pub const LOOK: Duration = Duration::from_millis(50);
+/// How often blocking calls at least check whether to go on.
+pub const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub trait Wire: Send + Sync {
-    /// Which ranks there are, and on which hosts: the same on every rank.
+    /// All ranks and their hosts, the same on every rank.
     fn roster(&self) -> &Roster;
     /// "tcp", "mpi".
     fn name(&self) -> &'static str;
-    /// Channel `number` (below 1000), which every rank that will use it opens once. What is sent on one is received on
-    /// the same. Does not wait for the peers.
+    /// Opens channel `number` (below 1000), once on every rank that uses it. Data sent on a channel is received on the
+    /// same channel. Does not wait for peers.
     fn channel(&self, number: u16) -> Result<Box<dyn Channel>>;
-    /// Tells the ranks of all other hosts that a rank is lost, as far as they can be reached. Takes no longer than a
-    /// moment, also where a peer does not listen, and does not fail.
-    fn tell(&self, lost: &Lost);
-    /// Waits, at most that long, for word of a lost rank: from a peer, or seen here (a connection that closed without
-    /// a farewell). Called by one thread of the rank, again and again until it brings one. A wire that is dropped says
-    /// farewell.
+    /// Reports a lost rank to the ranks of all other hosts, best effort. Returns within a moment even if a peer does
+    /// not respond, and does not fail.
+    fn report(&self, lost: &Lost);
+    /// Waits at most `at_most` for a lost rank, reported by a peer or detected here (a connection closed without a
+    /// farewell). One thread of the rank calls it repeatedly until it returns one. Dropping a wire sends a farewell.
     fn listen(&self, at_most: Duration) -> Option<Lost>;
 }
 
-/// One group's messages. Between two ranks they arrive in the order in which they were sent.
+/// One group's messages. Between two ranks they arrive in the order sent.
 pub trait Channel: Send {
-    /// Does all of `moves` at the same time and returns when all are done: what is sent may then be overwritten, what
-    /// is received is there. Sends and receives do not wait for each other, so ranks that send round a ring cannot
-    /// block it. Those to one peer, and those from one peer, happen in the order of `moves`. Both sides state the same
-    /// lengths; zero bytes are no message. There are at most [`MOVES`].
+    /// Performs all of `moves` concurrently and returns when all are done: sent buffers may then be overwritten, and
+    /// received data is valid. Sends and receives do not wait for each other, so a ring of sends cannot deadlock. Moves
+    /// with the same peer and direction happen in the order of `moves`. Both sides give the same lengths; zero bytes
+    /// are no message. There are at most [`MOVES`].
     ///
-    /// While it blocks it asks `go_on` every [`LOOK`] or more often, and gives up when that says no.
+    /// While blocked it calls `go_on` every [`POLL_INTERVAL`] or more often, and gives up when that returns false.
     fn exchange(&mut self, moves: &mut [Move], go_on: &dyn Fn() -> bool) -> Exchanged;
 }
 
-/// The most moves in one exchange.
+/// Maximum moves in one exchange.
 pub const MOVES: usize = 4;
 
-/// One message, to or from `peer`, a world rank.
+/// One message to or from `peer`, a world rank.
 pub struct Move<'a> {
     pub peer: usize,
     pub bytes: Bytes<'a>,
-    /// For the wire's own use: bytes that are through.
+    /// For the wire's own use: bytes transferred.
     pub done: usize,
 }
 pub enum Bytes<'a> {
@@ -76,16 +75,16 @@ impl<'a> Move<'a> {
 
 pub type Exchanged = std::result::Result<(), Fault>;
 
-/// Why an exchange did not happen.
+/// Why an exchange failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// `go_on` said no while this peer (a world rank) had not done its part.
+    /// `go_on` returned false before this peer (a world rank) had done its part.
     GaveUp { peer: usize },
-    /// The peer cannot be reached any more.
+    /// The peer can no longer be reached.
     Lost(Lost),
 }
 
-/// A rank that is gone: "rank 2 on node7: connection closed".
+/// A lost rank: "rank 2 on node7: connection closed".
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Lost {
     /// World rank.

@@ -1,10 +1,10 @@
-//! The thread that runs a group's operations, in the order in which the rank started them. Never decides anything: the
-//! rank's own thread has checked the operands.
+//! The thread that runs a group's operations in the order the rank started them. Never checks operands: the rank's own
+//! thread has.
 //!
 //! [Note: a thread] Inside a host there is no communication thread, since a rank's cores belong to its compute and
-//! peers are reached in place. Between hosts somebody must be there when bytes come and go, while the rank computes;
-//! the kernel moves them, and this thread sleeps in `poll` or on the host's bell for most of the time. One a group, so
-//! that groups do not wait for each other.
+//! peers are reached in place. Between hosts a thread must react to arriving bytes while the rank computes. The kernel
+//! moves the bytes, so the thread mostly sleeps in `poll` or on the host's bell. Each group has its own thread, so that
+//! groups do not wait for each other.
 use super::job::HostsJob;
 use super::post::{self, Post};
 use super::{chain, steps};
@@ -17,35 +17,35 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Operations of one group that may be unfinished at a time.
+/// Maximum unfinished operations of one group.
 pub(super) const RING: usize = 1024;
 
-/// What this rank has gathered and not released.
+/// Gathered contents that this rank has not released.
 pub(super) struct HostsGathered {
     pub seq: u64,
     pub tag: Tag,
     pub buffer: Arc<ShmBuffer>,
     pub content: u64,
-    /// Before it was there.
+    /// Released before it arrived.
     pub released: bool,
 }
 
 pub(super) struct DeskState {
     pub queue: VecDeque<HostsJob>,
-    /// Operations started, those whose result is there, those whose input is the caller's again. They are run in order.
+    /// Numbers of operations started, with a result, and with a reusable input. They run in order.
     pub next: u64,
     pub complete: u64,
     pub sent: u64,
     pub contents: Vec<HostsGathered>,
-    /// Since when there is an operation that is not complete.
+    /// Since when an operation has been incomplete.
     pub since: Instant,
     pub stats: CommStats,
-    /// What ended the group's work.
+    /// The failure that ended the group's work.
     pub failed: Option<(&'static str, Tag, String)>,
     closed: bool,
 }
 
-/// Where the rank leaves its operations and sees what came of them.
+/// Where the rank queues operations and reads their progress.
 pub(super) struct Desk {
     state: Mutex<DeskState>,
     called: Condvar,
@@ -70,11 +70,11 @@ impl Desk {
     pub fn lock(&self) -> MutexGuard<'_, DeskState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// There is something in the queue.
+    /// Wakes the worker for a queued operation.
     pub fn call(&self) {
         self.called.notify_one();
     }
-    /// The worker ends, also out of a wait.
+    /// Ends the worker, even inside a wait.
     pub fn close(&self) {
         self.lock().closed = true;
         self.waiting.close();
@@ -92,7 +92,7 @@ impl Desk {
             state = self.called.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
-    /// The oldest unfinished operation's result is there.
+    /// Marks the oldest unfinished operation's result as available.
     fn complete(&self, post: &Post) {
         let mut state = self.lock();
         let seq = state.complete;
@@ -107,7 +107,7 @@ impl Desk {
         drop(state);
         post.link.local.ring();
     }
-    /// Its input is the caller's again, and its result there.
+    /// Marks its input as reusable and its result as available.
     fn finish(&self, post: &Post) {
         let mut state = self.lock();
         state.sent += 1;
@@ -124,7 +124,7 @@ impl Desk {
     }
 }
 
-/// Runs what comes, until the desk is closed or an operation fails.
+/// Runs operations until the desk is closed or one fails.
 pub(super) fn run(desk: &Desk, mut post: Post) {
     let mut scratch = chain::ChainScratch::default();
     while let Some(mut job) = desk.next() {
@@ -134,7 +134,7 @@ pub(super) fn run(desk: &Desk, mut post: Post) {
             Ok(Ok(())) => None,
             Ok(Err(Error::Comm { what, .. })) => Some(what),
             Ok(Err(e)) => Some(e.to_string()),
-            // The rank must not wait for a thread that is gone.
+            // The rank must not wait for a thread that has died.
             Err(_) => Some("the thread that ran it panicked".into()),
         };
         if let Some(what) = what {
@@ -153,6 +153,6 @@ fn one(desk: &Desk, post: &mut Post, job: &mut HostsJob, scratch: &mut chain::Ch
         Seam::Broadcast => steps::broadcast(post, job),
         Seam::SendRecv => steps::send_recv(post, job),
         Seam::Barrier => steps::barrier(post, job),
-        _ => Err(post::call(&post.places, job.kind.name(), job.tag).error("is no operation of the worker")),
+        _ => Err(post::call(&post.places, job.kind.name(), job.tag).error("is not a worker operation")),
     }
 }

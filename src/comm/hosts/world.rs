@@ -1,4 +1,4 @@
-//! A world of several hosts: joined, and asked for its groups. Never moves data.
+//! A world of several hosts: joining, and creating groups. Never moves data.
 use super::group::HostsGroup;
 use super::link::Link;
 use super::tcp;
@@ -10,14 +10,14 @@ use crate::comm::{Axis, Collective, Member, Mesh, MeshSizes, shm};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One rank's membership in a world of several hosts. Dropped by a panic, it tells the other ranks.
+/// One rank's membership in a world of several hosts. If dropped by a panic, it notifies the other ranks.
 pub struct HostsWorld {
     link: Arc<Link>,
     watch: Arc<HostsWatch>,
 }
 
 impl HostsWorld {
-    /// Returns when all ranks are there. `connect` joins the wire, once this host's ranks have met.
+    /// Returns when all ranks have joined. `connect` joins the wire, once this host's ranks have met.
     pub fn join(
         env: &RankEnv,
         meter: Meter,
@@ -33,7 +33,7 @@ impl HostsWorld {
         let watch = Arc::new(HostsWatch::start(&link)?);
         Ok(HostsWorld { link, watch })
     }
-    /// What goes between the hosts: for measurements, which use a channel of their own.
+    /// The transport between hosts: for measurements, on a channel of their own.
     pub fn wire(&self) -> &dyn Wire {
         &*self.link.wire
     }
@@ -74,14 +74,14 @@ impl Drop for HostsWorld {
     }
 }
 
-/// The ranks of a world as threads of this process, `per_host` of them on each pretended host, over TCP: for tests.
-/// `meters` has one for each rank.
+/// Runs the ranks of a world as threads of this process over TCP, `per_host` of them on each simulated host: for tests.
+/// `meters` has one per rank.
 pub fn threads(sizes: MeshSizes, per_host: usize, meters: &[Meter], options: &shm::ShmOptions) -> Result<Vec<Mesh>> {
     let world = sizes.world();
     let arenas = (0..world / per_host).map(|_| Ok(Arc::new(shm::Arena::create(per_host)?)));
     let arenas: Vec<_> = arenas.collect::<Result<_>>()?;
     let probe = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
-    let port = probe.map_err(|e| Error::Run(format!("no free port: {e}")))?.port();
+    let port = probe.map_err(|e| Error::Run(format!("cannot find a free port: {e}")))?.port();
     let join = |rank: usize| {
         let env = RankEnv {
             rank,

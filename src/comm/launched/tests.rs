@@ -1,4 +1,4 @@
-//! The variables of each launcher, read as ranks, or refused by name. Never reads this process's own environment.
+//! Each launcher's variables, read as ranks or refused by name. Never reads this process's own environment.
 use super::*;
 
 fn read(vars: &[(&str, &str)]) -> Result<Option<RankEnv>> {
@@ -39,7 +39,7 @@ fn each_launcher_is_understood() {
     let env = read(&MPI).unwrap().unwrap();
     assert_eq!((env.master_addr.as_str(), env.run_id.as_str()), ("127.0.0.1", "mpi prterun-1 "));
     assert_eq!(ranks(env), [2, 3, 2, 3]);
-    assert_eq!(read(&SLURM).unwrap().unwrap().master_addr, ""); // two hosts of which nobody says the names
+    assert_eq!(read(&SLURM).unwrap().unwrap().master_addr, ""); // two hosts without a node list
     assert_eq!(ranks(read(&SLURM).unwrap().unwrap()), [3, 4, 1, 2]);
 }
 
@@ -55,14 +55,14 @@ fn slurms_first_node_is_the_master_unless_one_is_given() {
     assert_eq!(read(&one).unwrap().unwrap().master_addr, "127.0.0.1");
     let e = with(&[("SLURM_JOB_NODELIST", "node[1-")]).unwrap_err();
     assert_eq!(e.exit_status(), 2);
-    assert!(e.to_string().contains("SLURM_JOB_NODELIST=node[1- is no list of nodes; set MASTER_ADDR"), "{e}");
+    assert!(e.to_string().contains("SLURM_JOB_NODELIST=node[1- is not a node list; set MASTER_ADDR"), "{e}");
     // Under mpirun rank 0 may be anywhere in the allocation.
     let mpi = [("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4"), ("OMPI_COMM_WORLD_LOCAL_RANK", "0")];
     let mpi = [&mpi[..], &[("OMPI_COMM_WORLD_LOCAL_SIZE", "2"), job]].concat();
     assert_eq!(read(&mpi).unwrap().unwrap().master_addr, "");
 }
 
-/// The numbers of `launcher`, by its first names or its last.
+/// Variables of `launcher` with these numbers, by its first names or its last.
 fn says(launcher: &LauncherNames, last: bool, ranks: [usize; 4]) -> Vec<(&'static str, String)> {
     let name = |names: &[&'static str]| if last { names[names.len() - 1] } else { names[0] };
     let names = [launcher.rank, launcher.world, launcher.local_rank, launcher.local_world].map(name);
@@ -75,7 +75,7 @@ const IN_ORDER: [&LauncherNames; 5] = [&TORCHRUN, &OPEN_MPI, &MVAPICH, &PMI, &JS
 
 #[test]
 fn launchers_go_before_each_other_in_the_documented_order() {
-    // Each says another number of ranks; Slurm, the last, says 4.
+    // Each launcher gives another number of ranks; Slurm, the last, says 4.
     let mut all: Vec<_> = SLURM.map(|(name, value)| (name, value.to_string())).into();
     assert_eq!(read_all(&all).unwrap().unwrap().world, 4);
     for (world, launcher) in (10..).zip(IN_ORDER.into_iter().rev()) {
@@ -93,7 +93,7 @@ fn each_name_of_a_launcher_is_read() {
             vars.push(("MASTER_ADDR", "node7".into()));
             let env = read_all(&vars).unwrap().unwrap();
             assert_eq!((ranks(env.clone()), env.master_addr.as_str()), ([5, 8, 1, 4], "node7"), "{}", launcher.name);
-            // Several hosts, and nobody says which is rank 0's: refused by name when ranks are to meet.
+            // Several hosts without rank 0's address: refused by name when ranks are to meet.
             vars.pop();
             assert_eq!(read_all(&vars).unwrap().unwrap().master_addr, "", "{}", launcher.name);
         }
@@ -110,7 +110,7 @@ fn slurm_that_speaks_pmi_is_slurm_and_hydra_under_slurm_is_hydra() {
     let pmi2 = [&SLURM[..], &[("PMI_RANK", "3"), ("PMI_SIZE", "4")]].concat();
     let env = read(&pmi2).unwrap().unwrap();
     assert_eq!((ranks(env.clone()), env.mpi), ([3, 4, 1, 2], true));
-    // A shell of one task, in which plain starts start their own ranks.
+    // In a shell of one task, a plain start launches its own ranks.
     let one = [("SLURM_NTASKS", "1"), ("SLURM_PROCID", "0"), ("PMI_RANK", "0"), ("PMI_SIZE", "1")];
     assert_eq!(read(&one).unwrap(), None);
     let hydra = [("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "1")];
@@ -130,16 +130,16 @@ fn a_lone_rank_of_pmix_is_refused_by_name() {
 fn local_numbers_that_are_missing_are_completed_found_or_refused() {
     let two = [("RANK", "1"), ("WORLD_SIZE", "2")];
     let with = |more: &[(&str, &str)]| read(&[&two[..], more].concat());
-    // One host or two: the ranks ask one another at MASTER_ADDR, or nobody can say.
+    // On one host or two, ranks exchange host names at MASTER_ADDR; without it they cannot.
     let at = ("MASTER_ADDR", "node1");
     assert_eq!(ranks(with(&[at]).unwrap().unwrap()), [1, 2, UNKNOWN, UNKNOWN]);
     assert_eq!(ranks(with(&[at, ("LOCAL_RANK", "1")]).unwrap().unwrap()), [1, 2, 1, UNKNOWN]);
     let e = with(&[("LOCAL_RANK", "1")]).unwrap_err();
-    let says = "RANK is set but LOCAL_WORLD_SIZE is not, and neither is MASTER_ADDR";
+    let says = "RANK is set, but neither LOCAL_WORLD_SIZE nor MASTER_ADDR is";
     assert!(e.exit_status() == 2 && e.to_string().contains(says), "{e}");
     let e = read(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")]).unwrap_err();
-    assert!(e.to_string().contains("PMI_RANK is set but MPI_LOCALNRANKS is not"), "{e}");
-    // Certain.
+    assert!(e.to_string().contains("PMI_RANK is set, but neither MPI_LOCALNRANKS"), "{e}");
+    // With both, there is no ambiguity.
     assert_eq!(ranks(with(&[("LOCAL_WORLD_SIZE", "2")]).unwrap().unwrap()), [1, 2, 1, 2]);
     assert_eq!(ranks(with(&[("LOCAL_WORLD_SIZE", "1")]).unwrap().unwrap()), [1, 2, 0, 1]);
     assert_eq!(ranks(read(&[("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap().unwrap()), [0, 1, 0, 1]);
@@ -150,7 +150,7 @@ fn what_a_batch_script_exports_for_all_ranks_agrees_with_the_launcher() {
     let with = |world| read(&[&SLURM[..], &[("WORLD_SIZE", world), ("MASTER_ADDR", "node1")]].concat());
     assert_eq!(ranks(with("4").unwrap().unwrap()), [3, 4, 1, 2]);
     let e = with("8").unwrap_err();
-    assert!(e.to_string().contains("WORLD_SIZE=8 is set, but the launcher's own variables say 4"), "{e}");
+    assert!(e.to_string().contains("WORLD_SIZE=8 contradicts the launcher's own variables, which give 4"), "{e}");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The calls of a `Collective`: what each checks, keeps and asks of NCCL. Never waits on the host but in `barrier`.
+//! The calls of a `Collective`: what each checks, keeps alive and asks of NCCL. Never waits on the host except in
+//! `barrier`.
 use super::group::NcclGroup;
 use super::slot;
 use super::work::Work;
@@ -17,13 +18,13 @@ impl NcclGroup {
     fn token(&self) -> MutexGuard<'_, Buf> {
         self.token.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// The greatest of all tokens; the host waits for it.
+    /// All-reduces the maximum of all tokens; the host waits for it.
     fn meet(&self, tag: Tag, token: &mut Buf) -> Result<()> {
         let ticket = self.all_reduce(tag, token.view_mut(), Reduce::Max)?;
         self.order(ticket)?;
         self.settle(tag)
     }
-    /// Whether it is so on all ranks of the group. The host waits.
+    /// Whether it holds on all ranks of the group. The host waits.
     fn all(&self, mine: bool) -> Result<bool> {
         let (mut token, mut not) = (self.token(), if mine { 0f32 } else { 1.0 });
         self.cuda.upload(bytemuck::bytes_of(&not), token.view_mut())?;

@@ -1,11 +1,11 @@
-//! One NCCL communicator: made, asked to enqueue, polled, aborted. Never blocks inside NCCL: communicators are
-//! non-blocking, so every wait is a loop of ours, with a deadline.
+//! One NCCL communicator: init, enqueue, poll, abort. Never blocks inside NCCL: communicators are non-blocking, so
+//! every wait is our own loop with a deadline.
 //!
-//! [Note: abort] The handle stands in a lock and is gone once aborted. A call holds the lock only while NCCL has it,
-//! not while it waits for NCCL to come along; so the watching thread can abort at any time, and the call in progress
-//! then ends with the reason. Kernels in flight leave the GPU when their communicator is aborted. NCCL comes back from
-//! that, and from a communicator's orderly end, when the last graph is gone that has captured it: so nobody else waits
-//! for it then, and whoever gives up, or ends a world, lets go of the graphs first.
+//! [Note: abort] The handle is behind a lock and is taken out by an abort. A call holds the lock only inside NCCL, not
+//! while it polls for completion, so the watching thread can abort at any time, and the interrupted call then ends with
+//! the reason. Aborting a communicator removes its kernels from the GPU. Abort and orderly destruction return only when
+//! the last graph that captured the communicator is gone. So nobody else waits for them, and whoever aborts or ends a
+//! world drops the graphs first.
 use super::library::{Handle, IN_PROGRESS, Nccl, NcclConfig, SUCCESS, UniqueId};
 use super::rendezvous::ID;
 use crate::base::{Error, Result};
@@ -13,14 +13,14 @@ use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A call that has not come along by then is polled at rest.
+/// How long a call is polled eagerly before sleeping between polls.
 const EAGER: Duration = Duration::from_micros(500);
 const REST: Duration = Duration::from_micros(100);
-/// How long the orderly end may take.
+/// Time limit of the orderly shutdown.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 struct RawComm(Handle);
-// SAFETY: NCCL takes a communicator from any thread, one at a time: it is only used under the lock.
+// SAFETY: NCCL accepts calls from any thread, one at a time, and the handle is only used under the lock.
 unsafe impl Send for RawComm {}
 
 pub(super) struct Comm {
@@ -30,17 +30,17 @@ pub(super) struct Comm {
     timeout: Duration,
 }
 
-/// Rank 0's, for [`Comm::init`].
+/// Generates the id on rank 0, for [`Comm::init`].
 pub(super) fn unique_id(nccl: &Nccl) -> Result<[u8; ID]> {
     let mut id = UniqueId([0; ID]);
     // SAFETY: writes 128 bytes.
     match unsafe { (nccl.unique_id)(&mut id) } {
         SUCCESS => Ok(id.0),
-        code => Err(Error::Run(format!("ncclGetUniqueId: {}", nccl.says(code)))),
+        code => Err(Error::Run(format!("ncclGetUniqueId: {}", nccl.describe(code)))),
     }
 }
 
-/// Asks `state` until it is no longer in progress.
+/// Polls `state` until it is no longer in progress.
 fn settle(
     nccl: &Nccl,
     timeout: Duration,
@@ -51,7 +51,7 @@ fn settle(
         match state()? {
             SUCCESS => return Ok(()),
             IN_PROGRESS => {}
-            code => return Err(format!("NCCL: {}", nccl.says(code))),
+            code => return Err(format!("NCCL: {}", nccl.describe(code))),
         }
         match start.elapsed() {
             spent if spent > timeout => return Err(format!("no answer within {timeout:?} from the other ranks")),
@@ -62,7 +62,8 @@ fn settle(
 }
 
 impl Comm {
-    /// Of all ranks; every one calls. The rank's GPU is current on this thread. `stop` says why to give up early.
+    /// Creates a communicator over all ranks; every rank calls it, with its GPU current on this thread. `stop` returns
+    /// a reason to give up early.
     pub(super) fn init(
         nccl: Arc<Nccl>,
         id: [u8; ID],
@@ -74,12 +75,12 @@ impl Comm {
         let (mut handle, mut config) = (std::ptr::null_mut(), NcclConfig::non_blocking());
         let version = nccl.version_text()?;
         let failed = |what: String| {
-            Error::Run(format!("rank {rank}: NCCL {version}, {size} ranks: {what}; NCCL_DEBUG=INFO says more"))
+            Error::Run(format!("rank {rank}: NCCL {version}, {size} ranks: {what}; set NCCL_DEBUG=INFO for details"))
         };
-        // SAFETY: the configuration is valid; NCCL writes the handle before it returns.
+        // SAFETY: the configuration is valid, and NCCL writes the handle before it returns.
         let code = unsafe { (nccl.init)(&mut handle, size as c_int, UniqueId(id), rank as c_int, &mut config) };
         if !matches!(code, SUCCESS | IN_PROGRESS) || handle.is_null() {
-            return Err(failed(nccl.says(code)));
+            return Err(failed(nccl.describe(code)));
         }
         let comm = Comm::new(nccl, handle, timeout);
         comm.settled(stop).map_err(|what| {
@@ -92,20 +93,20 @@ impl Comm {
         Comm { nccl, handle: Mutex::new(Some(RawComm(handle))), failed: OnceLock::new(), timeout }
     }
 
-    /// The communicator of those ranks that give the same colour, ordered by key. Every rank of this one calls.
+    /// A communicator of the ranks that pass the same color, ordered by key. Every rank of this one must call.
     pub(super) fn split(&self, color: usize, key: usize, stop: &dyn Fn() -> Option<String>) -> Result<Comm> {
         let mut config = NcclConfig::non_blocking();
-        // Written by a thread of NCCL's when the new communicator is there: it must not move.
+        // An NCCL thread writes this when the new communicator is ready, so it must not move.
         let mut slot: Box<Handle> = Box::new(std::ptr::null_mut());
         let new: *mut Handle = &mut *slot;
-        let failed = |what: String| Error::Run(format!("ncclCommSplit: {what}; NCCL_DEBUG=INFO says more"));
+        let failed = |what: String| Error::Run(format!("ncclCommSplit: {what}; set NCCL_DEBUG=INFO for details"));
         let started = self.run_unless(stop, |handle, nccl| {
-            // SAFETY: a live communicator; `new` is valid until this communicator has settled, below.
+            // SAFETY: a live communicator; `new` stays valid until this communicator has settled below.
             unsafe { (nccl.split)(handle, color as c_int, key as c_int, new, &mut config) }
         });
         let done = started.and_then(|()| {
             settle(&self.nccl, self.timeout, || {
-                // SAFETY: NCCL stores a pointer there, at most once.
+                // SAFETY: NCCL stores a pointer there at most once.
                 let there = unsafe { new.read_volatile() };
                 match stop() {
                     Some(why) => Err(why),
@@ -114,7 +115,7 @@ impl Comm {
             })
         });
         if let Err(what) = done {
-            // NCCL may still write there.
+            // NCCL may still write to it.
             std::mem::forget(slot);
             return Err(failed(what));
         }
@@ -132,7 +133,7 @@ impl Comm {
     fn gone(&self) -> String {
         self.failed.get().cloned().unwrap_or_else(|| "the communicator is closed".into())
     }
-    /// What NCCL says of the work so far.
+    /// NCCL's status of the work so far.
     fn state(&self) -> std::result::Result<c_int, String> {
         let guard = self.lock();
         let Some(RawComm(handle)) = &*guard else { return Err(self.gone()) };
@@ -140,7 +141,7 @@ impl Comm {
         // SAFETY: a live communicator; writes one int.
         match unsafe { (self.nccl.async_error)(*handle, &mut state) } {
             SUCCESS => Ok(state),
-            code => Err(format!("NCCL: {}", self.nccl.says(code))),
+            code => Err(format!("NCCL: {}", self.nccl.describe(code))),
         }
     }
     fn settled(&self, stop: &dyn Fn() -> Option<String>) -> std::result::Result<(), String> {
@@ -150,11 +151,11 @@ impl Comm {
         })
     }
 
-    /// Lets `call` enqueue, and returns when NCCL has: what is recorded in the stream after that comes after it.
+    /// Enqueues with `call` and returns when NCCL has done so: later work in the stream is ordered after it.
     pub(super) fn run(&self, call: impl FnOnce(Handle, &Nccl) -> c_int) -> std::result::Result<(), String> {
         self.run_unless(&|| None, call)
     }
-    /// Gives up waiting where `stop` says why.
+    /// Gives up waiting when `stop` returns a reason.
     fn run_unless(
         &self,
         stop: &dyn Fn() -> Option<String>,
@@ -167,19 +168,19 @@ impl Comm {
         match code {
             SUCCESS => Ok(()),
             IN_PROGRESS => self.settled(stop),
-            code => Err(format!("NCCL: {}", self.nccl.says(code))),
+            code => Err(format!("NCCL: {}", self.nccl.describe(code))),
         }
     }
-    /// With the handle, for registration: `None` once aborted.
+    /// Calls with the handle, for registration; `None` once aborted.
     pub(super) fn with<T>(&self, call: impl FnOnce(Handle, &Nccl) -> T) -> Option<T> {
         self.lock().as_ref().map(|RawComm(handle)| call(*handle, &self.nccl))
     }
-    /// An error that arose while nobody called.
+    /// An asynchronous error that no call has returned.
     pub(super) fn trouble(&self) -> Option<String> {
         match self.state() {
             Ok(SUCCESS | IN_PROGRESS) => None,
-            Ok(code) => Some(format!("NCCL: {}", self.nccl.says(code))),
-            Err(_) if self.failed.get().is_some() => None, // known
+            Ok(code) => Some(format!("NCCL: {}", self.nccl.describe(code))),
+            Err(_) if self.failed.get().is_some() => None, // already reported
             Err(what) => Some(what),
         }
     }
@@ -187,7 +188,7 @@ impl Comm {
         let _ = self.failed.set(why.to_string());
         let taken = self.lock().take();
         if let Some(RawComm(handle)) = taken {
-            // SAFETY: taken out of the lock: no other call has it, and none will.
+            // SAFETY: taken out of the lock, so no other call has or will get it.
             let _ = unsafe { (self.nccl.abort)(handle) };
         }
     }
@@ -197,7 +198,7 @@ impl Comm {
 }
 
 impl Drop for Comm {
-    /// Peers may still wait for what this rank has in flight, so the end is agreed on; not for ever.
+    /// Peers may still wait for operations in flight, so all ranks shut down together, with a time limit.
     fn drop(&mut self) {
         let finished = match &*self.lock() {
             // SAFETY: a live communicator.
@@ -207,7 +208,7 @@ impl Drop for Comm {
         let finished =
             matches!(finished, SUCCESS | IN_PROGRESS) && settle(&self.nccl, FAREWELL, || self.state()).is_ok();
         if let Some(RawComm(handle)) = self.lock().take() {
-            // SAFETY: taken out of the lock, ended once.
+            // SAFETY: taken out of the lock, and destroyed once.
             let _ = unsafe { if finished { (self.nccl.destroy)(handle) } else { (self.nccl.abort)(handle) } };
         }
     }
@@ -227,7 +228,7 @@ mod tests {
     }
     fn enqueue(comm: &Comm) -> std::result::Result<(), String> {
         let null = std::ptr::null_mut;
-        // SAFETY: the fake follows no pointer.
+        // SAFETY: the fake dereferences no pointer.
         comm.run(|handle, nccl| unsafe { (nccl.all_gather)(null(), null(), 0, 7, handle, null()) })
     }
 
@@ -238,7 +239,7 @@ mod tests {
         let part = comm.split(0, 1, &on).unwrap();
         state.polls.store(4, SeqCst);
         enqueue(&comm).unwrap();
-        assert_eq!(state.polls.load(SeqCst), 0, "the call has not waited until NCCL came along");
+        assert_eq!(state.polls.load(SeqCst), 0, "the call must wait until NCCL has finished");
         assert_eq!((comm.trouble(), part.trouble()), (None, None));
         drop((comm, part));
         assert_eq!((state.destroyed.load(SeqCst), state.aborted.load(SeqCst)), (1, 0));
@@ -267,7 +268,7 @@ mod tests {
             state.polls.store(polls, SeqCst);
             comm.split(0, 1, &|| Some("rank 1 failed".into())).err().unwrap().to_string()
         };
-        // Before the others have come to it, and while the new communicator is made.
+        // Before the other ranks call, and while the new communicator is being created.
         for text in [ask(NEVER), ask(0)] {
             assert!(text.contains("ncclCommSplit: rank 1 failed"), "{text}");
         }

@@ -1,5 +1,5 @@
-//! A library in NCCL's shape for tests: communicators that come along after that many polls, fail, or never answer.
-//! Moves no data.
+//! A fake NCCL for tests: communicators that complete after a given number of polls, fail, or never answer. Moves no
+//! data.
 use super::comm::Comm;
 use super::library::{Handle, IN_PROGRESS, Nccl, NcclConfig, SUCCESS, Stream, UniqueId};
 use std::ffi::{c_char, c_int, c_void};
@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-/// What a test sets and reads of one communicator; the handle points to it.
+/// Test controls of one communicator; the handle points to it.
 #[derive(Default)]
 pub struct FakeComm {
-    /// Polls until what is under way is done; `i32::MAX`: never.
+    /// Polls until the current operation is done; `i32::MAX`: never.
     pub polls: AtomicI32,
-    /// What the polls then say.
+    /// What polls then return.
     pub result: AtomicI32,
     pub aborted: AtomicUsize,
     pub destroyed: AtomicUsize,
@@ -30,7 +30,7 @@ extern "C" fn version(out: *mut c_int) -> c_int {
 extern "C" fn unique_id(_: *mut UniqueId) -> c_int {
     SUCCESS
 }
-/// The id's first bytes are the state's address, its next byte the polls.
+/// The id starts with the state's address, followed by a byte for the polls.
 extern "C" fn init(out: *mut Handle, _: c_int, id: UniqueId, _: c_int, _: *mut NcclConfig) -> c_int {
     let address = u64::from_le_bytes(std::array::from_fn(|i| id.0[i]));
     // SAFETY: the caller's handle.
@@ -40,10 +40,10 @@ extern "C" fn init(out: *mut Handle, _: c_int, id: UniqueId, _: c_int, _: *mut N
 extern "C" fn split(handle: Handle, _: c_int, _: c_int, out: *mut Handle, _: *mut NcclConfig) -> c_int {
     let new: &'static FakeComm = Box::leak(Box::default());
     let out = out as usize;
-    // As NCCL does it: by a thread, while the call has returned.
+    // As in NCCL, a thread completes it after the call has returned.
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(20));
-        // SAFETY: the caller keeps the place until the handle is there.
+        // SAFETY: the caller keeps the memory until the handle is written.
         unsafe {
             std::ptr::with_exposed_provenance_mut::<Handle>(out).write_volatile((&raw const *new).cast_mut().cast())
         };
@@ -118,7 +118,7 @@ pub fn nccl() -> Arc<Nccl> {
     })
 }
 
-/// A communicator that is there after that many polls.
+/// A communicator that is ready after that many polls.
 pub fn comm(
     polls: i32,
     timeout: Duration,

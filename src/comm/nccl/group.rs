@@ -1,5 +1,5 @@
-//! A group: its communicator, its stream, and the ring of its operations. `order` says when they run, `calls` checks
-//! what is asked. Never waits on the host.
+//! A group: its communicator, its stream, and the ring of its operations. `order` schedules them, `calls` checks
+//! requests. Never waits on the host.
 use super::comm::Comm;
 use super::ring::OpRing;
 use super::work::Work;
@@ -15,13 +15,13 @@ use cudarc::driver::{CudaStream, DriverError};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// A communicator and its stream: shared by the axes whose groups are the same ranks.
+/// A communicator and its stream, shared by axes whose groups have the same ranks.
 pub(super) struct NcclChannel {
     pub comm: Arc<Comm>,
     pub stream: Arc<CudaStream>,
     /// World ranks.
     pub ranks: Vec<usize>,
-    /// Something was enqueued since compute was last joined.
+    /// Something was enqueued since compute last joined.
     pub ahead: AtomicBool,
 }
 
@@ -38,16 +38,16 @@ pub(super) struct NcclGroup {
     pub(super) axis: Axis,
     /// "fsdp of 4".
     name: String,
-    /// World rank, and place in the group.
+    /// World rank, and index in the group.
     pub(super) world_rank: usize,
     pub(super) index: usize,
     pub(super) id: u64,
-    /// Where steps are captured: who keeps calls back.
+    /// Defers calls where steps are captured.
     pub(super) graphs: Option<Arc<Graphs>>,
-    /// Itself.
+    /// A weak reference to itself.
     pub(super) own: Weak<NcclGroup>,
     pub(super) ring: Mutex<OpRing>,
-    /// f32 (1): what a barrier takes the greatest of.
+    /// f32 (1): a barrier all-reduces its maximum.
     pub(super) token: Mutex<Buf>,
 }
 
@@ -61,7 +61,7 @@ impl NcclGroup {
         meter: Meter,
     ) -> Result<Arc<NcclGroup>> {
         let index = channel.ranks.iter().position(|&r| r == rank);
-        let index = index.ok_or_else(|| Error::op("group", format!("rank {rank} is not among {:?}", channel.ranks)))?;
+        let index = index.ok_or_else(|| Error::op("group", format!("rank {rank} is not in {:?}", channel.ranks)))?;
         let ring = Mutex::new(OpRing::new(&cuda, &meter, graphs.is_some())?);
         let lease = meter.lease(Category::Other, DType::F32.size());
         let token = cuda.alloc(DType::F32, 1, Category::Other, lease)?;
@@ -91,13 +91,13 @@ impl NcclGroup {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The group's stream goes on after all that compute was given.
+    /// Orders the group's stream after all work submitted to compute.
     pub(super) fn fork(&self, ring: &OpRing) -> Result<()> {
         let forked = ring.here.record(self.cuda.compute()).and_then(|()| self.channel.stream.wait(&ring.here));
         self.channel.ahead.store(true, Relaxed);
         forked.map_err(|e| self.failed(e))
     }
-    /// NCCL's part, and what it leaves to do, in the group's stream.
+    /// Enqueues NCCL's calls, and what NCCL cannot do, in the group's stream.
     pub(super) fn enqueue_nccl(&self, call: CheckedCall, work: Work, operands: &mut [Arg]) -> Result<()> {
         let raw = self.channel.stream.cu_stream().cast();
         let enqueued = self.channel.comm.run(|handle, nccl| work.enqueue(operands, self.index, nccl, handle, raw));

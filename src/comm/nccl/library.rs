@@ -1,11 +1,11 @@
-//! The NCCL functions that groups use, found in the library when it is first needed. Never panics on a missing symbol.
+//! The NCCL functions that groups use, loaded on first use. Never panics on a missing symbol.
 //!
-//! Not cudarc's binding: that looks for `libnccl.so` alone, while distributions and Python wheels install
-//! `libnccl.so.2`; it panics where a function is missing; and it holds results in a Rust enum, which a newer library
-//! may leave.
+//! Why not cudarc's binding: it looks only for `libnccl.so`, while distributions and Python wheels install
+//! `libnccl.so.2`; it panics if a function is missing; and it stores results in a Rust enum, which a newer library may
+//! exceed.
 //!
-//! Constants and layouts are those of nccl.h 2.18 to 2.30; the configuration is the 2.17 one, whose size tells later
-//! versions to take their own defaults for what it lacks.
+//! Constants and layouts are those of nccl.h 2.18 to 2.30. The config is version 2.17's; its size tells later versions
+//! to use their defaults for the missing fields.
 use crate::base::{Error, Result};
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -43,7 +43,7 @@ pub struct NcclConfig {
 }
 const UNDEFINED: c_int = c_int::MIN;
 impl NcclConfig {
-    /// Calls return at once and are polled: what makes a timeout possible.
+    /// Calls return at once and are polled, which makes timeouts possible.
     pub fn non_blocking() -> NcclConfig {
         NcclConfig {
             size: size_of::<NcclConfig>(),
@@ -59,24 +59,24 @@ impl NcclConfig {
     }
 }
 
-/// The oldest version with a splittable, registrable communicator.
+/// The oldest version with communicators that can be split and can register buffers.
 const NEEDED: c_int = 21_901;
 
 macro_rules! functions {
     ({$($name:ident: $symbol:literal ($($arg:ty),*);)*} optional {$($maybe:ident: $other:literal ($($marg:ty),*);)*}) => {
-        /// One function pointer a call; `None` where the library is older than the call.
+        /// One function pointer per call; `None` if the library is older than the call.
         pub struct Nccl {
             $(pub $name: unsafe extern "C" fn($($arg),*) -> c_int,)*
             $(pub $maybe: Option<unsafe extern "C" fn($($marg),*) -> c_int>,)*
             pub(super) error_string: unsafe extern "C" fn(c_int) -> *const c_char,
-            /// Keeps the pointers valid.
+            /// Keeps the function pointers valid.
             pub(super) _library: Library,
         }
         impl Nccl {
             /// # Safety
-            /// `library` is an NCCL whose functions have the signatures of nccl.h.
+            /// `library` is NCCL, whose functions have the signatures of nccl.h.
             unsafe fn bind(library: Library) -> std::result::Result<Nccl, libloading::Error> {
-                // SAFETY: the signatures below are those of nccl.h; the pointers live as long as `_library`.
+                // SAFETY: the signatures are those of nccl.h; the pointers live as long as `_library`.
                 unsafe {
                     Ok(Nccl {
                         $($name: *library.get($symbol)?,)*
@@ -114,18 +114,19 @@ functions! {{
 }}
 
 impl Nccl {
-    /// Looks in the usual places and in LD_LIBRARY_PATH. An input error where there is none, or one that is too old.
+    /// Searches the usual directories and LD_LIBRARY_PATH. Fails with an input error if there is none, or it is too
+    /// old.
     pub fn load() -> Result<Arc<Nccl>> {
         let mut last = String::new();
         for name in ["libnccl.so.2", "libnccl.so"] {
-            // SAFETY: NCCL's initialisers have no requirements; a library of that name that is none lacks the symbols.
+            // SAFETY: NCCL's initializers have no requirements; another library of that name would lack the symbols.
             match unsafe { Library::new(name).and_then(|library| Nccl::bind(library)) } {
                 Ok(nccl) => return nccl.check_version().map(Arc::new),
                 Err(e) => last = e.to_string(),
             }
         }
         Err(Error::input(format!(
-            "`device: cuda` with several ranks needs NCCL 2.19 or newer, and libnccl.so.2 was not found ({last}). Install it \
+            "`device: cuda` with several ranks needs NCCL 2.19 or newer, but libnccl.so.2 was not found ({last}). Install it \
              (package libnccl2, or pip install nvidia-nccl-cu13) and put its directory in LD_LIBRARY_PATH, or use \
              `nproc_per_node: 1`"
         )))
@@ -145,15 +146,15 @@ impl Nccl {
         // SAFETY: writes one int.
         match unsafe { (self.version)(&mut version) } {
             SUCCESS => Ok(version),
-            code => Err(Error::Run(format!("ncclGetVersion: {}", self.says(code)))),
+            code => Err(Error::Run(format!("ncclGetVersion: {}", self.describe(code)))),
         }
     }
     /// "2.28.9".
     pub fn version_text(&self) -> Result<String> {
         Ok(dotted(self.version_number()?))
     }
-    /// What the library calls this result.
-    pub fn says(&self, code: c_int) -> String {
+    /// NCCL's description of a result code.
+    pub fn describe(&self, code: c_int) -> String {
         // SAFETY: takes any code and returns a constant string.
         let text = unsafe { (self.error_string)(code) };
         if text.is_null() {
@@ -172,7 +173,7 @@ fn dotted(version: c_int) -> String {
     }
 }
 
-/// An input error where there is no usable NCCL.
+/// Fails with an input error if there is no usable NCCL.
 pub fn present() -> Result<()> {
     Nccl::load().map(|_| ())
 }
@@ -193,9 +194,9 @@ mod tests {
         assert_eq!([dotted(2804), dotted(21901), dotted(22809)], ["2.8.4", "2.19.1", "2.28.9"]);
     }
 
-    /// Where there is no NCCL, one message says what to install; where there is one, it binds.
+    /// Without NCCL, the one error says what to install; with NCCL, binding works.
     #[test]
-    fn a_machine_without_nccl_is_told_what_to_do() {
+    fn without_nccl_the_error_names_the_remedy() {
         match Nccl::load() {
             Ok(nccl) => assert!(nccl.version_text().unwrap().starts_with("2.")),
             Err(e) => {

@@ -1,21 +1,21 @@
-//! Groups of ranks over NCCL, one process per GPU, on one host or many. Never used by CPU ranks, and not needed by
-//! a rank that is alone.
+//! Groups of ranks over NCCL, one process per GPU, on one host or many. Never used by CPU ranks, nor needed by a single
+//! rank.
 //!
-//! Sums run in NCCL's order, not in rank order: the same on every rank, and not the CPU's bits.
-mod library; // the functions, found in libnccl.so.2 when it is first needed
-pub mod rendezvous; // how ranks learn the id of their world
-mod comm; // one communicator: made, split, polled, aborted
+//! Sums run in NCCL's order, not in rank order: the same bits on every rank, but not the CPU's bits.
+mod library; // libnccl.so.2, loaded on first use
+pub mod rendezvous; // distributes the world's id
+mod comm; // one communicator: init, split, poll, abort
 #[cfg(test)]
-mod fake; // a library in NCCL's shape
-mod slot; // memory that collectives use, registered
-mod work; // what a group asks of NCCL, as a value
-mod ring; // the operations of a group, the newest of them
+mod fake; // a fake NCCL for tests
+mod slot; // registered memory for collectives
+mod work; // NCCL operations as values
+mod ring; // the newest operations of a group
 mod group; // a group: its communicator, stream and ring
-mod captured; // operations as part of a graph
-mod order; // operations on their streams: begun, awaited, timed
+mod captured; // operations inside a CUDA graph
+mod order; // operations on streams: started, awaited, timed
 mod calls; // the `Collective`
-mod watch; // the thread that ends what hangs
-mod world; // joins, and makes groups
+mod watch; // the thread that aborts hung operations
+mod world; // joins and creates groups
 
 pub use library::present;
 pub use world::{NcclWorld, shared_gpu};

@@ -1,11 +1,11 @@
-//! The operations of a group in the order of its streams: started, waited for, timed, and watched. The host waits in
-//! [`NcclGroup::settle`] and where more than [`RING`] of them are under way, and nowhere else. `captured` has those
-//! that are part of a graph.
+//! The operations of a group in the order of its streams: start, wait, timing, monitoring. The host waits only in
+//! [`NcclGroup::settle`], and when more than [`RING`] operations are in flight. `captured` handles operations inside a
+//! graph.
 //!
-//! [Note: streams] An operation runs on the group's stream, after an event that the compute stream records when it is
-//! started (all that compute was given so far), and ends with an event that the compute stream waits for in `wait`. So
-//! a slot that compute has read is never gathered into too early, and nothing but order is ever exchanged with the
-//! host.
+//! [Note: streams] An operation runs on the group's stream. It starts after an event that the compute stream records
+//! when the operation is started (covering all compute submitted so far), and ends with an event that the compute
+//! stream waits for in `wait`. So a slot that compute is still reading is never overwritten by a gather, without any
+//! synchronization on the host.
 use super::captured::late_captured;
 use super::group::NcclGroup;
 use super::ring::{CapturedOp, Late, NcclOp, OpRing, RING};
@@ -20,16 +20,16 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Bits of a ticket that count operations; the rest names the group.
+/// Bits of a ticket that count operations; the rest identify the group.
 const COUNT: u32 = 48;
 
-/// Which of its group's operations.
+/// The operation's number within its group.
 fn number(ticket: Ticket) -> u64 {
     ticket.0 & ((1 << COUNT) - 1)
 }
 
 impl NcclGroup {
-    /// Asks for an operation: it is kept back with the device's calls where these are, or given to the streams at once.
+    /// Requests an operation. It is deferred along with the device's calls, or enqueued at once.
     pub(super) fn start(&self, call: CheckedCall, bytes: usize, work: Work, operands: &mut [Arg]) -> Result<Ticket> {
         let seq = {
             let mut ring = self.room(&call)?;
@@ -47,14 +47,14 @@ impl NcclGroup {
         self.ask(work, operands)?;
         Ok(Ticket(self.id << COUNT | seq))
     }
-    /// The compute stream goes on when the operation is over.
+    /// Orders the compute stream after the operation.
     pub(super) fn order(&self, ticket: Ticket) -> Result<()> {
         let (seq, asked) = (number(ticket), self.lock().asked);
         if ticket.0 >> COUNT != self.id || seq >= asked {
             let call = self.call("wait", Tag::new("ticket", ticket.0 as usize));
-            return Err(call.error("is not of this group"));
+            return Err(call.error("is not from this group"));
         }
-        let back = u32::try_from(asked - seq).unwrap_or(u32::MAX); // over long ago
+        let back = u32::try_from(asked - seq).unwrap_or(u32::MAX); // finished long ago
         self.ask(Work::Wait { back }, &mut [])
     }
     fn ask(&self, work: Work, operands: &mut [Arg]) -> Result<()> {
@@ -67,15 +67,15 @@ impl NcclGroup {
         self.give(work, operands)
     }
 
-    /// The ring with a free place. While there is none, the lock is open for the watching thread. Where a piece ends
-    /// for lack of room depends on what was asked for alone: on all ranks alike.
+    /// Locks the ring once it has a free slot, unlocking it for the watching thread while waiting. Where a capture ends
+    /// for lack of slots depends only on what was requested, so it is the same on all ranks.
     fn room(&self, call: &CheckedCall) -> Result<MutexGuard<'_, OpRing>> {
         let kept_back = {
             let ring = self.lock();
             ring.asked - ring.given
         };
         if let Some(graphs) = self.graphs.as_ref().filter(|_| kept_back == RING / 2) {
-            graphs.cut(); // what goes wrong there is said by the next call
+            graphs.cut(); // the next call reports its errors
         }
         loop {
             let mut ring = self.lock();
@@ -110,7 +110,7 @@ impl NcclGroup {
         op.own.begin.record(stream).map_err(|e| self.failed(e))?;
         op.times.begun = self.cuda.mark_on(stream)?;
         self.enqueue_nccl(self.call(op.name, op.tag), work, operands)?;
-        op.times.over = self.cuda.mark_on(stream)?; // before what is waited for: it is passed by then
+        op.times.over = self.cuda.mark_on(stream)?; // recorded before the awaited event, so it will have passed
         op.own.done.record(stream).map_err(|e| self.failed(e))?;
         ring.given += 1;
         Ok(())
@@ -118,7 +118,7 @@ impl NcclGroup {
     fn wait_given(&self, ring: &mut OpRing, back: u32) -> Result<()> {
         let seq = ring.given.saturating_sub(u64::from(back));
         if seq < ring.counted || ring.op_mut(seq).within.is_some() {
-            return Ok(()); // over, as the host has seen, or joined with its graph
+            return Ok(()); // known to have finished, or joined with its graph
         }
         let compute = self.cuda.compute();
         let op = ring.op_mut(seq);
@@ -138,7 +138,7 @@ impl NcclGroup {
         ordered.map_err(|e| self.failed(e))
     }
 
-    /// Adds up the times of what is over, in order, and lets go of its buffers.
+    /// Adds up the times of finished operations, in order, and releases their buffers.
     fn count(&self, ring: &mut OpRing) -> Result<()> {
         while ring.counted < ring.given {
             let op = &mut ring.ops[(ring.counted % RING) as usize];
@@ -153,7 +153,7 @@ impl NcclGroup {
                         ring.stats.exposed_s += self.cuda.seconds(&op.own.halted, &op.own.resumed)?;
                     }
                 }
-                // Of the newest replay that is over: others have left no times. Its buffers are the graph's.
+                // Only the newest finished replay has times. The graph owns its buffers.
                 Some((_, of)) => {
                     let between = |from, to| self.cuda.seconds(from, to).unwrap_or(0.0).max(0.0);
                     ring.stats.in_flight_s += between(&of.events.begin, &of.events.done);
@@ -168,13 +168,12 @@ impl NcclGroup {
         Ok(())
     }
 
-    /// A barrier's end: the host waits until the operation, and all before it, is over.
+    /// End of a barrier: the host waits until the operation, and all before it, have finished.
     pub(super) fn settle(&self, tag: Tag) -> Result<()> {
         if let Some(graphs) = &self.graphs {
             graphs.cut();
         }
-        // Compute waits for the operation. Without the lock: the watching thread looks at the ring while this one
-        // waits.
+        // Compute waits for the operation. The lock is released, because the watching thread reads the ring meanwhile.
         self.cuda.compute().synchronize().map_err(|e| self.failed(e))?;
         if let Some(why) = self.channel.comm.failure() {
             return Err(self.call("barrier", tag).error(why));
@@ -182,14 +181,14 @@ impl NcclGroup {
         self.count(&mut self.lock())
     }
 
-    /// The sums of all that is over.
+    /// Totals of all finished operations.
     pub(super) fn so_far(&self) -> CommStats {
         let mut ring = self.lock();
-        let _ = self.count(&mut ring); // a failure of the GPU shows in the next call that can say so
+        let _ = self.count(&mut ring); // the next call that can fail reports a GPU failure
         ring.stats
     }
 
-    /// Of an operation that is remembered; of others nothing.
+    /// Times of a recent operation; empty for older ones.
     pub(super) fn timed(&self, ticket: Ticket) -> Times {
         let (ring, seq) = (self.lock(), number(ticket));
         if seq < ring.asked && ring.asked <= seq + RING {
@@ -200,7 +199,7 @@ impl NcclGroup {
         }
     }
 
-    /// For the watching thread: an operation that NCCL has given up on, or that has run for longer than `timeout`.
+    /// For the watching thread: an operation that NCCL has given up on, or that has run longer than `timeout`.
     pub(super) fn trouble(&self, timeout: Duration) -> Option<String> {
         let mut ring = self.ring.try_lock().ok()?; // a call in progress has its own deadline
         let given_up = self.channel.comm.trouble();
@@ -212,7 +211,7 @@ impl NcclGroup {
             self.call(name, tag).error(format!("{what} among ranks {}{replay}", self.peers())).to_string()
         })
     }
-    /// An error of NCCL's, whatever is under way.
+    /// An NCCL error, whatever operation is in flight.
     pub(super) fn given_up(&self) -> Option<String> {
         let what = format!("{}, among ranks {}", self.channel.comm.trouble()?, self.peers());
         Some(self.call("collective", Tag::new("in flight", 0)).error(what).to_string())
@@ -223,7 +222,7 @@ fn late_given(ring: &mut OpRing, timeout: Duration) -> Option<Late> {
     let under_way = |op: &NcclOp| op.within.is_none() && !op.own.done.is_complete();
     let flying = (ring.counted..ring.given).find(|&seq| under_way(ring.op(seq)))?;
     let op = ring.op_mut(flying);
-    // Not before its turn: what it waits for may be compute.
+    // Not until it has begun: it may be waiting for compute.
     if !op.own.begin.is_complete() {
         return None;
     }
@@ -231,7 +230,7 @@ fn late_given(ring: &mut OpRing, timeout: Duration) -> Option<Late> {
     (since.elapsed() > timeout).then_some(Late { name: op.name, tag: op.tag, graph: None })
 }
 
-/// What holds an operand's memory.
+/// Keeps an operand's memory alive.
 fn keep(arg: &Arg) -> Option<Arc<dyn Send + Sync>> {
     match arg {
         Arg::In(view) => Some(view.keep()),

@@ -1,4 +1,4 @@
-//! The operations of a group, the newest of them: what is remembered of each until it is over. Never enqueues.
+//! The newest operations of a group, each with its state until it has finished. Never enqueues.
 use crate::base::{Category, DType, Meter, Result};
 use crate::comm::{CommStats, Tag, Times};
 use crate::device::Buf;
@@ -10,22 +10,22 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-/// Operations that are remembered.
+/// Number of operations kept.
 pub(super) const RING: u64 = 256;
-/// The operations of one group, the newest [`RING`] of them.
+/// The newest [`RING`] operations of one group.
 pub(super) struct OpRing {
     pub ops: Vec<NcclOp>,
-    /// Operations ever asked for, given to the streams, and over with their times counted.
+    /// Number of operations requested, enqueued, and finished with their times counted.
     pub asked: u64,
     pub given: u64,
     pub counted: u64,
     pub stats: CommStats,
-    /// Orders one stream after another, there and then.
+    /// Orders one stream after another at once.
     pub here: CudaEvent,
-    /// While compute is captured: what has been given since.
+    /// While compute is being captured: the operations enqueued since.
     pub taken: Option<Vec<Arc<CapturedOp>>>,
-    /// u32 (1), pinned, where steps are captured: how far a replay has come. With what was last seen of it and of
-    /// `given`, and when.
+    /// u32 (1), pinned, if steps are captured: a replay's progress. With the last value seen of it and of `given`, and
+    /// when.
     pub progress: Option<Buf>,
     pub seen: (u32, u64, Instant),
 }
@@ -33,25 +33,25 @@ pub(super) struct OpRing {
 pub(super) struct NcclOp {
     pub tag: Tag,
     pub name: &'static str,
-    /// Its own, for when it is not part of a graph.
+    /// Used when it is not part of a graph.
     pub own: Events,
-    /// Part of a graph, and of which.
+    /// The graph that contains it, if any.
     pub within: Option<(u64, Arc<CapturedOp>)>,
     pub waited: bool,
-    /// While a run is profiled.
+    /// Recorded while a run is profiled.
     pub times: Times,
-    /// When the watching thread first saw it under way.
+    /// When the watching thread first saw it running.
     pub seen: Option<Instant>,
     /// Buffers in flight.
     pub keep: [Option<Arc<dyn Send + Sync>>; 2],
 }
 
-/// Points in time of an operation.
+/// Events of an operation.
 pub(super) struct Events {
-    /// Around it, in the group's stream.
+    /// Before and after it, in the group's stream.
     pub begin: CudaEvent,
     pub done: CudaEvent,
-    /// Around the wait of the compute stream: how long it stood.
+    /// Before and after the wait of the compute stream: how long it was stalled.
     pub halted: CudaEvent,
     pub resumed: CudaEvent,
 }
@@ -99,21 +99,21 @@ impl OpRing {
     pub(super) fn op_mut(&mut self, seq: u64) -> &mut NcclOp {
         &mut self.ops[(seq % RING) as usize]
     }
-    /// Those that were given, as far back as any are remembered.
+    /// Numbers of the enqueued operations that are still kept.
     pub(super) fn remembered(&self) -> Range<u64> {
         self.asked.saturating_sub(RING)..self.given
     }
 }
 
-/// An operation as a graph has it.
+/// An operation inside a graph.
 pub(super) struct CapturedOp {
     pub events: Events,
-    /// Within the capture: it is over.
+    /// Recorded in the capture when it has finished.
     pub landed: CudaEvent,
     pub waited: AtomicBool,
 }
 
-/// An operation that is under way for too long.
+/// An operation in flight for too long.
 pub(super) struct Late {
     pub name: &'static str,
     pub tag: Tag,

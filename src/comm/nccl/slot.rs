@@ -1,7 +1,6 @@
-//! Memory that collectives use: NCCL's own where it has some to give, registered with the communicator, so that it
-//! moves data without staging copies. Never fails where that is refused: then it is memory like any other, on all
-//! ranks. (NCCL leaves undefined what a collective does to which some ranks give registered memory and others give
-//! none.)
+//! Memory for collectives: allocated by NCCL if possible and registered with the communicator, so that it moves data
+//! without staging copies. Never fails if that is refused: all ranks then use ordinary memory. (NCCL leaves a
+//! collective undefined if only some ranks pass registered memory.)
 use super::comm::Comm;
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Result};
@@ -13,12 +12,12 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// NCCL's memory comes in pages of 2 MiB: smaller buffers are not worth one.
+/// NCCL allocates in pages of 2 MiB; smaller buffers are not worth one.
 const LEAST: usize = 2 << 20;
 
-/// Memory of NCCL's, or of the device's with its buffer; and its registration.
+/// Memory of NCCL's or of a device buffer, with its registration.
 struct Slot {
-    /// Deregistered before the memory goes.
+    /// Deregistered before the memory is freed.
     handle: *mut c_void,
     memory: SlotMemory,
     comm: Arc<Comm>,
@@ -28,7 +27,7 @@ enum SlotMemory {
     Nccl(NonNull<u8>, #[allow(dead_code)] Lease),
     Device(#[allow(dead_code)] Buf),
 }
-// SAFETY: a handle of NCCL's and device memory, used in `drop` alone.
+// SAFETY: a handle of NCCL's and device memory, used only in `drop`.
 unsafe impl Send for Slot {}
 unsafe impl Sync for Slot {}
 
@@ -37,7 +36,7 @@ impl Slot {
         let handle = std::mem::replace(&mut self.handle, std::ptr::null_mut());
         if !handle.is_null() {
             self.comm.with(|comm, nccl| {
-                // SAFETY: registered with this communicator, deregistered once.
+                // SAFETY: registered with this communicator, and deregistered once.
                 nccl.deregister.map(|deregister| unsafe { deregister(comm, handle) })
             });
         }
@@ -46,17 +45,17 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let bound = self.cuda.context().synchronize().is_ok(); // nothing in flight uses it any more
+        let bound = self.cuda.context().synchronize().is_ok(); // nothing in flight uses it now
         self.deregister();
         if let (SlotMemory::Nccl(memory, _), Some(free), true) = (&self.memory, self.comm.nccl.mem_free, bound) {
-            // SAFETY: from ncclMemAlloc, freed once; the context is current.
+            // SAFETY: from ncclMemAlloc, and freed once; the context is current.
             let _ = unsafe { free(memory.as_ptr().cast()) };
         }
     }
 }
 
-/// Zeroed, on the GPU, registered where NCCL does that for every rank: `all` says whether something is so on all of
-/// them. Ranks of the group ask for the same buffers in the same order.
+/// Allocates zeroed GPU memory, registered if NCCL does so on every rank: `all` combines a condition over them. Ranks
+/// of the group allocate the same buffers in the same order.
 pub(super) fn alloc(
     cuda: &Arc<Cuda>,
     comm: &Arc<Comm>,
@@ -75,7 +74,7 @@ pub(super) fn alloc(
         None => {
             let buf = cuda.alloc(dtype, len, category, lease)?;
             let pointer = NonNull::new(buf.view().as_ptr().cast_mut());
-            let pointer = pointer.ok_or_else(|| Error::op("alloc", "the driver gave no address"))?;
+            let pointer = pointer.ok_or_else(|| Error::op("alloc", "the driver returned a null address"))?;
             (pointer, SlotMemory::Device(buf))
         }
     };
@@ -83,7 +82,7 @@ pub(super) fn alloc(
     if comm.nccl.register.is_some() && !all(!slot.handle.is_null())? {
         slot.deregister();
     }
-    // SAFETY: the memory holds `bytes`, aligned to a page or to 256 bytes, for as long as its owner, the slot, lives.
+    // SAFETY: the memory holds `bytes`, aligned to a page or to 256 bytes, as long as its owner, the slot, lives.
     let mut buf = unsafe { Buf::from_raw(pointer, dtype, len, Place::Device, Arc::new(slot)) };
     cuda.zero(buf.view_mut())?;
     Ok(buf)
@@ -98,12 +97,12 @@ fn of_nccl(cuda: &Cuda, comm: &Comm, bytes: usize) -> Option<NonNull<u8>> {
     NonNull::new(memory.cast::<u8>()).filter(|_| code == super::library::SUCCESS)
 }
 
-/// Null where it is refused.
+/// Null if refused.
 fn register(comm: &Comm, memory: NonNull<u8>, bytes: usize) -> *mut c_void {
     let register = |handle, nccl: &super::library::Nccl| {
         let (call, _) = (nccl.register?, nccl.deregister?);
         let mut registration = std::ptr::null_mut();
-        // SAFETY: a live communicator, memory of that many bytes.
+        // SAFETY: a live communicator and memory of that many bytes.
         let code = unsafe { call(handle, memory.as_ptr().cast(), bytes, &mut registration) };
         (code == super::library::SUCCESS).then_some(registration)
     };

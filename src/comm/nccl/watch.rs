@@ -1,6 +1,6 @@
-//! A thread that looks at the operations in flight: NCCL's own errors, operations that take longer than the timeout,
-//! and ranks that failed. On any of them it aborts all communicators, which frees the GPU of kernels that wait for
-//! ever, so that the rank's own thread comes back with the reason. Never touches results.
+//! A thread that monitors operations in flight for NCCL errors, timeouts and failed ranks. On any of them it aborts all
+//! communicators. That frees the GPU of kernels that would wait forever, so the rank's own thread returns with the
+//! reason. Never touches results.
 use super::group::NcclGroup;
 use crate::base::{Error, Result};
 use crate::comm::{Patience, shm};
@@ -16,13 +16,13 @@ pub(super) struct NcclWatch {
     groups: WatchedGroups,
     cuda: Arc<Cuda>,
     timeout: Arc<Patience>,
-    /// Dropped: the thread ends.
+    /// Dropping it ends the thread.
     open: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 type WatchedGroups = Arc<Mutex<Vec<Weak<NcclGroup>>>>;
 
-/// "rank 3 failed", as far as this rank knows.
+/// "rank 3 failed", if known here.
 pub(super) fn failed_rank(host: Option<&shm::ShmWorld>) -> Option<String> {
     host.and_then(shm::ShmWorld::failed).map(|rank| format!("rank {rank} failed"))
 }
@@ -31,7 +31,7 @@ fn alive(groups: &WatchedGroups) -> Vec<Arc<NcclGroup>> {
     groups.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
 }
 fn end(groups: &WatchedGroups, cuda: &Cuda, why: &str) {
-    // First, so that whoever comes back from waiting finds the reason.
+    // First, so that a thread that returns from waiting finds the reason.
     cuda.break_off(why.to_string());
     alive(groups).iter().for_each(|group| group.abort(why));
 }
@@ -45,11 +45,11 @@ impl NcclWatch {
         let watch = move || {
             let (groups, cuda, timeout) = watched;
             if cuda.context().bind_to_thread().is_err() {
-                return; // the device is lost, and every call says so
+                return; // the device is lost, and every call reports it
             }
             while closed.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
                 let all = alive(&groups);
-                // Several groups may share what failed: first the one that waits for it.
+                // Several groups may share what failed; report the one that is waiting for it.
                 let trouble = failed_rank(host.as_deref())
                     .or_else(|| all.iter().find_map(|group| group.trouble(timeout.get())))
                     .or_else(|| all.iter().find_map(|group| group.given_up()));
@@ -65,7 +65,7 @@ impl NcclWatch {
     pub(super) fn add(&self, group: &Arc<NcclGroup>) {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(group));
     }
-    /// Operations may take so long from now on.
+    /// Sets the time limit of operations from now on.
     pub(super) fn set_timeout(&self, timeout: Duration) {
         self.timeout.set(timeout);
     }
@@ -79,7 +79,7 @@ impl Drop for NcclWatch {
     fn drop(&mut self) {
         drop(self.open.take());
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // a watcher that panicked has nothing to add
+            let _ = thread.join(); // nothing to report if the watcher panicked
         }
     }
 }

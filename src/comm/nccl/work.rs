@@ -1,5 +1,5 @@
-//! What a group asks of NCCL, as a value: so that it can be kept back, compared and captured with the device's own
-//! calls. Never checks operands: who asks has.
+//! NCCL operations as values, so that they can be deferred, compared and captured with the device's own calls. Never
+//! checks operands: the caller has.
 use super::library::{self, Handle, IN_PROGRESS, Nccl, SUCCESS, Stream};
 use crate::base::{DType, Error, Result};
 use crate::comm::Reduce;
@@ -10,11 +10,11 @@ use cudarc::driver::CudaStream;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// With its operands: what is sent, or what is both; then what is received.
+/// An operation with its operands: the input, or the in-place buffer, then the output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Work {
     Gather,
-    /// To add, or to widen, the sum is made in the input and taken from there.
+    /// To accumulate or widen, the sum is computed in the input and taken from there.
     Scatter {
         add: bool,
     },
@@ -26,8 +26,7 @@ pub(super) enum Work {
         to: u32,
         from: u32,
     },
-    /// No operands: compute waits for the operation that is the `back`th, counted from the last one that was started
-    /// before.
+    /// No operands: compute waits for the `back`th operation before the one started last.
     Wait {
         back: u32,
     },
@@ -54,7 +53,7 @@ impl Work {
             [3, root, _] => Work::Broadcast { root },
             [4, to, from] => Work::SendRecv { to, from },
             [5, back, _] => Work::Wait { back },
-            other => return Err(Error::op("collective", format!("{other:?} is nothing that NCCL is asked"))),
+            other => return Err(Error::op("collective", format!("{other:?} is not an NCCL operation"))),
         })
     }
 }
@@ -93,14 +92,13 @@ fn at(arg: &Arg) -> RawOperand {
 }
 
 impl Work {
-    /// NCCL's calls for it, enqueued in `stream`. `index`: this rank's place in the group.
+    /// Enqueues the NCCL calls in `stream`. `index`: this rank's index in the group.
     pub fn enqueue(self, operands: &[Arg], index: usize, nccl: &Nccl, comm: Handle, stream: Stream) -> c_int {
         let (first, count, dtype) = operands.first().map_or((std::ptr::null_mut(), 0, DType::U8), at);
         let (second, count2, dtype2) = operands.get(1).map_or((first, count, dtype), at);
         let kind = data_type(dtype);
-        // SAFETY: the group's calls have checked that both operands hold what the work says, of which one rank's part
-        // is `count2` of a scatter and `count` of a gather; they are kept until it is over, by the ring or by the
-        // graph.
+        // SAFETY: the group's calls have checked that both operands hold what the operation needs: one rank's shard is
+        // `count2` of a scatter and `count` of a gather. The ring or the graph keeps them alive until it has finished.
         unsafe {
             match self {
                 Work::Gather => (nccl.all_gather)(first, second, count, kind, comm, stream),
@@ -111,14 +109,15 @@ impl Work {
                 Work::Reduce(op) => (nccl.all_reduce)(first, first, count, kind, reduction(op), comm, stream),
                 Work::Broadcast { root } => (nccl.broadcast)(first, first, count, kind, root as c_int, comm, stream),
                 Work::SendRecv { to, from } => {
-                    // Grouped, so that neither waits for the other.
+                    // Grouped, so that send and receive do not wait for each other.
                     let codes = [
                         (nccl.group_start)(),
                         (nccl.send)(first, count, kind, to as c_int, comm, stream),
                         (nccl.recv)(second, count2, kind, from as c_int, comm, stream),
                         (nccl.group_end)(),
                     ];
-                    // The group's end says whether all of it is under way; an error of a part comes first.
+                    // The group's end returns whether all of it is in progress, but a part's own error takes
+                    // precedence.
                     let wrong = codes.into_iter().find(|&code| !matches!(code, SUCCESS | IN_PROGRESS));
                     wrong.unwrap_or(codes[3])
                 }
@@ -126,7 +125,7 @@ impl Work {
             }
         }
     }
-    /// What NCCL does not do: the sum is in this rank's part of the input, to be added or widened.
+    /// What NCCL cannot do: add or widen the sum, which is in this rank's shard of the input.
     pub fn finish(self, operands: &mut [Arg], index: usize, cuda: &Cuda, stream: &Arc<CudaStream>) -> Result<()> {
         let (Work::Scatter { add }, [Arg::InOut(full), Arg::InOut(shard)]) = (self, operands) else { return Ok(()) };
         if !add && shard.dtype() == full.dtype() {
@@ -137,7 +136,7 @@ impl Work {
     }
 }
 
-/// Where a rank's part of a full buffer begins.
+/// Address of a rank's shard in a full buffer.
 fn part(full: *mut c_void, index: usize, count: usize, dtype: DType) -> *mut c_void {
     full.wrapping_byte_add(index * count * dtype.size())
 }
@@ -146,7 +145,7 @@ fn part(full: *mut c_void, index: usize, count: usize, dtype: DType) -> *mut c_v
 mod tests {
     use super::*;
 
-    /// Against nccl.h.
+    /// Checked against nccl.h.
     #[test]
     fn dtypes_have_the_numbers_of_nccl() {
         let dtypes = [DType::U8, DType::I32, DType::U32, DType::F16, DType::F32, DType::F64, DType::Bf16];

@@ -1,4 +1,4 @@
-//! A world of GPUs: its communicators, its groups, and how a rank that failed ends them. Never enqueues an operation.
+//! A world of GPUs: its communicators, its groups, and aborting them when a rank fails. Never enqueues an operation.
 use super::comm::{self, Comm};
 use super::group::{NcclChannel, NcclGroup};
 use super::library::Nccl;
@@ -14,8 +14,8 @@ use crate::device::gpu::graphs::Graphs;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Variables for a rank that shares its GPU with another, for tests: NCCL refuses two ranks of one host on one GPU, and
-/// takes ranks of hosts with different names, which then talk over sockets. Slow; correctness only.
+/// Environment for tests in which ranks share a GPU. NCCL refuses two ranks of one host on one GPU, but accepts ranks
+/// whose hosts have different names, which then communicate over sockets. Slow; for correctness only.
 pub fn shared_gpu(rank: usize) -> [(&'static str, String); 6] {
     [
         ("NCCL_HOSTID", format!("flatshard{rank}")),
@@ -32,24 +32,24 @@ pub struct NcclWorld {
     rank: usize,
     size: usize,
     cuda: Arc<Cuda>,
-    /// Where steps are captured.
+    /// Set if steps are captured.
     graphs: Option<Arc<Graphs>>,
     device: Arc<dyn Device>,
     meter: Meter,
-    /// `None`: alone.
+    /// `None` for a single rank.
     communicators: Option<Communicators>,
-    /// On one host, started by our own launcher: where ranks tell each other that they failed.
+    /// On one host with our own launcher: where ranks report that they failed.
     host: Option<Arc<shm::ShmWorld>>,
 }
 
 struct Communicators {
-    /// Dropped first: nothing is watched while communicators end.
+    /// Dropped first: nothing is monitored while communicators shut down.
     watch: NcclWatch,
     channels: Mutex<Vec<Arc<NcclChannel>>>,
 }
 
 impl NcclWorld {
-    /// Returns when all ranks are there. `device` runs on `cuda`, by way of `graphs` where steps are captured.
+    /// Returns when all ranks have joined. `device` runs on `cuda`, through `graphs` if steps are captured.
     pub fn join(
         env: &RankEnv,
         cuda: Arc<Cuda>,
@@ -90,8 +90,8 @@ impl Communicators {
         Ok(Communicators { watch, channels: Mutex::new(vec![Arc::new(channel)]) })
     }
 
-    /// The communicator of `ranks`: one that there is, or split off the world's. Every rank of the world makes the same
-    /// calls: which axes have equal groups follows from the sizes of the mesh alone.
+    /// The communicator of `ranks`: an existing one, or one split off the world's. Every rank of the world makes the
+    /// same calls: the mesh sizes alone determine which axes have equal groups.
     fn channel(&self, world: &NcclWorld, ranks: Vec<usize>) -> Result<Arc<NcclChannel>> {
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = channels.iter().find(|c| c.ranks == ranks) {
@@ -99,7 +99,7 @@ impl Communicators {
         }
         let key = ranks.iter().position(|&r| r == world.rank);
         let (Some(key), Some(&color), Some(all)) = (key, ranks.first(), channels.first()) else {
-            return Err(Error::op("group", format!("rank {} is not among {ranks:?}", world.rank)));
+            return Err(Error::op("group", format!("rank {} is not in {ranks:?}", world.rank)));
         };
         world.cuda.context().bind_to_thread().map_err(|e| world.cuda.failed("bind", e))?;
         let comm = Arc::new(all.comm.split(color, key, &|| failed_rank(world.host.as_deref()))?);
@@ -143,8 +143,7 @@ impl Member for NcclWorld {
             communicators.watch.set_timeout(timeout);
         }
     }
-    /// On one host the others learn it at once; elsewhere they see this rank's connections end, or wait out their
-    /// timeout.
+    /// On one host the other ranks learn of it at once. Elsewhere they see this rank's connections close, or time out.
     fn abort(&self) {
         self.forget_graphs();
         if let Some(host) = &self.host {

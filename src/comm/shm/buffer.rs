@@ -1,5 +1,5 @@
-//! Buffers of [`Collective::alloc`](crate::comm::Collective::alloc): where each rank's is, who still reads what was
-//! gathered, and when the memory goes back. Never waits.
+//! Buffers of [`Collective::alloc`](crate::comm::Collective::alloc): their addresses on each rank, who still reads
+//! gathered contents, and when memory is freed. Never waits.
 use super::arena::{Arena, Mapping, PAGE, aligned};
 use super::record::BYTE;
 use super::words::{Front, Reader};
@@ -8,6 +8,7 @@ use crate::base::{Category, DType, Error, Meter, Result};
 use crate::comm::CommUse;
 use crate::comm::seam::Seam;
 use crate::device::buf::{Buf, Place};
+use crate::device::pages::HUGE;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -15,38 +16,38 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 pub(in crate::comm) struct ShmBuffer {
     arena: Arc<Arena>,
-    /// The pages in front, then the buffer, or one for each rank.
+    /// The front pages, then one buffer, or one per rank.
     mapping: Mapping,
     file_offset: u64,
     front: usize,
     ranks: usize,
     me: usize,
     usage: CommUse,
-    /// The allocating group, and the number of this buffer among its own.
+    /// The allocating group, and the buffer's number in the group.
     group: u64,
     index: u64,
     bytes: usize,
-    /// From one rank's buffer to the next one's.
+    /// Distance between consecutive ranks' buffers.
     stride: usize,
-    /// Gathers into this buffer that this rank has started.
+    /// Number of gathers into this buffer that this rank has started.
     started: AtomicU64,
     _lease: Lease,
 }
 
-/// A group, and the number of a buffer among its own: the same on all ranks.
+/// A group and a buffer's number in it: the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct BufferName {
     pub group: u64,
     pub index: u64,
 }
 impl BufferName {
-    /// Of the buffer that a place is in.
+    /// The buffer that contains a place.
     pub fn of(group: u64, place: u64) -> BufferName {
         BufferName { group, index: place >> BYTE }
     }
 }
 
-/// What a new buffer is to be, and where in the arena there is room for it.
+/// Properties of a new buffer, and where in the arena there is room for it.
 pub(super) struct BufferRequest {
     pub dtype: DType,
     pub len: usize,
@@ -59,15 +60,15 @@ pub(super) struct BufferRequest {
 }
 
 impl ShmBuffer {
-    /// The buffer in the group's region from `cursor` on, which moves behind it: alike on all ranks, since all of them
-    /// allocate the same in the same order.
+    /// Allocates in the group's region at `cursor`, and advances it. All ranks get the same offset, because they
+    /// allocate the same buffers in the same order.
     pub(super) fn new(arena: &Arc<Arena>, meter: &Meter, cursor: &mut u64, r: BufferRequest) -> Result<ShmBuffer> {
         let bytes = r.len * r.dtype.size();
         let front = (size_of::<Front>() + r.ranks * size_of::<Reader>()).next_multiple_of(PAGE);
-        let stride = if r.usage == CommUse::Gathered { 0 } else { bytes.next_multiple_of(PAGE) };
-        let copies = if r.usage == CommUse::Gathered { 1 } else { r.ranks };
+        let each = aligned(bytes as u64, bytes) as usize;
+        let (stride, copies) = if r.usage == CommUse::Gathered { (0, 1) } else { (each, r.ranks) };
         let data = aligned(*cursor + front as u64, bytes);
-        let total = front + bytes.next_multiple_of(PAGE) * copies;
+        let total = front + each * copies;
         let file_offset = data - front as u64;
         let lease = meter.lease_of(r.category, r.dtype, r.len, r.usage.counted(bytes, r.ranks));
         let mapping = match arena.map(file_offset, total) {
@@ -75,6 +76,14 @@ impl ShmBuffer {
             Err(e) => return Err(lease.refused(e)),
         };
         *cursor = file_offset + total as u64;
+        // Its own buffer, or a share of the only one, where huge pages start.
+        match r.usage {
+            CommUse::Gathered => {
+                let share = |rank: usize| (bytes * rank / r.ranks).next_multiple_of(HUGE).min(bytes);
+                mapping.touch(front + share(r.me), share(r.me + 1) - share(r.me));
+            }
+            _ => mapping.touch(front + r.me * stride, bytes),
+        }
         Ok(ShmBuffer {
             arena: arena.clone(),
             mapping,
@@ -91,7 +100,7 @@ impl ShmBuffer {
             _lease: lease,
         })
     }
-    /// This rank's buffer, to compute with.
+    /// This rank's buffer as a compute buffer.
     pub(super) fn into_buf(self: Arc<Self>, dtype: DType, len: usize) -> Result<Buf> {
         let ptr = NonNull::new(self.of(self.me)).ok_or_else(|| Error::op(Seam::Alloc.name(), "mapped at address 0"))?;
         // SAFETY: page-aligned, `bytes` long, mapped as long as `self` lives; other ranks' accesses follow the
@@ -102,7 +111,7 @@ impl ShmBuffer {
     pub fn of(&self, rank: usize) -> *mut u8 {
         self.mapping.at(self.front + rank * self.stride)
     }
-    /// Addresses of this rank's buffer.
+    /// Address range of this rank's buffer.
     pub fn range(&self) -> Range<usize> {
         let start = self.of(self.me) as usize;
         start..start + self.bytes
@@ -119,11 +128,11 @@ impl ShmBuffer {
     pub(super) fn name(&self) -> BufferName {
         BufferName { group: self.group, index: self.index }
     }
-    /// Names byte `at` of the buffer, alike on all ranks.
+    /// The place of byte `at` of the buffer: the same number on all ranks.
     pub fn place(&self, at: usize) -> u64 {
         self.index << BYTE | at as u64
     }
-    /// The byte of a rank's buffer that `place` names.
+    /// The address of `place` in a rank's buffer.
     pub fn at(&self, rank: usize, place: u64) -> *const u8 {
         self.of(rank).wrapping_add((place & ((1 << BYTE) - 1)) as usize)
     }
@@ -132,7 +141,7 @@ impl ShmBuffer {
         // SAFETY: atomics.
         unsafe { self.mapping.shared(size_of::<Front>() + rank * size_of::<Reader>()) }
     }
-    /// Counts a gather that this rank starts: the number of its content.
+    /// Starts a gather on this rank and returns the number of its contents.
     pub fn begin(&self) -> u64 {
         self.started.fetch_add(1, Relaxed)
     }
@@ -140,7 +149,7 @@ impl ShmBuffer {
     pub fn free_of(&self, rank: usize, content: u64) -> bool {
         self.reader(rank).is_past(content)
     }
-    /// This rank reads a content no more; all earlier ones it has released before.
+    /// This rank no longer reads these contents; it has released all earlier ones.
     pub fn release(&self, content: u64) {
         self.reader(self.me).release(content);
     }
@@ -150,7 +159,7 @@ impl Drop for ShmBuffer {
     fn drop(&mut self) {
         // SAFETY: atomics.
         let front: &Front = unsafe { self.mapping.shared(0) };
-        // The last one gives the memory back, and only the last: peers may still read.
+        // Only the last rank frees the memory: peers may still be reading.
         if front.drop_last(self.ranks) {
             self.arena.punch(self.file_offset, self.mapping.bytes());
         }

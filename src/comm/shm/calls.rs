@@ -1,5 +1,5 @@
-//! The calls of a `Collective`: checks the operands, finds out whether peers reach them in place, and starts. Never
-//! waits but where the call says so.
+//! The calls of a `Collective`: check operands, determine whether peers can access them in place, start. Never waits
+//! unless the call says so.
 use super::buffer::ShmBuffer;
 use super::group::{ShmGroup, Until};
 use super::hub::Hub;
@@ -13,12 +13,12 @@ use crate::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket, Tim
 use crate::device::{self, Buf, View, ViewMut};
 use std::sync::Arc;
 
-/// An operand in a buffer of the group.
+/// An operand located in a buffer of the group.
 pub(in crate::comm) struct FoundBuffer {
     pub buffer: Arc<ShmBuffer>,
-    /// The operands of all ranks: from the first one's on.
+    /// The operands of all ranks.
     pub sources: Sources,
-    /// Names the place, alike on all ranks.
+    /// The place, the same number on all ranks.
     pub place: u64,
 }
 
@@ -26,7 +26,7 @@ impl ShmGroup {
     fn refuse(&self, kind: Seam, tag: Tag, what: String) -> Error {
         self.hub.error(kind.name(), tag, what)
     }
-    /// The buffer of this group, of any usage, that holds `bytes` at `start`, or that of another group.
+    /// The buffer, of any usage and of this or another group, that contains `bytes` at `start`.
     pub(in crate::comm) fn find(&self, start: *const u8, bytes: usize) -> Option<(FoundBuffer, CommUse, bool)> {
         let buffer = self.hub.seat.find(start, bytes)?;
         let at = start as usize - buffer.range().start;
@@ -34,8 +34,8 @@ impl ShmGroup {
         let (usage, ours, place) = (buffer.usage(), buffer.group() == self.hub.id, buffer.place(at));
         Some((FoundBuffer { buffer, sources, place }, usage, ours))
     }
-    /// Where an operand is among the group's buffers of that usage, if it is in one. Memory that all ranks share is
-    /// refused unless it is to be gathered into: ranks would overwrite each other.
+    /// Locates an operand in the group's buffers of that usage. Writing to memory that all ranks share is refused,
+    /// except by a gather, because ranks would overwrite each other.
     pub(in crate::comm) fn place(
         &self,
         kind: Seam,
@@ -50,24 +50,24 @@ impl ShmGroup {
             Some((found, theirs, true)) if theirs == usage => Ok(Some(found)),
             Some((_, CommUse::Gathered, _)) => {
                 let what =
-                    "writes a Gathered buffer, which all ranks of its group share: only that group's all_gather may";
+                    "writes to a Gathered buffer, which all ranks of its group share: only that group's all_gather may";
                 Err(self.refuse(kind, tag, what.into()))
             }
             _ => Ok(None),
         }
     }
-    /// Whether an operation there needs no mailbox: peers reach the buffer, or there are none.
+    /// Whether an operation needs no mailbox: peers can access the buffer, or there are none.
     fn direct(&self, found: &Option<FoundBuffer>) -> bool {
         found.is_some() || self.hub.size() == 1
     }
-    /// Ranks copy with the host's instructions; GPU memory needs a group of its own.
+    /// Ranks copy with CPU instructions; GPU memory needs another kind of group.
     fn check_host(&self, kind: Seam, tag: Tag, places: &[device::buf::Place]) -> Result<()> {
         match places.iter().all(|&place| place != device::buf::Place::Device) {
             true => Ok(()),
-            false => Err(self.refuse(kind, tag, "the shared-memory group cannot reach memory of the GPU".into())),
+            false => Err(self.refuse(kind, tag, "the shared-memory group cannot access GPU memory".into())),
         }
     }
-    /// The call as what its operands are checked for.
+    /// The call, for operand checks.
     fn check(&self, kind: Seam, tag: Tag) -> CheckedCall<'_> {
         let Hub { axis, me, .. } = &self.hub;
         CheckedCall { rank: self.hub.name(*me), op: kind.name(), group: axis.name(), size: self.hub.size(), tag }

@@ -1,10 +1,10 @@
-//! A group of ranks over shared memory: checks, starts, waits. Never lets a rank sleep while it has something to do for
+//! A group of ranks over shared memory: checks, starts, waits. Never lets a rank sleep while it can make progress for
 //! the others.
 //!
-//! [Note: progress] There is no communication thread: a rank's cores belong to its compute. What cannot be done when an
-//! operation starts (a peer has not released the buffer, the peers' gradients are not complete) is done by this rank's
-//! next call into the group. A rank that blocks moves on everything it has pending, in this and its other groups, until
-//! the one thing that it waits for is there. So waits can come in any order.
+//! [Note: progress] There is no communication thread: a rank's cores belong to its compute. Steps that are not possible
+//! when an operation starts (a peer has not released the buffer, peers' gradients are not complete) are done by this
+//! rank's next call into the group. A blocked rank makes progress on everything pending, in this and its other groups,
+//! until what it waits for has happened. So waits can come in any order.
 use super::arena::{PAGE, REGION};
 use super::buffer::{BufferRequest, ShmBuffer};
 use super::hub::Hub;
@@ -19,7 +19,7 @@ use crate::device::{Buf, cpu::simd::Level};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-/// What this rank has gathered and not released.
+/// Gathered contents that this rank has not released.
 struct ShmGathered {
     seq: u64,
     tag: Tag,
@@ -31,18 +31,18 @@ pub(super) struct Inner {
     next: u64,
     /// Slot `seq % RING`, as in the arena.
     ring: Box<[ShmOp]>,
-    /// Operations with steps to take, oldest first.
+    /// Operations with steps left, oldest first.
     active: Vec<u64>,
     contents: Vec<ShmGathered>,
     last_staged: Option<u64>,
-    /// Allocations so far, and where the next one goes in the arena.
+    /// Number of allocations, and the arena offset of the next one.
     allocs: u64,
     cursor: u64,
-    /// Started and not complete; since when there is one.
+    /// Operations that have started but not completed, and since when there is one.
     in_flight: usize,
     since: Instant,
     stats: CommStats,
-    /// What ended this group's work: (operation, tag, message).
+    /// The failure that ended this group's work: (operation, tag, message).
     failed: Option<(&'static str, Tag, String)>,
 }
 
@@ -52,15 +52,14 @@ pub struct ShmGroup {
     all: Arc<RankGroups>,
 }
 
-/// The groups of one rank, which it moves on together.
+/// The groups of one rank, which make progress together.
 #[derive(Default)]
 pub(super) struct RankGroups(Mutex<Vec<Weak<ShmGroup>>>);
 
 impl RankGroups {
-    /// Moves on what is pending in all of them but the one that is blocked: a peer that this rank waits for may be
-    /// waiting for those.
+    /// Makes progress in all groups except the blocked one: a peer that this rank waits for may be waiting for those.
     pub fn progress(&self, blocked: Option<&ShmGroup>) {
-        // Two threads of one rank may block in two groups at once: whoever comes second leaves the work to the first.
+        // Two threads of one rank may block in two groups at once; the second leaves the work to the first.
         let Ok(groups) = self.0.try_lock() else { return };
         for group in groups.iter().filter_map(Weak::upgrade) {
             if blocked.is_none_or(|blocked| !std::ptr::eq(&*group, blocked)) {
@@ -83,15 +82,14 @@ pub(super) enum Until<'a> {
 
 const TICKET_SEQ: u32 = 48;
 const HOLDS: &str = "still holds the gathered buffer: ";
-/// In a group over several hosts the rank that this one waits for may itself wait for another host: it gives up first,
-/// and names who did not come.
+/// With several hosts, the rank this one waits for may itself be waiting for another host. That rank should give up
+/// first, because it can name who is missing.
 const GRACE: Duration = Duration::from_secs(2);
-/// How often a thread that waits for its rank looks whether the rank waits, too, and the other way round.
-pub(super) const LOOK: Duration = Duration::from_millis(50);
+/// How often a thread that waits on behalf of its rank checks whether the rank is waiting too, and vice versa.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 impl ShmGroup {
-    /// `ranks` are seats in group order; this rank's is among them. `waiting`: where a thread uses the group for its
-    /// rank.
+    /// `ranks` are seats in group order, including this rank's. `waiting`: set if a thread uses the group for its rank.
     pub(super) fn new(
         seat: Arc<Seat>,
         all: Arc<RankGroups>,
@@ -101,7 +99,7 @@ impl ShmGroup {
     ) -> Result<Arc<ShmGroup>> {
         let region = seat.arena.region(axis as usize, ranks.first().copied().unwrap_or(0));
         let me = ranks.iter().position(|&r| r == seat.rank);
-        let me = me.ok_or_else(|| Error::op("group", format!("rank {} is not one of {ranks:?}", seat.rank)))?;
+        let me = me.ok_or_else(|| Error::op("group", format!("rank {} is not in {ranks:?}", seat.rank)))?;
         let bytes = Lanes::bytes(ranks.len());
         let lanes = Lanes::new(seat.arena.map(region, bytes)?);
         let inner = Inner {
@@ -123,7 +121,7 @@ impl ShmGroup {
         Ok(group)
     }
 
-    /// Takes the pending steps; rings the peers if anything changed.
+    /// Takes possible steps, and rings the peers if anything changed.
     fn progress(&self, inner: &mut Inner) -> Result<()> {
         let mut any = false;
         let result = loop {
@@ -138,7 +136,7 @@ impl ShmGroup {
         }
         result
     }
-    /// One look at every pending operation; true if any of them moved.
+    /// Checks every pending operation once. Returns whether any made progress.
     fn sweep(&self, inner: &mut Inner) -> Result<bool> {
         let Inner { ring, active, in_flight, since, stats, failed, .. } = inner;
         let (mut moved, mut mailbox_taken, mut i) = (false, false, 0);
@@ -175,7 +173,7 @@ impl ShmGroup {
         }
         Ok(moved)
     }
-    /// Called by this rank when it blocks in another group. An error is kept for who uses this group next.
+    /// Called when this rank blocks in another group. Errors are stored for the next user of this group.
     fn try_progress(&self) {
         if let Ok(mut inner) = self.inner.try_lock()
             && inner.failed.is_none()
@@ -194,7 +192,7 @@ impl ShmGroup {
         }
     }
 
-    /// Blocks, progressing, until it is so.
+    /// Makes progress until the condition holds.
     pub(super) fn until(&self, inner: &mut Inner, until: Until, op: &'static str, tag: Tag) -> Result<()> {
         let seat = &self.hub.seat;
         let mut blocked = None;
@@ -212,7 +210,7 @@ impl ShmGroup {
                     if waiting.is_late(timeout + GRACE) {
                         Duration::ZERO
                     } else {
-                        LOOK
+                        POLL_INTERVAL
                     }
                 }
                 None => timeout.saturating_sub(blocked.get_or_insert_with(Instant::now).elapsed()),
@@ -241,7 +239,7 @@ impl ShmGroup {
             Until::Vacant(buffer, content) => self.hub.vacant(buffer, content),
         }
     }
-    /// The operation, unless its slot has passed on to a later one: then it was retired.
+    /// The operation, or None if its slot was reused: then it was retired.
     fn op<'a>(&self, inner: &'a Inner, seq: u64) -> Option<&'a ShmOp> {
         Some(&inner.ring[(seq % RING) as usize]).filter(|op| op.seq == seq)
     }
@@ -279,7 +277,7 @@ impl ShmGroup {
         hub.error(op, tag, text)
     }
 
-    /// Runs `f` with the time that it takes counted as exposed.
+    /// Runs `f` and counts its time as exposed.
     pub(super) fn call<T>(&self, f: impl FnOnce(&mut Inner) -> Result<T>) -> Result<T> {
         let start = Instant::now();
         let mut inner = lock(&self.inner);
@@ -288,7 +286,7 @@ impl ShmGroup {
         result
     }
 
-    /// `bytes`: received from peers, by the algorithm's count.
+    /// `bytes`: received from peers, as the algorithm counts them.
     pub(super) fn start(&self, op: ShmOp, bytes: usize) -> Result<Ticket> {
         self.call(|inner| {
             inner.stats.bytes += bytes as u64;
@@ -307,7 +305,7 @@ impl ShmGroup {
         }
         if let Some((buffer, content)) = &mut op.into {
             if let Some(held) = inner.contents.iter().find(|c| Arc::ptr_eq(&c.buffer, buffer)) {
-                let what = format!("this rank has not released what was gathered there before ({})", held.tag);
+                let what = format!("this rank has not released the buffer's previous contents ({})", held.tag);
                 return Err(self.hub.error(name, tag, what));
             }
             *content = buffer.begin();
@@ -330,7 +328,7 @@ impl ShmGroup {
     fn seq(&self, inner: &Inner, op: &'static str, ticket: Ticket) -> Result<u64> {
         let (group, seq) = (ticket.0 >> TICKET_SEQ, ticket.0 & ((1 << TICKET_SEQ) - 1));
         if group != self.hub.id || seq >= inner.next {
-            return Err(self.hub.error(op, Tag::new("ticket", ticket.0 as usize), "is not of this group".into()));
+            return Err(self.hub.error(op, Tag::new("ticket", ticket.0 as usize), "is not from this group".into()));
         }
         Ok(seq)
     }
@@ -347,7 +345,7 @@ impl ShmGroup {
 
     pub(super) fn release_in(&self, inner: &mut Inner, ticket: Ticket) -> Result<()> {
         let seq = self.seq(inner, "release", ticket)?;
-        // Released before, or never to be: gathered through mailboxes.
+        // Not found: already released, or gathered through mailboxes.
         let Some(at) = inner.contents.iter().position(|c| c.seq == seq) else { return Ok(()) };
         let held = inner.contents.swap_remove(at);
         let op = &mut inner.ring[(seq % RING) as usize];
@@ -359,7 +357,7 @@ impl ShmGroup {
         }
         self.progress(inner)
     }
-    /// Does not wait for the peers: allocations that differ show in a later call.
+    /// Does not wait for the peers; a later call detects allocations that differ.
     pub(super) fn alloc_in(
         &self,
         inner: &mut Inner,
@@ -377,8 +375,8 @@ impl ShmGroup {
             BufferRequest { dtype, len, usage, category, ranks: hub.size(), me: hub.me, group: hub.id, index };
         hub.seat.alloc(&mut inner.cursor, request)
     }
-    /// Progress is made, and seen, in this rank's calls: an operation that the peers completed under its compute is
-    /// over when the next call looks.
+    /// Progress happens in this rank's calls, so an operation that peers complete during compute counts as finished at
+    /// the next call.
     pub(super) fn times_of(&self, ticket: Ticket) -> Times {
         let inner = lock(&self.inner);
         let over = self.seq(&inner, "times", ticket).ok().and_then(|seq| self.op(&inner, seq)?.over);

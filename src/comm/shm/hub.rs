@@ -1,4 +1,4 @@
-//! What the operations of a group see of it: its members, their records, their bells. Never waits.
+//! What a group's operations can access: its members, their records, their bells. Never waits.
 use super::buffer::ShmBuffer;
 use super::record::{Lanes, Phase};
 use super::seat::Seat;
@@ -7,7 +7,7 @@ use crate::comm::{Axis, Tag, Waiting};
 use crate::device::cpu::simd::Level;
 use std::sync::Arc;
 
-/// What the operations of a group see of it.
+/// What a group's operations can access.
 pub(super) struct Hub {
     pub lanes: Lanes,
     /// Seats of the members.
@@ -19,7 +19,7 @@ pub(super) struct Hub {
     pub id: u64,
     pub level: Level,
     pub seat: Arc<Seat>,
-    /// In a group that a thread uses for its rank.
+    /// Set if a thread uses the group for its rank.
     pub waiting: Option<Arc<Waiting>>,
 }
 

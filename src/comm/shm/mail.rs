@@ -1,11 +1,11 @@
-//! Staged operations: rounds through the ranks' mailboxes, for buffers that peers cannot reach. Never blocks.
+//! Staged operations: rounds through the ranks' mailboxes, for buffers that peers cannot access. Never blocks.
 //!
-//! A send_recv from a buffer of the group is not staged: its receiver copies from there. As each rank may send from
-//! elsewhere, a receiver learns which it is from the sender's record.
+//! A send_recv from a buffer of the group is not staged: the receiver copies from it. Since each rank may send from a
+//! different place, receivers find it in the sender's record.
 //!
-//! Who writes its mailbox and who reads whose: everyone everyone's, but for a broadcast (the root's) and send_recv
-//! (pairs). The operations take the mailboxes one after the other, in the order in which they were started. A mailbox
-//! has two halves, so that a rank fills one while its peers read the other; the records count the rounds.
+//! Every rank reads every mailbox, except in a broadcast (only the root's) and send_recv (pairs). Operations use the
+//! mailboxes one after another, in the order they were started. A mailbox has two halves, so that a rank fills one
+//! while its peers read the other; records count the rounds.
 use super::buffer::BufferName;
 use super::hub::Hub;
 use super::op::ShmOp;
@@ -15,7 +15,7 @@ use crate::base::Result;
 use crate::comm::seam::Seam;
 
 impl ShmOp {
-    /// Bytes of a round: a chunk, or for a reduce-scatter a chunk's equal part for each rank.
+    /// Bytes per round: a chunk, or for a reduce_scatter each rank's equal part of a chunk.
     fn cell(&self, hub: &Hub) -> usize {
         match self.kind {
             Seam::ReduceScatter => (CHUNK / hub.size()) & !63,
@@ -51,7 +51,7 @@ impl ShmOp {
         }
     }
 
-    /// Goes as many rounds as the peers allow; true if any.
+    /// Does as many rounds as the peers allow. Returns whether there were any.
     pub fn rounds(&mut self, hub: &Hub) -> Result<bool> {
         let (out, inn) = (self.rounds_out(hub), self.rounds_in(hub));
         let mut moved = self.pull(hub)?;
@@ -73,7 +73,7 @@ impl ShmOp {
             moved = true;
         }
     }
-    /// Copies what is sent from a buffer of the group; true if that is what happened.
+    /// Copies from the sender's group buffer. Returns whether it did.
     fn pull(&mut self, hub: &Hub) -> Result<bool> {
         let inn = self.rounds_in(hub);
         if self.kind != Seam::SendRecv || self.read == inn || !self.met(hub, Phase::Posted)? {
@@ -85,20 +85,20 @@ impl ShmOp {
             return Ok(false);
         }
         let Some(buffer) = hub.seat.named(BufferName::of(hub.id, place)) else {
-            return Err(self.error(hub, "is sent from a buffer of the group that this rank has dropped".into()));
+            return Err(self.error(hub, "is sent from a group buffer that this rank has dropped".into()));
         };
         let bytes = self.desc.recv_len as usize * self.dtype.size();
-        // SAFETY: the sender has posted, which it does when the content is there, and leaves it until this rank is
-        // `Done`; it has checked that the buffer, alike on all ranks, holds it; `dst` is the lent output.
+        // SAFETY: the sender posts only when its data is complete, and leaves the data alone until this rank is `Done`.
+        // It has checked that the buffer, the same on all ranks, holds the data. `dst` is the lent output.
         unsafe { std::ptr::copy_nonoverlapping(buffer.at(from, place), self.dst, bytes) };
         self.read = inn;
         Ok(true)
     }
-    /// The half for the next round is read empty by all its readers.
+    /// Whether all readers are done with the half for the next round.
     fn mailbox_free(&self, hub: &Hub) -> bool {
         (0..hub.size()).all(|r| {
             let record = hub.lanes.record(r, self.seq);
-            // Two rounds fit in; before the first ones, the operation before this one must be over.
+            // The first two rounds always fit, once the previous operation has finished.
             let earlier = self.wrote >= 2 || self.before.is_none_or(|b| r == hub.me || hub.reached(r, b, Phase::Done));
             earlier && (!self.reads_me(hub, r) || record.leaves_half_of(self.seq, self.wrote))
         })
@@ -113,8 +113,8 @@ impl ShmOp {
         let bytes = cell.min(self.bytes() - at);
         let parts = if self.kind == Seam::ReduceScatter { hub.size() } else { 1 };
         for part in 0..parts {
-            // SAFETY: the half of the own mailbox is free, `parts` cells fit in it; the source range is in the lent
-            // input (of `parts * self.bytes()` bytes).
+            // SAFETY: this half of the own mailbox is free, and `parts` cells fit in it. The source range is within the
+            // lent input (of `parts * self.bytes()` bytes).
             unsafe {
                 let src = self.src.add(part * self.bytes() + at);
                 std::ptr::copy_nonoverlapping(src, mail.add(part * cell), bytes);
@@ -128,7 +128,7 @@ impl ShmOp {
         let total =
             if self.kind == Seam::SendRecv { self.desc.recv_len as usize * self.dtype.size() } else { self.bytes() };
         let (n, bytes) = (hub.size(), cell.min(total - at));
-        // In elements: sums may be wider than what travels.
+        // In elements: sums may be wider than what is sent.
         let (first, len) = (at / self.dtype.size(), bytes / self.dtype.size());
         // SAFETY: senders have published this round and leave it until it is read; the destination is the lent output.
         unsafe {

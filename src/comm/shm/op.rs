@@ -1,10 +1,10 @@
-//! One operation in flight: where it reads, where it writes, and the steps it takes. A step never blocks: it does what
-//! the peers' states allow now and says whether anything moved.
+//! One operation in flight: its input, its output, and its steps. A step never blocks: it does what the peers' states
+//! allow now and returns whether anything changed.
 //!
-//! [Note: in place] A gather into a [`CommUse::Gathered`](crate::comm::CommUse) buffer is: every rank writes its own
-//! piece (when all ranks have released what was there before), then all have everything. A reduction of a `Reduced`
-//! buffer reads the peers' buffers where they are, and what is sent from one is copied from there. Everything else is
-//! *staged*: cut into rounds of a chunk, which go through the ranks' mailboxes (`mail`).
+//! [Note: in place] A gather into a [`CommUse::Gathered`](crate::comm::CommUse) buffer: every rank writes its own shard
+//! (once all ranks have released the previous contents), and then all have everything. A reduction of a `Reduced`
+//! buffer reads the peers' buffers directly, and data sent from one is copied from there. Everything else is *staged*:
+//! split into rounds of a chunk, which go through the ranks' mailboxes (`mail`).
 use super::buffer::ShmBuffer;
 use super::hub::Hub;
 use super::record::{Desc, Phase};
@@ -19,25 +19,25 @@ pub(super) type KeepAlive = [Option<Arc<dyn Send + Sync>>; 2];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum OpStep {
-    /// Gather in place: write the own piece as soon as earlier contents are released.
+    /// In-place gather: write this rank's shard once earlier contents are released.
     Write,
-    /// Gather in place: wait for the peers' pieces.
+    /// In-place gather: wait for the peers' shards.
     Collect,
-    /// Reduction in place: wait for the peers' inputs, reduce the own part.
+    /// In-place reduction: wait for the peers' inputs, reduce this rank's shard.
     Reduce,
-    /// All-reduce in place: wait for the peers' parts, copy them.
+    /// In-place all_reduce: wait for the peers' slices, copy them.
     Copy,
     /// Staged: rounds through the mailboxes.
     Mail,
-    /// Wait until the peers have read what is this rank's.
+    /// Wait until the peers have read this rank's data.
     Drain,
-    /// Allocation, barrier: wait until all are here.
+    /// Allocation, barrier: wait until all ranks have arrived.
     Meet,
     Retired,
 }
 
-/// The caller's side of an operation. Pointers are valid as long as `keep`; the caller leaves the memory alone until
-/// the waits say so (Note in `comm`).
+/// The caller's view of an operation. Pointers are valid as long as `keep` lives; the caller leaves the memory alone
+/// until its waits return (see the Note in `comm`).
 pub(super) struct ShmOp {
     pub seq: u64,
     pub kind: Seam,
@@ -45,26 +45,26 @@ pub(super) struct ShmOp {
     pub desc: Desc,
     pub dtype: DType,
     pub step: OpStep,
-    /// The result is there for the caller.
+    /// The result is available to the caller.
     pub complete: bool,
-    /// When this rank saw that it was.
+    /// When this rank noticed its completion.
     pub over: Option<Instant>,
-    /// Gather in place: the buffer, and the number of the content in it (Note in `words`).
+    /// In-place gather: the buffer, and the number of its contents (Note in `words`).
     pub into: Option<(Arc<ShmBuffer>, u64)>,
-    /// The caller has released that content already.
+    /// The caller has already released those contents.
     pub released: bool,
     pub src: *const u8,
     pub dst: *mut u8,
-    /// Of what is written to `dst`: f32 for some sums of narrower elements.
+    /// Dtype of `dst`: f32 for some sums of narrower elements.
     pub dst_dtype: DType,
     pub accumulate: bool,
     pub reduce: Reduce,
-    /// Reductions in place: the ranks' inputs.
+    /// In-place reductions: the ranks' inputs.
     pub sources: Sources,
     pub keep: KeepAlive,
-    /// The staged operation before this one: its mailboxes must be read empty.
+    /// The previous staged operation, whose mailboxes must be read first.
     pub before: Option<u64>,
-    /// Rounds that went into the own mailbox, and that were read from the senders'.
+    /// Rounds written to the own mailbox, and rounds read from the senders'.
     pub wrote: u32,
     pub read: u32,
     matched: bool,
@@ -99,7 +99,7 @@ impl ShmOp {
             matched: false,
         }
     }
-    /// A slot of the ring that was never used.
+    /// An unused slot of the ring.
     pub fn none() -> ShmOp {
         let mut op = ShmOp::new(Seam::Barrier, Tag::new("", 0), DType::U8, 0, OpStep::Retired);
         op.complete = true;
@@ -108,14 +108,14 @@ impl ShmOp {
     pub fn bytes(&self) -> usize {
         self.desc.len as usize * self.dtype.size()
     }
-    /// Goes through this rank's mailbox.
+    /// Whether it goes through this rank's mailbox.
     pub fn is_staged(&self) -> bool {
         self.step == OpStep::Mail && self.desc.place == Desc::STAGED
     }
     pub fn pending(&self) -> bool {
         self.step != OpStep::Retired
     }
-    /// The phase that peers must reach for this step to end: for messages.
+    /// The phase that peers must reach for this step to end, for messages.
     pub fn awaited(&self) -> Phase {
         match self.step {
             OpStep::Copy => Phase::Reduced,
@@ -135,7 +135,7 @@ impl ShmOp {
         let (from, into) = (self.dtype, self.dst_dtype);
         Fold { level: hub.level, from, into, op: self.reduce, accumulate: self.accumulate }
     }
-    /// Whether all peers have come to `phase`. Compares each peer's record as soon as it is there.
+    /// Whether all peers have reached `phase`. Compares each peer's record as soon as it is posted.
     pub fn met(&mut self, hub: &Hub, phase: Phase) -> Result<bool> {
         let (mut all, mut posted) = (true, true);
         for peer in (0..hub.size()).filter(|&r| r != hub.me) {

@@ -1,5 +1,5 @@
-//! What a group over several hosts does on each of them: its worker thread meets the host's other ranks here, finds
-//! buffers that all of them reach, and waits until these may be written. Never communicates with another host.
+//! The per-host part of a group over several hosts: its worker thread meets the host's other ranks here, finds buffers
+//! that all of them can access, and waits until these may be written. Never communicates with another host.
 use super::buffer::ShmBuffer;
 use super::group::{ShmGroup, Until};
 use super::op::{KeepAlive, OpStep, ShmOp};
@@ -8,37 +8,37 @@ use crate::base::{DType, Result};
 use crate::comm::seam::Seam;
 use crate::comm::{CommUse, Tag, Ticket};
 
-/// What a rank sends to another of its host, or receives, or both.
+/// What a rank sends to another rank of its host, receives, or both.
 pub(in crate::comm) struct Passed {
     pub dtype: DType,
     /// Source, elements, receiver.
     pub send: Option<(*const u8, usize, usize)>,
-    /// Where to, elements, sender.
+    /// Destination, elements, sender.
     pub recv: Option<(*mut u8, usize, usize)>,
     pub keep: KeepAlive,
 }
 
 impl ShmGroup {
-    /// Returns when all ranks are here with the same operation.
+    /// Returns when all ranks have arrived with the same operation.
     pub(in crate::comm) fn meet(&self, kind: Seam, tag: Tag, desc: Desc) -> Result<()> {
         let mut op = ShmOp::new(kind, tag, DType::U8, 0, OpStep::Meet);
         op.desc = desc;
         let ticket = self.start(op, 0)?;
         self.wait_until(ticket, Until::Complete)
     }
-    /// Returns when all ranks have released what was gathered into the buffer before this content.
+    /// Returns when all ranks have released the buffer's contents before this one.
     pub(in crate::comm) fn vacated(&self, kind: Seam, tag: Tag, buffer: &ShmBuffer, content: u64) -> Result<()> {
         self.call(|inner| self.until(inner, Until::Vacant(buffer, content), kind.name(), tag))
     }
-    /// This rank reads a content no more.
+    /// This rank no longer reads these contents.
     pub(in crate::comm) fn vacate(&self, buffer: &ShmBuffer, content: u64) {
         buffer.release(content);
         self.hub.ring();
     }
-    /// `bytes` at `at` of member `root` are copied to those of the others. Returns when this rank has them.
+    /// Copies `bytes` at member `root`'s `at` to the other members' `at`. Returns when this rank has them.
     ///
     /// # Safety
-    /// Valid for that many bytes, which only this call touches until it returns.
+    /// `at` is valid for that many bytes, which only this call touches until it returns.
     pub(in crate::comm) unsafe fn spread(&self, tag: Tag, at: *mut u8, bytes: usize, root: usize) -> Result<()> {
         if self.hub.size() == 1 {
             return Ok(());
@@ -49,8 +49,7 @@ impl ShmGroup {
         let ticket = self.start(op, 0)?;
         self.wait_until(ticket, Until::Complete)
     }
-    /// Starts what all ranks of the host send each other; those that neither send nor receive here take part all the
-    /// same.
+    /// Starts the sends between ranks of the host. Ranks that neither send nor receive must take part too.
     pub(in crate::comm) fn pass(&self, tag: Tag, passed: Passed) -> Result<Ticket> {
         let (source, sent, to) =
             passed.send.map_or((std::ptr::null(), 0, Desc::NOBODY), |(p, n, to)| (p, n, to as u32));
@@ -67,7 +66,7 @@ impl ShmGroup {
         }
         self.start(op, 0)
     }
-    /// Returns when what was passed is there, and what was sent may be overwritten.
+    /// Returns when received data has arrived and sent data may be overwritten.
     pub(in crate::comm) fn finish(&self, ticket: Ticket) -> Result<()> {
         self.wait_until(ticket, Until::Complete)?;
         self.wait_until(ticket, Until::Sent)

@@ -1,5 +1,5 @@
-//! What each rank publishes about each operation: a record in a ring in the arena. Never moves data.
-//! How ranks order their accesses is in `words`.
+//! What each rank publishes about each operation: a record in a ring in the arena. Never moves data. `words` defines
+//! how ranks order their accesses.
 use super::arena::{Mapping, PAGE};
 use super::words;
 use crate::base::{DType, printable};
@@ -7,18 +7,18 @@ use crate::comm::seam::Seam;
 use crate::comm::{Reduce, Tag};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// Operations of one group that may be unfinished at a time.
+/// Maximum unfinished operations of one group.
 pub(super) const RING: u64 = 1024;
 /// Half a mailbox: one half is filled while peers read the other.
 pub(super) const CHUNK: usize = 256 << 10;
 
-/// An operation as its ranks must agree on it. Plain integers, so any bytes in shared memory are a valid value.
+/// An operation in the form that ranks compare. Plain integers, so any bytes in shared memory are a valid value.
 #[derive(Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(in crate::comm) struct Desc {
     kind: u8,
     dtype: u8,
-    /// The reduction, or the usage of an allocation.
+    /// The reduction, or the usage of an allocated buffer.
     pub arg: u8,
     what_len: u8,
     unit: u32,
@@ -26,21 +26,21 @@ pub(in crate::comm) struct Desc {
     pub len: u64,
     /// Elements received (send_recv).
     pub recv_len: u64,
-    /// Where in the arena ([`Desc::STAGED`] if not), the same for all ranks.
+    /// The operand's place in the arena ([`Desc::STAGED`] if not there), the same for all ranks.
     pub place: u64,
-    /// ShmGroup ranks: destination, or the root of a broadcast; source. [`Desc::NOBODY`]: on another host.
+    /// Group ranks: destination, or the root of a broadcast; source. [`Desc::NOBODY`]: on another host.
     pub to: u32,
     pub from: u32,
     what: [u8; 24],
 }
 
-/// Bits of a place that name the byte; the rest name the group's buffer.
+/// Bits of a place for the byte offset; the rest identify the group's buffer.
 pub(super) const BYTE: u32 = 44;
 
 const DTYPES: [DType; 7] = [DType::F32, DType::Bf16, DType::F64, DType::U32, DType::I32, DType::U8, DType::F16];
 
 impl Desc {
-    /// Not in the arena: goes through the mailboxes.
+    /// Not in the arena: uses the mailboxes.
     pub const STAGED: u64 = u64::MAX;
     pub const NOBODY: u32 = u32::MAX;
 
@@ -83,7 +83,7 @@ impl std::fmt::Display for Desc {
             return write!(f, "an unknown operation");
         };
         let what = String::from_utf8_lossy(&self.what[..(self.what_len as usize).min(self.what.len())]);
-        let what = printable(&what, self.what.len()); // a peer's
+        let what = printable(&what, self.what.len()); // from a peer
         write!(f, "{} ({what} {})", kind.name(), self.unit)?;
         if kind == Seam::Barrier {
             return Ok(());
@@ -107,7 +107,7 @@ impl std::fmt::Display for Desc {
 pub(super) use words::Phase;
 pub(super) type OpRecord = words::Record<Desc>;
 
-/// A rank's part of a group's control region: how far it has come, its ring, its mailbox.
+/// A rank's lane of a group's control region: operations started, its ring, its mailbox.
 const RING_AT: usize = 128;
 const MAIL_AT: usize = (RING_AT + RING as usize * size_of::<OpRecord>()).next_multiple_of(PAGE);
 const LANE: usize = MAIL_AT + 2 * CHUNK;
@@ -121,7 +121,7 @@ impl Lanes {
     pub fn new(control: Mapping) -> Lanes {
         Lanes(control)
     }
-    /// Operations started by a rank: for messages.
+    /// Number of operations a rank has started, for messages.
     fn started(&self, rank: usize) -> &AtomicU64 {
         // SAFETY: an atomic.
         unsafe { self.0.shared(rank * LANE) }
@@ -137,10 +137,10 @@ impl Lanes {
     pub fn mailbox(&self, rank: usize, round: u32) -> *mut u8 {
         self.0.at(rank * LANE + MAIL_AT + (round % 2) as usize * CHUNK)
     }
-    /// What a rank started last: for messages.
+    /// The operation that a rank started last, for messages.
     pub fn last(&self, rank: usize) -> String {
         match self.started(rank).load(Acquire).checked_sub(1) {
-            None => "it has not started anything in this group".into(),
+            None => "it has not started any operation in this group".into(),
             Some(seq) => {
                 let desc = self.record(rank, seq).glimpse();
                 format!("its last operation here is {desc}")

@@ -1,10 +1,10 @@
-//! How ranks of a host that another launcher started find the arena: the first of them makes it and says in a small
-//! file where. Never used by our own launcher, whose ranks inherit the arena.
+//! How ranks started by another launcher find their host's arena: the first rank creates it and publishes its location
+//! in a small file. Never used by our own launcher, whose ranks inherit the arena.
 //!
-//! [Note: rendezvous] The file's name says which job (user, launcher's id and restart, port, world, host); its text
-//! names the descriptor `/proc/PID/fd/N`, when that process started, and a random word that the arena holds too. A file
-//! that a dead job left behind is seen through by the process's start time, or by a process whose descriptor is no such
-//! arena. It removes the file when every rank has taken its seat, so a later job cannot find an arena that is in use.
+//! [Note: rendezvous] The file's name identifies the job (user, launcher's id and restart, port, world, host). Its text
+//! names the descriptor `/proc/PID/fd/N`, the start time of that process, and a random word that the arena holds too. A
+//! file left by a dead job is detected by the process's start time, or because the descriptor is not such an arena. The
+//! file is removed once every rank has joined, so a later job cannot find an arena in use.
 use super::arena::Arena;
 use super::seat::Seat;
 use crate::base::{Error, Meter, Result};
@@ -17,11 +17,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Ranks that have not come by then were never started.
+/// Ranks that have not joined by then were never started.
 const PATIENCE: Duration = Duration::from_secs(120);
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const RETRY: Duration = Duration::from_millis(5);
 
-/// The arena of this rank's job and its seat there. Returns when all ranks are seated.
+/// Joins the arena of this rank's job. Returns when all ranks have joined.
 pub(super) fn meet(env: &RankEnv, meter: Meter, timeout: Duration) -> Result<Seat> {
     let path = place(env);
     let deadline = Instant::now() + PATIENCE.min(timeout);
@@ -40,7 +40,7 @@ pub(super) fn meet(env: &RankEnv, meter: Meter, timeout: Duration) -> Result<Sea
     Ok(seat)
 }
 
-/// World rank of this host's first.
+/// World rank of this host's first rank.
 fn first(env: &RankEnv) -> usize {
     env.rank - env.local_rank
 }
@@ -48,14 +48,14 @@ fn first(env: &RankEnv) -> usize {
 fn place(env: &RankEnv) -> PathBuf {
     let uid = rustix::process::getuid().as_raw();
     let RankEnv { run_id, master_addr, master_port, world, host, .. } = env;
-    // Two hosts of a test are one machine.
+    // In tests, one machine plays two hosts.
     let job = format!("{run_id} {master_addr} {master_port} {world} {host} {}", first(env));
     let shm = Path::new("/dev/shm");
     let dir = if shm.is_dir() { shm.to_path_buf() } else { std::env::temp_dir() };
     dir.join(format!("flatshard-{uid}-{:016x}", xxhash_rust::xxh3::xxh3_64(job.as_bytes())))
 }
 
-/// The file, for as long as ranks may look for it.
+/// The file, removed when ranks no longer need it.
 struct Published {
     path: PathBuf,
     text: String,
@@ -63,8 +63,9 @@ struct Published {
 impl Published {
     fn new(path: PathBuf, arena: &Arena, nonce: u64) -> Result<Published> {
         let pid = std::process::id();
-        let started = start_time(pid).ok_or_else(|| Error::Run("/proc is not readable: ranks cannot meet".into()))?;
-        // Written under another name first: nobody reads half a file.
+        let started = start_time(pid)
+            .ok_or_else(|| Error::Run("cannot read /proc, which ranks need to find each other".into()))?;
+        // Written under another name and renamed, so that nobody reads a partial file.
         let draft = path.with_extension(pid.to_string());
         let text = format!("{pid} {} {started} {nonce}", arena.fd());
         let mut file = OpenOptions::new();
@@ -78,7 +79,7 @@ impl Published {
 }
 impl Drop for Published {
     fn drop(&mut self) {
-        // Only the own one: another job of the same name may have put its file there since.
+        // Only our own file: another job of the same name may have replaced it.
         if fs::read_to_string(&self.path).is_ok_and(|text| text == self.text) {
             let _ = fs::remove_file(&self.path);
         }
@@ -87,16 +88,16 @@ impl Drop for Published {
 
 fn find(path: &Path, env: &RankEnv, meter: Meter, timeout: Duration, deadline: Instant) -> Result<Seat> {
     loop {
-        // A seat that is taken belongs to a rank of another job of the same name: look again.
+        // A taken seat belongs to another job of the same name: retry.
         let seat = open(path, env.local_world);
         let take = |arena| Seat::take(arena, env.local_rank, first(env), meter.clone(), timeout).ok();
         match seat.and_then(take) {
             Some(seat) => return Ok(seat),
-            None if Instant::now() < deadline => std::thread::sleep(LOOK_AGAIN),
+            None if Instant::now() < deadline => std::thread::sleep(RETRY),
             None => {
                 return Err(Error::Run(format!(
-                    "rank {}: rank {} of {} did not show up on this host (looked for {}; MASTER_PORT {} and the \
-                     launcher's job id must be the same for all ranks, and their own for each job)",
+                    "rank {}: rank {} of {} did not start on this host (looked for {}; MASTER_PORT {} and the \
+                     launcher's job id must be the same for all ranks of a job, and differ between jobs)",
                     env.rank,
                     first(env),
                     env.world,
@@ -108,7 +109,7 @@ fn find(path: &Path, env: &RankEnv, meter: Meter, timeout: Duration, deadline: I
     }
 }
 
-/// The arena that a live process of this user published.
+/// Opens the arena that a live process of this user published.
 fn open(path: &Path, world: usize) -> Option<Arc<Arena>> {
     if fs::metadata(path).ok()?.uid() != rustix::process::getuid().as_raw() {
         return None;
@@ -124,9 +125,9 @@ fn open(path: &Path, world: usize) -> Option<Arc<Arena>> {
     (arena.nonce() == nonce).then(|| Arc::new(arena))
 }
 
-/// Clock ticks since boot at which a process started: a later process with the same number has another.
+/// Start time of a process in clock ticks since boot: a later process with the same id has another.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Field 22; the name in field 2 may hold spaces, and ends with the last parenthesis (man proc_pid_stat).
+    // Field 22. The name in field 2 may contain spaces; it ends with the last parenthesis (man proc_pid_stat).
     stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
 }

@@ -1,5 +1,5 @@
-//! The steps that an operation takes. A step never blocks: it does what the peers' states allow now and says whether
-//! anything moved.
+//! The steps of an operation. A step never blocks: it does what the peers' states allow now and returns whether
+//! anything changed.
 use super::hub::Hub;
 use super::op::{OpStep, ShmOp};
 use super::record::Phase;
@@ -7,12 +7,12 @@ use crate::base::Result;
 use crate::comm::seam::Seam;
 
 impl ShmOp {
-    /// All ranks have released what the gather will overwrite.
+    /// Whether all ranks have released what the gather will overwrite.
     fn free(&self, hub: &Hub) -> bool {
         self.into.as_ref().is_none_or(|(buffer, content)| hub.vacant(buffer, *content))
     }
 
-    /// Goes as far as it can.
+    /// Takes as many steps as possible.
     pub fn advance(&mut self, hub: &Hub) -> Result<bool> {
         let before = self.step;
         loop {
@@ -28,8 +28,8 @@ impl ShmOp {
         let step = self.step;
         match step {
             OpStep::Write if self.free(hub) => {
-                // SAFETY: `dst` is this rank's piece of the gathered buffer: all ranks have released it and only this
-                // one writes it; `src` is the shard, as long as the piece. They may not overlap: they are two borrows.
+                // SAFETY: `dst` is this rank's shard of the gathered buffer: all ranks have released it and only this
+                // one writes it. `src` is the shard, of the same length. They cannot overlap, being two borrows.
                 unsafe { std::ptr::copy_nonoverlapping(self.src, self.dst, self.bytes()) };
                 hub.publish(self.seq, Phase::Ready);
                 self.step = OpStep::Collect;
@@ -45,7 +45,7 @@ impl ShmOp {
             }
             OpStep::Reduce if self.met(hub, Phase::Ready)? => {
                 if self.kind == Seam::ReduceScatter {
-                    // SAFETY: peers' inputs stay as they are until this rank is `Done`; `dst` is the lent shard.
+                    // SAFETY: peers' inputs do not change until this rank is `Done`; `dst` is the lent shard.
                     unsafe { self.fold(hub).run(self.dst, self.sources, hub.size(), self.desc.len as usize) };
                     self.complete = true;
                     hub.publish(self.seq, Phase::Done);
@@ -59,7 +59,7 @@ impl ShmOp {
             OpStep::Copy if self.met(hub, Phase::Reduced)? => {
                 for peer in (0..hub.size()).filter(|&r| r != hub.me) {
                     let (at, bytes) = self.slice(hub, peer);
-                    // SAFETY: the peer is done with writing its slice, and has read this rank's copy of it (it reduced
+                    // SAFETY: the peer has finished writing its slice, and has read this rank's copy of it (it reduced
                     // it), so nobody else touches either until this rank is `Done`.
                     unsafe { std::ptr::copy_nonoverlapping(self.sources.of(peer).add(at), self.dst.add(at), bytes) };
                 }
@@ -76,7 +76,7 @@ impl ShmOp {
                 return Ok(moved);
             }
             OpStep::Drain if self.met(hub, Phase::Done)? => {
-                // An all-reduced buffer is the caller's again only now: peers were still copying from it.
+                // Only now is an all-reduced buffer the caller's again: peers were still copying from it.
                 self.complete = true;
                 self.retire(hub);
             }
@@ -89,8 +89,8 @@ impl ShmOp {
         Ok(true)
     }
 
-    /// All-reduce: rank `r`'s slice as (byte offset, bytes): equal slices but for the last ones, whole cache lines
-    /// each.
+    /// All-reduce: rank `r`'s slice as (byte offset, bytes). Slices are whole cache lines and equal except the last
+    /// ones.
     fn slice(&self, hub: &Hub, r: usize) -> (usize, usize) {
         let per = self.bytes().div_ceil(hub.size()).next_multiple_of(64);
         let (start, end) = ((r * per).min(self.bytes()), ((r + 1) * per).min(self.bytes()));
@@ -99,8 +99,8 @@ impl ShmOp {
     fn reduce_slice(&mut self, hub: &Hub) {
         let (at, bytes) = self.slice(hub, hub.me);
         if hub.size() > 1 {
-            // SAFETY: of this slice peers read nothing before this rank has published `Reduced`, and their copies of it
-            // they leave alone until they have seen that; `dst` is the lent buffer.
+            // SAFETY: peers read nothing of this slice before this rank has published `Reduced`, and leave their copies
+            // of it alone until they have seen that; `dst` is the lent buffer.
             let len = bytes / self.dtype.size();
             unsafe { self.fold(hub).run(self.dst.add(at), self.sources.offset(at), hub.size(), len) };
         }

@@ -1,6 +1,6 @@
-//! Reductions over the ranks' buffers, in rank order: `((g0 + g1) + g2) + ...`, so every rank, every strategy and every
-//! cut of a buffer gets the same bits. f32, bf16 and f16 are summed in f32 and rounded once. Never synchronises: the
-//! caller knows that the inputs are there and stay.
+//! Reductions over the ranks' buffers, in rank order: `((g0 + g1) + g2) + ...`, so every rank, strategy and sharding of
+//! a buffer gets the same bits. f32, bf16 and f16 are summed in f32 and rounded once. Never synchronizes: the caller
+//! ensures that inputs are complete and do not change.
 use crate::base::DType;
 use crate::base::dtype::Float;
 use crate::comm::Reduce;
@@ -30,8 +30,8 @@ impl Sources {
     }
 }
 
-/// Elements taken at a time: as arrays that live in registers, the loop vectorises at any width, also where the
-/// destination is one of the sources.
+/// Elements per block: held in registers, so the loop vectorizes at any width, even if the destination is one of the
+/// sources.
 const BLOCK: usize = 64;
 
 /// An element of a buffer that is summed in `S`.
@@ -60,11 +60,11 @@ impl Term<f64> for f64 {
     }
 }
 
-/// What is summed or compared, where it goes, and how many elements.
+/// Operands of a reduction, its destination, and its length.
 #[derive(Clone, Copy)]
 struct SumJob {
     dst: *mut u8,
-    /// What was summed before, in what sums are made in; null: nothing.
+    /// A previous partial sum, in the accumulation dtype; null if none.
     before: *const u8,
     sources: Sources,
     n: usize,
@@ -73,7 +73,7 @@ struct SumJob {
 }
 
 impl SumJob {
-    /// `dst (+)= op over sources`: elements `I` in, `O` out, in between `S`.
+    /// `dst (+)= op over sources`, with input elements `I`, output elements `O`, accumulated in `S`.
     ///
     /// # Safety
     /// `dst` and all `n` sources are valid for `len` elements, and nobody else writes to them during the call.
@@ -91,12 +91,12 @@ impl SumJob {
     }
 
     /// # Safety
-    /// As for [`SumJob::fold`], of the elements `at..at + N`.
+    /// As for [`SumJob::fold`], for elements `at..at + N`.
     #[inline(always)]
     unsafe fn block<S: Copy, I: Term<S>, O: Term<S>, const N: usize>(self, at: usize, op: impl Fn(S, S) -> S) {
-        // SAFETY: valid by the caller's word; read unaligned, because a stride need not be a multiple of I's alignment.
+        // SAFETY: upheld by the caller. Unaligned reads, because a stride need not be a multiple of I's alignment.
         let load = |r: usize| unsafe { self.sources.of(r).cast::<I>().add(at).cast::<[I; N]>().read_unaligned() };
-        // SAFETY: within `dst`, by the caller's word.
+        // SAFETY: within `dst`, upheld by the caller.
         let out = unsafe { self.dst.cast::<O>().add(at).cast::<[O; N]>() };
         let (mut acc, first) = match self.before.is_null() {
             true => (load(0).map(I::wide), 1),
@@ -124,13 +124,13 @@ impl SumJob {
     /// As for [`SumJob::fold`].
     #[inline(always)]
     unsafe fn run<S: Copy + PartialOrd + std::ops::Add<Output = S>, I: Term<S>, O: Term<S>>(self, op: Reduce) {
-        // The larger one; NaN, which alone is not equal to itself, wins, so that it is not lost on the way.
+        // The larger one. NaN, which alone differs from itself, wins, so that it propagates.
         #[allow(clippy::eq_op)]
         #[inline(always)]
         fn max<S: PartialOrd>(a: S, b: S) -> S {
             if b > a || b != b { b } else { a }
         }
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         unsafe {
             match op {
                 Reduce::Sum => self.fold::<S, I, O>(
@@ -143,34 +143,35 @@ impl SumJob {
     }
 }
 
-/// One reduction: of what, and with which vector instructions.
+/// One reduction: its operation, dtypes and vector instructions.
 #[derive(Clone, Copy)]
 pub(in crate::comm) struct Fold {
     pub level: Level,
     pub from: DType,
-    /// As `from`, or f32; of a single f32 source, anything.
+    /// As `from`, or f32; for a single f32 source, any.
     pub into: DType,
     pub op: Reduce,
     pub accumulate: bool,
 }
 impl Fold {
-    /// `dst (+)= reduction of n sources`, `len` elements. The destination may be one of the sources, if of their dtype.
+    /// `dst (+)= reduction of n sources`, `len` elements. The destination may be one of the sources if of the same
+    /// dtype.
     ///
     /// # Safety
     /// `dst` and all `n` sources are valid for that many elements, and nobody else writes to them during the call.
     pub unsafe fn run(self, dst: *mut u8, sources: Sources, n: usize, len: usize) {
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         unsafe { self.go_on(dst, std::ptr::null(), sources, n, len) }
     }
-    /// As [`Fold::run`], after what was summed before: f32, or f64 for f64. The destination may be that.
+    /// As [`Fold::run`], continuing from `before`: f32, or f64 for f64. The destination may be `before`.
     ///
     /// # Safety
-    /// As for [`Fold::run`], also for `before`, unless null.
+    /// As for [`Fold::run`], and for `before` unless null.
     pub unsafe fn go_on(self, dst: *mut u8, before: *const u8, sources: Sources, n: usize, len: usize) {
         let job = SumJob { dst, before, sources, n, len, accumulate: self.accumulate };
         self.level.run(
             #[inline(always)]
-            // SAFETY: the caller's word.
+            // SAFETY: upheld by the caller.
             || unsafe {
                 match (self.from, self.into) {
                     (DType::F64, _) => job.run::<f64, f64, f64>(self.op),

@@ -1,6 +1,6 @@
-//! A world on one host: its seats, its groups, and how ranks learn that one of them failed. Never moves data.
+//! A world on one host: its seats, its groups, and detecting failed ranks. Never moves data.
 use super::arena::Arena;
-use super::group::{LOOK, RankGroups, ShmGroup};
+use super::group::{POLL_INTERVAL, RankGroups, ShmGroup};
 use super::rendezvous;
 use super::seat::Seat;
 use crate::base::{Error, Meter, Result};
@@ -21,7 +21,7 @@ impl Default for ShmOptions {
     }
 }
 
-/// One rank's membership in the world. Dropped by a panic, it tells the other ranks.
+/// One rank's membership in the world. If dropped by a panic, it notifies the other ranks.
 pub struct ShmWorld {
     seat: Arc<Seat>,
     groups: Arc<RankGroups>,
@@ -31,18 +31,18 @@ impl ShmWorld {
     fn seated(seat: Seat) -> ShmWorld {
         ShmWorld { seat: Arc::new(seat), groups: Arc::default() }
     }
-    /// Takes the seat of `rank`. Does not wait for the others.
+    /// Joins as `rank`. Does not wait for the others.
     pub fn new(arena: Arc<Arena>, rank: usize, meter: Meter, options: &ShmOptions) -> Result<ShmWorld> {
         if rank >= arena.world() {
-            return Err(Error::input(format!("rank {rank} of a world of {} ranks", arena.world())));
+            return Err(Error::input(format!("rank {rank} is not in a world of {} ranks", arena.world())));
         }
         Ok(ShmWorld::seated(Seat::take(arena, rank, 0, meter, options.timeout)?))
     }
-    /// The world of a process that a launcher started, all on this host. Returns when all its ranks are there.
+    /// Joins the world of a process that a launcher started, all on this host. Returns when all its ranks have joined.
     pub fn join(env: &RankEnv, meter: Meter, options: &ShmOptions) -> Result<ShmWorld> {
         if env.local_world != env.world {
             return Err(Error::input(format!(
-                "{} of {} ranks are on this host: `comm: shm` moves data in one host's memory; leave `comm` out",
+                "only {} of {} ranks are on this host: `comm: shm` works within one host; remove `comm`",
                 env.local_world, env.world
             )));
         }
@@ -51,8 +51,7 @@ impl ShmWorld {
         world.seat.assemble(Instant::now() + options.timeout)?;
         Ok(world)
     }
-    /// As [`ShmWorld::join`], of the ranks that are on this host: the only ones of this world, whose ranks are local
-    /// ranks.
+    /// As [`ShmWorld::join`], for only the ranks on this host: this world's ranks are local ranks.
     pub(in crate::comm) fn join_host(env: &RankEnv, meter: Meter, options: &ShmOptions) -> Result<ShmWorld> {
         Ok(ShmWorld::seated(rendezvous::meet(env, meter, options.timeout)?))
     }
@@ -72,11 +71,11 @@ impl ShmWorld {
     pub fn size(&self) -> usize {
         self.seat.arena.world()
     }
-    /// The group of `ranks` (world ranks in group order, this one among them). Made once per axis by every member.
+    /// The group of `ranks` (world ranks in group order, including this one). Every member creates it once per axis.
     pub fn group(&self, axis: Axis, ranks: Vec<usize>) -> Result<Arc<ShmGroup>> {
         ShmGroup::new(self.seat.clone(), self.groups.clone(), axis, ranks, None)
     }
-    /// As [`ShmWorld::group`], for a thread that uses it while `waiting` says whether the rank waits.
+    /// As [`ShmWorld::group`], for a thread that uses it on behalf of its rank, which waits while `waiting` says so.
     pub(in crate::comm) fn group_for(
         &self,
         axis: Axis,
@@ -85,7 +84,8 @@ impl ShmWorld {
     ) -> Result<Arc<ShmGroup>> {
         ShmGroup::new(self.seat.clone(), self.groups.clone(), axis, ranks, Some(waiting))
     }
-    /// Blocks until it is so. Looks when this rank's bell rings, and meanwhile moves on what its groups have pending.
+    /// Blocks until the condition holds. Checks it when this rank's bell rings, and meanwhile makes progress in its
+    /// groups.
     pub(in crate::comm) fn rest_until(&self, is_so: &mut dyn FnMut() -> bool) {
         loop {
             let heard = self.seat.bell_count();
@@ -93,25 +93,25 @@ impl ShmWorld {
                 return;
             }
             self.groups.progress(None);
-            self.seat.listen(heard, LOOK);
+            self.seat.listen(heard, POLL_INTERVAL);
         }
     }
-    /// Rings this rank's own bell, for its other threads.
+    /// Rings this rank's own bell, to wake its other threads.
     pub(in crate::comm) fn ring(&self) {
         self.seat.ring(self.seat.rank);
     }
     pub(in crate::comm) fn timeout(&self) -> Duration {
         self.seat.timeout.get()
     }
-    /// This rank failed: calls of the others into any group end at once with "rank N failed".
+    /// Reports that this rank failed: other ranks' calls into any group end at once with "rank N failed".
     pub fn abort(&self) {
         self.blame(self.seat.name(self.seat.rank));
     }
-    /// As [`ShmWorld::abort`] by a world rank, of this host or another.
+    /// As [`ShmWorld::abort`], for a world rank on this host or another.
     pub(in crate::comm) fn blame(&self, rank: usize) {
         self.seat.abort(rank);
     }
-    /// The first rank that called [`ShmWorld::abort`], if any did; a world rank.
+    /// The world rank that failed first, if any.
     pub fn failed(&self) -> Option<usize> {
         self.seat.failed()
     }
@@ -144,7 +144,7 @@ impl Drop for ShmWorld {
     }
 }
 
-/// What the process that started the ranks sees of their world: it is none of them.
+/// The launcher's view of a world whose ranks it started.
 pub struct ShmWatch {
     words: Seat,
 }
@@ -153,7 +153,7 @@ impl ShmWatch {
     pub fn new(arena: Arc<Arena>) -> Result<ShmWatch> {
         Ok(ShmWatch { words: Seat::view(arena, 0, Meter::default(), ShmOptions::default().timeout)? })
     }
-    /// `rank` is dead and cannot say so itself: as [`ShmWorld::abort`] by that rank.
+    /// Aborts on behalf of `rank`, which died.
     pub fn abort(&self, rank: usize) {
         self.words.abort(rank);
     }
@@ -163,7 +163,7 @@ impl ShmWatch {
     }
 }
 
-/// The ranks of a world as threads of this process: for tests. `meters` has one for each rank.
+/// Runs the ranks of a world as threads of this process, for tests. `meters` has one per rank.
 pub fn threads(sizes: MeshSizes, meters: &[Meter]) -> Result<Vec<Mesh>> {
     threads_with(sizes, meters, &ShmOptions { timeout: Duration::from_secs(60) })
 }

@@ -1,12 +1,11 @@
-//! What a chat template may use: a hostile one ends with an error where it would take all memory or never end. Never
-//! changes what a template within the bounds renders.
+//! Resource limits for chat templates: a hostile one ends with an error instead of exhausting memory or running
+//! forever. Never changes what a template within the limits renders.
 //!
-//! Fuel counts instructions, but one instruction can double a text, or read a list that refers to itself 2^60 times. So
-//! a template is compiled with instructions of ours between its own ([`bounded`]): every value is weighed before an
-//! instruction reads it deeply, everything that an instruction made is charged, and sequences that would be computed
-//! when they are read are computed at once. What multiplies its arguments is charged before it runs ([`guard`]).
-//! Altogether a render executes at most [`FUEL`] instructions, reads [`READ`], and makes [`MADE`] bytes; no value is
-//! deeper than [`DEEP`].
+//! Fuel counts instructions, but one instruction can double a text, or read a self-referencing list 2^60 times. So a
+//! template is compiled with extra instructions between its own ([`bounded`]): every value is weighed before an
+//! instruction reads it deeply, everything an instruction produces is charged, and lazy sequences are computed at once.
+//! Filters that multiply their arguments are charged before they run ([`guard`]). In total a render executes at most
+//! [`FUEL`] instructions, reads [`READ`] bytes and makes [`MADE`] bytes; no value is deeper than [`DEEP`].
 use minijinja::machinery::{CodeGenerator, Instruction, Instructions, Token, Vm, WhitespaceConfig};
 use minijinja::machinery::{make_string_output, parse, tokenize};
 use minijinja::value::{Object, ObjectRepr, Rest, Value, ValueKind};
@@ -15,29 +14,29 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Instructions of one conversation, ours included. A template takes some 500 for a message.
+/// Instructions per conversation, extra ones included. A template takes about 500 per message.
 const FUEL: u64 = 20_000_000;
-/// Bytes of text and of lists that are made for one conversation.
+/// Bytes of text and lists produced per conversation.
 const MADE: u64 = 512 << 20;
-/// Bytes read for one conversation, where a value counts as 64 and text by its length.
+/// Bytes read per conversation, where a value counts 64 and text its length.
 const READ: u64 = 16 << 30;
-/// Of one value: parts, bytes of text, levels.
+/// Limits of one value: parts, bytes of text, nesting levels.
 const PARTS: u64 = 1_000_000;
-const TEXT: u64 = 16 << 20; // a list of its letters takes 24 times as much
+const TEXT: u64 = 16 << 20; // a list of its letters takes 24 times the memory
 const DEEP: u32 = 64;
-/// Bytes of a template, and words between two braces: the compiler's recursion is as deep as an expression is long.
+/// Bytes of a template, and tokens in one expression: the compiler's recursion is as deep as an expression is long.
 const TEMPLATE: usize = 1 << 20;
 const WORDS: usize = 2000;
 
-pub(super) const OUT_OF_FUEL: &str = "the template takes more than 20 million instructions for one conversation";
+pub(super) const OUT_OF_FUEL: &str = "the template runs more than 20 million instructions for one conversation";
 
-/// Names that no template can spell.
+/// Filter names that no template can spell.
 const HELD: &str = "=held";
 const ALL_HELD: &str = "=all";
 const MADE_HERE: &str = "=made";
 const SPEND: &str = "=spend";
 
-/// What a render has used so far.
+/// Resources used by a render so far.
 #[derive(Debug, Default)]
 struct Used {
     made: AtomicU64,
@@ -49,7 +48,7 @@ pub(super) fn too_much(what: String) -> Error {
     Error::new(ErrorKind::InvalidOperation, what)
 }
 
-/// Charges `bytes` that are about to be made, or were.
+/// Charges `bytes` that are about to be produced, or were.
 pub(super) fn spend(state: &State, bytes: u64) -> Result<(), Error> {
     let used = state.get_or_set_temp_object("=used", Used::default);
     match used.made.fetch_add(bytes.min(MADE + 1), Relaxed).saturating_add(bytes) <= MADE {
@@ -66,7 +65,7 @@ fn read(state: &State, bytes: u64) -> Result<(), Error> {
     }
 }
 
-/// Of a value with all that it holds, as often as it holds it.
+/// The weight of a value with everything it contains, counting repeated parts every time.
 #[derive(Default)]
 pub(super) struct Weight {
     pub parts: u64,
@@ -107,7 +106,7 @@ pub(super) fn weigh(state: &State, values: &[Value]) -> Result<Weight, Error> {
     Ok(weight)
 }
 
-/// A value that an instruction made: charged, and computed where it would be when it is read.
+/// Charges a value that an instruction produced, and computes it now if it is lazy.
 fn made(state: &State, value: Value) -> Result<Value, Error> {
     let value = match value.kind() {
         ValueKind::Iterable => Value::from(value.try_iter()?.take(PARTS as usize + 1).collect::<Vec<_>>()),
@@ -121,7 +120,7 @@ fn made(state: &State, value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// Puts the bounds into `env`, in which templates of [`compile`] run.
+/// Installs the limits in `env`, for templates from [`compile`].
 pub(super) fn install(env: &mut Environment) {
     env.set_fuel(Some(FUEL));
     env.add_filter(HELD, |state: &State, value: Value| weigh(state, std::slice::from_ref(&value)).map(|_| value));
@@ -141,7 +140,7 @@ pub(super) fn install(env: &mut Environment) {
     guard(env, "pprint", Value::from_function(filters::pprint), |state, args| Ok(weigh(state, args)?.parts * 256));
     let is_in = Value::from_function(tests::is_in);
     env.add_test("in", move |state: &State, args: Rest<Value>| {
-        weigh(state, args.get(1..).unwrap_or_default())?; // for each item that `select` tries
+        weigh(state, args.get(1..).unwrap_or_default())?; // charged for each item that `select` tries
         is_in.call(state, &args).map(|found| found.is_true())
     });
     env.set_unknown_method_callback(|state, value, method, args| {
@@ -155,7 +154,7 @@ pub(super) fn install(env: &mut Environment) {
                 read(state, text(Some(value)).saturating_mul(text(args.first())))?;
             }
             (ValueKind::String, "count") if args.first().and_then(Value::as_str) == Some("") => {
-                return Err(too_much("count() of an empty text never ends".into()));
+                return Err(too_much("count() of an empty string never ends".into()));
             }
             _ => {}
         }
@@ -163,7 +162,7 @@ pub(super) fn install(env: &mut Environment) {
     });
 }
 
-/// A filter that is charged before it runs.
+/// Adds a filter that is charged before it runs.
 fn guard(
     env: &mut Environment,
     name: &'static str,
@@ -176,28 +175,29 @@ fn guard(
     });
 }
 
-/// Bytes that (text, from, to) puts in.
+/// Bytes that replacing (text, from, to) inserts.
 fn replaced(args: &[Value]) -> u64 {
     let [text, from, to, ..] = args else { return 0 };
     let found = text.to_string().matches(&from.to_string()).count() as u64;
     found.saturating_mul(to.to_string().len() as u64)
 }
 
-/// Bytes of (list, separator) between the items.
+/// Bytes of separators between the items of (list, separator).
 fn joined(args: &[Value]) -> u64 {
     let [list, separator, ..] = args else { return 0 };
     let items = list.as_str().map(str::len).or(list.len()).unwrap_or_default() as u64;
     items.saturating_mul(separator.to_string().len() as u64)
 }
 
-/// The largest whole number among the arguments.
+/// The largest integer among the arguments.
 fn largest(args: &[Value]) -> u64 {
     let named = args.iter().filter_map(Value::as_object).filter_map(|o| o.try_iter_pairs()).flatten();
     let all = args.iter().cloned().chain(named.map(|(_, value)| value));
     all.filter_map(|value| value.as_usize()).max().unwrap_or(0) as u64
 }
 
-/// Of a format and its arguments: each field may be as wide as the largest number says, and hold all arguments.
+/// Bytes a format and its arguments may produce: each field may be as wide as the largest number, and hold all
+/// arguments.
 fn formatted(state: &State, args: &[Value]) -> Result<u64, Error> {
     let Some(text) = args.first().and_then(Value::as_str) else { return Ok(0) };
     let fields = text.matches(['%', '{']).count() as u64;
@@ -209,14 +209,14 @@ fn formatted(state: &State, args: &[Value]) -> Result<u64, Error> {
     Ok(fields.saturating_mul(width.saturating_add(rest.text + 64 * rest.parts)))
 }
 
-/// The instructions of the template `source`. Its text stays for as long as the program: a run has one or two.
+/// The instructions of the template `source`. Its text is leaked: a run has one or two templates.
 pub(super) fn compile(name: &'static str, source: String) -> Result<Instructions<'static>, Error> {
     if source.len() > TEMPLATE {
-        return Err(too_much(format!("has {} bytes; at most {TEMPLATE} are read", source.len())));
+        return Err(too_much(format!("it has {} bytes; the limit is {TEMPLATE}", source.len())));
     }
     let source: &'static str = source.leak();
     let spaces = || WhitespaceConfig { trim_blocks: true, lstrip_blocks: true, ..WhitespaceConfig::default() };
-    // Up to what is no word at all: the parser says what is wrong with it.
+    // Up to the first invalid token: the parser reports what is wrong with it.
     words(tokenize(source, false, Default::default(), spaces()).map_while(Result::ok).map(|(token, _)| token))?;
     let tree = parse(source, name, Default::default(), spaces())?;
     let mut code = CodeGenerator::new(name, source);
@@ -224,7 +224,7 @@ pub(super) fn compile(name: &'static str, source: String) -> Result<Instructions
     let (plain, blocks) = code.finish();
     match blocks.is_empty() {
         true => bounded(&plain, name, source),
-        false => Err(too_much("it has blocks, which are for templates that extend others".into())),
+        false => Err(too_much("it has blocks, which only make sense in templates that extend others".into())),
     }
 }
 
@@ -236,7 +236,7 @@ fn words<'s>(tokens: impl Iterator<Item = Token<'s>>) -> Result<(), Error> {
         if !matches!(token, Token::VariableEnd | Token::BlockEnd) {
             tag.push(token);
             if tag.len() > WORDS {
-                return Err(too_much(format!("an expression has more than {WORDS} words")));
+                return Err(too_much(format!("an expression has more than {WORDS} tokens")));
             }
             continue;
         }
@@ -244,7 +244,7 @@ fn words<'s>(tokens: impl Iterator<Item = Token<'s>>) -> Result<(), Error> {
             let (left, right) = (&tag[..at], &tag[at + 1..]);
             let argument = matches!(left.last(), Some(Token::ParenOpen | Token::Comma)); // f(*list)
             if !argument && !varies(left.iter().rev(), is_close, is_open) && !varies(right.iter(), is_open, is_close) {
-                return Err(too_much("it multiplies constants; write the product".into()));
+                return Err(too_much("it multiplies constants; write the product instead".into()));
             }
         }
         tag.clear();
@@ -259,7 +259,7 @@ fn is_close(token: &Token) -> bool {
     matches!(token, Token::ParenClose | Token::BracketClose | Token::BraceClose)
 }
 
-/// Whether the operand that `words` begin with, seen from its operator, has a variable in it or is called on one.
+/// Whether the operand next to an operator contains a variable or is called on one. `words` start at the operator.
 fn varies<'t>(
     words: impl Iterator<Item = &'t Token<'t>>,
     into: fn(&Token) -> bool,
@@ -281,7 +281,7 @@ fn varies<'t>(
     false
 }
 
-/// The same instructions, between ours.
+/// The instructions of `plain`, with the extra ones between them.
 fn bounded(
     plain: &Instructions<'static>,
     name: &'static str,
@@ -297,7 +297,7 @@ fn bounded(
             }
             I::Add | I::Mul | I::Eq | I::Ne | I::Gt | I::Gte | I::Lt | I::Lte => held(2),
             I::StringConcat | I::In | I::CompareAndPreserve(_) => held(2),
-            I::PushLoop(_) | I::FastRecurse | I::GetItem => held(1), // of an item, its key
+            I::PushLoop(_) | I::FastRecurse | I::GetItem => held(1), // for an item: its key
             I::Slice => held(4),
             I::BuildMap(pairs) => held(2 * pairs),
             I::MergeKwargs(n) => held(n),
@@ -306,7 +306,7 @@ fn bounded(
             I::CallFunction(_, None) | I::CallMethod(_, None) | I::CallObject(None) => several(),
             I::ApplyFilter(_, None, _) | I::PerformTest(_, None, _) => several(),
             I::CallBlock(_) | I::LoadBlocks | I::Include(_) | I::ExportLocals => {
-                Err(too_much("it refers to blocks or to other templates: there are none".into()))
+                Err(too_much("it refers to blocks or other templates, and there are none".into()))
             }
             _ => Ok(vec![]),
         }?;
@@ -341,10 +341,10 @@ fn bounded(
     Ok(out)
 }
 
-/// Weighs the topmost `n` values, and leaves them where they are.
+/// Weighs the top `n` values of the stack, and leaves them there.
 fn held(n: usize) -> Result<Vec<Instruction<'static>>, Error> {
     use Instruction as I;
-    let count = u16::try_from(n).map_err(|_| too_much(format!("it writes {n} values in one place")))?;
+    let count = u16::try_from(n).map_err(|_| too_much(format!("it lists {n} values in one expression")))?;
     Ok(match count {
         0 => vec![],
         1 => vec![I::ApplyFilter(HELD, Some(1), !0)],
@@ -352,12 +352,12 @@ fn held(n: usize) -> Result<Vec<Instruction<'static>>, Error> {
     })
 }
 
-/// The same of as many as the topmost says.
+/// The same for the number of values that the top of the stack gives.
 fn several() -> Result<Vec<Instruction<'static>>, Error> {
     Ok(vec![Instruction::ApplyFilter(ALL_HELD, None, !0), Instruction::UnpackLists(1)])
 }
 
-/// The text that the instructions of [`compile`] make of `context`.
+/// Renders `context` with the instructions of [`compile`].
 pub(super) fn run(env: &Environment, instructions: &Instructions<'static>, context: Value) -> Result<String, Error> {
     let mut text = String::new();
     let mut out = make_string_output(&mut text);

@@ -1,9 +1,9 @@
-//! How much longer a `tokenizer.json` can make a text, from its parts' descriptions: a file of a few kilobytes can ask
-//! for more than all memory. Bounds from above; never runs any of it.
+//! An upper bound on how much a `tokenizer.json` can lengthen a text, from the description of its parts: a file of a
+//! few kilobytes can ask for more than all memory. Never runs any of the parts.
 use serde::Deserialize;
 use serde_json::Value;
 
-/// A larger factor is no tokenizer's: those in use have up to 1500, most below 20.
+/// Larger factors are refused: real tokenizers reach 1500, most stay below 20.
 const MOST: u64 = 10_000;
 
 #[derive(Deserialize)]
@@ -13,7 +13,7 @@ struct Parts {
     decoder: Option<Value>,
 }
 
-/// The factor by which a text may grow while it is tokenized, or why there is no such tokenizer.
+/// The factor by which a text may grow during tokenization, or why the tokenizer is refused.
 pub(super) fn growth(file: &[u8]) -> Result<u64, String> {
     let parts: Parts = serde_json::from_slice(file).map_err(|e| e.to_string())?;
     let times = |part: &Option<Value>| part.as_ref().map_or(1, times);
@@ -21,14 +21,14 @@ pub(super) fn growth(file: &[u8]) -> Result<u64, String> {
     match there.max(back) {
         most if most <= MOST => Ok(there),
         most => Err(format!(
-            "{} can make a text {most} times as long; at most {MOST} times is accepted",
+            "{} can make a text {most} times longer; the limit is {MOST}",
             if most == there { "its normalizer and pre-tokenizer" } else { "its decoder" }
         )),
     }
 }
 
-/// Of a component and all in it: they run one after the other. By keys as well as by type, since older files have no
-/// types.
+/// The factor of a component and everything in it, which run one after another. Recognized by keys as well as by type,
+/// since older files have no types.
 fn times(part: &Value) -> u64 {
     let len = |value: &Value| value.as_str().map_or(0, |text| text.len() as u64);
     let inner = match part {
@@ -50,7 +50,7 @@ fn times(part: &Value) -> u64 {
         (_, put) => 1 + put, // a regular expression may match between any two characters
     };
     let charsmap = part["precompiled_charsmap"].as_str().map_or(1, longest);
-    // What is put in front is put in front of every piece between two special tokens.
+    // A prefix is added to every piece between two special tokens.
     [own, replaced, 1 + len(&part["prepend"]), charsmap].into_iter().fold(inner, u64::saturating_mul)
 }
 
@@ -58,7 +58,7 @@ fn product<'v>(parts: impl Iterator<Item = &'v Value>) -> u64 {
     parts.map(times).fold(1, u64::saturating_mul)
 }
 
-/// Of SentencePiece's table, in base64: the size of a trie, the trie, and what it leads to, each text ended by a zero.
+/// The longest replacement in SentencePiece's base64 table: the size of a trie, the trie, and NUL-terminated texts.
 fn longest(table: &str) -> u64 {
     let digit = |c: u8| match c {
         b'A'..=b'Z' => Some(c - b'A'),
@@ -99,7 +99,10 @@ mod tests {
         let thousand = replace("a", &"a".repeat(1000));
         assert_eq!(of(thousand.clone()), Ok(1000));
         let text = of(sequence(json!(vec![thousand.clone(); 4]))).unwrap_err();
-        assert!(text.starts_with("its normalizer and pre-tokenizer can make a text 1000000000000 times"), "{text}");
+        assert!(
+            text.starts_with("its normalizer and pre-tokenizer can make a text 1000000000000 times longer"),
+            "{text}"
+        );
         let levels =
             json!({"pre_tokenizer": {"type": "Sequence", "pretokenizers": vec![json!({"type": "ByteLevel"}); 60]}});
         assert!(growth(levels.to_string().as_bytes()).unwrap_err().contains("1152921504606846976 times"));

@@ -1,4 +1,4 @@
-//! SwiGLU, GeGLU and GELU, element by element. Never reads another element than its own.
+//! SwiGLU, GeGLU and GELU, elementwise. Never reads an element other than its own.
 use super::simd::sigmoid;
 use crate::base::{Result, dtype::Float};
 use crate::device::ops::{Gelu, GeluBackward, Glu, GluBackward};
@@ -40,10 +40,19 @@ const CUBIC: f32 = 0.044715;
 fn gelu_sigmoid(x: f32) -> (f32, f32) {
     sigmoid(2.0 * C * x * (CUBIC * x).mul_add(x, 1.0))
 }
-/// d gelu / dx, from what [`gelu_sigmoid`] gave.
+/// d gelu / dx, from the result of [`gelu_sigmoid`].
 #[inline(always)]
 fn gelu_slope(x: f32, (s, rest): (f32, f32)) -> f32 {
     (x * s * rest).mul_add(2.0 * C * (3.0 * CUBIC * x).mul_add(x, 1.0), s)
+}
+
+#[inline(always)]
+pub fn gelu_at(x: f32) -> f32 {
+    x * gelu_sigmoid(x).0
+}
+#[inline(always)]
+pub fn gelu_slope_at(x: f32) -> f32 {
+    gelu_slope(x, gelu_sigmoid(x))
 }
 
 #[inline(always)]
@@ -51,8 +60,7 @@ pub fn gelu<T: Float>(op: Gelu) -> Result<()> {
     op.check()?;
     let (x, y) = (op.x.host::<T>(Gelu::OP)?, op.y.host::<T>(Gelu::OP)?);
     for (x, y) in x.iter().zip(y) {
-        let x = x.to_f32();
-        *y = T::from_f32(x * gelu_sigmoid(x).0);
+        *y = T::from_f32(gelu_at(x.to_f32()));
     }
     Ok(())
 }
@@ -63,8 +71,7 @@ pub fn gelu_backward<T: Float>(op: GeluBackward) -> Result<()> {
     op.check()?;
     let (x, dy, dx) = (op.x.host::<T>(OP)?, op.dy.host::<T>(OP)?, op.dx.host::<T>(OP)?);
     for ((x, dy), dx) in x.iter().zip(dy).zip(dx) {
-        let x = x.to_f32();
-        *dx = T::from_f32(dy.to_f32() * gelu_slope(x, gelu_sigmoid(x)));
+        *dx = T::from_f32(dy.to_f32() * gelu_slope_at(x.to_f32()));
     }
     Ok(())
 }

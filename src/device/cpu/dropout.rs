@@ -1,33 +1,34 @@
-//! Dropout from a counter: the mask is a pure function of (key, row, index), so recomputation, the backward pass and
-//! ranks with parts of a row see the same one. Never holds state.
+//! Counter-based dropout: the mask is a pure function of (key, row, index), so recomputation, backward and ranks with
+//! slices of a row use the same one. Never holds state.
 use crate::base::{Result, dtype::Float, rng::philox};
 use crate::device::View;
 use crate::device::ops::{Dropout, DropoutRows};
 
-/// Element i takes word i % 4 of philox(key, i / 4) and is kept where that word is at least p * 2^32.
-/// `key` is that of [`key`], read before: loads next to the loops keep the compiler from vectorizing them.
+/// Element i uses word i % 4 of philox(key, i / 4) and is kept if that word is at least p * 2^32. `key` comes from
+/// [`key`], read beforehand: a load next to the loops would prevent vectorization. `first` is the number of the first
+/// element, a multiple of 4.
 #[inline(always)]
-pub fn dropout<T: Float>(op: Dropout, key: u64) -> Result<()> {
+pub fn dropout<T: Float>(op: Dropout, key: u64, first: usize) -> Result<()> {
     let (threshold, scale) = (op.threshold(), op.scale());
     let x = op.x.host::<T>(Dropout::OP)?;
     for (block, x) in x.chunks_mut(4 * COUNTERS).enumerate() {
-        let words = draw(key, (block * COUNTERS) as u64, 0);
+        let words = draw(key, (first / 4 + block * COUNTERS) as u64, 0);
         for (x, &word) in x.iter_mut().zip(words.as_flattened()) {
             *x = T::from_f32(if word >= threshold { x.to_f32() * scale } else { 0.0 });
         }
     }
     Ok(())
 }
-/// As [`DropoutRows`] says; `key` is that of [`rows_key`].
+/// See [`DropoutRows`]; `key` is that of [`rows_key`], and `first` the number of the first row.
 #[inline(always)]
-pub fn dropout_rows<T: Float>(op: DropoutRows, key: u64) -> Result<()> {
+pub fn dropout_rows<T: Float>(op: DropoutRows, key: u64, first: usize) -> Result<()> {
     const OP: &str = DropoutRows::OP;
     let (threshold, scale, accumulate) = (op.threshold(), op.scale(), op.accumulate);
     let tokens = op.rows.map(|rows| rows.host::<u32>(OP)).transpose()?;
     let (x, y) = (op.x.host::<T>(OP)?, op.y.host::<T>(OP)?);
     for (i, (x, y)) in x.chunks_exact(op.width).zip(y.chunks_exact_mut(op.width)).enumerate() {
-        let token = tokens.map_or(i as u32, |tokens| tokens[i]);
-        // The words of the first counter before `skip` are another rank's.
+        let token = tokens.map_or((first + i) as u32, |tokens| tokens[i]);
+        // The words of the first counter before `skip` belong to another rank.
         let (mut at, mut counter, mut skip) = (0, (op.first / 4) as u64, op.first % 4);
         while at < op.width {
             let words = draw(key, counter, token);
@@ -43,7 +44,7 @@ pub fn dropout_rows<T: Float>(op: DropoutRows, key: u64) -> Result<()> {
     }
     Ok(())
 }
-/// Words of [`COUNTERS`] counters from `first` on, of a row.
+/// Words of [`COUNTERS`] counters of a row, from `first` on.
 #[inline(always)]
 fn draw(key: u64, first: u64, row: u32) -> [[u32; 4]; COUNTERS] {
     let mut words = [[0; 4]; COUNTERS];
@@ -53,7 +54,7 @@ fn draw(key: u64, first: u64, row: u32) -> [[u32; 4]; COUNTERS] {
     }
     words
 }
-/// The key in memory, of an operation that fits.
+/// Reads the key from memory after checking the operation.
 pub fn key(op: &Dropout) -> Result<u64> {
     op.check()?;
     of_words(Dropout::OP, op.key)
@@ -67,5 +68,5 @@ fn of_words(op: &'static str, key: View) -> Result<u64> {
     Ok(u64::from(key[0]) | u64::from(key[1]) << 32)
 }
 
-/// Counters drawn together: one vector of AVX-512.
+/// Counters computed together: one AVX-512 vector.
 const COUNTERS: usize = 16;

@@ -1,4 +1,4 @@
-//! What works element by element: casts, sums, scales. Each compiled for the dtypes that it meets.
+//! Elementwise operations: casts, sums, scaling. Each is compiled for the dtypes it is used with.
 use super::operands::length;
 use crate::base::{Error, Result, dtype::Float};
 use crate::device::{View, ViewMut};

@@ -1,10 +1,9 @@
-//! Table lookup and its scatter. Never skips a token that is outside the table: they are checked before anything is
-//! written.
+//! Embedding lookup and its scatter-add. Never skips an out-of-range token: all are checked before anything is written.
 use super::operands::within;
 use crate::base::{Result, dtype::Float};
 use crate::device::ops::{Embed, EmbedBackward, EmbedShape};
 
-/// Where the row of `token` begins in an operand of `len` elements; nothing where another one has it.
+/// Offset of `token`'s row in an operand of `len` elements; `None` if another rank has it.
 #[inline(always)]
 fn place(shape: &EmbedShape, token: u32, c: usize, len: usize) -> Option<usize> {
     (token as usize).checked_sub(shape.first).map(|row| row * c).filter(|&at| at < len)

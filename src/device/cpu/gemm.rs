@@ -1,12 +1,12 @@
-//! The matrix product of the CPU device: `C (+)= op(A) op(B)` on one thread, sums always in f32. Chooses the kernel at
-//! run time; never starts a thread, and allocates only while its scratch grows.
+//! The CPU device's matrix product: `C (+)= op(A) op(B)` on one thread, accumulating in f32. Chooses the kernel at run
+//! time. Never starts a thread, and allocates only while its scratch grows.
 //!
-//! bf16 goes to AMX tiles, else to AVX512-BF16 dot products; f32 goes to AVX-512 multiply-adds on the same CPUs, and so
-//! does f16, which packing turns into f32: sums of f16 products in f16 would lose what f32 keeps. These share
-//! everything but the innermost block: packing (`pack`) and the loops around it (`blocked`). Any other CPU uses the
-//! `gemm` crate, for bf16 and f16 after a conversion to f32. A single row of A takes loops of its own (`thin`). (That
-//! crate is as fast here in most forms, but 10 % to 15 % slower for weight gradients, for which it also allocates up to
-//! a whole third cache in every call.)
+//! bf16 uses AMX tiles, else AVX512-BF16 dot products. On the same CPUs f32 uses AVX-512 multiply-adds, and so does
+//! f16, which packing converts to f32 (accumulating in f16 would lose precision). These share everything but the
+//! innermost block: packing (`pack`), writing C (`store`) and the surrounding loops (`blocked`). Other CPUs use the
+//! `gemm` crate, converting bf16 and f16 to f32. A single row of A has loops of its own (`thin`). (On AVX-512, the
+//! crate is as fast in most forms, but 10 % to 15 % slower for weight gradients, where it also allocates up to a whole
+//! L3 cache per call.)
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 #[cfg(target_arch = "x86_64")]
@@ -14,30 +14,35 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod blocked;
 mod buffers;
+mod completion;
 #[cfg(target_arch = "x86_64")]
 mod pack;
+pub(super) mod panels;
 mod plain;
+#[cfg(target_arch = "x86_64")]
+mod store;
 #[cfg(test)]
 mod tests;
 mod thin;
 
 use self::buffers::Buffers;
 pub(super) use self::buffers::CacheLines;
+use self::completion::Completion;
 use super::simd::Level;
 use crate::base::{DType, Error, Result};
-use crate::device::ops::{Gemm, GemmShape};
+use crate::device::ops::{Gemm, GemmShape, GemmThen};
 use crate::device::{View, ViewMut};
 use half::{bf16, f16};
 
-/// How products are computed; named after bf16. The bf16 instructions of the first two count operands and sums below
-/// 2^-126 as zero.
+/// How products are computed, named after the bf16 case. The bf16 instructions of the first two treat operands and sums
+/// below 2^-126 as zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GemmKernel {
-    /// Tiles of Intel's matrix extension, 16 x 16 x 32 products an instruction; f32 and f16 as in `Avx512`.
+    /// Tiles of Intel's matrix extension, 16 x 16 x 32 products per instruction; f32 and f16 as in `Avx512`.
     Amx,
-    /// `vdpbf16ps`, 32 products an instruction; f32 and f16 by AVX-512 multiply-adds, 16 an instruction.
+    /// `vdpbf16ps`, 32 products per instruction; f32 and f16 by AVX-512 multiply-adds, 16 per instruction.
     Avx512,
-    /// f32 through the `gemm` crate, bf16 and f16 converted to f32 by blocks. Works everywhere.
+    /// f32 through the `gemm` crate; bf16 and f16 converted to f32 in blocks. Runs everywhere.
     Plain,
 }
 
@@ -52,7 +57,15 @@ impl GemmKernel {
             GemmKernel::Plain => "plain",
         }
     }
-    /// Whether this CPU and this operating system run it. Asking for AMX asks Linux for the tile registers.
+    /// Rows that it multiplies at a time: threads start at multiples of it.
+    pub fn panel(self) -> usize {
+        match self {
+            GemmKernel::Amx => 32,
+            GemmKernel::Avx512 => 12,
+            GemmKernel::Plain => 16,
+        }
+    }
+    /// Whether this CPU and operating system support it. For AMX, requests the tile registers from Linux.
     pub fn available(self) -> bool {
         match self {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -60,29 +73,29 @@ impl GemmKernel {
             #[cfg(target_arch = "x86_64")]
             GemmKernel::Avx512 => avx512::available(),
             GemmKernel::Plain => true,
-            #[allow(unreachable_patterns)] // reached where the kernels above are not compiled
+            #[allow(unreachable_patterns)] // used if the kernels above are not compiled
             _ => false,
         }
     }
 }
 
-/// The chosen kernel and its packing buffers: they grow to the largest product seen and are then reused. At most 9 MB,
-/// with [`GemmKernel::Plain`] 4 KB for each unit of k and 1 MB.
+/// The chosen kernel and its packing buffers, which grow to the largest product seen and are reused. At most 9 MB; with
+/// [`GemmKernel::Plain`], 4 KB per unit of k plus 1 MB.
 pub struct GemmScratch {
     kernel: GemmKernel,
     buffers: Buffers,
 }
 
 impl GemmScratch {
-    /// With the fastest kernel of this machine.
+    /// Uses this machine's fastest kernel.
     pub fn new() -> GemmScratch {
         let kernel = GemmKernel::ALL.into_iter().find(|k| k.available()).unwrap_or(GemmKernel::Plain);
         GemmScratch { kernel, buffers: Buffers::default() }
     }
-    /// With this kernel; an error where the machine does not have it.
+    /// Uses this kernel; fails if the machine lacks it.
     pub fn with_kernel(kernel: GemmKernel) -> Result<GemmScratch> {
         if !kernel.available() {
-            return Err(Error::op("gemm", format!("this machine has no {}", kernel.name())));
+            return Err(Error::op("gemm", format!("this machine does not support {}", kernel.name())));
         }
         Ok(GemmScratch { kernel, buffers: Buffers::default() })
     }
@@ -92,6 +105,14 @@ impl GemmScratch {
     /// "amx-bf16", "avx512-bf16" or "plain".
     pub fn kernel_name(&self) -> &'static str {
         self.kernel.name()
+    }
+    /// Memory that the next product overwrites, with arbitrary contents.
+    pub(super) fn floats(&mut self, len: usize) -> &mut [f32] {
+        self.buffers.b.take(len)
+    }
+    /// Whether [`gemm_then`] can compute this product: not with a single row, nor through the `gemm` crate.
+    pub(super) fn fuses(&self, shape: &GemmShape) -> bool {
+        self.kernel != GemmKernel::Plain && !thin::suits(shape)
     }
     /// Bytes held by the packing buffers.
     pub fn bytes(&self) -> usize {
@@ -104,24 +125,82 @@ impl Default for GemmScratch {
     }
 }
 
-/// Without `accumulate` C is assigned and never read; with k = 0 it becomes zero.
+/// Without `accumulate`, C is assigned and never read; with k = 0 it becomes zero.
 pub fn gemm(scratch: &mut GemmScratch, op: Gemm) -> Result<()> {
     op.check()?;
-    let (shape, a, b, c) = (&op.shape, op.a, op.b, op.c);
+    let Gemm { shape, a, b, c } = op;
     if shape.is_empty() {
         return Ok(());
     }
-    match (a.dtype(), b.dtype(), c.dtype()) {
-        (DType::F32, DType::F32, DType::F32) => f32_product(scratch, shape, a, b, c),
-        (DType::Bf16, DType::Bf16, DType::F32) => bf16_product::<f32>(scratch, shape, a, b, c),
-        (DType::Bf16, DType::Bf16, DType::Bf16) => bf16_product::<bf16>(scratch, shape, a, b, c),
-        (DType::F16, DType::F16, DType::F32) => f16_product::<f32>(scratch, shape, a, b, c),
-        (DType::F16, DType::F16, DType::F16) => f16_product::<f16>(scratch, shape, a, b, c),
-        (a, b, c) => Err(Error::op("gemm", format!("no product of {a} and {b} into {c}"))),
+    match (a.dtype(), c.dtype()) {
+        (DType::F32, _) => f32_product(scratch, &shape, a, b, c, Completion::Nothing),
+        (DType::Bf16, DType::F32) => bf16_product::<f32>(scratch, &shape, a, b, c, Completion::Nothing),
+        (DType::Bf16, _) => bf16_product::<bf16>(scratch, &shape, a, b, c, Completion::Nothing),
+        (_, DType::F32) => f16_product::<f32>(scratch, &shape, a, b, c, Completion::Nothing),
+        _ => f16_product::<f16>(scratch, &shape, a, b, c, Completion::Nothing),
     }
 }
 
-fn f32_product(scratch: &mut GemmScratch, shape: &GemmShape, a: View, b: View, c: ViewMut) -> Result<()> {
+/// A product and its epilogue in one pass, in f32 until it is written. The kernel must be able to
+/// ([`GemmScratch::fuses`]).
+pub(super) fn gemm_then(scratch: &mut GemmScratch, op: GemmThen) -> Result<()> {
+    op.check()?;
+    let GemmThen { shape, a, b, c, then } = op;
+    if shape.is_empty() {
+        return Ok(());
+    }
+    match (a.dtype(), c.dtype()) {
+        (DType::F32, _) => f32_product(scratch, &shape, a, b, c, Completion::of(then)?),
+        (DType::Bf16, DType::F32) => bf16_product::<f32>(scratch, &shape, a, b, c, Completion::of(then)?),
+        (DType::Bf16, _) => bf16_product::<bf16>(scratch, &shape, a, b, c, Completion::of(then)?),
+        (_, DType::F32) => f16_product::<f32>(scratch, &shape, a, b, c, Completion::of(then)?),
+        _ => f16_product::<f16>(scratch, &shape, a, b, c, Completion::of(then)?),
+    }
+}
+
+/// A product without its multiplications, for benchmarks: packs A and B and writes zeros to C, with the kernel's block
+/// sizes. Only f32, and bf16 into f32 or bf16.
+pub fn pack_and_store(scratch: &mut GemmScratch, op: Gemm) -> Result<()> {
+    const OP: &str = "pack_and_store";
+    op.check()?;
+    let Gemm { shape, a, b, c } = op;
+    if shape.is_empty() {
+        return Ok(());
+    }
+    #[cfg(target_arch = "x86_64")]
+    macro_rules! run {
+        ($kernel:ty, $E:ty, $C:ty) => {{
+            let (skip, a, b, c) =
+                (blocked::Skip::<$kernel>(std::marker::PhantomData), a.host::<$E>(OP)?, b.host(OP)?, c.host::<$C>(OP)?);
+            // SAFETY: as below.
+            unsafe { blocked::product(&skip, &shape, a, b, c, Completion::Nothing, &mut scratch.buffers) }
+        }};
+    }
+    match (scratch.kernel, a.dtype(), c.dtype()) {
+        #[cfg(target_arch = "x86_64")]
+        (GemmKernel::Amx | GemmKernel::Avx512, DType::F32, _) => run!(avx512::Dot, f32, f32),
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        (GemmKernel::Amx, DType::Bf16, DType::F32) => run!(amx::Tiles, bf16, f32),
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        (GemmKernel::Amx, DType::Bf16, _) => run!(amx::Tiles, bf16, bf16),
+        #[cfg(target_arch = "x86_64")]
+        (GemmKernel::Avx512, DType::Bf16, DType::F32) => run!(avx512::Dot, bf16, f32),
+        #[cfg(target_arch = "x86_64")]
+        (GemmKernel::Avx512, DType::Bf16, _) => run!(avx512::Dot, bf16, bf16),
+        (kernel, a, _) => return Err(Error::op(OP, format!("{} does not pack {a}", kernel.name()))),
+    }
+    #[allow(unreachable_code)] // without the kernels above
+    Ok(())
+}
+
+fn f32_product(
+    scratch: &mut GemmScratch,
+    shape: &GemmShape,
+    a: View,
+    b: View,
+    c: ViewMut,
+    then: Completion<f32>,
+) -> Result<()> {
     let (a, b, c) = (a.host("gemm")?, b.host("gemm")?, c.host("gemm")?);
     if thin::suits(shape) {
         Level::best().run(
@@ -131,10 +210,10 @@ fn f32_product(scratch: &mut GemmScratch, shape: &GemmShape, a: View, b: View, c
         return Ok(());
     }
     match scratch.kernel {
-        // SAFETY: `new` and `with_kernel` choose what is available only; `check` has checked the extents.
+        // SAFETY: `new` and `with_kernel` choose only available kernels, and `check` has checked the extents.
         #[cfg(target_arch = "x86_64")]
         GemmKernel::Amx | GemmKernel::Avx512 => unsafe {
-            blocked::product::<f32, f32, _>(&avx512::Dot, shape, a, b, c, &mut scratch.buffers)
+            blocked::product(&avx512::Dot, shape, a, b, c, then, &mut scratch.buffers)
         },
         _ => plain::f32_product(shape, a, b, c),
     }
@@ -147,6 +226,7 @@ fn bf16_product<C: plain::Output>(
     a: View,
     b: View,
     c: ViewMut,
+    then: Completion<C>,
 ) -> Result<()> {
     let (a, b, c) = (a.host::<bf16>("gemm")?, b.host::<bf16>("gemm")?, c.host::<C>("gemm")?);
     let buffers = &mut scratch.buffers;
@@ -160,10 +240,10 @@ fn bf16_product<C: plain::Output>(
     match scratch.kernel {
         // SAFETY: as above.
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        GemmKernel::Amx => unsafe { blocked::product(&amx::Tiles::configure(), shape, a, b, c, buffers) },
+        GemmKernel::Amx => unsafe { blocked::product(&amx::Tiles::configure(), shape, a, b, c, then, buffers) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        GemmKernel::Avx512 => unsafe { blocked::product(&avx512::Dot, shape, a, b, c, buffers) },
+        GemmKernel::Avx512 => unsafe { blocked::product(&avx512::Dot, shape, a, b, c, then, buffers) },
         _ => plain::narrow_product(shape, a, b, c, buffers),
     }
     Ok(())
@@ -175,13 +255,16 @@ fn f16_product<C: plain::Output>(
     a: View,
     b: View,
     c: ViewMut,
+    then: Completion<C>,
 ) -> Result<()> {
     let (a, b, c) = (a.host::<f16>("gemm")?, b.host::<f16>("gemm")?, c.host::<C>("gemm")?);
     let buffers = &mut scratch.buffers;
     match scratch.kernel {
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        GemmKernel::Amx | GemmKernel::Avx512 => unsafe { blocked::product(&avx512::Dot, shape, a, b, c, buffers) },
+        GemmKernel::Amx | GemmKernel::Avx512 => unsafe {
+            blocked::product(&avx512::Dot, shape, a, b, c, then, buffers)
+        },
         _ => plain::narrow_product(shape, a, b, c, buffers),
     }
     Ok(())

@@ -1,10 +1,12 @@
-//! Cross entropy over rows of logits, loss and gradient together. Never holds more than the chunk that it was given.
+//! Cross entropy over rows of logits, loss and gradient together. Never holds more than the chunk it is given.
+use super::gemm::GemmScratch;
 use super::operands::first;
 use super::simd::{exp, sum, tanh};
 use crate::base::{Error, Result, dtype::Float};
 use crate::device::ops::{CrossEntropy, CrossEntropyFinish, CrossEntropyPart, CrossEntropyShape, IGNORE, VocabPart};
 
-fn check(op: &'static str, targets: &[i32], vocab: usize) -> Result<()> {
+/// Fails at the first target that is no word.
+pub fn check(op: &'static str, targets: &[i32], vocab: usize) -> Result<()> {
     match targets.iter().position(|&t| t != IGNORE && !(0..vocab as i64).contains(&(t as i64))) {
         None => Ok(()),
         Some(i) => {
@@ -13,13 +15,14 @@ fn check(op: &'static str, targets: &[i32], vocab: usize) -> Result<()> {
     }
 }
 
-/// Logits of a block: small enough that its second reading (the sum, after the maximum) hits the first-level cache.
+/// Logits per block: small enough that its second pass (the sum, after the maximum) hits L1.
 const BLOCK: usize = 1024;
 
-/// (max, sum of exp(x - max)) of a row's logits in one pass over memory (Milakov & Gimelshein 2018, a block at a time).
-/// The maximum starts finite, so that a block of minus infinities adds 0 and not a NaN.
+/// (max, sum of exp(x - max)) of a row's logits in one pass over memory (Milakov & Gimelshein 2018, block by block).
+/// The maximum starts finite, so that a block of minus infinities adds 0 and not a NaN. Calls `save` with every block's
+/// exponentials and the maximum so far, which they are relative to.
 #[inline(always)]
-fn max_and_sum<T: Float>(row: &[T], logit: impl Fn(T) -> f32) -> (f32, f32) {
+fn max_and_sum<T: Float>(row: &[T], logit: impl Fn(T) -> f32, mut save: impl FnMut(&[f32], f32)) -> (f32, f32) {
     let (mut max, mut total) = (f32::MIN, 0.0);
     let mut exps = [0.0; BLOCK];
     for block in row.chunks(BLOCK) {
@@ -32,19 +35,20 @@ fn max_and_sum<T: Float>(row: &[T], logit: impl Fn(T) -> f32) -> (f32, f32) {
             }
         }
         let block_max = lanes.into_iter().chain(tail.iter().map(|x| logit(*x))).fold(max, f32::max);
-        // Through memory: the compiler vectorises this loop, but not one that also sums.
+        // Through memory: the compiler vectorizes this loop, but not one that also sums.
         for (e, x) in exps.iter_mut().zip(block) {
             *e = exp(logit(*x) - block_max);
         }
         let block_sum = sum(block.len(), |i| exps[i]);
+        save(&exps[..block.len()], block_max);
         total = total * exp(max - block_max) + block_sum;
         max = block_max;
     }
     (max, total)
 }
 
-/// Runs `$rows` with what a logit is, and that and its derivative by what stands in the row, as `$logit` and
-/// `$with_slope`.
+/// Runs `$rows` with `$logit`, which maps a stored element to its logit, and `$with_slope`, which also returns the
+/// derivative.
 macro_rules! capped {
     ($cap:expr, $logit:ident, $with_slope:ident => $rows:expr) => {{
         let cap = $cap;
@@ -63,26 +67,41 @@ macro_rules! capped {
 }
 
 #[inline(always)]
-pub fn cross_entropy<T: Float>(op: CrossEntropy) -> Result<()> {
+pub fn cross_entropy<T: Float>(op: CrossEntropy, scratch: &mut GemmScratch) -> Result<()> {
     const OP: &str = CrossEntropy::OP;
     op.check()?;
     let (shape, targets, logits) = (op.shape, op.targets.host::<i32>(OP)?, op.logits.host::<T>(OP)?);
     check(OP, targets, shape.vocab)?;
     let (scale, loss) = (op.scale.map(|scale| first(OP, scale)).transpose()?, &mut op.loss.host::<f64>(OP)?[0]);
+    let (exps, tops) = scratch.floats(shape.vocab + shape.vocab.div_ceil(BLOCK)).split_at_mut(shape.vocab);
     capped!(shape.softcap, logit, with_slope => for (row, &target) in logits.chunks_exact_mut(shape.vocab).zip(targets) {
         if target == IGNORE {
             ignore(scale, row);
             continue;
         }
         let target = target as usize;
-        let (max, total) = max_and_sum(row, logit);
+        let mut saved = exps.chunks_mut(BLOCK).zip(&mut *tops);
+        let (max, total) = max_and_sum(row, logit, |block, max| {
+            if let Some((exps, top)) = saved.next() {
+                exps.copy_from_slice(block);
+                *top = max;
+            }
+        });
         *loss += (total as f64).ln() + (max as f64 - logit(row[target]) as f64);
-        gradient(scale, row, Some(target), max, total, with_slope);
+        let Some(scale) = scale else { continue };
+        let at_target = target_gradient(scale, row[target], max, total, with_slope);
+        for ((block, exps), top) in row.chunks_mut(BLOCK).zip(exps.chunks(BLOCK)).zip(&*tops) {
+            let factor = exp(top - max) / total * scale;
+            for (x, e) in block.iter_mut().zip(exps) {
+                *x = T::from_f32(e * factor * with_slope(*x).1);
+            }
+        }
+        row[target] = at_target;
     });
     Ok(())
 }
 
-/// The column of a target, if this part has it.
+/// The column of a target, if this rank's part contains it.
 #[inline(always)]
 fn column(shape: &CrossEntropyShape, part: &VocabPart, target: i32) -> Option<usize> {
     (target as usize).checked_sub(part.first).filter(|&column| column < shape.vocab)
@@ -98,7 +117,7 @@ pub fn part<T: Float>(op: CrossEntropyPart) -> Result<()> {
     capped!(shape.softcap, logit, _slope => for ((row, &target), stats) in logits.chunks_exact(shape.vocab).zip(targets).zip(stats) {
         *stats = [0.0; 3];
         if target != IGNORE {
-            let (max, total) = max_and_sum(row, logit);
+            let (max, total) = max_and_sum(row, logit, |_, _| {});
             *stats = [max, total, column(&shape, &op.part, target).map_or(0.0, |target| logit(row[target]))];
         }
     });
@@ -138,7 +157,7 @@ fn ignore<T: Float>(scale: Option<f32>, row: &mut [T]) {
     }
 }
 
-/// The row becomes its gradient, where that is wanted.
+/// Replaces the row by its gradient, if requested.
 #[inline(always)]
 fn gradient<T: Float>(
     scale: Option<f32>,
@@ -149,13 +168,20 @@ fn gradient<T: Float>(
     with_slope: impl Fn(T) -> (f32, f32),
 ) {
     let Some(scale) = scale else { return };
-    let inverse = 1.0 / total;
-    let hot = target.map(|target| (target, with_slope(row[target])));
+    let factor = 1.0 / total * scale;
+    let hot = target.map(|target| (target, target_gradient(scale, row[target], max, total, &with_slope)));
     for x in row.iter_mut() {
         let (z, slope) = with_slope(*x);
-        *x = T::from_f32(exp(z - max) * inverse * scale * slope);
+        *x = T::from_f32(exp(z - max) * factor * slope);
     }
-    if let Some((target, (z, slope))) = hot {
-        row[target] = T::from_f32((exp(z - max) * inverse - 1.0) * scale * slope);
+    if let Some((target, gradient)) = hot {
+        row[target] = gradient;
     }
+}
+
+/// The gradient of the target's logit `x`.
+#[inline(always)]
+fn target_gradient<T: Float>(scale: f32, x: T, max: f32, total: f32, with_slope: impl Fn(T) -> (f32, f32)) -> T {
+    let (z, slope) = with_slope(x);
+    T::from_f32((exp(z - max) / total - 1.0) * scale * slope)
 }

@@ -1,27 +1,25 @@
-//! Pages for buffers, which the kernel hands out zeroed, and bytes moved between them. Never converts.
+//! Memory for buffers, which the kernel zeroes, and byte copies between them. Never converts.
 use super::operands::length;
 use crate::base::meter::Lease;
 use crate::base::{DType, Error, Result};
 use crate::device::buf::{Buf, Place, View, ViewMut};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use crate::device::pages;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::{ptr::NonNull, sync::Arc};
-
-/// Buffers from here on ask for huge pages: one page of 2 MiB in place of 512.
-const HUGE: usize = 4 << 20;
 
 struct Pages {
     at: NonNull<u8>,
     bytes: usize,
     _lease: Lease,
 }
-// SAFETY: private anonymous memory, reached only through the `Buf` that owns it.
+// SAFETY: private anonymous memory, accessed only through the `Buf` that owns it.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by `alloc` with this length; the last holder is gone. Unmapping what was mapped cannot fail.
+        // SAFETY: mapped by `alloc` with this length, and the last reference is gone. Unmapping a mapping cannot fail.
         let _ = unsafe { munmap(self.at.as_ptr().cast(), self.bytes) };
     }
 }
@@ -30,10 +28,10 @@ impl Drop for Pages {
 pub fn alloc(dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
     alloc_at(Place::Host, dtype, len, lease)
 }
-/// The same, for an offloaded buffer say.
+/// The same at another place, e.g. for offloaded buffers.
 pub fn alloc_at(place: Place, dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
     let bytes = (len * dtype.size()).max(1);
-    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    // SAFETY: a fresh mapping at an address that the kernel chooses.
     let mapped =
         unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) };
     let at = match mapped {
@@ -41,31 +39,29 @@ pub fn alloc_at(place: Place, dtype: DType, len: usize, lease: Lease) -> Result<
         Err(e) => return Err(lease.refused(e)),
     };
     let at = NonNull::new(at.cast::<u8>()).ok_or_else(|| Error::op("alloc", "mapped at address 0"))?;
-    if bytes >= HUGE {
-        // SAFETY: the range just mapped. Only advice: a kernel without huge pages refuses, and nothing is lost.
-        let _ = unsafe { madvise(at.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
-    }
+    // SAFETY: the range just mapped.
+    unsafe { pages::prefer_huge(at.as_ptr(), bytes) };
     let pages = Pages { at, bytes, _lease: lease };
-    // SAFETY: page alignment fits every dtype; `pages` unmaps when the last holder of the Buf is gone.
+    // SAFETY: page alignment fits every dtype; `pages` unmaps when the last reference to the Buf is gone.
     Ok(unsafe { Buf::from_raw(at, dtype, len, place, Arc::new(pages)) })
 }
 
 pub fn upload(src: &[u8], mut dst: ViewMut) -> Result<()> {
     length("upload", "source (bytes)", src.len(), dst.bytes())?;
-    // SAFETY: `dst` is exclusive and holds as many bytes; every dtype takes any bits.
+    // SAFETY: `dst` is exclusive and of the same size; any bits are valid for every dtype.
     unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), src.len()) };
     Ok(())
 }
 pub fn download(src: View, dst: &mut [u8]) -> Result<()> {
     length("download", "destination (bytes)", dst.len(), src.bytes())?;
-    // SAFETY: `dst` is exclusive and holds as many bytes.
+    // SAFETY: `dst` is exclusive and of the same size.
     unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), dst.len()) };
     Ok(())
 }
-/// Alike in dtype.
+/// Both must have the same dtype.
 pub fn copy(src: View, mut dst: ViewMut) -> Result<()> {
     length("copy", "dst", dst.len(), src.len())?;
-    // SAFETY: alike in dtype and length; `dst` is exclusive, so they do not overlap.
+    // SAFETY: same dtype and length; `dst` is exclusive, so they do not overlap.
     unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), src.bytes()) };
     Ok(())
 }

@@ -1,33 +1,33 @@
-//! The CPU device: runs every operation at once, on the caller's thread. [`CpuDevice`] chooses the compiled form;
-//! checks and arithmetic are in the files by family. Never allocates after the first step, but for the tiles of
-//! attention and the packed panels of the matrix product, which grow to the largest shape seen and stay (uncounted by
-//! the meter: buffers of the model are not in them).
+//! The CPU device: runs every operation synchronously, on the caller's thread and the device's others. [`CpuDevice`]
+//! chooses the compiled variant and divides the work; checks and arithmetic are in one file per family. Never allocates
+//! after the first step, except for attention tiles and the packed panels of the matrix product, which grow to the
+//! largest shape seen and stay. The meter does not count those, as they hold no buffers of the model.
 
 // Vector widths, reductions, exponentials.
 pub mod simd;
 // Operands that are read as numbers.
 mod operands;
-// Pages, and bytes between them.
+// Pages, and copies between them.
 pub(super) mod memory;
-// Casts, sums, scales.
+// Casts, sums, scaling.
 mod element;
 // Matrix products.
 pub mod gemm;
 // RMSNorm, LayerNorm, biases.
 mod norm;
-// Rotary positions.
+// Rotary position embeddings.
 mod rope;
-// Products of tiles in the cache.
+// Attention of a group of heads, in tiles.
 mod tile;
-// Attention of whole documents.
+// Attention over whole documents.
 mod attention;
 // The passes of ring attention.
 mod ring;
 // SwiGLU, GeGLU, GELU.
 mod activation;
-// Dropout from a counter.
+// Counter-based dropout.
 mod dropout;
-// Table lookup.
+// Embedding lookup.
 mod embed;
 // Cross entropy.
 mod loss;
@@ -35,7 +35,11 @@ mod loss;
 mod reduce;
 // AdamW and SGD.
 mod optim;
-// The operations, each in a line.
+// The device's threads.
+mod pool;
+// Parts of operations, one per thread.
+mod divide;
+// Dispatch of every operation.
 mod device;
 
 pub use device::{AttentionSums, CpuDevice};

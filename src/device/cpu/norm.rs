@@ -1,6 +1,7 @@
-//! RMSNorm and LayerNorm, row by row. Never sums over rows but in row order.
+//! RMSNorm and LayerNorm, row by row. Never sums over rows in any order but row order.
 use super::simd::sum;
 use crate::base::{Result, dtype::Float};
+use crate::device::ViewMut;
 use crate::device::ops::{Bias, BiasBackward, LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward};
 
 /// 1 / sqrt(mean(x^2) + eps)
@@ -27,26 +28,51 @@ pub fn rmsnorm<T: Float>(op: RmsNorm) -> Result<()> {
     Ok(())
 }
 
-/// With n = x rstd and g = (w + offset) dy: `dx += rstd (g - n mean(g n))`, `dw += dy n`.
+/// With n = x rstd and g = (w + offset) dy: `dx += rstd (g - n mean(g n))`, `dw += dy n`. Without `WEIGHTS`, `dw` is
+/// not accessed: see [`rmsnorm_weights`].
 #[inline(always)]
-pub fn rmsnorm_backward<T: Float>(op: RmsNormBackward) -> Result<()> {
+pub fn rmsnorm_backward<T: Float, const WEIGHTS: bool>(op: RmsNormBackward) -> Result<()> {
     const OP: &str = RmsNormBackward::OP;
     op.check()?;
     let (x, w, rstd, dy) = (op.x.host::<T>(OP)?, op.w.host::<T>(OP)?, op.rstd.host::<f32>(OP)?, op.dy.host::<T>(OP)?);
-    let (dx, dw) = (op.dx.host::<T>(OP)?, op.dw.host::<f32>(OP)?);
-    rmsnorm_gradients(op.shape.offset, x, w, rstd, dy, dx, dw);
+    let dx = op.dx.host::<T>(OP)?;
+    let dw = if WEIGHTS { op.dw.host::<f32>(OP)? } else { &mut [] };
+    rmsnorm_gradients::<T, WEIGHTS>(op.shape.offset, x, w, rstd, dy, dx, dw);
     Ok(())
 }
-/// Of slices, which the compiler knows to be apart.
+/// Some columns of the gradient of the weights: `dw`, from column `first` on.
 #[inline(always)]
-fn rmsnorm_gradients<T: Float>(offset: f32, x: &[T], w: &[T], rstd: &[f32], dy: &[T], dx: &mut [T], dw: &mut [f32]) {
+pub fn rmsnorm_weights<T: Float>(op: &RmsNormBackward, first: usize, dw: ViewMut) -> Result<()> {
+    const OP: &str = RmsNormBackward::OP;
+    let (x, rstd, dy, dw) = (op.x.host::<T>(OP)?, op.rstd.host::<f32>(OP)?, op.dy.host::<T>(OP)?, dw.host::<f32>(OP)?);
+    let c = op.w.len();
+    for ((x, dy), &r) in x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(rstd) {
+        for ((dw, x), dy) in dw.iter_mut().zip(&x[first..]).zip(&dy[first..]) {
+            *dw += dy.to_f32() * (x.to_f32() * r);
+        }
+    }
+    Ok(())
+}
+/// Takes slices, which the compiler knows do not overlap.
+#[inline(always)]
+fn rmsnorm_gradients<T: Float, const WEIGHTS: bool>(
+    offset: f32,
+    x: &[T],
+    w: &[T],
+    rstd: &[f32],
+    dy: &[T],
+    dx: &mut [T],
+    dw: &mut [f32],
+) {
     let c = w.len();
     for (((x, dy), dx), &r) in x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(dx.chunks_exact_mut(c)).zip(rstd) {
         let dot = sum(c, |i| (w[i].to_f32() + offset) * dy[i].to_f32() * (x[i].to_f32() * r));
         let mean = dot / c as f32;
         for i in 0..c {
             let (n, dy) = (x[i].to_f32() * r, dy[i].to_f32());
-            dw[i] += dy * n;
+            if WEIGHTS {
+                dw[i] += dy * n;
+            }
             dx[i] = T::from_f32(dx[i].to_f32() + r * ((w[i].to_f32() + offset) * dy - n * mean));
         }
     }
@@ -61,7 +87,7 @@ pub fn layernorm<T: Float>(op: LayerNorm) -> Result<()> {
     let c = w.len();
     for ((x, y), stats) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(stats.chunks_exact_mut(2)) {
         let mean = sum(c, |i| x[i].to_f32()) / c as f32;
-        // Two passes: the row is in the first-level cache, and the difference of large squares never appears.
+        // Two passes: the row is in L1, and this avoids the difference of large squares.
         let squares = sum(c, |i| (x[i].to_f32() - mean) * (x[i].to_f32() - mean));
         let r = 1.0 / (squares / c as f32 + eps).sqrt();
         stats.copy_from_slice(&[mean, r]);
@@ -72,18 +98,36 @@ pub fn layernorm<T: Float>(op: LayerNorm) -> Result<()> {
     Ok(())
 }
 
-/// With n = (x - mean) rstd and g = w dy: `dx += rstd (g - mean(g) - n mean(g n))`, `dw += dy n`, `db += dy`.
+/// With n = (x - mean) rstd and g = w dy: `dx += rstd (g - mean(g) - n mean(g n))`, `dw += dy n`, `db += dy`. Without
+/// `WEIGHTS`, `dw` and `db` are not accessed: see [`layernorm_weights`].
 #[inline(always)]
-pub fn layernorm_backward<T: Float>(op: LayerNormBackward) -> Result<()> {
+pub fn layernorm_backward<T: Float, const WEIGHTS: bool>(op: LayerNormBackward) -> Result<()> {
     const OP: &str = LayerNormBackward::OP;
     op.check()?;
     let (x, w, stats, dy) = (op.x.host::<T>(OP)?, op.w.host::<T>(OP)?, op.stats.host::<f32>(OP)?, op.dy.host::<T>(OP)?);
-    let (dx, dw, db) = (op.dx.host::<T>(OP)?, op.dw.host::<f32>(OP)?, op.db.host::<f32>(OP)?);
-    layernorm_gradients(x, w, stats, dy, dx, dw, db);
+    let dx = op.dx.host::<T>(OP)?;
+    let (dw, db): (&mut [f32], &mut [f32]) =
+        if WEIGHTS { (op.dw.host(OP)?, op.db.host(OP)?) } else { (&mut [], &mut []) };
+    layernorm_gradients::<T, WEIGHTS>(x, w, stats, dy, dx, dw, db);
+    Ok(())
+}
+/// Some columns of the gradients of weights and biases, from column `first` on.
+#[inline(always)]
+pub fn layernorm_weights<T: Float>(op: &LayerNormBackward, first: usize, [dw, db]: [ViewMut; 2]) -> Result<()> {
+    const OP: &str = LayerNormBackward::OP;
+    let (x, stats, dy) = (op.x.host::<T>(OP)?, op.stats.host::<f32>(OP)?, op.dy.host::<T>(OP)?);
+    let (dw, db, c) = (dw.host::<f32>(OP)?, db.host::<f32>(OP)?, op.w.len());
+    for ((x, dy), stats) in x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(stats.chunks_exact(2)) {
+        let (mean, r) = (stats[0], stats[1]);
+        for (((dw, db), x), dy) in dw.iter_mut().zip(&mut *db).zip(&x[first..]).zip(&dy[first..]) {
+            *dw += dy.to_f32() * ((x.to_f32() - mean) * r);
+            *db += dy.to_f32();
+        }
+    }
     Ok(())
 }
 #[inline(always)]
-fn layernorm_gradients<T: Float>(
+fn layernorm_gradients<T: Float, const WEIGHTS: bool>(
     x: &[T],
     w: &[T],
     stats: &[f32],
@@ -100,8 +144,10 @@ fn layernorm_gradients<T: Float>(
         let dot = sum(c, |i| w[i].to_f32() * dy[i].to_f32() * ((x[i].to_f32() - mean) * r)) / c as f32;
         for i in 0..c {
             let (n, dy) = ((x[i].to_f32() - mean) * r, dy[i].to_f32());
-            dw[i] += dy * n;
-            db[i] += dy;
+            if WEIGHTS {
+                dw[i] += dy * n;
+                db[i] += dy;
+            }
             dx[i] = T::from_f32(dx[i].to_f32() + r * (w[i].to_f32() * dy - g - n * dot));
         }
     }
@@ -120,12 +166,12 @@ pub fn bias<T: Float>(op: Bias) -> Result<()> {
     Ok(())
 }
 
+/// Some columns: `db`, from column `first` on.
 #[inline(always)]
-pub fn bias_backward<T: Float>(op: BiasBackward) -> Result<()> {
-    op.check()?;
-    let (dy, db) = (op.dy.host::<T>(BiasBackward::OP)?, op.db.host::<f32>(BiasBackward::OP)?);
-    for dy in dy.chunks_exact(db.len()) {
-        for (db, dy) in db.iter_mut().zip(dy) {
+pub fn bias_backward<T: Float>(op: &BiasBackward, first: usize, db: ViewMut) -> Result<()> {
+    let (dy, db) = (op.dy.host::<T>(BiasBackward::OP)?, db.host::<f32>(BiasBackward::OP)?);
+    for dy in dy.chunks_exact(op.db.len()) {
+        for (db, dy) in db.iter_mut().zip(&dy[first..]) {
             *db += dy.to_f32();
         }
     }

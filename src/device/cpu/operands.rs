@@ -1,8 +1,8 @@
-//! Operands that the CPU reads as numbers: lengths, indices, factors. Never computes.
+//! Checks of operands that the CPU reads as numbers: lengths, indices, factors. Never computes.
 use crate::base::{Error, Result};
 use crate::device::View;
 
-/// Refuses an operand whose length is not the one that another demands.
+/// Fails unless an operand has the length that another one requires.
 pub fn length(op: &'static str, name: &str, have: usize, need: usize) -> Result<()> {
     match have == need {
         true => Ok(()),
@@ -10,7 +10,7 @@ pub fn length(op: &'static str, name: &str, have: usize, need: usize) -> Result<
     }
 }
 
-/// Refuses the first index that is outside a table.
+/// Fails at the first index outside a table.
 pub fn within(op: &'static str, what: &str, indices: &[u32], rows: usize) -> Result<()> {
     match indices.iter().position(|&t| t as usize >= rows) {
         None => Ok(()),
@@ -18,12 +18,12 @@ pub fn within(op: &'static str, what: &str, indices: &[u32], rows: usize) -> Res
     }
 }
 
-/// Element 0 of a factor, which holds one at least.
+/// Element 0 of a factor, which must have at least one.
 pub fn first(op: &'static str, scale: View) -> Result<f32> {
     Ok(scale.host::<f32>(op)?[0])
 }
 
-/// What an update shares between elements.
+/// Constants of an update that all elements share.
 pub fn constants<T: bytemuck::Pod>(op: &'static str, h: View) -> Result<T> {
     Ok(bytemuck::pod_read_unaligned(h.host_bytes(op)?))
 }

@@ -1,10 +1,10 @@
-//! AdamW and SGD: one pass over memory, element by element, so the bits do not depend on how the range is cut.
-//! Never keeps state of its own.
+//! AdamW and SGD: one pass over memory, elementwise, so the bits do not depend on how the range is divided. Never keeps
+//! state of its own.
 use super::operands::{constants, first};
 use crate::base::{Result, dtype::Float};
 use crate::device::ops::{AdamW, AdamWScalars, Sgd, SgdScalars};
 
-/// One element's step.
+/// The update of one element.
 #[inline(always)]
 fn update(k: &AdamWScalars, scale: f32, g: f32, m: &mut f32, v: &mut f32, p: &mut f32) -> f32 {
     let g = g * scale;
@@ -28,7 +28,7 @@ pub fn adamw<T: Float>(op: AdamW) -> Result<()> {
     adamw_slices(k, scale, g, m, v, p, out);
     Ok(())
 }
-/// Of slices, which the compiler knows to be apart.
+/// Takes slices, which the compiler knows do not overlap.
 #[inline(always)]
 fn adamw_slices<T: Float>(
     k: &AdamWScalars,

@@ -1,19 +1,19 @@
-//! The exact sum of squares behind the gradient norm, and the clip scale from it. Never rounds between blocks.
+//! The exact sum of squares for the gradient norm, and the clip scale computed from it. Never rounds between blocks.
 //!
-//! [Note: exact norm] A block of [`ALIGN`] squares is summed in f64, in a fixed order: squares of f32 are exact there,
-//! their sum is rounded within the block only. Block sums are then added exactly, in fixed point (Kulisch's
-//! accumulator): limb i counts units of 2^(32 i - 1074), the smallest f64, so every f64 is a whole number of units.
-//! Whole numbers add in any order to the same result. On return the limbs are carried through: each is below 2^32,
-//! stored in an f64, which leaves 21 bits for ranks to add limb by limb without rounding; [`norm`] carries again. The
+//! [Note: exact norm] A block of [`ALIGN`] squares is summed in f64, in a fixed order: squares of f32 are exact in f64,
+//! so only the sum within the block is rounded. Block sums are then added exactly, in fixed point (Kulisch's
+//! accumulator): limb i counts units of 2^(32 i - 1074), the smallest f64, so every f64 is an integer number of units.
+//! Integers add to the same result in any order. On return, carries are propagated: each limb is below 2^32, stored in
+//! an f64, which leaves 21 bits for ranks to add limb by limb without rounding; [`norm`] propagates carries again. The
 //! last limb counts blocks that were not finite.
 use super::operands::first;
 use crate::base::Result;
-use crate::device::ops::{ALIGN, ClipScale, LIMBS, SumSquares};
+use crate::device::ops::{ALIGN, ClipScale, LIMBS};
 
 const POISON: usize = LIMBS - 1;
-/// Limb 0 counts these: 2^-1074.
+/// The unit of limb 0 is 2^-1074.
 const UNIT: i32 = -1074;
-/// Blocks between two carries: each adds less than 2^33 to a limb of 64 bits.
+/// Blocks between two carry propagations: each adds less than 2^33 to a 64-bit limb.
 const CARRY_EVERY: usize = 1 << 28;
 const SUMS: usize = 8;
 
@@ -60,11 +60,13 @@ fn carry(limbs: &mut [u64; LIMBS]) {
 fn load(acc: &[f64]) -> [u64; LIMBS] {
     std::array::from_fn(|i| acc[i] as u64)
 }
+fn store(limbs: &[u64; LIMBS], acc: &mut [f64]) {
+    acc.iter_mut().zip(limbs).for_each(|(acc, &limb)| *acc = limb as f64);
+}
 
+/// [`SumSquares`](crate::device::ops::SumSquares) of checked operands.
 #[inline(always)]
-pub fn sum_squares(op: SumSquares) -> Result<()> {
-    op.check()?;
-    let (x, acc) = (op.x.host::<f32>(SumSquares::OP)?, op.acc.host::<f64>(SumSquares::OP)?);
+pub fn sum_squares(x: &[f32], acc: &mut [f64]) {
     let mut limbs = load(acc);
     for part in x.chunks(CARRY_EVERY * ALIGN) {
         for block in part.chunks(ALIGN) {
@@ -77,13 +79,18 @@ pub fn sum_squares(op: SumSquares) -> Result<()> {
         }
         carry(&mut limbs);
     }
-    for (acc, limb) in acc.iter_mut().zip(limbs) {
-        *acc = limb as f64;
-    }
-    Ok(())
+    store(&limbs, acc);
 }
 
-/// Square root of the accumulated sum, which is first rounded correctly to f64. NaN where a block was not finite.
+/// Adds an accumulator to another one.
+pub fn merge(sum: &[f64], acc: &mut [f64]) {
+    let mut limbs = load(acc);
+    limbs.iter_mut().zip(load(sum)).for_each(|(limb, more)| *limb += more);
+    carry(&mut limbs);
+    store(&limbs, acc);
+}
+
+/// Square root of the accumulated sum, first rounded correctly to f64. NaN if a block was not finite.
 fn norm(acc: &[f64]) -> f64 {
     let mut limbs = load(acc);
     if limbs[POISON] > 0 {
@@ -91,18 +98,18 @@ fn norm(acc: &[f64]) -> f64 {
     }
     carry(&mut limbs);
     let Some(top) = limbs.iter().rposition(|&l| l > 0) else { return 0.0 };
-    // The highest four limbs hold at least 97 significant bits. What lies below only breaks ties: one sticky bit.
+    // The highest four limbs hold at least 97 significant bits. Lower limbs only break ties: one sticky bit.
     let lowest = top.saturating_sub(3);
     let head = (lowest..=top).rev().fold(0u128, |head, i| head << 32 | limbs[i] as u128);
     let sticky = limbs[..lowest].iter().any(|&l| l > 0) as u128;
-    // Powers of two in two factors: each is a normal f64, and the product of an f32 norm's square always is.
+    // The power of two is applied in two factors: each is a normal f64, and the square of an f32 norm always is.
     let power = 32 * lowest as i32 + UNIT;
     let sum = (head | sticky) as f64 * 2f64.powi(power / 2) * 2f64.powi(power - power / 2);
     sum.sqrt()
 }
 
-/// [clip scale, norm] as `torch.nn.utils.clip_grad_norm_` has them, of the gradient times `unscale`, which the scale
-/// includes; without clipping (`max_norm` 0) it is nothing else.
+/// [clip scale, norm] as in `torch.nn.utils.clip_grad_norm_`, for the gradient times `unscale`, which the scale
+/// includes. Without clipping (`max_norm` 0) the scale is `unscale`.
 pub fn clip_scale(op: ClipScale) -> Result<()> {
     const OP: &str = ClipScale::OP;
     op.check()?;
@@ -111,7 +118,7 @@ pub fn clip_scale(op: ClipScale) -> Result<()> {
     let unscale = unscale as f64;
     let norm = norm(acc) * unscale;
     let scale = max_norm as f64 / (norm + 1e-6);
-    // Not `f64::min`, which would drop a NaN: a non-finite norm must reach the parameters' owner as it is.
+    // Not `f64::min`, which would drop a NaN: a non-finite norm must reach the caller.
     let clip = if max_norm == 0.0 || scale > 1.0 { 1.0 } else { scale };
     out[1] = norm as f32;
     out[0] = if out[1].is_finite() { (clip * unscale) as f32 } else { f32::NAN };

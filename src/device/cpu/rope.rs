@@ -1,12 +1,12 @@
-//! Rotary positions, alone and behind the norms of queries and keys. Never reads a head that is not rotated.
+//! Rotary position embeddings, alone and after the norms of queries and keys. Never reads a head that is not rotated.
 use super::norm::inverse_rms;
 use super::operands::within;
 use super::simd::sum;
 use crate::base::{Result, dtype::Float};
-use crate::device::View;
 use crate::device::ops::{QkNormRope, QkNormRopeBackward, QkNormRopeShape, Rope};
+use crate::device::{View, ViewMut};
 
-/// A table and the row of it that each token takes, known to be within.
+/// A rotation table, and each token's row in it, checked to be in range.
 #[derive(Clone, Copy)]
 struct Rotation<'a> {
     table: &'a [f32],
@@ -14,7 +14,7 @@ struct Rotation<'a> {
     head_dim: usize,
 }
 
-/// Of operands that were checked: `max_len` rows of the table.
+/// For checked operands: `max_len` rows of the table.
 fn rotation<'a>(
     op: &'static str,
     head_dim: usize,
@@ -28,7 +28,7 @@ fn rotation<'a>(
 }
 
 impl<'a> Rotation<'a> {
-    /// The cosines and sines of each token.
+    /// Each token's cosines and sines.
     #[inline(always)]
     fn rows(self) -> impl Iterator<Item = (&'a [f32], &'a [f32])> {
         let d = self.head_dim;
@@ -67,7 +67,7 @@ pub fn qk_norm_rope<T: Float>(op: QkNormRope) -> Result<()> {
     qk_norm_rope_rows(&shape, rotation, [wq, wk], qkv, out, rstd);
     Ok(())
 }
-/// Of slices, which the compiler knows to be apart.
+/// Takes slices, which the compiler knows do not overlap.
 #[inline(always)]
 fn qk_norm_rope_rows<T: Float>(
     shape: &QkNormRopeShape,
@@ -99,19 +99,49 @@ fn qk_norm_rope_rows<T: Float>(
 }
 
 /// With g = `dqkv` rotated back and n = x rstd: `dx = rstd ((w + offset) g - n mean((w + offset) g n))`, `dw += g n`.
+/// Without `WEIGHTS`, `dwq` and `dwk` are not accessed: see [`qk_norm_rope_weights`].
 #[inline(always)]
-pub fn qk_norm_rope_backward<T: Float>(op: QkNormRopeBackward) -> Result<()> {
+pub fn qk_norm_rope_backward<T: Float, const WEIGHTS: bool>(op: QkNormRopeBackward) -> Result<()> {
     const OP: &str = QkNormRopeBackward::OP;
     let ((_, max_len), shape) = (op.check()?, op.shape);
     let rotation = rotation(OP, shape.head_dim, max_len, op.table, op.positions)?;
     let (wq, wk, qkv) = (op.wq.host::<T>(OP)?, op.wk.host::<T>(OP)?, op.qkv.host::<T>(OP)?);
     let (rstd, dqkv) = (op.rstd.host::<f32>(OP)?, op.dqkv.host::<T>(OP)?);
-    let (dwq, dwk) = (op.dwq.host::<f32>(OP)?, op.dwk.host::<f32>(OP)?);
-    qk_norm_rope_gradients(&shape, rotation, [wq, wk], qkv, rstd, dqkv, [dwq, dwk]);
+    let (dwq, dwk): (&mut [f32], &mut [f32]) =
+        if WEIGHTS { (op.dwq.host(OP)?, op.dwk.host(OP)?) } else { (&mut [], &mut []) };
+    qk_norm_rope_gradients::<T, WEIGHTS>(&shape, rotation, [wq, wk], qkv, rstd, dqkv, [dwq, dwk]);
+    Ok(())
+}
+/// Some columns of the gradients of the weights, from column `first` of each half of a head on: the columns of both
+/// halves of the query weights, then of the key weights. Reads `dqkv` before it is replaced.
+#[inline(always)]
+pub fn qk_norm_rope_weights<T: Float>(op: &QkNormRopeBackward, first: usize, dw: [ViewMut; 4]) -> Result<()> {
+    const OP: &str = QkNormRopeBackward::OP;
+    let ((_, max_len), shape) = (op.check()?, op.shape);
+    let rotation = rotation(OP, shape.head_dim, max_len, op.table, op.positions)?;
+    let (qkv, rstd, dqkv) = (op.qkv.host::<T>(OP)?, op.rstd.host::<f32>(OP)?, op.dqkv.as_view().host::<T>(OP)?);
+    let [qa, qb, ka, kb] = dw.map(|dw| dw.host::<f32>(OP));
+    let (qa, qb, ka, kb) = (qa?, qb?, ka?, kb?);
+    let (d, half) = (shape.head_dim, shape.head_dim / 2);
+    let (row, rotated) = (shape.row(), shape.heads + shape.kv_heads);
+    let rows = qkv.chunks_exact(row).zip(dqkv.chunks_exact(row)).zip(rstd.chunks_exact(rotated));
+    for (((qkv, dqkv), rstd), (cos, sin)) in rows.zip(rotation.rows()) {
+        let (cos, sin) = (&cos[first..], &sin[first..]);
+        for (head, &r) in rstd.iter().enumerate() {
+            let (dwa, dwb) = if head < shape.heads { (&mut *qa, &mut *qb) } else { (&mut *ka, &mut *kb) };
+            let ((xa, xb), (a, b)) = (qkv[head * d..][..d].split_at(half), dqkv[head * d..][..d].split_at(half));
+            let (xa, xb, a, b) = (&xa[first..], &xb[first..], &a[first..], &b[first..]);
+            for i in 0..dwa.len() {
+                let (x, y) = (a[i].to_f32(), b[i].to_f32());
+                dwa[i] += (x * cos[i] + y * sin[i]) * (xa[i].to_f32() * r);
+                dwb[i] += (y * cos[i] - x * sin[i]) * (xb[i].to_f32() * r);
+            }
+        }
+    }
     Ok(())
 }
 #[inline(always)]
-fn qk_norm_rope_gradients<T: Float>(
+fn qk_norm_rope_gradients<T: Float, const WEIGHTS: bool>(
     shape: &QkNormRopeShape,
     rotation: Rotation,
     [wq, wk]: [&[T]; 2],
@@ -128,7 +158,7 @@ fn qk_norm_rope_gradients<T: Float>(
             let (w, dw) = if head < shape.heads { (wq, &mut *dwq) } else { (wk, &mut *dwk) };
             let (x, dx) = (&qkv[head * d..][..d], &mut dqkv[head * d..][..d]);
             let ((xa, xb), (wa, wb), (a, b)) = (x.split_at(half), w.split_at(half), dx.split_at_mut(half));
-            let (dwa, dwb) = dw.split_at_mut(half);
+            let (dwa, dwb) = dw.split_at_mut(if WEIGHTS { half } else { 0 });
             let back = |x: f32, y: f32, i: usize| (x * cos[i] + y * sin[i], y * cos[i] - x * sin[i]);
             let dot = sum(half, |i| {
                 let (ga, gb) = back(a[i].to_f32(), b[i].to_f32(), i);
@@ -139,8 +169,10 @@ fn qk_norm_rope_gradients<T: Float>(
             for i in 0..half {
                 let (ga, gb) = back(a[i].to_f32(), b[i].to_f32(), i);
                 let (na, nb) = (xa[i].to_f32() * r, xb[i].to_f32() * r);
-                dwa[i] += ga * na;
-                dwb[i] += gb * nb;
+                if WEIGHTS {
+                    dwa[i] += ga * na;
+                    dwb[i] += gb * nb;
+                }
                 a[i] = T::from_f32(r * ((wa[i].to_f32() + offset) * ga - na * mean));
                 b[i] = T::from_f32(r * ((wb[i].to_f32() + offset) * gb - nb * mean));
             }

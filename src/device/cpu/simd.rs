@@ -1,9 +1,9 @@
-//! What every CPU kernel shares: the vector width chosen at run time, fixed-order reductions, and an exponential that
-//! vectorises. Never touches buffers.
+//! Shared by all CPU kernels: run-time choice of the vector width, fixed-order reductions, and a vectorizable
+//! exponential. Never touches buffers.
 //!
 //! [Note: levels] A kernel is one plain `#[inline(always)]` function. [`Level::run`] inlines it into a function that
-//! may use the instructions of that level, where the compiler's vectoriser does the rest. Reductions keep [`LANES`]
-//! partial sums whatever the width and every multiply-add is fused, so all levels give the same bits.
+//! may use that level's instructions, where the compiler vectorizes it. Reductions keep [`LANES`] partial sums at any
+//! width, and every multiply-add is fused, so all levels give the same bits.
 use std::fmt;
 
 /// Partial sums of a reduction: one register of AVX-512, two of AVX2.
@@ -11,8 +11,8 @@ pub const LANES: usize = 16;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
 pub enum Level {
-    /// What every CPU of the target has. On x86-64 without FMA each `mul_add` is a slow library call: correct, not
-    /// fast.
+    /// What every CPU of the target supports. On x86-64 without FMA each `mul_add` is a slow library call: correct, but
+    /// not fast.
     Baseline,
     Avx2,
     Avx512,
@@ -29,7 +29,7 @@ impl fmt::Display for Level {
 }
 
 impl Level {
-    /// Whether this CPU can run it.
+    /// Whether this CPU supports it.
     pub fn available(self) -> bool {
         match self {
             Level::Baseline => true,
@@ -47,19 +47,19 @@ impl Level {
             _ => false,
         }
     }
-    /// Those that this CPU can run, slowest first.
+    /// The levels that this CPU supports, slowest first.
     pub fn all() -> impl Iterator<Item = Level> {
         [Level::Baseline, Level::Avx2, Level::Avx512].into_iter().filter(|l| l.available())
     }
     pub fn best() -> Level {
         Level::all().last().unwrap_or(Level::Baseline)
     }
-    /// Runs `f` compiled for this level. `f` and all that it calls must be `#[inline(always)]` to profit.
+    /// Runs `f` compiled for this level. `f` and everything it calls must be `#[inline(always)]` to benefit.
     #[inline(always)]
     pub fn run<R>(self, f: impl FnOnce() -> R) -> R {
         debug_assert!(self.available());
         match self {
-            // SAFETY: a device is made only with a level that is available.
+            // SAFETY: a device is created only with an available level.
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => unsafe { avx2(f) },
             // SAFETY: as above.
@@ -81,7 +81,7 @@ fn avx512<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// The sum of the lanes, always as the same tree.
+/// The sum of the lanes, always by the same tree.
 #[inline(always)]
 pub fn lane_sum(mut v: [f32; LANES]) -> f32 {
     let mut half = LANES / 2;
@@ -110,10 +110,10 @@ pub fn sum(n: usize, f: impl Fn(usize) -> f32) -> f32 {
     lane_sum(lanes)
 }
 
-/// e^x without branches, so that loops over it vectorise: x = n ln2 + r with |r| <= ln2/2, a polynomial of degree 6 in
+/// e^x without branches, so that loops over it vectorize: x = n ln2 + r with |r| <= ln2/2, a polynomial of degree 6 in
 /// r (the minimax coefficients of Cephes' `expf`), then 2^n in two factors, so that results down to the smallest
-/// subnormal come out. At most 2 ulp from e^x where the result is normal (tested). 0 below -104, infinity above 88.73,
-/// NaN of NaN.
+/// subnormal are correct. At most 2 ulp from e^x where the result is normal (tested). 0 below -104, infinity above
+/// 88.73, NaN for NaN.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     // 1.5 * 2^23: adding it leaves the nearest integer in the low bits.
@@ -121,7 +121,7 @@ pub fn exp(x: f32) -> f32 {
     // ln2 = LN2_HIGH - LN2_LOW; n * LN2_HIGH is exact for |n| < 2^9.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = 2.121_944_4e-4;
-    // Comparisons instead of `clamp` and `max`: they let a NaN through.
+    // Comparisons instead of `clamp` and `max`, because they let a NaN through.
     let x = if x < -106.0 { -106.0 } else { x };
     let x = if x > 90.0 { 90.0 } else { x };
     let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUND);
@@ -139,7 +139,8 @@ pub fn exp(x: f32) -> f32 {
     p * power(n >> 1) * power(n - (n >> 1))
 }
 
-/// (sigmoid(x), 1 - sigmoid(x)), both to full relative accuracy; the first is 0 below -80, where it is less than 2e-35.
+/// (sigmoid(x), 1 - sigmoid(x)), both with full relative accuracy; the first is 0 below -80, where it is less than
+/// 2e-35.
 #[inline(always)]
 pub fn sigmoid(x: f32) -> (f32, f32) {
     let low = x < -80.0;
@@ -148,8 +149,8 @@ pub fn sigmoid(x: f32) -> (f32, f32) {
     (if low { 0.0 } else { s }, e * s)
 }
 
-/// (tanh(x), 1 - tanh(x)^2), without branches. Below 0.625 the odd polynomial of Cephes' `tanhf`, whose relative error
-/// is 2e-7 there; above, 1 - 2 / (e^2x + 1), whose difference does not cancel.
+/// (tanh(x), 1 - tanh(x)^2), without branches. Below 0.625, the odd polynomial of Cephes' `tanhf`, with a relative
+/// error of 2e-7; above, 1 - 2 / (e^2x + 1), whose difference does not cancel.
 #[inline(always)]
 pub fn tanh(x: f32) -> (f32, f32) {
     let square = x * x;
@@ -159,7 +160,7 @@ pub fn tanh(x: f32) -> (f32, f32) {
     let p = p.mul_add(square, -3.333_328e-1);
     let near = (p * square).mul_add(x, x);
     let size = x.abs();
-    // e^2x is finite there, and tanh is 1 to the last bit from 9.01 on.
+    // e^2x is finite there, and tanh rounds to 1 from 9.01 on.
     let e = exp(2.0 * if size > 20.0 { 20.0 } else { size });
     let inverse = 1.0 / (e + 1.0);
     let far = (1.0 - 2.0 * inverse).copysign(x);
@@ -189,7 +190,7 @@ mod tests {
         assert_eq!(exp(0.0), 1.0);
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp(-104.0), 0.0);
-        assert!(exp(-100.0) > 0.0, "subnormal results are kept");
+        assert!(exp(-100.0) > 0.0, "subnormal results must not be flushed");
         assert_eq!(exp(f32::INFINITY), f32::INFINITY);
         assert_eq!(exp(88.8), f32::INFINITY);
         assert!(exp(f32::NAN).is_nan());

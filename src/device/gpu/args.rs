@@ -1,8 +1,8 @@
-//! A launch as values: which kernel, how many threads, and its arguments. Never launches.
+//! A kernel launch as values: which kernel, how many threads, and its arguments. Never launches.
 use crate::device::{View, ViewMut};
 pub use flatshard_ptx::emulate::Swizzle;
 
-/// Names an entry of a variant in [`super::kernels`].
+/// Names an entry point of a variant in [`super::kernels`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Kernel {
     pub variant: &'static str,
@@ -13,9 +13,9 @@ pub struct Kernel {
 pub struct LaunchShape {
     /// CTAs.
     pub grid: [u32; 3],
-    /// Threads of a CTA.
+    /// Threads per CTA.
     pub block: [u32; 3],
-    /// Bytes for the kernel's shared array that has no length of its own.
+    /// Bytes of dynamic shared memory.
     pub shared: u32,
 }
 
@@ -25,31 +25,31 @@ impl LaunchShape {
     }
 }
 
-/// An argument. What a launch does with memory is said here, so that the simulated GPU can hold the kernel to it.
+/// An argument. It declares how the launch accesses memory, so that the simulated GPU can enforce it.
 pub enum Arg<'a> {
     /// Read only.
     In(View<'a>),
-    /// Read, written, or in part.
+    /// Read and written, or partly written.
     InOut(ViewMut<'a>),
-    /// Written all over, whatever was there.
+    /// Completely overwritten.
     Out(ViewMut<'a>),
-    /// A pointer that this variant does not follow.
+    /// A pointer that this variant does not dereference.
     Null,
     U32(u32),
     U64(u64),
     F32(f32),
-    /// What the launch reads by tensor copies.
+    /// A tensor that the launch reads by TMA copies.
     Map(Map<'a>),
 }
 
 /// A tensor map (CUtensorMap): a tensor of three dimensions, the contiguous one first, and the box of it that a copy
-/// brings to shared memory, swizzled. What lies outside reads as zeros.
+/// brings to shared memory, swizzled. Out-of-bounds elements read as zeros.
 #[derive(Clone, Copy)]
 pub struct Map<'a> {
-    /// From the first element on; aligned to 16 bytes.
+    /// The tensor's first element; aligned to 16 bytes.
     pub of: View<'a>,
     pub sizes: [u64; 3],
-    /// Elements between neighbours of the second and the third dimension: multiples of 16 bytes.
+    /// Elements between neighbors in the second and third dimensions: multiples of 16 bytes.
     pub strides: [u64; 2],
     pub tile: [u32; 3],
     pub swizzle: Swizzle,

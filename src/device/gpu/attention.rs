@@ -1,9 +1,9 @@
-//! Launches of attention: whole, and the passes of ring attention. Which family of kernels runs is decided here, by
-//! what the GPU executes, the element type and the head; `kernels/attention_shape.ptx` says what they are all given.
+//! Launches of attention: whole documents, and the passes of ring attention. Chooses the family of kernels by
+//! architecture, element type and head size; `kernels/attention_shape.ptx` documents their common arguments.
 //!
-//! Never looks at `cu_seqlens`, which the GPU alone holds: a list that does not rise to the rows gives wrong numbers,
-//! and nothing is read or written out of bounds.
-// What all attention kernels share.
+//! Never reads `cu_seqlens`, which only the GPU has. A list that does not increase to the number of rows gives wrong
+//! numbers, but no out-of-bounds access.
+// Shared by all attention kernels.
 mod launch;
 // The kernels for sm_90a.
 mod hopper;
@@ -18,11 +18,12 @@ use crate::device::ops::{
 use crate::device::{View, ViewMut};
 use flatshard_ptx::kernels::attention::{self, AttentionFamily, MOST};
 
-/// The kernels for this call. By rows, slowly, where the operands (their first bytes are given) do not fit the tiles.
+/// The kernels for this call. Falls back to the slow row kernels if the operands' start addresses are not aligned for
+/// tiles.
 fn family(op: &'static str, dtype: DType, a: &AttentionShape, starts: &[usize]) -> Result<&'static AttentionFamily> {
     let none = || match dtype {
         DType::F32 | DType::Bf16 | DType::F16 => {
-            Error::op(op, format!("heads of {} elements: at most {MOST}", a.head_dim))
+            Error::op(op, format!("head_dim {} exceeds the limit of {MOST}", a.head_dim))
         }
         other => Error::op(op, format!("computes in f32, bf16 or f16, got {other}")),
     };
@@ -31,12 +32,13 @@ fn family(op: &'static str, dtype: DType, a: &AttentionShape, starts: &[usize]) 
     tiles.or_else(|| attention::plain_family(dtype.name(), a.head_dim)).ok_or_else(none)
 }
 
-/// Of an operand that may be empty.
+/// Start address of an operand that may be empty.
 fn start(of: View) -> usize {
     if of.is_empty() { 0 } else { of.address() }
 }
 
-/// All gradients, of qkv, kv, d_o, lse, delta; with what queries see, and what sees keys.
+/// All gradients, from qkv, kv, d_o, lse and delta, with the keys each query attends to and the queries that attend to
+/// each key.
 fn gradients(
     gpu: &GpuDevice,
     (family, hopper): (&AttentionFamily, Option<&hopper::HopperFamily>),
@@ -61,11 +63,11 @@ fn gradients(
     Ok(())
 }
 
-/// As [`Device::attention_sums`](crate::device::Device::attention_sums), on a GPU of that architecture.
+/// As [`Device::attention_sums`](crate::device::Device::attention_sums), on a GPU of architecture `arch`.
 pub fn sums_of(arch: u32, a: &AttentionShape, dtype: DType, queries: usize) -> usize {
     if arch == hopper::ARCH { sums(a, dtype, queries) } else { 0 }
 }
-/// The most that any GPU takes.
+/// The largest size on any GPU.
 pub fn sums(a: &AttentionShape, dtype: DType, queries: usize) -> usize {
     hopper::sums(a, dtype, queries)
 }
@@ -96,7 +98,9 @@ pub fn forward(gpu: &GpuDevice, op: Attention) -> Result<()> {
     }
     let (row, kv) = (a.row(), qkv.slice(width..qkv.len()));
     let tail = TailArgs { bounds: cu_seqlens, documents, queries: n, keys: n, q_row: row, kv_row: row, out_row: 0 };
-    if let Some(hopper) = hopper::family(gpu, qkv.dtype(), a, &[qkv.address(), kv.address(), o.address()]) {
+    if let Some(hopper) =
+        hopper::family(gpu, hopper::FORWARD, qkv.dtype(), a, &[qkv.address(), kv.address(), o.address()])
+    {
         return hopper::forward(gpu, &hopper.forward, a, &tail, [qkv, kv], o, lse);
     }
     let args = args!(tail, a; Arg::In(qkv), Arg::In(kv), Arg::Out(o), Arg::Out(lse));
@@ -117,7 +121,7 @@ pub fn backward(gpu: &GpuDevice, op: AttentionBackward) -> Result<()> {
     let tail = TailArgs { bounds: cu_seqlens, documents, queries: n, keys: n, q_row: row, kv_row: row, out_row: row };
     let given = [qkv, kv, d_o, lse, delta];
     let starts = [qkv, kv, d_o, lse, delta, sums.as_view(), dqkv.as_view()].map(start);
-    let hopper = hopper::family(gpu, dtype, a, &starts);
+    let hopper = hopper::family(gpu, hopper::BACKWARD, dtype, a, &starts);
     gradients(gpu, (family, hopper), a, [&tail; 2], given, sums, Gradients::Fused(dqkv, width))
 }
 
@@ -138,8 +142,8 @@ pub fn pass(gpu: &GpuDevice, op: AttentionPass) -> Result<()> {
     }
     let (q_row, kv_row) = (a.row(), a.kv_row());
     let tail = TailArgs { bounds: of_queries, documents: 0, queries, keys, q_row, kv_row, out_row: 0 };
-    let hopper = hopper::family(gpu, qkv.dtype(), a, &[qkv.address(), kv.address(), o.address()]);
-    // A tensor map of no rows is none.
+    let hopper = hopper::family(gpu, hopper::FORWARD, qkv.dtype(), a, &[qkv.address(), kv.address(), o.address()]);
+    // A tensor map needs at least one row.
     if let Some(hopper) = hopper.filter(|_| keys > 0) {
         return hopper::forward(gpu, &hopper.forward, a, &tail, [qkv, kv], o, lse);
     }
@@ -158,7 +162,7 @@ pub fn pass_backward(gpu: &GpuDevice, op: AttentionPassBackward) -> Result<()> {
     let (q_row, kv_row) = (a.row(), a.kv_row());
     let given = [qkv, kv, d_o, lse, delta];
     let starts = [qkv, kv, d_o, lse, delta, sums.as_view()].map(start);
-    let hopper = hopper::family(gpu, qkv.dtype(), a, &starts);
+    let hopper = hopper::family(gpu, hopper::BACKWARD, qkv.dtype(), a, &starts);
     let tail = TailArgs { bounds: of_queries, documents: 0, queries, keys, q_row, kv_row, out_row: a.width() };
     let tails = [&tail, &TailArgs { bounds: of_keys, out_row: kv_row, ..tail }];
     gradients(gpu, (family, hopper), a, tails, given, sums, Gradients::Apart([dq, dkv]))

@@ -1,5 +1,4 @@
-//! Calls to a driver as values: what was asked for, to be done later or compared with what is asked for now. Never
-//! decides when.
+//! Driver calls as values, to be executed later or compared with new calls. Never decides when.
 use super::args::{Arg, Kernel, LaunchShape, Map, Swizzle};
 use super::guest::{Asked, Guest};
 use crate::base::{Error, Result};
@@ -8,16 +7,16 @@ use crate::device::{Buf, View, ViewMut};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Operands of a call, at most.
+/// Maximum operands per call.
 const OPERANDS: usize = 32;
 
-/// Calls in their order, each with its operands by value. They hold the memory of their operands.
+/// Calls in order, with their operands by value, whose memory they keep alive.
 #[derive(Default)]
 pub struct Calls {
     calls: Vec<Call>,
     operands: Vec<Operand>,
     guests: usize,
-    /// Of everything above.
+    /// Hash of everything above.
     hash: u64,
 }
 
@@ -26,7 +25,7 @@ enum Call {
     Launch(Kernel, LaunchShape, Range<usize>),
     /// A, B and C.
     Gemm(GemmShape, Range<usize>),
-    /// And two operands of what follows.
+    /// The product's operands, then two for the epilogue.
     GemmThen(GemmShape, EpilogueKind, Range<usize>),
     /// From, to.
     Copy(Range<usize>),
@@ -42,7 +41,7 @@ enum EpilogueKind {
     GeluBackward,
 }
 
-/// Whose guest it is matters, not what it is like.
+/// A guest, compared by identity.
 struct GuestRef(Arc<dyn Guest>);
 impl PartialEq for GuestRef {
     fn eq(&self, other: &GuestRef) -> bool {
@@ -50,7 +49,7 @@ impl PartialEq for GuestRef {
     }
 }
 
-/// An [`Arg`] that holds what it names.
+/// An [`Arg`] that keeps its memory alive.
 enum Operand {
     In(Buf),
     InOut(Buf),
@@ -63,8 +62,8 @@ enum Operand {
 }
 
 fn hold(view: View) -> Operand {
-    // SAFETY: used as the calls are done, in the order in which they were asked for: by then nobody else may touch the
-    // operands of a call that has returned, as with a stream. Held longer only to be compared.
+    // SAFETY: operands are used when the calls are executed, in the order of the calls. As with a stream, nobody else
+    // may access the operands of a pending call. They are held longer only for comparison.
     Operand::In(unsafe { view.alias() })
 }
 fn hold_mut(view: &ViewMut, of: impl FnOnce(Buf) -> Operand) -> Operand {
@@ -87,7 +86,7 @@ fn hold_arg(arg: &Arg) -> Operand {
         }
     }
 }
-/// The same memory, as the same elements.
+/// Whether both are the same memory with the same element type.
 fn same(a: &Buf, b: &Buf) -> bool {
     let of = |buf: &Buf| (buf.view().address(), buf.len(), buf.dtype());
     of(a) == of(b)
@@ -112,7 +111,7 @@ impl PartialEq for Operand {
 }
 
 impl Operand {
-    /// Something of it: equal operands give the same.
+    /// Contributes to the hash: equal operands return equal words.
     fn word(&self) -> u64 {
         match self {
             Operand::In(buf) | Operand::InOut(buf) | Operand::Out(buf) | Operand::Map { of: buf, .. } => {
@@ -127,13 +126,13 @@ impl Operand {
     fn view(&self) -> View<'_> {
         match self {
             Operand::In(buf) | Operand::InOut(buf) | Operand::Out(buf) | Operand::Map { of: buf, .. } => buf.view(),
-            _ => unreachable!("copies and products have operands in memory"),
+            _ => unreachable!("copies and products have only memory operands"),
         }
     }
     fn view_mut(&mut self) -> ViewMut<'_> {
         match self {
             Operand::InOut(buf) | Operand::Out(buf) => buf.view_mut(),
-            _ => unreachable!("what a copy or a product writes is held as such"),
+            _ => unreachable!("outputs of copies and products are held as such"),
         }
     }
     fn maybe(&self) -> Option<View<'_>> {
@@ -168,11 +167,11 @@ impl Calls {
     pub fn is_empty(&self) -> bool {
         self.calls.is_empty()
     }
-    /// Equal calls have the same.
+    /// Equal call lists have equal hashes.
     pub fn hash(&self) -> u64 {
         self.hash
     }
-    /// Their memory is held no longer; room for as many stays.
+    /// Drops all calls and their memory, but keeps the capacity.
     pub fn clear(&mut self) {
         self.calls.clear();
         self.operands.clear();
@@ -228,11 +227,11 @@ impl Calls {
         self.push(place, [what << 32 | a, b], |args| Call::Guest(GuestRef(guest.clone()), asked, args));
         self.guests += 1;
     }
-    /// How many of the calls are of guests.
+    /// Number of guest calls.
     pub fn of_guests(&self) -> usize {
         self.guests
     }
-    /// Whose calls are among these: each once.
+    /// The distinct guests with calls in this list.
     pub fn guests(&self) -> Vec<Arc<dyn Guest>> {
         let mut guests: Vec<Arc<dyn Guest>> = Vec::new();
         for call in &self.calls {
@@ -255,7 +254,7 @@ impl Calls {
         self.calls.push(call(place..self.operands.len()));
     }
 
-    /// Each in turn, its operands as the driver takes them.
+    /// Passes each call in order to `enqueue`, with operands as the driver takes them.
     pub fn each(&mut self, mut enqueue: impl FnMut(Enqueued) -> Result<()>) -> Result<()> {
         let Calls { calls, operands, .. } = self;
         calls.iter().try_for_each(|call| match call {
@@ -290,7 +289,7 @@ impl Calls {
     }
 }
 
-/// A call as it was asked for.
+/// A call as it was made.
 pub enum Enqueued<'a> {
     Launch(Kernel, LaunchShape, &'a mut [Arg<'a>]),
     Gemm(Gemm<'a>),

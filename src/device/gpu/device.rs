@@ -1,4 +1,4 @@
-//! The operations of a GPU: each in a line, which hands it to its family. Never launches itself.
+//! Dispatches the operations of a GPU to their families. Never launches itself.
 use super::launch::GpuDevice;
 use super::{activation, attention, element, embed, loss, norm, optim, ring, rope};
 use crate::base::timeline::Mark;
@@ -22,7 +22,7 @@ impl Device for GpuDevice {
     fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
         let bytes = len.checked_mul(dtype.size()).filter(|&bytes| bytes <= isize::MAX as usize);
         let bytes =
-            bytes.ok_or_else(|| Error::op("alloc", format!("{len} elements of {dtype}: more than addresses")))?;
+            bytes.ok_or_else(|| Error::op("alloc", format!("{len} elements of {dtype} exceed the address space")))?;
         self.driver.alloc(dtype, len, category, self.meter.lease_of(category, dtype, len, bytes))
     }
     fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf> {
@@ -30,6 +30,12 @@ impl Device for GpuDevice {
     }
     fn is_synchronous(&self) -> bool {
         self.driver.waits()
+    }
+    fn launches_kernels(&self) -> bool {
+        true
+    }
+    fn host_threads(&self) -> usize {
+        self.host_threads
     }
     fn synchronize(&self) -> Result<()> {
         self.driver.synchronize()

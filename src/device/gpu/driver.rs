@@ -1,5 +1,5 @@
-//! What a GPU must be able to do: memory, copies, launches and matrix products, all in the order in which they are
-//! asked for. [`super::sim`] does it with the emulator, `cuda` with the driver. Never knows what a kernel computes.
+//! The interface of a GPU: memory, copies, launches and matrix products, executed in call order. [`super::sim`]
+//! implements it with the emulator, `cuda` with the driver. Never knows what a kernel computes.
 pub use super::args::{Arg, Kernel, LaunchShape, Map, Swizzle};
 use super::calls::{Calls, Enqueued};
 use crate::base::meter::Lease;
@@ -10,62 +10,66 @@ use crate::device::{Buf, View, ViewMut};
 use std::any::Any;
 use std::time::Instant;
 
-/// One compute stream of one GPU. A call enqueues there and returns, after what was enqueued before; only [`download`]
-/// and [`synchronize`] wait, and only they need report what went wrong on the way. `upload` has read `src` when it
-/// returns. Nothing but [`alloc`] takes memory: what a driver needs beside (a workspace of the matrix product, pinned
-/// pages), it takes when it is made. All memory of a device comes from its driver, or from a group made for that
-/// driver.
+/// One compute stream of one GPU. A call enqueues and returns; only [`download`] and [`synchronize`] wait, and only
+/// they must report errors of earlier calls. `upload` has read `src` when it returns. Only [`alloc`] allocates memory;
+/// anything else that a driver needs (a workspace for matrix products, pinned pages), it allocates when it is created.
+/// All memory of a device comes from its driver, or from a group created for that driver.
 ///
 /// [`alloc`]: Driver::alloc
 /// [`download`]: Driver::download
 /// [`synchronize`]: Driver::synchronize
 pub trait Driver: Send + Sync {
-    /// For people and metrics: "sim (sm_80)".
+    /// For messages and metrics: "sim (sm_80)".
     fn name(&self) -> String;
-    /// What this GPU executes: 80, 90, 100. Launches choose their variant by it.
+    /// Compute capability: 80, 90, 100. Launches choose their variant by it.
     fn arch(&self) -> u32;
-    /// How many CTAs it takes to fill the GPU, over their residents each.
+    /// Number of multiprocessors, from which launches derive their grids.
     fn multiprocessors(&self) -> u32;
 
-    /// Whether everything is done when a call returns, so that what a launch has found can be read without waiting.
+    /// Whether this variant runs slowly because of the driver's compiler: launches choose another where there is one.
+    fn avoids(&self, _variant: &str) -> bool {
+        false
+    }
+
+    /// Whether calls are synchronous, so that launch results can be read without waiting.
     fn waits(&self) -> bool {
         false
     }
 
-    /// Zeroed, aligned to 256 bytes at least. The lease goes back when the buffer's last holder is gone.
+    /// Zeroed, aligned to at least 256 bytes. The lease ends when the buffer's last reference is dropped.
     fn alloc(&self, dtype: DType, len: usize, category: Category, lease: Lease) -> Result<Buf>;
-    /// Zeroed host memory that launches and copies reach too: pinned, and mapped into the GPU's address space.
+    /// Zeroed host memory that launches and copies can access: pinned, and mapped into the GPU's address space.
     fn alloc_host(&self, dtype: DType, len: usize, lease: Lease) -> Result<Buf>;
-    /// Lengths in bytes are equal; the launch layer has checked it, here and below.
+    /// Lengths in bytes are equal, here and below; the launch layer has checked them.
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()>;
-    /// All of them, with one wait.
+    /// Downloads all parts, with one wait.
     fn download(&self, parts: &mut [(View, &mut [u8])]) -> Result<()>;
-    /// Alike in dtype and length. Either may be of [`Driver::alloc_host`].
+    /// Same dtype and length. Either may come from [`Driver::alloc_host`].
     fn copy(&self, src: View, dst: ViewMut) -> Result<()>;
     fn zero(&self, x: ViewMut) -> Result<()>;
 
-    /// Runs an entry of a variant of [`super::kernels`]. Every argument of the kernel in order; an error names device,
-    /// kernel and what is wrong.
+    /// Runs an entry of a variant of [`super::kernels`], with every argument in the kernel's order. Errors name the
+    /// device, the kernel and the problem.
     fn launch(&self, kernel: Kernel, shape: LaunchShape, args: &mut [Arg]) -> Result<()>;
-    /// See [`crate::device::Device::gemm`]: f32 sums, whatever A, B and C hold.
+    /// See [`crate::device::Device::gemm`]. Accumulates in f32, whatever the dtypes.
     fn gemm(&self, op: Gemm) -> Result<()>;
-    /// Whether [`Driver::gemm_then`] does this product, with what follows it, in one pass. Nothing is enqueued.
+    /// Whether [`Driver::gemm_then`] can fuse this product with its epilogue. Enqueues nothing.
     fn fuses(&self, _: &GemmThen) -> Result<bool> {
         Ok(false)
     }
-    /// See [`crate::device::Device::gemm_then`]. Asked for only where the driver [fuses](Driver::fuses).
+    /// See [`crate::device::Device::gemm_then`]. Called only if the driver [fuses](Driver::fuses).
     fn gemm_then(&self, _: GemmThen) -> Result<()> {
-        Err(Error::op("gemm_then", format!("{}: not in one pass", self.name())))
+        Err(Error::op("gemm_then", format!("{} cannot fuse this epilogue", self.name())))
     }
-    /// Until everything that was enqueued is done.
+    /// Waits until all enqueued work is done.
     fn synchronize(&self) -> Result<()>;
 
-    /// These calls as one, which [`Driver::replay`] enqueues. None of them is done now, and all have been done before.
+    /// Captures these calls as one graph for [`Driver::replay`], without executing them. All have been executed before.
     fn capture(&self, calls: Calls) -> Result<Graph>;
-    /// Of this driver's.
+    /// Replays a graph of this driver.
     fn replay(&self, graph: &mut Graph) -> Result<()>;
 
-    /// As of [`crate::device::Device`]. A driver that is done when a call returns marks by the host's clock.
+    /// As in [`crate::device::Device`]. A synchronous driver marks by the host's clock.
     fn begin_marks(&self) -> Result<()> {
         Ok(())
     }
@@ -81,14 +85,14 @@ pub trait Driver: Send + Sync {
     }
 }
 
-/// Calls that a driver was given to keep, and what it made of them. Numbers among their operands are those of then.
+/// Captured calls and the driver's graph. Scalar operands have the values at capture.
 pub struct Graph {
-    /// Goes first: what it points to is the calls'.
+    /// Dropped first, because it points into the calls.
     pub made: Box<dyn Any + Send>,
     pub calls: Calls,
 }
 
-/// Has `driver` do these calls, one by one.
+/// Makes `driver` execute these calls one by one.
 pub fn run(driver: &dyn Driver, calls: &mut Calls) -> Result<()> {
     calls.each(|call| match call {
         Enqueued::Launch(kernel, shape, args) => driver.launch(kernel, shape, args),

@@ -1,4 +1,4 @@
-//! Launches that work element by element: casts, sums, biases, dropout. Never knows what the elements mean.
+//! Launches of elementwise operations: casts, sums, biases, dropout. Never knows what the elements mean.
 use super::driver::{Arg, Kernel, LaunchShape};
 use super::launch::{BLOCK, GpuDevice, VECTOR, by_dtype};
 use super::scratch::{CTAS, words};
@@ -52,7 +52,7 @@ pub fn scale(gpu: &GpuDevice, factor: f32, x: ViewMut) -> Result<()> {
     gpu.each(variant, OP, n, dtype, &mut [Arg::InOut(x), Arg::U64(n as u64), Arg::F32(factor)])
 }
 
-/// A grid of strips of columns over chunks of rows, as `kernels/strip.ptx` has them: enough chunks to fill the GPU.
+/// A grid of column strips over chunks of rows, as `kernels/strip.ptx` expects: enough chunks to fill the GPU.
 fn strips(gpu: &GpuDevice, dtype: DType, rows: usize, columns: usize) -> LaunchShape {
     let strips = columns.div_ceil(32 * VECTOR / dtype.size()) as u32;
     let chunks = (CTAS * gpu.driver.multiprocessors() / strips).clamp(1, rows.div_ceil(BLOCK as usize / 32) as u32);
@@ -98,7 +98,7 @@ pub fn dropout(gpu: &GpuDevice, op: Dropout) -> Result<()> {
     gpu.each(variant, OP, n, dtype, args)
 }
 
-/// A thread takes the channels of one counter, in a row after the other.
+/// A thread handles one counter's channels, row after row.
 pub fn dropout_rows(gpu: &GpuDevice, op: DropoutRows) -> Result<()> {
     const OP: &str = DropoutRows::OP;
     let (n, variant) = (op.check()?, by_dtype!(OP, op.x.dtype(), "dropout_rows")?);

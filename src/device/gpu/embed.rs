@@ -1,11 +1,11 @@
-//! Launches of table lookup and its scatter. Never reads a token: kernels check them.
+//! Launches of the embedding lookup and its scatter-add. Never reads a token: kernels check them.
 use super::driver::Arg;
 use super::launch::{GpuDevice, by_dtype, threads};
 use super::scratch::{Indexed, LaunchScratch, words};
 use crate::base::Result;
 use crate::device::ops::{Embed, EmbedBackward};
 
-/// Threads of a CTA at most.
+/// Maximum threads per CTA.
 const MOST: usize = 1024;
 
 pub fn embed(gpu: &GpuDevice, op: Embed) -> Result<()> {

@@ -1,9 +1,8 @@
-//! A driver in front of a driver, which hands it a step in pieces: as graphs, where a piece is one that was asked for
-//! before. Never changes what is done, nor its order.
+//! A driver that wraps another and passes it a step in pieces, as CUDA graphs for pieces seen before. Never changes
+//! what is executed, nor its order.
 //!
-//! [Note: pieces] Calls are kept back up to the next point where somebody else is party to the order: an upload, a
-//! download, and a collective that cannot be kept back itself. What has gathered since the last such point is a
-//! *piece*.
+//! [Note: pieces] Calls are deferred up to the next point where someone else depends on the order: an upload, a
+//! download, or a collective that cannot be deferred itself. The calls since the last such point are a *piece*.
 //!
 //! ```text
 //! upload | embed block .. | gather .. wait | block .. | .. | reduce-scatter | adamw adamw | all-reduce wait | download
@@ -12,27 +11,26 @@
 //!          piece                                                                    [Note: joint pieces]
 //! ```
 //!
-//! A piece that was never seen is run call by call; so matrix products choose their algorithms. The second time it is
-//! captured, and from then on it is one launch of a graph instead of as many as it has calls. Whether it *is* the same
-//! piece is asked every time and of everything: kernels, grids, addresses, lengths, numbers. So a replay does what the
-//! calls would have done, whatever the model does from step to step, and an operand that is given again holds its
-//! memory: no graph can outlive what it points to. The price of a piece that changes, a shape or a number among the
-//! arguments, is that it is run call by call. What does change from step to step lies in memory
-//! ([`crate::device::Device`]), so in a step of static shapes nothing else changes.
+//! A new piece is executed call by call, so that matrix products choose their algorithms. The second time it is
+//! captured, and from then on it is a single graph launch. Equality is checked every time and covers everything:
+//! kernels, grids, addresses, lengths, numbers. So a replay does exactly what the calls would have done, however the
+//! model varies between steps. A graph holds its operands, so it cannot outlive the memory that it points to. A piece
+//! that changes (a shape or number among the arguments) is executed call by call. Values that change between steps are
+//! in memory ([`crate::device::Device`]), so in a step of static shapes nothing else changes.
 //!
-//! [Note: joint pieces] NCCL's collectives are calls of a piece ([`Guest`]) in steps of static shapes
-//! ([`Graphs::join_in`]), so that a micro-batch is one graph. NCCL asks that a collective be captured on all of its
-//! ranks or on none, and that a graph of it be launched by all of them (User Guide, "Using NCCL with CUDA Graphs").
-//! Nobody is asked for that: ranks run the same schedule, so where shapes are static a piece is new, known or changed
-//! on all of them at once. Which shapes are static follows from the settings alone, which the ranks have compared. What
-//! each decided is hashed ([`Graphs::decided`]) and compared before each step: ranks that ever differ are told so, by
-//! name. Elsewhere, and with groups in shared memory, where a wait is the host's own, collectives end pieces.
+//! [Note: joint pieces] With static shapes, NCCL's collectives are calls of a piece ([`Guest`], [`Graphs::join_in`]),
+//! so that a micro-batch is one graph. NCCL requires that a collective be captured on all of its ranks or on none, and
+//! that all of them launch a graph that contains it (User Guide, "Using NCCL with CUDA Graphs"). No communication is
+//! needed for that: ranks run the same schedule, so with static shapes a piece is new, known or changed on all of them
+//! at once. Which shapes are static follows from the settings alone, which the ranks have compared. Each rank hashes
+//! its decisions ([`Graphs::decided`]), and the hashes are compared before each step: ranks that differ get an error
+//! that names them. In other cases, and with groups in shared memory, where the host waits, collectives end pieces.
 //!
-//! [Note: static shapes] Rows cut out of a stream are of one length. Packed sequences lack less than 3 % of theirs
-//! (tests/data/packing.rs): they are filled up with documents without loss, for as much more work. Rows of lengths of
-//! their own that are not packed may lack most of it, and are given call by call. By arithmetic: a launch takes the
-//! host some 5 us, so 1,500 of them 8 ms, which a GPU with 100 ms of work in the step does not notice; a third more
-//! rows would be 33 ms.
+//! [Note: static shapes] Rows cut from a token stream have one length. Packed sequences fall short of it by less than 3
+//! % (tests/data/packing.rs): they are padded with documents without loss, which costs that much more work. Unpacked
+//! rows have lengths of their own and may be mostly padding, so they are executed call by call. An estimate: a launch
+//! takes the host about 5 us, so 1,500 of them take 8 ms, which is hidden behind 100 ms of GPU work per step; a third
+//! more rows would take 33 ms.
 use super::calls::Calls;
 use super::driver::{Arg, Driver, Graph, Kernel, LaunchShape, run};
 use super::guest::{Asked, Guest};
@@ -47,11 +45,11 @@ use std::fmt::{Display, Formatter};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Graphs at most: those of 1,000 layers, forward and backward, twice.
+/// Maximum number of graphs: those of 1,000 layers, forward and backward, twice.
 const MOST: usize = 4096;
-/// Pieces that were seen once and are remembered, at most.
+/// Maximum number of pieces remembered after one execution.
 const SEEN: usize = 1 << 16;
-/// Joint pieces at most: first and later micro-batches, the end of a step, those after an evaluation.
+/// Maximum number of joint pieces: first and later micro-batches, the end of a step, those after an evaluation.
 const JOINT: usize = 64;
 
 pub struct Graphs {
@@ -61,22 +59,22 @@ pub struct Graphs {
 
 #[derive(Default)]
 struct Pieces {
-    /// What was asked for since the last cut.
+    /// The calls since the last cut.
     queue: Calls,
     own: Known,
     joint: Known,
-    /// Guests are kept back.
+    /// Whether guests' calls are deferred.
     joins: bool,
-    /// Nothing is: points in time are marked between calls.
+    /// Whether nothing is deferred, because times are marked between calls.
     marks: bool,
-    /// Of what became of joint pieces.
+    /// Hash of the decisions about joint pieces.
     decided: u64,
     tally: Given,
-    /// Of a piece that nobody was there to be told of: the next call's.
+    /// Error of a piece that no call could return; the next call does.
     failed: Option<Error>,
 }
 
-/// Pieces by their hash. What is remembered of joint ones follows from them alone.
+/// Pieces by hash. The state of joint pieces depends on joint pieces only.
 #[derive(Default)]
 struct Known {
     pieces: HashMap<u64, GraphPiece>,
@@ -84,26 +82,26 @@ struct Known {
 }
 enum GraphPiece {
     Once,
-    /// With the call at which it was used last.
+    /// With the call number of its last use.
     Graph(Graph, u64),
 }
 
-/// What is to be done with a piece.
+/// What to do with a piece.
 enum Next<'a> {
     Single,
     Capture,
     Replay(&'a mut Graph),
 }
 
-/// How often this driver was called, and how often it called.
+/// Calls received and calls made.
 #[derive(Clone, Copy, Default, Debug, PartialEq)]
 pub struct Given {
-    /// Launches, products and copies that were asked for.
+    /// Launches, products and copies requested.
     pub asked: u64,
-    /// Of the driver behind: single calls, and graphs.
+    /// Calls made to the wrapped driver: single calls, and graphs.
     pub single: u64,
     pub graphs: u64,
-    /// Graphs that were made.
+    /// Number of graphs captured.
     pub captured: u64,
 }
 
@@ -111,9 +109,9 @@ impl Display for Given {
     fn fmt(&self, f: &mut Formatter) -> std::fmt::Result {
         let Given { asked, single, graphs, captured } = self;
         let share = 100.0 * (asked - single) as f64 / (*asked).max(1) as f64;
-        write!(f, "compile: {share:.0} % of {asked} calls of the GPU came in {graphs} launches of {captured} graphs")?;
+        write!(f, "compile: {share:.0} % of {asked} GPU calls ran in {graphs} launches of {captured} graphs")?;
         if share < 50.0 {
-            write!(f, ": shapes differ from step to step, or there were few steps")?;
+            write!(f, ": shapes changed between steps, or there were few steps")?;
         }
         Ok(())
     }
@@ -126,7 +124,7 @@ impl Graphs {
     pub fn given(&self) -> Given {
         self.lock().tally
     }
-    /// From now on shapes are the same in each step and on each rank, or they no longer are: see [Note: joint pieces].
+    /// Declares whether, from now on, shapes are the same in each step and on each rank: see [Note: joint pieces].
     pub fn join_in(&self, joins: bool) -> Result<()> {
         let mut pieces = self.lock();
         if std::mem::replace(&mut pieces.joins, joins) && !joins {
@@ -134,8 +132,8 @@ impl Graphs {
         }
         Ok(())
     }
-    /// Keeps this call of a guest back; or false, and then everything that was asked for is with the driver, and the
-    /// guest's turn is now.
+    /// Defers a guest's call. If it returns false, all earlier calls are with the driver and the guest must enqueue
+    /// now.
     pub fn guest(&self, guest: &Arc<dyn Guest>, asked: Asked, operands: &[Arg]) -> Result<bool> {
         let mut pieces = self.lock();
         pieces.failed.take().map_or(Ok(()), Err)?;
@@ -146,18 +144,18 @@ impl Graphs {
         pieces.queue.guest(guest, asked, operands);
         Ok(true)
     }
-    /// A hash of what became of each joint piece so far: the same on all ranks, or the run is lost.
+    /// Hash of the decisions about joint pieces so far. It must be the same on all ranks.
     pub fn decided(&self) -> u64 {
         self.lock().decided
     }
-    /// Lets go of all graphs: before what they were captured from ends (NCCL waits for them when a communicator is
-    /// destroyed).
+    /// Drops all graphs. Call before destroying what they captured (NCCL waits for graphs when it destroys a
+    /// communicator).
     pub fn forget(&self) {
         let mut pieces = self.lock();
         pieces.queue.clear();
         (pieces.own, pieces.joint, pieces.joins) = (Known::default(), Known::default(), false);
     }
-    /// Everything that was asked for is with the driver when this returns. What goes wrong is the next call's error.
+    /// Passes all deferred calls to the driver. The next call returns any error.
     pub fn cut(&self) {
         let mut pieces = self.lock();
         if let Err(e) = pieces.flush(&*self.driver) {
@@ -237,13 +235,13 @@ impl Known {
             self.pieces.retain(|_, known| matches!(known, GraphPiece::Graph(..)));
         }
         if self.graphs == MOST {
-            let long = 64 * MOST as u64; // calls: many steps of as many graphs
+            let long = 64 * MOST as u64; // calls: many steps' worth
             self.pieces.retain(|_, known| !matches!(known, GraphPiece::Graph(_, used) if *used + long < now));
             self.graphs = self.pieces.values().filter(|known| matches!(known, GraphPiece::Graph(..))).count();
         }
         self.found(calls, now, MOST)
     }
-    /// Of a joint piece: nothing is forgotten, at no rank's own time.
+    /// For a joint piece. Nothing is evicted, because ranks would evict at different times.
     fn next_of_all(&mut self, calls: &Calls, now: u64) -> Next<'_> {
         match self.pieces.len() < SEEN || self.pieces.contains_key(&calls.hash()) {
             true => self.found(calls, now, JOINT),
@@ -251,7 +249,7 @@ impl Known {
         }
     }
     fn found(&mut self, calls: &Calls, now: u64, most: usize) -> Next<'_> {
-        // A graph of one call saves nothing.
+        // A graph with one call saves nothing.
         if calls.len() < 2 {
             return Next::Single;
         }
@@ -267,7 +265,7 @@ impl Known {
                     *used = now;
                     Next::Replay(graph)
                 }
-                _ => Next::Single, // other calls of the same hash, or no room
+                _ => Next::Single, // a hash collision, or full
             },
         }
     }
@@ -279,13 +277,16 @@ impl Known {
 
 impl Driver for Graphs {
     fn name(&self) -> String {
-        format!("{}, steps as graphs", self.driver.name())
+        format!("{}, CUDA graphs", self.driver.name())
     }
     fn arch(&self) -> u32 {
         self.driver.arch()
     }
     fn multiprocessors(&self) -> u32 {
         self.driver.multiprocessors()
+    }
+    fn avoids(&self, variant: &str) -> bool {
+        self.driver.avoids(variant)
     }
     fn alloc(&self, dtype: DType, len: usize, category: Category, lease: Lease) -> Result<Buf> {
         self.driver.alloc(dtype, len, category, lease)
@@ -335,7 +336,7 @@ impl Driver for Graphs {
         self.flush()?;
         self.driver.synchronize()
     }
-    /// Until they end, calls are given one by one: a replay has no parts to time.
+    /// Executes calls one by one until marking ends: the parts of a replay cannot be timed.
     fn begin_marks(&self) -> Result<()> {
         self.flush()?;
         self.lock().marks = true;

@@ -1,26 +1,25 @@
-//! Work between a device's own calls that is not the device's: collectives of a group, which run on a stream of their
-//! own, forked from compute and joined with it. Never looks at data.
+//! Work ordered with a device's calls that is not the device's own: collectives of a group, on a separate stream that
+//! forks from compute and joins it. Never reads data.
 use super::args::Arg;
 use crate::base::Result;
 use std::any::Any;
 
-/// What a guest is asked for, in words of its own. Equal words with equal operands ask for the same.
+/// A guest's request in its own encoding. Equal words with equal operands request the same work.
 pub type Asked = [u32; 3];
 
-/// What a graph has of a guest's work.
+/// A guest's record of its work in a graph.
 pub type Taken = Box<dyn Any + Send>;
 
-/// A group of ranks, to the device. Its work runs after all that compute was given before, and compute goes on
-/// meanwhile.
+/// A group of ranks, as seen by the device. Its work runs after all earlier compute, and compute continues meanwhile.
 pub trait Guest: Send + Sync {
-    /// Enqueues it; or, between `begin` and `end`, has it taken down, in order with compute.
+    /// Enqueues the work or, between `begin` and `end`, captures it, in order with compute.
     fn enqueue(&self, asked: Asked, operands: &mut [Arg]) -> Result<()>;
-    /// Compute goes on when all work of this guest is over. An error where it never will be.
+    /// Orders compute after all of this guest's work. Fails if that will never finish.
     fn join(&self) -> Result<()>;
-    /// Compute is captured from now on, and this guest's work with it: nothing of it is under way.
+    /// Capture of compute starts, including this guest's work. None of it is in flight.
     fn begin(&self);
-    /// It is no longer, and this guest has joined it.
+    /// Capture ends; this guest has joined compute.
     fn end(&self) -> Taken;
-    /// The graph of that number was launched, which did what was asked since the last launch or `enqueue`.
+    /// Graph number `graph` was launched, which performs the work requested since the last launch or `enqueue`.
     fn replayed(&self, taken: &Taken, graph: u64);
 }

@@ -1,5 +1,4 @@
-//! Every kernel variant of this build: what it is called, where it runs, and its text, expanded when it is asked for.
-//! Never launches anything.
+//! Every kernel variant of this build: its name, its target, and its text, expanded on demand. Never launches anything.
 use crate::base::{Error, Result};
 use flatshard_ptx::kernels::Variant;
 
@@ -9,14 +8,14 @@ pub struct Text {
     pub variant: &'static str,
     /// "sm_80", "sm_90a".
     pub target: &'static str,
-    /// The kernels in it.
+    /// The variant's entry points.
     pub entries: &'static [&'static str],
 }
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 impl Text {
-    /// Its source in `kernels/`, and plain PTX with `# line "file"` markers.
+    /// Its source file in `kernels/`, and plain PTX with `# line "file"` markers.
     pub fn ptx(&self) -> Result<(&'static str, String)> {
         let failed = |what: String| Error::op("expand", format!("kernel variant {}: {what}", self.variant));
         let variant = Variant::by_name(self.variant).ok_or_else(|| failed("is not in this build".into()))?;
@@ -25,7 +24,7 @@ impl Text {
     }
 }
 
-/// The place of the variant of that name in [`TEXTS`].
+/// Index of the named variant in [`TEXTS`].
 pub fn place(variant: &str) -> Option<usize> {
     TEXTS.iter().position(|text| text.variant == variant)
 }

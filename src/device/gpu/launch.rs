@@ -1,19 +1,20 @@
-//! The device of a GPU and what launches share: how many CTAs, which variant, sums over rows, and the check of indices
-//! that kernels follow. Never waits for the GPU, unless its driver has done everything when a call returns.
+//! The GPU device and the helpers that launches share: grid sizes, variants, sums over rows, and index checks. Never
+//! waits for the GPU, unless its driver is synchronous.
 use super::driver::{Arg, Driver, Kernel, LaunchShape};
 use super::scratch::{self, CTAS, ITEMS, IndexFaults, Indexed, LaunchScratch};
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::{IGNORE, View, ViewMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Threads of a CTA in kernels that work element by element or row by row.
+/// Threads per CTA in elementwise and row kernels.
 pub const BLOCK: u32 = 256;
-/// Bytes of a vector access: kernels are fast where their operands are aligned to it.
+/// Bytes of a vector access; kernels are fastest when operands are aligned to it.
 pub const VECTOR: usize = 16;
 
 pub struct GpuDevice {
     pub(super) driver: Arc<dyn Driver>,
     pub(super) meter: Meter,
+    pub(super) host_threads: usize,
     scratch: Mutex<LaunchScratch>,
 }
 
@@ -25,24 +26,29 @@ impl GpuDevice {
             driver.alloc(dtype, len, Category::Scratch, lease)
         });
         let scratch = LaunchScratch { limbs: limbs?, words: words?, faults: IndexFaults::new(faults?) };
-        Ok(GpuDevice { driver, meter, scratch: Mutex::new(scratch) })
+        Ok(GpuDevice { driver, meter, host_threads: 1, scratch: Mutex::new(scratch) })
     }
-    /// Bytes that `new` allocates on a GPU of so many multiprocessors. Its driver may have its own (`cuda::WORKSPACE`).
+    /// With this many host threads per rank.
+    pub fn with_host_threads(self, host_threads: usize) -> GpuDevice {
+        GpuDevice { host_threads, ..self }
+    }
+    /// Bytes that `new` allocates on a GPU with that many multiprocessors. Its driver may allocate more
+    /// (`cuda::WORKSPACE`).
     pub fn planned(multiprocessors: u32) -> usize {
         scratch::buffers(multiprocessors).iter().map(|(dtype, len)| len * dtype.size()).sum()
     }
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
-    /// Held for the time of a call. It holds nothing between calls, so what a panicking thread left there does no harm.
+    /// Locked for one call. Ignores poisoning, because it holds nothing between calls.
     pub(super) fn scratch(&self) -> MutexGuard<'_, LaunchScratch> {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// CTAs for `parts` pieces of work, of which each does one or several: none where there is nothing to do.
+    /// CTAs for `parts` work items, each CTA doing one or several; 0 if there are none.
     pub(super) fn ctas(&self, parts: usize) -> u32 {
         parts.min((CTAS * self.driver.multiprocessors()) as usize) as u32
     }
-    /// A launch of [`BLOCK`] threads over `parts` pieces of work. None is launched where there is nothing to do.
+    /// Launches [`BLOCK`] threads per CTA over `parts` work items; nothing if there are none.
     pub(super) fn launch(
         &self,
         variant: &'static str,
@@ -55,7 +61,7 @@ impl GpuDevice {
             ctas => self.driver.launch(Kernel { variant, entry }, LaunchShape::line(ctas, BLOCK), args),
         }
     }
-    /// The same over `n` elements, `V` to a thread and step: 16 bytes of `dtype`.
+    /// The same over `n` elements, `V` per thread and step: 16 bytes of `dtype`.
     pub(super) fn each(
         &self,
         variant: &'static str,
@@ -66,12 +72,12 @@ impl GpuDevice {
     ) -> Result<()> {
         self.launch(variant, entry, n.div_ceil(BLOCK as usize * VECTOR / dtype.size()), args)
     }
-    /// CTAs of so many threads that give each multiprocessor `resident` threads, but no more than there is work.
+    /// CTAs of that many threads that give each multiprocessor `resident` threads, capped by the work.
     pub(super) fn resident(&self, parts: usize, threads: u32, resident: u32) -> u32 {
         let most = self.driver.multiprocessors() * (resident / threads).max(1);
         parts.min(most as usize) as u32
     }
-    /// A launch of so many CTAs of so many threads.
+    /// Launches that many CTAs of that many threads.
     pub(super) fn line(
         &self,
         variant: &'static str,
@@ -81,24 +87,24 @@ impl GpuDevice {
     ) -> Result<()> {
         self.driver.launch(Kernel { variant, entry }, LaunchShape::line(at.0, at.1), args)
     }
-    /// `y` f32 `+=` the sum of the rows of `x`, which are 4-byte words that hold f32.
+    /// `y` f32 `+=` the sum of the rows of `x`, 4-byte words that hold f32.
     pub(super) fn sum_rows(&self, x: View, y: ViewMut) -> Result<()> {
         let (rows, columns) = (x.len() / y.len(), y.len());
         let args = &mut [Arg::In(x), Arg::InOut(y), Arg::U32(rows as u32), Arg::U32(columns as u32)];
         self.line("sum_rows", "sum_rows", (columns.div_ceil(32) as u32, 1024), args)
     }
-    /// Has the GPU look for indices from `limit` on (other than [`IGNORE`], where that may stand there): kernels that
-    /// are given `follows` of `faults` do nothing once one was found. A GPU that has done everything says so at once,
-    /// others at the next download.
+    /// Makes the GPU check for indices from `limit` on (other than [`IGNORE`], where allowed). Kernels that take
+    /// `follows` of `faults` do nothing once one is found. A synchronous GPU reports it at once, others at the next
+    /// download.
     pub(super) fn check(&self, follows: Indexed, indices: View, limit: usize, faults: &mut IndexFaults) -> Result<()> {
         const ENTRY: &str = "check";
         faults.limits[follows as usize] = limit;
         let n = indices.len();
         if limit == 0 && n > 0 {
             let (op, what) = Indexed::NAMES[follows as usize];
-            return Err(Error::op(op, format!("{n} {what}s and nothing that they could be of")));
+            return Err(Error::op(op, format!("{n} {what}s index an empty table")));
         }
-        // Where none may stand outside, the one to pass is one that is inside.
+        // If no index may be outside, the exempt value is one that is inside anyway.
         let pass = if Indexed::NAMES[follows as usize].1 == "target" { IGNORE as u32 } else { 0 };
         let fault = faults.of_mut(follows);
         let args =
@@ -106,11 +112,11 @@ impl GpuDevice {
         self.line(ENTRY, ENTRY, (self.resident(n.div_ceil(1024), 1024, 2048), 1024), args)?;
         if self.driver.waits() { self.raise(faults) } else { Ok(()) }
     }
-    /// The first fault that was found, if there is one; it is then forgotten.
+    /// Returns the first fault found, if any, and clears it.
     pub(super) fn raise(&self, faults: &mut IndexFaults) -> Result<()> {
         self.raise_with(faults, &mut [])
     }
-    /// The same, downloaded with `parts`.
+    /// The same, downloading `parts` at once.
     pub(super) fn raise_with(&self, faults: &mut IndexFaults, parts: &mut [(View, &mut [u8])]) -> Result<()> {
         if faults.limits == [0; Indexed::COUNT] {
             return self.driver.download(parts);
@@ -132,8 +138,8 @@ impl GpuDevice {
     }
 }
 
-/// A variant's name by its dtype: `by_dtype!(OP, x.dtype(), "swiglu")` is "swiglu_f32", "swiglu_bf16" or "swiglu_f16",
-/// or an error.
+/// A variant's name by dtype: `by_dtype!(OP, x.dtype(), "swiglu")` is "swiglu_f32", "swiglu_bf16" or "swiglu_f16", or
+/// an error.
 macro_rules! by_dtype {
     ($op:expr, $dtype:expr, $stem:literal) => {
         match $dtype {
@@ -146,13 +152,13 @@ macro_rules! by_dtype {
 }
 pub(super) use by_dtype;
 
-/// A CTA for a row, whole warps of at most `most` threads.
+/// Threads of a CTA that handles one row: whole warps, at most `most` threads.
 pub fn threads(op: &'static str, columns: usize, most: usize) -> Result<u32> {
     let threads = columns.div_ceil(ITEMS).next_multiple_of(32).max(32);
     match threads <= most {
         true => Ok(threads as u32),
         false => {
-            let what = format!("rows of {columns} elements: this kernel takes at most {}", most * ITEMS);
+            let what = format!("rows of {columns} elements exceed this kernel's limit of {}", most * ITEMS);
             Err(Error::op(op, what))
         }
     }

@@ -1,4 +1,4 @@
-//! Launches of the loss and its gradient: a CTA takes a row of logits at a time.
+//! Launches of the loss and its gradient: one CTA per row of logits at a time.
 use super::driver::Arg;
 use super::launch::{GpuDevice, VECTOR, by_dtype};
 use super::scratch::{Indexed, LaunchScratch, words};
@@ -6,15 +6,15 @@ use crate::base::{DType, Result};
 use crate::device::View;
 use crate::device::ops::{CrossEntropy, CrossEntropyFinish, CrossEntropyPart};
 
-/// Threads of a CTA at most: those that keep most of a long row in registers.
+/// Maximum threads per CTA: enough to keep most of a long row in registers.
 const MOST: usize = 1024;
 
-/// A vector each, where that are not too many.
+/// One vector per thread, up to the maximum.
 fn threads(vocab: usize, dtype: DType) -> u32 {
     vocab.div_ceil(VECTOR / dtype.size()).next_multiple_of(32).min(MOST) as u32
 }
 
-/// The factor of the gradient, null where none is wanted.
+/// The gradient's factor; null if no gradient is needed.
 fn gradient(scale: Option<View>) -> Arg {
     scale.map_or(Arg::Null, Arg::In)
 }
@@ -34,7 +34,7 @@ pub fn cross_entropy(gpu: &GpuDevice, op: CrossEntropy) -> Result<()> {
     let mut scratch = gpu.scratch();
     let LaunchScratch { words: all, faults, .. } = &mut *scratch;
     gpu.check(Indexed::CrossEntropy, targets, vocab, faults)?;
-    // An f64 a row.
+    // One f64 per row.
     let mut losses = words(OP, all, 2 * n)?;
     let threads = threads(vocab, dtype);
     let [targets, logits, out] = [Arg::In(targets), Arg::InOut(logits), Arg::Out(losses.reborrow())];
@@ -83,7 +83,7 @@ pub fn finish(gpu: &GpuDevice, op: CrossEntropyFinish) -> Result<()> {
     let mut scratch = gpu.scratch();
     let LaunchScratch { words: all, faults, .. } = &mut *scratch;
     gpu.check(Indexed::CrossEntropyFinish, targets, part.of, faults)?;
-    // An f64 a row.
+    // One f64 per row.
     let mut losses = words(OP, all, 2 * n)?;
     let threads = threads(vocab, dtype);
     let [targets, stats, logits] = [Arg::In(targets), Arg::In(stats), Arg::InOut(logits)];

@@ -1,44 +1,44 @@
-//! The GPU device: every operation is a launch of a kernel of `kernels/`, a copy or a matrix product, handed to a
-//! [`Driver`]. Operations stand in one file a family, which checks operands and shapes the launch. Never waits for the
-//! GPU but in `download`, and takes memory only in `alloc` and when it is made.
+//! The GPU device: every operation is a launch of a kernel of `kernels/`, a copy or a matrix product, passed to a
+//! [`Driver`]. One file per family of operations checks operands and shapes the launch. Waits for the GPU only in
+//! `download`, and allocates memory only in `alloc` and at creation.
 //!
-//! Whatever the driver, the launch code is the same, so all of it runs in CI on the simulated GPU ([`sim`]).
+//! The launch code is the same for every driver, so all of it runs in CI on the simulated GPU ([`sim`]).
 
 // Every kernel variant of this build, and its text.
 pub mod kernels;
 // A launch as values: kernel, threads, arguments.
 pub mod args;
-// Work between a device's calls that is not the device's: collectives.
+// Work ordered with the device's calls: collectives.
 pub mod guest;
-// Calls to a driver as values.
+// Driver calls as values.
 pub mod calls;
-// What a GPU must be able to do.
+// The interface of a GPU.
 pub mod driver;
-// Memory that launches use among themselves.
+// Scratch memory of launches.
 mod scratch;
-// The device and what launches share.
+// The device, and helpers of launches.
 mod launch;
 // Casts, sums, biases, dropout.
 mod element;
 // RMSNorm and LayerNorm.
 mod norm;
-// Rotary positions, alone and behind norms.
+// Rotary position embeddings, alone and after norms.
 mod rope;
-// Attention, whole and the passes of ring attention.
+// Attention, whole and in passes of ring attention.
 mod attention;
-// Around the passes of ring attention.
+// Steps between the passes of ring attention.
 mod ring;
 // SwiGLU, GeGLU, GELU.
 mod activation;
-// Table lookup and its scatter.
+// Embedding lookup and its scatter-add.
 mod embed;
 // The loss and its gradient.
 mod loss;
 // The gradient norm and the optimizers.
 mod optim;
-// The operations, each in a line.
+// Dispatch of every operation.
 mod device;
-// Runs of calls captured and replayed.
+// Capturing and replaying steps as CUDA graphs.
 pub mod graphs;
 // The simulated GPU: a driver over the emulator.
 pub mod sim;

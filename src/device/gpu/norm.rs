@@ -1,14 +1,14 @@
-//! Launches of RMSNorm and LayerNorm: a CTA takes a row at a time. Gradients of weights are summed by CTA first.
+//! Launches of RMSNorm and LayerNorm: one CTA per row at a time. Weight gradients are first summed per CTA.
 use super::driver::Arg;
 use super::launch::{GpuDevice, by_dtype, threads};
 use super::scratch::words;
 use crate::base::Result;
 use crate::device::ops::{LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward};
 
-/// Threads of a CTA at most: of RMSNorm; of LayerNorm and of gradients, which hold more of a row in registers.
+/// Maximum threads per CTA: of RMSNorm; of LayerNorm and gradients, which hold more of a row in registers.
 const MOST: usize = 1024;
 const MOST_HELD: usize = 512;
-/// Threads of a multiprocessor whose registers hold a row's gradients: each CTA of them leaves sums of its own.
+/// Threads per multiprocessor whose registers hold a row's gradients. Each CTA writes its own sums.
 const RESIDENT: u32 = 512;
 
 pub fn rmsnorm(gpu: &GpuDevice, op: RmsNorm) -> Result<()> {

@@ -1,12 +1,11 @@
-//! Launches of the gradient norm and the optimizers. Never knows their constants: those are in memory, worked out in
-//! f64.
+//! Launches of the gradient norm and the optimizers. Never knows their constants: those are in memory, computed in f64.
 use super::driver::{Arg, Kernel, LaunchShape};
 use super::launch::{BLOCK, GpuDevice, by_dtype};
 use crate::base::{DType, Result};
 use crate::device::ViewMut;
 use crate::device::ops::{ALIGN, AdamW, ClipScale, LIMBS, Sgd, SumSquares};
 
-/// Threads that add up the CTAs' limbs.
+/// Threads that add the CTAs' limbs.
 const FINISH: u32 = 96;
 
 pub fn sum_squares(gpu: &GpuDevice, op: SumSquares) -> Result<()> {
@@ -14,7 +13,7 @@ pub fn sum_squares(gpu: &GpuDevice, op: SumSquares) -> Result<()> {
     op.check()?;
     let SumSquares { x, acc } = op;
     let n = x.len();
-    // Eight lanes take a block of ALIGN elements.
+    // Eight lanes handle a block of ALIGN elements.
     let ctas = gpu.ctas(n.div_ceil(ALIGN * BLOCK as usize / 8));
     if ctas == 0 {
         return Ok(());

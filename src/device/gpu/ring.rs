@@ -1,11 +1,11 @@
-//! Launches around the passes of ring attention: who sees whom, the merge of passes, columns in and out of fused rows.
+//! Launches around the passes of ring attention: attention ranges, merging of passes, columns in and out of fused rows.
 //! The passes themselves are in `attention.rs`. Never communicates.
 use super::driver::{Arg, Kernel, LaunchShape};
 use super::launch::{BLOCK, GpuDevice};
 use crate::base::{DType, Error, Result};
 use crate::device::ops::{AttentionMerge, AttentionRanges, CopyColumns};
 
-/// Rows of heads that a CTA merges: a warp each.
+/// Head rows that a CTA merges, one warp each.
 const MERGED: u32 = 4;
 
 pub fn ranges(gpu: &GpuDevice, op: AttentionRanges) -> Result<()> {

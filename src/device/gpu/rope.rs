@@ -1,14 +1,14 @@
-//! Launches of rotary positions: a warp takes a row at a time.
+//! Launches of rotary position embeddings: one warp per row at a time.
 use super::driver::Arg;
 use super::launch::{GpuDevice, by_dtype};
 use super::scratch::{Indexed, LaunchScratch, words};
 use crate::base::{DType, Error, Result};
 use crate::device::ops::{QkNormRope, QkNormRopeBackward, Rope, RopeShape};
 
-/// Threads of a CTA: so many warps, and rows at a time.
+/// Threads per CTA; each warp handles a row at a time.
 const THREADS: u32 = 128;
 const ROWS: usize = THREADS as usize / 32;
-/// Threads of a multiprocessor: rotation alone, with norms, and with their gradients, which take ever more registers.
+/// Threads per multiprocessor: rotation alone, with norms, and with their gradients, in increasing order of registers.
 const RESIDENT: [u32; 3] = [1024, 640, 384];
 
 pub fn rope(gpu: &GpuDevice, op: Rope) -> Result<()> {
@@ -30,14 +30,12 @@ pub fn rope(gpu: &GpuDevice, op: Rope) -> Result<()> {
     gpu.line(variant, OP, (ctas, THREADS), args)
 }
 
-/// A group of lanes, 16 bytes each, holds half a head.
+/// A group of lanes, 16 bytes each, must hold half a head.
 fn check_head(op: &'static str, head_dim: usize, dtype: DType) -> Result<()> {
     let most = 64 * 16 / dtype.size();
     match head_dim <= most {
         true => Ok(()),
-        false => {
-            Err(Error::op(op, format!("heads of {head_dim} elements: this kernel takes at most {most} in {dtype}")))
-        }
+        false => Err(Error::op(op, format!("head_dim {head_dim} exceeds this kernel's limit of {most} in {dtype}"))),
     }
 }
 

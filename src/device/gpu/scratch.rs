@@ -1,52 +1,52 @@
-//! Memory that launches use among themselves: limbs of sums, words from a first launch to a second, and what kernels
-//! found wrong with indices. Never launches.
+//! Scratch memory of launches: limbs of sums, words passed from one launch to the next, and faults found in indices.
+//! Never launches.
 use crate::base::{DType, Error, Result};
 use crate::device::{Buf, LIMBS, View, ViewMut};
 
-/// CTAs of a launch over elements or rows for each multiprocessor, at most: enough to fill it, each with several
-/// elements a thread.
+/// Maximum CTAs per multiprocessor for launches over elements or rows: enough to fill it, with several elements per
+/// thread.
 pub const CTAS: u32 = 8;
-/// Elements of a row that a thread takes at most: `ITEMS` of `kernels/row.ptx`.
+/// Maximum elements of a row per thread: `ITEMS` of `kernels/row.ptx`.
 pub const ITEMS: usize = 16;
-/// 4-byte words between two launches, for each multiprocessor: the sums of 512 threads of [`ITEMS`] columns, twice.
+/// 4-byte words between two launches, per multiprocessor: the sums of 512 threads of [`ITEMS`] columns, twice.
 const WORDS: usize = 2 * 512 * ITEMS;
-/// That of the smallest GPU.
+/// For the smallest GPU.
 const LEAST_WORDS: usize = 16 * WORDS;
 
-/// Memory that launches use among themselves; taken once, when the device is made.
+/// Scratch memory of launches, allocated once with the device.
 pub struct LaunchScratch {
     /// Each CTA's limbs of the sum of squares.
     pub limbs: Buf,
-    /// What a first launch leaves for a second, as 4-byte words; see [`words`].
+    /// Data from one launch to the next, as 4-byte words; see [`words`].
     pub words: Buf,
     pub faults: IndexFaults,
 }
 
-/// Of the buffers of [`LaunchScratch`] in its order: what is allocated, and what a plan counts.
+/// Sizes of the buffers of [`LaunchScratch`], in order: for allocation and planning.
 pub fn buffers(multiprocessors: u32) -> [(DType, usize); 3] {
     [(DType::F64, limbs(multiprocessors)), (DType::U32, word_count(multiprocessors)), (DType::U32, IndexFaults::WORDS)]
 }
 
-/// Limbs that all CTAs together leave for the second launch.
+/// Limbs that all CTAs together pass to the second launch.
 fn limbs(multiprocessors: u32) -> usize {
     (CTAS * multiprocessors) as usize * LIMBS
 }
 
-/// How many elements [`words`] gives.
+/// How many words [`words`] can return.
 fn word_count(multiprocessors: u32) -> usize {
     (multiprocessors as usize * WORDS).max(LEAST_WORDS)
 }
 
-/// The first `n` words that a launch leaves for the next one. Whatever they are, they are told apart by kernels alone.
+/// The first `n` words, which one launch writes and the next reads. Only the kernels define their meaning.
 pub fn words<'a>(op: &'static str, all: &'a mut Buf, n: usize) -> Result<ViewMut<'a>> {
     let have = all.len();
     match n <= have {
         true => Ok(all.view_mut().slice(0..n)),
-        false => Err(Error::op(op, format!("needs {n} words between its launches, this GPU has {have} for that"))),
+        false => Err(Error::op(op, format!("needs {n} words between its launches, but this GPU's scratch has {have}"))),
     }
 }
 
-/// The operations whose kernels follow indices.
+/// The operations whose kernels use indices.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Indexed {
     Embed,
@@ -61,7 +61,7 @@ pub enum Indexed {
 
 impl Indexed {
     pub const COUNT: usize = 8;
-    /// Operation and index, as errors name them.
+    /// Names of operation and index in errors.
     pub const NAMES: [(&str, &str); Indexed::COUNT] = [
         ("embed", "token"),
         ("embed_backward", "token"),
@@ -74,10 +74,10 @@ impl Indexed {
     ];
 }
 
-/// What `kernels/check.ptx` has found: two words for each that follows indices, on the GPU.
+/// Faults found by `kernels/check.ptx`: two words on the GPU per operation that uses indices.
 pub struct IndexFaults {
     pub found: Buf,
-    /// What the last indices had to be below, 0 as long as there were none.
+    /// Limit of each operation's last indices, 0 if there were none.
     pub limits: [usize; Indexed::COUNT],
 }
 

@@ -1,10 +1,10 @@
-//! A GPU that is simulated: kernels run in the emulator of `flatshard_ptx`, matrix products on the host, and everything
-//! is done when a call returns. Never pretends to a speed.
+//! A simulated GPU: kernels run in the emulator of `flatshard_ptx`, matrix products on the host, and every call is
+//! synchronous. Never models speed.
 //!
-//! Its memory is the host's, so that ranks share it as CPU ranks do. A kernel sees its operands and nothing else: each
-//! is an allocation of the emulator with the operand's bounds, named after the kernel's parameter. What a launch only
-//! reads ([`Arg::In`]) cannot be written; what it is to fill ([`Arg::Out`]) counts as never written when it starts and
-//! must be full when it ends. So a kernel's fault is an error here, and names kernel, line, thread and allocation.
+//! Its memory is the host's, so ranks share it as CPU ranks do. A kernel can access only its operands: each is an
+//! allocation of the emulator with the operand's bounds, named after the kernel's parameter. Read-only operands
+//! ([`Arg::In`]) cannot be written; outputs ([`Arg::Out`]) count as uninitialized at the start and must be fully
+//! written at the end. So a bug in a kernel is an error here that names kernel, line, thread and allocation.
 use super::calls::Calls;
 use super::driver::{Arg, Driver, Graph, Kernel, LaunchShape, Map, run};
 use super::kernels::{TEXTS, place};
@@ -17,29 +17,29 @@ use crate::device::{Buf, View, ViewMut};
 use flatshard_ptx::emulate::{self, Argument, GlobalMemory, KernelLaunch, LaunchCounts, TensorMap, parse};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// As small as a GPU may be: launches of tests then have several CTAs, and CTAs several pieces of work.
+/// As few as possible, so that launches in tests have several CTAs, and CTAs several work items.
 const MULTIPROCESSORS: u32 = 1;
 
 pub struct Sim {
-    /// In the order of [`TEXTS`]; parsed when first launched.
+    /// In the order of [`TEXTS`]; parsed at first launch.
     kernels: Vec<OnceLock<Entries>>,
-    /// Of the warps' turns; see [`KernelLaunch::schedule`].
+    /// Order of the warps; see [`KernelLaunch::schedule`].
     schedule: u64,
     arch: u32,
     gemm: Mutex<gemm::GemmScratch>,
     tally: Mutex<Tally>,
 }
 
-/// The entries of a variant, or why it does not parse.
+/// The entry points of a variant, or its parse error.
 type Entries = std::result::Result<Vec<emulate::PtxKernel>, String>;
 
-/// What has run so far.
+/// Work executed so far.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Tally {
     pub launches: u64,
     pub products: u64,
     pub copies: u64,
-    /// Downloads and synchronisations: the host stood still.
+    /// Downloads and synchronizations, where the host would block.
     pub waits: u64,
     pub uploads: u64,
     pub graphs: u64,
@@ -51,19 +51,19 @@ impl Sim {
     pub fn new() -> Sim {
         Sim::with_schedule(0)
     }
-    /// CTAs and warps in another order: correct kernels give the same results.
+    /// Runs CTAs and warps in another order, which must not change a kernel's results.
     pub fn with_schedule(schedule: u64) -> Sim {
         let kernels = std::iter::repeat_with(OnceLock::new).take(TEXTS.len()).collect();
         Sim { kernels, schedule, arch: 80, gemm: Mutex::default(), tally: Mutex::default() }
     }
-    /// As a GPU of another architecture: launches choose their kernels by it.
+    /// As a GPU of another architecture, by which launches choose kernels.
     pub fn of_arch(self, arch: u32) -> Sim {
         Sim { arch, ..self }
     }
-    /// With another text for a variant: a test's own kernel, right or wrong.
+    /// With another text for a variant: a test's own kernel, correct or faulty.
     pub fn replace(mut self, variant: &str, file: &str, ptx: &str) -> Result<Sim> {
         let index =
-            place(variant).ok_or_else(|| Error::op("replace", format!("sim: there is no kernel variant {variant}")))?;
+            place(variant).ok_or_else(|| Error::op("replace", format!("sim: no kernel variant is named {variant}")))?;
         self.kernels[index] = OnceLock::from(parse(file, ptx).map_err(|e| e.to_string()));
         Ok(self)
     }
@@ -76,14 +76,14 @@ impl Sim {
     fn kernel(&self, kernel: Kernel) -> Result<&emulate::PtxKernel> {
         let Kernel { variant, entry } = kernel;
         let index =
-            place(variant).ok_or_else(|| Error::op(entry, format!("sim: there is no kernel variant {variant}")))?;
+            place(variant).ok_or_else(|| Error::op(entry, format!("sim: no kernel variant is named {variant}")))?;
         let parsed = self.kernels[index].get_or_init(|| {
             let (file, ptx) = TEXTS[index].ptx().map_err(|e| e.to_string())?;
             parse(file, &ptx).map_err(|e| e.to_string())
         });
-        let entries = parsed.as_ref().map_err(|e| Error::op(entry, format!("sim: {variant} does not parse: {e}")))?;
+        let entries = parsed.as_ref().map_err(|e| Error::op(entry, format!("sim: cannot parse {variant}: {e}")))?;
         let found = entries.iter().find(|k| k.name == entry);
-        found.ok_or_else(|| Error::op(entry, format!("sim: {variant} has no entry of that name")))
+        found.ok_or_else(|| Error::op(entry, format!("sim: {variant} has no entry point of that name")))
     }
 }
 
@@ -186,7 +186,7 @@ impl Driver for Sim {
         self.count(|tally| tally.waits += 1);
         Ok(())
     }
-    /// The calls themselves, to be done again as they are.
+    /// Keeps the calls, to be executed again as they are.
     fn capture(&self, calls: Calls) -> Result<Graph> {
         Ok(Graph { calls, made: Box::new(()) })
     }

@@ -1,21 +1,21 @@
-//! What NVML says of a GPU beside its work: memory, clocks, what holds them down, ECC, temperature, power. Never fails:
-//! where libnvidia-ml is absent, or a GPU does not tell a value, it is null.
+//! GPU telemetry from NVML: memory, clocks, throttling, ECC, temperature, power. Never fails: without libnvidia-ml, or
+//! where a GPU does not report a value, it is null.
 use crate::base::DType;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};
 use serde::Serialize;
 
-/// At one moment; of the GPU, whoever uses it.
+/// A sample of the whole GPU, including other processes' use.
 #[derive(Serialize, Clone, Debug, Default, PartialEq)]
 pub struct Sample {
     pub memory_used_bytes: Option<u64>,
     pub memory_total_bytes: Option<u64>,
     pub sm_clock_mhz: Option<u32>,
     pub memory_clock_mhz: Option<u32>,
-    /// Why clocks are below their most, if they are: "power cap", "hot". Idleness is no reason.
+    /// Why clocks are below maximum, if they are: "power cap", "hot". Idleness does not count.
     pub throttled: Option<Vec<&'static str>>,
-    /// Since the driver was loaded. The second kind costs data: such a GPU should be replaced.
+    /// Since the driver was loaded. Uncorrected errors lose data: such a GPU should be replaced.
     pub ecc_corrected: Option<u64>,
     pub ecc_uncorrected: Option<u64>,
     pub temperature_c: Option<u32>,
@@ -24,7 +24,7 @@ pub struct Sample {
 
 pub struct Telemetry {
     nvml: Option<Nvml>,
-    /// CUDA's numbers follow CUDA_VISIBLE_DEVICES, NVML's do not: the bus id is the same.
+    /// CUDA's indices follow CUDA_VISIBLE_DEVICES and NVML's do not, but the bus id is the same.
     pci_bus_id: String,
 }
 
@@ -32,7 +32,7 @@ impl Telemetry {
     pub fn new(pci_bus_id: impl Into<String>) -> Telemetry {
         Telemetry { nvml: Nvml::init().ok(), pci_bus_id: pci_bus_id.into() }
     }
-    /// `None` where there is no NVML, or it does not know the GPU.
+    /// `None` without NVML, or if it does not know the GPU.
     pub fn sample(&self) -> Option<Sample> {
         let device = self.nvml.as_ref()?.device_by_pci_bus_id(self.pci_bus_id.as_str()).ok()?;
         let memory = device.memory_info().ok();
@@ -64,50 +64,73 @@ fn reasons(set: ThrottleReasons) -> Vec<&'static str> {
     names.into_iter().filter(|(reason, _)| set.contains(*reason)).map(|(_, name)| name).collect()
 }
 
-/// Dense peak FLOP/s by the maker's data sheet, without sparsity: what MFU is measured against.
+/// Peak rates from the vendor's data sheet: the reference for `mfu` and `sol`. FLOP/s are dense, which most sheets give
+/// only in a footnote: the large numbers are with sparsity, twice as high.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Peak {
-    /// bf16 and f16, f32 accumulation.
+pub struct DataSheet {
+    /// bf16 and f16, with f32 accumulation.
     pub bf16: f64,
     /// f32 outside the tensor cores.
     pub fp32: f64,
+    /// Bytes per second.
+    pub bandwidth: f64,
 }
 
-impl Peak {
-    /// Of products with inputs of that dtype.
-    pub fn of(&self, dtype: DType) -> f64 {
-        if dtype == DType::F32 { self.fp32 } else { self.bf16 }
+impl DataSheet {
+    /// FLOP/s of products with inputs of that dtype. In TF32, all of these GPUs have half the rate of bf16.
+    pub fn flops(&self, dtype: DType, tf32: bool) -> f64 {
+        match dtype {
+            DType::F32 if tf32 => self.bf16 / 2.0,
+            DType::F32 => self.fp32,
+            _ => self.bf16,
+        }
+    }
+    /// Of a rank that shares the GPU.
+    pub fn share(&self, share: f64) -> DataSheet {
+        DataSheet { bf16: self.bf16 * share, fp32: self.fp32 * share, bandwidth: self.bandwidth * share }
     }
 }
 
-/// By part of the name that the driver gives; the first that fits.
-const PEAKS: &[(&str, Peak)] = &[
-    ("GB200", Peak { bf16: 2500e12, fp32: 80e12 }),
-    ("B200", Peak { bf16: 2250e12, fp32: 80e12 }),
-    ("H200 NVL", Peak { bf16: 835e12, fp32: 60e12 }),
-    ("GH200", Peak { bf16: 989.4e12, fp32: 66.9e12 }),
-    ("H200", Peak { bf16: 989.4e12, fp32: 66.9e12 }),
-    ("H100 PCIe", Peak { bf16: 756e12, fp32: 51.2e12 }),
-    ("H100 NVL", Peak { bf16: 835e12, fp32: 60e12 }),
-    ("H100", Peak { bf16: 989.4e12, fp32: 66.9e12 }),
-    ("H800", Peak { bf16: 989.4e12, fp32: 66.9e12 }),
-    ("A100", Peak { bf16: 312e12, fp32: 19.5e12 }),
-    ("A800", Peak { bf16: 312e12, fp32: 19.5e12 }),
-    ("A30", Peak { bf16: 165e12, fp32: 10.3e12 }),
-    ("L40S", Peak { bf16: 362e12, fp32: 91.6e12 }),
-    ("L40", Peak { bf16: 181e12, fp32: 90.5e12 }),
-    ("L4", Peak { bf16: 121e12, fp32: 30.3e12 }),
-    ("A40", Peak { bf16: 149.7e12, fp32: 37.4e12 }),
-    ("A10", Peak { bf16: 125e12, fp32: 31.2e12 }),
-    ("RTX A6000", Peak { bf16: 154.8e12, fp32: 38.7e12 }),
-    ("RTX 5090", Peak { bf16: 209.5e12, fp32: 104.8e12 }),
-    ("RTX 4090", Peak { bf16: 165.2e12, fp32: 82.6e12 }),
-    ("RTX 3090", Peak { bf16: 71e12, fp32: 35.6e12 }),
+/// By part of the driver's name; the first match counts.
+const DATA_SHEETS: &[(&str, DataSheet)] = &[
+    ("GB200", DataSheet { bf16: 2500e12, fp32: 80e12, bandwidth: 8000e9 }),
+    ("B200", DataSheet { bf16: 2250e12, fp32: 80e12, bandwidth: 8000e9 }),
+    ("H200 NVL", DataSheet { bf16: 835e12, fp32: 60e12, bandwidth: 4800e9 }),
+    ("GH200 144G", DataSheet { bf16: 989.4e12, fp32: 66.9e12, bandwidth: 4900e9 }),
+    ("GH200", DataSheet { bf16: 989.4e12, fp32: 66.9e12, bandwidth: 4000e9 }),
+    ("H200", DataSheet { bf16: 989.4e12, fp32: 66.9e12, bandwidth: 4800e9 }),
+    ("H100 PCIe", DataSheet { bf16: 756e12, fp32: 51.2e12, bandwidth: 2000e9 }),
+    ("H100 NVL", DataSheet { bf16: 835e12, fp32: 60e12, bandwidth: 3900e9 }),
+    ("H100", DataSheet { bf16: 989.4e12, fp32: 66.9e12, bandwidth: 3350e9 }),
+    ("H800 PCIe", DataSheet { bf16: 756e12, fp32: 51.2e12, bandwidth: 2000e9 }),
+    ("H800", DataSheet { bf16: 989.4e12, fp32: 66.9e12, bandwidth: 3350e9 }),
+    ("A100 80GB PCIe", DataSheet { bf16: 312e12, fp32: 19.5e12, bandwidth: 1935e9 }),
+    ("A100-SXM4-80GB", DataSheet { bf16: 312e12, fp32: 19.5e12, bandwidth: 2039e9 }),
+    ("A100", DataSheet { bf16: 312e12, fp32: 19.5e12, bandwidth: 1555e9 }),
+    ("A800 80GB PCIe", DataSheet { bf16: 312e12, fp32: 19.5e12, bandwidth: 1935e9 }),
+    ("A800-SXM4-80GB", DataSheet { bf16: 312e12, fp32: 19.5e12, bandwidth: 2039e9 }),
+    ("A800", DataSheet { bf16: 312e12, fp32: 19.5e12, bandwidth: 1555e9 }),
+    ("A30", DataSheet { bf16: 165e12, fp32: 10.3e12, bandwidth: 933e9 }),
+    ("L40S", DataSheet { bf16: 362e12, fp32: 91.6e12, bandwidth: 864e9 }),
+    ("L40", DataSheet { bf16: 181e12, fp32: 90.5e12, bandwidth: 864e9 }),
+    ("L4", DataSheet { bf16: 121e12, fp32: 30.3e12, bandwidth: 300e9 }),
+    ("A40", DataSheet { bf16: 149.7e12, fp32: 37.4e12, bandwidth: 696e9 }),
+    ("A10", DataSheet { bf16: 125e12, fp32: 31.2e12, bandwidth: 600e9 }),
+    ("RTX A6000", DataSheet { bf16: 154.8e12, fp32: 38.7e12, bandwidth: 768e9 }),
+    ("RTX 5090", DataSheet { bf16: 209.5e12, fp32: 104.8e12, bandwidth: 1792e9 }),
+    ("RTX 4090", DataSheet { bf16: 165.2e12, fp32: 82.6e12, bandwidth: 1008e9 }),
+    ("RTX 3090", DataSheet { bf16: 71e12, fp32: 35.6e12, bandwidth: 936e9 }),
 ];
 
-/// `None` for a GPU that the table does not know: then MFU is null unless it is measured.
-pub fn peak(gpu: &str) -> Option<Peak> {
-    PEAKS.iter().find(|(part, _)| gpu.contains(part)).map(|(_, peak)| *peak)
+/// `None` if the GPU is not in the table, and is to be measured. A name that goes on is another part: "A10G", "RTX 4090
+/// Laptop GPU".
+pub fn data_sheet(gpu: &str) -> Option<DataSheet> {
+    let is = |part: &str| {
+        let rest = gpu.split_once(part).map(|(_, rest)| rest);
+        let goes_on = |c: char| c.is_ascii_alphanumeric() || part.starts_with("RTX");
+        rest.is_some_and(|rest| !rest.starts_with(goes_on))
+    };
+    DATA_SHEETS.iter().find(|(part, _)| is(part)).map(|(_, sheet)| *sheet)
 }
 
 #[cfg(test)]
@@ -117,7 +140,7 @@ mod tests {
     #[test]
     fn without_nvml_there_is_no_sample_and_no_failure() {
         let telemetry = Telemetry::new("0000:00:00.0");
-        // No GPU sits on that bus id, with or without NVML.
+        // No GPU has that bus id, with or without NVML.
         assert_eq!(telemetry.sample(), None);
         let line = serde_json::to_value(Sample::default()).unwrap();
         assert!(line["sm_clock_mhz"].is_null() && line["throttled"].is_null(), "{line}");
@@ -131,14 +154,24 @@ mod tests {
     }
 
     #[test]
-    fn peaks_are_those_of_the_exact_part() {
-        let bf16 = |name| peak(name).map(|p| p.bf16);
-        assert_eq!(bf16("NVIDIA H100 80GB HBM3"), Some(989.4e12));
-        assert_eq!(bf16("NVIDIA H100 PCIe"), Some(756e12));
-        assert_eq!(bf16("NVIDIA H200"), Some(989.4e12));
-        assert_eq!(bf16("NVIDIA A100-SXM4-80GB"), Some(312e12));
-        assert_eq!(bf16("NVIDIA L40S"), Some(362e12));
-        assert_eq!(bf16("NVIDIA L4"), Some(121e12));
-        assert_eq!(bf16("NVIDIA GeForce GTX 1080"), None);
+    fn rates_are_those_of_the_exact_part() {
+        let of = |name| data_sheet(name).map(|sheet| (sheet.bf16 / 1e12, sheet.bandwidth / 1e9));
+        assert_eq!(of("NVIDIA H100 80GB HBM3"), Some((989.4, 3350.0)));
+        assert_eq!(of("NVIDIA H100 PCIe"), Some((756.0, 2000.0)));
+        assert_eq!(of("NVIDIA H100 NVL"), Some((835.0, 3900.0)));
+        assert_eq!(of("NVIDIA H200"), Some((989.4, 4800.0)));
+        assert_eq!(of("NVIDIA GH200 480GB"), Some((989.4, 4000.0)));
+        assert_eq!(of("NVIDIA B200"), Some((2250.0, 8000.0)));
+        assert_eq!(of("NVIDIA A100-SXM4-80GB"), Some((312.0, 2039.0)));
+        assert_eq!(of("NVIDIA A100-PCIE-40GB"), Some((312.0, 1555.0)));
+        assert_eq!(of("NVIDIA L40S"), Some((362.0, 864.0)));
+        assert_eq!(of("NVIDIA L4"), Some((121.0, 300.0)));
+        assert_eq!(of("NVIDIA GeForce RTX 4090"), Some((165.2, 1008.0)));
+        for other in ["GeForce GTX 1080", "A10G", "GeForce RTX 4090 Laptop GPU", "GeForce RTX 3090 Ti"] {
+            assert_eq!(data_sheet(&format!("NVIDIA {other}")), None, "{other}");
+        }
+        let h100 = data_sheet("NVIDIA H100 80GB HBM3").unwrap();
+        let of = |dtype, tf32| h100.flops(dtype, tf32) / 1e12;
+        assert_eq!([of(DType::F32, false), of(DType::F32, true), of(DType::F16, true)], [66.9, 494.7, 989.4]);
     }
 }

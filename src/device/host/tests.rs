@@ -1,4 +1,4 @@
-//! The bits of an update by any number of threads.
+//! Updates have the same bits with any number of threads.
 use super::*;
 use crate::base::Category;
 use crate::base::rng::Rng;

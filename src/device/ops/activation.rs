@@ -1,10 +1,9 @@
-//! Operands of what works element by element: activations and dropout. All are alike in dtype and length.
+//! Operands of elementwise operations: activations and dropout. All have the same dtype and length.
 use super::check::{float, read, rows, written};
 use crate::base::{DType, Error, Result};
 use crate::device::{View, ViewMut};
 
-/// A gated activation: `y = silu(gate) * up` (SwiGLU, Shazeer 2020), or with the tanh form of GELU (GeGLU; Gemma).
-/// Assigns.
+/// A gated activation: `y = silu(gate) * up` (SwiGLU, Shazeer 2020), or with GELU's tanh form (GeGLU; Gemma). Assigns.
 pub struct Glu<'a> {
     pub gate: View<'a>,
     pub up: View<'a>,
@@ -65,13 +64,13 @@ impl GeluBackward<'_> {
     }
 }
 
-/// In place: `x[i] = keep(i) ? x[i] / (1 - p) : 0`, keep from the counter (key, index of the element). The same on the
-/// gradient is the backward pass.
+/// In place: `x[i] = keep(i) ? x[i] / (1 - p) : 0`, with keep from the counter (key, index of the element). Backward is
+/// the same operation on the gradient.
 pub struct Dropout<'a> {
     /// In [0, 1).
     pub p: f32,
-    /// (2) u32, the low word first: an [`Rng::key`](crate::base::rng::Rng::key) that names run, step, micro-batch, rank
-    /// and place in the model.
+    /// (2) u32, low word first: an [`Rng::key`](crate::base::rng::Rng::key) that identifies run, step, micro-batch,
+    /// rank and position in the model.
     pub key: View<'a>,
     pub x: ViewMut<'a>,
 }
@@ -85,11 +84,11 @@ impl Dropout<'_> {
         float(Self::OP, self.x.dtype())?;
         read(Self::OP, &[("key", &self.key, DType::U32, 2)])
     }
-    /// A word of the counter below this drops its element.
+    /// Elements whose counter word is below this are dropped.
     pub fn threshold(&self) -> u32 {
         threshold(self.p)
     }
-    /// Multiplies what is kept.
+    /// Factor of the kept elements.
     pub fn scale(&self) -> f32 {
         scale(self.p)
     }
@@ -101,14 +100,14 @@ fn scale(p: f32) -> f32 {
     1.0 / (1.0 - p)
 }
 
-/// Dropout of rows that ranks have parts of, with the mask of the whole: element j of row i is channel `c = first + j`
-/// of token `t = rows[i]` (without `rows`, `t = i`), and is kept where word `c % 4` of the counter `[c / 4, t]` is at
-/// least `p * 2^32`. Kept elements are multiplied by `1 / (1 - p)`. Assigns `y`, or adds to it with `accumulate`. The
-/// same on the gradient is the backward pass.
+/// Dropout of rows of which ranks hold slices, with the whole row's mask: element j of row i is channel `c = first + j`
+/// of token `t = rows[i]` (without `rows`, `t = i`), and is kept if word `c % 4` of the counter `[c / 4, t]` is at
+/// least `p * 2^32`. Kept elements are multiplied by `1 / (1 - p)`. Assigns `y`, or adds to it with `accumulate`.
+/// Backward is the same operation on the gradient.
 pub struct DropoutRows<'a> {
     /// In [0, 1).
     pub p: f32,
-    /// (2) u32, the low word first, as of [`Dropout`].
+    /// (2) u32, low word first, as in [`Dropout`].
     pub key: View<'a>,
     /// (N) u32.
     pub rows: Option<View<'a>>,
@@ -122,7 +121,7 @@ pub struct DropoutRows<'a> {
 
 impl DropoutRows<'_> {
     pub const OP: &'static str = "dropout_rows";
-    /// N.
+    /// Returns N.
     pub fn check(&self) -> Result<usize> {
         if !(0.0..1.0).contains(&self.p) {
             return Err(Error::op(Self::OP, format!("p = {} is not in [0, 1)", self.p)));
@@ -135,11 +134,11 @@ impl DropoutRows<'_> {
         written(Self::OP, &[("y", &self.y, dtype, self.x.len())])?;
         Ok(n)
     }
-    /// As of [`Dropout`].
+    /// As in [`Dropout`].
     pub fn threshold(&self) -> u32 {
         threshold(self.p)
     }
-    /// As of [`Dropout`].
+    /// As in [`Dropout`].
     pub fn scale(&self) -> f32 {
         scale(self.p)
     }

@@ -1,5 +1,5 @@
-//! Operands of attention, whole and in the passes of ring attention. N: rows (tokens); Nq and Nk: those of queries and
-//! of keys.
+//! Operands of attention, whole and in passes of ring attention. N: rows (tokens); Nq and Nk: rows of queries and of
+//! keys.
 use super::check::{float, read, rows, written};
 use crate::base::{DType, Error, Result};
 use crate::device::{View, ViewMut};
@@ -10,12 +10,12 @@ pub struct AttentionShape {
     /// Divides `heads`: query head h reads key/value head h / (heads / kv_heads).
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Multiplies the scores; usually 1/sqrt(head_dim).
+    /// Factor of the scores; usually 1/sqrt(head_dim).
     pub scale: f32,
-    /// Query i sees key j of its document where i - window < j <= i: the `sliding_window` of transformers. 0: all j <=
+    /// Query i attends to key j of its document if i - window < j <= i: `sliding_window` of transformers. 0: all j <=
     /// i.
     pub window: usize,
-    /// Scores become cap * tanh(scale * q k / cap) (Gemma 2). 0: they stay.
+    /// Scores become cap * tanh(scale * q k / cap) (Gemma 2). 0 disables it.
     pub softcap: f32,
 }
 
@@ -28,7 +28,7 @@ impl AttentionShape {
     pub fn width(&self) -> usize {
         self.heads * self.head_dim
     }
-    /// Elements in a row of the keys and values of a block.
+    /// Elements in a row of a block's keys and values.
     pub fn kv_row(&self) -> usize {
         2 * self.kv_heads * self.head_dim
     }
@@ -37,7 +37,7 @@ impl AttentionShape {
         let queries = self.rows(op, qkv)?;
         match kv.is_multiple_of(self.kv_row()) {
             true => Ok((queries, kv / self.kv_row())),
-            false => Err(Error::op(op, format!("kv holds {kv} elements, no whole rows of {}", self.kv_row()))),
+            false => Err(Error::op(op, format!("kv holds {kv} elements, not whole rows of {}", self.kv_row()))),
         }
     }
     /// Rows of a `qkv` of `len` elements.
@@ -51,11 +51,11 @@ impl AttentionShape {
     }
 }
 
-/// Flash-style attention (Dao et al. 2022): causal within each document, within the window where there is one, no T x T
-/// matrix. Assigns `o` and `lse`.
+/// Flash-style attention (Dao et al. 2022): causal within each document, limited to the window if there is one, without
+/// a T x T matrix. Assigns `o` and `lse`.
 pub struct Attention<'a> {
     pub shape: AttentionShape,
-    /// (documents + 1) u32: 0 and the end of each document.
+    /// (documents + 1) u32: 0, then the end of each document.
     pub cu_seqlens: View<'a>,
     /// (N, (heads + 2 kv_heads) * head_dim)
     pub qkv: View<'a>,
@@ -67,7 +67,7 @@ pub struct Attention<'a> {
 
 impl Attention<'_> {
     pub const OP: &'static str = "attention";
-    /// N.
+    /// Returns N.
     pub fn check(&self) -> Result<usize> {
         let Self { shape, cu_seqlens, qkv, o, lse } = self;
         let (dtype, n) = (float(Self::OP, qkv.dtype())?, shape.rows(Self::OP, qkv.len())?);
@@ -79,7 +79,7 @@ impl Attention<'_> {
 
 fn check_documents(op: &'static str, cu_seqlens: &View) -> Result<()> {
     match cu_seqlens.is_empty() {
-        true => Err(Error::op(op, "cu_seqlens is empty: it holds 0 and the end of each document")),
+        true => Err(Error::op(op, "cu_seqlens is empty: it must hold 0 and the end of each document")),
         false => read(op, &[("cu_seqlens", cu_seqlens, DType::U32, cu_seqlens.len())]),
     }
 }
@@ -101,13 +101,13 @@ pub struct AttentionBackward<'a> {
     pub delta: ViewMut<'a>,
     /// f32, [`Device::attention_sums`](crate::device::Device::attention_sums) or more: scratch.
     pub sums: ViewMut<'a>,
-    /// As `qkv`.
+    /// Same shape as `qkv`.
     pub dqkv: ViewMut<'a>,
 }
 
 impl AttentionBackward<'_> {
     pub const OP: &'static str = "attention_backward";
-    /// N.
+    /// Returns N.
     pub fn check(&self) -> Result<usize> {
         let Self { shape, cu_seqlens, qkv, o, lse, d_o, delta, dqkv, .. } = self;
         let (dtype, n) = (float(Self::OP, qkv.dtype())?, shape.rows(Self::OP, qkv.len())?);
@@ -119,16 +119,16 @@ impl AttentionBackward<'_> {
     }
 }
 
-/// Who sees whom in a pass of ring attention (Liu et al. 2023). Any cut of any batch is described alike: zigzag chunks
-/// of dense sequences, or documents cut anywhere. As all of these rise, each query sees one range of the block's keys,
-/// and each key is seen by one range of queries. Assigns both ranges.
+/// The attention ranges of a pass of ring attention (Liu et al. 2023). Any sharding of any batch is described the same
+/// way: zigzag chunks of dense sequences, or documents split anywhere. Since all rows are in increasing order, each
+/// query attends to one range of the block's keys, and one range of queries attends to each key. Assigns both ranges.
 pub struct AttentionRanges<'a> {
     pub shape: AttentionShape,
     /// (documents + 1) u32: the documents of the packed batch.
     pub cu_seqlens: View<'a>,
-    /// (Nq) u32, rising: the rows of the packed batch that the queries are.
+    /// (Nq) u32, increasing: the queries' rows of the packed batch.
     pub q_rows: View<'a>,
-    /// (Nk) u32, rising: those that the keys are.
+    /// (Nk) u32, increasing: the keys' rows of the packed batch.
     pub k_rows: View<'a>,
     /// (Nq, 2) u32
     pub of_queries: ViewMut<'a>,
@@ -151,21 +151,21 @@ impl AttentionRanges<'_> {
 /// Attention of queries over one block of keys and values. Assigns `o` and `lse`.
 pub struct AttentionPass<'a> {
     pub shape: AttentionShape,
-    /// (Nq, 2) u32: the block's keys that each query sees, by [`AttentionRanges`].
+    /// (Nq, 2) u32: the range of the block's keys that each query attends to, from [`AttentionRanges`].
     pub of_queries: View<'a>,
-    /// (Nq, (heads + 2 kv_heads) * head_dim), of which the queries are read.
+    /// (Nq, (heads + 2 kv_heads) * head_dim); only the queries are read.
     pub qkv: View<'a>,
     /// (Nk, 2 kv_heads * head_dim): keys before values in a row.
     pub kv: View<'a>,
-    /// (Nq, heads * head_dim) f32; 0 where nothing is seen.
+    /// (Nq, heads * head_dim) f32; 0 where a query attends to nothing.
     pub o: ViewMut<'a>,
-    /// (heads, Nq) f32; -inf where nothing is seen.
+    /// (heads, Nq) f32; -inf where a query attends to nothing.
     pub lse: ViewMut<'a>,
 }
 
 impl AttentionPass<'_> {
     pub const OP: &'static str = "attention_pass";
-    /// Nq and Nk.
+    /// Returns Nq and Nk.
     pub fn check(&self) -> Result<(usize, usize)> {
         let Self { shape, of_queries, qkv, kv, o, lse } = self;
         let dtype = float(Self::OP, qkv.dtype())?;
@@ -177,8 +177,7 @@ impl AttentionPass<'_> {
     }
 }
 
-/// `o` and `lse` of earlier passes become those of all with one more: o = sum of exp(lse_i - lse) o_i, without
-/// overflow.
+/// Merges one more pass into `o` and `lse` of earlier passes: o = sum of exp(lse_i - lse) o_i, without overflow.
 pub struct AttentionMerge<'a> {
     pub shape: AttentionShape,
     /// (N, heads * head_dim) f32
@@ -193,7 +192,7 @@ pub struct AttentionMerge<'a> {
 
 impl AttentionMerge<'_> {
     pub const OP: &'static str = "attention_merge";
-    /// N.
+    /// Returns N.
     pub fn check(&self) -> Result<usize> {
         let Self { shape, o_pass, lse_pass, o, lse } = self;
         let n = rows(Self::OP, "o", o.len(), shape.width())?;
@@ -217,7 +216,7 @@ pub struct AttentionDelta<'a> {
 
 impl AttentionDelta<'_> {
     pub const OP: &'static str = "attention_delta";
-    /// N.
+    /// Returns N.
     pub fn check(&self) -> Result<usize> {
         let Self { shape, o, d_o, delta } = self;
         let (dtype, n) = (float(Self::OP, o.dtype())?, rows(Self::OP, "o", o.len(), shape.width())?);
@@ -227,25 +226,25 @@ impl AttentionDelta<'_> {
     }
 }
 
-/// Backward of [`AttentionPass`], from the `lse` of all passes merged. Adds to `dq` and to `dkv`, which travels with
-/// its block.
+/// Backward of [`AttentionPass`], from the merged `lse` of all passes. Adds to `dq` and to `dkv`, which is sent along
+/// with its block.
 pub struct AttentionPassBackward<'a> {
     pub shape: AttentionShape,
     /// (Nq, 2) u32
     pub of_queries: View<'a>,
     /// (Nk, 2) u32
     pub of_keys: View<'a>,
-    /// (Nq, (heads + 2 kv_heads) * head_dim), of which the queries are read.
+    /// (Nq, (heads + 2 kv_heads) * head_dim); only the queries are read.
     pub qkv: View<'a>,
     /// (Nk, 2 kv_heads * head_dim)
     pub kv: View<'a>,
     /// (heads, Nq) f32
     pub lse: View<'a>,
-    /// (heads, Nq) f32, by [`AttentionDelta`].
+    /// (heads, Nq) f32, from [`AttentionDelta`].
     pub delta: View<'a>,
     /// (Nq, heads * head_dim)
     pub d_o: View<'a>,
-    /// As of [`AttentionBackward`]: scratch.
+    /// As in [`AttentionBackward`]: scratch.
     pub sums: ViewMut<'a>,
     /// (Nq, heads * head_dim) f32
     pub dq: ViewMut<'a>,
@@ -255,7 +254,7 @@ pub struct AttentionPassBackward<'a> {
 
 impl AttentionPassBackward<'_> {
     pub const OP: &'static str = "attention_pass_backward";
-    /// Nq and Nk.
+    /// Returns Nq and Nk.
     pub fn check(&self) -> Result<(usize, usize)> {
         let Self { shape, of_queries, of_keys, qkv, kv, lse, delta, d_o, dq, dkv, .. } = self;
         let dtype = float(Self::OP, qkv.dtype())?;
@@ -270,13 +269,13 @@ impl AttentionPassBackward<'_> {
     }
 }
 
-/// Columns of `src` to columns of `dst`, cast where the dtypes (f32; bf16 or f16) differ; both start at their first
-/// column. The other columns keep what they hold.
+/// Copies columns of `src` to columns of `dst`, cast if the dtypes (f32; bf16 or f16) differ; both views start at the
+/// first copied column. Other columns are unchanged.
 pub struct CopyColumns<'a> {
     pub rows: usize,
-    /// Columns that are copied.
+    /// Number of columns to copy.
     pub width: usize,
-    /// Elements from a row to the next.
+    /// Elements from one row to the next.
     pub src_row: usize,
     pub dst_row: usize,
     pub src: View<'a>,
@@ -285,7 +284,7 @@ pub struct CopyColumns<'a> {
 
 impl CopyColumns<'_> {
     pub const OP: &'static str = "copy_columns";
-    /// An error unless `src` and `dst` hold the rows.
+    /// Fails unless `src` and `dst` hold the rows.
     pub fn check(&self) -> Result<()> {
         let &Self { rows, width, src_row, dst_row, .. } = self;
         let (src, dst) = (self.src.len(), self.dst.len());
@@ -295,6 +294,6 @@ impl CopyColumns<'_> {
             return Ok(());
         }
         let rows = format!("{rows} rows of {width}, {src_row} apart in src and {dst_row} in dst");
-        Err(Error::op(Self::OP, format!("src of {src} and dst of {dst} elements do not hold {rows}")))
+        Err(Error::op(Self::OP, format!("src of {src} and dst of {dst} elements cannot hold {rows}")))
     }
 }

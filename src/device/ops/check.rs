@@ -1,8 +1,8 @@
-//! What operands must be, for every device: floats, whole rows, lengths that the others demand. Never computes.
+//! Checks of operands for every device: floating dtype, whole rows, matching lengths. Never computes.
 use crate::base::{DType, Error, Result};
 use crate::device::{View, ViewMut};
 
-/// The dtype of an operation's main operand, which the others share.
+/// The dtype of an operation's main operand, which the others must share.
 pub fn float(op: &'static str, dtype: DType) -> Result<DType> {
     match dtype {
         DType::F32 | DType::Bf16 | DType::F16 => Ok(dtype),
@@ -10,7 +10,7 @@ pub fn float(op: &'static str, dtype: DType) -> Result<DType> {
     }
 }
 
-/// Rows of `width` elements in `len`.
+/// Number of rows of `width` elements in `len`.
 pub fn rows(op: &'static str, name: &str, len: usize, width: usize) -> Result<usize> {
     match len.checked_div(width) {
         Some(rows) if rows * width == len => Ok(rows),
@@ -18,11 +18,11 @@ pub fn rows(op: &'static str, name: &str, len: usize, width: usize) -> Result<us
     }
 }
 
-/// As [`View::fits`], of each: its name, the dtype and the elements that it has to hold.
+/// [`View::fits`] for each operand: its name, required dtype and required length.
 pub fn read(op: &'static str, operands: &[(&str, &View, DType, usize)]) -> Result<()> {
     operands.iter().try_for_each(|(name, view, dtype, len)| view.fits(op, name, *dtype, *len))
 }
-/// The same of what is written.
+/// The same for outputs.
 pub fn written(op: &'static str, operands: &[(&str, &ViewMut, DType, usize)]) -> Result<()> {
     operands.iter().try_for_each(|(name, view, dtype, len)| view.fits(op, name, *dtype, *len))
 }

@@ -1,4 +1,4 @@
-//! Operands of table lookup and its scatter. N: tokens; C: columns of the table.
+//! Operands of the embedding lookup and its scatter-add. N: tokens; C: columns of the table.
 use super::check::{float, read, written};
 use crate::base::{DType, Error, Result};
 use crate::device::{View, ViewMut};
@@ -6,21 +6,21 @@ use crate::device::{View, ViewMut};
 /// A table, and which of its rows the operand holds.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbedShape {
-    /// Of the whole table.
+    /// Rows of the whole table.
     pub rows: usize,
-    /// The operand holds the table's rows from this one on.
+    /// The table row that is the operand's first.
     pub first: usize,
-    /// Multiplies what is looked up.
+    /// Factor of the looked-up rows.
     pub scale: f32,
 }
 
 impl EmbedShape {
-    /// The operand holds the whole table.
+    /// An operand that holds the whole table.
     pub fn whole(rows: usize, scale: f32) -> EmbedShape {
         EmbedShape { rows, first: 0, scale }
     }
-    /// Columns of an operand of `table` elements whose rows fill `out` elements, one a token; nothing where there is no
-    /// token.
+    /// Number of columns, derived from operands of `table` and `out` elements with one row per token; None if there are
+    /// no tokens.
     fn columns(&self, op: &'static str, tokens: &View, out: usize, table: usize) -> Result<Option<usize>> {
         let n = tokens.len();
         read(op, &[("tokens", tokens, DType::U32, n)])?;
@@ -51,7 +51,7 @@ pub struct Embed<'a> {
 
 impl Embed<'_> {
     pub const OP: &'static str = "embed";
-    /// C; nothing where there is no token.
+    /// Returns C; None if there are no tokens.
     pub fn check(&self) -> Result<Option<usize>> {
         let Self { shape, tokens, w, y, .. } = self;
         written(Self::OP, &[("y", y, float(Self::OP, w.dtype())?, y.len())])?;
@@ -59,20 +59,20 @@ impl Embed<'_> {
     }
 }
 
-/// Backward of [`Embed`]: `dw += scatter of scale * dy`. Adds, in row order.
+/// Backward of [`Embed`]: scatter-adds `scale * dy` to `dw`, in row order.
 pub struct EmbedBackward<'a> {
     pub shape: EmbedShape,
     /// (N) u32
     pub tokens: View<'a>,
     /// (N, C)
     pub dy: View<'a>,
-    /// f32, the rows that `w` was.
+    /// f32, with the rows of `w`.
     pub dw: ViewMut<'a>,
 }
 
 impl EmbedBackward<'_> {
     pub const OP: &'static str = "embed_backward";
-    /// C; nothing where there is no token.
+    /// Returns C; None if there are no tokens.
     pub fn check(&self) -> Result<Option<usize>> {
         let Self { shape, tokens, dy, dw } = self;
         float(Self::OP, dy.dtype())?;

@@ -1,4 +1,4 @@
-//! Operands of matrix products, what follows them in the same pass, and biases.
+//! Operands of matrix products, their epilogues, and biases.
 use super::check::{float, read, rows, written};
 use crate::base::{DType, Error, Result};
 use crate::device::{View, ViewMut};
@@ -48,15 +48,15 @@ impl GemmShape {
     pub fn ldc(self, ldc: usize) -> GemmShape {
         GemmShape { ldc, ..self }
     }
-    /// C has no element.
+    /// Whether C has no elements.
     pub fn is_empty(&self) -> bool {
         self.m == 0 || self.n == 0
     }
-    /// Multiply-adds count twice.
+    /// A multiply-add counts as two.
     pub fn flops(&self) -> u64 {
         2 * self.m as u64 * self.n as u64 * self.k as u64
     }
-    /// Elements that A, B and C must at least hold.
+    /// Minimum lengths of A, B and C.
     pub fn extents(&self) -> [usize; 3] {
         let extent = |rows: usize, cols: usize, ld: usize| if rows == 0 { 0 } else { (rows - 1) * ld + cols };
         let (ra, ca) = if self.ta { (self.k, self.m) } else { (self.m, self.k) };
@@ -70,15 +70,15 @@ pub struct Gemm<'a> {
     pub shape: GemmShape,
     /// f32, bf16 or f16.
     pub a: View<'a>,
-    /// Of the dtype of A.
+    /// Same dtype as A.
     pub b: View<'a>,
-    /// Of the dtype of A, or f32.
+    /// A's dtype, or f32.
     pub c: ViewMut<'a>,
 }
 
 impl Gemm<'_> {
-    /// Every element that the product touches lies within its view, rows of C do not overlap, and there is such a
-    /// product.
+    /// Checks that every element accessed is within its view, that rows of C do not overlap, and that the dtypes are
+    /// supported.
     pub fn check(&self) -> Result<()> {
         check(&self.shape, &self.a, &self.b, &self.c)
     }
@@ -96,21 +96,21 @@ fn check(shape: &GemmShape, a: &View, b: &View, c: &ViewMut) -> Result<()> {
         (DType::F32, DType::F32, DType::F32) => Ok(()),
         (DType::Bf16, DType::Bf16, DType::F32 | DType::Bf16) => Ok(()),
         (DType::F16, DType::F16, DType::F32 | DType::F16) => Ok(()),
-        (a, b, c) => Err(Error::op(OP, format!("no product of {a} and {b} into {c}"))),
+        (a, b, c) => Err(Error::op(OP, format!("cannot multiply {a} and {b} into {c}"))),
     }
 }
 
-/// What follows `C (m, n) = A B`, rows of n elements without gaps.
+/// What is fused after `C (m, n) = A B`, with rows of n elements without gaps.
 pub enum Epilogue<'a> {
     /// `C = A B + bias (n) + residual (m, n)`.
     Sum { bias: Option<View<'a>>, residual: Option<View<'a>> },
-    /// `z (m, n) = A B + bias (n)`, kept for backward, and `C = gelu(z)`. Assigns both.
+    /// `z (m, n) = A B + bias (n)`, saved for backward, and `C = gelu(z)`. Assigns both.
     Gelu { bias: Option<View<'a>>, z: ViewMut<'a> },
-    /// `C = A B gelu'(z)`. `product` is scratch like C.
+    /// `C = A B gelu'(z)`. `product` is scratch of C's size.
     GeluBackward { z: View<'a>, product: ViewMut<'a> },
 }
 
-/// `C = A B` and what [`Epilogue`] says of it, in one pass where the device can. Assigns.
+/// `C = A B` with an [`Epilogue`], in one pass if the device can. Assigns.
 pub struct GemmThen<'a> {
     pub shape: GemmShape,
     pub a: View<'a>,
@@ -120,13 +120,13 @@ pub struct GemmThen<'a> {
 }
 
 impl GemmThen<'_> {
-    /// As of [`Gemm`]; operands of what follows have C's shape and dtype.
+    /// As in [`Gemm`]; the epilogue's operands have C's shape and dtype.
     pub fn check(&self) -> Result<()> {
         const OP: &str = "gemm_then";
         let GemmThen { shape, a, b, c, then } = self;
         check(shape, a, b, c)?;
         if shape.accumulate || shape.ldc != shape.n {
-            return Err(Error::op(OP, format!("assigns rows without gaps, got {shape:?}")));
+            return Err(Error::op(OP, format!("needs rows without gaps and no accumulation, got {shape:?}")));
         }
         let (dtype, len) = (c.dtype(), shape.m * shape.n);
         c.fits(OP, "c", dtype, len)?;
@@ -154,7 +154,7 @@ pub struct Bias<'a> {
 
 impl Bias<'_> {
     pub const OP: &'static str = "bias";
-    /// N.
+    /// Returns N.
     pub fn check(&self) -> Result<usize> {
         let (dtype, columns) = (float(Self::OP, self.y.dtype())?, self.bias.len());
         read(Self::OP, &[("bias", &self.bias, dtype, columns)])?;
@@ -172,7 +172,7 @@ pub struct BiasBackward<'a> {
 
 impl BiasBackward<'_> {
     pub const OP: &'static str = "bias_backward";
-    /// N.
+    /// Returns N.
     pub fn check(&self) -> Result<usize> {
         float(Self::OP, self.dy.dtype())?;
         written(Self::OP, &[("db", &self.db, DType::F32, self.db.len())])?;

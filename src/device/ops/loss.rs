@@ -1,17 +1,17 @@
-//! Operands of the cross entropy, of a whole vocabulary and of the parts that ranks have. R: rows of logits.
+//! Operands of the cross entropy, over a whole vocabulary and over ranks' shards of it. R: rows of logits.
 use super::check::{float, read, rows, written};
 use crate::base::{DType, Error, Result};
 use crate::device::{View, ViewMut};
 
-/// Targets with this value carry no loss (the Hugging Face convention).
+/// Targets with this value have no loss (the Hugging Face convention).
 pub const IGNORE: i32 = -100;
 
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropyShape {
     /// Columns of the logits.
     pub vocab: usize,
-    /// The loss is of cap * tanh(logits / cap) (Gemma 2's `final_logit_softcapping`), the gradient that of the logits.
-    /// 0: of the logits themselves.
+    /// The loss is of cap * tanh(logits / cap) (Gemma 2's `final_logit_softcapping`), with the gradient with respect to
+    /// the logits. 0 disables it.
     pub softcap: f32,
 }
 
@@ -20,9 +20,9 @@ pub struct CrossEntropy<'a> {
     pub shape: CrossEntropyShape,
     /// (R) i32: an index of the vocabulary, or [`IGNORE`].
     pub targets: View<'a>,
-    /// f32 (1), where a gradient is wanted: 1 / loss tokens of the whole optimizer step, the engine's one division.
+    /// f32 (1), if a gradient is needed: 1 / loss tokens of the whole optimizer step, the engine's one division.
     pub scale: Option<View<'a>>,
-    /// (R, vocab). With a scale they become `scale * (softmax - onehot)`, 0 in ignored rows.
+    /// (R, vocab). With a scale, replaced by `scale * (softmax - onehot)`, 0 in ignored rows.
     pub logits: ViewMut<'a>,
     /// f64 (1): `+= sum of -log softmax[target]`, in row order.
     pub loss: ViewMut<'a>,
@@ -30,7 +30,7 @@ pub struct CrossEntropy<'a> {
 
 impl CrossEntropy<'_> {
     pub const OP: &'static str = "cross_entropy";
-    /// R.
+    /// Returns R.
     pub fn check(&self) -> Result<usize> {
         let Self { shape, targets, scale, logits, loss } = self;
         check(Self::OP, shape, targets, logits.dtype(), logits.len(), scale.as_ref(), loss)
@@ -53,27 +53,27 @@ fn check(
     Ok(n)
 }
 
-/// Columns that one of several ranks has of wider logits.
+/// The columns of wider logits that one rank holds.
 #[derive(Clone, Copy, Debug)]
 pub struct VocabPart {
-    /// What the first column stands for.
+    /// Vocabulary index of the first column.
     pub first: usize,
-    /// The whole vocabulary.
+    /// Size of the whole vocabulary.
     pub of: usize,
 }
 
 impl VocabPart {
-    /// f32 that a part finds in a row: the largest logit, the sum of exp(logit - that), and the target's logit, 0 where
-    /// it is another part's. All are 0 in an ignored row.
+    /// Statistics (f32) per row: the largest logit, the sum of exp(logit - largest), and the target's logit, or 0 if
+    /// another rank holds it. All are 0 in an ignored row.
     pub const STATS: usize = 3;
 }
 
-/// What the loss and the gradient need of each row of one part's logits (Shoeybi et al. 2019, "Megatron-LM", section 3;
-/// here one exchange for each chunk). Assigns `stats`.
+/// The statistics of one rank's logits that the loss and gradient need (Shoeybi et al. 2019, "Megatron-LM", section 3;
+/// here with one all_gather per chunk). Assigns `stats`.
 pub struct CrossEntropyPart<'a> {
     pub shape: CrossEntropyShape,
     pub part: VocabPart,
-    /// (R) i32, of the whole vocabulary.
+    /// (R) i32, indices of the whole vocabulary.
     pub targets: View<'a>,
     /// (R, vocab)
     pub logits: View<'a>,
@@ -83,7 +83,7 @@ pub struct CrossEntropyPart<'a> {
 
 impl CrossEntropyPart<'_> {
     pub const OP: &'static str = "cross_entropy_part";
-    /// R.
+    /// Returns R.
     pub fn check(&self) -> Result<usize> {
         let Self { shape, targets, logits, stats, .. } = self;
         let n = rows(Self::OP, "logits", logits.len(), shape.vocab)?;
@@ -94,16 +94,16 @@ impl CrossEntropyPart<'_> {
     }
 }
 
-/// [`CrossEntropy`] of one part's columns, from the statistics of all parts: merged in their order, so that all ranks
-/// come to the same loss. Adds to `loss`; assigns the gradient.
+/// [`CrossEntropy`] of one rank's columns, from the statistics of all ranks, merged in rank order, so that all ranks
+/// compute the same loss. Adds to `loss`; assigns the gradient.
 pub struct CrossEntropyFinish<'a> {
     pub shape: CrossEntropyShape,
     pub part: VocabPart,
-    /// (R) i32, of the whole vocabulary.
+    /// (R) i32, indices of the whole vocabulary.
     pub targets: View<'a>,
     /// (parts, R, [`VocabPart::STATS`]) f32
     pub stats: View<'a>,
-    /// As of [`CrossEntropy`], as is what follows.
+    /// This and the rest as in [`CrossEntropy`].
     pub scale: Option<View<'a>>,
     pub logits: ViewMut<'a>,
     pub loss: ViewMut<'a>,
@@ -111,7 +111,7 @@ pub struct CrossEntropyFinish<'a> {
 
 impl CrossEntropyFinish<'_> {
     pub const OP: &'static str = "cross_entropy_finish";
-    /// R and the number of parts; 0 and 0 where there is no row.
+    /// Returns R and the number of parts; 0 and 0 if there are no rows.
     pub fn check(&self) -> Result<(usize, usize)> {
         let Self { shape, targets, stats, scale, logits, loss, .. } = self;
         let n = check(Self::OP, shape, targets, logits.dtype(), logits.len(), scale.as_ref(), loss)?;
@@ -120,7 +120,7 @@ impl CrossEntropyFinish<'_> {
             return Ok((0, 0));
         }
         match rows(Self::OP, "stats", stats.len(), VocabPart::STATS * n)? {
-            0 => Err(Error::op(Self::OP, "stats of no part")),
+            0 => Err(Error::op(Self::OP, "stats is empty")),
             parts => Ok((n, parts)),
         }
     }

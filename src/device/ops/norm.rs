@@ -3,11 +3,11 @@ use super::check::{float, read, rows, written};
 use crate::base::{DType, Result};
 use crate::device::{View, ViewMut};
 
-/// A row becomes x / sqrt(mean(x^2) + eps) * (w + offset).
+/// Normalizes a row to x / sqrt(mean(x^2) + eps) * (w + offset).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNormShape {
     pub eps: f32,
-    /// 0; 1 where weights are kept as their difference from 1 (Gemma).
+    /// 0; or 1 if weights are stored minus 1 (Gemma).
     pub offset: f32,
 }
 
@@ -20,13 +20,13 @@ pub struct RmsNorm<'a> {
     pub w: View<'a>,
     /// (N, C)
     pub y: ViewMut<'a>,
-    /// (N) f32, kept for backward.
+    /// (N) f32, saved for backward.
     pub rstd: ViewMut<'a>,
 }
 
 impl RmsNorm<'_> {
     pub const OP: &'static str = "rmsnorm";
-    /// N.
+    /// Returns N.
     pub fn check(&self) -> Result<usize> {
         let Self { x, w, y, rstd, .. } = self;
         let (dtype, n) = (float(Self::OP, x.dtype())?, rows(Self::OP, "x", x.len(), w.len())?);
@@ -55,7 +55,7 @@ pub struct RmsNormBackward<'a> {
 
 impl RmsNormBackward<'_> {
     pub const OP: &'static str = "rmsnorm_backward";
-    /// N.
+    /// Returns N.
     pub fn check(&self) -> Result<usize> {
         let Self { x, w, rstd, dy, dx, dw, .. } = self;
         let (dtype, n, c) = (float(Self::OP, x.dtype())?, rows(Self::OP, "x", x.len(), w.len())?, w.len());
@@ -76,13 +76,13 @@ pub struct LayerNorm<'a> {
     pub b: View<'a>,
     /// (N, C)
     pub y: ViewMut<'a>,
-    /// (N, 2) f32: mean and rstd, kept for backward.
+    /// (N, 2) f32: mean and rstd, saved for backward.
     pub stats: ViewMut<'a>,
 }
 
 impl LayerNorm<'_> {
     pub const OP: &'static str = "layernorm";
-    /// N.
+    /// Returns N.
     pub fn check(&self) -> Result<usize> {
         let Self { x, w, b, y, stats, .. } = self;
         let (dtype, n, c) = (float(Self::OP, x.dtype())?, rows(Self::OP, "x", x.len(), w.len())?, w.len());
@@ -112,7 +112,7 @@ pub struct LayerNormBackward<'a> {
 
 impl LayerNormBackward<'_> {
     pub const OP: &'static str = "layernorm_backward";
-    /// N.
+    /// Returns N.
     pub fn check(&self) -> Result<usize> {
         let Self { x, w, stats, dy, dx, dw, db } = self;
         let (dtype, n, c) = (float(Self::OP, x.dtype())?, rows(Self::OP, "x", x.len(), w.len())?, w.len());

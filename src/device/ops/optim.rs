@@ -1,21 +1,20 @@
-//! Operands of the gradient norm and the optimizers' updates, and the numbers that an update shares between elements.
-//! n: elements.
+//! Operands of the gradient norm and the optimizers' updates, and the constants of an update. n: elements.
 use super::check::{float, read, written};
 use crate::base::{DType, Error, Result};
 use crate::device::{View, ViewMut};
 use bytemuck::{Pod, Zeroable};
 
-/// Elements to which segments and shard cuts are aligned: 256 bytes in bf16, 512 in f32. The exact gradient norm sums
-/// in blocks of this size, so its bits do not depend on where a unit is cut (see [`SumSquares`]).
+/// Alignment of segments and shard boundaries in elements: 256 bytes in bf16, 512 in f32. The exact gradient norm sums
+/// in blocks of this size, so its bits do not depend on the sharding (see [`SumSquares`]).
 pub const ALIGN: usize = 128;
 
-/// Limbs of the exact accumulator of [`SumSquares`]: each holds an integer below 2^32 as an f64, so that limbs of up to
-/// 2^20 ranks add without rounding.
+/// Limbs of [`SumSquares`]'s exact accumulator: each holds an integer below 2^32 as an f64, so that limbs of up to 2^20
+/// ranks add without rounding.
 pub const LIMBS: usize = 68;
 
 /// Adds the sum of squares of `x` to the exact accumulator. Blocks of [`ALIGN`] elements, counted from the start of
-/// `x`, are summed in f64 in a fixed order; block sums are added exactly. So any cut at multiples of [`ALIGN`] gives
-/// the same limbs. A NaN or infinity makes the result non-finite.
+/// `x`, are summed in f64 in a fixed order; block sums are added exactly. So splitting at any multiple of [`ALIGN`]
+/// gives the same limbs. A NaN or infinity makes the result non-finite.
 pub struct SumSquares<'a> {
     /// (n) f32
     pub x: View<'a>,
@@ -31,16 +30,16 @@ impl SumSquares<'_> {
     }
 }
 
-/// The clip scale and the norm from the (reduced) accumulator of a gradient that was scaled by 1 / `unscale`. Assigns
-/// `out`. Where the norm is not finite, neither is the scale.
+/// The clip scale and the norm, from the (reduced) accumulator of a gradient that was scaled by 1 / `unscale`. Assigns
+/// `out`. If the norm is not finite, neither is the scale.
 pub struct ClipScale<'a> {
     /// ([`LIMBS`]) f64
     pub acc: View<'a>,
-    /// 0: no clipping.
+    /// 0 disables clipping.
     pub max_norm: f32,
     /// f32 (1)
     pub unscale: View<'a>,
-    /// f32 (2) = [scale, norm]: norm the unscaled gradient's, scale = unscale * min(1, max_norm / (norm + 1e-6)) as in
+    /// f32 (2) = [scale, norm]: norm of the unscaled gradient, scale = unscale * min(1, max_norm / (norm + 1e-6)) as in
     /// `torch.nn.utils.clip_grad_norm_`; `unscale` without clipping.
     pub out: ViewMut<'a>,
 }
@@ -53,11 +52,11 @@ impl ClipScale<'_> {
     }
 }
 
-/// One fused pass (Loshchilov & Hutter 2019, decoupled decay). Where `scale[0]` is not finite, nothing changes.
+/// One fused pass (Loshchilov & Hutter 2019, decoupled decay). If `scale[0]` is not finite, nothing changes.
 pub struct AdamW<'a> {
     /// f32: [`AdamWScalars`].
     pub h: View<'a>,
-    /// f32 (1 or more), the first of which multiplies `g`.
+    /// f32 (at least 1): `scale[0]` multiplies `g`.
     pub scale: View<'a>,
     /// (n) f32
     pub g: View<'a>,
@@ -67,7 +66,7 @@ pub struct AdamW<'a> {
     pub v: ViewMut<'a>,
     /// (n) f32: master weights, updated.
     pub p: ViewMut<'a>,
-    /// (n): a copy of `p` in the compute dtype, where one is kept.
+    /// (n): a copy of `p` in the compute dtype, if there is one.
     pub out: Option<ViewMut<'a>>,
 }
 
@@ -81,12 +80,12 @@ impl AdamW<'_> {
     }
 }
 
-/// SGD with momentum (PyTorch's form: `m = momentum * m + g + decay * p; p -= lr * m`). Where `scale[0]` is not finite,
+/// SGD with momentum (PyTorch's form: `m = momentum * m + g + decay * p; p -= lr * m`). If `scale[0]` is not finite,
 /// nothing changes.
 pub struct Sgd<'a> {
     /// f32: [`SgdScalars`].
     pub h: View<'a>,
-    /// f32 (1 or more), the first of which multiplies `g`.
+    /// f32 (at least 1): `scale[0]` multiplies `g`.
     pub scale: View<'a>,
     /// (n) f32
     pub g: View<'a>,
@@ -94,7 +93,7 @@ pub struct Sgd<'a> {
     pub m: Option<ViewMut<'a>>,
     /// (n) f32: master weights, updated.
     pub p: ViewMut<'a>,
-    /// (n): a copy of `p` in the compute dtype, where one is kept.
+    /// (n): a copy of `p` in the compute dtype, if there is one.
     pub out: Option<ViewMut<'a>>,
 }
 
@@ -107,7 +106,7 @@ impl Sgd<'_> {
     }
 }
 
-/// What both updates have: scalars, scale, gradient, weights and their copy.
+/// Checks the operands of both updates: scalars, scale, gradient, weights and their copy.
 fn check_update(
     op: &'static str,
     (h, len): (&View, usize),
@@ -133,11 +132,11 @@ pub struct AdamWStep {
     pub beta2: f32,
     pub eps: f32,
     pub weight_decay: f32,
-    /// Counts from 1: bias correction.
+    /// Counts from 1; used for bias correction.
     pub step: u64,
 }
 
-/// What a step of [`AdamW`] shares between elements, as it lies in memory.
+/// Constants of one [`AdamW`] step, in their memory layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct AdamWScalars {
@@ -156,12 +155,12 @@ pub struct AdamWScalars {
 }
 
 impl AdamWScalars {
-    /// f32 that they are.
+    /// Length in f32.
     pub const LEN: usize = size_of::<AdamWScalars>() / 4;
 }
 
 impl AdamWStep {
-    /// Prepared in f64 and rounded once, as PyTorch does.
+    /// Computed in f64 and rounded once, as in PyTorch.
     pub fn scalars(&self) -> AdamWScalars {
         let (lr, beta1, beta2, step) = (self.lr as f64, self.beta1 as f64, self.beta2 as f64, self.step as f64);
         AdamWScalars {
@@ -176,7 +175,7 @@ impl AdamWStep {
     }
 }
 
-/// What a step of [`Sgd`] shares between elements, as it lies in memory.
+/// Constants of one [`Sgd`] step, in their memory layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct SgdScalars {
@@ -186,6 +185,6 @@ pub struct SgdScalars {
 }
 
 impl SgdScalars {
-    /// f32 that they are.
+    /// Length in f32.
     pub const LEN: usize = size_of::<SgdScalars>() / 4;
 }

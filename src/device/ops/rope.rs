@@ -1,4 +1,4 @@
-//! Operands of rotary positions, alone and behind the norms of queries and keys. N: rows (tokens).
+//! Operands of rotary position embeddings, alone and after the norms of queries and keys. N: rows (tokens).
 use super::check::{float, read, rows, written};
 use super::norm::RmsNormShape;
 use crate::base::{DType, Error, Result};
@@ -18,40 +18,40 @@ pub struct RopeShape {
 /// pairs with i + head_dim/2).
 pub struct Rope<'a> {
     pub shape: RopeShape,
-    /// (max_len, head_dim) f32: head_dim/2 cosines, then as many sines, a row for each position.
+    /// (max_len, head_dim) f32: one row per position with head_dim/2 cosines, then head_dim/2 sines.
     pub table: View<'a>,
     /// (N) u32
     pub positions: View<'a>,
     /// (N, row)
     pub qkv: ViewMut<'a>,
-    /// Rotates back: the backward pass.
+    /// Rotates in the opposite direction, for backward.
     pub inverse: bool,
 }
 
 impl Rope<'_> {
     pub const OP: &'static str = "rope";
-    /// N and the rows of the table.
+    /// Returns N and the number of table rows.
     pub fn check(&self) -> Result<(usize, usize)> {
         let RopeShape { heads, head_dim, row } = self.shape;
         float(Self::OP, self.qkv.dtype())?;
         if heads * head_dim > row {
-            return Err(Error::op(Self::OP, format!("{:?}: heads must fit the row", self.shape)));
+            return Err(Error::op(Self::OP, format!("{:?}: the heads do not fit the row", self.shape)));
         }
         let n = rows(Self::OP, "qkv", self.qkv.len(), row)?;
         Ok((n, check_table(Self::OP, head_dim, &self.table, &self.positions, n)?))
     }
 }
 
-/// Rows of the table, which has one for each of `n` positions.
+/// Returns the number of table rows; there must be one position for each of `n` rows.
 fn check_table(op: &'static str, head_dim: usize, table: &View, positions: &View, n: usize) -> Result<usize> {
     if head_dim == 0 || !head_dim.is_multiple_of(2) {
-        return Err(Error::op(op, format!("heads of {head_dim} elements: rotary positions pair two halves")));
+        return Err(Error::op(op, format!("head_dim {head_dim}: rotary positions need a positive even number")));
     }
     read(op, &[("table", table, DType::F32, table.len()), ("positions", positions, DType::U32, n)])?;
     rows(op, "table", table.len(), head_dim)
 }
 
-/// Heads of a row of `qkv` that are normalized one by one and rotated: queries, then keys. Values follow.
+/// The heads of a row of `qkv` that are each normalized and rotated: queries, then keys. Values follow.
 #[derive(Clone, Copy, Debug)]
 pub struct QkNormRopeShape {
     pub heads: usize,
@@ -71,7 +71,7 @@ impl QkNormRopeShape {
 /// and `rstd`.
 pub struct QkNormRope<'a> {
     pub shape: QkNormRopeShape,
-    /// As of [`Rope`].
+    /// As in [`Rope`].
     pub table: View<'a>,
     /// (N) u32
     pub positions: View<'a>,
@@ -81,15 +81,15 @@ pub struct QkNormRope<'a> {
     pub wk: View<'a>,
     /// (N, row)
     pub qkv: View<'a>,
-    /// (N, row): rotated queries, rotated keys, values as they are.
+    /// (N, row): rotated queries, rotated keys, unchanged values.
     pub out: ViewMut<'a>,
-    /// (N, heads + kv_heads) f32, kept for backward.
+    /// (N, heads + kv_heads) f32, saved for backward.
     pub rstd: ViewMut<'a>,
 }
 
 impl QkNormRope<'_> {
     pub const OP: &'static str = "qk_norm_rope";
-    /// N and the rows of the table.
+    /// Returns N and the number of table rows.
     pub fn check(&self) -> Result<(usize, usize)> {
         let Self { shape, table, positions, wq, wk, qkv, out, rstd } = self;
         let (dtype, d) = (float(Self::OP, qkv.dtype())?, shape.head_dim);
@@ -105,7 +105,7 @@ impl QkNormRope<'_> {
 /// `dwk`.
 pub struct QkNormRopeBackward<'a> {
     pub shape: QkNormRopeShape,
-    /// As of [`Rope`].
+    /// As in [`Rope`].
     pub table: View<'a>,
     /// (N) u32
     pub positions: View<'a>,
@@ -113,7 +113,7 @@ pub struct QkNormRopeBackward<'a> {
     pub wq: View<'a>,
     /// (head_dim)
     pub wk: View<'a>,
-    /// (N, row), as the forward pass read it.
+    /// (N, row), the input of the forward pass.
     pub qkv: View<'a>,
     /// (N, heads + kv_heads) f32, from the forward pass.
     pub rstd: View<'a>,
@@ -127,7 +127,7 @@ pub struct QkNormRopeBackward<'a> {
 
 impl QkNormRopeBackward<'_> {
     pub const OP: &'static str = "qk_norm_rope_backward";
-    /// N and the rows of the table.
+    /// Returns N and the number of table rows.
     pub fn check(&self) -> Result<(usize, usize)> {
         let Self { shape, table, positions, wq, wk, qkv, rstd, dqkv, dwq, dwk } = self;
         let (dtype, d) = (float(Self::OP, qkv.dtype())?, shape.head_dim);

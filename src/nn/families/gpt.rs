@@ -1,4 +1,5 @@
-//! The GPT-2 family as data, under the names of `GPT2LMHeadModel` (Hugging Face): a checkpoint needs no conversion.
+//! The GPT-2 family as data, with the tensor names of Hugging Face's `GPT2LMHeadModel`, so checkpoints need no
+//! conversion.
 use crate::device::ops::AttentionShape;
 use crate::nn::attention::{AttentionBranch, HeadTransform};
 use crate::nn::block::DecoderBlock;

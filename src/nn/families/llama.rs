@@ -1,6 +1,6 @@
-//! Llama and its descendants as data, under the names of transformers' `...ForCausalLM`: a checkpoint needs no
-//! conversion. Which parts there are is read off the [`Spec`], never off the family's name; what of them is a rank's
-//! own, off the [`Split`].
+//! Llama and its descendants as data, with the tensor names of transformers' `...ForCausalLM`, so checkpoints need no
+//! conversion. The [`Spec`] determines which modules exist, never the family's name; the [`Split`] determines this
+//! rank's shards.
 use crate::device::ops::{AttentionShape, QkNormRopeShape, RmsNormShape, RopeShape};
 use crate::nn::attention::{AttentionBranch, HeadTransform, RowBias, RowPart};
 use crate::nn::block::DecoderBlock;
@@ -38,7 +38,7 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
 
     let norm = names.norm("input_layernorm", dim);
     let (mut qkv, mut biases, mut column) = (Vec::new(), Vec::new(), 0);
-    // Ranks that share a key/value head have all of them, and compute with one.
+    // Ranks that share a key/value head hold all of them and compute with one.
     let shared = split.shared_kv(spec);
     let q = (spec.heads, heads, None);
     let kv = (spec.kv_heads, kv_heads, shared);
@@ -90,7 +90,7 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
 const WEIGHT: &str = "weight";
 const BIAS: &str = "bias";
 
-/// A layout that grows by the names under `prefix`, of whole tensors or this rank's parts of them.
+/// Builds a layout from names under `prefix`, of whole tensors or this rank's shards.
 struct Names<'a> {
     prefix: String,
     layout: Layout,
@@ -102,37 +102,38 @@ impl Names<'_> {
     fn push(&mut self, name: &str, suffix: &str, shape: &[usize], tp: Tp, init: Init) -> usize {
         self.layout.push_part(format!("{}{name}.{suffix}", self.prefix), shape, tp, shape.len() > 1, init)
     }
-    /// A part along `dim` of a tensor of `shape`.
+    /// This rank's shard, along `dim`, of a tensor of `shape`.
     fn cut(&mut self, name: &str, suffix: &str, shape: &[usize], dim: usize, over: Slice, init: Init) -> usize {
         let (mut part, whole) = (shape.to_vec(), shape[dim]);
         part[dim] = over.share(whole).len();
         let tp = if over.of > 1 { Tp::Cut { dim, over, whole } } else { Tp::Same };
         self.push(name, suffix, &part, tp, init)
     }
-    /// From the model's width to a part of `outputs`.
+    /// Column-parallel: from the model's width to a shard of `outputs`.
     fn column(&mut self, name: &str, outputs: usize, over: Slice, bias: bool) -> Linear {
         let (dim, own) = (self.spec.dim, over.share(outputs).len());
         let linear = Linear::new(self.cut(name, WEIGHT, &[outputs, dim], 0, over, Init::NORMAL), own, dim);
         if bias { linear.bias(self.cut(name, BIAS, &[outputs], 0, over, Init::ZEROS)) } else { linear }
     }
-    /// From a part of `inputs` to the model's width: summed, then the bias, which every rank has.
+    /// Row-parallel: from a shard of `inputs` to the model's width. Outputs are summed; then the bias, held by every
+    /// rank, is added.
     fn row(&mut self, name: &str, inputs: usize, over: Slice, bias: bool) -> Linear {
         let (dim, own, init) = (self.spec.dim, over.share(inputs).len(), Init::residual(self.spec.layers));
         let linear = Linear::new(self.cut(name, WEIGHT, &[dim, inputs], 1, over, init), dim, own);
         if bias { linear.bias(self.push(name, BIAS, &[dim], Tp::Same, Init::ZEROS)) } else { linear }
     }
-    /// The weights of a norm: they start so that it multiplies by 1.
+    /// The weights of a norm, initialized to multiply by 1.
     fn scale(&mut self, name: &str, width: usize, tp: Tp) -> usize {
         self.push(name, WEIGHT, &[width], tp, if self.spec.norm_from_one { Init::ZEROS } else { Init::ONES })
     }
     fn rms(&self) -> RmsNormShape {
         RmsNormShape { eps: self.spec.norm_eps, offset: if self.spec.norm_from_one { 1.0 } else { 0.0 } }
     }
-    /// How the weight of a norm of the residual stream stands to tp: each rank norms its own rows, or all of them.
+    /// How a residual norm's weight relates to tp: each rank normalizes its own rows, or all of them.
     fn residual_norm(&self) -> Tp {
         if self.split.sequence() { Tp::Summed } else { Tp::Same }
     }
-    /// How the weight of a norm of heads stands to tp: each rank norms its own heads.
+    /// How a head norm's weight relates to tp: each rank normalizes its own heads.
     fn head_norm(&self) -> Tp {
         if self.split.part(self.split.cuts.attention).of > 1 { Tp::Summed } else { Tp::Same }
     }

@@ -1,3 +1,3 @@
-//! The families as data: names, shapes and parts of their layers. One file each.
+//! Model families as data: names, shapes and shards of their layers. One file per family.
 pub(super) mod gpt; // GPT-2
-pub(super) mod llama; // Llama, and what is spelled like it
+pub(super) mod llama; // Llama and its descendants

@@ -1,5 +1,4 @@
-//! The one place where a rank's device and its group come from: what the plan settled becomes a `RankDevice`. Never
-//! computes.
+//! Opens a rank's device and joins its world group, as the plan says. Never computes.
 use crate::base::{Error, Meter, Result};
 use crate::comm::cuts::Cutting;
 use crate::comm::env::{RankEnv, names_nccl_host};
@@ -17,17 +16,17 @@ use crate::run::settings::DeviceName;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where a rank computes, and how it reaches the others.
+/// A rank's device and its membership in the world group.
 pub struct RankDevice {
     pub device: Arc<dyn Device>,
     pub member: Arc<dyn Member>,
-    /// Where the device is a real GPU.
+    /// Set on a real GPU.
     pub gpu: Option<Arc<Cuda>>,
-    /// Where steps are captured.
+    /// Set if steps are captured as CUDA graphs.
     pub graphs: Option<Arc<Graphs>>,
 }
 
-/// The driver, or one in front of it that captures.
+/// The driver, wrapped in one that captures graphs if `wanted`.
 fn capturing(driver: Arc<dyn Driver>, wanted: bool) -> (Arc<dyn Driver>, Option<Arc<Graphs>>) {
     match wanted {
         true => {
@@ -38,29 +37,33 @@ fn capturing(driver: Arc<dyn Driver>, wanted: bool) -> (Arc<dyn Driver>, Option<
     }
 }
 
-/// The device of this rank, and its membership. Returns when all ranks are there.
+/// The device of this rank, and its membership. Returns when all ranks have joined.
 pub fn take(plan: &RankPlan, env: &RankEnv, meter: Meter) -> Result<RankDevice> {
     let timeout = plan.init_timeout;
     let (device, graphs): (Arc<dyn Device>, _) = match plan.device {
-        DeviceName::Auto | DeviceName::Cpu => (Arc::new(CpuDevice::new(meter.clone())), None),
+        DeviceName::Auto | DeviceName::Cpu => {
+            (Arc::new(CpuDevice::new(meter.clone()).with_threads(plan.threads)?), None)
+        }
         DeviceName::Sim => {
             let (driver, graphs) = capturing(Arc::new(Sim::new()), plan.graphs);
-            (Arc::new(GpuDevice::new(driver, meter.clone())?), graphs)
+            (Arc::new(GpuDevice::new(driver, meter.clone())?.with_host_threads(plan.threads)), graphs)
         }
         DeviceName::Cuda => {
             let (local_rank, ranks_per_gpu) = (env.local_rank, plan.ranks_per_gpu);
             if ranks_per_gpu > 1 && env.local_world > 1 && !names_nccl_host() {
                 return Err(Error::input(format!(
-                    "--ranks-per-gpu {ranks_per_gpu}: NCCL lets ranks share a GPU where each has a NCCL_HOSTID of its own; start them with \
-                     --nproc-per-node, which sets it, or set it for each rank"
+                    "--ranks-per-gpu {ranks_per_gpu}: NCCL needs a distinct NCCL_HOSTID for each rank that shares a \
+                    GPU. Start the ranks \
+                     with --nproc-per-node, which sets it, or set it for each rank"
                 )));
             }
             let options = cuda::CudaOptions { local_rank, ranks_per_gpu, tf32: plan.tf32 };
             let gpu = Arc::new(Cuda::open(&Machine::probe()?, &options, &meter)?);
-            // Of the ranks that share a GPU, those that came before have what they need.
+            // Ranks that share the GPU and started earlier already hold their memory.
             gpu.require(plan.planned, 1)?;
             let (driver, graphs) = capturing(gpu.clone(), plan.graphs);
-            let device: Arc<dyn Device> = Arc::new(GpuDevice::new(driver, meter.clone())?);
+            let device: Arc<dyn Device> =
+                Arc::new(GpuDevice::new(driver, meter.clone())?.with_host_threads(plan.threads));
             let member = nccl::NcclWorld::join(env, gpu.clone(), graphs.clone(), device.clone(), meter, timeout)?;
             return Ok(RankDevice { device, member: Arc::new(member), gpu: Some(gpu), graphs });
         }
@@ -87,5 +90,5 @@ fn mpi(env: &RankEnv, timeout: Duration) -> Result<Box<dyn Wire>> {
 }
 #[cfg(not(feature = "mpi"))]
 fn mpi(env: &RankEnv, _: Duration) -> Result<Box<dyn Wire>> {
-    Err(Error::Run(format!("rank {}: this build has no MPI", env.rank))) // the plan has refused it
+    Err(Error::Run(format!("rank {}: this build has no MPI", env.rank))) // the plan refuses this earlier
 }

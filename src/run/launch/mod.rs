@@ -1,12 +1,12 @@
-//! From a plan to running ranks: the processes of a plain start, and the device and the group of each rank.
+//! From a plan to running ranks: starts one process per rank, and gives each rank its device and group. Never trains.
 
 /// A rank's device and its group.
 pub mod device;
-/// What a rank is to do, as its parent hands it over.
+/// What a parent tells its ranks to do.
 pub mod job;
-/// One child a rank.
+/// One child process per rank.
 pub mod processes;
-/// Starts again after failures.
+/// Restarts after failures.
 pub mod restart;
 
 pub use job::RankJob;

@@ -1,6 +1,6 @@
-//! A plain start: this process makes the arena, starts one child a rank (itself), hands each its [`RankJob`] and
-//! watches them. Never trains. No rank outlives it: each asks the kernel to be killed with its parent
-//! ([`follow_parent`]).
+//! The built-in launcher: creates the shared-memory arena, starts one child per rank (the same executable), sends each
+//! its [`RankJob`] and monitors them. No rank outlives it: the kernel kills each with its parent ([`follow_parent`]).
+//! Never trains.
 use super::job::RankJob;
 use crate::base::{Error, Result};
 use crate::comm::secret::Secret;
@@ -18,18 +18,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// After the first failure the others have so long to notice by themselves, and so long again after SIGTERM.
+/// Time for the other ranks to exit on their own after the first failure, and again after SIGTERM.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// Lines of a rank's stderr that are kept for the report of its failure.
+/// Lines of a rank's stderr that are kept for its failure message.
 const TAIL: usize = 30;
-/// How a rank begins the line that says why it failed; the parent tells it, so it is not printed twice.
+/// Prefix of the line with a rank's error; the parent prints it, so the forwarded output leaves it out.
 pub const FAILED: &str = "error: ";
 
-/// A file that would become larger than the user's limit (ulimit -f) fails the write, as on a full disk, and the error
-/// says which file it was; the signal would end the process without a word.
+/// Ignores SIGXFSZ, so that exceeding the file-size limit (ulimit -f) fails the write with an error that names the
+/// file, instead of killing the process silently.
 pub fn pass_over_file_sizes() -> Result<()> {
-    let unread = Arc::new(AtomicBool::new(false));
-    let registered = signal_hook::flag::register(SIGXFSZ, unread);
+    let unused = Arc::new(AtomicBool::new(false));
+    let registered = signal_hook::flag::register(SIGXFSZ, unused);
     registered.map(drop).map_err(|e| Error::Run(format!("signal handlers: {e}")))
 }
 
@@ -37,40 +37,39 @@ pub fn catch(signals: &[i32]) -> Result<Signals> {
     Signals::new(signals).map_err(|e| Error::Run(format!("signal handlers: {e}")))
 }
 
-/// What is started, and until when.
+/// The ranks to start, and how to monitor them.
 pub struct Launch<'a> {
     /// Ranks on this host.
     pub nproc: usize,
     pub ranks_per_gpu: usize,
-    /// What each of them does.
     pub job: &'a RankJob,
-    /// How often ranks and signals are looked at.
+    /// Interval at which ranks and signals are polled.
     pub poll: Duration,
-    /// Passed on to the ranks, which end after the step at hand.
+    /// Forwarded to the ranks, which stop after the current step.
     pub signals: &'a [i32],
-    /// Then the ranks are sent SIGTERM.
+    /// When to send the ranks SIGTERM.
     pub deadline: Option<Instant>,
 }
 
-/// In a child: dies when the parent does, however that ends. `parent` is the process that started this one.
+/// In a child: makes it die with its parent, however that ends. `parent` is the process that started this one.
 pub fn follow_parent(parent: u32) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(|e| Error::Run(format!("prctl(PDEATHSIG): {e}")))?;
-    // It may have died before the call above: then this process has another parent already.
+    // If the parent died before the call above, this process already has another parent.
     match getppid().is_some_and(|pid| pid.as_raw_nonzero().get() as u32 == parent) {
         true => Ok(()),
-        false => Err(Error::Run("the launching process is gone".into())),
+        false => Err(Error::Run("the launching process has exited".into())),
     }
 }
 
 struct RankProcess {
     child: Child,
     status: Option<ExitStatus>,
-    /// The end of its stderr; empty where it writes to the terminal itself.
+    /// The last lines of its stderr; empty if it writes to the terminal directly.
     tail: Arc<Mutex<VecDeque<String>>>,
     printers: Vec<JoinHandle<()>>,
 }
 
-/// Starts the ranks and returns when all have ended. The error is that of the first that failed.
+/// Starts the ranks and returns when all have exited. The error is that of the first rank that failed.
 pub fn run(launch: &Launch) -> Result<()> {
     let (nproc, mut deadline) = (launch.nproc, launch.deadline);
     let mut signals = catch(launch.signals)?;
@@ -86,7 +85,7 @@ pub fn run(launch: &Launch) -> Result<()> {
     while ranks.running() {
         let late = deadline.take_if(|deadline| Instant::now() > *deadline).map(|_| SIGTERM);
         for signal in signals.pending().chain(late) {
-            // The first is passed on: ranks end after this step. Who asks again wants it now.
+            // The first signal is forwarded, and ranks stop after this step; a second one kills them.
             match stopping.replace(signal) {
                 None => ranks.signal(Signal::from_named_raw(signal).unwrap_or(Signal::TERM)),
                 Some(_) => ranks.signal(Signal::KILL),
@@ -111,8 +110,8 @@ fn start(rank: usize, launch: &Launch, arena: &Arena, secret: &Secret) -> Result
     let failed = |e| Error::Run(format!("cannot start rank {rank}: {e}"));
     let exe = std::env::current_exe().map_err(failed)?;
     let mut command = Command::new(exe);
-    // Its own process group: a Ctrl-C at the terminal reaches the parent alone, which passes it on once. The arguments
-    // are for who lists processes: a rank reads its job instead.
+    // Its own process group: Ctrl-C at the terminal reaches only the parent, which forwards it once. The arguments are
+    // only for `ps`: a rank reads its job instead.
     command.args(std::env::args_os().skip(1)).process_group(0);
     let numbers = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world), ("LOCAL_WORLD_SIZE", world)];
     command.envs(numbers.map(|(name, n)| (name, n.to_string())));
@@ -122,7 +121,7 @@ fn start(rank: usize, launch: &Launch, arena: &Arena, secret: &Secret) -> Result
     if ranks_per_gpu > 1 {
         command.envs(nccl::shared_gpu(rank));
     }
-    // Rank 0 may draw a progress bar; otherwise every line passes through this process, so that none is torn.
+    // Rank 0 may draw a progress bar; all other lines go through this process, so that none are interleaved.
     let bar = rank == 0 && std::io::stderr().is_terminal();
     let stdout = if rank == 0 { Stdio::inherit() } else { Stdio::piped() };
     command.stdin(Stdio::piped()).stdout(stdout).stderr(if bar { Stdio::inherit() } else { Stdio::piped() });
@@ -157,7 +156,7 @@ fn start(rank: usize, launch: &Launch, arena: &Arena, secret: &Secret) -> Result
     Ok(RankProcess { child, status: None, tail, printers })
 }
 
-/// Calls `f` with each line, without its end; a last line without one counts.
+/// Calls `f` with each line, without its newline; the last line may lack one.
 fn lines(from: impl Read, mut f: impl FnMut(&str)) {
     let mut from = BufReader::new(from);
     let mut line = Vec::new();
@@ -167,7 +166,7 @@ fn lines(from: impl Read, mut f: impl FnMut(&str)) {
     }
 }
 
-/// One write for one line. Nobody reading is no reason to fail.
+/// One write per line. A missing reader is not a failure.
 fn print(to: &mut impl Write, prefix: &str, line: &str) {
     let _ = to.write_all(format!("{prefix}{line}\n").as_bytes());
 }
@@ -181,21 +180,21 @@ impl Ranks {
     fn running(&self) -> bool {
         self.ranks.iter().any(|r| r.status.is_none())
     }
-    /// To all that still run.
+    /// Signals all ranks that still run.
     fn signal(&self, signal: Signal) {
         for rank in self.ranks.iter().filter(|r| r.status.is_none()) {
             if let Some(pid) = Pid::from_raw(rank.child.id() as i32) {
-                let _ = kill_process(pid, signal); // it may have ended by itself
+                let _ = kill_process(pid, signal); // it may have exited meanwhile
             }
         }
     }
-    /// Takes note of ranks that have ended; the first that failed, once.
+    /// Collects the status of ranks that have exited. Returns the first that failed, once.
     fn reap(&mut self) -> Result<Option<usize>> {
         let before = self.first_failed;
         for (rank, r) in self.ranks.iter_mut().enumerate().filter(|(_, r)| r.status.is_none()) {
             r.status = r.child.try_wait().map_err(|e| Error::Run(format!("cannot wait for rank {rank}: {e}")))?;
             let Some(status) = r.status else { continue };
-            // Killed outright says more than an error, which may be what a peer's death causes.
+            // A killed rank is a better cause than an error, which may only follow from a peer's death.
             let worse = status.signal().is_some() && before.is_none();
             let failed = !status.success() && stopped_by(status).is_none();
             if failed && (self.first_failed.is_none() || worse) {
@@ -204,29 +203,29 @@ impl Ranks {
         }
         Ok(if before.is_none() { self.first_failed } else { None })
     }
-    /// `aborted` is the rank that told its peers first of an error; `stopping` the signal that asked this run to end.
+    /// `aborted`: the first rank that aborted its peers; `stopping`: the signal that asked this run to stop.
     fn verdict(&mut self, aborted: Option<usize>, stopping: Option<i32>) -> Result<()> {
         for printer in self.ranks.iter_mut().flat_map(|r| r.printers.drain(..)) {
-            let _ = printer.join(); // a printer that panicked has lost lines, not the run
+            let _ = printer.join(); // a panic there loses lines, not the run
         }
         let Some(seen) = self.first_failed else {
             let stopped = self.ranks.iter().find_map(|r| stopped_by(r.status?));
             return stopped.map_or(Ok(()), |signal| Err(Error::Signal(signal)));
         };
-        let words: Vec<String> =
-            self.ranks.iter().map(|r| last_words(&r.tail.lock().unwrap_or_else(PoisonError::into_inner))).collect();
+        let errors: Vec<String> =
+            self.ranks.iter().map(|r| last_error(&r.tail.lock().unwrap_or_else(PoisonError::into_inner))).collect();
         let killed = self.ranks[seen].status.is_some_and(|s| s.signal().is_some());
         if let (true, Some(signal)) = (killed, stopping) {
-            return Err(Error::Signal(signal)); // it came before that rank could listen, or twice
+            return Err(Error::Signal(signal)); // it arrived before that rank's handler was set, or twice
         }
-        let told = if killed { seen } else { aborted.unwrap_or(seen) };
-        let rank = blamed(&words[told]).filter(|&r| words.get(r).is_some_and(|w| !w.is_empty())).unwrap_or(told);
-        let text = words[rank].clone();
+        let first = if killed { seen } else { aborted.unwrap_or(seen) };
+        let rank = blamed(&errors[first]).filter(|&r| errors.get(r).is_some_and(|e| !e.is_empty())).unwrap_or(first);
+        let text = errors[rank].clone();
         let status = self.ranks[rank].status.unwrap_or_default();
         if let Some(signal) = status.signal() {
-            let oom = if signal == 9 { " (the kernel ends processes so when memory runs out)" } else { "" };
+            let oom = if signal == 9 { " (the kernel does this when memory runs out)" } else { "" };
             let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown");
-            let after = if text.is_empty() { String::new() } else { format!("; its last words: {text}") };
+            let after = if text.is_empty() { String::new() } else { format!("; its last output: {text}") };
             return Err(Error::Run(format!("rank {rank} was killed by signal {signal}, {name}{oom}{after}")));
         }
         Err(match status.code() {
@@ -240,7 +239,7 @@ impl Ranks {
 }
 
 impl Drop for Ranks {
-    /// Where the parent itself fails; otherwise all have ended.
+    /// Kills ranks that still run because the parent itself failed.
     fn drop(&mut self) {
         self.signal(Signal::KILL);
         for rank in &mut self.ranks {
@@ -249,21 +248,21 @@ impl Drop for Ranks {
     }
 }
 
-/// The signal after which a rank ended of its own accord: exit status 128 + n.
+/// The signal that a rank stopped for in an orderly way: exit status 128 + n.
 fn stopped_by(status: ExitStatus) -> Option<i32> {
     status.code().filter(|code| (129..=159).contains(code)).map(|code| code - 128)
 }
 
-/// The rank whose failure an error merely passes on: "rank 1 failed", "rank 1 could not ...".
-fn blamed(words: &str) -> Option<usize> {
-    words.match_indices("rank ").find_map(|(at, _)| {
-        let (number, rest) = words[at + 5..].split_once(' ')?;
+/// The rank whose failure an error only reports: "rank 1 failed", "rank 1 could not ...".
+fn blamed(error: &str) -> Option<usize> {
+    error.match_indices("rank ").find_map(|(at, _)| {
+        let (number, rest) = error[at + 5..].split_once(' ')?;
         (rest.starts_with("failed") || rest.starts_with("could not")).then(|| number.parse().ok()).flatten()
     })
 }
 
-/// The error line of a rank, or its panic, or what it said last.
-fn last_words(tail: &VecDeque<String>) -> String {
+/// The error line of a rank, or its panic, or its last lines.
+fn last_error(tail: &VecDeque<String>) -> String {
     if let Some(line) = tail.iter().rev().find_map(|l| l.strip_prefix(FAILED)) {
         return line.to_string();
     }

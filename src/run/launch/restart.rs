@@ -1,6 +1,5 @@
-//! A job that outlives its failures: the ranks that this process started are started again, from the last complete
-//! checkpoint, on as many of them or on fewer. Never restarts after bad input or a signal, and never touches a
-//! checkpoint.
+//! `--max-restarts` and `--elastic`: after a failure, starts the ranks again from the last complete checkpoint, on the
+//! same number of ranks or fewer. Never restarts after bad input or a signal, and never modifies a checkpoint.
 use super::job::RankJob;
 use super::processes::{self, Launch};
 use crate::base::{Error, Result};
@@ -16,7 +15,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
-/// The largest number of ranks below `now` that the model's mesh and the step's batch can be split over.
+/// The largest number of ranks below `now` that the mesh and the global batch can be divided among.
 fn fewer(plan: &Plan, now: usize, min: usize, global_batch: usize) -> Result<Option<usize>> {
     let s = &plan.settings;
     let MeshSizes { dp_replicate, sp, tp, .. } = plan.ranks.mesh;
@@ -26,7 +25,7 @@ fn fewer(plan: &Plan, now: usize, min: usize, global_batch: usize) -> Result<Opt
     Ok((min..now).rev().find(fits))
 }
 
-/// Runs all ranks to their end, again after a failure while there are restarts left.
+/// Runs all ranks to the end, restarting after failures while restarts are left.
 pub fn run(plan: &Plan, log: &RunLog) -> Result<()> {
     let Restarts { max, elastic, monitor_interval, time_limit, signals, traces, .. } = &plan.restarts;
     let metrics = plan.settings.run.metrics_path.as_deref();
@@ -54,7 +53,7 @@ pub fn run(plan: &Plan, log: &RunLog) -> Result<()> {
             return Err(e);
         }
         if let Some(dir) = &plan.settings.checkpoint.ckpt_dir {
-            ckpt::clear(dir)?; // all ranks are dead: what they were saving is in the way of what comes
+            ckpt::clear(dir)?; // all ranks have exited: remove what they were saving
         }
         let after = newest()?;
         if let Some(range) = elastic.as_ref().filter(|_| attempt > 0 && after == before) {
@@ -74,7 +73,7 @@ pub fn run(plan: &Plan, log: &RunLog) -> Result<()> {
     }
 }
 
-/// With what the ranks' flight recorders say together, where they have left any since `started`.
+/// Adds the verdict of the flight recorders, if ranks have written any since `started`.
 fn explained(e: Error, traces: Option<&Path>, world: usize, started: SystemTime) -> Error {
     match (e, traces) {
         (Error::Run(text), Some(dir)) => match flight::verdict(dir, world, started) {

@@ -1,4 +1,4 @@
-//! The held-out rows, and the text that a trained model writes at the end. Never changes a weight.
+//! The held-out loss, and the sample from the trained model at the end. Never changes a weight.
 use crate::base::Result;
 use crate::data::{Loader, LoaderOptions, StepData};
 use crate::engine::{Engine, Sampling};
@@ -7,7 +7,7 @@ use crate::run::plan::Plan;
 /// Tokens of the held-out text that the final sample continues.
 const PROMPT: usize = 64;
 
-/// This rank's part of the held-out rows, or of the data set to evaluate.
+/// This rank's share of the held-out rows, or of the evaluation data set.
 pub struct HeldOut {
     loader: Loader,
     options: LoaderOptions,
@@ -15,7 +15,7 @@ pub struct HeldOut {
 }
 
 impl HeldOut {
-    /// Of the data-parallel rank `dp_rank`. None where nothing is to be evaluated or evaluation is off.
+    /// For the data-parallel rank `dp_rank`. None if there is nothing to evaluate or evaluation is off.
     pub fn of(plan: &Plan, loader: &Loader, dp_rank: usize) -> Result<Option<HeldOut>> {
         let options = plan.loader(dp_rank)?;
         let loader = match &plan.eval {
@@ -26,7 +26,7 @@ impl HeldOut {
         Ok(loader.map(|loader| HeldOut { loader, options, data: StepData::default() }))
     }
 
-    /// The sum of the token losses of all held-out rows over all ranks, and the number of those tokens. Collective.
+    /// The sum of token losses of all held-out rows over all ranks, and the number of tokens. Collective.
     pub fn evaluate(&mut self, engine: &mut Engine) -> Result<(f64, u64)> {
         self.loader.seek(0);
         let (mut loss, mut tokens) = (0.0, 0);
@@ -40,7 +40,7 @@ impl HeldOut {
     }
 }
 
-/// Held-out text and how the model continues it, to print; None where no sample is asked for. Collective.
+/// Held-out text and the model's continuation, to print; None without --sample. Collective.
 pub fn sample(plan: &Plan, engine: &mut Engine) -> Result<Option<String>> {
     let run = &plan.settings.run;
     let count = run.sample_tokens.unwrap_or(0);
@@ -53,7 +53,13 @@ pub fn sample(plan: &Plan, engine: &mut Engine) -> Result<Option<String>> {
     let sampling = Sampling { temperature: 0.8, seed: plan.engine.seed, ..Sampling::default() };
     let written = engine.generate(prompt, count, &sampling)?;
     let what = if plan.tokenizer.usable().is_ok() { "text" } else { "tokens" };
-    let shown = |tokens: &[u32]| plan.tokenizer.decode(tokens);
+    let shown = |tokens: &[u32]| harmless(&plan.tokenizer.decode(tokens));
     let (prompt, written) = (shown(prompt), shown(&written));
-    Ok(Some(format!("--- held-out {what} ---\n{prompt}\n--- as the model goes on ---\n{written}\n")))
+    Ok(Some(format!("--- prompt (held-out {what}) ---\n{prompt}\n--- generated ---\n{written}\n")))
+}
+
+/// Nothing that a terminal obeys: control characters, and what is not UTF-8, become `.`; runs of them stay as long.
+fn harmless(text: &str) -> String {
+    let is_shown = |c: char| matches!(c, '\n' | '\t') || !(c.is_control() || c == char::REPLACEMENT_CHARACTER);
+    text.chars().map(|c| if is_shown(c) { c } else { '.' }).collect()
 }

@@ -1,12 +1,13 @@
-//! What a run begins with: the weights of a model or of a checkpoint, with its moments, and the checkpointer that will
-//! write them again. Never decides which checkpoint that is: `resume` does.
+//! Initial weights and moments of a run, from a model or a checkpoint, and the checkpointer that saves them. Never
+//! chooses the checkpoint: `resume` does.
 use crate::base::{Error, Result};
-use crate::ckpt::{Checkpointer, Companions};
+use crate::ckpt::Checkpointer;
 use crate::comm::mesh::Mesh;
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::run::plan::Plan;
 use crate::run::plan::resume::ResumeFrom;
+use crate::run::plan::save;
 use crate::run::watch::RunLog;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,13 +15,13 @@ use std::time::Instant;
 
 pub struct LoadedRun {
     pub checkpointer: Checkpointer,
-    /// The checkpoint that the run goes on from.
+    /// The checkpoint that the run resumes from.
     pub resumed: Option<ResumeFrom>,
-    /// That it took to read weights, where they were read.
+    /// Time spent reading weights, if any were read.
     pub seconds: Option<f64>,
 }
 
-/// Assigns the engine's weights, moments and loss scale, where there are any to read. All ranks together.
+/// Loads the engine's weights, moments and loss scale, if there are any to read. Collective.
 pub fn load(plan: &Plan, device: Arc<dyn Device>, mesh: &Mesh, engine: &mut Engine, log: &RunLog) -> Result<LoadedRun> {
     let pretrain = plan.settings.model.pretrain.as_deref();
     let source = plan.resume.as_ref().map(|r| r.dir.as_path()).or(pretrain);
@@ -33,8 +34,8 @@ pub fn load(plan: &Plan, device: Arc<dyn Device>, mesh: &Mesh, engine: &mut Engi
     let resumed = plan.resume.clone().map(|resume| read(resume, plan, &mut checkpointer, engine)).transpose()?;
     if let Some(ResumeFrom { dir, state, damaged, .. }) = &resumed {
         if mesh.rank() == 0 && !damaged.is_empty() {
-            damaged.iter().for_each(|what| log.warn(format_args!("warning: damaged checkpoint: {what}")));
-            log.warn(format_args!("warning: going on from {}, after step {}", dir.display(), state.step));
+            damaged.iter().for_each(|what| log.warn(format_args!("damaged checkpoint: {what}")));
+            log.warn(format_args!("resuming from {}, step {}", dir.display(), state.step));
         }
         if let (Some(scaler), Some(state)) = (engine.scaler(), &state.scaler) {
             scaler.resume(state)?;
@@ -43,7 +44,7 @@ pub fn load(plan: &Plan, device: Arc<dyn Device>, mesh: &Mesh, engine: &mut Engi
     Ok(LoadedRun { checkpointer, resumed, seconds: source.map(|_| started.elapsed().as_secs_f64()) })
 }
 
-/// The checkpoint, or the newest older one whose tensors are whole: which one it was.
+/// Loads the checkpoint, or the newest older one whose tensors are intact, and returns which.
 fn read(
     mut resume: ResumeFrom,
     plan: &Plan,
@@ -59,7 +60,7 @@ fn read(
     }
 }
 
-/// Of the engine's tensors, with the files that stand beside them in what it writes.
+/// The checkpointer of the engine's tensors, with the other files of a checkpoint: config, tokenizer, adapter config.
 fn checkpointer(
     plan: &Plan,
     device: Arc<dyn Device>,
@@ -72,8 +73,7 @@ fn checkpointer(
         Checkpointer::new(device, mesh, spec, layouts, moments)?.with_files_of(plan.save.max_file_bytes);
     checkpointer.overwrite(plan.settings.checkpoint.overwrite == Some(true));
     if mesh.rank() == 0 {
-        let (tokenizer, ends) = (plan.tokenizer.files(), (plan.tokenizer.bos(), plan.tokenizer.eos()));
-        let mut companions = Companions::of(spec, source, tokenizer.first().map(|p| p.as_path()))?.with_ends(ends);
+        let mut companions = save::companions(spec, source, &plan.tokenizer)?;
         if let Some(lora) = &plan.engine.tuning.lora {
             companions = companions.adapting(lora, plan.settings.model.pretrain.as_deref());
         }

@@ -1,16 +1,16 @@
 //! One rank's run, from its device to the last checkpoint. Never parses and never validates.
 
-/// Ranks run one program with one configuration on the same data.
+/// Checks that ranks run the same program with the same configuration on the same data.
 pub mod same;
-/// A directory that all ranks write into is one and the same.
+/// Checks that output directories are shared by all ranks.
 pub mod shared;
-/// Replicas hold the same bits.
+/// Checks that replicas are bitwise equal.
 pub mod verify;
-/// What ranks agree on before a step, one step ahead.
+/// The vote of all ranks before a step, one step ahead.
 pub mod agree;
 /// Signals and the time limit.
 pub mod stops;
-/// Weights and moments to begin with.
+/// Initial weights and moments.
 pub mod load;
 /// Held-out loss and the final sample.
 pub mod evaluation;

@@ -1,6 +1,5 @@
-//! One rank's run: takes its device, joins the mesh, checks that the ranks agree on what they do, then trains or
-//! merges. On failure the other ranks hear of it at once. Never parses and never validates: the plan is right by the
-//! time it comes here.
+//! One rank's run: takes its device, joins the mesh, checks that the ranks agree on what they run, then trains or
+//! merges. A failure aborts the other ranks at once. Never parses and never validates: the plan is already valid.
 use super::merge;
 use super::same;
 use super::shared;
@@ -22,11 +21,15 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &RunLog) -> Result<()> {
     let (starting, mut tracer) = (Instant::now(), Tracer::of(plan, env.rank));
     let env = &plan.ranks.with_secret(env);
     plan.ranks.caution(env).iter().for_each(|caution| log.warn(caution));
+    plan.ranks.crowded(env).iter().for_each(|crowded| log.warn(crowded));
     let RankDevice { device, member, gpu, graphs } = device::take(&plan.ranks, env, tracer.meter())?;
+    if let Some(text) = gpu.as_ref().and_then(|gpu| gpu.warning()).filter(|_| env.local_rank == 0) {
+        log.warn(text);
+    }
     log.debug(format_args!("{} taken after {:.2}s", device.name(), starting.elapsed().as_secs_f64()));
     if let (Some(_), Some(_), 0) = (&graphs, &plan.profile, env.rank) {
         log.info(
-            "profiled steps are given to the GPU call by call: a step that is replayed as a whole has no parts to time",
+            "--compile: profiled steps run without CUDA graphs, because a replayed graph has no operations to time",
         );
     }
     let flight = Flight::default();
@@ -35,7 +38,7 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &RunLog) -> Result<()> {
         same::check(plan, &env.host, &*device, &world).and_then(|()| shared::check(plan, &env.host, &*device, &world));
     if let Err(e) = agreed {
         if !matches!(e, Error::Input(_)) {
-            member.abort(); // what all ranks refuse alike needs no word to the others
+            member.abort(); // all ranks return an input error together
         }
         return Err(e);
     }
@@ -61,10 +64,10 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &RunLog) -> Result<()> {
     result
 }
 
-/// Writes this rank's flight recorder, where the run keeps such files. The run's own error is what counts, so a failure
-/// to write is ignored.
+/// Writes this rank's flight recorder, if the run has a directory for it. A failure to write is ignored: the run's own
+/// error matters more.
 fn dump_flight(plan: &Plan, flight: &Flight, rank: usize, e: &Error) {
-    // Bad input is refused before anything was computed.
+    // Bad input is refused before anything is computed.
     if let Some(dir) = plan.restarts.traces.as_ref().filter(|_| !matches!(e, Error::Input(_))) {
         let _ = flight.dump(dir, rank, e);
     }

@@ -1,12 +1,11 @@
-//! That all ranks run one program with one configuration on the same data from the same point: compared over the world
-//! group before anything is allocated or read. Never settles a difference, and never writes.
+//! Checks that all ranks run the same program with the same configuration on the same data from the same checkpoint,
+//! over the world group, before anything is allocated or read. Never resolves a difference, and never writes.
 //!
-//! Ranks that another launcher started have each made their own plan, from arguments, files and a binary of their host.
-//! One number a rank tells whether they are alike; only where they are not, they tell each other all that went into it.
+//! Ranks of an external launcher have each made their own plan, from the arguments, files and binary on their host.
+//! They compare one hash, and exchange everything that went into it only if it differs.
 //!
-//! Paths are not compared, but what is behind them: each host may have a copy of its own of the data, the tokenizer and
-//! the model to start from, anywhere, as long as the copies are equal. Directories that all ranks write to:
-//! `run/loop/shared.rs`.
+//! Contents are compared, not paths: each host may have its own copy of the data, the tokenizer and the initial model,
+//! anywhere, if the copies are identical. Directories that all ranks write to: `run/loop/shared.rs`.
 use crate::base::{Error, Result, open, printable};
 use crate::ckpt;
 use crate::comm::exchange::{Exchange, texts};
@@ -23,9 +22,10 @@ use std::path::Path;
 use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-/// Settings that hosts may have each for themselves: how many of the ranks are theirs, and where things are.
-const OWN: [(&str, &str); 22] = [
+/// Settings that may differ between hosts: the number of local ranks, and paths.
+const OWN: [(&str, &str); 24] = [
     ("run", "nproc_per_node"),
+    ("run", "threads_per_rank"),
     ("run", "job_secret_file"),
     ("run", "metrics_path"), // rank 0 writes it
     ("run", "after"),
@@ -33,13 +33,14 @@ const OWN: [(&str, &str); 22] = [
     ("data", "dataset"),
     ("data", "eval_dataset"),
     ("data", "tokenizer"),
-    ("data", "tokenizer_chat_template"), // shows in the tokens
+    ("data", "tokenizer_chat_template"), // changes the tokens, which are compared
     ("data", "cache"),
     ("data", "cache_dir"),
     ("data", "cache_limit"),
-    ("fsdp", "deepspeed"), // what it says is in the other settings
+    ("fsdp", "deepspeed"), // its contents are in the other settings
     ("checkpoint", "ckpt_dir"),
     ("checkpoint", "save_hf"),
+    ("checkpoint", "save_gguf"),
     ("checkpoint", "resume"),
     ("faults", "save_traces_folder"),
     ("watch", "log_file"),
@@ -48,28 +49,28 @@ const OWN: [(&str, &str); 22] = [
     ("trace", "trace_folder"),
     ("trace", "memory_timeline"),
 ];
-/// In place of their values: that there is one must be the same for all.
-const GIVEN: &str = "a value of its own";
-/// Differences that an error shows.
+/// Stands for their values: all ranks must set them, or none.
+const GIVEN: &str = "a value";
+/// Differences shown in an error.
 const SHOWN: usize = 5;
-/// Characters of a value.
+/// Characters shown of a value.
 const VALUE: usize = 200;
-/// Of a file of weights, at its end.
+/// Bytes hashed at the end of a weights file.
 const SAMPLE: u64 = 64 << 10;
 
-/// What is compared besides settings, and what helps where it differs.
+/// What is compared besides settings, and the remedy if it differs.
 const REMEDIES: [(&str, &str); 6] = [
-    (PROGRAM, "install one and the same binary on all hosts"),
-    ("data", "each host may have a copy of its own of --dataset, but the copies must be equal"),
-    ("eval_data", "each host may have a copy of its own of --eval-dataset, but the copies must be equal"),
-    ("tokenizer", "each host may have a copy of its own of --tokenizer, but the copies must be equal"),
-    ("model", "each host may have a copy of its own of --pretrain, but the copies must be equal"),
-    ("resume", "all hosts must see one and the same --ckpt-dir, on a file system that they share"),
+    (PROGRAM, "install the same binary on all hosts"),
+    ("data", "copies of --dataset on different hosts must be identical"),
+    ("eval_data", "copies of --eval-dataset on different hosts must be identical"),
+    ("tokenizer", "copies of --tokenizer on different hosts must be identical"),
+    ("model", "copies of --pretrain on different hosts must be identical"),
+    ("resume", "all hosts must use the same --ckpt-dir, on a shared file system"),
 ];
 const PROGRAM: &str = "program";
 const ARGUMENTS: &str = "start all ranks with the same arguments and configuration files";
 
-/// What one rank says of itself.
+/// What one rank runs.
 #[derive(Serialize, Deserialize)]
 struct Facts {
     host: String,
@@ -77,7 +78,7 @@ struct Facts {
     facts: Vec<(String, String)>,
 }
 
-/// An error on all ranks alike, [`Error::Input`], where they differ. Every rank calls it, with the world group.
+/// Returns [`Error::Input`] on all ranks if they differ. Collective over the world group.
 pub fn check(plan: &Plan, host: &str, dev: &dyn Device, world: &Arc<dyn Collective>) -> Result<()> {
     if world.size() == 1 {
         return Ok(());
@@ -94,7 +95,7 @@ pub fn check(plan: &Plan, host: &str, dev: &dyn Device, world: &Arc<dyn Collecti
     }
     let text = serde_json::to_string(&mine).map_err(|e| Error::op("agreement", e.to_string()))?;
     let ranks = texts(dev, world, "agreement", &text)?;
-    let _ = world.barrier(Tag::new("agreement", 0)); // each has read before one leaves
+    let _ = world.barrier(Tag::new("agreement", 0)); // nobody exits before all have read
     let ranks: Vec<Facts> = ranks.iter().filter_map(|text| Some(shown(serde_json::from_str(text).ok()?))).collect();
     if ranks.len() < world.size() {
         return Err(Error::input(format!("ranks run different programs: {}", REMEDIES[0].1)));
@@ -102,7 +103,7 @@ pub fn check(plan: &Plan, host: &str, dev: &dyn Device, world: &Arc<dyn Collecti
     Err(Error::Input(differences(&ranks)))
 }
 
-/// Fit for a terminal: JSON spells control characters out, so they are there again now.
+/// Escapes control characters, which JSON decoding has restored, for the terminal.
 fn shown(Facts { host, facts }: Facts) -> Facts {
     let shown = |text: &String| printable(text, VALUE);
     Facts { host: shown(&host), facts: facts.iter().map(|(key, value)| (shown(key), shown(value))).collect() }
@@ -156,7 +157,7 @@ fn differences(ranks: &[Facts]) -> String {
     });
     let mut different: Vec<(&str, String)> = different.collect();
     if different.first().is_some_and(|(key, _)| *key == PROGRAM) {
-        different.truncate(1); // of another program, all else may be what follows
+        different.truncate(1); // other differences may only follow from it
     }
     let remedy = |key: &str| REMEDIES.iter().find(|(own, _)| *own == key).map_or(ARGUMENTS, |(_, remedy)| remedy);
     let mut remedies: Vec<&str> = different.iter().map(|(key, _)| remedy(key)).collect();
@@ -167,7 +168,7 @@ fn differences(ranks: &[Facts]) -> String {
     format!("ranks disagree on {}{more}; {}", shown.join("; "), remedies.join("; "))
 }
 
-/// "rank 0 has a, ranks 1 and 2 have b", in the order of the ranks; with hosts where there are several.
+/// "rank 0 has a, ranks 1 and 2 have b", in rank order; with host names if there are several hosts.
 pub fn who_has(values: &[String], hosts: &[&str]) -> String {
     let mut groups: Vec<(&String, Vec<usize>)> = Vec::new();
     for (rank, value) in values.iter().enumerate() {
@@ -176,14 +177,14 @@ pub fn who_has(values: &[String], hosts: &[&str]) -> String {
             None => groups.push((value, vec![rank])),
         }
     }
-    let told = groups.iter().map(|(value, ranks)| {
+    let parts = groups.iter().map(|(value, ranks)| {
         let has = if ranks.len() == 1 { "has" } else { "have" };
         format!("{} {has} {value}", named(ranks, hosts))
     });
-    told.collect::<Vec<_>>().join(", ")
+    parts.collect::<Vec<_>>().join(", ")
 }
 
-/// "rank 3", "ranks 0 and 2", "ranks 4 to 7 on node2": all of a few, or the ends of a run.
+/// "rank 3", "ranks 0 and 2", "ranks 4 to 7 on node2".
 pub fn named(ranks: &[usize], hosts: &[&str]) -> String {
     let all_alike = hosts.windows(2).all(|pair| pair[0] == pair[1]);
     let mut on: Vec<&str> = ranks.iter().filter_map(|&rank| hosts.get(rank).copied()).filter(|_| !all_alike).collect();
@@ -207,9 +208,9 @@ pub fn named(ranks: &[usize], hosts: &[&str]) -> String {
     text + &on
 }
 
-/// Version and build: what the linker noted (GNU build-id), else a hash of the whole executable.
+/// Version and build: the GNU build-id, or else a hash of the executable.
 fn program() -> Result<String> {
-    let exe = Path::new("/proc/self/exe"); // also where the file has been replaced since
+    let exe = Path::new("/proc/self/exe"); // valid even if the file has been replaced since
     let failed = |e| Error::io("read", exe, e);
     let mut file = File::open(exe).map_err(failed)?;
     let mut head = Vec::new();
@@ -224,16 +225,16 @@ fn program() -> Result<String> {
     Ok(format!("{} {}, build {build}", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION")))
 }
 
-/// The build-id of an ELF file that begins with `head`: a note of type 3 by "GNU". The linker puts it behind the
-/// program headers.
+/// The build-id of an ELF file that starts with `head`: a note of type 3 and name "GNU", which the linker puts after
+/// the program headers.
 fn note(head: &[u8]) -> Option<&[u8]> {
     let at = head.windows(8).position(|w| w == b"\x03\0\0\0GNU\0")?;
     let size = u32::from_le_bytes(head.get(at.checked_sub(4)?..at)?.try_into().ok()?) as usize;
     head.get(at + 8..at + 8 + size)
 }
 
-/// Of a model directory: its shapes, and names, sizes and ends of its files of weights. Reading all of them would take
-/// as long as loading the model.
+/// Hash of a model directory: its config.json, and names, sizes and last bytes of its weights files. Hashing the files
+/// in full would take as long as loading the model.
 fn weights(dir: &Path) -> Result<u64> {
     let hashed = || -> std::io::Result<u64> {
         let mut names: Vec<_> =
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hosts_may_have_for_themselves_are_settings() {
+    fn settings_that_may_differ_exist() {
         let settings = serde_json::json!(Settings::default());
         for (section, key) in OWN {
             assert!(settings[section].get(key).is_some(), "{section}.{key}");
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_are_named_by_number_and_where_there_are_several_by_host() {
+    fn ranks_are_named_by_number_and_with_several_hosts_by_host() {
         let values: Vec<String> = ["a", "b", "b", "a", "b"].map(String::from).into();
         assert_eq!(who_has(&values, &["x"; 5]), "ranks 0 and 3 have a, ranks 1, 2 and 4 have b");
         let hosts = ["x", "x", "y", "y", "y"];
@@ -286,13 +287,14 @@ mod tests {
     }
 
     #[test]
-    fn every_key_that_differs_is_told_and_of_another_program_nothing_else() {
+    fn all_differing_keys_are_reported_unless_the_program_differs() {
         let a = [("program", "p"), ("data", "5 rows"), ("optim.lr", "0.1"), ("run.seed", "1")];
         let b = [("program", "p"), ("data", "5 rows"), ("optim.lr", "0.3"), ("run.seed", "1"), ("run.epochs", "2")];
         assert_eq!(
             differences(&[rank("x", &a), rank("x", &b)]),
             format!(
-                "ranks disagree on optim.lr: rank 0 has 0.1, rank 1 has 0.3; run.epochs: rank 0 has nothing, rank 1 has 2; \
+                "ranks disagree on optim.lr: rank 0 has 0.1, rank 1 has 0.3; run.epochs: rank 0 has nothing, rank 1 \
+                has 2; \
                  {ARGUMENTS}"
             )
         );
@@ -307,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn the_build_is_what_the_linker_noted() {
+    fn the_build_is_the_gnu_build_id() {
         let note_of = |id: &[u8]| {
             [b"\x7fELF....\x04\0\0\0", &(id.len() as u32).to_le_bytes()[..], b"\x03\0\0\0GNU\0", id].concat()
         };

@@ -1,6 +1,5 @@
-//! That a directory which all ranks write into is one and the same for all of them: a path names another one on a host
-//! that does not mount the shared file system there, and half of each checkpoint would be lost. Never leaves anything
-//! behind.
+//! Checks that an output directory is the same one for all ranks: on a host that does not mount the shared file system,
+//! the path would be a local directory, and part of each checkpoint would be lost. Never leaves files there.
 use crate::base::{Error, Result};
 use crate::ckpt::dirs::unfinished;
 use crate::comm::exchange::{Exchange, texts};
@@ -15,14 +14,15 @@ use std::path::{Path, PathBuf, absolute};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What a rank says of a directory: host, device, inode, and how far above it is the nearest that exists.
+/// Words that identify a directory: host, device, inode, and how many levels up the nearest existing directory is.
 const WORDS: usize = 4;
 
-/// An error on all ranks alike, [`Error::Input`], where some of them do not see what rank 0 writes. Every rank calls
-/// it; that all of them were given a directory is agreed on before ([`super::same`]).
+/// Returns [`Error::Input`] on all ranks if some do not see what rank 0 writes. Collective; [`super::same`] has checked
+/// that all ranks have a directory.
 pub fn check(plan: &Plan, host: &str, dev: &dyn Device, world: &Arc<dyn Collective>) -> Result<()> {
     let c = &plan.settings.checkpoint;
-    for (flag, dir) in [("--ckpt-dir", &c.ckpt_dir), ("--save-hf", &c.save_hf)] {
+    let gguf = c.save_gguf.as_ref().and_then(|file| file.parent()).map(|dir| Path::new(".").join(dir));
+    for (flag, dir) in [("--ckpt-dir", &c.ckpt_dir), ("--save-hf", &c.save_hf), ("--save-gguf", &gguf)] {
         if let Some(dir) = dir.as_ref().filter(|_| world.size() > 1) {
             one(flag, dir, host, dev, world)?;
         }
@@ -31,14 +31,14 @@ pub fn check(plan: &Plan, host: &str, dev: &dyn Device, world: &Arc<dyn Collecti
 }
 
 fn one(flag: &str, dir: &Path, host: &str, dev: &dyn Device, world: &Arc<dyn Collective>) -> Result<()> {
-    let what = format!("look at {flag} {}", dir.display());
+    let what = format!("inspect {flag} {}", dir.display());
     let mut exchange = Exchange::new(dev, world.clone(), "directories", 1 + WORDS)?;
     let ranks = exchange.share(dev, &what, identity(dir, host), WORDS)?;
     if ranks.iter().all(|rank| *rank == ranks[0]) {
-        return Ok(()); // of one host, and the same place there
+        return Ok(()); // the same directory on the same host
     }
-    // Rank 0 puts a file with a random name as near as it can; who sees the directory finds it as far above as rank 0
-    // did.
+    // Rank 0 writes a file with a random name into the nearest existing directory; a rank that shares it finds the file
+    // the same number of levels up.
     let above = |name: &str| -> Result<PathBuf> {
         let path = absolute(dir).map_err(|e| Error::io("resolve", dir, e))?;
         Ok(path.ancestors().nth(ranks[0][WORDS - 1] as usize).unwrap_or(Path::new("/")).join(name))
@@ -61,11 +61,11 @@ fn one(flag: &str, dir: &Path, host: &str, dev: &dyn Device, world: &Arc<dyn Col
         return Ok(());
     }
     let hosts = texts(dev, world, "directories", host)?;
-    let _ = world.barrier(Tag::new("directories", 0)); // each has read before one leaves
+    let _ = world.barrier(Tag::new("directories", 0)); // nobody exits before all have read
     let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
     Err(Error::input(format!(
-        "{flag} {}: what {} writes there is not seen by {} (this rank looked for {}). All ranks write into it: give a \
-         directory that all hosts share, by a path that is the same for all",
+        "{flag} {}: files that {} writes there are not visible to {} (this rank's path is {}). All ranks write to it: \
+         use a directory that all hosts share, under the same path",
         dir.display(),
         named(&[0], &hosts),
         named(&blind, &hosts),
@@ -74,7 +74,7 @@ fn one(flag: &str, dir: &Path, host: &str, dev: &dyn Device, world: &Arc<dyn Col
 }
 
 fn identity(dir: &Path, host: &str) -> Result<Vec<u64>> {
-    let failed = |e| Error::io("look at", dir, e);
+    let failed = |e| Error::io("inspect", dir, e);
     let path = absolute(dir).map_err(failed)?;
     let there = path.ancestors().enumerate().find(|(_, p)| p.exists());
     let (above, there) = there.unwrap_or((0, Path::new("/")));
@@ -92,7 +92,7 @@ impl Probe {
 }
 impl Drop for Probe {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0); // the next run that prepares the directory removes it
+        let _ = fs::remove_file(&self.0); // if this fails, the next run in the directory removes it
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
     use crate::comm::{MeshSizes, shm};
     use crate::device::cpu::CpuDevice;
 
-    /// Every rank on a host of its own, with a path of its own.
+    /// The result of every rank, each on its own host with its own path.
     fn verdicts(dirs: &[PathBuf]) -> Vec<Result<()>> {
         let meters: Vec<Meter> = dirs.iter().map(|_| Meter::default()).collect();
         let meshes = shm::threads(MeshSizes::sharded(dirs.len()), &meters).unwrap();
@@ -122,27 +122,27 @@ mod tests {
     }
 
     #[test]
-    fn hosts_that_share_a_directory_find_the_probe_by_any_path_and_it_is_gone_after() {
+    fn shared_directories_pass_by_any_path_and_the_probe_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let (real, link) = (dir.path().join("shared"), dir.path().join("link"));
         fs::create_dir(&real).unwrap();
         std::os::unix::fs::symlink(&real, &link).unwrap();
         assert!(verdicts(&[real.clone(), link.clone(), real.clone()]).iter().all(Result::is_ok));
-        // Not made yet: two levels above it.
+        // Not created yet: the probe is two levels up.
         assert!(verdicts(&[real.join("a/b"), link.join("a/b")]).iter().all(Result::is_ok));
         assert!(empty(&real));
     }
 
     #[test]
-    fn who_does_not_see_it_is_named_with_the_host() {
+    fn ranks_that_do_not_see_the_directory_are_named_with_their_host() {
         let dir = tempfile::tempdir().unwrap();
         let [shared, local] = ["shared", "local"].map(|name| dir.path().join(name));
         [&shared, &local].iter().for_each(|dir| fs::create_dir(dir).unwrap());
-        for (rank, told) in verdicts(&[shared.clone(), local.clone(), shared.clone()]).into_iter().enumerate() {
-            let (path, e) = (if rank == 1 { &local } else { &shared }, told.unwrap_err());
+        for (rank, verdict) in verdicts(&[shared.clone(), local.clone(), shared.clone()]).into_iter().enumerate() {
+            let (path, e) = (if rank == 1 { &local } else { &shared }, verdict.unwrap_err());
             assert_eq!(e.exit_status(), 2);
             let says = format!(
-                "--ckpt-dir {0}: what rank 0 on node0 writes there is not seen by rank 1 on node1 (this rank looked for {0})",
+                "--ckpt-dir {0}: files that rank 0 on node0 writes there are not visible to rank 1 on node1 (this rank's path is {0})",
                 path.display()
             );
             assert!(e.to_string().starts_with(&says), "{e}");
@@ -156,9 +156,9 @@ mod tests {
     fn a_probe_that_cannot_be_written_fails_on_all_ranks() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("file"), "").unwrap();
-        let told = verdicts(&[dir.path().join("file"), dir.path().into()]);
-        assert!(told[0].as_ref().unwrap_err().to_string().starts_with("write "), "{told:?}");
-        let says = "rank 0 could not look at --ckpt-dir";
-        assert!(told[1].as_ref().unwrap_err().to_string().starts_with(says), "{told:?}");
+        let found = verdicts(&[dir.path().join("file"), dir.path().into()]);
+        assert!(found[0].as_ref().unwrap_err().to_string().starts_with("write "), "{found:?}");
+        let says = "rank 0 could not inspect --ckpt-dir";
+        assert!(found[1].as_ref().unwrap_err().to_string().starts_with(says), "{found:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! What asks a run to end after the step at hand: a signal, or the time limit. Never ends it itself.
+//! Requests to stop after the current step: a signal, or the time limit. Never stops the run itself.
 use crate::base::Result;
 use crate::comm::env::RankEnv;
 use crate::run::launch;
@@ -17,11 +17,11 @@ impl Stops {
     pub fn catch(plan: &Plan, env: &RankEnv) -> Result<Stops> {
         Ok(Stops {
             signals: launch::catch(&plan.restarts.signals)?,
-            // Our own launcher watches the clock for all ranks, over restarts.
+            // Our own launcher enforces the limit for all ranks, across restarts.
             deadline: plan.restarts.time_limit.filter(|_| env.parent_pid.is_none()).map(|limit| Instant::now() + limit),
         })
     }
-    /// A signal that came; SIGTERM when time is up.
+    /// A received signal; SIGTERM once the time limit is over.
     pub fn pending(&mut self) -> Option<i32> {
         let late = || self.deadline.is_some_and(|deadline| Instant::now() > deadline).then_some(SIGTERM);
         self.signals.pending().next().or_else(late)

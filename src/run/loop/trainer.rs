@@ -2,6 +2,7 @@
 use super::agree::{Agreement, Vote};
 use super::evaluation::{self, HeldOut};
 use super::load::{self, LoadedRun};
+use super::merge;
 use super::stops::Stops;
 use super::verify::Verify;
 use crate::base::timeline::Lane;
@@ -23,19 +24,19 @@ use std::io::{ErrorKind, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Where a rank runs, and what records it.
+/// What a rank runs on, and its recorders.
 pub struct RankContext<'a> {
     pub plan: &'a Plan,
     pub log: &'a RunLog,
     pub device: Arc<dyn Device>,
     pub gpu: Option<Arc<Cuda>>,
-    /// Where steps are captured.
+    /// Set if steps are captured as CUDA graphs.
     pub graphs: Option<Arc<Graphs>>,
     pub flight: &'a Flight,
     pub mesh: &'a Mesh,
 }
 
-/// How far the run is.
+/// The run's progress.
 #[derive(Clone, Copy, Default)]
 struct Position {
     /// Steps done; samples and loss tokens consumed by all ranks.
@@ -53,15 +54,15 @@ pub struct Trainer<'a> {
     agreement: Agreement,
     stops: Stops,
     held_out: Option<HeldOut>,
-    /// Those of the run so far: this start goes on with them, and counts its own where the plan says so.
+    /// Evaluations of the run so far, including those of earlier starts.
     evaluations: Option<Evaluations>,
-    /// Step of the last evaluation of this start.
+    /// Step of this start's last evaluation.
     evaluated: Option<u64>,
     checkpointer: Checkpointer,
     verify: Option<Verify>,
     tracer: &'a mut Tracer,
     watch: Reporter<'a>,
-    /// Now, and where this start began.
+    /// The current position, and the one this start began at.
     position: Position,
     began: Position,
     /// Step of the newest checkpoint of this run.
@@ -70,7 +71,7 @@ pub struct Trainer<'a> {
 }
 
 impl<'a> Trainer<'a> {
-    /// Builds the engine, reads weights or a checkpoint, and starts to fetch data. Collective.
+    /// Builds the engine, loads weights or a checkpoint, and starts prefetching data. Collective.
     pub fn new(rank: &'a RankContext<'a>, tracer: &'a mut Tracer, stops: Stops) -> Result<Trainer<'a>> {
         let RankContext { plan, mesh, log, .. } = *rank;
         let mut engine = Engine::new(rank.device.clone(), mesh, &plan.engine)?;
@@ -129,7 +130,7 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// All steps of the run, and its end: the last checkpoint, evaluation, the exported model and a sample.
+    /// Runs all steps, then the last checkpoint, evaluation, export and sample.
     pub fn run(&mut self) -> Result<()> {
         self.trace_up_to(self.position.step + 1)?;
         while self.position.step < self.rank.plan.steps() && !self.is_stopped() {
@@ -146,8 +147,8 @@ impl<'a> Trainer<'a> {
         self.report(batch, &step, &report, &agreed)
     }
 
-    /// What all ranks agree on for the step of `batch`. [`Error::Signal`], with a checkpoint saved, where any rank is
-    /// to stop.
+    /// The vote of all ranks on the step of `batch`. Returns [`Error::Signal`], after saving a checkpoint, if any rank
+    /// is to stop.
     fn agree(&mut self, batch: &Fetched) -> Result<(Step, Vote)> {
         let tokens = batch.data.loss_tokens();
         let device = &*self.rank.device;
@@ -168,7 +169,7 @@ impl<'a> Trainer<'a> {
         Ok((Step { number: batch.step, lr, tokens: agreed.tokens }, agreed))
     }
 
-    /// One optimizer step. While the device works on it, the ranks agree on the next one.
+    /// One optimizer step. While the device works on it, the ranks vote on the next one.
     fn train_step(&mut self, batch: &Fetched, step: &Step) -> Result<StepReport> {
         let device = &*self.rank.device;
         let graphs = self.rank.graphs.as_deref().filter(|_| self.rank.plan.static_shapes());
@@ -180,13 +181,13 @@ impl<'a> Trainer<'a> {
         }
         let tokens = self.batches.peek()?.data.loss_tokens();
         let mine = vote(tokens, self.rank, &mut self.stops, &self.checkpointer, &self.watch);
-        self.agreement.ask(device, mine)?;
+        self.agreement.start(device, mine)?;
         let report = self.engine.end_step(step, Some(self.agreement.answer()))?;
         self.agreement.settle()?;
         Ok(report)
     }
 
-    /// Tells what a step did, and does what is due after it: verification, evaluation, a checkpoint, a trace.
+    /// Reports a step, and does what is due after it: verification, evaluation, checkpoint, trace.
     fn report(&mut self, batch: Fetched, step: &Step, report: &StepReport, agreed: &Vote) -> Result<()> {
         let plan = self.rank.plan;
         let data = batch.data;
@@ -203,7 +204,7 @@ impl<'a> Trainer<'a> {
             updates: self.engine.updates(),
         })?;
         self.check(step.number, report)?;
-        self.rank.mesh.member.set_timeout(plan.ranks.comm_timeout); // no rank is starting any more
+        self.rank.mesh.member.set_timeout(plan.ranks.comm_timeout); // all ranks have started by now
         let Position { trained_tokens, .. } = self.position;
         self.position = Position {
             step: step.number,
@@ -219,23 +220,24 @@ impl<'a> Trainer<'a> {
                 return Ok(());
             }
             if due(plan.settings.checkpoint.save_every) || is_best && plan.saves_best().is_some() {
-                self.save(plan.save.behind)?;
+                self.save(plan.save.background)?;
             }
             self.trace_up_to(step.number + 1)?;
         }
         Ok(())
     }
 
-    /// Too many steps in a row that are not finite end the run; so do replicas that differ.
+    /// Too many consecutive non-finite steps end the run; so do replicas that differ.
     fn check(&mut self, step: u64, report: &StepReport) -> Result<()> {
-        // No loss scale helps a loss that is not finite itself.
+        // A lower loss scale does not help if the loss itself is not finite.
         let bad = report.stuck || !report.loss.is_finite();
         self.bad_in_a_row = if bad { self.bad_in_a_row + 1 } else { 0 };
         let most = self.rank.plan.settings.faults.max_bad_steps.unwrap_or(0);
         if self.bad_in_a_row > most {
             return Err(Error::Run(format!(
-                "loss {:.4}, gradient norm {}: step {} in a row that is not finite, where --max-bad-steps is {most}; lower --lr, look \
-                 at the data of these steps, or resume from a checkpoint before them",
+                "loss {:.4}, gradient norm {}: {} consecutive non-finite steps, more than --max-bad-steps {most}. \
+                Lower --lr, check the \
+                 data of these steps, or resume from an earlier checkpoint",
                 report.loss, report.grad_norm, self.bad_in_a_row
             )));
         }
@@ -251,21 +253,20 @@ impl<'a> Trainer<'a> {
         if !self.has_learned() {
             let skipped = self.position.step - self.began.step;
             return Err(Error::Run(format!(
-                "all {skipped} steps were skipped, since their gradients were not finite: the model has learned nothing and is \
-                 not saved. Lower --lr, check the data, or train longer where a loss scale is still falling"
+                "all {skipped} steps were skipped because their gradients were not finite: the model is unchanged and \
+                is not \
+                 saved. Lower --lr, check the data, or train longer if the loss scale is still falling"
             )));
         }
         if evaluations::are_counted(&plan.settings) {
-            self.evaluate()?; // the last checkpoint says whether it is the best
+            self.evaluate()?; // the last checkpoint records whether it is the best
         }
-        // What must not be lost comes first.
+        // The checkpoint comes before anything that could fail.
         self.save(false)?;
         self.trace_up_to(self.position.step + 1)?;
         self.evaluate()?;
-        let (dir, dtype) = (&plan.settings.checkpoint.save_hf, plan.save.dtype);
-        let exported =
-            dir.as_ref().map(|dir| self.checkpointer.save_hf(dir, dtype, self.engine.state().0)).transpose()?;
-        self.watch.trained(exported.as_ref());
+        let exported = merge::export(plan, &mut self.checkpointer, self.engine.state().0)?;
+        self.watch.trained(&exported);
         self.tracer.phase(self.position.step, "sample");
         self.sample()?;
         self.tracer.end(self.rank.mesh)?;
@@ -273,7 +274,7 @@ impl<'a> Trainer<'a> {
         self.watch.end(self.position.step, self.evaluations.as_ref().filter(|_| stopped))
     }
 
-    /// The steps before `next` are traced, where they were to be.
+    /// Collects the trace of the steps before `next`, if they are traced.
     fn trace_up_to(&mut self, next: u64) -> Result<()> {
         if self.tracer.is_waiting() {
             let report = self.tracer.next(next, self.rank.mesh, &*self.rank.device).map_err(|e| at_step(next, e))?;
@@ -282,8 +283,8 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// The held-out rows, once after each step. Whether their loss is the lowest so far: all ranks have the same sum,
-    /// so they decide alike.
+    /// Evaluates the held-out rows, at most once per step, and returns whether the loss is the lowest so far. All ranks
+    /// have the same sum, so they decide alike.
     fn evaluate(&mut self) -> Result<bool> {
         let (learned, plan, step) = (self.has_learned(), self.rank.plan, self.position.step);
         let Some(held_out) = self.held_out.as_mut().filter(|_| self.evaluated != Some(step)) else { return Ok(false) };
@@ -297,7 +298,7 @@ impl<'a> Trainer<'a> {
             evaluations.count(step, loss / tokens as f64, plan.saves_best().is_some());
             let is_best = evaluations.newest_is_best();
             if is_new && is_best && plan.saves_best().is_some() {
-                self.saved = None; // a checkpoint of this step that an earlier start saved does not say so
+                self.saved = None; // a checkpoint of this step from an earlier start does not record this
             }
             is_best
         });
@@ -310,13 +311,13 @@ impl<'a> Trainer<'a> {
         evaluations::is_patience_over(&self.rank.plan.settings, self.evaluations.as_ref())
     }
 
-    /// A step of this start changed weights, or there was none.
+    /// A step of this start updated weights, or there was no step.
     fn has_learned(&self) -> bool {
         self.position.step == self.began.step || self.position.updates > self.began.updates
     }
 
-    /// A checkpoint of the last step, unless there is one, none is asked for, or every step was skipped. Returns before
-    /// it is written where `in_background`; else no save is in flight when this returns.
+    /// Saves a checkpoint of the last step, unless there is one, checkpoints are off, or every step was skipped. With
+    /// `in_background` returns before it is written; otherwise no save is in flight on return.
     fn save(&mut self, in_background: bool) -> Result<()> {
         let (plan, step) = (self.rank.plan, self.position.step);
         let Some(dir) = &plan.settings.checkpoint.ckpt_dir else { return Ok(()) };
@@ -331,7 +332,7 @@ impl<'a> Trainer<'a> {
         let mut saved = None;
         self.tracer.phase(step, "save");
         if self.saved != Some(step) {
-            // The save that ranks agreed on is the one before, which ends now.
+            // The vote in flight may report the previous save, which ends now.
             self.agreement.forget_save();
             let Position { samples, trained_tokens, .. } = self.position;
             let state = TrainerState {
@@ -355,26 +356,26 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// Some text by the trained model, on stdout. All ranks compute, rank 0 prints.
+    /// Prints a sample from the trained model on stdout. All ranks compute, rank 0 prints.
     fn sample(&mut self) -> Result<()> {
         let sample = evaluation::sample(self.rank.plan, &mut self.engine)?;
         if let Some(sample) = sample.filter(|_| self.rank.mesh.rank() == 0) {
-            // The run does not fail for this, and a closed pipe is no failure at all.
+            // Failing to print does not fail the run, and a closed pipe is not a failure.
             let failed = std::io::stdout().write_all(sample.as_bytes()).err();
             let failed = failed.filter(|e| e.kind() != ErrorKind::BrokenPipe);
-            failed.iter().for_each(|e| self.watch.say(LogLevel::Warn, format_args!("the sample is lost: {e}")));
+            failed.iter().for_each(|e| self.watch.say(LogLevel::Warn, format_args!("cannot print the sample: {e}")));
         }
         Ok(())
     }
 }
 
-/// What this rank says before a step of `tokens` loss tokens.
+/// This rank's vote before a step of `tokens` loss tokens.
 fn vote(tokens: u64, rank: &RankContext, stops: &mut Stops, checkpointer: &Checkpointer, watch: &Reporter) -> Vote {
     let schedule = rank.flight.schedule() ^ rank.graphs.as_deref().map_or(0, Graphs::decided);
     Vote { tokens, stop: stops.pending(), bytes: watch.bytes(), saved: checkpointer.ended(), schedule }
 }
 
-/// The error with the step in front, once, so that its message says rank, step and operation.
+/// Prefixes the error with the step, once, so that its message has rank, step and operation.
 fn at_step(step: u64, e: Error) -> Error {
     match e {
         Error::Input(_) | Error::Signal(_) => e,

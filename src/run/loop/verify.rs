@@ -1,10 +1,9 @@
-//! Replicas against each other: what several ranks hold must have the same bits on each of them, and a processor or
-//! memory that fails silently shows here first. Compared are masters, their copies in the compute dtype and optimizer
-//! states: of DDP over all ranks, of HYBRID_SHARD over dp_replicate; and over tp the tensors that each of its ranks has
-//! whole. Never repairs anything.
+//! `--verify-every`: checks that replicas are bitwise equal, which detects a processor or memory that fails silently.
+//! Compares master weights, their copies in the compute dtype and optimizer states: with DDP over all ranks, with
+//! HYBRID_SHARD over dp_replicate, and over tp the tensors that tp does not shard. Never repairs anything.
 //!
-//! All that is exchanged is a hash of each unit, or two with tp. What is held once only (FULL_SHARD, the shards of
-//! ZeRO) cannot be compared with anything; and a fault in a gradient, before it is summed, reaches all ranks alike.
+//! Ranks exchange one hash per unit, or two with tp. State that only one rank holds (FULL_SHARD, ZeRO's shards) cannot
+//! be compared, and a fault in a gradient before the reduction reaches all ranks alike.
 use crate::base::{Error, Result};
 use crate::comm::Collective;
 use crate::comm::exchange::{Exchange, texts};
@@ -19,7 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
-/// Bytes of a device that are hashed at a time.
+/// Bytes downloaded and hashed at a time.
 const CHUNK: usize = 1 << 20;
 
 pub struct Verify {
@@ -27,18 +26,18 @@ pub struct Verify {
     dev: Arc<dyn Device>,
     world: Arc<dyn Collective>,
     exchange: Exchange,
-    /// Ranks that hold the same whole shards, and those that hold the same of what tp does not cut.
+    /// Groups of ranks with the same shards, and groups with the same tensors that tp does not shard.
     replicas: Vec<Vec<usize>>,
     uncut: Vec<Vec<usize>>,
     /// The first tensor of each unit.
     units: Vec<String>,
-    /// The last step after which all was well.
+    /// The last step that passed.
     good: Option<u64>,
     chunk: Vec<u8>,
 }
 
 impl Verify {
-    /// Every rank makes one.
+    /// Collective.
     pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, store: &mut dyn Store, every: u64) -> Result<Verify> {
         let mut units = vec![String::new(); store.units()];
         store.for_each_shard(&mut |shard| {
@@ -63,7 +62,7 @@ impl Verify {
         })
     }
 
-    /// After `step`, where it is its turn: an error on all ranks alike where copies differ.
+    /// Checks after `step`, if it is due. Returns an error on all ranks if replicas differ.
     pub fn after(&mut self, step: u64, store: &mut dyn Store, optimizer: &mut Optimizer) -> Result<()> {
         let copies = self.replicas.iter().chain(&self.uncut).any(|ranks| ranks.len() > 1);
         if !copies || !step.is_multiple_of(self.every) {
@@ -74,7 +73,7 @@ impl Verify {
         let of_rank: Vec<&[u64]> = all.chunks_exact(words.len()).collect();
         let units = self.units.len();
         let found = (0..units).find_map(|unit| {
-            // What has most copies first: of more than two it can be told which is wrong.
+            // Larger groups first: with more than two copies, the majority is right.
             let replicas = self.replicas.iter().map(|ranks| (ranks, unit));
             let uncut = self.uncut.iter().map(|ranks| (ranks, units + unit));
             let differ = |(ranks, word): (&Vec<usize>, usize)| odd(ranks, |rank| of_rank[rank][word]);
@@ -88,23 +87,24 @@ impl Verify {
         let hosts = texts(&*self.dev, &self.world, "verify", &host.nodename().to_string_lossy())?;
         let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
         let (unit, others) = (format!("unit {unit} (from {} on)", self.units[unit]), named(&odd.others, &hosts));
-        let what = match odd.told {
+        let what = match odd.is_minority {
             true => format!("{} differs from {others} in {unit}", named(&odd.ranks, &hosts)),
             false => format!(
-                "{} differs from {others} in {unit}, and which is right cannot be told",
+                "{} differs from {others} in {unit}, and there is no majority to tell which is right",
                 named(&odd.ranks, &hosts)
             ),
         };
-        let before = self.good.map_or("this run".into(), |step| format!("step {step}"));
+        let good = self.good.map_or("saved before this run".into(), |step| format!("of step {step} or earlier"));
         Err(Error::Run(format!(
-            "verify: {what}: replicas must have the same bits. Memory or a processor failed silently; leave that host out, and \
-             resume from a checkpoint of {before} or before"
+            "verify: {what}: replicas must be bitwise equal. Memory or a processor failed silently: remove that host, \
+            and resume \
+             from a checkpoint {good}"
         )))
     }
 
-    /// Of each unit everything; then of each unit what tp does not cut.
+    /// A hash of each whole unit, then a hash of each unit's tensors that tp does not shard.
     fn hashes(&mut self, store: &mut dyn Store, optimizer: &mut Optimizer) -> Result<Vec<u64>> {
-        self.dev.synchronize()?; // what is offloaded is read where it is
+        self.dev.synchronize()?; // offloaded state is read in host memory
         let (dev, chunk, units) = (&*self.dev, &mut self.chunk, self.units.len());
         let mut words = vec![0u64; 2 * units];
         store.for_each_shard(&mut |shard| {
@@ -121,7 +121,7 @@ impl Verify {
                 optimizer.state(shard.unit).try_for_each(|(_, state)| hash(state.as_view()))?;
             }
             for (word, hash) in [(shard.unit, whole), (units + shard.unit, uncut)] {
-                // A unit has two shards where some of it is frozen.
+                // A partly frozen unit has two shards.
                 words[word] = words[word].rotate_left(1) ^ hash.digest();
             }
             Ok(())
@@ -135,8 +135,8 @@ impl fmt::Display for Verify {
         let copies = |groups: &[Vec<usize>]| groups.iter().map(Vec::len).max().unwrap_or(1);
         write!(f, "verify   ")?;
         match (copies(&self.replicas), copies(&self.uncut)) {
-            (1, 1) => write!(f, "nothing: every parameter is held by one rank alone"),
-            (1, n) => write!(f, "every {} steps, what ranks of tp have whole: {n} copies", self.every),
+            (1, 1) => write!(f, "nothing: no parameter is replicated"),
+            (1, n) => write!(f, "every {} steps, {n} copies of tensors that tp does not shard", self.every),
             (n, _) => write!(f, "every {} steps, {n} replicas", self.every),
         }
     }
@@ -157,8 +157,7 @@ fn update(dev: &dyn Device, view: View, chunk: &mut Vec<u8>, hash: &mut Xxh3) ->
     Ok(())
 }
 
-/// Ranks that hold the same shards, and ranks that hold the same of what tp does not cut; the latter only where there
-/// is tp.
+/// Groups of ranks with the same shards and, with tp, groups with the same tensors that tp does not shard.
 fn copies(sizes: &MeshSizes, replicated: bool) -> (Vec<Vec<usize>>, Vec<Vec<usize>>) {
     let along = |rank: usize, tp: bool| -> Vec<usize> {
         let at = sizes.coords(rank);
@@ -177,22 +176,22 @@ fn copies(sizes: &MeshSizes, replicated: bool) -> (Vec<Vec<usize>>, Vec<Vec<usiz
     (groups(false), if sizes.tp > 1 { groups(true) } else { Vec::new() })
 }
 
-/// Ranks that differ from the others.
+/// Ranks that differ from the largest group.
 #[derive(Debug, PartialEq)]
 struct Odd {
     ranks: Vec<usize>,
     others: Vec<usize>,
-    /// More than half of all agree: the rest is wrong.
-    told: bool,
+    /// More than half of all ranks agree: the others are wrong.
+    is_minority: bool,
 }
 
-/// None where all of `ranks` have the same.
+/// None if all of `ranks` agree.
 fn odd(ranks: &[usize], of: impl Fn(usize) -> u64) -> Option<Odd> {
     let like = |rank: usize| ranks.iter().filter(|&&other| of(other) == of(rank)).count();
-    let first = ranks.iter().copied().rev().max_by_key(|&rank| like(rank))?; // of equally many the lowest
+    let first = ranks.iter().copied().rev().max_by_key(|&rank| like(rank))?; // the lowest rank on a tie
     let (others, odd): (Vec<usize>, Vec<usize>) = ranks.iter().partition(|&&rank| of(rank) == of(first));
-    let told = 2 * others.len() > ranks.len();
-    (!odd.is_empty()).then_some(Odd { ranks: odd, others, told })
+    let is_minority = 2 * others.len() > ranks.len();
+    (!odd.is_empty()).then_some(Odd { ranks: odd, others, is_minority })
 }
 
 #[cfg(test)]
@@ -200,18 +199,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn most_are_right_and_of_two_nobody_knows() {
+    fn the_majority_is_right_and_a_tie_is_undecided() {
         let found = |values: &[u64]| odd(&(0..values.len()).collect::<Vec<_>>(), |rank| values[rank]);
         assert_eq!(found(&[7, 7, 7]), None);
         assert_eq!(found(&[7]), None);
-        assert_eq!(found(&[7, 8, 7]), Some(Odd { ranks: vec![1], others: vec![0, 2], told: true }));
-        assert_eq!(found(&[7, 8]), Some(Odd { ranks: vec![1], others: vec![0], told: false }));
-        assert_eq!(found(&[7, 8, 8, 7]), Some(Odd { ranks: vec![1, 2], others: vec![0, 3], told: false }));
-        assert_eq!(found(&[9, 8, 8, 7, 8]), Some(Odd { ranks: vec![0, 3], others: vec![1, 2, 4], told: true }));
+        assert_eq!(found(&[7, 8, 7]), Some(Odd { ranks: vec![1], others: vec![0, 2], is_minority: true }));
+        assert_eq!(found(&[7, 8]), Some(Odd { ranks: vec![1], others: vec![0], is_minority: false }));
+        assert_eq!(found(&[7, 8, 8, 7]), Some(Odd { ranks: vec![1, 2], others: vec![0, 3], is_minority: false }));
+        assert_eq!(found(&[9, 8, 8, 7, 8]), Some(Odd { ranks: vec![0, 3], others: vec![1, 2, 4], is_minority: true }));
     }
 
     #[test]
-    fn copies_lie_along_the_axes_that_do_not_cut() {
+    fn copies_are_along_the_axes_that_do_not_shard() {
         let sizes = |dp_replicate, dp_shard, sp, tp| MeshSizes { dp_replicate, dp_shard, sp, tp };
         assert_eq!(copies(&sizes(3, 1, 1, 1), true), (vec![vec![0, 1, 2]], vec![]));
         assert_eq!(copies(&sizes(1, 3, 1, 1), false), (vec![vec![0], vec![1], vec![2]], vec![]));

@@ -1,11 +1,11 @@
-//! How many sequences a step takes: `train_batch_size = batch_size x grad_accum x data-parallel ranks`. Never guesses:
-//! what does not divide is refused, with the numbers.
+//! Sequences per step: `train_batch_size = batch_size x grad_accum x data-parallel ranks`. Never rounds: sizes that do
+//! not divide are refused with the numbers.
 use crate::base::{Error, Result};
 use crate::comm::mesh::MeshSizes;
 use crate::run::settings::Settings;
 
-/// Fills in what follows from a given `train_batch_size`, as DeepSpeed does: of `batch_size` and `grad_accum` the one
-/// that is not given; where neither is, one micro-batch.
+/// With a given `train_batch_size`, fills in `batch_size` or `grad_accum`, whichever is missing, as DeepSpeed does; if
+/// both are, one micro-batch.
 pub fn solve(s: &mut Settings, mesh: &MeshSizes) -> Result<()> {
     let (dp, b) = (mesh.dp_replicate * mesh.dp_shard, &mut s.batch);
     let Some(train) = b.train_batch_size else { return Ok(()) };
@@ -22,7 +22,7 @@ pub fn solve(s: &mut Settings, mesh: &MeshSizes) -> Result<()> {
             given(b.grad_accum),
             match (b.batch_size, b.grad_accum) {
                 (Some(_), Some(_)) => format!("= {}", micro * accum * dp),
-                _ => "has no whole solution".to_string(),
+                _ => "has no integer solution".to_string(),
             }
         )));
     }
@@ -34,8 +34,7 @@ pub fn solve(s: &mut Settings, mesh: &MeshSizes) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// As after a failure on more ranks: as many sequences, whether the size of a micro-batch is known or follows from
-    /// the step's.
+    /// As after a failure on more ranks: the global batch stays, with `batch_size` given or derived.
     #[test]
     fn fewer_ranks_keep_the_batch() {
         for (given, expected) in [(Some(2), (2, 3)), (None, (6, 1))] {

@@ -1,29 +1,29 @@
-//! Bytes that a rank will hold, by category: what it will build, built on a device without memory. Never allocates.
+//! Bytes that a rank will hold, by category, found by building its engine on a device that only counts. Never
+//! allocates.
 use crate::base::{Category, Result};
 use crate::ckpt::Checkpointer;
 use crate::comm::mesh::MeshSizes;
 use crate::engine::{Engine, EngineOptions, Generator, GeneratorOptions, PlannedRank};
 use crate::run::settings::DeviceName;
 
-/// Rank 0, which no rank holds more than.
+/// Rank 0: no rank holds more.
 fn rank(mesh: &MeshSizes, device: DeviceName, per_host: usize) -> PlannedRank {
     let gpu = device == DeviceName::Cuda;
     PlannedRank { mesh: *mesh, rank: 0, sharing: if gpu { 1 } else { per_host }, gpu }
 }
 
-/// Bytes of a rank that trains and saves, in the order of [`crate::base::CATEGORIES`]; with async checkpoints, and a
-/// copy of what it saves.
+/// Bytes of a rank that trains and saves, in the order of [`crate::base::CATEGORIES`]. `copies`: async checkpoints,
+/// which keep a copy of what they save.
 pub fn of_training(
-    engine: &EngineOptions,
+    options: &EngineOptions,
     mesh: &MeshSizes,
     copies: bool,
     device: DeviceName,
     per_host: usize,
 ) -> Result<Vec<(Category, usize)>> {
-    let options = EngineOptions { update_threads: 1, ..engine.clone() };
     let (moments, mut copy) = (options.rule.state(), 0);
     let mut bytes = rank(mesh, device, per_host).bytes(|dev, mesh| {
-        let engine = Engine::unfilled(dev.clone(), mesh, &options)?;
+        let engine = Engine::unfilled(dev.clone(), mesh, options)?;
         let layouts = engine.decoder().layouts();
         if copies {
             copy = Checkpointer::copy_bytes(layouts, moments, mesh.sizes.world() / mesh.sizes.tp);
@@ -35,7 +35,7 @@ pub fn of_training(
     Ok(bytes)
 }
 
-/// The same of a rank that only writes.
+/// Bytes of a rank that only generates text.
 pub fn of_writing(
     options: &GeneratorOptions,
     mesh: &MeshSizes,

@@ -1,42 +1,42 @@
-//! What moves data between the ranks of a run: from `--comm`, the device, and where the ranks are. Never moves
-//! anything.
+//! The transport between ranks, chosen from `--comm`, the device and the hosts. Never moves data.
 use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;
 use crate::run::settings::{CommName, DeviceName};
 use serde::{Deserialize, Serialize};
 
-/// Inside a host, CPU ranks always share memory.
+/// Within a host, CPU ranks always use shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Carrier {
     /// All ranks are on one host.
     Shm,
-    /// Between hosts, CPU ranks talk TCP.
+    /// CPU ranks, TCP between hosts.
     Tcp,
-    /// Between hosts, CPU ranks talk MPI.
+    /// CPU ranks, MPI between hosts.
     Mpi,
     Nccl,
 }
 
 impl Carrier {
-    /// An input error where the name does not fit the device, the build or the hosts.
+    /// An input error if the name does not fit the device, the build or the hosts.
     pub fn choose(name: CommName, device: DeviceName, launched: Option<&RankEnv>) -> Result<Carrier> {
         if name == CommName::Mpi && !cfg!(feature = "mpi") {
             return Err(Error::input(
-                "--comm mpi: this binary was built without MPI. Build it with `cargo build --release --features mpi` (needs \
-                 Open MPI and libclang), or leave --comm out: between hosts it is TCP then",
+                "--comm mpi: this binary was built without MPI. Build it with `cargo build --release --features mpi` \
+                (needs \
+                 Open MPI and libclang), or remove --comm to use TCP between hosts",
             ));
         }
         let several = launched.is_some_and(|env| env.world != env.local_world);
         match (device, name) {
             (DeviceName::Cuda, CommName::Auto | CommName::Nccl) => Ok(Carrier::Nccl),
             (DeviceName::Cuda, CommName::Shm | CommName::Tcp | CommName::Mpi) => Err(Error::input(format!(
-                "--comm {} moves data in host memory, which --device cuda does not use: leave --comm out (GPU ranks use NCCL)",
+                "--comm {} moves data in host memory, but --device cuda uses NCCL: remove --comm",
                 name.name()
             ))),
-            (_, CommName::Nccl) => Err(Error::input(
-                "--comm nccl moves data between GPUs: it needs --device cuda; leave --comm out (CPU ranks use shared memory)",
-            )),
-            // On one host there is nothing for TCP or MPI to do: what they carry between hosts is not there.
+            (_, CommName::Nccl) => {
+                Err(Error::input("--comm nccl needs --device cuda: remove --comm (CPU ranks use shared memory)"))
+            }
+            // TCP and MPI only carry data between hosts.
             _ if !several => Ok(Carrier::Shm),
             (_, CommName::Auto) if cfg!(feature = "mpi") && launched.is_some_and(|env| env.mpi) => Ok(Carrier::Mpi),
             (_, CommName::Auto | CommName::Tcp) => Ok(Carrier::Tcp),
@@ -44,8 +44,9 @@ impl Carrier {
             (_, CommName::Shm) => {
                 let (world, local) = launched.map_or((1, 1), |env| (env.world, env.local_world));
                 Err(Error::input(format!(
-                    "the job has {world} ranks, {local} of them on this host, but --comm shm moves data in one host's memory \
-                     only: leave --comm out, or start all ranks on one host"
+                    "--comm shm works within one host, but the job has {world} ranks, {local} of them on this host: \
+                    remove \
+                     --comm, or start all ranks on one host"
                 )))
             }
         }
@@ -96,7 +97,7 @@ mod tests {
 
     #[test]
     #[cfg(feature = "mpi")]
-    fn ranks_of_mpirun_talk_mpi() {
+    fn ranks_of_mpirun_use_mpi() {
         let two = RankEnv { mpi: true, ..env(4, 2) };
         assert_eq!(Carrier::choose(CommName::Auto, DeviceName::Cpu, Some(&two)).unwrap(), Carrier::Mpi);
         assert_eq!(Carrier::choose(CommName::Tcp, DeviceName::Cpu, Some(&two)).unwrap(), Carrier::Tcp);

@@ -1,28 +1,33 @@
-//! What is wrong with settings together, and with the places that they name. Values by themselves are checked where
-//! they are declared. Never changes anything.
+//! Checks of settings together, and of the paths that they name. Single values are checked where they are declared.
+//! Never changes anything.
 use crate::base::{Error, Result};
 use crate::ckpt;
+use crate::ckpt::gguf::{GgufType, Q8_0_BLOCK};
 use crate::comm::env::RankEnv;
+use crate::data::Tokenizer;
+use crate::engine::EngineOptions;
+use crate::nn::{Decoder, Slice};
 use crate::run::plan::evaluations;
 use crate::run::plan::profile::Profile;
 use crate::run::plan::restarts::Restarts;
 use crate::run::plan::resume;
+use crate::run::plan::save::{self, SaveOptions};
 use crate::run::settings::Settings;
 use std::path::Path;
 
 /// A merge reads a model and an adapter and writes a model.
 pub fn merge(s: &Settings) -> Result<()> {
     let Some(dir) = &s.lora.merge else { return Ok(()) };
-    if s.model.pretrain.is_none() || s.checkpoint.save_hf.is_none() {
+    if s.model.pretrain.is_none() || s.checkpoint.save_hf.is_none() && s.checkpoint.save_gguf.is_none() {
         return Err(Error::input(
-            "--lora-merge needs the model that the adapter was trained on, and a place for the merged one: add --pretrain \
-             DIR and --save-hf DIR",
+            "--lora-merge needs the base model of the adapter and a place for the merged model: add --pretrain DIR and \
+             --save-hf DIR or --save-gguf FILE",
         ));
     }
     ckpt::adapter::read(dir).map(|_| ())
 }
 
-/// Where the run will write must be writable now, not after an hour. Nothing is made yet.
+/// Output paths must be writable now rather than fail after an hour. Creates nothing.
 pub fn outputs(s: &Settings) -> Result<()> {
     let c = &s.checkpoint;
     evaluations::check(s)?;
@@ -30,13 +35,48 @@ pub fn outputs(s: &Settings) -> Result<()> {
     {
         dir.as_deref().map_or(Ok(()), |dir| directory(flag, dir))?;
     }
-    for (flag, path) in [("--metrics-path", &s.run.metrics_path), ("--log-file", &s.watch.log_file)] {
+    let files =
+        [("--metrics-path", &s.run.metrics_path), ("--log-file", &s.watch.log_file), ("--save-gguf", &c.save_gguf)];
+    for (flag, path) in files {
         path.as_deref().map_or(Ok(()), |path| file(flag, path))?;
+    }
+    if let Some(path) = &c.save_gguf {
+        ckpt::gguf::check_file(path, c.overwrite == Some(true))?;
     }
     export(s)
 }
 
-/// An export replaces nothing but a model of its own run, or with --overwrite another; never one that this run reads.
+/// The model and its tokenizer can be exported to GGUF on these ranks. `source` is what the run starts from.
+pub fn gguf(
+    s: &Settings,
+    source: Option<&Path>,
+    tokenizer: &Tokenizer,
+    engine: &EngineOptions,
+    tp: usize,
+) -> Result<()> {
+    let Some(file) = &s.checkpoint.save_gguf else { return Ok(()) };
+    let bad = |what: &str| Err(Error::input(format!("--save-gguf {}: {what}", file.display())));
+    if engine.tuning.lora.is_some() {
+        return bad(
+            "this run trains adapters, and a GGUF file holds a whole model: save them with --ckpt-dir or --save-hf DIR, then \
+             --pretrain MODEL --lora-merge DIR --save-gguf FILE",
+        );
+    }
+    let (spec, kind) = (&engine.spec, SaveOptions::new(&s.checkpoint)?.gguf);
+    let inputs = [(engine.cuts.attention, spec.heads * spec.head_dim), (engine.cuts.mlp, spec.ff)];
+    let whole = |n: usize| n.is_multiple_of(Q8_0_BLOCK);
+    let cut = |n: usize| whole(n) && !(0..tp).all(|index| whole(Slice { index, of: tp }.share(n).start));
+    if let Some((_, n)) = inputs.iter().find(|(cuts, n)| kind == GgufType::Q8_0 && *cuts && cut(*n)) {
+        return bad(&format!(
+            "--tp-size {tp} cuts {n} columns within blocks of {Q8_0_BLOCK}, which q8_0 scales together; use --gguf-type f16 or \
+             bf16, or another --tp-size"
+        ));
+    }
+    let (decoder, companions) = (Decoder::new(spec.clone())?, save::companions(spec, source, tokenizer)?);
+    ckpt::gguf::beginning(file, spec, decoder.layouts(), kind, &companions).map(drop)
+}
+
+/// An export replaces only a model of the same run, or with --overwrite any other; never one that this run reads.
 fn export(s: &Settings) -> Result<()> {
     let c = &s.checkpoint;
     let Some(dir) = &c.save_hf else { return Ok(()) };
@@ -51,26 +91,27 @@ fn export(s: &Settings) -> Result<()> {
             )));
         }
     }
-    let run = resume::asked(c)?.map_or(Ok(Vec::new()), |from| ckpt::candidates(c.ckpt_dir.as_deref(), &from))?;
+    let run = resume::requested(c)?.map_or(Ok(Vec::new()), |from| ckpt::candidates(c.ckpt_dir.as_deref(), &from))?;
     let run = run.iter().find_map(|dir| ckpt::state::read(dir).ok()).and_then(|(state, _)| state.run);
     ckpt::check_export(dir, run.as_deref(), c.overwrite == Some(true))
 }
 
-/// What follows a failure can follow, on these ranks.
+/// Restarts are possible with these ranks.
 pub fn restarts(s: &Settings, r: &Restarts, nproc: usize, launched: Option<&RankEnv>) -> Result<()> {
     let max = r.max;
     if max > 0 && launched.is_some() {
         return Err(Error::input(format!(
-            "--max-restarts {max}: these ranks were started by another launcher, whose own --max-restarts (torchrun) or \
-             --requeue (Slurm) does that; add --resume auto, so that its restarts go on from the last checkpoint"
+            "--max-restarts {max}: these ranks were started by an external launcher; use its own --max-restarts \
+            (torchrun) \
+             or --requeue (Slurm), with --resume auto to continue from the last checkpoint"
         )));
     }
     if max > 0 && s.checkpoint.ckpt_dir.is_none() {
-        return Err(Error::input(format!("--max-restarts {max} needs checkpoints to go on from: add --ckpt-dir DIR")));
+        return Err(Error::input(format!("--max-restarts {max} needs checkpoints to resume from: add --ckpt-dir DIR")));
     }
     if let Some(range) = r.elastic.as_ref().filter(|range| launched.is_none() && !range.contains(&nproc)) {
         return Err(Error::input(format!(
-            "--elastic {}:{}: the run starts on {nproc} ranks, which is not between them; use --nproc-per-node",
+            "--elastic {}:{}: {nproc} starting ranks is outside MIN:MAX; set --nproc-per-node",
             range.start(),
             range.end()
         )));
@@ -78,7 +119,7 @@ pub fn restarts(s: &Settings, r: &Restarts, nproc: usize, launched: Option<&Rank
     s.faults.save_traces_folder.as_deref().map_or(Ok(()), |folder| directory("--save-traces-folder", folder))
 }
 
-/// Traces and the timeline of memory have a place.
+/// Traces and the memory timeline can be written.
 pub fn profile(s: &Settings, profile: Option<&Profile>) -> Result<()> {
     s.trace.memory_timeline.as_deref().map_or(Ok(()), |path| file("--memory-timeline", path))?;
     profile.map_or(Ok(()), |profile| directory("--trace-folder", &profile.folder))

@@ -1,4 +1,4 @@
-//! The tokenizer, the data set, how its rows are rendered and loaded. Never reads a row.
+//! The tokenizer, the data sets, and how rows are rendered and loaded. Never reads a row.
 use crate::base::{Error, Result, open};
 use crate::comm::MeshSizes;
 use crate::comm::env;
@@ -10,17 +10,17 @@ use crate::run::settings::value::set;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The one that was asked for, or that of the model directory, or bytes. One that cannot be read is none until a text
-/// is to be tokenized.
+/// The tokenizer of the settings, or the model directory's, or bytes. One that cannot be read is an error only once
+/// text must be tokenized.
 pub fn tokenizer(s: &mut Settings) -> Tokenizer {
-    let beside = s.model.pretrain.as_ref().filter(|dir| dir.join(tokenizer::FILES[0]).is_file());
-    let beside = beside.map(|dir| dir.display().to_string());
-    let name = s.data.tokenizer.get_or_insert(beside.unwrap_or_else(|| "bytes".into()));
+    let model_dir = s.model.pretrain.as_ref().filter(|dir| dir.join(tokenizer::FILES[0]).is_file());
+    let model_dir = model_dir.map(|dir| dir.display().to_string());
+    let name = s.data.tokenizer.get_or_insert(model_dir.unwrap_or_else(|| "bytes".into()));
     Tokenizer::from_name(name).unwrap_or_else(|why| Tokenizer::none(&why))
 }
 
-/// What the flags say of rows, and the chat template: the flag's, or the tokenizer's, also of rows that no flag speaks
-/// of.
+/// How rows are rendered, with the chat template of the settings or of the tokenizer, which rows of messages use
+/// without any flag.
 pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
     let on = |flag: Option<bool>| flag == Some(true);
     let needed = on(d.apply_chat_template) || on(d.multiturn);
@@ -37,7 +37,7 @@ pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
                     String::from_utf8(text).map_err(|_| bad("is not UTF-8".into()))?
                 }
                 false if given.contains('{') => given.clone(),
-                false => return Err(bad("is no file, and no Jinja text either".into())),
+                false => return Err(bad("is neither a file nor Jinja text".into())),
             };
             Some(new(&text).map_err(bad)?)
         }
@@ -48,7 +48,7 @@ pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
         (None, Err(names)) if needed => {
             let names = if names.is_empty() { "none".into() } else { names.join(", ") };
             return Err(Error::input(format!(
-                "--tokenizer {} has no default chat template (it has {names}): pass one with --tokenizer-chat-template",
+                "--tokenizer {} has no default chat template (its templates: {names}): pass one with --tokenizer-chat-template",
                 tokenizer.name()
             )));
         }
@@ -66,13 +66,13 @@ pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
     })
 }
 
-/// Where token files are kept: the settings' directory, or the environment's.
+/// The token cache: in the settings' directory, or the environment's.
 fn cache(d: &DataSettings) -> Result<Cache> {
     let dir = d.cache_dir.clone().unwrap_or_else(env::cache_dir);
     Ok(Cache { dir: set(&d.cache, "data.cache")?.then_some(dir), limit: d.cache_bytes()?, scratch: env::scratch_dir() })
 }
 
-/// What a run trains on, and what it is evaluated on where that is another data set.
+/// The training data, and the evaluation data if that is another data set.
 #[derive(Clone)]
 pub struct RunData {
     pub train: Arc<Dataset>,
@@ -81,17 +81,18 @@ pub struct RunData {
 
 impl RunData {
     pub fn open(s: &Settings, tokenizer: &Tokenizer, spec: &Spec) -> Result<RunData> {
-        let (d, merges) = (&s.data, s.lora.merge.is_some()); // which reads no data
+        let (d, merges) = (&s.data, s.lora.merge.is_some()); // a merge reads no data
         let format = if merges { Format::default() } else { format(d, tokenizer)? };
         let sources = sources(d)?;
         let eval: Option<Vec<PathBuf>> = d.eval_dataset.as_ref().map(|paths| paths.iter().map(PathBuf::from).collect());
         if eval.iter().flatten().any(|path| path == Path::new("synthetic")) {
             return Err(Error::input(
-                "`eval_dataset: synthetic`: its rows would be those of training; leave it out, and rows of `dataset: synthetic` \
-                 are held out and evaluated",
+                "`eval_dataset: synthetic`: its rows would be those of training; remove it, and the run evaluates \
+                held-out rows \
+                 of `dataset: synthetic`",
             ));
         }
-        // What is said of rows must serve some of the data, and may be without effect on the rest.
+        // Row settings must apply to some of the data, not to all of it.
         let all: Vec<&[PathBuf]> = sources.iter().map(|s| &s.0[..]).chain(eval.as_deref()).collect();
         let rows = all.iter().any(|paths| Dataset::holds_rows(paths));
         let open = |paths: &[PathBuf], max_samples: Option<usize>| {
@@ -120,7 +121,7 @@ impl RunData {
     }
 }
 
-/// The library speaks of the one data set that it was given.
+/// The library's messages say `dataset` for any data set.
 fn of_evaluation(e: Error) -> Error {
     match e {
         Error::Input(text) => Error::Input(text.replace("`dataset`", "`eval_dataset`")),
@@ -128,11 +129,11 @@ fn of_evaluation(e: Error) -> Error {
     }
 }
 
-/// Paths and weight of each data set to mix; one of all paths where there are no weights.
+/// Paths and weight of each data set to mix; without weights, one data set of all paths.
 fn sources(d: &DataSettings) -> Result<Vec<(Vec<PathBuf>, f64)>> {
     let given = d.dataset.as_deref().unwrap_or_default();
     let split = |name: &String| match name.rsplit_once(':') {
-        // A file may be called so.
+        // A file name may contain a colon.
         Some((path, weight)) if !path.is_empty() && !Path::new(name).exists() => match weight.parse::<f64>() {
             Ok(weight) => (path.to_string(), Some(weight)),
             Err(_) => (name.clone(), None),
@@ -144,12 +145,12 @@ fn sources(d: &DataSettings) -> Result<Vec<(Vec<PathBuf>, f64)>> {
     if let Some(weights) = &d.dataset_weights {
         if weighted > 0 {
             return Err(Error::input(
-                "`dataset_weights` and weights behind the paths of `dataset` (PATH:WEIGHT): leave one out",
+                "`dataset_weights` and weights in the paths of `dataset` (PATH:WEIGHT) are both given: remove one",
             ));
         }
         if weights.len() != named.len() {
             return Err(Error::input(format!(
-                "`dataset_weights` has {} weights and `dataset` {} paths: give one weight for each path",
+                "`dataset_weights` has {} weights, but `dataset` has {} paths: give one weight per path",
                 weights.len(),
                 named.len()
             )));
@@ -157,7 +158,7 @@ fn sources(d: &DataSettings) -> Result<Vec<(Vec<PathBuf>, f64)>> {
         named.iter_mut().zip(weights).for_each(|(named, weight)| named.1 = Some(*weight));
     }
     if let (true, Some((path, _))) = (weighted > 0, named.iter().find(|(_, weight)| weight.is_none())) {
-        return Err(Error::input(format!("`dataset` {path}: has no weight where others do; write {path}:WEIGHT")));
+        return Err(Error::input(format!("`dataset` {path}: has no weight, but other paths do; write {path}:WEIGHT")));
     }
     match named.iter().all(|(_, weight)| weight.is_some()) && !named.is_empty() {
         true => Ok(named.into_iter().map(|(path, weight)| (vec![path.into()], weight.unwrap_or(1.0))).collect()),

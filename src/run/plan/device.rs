@@ -1,9 +1,9 @@
-//! Which device `auto` is on this machine, and how many ranks it has. Never opens one.
+//! Resolves `--device auto` on this machine, and the default number of ranks. Never opens a device.
 use crate::base::Result;
 use crate::device::gpu::cuda::{self, Machine};
 use crate::run::settings::DeviceName;
 
-/// What `auto` means on this machine: its GPUs where they can run this build, else the CPU. Any other name as it is.
+/// `auto` is CUDA if the GPUs can run this build, else the CPU. Other names are unchanged.
 pub fn choose(name: DeviceName) -> DeviceName {
     let usable = || Machine::probe().and_then(|machine| machine.choose(0, 1).map(|_| ())).is_ok() && cuda::has_blas();
     match name {
@@ -13,7 +13,7 @@ pub fn choose(name: DeviceName) -> DeviceName {
     }
 }
 
-/// Ranks that a host runs when nobody says how many.
+/// Default number of ranks per host.
 pub fn ranks(name: DeviceName, ranks_per_gpu: usize) -> Result<usize> {
     match name {
         DeviceName::Cuda => Ok(Machine::probe()?.gpus.len().max(1) * ranks_per_gpu),

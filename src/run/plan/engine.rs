@@ -1,5 +1,4 @@
-//! The engine's options: how parameters are kept, the optimizer's rule, what is computed again, what learns. Never
-//! builds an engine.
+//! The engine's options: sharding strategy, optimizer, recomputation, freezing and adapters. Never builds an engine.
 use super::{tensor, zero};
 use crate::base::{Error, Result};
 use crate::comm::MeshSizes;
@@ -16,10 +15,10 @@ use crate::store::sharded::{BackwardPrefetch, ShardedOptions};
 use crate::store::{Offload, Strategy, ZeroOptions};
 use std::sync::Arc;
 
-/// Bytes of a rank: far above any machine, far below a word.
+/// Limit on bytes per rank: far above any machine, far below 2^64.
 const BYTES: f64 = (1u64 << 60) as f64;
 
-/// How parameters are kept. The settings have decided on sharded or replicated.
+/// The sharding strategy. `run.strategy` is already resolved.
 pub fn strategy(s: &Settings, device: DeviceName, spec: &Spec) -> Result<Arc<dyn Strategy>> {
     let (f, b) = (&s.fsdp, &s.batch);
     let (dtype, reduce_dtype, offload) = (s.precision.compute()?, s.precision.reduce()?, offload(f, device));
@@ -41,6 +40,7 @@ pub fn strategy(s: &Settings, device: DeviceName, spec: &Spec) -> Result<Arc<dyn
             reduce_dtype,
             wrap: wrap(f)?,
             reshard: f.sharding != Some(ShardingName::ShardGradOp),
+            max_live: f.max_live_parameters.unwrap_or(0),
             forward_prefetch: set(&f.forward_prefetch, "fsdp.forward_prefetch")?,
             backward_prefetch: match set(&f.backward_prefetch, "fsdp.backward_prefetch")? {
                 PrefetchName::BackwardPre => BackwardPrefetch::Pre,
@@ -55,7 +55,7 @@ pub fn strategy(s: &Settings, device: DeviceName, spec: &Spec) -> Result<Arc<dyn
     })
 }
 
-/// What is offloaded. CPU ranks have everything in host memory: there it is accepted, and changes nothing.
+/// CPU ranks already keep everything in host memory: the setting is accepted there and changes nothing.
 fn offload(f: &FsdpSettings, device: DeviceName) -> Offload {
     match f.cpu_offload {
         _ if device == DeviceName::Cpu => Offload::Nothing,
@@ -66,7 +66,6 @@ fn offload(f: &FsdpSettings, device: DeviceName) -> Offload {
     }
 }
 
-/// What one unit is.
 pub fn wrap(f: &FsdpSettings) -> Result<Wrap> {
     Ok(match set(&f.auto_wrap, "fsdp.auto_wrap")? {
         WrapName::Transformer => Wrap::Transformer,
@@ -75,7 +74,7 @@ pub fn wrap(f: &FsdpSettings) -> Result<Wrap> {
     })
 }
 
-/// What a model of `blocks` blocks computes again in backward.
+/// What a model of `blocks` blocks recomputes in backward.
 fn checkpointing(f: &FsdpSettings, blocks: usize) -> Result<Checkpointing> {
     let every = f.activation_checkpoint_every.unwrap_or(1);
     let all = match set(&f.activation_checkpoint, "fsdp.activation_checkpoint")? {
@@ -83,18 +82,18 @@ fn checkpointing(f: &FsdpSettings, blocks: usize) -> Result<Checkpointing> {
         CheckpointName::Selective => Checkpointing::Selective,
         CheckpointName::Full => Checkpointing::Full,
     };
-    // What the last of them keeps is still there when backward comes to it.
+    // The last group of `every` blocks keeps its activations: backward needs them right away.
     if every == 0 || every > 1 && blocks / every < 2 {
         return Err(Error::input(format!(
-            "--activation-checkpoint-every {every}: of {blocks} blocks none would be computed again, as backward finds the last \
-             {every}th one's activations still there; choose 1 to {}, or --no-activation-checkpoint",
+            "--activation-checkpoint-every {every}: none of the {blocks} blocks would be recomputed, because the last \
+             {every}th block always keeps its activations; choose 1 to {}, or --no-activation-checkpoint",
             (blocks / 2).max(1)
         )));
     }
     Ok(all.every(every))
 }
 
-/// Tensors by name, and adapters where a rank is given.
+/// Per-tensor settings, and adapters if a rank is given.
 fn tuning(s: &Settings) -> Result<Tuning> {
     let (t, l) = (&s.tune, &s.lora);
     let targets = || l.target_modules.clone().unwrap_or_else(|| vec!["q_proj".into(), "v_proj".into()]);
@@ -112,8 +111,8 @@ fn tuning(s: &Settings) -> Result<Tuning> {
     })
 }
 
-/// What every rank's engine is built from. `nproc` ranks share this host.
-pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, nproc: usize, spec: Spec) -> Result<EngineOptions> {
+/// The options of every rank's engine.
+pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -> Result<EngineOptions> {
     let (f, o, b) = (&s.fsdp, &s.optim, &s.batch);
     let weight_decay = set(&o.weight_decay, "optim.weight_decay")? as f32;
     let rule = match set(&o.optimizer, "optim.optimizer")? {
@@ -146,15 +145,14 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, nproc: usize,
             RingName::Ring => RingImpl::Ring,
             RingName::Allgather => RingImpl::AllGather,
         },
-        update_threads: std::thread::available_parallelism().map_or(1, |cores| cores.get() / nproc).max(1),
     };
     fits_a_word(&options)?;
     tensor::settle(s, mesh, &mut options)?;
     Ok(options)
 }
 
-/// Everything behind this computes with plain products: parameters with gradients and moments, and what a micro-batch
-/// leaves behind, each generously.
+/// Later code multiplies sizes without overflow checks, so a generous bound on parameters with gradients and moments
+/// and on the activations of a micro-batch is checked here.
 fn fits_a_word(e: &EngineOptions) -> Result<()> {
     let (s, tokens) = (&e.spec, e.tokens as f64);
     let [layers, dim, ff, vocab, positions] = [s.layers, s.dim, s.ff, s.vocab, s.max_len].map(|n| n as f64);
@@ -166,8 +164,9 @@ fn fits_a_word(e: &EngineOptions) -> Result<()> {
         return Ok(());
     }
     Err(Error::input(format!(
-        "a model of {} layers, width {}, ff {}, vocabulary {} and {} tokens in a micro-batch is larger than any machine; make \
-         some of these numbers smaller",
+        "model too large for any machine: {} layers, width {}, ff {}, vocabulary {}, {} tokens per micro-batch. \
+        Reduce one of \
+         these sizes",
         s.layers, s.dim, s.ff, s.vocab, e.tokens
     )))
 }

@@ -1,5 +1,5 @@
-//! What a run makes of its evaluations: the best checkpoint (`--save-on-best`) and early stopping (`--patience`). Both
-//! compare each evaluation loss with those before it, over all starts of the run. Never evaluates.
+//! The best checkpoint (`--save-on-best`) and early stopping (`--patience`). Both compare each evaluation loss with the
+//! earlier ones, across restarts. Never evaluates.
 use super::resume::ResumeFrom;
 use crate::base::{Error, Result};
 use crate::ckpt::{Evaluations, same_place};
@@ -12,18 +12,18 @@ fn flags(s: &Settings) -> Vec<String> {
     best.into_iter().chain(s.run.patience.map(|n| format!("--patience {n}"))).collect()
 }
 
-/// There are evaluations to compare, as far as settings say, and a place for the best checkpoint.
+/// The settings have evaluations to compare, and a directory for the best checkpoint.
 pub fn check(s: &Settings) -> Result<()> {
     let flags = flags(s);
     let Some((first, last)) = flags.first().zip(flags.last()) else { return Ok(()) };
     let saves = s.checkpoint.save_on_best == Some(true);
     let lacks = [
-        (saves && s.checkpoint.ckpt_dir.is_none(), first, "needs a place for the checkpoint: add --ckpt-dir DIR"),
-        (s.run.eval != Some(true), first, "compares evaluation losses, and --no-eval makes none: remove one of them"),
+        (saves && s.checkpoint.ckpt_dir.is_none(), first, "needs a checkpoint directory: add --ckpt-dir DIR"),
+        (s.run.eval != Some(true), first, "compares evaluation losses, but --no-eval is set: remove one of them"),
         (
             s.run.patience.is_some() && s.run.eval_every.is_none_or(|every| every == StepInterval::Steps(0)),
             last,
-            "counts evaluations between steps: add --eval-every STEPS",
+            "counts evaluations during the run: add --eval-every STEPS",
         ),
     ];
     match lacks.iter().find(|(lacks, ..)| *lacks) {
@@ -37,18 +37,17 @@ pub fn check_rows(s: &Settings, rows: u64) -> Result<()> {
     match flags(s).first().filter(|_| rows == 0) {
         None => Ok(()),
         Some(flag) => Err(Error::input(format!(
-            "{flag} compares evaluation losses, and this data set has no held-out rows: add --eval-dataset \
-             PATH, or train on at least 80 rows (with --shuffle where rows are samples)"
+            "{flag} compares evaluation losses, but this data set has no held-out rows: add --eval-dataset \
+             PATH, or train on at least 80 rows (with --shuffle if rows are samples)"
         ))),
     }
 }
 
-/// The run compares its evaluations.
 pub fn are_counted(s: &Settings) -> bool {
     !flags(s).is_empty()
 }
 
-/// The evaluations of `rows` that a run goes on with.
+/// The evaluations of `rows` that the run continues with.
 pub fn begin(s: &Settings, rows: String, resumed: Option<&ResumeFrom>) -> Option<Evaluations> {
     let before = resumed.and_then(|resumed| resumed.state.evaluations.clone());
     let counts = resumed.is_none_or(|resumed| forgotten(s, &rows, resumed).is_none());
@@ -58,22 +57,22 @@ pub fn begin(s: &Settings, rows: String, resumed: Option<&ResumeFrom>) -> Option
     }
 }
 
-/// Why those before `resumed` do not count, where there were any.
+/// Why evaluations before `resumed` do not count, if there were any and they do not.
 pub fn forgotten(s: &Settings, rows: &str, resumed: &ResumeFrom) -> Option<String> {
     let before = resumed.state.evaluations.as_ref().filter(|_| are_counted(s))?;
     if before.rows != rows {
-        return Some("earlier evaluations do not count: they were of other rows".into());
+        return Some("earlier evaluations do not count: they used other rows".into());
     }
     let dir = s.checkpoint.ckpt_dir.as_ref().filter(|_| s.checkpoint.save_on_best == Some(true))?;
     let from = std::path::absolute(&resumed.dir).ok();
     let here = from.as_ref().and_then(|from| from.parent()).is_some_and(|from| same_place(from, dir));
     (before.best_step > 0 && !(before.best_saved && here)).then(|| {
         let (dir, step) = (dir.display(), before.best_step);
-        format!("earlier evaluations do not count: {dir} has no checkpoint of the best one, after step {step}")
+        format!("earlier evaluations do not count: {dir} has no checkpoint of the best one, at step {step}")
     })
 }
 
-/// As many evaluations in a row as `--patience` says had no lower loss.
+/// The last `--patience` evaluations had no lower loss.
 pub fn is_patience_over(s: &Settings, evaluations: Option<&Evaluations>) -> bool {
-    s.run.patience.zip(evaluations).is_some_and(|(most, evaluations)| evaluations.since_best >= most)
+    s.run.patience.zip(evaluations).is_some_and(|(patience, evaluations)| evaluations.since_best >= patience)
 }

@@ -1,14 +1,16 @@
-//! What a plan knows and settings do not, by the names that `idle.tsv` has for it. Never judges a setting.
+//! Facts of a plan that `idle.tsv` refers to by name. Never judges a setting.
 use crate::base::Result;
 use crate::comm::env::RankEnv;
 use crate::data::Dataset;
-use crate::nn::{Decoder, Spec, Tuning};
+use crate::nn::{Decoder, Tuning};
+use crate::run::plan::engine;
 use crate::run::plan::ranks::RankPlan;
 use crate::run::settings::{Settings, StrategyName};
+use crate::store::ShardedOptions;
 use serde_json::{Value, json};
 use std::io::IsTerminal;
 
-/// The machine and its ranks. `launched`: this process's rank, where another launcher started it.
+/// Facts of the machine and its ranks. `launched`: this process's rank, if an external launcher started it.
 pub fn of_ranks(s: &Settings, ranks: &RankPlan, launched: Option<&RankEnv>) -> Value {
     let (mesh, word) = (&ranks.mesh, |yes: bool, a: &'static str, b: &'static str| if yes { a } else { b });
     let replicated = s.run.strategy == Some(StrategyName::Ddp);
@@ -24,7 +26,7 @@ pub fn of_ranks(s: &Settings, ranks: &RankPlan, launched: Option<&RankEnv>) -> V
     })
 }
 
-/// A training run's data and length. `max_steps`: what was asked for.
+/// Facts of a training run's data and length. `max_steps`: as given by the user.
 pub fn of_data(facts: &mut Value, s: &Settings, dataset: &Dataset, max_steps: Option<u64>) {
     facts["data"] = match (dataset.has_rows_of_its_own(), dataset.last_of_a_stream(), dataset.loss_floor()) {
         (true, None, _) => "rows",
@@ -40,20 +42,30 @@ pub fn of_data(facts: &mut Value, s: &Settings, dataset: &Dataset, max_steps: Op
     }
 }
 
-/// What tuning does to a model: whether it would learn alike without a part of it.
-pub fn of_tuning(facts: &mut Value, spec: &Spec, tuning: &Tuning) -> Result<()> {
-    let learns = |tuning: &Tuning| -> Result<Vec<_>> {
-        let decoder = Decoder::tuned(spec.clone(), tuning)?;
+/// Whether max-live-parameters keeps units of a rank's part of the model, `decoder`, unsharded for backward.
+pub fn of_units(facts: &mut Value, s: &Settings, decoder: &Decoder) -> Result<()> {
+    let Some(max_live) = s.fsdp.max_live_parameters else { return Ok(()) };
+    let (wrap, limit_all_gathers) = (engine::wrap(&s.fsdp)?, s.fsdp.limit_all_gathers != Some(false));
+    let sharded = ShardedOptions { max_live, wrap, limit_all_gathers, ..ShardedOptions::default() };
+    facts["kept"] = if sharded.keeps_more(decoder.layouts()) { "more" } else { "none" }.into();
+    Ok(())
+}
+
+/// Whether `decoder`, made with `tuning`, would train the same without one list of it.
+pub fn of_tuning(facts: &mut Value, decoder: &Decoder, tuning: &Tuning) -> Result<()> {
+    let learns = |decoder: &Decoder| -> Vec<_> {
         let segments = decoder.layouts().iter().flat_map(|layout| &layout.segments);
-        Ok(segments.map(|s| s.trainable.then_some((s.decay, s.lr_scale))).collect())
+        segments.map(|s| s.trainable.then_some((s.decay, s.lr_scale))).collect()
     };
-    let all = learns(tuning)?;
-    for (name, without) in [
-        ("freeze", Tuning { freeze: Vec::new(), ..tuning.clone() }),
-        ("no_decay", Tuning { no_decay: Vec::new(), ..tuning.clone() }),
-        ("lr_scale", Tuning { lr_scale: Vec::new(), ..tuning.clone() }),
+    let all = learns(decoder);
+    let (freeze, no_decay, lr_scale) = (&tuning.freeze, &tuning.no_decay, &tuning.lr_scale);
+    for (name, is_empty, without) in [
+        ("freeze", freeze.is_empty(), Tuning { freeze: Vec::new(), ..tuning.clone() }),
+        ("no_decay", no_decay.is_empty(), Tuning { no_decay: Vec::new(), ..tuning.clone() }),
+        ("lr_scale", lr_scale.is_empty(), Tuning { lr_scale: Vec::new(), ..tuning.clone() }),
     ] {
-        facts[name] = if learns(&without)? == all { "same" } else { "other" }.into();
+        let same = is_empty || learns(&Decoder::tuned(decoder.spec().clone(), &without)?) == all;
+        facts[name] = if same { "same" } else { "other" }.into();
     }
     Ok(())
 }

@@ -1,16 +1,17 @@
-//! Whether a plan fits on this host: its memory, its GPUs, its files. Never starts a rank.
+//! Whether a plan fits on this host: memory, GPUs, output files. Never starts a rank.
 use super::memory;
 use super::training::Plan;
 use crate::base::{Error, Result, open};
 use crate::ckpt;
 use crate::comm::nccl;
+use crate::device::cpu::CpuDevice;
 use crate::device::gpu::cuda::{self, Machine};
 use crate::run::settings::{DeviceName, Settings};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-/// Once on a host, before any rank starts. On the `first` host the directory of checkpoints is there, and this run's
-/// own for as long as what is returned lives.
+/// Called once per host, before any rank starts. On the `first` host creates the checkpoint directory and locks it for
+/// this run as long as the returned lock lives.
 pub fn prepare(plan: &Plan, first: bool) -> Result<Option<ckpt::Lock>> {
     match plan.ranks.device {
         DeviceName::Cuda => gpus(plan)?,
@@ -22,7 +23,7 @@ pub fn prepare(plan: &Plan, first: bool) -> Result<Option<ckpt::Lock>> {
     plan.settings.checkpoint.ckpt_dir.as_deref().filter(|_| first).map(ckpt::prepare).transpose()
 }
 
-/// Every local rank has its GPU, and would fit if nothing else were on it.
+/// Every local rank has a GPU, and fits on it if nothing else runs there.
 fn gpus(plan: &Plan) -> Result<()> {
     let (machine, r) = (Machine::probe()?, &plan.ranks);
     if !cuda::has_blas() {
@@ -40,13 +41,15 @@ fn gpus(plan: &Plan) -> Result<()> {
 }
 
 fn host(plan: &Plan) -> Result<()> {
-    // The device's memory is the host's, too.
-    let (rank, available) = (plan.size.planned.iter().map(|p| p.1).sum::<usize>(), memory::available());
+    // On the CPU, device memory is host memory too, and each thread has scratch of its own.
+    let scratch = plan.ranks.threads * CpuDevice::SCRATCH;
+    let (rank, available) = (plan.size.planned.iter().map(|p| p.1).sum::<usize>() + scratch, memory::available());
     let needed = rank * plan.ranks.nproc;
     if available.is_some_and(|available| needed > available) {
         let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
         return Err(Error::input(format!(
-            "this run needs {:.2} GiB on this host ({} ranks of {:.2} GiB), which has {:.2} GiB available. Use a smaller \
+            "this run needs {:.2} GiB on this host ({} ranks of {:.2} GiB), which has {:.2} GiB available. Use a \
+            smaller \
              model, --batch-size or --max-len, --activation-checkpoint, --precision bf16, or more hosts",
             gib(needed),
             plan.ranks.nproc,
@@ -57,11 +60,11 @@ fn host(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// What the first rank will write is opened, once, before any rank starts: finds a full device, or a name that is too
-/// long. A file that was not there is removed again, since ranks may still be refused.
+/// Opens the outputs of the first rank once before any rank starts, which finds a full disk or a name that is too long.
+/// A new file is removed again, since the run may still be refused.
 fn opened(s: &Settings) -> Result<()> {
     let bad = |flag: &str, path: &Path, e| Error::input(format!("{flag} {}: {e}", path.display()));
-    // Who reads a pipe would take its first end for the last.
+    // Closing a pipe would end its reader.
     let is_pipe = |path: &Path| path.metadata().is_ok_and(|m| m.file_type().is_fifo());
     if let Some(path) = s.run.metrics_path.as_ref().filter(|path| !is_pipe(path)) {
         let new = !path.exists();

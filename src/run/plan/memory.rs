@@ -1,9 +1,7 @@
-//! What the kernel says about memory: how much this host still has, and how much this process holds. Never allocates
-//! for the run.
+//! Memory as the kernel reports it: available on this host, and held by this process. Never allocates for the run.
 use std::fs::read_to_string;
 
-/// Bytes that may still be allocated here: the host's estimate, or what is left of this control group's limit. `None`
-/// where the kernel does not say.
+/// Bytes that can still be allocated: the host's estimate, or the rest of this cgroup's limit. `None` if unknown.
 pub fn available() -> Option<usize> {
     let host = field(&read_to_string("/proc/meminfo").ok()?, "MemAvailable:")?;
     let bytes = |name: &str| read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok()?.trim().parse::<usize>().ok();
@@ -11,19 +9,19 @@ pub fn available() -> Option<usize> {
     Some(host.min(group.unwrap_or(usize::MAX)))
 }
 
-/// Bytes that this process holds: its private memory, and of the memory that ranks share (the arena) its share, each
-/// page divided by the number of processes that map it. Files (the program, mapped tokens) are not counted: the kernel
-/// drops them when it wants the room. Costs a walk of the page tables, so it is sampled, not read at every step.
+/// Bytes that this process holds: its private memory, plus its share of shared memory (each page divided by the number
+/// of processes that map it). Mapped files are not counted: the kernel can drop them. Walks the page tables, so it is
+/// sampled instead of read at every step.
 pub fn held() -> Option<usize> {
     let text = read_to_string("/proc/self/smaps_rollup").ok()?;
     match (field(&text, "Pss_Anon:"), field(&text, "Pss_Shmem:")) {
         (Some(anonymous), Some(shared)) => Some(anonymous + shared),
-        // Kernels before 5.9, or a /proc without smaps: the peak of everything resident, shared memory counted whole.
+        // Kernels before 5.9 or without smaps: the resident peak, with shared memory counted fully.
         _ => field(&read_to_string("/proc/self/status").ok()?, "VmHWM:"),
     }
 }
 
-/// The kilobytes behind `name`, in bytes.
+/// The kilobytes after `name`, in bytes.
 fn field(text: &str, name: &str) -> Option<usize> {
     let line = text.lines().find_map(|l| l.strip_prefix(name))?;
     line.split_whitespace().next()?.parse::<usize>().ok().map(|kib| kib << 10)
@@ -35,7 +33,7 @@ mod tests {
 
     #[test]
     fn held_grows_by_what_is_touched() {
-        // Other tests of this process free memory meanwhile: now and then, not each time.
+        // Other tests of this process may free memory meanwhile, so one success is enough.
         let grows = |_| {
             let before = held().unwrap();
             let touched = std::hint::black_box(vec![1u8; 64 << 20]);

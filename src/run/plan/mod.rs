@@ -1,27 +1,27 @@
 //! From settings to a [`Plan`]: read -> check -> derive -> fit. All validation is here and in the settings, before any
-//! rank starts: what a plan says is right, and the loop checks nothing again.
+//! rank starts, and never in the loop: a plan that exists is valid.
 
-/// What device `auto` is.
+/// Resolves the device `auto`.
 pub mod device;
-/// What moves data between ranks.
+/// The transport between ranks.
 pub mod carrier;
 /// The axes of the mesh.
 pub mod mesh;
 /// All of a run's ranks.
 pub mod ranks;
-/// Sequences of a step.
+/// Sequences per step.
 pub mod batch;
 /// The model's shapes.
 pub mod model;
 /// Options of backend zero.
 pub mod zero;
-/// What is cut over tp.
+/// Tensor parallelism.
 pub mod tensor;
 /// The engine's options.
 pub mod engine;
-/// Options of sharding against each other.
+/// Checks of `use_orig_params`.
 pub mod knobs;
-/// Bytes of a rank.
+/// Bytes per rank.
 pub mod bytes;
 /// Tokenizer and data set.
 pub mod data;
@@ -35,23 +35,23 @@ pub mod save;
 pub mod resume;
 /// The best checkpoint and early stopping.
 pub mod evaluations;
-/// What follows a failure.
+/// Restarts after a failure, time limit, signals.
 pub mod restarts;
-/// What W&B reads.
+/// The metrics file that W&B reads.
 pub mod wandb;
 /// Which steps are traced.
 pub mod profile;
-/// Settings against each other and against the places that they name.
+/// Checks of settings together and of the paths they name.
 pub mod check;
-/// What a plan knows and settings do not.
+/// Facts of a plan that the settings alone do not have.
 pub mod facts;
-/// All of it: a training run.
+/// The whole plan of a training run.
 pub mod training;
-/// What the kernel says about memory.
+/// Available and held memory, from the kernel.
 pub mod memory;
-/// Whether this host has room.
+/// Whether the plan fits on this host.
 pub mod fit;
-/// A plan without data, for any machine: what a planner asks.
+/// A plan without data, for any machine: for the planner.
 pub mod outline;
 
 pub use training::Plan;

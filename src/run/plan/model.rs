@@ -1,4 +1,4 @@
-//! The shapes of the model, from its directory or the settings, which they are filled in to. Never builds a model.
+//! The model's shapes, from its directory or the settings; also fills them into the settings. Never builds a model.
 use crate::base::{Error, Result};
 use crate::ckpt;
 use crate::data::Tokenizer;
@@ -8,7 +8,7 @@ use crate::run::settings::value::set;
 use crate::run::settings::{ArchName, Settings};
 use std::path::Path;
 
-/// The model: what its directory says, or the settings.
+/// The model's shapes: its directory's, or else the settings'.
 pub fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
     let (max_len, m) = (set(&s.data.max_len, "data.max_len")?, &mut s.model);
     let mut spec = match m.pretrain.clone() {
@@ -16,12 +16,13 @@ pub fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
         None => described(m, tokenizer, max_len)?,
     };
     if let Some(Rotary { scaling: Scaling::Dynamic { .. }, .. }) = spec.rope {
-        // Made for sequences longer than the model's own.
+        // Dynamic scaling extends the model to longer sequences.
         spec.max_len = spec.max_len.max(max_len);
     }
     if max_len > spec.max_len {
         return Err(Error::input(format!(
-            "max_len {max_len} is longer than the model's max_positions {}: use a shorter --max-len or a longer model",
+            "max_len {max_len} is longer than the model's max_positions {}: reduce --max-len, or use a model with more \
+             positions",
             spec.max_len
         )));
     }
@@ -29,7 +30,7 @@ pub fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
     Ok(spec)
 }
 
-/// Shapes of the directory's `config.json`, filled in to the settings; dropout is the run's own affair.
+/// Shapes of the directory's `config.json`, filled into the settings; dropout is the run's own.
 fn pretrained(m: &mut ModelSettings, dir: &Path) -> Result<Spec> {
     ckpt::is_model(dir)?;
     let spec = Spec { dropout: set(&m.dropout, "model.dropout")? as f32, ..ckpt::hf::read(dir)? };
@@ -53,7 +54,7 @@ fn described(m: &mut ModelSettings, tokenizer: &Tokenizer, max_len: usize) -> Re
     let (dim, heads) = (set(&m.embed_dim, "model.embed_dim")?, set(&m.num_heads, "model.num_heads")?);
     if dim % heads != 0 {
         return Err(Error::input(format!(
-            "embed_dim {dim} is not a multiple of num_heads {heads}: each head has an equal part"
+            "embed_dim {dim} is not a multiple of num_heads {heads}: all heads have the same width"
         )));
     }
     let vocab = match m.vocab_size {

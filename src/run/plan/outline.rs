@@ -1,5 +1,5 @@
-//! What a run would be: settings made into a mesh, an engine and the bytes of a rank, for any number of ranks of any
-//! device. Needs no data, starts nothing and writes nothing: what a planner asks.
+//! The plan of a hypothetical run, for `experiments plan`: mesh, engine and bytes per rank, for any device and world
+//! size. Never reads data, starts ranks or writes files.
 use crate::base::{Category, Result};
 use crate::comm::mesh::MeshSizes;
 use crate::engine::EngineOptions;
@@ -15,14 +15,14 @@ pub struct Outline {
     pub mesh: MeshSizes,
     pub engine: EngineOptions,
     pub params: usize,
-    /// Of one rank, in the order of [`crate::base::CATEGORIES`]; on GPUs without what the device itself holds.
+    /// Bytes of one rank, in the order of [`crate::base::CATEGORIES`]; on GPUs without the CUDA context.
     pub planned: Vec<(Category, usize)>,
-    /// Tokens of a sequence, sequences of a micro-batch, micro-batches of a step.
+    /// Tokens per sequence, sequences per micro-batch, micro-batches per step.
     pub work: [usize; 3],
 }
 
 impl Outline {
-    /// Of `world` ranks, `per_node` of them on a host. The errors are those of a run.
+    /// `world` ranks, `per_node` of them on each host. The errors are those of a run.
     pub fn new(mut s: Settings, device: DeviceName, world: usize, per_node: usize) -> Result<Outline> {
         let save = SaveOptions::new(&s.checkpoint)?;
         s.run.nproc_per_node = None; // the launcher's
@@ -31,9 +31,9 @@ impl Outline {
         let (mesh, _) = mesh::sizes(&mut s, device, Some((world, nproc)))?;
         let tokenizer = data::tokenizer(&mut s);
         let spec = model::spec(&mut s, &tokenizer)?;
-        let engine = engine::options(&s, device, &mesh, nproc, spec)?;
+        let engine = engine::options(&s, device, &mesh, spec)?;
         let params = engine.spec.layouts().iter().flat_map(|l| &l.segments).map(Segment::len).sum();
-        let planned = bytes::of_training(&engine, &mesh, save.behind, device, per_node)?;
+        let planned = bytes::of_training(&engine, &mesh, save.background, device, per_node)?;
         let work = [
             set(&s.data.max_len, "data.max_len")?,
             set(&s.batch.batch_size, "batch.batch_size")?,

@@ -17,19 +17,19 @@ impl Profile {
         let last = set(&s.run.max_steps, "run.max_steps")?;
         if *steps.end() > last {
             return Err(Error::input(format!(
-                "--profile-steps {}:{}: the run ends with step {last}",
+                "--profile-steps {}:{}: the run ends at step {last}",
                 steps.start(),
                 steps.end()
             )));
         }
-        let beside = s.run.metrics_path.as_ref().and_then(|path| path.parent());
-        let near = || s.checkpoint.ckpt_dir.as_deref().or(beside).map(|dir| dir.join("traces"));
-        match s.trace.trace_folder.clone().or_else(near) {
+        let metrics_dir = s.run.metrics_path.as_ref().and_then(|path| path.parent());
+        let default = || s.checkpoint.ckpt_dir.as_deref().or(metrics_dir).map(|dir| dir.join("traces"));
+        match s.trace.trace_folder.clone().or_else(default) {
             Some(folder) => Ok(Some(Profile { steps, folder })),
-            None => Err(Error::input("--profile-steps needs a place for its traces: add --trace-folder DIR")),
+            None => Err(Error::input("--profile-steps needs a directory for its traces: add --trace-folder DIR")),
         }
     }
-    /// The file of one rank, or of all.
+    /// The trace file of one rank, or the merged one.
     pub fn path(&self, rank: Option<usize>) -> PathBuf {
         let rank = rank.map_or(String::new(), |rank| format!("-rank-{rank}"));
         self.folder.join(format!("steps-{}-{}{rank}.json", self.steps.start(), self.steps.end()))

@@ -1,4 +1,4 @@
-//! The ranks of a run: their devices, their mesh and what moves data between them. Never starts one.
+//! The ranks of a run: their devices, mesh and transport. Never starts one.
 use super::carrier::Carrier;
 use super::{device, mesh};
 use crate::base::Result;
@@ -17,25 +17,28 @@ pub struct RankPlan {
     pub device: DeviceName,
     pub carrier: Carrier,
     pub mesh: MeshSizes,
-    /// Ranks of this host.
+    /// Ranks on this host.
     pub nproc: usize,
+    /// Of each rank.
+    pub threads: usize,
     pub ranks_per_gpu: usize,
     pub tf32: bool,
-    /// Steps are captured as graphs.
+    /// Steps are captured as CUDA graphs.
     pub graphs: bool,
-    /// Bytes of a rank on its device, as far as they are known before it starts.
+    /// Planned bytes of a rank on its device.
     pub planned: usize,
-    /// Longest wait for other ranks until the first step is done, and after it.
+    /// Longest wait for other ranks until the first step is done.
     pub init_timeout: Duration,
+    /// Longest wait for other ranks after that.
     pub comm_timeout: Duration,
-    /// How often the launcher has started the ranks before.
+    /// Restarts so far.
     pub attempt: u32,
-    /// Of --job-secret-file. Ranks that this process starts have a secret of their own.
+    /// From --job-secret-file. Ranks that this process starts share a generated one.
     #[serde(skip)]
     pub secret: Option<Secret>,
 }
 
-/// `env` with its place on its host: the launcher's word, or else that of the ranks, which meet to tell each other.
+/// `env` with its local rank and local world size: from the launcher, or else from a census of the ranks.
 pub fn place(env: &RankEnv, s: &Settings) -> Result<RankEnv> {
     if env.local_world != UNKNOWN {
         return Ok(env.clone());
@@ -47,8 +50,13 @@ pub fn place(env: &RankEnv, s: &Settings) -> Result<RankEnv> {
     Ok(RankEnv { secret: env.secret.clone(), ..placed })
 }
 
+/// CPUs that this process may use.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 impl RankPlan {
-    /// `launched`: this process's rank, where a launcher has started it.
+    /// `launched`: this process's rank, if a launcher started it.
     pub fn new(s: &mut Settings, launched: Option<&RankEnv>) -> Result<RankPlan> {
         let device = device::choose(set(&s.run.device, "run.device")?);
         let carrier = Carrier::choose(set(&s.run.comm, "run.comm")?, device, launched)?;
@@ -59,6 +67,7 @@ impl RankPlan {
             carrier,
             mesh,
             nproc,
+            threads: s.run.threads_per_rank.unwrap_or(cores() / nproc).max(1),
             ranks_per_gpu: set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?,
             tf32: set(&s.precision.tf32, "precision.tf32")?,
             graphs: s.run.compile == Some(true),
@@ -69,20 +78,31 @@ impl RankPlan {
             secret,
         })
     }
+    /// Rank 0's warning about more threads than cores.
+    pub fn crowded(&self, env: &RankEnv) -> Option<String> {
+        let (cores, all) = (cores(), self.threads * self.nproc);
+        (env.rank == 0 && self.threads > 1 && all > cores).then(|| {
+            format!(
+                "threads_per_rank {}: the {all} threads of this host share {cores} cores, which is slower than {} per rank",
+                self.threads,
+                (cores / self.nproc).max(1)
+            )
+        })
+    }
     /// Hosts of the job.
     pub fn hosts(&self) -> usize {
         self.mesh.world() / self.nproc
     }
-    /// `env` with the job's secret: a file that was named comes before the environment.
+    /// `env` with the job's secret: the file's takes precedence over the environment's.
     pub fn with_secret(&self, env: &RankEnv) -> RankEnv {
         RankEnv { secret: self.secret.clone().or(env.secret.clone()), ..env.clone() }
     }
-    /// What rank 0 has to say of a job that lets strangers in.
+    /// Rank 0's warning about a multi-host job without a secret.
     pub fn caution(&self, env: &RankEnv) -> Option<&'static str> {
         let open = env.rank == 0 && env.world > env.local_world && env.secret.is_none() && self.carrier != Carrier::Mpi;
         open.then_some(
-            "no job secret: who reaches the ports of this job can pass for one of its ranks. Give all ranks FLATSHARD_JOB_SECRET or \
-             --job-secret-file (docs/hosts.md)",
+            "no job secret: anyone who can reach this job's ports can impersonate a rank. Set FLATSHARD_JOB_SECRET or \
+             --job-secret-file on all ranks (docs/hosts.md)",
         )
     }
 }

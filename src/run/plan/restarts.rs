@@ -1,4 +1,4 @@
-//! When a run ends early, and what follows a failure. Never starts or ends anything.
+//! Restarts after a failure, time limit and stop signals. Never starts or stops anything.
 use crate::base::Result;
 use crate::run::settings::Settings;
 use crate::run::settings::value::set;
@@ -9,14 +9,13 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct Restarts {
     pub max: u32,
-    /// Ranks of the job, where that may change.
+    /// World sizes that a restart may use.
     pub elastic: Option<RangeInclusive<usize>>,
     pub monitor_interval: Duration,
-    /// Where ranks of a failed run write their last collectives: the place that was given, or one in the directory of
-    /// checkpoints.
+    /// Where ranks of a failed run write their last collectives: as given, or in the checkpoint directory.
     pub traces: Option<PathBuf>,
     pub time_limit: Option<Duration>,
-    /// That end the run after the step at hand.
+    /// Signals that stop the run after the current step.
     pub signals: Vec<i32>,
 }
 

@@ -1,19 +1,24 @@
 //! How models and checkpoints are written. Never writes one.
 use crate::base::Result;
-use crate::ckpt;
-use crate::run::settings::PrecisionName;
+use crate::ckpt::gguf::GgufType;
+use crate::ckpt::{self, Companions};
+use crate::data::Tokenizer;
+use crate::nn::Spec;
 use crate::run::settings::checkpoint::CheckpointSettings;
 use crate::run::settings::value::{StepInterval, set};
+use crate::run::settings::{GgufName, PrecisionName};
+use std::path::Path;
 
 /// How models and checkpoints are written.
 #[derive(Clone, Copy, Debug)]
 pub struct SaveOptions {
-    /// A file grows up to so many bytes.
     pub max_file_bytes: u64,
-    /// Of what `--save-hf` writes.
+    /// Dtype of the `--save-hf` export.
     pub dtype: ckpt::Dtype,
-    /// Checkpoints between steps are written while training goes on.
-    pub behind: bool,
+    /// Of what `--save-gguf` writes.
+    pub gguf: GgufType,
+    /// Checkpoints during the run are written in the background.
+    pub background: bool,
 }
 
 impl SaveOptions {
@@ -25,9 +30,21 @@ impl SaveOptions {
                 PrecisionName::Bf16 => ckpt::Dtype::BF16,
                 PrecisionName::Fp16 => ckpt::Dtype::F16,
             },
-            behind: set(&c.async_save, "checkpoint.async_save")?
+            gguf: match set(&c.gguf_type, "checkpoint.gguf_type")? {
+                GgufName::F16 => GgufType::F16,
+                GgufName::Bf16 => GgufType::Bf16,
+                GgufName::Q8_0 => GgufType::Q8_0,
+            },
+            background: set(&c.async_save, "checkpoint.async_save")?
                 && c.ckpt_dir.is_some()
                 && c.save_every != Some(StepInterval::Steps(0)),
         })
     }
+}
+
+/// What stands next to the weights of a model like `spec` that came from the directory `source`.
+pub fn companions(spec: &Spec, source: Option<&Path>, tokenizer: &Tokenizer) -> Result<Companions> {
+    let (files, ends) = (tokenizer.files(), (tokenizer.bos(), tokenizer.eos()));
+    let companions = Companions::of(spec, source, files.first().map(|p| p.as_path()))?.with_ends(ends);
+    Ok(companions.of_bytes(matches!(tokenizer, Tokenizer::Bytes)))
 }

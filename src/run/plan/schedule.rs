@@ -1,4 +1,4 @@
-//! How long the run is, and its learning rate. Never takes a step.
+//! The run's length and its learning-rate schedule. Never takes a step.
 use crate::base::{Error, Result};
 use crate::ckpt::TrainerState;
 use crate::data::{Dataset, Loader, LoaderOptions};
@@ -7,14 +7,14 @@ use crate::run::settings::value::{StepInterval, set};
 use crate::run::settings::{SchedulerName, Settings, WarmupName};
 use std::sync::Arc;
 
-/// Steps of a run that says neither max-steps nor epochs: a few minutes of the default model on two cores.
+/// Steps without max-steps or epochs: a few minutes of the default model on two cores.
 const DEFAULT_STEPS: u64 = 600;
 
-/// Fills in the steps of the whole run where the settings leave them to the data.
+/// Fills in the steps of the run, and intervals of one epoch.
 pub fn steps(s: &mut Settings, dataset: &Arc<Dataset>, loader: LoaderOptions) -> Result<()> {
     let mut from_start = Loader::new(dataset.clone(), loader.clone())?;
     let rows = from_start.rows_per_epoch();
-    // The step that holds the last row of the last epoch is taken whole: it goes on into the next epoch.
+    // The step with the last row of the last epoch is a full one: it continues into the next epoch.
     let by_epochs = s.run.epochs.map(|epochs| from_start.steps_until(epochs.saturating_mul(rows)));
     let steps = match (s.run.max_steps, by_epochs) {
         (Some(a), Some(b)) => a.min(b),
@@ -29,9 +29,8 @@ pub fn steps(s: &mut Settings, dataset: &Arc<Dataset>, loader: LoaderOptions) ->
     Ok(())
 }
 
-/// Fills in `warmup_steps` where the settings give a ratio: `ceil(ratio * steps)`, as in transformers' Trainer. A run
-/// that goes on with the ratio of its checkpoint, `resumed`, keeps that run's steps, so that a longer run does not warm
-/// up again.
+/// Fills in `warmup_steps` from a ratio: `ceil(ratio * steps)`, as in transformers' Trainer. A run that resumes with
+/// the same ratio keeps the checkpoint's warmup steps, so that extending a run does not warm up again.
 pub fn warmup(s: &mut Settings, resumed: Option<&TrainerState>) -> Result<()> {
     let Some(ratio) = s.optim.warmup_ratio else { return Ok(()) };
     let total = set(&s.run.max_steps, "run.max_steps")?;
@@ -41,11 +40,11 @@ pub fn warmup(s: &mut Settings, resumed: Option<&TrainerState>) -> Result<()> {
     match s.optim.warmup_steps.replace(steps).filter(|&given| given != steps) {
         None => Ok(()),
         Some(given) => Err(Error::input(format!(
-            "warmup_ratio {ratio} of {total} steps is warmup_steps {steps}, but warmup_steps is {given}: give one of them"
+            "warmup_ratio {ratio} of {total} steps is {steps} steps, but warmup_steps is {given}: remove one of them"
         ))),
     }
 }
-/// The key of a checkpoint's schedule.
+/// Key in a checkpoint's schedule.
 pub const RATIO: &str = "warmup_ratio";
 
 pub fn schedule(s: &Settings) -> Result<Schedule> {

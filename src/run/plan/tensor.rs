@@ -1,5 +1,5 @@
-//! The part of a plan that is tensor parallelism: which plan of modules, what it comes down to for this model, and
-//! whether the model can be cut so. Never starts a rank.
+//! Tensor parallelism in a plan: chooses the tp plan, resolves it for this model, and checks that the model can be
+//! sharded so. Never starts a rank.
 use crate::base::Result;
 use crate::ckpt::hf;
 use crate::comm::MeshSizes;
@@ -8,7 +8,7 @@ use crate::nn::tp_plan::{self as plan, Meaning};
 use crate::run::settings::Settings;
 use crate::run::settings::value::set;
 
-/// Sets what is cut over tp. Nothing without it.
+/// Sets which tensors are sharded over tp. No effect without tp.
 pub fn settle(s: &Settings, mesh: &MeshSizes, engine: &mut EngineOptions) -> Result<()> {
     let theirs = set(&s.parallel.use_hf_tp_plan, "parallel.use_hf_tp_plan")?;
     if mesh.tp == 1 {

@@ -1,6 +1,6 @@
 //! The plan of a training run: read -> check -> derive -> fit. [`Plan::new`] makes it in the process that the user or
-//! another launcher started; the ranks that we start inherit what it has `SettledPlan`. Never starts anything and
-//! writes nothing but the cache of tokens: an error leaves every file as it was.
+//! an external launcher started; ranks that we start inherit its `SettledPlan`. Never starts anything, and writes
+//! only the token cache: an error leaves every other file unchanged.
 use super::data::RunData;
 use super::profile::Profile;
 use super::ranks::RankPlan;
@@ -24,7 +24,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub struct Plan {
-    /// With every derived value filled in: what `--print-config` and the metrics say.
+    /// With every derived value filled in, as printed by `--print-config` and the metrics.
     pub settings: Settings,
     pub ranks: RankPlan,
     pub size: ModelSize,
@@ -34,7 +34,7 @@ pub struct Plan {
     pub tokenizer: Tokenizer,
     pub engine: EngineOptions,
     pub dataset: Arc<Dataset>,
-    /// What is evaluated in place of held-out rows.
+    /// Evaluated in place of held-out rows.
     pub eval: Option<Arc<Dataset>>,
     pub schedule: Schedule,
     pub save: SaveOptions,
@@ -42,11 +42,11 @@ pub struct Plan {
     pub profile: Option<Profile>,
 }
 
-/// Parameters, and the bytes that they and the rest take.
+/// Parameters, and bytes per rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ModelSize {
     pub params: usize,
-    /// Those of them that are not frozen.
+    /// Parameters that are not frozen.
     pub trainable: usize,
     /// Bytes of one rank, in the order of [`CATEGORIES`].
     pub planned: Vec<(Category, usize)>,
@@ -59,7 +59,7 @@ impl ModelSize {
     }
 }
 
-/// What the launching process settles once for all its ranks: plain values. The rest of a plan follows from them.
+/// What the launching process decides once for all its ranks, as plain values. The rest of a plan follows from them.
 #[derive(Serialize, Deserialize)]
 pub struct SettledPlan {
     settings: Settings,
@@ -70,12 +70,12 @@ pub struct SettledPlan {
 }
 
 impl Plan {
-    /// Of checked settings. `launched`: this process's rank, where another launcher started it.
+    /// From checked settings. `launched`: this process's rank, if an external launcher started it.
     pub fn new(s: Settings, launched: Option<&RankEnv>) -> Result<Plan> {
         Plan::settle(s, launched, None).map_err(Error::before_start)
     }
-    /// After `attempt` failures: on `nproc` ranks, from the newest checkpoint, with as many sequences in a step as
-    /// before, in the micro-batches that [`batch::solve`] finds.
+    /// The plan after `attempt` failures: on `nproc` ranks, from the newest checkpoint, with the same global batch, in
+    /// the micro-batches that [`batch::solve`] finds.
     pub fn again(&self, nproc: usize, attempt: u32) -> Result<Plan> {
         let mut s = self.settings.clone();
         s.run.nproc_per_node = Some(nproc);
@@ -101,12 +101,12 @@ impl Plan {
         check::restarts(&s, &restarts, ranks.nproc, launched)?;
         batch::solve(&mut s, &ranks.mesh)?;
         if s.lora.merge.is_some() {
-            s.data.max_len = Some(1); // no sequence is too long for what trains nothing
+            s.data.max_len = Some(1); // a merge has no sequences that could be too long
         }
         let tokenizer = data::tokenizer(&mut s);
         let spec = model::spec(&mut s, &tokenizer)?;
         let tokenizer = tokenizer.for_model(spec.vocab);
-        let engine = engine::options(&s, ranks.device, &ranks.mesh, ranks.nproc, spec)?;
+        let engine = engine::options(&s, ranks.device, &ranks.mesh, spec)?;
         let decoder = Decoder::tuned(engine.spec.clone(), &engine.tuning)?;
         if engine.tuning.uniform {
             knobs::uniform(decoder.layouts(), engine::wrap(&s.fsdp)?)?;
@@ -115,14 +115,16 @@ impl Plan {
         let size = ModelSize {
             params: segments().map(Segment::len).sum(),
             trainable: segments().filter(|s| s.trainable).map(Segment::len).sum(),
-            planned: bytes::of_training(&engine, &ranks.mesh, save.behind, ranks.device, ranks.nproc)?,
+            planned: bytes::of_training(&engine, &ranks.mesh, save.background, ranks.device, ranks.nproc)?,
         };
         ranks.planned = size.on_device();
         let resume = resume::find(&s.checkpoint, &engine, &decoder)?;
-        // Adapters are all that their checkpoints hold: the model comes from its own directory each time.
+        // Checkpoints of adapters hold only adapters: the base model is always read from its own directory.
         if let Some(dir) = s.model.pretrain.as_ref().filter(|_| resume.is_none() || engine.tuning.lora.is_some()) {
             ckpt::inspect_model(dir, &engine.spec, decoder.layouts())?;
         }
+        let source = resume.as_ref().map(|r| r.dir.as_path()).or(s.model.pretrain.as_deref());
+        check::gguf(&s, source, &tokenizer, &engine, ranks.mesh.tp)?;
         if s.lora.merge.is_some() {
             s.data.dataset = Some(vec!["synthetic".into()]); // a merge reads no data
             (s.data.dataset_weights, s.data.eval_dataset) = (None, None);
@@ -139,17 +141,18 @@ impl Plan {
         if s.lora.merge.is_none() {
             let mut facts = facts::of_ranks(&s, &ranks, launched);
             facts::of_data(&mut facts, &s, dataset, asked);
-            facts::of_tuning(&mut facts, &engine.spec, &engine.tuning)?;
-            let settled = std::mem::replace(&mut s.run.max_steps, asked);
-            s.notes.extend(idle::plan(&s, &facts)?);
-            s.run.max_steps = settled;
+            facts::of_tuning(&mut facts, &decoder, &engine.tuning)?;
+            facts::of_units(&mut facts, &s, &engine.decoder(&ranks.mesh, &ranks.mesh.coords(0))?)?;
+            let mut as_asked = s.clone();
+            as_asked.run.max_steps = asked;
+            s.notes.extend(idle::plan(&as_asked, &facts)?);
         }
         let plan = Plan::derive(SettledPlan { settings: s, ranks, size, resume, split }, tokenizer, engine, data)?;
         check::profile(&plan.settings, plan.profile.as_ref())?;
         Ok(plan)
     }
 
-    /// For the ranks that this process starts.
+    /// The part for the ranks that this process starts.
     pub fn settled(&self) -> SettledPlan {
         SettledPlan {
             settings: self.settings.clone(),
@@ -159,13 +162,13 @@ impl Plan {
             split: self.split.clone(),
         }
     }
-    /// In such a rank: only what cannot be inherited is made again.
+    /// The plan in such a rank: rebuilds only what cannot be inherited.
     pub fn inherit(mut settled: SettledPlan) -> Result<Plan> {
         let (s, ranks) = (&mut settled.settings, &settled.ranks);
         let tokenizer = data::tokenizer(s);
         let spec = model::spec(s, &tokenizer)?;
         let tokenizer = tokenizer.for_model(spec.vocab);
-        let engine = engine::options(s, ranks.device, &ranks.mesh, ranks.nproc, spec)?;
+        let engine = engine::options(s, ranks.device, &ranks.mesh, spec)?;
         let data = RunData::open(s, &tokenizer, &engine.spec)?;
         Plan::derive(settled, tokenizer, engine, data)
     }
@@ -188,28 +191,29 @@ impl Plan {
         })
     }
 
-    /// The checkpoint to resume from is the last step's.
+    /// The checkpoint to resume from is already final.
     pub fn is_done(&self) -> bool {
         self.resume.as_ref().is_some_and(|resume| resume.state.step >= self.steps() || self.is_stopped(resume))
     }
-    /// The run that saved this checkpoint stopped there, and would again.
+    /// The run that saved this checkpoint stopped early there, and would again.
     pub fn is_stopped(&self, resume: &ResumeFrom) -> bool {
         evaluations::is_patience_over(&self.settings, self.evaluations(Some(resume)).as_ref())
     }
-    /// Those that a start from `resumed` goes on with, and why those before it do not count, where they do not.
+    /// The evaluations that a start from `resumed` continues with.
     pub fn evaluations(&self, resumed: Option<&ResumeFrom>) -> Option<Evaluations> {
         evaluations::begin(&self.settings, self.evaluated_rows(), resumed)
     }
+    /// Why earlier evaluations do not count, if there were any and they do not.
     pub fn forgotten_evaluations(&self, resumed: &ResumeFrom) -> Option<String> {
         evaluations::forgotten(&self.settings, &self.evaluated_rows(), resumed)
     }
-    /// Names them, for [`Evaluations::rows`].
+    /// Identifies the evaluated rows, for [`Evaluations::rows`].
     fn evaluated_rows(&self) -> String {
         let data = self.evaluated();
         let rows = self.eval.as_ref().map_or_else(|| self.split.recorded(), |eval| eval.rows().into());
         format!("{rows} of {} of {} ({} tokens)", data.rows(), data.fingerprint_text(), data.max_len())
     }
-    /// The directory of the best checkpoint, where it is asked for.
+    /// The checkpoint directory, if the best checkpoint is saved.
     pub fn saves_best(&self) -> Option<&Path> {
         let c = &self.settings.checkpoint;
         c.ckpt_dir.as_deref().filter(|_| c.save_on_best == Some(true))
@@ -220,12 +224,12 @@ impl Plan {
     pub fn loader(&self, dp_rank: usize) -> Result<LoaderOptions> {
         data::loader(&self.settings, &self.ranks.mesh, dp_rank, &self.split.held_out)
     }
-    /// Tokens of an optimizer step, at most: rows that are shorter than max_len are not padded.
+    /// Maximum tokens of an optimizer step: rows shorter than max_len are not padded.
     pub fn tokens_per_step(&self) -> Result<u64> {
         Ok(self.loader(0)?.global_batch() * self.dataset.max_len() as u64)
     }
 
-    /// Bytes of a rank on its device with --sync-each-batch, where that is off and could be on.
+    /// Bytes of a rank on its device with --sync-each-batch, if that is off and would have an effect.
     pub fn planned_if_synced(&self) -> Result<Option<usize>> {
         let (mut s, r) = (self.settings.clone(), &self.ranks);
         if s.batch.grad_accum == Some(1) || s.fsdp.sync_each_batch != Some(false) || !self.is_sharded() {
@@ -234,18 +238,18 @@ impl Plan {
         s.fsdp.sync_each_batch = Some(true);
         let strategy = engine::strategy(&s, r.device, &self.engine.spec)?;
         let engine = EngineOptions { strategy, ..self.engine.clone() };
-        let planned = bytes::of_training(&engine, &r.mesh, self.save.behind, r.device, r.nproc)?;
+        let planned = bytes::of_training(&engine, &r.mesh, self.save.background, r.device, r.nproc)?;
         Ok(Some(ModelSize { planned, ..self.size.clone() }.on_device()))
     }
 
     pub fn is_sharded(&self) -> bool {
         self.settings.run.strategy != Some(StrategyName::Ddp)
     }
-    /// The data set that is evaluated, its held-out rows or all.
+    /// The data set that is evaluated: its held-out rows, or all rows.
     pub fn evaluated(&self) -> &Arc<Dataset> {
         self.eval.as_ref().unwrap_or(&self.dataset)
     }
-    /// Where the run stands, as checkpoints keep it.
+    /// The progress of the run, as recorded in checkpoints.
     pub fn trainer_state(&self, step: u64, samples_consumed: u64, trained_tokens: u64) -> TrainerState {
         let object = |value: Value| value.as_object().cloned().unwrap_or_default();
         let (o, s) = (&self.settings.optim, &self.schedule);
@@ -274,7 +278,7 @@ impl Plan {
             step,
             samples_consumed,
             trained_tokens,
-            optimizer_steps: 0, // the checkpointer asks the optimizer
+            optimizer_steps: 0, // set by the checkpointer
             seed: self.engine.seed,
             rng: "philox4x32-10".into(),
             optimizer: object(match self.engine.rule {
@@ -286,22 +290,22 @@ impl Plan {
                 }
             }),
             schedule,
-            scaler: None, // the engine knows
+            scaler: None, // set by the loop
             world: self.ranks.mesh.world(),
             strategy: self.engine.strategy.name().into(),
             precision: self.settings.precision.precision.map_or("", PrecisionName::name).into(),
             data,
-            evaluations: None, // the loop knows
-            run: None,         // the checkpointer knows
+            evaluations: None, // set by the loop
+            run: None,         // set by the checkpointer
         }
     }
 
-    /// Micro-batches have the same shape, in each step and on each rank: rows are of one length, or sequences are
-    /// filled up.
+    /// Micro-batches have the same shape in each step and on each rank: rows have one length, or sequences are filled
+    /// up.
     pub fn static_shapes(&self) -> bool {
         !self.dataset.has_rows_of_its_own() || self.fills_up()
     }
-    /// Packed sequences lack a few tokens of their full length. Where steps are captured they are filled up.
+    /// Packed sequences are a few tokens short of max_len. Where steps are captured as graphs, they are filled up.
     pub fn fills_up(&self) -> bool {
         let (run, packing) = (&self.settings.run, self.settings.data.packing_samples == Some(true));
         run.compile == Some(true)
@@ -324,7 +328,7 @@ impl Plan {
         Value::Object(map)
     }
 
-    /// The resolved settings, without those that were left out on purpose.
+    /// The resolved settings, without null values.
     pub fn config_json(&self) -> Value {
         let mut config = json!(self.settings);
         for section in config.as_object_mut().into_iter().flat_map(|c| c.values_mut()) {
@@ -335,7 +339,7 @@ impl Plan {
         config
     }
 
-    /// What `--print-config` prints: a file that `--config` takes, with the plan beside the settings.
+    /// The output of `--print-config`: a file that `--config` accepts, with the plan next to the settings.
     pub fn print(&self) -> Result<String> {
         let mut config = self.config_json();
         config["plan"] = json!({

@@ -1,9 +1,10 @@
-//! What `--wandb-project` needs of the run: a metrics file to read, and something to log. Never starts the follower.
+//! What `--wandb-project` requires: a metrics file for the follower to read, and a run that trains. Never starts the
+//! follower.
 use crate::base::{Error, Result};
 use crate::run::settings::Settings;
 use std::path::Path;
 
-/// Settles where metrics go, where that was left open.
+/// Chooses the metrics file if none is given.
 pub fn settle(s: &mut Settings) -> Result<()> {
     if s.wandb.wandb_project.is_none() {
         return Ok(());
@@ -17,13 +18,13 @@ pub fn settle(s: &mut Settings) -> Result<()> {
     }
     match &s.run.metrics_path {
         Some(path) if path.exists() && !path.is_file() => Err(Error::input(format!(
-            "--metrics-path {}: W&B reads the metrics from a regular file, which this is not; give another with \
-             --wandb-project",
+            "--metrics-path {}: --wandb-project reads the metrics from a regular file, which this is not; give another \
+             path",
             path.display()
         ))),
         Some(_) => Ok(()),
         None => {
-            // A directory of checkpoints has one run at a time; elsewhere each process has a file of its own.
+            // Only one run at a time uses a checkpoint directory; elsewhere each process gets its own file.
             let own = || s.wandb.wandb_dir.as_deref().unwrap_or(Path::new("")).join("wandb");
             let path = match &s.checkpoint.ckpt_dir {
                 Some(dir) => dir.join("metrics.jsonl"),

@@ -1,4 +1,4 @@
-//! Options of backend zero's store. Never says what a stage does.
+//! Options of the ZeRO store, from the settings. Never implements a stage.
 use crate::base::{DType, Result};
 use crate::run::settings::Settings;
 use crate::run::settings::zero::ElementCount;

@@ -1,6 +1,7 @@
-//! The command line: [`Settings`] as flags, the spellings that users know, `--help`. Never validates across settings.
+//! The command line: [`Settings`] as flags, and the spellings that users know. Never validates across settings.
 use crate::base::{Error, Result};
 use crate::run::settings::defaults::{default_text, defaults};
+use crate::run::settings::help::{self, HelpFlags, HelpPage, is_plain};
 use crate::run::settings::sections::Settings;
 use crate::run::settings::spellings::{self, is_switch};
 use crate::run::settings::synonyms;
@@ -14,6 +15,8 @@ use std::str::FromStr;
 #[derive(Parser, Debug)]
 #[command(version, allow_negative_numbers = true, args_override_self = true, disable_help_subcommand = true)]
 pub struct Cli {
+    #[command(flatten)]
+    pub help: HelpFlags,
     #[command(flatten)]
     pub files: Files,
     #[command(flatten)]
@@ -42,9 +45,8 @@ pub struct Files {
     /// Run only this stage of the file's training_stages
     #[arg(long, value_name = "NAME")]
     pub stage: Option<String>,
-    /// Generate text after this prompt with the model of --pretrain, --resume or --ckpt-dir, then exit. With
-    /// --apply-chat-template the prompt is a user message; --input-template wraps it. A model without a tokenizer takes
-    /// and prints token ids ("3 17 5")
+    /// Continue this prompt with the model of --pretrain, --resume or --ckpt-dir, then exit. Chat and input templates
+    /// apply; without a tokenizer, pass token ids ("3 17 5")
     #[arg(long, value_name = "PROMPT")]
     pub generate: Option<String>,
     /// Print the resolved settings and the plan (mesh, parameters, bytes per rank), then exit
@@ -58,7 +60,7 @@ pub struct Files {
 /// What a command line asks for. `C`: [`Cli`], or a command line that holds it and has flags of its own.
 pub enum Parsed<C = Cli> {
     Run(Box<C>),
-    /// `--help` or `--version`: this text, exit 0.
+    /// `--help`, `--version` and the like: this text, exit 0.
     Help(String),
 }
 
@@ -73,27 +75,26 @@ pub fn words() -> Result<Vec<String>> {
 
 /// `argv` without the program's name. Errors are [`Error::Input`].
 pub fn parse<C: CommandFactory + FromArgMatches + AsMut<Settings>>(
-    program: &'static str,
-    about: &'static str,
+    page: &HelpPage,
     argv: impl IntoIterator<Item = String>,
 ) -> Result<Parsed<C>> {
-    let command = command::<C>(program, about);
+    let command = command::<C>(page);
     let line = spellings::read(argv, &command)?;
-    let matches = match command.try_get_matches_from(std::iter::once(program.to_string()).chain(line.argv)) {
+    let argv = std::iter::once(page.program.to_string()).chain(line.argv);
+    let matches = match command.clone().try_get_matches_from(argv) {
         Ok(matches) => matches,
-        Err(e) if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
-            return Ok(Parsed::Help(show_switches(&e.to_string())));
-        }
+        Err(e) if e.kind() == ErrorKind::DisplayHelp => return Ok(Parsed::Help(help::short(&command, page))),
+        Err(e) if e.kind() == ErrorKind::DisplayVersion => return Ok(Parsed::Help(e.to_string())),
         Err(e) => {
-            let text = show_switches(&e.to_string());
-            let text = text.trim_start_matches("error: ");
-            let ends = ["\n\nUsage", "\n\nFor more information"].iter().filter_map(|end| text.find(end)).min();
-            let text = text[..ends.unwrap_or(text.len())].trim_end();
+            let text = help::fault(&e);
             let typed = line.read_as.iter().find(|(_, ours)| text.contains(&format!("{ours} ")));
             let typed = typed.map(|(theirs, ours)| format!("; --{theirs} is read as {ours}"));
             return Err(Error::input(format!("{text}{}", typed.unwrap_or_default())));
         }
     };
+    if let Some(text) = help::asked(&matches, &command, page) {
+        return Ok(Parsed::Help(text));
+    }
     let mut cli = C::from_arg_matches(&matches).map_err(|e| Error::input(e.to_string()))?;
     cli.as_mut().notes = line.notes.into_iter().map(|(_, note)| note).collect();
     Ok(Parsed::Run(Box::new(cli)))
@@ -127,11 +128,6 @@ pub fn with_flags(text: &str) -> String {
     out + rest
 }
 
-/// One that has no mode but on and off.
-fn is_plain(arg: &clap::Arg) -> bool {
-    arg.get_possible_values().len() == 2
-}
-
 /// clap calls -1 an "invalid digit found in string", and takes NaN for a number, which no setting is.
 fn numeric(arg: clap::Arg) -> clap::Arg {
     fn whole<T: FromStr>(text: &str) -> std::result::Result<T, String> {
@@ -153,26 +149,19 @@ fn numeric(arg: clap::Arg) -> clap::Arg {
     }
 }
 
-/// The value names of on/off flags and of those with modes, which [`show_switches`] finds again.
-const SWITCH: &str = "B";
-const MODES: &str = "ON-MODE";
-
-/// clap's table with on/off flags as `--x[=B]` and defaults from the one place that holds them.
-fn command<C: CommandFactory>(program: &'static str, about: &'static str) -> clap::Command {
+/// clap's table with on/off flags as `--x[=true|false]` and defaults from the one place that holds them.
+pub fn command<C: CommandFactory>(page: &HelpPage) -> clap::Command {
     let defaults = defaults();
-    // Any width: one setting a line, whatever the length of its neighbours.
-    C::command().name(program).about(about).term_width(0).mut_args(|arg| {
+    C::command().name(page.program).about(page.about).mut_args(|arg| {
         let aliases: Vec<&str> = synonyms::aliases(arg.get_id().as_str()).collect();
         let arg = numeric(arg.visible_aliases(aliases));
-        let arg = if is_switch(&arg) && !is_plain(&arg) {
-            arg.num_args(0..=1).default_missing_value("true").value_name(MODES)
-        } else if is_switch(&arg) {
-            let arg = arg.num_args(0..=1).require_equals(true).default_missing_value("true");
-            arg.value_name(SWITCH).hide_possible_values(true)
-        } else if arg.get_possible_values().is_empty() {
-            arg
-        } else {
-            arg.value_name("NAME")
+        let arg = match arg.get_possible_values().is_empty() {
+            _ if is_plain(&arg) => {
+                arg.num_args(0..=1).require_equals(true).default_missing_value("true").hide_possible_values(true)
+            }
+            _ if is_switch(&arg) => arg.num_args(0..=1).default_missing_value("true").value_name("MODE"),
+            false if arg.get_action().takes_values() && arg.get_id() != "completions" => arg.value_name("NAME"),
+            _ => arg,
         };
         let help = arg.get_help().map(|h| h.to_string()).unwrap_or_default();
         match default_text(&defaults, arg.get_id().as_str()) {
@@ -180,23 +169,6 @@ fn command<C: CommandFactory>(program: &'static str, about: &'static str) -> cla
             None => arg,
         }
     })
-}
-
-/// `--x[=<B>]` in clap's text is `--[no-]x ` for people, `--x [<ON-MODE>]` is `--[no-]x [MODE]`; both are as wide.
-fn show_switches(help: &str) -> String {
-    let marks = [(format!("[=<{SWITCH}>]"), " "), (format!("[<{MODES}>]"), "[MODE]")];
-    let mut out = String::new();
-    for line in help.split_inclusive('\n') {
-        match marks.iter().find_map(|(mark, shown)| line.split_once(mark.as_str()).map(|(l, r)| (l, shown, r))) {
-            Some((left, shown, right)) => {
-                out.push_str(&left.replacen("--", "--[no-]", 1));
-                out.push_str(shown);
-                out.push_str(right);
-            }
-            None => out.push_str(line),
-        }
-    }
-    out
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ pub struct BatchSettings {
     #[arg(long, value_name = "N")]
     pub grad_accum: Option<usize>,
     /// Global batch: sequences per optimizer step over all ranks; sets batch-size or grad-accum, whichever is not given
-    /// [default: none]
+    /// [default: batch-size * grad-accum * data-parallel ranks]
     #[arg(long, value_name = "SEQUENCES")]
     pub train_batch_size: Option<usize>,
 }

@@ -1,16 +1,19 @@
-//! One block of a file, read as a tree of settings: its top level, a named block, or a training stage. Every key is
-//! understood or refused with its place in the file; none is passed over. A key of another tool is read as that tool's
-//! flag. Never lays one block over another.
+//! Reads one block of a file as settings: its top level, a named block, or a training stage. Every key is read, or
+//! refused with its path in the file; a key of another tool is read as that tool's flag. Never overlays blocks.
 use crate::base::{Error, Result, quote};
 use crate::run::settings::foreign::{self, ForeignKeys};
+use crate::run::settings::help::is_plain;
 use crate::run::settings::sections::Settings;
-use crate::run::settings::synonyms::{self, nearest};
+use crate::run::settings::spellings::is_switch;
+use crate::run::settings::synonyms::{self, nearest, one_of};
+use clap::Args;
 use serde_json::{Map, Value, json};
+use std::any::TypeId;
 use std::path::Path;
 
-/// What a file may hold once, at its top, and a stage may not.
+/// Keys that only the top level of a file may have.
 pub const TOP: [&str; 4] = ["model_configs", "distributed_examples", "training_stages", "plan"];
-/// Sections that other tools have, whose keys belong to several sections of [`Settings`]: what a flag is called.
+/// Sections of other tools whose keys belong to several sections of [`Settings`]; the keys are named like flags.
 const MIXED: [&str; 14] = [
     "training",
     "trainer",
@@ -27,45 +30,45 @@ const MIXED: [&str; 14] = [
     "fsdp_config",
     "deepspeed_config",
 ];
-/// Leaves the number of ranks of a host to the machine, whatever a lower layer says.
+/// The machine decides the number of ranks per host, whatever a lower layer sets.
 pub const AUTO: &str = "auto";
 
 pub struct FileBlock<'a> {
     path: &'a Path,
-    /// Where the block stands in the file, with a dot behind it.
+    /// The block's path in the file, with a trailing dot.
     at: String,
     /// All settings, without values.
     schema: Value,
     out: Value,
-    /// Settings that have a value, and where in the file.
+    /// Settings that have a value, each with its path in the file.
     given: Vec<(String, String)>,
     foreign: ForeignKeys,
 }
 
-/// What a block says.
+/// The settings of one block.
 pub struct FileLayer {
     pub settings: Value,
     pub notes: Vec<String>,
-    /// A stage that starts from the weights of the one before it.
+    /// A stage that starts from the previous stage's weights.
     pub follows: bool,
 }
 
 impl<'a> FileBlock<'a> {
-    /// A block at `at` of the file: empty is the top.
+    /// The block at the path `at` of the file; empty is the top level.
     pub fn new(path: &'a Path, at: &str) -> Result<FileBlock<'a>> {
         let at = if at.is_empty() { String::new() } else { format!("{at}.") };
         let (out, given, foreign) = (Value::Object(Map::new()), Vec::new(), ForeignKeys::default());
         Ok(FileBlock { path, at, schema: schema()?, out, given, foreign })
     }
 
-    /// Sections, `distributed` among them. At the top of the file, [`TOP`] stands beside them.
+    /// Sections, including `distributed`; at the top level of the file also [`TOP`].
     pub fn sections(mut self, tree: &Value) -> Result<FileLayer> {
         for (name, body) in self.body(self.at.trim_end_matches('.'), tree)?.into_iter().flatten() {
             let at = format!("{}{}", self.at, quote(name));
             match name.as_str() {
                 name if TOP.contains(&name) && self.at.is_empty() => {}
                 name if TOP.contains(&name) => {
-                    let why = "belongs to the top level of the file, not into a stage or a named block";
+                    let why = "is allowed only at the top level of the file, not in a stage or a named block";
                     return Err(self.fault(format!("{at} {why}")));
                 }
                 "distributed" => self.distributed(&at, body)?,
@@ -85,7 +88,7 @@ impl<'a> FileBlock<'a> {
         self.layer()
     }
 
-    /// `{distributed: {...}}`, perhaps with sections beside it, or the keys of `distributed` alone.
+    /// `{distributed: {...}}` and optional sections, or only the keys of `distributed`.
     pub fn named_distributed(mut self, body: &Value) -> Result<FileLayer> {
         if body.get("distributed").is_some() {
             return self.sections(body);
@@ -108,7 +111,7 @@ impl<'a> FileBlock<'a> {
         Error::input(format!("{}: {what}", self.path.display()))
     }
 
-    /// The keys at `at`; an empty section is none.
+    /// The keys at `at`; `None` for an empty section.
     fn body<'b>(&self, at: &str, value: &'b Value) -> Result<Option<&'b Map<String, Value>>> {
         match value {
             Value::Object(tree) => Ok(Some(tree)),
@@ -123,7 +126,7 @@ impl<'a> FileBlock<'a> {
         own || MIXED.contains(&name) || foreign::has_section(name)
     }
 
-    /// A key outside of sections: what a flag is called.
+    /// A key outside of sections, named like a flag.
     fn key_of_none(&mut self, at: &str, key: &str, value: &Value) -> Result<()> {
         if self.flag(at, "", key, value)? {
             return Ok(());
@@ -135,7 +138,7 @@ impl<'a> FileBlock<'a> {
         let within: Vec<&str> = within.map(|(section, _)| section.as_str()).collect();
         Err(self.fault(match (within.first(), value.is_object()) {
             (Some(section), _) => format!(
-                "{at} is ambiguous here: write it in its section ({}), or as the flag is called, {section}_{key}",
+                "{at} is ambiguous here: move it into its section ({}), or use the flag's name, {section}_{key}",
                 within.join(", ")
             ),
             (None, true) => {
@@ -147,7 +150,7 @@ impl<'a> FileBlock<'a> {
         }))
     }
 
-    /// Takes a key that is called as a flag of ours or of another tool, perhaps with its section before a dot.
+    /// Reads a key named like a flag of ours or of another tool, with or without its section and a dot.
     fn flag(&mut self, at: &str, section: &str, key: &str, value: &Value) -> Result<bool> {
         let name = synonyms::section(section);
         let strict = self.schema.get(name).is_some();
@@ -184,7 +187,7 @@ impl<'a> FileBlock<'a> {
 
     fn unknown(&self, at: &str, section: &str, name: &str, key: &str) -> Error {
         let keys = self.schema[name].as_object().into_iter().flat_map(|s| s.keys().map(String::as_str));
-        // A key that exists in another section is a better hint than one that is spelt alike here.
+        // The same key in another section is a better hint than a similar key in this one.
         let elsewhere = self.schema.as_object().and_then(|s| s.iter().find(|(_, body)| body.get(key).is_some()));
         let hint = match elsewhere {
             Some((other, _)) => format!("it belongs to the section {other}"),
@@ -208,7 +211,7 @@ impl<'a> FileBlock<'a> {
                 }
                 ("strategy", _) => {}
                 (_, Some((section, key))) => self.set(&at_key, section, key, value)?,
-                // Keys of FSDP may stand beside the strategy, too.
+                // FSDP keys are also accepted next to the strategy.
                 (key, None) if self.schema["fsdp"].get(key).is_some() || synonyms::key("fsdp", key).is_some() => {
                     self.section(at, "fsdp", &json!({ key: value }))?;
                 }
@@ -221,8 +224,8 @@ impl<'a> FileBlock<'a> {
         }
         let chosen = match (strategy.as_str(), enabled) {
             (Some("fsdp"), Value::Bool(false)) | (Some("ddp"), Value::Bool(true)) => {
-                let (strategy, why) = (strategy.as_str().unwrap_or_default(), "give one, or let them agree");
-                return Err(self.fault(format!("{at}: strategy is {strategy}, yet fsdp.enabled is {enabled}: {why}")));
+                let (strategy, why) = (strategy.as_str().unwrap_or_default(), "remove one of them");
+                return Err(self.fault(format!("{at}: strategy is {strategy}, but fsdp.enabled is {enabled}: {why}")));
             }
             (None | Some("auto"), Value::Bool(on)) => json!(if *on { "fsdp" } else { "ddp" }),
             (_, Value::Bool(_) | Value::Null) => strategy.clone(),
@@ -234,10 +237,10 @@ impl<'a> FileBlock<'a> {
         self.set(&format!("{at}.strategy"), "run", "strategy", &chosen)
     }
 
-    /// Puts one value in its place, if it is of the key's type: a tree of this key alone must read as [`Settings`].
+    /// Sets one value after checking its type: a tree of this key alone must deserialize as [`Settings`].
     fn set(&mut self, at: &str, section: &str, key: &str, value: &Value) -> Result<()> {
         debug_assert!(self.schema[section].get(key).is_some(), "{section}.{key} is a setting");
-        // Null is no value; and the table has a meaning, or a reason, for some that are not of the type.
+        // Null is no value. Some values of the wrong type have a row in `synonyms.tsv`.
         if value.is_null() || foreign::names_value(key, value) && self.foreign.add(key, value) {
             return Ok(());
         }
@@ -247,28 +250,48 @@ impl<'a> FileBlock<'a> {
         if let Some((_, before)) = self.given.iter().find(|(given, _)| *given == setting)
             && self.out[section][key] != value
         {
-            let what = format!("{before} and {at} are the same setting with two values: give one");
+            let what = format!("{before} and {at} set the same setting to different values: remove one");
             return Err(self.fault(what));
         }
         let auto = setting == "run.nproc_per_node" && value == AUTO;
         if let Err(e) = serde_json::from_value::<Settings>(json!({section: {key: &value}}))
             && !auto
         {
-            let mut text = e.to_string();
-            for (rust, plain) in [
-                ("usize", "a whole number"),
-                ("u64", "a whole number"),
-                ("u8", "a whole number"),
-                ("f64", "a number"),
-                ("a boolean", "true or false"),
-            ] {
-                text = text.replace(&format!("expected {rust}"), &format!("expected {plain}"));
-            }
-            return Err(self.fault(format!("{at}: {}", quote(text))));
+            return Err(self.fault(format!("{at}{}", misfit(section, key, &value, &e.to_string()))));
         }
         self.given.push((setting, at.to_string()));
         self.out[section][key] = value;
         Ok(())
+    }
+}
+
+/// What is wrong with a value that is not of its setting's type; `why`: serde's words.
+fn misfit(section: &str, key: &str, value: &Value, why: &str) -> String {
+    let command = Settings::augment_args(clap::Command::new(""));
+    let ids = [format!("{section}_{key}"), key.to_string()];
+    let arg = ids.iter().find_map(|id| command.get_arguments().find(|arg| arg.get_id() == id));
+    let mut names: Vec<String> =
+        arg.iter().flat_map(|arg| arg.get_possible_values()).map(|name| name.get_name().to_string()).collect();
+    if arg.is_some_and(|arg| is_switch(arg) && !is_plain(arg)) {
+        names.splice(..1, ["true".into(), "false".into()]); // off
+    }
+    let of = arg.map(|arg| arg.get_value_parser().type_id());
+    let is = |types: &[TypeId]| types.iter().any(|id| of.is_some_and(|of| of == *id));
+    let text = value.as_str().map_or_else(|| value.to_string(), String::from);
+    if !names.is_empty() {
+        format!(" is {}: it must be {}", quote(&text), one_of(&text, names.iter().map(String::as_str)))
+    } else if is(&[TypeId::of::<f64>(), TypeId::of::<f32>()]) {
+        // Known once `Command` is built: flags with two names of values have two of them.
+        let number = if arg.and_then(|arg| arg.get_value_names()).is_some_and(|names| names.len() == 2) {
+            "two numbers"
+        } else {
+            "a number"
+        };
+        format!(" is {}: it must be {number}", quote(value))
+    } else if is(&[TypeId::of::<usize>(), TypeId::of::<u64>(), TypeId::of::<u32>(), TypeId::of::<u8>()]) {
+        format!(" is {}: it must be a whole number, 0 or more", quote(value))
+    } else {
+        format!(" is {}: {}", quote(value), quote(why))
     }
 }
 

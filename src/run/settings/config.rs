@@ -1,6 +1,5 @@
-//! Files of settings, and defaults < DeepSpeed's defaults < its file < file < flags. A file is read as a tree and laid
-//! over the defaults key by key, so that an unknown key or a wrong type is named with its file and path. Never looks at
-//! the machine.
+//! Settings by precedence: defaults < DeepSpeed's defaults < its file < configuration file < flags. Files are overlaid
+//! as trees, key by key, so that errors name the file and the key. Never inspects the machine.
 use crate::base::{Error, Result};
 use crate::run::settings::args::Cli;
 use crate::run::settings::blocks;
@@ -16,8 +15,8 @@ use crate::run::settings::value::overlay;
 use serde_json::Value;
 use std::path::Path;
 
-/// The runs that the command line asks for: those of the file's stages in their order, or one. All
-/// are read, so that a fault in the last is known before the first has run. `default` is what the binary is for.
+/// The runs of this command line: one, or one per training stage, in file order. All are resolved first, so that an
+/// error in the last stage is found before the first one starts. `default` is the binary's strategy.
 pub fn runs(cli: &Cli, default: StrategyName) -> Result<Vec<Settings>> {
     let file = file(cli)?;
     let stages = file.stages()?;
@@ -26,7 +25,7 @@ pub fn runs(cli: &Cli, default: StrategyName) -> Result<Vec<Settings>> {
     names.iter().map(|name| one_run(cli, &file, name.as_deref(), default)).collect()
 }
 
-/// The settings of one run: of the file's training stages, `stage`.
+/// The settings of one run; `stage` names one of the file's training stages.
 pub fn resolve(cli: &Cli, stage: Option<&str>, default: StrategyName) -> Result<Settings> {
     one_run(cli, &file(cli)?, stage, default)
 }
@@ -35,37 +34,36 @@ fn file(cli: &Cli) -> Result<ConfigFile> {
     cli.files.config.as_deref().map_or_else(|| Ok(ConfigFile::default()), ConfigFile::read)
 }
 
-/// Defaults (with a file of DeepSpeed's its own), that file, then the file, then the flags.
 fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyName) -> Result<Settings> {
     let mut flags = to_tree(&cli.settings)?;
     let mut layer = file.settings(cli.files.model_config.as_deref(), cli.files.fsdp_config.as_deref(), stage)?;
     if let (true, None, Some(stage)) = (layer.follows, &cli.files.generate, stage) {
         stages::flags(stage, cli.files.stage.is_some(), &mut flags, &mut layer.notes)?;
     }
-    let mut asked = layer.settings;
-    lay(&mut asked, flags);
-    if asked["run"]["nproc_per_node"] == blocks::AUTO {
-        asked["run"]["nproc_per_node"] = Value::Null;
+    let mut requested = layer.settings;
+    lay(&mut requested, flags);
+    if requested["run"]["nproc_per_node"] == blocks::AUTO {
+        requested["run"]["nproc_per_node"] = Value::Null;
     }
     let mut merged = defaults();
-    if let Some(path) = asked["fsdp"]["deepspeed"].as_str() {
-        let file = deepspeed::read(Path::new(path), &asked)?;
-        overlay(&mut asked, file.given);
+    if let Some(path) = requested["fsdp"]["deepspeed"].as_str() {
+        let file = deepspeed::read(Path::new(path), &requested)?;
+        overlay(&mut requested, file.given);
         overlay(&mut merged, file.defaults);
     }
-    effect::imply(&asked, &mut merged);
-    overlay(&mut merged, asked.clone());
+    effect::imply(&requested, &mut merged);
+    overlay(&mut merged, requested.clone());
     let engine = effect::engine(&mut merged, default);
-    // A file of a training run serves other tasks too: what it says of training is no matter to them.
-    let (task, asked) = match (&cli.files.generate, &cli.settings.lora.merge) {
+    // --generate and --lora-merge accept the file of a training run: only their flags must have an effect.
+    let (task, requested) = match (&cli.files.generate, &cli.settings.lora.merge) {
         (Some(_), _) => ("generate", to_tree(&cli.settings)?),
         (None, Some(_)) => ("merge", to_tree(&cli.settings)?),
-        (None, None) => ("train", asked),
+        (None, None) => ("train", requested),
     };
     let mut notes: Vec<String> = cli.settings.notes.iter().cloned().chain(layer.notes).collect();
-    notes.extend(idle::settings(&asked, &mut merged, task, engine)?);
+    notes.extend(idle::settings(&requested, &mut merged, task, engine)?);
     if cli.files.local_rank.is_some() {
-        notes.push("--local-rank has no effect here: the launcher's environment says which rank this is".into());
+        notes.push("--local-rank has no effect here: the launcher's environment variables give the rank".into());
     }
     if let Some(dir) = merged["model"]["pretrain"].as_str() {
         effect::shapes(&cli.settings.model, Path::new(dir))?;

@@ -1,4 +1,4 @@
-//! Which samples a run reads, and how it makes sequences of them. Never opens a data set.
+//! Which samples a run reads, and how they become sequences. Never opens a data set.
 use super::value::{bytes, count, number, numbers, one_or_many, set};
 use crate::base::Result;
 use serde::{Deserialize, Serialize};
@@ -8,17 +8,17 @@ use std::path::PathBuf;
 #[serde(default)]
 #[command(next_help_heading = "Data")]
 pub struct DataSettings {
-    /// Training data: files or directories of text, .jsonl, .json, .parquet or .npy tokens; or `synthetic` [default:
-    /// Rust sources in cargo's registry]
+    /// Text, .jsonl, .json, .parquet or .npy (tokens) files or directories, or `synthetic` [default: Rust sources in
+    /// cargo's registry]
     #[arg(long, num_args = 1.., value_name = "PATH")]
     #[serde(deserialize_with = "one_or_many")]
     pub dataset: Option<Vec<String>>,
-    /// Mix the paths of --dataset by these weights, one each; or write them there as PATH:WEIGHT [default: one data set
-    /// of all paths]
+    /// Sampling weight of each --dataset path, which can also be written there as PATH:WEIGHT [default: all paths are
+    /// one data set]
     #[arg(long, num_args = 1.., value_delimiter = ',', value_name = "W")]
     #[serde(deserialize_with = "numbers")]
     pub dataset_weights: Option<Vec<f64>>,
-    /// Evaluate on these files and directories, all rows of them, and hold out no row of --dataset [default: none]
+    /// Evaluate on all rows of these files and directories, instead of on rows held out of --dataset [default: none]
     #[arg(long, num_args = 1.., value_name = "PATH")]
     #[serde(deserialize_with = "one_or_many")]
     pub eval_dataset: Option<Vec<String>>,
@@ -47,7 +47,7 @@ pub struct DataSettings {
     /// Skip malformed rows and count them
     #[arg(long)]
     pub skip_bad_rows: Option<bool>,
-    /// Template for the prompt; {} is replaced by it [default: none]
+    /// Prompt template; {} stands for the prompt [default: none]
     #[arg(long, value_name = "TEXT")]
     pub input_template: Option<String>,
     /// Pack whole samples into each sequence; samples do not attend to one another
@@ -62,7 +62,7 @@ pub struct DataSettings {
     /// Use only the first N samples of the data [default: all]
     #[arg(long, value_name = "N")]
     pub max_samples: Option<usize>,
-    /// Shuffle the samples anew each epoch, by the seed
+    /// Reshuffle the samples every epoch, by the seed
     #[arg(long)]
     pub shuffle: Option<bool>,
     /// Cache tokenized data on disk for later runs; off: each process tokenizes into a temporary file
@@ -71,8 +71,7 @@ pub struct DataSettings {
     /// Directory of the token cache [default: $FLATSHARD_CACHE_DIR, or flatshard in $XDG_CACHE_HOME or ~/.cache]
     #[arg(long, value_name = "DIR")]
     pub cache_dir: Option<PathBuf>,
-    /// Size limit of the token cache, such as 10GB or 500MB; beyond it, the least recently used data that no run is
-    /// reading is removed
+    /// Size limit of the token cache, such as 10GB or 500MB; evicts the least recently used data that no run is reading
     #[arg(long, value_name = "SIZE")]
     pub cache_limit: Option<String>,
 }

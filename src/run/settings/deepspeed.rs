@@ -1,10 +1,8 @@
-//! `--deepspeed ds_config.json`, read as settings. Every key is honoured, or refused with the reason why it cannot be;
-//! an unknown one is named with its nearest. Never decides what a run does: the settings that come of it go the way of
-//! all others.
+//! `--deepspeed ds_config.json`, read as settings. Every key is honored, or refused with the reason; an unknown key is
+//! reported with the nearest known one. Never decides what a run does: its settings are checked like all others.
 //!
 //! As in Hugging Face's integration, `"auto"` leaves a key to flags and files, and a key that contradicts one of those
-//! is refused. A key that is left out has DeepSpeed's default ([`defaults`]). Keys: `docs/_pages/config-json.md` of
-//! DeepSpeed.
+//! is refused. A missing key has DeepSpeed's default ([`defaults`]). Keys: `docs/_pages/config-json.md` of DeepSpeed.
 mod reader;
 mod defaults;
 mod keys;
@@ -16,25 +14,25 @@ use std::path::Path;
 
 /// Trees of settings.
 pub struct Read {
-    /// What the file says.
+    /// Settings of the file.
     pub given: Value,
-    /// DeepSpeed's defaults for what it leaves out.
+    /// DeepSpeed's defaults for keys that the file omits.
     pub defaults: Value,
 }
 
-/// The settings of the file at `path`. `asked`: what flags and configuration files say.
-pub fn read(path: &Path, asked: &Value) -> Result<Read> {
-    parse(&text(path)?, path, asked)
+/// The settings of the file at `path`. `requested`: the settings of flags and configuration files.
+pub fn read(path: &Path, requested: &Value) -> Result<Read> {
+    parse(&text(path)?, path, requested)
 }
 
-/// The same of the file's bytes.
-pub fn parse(text: &[u8], path: &Path, asked: &Value) -> Result<Read> {
+/// [`read`] for the file's bytes.
+pub fn parse(text: &[u8], path: &Path, requested: &Value) -> Result<Read> {
     let mut file =
-        DeepSpeedFile { path, asked, out: json!({}), half: None, exports_half: false, offloaded: Vec::new() };
+        DeepSpeedFile { path, requested, out: json!({}), half: None, exports_half: false, offloaded: Vec::new() };
     let tree = tree(text).map_err(|what| file.fault(what))?;
     file.keys("", &tree, keys::top())?;
-    if tree["zero_optimization"].is_null() && asked["fsdp"]["zero_stage"].is_null() {
-        return Err(file.fault("zero_optimization.stage is missing: say 1, 2 or 3, or pass --zero-stage".into()));
+    if tree["zero_optimization"].is_null() && requested["fsdp"]["zero_stage"].is_null() {
+        return Err(file.fault("zero_optimization.stage is missing: set it to 1, 2 or 3, or pass --zero-stage".into()));
     }
     file.put("zero_optimization", "fsdp", "backend", json!("zero"))?;
     let offloaded = |key: &str| file.offloaded.iter().find(|at| at.ends_with(key)).cloned();
@@ -44,7 +42,7 @@ pub fn parse(text: &[u8], path: &Path, asked: &Value) -> Result<Read> {
         (Some(_), Some(at)) => file.put(&at, "fsdp", "cpu_offload", json!(true))?,
         (None, Some(at)) => {
             let why =
-                "parameters are offloaded with the optimizer: say \"offload_optimizer\": {\"device\": \"cpu\"} too";
+                "parameters are offloaded with the optimizer: set \"offload_optimizer\": {\"device\": \"cpu\"} too";
             return Err(file.refuse(&format!("{at}.device"), &json!("cpu"), why));
         }
     }
@@ -53,10 +51,10 @@ pub fn parse(text: &[u8], path: &Path, asked: &Value) -> Result<Read> {
         file.put(key, "checkpoint", "save_dtype", json!(half))?;
     }
     peak_of_decay(&file, &tree)?;
-    let precision = file.half.or(asked["precision"]["precision"].as_str());
+    let precision = file.half.or(requested["precision"]["precision"].as_str());
     let mut defaults = json!({});
     for (key, section, name, value) in
-        defaults::missing(&tree, asked["optim"]["optimizer"].as_str(), precision == Some("fp16"))
+        defaults::missing(&tree, requested["optim"]["optimizer"].as_str(), precision == Some("fp16"))
     {
         defaults[section][name] = value;
         if key == "gradient_clipping" {
@@ -75,16 +73,17 @@ fn tree(text: &[u8]) -> std::result::Result<Value, String> {
     serde_json::from_slice(text).map_err(|e| format!("not JSON: {}", quote(e)))
 }
 
-/// DeepSpeed's default of this one key overrules another key, so it is not taken without a word.
+/// DeepSpeed's default of this one key overrides another key, so it must be set explicitly.
 fn peak_of_decay(file: &DeepSpeedFile, tree: &Value) -> Result<()> {
     let scheduler = &tree["scheduler"];
     let (lr, default) = (&file.out["optim"]["lr"], json!(defaults::DECAY_MAX_LR));
     let silent = scheduler["type"] == "WarmupDecayLR" && scheduler["params"]["warmup_max_lr"].is_null();
-    match silent && file.asked["optim"]["lr"].is_null() && !lr.is_null() && !same(lr, &default) {
+    match silent && file.requested["optim"]["lr"].is_null() && !lr.is_null() && !same(lr, &default) {
         false => Ok(()),
         true => Err(file.fault(format!(
-            "scheduler.params.warmup_max_lr is missing: DeepSpeed would take {default} and ignore the optimizer's lr {lr}; \
-             set it, or \"auto\""
+            "scheduler.params.warmup_max_lr is missing: DeepSpeed would use {default} and ignore the optimizer's lr \
+            {lr}; \
+             set it to a number or to \"auto\""
         ))),
     }
 }

@@ -1,5 +1,5 @@
-//! What asked-for settings make of each other: defaults that follow from another setting, sharded or replicated, shapes
-//! that a model directory has. What has no effect is the matter of `idle.rs`. Never judges values by themselves.
+//! Settings that determine other settings: implied defaults, the engine, shapes from a model directory. Never checks
+//! values on their own; settings without effect are left to `idle.rs`.
 use crate::base::{Error, Result};
 use crate::ckpt;
 use crate::nn::Arch;
@@ -8,39 +8,39 @@ use crate::run::settings::names::{ArchName, StrategyName};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Section and two keys that say the same thing in two ways.
+/// A section and two of its keys that are alternatives.
 const EITHER: [(&str, &str, &str); 1] = [("optim", "warmup_steps", "warmup_ratio")];
 
-/// What `upper` says in one of two ways no longer stands in the other way in `lower`.
+/// Where `upper` sets one of two alternatives, removes the other from `lower`.
 pub fn supersede(lower: &mut Value, upper: &Value) {
     for (section, one, other) in EITHER {
-        for (said, unsaid) in [(one, other), (other, one)] {
+        for (set, unset) in [(one, other), (other, one)] {
             let upper = &upper[section];
-            if !upper[said].is_null() && upper[unsaid].is_null() && !lower[section][unsaid].is_null() {
-                lower[section][unsaid] = Value::Null;
+            if !upper[set].is_null() && upper[unset].is_null() && !lower[section][unset].is_null() {
+                lower[section][unset] = Value::Null;
             }
         }
     }
 }
 
-/// Defaults that `asked` changes.
-pub fn imply(asked: &Value, defaults: &mut Value) {
-    supersede(defaults, asked);
-    if ["zero_stage", "deepspeed"].iter().any(|key| !asked["fsdp"][key].is_null()) {
+/// Changes the defaults that depend on `requested`, the settings of files and flags.
+pub fn imply(requested: &Value, defaults: &mut Value) {
+    supersede(defaults, requested);
+    if ["zero_stage", "deepspeed"].iter().any(|key| !requested["fsdp"][key].is_null()) {
         defaults["fsdp"]["backend"] = "zero".into();
     }
-    if !asked["batch"]["train_batch_size"].is_null() {
+    if !requested["batch"]["train_batch_size"].is_null() {
         defaults["batch"]["batch_size"] = Value::Null;
         defaults["batch"]["grad_accum"] = Value::Null;
     }
 }
 
-/// Sharded or replicated, decided here for all that follows: what is asked for, or what the binary is for (`default`).
-/// NO_SHARD is what DDP does. The name of the engine: ddp, zero, manual or reference.
+/// Resolves `run.strategy` and returns the engine: ddp, zero, manual or reference. `default` is the binary's strategy;
+/// NO_SHARD is ddp.
 pub fn engine(merged: &mut Value, default: StrategyName) -> &'static str {
     let (run, f) = (&merged["run"]["strategy"], &merged["fsdp"]);
-    let asked = if run.is_null() || run == "auto" { json!(default) } else { run.clone() };
-    let ddp = f["sharding"] == "NO_SHARD" || asked == "ddp";
+    let requested = if run.is_null() || run == "auto" { json!(default) } else { run.clone() };
+    let ddp = f["sharding"] == "NO_SHARD" || requested == "ddp";
     let engine = match (ddp, f["backend"] == "zero", f["fsdp_impl"] == "reference") {
         (true, ..) => "ddp",
         (_, true, _) => "zero",
@@ -51,10 +51,10 @@ pub fn engine(merged: &mut Value, default: StrategyName) -> &'static str {
     engine
 }
 
-/// A model directory says how its model is built: flags beside it may say the same, and nothing else. (Those of a file
-/// stand back behind it, so that one file serves both.)
+/// Refuses flags that contradict the shapes of the model directory. Keys of a file yield to the directory instead, so
+/// that one file serves training from scratch and from a model.
 pub fn shapes(flags: &ModelSettings, dir: &Path) -> Result<()> {
-    let Ok(spec) = ckpt::hf::read(dir) else { return Ok(()) }; // the plan says what is wrong with it
+    let Ok(spec) = ckpt::hf::read(dir) else { return Ok(()) }; // the plan reports the error
     let arch = if spec.arch == Arch::Gpt { ArchName::Gpt } else { ArchName::Llama };
     let both = [
         ("arch", json!(flags.arch), json!(arch)),
@@ -67,18 +67,18 @@ pub fn shapes(flags: &ModelSettings, dir: &Path) -> Result<()> {
         ("max-positions", json!(flags.max_positions), json!(spec.max_len)),
         ("tie-embeddings", json!(flags.tie_embeddings), json!(spec.tied)),
     ];
-    match both.into_iter().find(|(_, asked, is)| !asked.is_null() && asked != is) {
+    match both.into_iter().find(|(_, requested, is)| !requested.is_null() && requested != is) {
         None => Ok(()),
-        Some((flag, asked, is)) => Err(Error::input(format!(
-            "--{flag} {}, but the model in {} has {}: its config.json gives the shapes, leave the flag out",
-            asked.to_string().trim_matches('"'),
+        Some((flag, requested, is)) => Err(Error::input(format!(
+            "--{flag} {}, but the model in {} has {}: remove the flag, its config.json sets the shapes",
+            requested.to_string().trim_matches('"'),
             dir.display(),
             is.to_string().trim_matches('"')
         ))),
     }
 }
 
-/// `flag` asks for something else than the other settings.
+/// The error of a flag that contradicts other settings.
 pub fn contradiction(flag: &str, reason: &str) -> Error {
     Error::input(format!("--{flag} contradicts the other settings: {reason}"))
 }

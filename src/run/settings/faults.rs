@@ -1,4 +1,4 @@
-//! Settings of what happens when something goes wrong, or when time is up. Never acts on them.
+//! Restarts, timeouts, stop signals, time limits and non-finite steps. Never acts on them.
 use super::value::{number, set};
 use crate::base::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -27,15 +27,15 @@ pub struct FaultSettings {
     /// Fail the run after waiting this long for other ranks before the first step is done, in seconds
     #[arg(long, value_name = "SECONDS")]
     pub init_timeout: Option<f64>,
-    /// Directory where the ranks of a failed run write their flight recorders, and where these are compared [default:
-    /// comm_traces in ckpt-dir, else none]
+    /// Directory for the flight-recorder dumps of a failed run and their comparison [default: comm_traces in ckpt-dir,
+    /// else none]
     #[arg(long, value_name = "DIR")]
     pub save_traces_folder: Option<PathBuf>,
     /// Signals that stop the run: finish the step, save, and exit with status 128 + n
     #[arg(long, value_name = "NAME", num_args = 1..)]
     pub signals: Option<Vec<String>>,
-    /// Abort after more than N consecutive skipped (non-finite) steps; steps in which the loss scale can still fall do
-    /// not count
+    /// Abort after more than N consecutive skipped (non-finite) steps, not counting fp16 overflows that can still lower
+    /// the loss scale
     #[arg(long, value_name = "N")]
     pub max_bad_steps: Option<u32>,
     /// Steps between bitwise checks that ranks agree on replicated parameters and optimizer states; 0: never
@@ -51,20 +51,20 @@ impl FaultSettings {
         self.time_limit()?;
         self.signals().map(drop)
     }
-    /// Ranks of the job, where that may change.
+    /// World sizes that a restart may use.
     pub fn elastic_ranks(&self) -> Result<Option<RangeInclusive<usize>>> {
         self.elastic.as_deref().map(range).transpose()
     }
     pub fn time_limit(&self) -> Result<Option<Duration>> {
         self.time_limit.as_deref().map(duration).transpose()
     }
-    /// Their numbers.
+    /// Signal numbers.
     pub fn signals(&self) -> Result<Vec<i32>> {
         set(&self.signals, "faults.signals")?.iter().map(|name| signal(name)).collect()
     }
 }
 
-/// Signals that may end a run after the step at hand. The others either end it at once or mean something else.
+/// Signals that can stop a run after the current step. Others kill the process at once or have another meaning.
 const SIGNALS: [(&str, i32); 6] =
     [("TERM", SIGTERM), ("INT", SIGINT), ("HUP", SIGHUP), ("USR1", SIGUSR1), ("USR2", SIGUSR2), ("QUIT", SIGQUIT)];
 
@@ -73,7 +73,7 @@ fn signal(name: &str) -> Result<i32> {
     let upper = name.to_uppercase();
     let found = SIGNALS.iter().find(|(known, _)| *known == upper.trim_start_matches("SIG"));
     found.map(|&(_, signal)| signal).ok_or_else(|| {
-        Error::input(format!("--signals {name}: it must be some of {}", SIGNALS.map(|(known, _)| known).join(", ")))
+        Error::input(format!("--signals {name}: it must be one of {}", SIGNALS.map(|(known, _)| known).join(", ")))
     })
 }
 

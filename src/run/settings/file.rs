@@ -1,5 +1,4 @@
-//! A file of settings: its top level, the blocks that it names, and its stages, laid over one another. Never looks at
-//! flags or defaults.
+//! A configuration file: its top level, named blocks and training stages, overlaid. Never reads flags or defaults.
 use crate::base::{Error, Result, open, quote};
 use crate::run::settings::blocks::{FileBlock, FileLayer};
 use crate::run::settings::effect;
@@ -10,13 +9,13 @@ use std::path::{Path, PathBuf};
 
 type Tree = Map<String, Value>;
 
-/// Named models and named ways to distribute them, for files that have none of the name, and for runs without a file.
+/// Named models and distributed blocks that ship with the binaries; a file's own block of the same name wins.
 const SHIPPED: &str = include_str!("../../../configs/distributed.yaml");
 /// A mapping of named blocks, and the flag that picks one.
 const MODELS: (&str, &str) = ("model_configs", "--model-config");
 const EXAMPLES: (&str, &str) = ("distributed_examples", "--fsdp-config");
 
-/// Without a file, an empty one.
+/// Empty without a file.
 #[derive(Default)]
 pub struct ConfigFile {
     path: PathBuf,
@@ -38,7 +37,7 @@ impl ConfigFile {
             true => serde_json::from_str(text.trim_start_matches('\u{feff}'))
                 .map_err(|e| fault(format!("not JSON: {}", quote(e))))?,
             false => serde_saphyr::from_str(text).map_err(|e| {
-                // Its first line says what and where; a drawing of the place follows.
+                // The first line has the message and the position; a rendered excerpt follows.
                 let text = e.to_string();
                 let first = text.lines().next().unwrap_or_default();
                 fault(format!("not YAML: {}", quote(first.trim_start_matches("error: "))))
@@ -47,7 +46,7 @@ impl ConfigFile {
         match tree {
             Value::Object(tree) => Ok(ConfigFile { path: path.into(), tree }),
             Value::Null => Ok(ConfigFile { path: path.into(), tree: Tree::new() }),
-            other => Err(fault(format!("sections expected (model: ..., optim: ...), found {}", quote(other)))),
+            other => Err(fault(format!("expected sections (model: ..., optim: ...), found {}", quote(other)))),
         }
     }
 
@@ -55,8 +54,8 @@ impl ConfigFile {
         Error::input(format!("{}: {what}", self.path.display()))
     }
 
-    /// The top level's sections; the named blocks `model` and `fsdp` laid over them; and the stage `stage` over both.
-    /// All others are read too, so that a fault is known wherever it stands.
+    /// The top level, overlaid with the named blocks `model` and `fsdp`, then with the stage `stage`. The other blocks
+    /// and stages are read too, to report their errors.
     pub fn settings(&self, model: Option<&str>, fsdp: Option<&str>, stage: Option<&str>) -> Result<FileLayer> {
         let mut all = self.block("")?.sections(&Value::Object(self.tree.clone()))?;
         for ((list, flag), picked) in [(MODELS, model), (EXAMPLES, fsdp)] {
@@ -106,7 +105,9 @@ impl ConfigFile {
         match self.tree.get(list) {
             None | Some(Value::Null) => Ok(Vec::new()),
             Some(Value::Object(blocks)) => Ok(blocks.keys().map(String::as_str).collect()),
-            Some(other) => Err(self.fault(format!("{list}: expected blocks by name, found {}", quote(other)))),
+            Some(other) => {
+                Err(self.fault(format!("{list}: expected a mapping of named blocks, found {}", quote(other))))
+            }
         }
     }
 
@@ -115,7 +116,7 @@ impl ConfigFile {
         if list == MODELS.0 { block.one_section("model", body) } else { block.named_distributed(body) }
     }
 
-    /// The block `name` that ships, where this file has none of the name.
+    /// The shipped block `name`, where this file has none.
     fn shipped_block(&self, list: &str, flag: &str, name: &str) -> Result<FileLayer> {
         let shipped = ConfigFile::parse(SHIPPED.as_bytes(), Path::new("configs/distributed.yaml"))?;
         let (own, ships) = (self.named(list)?, shipped.named(list)?);
@@ -124,13 +125,13 @@ impl ConfigFile {
         }
         let of_file = match own.is_empty() {
             true => String::new(),
-            false => format!("; {list} of {} has {}", self.path.display(), own.join(", ")),
+            false => format!("; {list} of {}: {}", self.path.display(), own.join(", ")),
         };
-        Err(Error::input(format!("{flag} {}: there is no such block; {} ship{of_file}", quote(name), ships.join(", "))))
+        Err(Error::input(format!("{flag} {}: no such block; built in: {}{of_file}", quote(name), ships.join(", "))))
     }
 }
 
-/// `upper` over `lower`, which may say the same thing in another way.
+/// Overlays `upper` on `lower`, where alternatives to what `upper` sets are removed.
 pub fn lay(lower: &mut Value, upper: Value) {
     effect::supersede(lower, &upper);
     overlay(lower, upper);

@@ -1,15 +1,17 @@
-//! Keys of files that are called as flags are: ours, and those of other tools, which one table gives a meaning wherever
-//! they stand. Never knows where in the file a key stands.
+//! File keys named like flags: ours, and those of other tools, which `synonyms.tsv` defines for any position. Never
+//! knows where in the file a key is.
 use crate::base::{Error, Result};
 use crate::run::settings::args::{self, Parsed};
+use crate::run::settings::help::HelpPage;
 use crate::run::settings::sections::Settings;
+use crate::run::settings::spellings::argument;
 use crate::run::settings::synonyms::{self, Synonym, same, similar};
 use crate::run::settings::value::overlay;
 use clap::Args;
 use serde_json::Value;
 use std::iter::once;
 
-/// A command line of settings alone.
+/// A command line with settings only.
 #[derive(clap::Parser, Debug)]
 #[command(allow_negative_numbers = true, args_override_self = true, disable_help_flag = true)]
 struct KeyLine {
@@ -30,7 +32,7 @@ pub struct ForeignKeys {
 }
 
 impl ForeignKeys {
-    /// False where a flag cannot have such a value. Null is no value.
+    /// False if a flag cannot have such a value. Null is no value.
     pub fn add(&mut self, flag: &str, value: &Value) -> bool {
         let means_nothing = rows(flag).iter().all(|row| row.kind != "flag");
         let words = match value {
@@ -42,21 +44,20 @@ impl ForeignKeys {
         words.map(|words| self.argv.extend(words)).is_some()
     }
 
-    /// `own`, the block's settings in our words, with what these keys say; and what is said about them.
+    /// `own`, the block's settings under our names, extended by these keys; and the notes about them.
     pub fn read(&self, own: Value) -> Result<(Value, Vec<String>)> {
         if self.argv.is_empty() {
             return Ok((own, Vec::new()));
         }
         // Ours are on the same line, where two that differ are found, and one gives way to another.
-        let mut argv = Vec::new();
-        for arg in command().get_arguments() {
-            let value = own.as_object().into_iter().flatten().find_map(|(_, body)| body.get(arg.get_id().as_str()));
-            if let (Some(long), Some(value)) = (arg.get_long(), value.filter(|value| *value != "auto")) {
+        let (command, mut argv) = (command(), Vec::new());
+        for (section, key, value) in entries(&own).filter(|(.., value)| *value != "auto") {
+            if let Some(long) = argument(&command, section, key).and_then(clap::Arg::get_long) {
                 argv.extend(words(long, value).unwrap_or_default());
             }
         }
         argv.extend(self.argv.iter().cloned());
-        let Parsed::Run(line) = args::parse::<KeyLine>("file", "", argv)? else {
+        let Parsed::Run(line) = args::parse::<KeyLine>(&HelpPage::training("file", ""), argv)? else {
             return Err(Error::input("version is no key of a file"));
         };
         let mut tree = serde_json::to_value(&line.settings).map_err(|e| Error::input(format!("settings: {e}")))?;
@@ -65,7 +66,7 @@ impl ForeignKeys {
     }
 }
 
-/// `--flag` and the words of `value`: none where it has parts of its own, or is empty.
+/// `--flag` and the words of `value`; `None` if the value is nested or empty.
 fn words(flag: &str, value: &Value) -> Option<Vec<String>> {
     match value {
         Value::Array(items) if !items.is_empty() => {
@@ -76,7 +77,7 @@ fn words(flag: &str, value: &Value) -> Option<Vec<String>> {
     }
 }
 
-/// One word.
+/// The value as one word.
 fn text(value: &Value) -> Option<String> {
     match value {
         Value::Null | Value::Array(_) | Value::Object(_) => None,
@@ -93,28 +94,31 @@ fn rows(flag: &str) -> Vec<&'static Synonym> {
     synonyms::of_flag(&flag.replace('_', "-"))
 }
 
-/// Section and key of the setting whose flag is called `name`.
+/// Section and key of the setting with the flag `name`.
 pub fn own(schema: &Value, name: &str) -> Option<(String, String)> {
     let (command, flag) = (command(), name.replace('_', "-"));
-    let arg = command.get_arguments().find(|arg| arg.get_long() == Some(&flag));
     let alias = || synonyms::table().iter().find(|row| row.kind == "flag" && row.is_own() && row.spelling == name);
-    let key = arg.map(|arg| arg.get_id().to_string()).or_else(|| alias().map(|row| row.key.to_string()))?;
-    let of = |(section, body): (&String, &Value)| {
-        // Where two sections have a key of this name.
-        let short = key.strip_prefix(&format!("{section}_")).unwrap_or(&key);
-        [key.as_str(), short].into_iter().find(|key| body.get(key).is_some()).map(|key| (section.clone(), key.into()))
+    let Some(arg) = command.get_arguments().find(|arg| arg.get_long() == Some(&flag)) else {
+        return alias().map(|row| (row.section.into(), row.key.into()));
     };
-    schema.as_object()?.iter().find_map(of)
+    let (section, key, _) = entries(schema).find(|(section, key, _)| argument(&command, section, key) == Some(arg))?;
+    Some((section.into(), key.into()))
 }
 
-/// Whether the table says what this value of `key` means, or why it cannot be.
+/// Section, key and value of each setting.
+fn entries(settings: &Value) -> impl Iterator<Item = (&str, &str, &Value)> {
+    settings.as_object().into_iter().flatten().flat_map(|(section, body)| {
+        body.as_object().into_iter().flatten().map(move |(key, value)| (section.as_str(), key.as_str(), value))
+    })
+}
+
+/// Whether the table has a row for this value of `key`.
 pub fn names_value(key: &str, value: &Value) -> bool {
     let text = text(value).unwrap_or_default();
     rows(key).iter().any(|row| row.flag.values.iter().any(|named| same(named, &text)))
 }
 
-/// The flag of another tool that the key `key` is: with its section before it, or alone. `of`: the section of settings
-/// that it must be about; none for any.
+/// The other tool's flag for the key `key`, with its section or alone. `of`: the required section of settings, if any.
 pub fn flag(section: &str, key: &str, of: Option<&str>) -> Option<String> {
     let prefix = section.strip_suffix("_config").unwrap_or(section);
     let about = |row: &&Synonym| row.kind != "flag" || of.is_none_or(|of| row.section == of);
@@ -129,14 +133,14 @@ pub fn has_section(section: &str) -> bool {
     synonyms::table().iter().any(|row| row.flag.names.iter().any(prefix))
 }
 
-/// The key that is most like `key`, for a message.
+/// The key nearest to `key`, for a message.
 pub fn hint(key: &str) -> String {
     let command = command();
     let longs: Vec<String> =
         command.get_arguments().filter_map(|arg| Some(arg.get_long()?.replace('-', "_"))).collect();
     let near = similar(key, longs.iter().map(String::as_str)).or_else(|| similar(key, synonyms::flag_names()));
     near.map_or_else(
-        || "docs/files.md says what a file may hold".into(),
+        || "docs/files.md lists the keys of a file".into(),
         |near| format!("the nearest known one is {near}"),
     )
 }

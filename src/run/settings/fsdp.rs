@@ -1,4 +1,4 @@
-//! How the model is spread over ranks: the engine, its units and when they are gathered. Never builds one.
+//! How the model is sharded: the engine, its units and when they are gathered. Never builds an engine.
 use super::names::*;
 use crate::base::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -19,10 +19,11 @@ pub struct FsdpSettings {
     /// FULL_SHARD within each host, replicated across hosts; NO_SHARD: never
     #[arg(long)]
     pub sharding: Option<ShardingName>,
-    /// What a unit is. transformer: one decoder block; size: blocks up to wrap-min-params; none: the whole model
+    /// Unit of sharding and gathering. transformer: one decoder block; size: consecutive blocks with at least
+    /// wrap-min-params; none: the whole model
     #[arg(long)]
     pub auto_wrap: Option<WrapName>,
-    /// With auto-wrap size: parameters in the smallest unit
+    /// With auto-wrap size: minimum parameters per unit
     #[arg(long, value_name = "PARAMETERS")]
     pub wrap_min_params: Option<usize>,
     /// When backward unshards the next unit: before the current gradient is computed (PRE), after it (POST), or on
@@ -35,6 +36,10 @@ pub struct FsdpSettings {
     /// Unshard at most one unit ahead (two slots); off: three ahead, in twice the slots
     #[arg(long)]
     pub limit_all_gathers: Option<bool>,
+    /// FULL_SHARD and HYBRID_SHARD: keep the last units of forward unsharded for backward while at most this many
+    /// parameters are unsharded, embeddings and head included [default: those of the units in use and prefetched]
+    #[arg(long, value_name = "PARAMETERS")]
+    pub max_live_parameters: Option<usize>,
     /// Keep each tensor's own weight decay, learning rate and freezing; off: the optimizer sees one tensor per unit,
     /// and norms decay too
     #[arg(long)]
@@ -42,7 +47,7 @@ pub struct FsdpSettings {
     /// Recompute activations in backward. full: keep only block inputs; selective: keep attention outputs too
     #[arg(long)]
     pub activation_checkpoint: Option<CheckpointName>,
-    /// Checkpoint only every Nth block [default: 1]
+    /// With activation-checkpoint: recompute only every Nth block [default: 1]
     #[arg(long, value_name = "N")]
     pub activation_checkpoint_every: Option<usize>,
     /// Offload to host memory, where updates then run: `parameters` (implies gradients and optimizer), `gradients`
@@ -58,7 +63,7 @@ pub struct FsdpSettings {
     /// DeepSpeed configuration file; every key is honored or refused, "auto" defers to the flags [default: none]
     #[arg(long, value_name = "FILE.json")]
     pub deepspeed: Option<PathBuf>,
-    /// Whether that file leaves out clipping: derived.
+    /// Derived: the DeepSpeed file has no `gradient_clipping`.
     #[arg(skip)]
     pub deepspeed_unclipped: Option<bool>,
 }
@@ -67,7 +72,7 @@ impl FsdpSettings {
     pub fn check(&self) -> Result<()> {
         if let Some(stage) = self.zero_stage.filter(|stage| !(1..=3).contains(stage)) {
             return Err(Error::input(format!(
-                "zero_stage is {stage}: it must be 1, 2 or 3 (stage 0 is what run_ddp does, or --sharding NO_SHARD)"
+                "zero_stage is {stage}: it must be 1, 2 or 3 (instead of stage 0, use run_ddp or --sharding NO_SHARD)"
             )));
         }
         Ok(())

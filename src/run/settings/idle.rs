@@ -1,9 +1,10 @@
-//! Nothing that is asked for is idle without a word: the one table of settings that have no effect where others stand
-//! as they do (`idle.tsv`), and what is said of them. A default, as in a file of all settings, may stand anywhere.
-//! Never changes a setting but those that an engine does not have, which become null.
+//! No requested setting is silently without effect: applies the table of settings that have no effect given the others
+//! (`idle.tsv`) as errors or notes. Default values are always accepted, as in a file of all settings. Never changes a
+//! setting, except that settings the engine does not have become null.
 use crate::base::{Error, Result};
 use crate::run::settings::args::Cli;
 use crate::run::settings::defaults::defaults;
+use crate::run::settings::spellings::argument;
 use clap::CommandFactory;
 use serde_json::{Value, json};
 use std::collections::HashSet;
@@ -15,14 +16,14 @@ pub struct IdleRow {
     pub settings: Vec<&'static str>,
     terms: Vec<IdleTerm>,
     pub refuse: bool,
-    /// Also where the default is asked for.
+    /// Refuses an explicit default value too.
     any: bool,
     pub because: &'static str,
     /// What to use instead; may be empty.
     instead: &'static str,
 }
 
-/// `name` (a fact, or a setting if there is a dot in it) against values.
+/// Compares `name` (a setting if it has a dot, else a fact) with values.
 struct IdleTerm {
     name: &'static str,
     test: Test,
@@ -39,14 +40,14 @@ enum Test {
     },
 }
 
-/// Facts that are known without a plan.
+/// Facts known without a plan.
 const WITHOUT_PLAN: [&str; 2] = ["engine", "task"];
 
 static TABLE: LazyLock<Vec<IdleRow>> = LazyLock::new(|| {
     let rows = include_str!("idle.tsv").lines().filter(|line| !line.starts_with('#'));
     let row = |line: &'static str| {
         let [settings, terms, then, because, instead] = line.split('\t').collect::<Vec<_>>()[..] else {
-            panic!("idle.tsv, which is compiled in: a row without five columns: {line}")
+            panic!("idle.tsv: a row without five columns: {line}")
         };
         IdleRow {
             settings: settings.split(", ").collect(),
@@ -77,7 +78,7 @@ impl IdleTerm {
         IdleTerm { name, test }
     }
 
-    /// What is not known holds nothing.
+    /// False if the fact is unknown.
     fn holds(&self, settings: &Value, facts: &Value, itself: &Value) -> bool {
         let value = match self.name.split_once('.') {
             Some((section, key)) => &settings[section][key],
@@ -117,7 +118,7 @@ impl IdleRow {
 fn nothing(value: &Value) -> bool {
     matches!(value, Value::Null | Value::Bool(false)) || value.as_f64() == Some(0.0)
 }
-/// As on a command line.
+/// The value as on a command line.
 fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -129,9 +130,8 @@ fn text(value: &Value) -> String {
 
 /// The flag of a setting, with its value.
 fn flag(cli: &clap::Command, section: &str, key: &str, value: &Value) -> String {
-    let named = |id: &str| cli.get_arguments().find(|arg| arg.get_id() == id).and_then(clap::Arg::get_long);
-    let arg = named(&format!("{section}_{key}")).or_else(|| named(key));
-    let long = arg.map_or(key.replace('_', "-"), str::to_string);
+    let long = argument(cli, section, key).and_then(clap::Arg::get_long);
+    let long = long.map_or(key.replace('_', "-"), str::to_string);
     match value {
         Value::Bool(true) => format!("--{long}"),
         Value::Bool(false) => format!("--no-{long}"),
@@ -139,12 +139,11 @@ fn flag(cli: &clap::Command, section: &str, key: &str, value: &Value) -> String 
     }
 }
 
-/// What is said of settings that are `asked` for, are not the default and have no effect: the rows of the table that
-/// hold where `settings` stand as they do. An error where that is refused. `of_plan`: those rows alone that ask for
-/// what a plan knows, or those alone that do not.
+/// Notes about settings in `asked` that are not the default and have no effect, given all `settings`; an error if the
+/// row refuses them. `of_plan`: only rows that need facts of a plan, or only the others.
 fn judge(asked: &Value, settings: &Value, facts: &Value, of_plan: bool) -> Result<Vec<String>> {
     let (defaults, cli) = (defaults(), LazyLock::new(Cli::command));
-    let mut said: Vec<(&str, Vec<String>)> = Vec::new();
+    let mut found: Vec<(&str, Vec<String>)> = Vec::new();
     for (section, keys) in asked.as_object().into_iter().flatten() {
         for (key, value) in keys.as_object().into_iter().flatten() {
             if value.is_null() {
@@ -160,9 +159,9 @@ fn judge(asked: &Value, settings: &Value, facts: &Value, of_plan: bool) -> Resul
                 let instead = if row.instead.is_empty() { String::new() } else { format!(", or use {}", row.instead) };
                 return Err(Error::input(format!("{flag} has no effect here: {}; remove it{instead}", row.because)));
             }
-            match said.iter_mut().find(|(because, _)| *because == row.because) {
+            match found.iter_mut().find(|(because, _)| *because == row.because) {
                 Some((_, flags)) => flags.push(flag),
-                None => said.push((row.because, vec![flag])),
+                None => found.push((row.because, vec![flag])),
             }
         }
     }
@@ -170,14 +169,14 @@ fn judge(asked: &Value, settings: &Value, facts: &Value, of_plan: bool) -> Resul
         let have = if flags.len() == 1 { "has" } else { "have" };
         format!("{} {have} no effect here: {because}", flags.join(", "))
     };
-    Ok(said.into_iter().map(line).collect())
+    Ok(found.into_iter().map(line).collect())
 }
 
-/// Of settings by themselves. `asked`: what the user says, `task`: train, generate or merge, `engine`: manual,
-/// reference, zero or ddp. What the engine does not have is taken out of `merged`.
+/// Judges settings without a plan. `asked`: the user's settings; `task`: train, generate or merge; `engine`: manual,
+/// reference, zero or ddp. Removes settings that the engine does not have from `merged`.
 pub fn settings(asked: &Value, merged: &mut Value, task: &str, engine: &str) -> Result<Vec<String>> {
     let facts = json!({"task": task, "engine": engine});
-    let said = judge(asked, merged, &facts, false)?;
+    let notes = judge(asked, merged, &facts, false)?;
     if engine != "ddp" {
         let foreign = |row: &&IdleRow| row.asks_engine() && row.holds(merged, &facts, &Value::Null);
         let rows = TABLE.iter().filter(foreign);
@@ -185,10 +184,10 @@ pub fn settings(asked: &Value, merged: &mut Value, task: &str, engine: &str) -> 
             rows.flat_map(|row| &row.settings).filter_map(|setting| setting.split_once('.')).collect();
         keys.into_iter().filter(|(_, key)| *key != "*").for_each(|(section, key)| merged[section][key] = Value::Null);
     }
-    Ok(said)
+    Ok(notes)
 }
 
-/// Of settings on the machine and with the data of a plan, which `facts` say.
+/// Judges settings with the facts of a plan: its machine and its data.
 pub fn plan(settings: &impl serde::Serialize, facts: &Value) -> Result<Vec<String>> {
     let settings = serde_json::to_value(settings).map_err(|e| Error::input(format!("settings: {e}")))?;
     judge(&settings, &settings, facts, true)

@@ -1,4 +1,4 @@
-//! Adapters, and a merge of them. Never trains or merges any.
+//! LoRA adapters and merging them into a model. Never trains or merges.
 use super::value::{number, one_or_many, size};
 use crate::base::Result;
 use serde::{Deserialize, Serialize};
@@ -14,10 +14,10 @@ pub struct LoraSettings {
     /// LoRA scaling: adapters are multiplied by alpha / rank [default: lora-rank]
     #[arg(long = "lora-alpha", value_name = "ALPHA")]
     pub alpha: Option<f64>,
-    /// Probability with which an element of an adapter's input is dropped in training, in [0, 1) [default: 0]
-    #[arg(long = "lora-dropout", id = "lora_dropout", value_name = "P")] // the model has a dropout, too
+    /// Dropout probability on the input of the adapters, in [0, 1) [default: 0]
+    #[arg(long = "lora-dropout", id = "lora_dropout", value_name = "P")] // `dropout` is the model's
     pub dropout: Option<f64>,
-    /// Modules to adapt: last parts of their names, or all-linear [default: q_proj v_proj]
+    /// Modules to adapt, by the last part of their names, or all-linear [default: q_proj v_proj]
     #[arg(long = "lora-target-modules", num_args = 1.., value_name = "MODULE")]
     #[serde(deserialize_with = "one_or_many")]
     pub target_modules: Option<Vec<String>>,

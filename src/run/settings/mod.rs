@@ -2,7 +2,7 @@
 //! the field of `Settings`), its type, its line in `--help` and its check. Never relates settings to the machine or
 //! the data: the plan does.
 
-/// Settings that are one of a few names.
+/// Enumerated settings.
 pub mod names;
 /// What declarations share: ranges, sizes, lists.
 pub mod value;
@@ -12,7 +12,7 @@ pub mod run; // ranks, devices, steps, output
 pub mod model; // sizes, or a model to start from
 pub mod data; // data sets, templates, packing
 pub mod optim; // the optimizer, its schedule, clipping
-pub mod tune; // which tensors learn, and how fast
+pub mod tune; // freezing, weight decay and learning rate by tensor name
 pub mod lora; // adapters
 pub mod batch; // sequences in a micro-batch and in a step
 pub mod fsdp; // sharding, prefetch, recomputation, offload
@@ -30,27 +30,29 @@ pub mod sections;
 
 /// `defaults.yaml`.
 pub mod defaults;
-/// What other tools call our settings: `synonyms.tsv`.
+/// Names of our settings in other tools: `synonyms.tsv`.
 pub mod synonyms;
-/// A command line with flags of other tools, in our words.
+/// A command line with flags of other tools, read as ours.
 pub mod spellings;
 /// `training_stages:` of a file.
 pub mod stages;
 /// DeepSpeed's file, read as settings.
 pub mod deepspeed;
-/// What settings make of each other.
+/// Settings that determine other settings.
 pub mod effect;
-/// What has no effect where other settings stand as they do: `idle.tsv`.
+/// Settings without effect, given the others: `idle.tsv`.
 pub mod idle;
+/// What `--help` and its like print.
+pub mod help;
 /// The command line.
 pub mod args;
-/// Keys of files that are called as flags are.
+/// File keys named like flags, ours or those of other tools.
 mod foreign;
 /// One block of a file.
 mod blocks;
-/// A file: its blocks and stages, laid over one another.
+/// A file: its blocks and stages, overlaid.
 mod file;
-/// Files and flags, laid over the defaults.
+/// Files and flags, overlaid on the defaults.
 pub mod config;
 
 pub use names::*;

@@ -1,9 +1,8 @@
-//! Settings that are one of a few names: each name with its spelling, the same as a flag and in a file. Never says what
-//! a name means.
+//! Enumerated settings; a value is spelled the same as a flag and in a file. Never interprets a value.
 use clap::ValueEnum;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-/// A name that both a flag and a file take; the spelling is the one of the derive line.
+/// An enum that flags and files parse alike; `$case` is its spelling.
 macro_rules! names {
     ($(#[$doc:meta])* $name:ident, $case:tt, $($(#[$attr:meta])* $variant:ident),+) => {
         $(#[$doc])*
@@ -36,6 +35,7 @@ names!(RingName, "snake_case", Ring, Allgather);
 names!(WrapName, "snake_case", Transformer, Size, None);
 names!(PrefetchName, "SCREAMING_SNAKE_CASE", BackwardPre, BackwardPost, None);
 names!(PrecisionName, "lowercase", Fp32, Bf16, Fp16);
+names!(GgufName, "snake_case", F16, Bf16, Q8_0);
 names!(WandbMode, "snake_case", Online, Offline, Disabled);
 
 /// A switch with modes: its first name is also `false` and `--no-x`, its second `true` and `--x` alone.

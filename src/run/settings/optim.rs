@@ -29,10 +29,11 @@ pub struct OptimSettings {
     /// Warmup steps; with linear warmup the first step trains at lr / warmup-steps
     #[arg(long, value_name = "STEPS")]
     pub warmup_steps: Option<u64>,
-    /// Warmup as a fraction of the run's steps, in [0, 1], rounded up to whole steps [default: none, warmup-steps]
+    /// Warmup as a fraction of the run's steps, in [0, 1], instead of warmup-steps; rounded up to whole steps [default:
+    /// none]
     #[arg(long, value_name = "RATIO")]
     pub warmup_ratio: Option<f64>,
-    /// Shape of the warmup. log: as DeepSpeed's WarmupLR, 0 in the first step
+    /// Warmup shape; log: as DeepSpeed's WarmupLR, with a learning rate of 0 in the first step
     #[arg(long)]
     pub warmup_type: Option<WarmupName>,
     /// Learning-rate decay after warmup, to 0 at max-steps (cosine_with_min_lr: to min-lr-ratio * lr)

@@ -1,4 +1,4 @@
-//! The axes of the mesh. Never arranges ranks.
+//! Sizes of the mesh's axes. Never arranges ranks.
 use super::names::RingName;
 use super::value::count;
 use crate::base::Result;
@@ -14,10 +14,11 @@ pub struct ParallelSettings {
     /// Use the tensor-parallel plan of the Hugging Face configuration
     #[arg(long)]
     pub use_hf_tp_plan: Option<bool>,
-    /// Sequence-parallel size: ranks that share each sequence (ring attention); any length, padded as needed
+    /// Sequence-parallel size: ranks that share each sequence by ring attention; sequences are padded as needed
     #[arg(long, value_name = "N")]
     pub ring_attn_size: Option<usize>,
-    /// Ring attention: pass keys and values block by block, or all-gather them (short sequences, few key/value heads)
+    /// Communication of ring attention. ring: pass keys and values from rank to rank; allgather: gather them at once
+    /// (short sequences, few key/value heads)
     #[arg(long)]
     pub ring_impl: Option<RingName>,
     /// Megatron sequence parallel: shard norms and residuals along tokens within tp

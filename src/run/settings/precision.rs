@@ -9,17 +9,16 @@ use serde::{Deserialize, Serialize};
 #[serde(default)]
 #[command(next_help_heading = "Precision")]
 pub struct PrecisionSettings {
-    /// Dtype of unsharded weights and compute; master weights, gradients and optimizer stay fp32. fp16 turns on loss
-    /// scaling
+    /// Compute dtype; master weights, gradients and optimizer states stay fp32
     #[arg(long)]
     pub precision: Option<PrecisionName>,
     /// GPU only: run fp32 matrix products on tensor cores, with a 10-bit mantissa
     #[arg(long)]
     pub tf32: Option<bool>,
-    /// Dtype in which gradients are sent; sums are in fp32 (NCCL: in this dtype). fp16 turns on loss scaling
+    /// Dtype of gradients in communication; they are summed in fp32 (NCCL: in this dtype). fp16 turns on loss scaling
     #[arg(long)]
     pub reduce_dtype: Option<PrecisionName>,
-    /// fp16 loss scale [default: 0, dynamic]
+    /// fp16 loss scale; 0: dynamic [default: 0]
     #[arg(long, value_name = "X")]
     pub loss_scale: Option<f32>,
     /// Initial dynamic loss scale, as a power of 2 [default: 16]
@@ -51,15 +50,15 @@ impl PrecisionSettings {
     pub fn check(&self) -> Result<()> {
         self.scaler().map(drop)
     }
-    /// Of weights and activations in computation.
+    /// Dtype of unsharded weights and activations.
     pub fn compute(&self) -> Result<DType> {
         set(&self.precision, "precision").map(dtype)
     }
-    /// Of gradients between ranks.
+    /// Dtype of gradients in communication.
     pub fn reduce(&self) -> Result<DType> {
         set(&self.reduce_dtype, "precision.reduce_dtype").map(dtype)
     }
-    /// What f16 needs, anywhere.
+    /// The loss scaler, if compute or reduction is f16.
     pub fn scaler(&self) -> Result<Option<ScalerOptions>> {
         if self.compute()? != DType::F16 && self.reduce()? != DType::F16 {
             return Ok(None);
@@ -67,7 +66,9 @@ impl PrecisionSettings {
         let fixed = self.loss_scale.filter(|&scale| scale != 0.0);
         let power = self.initial_scale_power.unwrap_or(16);
         if power > 126 {
-            return Err(Error::input(format!("--initial-scale-power {power}: at most 126, fp32 ends at 2^127")));
+            return Err(Error::input(format!(
+                "--initial-scale-power {power}: it must be at most 126, since the scale is an fp32 number"
+            )));
         }
         let default = ScalerOptions::default();
         let options = ScalerOptions {

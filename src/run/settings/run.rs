@@ -9,9 +9,13 @@ use std::path::PathBuf;
 #[serde(default)]
 #[command(next_help_heading = "Run")]
 pub struct RunSettings {
-    /// Ranks (processes) to start on this host [default: 2 on the CPU]
+    /// Ranks (processes) to start on this host [default: 2 on the CPU, one per GPU]
     #[arg(long, value_name = "N")]
     pub nproc_per_node: Option<usize>,
+    /// Threads of each rank for its work on the CPU; results do not depend on their number [default: cores / ranks on
+    /// the host]
+    #[arg(long, value_name = "N")]
+    pub threads_per_rank: Option<usize>,
     /// Hosts in the job; for more than one, start with torchrun, srun or mpirun
     #[arg(long, value_name = "N")]
     pub num_nodes: Option<usize>,
@@ -24,7 +28,7 @@ pub struct RunSettings {
     /// Random seed for initial weights, data order and dropout
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Passes over the training data; max-steps can end the run earlier [default: as many as max-steps needs]
+    /// Passes over the training data; the run ends earlier if it reaches max-steps [default: set by max-steps]
     #[arg(long, value_name = "N")]
     pub epochs: Option<u64>,
     /// Optimizer steps in the run [default: 600, or set by epochs]
@@ -36,16 +40,16 @@ pub struct RunSettings {
     /// Evaluate on held-out rows, always once at the end
     #[arg(long)]
     pub eval: Option<bool>,
-    /// Steps between evaluations; 0: only at the end; epoch: those of one pass over the training split
+    /// Steps between evaluations; 0: only at the end; epoch: once per pass over the training split
     #[arg(long, value_name = "STEPS|epoch")]
     pub eval_every: Option<StepInterval>,
     /// Early stopping: end the run after N evaluations in a row without a lower loss [default: none]
     #[arg(long, value_name = "N")]
     pub patience: Option<u64>,
-    /// Write metrics as JSON lines, one event per line, from rank 0 [default: none]
+    /// Write metrics to this file as JSON lines [default: none]
     #[arg(long, value_name = "FILE")]
     pub metrics_path: Option<PathBuf>,
-    /// Measure the matrix-product peak at startup, so that metrics can report MFU
+    /// Measure peak rates at startup, for mfu and sol; those of known GPUs are from their data sheets
     #[arg(long)]
     pub measure_peak: Option<bool>,
     /// Print a sample from the trained model at the end
@@ -71,9 +75,10 @@ pub struct RunSettings {
     /// GPU only: capture steps with static shapes as CUDA graphs and replay them
     #[arg(long)]
     pub compile: Option<bool>,
-    /// Which of the file's stages this run is, and where the one before it has its checkpoints: derived.
+    /// Derived: the training stage that this run is.
     #[arg(skip)]
     pub stage: Option<String>,
+    /// Derived: the checkpoint directory of the previous stage.
     #[arg(skip)]
     pub after: Option<PathBuf>,
 }
@@ -81,6 +86,7 @@ pub struct RunSettings {
 impl RunSettings {
     pub fn check(&self) -> Result<()> {
         count("nproc_per_node", self.nproc_per_node)?;
+        count("threads_per_rank", self.threads_per_rank)?;
         count("num_nodes", self.num_nodes)?;
         at_least_one("max_steps", self.max_steps)?;
         at_least_one("epochs", self.epochs)?;

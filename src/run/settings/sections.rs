@@ -1,5 +1,5 @@
-//! All settings: one struct of all sections. Never fills defaults: all is `Option`, so that defaults < file < flags can
-//! be decided by laying one over the other ([`super::config`]).
+//! All settings in one struct, section by section. Never fills in defaults: every field is an `Option`, so that
+//! [`super::config`] can overlay defaults, files and flags.
 use super::{
     batch::BatchSettings, checkpoint::CheckpointSettings, data::DataSettings, faults::FaultSettings,
     fsdp::FsdpSettings, generate::GenerateSettings, lora::LoraSettings, model::ModelSettings, optim::OptimSettings,
@@ -46,14 +46,14 @@ pub struct Settings {
     pub trace: TraceSettings,
     #[command(flatten)]
     pub generate: GenerateSettings,
-    /// What was read in another tool's words, and what has no effect here: said once, before the run starts.
+    /// Logged once before the run starts: how flags of other tools were read, and which settings have no effect.
     #[arg(skip)]
     #[serde(skip)]
     pub notes: Vec<String>,
 }
 
 impl Settings {
-    /// Each value by itself; relations between settings follow in the plan.
+    /// Checks each value on its own; the plan checks relations between settings.
     pub fn check(&self) -> Result<()> {
         self.run.check()?;
         self.model.check()?;

@@ -1,5 +1,6 @@
-//! The command line before clap reads it: underscores, `--no-x`, and flags of other tools, each of which is read as
-//! ours, has no effect, or is refused, as `synonyms.tsv` says. Never gives a flag of ours a second meaning.
+//! Rewrites the command line before clap reads it: underscores, `--no-x`, and flags of other tools, each of which is
+//! read as ours, has no effect, or is refused, according to `synonyms.tsv`. Never gives one of our flags a second
+//! meaning.
 use crate::base::{Error, Result};
 use crate::run::settings::synonyms::{self, Synonym, same, similar};
 use crate::run::settings::value::StepInterval;
@@ -10,9 +11,9 @@ use typed::{TypedFlag, means, truth};
 
 mod claims;
 mod typed;
-pub use claims::is_switch;
+pub use claims::{argument, is_switch};
 
-/// `argv` in our words. Errors are [`Error::Input`].
+/// `argv` with our flags only. Errors are [`Error::Input`].
 pub fn read(argv: impl IntoIterator<Item = String>, command: &clap::Command) -> Result<Reading> {
     let mut line =
         Line { own: OwnFlags(command), typed: typed::split(argv), claims: Vec::new(), out: Reading::default() };
@@ -63,7 +64,7 @@ impl Line<'_> {
         Err(self.unknown(&flag, &rows))
     }
 
-    /// A flag of ours: the value in our spelling, a switch with `=`.
+    /// One of our flags: its value in our spelling, a switch with `=`.
     fn pass(&mut self, at: usize) {
         let TypedFlag { name, mut words, inline, text, .. } = self.typed[at].clone();
         let arg = self.own.named(&name);
@@ -92,7 +93,7 @@ impl Line<'_> {
         self.out.argv.extend(words);
     }
 
-    /// A flag of another tool, if one of `rows` fits what was typed; `own`: the name is ours, and any other value too.
+    /// A flag of another tool, if one of `rows` matches; `own`: the name is also ours, for all other values.
     fn foreign(&mut self, at: usize, rows: &[&'static Synonym], own: bool) -> Result<bool> {
         if rows.is_empty() {
             return Ok(false);
@@ -103,8 +104,8 @@ impl Line<'_> {
         for unit in units {
             let fits = |row: &&&Synonym| {
                 let listed = unit.len() == 1 && row.flag.values.iter().any(|value| means(&unit[0], value));
-                let beside = row.with.as_ref().is_none_or(|with| self.typed.iter().any(|other| other.is(with)));
-                (row.flag.values.is_empty() || listed) && beside
+                let with = row.with.as_ref().is_none_or(|with| self.typed.iter().any(|other| other.is(with)));
+                (row.flag.values.is_empty() || listed) && with
             };
             match rows.iter().find(fits) {
                 // Rows of one spelling act together.
@@ -113,7 +114,9 @@ impl Line<'_> {
                 }
                 None if !own && bools && unit == ["false"] => {
                     let (shown, tool) = (self.typed[at].show(&unit), rows[0].tool);
-                    self.out.notes.push((at, format!("{shown} has no effect here: it asks for nothing ({tool})")));
+                    self.out
+                        .notes
+                        .push((at, format!("{shown} has no effect here: this value turns nothing on ({tool})")));
                 }
                 None => return Ok(false),
             }
@@ -125,7 +128,7 @@ impl Line<'_> {
         Ok(true)
     }
 
-    /// The words that are read together, and those behind a switch, which are not its own.
+    /// The words of a flag, grouped as they are read, and the words after a switch, which do not belong to it.
     fn units(&self, flag: &TypedFlag, rows: &[&Synonym], bools: bool, own: bool) -> (Vec<Vec<String>>, Vec<String>) {
         let values = || rows.iter().flat_map(|row| &row.flag.values);
         let (switches, others): (Vec<&Synonym>, Vec<&Synonym>) = rows
@@ -146,7 +149,7 @@ impl Line<'_> {
         {
             *word = value.into();
         }
-        // A flag that has a list of values only may have several of them.
+        // A flag with a list of values may have several of them.
         let units = match own || rows.iter().any(|row| row.flag.values.is_empty()) {
             true => vec![words],
             false => {
@@ -164,12 +167,12 @@ impl Line<'_> {
         match row.kind {
             "idle" => self.out.notes.push((at, format!("{shown} has no effect here: {} ({})", row.why, row.tool))),
             "refused" if off && row.flag.values.is_empty() => {
-                self.out.notes.push((at, format!("{shown} has no effect here: it is never on ({})", row.tool)));
+                self.out.notes.push((at, format!("{shown} has no effect here: it is always off ({})", row.tool)));
             }
             "refused" => {
                 let value: Vec<String> = once(row.value).filter(|value| !value.is_empty()).map(String::from).collect();
                 let nearest = match row.key {
-                    "" => "leave it out".to_string(),
+                    "" => "remove it".to_string(),
                     _ => format!("the nearest is {}", self.own.show(&self.own.id(row), &value)),
                 };
                 let what = format!("{shown} has no equivalent ({}): {}; {nearest}", row.tool, row.why);
@@ -184,7 +187,7 @@ impl Line<'_> {
         Ok(())
     }
 
-    /// Other tools read 3.0 and 1e8 where we have whole numbers.
+    /// Other tools accept 3.0 and 1e8 for whole numbers.
     fn whole(&self, key: &str, word: String) -> String {
         let counts = [TypeId::of::<u64>(), TypeId::of::<usize>(), TypeId::of::<u32>(), TypeId::of::<StepInterval>()];
         let counted = |arg: &clap::Arg| counts.iter().any(|id| arg.get_value_parser().type_id() == *id);
@@ -205,8 +208,8 @@ impl Line<'_> {
         let positive = flag.without_no().unwrap_or_else(|| flag.name.clone());
         let near = |known: Vec<&str>| similar(&positive, known).map(String::from);
         let hint = match near(known.flatten().collect()).or_else(|| near(synonyms::flag_names().collect())) {
-            Some(near) => format!(": the nearest known one is --{near} (--help lists all)"),
-            None => ": --help lists all".into(),
+            Some(near) => format!(": the nearest known one is --{near} (--help-all lists all)"),
+            None => ": --help-all lists all".into(),
         };
         Error::input(format!("unknown flag --{}{hint}", flag.name))
     }

@@ -1,27 +1,26 @@
-//! Spellings of other tools, from the one table `synonyms.tsv`; and the known name that is most like an unknown one.
-//! Never decides what a setting means.
+//! Names of other tools, from the table `synonyms.tsv`, and the known name nearest to an unknown one. Never interprets
+//! a setting.
 use std::sync::LazyLock;
 
-/// A row of the table: `spelling` stands for the setting `section.key`, for a `value` of it, or for nothing of ours.
+/// A row of the table: `spelling` is read as the setting `section.key`, as a `value` of it, or has no equivalent.
 #[derive(Debug)]
 pub struct Synonym {
     /// section, key, value, flag, idle or refused.
     pub kind: &'static str,
     pub spelling: &'static str,
-    /// Empty where there is none.
+    /// Empty if there is none.
     pub section: &'static str,
-    /// Empty for a section; of a flag that is one value of a pair, with `.0` or `.1`.
+    /// Empty for a section. A flag that is one value of a pair has `.0` or `.1`.
     pub key: &'static str,
     pub value: &'static str,
     pub tool: &'static str,
     pub why: &'static str,
-    /// The flag that is read.
     pub flag: FlagPattern,
-    /// Another flag of the command line beside which it is read so.
+    /// Another flag that must also be on the command line.
     pub with: Option<FlagPattern>,
 }
 
-/// Names of a flag, and the values of it that a row is about: none for all.
+/// Names of a flag, and the values that a row applies to; empty: all values.
 #[derive(Debug)]
 pub struct FlagPattern {
     pub names: Vec<&'static str>,
@@ -45,20 +44,20 @@ impl Synonym {
         let (flag, with) = (FlagPattern::new(flag), with.map(FlagPattern::new));
         Synonym { kind, spelling, section, key, value: cell(), tool: cell(), why: cell(), flag, with }
     }
-    /// Gives way to any other flag that sets the same.
+    /// Yields to any other flag that sets the same setting.
     pub fn is_weak(&self) -> bool {
         self.value.ends_with('?')
     }
-    /// Ours, only longer or shorter.
+    /// An alias of our own.
     pub fn is_own(&self) -> bool {
         self.tool.starts_with("flatshard")
     }
-    /// Words to repeat in a message: none where they do not matter, which may be a secret.
+    /// Words to show in a message; none if they do not matter, since they may be a secret.
     pub fn shown<'a>(&self, words: &'a [String]) -> &'a [String] {
         let matters = self.value.is_empty() || self.value.contains('{') || !self.flag.values.is_empty();
         if matters { words } else { &[] }
     }
-    /// The words of our flag for those of the other: the same, or what the row's value makes of each.
+    /// The words of our flag for those of the other: the same, or converted by the row's value.
     pub fn convert(&self, words: &[String]) -> Vec<String> {
         match self.value.trim_end_matches('?') {
             "" => words.to_vec(),
@@ -86,7 +85,7 @@ fn flags() -> impl Iterator<Item = &'static Synonym> {
     TABLE.iter().filter(|row| ["flag", "idle", "refused"].contains(&row.kind))
 }
 
-/// Further names of our own flag for the setting `key`, which `--help` shows with it.
+/// Aliases of our own flag for the setting `key`, shown in `--help`.
 pub fn aliases(key: &str) -> impl Iterator<Item = &'static str> {
     all("flag").filter(move |row| row.is_own() && row.key == key).map(|row| row.spelling)
 }
@@ -102,34 +101,34 @@ pub fn flag_names() -> impl Iterator<Item = &'static str> {
     all("flag").flat_map(|row| row.flag.names.iter().copied())
 }
 
-/// The section of settings that a file calls `name`.
+/// The section of settings for the section `name` of a file.
 pub fn section(name: &str) -> &str {
     all("section").find(|row| row.spelling == name).map_or(name, |row| row.section)
 }
 
-/// What the key `key` of a file's section stands for: section and key.
+/// Section and key of the setting for the key `key` of a file's section.
 pub fn key(section: &str, key: &str) -> Option<(&'static str, &'static str)> {
     let found = all("key").find(|row| row.spelling.split_once('.') == Some((section, key)));
     found.map(|row| (row.section, row.key))
 }
 
-/// The keys that a file's section may have for others.
+/// Alternative keys of a file's section.
 pub fn keys_of(section: &str) -> impl Iterator<Item = &str> {
     let split = all("key").filter_map(|row| row.spelling.split_once('.'));
     split.filter(move |(of, _)| *of == section).map(|(_, key)| key)
 }
 
-/// The row that says what value `text` is of the setting `key`.
+/// The row for the value `text` of the setting `key`.
 pub fn value_row(key: &str, text: &str) -> Option<&'static Synonym> {
     all("value").find(|row| row.key == key && row.spelling == text)
 }
 
-/// The value that `text` is of the setting `key`.
+/// `text` as a value of the setting `key`.
 pub fn value<'a>(key: &str, text: &'a str) -> &'a str {
     value_row(key, text).map_or(text, |row| row.value)
 }
 
-/// One value in two spellings: capitals do not count, nor how a number is written.
+/// Equal values: ignores case and the notation of numbers.
 pub fn same(a: &str, b: &str) -> bool {
     let number = |text: &str| text.parse::<f64>().ok();
     a.eq_ignore_ascii_case(b) || number(a).is_some_and(|a| number(b) == Some(a))
@@ -139,12 +138,12 @@ fn likeness(a: &str, b: &str) -> f64 {
     strsim::normalized_damerau_levenshtein(&a.replace('_', "-"), &b.replace('_', "-"))
 }
 
-/// The known name most like `name`.
+/// The known name nearest to `name`.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> &'a str {
     known.into_iter().max_by(|a, b| likeness(name, a).total_cmp(&likeness(name, b))).unwrap_or("--help")
 }
 
-/// The known name that `name` is likely to mean: spelt almost so, or with a word that says something in common.
+/// The known name that `name` probably means: a similar spelling, or a distinctive word in common.
 pub fn similar<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     const COMMON: [&str; 11] =
         ["size", "steps", "path", "type", "name", "file", "data", "model", "every", "with", "parallel"];
@@ -154,32 +153,40 @@ pub fn similar<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     Some(nearest(name, likely)).filter(|near| *near != "--help")
 }
 
+/// What is expected where one of `names` is, and which of them `text` is likely to mean.
+pub fn one_of<'a>(text: &str, names: impl Iterator<Item = &'a str> + Clone) -> String {
+    let likely = names.clone().filter(|name| likeness(&text.to_lowercase(), &name.to_lowercase()) >= 0.7);
+    let likely = Some(nearest(text, likely)).filter(|near| *near != "--help");
+    let hint = likely.map_or(String::new(), |near| format!(". Did you mean {near}?"));
+    format!("one of {}{hint}", names.collect::<Vec<_>>().join(", "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::sections::Settings;
     use super::*;
     use serde_json::json;
 
-    /// Each row is of a setting there is, and says something that no setting says.
+    /// Each row names an existing setting and does not shadow one of our names.
     #[test]
-    fn synonyms_are_of_settings() {
+    fn synonyms_name_settings() {
         let schema = serde_json::to_value(Settings::default()).unwrap();
         for row in TABLE.iter() {
             let Synonym { kind, spelling, section, key, value, .. } = *row;
-            let key = key.split('.').next().unwrap_or_default(); // a half of a pair
+            let key = key.split('.').next().unwrap_or_default(); // one value of a pair
             let reads = |value: &str| serde_json::from_value::<Settings>(json!({section: {key: value}})).is_ok();
             let taken = match kind {
                 "section" => schema.get(spelling).is_some(),
                 "key" => schema.pointer(&format!("/{}", spelling.replace('.', "/"))).is_some(),
                 "flag" => schema.as_object().unwrap().values().any(|s| s.get(spelling).is_some()),
                 "value" => reads(spelling) || !reads(value),
-                "idle" | "refused" => false, // one that is ours, too, is so beside another tool's flag only
+                "idle" | "refused" => false, // if the name is also ours, it needs another tool's flag next to it
                 _ => true,
             };
             let is_setting = schema[section].is_object() && (kind == "section" || schema[section].get(key).is_some());
             let names_none = section.is_empty() && ["idle", "refused"].contains(&kind);
             assert!(is_setting || names_none, "{row:?}");
-            assert!(!taken, "{row:?} hides a name of our own");
+            assert!(!taken, "{row:?} shadows one of our own names");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Settings of what is written down of single steps: their spans of time, and memory. Never records by itself.
+//! Settings of step traces and the memory timeline. Never records anything.
 use crate::base::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
@@ -15,8 +15,8 @@ pub struct TraceSettings {
     /// Directory for traces [default: traces in ckpt-dir, or next to the metrics file]
     #[arg(long, value_name = "DIR")]
     pub trace_folder: Option<PathBuf>,
-    /// Write the memory of all ranks over time as CSV, by category; in detail for the profiled steps, or else the first
-    /// two [default: none]
+    /// Write the memory of all ranks over time as CSV, by category; detailed in the profiled steps, or else in the
+    /// first two [default: none]
     #[arg(long, value_name = "FILE.csv")]
     pub memory_timeline: Option<PathBuf>,
 }
@@ -25,7 +25,7 @@ impl TraceSettings {
     pub fn check(&self) -> Result<()> {
         self.steps().map(drop)
     }
-    /// Steps to profile: one number is that step.
+    /// Steps to profile; one number is a single step.
     pub fn steps(&self) -> Result<Option<RangeInclusive<u64>>> {
         let Some(text) = &self.profile_steps else { return Ok(None) };
         let (first, last) = text.split_once(':').unwrap_or((text, text));

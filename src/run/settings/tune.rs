@@ -1,9 +1,9 @@
-//! Tensors by name: what is frozen, what has no weight decay, whose learning rate is scaled. Never looks for a tensor.
+//! Settings per tensor, by name pattern: freezing, weight decay, learning-rate factors. Never searches a model.
 use super::value::one_or_many;
 use crate::base::{Error, Result};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Which tensors learn, and how fast. In a file these keys may also stand at the top.
+/// In a file these keys may also be at the top level.
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default)]
 #[serde(default)]
 #[command(next_help_heading = "Tune")]
@@ -31,7 +31,7 @@ impl TuneSettings {
         let scale = |text: &String| {
             let pair = text.rsplit_once('=').and_then(|(pattern, x)| Some((pattern.to_string(), x.parse().ok()?)));
             pair.ok_or_else(|| {
-                Error::input(format!("lr_scale {text:?}: PATTERN=FACTOR is expected, as in embed_tokens=0.1"))
+                Error::input(format!("lr_scale {text:?}: expected PATTERN=FACTOR, such as embed_tokens=0.1"))
             })
         };
         self.lr_scale.iter().flatten().map(scale).collect()

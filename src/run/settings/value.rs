@@ -1,5 +1,5 @@
-//! What declarations of settings share: the value of one that has a default, the ranges of single values, the forms
-//! that a file may write, one tree of values over another. Never knows a setting.
+//! Helpers of setting declarations: required values, ranges, the forms a file may use, overlaying trees. Never names a
+//! setting.
 use crate::base::{Error, Result, limits};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 /// The value of a setting that has a default.
 pub fn set<T: Clone>(value: &Option<T>, name: &str) -> Result<T> {
-    value.clone().ok_or_else(|| Error::input(format!("{name} has no value: give it one, or remove its null")))
+    value.clone().ok_or_else(|| Error::input(format!("{name} is null: set a value, or remove the key")))
 }
 
 pub fn at_least_one<T: Default + PartialEq>(name: &str, value: Option<T>) -> Result<()> {
@@ -51,16 +51,15 @@ pub fn bytes(name: &str, text: &str) -> Result<u64> {
     size.ok_or_else(|| Error::input(format!("{name} is {text:?}: it must be a size such as 10GB, 200MB or 1GiB")))
 }
 
-/// Steps between two of something; 0: never.
+/// An interval in steps; 0: never.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum StepInterval {
-    /// As many as one pass over the training split takes: the plan makes a number of it.
+    /// One pass over the training split; the plan turns it into a number.
     Epoch,
     Steps(u64),
 }
 
 impl StepInterval {
-    /// Whether `step` is one of those.
     pub fn is_due(self, step: u64) -> bool {
         matches!(self, StepInterval::Steps(n) if n > 0 && step.is_multiple_of(n))
     }
@@ -70,10 +69,9 @@ impl FromStr for StepInterval {
     fn from_str(text: &str) -> std::result::Result<StepInterval, String> {
         match text {
             "epoch" => Ok(StepInterval::Epoch),
-            _ => text
-                .parse()
-                .map(StepInterval::Steps)
-                .map_err(|_| "a whole number, 0 or more, or epoch is expected".into()),
+            _ => {
+                text.parse().map(StepInterval::Steps).map_err(|_| "expected a whole number, 0 or more, or epoch".into())
+            }
         }
     }
 }
@@ -103,7 +101,7 @@ impl<'de> Deserialize<'de> for StepInterval {
 /// `dataset: x` is `dataset: [x]`.
 pub fn one_or_many<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Option<Vec<String>>, D::Error> {
     #[derive(Deserialize)]
-    #[serde(untagged, expecting = "text or a list of texts")]
+    #[serde(untagged, expecting = "a string or a list of strings")]
     enum OneOrMany {
         One(String),
         Many(Vec<String>),
@@ -114,7 +112,7 @@ pub fn one_or_many<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Optio
     }))
 }
 
-/// `weights: 0.7` is `weights: [0.7]`, and so is `weights: "0.7"`; of several, a text has commas between them.
+/// `weights: 0.7` and `weights: "0.7"` are `weights: [0.7]`; a string of several has commas.
 pub fn numbers<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Option<Vec<f64>>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "a number or a list of numbers")]
@@ -128,13 +126,14 @@ pub fn numbers<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Option<Ve
         Some(OneOrMore::One(number)) => Some(vec![number]),
         Some(OneOrMore::More(numbers)) => Some(numbers),
         Some(OneOrMore::Text(text)) => {
-            let number = |word: &str| word.trim().parse().map_err(|_| D::Error::custom(format!("{word}: no number")));
+            let number =
+                |word: &str| word.trim().parse().map_err(|_| D::Error::custom(format!("{word} is not a number")));
             Some(text.split(',').map(number).collect::<std::result::Result<_, _>>()?)
         }
     })
 }
 
-/// What is not null in `upper` replaces what is in `lower`.
+/// Values of `upper` that are not null replace those of `lower`.
 pub fn overlay(lower: &mut Value, upper: Value) {
     match (lower, upper) {
         (Value::Object(lower), Value::Object(upper)) => {

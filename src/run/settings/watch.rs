@@ -1,4 +1,4 @@
-//! Settings of what people see of a run. Never writes anything.
+//! Log level, log file and TensorBoard. Never writes anything.
 use super::names::LogLevel;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -10,8 +10,8 @@ pub struct WatchSettings {
     /// Minimum log level for stderr and --log-file; warn and error also hide the progress bar
     #[arg(long)]
     pub log_level: Option<LogLevel>,
-    /// Append log lines with timestamps to this file; rank N writes FILE.rank-N, or where the name has {rank} [default:
-    /// none]
+    /// Append log lines with timestamps to this file; rank N > 0 writes FILE.rank-N, unless the name contains {rank}
+    /// [default: none]
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
     /// Write TensorBoard event files to this directory, under the tag names of torchtitan and the Hugging Face Trainer
@@ -21,7 +21,7 @@ pub struct WatchSettings {
 }
 
 impl WatchSettings {
-    /// The file of one rank.
+    /// The log file of `rank`.
     pub fn log_file_of(&self, rank: usize) -> Option<PathBuf> {
         let file = self.log_file.as_ref()?;
         let text = file.to_string_lossy();

@@ -18,7 +18,7 @@ pub struct ZeroSettings {
     /// Stage 3: weight elements to prefetch beyond the layer in use; auto: 0.9 of embed-dim squared [default: 5e7]
     #[arg(long, value_name = "ELEMENTS|auto")]
     pub stage3_prefetch_bucket_size: Option<ElementCount>,
-    /// Stage 3: most parameters unsharded at a time, at least the root and one layer [default: 1e9]
+    /// Stage 3: maximum parameters unsharded at a time, at least the root and one layer [default: 1e9]
     #[arg(long, value_name = "ELEMENTS|auto")]
     pub stage3_max_live_parameters: Option<ElementCount>,
     /// Stage 3: keep weights unsharded after forward if fewer elements than this are used before backward needs them
@@ -27,7 +27,7 @@ pub struct ZeroSettings {
     pub stage3_max_reuse_distance: Option<ElementCount>,
 }
 
-/// A size in elements, or `auto`: by the model's width, as Hugging Face fills it in, or else the default.
+/// A size in elements. `auto`: from the model's width, as Hugging Face derives it, or else the default.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum ElementCount {
     Auto,
@@ -37,14 +37,14 @@ pub enum ElementCount {
 impl FromStr for ElementCount {
     type Err = String;
     fn from_str(text: &str) -> std::result::Result<ElementCount, String> {
-        let wrong = || format!("{text}: a whole number is expected, as 500000000 or 5e8, or auto");
+        let wrong = || format!("{text}: expected auto or a whole number, such as 500000000 or 5e8");
         match text {
             "auto" => Ok(ElementCount::Auto),
             _ => text.parse().map_err(|_| wrong()).and_then(|x| whole(x).ok_or_else(wrong)),
         }
     }
 }
-/// Files write 5e8, which is a float to JSON.
+/// 5e8 is a float in JSON.
 fn whole(x: f64) -> Option<ElementCount> {
     (x >= 0.0 && x.fract() == 0.0 && x < 1e18).then_some(ElementCount::Count(x as u64))
 }
@@ -65,7 +65,7 @@ impl<'de> Deserialize<'de> for ElementCount {
             Text(String),
         }
         match Either::deserialize(d)? {
-            Either::Number(x) => whole(x).ok_or_else(|| format!("{x} is no number of elements")),
+            Either::Number(x) => whole(x).ok_or_else(|| format!("{x} is not a whole number of elements")),
             Either::Text(text) => text.parse(),
         }
         .map_err(serde::de::Error::custom)

@@ -1,12 +1,11 @@
-//! Trace files in the format of chrome://tracing, which ui.perfetto.dev opens: one of each rank, and one of all. Never
-//! decides what is recorded.
+//! Trace files in the Chrome trace format, for ui.perfetto.dev: one per rank, and a merged one. Never decides what is
+//! recorded.
 //!
-//! A rank is a process and a lane a thread of it. Operations of a lane that are in flight at once stand in rows below
-//! each other, since spans of one thread must nest. The compute row has what the compute stream does one after the
-//! other: layers, the store's verbs, and within them the calls that started collectives or waited for them; arrows lead
-//! from the one to the other.
+//! A rank is a process, and a lane is a thread. Concurrent operations of a lane are in separate rows, because spans of
+//! one thread must nest. The compute row shows the compute stream: layers, store calls, and within them the calls that
+//! start collectives or wait for them, with arrows from start to wait.
 //!
-//! The first line of a file holds all but the events, then comes an event a line: so files are merged by lines.
+//! The first line of a file has everything except the events, which follow one per line, so files are merged by lines.
 use super::TracedSpan;
 use super::summary::Summary;
 use crate::base::timeline::Lane;
@@ -18,30 +17,30 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
 
-/// What a file says of itself. The first names are those of PyTorch's traces.
+/// The metadata of a file. The first names are those of PyTorch's traces.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
 #[serde(rename_all = "camelCase")]
 pub struct Head {
     pub display_time_unit: String,
-    /// Times of events count from here, since 1970.
+    /// Zero of the event times, since 1970.
     pub base_time_nanoseconds: i64,
     pub distributed_info: Distributed,
     pub summary: Vec<Summary>,
 }
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
 pub struct Distributed {
-    /// None: of all.
+    /// None in the merged file.
     pub rank: Option<usize>,
     pub world_size: usize,
 }
 
-/// Threads between two lanes.
+/// Thread numbers per lane.
 const ROWS: usize = 16;
 
-/// The row of a span in its rank.
+/// The lane and row of a span.
 fn row(span: &TracedSpan, taken: &mut BTreeMap<Lane, Vec<i64>>) -> (Lane, usize) {
     let lane = if span.is_call() || span.lane == Lane::Store { Lane::Compute } else { span.lane };
-    // Nested, or one after the other; but for what threads write behind training.
+    // All other spans nest or follow each other, except background checkpoint writes.
     if !lane.is_communication() && lane != Lane::Checkpoint {
         return (lane, 0);
     }
@@ -58,7 +57,7 @@ fn thread((lane, row): (Lane, usize)) -> usize {
     1 + ROWS * lane + row
 }
 
-/// Microseconds, as the format has them.
+/// Microseconds, as in the format.
 fn us(ns: i64) -> String {
     format!("{}{}.{:03}", if ns < 0 { "-" } else { "" }, ns.abs() / 1000, ns.abs() % 1000)
 }
@@ -70,7 +69,7 @@ pub fn write(path: &Path, head: &Head, rank: usize, spans: &[TracedSpan]) -> Res
     begin(&mut out, head).map_err(failed)?;
     let mut lines = Lines { rank, text: String::new() };
     let mut spans: Vec<&TracedSpan> = spans.iter().collect();
-    // What holds others comes before them.
+    // Outer spans come before the spans they contain.
     spans.sort_by_key(|span| (span.start, std::cmp::Reverse(span.end)));
     let (mut taken, mut rows) = (BTreeMap::new(), BTreeMap::new());
     for span in spans {
@@ -89,7 +88,7 @@ fn begin(out: &mut impl Write, head: &Head) -> std::io::Result<()> {
     let head = serde_json::to_string(head)?;
     writeln!(out, "{},\"traceEvents\":[", &head[..head.len() - 1])
 }
-/// The format has no trailing commas: the last event is one that says nothing.
+/// JSON has no trailing commas, so the last event is an empty one.
 fn end(out: &mut impl Write) -> std::io::Result<()> {
     writeln!(out, "{{\"ts\":0,\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"trace_end\",\"args\":{{}}}}\n]}}")?;
     out.flush()
@@ -121,7 +120,7 @@ impl Lines {
              \"name\":\"{verb}{}{number}\",\"args\":{{{args}}}}}",
             span.what
         ));
-        // An arrow from the call that started an operation to the one that waited for it. Numbers are of all ranks.
+        // An arrow from the call that started an operation to the one that waited for it, with an id unique over ranks.
         let (Some(flow), Some(call)) = (span.flow, call.filter(|call| !matches!(*call, "release" | "wait_sent")))
         else {
             return;
@@ -132,7 +131,7 @@ impl Lines {
             span.lane.name()
         ));
     }
-    /// Of the process and its threads, and their order.
+    /// Names and order of the process and its threads.
     fn names(&mut self, rows: &BTreeMap<usize, (Lane, usize)>) {
         let rank = self.rank;
         let mut says = |tid: usize, name: &str, args: String| {
@@ -153,16 +152,16 @@ impl Lines {
     }
 }
 
-/// All but the events of a file.
+/// The metadata of a file.
 pub fn head(path: &Path) -> Result<Head> {
     let mut line = String::new();
     let file = File::open(path).map_err(|e| Error::io("open a trace", path, e))?;
     BufReader::new(file).read_line(&mut line).map_err(|e| Error::io("read a trace", path, e))?;
     let whole = format!("{}]}}", line.trim_end());
-    serde_json::from_str(&whole).map_err(|e| Error::input(format!("{}: not a trace of flatshard: {e}", path.display())))
+    serde_json::from_str(&whole).map_err(|e| Error::input(format!("{}: not a flatshard trace: {e}", path.display())))
 }
 
-/// Several ranks' files as one; its summaries.
+/// Merges files of several ranks into one, and returns its summaries.
 pub fn merge(ranks: &[impl AsRef<Path>], world: usize, into: &Path) -> Result<Vec<Summary>> {
     let heads: Vec<Head> = ranks.iter().map(|path| head(path.as_ref())).collect::<Result<_>>()?;
     let base = heads.iter().map(|head| head.base_time_nanoseconds).min().unwrap_or(0);

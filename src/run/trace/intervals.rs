@@ -1,11 +1,11 @@
-//! Sets of times, as sorted intervals that do not touch. Never knows what happens in them.
+//! Sets of times, as sorted disjoint intervals. Never interprets them.
 
-/// Nanoseconds, each from `.0` to before `.1`.
+/// Half-open intervals in nanoseconds.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Intervals(Vec<(i64, i64)>);
 
 impl FromIterator<(i64, i64)> for Intervals {
-    /// Their union. An interval that ends where it starts, or before, is empty.
+    /// The union. An interval whose end is not after its start is empty.
     fn from_iter<I: IntoIterator<Item = (i64, i64)>>(intervals: I) -> Intervals {
         let mut sorted: Vec<(i64, i64)> = intervals.into_iter().filter(|(from, to)| from < to).collect();
         sorted.sort_unstable();
@@ -24,7 +24,7 @@ impl Intervals {
     pub fn union(&self, other: &Intervals) -> Intervals {
         self.0.iter().chain(&other.0).copied().collect()
     }
-    /// What is in this one and not in the other.
+    /// The difference.
     pub fn minus(&self, other: &Intervals) -> Intervals {
         let (mut left, mut holes) = (Vec::with_capacity(self.0.len()), &other.0[..]);
         for &(mut from, to) in &self.0 {

@@ -1,9 +1,9 @@
-//! `--memory-timeline`: the bytes of all ranks over time, as CSV: by category whenever a buffer came or went, and in
-//! some steps what of them is in use. Never counts by itself (`History` is the meter's).
+//! `--memory-timeline`: bytes of all ranks over time, as CSV: by category at every allocation, and in some steps the
+//! bytes in use. Never counts (the meter's `History` does).
 //!
-//! Buffers are allocated once, so the first columns move while a run starts and stand still in its steps: that is the
-//! plan that `--print-config` prints. What moves in a step is what is read of them, layer by layer: the last columns.
-//! `saved_in_use` is what PyTorch's memory timelines call activations.
+//! Buffers are allocated once, so the category columns change only while a run starts, and match the plan of
+//! `--print-config` afterwards. Within a step, the last columns show which bytes are in use, layer by layer;
+//! `saved_in_use` corresponds to activations in PyTorch's memory timelines.
 use crate::base::CATEGORIES;
 use crate::base::history::{History, MemoryRow};
 use crate::base::{Category, Error, Result};
@@ -12,19 +12,18 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Steps of a run that are looked at closely where none are profiled: the first allocates what is made when it is first
-/// needed, the second is like all others.
-const CLOSELY: u64 = 2;
+/// Detailed steps if none are profiled: the first allocates lazily created buffers, the second is like all others.
+const DETAILED: u64 = 2;
 
 pub struct MemoryTimeline {
     history: History,
     path: PathBuf,
     rank: usize,
-    /// The last step that is looked at closely where none are profiled.
+    /// The last detailed step if none are profiled.
     until: Option<u64>,
 }
 
-/// A rank's part, until rank 0 has made one file of all.
+/// A rank's file, until rank 0 merges them.
 fn part(path: &Path, rank: usize) -> PathBuf {
     PathBuf::from(format!("{}.rank-{rank}", path.display()))
 }
@@ -36,22 +35,22 @@ impl MemoryTimeline {
     pub fn history(&self) -> &History {
         &self.history
     }
-    /// A step follows. `profiled`: whether it is, where some are.
+    /// A step starts. `profiled`: whether it is profiled, if any steps are.
     pub fn step(&mut self, number: u64, profiled: Option<bool>) {
-        let until = *self.until.get_or_insert(number + CLOSELY - 1);
+        let until = *self.until.get_or_insert(number + DETAILED - 1);
         let (was, is) = (self.history.is_detailed(), profiled.unwrap_or(number <= until));
         self.history.set_detailed(is);
-        // Steps that nobody looks at make no rows: a run may have millions.
+        // Other steps have no rows: a run may have millions.
         if is || was {
             self.history.phase(number, "step");
         }
     }
 
-    /// This rank's rows, on its own: of a run that ends otherwise than it should.
+    /// Writes this rank's rows alone, for a run that fails.
     pub fn salvage(&self) -> Result<()> {
         self.write(&part(&self.path, self.rank))
     }
-    /// All ranks together: one file, with the ranks whose parts are in reach of rank 0.
+    /// Writes one file of all ranks whose files rank 0 can see. Collective.
     pub fn finish(&self, mesh: &Mesh) -> Result<()> {
         let written = self.salvage();
         mesh.world.barrier(Tag::new("memory timeline", 0))?;

@@ -1,11 +1,10 @@
-//! `--profile-steps` and `--memory-timeline`: what each rank did in some steps, as trace files and in numbers. Never
-//! changes what a step does.
+//! `--profile-steps` and `--memory-timeline`: traces and summaries of selected steps. Never changes what a step does.
 
 /// A span with its times.
 pub mod span;
-/// Sets of intervals, and what they have in common.
+/// Sets of time intervals.
 pub mod intervals;
-/// A profile in numbers.
+/// A profile's summary.
 pub mod summary;
 /// A profile as a Chrome trace.
 pub mod chrome;

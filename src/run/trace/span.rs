@@ -1,4 +1,4 @@
-//! What a traced rank did, in nanoseconds since its tracer was made. Never records.
+//! A traced span, in nanoseconds since its tracer was created. Never records.
 use crate::base::timeline::{Flow, Lane};
 
 /// A [`Span`](crate::base::timeline::Span) with its times in nanoseconds.
@@ -12,7 +12,7 @@ pub struct TracedSpan {
     pub flow: Option<Flow>,
 }
 impl TracedSpan {
-    /// The compute stream in a call of a group, and not the operation itself.
+    /// The compute stream's call of a collective, not the operation itself.
     pub fn is_call(&self) -> bool {
         self.flow.is_some_and(|flow| flow.call.is_some())
     }

@@ -1,22 +1,21 @@
-//! What the spans of some steps come to: how long each lane was busy, and how much of communication nothing was
-//! computed under. Never measures.
+//! Summary of traced steps: how long each lane was busy, and how much communication was exposed. Never measures.
 //!
 //! ```text
-//! calls    the compute stream inside calls of groups: on CPUs copies, reductions and waits, on GPUs its waits for
+//! calls    the compute stream inside calls of collectives: on CPUs copies, reductions and waits, on GPUs its waits for
 //!          an operation
 //! busy     (compute, store, optimizer) - calls
 //! comm     (operations in flight, calls)
 //! exposed  comm - busy
 //! ```
 //!
-//! All as sets of times. What is exposed is what the metrics call `exposed_comm_s`, the time in calls, and where
-//! something is in flight while the rank does none of this (waits for data, loops) that too.
+//! All are sets of times. `exposed` is the metrics' `exposed_comm_s` (the time in calls) plus the time that operations
+//! are in flight while the rank does nothing else, such as waiting for data.
 use super::TracedSpan;
 use super::intervals::Intervals;
 use crate::base::timeline::Lane;
 use serde::{Deserialize, Serialize};
 
-/// Of one rank. Seconds, of all its steps together.
+/// One rank's summary, in seconds over all its traced steps.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
 pub struct Summary {
     pub rank: usize,
@@ -28,9 +27,9 @@ pub struct Summary {
     pub data_s: f64,
     pub checkpoint_s: f64,
     pub comm: CommSummary,
-    /// By lane, those that had something to do.
+    /// Lanes with at least one operation.
     pub lanes: Vec<(String, CommSummary)>,
-    /// Spans that there was no room for: then all of this is too little.
+    /// Spans that were dropped; if any, all other values are too low.
     pub lost: u64,
 }
 
@@ -38,13 +37,13 @@ pub struct Summary {
 pub struct CommSummary {
     pub ops: usize,
     pub bytes: u64,
-    /// While at least one operation was under way.
+    /// Time with at least one operation in flight.
     pub in_flight_s: f64,
     pub exposed_s: f64,
 }
 
 impl CommSummary {
-    /// The part of it under which something was computed.
+    /// The fraction of the time in flight that was overlapped with computation.
     pub fn overlap(&self) -> f64 {
         if self.in_flight_s > 0.0 { 1.0 - self.exposed_s / self.in_flight_s } else { 1.0 }
     }
@@ -61,13 +60,13 @@ impl Summary {
         let (compute, store, optimizer) = (busy(Lane::Compute), busy(Lane::Store), busy(Lane::Optimizer));
         let all_busy = compute.union(&store).union(&optimizer);
         let comm = |is: &dyn Fn(Lane) -> bool| {
-            let under_way = set(&|span| is(span.lane) && span.lane.is_communication());
+            let in_flight = set(&|span| is(span.lane) && span.lane.is_communication());
             let ops = spans.iter().filter(|span| is(span.lane) && !span.is_call() && span.lane.is_communication());
             CommSummary {
                 ops: ops.clone().count(),
                 bytes: ops.filter_map(|span| span.flow).map(|flow| flow.bytes as u64).sum(),
-                in_flight_s: under_way.seconds(),
-                exposed_s: under_way.minus(&all_busy).seconds(),
+                in_flight_s: in_flight.seconds(),
+                exposed_s: in_flight.minus(&all_busy).seconds(),
             }
         };
         let lanes = Lane::ALL.iter().filter(|lane| lane.is_communication());
@@ -87,7 +86,7 @@ impl Summary {
         }
     }
 
-    /// For people: of a step.
+    /// Log lines, per step.
     pub fn lines(&self) -> Vec<String> {
         let steps = self.steps.max(1) as f64;
         let ms = |seconds: f64| format!("{:.2} ms", 1e3 * seconds / steps);
@@ -100,7 +99,7 @@ impl Summary {
             )
         };
         let mut lines = vec![format!(
-            "rank {}, a step of {}: compute {}, optimizer {}, store {}, waiting for data {}; communication {}",
+            "rank {}, per step of {}: compute {}, optimizer {}, store {}, data wait {}; communication {}",
             self.rank,
             ms(self.step_s),
             ms(self.compute_s),
@@ -111,10 +110,10 @@ impl Summary {
         )];
         lines.extend(self.lanes.iter().map(|(name, c)| {
             let mib = c.bytes as f64 / steps / (1u64 << 20) as f64;
-            format!("  {name}: {:.0} of {mib:.1} MiB together, {}", c.ops as f64 / steps, comm(c))
+            format!("  {name}: {:.0} operations, {mib:.1} MiB, {}", c.ops as f64 / steps, comm(c))
         }));
         if self.lost > 0 {
-            lines.push(format!("  {} spans did not fit and are missing: profile fewer steps", self.lost));
+            lines.push(format!("  {} spans were dropped: profile fewer steps", self.lost));
         }
         lines
     }
@@ -131,9 +130,9 @@ mod tests {
     }
 
     /// A gather in flight over 0..100, started by a call of 10, waited for in 60..100; compute in 10..60 and 100..150.
-    /// A scatter in flight over 120..180, of which compute covers 30.
+    /// A scatter in flight over 120..180, 30 of it overlapped with compute.
     #[test]
-    fn what_no_compute_covers_is_exposed() {
+    fn communication_without_compute_is_exposed() {
         let spans = [
             span(Lane::Steps, 0, 200, None),
             span(Lane::Store, 0, 10, None),

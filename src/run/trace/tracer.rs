@@ -1,5 +1,5 @@
-//! One rank's tracer: takes over what the timeline recorded, step by step, and writes it. Never changes what a step
-//! does; off, it costs a branch where something would be recorded.
+//! One rank's tracer: drains the timeline after each step and writes trace files. Never changes what a step does; when
+//! off, it costs one branch per recording site.
 use super::chrome::{self, Distributed, Head};
 use super::memory::MemoryTimeline;
 use super::span::TracedSpan;
@@ -16,37 +16,36 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::{Instant, SystemTime};
 
-/// Spans of a step that there is room for: some 20 of a layer and micro-batch, and as many of its collectives.
+/// Capacity for the spans of one step: about 20 per layer and micro-batch, and as many for its collectives.
 const OF_A_STEP: usize = 1 << 16;
-/// Spans that are kept, of all steps: 100 MB, and a file that a browser still opens.
+/// Maximum spans of all steps: 100 MB, and a file that a browser can still open.
 const KEPT: usize = 1 << 20;
-/// A verb of the store that takes less did nothing.
+/// Store calls shorter than this did nothing.
 const NOTHING_NS: i64 = 1000;
 
-/// What came of a profile, on rank 0.
+/// The result of a profile, on rank 0.
 pub struct ProfileReport {
     pub path: PathBuf,
     pub steps: RangeInclusive<u64>,
-    /// Of the ranks whose files were in reach.
+    /// Ranks whose files rank 0 could see.
     pub ranks: Vec<Summary>,
 }
 
-/// One rank's.
 pub struct Tracer {
     profile: Option<Profile>,
     memory: Option<MemoryTimeline>,
-    /// Those to profile, also when they are over.
+    /// The steps to profile; kept after they are over.
     steps: Option<RangeInclusive<u64>>,
     timeline: Timeline,
     rank: usize,
     world: usize,
-    /// Where [`TracedSpan`] counts from, by both clocks.
+    /// The zero of [`TracedSpan`] times, in both clocks.
     origin: Instant,
     since_1970: i64,
     raw: Vec<Span>,
     spans: Vec<TracedSpan>,
     lost: u64,
-    /// The step at hand began.
+    /// When the current step began.
     began: Instant,
 }
 
@@ -73,12 +72,12 @@ impl Tracer {
             began: origin,
         }
     }
-    /// What the plan of a run asks for.
+    /// The tracer of a plan.
     pub fn of(plan: &Plan, rank: usize) -> Tracer {
         let memory = plan.settings.trace.memory_timeline.as_ref().map(|path| MemoryTimeline::new(path, rank));
         Tracer { memory, ..Tracer::new(plan.profile.clone(), rank, plan.ranks.mesh.world()) }
     }
-    /// Of the rank, with its history where that is asked for.
+    /// The rank's meter, with its history if the memory timeline is on.
     pub fn meter(&self) -> Meter {
         let meter = Meter::default();
         if let Some(memory) = &self.memory {
@@ -86,13 +85,13 @@ impl Tracer {
         }
         meter
     }
-    /// They tell what they do.
+    /// Connects the engine and the checkpointer to the timeline and the history.
     pub fn attach(&self, engine: &mut Engine, checkpointer: &mut Checkpointer) -> Result<()> {
         engine.on_timeline(self.timeline.clone());
         checkpointer.on_timeline(self.timeline.clone());
         self.memory.as_ref().map_or(Ok(()), |memory| engine.on_history(memory.history()))
     }
-    /// Between steps, the run does something else now.
+    /// The run enters `phase`, between steps.
     pub fn phase(&self, step: u64, phase: &'static str) {
         if let Some(memory) = &self.memory {
             memory.history().phase(step, phase);
@@ -101,7 +100,7 @@ impl Tracer {
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }
-    /// The groups of the mesh, on the timeline where there is one.
+    /// The mesh, with its groups recorded on the timeline if there is a profile.
     pub fn watch(&self, mesh: Mesh) -> Mesh {
         match self.profile {
             Some(_) => timed::watch(mesh, &self.timeline),
@@ -109,13 +108,13 @@ impl Tracer {
         }
     }
 
-    /// Whether anything is still to be profiled, or is being.
+    /// Whether anything is still being recorded or will be.
     pub fn is_waiting(&self) -> bool {
         self.profile.is_some() || self.memory.is_some()
     }
-    /// Before each step, and before the end of the run with the number of the step that would be next: takes over what
-    /// was recorded since the last time. All ranks do the same: after the last step of a profile they write its files,
-    /// and meet.
+    /// Drains what was recorded since the last call. Called before each step, and at the end of the run with the number
+    /// of the step that would be next. Collective: after the last profiled step all ranks write their files and
+    /// synchronize.
     pub fn next(&mut self, step: u64, mesh: &Mesh, dev: &dyn Device) -> Result<Option<ProfileReport>> {
         if let Some(memory) = &mut self.memory {
             memory.step(step, self.steps.as_ref().map(|steps| steps.contains(&step)));
@@ -132,7 +131,7 @@ impl Tracer {
                 dev.end_marks();
                 report = self.finish(mesh)?;
             }
-            self.profile = None; // also where the run was resumed behind it
+            self.profile = None; // also if the run was resumed after it
         } else if due {
             dev.begin_marks()?;
             self.timeline.switch(true);
@@ -140,13 +139,13 @@ impl Tracer {
         self.began = Instant::now();
         Ok(report)
     }
-    /// The step at hand is done.
+    /// The current step is done.
     pub fn done(&mut self, step: u64) {
         let (lane, start) = (Lane::Steps, Mark::At(self.began));
         self.timeline.record(Span { lane, what: "step", number: Some(step), start, end: Mark::now(), flow: None });
     }
 
-    /// Takes over what was recorded since the last time.
+    /// Collects what was recorded since the last call.
     pub fn drain(&mut self, dev: &dyn Device) -> Result<()> {
         self.raw.clear();
         self.lost += self.timeline.drain(&mut self.raw);
@@ -169,14 +168,14 @@ impl Tracer {
         Ok(())
     }
 
-    /// What was recorded, and how many spans were lost.
+    /// Recorded spans, and the number of lost ones.
     pub fn spans(&self) -> (&[TracedSpan], u64) {
         (&self.spans, self.lost)
     }
 
     fn write(&self, profile: &Profile) -> Result<()> {
         std::fs::create_dir_all(&profile.folder)
-            .map_err(|e| Error::io("make a folder of traces", &profile.folder, e))?;
+            .map_err(|e| Error::io("create the trace folder", &profile.folder, e))?;
         let head = Head {
             display_time_unit: "ms".into(),
             base_time_nanoseconds: self.since_1970,
@@ -204,14 +203,14 @@ impl Tracer {
         Ok(Some(ProfileReport { path, steps: profile.steps.clone(), ranks }))
     }
 
-    /// At the end of a run, of all ranks.
+    /// Finishes the memory timeline at the end of a run. Collective.
     pub fn end(&self, mesh: &Mesh) -> Result<()> {
         self.memory.as_ref().map_or(Ok(()), |memory| memory.finish(mesh))
     }
-    /// A run that fails or is ended within a profile: what there is of it, by each rank for itself.
+    /// Writes what this rank has recorded when a run fails or stops during a profile.
     pub fn salvage(&self) {
         if let Some(memory) = &self.memory {
-            let _ = memory.salvage(); // the run's own error is what is told
+            let _ = memory.salvage(); // the run's own error is reported
         }
         if let Some(profile) = self.profile.as_ref().filter(|_| !self.spans.is_empty()) {
             let _ = self.write(profile);

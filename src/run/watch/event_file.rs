@@ -1,5 +1,5 @@
-//! One event file of TensorBoard: records in the framing of TFRecord, each an `Event` in protobuf. Of both only what is
-//! needed here, written by hand: six messages do not pay for a protobuf compiler. Never reads.
+//! One TensorBoard event file: TFRecord framing around protobuf `Event` messages. Written by hand, since six messages
+//! do not justify a protobuf compiler. Never reads.
 //!
 //! A record is its length (u64), the masked crc32c of that, the bytes, their masked crc32c, all little endian
 //! (tensorflow/core/lib/io/record_writer.h). Field numbers are those of tensorboard/compat/proto: event.proto,
@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How TensorBoard knows an event file by its name; files of a directory are read in the order of their names.
+/// TensorBoard recognizes event files by this in their name, and reads those of a directory in name order.
 pub const PREFIX: &str = "events.out.tfevents.";
 
 pub struct EventFile {
@@ -19,8 +19,8 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// A new file of `dir`, the last one by name. Steps from `first` on that older files have are dropped by
-    /// TensorBoard: they are done again.
+    /// A new file in `dir`, the last by name. TensorBoard drops steps from `first` on in older files, as they are
+    /// repeated.
     pub fn create(dir: &Path, first: u64) -> Result<EventFile> {
         let listing = std::fs::read_dir(dir).map_err(|e| Error::io("list", dir, e))?;
         let names = listing.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -70,7 +70,7 @@ impl EventFile {
         })
     }
 
-    /// One record in one write, so that a killed run leaves whole records, and at most one that is cut short.
+    /// One record per write, so that a killed run leaves at most one incomplete record.
     fn event(&mut self, step: u64, what: impl FnOnce(&mut Message)) -> Result<()> {
         let mut event = Message::default();
         event.fixed(1, 1, &since_1970().as_secs_f64().to_le_bytes());
@@ -90,7 +90,7 @@ fn since_1970() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Fields of a protobuf message, one after the other.
+/// The encoded fields of a protobuf message.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
@@ -123,7 +123,7 @@ impl Message {
     }
 }
 
-/// A checksum that may itself be among what is summed.
+/// Masked as TFRecord does, so that a checksum may be part of checksummed data.
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }

@@ -1,8 +1,9 @@
-//! Lines for people: on stderr as they are, in a file of each rank with time and level. Passed to whoever says
-//! something. Never ends a run: a line that cannot be written is lost, and the first such line is a warning on stderr.
+//! Log lines: on stderr, in color where that is a terminal, and in a file of each rank with time and level. Never ends
+//! a run: a line that cannot be written is lost, and the first such line is a warning on stderr.
 //!
 //! Not the crates `log` or `tracing`: both find their logger in the process or the thread, and there is no global state
 //! here.
+use super::style;
 use crate::base::{Error, Result, open};
 use crate::comm::env::RankEnv;
 use crate::run::settings::LogLevel;
@@ -16,19 +17,20 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 pub struct RunLog {
     level: LogLevel,
-    /// The least that goes to stderr: ranks other than 0 show warnings there.
+    /// That of stderr: ranks other than 0 show warnings only.
     shown: LogLevel,
-    /// Who speaks.
+    /// Rank or launcher, as log files name it.
     name: String,
-    /// In front of lines on stderr where several processes share it and nobody else says whose they are.
+    /// Names the rank on a stderr that several processes share, where no parent of ours does.
     prefix: String,
+    colors: bool,
     file: Option<File>,
     /// A line of the file was lost.
     lost: AtomicBool,
 }
 
 impl RunLog {
-    /// That of a rank, or of the process that starts them: it adds to the file of rank 0.
+    /// Of a rank, or of the process that starts them, which appends to the file of rank 0.
     pub fn open(settings: &WatchSettings, launched: Option<&RankEnv>) -> Result<RunLog> {
         let rank = launched.map(|env| env.rank);
         let level = settings.log_level.unwrap_or(LogLevel::Info);
@@ -45,6 +47,7 @@ impl RunLog {
                 Some(env) if others && env.parent_pid.is_none() => format!("[rank {}] ", env.rank),
                 _ => String::new(),
             },
+            colors: style::on_stderr(),
             file: file.transpose()?,
             lost: AtomicBool::new(false),
         };
@@ -65,19 +68,37 @@ impl RunLog {
     pub fn info(&self, text: impl Display) {
         self.say(LogLevel::Info, text);
     }
+    /// Settings read in another tool's spelling, and settings that have no effect: one line each.
+    pub fn notes(&self, notes: &[String]) {
+        notes.iter().for_each(|note| self.info(note));
+    }
     pub fn debug(&self, text: impl Display) {
         self.say(LogLevel::Debug, text);
     }
     pub fn say(&self, level: LogLevel, text: impl Display) {
         if self.shows(level) {
-            // Nobody reading (`| head`) is no reason to stop training, so it does not panic as `eprintln!` would.
-            let line = format!("{}{}\n", self.prefix, spelled(level, &text));
+            // A closed stderr (`| head`) does not stop the run, so this does not panic as `eprintln!` would.
+            let line = format!("{}{}\n", self.prefix, self.drawn(level, &spelled(level, &text)));
             let _ = std::io::stderr().write_all(line.as_bytes());
         }
         self.note(level, text);
     }
 
-    /// For the file alone: what stderr shows in another way, or need not.
+    /// As stderr shows it: a warning says that it is one.
+    fn drawn(&self, level: LogLevel, text: &str) -> String {
+        let kind = match level {
+            LogLevel::Error => (style::ERROR, "error:"),
+            LogLevel::Warn => (style::WARNING, "warning:"),
+            _ if self.colors => return text.lines().map(style::fields).collect::<Vec<_>>().join("\n"),
+            _ => return text.into(),
+        };
+        match self.colors {
+            true => format!("{} {text}", style::paint(kind.0, kind.1)),
+            false => format!("{} {text}", kind.1),
+        }
+    }
+
+    /// To the file only.
     pub fn note(&self, level: LogLevel, text: impl Display) {
         let Some(mut file) = self.file.as_ref().filter(|_| level <= self.level) else { return };
         let head = format!("{} {:5} {}: ", utc(SystemTime::now()), name(level), self.name);
@@ -86,13 +107,13 @@ impl RunLog {
         if let Err(e) = file.write_all(lines.as_bytes())
             && !self.lost.swap(true, Relaxed)
         {
-            let text = format!("{}warning: --log-file cannot be written ({e}): lines are lost\n", self.prefix);
-            let _ = std::io::stderr().write_all(text.as_bytes());
+            let text = self.drawn(LogLevel::Warn, &format!("--log-file cannot be written ({e}): lines are lost"));
+            let _ = std::io::stderr().write_all(format!("{}{text}\n", self.prefix).as_bytes());
         }
     }
 }
 
-/// Warnings and errors may be the library's, which names fields: these are flags here.
+/// Warnings and errors may come from the library, which names fields: the command line names flags.
 fn spelled(level: LogLevel, text: &impl Display) -> String {
     let text = text.to_string();
     if level <= LogLevel::Warn { with_flags(&text) } else { text }

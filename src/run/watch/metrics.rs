@@ -9,6 +9,11 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+/// Version of the format, in the `run` event: docs/metrics.schema.json describes it. A new key or event keeps the
+/// version; a key that goes away or changes its meaning raises it. Files without `schema` are version 1, where `mfu`
+/// was what is now `mfu_llm_foundry`.
+pub const SCHEMA: u32 = 2;
+
 /// One optimizer step. Times and bytes are those of rank 0 unless a line says otherwise; communication is that of all
 /// groups that it belongs to.
 #[derive(Serialize, Clone, Debug, Default)]
@@ -60,10 +65,14 @@ pub struct StepRecord {
     /// The largest of any rank so far: private memory plus the rank's share of shared memory (see
     /// [`crate::run::plan::memory::held`]). Other ranks tell theirs a step later, so the first line knows rank 0 only.
     pub peak_mem_bytes: u64,
-    /// Model FLOPs (6 a parameter and token, embeddings included, and 12 layers * width * sequence of attention: the
-    /// definition of MosaicML's llm-foundry) over peak FLOPs of all ranks: measured with --measure-peak,
-    /// else by the data sheet of a GPU that is known, else null.
+    /// The time of the step's matrix products and attention at the device's peak over `step_time_s`, on rank 0. The
+    /// FLOPs are those of [`crate::engine::StepWork`]. Null where the peak is unknown, like the next two.
     pub mfu: Option<f64>,
+    /// By the definition of MosaicML's llm-foundry: 6 FLOPs per parameter and token, embeddings included, and 12
+    /// layers * width * sequence of attention, over the peak of all ranks.
+    pub mfu_llm_foundry: Option<f64>,
+    /// Speed of light: the shortest time that the step could take over `step_time_s`, on rank 0.
+    pub sol: Option<f64>,
     /// Rank 0's, at steps that are logged; null where there is none, or no NVML.
     pub gpu: Option<Sample>,
 }

@@ -13,9 +13,13 @@ pub mod tensorboard;
 pub mod wandb;
 /// The GPU's clocks, memory and warnings.
 pub mod gpu;
-/// The device's measured peak, for MFU.
-pub mod peak;
-/// The progress bar.
+/// How fast the device and the collectives can be.
+pub mod limits;
+/// How close a step comes to that: MFU and the speed of light.
+pub mod sol;
+/// Colors of lines on a terminal.
+pub mod style;
+/// The progress bar, and the line of a step.
 pub mod progress;
 /// The run's header, and what to do next.
 pub mod report;

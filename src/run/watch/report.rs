@@ -1,145 +1,210 @@
-//! The run in a few lines, before its first step. Never decides anything.
-use crate::base::CATEGORIES;
-use crate::base::{Category, Result};
+//! The header of a run, before its first step, and what to do after the last. Never decides anything.
+use crate::base::columns::wrap;
+use crate::base::{CATEGORIES, Category, Result};
 use crate::ckpt;
 use crate::data::Report;
 use crate::nn::Checkpointing;
 use crate::optim::Warmup;
 use crate::run::plan::Plan;
 use crate::run::plan::resume::ResumeFrom;
-use crate::run::settings::OffloadName;
-use crate::run::settings::ShardingName;
 use crate::run::settings::args;
+use crate::run::settings::{OffloadName, ShardingName, WrapName};
 use crate::store::Offload;
 use serde_json::{Value, json};
+use std::io::IsTerminal;
 
-/// The run in a few lines.
+/// Columns of the header on a terminal: longer lines go on below, under the text. Elsewhere a line stays whole, for
+/// grep.
+const COLUMNS: usize = 100;
+/// Columns of a label.
+const LABEL: usize = 9;
+/// Data sets of a mixture in the header; the metrics file names all.
+const SOURCES: usize = 8;
+
+/// The run in a screen of lines, each with a label.
 pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result<String> {
-    let (spec, engine, s) = (&plan.engine.spec, &plan.engine, &plan.settings);
-    let arch = spec.arch.name();
-    let (compute, reduce) = (value(&s.precision.precision), value(&s.precision.reduce_dtype));
-    let loader = plan.loader(0)?;
-    let sharding = match engine.strategy.name() {
-        "ddp" => "every rank keeps all weights".to_string(),
-        "fsdp_reference" => format!("{}, unit: tensor", value(&s.fsdp.sharding)),
-        "zero_1" => "optimizer states partitioned".to_string(),
-        "zero_2" => "optimizer states and gradients partitioned".to_string(),
-        "zero_3" => "optimizer states, gradients and parameters partitioned".to_string(),
-        _ => {
-            let alone = s.fsdp.sharding == Some(ShardingName::HybridShard) && plan.ranks.mesh.dp_replicate == 1;
-            let note = if alone { "; one host is one replica: --dp-replicate-size N makes more" } else { "" };
-            format!("{}, unit: {}{note}", value(&s.fsdp.sharding), value(&s.fsdp.auto_wrap))
-        }
-    };
+    let (engine, s) = (&plan.engine, &plan.settings);
+    let mesh = &plan.ranks.mesh;
     let hosts = match plan.ranks.hosts() {
         1 => String::new(),
         n => format!("{n} hosts {}, ", plan.ranks.carrier.between()),
     };
-    let parts = plan.size.planned.iter().filter(|p| p.1 > 0 && p.0 != Category::Host).map(|(category, bytes)| {
+    let mut lines: Vec<(&str, String)> = s.run.stage.iter().map(|stage| ("stage", stage.clone())).collect();
+    lines.extend([
+        ("model", model(plan)),
+        (
+            "ranks",
+            format!(
+                "{} on {hosts}{device}: dp_replicate {} x dp_shard {} x sp {} x tp {}",
+                mesh.world(),
+                mesh.dp_replicate,
+                mesh.dp_shard,
+                mesh.sp,
+                mesh.tp
+            ),
+        ),
+        ("engine", format!("{}: {}", engine.strategy.name(), sharding(plan))),
+        ("dtypes", dtypes(plan)),
+        ("batch", batch(plan)?),
+        (
+            "optim",
+            format!(
+                "{}, lr {} {}, warmup {}{}, clip {}",
+                value(&s.optim.optimizer),
+                plan.schedule.peak,
+                value(&s.optim.lr_scheduler),
+                plan.schedule.warmup,
+                if plan.schedule.rise == Warmup::Log { " (log)" } else { "" },
+                engine.grad_clip
+            ),
+        ),
+        ("memory", memory(plan)),
+        ("data", format!("{}{}", plan.dataset.report(), packed(plan))),
+    ]);
+    let sources: Vec<_> = plan.dataset.sources().collect();
+    lines.extend(sources.iter().take(SOURCES).map(|(source, share)| ("", format!("{} % {source}", percent(*share)))));
+    if sources.len() > SOURCES {
+        lines.push(("", format!("and {} more data sets (--metrics-path lists all)", sources.len() - SOURCES)));
+    }
+    lines.extend(plan.eval.iter().map(|eval| ("eval", eval.report().to_string())));
+    if let Err(why) = plan.tokenizer.usable() {
+        lines.push(("tokens", format!("are given as ids: {}", args::with_flags(&why.to_string()))));
+    }
+    if let (Some(path), Some(true), true) = (&s.fsdp.deepspeed, s.fsdp.deepspeed_unclipped, engine.grad_clip == 0.0) {
+        let why = "gradients are not clipped; DeepSpeed clips at 1 since 0.19.3";
+        lines.push(("clip", format!("{} has no gradient_clipping: {why}", path.display())));
+    }
+    lines.extend(undropped(plan)?.map(|text| ("dropout", text)));
+    lines.extend(never_warm(plan).map(|text| ("warmup", text)));
+    lines.extend(deferred(plan)?.map(|text| ("accum", text)));
+    lines.extend(offloaded(plan).map(|text| ("offload", text)));
+    if let Some(from @ ResumeFrom { dir, state: then, .. }) = resumed {
+        lines.push(("resume", format!("{} after step {}", dir.display(), then.step)));
+        let now = plan.trainer_state(then.step, 0, 0);
+        lines.extend(then.differences(&now).into_iter().map(|difference| ("", difference)));
+        lines.extend(plan.forgotten_evaluations(from).map(|why| ("", why)));
+        if plan.is_done() {
+            let remedy = if plan.is_stopped(from) {
+                "--patience stopped this run; raise it to continue"
+            } else {
+                "raise --max-steps to continue"
+            };
+            lines.push(("", format!("nothing is left to train: {remedy}")));
+        }
+    }
+    Ok(lines.iter().map(|(label, text)| labeled(label, text)).collect::<Vec<_>>().join("\n"))
+}
+
+fn labeled(label: &str, text: &str) -> String {
+    let columns = if std::io::stderr().is_terminal() { COLUMNS } else { usize::MAX };
+    wrap(&format!("{label:<LABEL$}"), text.split(' '), " ", columns)
+}
+
+fn model(plan: &Plan) -> String {
+    let (spec, size) = (&plan.engine.spec, &plan.size);
+    let learning = match size.trainable {
+        all if all == size.params => String::new(),
+        some => format!(" ({} trainable)", count(some as u64)),
+    };
+    let heads = match spec.kv_heads == spec.heads {
+        true => spec.heads.to_string(),
+        false => format!("{}/{}", spec.heads, spec.kv_heads),
+    };
+    format!(
+        "{} of {} parameters{learning}: {} layers, width {}, {heads} heads, ff {}, vocabulary {}{}",
+        spec.arch.name(),
+        count(size.params as u64),
+        spec.layers,
+        spec.dim,
+        spec.ff,
+        spec.vocab,
+        if spec.tied { ", tied embeddings" } else { "" },
+    )
+}
+
+/// What ranks share, and in which units.
+fn sharding(plan: &Plan) -> String {
+    let f = &plan.settings.fsdp;
+    let mode = value(&f.sharding);
+    match plan.engine.strategy.name() {
+        "ddp" => "all parameters on every rank".to_string(),
+        "fsdp_reference" => format!("{mode}, one unit per tensor"),
+        "zero_1" => "optimizer states sharded".to_string(),
+        "zero_2" => "optimizer states and gradients sharded".to_string(),
+        "zero_3" => "optimizer states, gradients and parameters sharded".to_string(),
+        _ => {
+            let alone = f.sharding == Some(ShardingName::HybridShard) && plan.ranks.mesh.dp_replicate == 1;
+            let note = if alone { ", one replica per host (--dp-replicate-size N for more)" } else { "" };
+            let unit = match f.auto_wrap {
+                Some(WrapName::Size) => {
+                    format!("units of {} parameters or more", count(f.wrap_min_params.unwrap_or(0) as u64))
+                }
+                Some(WrapName::None) => "one unit".into(),
+                _ => "one unit per block".into(),
+            };
+            let live = match f.max_live_parameters {
+                Some(most) => format!(", up to {} parameters unsharded", count(most as u64)),
+                None => String::new(),
+            };
+            format!("{mode}, {unit}{live}{note}")
+        }
+    }
+}
+
+fn dtypes(plan: &Plan) -> String {
+    let p = &plan.settings.precision;
+    let scale = match plan.engine.scaler {
+        Some(scaler) if scaler.dynamic => format!("; loss scale {}, dynamic", scaler.initial),
+        Some(scaler) => format!("; loss scale {}", scaler.initial),
+        None => String::new(),
+    };
+    let (compute, reduce) = (value(&p.precision), value(&p.reduce_dtype));
+    let recomputed = recomputed(plan.engine.checkpoint);
+    format!("compute {compute}, reduce {reduce}, master weights fp32, optimizer fp32{scale}{recomputed}")
+}
+
+fn batch(plan: &Plan) -> Result<String> {
+    let loader = plan.loader(0)?;
+    Ok(format!(
+        "{} x {} tokens x {} x {} = {} tokens per step; {} step{}",
+        some(loader.batch_size, "sequence"),
+        plan.dataset.max_len(),
+        some(loader.grad_accum, "micro-batch"),
+        some(loader.dp_size, "rank"),
+        count(plan.tokens_per_step()?),
+        count(plan.steps()),
+        if plan.steps() == 1 { "" } else { "s" },
+    ))
+}
+
+/// 1 rank, 2 ranks, 2 micro-batches
+fn some(n: usize, what: &str) -> String {
+    match n {
+        1 => format!("1 {what}"),
+        n => format!("{n} {what}{}", if what.ends_with("ch") { "es" } else { "s" }),
+    }
+}
+
+fn memory(plan: &Plan) -> String {
+    let is_shown = |part: &&(Category, usize)| part.1 >= 1 << 16 && part.0 != Category::Host;
+    let parts = plan.size.planned.iter().filter(is_shown).map(|(category, bytes)| {
         let name = CATEGORIES.iter().find(|c| c.0 == *category).map_or("", |c| c.1);
         format!("{name} {}", mib(*bytes as u64))
     });
     let parts: Vec<String> = parts.collect();
-    let stage = s.run.stage.iter().map(|stage| format!("stage    {stage}"));
-    let mut lines: Vec<String> = stage.collect();
-    lines.extend([
-        format!(
-            "model    {arch} of {} parameters{}: {} layers, width {}, {} heads, ff {}, vocabulary {}{}",
-            count(plan.size.params as u64),
-            match plan.size.trainable {
-                all if all == plan.size.params => String::new(),
-                some => format!(", {} of them learn", count(some as u64)),
-            },
-            spec.layers,
-            spec.dim,
-            if spec.kv_heads == spec.heads {
-                spec.heads.to_string()
-            } else {
-                format!("{}/{}", spec.heads, spec.kv_heads)
-            },
-            spec.ff,
-            spec.vocab,
-            if spec.tied { ", tied head" } else { "" },
-        ),
-        format!(
-            "ranks    {} on {hosts}{device}: dp_replicate {} x dp_shard {} x sp {} x tp {}; {} ({sharding})",
-            plan.ranks.mesh.world(),
-            plan.ranks.mesh.dp_replicate,
-            plan.ranks.mesh.dp_shard,
-            plan.ranks.mesh.sp,
-            plan.ranks.mesh.tp,
-            engine.strategy.name(),
-        ),
-        format!(
-            "dtypes   param {compute}, compute {compute}, reduce {reduce}, master fp32, optimizer fp32{}{}",
-            match engine.scaler {
-                Some(scaler) if scaler.dynamic => format!("; loss scale {}, dynamic", scaler.initial),
-                Some(scaler) => format!("; loss scale {}", scaler.initial),
-                None => String::new(),
-            },
-            recomputed(engine.checkpoint)
-        ),
-        format!(
-            "step     {} sequences x {} tokens x {} micro-batches x {} ranks = {} tokens; {} steps",
-            loader.batch_size,
-            plan.dataset.max_len(),
-            loader.grad_accum,
-            loader.dp_size,
-            count(plan.tokens_per_step()?),
-            plan.steps(),
-        ),
-        format!(
-            "optim    {}, lr {} {}, warmup {}{}, clip {}",
-            value(&s.optim.optimizer),
-            plan.schedule.peak,
-            value(&s.optim.lr_scheduler),
-            plan.schedule.warmup,
-            if plan.schedule.rise == Warmup::Log { " (log)" } else { "" },
-            engine.grad_clip
-        ),
-        format!("memory   {} planned for a rank: {}", mib(plan.size.on_device() as u64), parts.join(", ")),
-        format!("data     {}{}", plan.dataset.report(), packed(plan)),
-    ]);
-    lines.extend(plan.dataset.sources().map(|(source, share)| format!("         {} % {source}", percent(share))));
-    lines.extend(plan.eval.iter().map(|eval| format!("eval     {}", eval.report())));
-    if let Err(why) = plan.tokenizer.usable() {
-        lines.push(format!("tokens   are given as ids: {}", args::with_flags(&why.to_string())));
-    }
-    if let (Some(path), Some(true), true) = (&s.fsdp.deepspeed, s.fsdp.deepspeed_unclipped, engine.grad_clip == 0.0) {
-        lines.push(format!(
-            "clip     {} has no gradient_clipping: gradients are not clipped; DeepSpeed clips at 1 since 0.19.3",
-            path.display()
-        ));
-    }
-    lines.extend(undropped(plan)?);
-    lines.extend(never_warm(plan));
-    lines.extend(deferred(plan)?);
-    lines.extend(offloaded(plan));
-    if let Some(from @ ResumeFrom { dir, state: then, .. }) = resumed {
-        lines.push(format!("resume   {} after step {}", dir.display(), then.step));
-        let now = plan.trainer_state(then.step, 0, 0);
-        lines.extend(then.differences(&now).into_iter().map(|d| format!("         {d}")));
-        lines.extend(plan.forgotten_evaluations(from).map(|why| format!("         {why}")));
-        if plan.is_done() {
-            let larger = if plan.is_stopped(from) {
-                "--patience has stopped this run, and a larger one"
-            } else {
-                "a larger --max-steps"
-            };
-            lines.push(format!("         nothing is left to train: {larger} goes on"));
-        }
-    }
-    Ok(lines.join("\n"))
+    format!("{} planned per rank: {}", mib(plan.size.on_device() as u64), parts.join(", "))
 }
 
-/// Behind the dtypes of activations.
+/// After the dtypes of activations.
 fn recomputed(checkpointing: Checkpointing) -> String {
     match checkpointing {
         Checkpointing::Off => String::new(),
-        Checkpointing::Selective => "; activations recomputed but for attention's".into(),
         Checkpointing::Full => "; activations recomputed".into(),
-        Checkpointing::SelectiveEvery(n) => format!("; activations of one block in {n} recomputed but for attention's"),
         Checkpointing::FullEvery(n) => format!("; activations of one block in {n} recomputed"),
+        Checkpointing::Selective => "; activations recomputed except attention outputs".into(),
+        Checkpointing::SelectiveEvery(n) => {
+            format!("; activations of one block in {n} recomputed except attention outputs")
+        }
     }
 }
 
@@ -156,7 +221,7 @@ fn never_warm(plan: &Plan) -> Option<String> {
     let (schedule, steps) = (&plan.schedule, plan.steps());
     (steps < schedule.warmup).then(|| {
         format!(
-            "warmup   of {} steps in a run of {steps}: the learning rate ends at {} of {}; --warmup-steps N shortens it",
+            "{} steps in a run of {steps}: lr ends at {} of {}; shorten it with --warmup-steps N",
             schedule.warmup,
             schedule.lr(steps),
             schedule.peak
@@ -169,7 +234,7 @@ fn deferred(plan: &Plan) -> Result<Option<String>> {
     let (now, each) = (plan.size.on_device() as u64, plan.planned_if_synced()?);
     Ok(each.filter(|&each| each as u64 != now).map(|each| {
         format!(
-            "accum    gradients travel once a step, {} a rank; with --sync-each-batch {} times, {}",
+            "gradients are reduced once per step, {} per rank; --sync-each-batch: {} times, {}",
             mib(now),
             plan.settings.batch.grad_accum.unwrap_or(1),
             mib(each as u64)
@@ -177,31 +242,32 @@ fn deferred(plan: &Plan) -> Result<Option<String>> {
     }))
 }
 
-/// What can be done with what a run has left; of a stage, the stage behind it will do it.
+/// What to do after the run. None for a stage: the next stage does it.
 pub fn next(plan: &Plan, steps: u64, stopped: bool) -> Option<String> {
     let larger = if stopped { "--patience" } else { "--max-steps" };
     let (c, adapted) = (&plan.settings.checkpoint, plan.engine.tuning.lora.is_some());
     let generate = match plan.tokenizer.usable() {
-        Ok(()) => "--generate TEXT writes on from a text",
-        Err(_) => "--generate \"3 17 5\" writes on from token ids",
+        Ok(()) => "--generate TEXT",
+        Err(_) => "--generate \"3 17 5\"",
     };
     let what = match (&c.ckpt_dir, &c.save_hf) {
         _ if plan.settings.run.stage.is_some() => return None,
+        (None, None) if c.save_gguf.is_some() => return None,
         (None, None) => {
-            "nothing was saved: --ckpt-dir DIR keeps checkpoints to go on from, --save-hf DIR the model alone"
-                .to_string()
+            "nothing was saved: use --ckpt-dir DIR for checkpoints, --save-hf DIR to export the model".to_string()
         }
         (Some(dir), _) if adapted => format!(
-            "--resume auto with a larger {larger} goes on; --lora-merge {}/step-{steps:08} --save-hf DIR makes one model of both",
+            "--resume auto and a larger {larger} train on\n         --lora-merge {}/step-{steps:08} --save-hf DIR merges",
             dir.display()
         ),
         (Some(dir), _) => {
-            format!("--resume auto with a larger {larger} goes on; --ckpt-dir {} {generate}", dir.display())
+            let dir = dir.display();
+            format!("--resume auto and a larger {larger} train on\n         --ckpt-dir {dir} {generate} generates")
         }
-        (None, Some(dir)) if adapted => format!("--lora-merge {} --save-hf DIR makes one model of both", dir.display()),
-        (None, Some(dir)) => format!("--pretrain {} {generate}", dir.display()),
+        (None, Some(dir)) if adapted => format!("--lora-merge {} --save-hf DIR merges", dir.display()),
+        (None, Some(dir)) => format!("--pretrain {} {generate} generates", dir.display()),
     };
-    Some(format!("next     {what}"))
+    Some(format!("{:<LABEL$}{what}", "next"))
 }
 
 /// Dropout that the model's configuration asks for and this run does without.
@@ -210,7 +276,7 @@ fn undropped(plan: &Plan) -> Result<Option<String>> {
     let unused: Vec<String> = ckpt::hf::unused_dropout(dir, dropout)?;
     Ok((!unused.is_empty()).then(|| {
         format!(
-            "dropout  not applied: {} of {}. --dropout P drops embeddings and residual branches; attention is never dropped",
+            "not applied: {} of {}. --dropout P drops embeddings and residual branches, never attention",
             unused.join(", "),
             dir.join(ckpt::hf::FILE).display()
         )
@@ -222,14 +288,14 @@ fn offloaded(plan: &Plan) -> Option<String> {
     let what = match plan.settings.fsdp.cpu_offload? {
         OffloadName::Off => return None,
         _ if plan.engine.strategy.offload() == Offload::Nothing => {
-            return Some("offload  nothing to do: CPU ranks hold everything in host memory".into());
+            return Some("no effect: CPU ranks hold everything in host memory".into());
         }
-        OffloadName::Optimizer => "masters and optimizer state",
-        OffloadName::Gradients => "masters, optimizer state and gradients",
+        OffloadName::Optimizer => "master weights and optimizer state",
+        OffloadName::Gradients => "master weights, optimizer state and gradients",
         OffloadName::Parameters => "parameters, gradients and optimizer state",
     };
     let host = plan.size.planned.iter().find(|p| p.0 == Category::Host).map_or(0, |p| p.1);
-    Some(format!("offload  {what} in host memory, {} a rank; updates run there", mib(host as u64)))
+    Some(format!("{what} in host memory, {} per rank; updates run there", mib(host as u64)))
 }
 
 /// The data sets of a mixture, for the metrics, with the samples so far where they are known; null without a mixture.

@@ -1,16 +1,18 @@
-//! What is reported of a run: the loop says what happened, and the metrics file, TensorBoard, the log and the progress
-//! bar each get it. Also measures what is only reported: time between steps, communication, memory, the GPU, MFU. Never
-//! changes what the loop does.
+//! Reports a run: the loop says what happened, and the metrics file, TensorBoard, the log and the progress bar each get
+//! it. Also measures what is only reported: time between steps, communication, memory, the GPU. Never changes what the
+//! loop does.
 use super::gpu::GpuWatch;
 use super::log::RunLog;
 use super::metrics::Event;
 use super::metrics::Metrics;
+use super::metrics::SCHEMA;
 use super::metrics::Sink;
 use super::metrics::StepRecord;
 use super::metrics::record_failure;
-use super::progress::Progress;
+use super::progress::{Progress, duration};
+use super::report;
+use super::sol::{Ratios, SpeedOfLight};
 use super::tensorboard::TensorBoard;
-use super::{peak, report};
 use crate::base::{Error, Result};
 use crate::ckpt::{Evaluations, SavedCheckpoint};
 use crate::comm::CommStats;
@@ -19,7 +21,6 @@ use crate::comm::mesh::Mesh;
 use crate::data::StepData;
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
-use crate::device::gpu::telemetry;
 use crate::engine::{PassTimes, StepReport};
 use crate::run::plan::Plan;
 use crate::run::plan::memory;
@@ -33,10 +34,9 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Memory is sampled in the first steps and then in each so manieth: after the first step no buffer is allocated any
-/// more.
+/// Steps between samples of memory after the first two: no buffer is allocated after the first step.
 const MEMORY_EVERY: u64 = 16;
-/// So many steps of a start have their timings in each rank's log file; the others where --log-level is debug.
+/// The first steps of a start have their timings in each rank's log file, the others only with --log-level debug.
 const FIRST_STEPS: u32 = 2;
 
 /// What the loop knows of a step that is done.
@@ -81,16 +81,14 @@ pub struct Reporter<'a> {
     gpu: GpuWatch,
     /// Of rank 0.
     sinks: Vec<Box<dyn Sink>>,
-    /// Of rank 0, which tells what all ranks did; the others tell what they did themselves.
+    /// On rank 0, which reports for all ranks; the others report for themselves.
     progress: Option<Progress>,
     bytes: HeldBytes,
     /// Of a mixture: samples of each data set so far, where this start took a step.
     by_source: Vec<u64>,
     /// Steps of this start.
     steps: u32,
-    /// MFU of one token a second: the definition of [`crate::nn::Spec::flops_per_token`] over the peak of all ranks,
-    /// measured or by the GPU's data sheet.
-    mfu_of_a_token: Option<f64>,
+    light: SpeedOfLight,
     tokens_per_step: u64,
     started: Instant,
     /// End of the last step, evaluation or checkpoint; what communication had come to by then.
@@ -99,7 +97,7 @@ pub struct Reporter<'a> {
 }
 
 impl<'a> Reporter<'a> {
-    /// All ranks call it: they measure the peak together. `done` steps lie behind.
+    /// Collective: ranks measure their limits together. `done` steps are behind.
     pub fn new(
         plan: &'a Plan,
         log: &'a RunLog,
@@ -109,13 +107,6 @@ impl<'a> Reporter<'a> {
         done: u64,
     ) -> Result<Reporter<'a>> {
         let (run, first) = (&plan.settings.run, mesh.rank() == 0);
-        let dtype = plan.engine.strategy.dtype();
-        let peak = match (run.measure_peak, gpu) {
-            (Some(true), _) => Some(peak::flops(&*device, dtype, &mesh.world)?),
-            (_, Some(gpu)) => telemetry::peak(&gpu.model()?).map(|peak| peak.of(dtype)),
-            _ => None,
-        };
-        let flops_of_a_token = plan.engine.spec.flops_per_token(plan.dataset.max_len()) as f64;
         let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
         let go_on = done > 0 || plan.ranks.attempt > 0;
         if let Some(path) = run.metrics_path.as_ref().filter(|_| first) {
@@ -131,7 +122,7 @@ impl<'a> Reporter<'a> {
             bytes: HeldBytes::default(),
             by_source: Vec::new(),
             steps: 0,
-            mfu_of_a_token: peak.map(|peak| flops_of_a_token / (peak * mesh.world.size() as f64)),
+            light: SpeedOfLight::new(plan, &*device, gpu, mesh)?,
             tokens_per_step: plan.tokens_per_step()?,
             started: Instant::now(),
             clock: Instant::now(),
@@ -147,13 +138,13 @@ impl<'a> Reporter<'a> {
         self.sinks.iter_mut().try_for_each(|sink| sink.event(event))
     }
 
-    /// What concerns all ranks, told by rank 0.
+    /// For all ranks, by rank 0.
     pub fn say(&self, level: LogLevel, text: impl Display) {
         if let Some(progress) = &self.progress {
             progress.say(self.log, level, text);
         }
     }
-    /// What concerns this rank: on stderr if it is a warning, and in its file.
+    /// For this rank: on stderr if it is a warning, and in its file.
     fn tell(&self, level: LogLevel, text: impl Display) {
         match &self.progress {
             _ if level > LogLevel::Warn => self.log.note(level, text),
@@ -169,17 +160,20 @@ impl<'a> Reporter<'a> {
         self.say(LogLevel::Info, report::header(self.plan, resumed, &device)?);
         let data = [Some(&self.plan.dataset), self.plan.eval.as_ref()];
         if let Some(unkept) = data.into_iter().flatten().find_map(|data| data.report().unkept.as_ref()) {
-            let what = format!("warning: the token cache cannot be written: {unkept}");
             self.say(
                 LogLevel::Warn,
-                format_args!("{what}. Each process tokenizes for itself: name another with --cache-dir"),
+                format_args!(
+                    "the token cache cannot be written: {unkept}. Each process tokenizes for itself; set --cache-dir to another \
+                     directory"
+                ),
             );
         }
-        self.plan.split.warning.iter().for_each(|text| self.say(LogLevel::Warn, format_args!("warning: {text}")));
-        load_seconds.iter().for_each(|s| self.tell(LogLevel::Debug, format_args!("weights read in {s:.2}s")));
+        self.plan.split.warning.iter().for_each(|text| self.say(LogLevel::Warn, text));
+        load_seconds.iter().for_each(|s| self.tell(LogLevel::Debug, format_args!("load  {s:.2} s")));
         let (gpu, warnings) = self.gpu.sample();
         warnings.iter().for_each(|text| self.tell(LogLevel::Warn, text));
         self.tell_sinks(&Event::Run(&json!({
+            "schema": SCHEMA,
             "config": self.plan.config_json(),
             "world_size": self.mesh.world.size(),
             "mesh": self.plan.mesh_json(),
@@ -193,6 +187,8 @@ impl<'a> Reporter<'a> {
             "gpu": gpu,
             "resumed_from_step": resumed.map(|resume| resume.state.step),
             "load_seconds": load_seconds,
+            "work": self.light.work_json(),
+            "limits": self.light.limits_json(),
         })))?;
         for (what, from) in resumed.iter().flat_map(|resume| resume.damaged.iter().map(|what| (what, &resume.dir))) {
             self.tell_sinks(&Event::Damaged(&json!({"message": what, "from": from})))?;
@@ -235,6 +231,9 @@ impl<'a> Reporter<'a> {
         let (gpu, warnings) = if logged { self.gpu.sample() } else { Default::default() };
         let tokens_per_sec = data.tokens as f64 / step_time_s;
         let bytes = done.bytes.max(self.bytes);
+        let light =
+            if self.progress.is_some() { self.light.of(&data.batches, data.tokens, step_time_s)? } else { None };
+        let ratio = |of: fn(Ratios) -> f64| light.map(of);
         let record = StepRecord {
             step: number,
             loss: report.loss,
@@ -259,7 +258,9 @@ impl<'a> Reporter<'a> {
             data_time_s: done.data_time_s,
             mem_bytes: bytes.now,
             peak_mem_bytes: bytes.peak,
-            mfu: self.mfu_of_a_token.map(|mfu| tokens_per_sec * mfu),
+            mfu: ratio(|light| light.mfu),
+            mfu_llm_foundry: ratio(|light| light.mfu_llm_foundry),
+            sol: ratio(|light| light.sol),
             gpu,
         };
         self.comm = comm;
@@ -270,12 +271,12 @@ impl<'a> Reporter<'a> {
         warnings.iter().for_each(|text| self.tell(LogLevel::Warn, format_args!("step {number}: {text}")));
         if report.skipped {
             let scale = report.loss_scale.map_or(String::new(), |scale| format!(" (loss scale {scale})"));
-            let text = format_args!("step {number}: the gradient is not finite{scale}; no weight was changed");
+            let text = format_args!("step {number}: the gradient is not finite{scale}; the update was skipped");
             self.say(LogLevel::Warn, text);
         }
         Ok(())
     }
-    /// This rank's part of a step. Those of the first show what each rank was waiting for.
+    /// This rank's timings of a step: what it waited for.
     fn tell_own(&mut self, r: &StepRecord) {
         let level = if self.steps < FIRST_STEPS { LogLevel::Info } else { LogLevel::Debug };
         self.steps += 1;
@@ -284,7 +285,7 @@ impl<'a> Reporter<'a> {
         self.tell(
             level,
             format_args!(
-                "step {step}: {whole:.3}s, of it {data:.3}s for data, {exposed:.3}s in collectives ({comm:.3}s in flight); holds {held}"
+                "timing  step {step}  {whole:.3} s  data {data:.3} s  comm {comm:.3} s  exposed {exposed:.3} s  mem {held}"
             ),
         );
     }
@@ -295,11 +296,10 @@ impl<'a> Reporter<'a> {
         if tokens > 0 {
             let loss = loss / tokens as f64;
             let (perplexity, count) = (loss.exp(), report::count(tokens));
-            let best = if is_best == Some(true) { ", the lowest so far" } else { "" };
-            let tokens_of = if self.plan.eval.is_some() { "tokens of the evaluation data" } else { "held-out tokens" };
+            let best = if is_best == Some(true) { "  best so far" } else { "" };
             self.say(
                 LogLevel::Info,
-                format_args!("eval: {step} loss: {loss:.4} perplexity: {perplexity:.4} over {count} {tokens_of}{best}"),
+                format_args!("eval  step {step}  loss {loss:.4}  perplexity {perplexity:.2}  tokens {count}{best}"),
             );
             self.tell_sinks(&Event::Eval(&json!({
                 "step": step, "loss": loss, "perplexity": perplexity, "tokens": tokens, "seconds": seconds,
@@ -310,11 +310,12 @@ impl<'a> Reporter<'a> {
         Ok(())
     }
 
-    /// That a checkpoint is complete, if one is.
+    /// A checkpoint is complete.
     pub fn checkpoint(&mut self, saved: Option<SavedCheckpoint>) -> Result<()> {
         let Some(saved) = saved else { return Ok(()) };
         let (path, size) = (saved.path.display(), report::mib(saved.bytes));
-        self.say(LogLevel::Info, format_args!("checkpoint: {path}, {size} in {:.2}s", saved.seconds));
+        let step = saved.step.map_or(String::new(), |step| format!("step {step}  "));
+        self.say(LogLevel::Info, format_args!("checkpoint  {step}{size}  {:.2} s  {path}", saved.seconds));
         if let Some(note) = &saved.note {
             self.say(LogLevel::Warn, note);
         }
@@ -325,10 +326,10 @@ impl<'a> Reporter<'a> {
         })))
     }
 
-    /// What came of profiled steps, where it is known by now.
+    /// The trace of profiled steps, when it is written.
     pub fn traced(&mut self, report: Option<ProfileReport>) -> Result<()> {
         if let Some(ProfileReport { path, steps, ranks }) = report {
-            let which = format_args!("trace: steps {} to {} in {}", steps.start(), steps.end(), path.display());
+            let which = format_args!("trace  steps {}:{}  {}", steps.start(), steps.end(), path.display());
             self.say(LogLevel::Info, which);
             ranks.iter().flat_map(Summary::lines).for_each(|line| self.say(LogLevel::Info, line));
             let steps = [steps.start(), steps.end()];
@@ -338,31 +339,31 @@ impl<'a> Reporter<'a> {
         Ok(())
     }
 
-    /// All steps are done, and the model is in `exported` where that was asked for.
-    pub fn trained(&mut self, exported: Option<&SavedCheckpoint>) {
-        self.progress.iter().for_each(Progress::finish);
-        if let Some(saved) = exported {
+    /// All steps are done, and the model is in `exported`, as far as that was asked for.
+    pub fn trained(&mut self, exported: &[SavedCheckpoint]) {
+        self.progress.iter_mut().for_each(Progress::finish);
+        for saved in exported {
             let (path, size) = (saved.path.display(), report::mib(saved.bytes));
-            self.say(LogLevel::Info, format_args!("model in {path}, {size}"));
+            self.say(LogLevel::Info, format_args!("export  {size}  {path}"));
         }
     }
 
-    /// The last that is told of a run that ends well. `stopped`: its evaluations, where `--patience` has ended it.
+    /// The last lines of a run that succeeds. `stopped`: its evaluations, where `--patience` ended it.
     pub fn end(&mut self, steps: u64, stopped: Option<&Evaluations>) -> Result<()> {
         if let (Some(evaluations), Some(patience)) = (stopped, self.plan.settings.run.patience) {
             let best = evaluations
                 .best_loss
-                .map_or("any".into(), |loss| format!("the {loss:.4} of step {}", evaluations.best_step));
+                .map_or("any before".into(), |loss| format!("{loss:.4} of step {}", evaluations.best_step));
             self.say(
                 LogLevel::Info,
                 format_args!(
-                    "stopped after step {steps}: --patience {patience}, and the last {} evaluations were not below {best}",
+                    "stopped after step {steps}: --patience {patience}, and none of the last {} evaluations had a loss below {best}",
                     evaluations.since_best
                 ),
             );
         }
         let (seconds, held) = (self.started.elapsed().as_secs_f64(), report::mib(self.bytes.peak));
-        self.tell(LogLevel::Info, format_args!("done after step {steps}, in {seconds:.1}s; held {held} at most"));
+        self.tell(LogLevel::Info, format_args!("done  step {steps}  {}  peak mem {held}", duration(seconds)));
         let sources = report::sources(self.plan, &self.by_source).filter(|_| !self.by_source.is_empty());
         let consumed = report::consumed(sources.as_deref().unwrap_or_default());
         consumed.for_each(|line| self.say(LogLevel::Info, line));
@@ -373,9 +374,9 @@ impl<'a> Reporter<'a> {
     }
 }
 
-/// This rank failed, at whatever point.
+/// This rank failed.
 pub fn failed(plan: &Plan, env: &RankEnv, e: &Error) {
-    // A parent of ours writes it, who knows of all ranks and lives when rank 0 is dead.
+    // A parent of ours writes it: it knows of all ranks, and it lives when rank 0 is dead.
     if env.rank == 0 && env.parent_pid.is_none() {
         record_failure(plan.settings.run.metrics_path.as_deref(), e);
     }

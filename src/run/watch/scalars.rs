@@ -1,5 +1,4 @@
-//! What numbers of the metrics file are called elsewhere: `scalars.tsv`, which also says where the names are from.
-//! Never measures.
+//! Names of metrics in TensorBoard and W&B: `scalars.tsv`, which also gives the source of each name. Never measures.
 use serde_json::Value;
 
 pub const TABLE: &str = include_str!("scalars.tsv");
@@ -26,7 +25,7 @@ impl Scalars {
         Scalars { rows: rows.collect(), ranks: ranks as f64 }
     }
 
-    /// The numbers of an event by their names there; those that are null are left out.
+    /// The numbers of an event under these names, without nulls.
     pub fn of<'s>(&'s self, event: &'s Value) -> impl Iterator<Item = (&'static str, f64)> + 's {
         self.rows.iter().filter(move |row| event["event"] == row.event).filter_map(move |row| {
             let value = row.number.split('.').fold(event, |record, key| &record[key]).as_f64()?;

@@ -1,5 +1,5 @@
-//! `--tensorboard DIR`: the run as TensorBoard shows it. One directory is one run, over all its starts. Never reads
-//! what it wrote.
+//! `--tensorboard DIR`: the run's metrics as TensorBoard event files. One directory is one run, over all its starts.
+//! Never reads what it wrote.
 use super::event_file::{EventFile, PREFIX};
 use super::scalars::Scalars;
 use crate::base::{Error, Result};
@@ -13,8 +13,8 @@ pub struct TensorBoard {
 }
 
 impl TensorBoard {
-    /// `go_on`: after `done` steps of the run whose files are there. The files of a run that is not gone on with are
-    /// kept in `DIR/run-1` or the next free number, which TensorBoard shows as a run of its own.
+    /// `go_on`: continues the run in `dir` after `done` steps. Otherwise the files of an earlier run move to
+    /// `DIR/run-1`, or the next free number, which TensorBoard shows as a separate run.
     pub fn open(dir: &Path, go_on: bool, done: u64, ranks: usize, config: &str) -> Result<TensorBoard> {
         std::fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
         if !go_on {

@@ -1,9 +1,9 @@
-//! `--wandb-project`: W&B's own package logs the run from its metrics file, in a process of its own that runs
-//! `scripts/wandb_follow.py`. It starts before the ranks, so that what W&B lacks is known by then; after that it never
-//! holds the run up, nor fails it.
+//! `--wandb-project`: W&B's own package logs the run from its metrics file, in a separate process that runs
+//! `scripts/wandb_follow.py`. It starts before the ranks, so that a missing package or login is an error before
+//! training. Never delays or fails the run after that.
 //!
-//! Its standard input is the line between the two: first the job, at last the run's exit status. If that never comes,
-//! the process that started it was killed, and the run has failed.
+//! Its standard input carries the job first and the run's exit status last. End of file without a status means that the
+//! process that started it was killed, and the run failed.
 use super::log::RunLog;
 use super::scalars;
 use crate::base::{Error, Result, printable};
@@ -19,13 +19,13 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 const SCRIPT: &str = include_str!("../../../scripts/wandb_follow.py");
-/// Without the current directory among the places of packages: W&B keeps its files in one named wandb.
+/// Without the current directory in the package path: W&B keeps its files in a directory named wandb.
 const BOOT: &str = "import json, sys; sys.path[:] = filter(None, sys.path); job = json.loads(sys.stdin.readline()); \
                     space = {'__name__': 'wandb_follow', '__file__': 'scripts/wandb_follow.py'}; \
                     exec(compile(job['script'], 'wandb_follow.py', 'exec'), space); sys.exit(space['serve'](job))";
-/// W&B itself gives up after 90 s without its server.
+/// W&B gives up after 90 s without its server.
 const START: Duration = Duration::from_secs(150);
-/// After the run: what is not sent by then stays in W&B's files.
+/// After the run: what is not sent by then stays in W&B's local files.
 const FINISH: Duration = Duration::from_secs(60);
 /// Name of the file next to the checkpoints that holds the id of the run in W&B.
 const RUN_ID: &str = "wandb-run-id";
@@ -34,11 +34,11 @@ const LATER: &str = "remove the flag and log the run later with scripts/wandb_fo
 pub struct Follower {
     child: Child,
     line: ChildStdin,
-    /// What to do where it fails.
+    /// The command that logs the run again if this process fails.
     remedy: String,
 }
 
-/// What it says before the run starts.
+/// Its answer before the run starts.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum FollowerAnswer {
@@ -51,7 +51,7 @@ enum FollowerAnswer {
 }
 
 impl Follower {
-    /// Where a project is given. Returns when W&B has taken the run; an input error where it does not.
+    /// None without a project. Returns when W&B accepts the run; an input error if it does not.
     pub fn start(plan: &Plan, log: &RunLog) -> Result<Option<Follower>> {
         let (wandb, metrics) = (&plan.settings.wandb, &plan.settings.run.metrics_path);
         let (Some(project), Some(metrics)) = (wandb.project(), metrics) else { return Ok(None) };
@@ -89,12 +89,14 @@ impl Follower {
                 format!("python3 cannot import W&B's package ({}). Run `pip install wandb`, or {LATER}", shown(&why))
             }
             Ok(Ok(FollowerAnswer::Refused(why))) => format!(
-                "W&B does not take the run: {}. Run `wandb login`, or keep the run for later with --wandb-mode offline",
+                "W&B refused the run: {}. Run `wandb login`, or keep the run for later with --wandb-mode offline",
                 shown(&why)
             ),
-            Ok(Err(_)) => format!("python3 ended before W&B took the run. Try `python3 -c 'import wandb'`, or {LATER}"),
+            Ok(Err(_)) => {
+                format!("python3 ended before W&B accepted the run. Try `python3 -c 'import wandb'`, or {LATER}")
+            }
             Err(_) => format!(
-                "W&B did not take the run within {} s. Keep it for later with --wandb-mode offline",
+                "W&B did not answer within {} s. Keep the run for later with --wandb-mode offline",
                 START.as_secs()
             ),
         };
@@ -102,7 +104,7 @@ impl Follower {
         Err(refused(what))
     }
 
-    /// The run has ended so. Returns when W&B has it all, or after `FINISH`.
+    /// The run has ended. Returns when W&B has all of it, or after `FINISH`.
     pub fn end(self, result: &Result<()>, log: &RunLog) {
         let Follower { mut child, mut line, remedy } = self;
         let code = result.as_ref().map_or_else(Error::exit_status, |()| 0);
@@ -112,15 +114,13 @@ impl Follower {
         let what = loop {
             match child.try_wait() {
                 Ok(Some(status)) if status.success() => return,
-                Ok(Some(status)) => break format!("its follower failed ({status})"),
+                Ok(Some(status)) => break format!("the process that sends the run failed ({status})"),
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
                 Ok(None) => break format!("not everything was sent within {} s", FINISH.as_secs()),
                 Err(e) => break e.to_string(),
             }
         };
-        log.warn(format_args!(
-            "warning: W&B: {what}. Send W&B's own files with `wandb sync`, or log the run again: {remedy}"
-        ));
+        log.warn(format_args!("W&B: {what}. Send W&B's own files with `wandb sync`, or log the run again: {remedy}"));
         let _ = child.kill();
         let _ = child.wait();
     }
@@ -131,7 +131,7 @@ impl Follower {
     }
 }
 
-/// What the script's `serve` reads.
+/// Input of the script's `serve`.
 fn job(plan: &Plan, project: &str) -> Value {
     let s = &plan.settings;
     let (w, metrics) = (&s.wandb, s.run.metrics_path.as_deref());

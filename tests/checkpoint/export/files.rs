@@ -1,5 +1,5 @@
-//! Directories of models: what others' may lack or hold too much of, what goes with an export, and what it never
-//! overwrites.
+//! Model directories: what third-party ones may lack or have in addition, what accompanies an export, and what an
+//! export never overwrites.
 use super::*;
 use safetensors::{SafeTensors, tensor::TensorView};
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// Shape and bytes of each tensor of a file.
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
 
-/// A copy of a golden model whose tensors `change` may change; in one file.
+/// A copy of a golden model in one file, with tensors modified by `change`.
 fn changed(name: &str, to: &Path, change: impl FnOnce(&mut Tensors)) {
     fs::create_dir_all(to).unwrap();
     fs::copy(pretrained(name).join("config.json"), to.join("config.json")).unwrap();
@@ -28,7 +28,7 @@ fn loaded(name: &str, dir: &Path) -> Vec<Result<()>> {
 }
 
 #[test]
-fn a_tied_head_that_is_stored_again_must_be_the_table() {
+fn a_separately_stored_tied_head_must_equal_the_embedding() {
     let dir = tempfile::tempdir().unwrap();
     let (same, other) = (dir.path().join("same"), dir.path().join("other"));
     let twin = |all: &Tensors| all["transformer.wte.weight"].clone();
@@ -48,7 +48,7 @@ fn a_tied_head_that_is_stored_again_must_be_the_table() {
 }
 
 #[test]
-fn tensors_that_are_missing_or_too_many_are_named_and_known_buffers_passed_over() {
+fn missing_and_extra_tensors_are_named_and_known_buffers_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let to = dir.path().join("model");
     let one = || (vec![2], vec![0; 4]);
@@ -70,17 +70,17 @@ fn tensors_that_are_missing_or_too_many_are_named_and_known_buffers_passed_over(
         error.to_string()
     };
     let text = said(&|all| all.retain(|name, _| !name.contains(".1.mlp.")));
-    assert!(text.contains("no file holds 3 tensors: ") && text.contains("model.layers.1.mlp.up_proj.weight"), "{text}");
+    assert!(text.contains("no file has 3 tensors: ") && text.contains("model.layers.1.mlp.up_proj.weight"), "{text}");
     let text = said(&|all| {
         all.insert("model.layers.0.mlp.experts.0.w1.weight".into(), one());
         all.insert("vision.patch.weight".into(), one());
     });
-    assert!(text.contains("holds 2 tensors: ") && text.contains("vision.patch.weight"), "{text}");
+    assert!(text.contains("has 2 tensors: ") && text.contains("vision.patch.weight"), "{text}");
 }
 
-/// What people have instead of a model directory.
+/// What users commonly have instead of a model directory.
 #[test]
-fn other_layouts_are_told_apart() {
+fn other_layouts_are_recognized() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let said = |path: &Path| {
@@ -102,14 +102,14 @@ fn other_layouts_are_told_apart() {
     }
     assert!(said(Path::new("meta-llama/Llama-3.2-1B")).contains("hf download meta-llama/Llama-3.2-1B"));
     assert!(said(&at("models--a--b")).contains("models--a--b/snapshots/0123"));
-    assert!(said(&at("bin")).contains("pytorch_model*.bin only") && said(&at("bin")).contains("save_pretrained"));
+    assert!(said(&at("bin")).contains("only pytorch_model*.bin") && said(&at("bin")).contains("save_pretrained"));
     assert!(said(&at("adapter")).contains("LoRA"));
     assert!(said(&at("runs")).contains("step-*"));
     assert!(said(&at("file")).contains("cannot be listed"));
     ckpt::is_model(&pretrained("gpt")).unwrap();
 }
 
-/// What came with a model goes with it: the tokenizer's files by the byte, the config but for its dtype.
+/// What came with a model is exported with it: the tokenizer's files verbatim, the config except for its dtype.
 #[test]
 fn companions_of_a_model_are_kept() {
     let (dir, spec) = (tempfile::tempdir().unwrap(), hf::read(&pretrained("llama")).unwrap());
@@ -136,7 +136,7 @@ fn companions_of_a_model_are_kept() {
         held.ckpt.load_model(&from, &mut *held.store)?;
         held.ckpt.save(&again, 1, &mut *held.store, &mut held.optimizer, &state(1))?;
         held.ckpt.save_hf(&to, Dtype::BF16, &mut *held.store)?;
-        ckpt::check_export(&to, Some(RUN), false)?; // what we wrote may be replaced
+        ckpt::check_export(&to, Some(RUN), false)?; // our own export may be replaced
         held.ckpt.save_hf(&to, Dtype::BF16, &mut *held.store)
     });
     for (out, dtype) in [(&to, "bfloat16"), (&again.join("step-00000001"), "float32")] {
@@ -150,7 +150,7 @@ fn companions_of_a_model_are_kept() {
         expected[key] = json!(dtype);
         assert_eq!(found, expected);
     }
-    // Another model than the source's has its own config; a tokenizer of another place wins.
+    // A model that differs from the source gets its own config; an explicit tokenizer takes precedence.
     let other = Spec { layers: 2, ..spec.clone() };
     let elsewhere = dir.path().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
@@ -167,9 +167,9 @@ fn companions_of_a_model_are_kept() {
     assert_eq!(fs::read(to.join("tokenizer.json")).unwrap(), b"{}");
 }
 
-/// An export is a model directory of others: its index may say anything.
+/// An index is third-party input and may contain anything.
 #[test]
-fn an_index_cannot_lead_out_of_its_directory() {
+fn an_index_cannot_point_outside_its_directory() {
     let (dir, spec) = (tempfile::tempdir().unwrap(), llama());
     let export = dir.path().join("model");
     ranks(2, |rank| {
@@ -191,7 +191,7 @@ fn an_index_cannot_lead_out_of_its_directory() {
         assert!(error.contains("index.json") && error.contains("not a plain file name"), "{name}: {error}");
     }
     fs::write(&index, text.replace("model-00001-of-00005", "model-00002-of-00005")).unwrap();
-    assert!(inspect().unwrap_err().contains("the index places there"));
+    assert!(inspect().unwrap_err().contains("the index lists for it"));
     fs::write(&index, text.replace("weight_map", "weight_maq")).unwrap();
     assert!(inspect().unwrap_err().contains("no weight_map"));
     fs::write(&index, &text[..50]).unwrap();
@@ -199,7 +199,7 @@ fn an_index_cannot_lead_out_of_its_directory() {
 }
 
 #[test]
-fn an_export_is_the_checkpoint_s_model_and_overwrites_nothing_of_others() {
+fn an_export_equals_the_checkpoints_model_and_overwrites_no_foreign_files() {
     let (dir, spec) = (tempfile::tempdir().unwrap(), llama());
     saved(2, &spec, &plain(), ADAMW, SMALL, dir.path(), 1);
     let export = |to: &Path| {
@@ -232,12 +232,12 @@ fn an_export_is_the_checkpoint_s_model_and_overwrites_nothing_of_others() {
         assert_eq!(error.exit_status(), 2, "{error}");
     }
     assert_eq!(contents(&mine), BTreeMap::from([("thesis.tex".to_string(), b"years".to_vec())]));
-    // A model with somebody's file beside it, and weights without a config, are not ours to replace either.
+    // A model next to a user's file, and weights without a config, are not ours to replace either.
     fs::write(new.join("README.md"), "mine").unwrap();
     assert!(refused(&new, Some(RUN), true).contains("README.md"));
     fs::remove_file(empty.join("config.json")).unwrap();
     assert!(refused(&empty, Some(RUN), true).contains("no config.json"));
-    // Nor is a model of another run, without --overwrite; what is no file is no part of a model.
+    // Nor is a model of another run, without --overwrite; and anything but a regular file is not part of a model.
     fs::remove_file(new.join("README.md")).unwrap();
     for run in [Some("another"), None] {
         assert!(refused(&new, run, false).contains("did not write"));
@@ -245,10 +245,10 @@ fn an_export_is_the_checkpoint_s_model_and_overwrites_nothing_of_others() {
     }
     for to in [mine.join("thesis.tex"), mine.clone()] {
         std::os::unix::fs::symlink(&to, new.join("model-2.safetensors")).unwrap();
-        assert!(refused(&new, Some(RUN), true).contains("holds model-2.safetensors"));
+        assert!(refused(&new, Some(RUN), true).contains("contains model-2.safetensors"));
         fs::remove_file(new.join("model-2.safetensors")).unwrap();
     }
-    // And what was exported loads as a model.
+    // And the export loads as a model.
     ranks(3, |rank| {
         let mut held =
             KnownState::new(&rank, &spec, &*ddp(DType::Bf16), Rule::Sgd { momentum: 0.0, weight_decay: 0.0 }, SMALL)?;

@@ -134,7 +134,7 @@ fn rope_refuses_a_position_outside_the_table() {
     }
 }
 
-/// Heads and document boundaries: one token, empty documents, tiles cut in every way, shared key/value heads.
+/// Heads and document boundaries: one token, empty documents, tiles split in every way, shared key/value heads.
 fn shapes() -> Vec<(Heads, Vec<u32>)> {
     let heads = |q, kv, d| Heads { q, kv, d, scale: 1.0 / (d as f64).sqrt() as f32 as f64, window: 0, cap: 0.0 };
     vec![
@@ -145,7 +145,7 @@ fn shapes() -> Vec<(Heads, Vec<u32>)> {
         (heads(6, 2, 40), vec![0, 63, 64, 200]),
         (heads(2, 2, 128), vec![0, 300]),
         (heads(1, 1, 8), vec![0]),
-        // Windows of one token, of less and more than a tile, at its edges, and of more than there is.
+        // Windows of one token, smaller and larger than a tile, at its edges, and larger than the sequence.
         (Heads { window: 1, ..heads(2, 1, 4) }, vec![0, 3, 70]),
         (Heads { window: 5, ..heads(2, 1, 20) }, vec![0, 1, 200]),
         (Heads { window: 63, ..heads(1, 1, 16) }, vec![0, 260]),
@@ -201,7 +201,7 @@ fn attention_backward() {
         let n = *cu.last().unwrap() as usize;
         let (qkv, d_o) = (normal(3, n * a.row()), normal(4, n * a.q * a.d));
         let forward = reference::attention::<f64>(a, &cu, &qkv);
-        // What backward is given is what all compute dtypes can hold.
+        // Inputs of backward are exact in all compute dtypes.
         let o: Vec<f64> = forward[0].iter().map(|&o| rounded(o)).collect();
         let lse: Vec<f64> = forward[1].iter().map(|&l| l as f32 as f64).collect();
         let shape = AttentionShape {
@@ -248,7 +248,7 @@ fn attention_backward() {
     }
 }
 
-/// Scores of +-1000 do not overflow, and a document that precedes another does not leak into it.
+/// Scores of +-1000 do not overflow, and a document does not leak into the next.
 #[test]
 fn attention_with_large_scores() {
     for dev in attention_devices() {
@@ -271,9 +271,9 @@ fn attention_with_large_scores() {
     }
 }
 
-/// Where the host can look: a GPU alone knows what stands in its memory, and only keeps within bounds.
+/// Checked where the host can read the memory: a real GPU only stays within bounds.
 #[test]
-fn attention_refuses_boundaries_that_do_not_rise_to_the_rows() {
+fn attention_refuses_boundaries_that_do_not_ascend_to_the_row_count() {
     for dev in devices().into_iter().filter(|dev| is_cpu(&**dev)) {
         let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 2, scale: 1.0, window: 0, softcap: 0.0 };
         let qkv = buf(&*dev, DType::F32, &[0.0; 18]);

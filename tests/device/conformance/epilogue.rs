@@ -1,4 +1,5 @@
-//! Products and what follows them: fused or in passes, within twice the error of f32 code that rounds after each pass.
+//! Products with epilogues, fused or in separate passes: within twice the error of f32 code that rounds after each
+//! pass.
 use super::harness::*;
 use crate::common::reference::{self, Real};
 use flatshard::base::{DType, Error};
@@ -9,7 +10,7 @@ const M: usize = 5;
 const N: usize = 24;
 const K: usize = 33;
 
-/// A Bᵀ, and what the functions make of each element and its index, one after the other, each rounded.
+/// A Bᵀ, then functions of each element and its index, applied in order, each rounded.
 fn chain<R: Real>(a: &[f64], b: &[f64], round: &dyn Fn(f64) -> f64, steps: &[&dyn Fn(R, usize) -> R]) -> Vec<Vec<f64>> {
     let (a, b) = (reference::reals::<R>(a), reference::reals::<R>(b));
     let product = |i: usize| (0..K).map(|l| a[i / N * K + l] * b[i % N * K + l]).sum::<R>();
@@ -77,7 +78,7 @@ fn bias_and_residual() {
 }
 
 #[test]
-fn gelu_keeps_its_input_and_turns_gradients() {
+fn gelu_keeps_its_input_and_transforms_gradients() {
     everywhere(|dev, dtype, given, [a, b, bias, z], [mut c, mut kept]| {
         let shape = GemmShape::nt(M, N, K);
         for with_bias in [false, true] {
@@ -108,7 +109,7 @@ fn gelu_keeps_its_input_and_turns_gradients() {
 }
 
 #[test]
-fn operands_that_do_not_fit_are_refused() {
+fn mismatched_operands_are_refused() {
     everywhere(|dev, dtype, _, [a, b, bias, z], [mut c, mut kept]| {
         let (shape, other) = (GemmShape::nt(M, N, K), if dtype == DType::F32 { DType::Bf16 } else { DType::F32 });
         let mut strange = buf(dev, other, &before(M * N));

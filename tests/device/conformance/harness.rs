@@ -1,4 +1,4 @@
-//! Runs one operation everywhere and compares. Never knows what the operation means.
+//! Runs one operation on every device and compares the results. Never knows what the operation means.
 use flatshard::base::dtype::Float;
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Error, Meter, Result};
@@ -11,21 +11,23 @@ use half::{bf16, f16};
 use std::io::Write;
 use std::sync::{Arc, LazyLock};
 
-/// Error forgiven where the naive code happens to be exact: this part of the largest reference value.
+/// Error allowed where the naive code happens to be exact: this fraction of the largest reference value.
 pub const FLOOR: f64 = 1.2e-7;
-/// Over the error of the naive code: outputs of a forward pass, and gradients.
+/// Maximum ratio to the error of the naive code: for outputs of a forward pass, and for gradients.
 pub const FORWARD: f64 = 2.0;
 pub const GRADIENT: f64 = 3.0;
 
-/// Every vector width of the CPU, the simulated GPU, and a real one where there is one.
+/// Every vector width of the CPU, several of its threads, the simulated GPU, and a real one if available.
 pub fn devices() -> Vec<Box<dyn Device>> {
     static SIM: LazyLock<Arc<Sim>> = LazyLock::new(Arc::default);
     let cpus = levels().iter().map(|&level| CpuDevice::with_level(Meter::default(), level).unwrap());
+    let threaded = CpuDevice::with_level(Meter::default(), Level::best()).and_then(|cpu| cpu.with_threads(3)).unwrap();
+    let cpus = cpus.chain([threaded.with_grain(1)]);
     let gpus = [gpu(SIM.clone())].into_iter().chain(cuda().map(|cuda| gpu(cuda)));
     cpus.map(|cpu| Box::new(cpu) as Box<dyn Device>).chain(gpus).collect()
 }
-/// The vector widths of this CPU: those that Linux says it has. Which run and which are missing is said past the test
-/// runner's capture.
+/// The vector widths of this CPU according to Linux. Those that run and those that are missing are printed despite the
+/// test runner's capture.
 fn levels() -> &'static [Level] {
     static LEVELS: LazyLock<Vec<Level>> = LazyLock::new(|| {
         let info = std::fs::read_to_string("/proc/cpuinfo").unwrap();
@@ -44,16 +46,18 @@ fn levels() -> &'static [Level] {
     });
     &LEVELS
 }
-/// Where attention has kernels of its own: on a simulated H100 too, which takes those of sm_90a.
+/// Also the devices with their own 16-bit attention: a simulated H100, which uses the sm_90a kernels, and the CPU with
+/// its bf16 dot products, if it has them.
 pub fn attention_devices() -> Vec<Box<dyn Device>> {
     static HOPPER: LazyLock<Arc<Sim>> = LazyLock::new(|| Arc::new(Sim::new().of_arch(90)));
-    devices().into_iter().chain([gpu(HOPPER.clone())]).collect()
+    let cpu = Box::new(CpuDevice::new(Meter::default()));
+    devices().into_iter().chain([gpu(HOPPER.clone()), cpu]).collect()
 }
-/// A device with a meter of its own over a driver that all tests share: each kernel is parsed, or compiled, once.
+/// A device with its own meter on a driver shared by all tests: each kernel is parsed, or compiled, once.
 fn gpu(driver: Arc<dyn Driver>) -> Box<dyn Device> {
     Box::new(GpuDevice::new(driver, Meter::default()).unwrap())
 }
-/// The first GPU of this machine, where it has one that serves.
+/// The first usable GPU of this machine, if any.
 fn cuda() -> Option<Arc<Cuda>> {
     static CUDA: LazyLock<Option<Arc<Cuda>>> = LazyLock::new(|| {
         let machine = Machine::probe().ok().filter(|machine| machine.choose(0, 1).is_ok() && has_blas())?;
@@ -65,14 +69,13 @@ fn cuda() -> Option<Arc<Cuda>> {
 pub fn is_cpu(dev: &dyn Device) -> bool {
     dev.name().starts_with("cpu")
 }
-/// What a download behind it says: a GPU that runs on while the host does reports an index outside its table only
-/// there.
+/// Checks faults through a download: an asynchronous GPU reports an index outside its table only there.
 pub fn settled(dev: &dyn Device, done: Result<()>, any: &Buf) -> Result<()> {
     done?;
     dev.download(any.view(), &mut vec![0; any.bytes()])
 }
 
-/// What an operand holds: the compute dtype of the run, or a fixed one.
+/// The dtype of an operand: the run's compute dtype, or a fixed one.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Kind {
     Compute,
@@ -107,7 +110,7 @@ pub fn operand(
 pub fn x(name: &'static str, values: &[f64]) -> Operand {
     operand(name, Kind::Compute, Role::Input, values.iter().copied())
 }
-/// An output in the compute dtype; `values` are what it holds before.
+/// An output in the compute dtype; `values` are its previous contents.
 pub fn y(name: &'static str, values: &[f64]) -> Operand {
     operand(name, Kind::Compute, Role::Output, values.iter().copied())
 }
@@ -121,19 +124,19 @@ pub fn u32_in(name: &'static str, values: &[u32]) -> Operand {
     operand(name, Kind::Fixed(DType::U32), Role::Input, values.iter().copied())
 }
 
-/// What layers compute in.
+/// The dtypes layers compute in.
 pub const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 
-/// The nearest number that all of [`FLOATS`] hold exactly.
+/// The nearest number that is exact in all of [`FLOATS`].
 pub fn rounded(x: f64) -> f64 {
     f16::from_f32(bf16::from_f64(x).to_f32()).to_f64()
 }
-/// Standard normal numbers that they hold exactly, so that every run has the same inputs.
+/// Standard normal numbers that are exact in them, so that every run has the same inputs.
 pub fn normal(seed: u64, n: usize) -> Vec<f64> {
     let rng = Rng::new(seed, 7);
     (0..n as u64).map(|i| rounded(rng.normal(i) as f64)).collect()
 }
-/// What stands in an output before: an operation that adds must keep it, one that assigns must not.
+/// Previous contents of an output: an operation that adds must keep them, one that assigns must not.
 pub fn before(n: usize) -> Vec<f64> {
     (0..n).map(|i| (i % 3) as f64 - 0.75).collect()
 }
@@ -174,19 +177,19 @@ pub fn read(dev: &dyn Device, buf: &Buf) -> Vec<f64> {
 pub type Outputs = Vec<Vec<f64>>;
 pub type Run<'a> = &'a dyn Fn(&dyn Device, &mut [Buf]) -> Result<()>;
 
-/// Runs the operation on every device and dtype; compares; then hands it every operand wrong. The CPU's vector widths
-/// must agree to the bit.
+/// Runs the operation on every device and dtype, compares, then passes every operand wrongly. The CPU's vector widths
+/// must be bitwise equal.
 pub fn conform(op: &str, factor: f64, operands: &[Operand], exact: Outputs, naive: Outputs, run: Run) {
     for compute in FLOATS {
         let mut narrowest: Option<Vec<Vec<f64>>> = None;
-        // In f32 an H100 is given the kernels of every GPU.
-        let hopper = op.starts_with("attention") && compute != DType::F32;
-        for dev in if hopper { attention_devices() } else { devices() } {
+        // In f32 they run the same kernels as the others.
+        let narrow = op.starts_with("attention") && compute != DType::F32;
+        for (i, dev) in if narrow { attention_devices() } else { devices() }.into_iter().enumerate() {
             let label = format!("{op} on {} in {compute}", dev.name());
             let mut bufs = buffers(&*dev, compute, operands);
             run(&*dev, &mut bufs).unwrap_or_else(|e| panic!("{label}: {e}"));
             let outputs = operands.iter().zip(&bufs).filter(|(o, _)| o.role == Role::Output);
-            if is_cpu(&*dev) {
+            if i < levels().len() {
                 let bits: Vec<Vec<f64>> = outputs.clone().map(|(_, buf)| read(&*dev, buf)).collect();
                 assert!(narrowest.get_or_insert(bits.clone()) == &bits, "{label}: not the bits of the baseline");
             }
@@ -197,7 +200,7 @@ pub fn conform(op: &str, factor: f64, operands: &[Operand], exact: Outputs, naiv
                 compared += 1;
             }
             assert_eq!((compared, exact.len()), (exact.len(), naive.len()), "{label}: outputs of the reference");
-            // Where there is nothing, one more of something may be right.
+            // For empty operands, one more element may be valid.
             if operands.iter().all(|o| !o.values.is_empty()) {
                 refuse(&label, &*dev, compute, operands, run);
             }
@@ -238,7 +241,7 @@ pub fn compare(label: &str, factor: f64, got: &[f64], exact: &[f64], naive: &[f6
     assert!(mean <= factor * naive_mean + floor, "{label}: mean error {mean:e}, naive {naive_mean:e}");
 }
 
-/// Every operand in turn one element too long, one too short, and of another dtype.
+/// Every operand in turn one element too long, one too short, and with another dtype.
 fn refuse(label: &str, dev: &dyn Device, compute: DType, operands: &[Operand], run: Run) {
     let refused = |bufs: &mut [Buf], what: String| match run(dev, bufs) {
         Err(Error::Op { op, what }) => assert!(!op.is_empty() && what.len() > 10, "{label}: says only {op}: {what}"),
@@ -249,7 +252,7 @@ fn refuse(label: &str, dev: &dyn Device, compute: DType, operands: &[Operand], r
         let mut bufs = buffers(dev, compute, operands);
         bufs[i] = buf(dev, if right == DType::U8 { DType::F32 } else { DType::U8 }, &o.values);
         refused(&mut bufs, format!("{} as u8", o.name));
-        // Of boundaries any number may be right: what stands in them, a GPU alone can see.
+        // Any number of boundaries may be valid: their values are in GPU memory.
         if o.role == Role::Scratch || !is_cpu(dev) && o.name == "cu_seqlens" {
             continue;
         }

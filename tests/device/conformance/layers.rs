@@ -11,7 +11,7 @@ use flatshard::device::{Buf, Device};
 /// Rows and columns.
 pub const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 5), (7, 64), (0, 16), (4, 768), (2, 1001)];
 
-/// An operation that works element by element: `inputs`, then outputs by name, each over `n` elements.
+/// An elementwise operation: `inputs`, then outputs by name, each over `n` elements.
 macro_rules! elementwise {
     ($test:ident, $operands:ident, $factor:expr, [$($input:ident),*], [$($output:ident),*], $f:expr) => {
         #[test]
@@ -60,9 +60,9 @@ elementwise!(geglu_backward, GluBackward, GRADIENT, [gate, up, dy], [dgate, dup]
 elementwise!(gelu, Gelu, FORWARD, [x], [y], gelu_of);
 elementwise!(gelu_backward, GeluBackward, GRADIENT, [x, dy], [dx], gelu_slopes);
 
-/// The tails: 0 on the left, the identity on the right, and never a NaN out of a finite number.
+/// The tails: 0 on the left, the identity on the right, and never a NaN from a finite number.
 #[test]
-fn activations_at_the_ends() {
+fn activations_at_extreme_inputs() {
     for dev in devices() {
         let ends = [-3e38, -1e4, -100.0, 100.0, 1e4, f64::NAN];
         let a = buf(&*dev, DType::F32, &ends);
@@ -103,10 +103,10 @@ fn copy_and_cast() {
                 let copied = dev.copy(src.view(), dst.view_mut());
                 if from != to && from != DType::F32 && to != DType::F32 {
                     assert!(copied.unwrap_err().to_string().contains("cannot cast"), "{from} to {to}");
-                    continue; // from one narrow dtype to the other: nobody asks for it
+                    continue; // unused: from one narrow dtype to the other
                 }
                 copied.unwrap();
-                // Through f32, the only way there is.
+                // Through f32, the only supported path.
                 assert_eq!(read(&*dev, &dst), read(&*dev, &buf(&*dev, to, &read(&*dev, &src))), "{from} to {to}");
             }
         }
@@ -198,7 +198,7 @@ fn add() {
     }
 }
 
-/// Of any length, so that there is no wrong one to refuse.
+/// Any length is valid, so no wrong one is refused.
 #[test]
 fn scale() {
     for n in [0, 1, 100] {
@@ -281,7 +281,7 @@ fn dropout() {
     }
 }
 
-/// Rows that begin with a counter and within one, as they come and as ranks of a ring have them, assigned and added.
+/// Rows that start with a counter and within one, in order and as on the ranks of a ring, assigned and added.
 #[test]
 fn dropout_rows() {
     let (p, key) = (0.3f32, 0x1234_5678_9abc_def0u64);
@@ -319,7 +319,7 @@ fn dropout_rows() {
             },
         );
     }
-    // What is kept of many, and its sum.
+    // How many of them are kept, and their sum.
     for dev in devices() {
         let (width, n) = (64, 64 * 100);
         let key = buf(&*dev, DType::U32, &[3.0, 4.0]);
@@ -343,7 +343,7 @@ fn embed() {
     let (rows, c) = (11, 24);
     let tokens = [3, 0, 10, 3, 3, 7];
     let (table, dy, old) = (normal(1, rows * c), normal(2, tokens.len() * c), before(tokens.len() * c));
-    // All of the table, its beginning, its end.
+    // The whole table, its beginning, its end.
     let parts = [0..rows, 0..4, 4..rows];
     let all = [(false, 1.0), (true, 1.0), (false, 5.5), (true, 5.5)];
     for ((accumulate, scale), held) in all.into_iter().flat_map(|a| parts.clone().map(|p| (a, p))) {
@@ -409,7 +409,7 @@ fn embed_names_a_token_outside_the_table() {
     }
 }
 
-/// The product itself is tested beside its kernels; here, that the device hands it on with both dtypes of C.
+/// The product itself is tested next to its kernels; here, that the device passes on both dtypes of C.
 #[test]
 fn gemm() {
     let (m, n, k) = (5, 9, 33);

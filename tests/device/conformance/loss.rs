@@ -5,7 +5,7 @@ use flatshard::base::DType;
 use flatshard::device::Device;
 use flatshard::device::ops::{CrossEntropy, CrossEntropyFinish, CrossEntropyPart, CrossEntropyShape, VocabPart};
 
-/// The factor of the gradient, last among the operands where it is wanted.
+/// The factor of the gradient; last among the operands, if given.
 fn with_scale(grad: bool, mut operands: Vec<Operand>) -> Vec<Operand> {
     operands.extend(grad.then(|| operand("scale", Kind::Fixed(DType::F32), Role::Scratch, [0.125])));
     operands
@@ -48,7 +48,7 @@ fn cross_entropy() {
     }
 }
 
-/// What the parts between `cuts` say of the rows, one after the other.
+/// The statistics of the rows in each part between `cuts`, in order.
 fn losses(dev: &dyn Device, dtype: DType, cuts: &[usize], targets: &[i32], logits: &[f64], cap: f32) -> Vec<f64> {
     let (vocab, given) = (cuts[cuts.len() - 1], targets.iter().map(|&t| t as f64).collect::<Vec<_>>());
     let one = |part: &[usize]| {
@@ -73,7 +73,7 @@ fn columns(logits: &[f64], vocab: usize, part: &[usize], softcap: f32) -> (Vec<f
     (columns, CrossEntropyShape { vocab: part[1] - part[0], softcap })
 }
 
-/// Every part's loss is that of the whole vocabulary, and its gradient that of its columns.
+/// Every part gives the loss of the whole vocabulary, and the gradient of its own columns.
 #[test]
 fn cross_entropy_in_parts() {
     let all: [(&[usize], Vec<i32>); 3] =
@@ -89,7 +89,7 @@ fn cross_entropy_in_parts() {
                     outputs[0] = columns(&outputs[0], vocab, part, 0.0).0;
                     outputs
                 };
-                // The same for all devices: what is compared is the finish.
+                // The same for all devices: the final step is what is compared.
                 let cpu = &devices()[0];
                 conform(
                     "cross_entropy_finish",
@@ -151,7 +151,7 @@ fn cross_entropy_in_parts() {
         }
     }
 }
-/// What a part says, naively.
+/// The statistics of a part, computed naively.
 fn what<R: Real>(part: &[usize], targets: &[i32], logits: &[f64], cap: f32) -> Outputs {
     let width = part[1] - part[0];
     let row = |(row, &target): (&[f64], &i32)| {

@@ -1,8 +1,8 @@
-//! Every operation on every device, at every vector width and in both compute dtypes, against a naive reference in f64.
-//! One body: a further device is a line in [`harness::devices`].
+//! Every operation on every device, at every vector width and in both compute dtypes, compared with a naive f64
+//! reference. Tests are written once; another device is a line in [`harness::devices`].
 //!
-//! The rule: the largest and the mean error of an output are at most twice those of the same naive code in f32, rounded
-//! to the output's dtype (three times for gradients), plus [`harness::FLOOR`]. And every operand of a wrong length or
+//! The rule: the maximum and the mean error of an output are at most twice those of the same naive code in f32, rounded
+//! to the output's dtype (three times for gradients), plus [`harness::FLOOR`]. Every operand with a wrong length or
 //! dtype is refused with an `Error::Op`.
 mod attention;
 mod epilogue;
@@ -16,10 +16,9 @@ mod ring;
 use crate::common::simcuda;
 use std::process::Command;
 
-/// The same once more by the code of `--device cuda`, on a driver that pretends the GPU: all but attention and rings,
-/// which take long there.
+/// The same with the code of `--device cuda` on a mock driver, except for attention and rings, which are slow there.
 #[test]
-fn the_driver_of_gpus_does_what_the_simulated_one_does() {
+fn the_real_driver_behaves_like_the_simulated_one() {
     let mut again = Command::new(std::env::current_exe().unwrap());
     again
         .args(["layers", "loss", "optim", "epilogue"].map(|part| format!("conformance::{part}::")))

@@ -12,7 +12,7 @@ fn scale() -> Operand {
     operand("scale", Kind::Fixed(DType::F32), Role::Scratch, [SCALE, 123.0])
 }
 
-/// An update's constants as it finds them in memory.
+/// An update's constants as stored in memory.
 fn constants(h: impl Pod) -> Vec<f64> {
     bytemuck::cast_slice::<_, f32>(&[h]).iter().map(|&x| x as f64).collect()
 }
@@ -106,9 +106,9 @@ fn sgd() {
     }
 }
 
-/// A cut anywhere gives the same bits: what a shard owns must not show.
+/// Any split gives the same bits: sharding must not be visible.
 #[test]
-fn optimizers_do_not_see_where_the_range_is_cut() {
+fn optimizers_do_not_depend_on_how_a_range_is_split() {
     let h = AdamWStep { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 };
     let n = 1000;
     for dev in devices() {
@@ -127,16 +127,16 @@ fn optimizers_do_not_see_where_the_range_is_cut() {
             [read(&*dev, &m), read(&*dev, &v), read(&*dev, &p), read(&*dev, &out)]
         };
         let whole = run(&[0, n]);
-        // Kernels ask for operands that start at a multiple of 16 bytes, which every shard does.
+        // Kernels need operands aligned to 16 bytes, which every shard is.
         let cuts = if is_cpu(&*dev) { [0, 1, 18, 500, 501, 516, 999, n] } else { [0, 8, 24, 496, 504, 520, 992, n] };
         assert_eq!(whole, run(&cuts));
         assert!(whole[2] != normal(3, n), "it did something");
     }
 }
 
-/// A gradient that overflowed leaves everything as it is: the host need not know before it has gone on.
+/// An overflowed gradient changes nothing: the host need not know before it continues.
 #[test]
-fn optimizers_change_nothing_where_the_scale_is_not_finite() {
+fn optimizers_change_nothing_with_a_non_finite_scale() {
     let (adamw, sgd) = (
         AdamWStep { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 },
         SgdScalars { lr: 0.1, momentum: 0.9, weight_decay: 0.01 },
@@ -195,7 +195,7 @@ fn unscaled_clip(dev: &dyn Device, acc: &[f64], max_norm: f32, unscale: f32) -> 
     read(dev, &out).try_into().unwrap()
 }
 
-/// Numbers of every magnitude that f32 has, subnormals and zeros among them; the last block is short.
+/// Numbers of every f32 magnitude, including subnormals and zeros; the last block is short.
 fn wild() -> Vec<f64> {
     let magnitude = |i: usize| 2f64.powi((i * 37 % 277) as i32 - 149);
     let mut x: Vec<f64> = normal(9, 20 * ALIGN + 77).iter().enumerate().map(|(i, x)| x * magnitude(i)).collect();
@@ -205,7 +205,7 @@ fn wild() -> Vec<f64> {
 }
 
 #[test]
-fn any_cut_and_any_order_give_the_same_limbs() {
+fn limbs_do_not_depend_on_split_or_order() {
     let x = wild();
     let n = x.len();
     let mut first: Option<Vec<f64>> = None;
@@ -220,7 +220,7 @@ fn any_cut_and_any_order_give_the_same_limbs() {
         let backwards: Vec<_> = blocks.iter().rev().copied().collect();
         assert_eq!(limbs(&*dev, &x, &backwards), whole, "backwards");
         assert_eq!(limbs(&*dev, &x, &[(7 * ALIGN, n), (0, 0), (3 * ALIGN, 7 * ALIGN), (0, 3 * ALIGN)]), whole);
-        // Ranks that each hold a part, their limbs then summed as an all-reduce does: the same norm, to the bit.
+        // Ranks that each hold a part, with their limbs all-reduced: the same norm, to the bit.
         let parts = [(0, 4 * ALIGN), (4 * ALIGN, 13 * ALIGN), (13 * ALIGN, n)];
         let mut summed = vec![0.0; LIMBS];
         for part in parts {
@@ -233,7 +233,7 @@ fn any_cut_and_any_order_give_the_same_limbs() {
 }
 
 #[test]
-fn the_norm_is_right() {
+fn the_norm_is_correctly_rounded() {
     for dev in devices() {
         let norm = |x: &[f64]| clip(&*dev, &limbs(&*dev, x, &[(0, x.len())]), 0.0)[1];
         for x in [normal(3, 100_000), normal(4, 1), vec![], vec![0.0; 300], vec![3.0, 4.0]] {
@@ -260,9 +260,9 @@ fn clipping() {
     }
 }
 
-/// A loss scale that is a power of two shows in no bit but those of the factor's exponent.
+/// A power-of-two loss scale changes no bits except the factor's exponent.
 #[test]
-fn a_scaled_gradient_is_clipped_as_the_gradient() {
+fn a_scaled_gradient_is_clipped_like_the_unscaled_one() {
     let x: Vec<f64> = normal(3, 3 * ALIGN).to_vec();
     let scaled: Vec<f64> = x.iter().map(|x| x * 65536.0).collect();
     for dev in devices() {
@@ -277,7 +277,7 @@ fn a_scaled_gradient_is_clipped_as_the_gradient() {
 }
 
 #[test]
-fn a_gradient_that_is_not_finite_makes_the_norm_so() {
+fn a_non_finite_gradient_makes_the_norm_non_finite() {
     for dev in devices() {
         for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
             for at in [0, 127, 128, 299] {
@@ -292,7 +292,7 @@ fn a_gradient_that_is_not_finite_makes_the_norm_so() {
 }
 
 #[test]
-fn the_norm_refuses_what_does_not_fit() {
+fn the_norm_refuses_mismatched_operands() {
     let acc = operand("acc", Kind::Fixed(DType::F64), Role::Input, [0.0; LIMBS]);
     let x = operand("x", Kind::Fixed(DType::F32), Role::Scratch, [1.0]);
     conform("sum_squares", FORWARD, &[x, acc.clone()], vec![], vec![], &|dev, bufs| {

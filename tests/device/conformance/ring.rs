@@ -1,4 +1,4 @@
-//! The passes of ring attention: whatever rows the ranks hold, merged passes over all blocks are unsharded attention.
+//! The passes of ring attention: merged passes over all blocks equal unsharded attention, for any distribution of rows.
 use super::harness::*;
 use crate::common::reference::{self, Heads};
 use flatshard::base::{Category, DType, Result};
@@ -11,7 +11,7 @@ use std::ops::Range;
 /// Rows of each rank, as runs.
 type Cut = Vec<Vec<Range<usize>>>;
 
-/// Chunks r and 2 world - 1 - r of each sequence: every rank has as much to do under a causal mask.
+/// Chunks r and 2 world - 1 - r of each sequence: every rank has the same work under a causal mask.
 fn zigzag(cu: &[u32], world: usize) -> Cut {
     let chunk = |doc: &[u32], c: usize| {
         let (start, len) = (doc[0] as usize, (doc[1] - doc[0]) as usize);
@@ -19,7 +19,7 @@ fn zigzag(cu: &[u32], world: usize) -> Cut {
     };
     (0..world).map(|r| cu.windows(2).flat_map(|doc| [chunk(doc, r), chunk(doc, 2 * world - 1 - r)]).collect()).collect()
 }
-/// As many rows to each, wherever documents end.
+/// The same number of rows on each rank, wherever documents end.
 fn contiguous(cu: &[u32], world: usize) -> Cut {
     let n = *cu.last().unwrap() as usize;
     (0..world).map(|r| std::iter::once(n * r / world..n * (r + 1) / world).collect()).collect()
@@ -28,7 +28,7 @@ fn contiguous(cu: &[u32], world: usize) -> Cut {
 fn count(runs: &[Range<usize>]) -> usize {
     runs.iter().map(Range::len).sum()
 }
-/// Rows of `width` elements, out of the whole and back.
+/// Rows of `width` elements, gathered from the whole and scattered back.
 fn gather(dev: &dyn Device, whole: &Buf, runs: &[Range<usize>], width: usize) -> Result<Buf> {
     let mut part = dev.alloc(whole.dtype(), count(runs) * width, Category::Other)?;
     let mut at = 0;
@@ -110,7 +110,7 @@ impl Case<'_> {
         })?;
         Ok([of_queries, of_keys])
     }
-    /// `o` and `lse` of the whole, each rank by itself over the blocks of all, its own first.
+    /// `o` and `lse` of the whole batch, each rank separately over the blocks of all ranks, its own first.
     fn forward(&self, o: &mut Buf, lse: &mut Buf) -> Result<()> {
         let (width, world) = (self.a.heads * self.a.head_dim, self.ranks.len());
         for (r, rank) in self.ranks.iter().enumerate() {
@@ -162,7 +162,7 @@ impl Case<'_> {
     }
     fn backward(&self, o: &Buf, lse: &Buf, d_o: &Buf, dqkv: &mut Buf) -> Result<()> {
         let (a, width) = (&self.a, self.a.heads * self.a.head_dim);
-        // Each block's gradient collects what every rank adds, as it would on its way round.
+        // Each block's gradient accumulates over the ranks, as on its way through the ring.
         let mut d_blocks = self.ranks.iter().map(|b| self.f32s(b.kv.len())).collect::<Result<Vec<_>>>()?;
         let mut d_queries = vec![];
         for rank in &self.ranks {
@@ -214,7 +214,7 @@ impl Case<'_> {
     }
 }
 
-/// Heads, document lengths, and how the rows are dealt to so many ranks.
+/// Heads, document lengths, and how the rows are distributed over this number of ranks.
 type Shape = (Heads, Vec<u32>, fn(&[u32], usize) -> Cut);
 fn shapes() -> Vec<Shape> {
     let heads = |q, kv, d| Heads { q, kv, d, scale: 1.0 / (d as f64).sqrt() as f32 as f64, window: 0, cap: 0.0 };
@@ -223,7 +223,7 @@ fn shapes() -> Vec<Shape> {
         (Heads { window: 20, ..heads(1, 1, 16) }, vec![0, 96], zigzag),
         (heads(2, 2, 5), vec![0, 10, 37, 90, 90, 131], contiguous),
         (Heads { window: 9, cap: 0.8, ..heads(4, 2, 8) }, vec![0, 1, 60, 70], contiguous),
-        // Fewer rows than ranks: some hold nothing.
+        // Fewer rows than ranks: some have none.
         (heads(1, 1, 8), vec![0, 3], contiguous),
     ]
 }
@@ -272,7 +272,7 @@ fn merged_passes_are_attention() {
     shapes().into_iter().for_each(|(a, cu, cut)| check(a, &cu, cut));
 }
 
-/// Weights of exp(+-1000) neither overflow nor vanish; what saw nothing weighs nothing, on either side.
+/// Weights of exp(+-1000) neither overflow nor vanish; rows that attend to nothing have no weight, on either side.
 #[test]
 fn merge_without_overflow() {
     let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window: 0, softcap: 0.0 };
@@ -296,7 +296,7 @@ fn merge_without_overflow() {
 }
 
 #[test]
-fn ranges_are_what_rows_see() {
+fn ranges_cover_what_rows_attend_to() {
     let cu = [0u32, 4, 4, 11, 20];
     let (q_rows, k_rows) = ([1u32, 2, 5, 9, 10, 13, 19], [0u32, 3, 4, 8, 9, 12, 14]);
     for window in [0, 1, 3] {
@@ -337,7 +337,7 @@ fn ranges_are_what_rows_see() {
 }
 
 #[test]
-fn ranges_refuse_rows_that_do_not_rise_within_the_documents() {
+fn ranges_refuse_rows_that_do_not_ascend_within_documents() {
     let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window: 0, softcap: 0.0 };
     for dev in devices().into_iter().filter(|dev| is_cpu(&**dev)) {
         let u32s = |values: &[f64]| buf(&*dev, DType::U32, values);
@@ -355,13 +355,13 @@ fn ranges_refuse_rows_that_do_not_rise_within_the_documents() {
                 })
                 .unwrap_err()
                 .to_string();
-            assert!(said.contains("rise"), "{said}");
+            assert!(said.contains("increase"), "{said}");
         }
     }
 }
 
 #[test]
-fn columns_are_copied_and_others_stay() {
+fn only_selected_columns_are_copied() {
     for dev in attention_devices() {
         for (from, to) in [
             (DType::F32, DType::Bf16),
@@ -379,7 +379,7 @@ fn columns_are_copied_and_others_stay() {
             copy(src.view().slice(1..12), dst.view_mut().slice(1..9)).unwrap();
             assert_eq!(read(&*dev, &dst), [-1.0, 1.0, 2.0, -1.0, 5.0, 6.0, -1.0, 9.0, 10.0], "{}", dev.name());
             let said = copy(src.view().slice(3..12), dst.view_mut()).unwrap_err().to_string();
-            assert!(said.contains("do not hold"), "{said}");
+            assert!(said.contains("cannot hold"), "{said}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How fresh weights are distributed: mean and deviation of every tensor within bounds of statistics, and one hash of
+//! The distribution of initial weights: mean and deviation of every tensor within statistical bounds, and one hash of
 //! all bits.
 use crate::common::{ADAMW, Fragments, fragments, fsdp, options, ranks, sharded};
 use flatshard::engine::{Engine, EngineOptions};
@@ -31,7 +31,7 @@ fn spec(arch: Arch) -> Spec {
     }
 }
 
-/// Every tensor as an engine of two ranks starts it.
+/// Every tensor as initialized by an engine of two ranks.
 fn fresh(spec: &Spec, tuning: Tuning) -> BTreeMap<String, Vec<f32>> {
     let options = EngineOptions { tuning, seed: 11, ..options(spec, fsdp(sharded()), ADAMW) };
     let parts = ranks(2, |rank| fragments(&mut Engine::new(rank.device, &rank.mesh, &options)?));
@@ -52,9 +52,9 @@ fn moments(values: &[f32]) -> (f64, f64) {
     (mean, (values.iter().map(|&x| (x as f64 - mean).powi(2)).sum::<f64>() / n).sqrt())
 }
 
-/// Of n draws of deviation s the mean deviates by s / sqrt(n), and the deviation by s sqrt((k - 1) / 4n), k the
-/// kurtosis: 3 of normal, 9/5 of uniform numbers. Five of those are the bounds: one test in a million would fail by
-/// chance, and the numbers are the same each time.
+/// The mean of n draws with deviation s deviates by s / sqrt(n), and their deviation by s sqrt((k - 1) / 4n), where k
+/// is the kurtosis: 3 for normal, 9/5 for uniform numbers. The bounds are five of those: one test in a million would
+/// fail by chance, and the numbers are the same each time.
 fn distributed(name: &str, values: &[f32], s: f64, kurtosis: f64) {
     let (n, (mean, deviation)) = (values.len() as f64, moments(values));
     let (of_mean, of_deviation) = (5.0 * s / n.sqrt(), 5.0 * s * ((kurtosis - 1.0) / (4.0 * n)).sqrt());
@@ -63,9 +63,9 @@ fn distributed(name: &str, values: &[f32], s: f64, kurtosis: f64) {
     assert!(off < of_deviation, "{name}: deviation {deviation:.5}, more than {of_deviation:.1e} off {s:.5}");
 }
 
-/// Radford et al. 2019: 0.02, and 0.02 / sqrt(2 layers) for the projections that end a residual branch.
+/// Radford et al. 2019: 0.02, and 0.02 / sqrt(2 layers) for projections that end a residual branch.
 #[test]
-fn fresh_weights_have_their_means_and_deviations() {
+fn initial_weights_have_the_expected_means_and_deviations() {
     for arch in [Arch::Llama, Arch::Gpt] {
         let residual = ["o_proj.weight", "down_proj.weight", "attn.c_proj.weight", "mlp.c_proj.weight"];
         let mut counted = [0; 4];
@@ -94,9 +94,9 @@ fn fresh_weights_have_their_means_and_deviations() {
     }
 }
 
-/// PEFT's: A as `nn.Linear` starts, uniform within 1 / sqrt(inputs); B zero.
+/// PEFT's initialization: A like `nn.Linear`, uniform within 1 / sqrt(inputs); B zero.
 #[test]
-fn fresh_adapters_have_pefts_distribution() {
+fn initial_adapters_have_pefts_distribution() {
     let lora = Lora { rank: 16, alpha: 32.0, dropout: 0.0, targets: vec!["all-linear".into()] };
     let spec = spec(Arch::Llama);
     let weights = fresh(&spec, Tuning { lora: Some(lora), ..Tuning::default() });
@@ -113,10 +113,10 @@ fn fresh_adapters_have_pefts_distribution() {
     assert_eq!(adapters, 7 * LAYERS);
 }
 
-/// A checkpoint's first weights are part of what a seed means. Sine, cosine and logarithm are computed in f64 and kept
-/// in f32, so that another C library gives the same bits.
+/// The initial weights of a seed never change. Sine, cosine and logarithm are computed in f64 and rounded to f32, so
+/// that another C library gives the same bits.
 #[test]
-fn a_seed_means_the_same_bits_for_ever() {
+fn a_seed_gives_the_same_bits_in_every_version() {
     let hash = |weights: BTreeMap<String, Vec<f32>>| -> String {
         let mut hash = Xxh3::new();
         for (name, values) in &weights {

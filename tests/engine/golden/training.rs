@@ -1,11 +1,11 @@
-//! Runs of the binary against PyTorch's, with odd values of everything, and what flags become in a plan. Every other
-//! test of the engines compares runs that share one plan, so this is where a number on its way to the optimizer can get
-//! lost. `training.py` made the runs.
+//! Runs of the binary compared with PyTorch's, with unusual values of every setting, and how flags become a plan. All
+//! other engine tests compare runs that share a plan, so only this one notices a number lost on its way to the
+//! optimizer. The files are made by `training.py`.
 use flatshard::optim::{DecayShape, Rule, Warmup};
-use flatshard::run::StrategyName;
 use flatshard::run::plan::Plan;
 use flatshard::run::settings::args;
 use flatshard::run::settings::config;
+use flatshard::run::{HelpPage, StrategyName};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,13 +18,13 @@ fn numbers(values: &Value) -> Vec<f64> {
     values.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
 }
 
-/// A run in `dir` on its file of rows: the steps that the metrics have, and stderr.
+/// A run in `dir` on its file of rows: the step events, and stderr.
 fn train(dir: &Path, model: &Path, args: &[&str]) -> (Vec<Value>, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));
     for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
         command.env_remove(variable);
     }
-    // Of fewer words than the model, which the program asks for; the rows are tokens already.
+    // Fewer tokens than the model's vocabulary, which the program checks; the rows are already tokenized.
     let tokenizer =
         r#"{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}}"#;
     fs::write(dir.join("tokenizer.json"), tokenizer).unwrap();
@@ -44,10 +44,10 @@ fn write_rows(dir: &Path, rows: &Value) {
     fs::write(dir.join("rows.jsonl"), lines.collect::<String>()).unwrap();
 }
 
-/// Learning rates in closed form (measured: 6e-8 relative), losses (2e-7) and gradient norms (2e-7) of two ranks with
-/// three micro-batches each.
+/// Learning rates in closed form (measured error: 6e-8 relative), losses (2e-7) and gradient norms (2e-7) of two ranks
+/// with three micro-batches each.
 #[test]
-fn a_run_with_odd_values_of_everything_is_pytorchs() {
+fn a_run_with_unusual_settings_matches_pytorch() {
     let golden_runs: Value = serde_json::from_slice(&fs::read(golden("training.json")).unwrap()).unwrap();
     let cases = golden_runs["cases"].as_object().unwrap();
     assert_eq!(cases.len(), 4);
@@ -72,12 +72,14 @@ fn a_run_with_odd_values_of_everything_is_pytorchs() {
     }
 }
 
-/// Each flag of the optimizer and the schedule, with values that no default has.
+/// Each flag of the optimizer and the schedule, with values that differ from every default.
 #[test]
-fn a_plan_has_the_optimizer_and_the_schedule_of_its_flags() {
+fn flags_of_optimizer_and_schedule_reach_the_plan() {
     let plan = |text: &str| -> Plan {
         let words = format!("--dataset synthetic --device cpu --embed-dim 32 --num-layers 1 --max-len 16 {text}");
-        let parsed = args::parse::<args::Cli>("run_fsdp", "", words.split(' ').map(str::to_string)).unwrap();
+        let parsed =
+            args::parse::<args::Cli>(&HelpPage::training("run_fsdp", ""), words.split(' ').map(str::to_string))
+                .unwrap();
         let args::Parsed::Run(cli) = parsed else { panic!("{text} is help") };
         Plan::new(config::resolve(&cli, None, StrategyName::Fsdp).unwrap(), None).unwrap()
     };
@@ -103,9 +105,9 @@ fn a_plan_has_the_optimizer_and_the_schedule_of_its_flags() {
     }
 }
 
-/// transformers' models drop in training what their configuration says; a run here drops what its flag says, and tells.
+/// transformers' models apply the dropout in their config; a run here applies that of its flag, and says so.
 #[test]
-fn dropout_of_a_configuration_that_is_not_applied_is_said() {
+fn unapplied_dropout_of_a_config_is_reported() {
     let said = |model: &str, key: &str, value: f64, args: &[&str]| -> Option<String> {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("rows.jsonl"), "{\"input_ids\": [5, 3, 8, 1]}\n".repeat(40)).unwrap();
@@ -125,7 +127,7 @@ fn dropout_of_a_configuration_that_is_not_applied_is_said() {
         assert!(line.contains(&format!("not applied: {key} 0.125 of")) && line.contains("--dropout P"), "{line}");
         assert_eq!(said(model, key, 0.0, &[]), None, "{key}");
     }
-    // The run's own is that of the residual branches, and never attention's.
+    // The run's own dropout applies to residual branches, never to attention.
     assert_eq!(said("gpt", "resid_pdrop", 0.125, &["--dropout", "0.125"]), None);
     assert!(said("gpt", "attn_pdrop", 0.125, &["--dropout", "0.125"]).is_some());
 }

@@ -1,15 +1,15 @@
-//! Every tensor's gradient against finite differences of the loss, in every family.
+//! Every tensor's gradient compared with finite differences of the loss, in every family.
 use super::*;
 use crate::common::plain_store::dot;
 use flatshard::base::rng::Rng;
 use flatshard::nn::{Lora, Segment};
 
-/// Of finite differences. A longer step has more truncation, a shorter one more rounding (losses are computed in f32):
-/// errors are smallest about here, 1e-4 at worst.
+/// Step of the finite differences. A longer step has more truncation error, a shorter one more rounding (losses are
+/// computed in f32): errors are smallest about here, at most 1e-4.
 const STEP: f32 = 1e-2;
 const TOLERANCE: f64 = 3e-4;
 
-/// The derivative along a direction, from four losses (error of fourth order in `step`).
+/// The directional derivative from four losses (fourth-order error in `step`).
 fn difference(model: &mut Model, layer: usize, segment: &Segment, direction: &[f32], step: f32) -> f64 {
     let start = model.store.weights(layer, segment).to_vec();
     let mut loss = |by: f32| {
@@ -26,8 +26,8 @@ fn difference(model: &mut Model, layer: usize, segment: &Segment, direction: &[f
     (8.0 * near - far) / (12.0 * step as f64)
 }
 
-/// Every tensor's gradient along itself (a wrong factor shows) and along two random directions (a wrong element shows).
-/// Errors are relative to the length of gradient times direction, so that a small product is no excuse.
+/// Every tensor's gradient along itself (detects a wrong factor) and along two random directions (detects a wrong
+/// element). Errors are relative to the norms of gradient times direction, so that a small product does not hide them.
 fn check_gradients(spec: Spec) {
     check_gradients_of(Model::new(spec, options(Checkpointing::Off)));
 }
@@ -64,7 +64,7 @@ fn check_gradients_of(mut model: Model) {
 fn llama_gradients() {
     check_gradients(llama());
 }
-/// The adapters' gradients, and through them those of what lies below; with the masks drawn again in recomputation.
+/// The adapters' gradients, and through them those of the layers below; recomputation draws the masks again.
 #[test]
 fn lora_gradients() {
     let targets = |names: &[&str]| names.iter().map(|n| n.to_string()).collect();

@@ -1,4 +1,4 @@
-//! `run_fsdp` on a ring, from the command line.
+//! `run_fsdp` with ring attention, from the command line.
 use serde_json::Value;
 use std::process::{Command, Output};
 
@@ -10,7 +10,7 @@ fn run(args: &[&str]) -> Output {
     command.args(tiny.split_whitespace()).args(args).output().unwrap()
 }
 
-/// Losses and norms of the steps, then the loss of the evaluation.
+/// Losses and norms of the steps, then the evaluation loss.
 fn losses(args: &[&str]) -> Vec<f64> {
     let file = tempfile::NamedTempFile::new().unwrap();
     let path = file.path().to_str().unwrap().to_string();
@@ -25,8 +25,8 @@ fn losses(args: &[&str]) -> Vec<f64> {
 }
 
 #[test]
-fn a_run_on_a_ring_is_the_run_on_one_rank() {
-    // 63 tokens a sequence: rings of 2 and 4 divide neither it nor the micro-batch of 2.
+fn a_ring_run_equals_a_single_rank_run() {
+    // 63 tokens per sequence: rings of 2 and 4 divide neither it nor the micro-batch of 2.
     let args = |ranks, ring: &'static [&'static str]| {
         [&["--max-len", "63", "--grad-accum", "2", "--nproc-per-node", ranks], ring].concat()
     };
@@ -35,7 +35,7 @@ fn a_run_on_a_ring_is_the_run_on_one_rank() {
     for ring in [
         args("2", &["--ring-attn-size", "2"]),
         args("3", &["--ring-attn-size", "3", "--ring-impl", "allgather", "--activation-checkpoint"]),
-        // Two such rings have twice the samples: another run, of which only the arrangement is checked.
+        // Two such rings have twice the samples, which is another run: only its mesh is checked.
         args("4", &["--ring-attn-size", "2", "--precision", "bf16"]),
     ] {
         let made = losses(&ring);

@@ -1,4 +1,4 @@
-//! One layer's attention, forward and backward, its rows cut over rings of 1 to 8 ranks.
+//! One layer's attention, forward and backward, with its rows distributed over rings of 1 to 8 ranks.
 use crate::common::ranks_on;
 use crate::common::reference::{self, Heads};
 use flatshard::base::rng::Rng;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub type Wrap<'a> = dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective> + Sync + 'a;
-/// Of a rank.
+/// Data of one rank.
 pub type MakeDevice<'a> = dyn Fn(usize, Meter) -> Result<Arc<dyn Device>> + Sync + 'a;
 
 pub fn cpu(_: usize, meter: Meter) -> Result<Arc<dyn Device>> {
@@ -40,7 +40,7 @@ pub struct Case<'a> {
     pub dtype: DType,
 }
 
-/// Of the whole batch.
+/// Data of the whole batch.
 #[derive(PartialEq)]
 pub struct Made {
     o: Vec<f64>,
@@ -55,7 +55,7 @@ impl Case<'_> {
         let Heads { q, kv, d, scale, window, cap } = self.heads;
         AttentionShape { heads: q, kv_heads: kv, head_dim: d, scale: scale as f32, window, softcap: cap as f32 }
     }
-    /// Queries, keys and values of the batch, or the gradient of its outputs: row by row, whoever asks.
+    /// Queries, keys and values of the batch, or the gradient of its outputs, row by row, for any rank.
     fn given(&self, seed: u64, row: usize, width: usize) -> Vec<f64> {
         let rng = Rng::new(seed, row as u64);
         let rounded = |x: f32| if self.dtype == DType::Bf16 { bf16::from_f32(x).to_f64() } else { f64::from(x) };
@@ -64,7 +64,7 @@ impl Case<'_> {
     fn qkv(&self, rows: impl Iterator<Item = usize>) -> Vec<f64> {
         rows.flat_map(|row| self.given(1, row, self.attention().row())).collect()
     }
-    /// Rows behind the batch are padding: no gradient comes from them.
+    /// Rows after the end of the batch are padding: they have no gradient.
     fn d_o(&self, rows: impl Iterator<Item = usize>) -> Vec<f64> {
         let width = self.heads.q * self.heads.d;
         let weight = |row| if row < self.rows() { 1.0 } else { 0.0 };
@@ -79,7 +79,7 @@ impl Case<'_> {
             reference::attention_backward::<f64>(self.heads, self.cu, [&qkv, &forward[0], &forward[1], &d_o]);
         Made { o: forward[0].clone(), dqkv: dqkv.swap_remove(0) }
     }
-    /// The path of one rank without a ring.
+    /// Plain attention on one rank.
     fn flash(&self) -> Made {
         let (dev, a, n) = (CpuDevice::new(Meter::default()), self.attention(), self.rows());
         let (qkv, d_o) = (upload(&dev, self.dtype, &self.qkv(0..n)), upload(&dev, self.dtype, &self.d_o(0..n)));
@@ -111,7 +111,7 @@ impl Case<'_> {
         .unwrap();
         Made { o: download(&dev, &o), dqkv: download(&dev, &dqkv) }
     }
-    /// Around a ring of `world` ranks.
+    /// Attention on a ring of `world` ranks.
     pub fn ring(&self, world: usize, ring: RingImpl, device: &MakeDevice, wrap: &Wrap) -> Made {
         let a = self.attention();
         let parts = ranks_on(world, device, |rank| {
@@ -126,7 +126,7 @@ impl Case<'_> {
                 |values: &[u32]| upload(&*dev, DType::U32, &values.iter().map(|&v| v.into()).collect::<Vec<_>>());
             let (cu, rows) = (u32s(&cut.part.cu_seqlens), u32s(&cut.rows));
             let mine = || cut.rows[rank.rank * n..][..n].iter().map(|&row| row as usize);
-            // Room for more rows than there are, as for the longest batch.
+            // Allocated for more rows than there are, as for the longest batch.
             let split = Split { sp: Slice { index: group.rank(), of: world }, ring, ..Split::NONE };
             let groups = Groups { sp: group.clone(), ..Groups::solo(&dev) };
             let sights = [a.window == 0, a.window > 0];
@@ -140,7 +140,7 @@ impl Case<'_> {
             let (mut delta, mut dqkv) = (alloc(DType::F32, a.heads * n)?, alloc(self.dtype, qkv.len())?);
             let mut sums = alloc(DType::F32, dev.attention_sums(&a, self.dtype, n))?;
             let around = RingAttention { dev: &*dev, group: &*group, ring, shape: &a, layer: 3 };
-            // Twice: what one layer leaves must not show in the next.
+            // Twice: what one layer leaves behind must not affect the next.
             for _ in 0..2 {
                 around.forward(&mut buffers, qkv.view(), o.view_mut(), lse.view_mut())?;
                 let (scratch, dq) = ([delta.view_mut(), sums.view_mut()], dqkv.view_mut());
@@ -196,13 +196,13 @@ pub fn heads(q: usize, kv: usize, d: usize) -> Heads {
     Heads { q, kv, d, scale: f64::from(1.0 / (d as f32).sqrt()), window: 0, cap: 0.0 }
 }
 fn scaled(heads: Heads) -> Heads {
-    // As the device gets it.
+    // Rounded as on the device.
     Heads { scale: f64::from(heads.scale as f32), cap: f64::from(heads.cap as f32), ..heads }
 }
 pub const BOTH: [RingImpl; 2] = [RingImpl::Ring, RingImpl::AllGather];
 
-/// Heads and documents: dense ones that all rings divide; packed ones of odd lengths, with some that are shorter than
-/// the ring, empty or a single token; windows and caps of Gemma; groups of heads.
+/// Heads and documents: dense ones that all rings divide; packed ones of odd lengths, some shorter than the ring, empty
+/// or a single token; Gemma's windows and softcaps; grouped heads.
 fn cases() -> Vec<(Heads, Vec<u32>)> {
     vec![
         (heads(2, 2, 16), vec![0, 256]),
@@ -214,8 +214,7 @@ fn cases() -> Vec<(Heads, Vec<u32>)> {
     ]
 }
 
-/// The bar that the field's reference library sets itself: 2.5 times the error of the plain path and 2e-3, however many
-/// ranks.
+/// The tolerance of the reference library: 2.5 times the error of plain attention plus 2e-3, for any number of ranks.
 #[test]
 fn errors_do_not_grow_with_the_ring() {
     for (heads, cu) in cases() {
@@ -229,7 +228,7 @@ fn errors_do_not_grow_with_the_ring() {
                     for (what, made, plain) in [("outputs", made[0], plain[0]), ("gradients", made[1], plain[1])] {
                         let label = format!("{what} of {heads:?} {cu:?} in {dtype}, {ring:?} of {world}");
                         assert!(made <= 2.5 * plain + 2e-3, "{label}: off by {made:.2e}, plain by {plain:.2e}");
-                        // In f32 the allowance of 2e-3 would hide anything.
+                        // In f32 an allowance of 2e-3 would hide anything.
                         assert!(dtype != DType::F32 || made <= 8.0 * plain + 1e-6, "{label}: {made:.2e} {plain:.2e}");
                     }
                 }
@@ -239,7 +238,7 @@ fn errors_do_not_grow_with_the_ring() {
 }
 
 #[test]
-fn both_ways_make_the_same_outputs() {
+fn both_implementations_give_the_same_outputs() {
     for (heads, cu) in cases() {
         let case = Case { heads: scaled(heads), cu: &cu, dtype: DType::Bf16 };
         let [ring, gathered] = BOTH.map(|ring| case.ring(4, ring, &cpu, &bare));
@@ -247,7 +246,7 @@ fn both_ways_make_the_same_outputs() {
     }
 }
 
-/// Whoever is late, every sum is made in the same order.
+/// Whichever rank is late, sums are computed in the same order.
 #[test]
 fn delays_change_no_bit() {
     let case = Case { heads: heads(4, 2, 8), cu: &[0, 61, 150], dtype: DType::Bf16 };
@@ -263,7 +262,7 @@ fn delays_change_no_bit() {
 }
 
 #[test]
-fn the_simulated_gpu_goes_round_as_well() {
+fn rings_of_simulated_gpus_agree_too() {
     for (heads, cu) in [(Heads { window: 9, cap: 0.8, ..heads(2, 1, 16) }, [0, 5, 44]), (heads(2, 2, 16), [0, 17, 48])]
     {
         for (dtype, within) in [(DType::F32, 2e-6), (DType::Bf16, 3e-2)] {

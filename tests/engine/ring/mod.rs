@@ -1,5 +1,5 @@
-//! Ring attention: one layer's attention around the ring against exact arithmetic and against the plain path; what it
-//! sends, when, and how much; whole models cut over a ring against one rank.
+//! Ring attention: a single layer compared with exact arithmetic and with plain attention; what it sends, when, and how
+//! much; whole models on a ring compared with one rank.
 mod cli;
 mod layer;
 mod model;

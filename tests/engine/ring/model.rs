@@ -1,5 +1,5 @@
-//! Whole models whose sequences are cut over a ring, against one rank: loss, norm and weights after steps; evaluation,
-//! generation; bytes sent and held.
+//! Whole models with sequences sharded over a ring, compared with one rank: loss, norm and weights after steps;
+//! evaluation, generation; bytes sent and held.
 use crate::common::*;
 use flatshard::base::CATEGORIES;
 use flatshard::base::rng::Rng;
@@ -17,7 +17,7 @@ use flatshard::store::ShardedOptions;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Documents of packed samples, none of a length that a ring divides, some shorter than it.
+/// Documents of packed samples, none with a length that a ring divides, some shorter than it.
 const PACKED: [usize; 6] = [29, 1, 13, 3, 40, 5];
 /// Dense sequences.
 const DENSE: [usize; 2] = [32, 32];
@@ -26,7 +26,7 @@ const TOKENS: usize = 97;
 fn specs() -> [Spec; 4] {
     let long = |spec: Spec| Spec { max_len: 40, layers: 3, dropout: 0.0, ..spec };
     let gemma3 = Spec { windowed: vec![true, false, true], ..gemma3() };
-    // A cap on scores as well: Gemma 2's.
+    // Softcapped scores as well: Gemma 2's.
     [llama(), qwen3(), Spec { score_cap: 2.0, ..gemma3 }, gpt()].map(long)
 }
 
@@ -56,7 +56,7 @@ fn with_ring(spec: &Spec, dtype: DType, ring: RingImpl, checkpoint: Checkpointin
     EngineOptions { tokens: TOKENS, ring, checkpoint, ..options(spec, strategy, SGD) }
 }
 
-/// Steps in which rank `r` of dp has batch `r` of each step; `one` has all of them, one after the other.
+/// Steps in which rank `r` of dp has batch `r` of each step; `one` has all of them in sequence.
 fn trained(sizes: MeshSizes, options: &EngineOptions, steps: u64, lengths: [&[usize]; 2]) -> Outcome {
     let dp = sizes.dp_replicate * sizes.dp_shard;
     let results = mesh_ranks(sizes, |rank| {
@@ -71,7 +71,7 @@ fn trained(sizes: MeshSizes, options: &EngineOptions, steps: u64, lengths: [&[us
     gathered(&options.spec, results)
 }
 
-/// Losses and norms to these parts of them, weights to this.
+/// Relative tolerances of losses and norms, and of weights.
 #[track_caller]
 fn assert_near(a: &Outcome, b: &Outcome, within: [f64; 3], label: &str) {
     for (step, (x, y)) in a.steps.iter().zip(&b.steps).enumerate() {
@@ -86,7 +86,7 @@ fn assert_near(a: &Outcome, b: &Outcome, within: [f64; 3], label: &str) {
 }
 
 #[test]
-fn a_ring_trains_as_one_rank_does() {
+fn a_ring_trains_like_one_rank() {
     for spec in specs() {
         for (dtype, within) in [(DType::F32, [1e-6, 1e-5, 2e-6]), (DType::Bf16, [2e-3, 3e-2, 3e-3])] {
             let one = with_ring(&spec, dtype, RingImpl::Ring, Checkpointing::Off);
@@ -107,7 +107,7 @@ fn a_ring_trains_as_one_rank_does() {
 }
 
 #[test]
-fn replicas_go_round_as_well() {
+fn rings_with_replicas_train_like_one_rank() {
     let [spec, ..] = specs();
     let options = |sizes: MeshSizes| {
         let options = with_ring(&spec, DType::F32, RingImpl::Ring, Checkpointing::Off);
@@ -119,7 +119,7 @@ fn replicas_go_round_as_well() {
 }
 
 #[test]
-fn an_evaluation_and_a_text_are_those_of_one_rank() {
+fn evaluation_and_generation_equal_those_of_one_rank() {
     for spec in specs() {
         let run = |sizes, ring| {
             let options = with_ring(&spec, DType::F32, ring, Checkpointing::Full);
@@ -142,7 +142,7 @@ fn an_evaluation_and_a_text_are_those_of_one_rank() {
     }
 }
 
-/// Whoever is late: the same bits.
+/// Whichever rank is late: the same bits.
 #[test]
 fn delays_change_nothing() {
     let [_, _, spec, _] = specs();
@@ -169,11 +169,11 @@ fn delays_change_nothing() {
     }
 }
 
-/// What a rank sends in a step: R ranks, n rows of c elements of keys and values. Forward, a block goes R - 1 hops in
-/// the compute dtype; backward as many again, and R hops as f32 gradients. Full checkpointing recomputes all blocks but
-/// the last, and so their forward transfers; selective has attention's outputs and sends nothing twice.
+/// Bytes sent by a rank in a step: R ranks, n rows of c elements of keys and values. Forward, a block makes R - 1 hops
+/// in the compute dtype; backward, as many again, and R hops as f32 gradients. Full checkpointing recomputes all blocks
+/// but the last, with their forward transfers; selective keeps attention's outputs and sends nothing twice.
 #[test]
-fn bytes_are_those_of_the_formula() {
+fn bytes_match_the_formula() {
     let [spec, ..] = specs();
     let (c, layers) = (2 * spec.kv_heads * spec.head_dim, spec.layers);
     for (ranks, dtype) in [(2, DType::F32), (3, DType::Bf16), (4, DType::Bf16)] {
@@ -190,7 +190,8 @@ fn bytes_are_those_of_the_formula() {
                     log.clear();
                     step(&mut engine, &[documents(&spec, 1, &PACKED)], 1)?;
                     let on_ring = log.entries().into_iter().filter(|entry| entry.axis == Axis::Sp);
-                    // A gather or a reduce-scatter notes its full buffer, of which (R - 1) / R come from others.
+                    // All-gathers and reduce-scatters record their full buffer, of which (R - 1) / R comes from other
+                    // ranks.
                     let bytes = |entry: flatshard::comm::recorder::Entry| match entry.seam {
                         Some(Seam::SendRecv) => entry.bytes,
                         _ => entry.bytes / ranks * (ranks - 1),
@@ -211,7 +212,7 @@ fn bytes_are_those_of_the_formula() {
 }
 
 #[test]
-fn the_plan_is_what_is_allocated() {
+fn planned_bytes_equal_allocated_bytes() {
     for spec in specs() {
         for ring in [RingImpl::Ring, RingImpl::AllGather] {
             for sizes in [sizes(1, 2), sizes(2, 3)] {

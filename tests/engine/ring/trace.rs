@@ -1,4 +1,4 @@
-//! When transfers start: among the launches of a simulated GPU, which are noted in the same log as the group's calls.
+//! When ring transfers start relative to the launches of a simulated GPU, which are recorded in the same log.
 use super::layer::{Case, heads};
 use flatshard::base::meter::Lease;
 use flatshard::base::{Category, DType, Meter, Result};
@@ -15,7 +15,7 @@ use flatshard::device::{Buf, Device, View, ViewMut};
 use flatshard::nn::RingImpl;
 use std::sync::Arc;
 
-/// Notes the kernels that it launches.
+/// Records the kernels it launches.
 struct Noting {
     sim: Sim,
     log: Log,
@@ -70,8 +70,8 @@ impl Driver for Noting {
     }
 }
 
-/// What rank 0 of 3 does in one forward and one backward pass of a layer: `KV` and `DKV` when those start to travel, in
-/// brackets when they are waited for; small letters for launches. A pass is `forward`, or `dq` and `dkv`.
+/// What rank 0 of 3 does in one forward and one backward pass of a layer: `KV` and `DKV` when their transfer starts, in
+/// brackets when it is waited for; lowercase letters for launches. A pass is `forward`, or `dq` and `dkv`.
 fn trace(ring: RingImpl) -> String {
     const WORLD: usize = 3;
     let logs: Vec<Log> = (0..WORLD).map(|_| Log::default()).collect();
@@ -104,7 +104,7 @@ fn trace(ring: RingImpl) -> String {
 }
 
 #[test]
-fn the_next_block_travels_under_the_pass_over_the_last() {
+fn transfers_of_the_next_block_overlap_the_current_pass() {
     assert_eq!(
         trace(RingImpl::Ring),
         "KV forward (KV) KV forward merge (KV) forward merge \

@@ -1,5 +1,5 @@
-//! Runs on several pretended hosts while strangers on the network do what they can: they are not let in, they delay
-//! nobody, and what they and hostile peers say does not reach a terminal as it is.
+//! Runs on several simulated hosts under attack from the network: strangers are not admitted and delay nobody, and text
+//! from them and from hostile peers is escaped before it reaches a terminal.
 use super::*;
 use crate::common::network::*;
 use flatshard::comm::env::RankEnv;
@@ -40,7 +40,7 @@ impl Spread {
     fn doors(&self) -> Vec<SocketAddr> {
         self.ranks.iter().flat_map(|run| listening(run.pid())).collect()
     }
-    /// As a stranger knows the job: all but the secret.
+    /// What a stranger knows of the job: everything but the secret.
     fn env(&self, rank: usize, secret: Option<&str>) -> RankEnv {
         let number = |name: &str| match name {
             "RANK" => Some(rank.to_string()),
@@ -61,14 +61,14 @@ impl Spread {
     }
 }
 
-/// The trained steps go on.
+/// Training continues.
 fn goes_on(metrics: &std::path::Path) {
     let before = steps(metrics);
     wait_until("it trains on", || steps(metrics) > before + 2);
 }
 
 #[test]
-fn slow_strangers_at_all_ports_delay_neither_steps_nor_word_of_a_dead_rank() {
+fn slow_strangers_at_all_ports_delay_neither_steps_nor_the_detection_of_a_dead_rank() {
     let dir = Dir::new();
     let metrics = dir.arg("m");
     let args = [&ENDLESS[..], &["--metrics-path", &metrics]].concat();
@@ -88,7 +88,7 @@ fn slow_strangers_at_all_ports_delay_neither_steps_nor_word_of_a_dead_rank() {
 }
 
 #[test]
-fn thousands_of_connections_leave_descriptors_and_the_run_alone() {
+fn thousands_of_connections_exhaust_no_descriptors_and_do_not_affect_the_run() {
     let dir = Dir::new();
     let metrics = dir.arg("m");
     let args = [&ENDLESS[..], &["--metrics-path", &metrics]].concat();
@@ -116,7 +116,7 @@ fn thousands_of_connections_leave_descriptors_and_the_run_alone() {
     }
     goes_on(&dir.path("m"));
     assert!(most <= 66, "{most} descriptors more than before");
-    // Who knows all but the secret is not let in either.
+    // A stranger who knows everything but the secret is not admitted either.
     let rank_0 = *listening(job.ranks[0].pid()).first().unwrap();
     for secret in [None, Some("another job's own secret")] {
         assert!(calls(rank_0, &job.env(1, secret), 7).is_err());
@@ -140,7 +140,7 @@ fn calls(at: SocketAddr, env: &RankEnv, channel: u16) -> std::io::Result<TcpStre
 /// Without a secret a stranger can pass for a rank; there is an end to what it can hold, though, and rank 0 says so
 /// once.
 #[test]
-fn without_a_secret_it_is_said_once_and_impostors_hold_few_connections() {
+fn without_a_secret_there_is_one_warning_and_impostors_hold_few_connections() {
     let dir = Dir::new();
     let metrics = dir.arg("m");
     let args = [&ENDLESS[..], &["--metrics-path", &metrics]].concat();
@@ -152,7 +152,8 @@ fn without_a_secret_it_is_said_once_and_impostors_hold_few_connections() {
     goes_on(&dir.path("m"));
     send(Signal::TERM, job.ranks[0].pid());
     let said: Vec<String> = job.end().into_iter().map(|e| e.stderr).collect();
-    let warned = |text: &str| text.matches("no job secret: who reaches the ports of this job can pass for").count();
+    let warned =
+        |text: &str| text.matches("no job secret: anyone who can reach this job's ports can impersonate").count();
     assert_eq!([warned(&said[0]), warned(&said[1])], [1, 0], "{said:?}");
 }
 
@@ -194,7 +195,7 @@ fn a_secret_is_shown_nowhere() {
 
 /// Our own launcher's ranks are on one host, and still have a secret: each start another one, in the environment alone.
 #[test]
-fn our_own_launcher_makes_a_secret_for_its_ranks() {
+fn the_built_in_launcher_generates_a_secret() {
     let dir = Dir::new();
     let secret_of = |pid: u32| {
         let environ = fs::read(format!("/proc/{pid}/environ")).unwrap();
@@ -217,7 +218,7 @@ fn our_own_launcher_makes_a_secret_for_its_ranks() {
 
 /// MASTER_ADDR's interface, and that from which a rank reaches it: no other.
 #[test]
-fn ranks_listen_at_the_interface_of_master_addr_only() {
+fn ranks_listen_only_on_the_interface_of_master_addr() {
     let dir = Dir::new();
     let metrics = dir.arg("m");
     let args = [&ENDLESS[..], &["--metrics-path", &metrics]].concat();
@@ -230,7 +231,7 @@ fn ranks_listen_at_the_interface_of_master_addr_only() {
 }
 
 #[test]
-fn localhost_works_by_either_protocol() {
+fn localhost_works_with_ipv4_and_ipv6() {
     for addr in ["localhost", "::1"] {
         if addr == "::1" && TcpListener::bind("[::1]:0").is_err() {
             println!("no IPv6 on this machine");
@@ -243,9 +244,9 @@ fn localhost_works_by_either_protocol() {
     }
 }
 
-/// A rank's host is called what a terminal would obey.
+/// A host name with terminal escape sequences.
 #[test]
-fn a_peers_name_is_spelled_out_in_messages() {
+fn a_peers_host_name_is_escaped_in_messages() {
     let dir = Dir::new();
     let metrics = dir.arg("m");
     let args = [&ENDLESS[..], &["--metrics-path", &metrics]].concat();

@@ -1,4 +1,4 @@
-//! What all functions of the driver have in common: the lock, the checks, the return code.
+//! Shared by all functions of the driver: locking, checks, return codes.
 use crate::code::{Code, CuResult};
 use crate::state::{DriverState, current_gpu, lock};
 use std::ffi::c_int;
@@ -12,7 +12,7 @@ pub fn call(act: impl FnOnce(&mut DriverState) -> CuResult) -> c_int {
     state.called();
     number(if state.ready { act(&mut state) } else { Err(Code::NOT_INITIALIZED) })
 }
-/// A call that needs a context that is not lost.
+/// A call that needs a context that has not been lost.
 pub fn bound(act: impl FnOnce(&mut DriverState) -> CuResult) -> c_int {
     call(|state| {
         current_gpu()?;
@@ -20,7 +20,7 @@ pub fn bound(act: impl FnOnce(&mut DriverState) -> CuResult) -> c_int {
         act(state)
     })
 }
-/// The same, with something to wait for when the lock is open again.
+/// The same, returning events to wait for after unlocking.
 pub fn waiting(act: impl FnOnce(&mut DriverState) -> CuResult<Vec<std::sync::Arc<crate::queue::StreamMark>>>) -> c_int {
     let mut marks = vec![];
     let code = bound(|state| {
@@ -35,7 +35,7 @@ pub unsafe fn give<T>(to: *mut T, value: T) -> CuResult {
     if to.is_null() {
         return Err(Code::INVALID_VALUE);
     }
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe { to.write(value) };
     Ok(())
 }

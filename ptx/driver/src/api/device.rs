@@ -1,4 +1,4 @@
-//! Starting, errors, devices, contexts. Only primary contexts: cuCtxCreate is not there.
+//! Initialization, errors, devices, contexts. Only primary contexts; cuCtxCreate is missing.
 use super::call::{bound, call, give, number, waiting};
 use crate::code::{Code, words};
 use crate::kernels::{REGISTERS, THREADS, UNASKED, shared_most};
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> c_int {
 }
 fn text(to: *mut *const c_char, code: c_int, choose: fn((&'static CStr, &'static CStr)) -> &'static CStr) -> c_int {
     let said = words(code).map(choose);
-    // SAFETY: the caller's pointer, as cuda.h says.
+    // SAFETY: the caller's pointer, as in cuda.h.
     let given = unsafe { give(to, said.map_or(std::ptr::null(), CStr::as_ptr)) };
     number(given.and(said.map(|_| ()).ok_or(Code::INVALID_VALUE)))
 }
@@ -48,7 +48,7 @@ fn known(state: &DriverState, device: c_int) -> Result<usize, Code> {
 pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_int {
     call(|state| known(state, ordinal).and_then(|gpu| unsafe { give(device, gpu as c_int) }))
 }
-/// What a program, a report or a person may take for the name of a GPU.
+/// A name that nobody can mistake for a real GPU's.
 pub fn name() -> &'static str {
     "Simulated GPU"
 }
@@ -60,7 +60,7 @@ unsafe fn give_text(to: *mut c_char, room: c_int, text: &str) -> Result<(), Code
     if to.is_null() || (room as usize) < bytes.len() {
         return Err(Code::INVALID_VALUE);
     }
-    // SAFETY: the caller's word, and the length was compared.
+    // SAFETY: upheld by the caller, and the length was checked.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), to, bytes.len()) };
     Ok(())
 }
@@ -68,7 +68,7 @@ unsafe fn give_text(to: *mut c_char, room: c_int, text: &str) -> Result<(), Code
 pub unsafe extern "C" fn cuDeviceGetName(to: *mut c_char, room: c_int, device: c_int) -> c_int {
     call(|state| known(state, device).and_then(|_| unsafe { give_text(to, room, name()) }))
 }
-/// "0000:00:00.0" for GPU 0: no machine has a GPU there.
+/// "0000:00:00.0" for GPU 0: no real machine has a GPU there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetPCIBusId(to: *mut c_char, room: c_int, device: c_int) -> c_int {
     call(|state| {
@@ -88,8 +88,7 @@ pub unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) 
 pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> c_int {
     call(|state| known(state, device).and_then(|_| unsafe { give(bytes, state.settings.bytes) }))
 }
-/// `CUdevice_attribute` by its numbers. One that nobody here knows is an error, so that a program that asks for it is
-/// noticed.
+/// `CUdevice_attribute` by number. Unknown ones are an error, so that programs that query them are noticed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int {
     call(|state| {
@@ -101,7 +100,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_in
             4 => 64,                                       // .. along z
             5 => i32::MAX as usize,                        // blocks of a grid along x
             6 | 7 => 65535,                                // .. along y and z
-            8 => UNASKED,                                  // shared bytes of a block that has not asked for more
+            8 => UNASKED,                                  // shared bytes per block without opt-in
             10 => 32,                                      // threads of a warp
             12 | 82 => REGISTERS,                          // of a block; of a multiprocessor
             16 => state.settings.multiprocessors as usize, // multiprocessors
@@ -110,9 +109,9 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_in
             75 => arch as usize / 10,                      // compute capability
             76 => arch as usize % 10,
             81 => shared + 1024, // shared bytes of a multiprocessor
-            97 => shared,        // shared bytes of a block that asks
+            97 => shared,        // shared bytes per block with opt-in
             78 | 95 => 1,        // stream priorities, cooperative launches
-            115 => 0,            // memory pools: cuMemAllocAsync is not there
+            115 => 0,            // memory pools: no cuMemAllocAsync
             _ => return Err(Code::INVALID_VALUE),
         };
         unsafe { give(value, answer as c_int) }
@@ -123,7 +122,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_in
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int) -> c_int {
     call(|state| known(state, device).and_then(|gpu| unsafe { give(context, CONTEXT + gpu as u64) }))
 }
-/// What the context holds stays as it is: a process that goes on with it has not lost it.
+/// Keeps what the context holds, so a process that continues with it has not lost it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> c_int {
     call(|state| known(state, device).map(|_| ()))
@@ -178,7 +177,7 @@ pub unsafe extern "C" fn cuCtxSynchronize() -> c_int {
         Ok(streams.into_iter().map(|stream| state.streams.mark(stream)).collect())
     })
 }
-/// Lower is sooner, as on every GPU since 2013.
+/// Lower numbers have priority, as on every GPU since 2013.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) -> c_int {
     bound(|_| {

@@ -19,7 +19,7 @@ pub unsafe extern "C" fn cuEventCreate(to: *mut u64, flags: c_uint) -> c_int {
         unsafe { give(to, handle) }
     })
 }
-/// Waits that were enqueued go on.
+/// Waits that were already enqueued still proceed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventDestroy_v2(event: u64) -> c_int {
     bound(|state| state.events.remove(&event).map(|_| ()).ok_or(Code::INVALID_HANDLE))
@@ -62,7 +62,7 @@ fn wait(state: &mut DriverState, stream: u64, event: u64, flags: c_uint) -> CuRe
     let (mark, captured) = (mark.clone(), captured.clone());
     state.waits += 1;
     if state.settings.forget_wait == Some(state.waits) {
-        crate::code::say(&format!("planted fault: wait {} is forgotten", state.waits));
+        crate::code::say(&format!("planted fault: wait {} is skipped", state.waits));
         return Ok(());
     }
     let own = state.capture_of(stream)?.map(|(id, _)| id);
@@ -71,7 +71,7 @@ fn wait(state: &mut DriverState, stream: u64, event: u64, flags: c_uint) -> CuRe
             mark.into_iter().for_each(|mark| state.streams.wait(stream, mark));
             Ok(())
         }
-        // The stream becomes part of the capture, or comes after more of it.
+        // The stream joins the capture, or adds dependencies in it.
         (_, Some((id, front))) if own.is_none_or(|own| own == id) => {
             let capture = state.captures.get_mut(&id).ok_or(Code::CAPTURED_EVENT)?;
             if capture.invalid {
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn cuStreamWaitEvent(stream: u64, event: u64, flags: c_uin
     bound(|state| wait(state, stream, event, flags))
 }
 
-/// The last record; none: the event counts as passed. One that was captured cannot be asked.
+/// The event's last record. Without one, it counts as completed. A captured record cannot be queried.
 fn last(state: &mut DriverState, event: u64) -> CuResult<Option<Arc<StreamMark>>> {
     let event = known(state, event)?;
     let (captured, mark) = (event.captured.is_some(), event.mark.clone());
@@ -112,7 +112,7 @@ fn last(state: &mut DriverState, event: u64) -> CuResult<Option<Arc<StreamMark>>
     state.uncaptured()?;
     Ok(mark)
 }
-/// Takes a step: who asks gives others time, as [Note: progress] of `state` says.
+/// Runs a step, because a caller that queries gives others time: see [Note: progress] of `state`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventQuery(event: u64) -> c_int {
     bound(|state| {
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn cuEventSynchronize(event: u64) -> c_int {
     waiting(|state| Ok(last(state, event)?.into_iter().collect()))
 }
 /// # Safety
-/// As of cuda.h.
+/// As in cuda.h.
 unsafe fn elapsed(ms: *mut f32, from: u64, to: u64) -> c_int {
     bound(|state| {
         let mut times = [None; 2];
@@ -150,7 +150,7 @@ unsafe fn elapsed(ms: *mut f32, from: u64, to: u64) -> c_int {
 pub unsafe extern "C" fn cuEventElapsedTime(ms: *mut f32, from: u64, to: u64) -> c_int {
     unsafe { elapsed(ms, from, to) }
 }
-/// Since CUDA 12.8, under its own name.
+/// The name since CUDA 12.8.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventElapsedTime_v2(ms: *mut f32, from: u64, to: u64) -> c_int {
     unsafe { elapsed(ms, from, to) }

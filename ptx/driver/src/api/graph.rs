@@ -26,7 +26,7 @@ pub unsafe extern "C" fn cuStreamBeginCapture_v2(stream: u64, mode: c_int) -> c_
         Ok(())
     })
 }
-/// The capture is over in any case but that of another stream or thread.
+/// Ends the capture, unless called for another stream or thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamEndCapture(stream: u64, graph: *mut u64) -> c_int {
     bound(|state| {
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: u64, graph: *mut u64) -> c_i
     })
 }
 /// # Safety
-/// As of cuda.h.
+/// As in cuda.h.
 unsafe fn status(state: &mut DriverState, stream: u64, status: *mut c_int, id: *mut u64) -> Result<(), Code> {
     let capture = state.capture_of(stream)?.map(|(id, capture)| (id, capture.invalid));
     if !id.is_null() {
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn cuStreamIsCapturing(stream: u64, to: *mut c_int) -> c_i
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int {
     bound(|_| {
-        // SAFETY: the caller's pointer, as cuda.h says.
+        // SAFETY: the caller's pointer, as in cuda.h.
         let wanted = unsafe { mode.as_ref() }.copied().filter(|mode| (0..=RELAXED).contains(mode));
         let before = MODE.replace(wanted.ok_or(Code::INVALID_VALUE)?);
         unsafe { give(mode, before) }
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(exec: *mut u64, graph: u64,
 pub unsafe extern "C" fn cuGraphGetNodes(graph: u64, nodes: *mut u64, count: *mut usize) -> c_int {
     bound(|state| {
         let known = state.graphs.get(&graph).ok_or(Code::INVALID_VALUE)?;
-        // Nodes have no handles here: their number is all that can be asked.
+        // Nodes have no handles here, so only their number can be queried.
         if nodes.is_null() { unsafe { give(count, known.len()) } } else { Err(Code::NOT_SUPPORTED) }
     })
 }
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn cuGraphDestroy(graph: u64) -> c_int {
 pub unsafe extern "C" fn cuGraphLaunch(exec: u64, stream: u64) -> c_int {
     bound(|state| {
         if state.capture_of(stream)?.is_some() {
-            return Err(Code::NOT_SUPPORTED); // a graph in a graph: nobody here makes one
+            return Err(Code::NOT_SUPPORTED); // nested graphs are not simulated
         }
         let known = state.execs.get(&exec).ok_or(Code::INVALID_VALUE)?;
         let (graph, last) = (known.graph.clone(), known.last.clone());
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn cuGraphLaunch(exec: u64, stream: u64) -> c_int {
         Ok(())
     })
 }
-/// One vertex of one launch. An event counts as recorded from the launch on.
+/// Starts one vertex of one launch. An event counts as recorded from the launch on.
 fn start(state: &mut DriverState, step: &CapturedCall) -> Result<NodeRun, Code> {
     let event = |state: &mut DriverState, event: &u64| {
         let event = state.events.get_mut(event).ok_or(Code::INVALID_HANDLE)?;

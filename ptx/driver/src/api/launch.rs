@@ -2,20 +2,20 @@
 use super::call::{bound, call, give, number};
 use crate::code::say;
 use crate::code::{Code, CuResult};
-use crate::kernels::{GridShape, compile, shared_most};
+use crate::kernels::{GridShape, compile, remarks, shared_most};
 use crate::state::{DriverState, lock, wait};
 use flatshard_ptx::emulate::{Swizzle, TensorMap};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 /// `CUjit_option`.
+const INFO_LOG: c_int = 3;
 const ERROR_LOG: c_int = 5;
-const ERROR_LOG_BYTES: c_int = 6;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleLoadData(module: *mut u64, image: *const c_void) -> c_int {
     unsafe { cuModuleLoadDataEx(module, image, 0, std::ptr::null_mut(), std::ptr::null_mut()) }
 }
-/// Text of PTX; of the options, the buffer for errors.
+/// Takes PTX text; of the options, uses the log buffers for errors and for information.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleLoadDataEx(
     module: *mut u64,
@@ -31,30 +31,37 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
     if image.is_null() || module.is_null() {
         return Code::INVALID_VALUE.0;
     }
-    // SAFETY: a terminated text, as cuda.h says of PTX.
+    // SAFETY: NUL-terminated text, as cuda.h requires of PTX.
     let text = unsafe { CStr::from_ptr(image.cast::<c_char>()) };
     let Ok(text) = text.to_str() else { return Code::INVALID_PTX.0 };
     let settings = lock().settings.clone();
-    // Without the lock: a program compiles on several threads.
+    let log = |buffer: c_int, text: String| {
+        let option = |wanted: c_int| {
+            // SAFETY: one option per value.
+            let at = (0..count as usize).find(|&i| unsafe { *options.add(i) } == wanted)?;
+            Some(unsafe { *values.add(at) })
+        };
+        // A log's size is the option after its buffer.
+        if let (Some(buffer), Some(room)) = (option(buffer), option(buffer + 1)) {
+            let mut text = text.into_bytes();
+            text.truncate((room as usize).saturating_sub(1));
+            text.push(0);
+            // SAFETY: the buffer has the size given by the option.
+            unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), text.len().min(room as usize)) };
+        }
+    };
+    // Without the lock, because programs compile on several threads.
     match compile(&settings, text) {
-        Ok(kernels) => call(|state| {
-            let handle = state.handle();
-            state.kernels.add(handle, kernels);
-            unsafe { give(module, handle) }
-        }),
-        Err((code, log)) => {
-            let option = |wanted: c_int| {
-                // SAFETY: as many options as values, as said.
-                let at = (0..count as usize).find(|&i| unsafe { *options.add(i) } == wanted)?;
-                Some(unsafe { *values.add(at) })
-            };
-            if let (Some(buffer), Some(room)) = (option(ERROR_LOG), option(ERROR_LOG_BYTES)) {
-                let mut log = log.into_bytes();
-                log.truncate((room as usize).saturating_sub(1));
-                log.push(0);
-                // SAFETY: the buffer has so many bytes, as the option says.
-                unsafe { std::ptr::copy_nonoverlapping(log.as_ptr(), buffer.cast(), log.len().min(room as usize)) };
-            }
+        Ok(kernels) => {
+            log(INFO_LOG, remarks(&settings, text));
+            call(|state| {
+                let handle = state.handle();
+                state.kernels.add(handle, kernels);
+                unsafe { give(module, handle) }
+            })
+        }
+        Err((code, errors)) => {
+            log(ERROR_LOG, errors);
             code.0
         }
     }
@@ -72,15 +79,15 @@ pub unsafe extern "C" fn cuModuleGetFunction(function: *mut u64, module: u64, na
         if name.is_null() {
             return Err(Code::INVALID_VALUE);
         }
-        // SAFETY: a terminated text, as cuda.h says.
+        // SAFETY: a NUL-terminated string, as cuda.h requires.
         let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| Code::NOT_FOUND)?;
         let fresh = state.handle();
         let handle = state.kernels.function(module, name, fresh)?;
         unsafe { give(function, handle) }
     })
 }
-/// `CUfunction_attribute`: the most threads of a block, declared shared bytes, registers, and shared bytes that a
-/// launch may ask for.
+/// `CUfunction_attribute`: maximum threads per block, static shared bytes, registers, and the dynamic shared bytes
+/// allowed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, function: u64) -> c_int {
     bound(|state| {
@@ -88,7 +95,7 @@ pub unsafe extern "C" fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int,
         let answer = match attribute {
             0 => function.threads(),
             1 => function.shared(),
-            2 | 3 => 0, // constants, local memory: the emulator has neither
+            2 | 3 => 0, // constants and local memory, which the emulator lacks
             4 => function.registers(),
             8 => function.dynamic,
             _ => return Err(Code::INVALID_VALUE),
@@ -127,7 +134,7 @@ pub unsafe extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
 }
 
 /// # Safety
-/// As of cuda.h: as many pointers as the function has parameters, each to as many bytes as the parameter has.
+/// As in cuda.h: one pointer per parameter of the function, each to that parameter's bytes.
 unsafe fn launch(
     state: &mut DriverState,
     function: u64,
@@ -138,12 +145,12 @@ unsafe fn launch(
     let function = state.kernels.get(function)?.clone();
     let mut arguments = vec![];
     for (i, bytes) in function.parameters().into_iter().enumerate() {
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         let at = if parameters.is_null() { std::ptr::null_mut() } else { unsafe { *parameters.add(i) } };
         if at.is_null() {
             return Err(Code::INVALID_VALUE);
         }
-        // SAFETY: the caller's word; the parameters are read by the call, as CUDA promises.
+        // SAFETY: upheld by the caller; the call reads the parameters before it returns, as in CUDA.
         arguments.push(unsafe { std::slice::from_raw_parts(at.cast::<u8>(), bytes) }.to_vec());
     }
     state.launches += 1;
@@ -184,10 +191,10 @@ pub unsafe extern "C" fn cuLaunchKernel(
     if code != 0 { code } else { number(wait(mark.as_slice())) }
 }
 
-/// `CUtensorMap`, which the driver wants on 64 bytes.
+/// `CUtensorMap` must be aligned to 64 bytes.
 const MAP_ALIGNED: usize = 64;
 
-/// The emulator's own 128 bytes: what a driver refuses is refused.
+/// Writes the emulator's own 128 bytes. What a real driver refuses is refused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuTensorMapEncodeTiled(
     map: *mut [u8; 128],
@@ -226,7 +233,7 @@ pub unsafe extern "C" fn cuTensorMapEncodeTiled(
             return Err(Code::INVALID_VALUE);
         }
         let rank = rank as usize;
-        // SAFETY: `rank` of each, strides one less, as cuda.h says.
+        // SAFETY: `rank` entries each, one less for strides, as in cuda.h.
         let (sizes, tile, steps) = unsafe {
             let of = |from: *const c_uint| std::slice::from_raw_parts(from, rank).to_vec();
             (std::slice::from_raw_parts(sizes, rank).to_vec(), of(tile), of(steps))
@@ -234,7 +241,7 @@ pub unsafe extern "C" fn cuTensorMapEncodeTiled(
         // SAFETY: as above.
         let strides = if rank > 1 { unsafe { std::slice::from_raw_parts(strides, rank - 1) }.to_vec() } else { vec![] };
         if steps.iter().any(|&step| step != 1) {
-            return Err(Code::NOT_SUPPORTED); // the emulator's copies take every element
+            return Err(Code::NOT_SUPPORTED); // the emulator has no element strides
         }
         let encoded = TensorMap { address: address as u64, element, sizes, strides, tile, swizzle }.encode();
         let bytes = encoded.map_err(|what| {

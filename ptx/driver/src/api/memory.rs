@@ -1,6 +1,6 @@
-//! Memory: allocated, freed, copied, set. What is checked at the call and what when it runs is as the driver's
-//! documentation has it ("API synchronization behavior"): pinned host memory is read and written when the copy runs,
-//! other host memory at the call.
+//! Memory: allocation, copies, memset. What is checked at the call and what when it runs follows the driver's
+//! documentation ("API synchronization behavior"): pinned host memory is read and written when the copy runs, other
+//! host memory at the call.
 use super::call::{bound, call, give, number, waiting};
 use crate::code::{Code, CuResult};
 use crate::queue::{LEGACY, Node, at_once};
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn cuMemFreeHost(at: *mut c_void) -> c_int {
     }
     number(settle().and_then(|()| lock().memory.unpin(at as u64)))
 }
-/// With unified addressing the device's address is the host's.
+/// With unified addressing, the device uses the host's address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(to: *mut u64, at: *mut c_void, _flags: c_uint) -> c_int {
     bound(|state| match state.memory.is_pinned(at as u64) {
@@ -61,18 +61,18 @@ pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(to: *mut u64, at: *mut c_v
     })
 }
 
-/// Where a copy comes from, or goes to.
+/// Source or destination of a copy.
 #[derive(Clone, Copy)]
 enum CopyEnd {
     /// Looked up when the copy runs.
     Known(u64),
-    /// The host's own memory, which cannot be reached after the call.
+    /// Ordinary host memory, which cannot be accessed after the call.
     Pageable(u64),
 }
 fn end(state: &DriverState, address: u64, bytes: usize) -> CuResult<CopyEnd> {
     match (state.memory.knows(address), state.memory.holds(address, bytes)) {
         (true, true) => Ok(CopyEnd::Known(address)),
-        // A device's address that is none, or runs off: the driver looks at once.
+        // An invalid or overrun device address: the driver checks at the call.
         (true, false) => Err(Code::INVALID_VALUE),
         (false, _) if address == 0 || address >= 1 << 47 => Err(Code::INVALID_VALUE),
         (false, _) => Ok(CopyEnd::Pageable(address)),
@@ -85,10 +85,10 @@ fn move_bytes(from: u64, to: u64, bytes: usize) -> Node {
         Ok(())
     })
 }
-/// Whether the call has to wait for the copy.
+/// Returns whether the call must wait for the copy.
 ///
 /// # Safety
-/// Host memory at `from` and `to` holds so many bytes.
+/// Host memory at `from` and `to` holds `bytes` bytes.
 unsafe fn copy(state: &mut DriverState, to: u64, from: u64, bytes: usize, stream: u64) -> CuResult<bool> {
     if bytes == 0 {
         return Ok(false);
@@ -99,7 +99,7 @@ unsafe fn copy(state: &mut DriverState, to: u64, from: u64, bytes: usize, stream
             state.enqueue(stream, move_bytes(from, to, bytes)).map(|()| false)
         }
         (CopyEnd::Pageable(from), CopyEnd::Known(to)) => {
-            // SAFETY: the caller's word.
+            // SAFETY: upheld by the caller.
             let data = unsafe { std::slice::from_raw_parts(from as *const u8, bytes) }.to_vec();
             let put = at_once(move |memory| memory.write(to, bytes).map(|to| to.copy_from_slice(&data)));
             state.enqueue(stream, put).map(|()| false)
@@ -107,31 +107,31 @@ unsafe fn copy(state: &mut DriverState, to: u64, from: u64, bytes: usize, stream
         (CopyEnd::Known(from), CopyEnd::Pageable(to)) => {
             let fetch = at_once(move |memory| {
                 let data = memory.read(from, bytes)?;
-                // SAFETY: the caller's word: the call waits for this, or the graph's owner keeps it.
+                // SAFETY: upheld by the caller: the call waits for this, or the graph's owner keeps it alive.
                 unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to as *mut u8, bytes) };
                 Ok(())
             });
             state.enqueue(stream, fetch).map(|()| !captures)
         }
         (CopyEnd::Pageable(from), CopyEnd::Pageable(to)) => {
-            // SAFETY: the caller's word.
+            // SAFETY: upheld by the caller.
             unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
             Ok(false)
         }
     }
 }
 /// # Safety
-/// As of [`copy`].
+/// As for [`copy`].
 unsafe fn copy_async(to: u64, from: u64, bytes: usize, stream: u64) -> c_int {
     waiting(|state| {
         let waits = unsafe { copy(state, to, from, bytes, stream) }?;
         Ok(if waits { vec![state.streams.mark(stream)] } else { vec![] })
     })
 }
-/// In the legacy stream, and waited for.
+/// In the legacy stream, waiting for completion.
 ///
 /// # Safety
-/// As of [`copy`].
+/// As for [`copy`].
 unsafe fn copy_now(to: u64, from: u64, bytes: usize) -> c_int {
     waiting(|state| {
         state.uncaptured()?;
@@ -183,7 +183,7 @@ fn set(state: &mut DriverState, to: u64, value: u8, bytes: usize, stream: u64) -
         CopyEnd::Pageable(_) => Err(Code::INVALID_VALUE),
     }
 }
-/// On any memory that a device reaches, words at their alignment.
+/// On any memory that a device can access, with aligned words.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemsetD32Async(to: u64, value: c_uint, words: usize, stream: u64) -> c_int {
     bound(|state| {
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn cuMemsetD32Async(to: u64, value: c_uint, words: usize, 
 pub unsafe extern "C" fn cuMemsetD8Async(to: u64, value: u8, bytes: usize, stream: u64) -> c_int {
     bound(|state| set(state, to, value, bytes, stream))
 }
-/// Not waited for where the memory is a device's.
+/// Does not wait if the memory is a device's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemsetD8_v2(to: u64, value: u8, bytes: usize) -> c_int {
     bound(|state| {
@@ -214,7 +214,7 @@ pub unsafe extern "C" fn cuMemsetD8_v2(to: u64, value: u8, bytes: usize) -> c_in
     })
 }
 
-/// CU_POINTER_ATTRIBUTE_MEMORY_TYPE alone.
+/// Supports only CU_POINTER_ATTRIBUTE_MEMORY_TYPE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuPointerGetAttribute(to: *mut c_void, attribute: c_int, address: u64) -> c_int {
     call(|state| match (attribute, state.memory.is_pinned(address), state.memory.gpu_of(address)) {

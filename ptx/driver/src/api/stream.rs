@@ -1,4 +1,4 @@
-//! Streams: made, ended, waited for; host functions. Capture is in `graph`.
+//! Streams: creation, destruction, waiting; host functions. Capture is in `graph`.
 use super::call::{bound, give, waiting};
 use crate::code::Code;
 use crate::queue::at_once;
@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_uint, c_void};
 const NON_BLOCKING: c_uint = 1;
 
 /// # Safety
-/// As of cuda.h.
+/// As in cuda.h.
 unsafe fn create(state: &mut DriverState, to: *mut u64, flags: c_uint, priority: c_int) -> Result<(), Code> {
     if flags & !NON_BLOCKING != 0 {
         return Err(Code::INVALID_VALUE);
@@ -33,7 +33,7 @@ pub unsafe extern "C" fn cuStreamGetPriority(stream: u64, priority: *mut c_int) 
         unsafe { give(priority, known.priority) }
     })
 }
-/// Returns at once; what was enqueued runs.
+/// Returns at once; work already enqueued still runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamDestroy_v2(stream: u64) -> c_int {
     bound(|state| {
@@ -61,10 +61,10 @@ pub unsafe extern "C" fn cuStreamQuery(stream: u64) -> c_int {
         if over { Ok(()) } else { Err(Code::NOT_READY) }
     })
 }
-/// The function and what it is given, which the program keeps until it was called.
+/// The function and its argument, which the program keeps alive until the call.
 #[derive(Clone, Copy)]
 struct HostCall(unsafe extern "C" fn(*mut c_void), *mut c_void);
-// SAFETY: the program says so by enqueuing it: CUDA calls it from a thread of its own.
+// SAFETY: the program allows it by enqueuing it: CUDA calls it from one of its own threads.
 unsafe impl Send for HostCall {}
 unsafe impl Sync for HostCall {}
 impl HostCall {

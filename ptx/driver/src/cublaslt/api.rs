@@ -1,6 +1,5 @@
-//! The functions of cublasLt.h that products use, by its names and numbers. Pointers of callers are followed here and
-//! nowhere else; alpha and beta are the host's, read by the call. Sizes of attributes are those that cuBLASLt 13.4
-//! takes.
+//! The functions of cublasLt.h that products use, with its names and numbers. Only this file dereferences callers'
+//! pointers; the call reads alpha and beta from host memory. Attribute sizes are those of cuBLASLt 13.4.
 use super::choose::{DEFAULT, MatrixLayout, Problem, Refusal};
 use super::product::LtProduct;
 use crate::settings::variable;
@@ -19,10 +18,10 @@ const NOT_SUPPORTED: c_int = 15;
 
 /// Alignment of the workspace.
 const WORKSPACE: u64 = 256;
-/// Alignments beyond this are not told apart.
+/// Larger alignments are treated alike.
 const ALIGNED: u32 = 256;
 
-/// What a handle is a handle of.
+/// The object behind a handle.
 #[derive(Clone, Copy)]
 enum Object {
     Library,
@@ -44,18 +43,18 @@ struct ProductOperation {
 #[derive(Clone, Copy)]
 struct ProductPreference {
     workspace: u64,
-    /// Of A, B, C, D, at least.
+    /// Minimum alignments of A, B, C, D.
     aligned: [u32; 4],
 }
 
-/// Handles that are alive; a handle is a number and is never followed.
+/// Live handles. A handle is a number and is never dereferenced.
 static OBJECTS: Mutex<(usize, Option<HashMap<usize, Object>>)> = Mutex::new((0, None));
 
 fn objects() -> MutexGuard<'static, (usize, Option<HashMap<usize, Object>>)> {
     OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 /// # Safety
-/// `out` takes a handle.
+/// `out` can hold a handle.
 unsafe fn make(out: *mut *mut c_void, object: Object) -> c_int {
     let mut objects = objects();
     objects.0 += 1;
@@ -68,7 +67,7 @@ unsafe fn make(out: *mut *mut c_void, object: Object) -> c_int {
 fn find(handle: *mut c_void) -> Result<Object, c_int> {
     let object = objects().1.as_ref().and_then(|all| all.get(&(handle as usize)).copied());
     object.ok_or_else(|| {
-        say(&format!("cuBLASLt: {handle:?} is no handle: never made, or destroyed"));
+        say(&format!("cuBLASLt: {handle:?} is not a live handle"));
         INVALID_VALUE
     })
 }
@@ -100,7 +99,7 @@ fn status(done: Result<(), c_int>) -> c_int {
 }
 
 /// # Safety
-/// `out` takes a handle.
+/// `out` can hold a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtCreate(out: *mut *mut c_void) -> c_int {
     if crate::current_gpu().is_err() {
@@ -131,7 +130,7 @@ pub extern "C" fn cublasLtGetStatusString(status: c_int) -> *const c_char {
 }
 
 /// # Safety
-/// `out` takes a handle.
+/// `out` can hold a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtMatmulDescCreate(out: *mut *mut c_void, compute: c_int, scale: c_int) -> c_int {
     let (epilogue, transposed) = (DEFAULT, [0; 2]);
@@ -144,7 +143,7 @@ pub extern "C" fn cublasLtMatmulDescDestroy(handle: *mut c_void) -> c_int {
     destroy(handle, |object| matches!(object, Object::Operation(_)))
 }
 
-/// An attribute of `size` bytes, where that is what the caller has; none of these is longer than a word.
+/// An attribute of `size` bytes, if the caller passes that size; at most a word.
 ///
 /// # Safety
 /// `from` holds `bytes` bytes.
@@ -153,7 +152,7 @@ unsafe fn value(size: usize, from: *const c_void, bytes: usize) -> Option<u64> {
         return None;
     }
     let mut word = [0; 8];
-    // SAFETY: as many bytes as the caller said.
+    // SAFETY: `bytes` long, as the caller guarantees.
     word[..size].copy_from_slice(unsafe { std::slice::from_raw_parts(from.cast::<u8>(), size) });
     Some(u64::from_le_bytes(word))
 }
@@ -193,7 +192,7 @@ pub unsafe extern "C" fn cublasLtMatmulDescSetAttribute(
 }
 
 /// # Safety
-/// `out` takes a handle.
+/// `out` can hold a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtMatrixLayoutCreate(
     out: *mut *mut c_void,
@@ -211,7 +210,7 @@ pub extern "C" fn cublasLtMatrixLayoutDestroy(handle: *mut c_void) -> c_int {
 }
 
 /// # Safety
-/// `out` takes a handle.
+/// `out` can hold a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtMatmulPreferenceCreate(out: *mut *mut c_void) -> c_int {
     // SAFETY: as above.
@@ -248,8 +247,8 @@ pub unsafe extern "C" fn cublasLtMatmulPreferenceSetAttribute(
     })
 }
 
-/// `cublasLtMatmulAlgo_t`: opaque for the caller. What it was chosen for, alignments of A, B, C, D, bias and aux as
-/// powers of two, bytes of workspace.
+/// `cublasLtMatmulAlgo_t`: opaque to the caller. The problem it was chosen for; alignments of A, B, C, D, bias and aux
+/// as powers of two; bytes of workspace.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Algorithm {
@@ -284,7 +283,7 @@ fn packed(exponents: [u64; 6]) -> u64 {
     exponents.iter().rev().fold(0, |word, exponent| word << 8 | exponent)
 }
 
-/// The problem that descriptors say.
+/// The problem that the descriptors define.
 fn problem(operation: &ProductOperation, layouts: [*mut c_void; 4]) -> Result<Problem, c_int> {
     let [a, b, c, d] = layouts;
     let layouts = [layout(a)?, layout(b)?, layout(c)?, layout(d)?];
@@ -314,7 +313,7 @@ fn allowed(problem: &Problem, operation: &ProductOperation) -> Result<(), c_int>
 }
 
 /// # Safety
-/// As of cublasLt.h: `out` takes `wanted` results, `count` an int.
+/// As in cublasLt.h: `out` holds `wanted` results, `count` an int.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     library: *mut c_void,
@@ -351,7 +350,7 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
         let algorithm = Algorithm { mark: CHOSEN, problem: digest(&problem), aligned, workspace, rest: [0; 4] };
         let choice =
             AlgorithmChoice { algorithm, workspace: workspace as usize, state: SUCCESS, waves: 1.0, reserved: [0; 4] };
-        // SAFETY: the caller has room for one result at least, and an int.
+        // SAFETY: the caller has space for at least one result, and an int.
         unsafe {
             out.write(choice);
             *count = 1;
@@ -361,7 +360,7 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
 }
 
 /// # Safety
-/// As of cublasLt.h: alpha and beta point to floats of the host, `algorithm` to one that was chosen.
+/// As in cublasLt.h: alpha and beta point to host floats, `algorithm` to one that was chosen.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtMatmul(
     library: *mut c_void,
@@ -387,16 +386,16 @@ pub unsafe extern "C" fn cublasLtMatmul(
         let problem = problem(&operation, [a_layout, b_layout, c_layout, d_layout])?;
         allowed(&problem, &operation)?;
         if alpha.is_null() || beta.is_null() || algorithm.is_null() {
-            return Err(INVALID_VALUE); // the real one would choose by itself where there is no algorithm, at each call
+            return Err(INVALID_VALUE); // the real one would choose an algorithm at each call
         }
-        // SAFETY: checked above; the caller's numbers and algorithm.
+        // SAFETY: checked above; the caller's scalars and algorithm.
         let (alpha, beta, algorithm) = unsafe { (*alpha, *beta, *algorithm) };
         let wrong = |what: &str| {
             say(&format!("cuBLASLt: {what}: {problem:?}"));
             Err(INVALID_VALUE)
         };
         if algorithm.mark != CHOSEN || algorithm.problem != digest(&problem) {
-            return wrong("an algorithm that was chosen for another problem");
+            return wrong("the algorithm was chosen for another problem");
         }
         let at = [a as u64, b as u64, c as u64, d as u64];
         for (i, address) in at.into_iter().chain([operation.bias, operation.aux]).enumerate() {
@@ -410,7 +409,7 @@ pub unsafe extern "C" fn cublasLtMatmul(
             if used && (address == 0 || exponent(address) < promised) {
                 let names = ["A", "B", "C", "D", "bias", "aux"];
                 return wrong(&format!(
-                    "{} at {address:#x} is not on {} bytes, as was promised",
+                    "{} at {address:#x} is not aligned to {} bytes, as promised",
                     names[i],
                     1 << promised
                 ));
@@ -421,11 +420,11 @@ pub unsafe extern "C" fn cublasLtMatmul(
             || taken > 0 && (!(workspace as u64).is_multiple_of(WORKSPACE) || workspace.is_null())
         {
             return wrong(&format!(
-                "a workspace of {workspace_bytes} bytes at {workspace:?} for {taken} on {WORKSPACE}"
+                "the workspace has {workspace_bytes} bytes at {workspace:?}, but {taken} aligned to {WORKSPACE} are needed"
             ));
         }
         if c as u64 == d as u64 && problem.layouts[2] != problem.layouts[3] {
-            return wrong("C and D are one matrix in two layouts");
+            return wrong("C and D are one matrix with two layouts");
         }
         let (bias, aux) = (operation.bias, operation.aux);
         let product = LtProduct { problem, alpha, beta, at, bias, aux, workspace: (workspace as u64, taken) };

@@ -1,5 +1,5 @@
-//! Which problems have an algorithm: the tables of the cuBLAS documentation (cublasLtMatmul, "regular" matrices), the
-//! comments of cublasLt.h 13.4, and what nvmath-python 0.6 knows of the library's limits. What none of them allows is
+//! Which problems have an algorithm, from the tables of the cuBLAS documentation (cublasLtMatmul, "regular" matrices),
+//! the comments of cublasLt.h 13.4, and the limits known to nvmath-python 0.6. Anything that none of them allows is
 //! refused.
 
 pub const F32: i32 = 0;
@@ -17,7 +17,7 @@ pub const GELU_AUX: u32 = 160;
 pub const GELU_AUX_BIAS: u32 = 164;
 pub const DGELU: u32 = 192;
 
-/// Bytes of an element; `None`: a type of other products than these.
+/// Bytes of an element; `None` for types that these products do not support.
 pub fn width(dtype: i32) -> Option<usize> {
     match dtype {
         F32 => Some(4),
@@ -34,7 +34,7 @@ pub struct MatrixLayout {
     pub ld: i64,
 }
 
-/// A product as its descriptors say it.
+/// A product as its descriptors define it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Problem {
     pub compute: i32,
@@ -48,7 +48,7 @@ pub struct Problem {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// Descriptors contradict each other: CUBLAS_STATUS_INVALID_VALUE.
+    /// Inconsistent descriptors: CUBLAS_STATUS_INVALID_VALUE.
     Invalid(&'static str),
     /// No algorithm: CUBLAS_STATUS_NOT_SUPPORTED.
     Unsupported(&'static str),
@@ -67,22 +67,22 @@ impl Problem {
         matches!(self.epilogue, GELU_AUX | GELU_AUX_BIAS | DGELU)
     }
 
-    /// `bias`, `aux`: where the descriptor points; alignment is judged by that.
+    /// `bias`, `aux`: addresses in the descriptor, whose alignment is checked.
     pub fn check(&self, bias: u64, aux: u64) -> Result<(), Refusal> {
         use Refusal::{Invalid, Unsupported};
         let [a, b, c, d] = self.layouts;
         let of = |l: MatrixLayout, transposed: bool| if transposed { (l.columns, l.rows) } else { (l.rows, l.columns) };
         let ((m, k), (k_too, n)) = (of(a, self.transposed[0]), of(b, self.transposed[1]));
         if (k, m, n) != (k_too, d.rows, d.columns) || (c.rows, c.columns) != (d.rows, d.columns) {
-            return Err(Invalid("the shapes of A, B, C and D do not make a product"));
+            return Err(Invalid("the shapes of A, B, C and D are inconsistent"));
         }
         if m * n * k == 0 {
-            return Err(Invalid("an empty matrix"));
+            return Err(Invalid("a matrix is empty"));
         }
         if self.layouts.iter().any(|l| l.ld < l.rows as i64) {
             return Err(Invalid("a leading dimension is less than the rows"));
         }
-        // Compute and scale type; A and B; C; bias. C and D are of one type for all of these.
+        // Compute and scale type; A and B; C; bias. C and D always have the same type.
         let types = (self.compute, self.scale, a.dtype, d.dtype);
         let known = matches!(
             types,
@@ -92,24 +92,24 @@ impl Problem {
                 | (COMPUTE_32F_FAST_TF32, F32, F32, F32)
         );
         if !known || a.dtype != b.dtype || c.dtype != d.dtype {
-            return Err(Unsupported("no such combination of types"));
+            return Err(Unsupported("the combination of types is not supported"));
         }
         let bytes = width(d.dtype).unwrap_or(1) as u64;
         match self.epilogue {
             DEFAULT | BIAS | GELU_AUX | GELU_AUX_BIAS | DGELU => {}
-            _ => return Err(Unsupported("an epilogue that the simulated library does not know")),
+            _ => return Err(Unsupported("the simulated library does not support this epilogue")),
         }
         if self.has_bias() && (bias == 0 || !bias.is_multiple_of(bytes)) {
-            return Err(Invalid("the epilogue's bias is missing, or not on an element's address"));
+            return Err(Invalid("the epilogue's bias is missing or misaligned"));
         }
         if self.has_aux() {
             if aux == 0 || self.aux_ld < m as i64 {
                 return Err(Invalid(
-                    "the epilogue's aux matrix is missing, or its leading dimension less than D's rows",
+                    "the epilogue's aux matrix is missing, or its leading dimension is less than D's rows",
                 ));
             }
             if self.aux_ld % 8 != 0 {
-                return Err(Unsupported("the leading dimension of aux is no multiple of 8"));
+                return Err(Unsupported("the leading dimension of aux is not a multiple of 8"));
             }
             if !aux.is_multiple_of(16) {
                 return Err(Unsupported("aux is not aligned to 16 bytes"));
@@ -121,8 +121,7 @@ impl Problem {
         Ok(())
     }
 
-    /// Bytes of workspace that the algorithm takes, of so many that it may: products long in k are cut there and
-    /// summed.
+    /// Bytes of workspace that the algorithm uses, at most `most`: products long in k are split and summed there.
     pub fn workspace(&self, most: u64) -> u64 {
         let (m, n, _) = self.shape();
         let needed = m * n * 4;

@@ -1,10 +1,10 @@
-//! libcublasLt without a GPU: matrix products, with what may follow them, in the simulated driver's streams. By
-//! columns, as the real one.
+//! libcublasLt without a GPU: matrix products with epilogues, in the simulated driver's streams. Column-major, as the
+//! real one.
 //!
-//! Stricter than the real one where that leaves it open: an algorithm serves the problem that it was chosen for, with
-//! buffers aligned as was promised, and no other; it uses all of the workspace that it asked for, so that two products
-//! in it at once spoil each other. With FLATSHARD_SIMBLAS=plain nothing may follow a product, as where the real one has
-//! no algorithm for that.
+//! Stricter than the real one where that is undefined: an algorithm works only for the problem it was chosen for, with
+//! buffers aligned as promised. It uses all of the workspace that it requested, so that two concurrent products in one
+//! workspace corrupt each other. With FLATSHARD_SIMBLAS=plain there are no epilogues, as where the real one has no
+//! algorithm for them.
 mod choose; // which problems have an algorithm
 mod product; // the sums
 mod api; // the functions of cublasLt.h: descriptors, the choice of an algorithm, the product

@@ -1,10 +1,10 @@
-//! `D = epilogue(alpha op(A) op(B) + beta C + bias)`, by columns, summed in f32 and rounded once to D's type: as a
-//! stream does it, in two steps with the sums in the workspace between them where there is one.
+//! `D = epilogue(alpha op(A) op(B) + beta C + bias)`, column-major, summed in f32 and rounded once to D's type. Runs in
+//! two steps of a stream, with the sums in the workspace in between if there is one.
 use super::choose::{BF16, COMPUTE_32F_FAST_TF32, DGELU, F16, MatrixLayout, Problem, width};
 use crate::{CuResult, DriverMemory, NodeProgress};
 use half::{bf16, f16};
 
-/// A call, its numbers read.
+/// A call with its parameters.
 #[derive(Clone, Copy)]
 pub struct LtProduct {
     pub problem: Problem,
@@ -14,7 +14,7 @@ pub struct LtProduct {
     pub at: [u64; 4],
     pub bias: u64,
     pub aux: u64,
-    /// Address and bytes, of which the algorithm uses all.
+    /// Address and size; the algorithm uses all of it.
     pub workspace: (u64, usize),
 }
 
@@ -32,12 +32,12 @@ fn put(dtype: i32, bytes: &mut [u8], x: f32) {
         _ => bytes.copy_from_slice(&x.to_le_bytes()),
     }
 }
-/// To 10 bits of mantissa, halves away from zero (cvt.rna.tf32).
+/// Rounds to 10 bits of mantissa, halves away from zero (cvt.rna.tf32).
 fn tf32(x: f32) -> f32 {
     if x.is_finite() { f32::from_bits((x.to_bits() + 0x1000) & !0x1fff) } else { x }
 }
 
-/// A matrix by columns without gaps; nothing between its columns is read.
+/// Loads a column-major matrix, skipping gaps between columns.
 fn load(memory: &mut DriverMemory, at: u64, layout: MatrixLayout) -> CuResult<Vec<f32>> {
     let size = width(layout.dtype).unwrap_or(1);
     let mut values = Vec::with_capacity((layout.rows * layout.columns) as usize);
@@ -57,13 +57,13 @@ fn store(memory: &mut DriverMemory, at: u64, layout: MatrixLayout, values: &[f32
     }
     Ok(())
 }
-/// Rows and columns change places.
+/// Transposes.
 fn turned(values: &[f32], rows: usize) -> Vec<f32> {
     let columns = values.len() / rows;
     (0..values.len()).map(|i| values[i % columns * rows + i / columns]).collect()
 }
 
-/// tanh form, as the library's epilogues compute it.
+/// The tanh form, as in the library's epilogues.
 fn gelu(z: f32) -> f32 {
     0.5 * z * (1.0 + inner(z).tanh())
 }
@@ -77,7 +77,7 @@ fn gelu_slope(z: f32) -> f32 {
 }
 
 impl LtProduct {
-    /// Step by step: the state of one launch.
+    /// The steps of one launch.
     pub fn run(self) -> impl FnMut(&mut DriverMemory) -> CuResult<NodeProgress> + Send {
         let mut summed = false;
         move |memory| {
@@ -99,11 +99,11 @@ impl LtProduct {
         }
     }
 
-    /// alpha op(A) op(B), f32 (m, n) by columns.
+    /// alpha op(A) op(B), f32 (m, n), column-major.
     fn sums(&self, memory: &mut DriverMemory) -> CuResult<Vec<f32>> {
         let Problem { transposed, layouts: [a, b, ..], compute, .. } = self.problem;
         let (m, n, k) = self.problem.shape();
-        // Each element is a sum over two columns of k.
+        // Each element is a dot product of two columns along k.
         let (mut first, mut second) = (load(memory, self.at[0], a)?, load(memory, self.at[1], b)?);
         if !transposed[0] {
             first = turned(&first, a.rows as usize);
@@ -121,11 +121,11 @@ impl LtProduct {
         Ok(sums)
     }
 
-    /// What follows the sums.
+    /// Applies beta C, bias and epilogue.
     fn follow(&self, memory: &mut DriverMemory, mut values: Vec<f32>) -> CuResult {
         let Problem { epilogue, layouts: [_, _, c, d], aux_ld, .. } = self.problem;
         let rows = d.rows as usize;
-        // C is not read where nothing of it is added.
+        // C is not read if beta is 0.
         if self.beta != 0.0 {
             let added = load(memory, self.at[2], c)?;
             values.iter_mut().zip(added).for_each(|(x, c)| *x += self.beta * c);

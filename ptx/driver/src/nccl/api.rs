@@ -1,6 +1,5 @@
-//! NCCL's functions by the names and numbers of nccl.h 2.30: what makes and ends communicators, and memory. Pointers of
-//! callers are followed here and nowhere else. Nothing here waits for another rank but in communicators that were made
-//! to block.
+//! NCCL's functions, with the names and numbers of nccl.h 2.30: creation and destruction of communicators, and memory.
+//! Only this file dereferences callers' pointers. Waits for other ranks only in blocking communicators.
 use super::code::{
     IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, SYSTEM_ERROR, UNHANDLED_CUDA_ERROR,
 };
@@ -20,14 +19,14 @@ use std::sync::{Arc, Mutex};
 const VERSION: c_int = 23_007;
 const MAGIC: u32 = 0xcafe_beef;
 const UNDEFINED: c_int = c_int::MIN;
-/// Two pages of 2 MiB at least: `ncclMemAlloc`'s granularity.
+/// At least two pages of 2 MiB: `ncclMemAlloc`'s granularity.
 const GRANULE: usize = 2 << 20;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct NcclUniqueId([u8; 128]);
 
-/// `ncclConfig_t` up to what 2.17 had, the least that any caller gives.
+/// `ncclConfig_t` up to version 2.17, the smallest that a caller passes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct NcclInitConfig {
@@ -42,7 +41,7 @@ pub struct NcclInitConfig {
     split_share: c_int,
 }
 
-/// Handles that are alive; a handle is a number and is never followed.
+/// Live handles. A handle is a number and is never dereferenced.
 static COMMS: Mutex<Option<HashMap<usize, Arc<NcclComm>>>> = Mutex::new(None);
 static NEXT: AtomicUsize = AtomicUsize::new(1);
 
@@ -54,7 +53,7 @@ fn add(comm: Arc<NcclComm>) -> usize {
 pub fn find(handle: *mut c_void) -> Result<Arc<NcclComm>, c_int> {
     let comm = lock(&COMMS).as_ref().and_then(|comms| comms.get(&(handle as usize)).cloned());
     comm.ok_or_else(|| {
-        complain(&format!("{handle:?} is no communicator: never made, destroyed or aborted"));
+        complain(&format!("{handle:?} is not a live communicator"));
         INVALID_ARGUMENT
     })
 }
@@ -67,7 +66,7 @@ pub fn code(done: Result<c_int, c_int>) -> c_int {
     done.unwrap_or_else(|code| code)
 }
 
-/// Over sockets, as where peers may not share memory.
+/// Whether to use sockets, as where peers may not share memory.
 fn over_sockets() -> bool {
     ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"].iter().all(|name| variable(name).as_deref() == Some("1"))
 }
@@ -121,7 +120,7 @@ fn parse(config: *const NcclInitConfig) -> Result<bool, c_int> {
     if config.is_null() {
         return Ok(true);
     }
-    // SAFETY: a configuration's first words are its size and its magic, whatever its version.
+    // SAFETY: a config starts with its size and its magic number, whatever its version.
     let (size, magic) = unsafe { ((*config).size, (*config).magic) };
     if magic != MAGIC {
         return Err(wrong("ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER".into()));
@@ -129,7 +128,7 @@ fn parse(config: *const NcclInitConfig) -> Result<bool, c_int> {
     if size < size_of::<NcclInitConfig>() {
         return Err(wrong(format!("ncclConfig_t of {size} bytes: older than 2.18")));
     }
-    // SAFETY: it has at least these bytes.
+    // SAFETY: it has at least this many bytes.
     let c = unsafe { *config };
     if !(20_000..=VERSION).contains(&(c.version as c_int)) {
         return Err(wrong(format!("ncclConfig_t of version {}", c.version)));
@@ -148,7 +147,7 @@ fn parse(config: *const NcclInitConfig) -> Result<bool, c_int> {
 }
 
 /// # Safety
-/// As of nccl.h: `out` takes a handle; `config` is one.
+/// As in nccl.h: `out` can hold a handle; `config` is valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitRankConfig(
     out: *mut *mut c_void,
@@ -170,7 +169,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
         let port = u16::from_le_bytes([id.0[0], id.0[1]]);
         let key: [u8; KEY] = std::array::from_fn(|i| id.0[2 + i]);
         let host = variable("NCCL_HOSTID").unwrap_or_default();
-        comm.beside(move |comm| {
+        comm.in_background(move |comm| {
             let link = HubLink::open(port, key, rank as usize, size as usize, gpu as u64, &host)
                 .map_err(|e| (SYSTEM_ERROR, format!("cannot reach rank 0: {e}")))?;
             loop {
@@ -182,7 +181,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
                     return Ok(());
                 }
                 match link.lost() {
-                    Some(rank) => return Err((REMOTE_ERROR, format!("rank {rank} left while ranks met"))),
+                    Some(rank) => return Err((REMOTE_ERROR, format!("rank {rank} left during initialization"))),
                     None if comm.aborted() => return Ok(()),
                     None => std::thread::sleep(POLL),
                 }
@@ -192,7 +191,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     })())
 }
 
-/// A communicator that blocks returns when all is done.
+/// A blocking communicator returns when all is done.
 fn settle(comm: &NcclComm) -> c_int {
     while comm.blocking && comm.state() == IN_PROGRESS {
         std::thread::sleep(POLL);
@@ -201,7 +200,7 @@ fn settle(comm: &NcclComm) -> c_int {
 }
 
 /// # Safety
-/// As of nccl.h: `out` takes a handle, later.
+/// As in nccl.h: a handle is written to `out` later.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommSplit(
     handle: *mut c_void,
@@ -214,12 +213,12 @@ pub unsafe extern "C" fn ncclCommSplit(
         let comm = find(handle)?;
         comm.ready()?;
         let blocking = if config.is_null() { comm.blocking } else { parse(config)? };
-        // SAFETY: the caller's handle. Null until the split is complete.
+        // SAFETY: the caller's handle; null until the split is complete.
         unsafe { *out = std::ptr::null_mut() };
         let out = out as usize;
-        comm.beside(move |comm| {
+        comm.in_background(move |comm| {
             let number =
-                comm.tell(FrameKind::Split, [i64::from(color) as u64, i64::from(key) as u64, 0, 0, 0], Vec::new());
+                comm.request(FrameKind::Split, [i64::from(color) as u64, i64::from(key) as u64, 0, 0, 0], Vec::new());
             let Some(frame) = comm.wait(number) else { return Ok(()) };
             if frame.kind != FrameKind::Ready {
                 return Err((frame.words[0] as c_int, String::from_utf8_lossy(&frame.body).into_owned()));
@@ -228,7 +227,7 @@ pub unsafe extern "C" fn ncclCommSplit(
             if let Some(seat) = comm.seat().filter(|_| id != u64::MAX) {
                 let child = NcclComm::new(comm.gpu, blocking, comm.sockets);
                 child.sit(CommRank { link: seat.link.clone(), id, rank: rank as usize, size: size as usize });
-                // SAFETY: the caller keeps the place until the split is complete.
+                // SAFETY: the caller keeps the memory until the split is complete.
                 unsafe { (out as *mut *mut c_void).write_volatile(add(child) as *mut c_void) };
             }
             Ok(())
@@ -248,25 +247,25 @@ pub unsafe extern "C" fn ncclCommGetAsyncError(handle: *mut c_void, out: *mut c_
     }))
 }
 
-/// Everything that was asked of the communicator is done, on every rank.
+/// Returns when all requested operations of the communicator are done, on every rank.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommFinalize(handle: *mut c_void) -> c_int {
     code((|| {
         let comm = find(handle)?;
         comm.ready()?;
-        comm.beside(|comm| {
+        comm.in_background(|comm| {
             let mut said = false;
             while comm.in_flight.load(SeqCst) + comm.nodes.load(SeqCst) > 0 && !comm.aborted() {
                 if !said && comm.in_flight.load(SeqCst) == 0 {
                     complain(
-                        "a communicator is finalized while a graph holds its operations: it waits for the graph's end",
+                        "a communicator is finalized while a graph holds its operations: waiting for the graph to be destroyed",
                     );
                     said = true;
                 }
                 std::thread::sleep(POLL);
             }
-            let number = comm.tell(FrameKind::End, [0; 5], Vec::new());
-            comm.wait(number);
+            comm.request(FrameKind::End, [0; 5], Vec::new());
+            comm.wait_for_end();
             Ok(())
         });
         Ok(settle(&comm))
@@ -278,13 +277,13 @@ pub extern "C" fn ncclCommDestroy(handle: *mut c_void) -> c_int {
     code(remove(handle).map(|comm| {
         let left = lock(&comm.registered).len();
         if left > 0 {
-            complain(&format!("a communicator is destroyed with {left} buffers registered"));
+            complain(&format!("a communicator is destroyed with {left} buffers still registered"));
         }
         SUCCESS
     }))
 }
 
-/// Kernels in flight leave the GPU.
+/// Kernels in flight are removed from the GPU.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommAbort(handle: *mut c_void) -> c_int {
     code(remove(handle).map(|comm| {
@@ -294,7 +293,7 @@ pub extern "C" fn ncclCommAbort(handle: *mut c_void) -> c_int {
 }
 
 /// # Safety
-/// `out` takes an address.
+/// `out` can hold an address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclMemAlloc(out: *mut *mut c_void, bytes: usize) -> c_int {
     match crate::alloc(bytes.max(1).next_multiple_of(GRANULE)) {
@@ -312,14 +311,14 @@ pub extern "C" fn ncclMemFree(at: *mut c_void) -> c_int {
     let at = at as u64;
     let comms: Vec<Arc<NcclComm>> = lock(&COMMS).iter().flat_map(HashMap::values).cloned().collect();
     if comms.iter().any(|comm| lock(&comm.registered).iter().any(|(_, start, _)| *start == at)) {
-        complain(&format!("ncclMemFree of {at:#x}, which is registered"));
+        complain(&format!("ncclMemFree of {at:#x}, which is still registered"));
         return INVALID_USAGE;
     }
     if crate::free(at).is_ok() { SUCCESS } else { UNHANDLED_CUDA_ERROR }
 }
 
 /// # Safety
-/// `out` takes a handle.
+/// `out` can hold a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommRegister(
     handle: *mut c_void,

@@ -1,4 +1,4 @@
-//! The collectives, messages and groups of nccl.h: checks the arguments, then enqueues. Never moves data: `work` does.
+//! The collectives, send/recv and groups of nccl.h: checks the arguments, then enqueues. Never moves data: `work` does.
 use super::api::{code, find};
 use super::code::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, SUCCESS, UNHANDLED_CUDA_ERROR};
 use super::comm::{NcclComm, complain, lock};
@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// How long a call that does not block may take before its work is in the stream.
+/// How long a non-blocking call may take before its work is in the stream.
 const LATE: Duration = Duration::from_micros(300);
 
 thread_local! {
-    /// Groups that are open on this thread, and what was asked for in them.
+    /// Nesting depth of open groups on this thread, and their calls.
     static GROUP: RefCell<(usize, Vec<(NcclCall, u64)>)> = const { RefCell::new((0, Vec::new())) };
 }
 
@@ -47,7 +47,7 @@ pub extern "C" fn ncclGroupEnd() -> c_int {
     }
 }
 
-/// One call, now or at its group's end.
+/// Runs one call now, or at the end of its group.
 fn ask(call: Result<(NcclCall, u64), c_int>) -> c_int {
     code(call.map(|asked| {
         let single = GROUP.with_borrow_mut(|(depth, calls)| match *depth {
@@ -61,7 +61,7 @@ fn ask(call: Result<(NcclCall, u64), c_int>) -> c_int {
     }))
 }
 
-/// Into their streams: those of one communicator and stream together.
+/// Enqueues calls, those of one communicator and stream together.
 fn start(mut calls: Vec<(NcclCall, u64)>) -> c_int {
     let mut result = SUCCESS;
     while let Some((first, stream)) = calls.first().cloned() {
@@ -77,7 +77,7 @@ fn start(mut calls: Vec<(NcclCall, u64)>) -> c_int {
     result
 }
 
-/// While a stream captures, what becomes of the calls is the graph's.
+/// While a stream captures, keeps the communicator referenced by the graph.
 struct GraphHold(Arc<NcclComm>);
 impl Drop for GraphHold {
     fn drop(&mut self) {
@@ -108,9 +108,9 @@ fn give(comm: &Arc<NcclComm>, calls: Vec<NcclCall>, stream: u64) -> c_int {
                 code
             }
         },
-        // As the real one: by a thread of its own, while the caller has the stream already.
+        // Like the real library, on its own thread, while the caller already has the stream.
         false => {
-            comm.beside(move |comm| {
+            comm.in_background(move |comm| {
                 std::thread::sleep(LATE);
                 late(comm)
             });
@@ -119,7 +119,7 @@ fn give(comm: &Arc<NcclComm>, calls: Vec<NcclCall>, stream: u64) -> c_int {
     }
 }
 
-/// What `ArgsCheck` refuses, and buffers that overlap in another way than in place.
+/// Refuses what `ArgsCheck` refuses, and buffers that overlap other than in place.
 fn collective(
     operation: NcclOperation,
     [source, target]: [u64; 2],
@@ -152,7 +152,7 @@ fn collective(
             _ => source == target,
         };
         if !in_place && from.start < to.end && to.start < from.end {
-            return wrong(format!("{from:x?} and {to:x?} overlap, and not in place"));
+            return wrong(format!("{from:x?} and {to:x?} overlap, but not in place"));
         }
         let known =
             |at: u64| lock(&comm.registered).iter().any(|(_, start, len)| (*start..start + *len as u64).contains(&at));

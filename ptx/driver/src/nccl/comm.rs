@@ -1,5 +1,5 @@
-//! A communicator: its rank in its world, its pending operations, its error. Never blocks a caller: threads and streams
-//! do what takes time, and callers poll.
+//! A communicator: its rank, its pending operations, its error. Never blocks a caller: threads and streams do what
+//! takes time, and callers poll.
 use super::code::{IN_PROGRESS, INVALID_ARGUMENT, REMOTE_ERROR, SUCCESS};
 use super::link::HubLink;
 use super::wire::{Frame, FrameKind};
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// How often a waiting thread polls.
 pub const POLL: Duration = Duration::from_micros(200);
 
-/// Where a communicator stands in its world.
+/// A communicator's position in its world.
 pub struct CommRank {
     pub link: Arc<HubLink>,
     pub id: u64,
@@ -24,22 +24,24 @@ pub struct NcclComm {
     /// Its GPU.
     pub gpu: usize,
     pub blocking: bool,
-    /// A rank that dies ends connections, or leaves kernels that spin on its memory for ever.
+    /// With sockets, a rank's death closes connections; without, kernels spin on its memory forever.
     pub sockets: bool,
-    /// Calls that are under way beside the caller.
+    /// Number of calls running in the background.
     busy: AtomicUsize,
     error: AtomicI32,
     aborted: AtomicBool,
-    /// Collectives begun, in the order in which streams reach them.
+    /// Number of collectives started, in the order in which streams reach them.
     next: AtomicU64,
-    /// One operation at a time, as on the real one's own stream.
+    /// Set while an operation runs: one at a time, as on the real library's own stream.
     pub running: AtomicBool,
-    /// Messages sent to and taken from each rank.
+    /// Number of messages sent to and received from each rank.
     posts: Mutex<HashMap<(bool, usize), u64>>,
     /// Operations that streams hold, and nodes that graphs hold.
     pub in_flight: AtomicUsize,
     pub nodes: AtomicUsize,
-    /// Memory that was registered: handle, address, bytes.
+    /// The number of the request that ends it, whose answer stays: a rank that leaves after that is not lost.
+    end: OnceLock<u64>,
+    /// Registered memory: handle, address, bytes.
     pub registered: Mutex<Vec<(usize, u64, usize)>>,
 }
 
@@ -62,10 +64,11 @@ impl NcclComm {
             posts: Mutex::default(),
             in_flight: AtomicUsize::new(0),
             nodes: AtomicUsize::new(0),
+            end: OnceLock::new(),
             registered: Mutex::default(),
         })
     }
-    /// Once its world has answered.
+    /// Available once its world has answered.
     pub fn seat(&self) -> Option<&CommRank> {
         self.seat.get()
     }
@@ -80,7 +83,7 @@ impl NcclComm {
             code => code,
         }
     }
-    /// Ready for the next call, as `ncclCommEnsureReady`: not before the last one was seen to have succeeded.
+    /// Whether it is ready for the next call, as `ncclCommEnsureReady`: only after the last one has succeeded.
     pub fn ready(&self) -> Result<(), i32> {
         match self.state() {
             SUCCESS => Ok(()),
@@ -102,15 +105,18 @@ impl NcclComm {
     pub fn aborted(&self) -> bool {
         self.aborted.load(SeqCst)
     }
-    /// Over sockets a lost rank is an error; a kernel that spins on its memory learns nothing.
+    /// With sockets a lost rank is an error; a kernel that spins on its memory never notices.
     fn check_lost(&self) {
-        if let Some(rank) = self.seat().filter(|_| self.sockets).and_then(|seat| seat.link.lost()) {
+        if let Some(rank) = self.seat().filter(|_| self.sockets).and_then(|seat| seat.link.lost())
+            && !self.has_ended()
+        {
             self.fail(REMOTE_ERROR, &format!("rank {rank} of the world closed its connection"));
         }
     }
 
-    /// `job` beside the caller; until it is over, the communicator is in progress. Its error is the communicator's.
-    pub fn beside(
+    /// Runs `job` in the background; until it ends, the communicator is in progress. Its error becomes the
+    /// communicator's.
+    pub fn in_background(
         self: &Arc<NcclComm>,
         job: impl FnOnce(&Arc<NcclComm>) -> Result<(), (i32, String)> + Send + 'static,
     ) {
@@ -124,11 +130,14 @@ impl NcclComm {
         });
     }
 
-    /// Tells the hub, and gives the number under which it will answer.
-    pub fn tell(&self, kind: FrameKind, words: [u64; 5], body: Vec<u8>) -> u64 {
+    /// Sends a request to the hub and returns the number of its answer.
+    pub fn request(&self, kind: FrameKind, words: [u64; 5], body: Vec<u8>) -> u64 {
         let number = self.next.fetch_add(1, SeqCst);
+        if kind == FrameKind::End {
+            let _ = self.end.set(number);
+        }
         if let Some(seat) = self.seat() {
-            // a hub that is gone is a lost rank
+            // A missing hub counts as a lost rank.
             let _ = seat.link.send(&Frame::new(kind, seat.id, number, words, body));
         }
         number
@@ -136,11 +145,21 @@ impl NcclComm {
     pub fn answer(&self, number: u64) -> Option<Frame> {
         self.seat().and_then(|seat| seat.link.answer(seat.id, number))
     }
-    /// The answer, for threads of this library; `None` once aborted or failed.
+    fn has_ended(&self) -> bool {
+        self.seat().zip(self.end.get()).is_some_and(|(seat, &number)| seat.link.has_answer(seat.id, number))
+    }
+    /// Waits for the answer, on threads of this library; `None` once aborted or failed.
     pub fn wait(&self, number: u64) -> Option<Frame> {
+        self.wait_until(|| self.answer(number))
+    }
+    /// Waits until all ranks have ended it, or until it is aborted or failed.
+    pub fn wait_for_end(&self) {
+        self.wait_until(|| self.has_ended().then_some(()));
+    }
+    fn wait_until<T>(&self, done: impl Fn() -> Option<T>) -> Option<T> {
         loop {
-            if let Some(frame) = self.answer(number) {
-                return Some(frame);
+            if let Some(result) = done() {
+                return Some(result);
             }
             self.check_lost();
             if self.aborted() || self.error.load(SeqCst) != SUCCESS {
@@ -149,7 +168,7 @@ impl NcclComm {
             std::thread::sleep(POLL);
         }
     }
-    /// The next message to (or from) a rank.
+    /// The number of the next message to (or from) a rank.
     pub fn nth(&self, sent: bool, peer: usize) -> u64 {
         let mut posts = lock(&self.posts);
         let nth = posts.entry((sent, peer)).or_default();
@@ -158,7 +177,7 @@ impl NcclComm {
     }
 }
 
-/// As NCCL_DEBUG=WARN would: the reason of what a caller otherwise sees as a number.
+/// As NCCL_DEBUG=WARN would, prints the reason for an error code.
 pub fn complain(what: &str) {
     eprintln!("simulated NCCL: {what}");
 }

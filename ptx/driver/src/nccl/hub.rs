@@ -1,6 +1,6 @@
-//! The hub of a simulated world: a thread of the process that made its id, to which every rank connects over loopback.
-//! It waits until all ranks of a communicator have sent their part, compares the calls, and answers each rank with its
-//! result. When a rank dies, it notifies the others.
+//! The hub of a simulated world: a thread of the process that created its id, to which every rank connects over
+//! loopback. It waits until all ranks of a communicator have sent their part, compares the calls, and answers each rank
+//! with its result. When a rank dies, it notifies the others.
 use super::code::{INVALID_USAGE, REMOTE_ERROR};
 use super::sums;
 use super::wire::{Frame, FrameKind, KEY};
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
 struct HubState {
-    /// By world rank: where to answer, once it has come; and the communicators that it has not ended.
+    /// By world rank: the connection once it exists, and the communicators not yet destroyed.
     ranks: Vec<Option<TcpStream>>,
     open: Vec<usize>,
     /// GPU and host of each rank.
@@ -22,7 +22,7 @@ struct HubState {
     waiting: HashMap<(u64, u64), Vec<Option<Frame>>>,
 }
 
-/// Serves until every rank has left; its port.
+/// Serves until every rank has left. Returns its port.
 pub fn open(key: [u8; KEY]) -> io::Result<u16> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let port = listener.local_addr()?.port();
@@ -60,7 +60,7 @@ fn serve(state: &Mutex<HubState>, mut stream: TcpStream, key: [u8; KEY]) {
 impl HubState {
     fn answer(&mut self, to: usize, frame: &Frame) {
         if let Some(Some(stream)) = self.ranks.get_mut(to) {
-            let _ = frame.write(stream); // its own thread sees that it is gone
+            let _ = frame.write(stream); // its own thread detects a closed connection
         }
     }
     fn greet(&mut self, hello: &Frame, stream: &TcpStream) -> bool {
@@ -83,7 +83,7 @@ impl HubState {
             });
             for to in 0..size {
                 let frame = match twins {
-                    // As the real one has it: "Duplicate GPU detected".
+                    // The real library's message is the same: "Duplicate GPU detected".
                     Some((a, b)) => {
                         wrong(0, 0, INVALID_USAGE, format!("Duplicate GPU detected: ranks {a} and {b} of one host"))
                     }
@@ -120,14 +120,14 @@ impl HubState {
         }
     }
 
-    /// Of a collective that all have come to.
+    /// The answers of a collective that all ranks have reached.
     fn answers(&mut self, members: &[usize], parts: &[Frame]) -> Vec<Frame> {
         let (comm, seq, kind) = (parts[0].comm, parts[0].seq, parts[0].kind);
         let refuse = |code, why: String| vec![wrong(comm, seq, code, why); parts.len()];
         if let Some(rank) = parts.iter().position(|part| part.kind != kind) {
             return refuse(
                 INVALID_USAGE,
-                format!("rank {rank} calls {:?} where rank 0 calls {kind:?}", parts[rank].kind),
+                format!("rank {rank} calls {:?}, but rank 0 calls {kind:?}", parts[rank].kind),
             );
         }
         match kind {
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_disagree_are_told_how() {
+    fn ranks_that_disagree_learn_the_difference() {
         let links = world([0, 1], "");
         assert_eq!(answers(&links, 0).map(|(kind, _)| kind), [FrameKind::Ready; 2]);
         links[0].send(&part(1, [0, F32, 0, 0, 8], 8)).unwrap();

@@ -1,4 +1,4 @@
-//! A rank's connection to the hub of its world. Sends at once and stores what arrives until somebody asks for it. Never
+//! A rank's connection to the hub of its world. Sends at once, and stores what arrives until it is requested. Never
 //! blocks on an answer.
 use super::wire::{Frame, FrameKind, KEY};
 use std::collections::HashMap;
@@ -6,12 +6,12 @@ use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Answers by communicator and number; mail by communicator, sender and number.
+/// Answers by communicator and number; messages by communicator, sender and number.
 #[derive(Default)]
 struct HubInbox {
     answers: HashMap<(u64, u64), Frame>,
     mail: HashMap<(u64, u64, u64), Frame>,
-    /// The first rank that was lost; this one where the hub is.
+    /// The first rank that was lost; this rank if the hub is lost.
     lost: Option<usize>,
 }
 
@@ -59,10 +59,14 @@ impl HubLink {
     pub fn answer(&self, comm: u64, seq: u64) -> Option<Frame> {
         lock(&self.inbox).answers.remove(&(comm, seq))
     }
+    /// Whether this answer has arrived; it stays.
+    pub fn has_answer(&self, comm: u64, seq: u64) -> bool {
+        lock(&self.inbox).answers.contains_key(&(comm, seq))
+    }
     pub fn mail(&self, comm: u64, from: u64, nth: u64) -> Option<Frame> {
         lock(&self.inbox).mail.remove(&(comm, from, nth))
     }
-    /// A rank whose process is gone.
+    /// A rank whose process has exited.
     pub fn lost(&self) -> Option<usize> {
         lock(&self.inbox).lost
     }

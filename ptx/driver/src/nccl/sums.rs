@@ -1,6 +1,5 @@
-//! What a collective computes from its ranks' parts: gathers, sums, copies. Sums go from hop to hop as in a ring,
-//! rounded to the dtype at each hop, and each rank's chunk starts at the rank after it: an order of its own, as in the
-//! real library.
+//! What a collective computes from its ranks' parts: gathers, sums, copies. Sums go around a ring, rounded to the dtype
+//! at each hop, and each rank's chunk starts at the next rank: like the real library, an order of its own.
 use super::code::{INVALID_ARGUMENT, INVALID_USAGE};
 use half::{bf16, f16};
 
@@ -23,7 +22,7 @@ impl NcclOperation {
             .into_iter()
             .find(|operation| *operation as u64 == word)
     }
-    /// Elements that a rank gives and gets, of a call's count.
+    /// Elements that a rank contributes and receives, for a call's count.
     pub fn elements(self, count: usize, ranks: usize) -> (usize, usize) {
         match self {
             NcclOperation::AllGather => (count, ranks * count),
@@ -33,11 +32,11 @@ impl NcclOperation {
     }
 }
 
-/// What all ranks said alike: operation, dtype, reduction (above its lowest byte: which buffers are
-/// registered), root, count.
+/// The call's parameters, which all ranks must agree on: operation, dtype, reduction (above its lowest byte: which
+/// buffers are registered), root, count.
 pub type CallWords = [u64; 5];
 
-/// What each rank gets. `parts` are in rank order.
+/// Each rank's result. `parts` are in rank order.
 pub fn results(words: CallWords, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, (i32, String)> {
     let ranks = parts.len();
     let wrong = |what: String| (INVALID_ARGUMENT, what);
@@ -53,7 +52,7 @@ pub fn results(words: CallWords, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, (i32, 
             Ok(vec![root.to_vec(); ranks])
         }
         NcclOperation::AllReduce => {
-            // Chunks of the ring, whole elements each.
+            // Chunks of the ring, in whole elements.
             let chunk = count.div_ceil(ranks).max(1) * width;
             let mut sum = Vec::with_capacity(count * width);
             for (first, at) in (0..count * width).step_by(chunk).enumerate() {
@@ -73,7 +72,7 @@ pub fn results(words: CallWords, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, (i32, 
     }
 }
 
-/// Begun at the rank after `first`, hop by hop.
+/// The sum that starts at the rank after `first`, hop by hop.
 fn ring_sum(dtype: u64, op: u64, first: usize, pieces: &[&[u8]]) -> Result<Vec<u8>, (i32, String)> {
     let n = pieces.len();
     let mut sum = pieces[(first + 1) % n].to_vec();
@@ -98,10 +97,7 @@ fn hop_by(dtype: u64, op: u64, sum: &mut [u8], next: &[u8]) -> Result<(), (i32, 
         }};
     }
     if !matches!(op, 0 | 2) {
-        return Err((
-            INVALID_USAGE,
-            format!("the pretended NCCL sums and takes the largest, and was asked for reduction {op}"),
-        ));
+        return Err((INVALID_USAGE, format!("the simulated NCCL supports sum and max, not reduction {op}")));
     }
     match dtype {
         1 => elements!(u8, u8::wrapping_add, u8::max),
@@ -112,7 +108,7 @@ fn hop_by(dtype: u64, op: u64, sum: &mut [u8], next: &[u8]) -> Result<(), (i32, 
         7 => elements!(f32, |a: f32, b: f32| a + b, f32::max),
         8 => elements!(f64, |a: f64, b: f64| a + b, f64::max),
         9 => elements!(bf16, |a: bf16, b: bf16| bf16::from_f32(a.to_f32() + b.to_f32()), bf16::max),
-        other => return Err((INVALID_USAGE, format!("the pretended NCCL sums no dtype {other}"))),
+        other => return Err((INVALID_USAGE, format!("the simulated NCCL cannot reduce dtype {other}"))),
     }
     Ok(())
 }
@@ -141,7 +137,7 @@ mod tests {
         assert_eq!(results([2, 7, 4, 0, 3], &parts).unwrap_err().0, INVALID_USAGE);
     }
 
-    /// 1 + 2^-8 + 2^-8 in bf16: rounded to even at each hop it stays 1; the order begins after the chunk's own rank.
+    /// 1 + 2^-8 + 2^-8 in bf16: rounded to even at each hop it stays 1; the order starts after the chunk's own rank.
     #[test]
     fn sums_are_rounded_at_each_hop() {
         let tiny = bf16::from_f32(2f32.powi(-8)).to_le_bytes();
@@ -151,7 +147,7 @@ mod tests {
             let all = results([NcclOperation::AllReduce as u64, 9, 0, 0, 1], &parts).unwrap();
             bf16::from_le_bytes([all[0][0], all[0][1]]).to_f32()
         };
-        // Begun at rank 1: (tiny + tiny) + 1 there, (1 + tiny) + tiny where rank 1 holds the one.
+        // Starting at rank 1: (tiny + tiny) + 1 there, (1 + tiny) + tiny where rank 1 holds the one.
         assert_eq!(sum([one, tiny, tiny]), 1.0 + 2f32.powi(-7));
         assert_eq!(sum([tiny, one, tiny]), 1.0);
     }

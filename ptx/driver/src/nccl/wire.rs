@@ -2,10 +2,10 @@
 //! interprets them.
 use std::io::{self, Read, Write};
 
-/// Bytes that tell one world from another.
+/// Bytes that identify a world.
 pub const KEY: usize = 16;
 
-/// What a rank tells the hub, and what it hears.
+/// Messages between ranks and the hub.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub enum FrameKind {
@@ -17,7 +17,7 @@ pub enum FrameKind {
     Part,
     /// For one rank; words: receiver, its number, dtype, count.
     Post,
-    /// This rank is done with the communicator.
+    /// This rank has destroyed the communicator.
     End,
     /// words: communicator, rank, size.
     Ready,
@@ -25,9 +25,9 @@ pub enum FrameKind {
     Done,
     /// From one rank; words: sender, its number, dtype, count.
     Mail,
-    /// words: a result of NCCL's; body: why.
+    /// words: an NCCL result; body: the reason.
     Wrong,
-    /// words: the rank whose process is gone.
+    /// words: the rank whose process has exited.
     Lost,
 }
 
@@ -40,7 +40,7 @@ const KINDS: [FrameKind; 10] = {
 pub struct Frame {
     pub kind: FrameKind,
     pub comm: u64,
-    /// Of the communicator's collectives, which every rank counts alike.
+    /// Number among the communicator's collectives, the same on every rank.
     pub seq: u64,
     pub words: [u64; 5],
     pub body: Vec<u8>,

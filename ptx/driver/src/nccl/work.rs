@@ -1,6 +1,6 @@
-//! NCCL operations as streams run them: started when the stream reaches them, done when the hub has answered, never
-//! waited for by a thread. A failed operation stays pending, as the real library's kernel does, until its communicator
-//! is aborted.
+//! NCCL operations as streams run them: started when the stream reaches them, finished when the hub has answered, with
+//! no thread waiting. A failed operation stays pending, like the real library's kernel, until its communicator is
+//! aborted.
 use super::code::INVALID_USAGE;
 use super::comm::NcclComm;
 use super::sums::{self, NcclOperation};
@@ -16,7 +16,7 @@ pub enum NcclCallKind {
     Receive { from: usize },
 }
 
-/// One call, its arguments checked.
+/// One call with checked arguments.
 #[derive(Clone)]
 pub struct NcclCall {
     pub comm: Arc<NcclComm>,
@@ -34,7 +34,7 @@ enum CallStage {
     Over,
 }
 
-/// A call under way.
+/// A call in flight.
 struct Running {
     call: NcclCall,
     stage: CallStage,
@@ -63,7 +63,7 @@ impl CallGroup {
         }
         if !self.begun {
             if self.comm().running.swap(true, SeqCst) {
-                return Ok(NodeProgress::Waits); // another stream's operation of the same communicator is under way
+                return Ok(NodeProgress::Waits); // another stream's operation of the same communicator is in flight
             }
             self.begun = true;
         }
@@ -103,7 +103,7 @@ impl Running {
                 let gives = operation != NcclOperation::Broadcast || root == rank as u64;
                 let body = if gives { memory.read(source, given * width)?.to_vec() } else { Vec::new() };
                 let words = [operation as u64, dtype, reduction, root, count as u64];
-                self.stage = CallStage::Asked(comm.tell(FrameKind::Part, words, body));
+                self.stage = CallStage::Asked(comm.request(FrameKind::Part, words, body));
             }
             (NcclCallKind::Collective { .. }, CallStage::Asked(number)) => {
                 if let Some(frame) = comm.answer(number) {

@@ -1,4 +1,4 @@
-//! A program of the driver API, and the same program as a process of its own under other settings. Not a test.
+//! A program that uses the driver API, and the same program as a separate process under other settings. Not a test.
 #![allow(dead_code)] // each test binary uses its part
 use flatshard_simcuda::api::{device::*, event::*, graph::*, launch::*, memory::*, stream::*};
 use std::ffi::{CString, c_void};
@@ -98,13 +98,13 @@ pub fn end(stream: u64) -> u64 {
     }
 }
 
-/// One test of this binary as a process of its own.
+/// Runs one test of this binary as a separate process.
 pub fn alone(test: &str, settings: &str) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture", "--include-ignored"]).env("FLATSHARD_SIMCUDA", settings);
     command.env("ALONE", "1").output().unwrap()
 }
-/// Whether this process is one of [`alone`]'s.
+/// Whether this process was started by [`alone`].
 pub fn is_alone() -> bool {
     std::env::var_os("ALONE").is_some()
 }

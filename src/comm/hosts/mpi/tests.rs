@@ -1,4 +1,4 @@
-//! The MPI wire under a real mpirun: each test starts this binary again as four ranks on two pretended hosts.
+//! The MPI wire under a real mpirun: each test starts this binary again as four ranks on two simulated hosts.
 use super::*;
 use std::fs;
 use std::process::{Command, ExitStatus};
@@ -13,22 +13,22 @@ fn env(rank: usize, world: usize) -> RankEnv {
     RankEnv::read(&get).unwrap().unwrap()
 }
 
-/// What four ranks left: mpirun's status and output, and the note of each. Not in the output, of which mpirun may lose
-/// the end when it kills ranks.
+/// What four ranks left: mpirun's status and output, and a note file per rank. Notes are files because mpirun may lose
+/// the end of the output when it kills ranks.
 struct Left {
     status: ExitStatus,
     output: String,
     notes: [String; 4],
 }
 
-/// In the test's own process: runs this test again as four ranks, and returns what they left. In each of those: runs
+/// In the test's own process, runs this test again as four ranks and returns what they left. In each of those, runs
 /// `rank`.
 fn four(test: &str, rank: impl FnOnce(MpiWire)) -> Option<Left> {
     let Some(launched) = RankEnv::from_env().unwrap() else {
         let exe = std::env::current_exe().unwrap();
         let name = format!("{}::{test}", module_path!().split_once("::").unwrap().1);
         let notes = TempDir::new().unwrap(); // the ranks' current directory
-        // mpirun of Open MPI 4.1.4 was seen to hang in its own end, after its ranks had failed (PMIx_server_finalize).
+        // mpirun of Open MPI 4.1.4 sometimes hung at its end after its ranks failed (PMIx_server_finalize).
         let mut mpirun = Command::new("timeout");
         mpirun.args(["--signal", "KILL", "60", "mpirun", "-np", "4", "--oversubscribe"]).arg(exe).args([
             "--exact",
@@ -50,23 +50,23 @@ fn note_of(rank: usize) -> String {
 fn write_note(rank: usize, text: &str) {
     fs::write(note_of(rank), text).unwrap();
 }
-/// mpirun kills all ranks as soon as one leaves without MPI_Finalize or fails, so nobody leaves before these have
+/// mpirun kills all ranks as soon as one fails or exits without MPI_Finalize, so nobody leaves before these have
 /// written.
 fn wait_for_notes(ranks: &[usize]) {
     let since = Instant::now();
     while !ranks.iter().all(|&rank| fs::read(note_of(rank)).is_ok_and(|text| !text.is_empty())) {
-        assert!(since.elapsed() < Duration::from_secs(20), "no notes of all ranks {ranks:?}");
+        assert!(since.elapsed() < Duration::from_secs(20), "missing notes of some of ranks {ranks:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Bytes that say who sent them, on which channel and as which message.
+/// Bytes that encode sender, channel and message number.
 fn bytes(from: usize, channel: u16, message: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + from * 31 + channel as usize * 17 + message * 5) as u8).collect()
 }
 
-/// Everyone to the two ranks of the other host and back, on three channels in three threads at once: nothing, a byte,
-/// pieces and a rest, two messages a peer.
+/// Every rank sends to the two ranks of the other host and back, on three channels in three threads at once: nothing, a
+/// byte, pieces and a remainder, two messages per peer.
 #[test]
 fn bytes_arrive_in_order_on_all_channels_at_once() {
     let everyone = |wire: MpiWire| {
@@ -102,18 +102,18 @@ fn bytes_arrive_in_order_on_all_channels_at_once() {
     }
 }
 
-/// Rank 3 fails. The ranks of the other host hear which one and why, give up what they wait for, and leave without it.
+/// Rank 3 fails. The ranks of the other host learn which one and why, give up their waits, and leave without it.
 #[test]
 fn a_lost_rank_is_named_and_nobody_waits_for_it() {
     let everyone = |wire: MpiWire| match wire.rank {
         3 => {
             std::thread::sleep(Duration::from_millis(300));
-            wire.tell(&Lost { rank: 3, why: "failed: out of memory".into() });
+            wire.report(&Lost { rank: 3, why: "failed: out of memory".into() });
             wait_for_notes(&[0, 1]);
             std::process::exit(1);
         }
         2 => {
-            assert_eq!(wire.listen(Duration::from_millis(400)), None); // its own host's shared memory tells it
+            assert_eq!(wire.listen(Duration::from_millis(400)), None); // its own host learns through shared memory
             wait_for_notes(&[0, 1]);
             wire.library.failed.store(true, Ordering::Relaxed);
         }
@@ -122,7 +122,7 @@ fn a_lost_rank_is_named_and_nobody_waits_for_it() {
             let heard = Mutex::new(None);
             std::thread::scope(|s| {
                 s.spawn(|| *heard.lock().unwrap() = wire.listen(Duration::from_secs(20)));
-                // More than is sent before the peer asks for it, so that both directions are under way.
+                // More than fits before the peer receives, so that both directions are in flight.
                 let (mut to, from) = (vec![0; 1 << 22], vec![1; 1 << 22]);
                 let mut moves = [Move::recv(3, &mut to), Move::send(3, &from)];
                 let fault = channel.exchange(&mut moves, &|| heard.lock().unwrap().is_none()).unwrap_err();
@@ -139,7 +139,7 @@ fn a_lost_rank_is_named_and_nobody_waits_for_it() {
     }
 }
 
-/// A wait that is nobody's fault ends when `go_on` says so, and names the rank that did not come.
+/// A wait with no failed rank ends when `go_on` returns false, and names the rank that is missing.
 #[test]
 fn who_gives_up_names_the_rank_that_did_not_come() {
     let everyone = |wire: MpiWire| {
@@ -153,14 +153,14 @@ fn who_gives_up_names_the_rank_that_did_not_come() {
             wire.channel(0).unwrap().exchange(&mut [Move::send(0, &[1])], &|| true).unwrap();
         }
         wait_for_notes(&[0]);
-        wire.library.failed.store(true, Ordering::Relaxed); // as all ranks of a failed run
+        wire.library.failed.store(true, Ordering::Relaxed); // as on every rank of a failed run
     };
     if let Some(left) = four("who_gives_up_names_the_rank_that_did_not_come", everyone) {
         assert_eq!(left.notes[0], "Err(GaveUp { peer: 3 }) after true", "{}", left.output);
     }
 }
 
-/// Under a launcher that is not MPI's every process is a world of its own.
+/// Under a launcher other than MPI's, every process is its own world.
 #[test]
 fn a_world_that_is_not_mpis_is_refused() {
     if let Some(launched) = RankEnv::from_env().unwrap() {
@@ -173,5 +173,5 @@ fn a_world_that_is_not_mpis_is_refused() {
     alone.envs([("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")]);
     let ended = alone.args(["--exact", &name, "--nocapture"]).output().unwrap();
     let said = String::from_utf8_lossy(&ended.stdout);
-    assert!(said.contains("status 2: rank 1 of 4: MPI says that this is rank 0 of 1: `comm: mpi` needs"), "{said}");
+    assert!(said.contains("status 2: rank 1 of 4: according to MPI this is rank 0 of 1: `comm: mpi` needs"), "{said}");
 }

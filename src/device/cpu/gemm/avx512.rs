@@ -1,4 +1,4 @@
-//! The block products of AVX-512: `vdpbf16ps` adds two products to each of 16 sums, `vfmadd` one. Nothing but that.
+//! The block products with AVX-512: `vdpbf16ps` adds two products to each of 16 sums, `vfmadd` one.
 use super::blocked::Block;
 use super::pack::{COLUMNS, LANES};
 use half::bf16;
@@ -12,20 +12,20 @@ pub(super) fn available() -> bool {
         && is_x86_feature_detected!("avx512bf16")
 }
 
-pub(super) struct Dot;
+pub(in crate::device::cpu) struct Dot;
 
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn pairs(bits: __m512i) -> __m512bh {
-    // SAFETY: the two types differ in name only.
+    // SAFETY: the two types differ only in name.
     unsafe { transmute(bits) }
 }
 
 macro_rules! block {
     ($element:ty, $steps:literal, $panels:literal, $multiply_add:expr) => {
         impl Block<$element> for Dot {
-            /// 12 rows x 2 vectors of sums, 2 vectors of B and one broadcast of A: 27 of 32 registers; 14 loads for 24
-            /// products.
+            /// 12 rows x 2 vectors of sums, 2 vectors of B and one broadcast of A: 27 of 32 registers, with 14 loads
+            /// for 24 products.
             const ROWS: usize = 12;
             const STEPS: usize = $steps;
             const PANELS: usize = $panels;
@@ -58,7 +58,7 @@ macro_rules! block {
     };
 }
 
-// Panels of A and B (bf16 24 and 64 KB, f32 48 and 128 KB) stream from the second cache at 15 bytes a cycle; the packed
-// rows of A, 384 KB, stay in it.
+// Panels of A and B (bf16 24 and 64 KB, f32 48 and 128 KB) stream from L2 at 15 bytes per cycle; the packed rows of A,
+// 384 KB, stay in it.
 block!(bf16, 32, 16, |sum, a, b| _mm512_dpbf16_ps(sum, pairs(a), pairs(b)));
 block!(f32, 64, 8, |sum, a, b| _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum));

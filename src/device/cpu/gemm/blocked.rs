@@ -1,18 +1,21 @@
-//! The loops around a block product (Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"): a
-//! stretch of k at a time, columns of B are packed to stay in the third cache and rows of A to stay in the second, and
-//! C is written once for each stretch. Never multiplies itself.
+//! The loops around a block product (Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"):
+//! for one stretch of k at a time, columns of B are packed to stay in L3 and rows of A to stay in L2, and C is written
+//! once per stretch. Never multiplies itself.
 use super::buffers::Buffers;
-use super::pack::{COLUMNS, LANES, Load, PackSource, StoreSums, pack_a, pack_b, prefetch, store};
+use super::completion::Completion;
+use super::pack::{COLUMNS, LANES, Load, PackSource, pack_a, pack_b};
+use super::store::{Destination, Partial, Patch, StoreSums};
 use crate::base::{DType, Elem};
 use crate::device::ops::GemmShape;
+use std::marker::PhantomData;
 
 /// Multiplies one panel of A with one panel of B.
-pub(super) trait Block<E> {
-    /// Rows of a panel of A: of a block of C.
+pub(in crate::device::cpu) trait Block<E> {
+    /// Rows of a panel of A, and of a block of C.
     const ROWS: usize;
     /// Steps of k summed before C is written.
     const STEPS: usize;
-    /// Panels of A packed at once.
+    /// Panels of A packed at a time.
     const PANELS: usize;
     /// `out (ROWS, 32) = A B` over `steps` steps, in the layout of [`super::pack`]. Assigns.
     ///
@@ -21,71 +24,83 @@ pub(super) trait Block<E> {
     unsafe fn multiply(&self, a: *const E, b: *const E, steps: usize, out: *mut f32);
 }
 
-/// Bytes of B packed at once: a share of the third cache.
+/// The loops around a block product without it, for benchmarks.
+pub(super) struct Skip<K>(pub PhantomData<K>);
+
+impl<E, K: Block<E>> Block<E> for Skip<K> {
+    const ROWS: usize = K::ROWS;
+    const STEPS: usize = K::STEPS;
+    const PANELS: usize = K::PANELS;
+    unsafe fn multiply(&self, _: *const E, _: *const E, _: usize, _: *mut f32) {}
+}
+
+/// Bytes of B packed at a time: a share of L3.
 const PACKED_B: usize = 4 << 20;
-/// Rows and columns of sums that wait in f32 for the next stretch of k: 4 MB. Packing B anew every 1024 rows costs 2 %.
+/// Rows and columns of sums kept in f32 until the next stretch of k: 4 MB. Repacking B every 1024 rows costs 2 %.
 const BAND: usize = 1024;
 
 /// # Safety
-/// AVX-512 F, BW, VL and what `K` needs; the slices hold `shape.extents()`; m and n are not zero.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+/// AVX-512 F, BW, VL, BF16 and what `K` needs; the slices hold `shape.extents()`; m and n are not zero.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn product<E: Load + Elem, C: StoreSums + Elem, K: Block<E::Packed>>(
     kernel: &K,
     shape: &GemmShape,
     a: &[E],
     b: &[E],
     c: &mut [C],
+    then: Completion<C>,
     buffers: &mut Buffers,
 ) {
-    let &GemmShape { m, n, k, ldc, accumulate, .. } = shape;
+    let &GemmShape { m, n, k, ldc: ld, accumulate, .. } = shape;
     let a = PackSource { from: a.as_ptr(), ld: shape.lda, k, along_k: !shape.ta };
     let b = PackSource { from: b.as_ptr(), ld: shape.ldb, k, along_k: shape.tb };
     let step = LANES * E::LANE;
-    // One at least, so that k = 0 assigns zeros.
+    // At least one, so that k = 0 assigns zeros.
     let steps = k.div_ceil(step).max(1);
-    // Equal stretches of k, rather than full ones and a short one.
+    // Equal stretches of k instead of full ones and a short one.
     let stretch = steps.div_ceil(steps.div_ceil(K::STEPS));
     let panel_b = stretch * step * COLUMNS;
-    // Sums of several stretches stay in f32 until they are complete.
-    let partial = C::DTYPE != DType::F32 && stretch < steps;
-    let wide = (PACKED_B / size_of::<E::Packed>() / panel_b * COLUMNS).min(if partial { BAND } else { usize::MAX });
+    // Sums over several stretches stay in f32 until complete: in a band of C, or in C itself.
+    let several = stretch < steps;
+    let narrow = several && C::DTYPE != DType::F32;
+    let wide = (PACKED_B / size_of::<E::Packed>() / panel_b * COLUMNS).min(if narrow { BAND } else { usize::MAX });
     let wide = wide.min(n.next_multiple_of(COLUMNS));
-    let high = if partial { m.min(BAND) } else { m };
+    let high = if narrow { m.min(BAND) } else { m };
     let tall = (K::PANELS * K::ROWS).min(m.next_multiple_of(K::ROWS));
 
     let packed_a = buffers.a.take::<E::Packed>(tall * stretch * step).as_mut_ptr();
     let packed_b = buffers.b.take::<E::Packed>(wide / COLUMNS * panel_b).as_mut_ptr();
-    let band = buffers.c.take::<f32>(if partial { high * wide } else { 0 }).as_mut_ptr();
+    let band = buffers.c.take::<f32>(if narrow { high * wide } else { 0 }).as_mut_ptr();
+    let c = c.as_mut_ptr();
+    let add_first = accumulate && several && !narrow;
+    let mut target = Destination { c, ld, add: accumulate && !add_first, then };
 
     for i0 in (0..m).step_by(high) {
         for j in (0..n).step_by(wide) {
             let (high, columns) = (high.min(m - i0), wide.min(n - j));
-            // SAFETY: all ranges lie within m, n and k, and the buffers were taken for these sizes.
-            unsafe {
-                let c = c.as_mut_ptr().add(i0 * ldc + j);
-                for first in (0..steps).step_by(stretch) {
-                    let last = steps.min(first + stretch);
+            let partial = match narrow {
+                // Addressed like C.
+                true => Partial { at: band.wrapping_sub(i0 * wide + j), ld: wide },
+                false => Partial { at: c.cast(), ld },
+            };
+            for first in (0..steps).step_by(stretch) {
+                let last = steps.min(first + stretch);
+                // SAFETY: all ranges are within m, n and k, and the buffers were allocated for these sizes.
+                unsafe {
                     pack_b(&b, j..j + columns, first..last, packed_b);
-                    for i in (0..high).step_by(tall) {
-                        let rows = tall.min(high - i);
-                        pack_a(&a, i0 + i..i0 + i + rows, first..last, K::ROWS, packed_a);
+                    for i in (i0..i0 + high).step_by(tall) {
+                        let place = Patch { row: i, column: j, rows: tall.min(i0 + high - i), columns };
+                        pack_a(&a, i..i + place.rows, first..last, K::ROWS, packed_a);
                         let panels = Panels::<E> { a: packed_a, b: packed_b, steps: last - first };
-                        if partial {
-                            panels.multiply(kernel, rows, columns, band.add(i * wide), wide, first > 0);
-                        } else {
-                            panels.multiply(kernel, rows, columns, c.add(i * ldc), ldc, accumulate || first > 0);
-                        }
+                        panels.multiply(kernel, place, &mut target, partial, first > 0 || add_first, last == steps);
                     }
-                }
-                if partial {
-                    store(band, wide, high, columns, c, ldc, accumulate);
                 }
             }
         }
     }
 }
 
-/// Packed panels of A and of B, one after the other.
+/// Packed panels of A or B, consecutive.
 struct Panels<E: Load> {
     a: *const E::Packed,
     b: *const E::Packed,
@@ -97,30 +112,40 @@ struct Panels<E: Load> {
 struct Sums([f32; 32 * COLUMNS]);
 
 impl<E: Load> Panels<E> {
-    /// A panel of B stays in the first cache while all panels of A pass by.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    /// Writes to `target` if these are the last steps of k, else to `partial`. With `add`, `partial` holds the sums of
+    /// earlier steps. A panel of B stays in L1 while all panels of A pass through.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
     unsafe fn multiply<C: StoreSums, K: Block<E::Packed>>(
         &self,
         kernel: &K,
-        rows: usize,
-        columns: usize,
-        c: *mut C,
-        ldc: usize,
+        all: Patch,
+        target: &mut Destination<C>,
+        partial: Partial,
         add: bool,
+        last: bool,
     ) {
         const { assert!(K::ROWS <= 32) };
         let mut sums = Sums([0.0; 32 * COLUMNS]);
         let sums = sums.0.as_mut_ptr();
         let depth = self.steps * LANES * E::LANE;
-        for j in (0..columns).step_by(COLUMNS) {
-            for i in (0..rows).step_by(K::ROWS) {
+        for j in (0..all.columns).step_by(COLUMNS) {
+            for i in (0..all.rows).step_by(K::ROWS) {
+                let (rows, columns) = (K::ROWS.min(all.rows - i), COLUMNS.min(all.columns - j));
+                let block = Patch { row: all.row + i, column: all.column + j, rows, columns };
                 // SAFETY: as for `product`.
                 unsafe {
                     let (a, b) = (self.a.add(i * depth), self.b.add(j * depth));
-                    let (rows, columns) = (K::ROWS.min(rows - i), COLUMNS.min(columns - j));
-                    prefetch(c.add(i * ldc + j), ldc, rows, columns);
+                    if add || !last {
+                        block.prefetch(partial.at, partial.ld);
+                    }
+                    if last {
+                        target.prefetch(block);
+                    }
                     kernel.multiply(a, b, self.steps, sums);
-                    store(sums, COLUMNS, rows, columns, c.add(i * ldc + j), ldc, add);
+                    match last {
+                        true => target.finish(sums, block, add.then_some(partial)),
+                        false => partial.keep(sums, block, add),
+                    }
                 }
             }
         }

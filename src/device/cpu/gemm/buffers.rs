@@ -1,7 +1,7 @@
-//! Memory of the matrix product between its loops: packed blocks and incomplete sums. Grows, and never shrinks.
+//! Scratch memory of the matrix product's loops: packed blocks and partial sums. Grows and never shrinks.
 use crate::base::Elem;
 
-/// Blocks of A and of B in the order in which the kernel reads them, and of C while its sums are incomplete.
+/// Blocks of A and B in the order in which the kernel reads them, and of C while its sums are partial.
 #[derive(Default)]
 pub(super) struct Buffers {
     pub a: CacheLines,
@@ -24,7 +24,7 @@ impl Buffers {
 }
 
 impl CacheLines {
-    /// Room for `len` elements, of any content.
+    /// Space for `len` elements, with arbitrary contents.
     pub fn take<T: Elem>(&mut self, len: usize) -> &mut [T] {
         let lines = (len * size_of::<T>()).div_ceil(64);
         if self.0.len() < lines {

@@ -1,38 +1,37 @@
-//! Copies blocks of A and B into the order in which the kernels read them, and writes finished blocks of C. AVX-512.
-//! Never multiplies.
+//! Copies blocks of A and B into the order in which the kernels read them, with AVX-512. Never multiplies.
 //!
-//! The unit is a *lane* of 32 bits: one f32 (f16 becomes f32 here), or two bf16 that are neighbours along k, which is
-//! what one lane of `vdpbf16ps` and `tdpbf16ps` consumes. A *step* is 16 lanes deep along k (16 f32, 32 bf16). Both
-//! operands are cut in panels, of some rows of A or [`COLUMNS`] columns of B; a panel is a sequence of steps:
+//! The unit is a 32-bit *lane*: one f32 (f16 is converted), or two bf16 that are adjacent along k, which is what one
+//! lane of `vdpbf16ps` and `tdpbf16ps` consumes. A *step* is 16 lanes deep along k (16 f32, 32 bf16). Both operands are
+//! divided into panels, of some rows of A or [`COLUMNS`] columns of B; a panel is a sequence of steps:
 //!
 //! - of A: `[row][lane]`, a row's 16 lanes on one cache line (a row of an AMX tile, or 16 broadcasts);
 //! - of B: `[lane][column]`, a lane of 32 columns on two cache lines (rows of two AMX tiles, or two vectors).
 //!
-//! What lies past the edge of the matrix is zero in the panel.
+//! Positions past the edge of the matrix are zero in the panel.
 use crate::base::Elem;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// Columns of a panel of B.
+/// Columns in a panel of B.
 pub(super) const COLUMNS: usize = 32;
-/// Lanes of a step.
+/// Lanes in a step.
 pub(super) const LANES: usize = 16;
 
 /// An element type of A and B.
-pub(super) trait Load: Copy {
-    /// As which elements they are in the panels.
+pub(in crate::device::cpu) trait Load: Copy {
+    /// Their element type in the panels.
     type Packed: Elem;
-    /// Elements in a lane.
+    /// Elements per lane.
     const LANE: usize;
     /// 16 lanes from one run of `valid` elements (at most 16 * LANE); the rest is zero.
     unsafe fn along(from: *const Self, valid: usize) -> __m512i;
-    /// A lane for each of `columns` (at most 16) neighbouring elements, made of `depth` (at most LANE) rows.
+    /// One lane for each of `columns` (at most 16) adjacent elements, built from `depth` (at most LANE) rows.
     unsafe fn across(from: *const Self, ld: usize, depth: usize, columns: usize) -> __m512i;
 }
 
 #[inline]
-fn first16(n: usize) -> __mmask16 {
+pub(super) fn first16(n: usize) -> __mmask16 {
     ((1u32 << n.min(16)) - 1) as u16
 }
 
@@ -101,16 +100,16 @@ pub(super) struct PackSource<E> {
     pub from: *const E,
     pub ld: usize,
     pub k: usize,
-    /// Neighbours in memory are neighbours along k (A as stored, B transposed); else along the rows of A or columns of
-    /// B.
+    /// Whether adjacent elements are adjacent along k (A as stored, B transposed) rather than along the rows of A or
+    /// columns of B.
     pub along_k: bool,
 }
 
-/// Packs rows of A at some steps into panels of `height` rows.
+/// Packs rows of A over some steps into panels of `height` rows.
 ///
 /// # Safety
-/// AVX-512 F, BW and VL; the rows and the first element of each step are within the operand, which is readable; `out`
-/// is 64-byte aligned and holds `height` lines for each step of each panel.
+/// AVX-512 F, BW and VL; the rows and the first element of each step are within the readable operand; `out` is 64-byte
+/// aligned and holds `height` lines per step and panel.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn pack_a<E: Load>(
     x: &PackSource<E>,
@@ -122,10 +121,10 @@ pub(super) unsafe fn pack_a<E: Load>(
     let out = out.cast::<__m512i>();
     let panels = rows.len().div_ceil(height);
     let line = |panel: usize, s: usize| (panel * steps.len() + s) * height;
-    // SAFETY: lines within `out`; what lies past the operand is masked.
+    // SAFETY: lines are within `out`; anything past the operand is masked.
     unsafe {
         if x.along_k {
-            // A copy: one row after the other, a few rows ahead of which memory is asked for.
+            // A copy, row by row, with a prefetch a few rows ahead.
             for i in 0..panels * height {
                 for s in 0..steps.len() {
                     let k = (steps.start + s) * LANES * E::LANE;
@@ -136,14 +135,13 @@ pub(super) unsafe fn pack_a<E: Load>(
                 }
             }
         } else {
+            // In groups of 16 rows, whatever the panels' height.
             for s in 0..steps.len() {
-                for panel in 0..panels {
-                    for group in (0..height).step_by(16) {
-                        let first = rows.start + panel * height + group;
-                        let count = (height - group).min(16);
-                        let tile = across(x, first, count.min(rows.end.saturating_sub(first)), steps.start + s);
-                        let out = out.add(line(panel, s) + group);
-                        transposed(tile).iter().take(count).enumerate().for_each(|(i, row)| out.add(i).write(*row));
+                for group in (0..panels * height).step_by(16) {
+                    let first = rows.start + group;
+                    let tile = transposed(across(x, first, rows.end.saturating_sub(first).min(16), steps.start + s));
+                    for (row, lanes) in (group..panels * height).zip(tile) {
+                        out.add(line(row / height, s) + row % height).write(lanes);
                     }
                 }
             }
@@ -151,10 +149,10 @@ pub(super) unsafe fn pack_a<E: Load>(
     }
 }
 
-/// Packs columns of B at some steps into panels of [`COLUMNS`].
+/// Packs columns of B over some steps into panels of [`COLUMNS`].
 ///
 /// # Safety
-/// As for [`pack_a`], with 32 lines for each step of each panel.
+/// As for [`pack_a`], with 32 lines per step and panel.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn pack_b<E: Load>(
     x: &PackSource<E>,
@@ -164,11 +162,11 @@ pub(super) unsafe fn pack_b<E: Load>(
 ) {
     let panels = columns.len().div_ceil(COLUMNS);
     let step = |panel: usize, s: usize| {
-        // Two vectors of 16 columns in each lane.
+        // Two vectors of 16 columns per lane.
         for half in 0..2 {
             let first = columns.start + panel * COLUMNS + half * 16;
             let count = columns.end.saturating_sub(first).min(16);
-            // SAFETY: lines within `out`; what lies past the operand is masked.
+            // SAFETY: lines are within `out`; anything past the operand is masked.
             unsafe {
                 let at = steps.start + s;
                 let tile = if x.along_k { transposed(along(x, first, count, at)) } else { across(x, first, count, at) };
@@ -185,8 +183,8 @@ pub(super) unsafe fn pack_b<E: Load>(
     }
 }
 
-/// 16 columns by 16 lanes of step `s`, of which `count` columns exist. Asks for the same lanes of the next panel: many
-/// short rows are more than hardware prefetchers follow.
+/// Packs 16 columns by 16 lanes of step `s`, of which `count` columns exist. Prefetches the same lanes of the next
+/// panel: hardware prefetchers cannot follow many short rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn along<E: Load>(x: &PackSource<E>, first: usize, count: usize, s: usize) -> [__m512i; 16] {
@@ -194,7 +192,7 @@ unsafe fn along<E: Load>(x: &PackSource<E>, first: usize, count: usize, s: usize
     let mut tile = [_mm512_setzero_si512(); 16];
     for (i, row) in tile.iter_mut().enumerate() {
         let at = x.from.wrapping_add((first + i) * x.ld + k);
-        // SAFETY: the caller's; a prefetch cannot fault.
+        // SAFETY: upheld by the caller; a prefetch cannot fault.
         unsafe {
             _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(COLUMNS * x.ld).cast());
             *row = E::along(at, if i < count { x.k - k } else { 0 });
@@ -203,7 +201,7 @@ unsafe fn along<E: Load>(x: &PackSource<E>, first: usize, count: usize, s: usize
     tile
 }
 
-/// 16 lanes of step `s` by 16 rows (columns), of which `count` exist. Asks for the same rows of the next step.
+/// Packs 16 lanes of step `s` by 16 rows (columns), of which `count` exist. Prefetches the same rows of the next step.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn across<E: Load>(x: &PackSource<E>, first: usize, count: usize, s: usize) -> [__m512i; 16] {
@@ -211,7 +209,7 @@ unsafe fn across<E: Load>(x: &PackSource<E>, first: usize, count: usize, s: usiz
     for (i, lanes) in tile.iter_mut().enumerate() {
         let k = (s * LANES + i) * E::LANE;
         let at = |k: usize| x.from.wrapping_add(k * x.ld + first);
-        // SAFETY: the caller's; a prefetch cannot fault.
+        // SAFETY: upheld by the caller; a prefetch cannot fault.
         unsafe {
             for row in 0..E::LANE {
                 _mm_prefetch::<_MM_HINT_T0>(at(k + LANES * E::LANE + row).cast());
@@ -222,7 +220,7 @@ unsafe fn across<E: Load>(x: &PackSource<E>, first: usize, count: usize, s: usiz
     tile
 }
 
-/// 16 x 16 lanes.
+/// Transposes 16 x 16 lanes.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transposed(r: [__m512i; 16]) -> [__m512i; 16] {
@@ -237,7 +235,7 @@ fn transposed(r: [__m512i; 16]) -> [__m512i; 16] {
         u[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
         u[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
     }
-    // u[4 i + j] holds columns j, 4 + j, 8 + j, 12 + j of rows 4 i .. 4 i + 4, a column in each quarter.
+    // u[4 i + j] holds columns j, 4 + j, 8 + j, 12 + j of rows 4 i .. 4 i + 4, one column per quarter.
     for j in 0..4 {
         let even = |i: usize| _mm512_shuffle_i32x4::<0x88>(u[i + j], u[i + 4 + j]);
         let odd = |i: usize| _mm512_shuffle_i32x4::<0xdd>(u[i + j], u[i + 4 + j]);
@@ -249,91 +247,15 @@ fn transposed(r: [__m512i; 16]) -> [__m512i; 16] {
     v
 }
 
-/// An element type of C.
-pub(super) trait StoreSums: Copy {
-    /// Writes `x`, or adds it to what is there, where `mask` is set.
-    unsafe fn store(to: *mut Self, mask: __mmask16, x: __m512, add: bool);
-}
-impl StoreSums for f32 {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn store(to: *mut f32, mask: __mmask16, mut x: __m512, add: bool) {
-        // SAFETY: masked lanes are not accessed.
-        unsafe {
-            if add {
-                x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(mask, to));
-            }
-            _mm512_mask_storeu_ps(to, mask, x);
-        }
-    }
-}
-impl StoreSums for f16 {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn store(to: *mut f16, mask: __mmask16, mut x: __m512, add: bool) {
-        // SAFETY: masked lanes are not accessed.
-        unsafe {
-            if add {
-                x = _mm512_add_ps(x, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, to.cast())));
-            }
-            let nearest = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
-            _mm256_mask_storeu_epi16(to.cast(), mask, nearest);
-        }
-    }
-}
-impl StoreSums for bf16 {
-    /// Rounds as `Float::from_f32` does. `vcvtneps2bf16` would flush denormals, and not every AVX-512 has it.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn store(to: *mut bf16, mask: __mmask16, mut x: __m512, add: bool) {
-        // SAFETY: masked lanes are not accessed.
-        unsafe {
-            if add {
-                let old = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, to.cast()));
-                x = _mm512_add_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(old)));
-            }
-            let bits = _mm512_castps_si512(x);
-            let top = _mm512_srli_epi32::<16>(bits);
-            let odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
-            let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-            let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, half));
-            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
-            let rounded = _mm512_mask_or_epi32(rounded, nan, top, _mm512_set1_epi32(0x40));
-            _mm256_mask_storeu_epi16(to.cast(), mask, _mm512_cvtepi32_epi16(rounded));
-        }
-    }
-}
-
-/// Asks for lines of C to be owned by this core: stores that miss are retired one after the other, so that without this
-/// they would take longer than the product. An address is never accessed.
-#[inline]
-pub(super) fn prefetch<C>(c: *const C, ldc: usize, rows: usize, columns: usize) {
-    for i in 0..rows {
-        for j in (0..columns).step_by(64 / size_of::<C>()) {
-            // SAFETY: a hint, which cannot fault.
-            unsafe { _mm_prefetch::<_MM_HINT_ET0>(c.wrapping_add(i * ldc + j).cast()) }
-        }
-    }
-}
-
-/// Writes the first `rows` x `columns` of a block with `ld` elements to a row into C.
+/// Transposes 16 x 16 f32.
 ///
 /// # Safety
-/// AVX-512 F, BW and VL; `block` holds `rows` rows of `columns` rounded up to 16; C holds the rows.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn store<C: StoreSums>(
-    block: *const f32,
-    ld: usize,
-    rows: usize,
-    columns: usize,
-    c: *mut C,
-    ldc: usize,
-    add: bool,
-) {
-    for i in 0..rows {
-        for j in (0..columns).step_by(16) {
-            // SAFETY: within the block and within C.
-            unsafe { C::store(c.add(i * ldc + j), first16(columns - j), _mm512_loadu_ps(block.add(i * ld + j)), add) }
-        }
+/// AVX-512; `from` and `to` hold 16 rows of 16 elements, `from_ld` and `to_ld` apart.
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn transpose(from: *const f32, from_ld: usize, to: *mut f32, to_ld: usize) {
+    // SAFETY: within both.
+    unsafe {
+        let rows = std::array::from_fn(|i| _mm512_loadu_si512(from.add(i * from_ld).cast()));
+        transposed(rows).iter().enumerate().for_each(|(i, row)| _mm512_storeu_si512(to.add(i * to_ld).cast(), *row));
     }
 }

@@ -1,23 +1,23 @@
-//! Products through the `gemm` crate: f32 as they are, bf16 and f16 converted to f32 by blocks. Runs on any CPU.
+//! Products through the `gemm` crate: f32 directly, bf16 and f16 converted to f32 in blocks. Runs on any CPU.
 use super::buffers::{Buffers, CacheLines};
 #[cfg(target_arch = "x86_64")]
-use super::pack::StoreSums;
+use super::store::StoreSums;
 use crate::base::dtype::Float;
 #[cfg(not(target_arch = "x86_64"))]
 use crate::base::dtype::Float as StoreSums;
 use crate::device::ops::GemmShape;
 
-/// What a product of bf16 or f16 is written to.
+/// Output types of products of bf16 or f16.
 pub(super) trait Output: Float + StoreSums {}
 impl<T: Float + StoreSums> Output for T {}
 
-/// The slices hold `shape.extents()`.
+/// The slices must hold `shape.extents()`.
 pub(super) fn f32_product(shape: &GemmShape, a: &[f32], b: &[f32], c: &mut [f32]) {
     let [need_a, need_b, need_c] = shape.extents();
     assert!(a.len() >= need_a && b.len() >= need_b && c.len() >= need_c, "extents were checked");
     let strides = |transposed: bool, ld: usize| if transposed { (1, ld as isize) } else { (ld as isize, 1) };
     let ((a_row, a_col), (b_row, b_col)) = (strides(shape.ta, shape.lda), strides(shape.tb, shape.ldb));
-    // SAFETY: every index that these sizes and strides reach is within the extents.
+    // SAFETY: every index reachable with these sizes and strides is within the extents.
     unsafe {
         gemm::gemm(
             shape.m,
@@ -43,7 +43,7 @@ pub(super) fn f32_product(shape: &GemmShape, a: &[f32], b: &[f32], c: &mut [f32]
     }
 }
 
-/// Rows and columns of C computed at once: conversion costs 1/BLOCK of the multiplications.
+/// Rows and columns of C computed at a time: conversion costs 1/BLOCK of the multiplications.
 const BLOCK: usize = 512;
 
 pub(super) fn narrow_product<E: Float, C: Float>(
@@ -74,7 +74,7 @@ pub(super) fn narrow_product<E: Float, C: Float>(
     }
 }
 
-/// Rows and columns `(row, column, rows, columns)` of a matrix, dense in f32.
+/// Converts the block `(row, column, rows, columns)` of a matrix to dense f32.
 fn widen<'a, E: Float>(
     x: &[E],
     ld: usize,

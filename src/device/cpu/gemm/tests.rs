@@ -1,32 +1,34 @@
-//! Every form, dtype, kernel and awkward size against f64. The rule: at most twice the error of a naive product of the
-//! same dtypes.
+//! Every form, dtype, kernel and awkward size, compared with f64. The bound: at most twice the error of a naive product
+//! in the same dtypes.
 use super::*;
 use crate::base::Elem;
 use crate::base::dtype::Float;
 use crate::base::rng::Rng;
 use crate::device::buf::{Buf, Place};
+use crate::device::cpu::activation;
+use crate::device::ops::Epilogue;
 use std::io::Write;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 fn buf<T: Elem>(mut data: Vec<T>) -> Buf {
     let (at, len) = (NonNull::new(data.as_mut_ptr()).unwrap(), data.len());
-    // SAFETY: the vector's memory does not move with it, and nothing else touches it.
+    // SAFETY: the vector's memory does not move with it, and nothing else accesses it.
     unsafe { Buf::from_raw(at.cast(), T::DTYPE, len, Place::Host, Arc::new(data)) }
 }
 fn values<T: Elem>(buf: &Buf) -> &[T] {
     buf.view().host("test").unwrap()
 }
 
-/// `rows` x `columns` of `x(row, column)`, and between the rows what must not be read.
+/// `rows` x `columns` of `x(row, column)`, with poison between the rows.
 fn matrix<T: Float>(rows: usize, columns: usize, ld: usize, x: impl Fn(usize, usize) -> f32) -> Buf {
     let gap = f32::NAN;
     let at = |i: usize| if i % ld < columns { x(i / ld, i % ld) } else { gap };
-    // One element before, so that nothing is aligned to more than an element.
+    // Starts one element in, so that nothing is aligned to more than an element.
     buf((0..=rows * ld).map(|i| T::from_f32(if i == 0 { gap } else { at(i - 1) })).collect::<Vec<T>>())
 }
 
-/// What computes: a kernel of this machine, or the model of the tiles.
+/// The implementation: a kernel of this machine, or the model of the tiles.
 enum Under {
     Test(GemmScratch),
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -38,7 +40,7 @@ impl Under {
         match self {
             Under::Test(scratch) => scratch.kernel_name().into(),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Under::Model(_) => "model of amx".into(),
+            Under::Model(_) => "AMX model".into(),
         }
     }
     /// The model's tiles hold bf16.
@@ -51,26 +53,36 @@ impl Under {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Under::Model(buffers) => {
                 let (a, b) = (a.host::<bf16>("test").unwrap(), b.host("test").unwrap());
-                // SAFETY: made only where AVX-512 is; the operands hold the extents.
-                unsafe { blocked::product(&model::Tiles, shape, a, b, c.host::<C>("test").unwrap(), buffers) }
+                // SAFETY: constructed only with AVX-512; the operands hold the extents.
+                unsafe {
+                    blocked::product(
+                        &model::Tiles,
+                        shape,
+                        a,
+                        b,
+                        c.host::<C>("test").unwrap(),
+                        Completion::Nothing,
+                        buffers,
+                    )
+                }
             }
         }
     }
 }
 
-/// All that can run here; says what cannot.
+/// All that can run here; prints what cannot.
 fn under_test() -> Vec<Under> {
     let mut all = vec![];
     for kernel in GemmKernel::ALL {
         match GemmScratch::with_kernel(kernel) {
             Ok(scratch) => all.push(Under::Test(scratch)),
-            Err(e) => _ = writeln!(std::io::stderr(), "NOT TESTED: {e}"), // past the test runner's capture
+            Err(e) => _ = writeln!(std::io::stderr(), "NOT TESTED: {e}"), // not captured by the test runner
         }
     }
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     match avx512::available() {
         true => all.push(Under::Model(Buffers::default())),
-        false => _ = writeln!(std::io::stderr(), "NOT TESTED: the model of amx needs AVX-512 for packing"),
+        false => _ = writeln!(std::io::stderr(), "NOT TESTED: the AMX model needs AVX-512 for packing"),
     }
     all
 }
@@ -129,7 +141,7 @@ fn agrees<T: Float, C: plain::Output + Elem>(all: &mut [Under], shape: GemmShape
         let scale = exact.iter().fold(0.0, |s: f64, x| s.max(x.abs()));
         let allowed = 2.0 * error(&|i| C::from_f32(naive[i] + old(i)).to_f32()) + f32::EPSILON as f64 * scale;
         for under in all.iter_mut() {
-            // Without `accumulate` C must not be read.
+            // Without `accumulate`, C must not be read.
             let fill = |i, j| if accumulate { before(i, j) } else { f32::NAN };
             let mut c = matrix::<C>(m, n, shape.ldc, fill);
             let [len_a, len_b, len_c] = shape.extents().map(|extent| 1..1 + extent);
@@ -174,6 +186,51 @@ fn products<T: Float, C: plain::Output + Elem>() {
     }
 }
 
+/// What is fused gives the bits of f32 code on the product's f32 sums, rounded where something is stored: across edges
+/// of blocks, bands and stretches of k.
+#[test]
+fn fused_epilogues_round_once() {
+    fused::<f32>();
+    fused::<bf16>();
+    fused::<f16>();
+}
+fn fused<T: Float>() {
+    for [m, n, k] in [[13, 33, 31], [31, 70, 4100], [1030, 40, 2100], [2, 2100, 70]] {
+        let of = |seed, len: usize| -> Vec<T> {
+            let rng = Rng::new(seed, 2);
+            (0..len).map(|i| T::from_f32(rng.normal(i as u64))).collect()
+        };
+        let shape = GemmShape::nt(m, n, k);
+        let (a, b, bias, given) = (buf(of(1, m * k)), buf(of(2, n * k)), buf(of(3, n)), buf(of(4, m * n)));
+        let float = |x: &Buf, i: usize| values::<T>(x)[i].to_f32();
+        for kernel in GemmKernel::ALL.into_iter().filter(|k| k.available()) {
+            let mut scratch = GemmScratch::with_kernel(kernel).unwrap();
+            if !scratch.fuses(&shape) {
+                continue;
+            }
+            let mut sums = buf(vec![0f32; m * n]);
+            gemm(&mut scratch, Gemm { shape, a: a.view(), b: b.view(), c: sums.view_mut() }).unwrap();
+            let sum = |i: usize| values::<f32>(&sums)[i];
+            let mut check = |then: Epilogue, want: &dyn Fn(usize) -> f32| {
+                let mut c = buf(vec![T::from_f32(f32::NAN); m * n]);
+                gemm_then(&mut scratch, GemmThen { shape, a: a.view(), b: b.view(), c: c.view_mut(), then }).unwrap();
+                let wrong = (0..m * n).find(|&i| float(&c, i) != T::from_f32(want(i)).to_f32());
+                assert!(wrong.is_none(), "{} {} {shape:?}: element {wrong:?}", kernel.name(), T::DTYPE);
+            };
+            check(Epilogue::Sum { bias: None, residual: None }, &sum);
+            check(Epilogue::Sum { bias: Some(bias.view()), residual: Some(given.view()) }, &|i| {
+                sum(i) + float(&bias, i % n) + float(&given, i)
+            });
+            let mut z = buf(vec![T::from_f32(f32::NAN); m * n]);
+            let kept = |i| T::from_f32(sum(i) + float(&bias, i % n)).to_f32();
+            check(Epilogue::Gelu { bias: Some(bias.view()), z: z.view_mut() }, &|i| activation::gelu_at(kept(i)));
+            assert!((0..m * n).all(|i| float(&z, i) == kept(i)), "{} {} {shape:?}: z", kernel.name(), T::DTYPE);
+            let then = Epilogue::GeluBackward { z: given.view(), product: z.view_mut() };
+            check(then, &|i| sum(i) * activation::gelu_slope_at(float(&given, i)));
+        }
+    }
+}
+
 #[test]
 fn nothing_to_sum_assigns_zero_or_adds_nothing() {
     let (a, b) = (buf::<bf16>(vec![]), buf::<bf16>(vec![]));
@@ -192,7 +249,7 @@ fn nothing_to_sum_assigns_zero_or_adds_nothing() {
         gemm(&mut scratch, Gemm { shape, a: a.view(), b: b.view(), c: c.view_mut() }).unwrap();
         assert_eq!(values::<f32>(&c), [0.0; 6], "{}", kernel.name());
     }
-    // No rows, no columns: nothing to write.
+    // No rows or no columns: nothing to write.
     for shape in [GemmShape::nn(0, 3, 2), GemmShape::nt(2, 0, 3)] {
         let (a, b, mut c) = (buf(vec![1f32; 6]), buf(vec![1f32; 6]), buf::<f32>(vec![]));
         gemm(&mut GemmScratch::new(), Gemm { shape, a: a.view(), b: b.view(), c: c.view_mut() }).unwrap();
@@ -232,7 +289,7 @@ fn scratch_stops_growing() {
     }
 }
 
-/// AMX on any CPU with AVX-512: the instructions that `amx.rs` issues, at the addresses that it uses.
+/// AMX emulated on any CPU with AVX-512: the instructions that `amx.rs` issues, at the addresses that it uses.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod model {
     use super::super::blocked::Block;
@@ -242,14 +299,14 @@ mod model {
     pub struct Tiles;
 
     unsafe fn tileloadd(at: *const u8, row: usize) -> Tile {
-        // SAFETY: the caller's: 16 rows of 64 bytes.
+        // SAFETY: upheld by the caller: 16 rows of 64 bytes.
         std::array::from_fn(|i| unsafe { at.add(i * row).cast::<[u32; 16]>().read_unaligned() })
     }
     unsafe fn tilestored(at: *mut u8, row: usize, tile: &Tile) {
-        // SAFETY: the caller's: 16 rows of 64 bytes.
+        // SAFETY: upheld by the caller: 16 rows of 64 bytes.
         tile.iter().enumerate().for_each(|(i, x)| unsafe { at.add(i * row).cast::<[u32; 16]>().write_unaligned(*x) });
     }
-    /// Intel's pseudocode, but for flushing denormals.
+    /// Intel's pseudocode, except for flushing subnormals.
     fn tdpbf16ps(c: &mut Tile, a: &Tile, b: &Tile) {
         let [low, high] = [|x: u32| f32::from_bits(x << 16), |x: u32| f32::from_bits(x & 0xffff_0000)];
         for m in 0..16 {

@@ -1,19 +1,19 @@
-//! Products of a single row: what writing text a token at a time is made of. Each element of B is used once, so nothing
-//! is packed, and memory is what bounds it. Never adds up in another order than along k, in lanes.
+//! Products with a single row, as in generating one token at a time. Each element of B is used once, so nothing is
+//! packed, and memory bandwidth is the bound. Never sums in any order other than along k, in lanes.
 use super::buffers::Buffers;
 use crate::base::dtype::Float;
 use crate::device::cpu::simd::{LANES, lane_sum};
 use crate::device::ops::GemmShape;
 
-/// Rows of B that are read side by side: their sums do not wait for each other.
+/// Rows of B read side by side, so that their sums do not wait for each other.
 const SIDE: usize = 4;
 
-/// Whether these are the loops for it: A is one row as it stands.
+/// Whether these loops apply: A is one untransposed row.
 pub(super) fn suits(shape: &GemmShape) -> bool {
     shape.m == 1 && !shape.ta
 }
 
-/// The slices hold `shape.extents()`.
+/// The slices must hold `shape.extents()`.
 #[inline(always)]
 pub(super) fn product<E: Float, C: Float>(shape: &GemmShape, a: &[E], b: &[E], c: &mut [C], buffers: &mut Buffers) {
     let &GemmShape { n, k, tb, ldb, accumulate, .. } = shape;
@@ -34,7 +34,7 @@ pub(super) fn product<E: Float, C: Float>(shape: &GemmShape, a: &[E], b: &[E], c
 fn across<E: Float>(x: &[f32], b: &[E], ldb: usize, sums: &mut [f32]) {
     let k = x.len();
     for (group, sums) in sums.chunks_mut(SIDE).enumerate() {
-        // The rows that are missing in the last group are its first again.
+        // An incomplete last group is filled up with its first row.
         let rows: [&[E]; SIDE] =
             std::array::from_fn(|i| &b[(group * SIDE + if i < sums.len() { i } else { 0 }) * ldb..][..k]);
         let mut lanes = [[0f32; LANES]; SIDE];
@@ -57,7 +57,7 @@ fn across<E: Float>(x: &[f32], b: &[E], ldb: usize, sums: &mut [f32]) {
     }
 }
 
-/// `sums` = the rows of B, each times its element of x.
+/// `sums` = the sum of B's rows, each times its element of x.
 #[inline(always)]
 fn down<E: Float>(x: &[f32], b: &[E], ldb: usize, sums: &mut [f32]) {
     sums.fill(0.0);

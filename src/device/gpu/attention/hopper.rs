@@ -1,5 +1,6 @@
-//! Launches of the attention kernels for sm_90a, whose operands come by tensor maps. Which kernels keep what is told in
-//! `flatshard_ptx::kernels::attention_hopper`. Never checks operands: attention.rs has.
+//! Launches of the attention kernels for sm_90a, which load operands by tensor maps.
+//! `flatshard_ptx::kernels::attention_hopper` documents what each kernel keeps. Never checks operands: attention.rs
+//! does.
 use super::launch::{Gradients, TailArgs, VECTOR, args, launch, launch_grid};
 use crate::base::{DType, Error, Result};
 use crate::device::gpu::driver::{Arg, Map, Swizzle};
@@ -9,21 +10,35 @@ use crate::device::{View, ViewMut};
 pub(super) use flatshard_ptx::kernels::attention_hopper::HopperFamily;
 use flatshard_ptx::kernels::attention_hopper::{BOX, Backward, Fused, TiledKernel, sm_90a_family};
 
-/// The architecture that `.target sm_90a` is for, and no other.
+/// `.target sm_90a` runs on this architecture only.
 pub(super) const ARCH: u32 = 90;
 
-/// The kernels for this call; none where the GPU is another, or the operands (their first bytes are given) do not fit.
+/// Whether a kernel that a call launches is one of these.
+type Launches = fn(&HopperFamily, &dyn Fn(&TiledKernel) -> bool) -> bool;
+
+/// Of a forward pass.
+pub(super) const FORWARD: Launches = |family, is| is(&family.forward);
+/// Of a backward pass.
+pub(super) const BACKWARD: Launches = |family, is| match &family.backward {
+    Backward::Fused(fused) => is(&fused.tiles),
+    Backward::Apart { dq, dkv } => is(dq) || dkv.iter().any(is),
+};
+
+/// The kernels for this call; `None` on another GPU, if the operands' start addresses are not aligned, or if the driver
+/// has compiled one of them badly.
 pub(super) fn family(
     gpu: &GpuDevice,
+    launches: Launches,
     dtype: DType,
     a: &AttentionShape,
     starts: &[usize],
 ) -> Option<&'static HopperFamily> {
     let fits = gpu.driver.arch() == ARCH && starts.iter().all(|at| at % VECTOR == 0);
-    sm_90a_family(dtype.name(), a.head_dim).filter(|_| fits)
+    let slow = |kernel: &TiledKernel| gpu.driver.avoids(kernel.kernel.variant);
+    sm_90a_family(dtype.name(), a.head_dim).filter(|family| fits && !launches(family, &slow))
 }
 
-/// `heads` heads in each of so many rows, `row` elements apart, by boxes of `side` rows.
+/// A map of `heads` heads in each row, with rows `row` elements apart, in boxes of `side` rows.
 fn map<'a>(a: &AttentionShape, of: View<'a>, heads: usize, (rows, row): (usize, usize), side: u32) -> Arg<'a> {
     let sizes = [a.head_dim, heads, rows].map(|n| n as u64);
     let strides = [a.head_dim, row].map(|n| n as u64);
@@ -41,13 +56,13 @@ fn gradients_of<'a>(a: &AttentionShape, d_o: View<'a>, t: &TailArgs, side: u32) 
     map(a, d_o, a.heads, (t.queries, a.heads * a.head_dim), side)
 }
 
-/// A number a head and query, for `side` queries at a time.
+/// One number per head and query, for `side` queries at a time.
 fn numbers<'a>(of: View<'a>, side: u32) -> Arg<'a> {
     let (n, row) = (of.len() as u64, of.len().next_multiple_of(VECTOR) as u64);
     Arg::Map(Map { of, sizes: [n, 1, 1], strides: [row; 2], tile: [side, 1, 1], swizzle: Swizzle::None })
 }
 
-/// Of q and kv.
+/// From q and kv.
 pub(super) fn forward(
     gpu: &GpuDevice,
     tiles: &TiledKernel,
@@ -62,7 +77,7 @@ pub(super) fn forward(
     launch(gpu, &tiles.kernel, t.queries, a.heads, args)
 }
 
-/// As the caller: of q, kv, d_o, lse, delta, with what queries see, and what sees keys.
+/// Parameters as the caller's.
 pub(super) fn gradients(
     gpu: &GpuDevice,
     backward: &Backward,
@@ -81,7 +96,7 @@ pub(super) fn gradients(
     }
 }
 
-/// Numbers of 4 bytes: sums, and turns behind them.
+/// Count of 4-byte numbers: sums, then turn counters.
 pub(super) fn sums(a: &AttentionShape, dtype: DType, queries: usize) -> usize {
     match sm_90a_family(dtype.name(), a.head_dim).map(|family| &family.backward) {
         Some(Backward::Fused(fused)) if queries > 0 => fused.sums(a.heads, queries) + fused.turns(a.heads, queries),
@@ -104,7 +119,7 @@ fn all(
     if sums.dtype() != DType::F32 || sums.len() < n + more {
         let (dtype, len) = (sums.dtype(), sums.len());
         let what =
-            format!("sums has {len} elements of {dtype}, {} of f32 are needed for {} queries", n + more, t.queries);
+            format!("sums has {len} elements of {dtype}, but needs {} of f32 for {} queries", n + more, t.queries);
         return Err(Error::op(OP, what));
     }
     let (mut sums, rest) = sums.split_at(n);
@@ -122,7 +137,7 @@ fn all(
     launch_grid(gpu, &finish, [halves, a.heads as u32], args)
 }
 
-/// Of q, kv, d_o, lse, delta.
+/// From q, kv, d_o, lse and delta.
 fn dq(
     gpu: &GpuDevice,
     tiles: &TiledKernel,
@@ -138,7 +153,7 @@ fn dq(
     launch(gpu, &tiles.kernel, t.queries, a.heads, args)
 }
 
-/// Of q, kv, d_o, lse, delta.
+/// From q, kv, d_o, lse and delta.
 fn dkv(
     gpu: &GpuDevice,
     tiles: &TiledKernel,

@@ -1,18 +1,18 @@
-//! What the launches of all attention kernels share: their last arguments, their grids, and where gradients go. Never
-//! chooses.
+//! Shared by the launches of all attention kernels: their last arguments, their grids, and the outputs of gradients.
+//! Never chooses a kernel.
 use crate::base::Result;
 use crate::device::gpu::driver::{Arg, Kernel, LaunchShape};
 use crate::device::gpu::launch::GpuDevice;
 use crate::device::{View, ViewMut};
 use flatshard_ptx::kernels::attention;
 
-/// Bytes to which rows and operands must be aligned for the kernels on tensor cores.
+/// Alignment in bytes of rows and operands for the tensor-core kernels.
 pub const VECTOR: usize = 16;
 
-/// The last arguments of every kernel: who sees whom, and how rows lie.
+/// The last arguments of every kernel: attention ranges and row layout.
 pub struct TailArgs<'a> {
     pub bounds: View<'a>,
-    /// 0 where bounds is a table of ranges.
+    /// 0 if bounds is a table of ranges.
     pub documents: usize,
     pub queries: usize,
     pub keys: usize,
@@ -21,7 +21,7 @@ pub struct TailArgs<'a> {
     pub out_row: usize,
 }
 
-/// `args!(tail, shape; first ..)`: an array of the first arguments and those of a [`TailArgs`].
+/// `args!(tail, shape; first ..)`: an array of the first arguments followed by those of a [`TailArgs`].
 macro_rules! args {
     ($tail:expr, $a:expr; $($first:expr),*) => {{
         let (t, a): (&TailArgs, &AttentionShape) = (&$tail, $a);
@@ -53,9 +53,9 @@ pub fn launch_grid(
     gpu.driver.launch(Kernel { variant, entry }, LaunchShape { grid: [x, y, 1], block: [threads, 1, 1], shared }, args)
 }
 
-/// Where gradients go: those of queries, keys and values to one row, or those of queries to rows of their own.
+/// Outputs of gradients: queries, keys and values in one row, or queries in rows of their own.
 pub enum Gradients<'a> {
-    /// Those of keys start at that element.
+    /// The gradients of keys start at the given element.
     Fused(ViewMut<'a>, usize),
     Apart([ViewMut<'a>; 2]),
 }

@@ -1,9 +1,9 @@
-//! Matrix products by cuBLASLt, f32 accumulation. The algorithm of a shape is asked for once; after that a product is
-//! one call. Never allocates after the first product of a shape.
+//! Matrix products by cuBLASLt with f32 accumulation. The algorithm for a shape is requested once; after that a product
+//! is one call. Never allocates after the first product of a shape.
 //!
-//! cuBLASLt is column-major. A row-major C (m, n) is, read by columns, Cᵀ (n, m) with the same leading dimension, and
-//! Cᵀ = op(B)ᵀ op(A)ᵀ: so the operands change places, and each keeps its transposition flag. A bias of n columns is for
-//! it one of n rows, which is what its epilogues add.
+//! cuBLASLt is column-major. A row-major C (m, n), read by columns, is Cᵀ (n, m) with the same leading dimension, and
+//! Cᵀ = op(B)ᵀ op(A)ᵀ. So the operands are swapped, and each keeps its transposition flag. A bias over n columns
+//! becomes one over n rows, which is what the library's epilogues add.
 use crate::base::{DType, Error, Result};
 use crate::device::ops::{Epilogue, GemmShape};
 use crate::device::{View, ViewMut};
@@ -15,23 +15,23 @@ use std::ffi::c_void;
 use sys::cublasLtEpilogue_t as Follows;
 use sys::cublasLtMatmulDescAttributes_t as Attribute;
 
-/// Bytes that products may use among themselves: what NVIDIA advises for Hopper; older GPUs ask for less.
+/// Bytes of workspace shared by all products: NVIDIA's recommendation for Hopper; older GPUs need less.
 pub const WORKSPACE: usize = 32 << 20;
-/// Alignment beyond which cuBLASLt asks for nothing better.
+/// cuBLASLt does not benefit from larger alignments.
 const ALIGNED: u32 = 256;
 
-/// What decides about the algorithm.
+/// What determines the algorithm.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Key {
     shape: GemmShape,
     inputs: DType,
     output: DType,
-    /// Of A, B, C, and what follows: bias, z, residual. At most [`ALIGNED`].
+    /// Alignments of A, B, C and the epilogue's bias, z and residual, at most [`ALIGNED`].
     aligned: [u32; 6],
     follows: Follows,
 }
 
-/// Descriptors of one kind of product, with its algorithm.
+/// Descriptors of one kind of product, and its algorithm.
 struct BlasProduct {
     operation: sys::cublasLtMatmulDesc_t,
     /// In cuBLASLt's order: our B, our A, C.
@@ -39,7 +39,7 @@ struct BlasProduct {
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
-/// Where a product's operands are.
+/// Addresses of a product's operands.
 pub(super) struct Operands {
     pub a: CUdeviceptr,
     pub b: CUdeviceptr,
@@ -56,7 +56,7 @@ impl Operands {
     }
 }
 
-/// What follows a product, as cuBLASLt names it; where its operands are, 0 for none.
+/// The epilogue in cuBLASLt's terms, with the addresses of its operands (0: none).
 #[derive(Clone, Copy)]
 pub(super) struct Then {
     follows: Follows,
@@ -92,7 +92,7 @@ impl Then {
             }
         }
     }
-    /// Whether cuBLASLt takes its operands: z in rows of a multiple of 8 elements, on 16 bytes.
+    /// Whether cuBLASLt accepts the operands: rows of z must be multiples of 8 elements, aligned to 16 bytes.
     fn fits(&self, shape: &GemmShape) -> bool {
         self.z == 0 || shape.n.is_multiple_of(8) && self.z.is_multiple_of(16)
     }
@@ -104,16 +104,16 @@ impl Then {
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
     workspace: CUdeviceptr,
-    /// f32 products through the tensor cores, with 10 bits of mantissa.
+    /// Computes f32 products on tensor cores with 10 bits of mantissa.
     tf32: bool,
-    /// None where the library has no algorithm that does what follows as well.
+    /// None if the library has no algorithm with this epilogue.
     products: HashMap<Key, Option<BlasProduct>>,
 }
-// SAFETY: handles of cuBLASLt, which takes them from any thread; `Blas` is used by one at a time (it stands in a lock).
+// SAFETY: handles of cuBLASLt, which any thread may use; a lock around `Blas` ensures one at a time.
 unsafe impl Send for Blas {}
 
 impl Blas {
-    /// `workspace` holds [`WORKSPACE`] bytes and outlives this. The context is current on the calling thread.
+    /// `workspace` holds [`WORKSPACE`] bytes and outlives this. The context must be current on the calling thread.
     pub(super) fn new(workspace: CUdeviceptr, tf32: bool) -> Result<Blas> {
         if !present() {
             return Err(missing());
@@ -122,8 +122,8 @@ impl Blas {
         Ok(Blas { handle, workspace, tf32, products: HashMap::new() })
     }
 
-    /// The product of this shape and these alignments, its algorithm chosen the first time. None where none does what
-    /// follows as well.
+    /// The product of this shape and these alignments; chooses its algorithm at the first call. None if no algorithm
+    /// supports the epilogue.
     fn product(&mut self, shape: &GemmShape, at: &Operands) -> Result<Option<&mut BlasProduct>> {
         let Then { follows, bias, z, residual } = at.then;
         if !at.then.fits(shape) {
@@ -141,25 +141,25 @@ impl Blas {
         Ok(product.as_mut())
     }
 
-    /// Whether one call does it. `k` is not 0.
+    /// Whether one call can do it, epilogue included. `k` is not 0.
     pub(super) fn fuses(&mut self, shape: &GemmShape, at: &Operands) -> Result<bool> {
         Ok(self.product(shape, at)?.is_some())
     }
 
-    /// Enqueues `C (+)= op(A) op(B)` and what follows it, where it fuses that. `k` is not 0.
+    /// Enqueues `C (+)= op(A) op(B)` with a fused epilogue. `k` is not 0.
     pub(super) fn gemm(&mut self, shape: &GemmShape, at: &Operands, stream: CUstream) -> Result<()> {
         let (handle, workspace, residual) = (self.handle, self.workspace, at.then.residual);
         let Some(product) = self.product(shape, at)? else {
-            return Err(Error::op("gemm", format!("cuBLASLt: no algorithm does {shape:?} and what follows it")));
+            return Err(Error::op("gemm", format!("cuBLASLt: no algorithm computes {shape:?} with its epilogue")));
         };
         product.point(&at.then)?;
-        // What is added: C itself, or the residual in its place.
+        // The addend: C itself, or the residual in its place.
         let added = if residual == 0 { at.c } else { residual };
         let (alpha, beta) = (1f32, if shape.accumulate || residual != 0 { 1f32 } else { 0.0 });
         let [first, second, out] = product.layouts;
         let pointer = |address: CUdeviceptr| address as *const c_void;
-        // SAFETY: the launch layer has checked that A, B and C hold what the shape says; descriptors and workspace live
-        // as long as `self`; alpha and beta are read by the call (host pointer mode); the scale type is f32.
+        // SAFETY: the launch layer has checked that A, B and C match the shape; descriptors and workspace live as long
+        // as `self`; the call reads alpha and beta (host pointer mode); the scale type is f32.
         let done = unsafe {
             result::matmul(
                 handle,
@@ -184,14 +184,14 @@ impl Blas {
     }
 }
 
-/// Whether cuBLASLt is found; [`missing`] says what to do where it is not.
+/// Whether cuBLASLt can be loaded; [`missing`] is the error if not.
 pub fn present() -> bool {
-    // SAFETY: loads the library, whose initialisers have no requirements.
+    // SAFETY: loads the library, whose initializers have no requirements.
     unsafe { sys::is_culib_present() }
 }
 pub fn missing() -> Error {
     Error::input(
-        "`device: cuda` needs cuBLASLt (libcublasLt.so.12 or .13), which was not found: install the CUDA runtime libraries \
+        "`device: cuda` needs cuBLASLt (libcublasLt.so.12 or .13), but it was not found: install the CUDA runtime libraries \
          (package libcublas-12-8, or pip install nvidia-cublas) and put their directory in LD_LIBRARY_PATH, or use \
          `device: cpu`",
     )
@@ -200,7 +200,7 @@ pub fn missing() -> Error {
 impl Drop for Blas {
     fn drop(&mut self) {
         self.products.clear();
-        // SAFETY: made in `new`, destroyed once.
+        // SAFETY: created in `new`, destroyed once.
         let _ = unsafe { result::destroy_handle(self.handle) };
     }
 }
@@ -223,13 +223,13 @@ fn data_type(dtype: DType) -> Result<sys::cudaDataType> {
     }
 }
 
-/// A matrix as cuBLASLt sees it: rows, columns and leading dimension by columns, and whether it is transposed.
+/// A matrix in cuBLASLt's terms: rows, columns and leading dimension (column-major), and whether it is transposed.
 type Matrix = (u64, u64, i64, bool);
 
-/// Ours in cuBLASLt's order: B, A, C, read by columns.
+/// Our operands in cuBLASLt's order: B, A, C, read by columns.
 fn by_columns(g: &GemmShape) -> [Matrix; 3] {
     let (m, n, k) = (g.m as u64, g.n as u64, g.k as u64);
-    // Stored by rows (r, c) is by columns (c, r).
+    // Row-major (r, c) is column-major (c, r).
     let b = if g.tb { (k, n) } else { (n, k) };
     let a = if g.ta { (m, k) } else { (k, m) };
     [(b.0, b.1, g.ldb as i64, g.tb), (a.0, a.1, g.lda as i64, g.ta), (n, m, g.ldc as i64, false)]
@@ -244,7 +244,7 @@ impl BlasProduct {
         let (inputs, output) = (data_type(key.inputs)?, data_type(key.output)?);
         let e = |e| failed("descriptors", e);
         let operation = result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F).map_err(e)?;
-        // From here on `drop` destroys what was made; null descriptors are skipped.
+        // From here on, `drop` destroys what was created; null descriptors are skipped.
         let none = std::ptr::null_mut();
         let algorithm = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
         let mut product = BlasProduct { operation, layouts: [none; 3], algorithm };
@@ -257,7 +257,7 @@ impl BlasProduct {
         for (slot, (matrix, dtype)) in [(first, inputs), (second, inputs), (out, output)].into_iter().enumerate() {
             product.layouts[slot] = result::create_matrix_layout(dtype, matrix.0, matrix.1, matrix.2).map_err(e)?;
         }
-        // Biases and z are of C's type, which is what the library takes them for where nothing else is said.
+        // Biases and z have C's type, which is the library's default.
         product.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &(key.follows as u32))?;
         if then.z != 0 {
             product.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &(key.shape.n as i64))?;
@@ -267,15 +267,14 @@ impl BlasProduct {
         Ok(product)
     }
 
-    /// An attribute of four or eight bytes, as the library's tables say.
+    /// Sets an attribute of four or eight bytes, as the library's tables specify.
     fn set<T>(&self, attribute: Attribute, value: &T) -> Result<()> {
         let (at, bytes) = ((value as *const T).cast(), size_of::<T>());
-        // SAFETY: the descriptor is alive; the value is read by the call and has the size that is said, which the
-        // library checks.
+        // SAFETY: the descriptor is alive; the call reads the value, whose size the library checks.
         unsafe { result::set_matmul_desc_attribute(self.operation, attribute, at, bytes) }
             .map_err(|e| failed("descriptors", e))
     }
-    /// Where the next product finds its bias and z.
+    /// Sets the addresses of the next product's bias and z.
     fn point(&self, then: &Then) -> Result<()> {
         if then.bias != 0 {
             self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &then.bias)?;
@@ -292,7 +291,7 @@ impl BlasProduct {
         use sys::cublasLtMatmulPreferenceAttributes_t as Preferred;
         let workspace = WORKSPACE as u64;
         let limit = Preferred::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        // SAFETY: made above; the value has the attribute's size of eight bytes.
+        // SAFETY: created above; the value has the attribute's size of eight bytes.
         unsafe { result::set_matmul_pref_attribute(preference.0, limit, (&raw const workspace).cast(), 8) }
             .map_err(e)?;
         let [a, b, c, _, _, residual] = key.aligned;
@@ -310,7 +309,7 @@ impl BlasProduct {
         // SAFETY: all descriptors are alive.
         let found =
             unsafe { result::get_matmul_algo_heuristic(handle, self.operation, first, second, out, out, preference.0) };
-        let none = |e| failed(&format!("no algorithm for {} into {}, {:?}", key.inputs, key.output, key.shape), e);
+        let none = |e| failed(&format!("no algorithm for {} to {}, {:?}", key.inputs, key.output, key.shape), e);
         Ok(found.map_err(none)?.algo)
     }
 }
@@ -318,7 +317,7 @@ impl BlasProduct {
 impl Drop for BlasProduct {
     fn drop(&mut self) {
         for layout in self.layouts.into_iter().filter(|l| !l.is_null()) {
-            // SAFETY: made in `choose`, destroyed once.
+            // SAFETY: created in `choose`, destroyed once.
             let _ = unsafe { result::destroy_matrix_layout(layout) };
         }
         // SAFETY: as above.
@@ -329,7 +328,7 @@ impl Drop for BlasProduct {
 struct Preference(sys::cublasLtMatmulPreference_t);
 impl Drop for Preference {
     fn drop(&mut self) {
-        // SAFETY: made in `ask`, destroyed once.
+        // SAFETY: created in `ask`, destroyed once.
         let _ = unsafe { result::destroy_matmul_pref(self.0) };
     }
 }
@@ -338,7 +337,7 @@ impl Drop for Preference {
 mod tests {
     use super::*;
 
-    /// What cuBLASLt computes, by its definition: D (rows, cols) = op(A) op(B), all by columns.
+    /// cuBLASLt's product by definition: D (rows, cols) = op(A) op(B), all column-major.
     fn by_definition(first: Matrix, a: &[f64], second: Matrix, b: &[f64], out: Matrix, d: &mut [f64]) {
         let at = |m: Matrix, r: u64, c: u64| {
             let (r, c) = if m.3 { (c, r) } else { (r, c) };
@@ -376,7 +375,7 @@ mod tests {
         }
     }
 
-    /// The values of cublasLt.h, and that what it does not take is not asked of it.
+    /// The values of cublasLt.h; and shapes it does not accept are not requested.
     #[test]
     fn what_follows_a_product_as_the_library_names_it() {
         use crate::base::{Category, Meter};

@@ -1,5 +1,5 @@
-//! A GPU as a [`Driver`]: one method a line or a call of the driver. Never waits but in `download` and `synchronize`
-//! (and in `upload` where 12 MiB are on their way).
+//! A GPU as a [`Driver`]: each method is one line or one driver call. Waits only in `download` and `synchronize` (and
+//! in `upload`, when 12 MiB are in flight).
 use super::device::{Cuda, lock};
 use super::{blas, graph, memory, room};
 use crate::base::meter::Lease;
@@ -36,21 +36,24 @@ impl Driver for Cuda {
     fn multiprocessors(&self) -> u32 {
         self.multiprocessors
     }
+    fn avoids(&self, variant: &str) -> bool {
+        self.modules.serialized().iter().any(|(serialized, _)| *serialized == variant)
+    }
     fn alloc(&self, dtype: DType, len: usize, category: Category, lease: Lease) -> Result<Buf> {
         memory::alloc(&self.compute, dtype, len, lease).map_err(|e| {
-            let op = format!("alloc of {} for {category:?}", room::amount(len * dtype.size()));
+            let op = format!("allocation of {} for {category:?}", room::amount(len * dtype.size()));
             self.failed(&op, e)
         })
     }
     fn alloc_host(&self, dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
         memory::alloc_host(&self.compute, dtype, len, lease).map_err(|e| {
-            let op = format!("alloc of {} of pinned host memory", room::amount(len * dtype.size()));
+            let op = format!("allocation of {} of pinned host memory", room::amount(len * dtype.size()));
             self.failed(&op, e)
         })
     }
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
         if dst.place() == Place::Mapped {
-            self.synchronize()?; // what was enqueued may read it
+            self.synchronize()?; // enqueued work may read it
             dst.host_bytes_mut("upload")?.copy_from_slice(src);
             return Ok(());
         }
@@ -58,7 +61,7 @@ impl Driver for Cuda {
     }
     fn download(&self, parts: &mut [(View, &mut [u8])]) -> Result<()> {
         if parts.iter().any(|(src, _)| src.place() == Place::Mapped) {
-            self.synchronize()?; // what was enqueued may write it
+            self.synchronize()?; // enqueued work may write it
         }
         let mut of_device = Vec::with_capacity(parts.len());
         for (src, dst) in parts {
@@ -77,7 +80,7 @@ impl Driver for Cuda {
         let failed = |e| self.failed("copy", e);
         self.context.bind_to_thread().map_err(failed)?;
         // SAFETY: both hold `src.bytes()` bytes (checked by the launch layer), of this device or mapped into its
-        // address space: the driver tells by the address which.
+        // address space; the driver distinguishes them by address.
         let copied =
             unsafe { sys::cuMemcpyAsync(address(dst.as_view()), address(src), src.bytes(), self.compute.cu_stream()) };
         copied.result().map_err(failed)
@@ -97,18 +100,18 @@ impl Driver for Cuda {
     fn gemm(&self, op: Gemm) -> Result<()> {
         let Gemm { shape, a, b, c } = op;
         if shape.k == 0 {
-            // An empty sum: nothing to add, or zeros.
+            // Empty sum: nothing to add, or zeros to assign.
             return match (shape.accumulate, shape.ldc == shape.n) {
                 (true, _) => Ok(()),
                 (false, true) => self.zero(c.slice(0..shape.m * shape.n)),
-                (false, false) => Err(Error::op("gemm", "k is 0 and C has gaps between rows")),
+                (false, false) => Err(Error::op("gemm", "cannot zero C with k 0, because it has gaps between rows")),
             };
         }
         self.product(&shape, &blas::Operands::of(a, b, &c, blas::Then::default()))
     }
     fn fuses(&self, GemmThen { shape, a, b, c, then }: &GemmThen) -> Result<bool> {
         self.context.bind_to_thread().map_err(|e| self.failed("gemm", e))?;
-        // An empty sum is no product.
+        // An empty sum is not a product.
         Ok(shape.k > 0 && lock(&self.blas).fuses(shape, &blas::Operands::of(*a, *b, c, blas::Then::of(then)))?)
     }
     fn gemm_then(&self, GemmThen { shape, a, b, c, then }: GemmThen) -> Result<()> {

@@ -1,10 +1,10 @@
-//! What the driver's results mean to a user: one message that names device, operation and remedy. Never asks the driver
-//! for more than the name of a result.
+//! Translates driver results into one message with device, operation and remedy. Asks the driver only for the name of a
+//! result.
 use crate::base::Error;
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
 
-/// After these the context is lost: every later call fails too, and the process must end.
+/// After these the context is lost: every later call fails too, and the process must exit.
 fn is_kernel_fault(code: CUresult) -> bool {
     matches!(
         code,
@@ -20,8 +20,7 @@ fn is_kernel_fault(code: CUresult) -> bool {
     )
 }
 
-/// The numbers under which the driver's kernel module writes a fault down (NVIDIA, "Xid Errors"): what to look for in
-/// `dmesg`.
+/// The codes under which the driver's kernel module logs a fault (NVIDIA, "Xid Errors"), for searching `dmesg`.
 fn xid(code: CUresult) -> Option<&'static str> {
     match code {
         CUresult::CUDA_ERROR_ILLEGAL_ADDRESS => Some("31"),
@@ -33,35 +32,35 @@ fn xid(code: CUresult) -> Option<&'static str> {
     }
 }
 
-/// `device`: "cuda:0 (NVIDIA H100 80GB HBM3)"; `recent`: the kernels launched last, newest first.
+/// `device`: "cuda:0 (NVIDIA H100 80GB HBM3)"; `recent`: the most recent kernels, newest first.
 pub(super) fn explain(device: &str, op: &str, code: CUresult, recent: &str) -> Error {
     let name = name(code);
     let log = xid(code).map_or("see dmesg for NVRM lines".into(), |n| format!("see dmesg for NVRM: Xid {n}"));
     if is_kernel_fault(code) {
         return Error::Run(format!(
-            "{device}: a kernel faulted ({name}), seen in {op}. Launched last, newest first: {recent}. A fault shows late: \
-             run again with CUDA_LAUNCH_BLOCKING=1 to see which kernel it is, or under compute-sanitizer to see the \
-             address, and {log}; the run goes on from its last checkpoint with `resume: auto`"
+            "{device}: a kernel faulted ({name}), detected in {op}. Most recent kernels, newest first: {recent}. Faults are reported late: \
+             rerun with CUDA_LAUNCH_BLOCKING=1 to find the kernel, or under compute-sanitizer to find the \
+             address, and {log}; `resume: auto` continues from the last checkpoint"
         ));
     }
     let remedy = match code {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-            "the GPU's memory is taken: end what else is on it (nvidia-smi), or pick another with CUDA_VISIBLE_DEVICES"
+            "the GPU's memory is in use: stop other processes on it (nvidia-smi), or choose another with CUDA_VISIBLE_DEVICES"
         }
         CUresult::CUDA_ERROR_ECC_UNCORRECTABLE => {
-            "the GPU's memory is damaged: take it out of service (nvidia-smi -q -d ECC) and resume on another"
+            "the GPU's memory has uncorrectable errors: take it out of service (nvidia-smi -q -d ECC) and resume on another"
         }
         CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE => {
-            "a link between GPUs is damaged: see nvidia-smi nvlink -e, take the GPU out of service and resume on others"
+            "an NVLink failed: see nvidia-smi nvlink -e, take the GPU out of service and resume on others"
         }
         CUresult::CUDA_ERROR_UNKNOWN => {
-            "the GPU may be lost to the machine: if nvidia-smi does not show it, reboot and resume"
+            "the GPU may have dropped off the bus: if nvidia-smi does not show it, reboot and resume"
         }
         CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => {
-            "the driver's compiler gave the kernel more registers or shared memory than there are: update the driver"
+            "the driver compiled the kernel to more registers or shared memory than the GPU has: update the driver"
         }
         CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
-            "another process holds the GPU in exclusive mode: see nvidia-smi, or pick another with CUDA_VISIBLE_DEVICES"
+            "another process holds the GPU in exclusive mode: see nvidia-smi, or choose another with CUDA_VISIBLE_DEVICES"
         }
         CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => {
             "the driver's library and kernel module differ: reboot or reinstall it"
@@ -78,12 +77,12 @@ pub(super) fn explain(device: &str, op: &str, code: CUresult, recent: &str) -> E
     }
 }
 
-/// "CUDA_ERROR_OUT_OF_MEMORY: out of memory"; from the number where no driver can be asked.
+/// "CUDA_ERROR_OUT_OF_MEMORY: out of memory"; without a driver, derived from the number.
 pub(super) fn name(code: CUresult) -> String {
     format!("{code:?}")
 }
 
-/// Keeps the code apart from its text.
+/// Extracts the code without its text.
 pub(super) fn code(e: DriverError) -> CUresult {
     e.0
 }

@@ -1,5 +1,5 @@
-//! Kernels put on a stream: their arguments packed as the driver reads them, and which were launched last, for the
-//! message of a fault. Never waits.
+//! Launches kernels on a stream: packs arguments as the driver reads them, and remembers recent kernels for fault
+//! messages. Never waits.
 use super::device::Cuda;
 use super::{failure, maps};
 use crate::base::{Error, Result};
@@ -10,11 +10,11 @@ use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaStream, result};
 use std::ffi::c_void;
 
-/// Parameters of a kernel, at most.
+/// Maximum parameters of a kernel.
 const PARAMETERS: usize = 32;
 
 impl Cuda {
-    /// `y (+)= x` on a stream of the caller's: alike in dtype, or y f32.
+    /// `y (+)= x` on the caller's stream: same dtype, or y f32.
     pub fn take_on(&self, stream: &CudaStream, x: View, mut y: ViewMut, add: bool) -> Result<()> {
         let (n, block, vector) = (x.len(), 256u32, 16 / y.dtype().size());
         if n == 0 {
@@ -28,7 +28,7 @@ impl Cuda {
         };
         self.launch_on(stream, kernel, LaunchShape::line(ctas, block), &mut [Arg::In(x), y, Arg::U64(n as u64)])
     }
-    /// Names of the kernels launched last, newest first.
+    /// Names of the most recent kernels, newest first.
     pub(super) fn recent(&self) -> String {
         let newest = self.recent.since(0).into_iter().rev();
         let names: Vec<&str> = newest.filter_map(|index| self.modules.names.get(index)).map(|k| k.variant).collect();
@@ -60,9 +60,9 @@ impl Cuda {
         self.recent.note(function.index);
         let ([gx, gy, gz], [bx, by, bz]) = (shape.grid, shape.block);
         self.context.bind_to_thread().map_err(|e| self.failed(kernel.variant, e))?;
-        // SAFETY: a function of a loaded module; as many pointers to words as it has parameters (the launch layer names
-        // them all, and the emulator holds every kernel's list against its text in CI); operands outlive the work,
-        // since memory is freed only after the GPU is done with it.
+        // SAFETY: a function of a loaded module; one pointer per parameter (the launch layer names them all, and in CI
+        // the emulator checks every kernel's list against its text). Operands outlive the work, since memory is freed
+        // only after the GPU is done with it.
         let launched = unsafe {
             result::launch_kernel(
                 function.handle,
@@ -77,7 +77,7 @@ impl Cuda {
             CUresult::CUDA_ERROR_INVALID_VALUE | CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => Error::op(
                 kernel.entry,
                 format!(
-                    "{}: variant {} cannot be launched as {shape:?} ({})",
+                    "{}: cannot launch variant {} as {shape:?} ({})",
                     self.name,
                     kernel.variant,
                     failure::name(e.0)
@@ -88,7 +88,7 @@ impl Cuda {
     }
 }
 
-/// Each argument in a word of its own, in the kernel's order; how many.
+/// Packs each argument into a word, in the kernel's order. Returns their number.
 fn pack(op: &'static str, args: &mut [Arg], words: &mut [u64; PARAMETERS]) -> Result<usize> {
     if args.len() > PARAMETERS {
         return Err(Error::op(op, format!("{} arguments, at most {PARAMETERS}", args.len())));
@@ -98,11 +98,11 @@ fn pack(op: &'static str, args: &mut [Arg], words: &mut [u64; PARAMETERS]) -> Re
             Arg::In(view) => view.as_ptr() as u64,
             Arg::InOut(view) | Arg::Out(view) => view.as_mut_ptr() as u64,
             Arg::Null => 0,
-            // The driver reads four bytes, the low ones here (little-endian, as every host of a GPU).
+            // The driver reads four bytes: the low ones, since every GPU host is little-endian.
             Arg::U32(x) => u64::from(*x),
             Arg::F32(x) => u64::from(x.to_bits()),
             Arg::U64(x) => *x,
-            // Not of a word's size: see maps.rs.
+            // Larger than a word: see maps.rs.
             Arg::Map(_) => 0,
         };
     }

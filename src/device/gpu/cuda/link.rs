@@ -1,6 +1,6 @@
-//! The job of the cargo feature `cust`: every kernel through the driver's JIT linker, with what its compiler says,
-//! verbose, and the registers, spills and occupancy of the result. `gpu_check link` prints it. Never used by training,
-//! whose kernels are loaded without a linker (`modules`), so that the build needs no toolkit.
+//! For the cargo feature `cust`: runs every kernel through the driver's JIT linker with verbose compiler output, and
+//! reports registers, spills and occupancy. `gpu_check link` prints it. Never used by training, whose kernels are
+//! loaded without a linker (`modules`), so that the build needs no toolkit.
 use super::modules::{plain, runs_on};
 use crate::base::{Error, Result};
 use crate::device::gpu::kernels::{TEXTS, Text};
@@ -16,25 +16,25 @@ use std::ptr::null_mut;
 
 const LOG: usize = 32 << 10;
 
-/// A kernel out of the linker.
+/// A linked kernel.
 #[derive(Serialize, Clone, Debug)]
 pub struct Linked {
     pub variant: &'static str,
     pub entry: &'static str,
     pub registers: i32,
-    /// Spills and arrays that did not stay in registers, of a thread.
+    /// Spills and arrays not kept in registers, in bytes per thread.
     pub local_bytes: i32,
     pub shared_bytes: i32,
-    /// Most threads of a block, and blocks of so many that a multiprocessor holds.
+    /// Maximum threads per block, and blocks of that size per multiprocessor.
     pub threads: i32,
     pub blocks: u32,
-    /// The compiler's words about the whole variant.
+    /// The compiler's log for the whole variant.
     pub log: String,
 }
 
-/// All kernels that the first GPU runs.
+/// Links every kernel that the first GPU can run.
 pub fn link() -> Result<Vec<Linked>> {
-    let unusable = |e: CudaError| Error::input(format!("link needs a driver and a GPU: {e}"));
+    let unusable = |e: CudaError| Error::input(format!("linking needs a driver and a GPU: {e}"));
     cust::init(cust::CudaFlags::empty()).map_err(unusable)?;
     let device = Device::get_device(0).map_err(unusable)?;
     let major = device.get_attribute(DeviceAttribute::ComputeCapabilityMajor).map_err(unusable)?;
@@ -44,7 +44,7 @@ pub fn link() -> Result<Vec<Linked>> {
     let mut all = Vec::new();
     for text in TEXTS.iter().filter(|text| runs_on(text.target, arch)) {
         let (cubin, log) = compile(text)?;
-        let failed = |e: CudaError| Error::Run(format!("{}: the linked kernel does not load: {e}", text.variant));
+        let failed = |e: CudaError| Error::Run(format!("{}: cannot load the linked kernel: {e}", text.variant));
         let module = Module::from_cubin(&cubin, &[]).map_err(failed)?;
         for &entry in text.entries {
             let function = module.get_function(entry).map_err(failed)?;
@@ -68,7 +68,7 @@ fn describe(variant: &'static str, entry: &'static str, function: &Function, log
     })
 }
 
-/// The driver's linker with room for its words: cust's own takes no options.
+/// The driver's linker with log buffers: cust's own accepts no options.
 struct Linker {
     state: sys::CUlinkState,
     said: Box<[u8; LOG]>,
@@ -86,7 +86,7 @@ impl Linker {
             Jit::CU_JIT_ERROR_LOG_BUFFER,
             Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
         ];
-        // Numbers are passed in place of pointers.
+        // Numbers are passed as pointers.
         let mut values = [number(1), said.as_mut_ptr().cast(), number(LOG), wrong.as_mut_ptr().cast(), number(LOG)];
         let mut state = null_mut();
         // SAFETY: five options with five values; both buffers outlive the state, which `drop` destroys first.
@@ -96,7 +96,7 @@ impl Linker {
     fn run(&mut self, name: &CStr, ptx: &CStr) -> std::result::Result<Vec<u8>, String> {
         let bytes = ptx.to_bytes_with_nul();
         let (mut cubin, mut size) = (null_mut(), 0);
-        // SAFETY: the text is read by the call; no options.
+        // SAFETY: the call reads the text; no options.
         let added = unsafe {
             sys::cuLinkAddData_v2(
                 self.state,
@@ -112,13 +112,13 @@ impl Linker {
         checked(added)?;
         // SAFETY: writes a pointer and a size.
         checked(unsafe { sys::cuLinkComplete(self.state, &mut cubin, &mut size) })?;
-        // SAFETY: `size` bytes, which live as long as the state: copied out.
+        // SAFETY: `size` bytes that live as long as the state; copied out.
         Ok(unsafe { std::slice::from_raw_parts(cubin.cast::<u8>(), size) }.to_vec())
     }
 }
 impl Drop for Linker {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, destroyed once.
+        // SAFETY: created in `new`, destroyed once.
         let _ = unsafe { sys::cuLinkDestroy(self.state) };
     }
 }

@@ -1,18 +1,18 @@
-//! What GPUs this machine has and whether they can run this build: asked before anything is started. Every refusal is
-//! one message that says what is there, what is needed and what to do. Makes no context and takes no device memory.
+//! Which GPUs this machine has and whether they can run this build, checked before anything starts. Every refusal is
+//! one message with what was found, what is needed and what to do. Creates no context and allocates no device memory.
 use super::failure;
 use crate::base::{Error, Result};
 use cudarc::driver::{result, sys};
 
-/// CUDA 12.0, the first whose driver knows PTX ISA 8.0 and sm_90; its driver branch.
+/// CUDA 12.0, whose driver is the first to support PTX ISA 8.0 and sm_90; and its driver branch.
 const NEEDED: (i32, &str) = (12_000, "525");
-/// The oldest GPU that has bf16 matrix instructions and cp.async.
+/// The oldest architecture with bf16 matrix instructions and cp.async.
 const OLDEST: u32 = 80;
 
-/// The GPUs that the driver shows: CUDA_VISIBLE_DEVICES has been applied.
+/// The GPUs that the driver reports, with CUDA_VISIBLE_DEVICES applied.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
-    /// 12080 for CUDA 12.8: the newest that the driver serves.
+    /// The newest CUDA version that the driver supports; 12080 is CUDA 12.8.
     pub cuda: i32,
     pub gpus: Vec<Gpu>,
 }
@@ -26,17 +26,17 @@ pub struct Gpu {
 }
 
 impl Machine {
-    /// An input error where there is no usable driver.
+    /// Fails with an input error if there is no usable driver.
     pub fn probe() -> Result<Machine> {
-        // SAFETY: loads libcuda.so.1, whose initialisers have no requirements.
+        // SAFETY: loads libcuda.so.1, whose initializers have no requirements.
         if !unsafe { sys::is_culib_present() } {
             return Err(no_driver());
         }
         let mut cuda = 0;
-        // SAFETY: writes one int; needs no initialised driver.
+        // SAFETY: writes one int; works before the driver is initialized.
         let version = unsafe { sys::cuDriverGetVersion(&mut cuda) };
         version.result().map_err(|e| unusable(failure::code(e)))?;
-        // Before cuInit: an old driver is said to be old whatever else ails it.
+        // Before cuInit, so that an old driver is reported as such, whatever else is wrong with it.
         too_old(cuda)?;
         result::init().map_err(|e| unusable(failure::code(e)))?;
         let count = result::device::get_count().map_err(|e| unusable(failure::code(e)))?;
@@ -44,28 +44,28 @@ impl Machine {
         Ok(Machine { cuda, gpus: gpus.map_err(|e| unusable(failure::code(e)))? })
     }
 
-    /// The GPU of a rank: `ranks_per_gpu` of them share one.
+    /// The GPU of a local rank, if `ranks_per_gpu` ranks share each.
     pub fn choose(&self, local_rank: usize, ranks_per_gpu: usize) -> Result<(usize, &Gpu)> {
         let index = local_rank / ranks_per_gpu.max(1);
         let Some(gpu) = self.gpus.get(index) else {
             let has = match self.gpus.len() {
                 0 => {
                     return Err(Error::input(
-                        "`device: cuda`: this machine shows no GPU: see nvidia-smi and CUDA_VISIBLE_DEVICES, or use `device: cpu`",
+                        "`device: cuda`: no GPU is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES, or use `device: cpu`",
                     ));
                 }
-                1 => "one GPU".to_string(),
-                n => format!("{n} GPUs"),
+                1 => "one GPU is".to_string(),
+                n => format!("{n} GPUs are"),
             };
             return Err(Error::input(format!(
-                "local rank {local_rank} needs GPU {index}, but this machine shows {has}: start as many ranks as there are \
-                 GPUs (`nproc_per_node: {}`), or let CUDA_VISIBLE_DEVICES name more",
+                "local rank {local_rank} needs GPU {index}, but only {has} visible: start one rank per \
+                 GPU (`nproc_per_node: {}`), or list more in CUDA_VISIBLE_DEVICES",
                 self.gpus.len()
             )));
         };
         if gpu.arch < OLDEST {
             return Err(Error::input(format!(
-                "GPU {index} is a {} (sm_{}): the kernels need sm_{OLDEST} or newer (A100, H100, RTX 30 and later); pick \
+                "GPU {index} is a {} (sm_{}): the kernels need sm_{OLDEST} or newer (A100, H100, RTX 30 and later); choose \
                  another with CUDA_VISIBLE_DEVICES, or use `device: cpu`",
                 gpu.name, gpu.arch
             )));
@@ -93,7 +93,7 @@ impl Gpu {
 
 fn no_driver() -> Error {
     Error::input(
-        "`device: cuda` needs an NVIDIA driver, and libcuda.so.1 was not found: install one (branch 525 or newer), or in a \
+        "`device: cuda` needs an NVIDIA driver, but libcuda.so.1 was not found: install one (branch 525 or newer), or in a \
          container start it with --gpus all; or use `device: cpu`",
     )
 }
@@ -103,7 +103,7 @@ fn too_old(cuda: i32) -> Result<()> {
     match cuda >= needed {
         true => Ok(()),
         false => Err(Error::input(format!(
-            "the NVIDIA driver is too old: it serves CUDA {}, the kernels need {} (driver branch {branch} or newer); \
+            "the NVIDIA driver is too old: it supports CUDA {}, but the kernels need {} (driver branch {branch} or newer); \
              update the driver, or use `device: cpu`",
             dotted(cuda),
             dotted(needed)
@@ -113,16 +113,16 @@ fn too_old(cuda: i32) -> Result<()> {
 
 fn unusable(code: sys::CUresult) -> Error {
     let remedy = match code {
-        sys::CUresult::CUDA_ERROR_NO_DEVICE => "no GPU is visible: see nvidia-smi and CUDA_VISIBLE_DEVICES",
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => "no GPU is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES",
         sys::CUresult::CUDA_ERROR_STUB_LIBRARY => {
-            "libcuda.so.1 is the toolkit's stub, not a driver: take its directory out of LD_LIBRARY_PATH"
+            "libcuda.so.1 is the toolkit's stub, not a driver: remove its directory from LD_LIBRARY_PATH"
         }
         sys::CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => "the driver's library and kernel module differ: reboot",
         sys::CUresult::CUDA_ERROR_SYSTEM_NOT_READY => "nvidia-fabricmanager is not running: start it",
-        _ => "see nvidia-smi and dmesg",
+        _ => "check nvidia-smi and dmesg",
     };
     Error::input(format!(
-        "`device: cuda`: the driver cannot be used ({}): {remedy}; or use `device: cpu`",
+        "`device: cuda`: the driver is unusable ({}): {remedy}; or use `device: cpu`",
         failure::name(code)
     ))
 }
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_a_driver_says_so_and_one_with_a_driver_lists_its_gpus() {
+    fn without_a_driver_probing_fails_and_with_one_it_lists_the_gpus() {
         match Machine::probe() {
             Ok(machine) => assert!(machine.cuda >= NEEDED.0),
             Err(e) => {

@@ -1,12 +1,12 @@
-//! Tensor maps, as the driver encodes them for a launch. Never launches.
+//! Encodes tensor maps for a launch, through the driver. Never launches.
 use crate::base::{DType, Error, Result};
 use crate::device::gpu::driver::{Arg, Map, Swizzle};
 use cudarc::driver::sys;
 
-/// Tensor maps of a launch, at most.
+/// Maximum tensor maps per launch.
 const MAPS: usize = 6;
 
-/// The maps among a launch's arguments, in their order. A host's work of less than a microsecond each.
+/// The maps among a launch's arguments, in order. Encoding takes the host less than a microsecond each.
 pub(super) fn encode(op: &'static str, args: &[Arg]) -> Result<[sys::CUtensorMap; MAPS]> {
     let mut maps = [sys::CUtensorMap { opaque: [0; 16] }; MAPS];
     let mut places = maps.iter_mut();
@@ -26,7 +26,7 @@ fn one(op: &'static str, map: &Map, place: &mut sys::CUtensorMap) -> Result<()> 
         DType::F16 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         DType::Bf16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         DType::U32 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT32,
-        other => return Err(Error::op(op, format!("no tensor map of {other}"))),
+        other => return Err(Error::op(op, format!("cannot make a tensor map of {other}"))),
     };
     let swizzle = match map.swizzle {
         Swizzle::None => Pattern::CU_TENSOR_MAP_SWIZZLE_NONE,
@@ -35,8 +35,8 @@ fn one(op: &'static str, map: &Map, place: &mut sys::CUtensorMap) -> Result<()> 
         Swizzle::B128 => Pattern::CU_TENSOR_MAP_SWIZZLE_128B,
     };
     let strides = map.strides.map(|elements| elements * map.of.dtype().size() as u64);
-    // SAFETY: three of each where three dimensions are said (strides: two); the driver reads them and writes the map;
-    // the address is only encoded, and the launch that follows it holds the operand.
+    // SAFETY: three entries each, for three dimensions (strides: two); the driver reads them and writes the map. The
+    // address is only encoded, and the following launch holds the operand.
     let code = unsafe {
         sys::cuTensorMapEncodeTiled(
             place,
@@ -55,7 +55,10 @@ fn one(op: &'static str, map: &Map, place: &mut sys::CUtensorMap) -> Result<()> 
     };
     let what = |e: cudarc::driver::DriverError| {
         let Map { sizes, tile, .. } = map;
-        Error::op(op, format!("no tensor map of {sizes:?} by boxes of {tile:?}, strides {strides:?} bytes: {e:?}"))
+        Error::op(
+            op,
+            format!("cannot make a tensor map of {sizes:?} in boxes of {tile:?}, strides {strides:?} bytes: {e:?}"),
+        )
     };
     code.result().map_err(what)
 }

@@ -1,13 +1,13 @@
-//! Points of streams in time, as events that are read when the GPU is done: see
-//! [`Driver::mark`](crate::device::gpu::Driver::mark). Never waits but in `begin_marks` and `when_marked`. Has not run
-//! on a GPU.
+//! Points of streams in time, as events read after the GPU is done: see
+//! [`Driver::mark`](crate::device::gpu::Driver::mark). Waits only in `begin_marks` and `when_marked`. Not yet run on a
+//! GPU.
 use super::device::{Cuda, MarkRing};
 use crate::base::timeline::Mark;
 use crate::base::{Error, Result};
 use cudarc::driver::CudaStream;
 use std::time::{Duration, Instant};
 
-/// Marks of a step that are kept: two of each span.
+/// Marks kept per step: two per span.
 const KEPT: u64 = 1 << 14;
 
 impl Cuda {
@@ -19,16 +19,16 @@ impl Cuda {
         }
         let Some(ring) = marks.as_mut() else { return Ok(()) };
         let passed = ring.base.record(self.compute()).and_then(|()| self.compute().synchronize());
-        passed.map_err(|e| self.failed("mark the time", e))?;
+        passed.map_err(|e| self.failed("record a mark", e))?;
         ring.at = Instant::now();
         Ok(())
     }
-    /// This point of a stream, or nothing while no marks are wanted.
+    /// Marks this point of a stream; none while marking is off.
     pub fn mark_on(&self, stream: &CudaStream) -> Result<Option<Mark>> {
         let mut marks = self.marks.lock();
         let Some(ring) = marks.as_mut() else { return Ok(None) };
         let event = &ring.events[(ring.made % KEPT) as usize];
-        event.record(stream).map_err(|e| self.failed("mark the time", e))?;
+        event.record(stream).map_err(|e| self.failed("record a mark", e))?;
         ring.made += 1;
         Ok(Some(Mark::Event(ring.made - 1)))
     }
@@ -39,18 +39,15 @@ impl Cuda {
         };
         let marks = self.marks.lock();
         let Some(ring) = marks.as_ref().filter(|ring| number < ring.made && number + KEPT >= ring.made) else {
-            return Err(Error::op(
-                "when",
-                format!("more than {KEPT} marks were made in a step: profile a smaller model"),
-            ));
+            return Err(Error::op("when", format!("a step made more than {KEPT} marks: profile a smaller model")));
         };
         let event = &ring.events[(number % KEPT) as usize];
-        // Of a group's stream: behind what the compute stream has waited for, so it may be still to come.
+        // On a group's stream, past what the compute stream has waited for, so it may not have completed.
         event.synchronize().map_err(|e| self.failed("wait for a mark", e))?;
         let seconds = self.seconds(&ring.base, event)?;
         Ok(ring.at + Duration::from_secs_f64(seconds.max(0.0)))
     }
-    /// No more marks are wanted.
+    /// Turns marking off.
     pub(super) fn end_marks(&self) {
         *self.marks.lock() = None;
     }

@@ -1,4 +1,4 @@
-//! Device memory with an owner, and pinned host memory through which copies to and from pageable memory run. Never
+//! Device memory with an owner, and the pinned host memory that stages copies to and from pageable memory. Never
 //! decides what is allocated.
 use crate::base::DType;
 use crate::base::meter::Lease;
@@ -9,13 +9,13 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Bytes of a pinned piece: a copy of that size runs at the bus's rate, while the next piece is filled.
+/// Bytes of a pinned staging buffer: copies of this size run at bus speed while the next buffer is filled.
 const PIECE: usize = 4 << 20;
 const PIECES: usize = 4;
 
 type DriverResult<T> = std::result::Result<T, result::DriverError>;
 
-/// An allocation; freed with its last holder.
+/// An allocation, freed when its last reference is dropped.
 struct Owned {
     address: sys::CUdeviceptr,
     context: Arc<CudaContext>,
@@ -23,7 +23,7 @@ struct Owned {
 }
 impl Drop for Owned {
     fn drop(&mut self) {
-        // Nothing can be done about a failure here: the process is ending, or a kernel fault has been reported already.
+        // A failure here is ignored: the process is exiting, or a kernel fault was already reported.
         if self.context.bind_to_thread().is_ok() {
             // SAFETY: allocated in `alloc`, freed once; cuMemFree waits until no work uses it.
             let _ = unsafe { result::free_sync(self.address) };
@@ -31,31 +31,31 @@ impl Drop for Owned {
     }
 }
 
-/// Zeroed in the order of `stream`. Aligned to 256 bytes: the driver's own alignment of allocations.
+/// Zeroed in the order of `stream`. Aligned to 256 bytes, the driver's own alignment of allocations.
 pub(super) fn alloc(stream: &CudaStream, dtype: DType, len: usize, lease: Lease) -> DriverResult<Buf> {
-    let bytes = (len * dtype.size()).max(1); // no allocation is empty
+    let bytes = (len * dtype.size()).max(1); // empty allocations are not allowed
     let context = stream.context();
     context.bind_to_thread()?;
-    // SAFETY: the memory is set below, in the order of the stream that uses it first.
+    // SAFETY: initialized below, in the order of the stream that uses it first.
     let address = unsafe { result::malloc_sync(bytes) }?;
     let owner = Arc::new(Owned { address, context: context.clone(), _lease: lease });
     // SAFETY: `address` holds `bytes` and lives as long as `owner`, which the buffer keeps.
     unsafe { result::memset_d8_async(address, 0, bytes, stream.cu_stream()) }?;
     let pointer =
         NonNull::new(address as *mut u8).ok_or(result::DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY))?;
-    // SAFETY: the driver aligns allocations to 256 bytes at least, and `owner` keeps them; the pointer is the device's.
+    // SAFETY: the driver aligns allocations to at least 256 bytes, and `owner` keeps them; the pointer is the device's.
     Ok(unsafe { Buf::from_raw(pointer, dtype, len, Place::Device, owner) })
 }
 
-/// Host memory of a page-locked allocation; freed with its last holder.
+/// A page-locked host allocation, freed when its last reference is dropped.
 struct Pinned {
     memory: NonNull<u8>,
     context: Arc<CudaContext>,
     _lease: Lease,
 }
-// SAFETY: pinned host memory, freed once; the driver takes it from any thread.
+// SAFETY: pinned host memory, freed once; the driver accepts it from any thread.
 unsafe impl Send for Pinned {}
-// SAFETY: reached only through the `Buf` that owns it.
+// SAFETY: accessed only through the `Buf` that owns it.
 unsafe impl Sync for Pinned {}
 
 impl Drop for Pinned {
@@ -67,8 +67,8 @@ impl Drop for Pinned {
     }
 }
 
-/// Zeroed, pinned and mapped: with unified addressing (every 64-bit platform that has CUDA) the device reaches it at
-/// the address that the host knows.
+/// Zeroed, pinned and mapped: with unified addressing (every 64-bit platform with CUDA), the device uses the host's
+/// address.
 pub(super) fn alloc_host(stream: &CudaStream, dtype: DType, len: usize, lease: Lease) -> DriverResult<Buf> {
     let bytes = (len * dtype.size()).max(1);
     let context = stream.context();
@@ -84,15 +84,15 @@ pub(super) fn alloc_host(stream: &CudaStream, dtype: DType, len: usize, lease: L
     Ok(unsafe { Buf::from_raw(memory, dtype, len, Place::Mapped, owner) })
 }
 
-/// Pinned pieces that take turns. A piece is free when its event has passed; small uploads share one, so that many of
-/// them are on their way before the host waits for the first.
+/// Rotating pinned buffers. A buffer is free once its event has completed. Small uploads share one, so that many are in
+/// flight before the host waits for the first.
 pub(super) struct Staging {
     pieces: Vec<StagingPiece>,
     turn: StagingTurn,
     stream: Arc<CudaStream>,
 }
 
-/// The piece that is being filled, counted on and on, and how far.
+/// The buffer being filled (a running count), and how far.
 #[derive(Clone, Copy)]
 struct StagingTurn {
     piece: usize,
@@ -100,7 +100,7 @@ struct StagingTurn {
 }
 
 impl StagingTurn {
-    /// A place for `bytes`, at most [`PIECE`]: piece, offset, and whether the piece is one that may be in use still.
+    /// Reserves `bytes`, at most [`PIECE`]. Returns buffer, offset, and whether the buffer may still be in use.
     fn take(&mut self, bytes: usize) -> (usize, usize, bool) {
         let next = self.filled + bytes > PIECE;
         if next {
@@ -115,7 +115,7 @@ struct StagingPiece {
     memory: NonNull<u8>,
     done: CudaEvent,
 }
-// SAFETY: pinned host memory, owned by the piece; the driver takes it from any thread.
+// SAFETY: pinned host memory, owned by the piece; the driver accepts it from any thread.
 unsafe impl Send for StagingPiece {}
 
 impl Drop for StagingPiece {
@@ -147,7 +147,7 @@ impl Staging {
         })
     }
 
-    /// Enqueues; `src` has been read when this returns.
+    /// Enqueues the copy; `src` has been read on return.
     pub(super) fn upload(&mut self, src: &[u8], dst: sys::CUdeviceptr) -> DriverResult<()> {
         self.stream.context().bind_to_thread()?;
         for (i, part) in src.chunks(PIECE).enumerate() {
@@ -156,19 +156,20 @@ impl Staging {
             if in_use {
                 piece.done.synchronize()?;
             }
-            // SAFETY: the place lies within the piece's PIECE bytes, and no copy uses it: what was copied from this
-            // piece since it was free lies before it.
+            // SAFETY: the range is within the buffer's PIECE bytes and no copy uses it: copies since the buffer was
+            // free lie before it.
             let staged = unsafe { std::slice::from_raw_parts_mut(piece.memory.as_ptr().add(offset), part.len()) };
             staged.copy_from_slice(part);
             let at = dst + (i * PIECE) as sys::CUdeviceptr;
-            // SAFETY: the caller's `dst` holds `src.len()` bytes; the piece is not touched before its event has passed.
+            // SAFETY: the caller's `dst` holds `src.len()` bytes; the buffer is not reused before its event has
+            // completed.
             unsafe { result::memcpy_htod_async(at, staged, self.stream.cu_stream()) }?;
             piece.done.record(&self.stream)?;
         }
         Ok(())
     }
 
-    /// Waits for the stream; later pieces travel while earlier ones are copied out.
+    /// Waits for the stream. Later pieces are transferred while earlier ones are copied out.
     pub(super) fn download(&mut self, parts: &mut [(sys::CUdeviceptr, &mut [u8])]) -> DriverResult<()> {
         self.stream.context().bind_to_thread()?;
         let mut cut = Vec::with_capacity(parts.len());
@@ -183,8 +184,8 @@ impl Staging {
                 let (src, part) = &parts[asked];
                 let piece = &mut self.pieces[(first + asked) % PIECES];
                 piece.done.synchronize()?;
-                // SAFETY: the piece holds PIECE bytes, no copy uses it any more, and this call has it alone; read only
-                // after the event below has passed.
+                // SAFETY: the buffer holds PIECE bytes, no copy uses it any more, and this call uses it exclusively; it
+                // is read only after the event below has completed.
                 let staged = unsafe { std::slice::from_raw_parts_mut(piece.memory.as_ptr(), part.len()) };
                 // SAFETY: the caller's `src` holds `dst.len()` bytes.
                 unsafe { result::memcpy_dtoh_async(staged, *src, self.stream.cu_stream()) }?;
@@ -194,10 +195,10 @@ impl Staging {
             let piece = &self.pieces[(first + taken) % PIECES];
             piece.done.synchronize()?;
             let (_, part) = &mut parts[taken];
-            // SAFETY: the copy is over.
+            // SAFETY: the copy has completed.
             part.copy_from_slice(unsafe { std::slice::from_raw_parts(piece.memory.as_ptr(), part.len()) });
         }
-        // All of them are free again: the last one is filled from its start.
+        // All buffers are free again; the last one is filled from its start.
         self.turn = StagingTurn { piece: first + count, filled: 0 };
         Ok(())
     }
@@ -213,7 +214,7 @@ mod tests {
         assert_eq!([turn.take(100), turn.take(300), turn.take(1)], [(0, 0, false), (0, 256, false), (0, 768, false)]);
         assert_eq!(turn.take(PIECE), (1, 0, true));
         assert_eq!(turn.take(1), (2, 0, true));
-        // Micro-batches of 100 KB: 40 to a piece, so the host is 120 ahead before it waits for one.
+        // Micro-batches of 100 KB: 40 per buffer, so the host gets 120 ahead before it waits.
         let waits = (0..400).filter(|_| turn.take(100 << 10).2).count();
         assert_eq!(waits, 9);
     }

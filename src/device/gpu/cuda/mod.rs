@@ -1,35 +1,35 @@
-//! A real GPU: the `Driver` over cudarc, whose libraries are loaded when a device is made. Never waits but in
-//! `download` and `synchronize` (and in `upload` where 12 MiB are on their way), and takes no memory after it is made
-//! but in `alloc` (cuBLASLt's descriptors of a new shape and graphs aside).
+//! A real GPU: the `Driver` over cudarc, whose libraries are loaded when a device is created. Waits only in `download`
+//! and `synchronize` (and in `upload`, when 12 MiB are in flight). After creation it allocates memory only in `alloc`
+//! (apart from cuBLASLt's descriptors of a new shape, and graphs).
 //!
-//! Order: everything of a device runs on its one compute stream; groups of ranks have streams of their own, and order
-//! them against it by events ([`Cuda::compute`]). cudarc's own event tracking is off.
-// Results of the driver as messages.
+//! Order: all work of a device runs on its one compute stream. Groups of ranks have streams of their own, ordered
+//! against it by events ([`Cuda::compute`]). cudarc's event tracking is off.
+// Driver results as messages.
 mod failure;
-// Which GPUs there are, and whether they serve.
+// Which GPUs there are, and whether they are usable.
 mod machine;
 // Tensor maps.
 mod maps;
-// Device memory, pinned memory.
+// Device memory and pinned memory.
 mod memory;
 // Kernels, compiled by the driver.
 mod modules;
-// Every kernel through the JIT linker, with its words.
+// Every kernel through the JIT linker, with its log.
 #[cfg(feature = "cust")]
 pub mod link;
 // Matrix products.
 mod blas;
-// The kernels launched last.
+// The most recent kernels.
 mod recent;
-// Whether a run fits, and what holds the memory when it did not.
+// Whether a run fits, and out-of-memory messages.
 mod room;
 // A rank's GPU.
 mod device;
-// Launches: arguments as words.
+// Launches and their arguments.
 mod launch;
 // Points of streams in time.
 mod marks;
-// Calls captured and replayed.
+// Capturing and replaying calls.
 mod graph;
 // The GPU as a driver.
 mod driver;

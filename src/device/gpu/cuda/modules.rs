@@ -1,7 +1,8 @@
-//! The kernels of this build, compiled by the driver for the GPU at hand, found by name at each launch. Never launches.
+//! The kernels of this build, compiled by the driver for the current GPU, looked up by name at each launch. Never
+//! launches.
 //!
-//! All are loaded when the device is made, on several threads: the driver compiles PTX on the thread that asks, and
-//! keeps what it compiled in its cache on disk, so only the first start of a build takes more than a moment.
+//! All are loaded when the device is created, on several threads: the driver compiles PTX on the calling thread, and
+//! caches the result on disk, so only the first start of a build takes long.
 use crate::base::{Error, Result};
 use crate::device::gpu::Kernel;
 use crate::device::gpu::kernels::Text;
@@ -12,13 +13,13 @@ use std::ffi::{CStr, CString, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Bytes for what the driver's compiler has to say.
+/// Bytes of the driver compiler's log.
 const LOG: usize = 8 << 10;
 
 #[derive(Clone, Copy)]
 pub(super) struct Function {
     pub handle: sys::CUfunction,
-    /// Its place in [`Modules::names`].
+    /// Its index in [`Modules::names`].
     pub index: usize,
 }
 
@@ -26,23 +27,26 @@ pub(super) struct Modules {
     functions: HashMap<Kernel, Function>,
     pub names: Vec<Kernel>,
     modules: Vec<sys::CUmodule>,
+    /// Variants whose tensor-core products the driver's compiler has serialized, with what it said.
+    serialized: Vec<(&'static str, String)>,
     context: Arc<CudaContext>,
 }
-// SAFETY: handles of the driver, which takes them from any thread; functions live as long as their modules, which are
-// unloaded in `drop` alone.
+// SAFETY: handles of the driver, which any thread may use; functions live as long as their modules, which only `drop`
+// unloads.
 unsafe impl Send for Modules {}
 unsafe impl Sync for Modules {}
 
-/// A module on its way from the thread that loaded it.
+/// A module, passed from the thread that loaded it.
 struct Loaded {
     module: sys::CUmodule,
     entries: Vec<(Kernel, sys::CUfunction)>,
+    serialized: Option<(&'static str, String)>,
 }
 // SAFETY: as for `Modules`.
 unsafe impl Send for Loaded {}
 
 impl Modules {
-    /// Those of `texts` that run on `arch`. `dynamic` is the most shared memory that a block may ask for, in bytes.
+    /// Loads those of `texts` that run on `arch`. `dynamic`: maximum dynamic shared memory per block, in bytes.
     pub(super) fn load(context: &Arc<CudaContext>, texts: &'static [Text], arch: u32, dynamic: i32) -> Result<Modules> {
         let texts: Vec<&'static Text> = texts.iter().filter(|t| runs_on(t.target, arch)).collect();
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(texts.len()).max(1);
@@ -59,11 +63,17 @@ impl Modules {
             let panicked = || Err(Error::Run("loading kernels: a thread panicked".into()));
             threads.into_iter().map(|t| t.join().unwrap_or_else(|_| panicked())).collect()
         });
-        let mut all = Modules { functions: HashMap::new(), names: vec![], modules: vec![], context: context.clone() };
+        let mut all = Modules {
+            functions: HashMap::new(),
+            names: vec![],
+            modules: vec![],
+            serialized: vec![],
+            context: context.clone(),
+        };
         let mut failed = None;
         for result in results {
             match result {
-                // Taken in even where another thread failed, so that `drop` unloads them.
+                // Added even if another thread failed, so that `drop` unloads them.
                 Ok(loaded) => loaded.into_iter().for_each(|one| all.add(one)),
                 Err(e) => failed = failed.or(Some(e)),
             }
@@ -72,6 +82,7 @@ impl Modules {
     }
     fn add(&mut self, loaded: Loaded) {
         self.modules.push(loaded.module);
+        self.serialized.extend(loaded.serialized);
         for (kernel, handle) in loaded.entries {
             self.functions.insert(kernel, Function { handle, index: self.names.len() });
             self.names.push(kernel);
@@ -80,25 +91,29 @@ impl Modules {
     pub(super) fn get(&self, kernel: &Kernel) -> Option<Function> {
         self.functions.get(kernel).copied()
     }
+    /// Variants that run correctly but slowly: launches choose others where there are any.
+    pub(super) fn serialized(&self) -> &[(&'static str, String)] {
+        &self.serialized
+    }
     pub(super) fn len(&self) -> usize {
         self.modules.len()
     }
 }
 
-/// A kernel as it came out of the driver's compiler.
+/// A compiled kernel.
 #[derive(Serialize, Clone, Debug)]
 pub struct Compiled {
     pub variant: &'static str,
     pub entry: &'static str,
-    /// Of a thread.
+    /// Registers per thread.
     pub registers: i32,
-    /// Spills and arrays that did not stay in registers: of a thread.
+    /// Spills and arrays not kept in registers, in bytes per thread.
     pub local_bytes: i32,
-    /// Declared; a launch may ask for more.
+    /// Statically declared; a launch may request more.
     pub shared_bytes: i32,
-    /// Most threads of a block.
+    /// Maximum threads per block.
     pub threads: i32,
-    /// Blocks of so many threads that a multiprocessor holds at a time.
+    /// Blocks of that size that fit on a multiprocessor at a time.
     pub blocks: i32,
 }
 
@@ -130,7 +145,7 @@ impl Drop for Modules {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
             for &module in &self.modules {
-                // SAFETY: loaded by `load`, unloaded once; the device synchronises before it is dropped.
+                // SAFETY: loaded by `load`, unloaded once; the device synchronizes before it is dropped.
                 let _ = unsafe { result::module::unload(module) };
             }
         }
@@ -143,8 +158,9 @@ fn load(context: &CudaContext, text: &'static Text, dynamic: i32) -> Result<Load
     let of_driver = |e: result::DriverError| failed(super::failure::name(e.0));
     context.bind_to_thread().map_err(of_driver)?;
     let ptx = CString::new(plain(&ptx)).map_err(|e| failed(e.to_string()))?;
-    let module = compile(&ptx).map_err(failed)?;
-    let mut loaded = Loaded { module, entries: Vec::new() };
+    let (module, said) = compile(&ptx).map_err(failed)?;
+    let serialized = serialization(&said).map(|line| (text.variant, line));
+    let mut loaded = Loaded { module, entries: Vec::new(), serialized };
     let mut entries = || {
         for &entry in text.entries {
             let name = CString::new(entry).map_err(|e| failed(e.to_string()))?;
@@ -156,49 +172,66 @@ fn load(context: &CudaContext, text: &'static Text, dynamic: i32) -> Result<Load
         Ok(())
     };
     if let Err(e) = entries() {
-        // SAFETY: loaded above; nothing of it is used.
+        // SAFETY: loaded above and unused.
         let _ = unsafe { result::module::unload(module) };
         return Err(e);
     }
     Ok(loaded)
 }
 
-/// Lets launches ask for all the shared memory that a block may have beyond what the kernel declares.
+/// Allows launches to request all shared memory that a block may have beyond the kernel's declaration.
 fn allow_shared(function: sys::CUfunction, most: i32) -> std::result::Result<(), result::DriverError> {
     use sys::CUfunction_attribute as Attribute;
     let declared = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
     let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     // SAFETY: a function of a loaded module.
     let declared = unsafe { result::function::get_function_attribute(function, declared) }?;
-    // SAFETY: as above; the sum stays within the device's limit.
+    // SAFETY: as above; the sum is within the device's limit.
     unsafe { result::function::set_function_attribute(function, dynamic, (most - declared).max(0)) }
 }
 
-/// The driver's compiler; its words on failure.
-fn compile(ptx: &CStr) -> std::result::Result<sys::CUmodule, String> {
+/// Runs the driver's compiler; also returns what it remarks, or its errors on failure.
+fn compile(ptx: &CStr) -> std::result::Result<(sys::CUmodule, String), String> {
     let mut module = std::ptr::null_mut();
-    let mut log = vec![0u8; LOG];
+    let (mut errors, mut remarks) = (vec![0u8; LOG], vec![0u8; LOG]);
     use sys::CUjit_option as Jit;
-    let mut options = [Jit::CU_JIT_ERROR_LOG_BUFFER, Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-    // Option values are passed as pointers: the buffer, and the number of its bytes.
-    let mut values = [log.as_mut_ptr().cast::<c_void>(), std::ptr::without_provenance_mut(LOG)];
-    // SAFETY: a terminated text; two options with two values; the log outlives the call.
+    let mut options = [
+        Jit::CU_JIT_ERROR_LOG_BUFFER,
+        Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        Jit::CU_JIT_INFO_LOG_BUFFER,
+        Jit::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+    ];
+    // Option values are passed as pointers: a buffer, and its size.
+    let size = std::ptr::without_provenance_mut(LOG);
+    let mut values = [errors.as_mut_ptr().cast::<c_void>(), size, remarks.as_mut_ptr().cast(), size];
+    // SAFETY: a NUL-terminated text; as many values as options; the logs outlive the call.
     let code = unsafe {
-        sys::cuModuleLoadDataEx(&mut module, ptx.as_ptr().cast(), 2, options.as_mut_ptr(), values.as_mut_ptr())
+        let (count, options, values) = (options.len() as u32, options.as_mut_ptr(), values.as_mut_ptr());
+        sys::cuModuleLoadDataEx(&mut module, ptx.as_ptr().cast(), count, options, values)
     };
-    code.result().map(|()| module).map_err(|e| {
-        let said = CStr::from_bytes_until_nul(&log).map(|s| s.to_string_lossy().trim().to_string()).unwrap_or_default();
-        format!("{}: {said}", super::failure::name(e.0))
-    })
+    let text = |log: &[u8]| {
+        CStr::from_bytes_until_nul(log).map(|s| s.to_string_lossy().trim().to_string()).unwrap_or_default()
+    };
+    match code.result() {
+        Ok(()) => Ok((module, text(&remarks))),
+        Err(e) => Err(format!("{}: {}", super::failure::name(e.0), text(&errors))),
+    }
 }
 
-/// Without the expander's `# line "file"` markers, which are for the emulator's reports. Lines stay where they were.
+/// The line of the compiler's log that says that it has serialized asynchronous tensor-core products, which it reports
+/// as information.
+fn serialization(log: &str) -> Option<String> {
+    let serialized = |line: &&str| line.contains("(C75") && line.contains("serialized");
+    log.lines().find(serialized).map(|line| line.trim().to_string())
+}
+
+/// Strips the expander's `# line "file"` markers, which only the emulator reads. Line numbers are unchanged.
 pub(super) fn plain(ptx: &str) -> String {
     let blank = |line| if str::starts_with(line, '#') { "" } else { line };
     ptx.lines().flat_map(|line| [blank(line), "\n"]).collect()
 }
 
-/// "sm_80" runs on all from 80 on; "sm_90a" on 90 alone.
+/// "sm_80" runs on 80 and later; "sm_90a" on 90 only.
 pub(super) fn runs_on(target: &str, arch: u32) -> bool {
     let number = target.trim_start_matches("sm_");
     match number.strip_suffix(['a', 'f']) {
@@ -216,6 +249,13 @@ mod tests {
     fn variants_are_loaded_where_their_target_runs() {
         assert!(runs_on("sm_80", 80) && runs_on("sm_80", 120) && !runs_on("sm_90", 80));
         assert!(runs_on("sm_90a", 90) && !runs_on("sm_90a", 100) && !runs_on("sm_90a", 80));
+    }
+
+    #[test]
+    fn a_serialized_kernel_is_recognized_in_the_log() {
+        let line = "ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized";
+        assert_eq!(serialization(&format!("ptxas info    : 0 bytes gmem\n{line}\n")).as_deref(), Some(line));
+        assert_eq!(serialization("ptxas info    : Used 168 registers"), None);
     }
 
     #[test]

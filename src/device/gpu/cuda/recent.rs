@@ -1,10 +1,10 @@
-//! Which kernels were launched last, for the message of a fault. Never waits and never locks.
+//! The most recent kernel launches, for fault messages. Never waits and never locks.
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Launches that a kernel fault names.
+/// Number of launches that a fault message lists.
 const RECENT: usize = 8;
 
-/// The kernels launched last, by their number in the table of modules.
+/// The most recent kernels, by module index.
 pub(super) struct Recent {
     ring: [AtomicUsize; RECENT],
     launches: AtomicUsize,
@@ -17,16 +17,16 @@ impl Default for Recent {
 }
 
 impl Recent {
-    /// Launches so far.
+    /// Number of launches so far.
     pub fn launches(&self) -> usize {
         self.launches.load(Relaxed)
     }
-    /// A kernel is launched.
+    /// Records a launch.
     pub fn note(&self, index: usize) {
         let newest = self.launches.fetch_add(1, Relaxed);
         self.ring[newest % RECENT].store(index, Relaxed);
     }
-    /// The last of those that were launched after the first `before`, oldest first.
+    /// The most recent launches after the first `before`, oldest first.
     pub fn since(&self, before: usize) -> Vec<usize> {
         let end = self.launches();
         (before.max(end.saturating_sub(RECENT))..end).map(|at| self.ring[at % RECENT].load(Relaxed)).collect()

@@ -1,5 +1,5 @@
-//! Whether a run fits into a GPU, asked before it takes anything; and what holds the memory where it did not. Never
-//! asks the driver.
+//! Whether a run fits into a GPU, checked before it allocates, and what holds the memory when it runs out. Never calls
+//! the driver.
 use crate::base::meter::REMEDY;
 use crate::base::{Error, Meter, Result};
 
@@ -12,7 +12,7 @@ pub(super) fn amount(bytes: usize) -> String {
     }
 }
 
-/// An input error unless `sharing` ranks of `planned` bytes each fit in what is free.
+/// Fails with an input error unless `sharing` ranks of `planned` bytes each fit in free memory.
 pub fn fits(name: &str, planned: usize, sharing: usize, free: usize, total: usize) -> Result<()> {
     let needed = planned.saturating_mul(sharing.max(1));
     if needed <= free {
@@ -20,8 +20,8 @@ pub fn fits(name: &str, planned: usize, sharing: usize, free: usize, total: usiz
     }
     let ranks = if sharing > 1 { format!(" ({sharing} ranks of {})", amount(planned)) } else { String::new() };
     Err(Error::input(format!(
-        "{name}: this run needs {}{ranks} of GPU memory, of which {} of {} are free. Use `activation_checkpoint`, \
-         `precision: bf16`, a smaller `batch_size` or `max_len`, more GPUs, or end what else is on this one (nvidia-smi)",
+        "{name}: this run needs {}{ranks} of GPU memory, but only {} of {} are free. Use `activation_checkpoint`, \
+         `precision: bf16`, a smaller `batch_size` or `max_len`, more GPUs, or stop other processes on this one (nvidia-smi)",
         amount(needed),
         amount(free),
         amount(total),
@@ -30,7 +30,7 @@ pub fn fits(name: &str, planned: usize, sharing: usize, free: usize, total: usiz
 
 pub(super) fn out_of_memory(name: &str, op: &str, (free, total): (usize, usize), meter: &Meter) -> Error {
     Error::Run(format!(
-        "{name}: out of memory in {op}: {} of {} are free; {}. {REMEDY}",
+        "{name}: out of memory during {op}: {} of {} are free; {}. {REMEDY}",
         amount(free),
         amount(total),
         meter.dump()
@@ -43,7 +43,7 @@ mod tests {
     use crate::base::Category;
 
     #[test]
-    fn too_little_memory_says_planned_and_free_bytes_before_anything_is_allocated() {
+    fn too_little_memory_reports_planned_and_free_bytes_before_allocating() {
         fits("cuda:0", 10 << 30, 1, 10 << 30, 80 << 30).unwrap();
         let e = fits("cuda:0", 10 << 30, 2, 15 << 30, 80 << 30).unwrap_err();
         assert_eq!(e.exit_status(), 2);
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_small_is_not_said_to_be_nothing() {
+    fn small_amounts_are_not_rounded_to_zero() {
         assert_eq!([37_888, 34 << 20, 80 << 30].map(amount), ["37888 bytes", "34.0 MiB", "80.00 GiB"]);
     }
 

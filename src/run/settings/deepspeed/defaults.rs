@@ -1,17 +1,17 @@
-//! What DeepSpeed does where its file leaves a key out. Never wins over the file, a flag or a configuration file.
+//! DeepSpeed's defaults for keys that its file omits. Never override the file, a flag or a configuration file.
 //!
-//! [Note: DeepSpeed's versions] The values are those of 0.19.2 (`tests/golden/deepspeed.py` asked it). Those of 0.19.8
-//! differ in one: since 0.19.3 a file without `gradient_clipping` clips at 1.
+//! [Note: DeepSpeed's versions] The values are from 0.19.2, recorded by `tests/golden/deepspeed.py`. 0.19.8 differs in
+//! one: since 0.19.3 a file without `gradient_clipping` clips at 1.
 //!
-//! Without the block `optimizer` or `scheduler` DeepSpeed takes what the program passes. Here the optimizer's defaults
-//! hold all the same, and without a scheduler the learning rate is constant, as it is there if nothing is passed.
+//! Without an `optimizer` or `scheduler` block, DeepSpeed uses what the program passes. Here the optimizer's defaults
+//! still apply, and the learning rate is constant, as in DeepSpeed when the program passes no scheduler.
 use serde_json::{Value, json};
 
 /// A key of the file; section and name of the setting; its default.
 type DefaultRow = (&'static str, &'static str, &'static str, Value);
 
-/// Of the keys that `file` leaves out, and of the optimizer's that are "auto": there Hugging Face's Trainer has the
-/// same, but for lr. `optimizer`: the one that a flag asks for; `fp16`: whether it is on.
+/// Defaults of the keys that `file` omits, and of optimizer keys set to "auto", for which the Hugging Face Trainer has
+/// the same values except lr. `optimizer`: the flag's value; `fp16`: whether it is enabled.
 pub(super) fn missing(file: &Value, optimizer: Option<&str>, fp16: bool) -> Vec<DefaultRow> {
     let optimizer = file["optimizer"]["type"].as_str().or(optimizer).unwrap_or("AdamW");
     let mut rows = vec![("gradient_clipping", "optim", "grad_clip", json!(0))]; // runtime/constants.py
@@ -70,11 +70,11 @@ fn warmup(kind: &str) -> Vec<DefaultRow> {
     }
     rows
 }
-/// There too: the peak of `WarmupDecayLR`, whatever the optimizer's learning rate is. The other two take the
-/// optimizer's.
+/// Also from `lr_schedules.py`: the peak of `WarmupDecayLR`, regardless of the optimizer's lr. The other two schedules
+/// use the optimizer's.
 pub(super) const DECAY_MAX_LR: f64 = 1e-3;
 
-/// `runtime/precision_config.py`: `DeepSpeedFP16Config`. Its other defaults are ours too.
+/// `runtime/precision_config.py`: `DeepSpeedFP16Config`, where its defaults differ from ours.
 fn scaler() -> Vec<DefaultRow> {
     vec![
         ("fp16.loss_scale_window", "precision", "loss_scale_window", json!(1000)),

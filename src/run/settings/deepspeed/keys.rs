@@ -1,4 +1,4 @@
-//! DeepSpeed's keys, block by block: what becomes of each. Never reads a file.
+//! DeepSpeed's keys, block by block, and how each is handled. Never reads a file.
 use super::reader::DeepSpeedFile;
 use super::reader::DeepSpeedKey::{self, *};
 use crate::base::Result;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 pub(super) fn top() -> Vec<(&'static str, DeepSpeedKey)> {
     let sums = "gradients are summed in fp32 and divided once, by the loss tokens of the step";
-    let metrics = "metrics go to --metrics-path, as JSON lines, and scripts/wandb_follow.py tells W&B of them";
+    let metrics = "metrics go to --metrics-path as JSON lines; for W&B set --wandb-project";
     vec![
         ("train_batch_size", Set("batch", "train_batch_size")),
         ("train_micro_batch_size_per_gpu", Set("batch", "batch_size")),
@@ -20,18 +20,18 @@ pub(super) fn top() -> Vec<(&'static str, DeepSpeedKey)> {
         ("gradient_predivide_factor", Is(json!(1), sums)),
         ("gradient_clipping", Set("optim", "grad_clip")),
         ("steps_per_print", Set("run", "log_every")),
-        ("wall_clock_breakdown", Is(json!(false), "--metrics-path has the times of each step")),
+        ("wall_clock_breakdown", Is(json!(false), "--metrics-path records the times of each step")),
         ("dump_state", Is(json!(false), "--print-config prints the settings")),
         ("fp16", By(precision)),
         ("bf16", By(precision)),
-        ("torch_autocast", Off("products are in the precision of the bf16 or the fp16 block")),
+        ("torch_autocast", Off("matrix products use the precision of the bf16 or the fp16 block")),
         ("amp", Off("use the bf16 or the fp16 block")),
         ("zero_optimization", Block(zero)),
         ("zero_allow_untested_optimizer", Any),
         ("zero_force_ds_cpu_optimizer", Any),
         ("tensor_parallel", Block(|| vec![("autotp_size", By(tensor_parallel))])),
-        ("aio", Never("nothing is kept on NVMe")),
-        // Checkpoints of any strategy are read by any other.
+        ("aio", Never("NVMe offload is not supported")),
+        // Every checkpoint loads with every strategy.
         ("checkpoint", Block(|| vec![("load_universal", Any)])),
         ("data_types", Block(|| vec![("grad_accum_dtype", Is(json!("fp32"), "gradients are accumulated in fp32"))])),
         ("tensorboard", By(tensorboard)),
@@ -42,9 +42,9 @@ pub(super) fn top() -> Vec<(&'static str, DeepSpeedKey)> {
 }
 
 fn zero() -> Vec<(&'static str, DeepSpeedKey)> {
-    let persistence = "a layer's small tensors are gathered with its large ones, in one collective: keeping them would \
-                       save none";
-    let ranks = "every rank keeps its own Nth";
+    let persistence = "a layer's small tensors are gathered with its large ones in one collective, so keeping them \
+                       unsharded would save no collective";
+    let ranks = "there are no secondary shards within a host";
     vec![
         ("stage", By(stage)),
         ("reduce_bucket_size", Size("zero", "reduce_bucket_size")),
@@ -53,7 +53,7 @@ fn zero() -> Vec<(&'static str, DeepSpeedKey)> {
         ("allgather_partitions", Is(json!(true), "weights are gathered by all-gathers, never broadcast")),
         ("reduce_scatter", Is(json!(true), "an all-reduce would move twice the bytes")),
         ("contiguous_gradients", Is(json!(true), "gradients are always written into contiguous buckets")),
-        // Which rank partitions which gradient: no effect on what is computed.
+        // Assigns gradients to ranks; the result is the same.
         ("round_robin_gradients", Any),
         ("offload_param", By(offload)),
         ("offload_optimizer", By(offload)),
@@ -71,14 +71,14 @@ fn zero() -> Vec<(&'static str, DeepSpeedKey)> {
     ]
 }
 
-/// 0 is none.
+/// 0 is off.
 fn tensor_parallel(file: &mut DeepSpeedFile, at: &str, value: &Value) -> Result<()> {
     if value == 0 { Ok(()) } else { file.key(at, value, &Set("parallel", "tp_size")) }
 }
 
 fn stage(file: &mut DeepSpeedFile, at: &str, value: &Value) -> Result<()> {
     match value.as_u64() {
-        Some(0) => Err(file.refuse(at, value, "that is plain data parallelism: use run_ddp")),
+        Some(0) => Err(file.refuse(at, value, "stage 0 is plain data parallelism: use run_ddp")),
         _ => file.key(at, value, &Set("fsdp", "zero_stage")),
     }
 }
@@ -94,14 +94,14 @@ fn tensorboard(file: &mut DeepSpeedFile, at: &str, body: &Value) -> Result<()> {
             file.put(at, "watch", "tensorboard", json!(dir))
         }
         (true, None) => {
-            Err(file.refuse(&format!("{at}.output_path"), &body["output_path"], "say where event files go"))
+            Err(file.refuse(&format!("{at}.output_path"), &body["output_path"], "set the directory of the event files"))
         }
     }
 }
 
-/// Where the optimizer's state goes, or the parameters: `--cpu-offload`.
+/// `offload_optimizer` and `offload_param`: `--cpu-offload`.
 fn offload(file: &mut DeepSpeedFile, at: &str, body: &Value) -> Result<()> {
-    let nvme = "nothing is kept on NVMe";
+    let nvme = "only cpu is supported";
     let keys = || {
         vec![
             ("device", Any),
@@ -111,7 +111,7 @@ fn offload(file: &mut DeepSpeedFile, at: &str, body: &Value) -> Result<()> {
             ("buffer_size", Any),
             ("max_in_cpu", Any),
             ("fast_init", Any),
-            ("ratio", Is(json!(1), "all of it is offloaded")),
+            ("ratio", Is(json!(1), "offloading is all or nothing")),
         ]
     };
     match body["device"].as_str() {
@@ -125,7 +125,7 @@ fn offload(file: &mut DeepSpeedFile, at: &str, body: &Value) -> Result<()> {
 }
 
 fn bf16() -> Vec<(&'static str, DeepSpeedKey)> {
-    let masters = "masters, gradients and optimizer states are fp32";
+    let masters = "master weights, gradients and optimizer states are fp32";
     vec![
         ("enabled", Any),
         ("bf16_master_weights_and_grads", Is(json!(false), masters)),
@@ -133,12 +133,12 @@ fn bf16() -> Vec<(&'static str, DeepSpeedKey)> {
     ]
 }
 
-/// While fp16 is off the loss scaler's keys say nothing.
+/// While fp16 is off, the loss scaler's keys have no effect.
 fn fp16(on: bool) -> Vec<(&'static str, DeepSpeedKey)> {
     let mut keys = vec![
         ("enabled", Any),
-        ("auto_cast", Is(json!(false), "inputs are token numbers")),
-        ("fp16_master_weights_and_grads", Is(json!(false), "masters, gradients and optimizer states are fp32")),
+        ("auto_cast", Is(json!(false), "inputs are token ids")),
+        ("fp16_master_weights_and_grads", Is(json!(false), "master weights, gradients and optimizer states are fp32")),
     ];
     let scaler = [
         "loss_scale",
@@ -155,19 +155,19 @@ fn fp16(on: bool) -> Vec<(&'static str, DeepSpeedKey)> {
 /// `fp16` or `bf16`.
 fn precision(file: &mut DeepSpeedFile, at: &str, body: &Value) -> Result<()> {
     let name = if at == "fp16" { "fp16" } else { "bf16" };
-    let (enabled, asked) = (&body["enabled"], file.asked["precision"]["precision"] == name);
-    let on = enabled == true || enabled == "auto" && asked;
+    let (enabled, requested) = (&body["enabled"], file.requested["precision"]["precision"] == name);
+    let on = enabled == true || enabled == "auto" && requested;
     file.keys(at, body, if name == "fp16" { fp16(on) } else { bf16() })?;
     match enabled {
         Value::Bool(true) => file.put(&format!("{at}.enabled"), "precision", "precision", json!(name))?,
-        Value::Bool(false) | Value::Null if asked => {
+        Value::Bool(false) | Value::Null if requested => {
             return Err(file.fault(format!(
-                "{at}.enabled is false, but --precision says {name}; leave the block out, or say auto"
+                "{at}.enabled is false, but --precision is {name}: remove the block, or set it to \"auto\""
             )));
         }
         Value::Bool(false) | Value::Null => {}
         auto if auto == "auto" => {}
-        other => return Err(file.refuse(&format!("{at}.enabled"), other, "true, false or auto is expected")),
+        other => return Err(file.refuse(&format!("{at}.enabled"), other, "expected true, false or auto")),
     }
     if on {
         file.half = Some(name);
@@ -184,8 +184,8 @@ fn optimizer(file: &mut DeepSpeedFile, at: &str, body: &Value) -> Result<()> {
             ("eps", Set("optim", "eps")),
             ("weight_decay", Set("optim", "weight_decay")),
             ("adam_w_mode", Is(json!(true), decoupled)),
-            ("bias_correction", Is(json!(true), "the moments' bias is corrected")),
-            ("amsgrad", Is(json!(false), "the plain second moment is used")),
+            ("bias_correction", Is(json!(true), "bias correction is always on")),
+            ("amsgrad", Is(json!(false), "AMSGrad is not supported")),
             ("torch_adam", Any),
             ("fused", Any),
         ]
@@ -195,8 +195,8 @@ fn optimizer(file: &mut DeepSpeedFile, at: &str, body: &Value) -> Result<()> {
             ("lr", Set("optim", "lr")),
             ("momentum", Set("optim", "momentum")),
             ("weight_decay", Set("optim", "weight_decay")),
-            ("dampening", Is(json!(0), "momentum is not damped")),
-            ("nesterov", Is(json!(false), "momentum is the plain one")),
+            ("dampening", Is(json!(0), "dampening is not supported")),
+            ("nesterov", Is(json!(false), "Nesterov momentum is not supported")),
         ]
     };
     let (kind, params) = file.kind(at, body)?;
@@ -209,7 +209,7 @@ fn optimizer(file: &mut DeepSpeedFile, at: &str, body: &Value) -> Result<()> {
             file.put(&format!("{at}.type"), "optim", "optimizer", json!("sgd"))?;
             file.keys(&format!("{at}.params"), params, sgd())
         }
-        _ => Err(file.refuse(&format!("{at}.type"), &json!(kind), "there are AdamW, Adam (which is AdamW) and SGD")),
+        _ => Err(file.refuse(&format!("{at}.type"), &json!(kind), "expected AdamW, Adam (read as AdamW) or SGD")),
     }
 }
 
@@ -227,7 +227,7 @@ fn scheduler(file: &mut DeepSpeedFile, at: &str, body: &Value) -> Result<()> {
         "WarmupDecayLR" => "linear",
         "WarmupCosineLR" => "cosine_with_min_lr",
         _ => {
-            let why = "there are WarmupLR, WarmupDecayLR and WarmupCosineLR; --lr-scheduler has more";
+            let why = "expected WarmupLR, WarmupDecayLR or WarmupCosineLR; for others set --lr-scheduler";
             return Err(file.refuse(&format!("{at}.type"), &json!(kind), why));
         }
     };

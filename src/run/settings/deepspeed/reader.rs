@@ -1,21 +1,21 @@
-//! A file of DeepSpeed's as it is read, key by key, by tables of what becomes of each. Never knows a key.
+//! Reads a DeepSpeed file key by key, by tables of how each key is handled. Never names a key.
 use crate::base::{Error, Result, quote};
 use crate::run::settings::sections::Settings;
 use crate::run::settings::synonyms::nearest;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// What becomes of a key.
+/// How a key is handled.
 pub enum DeepSpeedKey {
-    /// It is this setting: section and name.
+    /// Sets this setting: section and name.
     Set(&'static str, &'static str),
     /// The same, and "auto" is a value of the setting.
     Size(&'static str, &'static str),
-    /// It must be this, which is what is done anyway; and why.
+    /// Must have this value, the only supported one; and why.
     Is(Value, &'static str),
-    /// It changes nothing here that could be otherwise.
+    /// Accepted without effect.
     Any,
-    /// Refused, whatever it says; and why.
+    /// Refused with any value; and why.
     Never(&'static str),
     /// A block of keys.
     Block(fn() -> Vec<(&'static str, DeepSpeedKey)>),
@@ -26,13 +26,13 @@ pub enum DeepSpeedKey {
 
 pub struct DeepSpeedFile<'a> {
     pub path: &'a Path,
-    /// What flags and configuration files say.
-    pub asked: &'a Value,
+    /// The settings of flags and configuration files.
+    pub requested: &'a Value,
     pub out: Value,
-    /// The 16 bits that are switched on.
+    /// The 16-bit dtype that is enabled.
     pub half: Option<&'static str>,
     pub exports_half: bool,
-    /// The blocks whose device is the host.
+    /// Paths of the blocks whose device is the host.
     pub offloaded: Vec<String>,
 }
 
@@ -44,12 +44,12 @@ impl DeepSpeedFile<'_> {
         self.fault(format!("{} is {}: {why}", quote(at), quote(value)))
     }
 
-    /// What the table says of each key of `body`.
+    /// Handles each key of `body` as the table says.
     pub fn keys(&mut self, at: &str, body: &Value, table: Vec<(&'static str, DeepSpeedKey)>) -> Result<()> {
         let Some(body) = body.as_object() else {
             return match body {
                 Value::Null => Ok(()),
-                other => Err(self.fault(format!("{at}: keys with values are expected, found {}", quote(other)))),
+                other => Err(self.fault(format!("{at}: expected keys with values, found {}", quote(other)))),
             };
         };
         for (name, value) in body {
@@ -79,7 +79,7 @@ impl DeepSpeedFile<'_> {
             _ if value == "auto" => Ok(()),
             DeepSpeedKey::Set(section, name) => self.put(at, section, name, value.clone()),
             DeepSpeedKey::Is(only, why) if !same(value, only) => {
-                Err(self.refuse(at, value, &format!("{why}; it can be {only} only")))
+                Err(self.refuse(at, value, &format!("{why}; only {only} is supported")))
             }
             DeepSpeedKey::Is(..) | DeepSpeedKey::Any => Ok(()),
         }
@@ -88,24 +88,24 @@ impl DeepSpeedFile<'_> {
     /// `type` and `params` of a block.
     pub fn kind<'b>(&self, at: &str, body: &'b Value) -> Result<(&'b str, &'b Value)> {
         if let Some(key) = body.as_object().and_then(|b| b.keys().find(|k| !["type", "params"].contains(&k.as_str()))) {
-            return Err(self.fault(format!("unknown key {at}.{}: there are {at}.type and {at}.params", quote(key))));
+            return Err(self.fault(format!("unknown key {at}.{}: expected {at}.type or {at}.params", quote(key))));
         }
         match body["type"].as_str() {
             Some(kind) => Ok((kind, &body["params"])),
-            None => Err(self.fault(format!("{at}.type is missing: it is the name of one"))),
+            None => Err(self.fault(format!("{at}.type is missing: set it to the name of the {at}"))),
         }
     }
 
-    /// The model of `--save-hf` is in the 16 bits that it was computed with.
+    /// Makes `--save-hf` export in the 16-bit compute dtype.
     pub fn half_export(&mut self, at: &str, value: &Value) -> Result<()> {
         self.exports_half = value == true;
         match value.is_boolean() || value == "auto" {
             true => Ok(()),
-            false => Err(self.refuse(at, value, "true, false or auto is expected")),
+            false => Err(self.refuse(at, value, "expected true, false or auto")),
         }
     }
 
-    /// One setting, unless it contradicts what was asked for, or what the file said before.
+    /// Sets one setting, unless it contradicts a flag, a configuration file or an earlier key.
     pub fn put(&mut self, at: &str, section: &str, name: &str, value: Value) -> Result<()> {
         let value = match value {
             // 3.0 and 1e3 are whole numbers too.
@@ -116,12 +116,12 @@ impl DeepSpeedFile<'_> {
             other => other,
         };
         let shown = name.replace('_', "-");
-        for (said, who) in [(&self.asked[section][name], "--"), (&self.out[section][name], "another key says ")] {
-            if !said.is_null() && !same(said, &value) {
+        for (other, who) in [(&self.requested[section][name], "--"), (&self.out[section][name], "another key's ")] {
+            if !other.is_null() && !same(other, &value) {
                 return Err(self.fault(format!(
-                    "{at} is {}, but {who}{shown} {}: make them equal, or set {at} to \"auto\"",
+                    "{at} is {}, which contradicts {who}{shown} {}: make them equal, or set {at} to \"auto\"",
                     quote(&value),
-                    quote(said)
+                    quote(other)
                 )));
             }
         }

@@ -1,26 +1,34 @@
-//! What the flags of a command line say of each setting: that they agree, what clap reads for those of other tools, and
-//! what is said about them. Never reads a flag.
+//! The values that a command line's flags give to each setting: checks that they agree, and produces clap's arguments
+//! and the notes for flags of other tools. Never parses a flag.
 use super::typed::TypedFlag;
 use crate::base::{Error, Result};
 use crate::run::settings::defaults::defaults;
 use crate::run::settings::synonyms::{Synonym, same};
 use std::iter::once;
 
-/// What clap reads, and what is said about it.
+/// The arguments for clap, and the notes about them.
 #[derive(Debug, Default)]
 pub struct Reading {
     pub argv: Vec<String>,
-    /// A line for each flag of another tool, and which of the typed flags that is.
+    /// A note per flag of another tool, with the index of the typed flag.
     pub notes: Vec<(usize, String)>,
-    /// Flags of other tools, and what they are read as: for clap's errors, which know ours only.
+    /// Flags of other tools and how they are read, for clap's errors, which name only our flags.
     pub read_as: Vec<(String, String)>,
 }
 
-/// Our flags, by name and by setting.
+/// Looks up our flags by name and by setting.
 #[derive(Clone, Copy)]
 pub struct OwnFlags<'a>(pub &'a clap::Command);
 
-/// An on/off flag, with further modes or without: `true` is a value of it.
+/// The argument of a setting, or of the pair whose half it is. Its id is the key, after the section where two sections
+/// have that key.
+pub fn argument<'a>(command: &'a clap::Command, section: &str, key: &str) -> Option<&'a clap::Arg> {
+    let key = key.split('.').next().unwrap_or(key);
+    let of = |id: &str| command.get_arguments().find(|arg| arg.get_id() == id);
+    of(&format!("{section}_{key}")).or_else(|| of(key))
+}
+
+/// An on/off flag, with or without further modes: `true` is one of its values.
 pub fn is_switch(arg: &clap::Arg) -> bool {
     arg.get_possible_values().iter().any(|v| v.matches("true", false)) && arg.get_action().takes_values()
 }
@@ -30,15 +38,15 @@ impl<'a> OwnFlags<'a> {
         let named = |a: &&clap::Arg| a.get_long_and_visible_aliases().is_some_and(|l| l.contains(&name));
         self.0.get_arguments().find(named)
     }
-    /// The id of the setting that `row` is about: its key, with the section where two sections have that key.
+    /// The id of our argument for `row`, with `.0` or `.1` for one value of a pair.
     pub fn id(self, row: &Synonym) -> String {
-        let long = format!("{}_{}", row.section, row.key);
-        if self.of(&long).is_some() { long } else { row.key.into() }
+        let half = row.key.find('.').map_or("", |dot| &row.key[dot..]);
+        argument(self.0, row.section, row.key).map_or(row.key.into(), |arg| format!("{}{half}", arg.get_id()))
     }
-    /// Of the setting `key`, or of the pair whose half it is.
-    pub fn of(self, key: &str) -> Option<&'a clap::Arg> {
-        let key = key.split('.').next();
-        self.0.get_arguments().find(|arg| Some(arg.get_id().as_str()) == key)
+    /// The argument with this id.
+    pub fn of(self, id: &str) -> Option<&'a clap::Arg> {
+        let id = id.split('.').next();
+        self.0.get_arguments().find(|arg| Some(arg.get_id().as_str()) == id)
     }
     /// `--lr 0.1`, or `--lr` without words; a switch as `--x` or `--no-x`.
     pub fn show(self, key: &str, words: &[String]) -> String {
@@ -55,10 +63,10 @@ impl<'a> OwnFlags<'a> {
 /// A value that the command line gives to a setting.
 #[derive(Clone)]
 pub struct Assignment {
-    /// Name of our argument, and `.0` or `.1` for one value of a pair.
+    /// Id of our argument, with `.0` or `.1` for one value of a pair.
     pub key: String,
     pub words: Vec<String>,
-    /// Which of the typed flags gives it, and the row by which it does: none for a flag of ours.
+    /// Index of the typed flag, and its row in the table: `None` for one of our flags.
     pub by: usize,
     pub row: Option<&'static Synonym>,
 }
@@ -69,9 +77,9 @@ impl Assignment {
     }
 }
 
-/// What several flags say of one setting must agree; then clap may read it, and the run say it.
+/// Checks that several flags for one setting agree, and adds arguments and notes for flags of other tools.
 pub fn settle(claims: Vec<Assignment>, typed: &[TypedFlag], own: OwnFlags, out: &mut Reading) -> Result<()> {
-    // Of the same flag, and of ours, the last one counts.
+    // Of a repeated flag, and of several of our own for a setting, the last one counts.
     let replaces = |new: &Assignment, old: &Assignment| {
         let alike = typed[new.by].name == typed[old.by].name || (new.row.is_none() && old.row.is_none());
         new.by > old.by && new.key == old.key && alike
@@ -100,16 +108,16 @@ pub fn settle(claims: Vec<Assignment>, typed: &[TypedFlag], own: OwnFlags, out: 
         {
             let [this, other] = [claim, other].map(|claim| typed[claim.by].show(&typed[claim.by].words));
             return Err(Error::input(format!(
-                "{this} and {other} give {} different values: leave one out",
+                "{this} and {other} give {} different values: remove one",
                 own.show(&claim.key, &[])
             )));
         }
     }
     for (at, flag) in typed.iter().enumerate() {
         let claims: Vec<_> = kept.iter().filter(|c| c.by == at).filter_map(|claim| Some((claim, claim.row?))).collect();
-        say(flag, &claims, own, out);
+        note(flag, &claims, own, out);
     }
-    // Once each: clap would put lists that are given twice one behind the other.
+    // Each setting once: clap would concatenate repeated lists.
     for (n, claim) in kept.iter().enumerate().filter(|(_, claim)| claim.row.is_some()) {
         if !kept.iter().enumerate().any(|(m, other)| other.key == claim.key && (other.row.is_none() || m < n)) {
             let long = own.show(&claim.key, &[]);
@@ -122,7 +130,7 @@ pub fn settle(claims: Vec<Assignment>, typed: &[TypedFlag], own: OwnFlags, out: 
     Ok(())
 }
 
-/// Halves of a pair become the pair, with the default where only one is given.
+/// Combines single values of a pair into the pair, with the default if only one is given.
 fn pair(claims: &mut Vec<Assignment>) {
     let halves: Vec<Assignment> = claims.extract_if(.., |claim| claim.key.contains('.')).collect();
     let Some((key, row)) = halves.last().and_then(|last| Some((last.key.split('.').next()?, last.row?))) else {
@@ -137,8 +145,8 @@ fn pair(claims: &mut Vec<Assignment>) {
     claims.extend(halves.iter().map(|c| Assignment { key: key.into(), words: words.clone(), by: c.by, row: c.row }));
 }
 
-/// The line about a flag of another tool. Values are shown where they are others in ours.
-fn say(flag: &TypedFlag, claims: &[(&Assignment, &'static Synonym)], own: OwnFlags, out: &mut Reading) {
+/// Adds the note about a flag of another tool. Shows values only if ours differ.
+fn note(flag: &TypedFlag, claims: &[(&Assignment, &'static Synonym)], own: OwnFlags, out: &mut Reading) {
     let Some((claim, first)) = claims.first() else { return };
     let at = claim.by;
     let same_words = claims.iter().all(|(claim, row)| {

@@ -1,4 +1,4 @@
-//! Flags as they were typed, each with the words up to the next one. Never knows what a flag means.
+//! Flags as typed, each with the words up to the next flag. Never interprets a flag.
 use crate::run::settings::synonyms::{FlagPattern, same};
 use std::iter::once;
 
@@ -6,16 +6,16 @@ use std::iter::once;
 pub struct TypedFlag {
     /// Without its first dashes; empty for words before the first flag.
     pub text: String,
-    /// With dashes for underscores.
+    /// With dashes instead of underscores.
     pub name: String,
     pub words: Vec<String>,
-    /// Whether the first word came behind `=`.
+    /// Whether the first word followed `=`.
     pub inline: bool,
     /// Typed as `--no-x`: `false` is its word.
     pub off: bool,
 }
 
-/// Of a command line without the program's name.
+/// Splits a command line without the program's name.
 pub fn split(argv: impl IntoIterator<Item = String>) -> Vec<TypedFlag> {
     let mut typed: Vec<TypedFlag> = Vec::new();
     for word in argv {
@@ -42,12 +42,12 @@ pub fn split(argv: impl IntoIterator<Item = String>) -> Vec<TypedFlag> {
 }
 
 impl TypedFlag {
-    /// With `words`, for messages.
+    /// The flag with `words`, for messages.
     pub fn show(&self, words: &[String]) -> String {
         let words = if self.off { &[] } else { words };
         once(format!("--{}", self.text)).chain(words.iter().cloned()).collect::<Vec<_>>().join(" ")
     }
-    /// Whether it is of the pattern. Alone it is `true`.
+    /// Whether it matches the pattern. A flag without words has the value `true`.
     pub fn is(&self, pattern: &FlagPattern) -> bool {
         let on = ["true".to_string()];
         let words = if self.words.is_empty() { &on } else { &self.words[..] };
@@ -55,14 +55,14 @@ impl TypedFlag {
         pattern.names.iter().any(|name| name.replace('_', "-") == self.name)
             && (pattern.values.is_empty() || words.iter().any(value))
     }
-    /// The name without `no-`, of its last part where it has dots.
+    /// The name without the `no-` of its last dotted part.
     pub fn without_no(&self) -> Option<String> {
         let last = self.name.rfind('.').map_or(0, |dot| dot + 1);
         Some(self.name[..last].to_string() + self.name[last..].strip_prefix("no-")?)
     }
 }
 
-/// `true` or `false` for the words that tools take for them.
+/// `true` or `false` for the words that tools accept for them.
 pub fn truth(word: &str) -> Option<&'static str> {
     match word.to_ascii_lowercase().as_str() {
         "true" | "yes" | "y" | "t" | "1" | "on" => Some("true"),
@@ -71,7 +71,7 @@ pub fn truth(word: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether `word` is the `value` of a row.
+/// Whether `word` matches the `value` of a row.
 pub fn means(word: &str, value: &str) -> bool {
     same(word, value) || (["true", "false"].contains(&value) && truth(word) == Some(value))
 }

@@ -1,8 +1,8 @@
-//! The cost of one device operation: its FLOPs and the bytes that it moves. Never knows how fast a machine is.
-use flatshard::base::DType;
-use flatshard::device::ops::{AttentionShape, GemmShape};
+//! The cost of one device operation: its FLOPs and the bytes it moves. Never knows how fast a machine is.
+use super::ops::{AttentionShape, GemmShape};
+use crate::base::DType;
 
-/// Which of a machine's rates an operation is bound by, beside that of its memory.
+/// Which rate of a machine bounds an operation, apart from memory bandwidth.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Rate {
     /// Matrix products.
@@ -14,7 +14,7 @@ pub enum Rate {
     Memory,
 }
 
-/// One call of a device. Two that are alike in everything take the same time.
+/// One device call. Equal costs take equal time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct OpCost {
     pub name: &'static str,
@@ -22,9 +22,9 @@ pub struct OpCost {
     pub rate: Rate,
     /// Multiply-adds count twice.
     pub flops: u64,
-    /// Read and written, each operand once a pass.
+    /// Bytes read and written, counting each operand once per pass.
     pub bytes: u64,
-    /// Of a product m, n, k and which operands are turned: what its speed depends on beside its size.
+    /// For a product m, n, k and which operands are transposed, on which its speed depends apart from its size.
     pub shape: [usize; 4],
 }
 
@@ -44,8 +44,8 @@ impl OpCost {
             ..OpCost::moves("gemm", dtype, read + written)
         }
     }
-    /// `pairs` of a query and a key that it sees, for each head. `products` of (1, head_dim) by head_dim for each: 2
-    /// forward, 5 backward (Dao 2023, "FlashAttention-2").
+    /// `pairs`: (query, key) pairs per head. `products`: products of (1, head_dim) by head_dim per pair: 2 forward, 5
+    /// backward (Dao 2023, "FlashAttention-2").
     pub fn attention(name: &'static str, shape: &AttentionShape, dtype: DType, pairs: u64, bytes: usize) -> OpCost {
         let (rate, products) = match name.ends_with("backward") {
             false => (Rate::Attention, 2),
@@ -57,7 +57,7 @@ impl OpCost {
     }
 }
 
-/// Pairs of a query and a key that causal attention within each document looks at, within `window` (0: all).
+/// Number of (query, key) pairs of causal attention within each document, limited to `window` (0: unlimited).
 pub fn causal_pairs(cu_seqlens: &[u32], window: usize) -> u64 {
     let documents = cu_seqlens.windows(2).map(|w| (w[1].saturating_sub(w[0])) as u64);
     let of = |n: u64| n * (n + 1) / 2;
@@ -68,7 +68,7 @@ pub fn causal_pairs(cu_seqlens: &[u32], window: usize) -> u64 {
     documents.map(seen).sum()
 }
 
-/// The same where queries and keys are some rows of the batch: those of a pass of ring attention.
+/// The same for a subset of the rows as queries and keys: one pass of ring attention.
 pub fn pass_pairs(cu_seqlens: &[u32], q_rows: &[u32], k_rows: &[u32], window: usize) -> u64 {
     let before = |row: u32| k_rows.partition_point(|&k| k < row) as u64;
     let seen = |&q: &u32| {
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pairs_are_counted_as_attention_sees_them() {
+    fn pairs_are_counted_as_in_attention() {
         assert_eq!(causal_pairs(&[0, 4], 0), 10);
         assert_eq!(causal_pairs(&[0, 4, 7], 0), 16);
         assert_eq!(causal_pairs(&[0, 4], 2), 1 + 2 + 2 + 2);
@@ -94,7 +94,7 @@ mod tests {
         for window in [0, 1, 2, 9] {
             assert_eq!(pass_pairs(&[0, 4, 7], &rows, &rows, window), causal_pairs(&[0, 4, 7], window), "{window}");
         }
-        // The passes of a ring see what one rank would: rows 0, 3 here and 1, 2 there.
+        // The passes of a ring add up to what one rank computes: rows 0, 3 on one rank and 1, 2 on the other.
         let (a, b) = ([0, 3], [1, 2]);
         let passes = [(a, a), (a, b), (b, a), (b, b)];
         assert_eq!(passes.iter().map(|(q, k)| pass_pairs(&[0, 4], q, k, 0)).sum::<u64>(), 10);

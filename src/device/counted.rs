@@ -1,29 +1,34 @@
-//! A device that turns each call into the cost of an operation and leaves it to an [`OpExecutor`] whether the operation
-//! also runs: planning advances a clock, measuring times a real device. The model, the stores and the optimizer run on
-//! it as on any other device, so a plan consists of the calls that a run makes. Never computes.
-use super::op::{OpCost, causal_pairs, pass_pairs};
-use flatshard::base::{Category, DType, Meter, Result};
-use flatshard::device::ops::*;
-use flatshard::device::{Buf, Device, View, ViewMut, epilogue};
+//! A device that turns each call into the cost of an operation, and leaves it to an [`OpExecutor`] whether the
+//! operation also runs: counting sums costs, planning advances a clock, measuring times a real device. The model, the
+//! stores and the optimizer run on it as on any other device, so what is counted are exactly the calls of a run. Never
+//! computes.
+use super::cost::{OpCost, causal_pairs, pass_pairs};
+use super::ops::*;
+use super::{Buf, Device, View, ViewMut, epilogue};
+use crate::base::{Category, DType, Meter, Result};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What becomes of the calls.
+/// Handles the calls.
 pub trait OpExecutor: Send + Sync {
     fn name(&self) -> String;
     fn meter(&self) -> &Meter;
     fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf>;
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()>;
     fn download(&self, src: View, dst: &mut [u8]) -> Result<()>;
-    /// `run` does it, given a device.
+    /// Whether products apply their epilogues, without passes of their own.
+    fn fuses(&self) -> bool {
+        false
+    }
+    /// `run` executes the operation on a given device.
     fn op(&self, op: OpCost, run: impl FnOnce(&dyn Device) -> Result<()>) -> Result<()>;
 }
 
 pub struct OpDevice<E> {
     executor: E,
-    /// What was uploaded where: how many pairs attention sees stands in integers.
+    /// Uploaded integers by address, from which the number of attention pairs follows.
     words: Mutex<BTreeMap<usize, Vec<u32>>>,
-    /// Pairs of a pass of ring attention, by the address of its ranges.
+    /// Attention pairs of a ring pass, by the address of its ranges.
     pairs: Mutex<HashMap<usize, u64>>,
 }
 
@@ -38,7 +43,7 @@ impl<E: OpExecutor> OpDevice<E> {
     pub fn executor(&self) -> &E {
         &self.executor
     }
-    /// The integers that `view`, whole or a part of what was uploaded, holds.
+    /// The integers in `view`, which is all or a part of an upload.
     fn words<T>(&self, view: &View, f: impl FnOnce(&[u32]) -> T) -> T {
         let words = lock(&self.words);
         let held = words.range(..=view.address()).next_back();
@@ -48,7 +53,7 @@ impl<E: OpExecutor> OpDevice<E> {
         });
         f(part.unwrap_or_default())
     }
-    /// From the ranges' making, or from the ranges themselves where they were uploaded.
+    /// From the call that made the ranges, or from the ranges themselves if they were uploaded.
     fn pairs(&self, ranges: &View) -> u64 {
         let made = lock(&self.pairs).get(&ranges.address()).copied();
         let length = |range: &[u32]| range[1].saturating_sub(range[0]) as u64;
@@ -76,8 +81,8 @@ impl<E: OpExecutor> OpDevice<E> {
     }
 }
 
-/// Each operation in a line: its operands, that which gives the dtype, and those that it passes over (twice where it
-/// reads and writes).
+/// One operation per line: its operands, the one that gives the dtype, and those it touches (twice if it reads and
+/// writes).
 macro_rules! moves {
     ($($name:ident($type:ident) $of:ident over [$($operand:ident),*];)*) => { $(
         fn $name(&self, op: $type) -> Result<()> {
@@ -158,9 +163,13 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         self.executor.op(cost, |dev| dev.gemm(op))
     }
     fn gemm_then(&self, op: GemmThen) -> Result<()> {
-        epilogue::in_passes(self, op)
+        if !self.executor.fuses() {
+            return epilogue::in_passes(self, op);
+        }
+        let cost = OpCost::product(&op.shape, op.a.dtype(), op.c.dtype());
+        self.executor.op(cost, |dev| dev.gemm_then(op))
     }
-    /// Queries and keys of each row, read and written; the values are not touched.
+    /// Queries and keys of each row are read and written; values are not touched.
     fn rope(&self, op: Rope) -> Result<()> {
         let bytes = 2 * op.positions.len() * op.shape.heads * op.shape.head_dim * op.qkv.dtype().size();
         self.moves("rope", op.qkv.dtype(), bytes, |dev| dev.rope(op))
@@ -169,7 +178,7 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         let bytes = op.rows * op.width * (op.src.dtype().size() + op.dst.dtype().size());
         self.moves("copy_columns", op.src.dtype(), bytes, |dev| dev.copy_columns(op))
     }
-    /// Only the rows of the table that tokens name.
+    /// Only the rows of the table that occur as tokens.
     fn embed(&self, op: Embed) -> Result<()> {
         self.moves("embed", op.y.dtype(), 2 * op.y.bytes(), |dev| dev.embed(op))
     }

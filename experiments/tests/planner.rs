@@ -1,26 +1,26 @@
-//! The planner against what it plans: simulated calls are a real engine's, simulated bytes are the real ones, and
-//! schedules whose length one can say take that long.
+//! The planner compared with what it plans: simulated calls and bytes are those of a real engine, and schedules of
+//! known length take that long.
+use crate::plan::clock::{Clock, Seconds};
+use crate::plan::group::PlannedWorld;
+use crate::plan::links::{Collected, Placement};
+use crate::plan::machine::{GPUS, MachineModel, Rated};
+use crate::plan::simulate::{self, BatchShape};
 use crate::probe::{Watched, words};
 use crate::worlds::*;
 use cpu_time::ThreadTime;
-use experiments::plan::clock::{Clock, Seconds};
-use experiments::plan::group::PlannedWorld;
-use experiments::plan::links::{Collected, Placement};
-use experiments::plan::machine::{GPUS, MachineModel, Rated};
-use experiments::plan::op::OpCost;
-use experiments::plan::simulate::{self, BatchShape};
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::comm::recorder::{Entry, Log, Recorder};
 use flatshard::comm::seam::Seam;
 use flatshard::comm::{CommStats, Mesh, MeshSizes};
 use flatshard::device::Device;
+use flatshard::device::cost::OpCost;
 use flatshard::engine::{Engine, EngineOptions, PlannedRank, Step, Strategy};
 use flatshard::nn::{Checkpointing, Spec};
 use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, ShardedOptions, Stage, Wrap, ZeroOptions};
 use std::sync::Arc;
 
-/// A machine on which every operation and every collective that is not an all-reduce takes as long.
+/// A machine on which all operations take the same time, and all collectives except all-reduces.
 struct Even {
     op: Seconds,
     collective: Seconds,
@@ -58,7 +58,7 @@ fn world(machine: Arc<dyn MachineModel>, ranks: usize) -> PlannedWorld {
     PlannedWorld { machine, clock: Arc::new(Clock::new(false)), meter: Meter::default(), ranks, per_node: 8 }
 }
 
-/// What a second step calls on rank 0: every call of every group and every use by the model, with bytes; and its
+/// The calls of a second step on rank 0: every call of every group and every use by the model, with bytes; and its
 /// traffic.
 fn recorded(
     device: Arc<dyn Device>,
@@ -88,12 +88,12 @@ fn recorded(
     Ok((entries, words(&log), traffic))
 }
 
-/// Ranks of most worlds here.
+/// Ranks in most tests here.
 const RANKS: usize = 3;
 
-/// `accum` micro-batches of a step. Rank 0 of real ranks against rank 0 of as many that are not there.
+/// `accum` micro-batches per step. Compares rank 0 of real ranks with rank 0 of a simulated world of the same size.
 fn assert_same_calls(strategy: Arc<dyn Strategy>, sizes: MeshSizes, accum: usize) {
-    let spec = Spec { ff: 45, vocab: 63, ..llama() }; // tensor parallelism cuts both by 3
+    let spec = Spec { ff: 45, vocab: 63, ..llama() }; // tensor parallelism splits both by 3
     let real =
         mesh_ranks(sizes, |rank| recorded(rank.device, rank.mesh, strategy.clone(), &spec, accum)).swap_remove(0);
     let world = world(even(1.0, 1.0), sizes.world());
@@ -106,7 +106,7 @@ fn assert_same_calls(strategy: Arc<dyn Strategy>, sizes: MeshSizes, accum: usize
 }
 
 #[test]
-fn simulated_calls_are_those_of_a_real_engine() {
+fn simulated_calls_match_a_real_engine() {
     use BackwardPrefetch::{None, Post, Pre};
     let same = |options: ShardedOptions| {
         let accum = options.grad_accum;
@@ -125,7 +125,7 @@ fn simulated_calls_are_those_of_a_real_engine() {
 }
 
 #[test]
-fn of_every_store_and_every_axis() {
+fn simulated_calls_match_for_every_store_and_axis() {
     let mesh = |dp_replicate, dp_shard, tp| MeshSizes { dp_replicate, dp_shard, sp: 1, tp };
     assert_same_calls(ddp(DType::F32), mesh(RANKS, 1, 1), 2);
     for stage in [Stage::One, Stage::Two, Stage::Three] {
@@ -137,7 +137,7 @@ fn of_every_store_and_every_axis() {
 
 /// The simulation allocates what the formula says, for ranks that share a host's memory and for GPUs, which do not.
 #[test]
-fn planned_bytes_are_allocated() {
+fn planned_bytes_equal_allocated_bytes() {
     let spec = gpt();
     let zero = |stage| -> Arc<dyn Strategy> { Arc::new(ZeroOptions::new(stage, DType::Bf16)) };
     let strategies: [Arc<dyn Strategy>; 6] = [
@@ -173,25 +173,25 @@ fn simulated(options: ShardedOptions, machine: Arc<dyn MachineModel>) -> simulat
     simulate::step(&options, MeshSizes::sharded(8), &work, &machine, 8, false).unwrap()
 }
 
-/// Collectives shorter than any computation of a unit: what shows is the first gather and the last reduction. Four
-/// blocks.
+/// Collectives shorter than the computation of any unit: only the first all-gather and the last reduction are exposed.
+/// Four blocks.
 #[test]
-fn a_step_bound_by_compute_shows_its_first_gather_and_its_last_reduction() {
+fn a_compute_bound_step_exposes_its_first_gather_and_last_reduction() {
     let c = 0.25;
     let t = simulated(sharded(), even(1.0, c)).totals;
     assert_eq!((t.exposed, t.seconds), (2.0 * c, t.compute + 2.0 * c));
     assert_eq!(t.communication, (7 + 5) as f64 * c);
-    // Asked for when needed: five gathers forward, and in backward those of units 2 and 1, each behind the reduction
-    // before it in the same queue; then the last reduction.
+    // Without prefetch: five all-gathers forward, and in backward those of units 2 and 1, each queued after the
+    // preceding reduction; then the last reduction.
     let late = ShardedOptions { forward_prefetch: false, backward_prefetch: BackwardPrefetch::None, ..sharded() };
     assert_eq!(simulated(late, even(1.0, c)).totals.exposed, (5 + 2 + 2 + 1) as f64 * c);
-    // Where every unit keeps its slot nothing is gathered in backward.
+    // If every unit keeps its slot, nothing is gathered in backward.
     let whole = simulated(ShardedOptions { reshard: false, ..sharded() }, even(1.0, c)).totals;
     assert_eq!((whole.exposed, whole.communication), (2.0 * c, (5 + 5) as f64 * c));
 }
 
 #[test]
-fn a_step_bound_by_communication_takes_the_sum_of_it() {
+fn a_communication_bound_step_takes_the_sum_of_its_collectives() {
     for accum in [1, 3] {
         let options = ShardedOptions { grad_accum: accum, ..sharded() };
         let t = simulated(options, even(0.0, 2.0)).totals;
@@ -200,8 +200,8 @@ fn a_step_bound_by_communication_takes_the_sum_of_it() {
     }
 }
 
-/// Zigzag chunks give each rank of a ring as many pairs of a query and a key, so half of the work of the whole: every
-/// pass is seen.
+/// Zigzag chunks give each rank of a ring the same number of (query, key) pairs, half of the total work: every pass is
+/// counted.
 #[test]
 fn a_ring_of_two_halves_the_work() {
     let spec = Spec { max_len: 512, ..llama() };
@@ -214,9 +214,9 @@ fn a_ring_of_two_halves_the_work() {
     assert_eq!(2 * flops(2), flops(1));
 }
 
-/// Llama 3.1 405B on 16,384 GPUs: the layout, the world and two steps of it.
+/// Llama 3.1 405B on 16,384 GPUs: the layout, the world and two steps.
 #[test]
-fn sixteen_thousand_ranks_are_simulated_at_once() {
+fn sixteen_thousand_ranks_can_be_simulated() {
     let spec = Spec {
         vocab: 128_256,
         dim: 16_384,
@@ -234,7 +234,7 @@ fn sixteen_thousand_ranks_are_simulated_at_once() {
     let work = BatchShape { max_len: 8192, batch_size: 1, grad_accum: 1 };
     let h100 = GPUS.iter().find(|gpu| gpu.name == "h100").unwrap();
     let machine: Arc<dyn MachineModel> = Arc::new(Rated { gpu: *h100, tf32: false });
-    // With the processor time that it took.
+    // Including the processor's time.
     let at = |ranks| {
         let started = ThreadTime::now();
         let step = simulate::step(&options, MeshSizes::sharded(ranks), &work, &machine, 8, false).unwrap();
@@ -242,7 +242,7 @@ fn sixteen_thousand_ranks_are_simulated_at_once() {
     };
     let ((few, short), (many, long)) = (at(512), at(16_384));
     assert!(long < 8 * short, "{short:?} for 512 ranks, {long:?} for 16,384");
-    // As many calls and nearly the same volume, over rings of 32 times as many steps.
+    // The same calls and nearly the same volume, over rings with 32 times the steps.
     assert_eq!((many.totals.launches, many.totals.collectives), (few.totals.launches, few.totals.collectives));
     assert!(many.received_bytes() > few.received_bytes());
     assert!(many.totals.exposed > few.totals.exposed && many.seconds() > few.seconds());

@@ -1,0 +1,104 @@
+"""Compares greedy generation of flatshard and transformers: the same weights and prompt, each with its key-value cache, one process.
+
+Needs: pip install torch transformers numpy safetensors, and `cargo build --release`.
+Run:   python3 experiments/peers/generate_compare.py [--rounds 3] [--threads 1] [--out results.json]
+The models have random weights. Each round runs every contender once. Times are from the prompt to the last token, without loading; tokens/s
+are new tokens over that time. Also prints how many of the first tokens agree: in bf16, near-ties are decided by rounding.
+"""
+import argparse
+import json
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from compare import RELEASE, machine
+
+MODELS = {
+    "29M": dict(hidden_size=512, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4, intermediate_size=1408, vocab_size=8192, tie_word_embeddings=True),
+    "106M": dict(hidden_size=768, num_hidden_layers=6, num_attention_heads=12, num_key_value_heads=12, intermediate_size=3072, vocab_size=32000, tie_word_embeddings=False),
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def flatshard(directory, precision, prompt, count, threads):
+    command = [str(RELEASE / "run_fsdp"), "--pretrain", str(directory), "--precision", precision, "--nproc-per-node", "1"]
+    command += ["--generate", " ".join(map(str, prompt)), "--max-new-tokens", str(count), "--temperature", "0"]
+    command += ["--threads-per-rank", str(threads)] if threads > 1 else []
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr[-2000:])
+    speed = float(re.search(r"([\d.]+) tok/s", done.stderr).group(1))
+    return speed, [int(word) for word in done.stdout.split()]
+
+
+def transformers(directory, precision, prompt, count, threads):
+    torch.set_num_threads(threads)
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=DTYPES[precision]).eval()
+    tokens = torch.tensor([prompt])
+    with torch.inference_mode():
+        started = time.perf_counter()
+        out = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, do_sample=False, use_cache=True)
+        seconds = time.perf_counter() - started
+    return count / seconds, out[0, len(prompt) :].tolist()
+
+
+def save(directory, shape, positions):
+    """A model with random weights. Its tokens are their numbers, so that texts are ids."""
+    torch.manual_seed(0)
+    # No end-of-text token, so that every contender writes all tokens.
+    config = LlamaConfig(**shape, max_position_embeddings=positions, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    LlamaForCausalLM(config).save_pretrained(directory)
+    tokenizer = Tokenizer(models.WordLevel({str(i): i for i in range(shape["vocab_size"])}, unk_token="0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--prompt", type=int, default=128, metavar="TOKENS", help="length of the prompt [default: 128]")
+    p.add_argument("--count", type=int, default=128, metavar="TOKENS", help="new tokens [default: 128]")
+    p.add_argument("--threads", type=int, default=1, help="of each contender [default: 1]")
+    p.add_argument("--out", type=pathlib.Path, help="write every measurement as JSON")
+    a = p.parse_args()
+    runs = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, shape in MODELS.items():
+            save(pathlib.Path(scratch) / name, shape, a.prompt + a.count)
+        for number in range(a.rounds):
+            for name, shape in MODELS.items():
+                prompt = torch.randint(0, shape["vocab_size"], (a.prompt,), generator=torch.Generator().manual_seed(number)).tolist()
+                for precision in DTYPES:
+                    texts = []
+                    for contender in (flatshard, transformers):
+                        speed, tokens = contender(pathlib.Path(scratch) / name, precision, prompt, a.count, a.threads)
+                        assert len(tokens) == a.count, f"{contender.__name__} wrote {len(tokens)} of {a.count} tokens"
+                        texts.append(tokens)
+                        runs.append({"model": name, "precision": precision, "name": contender.__name__, "tokens_per_sec": round(speed, 1), "round": number})
+                        print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
+                    runs[-2]["agree"] = next((i for i, (x, y) in enumerate(zip(*texts)) if x != y), a.count)
+    print(f"| model | precision | flatshard tokens/s, median of {a.rounds} (min-max) | transformers | ratio | first tokens that agree |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name in MODELS:
+        for precision in DTYPES:
+            rows = [r for r in runs if (r["model"], r["precision"]) == (name, precision)]
+            ours, theirs = ([r["tokens_per_sec"] for r in rows if r["name"] == who] for who in ("flatshard", "transformers"))
+            cells = [f"{statistics.median(x):.0f} ({min(x):.0f}-{max(x):.0f})" for x in (ours, theirs)]
+            agree = min(r["agree"] for r in rows if "agree" in r)
+            print(f"| {name} | {precision} | {cells[0]} | {cells[1]} | {statistics.median(ours) / statistics.median(theirs):.2f} | {agree} of {a.count} |")
+    if a.out:
+        versions = {"torch": torch.__version__, "transformers": __import__("transformers").__version__}
+        shape = {"prompt": a.prompt, "count": a.count, "threads": a.threads}
+        a.out.write_text(json.dumps({"machine": machine(), **versions, **shape, "models": MODELS, "runs": runs}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

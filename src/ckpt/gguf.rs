@@ -1,0 +1,151 @@
+//! The model as one GGUF file for llama.cpp: every rank writes the bytes that it owns, as in a checkpoint. Never
+//! gathers a tensor, and never shows a file under its name before it is complete.
+//!
+//! The bytes are those that llama.cpp's convert_hf_to_gguf.py makes of a [`Checkpointer::save_hf`] directory in f32
+//! (`tests/golden/gguf_files.py`).
+mod header; // keys and tensors, as bytes
+mod model; // names, shapes and keys of a model
+mod quant; // elements
+mod sentencepiece; // tokenizer.model
+mod special; // special tokens and the chat template
+mod tokenizer; // tokens and merges, as keys
+mod vocabulary; // tokens by id
+
+pub use model::GgufType;
+pub use quant::Q8_0_BLOCK;
+
+use super::checkpointer::Checkpointer;
+use super::companions::Companions;
+use super::dirs;
+use super::disk::{self, CHUNK};
+use super::layout::runs;
+use super::publish::SavedCheckpoint;
+use super::room::reserve;
+use super::writer::open_made;
+use crate::base::{Error, Result, open};
+use crate::nn::{Layout, Spec};
+use crate::store::Store;
+use header::{GgufEntry, GgufKeys, header, is_gguf};
+use model::{FACTORS, GgufTensors};
+use quant::GgmlType;
+use safetensors::Dtype;
+use serde_json::Value;
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+use std::time::Instant;
+
+/// An error unless `file` is new, or a GGUF file and `overwrite` is set.
+pub fn check_file(file: &Path, overwrite: bool) -> Result<()> {
+    let refuse = |what: &str| Err(Error::input(format!("`save_gguf` {}: {what}; give another file", file.display())));
+    match fs::metadata(file) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(e) => return refuse(&format!("cannot be looked at ({e})")),
+        Ok(_) => {}
+    }
+    let mut start = Vec::new();
+    let read = open::file(file).and_then(|file| file.take(4).read_to_end(&mut start));
+    match read {
+        Ok(_) if !is_gguf(&start) => refuse("is not a GGUF file, and is never overwritten"),
+        Ok(_) if !overwrite => refuse("exists, and only `overwrite` replaces it"),
+        Ok(_) => Ok(()),
+        Err(e) => refuse(&format!("cannot be read ({e})")),
+    }
+}
+
+/// The bytes before the first tensor, then the rotary factors of models that have them; and the offset of the first
+/// tensor.
+pub fn beginning(
+    file: &Path,
+    spec: &Spec,
+    layouts: &[Layout],
+    kind: GgufType,
+    companions: &Companions,
+) -> Result<(Vec<u8>, u64)> {
+    let tensors = GgufTensors::new(spec, layouts, kind)?;
+    let bad = |e| Error::op("save-gguf", format!("{}: {e}", super::hf::FILE));
+    let config = serde_json::from_str(&companions.config(spec, Dtype::F32)).map_err(bad)?;
+    let generation = companions.file("generation_config.json").and_then(|text| serde_json::from_slice(text).ok());
+    let name = file.file_stem().unwrap_or_default().to_string_lossy();
+    let mut keys = GgufKeys::default();
+    model::put(&mut keys, &name, spec, &config, &generation.unwrap_or(Value::Null), &tensors, kind);
+    tokenizer::put(&mut keys, spec, &config, companions)?;
+    let shape = [tensors.factors.len()];
+    let factors = GgufEntry { name: FACTORS, shape: &shape, form: GgmlType::F32, offset: 0 };
+    let list =
+        tensors.list.iter().map(|t| GgufEntry { name: &t.name, shape: &t.shape, form: t.form, offset: t.offset });
+    let entries: Vec<GgufEntry> = (shape[0] > 0).then_some(factors).into_iter().chain(list).collect();
+    let mut bytes = header(&keys, entries.into_iter());
+    let start = bytes.len() as u64;
+    GgmlType::F32.encode(&tensors.factors, &mut bytes);
+    Ok((bytes, start))
+}
+
+impl Checkpointer {
+    /// Writes the model with its tokenizer to `file`. [`check_file`] says what that may be.
+    pub fn save_gguf(&mut self, file: &Path, kind: GgufType, store: &mut dyn Store) -> Result<SavedCheckpoint> {
+        let started = Instant::now();
+        let tensors = GgufTensors::new(&self.spec, &self.layouts, kind)?;
+        let target = fs::canonicalize(file).unwrap_or(file.to_path_buf());
+        let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let unfinished = |nonce: u64| disk::parent(&target).join(dirs::unfinished(&name, nonce));
+        let nonce = dirs::nonce();
+        let made = match self.exchange.rank() {
+            0 => self.room_for_gguf(file, &unfinished(nonce), kind, &tensors).map(|start| vec![nonce, start]),
+            _ => Ok(vec![0; 2]),
+        };
+        let made = self.exchange.share(&*self.dev, "make room for the GGUF file", made, 2)?;
+        let (path, start) = (unfinished(made[0][0]), made[0][1]);
+        let abandon = || drop((made[0][0] == nonce).then(|| fs::remove_file(&path)));
+
+        let written = self.write_gguf(&path, start, &tensors, store);
+        self.exchange.agree(&*self.dev, "write its part of the GGUF file", written).inspect_err(|_| abandon())?;
+        let disk = &self.disk;
+        let publish = || {
+            disk.rename(&path, &target).map_err(|e| Error::io("rename", &target, e))?;
+            disk.sync_dir(disk::parent(&target))
+        };
+        let published = if self.exchange.rank() == 0 { publish() } else { Ok(()) };
+        self.exchange.agree(&*self.dev, "complete the GGUF file", published).inspect_err(|_| abandon())?;
+        let (bytes, seconds) = (start + tensors.bytes, started.elapsed().as_secs_f64());
+        Ok(SavedCheckpoint { path: file.into(), step: None, bytes, seconds, evaluation: None, note: None })
+    }
+
+    /// Makes the file under a temporary name, at its full length, with its beginning. Returns the offset of the first
+    /// tensor.
+    fn room_for_gguf(&self, file: &Path, path: &Path, kind: GgufType, tensors: &GgufTensors) -> Result<u64> {
+        check_file(file, self.overwrite)?;
+        let (beginning, start) = beginning(file, &self.spec, &self.layouts, kind, &self.companions)?;
+        let parent = disk::parent(path);
+        self.disk.make_dirs(parent)?;
+        dirs::sweep_unfinished(file)?;
+        let bytes = start + tensors.bytes;
+        reserve(&self.disk, path, &beginning, bytes, bytes).inspect_err(|_| drop(fs::remove_file(path)))?;
+        Ok(start)
+    }
+
+    /// Writes and syncs this rank's part of all tensors.
+    fn write_gguf(&self, path: &Path, start: u64, tensors: &GgufTensors, store: &mut dyn Store) -> Result<()> {
+        let (file, share) = (open_made(&self.disk, path)?, self.share(store));
+        let (mut chunk, mut scratch) = (vec![0f32; CHUNK / 4], Vec::new());
+        store.for_each_shard(&mut |shard| {
+            for run in runs(shard.layout, shard.start, shard.master.len(), share) {
+                let Some(tensor) = tensors.find(&run.segment.name) else { continue };
+                for from in (0..run.range.len()).step_by(CHUNK / 4) {
+                    let n = (run.range.len() - from).min(CHUNK / 4);
+                    let (first, at) = (run.range.start + from, run.at + from);
+                    let values = &mut chunk[..n];
+                    self.dev
+                        .download(shard.master.as_view().slice(first..first + n), bytemuck::cast_slice_mut(values))?;
+                    for (part, place) in run.segment.stretches(at..at + n) {
+                        let values = &mut values[part.start - at..part.end - at];
+                        let mut put = |bytes: &[u8], offset| file.write_at(bytes, start + offset);
+                        tensor.place(place, values, &mut scratch, &mut put)?;
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        file.sync()
+    }
+}

@@ -1,0 +1,371 @@
+//! The model in a GGUF file: keys, tensor names, and the layouts in which llama.cpp differs from transformers. Llama's
+//! query and key rows are interleaved, since llama.cpp rotates neighbors and not halves; Gemma's norms are stored with
+//! their 1 added. Never reads or writes a file.
+use super::header::{GgufKeys, KeyValue, TENSOR_ALIGN};
+use super::quant::GgmlType;
+use crate::base::{Error, Result};
+use crate::nn::{Arch, Layout, Scaling, Segment, Spec};
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+use std::f32::consts::TAU;
+
+/// `--gguf-type`: the type of matrices. Other tensors are f32.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GgufType {
+    F16,
+    Bf16,
+    Q8_0,
+}
+
+impl GgufType {
+    /// llama.cpp's number of the file's type.
+    fn id(self) -> usize {
+        match self {
+            GgufType::F16 => 1,
+            GgufType::Q8_0 => 7,
+            GgufType::Bf16 => 32,
+        }
+    }
+    fn of(self, shape: &[usize]) -> GgmlType {
+        match (self, shape) {
+            (_, [] | [_]) => GgmlType::F32,
+            (GgufType::Q8_0, [.., row]) if row % GgmlType::Q8_0.block() == 0 => GgmlType::Q8_0,
+            (GgufType::Bf16, _) => GgmlType::Bf16,
+            _ => GgmlType::F16, // for q8_0: rows that are not whole blocks
+        }
+    }
+}
+
+/// A tensor of the model in the file.
+#[derive(Clone, Debug)]
+pub struct GgufTensor {
+    /// Its name in layouts and checkpoints.
+    pub source: String,
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub form: GgmlType,
+    /// Its first byte, counted from the first tensor's.
+    pub offset: u64,
+    /// Number of heads whose rows are interleaved; 0 leaves rows where they are.
+    heads: usize,
+    /// Our weight is the difference from 1; the file's is not.
+    plus_one: bool,
+}
+
+impl GgufTensor {
+    /// Elements of a row; 1 for biases.
+    fn row(&self) -> usize {
+        self.shape.get(1).copied().unwrap_or(1)
+    }
+
+    /// Calls `f` with the encoded bytes of `values`, which are elements `at..` of the whole tensor, and with their
+    /// offset from the first tensor. Uses `values` as scratch space.
+    pub fn place(
+        &self,
+        at: usize,
+        values: &mut [f32],
+        scratch: &mut Vec<u8>,
+        f: &mut dyn FnMut(&[u8], u64) -> Result<()>,
+    ) -> Result<()> {
+        if self.plus_one {
+            values.iter_mut().for_each(|x| *x += 1.0);
+        }
+        let mut put = |at: usize, values: &[f32]| {
+            scratch.clear();
+            self.form.encode(values, scratch);
+            f(scratch, self.offset + self.form.bytes(at) as u64)
+        };
+        if self.heads == 0 {
+            return put(at, values);
+        }
+        let (row, head) = (self.row(), self.shape[0] / self.heads);
+        let (mut at, mut rest) = (at, &*values);
+        while !rest.is_empty() {
+            let (index, column) = (at / row, at % row);
+            let (part, behind) = rest.split_at(rest.len().min(row - column));
+            let (first, i) = (index - index % head, index % head);
+            // Row i of a head's first half and row i of its second half become neighbors.
+            let moved = first + i % (head / 2) * 2 + i / (head / 2);
+            put(moved * row + column, part)?;
+            (at, rest) = (at + part.len(), behind);
+        }
+        Ok(())
+    }
+}
+
+/// The tensors of a file, sorted by their names in Hugging Face files. The factors of llama3 rotary scaling come
+/// first, if there are any.
+pub struct GgufTensors {
+    pub list: Vec<GgufTensor>,
+    by_source: HashMap<String, usize>,
+    pub factors: Vec<f32>,
+    /// Size of all tensors, padding included.
+    pub bytes: u64,
+}
+
+pub const FACTORS: &str = "rope_freqs.weight";
+
+impl GgufTensors {
+    pub fn new(spec: &Spec, layouts: &[Layout], kind: GgufType) -> Result<GgufTensors> {
+        check(spec)?;
+        let mut segments: Vec<&Segment> = layouts.iter().flat_map(|l| &l.segments).collect();
+        segments.sort_by(|a, b| a.name.cmp(&b.name));
+        let factors = factors(spec);
+        let mut offset = padded(4 * factors.len());
+        let mut list = Vec::with_capacity(segments.len());
+        for segment in segments {
+            let (shape, source) = (segment.global_shape(), segment.name.clone());
+            let form = kind.of(&shape);
+            let rotated = |name: &str| source.contains(name) && matches!(spec.arch, Arch::Llama | Arch::Mistral);
+            let heads = if rotated(".q_proj.") {
+                spec.heads
+            } else if rotated(".k_proj.") {
+                spec.kv_heads
+            } else {
+                0
+            };
+            let bytes = form.bytes(shape.iter().product());
+            let plus_one = spec.norm_from_one && source.ends_with("norm.weight");
+            list.push(GgufTensor { name: name(spec, &source)?, source, shape, form, offset, heads, plus_one });
+            offset += padded(bytes);
+        }
+        let by_source = list.iter().enumerate().map(|(i, t)| (t.source.clone(), i)).collect();
+        Ok(GgufTensors { list, by_source, factors, bytes: offset })
+    }
+    pub fn find(&self, source: &str) -> Option<&GgufTensor> {
+        self.by_source.get(source).map(|&i| &self.list[i])
+    }
+    fn params(&self) -> usize {
+        self.factors.len() + self.list.iter().map(|t| t.shape.iter().product::<usize>()).sum::<usize>()
+    }
+}
+
+fn padded(bytes: usize) -> u64 {
+    (bytes as u64).next_multiple_of(TENSOR_ALIGN)
+}
+
+/// llama.cpp's name of the tensor `source`.
+fn name(spec: &Spec, source: &str) -> Result<String> {
+    let unknown = || Error::op("save-gguf", format!("llama.cpp has no name for {source}"));
+    let (module, suffix) = source.rsplit_once('.').ok_or_else(unknown)?;
+    let (block, module) = match module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')) {
+        Some((i, module)) => (format!("blk.{i}."), module),
+        None => (String::new(), module),
+    };
+    let known = match module {
+        "model.embed_tokens" => "token_embd",
+        "model.norm" => "output_norm",
+        "lm_head" => "output",
+        "input_layernorm" => "attn_norm",
+        "self_attn.q_proj" => "attn_q",
+        "self_attn.k_proj" => "attn_k",
+        "self_attn.v_proj" => "attn_v",
+        "self_attn.o_proj" => "attn_output",
+        "self_attn.q_norm" => "attn_q_norm",
+        "self_attn.k_norm" => "attn_k_norm",
+        "post_attention_layernorm" if spec.post_norms => "post_attention_norm",
+        "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
+        "post_feedforward_layernorm" => "post_ffw_norm",
+        "mlp.gate_proj" => "ffn_gate",
+        "mlp.up_proj" => "ffn_up",
+        "mlp.down_proj" => "ffn_down",
+        _ => return Err(unknown()),
+    };
+    Ok(format!("{block}{known}.{suffix}"))
+}
+
+/// Puts the keys that describe the model. `config` is its `config.json`, `generation` its `generation_config.json`.
+pub fn put(
+    keys: &mut GgufKeys,
+    name: &str,
+    spec: &Spec,
+    config: &Map<String, Value>,
+    generation: &Value,
+    tensors: &GgufTensors,
+    kind: GgufType,
+) {
+    let arch = match spec.arch {
+        Arch::Mistral => Arch::Llama.name(),
+        arch => arch.name(),
+    };
+    keys.put("general.architecture", KeyValue::Text(arch));
+    keys.put("general.type", KeyValue::Text("model"));
+    if let Some(k) = generation["top_k"].as_i64() {
+        keys.put("general.sampling.top_k", KeyValue::I32(k));
+    }
+    for (key, from) in [("top_p", "top_p"), ("min_p", "min_p"), ("temp", "temperature")]
+        .into_iter()
+        .chain([("penalty_repeat", "repetition_penalty")])
+    {
+        if let Some(x) = generation[from].as_f64() {
+            keys.put(&format!("general.sampling.{key}"), KeyValue::F32(x));
+        }
+    }
+    keys.put("general.name", KeyValue::Text(name));
+    keys.put("general.size_label", KeyValue::Text(&size_label(tensors.params())));
+
+    let mut put = |key: &str, value: KeyValue| keys.put(&format!("{arch}.{key}"), value);
+    let length = config.get("max_position_embeddings").and_then(Value::as_u64).unwrap_or(spec.max_len as u64) as usize;
+    let heads = |put: &mut dyn FnMut(&str, KeyValue)| {
+        put("feed_forward_length", KeyValue::U32(spec.ff));
+        put("attention.head_count", KeyValue::U32(spec.heads));
+        put("attention.head_count_kv", KeyValue::U32(spec.kv_heads));
+    };
+    // The converter writes these keys in another order for Gemma 2.
+    if spec.arch == Arch::Gemma2 {
+        put("context_length", KeyValue::U32(length));
+        put("embedding_length", KeyValue::U32(spec.dim));
+        put("block_count", KeyValue::U32(spec.layers));
+        heads(&mut put);
+    } else {
+        put("block_count", KeyValue::U32(spec.layers));
+        put("context_length", KeyValue::U32(length));
+        put("embedding_length", KeyValue::U32(spec.dim));
+        heads(&mut put);
+        rope(&mut put, spec, config);
+    }
+    put("attention.layer_norm_rms_epsilon", KeyValue::F32(crate::ckpt::hf::decimal(spec.norm_eps)));
+    if spec.arch != Arch::Qwen2 || config.get("head_dim").is_some_and(Value::is_u64) {
+        put("attention.key_length", KeyValue::U32(spec.head_dim));
+        put("attention.value_length", KeyValue::U32(spec.head_dim));
+    }
+    keys.put("general.file_type", KeyValue::U32(kind.id()));
+    let mut put = |key: &str, value: KeyValue| keys.put(&format!("{arch}.{key}"), value);
+    match spec.arch {
+        Arch::Llama | Arch::Mistral => {
+            put("vocab_size", KeyValue::U32(spec.vocab));
+            put("rope.dimension_count", KeyValue::U32(spec.head_dim));
+        }
+        Arch::Gemma2 | Arch::Gemma3 => {
+            for (key, cap) in [("attn_logit_softcapping", spec.score_cap), ("final_logit_softcapping", spec.logit_cap)]
+            {
+                if cap > 0.0 {
+                    put(key, KeyValue::F32(cap as f64));
+                }
+            }
+            put("attention.sliding_window", KeyValue::U32(spec.window));
+        }
+        _ => {}
+    }
+    keys.put("general.quantization_version", KeyValue::U32(2));
+}
+
+fn rope(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, Value>) {
+    let Some(rope) = spec.rope else { return };
+    let scaled = |put: &mut dyn FnMut(&str, KeyValue), kind, factor| {
+        put("rope.scaling.type", KeyValue::Text(kind));
+        put("rope.scaling.factor", KeyValue::F32(factor));
+    };
+    match rope.scaling {
+        Scaling::Linear { factor } => scaled(put, "linear", factor),
+        Scaling::Yarn { factor, original, .. } => {
+            scaled(put, "yarn", factor);
+            put("rope.scaling.original_context_length", KeyValue::U32(original));
+            // llama.cpp and transformers have the same defaults for keys that the config leaves out.
+            let given =
+                ["rope_parameters", "rope_scaling"].iter().find_map(|key| config.get(*key).filter(|v| v.is_object()));
+            let given = |key: &str| given.and_then(|map| map.get(key)?.as_f64());
+            for (key, name) in [
+                ("extrapolation_factor", "yarn_ext_factor"),
+                ("attention_factor", "yarn_attn_factor"),
+                ("beta_fast", "yarn_beta_fast"),
+                ("beta_slow", "yarn_beta_slow"),
+            ] {
+                if let Some(x) = given(key) {
+                    put(&format!("rope.scaling.{name}"), KeyValue::F32(x));
+                }
+            }
+        }
+        Scaling::None | Scaling::Llama3 { .. } | Scaling::Dynamic { .. } => {}
+    }
+    put("rope.freq_base", KeyValue::F32(rope.theta));
+    if let Some(local) = spec.local_rope {
+        put("rope.freq_base_swa", KeyValue::F32(local.theta));
+    }
+}
+
+/// The divisor of each frequency in llama3 rotary scaling, with the converter's steps and precision.
+fn factors(spec: &Spec) -> Vec<f32> {
+    let Some((theta, Scaling::Llama3 { factor, low, high, original })) = spec.rope.map(|r| (r.theta, r.scaling)) else {
+        return Vec::new();
+    };
+    let (factor, low, high, original) = (factor as f32, low as f32, high as f32, original as f32);
+    let one = |i: usize| {
+        let exponent = (2 * i) as f32 / spec.head_dim as f32;
+        let wave = TAU / (1.0 / (theta as f32).powf(exponent));
+        if wave < original / high {
+            1.0
+        } else if wave > original / low {
+            factor
+        } else {
+            let smooth = (original / wave - low) / (high - low);
+            1.0 / ((1.0 - smooth) / factor + smooth)
+        }
+    };
+    (0..spec.head_dim / 2).map(one).collect()
+}
+
+/// Parameters with two digits or more: 1.2B, 350M.
+fn size_label(params: usize) -> String {
+    let (scale, unit) = [(1e12, "T"), (1e9, "B"), (1e6, "M")]
+        .into_iter()
+        .find(|(scale, _)| params as f64 > *scale)
+        .unwrap_or((1e3, "K"));
+    let scaled = params as f64 / scale;
+    let digits = scaled.round_ties_even().to_string().trim_start_matches('0').len();
+    format!("{scaled:.*}{unit}", 2usize.saturating_sub(digits))
+}
+
+/// An error if llama.cpp does not compute what this model computes.
+fn check(spec: &Spec) -> Result<()> {
+    let gemma = matches!(spec.arch, Arch::Gemma2 | Arch::Gemma3);
+    // In Gemma 2 every other layer sees its window only, in Gemma 3 five of six.
+    let every = if spec.arch == Arch::Gemma2 { 2 } else { 6 };
+    let windows = |i: usize| gemma && !(i + 1).is_multiple_of(every);
+    let largest = if spec.arch == Arch::Gemma2 { 46 } else { 62 };
+    let scalar = if gemma && spec.layers == largest { spec.dim / spec.heads } else { spec.head_dim };
+    let biased = spec.out_bias || spec.mlp_bias || spec.qkv_bias && spec.arch != Arch::Qwen2;
+    let what = match spec.rope.map(|rope| rope.scaling) {
+        None => Some("these models with learned positions".into()),
+        Some(Scaling::Dynamic { .. }) => Some("dynamic rotary scaling".into()),
+        _ if (0..spec.layers).any(|i| (spec.window_of(i) > 0) != windows(i)) => {
+            Some(format!("sliding windows in these layers of a {} model", spec.arch.name()))
+        }
+        _ if spec.query_scalar.is_some_and(|given| given != scalar as f64) => Some(format!(
+            "another query_pre_attn_scalar than {scalar} in a {} model of {} layers",
+            spec.arch.name(),
+            spec.layers
+        )),
+        _ if (spec.score_cap > 0.0) != (spec.arch == Arch::Gemma2) => Some("these softcaps of attention scores".into()),
+        _ if spec.arch == Arch::Gemma2 && spec.logit_cap == 0.0 => Some("Gemma 2 without a softcap of logits".into()),
+        _ if spec.arch == Arch::Gemma2 && !spec.tied => Some("Gemma 2 with a head of its own".into()),
+        _ if biased && !matches!(spec.arch, Arch::Llama | Arch::Mistral) => {
+            Some(format!("these biases in a {} model", spec.arch.name()))
+        }
+        _ => None,
+    };
+    what.map_or(Ok(()), |what| {
+        Err(Error::input(format!(
+            "`save_gguf`: llama.cpp does not run {what}: only Llama, Qwen 2 and 3, Gemma 2 and 3 can be exported. \
+             `save_hf` DIR exports this model"
+        )))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::size_label;
+
+    #[test]
+    fn size_labels_have_two_digits() {
+        let labels = [
+            (999, "1.0K"),
+            (9_960, "10K"),
+            (21_500, "22K"),
+            (1_235_814_400, "1.2B"),
+            (494_032_768, "494M"),
+            (95, "0.10K"),
+        ];
+        labels.iter().for_each(|(params, label)| assert_eq!(size_label(*params), *label));
+    }
+}

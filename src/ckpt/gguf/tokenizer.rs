@@ -1,0 +1,142 @@
+//! A tokenizer as GGUF keys: tokens and their kinds, merges or scores, special tokens, the chat template. Reads the
+//! files of a model directory with the rules of llama.cpp's converter. Never tokenizes.
+use super::super::companions::Companions;
+use super::header::{GgufKeys, KeyValue};
+use super::sentencepiece;
+use super::special::SpecialTokens;
+use super::vocabulary::{CONTROL, NORMAL, TokenizerFiles, Vocabulary, refused};
+use crate::base::{Result, quote};
+use crate::nn::{Arch, Spec};
+use serde_json::{Map, Value};
+
+/// How Llama 3 and Qwen 2 split a text: the parts before and after the rule for numbers.
+const LETTERS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|";
+const REST: &str = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Puts the tokenizer of `companions`, for a model like `spec` with this `config.json`.
+pub fn put(keys: &mut GgufKeys, spec: &Spec, config: &Map<String, Value>, companions: &Companions) -> Result<()> {
+    let files = TokenizerFiles::new(companions)?;
+    let gemma = matches!(spec.arch, Arch::Gemma2 | Arch::Gemma3);
+    let llama = matches!(spec.arch, Arch::Llama | Arch::Mistral);
+    let prefix = files.config["add_prefix_space"].as_bool();
+    if let Some(prefix) = prefix.filter(|_| llama) {
+        keys.put("tokenizer.ggml.add_space_prefix", KeyValue::Bool(prefix));
+    }
+    let special = match (companions.file("tokenizer.model"), files.json.is_object()) {
+        (Some(model), _) => {
+            let (vocabulary, scores) = sentencepiece::vocabulary(model, spec.vocab, &files)?;
+            keys.put("tokenizer.ggml.model", KeyValue::Text("llama"));
+            keys.put("tokenizer.ggml.pre", KeyValue::Text("default"));
+            keys.put("tokenizer.ggml.tokens", KeyValue::Texts(&vocabulary.tokens));
+            keys.put("tokenizer.ggml.scores", KeyValue::F32s(&scores));
+            keys.put("tokenizer.ggml.token_type", KeyValue::I32s(&vocabulary.kinds));
+            SpecialTokens::new(&files, config, Some(spec.vocab))
+        }
+        _ if gemma => return Err(refused("Gemma's needs the tokenizer.model next to it")),
+        (None, true) => {
+            let json = &files.json;
+            let merges = merges(&json["model"])?;
+            byte_pairs(keys, pre_tokenizer(json)?, &vocabulary(json, spec.vocab)?, &merges);
+            SpecialTokens::new(&files, config, None)
+        }
+        (None, false) if companions.are_bytes() => {
+            let mut vocabulary = Vocabulary::unused(spec.vocab);
+            (0..=255).for_each(|byte: u8| vocabulary.set(byte as usize, &spelled(byte).to_string(), NORMAL));
+            vocabulary.set(256, "<|endoftext|>", CONTROL);
+            byte_pairs(keys, "gpt-2", &vocabulary, &[]);
+            keys.put("tokenizer.ggml.eos_token_id", KeyValue::U32(256));
+            keys.put("tokenizer.ggml.add_bos_token", KeyValue::Bool(false));
+            return Ok(());
+        }
+        (None, false) => return Err(refused("there is none; give one with `tokenizer`")),
+    };
+    special.put(keys);
+    if spec.arch == Arch::Llama && spec.vocab == 49152 {
+        keys.put("tokenizer.ggml.add_bos_token", KeyValue::Bool(false)); // of SmolLM, as the converter has it
+    }
+    if gemma {
+        keys.put("tokenizer.ggml.add_space_prefix", KeyValue::Bool(false));
+    }
+    Ok(())
+}
+
+fn byte_pairs(keys: &mut GgufKeys, pre: &str, vocabulary: &Vocabulary, merges: &[Vec<u8>]) {
+    keys.put("tokenizer.ggml.model", KeyValue::Text("gpt2"));
+    keys.put("tokenizer.ggml.pre", KeyValue::Text(pre));
+    keys.put("tokenizer.ggml.tokens", KeyValue::Texts(&vocabulary.tokens));
+    keys.put("tokenizer.ggml.token_type", KeyValue::I32s(&vocabulary.kinds));
+    keys.put("tokenizer.ggml.merges", KeyValue::Texts(merges));
+}
+
+/// llama.cpp's name of the pre-tokenizer. The converter recognizes published tokenizers by a hash of their output;
+/// comparing the rule itself also covers tokenizers that users train.
+fn pre_tokenizer(json: &Value) -> Result<&'static str> {
+    let model = &json["model"];
+    if model["type"] != "BPE" || model["byte_fallback"] == true {
+        let what = match model["byte_fallback"] == true {
+            true => "pairs with bytes to fall back on need the tokenizer.model next to tokenizer.json".into(),
+            false => format!("tokenizer.json is of type {}; llama.cpp runs byte-level BPE", quote(&model["type"])),
+        };
+        return Err(refused(&what));
+    }
+    if ![&Value::Null, &"NFC".into()].contains(&&json["normalizer"]["type"]) {
+        return Err(refused(&format!("llama.cpp does not run its normalizer {}", quote(&json["normalizer"]))));
+    }
+    let pre = &json["pre_tokenizer"];
+    let parts = pre["pretokenizers"].as_array().map_or(std::slice::from_ref(pre), Vec::as_slice);
+    let kind = |part: &Value| match part["type"].as_str().unwrap_or_default() {
+        "Split" => part["pattern"]["Regex"].as_str().unwrap_or_default().to_string(),
+        "Digits" if part["individual_digits"] == true => "digits".into(),
+        "ByteLevel" if part["use_regex"] == false => "bytes".into(),
+        "ByteLevel" => "gpt-2".into(),
+        other => other.into(),
+    };
+    let parts: Vec<String> = parts.iter().map(kind).collect();
+    let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+    let rule = |numbers: &str| format!("{LETTERS}{numbers}{REST}");
+    match parts[..] {
+        // llama-bpe also ignores merges for words that are in the vocabulary.
+        [split, "bytes"] if split == rule(r"\p{N}{1,3}") && model["ignore_merges"] == true => Ok("llama-bpe"),
+        [split, "bytes"] if split == rule(r"\p{N}{1,3}") => Ok("smaug-bpe"),
+        [split, "bytes"] if split == rule(r"\p{N}") => Ok("qwen2"),
+        ["digits", "gpt-2"] => Ok("smollm"),
+        ["gpt-2"] => Ok("gpt-2"),
+        _ => Err(refused(&format!("llama.cpp has no name for its pre_tokenizer {}", quote(pre)))),
+    }
+}
+
+/// Tokens of a byte-level `tokenizer.json`.
+fn vocabulary(json: &Value, size: usize) -> Result<Vocabulary> {
+    let mut vocabulary = Vocabulary::unused(size);
+    for (token, id) in json["model"]["vocab"].as_object().into_iter().flatten() {
+        let id = id.as_u64().ok_or_else(|| refused(&format!("token {} has no id", quote(token))))?;
+        vocabulary.set(id as usize, token, NORMAL);
+    }
+    for token in json["added_tokens"].as_array().into_iter().flatten() {
+        if let (Some(id), Some(text)) = (token["id"].as_u64(), token["content"].as_str()) {
+            vocabulary.add(id as usize, text, token["special"] == true);
+        }
+    }
+    Ok(vocabulary)
+}
+
+/// "a b" for each pair. tokenizer.json has two spellings of this list.
+fn merges(model: &Value) -> Result<Vec<Vec<u8>>> {
+    let part = |part: &Value| Some(part.as_str()?.replace(' ', "\u{120}"));
+    let merge = |merge: &Value| match merge {
+        Value::String(pair) => Some(pair.clone().into_bytes()),
+        pair => Some(format!("{} {}", part(&pair[0])?, part(&pair[1])?).into_bytes()),
+    };
+    let list = model["merges"].as_array().into_iter().flatten().map(merge);
+    list.collect::<Option<_>>().ok_or_else(|| refused("its merges are not all pairs"))
+}
+
+/// The character that stands for a byte in byte-level vocabularies (GPT-2's).
+fn spelled(byte: u8) -> char {
+    let plain = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    match plain(byte) {
+        true => byte as char,
+        // The others in order, from 256 on.
+        false => char::from_u32(256 + (0..byte).filter(|b| !plain(*b)).count() as u32).unwrap_or_default(),
+    }
+}

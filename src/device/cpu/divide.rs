@@ -1,0 +1,241 @@
+//! How operations are divided into parts that threads compute separately: by rows, or by elements. A part is an
+//! operation on its own rows, so that kernels know of no threads. Never divides a sum, so results have the same bits
+//! for any number of parts.
+use super::loss;
+use super::operands::within;
+use crate::base::Result;
+use crate::device::ops::{
+    AdamW, Bias, CopyColumns, CrossEntropyPart, DropoutRows, Embed, EmbedBackward, EmbedShape, Epilogue, Gelu,
+    GeluBackward, Gemm, GemmShape, GemmThen, Glu, GluBackward, LayerNorm, LayerNormBackward, QkNormRope,
+    QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Sgd,
+};
+use crate::device::{View, ViewMut};
+use std::ops::Range;
+
+/// Elements of a cache line in the narrowest dtype: elementwise parts start at multiples of it, so that no two threads
+/// write one line (buffers start at pages).
+pub(super) const LINE: usize = 64;
+
+/// Multiplications that take about as long as an elementwise operation on one byte.
+const FLOPS_OF_A_BYTE: usize = 16;
+
+/// An operation that can be divided into rows.
+pub(super) trait Divisible: Sized {
+    /// Parts start at multiples of this.
+    const STEP: usize = 1;
+    /// Number of rows and bytes of the main operand, after checking the operands.
+    fn rows(&self) -> Result<(usize, usize)>;
+    /// The operation on some of `of` rows.
+    ///
+    /// # Safety
+    /// Parts that run at the same time have different rows.
+    unsafe fn part(&self, rows: &Range<usize>, of: usize) -> Self;
+}
+
+/// An operand with the same number of elements in every row.
+trait Cut {
+    unsafe fn cut(&self, rows: &Range<usize>, of: usize) -> Self;
+}
+impl Cut for View<'_> {
+    unsafe fn cut(&self, rows: &Range<usize>, of: usize) -> Self {
+        let width = self.len() / of;
+        self.slice(rows.start * width..rows.end * width)
+    }
+}
+impl Cut for ViewMut<'_> {
+    unsafe fn cut(&self, rows: &Range<usize>, of: usize) -> Self {
+        let width = self.len() / of;
+        // SAFETY: upheld by the caller.
+        unsafe { self.part(rows.start * width..rows.end * width) }
+    }
+}
+impl<T: Cut> Cut for Option<T> {
+    unsafe fn cut(&self, rows: &Range<usize>, of: usize) -> Self {
+        // SAFETY: upheld by the caller.
+        self.as_ref().map(|x| unsafe { x.cut(rows, of) })
+    }
+}
+
+/// Indices are checked before anything is written: those of all parts, with the number of the row in the message.
+fn positions((n, rows): (usize, usize), positions: View, op: &'static str) -> Result<usize> {
+    within(op, "position", positions.host(op)?, rows).map(|()| n)
+}
+fn tokens<'a>(columns: Option<usize>, tokens: View<'a>, shape: &EmbedShape) -> Result<&'a [u32]> {
+    let tokens = tokens.host(Embed::OP)?;
+    within(Embed::OP, "token", tokens, shape.rows)?;
+    Ok(if columns.is_some() { tokens } else { &[] })
+}
+fn targets(op: &CrossEntropyPart) -> Result<usize> {
+    let n = op.check()?;
+    loss::check(CrossEntropyPart::OP, op.targets.host(CrossEntropyPart::OP)?, op.part.of).map(|()| n)
+}
+
+/// Operation, what its parts share, which operands are cut; then its rows and main operand.
+macro_rules! by_rows {
+    ($($op:ident: share [$($shared:ident)*] cut [$($cut:ident)*], |$it:ident| $rows:expr, $main:ident;)*) => {$(
+        impl Divisible for $op<'_> {
+            fn rows(&self) -> Result<(usize, usize)> {
+                let $it = self;
+                Ok(($rows, self.$main.bytes()))
+            }
+            unsafe fn part(&self, rows: &Range<usize>, of: usize) -> Self {
+                // SAFETY: upheld by the caller.
+                unsafe { $op { $($shared: self.$shared,)* $($cut: self.$cut.cut(rows, of),)* } }
+            }
+        }
+    )*};
+}
+by_rows! {
+    RmsNorm: share [shape w] cut [x y rstd], |op| op.check()?, x;
+    LayerNorm: share [eps w b] cut [x y stats], |op| op.check()?, x;
+    Bias: share [bias] cut [y], |op| op.check()?, y;
+    Rope: share [shape table inverse] cut [positions qkv], |op| positions(op.check()?, op.positions, Rope::OP)?, qkv;
+    QkNormRope: share [shape table wq wk] cut [positions qkv out rstd], |op| positions(op.check()?, op.positions, QkNormRope::OP)?, qkv;
+    Embed: share [shape w accumulate] cut [tokens y], |op| tokens(op.check()?, op.tokens, &op.shape)?.len(), y;
+    CrossEntropyPart: share [shape part] cut [targets logits stats], |op| targets(op)?, logits;
+}
+
+/// The same for elementwise operations, with the check.
+macro_rules! by_elements {
+    ($($op:ident: share [$($shared:ident)*] cut [$($cut:ident)*], |$it:ident| $check:expr, $main:ident;)*) => {$(
+        impl Divisible for $op<'_> {
+            const STEP: usize = LINE;
+            fn rows(&self) -> Result<(usize, usize)> {
+                let $it = self;
+                $check?;
+                Ok((self.$main.len(), self.$main.bytes()))
+            }
+            unsafe fn part(&self, rows: &Range<usize>, _: usize) -> Self {
+                // SAFETY: upheld by the caller.
+                unsafe { $op { $($shared: self.$shared,)* $($cut: self.$cut.cut(rows, self.$main.len()),)* } }
+            }
+        }
+    )*};
+}
+by_elements! {
+    Glu: share [] cut [gate up y], |op| op.check("glu"), gate;
+    GluBackward: share [] cut [gate up dy dgate dup], |op| op.check("glu_backward"), gate;
+    Gelu: share [] cut [x y], |op| op.check(), x;
+    GeluBackward: share [] cut [x dy dx], |op| op.check(), x;
+    AdamW: share [h scale] cut [g m v p out], |op| op.check(), g;
+    Sgd: share [h scale] cut [g m p out], |op| op.check(), g;
+}
+
+/// Of backward passes of norms, the rows give the gradient of the input. Parts share the gradients of the weights,
+/// which are summed over rows: a part must not access them.
+macro_rules! backward_by_rows {
+    ($($op:ident: share [$($shared:ident)*] cut [$($cut:ident)*] sum [$($sum:ident)*], |$it:ident| $rows:expr, $main:ident;)*) => {$(
+        impl Divisible for $op<'_> {
+            fn rows(&self) -> Result<(usize, usize)> {
+                let $it = self;
+                Ok(($rows, self.$main.bytes()))
+            }
+            unsafe fn part(&self, rows: &Range<usize>, of: usize) -> Self {
+                // SAFETY: upheld by the caller.
+                unsafe {
+                    $op {
+                        $($shared: self.$shared,)*
+                        $($cut: self.$cut.cut(rows, of),)*
+                        $($sum: self.$sum.part(0..self.$sum.len()),)*
+                    }
+                }
+            }
+        }
+    )*};
+}
+backward_by_rows! {
+    RmsNormBackward: share [shape w] cut [x rstd dy dx] sum [dw], |op| op.check()?, x;
+    LayerNormBackward: share [w] cut [x stats dy dx] sum [dw db], |op| op.check()?, x;
+    QkNormRopeBackward: share [shape table wq wk] cut [positions qkv rstd dqkv] sum [dwq dwk], |op| positions(op.check()?, op.positions, QkNormRopeBackward::OP)?, qkv;
+}
+
+/// By rows of the table: a part adds the gradients of its own words, in the order of the tokens.
+impl Divisible for EmbedBackward<'_> {
+    fn rows(&self) -> Result<(usize, usize)> {
+        let columns = self.check()?;
+        within(EmbedBackward::OP, "token", self.tokens.host(EmbedBackward::OP)?, self.shape.rows)?;
+        Ok((columns.map_or(0, |columns| self.dw.len() / columns), self.dy.bytes()))
+    }
+    unsafe fn part(&self, rows: &Range<usize>, of: usize) -> Self {
+        let shape = EmbedShape { first: self.shape.first + rows.start, ..self.shape };
+        // SAFETY: upheld by the caller.
+        EmbedBackward { shape, tokens: self.tokens, dy: self.dy, dw: unsafe { self.dw.cut(rows, of) } }
+    }
+}
+
+impl Divisible for DropoutRows<'_> {
+    fn rows(&self) -> Result<(usize, usize)> {
+        Ok((self.check()?, self.x.bytes()))
+    }
+    unsafe fn part(&self, part: &Range<usize>, of: usize) -> Self {
+        let DropoutRows { p, key, width, first, accumulate, .. } = *self;
+        // SAFETY: upheld by the caller.
+        let (rows, x, y) = unsafe { (self.rows.cut(part, of), self.x.cut(part, of), self.y.cut(part, of)) };
+        DropoutRows { p, key, rows, width, first, x, y, accumulate }
+    }
+}
+
+impl Divisible for CopyColumns<'_> {
+    fn rows(&self) -> Result<(usize, usize)> {
+        self.check()?;
+        Ok((self.rows, self.rows * self.width * self.src.dtype().size()))
+    }
+    unsafe fn part(&self, rows: &Range<usize>, _: usize) -> Self {
+        let &CopyColumns { width, src_row, dst_row, .. } = self;
+        let extent = |row: usize| rows.start * row..(rows.end - 1) * row + width;
+        // SAFETY: upheld by the caller.
+        let dst = unsafe { self.dst.part(extent(dst_row)) };
+        CopyColumns { rows: rows.len(), width, src_row, dst_row, src: self.src.slice(extent(src_row)), dst }
+    }
+}
+
+/// Rows of C; columns, if it has only one. Sums run along k, so neither changes a bit.
+impl Divisible for Gemm<'_> {
+    fn rows(&self) -> Result<(usize, usize)> {
+        self.check()?;
+        let GemmShape { m, n, k, .. } = self.shape;
+        Ok(if m == 1 { (n, n * k * self.b.dtype().size()) } else { (m, m * n * k / FLOPS_OF_A_BYTE) })
+    }
+    unsafe fn part(&self, rows: &Range<usize>, _: usize) -> Self {
+        let (shape, len) = (self.shape, self.c.len());
+        let from = |x: View<'_>, at: usize| x.len().min(at)..x.len();
+        let (a, b, shape, c) = match shape.m {
+            1 => {
+                let at = rows.start * if shape.tb { shape.ldb } else { 1 };
+                (self.a, self.b.slice(from(self.b, at)), GemmShape { n: rows.len(), ..shape }, rows.clone())
+            }
+            _ => {
+                let at = rows.start * if shape.ta { 1 } else { shape.lda };
+                let c = rows.start * shape.ldc..len.min(rows.end * shape.ldc);
+                (self.a.slice(from(self.a, at)), self.b, GemmShape { m: rows.len(), ..shape }, c)
+            }
+        };
+        // SAFETY: upheld by the caller.
+        Gemm { shape, a, b, c: unsafe { self.c.part(c) } }
+    }
+}
+
+/// Rows of C and of what the epilogue reads and writes.
+impl Divisible for GemmThen<'_> {
+    fn rows(&self) -> Result<(usize, usize)> {
+        self.check()?;
+        let GemmShape { m, n, k, .. } = self.shape;
+        Ok((m, m * n * k / FLOPS_OF_A_BYTE))
+    }
+    unsafe fn part(&self, rows: &Range<usize>, of: usize) -> Self {
+        let at = rows.start * if self.shape.ta { 1 } else { self.shape.lda };
+        let a = self.a.slice(self.a.len().min(at)..self.a.len());
+        let shape = GemmShape { m: rows.len(), ..self.shape };
+        // SAFETY: upheld by the caller.
+        unsafe {
+            let then = match &self.then {
+                Epilogue::Sum { bias, residual } => Epilogue::Sum { bias: *bias, residual: residual.cut(rows, of) },
+                Epilogue::Gelu { bias, z } => Epilogue::Gelu { bias: *bias, z: z.cut(rows, of) },
+                Epilogue::GeluBackward { z, product } => {
+                    Epilogue::GeluBackward { z: z.cut(rows, of), product: product.cut(rows, of) }
+                }
+            };
+            GemmThen { shape, a, b: self.b, c: self.c.cut(rows, of), then }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! `--save-gguf`: the bytes of llama.cpp's own converter for each family and type, whatever the mesh; and what is
+//! refused. `tests/golden/gguf_files.py` made the golden values, and runs the files in llama.cpp.
+use crate::common::runs::{Dir, FSDP};
+use safetensors::{Dtype, tensor::TensorView};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const CASES: [&str; 6] = ["llama2", "llama3", "qwen2", "qwen3", "gemma2", "gemma3"];
+const TYPES: [&str; 3] = ["f16", "bf16", "q8_0"];
+
+fn tests() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
+}
+fn case(name: &str) -> Value {
+    serde_json::from_slice(&fs::read(tests().join(format!("golden/gguf_files/{name}.json"))).unwrap()).unwrap()
+}
+
+/// The formula of `weights` in gguf_files.py.
+fn weights(index: usize, name: &str, len: usize, gemma: bool) -> Vec<u8> {
+    let value = |i: usize| {
+        let x = (i as u64 + 1_000_003 * (index as u64 + 1)) * 2654435761 % (1 << 32);
+        let x = (x ^ x >> 15) * 2246822519 % (1 << 32);
+        let x = ((x ^ x >> 13) >> 8) as f32 / (1 << 24) as f32 - 0.5;
+        match name {
+            "model.embed_tokens.weight" | "lm_head.weight" => x * 2.0,
+            norm if norm.ends_with("norm.weight") => x * 0.5 + if gemma { 0.0 } else { 1.0 },
+            _ => x * 0.5,
+        }
+    };
+    (0..len).flat_map(|i| value(i).to_le_bytes()).collect()
+}
+
+/// The model directory of a case.
+fn write(name: &str, case: &Value, dir: &Path) {
+    fs::create_dir_all(dir).unwrap();
+    fs::write(dir.join("config.json"), case["config"].to_string()).unwrap();
+    for (file, text) in case["files"].as_object().unwrap() {
+        fs::write(dir.join(file), text.as_str().unwrap()).unwrap();
+    }
+    let pieces = case["tokenizer"] == "pieces";
+    let tokenizer = if pieces { "sentencepiece" } else { "byte_level" };
+    let mut text = fs::read_to_string(tests().join(format!("data/golden/{tokenizer}/tokenizer.json"))).unwrap();
+    if case["tokenizer"] == "qwen2" {
+        text = text.replace(r"\\p{N}{1,3}", r"\\p{N}");
+    }
+    fs::write(dir.join("tokenizer.json"), text).unwrap();
+    if pieces {
+        fs::copy(tests().join("golden/gguf_files/tokenizer.model"), dir.join("tokenizer.model")).unwrap();
+    }
+    let tensors: Vec<(String, Vec<usize>)> = serde_json::from_value(case["tensors"].clone()).unwrap();
+    let gemma = name.starts_with("gemma");
+    let data: Vec<_> = tensors.iter().enumerate().map(|(i, (n, s))| weights(i, n, s.iter().product(), gemma)).collect();
+    let views = tensors.iter().zip(&data).map(|((n, s), d)| (n, TensorView::new(Dtype::F32, s.clone(), d).unwrap()));
+    fs::write(dir.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+/// One step that changes nothing, then the export.
+fn run(dir: &Path, args: &str) -> Output {
+    let still = "--device cpu --dataset synthetic --max-len 16 --batch-size 1 --max-steps 1 --lr 0 --weight-decay 0 \
+                 --no-eval --no-sample";
+    Command::new(FSDP).args(still.split_whitespace()).args(args.split(' ')).current_dir(dir).output().unwrap()
+}
+#[track_caller]
+fn exported(dir: &Path, args: &str) -> Vec<u8> {
+    let out = run(dir, &format!("{args} --save-gguf model.gguf --overwrite"));
+    assert!(out.status.success(), "{args}: {}", String::from_utf8_lossy(&out.stderr));
+    fs::read(dir.join("model.gguf")).unwrap()
+}
+#[track_caller]
+fn refused(dir: &Path, args: &str, parts: &[&str]) {
+    let out = run(dir, args);
+    let stderr = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{args}: {stderr}");
+    parts.iter().for_each(|part| assert!(stderr.contains(part), "{args}: no {part:?} in {stderr}"));
+}
+
+#[track_caller]
+fn compare(found: &[u8], golden: &Value, what: &str) {
+    for part in golden["parts"].as_array().unwrap() {
+        let (at, len) = (part[1].as_u64().unwrap() as usize, part[2].as_u64().unwrap() as usize);
+        let sum = Sha256::digest(&found[at..at + len]);
+        let hex: String = sum.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(part[3], hex, "{what}: {} is not as the converter has it", part[0]);
+    }
+    assert_eq!(golden["bytes"], found.len(), "{what}");
+}
+
+#[test]
+fn files_are_those_of_llama_cpps_converter() {
+    let dir = Dir::new();
+    for name in CASES {
+        let case = case(name);
+        write(name, &case, &dir.path(name));
+        for kind in TYPES {
+            let found = exported(dir.0.path(), &format!("--pretrain {name} --gguf-type {kind} --nproc-per-node 1"));
+            compare(&found, &case["golden"][kind], &format!("{name} {kind}"));
+        }
+    }
+}
+
+/// Shards begin within rows, and ranks of tp have columns.
+#[test]
+fn the_file_does_not_depend_on_the_mesh() {
+    let dir = Dir::new();
+    for (name, meshes) in [
+        ("llama3", &["--nproc-per-node 3", "--nproc-per-node 4 --tp-size 2", "--nproc-per-node 2 --strategy ddp"][..]),
+        ("gemma2", &["--nproc-per-node 2 --tp-size 2"][..]),
+    ] {
+        let case = case(name);
+        write(name, &case, &dir.path(name));
+        for mesh in meshes {
+            for kind in ["f16", "q8_0"] {
+                // Of gemma2's 96 columns each rank has 48, which are no whole blocks.
+                if (name, kind) == ("gemma2", "q8_0") {
+                    let args = format!("--pretrain {name} --gguf-type {kind} {mesh} --save-gguf refused.gguf");
+                    refused(dir.0.path(), &args, &["--tp-size 2", "96 columns", "--gguf-type f16"]);
+                    assert!(!dir.path("refused.gguf").exists());
+                    continue;
+                }
+                let found = exported(dir.0.path(), &format!("--pretrain {name} --gguf-type {kind} {mesh}"));
+                compare(&found, &case["golden"][kind], &format!("{name} {kind} {mesh}"));
+            }
+        }
+    }
+}
+
+/// A merge writes the file of the merged model.
+#[test]
+fn a_merge_exports_the_merged_model() {
+    let dir = Dir::new();
+    write("qwen2", &case("qwen2"), &dir.path("base"));
+    let ok = |args: &str| {
+        let out = run(dir.0.path(), args);
+        assert!(out.status.success(), "{args}: {}", String::from_utf8_lossy(&out.stderr));
+    };
+    ok("--pretrain base --lora-rank 2 --save-hf adapter --lr 0.1 --max-steps 2 --nproc-per-node 1");
+    ok("--pretrain base --lora-merge adapter --save-hf merged --save-gguf both/model.gguf --nproc-per-node 2");
+    let from_hf = exported(dir.0.path(), "--pretrain merged --nproc-per-node 1");
+    assert!(fs::read(dir.path("both/model.gguf")).unwrap() == from_hf);
+    assert!(exported(dir.0.path(), "--pretrain base --nproc-per-node 1") != from_hf);
+}
+
+#[test]
+fn what_cannot_be_a_gguf_file_is_refused_before_anything_starts() {
+    let dir = Dir::new();
+    write("llama3", &case("llama3"), &dir.path("base"));
+    let no = |args: &str, parts: &[&str]| refused(dir.0.path(), &format!("--nproc-per-node 1 {args}"), parts);
+    let new = "--embed-dim 64 --num-layers 2 --num-heads 2";
+    no(&format!("{new} --arch gpt --save-gguf a.gguf"), &["save-gguf", "learned positions", "--save-hf DIR"]);
+    no("--pretrain base --lora-rank 2 --save-gguf a.gguf", &["--save-gguf a.gguf", "adapters", "--lora-merge"]);
+    no(&format!("{new} --vocab-size 64 --tokenizer none.json --save-gguf a.gguf"), &["tokenizer"]);
+    let text = fs::read_to_string(dir.path("base/tokenizer.json")).unwrap();
+    fs::write(dir.path("base/tokenizer.json"), text.replace("{1,3}", "{1,2}")).unwrap();
+    no("--pretrain base --save-gguf a.gguf", &["tokenizer", "pre_tokenizer", "{1,2}"]);
+    fs::write(dir.path("base/tokenizer.json"), text).unwrap();
+
+    // What is there already.
+    for (name, content) in [("old.gguf", &b"GGUF...."[..]), ("notes.txt", b"mine")] {
+        fs::write(dir.path(name), content).unwrap();
+    }
+    no("--pretrain base --save-gguf old.gguf", &["old.gguf", "exists", "--overwrite"]);
+    no("--pretrain base --save-gguf notes.txt --overwrite", &["notes.txt", "not a GGUF file", "never overwritten"]);
+    no("--pretrain base --save-gguf base", &["base", "directory"]);
+    assert_eq!(fs::read(dir.path("old.gguf")).unwrap(), b"GGUF....");
+    let mut names: Vec<_> = fs::read_dir(dir.0.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["base", "notes.txt", "old.gguf"], "nothing is left");
+    assert!(run(dir.0.path(), "--nproc-per-node 1 --pretrain base --save-gguf old.gguf --overwrite").status.success());
+    assert!(fs::metadata(dir.path("old.gguf")).unwrap().len() > 1000);
+}
+
+/// A model that was trained on bytes has them as its vocabulary.
+#[test]
+fn a_model_of_bytes_needs_no_tokenizer() {
+    let dir = Dir::new();
+    let found =
+        exported(dir.0.path(), "--embed-dim 64 --num-layers 2 --num-heads 2 --nproc-per-node 1 --gguf-type bf16");
+    let has = |text: &str| found.windows(text.len()).any(|window| window == text.as_bytes());
+    assert!(found.starts_with(b"GGUF") && has("gpt-2") && has("<|endoftext|>") && has("[PAD300]"));
+}

@@ -1,0 +1,323 @@
+"""GGUF files as llama.cpp's own converter makes them, for tests/checkpoint/gguf.rs.
+
+    python gguf_files.py make LLAMA_CPP            writes gguf_files/NAME.json: what convert_hf_to_gguf.py of this checkout makes of each case
+    python gguf_files.py check RUN_FSDP [LLAMA_CPP]   exports each case and reads it with the gguf package; with a checkout, compares
+                                             whole files; with the xllamacpp package, greedy tokens
+
+A case is a config.json with a tokenizer. Weights follow from a formula (`weights`), which the test has too. `make` and a check
+with a checkout need torch, transformers and sentencepiece; gguf and xllamacpp are on PyPI.
+
+In one thing the converter is helped. It knows a pre-tokenizer by a hash of what a tokenizer makes of a text, and so only
+published ones: `PRE` says what ours are called. The model's name is given to both.
+"""
+
+import hashlib
+import json
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+DATA = HERE.parent / "data/golden"
+TYPES = ["f16", "bf16", "q8_0"]
+# llama.cpp rounds activations to the type of the weights: greedy tokens are compared in the one that rounds least.
+GREEDY = "f16"
+NEW, ENOUGH = 8, 3  # tokens after a prompt, and prompts
+TEXT = "The year 2026: it's 12345 tokens,\n\n  and don't we know it? \u00e9t\u00e9"
+
+ATTENTION = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16, hidden_size=64, intermediate_size=96, rms_norm_eps=1e-5)
+COMMON = dict(ATTENTION, num_hidden_layers=2, max_position_embeddings=256, attention_dropout=0.0, tie_word_embeddings=False)
+IDS = dict(bos_token_id=3, eos_token_id=2)
+PIECES = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+GEMMA = dict(COMMON, **PIECES, vocab_size=432, hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True, query_pre_attn_scalar=16,
+             sliding_window=8, rope_theta=10000.0)
+LOCAL = lambda layers, every: ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(layers)]  # noqa: E731
+
+# Name: (tokenizer, config).
+CASES = {
+    # More ids than the tokenizer has; rows of 80 columns are no whole blocks of q8_0.
+    "llama3": ("llama-bpe", dict(COMMON, **IDS, architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=384, intermediate_size=80,
+                                 hidden_act="silu", rope_theta=500000.0, rope_scaling=LLAMA3, attention_bias=True, mlp_bias=False)),
+    "llama2": ("pieces", dict(COMMON, **PIECES, architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=432, hidden_act="silu",
+                              rope_theta=10000.0, attention_bias=False, mlp_bias=False, num_key_value_heads=4)),
+    "qwen2": ("qwen2", dict(COMMON, **IDS, architectures=["Qwen2ForCausalLM"], model_type="qwen2", vocab_size=384, hidden_act="silu",
+                            rope_theta=1000000.0, use_sliding_window=False, tie_word_embeddings=True)),
+    "qwen3": ("qwen2", dict(COMMON, **IDS, architectures=["Qwen3ForCausalLM"], model_type="qwen3", vocab_size=384, hidden_act="silu", head_dim=32,
+                            rope_theta=1000000.0, use_sliding_window=False, attention_bias=False, tie_word_embeddings=True,
+                            rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64))),
+    "gemma2": ("pieces", dict(GEMMA, architectures=["Gemma2ForCausalLM"], model_type="gemma2", num_hidden_layers=4, layer_types=LOCAL(4, 2),
+                              attn_logit_softcapping=50.0, final_logit_softcapping=30.0)),
+    "gemma3": ("pieces", dict(GEMMA, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text", num_hidden_layers=7, layer_types=LOCAL(7, 6),
+                              rope_theta=1000000.0, rope_local_base_freq=10000.0, rope_scaling=dict(rope_type="linear", factor=8.0),
+                              attn_logit_softcapping=None, final_logit_softcapping=None)),
+}
+PRE = {"llama-bpe": "smaug-bpe", "qwen2": "qwen2", "pieces": None}
+TEMPLATE = {"llama-bpe": "llama3", "qwen2": "qwen2", "pieces": "gemma"}
+
+
+def tensors(config):
+    """Names and shapes in a Hugging Face file, sorted."""
+    c, kind = config, config["model_type"]
+    d, f, h = c["hidden_size"], c["intermediate_size"], c["head_dim"]
+    q, kv = c["num_attention_heads"] * h, c["num_key_value_heads"] * h
+    found = {"model.embed_tokens.weight": [c["vocab_size"], d], "model.norm.weight": [d]}
+    if not c["tie_word_embeddings"]:
+        found["lm_head.weight"] = [c["vocab_size"], d]
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] if "gemma" in kind else []
+    for i in range(c["num_hidden_layers"]):
+        block = {f"{norm}.weight": [d] for norm in norms}
+        for name, shape in [("q", [q, d]), ("k", [kv, d]), ("v", [kv, d]), ("o", [d, q])]:
+            block[f"self_attn.{name}_proj.weight"] = shape
+            if c.get("attention_bias") or kind == "qwen2" and name != "o":
+                block[f"self_attn.{name}_proj.bias"] = shape[:1]
+        if kind in ("qwen3", "gemma3_text"):
+            block |= {"self_attn.q_norm.weight": [h], "self_attn.k_norm.weight": [h]}
+        for name, shape in [("gate", [f, d]), ("up", [f, d]), ("down", [d, f])]:
+            block[f"mlp.{name}_proj.weight"] = shape
+        found |= {f"model.layers.{i}.{name}": shape for name, shape in block.items()}
+    return sorted(found.items())
+
+
+def weights(index, name, shape, gemma):
+    """Element i of tensor `index`: 24 mixed bits of its place as a number in -0.5..0.5, times a scale."""
+    x = (np.arange(np.prod(shape), dtype=np.uint64) + 1_000_003 * (index + 1)) * 2654435761 % 2**32
+    x = (x ^ x >> 15) * 2246822519 % 2**32
+    x = ((x ^ x >> 13) >> 8).astype(np.float32) / np.float32(2**24) - np.float32(0.5)
+    if name.endswith("norm.weight"):
+        return (x * np.float32(0.5) + np.float32(0 if gemma else 1)).reshape(shape)
+    scale = 2.0 if name in ("model.embed_tokens.weight", "lm_head.weight") else 0.5
+    return (x * np.float32(scale)).reshape(shape)
+
+
+def proto(field, value):
+    """A field of a message of protocol buffers: bytes, a float, or a number."""
+    def number(n):
+        return bytes([n]) if n < 128 else bytes([n & 127 | 128]) + number(n >> 7)
+    if isinstance(value, float):
+        return number(field << 3 | 5) + np.float32(value).tobytes()
+    if isinstance(value, int):
+        return number(field << 3) + number(value)
+    return number(field << 3 | 2) + number(len(value)) + value
+
+
+def sentencepiece_model():
+    """tokenizer.model of the tokenizer in tests/data/golden/sentencepiece."""
+    vocab = json.loads((DATA / "sentencepiece/tokenizer.json").read_text())["model"]["vocab"]
+    out = b""
+    for token, i in sorted(vocab.items(), key=lambda item: item[1]):
+        kind = 2 if i == 0 else 3 if i < 3 else 6 if token.startswith("<0x") else 1
+        out += proto(1, proto(1, token.encode()) + proto(2, float(-i)) + proto(3, kind))
+    trainer = proto(3, 2) + proto(4, len(vocab)) + proto(35, 1)  # BPE that falls back on bytes
+    return out + proto(2, trainer) + proto(3, proto(1, b"identity") + proto(3, 1) + proto(4, 0) + proto(5, 1))
+
+
+def tokenizer(name):
+    """Files of a model directory."""
+    template = (DATA / f"templates/{TEMPLATE[name]}.jinja").read_text()
+    if name == "pieces":
+        source, config = DATA / "sentencepiece", {"add_bos_token": True, "add_eos_token": False, "add_prefix_space": True}
+        config["added_tokens_decoder"] = {"421": {"content": "<start_of_turn>", "special": False}, "1": {"content": "<s>", "special": True}}
+        more = {"tokenizer.model": (HERE / "gguf_files/tokenizer.model").read_bytes(), "added_tokens.json": b'{"<image>": 420}'}
+    else:
+        source, config, more = DATA / "byte_level", {}, {}
+    config = json.loads((source / "tokenizer_config.json").read_text()) | config
+    text = (source / "tokenizer.json").read_text()
+    if name == "qwen2":
+        text = text.replace("\\\\p{N}{1,3}", "\\\\p{N}")
+        more["chat_template.jinja"] = template.encode()
+        more["generation_config.json"] = b'{"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}'
+    else:
+        config["chat_template"] = template
+    return more | {"tokenizer.json": text.encode(), "tokenizer_config.json": json.dumps(config, indent=1).encode()}
+
+
+def write(case, path):
+    """The model directory of a case."""
+    from safetensors.numpy import save_file
+
+    kind, config = CASES[case]
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}, indent=1))
+    for name, content in tokenizer(kind).items():
+        (path / name).write_bytes(content)
+    gemma = "gemma" in case
+    save_file({n: weights(i, n, s, gemma) for i, (n, s) in enumerate(tensors(config))}, path / "model.safetensors", {"format": "pt"})
+
+
+def convert(llama_cpp, path, case, kind, out):
+    from conversion.base import TextModel
+
+    pre = PRE[CASES[case][0]]
+    TextModel.get_vocab_base_pre = lambda self, tokenizer: pre
+    sys.argv = ["convert_hf_to_gguf.py", str(path), "--outtype", kind, "--model-name", out.stem, "--outfile", str(out)]
+    runpy.run_path(str(llama_cpp / "convert_hf_to_gguf.py"), run_name="__main__")
+    return out.read_bytes()
+
+
+def parts(content):
+    """[name, first byte, bytes, start of the sha256] of the header, then of each tensor."""
+    import gguf
+
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        reader = gguf.GGUFReader(file.name)
+        spans = [("header", 0, reader.data_offset)] + [(t.name, int(t.data_offset), int(t.n_bytes)) for t in reader.tensors]
+    return [[name, at, size, hashlib.sha256(content[at : at + size]).hexdigest()[:16]] for name, at, size in spans]
+
+
+def make(llama_cpp):
+    (HERE / "gguf_files/tokenizer.model").write_bytes(sentencepiece_model())
+    with tempfile.TemporaryDirectory() as scratch:
+        for case in CASES:
+            kind, config = CASES[case]
+            path = Path(scratch) / case
+            write(case, path)
+            golden = {}
+            for gguf_type in TYPES:
+                content = convert(llama_cpp, path, case, gguf_type, Path(scratch) / "model.gguf")
+                golden[gguf_type] = {"bytes": len(content), "parts": parts(content)}
+            files = {name: text.decode() for name, text in tokenizer(kind).items() if name not in ("tokenizer.model", "tokenizer.json")}
+            case_file = {"config": config, "tokenizer": kind, "files": files, "tensors": tensors(config), "golden": golden}
+            (HERE / f"gguf_files/{case}.json").write_text(json.dumps(case_file) + "\n")
+            print("made", case)
+
+
+def export(run_fsdp, path, kind, out, *more):
+    """Our file of the model in `path`: one step that changes nothing, at a learning rate of 0."""
+    args = "--device cpu --dataset synthetic --max-len 16 --batch-size 1 --max-steps 1 --lr 0 --weight-decay 0 --no-eval --no-sample --overwrite"
+    command = [run_fsdp, "--pretrain", path, "--save-gguf", out, "--gguf-type", kind, *args.split(), *(more or ["--nproc-per-node", "2"])]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return out.read_bytes()
+
+
+def keys(path):
+    import gguf
+
+    reader = gguf.GGUFReader(path)
+    return {name: field.contents() for name, field in reader.fields.items()}, {t.name: t for t in reader.tensors}
+
+
+def server(path):
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel, params.warmup, params.verbosity = str(path), 128, 1, False, 0
+    return xllamacpp.Server(params)
+
+
+def named(llama, prompt):
+    """llama.cpp's greedy tokens after `prompt`, without the repetition penalty that a file may ask for. It names none that ends
+    within a character."""
+    ask = {"prompt": prompt, "max_tokens": NEW, "temperature": 0.0, "repeat_penalty": 1.0, "logprobs": 1, "ignore_eos": True, "cache_prompt": False}
+    return [token["id"] for token in llama.handle_completions(ask)["choices"][0]["logprobs"]["content"]]
+
+
+def written(run_fsdp, path, prompt):
+    """Ours, from the model itself."""
+    args = f"--device cpu --nproc-per-node 1 --tokenizer none --temperature 0 --max-new-tokens {NEW} --generate"
+    command = [run_fsdp, "--pretrain", path, *args.split(), " ".join(map(str, prompt))]
+    return [int(word) for word in subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()][-NEW:]
+
+
+def cut(path, llama, case):
+    """llama.cpp cuts a text into the tokens of the tokenizers library: what follows is the same."""
+    from importlib.util import find_spec
+
+    if not find_spec("tokenizers"):
+        return ""
+    from tokenizers import Tokenizer
+
+    pipeline = Tokenizer.from_file(str(path / "tokenizer.json"))
+    pipeline.no_truncation()
+    ids = pipeline.encode(TEXT).ids
+    assert named(llama, ids) == named(llama, TEXT), f"{case}: {TEXT!r} is not {ids} to llama.cpp"
+    return f", a text of {len(ids)} tokens too"
+
+
+def greedy(run_fsdp, path, out, case):
+    """Both write on after prompts; those count whose tokens llama.cpp names."""
+    found, llama, seen = keys(out)[0], server(out), 0
+    ascii_bytes = {chr(b) for b in range(33, 127)} | {"\u0120", "\u010a", "\u2581"}
+    plain = [set(text) <= ascii_bytes and (kind != 6 or text < "<0x7F>") and kind in (1, 6)
+             for text, kind in zip(found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"])]
+    for i in range(60):
+        prompt = [5 + 3 * i, 17 + 5 * i % 300, 40]
+        ours = written(run_fsdp, path, prompt)
+        if len(ours) == NEW and all(plain[token] for token in ours):  # shorter: it ended the text, which llama.cpp is kept from
+            theirs = named(llama, prompt)
+            assert ours == theirs, f"{case}: {ours} and llama.cpp's {theirs} after {prompt}"
+            seen += 1
+            if seen == ENOUGH:
+                return f", {NEW} greedy tokens after {seen} prompts as llama.cpp's" + cut(path, llama, case)
+    sys.exit(f"{case}: only {seen} prompts whose tokens llama.cpp names")
+
+
+def check(run_fsdp, llama_cpp):
+    from importlib.util import find_spec
+
+    with tempfile.TemporaryDirectory() as scratch:
+        for case in CASES:
+            path, out, theirs = Path(scratch) / case, Path(scratch) / "ours.gguf", Path(scratch) / "theirs/ours.gguf"
+            theirs.parent.mkdir(exist_ok=True)
+            write(case, path)
+            for kind in TYPES:
+                content = export(run_fsdp, path, kind, out)
+                found, listed = keys(out)
+                assert len(listed) >= len(tensors(CASES[case][1])), f"{case}: {len(listed)} tensors"
+                assert len(found["tokenizer.ggml.tokens"]) == CASES[case][1]["vocab_size"] and "tokenizer.chat_template" in found
+                note = "read by gguf"
+                if llama_cpp:
+                    theirs_bytes = convert(llama_cpp, path, case, kind, theirs)
+                    if content != theirs_bytes:
+                        compare(out, theirs)
+                        sys.exit(f"{case} {kind}: {len(content)} and {len(theirs_bytes)} bytes differ")
+                    note += f", {len(content)} bytes as the converter's"
+                if kind == GREEDY and find_spec("xllamacpp"):
+                    note += greedy(run_fsdp, path, out, case)
+                print(f"{case} {kind}: {note}")
+            shutil.rmtree(path)
+        if find_spec("xllamacpp"):
+            trained_on_bytes(run_fsdp, Path(scratch))
+
+
+def trained_on_bytes(run_fsdp, scratch):
+    """Without a tokenizer's files the vocabulary is bytes: llama.cpp goes on as we do after a text."""
+    (scratch / "text.txt").write_text("the cat sat on the mat. " * 200)
+    train = "--device cpu --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 32 --batch-size 4 --lr 0.01 --max-steps 80 --no-eval --no-sample"
+    out = ["--dataset", scratch / "text.txt", "--save-gguf", scratch / "bytes.gguf", "--save-hf", scratch / "bytes"]
+    subprocess.run([run_fsdp, *train.split(), *out], check=True, capture_output=True)
+    ask = ["--pretrain", scratch / "bytes", "--device", "cpu", "--temperature", "0", "--max-new-tokens", "20", "--generate", "the cat s"]
+    ours = subprocess.run([run_fsdp, *ask], check=True, capture_output=True, text=True).stdout.strip("\n")
+    said = server(scratch / "bytes.gguf").handle_completions({"prompt": ask[-1], "max_tokens": 20, "temperature": 0.0})
+    theirs = said["choices"][0]["text"]
+    assert ours.endswith(theirs) and len(theirs) == 20, f"bytes: {ours!r} and llama.cpp's {theirs!r}"
+    print(f"bytes f16: {theirs!r} after {ask[-1]!r} as llama.cpp's")
+
+
+def compare(ours, theirs):
+    (a, b), (c, d) = keys(ours), keys(theirs)
+    print("order of keys", [x for x in zip(a, c) if x[0] != x[1]][:3], "tensors", [x for x in zip(b, d) if x[0] != x[1]][:3])
+    for key in a.keys() | c.keys():
+        if a.get(key) != c.get(key):
+            print("key", key, str(a.get(key))[:200], str(c.get(key))[:200])
+    for name in b.keys() | d.keys():
+        same = name in b and name in d and b[name].tensor_type == d[name].tensor_type and np.array_equal(b[name].data, d[name].data)
+        if not same:
+            print("tensor", name, b.get(name) and b[name].tensor_type, d.get(name) and d[name].tensor_type)
+
+
+if __name__ == "__main__":
+    command, *paths = sys.argv[1:]
+    paths = [Path(path).resolve() for path in paths]
+    llama_cpp = paths[0] if command == "make" else (paths + [None])[1]
+    if llama_cpp:
+        sys.path[:0] = [str(llama_cpp), str(llama_cpp / "gguf-py")]  # the converter needs the gguf next to it
+    make(llama_cpp) if command == "make" else check(str(paths[0]), llama_cpp)
