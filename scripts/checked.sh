@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Unit tests and the tests of kernels, groups, stores, data and checkpoints with debug assertions and overflow checks in our own
-# packages, and the launchers with such a binary; with --features mpi where there is an mpicc. The dependencies are those of the
-# release build. Not the whole suite, and not the gate's main run: what users run is built without checks, and that is what the
-# README's command is to test.
+# Runs unit tests, the tests of kernels, collectives, stores, data and checkpoints, and the launchers with debug assertions and
+# overflow checks in our own packages; with --features mpi if there is an mpicc. Dependencies are those of the release build. Not
+# the whole suite: users run binaries without checks, and the README's test command tests those.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 checks=()
@@ -13,7 +12,7 @@ for package in flatshard flatshard-ptx flatshard-simcuda; do
 done
 features=()
 ! command -v mpicc > /dev/null || features=(--features flatshard/mpi)
-# All members, since what is selected decides the features of dependencies, and so whether those of the release build will do.
+# All members, because the selection decides the features of dependencies, and with them whether the release build is reused.
 checked() {
     cargo test --release --quiet --no-fail-fast --workspace "${features[@]}" "${checks[@]}" "$@"
 }

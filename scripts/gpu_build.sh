@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prepares what scripts/gpu_check.sh runs on a machine with a GPU and without a toolchain: release binaries, stripped and
-# packed, in gpu_check.tar.gz of cargo's target directory (some 17 MiB, 118 unpacked). Carry that file and scripts/ there.
+# Builds what scripts/gpu_check.sh needs on a machine with a GPU and without a toolchain: stripped release binaries, packed as
+# gpu_check.tar.gz in cargo's target directory (about 17 MiB, 118 MiB unpacked). Copy that file and scripts/ there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(scripts/target.sh)

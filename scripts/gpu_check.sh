@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can prove or measure, in one command, without network and without a toolchain:
+# All checks and measurements that need a GPU, in one command, without network and without a toolchain:
 #
 #   scripts/gpu_check.sh [OUT]      (after scripts/gpu_build.sh on a machine with cargo; OUT: where logs and JSON go)
 #
-# Each part passes, fails, or is skipped with a reason; a short table comes last, every number is in OUT/gpu_check.json. Exit
-# status 1 if a part failed, 3 if there is no usable GPU. QUICK=1 leaves the benchmarks out; PARTS="machine nccl" runs those alone;
-# SMALL="FLAGS" is the model of the parity parts. On the driver that pretends a GPU (ptx/driver) it is a rehearsal, and says so.
+# Each part passes, fails, or is skipped with a reason; ends with a short table, and all numbers are in OUT/gpu_check.json. Exit
+# status 1 if a part failed, 3 if there is no usable GPU. QUICK=1 skips the benchmarks; PARTS="machine nccl" runs only those parts;
+# SMALL="FLAGS" sets the model of the parity parts. With the emulated driver (ptx/driver) it is a rehearsal, and says so.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-target=$(cd "$root" && realpath -m "${CARGO_TARGET_DIR:-target}") # there need be no cargo to ask
+target=$(cd "$root" && realpath -m "${CARGO_TARGET_DIR:-target}") # without cargo, which may not be installed
 build=${BUILD:-$target/gpu_check}
 [ ! -e "$build.tar.gz" ] || tar -xzf "$build.tar.gz" -C "$(dirname "$build")" || exit 2
 out=${1:-$target/gpu_check_out}
@@ -16,31 +16,31 @@ mkdir -p "$out"
 rm -f "$out"/*.json "$out"/*.jsonl "$out"/*.log "$out/parts"
 cd "$out"
 
-# CUDA's libraries stand in the usual places, or beside PyTorch.
-beside_python=$(python3 - 2> /dev/null << 'PY' || true
+# CUDA's libraries are in the usual places, or come with PyTorch.
+python_libraries=$(python3 - 2> /dev/null << 'PY' || true
 import glob, os, site, sysconfig
 roots = {sysconfig.get_paths()["purelib"], *site.getsitepackages()}
 found = [os.path.dirname(f) for r in roots for n in ("libcublasLt.so.*", "libnccl.so.*") for f in glob.glob(f"{r}/nvidia/**/{n}", recursive=True)]
 print(":".join(sorted(set(found))))
 PY
 )
-export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$beside_python"
+export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$python_libraries"
 
 # part NAME SECONDS COMMAND...: standard output to NAME.json, standard error to NAME.log.
 part() {
-    local name=$1 limit=$2 status said started=$SECONDS
+    local name=$1 limit=$2 status note started=$SECONDS
     [[ -z ${PARTS:-} || " machine $PARTS " == *" $name "* ]] || return 0
     shift 2
     timeout -k 5 "$limit" "$@" > "$name.json" 2> "$name.log"
     status=$?
-    # What it said last; test binaries say what failed on standard output.
-    said=$({ cat "$name.log"; grep -E "panicked|^test .* FAILED|: largest error|: mean error" "$name.json"; } 2> /dev/null |
+    # The last line; test binaries report failures on standard output.
+    note=$({ cat "$name.log"; grep -E "panicked|^test .* FAILED|: largest error|: mean error" "$name.json"; } 2> /dev/null |
         grep -v '^ *$' | tail -n 1 | tr '|"\\' '/  ' | cut -c1-160)
     case $status in
         0) echo "$name|passed|$((SECONDS - started)) s|" ;;
-        3) echo "$name|skipped|$((SECONDS - started)) s|$said" ;;
-        124 | 137) echo "$name|FAILED|$((SECONDS - started)) s|took longer than $limit s: $said" ;;
-        *) echo "$name|FAILED|$((SECONDS - started)) s|$said" ;;
+        3) echo "$name|skipped|$((SECONDS - started)) s|$note" ;;
+        124 | 137) echo "$name|FAILED|$((SECONDS - started)) s|took longer than $limit s: $note" ;;
+        *) echo "$name|FAILED|$((SECONDS - started)) s|$note" ;;
     esac >> parts
     tail -n 1 parts
     return $status
@@ -67,7 +67,7 @@ parity() { # NAME TOLERANCE CPU-FLAGS -- CUDA-FLAGS
         train "$name-cuda.jsonl" --device cuda $small "$@" &&
         "$build/gpu_check" parity "$name-cpu.jsonl" "$name-cuda.jsonl" "$tolerance"
 }
-compiled() { # NAME TOLERANCE FLAGS...: with graphs and without, the same losses and norms
+compiled() { # NAME TOLERANCE FLAGS...: compares losses and norms with and without CUDA graphs
     local name=$1 tolerance=$2
     shift 2
     # shellcheck disable=SC2086
@@ -75,7 +75,7 @@ compiled() { # NAME TOLERANCE FLAGS...: with graphs and without, the same losses
         train "$name-graphs.jsonl" --device cuda $small "$@" --compile &&
         "$build/gpu_check" parity "$name-single.jsonl" "$name-graphs.jsonl" "$tolerance"
 }
-two_ranks() { # COMMAND...: two processes on one GPU, which NCCL takes for two hosts
+two_ranks() { # COMMAND...: two processes on one GPU, which NCCL treats as two hosts
     local pids=() status=0 rank
     for rank in 0 1; do
         env RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29417 \
@@ -94,7 +94,7 @@ sanitized() { # TOOL
     compute-sanitizer --tool "$1" --error-exitcode 9 "$build/gpu_check" layouts > sanitizer.log 2>&1
     local status=$?
     tail -n 3 sanitizer.log >&2
-    # Some machines refuse the tool: that is no fault of a kernel.
+    # Some machines do not allow the tool, which is not a kernel's fault.
     if grep -qE 'not supported|Unable to|initialization error' sanitizer.log && ! grep -q 'ERROR SUMMARY: [1-9]' sanitizer.log; then
         echo "compute-sanitizer does not work on this machine" >&2
         return 3
@@ -116,7 +116,7 @@ part attention 120 "$build/gpu_check" attention
 part parity_fp32 200 bash -c 'parity parity_fp32 2e-4 --nproc-per-node 1 -- --nproc-per-node 1'
 part parity_bf16 200 bash -c 'parity parity_bf16 3e-2 --nproc-per-node 1 --precision bf16 -- --nproc-per-node 1 --precision bf16'
 part parity_gpt 200 bash -c 'parity parity_gpt 2e-4 --arch gpt --num-kv-heads 4 --nproc-per-node 1 -- --arch gpt --num-kv-heads 4 --nproc-per-node 1'
-# Numbers that change with the step, masks and gradients that add up: the same kernels on the same operands, so the same bits.
+# The same kernels on the same operands must give the same bits, including dropout masks and accumulated gradients.
 part parity_compile 200 bash -c 'compiled parity_compile 0 --nproc-per-node 1 --precision bf16 --dropout 0.1 --grad-accum 2'
 part nccl 120 bash -c "two_ranks $build/gpu_check ranks"
 part parity_two_ranks 240 bash -c 'parity parity_two_ranks 2e-4 --nproc-per-node 2 -- --nproc-per-node 2 --ranks-per-gpu 2 --comm-timeout 60'
@@ -125,7 +125,7 @@ if command -v compute-sanitizer > /dev/null; then
     part memcheck 240 bash -c 'sanitized memcheck'
     part racecheck 240 bash -c 'sanitized racecheck'
 else
-    skip memcheck "no compute-sanitizer on this machine"
+    skip memcheck "compute-sanitizer is not installed"
 fi
 
 if [ -z "${QUICK:-}" ]; then
@@ -144,7 +144,7 @@ fi
 simulated=false
 ! grep -qs 'Simulated GPU' machine.json || simulated=true
 
-# One document: every part with what it printed.
+# One JSON document with every part and its output.
 {
     echo "{\"simulated\": $simulated, \"parts\": ["
     comma=
@@ -161,5 +161,5 @@ echo
 "$build/gpu_check" table . 2> /dev/null
 echo
 column -t -s '|' parts 2> /dev/null || cat parts
-! $simulated || echo "SIMULATED: a rehearsal on a pretended driver. Nothing here was computed or measured by a GPU."
+! $simulated || echo "SIMULATED: a rehearsal with the emulated driver. Nothing here was computed or measured by a GPU."
 ! grep -q '|FAILED|' parts

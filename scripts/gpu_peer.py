@@ -1,6 +1,6 @@
-"""PyTorch's figures for what `gpu_check bench` and the 1B step measure, on the same GPU, as one JSON object.
+"""Measures in PyTorch what `gpu_check bench` and the 1B step measure, on the same GPU, as one JSON object.
 
-Run by scripts/gpu_check.sh. Medians by the GPU's clock; random data.
+Run by scripts/gpu_check.sh. Medians of CUDA event times; random data.
 """
 import json
 import time
@@ -62,7 +62,7 @@ def backends():
 
 
 def step_1b(compiled):
-    """The model, batch and optimizer of the 1B step: f32 masters, bf16 compute, fused AdamW."""
+    """The model, batch and optimizer of the 1B step: fp32 master weights, bf16 compute, fused AdamW."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -99,7 +99,7 @@ def main():
     for name, compiled in (("step 1b", False), ("step 1b, torch.compile", True)):
         try:
             report[name] = step_1b(compiled)
-        except Exception as e:  # out of memory, no transformers: the other figures count
+        except Exception as e:  # out of memory or no transformers: keep the other results
             report[name] = {"error": str(e)[:200]}
         torch.cuda.empty_cache()
     print(json.dumps(report, indent=1))

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Trains on two test hosts of two ranks each, started by the real launchers, and holds every loss, gradient norm and checkpoint to
-# those of one host with four ranks, bit for bit. Needs a release build of run_fsdp; installs nothing; scripts/hosts/lab.sh says
-# what a test host is. A part whose tool or right is missing is skipped, and says what is missing. Ends with a table, and with
-# status 1 if a part failed.
+# Trains on two test hosts of two ranks each, started by the real launchers, and requires every loss, gradient norm and checkpoint
+# to be bitwise equal to those of one host with four ranks. Needs a release build of run_fsdp; installs nothing. scripts/hosts/lab.sh
+# defines a test host. A part without its tool or permission is skipped with the reason. Ends with a table, and exit status 1 if a
+# part failed.
 #
 #   scripts/hosts_check.sh [--binary FILE] [PART...]
 #
-# Parts: plain (ranks started by hand), torchrun, mpirun, srun, which talk TCP between hosts; mpi-mpirun, mpi-srun, which talk MPI
-# (a build with --features mpi); killed, cable: a rank of the other host dies, or its network does, and the others say so and end;
-# strangers: node2 opens silent and slow connections to every port of node1 while a job with a secret starts, trains and loses a rank.
-# torchrun is taken from TORCHRUN or PATH.
+# Parts: plain (ranks started by hand), torchrun, mpirun and srun use TCP between hosts; mpi-mpirun and mpi-srun use MPI (a build
+# with --features mpi). het, requeue: the batch scripts of examples/hosts, the second one stopped by a signal and requeued. killed,
+# cable: a rank of the other host or its network dies; the others must name it and exit. strangers: node2 opens silent and slow
+# connections to every port of node1 while a job with a secret starts, trains and loses a rank. torchrun comes from TORCHRUN or PATH.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 source "$here/hosts/lab.sh"
@@ -22,14 +22,14 @@ while [ $# -gt 0 ]; do
     case $1 in
         --binary) binary=$2; shift ;;
         -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
-        plain | torchrun | mpirun | srun | mpi-mpirun | mpi-srun | killed | cable | strangers) parts+=("$1") ;;
+        plain | torchrun | mpirun | srun | het | requeue | mpi-mpirun | mpi-srun | killed | cable | strangers) parts+=("$1") ;;
         *) echo "unknown part or flag: $1 (--help lists them)" >&2; exit 2 ;;
     esac
     shift
 done
-[ ${#parts[@]} -gt 0 ] || parts=(plain torchrun mpirun srun mpi-mpirun mpi-srun killed cable strangers)
+[ ${#parts[@]} -gt 0 ] || parts=(plain torchrun mpirun srun het requeue mpi-mpirun mpi-srun killed cable strangers)
 [ -n "$binary" ] || binary=$("$here/target.sh")/release/run_fsdp
-[ -x "$binary" ] || { echo "no $binary: cargo build --release, or --binary FILE" >&2; exit 2; }
+[ -x "$binary" ] || { echo "no $binary: run cargo build --release, or pass --binary FILE" >&2; exit 2; }
 binary=$(realpath "$binary")
 torchrun=${TORCHRUN:-$(command -v torchrun || true)}
 
@@ -38,7 +38,7 @@ if [ -z "${LAB:-}" ]; then
     [ -z "$why" ] || { echo "hosts_check: SKIPPED, $why"; exit 0; }
     LAB=$(mktemp -d)
     export LAB
-    # The lab ends with its first process, which `unshare` kills when it ends itself.
+    # The lab ends with its first process, which `unshare` kills when it exits.
     trap '[ -z "${child:-}" ] || kill -9 "$child" 2> /dev/null || true; rmdir "$LAB"' EXIT
     trap 'exit 130' INT TERM HUP
     lab_run "$here/hosts_check.sh" --binary "$binary" "${parts[@]}" &

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Assembles every variant of every kernel for every architecture that is shipped. Fails on an error, a spill, or a (C75xx)
-# line: ptxas reports those as information, although they mean that it serialised or repaired the kernel.
-# ptxas comes from PTXAS, from PATH, or from the wheel below, which is installed under cargo's target directory and never committed. Skips,
-# aloud, where that cannot be had.
+# Assembles every variant of every kernel for every supported architecture. Fails on an error, a spill, or a (C75xx) line, which ptxas
+# reports as information although it means that ptxas serialized or repaired the kernel.
+# ptxas comes from PTXAS, from PATH, or from the wheel below, installed under cargo's target directory. Prints SKIPPED if none of them is
+# available.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,19 +24,19 @@ fi
 
 dir=$target/kernels
 rm -rf "$dir"
-cargo build --quiet --release --workspace --bin expand_kernels # not that package alone, which would be compiled again
+cargo build --quiet --release --workspace --bin expand_kernels # with --workspace, so that nothing is compiled again
 "$target/release/expand_kernels" "$dir"
 failed=0
 for arch in sm_80 sm_90 sm_90a sm_100; do
     for kernel in "$dir"/*.ptx; do
-        # What is written for sm_90a assembles for nothing else; the rest need not be assembled a second time for it.
+        # Kernels for sm_90a assemble only for it; the others need not be assembled for it again.
         if grep -q '^\.target sm_90a' "$kernel"; then [ $arch = sm_90a ] || continue; else [ $arch != sm_90a ] || continue; fi
-        if ! said=$("$ptxas" -v -warn-spills -Werror -arch=$arch "$kernel" -o /dev/null 2>&1) || grep -q '(C75' <<< "$said"; then
+        if ! output=$("$ptxas" -v -warn-spills -Werror -arch=$arch "$kernel" -o /dev/null 2>&1) || grep -q '(C75' <<< "$output"; then
             failed=1
-            echo "$arch $kernel: $said"
+            echo "$arch $kernel: $output"
             continue
         fi
-        registers=$(grep -o 'Used [0-9]* registers' <<< "$said" | grep -o '[0-9]*' | sort -n | tail -1)
+        registers=$(grep -o 'Used [0-9]* registers' <<< "$output" | grep -o '[0-9]*' | sort -n | tail -1)
         echo "$arch $(basename "$kernel" .ptx): $registers registers, no spills"
     done
 done

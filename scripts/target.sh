@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the directory that cargo builds into: target/, or what CARGO_TARGET_DIR or a configuration of cargo says.
+# Prints cargo's target directory: target/, or as set by CARGO_TARGET_DIR or cargo's configuration.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo metadata --no-deps --format-version 1 | sed -E 's/.*"target_directory":"([^"]*)".*/\1/'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tests of groups in shared memory, whose ranks are threads, under the thread sanitizer. It has to see the standard library's own
-# synchronization, so it takes a nightly compiler with its sources (rustup +nightly component add rust-src) and says so where there is none.
+# Runs the tests of shared-memory groups, whose ranks are threads, under the thread sanitizer. It must instrument the standard library
+# too, so it needs a nightly compiler with rust-src (rustup +nightly component add rust-src); prints SKIPPED without one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,5 +15,5 @@ if [ ! -d "$root/lib/rustlib/src/rust/library" ]; then
 fi
 host=$(rustc "+$toolchain" -vV | sed -n 's/^host: //p')
 export RUSTFLAGS="-Zsanitizer=thread --cfg tsan" CARGO_TARGET_DIR=$(scripts/target.sh)/tsan TSAN_OPTIONS="halt_on_error=0 exitcode=66"
-# Processes and other hosts share nothing that the sanitizer could see.
+# Tests with processes and hosts are left out: the sanitizer sees only threads.
 cargo "+$toolchain" test --release -Zbuild-std --target "$host" --test comm -- --test-threads 1 values:: stress:: faults:: memory:: mesh::

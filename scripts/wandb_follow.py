@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""Logs a run to Weights & Biases from its metrics file while it goes on, through W&B's own package (pip install wandb).
+"""Logs a run to Weights & Biases from its metrics file while it is running, through W&B's own package (pip install wandb).
 
     run_fsdp ... --wandb-project my-project              # starts this script itself
-    scripts/wandb_follow.py run.jsonl --project my-project   # a run that goes on, or a finished one, with --metrics-path run.jsonl
+    scripts/wandb_follow.py run.jsonl --project my-project   # a running or finished run with --metrics-path run.jsonl
 
-History is by training step, under the names of src/run/watch/scalars.tsv (TensorBoard's). The run's settings are its config. It
-ends when the run does, with the run's exit code as W&B shows it: 0, or 1 after an error. WANDB_MODE=offline and all else that
-the package reads works as ever. A finished file is logged at once.
+History is by training step, under the names of src/run/watch/scalars.tsv (TensorBoard's). The run's settings are its config. The
+script ends with the run, and the run's exit code in W&B is 0, or 1 after an error. WANDB_MODE=offline and the package's other
+environment variables work as usual. A finished file is logged at once.
 
-W&B cannot take a step back: what a restart does again is logged once, as it was the first time; how many steps that were is in
-the summary as redone_steps, next to restarts. A checkpoint that was written in the background stands at the step that was the newest
-when it was complete.
+W&B cannot log an earlier step, so steps that a restart repeats are logged once, with their first values; their number is in the
+summary as redone_steps, next to restarts. A checkpoint written in the background is logged at the newest step when it was complete.
 """
 import argparse
 import json
@@ -31,7 +30,7 @@ def rows(text=None):
 
 
 def scalars(table, event, ranks):
-    """The numbers of an event by their names; those that are null are left out."""
+    """The numbers of an event by name, without null values."""
     units = {"1": lambda x: x, "%": lambda x: x * 100.0, "GiB": lambda x: x / 2**30, "/rank": lambda x: x / ranks}
     found = {}
     for kind, number, name, unit in table:
@@ -44,8 +43,8 @@ def scalars(table, event, ranks):
 
 
 def events(path, wait, skip=0, earlier=None):
-    """Each event of the file as it comes, from byte `skip` on; None before each wait for more. A line is read when it is whole;
-    one that a killed run has left is no JSON and is passed over. `earlier` is the inode of a file that the run will put aside."""
+    """Yields each event of the file as it is written, from byte `skip` on, and None before each wait. Only complete lines are read;
+    a line that a killed run left incomplete is not JSON and is skipped. `earlier`: inode of an old file that the run will move away."""
     while not path.exists() or path.stat().st_ino == earlier:
         yield None
         wait()
@@ -66,10 +65,10 @@ def events(path, wait, skip=0, earlier=None):
 
 
 def follow(events, init, table, ended):
-    """Returns the run's exit code: 0 after its end, 1 after an error, or what `ended` says where no more events come: it is called
-    with whether the run has failed, and the seconds since the last event. `init` makes W&B's run of a config."""
+    """Returns the run's exit code: 0 after its end, 1 after an error, or what `ended` returns once no more events come. `ended` gets
+    whether the run has failed and the seconds since the last event. `init` creates W&B's run from a config."""
     run, ranks, newest, failed = None, 1, 0, False
-    told, restarts, redone = set(), 0, 0
+    seen, restarts, redone = set(), 0, 0
     last = time.monotonic()
     for event in events:
         if event is None:
@@ -82,8 +81,8 @@ def follow(events, init, table, ended):
         if kind == "run":
             ranks, failed = event["world_size"], False
             if run is None:
-                beside = {key: value for key, value in event.items() if key not in ("event", "config", "gpu")}
-                run = init({**event["config"], "run_event": beside})
+                others = {key: value for key, value in event.items() if key not in ("event", "config", "gpu")}
+                run = init({**event["config"], "run_event": others})
             else:
                 restarts += 1
                 run.summary["restarts"] = restarts
@@ -94,11 +93,11 @@ def follow(events, init, table, ended):
         elif kind == "end":
             code = 0
             break
-        elif (kind, step) in told:
+        elif (kind, step) in seen:
             redone += kind == "step"
             run.summary["redone_steps"] = redone
         elif step is not None:
-            told.add((kind, step))
+            seen.add((kind, step))
             newest = max(newest, step)
             run.log(scalars(table, event, ranks), step=newest)
     if run is not None:
@@ -107,7 +106,7 @@ def follow(events, init, table, ended):
 
 
 class Parent:
-    """The program that runs this script: the last line that it writes here is the run's exit code. Without one it was killed."""
+    """The program that started this script: it writes the run's exit code to our stdin. End of file means that it was killed."""
     code = None
 
     def wait(self):
@@ -116,18 +115,18 @@ class Parent:
 
 
 def serve(job):
-    """For run_fsdp --wandb-project: answers one line when W&B has taken the run, or why it has not."""
+    """For run_fsdp --wandb-project: answers one line once W&B has accepted the run, or why it did not."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)  # they are for the run; this ends after it
+        signal.signal(getattr(signal, name), signal.SIG_IGN)  # they stop the run; this script ends after it
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed is not an answer
+    os.dup2(2, 1)  # keep other output apart from answers
 
     def answer(kind, text):
         print(json.dumps({kind: str(text)}), file=answers, flush=True)
 
     try:
         import wandb
-        wandb.init  # a directory named wandb is a package without anything in it
+        wandb.init  # a directory named wandb imports as an empty package
     except (ImportError, AttributeError) as e:
         answer("missing", e)
         return 2
@@ -141,7 +140,7 @@ def serve(job):
         run = wandb.init(**arguments)
         if kept:
             kept.write_text(f"{run.id}\n")
-    except Exception as e:  # whatever W&B raises
+    except Exception as e:  # W&B raises many types
         answer("refused", e or type(e).__name__)
         return 2
     answer("ready", run.id)
@@ -162,28 +161,28 @@ def serve(job):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("metrics", type=Path, help="what --metrics-path names; it need not be there yet")
+    parser.add_argument("metrics", type=Path, help="the file of --metrics-path; it need not exist yet")
     parser.add_argument("--project", default="flatshard")
     parser.add_argument("--entity")
     parser.add_argument("--name")
     parser.add_argument("--group")
-    parser.add_argument("--patience", type=float, metavar="SECONDS", help="no new line for so long ends it as failed")
+    parser.add_argument("--patience", type=float, metavar="SECONDS", help="end the run as failed after this long without a new line")
     parser.add_argument("--after-error", type=float, default=0.0, metavar="SECONDS",
-                        help="so long a launcher has to start a failed run again")
+                        help="how long to wait for a launcher to restart a failed run")
     args = parser.parse_args()
     import wandb
 
     def init(config):
         return wandb.init(project=args.project, entity=args.entity, name=args.name, group=args.group, config=config)
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # wandb ends its run when the interpreter does
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # wandb finishes its run at interpreter exit
     return follow(events(args.metrics, lambda: time.sleep(0.5)), init, rows(), patience(args.patience, args.after_error))
 
 
-def patience(most, after_error):
-    """Ends a run that says nothing more for `most` seconds, or for `after_error` after it has failed."""
+def patience(limit_s, after_error):
+    """Ends a run without new events for `limit_s` seconds, or `after_error` seconds after a failure."""
     def ended(failed, idle):
-        limit = after_error if failed else most
+        limit = after_error if failed else limit_s
         return 1 if limit is not None and idle > limit else None
     return ended
 

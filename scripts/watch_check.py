@@ -1,7 +1,7 @@
-"""What TensorBoard and Weights & Biases make of real runs, by their own packages, against the metrics file. Run by
-scripts/watch_check.sh, which brings the packages: watch_check.py RUN_FSDP SCRATCH.
+"""Compares what TensorBoard and Weights & Biases read of real runs, through their own packages, with the metrics file, and lets
+jsonschema validate that. Run by scripts/watch_check.sh, which installs the packages: watch_check.py RUN_FSDP SCRATCH.
 
-One run whose rank 1 is killed and which goes on from a checkpoint, so that steps are done twice; one that fails.
+One run loses rank 1 and restarts from a checkpoint, so that some steps run twice; the other run fails.
 """
 import glob
 import json
@@ -17,6 +17,7 @@ import urllib.request
 import zlib
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto import wandb_internal_pb2
@@ -25,7 +26,7 @@ from wandb_follow import events, follow, patience, rows, scalars
 
 RANKS, STEPS = 2, 60
 TINY = ("--dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 32 --batch-size 4 --warmup-steps 2 "
-        f"--lr 0.01 --measure-peak --eval-every 7 --save-every 10 --max-steps {STEPS} --nproc-per-node {RANKS}").split()
+        f"--lr 0.01 --eval-every 7 --save-every 10 --max-steps {STEPS} --nproc-per-node {RANKS}").split()
 
 
 def lines(path):
@@ -41,19 +42,19 @@ def until(what, done, seconds=120):
 
 
 def killed_run(program, metrics, *more):
-    """Rank 1 is killed when steps after the first checkpoint are done."""
+    """Kills rank 1 a few steps after the first checkpoint."""
     run = subprocess.Popen([program, *TINY, "--metrics-path", metrics, *more], stderr=subprocess.PIPE, text=True)
     until("13 steps", lambda: sum(e["event"] == "step" for e in lines(metrics)) >= 13)
     for child in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split():
         if b"RANK=1" in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
             os.kill(int(child), signal.SIGKILL)
-    _, said = run.communicate(timeout=300)
-    return run.returncode, said
+    _, stderr = run.communicate(timeout=300)
+    return run.returncode, stderr
 
 
 def expected(metrics, latest):
-    """{name: {step: value}}: of steps that were done twice the latest value, or the first, where the newest step is."""
-    curves, told, newest = {}, set(), 0
+    """{name: {step: value}}. Of steps that ran twice: the latest value, or the first one, at the newest step so far."""
+    curves, seen, newest = {}, set(), 0
     for event in lines(metrics):
         if event["event"] == "run" and latest:
             resumed = event["resumed_from_step"] or 0
@@ -61,8 +62,8 @@ def expected(metrics, latest):
                 for step in [step for step in curve if step > resumed]:
                     del curve[step]
         step = event.get("step", 0)
-        again = (event["event"], step) in told
-        told.add((event["event"], step))
+        again = (event["event"], step) in seen
+        seen.add((event["event"], step))
         newest = max(newest, step)
         for name, value in scalars(rows(), event, RANKS).items():
             if latest:
@@ -70,6 +71,17 @@ def expected(metrics, latest):
             elif not again:
                 curves.setdefault(name, {})[newest] = value
     return curves
+
+
+def check_schema(metrics):
+    """Each line by a validator that is not ours (tests/cli/metrics_schema.rs has ours, and more runs)."""
+    schema = json.loads((Path(__file__).parent.parent / "docs/metrics.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for event in lines(metrics):
+        validator.validate(event)
+        assert not validator.is_valid({**event, "unknown": 1}), event
+    print(f"jsonschema: {len(lines(metrics))} lines are valid")
 
 
 def bits(curve):
@@ -87,11 +99,11 @@ def check_tensorboard(board, metrics):
     assert f"max_steps: {STEPS}" in config, config
     assert set(want["train/loss"]) == set(range(1, STEPS + 1))
     count = sum(len(curve) for curve in want.values())
-    print(f"TensorBoard's accumulator: {len(want)} curves, {count} values, all to the bit")
+    print(f"TensorBoard's accumulator: {len(want)} curves, {count} values, all bitwise equal")
 
 
 def check_server(board, metrics):
-    """What the web page asks for, from the server and its own loader of event files (written in Rust)."""
+    """What the web page requests, from the server with its own loader of event files (written in Rust)."""
     bin = Path(sys.executable).parent / "tensorboard"
     server = subprocess.Popen([sys.executable, bin, "--logdir", board, "--port", "0", "--reload_interval", "1"],
                               stderr=subprocess.PIPE, text=True)
@@ -117,7 +129,7 @@ def check_server(board, metrics):
     finally:
         server.kill()
         server.wait()
-    print(f"TensorBoard's server: train/loss, {len(loss)} values, all to the bit")
+    print(f"TensorBoard's server: train/loss, {len(loss)} values, all bitwise equal")
 
 
 def offline_records(folder):
@@ -143,12 +155,12 @@ def offline_records(folder):
 
 
 def check_wandb(folder, metrics, code):
-    """History, config, summary and exit code of what scripts/wandb_follow.py made of the metrics file."""
+    """History, config, summary and exit code that scripts/wandb_follow.py logged from the metrics file."""
     records = offline_records(folder)
     history, config, summary, exits = {}, {}, {}, []
     for record in records:
         kind = record.WhichOneof("record_type")
-        if kind in ("run", "config"):  # at the start, or when the run said it
+        if kind in ("run", "config"):  # at the start, or with the run event
             update = record.run.config.update if kind == "run" else record.config.update
             config.update({item.key: json.loads(item.value_json) for item in update})
         if kind == "history":
@@ -167,28 +179,28 @@ def check_wandb(folder, metrics, code):
         assert history[name] == curve, f"{name}: {history[name]}\n{curve}"
     event = lines(metrics)[0]
     assert config["optim"] == event["config"]["optim"] and config["run_event"]["world_size"] == RANKS, config
-    told = lines(metrics)
-    done = [e["step"] for e in told if e["event"] == "step"]
-    restarts = sum(e["event"] == "run" for e in told) - 1
+    logged = lines(metrics)
+    done = [e["step"] for e in logged if e["event"] == "step"]
+    restarts = sum(e["event"] == "run" for e in logged) - 1
     assert summary.get("restarts", 0) == restarts and summary.get("redone_steps", 0) == len(done) - len(set(done)), summary
     if code:
-        assert summary["error"] == told[-1]["message"], summary
+        assert summary["error"] == logged[-1]["message"], summary
     count = sum(len(curve) for curve in want.values())
     print(f"W&B's offline file: {len(want)} curves, {count} values, exit code {code}, {restarts} restart(s)")
 
 
 def check_error_then_restart(scratch):
-    """A launcher of others starts a failed run again: its file goes on after the error."""
-    path, told = scratch / "again.jsonl", []
+    """An external launcher restarts a failed run: its file continues after the error."""
+    path, logged = scratch / "again.jsonl", []
 
     class Run:
         summary = {}
 
         def log(self, values, step):
-            told.append((step, values["train/loss"]))
+            logged.append((step, values["train/loss"]))
 
         def finish(self, exit_code):
-            told.append(exit_code)
+            logged.append(exit_code)
 
     def add(*events):
         with path.open("a") as file:
@@ -201,11 +213,11 @@ def check_error_then_restart(scratch):
     again.start()
     read = lambda: events(path, lambda: time.sleep(0.01))
     assert follow(read(), lambda config: Run(), rows(), patience(None, 60)) == 0
-    assert told == [(1, 2.0), (2, 1.0), 0] and Run.summary == {"error": "lost", "restarts": 1, "redone_steps": 1}, told
+    assert logged == [(1, 2.0), (2, 1.0), 0] and Run.summary == {"error": "lost", "restarts": 1, "redone_steps": 1}, logged
     path = scratch / "failed.jsonl"
     add(run, {"event": "error", "message": "lost"})
     read = lambda: events(path, lambda: time.sleep(0.01))
-    assert follow(read(), lambda config: Run(), rows(), patience(None, 0)) == 1, "nobody starts it again"
+    assert follow(read(), lambda config: Run(), rows(), patience(None, 0)) == 1, "no restart follows"
 
 
 def main(program, scratch):
@@ -223,9 +235,10 @@ def main(program, scratch):
         else:
             script = Path(__file__).parent / "wandb_follow.py"
             follower = subprocess.Popen([sys.executable, script, metrics, "--project", "check"])
-        status, said = killed_run(program, metrics, *args)
-        assert status == 1 - restarts, said
+        status, stderr = killed_run(program, metrics, *args)
+        assert status == 1 - restarts, stderr
         assert restarts or follower.wait(120) == status
+        check_schema(metrics)
         check_wandb(folder, metrics, status)
         if restarts:
             check_tensorboard(board, metrics)

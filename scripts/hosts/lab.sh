@@ -1,20 +1,20 @@
 # Two test hosts on one machine, for scripts that source this file: node1 (10.77.0.1) and node2 (10.77.0.2), each with its own
-# network, name, /dev/shm and $LAB/tmp, joined by a veth pair and by nothing else. The file system is shared, as on a cluster.
+# network, host name, /dev/shm and $LAB/tmp, connected only by a veth pair. The file system is shared, as on a cluster.
 #
-# Everything stands in namespaces of one process tree: it ends with the script, however that ends, leaves nothing behind, and any
-# number of labs stand side by side. Where the caller is not root, a user namespace is asked for.
+# Everything runs in namespaces of one process tree: it ends with the script, however that exits, leaves nothing behind, and labs
+# can run concurrently. If the caller is not root, it uses a user namespace.
 
 LAB_USER=
 [ "$(id -u)" = 0 ] || LAB_USER="--user --map-root-user"
 
-# Says why there can be no lab, or nothing.
+# Prints why a lab is not possible, or nothing.
 lab_missing() {
     local tool why
     for tool in unshare nsenter ip mount; do
         command -v "$tool" > /dev/null || { echo "no $tool (Debian: util-linux, iproute2, mount)"; return; }
     done
     # shellcheck disable=SC2086
-    why=$(unshare $LAB_USER --mount --net --uts --ipc --pid --fork --mount-proc true 2>&1) || { echo "no right to make namespaces: $why"; return; }
+    why=$(unshare $LAB_USER --mount --net --uts --ipc --pid --fork --mount-proc true 2>&1) || { echo "no permission for namespaces: $why"; return; }
     # shellcheck disable=SC2086
     why=$(unshare $LAB_USER --net ip link add eth0 type veth peer name eth1 2>&1) || echo "no veth pair: $why"
 }
@@ -25,7 +25,7 @@ lab_run() {
     unshare $LAB_USER --mount --net --uts --ipc --pid --fork --kill-child --mount-proc "$@"
 }
 
-# Inside: makes the hosts.
+# Inside the lab: creates the hosts.
 lab_start() {
     mount -t tmpfs lab "$LAB"
     mkdir "$LAB/hosts" "$LAB/tmp"
@@ -36,7 +36,7 @@ lab_start() {
         echo $! > "$LAB/hosts/node$n"
     done
     for n in 1 2; do
-        # The child is a host once its namespaces are others than ours.
+        # The child is a host once its namespaces differ from ours.
         until [ "$(readlink "/proc/$(< "$LAB/hosts/node$n")/ns/ipc")" != "$(readlink /proc/self/ns/ipc)" ]; do sleep 0.01; done
         on "node$n" mount -t tmpfs shm /dev/shm
         on "node$n" mount -t tmpfs tmp "$LAB/tmp"
@@ -51,7 +51,7 @@ lab_start() {
     done
 }
 
-# on HOST COMMAND...: in the working directory of the caller.
+# on HOST COMMAND...: runs a command on a host, in the caller's working directory.
 on() {
     local pid
     pid=$(< "$LAB/hosts/$1")

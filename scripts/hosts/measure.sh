@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Gathers between two test hosts over a link that is as slow as a network: hierarchical (a shard of each rank crosses once) against
-# flat (every rank fetches every remote shard). Four ranks started by hand; prints the lines of benches/hosts.rs with the link's rate.
-# BENCH is its binary (cargo bench --bench hosts --no-run says where), RATES are tc's, FLAGS go to the bench.
+# Measures all-gathers between two test hosts over a link with the rate of a network: hierarchical (each shard crosses once) against
+# flat (every rank fetches every remote shard). Starts four ranks by hand; prints the lines of benches/hosts.rs with the link's rate.
+# BENCH is its binary (cargo bench --bench hosts --no-run prints its path), RATES are tc's, FLAGS go to the bench.
 #
 #   scripts/hosts/measure.sh BENCH "200mbit 1gbit" [FLAGS...]
 set -euo pipefail
@@ -21,7 +21,7 @@ fi
 lab_start
 for rate in $rates; do
     for node in node1 node2; do
-        # A token bucket of 10 ms at 200 Mbit/s; what does not fit waits, nothing is dropped before 100 ms.
+        # A token bucket of 10 ms at 200 Mbit/s; packets queue for up to 100 ms before they are dropped.
         on $node tc qdisc replace dev eth0 root tbf rate "$rate" burst 256kb latency 100ms
     done
     for rank in 0 1 2 3; do

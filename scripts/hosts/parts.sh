@@ -1,18 +1,18 @@
-# The parts of scripts/hosts_check.sh: for each what it needs, how it starts the ranks, and what must come out.
+# The parts of scripts/hosts_check.sh: what each needs, how it starts the ranks, and the expected result.
 
-# A tiny model on real text. What the checks compare is written by rank 0.
+# A tiny model on real text. Rank 0 writes what the checks compare.
 model=(--dataset "$here/../README.md" --embed-dim 64 --num-layers 2 --num-heads 4 --max-len 64 --batch-size 2 --max-steps 6
     --lr 0.01 --warmup-steps 2 --save-every 3 --no-sample --init-timeout 30 --comm-timeout 20)
 limit=(timeout --kill-after 5 120)
 table=()
 port=29500
 
-# train DIRECTORY: the flags of the run that leaves its results there.
+# train DIRECTORY: the command of a run that writes its results there.
 train() {
     printf '%s\0' "$binary" "${model[@]}" --metrics-path "$LAB/$1/metrics.jsonl" --ckpt-dir "$LAB/$1/ckpt"
 }
 
-# What one host computes.
+# The run on one host.
 reference() {
     local command
     mkdir one
@@ -24,18 +24,18 @@ reference() {
     [ "$(wc -l < one/numbers)" -ge 6 ] || { cat one/log; echo "the run on one host wrote no metrics"; exit 1; }
 }
 
-# Losses and norms of a run with all their digits.
+# Losses and norms of a run, in full precision.
 numbers() {
     sed -n -E 's/^\{"event":"step","step":([0-9]+),"loss":([^,]*),.*"grad_norm":([^,]*),.*/step \1 \2 \3/p
         s/^\{"event":"eval",(.*),"tokens".*/eval \1/p' "$1/metrics.jsonl"
 }
 
-# Why a part cannot run here, or nothing.
+# Prints why a part cannot run here, or nothing.
 missing() {
     case $1 in
         torchrun) [ -n "$torchrun" ] || echo "no torchrun in PATH or TORCHRUN (Debian: python3-torch; pip install torch)" ;;
         mpirun | mpi-mpirun) command -v mpirun > /dev/null || echo "no mpirun (Debian: openmpi-bin)" ;;
-        srun | mpi-srun) slurm_missing ;;
+        srun | het | requeue | mpi-srun) slurm_missing ;;
     esac
     case $1 in
         mpi-*) "$binary" --comm mpi --print-config > /dev/null 2>&1 || echo "run_fsdp was built without --features mpi" ;;
@@ -58,7 +58,7 @@ start_plain() { # by hand, with torchrun's variables
     return $status
 }
 start_torchrun() {
-    # Flags in the spelling that old ones know too. Debian's (1.13, Python 3.11) ends over zeros in these two.
+    # Flags as old versions spell them. Debian's (1.13, Python 3.11) fails with zeros in --redirects and --tee.
     local n pids=()
     for n in 0 1; do
         on "node$((n + 1))" "${limit[@]}" "$torchrun" --nnodes 2 --nproc_per_node 2 --node_rank "$n" --rdzv_backend c10d \
@@ -68,13 +68,29 @@ start_torchrun() {
     wait "${pids[0]}" && wait "${pids[1]}"
 }
 start_mpirun() {
-    # An agent that reaches the other host without ssh. Open MPI does not run as root unasked.
+    # An agent that reaches the other host without ssh. Open MPI refuses to run as root by default.
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm_rsh_agent="$here/hosts/agent.sh"
     on node1 "${limit[@]}" mpirun --host node1:2,node2:2 -np 4 "$@"
 }
 start_srun() {
     [ -n "${SLURM_CONF:-}" ] || slurm_start
     on node1 "${limit[@]}" srun --nodes 2 --ntasks-per-node 2 "$@"
+}
+
+# batch FILE COMMAND...: a script of examples/hosts for the test hosts (two ranks each, no GPUs), with COMMAND for all that its
+# run_fsdp has before --resume.
+batch() {
+    local file=$1 command
+    shift
+    [ -n "${SLURM_CONF:-}" ] || slurm_start
+    printf -v command '%q ' "$@"
+    sed -z -E "s|run_fsdp .*(--resume)|$command\\1|; s/( |#SBATCH )--gpus-per-node [0-9]+//g; s/ --constraint [a-z0-9]+//g
+        s/per-node [0-9]+/per-node 2/g; s/--nodes 2 --ntasks/--nodes 1 --ntasks/" "$here/../examples/hosts/$file" > "$part/$file"
+}
+start_het() { # a component on each host
+    batch slurm-het.sbatch "$@"
+    on node1 "${limit[@]}" sbatch --wait --output "$LAB/$part/job.log" "$part/slurm-het.sbatch"
+    cat "$part/job.log"
 }
 
 start() {
@@ -84,13 +100,14 @@ start() {
         plain) start_plain "$@" --comm tcp ;;
         torchrun) start_torchrun "$@" --comm tcp ;;
         mpirun) start_mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=$port "$@" --comm tcp ;;
-        srun) start_srun "$@" --comm tcp ;; # Slurm says where rank 0 is
+        srun) start_srun "$@" --comm tcp ;; # Slurm sets rank 0's address
+        het) start_het "$@" --comm tcp ;;
         mpi-mpirun) start_mpirun "$@" --comm mpi ;;
         mpi-srun) start_srun --mpi pmix "$@" --comm mpi ;;
     esac
 }
 
-# Says nothing where the run in directory $1 is the reference's.
+# Prints how the run in directory $1 differs from the reference, or nothing.
 differs() {
     local file
     numbers "$1" > "$1/numbers"
@@ -112,17 +129,18 @@ run_part() {
     began=$(date +%s%N)
     case $part in
         killed | cable) lose "${command[@]}" ;;
+        requeue) requeue "${command[@]}" ;;
         strangers) besiege "${command[@]}" ;;
         *) compare "${command[@]}" ;;
     esac
     [ $status = 0 ] && return
     failed=1
     tail -n 40 "$part/log"
-    case $part in *srun) tail -n 20 "$LAB"/slurm/*.log ;; esac
+    case $part in *srun | het | requeue) tail -n 20 "$LAB"/slurm/*.log ;; esac
 }
 seconds() { awk -v ns=$(($(date +%s%N) - began)) 'BEGIN { printf "%.1f s", ns / 1e9 }'; }
 
-# The whole run, against one host's.
+# Compares a whole run with the one on one host.
 compare() {
     start "$part" "$@" > "$part/log" 2>&1 || status=$?
     [ $status = 0 ] || { say "$part" failed "exit status $status"; return; }
@@ -135,7 +153,36 @@ compare() {
     fi
 }
 
-# In the middle of a run rank 3 is killed, or node2 cut off: a rank of node1 names one of the lost, and all end.
+# patiently COMMAND...: retries the command until it succeeds, for up to 30 s.
+patiently() {
+    local n
+    for n in $(seq 300); do
+        ! "$@" || return 0
+        sleep 0.1
+    done
+    return 1
+}
+# Sends the job the signal that Slurm sends before the time limit: it must save, be requeued, and resume. Not in the second in which it ended:
+# credentials are revoked by the second, and Slurm would kill the new one.
+requeue() {
+    local id saved
+    batch slurm.sbatch "$@" --max-steps 1000000 --save-every 0
+    id=$(on node1 sbatch --parsable --output "$LAB/$part/log" "$part/slurm.sbatch")
+    trained() { [ "$(numbers "$part" 2> /dev/null | wc -l)" -ge 5 ]; }
+    pending() { [ "$(on node1 squeue --noheader --format %T)" = PENDING ]; }
+    resumed() { [ "$(grep -c '"event":"run"' "$part/metrics.jsonl")" -ge 2 ] && [ "$(numbers "$part" | wc -l)" -gt "$saved" ]; }
+    why="it did not train"
+    if patiently trained && why="it was not queued again" && on node1 scancel --signal USR1 "$id" && patiently pending &&
+        saved=$(numbers "$part" | wc -l) && why="it did not resume" && on node1 scontrol update jobid="$id" starttime=now+2seconds && patiently resumed; then
+        say "$part" passed "saved after step $saved on USR1, queued again, and resumed"
+    else
+        status=1
+        say "$part" failed "$why"
+    fi
+    on node1 scancel "$id"
+}
+
+# During a run, rank 3 is killed or node2 is cut off: a rank of node1 must name a lost rank, and all must exit.
 lose() {
     local run lost=3
     start plain "$@" --max-steps 1000000 --save-every 0 --comm-timeout 3 > "$part/log" 2>&1 &
@@ -146,21 +193,21 @@ lose() {
         killed) kill -KILL "$(< "$part/pid.3")" ;;
         cable) on node2 ip link set eth0 down && lost=[23] ;;
     esac
-    wait $run && status=1 && why="the run ended well"
+    wait $run && status=1 && why="the run succeeded"
     [ $part != cable ] || on node2 ip link set eth0 up
-    grep -h "rank $lost on node2" "$part"/log.[01] > "$part/named" || { status=1; why="nobody on node1 names the lost rank"; }
+    grep -h "rank $lost on node2" "$part"/log.[01] > "$part/named" || { status=1; why="no rank of node1 names the lost rank"; }
     if [ $status = 0 ]; then
-        say "$part" passed "all ended after $(seconds): $(tail -n 1 "$part/named" | cut -c 1-160)"
+        say "$part" passed "all exited after $(seconds): $(tail -n 1 "$part/named" | cut -c 1-160)"
     else
         say "$part" failed "$why"
     fi
 }
 
-# Ports of TCP listeners on a host, as ADDRESS:PORT in hexadecimal (proc(5)), other than of the loopback.
+# TCP listeners of a host, except on loopback, as ADDRESS:PORT in hexadecimal (proc(5)).
 listeners() { on "$1" awk '$4 == "0A" && $2 !~ /^0100007F/ { print $2 }' /proc/net/tcp /proc/net/tcp6; }
 
-# attack SECONDS: from node2 to every port of node1 that listens, again and again: a connection on which nothing is said, and one on which
-# a byte is said each second. A greeting of a rank as it was before there were secrets, too.
+# attack SECONDS: from node2, repeatedly opens to every listening port of node1 a connection that sends nothing, one that sends a byte
+# per second, and one with the greeting of the protocol without a secret.
 attack() {
     local until=$((SECONDS + $1)) at
     while [ $SECONDS -lt "$until" ]; do
@@ -175,7 +222,7 @@ attack() {
     wait
 }
 
-# Ranks find each other and train while strangers are at their ports, and a dead rank is known as soon as without them.
+# Ranks must rendezvous and train while others connect to their ports, and detect a dead rank as fast as without them.
 besiege() {
     local run attacks lost=3 everywhere others
     others=$(listeners node1; listeners node2) # Slurm's daemons
@@ -188,13 +235,13 @@ besiege() {
     everywhere=$({ listeners node1; listeners node2; } | grep -vxF -e "${others:-none}" | grep -cv -e '^01004D0A' -e '^02004D0A' || true)
     began=$(date +%s%N)
     kill -KILL "$(< "$part/pid.$lost")"
-    wait $run && status=1 && why="the run ended well"
-    [ $(($(date +%s%N) - began)) -lt 8000000000 ] || { status=1; why="a dead rank was known after $(seconds) only"; }
-    [ "$everywhere" = 0 ] || { status=1; why="$everywhere ports are open on other interfaces than MASTER_ADDR's"; }
-    grep -qh "rank $lost on node2" "$part"/log.[01] || { status=1; why="nobody on node1 names the lost rank"; }
-    ! grep -q "no job secret" "$part"/log.* || { status=1; why="a job with a secret is told that it has none"; }
+    wait $run && status=1 && why="the run succeeded"
+    [ $(($(date +%s%N) - began)) -lt 8000000000 ] || { status=1; why="a dead rank was detected only after $(seconds)"; }
+    [ "$everywhere" = 0 ] || { status=1; why="$everywhere ports are open on interfaces other than MASTER_ADDR's"; }
+    grep -qh "rank $lost on node2" "$part"/log.[01] || { status=1; why="no rank of node1 names the lost rank"; }
+    ! grep -q "no job secret" "$part"/log.* || { status=1; why="a job with a secret warns that it has none"; }
     if [ $status = 0 ]; then
-        say "$part" passed "trained under attack, and all ended $(seconds) after a rank was killed"
+        say "$part" passed "trained under attack; all exited $(seconds) after a rank was killed"
     else
         say "$part" failed "$why"
     fi
@@ -202,7 +249,7 @@ besiege() {
     wait $attacks
 }
 
-# say PART RESULT NOTE, at once and in the table.
+# say PART RESULT NOTE: prints the line, and adds it to the table.
 say() {
     local line
     line=$(printf '%-12s %-8s %s' "$1" "$2" "$3")

@@ -1,12 +1,12 @@
-# A Slurm cluster of the two test hosts, for scripts that source this file: munged and slurmctld on node1, a slurmd on each. All of
-# its files are in $LAB; nothing of an installed Slurm is read.
+# A Slurm cluster on the two test hosts, for scripts that source this file: munged and slurmctld on node1, slurmd on both. All its
+# files are in $LAB; the configuration of an installed Slurm is not read.
 
 slurm_missing() {
     local tool
     for tool in munged slurmctld slurmd srun sinfo; do
         command -v "$tool" > /dev/null || { echo "no $tool (Debian: slurm-wlm munge)"; return; }
     done
-    # A user namespace of one user: slurmd has to become the users of jobs.
+    # slurmd has to switch to the users of jobs, which a user namespace with one user does not allow.
     [ "$(awk '{ print $3; exit }' /proc/self/uid_map)" != 1 ] || echo "Slurm's daemons need root"
 }
 
@@ -34,6 +34,7 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 SlurmdTimeout=30
 NodeName=node[1-2] CPUs=2 State=UNKNOWN
+SchedulerParameters=bf_interval=1
 PartitionName=all Nodes=ALL Default=YES State=UP
 END
     printf "CgroupPlugin=autodetect\nIgnoreSystemd=yes\n" > "$dir/cgroup.conf"
