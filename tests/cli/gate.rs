@@ -73,16 +73,20 @@ fn a_gate_that_cannot_install_tools_continues_and_reports_it() {
 }
 
 #[test]
-fn without_pypi_the_ptxas_check_is_skipped() {
-    let dir = tempfile::tempdir().unwrap();
-    let target = dir.path().join("built");
-    program(dir.path(), "bin/cargo", &format!("echo '{{\"target_directory\":\"{}\"}}'", target.display()));
-    let pip = "mkdir -p $3/bin; printf '#!/bin/bash\\necho no route >&2; exit 1\\n' > $3/bin/pip; chmod +x $3/bin/pip";
-    program(dir.path(), "bin/python3", pip);
-    let (output, said) = run(&Path::new(ROOT).join("scripts/ptxas_check.sh"), dir.path(), &[]);
-    assert!(output.status.success(), "{said}");
-    assert!(said.contains("ptxas_check: SKIPPED, PyPI cannot be reached"), "{said}");
-    assert!(target.join("ptxas/bin/pip").exists(), "the environment is not where cargo builds");
+fn without_pypi_the_checks_of_kernels_are_skipped() {
+    for check in ["ptxas_check", "sass_check"] {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("built");
+        program(dir.path(), "bin/cargo", &format!("echo '{{\"target_directory\":\"{}\"}}'", target.display()));
+        let pip =
+            "mkdir -p $3/bin; printf '#!/bin/bash\\necho no route >&2; exit 1\\n' > $3/bin/pip; chmod +x $3/bin/pip";
+        program(dir.path(), "bin/python3", pip);
+        let (output, said) = run(&Path::new(ROOT).join(format!("scripts/{check}.sh")), dir.path(), &[]);
+        assert!(output.status.success(), "{said}");
+        assert!(said.contains(&format!("{check}: SKIPPED, PyPI cannot be reached")), "{said}");
+        assert!(said.contains("no route"), "{said}");
+        assert!(target.join("tools").exists(), "the tools are not where cargo builds");
+    }
 }
 
 /// A kernel may allow namespaces but not have veth.
