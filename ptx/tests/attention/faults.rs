@@ -53,11 +53,11 @@ fn another_swizzle_is_wrong_or_slow() {
         (wrong, costs.iter().map(|(_, counts)| counts.bank_conflicts).sum::<u64>())
     };
     assert_eq!(run(None), (false, 0));
-    // The swizzles in order: of copies, of fragments, of results being written.
+    // The swizzles in order: of copies, of fragments, of those that are B of rows, of results being written.
     let swizzle = |which: Option<usize>| {
         move |entry: &str, mut text: String| {
             let places: Vec<usize> = text.match_indices(", 7;").map(|(at, _)| at).collect();
-            assert_eq!(places.len() >= 3, entry != "attention_delta", "{entry}: swizzles");
+            assert_eq!(places.len() >= 4, entry != "attention_delta", "{entry}: swizzles");
             for (i, at) in places.iter().enumerate().filter(|_| entry == "attention_forward") {
                 if which.is_none_or(|which| which == i) {
                     text.replace_range(*at..at + 4, ", 3;");
@@ -68,6 +68,7 @@ fn another_swizzle_is_wrong_or_slow() {
     };
     assert!(run(Some(&swizzle(Some(0)))).0, "copies alone");
     assert!(run(Some(&swizzle(Some(1)))).0, "fragments alone");
+    assert!(run(Some(&swizzle(Some(2)))).0, "fragments of rows alone");
     let (wrong, conflicts) = run(Some(&swizzle(None)));
     assert!(!wrong && conflicts > 100, "four ways in place of eight: {conflicts} conflicts");
 }
