@@ -1,6 +1,7 @@
 //! Results as text: a table for the terminal, a CSV file, and the wording that both share with the page. Never computes
 //! results.
 use crate::summary::{Found, RunRow};
+use flatshard::run::watch::report::count;
 use serde_json::{Value, json};
 
 /// What stands where nothing is known.
@@ -98,15 +99,7 @@ pub fn mib(bytes: f64, digits: usize) -> String {
 
 /// A whole number with commas.
 pub fn grouped(x: f64) -> String {
-    let digits = format!("{x:.0}");
-    let mut out = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && digit.is_ascii_digit() && (digits.len() - i).is_multiple_of(3) && !out.ends_with('-') {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
+    count(x.round() as u64)
 }
 
 /// Left columns of text, right ones of numbers.

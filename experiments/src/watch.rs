@@ -9,6 +9,7 @@ use crate::verdict::Verdict;
 use crate::{job, text_log};
 use flatshard::base::{Error, Result};
 use flatshard::comm::secret::random;
+use flatshard::run::watch::progress::duration;
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, TcpListener};
@@ -290,27 +291,15 @@ impl WatchedRun {
     }
 }
 
-fn duration(seconds: f64) -> String {
-    let whole = seconds.round() as u64;
-    match whole {
-        0..60 => format!("{whole} s"),
-        60..3600 => format!("{} min", whole / 60),
-        3600..172_800 => format!("{} h {} min", whole / 3600, whole % 3600 / 60),
-        _ => format!("{} days", whole / 86_400),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn names_and_durations() {
+    fn names_of_runs() {
         assert_eq!(
             (name(Path::new("a/b/metrics.jsonl")), name(Path::new("x/run1.jsonl"))),
             ("b".into(), "run1".into())
         );
-        let said = [0.4, 59.0, 61.0, 7260.0, 200_000.0].map(duration);
-        assert_eq!(said, ["0 s", "59 s", "1 min", "2 h 1 min", "2 days"]);
     }
 }

@@ -8,7 +8,7 @@ use crate::device::ALIGN;
 use crate::nn::{Layout, Segment, Tp, has_adapters, is_adapter};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
-use std::{collections::HashMap, ops::Range};
+use std::{collections::HashMap, mem, ops::Range};
 
 /// Offset of the first tensor in a file: one page.
 pub const DATA_ALIGN: usize = 4096;
@@ -151,17 +151,17 @@ impl FilePlan {
 
     /// Adds the files of one base name: a single file, or several `stem-0000i-of-0000n` and an index.
     fn append(&mut self, stem: &str, tensors: Vec<(String, Vec<usize>)>, dtype: Dtype, max_file_bytes: u64) {
-        let mut files: Vec<Vec<(String, Vec<usize>)>> = vec![Vec::new()];
-        let mut filled = 0;
+        let (mut files, mut file, mut filled) = (Vec::new(), Vec::new(), 0);
         for tensor in tensors {
             let size = byte_len(&tensor.1, dtype);
             if filled > 0 && filled + size > max_file_bytes {
-                files.push(Vec::new());
+                files.push(mem::take(&mut file));
                 filled = 0;
             }
             filled += size;
-            files.last_mut().expect("never empty").push(tensor);
+            file.push(tensor);
         }
+        files.push(file);
         let (count, mut weight_map, mut total) = (files.len(), Map::new(), 0);
         for (i, tensors) in files.into_iter().enumerate() {
             let name = match count {

@@ -248,8 +248,8 @@ mod tests {
         }
     }
 
-    /// A range of 16 free ports from `base` on, held. Below the ports that the system assigns (32768 on), which tests at
-    /// the same time listen at; each test has its own `base`.
+    /// The first 16 consecutive free ports from `base` on, held: below those that the system assigns (from 32768), at
+    /// which other tests listen. Each test has its own `base`.
     fn ports(mut base: u16) -> Vec<TcpListener> {
         loop {
             let held = (base..base + PORTS).map_while(|port| TcpListener::bind(("127.0.0.1", port)).ok());

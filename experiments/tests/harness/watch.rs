@@ -77,7 +77,7 @@ fn files_that_grow_are_followed() {
     let view = server.data("");
     assert_eq!(
         (losses(&view, 0), said(&view, 0)),
-        ("[3.0,null,2.0]".into(), ("running".into(), "step 3 of 9, 12 s left".into()))
+        ("[3.0,null,2.0]".into(), ("running".into(), "step 3 of 9, 12s left".into()))
     );
     // Who has this version gets no curve again; the other run has none yet.
     let version = view["runs"][0]["version"].as_str().unwrap();

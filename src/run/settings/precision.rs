@@ -30,7 +30,7 @@ pub struct PrecisionSettings {
     /// Overflows before the loss scale is halved [default: 1]
     #[arg(long, value_name = "STEPS")]
     pub hysteresis: Option<u32>,
-    /// Reset the overflow count after a step without overflow [default: false]
+    /// Reset the overflow count after a step without overflow [default: off]
     #[arg(long)]
     pub consecutive_hysteresis: Option<bool>,
     /// Lower bound of the dynamic loss scale [default: 1]
