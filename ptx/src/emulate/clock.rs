@@ -7,8 +7,8 @@
 //! race between executed accesses is found under every schedule: clocks determine the order, not what happened to run
 //! first. After FastTrack (Flanagan & Freund 2009).
 //!
-//! Bulk copies and wgmma use the *asynchronous proxy*: a thread's writes are visible there only after a
-//! `fence.proxy.async` in between. So a view has a second part, for each memory that such a fence may be restricted to:
+//! Bulk copies and wgmma use the *asynchronous proxy*: a thread's writes are visible there, and its reads come before
+//! writes there, only with a `fence.proxy.async` in between. So a view has a second part, for each memory that such a fence may be restricted to:
 //! what was known when it was executed.
 use super::lane::{LANES, lanes};
 
@@ -21,6 +21,8 @@ pub struct Epoch {
     /// One past the last warp stands for [agents](Agent).
     pub warp: u16,
     pub lanes: u32,
+    /// By the asynchronous proxy.
+    pub asynchronous: bool,
 }
 
 /// Actors other than warps, represented as lanes of the warp one past the last.
@@ -37,7 +39,7 @@ impl Agent {
             Agent::CopyEngine => 0,
             Agent::TensorCore(group) => 1 + group,
         };
-        Epoch { cta, clock, pc: pc as u32, warp: warps as u16, lanes: 1 << lane }
+        Epoch { cta, clock, pc: pc as u32, warp: warps as u16, lanes: 1 << lane, asynchronous: true }
     }
 }
 

@@ -285,10 +285,10 @@ impl Emulator<'_, '_> {
                 let (thread, place) = (self.thread(&e), self.kernel.place(e.pc as usize));
                 (FindingKind::Race, format!("{here}, unordered with the {} by {thread} at {place}", verb(other)))
             }
-            Some(Trouble::Unshown(e)) => {
-                let (thread, place) = (self.thread(&e), self.kernel.place(e.pc as usize));
+            Some(Trouble::Unshown(other, e)) => {
+                let (thread, place, other) = (self.thread(&e), self.kernel.place(e.pc as usize), verb(other));
                 let what = format!(
-                    "{here} by the asynchronous proxy: no fence.proxy.async after the write by {thread} at {place}"
+                    "{here} by the asynchronous proxy: no fence.proxy.async after the {other} by {thread} at {place}"
                 );
                 (FindingKind::Proxy, what)
             }

@@ -10,7 +10,8 @@ pub enum FindingKind {
     Uninitialized,
     /// An access to an asynchronous copy's destination before its wait.
     InFlight,
-    /// Written by threads, read by a bulk copy or a wgmma, without `fence.proxy.async` in between.
+    /// Written by threads and accessed by a bulk copy or a wgmma, or read by threads and overwritten by a bulk copy,
+    /// without `fence.proxy.async` in between.
     Proxy,
     /// An access to a wgmma's registers without `wgmma.fence` before it, or before its `wgmma.wait_group`.
     Wgmma,

@@ -46,8 +46,9 @@ enum WriteOrder {
 
 impl Accessor<'_> {
     pub fn epoch(&self) -> Epoch {
-        let Accessor { cta, warp, lanes, time, pc, .. } = *self;
-        Epoch { cta, clock: time, pc: pc as u32, warp: warp as u16, lanes }
+        let Accessor { cta, warp, lanes, time, pc, proxy, .. } = *self;
+        let asynchronous = proxy != Proxy::Generic;
+        Epoch { cta, clock: time, pc: pc as u32, warp: warp as u16, lanes, asynchronous }
     }
     /// Whether `e` happened before this access, or is this thread's own.
     pub fn follows(&self, e: &Epoch) -> bool {
@@ -95,6 +96,11 @@ impl Accesses {
     }
     fn unordered(&self, who: &Accessor) -> Option<Epoch> {
         self.slice().iter().find(|e| !who.follows(e)).copied()
+    }
+    /// Of threads, before which the accessor's proxy may write.
+    fn unshown(&self, who: &Accessor) -> Option<Epoch> {
+        let Proxy::Async(memory) = who.proxy else { return None };
+        self.slice().iter().find(|e| !e.asynchronous && !who.shows(memory, e)).copied()
     }
     /// Adds `new`, which supersedes everything it `follows`.
     fn add(&mut self, mut new: Epoch, follows: impl Fn(&Epoch) -> bool) {
@@ -150,8 +156,8 @@ pub enum Trouble {
     Held,
     /// A race with an earlier access of that kind.
     Race(Access, Epoch),
-    /// The asynchronous proxy may not see this write.
-    Unshown(Epoch),
+    /// The asynchronous proxy may not see this write, or may overwrite what this read is still to see.
+    Unshown(Access, Epoch),
 }
 
 #[derive(Default)]
@@ -312,10 +318,13 @@ impl Cell {
         }
         let write = self.write.and_then(|e| match who.sees(&e) {
             WriteOrder::Before => None,
-            WriteOrder::Unshown => Some(Trouble::Unshown(e)),
+            WriteOrder::Unshown => Some(Trouble::Unshown(Access::Write, e)),
             WriteOrder::None => Some(Trouble::Race(Access::Write, e)),
         });
-        let read = || self.reads.unordered(who).map(|e| Trouble::Race(Access::Read, e));
+        let read = || {
+            let race = self.reads.unordered(who).map(|e| Trouble::Race(Access::Read, e));
+            race.or_else(|| self.reads.unshown(who).map(|e| Trouble::Unshown(Access::Read, e)))
+        };
         let atomic = || self.atomics.unordered(who).map(|e| Trouble::Race(Access::Atomic, e));
         match kind {
             Access::Read => write.or_else(atomic),

@@ -135,7 +135,7 @@ impl Warp {
     /// Publishes what these lanes have done and know, for others to acquire; advances their time.
     pub fn release(&mut self, mask: u32, cta: u32) -> ClockView {
         let mut view = self.views.joined(mask);
-        view.note(&Epoch { cta, clock: self.time, pc: 0, warp: self.id as u16, lanes: mask });
+        view.note(&Epoch { cta, clock: self.time, pc: 0, warp: self.id as u16, lanes: mask, asynchronous: false });
         for memory in FencedMemory::ALL {
             lanes(mask).for_each(|lane| view.show_own(memory, self.id, lane, self.fenced[memory as usize][lane]));
         }

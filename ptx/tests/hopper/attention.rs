@@ -92,6 +92,26 @@ fn passes_of_ring_attention() {
     check("f16", &pass(&[0, 10, 37, 90], (5..30).collect(), (30..61).collect()));
 }
 
+/// Sections of two heads, one head, all heads: whatever order CTAs take their work in, all of it is done once.
+#[test]
+fn heads_in_sections() {
+    let shape = Shape::packed(3, 3, 64, &[0, 300]);
+    let x = Inputs::new(&shape);
+    let name = "attention_hopper_forward_bf16_64";
+    let numbers = |text: &str| text.matches("8388608").count();
+    assert_eq!(numbers(&Variant::by_name(name).unwrap().expand().unwrap()), 1);
+    let run = |plant: Plant| {
+        Bench { plant, ..Bench::new("bf16", &shape, 0) }.run(&x, None, 0.0).unwrap_or_else(|e| panic!("{e}"))
+    };
+    let (whole, costs) = run(None);
+    for keys in [600, 1] {
+        let change = |text: String| text.replace("8388608", &(64 * keys).to_string());
+        let (cut, again) = run(Some((name, &change)));
+        assert!((&cut.o, &cut.lse) == (&whole.o, &whole.lse), "{keys} keys");
+        assert_eq!(again, costs);
+    }
+}
+
 /// Every schedule must detect that the n-th `old` of a variant has become `new`.
 fn noticed((stem, head_dim): (&str, usize), n: usize, old: &str, new: &str) {
     // Several tiles: more than the ring has slots.

@@ -210,6 +210,42 @@ fn plain_bulk_copies_go_both_ways() {
     );
 }
 
+/// Thread 0 copies zeros over words that all threads have read.
+#[test]
+fn a_bulk_copy_over_what_threads_have_read() {
+    let over = |fence: &str| {
+        format!(
+            "mov.u32 %r0, s;
+    mad.lo.u32 %r0, %t, 4, %r0;
+    st.shared.b32 [%r0], %t;
+    fence.proxy.async.shared::cta;
+    ld.shared.b32 %r1, [%r0];
+    bar.sync 0;
+    setp.ne.u32 %p, %t, 0;
+    @%p bra WAIT;
+    mbarrier.init.shared.b64 [bar], 1;
+    fence.mbarrier_init.release.cluster;
+    {fence}
+    mbarrier.arrive.expect_tx.shared.b64 %d0, [bar], 128;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [s], [%y], 128, [bar];
+WAIT:
+    bar.sync 0;
+TRY:
+    mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 %q, [bar], 0;
+    @!%q bra TRY;
+    ld.shared.b32 %r2, [%r0];
+    mad.lo.u32 %r1, %r1, 2, %r2;
+    mad.wide.u32 %z, %t, 4, %y;
+    st.global.b32 [%z+128], %r1;"
+        )
+    };
+    let twice: Vec<u32> = (0..32).map(|i| 2 * i).collect();
+    assert_eq!(right(&over("fence.proxy.async.shared::cta;"), 1, 32)[32..], twice);
+    for fence in ["", "fence.proxy.async.global;"] {
+        wrong(FindingKind::Proxy, &over(fence), 1, 32);
+    }
+}
+
 /// Thread 0 overwrites the source of the copy to shared memory before it has landed, which only the mbarrier can tell.
 #[test]
 fn sources_of_bulk_copies_in_flight() {
