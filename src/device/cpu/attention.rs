@@ -88,24 +88,59 @@ impl<'a, T: PanelFloat> WholeForward<'a, T> {
     }
 }
 
-#[inline(always)]
-pub fn delta<T: Float>(op: AttentionDelta) -> Result<()> {
-    const OP: &str = AttentionDelta::OP;
-    op.check()?;
-    let n = op.delta.len() / op.shape.heads;
-    row_sums::<T>(&op.shape, 0, n, op.o.host(OP)?, op.d_o.host(OP)?, op.delta.host(OP)?);
-    Ok(())
+/// Checked row sums of `d_o * o`, for any division by rows.
+pub struct Delta<'a, T> {
+    shape: AttentionShape,
+    pub rows: usize,
+    o: &'a [T],
+    d_o: &'a [T],
+    delta: Shared<'a, f32>,
 }
 
-/// `delta` = row sums of `d_o * o`, for the heads from `first` on.
+impl<'a, T: Float> Delta<'a, T> {
+    pub fn new(op: AttentionDelta<'a>) -> Result<Delta<'a, T>> {
+        const OP: &str = AttentionDelta::OP;
+        Ok(Delta {
+            rows: op.check()?,
+            shape: op.shape,
+            o: op.o.host(OP)?,
+            d_o: op.d_o.host(OP)?,
+            delta: Shared::new(op.delta.host(OP)?),
+        })
+    }
+    /// Computes these rows.
+    ///
+    /// # Safety
+    /// No other call at the same time has one of these rows.
+    #[inline(always)]
+    pub unsafe fn rows(&self, rows: Range<usize>) {
+        let heads = 0..self.shape.heads;
+        // SAFETY: upheld by the caller.
+        unsafe { row_sums(&self.shape, heads, rows, self.rows, self.o, self.d_o, &self.delta) }
+    }
+}
+
+/// `delta` = row sums of `d_o * o`, for these heads of these of `n` rows.
+///
+/// # Safety
+/// Nothing else accesses these elements of `delta`.
 #[inline(always)]
-fn row_sums<T: Float>(a: &AttentionShape, first: usize, n: usize, o: &[T], d_o: &[T], delta: &mut [f32]) {
-    let heads = delta.len().checked_div(n).unwrap_or(0);
-    for i in 0..n {
-        for head in 0..heads {
-            let at = i * a.width() + (first + head) * a.head_dim;
+unsafe fn row_sums<T: Float>(
+    a: &AttentionShape,
+    heads: Range<usize>,
+    rows: Range<usize>,
+    n: usize,
+    o: &[T],
+    d_o: &[T],
+    delta: &Shared<f32>,
+) {
+    for i in rows {
+        for head in heads.clone() {
+            let at = i * a.width() + head * a.head_dim;
             let (o, d_o) = (&o[at..][..a.head_dim], &d_o[at..][..a.head_dim]);
-            delta[head * n + i] = sum(a.head_dim, |c| o[c].to_f32() * d_o[c].to_f32());
+            // SAFETY: upheld by the caller.
+            let delta = unsafe { &mut delta.range(head * n + i, 1)[0] };
+            *delta = sum(a.head_dim, |c| o[c].to_f32() * d_o[c].to_f32());
         }
     }
 }
@@ -142,12 +177,15 @@ impl<'a, T: PanelFloat> WholeBackward<'a, T> {
     pub unsafe fn heads(&self, level: Level, scratch: &mut AttentionScratch, kv_heads: Range<usize>) {
         let (l, a) = (&self.layout, &self.layout.shape);
         let (group, first) = (l.group(), kv_heads.start);
+        let heads = first * group..kv_heads.end * group;
         // SAFETY: only this call accesses these heads' elements.
-        let delta = unsafe { self.delta.range(first * group * l.n, kv_heads.len() * group * l.n) };
-        level.run(
-            #[inline(always)]
-            || row_sums(a, first * group, l.n, self.o, self.d_o, delta),
-        );
+        let delta = unsafe {
+            level.run(
+                #[inline(always)]
+                || row_sums(a, heads.clone(), 0..l.n, l.n, self.o, self.d_o, &self.delta),
+            );
+            &*self.delta.range(heads.start * l.n, heads.len() * l.n)
+        };
         for (start, len) in l.documents() {
             for kv in kv_heads.clone() {
                 let columns = l.columns(kv);

@@ -3,7 +3,7 @@ use super::gemm::GemmScratch;
 use super::operands::first;
 use super::simd::{exp, sum, tanh};
 use crate::base::{Error, Result, dtype::Float};
-use crate::device::ops::{CrossEntropy, CrossEntropyFinish, CrossEntropyPart, CrossEntropyShape, IGNORE, VocabPart};
+use crate::device::ops::{CrossEntropy, CrossEntropyPart, CrossEntropyShape, IGNORE, VocabPart};
 
 /// Fails at the first target that is no word.
 pub fn check(op: &'static str, targets: &[i32], vocab: usize) -> Result<()> {
@@ -124,30 +124,36 @@ pub fn part<T: Float>(op: CrossEntropyPart) -> Result<()> {
     Ok(())
 }
 
+/// [`CrossEntropyFinish`] of one of its rows, after its check and that of the targets.
+#[derive(Clone, Copy)]
+pub struct FinishRow<'a> {
+    pub shape: CrossEntropyShape,
+    pub part: VocabPart,
+    pub target: i32,
+    /// The row's statistics in the first part, and those of the others, [`FinishRow::apart`] further each.
+    pub stats: &'a [[f32; VocabPart::STATS]],
+    pub apart: usize,
+    pub scale: Option<f32>,
+}
+
+/// Replaces the row by its gradient, if there is a scale, and returns its loss.
 #[inline(always)]
-pub fn finish<T: Float>(op: CrossEntropyFinish) -> Result<()> {
-    const OP: &str = CrossEntropyFinish::OP;
-    op.check()?;
-    let (shape, targets, logits) = (op.shape, op.targets.host::<i32>(OP)?, op.logits.host::<T>(OP)?);
-    check(OP, targets, op.part.of)?;
-    let (scale, loss) = (op.scale.map(|scale| first(OP, scale)).transpose()?, &mut op.loss.host::<f64>(OP)?[0]);
-    let stats = op.stats.host::<f32>(OP)?.as_chunks::<{ VocabPart::STATS }>().0;
-    capped!(shape.softcap, _logit, with_slope => for (i, (row, &target)) in logits.chunks_exact_mut(shape.vocab).zip(targets).enumerate() {
-        if target == IGNORE {
-            ignore(scale, row);
-            continue;
-        }
-        let (mut max, mut total, mut at_target) = (f32::MIN, 0.0, 0.0);
-        for &[part_max, part_total, part_target] in stats[i..].iter().step_by(targets.len()) {
-            let top = max.max(part_max);
-            total = total * exp(max - top) + part_total * exp(part_max - top);
-            max = top;
-            at_target += part_target;
-        }
-        *loss += (total as f64).ln() + (max as f64 - at_target as f64);
-        gradient(scale, row, column(&shape, &op.part, target), max, total, with_slope);
+pub fn finish<T: Float>(x: &FinishRow, row: &mut [T]) -> f64 {
+    if x.target == IGNORE {
+        ignore(x.scale, row);
+        return 0.0;
+    }
+    let (mut max, mut total, mut at_target) = (f32::MIN, 0.0, 0.0);
+    for &[part_max, part_total, part_target] in x.stats.iter().step_by(x.apart) {
+        let top = max.max(part_max);
+        total = total * exp(max - top) + part_total * exp(part_max - top);
+        max = top;
+        at_target += part_target;
+    }
+    capped!(x.shape.softcap, _logit, with_slope => {
+        gradient(x.scale, row, column(&x.shape, &x.part, x.target), max, total, with_slope);
     });
-    Ok(())
+    (total as f64).ln() + (max as f64 - at_target as f64)
 }
 
 #[inline(always)]

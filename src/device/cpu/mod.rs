@@ -39,7 +39,7 @@ mod optim;
 mod pool;
 // Parts of operations, one per thread.
 mod divide;
-// Dispatch of every operation.
+// The device, dispatch of every operation, and its parts on threads.
 mod device;
 
 pub use device::{AttentionSums, CpuDevice};

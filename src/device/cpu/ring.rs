@@ -107,30 +107,55 @@ impl<'a, T: PanelFloat> PassForward<'a, T> {
     }
 }
 
-#[inline(always)]
-pub fn merge(op: AttentionMerge) -> Result<()> {
-    const OP: &str = AttentionMerge::OP;
-    let (n, a) = (op.check()?, &op.shape);
-    let (o_pass, lse_pass) = (op.o_pass.host::<f32>(OP)?, op.lse_pass.host::<f32>(OP)?);
-    let (o, lse) = (op.o.host::<f32>(OP)?, op.lse.host::<f32>(OP)?);
-    let o_row = a.width();
-    for head in 0..a.heads {
-        for i in 0..n {
-            let (new, old) = (lse_pass[head * n + i], lse[head * n + i]);
-            if new == f32::NEG_INFINITY {
-                continue;
-            }
-            let max = if new > old { new } else { old };
-            let (w_new, w_old) = ((new - max).exp(), (old - max).exp());
-            let share = 1.0 / (w_new + w_old);
-            lse[head * n + i] = max + (w_new + w_old).ln();
-            let at = i * o_row + head * a.head_dim;
-            for (o, x) in o[at..][..a.head_dim].iter_mut().zip(&o_pass[at..]) {
-                *o = *o * (w_old * share) + x * (w_new * share);
+/// A checked merge, for any division by rows.
+pub struct Merge<'a> {
+    shape: AttentionShape,
+    pub rows: usize,
+    o_pass: &'a [f32],
+    lse_pass: &'a [f32],
+    o: Shared<'a, f32>,
+    lse: Shared<'a, f32>,
+}
+
+impl<'a> Merge<'a> {
+    pub fn new(op: AttentionMerge<'a>) -> Result<Merge<'a>> {
+        const OP: &str = AttentionMerge::OP;
+        Ok(Merge {
+            rows: op.check()?,
+            shape: op.shape,
+            o_pass: op.o_pass.host(OP)?,
+            lse_pass: op.lse_pass.host(OP)?,
+            o: Shared::new(op.o.host(OP)?),
+            lse: Shared::new(op.lse.host(OP)?),
+        })
+    }
+    /// Merges these rows.
+    ///
+    /// # Safety
+    /// No other call at the same time has one of these rows.
+    pub unsafe fn rows(&self, rows: Range<usize>) {
+        let (a, o_row) = (&self.shape, self.shape.width());
+        for head in 0..a.heads {
+            let first = head * self.rows + rows.start;
+            // SAFETY: only this call has these rows.
+            let lse = unsafe { self.lse.range(first, rows.len()) };
+            for ((i, old), &new) in rows.clone().zip(lse).zip(&self.lse_pass[first..]) {
+                if new == f32::NEG_INFINITY {
+                    continue;
+                }
+                let max = if new > *old { new } else { *old };
+                let (w_new, w_old) = ((new - max).exp(), (*old - max).exp());
+                let share = 1.0 / (w_new + w_old);
+                *old = max + (w_new + w_old).ln();
+                let at = i * o_row + head * a.head_dim;
+                // SAFETY: as above.
+                let o = unsafe { self.o.range(at, a.head_dim) };
+                for (o, x) in o.iter_mut().zip(&self.o_pass[at..]) {
+                    *o = *o * (w_old * share) + x * (w_new * share);
+                }
             }
         }
     }
-    Ok(())
 }
 
 /// A checked backward pass, for any division by key/value heads.

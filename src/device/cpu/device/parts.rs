@@ -1,0 +1,136 @@
+//! How the device runs one operation: in parts, on the threads that it is worth. Never knows which operation.
+use super::{CpuDevice, lock};
+use crate::base::{Category, DType, Meter, Result};
+use crate::device::cpu::divide::{Divisible, LINE};
+use crate::device::cpu::memory;
+use crate::device::cpu::tile::AttentionScratch;
+use crate::device::ops::CrossEntropy;
+use crate::device::pages::{self, HUGE};
+use crate::device::{Buf, ViewMut};
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+/// Bytes of a buffer whose pages are put in place when it is allocated: fewer faults take less than the call.
+const WORTH_TOUCHING: usize = 64 << 10;
+
+impl CpuDevice {
+    /// Threads that an operation is worth, by the bytes of its main operand.
+    pub(super) fn worth(&self, bytes: usize) -> usize {
+        self.pool.threads().min(bytes / self.grain).max(1)
+    }
+    /// Runs `run(thread, part)` for parts of `0..n` that start at multiples of `step`, one per thread that `bytes` of
+    /// work are worth.
+    pub(super) fn parts(
+        &self,
+        (n, step, bytes): (usize, usize, usize),
+        run: &(dyn Fn(usize, Range<usize>) -> Result<()> + Sync),
+    ) -> Result<()> {
+        let mut each = n.div_ceil(self.worth(bytes)).next_multiple_of(step);
+        if each >= n {
+            return run(0, 0..n);
+        }
+        // Products of a single row have loops of their own: none of several rows is left alone.
+        while step > 1 && n % each == 1 {
+            each += step;
+        }
+        let failed = Mutex::new(None);
+        self.pool.run(n.div_ceil(each), &|thread, part| {
+            if let Err(e) = run(thread, part * each..n.min((part + 1) * each)) {
+                lock(&failed).get_or_insert(e);
+            }
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+    /// A new buffer with its pages in place.
+    pub(super) fn touched(&self, mut buf: Buf) -> Result<Buf> {
+        let (at, bytes) = (BufferStart(buf.view_mut().as_mut_ptr()), buf.bytes());
+        if bytes >= WORTH_TOUCHING {
+            self.parts((bytes, HUGE, bytes), &|_, part| {
+                // SAFETY: the buffer was mapped for this many bytes, and parts start at multiples of huge pages.
+                unsafe { pages::touch(at.get().add(part.start), part.len()) };
+                Ok(())
+            })?;
+        }
+        Ok(buf)
+    }
+    /// Runs an operation in parts.
+    pub(super) fn rows<O: Divisible + Sync>(&self, op: O, run: &(dyn Fn(O) -> Result<()> + Sync)) -> Result<()> {
+        self.rows_on(O::STEP, op, &|_, op| run(op))
+    }
+    pub(super) fn rows_on<O: Divisible + Sync>(
+        &self,
+        step: usize,
+        op: O,
+        run: &(dyn Fn(usize, O) -> Result<()> + Sync),
+    ) -> Result<()> {
+        if self.pool.threads() == 1 {
+            return run(0, op);
+        }
+        let (n, bytes) = op.rows()?;
+        if self.worth(bytes) == 1 || n <= step {
+            return run(0, op);
+        }
+        // SAFETY: `parts` makes parts that do not overlap.
+        self.parts((n, step, bytes), &|thread, rows| run(thread, unsafe { op.part(&rows, n) }))
+    }
+    /// Runs an elementwise operation in parts: which elements, and the result's.
+    pub(super) fn elements(
+        &self,
+        x: &ViewMut,
+        run: &(dyn Fn(Range<usize>, ViewMut) -> Result<()> + Sync),
+    ) -> Result<()> {
+        // SAFETY: `parts` makes parts that do not overlap.
+        self.parts((x.len(), LINE, x.bytes()), &|_, part| run(part.clone(), unsafe { x.part(part) }))
+    }
+    /// Runs attention for parts of the key/value heads.
+    pub(super) fn heads(
+        &self,
+        n: usize,
+        bytes: usize,
+        run: &(dyn Fn(&mut AttentionScratch, Range<usize>) + Sync),
+    ) -> Result<()> {
+        self.parts((n, 1, bytes), &|thread, heads| {
+            run(&mut lock(&self.attention[thread]), heads);
+            Ok(())
+        })
+    }
+    /// Runs `run(thread, row, logits, loss)` for each of `n` rows, and adds the losses, which start at 0, in row order.
+    pub(super) fn row_losses(
+        &self,
+        n: usize,
+        logits: ViewMut,
+        loss: ViewMut,
+        run: &(dyn Fn(usize, usize, ViewMut, ViewMut) -> Result<()> + Sync),
+    ) -> Result<()> {
+        let Some(width) = logits.len().checked_div(n) else { return Ok(()) };
+        let mut held = lock(&self.losses);
+        let losses = match held.take().filter(|losses| losses.len() >= n) {
+            Some(losses) => losses,
+            None => memory::alloc(DType::F64, n, Meter::default().lease(Category::Scratch, 0))?,
+        };
+        let losses = held.insert(losses).view_mut().slice(0..n);
+        self.parts((n, 1, logits.bytes()), &|thread, mut rows| {
+            rows.try_for_each(|row| {
+                // SAFETY: `parts` makes parts that do not overlap.
+                let (logits, mut loss) =
+                    unsafe { (logits.part(row * width..(row + 1) * width), losses.part(row..row + 1)) };
+                memory::zero(loss.reborrow())?;
+                run(thread, row, logits, loss)
+            })
+        })?;
+        let sum = &mut loss.host::<f64>(CrossEntropy::OP)?[0];
+        losses.host::<f64>(CrossEntropy::OP)?.iter().for_each(|loss| *sum += loss);
+        Ok(())
+    }
+}
+
+/// Where threads touch pages.
+#[derive(Clone, Copy)]
+struct BufferStart(*mut u8);
+// SAFETY: threads touch disjoint parts.
+unsafe impl Sync for BufferStart {}
+impl BufferStart {
+    fn get(&self) -> *mut u8 {
+        self.0
+    }
+}
