@@ -189,7 +189,16 @@ pub fn ranks_on<T: Send>(
     device: impl Fn(usize, Meter) -> Result<Arc<dyn Device>> + Sync,
     f: impl Fn(Rank) -> Result<T> + Sync,
 ) -> Vec<T> {
-    let results = try_ranks_on(world, device, f);
+    mesh_ranks_on(MeshSizes::sharded(world), device, f)
+}
+
+/// The same on another mesh.
+pub fn mesh_ranks_on<T: Send>(
+    sizes: MeshSizes,
+    device: impl Fn(usize, Meter) -> Result<Arc<dyn Device>> + Sync,
+    f: impl Fn(Rank) -> Result<T> + Sync,
+) -> Vec<T> {
+    let results = try_mesh_on(sizes, device, f);
     let failed = results.iter().filter_map(|r| r.as_ref().err());
     let failed: Vec<String> = failed.map(|e| e.to_string()).collect();
     assert!(failed.is_empty(), "ranks failed: {failed:#?}");

@@ -89,7 +89,7 @@ impl<'a, T: PanelFloat> WholeForward<'a, T> {
 }
 
 /// Checked row sums of `d_o * o`, for any division by rows.
-pub struct Delta<'a, T> {
+pub struct DeltaRows<'a, T> {
     shape: AttentionShape,
     pub rows: usize,
     o: &'a [T],
@@ -97,10 +97,10 @@ pub struct Delta<'a, T> {
     delta: Shared<'a, f32>,
 }
 
-impl<'a, T: Float> Delta<'a, T> {
-    pub fn new(op: AttentionDelta<'a>) -> Result<Delta<'a, T>> {
+impl<'a, T: Float> DeltaRows<'a, T> {
+    pub fn new(op: AttentionDelta<'a>) -> Result<DeltaRows<'a, T>> {
         const OP: &str = AttentionDelta::OP;
-        Ok(Delta {
+        Ok(DeltaRows {
             rows: op.check()?,
             shape: op.shape,
             o: op.o.host(OP)?,

@@ -1,5 +1,5 @@
-//! The CPU device: its kernels, vector width and threads. Runs every operation synchronously (`dispatch`), in parts that
-//! its threads compute side by side (`parts`). Never computes itself.
+//! The CPU device: its kernels, vector width and threads. Runs every operation synchronously (`dispatch`), in parts
+//! that its threads compute side by side (`parts`). Never computes itself.
 //!
 //! [Note: threads] An operation has the same bits for any number of threads: parts are rows or columns of the result,
 //! and each of its elements is computed as by a single thread. Gradients of weights, which are sums over rows, are

@@ -108,7 +108,7 @@ impl<'a, T: PanelFloat> PassForward<'a, T> {
 }
 
 /// A checked merge, for any division by rows.
-pub struct Merge<'a> {
+pub struct PassMerge<'a> {
     shape: AttentionShape,
     pub rows: usize,
     o_pass: &'a [f32],
@@ -117,10 +117,10 @@ pub struct Merge<'a> {
     lse: Shared<'a, f32>,
 }
 
-impl<'a> Merge<'a> {
-    pub fn new(op: AttentionMerge<'a>) -> Result<Merge<'a>> {
+impl<'a> PassMerge<'a> {
+    pub fn new(op: AttentionMerge<'a>) -> Result<PassMerge<'a>> {
         const OP: &str = AttentionMerge::OP;
-        Ok(Merge {
+        Ok(PassMerge {
             rows: op.check()?,
             shape: op.shape,
             o_pass: op.o_pass.host(OP)?,

@@ -227,7 +227,7 @@ impl Device for CpuDevice {
     }
     fn attention_merge(&self, op: AttentionMerge) -> Result<()> {
         let bytes = op.o.bytes();
-        let merge = ring::Merge::new(op)?;
+        let merge = ring::PassMerge::new(op)?;
         self.parts((merge.rows, FLOATS, bytes), &|_, rows| {
             // SAFETY: `parts` makes parts that do not overlap.
             unsafe { merge.rows(rows) };
@@ -237,7 +237,7 @@ impl Device for CpuDevice {
     fn attention_delta(&self, op: AttentionDelta) -> Result<()> {
         let bytes = op.o.bytes();
         types!(op.o.dtype(), T => {
-            let delta = attention::Delta::<T>::new(op)?;
+            let delta = attention::DeltaRows::<T>::new(op)?;
             self.parts((delta.rows, FLOATS, bytes), &|_, rows| {
                 self.level.run(
                     #[inline(always)]

@@ -2,7 +2,8 @@
 use super::super::gemm::panels::{COLUMNS, Over, PanelFloat, Products, TokenRows};
 use super::super::simd::{LANES, Level, tanh};
 use super::lanes::{LaneRow, exp_below, hide};
-use super::{ACROSS, AttentionScratch, HeadRows, Mask, SIDE, Sizes, packed_len};
+use super::operands::{HeadRows, Mask};
+use super::scratch::{ACROSS, AttentionScratch, SIDE, Sizes, packed_len, with_products};
 use crate::base::dtype::Float;
 use crate::device::ops::AttentionShape;
 

@@ -3,7 +3,8 @@
 use super::super::gemm::panels::{COLUMNS, Over, PanelFloat, Products, TokenRows};
 use super::super::simd::{LANES, Level, lane_sum, tanh};
 use super::lanes::{LaneRow, each, exp_below, hide, larger, max_lane};
-use super::{ACROSS, AttentionScratch, HeadRows, Mask, SIDE, Shared, Sizes, packed_len};
+use super::operands::{HeadRows, Mask, Shared};
+use super::scratch::{ACROSS, AttentionScratch, SIDE, Sizes, packed_len, with_products};
 use crate::base::dtype::Float;
 use crate::device::ops::AttentionShape;
 use std::ops::Range;

@@ -1,0 +1,105 @@
+//! What both directions of attention in tiles share: the kernel of the products, sizes of packed operands, and memory.
+//! Never computes.
+use super::super::gemm::panels::{COLUMNS, Products, line};
+use super::super::gemm::{CacheLines, GemmKernel};
+use super::super::simd::LANES;
+use crate::device::ops::AttentionShape;
+
+/// Queries (forward) or keys (backward) that sums are kept for, in cache: a multiple of the rows of every kernel's
+/// panels and of the columns.
+pub(super) const SIDE: usize = 96;
+/// Keys (forward) or queries (backward) in a tile.
+pub(super) const ACROSS: usize = 192;
+
+/// Runs `$call` with the products of `$kernel` for operands of type `$T`.
+macro_rules! with_products {
+    ($kernel:expr, $level:expr, $T:ty, $products:ident => $call:expr) => {
+        match $kernel {
+            // SAFETY: kernels are chosen only where they are available, and this thread's tiles are free.
+            #[cfg(target_arch = "x86_64")]
+            $crate::device::cpu::gemm::GemmKernel::Amx if <$T>::DTYPE == $crate::base::DType::Bf16 => {
+                let $products = unsafe { &<$T as $crate::device::cpu::gemm::panels::PanelFloat>::amx() };
+                $crate::device::cpu::simd::Level::Avx512.run(
+                    #[inline(always)]
+                    || $call,
+                )
+            }
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            $crate::device::cpu::gemm::GemmKernel::Amx | $crate::device::cpu::gemm::GemmKernel::Avx512 => {
+                let $products = unsafe { &<$T as $crate::device::cpu::gemm::panels::PanelFloat>::dot() };
+                $crate::device::cpu::simd::Level::Avx512.run(
+                    #[inline(always)]
+                    || $call,
+                )
+            }
+            _ => {
+                let $products = &$crate::device::cpu::gemm::panels::Portable($level);
+                $level.run(
+                    #[inline(always)]
+                    || $call,
+                )
+            }
+        }
+    };
+}
+pub(super) use with_products;
+
+/// The kernel of the products, and memory reused between calls, which grows to fit the longest document.
+pub struct AttentionScratch {
+    pub kernel: GemmKernel,
+    lines: CacheLines,
+}
+
+impl AttentionScratch {
+    pub fn new(kernel: GemmKernel) -> AttentionScratch {
+        AttentionScratch { kernel, lines: CacheLines::default() }
+    }
+    /// Slices of these lengths in whole cache lines, with arbitrary contents.
+    pub(super) fn take<const N: usize>(&mut self, lens: [usize; N]) -> [&mut [f32]; N] {
+        let lens = lens.map(|len| len.next_multiple_of(LANES));
+        let mut rest = self.lines.take(lens.iter().sum());
+        lens.map(|len| {
+            let (taken, left) = std::mem::take(&mut rest).split_at_mut(len);
+            rest = left;
+            taken
+        })
+    }
+}
+
+/// What both directions need to know of the heads.
+pub(super) struct Sizes {
+    pub group: usize,
+    pub dim: usize,
+    /// Column panels, row panels and steps of `dim`.
+    pub columns: usize,
+    pub rows: usize,
+    pub steps: usize,
+    /// Elements of a line.
+    pub line: usize,
+    /// Elements of a block of sums.
+    pub block: usize,
+}
+impl Sizes {
+    #[inline(always)]
+    pub(super) fn new<T, P: Products<T>>(a: &AttentionShape) -> Sizes {
+        let (dim, line) = (a.head_dim, line::<P::Packed>());
+        Sizes {
+            group: a.heads / a.kv_heads,
+            dim,
+            columns: dim.div_ceil(COLUMNS),
+            rows: dim.div_ceil(P::ROWS),
+            steps: dim.div_ceil(line),
+            line,
+            block: P::ROWS * COLUMNS,
+        }
+    }
+}
+
+/// f32s that packed operands of `tokens` take: summed over `dim` and over the tokens.
+#[inline(always)]
+pub(super) fn packed_len(s: &Sizes, tokens: usize, side: usize) -> [usize; 2] {
+    let over_dim = tokens.next_multiple_of(side) * s.steps;
+    let over_tokens = s.dim.next_multiple_of(side) * tokens.div_ceil(s.line);
+    [over_dim * LANES, over_tokens * LANES]
+}
