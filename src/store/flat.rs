@@ -146,8 +146,14 @@ impl Flat {
     }
     /// How many units of the largest size fit in `live` parameters next to the root.
     pub fn fitting(&self, live: usize) -> usize {
-        let largest = self.units[1..].iter().map(Unit::elements).max().unwrap_or(0);
-        live.saturating_sub(self.units[0].elements()) / largest.max(1)
+        live.saturating_sub(self.units[0].elements()) / self.largest().max(1)
+    }
+    /// Parameters of the root and of this many units of the largest size.
+    pub fn live(&self, units: usize) -> usize {
+        self.units[0].elements() + units * self.largest()
+    }
+    fn largest(&self) -> usize {
+        self.units[1..].iter().map(Unit::elements).max().unwrap_or(0)
     }
     pub fn layouts(&self) -> impl Iterator<Item = &Layout> {
         self.homes.iter().map(|home| &home.layout)

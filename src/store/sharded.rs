@@ -121,6 +121,11 @@ impl ShardedOptions {
     pub fn keeps_more(&self, layouts: &[Layout]) -> bool {
         self.fitting(&Flat::new(layouts, self.wrap, 1)) > self.moving()
     }
+    /// Values of `max_live` that keep one unit more than prefetching takes, two more, and so on up to all.
+    pub fn keeping_more(&self, layouts: &[Layout]) -> Vec<usize> {
+        let flat = Flat::new(layouts, self.wrap, 1);
+        (self.moving() + 1..flat.units.len()).map(|units| flat.live(units)).collect()
+    }
     /// Number of units whose all_gathers start before the current one is used.
     fn ahead(&self) -> usize {
         if self.limit_all_gathers { 1 } else { AHEAD }

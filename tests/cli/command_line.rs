@@ -72,7 +72,7 @@ embed-dim \
      cache-limit optimizer lr betas eps \
      weight-decay warmup-steps warmup-type lr-scheduler grad-clip batch-size grad-accum train-batch-size backend \
      fsdp-impl sharding auto-wrap \
-     backward-prefetch [no-]forward-prefetch [no-]limit-all-gathers [no-]use-orig-params [no-]activation-checkpoint \
+     backward-prefetch [no-]forward-prefetch [no-]limit-all-gathers [no-]use-orig-params [no-]activation-checkpoint memory-budget \
      activation-checkpoint-every \
      [no-]cpu-offload [no-]sync-each-batch zero-stage deepspeed reduce-bucket-size [no-]overlap-comm \
      allgather-bucket-size stage3-prefetch-bucket-size stage3-max-live-parameters stage3-max-reuse-distance precision \

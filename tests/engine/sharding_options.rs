@@ -371,6 +371,51 @@ fn live_parameters_save_all_gathers_and_change_no_bit() {
     assert_eq!(most - least, (10 - 4) * block / 2);
     let (_, grad_op, same) = of("--sharding SHARD_GRAD_OP");
     assert_eq!((&two_slots, &two_slots, same), (&all_live, &grad_op, least));
+    let (said, within, same) = of("--memory-budget 1GB");
+    assert!(said.contains("parameters unsharded, which fit in 1GB per rank"), "{said}");
+    assert_eq!((&two_slots, same), (&within, least));
+}
+
+#[test]
+fn a_memory_budget_keeps_as_many_units_as_fit() {
+    let plan = |more: &str| {
+        let shape = "--device cpu --nproc-per-node 2 --dataset synthetic --embed-dim 64 --num-layers 8 --num-heads 2 \
+                     --ff-hidden-dim 192 --max-len 16 --batch-size 2 --print-config";
+        binary().args(shape.split_whitespace()).args(more.split_whitespace()).output().unwrap()
+    };
+    let bytes_and_live = |more: &str| {
+        let out = plan(more);
+        assert!(out.status.success(), "{more}: {}", String::from_utf8_lossy(&out.stderr));
+        let config: Value = serde_saphyr::from_str(&String::from_utf8(out.stdout).unwrap()).unwrap();
+        let plan = &config["plan"];
+        (plan["planned_bytes"]["total"].as_u64().unwrap(), plan["max_live_parameters"].as_u64())
+    };
+    let (least, none) = bytes_and_live("");
+    assert_eq!(none, None);
+    // Norms take 128 elements. Both ranks share the f32 slots, so a unit adds half of its bytes to each.
+    let block = 4 * 64 * 64 + 3 * 64 * 192 + 2 * 128;
+    let unit = 4 * block / 2;
+    for more in 0..8 {
+        for spare in [0, unit - 1] {
+            let budget = least + more * unit + spare;
+            let (total, live) = bytes_and_live(&format!("--memory-budget {budget}"));
+            assert_eq!(total, least + more.min(6) * unit, "{budget}"); // two of eight are unsharded anyway
+            assert_eq!(live.is_some(), more > 0, "{budget}");
+            let Some(live) = live else { continue };
+            assert_eq!(bytes_and_live(&format!("--max-live-parameters {live}")).0, total);
+            let (above, _) = bytes_and_live(&format!("--max-live-parameters {}", live + block));
+            assert!(above > budget || more >= 6, "{budget}: {live} parameters, although one unit more fits");
+        }
+    }
+    // An explicit number wins, and where nothing rotates the budget is a check only.
+    for other in ["--max-live-parameters 1", "--sharding SHARD_GRAD_OP", "--fsdp-impl reference"] {
+        assert_eq!(bytes_and_live(&format!("{other} --memory-budget 1GB")), (bytes_and_live(other).0, None), "{other}");
+    }
+    for budget in [least - 1, 1] {
+        let out = plan(&format!("--memory-budget {budget}"));
+        let text = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.code() == Some(2) && text.contains(&format!("needs {least} bytes")), "{text}");
+    }
 }
 
 #[test]

@@ -128,6 +128,7 @@ fn facts(plan: &Plan) -> Result<Vec<(String, String)>> {
         ("model", model.map_or("none".into(), |hash| format!("{hash:016x}"))),
         ("resume", resume),
         ("device", format!("{:?}", plan.ranks.device).to_lowercase()),
+        ("max_live_parameters", plan.live.map_or("none".into(), |live| live.to_string())),
     ];
     let mut facts: Vec<(String, String)> = facts.into_iter().map(|(key, value)| (key.into(), value)).collect();
     if let Value::Object(sections) = plan.config_json() {

@@ -12,6 +12,11 @@ fn rank(mesh: &MeshSizes, device: DeviceName, per_host: usize) -> PlannedRank {
     PlannedRank { mesh: *mesh, rank: 0, sharing: if gpu { 1 } else { per_host }, gpu }
 }
 
+/// The bytes that are on the rank's device.
+pub fn on_device(planned: &[(Category, usize)]) -> usize {
+    planned.iter().filter(|p| p.0 != Category::Host).map(|p| p.1).sum()
+}
+
 /// Bytes of a rank that trains and saves, in the order of [`crate::base::CATEGORIES`]. `copies`: async checkpoints,
 /// which keep a copy of what they save.
 pub fn of_training(

@@ -20,39 +20,65 @@ const BYTES: f64 = (1u64 << 60) as f64;
 
 /// The sharding strategy. `run.strategy` is already resolved.
 pub fn strategy(s: &Settings, device: DeviceName, spec: &Spec) -> Result<Arc<dyn Strategy>> {
+    if let Some(sharded) = sharded(s, device)? {
+        return Ok(Arc::new(sharded));
+    }
     let (f, b) = (&s.fsdp, &s.batch);
     let (dtype, reduce_dtype, offload) = (s.precision.compute()?, s.precision.reduce()?, offload(f, device));
-    Ok(match (s.run.strategy, f.backend, f.fsdp_impl) {
-        (Some(StrategyName::Ddp), ..) => {
+    Ok(match (s.run.strategy, f.backend) {
+        (Some(StrategyName::Ddp), _) => {
             Arc::new(ReplicatedOptions { dtype, reduce_dtype, bucket_bytes: ReplicatedOptions::BUCKET, offload })
         }
-        (_, Some(BackendName::Zero), _) => Arc::new(ZeroOptions { offload, ..zero::options(s, dtype, spec.dim)? }),
-        (_, _, Some(FsdpImpl::Reference)) => Arc::new(ReferenceOptions {
+        (_, Some(BackendName::Zero)) => Arc::new(ZeroOptions { offload, ..zero::options(s, dtype, spec.dim)? }),
+        _ => Arc::new(ReferenceOptions {
             dtype,
             reduce_dtype,
             reshard: f.sharding != Some(ShardingName::ShardGradOp),
             grad_accum: set(&b.grad_accum, "batch.grad_accum")?,
             sync_each_batch: set(&f.sync_each_batch, "fsdp.sync_each_batch")?,
-            offload,
-        }),
-        _ => Arc::new(ShardedOptions {
-            dtype,
-            reduce_dtype,
-            wrap: wrap(f)?,
-            reshard: f.sharding != Some(ShardingName::ShardGradOp),
-            max_live: f.max_live_parameters.unwrap_or(0),
-            forward_prefetch: set(&f.forward_prefetch, "fsdp.forward_prefetch")?,
-            backward_prefetch: match set(&f.backward_prefetch, "fsdp.backward_prefetch")? {
-                PrefetchName::BackwardPre => BackwardPrefetch::Pre,
-                PrefetchName::BackwardPost => BackwardPrefetch::Post,
-                PrefetchName::None => BackwardPrefetch::None,
-            },
-            grad_accum: set(&b.grad_accum, "batch.grad_accum")?,
-            sync_each_batch: set(&f.sync_each_batch, "fsdp.sync_each_batch")?,
-            limit_all_gathers: set(&f.limit_all_gathers, "fsdp.limit_all_gathers")?,
             offload,
         }),
     })
+}
+
+/// Manual sharding, if `run.strategy` is already resolved to it.
+pub fn sharded(s: &Settings, device: DeviceName) -> Result<Option<ShardedOptions>> {
+    let (f, b) = (&s.fsdp, &s.batch);
+    let other = s.run.strategy == Some(StrategyName::Ddp)
+        || f.backend == Some(BackendName::Zero)
+        || f.fsdp_impl == Some(FsdpImpl::Reference);
+    if other {
+        return Ok(None);
+    }
+    Ok(Some(ShardedOptions {
+        dtype: s.precision.compute()?,
+        reduce_dtype: s.precision.reduce()?,
+        wrap: wrap(f)?,
+        reshard: f.sharding != Some(ShardingName::ShardGradOp),
+        max_live: f.max_live_parameters.unwrap_or(0),
+        forward_prefetch: set(&f.forward_prefetch, "fsdp.forward_prefetch")?,
+        backward_prefetch: match set(&f.backward_prefetch, "fsdp.backward_prefetch")? {
+            PrefetchName::BackwardPre => BackwardPrefetch::Pre,
+            PrefetchName::BackwardPost => BackwardPrefetch::Post,
+            PrefetchName::None => BackwardPrefetch::None,
+        },
+        grad_accum: set(&b.grad_accum, "batch.grad_accum")?,
+        sync_each_batch: set(&f.sync_each_batch, "fsdp.sync_each_batch")?,
+        limit_all_gathers: set(&f.limit_all_gathers, "fsdp.limit_all_gathers")?,
+        offload: offload(f, device),
+    }))
+}
+
+/// `engine` with at most `max_live` parameters unsharded, if given.
+pub fn keeping(
+    s: &Settings,
+    device: DeviceName,
+    max_live: Option<usize>,
+    engine: EngineOptions,
+) -> Result<EngineOptions> {
+    let Some(sharded) = sharded(s, device)?.filter(|_| max_live.is_some()) else { return Ok(engine) };
+    let max_live = max_live.unwrap_or(sharded.max_live);
+    Ok(EngineOptions { strategy: Arc::new(ShardedOptions { max_live, ..sharded }), ..engine })
 }
 
 /// CPU ranks already keep everything in host memory: the setting is accepted there and changes nothing.

@@ -23,6 +23,8 @@ pub mod engine;
 pub mod knobs;
 /// Bytes per rank.
 pub mod bytes;
+/// Parameters that stay unsharded within a memory budget.
+pub mod live;
 /// Tokenizer and data set.
 pub mod data;
 /// Which rows are held out.

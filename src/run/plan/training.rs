@@ -8,7 +8,7 @@ use super::restarts::Restarts;
 use super::resume::{self, ResumeFrom};
 use super::save::SaveOptions;
 use super::split::{self, EvalSplit};
-use super::{batch, bytes, check, data, engine, evaluations, facts, knobs, model, schedule, wandb};
+use super::{batch, bytes, check, data, engine, evaluations, facts, knobs, live, model, schedule, wandb};
 use crate::base::{CATEGORIES, Category, Error, Result};
 use crate::ckpt::{self, Evaluations, TrainerState};
 use crate::comm::MeshSizes;
@@ -28,6 +28,8 @@ pub struct Plan {
     pub settings: Settings,
     pub ranks: RankPlan,
     pub size: ModelSize,
+    /// `max_live_parameters` that follows from `memory_budget`.
+    pub live: Option<usize>,
     /// The checkpoint to resume from.
     pub resume: Option<ResumeFrom>,
     pub split: EvalSplit,
@@ -55,7 +57,7 @@ pub struct ModelSize {
 impl ModelSize {
     /// Bytes of a rank on its device.
     pub fn on_device(&self) -> usize {
-        self.planned.iter().filter(|p| p.0 != Category::Host).map(|p| p.1).sum()
+        bytes::on_device(&self.planned)
     }
 }
 
@@ -65,6 +67,7 @@ pub struct SettledPlan {
     settings: Settings,
     ranks: RankPlan,
     size: ModelSize,
+    live: Option<usize>,
     resume: Option<ResumeFrom>,
     split: EvalSplit,
 }
@@ -111,11 +114,19 @@ impl Plan {
         if engine.tuning.uniform {
             knobs::uniform(decoder.layouts(), engine::wrap(&s.fsdp)?)?;
         }
+        let of_rank = engine.decoder(&ranks.mesh, &ranks.mesh.coords(0))?;
+        let planned = |live| {
+            let engine = engine::keeping(&s, ranks.device, live, engine.clone())?;
+            bytes::of_training(&engine, &ranks.mesh, save.background, ranks.device, ranks.nproc)
+        };
+        let live = live::within_budget(&s, ranks.device, of_rank.layouts(), &planned)?;
+        let planned = planned(live)?;
+        let engine = engine::keeping(&s, ranks.device, live, engine)?;
         let segments = || decoder.layouts().iter().flat_map(|l| &l.segments);
         let size = ModelSize {
             params: segments().map(Segment::len).sum(),
             trainable: segments().filter(|s| s.trainable).map(Segment::len).sum(),
-            planned: bytes::of_training(&engine, &ranks.mesh, save.background, ranks.device, ranks.nproc)?,
+            planned,
         };
         ranks.planned = size.on_device();
         let resume = resume::find(&s.checkpoint, &engine, &decoder)?;
@@ -142,12 +153,13 @@ impl Plan {
             let mut facts = facts::of_ranks(&s, &ranks, launched);
             facts::of_data(&mut facts, &s, dataset, asked);
             facts::of_tuning(&mut facts, &decoder, &engine.tuning)?;
-            facts::of_units(&mut facts, &s, &engine.decoder(&ranks.mesh, &ranks.mesh.coords(0))?)?;
+            facts::of_units(&mut facts, &s, &of_rank)?;
             let mut as_asked = s.clone();
             as_asked.run.max_steps = asked;
             s.notes.extend(idle::plan(&as_asked, &facts)?);
         }
-        let plan = Plan::derive(SettledPlan { settings: s, ranks, size, resume, split }, tokenizer, engine, data)?;
+        let plan =
+            Plan::derive(SettledPlan { settings: s, ranks, size, live, resume, split }, tokenizer, engine, data)?;
         check::profile(&plan.settings, plan.profile.as_ref())?;
         Ok(plan)
     }
@@ -158,6 +170,7 @@ impl Plan {
             settings: self.settings.clone(),
             ranks: self.ranks.clone(),
             size: self.size.clone(),
+            live: self.live,
             resume: self.resume.clone(),
             split: self.split.clone(),
         }
@@ -169,11 +182,12 @@ impl Plan {
         let spec = model::spec(s, &tokenizer)?;
         let tokenizer = tokenizer.for_model(spec.vocab);
         let engine = engine::options(s, ranks.device, &ranks.mesh, spec)?;
+        let engine = engine::keeping(s, ranks.device, settled.live, engine)?;
         let data = RunData::open(s, &tokenizer, &engine.spec)?;
         Plan::derive(settled, tokenizer, engine, data)
     }
     fn derive(settled: SettledPlan, tokenizer: Tokenizer, engine: EngineOptions, data: RunData) -> Result<Plan> {
-        let SettledPlan { settings: s, ranks, size, resume, split } = settled;
+        let SettledPlan { settings: s, ranks, size, live, resume, split } = settled;
         Ok(Plan {
             schedule: schedule::schedule(&s)?,
             save: SaveOptions::new(&s.checkpoint)?,
@@ -182,6 +196,7 @@ impl Plan {
             settings: s,
             ranks,
             size,
+            live,
             resume,
             split,
             tokenizer,
@@ -236,6 +251,7 @@ impl Plan {
             return Ok(None);
         }
         s.fsdp.sync_each_batch = Some(true);
+        s.fsdp.max_live_parameters = s.fsdp.max_live_parameters.or(self.live);
         let strategy = engine::strategy(&s, r.device, &self.engine.spec)?;
         let engine = EngineOptions { strategy, ..self.engine.clone() };
         let planned = bytes::of_training(&engine, &r.mesh, self.save.background, r.device, r.nproc)?;
@@ -353,6 +369,7 @@ impl Plan {
             "dataset": self.dataset.report().to_string(),
             "eval_dataset": self.eval.as_ref().map(|eval| eval.report().to_string()),
             "resume": self.resume.as_ref().map(|r| &r.dir),
+            "max_live_parameters": self.live,
             "planned_bytes": self.planned_json(),
         });
         serde_saphyr::to_string(&config).map_err(|e| Error::Run(format!("print-config: {e}")))

@@ -1,5 +1,6 @@
 //! How the model is sharded: the engine, its units and when they are gathered. Never builds an engine.
 use super::names::*;
+use super::value::bytes;
 use crate::base::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -40,6 +41,10 @@ pub struct FsdpSettings {
     /// parameters are unsharded, embeddings and head included [default: those of the units in use and prefetched]
     #[arg(long, value_name = "PARAMETERS")]
     pub max_live_parameters: Option<usize>,
+    /// Limit on the planned bytes of a rank on its device, such as 20GB. FULL_SHARD and HYBRID_SHARD keep as many of
+    /// the last units of forward unsharded for backward as fit, unless max-live-parameters is set [default: none]
+    #[arg(long, value_name = "SIZE")]
+    pub memory_budget: Option<String>,
     /// Keep each tensor's own weight decay, learning rate and freezing; off: the optimizer sees one tensor per unit,
     /// and norms decay too
     #[arg(long)]
@@ -75,6 +80,10 @@ impl FsdpSettings {
                 "zero_stage is {stage}: it must be 1, 2 or 3 (instead of stage 0, use run_ddp or --sharding NO_SHARD)"
             )));
         }
-        Ok(())
+        self.budget().map(drop)
+    }
+    /// `memory_budget` in bytes.
+    pub fn budget(&self) -> Result<Option<u64>> {
+        self.memory_budget.as_deref().map(|text| bytes("memory_budget", text)).transpose()
     }
 }

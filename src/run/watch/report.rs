@@ -142,9 +142,12 @@ fn sharding(plan: &Plan) -> String {
                 Some(WrapName::None) => "one unit".into(),
                 _ => "one unit per block".into(),
             };
-            let live = match f.max_live_parameters {
-                Some(most) => format!(", up to {} parameters unsharded", count(most as u64)),
-                None => String::new(),
+            let live = match (f.max_live_parameters, plan.live, &f.memory_budget) {
+                (Some(most), ..) => format!(", up to {} parameters unsharded", count(most as u64)),
+                (_, Some(most), Some(budget)) => {
+                    format!(", up to {} parameters unsharded, which fit in {budget} per rank", count(most as u64))
+                }
+                _ => String::new(),
             };
             format!("{mode}, {unit}{live}{note}")
         }
