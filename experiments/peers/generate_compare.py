@@ -31,7 +31,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def flatshard(directory, precision, prompt, count, threads):
     command = [str(RELEASE / "run_fsdp"), "--pretrain", str(directory), "--precision", precision, "--nproc-per-node", "1"]
     command += ["--generate", " ".join(map(str, prompt)), "--max-new-tokens", str(count), "--temperature", "0"]
-    command += ["--threads-per-rank", str(threads)] if threads > 1 else []
+    command += ["--threads-per-rank", str(threads)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(done.stderr[-2000:])

@@ -189,29 +189,39 @@ impl Divisible for CopyColumns<'_> {
     }
 }
 
-/// Rows of C; columns, if it has only one. Sums run along k, so neither changes a bit.
+/// Rows of C. Sums run along k, so this changes no bit.
 impl Divisible for Gemm<'_> {
     fn rows(&self) -> Result<(usize, usize)> {
         self.check()?;
         let GemmShape { m, n, k, .. } = self.shape;
-        Ok(if m == 1 { (n, n * k * self.b.dtype().size()) } else { (m, m * n * k / FLOPS_OF_A_BYTE) })
+        Ok((m, m * n * k / FLOPS_OF_A_BYTE))
     }
     unsafe fn part(&self, rows: &Range<usize>, _: usize) -> Self {
         let (shape, len) = (self.shape, self.c.len());
-        let from = |x: View<'_>, at: usize| x.len().min(at)..x.len();
-        let (a, b, shape, c) = match shape.m {
-            1 => {
-                let at = rows.start * if shape.tb { shape.ldb } else { 1 };
-                (self.a, self.b.slice(from(self.b, at)), GemmShape { n: rows.len(), ..shape }, rows.clone())
-            }
-            _ => {
-                let at = rows.start * if shape.ta { 1 } else { shape.lda };
-                let c = rows.start * shape.ldc..len.min(rows.end * shape.ldc);
-                (self.a.slice(from(self.a, at)), self.b, GemmShape { m: rows.len(), ..shape }, c)
-            }
-        };
+        let at = rows.start * if shape.ta { 1 } else { shape.lda };
+        let a = self.a.slice(self.a.len().min(at)..self.a.len());
         // SAFETY: upheld by the caller.
-        Gemm { shape, a, b, c: unsafe { self.c.part(c) } }
+        let c = unsafe { self.c.part(rows.start * shape.ldc..len.min(rows.end * shape.ldc)) };
+        Gemm { shape: GemmShape { m: rows.len(), ..shape }, a, b: self.b, c }
+    }
+}
+
+/// A product with few rows, divided into columns. Parts of C overlap, but not what is written.
+pub(super) struct FewRows<'a>(pub Gemm<'a>);
+
+impl Divisible for FewRows<'_> {
+    fn rows(&self) -> Result<(usize, usize)> {
+        self.0.check()?;
+        let GemmShape { n, k, .. } = self.0.shape;
+        Ok((n, n * k * self.0.b.dtype().size()))
+    }
+    unsafe fn part(&self, columns: &Range<usize>, _: usize) -> Self {
+        let Gemm { shape, a, b, c } = &self.0;
+        let at = columns.start * if shape.tb { shape.ldb } else { 1 };
+        let b = b.slice(b.len().min(at)..b.len());
+        // SAFETY: upheld by the caller.
+        let c = unsafe { c.part(columns.start..(shape.m - 1) * shape.ldc + columns.end) };
+        FewRows(Gemm { shape: GemmShape { n: columns.len(), ..*shape }, a: *a, b, c })
     }
 }
 

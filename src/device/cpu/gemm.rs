@@ -4,8 +4,8 @@
 //! bf16 uses AMX tiles, else AVX512-BF16 dot products. On the same CPUs f32 uses AVX-512 multiply-adds, and so does
 //! f16, which packing converts to f32 (accumulating in f16 would lose precision). These share everything but the
 //! innermost block: packing (`pack`), writing C (`store`) and the surrounding loops (`blocked`). Other CPUs use the
-//! `gemm` crate, converting bf16 and f16 to f32. A single row of A has loops of its own (`thin`). (On AVX-512, the
-//! crate is as fast in most forms, but 10 % to 15 % slower for weight gradients, where it also allocates up to a whole
+//! `gemm` crate, converting bf16 and f16 to f32. Few rows of A have loops of their own: up to eight with AVX-512 (`few`),
+//! one elsewhere (`thin`). (On AVX-512, the crate is as fast in most forms, but 10 % to 15 % slower for weight gradients, where it also allocates up to a whole
 //! L3 cache per call.)
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
@@ -15,6 +15,8 @@ mod avx512;
 mod blocked;
 mod buffers;
 mod completion;
+#[cfg(target_arch = "x86_64")]
+mod few;
 #[cfg(target_arch = "x86_64")]
 mod pack;
 pub(super) mod panels;
@@ -33,6 +35,12 @@ use crate::base::{DType, Error, Result};
 use crate::device::ops::{Gemm, GemmShape, GemmThen};
 use crate::device::{View, ViewMut};
 use half::{bf16, f16};
+
+/// The most rows of A for which any kernel has loops of its own.
+#[cfg(target_arch = "x86_64")]
+pub(super) const FEW_ROWS: usize = few::ROWS;
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) const FEW_ROWS: usize = 1;
 
 /// How products are computed, named after the bf16 case. The bf16 instructions of the first two treat operands and sums
 /// below 2^-126 as zero.
@@ -110,9 +118,13 @@ impl GemmScratch {
     pub(super) fn floats(&mut self, len: usize) -> &mut [f32] {
         self.buffers.b.take(len)
     }
-    /// Whether [`gemm_then`] can compute this product: not with a single row, nor through the `gemm` crate.
+    /// Whether the product has few rows, for which each kernel has loops of its own. Threads divide it by columns.
+    pub(super) fn has_few_rows(&self, shape: &GemmShape) -> bool {
+        !shape.ta && shape.m <= if self.kernel == GemmKernel::Plain { 1 } else { FEW_ROWS }
+    }
+    /// Whether [`gemm_then`] can compute this product: not with few rows, nor through the `gemm` crate.
     pub(super) fn fuses(&self, shape: &GemmShape) -> bool {
-        self.kernel != GemmKernel::Plain && !thin::suits(shape)
+        self.kernel != GemmKernel::Plain && !self.has_few_rows(shape)
     }
     /// Bytes held by the packing buffers.
     pub fn bytes(&self) -> usize {
@@ -193,6 +205,32 @@ pub fn pack_and_store(scratch: &mut GemmScratch, op: Gemm) -> Result<()> {
     Ok(())
 }
 
+/// Threads write columns of the same rows of C, so that it is never borrowed as a whole.
+fn few_rows<E: plain::Output, C: plain::Output>(
+    scratch: &mut GemmScratch,
+    shape: &GemmShape,
+    a: &[E],
+    b: &[E],
+    mut c: ViewMut,
+) -> Result<()> {
+    c.reborrow().slice(0..0).host::<C>("gemm")?; // checks without borrowing what other threads write
+    match scratch.kernel {
+        // SAFETY: `new` and `with_kernel` choose only available kernels, and `check` has checked the extents.
+        #[cfg(target_arch = "x86_64")]
+        GemmKernel::Amx | GemmKernel::Avx512 => unsafe {
+            few::product(shape, a, b, c.as_mut_ptr().cast::<C>(), &mut scratch.buffers)
+        },
+        _ => {
+            let c = c.host::<C>("gemm")?;
+            Level::best().run(
+                #[inline(always)]
+                || thin::product(shape, a, b, c, &mut scratch.buffers),
+            );
+        }
+    }
+    Ok(())
+}
+
 fn f32_product(
     scratch: &mut GemmScratch,
     shape: &GemmShape,
@@ -201,14 +239,11 @@ fn f32_product(
     c: ViewMut,
     then: Completion<f32>,
 ) -> Result<()> {
-    let (a, b, c) = (a.host("gemm")?, b.host("gemm")?, c.host("gemm")?);
-    if thin::suits(shape) {
-        Level::best().run(
-            #[inline(always)]
-            || thin::product(shape, a, b, c, &mut scratch.buffers),
-        );
-        return Ok(());
+    let (a, b) = (a.host("gemm")?, b.host("gemm")?);
+    if scratch.has_few_rows(shape) {
+        return few_rows::<f32, f32>(scratch, shape, a, b, c);
     }
+    let c = c.host("gemm")?;
     match scratch.kernel {
         // SAFETY: `new` and `with_kernel` choose only available kernels, and `check` has checked the extents.
         #[cfg(target_arch = "x86_64")]
@@ -228,15 +263,11 @@ fn bf16_product<C: plain::Output>(
     c: ViewMut,
     then: Completion<C>,
 ) -> Result<()> {
-    let (a, b, c) = (a.host::<bf16>("gemm")?, b.host::<bf16>("gemm")?, c.host::<C>("gemm")?);
-    let buffers = &mut scratch.buffers;
-    if thin::suits(shape) {
-        Level::best().run(
-            #[inline(always)]
-            || thin::product(shape, a, b, c, buffers),
-        );
-        return Ok(());
+    let (a, b) = (a.host::<bf16>("gemm")?, b.host::<bf16>("gemm")?);
+    if scratch.has_few_rows(shape) {
+        return few_rows::<bf16, C>(scratch, shape, a, b, c);
     }
+    let (c, buffers) = (c.host::<C>("gemm")?, &mut scratch.buffers);
     match scratch.kernel {
         // SAFETY: as above.
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -257,8 +288,11 @@ fn f16_product<C: plain::Output>(
     c: ViewMut,
     then: Completion<C>,
 ) -> Result<()> {
-    let (a, b, c) = (a.host::<f16>("gemm")?, b.host::<f16>("gemm")?, c.host::<C>("gemm")?);
-    let buffers = &mut scratch.buffers;
+    let (a, b) = (a.host::<f16>("gemm")?, b.host::<f16>("gemm")?);
+    if scratch.has_few_rows(shape) {
+        return few_rows::<f16, C>(scratch, shape, a, b, c);
+    }
+    let (c, buffers) = (c.host::<C>("gemm")?, &mut scratch.buffers);
     match scratch.kernel {
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]

@@ -2,7 +2,7 @@
 use super::{CpuDevice, lock};
 use crate::base::{Category, DType, Meter, Result};
 use crate::device::buf::Place;
-use crate::device::cpu::divide::{Divisible, LINE};
+use crate::device::cpu::divide::{Divisible, FewRows, LINE};
 use crate::device::cpu::operands::{first, length};
 use crate::device::cpu::{
     activation, attention, dropout, element, embed, gemm, loss, memory, norm, optim, reduce, ring, rope,
@@ -117,8 +117,15 @@ impl Device for CpuDevice {
     }
 
     fn gemm(&self, op: Gemm) -> Result<()> {
-        let step = if op.shape.m == 1 { LINE } else { lock(&self.gemm[0]).kernel().panel() };
-        self.rows_on(step, op, &|thread, op| gemm::gemm(&mut lock(&self.gemm[thread]), op))
+        let (few, step) = {
+            let scratch = lock(&self.gemm[0]);
+            (scratch.has_few_rows(&op.shape), scratch.kernel().panel())
+        };
+        let run = |thread: usize, op| gemm::gemm(&mut lock(&self.gemm[thread]), op);
+        match few {
+            true => self.rows_on(LINE, FewRows(op), &|thread, FewRows(op)| run(thread, op)),
+            false => self.rows_on(step, op, &run),
+        }
     }
     fn gemm_then(&self, op: GemmThen) -> Result<()> {
         let (fuses, step) = {

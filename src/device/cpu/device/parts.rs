@@ -2,8 +2,8 @@
 use super::{CpuDevice, lock};
 use crate::base::{Category, DType, Meter, Result};
 use crate::device::cpu::divide::{Divisible, LINE};
-use crate::device::cpu::memory;
 use crate::device::cpu::tile::AttentionScratch;
+use crate::device::cpu::{gemm, memory};
 use crate::device::ops::CrossEntropy;
 use crate::device::pages::{self, HUGE};
 use crate::device::{Buf, ViewMut};
@@ -29,8 +29,8 @@ impl CpuDevice {
         if each >= n {
             return run(0, 0..n);
         }
-        // Products of a single row have loops of their own: none of several rows is left alone.
-        while step > 1 && n % each == 1 {
+        // Products of few rows have loops of their own: a product of many leaves no part with few.
+        while step > 1 && (1..=gemm::FEW_ROWS).contains(&(n % each)) {
             each += step;
         }
         let failed = Mutex::new(None);

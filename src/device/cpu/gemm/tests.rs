@@ -1,10 +1,12 @@
 //! Every form, dtype, kernel and awkward size, compared with f64. The bound: at most twice the error of a naive product
 //! in the same dtypes.
 use super::*;
-use crate::base::Elem;
 use crate::base::dtype::Float;
 use crate::base::rng::Rng;
+use crate::base::{Elem, Meter};
+use crate::device::Device;
 use crate::device::buf::{Buf, Place};
+use crate::device::cpu::CpuDevice;
 use crate::device::cpu::activation;
 use crate::device::ops::Epilogue;
 use std::io::Write;
@@ -89,12 +91,14 @@ fn under_test() -> Vec<Under> {
 
 /// Odd sizes and edges of panels and tiles; then, for every kernel, several stretches of k with several blocks of rows,
 /// bands of rows, and blocks of columns.
-const SIZES: [[usize; 3]; 13] = [
+const SIZES: [[usize; 3]; 15] = [
     [1, 1, 1],
     [1, 40, 3],
     [5, 1, 33],
     [12, 32, 32],
     [13, 33, 31],
+    [2, 64, 47],
+    [7, 37, 49],
     [32, 64, 64],
     [31, 17, 2],
     [47, 65, 97],
@@ -182,6 +186,36 @@ fn products<T: Float, C: plain::Output + Elem>() {
     for size in SIZES {
         for gap in [0, 3] {
             forms(size, gap).for_each(|shape| agrees::<T, C>(&mut all, shape));
+        }
+    }
+}
+
+/// Threads divide products of few rows by columns, and others by rows, where none may be left with few.
+#[test]
+fn any_number_of_threads_gives_the_bits_of_one() {
+    divided::<f32>();
+    divided::<bf16>();
+    divided::<f16>();
+}
+fn divided<T: Float>() {
+    let of = |seed, len: usize| {
+        let rng = Rng::new(seed, 2);
+        buf((0..len).map(|i| T::from_f32(rng.normal(i as u64))).collect::<Vec<T>>())
+    };
+    for kernel in GemmKernel::ALL.into_iter().filter(|k| k.available()) {
+        let device = || CpuDevice::with_kernel(Meter::default(), kernel).unwrap();
+        let [one, several] = [device(), device().with_threads(3).unwrap().with_grain(1)];
+        for m in [1, 2, 3, 7, 8, 9, 13, 20, 28, 44, 68] {
+            for shape in forms([m, 150, 70], 3) {
+                let [a, b, c] = shape.extents();
+                let (a, b) = (of(1, a), of(2, b));
+                let product = |dev: &CpuDevice| {
+                    let mut out = of(3, c);
+                    dev.gemm(Gemm { shape, a: a.view(), b: b.view(), c: out.view_mut() }).unwrap();
+                    values::<T>(&out).iter().map(|x| x.to_f32().to_bits()).collect::<Vec<_>>()
+                };
+                assert_eq!(product(&one), product(&several), "{} {} {shape:?}", kernel.name(), T::DTYPE);
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Products with a single row, as in generating one token at a time. Each element of B is used once, so nothing is
+//! Products with a single row, as in generating one token at a time, on any CPU. Each element of B is used once, so nothing is
 //! packed, and memory bandwidth is the bound. Never sums in any order other than along k, in lanes.
 use super::buffers::Buffers;
 use crate::base::dtype::Float;
@@ -8,12 +8,7 @@ use crate::device::ops::GemmShape;
 /// Rows of B read side by side, so that their sums do not wait for each other.
 const SIDE: usize = 4;
 
-/// Whether these loops apply: A is one untransposed row.
-pub(super) fn suits(shape: &GemmShape) -> bool {
-    shape.m == 1 && !shape.ta
-}
-
-/// The slices must hold `shape.extents()`.
+/// A is one untransposed row. The slices must hold `shape.extents()`.
 #[inline(always)]
 pub(super) fn product<E: Float, C: Float>(shape: &GemmShape, a: &[E], b: &[E], c: &mut [C], buffers: &mut Buffers) {
     let &GemmShape { n, k, tb, ldb, accumulate, .. } = shape;
