@@ -13,10 +13,10 @@ pub(super) const ROWS: usize = 8;
 
 /// Sums of [`ROWS`] rows x [`COLUMNS`] columns.
 #[repr(C, align(64))]
-struct Sums([f32; ROWS * COLUMNS]);
+struct FewSums([f32; ROWS * COLUMNS]);
 
 /// Operands with rows that run along k, in f32 for A.
-struct Rows<E> {
+struct RowsOfB<E> {
     x: *const f32,
     m: usize,
     b: *const E,
@@ -41,7 +41,7 @@ pub(super) unsafe fn product<E: StoreSums, C: StoreSums>(
     unsafe {
         let x = widen(a, [m, k, lda], &mut buffers.a);
         let down = if tb { None } else { Some(down([m, n, k], x, b.as_ptr(), ldb, &mut buffers.c)) };
-        let mut sums = Sums([0.0; ROWS * COLUMNS]);
+        let mut sums = FewSums([0.0; ROWS * COLUMNS]);
         for column in (0..n).step_by(COLUMNS) {
             let columns = COLUMNS.min(n - column);
             match down {
@@ -50,7 +50,7 @@ pub(super) unsafe fn product<E: StoreSums, C: StoreSums>(
                         down.add(i * n + column).copy_to_nonoverlapping(sums.0.as_mut_ptr().add(i * COLUMNS), columns);
                     }
                 }
-                None => Rows { x, m, b: b.as_ptr().wrapping_add(column * ldb), ldb, k }.multiply(columns, &mut sums),
+                None => RowsOfB { x, m, b: b.as_ptr().wrapping_add(column * ldb), ldb, k }.multiply(columns, &mut sums),
             }
             target.finish(sums.0.as_mut_ptr(), Patch { row: 0, column, rows: m, columns }, None);
         }
@@ -71,10 +71,10 @@ unsafe fn widen<E: StoreSums>(a: &[E], [m, k, lda]: [usize; 3], to: &mut CacheLi
     to
 }
 
-impl<E: StoreSums> Rows<E> {
+impl<E: StoreSums> RowsOfB<E> {
     /// `sums (m, COLUMNS)` = rows of x times the first `columns` rows of B.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn multiply(&self, columns: usize, sums: &mut Sums) {
+    unsafe fn multiply(&self, columns: usize, sums: &mut FewSums) {
         let mut j = 0;
         // SAFETY: upheld by the caller: the rows exist.
         unsafe {
@@ -105,8 +105,8 @@ impl<E: StoreSums> Rows<E> {
     /// The sums of M rows of x with S rows of B, from `i` and `j` on, each in U vectors of partial sums.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn block<const M: usize, const S: usize, const U: usize>(&self, i: usize, j: usize, sums: &mut Sums) {
-        let &Rows { k, ldb, .. } = self;
+    unsafe fn block<const M: usize, const S: usize, const U: usize>(&self, i: usize, j: usize, sums: &mut FewSums) {
+        let &RowsOfB { k, ldb, .. } = self;
         let (x, b) = (self.x.wrapping_add(i * k), self.b.wrapping_add(j * ldb));
         let mut lanes = [[[_mm512_setzero_ps(); U]; S]; M];
         let mut step = |at: usize, mask: __mmask16, u: usize| {
