@@ -29,8 +29,8 @@ pub fn home() -> Option<PathBuf> {
 pub fn cargo_home() -> Option<PathBuf> {
     path("CARGO_HOME").or_else(|| Some(home()?.join(".cargo")))
 }
-/// Directory for tokenized data sets: `FLATSHARD_CACHE_DIR`, else under `XDG_CACHE_HOME`, `~/.cache` or the temporary
-/// directory.
+/// Directory for tokenized data sets and choices of algorithms: `FLATSHARD_CACHE_DIR`, else under `XDG_CACHE_HOME`,
+/// `~/.cache` or the temporary directory.
 pub fn cache_dir() -> PathBuf {
     path("FLATSHARD_CACHE_DIR").unwrap_or_else(|| {
         let base = path("XDG_CACHE_HOME").or_else(|| Some(home()?.join(".cache")));

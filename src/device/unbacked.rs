@@ -11,7 +11,7 @@ use std::sync::Arc;
 const NOWHERE: usize = 1 << 62;
 
 /// The buffer claims to be at this object's own address plus [`NOWHERE`], so no other live buffer starts there.
-#[repr(align(64))]
+#[repr(align(256))] // as devices align
 struct Nowhere {
     _lease: Lease,
 }

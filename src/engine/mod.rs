@@ -12,4 +12,4 @@ pub use crate::store::Strategy;
 pub use bytes::PlannedRank;
 pub use generate::{Generator, GeneratorOptions, Sampling};
 pub use step::{Engine, EngineOptions, PassTimes, Step, StepReport};
-pub use work::{StepCounter, StepWork, WORKING_SETS};
+pub use work::{StepCounter, StepWork, WORKING_SETS, rehearse};

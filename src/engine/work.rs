@@ -145,6 +145,20 @@ impl Counting {
     }
 }
 
+/// Makes the calls of a step on `device`, which has no memory, as rank `rank` of a world that does not exist. `options`
+/// as for [`StepCounter::new`].
+pub fn rehearse(
+    device: Arc<dyn Device>,
+    options: &EngineOptions,
+    mesh: MeshSizes,
+    rank: usize,
+    batches: &[MicroBatch],
+) -> Result<()> {
+    let member = UnbackedMember { meter: device.meter().clone(), rank, ranks: mesh.world(), sharing: 1 };
+    let mut engine = Engine::unfilled(device, &Mesh::new(member, mesh)?, options)?;
+    engine.train_step(batches, &Step { number: 1, lr: 1e-3, tokens: 1 }).map(drop)
+}
+
 /// Counts the work of each step of a rank, recomputation apart.
 pub struct StepCounter {
     model: Counting,

@@ -299,7 +299,8 @@ fn every_flag_has_an_effect_or_reports_that_it_has_none() {
 }
 
 /// Flags whose effect needs a signal, several hosts, a GPU, a launcher or the wandb package: other tests cover them.
-const ONLY_SAID: [&str; 13] = [
+const ONLY_SAID: [&str; 14] = [
+    "tune",
     "signals",
     "local-rank",
     "num-nodes",

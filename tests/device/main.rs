@@ -7,6 +7,7 @@ mod cuda_graphs;
 mod cuda_input;
 mod cuda_ranks;
 mod cuda_training;
+mod cuda_tuning;
 mod gpu_check_script;
 mod graphs;
 mod kernel_faults;

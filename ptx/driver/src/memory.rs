@@ -7,6 +7,7 @@ use crate::code::{Code, CuResult, say};
 use flatshard_ptx::emulate::{Allocation, Backing, GlobalMemory, Shadow};
 use std::alloc::Layout;
 use std::ops::Range;
+use std::time::Duration;
 
 /// Beyond what user space can map.
 const DEVICE: u64 = 1 << 50;
@@ -70,9 +71,18 @@ pub struct DriverMemory {
     /// In address order.
     blocks: Vec<AllocatedBlock>,
     allocated: u64,
+    /// Simulated time that work has taken beyond the emulator's own.
+    spent: Duration,
 }
 
 impl DriverMemory {
+    /// Events that are passed from now on are this much later.
+    pub fn spend(&mut self, time: Duration) {
+        self.spent += time;
+    }
+    pub(crate) fn spent(&self) -> Duration {
+        self.spent
+    }
     /// Uninitialized device memory. Its address is a multiple of 256 but not of 512.
     pub(crate) fn alloc(&mut self, gpu: usize, bytes: usize) -> u64 {
         self.allocated += 1;

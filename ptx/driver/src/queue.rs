@@ -11,7 +11,7 @@ use crate::memory::DriverMemory;
 use flatshard_ptx::emulate::SplitMix64;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Result of a step of work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,8 +46,9 @@ impl StreamMark {
     pub fn passed(&self) -> Option<Instant> {
         self.0.get().copied()
     }
-    pub fn pass(&self) {
-        let _ = self.0.set(Instant::now()); // reached once
+    /// `spent`: simulated time so far.
+    pub fn pass(&self, spent: Duration) {
+        let _ = self.0.set(Instant::now() + spent); // reached once
     }
 }
 
@@ -180,7 +181,7 @@ impl Streams {
                 Item::Wait(mark) if mark.passed().is_none() => NodeProgress::Waits,
                 Item::Wait(_) => NodeProgress::Done,
                 Item::Pass(mark) => {
-                    mark.pass();
+                    mark.pass(memory.spent());
                     NodeProgress::Done
                 }
                 Item::Run(run) => run(memory)?,

@@ -10,12 +10,16 @@ pub mod verify;
 pub mod agree;
 /// Signals and the time limit.
 pub mod stops;
+/// Algorithms of matrix products, before the first step.
+pub mod tune;
 /// Initial weights and moments.
 pub mod load;
 /// Held-out loss and the final sample.
 pub mod evaluation;
 /// `--lora-merge`.
 pub mod merge;
+/// What its parts share.
+pub mod context;
 /// The training loop.
 pub mod trainer;
 /// One rank from device to exit.

@@ -1,10 +1,11 @@
 //! One rank's run: takes its device, joins the mesh, checks that the ranks agree on what they run, then trains or
 //! merges. A failure aborts the other ranks at once. Never parses and never validates: the plan is already valid.
+use super::context::RankContext;
 use super::merge;
 use super::same;
 use super::shared;
 use super::stops::Stops;
-use super::trainer::{RankContext, Trainer};
+use super::trainer::Trainer;
 use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;
 use crate::comm::flight::Flight;

@@ -1,40 +1,25 @@
 //! The training loop of one rank: next batch, agree, train step, report. Never parses and never validates.
 use super::agree::{Agreement, Vote};
+use super::context::RankContext;
 use super::evaluation::{self, HeldOut};
 use super::load::{self, LoadedRun};
 use super::merge;
 use super::stops::Stops;
+use super::tune;
 use super::verify::Verify;
 use crate::base::timeline::Lane;
 use crate::base::{Error, Result};
 use crate::ckpt::{self, Checkpointer, Evaluations, TrainerState};
-use crate::comm::flight::Flight;
-use crate::comm::mesh::Mesh;
 use crate::data::{Fetched, Loader, Prefetch, PrefetchOptions};
-use crate::device::Device;
-use crate::device::gpu::cuda::Cuda;
 use crate::device::gpu::graphs::Graphs;
 use crate::engine::{Engine, Step, StepReport};
-use crate::run::plan::{Plan, evaluations};
+use crate::run::plan::evaluations;
 use crate::run::settings::LogLevel;
 use crate::run::settings::value::StepInterval;
 use crate::run::trace::Tracer;
-use crate::run::watch::{Reporter, RunLog, StepDone};
+use crate::run::watch::{Reporter, StepDone};
 use std::io::{ErrorKind, Write};
-use std::sync::Arc;
 use std::time::Instant;
-
-/// What a rank runs on, and its recorders.
-pub struct RankContext<'a> {
-    pub plan: &'a Plan,
-    pub log: &'a RunLog,
-    pub device: Arc<dyn Device>,
-    pub gpu: Option<Arc<Cuda>>,
-    /// Set if steps are captured as CUDA graphs.
-    pub graphs: Option<Arc<Graphs>>,
-    pub flight: &'a Flight,
-    pub mesh: &'a Mesh,
-}
 
 /// The run's progress.
 #[derive(Clone, Copy, Default)]
@@ -132,6 +117,9 @@ impl<'a> Trainer<'a> {
 
     /// Runs all steps, then the last checkpoint, evaluation, export and sample.
     pub fn run(&mut self) -> Result<()> {
+        if self.position.step < self.rank.plan.steps() {
+            tune::tune(self.rank, &self.batches.peek()?.data.batches)?;
+        }
         self.trace_up_to(self.position.step + 1)?;
         while self.position.step < self.rank.plan.steps() && !self.is_stopped() {
             let next = self.position.step + 1;

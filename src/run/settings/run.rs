@@ -75,6 +75,10 @@ pub struct RunSettings {
     /// GPU only: capture steps with static shapes as CUDA graphs and replay them
     #[arg(long)]
     pub compile: Option<bool>,
+    /// GPU only: before the first step, time cuBLASLt's algorithms for its matrix products and use the fastest. The
+    /// choices are cached; off: the library's first choice, for reproducible results
+    #[arg(long = "tune")]
+    pub tune_products: Option<bool>,
     /// Derived: the training stage that this run is.
     #[arg(skip)]
     pub stage: Option<String>,

@@ -144,8 +144,8 @@ fn start(state: &mut DriverState, step: &CapturedCall) -> Result<NodeRun, Code> 
             if let Some(event) = state.events.get_mut(of) {
                 (event.mark, event.captured) = (Some(mark.clone()), None);
             }
-            Box::new(move |_| {
-                mark.pass();
+            Box::new(move |memory| {
+                mark.pass(memory.spent());
                 Ok(NodeProgress::Done)
             })
         }

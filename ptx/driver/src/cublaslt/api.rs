@@ -2,7 +2,7 @@
 //! pointers; the call reads alpha and beta from host memory. Attribute sizes are those of cuBLASLt 13.4.
 use super::choose::{DEFAULT, MatrixLayout, Problem, Refusal};
 use super::product::LtProduct;
-use crate::settings::variable;
+use super::settings::LtSettings;
 use crate::{enqueue, node, say};
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
@@ -256,7 +256,9 @@ pub struct Algorithm {
     problem: u64,
     aligned: u64,
     workspace: u64,
-    rest: [u64; 4],
+    /// Which of the problem's algorithms.
+    index: u64,
+    rest: [u64; 3],
 }
 const CHOSEN: u64 = 0x5349_4d4c_545f_3031;
 
@@ -270,6 +272,10 @@ pub struct AlgorithmChoice {
     reserved: [c_int; 4],
 }
 
+fn chosen(algorithm: Algorithm) -> AlgorithmChoice {
+    let workspace = algorithm.workspace as usize;
+    AlgorithmChoice { algorithm, workspace, state: SUCCESS, waves: 1.0, reserved: [0; 4] }
+}
 fn digest(problem: &Problem) -> u64 {
     let mut hasher = DefaultHasher::new();
     problem.hash(&mut hasher);
@@ -338,7 +344,8 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
         // SAFETY: the caller's int.
         unsafe { *count = 0 };
         allowed(&problem, &operation)?;
-        if problem.epilogue != DEFAULT && variable("FLATSHARD_SIMBLAS").as_deref() == Some("plain") {
+        let settings = LtSettings::get();
+        if problem.epilogue != DEFAULT && settings.plain {
             return Err(NOT_SUPPORTED);
         }
         if preference.aligned.iter().any(|least| !least.is_power_of_two()) {
@@ -346,15 +353,50 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
         }
         let [a, b, c, d] = preference.aligned.map(u64::from).map(exponent);
         let aligned = packed([a, b, c, d, exponent(operation.bias), exponent(operation.aux)]);
-        let workspace = problem.workspace(preference.workspace);
-        let algorithm = Algorithm { mark: CHOSEN, problem: digest(&problem), aligned, workspace, rest: [0; 4] };
-        let choice =
-            AlgorithmChoice { algorithm, workspace: workspace as usize, state: SUCCESS, waves: 1.0, reserved: [0; 4] };
-        // SAFETY: the caller has space for at least one result, and an int.
-        unsafe {
-            out.write(choice);
-            *count = 1;
+        let returned = settings.algorithms.min(wanted as usize);
+        for index in 0..returned {
+            // Every second one needs no workspace.
+            let workspace = if index % 2 == 0 { problem.workspace(preference.workspace) } else { 0 };
+            let (mark, problem, index_of) = (CHOSEN, digest(&problem), index as u64);
+            let algorithm = Algorithm { mark, problem, aligned, workspace, index: index_of, rest: [0; 3] };
+            // SAFETY: the caller has space for as many results as it wants.
+            unsafe { out.add(index).write(chosen(algorithm)) };
         }
+        // SAFETY: the caller's int.
+        unsafe { *count = returned as c_int };
+        Ok(())
+    })())
+}
+
+/// # Safety
+/// As in cublasLt.h: `algorithm` points to one, `out` holds one result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cublasLtMatmulAlgoCheck(
+    library: *mut c_void,
+    operation_of: *mut c_void,
+    a: *mut c_void,
+    b: *mut c_void,
+    c: *mut c_void,
+    d: *mut c_void,
+    algorithm: *const Algorithm,
+    out: *mut AlgorithmChoice,
+) -> c_int {
+    status((|| {
+        let Object::Library = find(library)? else { return Err(INVALID_VALUE) };
+        if algorithm.is_null() || out.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let operation = operation(operation_of)?;
+        let problem = problem(&operation, [a, b, c, d])?;
+        allowed(&problem, &operation)?;
+        // SAFETY: the caller's algorithm and result.
+        let algorithm = unsafe { *algorithm };
+        let known = algorithm.index < LtSettings::get().algorithms as u64;
+        if algorithm.mark != CHOSEN || algorithm.problem != digest(&problem) || !known {
+            return Err(NOT_SUPPORTED);
+        }
+        // SAFETY: as above.
+        unsafe { out.write(chosen(algorithm)) };
         Ok(())
     })())
 }
@@ -427,7 +469,10 @@ pub unsafe extern "C" fn cublasLtMatmul(
             return wrong("C and D are one matrix with two layouts");
         }
         let (bias, aux) = (operation.bias, operation.aux);
-        let product = LtProduct { problem, alpha, beta, at, bias, aux, workspace: (workspace as u64, taken) };
+        let index = algorithm.index as usize;
+        let (takes, partial) = (LtSettings::get().time(index), LtSettings::partial(index));
+        let workspace = (workspace as u64, taken);
+        let product = LtProduct { problem, alpha, beta, at, bias, aux, workspace, partial, takes };
         enqueue(stream as u64, node(move || Box::new(product.run()))).map_err(|_| EXECUTION_FAILED)
     })())
 }

@@ -3,8 +3,12 @@
 //!
 //! Stricter than the real one where that is undefined: an algorithm works only for the problem it was chosen for, with
 //! buffers aligned as promised. It uses all of the workspace that it requested, so that two concurrent products in one
-//! workspace corrupt each other. With FLATSHARD_SIMBLAS=plain there are no epilogues, as where the real one has no
-//! algorithm for them.
+//! workspace corrupt each other.
+//!
+//! FLATSHARD_SIMBLAS, separated by commas: `plain`: no epilogues, as where the real one has no algorithm for them.
+//! `algorithms=N`: that many for each product, with sums in different orders. `fastest=I`: all but this one (from 0)
+//! take a simulated second; `fastest=rank`: on each rank another one.
+mod settings; // FLATSHARD_SIMBLAS
 mod choose; // which problems have an algorithm
 mod product; // the sums
 mod api; // the functions of cublasLt.h: descriptors, the choice of an algorithm, the product

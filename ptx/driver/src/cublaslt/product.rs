@@ -3,6 +3,7 @@
 use super::choose::{BF16, COMPUTE_32F_FAST_TF32, DGELU, F16, MatrixLayout, Problem, width};
 use crate::{CuResult, DriverMemory, NodeProgress};
 use half::{bf16, f16};
+use std::time::Duration;
 
 /// A call with its parameters.
 #[derive(Clone, Copy)]
@@ -16,6 +17,10 @@ pub struct LtProduct {
     pub aux: u64,
     /// Address and size; the algorithm uses all of it.
     pub workspace: (u64, usize),
+    /// Partial sums of an element: algorithms differ in the order of their sums.
+    pub partial: usize,
+    /// Simulated time.
+    pub takes: Duration,
 }
 
 fn value(dtype: i32, bytes: &[u8]) -> f32 {
@@ -83,6 +88,7 @@ impl LtProduct {
         move |memory| {
             let (at, bytes) = self.workspace;
             if !summed {
+                memory.spend(self.takes);
                 let sums = self.sums(memory)?;
                 if bytes == 0 {
                     return self.follow(memory, sums).map(|()| NodeProgress::Done);
@@ -116,7 +122,7 @@ impl LtProduct {
         }
         let mut sums = Vec::with_capacity((m * n) as usize);
         for column in second.chunks_exact(k as usize) {
-            sums.extend(first.chunks_exact(k as usize).map(|row| self.alpha * dot(row, column)));
+            sums.extend(first.chunks_exact(k as usize).map(|row| self.alpha * dot(row, column, self.partial)));
         }
         Ok(sums)
     }
@@ -148,14 +154,15 @@ impl LtProduct {
     }
 }
 
-/// In eight partial sums.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
+/// In at most eight partial sums.
+fn dot(a: &[f32], b: &[f32], partial: usize) -> f32 {
     let mut sums = [0f32; 8];
-    let (heads, tails) = (a.chunks_exact(8), b.chunks_exact(8));
+    let sums = &mut sums[..partial];
+    let (heads, tails) = (a.chunks_exact(partial), b.chunks_exact(partial));
     let rest: f32 = heads.remainder().iter().zip(tails.remainder()).map(|(x, y)| x * y).sum();
     for (x, y) in heads.zip(tails) {
-        for i in 0..8 {
-            sums[i] += x[i] * y[i];
+        for (sum, (x, y)) in sums.iter_mut().zip(x.iter().zip(y)) {
+            *sum += x * y;
         }
     }
     sums.iter().sum::<f32>() + rest
@@ -186,6 +193,6 @@ mod tests {
         let values: Vec<f32> = (0..6).map(|i| i as f32).collect();
         assert_eq!(turned(&values, 2), [0.0, 2.0, 4.0, 1.0, 3.0, 5.0]);
         assert_eq!(turned(&turned(&values, 2), 3), values);
-        assert_eq!(dot(&[1.0; 11], &[2.0; 11]), 22.0);
+        assert_eq!([1, 5, 8].map(|partial| dot(&[1.0; 11], &[2.0; 11], partial)), [22.0; 3]);
     }
 }

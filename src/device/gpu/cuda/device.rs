@@ -1,10 +1,10 @@
 //! A rank's GPU: the state opened once and shared by the files of this module. Never enqueues work.
-use super::blas::{self, Blas};
+use super::blas::Blas;
 use super::machine::Machine;
 use super::memory::{self, Staging};
 use super::modules::{Compiled, Modules};
 use super::recent::Recent;
-use super::{failure, room};
+use super::{failure, product, room};
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::Buf;
 use crate::device::gpu::kernels::TEXTS;
@@ -70,9 +70,9 @@ impl Cuda {
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
         let shared = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let modules = Modules::load(&context, TEXTS, gpu.arch, shared)?;
-        let lease = meter.lease(Category::Scratch, blas::WORKSPACE);
+        let lease = meter.lease(Category::Scratch, product::WORKSPACE);
         let workspace =
-            memory::alloc(&compute, DType::U8, blas::WORKSPACE, lease).map_err(failed("alloc a workspace"))?;
+            memory::alloc(&compute, DType::U8, product::WORKSPACE, lease).map_err(failed("alloc a workspace"))?;
         let blas = Blas::new(workspace.view().as_ptr() as CUdeviceptr, options.tf32)?;
         let staging = Staging::new(&compute).map_err(failed("allocate pinned memory"))?;
         Ok(Cuda {

@@ -1,7 +1,7 @@
 //! A GPU as a [`Driver`]: each method is one line or one driver call. Waits only in `download` and `synchronize` (and
 //! in `upload`, when 12 MiB are in flight).
 use super::device::{Cuda, lock};
-use super::{blas, graph, memory, room};
+use super::{graph, memory, product, room};
 use crate::base::meter::Lease;
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Result};
@@ -16,7 +16,7 @@ use std::time::Instant;
 
 impl Cuda {
     /// Enqueues a product. `k` is not 0.
-    fn product(&self, shape: &GemmShape, operands: &blas::Operands) -> Result<()> {
+    fn product(&self, shape: &GemmShape, operands: &product::Operands) -> Result<()> {
         self.context.bind_to_thread().map_err(|e| self.failed("gemm", e))?;
         lock(&self.blas).gemm(shape, operands, self.compute.cu_stream())
     }
@@ -107,15 +107,15 @@ impl Driver for Cuda {
                 (false, false) => Err(Error::op("gemm", "cannot zero C with k 0, because it has gaps between rows")),
             };
         }
-        self.product(&shape, &blas::Operands::of(a, b, &c, blas::Then::default()))
+        self.product(&shape, &product::Operands::of(a, b, &c, product::Then::default()))
     }
     fn fuses(&self, GemmThen { shape, a, b, c, then }: &GemmThen) -> Result<bool> {
         self.context.bind_to_thread().map_err(|e| self.failed("gemm", e))?;
         // An empty sum is not a product.
-        Ok(shape.k > 0 && lock(&self.blas).fuses(shape, &blas::Operands::of(*a, *b, c, blas::Then::of(then)))?)
+        Ok(shape.k > 0 && lock(&self.blas).fuses(shape, &product::Operands::of(*a, *b, c, product::Then::of(then)))?)
     }
     fn gemm_then(&self, GemmThen { shape, a, b, c, then }: GemmThen) -> Result<()> {
-        self.product(&shape, &blas::Operands::of(a, b, &c, blas::Then::of(&then)))
+        self.product(&shape, &product::Operands::of(a, b, &c, product::Then::of(&then)))
     }
     fn synchronize(&self) -> Result<()> {
         self.compute.synchronize().map_err(|e| self.failed("synchronize", e))?;

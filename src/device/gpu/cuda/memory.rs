@@ -13,7 +13,7 @@ use std::sync::Arc;
 const PIECE: usize = 4 << 20;
 const PIECES: usize = 4;
 
-type DriverResult<T> = std::result::Result<T, result::DriverError>;
+pub(super) type DriverResult<T> = std::result::Result<T, result::DriverError>;
 
 /// An allocation, freed when its last reference is dropped.
 struct Owned {

@@ -19,6 +19,14 @@ mod modules;
 pub mod link;
 // Matrix products.
 mod blas;
+// One kind of product, its descriptors and algorithms.
+mod product;
+// Which algorithm computes which product, as a file.
+mod choices;
+// The algorithms of products, timed.
+mod tune;
+// A step without memory, which shows its products.
+mod rehearsal;
 // The most recent kernels.
 mod recent;
 // Whether a run fits, and out-of-memory messages.
@@ -34,8 +42,12 @@ mod graph;
 // The GPU as a driver.
 mod driver;
 
-pub use blas::{WORKSPACE, missing as no_blas, present as has_blas};
+pub use blas::{missing as no_blas, present as has_blas};
+pub use choices::Choices;
 pub use device::{Cuda, CudaOptions};
 pub use machine::{Gpu, Machine};
 pub use modules::Compiled;
+pub use product::WORKSPACE;
+pub use rehearsal::Rehearsal;
 pub use room::fits;
+pub use tune::{TunedProducts, WantedProduct};
