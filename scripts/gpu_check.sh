@@ -3,9 +3,14 @@
 #
 #   scripts/gpu_check.sh [OUT]      (after scripts/gpu_build.sh on a machine with cargo; OUT: where logs and JSON go)
 #
-# Each part passes, fails, or is skipped with a reason; ends with a short table, and all numbers are in OUT/gpu_check.json. Exit
-# status 1 if a part failed, 3 if there is no usable GPU. QUICK=1 skips the benchmarks; PARTS="machine nccl" runs only those parts;
-# SMALL="FLAGS" sets the model of the parity parts. With the emulated driver (ptx/driver) it is a rehearsal, and says so.
+# Parts run in the order of what must be known first: kernels, layouts, attention, compute-sanitizer, rates of attention (also with
+# the kernels of BEFORE, see gpu_build.sh), the 1B step next to PyTorch's; then everything else. Each part has a time limit, and all
+# share SECONDS_IN_ALL (25 minutes): later parts are skipped when it is used up. OUT/gpu_check.json is rewritten after each part, so a
+# run that is cut off leaves what it has.
+#
+# Each part passes, fails, or is skipped with a reason; ends with a short table. Exit status 1 if a part failed, 3 if there is no
+# usable GPU. QUICK=1 skips the benchmarks; PARTS="machine nccl" runs only those parts; SMALL="FLAGS" sets the model of the parity
+# parts and ONE_BILLION="FLAGS" that of the 1B step. With the emulated driver (ptx/driver) it is a rehearsal, and says so.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 target=$(cd "$root" && realpath -m "${CARGO_TARGET_DIR:-target}") # without cargo, which may not be installed
@@ -26,11 +31,38 @@ PY
 )
 export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$python_libraries"
 
+deadline=$((SECONDS + ${SECONDS_IN_ALL:-1500}))
+
+# One JSON document with every part so far and its output, even of a part that was cut off, if it printed all of it.
+document() {
+    local comma= simulated=false name status seconds note body
+    ! grep -qs 'Simulated GPU' machine.json || simulated=true
+    {
+        echo "{\"simulated\": $simulated, \"parts\": ["
+        while IFS='|' read -r name status seconds note; do
+            body=null
+            if [ "$status" != skipped ] && [ "$name" != conformance ] && [ "$(tail -c 2 "$name.json" 2> /dev/null)" = '}' ]; then
+                body=$(cat "$name.json")
+            fi
+            echo "$comma{\"part\": \"$name\", \"status\": \"$status\", \"seconds\": ${seconds% s}, \"note\": \"$note\", \"result\": $body}"
+            comma=,
+        done < parts
+        echo ']}'
+    } > gpu_check.json.new && mv gpu_check.json.new gpu_check.json
+}
+wanted() {
+    [[ -z ${PARTS:-} || " machine $PARTS " == *" $1 "* ]]
+}
 # part NAME SECONDS COMMAND...: standard output to NAME.json, standard error to NAME.log.
 part() {
-    local name=$1 limit=$2 status note started=$SECONDS
-    [[ -z ${PARTS:-} || " machine $PARTS " == *" $name "* ]] || return 0
+    local name=$1 limit=$2 status note started=$SECONDS left=$((deadline - SECONDS))
+    wanted "$name" || return 0
     shift 2
+    if [ "$left" -lt 5 ]; then
+        skip "$name" "the time of the whole check is used up"
+        return 0
+    fi
+    [ "$limit" -le "$left" ] || limit=$left
     timeout -k 5 "$limit" "$@" > "$name.json" 2> "$name.log"
     status=$?
     # The last line; test binaries report failures on standard output.
@@ -43,18 +75,20 @@ part() {
         *) echo "$name|FAILED|$((SECONDS - started)) s|$note" ;;
     esac >> parts
     tail -n 1 parts
+    document
     return $status
 }
 skip() {
-    [[ -z ${PARTS:-} || " $PARTS " == *" $1 "* ]] || return 0
+    wanted "$1" || return 0
     echo "$1|skipped|0 s|$2" | tee -a parts
+    document
 }
 
 train() { # FILE.jsonl FLAGS...
     local metrics=$1
     shift
     rm -f "$metrics"
-    "$build/run_fsdp" --dataset synthetic --no-eval --no-sample --metrics-path "$metrics" "$@" 1>&2
+    FLATSHARD_CACHE_DIR=$PWD/cache "$build/run_fsdp" --dataset synthetic --no-eval --no-sample --metrics-path "$metrics" "$@" 1>&2
 }
 small="${SMALL:---embed-dim 256 --num-layers 2 --num-heads 4 --num-kv-heads 2 --ff-hidden-dim 512 --vocab-size 512 --max-len 128 --batch-size 2 --max-steps 6 --warmup-steps 2}"
 parity() { # NAME TOLERANCE CPU-FLAGS -- CUDA-FLAGS
@@ -90,16 +124,16 @@ two_ranks() { # COMMAND...: two processes on one GPU, which NCCL treats as two h
     cat rank0.log rank1.log >&2
     return $status
 }
-sanitized() { # TOOL
-    compute-sanitizer --tool "$1" --error-exitcode 9 "$build/gpu_check" layouts > sanitizer.log 2>&1
+sanitized() { # TOOL PART
+    compute-sanitizer --tool "$1" --error-exitcode 9 "$build/gpu_check" "$2" > "sanitizer-$1.log" 2>&1
     local status=$?
-    tail -n 3 sanitizer.log >&2
+    tail -n 3 "sanitizer-$1.log" >&2
     # Some machines do not allow the tool, which is not a kernel's fault.
-    if grep -qE 'not supported|Unable to|initialization error' sanitizer.log && ! grep -q 'ERROR SUMMARY: [1-9]' sanitizer.log; then
+    if grep -qE 'not supported|Unable to|initialization error' "sanitizer-$1.log" && ! grep -q 'ERROR SUMMARY: [1-9]' "sanitizer-$1.log"; then
         echo "compute-sanitizer does not work on this machine" >&2
         return 3
     fi
-    grep 'ERROR SUMMARY\|RACECHECK SUMMARY' sanitizer.log | head -1 >&2
+    grep 'ERROR SUMMARY\|RACECHECK SUMMARY' "sanitizer-$1.log" | head -1 >&2
     return $status
 }
 export -f train parity compiled two_ranks sanitized
@@ -109,57 +143,51 @@ if ! part machine 120 "$build/gpu_check" machine; then
     cat machine.log
     exit 3
 fi
-part kernels 300 "$build/gpu_check" kernels
-part layouts 120 "$build/gpu_check" layouts
-part conformance 600 "$build/device" conformance:: --test-threads 1
+part kernels 120 "$build/gpu_check" kernels
+part layouts 60 "$build/gpu_check" layouts
 part attention 120 "$build/gpu_check" attention
-part parity_fp32 200 bash -c 'parity parity_fp32 2e-4 --nproc-per-node 1 -- --nproc-per-node 1'
-part parity_bf16 200 bash -c 'parity parity_bf16 3e-2 --nproc-per-node 1 --precision bf16 -- --nproc-per-node 1 --precision bf16'
-part parity_gpt 200 bash -c 'parity parity_gpt 2e-4 --arch gpt --num-kv-heads 4 --nproc-per-node 1 -- --arch gpt --num-kv-heads 4 --nproc-per-node 1'
-# The same kernels on the same operands must give the same bits, including dropout masks and accumulated gradients.
-part parity_compile 200 bash -c 'compiled parity_compile 0 --nproc-per-node 1 --precision bf16 --dropout 0.1 --grad-accum 2'
-part nccl 120 bash -c "two_ranks $build/gpu_check ranks"
-part parity_two_ranks 240 bash -c 'parity parity_two_ranks 2e-4 --nproc-per-node 2 -- --nproc-per-node 2 --ranks-per-gpu 2 --comm-timeout 60'
-part parity_compile_ranks 240 bash -c 'compiled parity_compile_ranks 1e-6 --nproc-per-node 2 --ranks-per-gpu 2 --comm-timeout 60 --dropout 0.1'
 if command -v compute-sanitizer > /dev/null; then
-    part memcheck 240 bash -c 'sanitized memcheck'
-    part racecheck 240 bash -c 'sanitized racecheck'
+    part memcheck 150 bash -c 'sanitized memcheck attention'
+    part racecheck 150 bash -c 'sanitized racecheck layouts'
 else
     skip memcheck "compute-sanitizer is not installed"
+    skip racecheck "compute-sanitizer is not installed"
 fi
-
 if [ -z "${QUICK:-}" ]; then
-    part bench 300 "$build/gpu_check" bench
-    one_billion="--embed-dim 2048 --num-layers 16 --num-heads 16 --ff-hidden-dim 5632 --vocab-size 32000 --max-len 2048 --batch-size 8 --max-steps 16 --warmup-steps 2 --nproc-per-node 1 --precision bf16"
+    # In turn, so that a warm GPU favors neither.
+    part rates 90 "$build/gpu_check" bench attention
+    if [ -e "$build/gpu_check_before" ]; then
+        part rates_before 90 "$build/gpu_check_before" bench attention
+        part rates_again 90 "$build/gpu_check" bench attention
+    else
+        skip rates_before "no kernels to compare with: BEFORE=COMMIT scripts/gpu_build.sh packs them"
+    fi
+    one_billion="${ONE_BILLION:---embed-dim 2048 --num-layers 16 --num-heads 16 --ff-hidden-dim 5632 --vocab-size 32000 --max-len 2048 --batch-size 8 --max-steps 16 --warmup-steps 2 --nproc-per-node 1 --precision bf16}"
     export one_billion
-    part step_1b 300 bash -c 'train step_1b.jsonl --device cuda $one_billion && "$build/gpu_check" rate step_1b.jsonl'
-    part step_1b_compile 300 bash -c 'train step_1b_compile.jsonl --device cuda $one_billion --compile && "$build/gpu_check" rate step_1b_compile.jsonl'
+    part step_1b 150 bash -c 'train step_1b.jsonl --device cuda $one_billion && "$build/gpu_check" rate step_1b.jsonl'
+    part step_1b_compile 150 bash -c 'train step_1b_compile.jsonl --device cuda $one_billion --compile && "$build/gpu_check" rate step_1b_compile.jsonl'
     if python3 -c 'import torch; assert torch.cuda.is_available()' 2> /dev/null; then
-        part peer 400 python3 "$root/scripts/gpu_peer.py"
+        part peer 300 python3 "$root/scripts/gpu_peer.py"
     else
         skip peer "no python3 with PyTorch and a GPU"
     fi
 fi
 
-simulated=false
-! grep -qs 'Simulated GPU' machine.json || simulated=true
-
-# One JSON document with every part and its output.
-{
-    echo "{\"simulated\": $simulated, \"parts\": ["
-    comma=
-    while IFS='|' read -r name status seconds note; do
-        body=null
-        if [ "$status" = passed ] && [ "$name" != conformance ] && [ -s "$name.json" ]; then body=$(cat "$name.json"); fi
-        echo "$comma{\"part\": \"$name\", \"status\": \"$status\", \"seconds\": ${seconds% s}, \"note\": \"$note\", \"result\": $body}"
-        comma=,
-    done < parts
-    echo ']}'
-} > gpu_check.json
+part conformance 300 "$build/device" conformance:: --test-threads 1
+part parity_fp32 100 bash -c 'parity parity_fp32 2e-4 --nproc-per-node 1 -- --nproc-per-node 1'
+part parity_bf16 100 bash -c 'parity parity_bf16 3e-2 --nproc-per-node 1 --precision bf16 -- --nproc-per-node 1 --precision bf16'
+part parity_gpt 100 bash -c 'parity parity_gpt 2e-4 --arch gpt --num-kv-heads 4 --nproc-per-node 1 -- --arch gpt --num-kv-heads 4 --nproc-per-node 1'
+# The same kernels on the same operands must give the same bits, including dropout masks and accumulated gradients.
+part parity_compile 100 bash -c 'compiled parity_compile 0 --nproc-per-node 1 --precision bf16 --dropout 0.1 --grad-accum 2 --no-tune'
+part nccl 120 bash -c "two_ranks $build/gpu_check ranks"
+part parity_two_ranks 150 bash -c 'parity parity_two_ranks 2e-4 --nproc-per-node 2 -- --nproc-per-node 2 --ranks-per-gpu 2 --comm-timeout 60'
+part parity_compile_ranks 150 bash -c 'compiled parity_compile_ranks 1e-6 --nproc-per-node 2 --ranks-per-gpu 2 --comm-timeout 60 --dropout 0.1 --no-tune'
+[ -n "${QUICK:-}" ] || part bench 300 "$build/gpu_check" bench
 
 echo
 "$build/gpu_check" table . 2> /dev/null
 echo
 column -t -s '|' parts 2> /dev/null || cat parts
-! $simulated || echo "SIMULATED: a rehearsal with the emulated driver. Nothing here was computed or measured by a GPU."
+! grep -qs 'Simulated GPU' machine.json ||
+    echo "SIMULATED: a rehearsal with the emulated driver. Nothing here was computed or measured by a GPU."
 ! grep -q '|FAILED|' parts

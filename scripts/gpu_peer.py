@@ -1,8 +1,11 @@
 """Measures in PyTorch what `gpu_check bench` and the 1B step measure, on the same GPU, as one JSON object.
 
-Run by scripts/gpu_check.sh. Medians of CUDA event times; random data.
+Run by scripts/gpu_check.sh. Medians of CUDA event times; random data. The step comes first; when it is told to end (SIGTERM), it
+prints what it has.
 """
 import json
+import signal
+import sys
 import time
 
 import torch
@@ -95,14 +98,19 @@ def step_1b(compiled):
 
 
 def main():
-    report = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name(), **dict(rows())}
-    for name, compiled in (("step 1b", False), ("step 1b, torch.compile", True)):
-        try:
-            report[name] = step_1b(compiled)
-        except Exception as e:  # out of memory or no transformers: keep the other results
-            report[name] = {"error": str(e)[:200]}
-        torch.cuda.empty_cache()
-    print(json.dumps(report, indent=1))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    report = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name()}
+    try:
+        for name, compiled in (("step 1b", False), ("step 1b, torch.compile", True)):
+            try:
+                report[name] = step_1b(compiled)
+            except Exception as e:  # out of memory or no transformers: keep the other results
+                report[name] = {"error": str(e)[:200]}
+            torch.cuda.empty_cache()
+        for name, row in rows():
+            report[name] = row
+    finally:
+        print(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

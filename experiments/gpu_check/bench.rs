@@ -1,5 +1,6 @@
 //! Rates of single operations on the GPU, by its own clock: products, attention, and memory-bound kernels compared with
-//! a copy. Reports medians; operands exceed the L2 cache or alternate. Never judges them.
+//! a copy. Reports medians, and each rate on standard error as soon as it is measured; operands exceed the L2 cache or
+//! alternate. On the simulated GPU shapes are tiny: the calls are exercised, and the rates mean nothing. Never judges.
 use crate::gpu::OpenGpu;
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Result};
@@ -18,9 +19,27 @@ const OLDER: &str = ", sm_80 kernels";
 struct Bench {
     gpu: OpenGpu,
     rows: Map<String, Value>,
+    /// The GPU is simulated.
+    tiny: bool,
 }
 
 impl Bench {
+    fn open() -> Result<Bench> {
+        let gpu = OpenGpu::open(0, 1)?;
+        let tiny = gpu.cuda.model()?.starts_with("Simulated");
+        Ok(Bench { gpu, rows: Map::new(), tiny })
+    }
+    /// A size, or a simulated GPU's.
+    fn size(&self, real: usize) -> usize {
+        if self.tiny { (real / 256).max(16) } else { real }
+    }
+    fn rounds(&self) -> usize {
+        if self.tiny { 1 } else { ROUNDS }
+    }
+    fn row(&mut self, name: &str, row: Value) {
+        eprintln!("{name}: {row}");
+        self.rows.insert(name.into(), row);
+    }
     fn alloc(&self, dtype: DType, len: usize) -> Result<Buf> {
         self.gpu.device.alloc(dtype, len, Category::Other)
     }
@@ -49,8 +68,9 @@ impl Bench {
     fn time(&self, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
         let cuda = &self.gpu.cuda;
         let (from, to) = (cuda.event(true)?, cuda.event(true)?);
-        let mut times = Vec::with_capacity(ROUNDS);
-        for round in 0..ROUNDS + 3 {
+        let rounds = self.rounds();
+        let mut times = Vec::with_capacity(rounds);
+        for round in 0..rounds + 3 {
             let failed = |e| cuda.failed("bench", e);
             from.record(cuda.compute()).map_err(failed)?;
             call()?;
@@ -61,14 +81,14 @@ impl Bench {
             }
         }
         times.sort_by(f64::total_cmp);
-        Ok(times[ROUNDS / 2])
+        Ok(times[rounds / 2])
     }
     fn flops(&mut self, name: String, flops: f64, call: impl FnMut() -> Result<()>) -> Result<()> {
         let row = match self.time(call) {
             Ok(seconds) => json!({"tflops": flops / seconds / 1e12, "ms": seconds * 1e3}),
             Err(e) => json!({"error": e.to_string()}),
         };
-        self.rows.insert(name, row);
+        self.row(&name, row);
         Ok(())
     }
     fn bytes(&mut self, name: &str, bytes: usize, call: impl FnMut() -> Result<()>) -> Result<()> {
@@ -76,30 +96,51 @@ impl Bench {
             Ok(seconds) => json!({"gb_per_s": bytes as f64 / seconds / 1e9, "ms": seconds * 1e3}),
             Err(e) => json!({"error": e.to_string()}),
         };
-        self.rows.insert(name.into(), row);
+        self.row(name, row);
         Ok(())
     }
 }
 
+/// Query heads of [`attention_rates`].
+const HEADS: usize = 32;
+/// Tokens of each row of attention.
+const TOKENS: usize = 16_384;
+
+/// Attention alone, heads of 128: backward at 8k with as many key/value heads as query heads and with a quarter of
+/// them, forward at 2k, 4k and 8k. What a build with other kernels is compared with.
+pub fn attention_rates() -> Result<Value> {
+    let mut bench = Bench::open()?;
+    for kv_heads in [HEADS, HEADS / 4] {
+        let shape = AttentionBench { head_dim: 128, heads: HEADS, kv_heads, len: 8192 };
+        attention(&mut bench, shape, [false, true], &format!(", {kv_heads} kv heads"))?;
+    }
+    for len in [2048, 4096, 8192] {
+        let shape = AttentionBench { head_dim: 128, heads: HEADS, kv_heads: HEADS, len };
+        attention(&mut bench, shape, [true, false], &format!(", {HEADS} kv heads"))?;
+    }
+    Ok(Value::Object(bench.rows))
+}
+
 pub fn run() -> Result<Value> {
-    let mut bench = Bench { gpu: OpenGpu::open(0, 1)?, rows: Map::new() };
-    memory_bound(&mut bench)?;
-    products(&mut bench)?;
+    let mut bench = Bench::open()?;
+    let shape = |head_dim, len| AttentionBench { head_dim, heads: 2048 / head_dim, kv_heads: 2048 / head_dim, len };
     for head_dim in [64, 128, 256] {
         for len in [2048, 8192] {
-            attention(&mut bench, head_dim, len, "")?;
+            attention(&mut bench, shape(head_dim, len), [true; 2], "")?;
         }
     }
+    products(&mut bench)?;
+    memory_bound(&mut bench)?;
     if bench.gpu.cuda.arch() > 80 {
         bench.gpu = OpenGpu::as_old_as(80)?;
-        attention(&mut bench, 128, 8192, OLDER)?;
+        attention(&mut bench, shape(128, 8192), [true; 2], OLDER)?;
     }
     Ok(Value::Object(bench.rows))
 }
 
 /// Bytes read and written, at the minimum an operation needs.
 fn memory_bound(b: &mut Bench) -> Result<()> {
-    let n = 1 << 27; // 256 MiB of bf16, several times the L2
+    let n = if b.tiny { 1 << 14 } else { 1 << 27 }; // 256 MiB of bf16, several times the L2
     let (x, y, mut z) = (b.random(DType::Bf16, n)?, b.random(DType::Bf16, n)?, b.alloc(DType::Bf16, n)?);
     let device = b.gpu.device.clone();
     b.bytes("copy bf16", 4 * n, || device.copy(x.view(), z.view_mut()))?;
@@ -139,15 +180,17 @@ fn memory_bound(b: &mut Bench) -> Result<()> {
 
 fn products(b: &mut Bench) -> Result<()> {
     let device = b.gpu.device.clone();
+    let rows = b.size(8192);
     let linear = |out, inn| {
         [
-            ("nt", GemmShape::nt(8192, out, inn)),
-            ("nn", GemmShape::nn(8192, inn, out)),
-            ("tn", GemmShape::tn(out, inn, 8192).accumulate()),
+            ("nt", GemmShape::nt(rows, out, inn)),
+            ("nn", GemmShape::nn(rows, inn, out)),
+            ("tn", GemmShape::tn(out, inn, rows).accumulate()),
         ]
     };
-    let square = [("nt", GemmShape::nt(8192, 8192, 8192))];
-    for (form, shape) in square.into_iter().chain(linear(5632, 2048)).chain(linear(32000, 2048)) {
+    let (width, wide, words) = (b.size(2048), b.size(5632), b.size(32000));
+    let square = [("nt", GemmShape::nt(rows, rows, rows))];
+    for (form, shape) in square.into_iter().chain(linear(wide, width)).chain(linear(words, width)) {
         let [la, lb, lc] = shape.extents();
         let (x, y) = (b.random(DType::Bf16, la)?, b.random(DType::Bf16, lb)?);
         let mut c = b.alloc(if shape.accumulate { DType::F32 } else { DType::Bf16 }, lc)?;
@@ -157,12 +200,23 @@ fn products(b: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// Causal, 16k tokens in sequences of `len`: 2 S² D H multiply-adds forward, 2.5 times that backward.
-fn attention(b: &mut Bench, head_dim: usize, len: usize, whose: &str) -> Result<()> {
+#[derive(Clone, Copy)]
+struct AttentionBench {
+    head_dim: usize,
+    heads: usize,
+    kv_heads: usize,
+    /// Of each sequence.
+    len: usize,
+}
+
+/// Causal, 16k tokens in sequences of `len`: 2 S² D H multiply-adds forward, 2.5 times that backward. `passes`: whether
+/// forward and backward are measured.
+fn attention(b: &mut Bench, bench: AttentionBench, passes: [bool; 2], whose: &str) -> Result<()> {
+    let AttentionBench { head_dim, heads, kv_heads, len: named } = bench;
+    let (tokens, len) = if b.tiny { (64, named / 256) } else { (TOKENS, named) };
     let device = b.gpu.device.clone();
-    let (tokens, heads) = (16_384, 2048 / head_dim);
     let scale = 1.0 / (head_dim as f32).sqrt();
-    let shape = AttentionShape { heads, kv_heads: heads, head_dim, scale, window: 0, softcap: 0.0 };
+    let shape = AttentionShape { heads, kv_heads, head_dim, scale, window: 0, softcap: 0.0 };
     let documents: Vec<u32> = (0..=tokens / len).map(|i| (i * len) as u32).collect();
     let mut cu = b.alloc(DType::U32, documents.len())?;
     device.upload(bytemuck::cast_slice(&documents), cu.view_mut())?;
@@ -171,16 +225,18 @@ fn attention(b: &mut Bench, head_dim: usize, len: usize, whose: &str) -> Result<
     let (mut lse, mut delta) = (b.alloc(DType::F32, heads * tokens)?, b.alloc(DType::F32, heads * tokens)?);
     let mut sums = b.alloc(DType::F32, device.attention_sums(&shape, DType::Bf16, tokens))?;
     let flops = 2.0 * (tokens * len * head_dim * heads) as f64;
-    b.flops(format!("attention forward causal {head_dim} x {len}{whose}"), flops, || {
-        device.attention(Attention {
-            shape,
-            cu_seqlens: cu.view(),
-            qkv: qkv.view(),
-            o: o.view_mut(),
-            lse: lse.view_mut(),
-        })
-    })?;
-    b.flops(format!("attention backward causal {head_dim} x {len}{whose}"), 2.5 * flops, || {
+    let mut forward = || {
+        let (cu_seqlens, qkv) = (cu.view(), qkv.view());
+        device.attention(Attention { shape, cu_seqlens, qkv, o: o.view_mut(), lse: lse.view_mut() })
+    };
+    match passes[0] {
+        true => b.flops(format!("attention forward causal {head_dim} x {named}{whose}"), flops, forward)?,
+        false => forward()?, // the backward pass reads its results
+    }
+    if !passes[1] {
+        return Ok(());
+    }
+    b.flops(format!("attention backward causal {head_dim} x {named}{whose}"), 2.5 * flops, || {
         let (cu, qkv, o, lse, d_o) = (cu.view(), qkv.view(), o.view(), lse.view(), d_o.view());
         let (delta, sums, dqkv) = (delta.view_mut(), sums.view_mut(), dqkv.view_mut());
         device.attention_backward(AttentionBackward { shape, cu_seqlens: cu, qkv, o, lse, d_o, delta, sums, dqkv })

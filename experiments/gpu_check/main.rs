@@ -14,7 +14,7 @@ use gpu::OpenGpu;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
-const USAGE: &str = "gpu_check machine | kernels | link | layouts | attention | bench | ranks | parity A.jsonl B.jsonl TOLERANCE | \
+const USAGE: &str = "gpu_check machine | kernels | link | layouts | attention | bench [attention] | ranks | parity A.jsonl B.jsonl TOLERANCE | \
                      rate A.jsonl | table DIR";
 
 fn machine() -> Result<Value> {
@@ -61,6 +61,7 @@ fn part(args: &[String]) -> Result<Value> {
         ["layouts"] => layouts::run(),
         ["attention"] => layouts::attention(),
         ["bench"] => bench::run(),
+        ["bench", "attention"] => bench::attention_rates(),
         ["ranks"] => ranks::run(),
         ["parity", a, b, tolerance] => records::parity(a, b, tolerance),
         ["rate", a] => records::rate(a),

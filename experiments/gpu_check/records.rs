@@ -75,12 +75,17 @@ fn goal(name: &str, row: &Value, bench: &Value) -> Option<f64> {
 /// The row that others are compared with.
 const COPY: &str = "copy bf16";
 
-/// A table of the results of `bench`, `step_1b` and `peer` in a directory.
+/// A table of the results of `rates`, `rates_before`, `bench`, `step_1b` and `peer` in a directory.
 pub fn table(dir: &str) -> Result<String> {
     let read = |name: &str| -> Option<Value> {
         serde_json::from_str(&std::fs::read_to_string(format!("{dir}/{name}.json")).ok()?).ok()
     };
-    let Some(bench) = read("bench") else { return Err(Error::input("no bench.json: the benchmarks did not run")) };
+    let (bench, rates) = (read("bench"), read("rates"));
+    if bench.is_none() && rates.is_none() {
+        return Err(Error::input("neither rates.json nor bench.json: the benchmarks did not run"));
+    }
+    let (bench, rates) = (bench.unwrap_or_default(), rates.unwrap_or_default());
+    let (before, again) = (read("rates_before").unwrap_or_default(), read("rates_again").unwrap_or_default());
     let peer = read("peer").unwrap_or_default();
     let figure = |row: &Value| {
         let show = |key: &str, unit: &str| row[key].as_f64().map(|x| format!("{x:.0} {unit}"));
@@ -92,6 +97,11 @@ pub fn table(dir: &str) -> Result<String> {
         let goal = goal.map(|goal| format!("{goal:.0}")).unwrap_or_default();
         lines.push(format!("{name:<44} {ours:>16} {goal:>16}  {}", theirs.join(", ")));
     };
+    for (name, row) in rates.as_object().into_iter().flatten() {
+        let others = [("with the kernels before", &before[name]), ("again", &again[name])];
+        let others = others.iter().filter_map(|(which, row)| Some(format!("{} {which}", figure(row)?)));
+        line(name, row, None, others.collect());
+    }
     for (name, row) in bench.as_object().into_iter().flatten() {
         // PyTorch has several attentions: the name, then which.
         let alike = peer.as_object().into_iter().flatten().filter(|(other, _)| other.starts_with(name.as_str()));
@@ -142,6 +152,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, value: Value| std::fs::write(dir.path().join(name), value.to_string()).unwrap();
         assert!(table(dir.path().to_str().unwrap()).is_err());
+        write("rates.json", json!({"attention backward, 8 kv heads": {"tflops": 500.0}}));
+        write("rates_before.json", json!({"attention backward, 8 kv heads": {"tflops": 410.0}}));
+        let text = table(dir.path().to_str().unwrap()).unwrap();
+        assert!(text.contains("500 TFLOP/s") && text.contains("410 TFLOP/s with the kernels before"), "{text}");
         write(
             "bench.json",
             json!({"attention forward": {"tflops": 400.4}, "copy bf16": {"gb_per_s": 3000.0}, "add": {"error": "x"}, "sum": {"gb_per_s": 2500.0},

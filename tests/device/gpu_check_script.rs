@@ -61,8 +61,54 @@ fn a_failure_fails_the_whole_with_its_reason_and_the_rest_still_runs() {
 #[test]
 fn without_a_gpu_nothing_is_checked() {
     let (output, document) = check("echo 'no GPU here' >&2; exit 3", "true");
-    assert_eq!((output.status.code(), document.is_none()), (Some(3), true));
+    assert_eq!(
+        (output.status.code(), part(&document.unwrap(), "machine")["status"].as_str()),
+        (Some(3), Some("skipped"))
+    );
     assert!(String::from_utf8_lossy(&output.stdout).contains("no GPU here"));
+}
+
+/// The order of what must be known first; and a run without time left, or one that is cut off, has what it measured.
+#[test]
+fn parts_run_in_order_and_share_the_time_and_a_run_that_is_cut_off_keeps_its_results() {
+    let (output, document) = check(GOOD, "true");
+    assert!(output.status.success());
+    let document = document.unwrap();
+    let names: Vec<&str> = document["parts"].as_array().unwrap().iter().map(|p| p["part"].as_str().unwrap()).collect();
+    let order = ["machine", "kernels", "layouts", "attention", "memcheck", "racecheck", "conformance", "parity_fp32"];
+    assert_eq!(names[..order.len()], order);
+
+    let dir = tempfile::tempdir().unwrap();
+    let run = |seconds: &str, gpu_check: &str, parts: &str| {
+        program(dir.path(), "gpu_check", gpu_check);
+        program(dir.path(), "gpu_check_before", gpu_check);
+        program(dir.path(), "run_fsdp", "echo trained");
+        let mut command = Command::new("bash");
+        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/gpu_check.sh")).arg(dir.path().join("out"));
+        command.env("BUILD", dir.path()).env("SECONDS_IN_ALL", seconds).env("PARTS", parts);
+        command
+    };
+    let read = || -> Value {
+        let text = fs::read_to_string(dir.path().join("out/gpu_check.json")).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    // The second part takes longer than what is left; the third has none, and no part is silently missing.
+    let slow = r#"echo "{\"part\": \"$1\"}"; [ $1 != kernels ] || exec sleep 60"#;
+    let output = run("8", slow, "kernels layouts").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let document = read();
+    assert!(part(&document, "kernels")["note"].as_str().unwrap().contains("took longer than 8 s"), "{document}");
+    assert_eq!(part(&document, "kernels")["result"]["part"], "kernels");
+    assert_eq!(part(&document, "layouts")["note"], "the time of the whole check is used up");
+    // Killed in the second part of three.
+    let mut child = run("600", slow, "rates rates_before kernels").spawn().unwrap();
+    let log = dir.path().join("out/kernels.json");
+    while !log.exists() || fs::metadata(&log).unwrap().len() == 0 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(part(&read(), "machine")["status"], "passed");
 }
 
 /// The real programs on a mock driver, with small models. The result is not presented as a GPU's.
@@ -74,14 +120,20 @@ fn on_a_mock_driver_it_is_reported_as_a_rehearsal() {
     {
         std::os::unix::fs::symlink(program, dir.path().join(name)).unwrap();
     }
+    // The same kernels before and after; a sanitizer that finds nothing.
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_gpu_check"), dir.path().join("gpu_check_before")).unwrap();
+    program(dir.path(), "compute-sanitizer", "shift 4; \"$@\" && echo '========= ERROR SUMMARY: 0 errors'");
+    let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap());
     let out = dir.path().join("out");
     let small = "--embed-dim 32 --num-layers 2 --num-heads 4 --num-kv-heads 2 --ff-hidden-dim 64 --vocab-size 64 \
     --max-len 32 \
                  --batch-size 1 --max-steps 3 --warmup-steps 1";
     let mut command = Command::new("bash");
     command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/gpu_check.sh")).arg(&out);
-    command.env("BUILD", dir.path()).env("QUICK", "1").env("SMALL", small);
-    command.env("PARTS", "kernels layouts parity_bf16 parity_compile nccl");
+    let parts = "kernels layouts attention racecheck rates rates_before step_1b step_1b_compile parity_bf16 \
+                 parity_compile nccl";
+    command.env("BUILD", dir.path()).env("SMALL", small).env("ONE_BILLION", format!("{small} --nproc-per-node 1"));
+    command.env("PARTS", parts).env("PATH", path);
     command.env("LD_LIBRARY_PATH", simcuda::libraries()).env("FLATSHARD_SIMCUDA", "arch=90,seed=2");
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
@@ -89,7 +141,15 @@ fn on_a_mock_driver_it_is_reported_as_a_rehearsal() {
     let document: Value = serde_json::from_str(&fs::read_to_string(out.join("gpu_check.json")).unwrap()).unwrap();
     assert_eq!(document["simulated"], true);
     assert_eq!(part(&document, "machine")["result"]["gpus"][0]["name"], "Simulated GPU");
-    for name in ["kernels", "layouts", "parity_bf16", "parity_compile", "nccl"] {
-        assert_eq!(part(&document, name)["status"], "passed", "{name}");
+    for name in parts.split_whitespace() {
+        assert_eq!(part(&document, name)["status"], "passed", "{name}: {document:#}");
     }
+    let rates = &part(&document, "rates")["result"];
+    for row in
+        ["backward causal 128 x 8192, 32 kv", "backward causal 128 x 8192, 8 kv", "forward causal 128 x 2048, 32 kv"]
+    {
+        assert!(rates[format!("attention {row} heads")]["tflops"].as_f64().is_some(), "{row}: {rates}");
+    }
+    assert_eq!(part(&document, "attention")["result"]["256 grouped, window"]["repeats"], true);
+    assert!(said.contains("with the kernels before"), "{said}");
 }

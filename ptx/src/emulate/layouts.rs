@@ -9,6 +9,7 @@
 //! | ldmatrix, ldmatrix.trans                    | matrix_ops.rs, load_matrix    | probe_mma.ptx, probe_ldmatrix    |
 //! | wgmma accumulators, A from registers        | [`accumulator`], [`fragment`] | probe_hopper.ptx, probe_wgmma    |
 //! | wgmma descriptors, swizzles, transposes     | [`SharedMatrix::row`]         | probe_hopper.ptx, probe_wgmma    |
+//! | .. N = 32 inside of a row, N = 96 and 128    | [`SharedMatrix::row`]         | probe_hopper.ptx, .._wgmma_wide |
 //! | boxes of tensor copies, swizzles, zero fill | tensor.rs, [`Swizzle::apply`] | probe_hopper.ptx, probe_tensor   |
 
 /// Swizzle: permutes 16-byte pieces within a pattern, so that rows and columns are spread over the banks.

@@ -123,6 +123,28 @@ fn operands_of_wgmma() {
         }
     }
 }
+/// N = 32 from the middle of a row of the pattern on, and N = 96 and 128 across its columns.
+#[test]
+fn wide_operands_of_wgmma() {
+    let (x, out) = probe("probe_wgmma_wide");
+    let at = |offset: usize| bf16::from_bits((x[offset / 4] >> (8 * (offset % 4))) as u16).to_f32();
+    for (columns, first, start) in [(32, 0, 64), (96, 16, 0), (128, 64, 0)] {
+        let offset = |i: usize, k: usize| i % 64 * 2 + i / 64 * 8192 + k % 8 * 128 + k / 8 * 1024;
+        let a = |i: usize, k: usize| {
+            if columns == 32 {
+                return at(swizzled(3, offset(i, k)));
+            }
+            let (t, r) = (i / 16 * 32 + i % 8 * 4 + k % 8 / 2, i % 16 / 8 + 2 * (k / 8));
+            at(16 * t + 4 * r + k % 2 * 2)
+        };
+        let b = |j: usize, k: usize| at(16384 + swizzled(3, start + offset(j, k)));
+        for (i, j) in (0..64).flat_map(|i| (0..columns).map(move |j| (i, j))) {
+            let sum: f32 = (0..16).map(|k| a(i, k) * b(j, k)).sum();
+            let (t, e) = (i / 16 * 32 + i % 8 * 4 + j % 8 / 2, j / 8 * 4 + i % 16 / 8 * 2 + j % 2);
+            assert_eq!(float(out[(first + e) * 128 + t]), sum, "N {columns}, row {i}, column {j}");
+        }
+    }
+}
 #[test]
 fn boxes_of_tensor_copies() {
     // 5 planes of 7 rows of 40 16-bit elements, with rows of 48: element (x, y, z) holds its position.
