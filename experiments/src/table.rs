@@ -99,7 +99,8 @@ pub fn mib(bytes: f64, digits: usize) -> String {
 
 /// A whole number with commas.
 pub fn grouped(x: f64) -> String {
-    count(x.round() as u64)
+    let (sign, size) = (if x <= -0.5 { "-" } else { "" }, x.abs().round() as u64);
+    format!("{sign}{}", count(size))
 }
 
 /// Left columns of text, right ones of numbers.

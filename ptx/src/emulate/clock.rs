@@ -8,8 +8,8 @@
 //! first. After FastTrack (Flanagan & Freund 2009).
 //!
 //! Bulk copies and wgmma use the *asynchronous proxy*: a thread's writes are visible there, and its reads come before
-//! writes there, only with a `fence.proxy.async` in between. So a view has a second part, for each memory that such a fence may be restricted to:
-//! what was known when it was executed.
+//! writes there, only with a `fence.proxy.async` in between. So a view has a second part, for each memory that such a
+//! fence may be restricted to: what was known when it was executed.
 use super::lane::{LANES, lanes};
 
 /// An event: who, when, and by which instruction.

@@ -4,9 +4,9 @@
 //! bf16 uses AMX tiles, else AVX512-BF16 dot products. On the same CPUs f32 uses AVX-512 multiply-adds, and so does
 //! f16, which packing converts to f32 (accumulating in f16 would lose precision). These share everything but the
 //! innermost block: packing (`pack`), writing C (`store`) and the surrounding loops (`blocked`). Other CPUs use the
-//! `gemm` crate, converting bf16 and f16 to f32. Few rows of A have loops of their own: up to eight with AVX-512 (`few`),
-//! one elsewhere (`thin`). (On AVX-512, the crate is as fast in most forms, but 10 % to 15 % slower for weight gradients, where it also allocates up to a whole
-//! L3 cache per call.)
+//! `gemm` crate, converting bf16 and f16 to f32. Few rows of A have loops of their own: up to eight with AVX-512
+//! (`few`), one elsewhere (`thin`). (On AVX-512, the crate is as fast in most forms, but 10 % to 15 % slower for weight
+//! gradients, where it also allocates up to a whole L3 cache per call.)
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 #[cfg(target_arch = "x86_64")]

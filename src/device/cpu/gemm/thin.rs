@@ -1,5 +1,5 @@
-//! Products with a single row, as in generating one token at a time, on any CPU. Each element of B is used once, so nothing is
-//! packed, and memory bandwidth is the bound. Never sums in any order other than along k, in lanes.
+//! Products with a single row, as in generating one token at a time, on any CPU. Each element of B is used once, so
+//! nothing is packed, and memory bandwidth is the bound. Never sums in any order other than along k, in lanes.
 use super::buffers::Buffers;
 use crate::base::dtype::Float;
 use crate::device::cpu::simd::{LANES, lane_sum};
