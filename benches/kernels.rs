@@ -105,8 +105,8 @@ fn packing(c: &mut Criterion) {
     }
 }
 
-/// Products of few rows, as in generation; rates in bytes of B. Of the larger matrix, memory bandwidth is the bound; the
-/// smaller one stays in a large L3.
+/// Products of few rows, as in generation; rates in bytes of B. Of the larger matrix, memory bandwidth is the bound;
+/// the smaller one stays in a large L3.
 fn few_rows(c: &mut Criterion) {
     let dev = device();
     for dtype in [DType::F32, DType::Bf16] {
