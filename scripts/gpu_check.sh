@@ -10,7 +10,8 @@
 #
 # Each part passes, fails, or is skipped with a reason; ends with a short table. Exit status 1 if a part failed, 3 if there is no
 # usable GPU. QUICK=1 skips the benchmarks; PARTS="machine nccl" runs only those parts; SMALL="FLAGS" sets the model of the parity
-# parts and ONE_BILLION="FLAGS" that of the 1B step. With the emulated driver (ptx/driver) it is a rehearsal, and says so.
+# parts and ONE_BILLION="FLAGS" that of the 1B step; PATIENCE=N allows N times as long. With the emulated driver (ptx/driver) it is a
+# rehearsal, and says so.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 target=$(cd "$root" && realpath -m "${CARGO_TARGET_DIR:-target}") # without cargo, which may not be installed
@@ -31,7 +32,8 @@ PY
 )
 export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$python_libraries"
 
-deadline=$((SECONDS + ${SECONDS_IN_ALL:-1500}))
+patience=${PATIENCE:-1}
+deadline=$((SECONDS + patience * ${SECONDS_IN_ALL:-1500}))
 
 # One JSON document with every part so far and its output, even of a part that was cut off, if it printed all of it.
 document() {
@@ -55,7 +57,7 @@ wanted() {
 }
 # part NAME SECONDS COMMAND...: standard output to NAME.json, standard error to NAME.log.
 part() {
-    local name=$1 limit=$2 status note started=$SECONDS left=$((deadline - SECONDS))
+    local name=$1 limit=$((patience * $2)) status note started=$SECONDS left=$((deadline - SECONDS))
     wanted "$name" || return 0
     shift 2
     if [ "$left" -lt 5 ]; then

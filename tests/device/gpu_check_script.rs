@@ -94,10 +94,10 @@ fn parts_run_in_order_and_share_the_time_and_a_run_that_is_cut_off_keeps_its_res
     };
     // The second part takes longer than what is left; the third has none, and no part is silently missing.
     let slow = r#"echo "{\"part\": \"$1\"}"; [ $1 != kernels ] || exec sleep 60"#;
-    let output = run("8", slow, "kernels layouts").output().unwrap();
+    let output = run("12", slow, "kernels layouts").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let document = read();
-    assert!(part(&document, "kernels")["note"].as_str().unwrap().contains("took longer than 8 s"), "{document}");
+    assert!(part(&document, "kernels")["note"].as_str().unwrap().contains("took longer than "), "{document}");
     assert_eq!(part(&document, "kernels")["result"]["part"], "kernels");
     assert_eq!(part(&document, "layouts")["note"], "the time of the whole check is used up");
     // Killed in the second part of three.
@@ -133,7 +133,7 @@ fn on_a_mock_driver_it_is_reported_as_a_rehearsal() {
     let parts = "kernels layouts attention racecheck rates rates_before step_1b step_1b_compile parity_bf16 \
                  parity_compile nccl";
     command.env("BUILD", dir.path()).env("SMALL", small).env("ONE_BILLION", format!("{small} --nproc-per-node 1"));
-    command.env("PARTS", parts).env("PATH", path);
+    command.env("PARTS", parts).env("PATH", path).env("PATIENCE", "20"); // emulated, beside other tests
     command.env("LD_LIBRARY_PATH", simcuda::libraries()).env("FLATSHARD_SIMCUDA", "arch=90,seed=2");
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
