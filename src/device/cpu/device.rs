@@ -34,7 +34,7 @@ pub struct CpuDevice {
     unbacked: Option<AttentionSums>,
 }
 
-/// As [`Device::attention_sums`].
+/// As [`Device::attention_sums`](crate::device::Device::attention_sums).
 pub type AttentionSums = fn(&AttentionShape, DType, usize) -> usize;
 
 /// By default, work of some 5 us is worth a thread: several times what it takes to wake one.
