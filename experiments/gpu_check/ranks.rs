@@ -74,6 +74,23 @@ pub fn run() -> Result<Value> {
     let mut received = device.alloc(DType::F32, SHARD, Category::Other)?;
     g.wait(g.send_recv(T, to, shard.view(), from, received.view_mut())?)?;
     expect("send_recv", &received, &|i| (from + i % 5) as f32)?;
+    // Rank r sends r + k + 1 elements to rank k; the parts lie in reverse.
+    let count = |from: usize, to: usize| from + to + 1;
+    let from_end = |count: &dyn Fn(usize) -> usize| {
+        let ends = (0..n).map(|r| SHARD - (0..r).map(count).sum::<usize>());
+        ends.zip(0..n).map(|(end, r)| end - count(r)..end).collect::<Vec<_>>()
+    };
+    let (sends, recvs) = (from_end(&|r| count(me, r)), from_end(&|r| count(r, me)));
+    put(&mut shard, &|i| (me * SHARD + i) as f32)?;
+    put(&mut received, &|_| -1.0)?;
+    g.wait(g.all_to_all(T, shard.view(), &sends, received.view_mut(), &recvs)?)?;
+    let sent = |from: usize| SHARD - (0..=me).map(|to| count(from, to)).sum::<usize>();
+    expect("all_to_all", &received, &|i| {
+        recvs
+            .iter()
+            .position(|part| part.contains(&i))
+            .map_or(-1.0, |r| (r * SHARD + sent(r) + i - recvs[r].start) as f32)
+    })?;
     g.barrier(T)?;
     let stats = g.stats();
     Ok(json!({"rank": me, "ranks": n, "ops": stats.ops, "in_flight_s": stats.in_flight_s,

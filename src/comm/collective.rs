@@ -2,6 +2,7 @@
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, View, ViewMut};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,7 +66,8 @@ impl std::fmt::Display for Tag {
 pub enum CommUse {
     /// The output of all_gathers: in shared memory, one buffer for all ranks of the host.
     Gathered,
-    /// The input of reduce_scatters or the buffer of all_reduces: one per rank, which peers read in place.
+    /// The input of reduce_scatters and all_to_alls or the buffer of all_reduces: one per rank, which peers read in
+    /// place.
     Reduced,
 }
 
@@ -92,7 +94,7 @@ pub struct CommStats {
     /// Seconds that the compute thread spent inside the group's calls: copies, reductions, waits.
     pub exposed_s: f64,
     /// Bytes received from peers, as the algorithm counts them: (n-1)/n of the full length for an all_gather or
-    /// reduce_scatter, twice that for an all_reduce.
+    /// reduce_scatter, twice that for an all_reduce, the parts of other ranks for an all_to_all.
     pub bytes: u64,
     pub ops: u64,
     /// Bytes that this rank sent to other hosts over this crate's own wires; excludes NCCL.
@@ -145,11 +147,23 @@ pub trait Collective: Send + Sync {
     fn broadcast(&self, tag: Tag, buf: ViewMut, root: usize) -> Result<Ticket>;
     /// Sends to `to` while receiving from `from`. Both ends of a pair give the same length; pairs may differ.
     fn send_recv(&self, tag: Tag, to: usize, send: View, from: usize, recv: ViewMut) -> Result<Ticket>;
+    /// Sends the elements `sends[r]` of `send` to each rank r, and receives those of rank r as the elements `recvs[r]`
+    /// of `recv`. Ranges may be empty and in any order, and those of `send` may overlap. Both ends of a pair give the
+    /// same length: ranks that do not know it exchange lengths first, by an all_to_all of equal parts. In shared memory
+    /// a `send` in a [`CommUse::Reduced`] buffer is copied once, by its receivers; any other goes through mailboxes.
+    fn all_to_all(
+        &self,
+        tag: Tag,
+        send: View,
+        sends: &[Range<usize>],
+        recv: ViewMut,
+        recvs: &[Range<usize>],
+    ) -> Result<Ticket>;
     fn barrier(&self, tag: Tag) -> Result<()>;
     fn wait(&self, ticket: Ticket) -> Result<()>;
     /// After an all_gather: this rank no longer reads the gathered buffer.
     fn release(&self, ticket: Ticket) -> Result<()>;
-    /// After a reduce_scatter or send: makes the input safe to overwrite.
+    /// After a reduce_scatter, send or all_to_all: makes the input safe to overwrite.
     fn wait_sent(&self, ticket: Ticket) -> Result<()>;
     fn stats(&self) -> CommStats;
     fn times(&self, _: Ticket) -> Times {

@@ -34,7 +34,7 @@ struct FlightRing {
     /// Operations started so far: entry `seq` is at `(seq - 1) % KEPT`.
     count: u64,
     /// FNV-1a over axis, operation, tag and bytes of each, except along sp and tp: ranks with other samples have other
-    /// numbers of rows there, and of logit chunks.
+    /// numbers of rows there, and of logit chunks. Ranks of an all_to_all receive different numbers of bytes.
     hash: u64,
 }
 
@@ -159,7 +159,8 @@ fn path(dir: &Path, rank: usize) -> PathBuf {
 
 impl FlightRing {
     fn push(&mut self, entry: FlightEntry) {
-        let words = [entry.axis as u64, entry.seam as u64, entry.tag.unit as u64, entry.bytes as u64];
+        let bytes = if entry.seam == Seam::AllToAll { 0 } else { entry.bytes as u64 };
+        let words = [entry.axis as u64, entry.seam as u64, entry.tag.unit as u64, bytes];
         let bytes = words.iter().flat_map(|w| w.to_le_bytes()).chain(entry.tag.what.bytes());
         let bytes = bytes.filter(|_| !matches!(entry.axis, Axis::Sp | Axis::Tp));
         self.hash = bytes.fold(self.hash, |hash, byte| (hash ^ byte as u64).wrapping_mul(0x100_0000_01b3));

@@ -2,6 +2,7 @@
 //! buffer. Never moves data.
 use super::{Reduce, Tag};
 use crate::base::{DType, Error, Result};
+use std::ops::Range;
 
 /// The call, for error messages.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +38,20 @@ impl CheckedCall<'_> {
     }
     pub fn rank(&self, rank: usize) -> Result<()> {
         self.refuse(rank < self.size, || format!("no rank {rank} in a group of {}", self.size))
+    }
+    /// The parts of an all_to_all: one range per rank on each side, within the buffers; its own are of equal length.
+    pub fn parts(&self, me: usize, send: (usize, &[Range<usize>]), recv: (usize, &[Range<usize>])) -> Result<()> {
+        for (name, (len, parts)) in [("send", send), ("recv", recv)] {
+            let n = self.size;
+            self.refuse(parts.len() == n, || format!("{} parts of {name} in a group of {n}", parts.len()))?;
+            let outside = parts.iter().position(|part| part.start > part.end || part.end > len);
+            self.refuse(outside.is_none(), || {
+                let rank = outside.unwrap_or(0);
+                format!("{name} has {len} elements, but the part of rank {rank} is {:?}", parts[rank])
+            })?;
+        }
+        let (from, into) = (send.1[me].len(), recv.1[me].len());
+        self.refuse(from == into, || format!("{from} elements into {into}"))
     }
     /// Whether sums and maxima are defined for the dtype.
     pub fn reducible(&self, dtype: DType, op: Reduce) -> Result<()> {

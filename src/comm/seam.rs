@@ -3,6 +3,7 @@
 use super::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket, Times};
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, View, ViewMut};
+use std::ops::Range;
 use std::sync::Arc;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -14,6 +15,7 @@ pub enum Seam {
     AllReduce,
     Broadcast,
     SendRecv,
+    AllToAll,
     Barrier,
     Wait,
     Release,
@@ -21,13 +23,14 @@ pub enum Seam {
 }
 
 impl Seam {
-    pub const ALL: [Seam; 10] = [
+    pub const ALL: [Seam; 11] = [
         Seam::Alloc,
         Seam::AllGather,
         Seam::ReduceScatter,
         Seam::AllReduce,
         Seam::Broadcast,
         Seam::SendRecv,
+        Seam::AllToAll,
         Seam::Barrier,
         Seam::Wait,
         Seam::Release,
@@ -41,6 +44,7 @@ impl Seam {
             Seam::AllReduce => "all_reduce",
             Seam::Broadcast => "broadcast",
             Seam::SendRecv => "send_recv",
+            Seam::AllToAll => "all_to_all",
             Seam::Barrier => "barrier",
             Seam::Wait => "wait",
             Seam::Release => "release",
@@ -49,11 +53,17 @@ impl Seam {
     }
 }
 
-/// An operation's tag, and its bytes: of the full buffer (gather, reduce_scatter), of the buffer, or sent.
+/// An operation's tag, and its bytes: of the full buffer (gather, reduce_scatter), of the buffer, sent (send_recv), or
+/// received from other ranks (all_to_all).
 #[derive(Clone, Copy)]
 pub struct Started {
     pub tag: Tag,
     pub bytes: usize,
+}
+
+/// Elements of an all_to_all that come from other ranks.
+pub(in crate::comm) fn received(me: usize, recvs: &[Range<usize>]) -> usize {
+    recvs.iter().enumerate().filter(|(rank, _)| *rank != me).map(|(_, part)| part.len()).sum()
 }
 
 pub trait Hook: Send + Sync {
@@ -121,6 +131,17 @@ impl<H: Hook> Collective for Hooked<H> {
     }
     fn send_recv(&self, tag: Tag, to: usize, send: View, from: usize, recv: ViewMut) -> Result<Ticket> {
         self.start(Seam::SendRecv, tag, send.bytes(), || self.inner.send_recv(tag, to, send, from, recv))
+    }
+    fn all_to_all(
+        &self,
+        tag: Tag,
+        send: View,
+        sends: &[Range<usize>],
+        recv: ViewMut,
+        recvs: &[Range<usize>],
+    ) -> Result<Ticket> {
+        let bytes = received(self.rank(), recvs) * recv.dtype().size();
+        self.start(Seam::AllToAll, tag, bytes, || self.inner.all_to_all(tag, send, sends, recv, recvs))
     }
     fn barrier(&self, tag: Tag) -> Result<()> {
         let started = Started { tag, bytes: 0 };

@@ -3,6 +3,7 @@ use super::operands::CheckedCall;
 use super::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket};
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, Device, View, ViewMut};
+use std::ops::Range;
 use std::sync::Arc;
 
 pub struct Solo {
@@ -75,6 +76,19 @@ impl Collective for Solo {
         call.same(send.dtype(), recv.dtype())?;
         call.shards(send.len(), recv.len())?;
         self.copy(send, recv)
+    }
+    fn all_to_all(
+        &self,
+        tag: Tag,
+        send: View,
+        sends: &[Range<usize>],
+        mut recv: ViewMut,
+        recvs: &[Range<usize>],
+    ) -> Result<Ticket> {
+        let call = self.call("all_to_all", tag);
+        call.same(send.dtype(), recv.dtype())?;
+        call.parts(0, (send.len(), sends), (recv.len(), recvs))?;
+        self.copy(send.slice(sends[0].clone()), recv.reborrow().slice(recvs[0].clone()))
     }
     fn barrier(&self, _: Tag) -> Result<()> {
         Ok(())

@@ -51,7 +51,7 @@ fn lane(seam: Seam) -> Option<Lane> {
         Seam::AllGather => Some(Lane::Gathers),
         Seam::ReduceScatter => Some(Lane::Scatters),
         Seam::AllReduce => Some(Lane::AllReduces),
-        Seam::SendRecv => Some(Lane::Sends),
+        Seam::SendRecv | Seam::AllToAll => Some(Lane::Sends),
         Seam::Broadcast | Seam::Barrier => Some(Lane::Others),
         Seam::Alloc | Seam::Wait | Seam::Release | Seam::WaitSent => None,
     }

@@ -108,7 +108,7 @@ impl Hook for ReceivedBytes {
                 work.gathered += others;
                 work.reduced += others;
             }
-            Seam::Broadcast | Seam::SendRecv => work.gathered += bytes,
+            Seam::Broadcast | Seam::SendRecv | Seam::AllToAll => work.gathered += bytes,
             Seam::Alloc | Seam::Barrier | Seam::Wait | Seam::Release | Seam::WaitSent => {}
         }
     }

@@ -2,6 +2,7 @@
 //! ones. The groups' timeout bounds each test.
 #[path = "../common/mod.rs"]
 mod common;
+mod all_to_all;
 mod faults;
 #[path = "../common/heap.rs"]
 mod heap;

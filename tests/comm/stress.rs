@@ -21,6 +21,7 @@ enum What {
     AllReduce,
     Broadcast { root: usize },
     Shift { by: usize },
+    Trade,
 }
 
 struct Flight {
@@ -51,12 +52,13 @@ pub fn program(g: &dyn Collective, seed: u64, ops: usize) {
             1 => size / 4 % LARGEST,
             _ => size / 4 % 500,
         };
-        let what = match kind % 5 {
+        let what = match kind % 6 {
             0 => What::Gather,
             1 => What::ReduceScatter,
             2 => What::AllReduce,
             3 => What::Broadcast { root: other % n },
-            _ => What::Shift { by: other % n },
+            4 => What::Shift { by: other % n },
+            _ => What::Trade,
         };
         // Slots 0..3 are the arena's, others a plain buffer.
         let slot = slot % 5;
@@ -68,7 +70,7 @@ pub fn program(g: &dyn Collective, seed: u64, ops: usize) {
         }
         let pool = if matches!(what, What::Gather) { &mut gathered } else { &mut reduced };
         let mut full = if slot < 3 { pool[slot].take().unwrap() } else { plain(DType::F32, len * n) };
-        let mut shard = plain(DType::F32, len);
+        let mut shard = plain(DType::F32, if matches!(what, What::Trade) { len * n } else { len });
         let tag = Tag::new("op", op);
         let ticket = match what {
             What::Gather => {
@@ -92,6 +94,12 @@ pub fn program(g: &dyn Collective, seed: u64, ops: usize) {
                 let (to, from) = ((me + by) % n, (me + n - by) % n);
                 g.send_recv(tag, to, full.view().slice(0..len), from, shard.view_mut())
             }
+            What::Trade => {
+                fill_part(&mut full, len * n, |i| value(op, me, i));
+                let sends: Vec<_> = (0..n).map(|r| r * len..r * len + traded(op, len, me, r)).collect();
+                let recvs: Vec<_> = (0..n).map(|r| r * len..r * len + traded(op, len, r, me)).collect();
+                g.all_to_all(tag, full.view().slice(0..len * n), &sends, shard.view_mut(), &recvs)
+            }
         };
         flights.push(Flight { op, what, len, ticket: ticket.unwrap(), slot, full, shard });
         // Finish some, of this rank's choice.
@@ -112,6 +120,10 @@ pub fn program(g: &dyn Collective, seed: u64, ops: usize) {
     }
 }
 
+/// Elements that one rank sends to another: at most `len`, often none.
+fn traded(op: usize, len: usize, from: usize, to: usize) -> usize {
+    (op * 13 + from * 3119 + to * 1789) % (2 * len + 1) % (len + 1)
+}
 fn fill_part(buf: &mut Buf, len: usize, f: impl Fn(usize) -> f32) {
     for (i, x) in buf.view_mut().host::<f32>("fill").unwrap()[..len].iter_mut().enumerate() {
         *x = f(i);
@@ -133,6 +145,12 @@ fn finish(g: &dyn Collective, f: Flight, gathered: &mut [Option<Buf>], reduced: 
         What::ReduceScatter => check(part, &|i| sum(n, op, me * len + i)),
         What::AllReduce => check(&all[..len], &|i| sum(n, op, i)),
         What::Broadcast { root } => check(&all[..len], &|i| value(op, root, i)),
+        What::Trade => {
+            for from in 0..n {
+                let got = &part[from * len..from * len + traded(op, len, from, me)];
+                check(got, &|i| value(op, from, me * len + i));
+            }
+        }
         What::Shift { by } => check(part, &|i| value(op, (me + n - by) % n, i)),
     }
     match what {

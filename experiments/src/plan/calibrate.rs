@@ -81,6 +81,7 @@ fn collected(seam: Seam) -> Option<Collected> {
         Seam::AllReduce => Collected::AllReduce,
         Seam::Broadcast => Collected::Broadcast,
         Seam::SendRecv => Collected::SendRecv,
+        Seam::AllToAll => Collected::AllToAll,
         Seam::Barrier => Collected::Barrier,
         Seam::Alloc | Seam::Wait | Seam::Release | Seam::WaitSent => return None,
     })

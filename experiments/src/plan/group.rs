@@ -8,6 +8,7 @@ use flatshard::comm::operands::CheckedCall;
 use flatshard::comm::{Axis, Collective, CommStats, CommUse, Member, Reduce, Tag, Ticket};
 use flatshard::device::{Buf, View, ViewMut, unbacked};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// State of a planned world, shared by the device and the groups of its single rank.
@@ -146,6 +147,20 @@ impl Collective for PlannedGroup {
         call.rank(to)?;
         call.rank(from)?;
         self.start(Collected::SendRecv, tag, send.bytes().max(recv.bytes()))
+    }
+    fn all_to_all(
+        &self,
+        tag: Tag,
+        send: View,
+        sends: &[Range<usize>],
+        recv: ViewMut,
+        recvs: &[Range<usize>],
+    ) -> Result<Ticket> {
+        let call = self.call(Collected::AllToAll, tag);
+        call.same(send.dtype(), recv.dtype())?;
+        call.parts(0, (send.len(), sends), (recv.len(), recvs))?;
+        let received: usize = recvs[1..].iter().map(Range::len).sum();
+        self.start(Collected::AllToAll, tag, received * recv.dtype().size())
     }
     fn barrier(&self, tag: Tag) -> Result<()> {
         let ticket = self.start(Collected::Barrier, tag, 0)?;

@@ -21,6 +21,7 @@ pub enum Collected {
     AllReduce,
     Broadcast,
     SendRecv,
+    AllToAll,
     Barrier,
 }
 
@@ -32,17 +33,18 @@ impl Collected {
             Collected::AllReduce => "all-reduce",
             Collected::Broadcast => "broadcast",
             Collected::SendRecv => "send-recv",
+            Collected::AllToAll => "all-to-all",
             Collected::Barrier => "barrier",
         }
     }
-    /// Bytes received by each of `n` ranks, given the `bytes` of the full buffer (for send-recv: received), as counted
-    /// by `CommStats`.
+    /// Bytes received by each of `n` ranks, given the `bytes` of the full buffer (for send-recv and all-to-all:
+    /// received), as counted by `CommStats`.
     pub fn received(self, bytes: u64, n: usize) -> u64 {
         let (n, others) = (n.max(1) as u64, n.saturating_sub(1) as u64);
         match self {
             Collected::AllGather | Collected::ReduceScatter => bytes / n * others,
             Collected::AllReduce => 2 * bytes * others / n,
-            Collected::Broadcast | Collected::SendRecv => bytes,
+            Collected::Broadcast | Collected::SendRecv | Collected::AllToAll => bytes,
             Collected::Barrier => 0,
         }
     }
@@ -102,13 +104,18 @@ impl Links {
         }
         let volume = what.received(bytes, n) as f64;
         let inside = if what == Collected::AllReduce { self.inside_summed } else { self.inside };
-        let bandwidth = if k == 1 { inside } else { self.inside.min(self.between * placement.per_node() as f64) };
+        let bandwidth = match what {
+            _ if k == 1 => inside,
+            // No ring: what comes from other nodes comes by the rank's own card.
+            Collected::AllToAll => self.inside.min(self.between * (n - 1) as f64 / (n - placement.per_node()) as f64),
+            _ => self.inside.min(self.between * placement.per_node() as f64),
+        };
         let rounds = match what {
             Collected::AllReduce | Collected::Barrier => 2.0,
             _ => 1.0,
         };
         let steps = match what {
-            Collected::SendRecv => (1.0, if k > 1 { 1.0 } else { 0.0 }),
+            Collected::SendRecv | Collected::AllToAll => (1.0, if k > 1 { 1.0 } else { 0.0 }),
             _ => (rounds * (n - 1) as f64, rounds * (k - 1) as f64),
         };
         let ring = |p: &Protocol| {
@@ -141,6 +148,9 @@ mod tests {
         // The ring uses eight cards of 10 GB/s; a rank alone on its node has one.
         near(s(Collected::ReduceScatter, 16, 2), 15.0 / 16.0 * gib as f64 / 80e9);
         near(s(Collected::ReduceScatter, 2, 2), 0.5 * gib as f64 / 10e9);
+        // Eight of the fifteen other ranks are on the other node, and a rank receives from them by its own card.
+        near(s(Collected::AllToAll, 16, 2), gib as f64 / (10e9 * 15.0 / 8.0));
+        near(s(Collected::AllToAll, 8, 1), gib as f64 / 100e9);
         assert_eq!(s(Collected::AllGather, 1, 1), 0.0);
     }
 

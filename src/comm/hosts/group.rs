@@ -6,10 +6,11 @@ use super::watch::HostsWatch;
 use super::worker::{self, Desk, DeskState, HostsGathered, RING};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::operands::CheckedCall;
-use crate::comm::seam::Seam;
-use crate::comm::shm::{self, Sources};
+use crate::comm::seam::{Seam, received};
+use crate::comm::shm::{self, PairParts, Sources};
 use crate::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket, Waiting};
 use crate::device::{self, Buf, View, ViewMut};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -266,6 +267,30 @@ impl Collective for HostsGroup {
         (job.desc.to, job.desc.from, job.desc.recv_len) = (to as u32, from as u32, recv.len() as u64);
         (job.src, job.dst, job.keep) = (send.as_ptr(), recv.as_mut_ptr(), [Some(send.keep()), Some(recv.keep())]);
         self.start(job, if from == self.rank() { 0 } else { recv.bytes() })
+    }
+
+    fn all_to_all(
+        &self,
+        tag: Tag,
+        send: View,
+        sends: &[Range<usize>],
+        mut recv: ViewMut,
+        recvs: &[Range<usize>],
+    ) -> Result<Ticket> {
+        let (kind, call) = (Seam::AllToAll, self.check(Seam::AllToAll, tag));
+        self.check_host(kind, tag, &[send.place(), recv.place()])?;
+        call.same(send.dtype(), recv.dtype())?;
+        call.parts(self.rank(), (send.len(), sends), (recv.len(), recvs))?;
+        let mut job = HostsJob::new(kind, tag, send.dtype(), send.len());
+        self.place(&mut job, &mut recv, CommUse::Reduced)?;
+        job.desc.place = shm::Desc::STAGED;
+        (job.desc.to, job.desc.from) = (shm::Desc::NOBODY, shm::Desc::NOBODY);
+        job.desc.recv_len = recv.len() as u64;
+        job.pairs = self.desk.lock().spare.pop().unwrap_or_default();
+        job.pairs.clear();
+        job.pairs.extend(sends.iter().zip(recvs).map(|(send, recv)| PairParts::new(send, recv)));
+        (job.src, job.dst, job.keep) = (send.as_ptr(), recv.as_mut_ptr(), [Some(send.keep()), Some(recv.keep())]);
+        self.start(job, received(self.rank(), recvs) * recv.dtype().size())
     }
 
     fn barrier(&self, tag: Tag) -> Result<()> {

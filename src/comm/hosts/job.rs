@@ -1,7 +1,7 @@
 //! One operation as the worker runs it: raw, checked operands. Never runs anything.
 use crate::base::DType;
 use crate::comm::seam::Seam;
-use crate::comm::shm::{Desc, ShmBuffer, Sources};
+use crate::comm::shm::{Desc, PairParts, ShmBuffer, Sources};
 use crate::comm::{Reduce, Tag};
 use std::sync::Arc;
 
@@ -25,6 +25,8 @@ pub(super) struct HostsJob {
     pub there: Option<Sources>,
     /// The gathered buffer, and the sequence number of its contents.
     pub content: Option<(Arc<ShmBuffer>, u64)>,
+    /// All_to_all: one per group rank. A list of the desk, to which it returns.
+    pub pairs: Vec<PairParts>,
     pub keep: [Option<Arc<dyn Send + Sync>>; 2],
 }
 
@@ -46,6 +48,7 @@ impl HostsJob {
             len,
             there: None,
             content: None,
+            pairs: Vec::new(),
             keep: [None, None],
         }
     }

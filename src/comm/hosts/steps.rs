@@ -1,4 +1,4 @@
-//! Operations over several hosts that move bytes unchanged: gathers, broadcasts, send/recv. Never sums.
+//! Operations over several hosts that move bytes unchanged: gathers, broadcasts, send/recv, all_to_all. Never sums.
 //!
 //! Each begins with a round of messages within the columns, then meets its own host: after that all ranks of the group
 //! are known to have called the same operation.
@@ -130,6 +130,41 @@ pub(super) fn send_recv(post: &mut Post, job: &mut HostsJob) -> Result<()> {
     post.explain(post.local.finish(local))?;
     drop(keep);
     Ok(())
+}
+
+/// Ranks of the host use shared memory, others the wire, both concurrently. A part goes straight to its receiver, so
+/// each byte crosses once, and every rank of a host carries its own. In each round all ranks send to different ones.
+pub(super) fn all_to_all(post: &mut Post, job: &HostsJob) -> Result<()> {
+    let (columns, column, size) = (post.places.columns, post.places.column(), job.dtype.size());
+    let first = post.places.host() * columns;
+    let (send, recv) = ((job.src, job.len), (job.dst, job.desc.recv_len as usize));
+    let local = post.explain(post.local.trade(job.tag, job.dtype, send, recv, &job.pairs[first..first + columns]))?;
+    for (to_host, from_host) in post.places.rounds() {
+        for shift in 0..columns {
+            let to = to_host * columns + (column + shift) % columns;
+            let from = from_host * columns + (column + columns - shift) % columns;
+            // Each pair first compares its calls, so that nothing unexpected is sent.
+            let (said, mut heard) = (job.desc.toward(to, || job.pairs[to]), job.desc);
+            let said = bytemuck::bytes_of(&said);
+            post.exchange(
+                job.kind,
+                job.tag,
+                [Move::send(to, said), Move::recv(from, bytemuck::bytes_of_mut(&mut heard))],
+            )?;
+            post.compare(job.kind, job.tag, &job.desc.toward(from, || job.pairs[from]), &heard, from)?;
+            let [sent, got] = [job.pairs[to], job.pairs[from]];
+            // SAFETY: lent buffers, kept alive by the job; the ranges have been checked to be within them.
+            let moves = unsafe {
+                let (out, into) = (job.src.add(sent.send_at as usize * size), job.dst.add(got.recv_at as usize * size));
+                [
+                    Move::send(to, from_raw_parts(out, sent.sends as usize * size)),
+                    Move::recv(from, from_raw_parts_mut(into, got.recvs as usize * size)),
+                ]
+            };
+            post.exchange(job.kind, job.tag, moves)?;
+        }
+    }
+    post.explain(post.local.finish(local))
 }
 
 pub(super) fn barrier(post: &mut Post, job: &HostsJob) -> Result<()> {

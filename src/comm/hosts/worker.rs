@@ -10,7 +10,7 @@ use super::post::{self, Post};
 use super::{chain, steps};
 use crate::base::{Error, Result};
 use crate::comm::seam::Seam;
-use crate::comm::shm::ShmBuffer;
+use crate::comm::shm::{PairParts, ShmBuffer};
 use crate::comm::{CommStats, Tag, Waiting};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,6 +37,8 @@ pub(super) struct DeskState {
     pub complete: u64,
     pub sent: u64,
     pub contents: Vec<HostsGathered>,
+    /// Lists of finished all_to_alls, for the next ones.
+    pub spare: Vec<Vec<PairParts>>,
     /// Since when an operation has been incomplete.
     pub since: Instant,
     pub stats: CommStats,
@@ -60,6 +62,7 @@ impl Desk {
             complete: 0,
             sent: 0,
             contents: Vec::with_capacity(RING),
+            spare: Vec::new(),
             since: Instant::now(),
             stats: CommStats::default(),
             failed: None,
@@ -141,6 +144,9 @@ pub(super) fn run(desk: &Desk, mut post: Post) {
             return desk.fail(&post, kind.name(), tag, what);
         }
         post.count += 1;
+        if job.kind == Seam::AllToAll {
+            desk.lock().spare.push(std::mem::take(&mut job.pairs));
+        }
         desk.finish(&post);
     }
 }
@@ -152,6 +158,7 @@ fn one(desk: &Desk, post: &mut Post, job: &mut HostsJob, scratch: &mut chain::Ch
         Seam::AllReduce => chain::all_reduce(post, job, scratch),
         Seam::Broadcast => steps::broadcast(post, job),
         Seam::SendRecv => steps::send_recv(post, job),
+        Seam::AllToAll => steps::all_to_all(post, job),
         Seam::Barrier => steps::barrier(post, job),
         _ => Err(post::call(&post.places, job.kind.name(), job.tag).error("is not a worker operation")),
     }

@@ -4,9 +4,11 @@ use super::group::NcclGroup;
 use super::slot;
 use super::work::Work;
 use crate::base::{Category, DType, Result};
+use crate::comm::seam::received;
 use crate::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket, Times};
 use crate::device::gpu::driver::{Arg, Driver};
 use crate::device::{Buf, View, ViewMut};
+use std::ops::Range;
 use std::sync::{MutexGuard, PoisonError};
 
 fn range(view: &View) -> std::ops::Range<usize> {
@@ -23,6 +25,24 @@ impl NcclGroup {
         let ticket = self.all_reduce(tag, token.view_mut(), Reduce::Max)?;
         self.order(ticket)?;
         self.settle(tag)
+    }
+    /// The number of the table with these ranges. Calls that are not deferred have read theirs when they return.
+    fn table(&self, sends: &[Range<usize>], recvs: &[Range<usize>]) -> u32 {
+        let (pairs, mut tables) = (|| sends.iter().cloned().zip(recvs.iter().cloned()), self.tables());
+        let known = match self.graphs {
+            Some(_) => tables.iter().position(|table| table.iter().cloned().eq(pairs())),
+            None => (!tables.is_empty()).then_some(0),
+        };
+        let at = known.unwrap_or(tables.len());
+        match known {
+            Some(_) if self.graphs.is_some() => {}
+            Some(at) => {
+                tables[at].clear();
+                tables[at].extend(pairs());
+            }
+            None => tables.push(pairs().collect()),
+        }
+        at as u32
     }
     /// Whether it holds on all ranks of the group. The host waits.
     fn all(&self, mine: bool) -> Result<bool> {
@@ -81,6 +101,23 @@ impl Collective for NcclGroup {
         call.same(send.dtype(), recv.dtype())?;
         let (received, work) = (recv.bytes(), Work::SendRecv { to: to as u32, from: from as u32 });
         self.start(call, received, work, &mut [Arg::In(send), Arg::InOut(recv)])
+    }
+    /// Ranges are compared with those of earlier calls, which are few where sizes are fixed. Where they are not, as
+    /// outside of graphs they need not be, the first table is used again and again.
+    fn all_to_all(
+        &self,
+        tag: Tag,
+        send: View,
+        sends: &[Range<usize>],
+        recv: ViewMut,
+        recvs: &[Range<usize>],
+    ) -> Result<Ticket> {
+        let call = self.call("all_to_all", tag);
+        call.same(send.dtype(), recv.dtype())?;
+        call.parts(self.index, (send.len(), sends), (recv.len(), recvs))?;
+        let bytes = received(self.index, recvs) * recv.dtype().size();
+        let table = self.table(sends, recvs);
+        self.start(call, bytes, Work::AllToAll { table }, &mut [Arg::In(send), Arg::InOut(recv)])
     }
     fn barrier(&self, tag: Tag) -> Result<()> {
         self.meet(tag, &mut self.token())

@@ -2,7 +2,7 @@
 //! requests. Never waits on the host.
 use super::comm::Comm;
 use super::ring::OpRing;
-use super::work::Work;
+use super::work::{PairRanges, Work};
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::comm::operands::CheckedCall;
 use crate::comm::{Axis, Tag};
@@ -31,6 +31,9 @@ impl NcclChannel {
     }
 }
 
+/// One list per table, each with one entry per rank.
+pub(super) type PairTables = Vec<Vec<PairRanges>>;
+
 pub(super) struct NcclGroup {
     pub(super) channel: Arc<NcclChannel>,
     pub(super) cuda: Arc<Cuda>,
@@ -47,6 +50,8 @@ pub(super) struct NcclGroup {
     /// A weak reference to itself.
     pub(super) own: Weak<NcclGroup>,
     pub(super) ring: Mutex<OpRing>,
+    /// The ranges of all_to_alls. Repeated ones are kept once, so that captured calls repeat too.
+    pub(super) tables: Mutex<PairTables>,
     /// f32 (1): a barrier all-reduces its maximum.
     pub(super) token: Mutex<Buf>,
 }
@@ -77,6 +82,7 @@ impl NcclGroup {
             graphs,
             own: own.clone(),
             ring,
+            tables: Mutex::default(),
             token: Mutex::new(token),
         }))
     }
@@ -87,6 +93,9 @@ impl NcclGroup {
         self.cuda.failed(&self.name, e)
     }
 
+    pub(super) fn tables(&self) -> MutexGuard<'_, PairTables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
     pub(super) fn lock(&self) -> MutexGuard<'_, OpRing> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -100,7 +109,14 @@ impl NcclGroup {
     /// Enqueues NCCL's calls, and what NCCL cannot do, in the group's stream.
     pub(super) fn enqueue_nccl(&self, call: CheckedCall, work: Work, operands: &mut [Arg]) -> Result<()> {
         let raw = self.channel.stream.cu_stream().cast();
-        let enqueued = self.channel.comm.run(|handle, nccl| work.enqueue(operands, self.index, nccl, handle, raw));
+        let tables = self.tables();
+        let pairs = match work {
+            Work::AllToAll { table } => tables.get(table as usize).map_or(&[][..], Vec::as_slice),
+            _ => &[],
+        };
+        let enqueue = |handle, nccl: &_| work.enqueue(operands, pairs, self.index, nccl, (handle, raw));
+        let enqueued = self.channel.comm.run(enqueue);
+        drop(tables);
         enqueued.map_err(|what| {
             self.cuda.break_off(call.error(what.clone()).to_string());
             call.error(what)

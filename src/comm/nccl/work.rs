@@ -8,7 +8,11 @@ use crate::device::gpu::cuda::Cuda;
 use crate::device::gpu::guest::Asked;
 use cudarc::driver::CudaStream;
 use std::ffi::{c_int, c_void};
+use std::ops::Range;
 use std::sync::Arc;
+
+/// What a rank sends to another and what it receives from it, in elements of the operands.
+pub(super) type PairRanges = (Range<usize>, Range<usize>);
 
 /// An operation with its operands: the input, or the in-place buffer, then the output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,6 +30,10 @@ pub(super) enum Work {
         to: u32,
         from: u32,
     },
+    /// Grouped sends and receives; `table` is where the group keeps the ranges.
+    AllToAll {
+        table: u32,
+    },
     /// No operands: compute waits for the `back`th operation before the one started last.
     Wait {
         back: u32,
@@ -42,6 +50,7 @@ impl Work {
             Work::Broadcast { root } => [3, root, 0],
             Work::SendRecv { to, from } => [4, to, from],
             Work::Wait { back } => [5, back, 0],
+            Work::AllToAll { table } => [6, table, 0],
         }
     }
     pub fn of(asked: Asked) -> Result<Work> {
@@ -53,6 +62,7 @@ impl Work {
             [3, root, _] => Work::Broadcast { root },
             [4, to, from] => Work::SendRecv { to, from },
             [5, back, _] => Work::Wait { back },
+            [6, table, _] => Work::AllToAll { table },
             other => return Err(Error::op("collective", format!("{other:?} is not an NCCL operation"))),
         })
     }
@@ -92,8 +102,15 @@ fn at(arg: &Arg) -> RawOperand {
 }
 
 impl Work {
-    /// Enqueues the NCCL calls in `stream`. `index`: this rank's index in the group.
-    pub fn enqueue(self, operands: &[Arg], index: usize, nccl: &Nccl, comm: Handle, stream: Stream) -> c_int {
+    /// Enqueues the NCCL calls in `stream`. `index`: this rank's index in the group; `pairs`: of an all_to_all.
+    pub fn enqueue(
+        self,
+        operands: &[Arg],
+        pairs: &[PairRanges],
+        index: usize,
+        nccl: &Nccl,
+        (comm, stream): (Handle, Stream),
+    ) -> c_int {
         let (first, count, dtype) = operands.first().map_or((std::ptr::null_mut(), 0, DType::U8), at);
         let (second, count2, dtype2) = operands.get(1).map_or((first, count, dtype), at);
         let kind = data_type(dtype);
@@ -116,10 +133,20 @@ impl Work {
                         (nccl.recv)(second, count2, kind, from as c_int, comm, stream),
                         (nccl.group_end)(),
                     ];
-                    // The group's end returns whether all of it is in progress, but a part's own error takes
-                    // precedence.
-                    let wrong = codes.into_iter().find(|&code| !matches!(code, SUCCESS | IN_PROGRESS));
-                    wrong.unwrap_or(codes[3])
+                    first_error(codes).unwrap_or(codes[3])
+                }
+                Work::AllToAll { .. } => {
+                    let calls = pairs.iter().zip(0..).flat_map(|((send, recv), peer)| {
+                        let from = first.wrapping_byte_add(send.start * dtype.size());
+                        let into = second.wrapping_byte_add(recv.start * dtype.size());
+                        let sends = || (nccl.send)(from, send.len(), kind, peer, comm, stream);
+                        let receives = || (nccl.recv)(into, recv.len(), kind, peer, comm, stream);
+                        [(!send.is_empty()).then(sends), (!recv.is_empty()).then(receives)]
+                    });
+                    let begun = (nccl.group_start)();
+                    let wrong = first_error(std::iter::once(begun).chain(calls.flatten()));
+                    let end = (nccl.group_end)();
+                    wrong.unwrap_or(end)
                 }
                 Work::Wait { .. } => SUCCESS,
             }
@@ -134,6 +161,11 @@ impl Work {
         let own = index * shard.len()..(index + 1) * shard.len();
         cuda.take_on(stream, full.as_view().slice(own), shard.reborrow(), add)
     }
+}
+
+/// A group's end returns whether all of it is in progress, but a part's own error takes precedence.
+fn first_error(codes: impl IntoIterator<Item = c_int>) -> Option<c_int> {
+    codes.into_iter().find(|&code| !matches!(code, SUCCESS | IN_PROGRESS))
 }
 
 /// Address of a rank's shard in a full buffer.
@@ -163,7 +195,7 @@ mod tests {
             Reduce(super::Reduce::Sum),
             Reduce(super::Reduce::Max),
         ];
-        let rest = [Broadcast { root: 3 }, SendRecv { to: 2, from: 1 }, Wait { back: 7 }];
+        let rest = [Broadcast { root: 3 }, SendRecv { to: 2, from: 1 }, Wait { back: 7 }, AllToAll { table: 4 }];
         for work in all.into_iter().chain(rest) {
             assert_eq!(Work::of(work.asked()).unwrap(), work);
         }

@@ -4,13 +4,14 @@ use super::buffer::ShmBuffer;
 use super::group::{ShmGroup, Until};
 use super::hub::Hub;
 use super::op::{OpStep, ShmOp};
-use super::record::Desc;
+use super::record::{Desc, PairParts};
 use super::sum::Sources;
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::operands::CheckedCall;
-use crate::comm::seam::Seam;
+use crate::comm::seam::{Seam, received};
 use crate::comm::{Axis, Collective, CommStats, CommUse, Reduce, Tag, Ticket, Times};
 use crate::device::{self, Buf, View, ViewMut};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// An operand located in a buffer of the group.
@@ -175,6 +176,25 @@ impl Collective for ShmGroup {
             op.desc.place = found.place;
         }
         self.start(op, if from == self.rank() { 0 } else { recv.bytes() })
+    }
+
+    fn all_to_all(
+        &self,
+        tag: Tag,
+        send: View,
+        sends: &[Range<usize>],
+        mut recv: ViewMut,
+        recvs: &[Range<usize>],
+    ) -> Result<Ticket> {
+        let (kind, call) = (Seam::AllToAll, self.check(Seam::AllToAll, tag));
+        self.check_host(kind, tag, &[send.place(), recv.place()])?;
+        call.same(send.dtype(), recv.dtype())?;
+        call.parts(self.rank(), (send.len(), sends), (recv.len(), recvs))?;
+        self.place(kind, tag, &mut recv, CommUse::Reduced)?;
+        let keep = [Some(send.keep()), Some(recv.keep())];
+        let op = self.pairs_op(tag, send.dtype(), (send.as_ptr(), send.len()), (recv.as_mut_ptr(), recv.len()), keep);
+        let bytes = received(self.rank(), recvs) * recv.dtype().size();
+        self.start_pairs(op, bytes, |peer| PairParts::new(&sends[peer], &recvs[peer]))
     }
 
     fn barrier(&self, tag: Tag) -> Result<()> {

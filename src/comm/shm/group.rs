@@ -101,7 +101,7 @@ impl ShmGroup {
         let me = ranks.iter().position(|&r| r == seat.rank);
         let me = me.ok_or_else(|| Error::op("group", format!("rank {} is not in {ranks:?}", seat.rank)))?;
         let bytes = Lanes::bytes(ranks.len());
-        let lanes = Lanes::new(seat.arena.map(region, bytes)?);
+        let lanes = Lanes::new(seat.arena.map(region, bytes)?, ranks.len());
         let inner = Inner {
             next: 0,
             ring: (0..RING).map(|_| ShmOp::none()).collect(),
@@ -230,7 +230,9 @@ impl ShmGroup {
             }
             Until::Complete(seq) => self.op(inner, seq).is_none_or(|op| op.complete),
             Until::Sent(seq) => self.op(inner, seq).is_none_or(|op| match op.kind {
-                Seam::ReduceScatter => op.step == OpStep::Retired || op.desc.place == Desc::STAGED && op.complete,
+                Seam::ReduceScatter | Seam::AllToAll => {
+                    op.step == OpStep::Retired || op.desc.place == Desc::STAGED && op.complete
+                }
                 Seam::SendRecv if op.desc.place != Desc::STAGED && op.desc.to != Desc::NOBODY => {
                     op.complete && self.hub.reached(op.desc.to as usize, seq, Phase::Done)
                 }
@@ -288,9 +290,16 @@ impl ShmGroup {
 
     /// `bytes`: received from peers, as the algorithm counts them.
     pub(super) fn start(&self, op: ShmOp, bytes: usize) -> Result<Ticket> {
+        self.start_with(op, bytes, |_| {})
+    }
+    /// `publish` writes what belongs to the operation's slot, before its record.
+    pub(super) fn start_with(&self, op: ShmOp, bytes: usize, publish: impl FnOnce(u64)) -> Result<Ticket> {
         self.call(|inner| {
             inner.stats.bytes += bytes as u64;
             inner.stats.ops += 1;
+            let seq = inner.next;
+            self.until(inner, Until::Room(seq), op.kind.name(), op.tag)?;
+            publish(seq);
             self.start_in(inner, op)
         })
     }

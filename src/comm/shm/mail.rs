@@ -3,7 +3,8 @@
 //! A send_recv from a buffer of the group is not staged: the receiver copies from it. Since each rank may send from a
 //! different place, receivers find it in the sender's record.
 //!
-//! Every rank reads every mailbox, except in a broadcast (only the root's) and send_recv (pairs). Operations use the
+//! Every rank reads every mailbox, except in a broadcast (only the root's), send_recv (pairs) and all_to_all
+//! (`pairs`). Operations use the
 //! mailboxes one after another, in the order they were started. A mailbox has two halves, so that a rank fills one
 //! while its peers read the other; records count the rounds.
 use super::buffer::BufferName;
@@ -25,6 +26,8 @@ impl ShmOp {
     pub fn rounds_out(&self, hub: &Hub) -> u32 {
         match self.kind {
             Seam::Broadcast if hub.me != self.desc.to as usize => 0,
+            Seam::AllToAll if !self.mails(hub, hub.me) => 0,
+            Seam::AllToAll => self.rounds.unwrap_or(0),
             _ if !self.is_staged() => 0,
             _ => self.bytes().div_ceil(self.cell(hub)) as u32,
         }
@@ -32,6 +35,7 @@ impl ShmOp {
     pub fn rounds_in(&self, hub: &Hub) -> u32 {
         match self.kind {
             Seam::Broadcast if hub.me == self.desc.to as usize => 0,
+            Seam::AllToAll => self.rounds.unwrap_or(0),
             Seam::SendRecv => (self.desc.recv_len as usize * self.dtype.size()).div_ceil(CHUNK) as u32,
             _ => self.bytes().div_ceil(self.cell(hub)) as u32,
         }
@@ -43,8 +47,9 @@ impl ShmOp {
             _ => true,
         }
     }
-    fn sends_me(&self, peer: usize) -> bool {
+    fn sends_me(&self, hub: &Hub, peer: usize) -> bool {
         match self.kind {
+            Seam::AllToAll => self.mails(hub, peer),
             Seam::Broadcast => peer == self.desc.to as usize,
             Seam::SendRecv => peer == self.desc.from as usize,
             _ => true,
@@ -53,8 +58,8 @@ impl ShmOp {
 
     /// Does as many rounds as the peers allow. Returns whether there were any.
     pub fn rounds(&mut self, hub: &Hub) -> Result<bool> {
-        let (out, inn) = (self.rounds_out(hub), self.rounds_in(hub));
         let mut moved = self.pull(hub)?;
+        let (out, inn) = (self.rounds_out(hub), self.rounds_in(hub));
         loop {
             let (wrote, read) = (self.wrote, self.read);
             if wrote < out && self.mailbox_free(hub) {
@@ -75,6 +80,9 @@ impl ShmOp {
     }
     /// Copies from the sender's group buffer. Returns whether it did.
     fn pull(&mut self, hub: &Hub) -> Result<bool> {
+        if self.kind == Seam::AllToAll {
+            return self.pull_pairs(hub);
+        }
         let inn = self.rounds_in(hub);
         if self.kind != Seam::SendRecv || self.read == inn || !self.met(hub, Phase::Posted)? {
             return Ok(false);
@@ -104,10 +112,13 @@ impl ShmOp {
         })
     }
     fn round_there(&self, hub: &Hub) -> bool {
-        (0..hub.size()).filter(|&r| self.sends_me(r)).all(|r| hub.lanes.record(r, self.seq).has_put(self.read))
+        (0..hub.size()).filter(|&r| self.sends_me(hub, r)).all(|r| hub.lanes.record(r, self.seq).has_put(self.read))
     }
 
     fn fill(&self, hub: &Hub) {
+        if self.kind == Seam::AllToAll {
+            return self.fill_pairs(hub);
+        }
         let (cell, mail) = (self.cell(hub), hub.lanes.mailbox(hub.me, self.wrote));
         let at = self.wrote as usize * cell;
         let bytes = cell.min(self.bytes() - at);
@@ -122,6 +133,9 @@ impl ShmOp {
         }
     }
     fn empty(&self, hub: &Hub) {
+        if self.kind == Seam::AllToAll {
+            return self.empty_pairs(hub);
+        }
         let (cell, at) = (self.cell(hub), self.read as usize * self.cell(hub));
         let mail = |r: usize| hub.lanes.mailbox(r, self.read).cast_const();
         let stride = mail(1.min(hub.size() - 1)) as usize - mail(0) as usize;

@@ -9,6 +9,7 @@ mod sum; // reductions in rank order
 mod hub; // what a group's operations can access
 mod op; // one operation's state
 mod mail; // the steps that go through mailboxes
+mod pairs; // the all_to_all
 mod steps; // the steps of each kind of operation
 mod group; // progress, starts and waits
 mod calls; // the `Collective`
@@ -20,6 +21,6 @@ pub use arena::Arena;
 pub(in crate::comm) use buffer::ShmBuffer;
 pub use group::ShmGroup;
 pub(in crate::comm) use part::Passed;
-pub(in crate::comm) use record::Desc;
+pub(in crate::comm) use record::{Desc, PairParts};
 pub(in crate::comm) use sum::{Fold, Sources};
 pub use world::{ShmOptions, ShmWatch, ShmWorld, threads, threads_with};

@@ -67,6 +67,8 @@ pub(super) struct ShmOp {
     /// Rounds written to the own mailbox, and rounds read from the senders'.
     pub wrote: u32,
     pub read: u32,
+    /// All_to_all: the rounds of all mailboxes; known once all ranks have posted.
+    pub rounds: Option<u32>,
     matched: bool,
 }
 
@@ -96,6 +98,7 @@ impl ShmOp {
             before: None,
             wrote: 0,
             read: 0,
+            rounds: None,
             matched: false,
         }
     }
@@ -145,13 +148,13 @@ impl ShmOp {
                 continue;
             }
             if !self.matched {
-                let theirs = record.desc();
-                if !Desc::agrees(&self.desc, hub.me, &theirs, peer) {
+                let pair = |of, with| hub.lanes.pair(of, self.seq, with);
+                let mine = self.desc.toward(peer, || pair(hub.me, peer));
+                let theirs = record.desc().toward(hub.me, || pair(peer, hub.me));
+                if !Desc::agrees(&mine, hub.me, &theirs, peer) {
                     let (me, peer) = (hub.name(hub.me), hub.name(peer));
-                    let what = format!(
-                        "operation {} differs: rank {me} called {}, rank {peer} called {theirs}",
-                        self.seq, self.desc
-                    );
+                    let what =
+                        format!("operation {} differs: rank {me} called {mine}, rank {peer} called {theirs}", self.seq);
                     return Err(self.error(hub, what));
                 }
             }

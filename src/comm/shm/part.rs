@@ -3,7 +3,7 @@
 use super::buffer::ShmBuffer;
 use super::group::{ShmGroup, Until};
 use super::op::{KeepAlive, OpStep, ShmOp};
-use super::record::Desc;
+use super::record::{Desc, PairParts};
 use crate::base::{DType, Result};
 use crate::comm::seam::Seam;
 use crate::comm::{CommUse, Tag, Ticket};
@@ -65,6 +65,17 @@ impl ShmGroup {
             op.desc.place = found.place;
         }
         self.start(op, 0)
+    }
+    /// Starts an all_to_all of the host's ranks, from and to these addresses and lengths. One pair per rank.
+    pub(in crate::comm) fn trade(
+        &self,
+        tag: Tag,
+        dtype: DType,
+        send: (*const u8, usize),
+        recv: (*mut u8, usize),
+        pairs: &[PairParts],
+    ) -> Result<Ticket> {
+        self.start_pairs(self.pairs_op(tag, dtype, send, recv, [None, None]), 0, |peer| pairs[peer])
     }
     /// Returns when received data has arrived and sent data may be overwritten.
     pub(in crate::comm) fn finish(&self, ticket: Ticket) -> Result<()> {

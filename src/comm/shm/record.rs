@@ -5,6 +5,7 @@ use super::words;
 use crate::base::{DType, printable};
 use crate::comm::seam::Seam;
 use crate::comm::{Reduce, Tag};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
 /// Maximum unfinished operations of one group.
@@ -22,9 +23,9 @@ pub(in crate::comm) struct Desc {
     pub arg: u8,
     what_len: u8,
     unit: u32,
-    /// Elements: of the shard, of the buffer, or sent.
+    /// Elements: of the shard, of the buffer, or sent (an all_to_all: to all ranks or, in [`Desc::toward`], to one).
     pub len: u64,
-    /// Elements received (send_recv).
+    /// Elements received (send_recv, all_to_all).
     pub recv_len: u64,
     /// The operand's place in the arena ([`Desc::STAGED`] if not there), the same for all ranks.
     pub place: u64,
@@ -62,9 +63,17 @@ impl Desc {
             what,
         }
     }
+    /// The operation as it concerns a peer: of an all_to_all, the elements that the two exchange.
+    pub fn toward(mut self, peer: usize, pair: impl FnOnce() -> PairParts) -> Desc {
+        if self.kind == Seam::AllToAll as u8 {
+            let pair = pair();
+            (self.to, self.from, self.len, self.recv_len) = (peer as u32, peer as u32, pair.sends, pair.recvs);
+        }
+        self
+    }
     /// Whether `mine`, of group rank `me`, and `theirs`, of group rank `peer`, are the same operation.
     pub fn agrees(mine: &Desc, me: usize, theirs: &Desc, peer: usize) -> bool {
-        if mine.kind != Seam::SendRecv as u8 {
+        if ![Seam::SendRecv as u8, Seam::AllToAll as u8].contains(&mine.kind) {
             return mine == theirs;
         }
         let same = |d: &Desc| (d.kind, d.dtype, d.unit, d.what);
@@ -94,13 +103,30 @@ impl std::fmt::Display for Desc {
             Seam::Alloc => write!(f, ", reduced"),
             Seam::AllReduce if self.arg == Reduce::Max as u8 => write!(f, ", max"),
             Seam::Broadcast => write!(f, " from {}", self.to),
-            Seam::SendRecv => write!(f, " to {}, {} from {}", self.to, self.recv_len, self.from),
+            Seam::AllToAll if self.to == Desc::NOBODY => Ok(()),
+            Seam::SendRecv | Seam::AllToAll => write!(f, " to {}, {} from {}", self.to, self.recv_len, self.from),
             _ => Ok(()),
         }?;
         match self.place {
             Desc::STAGED => Ok(()),
             place => write!(f, " in group buffer {} at byte {}", place >> BYTE, place & ((1 << BYTE) - 1)),
         }
+    }
+}
+
+/// What a rank sends to another in an all_to_all, and expects from it, in elements. Plain integers, as in [`Desc`].
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(in crate::comm) struct PairParts {
+    pub send_at: u64,
+    pub sends: u64,
+    pub recv_at: u64,
+    pub recvs: u64,
+}
+impl PairParts {
+    pub fn new(send: &Range<usize>, recv: &Range<usize>) -> PairParts {
+        let [send_at, sends, recv_at, recvs] = [send.start, send.len(), recv.start, recv.len()].map(|x| x as u64);
+        PairParts { send_at, sends, recv_at, recvs }
     }
 }
 
@@ -112,14 +138,15 @@ const RING_AT: usize = 128;
 const MAIL_AT: usize = (RING_AT + RING as usize * size_of::<OpRecord>()).next_multiple_of(PAGE);
 const LANE: usize = MAIL_AT + 2 * CHUNK;
 
-pub(super) struct Lanes(Mapping);
+/// After the lanes: for each rank and slot of its ring, a [`PairParts`] per rank.
+pub(super) struct Lanes(Mapping, usize);
 
 impl Lanes {
     pub const fn bytes(ranks: usize) -> usize {
-        LANE * ranks
+        (LANE + RING as usize * ranks * size_of::<PairParts>()) * ranks
     }
-    pub fn new(control: Mapping) -> Lanes {
-        Lanes(control)
+    pub fn new(control: Mapping, ranks: usize) -> Lanes {
+        Lanes(control, ranks)
     }
     /// Number of operations a rank has started, for messages.
     fn started(&self, rank: usize) -> &AtomicU64 {
@@ -133,6 +160,20 @@ impl Lanes {
     pub fn post(&self, rank: usize, seq: u64, desc: Desc, phase: Phase) {
         self.record(rank, seq).post(seq, desc, phase);
         self.started(rank).store(seq + 1, Release);
+    }
+    fn pair_at(&self, of: usize, seq: u64, with: usize) -> *mut PairParts {
+        let slot = of * RING as usize + (seq % RING) as usize;
+        self.0.at(LANE * self.1 + (slot * self.1 + with) * size_of::<PairParts>()).cast()
+    }
+    /// Only before the own record is posted.
+    pub fn set_pair(&self, me: usize, seq: u64, with: usize, pair: PairParts) {
+        // SAFETY: aligned and within the mapping; all ranks have retired the slot's previous operation.
+        unsafe { self.pair_at(me, seq, with).write(pair) }
+    }
+    /// Only of a rank that has posted the operation, an all_to_all that this rank has not retired.
+    pub fn pair(&self, of: usize, seq: u64, with: usize) -> PairParts {
+        // SAFETY: its owner wrote it before `Posted`, and rewrites it only after this rank has retired the operation.
+        unsafe { self.pair_at(of, seq, with).read() }
     }
     pub fn mailbox(&self, rank: usize, round: u32) -> *mut u8 {
         self.0.at(rank * LANE + MAIL_AT + (round % 2) as usize * CHUNK)

@@ -68,7 +68,8 @@ impl ShmOp {
             }
             OpStep::Mail => {
                 let moved = self.rounds(hub)?;
-                if self.wrote == self.rounds_out(hub) && self.read == self.rounds_in(hub) {
+                let known = self.kind != Seam::AllToAll || self.rounds.is_some();
+                if known && self.wrote == self.rounds_out(hub) && self.read == self.rounds_in(hub) {
                     self.complete = true;
                     hub.publish(self.seq, Phase::Done);
                     self.step = OpStep::Drain;
