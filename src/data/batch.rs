@@ -12,7 +12,7 @@ pub struct MicroBatch {
     /// (N) position within the document.
     pub positions: Vec<u32>,
     /// (S + 1) start of each document, then N. A row is a document and does not attend to others: S is `batch_size`, or
-    /// the number of rows with packing.
+    /// the number of rows with packing. A pair is two documents: the chosen sequence and the rejected one.
     pub cu_seqlens: Vec<u32>,
 }
 

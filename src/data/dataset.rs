@@ -25,7 +25,7 @@ pub struct DataOptions {
     pub format: Format,
     /// The model's vocabulary size; ids are below it.
     pub vocab: usize,
-    /// Tokens per row.
+    /// Tokens per sequence. A row is one; a pair is two.
     pub max_len: usize,
     /// Use only the first rows, at most this many.
     pub max_samples: Option<u64>,
@@ -41,7 +41,10 @@ pub struct Dataset {
     sources: Vec<DataSource>,
     /// Set for a mixture.
     blend: Option<Arc<Blend>>,
+    /// Tokens per row.
     max_len: usize,
+    /// Sequences per row.
+    sequences: usize,
     report: Report,
     fingerprint: u64,
 }
@@ -80,6 +83,7 @@ impl Dataset {
                 return Err(Error::input("`dataset: synthetic` cannot be combined with files: name it alone"));
             }
             refuse_row_settings(&format.row_settings(), "synthetic", "is a stream of tokens")?;
+            refuse_pairs(format, "synthetic", "is a stream of tokens")?;
             return Dataset::synthetic(Synthetic::new(*vocab, *seed)?, *max_len, limit);
         }
         let corpus = match paths.is_empty() {
@@ -89,6 +93,7 @@ impl Dataset {
         if !corpus.kind.is_rows() {
             let what = if corpus.kind == CorpusKind::Text { "is text" } else { "is an array of tokens" };
             refuse_row_settings(&format.row_settings(), &corpus.what, what)?;
+            refuse_pairs(format, &corpus.what, what)?;
         }
         if corpus.kind == CorpusKind::Text {
             tokenizer.usable()?;
@@ -106,7 +111,7 @@ impl Dataset {
         if rows == 0 {
             return Err(nothing(&corpus, &file, *max_len, first_bad));
         }
-        let rows = rows.min(limit);
+        let (rows, sequences) = (rows.min(limit), format.sequences());
         let TokenCounts { files, skipped, bytes, dropped, bad } = file.counts();
         let report = Report {
             what: corpus.what,
@@ -116,8 +121,9 @@ impl Dataset {
             tokens: if is_rows { (0..rows).map(|r| file.row_len(r) as u64).sum() } else { file.words() },
             rows,
             samples: is_rows,
+            pairs: sequences == 2,
             max_len: *max_len,
-            cut: if is_rows { (0..rows).filter(|&r| file.row_len(r) > *max_len).count() as u64 } else { 0 },
+            cut: if is_rows { (0..rows).filter(|&r| file.row_len(r) > sequences * max_len).count() as u64 } else { 0 },
             dropped,
             bad,
             first_bad,
@@ -126,7 +132,8 @@ impl Dataset {
         };
         let fingerprint = file.content();
         let source = if is_rows { RowSource::Rows(file) } else { RowSource::Stream(file) };
-        Ok(Dataset::of(source, *max_len, report, fingerprint))
+        let dataset = Dataset::of(source, sequences * max_len, report, fingerprint);
+        Ok(Dataset { sequences, ..dataset })
     }
 
     fn synthetic(task: Synthetic, max_len: usize, limit: u64) -> Result<Dataset> {
@@ -139,6 +146,7 @@ impl Dataset {
             tokens: rows * max_len as u64,
             rows,
             samples: false,
+            pairs: false,
             max_len,
             cut: 0,
             dropped: 0,
@@ -153,7 +161,7 @@ impl Dataset {
 
     fn of(rows: RowSource, max_len: usize, report: Report, fingerprint: u64) -> Dataset {
         let source = DataSource { rows, numbers: 0..report.rows, report: report.clone() };
-        Dataset { sources: vec![source], blend: None, max_len, report, fingerprint }
+        Dataset { sources: vec![source], blend: None, max_len, sequences: 1, report, fingerprint }
     }
 
     /// Mixes data sets by weight; see [Note: blends] and [Note: epochs]. Each was opened with the same `max_len` and
@@ -176,7 +184,7 @@ impl Dataset {
         let nothing = || Error::input("a mixture of no data sets");
         let report = Report::sum(what, parts.iter().map(|part| &part.report)).ok_or_else(nothing)?;
         let (mut hash, mut sources, mut first) = (Xxh3::new(), Vec::new(), 0);
-        let max_len = parts[0].max_len;
+        let (max_len, sequences) = (parts[0].max_len, parts[0].sequences);
         for part in parts {
             hash.update(format!("{:016x} {}\n", part.fingerprint, part.report.rows).as_bytes());
             for source in part.sources {
@@ -185,7 +193,7 @@ impl Dataset {
                 sources.push(DataSource { numbers, ..source });
             }
         }
-        Ok(Dataset { sources, blend: Some(Arc::new(blend)), max_len, report, fingerprint: hash.digest() })
+        Ok(Dataset { sources, blend: Some(Arc::new(blend)), max_len, sequences, report, fingerprint: hash.digest() })
     }
     /// Whether the files at `paths` hold rows.
     pub fn holds_rows(paths: &[PathBuf]) -> bool {
@@ -195,8 +203,17 @@ impl Dataset {
     pub fn rows(&self) -> u64 {
         self.report.rows
     }
+    /// Maximum tokens of a row.
     pub fn max_len(&self) -> usize {
         self.max_len
+    }
+    /// Rows are two sequences each: a chosen and a rejected answer to the same prompt.
+    pub fn holds_pairs(&self) -> bool {
+        self.sequences == 2
+    }
+    /// Maximum tokens of a sequence.
+    pub fn max_sequence(&self) -> usize {
+        self.max_len / self.sequences
     }
     pub fn report(&self) -> &Report {
         &self.report
@@ -286,6 +303,17 @@ fn refuse_row_settings(settings: &[(&str, bool)], what: &str, is: &str) -> Resul
         Some((setting, _)) => Err(Error::input(format!(
             "`{setting}` has no effect here: `dataset` {what} {is}. It applies to rows only (.jsonl, .parquet, or \
              .json arrays of objects): remove `{setting}` or name such files"
+        ))),
+    }
+}
+
+fn refuse_pairs(format: &Format, what: &str, is: &str) -> Result<()> {
+    match &format.pairs {
+        None => Ok(()),
+        Some(keys) => Err(Error::input(format!(
+            "`dataset` {what} {is}, which has no pairs. Name rows (.jsonl, .parquet, or .json arrays of objects) with \
+             `{}`, `{}` and `{}`",
+            keys.prompt, keys.chosen, keys.rejected
         ))),
     }
 }

@@ -4,9 +4,25 @@ use crate::base::{Error, Result};
 use serde_json::json;
 use std::sync::Arc;
 
+/// The fields of a pair: two answers to one prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PairKeys {
+    pub prompt: String,
+    pub chosen: String,
+    pub rejected: String,
+}
+
+impl Default for PairKeys {
+    fn default() -> PairKeys {
+        PairKeys { prompt: "prompt".into(), chosen: "chosen".into(), rejected: "rejected".into() }
+    }
+}
+
 /// The settings that describe rows.
 #[derive(Clone, Debug, Default)]
 pub struct Format {
+    /// Rows are pairs of answers, each of which becomes a sequence.
+    pub pairs: Option<PairKeys>,
     /// Field of the prompt or the conversation.
     pub input_key: Option<String>,
     /// Field of the response; None: the last message of the conversation.
@@ -28,7 +44,11 @@ impl Format {
     /// Settings that conflict are [`Error::Input`].
     pub fn check(&self) -> Result<()> {
         let chat = self.apply_chat_template || self.multiturn;
+        if let Some(wrong) = self.pairs.as_ref().and_then(|_| self.wrong_for_pairs()) {
+            return Err(Error::input(wrong));
+        }
         let wrong = match self {
+            Format { pairs: Some(_), .. } if self.input_template.is_none() => return Ok(()),
             Format { pretrain_mode: true, output_key: Some(_), .. } => {
                 "`pretrain_mode` trains on the whole `input_key` field: remove `output_key`"
             }
@@ -48,7 +68,7 @@ impl Format {
             Format { input_key: None, output_key: Some(_), .. } => {
                 "`output_key` needs `input_key`, which names the prompt field"
             }
-            Format { input_key: None, input_template: Some(_), .. } => {
+            Format { input_key: None, pairs: None, input_template: Some(_), .. } => {
                 "`input_template` needs `input_key`, which names the prompt field"
             }
             Format { input_key: Some(_), output_key: None, .. } if !chat => {
@@ -58,6 +78,26 @@ impl Format {
             _ => return Ok(()),
         };
         Err(Error::input(wrong))
+    }
+    /// A setting that pairs do not have.
+    fn wrong_for_pairs(&self) -> Option<&'static str> {
+        match self {
+            Format { input_key: Some(_), .. } | Format { output_key: Some(_), .. } => Some(
+                "`input_key` and `output_key` name the fields of a single answer: use `prompt_key`, `chosen_key` and \
+                 `rejected_key`",
+            ),
+            Format { multiturn: true, .. } => {
+                Some("`multiturn` has no place in pairs, which differ in the last answer")
+            }
+            Format { pretrain_mode: true, .. } => {
+                Some("`pretrain_mode` trains on text without answers, and pairs have two")
+            }
+            _ => None,
+        }
+    }
+    /// Sequences that a row becomes.
+    pub fn sequences(&self) -> usize {
+        if self.pairs.is_some() { 2 } else { 1 }
     }
     /// The rendered prompt, up to where the response starts; `None` if text is used verbatim.
     pub fn asked(&self, prompt: &str) -> Result<Option<String>> {

@@ -4,6 +4,7 @@ use super::batch::MicroBatch;
 use super::dataset::Dataset;
 use super::order::RowOrder;
 use super::packing::{self, WINDOW, Window};
+use super::pairs::first_sequence;
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
 use crate::device::IGNORE;
@@ -336,12 +337,15 @@ impl Loader {
             let len = self.source.row_len(row);
             let targets = &mut out.targets[at..at + len];
             self.source.fill(row, &mut out.tokens[at..at + len], targets);
+            let first = if self.source.holds_pairs() { first_sequence(targets) } else { len };
             if i >= self.count {
                 targets.fill(IGNORE);
             }
-            out.positions.extend(0..len as u32);
-            at += len;
-            out.cu_seqlens.push(at as u32);
+            for part in [first, len - first].into_iter().filter(|&part| part > 0) {
+                out.positions.extend(0..part as u32);
+                at += part;
+                out.cu_seqlens.push(at as u32);
+            }
         }
         out.tokens.truncate(at);
         out.targets.truncate(at);

@@ -13,6 +13,7 @@ pub mod tokenizer; // text to ids and back
 mod template; // chat templates
 mod format; // settings that describe rows
 mod recipe; // rows to tokens and labels
+mod pairs; // prompts with two answers
 mod words; // token words, u16 or u32
 mod sweep; // evicting token files
 pub mod token_file; // a tokenized corpus, memory-mapped
@@ -38,7 +39,7 @@ pub mod zigzag; // splitting sequences over the ranks of sp
 pub use batch::MicroBatch;
 pub use cache::Cache;
 pub use dataset::{DataOptions, Dataset};
-pub use format::Format;
+pub use format::{Format, PairKeys};
 pub use loader::{Loader, LoaderOptions, StepData, held_out, held_out_by_steps};
 pub use permutation::Permutation;
 pub use prefetch::{Fetched, Prefetch, PrefetchOptions};

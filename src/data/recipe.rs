@@ -57,6 +57,9 @@ impl Recipe {
         out.ids.clear();
         out.labels.clear();
         let format = &self.format;
+        if let Some(keys) = &format.pairs {
+            return self.pair(keys, row, out);
+        }
         if matches!(self.tokenizer, Tokenizer::None(_)) && (format.reads_text() || shapes::is_text(row)) {
             return Ok(Outcome::Text);
         }
@@ -152,18 +155,11 @@ impl Recipe {
                 turns[first]["role"]
             ));
         }
-        let (prompt, all) = (chat.render(&messages[..first], true)?, chat.render(&messages, false)?);
-        let Some(response) = all.strip_prefix(&prompt) else {
-            return Err(
-                "is rendered by the chat template in a way that does not start with the prompt, so the start of the \
-                 response is unknown. Use another `tokenizer_chat_template`"
-                    .into(),
-            );
-        };
+        let (prompt, response) = self.dialog(&turns, first)?;
         if !self.format.multiturn {
-            return self.sample(&prompt, response, None, out);
+            return self.sample(&prompt, &response, None, out);
         }
-        let mut ranges = Vec::new();
+        let (all, mut ranges) = ([&prompt[..], &response].concat(), Vec::new());
         for turn in (0..turns.len()).filter(|&i| by_assistant(&turns[i])) {
             let before = chat.render(&messages[..turn], true)?;
             let with = chat.render(&messages[..=turn], false)?;
@@ -178,7 +174,25 @@ impl Recipe {
             let start = self.count(&before)?;
             ranges.push((start, start + self.count(answer)?));
         }
-        self.sample(&prompt, response, Some(&ranges), out)
+        self.sample(&prompt, &response, Some(&ranges), out)
+    }
+
+    /// The prompt and the response of a conversation whose messages from `first` on are the response.
+    pub(super) fn dialog(&self, turns: &[Value], first: usize) -> RowResult<(String, String)> {
+        let chat = self.format.chat.as_deref().ok_or(
+            "has messages, but the tokenizer has no chat template: set `tokenizer_chat_template`, or use a `tokenizer` \
+             with one",
+        )?;
+        let messages: Vec<Message> = turns.iter().map(Message::from_serialize).collect();
+        let (prompt, all) = (chat.render(&messages[..first], true)?, chat.render(&messages, false)?);
+        match all.strip_prefix(&prompt) {
+            Some(response) => Ok((prompt, response.to_string())),
+            None => Err(
+                "is rendered by the chat template in a way that does not start with the prompt, so the start of the \
+                 response is unknown. Use another `tokenizer_chat_template`"
+                    .into(),
+            ),
+        }
     }
 
     /// How many messages at the end of [`shapes::turns`] are the response.
@@ -199,21 +213,10 @@ impl Recipe {
         if prompt.is_empty() || response.is_empty() || asked + 2 >= self.max_len {
             return Ok(Outcome::Dropped);
         }
-        let (_, spelling) = self.tokenizer.spellings();
-        let whole = [prompt, response].concat();
-        let text = whole.trim_end_matches('\n');
-        let end = self.end()?;
-        if spelling.is_empty() {
-            self.encode(text, &mut out.ids)?; // byte tokenizer: the end of text has no spelling
-            out.ids.push(end);
-        } else if text.ends_with(spelling) {
-            self.encode(text, &mut out.ids)?;
-        } else {
-            self.encode(&format!("{text} {spelling}"), &mut out.ids)?;
-        }
-        out.ids.truncate(self.max_len);
-        if let Some(last) = out.ids.last_mut() {
-            *last = end;
+        self.render(prompt, response, &mut out.ids)?;
+        if out.ids.len() > self.max_len {
+            out.ids.truncate(self.max_len);
+            out.ids[self.max_len - 1] = self.end()?;
         }
         let len = out.ids.len();
         out.labels.resize(len, IGNORE);
@@ -223,6 +226,26 @@ impl Recipe {
             }
         }
         Ok(Outcome::Kept)
+    }
+
+    /// Appends the tokens of prompt, response and end of text.
+    pub(super) fn render(&self, prompt: &str, response: &str, out: &mut Vec<u32>) -> RowResult<()> {
+        let (_, spelling) = self.tokenizer.spellings();
+        let whole = [prompt, response].concat();
+        let text = whole.trim_end_matches('\n');
+        let end = self.end()?;
+        if spelling.is_empty() {
+            self.encode(text, out)?; // byte tokenizer: the end of text has no spelling
+            out.push(end);
+        } else if text.ends_with(spelling) {
+            self.encode(text, out)?;
+        } else {
+            self.encode(&format!("{text} {spelling}"), out)?;
+        }
+        if let Some(last) = out.last_mut() {
+            *last = end;
+        }
+        Ok(())
     }
 
     fn label(&self, label: i64) -> RowResult<i32> {
@@ -238,7 +261,7 @@ impl Recipe {
     fn encode(&self, text: &str, out: &mut Vec<u32>) -> RowResult<()> {
         self.tokenizer.encode(text, out).map_err(|e| format!("cannot be tokenized: {e}"))
     }
-    fn count(&self, text: &str) -> RowResult<usize> {
+    pub(super) fn count(&self, text: &str) -> RowResult<usize> {
         let mut ids = Vec::new();
         self.encode(text, &mut ids)?;
         Ok(ids.len())

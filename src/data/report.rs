@@ -14,10 +14,12 @@ pub struct Report {
     pub rows: u64,
     /// Rows are individual samples of up to `max_len` tokens, not slices of a stream.
     pub samples: bool,
+    /// Rows are pairs of sequences of up to `max_len` tokens.
+    pub pairs: bool,
     pub max_len: usize,
     /// Rows of more than `max_len` tokens, which were truncated.
     pub cut: u64,
-    /// Rows dropped because the prompt leaves no room for a response, or there is no response.
+    /// Rows dropped because the prompt leaves no room for a response, or there is no response; pairs that are too long.
     pub dropped: u64,
     /// Malformed rows that were skipped.
     pub bad: u64,
@@ -38,6 +40,7 @@ impl std::fmt::Display for Report {
             write!(f, "{files} file{}, {:.1} MiB, ", plural(*files), *bytes as f64 / (1 << 20) as f64)?;
         }
         match self.samples {
+            _ if self.pairs => write!(f, "{tokens} tokens in {rows} pair{} of up to {max_len} each", plural(*rows))?,
             true => write!(f, "{tokens} tokens in {rows} sample{} of up to {max_len}", plural(*rows))?,
             false => write!(f, "{tokens} tokens in {rows} row{} of {max_len}", plural(*rows))?,
         }
@@ -47,7 +50,9 @@ impl std::fmt::Display for Report {
         if *cut > 0 {
             write!(f, "; {cut} longer row{} truncated", plural(*cut))?;
         }
-        if *dropped > 0 {
+        if *dropped > 0 && self.pairs {
+            write!(f, "; {dropped} pair{} dropped: an answer does not fit", plural(*dropped))?;
+        } else if *dropped > 0 {
             write!(
                 f,
                 "; {dropped} row{} dropped: the prompt leaves no room for a response, or there is none",

@@ -2,6 +2,7 @@
 //! than one chunk of a file.
 use super::array::{self, BOM, Broken, Elements};
 use super::fields::{JsonRow, RowFault, RowResult};
+use super::format::PairKeys;
 use super::place::TokenPlace;
 use super::recipe::{Outcome, Recipe, TokenizedRow};
 use super::shapes;
@@ -144,9 +145,12 @@ impl<'a> Rows<'a> {
     /// the error can list those present.
     fn columns(&self, schema: &Type) -> Option<Type> {
         let format = &self.recipe.format;
-        let named: Vec<&str> = match &format.input_key {
-            Some(key) => [key.as_str()].into_iter().chain(format.output_key.as_deref()).collect(),
-            None => shapes::KEYS.to_vec(),
+        let named: Vec<&str> = match (&format.pairs, &format.input_key) {
+            (Some(PairKeys { prompt, chosen, rejected }), _) => {
+                [prompt, chosen, rejected].into_iter().map(String::as_str).chain(shapes::ID_KEYS).collect()
+            }
+            (_, Some(key)) => [key.as_str()].into_iter().chain(format.output_key.as_deref()).collect(),
+            _ => shapes::KEYS.to_vec(),
         };
         let fields: Vec<Arc<Type>> =
             schema.get_fields().iter().filter(|f| named.contains(&f.name())).cloned().collect();

@@ -14,6 +14,9 @@ use serde_json::{Value, json};
 pub(super) const KEYS: [&str; 10] =
     ["input_ids", "labels", "text", "messages", "conversations", "system", "instruction", "input", "output", "history"];
 
+/// Fields of a pair given as token ids.
+pub(super) const ID_KEYS: [&str; 3] = ["prompt_input_ids", "chosen_input_ids", "rejected_input_ids"];
+
 /// Roles a message may have. Templates support fewer; a role that no template knows is a mistake in the data.
 const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
 /// ShareGPT's `from` values and the roles they map to.
@@ -46,7 +49,14 @@ pub(super) fn is_text(row: &JsonRow) -> bool {
 
 /// The row's keys mark it as training data, and as hardly anything else.
 pub(super) fn is_known(row: &JsonRow) -> bool {
-    ["input_ids", "messages", "conversations"].iter().any(|key| present(row, key).is_some()) || is_alpaca(row)
+    let named = ["input_ids", "messages", "conversations"].iter().any(|key| present(row, key).is_some());
+    named || is_alpaca(row) || is_pair(row)
+}
+
+/// The row's keys mark it as a prompt with two answers.
+fn is_pair(row: &JsonRow) -> bool {
+    let both = |keys: [&str; 2]| keys.iter().all(|key| present(row, key).is_some());
+    both(["chosen", "rejected"]) || both([ID_KEYS[1], ID_KEYS[2]])
 }
 
 /// The messages of a row whose fields no setting names.

@@ -32,6 +32,12 @@ impl ZigzagCut {
         ZigzagCut { index, of, part, rows: Vec::with_capacity(n * of) }
     }
 
+    /// The rows of the whole batch on this rank.
+    pub fn own(&self) -> &[u32] {
+        let n = self.rows.len() / self.of;
+        &self.rows[self.index * n..][..n]
+    }
+
     /// Replaces the previous contents. If the batch has no targets, neither has the share.
     pub fn fill(&mut self, batch: &MicroBatch) {
         let ZigzagCut { part, rows, .. } = self;

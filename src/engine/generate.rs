@@ -62,9 +62,7 @@ impl GeneratorOptions {
     }
     /// The layouts with every tensor frozen.
     pub fn frozen(decoder: &Decoder) -> Vec<Layout> {
-        let mut layouts = decoder.layouts().to_vec();
-        layouts.iter_mut().flat_map(|l| &mut l.segments).for_each(|s| s.trainable = false);
-        layouts
+        decoder.frozen_layouts()
     }
 }
 
@@ -206,7 +204,7 @@ impl Writer<'_> {
         batch.positions.clear();
         batch.positions.extend(past as u32..context.len() as u32);
         batch.cu_seqlens = vec![0, n as u32];
-        let (staged, _) = staging.upload(*dev, batch)?;
+        let staged = staging.upload(*dev, batch)?.batch;
         match self.remembers {
             true => decoder.go_on(*dev, *store, &staged, workspace, past, logits),
             false => decoder.next_token_logits(*dev, *store, &staged, workspace, n - 1, logits),

@@ -4,6 +4,8 @@ mod bytes; // what a rank will hold, by category
 mod work; // what a step computes, moves and receives
 mod staging; // the device's copy of a micro-batch
 mod summed; // gradients that are partial sums over tp
+mod objectives; // what a run minimizes
+mod options; // what an engine trains, and how
 mod watched; // a store with observers: timeline and memory
 mod step; // one rank's step
 mod generate; // text generation
@@ -11,5 +13,7 @@ mod generate; // text generation
 pub use crate::store::Strategy;
 pub use bytes::PlannedRank;
 pub use generate::{Generator, GeneratorOptions, Sampling};
-pub use step::{Engine, EngineOptions, PassTimes, Step, StepReport};
+pub use objectives::{Dpo, Objective, PairMeans, PairSums};
+pub use options::EngineOptions;
+pub use step::{Engine, PassTimes, Step, StepReport};
 pub use work::{StepCounter, StepWork, WORKING_SETS, rehearse};

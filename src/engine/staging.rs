@@ -22,6 +22,15 @@ pub(super) struct BatchStaging {
     cut: Option<ZigzagCut>,
 }
 
+/// A micro-batch on the device.
+pub(super) struct StagedBatch<'a> {
+    /// This rank's part.
+    pub batch: Batch<'a>,
+    /// The rows of the whole batch that this rank holds; none: all.
+    pub local: Option<&'a [u32]>,
+    pub keys: View<'a>,
+}
+
 impl BatchStaging {
     /// For one rank's part of `tokens` tokens in at most that many documents, and `keys` words of keys.
     pub fn new(dev: &dyn Device, tokens: usize, sp: Slice, keys: usize) -> Result<BatchStaging> {
@@ -58,7 +67,7 @@ impl BatchStaging {
 
     /// Uploads this rank's part of the micro-batch, and returns it with the keys. Targets are given for all tokens or
     /// for none; without them it serves prediction only.
-    pub fn upload(&mut self, dev: &dyn Device, batch: &MicroBatch) -> Result<(Batch<'_>, View<'_>)> {
+    pub fn upload(&mut self, dev: &dyn Device, batch: &MicroBatch) -> Result<StagedBatch<'_>> {
         let (n, documents) = (batch.tokens.len(), batch.cu_seqlens.len());
         if n > self.capacity || documents > self.capacity + 1 {
             let what = format!(
@@ -67,11 +76,11 @@ impl BatchStaging {
             );
             return Err(Error::op("upload", what));
         }
-        let (part, rows): (_, &[u32]) = match &mut self.cut {
-            None => (batch, &[]),
+        let (part, rows, local): (_, &[u32], _) = match &mut self.cut {
+            None => (batch, &[], None),
             Some(cut) => {
                 cut.fill(batch);
-                (&cut.part, &cut.rows)
+                (&cut.part, &cut.rows, Some(cut.own()))
             }
         };
         let [tokens, targets, positions, cu_seqlens, rows] = [
@@ -86,8 +95,8 @@ impl BatchStaging {
             dev.upload(src, buf.view_mut().slice(0..len))?;
             Ok(buf.view().slice(0..len))
         });
-        let rows = Some(rows?).filter(|_| self.cut.is_some());
+        let rows = Some(rows?).filter(|_| local.is_some());
         let batch = Batch { tokens: tokens?, targets: targets?, positions: positions?, cu_seqlens: cu_seqlens?, rows };
-        Ok((batch, self.keys.view()))
+        Ok(StagedBatch { batch, local, keys: self.keys.view() })
     }
 }

@@ -3,100 +3,24 @@
 //! All ranks of the mesh make the same calls with the same number of micro-batches. Ranks of sp and tp get the same
 //! micro-batch and take their part of it.
 use super::bytes::PlannedRank;
-use super::staging::BatchStaging;
+use super::objectives::{PairMeans, PairSums, PreferenceLoss, StagedPairs};
+use super::options::EngineOptions;
+use super::staging::{BatchStaging, StagedBatch};
 use super::summed::Summed;
 use super::watched::{Watched, Watchers, timed};
 use crate::base::history::{History, InUse};
 use crate::base::rng::{Rng, philox};
 use crate::base::timeline::{Lane, Timeline};
-use crate::base::{Category, DType, Result};
-use crate::comm::mesh::{Coords, Mesh, MeshSizes};
+use crate::base::{Category, DType, Error, Result};
+use crate::comm::mesh::{Mesh, MeshSizes};
 use crate::comm::{CommUse, Reduce, Tag};
 use crate::data::MicroBatch;
 use crate::device::{Buf, Device, View};
-use crate::nn::{
-    Checkpointing, Cuts, Decoder, Groups, Layout, Micro, ParamStore, RingImpl, Slice, Spec, Split, Tuning, Workspace,
-    WorkspaceOptions,
-};
-use crate::optim::{GradNorm, LossScaler, Optimizer, Rule, ScalerOptions};
-use crate::store::{ShardedOptions, Store, Strategy, initialize};
+use crate::nn::{Checkpointing, Decoder, Groups, Layout, Micro, ParamStore, Workspace};
+use crate::optim::{GradNorm, LossScaler, Optimizer, Rule};
+use crate::store::{Store, initialize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// What an engine trains, and how; the same on every rank.
-#[derive(Clone)]
-pub struct EngineOptions {
-    /// The model. Its sizes have no default.
-    pub spec: Spec,
-    /// Which tensors are trained, and their learning rates.
-    pub tuning: Tuning,
-    /// How parameters, gradients and optimizer state are distributed over ranks, and their dtypes.
-    pub strategy: Arc<dyn Strategy>,
-    /// The optimizer.
-    pub rule: Rule,
-    /// Maximum global gradient norm; 0 disables clipping.
-    pub grad_clip: f32,
-    /// For f16 compute or reduction: the loss is scaled, and a step whose gradient overflows is skipped.
-    pub scaler: Option<ScalerOptions>,
-    /// Maximum tokens per micro-batch, which the ranks of sp share.
-    pub tokens: usize,
-    /// Activation checkpointing.
-    pub checkpoint: Checkpointing,
-    /// For initial weights and dropout.
-    pub seed: u64,
-    /// Megatron sequence parallelism: norms and residuals are sharded over tp along the tokens.
-    pub sequence_parallel: bool,
-    /// Which tensors are split over tp.
-    pub cuts: Cuts,
-    /// How the ranks of sp exchange keys and values.
-    pub ring: RingImpl,
-}
-
-/// Everything but the model: FSDP in f32, AdamW, gradient norm clipped to 1, micro-batches of up to 2048 tokens.
-impl Default for EngineOptions {
-    fn default() -> EngineOptions {
-        EngineOptions {
-            spec: Spec::default(),
-            tuning: Tuning::default(),
-            strategy: Arc::new(ShardedOptions::default()),
-            rule: Rule::default(),
-            grad_clip: 1.0,
-            scaler: None,
-            tokens: 2048,
-            checkpoint: Checkpointing::Off,
-            seed: 0,
-            sequence_parallel: false,
-            cuts: Cuts::ALL,
-            ring: RingImpl::Ring,
-        }
-    }
-}
-
-impl EngineOptions {
-    fn workspace(&self, split: &Split) -> WorkspaceOptions {
-        let (tokens, dtype) = (self.tokens.div_ceil(split.sp.of), self.strategy.dtype());
-        WorkspaceOptions { tokens, dtype, checkpoint: self.checkpoint, train: true }
-    }
-    fn split(&self, mesh: &MeshSizes, at: &Coords) -> Split {
-        Split {
-            tp: Slice { index: at.tp, of: mesh.tp },
-            sp: Slice { index: at.sp, of: mesh.sp },
-            sequence_parallel: self.sequence_parallel,
-            cuts: self.cuts,
-            ring: self.ring,
-        }
-    }
-    /// Bytes that [`Engine::new`] allocates on `rank`, in the order of [`crate::base::CATEGORIES`], with all ranks on
-    /// one host.
-    pub fn bytes(&self, mesh: &MeshSizes, rank: usize) -> Result<Vec<(Category, usize)>> {
-        let planned = PlannedRank { mesh: *mesh, rank, sharing: mesh.world(), gpu: false };
-        planned.bytes(|dev, mesh| Engine::unfilled(dev, mesh, self))
-    }
-    /// The part of the model on the rank at `at`.
-    pub fn decoder(&self, mesh: &MeshSizes, at: &Coords) -> Result<Decoder> {
-        Decoder::split(self.spec.clone(), &self.tuning, &self.split(mesh, at))
-    }
-}
 
 /// What the loop decides about a step.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +28,8 @@ pub struct Step {
     /// From 1; part of the dropout key.
     pub number: u64,
     pub lr: f32,
-    /// Tokens with loss in all micro-batches of all ranks, from [`Engine::global_count`]. The loss is divided by it.
+    /// What the loss is divided by: tokens with loss in all micro-batches of all ranks, from [`Engine::global_count`],
+    /// or pairs of a preference objective.
     pub tokens: u64,
 }
 
@@ -118,8 +43,10 @@ impl Step {
 /// The result of a step, the same on every rank.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StepReport {
-    /// Mean over the step's tokens, before the update.
+    /// Mean over the step's tokens, or pairs, before the update.
     pub loss: f64,
+    /// Means over the step's pairs, of a preference objective.
+    pub pairs: Option<PairMeans>,
     /// Norm of the whole gradient, before clipping and without the loss scale.
     pub grad_norm: f32,
     /// The norm was not finite, so no weight was updated.
@@ -153,7 +80,9 @@ pub struct Engine {
     norm: GradNorm,
     scaler: Option<LossScaler>,
     pub(super) staging: BatchStaging,
-    /// f64 (2), to be summed over ranks.
+    /// For a preference objective.
+    preference: Option<PreferenceLoss>,
+    /// f64, to be summed over ranks: two counts, or [`PairSums`].
     sums: Buf,
     numbers: Numbers,
     dropout: Rng,
@@ -196,6 +125,15 @@ impl Numbers {
     }
 }
 
+impl EngineOptions {
+    /// Bytes that [`Engine::new`] allocates on `rank`, in the order of [`crate::base::CATEGORIES`], with all ranks on
+    /// one host.
+    pub fn bytes(&self, mesh: &MeshSizes, rank: usize) -> Result<Vec<(Category, usize)>> {
+        let planned = PlannedRank { mesh: *mesh, rank, sharing: mesh.world(), gpu: false };
+        planned.bytes(|dev, mesh| Engine::unfilled(dev, mesh, self))
+    }
+}
+
 impl Engine {
     /// Allocates everything a step needs and initializes the weights.
     ///
@@ -212,6 +150,8 @@ impl Engine {
         let split = options.split(&mesh.sizes, &mesh.coords);
         let decoder = options.decoder(&mesh.sizes, &mesh.coords)?;
         let mut store = options.strategy.store(dev.clone(), mesh, decoder.layouts())?;
+        let preference = options.preference(&dev, mesh, &split)?;
+        let sums = if preference.is_some() { PairSums::LEN } else { 2 };
         Ok(Engine {
             workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options.workspace(&split))?,
             optimizer: Optimizer::new(&*dev, &mut *store, options.rule)?,
@@ -220,7 +160,8 @@ impl Engine {
             scaler: options.scaler.map(LossScaler::new),
             staging: BatchStaging::new(&*dev, options.tokens, split.sp, decoder.dropout_words())?,
             numbers: Numbers::new(&*dev, Numbers::len(&options.rule, decoder.layouts()))?,
-            sums: mesh.loss.alloc(DType::F64, 2, CommUse::Reduced, Category::Other)?,
+            sums: mesh.loss.alloc(DType::F64, sums, CommUse::Reduced, Category::Other)?,
+            preference,
             dropout: Rng::named(options.seed, "dropout"),
             watchers: Watchers { recomputes: options.checkpoint != Checkpointing::Off, ..Watchers::default() },
             passes: PassTimes::default(),
@@ -253,12 +194,21 @@ impl Engine {
             self.store.begin_micro_batch(index == 0, index + 1 == batches.len())?;
             let key = |rank| dropout_key(self.dropout, step.number, index, rank);
             let (key, shared) = (key(self.mesh.loss.rank()), key(self.mesh.dp.rank()));
-            let (batch, dropout_keys) = timed(dev, timeline, (Lane::Data, "upload"), || {
+            let host = batch;
+            let StagedBatch { batch, local, keys } = timed(dev, timeline, (Lane::Data, "upload"), || {
                 self.staging.upload_keys(dev, |words| self.decoder.dropout_keys(key, shared, words))?;
                 self.staging.upload(dev, batch)
             })?;
             let started = Instant::now();
-            let micro = Micro { loss_scale: self.numbers.loss_scale(), dropout_keys };
+            let micro = Micro { loss_scale: self.numbers.loss_scale(), dropout_keys: keys };
+            let (decoder, ws) = (&self.decoder, &mut self.workspace);
+            let sequences = match &mut self.preference {
+                Some(preference) => {
+                    let pairs = StagedPairs { host, local, batch };
+                    Some(preference.begin(dev, decoder, &mut *self.store, &pairs, ws, loss_scale as f64)?)
+                }
+                None => None,
+            };
             let mut watched;
             let store: &mut dyn ParamStore = match watchers.any() {
                 true => {
@@ -267,7 +217,10 @@ impl Engine {
                 }
                 false => &mut *self.store,
             };
-            let between = self.decoder.train(dev, store, &batch, &mut self.workspace, &micro)?;
+            let between = match sequences {
+                Some(sequences) => decoder.train_sequences(dev, store, &batch, ws, &micro, sequences)?,
+                None => decoder.train(dev, store, &batch, ws, &micro)?,
+            };
             passes.forward += between - started;
             passes.backward += between.elapsed();
         }
@@ -285,20 +238,31 @@ impl Engine {
         timed(dev, timeline, (Lane::Optimizer, "update"), update)?;
         (passes.backward, passes.optimizer) = (passes.backward + (reduced - trained), reduced.elapsed());
         self.passes = passes;
-        self.workspace.move_loss(dev, self.sums.view_mut().slice(0..1))?;
-        self.reduce("loss", 1)
+        match &mut self.preference {
+            Some(preference) => {
+                let sums = preference.take_totals().to_array();
+                dev.upload(bytemuck::cast_slice(&sums), self.sums.view_mut())?;
+                self.reduce("loss", PairSums::LEN)
+            }
+            None => {
+                self.workspace.move_loss(dev, self.sums.view_mut().slice(0..1))?;
+                self.reduce("loss", 1)
+            }
+        }
     }
 
     /// Waits for the step: the only host synchronization. Downloads the loss and the norm, and `extra` along with them.
     pub fn end_step(&mut self, step: &Step, extra: Option<(View, &mut [u8])>) -> Result<StepReport> {
-        let (mut loss, mut grad_norm) = ([0f64], [0f32]);
+        let (mut sums, mut grad_norm) = ([0f64; PairSums::LEN], [0f32]);
+        let len = if self.preference.is_some() { sums.len() } else { 1 };
         let norm = (self.norm.norm(), bytemuck::cast_slice_mut(&mut grad_norm));
-        let sum = (self.sums.view().slice(0..1), bytemuck::cast_slice_mut(&mut loss));
+        let sum = (self.sums.view().slice(0..len), bytemuck::cast_slice_mut(&mut sums[..len]));
         match extra {
             Some(extra) => self.dev.download_all(&mut [norm, sum, extra])?,
             None => self.dev.download_all(&mut [norm, sum])?,
         }
-        let ([loss], [grad_norm]) = (loss, grad_norm);
+        let ([loss, ..], [grad_norm]) = (sums, grad_norm);
+        let pairs = self.preference.is_some().then(|| PairSums::from_array(sums).means());
         let skipped = !grad_norm.is_finite();
         if !skipped {
             self.optimizer.count();
@@ -308,7 +272,7 @@ impl Engine {
         if let Some(scaler) = &mut self.scaler {
             scaler.update(!skipped);
         }
-        Ok(StepReport { loss: loss / step.tokens() as f64, grad_norm, skipped, loss_scale: scale, stuck })
+        Ok(StepReport { loss: loss / step.tokens() as f64, pairs, grad_norm, skipped, loss_scale: scale, stuck })
     }
 
     /// Times of the last step; None if the device computes asynchronously.
@@ -328,13 +292,29 @@ impl Engine {
     /// The sum of token losses over all ranks' batches, and the number of tokens. Keeps nothing for a backward pass.
     pub fn evaluate(&mut self, batches: &[MicroBatch]) -> Result<(f64, u64)> {
         for batch in batches {
-            let (batch, _) = self.staging.upload(&*self.dev, batch)?;
+            let batch = self.staging.upload(&*self.dev, batch)?.batch;
             self.decoder.evaluate(&*self.dev, &mut *self.store, &batch, &mut self.workspace)?;
         }
         let loss = self.workspace.take_loss(&*self.dev)?;
         let tokens: u64 = batches.iter().map(MicroBatch::loss_tokens).sum();
         let [loss, tokens] = self.sum("evaluation", [loss, self.counted(tokens)])?;
         Ok((loss, tokens as u64))
+    }
+
+    /// The sums over the pairs of all ranks' batches, of a preference objective. Rows that only pad do not count.
+    pub fn evaluate_pairs(&mut self, batches: &[MicroBatch]) -> Result<PairSums> {
+        let Engine { dev, decoder, store, workspace, staging, preference, .. } = self;
+        let Some(preference) = preference else { return Err(Error::op("evaluate", "the objective has no pairs")) };
+        for host in batches {
+            let StagedBatch { batch, local, .. } = staging.upload(&**dev, host)?;
+            preference.evaluate(&**dev, decoder, &mut **store, &StagedPairs { host, local, batch }, workspace)?;
+        }
+        let sums = preference.take_totals().to_array();
+        Ok(PairSums::from_array(self.sum("evaluation", sums)?))
+    }
+    /// The frozen reference model and its store, to load weights into.
+    pub fn reference(&mut self) -> Option<(&Decoder, &mut dyn Store)> {
+        self.preference.as_mut()?.reference()
     }
 
     /// The sum of `local` over all ranks, counting the ranks of sp once; exact below 2^53.
@@ -377,11 +357,11 @@ impl Engine {
         let ticket = self.mesh.loss.all_reduce(Tag::new(what, 0), sums, Reduce::Sum)?;
         self.mesh.loss.wait(ticket)
     }
-    fn sum(&mut self, what: &'static str, values: [f64; 2]) -> Result<[f64; 2]> {
+    fn sum<const N: usize>(&mut self, what: &'static str, values: [f64; N]) -> Result<[f64; N]> {
         let mut sums = values;
-        self.dev.upload(bytemuck::cast_slice(&sums), self.sums.view_mut())?;
-        self.reduce(what, values.len())?;
-        self.dev.download(self.sums.view(), bytemuck::cast_slice_mut(&mut sums))?;
+        self.dev.upload(bytemuck::cast_slice(&sums), self.sums.view_mut().slice(0..N))?;
+        self.reduce(what, N)?;
+        self.dev.download(self.sums.view().slice(0..N), bytemuck::cast_slice_mut(&mut sums))?;
         Ok(sums)
     }
 }

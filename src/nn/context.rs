@@ -152,6 +152,8 @@ pub struct Cx<'a> {
     pub layer: usize,
     /// Recomputation: attention's outputs were saved in forward.
     pub attended: bool,
+    /// Adapters are applied; without them the layers compute what the base model does.
+    pub adapted: bool,
     /// Set if keys and values go to the cache, so that the sequence can continue.
     pub past: Option<Past>,
 }
@@ -285,6 +287,7 @@ mod tests {
                 adapter_keys: None,
                 layer,
                 attended: false,
+                adapted: true,
                 past: None,
             };
             cx.drop(place, x.view_mut()).unwrap();

@@ -4,8 +4,9 @@ use super::block::DecoderBlock;
 use super::context::{Batch, Cx, DropoutKeys, Past};
 use super::layout::Layout;
 use super::recompute::SavedBlocks;
-use super::root::{LossGrad, Root};
+use super::root::{LossGrad, LossSums, Root};
 use super::saved::Scratch;
+use super::sequences::{SequenceBuffers, SequenceLoss, SequenceRows};
 use super::spec::{Arch, Spec};
 use super::split::{Groups, Split};
 use super::store::{ParamStore, Pass, ROOT};
@@ -85,6 +86,13 @@ impl Decoder {
         &self.layouts
     }
 
+    /// The same with every tensor frozen.
+    pub fn frozen_layouts(&self) -> Vec<Layout> {
+        let mut layouts = self.layouts.clone();
+        layouts.iter_mut().flat_map(|l| &mut l.segments).for_each(|s| s.trainable = false);
+        layouts
+    }
+
     /// Allocates a workspace. `groups` are those of this rank's [`Split`].
     pub fn workspace(&self, dev: &dyn Device, groups: &Groups, options: &WorkspaceOptions) -> Result<Workspace> {
         let mut ws = Workspace::plan(&self.spec, &self.split, self.adapters, options).allocate(dev, groups)?;
@@ -140,6 +148,31 @@ impl Decoder {
         ws: &mut Workspace,
         micro: &Micro,
     ) -> Result<Instant> {
+        self.train_with(dev, store, batch, ws, micro, None)
+    }
+
+    /// [`Decoder::train`] on a loss of whole sequences, whose weights replace [`Micro::loss_scale`].
+    pub fn train_sequences(
+        &self,
+        dev: &dyn Device,
+        store: &mut dyn ParamStore,
+        batch: &Batch,
+        ws: &mut Workspace,
+        micro: &Micro,
+        loss: &mut dyn SequenceLoss,
+    ) -> Result<Instant> {
+        self.train_with(dev, store, batch, ws, micro, Some(loss))
+    }
+
+    fn train_with(
+        &self,
+        dev: &dyn Device,
+        store: &mut dyn ParamStore,
+        batch: &Batch,
+        ws: &mut Workspace,
+        micro: &Micro,
+        sequences: Option<&mut dyn SequenceLoss>,
+    ) -> Result<Instant> {
         let n = batch.rows(ws.tokens(), true)?;
         if ws.dx.capacity() < self.split.rows(n) {
             return Err(Error::op("train", "the workspace was allocated without backward buffers"));
@@ -150,10 +183,22 @@ impl Decoder {
         self.set_ring_ranges(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Forward)?;
 
-        store.acquire(ROOT, Pass::Forward)?;
+        let w = store.acquire(ROOT, Pass::Forward)?;
+        let x = stream[self.spec.layers].rows(rows);
+        let whole = all_rows(&cx);
+        let losses = match sequences {
+            None => LossSums { rows: &whole, sums: loss.rows_mut(1), scales: Some(micro.loss_scale) },
+            Some(sequences) => {
+                let SequenceBuffers { rows, sums, .. } = sequences.buffers();
+                self.root.loss(&cx, w, x, scratch, LossSums { rows, sums, scales: None }, None)?;
+                sequences.weigh(dev)?;
+                let SequenceBuffers { rows, sums, weights } = sequences.buffers();
+                LossSums { rows, sums, scales: Some(weights) }
+            }
+        };
         let (w, grads) = store.grads(ROOT)?;
-        let backward = LossGrad { grads, scale: micro.loss_scale, dx: dx.rows_mut(rows) };
-        self.root.loss(&cx, w, stream[self.spec.layers].rows(rows), scratch, loss, Some(backward))?;
+        let backward = LossGrad { grads, dx: dx.rows_mut(rows) };
+        self.root.loss(&cx, w, x, scratch, losses, Some(backward))?;
         let between = Instant::now();
 
         for i in (0..self.spec.layers).rev() {
@@ -190,14 +235,48 @@ impl Decoder {
         batch: &Batch,
         ws: &mut Workspace,
     ) -> Result<()> {
+        self.evaluate_with(dev, store, batch, ws, None)
+    }
+
+    /// Forward only, without dropout: adds the token losses of each sequence to the sums of `loss`. With `base`,
+    /// without the adapters.
+    pub fn score_sequences(
+        &self,
+        dev: &dyn Device,
+        store: &mut dyn ParamStore,
+        batch: &Batch,
+        ws: &mut Workspace,
+        loss: &mut dyn SequenceLoss,
+        base: bool,
+    ) -> Result<()> {
+        self.evaluate_with(dev, store, batch, ws, Some((loss, base)))
+    }
+
+    fn evaluate_with(
+        &self,
+        dev: &dyn Device,
+        store: &mut dyn ParamStore,
+        batch: &Batch,
+        ws: &mut Workspace,
+        sequences: Option<(&mut dyn SequenceLoss, bool)>,
+    ) -> Result<()> {
         batch.rows(ws.tokens(), true)?;
         let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, loss, .. }, groups, .. } = ws;
-        let cx = self.cx(dev, groups, batch, [table, local_table], None);
+        let adapted = !matches!(sequences, Some((_, true)));
+        let cx = Cx { adapted, ..self.cx(dev, groups, batch, [table, local_table], None) };
         self.set_ring_ranges(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
         let x = stream[self.spec.layers % stream.len()].rows(cx.rows());
-        self.root.loss(&cx, w, x, scratch, loss, None)?;
+        let whole = all_rows(&cx);
+        let losses = match sequences {
+            None => LossSums { rows: &whole, sums: loss.rows_mut(1), scales: None },
+            Some((sequences, _)) => {
+                let SequenceBuffers { rows, sums, .. } = sequences.buffers();
+                LossSums { rows, sums, scales: None }
+            }
+        };
+        self.root.loss(&cx, w, x, scratch, losses, None)?;
         store.release(ROOT, Pass::Evaluate)
     }
 
@@ -284,6 +363,7 @@ impl Decoder {
             adapter_keys,
             layer: ROOT,
             attended: false,
+            adapted: true,
             past: None,
         }
     }
@@ -319,6 +399,11 @@ impl Decoder {
         }
         Ok(())
     }
+}
+
+/// The token loss sums all rows together.
+fn all_rows(cx: &Cx) -> [SequenceRows; 1] {
+    [SequenceRows { rows: 0..cx.n, sequence: 0 }]
 }
 
 /// The input and output of block `i`: adjacent buffers, wrapping around if there are fewer than blocks.

@@ -67,9 +67,13 @@ impl Linear {
         Linear { first, ..self }
     }
 
+    fn adapter(&self, cx: &Cx) -> Option<Adapter> {
+        self.adapter.filter(|_| cx.adapted)
+    }
+
     /// Assigns `y`. `work` is scratch for the adapter.
     pub fn forward(&self, cx: &Cx, w: Weights, x: View, work: &mut AdapterScratch, mut y: ViewMut) -> Result<()> {
-        match (self.bias, self.adapter) {
+        match (self.bias, self.adapter(cx)) {
             (Some(bias), None) => {
                 self.product_then(cx, w, x, y, Epilogue::Sum { bias: Some(w.get(bias)), residual: None })
             }
@@ -89,7 +93,7 @@ impl Linear {
         residual: View,
         mut y: ViewMut,
     ) -> Result<()> {
-        if self.adapter.is_none() {
+        if self.adapter(cx).is_none() {
             let bias = self.bias.map(|bias| w.get(bias));
             return self.product_then(cx, w, x, y, Epilogue::Sum { bias, residual: Some(residual) });
         }
@@ -106,7 +110,7 @@ impl Linear {
         mut z: ViewMut,
         y: ViewMut,
     ) -> Result<()> {
-        if self.adapter.is_none() {
+        if self.adapter(cx).is_none() {
             let bias = self.bias.map(|bias| w.get(bias));
             return self.product_then(cx, w, x, y, Epilogue::Gelu { bias, z });
         }
@@ -136,7 +140,7 @@ impl Linear {
         let (shape, b) = (self.shape(x.len() / self.inputs).ldc(self.row), w.get(self.weight).slice(self.held()));
         let band = self.column..y.len();
         cx.dev.gemm(Gemm { shape, a: x, b, c: y.reborrow().slice(band) })?;
-        match &self.adapter {
+        match self.adapter(cx) {
             Some(adapter) => adapter.forward(cx, w, self, x, work, y),
             None => Ok(()),
         }

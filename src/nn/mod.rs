@@ -21,6 +21,7 @@ mod saved; // saved activations and scratch of a block
 mod attention; // the attention branch
 mod mlp; // the feed-forward branch
 mod block; // both branches
+mod sequences; // losses of whole sequences
 mod root; // embeddings, final norm, head and loss
 mod families; // names and shapes of Llama, its descendants and GPT-2
 mod model; // a spec as layers
@@ -34,6 +35,7 @@ pub use layout::{Init, Layout, Segment, Tp};
 pub use lora::{Lora, has_adapters, is_adapter};
 pub use recompute::Checkpointing;
 pub use rotary::{Rotary, Scaling};
+pub use sequences::{SequenceBuffers, SequenceLoss, SequenceRows};
 pub use spec::{Activation, Arch, Spec};
 pub use split::{Cuts, Groups, RingImpl, Slice, Split};
 pub use store::{Grads, ParamStore, Pass, ROOT, Weights};

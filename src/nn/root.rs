@@ -4,6 +4,7 @@ use super::context::{Cx, DropoutSite};
 use super::linear::Linear;
 use super::norm::Norm;
 use super::saved::Scratch;
+use super::sequences::SequenceRows;
 use super::split::Slice;
 use super::store::{Grads, Weights};
 use super::tensor::Tensor;
@@ -54,11 +55,18 @@ pub struct Root {
     pub logit_cap: f32,
 }
 
+/// Where the token losses of rows are summed, by sequence; the token loss has one sequence of all rows.
+pub struct LossSums<'a> {
+    pub rows: &'a [SequenceRows],
+    /// f64 (sequences), added to.
+    pub sums: ViewMut<'a>,
+    /// f32 (sequences), if gradients are needed: a factor of every gradient of the sequence.
+    pub scales: Option<View<'a>>,
+}
+
 /// What the loss needs for backward.
 pub struct LossGrad<'a> {
     pub grads: Grads<'a>,
-    /// f32 (1), a factor of every gradient: 1 / loss tokens of the whole step.
-    pub scale: View<'a>,
     /// (R, C): the residual's gradient, assigned.
     pub dx: ViewMut<'a>,
 }
@@ -119,19 +127,18 @@ impl Root {
         }
     }
 
-    /// Adds the token losses of `x (R, C)`, or of all ranks' rows with sequence parallelism, to `loss`, in chunks of
-    /// rows. With gradients, each chunk runs backward at once, so that logits are not stored.
+    /// Adds the token losses of `x (R, C)`, or of all ranks' rows with sequence parallelism, to the sums of `losses`,
+    /// in chunks of rows. With gradients, each chunk runs backward at once, so that logits are not stored.
     pub fn loss(
         &self,
         cx: &Cx,
         w: Weights,
         x: View,
         scratch: &mut Scratch,
-        loss: &mut Tensor,
+        mut losses: LossSums,
         backward: Option<LossGrad>,
     ) -> Result<()> {
         let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
-        let scale = backward.as_ref().map(|b| b.scale);
         let columns = self.words.range(self.vocab).len();
         let shape = CrossEntropyShape { vocab: columns, softcap: self.logit_cap };
         let Scratch { h, stats, whole, parts, logits, part_stats, all_stats, dh, adapter, unused, .. } = scratch;
@@ -142,9 +149,9 @@ impl Root {
         let mut chunks = |mut backward: Option<(&mut Grads, ViewMut)>| -> Result<()> {
             for start in (0..n).step_by(chunk) {
                 let band = start..n.min(start + chunk);
-                let (h, rows, targets) = (h.rows.slice(of(&band)), band.len(), cx.batch.targets.slice(band.clone()));
+                let (h, rows) = (h.rows.slice(of(&band)), band.len());
                 self.head.forward(cx, w, h, adapter, logits.rows_mut(rows))?;
-                self.token_losses(cx, shape, targets, scale, logits, [part_stats, all_stats], loss.rows_mut(1))?;
+                self.token_losses(cx, shape, &band, logits, [part_stats, all_stats], &mut losses)?;
                 if let Some((grads, dh)) = &mut backward {
                     let dh = dh.reborrow().slice(of(&band));
                     self.head.backward(cx, w, grads, h, logits.rows(rows), adapter, dh, false)?;
@@ -152,7 +159,7 @@ impl Root {
             }
             Ok(())
         };
-        let Some(LossGrad { mut grads, mut dx, .. }) = backward else {
+        let Some(LossGrad { mut grads, mut dx }) = backward else {
             chunks(None)?;
             return cx.release(h);
         };
@@ -162,31 +169,54 @@ impl Root {
         self.norm.backward(dev, w, &mut grads, x, stats.rows(rows), dh.rows(rows), dx, unused.rows_mut(2))
     }
 
-    /// Adds the losses of a chunk of logits (rows, columns of this rank) to `loss`; with a `scale`, the logits become
-    /// their gradient. With a sharded vocabulary, ranks exchange three numbers per row, never logits.
-    #[allow(clippy::too_many_arguments)] // the layer, its operands and its scratch
+    /// Adds the losses of rows `band`, whose logits (rows, columns of this rank) are given, to the sums of their
+    /// sequences; with scales, the logits become their gradients.
     fn token_losses(
+        &self,
+        cx: &Cx,
+        shape: CrossEntropyShape,
+        band: &Range<usize>,
+        logits: &mut Tensor,
+        stats: [&mut Tensor; 2],
+        losses: &mut LossSums,
+    ) -> Result<()> {
+        let [part_stats, all_stats] = stats;
+        let first = losses.rows.partition_point(|of| of.rows.end <= band.start);
+        for SequenceRows { rows, sequence } in losses.rows[first..].iter().take_while(|of| of.rows.start < band.end) {
+            let rows = rows.start.max(band.start)..rows.end.min(band.end);
+            let logits = logits.band_mut(&(rows.start - band.start..rows.end - band.start));
+            let own = *sequence..sequence + 1;
+            let (scale, loss) =
+                (losses.scales.map(|scales| scales.slice(own.clone())), losses.sums.reborrow().slice(own));
+            let targets = cx.batch.targets.slice(rows);
+            self.cross_entropy(cx, shape, targets, scale, logits, [part_stats, all_stats], loss)?;
+        }
+        Ok(())
+    }
+
+    /// With a sharded vocabulary, ranks exchange three numbers per row, never logits.
+    #[allow(clippy::too_many_arguments)] // the layer, its operands and its scratch
+    fn cross_entropy(
         &self,
         cx: &Cx,
         shape: CrossEntropyShape,
         targets: View,
         scale: Option<View>,
-        logits: &mut Tensor,
+        mut logits: ViewMut,
         [part_stats, all_stats]: [&mut Tensor; 2],
         loss: ViewMut,
     ) -> Result<()> {
         let (rows, tp) = (targets.len(), &cx.groups.tp);
         if !self.words.cut() {
-            let logits = logits.rows_mut(rows);
             return cx.dev.cross_entropy(CrossEntropy { shape, targets, scale, logits, loss });
         }
         let part = VocabPart { first: self.words.range(self.vocab).start, of: self.vocab };
         let stats = part_stats.rows_mut(rows);
-        cx.dev.cross_entropy_part(CrossEntropyPart { shape, part, targets, logits: logits.rows(rows), stats })?;
+        cx.dev.cross_entropy_part(CrossEntropyPart { shape, part, targets, logits: logits.as_view(), stats })?;
         let all = rows * self.words.over.of;
         let ticket = tp.all_gather(Tag::new("tp loss", cx.layer), part_stats.rows(rows), all_stats.rows_mut(all))?;
         tp.wait(ticket)?;
-        let (stats, logits) = (all_stats.rows(all), logits.rows_mut(rows));
+        let (stats, logits) = (all_stats.rows(all), logits.reborrow());
         cx.dev.cross_entropy_finish(CrossEntropyFinish { shape, part, targets, stats, scale, logits, loss })?;
         tp.release(ticket)
     }

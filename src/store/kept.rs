@@ -2,7 +2,8 @@
 //! Also combines a unit's two parts into a layer's weights. Never communicates.
 //!
 //! Masters exist so that weights are updated and saved without rounding. Weights frozen beneath adapters need neither:
-//! checkpoints hold only the adapters, and the base model is reloaded from its own directory.
+//! checkpoints hold only the adapters, and the base model is reloaded from its own directory. Nor does a model that is
+//! frozen as a whole: it is only computed with.
 use super::offload::Offload;
 use crate::base::dtype::Float;
 use crate::base::{Category, DType, Error, Result};
@@ -22,8 +23,12 @@ pub enum Keep {
 impl Keep {
     /// Chooses for each tensor of a model. A frozen adapter is still saved, so it has masters.
     pub(super) fn of(layouts: &[Layout]) -> impl Fn(&Segment) -> Keep + use<> {
+        let learns = layouts.iter().flat_map(|l| &l.segments).any(|s| s.trainable);
         let adapters = has_adapters(layouts);
-        move |s| if adapters && !s.trainable && !is_adapter(s) { Keep::Computed } else { Keep::Masters }
+        move |s| {
+            let saved = if adapters { s.trainable || is_adapter(s) } else { learns };
+            if saved { Keep::Masters } else { Keep::Computed }
+        }
     }
 }
 

@@ -32,6 +32,8 @@ pub fn furnish(dir: &Path) {
     fs::write(dir.join("notes/one.txt"), "A unit is gathered, used and dropped again. ".repeat(400)).unwrap();
     let chat = r#"{"messages": [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "so."}]}"#;
     fs::write(dir.join("chats.jsonl"), format!("{chat}\n").repeat(100)).unwrap();
+    let pair = r#"{"prompt": "why? ", "chosen": "because.", "rejected": "so."}"#;
+    fs::write(dir.join("pairs.jsonl"), format!("{pair}\n").repeat(100)).unwrap();
     symlink(Path::new(env!("CARGO_MANIFEST_DIR")).join("configs"), dir.join("configs")).unwrap();
     let model = "run_fsdp --nproc-per-node 1 --dataset synthetic --no-eval --vocab-size 320 --save-hf";
     run(dir, &format!("{model} qwen {TINY} {SHAPES}"));

@@ -205,6 +205,17 @@ fn inputs(dir: &Dir) -> PathBuf {
     write("bad.jsonl", &format!("{pairs}{{\"q\": 1}}\n"));
     write("text.jsonl", &rows(&|i| json!({"text": format!("some words {}", "x".repeat(i % 5))})));
     write("ids.jsonl", &rows(&|i| json!({"input_ids": [1, 2, 3, 4 + i % 9]})));
+    let pair = |i: usize| {
+        let (prompt, other) = ("p".repeat(1 + i % 3), "o".repeat(1 + i % 2));
+        json!({"prompt": prompt, "other": other, "chosen": "ab", "rejected": "ba", "third": "bb"})
+    };
+    write("pairs.jsonl", &rows(&pair));
+    let both = |i: usize| {
+        let mut row = pair(i);
+        row["input_ids"] = json!([1, 2, 3]);
+        row
+    };
+    write("both.jsonl", &rows(&both));
     write(
         "chat.jsonl",
         &rows(&|i| {

@@ -19,6 +19,7 @@ mod lora;
 mod metrics_schema;
 mod mixture;
 mod nonfinite_steps;
+mod preference;
 mod sft;
 mod spellings;
 mod stages;

@@ -7,7 +7,7 @@ use flatshard::comm::mesh::{Mesh, MeshSizes};
 use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
 use flatshard::device::{Device, IGNORE};
-use flatshard::engine::{Engine, EngineOptions, Step, StepReport, Strategy};
+use flatshard::engine::{Engine, EngineOptions, Objective, Step, StepReport, Strategy};
 use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, RingImpl, Rotary, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::{Offload, ReplicatedOptions, ShardedOptions};
@@ -155,6 +155,8 @@ pub fn joined(a: &MicroBatch, b: &MicroBatch) -> MicroBatch {
 pub fn options(spec: &Spec, strategy: Arc<dyn Strategy>, rule: Rule) -> EngineOptions {
     EngineOptions {
         scaler: None,
+        objective: Objective::Sft,
+        reference: None,
         spec: spec.clone(),
         tuning: Tuning::default(),
         strategy,

@@ -14,6 +14,7 @@ mod memory;
 mod meshes;
 mod parity;
 mod precision;
+mod preference;
 mod ring;
 mod sharding_options;
 mod stores;

@@ -1,8 +1,9 @@
 //! The held-out loss, and the sample from the trained model at the end. Never changes a weight.
 use crate::base::Result;
 use crate::data::{Loader, LoaderOptions, StepData};
-use crate::engine::{Engine, Sampling};
+use crate::engine::{Engine, PairSums, Sampling};
 use crate::run::plan::Plan;
+use crate::run::watch::Evaluated;
 
 /// Tokens of the held-out text that the final sample continues.
 const PROMPT: usize = 64;
@@ -26,17 +27,25 @@ impl HeldOut {
         Ok(loader.map(|loader| HeldOut { loader, options, data: StepData::default() }))
     }
 
-    /// The sum of token losses of all held-out rows over all ranks, and the number of tokens. Collective.
-    pub fn evaluate(&mut self, engine: &mut Engine) -> Result<(f64, u64)> {
+    /// The losses of all held-out rows over all ranks. Collective.
+    pub fn evaluate(&mut self, engine: &mut Engine) -> Result<Evaluated> {
         self.loader.seek(0);
-        let (mut loss, mut tokens) = (0.0, 0);
+        let pairs = self.loader.dataset().holds_pairs();
+        let (mut sum, mut count, mut sums) = (0.0, 0, PairSums::default());
         for _ in 0..self.loader.rows_per_epoch().div_ceil(self.options.global_batch()) {
             self.loader.next(&mut self.data);
-            let (sum, count) = engine.evaluate(&self.data.batches)?;
-            loss += sum;
-            tokens += count;
+            if pairs {
+                sums += engine.evaluate_pairs(&self.data.batches)?;
+                continue;
+            }
+            let (loss, tokens) = engine.evaluate(&self.data.batches)?;
+            sum += loss;
+            count += tokens;
         }
-        Ok((loss, tokens))
+        Ok(match pairs {
+            true => Evaluated { sum: sums.loss, count: sums.pairs as u64, pairs: Some(sums.means()) },
+            false => Evaluated { sum, count, pairs: None },
+        })
     }
 }
 

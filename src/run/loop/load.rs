@@ -6,9 +6,11 @@ use crate::comm::mesh::Mesh;
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::run::plan::Plan;
+use crate::run::plan::objective;
 use crate::run::plan::resume::ResumeFrom;
 use crate::run::plan::save;
 use crate::run::watch::RunLog;
+use crate::store::initialize;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,7 +43,18 @@ pub fn load(plan: &Plan, device: Arc<dyn Device>, mesh: &Mesh, engine: &mut Engi
             scaler.resume(state)?;
         }
     }
+    reference(plan, mesh, engine)?;
     Ok(LoadedRun { checkpointer, resumed, seconds: source.map(|_| started.elapsed().as_secs_f64()) })
+}
+
+/// Fills the reference model, if there is one: from its directory, or with the weights that the run started from.
+fn reference(plan: &Plan, mesh: &Mesh, engine: &mut Engine) -> Result<()> {
+    let device = engine.device().clone();
+    let Some((decoder, store)) = engine.reference() else { return Ok(()) };
+    match objective::reference_dir(&plan.settings) {
+        Some(dir) => Checkpointer::new(device, mesh, decoder.spec(), decoder.layouts(), &[])?.load_model(dir, store),
+        None => initialize(store, plan.engine.seed, &*device),
+    }
 }
 
 /// Loads the checkpoint, or the newest older one whose tensors are intact, and returns which.

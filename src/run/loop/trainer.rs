@@ -154,7 +154,8 @@ impl<'a> Trainer<'a> {
         let published = self.checkpointer.published()?;
         self.watch.checkpoint(published)?;
         let lr = self.rank.plan.schedule.lr(batch.step);
-        Ok((Step { number: batch.step, lr, tokens: agreed.tokens }, agreed))
+        let tokens = if self.rank.plan.dataset.holds_pairs() { batch.data.samples } else { agreed.tokens };
+        Ok((Step { number: batch.step, lr, tokens }, agreed))
     }
 
     /// One optimizer step. While the device works on it, the ranks vote on the next one.
@@ -279,18 +280,18 @@ impl<'a> Trainer<'a> {
         self.evaluated = Some(step);
         let started = Instant::now();
         self.tracer.phase(step, "evaluate");
-        let (loss, tokens) = held_out.evaluate(&mut self.engine).map_err(|e| at_step(step, e))?;
-        let counts = tokens > 0 && learned && evaluations::are_counted(&plan.settings);
+        let evaluated = held_out.evaluate(&mut self.engine).map_err(|e| at_step(step, e))?;
+        let counts = evaluated.count > 0 && learned && evaluations::are_counted(&plan.settings);
         let is_best = self.evaluations.as_mut().filter(|_| counts).map(|evaluations| {
             let is_new = evaluations.step != step;
-            evaluations.count(step, loss / tokens as f64, plan.saves_best().is_some());
+            evaluations.count(step, evaluated.loss(), plan.saves_best().is_some());
             let is_best = evaluations.newest_is_best();
             if is_new && is_best && plan.saves_best().is_some() {
                 self.saved = None; // a checkpoint of this step from an earlier start does not record this
             }
             is_best
         });
-        self.watch.evaluated(step, loss, tokens, started.elapsed().as_secs_f64(), is_best)?;
+        self.watch.evaluated(step, &evaluated, started.elapsed().as_secs_f64(), is_best)?;
         Ok(is_best == Some(true))
     }
 

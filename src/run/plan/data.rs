@@ -4,6 +4,7 @@ use crate::comm::MeshSizes;
 use crate::comm::env;
 use crate::data::{Cache, ChatTemplate, DataOptions, Dataset, Format, LoaderOptions, Tokenizer, tokenizer};
 use crate::nn::Spec;
+use crate::run::plan::objective;
 use crate::run::settings::Settings;
 use crate::run::settings::data::DataSettings;
 use crate::run::settings::value::set;
@@ -55,6 +56,7 @@ pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
         (None, Err(_)) => None,
     };
     Ok(Format {
+        pairs: None,
         input_key: d.input_key.clone(),
         output_key: d.output_key.clone(),
         input_template: d.input_template.clone(),
@@ -82,7 +84,10 @@ pub struct RunData {
 impl RunData {
     pub fn open(s: &Settings, tokenizer: &Tokenizer, spec: &Spec) -> Result<RunData> {
         let (d, merges) = (&s.data, s.lora.merge.is_some()); // a merge reads no data
-        let format = if merges { Format::default() } else { format(d, tokenizer)? };
+        let format = match merges {
+            true => Format::default(),
+            false => Format { pairs: objective::pairs(&s.objective)?, ..format(d, tokenizer)? },
+        };
         let sources = sources(d)?;
         let eval: Option<Vec<PathBuf>> = d.eval_dataset.as_ref().map(|paths| paths.iter().map(PathBuf::from).collect());
         if eval.iter().flatten().any(|path| path == Path::new("synthetic")) {
@@ -100,7 +105,10 @@ impl RunData {
             Dataset::open(&DataOptions {
                 paths: paths.to_vec(),
                 tokenizer: tokenizer.clone(),
-                format: if without_effect { Format::default() } else { format.clone() },
+                format: match without_effect {
+                    true => Format { pairs: format.pairs.clone(), ..Format::default() },
+                    false => format.clone(),
+                },
                 vocab: spec.vocab,
                 max_len: set(&d.max_len, "data.max_len")?,
                 max_samples: max_samples.map(|n| n as u64),

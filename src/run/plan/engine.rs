@@ -1,5 +1,5 @@
 //! The engine's options: sharding strategy, optimizer, recomputation, freezing and adapters. Never builds an engine.
-use super::{tensor, zero};
+use super::{objective, tensor, zero};
 use crate::base::{Error, Result};
 use crate::comm::MeshSizes;
 use crate::engine::EngineOptions;
@@ -155,8 +155,11 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
     };
     let strategy = strategy(s, device, &spec)?;
     let checkpoint = checkpointing(f, spec.layers)?;
+    let sequences = if s.objective.has_pairs() { 2 } else { 1 };
     let mut options = EngineOptions {
-        tokens: set(&b.batch_size, "batch.batch_size")? * set(&s.data.max_len, "data.max_len")?,
+        tokens: set(&b.batch_size, "batch.batch_size")? * sequences * set(&s.data.max_len, "data.max_len")?,
+        objective: objective::objective(&s.objective)?,
+        reference: objective::reference(s, &spec)?,
         spec,
         tuning: tuning(s)?,
         strategy,

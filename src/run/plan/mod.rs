@@ -17,6 +17,8 @@ pub mod model;
 pub mod zero;
 /// Tensor parallelism.
 pub mod tensor;
+/// What is minimized, and the reference model.
+pub mod objective;
 /// The engine's options.
 pub mod engine;
 /// Checks of `use_orig_params`.

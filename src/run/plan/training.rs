@@ -8,7 +8,7 @@ use super::restarts::Restarts;
 use super::resume::{self, ResumeFrom};
 use super::save::SaveOptions;
 use super::split::{self, EvalSplit};
-use super::{batch, bytes, check, data, engine, evaluations, facts, knobs, live, model, schedule, wandb};
+use super::{batch, bytes, check, data, engine, evaluations, facts, knobs, live, model, objective, schedule, wandb};
 use crate::base::{CATEGORIES, Category, Error, Result};
 use crate::ckpt::{self, Evaluations, TrainerState};
 use crate::comm::MeshSizes;
@@ -135,6 +135,7 @@ impl Plan {
             ckpt::inspect_model(dir, &engine.spec, decoder.layouts())?;
         }
         let source = resume.as_ref().map(|r| r.dir.as_path()).or(s.model.pretrain.as_deref());
+        objective::inspect(&s, &engine)?;
         check::gguf(&s, source, &tokenizer, &engine, ranks.mesh.tp)?;
         if s.lora.merge.is_some() {
             s.data.dataset = Some(vec!["synthetic".into()]); // a merge reads no data
@@ -289,6 +290,10 @@ impl Plan {
             "batch_size": self.settings.batch.batch_size,
             "grad_accum": self.settings.batch.grad_accum,
         }));
+        if self.dataset.holds_pairs() {
+            data.insert("objective".into(), json!(self.settings.objective.objective));
+            data.insert("reference".into(), json!(objective::reference_dir(&self.settings)));
+        }
         data.extend(self.dataset.shares().map(|shares| ("weights".into(), shares.into())));
         TrainerState {
             step,
@@ -328,6 +333,7 @@ impl Plan {
             && self.ranks.device != DeviceName::Cpu
             && packing
             && self.dataset.has_rows_of_its_own()
+            && !self.dataset.holds_pairs()
     }
 
     pub fn mesh_json(&self) -> Value {

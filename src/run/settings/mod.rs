@@ -11,6 +11,7 @@ pub mod value;
 pub mod run; // ranks, devices, steps, output
 pub mod model; // sizes, or a model to start from
 pub mod data; // data sets, templates, packing
+pub mod objective; // what is learned, and from which fields
 pub mod optim; // the optimizer, its schedule, clipping
 pub mod tune; // freezing, weight decay and learning rate by tensor name
 pub mod lora; // adapters

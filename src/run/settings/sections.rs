@@ -2,9 +2,10 @@
 //! [`super::config`] can overlay defaults, files and flags.
 use super::{
     batch::BatchSettings, checkpoint::CheckpointSettings, data::DataSettings, faults::FaultSettings,
-    fsdp::FsdpSettings, generate::GenerateSettings, lora::LoraSettings, model::ModelSettings, optim::OptimSettings,
-    parallel::ParallelSettings, precision::PrecisionSettings, run::RunSettings, trace::TraceSettings,
-    tune::TuneSettings, wandb::WandbSettings, watch::WatchSettings, zero::ZeroSettings,
+    fsdp::FsdpSettings, generate::GenerateSettings, lora::LoraSettings, model::ModelSettings,
+    objective::ObjectiveSettings, optim::OptimSettings, parallel::ParallelSettings, precision::PrecisionSettings,
+    run::RunSettings, trace::TraceSettings, tune::TuneSettings, wandb::WandbSettings, watch::WatchSettings,
+    zero::ZeroSettings,
 };
 use crate::base::Result;
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,8 @@ pub struct Settings {
     pub model: ModelSettings,
     #[command(flatten)]
     pub data: DataSettings,
+    #[command(flatten)]
+    pub objective: ObjectiveSettings,
     #[command(flatten)]
     pub optim: OptimSettings,
     #[command(flatten)]
@@ -58,6 +61,7 @@ impl Settings {
         self.run.check()?;
         self.model.check()?;
         self.data.check()?;
+        self.objective.check()?;
         self.optim.check()?;
         self.tune.check()?;
         self.lora.check()?;

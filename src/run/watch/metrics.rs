@@ -2,6 +2,7 @@
 //! computes what it writes; a float that is not finite becomes null.
 use crate::base::{Error, Result, open};
 use crate::device::gpu::telemetry::Sample;
+use crate::engine::PairMeans;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
@@ -20,7 +21,7 @@ pub const SCHEMA: u32 = 2;
 pub struct StepRecord {
     /// From 1.
     pub step: u64,
-    /// Mean over all loss tokens of the step, over all ranks, before the update.
+    /// Mean over all loss tokens of the step, or over its pairs, over all ranks, before the update.
     pub loss: f64,
     pub lr: f32,
     /// Of the whole unsharded gradient, before clipping, without the loss scale.
@@ -58,6 +59,9 @@ pub struct StepRecord {
     pub exposed_comm_s: f64,
     /// Received from peers.
     pub comm_bytes: u64,
+    /// Means over the step's pairs, of a preference objective.
+    #[serde(flatten)]
+    pub pairs: Option<PairMeans>,
     /// Spent on waiting for micro-batches, which a thread fills ahead.
     pub data_time_s: f64,
     /// The largest of any rank, when it was last looked at: in the first two steps and each sixteenth.

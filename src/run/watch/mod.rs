@@ -23,8 +23,11 @@ pub mod style;
 pub mod progress;
 /// The run's header, and what to do next.
 pub mod report;
+/// The result of an evaluation.
+pub mod evaluated;
 /// All of them, fed by the loop.
 pub mod reporter;
 
+pub use evaluated::Evaluated;
 pub use log::RunLog;
 pub use reporter::{HeldBytes, Reporter, StepDone, failed};

@@ -168,10 +168,13 @@ fn dtypes(plan: &Plan) -> String {
 
 fn batch(plan: &Plan) -> Result<String> {
     let loader = plan.loader(0)?;
+    let (what, length) = match (plan.dataset.holds_pairs(), loader.packing) {
+        (true, false) => ("pair", format!("2 x {}", plan.dataset.max_sequence())),
+        _ => ("sequence", plan.dataset.max_len().to_string()),
+    };
     Ok(format!(
-        "{} x {} tokens x {} x {} = {} tokens per step; {} step{}",
-        some(loader.batch_size, "sequence"),
-        plan.dataset.max_len(),
+        "{} x {length} tokens x {} x {} = {} tokens per step; {} step{}",
+        some(loader.batch_size, what),
         some(loader.grad_accum, "micro-batch"),
         some(loader.dp_size, "rank"),
         count(plan.tokens_per_step()?),

@@ -1,6 +1,7 @@
 //! Reports a run: the loop says what happened, and the metrics file, TensorBoard, the log and the progress bar each get
 //! it. Also measures what is only reported: time between steps, communication, memory, the GPU. Never changes what the
 //! loop does.
+use super::evaluated::Evaluated;
 use super::gpu::GpuWatch;
 use super::log::RunLog;
 use super::metrics::Event;
@@ -255,6 +256,7 @@ impl<'a> Reporter<'a> {
             comm_time_s: comm.in_flight_s - self.comm.in_flight_s,
             exposed_comm_s: comm.exposed_s - self.comm.exposed_s,
             comm_bytes: comm.bytes - self.comm.bytes,
+            pairs: report.pairs,
             data_time_s: done.data_time_s,
             mem_bytes: bytes.now,
             peak_mem_bytes: bytes.peak,
@@ -290,21 +292,14 @@ impl<'a> Reporter<'a> {
         );
     }
 
-    /// The held-out rows were read: the sum of their losses over so many tokens, of all ranks. `is_best`: no loss of
-    /// the run was lower, where that is known.
-    pub fn evaluated(&mut self, step: u64, loss: f64, tokens: u64, seconds: f64, is_best: Option<bool>) -> Result<()> {
-        if tokens > 0 {
-            let loss = loss / tokens as f64;
-            let (perplexity, count) = (loss.exp(), report::count(tokens));
+    /// The held-out rows were evaluated. `is_best`: no loss of the run was lower, where that is known.
+    pub fn evaluated(&mut self, step: u64, evaluated: &Evaluated, seconds: f64, is_best: Option<bool>) -> Result<()> {
+        if evaluated.count > 0 {
             let best = if is_best == Some(true) { "  best so far" } else { "" };
-            self.say(
-                LogLevel::Info,
-                format_args!("eval  step {step}  loss {loss:.4}  perplexity {perplexity:.2}  tokens {count}{best}"),
-            );
-            self.tell_sinks(&Event::Eval(&json!({
-                "step": step, "loss": loss, "perplexity": perplexity, "tokens": tokens, "seconds": seconds,
-                "best": is_best,
-            })))?;
+            self.say(LogLevel::Info, format_args!("eval  step {step}  {evaluated}{best}"));
+            let mut event = evaluated.json();
+            (event["step"], event["seconds"], event["best"]) = (json!(step), json!(seconds), json!(is_best));
+            self.tell_sinks(&Event::Eval(&event))?;
         }
         self.restart_clock();
         Ok(())

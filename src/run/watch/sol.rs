@@ -40,8 +40,9 @@ impl SpeedOfLight {
         let options = EngineOptions { strategy, ..plan.engine.clone() };
         let mut counter = StepCounter::new(&options, mesh.sizes, mesh.rank())?;
         let loader = plan.loader(mesh.dp.rank())?;
-        let row = vec![0; plan.dataset.max_len()];
-        let batch = MicroBatch::from_rows((0..loader.batch_size).map(|_| &row[..]));
+        let row = vec![0; plan.dataset.max_sequence()];
+        let sequences = loader.batch_size * plan.dataset.max_len() / row.len();
+        let batch = MicroBatch::from_rows((0..sequences).map(|_| &row[..]));
         let full = counter.step(&vec![batch; loader.grad_accum])?.clone();
 
         let known = gpu.map(Cuda::model).transpose()?.and_then(|name| telemetry::data_sheet(&name));
@@ -57,7 +58,7 @@ impl SpeedOfLight {
             }
         };
         let peak = limits.as_ref().and_then(|limits| limits.flops(plan.engine.strategy.dtype()));
-        let foundry = spec.flops_per_token(plan.dataset.max_len()) as f64 / mesh.world.size() as f64;
+        let foundry = spec.flops_per_token(plan.dataset.max_sequence()) as f64 / mesh.world.size() as f64;
         Ok(SpeedOfLight {
             counter,
             full,

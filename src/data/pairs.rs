@@ -1,0 +1,138 @@
+//! Turns a row with a prompt and two answers into two sequences. Never knows what is learned from them.
+//!
+//! [Note: pairs] Each answer is rendered and tokenized after the prompt like a response of fine-tuning (see [Note:
+//! prompts and responses]). The fields are text; messages; or token ids in `prompt_input_ids`, `chosen_input_ids` and
+//! `rejected_input_ids`, which are used as they are. An answer that is a list of messages from a user's or the system's
+//! on is a whole conversation, whose last message is the answer; the prompt field is then not read. A pair with a
+//! sequence of more than `max_len` tokens is dropped: a truncated answer would be judged by its beginning.
+//!
+//! A pair is stored as one row: the chosen sequence, then the rejected one. Only the tokens of the answers have labels,
+//! and a prompt has at least one token, so [`first_sequence`] can tell the two apart.
+use super::fields::{JsonRow, RowResult, array, field, kind, present, token_id, whole};
+use super::format::PairKeys;
+use super::recipe::{Outcome, Recipe, TokenizedRow};
+use super::shapes::{self, ID_KEYS};
+use super::tokenizer::Tokenizer;
+use crate::device::IGNORE;
+use serde_json::Value;
+
+/// Length of the first sequence of a pair, from the pair's targets: after the answer's, the first position without one
+/// is the sequence's last.
+pub(super) fn first_sequence(targets: &[i32]) -> usize {
+    let answer = targets.iter().position(|&target| target != IGNORE).unwrap_or(0);
+    targets[answer..].iter().position(|&target| target == IGNORE).map_or(targets.len(), |len| answer + len + 1)
+}
+
+impl Recipe {
+    /// See [Note: pairs].
+    pub(super) fn pair(&self, keys: &PairKeys, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
+        let tokens = ID_KEYS.iter().any(|key| present(row, key).is_some());
+        if !tokens && matches!(self.tokenizer, Tokenizer::None(_)) {
+            return Ok(Outcome::Text);
+        }
+        let mut start = 0;
+        let mut answers: Vec<Vec<u32>> = Vec::with_capacity(2);
+        let mut prompts: Vec<String> = Vec::new();
+        for (key, ids) in [&keys.chosen, &keys.rejected].into_iter().zip(&ID_KEYS[1..]) {
+            let asked = if tokens {
+                self.given(row, ids, out)?
+            } else {
+                let (prompt, answer) = self.answer(keys, key, row)?;
+                if prompt.is_empty() {
+                    return Err("has an empty prompt: a pair needs a prompt that both answers follow".into());
+                }
+                self.render(&prompt, &answer, &mut out.ids)?;
+                prompts.push(prompt);
+                start + self.count(&prompts[0])?
+            };
+            let name = if tokens { *ids } else { key };
+            if asked >= out.ids.len() {
+                return Err(format!("has an empty answer in `{name}`: remove the row"));
+            }
+            out.labels.resize(asked, IGNORE);
+            out.labels.extend(out.ids[asked..].iter().map(|&id| id as i32));
+            answers.push(out.ids[asked..].to_vec());
+            if out.ids.len() - start > self.max_len {
+                return Ok(Outcome::Dropped);
+            }
+            start = out.ids.len();
+        }
+        if prompts.len() == 2 && prompts[0] != prompts[1] {
+            return Err("has different conversations before its two answers: a pair has one prompt".into());
+        }
+        if answers[0] == answers[1] {
+            return Err("has equal answers: neither can be preferred, so remove the row".into());
+        }
+        Ok(Outcome::Kept)
+    }
+
+    /// Appends the prompt's ids and those of an answer. Returns where the answer starts.
+    fn given(&self, row: &JsonRow, key: &str, out: &mut TokenizedRow) -> RowResult<usize> {
+        let mut asked = 0;
+        for key in [ID_KEYS[0], key] {
+            asked = out.ids.len();
+            for id in array(field(row, key)?, key)? {
+                out.ids.push(token_id(whole(id, key)?, self.bound)?);
+            }
+            if asked == out.ids.len() {
+                return Err(format!("has no tokens in `{key}`: a pair needs a prompt and two answers"));
+            }
+        }
+        Ok(asked)
+    }
+
+    /// The text of the prompt and of the answer in `key`.
+    fn answer(&self, keys: &PairKeys, key: &str, row: &JsonRow) -> RowResult<(String, String)> {
+        let answer = field(row, key)?;
+        let whole = answer.as_array().and_then(|turns| turns.first()).is_some_and(asks);
+        let prompt = if whole { None } else { Some(field(row, &keys.prompt)?) };
+        if let (Some(Value::String(prompt)), Value::String(answer), false) = (prompt, answer, self.format.is_chat()) {
+            if answer.is_empty() {
+                return Err(format!("has an empty answer in `{key}`: remove the row"));
+            }
+            let template = self.format.input_template.as_deref().and_then(|t| t.split_once("{}"));
+            let prompt =
+                template.map_or_else(|| prompt.clone(), |(before, behind)| format!("{before}{prompt}{behind}"));
+            return Ok((prompt, answer.clone()));
+        }
+        let answers = match answer {
+            Value::Array(turns) if !whole => turns.len(),
+            Value::Array(_) | Value::Object(_) | Value::String(_) => 1,
+            other => return Err(format!("has {} as {key}; text or messages are expected", kind(other))),
+        };
+        let turns = shapes::turns(row, if whole { (Some(key), None) } else { (Some(&keys.prompt), Some(key)) })?;
+        let first = turns.len() - answers;
+        let silent =
+            |turn: &Value| turn["content"].as_str().is_some_and(str::is_empty) && turn.get("tool_calls").is_none();
+        if answers == 0 || turns[first..].iter().all(silent) {
+            return Err(format!("has an empty answer in `{key}`: remove the row"));
+        }
+        if let Some(other) = turns[first..].iter().find(|turn| turn["role"] != "assistant") {
+            return Err(format!(
+                "has a {} message as the answer in `{key}`; an assistant's is expected",
+                other["role"]
+            ));
+        }
+        self.dialog(&turns, first)
+    }
+}
+
+/// A message that comes before an answer.
+fn asks(turn: &Value) -> bool {
+    ["user", "human", "system", "developer"].iter().any(|who| turn["role"] == *who || turn["from"] == *who)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_sequence_ends_where_its_answer_does() {
+        let targets = |first: &[i32], second: &[i32]| [first, &[IGNORE], second, &[IGNORE]].concat();
+        for (prompt, answer, other) in [(1, 1, 1), (3, 2, 4), (1, 5, 1)] {
+            let of = |answer: usize| [vec![IGNORE; prompt - 1], vec![7; answer]].concat();
+            assert_eq!(first_sequence(&targets(&of(answer), &of(other))), prompt + answer);
+        }
+        assert_eq!(first_sequence(&[IGNORE; 4]), 1);
+    }
+}

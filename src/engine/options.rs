@@ -1,0 +1,103 @@
+//! What an engine trains, and how, as plain values. Never allocates.
+use super::objectives::{Objective, PreferenceLoss};
+use crate::base::{Error, Result};
+use crate::comm::Mesh;
+use crate::comm::mesh::{Coords, MeshSizes};
+use crate::device::Device;
+use crate::nn::{Checkpointing, Cuts, Decoder, RingImpl, Slice, Spec, Split, Tuning, WorkspaceOptions};
+use crate::optim::{Rule, ScalerOptions};
+use crate::store::{ShardedOptions, Strategy};
+use std::sync::Arc;
+
+/// What an engine trains, and how; the same on every rank.
+#[derive(Clone)]
+pub struct EngineOptions {
+    /// The model. Its sizes have no default.
+    pub spec: Spec,
+    /// Which tensors are trained, and their learning rates.
+    pub tuning: Tuning,
+    /// How parameters, gradients and optimizer state are distributed over ranks, and their dtypes.
+    pub strategy: Arc<dyn Strategy>,
+    /// What is minimized.
+    pub objective: Objective,
+    /// The reference model of a preference objective, whose frozen weights are sharded like the model's. None: the
+    /// model without its adapters.
+    pub reference: Option<Spec>,
+    /// The optimizer.
+    pub rule: Rule,
+    /// Maximum global gradient norm; 0 disables clipping.
+    pub grad_clip: f32,
+    /// For f16 compute or reduction: the loss is scaled, and a step whose gradient overflows is skipped.
+    pub scaler: Option<ScalerOptions>,
+    /// Maximum tokens per micro-batch, which the ranks of sp share.
+    pub tokens: usize,
+    /// Activation checkpointing.
+    pub checkpoint: Checkpointing,
+    /// For initial weights and dropout.
+    pub seed: u64,
+    /// Megatron sequence parallelism: norms and residuals are sharded over tp along the tokens.
+    pub sequence_parallel: bool,
+    /// Which tensors are split over tp.
+    pub cuts: Cuts,
+    /// How the ranks of sp exchange keys and values.
+    pub ring: RingImpl,
+}
+
+/// Everything but the model: FSDP in f32, AdamW, gradient norm clipped to 1, micro-batches of up to 2048 tokens.
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions {
+            spec: Spec::default(),
+            tuning: Tuning::default(),
+            strategy: Arc::new(ShardedOptions::default()),
+            objective: Objective::Sft,
+            reference: None,
+            rule: Rule::default(),
+            grad_clip: 1.0,
+            scaler: None,
+            tokens: 2048,
+            checkpoint: Checkpointing::Off,
+            seed: 0,
+            sequence_parallel: false,
+            cuts: Cuts::ALL,
+            ring: RingImpl::Ring,
+        }
+    }
+}
+
+impl EngineOptions {
+    pub(super) fn workspace(&self, split: &Split) -> WorkspaceOptions {
+        let (tokens, dtype) = (self.tokens.div_ceil(split.sp.of), self.strategy.dtype());
+        WorkspaceOptions { tokens, dtype, checkpoint: self.checkpoint, train: true }
+    }
+    pub(super) fn split(&self, mesh: &MeshSizes, at: &Coords) -> Split {
+        Split {
+            tp: Slice { index: at.tp, of: mesh.tp },
+            sp: Slice { index: at.sp, of: mesh.sp },
+            sequence_parallel: self.sequence_parallel,
+            cuts: self.cuts,
+            ring: self.ring,
+        }
+    }
+    /// The part of the model on the rank at `at`.
+    pub fn decoder(&self, mesh: &MeshSizes, at: &Coords) -> Result<Decoder> {
+        Decoder::split(self.spec.clone(), &self.tuning, &self.split(mesh, at))
+    }
+    /// What a preference objective needs besides the model; None without one.
+    pub(super) fn preference(
+        &self,
+        dev: &Arc<dyn Device>,
+        mesh: &Mesh,
+        split: &Split,
+    ) -> Result<Option<PreferenceLoss>> {
+        let Objective::Dpo(dpo) = self.objective else { return Ok(None) };
+        if self.reference.is_none() && self.tuning.lora.is_none() {
+            return Err(Error::input(
+                "objective: without adapters a preference objective needs a `reference` model, whose base would be the \
+                 trained model itself",
+            ));
+        }
+        let frozen = self.reference.as_ref().map(|spec| (spec, split));
+        PreferenceLoss::new(dev, mesh, dpo, frozen, &*self.strategy, self.tokens).map(Some)
+    }
+}

@@ -1,0 +1,245 @@
+//! Preference learning from the command line: the shipped examples learn, pairs are read in all their forms and never
+//! split, packing changes nothing, and bad pairs are refused with one message.
+use crate::common::runs::{Dir, FSDP, events};
+use crate::common::*;
+use flatshard::base::Result;
+use flatshard::data::{
+    Cache, DataOptions, Dataset, Format, Loader, LoaderOptions, MicroBatch, PairKeys, StepData, Tokenizer,
+};
+use flatshard::device::IGNORE;
+use flatshard::engine::{Dpo, Engine, EngineOptions, Objective, Step};
+use flatshard::store::{ShardedOptions, initialize};
+use serde_json::{Value, json};
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+fn run(args: &[&str]) -> Output {
+    let mut command = Command::new(FSDP);
+    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
+        command.env_remove(variable);
+    }
+    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(args).output().unwrap()
+}
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Held-out pairs are told apart, in seconds.
+#[test]
+fn the_shipped_example_learns_the_preference() {
+    let dir = Dir::new();
+    let ended = run(&["--config", "configs/dpo.yaml", "--metrics-path", &dir.arg("m.jsonl")]);
+    assert!(ended.status.success(), "{}", stderr(&ended));
+    let (steps, evaluations) = (events(&dir.path("m.jsonl"), "step"), events(&dir.path("m.jsonl"), "eval"));
+    let number = |event: &Value, key: &str| event[key].as_f64().unwrap_or_else(|| panic!("{key} of {event}"));
+    // The policy starts as the reference: no pair is preferred, and the loss is log 2.
+    assert!((number(&steps[0], "loss") - 2f64.ln()).abs() < 1e-6, "{}", steps[0]);
+    assert_eq!([number(&steps[0], "reward_chosen"), number(&steps[0], "reward_accuracy")], [0.0, 0.0]);
+    let last = evaluations.last().unwrap();
+    assert_eq!(number(last, "pairs"), 64.0);
+    assert!(number(last, "reward_accuracy") > 0.9, "{last}");
+    assert!(number(last, "reward_chosen") > number(last, "reward_rejected"), "{last}");
+}
+
+/// The same three pairs as text, as messages, as whole conversations and as tokens give the same run.
+#[test]
+fn every_form_of_a_pair_is_read() {
+    let dir = Dir::new();
+    let texts = [("ab", "cd", "e"), ("a", "bcd", "b"), ("abc", "d", "dd")];
+    let turn = |role: &str, text: &str| json!({"role": role, "content": text});
+    let ids = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+    let answer = |text: &str| [ids(text), vec![256]].concat(); // the end of text
+    let write = |name: &str, row: &dyn Fn(&str, &str, &str) -> Value| {
+        let rows: Vec<String> = texts.iter().map(|(p, c, r)| row(p, c, r).to_string() + "\n").collect();
+        std::fs::write(dir.path(name), rows.concat().repeat(4)).unwrap();
+    };
+    write("text.jsonl", &|p, c, r| json!({"prompt": p, "chosen": c, "rejected": r}));
+    write(
+        "tokens.jsonl",
+        &|p, c, r| json!({"prompt_input_ids": ids(p), "chosen_input_ids": answer(c), "rejected_input_ids": answer(r)}),
+    );
+    write(
+        "messages.jsonl",
+        &|p, c, r| json!({"prompt": [turn("user", p)], "chosen": [turn("assistant", c)], "rejected": turn("assistant", r)}),
+    );
+    write("whole.jsonl", &|p, c, r| {
+        let whole = |answer| json!([turn("user", p), turn("assistant", answer)]);
+        json!({"prompt": p, "chosen": whole(c), "rejected": whole(r)})
+    });
+    write("sharegpt.jsonl", &|p, c, r| {
+        let turn = |who: &str, text: &str| json!({"from": who, "value": text});
+        json!({"question": [turn("human", p)], "good": turn("gpt", c), "bad": turn("gpt", r)})
+    });
+    let losses = |name: &str, more: &[&str]| {
+        let (data, metrics) = (dir.arg(name), dir.arg(&format!("{name}.metrics")));
+        let tiny = "--objective dpo --tokenizer bytes --vocab-size 320 --embed-dim 16 --num-layers 1 --num-heads 2 \
+                    --nproc-per-node 1 --max-len 16 --batch-size 4 --max-steps 3 --lr 0.1 --warmup-steps 0 --no-shuffle";
+        let args: Vec<&str> = tiny.split_whitespace().chain(["--dataset", &data, "--metrics-path", &metrics]).collect();
+        let ended = run(&[&args[..], more].concat());
+        assert!(ended.status.success(), "{name}: {}", stderr(&ended));
+        let steps = events(&dir.path(&format!("{name}.metrics")), "step");
+        steps.iter().map(|step| step["loss"].as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    // The template adds nothing, so that all forms are the same text.
+    let plain = ["--tokenizer-chat-template", "{% for m in messages %}{{ m.content }}{% endfor %}"];
+    let keys = ["--prompt-key", "question", "--chosen-key", "good", "--rejected-key", "bad"];
+    let text = losses("text.jsonl", &[]);
+    assert!(text[2] < text[0], "{text:?}");
+    for (name, more) in [
+        ("tokens.jsonl", &[][..]),
+        ("messages.jsonl", &plain),
+        ("whole.jsonl", &plain),
+        ("sharegpt.jsonl", &[&keys[..], &plain].concat()),
+    ] {
+        assert_eq!(losses(name, more), text, "{name}");
+    }
+}
+
+#[test]
+fn bad_pairs_are_refused_with_one_message() {
+    let dir = Dir::new();
+    let tiny =
+        "--objective dpo --embed-dim 16 --num-layers 1 --num-heads 2 --nproc-per-node 1 --max-len 64 --batch-size 1";
+    let refused = |name: &str, row: Value, says: &[&str]| {
+        std::fs::write(dir.path(name), format!("{row}\n").repeat(4)).unwrap();
+        let data = dir.arg(name);
+        let args: Vec<&str> = tiny.split_whitespace().chain(["--dataset", &data]).collect();
+        let ended = run(&args);
+        let said = stderr(&ended);
+        assert_eq!((ended.status.code(), said.lines().count()), (Some(2), 1), "{row}: {said}");
+        says.iter().for_each(|text| assert!(said.contains(text), "{row}: {text} is not in {said}"));
+    };
+    let pair =
+        |prompt: &str, chosen: &str, rejected: &str| json!({"prompt": prompt, "chosen": chosen, "rejected": rejected});
+    refused("empty.jsonl", pair("a", "", "b"), &["line 1", "empty answer", "`chosen`"]);
+    refused("silent.jsonl", pair("a", "b", ""), &["line 1", "empty answer", "`rejected`"]);
+    refused("mute.jsonl", pair("", "b", "c"), &["line 1", "empty prompt"]);
+    refused("equal.jsonl", pair("a", "b", "b"), &["line 1", "equal answers"]);
+    refused("missing.jsonl", json!({"prompt": "a", "chosen": "b"}), &["line 1", "no `rejected`", "prompt, chosen"]);
+    refused("long.jsonl", pair("a", "b", &"c".repeat(80)), &["max_len 64", "Increase"]);
+    refused("number.jsonl", json!({"prompt": "a", "chosen": 1, "rejected": "b"}), &["a number as chosen"]);
+    let ids = |chosen: &[u32]| json!({"prompt_input_ids": [1], "chosen_input_ids": chosen, "rejected_input_ids": [3]});
+    refused("none.jsonl", ids(&[]), &["no tokens in `chosen_input_ids`"]);
+    refused("same.jsonl", ids(&[3]), &["equal answers"]);
+    refused("foreign.jsonl", ids(&[5000]), &["token id 5000", "vocab_size"]);
+    let talk = |first: &str| {
+        let turn = |role: &str, text: &str| json!({"role": role, "content": text});
+        json!([turn("user", first), turn("assistant", first)])
+    };
+    refused("two.jsonl", json!({"chosen": talk("a"), "rejected": talk("b")}), &["line 1", "different conversations"]);
+}
+
+const LEN: usize = 12;
+
+/// `n` pairs of unequal lengths, one of which does not fit.
+fn pairs(n: usize) -> (tempfile::TempDir, Arc<Dataset>) {
+    let row = |i: usize| {
+        let text = |from: usize, len: usize| {
+            (0..len).map(|k| (b'a' + ((from + 3 * k) % 26) as u8) as char).collect::<String>()
+        };
+        let (prompt, chosen, rejected) = (text(i, 1 + i % 4), text(i + 1, 1 + i % 6), text(i + 2, 1 + i * i % 5));
+        json!({"prompt": prompt, "chosen": chosen, "rejected": rejected}).to_string() + "\n"
+    };
+    let long = json!({"prompt": "a", "chosen": "b".repeat(LEN), "rejected": "c"}).to_string();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("p.jsonl"), (0..n).map(row).collect::<String>() + &long).unwrap();
+    let options = DataOptions {
+        paths: vec![dir.path().join("p.jsonl")],
+        tokenizer: Tokenizer::Bytes,
+        format: Format { pairs: Some(PairKeys::default()), ..Format::default() },
+        vocab: 257,
+        max_len: LEN,
+        max_samples: None,
+        seed: 1,
+        cache: Cache::at(dir.path().join("cache")),
+        cargo_home: None,
+    };
+    let data = Arc::new(Dataset::open(&options).unwrap());
+    (dir, data)
+}
+
+fn loader(data: &Arc<Dataset>, grad_accum: usize, (dp_rank, dp_size): (usize, usize), packing: bool) -> Loader {
+    let (shuffle, by_length, held_out) = (false, false, None);
+    let options =
+        LoaderOptions { batch_size: 1, grad_accum, dp_rank, dp_size, shuffle, seed: 1, packing, by_length, held_out };
+    Loader::new(data.clone(), options).unwrap()
+}
+
+/// Sequences of an epoch, each of one pair or of several packed ones.
+fn packs(data: &Arc<Dataset>, packing: bool) -> usize {
+    let mut loader = loader(data, 1, (0, 1), packing);
+    let rows = loader.rows_per_epoch();
+    loader.steps_until(rows) as usize
+}
+
+/// One epoch as one step, every pair once.
+fn epoch(data: &Arc<Dataset>, world: usize, packing: bool, spoil: bool) -> Outcome {
+    let spec = flatshard::nn::Spec { vocab: 257, max_len: 2 * LEN, ..llama() };
+    let grad_accum = packs(data, packing) / world;
+    let objective = Objective::Dpo(Dpo { beta: 0.5, label_smoothing: 0.0, ipo: false, nll_coef: 0.1 });
+    let plain = options(&spec, fsdp(ShardedOptions { grad_accum, ..sharded() }), SGD);
+    let options = EngineOptions { objective, reference: Some(spec.clone()), grad_clip: 0.0, ..plain };
+    let results = ranks(world, |rank| {
+        let (mut loader, mut step) = (loader(data, grad_accum, (rank.rank, world), packing), StepData::default());
+        loader.next(&mut step);
+        assert_eq!(step.samples, data.rows());
+        if spoil {
+            step.batches.iter_mut().for_each(as_one_pair);
+        }
+        let mut engine = Engine::new(rank.device.clone(), &rank.mesh, &options)?;
+        if let Some((_, store)) = engine.reference() {
+            initialize(store, 77, &*rank.device)?; // another model, so that the rewards are not zero
+        }
+        let report = engine.train_step(&step.batches, &Step { number: 1, lr: 0.1, tokens: step.samples })?;
+        Ok((vec![report], fragments(&mut engine)?)) as Result<_>
+    });
+    gathered(&spec, results)
+}
+
+/// The documents of a pack see each other.
+fn as_one_pair(batch: &mut MicroBatch) {
+    if batch.cu_seqlens.len() > 3 {
+        let pairs = batch.cu_seqlens.len() / 2 * 2;
+        batch.cu_seqlens = [0, batch.cu_seqlens[pairs / 2], batch.tokens.len() as u32].to_vec();
+        batch.positions = (0..batch.tokens.len() as u32).collect();
+    }
+}
+
+#[test]
+fn packed_pairs_train_as_each_alone() {
+    let (_dir, data) = (20..60).map(pairs).find(|(_, data)| packs(data, true).is_multiple_of(2)).unwrap();
+    assert_eq!(data.report().dropped, 1);
+    assert!(data.report().to_string().contains("1 pair dropped"), "{}", data.report());
+    assert!(packs(&data, true) < data.rows() as usize, "packs hold several pairs");
+    let alone = epoch(&data, 1, false, false);
+    for world in [1, 2] {
+        let (weights, loss) = distance(&alone, &epoch(&data, world, true, false));
+        assert!(weights < 1e-6 && loss < 1e-6, "{world} ranks: weights differ by {weights}, losses by {loss}");
+    }
+    // The test detects sequences that attend to each other.
+    let (weights, loss) = distance(&alone, &epoch(&data, 1, true, true));
+    assert!(weights > 1e-4 && loss > 1e-3, "weights differ by {weights}, losses by {loss}");
+}
+
+/// A pair is two documents of one micro-batch, and only answers have targets.
+#[test]
+fn a_pair_is_never_split() {
+    let (_dir, data) = pairs(30);
+    let (mut loader, mut step) = (loader(&data, 5, (0, 2), true), StepData::default());
+    loader.next(&mut step);
+    for batch in &step.batches {
+        assert!(batch.tokens.len() <= 2 * LEN && batch.cu_seqlens.len() % 2 == 1, "{batch:?}");
+        for pair in batch.cu_seqlens.windows(3).step_by(2) {
+            let own = |a: u32, b: u32| (&batch.tokens[a as usize..b as usize], &batch.targets[a as usize..b as usize]);
+            let sequences = [own(pair[0], pair[1]), own(pair[1], pair[2])];
+            let prompts = sequences.map(|(tokens, targets)| {
+                let asked = targets.iter().position(|&t| t != IGNORE).unwrap() + 1;
+                let answer: Vec<i32> = tokens[asked..].iter().map(|&t| t as i32).chain([IGNORE]).collect();
+                assert_eq!(targets[asked - 1..], answer[..]);
+                assert_eq!(tokens.last(), Some(&256));
+                &tokens[..asked]
+            });
+            assert_eq!(prompts[0], prompts[1]);
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! Preference objectives from outside: loss, rewards and every gradient as PyTorch's, on any mesh and however pairs are
+//! split over micro-batches; equal bits in every store; and the reference model stays what it was. The files are made
+//! by `tests/golden/preference.py`.
+use crate::common::golden_tensors::Tensors;
+use crate::common::stores::{at_once, by_batch};
+use crate::common::*;
+use flatshard::base::{DType, Result};
+use flatshard::ckpt::{Checkpointer, hf};
+use flatshard::comm::MeshSizes;
+use flatshard::data::MicroBatch;
+use flatshard::device::IGNORE;
+use flatshard::engine::{Dpo, Engine, EngineOptions, Objective, PairMeans, Step, StepReport};
+use flatshard::nn::{Checkpointing, Lora, Spec, Tuning};
+use flatshard::store::initialize;
+use serde_json::Value;
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+
+const LR: f32 = 0.1;
+
+struct Golden {
+    spec: Spec,
+    /// Prompt, chosen, rejected.
+    pairs: Vec<[Vec<u32>; 3]>,
+    cases: Vec<(String, Value)>,
+    gradients: HashMap<String, Vec<f32>>,
+}
+
+fn file(name: &str) -> PathBuf {
+    PathBuf::from(format!("{}/tests/golden/preference/{name}", env!("CARGO_MANIFEST_DIR")))
+}
+
+impl Golden {
+    fn read() -> Golden {
+        let values: Value = serde_json::from_slice(&std::fs::read(file("dpo.json")).unwrap()).unwrap();
+        let ids = |ids: &Value| ids.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+        let pair = |row: &Value| ["prompt", "chosen", "rejected"].map(|key| ids(&row[key]));
+        Golden {
+            spec: hf::read(&file("policy")).unwrap(),
+            pairs: values["pairs"].as_array().unwrap().iter().map(pair).collect(),
+            cases: values["cases"].as_object().unwrap().iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
+            gradients: Tensors::read(&file("dpo.safetensors")).floats,
+        }
+    }
+    fn objective(case: &Value) -> Objective {
+        let number = |key: &str| case[key].as_f64().unwrap_or(0.0);
+        Objective::Dpo(Dpo {
+            beta: number("beta"),
+            label_smoothing: number("label_smoothing"),
+            ipo: case["ipo"] == true,
+            nll_coef: number("nll_loss_coef"),
+        })
+    }
+    /// The pairs of `range` in one micro-batch.
+    fn batch(&self, range: std::ops::Range<usize>) -> MicroBatch {
+        let mut batch = MicroBatch { cu_seqlens: vec![0], ..MicroBatch::default() };
+        for [prompt, chosen, rejected] in &self.pairs[range] {
+            for answer in [chosen, rejected] {
+                let targets = prompt.iter().skip(1).map(|_| IGNORE).chain(answer.iter().map(|&id| id as i32));
+                batch.targets.extend(targets.chain([IGNORE]));
+                batch.tokens.extend(prompt.iter().chain(answer));
+                batch.positions.extend(0..(prompt.len() + answer.len()) as u32);
+                batch.cu_seqlens.push(batch.tokens.len() as u32);
+            }
+        }
+        batch
+    }
+    /// The micro-batches of data-parallel rank `rank` of `of`, each of `size` pairs.
+    fn batches(&self, rank: usize, of: usize, size: usize) -> Vec<MicroBatch> {
+        let own = self.pairs.len() / of;
+        (rank * own..(rank + 1) * own).step_by(size).map(|first| self.batch(first..first + size)).collect()
+    }
+    fn options(
+        &self,
+        objective: Objective,
+        strategy: std::sync::Arc<dyn flatshard::engine::Strategy>,
+    ) -> EngineOptions {
+        let reference = Some(self.spec.clone());
+        EngineOptions { objective, reference, grad_clip: 0.0, tokens: 200, ..options(&self.spec, strategy, SGD) }
+    }
+    fn step(&self) -> Step {
+        Step { number: 1, lr: LR, tokens: self.pairs.len() as u64 }
+    }
+}
+
+/// An engine with PyTorch's policy and reference.
+fn engine(rank: &Rank, options: &EngineOptions) -> Result<Engine> {
+    let (dev, mesh) = (&rank.device, &rank.mesh);
+    let mut engine = Engine::new(dev.clone(), mesh, options)?;
+    let layouts = engine.decoder().layouts().to_vec();
+    let mut policy = Checkpointer::new(dev.clone(), mesh, &options.spec, &layouts, &[])?;
+    policy.load_model(&file("policy"), engine.state().0)?;
+    if let Some((decoder, store)) = engine.reference() {
+        let mut frozen = Checkpointer::new(dev.clone(), mesh, decoder.spec(), decoder.layouts(), &[])?;
+        frozen.load_model(&file("reference"), store)?;
+    }
+    Ok(engine)
+}
+
+/// The parts of the reduced gradient that a rank owns.
+fn gradients(engine: &mut Engine) -> Result<Fragments> {
+    let (dev, mut fragments) = (engine.device().clone(), Vec::new());
+    engine.state().0.for_each_shard(&mut |shard| {
+        let Some(grad) = &shard.grad else { return Ok(()) };
+        let mut values = vec![0f32; grad.len()];
+        dev.download(grad.as_view(), bytemuck::cast_slice_mut(&mut values))?;
+        for segment in &shard.layout.segments {
+            let Some(owned) = shard.owned(segment.range()) else { continue };
+            let first = shard.start + owned.start - segment.start;
+            for (part, place) in segment.stretches(first..first + owned.len()) {
+                let at = owned.start + part.start - first;
+                fragments.push((segment.name.clone(), place, values[at..at + part.len()].to_vec()));
+            }
+        }
+        Ok(())
+    })?;
+    Ok(fragments)
+}
+
+/// Relative error, in norm, of each gradient of `case`; and the report.
+fn errors(golden: &Golden, case: &str, results: Vec<(StepReport, Fragments)>) -> (StepReport, BTreeMap<String, f64>) {
+    let (reports, fragments): (Vec<_>, Vec<_>) = results.into_iter().unzip();
+    let errors = whole(&golden.spec, &fragments).into_iter().map(|(name, ours)| {
+        let theirs = &golden.gradients[&format!("{case}.{name}")];
+        let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+        let off = norm(&mut ours.iter().zip(theirs).map(|(a, b)| (a - b) as f64));
+        (name, off / norm(&mut theirs.iter().map(|&x| x as f64)))
+    });
+    (reports[0], errors.collect())
+}
+
+fn near(report: &StepReport, case: &Value, tolerance: f64, what: &str) {
+    let PairMeans { reward_chosen, reward_rejected, reward_accuracy } = report.pairs.unwrap();
+    for (name, ours) in [
+        ("loss", report.loss),
+        ("reward_chosen", reward_chosen),
+        ("reward_rejected", reward_rejected),
+        ("reward_accuracy", reward_accuracy),
+    ] {
+        let theirs = case[name].as_f64().unwrap();
+        assert!((ours - theirs).abs() <= tolerance * theirs.abs().max(0.1), "{what}: {name} {ours}, PyTorch {theirs}");
+    }
+}
+
+/// On every mesh of up to four ranks, with pairs packed together and one by one, with recomputation and without.
+#[test]
+fn losses_rewards_and_gradients_agree_with_pytorch() {
+    let golden = Golden::read();
+    for (name, case) in &golden.cases {
+        let mut worst = 0f64;
+        let meshes =
+            [1, 2, 4].into_iter().flat_map(factorizations).filter(|m| m.tp < 4 && m.dp_replicate * m.dp_shard < 4);
+        for sizes in meshes {
+            for (size, checkpoint) in [(3, Checkpointing::Off), (1, Checkpointing::Full)] {
+                let dp = sizes.dp_replicate * sizes.dp_shard;
+                let accum = golden.pairs.len() / dp / size;
+                let sharding = flatshard::store::ShardedOptions { grad_accum: accum, ..sharded() };
+                let options = EngineOptions { checkpoint, ..golden.options(Golden::objective(case), fsdp(sharding)) };
+                let results = mesh_ranks(sizes, |rank| {
+                    let mut engine = engine(&rank, &options)?;
+                    let report = engine.train_step(&golden.batches(rank.mesh.dp.rank(), dp, size), &golden.step())?;
+                    Ok((report, gradients(&mut engine)?))
+                });
+                let (report, errors) = errors(&golden, name, results);
+                let what = format!("{name} on {sizes:?}, {size} pairs a micro-batch");
+                near(&report, case, 1e-5, &what);
+                for (tensor, error) in errors {
+                    assert!(error < 1e-5, "{what}: gradient of {tensor}: {error:.1e}");
+                    worst = worst.max(error);
+                }
+            }
+        }
+        println!("{name}: worst gradient {worst:.1e}");
+    }
+}
+
+/// Narrow weights and activations stay within what rounding explains.
+#[test]
+fn narrow_precisions_are_near() {
+    let golden = Golden::read();
+    let (name, case) = &golden.cases.iter().find(|(name, _)| name == "sigmoid").unwrap();
+    for (dtype, tolerance) in [(DType::Bf16, 0.05), (DType::F16, 0.01)] {
+        let strategy = fsdp(flatshard::store::ShardedOptions { dtype, ..sharded() });
+        let options = golden.options(Golden::objective(case), strategy);
+        let results = ranks(2, |rank| {
+            let mut engine = engine(&rank, &options)?;
+            let report = engine.train_step(&golden.batches(rank.rank, 2, 3), &golden.step())?;
+            Ok((report, gradients(&mut engine)?))
+        });
+        let (report, errors) = errors(&golden, name, results);
+        near(&report, case, tolerance, name);
+        let worst = errors.values().copied().fold(0.0, f64::max);
+        assert!((1e-5..2.0 * tolerance).contains(&worst), "{dtype}: {worst:.1e}");
+    }
+}
+
+/// Three steps in each store: the weights, bit for bit.
+#[test]
+fn every_store_has_the_same_bits() {
+    let golden = Golden::read();
+    let case = &golden.cases[0].1;
+    for dtype in [DType::F32, DType::Bf16] {
+        let outcome = |strategy: std::sync::Arc<dyn flatshard::engine::Strategy>, accum: usize| {
+            let options = golden.options(Golden::objective(case), strategy);
+            let results = ranks(3, |rank| {
+                let (mut engine, mut reports) = (engine(&rank, &options)?, Vec::new());
+                let batches = golden.batches(rank.rank, 3, 2 / accum);
+                for number in 1..=3 {
+                    reports.push(engine.train_step(&batches, &Step { number, ..golden.step() })?);
+                }
+                Ok((reports, fragments(&mut engine)?))
+            });
+            gathered(&golden.spec, results)
+        };
+        for accum in [1, 2] {
+            let replicated = outcome(ddp(dtype), accum);
+            for strategy in at_once(dtype, accum) {
+                let name = strategy.name();
+                assert_same_bits(&replicated, &outcome(strategy, accum), &format!("{name} {dtype} accum {accum}"));
+            }
+        }
+        let alone = outcome(ddp(dtype), 1);
+        for strategy in by_batch(dtype, 1) {
+            let name = strategy.name();
+            assert_same_bits(&alone, &outcome(strategy, 1), &format!("{name} {dtype} by batch"));
+        }
+    }
+}
+
+/// Evaluation reports the loss and the rewards of the training step before its update; rows that pad the last batch do
+/// not count.
+#[test]
+fn evaluation_counts_real_pairs() {
+    let golden = Golden::read();
+    let case = &golden.cases[0].1;
+    let options = golden.options(Golden::objective(case), fsdp(sharded()));
+    let results = ranks(2, |rank| {
+        let mut engine = engine(&rank, &options)?;
+        let mut batches = golden.batches(rank.rank, 2, 3);
+        let mut padding = golden.batch(0..2);
+        padding.targets.fill(IGNORE);
+        batches.push(padding);
+        engine.evaluate_pairs(&batches)
+    });
+    for sums in results {
+        assert_eq!(sums.pairs, golden.pairs.len() as f64);
+        let loss = sums.loss / sums.pairs;
+        let report = StepReport {
+            loss,
+            pairs: Some(sums.means()),
+            grad_norm: 0.0,
+            skipped: false,
+            loss_scale: None,
+            stuck: false,
+        };
+        near(&report, case, 1e-5, "evaluation");
+    }
+}
+
+/// With adapters the reference is the model without them: at first both are the same function, and later the result is
+/// that of a frozen copy of the base.
+#[test]
+fn the_base_of_adapters_is_the_reference() {
+    let golden = Golden::read();
+    let lora = Lora { rank: 2, alpha: 4.0, dropout: 0.0, targets: vec!["all-linear".into()] };
+    let tuning = Tuning { lora: Some(lora), ..Tuning::default() };
+    let run = |reference: Option<Spec>, accum: usize| {
+        let sharding = flatshard::store::ShardedOptions { grad_accum: accum, ..sharded() };
+        let objective = Golden::objective(&golden.cases[0].1);
+        let all = golden.options(objective, fsdp(sharding));
+        let options = EngineOptions { tuning: tuning.clone(), reference, ..all };
+        let reports = ranks(2, |rank| {
+            let mut engine = Engine::new(rank.device.clone(), &rank.mesh, &options)?;
+            if let Some((_, store)) = engine.reference() {
+                initialize(store, options.seed, &*rank.device)?;
+            }
+            let batches = golden.batches(rank.rank, 2, 3 / accum);
+            let step = |number| engine.train_step(&batches, &Step { number, lr: 5.0, ..golden.step() });
+            (1..=4).map(step).collect::<Result<Vec<_>>>()
+        });
+        reports[0].clone()
+    };
+    let (base, frozen) = (run(None, 1), run(Some(golden.spec.clone()), 1));
+    assert!((base[0].loss - 2f64.ln()).abs() < 1e-9, "{}", base[0].loss);
+    assert!(base[3].loss < base[0].loss - 1e-3, "{base:?}");
+    for (a, b) in base.iter().zip(&frozen) {
+        assert!((a.loss - b.loss).abs() < 1e-6, "{} and {}", a.loss, b.loss);
+        let [a, b] = [a, b].map(|report| report.pairs.unwrap());
+        assert!((a.reward_chosen - b.reward_chosen).abs() < 1e-5, "{a:?} and {b:?}");
+    }
+    for (a, b) in base.iter().zip(run(None, 3)) {
+        assert!((a.loss - b.loss).abs() < 1e-6, "{} and {}", a.loss, b.loss);
+    }
+}
+
+/// The reference adds its shard in the compute dtype, and nothing that training needs.
+#[test]
+fn a_frozen_reference_costs_its_weights_in_the_compute_dtype() {
+    let spec = llama();
+    let params = |options: &EngineOptions| {
+        let bytes = options.bytes(&MeshSizes::sharded(2), 0).unwrap();
+        let of = |category| bytes.iter().find(|(c, _)| *c == category).map_or(0, |b| b.1);
+        [flatshard::base::Category::Params, flatshard::base::Category::Grads, flatshard::base::Category::Optimizer]
+            .map(of)
+    };
+    let strategy = fsdp(flatshard::store::ShardedOptions { dtype: DType::Bf16, ..sharded() });
+    let plain = options(&spec, strategy, ADAMW);
+    let objective = Objective::Dpo(Dpo { beta: 0.1, label_smoothing: 0.0, ipo: false, nll_coef: 0.0 });
+    let dpo = EngineOptions { objective, reference: Some(spec), ..plain.clone() };
+    let ([params, grads, optimizer], [more, same, unchanged]) = (params(&plain), params(&dpo));
+    assert_eq!((grads, optimizer), (same, unchanged));
+    // 6 bytes per parameter are masters and copies: the reference has only the latter.
+    assert_eq!(6 * (more - params), 2 * params);
+}

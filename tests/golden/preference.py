@@ -1,0 +1,91 @@
+"""Golden values of preference objectives for tests/engine/preference.rs. To make them again: python preference.py
+
+Two tiny random Llamas (policy and reference, weights exact in bf16), six pairs of unequal lengths, and in fp32 with eager
+attention, for each variant of the loss: the loss, the rewards and every gradient. The formulas are those of OpenRLHF's
+DPOLoss (openrlhf/models/loss.py; TRL's sigmoid and ipo losses are the same functions of the log-ratios), over
+log-probabilities summed over the answer's tokens, and the mean over the pairs.
+"""
+
+import copy
+import json
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+HERE = Path(__file__).parent / "preference"
+VOCAB, PAIRS = 31, 6
+CASES = {
+    "sigmoid": dict(beta=0.3),
+    "smooth": dict(beta=0.3, label_smoothing=0.1, nll_loss_coef=0.25),
+    "ipo": dict(beta=0.3, ipo=True),
+}
+
+
+def model(seed):
+    torch.manual_seed(seed)
+    made = LlamaForCausalLM(LlamaConfig(
+        vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
+        intermediate_size=24, max_position_embeddings=32, rope_theta=10000.0, rms_norm_eps=1e-5,
+        tie_word_embeddings=False, attn_implementation="eager", bos_token_id=None, eos_token_id=None)).eval()
+    for p in made.parameters():
+        mean, deviation = (0.0, 0.2) if p.ndim > 1 else (1.0, 0.2)
+        p.data = torch.normal(mean, deviation, p.shape).bfloat16().float()
+    return made
+
+
+def rows():
+    torch.manual_seed(7)
+    lengths = torch.randint(1, 9, (PAIRS, 3)).tolist()
+    ids = lambda n: torch.randint(VOCAB, (n,)).tolist()
+    return [dict(prompt=ids(p), chosen=ids(c), rejected=ids(r)) for p, c, r in lengths]
+
+
+def logps(model, prompt, answer):
+    """Of the answer's tokens."""
+    ids = torch.tensor(prompt + answer)
+    scores = F.log_softmax(model(ids[None]).logits[0].float(), dim=-1)
+    return scores[:-1].gather(1, ids[1:, None])[len(prompt) - 1:, 0]
+
+
+def dpo(policy, reference, row, beta, label_smoothing=0.0, nll_loss_coef=0.0, ipo=False):
+    """Loss of a pair, and its rewards."""
+    chosen, rejected = (logps(policy, row["prompt"], row[k]) for k in ("chosen", "rejected"))
+    with torch.no_grad():
+        ref = [logps(reference, row["prompt"], row[k]).sum() for k in ("chosen", "rejected")]
+    logits = (chosen.sum() - rejected.sum()) - (ref[0] - ref[1])
+    if ipo:
+        loss = (logits - 1 / (2 * beta)) ** 2
+    else:
+        loss = -F.logsigmoid(beta * logits) * (1 - label_smoothing) - F.logsigmoid(-beta * logits) * label_smoothing
+    loss = loss - nll_loss_coef * chosen.mean()
+    return loss, beta * (chosen.sum() - ref[0]).item(), beta * (rejected.sum() - ref[1]).item()
+
+
+def main():
+    HERE.mkdir(exist_ok=True)
+    policy, reference, pairs = model(1), model(2), rows()
+    for name, made in (("policy", policy), ("reference", reference)):
+        copy.deepcopy(made).bfloat16().save_pretrained(HERE / name)  # .bfloat16() rounds rotary frequencies too
+        (HERE / name / "generation_config.json").unlink(missing_ok=True)
+    values, grads = {"pairs": pairs, "cases": {}}, {}
+    for case, settings in CASES.items():
+        policy.zero_grad()
+        results = [dpo(policy, reference, row, **settings) for row in pairs]
+        loss = torch.stack([r[0] for r in results]).mean()
+        loss.backward()
+        values["cases"][case] = {
+            **settings, "loss": loss.item(),
+            "reward_chosen": sum(r[1] for r in results) / PAIRS,
+            "reward_rejected": sum(r[2] for r in results) / PAIRS,
+            "reward_accuracy": sum(r[1] > r[2] for r in results) / PAIRS,
+        }
+        grads |= {f"{case}.{n}": p.grad.clone() for n, p in policy.named_parameters()}
+    (HERE / "dpo.json").write_text(json.dumps(values) + "\n")
+    save_file(grads, HERE / "dpo.safetensors")
+
+
+if __name__ == "__main__":
+    main()
