@@ -1,4 +1,5 @@
-//! Converts a [`Spec`] to the `config.json` of the family's `...ForCausalLM`, and back. Never guesses: a key that would
+//! Converts a [`Spec`] to the `config.json` of the family's `...ForCausalLM` or, for a reward model,
+//! `...ForSequenceClassification`, and back. Never guesses: a key that would
 //! change the computation and is not implemented is an error that names it.
 mod dropout;
 mod keys;
@@ -61,6 +62,9 @@ pub fn config(spec: &Spec) -> String {
         "eos_token_id": null,
         "torch_dtype": "float32",
     })));
+    if spec.score {
+        map.extend(object(json!({"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "pad_token_id": null})));
+    }
     pretty(&Value::Object(map))
 }
 
@@ -69,8 +73,15 @@ fn object(value: Value) -> Map<String, Value> {
 }
 
 /// transformers' `model_type` and class name.
-fn names(arch: Arch) -> (&'static str, &'static str) {
-    match arch {
+fn names(spec: &Spec) -> (&'static str, &'static str) {
+    match spec.arch {
+        Arch::Llama if spec.score => ("llama", "LlamaForSequenceClassification"),
+        Arch::Mistral if spec.score => ("mistral", "MistralForSequenceClassification"),
+        Arch::Qwen2 if spec.score => ("qwen2", "Qwen2ForSequenceClassification"),
+        Arch::Qwen3 if spec.score => ("qwen3", "Qwen3ForSequenceClassification"),
+        Arch::Gemma2 if spec.score => ("gemma2", "Gemma2ForSequenceClassification"),
+        Arch::Gemma3 if spec.score => ("gemma3_text", "Gemma3TextForSequenceClassification"),
+        Arch::Gpt if spec.score => ("gpt2", "GPT2ForSequenceClassification"),
         Arch::Llama => ("llama", "LlamaForCausalLM"),
         Arch::Mistral => ("mistral", "MistralForCausalLM"),
         Arch::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
@@ -82,7 +93,7 @@ fn names(arch: Arch) -> (&'static str, &'static str) {
 }
 
 fn rotary_family(spec: &Spec) -> Map<String, Value> {
-    let (model_type, class) = names(spec.arch);
+    let (model_type, class) = names(spec);
     let rope = spec.rope.unwrap_or(Rotary::new(10_000.0));
     let mut map = object(json!({
         "architectures": [class],
@@ -161,7 +172,7 @@ fn scaling(scaling: &Scaling) -> Option<Value> {
 }
 
 fn gpt2(spec: &Spec) -> Map<String, Value> {
-    let (model_type, class) = names(spec.arch);
+    let (model_type, class) = names(spec);
     object(json!({
         "architectures": [class],
         "model_type": model_type,
@@ -203,6 +214,7 @@ pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
             ("attention bias", format!("{} {}", s.qkv_bias, s.out_bias)),
             ("mlp bias", s.mlp_bias.to_string()),
             ("tied head", s.tied.to_string()),
+            ("score head", s.score.to_string()),
         ]
     };
     let pairs = fields(then).into_iter().zip(fields(now));

@@ -118,6 +118,13 @@ impl FilePlan {
         FilePlan::part(layouts, false, &[], Dtype::F32, u64::MAX)
     }
 
+    /// The base model without tensor `name`.
+    pub fn without(layouts: &[Layout], name: &str) -> FilePlan {
+        let mut layouts = layouts.to_vec();
+        layouts.iter_mut().for_each(|layout| layout.segments.retain(|segment| segment.name != name));
+        FilePlan::of_base(&layouts)
+    }
+
     fn part(layouts: &[Layout], adapters: bool, moments: &[&str], dtype: Dtype, max_file_bytes: u64) -> FilePlan {
         let segments = layouts.iter().flat_map(|l| &l.segments).filter(|s| is_adapter(s) == adapters);
         let segments: Vec<&Segment> = segments.collect();

@@ -65,8 +65,15 @@ impl TensorSource {
         let then = hf::read(dir)?;
         let mut found = OpenedFiles::default();
         found.open(dir, "model")?;
-        let source = found.matched(dir, &FilePlan::of_base(layouts), false)?;
-        same_model(dir, &then, spec)?;
+        // A causal model has a head of logits instead of the score, whose initial weights stay.
+        let new_score = spec.score && !then.score;
+        let mut plan = FilePlan::of_base(layouts);
+        if new_score {
+            found.tensors.remove(HEAD);
+            plan = FilePlan::without(layouts, SCORE);
+        }
+        let source = found.matched(dir, &plan, false)?;
+        same_model(dir, &Spec { score: then.score || new_score, ..then }, spec)?;
         Ok(source)
     }
 
@@ -303,6 +310,7 @@ impl OpenedFiles {
 }
 
 const HEAD: &str = "lm_head.weight";
+const SCORE: &str = "score.weight";
 /// The tensors a head may be tied to.
 const TABLES: [&str; 2] = ["embed_tokens.weight", "wte.weight"];
 

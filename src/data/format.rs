@@ -10,11 +10,13 @@ pub struct PairKeys {
     pub prompt: String,
     pub chosen: String,
     pub rejected: String,
+    /// A row may have no prompt: its two texts are whole.
+    pub bare: bool,
 }
 
 impl Default for PairKeys {
     fn default() -> PairKeys {
-        PairKeys { prompt: "prompt".into(), chosen: "chosen".into(), rejected: "rejected".into() }
+        PairKeys { prompt: "prompt".into(), chosen: "chosen".into(), rejected: "rejected".into(), bare: false }
     }
 }
 

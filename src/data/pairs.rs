@@ -3,8 +3,9 @@
 //! [Note: pairs] Each answer is rendered and tokenized after the prompt like a response of fine-tuning (see [Note:
 //! prompts and responses]). The fields are text; messages; or token ids in `prompt_input_ids`, `chosen_input_ids` and
 //! `rejected_input_ids`, which are used as they are. An answer that is a list of messages from a user's or the system's
-//! on is a whole conversation, whose last message is the answer; the prompt field is then not read. A pair with a
-//! sequence of more than `max_len` tokens is dropped: a truncated answer would be judged by its beginning.
+//! on is a whole conversation, whose last message is the answer; the prompt field is then not read. Where only whole
+//! sequences count, texts may have no prompt. A pair with a sequence of more than `max_len` tokens is dropped: a
+//! truncated answer would be judged by its beginning.
 //!
 //! A pair is stored as one row: the chosen sequence, then the rejected one. Only the tokens of the answers have labels,
 //! and a prompt has at least one token, so [`first_sequence`] can tell the two apart.
@@ -38,12 +39,12 @@ impl Recipe {
                 self.given(row, ids, out)?
             } else {
                 let (prompt, answer) = self.answer(keys, key, row)?;
-                if prompt.is_empty() {
+                if prompt.is_empty() && !keys.bare {
                     return Err("has an empty prompt: a pair needs a prompt that both answers follow".into());
                 }
                 self.render(&prompt, &answer, &mut out.ids)?;
                 prompts.push(prompt);
-                start + self.count(&prompts[0])?
+                start + self.count(&prompts[0])?.max(1)
             };
             let name = if tokens { *ids } else { key };
             if asked >= out.ids.len() {
@@ -85,7 +86,12 @@ impl Recipe {
     fn answer(&self, keys: &PairKeys, key: &str, row: &JsonRow) -> RowResult<(String, String)> {
         let answer = field(row, key)?;
         let whole = answer.as_array().and_then(|turns| turns.first()).is_some_and(asks);
-        let prompt = if whole { None } else { Some(field(row, &keys.prompt)?) };
+        let empty = Value::String(String::new());
+        let prompt = match present(row, &keys.prompt) {
+            _ if whole => None,
+            None if keys.bare && answer.is_string() => Some(&empty),
+            _ => Some(field(row, &keys.prompt)?),
+        };
         if let (Some(Value::String(prompt)), Value::String(answer), false) = (prompt, answer, self.format.is_chat()) {
             if answer.is_empty() {
                 return Err(format!("has an empty answer in `{key}`: remove the row"));

@@ -13,7 +13,7 @@ mod generate; // text generation
 pub use crate::store::Strategy;
 pub use bytes::PlannedRank;
 pub use generate::{Generator, GeneratorOptions, Sampling};
-pub use objectives::{Dpo, Objective, PairMeans, PairSums};
+pub use objectives::{Dpo, Objective, PairMeans, PairSums, Rm};
 pub use options::EngineOptions;
 pub use step::{Engine, PassTimes, Step, StepReport};
 pub use work::{StepCounter, StepWork, WORKING_SETS, rehearse};

@@ -90,14 +90,22 @@ impl EngineOptions {
         mesh: &Mesh,
         split: &Split,
     ) -> Result<Option<PreferenceLoss>> {
-        let Objective::Dpo(dpo) = self.objective else { return Ok(None) };
-        if self.reference.is_none() && self.tuning.lora.is_none() {
+        let is_scored = matches!(self.objective, Objective::Rm(_));
+        if is_scored != self.spec.score {
+            return Err(Error::input(
+                "objective: a reward model has a score head (`score`), and other models have logits",
+            ));
+        }
+        if self.objective == Objective::Sft {
+            return Ok(None);
+        }
+        if !is_scored && self.reference.is_none() && self.tuning.lora.is_none() {
             return Err(Error::input(
                 "objective: without adapters a preference objective needs a `reference` model, whose base would be the \
                  trained model itself",
             ));
         }
         let frozen = self.reference.as_ref().map(|spec| (spec, split));
-        PreferenceLoss::new(dev, mesh, dpo, frozen, &*self.strategy, self.tokens).map(Some)
+        PreferenceLoss::new(dev, mesh, self.objective, frozen, &*self.strategy, self.tokens).map(Some)
     }
 }

@@ -403,7 +403,7 @@ impl Decoder {
 
 /// The token loss sums all rows together.
 fn all_rows(cx: &Cx) -> [SequenceRows; 1] {
-    [SequenceRows { rows: 0..cx.n, sequence: 0 }]
+    [SequenceRows { rows: 0..cx.n, sequence: 0, ends: false }]
 }
 
 /// The input and output of block `i`: adjacent buffers, wrapping around if there are fewer than blocks.

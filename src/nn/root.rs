@@ -51,6 +51,8 @@ pub struct Root {
     pub words: VocabRows,
     /// Vocabulary size over all ranks.
     pub vocab: usize,
+    /// The head has one output, a score; `words` is its weight.
+    pub score: bool,
     /// Logits become cap * tanh(logits / cap); 0 disables it.
     pub logit_cap: f32,
 }
@@ -139,7 +141,7 @@ impl Root {
         backward: Option<LossGrad>,
     ) -> Result<()> {
         let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
-        let columns = self.words.range(self.vocab).len();
+        let columns = if self.score { 1 } else { self.words.range(self.vocab).len() };
         let shape = CrossEntropyShape { vocab: columns, softcap: self.logit_cap };
         let Scratch { h, stats, whole, parts, logits, part_stats, all_stats, dh, adapter, unused, .. } = scratch;
         self.norm.forward(dev, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
@@ -151,7 +153,10 @@ impl Root {
                 let band = start..n.min(start + chunk);
                 let (h, rows) = (h.rows.slice(of(&band)), band.len());
                 self.head.forward(cx, w, h, adapter, logits.rows_mut(rows))?;
-                self.token_losses(cx, shape, &band, logits, [part_stats, all_stats], &mut losses)?;
+                match self.score {
+                    true => self.scores(cx, &band, logits, &mut losses)?,
+                    false => self.token_losses(cx, shape, &band, logits, [part_stats, all_stats], &mut losses)?,
+                }
                 if let Some((grads, dh)) = &mut backward {
                     let dh = dh.reborrow().slice(of(&band));
                     self.head.backward(cx, w, grads, h, logits.rows(rows), adapter, dh, false)?;
@@ -182,7 +187,8 @@ impl Root {
     ) -> Result<()> {
         let [part_stats, all_stats] = stats;
         let first = losses.rows.partition_point(|of| of.rows.end <= band.start);
-        for SequenceRows { rows, sequence } in losses.rows[first..].iter().take_while(|of| of.rows.start < band.end) {
+        for of in losses.rows[first..].iter().take_while(|of| of.rows.start < band.end) {
+            let SequenceRows { rows, sequence, .. } = of;
             let rows = rows.start.max(band.start)..rows.end.min(band.end);
             let logits = logits.band_mut(&(rows.start - band.start..rows.end - band.start));
             let own = *sequence..sequence + 1;
@@ -190,6 +196,23 @@ impl Root {
                 (losses.scales.map(|scales| scales.slice(own.clone())), losses.sums.reborrow().slice(own));
             let targets = cx.batch.targets.slice(rows);
             self.cross_entropy(cx, shape, targets, scale, logits, [part_stats, all_stats], loss)?;
+        }
+        Ok(())
+    }
+
+    /// [`Root::token_losses`] of a score head: assigns the scores of the sequences that end in `band`; with scales,
+    /// `scores` become their gradients, 0 in all other rows.
+    fn scores(&self, cx: &Cx, band: &Range<usize>, scores: &mut Tensor, losses: &mut LossSums) -> Result<()> {
+        if losses.scales.is_some() {
+            cx.dev.zero(scores.rows_mut(band.len()))?;
+        }
+        for SequenceRows { rows, sequence, .. } in losses.rows.iter().filter(|of| of.ends) {
+            let Some(row) = (rows.end - 1).checked_sub(band.start).filter(|&row| row < band.len()) else { continue };
+            let (row, own) = (row..row + 1, *sequence..sequence + 1);
+            match losses.scales {
+                None => cx.dev.copy(scores.band(&row), losses.sums.reborrow().slice(own))?,
+                Some(scales) => cx.dev.copy(scales.slice(own), scores.band_mut(&row))?,
+            }
         }
         Ok(())
     }

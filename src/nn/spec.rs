@@ -73,6 +73,8 @@ pub struct Spec {
     pub norm_eps: f32,
     /// Whether the head and the token embedding are one tensor.
     pub tied: bool,
+    /// The head is a score, one number per token, in place of logits (`...ForSequenceClassification` with one label).
+    pub score: bool,
     /// Dropout probability after the embeddings and after each residual branch; 0 is off.
     pub dropout: f32,
 
@@ -121,6 +123,7 @@ impl Default for Spec {
             max_len: 0,
             norm_eps: 1e-5,
             tied: false,
+            score: false,
             dropout: 0.0,
             activation: Activation::SwiGlu,
             rope: Some(Rotary::new(10_000.0)),
@@ -199,6 +202,10 @@ impl Spec {
             return Err(Error::input(format!("dropout {} is not in [0, 1)", self.dropout)));
         }
         Ok(())
+    }
+    /// Outputs of the head per token.
+    pub fn outputs(&self) -> usize {
+        if self.score { 1 } else { self.vocab }
     }
     /// Elements in a row of fused queries, keys and values.
     pub fn qkv(&self) -> usize {

@@ -127,14 +127,15 @@ impl Workspace<TensorShape, ()> {
         let back = |width| shape(Category::Scratch, dtype, if train { tokens } else { 0 }, width);
         let back_stays = |width| shape(Category::Scratch, dtype, if train { rows } else { 0 }, width);
         // Ranks of tp process a chunk together, so it has the rows that fit the largest vocabulary shard.
-        let most_words = split.part(split.cuts.head).most(whole.vocab);
+        let most_words = if spec.score { 1 } else { split.part(split.cuts.head).most(whole.vocab) };
         let chunk = chunk_rows(tokens, most_words, dtype);
         // Buffers that tp ranks communicate, if needed.
         let shared = |there: bool, usage, dtype, rows, width| TensorShape {
             through: there.then_some((Axis::Tp, usage)),
             ..shape(Category::Scratch, dtype, if there { rows } else { 0 }, width)
         };
-        let (padded, in_parts) = (if split.sequence() { rows * tp } else { tokens }, spec.vocab < whole.vocab);
+        let (padded, in_parts) =
+            (if split.sequence() { rows * tp } else { tokens }, !spec.score && spec.vocab < whole.vocab);
         let part_stats = VocabPart::STATS;
         let other = |dtype, rows, width| shape(Category::Other, dtype, rows, width);
         Workspace {
@@ -152,7 +153,7 @@ impl Workspace<TensorShape, ()> {
                     ..scratch(only(spec.qk_norm, spec.heads + spec.kv_heads))
                 },
                 act: scratch(spec.ff),
-                logits: shape(Category::Scratch, dtype, chunk, spec.vocab),
+                logits: shape(Category::Scratch, dtype, chunk, spec.outputs()),
                 part_stats: shape(Category::Scratch, DType::F32, if in_parts { chunk } else { 0 }, part_stats),
                 all_stats: shared(in_parts, CommUse::Gathered, DType::F32, chunk * tp, part_stats),
                 masked: back_stays(only(spec.dropout > 0.0, spec.dim)),

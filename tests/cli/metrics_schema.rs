@@ -130,11 +130,13 @@ fn every_line_of_a_metrics_file_is_as_the_schema_says() {
     // Pairs.
     let pair = |i: usize| json!({"prompt_input_ids": [i], "chosen_input_ids": [1, 2], "rejected_input_ids": [3]});
     fs::write(dir.path("pairs.jsonl"), (0..60).map(|i| pair(i).to_string() + "\n").collect::<String>()).unwrap();
-    let (pairs, preferred) = (dir.arg("pairs.jsonl"), dir.arg("preferred.jsonl"));
-    let dpo = ["--dataset", &pairs, "--objective", "dpo", "--max-steps", "1", "--metrics-path", &preferred];
-    let ended = Run::start(FSDP, &[&dpo[..], &["--eval-dataset", &pairs]].concat()).end();
-    assert!(ended.status.success(), "{}", ended.stderr);
-    lines.check(&schema, &dir.path("preferred.jsonl"));
+    for objective in ["dpo", "rm"] {
+        let (pairs, metrics) = (dir.arg("pairs.jsonl"), dir.arg(objective));
+        let run = ["--dataset", &pairs, "--objective", objective, "--max-steps", "1", "--metrics-path", &metrics];
+        let ended = Run::start(FSDP, &[&run[..], &["--eval-dataset", &pairs]].concat()).end();
+        assert!(ended.status.success(), "{}", ended.stderr);
+        lines.check(&schema, &dir.path(objective));
+    }
     // A run that fails.
     let failed = dir.arg("failed.jsonl");
     let bad = ["--loss-scale", "1e30", "--precision", "fp16", "--max-bad-steps", "1", "--max-steps", "8"];

@@ -10,6 +10,7 @@ use flatshard::device::IGNORE;
 use flatshard::engine::{Dpo, Engine, EngineOptions, Objective, Step};
 use flatshard::store::{ShardedOptions, initialize};
 use serde_json::{Value, json};
+use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
 
@@ -39,6 +40,61 @@ fn the_shipped_example_learns_the_preference() {
     assert_eq!(number(last, "pairs"), 64.0);
     assert!(number(last, "reward_accuracy") > 0.9, "{last}");
     assert!(number(last, "reward_chosen") > number(last, "reward_rejected"), "{last}");
+}
+
+/// The reward model too; what it saves starts the next run where this one ended. The files stay in target/tmp, where
+/// `tests/golden/preference.py check` compares its scores with transformers'.
+#[test]
+fn the_shipped_reward_model_learns_and_is_saved() {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("preference");
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir_all(&dir).unwrap();
+    let path = |name: &str| dir.join(name).display().to_string();
+    let ended =
+        run(&["--config", "configs/rm.yaml", "--metrics-path", &path("m.jsonl"), "--save-hf", &path("shipped")]);
+    assert!(ended.status.success(), "{}", stderr(&ended));
+    let evaluations = events(&dir.join("m.jsonl"), "eval");
+    let number = |event: &Value, key: &str| event[key].as_f64().unwrap_or_else(|| panic!("{key} of {event}"));
+    let last = evaluations.last().unwrap();
+    assert!(number(last, "accuracy") > 0.9, "{last}");
+    // From the directory, on token ids: the first evaluation is the last one's.
+    let ids = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+    let rows = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/pairs_eval.jsonl")).unwrap();
+    let tokens = rows.lines().map(|row| {
+        let row: Value = serde_json::from_str(row).unwrap();
+        let [prompt, chosen, rejected] = ["prompt", "chosen", "rejected"].map(|key| ids(row[key].as_str().unwrap()));
+        let [chosen, rejected] = [chosen, rejected].map(|answer| [answer, vec![256]].concat());
+        json!({"prompt_input_ids": prompt, "chosen_input_ids": chosen, "rejected_input_ids": rejected}).to_string()
+            + "\n"
+    });
+    std::fs::write(path("pairs.jsonl"), tokens.collect::<String>()).unwrap();
+    let more = "--objective rm --max-len 192 --max-steps 1 --warmup-steps 0 --lr 0 --batch-size 4 --nproc-per-node 2";
+    let (pairs, metrics) = (path("pairs.jsonl"), path("metrics.jsonl"));
+    let (from, to) = (path("shipped"), path("reward"));
+    let files = ["--pretrain", &from, "--dataset", &pairs, "--eval-dataset", &pairs, "--metrics-path", &metrics];
+    let args: Vec<&str> = more.split_whitespace().chain(files).chain(["--save-hf", &to]).collect();
+    let ended = run(&args);
+    assert!(ended.status.success(), "{}", stderr(&ended));
+    let again = events(&dir.join("metrics.jsonl"), "eval");
+    for key in ["reward_chosen", "reward_rejected", "loss"] {
+        let (a, b) = (number(last, key), number(&again[0], key));
+        assert!((a - b).abs() < 1e-6 * a.abs().max(1.0), "{key}: {a} and {b}");
+    }
+    let config: Value = serde_json::from_slice(&std::fs::read(dir.join("reward/config.json")).unwrap()).unwrap();
+    assert_eq!(config["architectures"], json!(["LlamaForSequenceClassification"]));
+    assert_eq!(config["id2label"], json!({"0": "LABEL_0"}));
+    // Other runs refuse its head, and a head of several labels is refused.
+    let refused = |args: &[&str], says: &str| {
+        let ended = run(args);
+        let said = stderr(&ended);
+        assert!(ended.status.code() == Some(2) && said.contains(says) && said.lines().count() == 1, "{args:?}: {said}");
+    };
+    refused(&["--pretrain", &to, "--dataset", &pairs, "--objective", "dpo", "--max-len", "192"], "is a reward model");
+    refused(&["--pretrain", &to, "--generate", "a"], "is a reward model");
+    let mut three = config.clone();
+    three["id2label"] = json!({"0": "a", "1": "b", "2": "c"});
+    std::fs::write(dir.join("shipped/config.json"), three.to_string()).unwrap();
+    refused(&["--pretrain", &from, "--dataset", &pairs, "--objective", "rm", "--max-len", "192"], "3 labels");
 }
 
 /// The same three pairs as text, as messages, as whole conversations and as tokens give the same run.

@@ -9,7 +9,7 @@ use flatshard::ckpt::{Checkpointer, hf};
 use flatshard::comm::MeshSizes;
 use flatshard::data::MicroBatch;
 use flatshard::device::IGNORE;
-use flatshard::engine::{Dpo, Engine, EngineOptions, Objective, PairMeans, Step, StepReport};
+use flatshard::engine::{Dpo, Engine, EngineOptions, Objective, PairMeans, Rm, Step, StepReport};
 use flatshard::nn::{Checkpointing, Lora, Spec, Tuning};
 use flatshard::store::initialize;
 use serde_json::Value;
@@ -20,6 +20,8 @@ const LR: f32 = 0.1;
 
 struct Golden {
     spec: Spec,
+    /// With a score head.
+    reward: Spec,
     /// Prompt, chosen, rejected.
     pairs: Vec<[Vec<u32>; 3]>,
     cases: Vec<(String, Value)>,
@@ -32,15 +34,26 @@ fn file(name: &str) -> PathBuf {
 
 impl Golden {
     fn read() -> Golden {
-        let values: Value = serde_json::from_slice(&std::fs::read(file("dpo.json")).unwrap()).unwrap();
+        let values: Value = serde_json::from_slice(&std::fs::read(file("values.json")).unwrap()).unwrap();
         let ids = |ids: &Value| ids.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
         let pair = |row: &Value| ["prompt", "chosen", "rejected"].map(|key| ids(&row[key]));
         Golden {
             spec: hf::read(&file("policy")).unwrap(),
+            reward: hf::read(&file("reward")).unwrap(),
             pairs: values["pairs"].as_array().unwrap().iter().map(pair).collect(),
             cases: values["cases"].as_object().unwrap().iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
-            gradients: Tensors::read(&file("dpo.safetensors")).floats,
+            gradients: Tensors::read(&file("gradients.safetensors")).floats,
         }
+    }
+    /// The options of a case.
+    fn case(&self, name: &str, strategy: std::sync::Arc<dyn flatshard::engine::Strategy>) -> (EngineOptions, &Value) {
+        let case = &self.cases.iter().find(|case| case.0 == name).unwrap().1;
+        let dpo = self.options(Golden::objective(case), strategy);
+        let options = match name {
+            "rm" => EngineOptions { spec: self.reward.clone(), objective: Objective::Rm(Rm), reference: None, ..dpo },
+            _ => dpo,
+        };
+        (options, case)
     }
     fn objective(case: &Value) -> Objective {
         let number = |key: &str| case[key].as_f64().unwrap_or(0.0);
@@ -83,13 +96,13 @@ impl Golden {
     }
 }
 
-/// An engine with PyTorch's policy and reference.
+/// An engine with PyTorch's policy and reference, or its reward model.
 fn engine(rank: &Rank, options: &EngineOptions) -> Result<Engine> {
     let (dev, mesh) = (&rank.device, &rank.mesh);
     let mut engine = Engine::new(dev.clone(), mesh, options)?;
     let layouts = engine.decoder().layouts().to_vec();
     let mut policy = Checkpointer::new(dev.clone(), mesh, &options.spec, &layouts, &[])?;
-    policy.load_model(&file("policy"), engine.state().0)?;
+    policy.load_model(&file(if options.spec.score { "reward" } else { "policy" }), engine.state().0)?;
     if let Some((decoder, store)) = engine.reference() {
         let mut frozen = Checkpointer::new(dev.clone(), mesh, decoder.spec(), decoder.layouts(), &[])?;
         frozen.load_model(&file("reference"), store)?;
@@ -118,9 +131,14 @@ fn gradients(engine: &mut Engine) -> Result<Fragments> {
 }
 
 /// Relative error, in norm, of each gradient of `case`; and the report.
-fn errors(golden: &Golden, case: &str, results: Vec<(StepReport, Fragments)>) -> (StepReport, BTreeMap<String, f64>) {
+fn errors(
+    golden: &Golden,
+    spec: &Spec,
+    case: &str,
+    results: Vec<(StepReport, Fragments)>,
+) -> (StepReport, BTreeMap<String, f64>) {
     let (reports, fragments): (Vec<_>, Vec<_>) = results.into_iter().unzip();
-    let errors = whole(&golden.spec, &fragments).into_iter().map(|(name, ours)| {
+    let errors = whole(spec, &fragments).into_iter().map(|(name, ours)| {
         let theirs = &golden.gradients[&format!("{case}.{name}")];
         let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
         let off = norm(&mut ours.iter().zip(theirs).map(|(a, b)| (a - b) as f64));
@@ -146,7 +164,7 @@ fn near(report: &StepReport, case: &Value, tolerance: f64, what: &str) {
 #[test]
 fn losses_rewards_and_gradients_agree_with_pytorch() {
     let golden = Golden::read();
-    for (name, case) in &golden.cases {
+    for (name, _) in &golden.cases {
         let mut worst = 0f64;
         let meshes =
             [1, 2, 4].into_iter().flat_map(factorizations).filter(|m| m.tp < 4 && m.dp_replicate * m.dp_shard < 4);
@@ -155,13 +173,14 @@ fn losses_rewards_and_gradients_agree_with_pytorch() {
                 let dp = sizes.dp_replicate * sizes.dp_shard;
                 let accum = golden.pairs.len() / dp / size;
                 let sharding = flatshard::store::ShardedOptions { grad_accum: accum, ..sharded() };
-                let options = EngineOptions { checkpoint, ..golden.options(Golden::objective(case), fsdp(sharding)) };
+                let (options, case) = golden.case(name, fsdp(sharding));
+                let options = EngineOptions { checkpoint, ..options };
                 let results = mesh_ranks(sizes, |rank| {
                     let mut engine = engine(&rank, &options)?;
                     let report = engine.train_step(&golden.batches(rank.mesh.dp.rank(), dp, size), &golden.step())?;
                     Ok((report, gradients(&mut engine)?))
                 });
-                let (report, errors) = errors(&golden, name, results);
+                let (report, errors) = errors(&golden, &options.spec, name, results);
                 let what = format!("{name} on {sizes:?}, {size} pairs a micro-batch");
                 near(&report, case, 1e-5, &what);
                 for (tensor, error) in errors {
@@ -178,19 +197,20 @@ fn losses_rewards_and_gradients_agree_with_pytorch() {
 #[test]
 fn narrow_precisions_are_near() {
     let golden = Golden::read();
-    let (name, case) = &golden.cases.iter().find(|(name, _)| name == "sigmoid").unwrap();
-    for (dtype, tolerance) in [(DType::Bf16, 0.05), (DType::F16, 0.01)] {
+    for (name, dtype, tolerance) in
+        [("sigmoid", DType::Bf16, 0.05), ("sigmoid", DType::F16, 0.01), ("rm", DType::Bf16, 0.05)]
+    {
         let strategy = fsdp(flatshard::store::ShardedOptions { dtype, ..sharded() });
-        let options = golden.options(Golden::objective(case), strategy);
+        let (options, case) = golden.case(name, strategy);
         let results = ranks(2, |rank| {
             let mut engine = engine(&rank, &options)?;
             let report = engine.train_step(&golden.batches(rank.rank, 2, 3), &golden.step())?;
             Ok((report, gradients(&mut engine)?))
         });
-        let (report, errors) = errors(&golden, name, results);
+        let (report, errors) = errors(&golden, &options.spec, name, results);
         near(&report, case, tolerance, name);
         let worst = errors.values().copied().fold(0.0, f64::max);
-        assert!((1e-5..2.0 * tolerance).contains(&worst), "{dtype}: {worst:.1e}");
+        assert!((1e-5..2.0 * tolerance).contains(&worst), "{name} {dtype}: {worst:.1e}");
     }
 }
 
@@ -198,10 +218,9 @@ fn narrow_precisions_are_near() {
 #[test]
 fn every_store_has_the_same_bits() {
     let golden = Golden::read();
-    let case = &golden.cases[0].1;
-    for dtype in [DType::F32, DType::Bf16] {
+    for (name, dtype) in [("sigmoid", DType::F32), ("sigmoid", DType::Bf16), ("rm", DType::F32), ("rm", DType::Bf16)] {
         let outcome = |strategy: std::sync::Arc<dyn flatshard::engine::Strategy>, accum: usize| {
-            let options = golden.options(Golden::objective(case), strategy);
+            let options = golden.case(name, strategy).0;
             let results = ranks(3, |rank| {
                 let (mut engine, mut reports) = (engine(&rank, &options)?, Vec::new());
                 let batches = golden.batches(rank.rank, 3, 2 / accum);
@@ -210,19 +229,19 @@ fn every_store_has_the_same_bits() {
                 }
                 Ok((reports, fragments(&mut engine)?))
             });
-            gathered(&golden.spec, results)
+            gathered(&options.spec, results)
         };
         for accum in [1, 2] {
             let replicated = outcome(ddp(dtype), accum);
             for strategy in at_once(dtype, accum) {
-                let name = strategy.name();
-                assert_same_bits(&replicated, &outcome(strategy, accum), &format!("{name} {dtype} accum {accum}"));
+                let what = format!("{name} in {} {dtype} accum {accum}", strategy.name());
+                assert_same_bits(&replicated, &outcome(strategy, accum), &what);
             }
         }
         let alone = outcome(ddp(dtype), 1);
         for strategy in by_batch(dtype, 1) {
-            let name = strategy.name();
-            assert_same_bits(&alone, &outcome(strategy, 1), &format!("{name} {dtype} by batch"));
+            let what = format!("{name} in {} {dtype} by batch", strategy.name());
+            assert_same_bits(&alone, &outcome(strategy, 1), &what);
         }
     }
 }
@@ -232,8 +251,7 @@ fn every_store_has_the_same_bits() {
 #[test]
 fn evaluation_counts_real_pairs() {
     let golden = Golden::read();
-    let case = &golden.cases[0].1;
-    let options = golden.options(Golden::objective(case), fsdp(sharded()));
+    let (options, case) = golden.case("sigmoid", fsdp(sharded()));
     let results = ranks(2, |rank| {
         let mut engine = engine(&rank, &options)?;
         let mut batches = golden.batches(rank.rank, 2, 3);
@@ -266,8 +284,7 @@ fn the_base_of_adapters_is_the_reference() {
     let tuning = Tuning { lora: Some(lora), ..Tuning::default() };
     let run = |reference: Option<Spec>, accum: usize| {
         let sharding = flatshard::store::ShardedOptions { grad_accum: accum, ..sharded() };
-        let objective = Golden::objective(&golden.cases[0].1);
-        let all = golden.options(objective, fsdp(sharding));
+        let all = golden.case("sigmoid", fsdp(sharding)).0;
         let options = EngineOptions { tuning: tuning.clone(), reference, ..all };
         let reports = ranks(2, |rank| {
             let mut engine = Engine::new(rank.device.clone(), &rank.mesh, &options)?;
@@ -311,4 +328,28 @@ fn a_frozen_reference_costs_its_weights_in_the_compute_dtype() {
     assert_eq!((grads, optimizer), (same, unchanged));
     // 6 bytes per parameter are masters and copies: the reference has only the latter.
     assert_eq!(6 * (more - params), 2 * params);
+}
+
+/// A causal model's weights are taken over, and its head of logits is replaced by a new score.
+#[test]
+fn a_reward_model_starts_from_a_causal_model() {
+    let golden = Golden::read();
+    let options = golden.case("rm", fsdp(sharded())).0;
+    let results = ranks(2, |rank| {
+        let (dev, mesh) = (&rank.device, &rank.mesh);
+        let mut engine = Engine::new(dev.clone(), mesh, &options)?;
+        let initial = fragments(&mut engine)?;
+        let layouts = engine.decoder().layouts().to_vec();
+        let mut checkpointer = Checkpointer::new(dev.clone(), mesh, &options.spec, &layouts, &[])?;
+        checkpointer.load_model(&file("policy"), engine.state().0)?;
+        Ok((initial, fragments(&mut engine)?))
+    });
+    let (initial, loaded): (Vec<_>, Vec<_>) = results.into_iter().unzip();
+    let [initial, loaded] = [initial, loaded].map(|fragments| whole(&options.spec, &fragments));
+    let policy = Tensors::read(&file("policy/model.safetensors")).floats;
+    for (name, values) in &loaded {
+        let expected = if name == "score.weight" { &initial[name] } else { &policy[name] };
+        assert_eq!(values, expected, "{name}");
+    }
+    assert!(!loaded.contains_key("lm_head.weight") && policy.contains_key("lm_head.weight"));
 }

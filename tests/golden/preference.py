@@ -1,19 +1,27 @@
-"""Golden values of preference objectives for tests/engine/preference.rs. To make them again: python preference.py
+"""Golden values of preference objectives for tests/engine/preference.rs. Needs torch and transformers.
+
+    python preference.py make     writes preference/
+    python preference.py check    reads target/tmp/preference: the reward model that tests/cli/preference.rs trained and
+                                  saved when it last ran
 
 Two tiny random Llamas (policy and reference, weights exact in bf16), six pairs of unequal lengths, and in fp32 with eager
 attention, for each variant of the loss: the loss, the rewards and every gradient. The formulas are those of OpenRLHF's
 DPOLoss (openrlhf/models/loss.py; TRL's sigmoid and ipo losses are the same functions of the log-ratios), over
-log-probabilities summed over the answer's tokens, and the mean over the pairs.
+log-probabilities summed over the answer's tokens, and the mean over the pairs. For reward models a
+LlamaForSequenceClassification with one label, and OpenRLHF's PairWiseLoss of the scores at the last tokens.
 """
 
 import copy
 import json
+import os
+import sys
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForSequenceClassification
 
 HERE = Path(__file__).parent / "preference"
 VOCAB, PAIRS = 31, 6
@@ -24,12 +32,13 @@ CASES = {
 }
 
 
-def model(seed):
+def model(seed, kind=LlamaForCausalLM, **more):
     torch.manual_seed(seed)
-    made = LlamaForCausalLM(LlamaConfig(
+    made = kind(LlamaConfig(
         vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
         intermediate_size=24, max_position_embeddings=32, rope_theta=10000.0, rms_norm_eps=1e-5,
-        tie_word_embeddings=False, attn_implementation="eager", bos_token_id=None, eos_token_id=None)).eval()
+        tie_word_embeddings=False, attn_implementation="eager", bos_token_id=None, eos_token_id=None,
+        **more)).eval()
     for p in made.parameters():
         mean, deviation = (0.0, 0.2) if p.ndim > 1 else (1.0, 0.2)
         p.data = torch.normal(mean, deviation, p.shape).bfloat16().float()
@@ -64,10 +73,29 @@ def dpo(policy, reference, row, beta, label_smoothing=0.0, nll_loss_coef=0.0, ip
     return loss, beta * (chosen.sum() - ref[0]).item(), beta * (rejected.sum() - ref[1]).item()
 
 
-def main():
+def score(model, ids):
+    """Of the last token."""
+    return model(torch.tensor([ids])).logits[0, 0]
+
+
+def reward_model(reward, pairs):
+    """The loss, the mean scores and every gradient."""
+    reward.zero_grad()
+    chosen, rejected = (torch.stack([score(reward, row["prompt"] + row[k]) for row in pairs]) for k in ("chosen", "rejected"))
+    loss = -F.logsigmoid(chosen - rejected).mean()
+    loss.backward()
+    values = {
+        "loss": loss.item(), "reward_chosen": chosen.mean().item(), "reward_rejected": rejected.mean().item(),
+        "reward_accuracy": (chosen > rejected).float().mean().item(),
+    }
+    return values, {n: p.grad.clone() for n, p in reward.named_parameters()}
+
+
+def make():
     HERE.mkdir(exist_ok=True)
     policy, reference, pairs = model(1), model(2), rows()
-    for name, made in (("policy", policy), ("reference", reference)):
+    reward = model(3, LlamaForSequenceClassification, num_labels=1)
+    for name, made in (("policy", policy), ("reference", reference), ("reward", reward)):
         copy.deepcopy(made).bfloat16().save_pretrained(HERE / name)  # .bfloat16() rounds rotary frequencies too
         (HERE / name / "generation_config.json").unlink(missing_ok=True)
     values, grads = {"pairs": pairs, "cases": {}}, {}
@@ -83,9 +111,26 @@ def main():
             "reward_accuracy": sum(r[1] > r[2] for r in results) / PAIRS,
         }
         grads |= {f"{case}.{n}": p.grad.clone() for n, p in policy.named_parameters()}
-    (HERE / "dpo.json").write_text(json.dumps(values) + "\n")
-    save_file(grads, HERE / "dpo.safetensors")
+    values["cases"]["rm"], found = reward_model(reward, pairs)
+    grads |= {f"rm.{n}": grad for n, grad in found.items()}
+    (HERE / "values.json").write_text(json.dumps(values) + "\n")
+    save_file(grads, HERE / "gradients.safetensors")
+
+
+def check():
+    """The saved model gives the mean scores that the last evaluation reported."""
+    path = HERE.parent.parent.parent / os.environ.get("CARGO_TARGET_DIR", "target") / "tmp" / "preference"
+    model = AutoModelForSequenceClassification.from_pretrained(path / "reward", dtype=torch.float32).eval()
+    rows = [json.loads(line) for line in (path / "pairs.jsonl").read_text().splitlines()]
+    reported = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    reported = [event for event in reported if event["event"] == "eval"][-1]
+    with torch.no_grad():
+        for key in ("chosen", "rejected"):
+            scores = [score(model, row["prompt_input_ids"] + row[f"{key}_input_ids"]) for row in rows]
+            ours, theirs = reported[f"reward_{key}"], torch.stack(scores).mean().item()
+            assert abs(ours - theirs) < 1e-5 * max(1, abs(theirs)), (key, ours, theirs)
+            print(f"mean score of {key}: {ours:.7f}, transformers {theirs:.7f}")
 
 
 if __name__ == "__main__":
-    main()
+    {"make": make, "check": check}[sys.argv[1]]()

@@ -11,6 +11,7 @@ pub fn spec(map: &Map<String, Value>) -> Result<Spec> {
     let keys = ConfigKeys::new(map, "");
     keys.only("quantization_config", &[])?;
     ["bos_token_id", "eos_token_id", "pad_token_id"].into_iter().try_for_each(|key| keys.ids(key))?;
+    let score = has_score(&keys)?;
     let spec = match keys.text("model_type")? {
         None => return Err(Error::input(format!("model_type is missing; {FAMILIES}"))),
         Some("llama") => rotary_family(&keys, Arch::Llama)?,
@@ -25,8 +26,24 @@ pub fn spec(map: &Map<String, Value>) -> Result<Spec> {
         Some(other) => return Err(Error::input(format!("model_type is \"{}\"; {FAMILIES}", quote(other)))),
     };
     keys.finish()?;
+    let spec = Spec { score, ..spec };
     spec.validate()?;
     Ok(spec)
+}
+
+/// Whether the head is a score: the class is `...ForSequenceClassification`, with one label.
+fn has_score(keys: &ConfigKeys) -> Result<bool> {
+    let class = keys.present("architectures").and_then(|classes| classes.get(0)?.as_str());
+    let Some(class) = class.filter(|class| class.ends_with("ForSequenceClassification")) else { return Ok(false) };
+    let named = keys.present("id2label").and_then(Value::as_object).map(Map::len);
+    let labels = keys.whole("num_labels")?.or(named).unwrap_or(2); // transformers' default
+    match labels {
+        1 => Ok(true),
+        n => Err(Error::input(format!(
+            "{}: its score head has {n} labels; a reward model has one: set num_labels to 1, or use another model",
+            quote(class)
+        ))),
+    }
 }
 
 /// Llama and its descendants: first what they share, then what only some have.

@@ -23,9 +23,9 @@ pub struct Dpo {
     pub nll_coef: f64,
 }
 
-/// Log-probabilities of a pair's answers: chosen, rejected.
+/// Log-probabilities, or scores, of a pair's answers: chosen, rejected.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PairLogps {
+pub(super) struct PairValues {
     pub policy: [f64; 2],
     pub reference: [f64; 2],
     /// Tokens of the chosen answer.
@@ -36,14 +36,14 @@ pub(super) struct PairLogps {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct PairLoss {
     pub loss: f64,
-    /// With respect to the policy's log-probabilities.
+    /// With respect to the policy's values.
     pub gradient: [f64; 2],
-    /// `beta * (policy - reference)`.
+    /// DPO's `beta * (policy - reference)`, or scores.
     pub rewards: [f64; 2],
 }
 
 impl Dpo {
-    pub(super) fn of(&self, pair: &PairLogps) -> PairLoss {
+    pub(super) fn of(&self, pair: &PairValues) -> PairLoss {
         let &Dpo { beta, label_smoothing: wrong, ipo, nll_coef } = self;
         let [chosen, rejected] = [0, 1].map(|i| pair.policy[i] - pair.reference[i]);
         let x = chosen - rejected;
@@ -64,11 +64,11 @@ impl Dpo {
 }
 
 /// log(1 + exp(x)), without overflow.
-fn softplus(x: f64) -> f64 {
+pub(super) fn softplus(x: f64) -> f64 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
-fn sigmoid(x: f64) -> f64 {
+pub(super) fn sigmoid(x: f64) -> f64 {
     (-softplus(-x)).exp()
 }
 
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn gradients_are_the_slopes_of_the_losses() {
-        let base = PairLogps { policy: [-7.0, -5.5], reference: [-6.25, -6.0], tokens: 5 };
+        let base = PairValues { policy: [-7.0, -5.5], reference: [-6.25, -6.0], tokens: 5 };
         for (label_smoothing, ipo, nll_coef) in
             [(0.0, false, 0.0), (0.1, false, 0.3), (0.0, true, 0.0), (0.0, true, 2.0)]
         {
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn extreme_pairs_stay_finite() {
         let dpo = Dpo { beta: 0.5, label_smoothing: 0.0, ipo: false, nll_coef: 0.0 };
-        let of = |x: f64| dpo.of(&PairLogps { policy: [x, 0.0], reference: [0.0; 2], tokens: 1 });
+        let of = |x: f64| dpo.of(&PairValues { policy: [x, 0.0], reference: [0.0; 2], tokens: 1 });
         assert_eq!(of(-1e5).loss, 5e4);
         assert_eq!(of(1e5).loss, 0.0);
         assert_eq!((of(-1e5).gradient, of(1e5).gradient), ([-0.5, 0.5], [0.0, 0.0]));

@@ -1,5 +1,6 @@
-//! The choice of an objective. Never computes.
-use super::dpo::Dpo;
+//! The choice of an objective. Never touches a device.
+use super::dpo::{Dpo, PairLoss, PairValues};
+use super::rm::Rm;
 
 /// What a run minimizes.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -9,4 +10,21 @@ pub enum Objective {
     Sft,
     /// Direct preference optimization: the mean over all pairs of a step.
     Dpo(Dpo),
+    /// A reward model, which needs a [score head](crate::nn::Spec#structfield.score): the mean over all pairs.
+    Rm(Rm),
+}
+
+impl Objective {
+    /// Sequences have scores instead of log-probabilities.
+    pub(super) fn scores(&self) -> bool {
+        matches!(self, Objective::Rm(_))
+    }
+    /// The loss of a pair; None if the objective has no pairs.
+    pub(super) fn of(&self, pair: &PairValues) -> Option<PairLoss> {
+        match self {
+            Objective::Sft => None,
+            Objective::Dpo(dpo) => Some(dpo.of(pair)),
+            Objective::Rm(rm) => Some(rm.of(pair)),
+        }
+    }
 }

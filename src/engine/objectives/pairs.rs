@@ -1,6 +1,4 @@
 //! Sums and means over pairs. Never computes a loss.
-use serde::Serialize;
-
 /// Sums over pairs.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct PairSums {
@@ -43,7 +41,7 @@ impl std::ops::AddAssign for PairSums {
 }
 
 /// Means over pairs.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct PairMeans {
     pub reward_chosen: f64,
     pub reward_rejected: f64,

@@ -1,6 +1,6 @@
 //! A micro-batch of pairs: the reference's log-probabilities first, then the loss of the policy's. Never runs backward,
 //! and never reduces over data-parallel ranks: the engine does.
-use super::dpo::Dpo;
+use super::objective::Objective;
 use super::pairs::PairSums;
 use super::reference::FrozenModel;
 use super::sequences::Sequences;
@@ -20,10 +20,17 @@ pub(in crate::engine) struct StagedPairs<'a> {
     pub batch: Batch<'a>,
 }
 
+/// What the trained model is compared with.
+enum Compared {
+    Nothing,
+    /// The trained model without its adapters.
+    Base,
+    Frozen(Box<FrozenModel>),
+}
+
 pub(in crate::engine) struct PreferenceLoss {
     sequences: Sequences,
-    /// None: the trained model without its adapters.
-    reference: Option<FrozenModel>,
+    reference: Compared,
 }
 
 impl PreferenceLoss {
@@ -32,21 +39,25 @@ impl PreferenceLoss {
     pub fn new(
         dev: &Arc<dyn Device>,
         mesh: &Mesh,
-        objective: Dpo,
+        objective: Objective,
         frozen: Option<(&Spec, &Split)>,
         strategy: &dyn Strategy,
         tokens: usize,
     ) -> Result<PreferenceLoss> {
         let own = tokens.div_ceil(mesh.sizes.sp);
-        let frozen = frozen.map(|(spec, split)| FrozenModel::new(dev.clone(), mesh, spec, split, strategy, own));
-        Ok(PreferenceLoss {
-            sequences: Sequences::new(&**dev, mesh, objective, tokens)?,
-            reference: frozen.transpose()?,
-        })
+        let reference = match frozen {
+            _ if objective.scores() => Compared::Nothing,
+            Some((spec, split)) => {
+                Compared::Frozen(Box::new(FrozenModel::new(dev.clone(), mesh, spec, split, strategy, own)?))
+            }
+            None => Compared::Base,
+        };
+        Ok(PreferenceLoss { sequences: Sequences::new(&**dev, mesh, objective, tokens)?, reference })
     }
     /// The frozen reference and its store, to load weights into.
     pub fn reference(&mut self) -> Option<(&Decoder, &mut dyn Store)> {
-        self.reference.as_mut().map(|reference| (&reference.decoder, &mut *reference.store as &mut dyn Store))
+        let Compared::Frozen(reference) = &mut self.reference else { return None };
+        Some((&reference.decoder, &mut *reference.store))
     }
 
     /// Starts a micro-batch with the reference's log-probabilities. Gradients will be multiplied by `scale`.
@@ -63,8 +74,9 @@ impl PreferenceLoss {
         let PreferenceLoss { sequences, reference } = self;
         sequences.begin(dev, pairs.host, pairs.local, scale)?;
         match reference {
-            Some(reference) => reference.score(dev, &pairs.batch, sequences)?,
-            None => decoder.score_sequences(dev, store, &pairs.batch, ws, sequences, true)?,
+            Compared::Nothing => return Ok(sequences),
+            Compared::Base => decoder.score_sequences(dev, store, &pairs.batch, ws, sequences, true)?,
+            Compared::Frozen(reference) => reference.score(dev, &pairs.batch, sequences)?,
         }
         sequences.keep_reference(dev)?;
         Ok(sequences)

@@ -3,7 +3,8 @@
 //!
 //! The weights are computed on the host, in f64, from one number per sequence. So a GPU waits for the host once per
 //! micro-batch, and needs no kernel of its own.
-use super::dpo::{Dpo, PairLogps};
+use super::dpo::PairValues;
+use super::objective::Objective;
 use super::pairs::PairSums;
 use crate::base::{Category, DType, Result};
 use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag};
@@ -14,7 +15,7 @@ use std::sync::Arc;
 
 /// Buffers are allocated once, for any micro-batch of the engine's size.
 pub(super) struct Sequences {
-    objective: Dpo,
+    objective: Objective,
     sp: Arc<dyn Collective>,
     sums: Buf,
     weights: Buf,
@@ -25,6 +26,7 @@ pub(super) struct Sequences {
     reference: Vec<f64>,
     policy: Vec<f64>,
     host_weights: Vec<f32>,
+    host_scores: Vec<f32>,
     /// Factor of every gradient: the loss scale over the pairs of the step.
     scale: f64,
     totals: PairSums,
@@ -32,12 +34,13 @@ pub(super) struct Sequences {
 
 impl Sequences {
     /// For micro-batches of up to `tokens` tokens.
-    pub fn new(dev: &dyn Device, mesh: &Mesh, objective: Dpo, tokens: usize) -> Result<Sequences> {
+    pub fn new(dev: &dyn Device, mesh: &Mesh, objective: Objective, tokens: usize) -> Result<Sequences> {
         let _for = dev.meter().purpose("sequences");
+        let dtype = if objective.scores() { DType::F32 } else { DType::F64 };
         let most = tokens + 1; // a document may be one token, and padding is one more
         Ok(Sequences {
             objective,
-            sums: mesh.sp.alloc(DType::F64, most, CommUse::Reduced, Category::Other)?,
+            sums: mesh.sp.alloc(dtype, most, CommUse::Reduced, Category::Other)?,
             weights: dev.alloc(DType::F32, most, Category::Other)?,
             sp: mesh.sp.clone(),
             rows: Vec::with_capacity(2 * most),
@@ -45,6 +48,7 @@ impl Sequences {
             reference: Vec::with_capacity(most),
             policy: Vec::with_capacity(most),
             host_weights: Vec::with_capacity(most),
+            host_scores: Vec::with_capacity(if objective.scores() { most } else { 0 }),
             scale: 0.0,
             totals: PairSums::default(),
         })
@@ -63,16 +67,17 @@ impl Sequences {
         match local {
             None => {
                 let bounds = batch.cu_seqlens.windows(2).map(|d| d[0] as usize..d[1] as usize).enumerate();
-                let rows = bounds.map(|(sequence, rows)| SequenceRows { rows, sequence });
+                let rows = bounds.map(|(sequence, rows)| SequenceRows { rows, sequence, ends: true });
                 self.rows.extend(rows.filter(|of| !of.rows.is_empty()));
             }
             Some(local) => {
                 for (at, &row) in local.iter().enumerate() {
                     // Rows after the last document are padding.
                     let sequence = batch.cu_seqlens.partition_point(|&start| start <= row).min(documents + 1) - 1;
+                    let ends = batch.cu_seqlens.get(sequence + 1) == Some(&(row + 1));
                     match self.rows.last_mut().filter(|last| last.sequence == sequence) {
-                        Some(last) => last.rows.end = at + 1,
-                        None => self.rows.push(SequenceRows { rows: at..at + 1, sequence }),
+                        Some(last) => (last.rows.end, last.ends) = (at + 1, ends),
+                        None => self.rows.push(SequenceRows { rows: at..at + 1, sequence, ends }),
                     }
                 }
             }
@@ -95,11 +100,14 @@ impl Sequences {
             if both.map(|i| self.tokens[i]).contains(&0) {
                 continue;
             }
-            // Sums are of token losses: the log-probability, negated.
-            let [policy, reference] = [&self.policy, &self.reference].map(|losses| both.map(|i| -losses[i]));
-            let pair = self.objective.of(&PairLogps { policy, reference, tokens: self.tokens[first] });
+            // Sums of token losses are log-probabilities, negated.
+            let sign = if self.objective.scores() { 1.0 } else { -1.0 };
+            let of = |values: &[f64]| both.map(|i| values.get(i).map_or(0.0, |x| sign * x));
+            let (policy, reference) = (of(&self.policy), of(&self.reference));
+            let values = PairValues { policy, reference, tokens: self.tokens[first] };
+            let Some(pair) = self.objective.of(&values) else { continue };
             for (i, gradient) in both.into_iter().zip(pair.gradient) {
-                self.host_weights[i] = (-gradient * self.scale) as f32;
+                self.host_weights[i] = (sign * gradient * self.scale) as f32;
             }
             let [chosen, rejected] = pair.rewards;
             let accurate = f64::from(u8::from(chosen > rejected));
@@ -124,7 +132,14 @@ impl Sequences {
         }
         self.policy.clear();
         self.policy.resize(all.len(), 0.0);
-        dev.download(self.sums.view().slice(all), bytemuck::cast_slice_mut(&mut self.policy))?;
+        if self.objective.scores() {
+            self.host_scores.clear();
+            self.host_scores.resize(all.len(), 0.0);
+            dev.download(self.sums.view().slice(all), bytemuck::cast_slice_mut(&mut self.host_scores))?;
+            self.policy.iter_mut().zip(&self.host_scores).for_each(|(value, &score)| *value = score as f64);
+        } else {
+            dev.download(self.sums.view().slice(all), bytemuck::cast_slice_mut(&mut self.policy))?;
+        }
         dev.zero(self.sums.view_mut())
     }
 }

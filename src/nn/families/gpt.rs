@@ -16,10 +16,14 @@ pub fn root(spec: &Spec) -> (Layout, Root) {
     let tokens = layout.push("transformer.wte.weight", &[vocab, dim], true, Init::NORMAL);
     let positions = Some((layout.push("transformer.wpe.weight", &[max_len, dim], true, Init::NORMAL), max_len));
     let norm = norm(&mut layout, "transformer.ln_f".into(), spec);
-    let head = if spec.tied { tokens } else { layout.push("lm_head.weight", &[vocab, dim], true, Init::NORMAL) };
+    let head = match (spec.score, spec.tied) {
+        (true, _) => layout.push("score.weight", &[1, dim], true, Init::NORMAL),
+        (_, true) => tokens,
+        _ => layout.push("lm_head.weight", &[vocab, dim], true, Init::NORMAL),
+    };
     let [tokens, words] = [tokens, head].map(VocabRows::all);
-    let head = Linear::new(head, vocab, dim);
-    (layout, Root { tokens, positions, embed_scale: 1.0, norm, head, words, vocab, logit_cap: 0.0 })
+    let (head, score) = (Linear::new(head, spec.outputs(), dim), spec.score);
+    (layout, Root { tokens, positions, embed_scale: 1.0, norm, head, words, vocab, score, logit_cap: 0.0 })
 }
 
 pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {

@@ -22,10 +22,15 @@ pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
     let tokens = table(&mut names, "embed_tokens", split.part(split.cuts.embedding));
     let norm = names.norm("norm", dim);
     names.prefix.clear();
-    let words = if spec.tied { tokens } else { table(&mut names, "lm_head", split.part(split.cuts.head)) };
+    let words = match (spec.score, spec.tied) {
+        (true, _) => VocabRows::all(names.push("score", WEIGHT, &[1, dim], Tp::Same, Init::NORMAL)),
+        (_, true) => tokens,
+        _ => table(&mut names, "lm_head", split.part(split.cuts.head)),
+    };
     let embed_scale = if spec.scaled_embedding { (dim as f64).sqrt() as f32 } else { 1.0 };
-    let head = Linear::new(words.weight, words.range(vocab).len(), dim);
-    let root = Root { tokens, positions: None, embed_scale, norm, head, words, vocab, logit_cap: spec.logit_cap };
+    let head = Linear::new(words.weight, words.range(spec.outputs()).len(), dim);
+    let (score, logit_cap) = (spec.score, spec.logit_cap);
+    let root = Root { tokens, positions: None, embed_scale, norm, head, words, vocab, score, logit_cap };
     (names.layout, root)
 }
 

@@ -26,6 +26,13 @@ pub fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
             spec.max_len
         )));
     }
+    if spec.score && !s.objective.scores() {
+        return Err(Error::input(
+            "the model is a reward model, whose head is a score and not logits: use --objective rm, or a \
+             ...ForCausalLM model",
+        ));
+    }
+    spec.score = s.objective.scores();
     spec.validate()?;
     Ok(spec)
 }

@@ -2,7 +2,7 @@
 use crate::base::{Error, Result};
 use crate::ckpt;
 use crate::data::PairKeys;
-use crate::engine::{Dpo, EngineOptions, Objective};
+use crate::engine::{Dpo, EngineOptions, Objective, Rm};
 use crate::nn::{Decoder, Spec};
 use crate::run::settings::objective::ObjectiveSettings;
 use crate::run::settings::value::set;
@@ -12,6 +12,7 @@ use std::path::Path;
 pub fn objective(o: &ObjectiveSettings) -> Result<Objective> {
     Ok(match set(&o.objective, "objective.objective")? {
         ObjectiveName::Sft => Objective::Sft,
+        ObjectiveName::Rm => Objective::Rm(Rm),
         ObjectiveName::Dpo => Objective::Dpo(Dpo {
             beta: set(&o.beta, "objective.beta")?,
             label_smoothing: set(&o.label_smoothing, "objective.label_smoothing")?,
@@ -19,6 +20,21 @@ pub fn objective(o: &ObjectiveSettings) -> Result<Objective> {
             nll_coef: set(&o.nll_loss_coef, "objective.nll_loss_coef")?,
         }),
     })
+}
+
+/// Refuses what a reward model cannot do.
+pub fn check(s: &Settings) -> Result<()> {
+    if !s.objective.scores() {
+        return Ok(());
+    }
+    let adapters = s.lora.rank.is_some().then_some("--lora-rank: adapters would be saved without the score head");
+    let sequence = s.parallel.sequence_parallel == Some(true);
+    let sequence = sequence.then_some("--sequence-parallel: the score head needs all rows on each rank of tp");
+    let gguf = s.checkpoint.save_gguf.is_some().then_some("--save-gguf: GGUF files hold language models");
+    match adapters.or(sequence).or(gguf) {
+        Some(what) => Err(Error::input(format!("--objective rm does not support {what}; remove it"))),
+        None => Ok(()),
+    }
 }
 
 /// The fields of pairs, if rows are pairs.
@@ -30,6 +46,7 @@ pub fn pairs(o: &ObjectiveSettings) -> Result<Option<PairKeys>> {
         prompt: set(&o.prompt_key, "objective.prompt_key")?,
         chosen: set(&o.chosen_key, "objective.chosen_key")?,
         rejected: set(&o.rejected_key, "objective.rejected_key")?,
+        bare: o.scores(),
     }))
 }
 
@@ -37,7 +54,7 @@ pub fn pairs(o: &ObjectiveSettings) -> Result<Option<PairKeys>> {
 /// its adapters, or an objective without a reference.
 pub fn reference(s: &Settings, spec: &Spec) -> Result<Option<Spec>> {
     let Some(dir) = &s.objective.ref_pretrain else {
-        let frozen = s.objective.has_pairs() && s.lora.rank.is_none();
+        let frozen = s.objective.objective == Some(ObjectiveName::Dpo) && s.lora.rank.is_none();
         return Ok(frozen.then(|| spec.clone()));
     };
     let wrong = |what: String| Error::input(format!("--ref-pretrain {}: {what}", dir.display()));

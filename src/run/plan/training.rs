@@ -98,6 +98,7 @@ impl Plan {
             s.model.pretrain = Some(stages::weights(before)?);
         }
         knobs::check(&s)?;
+        objective::check(&s)?;
         let save = SaveOptions::new(&s.checkpoint)?;
         let mut ranks = RankPlan::new(&mut s, launched)?;
         let restarts = Restarts::new(&s)?;

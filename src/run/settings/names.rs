@@ -25,7 +25,7 @@ names!(
     Debug
 );
 names!(ArchName, "snake_case", Llama, Gpt);
-names!(ObjectiveName, "snake_case", Sft, Dpo);
+names!(ObjectiveName, "snake_case", Sft, Dpo, Rm);
 names!(OptimizerName, "snake_case", Adamw, Sgd);
 names!(SchedulerName, "snake_case", Constant, Linear, Cosine, CosineWithMinLr);
 names!(WarmupName, "snake_case", Linear, Log);

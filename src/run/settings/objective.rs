@@ -10,7 +10,7 @@ use std::path::PathBuf;
 #[command(next_help_heading = "Objective")]
 pub struct ObjectiveSettings {
     /// What is minimized. sft: the loss of tokens; dpo: direct preference optimization of pairs (rows with a prompt, a
-    /// chosen and a rejected answer), where batch sizes count pairs
+    /// chosen and a rejected answer), where batch sizes count pairs; rm: a reward model of pairs
     #[arg(long)]
     pub objective: Option<ObjectiveName>,
     /// How strongly the policy is kept near the reference model
@@ -48,6 +48,10 @@ impl ObjectiveSettings {
     }
     /// Rows are pairs.
     pub fn has_pairs(&self) -> bool {
-        self.objective == Some(ObjectiveName::Dpo)
+        matches!(self.objective, Some(ObjectiveName::Dpo | ObjectiveName::Rm))
+    }
+    /// The model is a reward model.
+    pub fn scores(&self) -> bool {
+        self.objective == Some(ObjectiveName::Rm)
     }
 }

@@ -1,8 +1,8 @@
 //! The metrics file: JSON lines, one an event, each flushed at once, so that a killed run leaves whole lines. Never
 //! computes what it writes; a float that is not finite becomes null.
+use super::evaluated::PairRecord;
 use crate::base::{Error, Result, open};
 use crate::device::gpu::telemetry::Sample;
-use crate::engine::PairMeans;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
@@ -61,7 +61,7 @@ pub struct StepRecord {
     pub comm_bytes: u64,
     /// Means over the step's pairs, of a preference objective.
     #[serde(flatten)]
-    pub pairs: Option<PairMeans>,
+    pub pairs: Option<PairRecord>,
     /// Spent on waiting for micro-batches, which a thread fills ahead.
     pub data_time_s: f64,
     /// The largest of any rank, when it was last looked at: in the first two steps and each sixteenth.

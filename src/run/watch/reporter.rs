@@ -1,7 +1,7 @@
 //! Reports a run: the loop says what happened, and the metrics file, TensorBoard, the log and the progress bar each get
 //! it. Also measures what is only reported: time between steps, communication, memory, the GPU. Never changes what the
 //! loop does.
-use super::evaluated::Evaluated;
+use super::evaluated::{Evaluated, PairRecord};
 use super::gpu::GpuWatch;
 use super::log::RunLog;
 use super::metrics::Event;
@@ -256,7 +256,7 @@ impl<'a> Reporter<'a> {
             comm_time_s: comm.in_flight_s - self.comm.in_flight_s,
             exposed_comm_s: comm.exposed_s - self.comm.exposed_s,
             comm_bytes: comm.bytes - self.comm.bytes,
-            pairs: report.pairs,
+            pairs: report.pairs.map(|means| PairRecord::new(&means, &self.plan.engine.objective)),
             data_time_s: done.data_time_s,
             mem_bytes: bytes.now,
             peak_mem_bytes: bytes.peak,
@@ -297,8 +297,8 @@ impl<'a> Reporter<'a> {
         if evaluated.count > 0 {
             let best = if is_best == Some(true) { "  best so far" } else { "" };
             self.say(LogLevel::Info, format_args!("eval  step {step}  {evaluated}{best}"));
-            let mut event = evaluated.json();
-            (event["step"], event["seconds"], event["best"]) = (json!(step), json!(seconds), json!(is_best));
+            let mut event = evaluated.json(step, &self.plan.engine.objective);
+            (event["seconds"], event["best"]) = (json!(seconds), json!(is_best));
             self.tell_sinks(&Event::Eval(&event))?;
         }
         self.restart_clock();
