@@ -68,7 +68,7 @@ fn rank(mesh: Mesh, meter: Meter, dir: &Path) -> Result<Vec<(f64, f64, u64)>> {
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
     let mut store = options.store(dev.clone(), &mesh, decoder.layouts())?;
     initialize(&mut *store, 1, &*dev)?;
-    let mut optimizer = Optimizer::new(&*dev, &mut *store, rule)?;
+    let mut optimizer = Optimizer::new(&*dev, &mesh, decoder.layouts(), &mut *store, rule)?;
     // First-touch page faults are the system's cost, not ours.
     for unit in 0..store.units() {
         optimizer.state(unit).try_for_each(|(_, state)| dev.zero(state))?;

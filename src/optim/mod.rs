@@ -1,7 +1,10 @@
-//! Floor 5: from a summed gradient to new weights: the exact norm, clipping, AdamW and SGD, learning-rate schedules,
-//! f16 loss scaling. Never knows about strategies, layers or files.
+//! Floor 5: from a summed gradient to new weights: the exact norm, clipping, AdamW, SGD and Muon, learning-rate
+//! schedules, f16 loss scaling. Never knows about strategies, layers or files.
 pub mod clip; // global gradient norm and clip factor
-pub mod optimizer; // AdamW and SGD
+mod owners; // which rank orthogonalizes which matrix
+mod newton_schulz; // the iteration of one matrix
+mod muon; // exchange, iteration and update of all matrices
+pub mod optimizer; // the rules, their state, AdamW and SGD
 pub mod schedule; // learning-rate schedules
 pub mod scaler; // f16 loss scaling
 

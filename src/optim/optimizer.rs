@@ -1,10 +1,13 @@
-//! AdamW and SGD over a store's shards, one fused pass per shard. Never reduces, clips or schedules: the gradient, its
-//! scale and the learning rate are inputs.
+//! The optimizers over a store's shards. AdamW and SGD are one fused pass per shard; Muon's matrices are in `muon`.
+//! Never reduces, clips or schedules: the gradient, its scale and the learning rate are inputs.
+use super::muon::{self, Muon};
+use super::owners::MuonMatrix;
 use crate::base::{Category, DType, Error, Result};
+use crate::comm::Mesh;
 use crate::device::host::Staged;
 use crate::device::ops::{AdamW, AdamWScalars, AdamWStep, Sgd, SgdScalars};
 use crate::device::{Buf, Device, HostUpdate, Place, View, ViewMut};
-use crate::nn::Layout;
+use crate::nn::{Layout, Segment};
 use crate::store::Store;
 use crate::store::flat::{self, Run};
 
@@ -15,6 +18,9 @@ pub enum Rule {
     AdamW { beta1: f32, beta2: f32, eps: f32, weight_decay: f32 },
     /// PyTorch's form: decay is added to the gradient.
     Sgd { momentum: f32, weight_decay: f32 },
+    /// `torch.optim.Muon` with `match_rms_adamw` for the matrices of blocks, AdamW for all other tensors. `steps`: of
+    /// the iteration.
+    Muon { momentum: f32, steps: usize, beta1: f32, beta2: f32, eps: f32, weight_decay: f32 },
 }
 
 /// AdamW with the binaries' defaults.
@@ -30,12 +36,14 @@ impl Rule {
         match self {
             Rule::AdamW { .. } => "adamw",
             Rule::Sgd { .. } => "sgd",
+            Rule::Muon { .. } => "muon",
         }
     }
-    /// Names of the state tensors in checkpoints (PyTorch's names). Each is f32 and as long as the shard.
+    /// Names of the state tensors in checkpoints (PyTorch's names). Each is f32 and as long as the shard. Muon's
+    /// momentum is the first; its matrices leave the second zero.
     pub fn state(&self) -> &'static [&'static str] {
         match *self {
-            Rule::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
+            Rule::AdamW { .. } | Rule::Muon { .. } => &["exp_avg", "exp_avg_sq"],
             Rule::Sgd { momentum: 0.0, .. } => &[],
             Rule::Sgd { .. } => &["momentum_buffer"],
         }
@@ -45,6 +53,7 @@ impl Rule {
         match self {
             Rule::AdamW { .. } => AdamWScalars::LEN,
             Rule::Sgd { .. } => SgdScalars::LEN,
+            Rule::Muon { .. } => AdamWScalars::LEN + SgdScalars::LEN,
         }
     }
     /// Elements of [`Optimizer::constants`] for these layers.
@@ -53,15 +62,6 @@ impl Rule {
         layouts.iter().for_each(|layout| collect(layout, &mut kinds));
         self.constants() * kinds.len()
     }
-}
-
-/// State of a unit's trainable shard; empty if the whole unit is frozen.
-#[derive(Default)]
-struct UnitState {
-    /// In the order of [`Rule::state`].
-    state: Vec<Buf>,
-    /// Which weight decay and learning rate apply to each range of the shard.
-    runs: Vec<Run>,
 }
 
 /// Whether to decay, and the learning-rate factor. Tensors that agree in both share their constants.
@@ -77,9 +77,28 @@ fn collect(layout: &Layout, kinds: &mut Vec<UpdateKind>) {
     }
 }
 
+/// The parts of `runs`, of a shard that starts at `start` of its unit, outside of the segments that `of` selects, each
+/// with the padding behind it.
+fn without(runs: Vec<Run>, start: usize, layout: &Layout, of: impl Fn(&&Segment) -> bool) -> Vec<Run> {
+    let ends = layout.segments.iter().map(|s| s.start).skip(1).chain([usize::MAX]);
+    let selected = layout.segments.iter().zip(ends).filter(|(segment, _)| of(segment));
+    let selected: Vec<_> = selected.map(|(s, end)| s.start.saturating_sub(start)..end.saturating_sub(start)).collect();
+    let parts = runs.into_iter().flat_map(|run| {
+        let starts = std::iter::once(run.range.start).chain(selected.iter().map(|s| s.end.max(run.range.start)));
+        let ends = selected.iter().map(|s| s.start.min(run.range.end)).chain([run.range.end]);
+        let parts: Vec<_> = starts.zip(ends).map(|(from, to)| from..to).filter(|part| !part.is_empty()).collect();
+        parts.into_iter().map(move |range| Run { range, ..run.clone() })
+    });
+    parts.collect()
+}
+
 pub struct Optimizer {
     rule: Rule,
-    units: Vec<UnitState>,
+    /// Per unit: the state of its trainable shard, in the order of [`Rule::state`].
+    states: Vec<Vec<Buf>>,
+    /// Per unit: which weight decay and learning rate apply to each range of the shard, without Muon's matrices.
+    runs: Vec<Vec<Run>>,
+    muon: Option<Muon>,
     kinds: Vec<UpdateKind>,
     /// Per-kind constants of an update.
     constants: Vec<f32>,
@@ -90,9 +109,19 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// Allocates zeroed state for every trainable shard of `store`, in the same memory as its masters. Offloaded
-    /// masters are updated by the device's host threads.
-    pub fn new(dev: &dyn Device, store: &mut dyn Store, rule: Rule) -> Result<Optimizer> {
-        let mut units: Vec<UnitState> = (0..store.units()).map(|_| UnitState::default()).collect();
+    /// masters are updated by the device's host threads. Collective: every rank of the mesh calls it alike, with the
+    /// layouts of the store.
+    pub fn new(
+        dev: &dyn Device,
+        mesh: &Mesh,
+        layouts: &[Layout],
+        store: &mut dyn Store,
+        rule: Rule,
+    ) -> Result<Optimizer> {
+        let mut states: Vec<Vec<Buf>> = (0..store.units()).map(|_| Vec::new()).collect();
+        let mut runs = vec![Vec::new(); states.len()];
+        let names = if matches!(rule, Rule::Muon { .. }) { muon::names(layouts) } else { Vec::new() };
+        let (mut matrices, mut dtype, replicated) = (Vec::new(), DType::F32, store.replicated());
         let mut staged: Option<Staged> = None;
         let mut kinds = Vec::new();
         let on_device = |place: Place| place != Place::Mapped;
@@ -114,14 +143,25 @@ impl Optimizer {
                         false => dev.alloc(DType::F32, len, Category::Optimizer),
                     }
                 });
-                let runs = flat::runs(shard.layout, shard.start..shard.start + len);
-                units[shard.unit] = UnitState { state: state.collect::<Result<_>>()?, runs };
+                states[shard.unit] = state.collect::<Result<_>>()?;
+                let whole = flat::runs(shard.layout, shard.start..shard.start + len);
+                let own = |segment: &&Segment| names.contains(&segment.name);
+                runs[shard.unit] = without(whole, shard.start, shard.layout, own);
+                dtype = shard.param.as_ref().map_or(DType::F32, ViewMut::dtype);
+                for segment in shard.layout.segments.iter().filter(own) {
+                    let kind = kinds.iter().position(|kind| *kind == (segment.decay, segment.lr_scale)).unwrap_or(0);
+                    matrices.push(MuonMatrix::new(shard.unit, segment, (!replicated).then_some(len), kind));
+                }
             }
             Ok(())
         })?;
         let host = staged.map(|staged| HostUpdate::new(dev, &staged, dev.host_threads())).transpose()?;
         let constants = vec![0.0; rule.constants() * kinds.len()];
-        Ok(Optimizer { rule, units, kinds, constants, step: 0, host })
+        let muon = match rule {
+            Rule::Muon { momentum, steps, .. } => Some(Muon::new(dev, mesh, matrices, (momentum, steps), dtype)?),
+            _ => None,
+        };
+        Ok(Optimizer { rule, states, runs, muon, kinds, constants, step: 0, host })
     }
     pub fn rule(&self) -> Rule {
         self.rule
@@ -136,7 +176,7 @@ impl Optimizer {
     }
     /// State of this rank's trainable shard of `unit`, named as in [`Rule::state`], for checkpoints.
     pub fn state(&mut self, unit: usize) -> impl Iterator<Item = (&'static str, ViewMut<'_>)> {
-        self.rule.state().iter().copied().zip(self.units[unit].state.iter_mut().map(Buf::view_mut))
+        self.rule.state().iter().copied().zip(self.states[unit].iter_mut().map(Buf::view_mut))
     }
 
     /// Constants of the next update at learning rate `lr`. Copy them to the device and pass them to
@@ -156,6 +196,13 @@ impl Optimizer {
                     let h = SgdScalars { lr, momentum, weight_decay: decay(weight_decay) };
                     constants.copy_from_slice(bytemuck::cast_slice(&[h]));
                 }
+                Rule::Muon { beta1, beta2, eps, weight_decay, .. } => {
+                    let (adamw, matrix) = constants.split_at_mut(AdamWScalars::LEN);
+                    let h = AdamWStep { lr, beta1, beta2, eps, weight_decay: decay(weight_decay), step };
+                    adamw.copy_from_slice(bytemuck::cast_slice(&[h.scalars()]));
+                    let h = SgdScalars { lr, momentum: 0.0, weight_decay: decay(weight_decay) };
+                    matrix.copy_from_slice(bytemuck::cast_slice(&[h]));
+                }
             }
         }
         &self.constants
@@ -166,10 +213,13 @@ impl Optimizer {
     /// finite, the caller reports the update with [`Optimizer::count`].
     pub fn step(&mut self, dev: &dyn Device, store: &mut dyn Store, constants: View, scale: View) -> Result<()> {
         let (rule, kinds, numbers) = (self.rule, &self.kinds, &self.constants);
+        if let Some(muon) = &mut self.muon {
+            muon.step(dev, store, &mut self.states, (constants, rule.constants()), scale)?;
+        }
         store.for_each_shard(&mut |mut shard| {
             let Some(grad) = shard.grad else { return Ok(()) }; // frozen
-            let UnitState { state, runs } = &mut self.units[shard.unit];
-            for Run { range, decay, lr_scale } in runs {
+            let state = &mut self.states[shard.unit];
+            for Run { range, decay, lr_scale } in &self.runs[shard.unit] {
                 let kind = kinds.iter().position(|kind| *kind == (*decay, *lr_scale));
                 let kind = kind.ok_or_else(|| Error::op("optimizer", "a run has an unknown kind"))?;
                 let own = kind * rule.constants()..(kind + 1) * rule.constants();
@@ -179,7 +229,8 @@ impl Optimizer {
                 let mut state = state.iter_mut().map(|s| s.view_mut().slice(range.clone()));
                 let (h, host_h) = (constants.slice(own.clone()), &numbers[own]);
                 match (rule, &mut self.host) {
-                    (Rule::AdamW { .. }, host) => {
+                    (Rule::AdamW { .. } | Rule::Muon { .. }, host) => {
+                        let (h, host_h) = (h.slice(0..AdamWScalars::LEN), &host_h[..AdamWScalars::LEN]);
                         let (Some(m), Some(v)) = (state.next(), state.next()) else {
                             return Err(Error::op("adamw", "AdamW needs two moments"));
                         };

@@ -63,7 +63,7 @@ impl KnownState {
         let (dev, mesh) = (rank.device.clone(), &rank.mesh);
         let layouts = parted(Decoder::new(spec.clone())?.layouts(), mesh.coords.tp, mesh.sizes.tp);
         let mut store = strategy.store(dev.clone(), mesh, &layouts)?;
-        let optimizer = Optimizer::new(&*dev, &mut *store, rule)?;
+        let optimizer = Optimizer::new(&*dev, mesh, &layouts, &mut *store, rule)?;
         let mut ckpt =
             Checkpointer::new(dev.clone(), mesh, spec, &layouts, rule.state())?.with_files_of(max_file_bytes);
         ckpt.of_run(RUN);

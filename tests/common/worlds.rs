@@ -102,6 +102,8 @@ pub fn qwen2() -> Spec {
 }
 
 pub const SGD: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 0.01 };
+/// Muon with a momentum that shows in a few steps.
+pub const MUON: Rule = Rule::Muon { momentum: 0.9, steps: 5, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 pub const ADAMW: Rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
 pub fn sharded() -> ShardedOptions {

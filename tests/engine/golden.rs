@@ -1,6 +1,7 @@
 //! The model compared with PyTorch and Hugging Face transformers: loss, logits, all gradients and ten training steps of
 //! two tiny models. The files are made by `tests/golden/make.py`.
 mod init;
+mod muon;
 mod training;
 
 use crate::common::golden_tensors::Tensors;

@@ -12,6 +12,7 @@ mod heap;
 mod lora_dropout;
 mod memory;
 mod meshes;
+mod muon;
 mod parity;
 mod precision;
 mod preference;

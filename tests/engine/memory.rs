@@ -62,6 +62,7 @@ fn planned_bytes_equal_allocated_bytes_and_a_step_adds_nothing() {
         (llama(), ADAMW, Checkpointing::Off),
         (qwen3(), ADAMW, Checkpointing::SelectiveEvery(2)),
         (gpt(), SGD, Checkpointing::Full),
+        (llama(), MUON, Checkpointing::Off),
     ] {
         for (strategy, accum) in strategies() {
             let options = EngineOptions { checkpoint, ..options(&spec, strategy, rule) };
@@ -220,6 +221,13 @@ fn a_step_makes_no_heap_allocation() {
         let options = options(&llama(), strategy, ADAMW);
         for sizes in [two, HYBRID] {
             allocates_nothing(&off, sizes, &options, accum);
+        }
+    }
+    // Neither does Muon, whose owners exchange matrices.
+    for strategy in [fsdp(sharded()), fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() }), ddp(DType::F32)] {
+        let options = options(&llama(), strategy, MUON);
+        for sizes in [two, HYBRID] {
+            allocates_nothing(&off, sizes, &options, 1);
         }
     }
     // Neither does a profile.

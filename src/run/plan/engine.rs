@@ -151,6 +151,17 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
                 weight_decay,
             }
         }
+        OptimizerName::Muon => {
+            let betas = set(&o.betas, "optim.betas")?;
+            Rule::Muon {
+                momentum: set(&o.muon_momentum, "optim.muon_momentum")? as f32,
+                steps: set(&o.muon_ns_steps, "optim.muon_ns_steps")?,
+                beta1: betas[0] as f32,
+                beta2: betas[1] as f32,
+                eps: set(&o.eps, "optim.eps")? as f32,
+                weight_decay,
+            }
+        }
         OptimizerName::Sgd => Rule::Sgd { momentum: set(&o.momentum, "optim.momentum")? as f32, weight_decay },
     };
     let strategy = strategy(s, device, &spec)?;

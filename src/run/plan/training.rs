@@ -307,6 +307,10 @@ impl Plan {
                 Rule::AdamW { .. } => {
                     json!({"kind": self.engine.rule.name(), "betas": o.betas, "eps": o.eps, "weight_decay": o.weight_decay})
                 }
+                Rule::Muon { .. } => {
+                    json!({"kind": self.engine.rule.name(), "momentum": o.muon_momentum, "ns_steps": o.muon_ns_steps,
+                        "betas": o.betas, "eps": o.eps, "weight_decay": o.weight_decay})
+                }
                 Rule::Sgd { .. } => {
                     json!({"kind": self.engine.rule.name(), "momentum": o.momentum, "weight_decay": o.weight_decay})
                 }

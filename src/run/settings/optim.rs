@@ -20,6 +20,12 @@ pub struct OptimSettings {
     /// AdamW: term added to the denominator, for numerical stability
     #[arg(long)]
     pub eps: Option<f64>,
+    /// Muon: momentum (Nesterov), in [0, 1)
+    #[arg(long, value_name = "MU")]
+    pub muon_momentum: Option<f64>,
+    /// Muon: Newton-Schulz iterations, 1 to 20
+    #[arg(long, value_name = "N")]
+    pub muon_ns_steps: Option<usize>,
     /// SGD: momentum, in [0, 1)
     #[arg(long)]
     pub momentum: Option<f64>,
@@ -58,6 +64,8 @@ impl OptimSettings {
         }
         number("eps", self.eps, |x| x > 0.0, "above 0")?;
         number("momentum", self.momentum, |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
+        number("muon_momentum", self.muon_momentum, |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
+        number("muon_ns_steps", self.muon_ns_steps.map(|n| n as f64), |x| (1.0..=20.0).contains(&x), "from 1 to 20")?;
         number("weight_decay", self.weight_decay, |x| x >= 0.0, "0 or more")?;
         number("warmup_ratio", self.warmup_ratio, |x| (0.0..=1.0).contains(&x), "in [0, 1]")?;
         number("min_lr_ratio", self.min_lr_ratio, |x| (0.0..=1.0).contains(&x), "in [0, 1]")?;

@@ -1,0 +1,122 @@
+//! Which rank orthogonalizes which matrix, and where its parts are: arithmetic on the segment table. Never
+//! communicates.
+//!
+//! [Note: rounds] The matrices, most expensive first, are dealt in *rounds* of one matrix per rank of the world. So the
+//! owners of a round have about equal work, and each holds one whole matrix at a time. An owner receives the matrix
+//! from the ranks of its own replica, and sends the result to all ranks that hold a part of it, in every replica.
+//!
+//! An owner lays the parts of tp one after another: `(tp, R, C / tp)` where columns are cut, which it rearranges to
+//! `(R, C)`; otherwise that is the matrix. Within such a part the shards of fsdp follow each other.
+use crate::comm::MeshSizes;
+use crate::comm::mesh::Coords;
+use crate::nn::{Segment, Slice, Tp};
+use std::ops::Range;
+
+/// A matrix that Muon updates, as this rank knows it.
+pub(super) struct MuonMatrix {
+    pub unit: usize,
+    pub segment: Segment,
+    /// Rows and columns of the whole matrix.
+    pub shape: (usize, usize),
+    /// Elements of the unit's shards, each of which starts at a multiple of this; `None` if every rank has the unit.
+    pub shard: Option<usize>,
+    /// The constants of its update.
+    pub kind: usize,
+}
+
+impl MuonMatrix {
+    pub fn new(unit: usize, segment: &Segment, shard: Option<usize>, kind: usize) -> MuonMatrix {
+        let whole = segment.global_shape();
+        MuonMatrix { unit, segment: segment.clone(), shape: (whole[0], whole[1..].iter().product()), shard, kind }
+    }
+    pub fn elements(&self) -> usize {
+        self.shape.0 * self.shape.1
+    }
+    /// In proportion to the FLOPs of an iteration.
+    pub fn cost(&self) -> usize {
+        let (rows, columns) = self.shape;
+        let (short, long) = (rows.min(columns), rows.max(columns));
+        short * short * (2 * long + short)
+    }
+    fn over_tp(&self) -> Option<(usize, usize, usize)> {
+        match self.segment.tp {
+            Tp::Cut { dim, over, whole } => Some((dim, over.of, whole)),
+            _ => None,
+        }
+    }
+    /// Widths of the parts of tp where columns are cut.
+    pub fn columns(&self) -> Option<impl Iterator<Item = Range<usize>> + use<>> {
+        let (_, of, whole) = self.over_tp().filter(|&(dim, ..)| dim == 1)?;
+        Some((0..of).map(move |index| Slice { index, of }.share(whole)))
+    }
+    /// Elements of the matrix before and in the part of rank `tp`.
+    fn part(&self, tp: usize) -> Range<usize> {
+        let Some((dim, of, whole)) = self.over_tp() else { return 0..self.elements() };
+        let share = Slice { index: tp, of }.share(whole);
+        let each = self.shape.1.max(1) * usize::from(dim == 0) + self.shape.0 * usize::from(dim == 1);
+        share.start * each..share.end * each
+    }
+    /// The elements that a rank holds, within its part of tp.
+    pub fn held(&self, sizes: &MeshSizes, at: &Coords) -> Range<usize> {
+        let len = self.part(at.tp).len();
+        let Some(shard) = self.shard else { return 0..len };
+        let start = (at.dp_shard * sizes.sp + at.sp) * shard;
+        let within = |x: usize| x.saturating_sub(self.segment.start).min(len);
+        within(start)..within(start + shard)
+    }
+    /// Where they are in the matrix as its owner lays it out.
+    fn place(&self, sizes: &MeshSizes, at: &Coords) -> Range<usize> {
+        let (part, held) = (self.part(at.tp), self.held(sizes, at));
+        part.start + held.start..part.start + held.end
+    }
+    /// Whether the rank at `from` sends its part to the owner at `to`.
+    fn sends(&self, from: &Coords, to: &Coords) -> bool {
+        let fsdp = self.shard.is_some() || (from.dp_shard, from.sp) == (to.dp_shard, to.sp);
+        from.dp_replicate == to.dp_replicate && fsdp && (self.over_tp().is_some() || from.tp == to.tp)
+    }
+}
+
+/// What one rank does in a round.
+pub(super) struct MuonRound {
+    /// Index of the first matrix of the round; rank r owns the r-th.
+    pub first: usize,
+    /// Per matrix, where this rank's elements of it are in the round's buffer.
+    pub pieces: Vec<Range<usize>>,
+    /// Parts to the owners, and from the ranks that have this rank's matrix.
+    pub there: [Vec<Range<usize>>; 2],
+    /// Parts of the result, to all ranks, and from the owners.
+    pub back: [Vec<Range<usize>>; 2],
+}
+
+/// All rounds of the rank `rank`, of matrices that are sorted by cost, and the lengths of the buffers: for the pieces
+/// of a round, for the largest matrix, and for the largest product of a matrix with itself. The same on all ranks.
+pub(super) fn rounds(matrices: &[MuonMatrix], sizes: &MeshSizes, rank: usize) -> (Vec<MuonRound>, [usize; 3]) {
+    let world: Vec<Coords> = (0..sizes.world()).map(|r| sizes.coords(r)).collect();
+    let (me, mut rounds, mut most) = (&world[rank], Vec::new(), 0);
+    for (round, dealt) in matrices.chunks(world.len()).enumerate() {
+        let held = |at: &Coords| dealt.iter().map(|matrix| matrix.held(sizes, at).len()).sum::<usize>();
+        most = world.iter().map(held).fold(most, usize::max);
+        let mut pieces = Vec::with_capacity(dealt.len());
+        for matrix in dealt {
+            let start = pieces.last().map_or(0, |last: &Range<usize>| last.end);
+            pieces.push(start..start + matrix.held(sizes, me).len());
+        }
+        let piece = |owner: usize| pieces.get(owner).cloned().unwrap_or_default();
+        let to = |(owner, at): (usize, &Coords)| match dealt.get(owner).filter(|matrix| matrix.sends(me, at)) {
+            Some(_) => piece(owner),
+            None => 0..0,
+        };
+        let mine = dealt.get(rank);
+        let place = |at: &Coords| mine.map_or(0..0, |matrix| matrix.place(sizes, at));
+        let from = |at: &Coords| if mine.is_some_and(|matrix| matrix.sends(at, me)) { place(at) } else { 0..0 };
+        rounds.push(MuonRound {
+            first: round * world.len(),
+            there: [world.iter().enumerate().map(to).collect(), world.iter().map(from).collect()],
+            back: [world.iter().map(place).collect(), (0..world.len()).map(piece).collect()],
+            pieces,
+        });
+    }
+    let largest = matrices.iter().map(MuonMatrix::elements).max().unwrap_or(0);
+    let short = |matrix: &MuonMatrix| matrix.shape.0.min(matrix.shape.1);
+    (rounds, [most, largest, matrices.iter().map(short).max().unwrap_or(0).pow(2)])
+}

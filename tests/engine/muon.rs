@@ -1,0 +1,153 @@
+//! Muon's exchange: results do not depend on how a matrix is spread over ranks, and it holds what is planned.
+//! `golden/muon.rs` compares the updates with PyTorch's.
+use crate::common::stores::*;
+use crate::common::*;
+use flatshard::base::DType;
+use flatshard::comm::recorder::{Log, Recorder};
+use flatshard::comm::seam::Seam;
+use flatshard::comm::{Axis, MeshSizes, Tag};
+use flatshard::engine::{Engine, EngineOptions};
+use flatshard::nn::{Lora, Spec, Tuning};
+use flatshard::optim::Rule;
+use flatshard::store::{Offload, ShardedOptions, Stage};
+use std::sync::Arc;
+
+#[test]
+fn every_store_updates_matrices_with_the_same_bits() {
+    for (spec, world, dtype) in
+        [(llama(), 1, DType::F32), (llama(), 3, DType::F32), (gpt(), 4, DType::F32), (llama(), 2, DType::Bf16)]
+    {
+        let expected = outcome(world, &options(&spec, ddp(dtype), MUON), 3, 1);
+        for (i, strategy) in every(dtype).into_iter().enumerate() {
+            let what = format!("{} ({i}) {:?} world {world} {dtype}", strategy.name(), spec.arch);
+            assert_same_bits(&expected, &outcome(world, &options(&spec, strategy, MUON), 3, 1), &what);
+        }
+    }
+}
+
+/// Rows and columns that do not divide: some owners get nothing in the last round, some ranks hold nothing of a matrix.
+#[test]
+fn replicas_and_tensor_parallel_ranks_update_with_the_same_bits() {
+    let spec = Spec { ff: 45, ..llama() };
+    for (dp_replicate, dp_shard, sp, tp) in [(2, 2, 1, 1), (1, 2, 2, 1), (1, 2, 1, 3), (4, 1, 1, 1), (2, 2, 1, 3)] {
+        let sizes = MeshSizes { dp_replicate, dp_shard, sp, tp };
+        let mut stores = vec![fsdp(sharded()), zero(staged(Stage::One, DType::F32))];
+        // Replicas of shards sum gradients in another order.
+        stores.extend((dp_replicate == 1 || dp_shard == 1).then(|| ddp(DType::F32)));
+        stores.extend((tp == 1).then(|| reference(by_tensor(DType::F32, 1))));
+        let expected = outcome_on(sizes, &options(&spec, stores.remove(0), MUON), 3, 1);
+        for strategy in stores {
+            let what = format!("{} on {sizes:?}", strategy.name());
+            assert_same_bits(&expected, &outcome_on(sizes, &options(&spec, strategy, MUON), 3, 1), &what);
+        }
+    }
+}
+
+#[test]
+fn offloaded_matrices_are_updated_with_the_same_bits() {
+    let of = |offload| options(&llama(), fsdp(ShardedOptions { offload, dtype: DType::Bf16, ..sharded() }), MUON);
+    let expected = outcome(2, &of(Offload::Nothing), 3, 1);
+    for offload in [Offload::Optimizer, Offload::Gradients, Offload::Parameters] {
+        assert_same_bits(&expected, &outcome(2, &of(offload), 3, 1), &format!("{offload:?}"));
+    }
+}
+
+/// The next matrices are on their way while this rank iterates, and results of the last round while it goes on.
+#[test]
+fn exchanges_overlap_the_iteration_of_other_matrices() {
+    let log = Log::default();
+    let entries = ranks(2, |rank| {
+        let own = if rank.rank == 0 { log.clone() } else { Log::default() };
+        let mesh = rank.mesh.wrap(|group| Arc::new(Recorder::new(group, own.clone())));
+        let mut engine = Engine::new(rank.device, &mesh, &options(&llama(), fsdp(sharded()), MUON))?;
+        own.clear();
+        step(&mut engine, &[batch(&llama(), 1, 0, rank.rank)], 1)?;
+        Ok(())
+    });
+    assert_eq!(entries.len(), 2);
+    // 28 matrices of four blocks on two ranks.
+    assert_eq!(log.count(Seam::AllToAll), 2 * 14);
+    let at = |seam, what, round| log.find(0, seam, Tag::new(what, round)).unwrap();
+    for round in 1..13 {
+        assert!(at(Seam::AllToAll, "muon there", round + 1) < at(Seam::Wait, "muon there", round));
+        assert!(at(Seam::Wait, "muon there", round) < at(Seam::Wait, "muon back", round - 1));
+    }
+    let axes = log.entries().into_iter().filter(|e| e.seam == Some(Seam::AllToAll)).map(|e| e.axis);
+    assert!(axes.into_iter().all(|axis| axis == Axis::World));
+}
+
+#[test]
+fn a_step_that_is_skipped_changes_nothing() {
+    let options = EngineOptions { grad_clip: 1.0, ..options(&llama(), fsdp(sharded()), MUON) };
+    let checked = ranks(2, |rank| {
+        let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
+        let batches = [batch(&options.spec, 1, 0, rank.rank)];
+        step(&mut engine, &batches, 1)?;
+        let state = |engine: &mut Engine| -> flatshard::base::Result<Vec<u8>> {
+            let (dev, mut all) = (engine.device().clone(), Vec::new());
+            let (store, optimizer) = engine.state();
+            store.for_each_shard(&mut |shard| {
+                for view in [shard.master.as_view()]
+                    .into_iter()
+                    .chain(optimizer.state(shard.unit).map(|(_, s)| s).collect::<Vec<_>>().iter().map(|s| s.as_view()))
+                {
+                    let mut bytes = vec![0; view.bytes()];
+                    dev.download(view, &mut bytes)?;
+                    all.extend(bytes);
+                }
+                Ok(())
+            })?;
+            Ok(all)
+        };
+        let dev = engine.device().clone();
+        engine
+            .state()
+            .0
+            .for_each_shard(&mut |shard| dev.upload(bytemuck::bytes_of(&f32::NAN), shard.master.slice(0..1)))?;
+        engine.state().0.weights_changed()?;
+        let before = state(&mut engine)?;
+        let report = step(&mut engine, &batches, 2)?;
+        if !report.skipped {
+            return Ok(false);
+        }
+        Ok(before == state(&mut engine)?)
+    });
+    assert_eq!(checked, [true; 2]);
+}
+
+#[test]
+fn without_a_matrix_to_update_muon_is_refused() {
+    let lora = Lora { rank: 2, alpha: 4.0, dropout: 0.0, targets: vec!["q_proj".into()] };
+    let frozen = Tuning { freeze: vec!["_proj".into()], ..Tuning::default() };
+    for tuning in [Tuning { lora: Some(lora), ..Tuning::default() }, frozen] {
+        let options = EngineOptions { tuning, ..options(&llama(), fsdp(sharded()), MUON) };
+        let error = options.bytes(&MeshSizes::sharded(2), 0).unwrap_err();
+        assert_eq!(error.exit_status(), 2);
+        assert!(error.to_string().contains("`optimizer: muon` updates the matrices of blocks"), "{error}");
+    }
+    // One matrix is enough.
+    let one = Tuning { freeze: vec!["[qkvo]_proj".into(), "gate_proj".into(), "up_proj".into()], ..Tuning::default() };
+    let options = EngineOptions { tuning: one, ..options(&llama(), fsdp(sharded()), MUON) };
+    options.bytes(&MeshSizes::sharded(2), 0).unwrap();
+}
+
+/// The head comment of `optim/muon.rs`.
+#[test]
+fn the_documented_bytes_hold() {
+    let spec = Spec { dim: 64, ff: 192, layers: 3, heads: 4, kv_heads: 4, head_dim: 16, ..llama() };
+    let largest = 64 * 192;
+    for (dtype, n) in [(DType::F32, 2), (DType::Bf16, 4)] {
+        let of = |rule: Rule| {
+            let options = options(&spec, fsdp(ShardedOptions { dtype, ..sharded() }), rule);
+            let planned = options.bytes(&MeshSizes::sharded(n), 0).unwrap();
+            planned.into_iter().find(|p| p.0 == flatshard::base::Category::Optimizer).unwrap().1
+        };
+        // Of a round of n equal matrices a rank holds one's worth, or more where shards begin inside matrices.
+        let square = 64 * 64;
+        let fixed = 4 * 4 * largest + if dtype == DType::F32 { 8 * square } else { 8 * square + 2 * largest };
+        let small = 2 * 8 * flatshard::device::LIMBS + 4 * (2 + 2 + 8);
+        let pieces = of(MUON) - of(ADAMW) - fixed - small;
+        assert_eq!(pieces % 12, 0);
+        assert!((largest..=n * largest).contains(&(pieces / 12)), "{dtype}: {pieces}");
+    }
+}
