@@ -14,6 +14,8 @@ pub struct MicroBatch {
     /// (S + 1) start of each document, then N. A row is a document and does not attend to others: S is `batch_size`, or
     /// the number of rows with packing. A pair is two documents: the chosen sequence and the rejected one.
     pub cu_seqlens: Vec<u32>,
+    /// By pair, how much better the chosen answer is; empty where pairs have no margins.
+    pub margins: Vec<f32>,
 }
 
 impl MicroBatch {

@@ -6,7 +6,7 @@ use super::format::Format;
 use super::reader;
 use super::recipe::Recipe;
 use super::report::Report;
-use super::source::RowSource;
+use super::source::{MARGIN, RowSource};
 use super::synthetic::Synthetic;
 use super::token_file::{self, TokenCounts, TokenFile};
 use super::tokenizer::Tokenizer;
@@ -112,18 +112,20 @@ impl Dataset {
             return Err(nothing(&corpus, &file, *max_len, first_bad));
         }
         let (rows, sequences) = (rows.min(limit), format.sequences());
+        let margins = if format.has_margins() { MARGIN } else { 0 };
+        let row_len = |r| file.row_len(r) - margins;
         let TokenCounts { files, skipped, bytes, dropped, bad } = file.counts();
         let report = Report {
             what: corpus.what,
             files,
             skipped,
             bytes,
-            tokens: if is_rows { (0..rows).map(|r| file.row_len(r) as u64).sum() } else { file.words() },
+            tokens: if is_rows { (0..rows).map(|r| row_len(r) as u64).sum() } else { file.words() },
             rows,
             samples: is_rows,
             pairs: sequences == 2,
             max_len: *max_len,
-            cut: if is_rows { (0..rows).filter(|&r| file.row_len(r) > sequences * max_len).count() as u64 } else { 0 },
+            cut: if is_rows { (0..rows).filter(|&r| row_len(r) > sequences * max_len).count() as u64 } else { 0 },
             dropped,
             bad,
             first_bad,
@@ -131,7 +133,11 @@ impl Dataset {
             unkept,
         };
         let fingerprint = file.content();
-        let source = if is_rows { RowSource::Rows(file) } else { RowSource::Stream(file) };
+        let source = match is_rows {
+            true if margins > 0 => RowSource::Margins(file),
+            true => RowSource::Rows(file),
+            false => RowSource::Stream(file),
+        };
         let dataset = Dataset::of(source, sequences * max_len, report, fingerprint);
         Ok(Dataset { sequences, ..dataset })
     }
@@ -241,7 +247,7 @@ impl Dataset {
     }
     /// The row numbers of each source, and whether its rows are individual samples.
     pub(super) fn numbers(&self) -> impl Iterator<Item = (Range<u64>, bool)> {
-        self.sources.iter().map(|source| (source.numbers.clone(), matches!(source.rows, RowSource::Rows(_))))
+        self.sources.iter().map(|source| (source.numbers.clone(), source.rows.has_rows()))
     }
     pub(super) fn source_of(&self, row: u64) -> usize {
         self.sources.partition_point(|source| source.numbers.end <= row)
@@ -259,7 +265,7 @@ impl Dataset {
     }
     /// Some rows are individual samples, not slices of a stream.
     pub fn has_rows_of_its_own(&self) -> bool {
-        self.sources.iter().any(|source| matches!(source.rows, RowSource::Rows(_)))
+        self.sources.iter().any(|source| source.rows.has_rows())
     }
     /// The last row that was sliced from a stream, if there is one.
     pub fn last_of_a_stream(&self) -> Option<u64> {
@@ -271,6 +277,11 @@ impl Dataset {
     pub fn row_len(&self, row: u64) -> usize {
         let source = &self.sources[self.source_of(row)];
         source.rows.row_len(row - source.numbers.start, self.max_len)
+    }
+    /// How much better the chosen answer of pair `row` is, where that is known.
+    pub fn margin(&self, row: u64) -> Option<f32> {
+        let source = &self.sources[self.source_of(row)];
+        source.rows.margin(row - source.numbers.start)
     }
     /// Writes `row` into `tokens` and `targets`, each [`Dataset::row_len`] long. `targets[t]` is the token after
     /// position t.

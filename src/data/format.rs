@@ -10,13 +10,16 @@ pub struct PairKeys {
     pub prompt: String,
     pub chosen: String,
     pub rejected: String,
+    /// A number: how much better the chosen answer is.
+    pub margin: Option<String>,
     /// A row may have no prompt: its two texts are whole.
     pub bare: bool,
 }
 
 impl Default for PairKeys {
     fn default() -> PairKeys {
-        PairKeys { prompt: "prompt".into(), chosen: "chosen".into(), rejected: "rejected".into(), bare: false }
+        let [prompt, chosen, rejected] = ["prompt", "chosen", "rejected"].map(String::from);
+        PairKeys { prompt, chosen, rejected, margin: None, bare: false }
     }
 }
 
@@ -96,6 +99,10 @@ impl Format {
             }
             _ => None,
         }
+    }
+    /// Pairs have margins.
+    pub(super) fn has_margins(&self) -> bool {
+        self.pairs.as_ref().is_some_and(|keys| keys.margin.is_some())
     }
     /// Sequences that a row becomes.
     pub fn sequences(&self) -> usize {

@@ -327,6 +327,7 @@ impl Loader {
         out.cu_seqlens.clear();
         out.cu_seqlens.reserve(most + 1);
         out.cu_seqlens.push(0);
+        out.margins.clear();
         out.positions.clear();
         out.positions.reserve(most);
         out.tokens.resize(most, 0);
@@ -338,6 +339,7 @@ impl Loader {
             let targets = &mut out.targets[at..at + len];
             self.source.fill(row, &mut out.tokens[at..at + len], targets);
             let first = if self.source.holds_pairs() { first_sequence(targets) } else { len };
+            out.margins.extend(self.source.margin(row));
             if i >= self.count {
                 targets.fill(IGNORE);
             }

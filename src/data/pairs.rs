@@ -7,8 +7,9 @@
 //! sequences count, texts may have no prompt. A pair with a sequence of more than `max_len` tokens is dropped: a
 //! truncated answer would be judged by its beginning.
 //!
-//! A pair is stored as one row: the chosen sequence, then the rejected one. Only the tokens of the answers have labels,
-//! and a prompt has at least one token, so [`first_sequence`] can tell the two apart.
+//! A pair is stored as one row: the chosen sequence, then the rejected one, then the bytes of the margin if there is
+//! one. Only the tokens of the answers have labels, and a prompt has at least one token, so [`first_sequence`] can tell
+//! the two sequences apart.
 use super::fields::{JsonRow, RowResult, array, field, kind, present, token_id, whole};
 use super::format::PairKeys;
 use super::recipe::{Outcome, Recipe, TokenizedRow};
@@ -63,6 +64,13 @@ impl Recipe {
         }
         if answers[0] == answers[1] {
             return Err("has equal answers: neither can be preferred, so remove the row".into());
+        }
+        if let Some(key) = &keys.margin {
+            let value = field(row, key)?;
+            let margin = value.as_f64().map(|margin| margin as f32).filter(|margin| margin.is_finite());
+            let margin = margin.ok_or_else(|| format!("has {value} as {key}; a number is expected"))?;
+            out.ids.extend(margin.to_le_bytes().map(u32::from));
+            out.labels.resize(out.ids.len(), IGNORE);
         }
         Ok(Outcome::Kept)
     }

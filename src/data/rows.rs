@@ -146,8 +146,9 @@ impl<'a> Rows<'a> {
     fn columns(&self, schema: &Type) -> Option<Type> {
         let format = &self.recipe.format;
         let named: Vec<&str> = match (&format.pairs, &format.input_key) {
-            (Some(PairKeys { prompt, chosen, rejected, .. }), _) => {
-                [prompt, chosen, rejected].into_iter().map(String::as_str).chain(shapes::ID_KEYS).collect()
+            (Some(PairKeys { prompt, chosen, rejected, margin, .. }), _) => {
+                let texts = [prompt, chosen, rejected].into_iter().chain(margin);
+                texts.map(String::as_str).chain(shapes::ID_KEYS).collect()
             }
             (_, Some(key)) => [key.as_str()].into_iter().chain(format.output_key.as_deref()).collect(),
             _ => shapes::KEYS.to_vec(),

@@ -13,6 +13,10 @@ impl<'a> TokenWords<'a> {
     pub fn first(self, n: usize) -> TokenWords<'a> {
         self.slice(0..n)
     }
+    /// The last `n` words.
+    pub fn last(self, n: usize) -> TokenWords<'a> {
+        self.slice(self.len() - n..self.len())
+    }
     /// Words `1..n`.
     pub fn after_first(self, n: usize) -> TokenWords<'a> {
         self.slice(1..n.max(1))

@@ -24,6 +24,7 @@ impl ZigzagCut {
     pub fn new(index: usize, of: usize, tokens: usize) -> ZigzagCut {
         let n = tokens.div_ceil(of);
         let part = MicroBatch {
+            margins: Vec::new(),
             tokens: Vec::with_capacity(n),
             targets: Vec::with_capacity(n),
             positions: Vec::with_capacity(n),

@@ -207,7 +207,7 @@ fn inputs(dir: &Dir) -> PathBuf {
     write("ids.jsonl", &rows(&|i| json!({"input_ids": [1, 2, 3, 4 + i % 9]})));
     let pair = |i: usize| {
         let (prompt, other) = ("p".repeat(1 + i % 3), "o".repeat(1 + i % 2));
-        json!({"prompt": prompt, "other": other, "chosen": "ab", "rejected": "ba", "third": "bb"})
+        json!({"prompt": prompt, "other": other, "chosen": "ab", "rejected": "ba", "third": "bb", "gap": i % 3})
     };
     write("pairs.jsonl", &rows(&pair));
     let both = |i: usize| {

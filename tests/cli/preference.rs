@@ -187,6 +187,20 @@ fn bad_pairs_are_refused_with_one_message() {
 
 const LEN: usize = 12;
 
+fn data_options(dir: &Path, name: &str, keys: PairKeys) -> DataOptions {
+    DataOptions {
+        paths: vec![dir.join(name)],
+        tokenizer: Tokenizer::Bytes,
+        format: Format { pairs: Some(keys), ..Format::default() },
+        vocab: 257,
+        max_len: LEN,
+        max_samples: None,
+        seed: 1,
+        cache: Cache::at(dir.join("cache")),
+        cargo_home: None,
+    }
+}
+
 /// `n` pairs of unequal lengths, one of which does not fit.
 fn pairs(n: usize) -> (tempfile::TempDir, Arc<Dataset>) {
     let row = |i: usize| {
@@ -199,18 +213,7 @@ fn pairs(n: usize) -> (tempfile::TempDir, Arc<Dataset>) {
     let long = json!({"prompt": "a", "chosen": "b".repeat(LEN), "rejected": "c"}).to_string();
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("p.jsonl"), (0..n).map(row).collect::<String>() + &long).unwrap();
-    let options = DataOptions {
-        paths: vec![dir.path().join("p.jsonl")],
-        tokenizer: Tokenizer::Bytes,
-        format: Format { pairs: Some(PairKeys::default()), ..Format::default() },
-        vocab: 257,
-        max_len: LEN,
-        max_samples: None,
-        seed: 1,
-        cache: Cache::at(dir.path().join("cache")),
-        cargo_home: None,
-    };
-    let data = Arc::new(Dataset::open(&options).unwrap());
+    let data = Arc::new(Dataset::open(&data_options(dir.path(), "p.jsonl", PairKeys::default())).unwrap());
     (dir, data)
 }
 
@@ -297,5 +300,68 @@ fn a_pair_is_never_split() {
             });
             assert_eq!(prompts[0], prompts[1]);
         }
+    }
+}
+
+/// Margins come with their pairs, bit for bit.
+#[test]
+fn margins_are_read() {
+    let margin = |i: usize| 0.37 * i as f64 - 2.0;
+    let row = |i: usize| json!({"prompt": "a", "chosen": "b".repeat(1 + i % 5), "rejected": "c", "gap": margin(i)});
+    let dir = tempfile::tempdir().unwrap();
+    let rows: Vec<String> = (0..20).map(|i| row(i).to_string() + "\n").collect();
+    std::fs::write(dir.path().join("m.jsonl"), rows.concat()).unwrap();
+    let keys = PairKeys { margin: Some("gap".into()), ..PairKeys::default() };
+    let data = Arc::new(Dataset::open(&data_options(dir.path(), "m.jsonl", keys)).unwrap());
+    let (mut loader, mut step) = (loader(&data, 10, (1, 2), false), StepData::default());
+    loader.next(&mut step);
+    for (micro, batch) in step.batches.iter().enumerate() {
+        let i = 2 * micro + 1;
+        assert_eq!(batch.margins, [margin(i) as f32]);
+        assert_eq!(batch.tokens.len(), 1 + (1 + i % 5) + 1 + 3, "the margin is no token");
+    }
+}
+
+/// A run that stopped and resumed reports the bits of one that never stopped: its reference is still the model that it
+/// started from. On another mesh too, within rounding.
+#[test]
+fn a_resumed_run_is_bitwise_the_same() {
+    let dir = Dir::new();
+    let model = dir.arg("model");
+    let tiny = "--dataset configs/pairs.jsonl --max-len 192 --batch-size 2 --nproc-per-node 2 --lr-scheduler constant \
+                --warmup-steps 0 --lr 0.01 --no-eval";
+    let shape = "--tokenizer bytes --embed-dim 16 --num-layers 1 --num-heads 2";
+    let start = |name: &str, more: &[&str]| {
+        let metrics = dir.arg(name);
+        let args: Vec<&str> = tiny.split_whitespace().chain(["--metrics-path", &metrics]).collect();
+        let ended = run(&[&args[..], more].concat());
+        assert!(ended.status.success(), "{more:?}: {}", stderr(&ended));
+        let numbers = |step: &Value| {
+            ["step", "loss", "grad_norm", "reward_chosen"].map(|key| step[key].as_f64().unwrap().to_bits())
+        };
+        events(&dir.path(name), "step").iter().map(numbers).collect::<Vec<_>>()
+    };
+    let shape: Vec<&str> = shape.split_whitespace().collect();
+    let made =
+        run(&[&tiny.split_whitespace().collect::<Vec<_>>()[..], &shape, &["--objective", "rm", "--max-steps", "1"]]
+            .concat());
+    assert!(made.status.success(), "{}", stderr(&made));
+    let other =
+        ["--dataset", "synthetic", "--no-eval", "--max-steps", "1", "--nproc-per-node", "1", "--max-len", "192"];
+    let made = run(&[&other[..], &shape[2..], &["--vocab-size", "320", "--save-hf", &model]].concat());
+    assert!(made.status.success(), "{}", stderr(&made));
+    let cases: [(&str, &[&str]); 4] = [
+        ("scratch", &[&shape[..], &["--objective", "dpo"]].concat()),
+        ("pretrained", &["--objective", "dpo", "--pretrain", &model]),
+        ("adapters", &["--objective", "dpo", "--pretrain", &model, "--lora-rank", "2"]),
+        ("reward", &["--objective", "rm", "--pretrain", &model]),
+    ];
+    for (name, kind) in cases {
+        let ckpt = dir.arg(&format!("{name}.ckpt"));
+        let straight = start(&format!("{name}.straight"), &[kind, &["--max-steps", "4"]].concat());
+        let stopped = [kind, &["--max-steps", "2", "--ckpt-dir", &ckpt]].concat();
+        assert_eq!(start(&format!("{name}.first"), &stopped), straight[..2], "{name}");
+        let resumed = [kind, &["--max-steps", "4", "--ckpt-dir", &ckpt, "--resume", "auto"]].concat();
+        assert_eq!(start(&format!("{name}.second"), &resumed), straight[2..], "{name}");
     }
 }

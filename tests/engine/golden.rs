@@ -81,6 +81,7 @@ impl Golden {
         let token = |i: usize| self.tokens[b * n + i];
         let target = |i: usize| if ends.contains(&(i + 1)) { IGNORE } else { token(i + 1) as i32 };
         MicroBatch {
+            margins: Vec::new(),
             tokens: own.clone().map(token).collect(),
             targets: own.map(target).collect(),
             positions: self.lengths[documents.clone()].iter().flat_map(|&len| 0..len as u32).collect(),

@@ -25,6 +25,8 @@ struct Golden {
     /// Prompt, chosen, rejected.
     pairs: Vec<[Vec<u32>; 3]>,
     cases: Vec<(String, Value)>,
+    /// By pair; empty without margins.
+    margins: Vec<f32>,
     gradients: HashMap<String, Vec<f32>>,
 }
 
@@ -42,6 +44,7 @@ impl Golden {
             reward: hf::read(&file("reward")).unwrap(),
             pairs: values["pairs"].as_array().unwrap().iter().map(pair).collect(),
             cases: values["cases"].as_object().unwrap().iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
+            margins: Vec::new(),
             gradients: Tensors::read(&file("gradients.safetensors")).floats,
         }
     }
@@ -50,7 +53,9 @@ impl Golden {
         let case = &self.cases.iter().find(|case| case.0 == name).unwrap().1;
         let dpo = self.options(Golden::objective(case), strategy);
         let options = match name {
-            "rm" => EngineOptions { spec: self.reward.clone(), objective: Objective::Rm(Rm), reference: None, ..dpo },
+            "rm" | "rm_margins" => {
+                EngineOptions { spec: self.reward.clone(), objective: Objective::Rm(Rm), reference: None, ..dpo }
+            }
             _ => dpo,
         };
         (options, case)
@@ -67,6 +72,7 @@ impl Golden {
     /// The pairs of `range` in one micro-batch.
     fn batch(&self, range: std::ops::Range<usize>) -> MicroBatch {
         let mut batch = MicroBatch { cu_seqlens: vec![0], ..MicroBatch::default() };
+        batch.margins.extend(self.margins.get(range.clone()).unwrap_or_default());
         for [prompt, chosen, rejected] in &self.pairs[range] {
             for answer in [chosen, rejected] {
                 let targets = prompt.iter().skip(1).map(|_| IGNORE).chain(answer.iter().map(|&id| id as i32));
@@ -163,8 +169,10 @@ fn near(report: &StepReport, case: &Value, tolerance: f64, what: &str) {
 /// On every mesh of up to four ranks, with pairs packed together and one by one, with recomputation and without.
 #[test]
 fn losses_rewards_and_gradients_agree_with_pytorch() {
-    let golden = Golden::read();
-    for (name, _) in &golden.cases {
+    let mut golden = Golden::read();
+    for (name, case) in &golden.cases.clone() {
+        let margins = case["margins"].as_array().into_iter().flatten();
+        golden.margins = margins.map(|margin| margin.as_f64().unwrap() as f32).collect();
         let mut worst = 0f64;
         let meshes =
             [1, 2, 4].into_iter().flat_map(factorizations).filter(|m| m.tp < 4 && m.dp_replicate * m.dp_shard < 4);

@@ -25,6 +25,7 @@ from transformers import LlamaForSequenceClassification
 
 HERE = Path(__file__).parent / "preference"
 VOCAB, PAIRS = 31, 6
+MARGINS = [0.0, 0.5, -1.0, 2.0, 0.25, 1.0]
 CASES = {
     "sigmoid": dict(beta=0.3),
     "smooth": dict(beta=0.3, label_smoothing=0.1, nll_loss_coef=0.25),
@@ -78,11 +79,11 @@ def score(model, ids):
     return model(torch.tensor([ids])).logits[0, 0]
 
 
-def reward_model(reward, pairs):
+def reward_model(reward, pairs, margins=None):
     """The loss, the mean scores and every gradient."""
     reward.zero_grad()
     chosen, rejected = (torch.stack([score(reward, row["prompt"] + row[k]) for row in pairs]) for k in ("chosen", "rejected"))
-    loss = -F.logsigmoid(chosen - rejected).mean()
+    loss = -F.logsigmoid(chosen - rejected - (torch.tensor(margins) if margins else 0)).mean()
     loss.backward()
     values = {
         "loss": loss.item(), "reward_chosen": chosen.mean().item(), "reward_rejected": rejected.mean().item(),
@@ -111,8 +112,10 @@ def make():
             "reward_accuracy": sum(r[1] > r[2] for r in results) / PAIRS,
         }
         grads |= {f"{case}.{n}": p.grad.clone() for n, p in policy.named_parameters()}
-    values["cases"]["rm"], found = reward_model(reward, pairs)
-    grads |= {f"rm.{n}": grad for n, grad in found.items()}
+    for case, margins in (("rm", None), ("rm_margins", MARGINS)):
+        found, gradient = reward_model(reward, pairs, margins)
+        values["cases"][case] = found | ({"margins": margins} if margins else {})
+        grads |= {f"{case}.{n}": grad for n, grad in gradient.items()}
     (HERE / "values.json").write_text(json.dumps(values) + "\n")
     save_file(grads, HERE / "gradients.safetensors")
 

@@ -30,6 +30,8 @@ pub(super) struct PairValues {
     pub reference: [f64; 2],
     /// Tokens of the chosen answer.
     pub tokens: u64,
+    /// How much better the chosen answer is.
+    pub margin: f64,
 }
 
 /// The loss of a pair.
@@ -78,7 +80,7 @@ mod tests {
 
     #[test]
     fn gradients_are_the_slopes_of_the_losses() {
-        let base = PairValues { policy: [-7.0, -5.5], reference: [-6.25, -6.0], tokens: 5 };
+        let base = PairValues { policy: [-7.0, -5.5], reference: [-6.25, -6.0], tokens: 5, margin: 0.0 };
         for (label_smoothing, ipo, nll_coef) in
             [(0.0, false, 0.0), (0.1, false, 0.3), (0.0, true, 0.0), (0.0, true, 2.0)]
         {
@@ -99,7 +101,7 @@ mod tests {
     #[test]
     fn extreme_pairs_stay_finite() {
         let dpo = Dpo { beta: 0.5, label_smoothing: 0.0, ipo: false, nll_coef: 0.0 };
-        let of = |x: f64| dpo.of(&PairValues { policy: [x, 0.0], reference: [0.0; 2], tokens: 1 });
+        let of = |x: f64| dpo.of(&PairValues { policy: [x, 0.0], reference: [0.0; 2], tokens: 1, margin: 0.0 });
         assert_eq!(of(-1e5).loss, 5e4);
         assert_eq!(of(1e5).loss, 0.0);
         assert_eq!((of(-1e5).gradient, of(1e5).gradient), ([-0.5, 0.5], [0.0, 0.0]));

@@ -1,6 +1,6 @@
 //! The loss of reward models: the Bradley-Terry likelihood of a pair (Ouyang et al. 2022, "Training language models to
-//! follow instructions with human feedback"), -log sigmoid(chosen - rejected) = log(1 + exp(rejected - chosen)), of the
-//! scores at the last tokens. Never touches a device.
+//! follow instructions with human feedback"), -log sigmoid(chosen - rejected - margin), of the scores at the last
+//! tokens. Without a margin it is log(1 + exp(rejected - chosen)). Never touches a device.
 use super::dpo::{PairLoss, PairValues, sigmoid, softplus};
 
 /// A reward model.
@@ -10,7 +10,8 @@ pub struct Rm;
 impl Rm {
     pub(super) fn of(&self, pair: &PairValues) -> PairLoss {
         let [chosen, rejected] = pair.policy;
-        let slope = -sigmoid(rejected - chosen);
-        PairLoss { loss: softplus(rejected - chosen), gradient: [slope, -slope], rewards: pair.policy }
+        let short = rejected - chosen + pair.margin;
+        let slope = -sigmoid(short);
+        PairLoss { loss: softplus(short), gradient: [slope, -slope], rewards: pair.policy }
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct Sequences {
     rows: Vec<SequenceRows>,
     /// Answer tokens by sequence; 0 if the sequence only pads the batch.
     tokens: Vec<u64>,
+    /// By pair; empty without margins.
+    margins: Vec<f32>,
     reference: Vec<f64>,
     policy: Vec<f64>,
     host_weights: Vec<f32>,
@@ -45,6 +47,7 @@ impl Sequences {
             sp: mesh.sp.clone(),
             rows: Vec::with_capacity(2 * most),
             tokens: Vec::with_capacity(most),
+            margins: Vec::with_capacity(most),
             reference: Vec::with_capacity(most),
             policy: Vec::with_capacity(most),
             host_weights: Vec::with_capacity(most),
@@ -62,6 +65,8 @@ impl Sequences {
             let targets = &batch.targets[document[0] as usize..document[1] as usize];
             self.tokens.push(targets.iter().filter(|&&target| target != IGNORE).count() as u64);
         }
+        self.margins.clear();
+        self.margins.extend(&batch.margins);
         let documents = self.tokens.len();
         self.rows.clear();
         match local {
@@ -103,8 +108,9 @@ impl Sequences {
             // Sums of token losses are log-probabilities, negated.
             let sign = if self.objective.scores() { 1.0 } else { -1.0 };
             let of = |values: &[f64]| both.map(|i| values.get(i).map_or(0.0, |x| sign * x));
+            let margin = self.margins.get(first / 2).copied().unwrap_or(0.0) as f64;
             let (policy, reference) = (of(&self.policy), of(&self.reference));
-            let values = PairValues { policy, reference, tokens: self.tokens[first] };
+            let values = PairValues { policy, reference, tokens: self.tokens[first], margin };
             let Some(pair) = self.objective.of(&values) else { continue };
             for (i, gradient) in both.into_iter().zip(pair.gradient) {
                 self.host_weights[i] = (sign * gradient * self.scale) as f32;

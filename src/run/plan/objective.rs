@@ -46,6 +46,7 @@ pub fn pairs(o: &ObjectiveSettings) -> Result<Option<PairKeys>> {
         prompt: set(&o.prompt_key, "objective.prompt_key")?,
         chosen: set(&o.chosen_key, "objective.chosen_key")?,
         rejected: set(&o.rejected_key, "objective.rejected_key")?,
+        margin: o.margin_key.clone(),
         bare: o.scores(),
     }))
 }

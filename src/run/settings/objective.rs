@@ -38,6 +38,9 @@ pub struct ObjectiveSettings {
     /// Row field with the other answer
     #[arg(long, value_name = "KEY")]
     pub rejected_key: Option<String>,
+    /// Reward models: row field with a number by which the chosen score should exceed the other [default: none]
+    #[arg(long, value_name = "KEY")]
+    pub margin_key: Option<String>,
 }
 
 impl ObjectiveSettings {
