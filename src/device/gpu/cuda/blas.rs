@@ -54,15 +54,19 @@ impl Blas {
         Ok(self.product(shape, at)?.is_some())
     }
 
-    /// The name of a product and its algorithms, the one in use first. None if no algorithm supports the epilogue.
+    /// The name of a product. None if the library does not accept the operands.
+    pub(super) fn name(&self, shape: &GemmShape, at: &Operands) -> Option<String> {
+        ProductKey::of(shape, at, self.tf32).map(|key| key.to_string())
+    }
+    /// The algorithms of a product, the one in use first. None if none supports the epilogue.
     pub(super) fn algorithms(
         &mut self,
         shape: &GemmShape,
         at: &Operands,
-    ) -> Result<Option<(String, Vec<sys::cublasLtMatmulAlgo_t>)>> {
+    ) -> Result<Option<Vec<sys::cublasLtMatmulAlgo_t>>> {
         let (handle, key) = (self.handle, ProductKey::of(shape, at, self.tf32));
         let (Some(key), Some(product)) = (key, self.product(shape, at)?) else { return Ok(None) };
-        Ok(Some((key.to_string(), product.algorithms(handle, &key)?)))
+        product.algorithms(handle, &key).map(Some)
     }
     /// The product computes with `algorithm` from now on.
     pub(super) fn compute_with(

@@ -20,7 +20,7 @@ impl Rehearsal {
     pub fn new(cuda: Arc<Cuda>) -> Rehearsal {
         Rehearsal { cuda, wanted: Mutex::default() }
     }
-    /// The products so far, in the order of their first calls.
+    /// The product of each call so far.
     pub fn products(&self) -> Vec<WantedProduct> {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

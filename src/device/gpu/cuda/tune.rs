@@ -13,6 +13,7 @@ use crate::device::ops::GemmShape;
 use cudarc::cublaslt::sys as blas_sys;
 use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
+use std::collections::HashSet;
 
 /// Rounds of measurements after one that does not count. A round times every algorithm, so that a change of the GPU's
 /// clock meets all of them.
@@ -60,13 +61,12 @@ impl Cuda {
     /// nothing.
     pub fn tune(&self, wanted: &[WantedProduct], known: &Choices) -> Result<TunedProducts> {
         self.context.bind_to_thread().map_err(|e| self.failed("tune", e))?;
-        let mut tuned = TunedProducts::default();
+        let (mut tuned, mut seen) = (TunedProducts::default(), HashSet::new());
         for WantedProduct { shape, operands } in wanted {
             let mut blas = lock(&self.blas);
-            let Some((name, algorithms)) = blas.algorithms(shape, operands)? else { continue };
-            if algorithms.len() < 2 || tuned.choices.get(&name).is_some() {
-                continue;
-            }
+            // Layers repeat each other's products.
+            let Some(name) = blas.name(shape, operands).filter(|name| seen.insert(name.clone())) else { continue };
+            let Some(algorithms) = blas.algorithms(shape, operands)?.filter(|all| all.len() > 1) else { continue };
             if let Some(algorithm) = known.get(&name)
                 && blas.accepts(shape, operands, &algorithm)?
             {
