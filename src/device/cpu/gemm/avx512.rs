@@ -29,13 +29,19 @@ macro_rules! block {
             const ROWS: usize = 12;
             const STEPS: usize = $steps;
             const PANELS: usize = $panels;
+            const CHUNK: usize = $steps;
 
             #[target_feature(enable = "avx512f,avx512bf16")]
-            unsafe fn multiply(&self, a: *const $element, b: *const $element, steps: usize, out: *mut f32) {
+            unsafe fn multiply(&self, a: *const $element, b: *const $element, steps: usize, out: *mut f32, add: bool) {
                 let mut sums = [[_mm512_setzero_ps(); 2]; 12];
                 let (mut a, mut b) = (a.cast::<i32>(), b.cast::<__m512i>());
                 // SAFETY: the panels hold `steps` steps and `out` a block, all aligned to 64 bytes.
                 unsafe {
+                    if add {
+                        for (row, sums) in sums.iter_mut().enumerate() {
+                            *sums = [0, 16].map(|half| _mm512_load_ps(out.add(row * COLUMNS + half)));
+                        }
+                    }
                     for _ in 0..steps {
                         for lane in 0..LANES {
                             let right = [b.read(), b.add(1).read()];

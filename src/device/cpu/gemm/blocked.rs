@@ -17,11 +17,13 @@ pub(in crate::device::cpu) trait Block<E> {
     const STEPS: usize;
     /// Panels of A packed at a time.
     const PANELS: usize;
-    /// `out (ROWS, 32) = A B` over `steps` steps, in the layout of [`super::pack`]. Assigns.
+    /// Steps of a panel of B that stay in L1 while all panels of A pass.
+    const CHUNK: usize;
+    /// `out (ROWS, 32) = A B` over `steps` steps, in the layout of [`super::pack`]. Assigns, or adds.
     ///
     /// # Safety
     /// The CPU has what the kernel needs; the panels hold `steps` steps; all pointers are 64-byte aligned.
-    unsafe fn multiply(&self, a: *const E, b: *const E, steps: usize, out: *mut f32);
+    unsafe fn multiply(&self, a: *const E, b: *const E, steps: usize, out: *mut f32, add: bool);
 }
 
 /// The loops around a block product without it, for benchmarks.
@@ -31,7 +33,8 @@ impl<E, K: Block<E>> Block<E> for Skip<K> {
     const ROWS: usize = K::ROWS;
     const STEPS: usize = K::STEPS;
     const PANELS: usize = K::PANELS;
-    unsafe fn multiply(&self, _: *const E, _: *const E, _: usize, _: *mut f32) {}
+    const CHUNK: usize = K::CHUNK;
+    unsafe fn multiply(&self, _: *const E, _: *const E, _: usize, _: *mut f32, _: bool) {}
 }
 
 /// Bytes of B packed at a time: a share of L3.
@@ -68,6 +71,7 @@ pub(super) unsafe fn product<E: Load + Elem, C: StoreSums + Elem, K: Block<E::Pa
     let high = if narrow { m.min(BAND) } else { m };
     let tall = (K::PANELS * K::ROWS).min(m.next_multiple_of(K::ROWS));
 
+    let sums = buffers.sums.take::<f32>(K::PANELS * K::ROWS * COLUMNS).as_mut_ptr();
     let packed_a = buffers.a.take::<E::Packed>(tall * stretch * step).as_mut_ptr();
     let packed_b = buffers.b.take::<E::Packed>(wide / COLUMNS * panel_b).as_mut_ptr();
     let band = buffers.c.take::<f32>(if narrow { high * wide } else { 0 }).as_mut_ptr();
@@ -91,7 +95,7 @@ pub(super) unsafe fn product<E: Load + Elem, C: StoreSums + Elem, K: Block<E::Pa
                     for i in (i0..i0 + high).step_by(tall) {
                         let place = Patch { row: i, column: j, rows: tall.min(i0 + high - i), columns };
                         pack_a(&a, i..i + place.rows, first..last, K::ROWS, packed_a);
-                        let panels = Panels::<E> { a: packed_a, b: packed_b, steps: last - first };
+                        let panels = Panels::<E> { a: packed_a, b: packed_b, steps: last - first, sums };
                         panels.multiply(kernel, place, &mut target, partial, first > 0 || add_first, last == steps);
                     }
                 }
@@ -100,20 +104,17 @@ pub(super) unsafe fn product<E: Load + Elem, C: StoreSums + Elem, K: Block<E::Pa
     }
 }
 
-/// Packed panels of A or B, consecutive.
+/// Packed panels of A and B, consecutive, and space for the block of each panel of A.
 struct Panels<E: Load> {
     a: *const E::Packed,
     b: *const E::Packed,
     steps: usize,
+    sums: *mut f32,
 }
-
-/// The largest block product: 32 rows x 32 columns.
-#[repr(C, align(64))]
-struct Sums([f32; 32 * COLUMNS]);
 
 impl<E: Load> Panels<E> {
     /// Writes to `target` if these are the last steps of k, else to `partial`. With `add`, `partial` holds the sums of
-    /// earlier steps. A panel of B stays in L1 while all panels of A pass through.
+    /// earlier steps. A chunk of a panel of B stays in L1 while all panels of A pass through.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
     unsafe fn multiply<C: StoreSums, K: Block<E::Packed>>(
         &self,
@@ -124,27 +125,33 @@ impl<E: Load> Panels<E> {
         add: bool,
         last: bool,
     ) {
-        const { assert!(K::ROWS <= 32) };
-        let mut sums = Sums([0.0; 32 * COLUMNS]);
-        let sums = sums.0.as_mut_ptr();
-        let depth = self.steps * LANES * E::LANE;
+        let step = LANES * E::LANE;
         for j in (0..all.columns).step_by(COLUMNS) {
-            for i in (0..all.rows).step_by(K::ROWS) {
-                let (rows, columns) = (K::ROWS.min(all.rows - i), COLUMNS.min(all.columns - j));
-                let block = Patch { row: all.row + i, column: all.column + j, rows, columns };
-                // SAFETY: as for `product`.
-                unsafe {
-                    let (a, b) = (self.a.add(i * depth), self.b.add(j * depth));
+            for chunk in (0..self.steps).step_by(K::CHUNK) {
+                let end = self.steps.min(chunk + K::CHUNK);
+                for i in (0..all.rows).step_by(K::ROWS) {
+                    let (rows, columns) = (K::ROWS.min(all.rows - i), COLUMNS.min(all.columns - j));
+                    let block = Patch { row: all.row + i, column: all.column + j, rows, columns };
+                    // Each chunk prefetches its share of C: all of a block at once would wait for each other.
+                    let [from, to] = [chunk, end].map(|step| rows * step / self.steps);
+                    let share = Patch { row: block.row + from, rows: to - from, ..block };
                     if add || !last {
-                        block.prefetch(partial.at, partial.ld);
+                        share.prefetch(partial.at, partial.ld);
                     }
                     if last {
-                        target.prefetch(block);
+                        target.prefetch(share);
                     }
-                    kernel.multiply(a, b, self.steps, sums);
-                    match last {
-                        true => target.finish(sums, block, add.then_some(partial)),
-                        false => partial.keep(sums, block, add),
+                    // SAFETY: as for `product`.
+                    unsafe {
+                        let a = self.a.add((i * self.steps + chunk * K::ROWS) * step);
+                        let b = self.b.add((j * self.steps + chunk * COLUMNS) * step);
+                        let sums = self.sums.add(i * COLUMNS);
+                        kernel.multiply(a, b, end - chunk, sums, chunk > 0);
+                        match (end == self.steps, last) {
+                            (false, _) => {}
+                            (_, true) => target.finish(sums, block, add.then_some(partial)),
+                            (_, false) => partial.keep(sums, block, add),
+                        }
                     }
                 }
             }

@@ -1,12 +1,14 @@
 //! Scratch memory of the matrix product's loops: packed blocks and partial sums. Grows and never shrinks.
 use crate::base::Elem;
 
-/// Blocks of A and B in the order in which the kernel reads them, and of C while its sums are partial.
+/// Blocks of A and B in the order in which the kernel reads them, of C while its sums are partial, and the block sums
+/// of one panel of B.
 #[derive(Default)]
 pub(super) struct Buffers {
     pub a: CacheLines,
     pub b: CacheLines,
     pub c: CacheLines,
+    pub sums: CacheLines,
 }
 
 /// Memory in whole cache lines, so that no vector or tile row straddles two.
@@ -19,7 +21,7 @@ struct CacheLine([u8; 64]);
 
 impl Buffers {
     pub fn bytes(&self) -> usize {
-        64 * (self.a.0.len() + self.b.0.len() + self.c.0.len())
+        64 * (self.a.0.len() + self.b.0.len() + self.c.0.len() + self.sums.0.len())
     }
 }
 

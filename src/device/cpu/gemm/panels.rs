@@ -296,7 +296,7 @@ impl<T: Float + Load<Packed: NarrowSums>, K: Block<T::Packed>> Products<T> for W
     #[inline(always)]
     unsafe fn multiply(&self, a: *const T::Packed, b: *const T::Packed, steps: usize, out: *mut f32) {
         // SAFETY: upheld by the caller.
-        unsafe { self.0.multiply(a, b, steps, out) }
+        unsafe { self.0.multiply(a, b, steps, out, false) }
     }
 }
 

@@ -357,12 +357,16 @@ mod model {
         const ROWS: usize = amx::Tiles::ROWS;
         const STEPS: usize = amx::Tiles::STEPS;
         const PANELS: usize = amx::Tiles::PANELS;
+        const CHUNK: usize = amx::Tiles::CHUNK;
 
-        unsafe fn multiply(&self, a: *const bf16, b: *const bf16, steps: usize, out: *mut f32) {
+        unsafe fn multiply(&self, a: *const bf16, b: *const bf16, steps: usize, out: *mut f32, add: bool) {
             let (mut a, mut b, out) = (a.cast::<u8>(), b.cast::<u8>(), out.cast::<u8>());
             let mut t = [[[0u32; 16]; 16]; 4];
             // SAFETY: as in the trait.
             unsafe {
+                if add {
+                    t = [0, 64, 2048, 2112].map(|at| tileloadd(out.add(at), 128));
+                }
                 for _ in 0..steps {
                     let (t4, t5) = (tileloadd(a, 64), tileloadd(a.add(1024), 64));
                     let (t6, t7) = (tileloadd(b, 128), tileloadd(b.add(64), 128));
