@@ -80,6 +80,14 @@ fn tensor_parallel_and_ring_attention() {
     trains_as_on_the_cpu(FSDP, "seed=7", SHARED, "--precision fp32 --ring-attn-size 2");
 }
 
+/// Muon's owners exchange matrices by grouped sends and receives, alone and in graphs.
+#[test]
+fn muon_trains_as_on_the_cpu() {
+    agrees_with_the_cpu(FSDP, "seed=6", SHARED, "--precision fp32 --optimizer muon --lr 0.01");
+    agrees_with_the_cpu(FSDP, "seed=8,gpus=2", APART, "--precision fp32 --optimizer muon --lr 0.01 --compile");
+    agrees_with_the_cpu(DDP, "seed=9", SHARED, "--precision fp32 --optimizer muon --lr 0.01");
+}
+
 /// Epilogues fused into a product, or in separate passes where cuBLASLt has no algorithm for it: in f32 only the order
 /// of sums differs.
 #[test]
