@@ -14,6 +14,7 @@ use flatshard::device::IGNORE;
 use flatshard::engine::{Engine, EngineOptions, StepReport, Strategy};
 use flatshard::nn::{Checkpointing, Spec};
 use flatshard::optim::Rule;
+use flatshard::store::ShardedOptions;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -203,5 +204,22 @@ fn a_checkpoint_of_any_mesh_resumes_on_any_other() {
         // And one rank resumes from it.
         let alone = Part { from: Some((&dir.path().join("0"), 2)), to: 4, save: None };
         assert_close(&rest, &run(MeshSizes::sharded(1), &options(1), alone), "on one rank");
+    }
+}
+
+/// Momentum of matrices that are cut over other ranks than before.
+#[test]
+fn muon_resumes_on_any_other_mesh() {
+    let spec = &shapes()[0];
+    let options = options(spec, &fsdp(ShardedOptions { grad_accum: ACCUM, ..sharded() }), MUON);
+    let one = run(MeshSizes::sharded(1), &options, Part { from: None, to: 4, save: None });
+    let rest = Outcome { steps: one.steps[2..].to_vec(), ..one };
+    let (dir, meshes) = (tempfile::tempdir().unwrap(), factorizations(4));
+    for (i, &sizes) in meshes.iter().enumerate() {
+        let there = dir.path().join(format!("{i}"));
+        run(sizes, &options, Part { from: None, to: 2, save: Some(&there) });
+        let other = meshes[(i + 1) % meshes.len()];
+        let gone_on = run(other, &options, Part { from: Some((&there, 2)), to: 4, save: None });
+        assert_close(&rest, &gone_on, &format!("saved on {sizes:?}, gone on on {other:?}"));
     }
 }
