@@ -40,5 +40,5 @@ pub use load::{inspect, inspect_model};
 pub use publish::SavedCheckpoint;
 pub use room::{check_export, same_place};
 pub use safetensors::Dtype;
-pub use source::is_model;
+pub use source::{is_created, is_model};
 pub use state::{TrainerState, fingerprint};

@@ -11,10 +11,20 @@ const CHUNK: usize = 1 << 18;
 
 /// Fills this rank's shards according to each segment's [`Init`]. Padding stays 0.
 pub fn initialize(store: &mut dyn Store, seed: u64, dev: &dyn Device) -> Result<()> {
+    initialize_only(store, seed, dev, &|_| true)
+}
+
+/// Like [`initialize`], of the segments that `wanted` chooses: the others will be read from files.
+pub fn initialize_only(
+    store: &mut dyn Store,
+    seed: u64,
+    dev: &dyn Device,
+    wanted: &dyn Fn(&Segment) -> bool,
+) -> Result<()> {
     let (mut drawn, mut rounded) = (vec![0f32; CHUNK * dev.host_threads()], Vec::new());
     store.for_each_shard(&mut |mut shard| {
         let owned = shard.start..shard.start + shard.master.len();
-        for segment in &shard.layout.segments {
+        for segment in shard.layout.segments.iter().filter(|segment| wanted(segment)) {
             let rng = Rng::named(seed, &segment.name);
             let (mut at, end) = (segment.start.max(owned.start), segment.range().end.min(owned.end));
             while at < end {

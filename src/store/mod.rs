@@ -16,7 +16,7 @@ pub mod replicated; // DDP
 pub mod reference; // per-tensor FSDP: the oracle
 
 pub use flat::Wrap;
-pub use init::initialize;
+pub use init::{initialize, initialize_only};
 pub use kept::{Keep, assign};
 pub use offload::Offload;
 pub use reference::{Reference, ReferenceOptions};

@@ -1,16 +1,17 @@
 //! Initial weights and moments of a run, from a model or a checkpoint, and the checkpointer that saves them. Never
 //! chooses the checkpoint: `resume` does.
 use crate::base::{Error, Result};
-use crate::ckpt::Checkpointer;
+use crate::ckpt::{Checkpointer, is_created};
 use crate::comm::mesh::Mesh;
 use crate::device::Device;
 use crate::engine::Engine;
+use crate::nn::Segment;
 use crate::run::plan::Plan;
 use crate::run::plan::objective;
 use crate::run::plan::resume::ResumeFrom;
 use crate::run::plan::save;
 use crate::run::watch::RunLog;
-use crate::store::initialize;
+use crate::store::{initialize, initialize_only};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,11 +24,13 @@ pub struct LoadedRun {
     pub seconds: Option<f64>,
 }
 
-/// Loads the engine's weights, moments and loss scale, if there are any to read. Collective.
+/// Draws the engine's weights, or loads them, its moments and loss scale, if there are any to read. Collective.
 pub fn load(plan: &Plan, device: Arc<dyn Device>, mesh: &Mesh, engine: &mut Engine, log: &RunLog) -> Result<LoadedRun> {
     let pretrain = plan.settings.model.pretrain.as_deref();
     let source = plan.resume.as_ref().map(|r| r.dir.as_path()).or(pretrain);
-    let mut checkpointer = checkpointer(plan, device, mesh, engine, source)?;
+    let mut checkpointer = checkpointer(plan, device.clone(), mesh, engine, source)?;
+    let drawn = |segment: &Segment| source.is_none() || is_created(segment);
+    initialize_only(engine.state().0, plan.engine.seed, &*device, &drawn)?;
     let started = Instant::now();
     let adapted = plan.engine.tuning.lora.is_some();
     if let Some(dir) = pretrain.filter(|_| adapted || plan.resume.is_none()) {

@@ -59,7 +59,7 @@ impl<'a> Trainer<'a> {
     /// Builds the engine, loads weights or a checkpoint, and starts prefetching data. Collective.
     pub fn new(rank: &'a RankContext<'a>, tracer: &'a mut Tracer, stops: Stops) -> Result<Trainer<'a>> {
         let RankContext { plan, mesh, log, .. } = *rank;
-        let mut engine = Engine::new(rank.device.clone(), mesh, &plan.engine)?;
+        let mut engine = Engine::unfilled(rank.device.clone(), mesh, &plan.engine)?;
         let mut loader = Loader::new(plan.dataset.clone(), plan.loader(mesh.dp.rank())?)?;
         let held_out = HeldOut::of(plan, &loader, mesh.dp.rank())?;
 
