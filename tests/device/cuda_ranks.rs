@@ -83,9 +83,14 @@ fn tensor_parallel_and_ring_attention() {
 /// Muon's owners exchange matrices by grouped sends and receives, alone and in graphs.
 #[test]
 fn muon_trains_as_on_the_cpu() {
-    agrees_with_the_cpu(FSDP, "seed=6", SHARED, "--precision fp32 --optimizer muon --lr 0.01");
-    agrees_with_the_cpu(FSDP, "seed=8,gpus=2", APART, "--precision fp32 --optimizer muon --lr 0.01 --compile");
-    agrees_with_the_cpu(DDP, "seed=9", SHARED, "--precision fp32 --optimizer muon --lr 0.01");
+    agrees_with_the_cpu(FSDP, "seed=6", SHARED, "--precision fp32 --optimizer muon --lr 0.01 --max-steps 3");
+    agrees_with_the_cpu(
+        FSDP,
+        "seed=8,gpus=2",
+        APART,
+        "--precision fp32 --optimizer muon --lr 0.01 --max-steps 3 --compile",
+    );
+    agrees_with_the_cpu(DDP, "seed=9", SHARED, "--precision fp32 --optimizer muon --lr 0.01 --max-steps 3");
 }
 
 /// Epilogues fused into a product, or in separate passes where cuBLASLt has no algorithm for it: in f32 only the order
