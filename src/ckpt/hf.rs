@@ -10,7 +10,7 @@ pub use dropout::unused_dropout;
 use super::layout::pretty;
 use crate::base::{Error, Result, open, quote};
 use crate::nn::tp_plan::TpPlan;
-use crate::nn::{Arch, Rotary, Scaling, Spec};
+use crate::nn::{Arch, Experts, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -86,6 +86,10 @@ fn names(spec: &Spec) -> (&'static str, &'static str) {
         Arch::Mistral => ("mistral", "MistralForCausalLM"),
         Arch::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
         Arch::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
+        Arch::Mixtral => ("mixtral", "MixtralForCausalLM"),
+        Arch::Qwen2Moe => ("qwen2_moe", "Qwen2MoeForCausalLM"),
+        Arch::Qwen3Moe => ("qwen3_moe", "Qwen3MoeForCausalLM"),
+        Arch::Olmoe => ("olmoe", "OlmoeForCausalLM"),
         Arch::Gemma2 => ("gemma2", "Gemma2ForCausalLM"),
         Arch::Gemma3 => ("gemma3_text", "Gemma3ForCausalLM"),
         Arch::Gpt => ("gpt2", "GPT2LMHeadModel"),
@@ -115,14 +119,14 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
     if let Scaling::Dynamic { original, .. } = rope.scaling {
         map.insert("max_position_embeddings".into(), json!(original));
     }
-    if spec.arch != Arch::Qwen2 && spec.arch != Arch::Mistral {
+    if !matches!(spec.arch, Arch::Qwen2 | Arch::Qwen2Moe | Arch::Mistral | Arch::Mixtral) {
         map.insert("attention_bias".into(), json!(spec.out_bias));
     }
     let window = if spec.windowed.is_empty() { Value::Null } else { json!(spec.window) };
     let kind = |i| if spec.window_of(i) > 0 { "sliding_attention" } else { "full_attention" };
     let layer_types: Vec<&str> = (0..spec.layers).map(kind).collect();
     let more = match spec.arch {
-        Arch::Mistral => json!({"hidden_act": "silu", "sliding_window": window}),
+        Arch::Mistral | Arch::Mixtral => json!({"hidden_act": "silu", "sliding_window": window}),
         Arch::Qwen2 | Arch::Qwen3 => json!({
             "hidden_act": "silu",
             "use_sliding_window": !spec.windowed.is_empty(),
@@ -137,13 +141,40 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             "final_logit_softcapping": cap(spec.logit_cap),
             "attn_logit_softcapping": cap(spec.score_cap),
         }),
+        Arch::Qwen2Moe => json!({"hidden_act": "silu", "qkv_bias": spec.qkv_bias}),
+        Arch::Qwen3Moe | Arch::Olmoe => json!({"hidden_act": "silu"}),
         _ => json!({"hidden_act": "silu", "mlp_bias": spec.mlp_bias}),
     };
     map.extend(object(more));
+    if let Some(experts) = &spec.experts {
+        map.extend(object(experts_json(spec.arch, experts)));
+    }
     if spec.arch == Arch::Gemma3 {
         map.insert("rope_local_base_freq".into(), json!(spec.local_rope.unwrap_or(Rotary::new(10_000.0)).theta));
     }
     map
+}
+
+fn experts_json(arch: Arch, e: &Experts) -> Value {
+    let mut map = object(json!({
+        "num_experts_per_tok": e.top_k,
+        "router_aux_loss_coef": e.aux_coef,
+        "output_router_logits": e.aux_loss,
+    }));
+    let count = if arch == Arch::Mixtral { "num_local_experts" } else { "num_experts" };
+    map.insert(count.into(), json!(e.count));
+    if arch != Arch::Mixtral {
+        map.insert("norm_topk_prob".into(), json!(e.normalize));
+    }
+    if matches!(arch, Arch::Qwen2Moe | Arch::Qwen3Moe) {
+        map.insert("moe_intermediate_size".into(), json!(e.ff));
+        map.insert("decoder_sparse_step".into(), json!(1));
+        map.insert("mlp_only_layers".into(), json!(e.dense));
+    }
+    if arch == Arch::Qwen2Moe {
+        map.insert("shared_expert_intermediate_size".into(), json!(e.shared_ff));
+    }
+    Value::Object(map)
 }
 
 /// `rope_scaling`; None if frequencies are not scaled.
@@ -193,6 +224,11 @@ fn gpt2(spec: &Spec) -> Map<String, Value> {
 /// What the two models compute differently even with identical tensor shapes (head counts, constants), as "num_heads:
 /// 12 in the checkpoint, 6 now". Dropout and the length of the rotary table may differ.
 pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
+    // The factor of the auxiliary loss is the run's own.
+    let computed = |e: &Experts| {
+        let Experts { count, top_k, ff, shared_ff, normalize, dense, .. } = e;
+        format!("{top_k} of {count} of width {ff}, shared {shared_ff}, normalized {normalize}, dense blocks {dense:?}")
+    };
     let fields = |s: &Spec| {
         [
             ("arch", s.arch.name().to_string()),
@@ -214,6 +250,7 @@ pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
             ("attention bias", format!("{} {}", s.qkv_bias, s.out_bias)),
             ("mlp bias", s.mlp_bias.to_string()),
             ("tied head", s.tied.to_string()),
+            ("experts", s.experts.as_ref().map_or("none".into(), computed)),
             ("score head", s.score.to_string()),
         ]
     };

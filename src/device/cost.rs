@@ -1,5 +1,5 @@
 //! The cost of one device operation: its FLOPs and the bytes it moves. Never knows how fast a machine is.
-use super::ops::{AttentionShape, GemmShape};
+use super::ops::{AttentionShape, GemmShape, GroupedGemm};
 use crate::base::DType;
 
 /// Which rate of a machine bounds an operation, apart from memory bandwidth.
@@ -43,6 +43,12 @@ impl OpCost {
             shape: [g.m, g.n, g.k, turned],
             ..OpCost::moves("gemm", dtype, read + written)
         }
+    }
+    /// All groups; the rows are those of all experts together.
+    pub fn grouped(op: &GroupedGemm) -> OpCost {
+        let bytes = op.a.bytes() + op.b.bytes() + op.c.bytes() * if op.accumulate { 2 } else { 1 };
+        let shape = [op.a.len(), op.n, op.k, op.kind as usize];
+        OpCost { rate: Rate::Product, flops: op.flops(), shape, ..OpCost::moves(GroupedGemm::OP, op.a.dtype(), bytes) }
     }
     /// `pairs`: (query, key) pairs per head. `products`: products of (1, head_dim) by head_dim per pair: 2 forward, 5
     /// backward (Dao 2023, "FlashAttention-2").

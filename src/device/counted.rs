@@ -156,11 +156,23 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         cross_entropy_finish(CrossEntropyFinish) logits over [targets, stats, logits, logits];
         sum_squares(SumSquares) x over [x];
         clip_scale(ClipScale) out over [acc, out];
+        route(Route) probs over [probs, probs, chosen, weights, order, places];
+        route_backward(RouteBackward) probs over [probs, chosen, weights, dweights, dlogits];
+        route_load(RouteLoad) probs over [probs, counts, sums];
+        balance(Balance) grad over [load, grad, report];
+        take_rows(TakeRows) x over [order, y, y];
+        combine_rows(CombineRows) x over [x, y];
+        weigh_rows(WeighRows) act over [act, act, dact, dact, weights, dweights];
+        sigmoid(Sigmoid) x over [x, x];
     }
 
     fn gemm(&self, op: Gemm) -> Result<()> {
         let cost = OpCost::product(&op.shape, op.a.dtype(), op.c.dtype());
         self.executor.op(cost, |dev| dev.gemm(op))
+    }
+    fn grouped_gemm(&self, op: GroupedGemm) -> Result<()> {
+        let cost = OpCost::grouped(&op);
+        self.executor.op(cost, |dev| dev.grouped_gemm(op))
     }
     fn gemm_then(&self, op: GemmThen) -> Result<()> {
         if !self.executor.fuses() {

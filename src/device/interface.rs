@@ -2,9 +2,10 @@
 //! stream; the CPU runs synchronously. Never chooses how an operation is computed.
 use super::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
-    AttentionRanges, AttentionShape, Bias, BiasBackward, ClipScale, CopyColumns, CrossEntropy, CrossEntropyFinish,
-    CrossEntropyPart, Dropout, DropoutRows, Embed, EmbedBackward, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward,
-    LayerNorm, LayerNormBackward, QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Sgd, SumSquares,
+    AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
+    CrossEntropyFinish, CrossEntropyPart, Dropout, DropoutRows, Embed, EmbedBackward, Gelu, GeluBackward, Gemm,
+    GemmThen, Glu, GluBackward, GroupedGemm, LayerNorm, LayerNormBackward, QkNormRope, QkNormRopeBackward, RmsNorm,
+    RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
 };
 use super::{Buf, View, ViewMut};
 use crate::base::timeline::Mark;
@@ -123,4 +124,37 @@ pub trait Device: Send + Sync {
     fn clip_scale(&self, op: ClipScale) -> Result<()>;
     fn adamw(&self, op: AdamW) -> Result<()>;
     fn sgd(&self, op: Sgd) -> Result<()>;
+
+    // Mixtures of experts. A plan refuses them on devices without these.
+    fn route(&self, _op: Route) -> Result<()> {
+        Err(no_experts(Route::OP))
+    }
+    fn route_backward(&self, _op: RouteBackward) -> Result<()> {
+        Err(no_experts(RouteBackward::OP))
+    }
+    fn route_load(&self, _op: RouteLoad) -> Result<()> {
+        Err(no_experts(RouteLoad::OP))
+    }
+    fn balance(&self, _op: Balance) -> Result<()> {
+        Err(no_experts(Balance::OP))
+    }
+    fn take_rows(&self, _op: TakeRows) -> Result<()> {
+        Err(no_experts(TakeRows::OP))
+    }
+    fn combine_rows(&self, _op: CombineRows) -> Result<()> {
+        Err(no_experts(CombineRows::OP))
+    }
+    fn weigh_rows(&self, _op: WeighRows) -> Result<()> {
+        Err(no_experts(WeighRows::OP))
+    }
+    fn sigmoid(&self, _op: Sigmoid) -> Result<()> {
+        Err(no_experts(Sigmoid::OP))
+    }
+    fn grouped_gemm(&self, _op: GroupedGemm) -> Result<()> {
+        Err(no_experts(GroupedGemm::OP))
+    }
+}
+
+fn no_experts(op: &'static str) -> Error {
+    Error::op(op, "this device has no mixtures of experts")
 }

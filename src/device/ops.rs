@@ -25,10 +25,13 @@ mod embed;
 mod loss;
 // The gradient norm and the optimizers.
 mod optim;
+// Mixtures of experts.
+mod experts;
 
 pub use activation::*;
 pub use attention::*;
 pub use embed::*;
+pub use experts::*;
 pub use gemm::*;
 pub use loss::*;
 pub use norm::*;

@@ -4,6 +4,7 @@ mod bytes; // what a rank will hold, by category
 mod work; // what a step computes, moves and receives
 mod staging; // the device's copy of a micro-batch
 mod summed; // gradients that are partial sums over tp
+mod load; // how evenly experts are used
 mod objectives; // what a run minimizes
 mod options; // what an engine trains, and how
 mod watched; // a store with observers: timeline and memory
@@ -13,6 +14,7 @@ mod generate; // text generation
 pub use crate::store::Strategy;
 pub use bytes::PlannedRank;
 pub use generate::{Generator, GeneratorOptions, Sampling};
+pub use load::ExpertLoad;
 pub use objectives::{Dpo, Objective, PairMeans, PairSums, Rm};
 pub use options::EngineOptions;
 pub use step::{Engine, PassTimes, Step, StepReport};

@@ -41,6 +41,8 @@ pub struct EngineOptions {
     pub cuts: Cuts,
     /// How the ranks of sp exchange keys and values.
     pub ring: RingImpl,
+    /// Factor of the load-balancing loss of a mixture of experts; 0 disables it.
+    pub aux_coef: f64,
 }
 
 /// Everything but the model: FSDP in f32, AdamW, gradient norm clipped to 1, micro-batches of up to 2048 tokens.
@@ -61,6 +63,7 @@ impl Default for EngineOptions {
             sequence_parallel: false,
             cuts: Cuts::ALL,
             ring: RingImpl::Ring,
+            aux_coef: 0.0,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! All ranks of the mesh make the same calls with the same number of micro-batches. Ranks of sp and tp get the same
 //! micro-batch and take their part of it.
 use super::bytes::PlannedRank;
+use super::load::{ExpertLoad, LoadTally};
 use super::objectives::{PairMeans, PairSums, PreferenceLoss, StagedPairs};
 use super::options::EngineOptions;
 use super::staging::{BatchStaging, StagedBatch};
@@ -47,6 +48,8 @@ pub struct StepReport {
     pub loss: f64,
     /// Means over the step's pairs, of a preference objective.
     pub pairs: Option<PairMeans>,
+    /// Of a mixture of experts.
+    pub experts: Option<ExpertLoad>,
     /// Norm of the whole gradient, before clipping and without the loss scale.
     pub grad_norm: f32,
     /// The norm was not finite, so no weight was updated.
@@ -89,18 +92,21 @@ pub struct Engine {
     watchers: Watchers,
     /// Times of the last step.
     passes: PassTimes,
+    /// Factor of the load-balancing loss.
+    aux_coef: f64,
+    load: LoadTally,
 }
 
 /// Per-step numbers, uploaded once before the step and read by kernels from device memory, so that every step makes
-/// identical calls (as CUDA graphs need). f32: the loss scale, the inverse of its power-of-two factor, then the
-/// optimizer's constants.
+/// identical calls (as CUDA graphs need). f32: the loss scale, the inverse of its power-of-two factor, the
+/// factor of a micro-batch's load-balancing loss, then the optimizer's constants.
 struct Numbers {
     host: Vec<f32>,
     buf: Buf,
 }
 
 impl Numbers {
-    const BEFORE: usize = 2;
+    const BEFORE: usize = 3;
 
     fn len(rule: &Rule, layouts: &[Layout]) -> usize {
         Numbers::BEFORE + rule.constants_of(layouts)
@@ -108,9 +114,9 @@ impl Numbers {
     fn new(dev: &dyn Device, len: usize) -> Result<Numbers> {
         Ok(Numbers { host: vec![0.0; len], buf: dev.alloc(DType::F32, len, Category::Other)? })
     }
-    fn upload(&mut self, dev: &dyn Device, [loss_scale, unscale]: [f32; 2], constants: &[f32]) -> Result<()> {
+    fn upload(&mut self, dev: &dyn Device, before: [f32; Numbers::BEFORE], constants: &[f32]) -> Result<()> {
         let (scales, own) = self.host.split_at_mut(Numbers::BEFORE);
-        scales.copy_from_slice(&[loss_scale, unscale]);
+        scales.copy_from_slice(&before);
         own.copy_from_slice(constants);
         dev.upload(bytemuck::cast_slice(&self.host), self.buf.view_mut())
     }
@@ -119,6 +125,9 @@ impl Numbers {
     }
     fn unscale(&self) -> View<'_> {
         self.buf.view().slice(1..2)
+    }
+    fn aux_scale(&self) -> View<'_> {
+        self.buf.view().slice(2..3)
     }
     fn constants(&self) -> View<'_> {
         self.buf.view().slice(Numbers::BEFORE..self.buf.len())
@@ -165,6 +174,8 @@ impl Engine {
             dropout: Rng::named(options.seed, "dropout"),
             watchers: Watchers { recomputes: options.checkpoint != Checkpointing::Off, ..Watchers::default() },
             passes: PassTimes::default(),
+            aux_coef: options.aux_coef,
+            load: LoadTally::new(&options.spec),
             dev,
             mesh: mesh.clone(),
             decoder,
@@ -188,7 +199,10 @@ impl Engine {
         let by = self.scaler.as_ref().map_or(1.0, LossScaler::scale);
         let loss_scale = (by as f64 / step.tokens() as f64) as f32;
         let (dev, watchers, timeline) = (&*self.dev, &self.watchers, &self.watchers.timeline);
-        self.numbers.upload(dev, [loss_scale, 1.0 / by], self.optimizer.constants(step.lr))?;
+        // The load-balancing loss is the mean of the micro-batches', each of all ranks.
+        let aux_scale = (by as f64 * self.aux_coef / batches.len().max(1) as f64) as f32;
+        self.numbers.upload(dev, [loss_scale, 1.0 / by, aux_scale], self.optimizer.constants(step.lr))?;
+        self.load.begin(batches.len());
         let mut passes = PassTimes::default();
         for (index, batch) in batches.iter().enumerate() {
             self.store.begin_micro_batch(index == 0, index + 1 == batches.len())?;
@@ -200,7 +214,8 @@ impl Engine {
                 self.staging.upload(dev, batch)
             })?;
             let started = Instant::now();
-            let micro = Micro { loss_scale: self.numbers.loss_scale(), dropout_keys: keys };
+            let (loss_scale_at, aux_scale) = (self.numbers.loss_scale(), self.numbers.aux_scale());
+            let micro = Micro { loss_scale: loss_scale_at, dropout_keys: keys, aux_scale };
             let (decoder, ws) = (&self.decoder, &mut self.workspace);
             let sequences = match &mut self.preference {
                 Some(preference) => {
@@ -263,6 +278,7 @@ impl Engine {
         }
         let ([loss, ..], [grad_norm]) = (sums, grad_norm);
         let pairs = self.preference.is_some().then(|| PairSums::from_array(sums).means());
+        let experts = self.load.take(&*self.dev, &mut self.workspace)?;
         let skipped = !grad_norm.is_finite();
         if !skipped {
             self.optimizer.count();
@@ -272,7 +288,15 @@ impl Engine {
         if let Some(scaler) = &mut self.scaler {
             scaler.update(!skipped);
         }
-        Ok(StepReport { loss: loss / step.tokens() as f64, pairs, grad_norm, skipped, loss_scale: scale, stuck })
+        Ok(StepReport {
+            loss: loss / step.tokens() as f64,
+            pairs,
+            experts,
+            grad_norm,
+            skipped,
+            loss_scale: scale,
+            stuck,
+        })
     }
 
     /// Times of the last step; None if the device computes asynchronously.

@@ -9,8 +9,8 @@ use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
 use crate::device::ops::{
-    Attention, AttentionBackward, AttentionShape, Bias, BiasBackward, QkNormRope, QkNormRopeBackward, QkNormRopeShape,
-    Rope, RopeShape,
+    Attention, AttentionBackward, AttentionShape, Bias, BiasBackward, CopyColumns, QkNormRope, QkNormRopeBackward,
+    QkNormRopeShape, RmsNorm, RmsNormBackward, RmsNormShape, Rope, RopeShape,
 };
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
@@ -44,6 +44,15 @@ pub enum HeadTransform {
         shape: QkNormRopeShape,
         wq: usize,
         wk: usize,
+    },
+    /// All queries of a token are normalized together first, and all its keys, with segments `wq` and `wk`.
+    RowNormRope {
+        rope: RopeShape,
+        norm: RmsNormShape,
+        wq: usize,
+        wk: usize,
+        /// Elements of a token's queries and of its keys.
+        widths: [usize; 2],
     },
 }
 
@@ -117,7 +126,8 @@ impl AttentionBranch {
         }
         let AttentionSaved { qkv, o, lse, branch } = saved;
         if !cx.attended {
-            let qkv = self.rotated(cx, w, qkv, &mut scratch.rotated, &mut scratch.head_stats)?;
+            let Scratch { rotated, head_stats, row, normed, .. } = scratch;
+            let qkv = self.rotated(cx, w, qkv, rotated, head_stats, [row, normed])?;
             let (o, lse) = (o.rows_mut(n), lse.rows_mut(n));
             match (RingAttention::of(cx, &self.shape), cx.past) {
                 (Some(ring), _) => ring.forward(&mut scratch.ring, qkv, o, lse)?,
@@ -154,12 +164,58 @@ impl AttentionBranch {
         qkv: &'a Tensor,
         rotated: &'a mut Tensor,
         stats: &mut Tensor,
+        parts: [&mut Tensor; 2],
     ) -> Result<View<'a>> {
+        if let HeadTransform::RowNormRope { rope, norm, wq, wk, widths } = self.transform {
+            return self.row_normed(
+                cx,
+                w,
+                (rope, norm),
+                [(wq, widths[0]), (wk, widths[1])],
+                qkv,
+                rotated,
+                stats,
+                parts,
+            );
+        }
         let HeadTransform::NormRope { shape, wq, wk } = self.transform else { return Ok(qkv.rows(cx.n)) };
         let (table, positions, wq, wk) = (cx.tables[self.table], cx.batch.positions, w.get(wq), w.get(wk));
         let (qkv, out, rstd) = (qkv.rows(cx.n), rotated.rows_mut(cx.n), stats.rows_mut(cx.n));
         cx.dev.qk_norm_rope(QkNormRope { shape, table, positions, wq, wk, qkv, out, rstd })?;
         Ok(rotated.rows(cx.n))
+    }
+
+    /// Assigns `rotated`: queries and keys normalized as whole rows, then rotated, and the values. `stats` gets the
+    /// norms' statistics: of all queries, then of all keys.
+    #[allow(clippy::too_many_arguments)] // its operands and its scratch
+    fn row_normed<'a>(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        (rope, shape): (RopeShape, RmsNormShape),
+        norms: [(usize, usize); 2],
+        qkv: &Tensor,
+        rotated: &'a mut Tensor,
+        stats: &mut Tensor,
+        [row, normed]: [&mut Tensor; 2],
+    ) -> Result<View<'a>> {
+        let (dev, n, row_width) = (cx.dev, cx.n, qkv.width());
+        dev.copy(qkv.rows(n), rotated.rows_mut(n))?;
+        let mut column = 0;
+        for (i, (weight, width)) in norms.into_iter().enumerate() {
+            let (all, end) = (0..n * width, n * row_width);
+            let (src, dst) = (qkv.rows(n).slice(column..end), row.rows_mut(n).slice(all.clone()));
+            dev.copy_columns(CopyColumns { rows: n, width, src_row: row_width, dst_row: width, src, dst })?;
+            let (x, y) = (row.rows(n).slice(all.clone()), normed.rows_mut(n).slice(all.clone()));
+            let rstd = stats.rows_mut(n).slice(i * n..(i + 1) * n);
+            dev.rmsnorm(RmsNorm { shape, x, w: w.get(weight), y, rstd })?;
+            let (src, dst) = (normed.rows(n).slice(all), rotated.rows_mut(n).slice(column..end));
+            dev.copy_columns(CopyColumns { rows: n, width, src_row: width, dst_row: row_width, src, dst })?;
+            column += width;
+        }
+        let (table, positions) = (cx.tables[self.table], cx.batch.positions);
+        dev.rope(Rope { shape: rope, table, positions, qkv: rotated.rows_mut(n), inverse: false })?;
+        Ok(rotated.rows(n))
     }
 
     /// `dy (R, C)` is the residual's gradient; adds the branch's gradient to it and to the weights' gradients.
@@ -194,7 +250,8 @@ impl AttentionBranch {
         self.out.backward(cx, w, dw, o, d_branch.rows, adapter, scratch.d_o.rows_mut(n), false)?;
         cx.release(d_branch)?;
 
-        let qkv = self.rotated(cx, w, &saved.qkv, &mut scratch.rotated, &mut scratch.head_stats)?;
+        let Scratch { rotated, head_stats, row, normed, .. } = scratch;
+        let qkv = self.rotated(cx, w, &saved.qkv, rotated, head_stats, [row, normed])?;
         let (delta, dqkv) = (scratch.delta.rows_mut(n), scratch.dqkv.rows_mut(n));
         let (d_o, cu_seqlens, sums) = (scratch.d_o.rows(n), cx.batch.cu_seqlens, scratch.sums.all_mut());
         match RingAttention::of(cx, &self.shape) {
@@ -206,7 +263,7 @@ impl AttentionBranch {
         }
         let (table, dqkv) = (cx.tables[self.table], scratch.dqkv.rows_mut(n));
         match self.transform {
-            HeadTransform::None => {}
+            HeadTransform::None | HeadTransform::RowNormRope { .. } => {}
             HeadTransform::Rope(shape) => dev.rope(Rope { shape, table, positions, qkv: dqkv, inverse: true })?,
             HeadTransform::NormRope { shape, wq, wk } => {
                 let (dwq, dwk) = dw.pair(wq, wk, scratch.unused.rows_mut(2))?;
@@ -222,6 +279,38 @@ impl AttentionBranch {
                     dwq,
                     dwk,
                 })?;
+            }
+        }
+        if let HeadTransform::RowNormRope { rope, norm: shape, wq, wk, widths } = self.transform {
+            dev.rope(Rope { shape: rope, table, positions, qkv: scratch.dqkv.rows_mut(n), inverse: true })?;
+            let row_width = saved.qkv.width();
+            for (i, (weight, width)) in [(wq, widths[0]), (wk, widths[1])].into_iter().enumerate() {
+                // The queries' gradient was the last use of `d_o`.
+                let Scratch { dqkv, row, normed, d_o, head_stats, unused, .. } = scratch;
+                let (column, all) = (i * widths[0], 0..n * width);
+                let of = |x: View, y: ViewMut| {
+                    let (src, dst) = (x.slice(column..x.len()), y.slice(all.clone()));
+                    dev.copy_columns(CopyColumns { rows: n, width, src_row: row_width, dst_row: width, src, dst })
+                };
+                of(saved.qkv.rows(n), row.rows_mut(n))?;
+                of(dqkv.rows(n), normed.rows_mut(n))?;
+                dev.zero(d_o.rows_mut(n).slice(all.clone()))?;
+                let grad = dw.get(weight)?.unwrap_or_else(|| unused.rows_mut(2).slice(0..width));
+                dev.rmsnorm_backward(RmsNormBackward {
+                    shape,
+                    x: row.rows(n).slice(all.clone()),
+                    w: w.get(weight),
+                    rstd: head_stats.rows(n).slice(i * n..(i + 1) * n),
+                    dy: normed.rows(n).slice(all.clone()),
+                    dx: d_o.rows_mut(n).slice(all.clone()),
+                    dw: grad,
+                })?;
+                let (src, dst) = (d_o.rows(n).slice(all.clone()), dqkv.rows_mut(n));
+                let dst = {
+                    let end = dst.len();
+                    dst.slice(column..end)
+                };
+                dev.copy_columns(CopyColumns { rows: n, width, src_row: width, dst_row: row_width, src, dst })?;
             }
         }
         if let Some(bias) = &self.bias {

@@ -154,6 +154,8 @@ pub struct Cx<'a> {
     pub attended: bool,
     /// Adapters are applied; without them the layers compute what the base model does.
     pub adapted: bool,
+    /// (E) f32: the gradient of the auxiliary loss with respect to each token's routing probabilities.
+    pub balance: Option<View<'a>>,
     /// Set if keys and values go to the cache, so that the sequence can continue.
     pub past: Option<Past>,
 }
@@ -288,6 +290,7 @@ mod tests {
                 layer,
                 attended: false,
                 adapted: true,
+                balance: None,
                 past: None,
             };
             cx.drop(place, x.view_mut()).unwrap();

@@ -1,13 +1,13 @@
 //! The one layer loop: embeddings, blocks, loss, and backward. Written against [`ParamStore`]: never knows how weights
 //! are stored.
-use super::block::DecoderBlock;
+use super::block::{DecoderBlock, FeedForward};
 use super::context::{Batch, Cx, DropoutKeys, Past};
 use super::layout::Layout;
 use super::recompute::SavedBlocks;
 use super::root::{LossGrad, LossSums, Root};
 use super::saved::Scratch;
 use super::sequences::{SequenceBuffers, SequenceLoss, SequenceRows};
-use super::spec::{Arch, Spec};
+use super::spec::{Arch, Experts, Spec};
 use super::split::{Groups, Split};
 use super::store::{ParamStore, Pass, ROOT};
 use super::tensor::Tensor;
@@ -15,6 +15,8 @@ use super::tuning::Tuning;
 use super::workspace::{AdapterWidths, Fixed, Workspace, WorkspaceOptions};
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
+use crate::comm::{Reduce, Tag};
+use crate::device::ops::{Balance, RouteShape};
 use crate::device::{Device, View};
 use std::time::Instant;
 
@@ -40,6 +42,8 @@ pub struct Micro<'a> {
     pub loss_scale: View<'a>,
     /// u32: [`Decoder::dropout_keys`]; empty without dropout.
     pub dropout_keys: View<'a>,
+    /// f32 (1): the factor of the micro-batch's load-balancing loss.
+    pub aux_scale: View<'a>,
 }
 
 impl Decoder {
@@ -72,6 +76,11 @@ impl Decoder {
             adapters.rank = lora.rank;
             for (block, layout) in blocks.iter_mut().zip(&layouts[1..]) {
                 adapters.dropped = adapters.dropped.max(block.adapt(lora, layout, &mut masks));
+            }
+        }
+        for (block, layout) in blocks.iter().zip(&layouts[1..]) {
+            if let FeedForward::Sparse(experts) = &block.mlp {
+                experts.check(layout)?;
             }
         }
         let learns = |layout: &Layout| layout.segments.iter().any(|s| s.trainable);
@@ -177,11 +186,15 @@ impl Decoder {
         if ws.dx.capacity() < self.split.rows(n) {
             return Err(Error::op("train", "the workspace was allocated without backward buffers"));
         }
-        let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, loss, .. }, dx, groups } = ws;
+        let Workspace { stream, kept, scratch, fixed, dx, groups } = ws;
+        let Fixed { table, local_table, balance, load, loss, .. } = fixed;
         let cx = self.cx(dev, groups, batch, [table, local_table], Some(micro.dropout_keys));
         let rows = cx.rows();
         self.set_ring_ranges(&cx, scratch)?;
+        self.begin_load(dev, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Forward)?;
+        self.balance(&cx, scratch, [&mut *balance, &mut *load], micro)?;
+        let cx = Cx { balance: Some(balance.rows(1)), ..cx };
 
         let w = store.acquire(ROOT, Pass::Forward)?;
         let x = stream[self.spec.layers].rows(rows);
@@ -364,8 +377,27 @@ impl Decoder {
             layer: ROOT,
             attended: false,
             adapted: true,
+            balance: None,
             past: None,
         }
+    }
+
+    /// Begins the load of a micro-batch's experts.
+    fn begin_load(&self, dev: &dyn Device, scratch: &mut Scratch) -> Result<()> {
+        if self.spec.experts.is_some() { dev.zero(scratch.sparse.load.all_mut()) } else { Ok(()) }
+    }
+    /// Sums the load over all ranks, and derives the load-balancing loss and its gradient: before backward, as one
+    /// micro-batch is balanced as a whole.
+    fn balance(&self, cx: &Cx, scratch: &mut Scratch, [grad, report]: [&mut Tensor; 2], micro: &Micro) -> Result<()> {
+        let Some(Experts { count, top_k, normalize, .. }) = self.spec.experts else { return Ok(()) };
+        let (group, load) = (&cx.groups.loss, &mut scratch.sparse.load);
+        let ticket = group.all_reduce(Tag::new("expert load", 0), load.all_mut(), Reduce::Sum)?;
+        group.wait(ticket)?;
+        let shape = RouteShape { experts: count, top_k, normalize };
+        let (load, scale) = (load.rows(load.capacity()), micro.aux_scale);
+        let (grad, report) = (grad.rows_mut(1), report.rows_mut(1));
+        cx.dev.balance(Balance { shape, load, scale, grad, report })?;
+        group.wait_sent(ticket)
     }
 
     /// With a ring, sets which keys each query attends to.

@@ -198,7 +198,7 @@ impl Linear {
     }
 
     /// `dx = dy Wᵀ`. Assigns, or adds with `accumulate`.
-    fn input_grad(&self, cx: &Cx, w: Weights, dy: View, dx: ViewMut, accumulate: bool) -> Result<()> {
+    pub(super) fn input_grad(&self, cx: &Cx, w: Weights, dy: View, dx: ViewMut, accumulate: bool) -> Result<()> {
         let shape = GemmShape { accumulate, ..self.input_shape(dx.len() / self.inputs) };
         let (a, b) = (dy.slice(self.column..dy.len()), w.get(self.weight).slice(self.held()));
         cx.dev.gemm(Gemm { shape, a, b, c: dx })
@@ -212,7 +212,7 @@ impl Linear {
     }
 
     /// Adds `dyᵀ x` to the weight's gradient, and the column sums of `dy` to the bias's. Skips frozen tensors.
-    fn weight_grad(&self, cx: &Cx, dw: &mut Grads, x: View, dy: View) -> Result<()> {
+    pub(super) fn weight_grad(&self, cx: &Cx, dw: &mut Grads, x: View, dy: View) -> Result<()> {
         let n = x.len() / self.inputs;
         let band = dy.slice(self.column..dy.len());
         if let Some((dw, accumulate)) = dw.product(self.weight, self.held())? {

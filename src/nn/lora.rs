@@ -33,6 +33,12 @@ pub fn is_adapter(segment: &Segment) -> bool {
     segment.name.ends_with(A) || segment.name.ends_with(B)
 }
 
+/// Whether the segment is a matrix that an adapter can be attached to: not of experts, nor of their routers.
+fn is_target(segment: &Segment) -> bool {
+    let sparse = [".experts.", ".shared_expert.", ".shared_expert_gate.", "mlp.gate.", "block_sparse_moe."];
+    segment.shape.len() == 2 && !sparse.iter().any(|part| segment.name.contains(part))
+}
+
 /// Whether the model is frozen with adapters; then only adapters are saved.
 pub fn has_adapters(layouts: &[Layout]) -> bool {
     layouts.iter().flat_map(|l| &l.segments).any(is_adapter)
@@ -55,7 +61,7 @@ impl Lora {
     }
     /// The module name of the matrix `segment`, if it is a target.
     fn module<'a>(&self, segment: &'a Segment) -> Option<&'a str> {
-        let module = segment.name.strip_suffix(".weight").filter(|_| segment.shape.len() == 2)?;
+        let module = segment.name.strip_suffix(".weight").filter(|_| is_target(segment))?;
         let last = module.rsplit('.').next().unwrap_or(module);
         self.targets.iter().any(|t| t == ALL_LINEAR || t == last).then_some(module)
     }
@@ -75,7 +81,7 @@ impl Lora {
         let mut known = Vec::new();
         for layout in blocks {
             layout.segments.iter_mut().for_each(|s| s.trainable = false);
-            known = layout.segments.iter().filter(|s| s.shape.len() == 2).map(|s| s.name.clone()).collect();
+            known = layout.segments.iter().filter(|s| is_target(s)).map(|s| s.name.clone()).collect();
             let adapted: Vec<(String, Segment)> =
                 layout.segments.iter().filter_map(|s| Some((self.module(s)?.to_string(), s.clone()))).collect();
             for (module, matrix) in adapted {

@@ -20,6 +20,7 @@ mod cache; // the KV cache
 mod saved; // saved activations and scratch of a block
 mod attention; // the attention branch
 mod mlp; // the feed-forward branch
+mod experts; // the sparse feed-forward branch
 mod block; // both branches
 mod sequences; // losses of whole sequences
 mod root; // embeddings, final norm, head and loss
@@ -36,7 +37,7 @@ pub use lora::{Lora, has_adapters, is_adapter};
 pub use recompute::Checkpointing;
 pub use rotary::{Rotary, Scaling};
 pub use sequences::{SequenceBuffers, SequenceLoss, SequenceRows};
-pub use spec::{Activation, Arch, Spec};
+pub use spec::{Activation, Arch, Experts, Spec};
 pub use split::{Cuts, Groups, RingImpl, Slice, Split};
 pub use store::{Grads, ParamStore, Pass, ROOT, Weights};
 pub use tuning::Tuning;

@@ -24,12 +24,17 @@ impl Spec {
     pub fn params(&self) -> usize {
         self.layouts().iter().map(Layout::params).sum()
     }
+    /// Parameters of experts that a token does not use.
+    pub fn idle_params(&self) -> usize {
+        let idle = |e: &super::spec::Experts| 3 * self.dim * e.ff * (e.count - e.top_k) * self.sparse_blocks();
+        self.experts.as_ref().map_or(0, idle)
+    }
     /// FLOPs that a training step needs per token of a sequence of `seq`, without recomputation: the definition of
     /// MosaicML's llm-foundry, attention included, 3 * (2 P + layers * 2 * 2 * width * seq), where a layer with a
     /// sliding window counts its window. MFU is this times tokens per second, divided by the peak.
     pub fn flops_per_token(&self, seq: usize) -> u64 {
         let seen = |i| if self.window_of(i) == 0 { seq } else { seq.min(self.window) };
         let attention = 2 * 2 * self.heads * self.head_dim * (0..self.layers).map(seen).sum::<usize>();
-        3 * (2 * self.params() + attention) as u64
+        3 * (2 * (self.params() - self.idle_params()) + attention) as u64
     }
 }

@@ -60,7 +60,8 @@ impl Checkpointing {
         let Some((every, _)) = self.again() else { return 0 };
         let attention = spec.qkv() + spec.heads * spec.head_dim;
         // A block's last product is needed only by a norm after it.
-        let feed_forward = spec.ff * (1 + spec.gated() as usize + spec.post_norms as usize);
+        let ff = spec.experts.as_ref().map_or(spec.ff, |e| e.top_k * e.ff + e.shared_ff);
+        let feed_forward = ff * (1 + spec.gated() as usize + spec.post_norms as usize);
         (2 * spec.dim * (attention + feed_forward) * (spec.layers / every).saturating_sub(1)) as u64
     }
 }
@@ -149,6 +150,13 @@ impl<T> SavedBlocks<T> {
         let mut needed = vec![0];
         (0..blocks).for_each(|i| needed.push(needed[i] + own(i)));
         Ok(needed)
+    }
+    /// Tokens that a block can save.
+    pub fn tokens(&self) -> usize
+    where
+        T: std::borrow::Borrow<Tensor>,
+    {
+        self.saved.first().map_or(0, |saved| saved.attention.qkv.borrow().capacity())
     }
     /// Whether everything block `i` saved is in memory, so that nothing is recomputed.
     pub fn is_whole(&self, i: usize) -> bool {

@@ -19,6 +19,38 @@ table! {
     }
 }
 table! {
+    /// The outputs of [`crate::device::ops::Route`]; empty without experts.
+    Routing { probs, chosen, weights, offsets, order, places, }
+}
+table! {
+    /// Scratch of sparse branches; empty without experts. From `dact` on: backward only.
+    SparseScratch {
+        /// f64 (sparse blocks + 1, E): rows of each expert in each block, then the sums of its probabilities.
+        load,
+        /// (N, K C): routed rows.
+        rows,
+        /// (N, K F)
+        act,
+        /// (N, S), (N, C): of the shared expert.
+        shared_act,
+        shared_out,
+        dact,
+        dup,
+        /// (N, K) f32
+        dweights,
+        /// (N, E) f32, and in the compute dtype.
+        dlogits,
+        dlogits_cast,
+        /// (N, S)
+        shared_dact,
+        shared_dup,
+        /// (N, 1) f32, and in the compute dtype.
+        shared_dweight,
+        shared_cast,
+        shared_copy,
+    }
+}
+table! {
     /// Saved by the feed-forward branch for backward.
     MlpSaved {
         /// (R, C): its input.
@@ -29,6 +61,16 @@ table! {
         up,
         /// (R, C): the input of the branch's last norm; empty without one.
         branch,
+        /// (N, K F), (N, K F): outputs of the experts' gate and up, sorted by expert; empty without experts.
+        experts_gate,
+        experts_up,
+        /// (N, S), (N, S), (N, 1) f32: of the shared expert; empty without one.
+        shared_gate,
+        shared_up,
+        shared_weight,
+        ;
+        /// How the tokens were routed.
+        routing: Routing,
     }
 }
 /// Everything one block saves for backward, besides its input.
@@ -96,11 +138,16 @@ table! {
         dact,
         /// (N, F)
         dup,
+        /// (N, heads * head_dim) each: queries or keys apart from their rows; empty unless whole rows are normalized.
+        row,
+        normed,
         /// (2, C) f32, or wider heads: receives the gradients of frozen norms.
         unused,
         ;
         /// Of the current adapter.
         adapter: AdapterScratch,
+        /// Of sparse branches.
+        sparse: SparseScratch,
         /// Of ring attention.
         ring: Ring,
         /// The KV cache: see [`Workspace::remember`].

@@ -15,6 +15,14 @@ pub enum Arch {
     Qwen2,
     /// Llama with norms on queries and keys.
     Qwen3,
+    /// Mistral with experts.
+    Mixtral,
+    /// Qwen2 with experts, one of them shared.
+    Qwen2Moe,
+    /// Qwen3 with experts.
+    Qwen3Moe,
+    /// Llama with experts, and norms over all queries and over all keys.
+    Olmoe,
     /// Softcaps, norms after the branches too, a sliding window in every other layer.
     Gemma2,
     /// Norms on queries and keys, norms after the branches too, a sliding window with its own rotary base in most
@@ -31,6 +39,10 @@ impl Arch {
             Arch::Mistral => "mistral",
             Arch::Qwen2 => "qwen2",
             Arch::Qwen3 => "qwen3",
+            Arch::Mixtral => "mixtral",
+            Arch::Qwen2Moe => "qwen2_moe",
+            Arch::Qwen3Moe => "qwen3_moe",
+            Arch::Olmoe => "olmoe",
             Arch::Gemma2 => "gemma2",
             Arch::Gemma3 => "gemma3",
             Arch::Gpt => "gpt",
@@ -48,6 +60,27 @@ pub enum Activation {
     GeGlu,
     /// gelu(up)
     Gelu,
+}
+
+/// The experts of sparse blocks.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Experts {
+    /// Experts per block.
+    pub count: usize,
+    /// Experts per token.
+    pub top_k: usize,
+    /// Hidden width of an expert.
+    pub ff: usize,
+    /// Hidden width of the expert that every token uses; 0 without one.
+    pub shared_ff: usize,
+    /// A token's weights are divided by their sum.
+    pub normalize: bool,
+    /// Blocks with a dense feed-forward layer, in order.
+    pub dense: Vec<usize>,
+    /// Factor of the load-balancing loss in the model's config.
+    pub aux_coef: f64,
+    /// Whether the config asks for that loss.
+    pub aux_loss: bool,
 }
 
 /// The hyperparameters of a model. [`Spec::default`] is a Llama without sizes.
@@ -100,6 +133,10 @@ pub struct Spec {
     pub mlp_bias: bool,
     /// Normalize each query and key head before rotation.
     pub qk_norm: bool,
+    /// Normalize all queries of a token together before rotation, and all its keys.
+    pub row_norm: bool,
+    /// Experts, if some blocks are sparse.
+    pub experts: Option<Experts>,
     /// Normalize a branch's output before adding it to the residual.
     pub post_norms: bool,
     /// Norm weights are stored minus 1.
@@ -137,6 +174,8 @@ impl Default for Spec {
             out_bias: false,
             mlp_bias: false,
             qk_norm: false,
+            row_norm: false,
+            experts: None,
             post_norms: false,
             norm_from_one: false,
             scaled_embedding: false,
@@ -198,6 +237,14 @@ impl Spec {
                 self.layers
             )));
         }
+        if let Some(Experts { count, top_k, ff, .. }) = self.experts
+            && (top_k == 0 || top_k > count || ff == 0)
+        {
+            return Err(Error::input(format!(
+                "num_experts_per_tok {top_k} of {count} experts of width {ff}: a token needs 1 to {count} experts, of \
+                 width 1 or more"
+            )));
+        }
         if !(0.0..1.0).contains(&self.dropout) {
             return Err(Error::input(format!("dropout {} is not in [0, 1)", self.dropout)));
         }
@@ -210,6 +257,18 @@ impl Spec {
     /// Elements in a row of fused queries, keys and values.
     pub fn qkv(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+    /// The experts of block `i`, if it is sparse.
+    pub fn experts_of(&self, i: usize) -> Option<&Experts> {
+        self.experts.as_ref().filter(|experts| !experts.dense.contains(&i))
+    }
+    /// Number of sparse blocks.
+    pub fn sparse_blocks(&self) -> usize {
+        (0..self.layers).filter(|&i| self.experts_of(i).is_some()).count()
+    }
+    /// Whether some block is dense.
+    pub fn has_dense_blocks(&self) -> bool {
+        self.sparse_blocks() < self.layers
     }
     pub fn gated(&self) -> bool {
         self.activation != Activation::Gelu

@@ -121,6 +121,13 @@ impl Split {
 
     /// Checks the relations that the split relies on.
     pub fn check(&self, spec: &Spec) -> Result<()> {
+        if spec.experts.is_some() && self.tp.of * self.sp.of > 1 {
+            return Err(Error::input(format!(
+                "tp-size {} and ring-attn-size {} with a mixture of experts: not supported yet; use 1 for both, and shard \
+                 over data-parallel ranks",
+                self.tp.of, self.sp.of
+            )));
+        }
         let Split { tp: Slice { of, .. }, cuts, .. } = *self;
         if of == 1 {
             return Ok(());
@@ -178,15 +185,17 @@ impl Split {
 pub struct Groups {
     pub tp: Arc<dyn Collective>,
     pub sp: Arc<dyn Collective>,
+    /// Ranks that see different tokens: the load of experts is summed over them.
+    pub loss: Arc<dyn Collective>,
 }
 
 impl Groups {
     pub fn of(mesh: &Mesh) -> Groups {
-        Groups { tp: mesh.tp.clone(), sp: mesh.sp.clone() }
+        Groups { tp: mesh.tp.clone(), sp: mesh.sp.clone(), loss: mesh.loss.clone() }
     }
     /// For [`Split::NONE`].
     pub fn solo(dev: &Arc<dyn Device>) -> Groups {
         let group = |axis| Arc::new(Solo::new(dev.clone(), axis, 0));
-        Groups { tp: group(Axis::Tp), sp: group(Axis::Sp) }
+        Groups { tp: group(Axis::Tp), sp: group(Axis::Sp), loss: group(Axis::Loss) }
     }
 }

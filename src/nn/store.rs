@@ -1,7 +1,7 @@
 //! The interface between the model and sharding: four verbs. The layer loop is written once against this trait; DDP,
 //! manual FSDP and the other stores implement it. Never says how parameters are stored.
 use super::layout::Layout;
-use crate::base::Result;
+use crate::base::{Error, Result};
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
 
@@ -15,6 +15,30 @@ pub enum Pass {
     Backward,
     /// Forward without backward: nothing is kept for one.
     Evaluate,
+}
+
+/// Segments of a kind, one per expert: `first`, `first + step`, ...
+#[derive(Clone, Copy, Debug)]
+pub struct Stride {
+    pub first: usize,
+    pub step: usize,
+    pub count: usize,
+}
+
+impl Stride {
+    pub fn segment(&self, e: usize) -> usize {
+        self.first + e * self.step
+    }
+    /// The elements from the first segment to the last, and how far apart they are.
+    fn place(&self, layout: &Layout) -> Result<(Range<usize>, usize)> {
+        let start = |e: usize| layout.segments[self.segment(e)].start;
+        let stride = if self.count > 1 { start(1) - start(0) } else { 0 };
+        let last = self.count - 1;
+        match start(last) == start(0) + last * stride {
+            true => Ok((start(0)..layout.segments[self.segment(last)].range().end, stride)),
+            false => Err(Error::op("experts", "their tensors are not at equal distances")),
+        }
+    }
 }
 
 /// Unsharded weights of one layer in the compute dtype.
@@ -31,6 +55,12 @@ impl<'a> Weights<'a> {
     pub fn get(&self, i: usize) -> View<'a> {
         let segment = &self.layout.segments[i];
         if segment.trainable { self.trained } else { self.frozen }.slice(segment.range())
+    }
+    /// The tensors of all experts, and how far apart they start.
+    pub fn strided(&self, of: &Stride) -> Result<(View<'a>, usize)> {
+        let (range, stride) = of.place(self.layout)?;
+        let trainable = self.layout.segments[of.first].trainable;
+        Ok((if trainable { self.trained } else { self.frozen }.slice(range), stride))
     }
 }
 
@@ -91,6 +121,24 @@ impl<'a> Grads<'a> {
             _ => false,
         };
         Ok(self.get(i)?.map(|grad| (grad.slice(held), !assigns)))
+    }
+    /// The gradients of all experts' tensors for one product each, how far apart they start, and whether the products
+    /// add to them. Otherwise they assign.
+    pub fn strided(&mut self, of: &Stride) -> Result<Option<(ViewMut<'_>, usize, bool)>> {
+        let (range, stride) = of.place(self.layout)?;
+        let accumulate = match &mut self.begun {
+            Some((_, begun)) if (0..of.count).all(|e| !begun[of.segment(e)]) => {
+                (0..of.count).for_each(|e| begun[of.segment(e)] = true);
+                false
+            }
+            _ => true,
+        };
+        if accumulate {
+            (0..of.count).try_for_each(|e| self.begin(of.segment(e)))?;
+        }
+        let trainable = self.layout.segments[of.first].trainable;
+        let flat = self.flat.as_mut().filter(|_| trainable);
+        Ok(flat.map(|flat| (flat.reborrow().slice(range), stride, accumulate)))
     }
     /// The gradients of segments `i` and `j`, for an operation that always adds to both. For a frozen segment, one half
     /// of `unused`.

@@ -42,7 +42,11 @@ impl TensorShape {
         let (len, width) = (self.rows * self.width, self.width);
         let buf = match self.through {
             Some((axis, usage)) if len > 0 => {
-                let group = if axis == Axis::Tp { &groups.tp } else { &groups.sp };
+                let group = match axis {
+                    Axis::Tp => &groups.tp,
+                    Axis::Loss => &groups.loss,
+                    _ => &groups.sp,
+                };
                 group.alloc(self.dtype, len, usage, self.category)?
             }
             _ => dev.alloc(self.dtype, len, self.category)?,
@@ -70,6 +74,9 @@ impl Tensor {
     }
     pub fn bytes(&self) -> usize {
         self.buf.bytes()
+    }
+    pub fn len(&self) -> usize {
+        self.buf.len()
     }
     pub fn width(&self) -> usize {
         self.width

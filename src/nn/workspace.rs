@@ -4,8 +4,8 @@
 use super::cache::Cache;
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
 use super::ring::Ring;
-use super::saved::{AdapterScratch, AttentionSaved, MlpSaved, Saved, Scratch};
-use super::spec::{Arch, Spec};
+use super::saved::{AdapterScratch, AttentionSaved, MlpSaved, Routing, Saved, Scratch, SparseScratch};
+use super::spec::{Arch, Experts, Spec};
 use super::split::{Groups, Split};
 use super::tensor::{Tensor, TensorShape, table};
 use crate::base::{Category, DType, Result};
@@ -41,6 +41,9 @@ table! {
         table,
         /// The same for layers with a sliding window, if they differ.
         local_table,
+        /// (E) f32 and f64 (1 + sparse blocks * E): [`crate::device::ops::Balance`]'s results; empty without experts.
+        balance,
+        load,
         /// (1) f64: the sum of token losses since it was last read.
         loss,
         /// (1, vocab) f32: the next token's logits over this rank's vocabulary, as wide as the largest shard.
@@ -103,6 +106,13 @@ impl Workspace<TensorShape, ()> {
         let seen = |all: bool| (0..spec.layers).any(|i| (spec.window_of(i) == 0) == all);
         let ring_tokens = if split.sp.of > 1 { tokens } else { 0 };
 
+        // Blocks of mixed models, which are rare, hold the buffers of both kinds.
+        let dense_ff = only(spec.has_dense_blocks(), spec.ff);
+        let of_experts = |of: fn(&Experts) -> usize| spec.experts.as_ref().map_or(0, of);
+        let (experts, top_k) = (of_experts(|e| e.count), of_experts(|e| e.top_k));
+        let (routed_ff, shared_ff) = (of_experts(|e| e.top_k * e.ff), of_experts(|e| e.shared_ff));
+        let (one_shared, sparse) = (only(shared_ff > 0, 1), only(experts > 0, spec.sparse_blocks() + 1));
+
         let keep = |width| shape(Category::Saved, dtype, tokens, width);
         let stays = |width| shape(Category::Saved, dtype, rows, width);
         let saved = || Saved {
@@ -114,9 +124,22 @@ impl Workspace<TensorShape, ()> {
             },
             mlp: MlpSaved {
                 x: stays(spec.dim),
-                gate: keep(only(spec.gated(), spec.ff)),
-                up: keep(spec.ff),
+                gate: keep(only(spec.gated(), dense_ff)),
+                up: keep(dense_ff),
                 branch: stays(only(spec.post_norms, spec.dim)),
+                experts_gate: keep(routed_ff),
+                experts_up: keep(routed_ff),
+                shared_gate: keep(shared_ff),
+                shared_up: keep(shared_ff),
+                shared_weight: shape(Category::Saved, DType::F32, tokens, one_shared),
+                routing: Routing {
+                    probs: shape(Category::Saved, DType::F32, tokens, experts),
+                    chosen: shape(Category::Saved, DType::U32, tokens, top_k),
+                    weights: shape(Category::Saved, DType::F32, tokens, top_k),
+                    offsets: shape(Category::Saved, DType::U32, 1, only(experts > 0, experts + 1)),
+                    order: shape(Category::Saved, DType::U32, tokens, top_k),
+                    places: shape(Category::Saved, DType::U32, tokens, top_k),
+                },
             },
         };
         let empty = || Outputs { o: keep(0), lse: shape(Category::Saved, DType::F32, 0, 0) };
@@ -147,12 +170,12 @@ impl Workspace<TensorShape, ()> {
                 parts: shared(tp > 1, CommUse::Reduced, dtype, padded, spec.dim),
                 whole: shared(split.sequence(), CommUse::Gathered, dtype, padded, spec.dim),
                 bias: shape(Category::Scratch, dtype, 1, only(spec.qkv_bias, spec.qkv())),
-                rotated: scratch(only(spec.qk_norm, spec.qkv())),
+                rotated: scratch(only(spec.qk_norm || spec.row_norm, spec.qkv())),
                 head_stats: TensorShape {
                     dtype: DType::F32,
-                    ..scratch(only(spec.qk_norm, spec.heads + spec.kv_heads))
+                    ..scratch(only(spec.qk_norm || spec.row_norm, spec.heads + spec.kv_heads))
                 },
-                act: scratch(spec.ff),
+                act: scratch(dense_ff),
                 logits: shape(Category::Scratch, dtype, chunk, spec.outputs()),
                 part_stats: shape(Category::Scratch, DType::F32, if in_parts { chunk } else { 0 }, part_stats),
                 all_stats: shared(in_parts, CommUse::Gathered, DType::F32, chunk * tp, part_stats),
@@ -163,17 +186,37 @@ impl Workspace<TensorShape, ()> {
                 sums: TensorShape { sums: Some(heads), ..back(0) },
                 dqkv: back(spec.qkv()),
                 bias_grad: shape(Category::Scratch, DType::F32, 1, only(train && spec.qkv_bias, spec.qkv())),
-                dact: back(spec.ff),
-                dup: back(spec.ff),
+                dact: back(dense_ff),
+                dup: back(dense_ff),
+                row: scratch(only(spec.row_norm, inner)),
+                normed: scratch(only(spec.row_norm, inner)),
                 unused: TensorShape {
                     dtype: DType::F32,
                     rows: if train { 2 } else { 0 },
-                    ..back(spec.dim.max(spec.head_dim))
+                    ..back(spec.dim.max(spec.head_dim).max(only(spec.row_norm, inner)))
                 },
                 adapter: AdapterScratch {
                     low: scratch(adapters.rank),
                     dlow: back(adapters.rank),
                     dropped: back(adapters.dropped),
+                },
+                sparse: SparseScratch {
+                    load: TensorShape::new(Category::Scratch, DType::F64, sparse, experts)
+                        .through(Axis::Loss, CommUse::Reduced),
+                    rows: scratch(top_k * spec.dim),
+                    act: scratch(routed_ff),
+                    shared_act: scratch(shared_ff),
+                    shared_out: scratch(one_shared * spec.dim),
+                    dact: back(routed_ff),
+                    dup: back(routed_ff),
+                    dweights: TensorShape { dtype: DType::F32, ..back(top_k) },
+                    dlogits: TensorShape { dtype: DType::F32, ..back(experts) },
+                    dlogits_cast: back(experts),
+                    shared_dact: back(shared_ff),
+                    shared_dup: back(shared_ff),
+                    shared_dweight: TensorShape { dtype: DType::F32, ..back(one_shared) },
+                    shared_cast: back(one_shared),
+                    shared_copy: TensorShape { dtype: DType::F32, ..back(one_shared) },
                 },
                 ring: Ring::plan(&heads, [true, false].map(seen), split, ring_tokens, dtype, train),
                 cache: Cache::plan(spec, dtype, 0),
@@ -181,6 +224,8 @@ impl Workspace<TensorShape, ()> {
             fixed: Fixed {
                 table: other(DType::F32, only(spec.rope.is_some(), positions), spec.head_dim),
                 local_table: other(DType::F32, only(spec.local_rope.is_some(), positions), spec.head_dim),
+                balance: other(DType::F32, 1, experts),
+                load: other(DType::F64, 1, only(experts > 0, 1 + spec.sparse_blocks() * experts)),
                 loss: other(DType::F64, 1, 1),
                 next: other(DType::F32, 1, most_words),
                 all_next: TensorShape {
@@ -230,6 +275,11 @@ impl Workspace {
         dev.zero(self.fixed.loss.rows_mut(1))?;
         Ok(loss[0])
     }
+    /// Reads the load of the experts since it was last read ([`crate::device::ops::Balance`]).
+    pub fn take_load(&mut self, dev: &dyn Device, out: &mut [u8]) -> Result<()> {
+        dev.download(self.fixed.load.rows(1), out)?;
+        dev.zero(self.fixed.load.rows_mut(1))
+    }
     /// Allocates a KV cache for `tokens` of one sequence and position tables of the same length, which the caller must
     /// fill.
     pub(super) fn remember(&mut self, spec: &Spec, dev: &dyn Device, tokens: usize) -> Result<()> {
@@ -246,7 +296,7 @@ impl Workspace {
         Ok(())
     }
     pub fn tokens(&self) -> usize {
-        self.scratch.act.capacity()
+        self.kept.tokens()
     }
 }
 

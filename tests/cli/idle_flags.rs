@@ -1,6 +1,7 @@
 //! No accepted flag is silently without effect. Every flag has rows in idle_flags.tsv: runs with and without it that
 //! differ, or a note or error that it has no effect. These rows also cover every row of idle.tsv.
 use crate::common::runs::{DDP, Dir, FSDP};
+use crate::common::sparse_model;
 use clap::CommandFactory;
 use flatshard::run::settings::args::Cli;
 use flatshard::run::settings::idle;
@@ -248,6 +249,7 @@ fn inputs(dir: &Dir) -> PathBuf {
         json!({"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model});
     write("words/tokenizer.json", &tokenizer.to_string());
     write("words/tokenizer_config.json", r#"{"eos_token": "[UNK]"}"#);
+    sparse_model::write("mixtral", &path.join("experts"));
     for (i, words) in
         ["--save-hf IN/model", "--save-hf IN/exported", "--ckpt-dir IN/ck --max-steps 1"].iter().enumerate()
     {

@@ -7,6 +7,7 @@ mod command_line;
 mod deepspeed;
 mod docs;
 mod examples;
+mod experts;
 mod files;
 mod flags;
 mod gate;

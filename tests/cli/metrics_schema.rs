@@ -2,6 +2,7 @@
 //! the schema appears, no other does, and docs/watching.md is made from it.
 use crate::common::runs::*;
 use crate::common::simcuda;
+use crate::common::sparse_model;
 use rustix::process::Signal;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -137,6 +138,15 @@ fn every_line_of_a_metrics_file_is_as_the_schema_says() {
         assert!(ended.status.success(), "{}", ended.stderr);
         lines.check(&schema, &dir.path(objective));
     }
+    // Experts.
+    sparse_model::write("qwen2_moe", &dir.path("experts"));
+    fs::write(dir.path("ids.jsonl"), "{\"input_ids\": [1, 2, 3, 4]}\n".repeat(60)).unwrap();
+    let mut experts = std::process::Command::new(FSDP);
+    experts.args(["--pretrain", "experts", "--dataset", "ids.jsonl", "--max-steps", "1", "--max-len", "8"]);
+    experts.args(["--nproc-per-node", "1", "--no-sample", "--metrics-path", "experts.jsonl"]).current_dir(dir.path(""));
+    let output = experts.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    lines.check(&schema, &dir.path("experts.jsonl"));
     // A run that fails.
     let failed = dir.arg("failed.jsonl");
     let bad = ["--loss-scale", "1e30", "--precision", "fp16", "--max-bad-steps", "1", "--max-steps", "8"];

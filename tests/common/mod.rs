@@ -15,6 +15,7 @@ pub mod reference;
 pub mod round;
 pub mod runs;
 pub mod simcuda;
+pub mod sparse_model;
 pub mod stores;
 pub mod terminal;
 pub mod time;

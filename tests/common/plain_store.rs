@@ -191,13 +191,15 @@ pub struct Told {
     pub loss_scale: f32,
     scale: Buf,
     keys: Buf,
+    aux: Buf,
 }
 impl Told {
     /// Without dropout.
     pub fn new(dev: &dyn Device, loss_scale: f32) -> Told {
         let mut scale = dev.alloc(DType::F32, 1, Category::Other).unwrap();
         dev.upload(bytemuck::cast_slice(&[loss_scale]), scale.view_mut()).unwrap();
-        Told { loss_scale, scale, keys: dev.alloc(DType::U32, 0, Category::Other).unwrap() }
+        let aux = dev.alloc(DType::F32, 1, Category::Other).unwrap();
+        Told { loss_scale, scale, keys: dev.alloc(DType::U32, 0, Category::Other).unwrap(), aux }
     }
     pub fn dropping(dev: &dyn Device, decoder: &Decoder, loss_scale: f32, key: u64) -> Told {
         let mut words = vec![0u32; decoder.dropout_words()];
@@ -208,7 +210,12 @@ impl Told {
         dev.upload(bytemuck::cast_slice(&words), keys.view_mut()).unwrap();
         Told { keys, ..Told::new(dev, loss_scale) }
     }
+    /// With this factor of the load-balancing loss.
+    pub fn aux(mut self, dev: &dyn Device, factor: f32) -> Told {
+        dev.upload(bytemuck::cast_slice(&[factor]), self.aux.view_mut()).unwrap();
+        self
+    }
     pub fn micro(&self) -> Micro<'_> {
-        Micro { loss_scale: self.scale.view(), dropout_keys: self.keys.view() }
+        Micro { loss_scale: self.scale.view(), dropout_keys: self.keys.view(), aux_scale: self.aux.view() }
     }
 }

@@ -8,7 +8,7 @@ use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
 use flatshard::device::{Device, IGNORE};
 use flatshard::engine::{Engine, EngineOptions, Objective, Step, StepReport, Strategy};
-use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, RingImpl, Rotary, Spec, Tuning};
+use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, Experts, RingImpl, Rotary, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::{Offload, ReplicatedOptions, ShardedOptions};
 use std::collections::BTreeMap;
@@ -101,6 +101,21 @@ pub fn qwen2() -> Spec {
     Spec { arch: Arch::Qwen2, qkv_bias: true, window: 5, windowed: vec![false, false, true, true], ..llama() }
 }
 
+/// Experts in three of four blocks, one of them shared. Some experts get no rows of a small batch.
+pub fn sparse() -> Spec {
+    let experts = Experts {
+        count: 7,
+        top_k: 3,
+        ff: 14,
+        shared_ff: 10,
+        normalize: true,
+        dense: vec![1],
+        aux_coef: 0.0,
+        aux_loss: false,
+    };
+    Spec { arch: Arch::Qwen2Moe, qkv_bias: true, experts: Some(experts), ..llama() }
+}
+
 pub const SGD: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 0.01 };
 /// Muon with a momentum that shows in a few steps.
 pub const MUON: Rule = Rule::Muon { momentum: 0.9, steps: 5, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
@@ -171,6 +186,7 @@ pub fn options(spec: &Spec, strategy: Arc<dyn Strategy>, rule: Rule) -> EngineOp
         seed: 3,
         sequence_parallel: false,
         cuts: Cuts::ALL,
+        aux_coef: 0.0,
         ring: RingImpl::Ring,
     }
 }

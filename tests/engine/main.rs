@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod collectives;
+mod experts;
 mod families;
 mod generate;
 mod golden;

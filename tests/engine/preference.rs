@@ -273,6 +273,7 @@ fn evaluation_counts_real_pairs() {
         let loss = sums.loss / sums.pairs;
         let report = StepReport {
             loss,
+            experts: None,
             pairs: Some(sums.means()),
             grad_norm: 0.0,
             skipped: false,

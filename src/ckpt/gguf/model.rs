@@ -326,6 +326,7 @@ fn check(spec: &Spec) -> Result<()> {
     let scalar = if gemma && spec.layers == largest { spec.dim / spec.heads } else { spec.head_dim };
     let biased = spec.out_bias || spec.mlp_bias || spec.qkv_bias && spec.arch != Arch::Qwen2;
     let what = match spec.rope.map(|rope| rope.scaling) {
+        _ if spec.experts.is_some() => Some("mixtures of experts".into()),
         None => Some("these models with learned positions".into()),
         Some(Scaling::Dynamic { .. }) => Some("dynamic rotary scaling".into()),
         _ if (0..spec.layers).any(|i| (spec.window_of(i) > 0) != windows(i)) => {

@@ -2,10 +2,11 @@
 //! transformers class. Never reads a file.
 use super::keys::ConfigKeys;
 use crate::base::{Error, Result, quote};
-use crate::nn::{Activation, Arch, Rotary, Scaling, Spec};
+use crate::nn::{Activation, Arch, Experts, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
 
-const FAMILIES: &str = "supported: llama, mistral, qwen2, qwen3, gemma2, gemma3_text and gpt2";
+const FAMILIES: &str = "supported: llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, olmoe, gemma2, gemma3_text \
+                        and gpt2";
 
 pub fn spec(map: &Map<String, Value>) -> Result<Spec> {
     let keys = ConfigKeys::new(map, "");
@@ -18,6 +19,10 @@ pub fn spec(map: &Map<String, Value>) -> Result<Spec> {
         Some("mistral") => rotary_family(&keys, Arch::Mistral)?,
         Some("qwen2") => rotary_family(&keys, Arch::Qwen2)?,
         Some("qwen3") => rotary_family(&keys, Arch::Qwen3)?,
+        Some("mixtral") => rotary_family(&keys, Arch::Mixtral)?,
+        Some("qwen2_moe") => rotary_family(&keys, Arch::Qwen2Moe)?,
+        Some("qwen3_moe") => rotary_family(&keys, Arch::Qwen3Moe)?,
+        Some("olmoe") => rotary_family(&keys, Arch::Olmoe)?,
         Some("gemma2") => rotary_family(&keys, Arch::Gemma2)?,
         Some("gemma3_text") => rotary_family(&keys, Arch::Gemma3)?,
         // "gemma3" is the multimodal model; some text-only files use the name too.
@@ -61,7 +66,9 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
         keys.only("hidden_act", &[json!("silu")])?;
     }
     let kv_default = match arch {
-        Arch::Mistral => 8,
+        Arch::Mistral | Arch::Mixtral => 8,
+        Arch::Qwen2Moe => 16,
+        Arch::Qwen3Moe => 4,
         Arch::Gemma2 | Arch::Gemma3 => 4,
         Arch::Qwen2 | Arch::Qwen3 => 32,
         _ => heads,
@@ -72,12 +79,20 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
         _ => None,
     };
     let bias = match arch {
-        Arch::Llama | Arch::Qwen3 | Arch::Gemma2 | Arch::Gemma3 => keys.flag("attention_bias")?.unwrap_or(false),
+        Arch::Llama | Arch::Qwen3 | Arch::Qwen3Moe | Arch::Olmoe | Arch::Gemma2 | Arch::Gemma3 => {
+            keys.flag("attention_bias")?.unwrap_or(false)
+        }
         _ => false,
     };
     let (window, windowed) = windows(keys, arch, layers)?;
     let max_len = size("max_position_embeddings", "max_positions")?;
     let (rope, local_rope) = rotaries(keys, arch, max_len)?;
+    let ff = size("intermediate_size", "ff_hidden_dim")?;
+    let eps = if matches!(arch, Arch::Mixtral | Arch::Olmoe) { 1e-5 } else { 1e-6 };
+    let qkv_bias = arch == Arch::Qwen2 || arch == Arch::Qwen2Moe && keys.flag("qkv_bias")?.unwrap_or(true);
+    if arch == Arch::Olmoe {
+        keys.only("clip_qkv", &[])?;
+    }
     let mut spec = Spec {
         arch,
         vocab: size("vocab_size", "vocab_size")?,
@@ -88,18 +103,20 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
             .or("num_key_value_heads", kv_default, |keys, key| keys.size(key, "num_kv_heads"))?
             .unwrap_or(heads),
         head_dim: keys.size("head_dim", "head_dim")?.or(head_dim).unwrap_or(dim / heads.max(1)),
-        ff: size("intermediate_size", "ff_hidden_dim")?,
+        ff,
         max_len,
-        norm_eps: keys.fraction("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+        norm_eps: keys.fraction("rms_norm_eps")?.unwrap_or(eps) as f32,
         tied: keys.flag("tie_word_embeddings")?.unwrap_or(gemma),
         rope: Some(rope),
         local_rope: local_rope.filter(|_| !windowed.is_empty()),
         window,
         windowed,
-        qkv_bias: bias || arch == Arch::Qwen2,
+        qkv_bias: bias || qkv_bias,
         out_bias: bias,
         mlp_bias: arch == Arch::Llama && keys.flag("mlp_bias")?.unwrap_or(false),
-        qk_norm: matches!(arch, Arch::Qwen3 | Arch::Gemma3),
+        qk_norm: matches!(arch, Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3),
+        row_norm: arch == Arch::Olmoe,
+        experts: experts(keys, arch, layers, ff)?,
         ..Spec::default()
     };
     if gemma {
@@ -119,11 +136,76 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
     Ok(spec)
 }
 
+/// The experts of the families that have them.
+fn experts(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<Option<Experts>> {
+    let qwen = matches!(arch, Arch::Qwen2Moe | Arch::Qwen3Moe);
+    // Both names of the number of experts are in use, whatever the family.
+    let (count, top_k) = match arch {
+        Arch::Mixtral => (8, 2),
+        Arch::Qwen2Moe => (60, 4),
+        Arch::Qwen3Moe => (128, 8),
+        Arch::Olmoe => (64, 8),
+        _ => return Ok(None),
+    };
+    let size = |key: &str| keys.size(key, "num_experts");
+    let given = match (size("num_experts")?, size("num_local_experts")?) {
+        (Some(a), Some(b)) if a != b => {
+            return Err(Error::input(format!("num_experts is {a} and num_local_experts is {b}: remove one")));
+        }
+        (a, b) => a.or(b),
+    };
+    keys.only("router_jitter_noise", &[json!(0), json!(0.0)])?;
+    let width = |key: &str, default: usize| Ok::<_, Error>(keys.size(key, "ff_hidden_dim")?.unwrap_or(default));
+    let dense = if qwen { dense_layers(keys, layers)? } else { Vec::new() };
+    let aux_coef = keys.number("router_aux_loss_coef")?.unwrap_or(if arch == Arch::Olmoe { 0.01 } else { 0.001 });
+    if !(aux_coef.is_finite() && aux_coef >= 0.0) {
+        return Err(Error::input(format!("router_aux_loss_coef is {aux_coef}; it must be 0 or more")));
+    }
+    Ok(Some(Experts {
+        count: given.unwrap_or(count),
+        top_k: size("num_experts_per_tok")?.unwrap_or(top_k),
+        ff: match arch {
+            Arch::Qwen2Moe => width("moe_intermediate_size", 1408)?,
+            Arch::Qwen3Moe => width("moe_intermediate_size", 768)?,
+            _ => ff,
+        },
+        shared_ff: if arch == Arch::Qwen2Moe { width("shared_expert_intermediate_size", 5632)? } else { 0 },
+        normalize: arch == Arch::Mixtral || keys.flag("norm_topk_prob")?.unwrap_or(false),
+        dense,
+        aux_coef,
+        aux_loss: keys.flag("output_router_logits")?.unwrap_or(false),
+    }))
+}
+
+/// Layers without experts: those of `mlp_only_layers`, and all but every `decoder_sparse_step`th.
+fn dense_layers(keys: &ConfigKeys, layers: usize) -> Result<Vec<usize>> {
+    let step = keys.whole("decoder_sparse_step")?.unwrap_or(1).max(1);
+    let index = |value: &Value| value.as_u64().and_then(|i| usize::try_from(i).ok()).filter(|&i| i < layers);
+    let only = match keys.present("mlp_only_layers") {
+        None => Vec::new(),
+        Some(list) => {
+            list.as_array().and_then(|list| list.iter().map(index).collect::<Option<Vec<_>>>()).ok_or_else(|| {
+                Error::input(format!("mlp_only_layers is {}; it must be a list of layers below {layers}", quote(list)))
+            })?
+        }
+    };
+    Ok((0..layers).filter(|i| only.contains(i) || (i + 1) % step != 0).collect())
+}
+
 /// The window size, and which layers use it; (0, none) without a window.
 fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<bool>)> {
     let within = |keys: &ConfigKeys, key: &str| keys.size(key, "max_len");
     let window = match arch {
         Arch::Mistral | Arch::Gemma2 | Arch::Gemma3 => keys.or("sliding_window", 4096, within)?,
+        Arch::Mixtral => keys.size("sliding_window", "max_len")?,
+        Arch::Qwen2Moe | Arch::Qwen3Moe => {
+            // Which layers have windows differs between versions of transformers.
+            keys.only("use_sliding_window", &[json!(false)])?;
+            for unused in ["sliding_window", "max_window_layers"] {
+                keys.get(unused);
+            }
+            None
+        }
         Arch::Qwen2 | Arch::Qwen3 => {
             let window = keys.or("sliding_window", 4096, within)?;
             window.filter(|_| matches!(keys.flag("use_sliding_window"), Ok(Some(true))))
@@ -181,7 +263,8 @@ fn layer_types(keys: &ConfigKeys, layers: usize) -> Result<Option<Vec<bool>>> {
 /// The rotary embedding of most layers, and that of windowed layers if the family has two.
 fn rotaries(keys: &ConfigKeys, arch: Arch, max_len: usize) -> Result<(Rotary, Option<Rotary>)> {
     let two = arch == Arch::Gemma3;
-    let theta = keys.positive("rope_theta")?.unwrap_or(if two { 1_000_000.0 } else { 10_000.0 });
+    let theta =
+        keys.positive("rope_theta")?.unwrap_or(if two || arch == Arch::Mixtral { 1_000_000.0 } else { 10_000.0 });
     let local = keys.positive("rope_local_base_freq")?.unwrap_or(10_000.0);
     let (old, new) = (keys.object("rope_scaling")?, keys.object("rope_parameters")?);
     if !two && keys.present("rope_local_base_freq").is_some() {

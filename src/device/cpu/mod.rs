@@ -31,6 +31,8 @@ mod dropout;
 mod embed;
 // Cross entropy.
 mod loss;
+// Routing to experts.
+mod experts;
 // The exact sum of squares.
 mod reduce;
 // AdamW and SGD.

@@ -2,7 +2,7 @@
 //! conversion.
 use crate::device::ops::AttentionShape;
 use crate::nn::attention::{AttentionBranch, HeadTransform};
-use crate::nn::block::DecoderBlock;
+use crate::nn::block::{DecoderBlock, FeedForward};
 use crate::nn::layout::{Init, Layout};
 use crate::nn::linear::Linear;
 use crate::nn::mlp::MlpBranch;
@@ -57,7 +57,7 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {
         down: linear(&mut layout, name("mlp.c_proj"), ff, dim, Init::residual(spec.layers)),
         post: None,
     };
-    (layout, DecoderBlock { attention, mlp })
+    (layout, DecoderBlock { attention, mlp: FeedForward::Dense(mlp) })
 }
 
 fn norm(layout: &mut Layout, name: String, spec: &Spec) -> Norm {

@@ -1,16 +1,18 @@
 //! Llama and its descendants as data, with the tensor names of transformers' `...ForCausalLM`, so checkpoints need no
 //! conversion. The [`Spec`] determines which modules exist, never the family's name; the [`Split`] determines this
 //! rank's shards.
-use crate::device::ops::{AttentionShape, QkNormRopeShape, RmsNormShape, RopeShape};
+use crate::device::ops::{AttentionShape, QkNormRopeShape, RmsNormShape, RopeShape, RouteShape};
 use crate::nn::attention::{AttentionBranch, HeadTransform, RowBias, RowPart};
-use crate::nn::block::DecoderBlock;
+use crate::nn::block::{DecoderBlock, FeedForward};
+use crate::nn::experts::{SharedExpert, SparseBranch};
 use crate::nn::layout::{Init, Layout, Tp};
 use crate::nn::linear::Linear;
 use crate::nn::mlp::MlpBranch;
 use crate::nn::norm::Norm;
 use crate::nn::root::{Root, VocabRows};
-use crate::nn::spec::Spec;
+use crate::nn::spec::{Arch, Experts, Spec};
 use crate::nn::split::{Slice, Split};
+use crate::nn::store::Stride;
 
 pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
     let &Spec { vocab, dim, .. } = spec;
@@ -64,6 +66,11 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         let wq = names.scale("self_attn.q_norm", head_dim, names.head_norm());
         let wk = names.scale("self_attn.k_norm", head_dim, names.head_norm());
         HeadTransform::NormRope { shape: QkNormRopeShape { heads, kv_heads, head_dim, norm: names.rms() }, wq, wk }
+    } else if spec.row_norm {
+        let wq = names.scale("self_attn.q_norm", heads * head_dim, Tp::Same);
+        let wk = names.scale("self_attn.k_norm", kv_heads * head_dim, Tp::Same);
+        let rope = RopeShape { heads: heads + kv_heads, head_dim, row };
+        HeadTransform::RowNormRope { rope, norm: names.rms(), wq, wk, widths: [heads * head_dim, kv_heads * head_dim] }
     } else {
         HeadTransform::Rope(RopeShape { heads: heads + kv_heads, head_dim, row })
     };
@@ -80,6 +87,10 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         out: names.row("self_attn.o_proj", spec.heads * head_dim, by_heads, spec.out_bias),
         post: spec.post_norms.then(|| names.norm("post_attention_layernorm", dim)),
     };
+    if let Some(experts) = spec.experts_of(i) {
+        let mlp = FeedForward::Sparse(sparse(&mut names, experts, i));
+        return (names.layout, DecoderBlock { attention, mlp });
+    }
     let mlp = MlpBranch {
         norm: names.norm(if spec.post_norms { "pre_feedforward_layernorm" } else { "post_attention_layernorm" }, dim),
         cut: split.cuts.mlp,
@@ -89,7 +100,40 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         down: names.row("mlp.down_proj", ff, by_columns, spec.mlp_bias),
         post: spec.post_norms.then(|| names.norm("post_feedforward_layernorm", dim)),
     };
-    (names.layout, DecoderBlock { attention, mlp })
+    (names.layout, DecoderBlock { attention, mlp: FeedForward::Dense(mlp) })
+}
+
+/// The tensors of an expert follow each other, so those of a kind are at equal distances.
+fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
+    let Spec { arch, dim, .. } = *names.spec;
+    let (module, kinds) = match arch {
+        Arch::Mixtral => ("block_sparse_moe", ["w1", "w3", "w2"]),
+        _ => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
+    };
+    let down = Init::residual(names.spec.layers);
+    let &Experts { count, top_k, ff, shared_ff, normalize, .. } = experts;
+    let norm = names.norm("post_attention_layernorm", dim);
+    let router = names.push(&format!("{module}.gate"), WEIGHT, &[count, dim], Tp::Same, Init::NORMAL);
+    let mut first = [0; 3];
+    for e in 0..count {
+        for (k, kind) in kinds.iter().enumerate() {
+            let (shape, init) = if k == 2 { ([dim, ff], down) } else { ([ff, dim], Init::NORMAL) };
+            let segment = names.push(&format!("{module}.experts.{e}.{kind}"), WEIGHT, &shape, Tp::Same, init);
+            if e == 0 {
+                first[k] = segment;
+            }
+        }
+    }
+    let [gate, up, down] = first.map(|first| Stride { first, step: kinds.len(), count });
+    let shared = (shared_ff > 0).then(|| SharedExpert {
+        gate: names.column("mlp.shared_expert.gate_proj", shared_ff, Slice::WHOLE, false),
+        up: names.column("mlp.shared_expert.up_proj", shared_ff, Slice::WHOLE, false),
+        down: names.row("mlp.shared_expert.down_proj", shared_ff, Slice::WHOLE, false),
+        router: names.push("mlp.shared_expert_gate", WEIGHT, &[1, dim], Tp::Same, Init::NORMAL),
+    });
+    let index = (0..i).filter(|&i| names.spec.experts_of(i).is_some()).count();
+    let shape = RouteShape { experts: count, top_k, normalize };
+    SparseBranch { norm, shape, index, router, gate, up, down, width: dim, ff, shared }
 }
 
 const WEIGHT: &str = "weight";

@@ -185,17 +185,42 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
             RingName::Ring => RingImpl::Ring,
             RingName::Allgather => RingImpl::AllGather,
         },
+        aux_coef: 0.0,
     };
+    options.aux_coef = experts(s, device, &options)?;
     fits_a_word(&options)?;
     tensor::settle(s, mesh, &mut options)?;
     Ok(options)
+}
+
+/// The factor of the load-balancing loss, after refusing what a mixture of experts cannot do yet.
+fn experts(s: &Settings, device: DeviceName, e: &EngineOptions) -> Result<f64> {
+    let (given, name) = (s.model.router_aux_loss_coef, e.spec.arch.name());
+    let Some(experts) = &e.spec.experts else {
+        return match given {
+            None => Ok(0.0),
+            Some(_) => Err(Error::input(format!("router_aux_loss_coef: {name} has no experts; remove it"))),
+        };
+    };
+    let pairs = s.objective.has_pairs().then_some("--objective dpo and rm are");
+    let muon = matches!(e.rule, Rule::Muon { .. }).then_some("--optimizer muon is");
+    if let Some(what) = pairs.or(muon) {
+        return Err(Error::input(format!("{what} not supported with experts, which {name} has; remove it")));
+    }
+    if device != DeviceName::Cpu {
+        return Err(Error::input(format!("{name} has experts, which run on the CPU only so far; use --device cpu")));
+    }
+    Ok(given.unwrap_or(if experts.aux_loss { experts.aux_coef } else { 0.0 }))
 }
 
 /// Later code multiplies sizes without overflow checks, so a generous bound on parameters with gradients and moments
 /// and on the activations of a micro-batch is checked here.
 fn fits_a_word(e: &EngineOptions) -> Result<()> {
     let (s, tokens) = (&e.spec, e.tokens as f64);
-    let [layers, dim, ff, vocab, positions] = [s.layers, s.dim, s.ff, s.vocab, s.max_len].map(|n| n as f64);
+    let [layers, dim, mut ff, vocab, positions] = [s.layers, s.dim, s.ff, s.vocab, s.max_len].map(|n| n as f64);
+    if let Some(e) = &s.experts {
+        ff += e.count as f64 * e.ff as f64 + e.shared_ff as f64;
+    }
     let heads = (s.heads * s.head_dim) as f64;
     let adapters = e.tuning.lora.as_ref().map_or(0.0, |lora| lora.rank as f64 * 7.0 * (dim + heads + ff));
     let params = layers * (dim * (4.0 * heads + 3.0 * ff) + adapters) + dim * (2.0 * vocab + positions);

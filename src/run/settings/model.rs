@@ -40,6 +40,10 @@ pub struct ModelSettings {
     /// Dropout probability after the embeddings and each residual branch, in [0, 1)
     #[arg(long, value_name = "P")]
     pub dropout: Option<f64>,
+    /// Mixture of experts: factor of the load-balancing loss, 0 or more [default: the model's router_aux_loss_coef if
+    /// its config.json has output_router_logits: true, else 0]
+    #[arg(long, value_name = "X")]
+    pub router_aux_loss_coef: Option<f64>,
     /// Share one tensor between the embedding table and the output head [default: llama no, gpt yes]
     #[arg(long)]
     pub tie_embeddings: Option<bool>,
@@ -54,6 +58,7 @@ impl ModelSettings {
         size("ff_hidden_dim", self.ff_hidden_dim)?;
         size("vocab_size", self.vocab_size)?;
         size("max_positions", self.max_positions)?;
+        number("router_aux_loss_coef", self.router_aux_loss_coef, |x| x >= 0.0, "0 or more")?;
         number("dropout", self.dropout, |x| (0.0..1.0).contains(&x), "in [0, 1)")
     }
 }

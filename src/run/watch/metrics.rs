@@ -26,6 +26,12 @@ pub struct StepRecord {
     pub lr: f32,
     /// Of the whole unsharded gradient, before clipping, without the loss scale.
     pub grad_norm: f32,
+    /// The load-balancing loss of a mixture of experts without its factor, the mean of the micro-batches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub aux_loss: Option<f64>,
+    /// The largest share of any expert over the mean share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expert_load_max: Option<f64>,
     /// What the step's loss was multiplied by; null where nothing is in fp16.
     pub loss_scale: Option<f32>,
     /// Steps of the run so far, this one among them, whose gradient was not finite: they changed no weight.

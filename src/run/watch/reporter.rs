@@ -240,6 +240,8 @@ impl<'a> Reporter<'a> {
             loss: report.loss,
             lr: done.lr,
             grad_norm: report.grad_norm,
+            aux_loss: report.experts.map(|load| load.aux_loss),
+            expert_load_max: report.experts.map(|load| load.max),
             loss_scale: report.loss_scale,
             skipped_steps: number - done.updates,
             samples: data.samples,

@@ -1,18 +1,19 @@
 //! Dispatch of every operation to the compiled variant for its dtype and vector width. Never divides work itself.
 use super::{CpuDevice, lock};
-use crate::base::{Category, DType, Meter, Result};
+use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::buf::Place;
 use crate::device::cpu::divide::{Divisible, FewRows, LINE};
 use crate::device::cpu::operands::{first, length};
 use crate::device::cpu::{
-    activation, attention, dropout, element, embed, gemm, loss, memory, norm, optim, reduce, ring, rope,
+    activation, attention, dropout, element, embed, experts, gemm, loss, memory, norm, optim, reduce, ring, rope,
 };
 use crate::device::ops::{
     ALIGN, AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
-    AttentionRanges, AttentionShape, Bias, BiasBackward, ClipScale, CopyColumns, CrossEntropy, CrossEntropyFinish,
-    CrossEntropyPart, Dropout, DropoutRows, Embed, EmbedBackward, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward,
-    LIMBS, LayerNorm, LayerNormBackward, QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Sgd,
-    SumSquares,
+    AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
+    CrossEntropyFinish, CrossEntropyPart, Dropout, DropoutRows, Embed, EmbedBackward, Gelu, GeluBackward, Gemm,
+    GemmShape, GemmThen, Glu, GluBackward, Grouped, GroupedGemm, LIMBS, LayerNorm, LayerNormBackward, QkNormRope,
+    QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares,
+    TakeRows, WeighRows,
 };
 use crate::device::{Buf, Device, View, ViewMut, epilogue, unbacked};
 use half::{bf16, f16};
@@ -367,5 +368,54 @@ impl Device for CpuDevice {
     }
     fn sgd(&self, op: Sgd) -> Result<()> {
         self.rows(op, &|op| floats!(self, op.out.as_ref().map_or(DType::F32, ViewMut::dtype), T => optim::sgd::<T>(op)))
+    }
+
+    fn route(&self, op: Route) -> Result<()> {
+        experts::route(op)
+    }
+    fn route_backward(&self, op: RouteBackward) -> Result<()> {
+        experts::route_backward(op)
+    }
+    fn route_load(&self, op: RouteLoad) -> Result<()> {
+        experts::route_load(op)
+    }
+    fn balance(&self, op: Balance) -> Result<()> {
+        experts::balance(op)
+    }
+    fn take_rows(&self, op: TakeRows) -> Result<()> {
+        floats!(self, op.x.dtype(), T => experts::take_rows::<T>(op))
+    }
+    fn combine_rows(&self, op: CombineRows) -> Result<()> {
+        let width = op.width;
+        let mut scratch = lock(&self.gemm[0]);
+        let sums = scratch.floats(width);
+        floats!(self, op.x.dtype(), T => experts::combine_rows::<T>(op, sums))
+    }
+    fn weigh_rows(&self, op: WeighRows) -> Result<()> {
+        floats!(self, op.act.dtype(), T => experts::weigh_rows::<T>(op))
+    }
+    fn sigmoid(&self, op: Sigmoid) -> Result<()> {
+        experts::sigmoid_rows(op)
+    }
+    /// Group by group: each product is divided over the threads as any other.
+    fn grouped_gemm(&self, op: GroupedGemm) -> Result<()> {
+        let (_, rows) = op.check()?;
+        let GroupedGemm { kind, n, k, offsets, a, b, mut c, stride, accumulate } = op;
+        let offsets = offsets.host::<u32>(GroupedGemm::OP)?;
+        for (e, of) in offsets.windows(2).enumerate() {
+            let (from, to) = (of[0] as usize, of[1] as usize);
+            if from > to || to > rows {
+                return Err(Error::op(GroupedGemm::OP, format!("group {e} has rows {from} to {to} of {rows}")));
+            }
+            let (m, matrix) = (to - from, e * stride..e * stride + n * k);
+            let (shape, of_a, of_b, of_c) = match kind {
+                Grouped::Forward => (GemmShape::nt(m, n, k), from * k..to * k, matrix, from * n..to * n),
+                Grouped::Input => (GemmShape::nn(m, n, k), from * k..to * k, matrix, from * n..to * n),
+                Grouped::Weight => (GemmShape::tn(n, k, m), from * n..to * n, from * k..to * k, matrix),
+            };
+            let (shape, c) = (GemmShape { accumulate, ..shape }, c.reborrow().slice(of_c));
+            self.gemm(Gemm { shape, a: a.slice(of_a), b: b.slice(of_b), c })?;
+        }
+        Ok(())
     }
 }

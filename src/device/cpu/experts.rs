@@ -1,0 +1,187 @@
+//! Routing to experts, and the rows that they get. Never mixes the rows of two tokens.
+use super::simd::{exp, sigmoid, sum};
+use crate::base::{Error, Result, dtype::Float};
+use crate::device::ops::{
+    Balance, CombineRows, Route, RouteBackward, RouteLoad, RouteShape, Sigmoid, TakeRows, WeighRows,
+};
+
+/// A row's softmax, in place.
+fn softmax(row: &mut [f32]) {
+    let max = row.iter().copied().fold(f32::MIN, f32::max);
+    row.iter_mut().for_each(|x| *x = exp(*x - max));
+    let factor = 1.0 / sum(row.len(), |i| row[i]);
+    row.iter_mut().for_each(|x| *x *= factor);
+}
+
+/// Assigns the largest probabilities' experts. A NaN is never larger, and never chosen twice.
+fn top(probs: &[f32], chosen: &mut [u32]) {
+    for j in 0..chosen.len() {
+        let mut best: Option<usize> = None;
+        for e in 0..probs.len() {
+            let free = !chosen[..j].contains(&(e as u32));
+            if free && best.is_none_or(|best| probs[e] > probs[best]) {
+                best = Some(e);
+            }
+        }
+        chosen[j] = best.unwrap_or(0) as u32;
+    }
+}
+
+pub fn route(op: Route) -> Result<()> {
+    const OP: &str = Route::OP;
+    op.check()?;
+    let RouteShape { experts, top_k, normalize } = op.shape;
+    let (probs, chosen, weights) = (op.probs.host::<f32>(OP)?, op.chosen.host::<u32>(OP)?, op.weights.host::<f32>(OP)?);
+    let (offsets, order, places) = (op.offsets.host::<u32>(OP)?, op.order.host::<u32>(OP)?, op.places.host::<u32>(OP)?);
+    let tokens =
+        probs.chunks_exact_mut(experts).zip(chosen.chunks_exact_mut(top_k)).zip(weights.chunks_exact_mut(top_k));
+    for ((probs, chosen), weights) in tokens {
+        softmax(probs);
+        top(probs, chosen);
+        weights.iter_mut().zip(&*chosen).for_each(|(w, &e)| *w = probs[e as usize]);
+        if normalize {
+            let all: f32 = weights.iter().sum();
+            weights.iter_mut().for_each(|w| *w /= all);
+        }
+    }
+    // A stable counting sort: offsets[e] first counts, then is the next free row of expert e - 1.
+    offsets.fill(0);
+    chosen.iter().for_each(|&e| offsets[e as usize + 1] += 1);
+    (1..=experts).for_each(|e| offsets[e] += offsets[e - 1]);
+    for (index, &e) in chosen.iter().enumerate() {
+        let place = offsets[e as usize];
+        offsets[e as usize] += 1;
+        (order[place as usize], places[index]) = (index as u32, place);
+    }
+    (1..=experts).rev().for_each(|e| offsets[e] = offsets[e - 1]);
+    offsets[0] = 0;
+    Ok(())
+}
+
+/// With s = sum of the chosen p: dp = (dw - w . dw) / s if normalized, else dw; dlogit = p (dp - p . dp).
+pub fn route_backward(op: RouteBackward) -> Result<()> {
+    const OP: &str = RouteBackward::OP;
+    op.check()?;
+    let RouteShape { experts, top_k, normalize } = op.shape;
+    let (probs, chosen, weights) = (op.probs.host::<f32>(OP)?, op.chosen.host::<u32>(OP)?, op.weights.host::<f32>(OP)?);
+    let (dweights, balance, dlogits) =
+        (op.dweights.host::<f32>(OP)?, op.balance.host::<f32>(OP)?, op.dlogits.host::<f32>(OP)?);
+    for (n, (probs, dlogits)) in probs.chunks_exact(experts).zip(dlogits.chunks_exact_mut(experts)).enumerate() {
+        let of = n * top_k..(n + 1) * top_k;
+        let (chosen, weights, dweights) = (&chosen[of.clone()], &weights[of.clone()], &dweights[of]);
+        dlogits.copy_from_slice(balance);
+        let mean: f32 = weights.iter().zip(dweights).map(|(w, dw)| w * dw).sum();
+        let all: f32 = chosen.iter().map(|&e| probs[e as usize]).sum();
+        for (&e, dw) in chosen.iter().zip(dweights) {
+            dlogits[e as usize] += if normalize { (dw - mean) / all } else { *dw };
+        }
+        let dot = sum(experts, |e| probs[e] * dlogits[e]);
+        dlogits.iter_mut().zip(probs).for_each(|(d, p)| *d = p * (*d - dot));
+    }
+    Ok(())
+}
+
+pub fn route_load(op: RouteLoad) -> Result<()> {
+    const OP: &str = RouteLoad::OP;
+    let experts = op.check()?;
+    let (probs, offsets) = (op.probs.host::<f32>(OP)?, op.offsets.host::<u32>(OP)?);
+    let (counts, sums) = (op.counts.host::<f64>(OP)?, op.sums.host::<f64>(OP)?);
+    counts.iter_mut().zip(offsets.windows(2)).for_each(|(count, rows)| *count += (rows[1] - rows[0]) as f64);
+    for row in probs.chunks_exact(experts) {
+        sums.iter_mut().zip(row).for_each(|(sum, p)| *sum += *p as f64);
+    }
+    Ok(())
+}
+
+pub fn balance(op: Balance) -> Result<()> {
+    const OP: &str = Balance::OP;
+    let (layers, experts) = (op.check()?, op.shape.experts);
+    let (counts, sums) = op.load.host::<f64>(OP)?.split_at(layers * experts);
+    let (scale, grad) = (op.scale.host::<f32>(OP)?[0] as f64, op.grad.host::<f32>(OP)?);
+    let (loss, reported) = op.report.host::<f64>(OP)?.split_at_mut(1);
+    let rows = counts.iter().sum::<f64>() / op.shape.top_k as f64;
+    let factor = if rows > 0.0 { experts as f64 / (rows * rows) } else { 0.0 };
+    for (e, grad) in grad.iter_mut().enumerate() {
+        let count: f64 = counts[e..].iter().step_by(experts).sum();
+        loss[0] += factor * count * sums[e];
+        *grad = (scale * factor * count) as f32;
+    }
+    reported.iter_mut().zip(counts).for_each(|(all, count)| *all += count);
+    Ok(())
+}
+
+fn inside(op: &'static str, indices: &[u32], of: usize) -> Result<()> {
+    match indices.iter().all(|&i| (i as usize) < of) {
+        true => Ok(()),
+        false => Err(Error::op(op, format!("an index is not below {of}"))),
+    }
+}
+
+#[inline(always)]
+pub fn take_rows<T: Float>(op: TakeRows) -> Result<()> {
+    const OP: &str = TakeRows::OP;
+    let c = op.check()?;
+    if c == 0 {
+        return Ok(());
+    }
+    let (order, x, y) = (op.order.host::<u32>(OP)?, op.x.host::<T>(OP)?, op.y.host::<T>(OP)?);
+    inside(OP, order, x.len() / c * op.top_k)?;
+    for (y, &at) in y.chunks_exact_mut(c).zip(order) {
+        y.copy_from_slice(&x[at as usize / op.top_k * c..][..c]);
+    }
+    Ok(())
+}
+
+/// `sums`: C values of scratch.
+#[inline(always)]
+pub fn combine_rows<T: Float>(op: CombineRows, sums: &mut [f32]) -> Result<()> {
+    const OP: &str = CombineRows::OP;
+    let (n, c) = (op.check()?, op.width);
+    let places = op.places.map(|places| places.host::<u32>(OP)).transpose()?;
+    let weights = op.weights.map(|weights| weights.host::<f32>(OP)).transpose()?;
+    let (x, y) = (op.x.host::<T>(OP)?, op.y.host::<T>(OP)?);
+    places.map_or(Ok(()), |places| inside(OP, places, n * op.top_k))?;
+    for (n, y) in y.chunks_exact_mut(c).enumerate() {
+        match op.accumulate {
+            true => sums.iter_mut().zip(&*y).for_each(|(sum, y)| *sum = y.to_f32()),
+            false => sums.fill(0.0),
+        }
+        for index in n * op.top_k..(n + 1) * op.top_k {
+            let place = places.map_or(index, |places| places[index] as usize);
+            let weight = weights.map_or(1.0, |weights| weights[index]);
+            sums.iter_mut().zip(&x[place * c..][..c]).for_each(|(sum, x)| *sum = x.to_f32().mul_add(weight, *sum));
+        }
+        y.iter_mut().zip(&*sums).for_each(|(y, sum)| *y = T::from_f32(*sum));
+    }
+    Ok(())
+}
+
+#[inline(always)]
+pub fn weigh_rows<T: Float>(op: WeighRows) -> Result<()> {
+    const OP: &str = WeighRows::OP;
+    let f = op.check()?;
+    if f == 0 {
+        return Ok(());
+    }
+    let (order, weights) = (op.order.map(|order| order.host::<u32>(OP)).transpose()?, op.weights.host::<f32>(OP)?);
+    let (act, dact, dweights) = (op.act.host::<T>(OP)?, op.dact.host::<T>(OP)?, op.dweights.host::<f32>(OP)?);
+    order.map_or(Ok(()), |order| inside(OP, order, weights.len()))?;
+    for (r, (act, dact)) in act.chunks_exact_mut(f).zip(dact.chunks_exact_mut(f)).enumerate() {
+        let index = order.map_or(r, |order| order[r] as usize);
+        let weight = weights[index];
+        dweights[index] = sum(f, |i| act[i].to_f32() * dact[i].to_f32());
+        act.iter_mut().chain(dact).for_each(|x| *x = T::from_f32(x.to_f32() * weight));
+    }
+    Ok(())
+}
+
+pub fn sigmoid_rows(op: Sigmoid) -> Result<()> {
+    const OP: &str = Sigmoid::OP;
+    op.check()?;
+    let x = op.x.host::<f32>(OP)?;
+    match op.dy {
+        None => x.iter_mut().for_each(|x| *x = sigmoid(*x).0),
+        Some(dy) => dy.host::<f32>(OP)?.iter_mut().zip(x).for_each(|(dy, s)| *dy *= *s * (1.0 - *s)),
+    }
+    Ok(())
+}

@@ -1,0 +1,137 @@
+//! Mixtures of experts from the command line: model directories train, resume on other meshes and come back from
+//! `--save-hf`; what they do not support is refused with one message.
+use crate::common::runs::{Dir, FSDP, Run, events};
+use crate::common::sparse_model;
+use serde_json::{Value, json};
+use std::fs;
+use std::process::{Command, Stdio};
+
+const TRAIN: &str = "--dataset rows.jsonl --max-len 16 --batch-size 4 --warmup-steps 0 --lr 0.01 \
+                     --lr-scheduler constant --log-every 1 --no-sample";
+
+/// The models of all families, and 120 rows with a constant step between ids.
+fn files() -> Dir {
+    let dir = Dir::new();
+    for family in ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"] {
+        sparse_model::write(family, &dir.path(family));
+    }
+    let ids = |i: u64| (0..8 + i % 9).map(|t| (7 * (i + t)) % 29).collect::<Vec<_>>();
+    let rows: String = (0..120).map(|i| json!({"input_ids": ids(i)}).to_string() + "\n").collect();
+    fs::write(dir.path("rows.jsonl"), rows).unwrap();
+    dir
+}
+
+/// Exit status and stderr of a run in `dir`.
+fn run(dir: &Dir, args: &str) -> (i32, String) {
+    let mut command = Command::new(FSDP);
+    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
+        command.env_remove(variable);
+    }
+    command.current_dir(dir.path("")).env("FLATSHARD_CACHE_DIR", dir.path("cache")).args(args.split_whitespace());
+    let ended = Run(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()).end();
+    (ended.status.code().unwrap_or(-1), ended.stderr)
+}
+#[track_caller]
+fn good(dir: &Dir, args: &str) {
+    let (code, text) = run(dir, args);
+    assert_eq!(code, 0, "{args}: {text}");
+}
+fn number(event: &Value, key: &str) -> f64 {
+    event[key].as_f64().unwrap_or_else(|| panic!("{key} of {event}"))
+}
+
+/// Of every family: the loss falls, and the saved directory starts the next run where this one ended.
+#[test]
+fn model_directories_train_and_come_back() {
+    let dir = files();
+    for family in ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"] {
+        let train =
+            format!("--pretrain {family} {TRAIN} --nproc-per-node 2 --max-steps 40 --router-aux-loss-coef 0.01");
+        good(&dir, &format!("{train} --save-hf {family}-tuned --metrics-path {family}.jsonl"));
+        let steps = events(&dir.path(&format!("{family}.jsonl")), "step");
+        let (first, last) = (&steps[0], steps.last().unwrap());
+        assert!(number(last, "loss") < 0.7 * number(first, "loss"), "{family}: {first} {last}");
+        for step in &steps {
+            // Perfectly even use gives top_k, and 1.
+            assert!(number(step, "aux_loss") > 1.9 && number(step, "expert_load_max") >= 1.0, "{family}: {step}");
+        }
+        let again = format!("--pretrain {family}-tuned {TRAIN} --nproc-per-node 1 --max-steps 1 --lr 0");
+        good(&dir, &format!("{again} --metrics-path {family}-again.jsonl"));
+        let loss = |name: &str| number(events(&dir.path(name), "eval").last().unwrap(), "loss");
+        let (then, now) = (loss(&format!("{family}.jsonl")), loss(&format!("{family}-again.jsonl")));
+        assert!((then / now - 1.0).abs() < 2e-6, "{family}: {then} and {now}");
+        // Every key that transformers writes about experts is in the saved config.
+        let read = |name: &str| -> Value {
+            serde_json::from_slice(&fs::read(dir.path(name).join("config.json")).unwrap()).unwrap()
+        };
+        let (theirs, ours) = (read(family), read(&format!("{family}-tuned")));
+        for key in ["num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size", "mlp_only_layers", "model_type"] {
+            let optional = theirs.get(key).is_some() && ours.get(key).is_some();
+            assert!(!optional || theirs[key] == ours[key], "{family}: {key}: {} and {}", theirs[key], ours[key]);
+        }
+    }
+}
+
+/// As if it had never stopped, and up to rounding on another number of ranks.
+#[test]
+fn a_run_resumes_with_the_same_bits() {
+    let dir = files();
+    let train = format!("--pretrain qwen2_moe {TRAIN} --router-aux-loss-coef 0.02");
+    good(&dir, &format!("{train} --nproc-per-node 2 --max-steps 6 --metrics-path whole.jsonl"));
+    good(&dir, &format!("{train} --nproc-per-node 2 --max-steps 3 --ckpt-dir same"));
+    let copied = Command::new("cp").arg("-r").arg(dir.path("same")).arg(dir.path("other")).status().unwrap();
+    assert!(copied.success());
+    let steps = |name: &str| -> Vec<Value> {
+        let steps = events(&dir.path(&format!("{name}.jsonl")), "step");
+        steps.into_iter().filter(|e| e["step"].as_u64() > Some(3)).collect()
+    };
+    for (name, ranks) in [("same", "--nproc-per-node 2"), ("other", "--nproc-per-node 4 --batch-size 2")] {
+        let resumed = "--max-steps 6 --resume auto";
+        let train = train.replace("--batch-size 4", if name == "other" { "" } else { "--batch-size 4" });
+        good(&dir, &format!("{train} {ranks} {resumed} --ckpt-dir {name} --metrics-path {name}.jsonl"));
+        let (whole, ours) = (steps("whole"), steps(name));
+        assert_eq!(ours.len(), 3);
+        for (a, b) in whole.iter().zip(&ours) {
+            for key in ["loss", "grad_norm", "aux_loss", "expert_load_max"] {
+                let (a, b) = (number(a, key), number(b, key));
+                let equal = if name == "same" { a.to_bits() == b.to_bits() } else { (a / b - 1.0).abs() < 1e-4 };
+                assert!(equal, "{name}: {key}: {a} and {b}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_experts_do_not_support_is_refused() {
+    let dir = files();
+    fs::write(dir.path("pairs.jsonl"), "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n".repeat(60))
+        .unwrap();
+    let refused = |args: &str, part: &str| {
+        let (code, text) = run(&dir, args);
+        assert!(code == 2 && text.contains(part) && text.lines().count() == 1, "{args}: {code}: {text}");
+    };
+    for (more, part) in [
+        ("--optimizer muon", "--optimizer muon is not supported with experts, which olmoe has"),
+        ("--tp-size 2", "tp-size 2 and ring-attn-size 1 with a mixture of experts: not supported yet"),
+        ("--ring-attn-size 2", "tp-size 1 and ring-attn-size 2 with a mixture of experts: not supported yet"),
+        ("--device sim", "olmoe has experts, which run on the CPU only so far"),
+        ("--save-gguf out.gguf", "mixtures of experts"),
+        ("--lora-rank 2 --lora-target-modules gate_proj", "gate_proj"),
+        ("--router-aux-loss-coef -1", "0 or more"),
+        ("--freeze experts.0.", "freeze all experts of a block or none"),
+    ] {
+        refused(&format!("--pretrain olmoe {TRAIN} --nproc-per-node 2 {more}"), part);
+    }
+    for objective in ["dpo", "rm"] {
+        let pairs = TRAIN.replace("rows", "pairs");
+        refused(
+            &format!("--pretrain olmoe {pairs} --objective {objective}"),
+            "--objective dpo and rm are not supported",
+        );
+    }
+    let config = fs::read_to_string(dir.path("mixtral/config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["num_experts_per_tok"] = json!(9);
+    fs::write(dir.path("mixtral/config.json"), config.to_string()).unwrap();
+    refused(&format!("--pretrain mixtral {TRAIN}"), "num_experts_per_tok 9 of 5 experts");
+}

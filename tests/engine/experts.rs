@@ -1,0 +1,198 @@
+//! Mixtures of experts compared with Hugging Face transformers: logits, losses and all gradients of tiny models of the
+//! four families, the routers' and those of the load-balancing loss included. Documents are packed here, and went
+//! through transformers one by one. The files are made by `tests/golden/experts.py`. Then over ranks: every store ends
+//! in the same bits, and no loss depends on how many ranks there are.
+
+use crate::common::golden_tensors::Tensors;
+use crate::common::plain_store::{Docs, Plain, Told, device, distance, groups};
+use crate::common::stores::*;
+use crate::common::{self, *};
+use flatshard::base::{Category, DType};
+use flatshard::ckpt::hf;
+use flatshard::device::Device;
+use flatshard::device::ops::{Grouped, GroupedGemm};
+use flatshard::engine::{Engine, EngineOptions, Strategy};
+use flatshard::nn::{Checkpointing, Decoder, Lora, Tuning, WorkspaceOptions};
+use flatshard::optim::Rule;
+use serde_json::Value;
+use std::path::Path;
+use std::sync::Arc;
+
+const FAMILIES: [&str; 4] = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"];
+const TOLERANCE: f64 = 1e-5;
+
+#[test]
+fn logits_losses_and_gradients_match_transformers() {
+    for name in FAMILIES {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/experts").join(name);
+        let values: Value = serde_json::from_slice(&std::fs::read(path.with_extension("json")).unwrap()).unwrap();
+        let golden = Tensors::read(&path.with_extension("safetensors"));
+        let lengths: Vec<usize> =
+            values["lengths"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap() as usize).collect();
+        let spec = hf::parse(values["config"].to_string().as_bytes()).unwrap();
+        // What we write, we read.
+        assert_eq!(hf::parse(hf::config(&spec).as_bytes()).unwrap(), spec, "{name}");
+        let number = |key: &str| values[key].as_f64().unwrap();
+        let targets = &golden.integers["targets"];
+        let counted = targets.iter().filter(|&&t| t != -100).count() as f64;
+        let tokens: Vec<u32> = golden.integers["tokens"].iter().map(|&t| t as u32).collect();
+
+        for checkpoint in [Checkpointing::Off, Checkpointing::Selective, Checkpointing::Full] {
+            let (dev, decoder) = (device(), Decoder::new(spec.clone()).unwrap());
+            let mut store = Plain::new(&dev, &decoder, DType::F32, |segment, i| {
+                let weight = &golden.floats[&format!("weight.{}", segment.name)];
+                assert_eq!(weight.len(), segment.len(), "{}", segment.name);
+                weight[i]
+            });
+            let docs = Docs::new(&dev, &tokens, targets, &lengths);
+            let options = WorkspaceOptions { tokens: tokens.len(), dtype: DType::F32, checkpoint, train: true };
+            let mut ws = decoder.workspace(&dev, &groups(), &options).unwrap();
+            let told = Told::new(&dev, (1.0 / counted) as f32).aux(&dev, number("factor") as f32);
+            store.zero_grads(&dev);
+            decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &told.micro()).unwrap();
+
+            let loss = ws.take_loss(&dev).unwrap() / counted;
+            assert!((loss / number("loss") - 1.0).abs() < 1e-6, "{name}: loss {loss}");
+            let mut load = vec![0f64; 1 + spec.sparse_blocks() * spec.experts.as_ref().unwrap().count];
+            ws.take_load(&dev, bytemuck::cast_slice_mut(&mut load)).unwrap();
+            assert!((load[0] / number("aux") - 1.0).abs() < 1e-6, "{name}: load-balancing loss {}", load[0]);
+            let routed = spec.sparse_blocks() * tokens.len() * spec.experts.as_ref().unwrap().top_k;
+            assert_eq!(load[1..].iter().sum::<f64>(), routed as f64, "{name}: {checkpoint:?}");
+
+            let theirs = golden.floats.keys().filter(|name| name.starts_with("grad.")).count();
+            assert_eq!(store.segments().count(), theirs, "{name}: tensors");
+            for (layer, segment) in store.segments() {
+                let want = &golden.floats[&format!("grad.{}", segment.name)];
+                // Of an expert without rows: zeros.
+                let ours = store.grad(layer, segment);
+                if want.iter().all(|&x| x == 0.0) {
+                    assert!(ours.iter().all(|&x| x == 0.0), "{name}: gradient of {}", segment.name);
+                    continue;
+                }
+                let error = distance(ours, want);
+                assert!(error < TOLERANCE, "{name}: {checkpoint:?}: gradient of {}: {error:.1e}", segment.name);
+            }
+            let mut logits = vec![0f32; tokens.len() * spec.vocab];
+            for (row, logits) in logits.chunks_exact_mut(spec.vocab).enumerate() {
+                decoder.next_token_logits(&dev, &mut store, &docs.batch(), &mut ws, row, logits).unwrap();
+            }
+            let error = distance(&logits, &golden.floats["logits"]);
+            assert!(error < TOLERANCE, "{name}: logits: {error:.1e}");
+        }
+    }
+}
+
+/// Of the load-balancing loss, large enough to matter next to the loss of the tokens.
+const FACTOR: f64 = 30.0;
+
+fn balanced(strategy: Arc<dyn Strategy>, rule: Rule) -> EngineOptions {
+    EngineOptions { aux_coef: FACTOR, ..options(&sparse(), strategy, rule) }
+}
+
+#[test]
+fn every_store_ends_in_the_same_bits() {
+    for (world, rule, accum, dtype) in
+        [(2, SGD, 1, DType::F32), (3, ADAMW, 1, DType::F32), (2, SGD, 2, DType::F32), (2, ADAMW, 1, DType::Bf16)]
+    {
+        let mut each = by_batch(dtype, accum);
+        let mut checks = vec![(ddp(dtype), at_once(dtype, accum)), (each.remove(0), each)];
+        if accum == 1 {
+            checks.push((ddp(dtype), by_batch(dtype, 1)));
+        }
+        for (first, stores) in checks {
+            let expected = outcome(world, &balanced(first, rule), 3, accum);
+            for (i, strategy) in stores.into_iter().enumerate() {
+                let what = format!("{} ({i}) world {world} {rule:?} {accum} micro-batches {dtype}", strategy.name());
+                assert_same_bits(&expected, &outcome(world, &balanced(strategy, rule), 3, accum), &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn recomputation_and_replicas_change_no_bit() {
+    let kept = balanced(fsdp(sharded()), SGD);
+    let expected = outcome(2, &kept, 3, 2);
+    for checkpoint in [Checkpointing::Selective, Checkpointing::Full] {
+        let recomputed = EngineOptions { checkpoint, ..kept.clone() };
+        assert_same_bits(&expected, &outcome(2, &recomputed, 3, 2), &format!("{checkpoint:?}"));
+    }
+    let lora = Lora { rank: 2, alpha: 4.0, dropout: 0.0, targets: vec!["q_proj".into(), "o_proj".into()] };
+    for tuning in [
+        Tuning { lora: Some(lora), ..Tuning::default() },
+        Tuning { freeze: vec!["experts".into()], ..Tuning::default() },
+        Tuning { freeze: vec!["mlp.gate.".into()], ..Tuning::default() },
+    ] {
+        let of = |strategy| EngineOptions { tuning: tuning.clone(), ..balanced(strategy, SGD) };
+        let what = format!("{tuning:?}");
+        let (a, b) = (of(ddp(DType::F32)), of(fsdp(sharded())));
+        let run = |options: &EngineOptions| {
+            ranks(2, |rank| {
+                let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
+                let reports = train(&mut engine, &options.spec, 3, 1)?;
+                Ok(reports.iter().map(|r| (r.loss.to_bits(), r.grad_norm.to_bits())).collect::<Vec<_>>())
+            })
+        };
+        assert_eq!(run(&a), run(&b), "{what}");
+    }
+}
+
+/// Of one step: its report, and all weights after it.
+fn one_step(world: usize, strategy: Arc<dyn Strategy>, aux_coef: f64) -> (common::Outcome, f64, f64) {
+    let options = EngineOptions { aux_coef, grad_clip: 0.0, ..options(&sparse(), strategy, SGD) };
+    let results = ranks(world, |rank| {
+        let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
+        let of = |micro, rank| batch(&options.spec, 1, micro, rank);
+        let batches = [0, 1].map(|micro| match world {
+            1 => joined(&of(micro, 0), &of(micro, 1)),
+            _ => of(micro, rank.rank),
+        });
+        let report = step(&mut engine, &batches, 1)?;
+        Ok((vec![report], fragments(&mut engine)?))
+    });
+    let load = results[0].0[0].experts.unwrap();
+    assert!(results.iter().all(|r| r.0[0].experts == Some(load)), "ranks report different loads");
+    (gathered(&options.spec, results), load.aux_loss, load.max)
+}
+
+/// What equal stores cannot detect: a load-balancing loss of each rank's own tokens, or a division in all of them.
+#[test]
+fn two_ranks_equal_one_with_both_batches() {
+    let (one, aux, max) = one_step(1, ddp(DType::F32), FACTOR);
+    for strategy in [ddp(DType::F32), fsdp(sharded()), zero(staged(flatshard::store::Stage::Three, DType::F32))] {
+        let (two, their_aux, their_max) = one_step(2, strategy, FACTOR);
+        let (weights, loss) = common::distance(&one, &two);
+        assert!((aux / their_aux - 1.0).abs() < 2e-6 && max == their_max, "{aux} {max}, {their_aux} {their_max}");
+        assert!(weights < 2e-7 && loss < 2e-6, "weights differ by {weights}, loss by {loss}");
+    }
+    // The load-balancing loss reaches the weights.
+    let (without, ..) = one_step(1, ddp(DType::F32), 0.0);
+    assert!(common::distance(&one, &without).0 > 1e-5);
+}
+
+/// An expert without rows: the gradient is assigned zeros, whatever the buffer held, and nothing is added.
+#[test]
+fn an_expert_without_rows_has_no_gradient() {
+    let dev = device();
+    let upload = |values: &[f32]| {
+        let mut buf = dev.alloc(DType::F32, values.len(), Category::Other).unwrap();
+        dev.upload(bytemuck::cast_slice(values), buf.view_mut()).unwrap();
+        buf
+    };
+    let mut offsets = dev.alloc(DType::U32, 4, Category::Other).unwrap();
+    dev.upload(bytemuck::cast_slice(&[0u32, 2, 2, 3]), offsets.view_mut()).unwrap();
+    let (a, b) = (upload(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), upload(&[1.0, 1.0, 2.0]));
+    for (accumulate, want) in [
+        // Group 0: rows (1, 2) and (3, 4) times 1 and 1; group 2: row (5, 6) times 2; the stride is 3.
+        (false, [4.0, 6.0, 9.0, 0.0, 0.0, 9.0, 10.0, 12.0, 9.0]),
+        (true, [13.0, 15.0, 9.0, 9.0, 9.0, 9.0, 19.0, 21.0, 9.0]),
+    ] {
+        let mut c = upload(&[9.0; 9]);
+        let (kind, offsets, a, b, c_view) = (Grouped::Weight, offsets.view(), a.view(), b.view(), c.view_mut());
+        let (n, k, stride) = (2, 1, 3);
+        dev.grouped_gemm(GroupedGemm { kind, n, k, offsets, a, b, c: c_view, stride, accumulate }).unwrap();
+        let mut got = [0f32; 9];
+        dev.download(c.view(), bytemuck::cast_slice_mut(&mut got)).unwrap();
+        assert_eq!(got, want);
+    }
+}

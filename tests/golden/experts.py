@@ -1,0 +1,87 @@
+"""Golden values of mixtures of experts from Hugging Face transformers (eager) for tests/engine/experts.rs.
+
+    python experts.py           writes experts/
+
+For each family a tiny random model (weights exact in bf16, stored as such, one tensor per expert as in files) and in fp32:
+logits, token loss, load-balancing loss, and every gradient of the token loss plus AUX times the load-balancing loss, for a
+batch of documents that go through the model one by one; the load-balancing loss is that of all their tokens together."""
+
+import json
+import re
+from pathlib import Path
+
+import torch
+import transformers
+from make import randomize, targets_of
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+VOCAB = 29
+LENGTHS = [17, 1, 9, 4]  # tokens of each document
+AUX = 0.25
+SIZES = dict(vocab_size=VOCAB, hidden_size=24, intermediate_size=22, num_attention_heads=4, num_key_value_heads=2,
+             num_hidden_layers=2, max_position_embeddings=32, rms_norm_eps=1e-5, tie_word_embeddings=False,
+             bos_token_id=None, eos_token_id=None, pad_token_id=None)
+CASES = {
+    "mixtral": dict(num_local_experts=5, num_experts_per_tok=2),
+    "qwen2_moe": dict(num_hidden_layers=3, num_experts=5, num_experts_per_tok=3, moe_intermediate_size=14,
+                      shared_expert_intermediate_size=10, mlp_only_layers=[1]),
+    "qwen3_moe": dict(head_dim=10, num_local_experts=6, num_experts_per_tok=3, moe_intermediate_size=14, norm_topk_prob=True,
+                      attention_bias=True),
+    "olmoe": dict(num_experts=5, num_experts_per_tok=2),
+}
+
+
+def per_expert(model_type, tensors):
+    """The tensors as in files: transformers 5 holds those of all experts together."""
+    mixtral, result = model_type == "mixtral", {}
+    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    for name, tensor in tensors.items():
+        if mixtral:
+            name = name.replace(".mlp.", ".block_sparse_moe.")
+        if match := re.fullmatch(r"(.*\.experts)\.(gate_up_proj|down_proj)", name):
+            for e, of_expert in enumerate(tensor):
+                kinds = [(down, of_expert)] if match[2] == "down_proj" else zip((gate, up), of_expert.chunk(2))
+                result |= {f"{match[1]}.{e}.{kind}.weight": part.contiguous() for kind, part in kinds}
+        else:
+            result[name] = tensor.contiguous()
+    return result
+
+
+def main():
+    out = Path(__file__).parent / "experts"
+    out.mkdir(exist_ok=True)
+    for seed, (name, keys) in enumerate(CASES.items()):
+        torch.manual_seed(300 + seed)
+        config = AutoConfig.for_model(name, **(SIZES | keys))
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").float().eval()
+        randomize(model)
+        tokens = torch.randint(VOCAB, (sum(LENGTHS),))
+        targets = targets_of(tokens, LENGTHS)
+        targets[[2, 20]] = -100
+        outputs = [model(d[None], output_router_logits=True) for d in tokens.split(LENGTHS)]
+        logits = torch.cat([o.logits[0] for o in outputs])
+        layers = tuple(torch.cat(layer) for layer in zip(*[o.router_logits for o in outputs]))
+        experts = getattr(config, "num_experts", None) or config.num_local_experts
+        aux = load_balancing_loss_func(layers, experts, config.num_experts_per_tok)
+        # No choice of an expert may hang on a rounding error.
+        for layer in layers:
+            top = layer.softmax(-1).sort(descending=True).values
+            assert (top[:, config.num_experts_per_tok - 1] - top[:, config.num_experts_per_tok]).min() > 2e-5
+        loss = torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100)
+        (loss + AUX * aux).backward()
+        grads = {n: p.grad if p.grad is not None else torch.zeros_like(p) for n, p in model.named_parameters()}
+        tensors = {f"weight.{n}": p.bfloat16() for n, p in per_expert(name, {n: p.detach() for n, p in model.named_parameters()}).items()}
+        tensors |= {f"grad.{n}": g for n, g in per_expert(name, grads).items()}
+        tensors |= {"logits": logits.detach(), "tokens": tokens.int(), "targets": targets.int()}
+        save_file(tensors, out / f"{name}.safetensors")
+        golden = dict(lengths=LENGTHS, loss=loss.item(), aux=aux.item(), factor=AUX,
+                      config=json.loads(model.config.to_json_string(use_diff=False)),
+                      made_with=f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}")
+        (out / f"{name}.json").write_text(json.dumps(golden, indent=1) + "\n")
+        print(f"{name}: loss {loss.item():.4f}, load-balancing loss {aux.item():.4f}, {len(grads)} parameters")
+
+
+if __name__ == "__main__":
+    main()
