@@ -11,7 +11,7 @@ use crate::device::{Buf, Device};
 use crate::nn::{
     Checkpointing, Cuts, Decoder, Groups, Layout, Slice, Spec, Split, Tuning, Workspace, WorkspaceOptions,
 };
-use crate::store::{Store, Strategy};
+use crate::store::{self, Store, Strategy};
 use std::sync::Arc;
 
 /// How the next token is sampled: among the `top_k` most likely, the fewest whose probabilities sum to `top_p`.
@@ -84,7 +84,7 @@ impl Generator {
         let mut workspace = decoder.workspace(&*dev, &Groups::of(mesh), &options.workspace())?;
         decoder.remember(&*dev, &mut workspace, options.window())?;
         Ok(Generator {
-            store: options.strategy.store(dev.clone(), mesh, &GeneratorOptions::frozen(&decoder))?,
+            store: store::allocate(&*options.strategy, dev.clone(), mesh, &GeneratorOptions::frozen(&decoder))?,
             workspace,
             staging: BatchStaging::new(&*dev, options.prompt, Slice::WHOLE, 0)?,
             window: options.window(),

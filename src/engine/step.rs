@@ -19,7 +19,7 @@ use crate::data::MicroBatch;
 use crate::device::{Buf, Device, View};
 use crate::nn::{Checkpointing, Decoder, Groups, Layout, Micro, ParamStore, Workspace};
 use crate::optim::{GradNorm, LossScaler, Optimizer, Rule};
-use crate::store::{Store, initialize};
+use crate::store::{self, Store, initialize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -158,7 +158,7 @@ impl Engine {
     pub fn unfilled(dev: Arc<dyn Device>, mesh: &Mesh, options: &EngineOptions) -> Result<Engine> {
         let split = options.split(&mesh.sizes, &mesh.coords);
         let decoder = options.decoder(&mesh.sizes, &mesh.coords)?;
-        let mut store = options.strategy.store(dev.clone(), mesh, decoder.layouts())?;
+        let mut store = store::allocate(&*options.strategy, dev.clone(), mesh, decoder.layouts())?;
         let preference = options.preference(&dev, mesh, &split)?;
         let sums = if preference.is_some() { PairSums::LEN } else { 2 };
         Ok(Engine {
@@ -172,7 +172,11 @@ impl Engine {
             sums: mesh.loss.alloc(DType::F64, sums, CommUse::Reduced, Category::Other)?,
             preference,
             dropout: Rng::named(options.seed, "dropout"),
-            watchers: Watchers { recomputes: options.checkpoint != Checkpointing::Off, ..Watchers::default() },
+            watchers: Watchers {
+                blocks: options.spec.layers,
+                recomputes: options.checkpoint != Checkpointing::Off,
+                ..Watchers::default()
+            },
             passes: PassTimes::default(),
             aux_coef: options.aux_coef,
             load: LoadTally::new(&options.spec),

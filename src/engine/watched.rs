@@ -15,6 +15,8 @@ pub(super) struct Watchers {
     pub history: Option<History>,
     /// [`crate::nn::Workspace::saved_for`], for the history.
     pub saved: Vec<usize>,
+    /// Number of blocks; the layers after them are their experts.
+    pub blocks: usize,
     /// Blocks are recomputed in backward, so there is work between acquiring weights and asking for gradients.
     pub recomputes: bool,
 }
@@ -89,7 +91,7 @@ impl ParamStore for Watched<'_> {
         if layer == ROOT {
             self.roots += 1;
         }
-        if pass == Pass::Forward {
+        if pass == Pass::Forward && layer <= self.watchers.blocks {
             self.ahead = self.ahead.max(layer);
         }
         if self.watchers.history().is_some() {
@@ -109,7 +111,7 @@ impl ParamStore for Watched<'_> {
         let start = self.enter()?;
         self.store.release(layer, pass)?;
         self.weights.retain(|handed| handed.0 != layer);
-        if pass == Pass::Backward {
+        if pass == Pass::Backward && layer <= self.watchers.blocks {
             self.ahead = layer.saturating_sub(1);
         }
         leave!(self, "release", layer, start, None);

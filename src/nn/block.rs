@@ -30,6 +30,13 @@ pub enum FeedForward {
 }
 
 impl DecoderBlock {
+    /// The second branch, if it has experts.
+    pub fn sparse(&self) -> Option<&SparseBranch> {
+        match &self.mlp {
+            FeedForward::Dense(_) => None,
+            FeedForward::Sparse(sparse) => Some(sparse),
+        }
+    }
     /// Attaches the adapters in `layout` to their matrices, and appends the hashed names of those with dropout to
     /// `masks`. Returns the width of the widest masked input.
     pub fn adapt(&mut self, lora: &Lora, layout: &Layout, masks: &mut Vec<u64>) -> usize {
@@ -47,7 +54,8 @@ impl DecoderBlock {
     }
 
     /// Assigns `saved`, and `y (R, C)` from `x (R, C)`: this rank's rows of the residual stream. Recomputation for
-    /// backward passes no `y`, which skips the last matrix product.
+    /// backward passes no `y`, which skips the last matrix product. A sparse block's `y` is assigned by
+    /// [`SparseBranch::combine`], after the experts.
     pub fn forward(
         &self,
         cx: &Cx,
@@ -60,7 +68,7 @@ impl DecoderBlock {
         self.attention.forward(cx, w, x, &mut saved.attention, scratch, saved.mlp.x.rows_mut(cx.rows()))?;
         match &self.mlp {
             FeedForward::Dense(mlp) => mlp.forward(cx, w, &mut saved.mlp, scratch, y),
-            FeedForward::Sparse(experts) => experts.forward(cx, w, &mut saved.mlp, scratch, y),
+            FeedForward::Sparse(sparse) => sparse.forward(cx, w, &mut saved.mlp, scratch, y.is_some()),
         }
     }
 
@@ -78,7 +86,7 @@ impl DecoderBlock {
     ) -> Result<()> {
         match &self.mlp {
             FeedForward::Dense(mlp) => mlp.backward(cx, w, dw, &saved.mlp, scratch, dy.reborrow())?,
-            FeedForward::Sparse(experts) => experts.backward(cx, w, dw, &saved.mlp, scratch, dy.reborrow())?,
+            FeedForward::Sparse(sparse) => sparse.backward(cx, w, dw, &saved.mlp, scratch, dy.reborrow())?,
         }
         self.attention.backward(cx, w, dw, x, &saved.attention, scratch, dy)
     }

@@ -1,23 +1,23 @@
 //! The one layer loop: embeddings, blocks, loss, and backward. Written against [`ParamStore`]: never knows how weights
 //! are stored.
-use super::block::{DecoderBlock, FeedForward};
+use super::block::DecoderBlock;
 use super::context::{Batch, Cx, DropoutKeys, Past};
 use super::layout::Layout;
 use super::recompute::SavedBlocks;
 use super::root::{LossGrad, LossSums, Root};
-use super::saved::Scratch;
+use super::saved::{Saved, Scratch};
 use super::sequences::{SequenceBuffers, SequenceLoss, SequenceRows};
 use super::spec::{Arch, Experts, Spec};
 use super::split::{Groups, Split};
 use super::store::{ParamStore, Pass, ROOT};
 use super::tensor::Tensor;
-use super::tuning::Tuning;
+use super::tuning::{Tuning, set_saved};
 use super::workspace::{AdapterWidths, Fixed, Workspace, WorkspaceOptions};
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
 use crate::comm::{Reduce, Tag};
 use crate::device::ops::{Balance, RouteShape};
-use crate::device::{Device, View};
+use crate::device::{Device, View, ViewMut};
 use std::time::Instant;
 
 /// A model as a plan: immutable, without buffers.
@@ -28,7 +28,7 @@ pub struct Decoder {
     layouts: Vec<Layout>,
     root: Root,
     blocks: Vec<DecoderBlock>,
-    /// The lowest trainable layer, where backward ends.
+    /// The lowest layer that is trainable, or whose experts are: where backward ends.
     lowest: usize,
     adapters: AdapterWidths,
     /// Hashed names of the adapters with dropout, in the order of their keys.
@@ -59,12 +59,7 @@ impl Decoder {
     pub fn split(spec: Spec, tuning: &Tuning, split: &Split) -> Result<Decoder> {
         spec.validate()?;
         split.check(&spec)?;
-        let ((layout, root), layers) = spec.layers(split);
-        let (mut layouts, mut blocks) = (vec![layout], Vec::with_capacity(layers.len()));
-        for (layout, block) in layers {
-            layouts.push(layout);
-            blocks.push(block);
-        }
+        let (mut layouts, root, mut blocks) = spec.layers(split);
         tuning.apply(&mut layouts)?;
         let (mut adapters, mut masks) = (AdapterWidths::default(), Vec::new());
         if let Some(lora) = &tuning.lora {
@@ -78,19 +73,21 @@ impl Decoder {
                 adapters.dropped = adapters.dropped.max(block.adapt(lora, layout, &mut masks));
             }
         }
-        for (block, layout) in blocks.iter().zip(&layouts[1..]) {
-            if let FeedForward::Sparse(experts) = &block.mlp {
-                experts.check(layout)?;
-            }
+        let learns = |layer: usize| layouts[layer].segments.iter().any(|s| s.trainable);
+        for sparse in blocks.iter().filter_map(DecoderBlock::sparse) {
+            sparse.experts.check(&layouts[sparse.experts.layer])?;
         }
-        let learns = |layout: &Layout| layout.segments.iter().any(|s| s.trainable);
-        let lowest = layouts.iter().position(learns).unwrap_or(layouts.len());
+        let experts_learn = |layer: usize| {
+            let sparse = layer.checked_sub(1).and_then(|i| blocks[i].sparse());
+            sparse.is_some_and(|sparse| learns(sparse.experts.layer))
+        };
+        let lowest = (0..=blocks.len()).find(|&layer| learns(layer) || experts_learn(layer)).unwrap_or(layouts.len());
         Ok(Decoder { layouts, spec, split: *split, root, blocks, lowest, adapters, masks })
     }
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
-    /// By layer: the root, then the blocks.
+    /// By layer: the root, the blocks, then the experts of each sparse block.
     pub fn layouts(&self) -> &[Layout] {
         &self.layouts
     }
@@ -99,6 +96,7 @@ impl Decoder {
     pub fn frozen_layouts(&self) -> Vec<Layout> {
         let mut layouts = self.layouts.clone();
         layouts.iter_mut().flat_map(|l| &mut l.segments).for_each(|s| s.trainable = false);
+        set_saved(&mut layouts);
         layouts
     }
 
@@ -135,7 +133,7 @@ impl Decoder {
     }
     /// Words for dropout in the residual stream; the adapters' follow.
     fn row_words(&self) -> usize {
-        if self.spec.dropout > 0.0 { DropoutKeys::words(self.layouts.len()) } else { 0 }
+        if self.spec.dropout > 0.0 { DropoutKeys::words(1 + self.blocks.len()) } else { 0 }
     }
     /// Derives all dropout keys of a micro-batch from `key`, which identifies run, step, micro-batch and rank. `shared`
     /// is the same on all sp ranks, whose adapters draw one mask.
@@ -216,9 +214,12 @@ impl Decoder {
 
         for i in (0..self.spec.layers).rev() {
             let (layer, x) = (i + 1, stream[i].rows(rows));
+            let sparse = self.blocks[i].sparse();
             if layer < self.lowest {
-                store.grads_ready(layer)?; // may complete a unit of several layers
-                store.release(layer, Pass::Backward)?;
+                for layer in sparse.map(|sparse| sparse.experts.layer).into_iter().chain([layer]) {
+                    store.grads_ready(layer)?; // may complete a unit of several layers
+                    store.release(layer, Pass::Backward)?;
+                }
                 continue;
             }
             let w = store.acquire(layer, Pass::Backward)?;
@@ -226,6 +227,16 @@ impl Decoder {
             let saved = kept.of(i);
             if !whole {
                 self.blocks[i].forward(&cx, w, x, saved, scratch, None)?;
+            }
+            if let Some(sparse) = sparse {
+                sparse.renorm(&cx, w, &saved.mlp, scratch)?;
+                let layer = sparse.experts.layer;
+                store.acquire(layer, Pass::Backward)?;
+                let (w, mut dw) = store.grads(layer)?;
+                let dy = dx.rows(rows);
+                sparse.experts.backward(&cx, w, &mut dw, &mut saved.mlp, scratch, dy, whole)?;
+                store.grads_ready(layer)?;
+                store.release(layer, Pass::Backward)?;
             }
             let (w, mut dw) = store.grads(layer)?;
             self.blocks[i].backward(&cx, w, &mut dw, x, saved, scratch, dx.rows_mut(rows))?;
@@ -428,8 +439,26 @@ impl Decoder {
             let w = store.acquire(layer, pass)?;
             self.blocks[i].forward(&Cx { layer, ..*cx }, w, x.rows(n), kept.of(i), scratch, Some(y.rows_mut(n)))?;
             store.release(layer, pass)?;
+            self.experts(&Cx { layer, ..*cx }, store, pass, kept.of(i), scratch, y.rows_mut(n))?;
         }
         Ok(())
+    }
+    /// If the block has experts: assigns its output `y`, after [`DecoderBlock::forward`].
+    fn experts(
+        &self,
+        cx: &Cx,
+        store: &mut dyn ParamStore,
+        pass: Pass,
+        saved: &mut Saved,
+        scratch: &mut Scratch,
+        y: ViewMut,
+    ) -> Result<()> {
+        let Some(sparse) = self.blocks[cx.layer - 1].sparse() else { return Ok(()) };
+        let layer = sparse.experts.layer;
+        let w = store.acquire(layer, pass)?;
+        sparse.experts.forward(cx, w, &mut saved.mlp, scratch)?;
+        store.release(layer, pass)?;
+        sparse.combine(cx, &saved.mlp, scratch, y)
     }
 }
 

@@ -54,6 +54,8 @@ pub struct Segment {
     pub decay: bool,
     /// A frozen tensor (false) has no gradient, no optimizer state and no reduction.
     pub trainable: bool,
+    /// Whether checkpoints store it, so that it has f32 masters.
+    pub saved: bool,
     /// Factor of the learning rate.
     pub lr_scale: f32,
     pub init: Init,
@@ -111,6 +113,8 @@ pub struct Layout {
     pub segments: Vec<Segment>,
     /// End of the last segment, rounded up to [`ALIGN`].
     pub len: usize,
+    /// Whether this is the layer of a block's experts.
+    pub experts: bool,
 }
 
 impl Layout {
@@ -127,6 +131,7 @@ impl Layout {
             start: 0,
             decay,
             trainable: true,
+            saved: true,
             lr_scale: 1.0,
             init,
         })

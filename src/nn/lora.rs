@@ -79,8 +79,8 @@ impl Lora {
         let (root, blocks) = layouts.split_first_mut().ok_or_else(|| Error::op("lora", "the model has no layers"))?;
         root.segments.iter_mut().for_each(|s| s.trainable = false);
         let mut known = Vec::new();
-        for layout in blocks {
-            layout.segments.iter_mut().for_each(|s| s.trainable = false);
+        blocks.iter_mut().flat_map(|l| &mut l.segments).for_each(|s| s.trainable = false);
+        for layout in blocks.iter_mut().filter(|layout| !layout.experts) {
             known = layout.segments.iter().filter(|s| is_target(s)).map(|s| s.name.clone()).collect();
             let adapted: Vec<(String, Segment)> =
                 layout.segments.iter().filter_map(|s| Some((self.module(s)?.to_string(), s.clone()))).collect();

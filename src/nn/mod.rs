@@ -20,6 +20,7 @@ mod cache; // the KV cache
 mod saved; // saved activations and scratch of a block
 mod attention; // the attention branch
 mod mlp; // the feed-forward branch
+mod expert_layer; // the experts of a sparse block
 mod experts; // the sparse feed-forward branch
 mod block; // both branches
 mod sequences; // losses of whole sequences

@@ -7,18 +7,33 @@ use super::spec::{Arch, Spec};
 use super::split::Split;
 
 impl Spec {
-    /// One layout per layer: layer 0 is the root (embeddings, final norm, head); block i is layer i + 1.
+    /// One layout per layer: layer 0 is the root (embeddings, final norm, head); block i is layer i + 1; the experts of
+    /// the sparse blocks follow, a layer each.
     pub fn layouts(&self) -> Vec<Layout> {
-        let (root, blocks) = self.layers(&Split::NONE);
-        [root.0].into_iter().chain(blocks.into_iter().map(|block| block.0)).collect()
+        self.layers(&Split::NONE).0
     }
-    /// This rank's share of the root and the blocks, each with its layout.
-    pub(super) fn layers(&self, split: &Split) -> ((Layout, Root), Vec<(Layout, DecoderBlock)>) {
-        let blocks = 0..self.layers;
-        match self.arch {
-            Arch::Gpt => (gpt::root(self), blocks.map(|i| gpt::block(self, i)).collect()),
-            _ => (llama::root(self, split), blocks.map(|i| llama::block(self, split, i)).collect()),
+    /// This rank's share of all layers, and what is computed with the root and the blocks.
+    pub(super) fn layers(&self, split: &Split) -> (Vec<Layout>, Root, Vec<DecoderBlock>) {
+        let (root_layout, root) = match self.arch {
+            Arch::Gpt => gpt::root(self),
+            _ => llama::root(self, split),
+        };
+        let (mut layouts, mut blocks) = (vec![root_layout], Vec::with_capacity(self.layers));
+        for i in 0..self.layers {
+            let (layout, block) = match self.arch {
+                Arch::Gpt => gpt::block(self, i),
+                _ => llama::block(self, split, i),
+            };
+            layouts.push(layout);
+            blocks.push(block);
         }
+        let sparse = (0..self.layers).filter(|&i| self.experts_of(i).is_some());
+        layouts.extend(sparse.map(|i| llama::experts(self, i)));
+        (layouts, root, blocks)
+    }
+    /// The layer of the experts of sparse block `index`, counted among the sparse blocks.
+    pub(super) fn experts_layer(&self, index: usize) -> usize {
+        1 + self.layers + index
     }
     /// Number of parameters, embeddings included. A tied head counts once.
     pub fn params(&self) -> usize {

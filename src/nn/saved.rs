@@ -23,17 +23,20 @@ table! {
     Routing { probs, chosen, weights, offsets, order, places, }
 }
 table! {
-    /// Scratch of sparse branches; empty without experts. From `dact` on: backward only.
+    /// Scratch of sparse branches; empty without experts. From `drows` on: backward only.
     SparseScratch {
         /// f64 (sparse blocks + 1, E): rows of each expert in each block, then the sums of its probabilities.
         load,
-        /// (N, K C): routed rows.
+        /// (R, C): the rows that go to the experts, then what comes back; R = N K.
         rows,
-        /// (N, K F)
+        /// (R, F)
         act,
         /// (N, S), (N, C): of the shared expert.
         shared_act,
         shared_out,
+        /// (R, C): the gradients of the experts' outputs, then of their inputs.
+        drows,
+        /// (R, F)
         dact,
         dup,
         /// (N, K) f32
@@ -61,7 +64,7 @@ table! {
         up,
         /// (R, C): the input of the branch's last norm; empty without one.
         branch,
-        /// (N, K F), (N, K F): outputs of the experts' gate and up, sorted by expert; empty without experts.
+        /// (R, F), (R, F): outputs of the experts' gate and up, sorted by expert; empty without experts.
         experts_gate,
         experts_up,
         /// (N, S), (N, S), (N, 1) f32: of the shared expert; empty without one.

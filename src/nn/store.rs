@@ -5,8 +5,8 @@ use crate::base::{Error, Result};
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
 
-/// Layer 0 is the root (embeddings, final norm, head); block i is layer i + 1. Grouping layers into *units*, which are
-/// gathered together, is up to the store.
+/// Layer 0 is the root (embeddings, final norm, head); block i is layer i + 1; the experts of the sparse blocks follow.
+/// Grouping layers into *units*, which are gathered together, is up to the store.
 pub const ROOT: usize = 0;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -170,7 +170,8 @@ impl<'a> Grads<'a> {
 /// Order of calls in a micro-batch: `acquire(ROOT)`; acquire and release for each block in order; `acquire(ROOT)` again
 /// for the head (cheap, as it was not released). In training, then acquire, grads, grads_ready, release with
 /// [`Pass::Backward`] for the blocks in reverse, the root last. `grads(ROOT)` is called twice, by the head and by the
-/// embedding, which add to one sum.
+/// embedding, which add to one sum. A sparse block's experts are acquired and released after the block in forward; in
+/// backward, all of their calls are between `acquire` and `grads` of the block.
 pub trait ParamStore: Send {
     /// Makes the layer's weights readable and prefetches the next unit of this pass.
     fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>>;

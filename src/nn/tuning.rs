@@ -1,7 +1,7 @@
 //! Which tensors are trainable, decayed, and at what learning rate: name patterns applied to a model's layouts. Never
 //! changes shapes or values.
 use super::layout::{Layout, Segment};
-use super::lora::Lora;
+use super::lora::{Lora, has_adapters, is_adapter};
 use crate::base::{Error, Result};
 use regex::Regex;
 
@@ -22,7 +22,8 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// Adds the adapters; sets [`Segment::trainable`], [`Segment::decay`] and [`Segment::lr_scale`].
+    /// Adds the adapters; sets [`Segment::trainable`], [`Segment::decay`], [`Segment::lr_scale`] and
+    /// [`Segment::saved`].
     pub fn apply(&self, layouts: &mut [Layout]) -> Result<()> {
         if let Some(lora) = &self.lora {
             lora.apply(layouts)?;
@@ -45,7 +46,18 @@ impl Tuning {
         if !layouts.iter().flat_map(|l| &l.segments).any(|s| s.trainable) {
             return Err(Error::input("freeze leaves no trainable tensor: remove a pattern"));
         }
+        set_saved(layouts);
         Ok(())
+    }
+}
+
+/// Checkpoints store the whole model, or only its adapters, frozen ones included: the base model is reloaded from its
+/// own directory. A model that is frozen as a whole is only computed with.
+pub(super) fn set_saved(layouts: &mut [Layout]) {
+    let learns = layouts.iter().flat_map(|l| &l.segments).any(|s| s.trainable);
+    let adapters = has_adapters(layouts);
+    for segment in layouts.iter_mut().flat_map(|l| &mut l.segments) {
+        segment.saved = if adapters { segment.trainable || is_adapter(segment) } else { learns };
     }
 }
 

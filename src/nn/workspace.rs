@@ -110,7 +110,8 @@ impl Workspace<TensorShape, ()> {
         let dense_ff = only(spec.has_dense_blocks(), spec.ff);
         let of_experts = |of: fn(&Experts) -> usize| spec.experts.as_ref().map_or(0, of);
         let (experts, top_k) = (of_experts(|e| e.count), of_experts(|e| e.top_k));
-        let (routed_ff, shared_ff) = (of_experts(|e| e.top_k * e.ff), of_experts(|e| e.shared_ff));
+        let (expert_ff, shared_ff) = (of_experts(|e| e.ff), of_experts(|e| e.shared_ff));
+        let routed = |category, dtype, width| shape(category, dtype, tokens * top_k, width);
         let (one_shared, sparse) = (only(shared_ff > 0, 1), only(experts > 0, spec.sparse_blocks() + 1));
 
         let keep = |width| shape(Category::Saved, dtype, tokens, width);
@@ -127,8 +128,8 @@ impl Workspace<TensorShape, ()> {
                 gate: keep(only(spec.gated(), dense_ff)),
                 up: keep(dense_ff),
                 branch: stays(only(spec.post_norms, spec.dim)),
-                experts_gate: keep(routed_ff),
-                experts_up: keep(routed_ff),
+                experts_gate: routed(Category::Saved, dtype, expert_ff),
+                experts_up: routed(Category::Saved, dtype, expert_ff),
                 shared_gate: keep(shared_ff),
                 shared_up: keep(shared_ff),
                 shared_weight: shape(Category::Saved, DType::F32, tokens, one_shared),
@@ -148,6 +149,7 @@ impl Workspace<TensorShape, ()> {
 
         let scratch = |width| shape(Category::Scratch, dtype, tokens, width);
         let back = |width| shape(Category::Scratch, dtype, if train { tokens } else { 0 }, width);
+        let routed_back = |width| if train { routed(Category::Scratch, dtype, width) } else { back(width) };
         let back_stays = |width| shape(Category::Scratch, dtype, if train { rows } else { 0 }, width);
         // Ranks of tp process a chunk together, so it has the rows that fit the largest vocabulary shard.
         let most_words = if spec.score { 1 } else { split.part(split.cuts.head).most(whole.vocab) };
@@ -203,12 +205,13 @@ impl Workspace<TensorShape, ()> {
                 sparse: SparseScratch {
                     load: TensorShape::new(Category::Scratch, DType::F64, sparse, experts)
                         .through(Axis::Loss, CommUse::Reduced),
-                    rows: scratch(top_k * spec.dim),
-                    act: scratch(routed_ff),
+                    rows: routed(Category::Scratch, dtype, spec.dim),
+                    act: routed(Category::Scratch, dtype, expert_ff),
                     shared_act: scratch(shared_ff),
                     shared_out: scratch(one_shared * spec.dim),
-                    dact: back(routed_ff),
-                    dup: back(routed_ff),
+                    drows: routed_back(spec.dim),
+                    dact: routed_back(expert_ff),
+                    dup: routed_back(expert_ff),
                     dweights: TensorShape { dtype: DType::F32, ..back(top_k) },
                     dlogits: TensorShape { dtype: DType::F32, ..back(experts) },
                     dlogits_cast: back(experts),

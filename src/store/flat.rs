@@ -96,14 +96,14 @@ pub struct Flat {
 
 impl Flat {
     pub fn new(layouts: &[Layout], wrap: Wrap, ranks: usize) -> Flat {
-        let (mut flat, keep) = (Flat { units: Vec::new(), homes: Vec::new() }, Keep::of(layouts));
+        let mut flat = Flat { units: Vec::new(), homes: Vec::new() };
         for layers in grouped(layouts, wrap) {
-            flat.push(&layouts[layers.clone()], layers, &keep, ranks);
+            flat.push(&layouts[layers.clone()], layers, ranks);
         }
         flat
     }
     /// Appends the unit of `layers`.
-    fn push(&mut self, layouts: &[Layout], layers: Range<usize>, keep: &dyn Fn(&Segment) -> Keep, ranks: usize) {
+    fn push(&mut self, layouts: &[Layout], layers: Range<usize>, ranks: usize) {
         let (unit, first) = (self.units.len(), self.homes.len());
         self.homes.extend(layouts.iter().map(|l| Home { unit, layout: l.clone() }));
         let mut parts = Vec::new();
@@ -117,7 +117,7 @@ impl Flat {
             if layout.len > 0 {
                 let padded = layout.len.next_multiple_of(ranks * ALIGN);
                 // If any tensor needs a master, the whole part has masters.
-                let keep = layout.segments.iter().map(keep).find(|k| *k == Keep::Masters).unwrap_or(Keep::Computed);
+                let keep = layout.segments.iter().map(Keep::of).find(|k| *k == Keep::Masters).unwrap_or(Keep::Computed);
                 parts.push(UnitPart { trainable, keep, layout, padded, shard: padded / ranks });
             }
         }

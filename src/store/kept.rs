@@ -8,7 +8,7 @@ use super::offload::Offload;
 use crate::base::dtype::Float;
 use crate::base::{Category, DType, Error, Result};
 use crate::device::{Buf, Device, View, ViewMut};
-use crate::nn::{Layout, Segment, Weights, has_adapters, is_adapter};
+use crate::nn::{Layout, Segment, Weights};
 use half::{bf16, f16};
 
 /// Which copies of a part are stored.
@@ -21,14 +21,8 @@ pub enum Keep {
 }
 
 impl Keep {
-    /// Chooses for each tensor of a model. A frozen adapter is still saved, so it has masters.
-    pub(super) fn of(layouts: &[Layout]) -> impl Fn(&Segment) -> Keep + use<> {
-        let learns = layouts.iter().flat_map(|l| &l.segments).any(|s| s.trainable);
-        let adapters = has_adapters(layouts);
-        move |s| {
-            let saved = if adapters { s.trainable || is_adapter(s) } else { learns };
-            if saved { Keep::Masters } else { Keep::Computed }
-        }
+    pub(super) fn of(segment: &Segment) -> Keep {
+        if segment.saved { Keep::Masters } else { Keep::Computed }
     }
 }
 

@@ -14,7 +14,9 @@ pub mod sharded; // FSDP schedule
 pub mod zero; // ZeRO schedule
 pub mod replicated; // DDP
 pub mod reference; // per-tensor FSDP: the oracle
+mod apart; // experts in a store of their own
 
+pub use apart::{allocate, apart};
 pub use flat::Wrap;
 pub use init::{initialize, initialize_only};
 pub use kept::{Keep, assign};

@@ -162,7 +162,7 @@ impl Reference {
     pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout], options: &ReferenceOptions) -> Result<Reference> {
         let group = mesh.fsdp.clone();
         let replicas = Replicas::new(mesh, layouts.iter().map(|l| l.segments.len()).sum());
-        let (mut indices, keep) = (0.., Keep::of(layouts));
+        let mut indices = 0..;
         let mut tensor = |segment: &Segment| {
             let len = share(segment, group.size());
             let mut layout = Layout::default();
@@ -171,7 +171,7 @@ impl Reference {
                 layout,
                 segment: segment.clone(),
                 index: indices.next().unwrap_or_default(),
-                kept: Kept::new(&*dev, len, keep(segment), options.dtype, options.offload)?,
+                kept: Kept::new(&*dev, len, Keep::of(segment), options.dtype, options.offload)?,
                 grad: segment.trainable.then(|| replicas.grad(&*dev, options.offload, len)).transpose()?,
             })
         };

@@ -5,7 +5,7 @@ use crate::base::Result;
 use crate::comm::Mesh;
 use crate::device::Device;
 use crate::nn::{Batch, Checkpointing, Decoder, Groups, Spec, Split, Tuning, Workspace, WorkspaceOptions};
-use crate::store::{Store, Strategy};
+use crate::store::{self, Store, Strategy};
 use std::sync::Arc;
 
 pub(super) struct FrozenModel {
@@ -30,7 +30,7 @@ impl FrozenModel {
             WorkspaceOptions { tokens, dtype: strategy.dtype(), checkpoint: Checkpointing::Off, train: false };
         Ok(FrozenModel {
             workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options)?,
-            store: strategy.store(dev, mesh, &decoder.frozen_layouts())?,
+            store: store::allocate(strategy, dev, mesh, &decoder.frozen_layouts())?,
             decoder,
         })
     }

@@ -4,6 +4,7 @@
 use crate::device::ops::{AttentionShape, QkNormRopeShape, RmsNormShape, RopeShape, RouteShape};
 use crate::nn::attention::{AttentionBranch, HeadTransform, RowBias, RowPart};
 use crate::nn::block::{DecoderBlock, FeedForward};
+use crate::nn::expert_layer::ExpertLayer;
 use crate::nn::experts::{SharedExpert, SparseBranch};
 use crate::nn::layout::{Init, Layout, Tp};
 use crate::nn::linear::Linear;
@@ -103,28 +104,37 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     (names.layout, DecoderBlock { attention, mlp: FeedForward::Dense(mlp) })
 }
 
-/// The tensors of an expert follow each other, so those of a kind are at equal distances.
-fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
-    let Spec { arch, dim, .. } = *names.spec;
-    let (module, kinds) = match arch {
+/// The module of a sparse feed-forward branch, and the matrices of an expert: gate, up and down.
+fn sparse_names(arch: Arch) -> (&'static str, [&'static str; 3]) {
+    match arch {
         Arch::Mixtral => ("block_sparse_moe", ["w1", "w3", "w2"]),
         _ => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
-    };
-    let down = Init::residual(names.spec.layers);
-    let &Experts { count, top_k, ff, shared_ff, normalize, .. } = experts;
-    let norm = names.norm("post_attention_layernorm", dim);
-    let router = names.push(&format!("{module}.gate"), WEIGHT, &[count, dim], Tp::Same, Init::NORMAL);
-    let mut first = [0; 3];
+    }
+}
+
+/// The experts of sparse block `i`. The tensors of an expert follow each other, so those of a kind are at equal
+/// distances.
+pub fn experts(spec: &Spec, i: usize) -> Layout {
+    let (module, kinds) = sparse_names(spec.arch);
+    let (dim, down) = (spec.dim, Init::residual(spec.layers));
+    let (count, ff) = spec.experts.as_ref().map_or((0, 0), |experts| (experts.count, experts.ff));
+    let mut layout = Layout { experts: true, ..Layout::default() };
     for e in 0..count {
         for (k, kind) in kinds.iter().enumerate() {
             let (shape, init) = if k == 2 { ([dim, ff], down) } else { ([ff, dim], Init::NORMAL) };
-            let segment = names.push(&format!("{module}.experts.{e}.{kind}"), WEIGHT, &shape, Tp::Same, init);
-            if e == 0 {
-                first[k] = segment;
-            }
+            layout.push(format!("model.layers.{i}.{module}.experts.{e}.{kind}.{WEIGHT}"), &shape, true, init);
         }
     }
-    let [gate, up, down] = first.map(|first| Stride { first, step: kinds.len(), count });
+    layout
+}
+
+fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
+    let Spec { arch, dim, .. } = *names.spec;
+    let (module, _) = sparse_names(arch);
+    let &Experts { count, top_k, ff, shared_ff, normalize, .. } = experts;
+    let norm = names.norm("post_attention_layernorm", dim);
+    let router = names.push(&format!("{module}.gate"), WEIGHT, &[count, dim], Tp::Same, Init::NORMAL);
+    let [gate, up, down] = [0, 1, 2].map(|first| Stride { first, step: 3, count });
     let shared = (shared_ff > 0).then(|| SharedExpert {
         gate: names.column("mlp.shared_expert.gate_proj", shared_ff, Slice::WHOLE, false),
         up: names.column("mlp.shared_expert.up_proj", shared_ff, Slice::WHOLE, false),
@@ -133,7 +143,9 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
     });
     let index = (0..i).filter(|&i| names.spec.experts_of(i).is_some()).count();
     let shape = RouteShape { experts: count, top_k, normalize };
-    SparseBranch { norm, shape, index, router, gate, up, down, width: dim, ff, shared }
+    let layer = names.spec.experts_layer(index);
+    let experts = ExpertLayer { layer, top_k, gate, up, down, width: dim, ff };
+    SparseBranch { norm, shape, index, router, experts, width: dim, shared }
 }
 
 const WEIGHT: &str = "weight";

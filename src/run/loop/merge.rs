@@ -8,14 +8,14 @@ use crate::nn::Decoder;
 use crate::run::plan::{Plan, save};
 use crate::run::watch::RunLog;
 use crate::run::watch::report;
-use crate::store::Store;
+use crate::store::{self, Store};
 use std::path::Path;
 use std::sync::Arc;
 
 pub fn run(plan: &Plan, adapter: &Path, device: Arc<dyn Device>, mesh: &Mesh, log: &RunLog) -> Result<()> {
     let Some(base) = &plan.settings.model.pretrain else { return Err(Error::op("merge", "no model")) };
     let decoder = Decoder::new(plan.engine.spec.clone())?;
-    let mut store = plan.engine.strategy.store(device.clone(), mesh, decoder.layouts())?;
+    let mut store = store::allocate(&*plan.engine.strategy, device.clone(), mesh, decoder.layouts())?;
     let (spec, max) = (&plan.engine.spec, plan.save.max_file_bytes);
     let mut checkpointer = Checkpointer::new(device, mesh, spec, decoder.layouts(), &[])?.with_files_of(max);
     checkpointer.overwrite(plan.settings.checkpoint.overwrite == Some(true));
