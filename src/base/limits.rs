@@ -14,7 +14,7 @@ const LARGE: u64 = 1 << 31;
 const LONG: u64 = 10_000_000;
 
 /// Limits by setting name.
-const MOST: [(&str, u64); 23] = [
+const MOST: [(&str, u64); 24] = [
     ("nproc_per_node", MANY),
     ("threads_per_rank", CORES),
     ("num_nodes", MANY),
@@ -25,6 +25,7 @@ const MOST: [(&str, u64); 23] = [
     ("num_layers", DEEP),
     ("num_heads", MANY),
     ("num_experts", MANY),
+    ("num_experts_per_tok", MANY),
     ("num_kv_heads", MANY),
     ("head_dim", MANY),
     ("embed_dim", LARGE),

@@ -65,7 +65,7 @@ fn file(dir: &TempDir, name: &str, text: &str) -> String {
 /// Every flag of CONTRACT's table.
 const FLAGS: &str = "nproc-per-node device seed epochs max-steps log-every metrics-path [no-]compile pretrain arch \
 embed-dim \
-     num-layers num-heads num-kv-heads ff-hidden-dim vocab-size dropout dataset dataset-weights eval-dataset tokenizer \
+     num-layers num-heads num-kv-heads ff-hidden-dim num-experts num-experts-per-tok vocab-size dropout dataset dataset-weights eval-dataset tokenizer \
      input-key output-key \
      [no-]apply-chat-template [no-]multiturn tokenizer-chat-template [no-]pretrain-mode [no-]skip-bad-rows \
      input-template [no-]packing-samples [no-]group-by-length max-len max-samples [no-]shuffle [no-]cache cache-dir \

@@ -72,6 +72,55 @@ fn model_directories_train_and_come_back() {
     }
 }
 
+/// A model from scratch is a Mixtral, whose config keeps the factor of the load-balancing loss.
+#[test]
+fn a_model_from_scratch_is_a_mixtral() {
+    let dir = files();
+    let scratch = "--embed-dim 16 --num-layers 2 --num-heads 2 --vocab-size 32 --num-experts 5 --ff-hidden-dim 12";
+    for (flags, per_token, factor) in [("", 2, 0.01), ("--num-experts-per-tok 3 --router-aux-loss-coef 0.5", 3, 0.5)] {
+        let name = format!("scratch-{per_token}");
+        let made = format!("{scratch} {TRAIN} {flags} --nproc-per-node 2 --max-steps 40 --save-hf {name}");
+        good(&dir, &format!("{made} --metrics-path {name}.jsonl"));
+        let config: Value = serde_json::from_slice(&fs::read(dir.path(&name).join("config.json")).unwrap()).unwrap();
+        for (key, want) in [
+            ("model_type", json!("mixtral")),
+            ("num_local_experts", json!(5)),
+            ("num_experts_per_tok", json!(per_token)),
+            ("intermediate_size", json!(12)),
+            ("router_aux_loss_coef", json!(factor)),
+            ("output_router_logits", json!(true)),
+        ] {
+            assert_eq!(config[key], want, "{key}");
+        }
+        let steps = events(&dir.path(&format!("{name}.jsonl")), "step");
+        let (first, last) = (&steps[0], steps.last().unwrap());
+        assert!(number(last, "loss") < 0.8 * number(first, "loss"), "{first} {last}");
+        good(&dir, &format!("--pretrain {name} {TRAIN} --nproc-per-node 1 --max-steps 1 --lr 0 --metrics-path again.jsonl"));
+        let loss = |name: &str| number(events(&dir.path(name), "eval").last().unwrap(), "loss");
+        let (then, now) = (loss(&format!("{name}.jsonl")), loss("again.jsonl"));
+        assert!((then / now - 1.0).abs() < 2e-6, "{then} and {now}");
+        fs::remove_file(dir.path("again.jsonl")).unwrap();
+    }
+    // The shipped file, and what a model from scratch cannot be.
+    let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/configs/moe.yaml");
+    good(&dir, &format!("--config {shipped} --max-steps 1 --no-eval --no-sample --metrics-path shipped.jsonl"));
+    assert!(number(&events(&dir.path("shipped.jsonl"), "step")[0], "aux_loss") > 1.9);
+    for (flags, part) in [
+        ("--num-experts 0", "num_experts is 0: it must be at least 1"),
+        ("--num-experts 70000", "num_experts is 70000: it must be at most 65536"),
+        ("--num-experts 4 --num-experts-per-tok 0", "num_experts_per_tok is 0: it must be at least 1"),
+        ("--num-experts 4 --num-experts-per-tok 5", "num_experts_per_tok 5 of 4 experts"),
+        ("--num-experts 1", "num_experts_per_tok 2 of 1 experts"),
+        ("--num-experts-per-tok 1", "the model has no experts"),
+        ("--num-experts 4 --arch gpt", "num_experts 4 with arch gpt"),
+        ("--num-experts 4 --pretrain olmoe", "--num-experts 4, but the model in olmoe has"),
+        ("--num-experts-per-tok 1 --pretrain olmoe", "--num-experts-per-tok 1, but the model in olmoe has"),
+    ] {
+        let (code, text) = run(&dir, &format!("{TRAIN} {flags}"));
+        assert!(code == 2 && text.contains(part) && text.lines().count() == 1, "{flags}: {code}: {text}");
+    }
+}
+
 /// As if it had never stopped, and up to rounding on another number of ranks.
 #[test]
 fn a_run_resumes_with_the_same_bits() {

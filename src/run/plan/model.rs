@@ -2,7 +2,7 @@
 use crate::base::{Error, Result};
 use crate::ckpt;
 use crate::data::Tokenizer;
-use crate::nn::{Activation, Arch, Rotary, Scaling, Spec};
+use crate::nn::{Activation, Arch, Experts, Rotary, Scaling, Spec};
 use crate::run::settings::model::ModelSettings;
 use crate::run::settings::value::set;
 use crate::run::settings::{ArchName, Settings};
@@ -47,6 +47,8 @@ fn pretrained(m: &mut ModelSettings, dir: &Path) -> Result<Spec> {
     m.num_heads = Some(spec.heads);
     m.num_kv_heads = Some(spec.kv_heads);
     m.ff_hidden_dim = Some(spec.ff);
+    m.num_experts = spec.experts.as_ref().map(|e| e.count);
+    m.num_experts_per_tok = spec.experts.as_ref().map(|e| e.top_k);
     m.vocab_size = Some(spec.vocab);
     m.max_positions = Some(spec.max_len);
     m.tie_embeddings = Some(spec.tied);
@@ -54,9 +56,15 @@ fn pretrained(m: &mut ModelSettings, dir: &Path) -> Result<Spec> {
 }
 
 fn described(m: &mut ModelSettings, tokenizer: &Tokenizer, max_len: usize) -> Result<Spec> {
-    let arch = match set(&m.arch, "model.arch")? {
-        ArchName::Llama => Arch::Llama,
-        ArchName::Gpt => Arch::Gpt,
+    let arch = match (set(&m.arch, "model.arch")?, m.num_experts) {
+        (ArchName::Llama, None) => Arch::Llama,
+        (ArchName::Llama, Some(_)) => Arch::Mixtral,
+        (ArchName::Gpt, None) => Arch::Gpt,
+        (ArchName::Gpt, Some(experts)) => {
+            return Err(Error::input(format!(
+                "num_experts {experts} with arch gpt: its blocks cannot have experts; use arch llama, or remove it"
+            )));
+        }
     };
     let (dim, heads) = (set(&m.embed_dim, "model.embed_dim")?, set(&m.num_heads, "model.num_heads")?);
     if dim % heads != 0 {
@@ -73,6 +81,7 @@ fn described(m: &mut ModelSettings, tokenizer: &Tokenizer, max_len: usize) -> Re
     };
     let gpt = arch == Arch::Gpt;
     let ff = if gpt { 4 * dim } else { (8 * dim).div_ceil(3).next_multiple_of(64) };
+    let ff = *m.ff_hidden_dim.get_or_insert(ff);
     Ok(Spec {
         arch,
         vocab,
@@ -81,7 +90,8 @@ fn described(m: &mut ModelSettings, tokenizer: &Tokenizer, max_len: usize) -> Re
         heads,
         kv_heads: *m.num_kv_heads.get_or_insert(heads),
         head_dim: dim / heads,
-        ff: *m.ff_hidden_dim.get_or_insert(ff),
+        ff,
+        experts: mixture(m, ff),
         max_len: *m.max_positions.get_or_insert(max_len),
         norm_eps: 1e-5,
         rope: (!gpt).then_some(Rotary::new(10_000.0)),
@@ -90,4 +100,17 @@ fn described(m: &mut ModelSettings, tokenizer: &Tokenizer, max_len: usize) -> Re
         dropout: set(&m.dropout, "model.dropout")? as f32,
         ..Spec::default()
     })
+}
+
+/// The experts of a model from scratch, as in Mixtral: a Llama with experts of width `ff` in every block, so that
+/// nothing else differs from the dense model. Its config asks for the load-balancing loss, so that training of the
+/// exported model continues with it.
+fn mixture(m: &mut ModelSettings, ff: usize) -> Option<Experts> {
+    /// As in the configs of OLMoE and in Fedus et al. 2021, "Switch Transformers".
+    const BALANCE: f64 = 0.01;
+    let count = m.num_experts?;
+    let aux_coef = *m.router_aux_loss_coef.get_or_insert(BALANCE);
+    let top_k = *m.num_experts_per_tok.get_or_insert(2);
+    let aux_loss = aux_coef > 0.0;
+    Some(Experts { count, top_k, ff, shared_ff: 0, normalize: true, dense: Vec::new(), aux_coef, aux_loss })
 }

@@ -56,6 +56,7 @@ pub fn engine(merged: &mut Value, default: StrategyName) -> &'static str {
 pub fn shapes(flags: &ModelSettings, dir: &Path) -> Result<()> {
     let Ok(spec) = ckpt::hf::read(dir) else { return Ok(()) }; // the plan reports the error
     let arch = if spec.arch == Arch::Gpt { ArchName::Gpt } else { ArchName::Llama };
+    let experts = spec.experts.as_ref().map_or((0, 0), |e| (e.count, e.top_k));
     let both = [
         ("arch", json!(flags.arch), json!(arch)),
         ("embed-dim", json!(flags.embed_dim), json!(spec.dim)),
@@ -63,6 +64,8 @@ pub fn shapes(flags: &ModelSettings, dir: &Path) -> Result<()> {
         ("num-heads", json!(flags.num_heads), json!(spec.heads)),
         ("num-kv-heads", json!(flags.num_kv_heads), json!(spec.kv_heads)),
         ("ff-hidden-dim", json!(flags.ff_hidden_dim), json!(spec.ff)),
+        ("num-experts", json!(flags.num_experts), json!(experts.0)),
+        ("num-experts-per-tok", json!(flags.num_experts_per_tok), json!(experts.1)),
         ("vocab-size", json!(flags.vocab_size), json!(spec.vocab)),
         ("max-positions", json!(flags.max_positions), json!(spec.max_len)),
         ("tie-embeddings", json!(flags.tie_embeddings), json!(spec.tied)),

@@ -28,9 +28,16 @@ pub struct ModelSettings {
     /// Number of key/value heads (grouped-query attention) [default: num-heads]
     #[arg(long, value_name = "N")]
     pub num_kv_heads: Option<usize>,
-    /// Hidden width of the MLP [default: llama 8/3 embed-dim rounded up to a multiple of 64, gpt 4 embed-dim]
+    /// Hidden width of the MLP, or of each expert [default: llama 8/3 embed-dim rounded up to a multiple of 64, gpt 4
+    /// embed-dim]
     #[arg(long, value_name = "N")]
     pub ff_hidden_dim: Option<usize>,
+    /// Mixture of experts: number of experts per block, with the layers of Mixtral; arch llama only [default: no experts]
+    #[arg(long, value_name = "N")]
+    pub num_experts: Option<usize>,
+    /// Mixture of experts: experts that each token uses [default: 2]
+    #[arg(long, value_name = "N")]
+    pub num_experts_per_tok: Option<usize>,
     /// Rows of the embedding table [default: the tokenizer's vocabulary, rounded up to a multiple of 64]
     #[arg(long, value_name = "TOKENS")]
     pub vocab_size: Option<usize>,
@@ -41,7 +48,7 @@ pub struct ModelSettings {
     #[arg(long, value_name = "P")]
     pub dropout: Option<f64>,
     /// Mixture of experts: factor of the load-balancing loss, 0 or more [default: the model's router_aux_loss_coef if
-    /// its config.json has output_router_logits: true, else 0]
+    /// its config.json has output_router_logits: true, else 0; 0.01 from scratch]
     #[arg(long, value_name = "X")]
     pub router_aux_loss_coef: Option<f64>,
     /// Share one tensor between the embedding table and the output head [default: llama no, gpt yes]
@@ -56,6 +63,8 @@ impl ModelSettings {
         size("num_kv_heads", self.num_kv_heads)?;
         size("embed_dim", self.embed_dim)?;
         size("ff_hidden_dim", self.ff_hidden_dim)?;
+        count("num_experts", self.num_experts)?;
+        count("num_experts_per_tok", self.num_experts_per_tok)?;
         size("vocab_size", self.vocab_size)?;
         size("max_positions", self.max_positions)?;
         number("router_aux_loss_coef", self.router_aux_loss_coef, |x| x >= 0.0, "0 or more")?;

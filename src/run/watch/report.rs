@@ -102,21 +102,25 @@ fn labeled(label: &str, text: &str) -> String {
 
 fn model(plan: &Plan) -> String {
     let (spec, size) = (&plan.engine.spec, &plan.size);
-    let learning = match size.trainable {
-        all if all == size.params => String::new(),
-        some => format!(" ({} trainable)", count(some as u64)),
-    };
+    let learning = (size.trainable < size.params).then(|| format!("{} trainable", count(size.trainable as u64)));
+    let active = size.params - spec.idle_params();
+    let active = (active < size.params).then(|| format!("{} active", count(active as u64)));
+    let part: Vec<String> = learning.into_iter().chain(active).collect();
+    let part = if part.is_empty() { String::new() } else { format!(" ({})", part.join(", ")) };
+    let dense = spec.has_dense_blocks().then(|| format!("ff {}", spec.ff));
+    let sparse = spec.experts.as_ref().map(|e| format!("{} of {} experts of width {}", e.top_k, e.count, e.ff));
+    let ff: Vec<String> = dense.into_iter().chain(sparse).collect();
     let heads = match spec.kv_heads == spec.heads {
         true => spec.heads.to_string(),
         false => format!("{}/{}", spec.heads, spec.kv_heads),
     };
     format!(
-        "{} of {} parameters{learning}: {} layers, width {}, {heads} heads, ff {}, vocabulary {}{}",
+        "{} of {} parameters{part}: {} layers, width {}, {heads} heads, {}, vocabulary {}{}",
         spec.arch.name(),
         count(size.params as u64),
         spec.layers,
         spec.dim,
-        spec.ff,
+        ff.join(", "),
         spec.vocab,
         if spec.tied { ", tied embeddings" } else { "" },
     )
