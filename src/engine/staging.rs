@@ -96,7 +96,9 @@ impl BatchStaging {
             Ok(buf.view().slice(0..len))
         });
         let rows = Some(rows?).filter(|_| local.is_some());
-        let batch = Batch { tokens: tokens?, targets: targets?, positions: positions?, cu_seqlens: cu_seqlens?, rows };
+        let padding = local.map_or(0, |own| own.iter().rev().take_while(|&&row| row as usize >= n).count());
+        let (tokens, targets, positions, cu_seqlens) = (tokens?, targets?, positions?, cu_seqlens?);
+        let batch = Batch { tokens, targets, positions, cu_seqlens, rows, padding };
         Ok(StagedBatch { batch, local, keys: self.keys.view() })
     }
 }

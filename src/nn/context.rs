@@ -30,6 +30,8 @@ pub struct Batch<'a> {
     pub cu_seqlens: View<'a>,
     /// (sp ranks, N) u32: each rank's row numbers in the whole batch. None: this rank holds all rows.
     pub rows: Option<View<'a>>,
+    /// Of the N, those at the end that make the ranks' numbers of rows equal and are no tokens.
+    pub padding: usize,
 }
 
 impl Batch<'_> {
@@ -204,6 +206,10 @@ impl Cx<'_> {
         Ok(masked.rows(self.rows()))
     }
 
+    /// Rows that are tokens; fewer than `n` if the last ones pad.
+    pub fn tokens(&self) -> usize {
+        self.n - self.batch.padding
+    }
     /// Rows of the residual stream on this rank.
     pub fn rows(&self) -> usize {
         self.split.rows(self.n)
@@ -218,10 +224,23 @@ impl Cx<'_> {
         if !self.split.sequence() {
             return Ok(Whole { rows: x, ticket: None });
         }
+        let ticket = self.gather(x, all)?;
+        Ok(Whole { rows: all.rows(self.n), ticket: Some(ticket) })
+    }
+    /// Replaces this rank's rows in `x` by all rows (N, C), which go through `all`.
+    pub fn make_whole(&self, x: &mut Tensor, all: &mut Tensor) -> Result<()> {
+        if !self.split.sequence() {
+            return Ok(());
+        }
+        let ticket = self.gather(x.rows(self.rows()), all)?;
+        self.dev.copy(all.rows(self.n), x.rows_mut(self.n))?;
+        self.groups.tp.release(ticket)
+    }
+    fn gather(&self, x: View, all: &mut Tensor) -> Result<Ticket> {
         let tp = &self.groups.tp;
         let ticket = tp.all_gather(Tag::new("tp gather", self.layer), x, all.rows_mut(self.padded()))?;
         tp.wait(ticket)?;
-        Ok(Whole { rows: all.rows(self.n), ticket: Some(ticket) })
+        Ok(ticket)
     }
     /// Ends the reading of the rows.
     pub fn release(&self, whole: Whole) -> Result<()> {
@@ -270,7 +289,7 @@ mod tests {
         let groups = Groups::solo(&dev);
         let nothing = dev.alloc(DType::U32, 0, Category::Other).unwrap();
         let view = nothing.view();
-        let batch = Batch { tokens: view, targets: view, positions: view, cu_seqlens: view, rows: None };
+        let batch = Batch { tokens: view, targets: view, positions: view, cu_seqlens: view, rows: None, padding: 0 };
         let mut x = dev.alloc(DType::F32, 256, Category::Other).unwrap();
         let mut keys = dev.alloc(DType::U32, DropoutKeys::words(3), Category::Other).unwrap();
         let mut mask = |layer, place, key| {

@@ -406,8 +406,12 @@ impl Decoder {
         group.wait(ticket)?;
         let shape = RouteShape { experts: count, top_k, normalize };
         let (load, scale) = (load.rows(load.capacity()), micro.aux_scale);
-        let (grad, report) = (grad.rows_mut(1), report.rows_mut(1));
-        cx.dev.balance(Balance { shape, load, scale, grad, report })?;
+        let report = report.rows_mut(1);
+        cx.dev.balance(Balance { shape, load, scale, grad: grad.rows_mut(1), report })?;
+        if cx.split.part(cx.split.cuts.mlp).index > 0 {
+            // Ranks of tp sum the gradients of routers: one of them has the loss's.
+            cx.dev.zero(grad.rows_mut(1))?;
+        }
         group.wait_sent(ticket)
     }
 

@@ -47,7 +47,7 @@ impl ExpertLayer {
 
     /// Assigns `rows (R, C)` of scratch from its `h (N, C)`: the output of each chosen expert, sorted by expert.
     pub fn forward(&self, cx: &Cx, w: Weights, saved: &mut MlpSaved, scratch: &mut Scratch) -> Result<()> {
-        let (dev, r) = (cx.dev, cx.n * self.top_k);
+        let (dev, r) = (cx.dev, cx.tokens() * self.top_k);
         let Scratch { h, sparse: SparseScratch { rows, act, .. }, .. } = scratch;
         self.take(cx, saved, h.rows(cx.n), rows)?;
         self.open(cx, w, saved, rows.rows(r))?;
@@ -58,8 +58,8 @@ impl ExpertLayer {
     }
 
     /// Assigns `drows (R, C)` and `dweights (N, K)` of scratch: the gradients of the experts' inputs and of the weights
-    /// of their outputs. Reads `h` and the residual's gradient `dy (N, C)`, and adds to the gradients of the experts.
-    /// Unless the block `is_whole`, its saved products are recomputed first.
+    /// of their outputs. Reads `h` and this rank's rows `dy` of the residual's gradient, and adds to the gradients of the
+    /// experts. Unless the block `is_whole`, its saved products are recomputed first.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,
@@ -71,14 +71,16 @@ impl ExpertLayer {
         dy: View,
         is_whole: bool,
     ) -> Result<()> {
-        let (dev, n, r) = (cx.dev, cx.n, cx.n * self.top_k);
-        let Scratch { h, masked, sparse, .. } = scratch;
+        let (dev, n, r) = (cx.dev, cx.tokens(), cx.tokens() * self.top_k);
+        let Scratch { h, whole, masked, sparse, .. } = scratch;
         let SparseScratch { rows, act, drows, dact, dup, dweights, .. } = sparse;
-        self.take(cx, saved, h.rows(n), rows)?;
+        self.take(cx, saved, h.rows(cx.n), rows)?;
         if !is_whole {
             self.open(cx, w, saved, rows.rows(r))?;
         }
-        self.take(cx, saved, cx.branch_grad(DropoutSite::Mlp, dy, masked)?, drows)?;
+        let d_branch = cx.whole(cx.branch_grad(DropoutSite::Mlp, dy, masked)?, whole)?;
+        self.take(cx, saved, d_branch.rows, drows)?;
+        cx.release(d_branch)?;
         let offsets = saved.routing.offsets.rows(1);
 
         // Down: the rows' gradients for weights of 1, then what follows from the weights.
@@ -103,14 +105,15 @@ impl ExpertLayer {
         self.product(cx, w, &self.up, Grouped::Input, offsets, dup.rows(r), drows.rows_mut(r), true)
     }
 
-    /// Assigns to `rows` the row of `x` for each routed row.
+    /// Assigns to `rows` the row of `x (N, C)` for each routed row.
     fn take(&self, cx: &Cx, saved: &MlpSaved, x: View, rows: &mut Tensor) -> Result<()> {
-        let (order, y) = (saved.routing.order.rows(cx.n), rows.rows_mut(cx.n * self.top_k));
+        let n = cx.tokens();
+        let (x, order, y) = (x.slice(0..n * self.width), saved.routing.order.rows(n), rows.rows_mut(n * self.top_k));
         cx.dev.take_rows(TakeRows { top_k: self.top_k, order, x, y })
     }
     /// Assigns the saved outputs of gate and up.
     fn open(&self, cx: &Cx, w: Weights, saved: &mut MlpSaved, rows: View) -> Result<()> {
-        let (r, offsets) = (cx.n * self.top_k, saved.routing.offsets.rows(1));
+        let (r, offsets) = (cx.tokens() * self.top_k, saved.routing.offsets.rows(1));
         for (kind, out) in [(&self.gate, &mut saved.experts_gate), (&self.up, &mut saved.experts_up)] {
             self.product(cx, w, kind, Grouped::Forward, offsets, rows, out.rows_mut(r), false)?;
         }

@@ -25,6 +25,8 @@ use crate::device::{View, ViewMut};
 #[derive(Clone, Debug)]
 pub struct SparseBranch {
     pub norm: Norm,
+    /// Whether the columns of all experts are sharded over tp.
+    pub cut: bool,
     pub shape: RouteShape,
     /// Index among the sparse blocks.
     pub index: usize,
@@ -57,7 +59,7 @@ impl SparseBranch {
         scratch: &mut Scratch,
         output: bool,
     ) -> Result<()> {
-        let (dev, n) = (cx.dev, cx.n);
+        let (dev, n) = (cx.dev, cx.tokens());
         self.renorm(cx, w, saved, scratch)?;
         let Scratch { h, adapter, sparse, .. } = scratch;
         let h = h.rows(n);
@@ -96,25 +98,35 @@ impl SparseBranch {
     }
 
     /// After the experts: assigns `y (R, C)`.
-    pub fn combine(&self, cx: &Cx, saved: &MlpSaved, scratch: &Scratch, mut y: ViewMut) -> Result<()> {
-        let (dev, n, width, top_k) = (cx.dev, cx.n, self.width, self.shape.top_k);
-        let Routing { weights, places, .. } = &saved.routing;
-        let (places, weights) = (Some(places.rows(n)), Some(weights.rows(n)));
-        let x = scratch.sparse.rows.rows(n * top_k);
-        dev.combine_rows(CombineRows { width, top_k, places, weights, x, y: y.reborrow(), accumulate: false })?;
-        if self.shared.is_some() {
-            let (x, weights) = (scratch.sparse.shared_out.rows(n), Some(saved.shared_weight.rows(n)));
-            let y = y.reborrow();
-            dev.combine_rows(CombineRows { width, top_k: 1, places: None, weights, x, y, accumulate: true })?;
-        }
+    pub fn combine(&self, cx: &Cx, saved: &MlpSaved, scratch: &mut Scratch, mut y: ViewMut) -> Result<()> {
+        let (dev, n, width, top_k) = (cx.dev, cx.tokens(), self.width, self.shape.top_k);
+        let (Routing { weights, places, .. }, Scratch { parts, sparse, .. }) = (&saved.routing, scratch);
+        cx.sum(self.cut, parts, y.reborrow(), |y| {
+            let mut y = self.unpadded(cx, y)?;
+            let (places, weights) = (Some(places.rows(n)), Some(weights.rows(n)));
+            let x = sparse.rows.rows(n * top_k);
+            dev.combine_rows(CombineRows { width, top_k, places, weights, x, y: y.reborrow(), accumulate: false })?;
+            if self.shared.is_none() {
+                return Ok(());
+            }
+            let (x, weights) = (sparse.shared_out.rows(n), Some(saved.shared_weight.rows(n)));
+            dev.combine_rows(CombineRows { width, top_k: 1, places: None, weights, x, y, accumulate: true })
+        })?;
         cx.drop(DropoutSite::Mlp, y.reborrow())?;
-        dev.add(saved.x.rows(n), y)
+        dev.add(saved.x.rows(cx.rows()), y)
+    }
+    /// The rows of `x (N, C)` that are tokens. The others, which use no expert, become zero.
+    fn unpadded<'a>(&self, cx: &Cx, x: ViewMut<'a>) -> Result<ViewMut<'a>> {
+        let (x, padding) = x.split_at(cx.tokens() * self.width);
+        cx.dev.zero(padding)?;
+        Ok(x)
     }
 
-    /// Assigns `h` and the statistics of scratch from `saved.x`.
+    /// Assigns the statistics of scratch from `saved.x`, and its `h (N, C)`.
     pub fn renorm(&self, cx: &Cx, w: Weights, saved: &MlpSaved, scratch: &mut Scratch) -> Result<()> {
-        let (n, Scratch { h, stats, .. }) = (cx.n, scratch);
-        self.norm.forward(cx.dev, w, saved.x.rows(n), h.rows_mut(n), stats.rows_mut(n))
+        let (rows, Scratch { h, stats, whole, .. }) = (cx.rows(), scratch);
+        self.norm.forward(cx.dev, w, saved.x.rows(rows), h.rows_mut(rows), stats.rows_mut(rows))?;
+        cx.make_whole(h, whole)
     }
 
     /// `dy (R, C)` is the residual's gradient; adds the branch's gradient to it and to the weights' gradients.
@@ -127,14 +139,30 @@ impl SparseBranch {
         scratch: &mut Scratch,
         dy: ViewMut,
     ) -> Result<()> {
-        let (dev, n, top_k, width) = (cx.dev, cx.n, self.shape.top_k, self.width);
-        let Scratch { h, stats, dh, masked, adapter, sparse, unused, .. } = scratch;
-        let SparseScratch { drows, dweights, dlogits, dlogits_cast, .. } = sparse;
+        let (dev, n, top_k, width) = (cx.dev, cx.tokens(), self.shape.top_k, self.width);
+        let (rows, of_tokens) = (cx.rows(), 0..n * width);
+        let Scratch { h, stats, whole, parts, dh, masked, adapter, sparse, unused, .. } = scratch;
         let Routing { probs, chosen, weights, places, .. } = &saved.routing;
-        let (x, y) = (drows.rows(n * top_k), dh.rows_mut(n));
-        let places = Some(places.rows(n));
-        dev.combine_rows(CombineRows { width, top_k, places, weights: None, x, y, accumulate: false })?;
-
+        if let Some(shared) = &self.shared {
+            let d_branch = cx.whole(cx.branch_grad(DropoutSite::Mlp, dy.as_view(), masked)?, whole)?;
+            let dy = d_branch.rows.slice(of_tokens.clone());
+            let SparseScratch { shared_act, shared_dact, shared_dup, shared_dweight, .. } = sparse;
+            let (gate, up) = (saved.shared_gate.rows(n), saved.shared_up.rows(n));
+            dev.swiglu(Glu { gate, up, y: shared_act.rows_mut(n) })?;
+            shared.down.input_grad(cx, w, dy, shared_dact.rows_mut(n), false)?;
+            dev.weigh_rows(WeighRows {
+                order: None,
+                weights: saved.shared_weight.rows(n),
+                act: shared_act.rows_mut(n),
+                dact: shared_dact.rows_mut(n),
+                dweights: shared_dweight.rows_mut(n),
+            })?;
+            shared.down.weight_grad(cx, dw, shared_act.rows(n), dy)?;
+            cx.release(d_branch)?;
+            let (dgate, dup) = (shared_act.rows_mut(n), shared_dup.rows_mut(n));
+            dev.swiglu_backward(GluBackward { gate, up, dy: shared_dact.rows(n), dgate, dup })?;
+        }
+        let SparseScratch { drows, dweights, dlogits, dlogits_cast, .. } = sparse;
         dev.route_backward(RouteBackward {
             shape: self.shape,
             probs: probs.rows(n),
@@ -145,39 +173,30 @@ impl SparseBranch {
             dlogits: dlogits.rows_mut(n),
         })?;
         dev.copy(dlogits.rows(n), dlogits_cast.rows_mut(n))?;
-        self.router_backward(cx, w, dw, self.router, h.rows(n), dlogits_cast.rows(n), dh.rows_mut(n))?;
-
-        if let Some(shared) = &self.shared {
-            let d_branch = cx.branch_grad(DropoutSite::Mlp, dy.as_view(), masked)?;
-            let SparseScratch { shared_act, shared_dact, shared_dup, shared_dweight, shared_cast, .. } = sparse;
-            let (gate, up) = (saved.shared_gate.rows(n), saved.shared_up.rows(n));
-            dev.swiglu(Glu { gate, up, y: shared_act.rows_mut(n) })?;
-            shared.down.input_grad(cx, w, d_branch, shared_dact.rows_mut(n), false)?;
-            dev.weigh_rows(WeighRows {
-                order: None,
-                weights: saved.shared_weight.rows(n),
-                act: shared_act.rows_mut(n),
-                dact: shared_dact.rows_mut(n),
-                dweights: shared_dweight.rows_mut(n),
-            })?;
-            shared.down.weight_grad(cx, dw, shared_act.rows(n), d_branch)?;
-            let (dgate, dup) = (shared_act.rows_mut(n), shared_dup.rows_mut(n));
-            dev.swiglu_backward(GluBackward { gate, up, dy: shared_dact.rows(n), dgate, dup })?;
-            shared.gate.backward(cx, w, dw, h.rows(n), shared_act.rows(n), adapter, dh.rows_mut(n), true)?;
-            shared.up.backward(cx, w, dw, h.rows(n), shared_dup.rows(n), adapter, dh.rows_mut(n), true)?;
-            let weight = &mut sparse.shared_copy;
-            dev.copy(saved.shared_weight.rows(n), weight.rows_mut(n))?;
-            dev.sigmoid(Sigmoid { x: weight.rows_mut(n), dy: Some(shared_dweight.rows_mut(n)) })?;
+        let h = h.rows(n);
+        cx.sum(self.cut, parts, dh.rows_mut(rows), |dh| {
+            let mut dh = self.unpadded(cx, dh)?;
+            let (x, places) = (drows.rows(n * top_k), Some(places.rows(n)));
+            let y = dh.reborrow();
+            dev.combine_rows(CombineRows { width, top_k, places, weights: None, x, y, accumulate: false })?;
+            self.router_backward(cx, w, dw, self.router, h, dlogits_cast.rows(n), dh.reborrow())?;
+            let Some(shared) = &self.shared else { return Ok(()) };
+            let SparseScratch { shared_act, shared_dup, shared_dweight, shared_cast, shared_copy, .. } = sparse;
+            shared.gate.backward(cx, w, dw, h, shared_act.rows(n), adapter, dh.reborrow(), true)?;
+            shared.up.backward(cx, w, dw, h, shared_dup.rows(n), adapter, dh.reborrow(), true)?;
+            dev.copy(saved.shared_weight.rows(n), shared_copy.rows_mut(n))?;
+            dev.sigmoid(Sigmoid { x: shared_copy.rows_mut(n), dy: Some(shared_dweight.rows_mut(n)) })?;
             dev.copy(shared_dweight.rows(n), shared_cast.rows_mut(n))?;
-            self.router_backward(cx, w, dw, shared.router, h.rows(n), shared_cast.rows(n), dh.rows_mut(n))?;
-        }
-        self.norm.backward(dev, w, dw, saved.x.rows(n), stats.rows(n), dh.rows(n), dy, unused.rows_mut(2))
+            self.router_backward(cx, w, dw, shared.router, h, shared_cast.rows(n), dh)
+        })?;
+        self.norm.backward(dev, w, dw, saved.x.rows(rows), stats.rows(rows), dh.rows(rows), dy, unused.rows_mut(2))
     }
 
     /// Assigns f32 `logits (N, outputs)` of the matrix in segment `router`.
     fn router_gemm(&self, cx: &Cx, w: Weights, router: usize, h: View, logits: ViewMut) -> Result<()> {
-        let shape = GemmShape::nt(cx.n, logits.len() / cx.n, self.width);
-        cx.dev.gemm(Gemm { shape, a: h, b: w.get(router), c: logits })
+        let b = w.get(router);
+        let shape = GemmShape::nt(h.len() / self.width, b.len() / self.width, self.width);
+        cx.dev.gemm(Gemm { shape, a: h, b, c: logits })
     }
     /// Adds to the gradients of the matrix in segment `router` and of `h`.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
@@ -191,12 +210,13 @@ impl SparseBranch {
         dlogits: View,
         dh: ViewMut,
     ) -> Result<()> {
-        let outputs = dlogits.len() / cx.n;
+        let b = w.get(router);
+        let (n, outputs) = (h.len() / self.width, b.len() / self.width);
         if let Some((dw, accumulate)) = dw.product(router, 0..outputs * self.width)? {
-            let shape = GemmShape { accumulate, ..GemmShape::tn(outputs, self.width, cx.n) };
+            let shape = GemmShape { accumulate, ..GemmShape::tn(outputs, self.width, n) };
             cx.dev.gemm(Gemm { shape, a: dlogits, b: h, c: dw })?;
         }
-        let shape = GemmShape::nn(cx.n, self.width, outputs).accumulate();
-        cx.dev.gemm(Gemm { shape, a: dlogits, b: w.get(router), c: dh })
+        let shape = GemmShape::nn(n, self.width, outputs).accumulate();
+        cx.dev.gemm(Gemm { shape, a: dlogits, b, c: dh })
     }
 }

@@ -28,7 +28,7 @@ impl Spec {
             blocks.push(block);
         }
         let sparse = (0..self.layers).filter(|&i| self.experts_of(i).is_some());
-        layouts.extend(sparse.map(|i| llama::experts(self, i)));
+        layouts.extend(sparse.map(|i| llama::experts(self, split, i)));
         (layouts, root, blocks)
     }
     /// The layer of the experts of sparse block `index`, counted among the sparse blocks.

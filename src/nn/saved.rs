@@ -101,7 +101,7 @@ table! {
 table! {
     /// Reused by each block and the head in turn. From `masked` on: backward only.
     Scratch {
-        /// (R, C): the normalized input of a branch, or of the head.
+        /// (R, C): the normalized input of a branch, or of the head; (N, C) of a sparse branch.
         h,
         /// (R, 1) f32: 1/rms; with LayerNorm (R, 2): mean and 1/deviation.
         stats,

@@ -1,6 +1,6 @@
 //! How the work inside a layer is split over the ranks of tp (heads, columns, vocabulary: Shoeybi et al. 2019,
 //! "Megatron-LM") and sp (tokens): as data for plans, and as groups at run time. Never communicates.
-use super::spec::{Arch, Spec};
+use super::spec::{Arch, Experts, Spec};
 use crate::base::{Error, Result};
 use crate::comm::{Axis, Collective, Mesh, solo::Solo};
 use crate::device::Device;
@@ -110,10 +110,13 @@ impl Split {
     /// The model with this rank's activation widths.
     pub(super) fn local(&self, spec: &Spec) -> Spec {
         let Cuts { attention, mlp, .. } = self.cuts;
+        let columns = |n: usize| self.part(mlp).share(n).len();
+        let own = |e: &Experts| Experts { ff: columns(e.ff), shared_ff: columns(e.shared_ff), ..e.clone() };
         Spec {
             heads: spec.heads / self.part(attention).of,
             kv_heads: self.kv_heads(spec),
-            ff: self.part(mlp).share(spec.ff).len(),
+            ff: columns(spec.ff),
+            experts: spec.experts.as_ref().map(own),
             vocab: self.part(self.cuts.head).share(spec.vocab).len(),
             ..spec.clone()
         }
@@ -121,13 +124,6 @@ impl Split {
 
     /// Checks the relations that the split relies on.
     pub fn check(&self, spec: &Spec) -> Result<()> {
-        if spec.experts.is_some() && self.tp.of * self.sp.of > 1 {
-            return Err(Error::input(format!(
-                "tp-size {} and ring-attn-size {} with a mixture of experts: not supported yet; use 1 for both, and shard \
-                 over data-parallel ranks",
-                self.tp.of, self.sp.of
-            )));
-        }
         let Split { tp: Slice { of, .. }, cuts, .. } = *self;
         if of == 1 {
             return Ok(());
@@ -136,6 +132,13 @@ impl Split {
             return Err(Error::input(format!(
                 "tp-size {of} with arch gpt: its fused qkv projection cannot be sharded by heads; use tp-size 1, or \
                  another arch"
+            )));
+        }
+        if cuts.attention && spec.row_norm {
+            return Err(Error::input(format!(
+                "tp-size {of}: {} normalizes all heads of a token together, so its attention cannot be sharded by heads; \
+                 use a plan that replicates attention, or tp-size 1",
+                spec.arch.name()
             )));
         }
         if cuts.attention {
@@ -154,8 +157,11 @@ impl Split {
             }
         }
         // Columns and vocabulary entries need not divide evenly, but no share may be empty.
+        let (ff, shared) = spec.experts.as_ref().map_or((of, of), |e| (e.ff, e.shared_ff));
         for (is_cut, name, value, what) in [
             (cuts.mlp, "ff_hidden_dim", spec.ff, "columns"),
+            (cuts.mlp, "width of experts", ff, "columns"),
+            (cuts.mlp && shared > 0, "width of the shared expert", shared, "columns"),
             (cuts.embedding || cuts.head, "vocab_size", spec.vocab, "vocabulary entries"),
         ] {
             if is_cut && value < of {

@@ -59,9 +59,14 @@ const STYLES: [&str; 9] = [
 pub fn transformers(arch: Arch) -> TpPlan {
     let mut plan = TpPlan::new();
     let mut add = |module: &str, style: &str| plan.insert(format!("layers.*.{module}"), style.into());
-    ATTENTION.iter().chain(&MLP).for_each(|module| drop(add(module, "colwise")));
-    [ATTENTION_OUT, MLP_OUT].iter().for_each(|module| drop(add(module, "rowwise")));
-    if matches!(arch, Arch::Qwen3 | Arch::Gemma3) {
+    MLP.iter().for_each(|module| drop(add(module, "colwise")));
+    add(MLP_OUT, "rowwise");
+    if arch != Arch::Olmoe {
+        // OLMoE normalizes all heads together.
+        ATTENTION.iter().for_each(|module| drop(add(module, "colwise")));
+        add(ATTENTION_OUT, "rowwise");
+    }
+    if matches!(arch, Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3) {
         HEAD_NORMS.iter().for_each(|module| drop(add(module, HEAD_NORM)));
     }
     plan.insert("lm_head".into(), "colwise_gather_output".into());

@@ -167,7 +167,7 @@ impl Workspace<TensorShape, ()> {
             stream: (0..stream).map(|_| stays(spec.dim)).collect(),
             kept: SavedBlocks::plan(spec.layers, checkpoint, saved, empty),
             scratch: Scratch {
-                h: shape(Category::Scratch, dtype, rows, spec.dim),
+                h: shape(Category::Scratch, dtype, if experts > 0 { tokens } else { rows }, spec.dim),
                 stats: shape(Category::Scratch, DType::F32, rows, if spec.arch == Arch::Gpt { 2 } else { 1 }),
                 parts: shared(tp > 1, CommUse::Reduced, dtype, padded, spec.dim),
                 whole: shared(split.sequence(), CommUse::Gathered, dtype, padded, spec.dim),

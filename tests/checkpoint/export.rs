@@ -42,7 +42,8 @@ fn logits_with(dir: &Path, adapter: Option<&Path>, world: usize, tokens: &[u32])
         let (tokens, positions, cu_seqlens) = (upload(tokens)?, upload(&positions)?, upload(&[0, n as u32])?);
         let targets = dev.alloc(DType::I32, n, Category::Other)?;
         let (tokens, positions) = (tokens.view(), positions.view());
-        let batch = Batch { tokens, targets: targets.view(), positions, cu_seqlens: cu_seqlens.view(), rows: None };
+        let batch =
+            Batch { tokens, targets: targets.view(), positions, cu_seqlens: cu_seqlens.view(), rows: None, padding: 0 };
         let mut row = |row| -> Result<Vec<f32>> {
             let mut out = vec![0.0; spec.vocab];
             decoder.next_token_logits(dev, &mut *held.store, &batch, &mut workspace, row, &mut out)?;

@@ -95,7 +95,10 @@ fn a_model_from_scratch_is_a_mixtral() {
         let steps = events(&dir.path(&format!("{name}.jsonl")), "step");
         let (first, last) = (&steps[0], steps.last().unwrap());
         assert!(number(last, "loss") < 0.8 * number(first, "loss"), "{first} {last}");
-        good(&dir, &format!("--pretrain {name} {TRAIN} --nproc-per-node 1 --max-steps 1 --lr 0 --metrics-path again.jsonl"));
+        good(
+            &dir,
+            &format!("--pretrain {name} {TRAIN} --nproc-per-node 1 --max-steps 1 --lr 0 --metrics-path again.jsonl"),
+        );
         let loss = |name: &str| number(events(&dir.path(name), "eval").last().unwrap(), "loss");
         let (then, now) = (loss(&format!("{name}.jsonl")), loss("again.jsonl"));
         assert!((then / now - 1.0).abs() < 2e-6, "{then} and {now}");
@@ -103,7 +106,10 @@ fn a_model_from_scratch_is_a_mixtral() {
     }
     // The shipped file, and what a model from scratch cannot be.
     let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/configs/moe.yaml");
-    good(&dir, &format!("--config {shipped} --max-steps 1 --no-eval --no-sample --metrics-path shipped.jsonl"));
+    good(
+        &dir,
+        &format!("--config {shipped} --max-steps 1 --eval-every 0 --no-eval --no-sample --metrics-path shipped.jsonl"),
+    );
     assert!(number(&events(&dir.path("shipped.jsonl"), "step")[0], "aux_loss") > 1.9);
     for (flags, part) in [
         ("--num-experts 0", "num_experts is 0: it must be at least 1"),
@@ -150,6 +156,34 @@ fn a_run_resumes_with_the_same_bits() {
     }
 }
 
+/// Of every family: the losses are those of one rank, and what is saved is the same file.
+#[test]
+fn sequences_and_columns_are_shared_by_ranks() {
+    let dir = files();
+    let train = format!("{} --max-steps 4 --router-aux-loss-coef 0.1", TRAIN.replace("--batch-size 4", ""));
+    for family in ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"] {
+        let meshes = [
+            ("one", "--nproc-per-node 1 --batch-size 4"),
+            ("sp", "--nproc-per-node 2 --batch-size 4 --ring-attn-size 2"),
+            ("tp", "--nproc-per-node 2 --batch-size 4 --tp-size 2"),
+            ("all", "--nproc-per-node 8 --batch-size 2 --ring-attn-size 2 --tp-size 2"),
+        ];
+        for (name, flags) in meshes {
+            good(&dir, &format!("--pretrain {family} {train} {flags} --metrics-path {family}-{name}.jsonl"));
+            good(&dir, &format!("--pretrain {family} {train} {flags} --lr 0 --save-hf {family}-{name}"));
+            let steps = |name: &str| events(&dir.path(&format!("{family}-{name}.jsonl")), "step");
+            for (a, b) in steps("one").iter().zip(&steps(name)) {
+                for key in ["loss", "grad_norm", "aux_loss", "expert_load_max"] {
+                    let (x, y) = (number(a, key), number(b, key));
+                    assert!((x / y - 1.0).abs() < 1e-4, "{family} on {name}: {key}: {x} and {y}");
+                }
+            }
+            let file = |name: &str| fs::read(dir.path(&format!("{family}-{name}")).join("model.safetensors")).unwrap();
+            assert!(file("one") == file(name), "{family} on {name}: other bytes");
+        }
+    }
+}
+
 #[test]
 fn what_experts_do_not_support_is_refused() {
     let dir = files();
@@ -161,8 +195,6 @@ fn what_experts_do_not_support_is_refused() {
     };
     for (more, part) in [
         ("--optimizer muon", "--optimizer muon is not supported with experts, which olmoe has"),
-        ("--tp-size 2", "tp-size 2 and ring-attn-size 1 with a mixture of experts: not supported yet"),
-        ("--ring-attn-size 2", "tp-size 1 and ring-attn-size 2 with a mixture of experts: not supported yet"),
         ("--device sim", "olmoe has experts, which run on the CPU only so far"),
         ("--save-gguf out.gguf", "mixtures of experts"),
         ("--lora-rank 2 --lora-target-modules gate_proj", "gate_proj"),

@@ -170,6 +170,7 @@ impl Docs {
             positions: self.positions.view(),
             cu_seqlens: self.cu_seqlens.view(),
             rows: None,
+            padding: 0,
         }
     }
     pub fn targets(&self) -> &[i32] {

@@ -7,12 +7,15 @@ use crate::common::golden_tensors::Tensors;
 use crate::common::plain_store::{Docs, Plain, Told, device, distance, groups};
 use crate::common::stores::*;
 use crate::common::{self, *};
-use flatshard::base::{Category, DType};
+use flatshard::base::rng::Rng;
+use flatshard::base::{Category, DType, Result};
 use flatshard::ckpt::hf;
+use flatshard::comm::MeshSizes;
+use flatshard::data::MicroBatch;
 use flatshard::device::Device;
 use flatshard::device::ops::{Grouped, GroupedGemm};
 use flatshard::engine::{Engine, EngineOptions, Strategy};
-use flatshard::nn::{Checkpointing, Decoder, Lora, Tuning, WorkspaceOptions};
+use flatshard::nn::{Checkpointing, Decoder, Lora, Spec, Tuning, WorkspaceOptions};
 use flatshard::optim::Rule;
 use serde_json::Value;
 use std::path::Path;
@@ -168,6 +171,55 @@ fn two_ranks_equal_one_with_both_batches() {
     // The load-balancing loss reaches the weights.
     let (without, ..) = one_step(1, ddp(DType::F32), 0.0);
     assert!(common::distance(&one, &without).0 > 1e-5);
+}
+
+/// Documents of these lengths with a loss on every token.
+fn documents(spec: &Spec, lengths: &[usize]) -> MicroBatch {
+    let (rng, n) = (Rng::new(11, 0), lengths.iter().sum::<usize>());
+    let draw = |i: usize| (rng.u64(i as u64) % spec.vocab as u64) as u32;
+    let mut cu_seqlens = vec![0];
+    lengths.iter().for_each(|&len| cu_seqlens.push(cu_seqlens[cu_seqlens.len() - 1] + len as u32));
+    MicroBatch {
+        margins: Vec::new(),
+        tokens: (0..n).map(draw).collect(),
+        targets: (0..n).map(|i| draw(n + i) as i32).collect(),
+        positions: lengths.iter().flat_map(|&len| 0..len as u32).collect(),
+        cu_seqlens,
+    }
+}
+
+/// Tokens are routed where they are. Rows that only make the ranks of a ring equal are no tokens: they use no expert,
+/// and count for no load. On some meshes a rank has no token at all.
+#[test]
+fn ranks_of_a_ring_count_every_token_once() {
+    let spec = Spec { max_len: 40, kv_heads: 6, ..sparse() };
+    for lengths in [&[29, 1, 13, 3, 5][..], &[2], &[1]] {
+        let options = EngineOptions { tokens: 60, spec: spec.clone(), ..balanced(fsdp(sharded()), SGD) };
+        let run = |sp, tp| {
+            let sizes = MeshSizes { sp, tp, ..MeshSizes::sharded(1) };
+            let results = mesh_ranks(sizes, |rank| {
+                let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
+                let reports = (1..=2).map(|number| step(&mut engine, &[documents(&spec, lengths)], number));
+                Ok((reports.collect::<Result<Vec<_>>>()?, fragments(&mut engine)?))
+            });
+            let loads: Vec<_> = results[0].0.iter().map(|report| report.experts.unwrap()).collect();
+            (gathered(&spec, results), loads)
+        };
+        let (one, loads) = run(1, 1);
+        for (sp, tp) in [(2, 1), (3, 1), (4, 1), (2, 2)] {
+            let what = format!("{lengths:?} on sp {sp} x tp {tp}");
+            let (many, theirs) = run(sp, tp);
+            for (a, b) in loads.iter().zip(&theirs) {
+                assert!((a.aux_loss / b.aux_loss - 1.0).abs() < 2e-6 && a.max == b.max, "{what}: {a:?} and {b:?}");
+            }
+            for (a, b) in one.steps.iter().zip(&many.steps) {
+                let (norm, other) = (f32::from_bits(a.1), f32::from_bits(b.1));
+                assert!((norm - other).abs() < 1e-5 * norm, "{what}: norms {norm} and {other}");
+            }
+            let (weights, loss) = common::distance(&one, &many);
+            assert!(weights < 2e-6 && loss < 2e-6, "{what}: weights differ by {weights}, losses by {loss}");
+        }
+    }
 }
 
 /// An expert without rows: the gradient is assigned zeros, whatever the buffer held, and nothing is added.

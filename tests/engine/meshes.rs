@@ -29,10 +29,11 @@ const ACCUM: usize = 2;
 fn eighths(spec: Spec) -> Spec {
     Spec { vocab: 67, dim: 24, heads: 16, kv_heads: 8, head_dim: 4, ff: 41, max_len: LEN, ..spec }
 }
-fn shapes() -> [Spec; 3] {
+fn shapes() -> [Spec; 4] {
     let gemma3 = Spec { windowed: vec![true, false], layers: 2, ..gemma3() };
     let [llama, qwen3, gemma3] = [Spec { layers: 3, ..llama() }, Spec { layers: 2, ..qwen3() }, gemma3].map(eighths);
-    [llama, Spec { kv_heads: 2, ..qwen3 }, gemma3]
+    let sparse = eighths(Spec { layers: 2, ..sparse() });
+    [llama, Spec { kv_heads: 2, ..qwen3 }, gemma3, sparse]
 }
 
 /// Every kind of store; the last shards nothing. Two of them reduce each micro-batch separately.
@@ -44,6 +45,7 @@ fn options(spec: &Spec, strategy: &Arc<dyn Strategy>, rule: Rule) -> EngineOptio
     let tokens = SAMPLES / ACCUM * LEN;
     EngineOptions {
         grad_clip: 0.3,
+        aux_coef: if spec.experts.is_some() { 3.0 } else { 0.0 },
         tokens,
         checkpoint: Checkpointing::Full,
         ..common::options(spec, strategy.clone(), rule)
@@ -187,7 +189,7 @@ fn one_shard_with_many_replicas_is_bitwise_equal_to_ddp() {
 
 #[test]
 fn a_checkpoint_of_any_mesh_resumes_on_any_other() {
-    for (spec, world) in shapes().into_iter().zip([8, 4, 4]) {
+    for (spec, world) in shapes().into_iter().zip([8, 4, 4, 4]) {
         let dir = tempfile::tempdir().unwrap();
         let stores = stores();
         let options = |i: usize| options(&spec, &stores[i % stores.len()], SGD);

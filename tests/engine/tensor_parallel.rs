@@ -15,8 +15,8 @@ use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
 use flatshard::engine::PlannedRank;
 use flatshard::nn::{
-    Activation, Arch, Checkpointing, Cuts, Decoder, Groups, Init, Lora, Rotary, Segment, Slice, Spec, Split, Tp,
-    Tuning, WorkspaceOptions,
+    Activation, Arch, Checkpointing, Cuts, Decoder, Experts, Groups, Init, Lora, Rotary, Segment, Slice, Spec, Split,
+    Tp, Tuning, WorkspaceOptions,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,6 +25,8 @@ use std::sync::Arc;
 const LENGTHS: [usize; 4] = [13, 1, 8, 5];
 const LOSS_SCALE: f32 = 0.25;
 const DROPOUT_KEY: u64 = 99;
+/// Factor of the load-balancing loss.
+const BALANCE: f32 = 2.0;
 
 /// Neither vocabulary nor columns divide by 2, 3 or 4.
 fn llama() -> Spec {
@@ -69,6 +71,26 @@ fn gemma3() -> Spec {
         tied: true,
         ..llama()
     }
+}
+
+/// Two experts more than a token uses, a shared one, and a dense block; no width divides by 2 or 4.
+fn mixture() -> Spec {
+    let experts = Experts {
+        count: 5,
+        top_k: 3,
+        ff: 13,
+        shared_ff: 11,
+        normalize: true,
+        dense: vec![0],
+        aux_coef: 0.0,
+        aux_loss: false,
+    };
+    Spec { arch: Arch::Qwen2Moe, qkv_bias: true, experts: Some(experts), ..llama() }
+}
+/// No shared expert, weights as they are; norms of whole rows, so attention is replicated.
+fn olmoe() -> Spec {
+    let experts = mixture().experts.map(|e| Experts { shared_ff: 0, normalize: false, dense: Vec::new(), ..e });
+    Spec { arch: Arch::Olmoe, row_norm: true, experts, ..llama() }
 }
 
 #[derive(Clone)]
@@ -178,7 +200,7 @@ fn made(run: &Run) -> Made {
                     let value = |s: &Segment, i: usize| weight(s, places[&s.name][i], run.nudge);
                     let mut store = Plain::new(dev, &decoder, run.dtype, value);
                     let docs = Docs::random(dev, 5, run.spec.vocab, &run.lengths, 6);
-                    let told = Told::dropping(dev, &decoder, LOSS_SCALE, DROPOUT_KEY);
+                    let told = Told::dropping(dev, &decoder, LOSS_SCALE, DROPOUT_KEY).aux(dev, BALANCE);
                     log.clear();
                     decoder.train(dev, &mut store, &docs.batch(), &mut ws, &told.micro()).unwrap();
                     let entries = log.entries();
@@ -247,6 +269,28 @@ fn every_gradient_equals_that_of_one_rank() {
         for (tp, sequence) in [(2, false), (2, true), (4, false), (4, true)] {
             let what = format!("{:?} over {tp}, sequence parallel {sequence}", run.spec.arch);
             same(&alone, &made(&run.over(tp, sequence)), TIGHT, &what);
+        }
+    }
+}
+
+/// The gradients of routers follow from sums over columns, so those of the ranks are added; the load-balancing loss's
+/// is on one of them.
+#[test]
+fn experts_are_sharded_by_columns() {
+    let (attention, mlp) = (Cuts { attention: false, ..Cuts::ALL }, Cuts { mlp: false, ..Cuts::ALL });
+    for (spec, all) in [(mixture(), Cuts::ALL), (olmoe(), attention)] {
+        let run = Run::alone(spec);
+        let alone = made(&run);
+        let replicated = Cuts { mlp: mlp.mlp, ..all };
+        for (tp, sequence, cuts, checkpoint) in [
+            (2, false, all, Checkpointing::Off),
+            (4, false, all, Checkpointing::Full),
+            (2, all.attention, all, Checkpointing::Selective),
+            (4, all.attention, all, Checkpointing::Full),
+            (2, false, replicated, Checkpointing::Off),
+        ] {
+            let what = format!("{:?} over {tp}, sequence parallel {sequence}, {cuts:?}", run.spec.arch);
+            same(&alone, &made(&Run { cuts, checkpoint, ..run.over(tp, sequence) }), TIGHT, &what);
         }
     }
 }
@@ -432,6 +476,11 @@ fn indivisible_sizes_are_refused_with_the_equation() {
     ] {
         assert!(said.contains(what), "{said}");
     }
+    let narrow = |ff, shared_ff| Experts { ff, shared_ff, ..mixture().experts.unwrap() };
+    let with = |experts| Spec { experts: Some(experts), ..mixture() };
+    assert!(all(with(narrow(3, 8)), 4).contains("width of experts 3 < tp-size 4"));
+    assert!(all(with(narrow(8, 3)), 4).contains("width of the shared expert 3 < tp-size 4"));
+    assert!(all(olmoe(), 2).contains("olmoe normalizes all heads of a token together"));
     let gpt = Spec { arch: Arch::Gpt, rope: None, activation: Activation::Gelu, head_dim: 5, ..llama() };
     assert!(all(gpt, 2).contains("arch gpt"));
 }

@@ -112,40 +112,44 @@ fn sparse_names(arch: Arch) -> (&'static str, [&'static str; 3]) {
     }
 }
 
-/// The experts of sparse block `i`. The tensors of an expert follow each other, so those of a kind are at equal
-/// distances.
-pub fn experts(spec: &Spec, i: usize) -> Layout {
+/// The experts of sparse block `i`, or with tp this rank's columns of each. The tensors of an expert follow each other,
+/// so those of a kind are at equal distances.
+pub fn experts(spec: &Spec, split: &Split, i: usize) -> Layout {
     let (module, kinds) = sparse_names(spec.arch);
-    let (dim, down) = (spec.dim, Init::residual(spec.layers));
+    let (dim, down, columns) = (spec.dim, Init::residual(spec.layers), split.part(split.cuts.mlp));
     let (count, ff) = spec.experts.as_ref().map_or((0, 0), |experts| (experts.count, experts.ff));
-    let mut layout = Layout { experts: true, ..Layout::default() };
+    let layout = Layout { experts: true, ..Layout::default() };
+    let mut names = Names { prefix: format!("model.layers.{i}.{module}.experts."), layout, spec, split };
     for e in 0..count {
         for (k, kind) in kinds.iter().enumerate() {
-            let (shape, init) = if k == 2 { ([dim, ff], down) } else { ([ff, dim], Init::NORMAL) };
-            layout.push(format!("model.layers.{i}.{module}.experts.{e}.{kind}.{WEIGHT}"), &shape, true, init);
+            let (shape, cut, init) = if k == 2 { ([dim, ff], 1, down) } else { ([ff, dim], 0, Init::NORMAL) };
+            names.cut(&format!("{e}.{kind}"), WEIGHT, &shape, cut, columns, init);
         }
     }
-    layout
+    names.layout
 }
 
 fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
     let Spec { arch, dim, .. } = *names.spec;
     let (module, _) = sparse_names(arch);
     let &Experts { count, top_k, ff, shared_ff, normalize, .. } = experts;
+    // What the gradient of a router follows from are sums over columns, so those of ranks that share them are summed.
+    let columns = names.split.part(names.split.cuts.mlp);
+    let summed = if columns.of > 1 { Tp::Summed } else { Tp::Same };
     let norm = names.norm("post_attention_layernorm", dim);
-    let router = names.push(&format!("{module}.gate"), WEIGHT, &[count, dim], Tp::Same, Init::NORMAL);
+    let router = names.push(&format!("{module}.gate"), WEIGHT, &[count, dim], summed, Init::NORMAL);
     let [gate, up, down] = [0, 1, 2].map(|first| Stride { first, step: 3, count });
     let shared = (shared_ff > 0).then(|| SharedExpert {
-        gate: names.column("mlp.shared_expert.gate_proj", shared_ff, Slice::WHOLE, false),
-        up: names.column("mlp.shared_expert.up_proj", shared_ff, Slice::WHOLE, false),
-        down: names.row("mlp.shared_expert.down_proj", shared_ff, Slice::WHOLE, false),
-        router: names.push("mlp.shared_expert_gate", WEIGHT, &[1, dim], Tp::Same, Init::NORMAL),
+        gate: names.column("mlp.shared_expert.gate_proj", shared_ff, columns, false),
+        up: names.column("mlp.shared_expert.up_proj", shared_ff, columns, false),
+        down: names.row("mlp.shared_expert.down_proj", shared_ff, columns, false),
+        router: names.push("mlp.shared_expert_gate", WEIGHT, &[1, dim], summed, Init::NORMAL),
     });
     let index = (0..i).filter(|&i| names.spec.experts_of(i).is_some()).count();
     let shape = RouteShape { experts: count, top_k, normalize };
     let layer = names.spec.experts_layer(index);
-    let experts = ExpertLayer { layer, top_k, gate, up, down, width: dim, ff };
-    SparseBranch { norm, shape, index, router, experts, width: dim, shared }
+    let experts = ExpertLayer { layer, top_k, gate, up, down, width: dim, ff: columns.share(ff).len() };
+    SparseBranch { norm, cut: names.split.cuts.mlp, shape, index, router, experts, width: dim, shared }
 }
 
 const WEIGHT: &str = "weight";

@@ -32,7 +32,8 @@ pub struct ModelSettings {
     /// embed-dim]
     #[arg(long, value_name = "N")]
     pub ff_hidden_dim: Option<usize>,
-    /// Mixture of experts: number of experts per block, with the layers of Mixtral; arch llama only [default: no experts]
+    /// Mixture of experts: number of experts per block, with the layers of Mixtral; arch llama only [default: no
+    /// experts]
     #[arg(long, value_name = "N")]
     pub num_experts: Option<usize>,
     /// Mixture of experts: experts that each token uses [default: 2]
