@@ -9,8 +9,8 @@ use flatshard::device::cpu::CpuDevice;
 use flatshard::device::cpu::gemm::{GemmKernel, GemmScratch, gemm, pack_and_store};
 use flatshard::device::ops::{
     AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, CrossEntropy, CrossEntropyShape,
-    Dropout, Gelu, GeluBackward, Gemm, GemmShape, Glu, GluBackward, RmsNorm, RmsNormBackward, RmsNormShape, Rope,
-    RopeShape, SumSquares,
+    Dropout, Gelu, GeluBackward, Gemm, GemmShape, Glu, GluBackward, Grouped, GroupedGemm, RmsNorm, RmsNormBackward,
+    RmsNormShape, Rope, RopeShape, SumSquares,
 };
 use flatshard::device::{Buf, Device, LIMBS};
 use std::time::Duration;
@@ -72,6 +72,54 @@ fn products(c: &mut Criterion) {
                     bench.iter(|| {
                         let op = Gemm { shape, a: a.view(), b: b.view(), c: out.view_mut() };
                         gemm(&mut scratch, op).expect("it fits")
+                    })
+                });
+            }
+        }
+        group.finish();
+    }
+}
+
+/// The products of experts (768 to 1024) next to one product of all their rows, by rows per expert: the same FLOPs, with
+/// as many weights as experts.
+fn grouped_products(c: &mut Criterion) {
+    const EXPERTS: usize = 8;
+    const WIDTH: usize = 768;
+    const HIDDEN: usize = 1024;
+    let dev = device();
+    for dtype in [DType::F32, DType::Bf16] {
+        let mut group = group(c, &format!("grouped/{dtype}"));
+        for each in [16, 64, 256] {
+            let rows = EXPERTS * each;
+            let mut offsets = dev.alloc(DType::U32, EXPERTS + 1, Category::Other).expect("memory");
+            let starts: Vec<u32> = (0..=EXPERTS).map(|e| (e * each) as u32).collect();
+            dev.upload(bytemuck::cast_slice(&starts), offsets.view_mut()).expect("equal lengths");
+            for (kind, dense) in [
+                (Grouped::Forward, GemmShape::nt(rows, HIDDEN, WIDTH)),
+                (Grouped::Input, GemmShape::nn(rows, HIDDEN, WIDTH)),
+                (Grouped::Weight, GemmShape::tn(HIDDEN, WIDTH, rows).accumulate()),
+            ] {
+                let [len_a, len_b, len_c] = dense.extents();
+                let is_weight = kind == Grouped::Weight;
+                let matrices = EXPERTS * HIDDEN * WIDTH;
+                let a = random(&dev, dtype, len_a);
+                let b = random(&dev, dtype, if is_weight { len_b } else { matrices });
+                let into = if is_weight { DType::F32 } else { dtype };
+                let mut out =
+                    dev.alloc(into, if is_weight { matrices } else { len_c }, Category::Other).expect("memory");
+                group.throughput(Throughput::Elements(dense.flops()));
+                group.bench_function(BenchmarkId::new("dense", format!("{kind:?} {each} rows")), |bench| {
+                    bench.iter(|| {
+                        let (b, c) = (b.view().slice(0..len_b), out.view_mut().slice(0..len_c));
+                        dev.gemm(Gemm { shape: dense, a: a.view(), b, c }).expect("it fits")
+                    })
+                });
+                group.bench_function(BenchmarkId::new("grouped", format!("{kind:?} {each} rows")), |bench| {
+                    bench.iter(|| {
+                        let (offsets, a, b, c) = (offsets.view(), a.view(), b.view(), out.view_mut());
+                        let (n, k, stride, accumulate) = (HIDDEN, WIDTH, HIDDEN * WIDTH, is_weight);
+                        dev.grouped_gemm(GroupedGemm { kind, n, k, offsets, a, b, c, stride, accumulate })
+                            .expect("it fits")
                     })
                 });
             }
@@ -309,5 +357,5 @@ fn rows(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, products, packing, few_rows, attention, optimizer, rows);
+criterion_group!(benches, products, grouped_products, packing, few_rows, attention, optimizer, rows);
 criterion_main!(benches);

@@ -118,6 +118,12 @@ pub fn all() -> Vec<RunEntry> {
         entry("zero3", "optimizer state, gradients and parameters partitioned", Fsdp, zero(3)),
         entry("tp2", "tensor parallelism over two ranks", Fsdp, json!({"parallel": {"tp_size": 2}})),
         entry("ring2", "ring attention over two ranks", Fsdp, json!({"parallel": {"ring_attn_size": 2}})),
+        entry(
+            "moe",
+            "fsdp_manual with 2 of 8 experts per token, which have as many parameters as its MLP",
+            Fsdp,
+            json!({"model": {"num_experts": 8, "num_experts_per_tok": 2, "ff_hidden_dim": 352}}),
+        ),
         entry("tp2_ring2", "both", Fsdp, json!({"parallel": {"tp_size": 2, "ring_attn_size": 2}})),
     ]
 }
@@ -211,8 +217,8 @@ mod tests {
         let all: Vec<RunEntry> = all().into_iter().chain(peers()).collect();
         let names: std::collections::BTreeSet<&str> = all.iter().map(|e| e.name).collect();
         assert_eq!(names.len(), all.len());
-        for name in
-            "ddp_fp32 fsdp_manual_bf16 fsdp_reference fsdp_official zero1 zero2 zero3 tp2 ring2 tp2_ring2".split(' ')
+        for name in "ddp_fp32 fsdp_manual_bf16 fsdp_reference fsdp_official zero1 zero2 zero3 tp2 ring2 tp2_ring2 moe"
+            .split(' ')
         {
             assert!(names.contains(name), "{name}");
         }

@@ -2,6 +2,8 @@
 //! `--save-hf`; what they do not support is refused with one message.
 use crate::common::runs::{Dir, FSDP, Run, events};
 use crate::common::sparse_model;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use std::fs;
 use std::process::{Command, Stdio};
@@ -194,7 +196,6 @@ fn what_experts_do_not_support_is_refused() {
         assert!(code == 2 && text.contains(part) && text.lines().count() == 1, "{args}: {code}: {text}");
     };
     for (more, part) in [
-        ("--optimizer muon", "--optimizer muon is not supported with experts, which olmoe has"),
         ("--device sim", "olmoe has experts, which run on the CPU only so far"),
         ("--save-gguf out.gguf", "mixtures of experts"),
         ("--lora-rank 2 --lora-target-modules gate_proj", "gate_proj"),
@@ -203,16 +204,75 @@ fn what_experts_do_not_support_is_refused() {
     ] {
         refused(&format!("--pretrain olmoe {TRAIN} --nproc-per-node 2 {more}"), part);
     }
-    for objective in ["dpo", "rm"] {
-        let pairs = TRAIN.replace("rows", "pairs");
-        refused(
-            &format!("--pretrain olmoe {pairs} --objective {objective}"),
-            "--objective dpo and rm are not supported",
-        );
-    }
+    let pairs = TRAIN.replace("rows", "pairs");
+    refused(&format!("--pretrain olmoe {pairs} --objective rm"), "transformers has no reward models of olmoe");
     let config = fs::read_to_string(dir.path("mixtral/config.json")).unwrap();
     let mut config: Value = serde_json::from_str(&config).unwrap();
     config["num_experts_per_tok"] = json!(9);
     fs::write(dir.path("mixtral/config.json"), config.to_string()).unwrap();
     refused(&format!("--pretrain mixtral {TRAIN}"), "num_experts_per_tok 9 of 5 experts");
+    // A key that would route otherwise.
+    for (key, value) in
+        [("n_group", json!(2)), ("routed_scaling_factor", json!(2.5)), ("scoring_func", json!("sigmoid"))]
+    {
+        let config = fs::read_to_string(dir.path("qwen3_moe/config.json")).unwrap();
+        let mut config: Value = serde_json::from_str(&config).unwrap();
+        config[key] = value;
+        fs::create_dir(dir.path(key)).unwrap();
+        fs::write(dir.path(key).join("config.json"), config.to_string()).unwrap();
+        fs::copy(dir.path("qwen3_moe/model.safetensors"), dir.path(key).join("model.safetensors")).unwrap();
+        refused(&format!("--pretrain {key} {TRAIN}"), key);
+    }
+    // A router that is not there, or holds no weights.
+    let path = dir.path("qwen3_moe/model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let router = "model.layers.1.mlp.gate.weight";
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let without = || tensors.tensors().into_iter().filter(|(name, _)| name != router);
+    fs::write(&path, safetensors::serialize(without(), None).unwrap()).unwrap();
+    refused(&format!("--pretrain qwen3_moe {TRAIN}"), router);
+    let view = tensors.tensor(router).unwrap();
+    let whole = TensorView::new(Dtype::I16, view.shape().to_vec(), view.data()).unwrap();
+    let all = without().chain([(router.to_string(), whole)]);
+    fs::write(&path, safetensors::serialize(all, None).unwrap()).unwrap();
+    refused(&format!("--pretrain qwen3_moe {TRAIN}"), router);
+}
+
+/// Muon updates every expert's matrices, and pairs train experts as they train other models.
+#[test]
+fn muon_and_pairs_train_experts() {
+    let dir = files();
+    let muon = format!("--pretrain qwen2_moe {TRAIN} --optimizer muon --max-steps 20 --router-aux-loss-coef 0.01");
+    for (name, ranks) in [("one", "--nproc-per-node 1"), ("two", "--nproc-per-node 2 --batch-size 2")] {
+        let muon = if name == "two" { muon.replace("--batch-size 4", "") } else { muon.clone() };
+        good(&dir, &format!("{muon} {ranks} --metrics-path {name}.jsonl"));
+    }
+    let [one, two] = ["one", "two"].map(|name| events(&dir.path(&format!("{name}.jsonl")), "step"));
+    assert!(number(&one[19], "loss") < 0.8 * number(&one[0], "loss"), "{} {}", one[0], one[19]);
+    for (a, b) in one.iter().zip(&two).take(3) {
+        assert!((number(a, "loss") / number(b, "loss") - 1.0).abs() < 1e-4, "{a} and {b}");
+    }
+
+    let shipped = |name: &str| format!("--config {}/configs/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
+    let data = concat!(
+        "--dataset ",
+        env!("CARGO_MANIFEST_DIR"),
+        "/configs/pairs.jsonl --eval-dataset ",
+        env!("CARGO_MANIFEST_DIR"),
+        "/configs/pairs_eval.jsonl"
+    );
+    let sparse = "--num-experts 4 --ff-hidden-dim 96 --embed-dim 64";
+    good(&dir, &format!("{} {data} {sparse} --lr 1e-3 --metrics-path dpo.jsonl", shipped("dpo")));
+    let last = |name: &str| events(&dir.path(name), "eval").pop().unwrap();
+    assert!(number(&last("dpo.jsonl"), "reward_accuracy") > 0.9, "{}", last("dpo.jsonl"));
+    assert!(number(&events(&dir.path("dpo.jsonl"), "step")[0], "aux_loss") > 1.9);
+    good(&dir, &format!("{} {data} {sparse} --save-hf scored --metrics-path rm.jsonl", shipped("rm")));
+    let then = last("rm.jsonl");
+    assert!(number(&then, "accuracy") > 0.9, "{then}");
+    let config: Value = serde_json::from_slice(&fs::read(dir.path("scored/config.json")).unwrap()).unwrap();
+    assert_eq!(config["architectures"], json!(["MixtralForSequenceClassification"]));
+    let again = "--pretrain scored --epochs 1 --max-samples 64 --lr 0";
+    good(&dir, &format!("{} {data} {again} --metrics-path again.jsonl", shipped("rm")));
+    let now = last("again.jsonl");
+    assert!((number(&then, "loss") - number(&now, "loss")).abs() < 1e-5, "{then} and {now}");
 }

@@ -9,16 +9,20 @@ use std::fs;
 
 /// Sets all elements of the embedding of the byte `token`, in the model in `hf`, from `with`.
 fn poison(hf: &std::path::Path, token: usize, with: [f32; 2]) {
+    poison_row(hf, &["embed_tokens.weight", "wte.weight"], token, with);
+}
+/// Sets all elements of a row of the first tensor whose name ends in one of `names`.
+fn poison_row(hf: &std::path::Path, names: &[&str], row: usize, with: [f32; 2]) {
     let path = hf.join("model.safetensors");
     let mut file = fs::read(&path).unwrap();
     let (header, tensors) =
         (8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize, SafeTensors::deserialize(&file).unwrap());
-    let table = tensors.names().into_iter().find(|n| n.ends_with("embed_tokens.weight") || n.ends_with("wte.weight"));
+    let table = tensors.names().into_iter().find(|n| names.iter().any(|name| n.ends_with(name)));
     let table = tensors.tensor(table.unwrap()).unwrap();
-    let row = 4 * table.shape()[1];
-    let at = header + (table.data().as_ptr() as usize - file[header..].as_ptr() as usize) + token * row;
+    let width = 4 * table.shape()[1];
+    let at = header + (table.data().as_ptr() as usize - file[header..].as_ptr() as usize) + row * width;
     let with = with.map(f32::to_le_bytes).concat();
-    file[at..at + row].chunks_exact_mut(8).for_each(|x| x.copy_from_slice(&with));
+    file[at..at + width].chunks_exact_mut(8).for_each(|x| x.copy_from_slice(&with));
     fs::write(&path, file).unwrap();
 }
 
@@ -66,6 +70,32 @@ fn all_ranks_skip_and_count_a_bad_step_and_too_many_in_a_row_end_the_run() {
     let says =
         "step 3: loss NaN, gradient norm NaN: 1 consecutive non-finite steps, more than --max-bad-steps 0. Lower --lr";
     assert!(ended.stderr.contains(says), "{}", ended.stderr);
+}
+
+/// A router whose logit overflows for one token, of one rank: all ranks skip the step, and go on.
+#[test]
+fn a_router_logit_that_is_not_finite_skips_the_step_on_all_ranks() {
+    let dir = Dir::new();
+    let (hf, text, metrics) = (dir.arg("hf"), dir.arg("text.txt"), dir.arg("m.jsonl"));
+    fs::write(dir.path("text.txt"), corpus(&[])).unwrap();
+    let run = |args: &[&str]| {
+        let args = [&["--dataset", &text, "--no-shuffle", "--no-sample", "--no-eval"], args].concat();
+        let mut command = command(FSDP, &args);
+        Run(command.env("FLATSHARD_CACHE_DIR", dir.path("cache")).spawn().unwrap()).end()
+    };
+    let made = run(&["--num-experts", "3", "--max-steps", "1", "--save-hf", &hf]);
+    assert!(made.status.success(), "{}", made.stderr);
+    // Normalized, the token's even channels are the square root of 2, and their sum is the largest there is.
+    poison(&dir.path("hf"), b'Z' as usize, [1.0, 0.0]);
+    let width = 64.0;
+    poison_row(&dir.path("hf"), &["block_sparse_moe.gate.weight"], 0, [f32::MAX / (0.62 * width), 0.0]);
+    fs::write(dir.path("text.txt"), corpus(&[32 * (2 * 8 + 5) + 3, 32 * (4 * 8 + 1) + 20])).unwrap();
+    let ended = run(&["--pretrain", &hf, "--max-steps", "8", "--metrics-path", &metrics]);
+    assert!(ended.status.success(), "{}", ended.stderr);
+    let steps = events(&dir.path("m.jsonl"), "step");
+    let skipped: Vec<u64> = steps.iter().map(|s| s["skipped_steps"].as_u64().unwrap()).collect();
+    assert_eq!(skipped, [0, 0, 1, 1, 2, 2, 2, 2], "{}", ended.stderr);
+    assert!(steps[2]["aux_loss"].is_null() && steps[3]["aux_loss"].is_f64(), "{} {}", steps[2], steps[3]);
 }
 
 /// A learning rate with which nothing is finite from the second step on.

@@ -12,12 +12,14 @@ use flatshard::base::{Category, DType, Result};
 use flatshard::ckpt::hf;
 use flatshard::comm::MeshSizes;
 use flatshard::data::MicroBatch;
-use flatshard::device::Device;
 use flatshard::device::ops::{Grouped, GroupedGemm};
-use flatshard::engine::{Engine, EngineOptions, Strategy};
+use flatshard::device::{Device, IGNORE};
+use flatshard::engine::{Dpo, Engine, EngineOptions, Objective, Rm, Step, Strategy};
 use flatshard::nn::{Checkpointing, Decoder, Lora, Spec, Tuning, WorkspaceOptions};
 use flatshard::optim::Rule;
+use flatshard::store::initialize;
 use serde_json::Value;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -219,6 +221,75 @@ fn ranks_of_a_ring_count_every_token_once() {
             let (weights, loss) = common::distance(&one, &many);
             assert!(weights < 2e-6 && loss < 2e-6, "{what}: weights differ by {weights}, losses by {loss}");
         }
+    }
+}
+
+/// Pairs `range`, each of two sequences whose first two tokens are the prompt.
+fn pairs(spec: &Spec, range: Range<usize>) -> MicroBatch {
+    let lengths: Vec<usize> = range.clone().flat_map(|i| [6 + i % 3, 5 + i % 4]).collect();
+    let mut batch = documents(spec, &lengths);
+    let rng = Rng::new(12, range.start as u64);
+    batch.tokens.iter_mut().enumerate().for_each(|(i, t)| *t = (rng.u64(i as u64) % spec.vocab as u64) as u32);
+    for border in batch.cu_seqlens.windows(2).map(|of| [of[0] as usize, of[1] as usize]) {
+        batch.targets[border[0]] = IGNORE;
+        batch.targets[border[1] - 1] = IGNORE;
+    }
+    batch
+}
+
+/// The loss of pairs and the load-balancing loss together: on every mesh as on one rank.
+#[test]
+fn preference_objectives_train_experts() {
+    let dpo = Dpo { beta: 0.5, label_smoothing: 0.0, ipo: false, nll_coef: 0.0 };
+    let spec = Spec { kv_heads: 6, ..sparse() };
+    for (objective, score) in [(Objective::Dpo(dpo), false), (Objective::Rm(Rm), true)] {
+        let spec = Spec { score, ..spec.clone() };
+        let options = EngineOptions {
+            objective,
+            reference: (!score).then(|| spec.clone()),
+            aux_coef: 0.5,
+            tokens: 80,
+            grad_clip: 0.0,
+            ..options(&spec, fsdp(sharded()), SGD)
+        };
+        let run = |sizes: MeshSizes| {
+            let results = mesh_ranks(sizes, |rank| {
+                let mut engine = Engine::new(rank.device.clone(), &rank.mesh, &options)?;
+                if let Some((_, store)) = engine.reference() {
+                    initialize(store, 77, &*rank.device)?;
+                }
+                let (r, of) = (rank.mesh.dp.rank(), rank.mesh.dp.size());
+                let batch = pairs(&spec, 0..4);
+                // The pairs of all ranks, cut by pair.
+                let own = cut(&batch, 2 * 4 / of * r..2 * 4 / of * (r + 1));
+                let report = |number| engine.train_step(&[own.clone()], &Step { number, lr: 0.02, tokens: 4 });
+                Ok(((1..=2).map(report).collect::<Result<Vec<_>>>()?, fragments(&mut engine)?))
+            });
+            let loads: Vec<_> = results[0].0.iter().map(|report| report.experts.unwrap()).collect();
+            (gathered(&spec, results), loads)
+        };
+        let (one, loads) = run(MeshSizes::sharded(1));
+        for (dp_shard, sp, tp) in [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1)] {
+            let (many, theirs) = run(MeshSizes { dp_replicate: 1, dp_shard, sp, tp });
+            let what = format!("{objective:?} on {dp_shard} x {sp} x {tp}");
+            for (a, b) in loads.iter().zip(&theirs) {
+                assert!((a.aux_loss / b.aux_loss - 1.0).abs() < 2e-6 && a.max == b.max, "{what}: {a:?} and {b:?}");
+            }
+            let (weights, loss) = common::distance(&one, &many);
+            assert!(weights < 2e-6 && loss < 2e-6, "{what}: weights differ by {weights}, losses by {loss}");
+        }
+    }
+}
+/// Sequences `range` of a micro-batch.
+fn cut(batch: &MicroBatch, range: Range<usize>) -> MicroBatch {
+    let starts = &batch.cu_seqlens[range.start..=range.end];
+    let rows = starts[0] as usize..starts[starts.len() - 1] as usize;
+    MicroBatch {
+        margins: Vec::new(),
+        tokens: batch.tokens[rows.clone()].to_vec(),
+        targets: batch.targets[rows.clone()].to_vec(),
+        positions: batch.positions[rows.clone()].to_vec(),
+        cu_seqlens: starts.iter().map(|c| c - starts[0]).collect(),
     }
 }
 

@@ -14,9 +14,13 @@ use std::sync::Arc;
 
 #[test]
 fn every_store_updates_matrices_with_the_same_bits() {
-    for (spec, world, dtype) in
-        [(llama(), 1, DType::F32), (llama(), 3, DType::F32), (gpt(), 4, DType::F32), (llama(), 2, DType::Bf16)]
-    {
+    for (spec, world, dtype) in [
+        (llama(), 1, DType::F32),
+        (llama(), 3, DType::F32),
+        (gpt(), 4, DType::F32),
+        (llama(), 2, DType::Bf16),
+        (sparse(), 2, DType::F32),
+    ] {
         let expected = outcome(world, &options(&spec, ddp(dtype), MUON), 3, 1);
         for (i, strategy) in every(dtype).into_iter().enumerate() {
             let what = format!("{} ({i}) {:?} world {world} {dtype}", strategy.name(), spec.arch);

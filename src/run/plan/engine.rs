@@ -3,7 +3,7 @@ use super::{objective, tensor, zero};
 use crate::base::{Error, Result};
 use crate::comm::MeshSizes;
 use crate::engine::EngineOptions;
-use crate::nn::{Checkpointing, Cuts, Lora, RingImpl, Spec, Tuning};
+use crate::nn::{Arch, Checkpointing, Cuts, Lora, RingImpl, Spec, Tuning};
 use crate::optim::Rule;
 use crate::run::settings::fsdp::FsdpSettings;
 use crate::run::settings::value::set;
@@ -202,10 +202,10 @@ fn experts(s: &Settings, device: DeviceName, e: &EngineOptions) -> Result<f64> {
             Some(_) => Err(Error::input(format!("router_aux_loss_coef: {name} has no experts; remove it"))),
         };
     };
-    let pairs = s.objective.has_pairs().then_some("--objective dpo and rm are");
-    let muon = matches!(e.rule, Rule::Muon { .. }).then_some("--optimizer muon is");
-    if let Some(what) = pairs.or(muon) {
-        return Err(Error::input(format!("{what} not supported with experts, which {name} has; remove it")));
+    if e.spec.score && e.spec.arch == Arch::Olmoe {
+        return Err(Error::input(
+            "--objective rm: transformers has no reward models of olmoe, so nothing could load it; use another model",
+        ));
     }
     if device != DeviceName::Cpu {
         return Err(Error::input(format!("{name} has experts, which run on the CPU only so far; use --device cpu")));
