@@ -1,4 +1,4 @@
-//! Splits a micro-batch over the ranks of a ring. Never touches a device.
+//! Splits a micro-batch over the ranks of sp. Never touches a device.
 //!
 //! [Note: zigzag] Under a causal mask the last token of a document attends to all of it and the first only to itself.
 //! So each document is split into 2R chunks for R ranks, and rank r takes chunks r and 2R - 1 - r: one with few keys
@@ -6,6 +6,9 @@
 //! row, and leftover rows go to the ranks round-robin, continuing from document to document, so that ranks differ by at
 //! most one row in total. That difference is *padded*: fewer than R rows at the end of the batch, a separate document
 //! without loss, so that every rank has the same number of rows.
+//!
+//! Ranks that exchange heads for tokens (Ulysses) take one place in the ring together: each has the next N of its rows,
+//! in order. Without a ring these are the rows of the batch, cut anywhere.
 use super::batch::MicroBatch;
 use crate::device::IGNORE;
 
@@ -13,6 +16,8 @@ use crate::device::IGNORE;
 pub struct ZigzagCut {
     index: usize,
     of: usize,
+    /// Consecutive ranks with one place in the ring.
+    group: usize,
     /// This rank's tokens, targets and positions; document boundaries of the whole batch, padding included.
     pub part: MicroBatch,
     /// (ranks, N): the rows of the whole batch on each rank, ascending.
@@ -20,8 +25,8 @@ pub struct ZigzagCut {
 }
 
 impl ZigzagCut {
-    /// For rank `index` of `of`, and batches of up to `tokens` tokens.
-    pub fn new(index: usize, of: usize, tokens: usize) -> ZigzagCut {
+    /// For rank `index` of `of`, of which `group` exchange heads, and batches of up to `tokens` tokens.
+    pub fn new(index: usize, of: usize, group: usize, tokens: usize) -> ZigzagCut {
         let n = tokens.div_ceil(of);
         let part = MicroBatch {
             margins: Vec::new(),
@@ -30,7 +35,7 @@ impl ZigzagCut {
             positions: Vec::with_capacity(n),
             cu_seqlens: Vec::with_capacity(tokens + 2),
         };
-        ZigzagCut { index, of, part, rows: Vec::with_capacity(n * of) }
+        ZigzagCut { index, of, group, part, rows: Vec::with_capacity(n * of) }
     }
 
     /// The rows of the whole batch on this rank.
@@ -50,7 +55,7 @@ impl ZigzagCut {
         }
         rows.clear();
         rows.resize(n * self.of, 0);
-        deal(&part.cu_seqlens, self.of, rows);
+        deal(&part.cu_seqlens, self.of / self.group, rows);
 
         let mine = rows[self.index * n..][..n].iter().map(|&row| row as usize);
         part.tokens.clear();
@@ -121,7 +126,7 @@ mod tests {
                 let tokens = batch.tokens.len();
                 let n = tokens.div_ceil(of);
                 for index in 0..of {
-                    let mut cut = ZigzagCut::new(index, of, tokens);
+                    let mut cut = ZigzagCut::new(index, of, 1, tokens);
                     cut.fill(&self::batch(&[1, 2])); // previous contents must not leak
                     cut.fill(&batch);
                     let mine = &cut.rows[index * n..][..n];
@@ -146,13 +151,13 @@ mod tests {
 
     #[test]
     fn dense_sequences_are_two_chunks_and_the_same_work_for_each() {
-        let mut cut = ZigzagCut::new(1, 4, 64);
+        let mut cut = ZigzagCut::new(1, 4, 1, 64);
         cut.fill(&batch(&[32, 32]));
         let chunks = [4..8, 24..28, 36..40, 56..60].map(|rows: std::ops::Range<u32>| rows);
         assert!(cut.rows[16..32].iter().copied().eq(chunks.into_iter().flatten()), "{:?}", cut.rows);
         for of in [2, 4, 8] {
             for lengths in [&[16 * of][..], &[8 * of, 8 * of, 8 * of], &[2 * of, 64 * of]] {
-                let mut cut = ZigzagCut::new(0, of, 80 * of);
+                let mut cut = ZigzagCut::new(0, of, 1, 80 * of);
                 cut.fill(&batch(lengths));
                 let pairs = pairs(&cut);
                 assert!(pairs.iter().all(|&p| p == pairs[0]), "{lengths:?} over {of}: {pairs:?}");
@@ -166,7 +171,7 @@ mod tests {
     fn packed_samples_of_any_length_balance() {
         let lengths = [1237, 501, 63, 8, 911, 29, 1, 777, 350, 219];
         for of in [2, 4, 8] {
-            let mut cut = ZigzagCut::new(0, of, 5000);
+            let mut cut = ZigzagCut::new(0, of, 1, 5000);
             cut.fill(&batch(&lengths));
             let pairs = pairs(&cut);
             let (most, mean) = (*pairs.iter().max().unwrap(), pairs.iter().sum::<u64>() as f64 / of as f64);
@@ -176,7 +181,7 @@ mod tests {
 
     #[test]
     fn prompts_have_no_targets() {
-        let mut cut = ZigzagCut::new(0, 2, 8);
+        let mut cut = ZigzagCut::new(0, 2, 1, 8);
         cut.fill(&MicroBatch { targets: vec![], ..batch(&[7]) });
         assert!(cut.part.targets.is_empty() && cut.part.tokens.len() == 4);
     }

@@ -86,7 +86,7 @@ impl Generator {
         Ok(Generator {
             store: store::allocate(&*options.strategy, dev.clone(), mesh, &GeneratorOptions::frozen(&decoder))?,
             workspace,
-            staging: BatchStaging::new(&*dev, options.prompt, Slice::WHOLE, 0)?,
+            staging: BatchStaging::new(&*dev, options.prompt, decoder.grid(), 0)?,
             window: options.window(),
             mesh: mesh.clone(),
             dev,

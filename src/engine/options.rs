@@ -4,7 +4,7 @@ use crate::base::{Error, Result};
 use crate::comm::Mesh;
 use crate::comm::mesh::{Coords, MeshSizes};
 use crate::device::Device;
-use crate::nn::{Checkpointing, Cuts, Decoder, RingImpl, Slice, Spec, Split, Tuning, WorkspaceOptions};
+use crate::nn::{Checkpointing, Cuts, Decoder, Slice, SpImpl, Spec, Split, Tuning, WorkspaceOptions};
 use crate::optim::{Rule, ScalerOptions};
 use crate::store::{ShardedOptions, Strategy};
 use std::sync::Arc;
@@ -39,8 +39,8 @@ pub struct EngineOptions {
     pub sequence_parallel: bool,
     /// Which tensors are split over tp.
     pub cuts: Cuts,
-    /// How the ranks of sp exchange keys and values.
-    pub ring: RingImpl,
+    /// How the ranks of sp attend to each other's tokens.
+    pub sp_impl: SpImpl,
     /// Factor of the load-balancing loss of a mixture of experts; 0 disables it.
     pub aux_coef: f64,
 }
@@ -62,7 +62,7 @@ impl Default for EngineOptions {
             seed: 0,
             sequence_parallel: false,
             cuts: Cuts::ALL,
-            ring: RingImpl::Ring,
+            sp_impl: SpImpl::Ring,
             aux_coef: 0.0,
         }
     }
@@ -79,7 +79,7 @@ impl EngineOptions {
             sp: Slice { index: at.sp, of: mesh.sp },
             sequence_parallel: self.sequence_parallel,
             cuts: self.cuts,
-            ring: self.ring,
+            sp_impl: self.sp_impl,
         }
     }
     /// The part of the model on the rank at `at`.
@@ -109,6 +109,15 @@ impl EngineOptions {
             ));
         }
         let frozen = self.reference.as_ref().map(|spec| (spec, split));
+        if let Some(spec) = &self.reference
+            && split.grid_of(spec) != split.grid_of(&self.spec)
+        {
+            return Err(Error::input(format!(
+                "sp-impl ulysses: the reference model has {} heads and the trained one {}, so that ring-attn-size {} would \
+                 give their ranks different tokens; choose a ring-attn-size of at most either, or sp-impl ring",
+                spec.heads, self.spec.heads, split.sp.of
+            )));
+        }
         PreferenceLoss::new(dev, mesh, self.objective, frozen, &*self.strategy, self.tokens).map(Some)
     }
 }

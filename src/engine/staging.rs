@@ -4,7 +4,7 @@ use crate::base::{Category, DType, Error, Result};
 use crate::data::MicroBatch;
 use crate::data::zigzag::ZigzagCut;
 use crate::device::{Buf, Device, View};
-use crate::nn::{Batch, Slice};
+use crate::nn::{Batch, SpGrid};
 
 pub(super) struct BatchStaging {
     /// Tokens of a whole micro-batch.
@@ -33,12 +33,12 @@ pub(super) struct StagedBatch<'a> {
 
 impl BatchStaging {
     /// For one rank's part of `tokens` tokens in at most that many documents, and `keys` words of keys.
-    pub fn new(dev: &dyn Device, tokens: usize, sp: Slice, keys: usize) -> Result<BatchStaging> {
+    pub fn new(dev: &dyn Device, tokens: usize, sp: SpGrid, keys: usize) -> Result<BatchStaging> {
         let _for = dev.meter().purpose("micro-batch");
         let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other);
-        let (part, cut) = (tokens.div_ceil(sp.of), sp.of > 1);
+        let (part, cut) = (tokens.div_ceil(sp.ranks()), sp.ranks() > 1);
         let borders = tokens + 1 + usize::from(cut); // padding is one more document
-        let rows = if cut { part * sp.of } else { 0 };
+        let rows = if cut { part * sp.ranks() } else { 0 };
         Ok(BatchStaging {
             capacity: tokens,
             tokens: alloc(DType::U32, part)?,
@@ -48,7 +48,7 @@ impl BatchStaging {
             rows: alloc(DType::U32, rows)?,
             keys: alloc(DType::U32, keys)?,
             host_keys: vec![0; keys],
-            cut: cut.then(|| ZigzagCut::new(sp.index, sp.of, tokens)),
+            cut: cut.then(|| ZigzagCut::new(sp.index(), sp.ranks(), sp.ulysses.of, tokens)),
         })
     }
     /// Maximum tokens per micro-batch.

@@ -1,16 +1,16 @@
 //! The attention branch: `y = x + dropout(post(out(attention(rope(qkv(norm(x)))))))`. Never masks: the device keeps
 //! documents apart.
 use super::context::{Cx, DropoutSite};
+use super::core::CoreAttention;
 use super::linear::Linear;
 use super::norm::Norm;
-use super::ring::RingAttention;
 use super::saved::{AttentionSaved, Scratch};
 use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
 use crate::device::ops::{
-    Attention, AttentionBackward, AttentionShape, Bias, BiasBackward, CopyColumns, QkNormRope, QkNormRopeBackward,
-    QkNormRopeShape, RmsNorm, RmsNormBackward, RmsNormShape, Rope, RopeShape,
+    AttentionShape, Bias, BiasBackward, CopyColumns, QkNormRope, QkNormRopeBackward, QkNormRopeShape, RmsNorm,
+    RmsNormBackward, RmsNormShape, Rope, RopeShape,
 };
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
@@ -113,36 +113,34 @@ impl AttentionBranch {
         let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
         self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
         let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
+        let Scratch { rotated, head_stats, row, normed, core: core_scratch, cache, .. } = scratch;
+        let AttentionSaved { qkv, branch, core } = saved;
+        let projected = if qkv.len() > 0 { &mut *qkv } else { &mut *rotated };
         for projection in &self.qkv {
-            projection.forward(cx, w, h.rows, &mut scratch.adapter, saved.qkv.rows_mut(n))?;
+            projection.forward(cx, w, h.rows, &mut scratch.adapter, projected.rows_mut(n))?;
         }
         cx.release(h)?;
         if let Some(bias) = &self.bias {
-            bias.add(dev, w, &mut scratch.bias, saved.qkv.rows_mut(n))?;
+            bias.add(dev, w, &mut scratch.bias, projected.rows_mut(n))?;
         }
         let (table, positions) = (cx.tables[self.table], cx.batch.positions);
         if let HeadTransform::Rope(shape) = self.transform {
-            dev.rope(Rope { shape, table, positions, qkv: saved.qkv.rows_mut(n), inverse: false })?;
+            dev.rope(Rope { shape, table, positions, qkv: projected.rows_mut(n), inverse: false })?;
         }
-        let AttentionSaved { qkv, o, lse, branch } = saved;
-        if !cx.attended {
-            let Scratch { rotated, head_stats, row, normed, .. } = scratch;
+        let attention = CoreAttention::of(cx, &self.shape);
+        if !attention.is_done(cx.attended) {
             let qkv = self.rotated(cx, w, qkv, rotated, head_stats, [row, normed])?;
-            let (o, lse) = (o.rows_mut(n), lse.rows_mut(n));
-            match (RingAttention::of(cx, &self.shape), cx.past) {
-                (Some(ring), _) => ring.forward(&mut scratch.ring, qkv, o, lse)?,
-                (None, Some(past)) => scratch.cache.attention(cx, past, self.shape, qkv, o, lse)?,
-                (None, None) => {
-                    dev.attention(Attention { shape: self.shape, cu_seqlens: cx.batch.cu_seqlens, qkv, o, lse })?
-                }
+            match cx.past {
+                Some(past) => cache.attention(cx, past, self.shape, qkv, core.o.rows_mut(n), core.lse.rows_mut(n))?,
+                None => attention.forward(core_scratch, qkv, core, cx.attended)?,
             }
         }
-        let Scratch { parts, adapter, stats, .. } = scratch;
+        let (o, Scratch { parts, adapter, stats, .. }) = (core.outputs(n), scratch);
         if self.post.is_none() && cx.straight(self.cut) {
-            return self.out.forward_onto(cx, w, o.rows(n), adapter, x, y);
+            return self.out.forward_onto(cx, w, o, adapter, x, y);
         }
         let mut out = |mut y: ViewMut| {
-            cx.sum(self.cut, parts, y.reborrow(), |y| self.out.product(cx, w, o.rows(n), adapter, y))?;
+            cx.sum(self.cut, parts, y.reborrow(), |y| self.out.product(cx, w, o, adapter, y))?;
             self.out.add_bias(cx, w, y)
         };
         match &self.post {
@@ -156,7 +154,8 @@ impl AttentionBranch {
         dev.add(x, y)
     }
 
-    /// The rows that attention reads: `qkv` itself, or its normalized and rotated heads in `rotated`.
+    /// The rows that attention reads: `qkv` itself, or normalized and rotated heads in `rotated`, which also holds what
+    /// need not be saved.
     fn rotated<'a>(
         &self,
         cx: &Cx,
@@ -178,7 +177,9 @@ impl AttentionBranch {
                 parts,
             );
         }
-        let HeadTransform::NormRope { shape, wq, wk } = self.transform else { return Ok(qkv.rows(cx.n)) };
+        let HeadTransform::NormRope { shape, wq, wk } = self.transform else {
+            return Ok(if qkv.len() > 0 { qkv.rows(cx.n) } else { rotated.rows(cx.n) });
+        };
         let (table, positions, wq, wk) = (cx.tables[self.table], cx.batch.positions, w.get(wq), w.get(wk));
         let (qkv, out, rstd) = (qkv.rows(cx.n), rotated.rows_mut(cx.n), stats.rows_mut(cx.n));
         cx.dev.qk_norm_rope(QkNormRope { shape, table, positions, wq, wk, qkv, out, rstd })?;
@@ -231,7 +232,6 @@ impl AttentionBranch {
         dy: ViewMut,
     ) -> Result<()> {
         let (dev, n, rows, positions) = (cx.dev, cx.n, cx.rows(), cx.batch.positions);
-        let (o, lse) = (saved.o.rows(n), saved.lse.rows(n));
         let mut d_branch = cx.branch_grad(DropoutSite::Attention, dy.as_view(), &mut scratch.masked)?;
         if let Some(norm) = &self.post {
             let Scratch { h, stats, dh, unused, .. } = scratch;
@@ -247,20 +247,14 @@ impl AttentionBranch {
         }
         let d_branch = cx.whole(d_branch, &mut scratch.whole)?;
         let adapter = &mut scratch.adapter;
+        let o = saved.core.outputs(n);
         self.out.backward(cx, w, dw, o, d_branch.rows, adapter, scratch.d_o.rows_mut(n), false)?;
         cx.release(d_branch)?;
 
         let Scratch { rotated, head_stats, row, normed, .. } = scratch;
         let qkv = self.rotated(cx, w, &saved.qkv, rotated, head_stats, [row, normed])?;
-        let (delta, dqkv) = (scratch.delta.rows_mut(n), scratch.dqkv.rows_mut(n));
-        let (d_o, cu_seqlens, sums) = (scratch.d_o.rows(n), cx.batch.cu_seqlens, scratch.sums.all_mut());
-        match RingAttention::of(cx, &self.shape) {
-            None => {
-                let shape = self.shape;
-                dev.attention_backward(AttentionBackward { shape, cu_seqlens, qkv, o, lse, d_o, delta, sums, dqkv })?
-            }
-            Some(ring) => ring.backward(&mut scratch.ring, qkv, o, lse, d_o, [delta, sums], dqkv)?,
-        }
+        let (d_o, dqkv) = (scratch.d_o.rows(n), scratch.dqkv.rows_mut(n));
+        CoreAttention::of(cx, &self.shape).backward(&mut scratch.core, qkv, &saved.core, d_o, dqkv)?;
         let (table, dqkv) = (cx.tables[self.table], scratch.dqkv.rows_mut(n));
         match self.transform {
             HeadTransform::None | HeadTransform::RowNormRope { .. } => {}

@@ -2,13 +2,14 @@
 //! are stored.
 use super::block::DecoderBlock;
 use super::context::{Batch, Cx, DropoutKeys, Past};
+use super::core::CoreAttention;
 use super::layout::Layout;
 use super::recompute::SavedBlocks;
 use super::root::{LossGrad, LossSums, Root};
 use super::saved::{Saved, Scratch};
 use super::sequences::{SequenceBuffers, SequenceLoss, SequenceRows};
 use super::spec::{Arch, Experts, Spec};
-use super::split::{Groups, Split};
+use super::split::{Groups, SpGrid, Split};
 use super::store::{ParamStore, Pass, ROOT};
 use super::tensor::Tensor;
 use super::tuning::{Tuning, set_saved};
@@ -86,6 +87,10 @@ impl Decoder {
     }
     pub fn spec(&self) -> &Spec {
         &self.spec
+    }
+    /// The ranks of sp.
+    pub fn grid(&self) -> SpGrid {
+        self.split.grid_of(&self.spec)
     }
     /// By layer: the root, the blocks, then the experts of each sparse block.
     pub fn layouts(&self) -> &[Layout] {
@@ -184,11 +189,11 @@ impl Decoder {
         if ws.dx.capacity() < self.split.rows(n) {
             return Err(Error::op("train", "the workspace was allocated without backward buffers"));
         }
-        let Workspace { stream, kept, scratch, fixed, dx, groups } = ws;
+        let Workspace { stream, kept, scratch, fixed, dx, groups, .. } = ws;
         let Fixed { table, local_table, balance, load, loss, .. } = fixed;
         let cx = self.cx(dev, groups, batch, [table, local_table], Some(micro.dropout_keys));
         let rows = cx.rows();
-        self.set_ring_ranges(&cx, scratch)?;
+        self.begin_attention(&cx, scratch)?;
         self.begin_load(dev, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Forward)?;
         self.balance(&cx, scratch, [&mut *balance, &mut *load], micro)?;
@@ -288,7 +293,7 @@ impl Decoder {
         let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, loss, .. }, groups, .. } = ws;
         let adapted = !matches!(sequences, Some((_, true)));
         let cx = Cx { adapted, ..self.cx(dev, groups, batch, [table, local_table], None) };
-        self.set_ring_ranges(&cx, scratch)?;
+        self.begin_attention(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
         let x = stream[self.spec.layers % stream.len()].rows(cx.rows());
@@ -350,7 +355,7 @@ impl Decoder {
             stream, kept, scratch, fixed: Fixed { table, local_table, next, all_next, .. }, groups, ..
         } = ws;
         let cx = Cx { past, ..self.cx(dev, groups, batch, [table, local_table], None) };
-        self.set_ring_ranges(&cx, scratch)?;
+        self.begin_attention(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
         let x = stream[self.spec.layers % stream.len()].rows(cx.rows());
@@ -415,13 +420,13 @@ impl Decoder {
         group.wait_sent(ticket)
     }
 
-    /// With a ring, sets which keys each query attends to.
-    fn set_ring_ranges(&self, cx: &Cx, scratch: &mut Scratch) -> Result<()> {
+    /// Prepares attention over several ranks.
+    fn begin_attention(&self, cx: &Cx, scratch: &mut Scratch) -> Result<()> {
         let Some(rows) = cx.batch.rows else { return Ok(()) };
-        let heads = &self.blocks[0].attention.shape;
         let mut windows = self.blocks.iter().map(|block| block.attention.shape.window);
         let (all, near) = (windows.clone().find(|&w| w == 0), windows.find(|&w| w > 0));
-        scratch.ring.set_ranges(cx.dev, &*cx.groups.sp, heads, all.into_iter().chain(near), cx.batch.cu_seqlens, rows)
+        let attention = CoreAttention::of(cx, &self.blocks[0].attention.shape);
+        attention.begin(&mut scratch.core, all.into_iter().chain(near), rows)
     }
 
     /// Assigns the residual stream and the activations saved by each block.

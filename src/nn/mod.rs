@@ -15,7 +15,9 @@ mod norm; // RMSNorm and LayerNorm
 mod linear; // a matrix product with a weight, and its adapter
 mod lora; // which matrices have adapters
 pub mod tuning; // which tensors are trainable, and at what rate
-pub mod ring; // ring attention over sp
+mod ring; // ring attention over sp
+mod ulysses; // heads exchanged for tokens over sp
+pub mod core; // core attention, on one rank or over sp
 mod cache; // the KV cache
 mod saved; // saved activations and scratch of a block
 mod attention; // the attention branch
@@ -39,7 +41,7 @@ pub use recompute::Checkpointing;
 pub use rotary::{Rotary, Scaling};
 pub use sequences::{SequenceBuffers, SequenceLoss, SequenceRows};
 pub use spec::{Activation, Arch, Experts, Spec};
-pub use split::{Cuts, Groups, RingImpl, Slice, Split};
+pub use split::{Cuts, Groups, Slice, SpGrid, SpImpl, Split};
 pub use store::{Grads, ParamStore, Pass, ROOT, Weights};
 pub use tuning::Tuning;
 pub use workspace::{Workspace, WorkspaceOptions};

@@ -14,6 +14,7 @@
 //!
 //! To fall between two rows, recompute only every nth block. Since all products are equally worth saving, this
 //! interpolates linearly; selective-to-off dominates full-to-off.
+use super::core::CoreSaved;
 use super::saved::{AttentionSaved, Saved};
 use super::spec::Spec;
 use super::tensor::{Tensor, table};
@@ -67,7 +68,7 @@ impl Checkpointing {
 }
 
 table! {
-    /// Attention's outputs in one block, as in [`AttentionSaved`].
+    /// Attention's outputs in one block, as in [`CoreSaved`].
     Outputs { o, lse, }
 }
 
@@ -96,12 +97,13 @@ impl<T> SavedBlocks<T> {
         empty: impl Fn() -> Outputs<T>,
     ) -> SavedBlocks<T> {
         let own = || {
-            let Saved { attention: AttentionSaved { o, lse, .. }, .. } = block();
+            let CoreSaved { o, lse, .. } = block().attention.core;
             Outputs { o, lse }
         };
         let shared = |outputs: Outputs<T>| {
             let Saved { attention, mlp } = block();
-            Saved { attention: AttentionSaved { o: outputs.o, lse: outputs.lse, ..attention }, mlp }
+            let core = CoreSaved { o: outputs.o, lse: outputs.lse, ..attention.core };
+            Saved { attention: AttentionSaved { core, ..attention }, mlp }
         };
         let (every, selective) = checkpointing.again().unwrap_or((usize::MAX, false));
         let sharing = blocks / every;
@@ -151,13 +153,6 @@ impl<T> SavedBlocks<T> {
         (0..blocks).for_each(|i| needed.push(needed[i] + own(i)));
         Ok(needed)
     }
-    /// Tokens that a block can save.
-    pub fn tokens(&self) -> usize
-    where
-        T: std::borrow::Borrow<Tensor>,
-    {
-        self.saved.first().map_or(0, |saved| saved.attention.qkv.borrow().capacity())
-    }
     /// Whether everything block `i` saved is in memory, so that nothing is recomputed.
     pub fn is_whole(&self, i: usize) -> bool {
         !self.shares(i) || self.last == Some(i)
@@ -180,7 +175,7 @@ impl<T> SavedBlocks<T> {
     fn exchange(&mut self) {
         let outputs = self.last.and_then(|last| self.outputs.get_mut(last / self.every));
         if let (Some(outputs), Some(shared)) = (outputs, self.saved.last_mut()) {
-            let AttentionSaved { o, lse, .. } = &mut shared.attention;
+            let CoreSaved { o, lse, .. } = &mut shared.attention.core;
             std::mem::swap(o, &mut outputs.o);
             std::mem::swap(lse, &mut outputs.lse);
         }

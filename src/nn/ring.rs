@@ -1,18 +1,17 @@
-//! Ring attention (Liu et al. 2023): queries stay, while keys and values of all sp ranks pass by. Never depends on how
-//! rows are assigned to ranks: row numbers in the packed batch determine which keys a query attends to.
+//! Ring attention (Liu et al. 2023): queries stay, while keys and values of all ranks of the ring pass by. Never
+//! depends on how rows are assigned to ranks: row numbers in the packed batch determine which keys a query attends to.
 //!
-//! [Note: the ring] Rank r attends to its own block first, then to those of ranks r - 1, r - 2, ...: in each hop every
-//! rank sends its current block to the next rank. The transfer starts before attention over the current block and
-//! overlaps it, with two buffers that swap. Each pass writes f32 and passes are summed in f32; results are rounded
+//! [Note: the ring] Member r attends to its own block first, then to those of ranks r - 1, r - 2, ...: in each hop
+//! every member sends its current block to the next one. The transfer starts before attention over the current block
+//! and overlaps it, with two buffers that swap. Each pass writes f32 and passes are summed in f32; results are rounded
 //! once, at the end. Backward takes the same path: a block's gradient follows one hop after the block, so that its
 //! transfer overlaps the pass over the next block, and returns to its owner after a full round.
 //!
-//! With [`RingImpl::AllGather`] all blocks arrive at once, overlapping the pass over the rank's own, and their
+//! With [`SpImpl::AllGather`] all blocks arrive at once, overlapping the pass over the rank's own, and their
 //! gradients return in one reduce_scatter. The passes and their order are the same, so outputs are bitwise equal. It
 //! holds the keys and values of all ranks, but replaces one operation per rank by a single one: for short sequences and
 //! few key/value heads.
-use super::context::Cx;
-use super::split::{Groups, RingImpl, Split};
+use super::split::{Slice, SpGrid, SpImpl};
 use super::tensor::{Tensor, TensorShape, table};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Axis, Collective, CommUse, Tag, Ticket};
@@ -23,8 +22,8 @@ use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
 
 table! {
-    /// Buffers for the passes of one rank; all empty without a ring. R: ranks, N: rows per rank, C: elements in a row
-    /// of keys and values.
+    /// Buffers for the passes of one rank; all empty without a ring. R: ranks of the ring, N: rows of each, C: elements
+    /// in a row of keys and values.
     Ring {
         /// (R N, 2) u32: for each block, the range of keys that each local query attends to.
         of_queries,
@@ -58,22 +57,24 @@ table! {
 }
 
 impl Ring<TensorShape> {
-    /// For up to `tokens` rows on each sp rank, activations of `dtype`. `heads`: shape of this rank's layers, ignoring
-    /// windows. `sights`: whether there are layers with full attention, and with a sliding window.
+    /// For up to `tokens` rows on each of the `ranks` of a ring, activations of `dtype`. `heads`: shape of this rank's
+    /// layers, ignoring windows; `widest`: the largest on any rank of sp. `sights`: whether there are layers with full
+    /// attention, and with a sliding window.
     pub fn plan(
-        heads: &AttentionShape,
+        [heads, widest]: [AttentionShape; 2],
         sights: [bool; 2],
-        split: &Split,
+        (sp_impl, ranks): (SpImpl, usize),
         tokens: usize,
         dtype: DType,
         train: bool,
     ) -> Ring<TensorShape> {
-        let (ranks, ring) = (split.sp.of, split.ring);
-        let (inner, c) = (heads.heads * heads.head_dim, heads.kv_row());
-        let (hops, at_once) = (ring == RingImpl::Ring, ring == RingImpl::AllGather);
+        let tokens = if ranks > 1 { tokens } else { 0 };
+        let (inner, c) = (heads.width(), heads.kv_row());
+        let at_once = sp_impl == SpImpl::AllGather;
+        let hops = !at_once;
         let rows = |there: bool, n: usize| if there { n } else { 0 };
         let own = |dtype, rows, width| TensorShape::new(Category::Scratch, dtype, rows, width);
-        let sent = |dtype, rows, usage| own(dtype, rows, c).through(Axis::Sp, usage);
+        let sent = |dtype, rows, usage| own(dtype, rows, c).through(Axis::Sp, usage).reserve(widest.kv_row());
         let [far, near] = sights.map(|sight| own(DType::U32, rows(sight, ranks * tokens), 2));
         let travels = |dtype, there| sent(dtype, rows(there, tokens), CommUse::Reduced);
         Ring {
@@ -93,26 +94,23 @@ impl Ring<TensorShape> {
             all_dkv: sent(DType::F32, rows(train && at_once, ranks * tokens), CommUse::Reduced),
         }
     }
-    pub fn allocate(&self, dev: &dyn Device, groups: &Groups) -> Result<Ring> {
-        self.map(&mut |name, shape: &TensorShape| shape.allocate(name, dev, groups))
-    }
 }
 
 impl Ring {
-    /// Sets the attention ranges of a new batch. `rows` (R, N): each rank's row numbers in the packed batch
-    /// `cu_seqlens`; `windows`: of the layers, as in [`AttentionShape::window`].
+    /// Sets the attention ranges of a new batch for member `at`. `rows` (R, N): each member's row numbers in the packed
+    /// batch `cu_seqlens`; `windows`: of the layers, as in [`AttentionShape::window`].
     pub fn set_ranges(
         &mut self,
         dev: &dyn Device,
-        group: &dyn Collective,
+        at: Slice,
         heads: &AttentionShape,
         windows: impl IntoIterator<Item = usize>,
         cu_seqlens: View,
         rows: View,
     ) -> Result<()> {
-        let (ranks, n) = (group.size(), rows.len() / group.size());
+        let (ranks, n) = (at.of, rows.len() / at.of);
         let block = |rank: usize| rank * n..(rank + 1) * n;
-        let mine = rows.slice(block(group.rank()));
+        let mine = rows.slice(block(at.index));
         for window in windows {
             let shape = AttentionShape { window, ..*heads };
             let [of_queries, of_keys] = match window {
@@ -129,22 +127,17 @@ impl Ring {
     }
 }
 
-/// One layer's attention over the rows of all ranks.
+/// One layer's attention over the rows of all members.
 #[derive(Clone, Copy)]
-pub struct RingAttention<'a> {
+pub(super) struct RingAttention<'a> {
     pub dev: &'a dyn Device,
+    /// The ranks of sp.
     pub group: &'a dyn Collective,
-    pub ring: RingImpl,
+    pub grid: SpGrid,
+    /// As with [`SpImpl::AllGather`]; the ring is then the whole group.
+    pub at_once: bool,
     pub shape: &'a AttentionShape,
     pub layer: usize,
-}
-
-impl<'a> RingAttention<'a> {
-    /// The ring, if rows are sharded over one.
-    pub fn of(cx: &'a Cx, shape: &'a AttentionShape) -> Option<RingAttention<'a>> {
-        let (dev, group, ring) = (cx.dev, &*cx.groups.sp, cx.split.ring);
-        cx.batch.rows.map(|_| RingAttention { dev, group, ring, shape, layer: cx.layer })
-    }
 }
 
 impl RingAttention<'_> {
@@ -156,7 +149,7 @@ impl RingAttention<'_> {
         let Ring { of_queries, near_queries, kv, next, all, sum, pass, pass_lse, .. } = ring;
         let of_queries = if shape.window == 0 { of_queries } else { near_queries };
         let mut blocks = self.blocks(qkv, n, kv, next, all)?;
-        for hop in 0..self.group.size() {
+        for hop in 0..self.grid.ring.of {
             blocks.fetch(hop)?;
             let (of_queries, kv) = (of_queries.band(&self.block(hop, n)), blocks.at_hand(hop));
             if hop == 0 {
@@ -199,7 +192,7 @@ impl RingAttention<'_> {
         let mut grads = Homeward { attention: *self, n, dkv, leaving, arriving, all: all_dkv, ticket: None };
         grads.begin()?;
         let mut blocks = self.blocks(qkv, n, kv, next, all)?;
-        for hop in 0..self.group.size() {
+        for hop in 0..self.grid.ring.of {
             blocks.fetch(hop)?;
             let [of_queries, of_keys] = [&sees[0], &sees[1]].map(|of| of.band(&self.block(hop, n)));
             dev.attention_pass_backward(AttentionPassBackward {
@@ -235,20 +228,20 @@ impl RingAttention<'_> {
             n => Ok(n),
         }
     }
-    /// The rank that owns the current block.
+    /// The member that owns the current block.
     fn owner(&self, hop: usize) -> usize {
-        let ranks = self.group.size();
-        (self.group.rank() + ranks - hop) % ranks
+        let Slice { index, of } = self.grid.ring;
+        (index + of - hop) % of
     }
-    /// The owner's rows in buffers of all ranks' rows.
+    /// The owner's rows in buffers of all members' rows.
     fn block(&self, hop: usize, n: usize) -> Range<usize> {
         let owner = self.owner(hop);
         owner * n..(owner + 1) * n
     }
-    /// Sends to the next rank, receives from the previous one.
+    /// Sends to the next member, receives from the previous one.
     fn hand_on(&self, what: &'static str, send: View, recv: ViewMut) -> Result<Ticket> {
-        let (rank, ranks) = (self.group.rank(), self.group.size());
-        let (to, from) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+        let Slice { index, of } = self.grid.ring;
+        let [to, from] = [index + 1, index + of - 1].map(|member| self.grid.rank(member % of, self.grid.ulysses.index));
         self.group.send_recv(Tag::new(what, self.layer), to, send, from, recv)
     }
     /// Starts a round with this rank's keys and values in `kv`.
@@ -281,13 +274,13 @@ struct Blocks<'a> {
 impl Blocks<'_> {
     /// Starts the transfer of the next hop's block.
     fn fetch(&mut self, hop: usize) -> Result<()> {
-        let RingAttention { group, ring, layer, .. } = self.attention;
-        match ring {
-            RingImpl::Ring if hop + 1 < group.size() => {
+        let RingAttention { group, grid, at_once, layer, .. } = self.attention;
+        match at_once {
+            false if hop + 1 < grid.ring.of => {
                 let (kv, next) = (self.kv.rows(self.n), self.next.rows_mut(self.n));
                 self.ticket = Some(self.attention.hand_on("ring kv", kv, next)?);
             }
-            RingImpl::AllGather if hop == 0 => {
+            true if hop == 0 => {
                 let all = self.all.rows_mut(self.n * group.size());
                 self.ticket = Some(group.all_gather(Tag::new("ring kv", layer), self.kv.rows(self.n), all)?);
             }
@@ -296,29 +289,29 @@ impl Blocks<'_> {
         Ok(())
     }
     fn at_hand(&self, hop: usize) -> View<'_> {
-        match self.attention.ring {
-            RingImpl::AllGather if hop > 0 => self.all.band(&self.attention.block(hop, self.n)),
+        match self.attention.at_once {
+            true if hop > 0 => self.all.band(&self.attention.block(hop, self.n)),
             _ => self.kv.rows(self.n),
         }
     }
     /// Waits for the next hop's block.
     fn arrive(&mut self, hop: usize) -> Result<()> {
-        let RingAttention { group, ring, .. } = self.attention;
-        match (ring, self.ticket) {
-            (RingImpl::Ring, Some(ticket)) => {
+        let RingAttention { group, at_once, .. } = self.attention;
+        match (at_once, self.ticket) {
+            (false, Some(ticket)) => {
                 self.ticket = None;
                 std::mem::swap(&mut self.kv, &mut self.next);
                 group.wait(ticket)?;
                 group.wait_sent(ticket)
             }
-            (RingImpl::AllGather, Some(ticket)) if hop == 0 => group.wait(ticket),
+            (true, Some(ticket)) if hop == 0 => group.wait(ticket),
             _ => Ok(()),
         }
     }
     /// Ends the reading of the blocks.
     fn end(self) -> Result<()> {
-        match (self.attention.ring, self.ticket) {
-            (RingImpl::AllGather, Some(ticket)) => self.attention.group.release(ticket),
+        match (self.attention.at_once, self.ticket) {
+            (true, Some(ticket)) => self.attention.group.release(ticket),
             _ => Ok(()),
         }
     }
@@ -338,24 +331,24 @@ struct Homeward<'a> {
 
 impl Homeward<'_> {
     fn begin(&mut self) -> Result<()> {
-        match self.attention.ring {
-            RingImpl::Ring => Ok(()),
-            RingImpl::AllGather => self.attention.dev.zero(self.all.rows_mut(self.n * self.attention.group.size())),
+        match self.attention.at_once {
+            false => Ok(()),
+            true => self.attention.dev.zero(self.all.rows_mut(self.n * self.attention.group.size())),
         }
     }
     /// The zeroed buffer for this rank's contribution to the current block's gradient.
     fn at_hand(&mut self, hop: usize) -> Result<ViewMut<'_>> {
-        match self.attention.ring {
-            RingImpl::Ring => {
+        match self.attention.at_once {
+            false => {
                 self.attention.dev.zero(self.dkv.rows_mut(self.n))?;
                 Ok(self.dkv.rows_mut(self.n))
             }
-            RingImpl::AllGather => Ok(self.all.band_mut(&self.attention.block(hop, self.n))),
+            true => Ok(self.all.band_mut(&self.attention.block(hop, self.n))),
         }
     }
     /// Adds the previous ranks' contributions, received during the pass, and sends the sum on.
     fn pass_on(&mut self) -> Result<()> {
-        if self.attention.ring == RingImpl::AllGather {
+        if self.attention.at_once {
             return Ok(());
         }
         self.settle()?;
@@ -372,10 +365,10 @@ impl Homeward<'_> {
     }
     /// Assigns `arriving`: the gradient of this rank's own keys and values.
     fn end(mut self) -> Result<()> {
-        let RingAttention { group, ring, layer, .. } = self.attention;
-        let ticket = match ring {
-            RingImpl::Ring => self.ticket.take(),
-            RingImpl::AllGather => {
+        let RingAttention { group, at_once, layer, .. } = self.attention;
+        let ticket = match at_once {
+            false => self.ticket.take(),
+            true => {
                 let all = self.all.rows_mut(self.n * group.size());
                 let home = self.arriving.rows_mut(self.n);
                 Some(group.reduce_scatter(Tag::new("ring dkv", layer), all, home, false)?)

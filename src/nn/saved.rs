@@ -1,6 +1,6 @@
 //! Activations that a block saves for backward, and its scratch buffers. Never computes.
 use super::cache::Cache;
-use super::ring::Ring;
+use super::core::{CoreSaved, CoreScratch};
 use super::tensor::{Tensor, table};
 use crate::base::Result;
 
@@ -8,14 +8,13 @@ table! {
     /// Saved by the attention branch for backward. Widths here and below are this tp rank's; the R rows of the residual
     /// stream are N, or this rank's share of them.
     AttentionSaved {
-        /// (N, (heads + 2 kv_heads) head_dim), rotated; with head norms, as projected.
+        /// (N, (heads + 2 kv_heads) head_dim), rotated; with head norms, as projected. Empty with Ulysses and no head
+        /// norms: `core` has what backward reads.
         qkv,
-        /// (N, heads * head_dim)
-        o,
-        /// (heads, N) f32
-        lse,
         /// (R, C): the input of the branch's last norm; empty without one.
         branch,
+        ;
+        core: CoreSaved,
     }
 }
 table! {
@@ -111,7 +110,7 @@ table! {
         whole,
         /// (1, (heads + 2 kv_heads) head_dim): concatenated biases; empty without biases.
         bias,
-        /// (N, (heads + 2 kv_heads) head_dim): normalized and rotated; empty without head norms.
+        /// (N, (heads + 2 kv_heads) head_dim): normalized and rotated; empty without head norms and Ulysses.
         rotated,
         /// (N, heads + kv_heads) f32: 1/rms of each head.
         head_stats,
@@ -129,10 +128,6 @@ table! {
         dh,
         /// (N, heads * head_dim)
         d_o,
-        /// (heads, N) f32
-        delta,
-        /// f32, with the size that [`Device::attention_sums`] requests.
-        sums,
         /// (N, (heads + 2 kv_heads) head_dim)
         dqkv,
         /// (1, (heads + 2 kv_heads) head_dim) f32: column sums of `dqkv`; empty without biases.
@@ -151,8 +146,8 @@ table! {
         adapter: AdapterScratch,
         /// Of sparse branches.
         sparse: SparseScratch,
-        /// Of ring attention.
-        ring: Ring,
+        /// Of attention.
+        core: CoreScratch,
         /// The KV cache: see [`Workspace::remember`].
         cache: Cache,
     }

@@ -32,14 +32,41 @@ impl Slice {
     }
 }
 
-/// How queries reach the keys and values of the other sp ranks.
+/// How queries meet the keys and values of the other sp ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum RingImpl {
+pub enum SpImpl {
     /// Block by block around the ring, overlapping attention over the previous block (Liu et al. 2023).
     #[default]
     Ring,
     /// All at once, before the attention.
     AllGather,
+    /// Heads are exchanged for tokens, so that each rank attends with some heads over all tokens (Jacobs et al. 2023).
+    /// Ranks beyond the number of heads form a ring.
+    Ulysses,
+}
+
+/// The ranks of sp: those of a *group* exchange heads for tokens, and the groups form a ring. With one of the two, the
+/// other has size 1.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SpGrid {
+    /// This rank in its group.
+    pub ulysses: Slice,
+    /// Its group in the ring.
+    pub ring: Slice,
+}
+
+impl SpGrid {
+    /// The sp rank at these indices: groups are consecutive ranks, which are more likely to be on one host.
+    pub fn rank(&self, ring: usize, ulysses: usize) -> usize {
+        ring * self.ulysses.of + ulysses
+    }
+    /// This rank.
+    pub fn index(&self) -> usize {
+        self.rank(self.ring.index, self.ulysses.index)
+    }
+    pub fn ranks(&self) -> usize {
+        self.ring.of * self.ulysses.of
+    }
 }
 
 /// Which parts of a model are sharded over tp. The others are replicated and computed on every rank.
@@ -74,19 +101,34 @@ pub struct Split {
     pub sequence_parallel: bool,
     /// Which parts are sharded over tp.
     pub cuts: Cuts,
-    pub ring: RingImpl,
+    pub sp_impl: SpImpl,
 }
 
 impl Split {
     /// Everything on one rank.
     pub const NONE: Split =
-        Split { tp: Slice::WHOLE, sp: Slice::WHOLE, sequence_parallel: false, cuts: Cuts::ALL, ring: RingImpl::Ring };
+        Split { tp: Slice::WHOLE, sp: Slice::WHOLE, sequence_parallel: false, cuts: Cuts::ALL, sp_impl: SpImpl::Ring };
 }
 
 impl Split {
     /// This rank's slice of a sharded part, or all of a replicated one.
     pub fn part(&self, cut: bool) -> Slice {
         if cut { self.tp } else { Slice::WHOLE }
+    }
+    /// The ranks of sp, given the query heads of a tp rank: of the group sizes that divide sp, the largest in which
+    /// each rank has a head.
+    pub fn grid(&self, heads: usize) -> SpGrid {
+        let Slice { index, of } = self.sp;
+        let fits = |&size: &usize| of.is_multiple_of(size) && size <= heads;
+        let group = if self.sp_impl == SpImpl::Ulysses { (1..=of).rev().find(fits).unwrap_or(1) } else { 1 };
+        SpGrid {
+            ulysses: Slice { index: index % group, of: group },
+            ring: Slice { index: index / group, of: of / group },
+        }
+    }
+    /// [`Split::grid`] of a model.
+    pub fn grid_of(&self, spec: &Spec) -> SpGrid {
+        self.grid(self.local(spec).heads)
     }
     /// Whether the residual stream is sharded over tp along the tokens.
     pub fn sequence(&self) -> bool {
@@ -124,6 +166,24 @@ impl Split {
 
     /// Checks the relations that the split relies on.
     pub fn check(&self, spec: &Spec) -> Result<()> {
+        self.check_tp(spec)?;
+        self.check_sp(spec)
+    }
+
+    fn check_sp(&self, spec: &Spec) -> Result<()> {
+        let (heads, of) = (self.local(spec).heads, self.sp.of);
+        if self.sp_impl != SpImpl::Ulysses || of == 1 || self.grid_of(spec).ulysses.of > 1 {
+            return Ok(());
+        }
+        Err(Error::input(format!(
+            "ring-attn-size {of} with sp-impl ulysses: no size above 1 divides {of} and leaves each rank at least one of the \
+             {heads} heads (num_heads {} / tp-size {}); choose another ring-attn-size, or sp-impl ring",
+            spec.heads,
+            self.part(self.cuts.attention).of
+        )))
+    }
+
+    fn check_tp(&self, spec: &Spec) -> Result<()> {
         let Split { tp: Slice { of, .. }, cuts, .. } = *self;
         if of == 1 {
             return Ok(());

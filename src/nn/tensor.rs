@@ -14,6 +14,9 @@ pub struct TensorShape {
     pub(super) dtype: DType,
     pub(super) rows: usize,
     pub(super) width: usize,
+    /// Elements that a row takes in memory if more than `width`, which then differs between ranks: all ranks of a group
+    /// allocate the same.
+    pub(super) reserved: usize,
     /// For buffers that a group communicates: which group, and how.
     pub(super) through: Option<(Axis, CommUse)>,
     /// For the device's scratch in attention's backward over `rows` queries of `dtype`: the device determines its size.
@@ -27,11 +30,15 @@ pub struct Tensor {
 
 impl TensorShape {
     pub(super) fn new(category: Category, dtype: DType, rows: usize, width: usize) -> TensorShape {
-        TensorShape { category, dtype, rows, width, through: None, sums: None }
+        TensorShape { category, dtype, rows, width, reserved: width, through: None, sums: None }
     }
     /// Marks the buffer as communicated by the group of `axis`.
     pub(super) fn through(self, axis: Axis, usage: CommUse) -> TensorShape {
         TensorShape { through: Some((axis, usage)), ..self }
+    }
+    /// Sets the largest width on any rank of the group.
+    pub(super) fn reserve(self, widest: usize) -> TensorShape {
+        TensorShape { reserved: widest, ..self }
     }
     pub(super) fn allocate(&self, name: &'static str, dev: &dyn Device, groups: &Groups) -> Result<Tensor> {
         let _for = dev.meter().purpose(name);
@@ -39,7 +46,7 @@ impl TensorShape {
             let len = dev.attention_sums(heads, self.dtype, self.rows);
             return Ok(Tensor { buf: dev.alloc(DType::F32, len, self.category)?, width: 1 });
         }
-        let (len, width) = (self.rows * self.width, self.width);
+        let (len, width) = (self.rows * self.reserved, self.width);
         let buf = match self.through {
             Some((axis, usage)) if len > 0 => {
                 let group = match axis {
@@ -62,6 +69,9 @@ impl Tensor {
     }
     pub fn rows_mut(&mut self, n: usize) -> ViewMut<'_> {
         self.buf.view_mut().slice(0..n * self.width)
+    }
+    pub fn all(&self) -> View<'_> {
+        self.buf.view()
     }
     pub fn all_mut(&mut self) -> ViewMut<'_> {
         self.buf.view_mut()

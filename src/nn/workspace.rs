@@ -2,8 +2,8 @@
 //!
 //! [`Workspace::planned`] sums a table of shapes, and [`Workspace::allocate`] allocates that table's tensors.
 use super::cache::Cache;
+use super::core::CorePlan;
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
-use super::ring::Ring;
 use super::saved::{AdapterScratch, AttentionSaved, MlpSaved, Routing, Saved, Scratch, SparseScratch};
 use super::spec::{Arch, Experts, Spec};
 use super::split::{Groups, Split};
@@ -64,6 +64,8 @@ pub struct Workspace<T = Tensor, G = Groups> {
     pub(super) fixed: Fixed<T>,
     /// (R, C): the gradient of the residual stream.
     pub(super) dx: T,
+    /// Maximum tokens of a rank.
+    pub(super) tokens: usize,
     /// The groups that layers communicate in.
     pub(super) groups: G,
 }
@@ -104,7 +106,9 @@ impl Workspace<TensorShape, ()> {
             softcap: 0.0,
         };
         let seen = |all: bool| (0..spec.layers).any(|i| (spec.window_of(i) == 0) == all);
-        let ring_tokens = if split.sp.of > 1 { tokens } else { 0 };
+        let sights = [true, false].map(seen);
+        let core = CorePlan { heads: &heads, sights, split, tokens, dtype, train };
+        let (has_norms, is_cut) = (spec.qk_norm || spec.row_norm, split.grid(spec.heads).ulysses.of > 1);
 
         // Blocks of mixed models, which are rare, hold the buffers of both kinds.
         let dense_ff = only(spec.has_dense_blocks(), spec.ff);
@@ -118,10 +122,9 @@ impl Workspace<TensorShape, ()> {
         let stays = |width| shape(Category::Saved, dtype, rows, width);
         let saved = || Saved {
             attention: AttentionSaved {
-                qkv: keep(spec.qkv()),
-                o: keep(inner),
-                lse: shape(Category::Saved, DType::F32, tokens, spec.heads),
+                qkv: keep(only(has_norms || !is_cut, spec.qkv())),
                 branch: stays(only(spec.post_norms, spec.dim)),
+                core: core.saved(),
             },
             mlp: MlpSaved {
                 x: stays(spec.dim),
@@ -172,11 +175,8 @@ impl Workspace<TensorShape, ()> {
                 parts: shared(tp > 1, CommUse::Reduced, dtype, padded, spec.dim),
                 whole: shared(split.sequence(), CommUse::Gathered, dtype, padded, spec.dim),
                 bias: shape(Category::Scratch, dtype, 1, only(spec.qkv_bias, spec.qkv())),
-                rotated: scratch(only(spec.qk_norm || spec.row_norm, spec.qkv())),
-                head_stats: TensorShape {
-                    dtype: DType::F32,
-                    ..scratch(only(spec.qk_norm || spec.row_norm, spec.heads + spec.kv_heads))
-                },
+                rotated: scratch(only(has_norms || is_cut, spec.qkv())),
+                head_stats: TensorShape { dtype: DType::F32, ..scratch(only(has_norms, spec.heads + spec.kv_heads)) },
                 act: scratch(dense_ff),
                 logits: shape(Category::Scratch, dtype, chunk, spec.outputs()),
                 part_stats: shape(Category::Scratch, DType::F32, if in_parts { chunk } else { 0 }, part_stats),
@@ -184,8 +184,6 @@ impl Workspace<TensorShape, ()> {
                 masked: back_stays(only(spec.dropout > 0.0, spec.dim)),
                 dh: back_stays(spec.dim),
                 d_o: back(inner),
-                delta: TensorShape { dtype: DType::F32, ..back(spec.heads) },
-                sums: TensorShape { sums: Some(heads), ..back(0) },
                 dqkv: back(spec.qkv()),
                 bias_grad: shape(Category::Scratch, DType::F32, 1, only(train && spec.qkv_bias, spec.qkv())),
                 dact: back(dense_ff),
@@ -221,7 +219,7 @@ impl Workspace<TensorShape, ()> {
                     shared_cast: back(one_shared),
                     shared_copy: TensorShape { dtype: DType::F32, ..back(one_shared) },
                 },
-                ring: Ring::plan(&heads, [true, false].map(seen), split, ring_tokens, dtype, train),
+                core: core.scratch(),
                 cache: Cache::plan(spec, dtype, 0),
             },
             fixed: Fixed {
@@ -237,6 +235,7 @@ impl Workspace<TensorShape, ()> {
                 },
             },
             dx: back_stays(spec.dim),
+            tokens,
             groups: (),
         }
     }
@@ -254,6 +253,7 @@ impl<T, G> Workspace<T, G> {
             scratch: self.scratch.map(f)?,
             fixed: self.fixed.map(f)?,
             dx: f("dx", &self.dx)?,
+            tokens: self.tokens,
             groups,
         })
     }
@@ -299,7 +299,7 @@ impl Workspace {
         Ok(())
     }
     pub fn tokens(&self) -> usize {
-        self.kept.tokens()
+        self.tokens
     }
 }
 

@@ -8,7 +8,7 @@ use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
 use flatshard::device::{Device, IGNORE};
 use flatshard::engine::{Engine, EngineOptions, Objective, Step, StepReport, Strategy};
-use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, Experts, RingImpl, Rotary, Spec, Tuning};
+use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, Experts, Rotary, SpImpl, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::{Offload, ReplicatedOptions, ShardedOptions};
 use std::collections::BTreeMap;
@@ -187,7 +187,7 @@ pub fn options(spec: &Spec, strategy: Arc<dyn Strategy>, rule: Rule) -> EngineOp
         sequence_parallel: false,
         cuts: Cuts::ALL,
         aux_coef: 0.0,
-        ring: RingImpl::Ring,
+        sp_impl: SpImpl::Ring,
     }
 }
 

@@ -73,11 +73,12 @@ fn ddp_and_zero() {
     trains_as_on_the_cpu(FSDP, "seed=4", SHARED, "--precision fp32 --zero-stage 2");
 }
 
-/// Grouped send/recv; all-reduces and all-gathers inside layers.
+/// Grouped sends and receives; all-reduces and all-gathers inside layers.
 #[test]
-fn tensor_parallel_and_ring_attention() {
+fn tensor_and_sequence_parallel() {
     trains_as_on_the_cpu(FSDP, "seed=5,gpus=2", APART, "--precision fp32 --tp-size 2");
     trains_as_on_the_cpu(FSDP, "seed=7", SHARED, "--precision fp32 --ring-attn-size 2");
+    trains_as_on_the_cpu(FSDP, "seed=11", SHARED, "--precision fp32 --ring-attn-size 2 --sp-impl ulysses");
 }
 
 /// Muon's owners exchange matrices by grouped sends and receives, alone and in graphs.

@@ -15,7 +15,7 @@ use flatshard::data::MicroBatch;
 use flatshard::device::ops::{Grouped, GroupedGemm};
 use flatshard::device::{Device, IGNORE};
 use flatshard::engine::{Dpo, Engine, EngineOptions, Objective, Rm, Step, Strategy};
-use flatshard::nn::{Checkpointing, Decoder, Lora, Spec, Tuning, WorkspaceOptions};
+use flatshard::nn::{Checkpointing, Cuts, Decoder, Lora, SpImpl, Spec, Tuning, WorkspaceOptions};
 use flatshard::optim::Rule;
 use flatshard::store::initialize;
 use serde_json::Value;
@@ -190,27 +190,32 @@ fn documents(spec: &Spec, lengths: &[usize]) -> MicroBatch {
     }
 }
 
-/// Tokens are routed where they are. Rows that only make the ranks of a ring equal are no tokens: they use no expert,
+/// Tokens are routed where they are. Rows that only make the ranks' shares equal are no tokens: they use no expert,
 /// and count for no load. On some meshes a rank has no token at all.
 #[test]
-fn ranks_of_a_ring_count_every_token_once() {
+fn ranks_that_share_sequences_count_every_token_once() {
     let spec = Spec { max_len: 40, kv_heads: 6, ..sparse() };
-    for lengths in [&[29, 1, 13, 3, 5][..], &[2], &[1]] {
+    let row_norm = Spec { row_norm: true, ..spec.clone() };
+    let lengths = [&[29, 1, 13, 3, 5][..], &[2], &[1]];
+    for (spec, lengths) in lengths.map(|lengths| (&spec, lengths)).into_iter().chain([(&row_norm, lengths[0])]) {
         let options = EngineOptions { tokens: 60, spec: spec.clone(), ..balanced(fsdp(sharded()), SGD) };
-        let run = |sp, tp| {
+        let run = |sp, tp, sp_impl| {
+            let cuts = Cuts { attention: !spec.row_norm, ..Cuts::ALL };
+            let options = EngineOptions { sp_impl, cuts, ..options.clone() };
             let sizes = MeshSizes { sp, tp, ..MeshSizes::sharded(1) };
             let results = mesh_ranks(sizes, |rank| {
                 let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
-                let reports = (1..=2).map(|number| step(&mut engine, &[documents(&spec, lengths)], number));
+                let reports = (1..=2).map(|number| step(&mut engine, &[documents(spec, lengths)], number));
                 Ok((reports.collect::<Result<Vec<_>>>()?, fragments(&mut engine)?))
             });
             let loads: Vec<_> = results[0].0.iter().map(|report| report.experts.unwrap()).collect();
-            (gathered(&spec, results), loads)
+            (gathered(spec, results), loads)
         };
-        let (one, loads) = run(1, 1);
-        for (sp, tp) in [(2, 1), (3, 1), (4, 1), (2, 2)] {
-            let what = format!("{lengths:?} on sp {sp} x tp {tp}");
-            let (many, theirs) = run(sp, tp);
+        let (one, loads) = run(1, 1, SpImpl::Ring);
+        let meshes = [(2, 1), (3, 1), (4, 1), (2, 2)].into_iter();
+        for ((sp, tp), sp_impl) in meshes.flat_map(|mesh| [(mesh, SpImpl::Ring), (mesh, SpImpl::Ulysses)]) {
+            let what = format!("{lengths:?} on sp {sp} x tp {tp}, {sp_impl:?}");
+            let (many, theirs) = run(sp, tp, sp_impl);
             for (a, b) in loads.iter().zip(&theirs) {
                 assert!((a.aux_loss / b.aux_loss - 1.0).abs() < 2e-6 && a.max == b.max, "{what}: {a:?} and {b:?}");
             }

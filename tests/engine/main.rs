@@ -17,7 +17,7 @@ mod muon;
 mod parity;
 mod precision;
 mod preference;
-mod ring;
+mod sp;
 mod sharding_options;
 mod stores;
 mod tensor_parallel;

@@ -11,7 +11,7 @@ use flatshard::comm::{MeshSizes, timed};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::cpu::gemm::GemmKernel;
 use flatshard::engine::{Engine, EngineOptions, Strategy};
-use flatshard::nn::{Checkpointing, RingImpl, Spec};
+use flatshard::nn::{Checkpointing, SpImpl, Spec};
 use flatshard::store::{Offload, ReferenceOptions, ShardedOptions, Stage, Wrap, ZeroOptions};
 use std::sync::Arc;
 
@@ -209,7 +209,7 @@ fn allocates_nothing(timeline: &Timeline, sizes: MeshSizes, options: &EngineOpti
             }
             Ok(allocations(kernel) - before)
         });
-        let what = (options.strategy.name(), options.strategy.dtype(), options.ring, kernel);
+        let what = (options.strategy.name(), options.strategy.dtype(), options.sp_impl, kernel);
         assert!(made.iter().all(|&made| made == 0), "{what:?} on {sizes:?}: {made:?}");
     }
 }
@@ -237,9 +237,9 @@ fn a_step_makes_no_heap_allocation() {
     allocates_nothing(&timeline, two, &sharded, 1);
     let mut spans = vec![];
     assert_eq!((timeline.drain(&mut spans), spans.len() > 500), (0, true), "{}", spans.len());
-    // Neither do blocks on a ring.
+    // Neither do blocks whose ranks share sequences.
     let sizes = MeshSizes { dp_replicate: 1, dp_shard: 1, sp: 2, tp: 1 };
-    for ring in [RingImpl::Ring, RingImpl::AllGather] {
-        allocates_nothing(&off, sizes, &EngineOptions { ring, ..sharded.clone() }, 1);
+    for sp_impl in [SpImpl::Ring, SpImpl::AllGather, SpImpl::Ulysses] {
+        allocates_nothing(&off, sizes, &EngineOptions { sp_impl, ..sharded.clone() }, 1);
     }
 }

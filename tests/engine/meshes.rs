@@ -12,7 +12,7 @@ use flatshard::comm::MeshSizes;
 use flatshard::data::MicroBatch;
 use flatshard::device::IGNORE;
 use flatshard::engine::{Engine, EngineOptions, StepReport, Strategy};
-use flatshard::nn::{Checkpointing, Spec};
+use flatshard::nn::{Checkpointing, SpImpl, Spec};
 use flatshard::optim::Rule;
 use flatshard::store::ShardedOptions;
 use std::path::Path;
@@ -146,11 +146,14 @@ fn check(world: usize, rule: Rule) {
         let norms: Vec<f32> = one.steps.iter().map(|s| f32::from_bits(s.1)).collect();
         assert!(norms.iter().all(|norm| *norm > 0.3), "clipping was never active: {norms:?}");
         for (i, sizes) in factorizations(world).into_iter().enumerate() {
-            let replicated = (sizes.dp_shard == 1).then_some(&ddp);
-            for strategy in turns.next().into_iter().chain(replicated) {
+            let replicated = (sizes.dp_shard == 1).then_some((&ddp, SpImpl::Ring));
+            let ulysses = (sizes.sp > 1).then_some(SpImpl::Ulysses);
+            let in_turn = [SpImpl::Ring].into_iter().chain(ulysses).zip(turns.by_ref());
+            for (strategy, sp_impl) in in_turn.map(|(sp_impl, strategy)| (strategy, sp_impl)).chain(replicated) {
                 let sequence_parallel = sizes.tp > 1 && i % 2 == 0;
-                let what = format!("{:?}, {} on {sizes:?}, {sequence_parallel}", spec.arch, strategy.name());
-                let options = EngineOptions { sequence_parallel, ..options(&spec, strategy, rule) };
+                let how = format!("{sp_impl:?}, {sequence_parallel}");
+                let what = format!("{:?}, {} on {sizes:?}, {how}", spec.arch, strategy.name());
+                let options = EngineOptions { sequence_parallel, sp_impl, ..options(&spec, strategy, rule) };
                 assert_close(&one, &run(sizes, &options, start), &what);
             }
         }

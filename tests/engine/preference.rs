@@ -10,7 +10,7 @@ use flatshard::comm::MeshSizes;
 use flatshard::data::MicroBatch;
 use flatshard::device::IGNORE;
 use flatshard::engine::{Dpo, Engine, EngineOptions, Objective, PairMeans, Rm, Step, StepReport};
-use flatshard::nn::{Checkpointing, Lora, Spec, Tuning};
+use flatshard::nn::{Checkpointing, Lora, SpImpl, Spec, Tuning};
 use flatshard::store::initialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
@@ -166,7 +166,8 @@ fn near(report: &StepReport, case: &Value, tolerance: f64, what: &str) {
     }
 }
 
-/// On every mesh of up to four ranks, with pairs packed together and one by one, with recomputation and without.
+/// On every mesh of up to four ranks, with pairs packed together and one by one, with recomputation and without, on
+/// rings and with Ulysses.
 #[test]
 fn losses_rewards_and_gradients_agree_with_pytorch() {
     let mut golden = Golden::read();
@@ -177,12 +178,16 @@ fn losses_rewards_and_gradients_agree_with_pytorch() {
         let meshes =
             [1, 2, 4].into_iter().flat_map(factorizations).filter(|m| m.tp < 4 && m.dp_replicate * m.dp_shard < 4);
         for sizes in meshes {
-            for (size, checkpoint) in [(3, Checkpointing::Off), (1, Checkpointing::Full)] {
+            // With tp, a rank has one head, which cannot be shared.
+            let ulysses = if sizes.tp == 1 { SpImpl::Ulysses } else { SpImpl::Ring };
+            for (size, checkpoint, sp_impl) in
+                [(3, Checkpointing::Off, ulysses), (1, Checkpointing::Full, SpImpl::Ring)]
+            {
                 let dp = sizes.dp_replicate * sizes.dp_shard;
                 let accum = golden.pairs.len() / dp / size;
                 let sharding = flatshard::store::ShardedOptions { grad_accum: accum, ..sharded() };
                 let (options, case) = golden.case(name, fsdp(sharding));
-                let options = EngineOptions { checkpoint, ..options };
+                let options = EngineOptions { checkpoint, sp_impl, ..options };
                 let results = mesh_ranks(sizes, |rank| {
                     let mut engine = engine(&rank, &options)?;
                     let report = engine.train_step(&golden.batches(rank.mesh.dp.rank(), dp, size), &golden.step())?;

@@ -8,7 +8,7 @@ use flatshard::data::MicroBatch;
 use flatshard::device::Device;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::engine::{Engine, EngineOptions, StepCounter, StepWork};
-use flatshard::nn::{Arch, Checkpointing, Lora, RingImpl, Spec, Tuning};
+use flatshard::nn::{Arch, Checkpointing, Lora, SpImpl, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::ShardedOptions;
 use std::sync::Arc;
@@ -119,10 +119,10 @@ fn ranks_of_tp_and_sp_share_the_flops() {
     let tp = of(MeshSizes { tp: 2, ..MeshSizes::default() }, &plain(&spec));
     assert_eq!(tp[0].flops, tp[1].flops);
     assert_eq!(2 * tp[0].all_flops(), products + attention);
-    for ring in [RingImpl::Ring, RingImpl::AllGather] {
-        let sp = of(MeshSizes { sp: 2, ..MeshSizes::default() }, &EngineOptions { ring, ..plain(&spec) });
-        assert_eq!(sp.iter().map(|work| work.attention).sum::<u64>(), attention, "{ring:?}");
-        assert_eq!(sp.iter().map(StepWork::all_flops).sum::<u64>(), products + attention, "{ring:?}");
+    for sp_impl in [SpImpl::Ring, SpImpl::AllGather, SpImpl::Ulysses] {
+        let sp = of(MeshSizes { sp: 2, ..MeshSizes::default() }, &EngineOptions { sp_impl, ..plain(&spec) });
+        assert_eq!(sp.iter().map(|work| work.attention).sum::<u64>(), attention, "{sp_impl:?}");
+        assert_eq!(sp.iter().map(StepWork::all_flops).sum::<u64>(), products + attention, "{sp_impl:?}");
     }
 }
 

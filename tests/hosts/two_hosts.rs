@@ -74,12 +74,13 @@ fn two_hosts_train_as_one_with_replicas() {
 }
 /// Of two ranks they stay in a host; of four they go through both.
 #[test]
-fn two_hosts_train_as_one_in_tensor_and_ring_parallel() {
+fn two_hosts_train_as_one_in_tensor_and_sequence_parallel() {
     compared(&[
         ("tp in hosts", &["--tp-size", "2"]),
         ("tp over hosts", &["--tp-size", "4"]),
         ("a ring in hosts", &["--ring-attn-size", "2", "--dp-replicate-size", "2"]),
         ("a ring over hosts", &["--ring-attn-size", "4"]),
+        ("heads exchanged over hosts", &["--ring-attn-size", "4", "--sp-impl", "ulysses"]),
     ]);
 }
 /// Without --dp-replicate-size: one replica per host.

@@ -3,7 +3,7 @@ use super::{objective, tensor, zero};
 use crate::base::{Error, Result};
 use crate::comm::MeshSizes;
 use crate::engine::EngineOptions;
-use crate::nn::{Arch, Checkpointing, Cuts, Lora, RingImpl, Spec, Tuning};
+use crate::nn::{Arch, Checkpointing, Cuts, Lora, SpImpl, Spec, Tuning};
 use crate::optim::Rule;
 use crate::run::settings::fsdp::FsdpSettings;
 use crate::run::settings::value::set;
@@ -181,9 +181,13 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
         seed: set(&s.run.seed, "run.seed")?,
         sequence_parallel: set(&s.parallel.sequence_parallel, "parallel.sequence_parallel")?,
         cuts: Cuts::ALL,
-        ring: match set(&s.parallel.ring_impl, "parallel.ring_impl")? {
-            RingName::Ring => RingImpl::Ring,
-            RingName::Allgather => RingImpl::AllGather,
+        sp_impl: match (
+            set(&s.parallel.sp_impl, "parallel.sp_impl")?,
+            set(&s.parallel.ring_impl, "parallel.ring_impl")?,
+        ) {
+            (SpName::Ulysses, _) => SpImpl::Ulysses,
+            (SpName::Ring, RingName::Ring) => SpImpl::Ring,
+            (SpName::Ring, RingName::Allgather) => SpImpl::AllGather,
         },
         aux_coef: 0.0,
     };

@@ -32,6 +32,7 @@ names!(WarmupName, "snake_case", Linear, Log);
 names!(BackendName, "snake_case", Fsdp, Zero);
 names!(FsdpImpl, "snake_case", Manual, Reference);
 names!(ShardingName, "SCREAMING_SNAKE_CASE", FullShard, ShardGradOp, NoShard, HybridShard);
+names!(SpName, "snake_case", Ring, Ulysses);
 names!(RingName, "snake_case", Ring, Allgather);
 names!(WrapName, "snake_case", Transformer, Size, None);
 names!(PrefetchName, "SCREAMING_SNAKE_CASE", BackwardPre, BackwardPost, None);

@@ -1,5 +1,5 @@
 //! Sizes of the mesh's axes. Never arranges ranks.
-use super::names::RingName;
+use super::names::{RingName, SpName};
 use super::value::count;
 use crate::base::Result;
 use serde::{Deserialize, Serialize};
@@ -14,9 +14,13 @@ pub struct ParallelSettings {
     /// Use the tensor-parallel plan of the Hugging Face configuration
     #[arg(long)]
     pub use_hf_tp_plan: Option<bool>,
-    /// Sequence-parallel size: ranks that share each sequence by ring attention; sequences are padded as needed
+    /// Sequence-parallel size: ranks that share each sequence; sequences are padded as needed
     #[arg(long, value_name = "N")]
     pub ring_attn_size: Option<usize>,
+    /// How ranks that share a sequence attend. ring: pass keys and values from rank to rank; ulysses: exchange heads
+    /// for tokens, so that each rank attends with some of the heads to whole sequences
+    #[arg(long)]
+    pub sp_impl: Option<SpName>,
     /// Communication of ring attention. ring: pass keys and values from rank to rank; allgather: gather them at once
     /// (short sequences, few key/value heads)
     #[arg(long)]

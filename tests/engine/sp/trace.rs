@@ -1,4 +1,5 @@
-//! When ring transfers start relative to the launches of a simulated GPU, which are recorded in the same log.
+//! When transfers between ranks of sp start relative to the launches of a simulated GPU, which are recorded in the same
+//! log.
 use super::layer::{Case, heads};
 use flatshard::base::meter::Lease;
 use flatshard::base::{Category, DType, Meter, Result};
@@ -12,7 +13,7 @@ use flatshard::device::gpu::driver::{Arg, Driver, Graph, Kernel, LaunchShape, ru
 use flatshard::device::gpu::sim::Sim;
 use flatshard::device::ops::Gemm;
 use flatshard::device::{Buf, Device, View, ViewMut};
-use flatshard::nn::RingImpl;
+use flatshard::nn::SpImpl;
 use std::sync::Arc;
 
 /// Records the kernels it launches.
@@ -70,9 +71,9 @@ impl Driver for Noting {
     }
 }
 
-/// What rank 0 of 3 does in one forward and one backward pass of a layer: `KV` and `DKV` when their transfer starts, in
+/// What rank 0 of 3 does in one forward and one backward pass of a layer: capital letters when a transfer starts, in
 /// brackets when it is waited for; lowercase letters for launches. A pass is `forward`, or `dq` and `dkv`.
-fn trace(ring: RingImpl) -> String {
+fn trace(sp_impl: SpImpl) -> String {
     const WORLD: usize = 3;
     let logs: Vec<Log> = (0..WORLD).map(|_| Log::default()).collect();
     let device = |rank: usize, meter: Meter| -> Result<Arc<dyn Device>> {
@@ -83,15 +84,17 @@ fn trace(ring: RingImpl) -> String {
         let log = logs[group.rank()].clone();
         Arc::new(Recorder::new(group, log))
     };
-    Case { heads: heads(1, 1, 16), cu: &[0, 96], dtype: DType::F32 }.ring(WORLD, ring, &device, &recorded);
+    Case { heads: heads(3, 3, 16), cu: &[0, 96], dtype: DType::F32 }.shared(WORLD, sp_impl, &device, &recorded);
     let words: Vec<String> = logs[0]
         .entries()
         .iter()
         .filter_map(|entry| {
-            let what = entry.tag.what.replace("ring ", "");
+            let what = entry.tag.what.replace("ring ", "").replace("ulysses ", "");
             match entry.seam {
                 None => Some(what.strip_prefix("attention_").filter(|kernel| *kernel != "ranges")?.to_string()),
-                Some(Seam::SendRecv | Seam::AllGather | Seam::ReduceScatter) => Some(what.to_uppercase()),
+                Some(Seam::SendRecv | Seam::AllGather | Seam::ReduceScatter | Seam::AllToAll) => {
+                    Some(what.to_uppercase())
+                }
                 Some(Seam::Wait) => Some(format!("({})", what.to_uppercase())),
                 _ => None,
             }
@@ -103,15 +106,21 @@ fn trace(ring: RingImpl) -> String {
     first.join(" ")
 }
 
+/// Nothing overlaps attention: it needs all tokens of its heads.
+#[test]
+fn ulysses_exchanges_four_times() {
+    assert_eq!(trace(SpImpl::Ulysses), "QKV (QKV) forward O (O) D_O (D_O) delta dq dkv DQKV (DQKV)");
+}
+
 #[test]
 fn transfers_of_the_next_block_overlap_the_current_pass() {
     assert_eq!(
-        trace(RingImpl::Ring),
+        trace(SpImpl::Ring),
         "KV forward (KV) KV forward merge (KV) forward merge \
          delta KV dq dkv DKV (KV) KV dq dkv (DKV) DKV (KV) dq dkv (DKV) DKV (DKV)"
     );
     assert_eq!(
-        trace(RingImpl::AllGather),
+        trace(SpImpl::AllGather),
         "KV forward (KV) forward merge forward merge delta KV dq dkv (KV) dq dkv dq dkv DKV (DKV)"
     );
 }

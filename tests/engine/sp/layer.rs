@@ -1,4 +1,4 @@
-//! One layer's attention, forward and backward, with its rows distributed over rings of 1 to 8 ranks.
+//! One layer's attention, forward and backward, with its rows distributed over 2 to 8 ranks.
 use crate::common::ranks_on;
 use crate::common::reference::{self, Heads};
 use flatshard::base::rng::Rng;
@@ -13,8 +13,8 @@ use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
 use flatshard::device::ops::{Attention, AttentionBackward, AttentionShape};
 use flatshard::device::{Buf, Device};
-use flatshard::nn::ring::{Ring, RingAttention};
-use flatshard::nn::{Groups, RingImpl, Slice, Split};
+use flatshard::nn::core::{CoreAttention, CorePlan};
+use flatshard::nn::{Groups, Slice, SpImpl, Split};
 use half::bf16;
 use std::sync::Arc;
 use std::time::Duration;
@@ -111,15 +111,16 @@ impl Case<'_> {
         .unwrap();
         Made { o: download(&dev, &o), dqkv: download(&dev, &dqkv) }
     }
-    /// Attention on a ring of `world` ranks.
-    pub fn ring(&self, world: usize, ring: RingImpl, device: &MakeDevice, wrap: &Wrap) -> Made {
+    /// Attention on `world` ranks.
+    pub fn shared(&self, world: usize, sp_impl: SpImpl, device: &MakeDevice, wrap: &Wrap) -> Made {
         let a = self.attention();
         let parts = ranks_on(world, device, |rank| {
             let dev = rank.device;
             let group = wrap(rank.mesh.group(Axis::Fsdp).clone());
             let batch =
                 MicroBatch { tokens: vec![0; self.rows()], cu_seqlens: self.cu.to_vec(), ..MicroBatch::default() };
-            let mut cut = ZigzagCut::new(rank.rank, world, self.rows());
+            let split = Split { sp: Slice { index: group.rank(), of: world }, sp_impl, ..Split::NONE };
+            let mut cut = ZigzagCut::new(rank.rank, world, split.grid(a.heads).ulysses.of, self.rows());
             cut.fill(&batch);
             let n = cut.part.tokens.len();
             let u32s =
@@ -127,24 +128,24 @@ impl Case<'_> {
             let (cu, rows) = (u32s(&cut.part.cu_seqlens), u32s(&cut.rows));
             let mine = || cut.rows[rank.rank * n..][..n].iter().map(|&row| row as usize);
             // Allocated for more rows than there are, as for the longest batch.
-            let split = Split { sp: Slice { index: group.rank(), of: world }, ring, ..Split::NONE };
             let groups = Groups { sp: group.clone(), ..Groups::solo(&dev) };
             let sights = [a.window == 0, a.window > 0];
-            let mut buffers = Ring::plan(&a, sights, &split, n + 3, self.dtype, true).allocate(&*dev, &groups)?;
-            buffers.set_ranges(&*dev, &*group, &a, [a.window], cu.view(), rows.view())?;
+            let plan = CorePlan { heads: &a, sights, split: &split, tokens: n + 3, dtype: self.dtype, train: true };
+            let (mut saved, mut scratch) =
+                (plan.saved().allocate(&*dev, &groups)?, plan.scratch().allocate(&*dev, &groups)?);
+            let cu_seqlens = cu.view();
+            let attention = CoreAttention { dev: &*dev, group: &*group, split, shape: &a, cu_seqlens, layer: 3 };
+            attention.begin(&mut scratch, [a.window], rows.view())?;
 
             let (qkv, d_o) =
                 (upload(&*dev, self.dtype, &self.qkv(mine())), upload(&*dev, self.dtype, &self.d_o(mine())));
-            let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other);
-            let (mut o, mut lse) = (alloc(self.dtype, d_o.len())?, alloc(DType::F32, a.heads * n)?);
-            let (mut delta, mut dqkv) = (alloc(DType::F32, a.heads * n)?, alloc(self.dtype, qkv.len())?);
-            let mut sums = alloc(DType::F32, dev.attention_sums(&a, self.dtype, n))?;
-            let around = RingAttention { dev: &*dev, group: &*group, ring, shape: &a, layer: 3 };
+            let alloc = |len| dev.alloc(self.dtype, len, Category::Other);
+            let (mut o, mut dqkv) = (alloc(d_o.len())?, alloc(qkv.len())?);
             // Twice: what one layer leaves behind must not affect the next.
             for _ in 0..2 {
-                around.forward(&mut buffers, qkv.view(), o.view_mut(), lse.view_mut())?;
-                let (scratch, dq) = ([delta.view_mut(), sums.view_mut()], dqkv.view_mut());
-                around.backward(&mut buffers, qkv.view(), o.view(), lse.view(), d_o.view(), scratch, dq)?;
+                attention.forward(&mut scratch, qkv.view(), &mut saved, false)?;
+                dev.copy(saved.outputs(n), o.view_mut())?;
+                attention.backward(&mut scratch, qkv.view(), &saved, d_o.view(), dqkv.view_mut())?;
             }
             Ok((mine().collect::<Vec<usize>>(), download(&*dev, &o), download(&*dev, &dqkv)))
         });
@@ -199,10 +200,12 @@ fn scaled(heads: Heads) -> Heads {
     // Rounded as on the device.
     Heads { scale: f64::from(heads.scale as f32), cap: f64::from(heads.cap as f32), ..heads }
 }
-pub const BOTH: [RingImpl; 2] = [RingImpl::Ring, RingImpl::AllGather];
+const RINGS: [SpImpl; 2] = [SpImpl::Ring, SpImpl::AllGather];
+pub const ALL: [SpImpl; 3] = [SpImpl::Ring, SpImpl::AllGather, SpImpl::Ulysses];
 
-/// Heads and documents: dense ones that all rings divide; packed ones of odd lengths, some shorter than the ring, empty
-/// or a single token; Gemma's windows and softcaps; grouped heads.
+/// Heads and documents: dense ones that all ranks divide; packed ones of odd lengths, some shorter than the ranks,
+/// empty or a single token; Gemma's windows and softcaps; grouped heads, of which ranks of Ulysses have shares of
+/// different sizes, or read the same keys and values, or which are fewer than the ranks.
 fn cases() -> Vec<(Heads, Vec<u32>)> {
     vec![
         (heads(2, 2, 16), vec![0, 256]),
@@ -211,22 +214,30 @@ fn cases() -> Vec<(Heads, Vec<u32>)> {
         (Heads { window: 24, ..heads(4, 2, 8) }, vec![0, 160]),
         (Heads { window: 9, cap: 0.8, ..heads(4, 1, 8) }, vec![0, 1, 60, 77, 141]),
         (heads(1, 1, 8), vec![0, 3]),
+        (heads(9, 3, 8), vec![0, 37, 90]),
+        (heads(14, 2, 6), vec![0, 96, 101]),
+        (Heads { window: 11, ..heads(8, 8, 8) }, vec![0, 70, 71, 133]),
     ]
 }
 
 /// The tolerance of the reference library: 2.5 times the error of plain attention plus 2e-3, for any number of ranks.
 #[test]
-fn errors_do_not_grow_with_the_ring() {
+fn errors_do_not_grow_with_the_ranks() {
     for (heads, cu) in cases() {
         for dtype in [DType::F32, DType::Bf16] {
             let case = Case { heads: scaled(heads), cu: &cu, dtype };
             let (exact, flash) = (case.exact(), case.flash());
             let plain = errors(&flash, &exact);
-            for world in [1, 2, 4, 8] {
-                for ring in BOTH {
-                    let made = errors(&case.ring(world, ring, &cpu, &bare), &exact);
+            for world in [1, 2, 3, 4, 8] {
+                for sp_impl in ALL {
+                    let made = case.shared(world, sp_impl, &cpu, &bare);
+                    // A rank of Ulysses attends as one rank does, with fewer heads.
+                    if world == 1 || sp_impl == SpImpl::Ulysses && world <= heads.q {
+                        assert!(made.o == flash.o, "{heads:?} {cu:?} in {dtype} on {world}: other bits than one rank");
+                    }
+                    let made = errors(&made, &exact);
                     for (what, made, plain) in [("outputs", made[0], plain[0]), ("gradients", made[1], plain[1])] {
-                        let label = format!("{what} of {heads:?} {cu:?} in {dtype}, {ring:?} of {world}");
+                        let label = format!("{what} of {heads:?} {cu:?} in {dtype}, {sp_impl:?} of {world}");
                         assert!(made <= 2.5 * plain + 2e-3, "{label}: off by {made:.2e}, plain by {plain:.2e}");
                         // In f32 an allowance of 2e-3 would hide anything.
                         assert!(dtype != DType::F32 || made <= 8.0 * plain + 1e-6, "{label}: {made:.2e} {plain:.2e}");
@@ -238,10 +249,10 @@ fn errors_do_not_grow_with_the_ring() {
 }
 
 #[test]
-fn both_implementations_give_the_same_outputs() {
+fn both_rings_give_the_same_outputs() {
     for (heads, cu) in cases() {
         let case = Case { heads: scaled(heads), cu: &cu, dtype: DType::Bf16 };
-        let [ring, gathered] = BOTH.map(|ring| case.ring(4, ring, &cpu, &bare));
+        let [ring, gathered] = RINGS.map(|ring| case.shared(4, ring, &cpu, &bare));
         assert!(ring.o == gathered.o, "{heads:?} {cu:?}");
     }
 }
@@ -250,27 +261,27 @@ fn both_implementations_give_the_same_outputs() {
 #[test]
 fn delays_change_no_bit() {
     let case = Case { heads: heads(4, 2, 8), cu: &[0, 61, 150], dtype: DType::Bf16 };
-    for ring in BOTH {
-        let calm = case.ring(4, ring, &cpu, &bare);
+    for sp_impl in ALL {
+        let calm = case.shared(4, sp_impl, &cpu, &bare);
         for seed in 0..4 {
             let delayed = move |group: Arc<dyn Collective>| -> Arc<dyn Collective> {
                 Arc::new(Delayed::new(group, seed, &Seam::ALL, Duration::from_millis(2)))
             };
-            assert!(case.ring(4, ring, &cpu, &delayed) == calm, "{ring:?}, seed {seed}");
+            assert!(case.shared(4, sp_impl, &cpu, &delayed) == calm, "{sp_impl:?}, seed {seed}");
         }
     }
 }
 
 #[test]
-fn rings_of_simulated_gpus_agree_too() {
+fn simulated_gpus_agree_too() {
     for (heads, cu) in [(Heads { window: 9, cap: 0.8, ..heads(2, 1, 16) }, [0, 5, 44]), (heads(2, 2, 16), [0, 17, 48])]
     {
         for (dtype, within) in [(DType::F32, 2e-6), (DType::Bf16, 3e-2)] {
             let case = Case { heads: scaled(heads), cu: &cu, dtype };
             let exact = case.exact();
-            for ring in BOTH {
-                let far = errors(&case.ring(2, ring, &sim, &bare), &exact);
-                assert!(far.iter().all(|&far| far < within), "{heads:?} {dtype} {ring:?}: {far:?}");
+            for sp_impl in ALL {
+                let far = errors(&case.shared(2, sp_impl, &sim, &bare), &exact);
+                assert!(far.iter().all(|&far| far < within), "{heads:?} {dtype} {sp_impl:?}: {far:?}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! `run_fsdp` with ring attention, from the command line.
+//! `run_fsdp` with ring attention and Ulysses, from the command line.
 use serde_json::Value;
 use std::process::{Command, Output};
 
@@ -25,8 +25,8 @@ fn losses(args: &[&str]) -> Vec<f64> {
 }
 
 #[test]
-fn a_ring_run_equals_a_single_rank_run() {
-    // 63 tokens per sequence: rings of 2 and 4 divide neither it nor the micro-batch of 2.
+fn a_run_that_shares_sequences_equals_a_single_rank_run() {
+    // 63 tokens per sequence: 2 and 4 ranks divide neither it nor the micro-batch of 2.
     let args = |ranks, ring: &'static [&'static str]| {
         [&["--max-len", "63", "--grad-accum", "2", "--nproc-per-node", ranks], ring].concat()
     };
@@ -35,12 +35,15 @@ fn a_ring_run_equals_a_single_rank_run() {
     for ring in [
         args("2", &["--ring-attn-size", "2"]),
         args("3", &["--ring-attn-size", "3", "--ring-impl", "allgather", "--activation-checkpoint"]),
+        args("2", &["--ring-attn-size", "2", "--sp-impl", "ulysses"]),
+        args("3", &["--sp-size", "3", "--sp-impl", "ulysses", "--activation-checkpoint"]),
+        args("4", &["--sequence-parallel-size", "4", "--cpu-offload"]),
         // Two such rings have twice the samples, which is another run: only its mesh is checked.
         args("4", &["--ring-attn-size", "2", "--precision", "bf16"]),
     ] {
         let made = losses(&ring);
         assert_eq!(made.len(), one.len(), "{ring:?}");
-        if !ring.contains(&"4") {
+        if !ring.contains(&"bf16") {
             let far = one.iter().zip(&made).map(|(a, b)| (a - b).abs() / a).fold(0.0, f64::max);
             assert!(far < 1e-4, "{ring:?}: {one:?} and {made:?}");
         }
@@ -57,4 +60,29 @@ fn a_ring_that_does_not_divide_the_ranks_is_refused_with_the_equation() {
     assert_eq!(out.status.code(), Some(2));
     let out = run(&["--ring-impl", "rings"]);
     assert_eq!(out.status.code(), Some(2));
+}
+
+#[test]
+fn what_ulysses_cannot_divide_is_refused_with_the_remedy() {
+    for (args, says) in [
+        (
+            "--nproc-per-node 7 --ring-attn-size 7 --sp-impl ulysses",
+            "at least one of the 4 heads (num_heads 4 / tp-size 1)",
+        ),
+        (
+            "--nproc-per-node 4 --ring-attn-size 2 --tp-size 2 --num-heads 2 --sp-impl ulysses",
+            "at least one of the 1 heads (num_heads 2 / tp-size 2); choose another ring-attn-size, or sp-impl ring",
+        ),
+        ("--nproc-per-node 2 --sp-impl ulysses", "--sp-impl ulysses has no effect"),
+        (
+            "--nproc-per-node 2 --ring-attn-size 2 --sp-impl ulysses --ring-impl allgather",
+            "--ring-impl allgather has no effect",
+        ),
+        ("--nproc-per-node 2 --ring-attn-size 2 --sp-impl ulises", "it must be one of ring, ulysses"),
+    ] {
+        let out = run(&args.split_whitespace().collect::<Vec<_>>());
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{args}: {said}");
+        assert!(said.contains(says), "{args}: {said}");
+    }
 }

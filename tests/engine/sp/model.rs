@@ -1,4 +1,4 @@
-//! Whole models with sequences sharded over a ring, compared with one rank: loss, norm and weights after steps;
+//! Whole models with sequences sharded over ranks of sp, compared with one rank: loss, norm and weights after steps;
 //! evaluation, generation; bytes sent and held.
 use crate::common::*;
 use flatshard::base::CATEGORIES;
@@ -12,16 +12,17 @@ use flatshard::comm::{Axis, Collective};
 use flatshard::data::MicroBatch;
 use flatshard::device::IGNORE;
 use flatshard::engine::{Engine, EngineOptions, Sampling, StepReport};
-use flatshard::nn::{Checkpointing, RingImpl, Spec};
+use flatshard::nn::{Checkpointing, SpImpl, Spec};
 use flatshard::store::ShardedOptions;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Documents of packed samples, none with a length that a ring divides, some shorter than it.
+/// Documents of packed samples, none with a length that the ranks divide, some shorter than their number.
 const PACKED: [usize; 6] = [29, 1, 13, 3, 40, 5];
 /// Dense sequences.
 const DENSE: [usize; 2] = [32, 32];
 const TOKENS: usize = 97;
+const ALL: [SpImpl; 3] = [SpImpl::Ring, SpImpl::AllGather, SpImpl::Ulysses];
 
 fn specs() -> [Spec; 4] {
     let long = |spec: Spec| Spec { max_len: 40, layers: 3, dropout: 0.0, ..spec };
@@ -52,9 +53,9 @@ fn documents(spec: &Spec, seed: u64, lengths: &[usize]) -> MicroBatch {
 fn sizes(dp_shard: usize, sp: usize) -> MeshSizes {
     MeshSizes { dp_replicate: 1, dp_shard, sp, tp: 1 }
 }
-fn with_ring(spec: &Spec, dtype: DType, ring: RingImpl, checkpoint: Checkpointing) -> EngineOptions {
+fn with_sp(spec: &Spec, dtype: DType, sp_impl: SpImpl, checkpoint: Checkpointing) -> EngineOptions {
     let strategy = fsdp(ShardedOptions { dtype, ..sharded() });
-    EngineOptions { tokens: TOKENS, ring, checkpoint, ..options(spec, strategy, SGD) }
+    EngineOptions { tokens: TOKENS, sp_impl, checkpoint, ..options(spec, strategy, SGD) }
 }
 
 /// Steps in which rank `r` of dp has batch `r` of each step; `one` has all of them in sequence.
@@ -87,20 +88,24 @@ fn assert_near(a: &Outcome, b: &Outcome, within: [f64; 3], label: &str) {
 }
 
 #[test]
-fn a_ring_trains_like_one_rank() {
+fn ranks_that_share_sequences_train_like_one() {
     for spec in specs() {
         for (dtype, within) in [(DType::F32, [1e-6, 1e-5, 2e-6]), (DType::Bf16, [2e-3, 3e-2, 3e-3])] {
-            let one = with_ring(&spec, dtype, RingImpl::Ring, Checkpointing::Off);
+            let one = with_sp(&spec, dtype, SpImpl::Ring, Checkpointing::Off);
             let lengths = [&PACKED[..], &DENSE];
             let expected = trained(sizes(1, 1), &one, 3, lengths);
-            for (sizes, ring, checkpoint) in [
-                (sizes(1, 2), RingImpl::Ring, Checkpointing::Off),
-                (sizes(2, 2), RingImpl::AllGather, Checkpointing::Full),
-                (sizes(1, 4), RingImpl::Ring, Checkpointing::Selective),
-                (sizes(2, 4), RingImpl::Ring, Checkpointing::Full),
+            for (sizes, sp_impl, checkpoint) in [
+                (sizes(1, 2), SpImpl::Ring, Checkpointing::Off),
+                (sizes(2, 2), SpImpl::AllGather, Checkpointing::Full),
+                (sizes(1, 4), SpImpl::Ring, Checkpointing::Selective),
+                (sizes(2, 4), SpImpl::Ring, Checkpointing::Full),
+                (sizes(1, 2), SpImpl::Ulysses, Checkpointing::Off),
+                (sizes(2, 2), SpImpl::Ulysses, Checkpointing::Full),
+                (sizes(1, 4), SpImpl::Ulysses, Checkpointing::Selective),
+                (sizes(1, 8), SpImpl::Ulysses, Checkpointing::SelectiveEvery(2)),
             ] {
-                let label = format!("{:?} in {dtype}, {ring:?} on {sizes:?}, {checkpoint:?}", spec.arch);
-                let options = with_ring(&spec, dtype, ring, checkpoint);
+                let label = format!("{:?} in {dtype}, {sp_impl:?} on {sizes:?}, {checkpoint:?}", spec.arch);
+                let options = with_sp(&spec, dtype, sp_impl, checkpoint);
                 assert_near(&expected, &trained(sizes, &options, 3, lengths), within, &label);
             }
         }
@@ -108,22 +113,47 @@ fn a_ring_trains_like_one_rank() {
 }
 
 #[test]
-fn rings_with_replicas_train_like_one_rank() {
+fn replicas_that_share_sequences_train_like_one_rank() {
     let [spec, ..] = specs();
-    let options = |sizes: MeshSizes| {
-        let options = with_ring(&spec, DType::F32, RingImpl::Ring, Checkpointing::Off);
+    let run = |sizes: MeshSizes, sp_impl| {
+        let options = with_sp(&spec, DType::F32, sp_impl, Checkpointing::Off);
         let lengths = [&PACKED[..], &PACKED];
         trained(sizes, &EngineOptions { strategy: ddp(DType::F32), ..options }, 2, lengths)
     };
+    let one = run(sizes(1, 1), SpImpl::Ring);
     let replicas = MeshSizes { dp_replicate: 2, dp_shard: 1, sp: 2, tp: 1 };
-    assert_near(&options(sizes(1, 1)), &options(replicas), [1e-6, 1e-5, 2e-6], "replicas");
+    for sp_impl in [SpImpl::Ring, SpImpl::Ulysses] {
+        assert_near(&one, &run(replicas, sp_impl), [1e-6, 1e-5, 2e-6], &format!("replicas, {sp_impl:?}"));
+    }
+}
+
+/// Heads are first cut over tp, then each tp rank's over sp: into one head each on 2 x 3 ranks, and for 2 x 4 into
+/// shares of groups that form a ring.
+#[test]
+fn sequences_are_shared_within_tensor_parallel_ranks() {
+    let [llama, qwen3, gemma3, _] = specs().map(|spec| Spec { heads: 6, kv_heads: 2, vocab: 60, ..spec });
+    for spec in [llama, qwen3, gemma3] {
+        let lengths = [&PACKED[..], &DENSE];
+        let run = |sizes, sp_impl, sequence_parallel| {
+            let options = with_sp(&spec, DType::F32, sp_impl, Checkpointing::Full);
+            trained(sizes, &EngineOptions { sequence_parallel, ..options }, 2, lengths)
+        };
+        let one = run(sizes(1, 1), SpImpl::Ring, false);
+        for (sp, sequence_parallel) in [(2, false), (3, true), (4, false)] {
+            let sizes = MeshSizes { tp: 2, ..sizes(1, sp) };
+            for sp_impl in ALL {
+                let label = format!("{:?}, {sp_impl:?} on {sizes:?}", spec.arch);
+                assert_near(&one, &run(sizes, sp_impl, sequence_parallel), [1e-6, 1e-5, 2e-6], &label);
+            }
+        }
+    }
 }
 
 #[test]
 fn evaluation_and_generation_equal_those_of_one_rank() {
     for spec in specs() {
-        let run = |sizes, ring| {
-            let options = with_ring(&spec, DType::F32, ring, Checkpointing::Full);
+        let run = |sizes, sp_impl| {
+            let options = with_sp(&spec, DType::F32, sp_impl, Checkpointing::Full);
             let mut results = mesh_ranks(sizes, |rank| {
                 let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
                 step(&mut engine, &[documents(&spec, 3, &PACKED)], 1)?;
@@ -134,11 +164,11 @@ fn evaluation_and_generation_equal_those_of_one_rank() {
             assert!(results.iter().all(|r| *r == results[0]), "ranks disagree: {results:?}");
             results.swap_remove(0)
         };
-        let (loss, tokens, text) = run(sizes(1, 1), RingImpl::Ring);
-        for ring in [RingImpl::Ring, RingImpl::AllGather] {
-            let made = run(sizes(1, 3), ring);
-            assert!((made.0 - loss).abs() < 1e-5 * loss, "{:?} {ring:?}: {} and {loss}", spec.arch, made.0);
-            assert_eq!((made.1, &made.2), (tokens, &text), "{:?} {ring:?}", spec.arch);
+        let (loss, tokens, text) = run(sizes(1, 1), SpImpl::Ring);
+        for (ranks, sp_impl) in ALL.map(|sp_impl| (3, sp_impl)).into_iter().chain([(4, SpImpl::Ulysses)]) {
+            let made = run(sizes(1, ranks), sp_impl);
+            assert!((made.0 - loss).abs() < 1e-5 * loss, "{:?} {sp_impl:?}: {} and {loss}", spec.arch, made.0);
+            assert_eq!((made.1, &made.2), (tokens, &text), "{:?} {sp_impl:?}", spec.arch);
         }
     }
 }
@@ -147,8 +177,8 @@ fn evaluation_and_generation_equal_those_of_one_rank() {
 #[test]
 fn delays_change_nothing() {
     let [_, _, spec, _] = specs();
-    for ring in [RingImpl::Ring, RingImpl::AllGather] {
-        let options = with_ring(&spec, DType::F32, ring, Checkpointing::Full);
+    for sp_impl in ALL {
+        let options = with_sp(&spec, DType::F32, sp_impl, Checkpointing::Full);
         let run = |seed: Option<u64>| {
             let results = mesh_ranks(sizes(1, 3), |rank| {
                 let delayed = |group: Arc<dyn Collective>| -> Arc<dyn Collective> {
@@ -165,48 +195,58 @@ fn delays_change_nothing() {
         };
         let calm = run(None);
         for seed in 0..3 {
-            assert_same_bits(&calm, &run(Some(seed)), &format!("{ring:?}, seed {seed}"));
+            assert_same_bits(&calm, &run(Some(seed)), &format!("{sp_impl:?}, seed {seed}"));
         }
     }
 }
 
-/// Bytes sent by a rank in a step: R ranks, n rows of c elements of keys and values. Forward, a block makes R - 1 hops
-/// in the compute dtype; backward, as many again, and R hops as f32 gradients. Full checkpointing recomputes all blocks
-/// but the last, with their forward transfers; selective keeps attention's outputs and sends nothing twice.
+/// Bytes that R ranks of n rows receive in a step. A ring: forward, a block of c elements of keys and values makes R -
+/// 1 hops in the compute dtype; backward, as many again, and R hops as f32 gradients. Ulysses: a row of queries, keys
+/// and values, and one of outputs; backward, their gradients. Key/value heads that several ranks read are sent to each.
+/// Full checkpointing recomputes all blocks but the last, with their forward transfers; selective keeps attention's
+/// outputs, so a ring sends nothing twice, while Ulysses needs the other rows.
 #[test]
 fn bytes_match_the_formula() {
     let [spec, ..] = specs();
-    let (c, layers) = (2 * spec.kv_heads * spec.head_dim, spec.layers);
+    let (d, layers) = (spec.head_dim, spec.layers);
     for (ranks, dtype) in [(2, DType::F32), (3, DType::Bf16), (4, DType::Bf16)] {
         let n = PACKED.iter().sum::<usize>().div_ceil(ranks);
-        for (checkpoint, recomputed) in
-            [(Checkpointing::Off, 0), (Checkpointing::Selective, 0), (Checkpointing::Full, layers - 1)]
-        {
-            for ring in [RingImpl::Ring, RingImpl::AllGather] {
-                let options = with_ring(&spec, dtype, ring, checkpoint);
-                let sent = mesh_ranks(sizes(1, ranks), |rank| {
+        for checkpoint in [Checkpointing::Off, Checkpointing::Selective, Checkpointing::Full] {
+            for sp_impl in ALL {
+                let options = with_sp(&spec, dtype, sp_impl, checkpoint);
+                let received = mesh_ranks(sizes(1, ranks), |rank| {
                     let log = Log::default();
                     let mesh = rank.mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
                     let mut engine = Engine::new(rank.device, &mesh, &options)?;
                     log.clear();
+                    let before = mesh.sp.stats().bytes;
                     step(&mut engine, &[documents(&spec, 1, &PACKED)], 1)?;
-                    let on_ring = log.entries().into_iter().filter(|entry| entry.axis == Axis::Sp);
+                    let among = log.entries().into_iter().filter(|entry| entry.axis == Axis::Sp);
                     // All-gathers and reduce-scatters record their full buffer, of which (R - 1) / R comes from other
                     // ranks.
                     let bytes = |entry: flatshard::comm::recorder::Entry| match entry.seam {
-                        Some(Seam::SendRecv) => entry.bytes,
+                        Some(Seam::SendRecv | Seam::AllToAll) => entry.bytes,
                         _ => entry.bytes / ranks * (ranks - 1),
                     };
-                    Ok(on_ring.map(bytes).sum::<usize>())
+                    let recorded = among.map(bytes).sum::<usize>();
+                    assert_eq!(mesh.sp.stats().bytes - before, recorded as u64, "counted and recorded");
+                    Ok(recorded)
                 });
-                let block = n * c;
-                let forward = (ranks - 1) * block * dtype.size();
-                let home = if ring == RingImpl::Ring { ranks } else { ranks - 1 } * block * 4;
-                let expected = layers * (2 * forward + home) + recomputed * forward;
-                assert!(
-                    sent.iter().all(|&sent| sent == expected),
-                    "{ranks} {checkpoint:?} {ring:?}: {sent:?} {expected}"
-                );
+                let others = ranks - 1;
+                let block = ranks * n * 2 * spec.kv_heads * d;
+                let rows = n * 2 * (spec.heads + spec.kv_heads.max(ranks)) * d;
+                let is_recomputed = match sp_impl {
+                    SpImpl::Ulysses => checkpoint != Checkpointing::Off,
+                    _ => checkpoint == Checkpointing::Full,
+                };
+                let (forward, backward) = match sp_impl {
+                    SpImpl::Ring => (others * block * dtype.size(), others * block * dtype.size() + ranks * block * 4),
+                    SpImpl::AllGather => (others * block * dtype.size(), others * block * (dtype.size() + 4)),
+                    SpImpl::Ulysses => (others * rows * dtype.size(), others * rows * dtype.size()),
+                };
+                let recomputed = if is_recomputed { (layers - 1) * forward } else { 0 };
+                let label = format!("{ranks} {checkpoint:?} {sp_impl:?}: {received:?}");
+                assert_eq!(received.iter().sum::<usize>(), layers * (forward + backward) + recomputed, "{label}");
             }
         }
     }
@@ -215,11 +255,11 @@ fn bytes_match_the_formula() {
 #[test]
 fn planned_bytes_equal_allocated_bytes() {
     for spec in specs() {
-        for ring in [RingImpl::Ring, RingImpl::AllGather] {
-            for sizes in [sizes(1, 2), sizes(2, 3)] {
-                let options = with_ring(&spec, DType::Bf16, ring, Checkpointing::Off);
-                let planned = options.bytes(&sizes, 0).unwrap();
+        for sp_impl in ALL {
+            for sizes in [sizes(1, 2), sizes(2, 3), sizes(1, 4)] {
+                let options = with_sp(&spec, DType::Bf16, sp_impl, Checkpointing::Off);
                 mesh_ranks(sizes, |rank| {
+                    let planned = options.bytes(&sizes, rank.mesh.rank())?;
                     let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
                     let buffers = rank.meter.allocations();
                     step(&mut engine, &[documents(&spec, 1, &PACKED)], 1)?;
@@ -228,7 +268,7 @@ fn planned_bytes_equal_allocated_bytes() {
                         assert_eq!(
                             rank.meter.live(category),
                             planned.1,
-                            "{name} of {:?} {ring:?} {sizes:?}",
+                            "{name} of {:?} {sp_impl:?} {sizes:?}",
                             spec.arch
                         );
                     }

@@ -1,6 +1,0 @@
-//! Ring attention: a single layer compared with exact arithmetic and with plain attention; what it sends, when, and how
-//! much; whole models on a ring compared with one rank.
-mod cli;
-mod layer;
-mod model;
-mod trace;
