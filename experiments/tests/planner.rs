@@ -15,7 +15,7 @@ use flatshard::comm::{CommStats, Mesh, MeshSizes};
 use flatshard::device::Device;
 use flatshard::device::cost::OpCost;
 use flatshard::engine::{Engine, EngineOptions, PlannedRank, Step, Strategy};
-use flatshard::nn::{Checkpointing, Spec};
+use flatshard::nn::{Checkpointing, SpImpl, Spec};
 use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, ShardedOptions, Stage, Wrap, ZeroOptions};
 use std::sync::Arc;
@@ -65,13 +65,14 @@ fn recorded(
     mesh: Mesh,
     strategy: Arc<dyn Strategy>,
     spec: &Spec,
+    sp_impl: SpImpl,
     accum: usize,
 ) -> Result<(Vec<Entry>, String, CommStats)> {
     let log = Log::default();
     let rank = mesh.dp.rank();
     let mesh = mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
     let watched = Arc::new(Watched::noting(strategy, &log));
-    let options = options(spec, watched, ADAMW);
+    let options = EngineOptions { sp_impl, ..options(spec, watched, ADAMW) };
     let mut engine = Engine::new(device, &mesh, &options)?;
     let group = if engine.state().0.replicated() { &mesh.loss } else { &mesh.fsdp };
     let mut before = CommStats::default();
@@ -93,12 +94,15 @@ const RANKS: usize = 3;
 
 /// `accum` micro-batches per step. Compares rank 0 of real ranks with rank 0 of a simulated world of the same size.
 fn assert_same_calls(strategy: Arc<dyn Strategy>, sizes: MeshSizes, accum: usize) {
+    assert_same_calls_over(strategy, sizes, SpImpl::Ring, accum);
+}
+fn assert_same_calls_over(strategy: Arc<dyn Strategy>, sizes: MeshSizes, sp_impl: SpImpl, accum: usize) {
     let spec = Spec { ff: 45, vocab: 63, ..llama() }; // tensor parallelism splits both by 3
-    let real =
-        mesh_ranks(sizes, |rank| recorded(rank.device, rank.mesh, strategy.clone(), &spec, accum)).swap_remove(0);
+    let real = mesh_ranks(sizes, |rank| recorded(rank.device, rank.mesh, strategy.clone(), &spec, sp_impl, accum))
+        .swap_remove(0);
     let world = world(even(1.0, 1.0), sizes.world());
     let mesh = simulate::mesh(&world, sizes, |group| group).unwrap();
-    let simulated = recorded(simulate::device(&world), mesh, strategy, &spec, accum).unwrap();
+    let simulated = recorded(simulate::device(&world), mesh, strategy, &spec, sp_impl, accum).unwrap();
     assert!(simulated.1.contains("reduce"), "{}", simulated.1);
     assert_eq!(simulated.1, real.1, "{sizes:?}");
     assert_eq!(simulated.0, real.0, "{sizes:?}: {}", real.1);
@@ -133,6 +137,10 @@ fn simulated_calls_match_for_every_store_and_axis() {
     }
     assert_same_calls(fsdp(sharded()), mesh(2, 2, 1), 1);
     assert_same_calls(fsdp(sharded()), mesh(1, 2, 3), 1);
+    // Six heads: of four ranks that share sequences, each has some; eight are two groups on a ring.
+    for (sp_impl, sp) in [(SpImpl::Ring, 4), (SpImpl::AllGather, 4), (SpImpl::Ulysses, 4), (SpImpl::Ulysses, 8)] {
+        assert_same_calls_over(fsdp(sharded()), MeshSizes { sp, ..mesh(1, 1, 1) }, sp_impl, 2);
+    }
 }
 
 /// The simulation allocates what the formula says, for ranks that share a host's memory and for GPUs, which do not.
@@ -201,17 +209,20 @@ fn a_communication_bound_step_takes_the_sum_of_its_collectives() {
 }
 
 /// Zigzag chunks give each rank of a ring the same number of (query, key) pairs, half of the total work: every pass is
-/// counted.
+/// counted. Ulysses gives each half of the heads.
 #[test]
-fn a_ring_of_two_halves_the_work() {
-    let spec = Spec { max_len: 512, ..llama() };
+fn two_ranks_of_a_sequence_halve_the_work() {
+    let spec = Spec { max_len: 512, heads: 4, kv_heads: 2, ..llama() };
     let work = BatchShape { max_len: 512, batch_size: 1, grad_accum: 1 };
     let options = EngineOptions { tokens: 512, ..options(&spec, fsdp(sharded()), ADAMW) };
-    let flops = |sp| {
+    let flops = |sp, sp_impl| {
         let sizes = MeshSizes { dp_replicate: 1, dp_shard: 2, sp, tp: 1 };
+        let options = EngineOptions { sp_impl, ..options.clone() };
         simulate::step(&options, sizes, &work, &even(1.0, 1.0), 8, false).unwrap().totals.flops
     };
-    assert_eq!(2 * flops(2), flops(1));
+    for sp_impl in [SpImpl::Ring, SpImpl::Ulysses] {
+        assert_eq!(2 * flops(2, sp_impl), flops(1, sp_impl), "{sp_impl:?}");
+    }
 }
 
 /// Llama 3.1 405B on 16,384 GPUs: the layout, the world and two steps.

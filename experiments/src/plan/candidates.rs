@@ -74,6 +74,9 @@ pub fn candidates(cli: &Cli, gpus: usize, per_node: usize, hosts_compute: bool) 
         };
         all.extend(sizes(gpus, per_node).map(|n| cut("tp", "--sequence-parallel --tp-size", n)));
         all.extend(sizes(gpus, per_node).map(|n| cut("ring", "--ring-attn-size", n)));
+        if cli.settings.parallel.sp_impl.is_none() {
+            all.extend(sizes(gpus, per_node).map(|n| cut("ulysses", "--sp-impl ulysses --ring-attn-size", n)));
+        }
     }
     let plain = all.len();
     // With accumulation, each unit otherwise keeps its full gradient.
