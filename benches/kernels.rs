@@ -80,8 +80,8 @@ fn products(c: &mut Criterion) {
     }
 }
 
-/// The products of experts (768 to 1024) next to one product of all their rows, by rows per expert: the same FLOPs, with
-/// as many weights as experts.
+/// The products of experts (768 to 1024) next to one product of all their rows, by rows per expert: the same FLOPs,
+/// with as many weights as experts.
 fn grouped_products(c: &mut Criterion) {
     const EXPERTS: usize = 8;
     const WIDTH: usize = 768;

@@ -1,6 +1,7 @@
 """Writes pairs.jsonl and pairs_eval.jsonl next to this file: requests with a courteous answer, which is chosen, and a
 curt one, which is rejected. Both say the same, in about the same number of words. The names, things and places of the
-evaluation file are not in the other one. To make them again: python pairs.py
+evaluation file are not in the other one. labels.jsonl and labels_eval.jsonl hold one answer of each pair, by turns a
+courteous one, which is desirable, and a curt one. To make them again: python pairs.py
 """
 
 import json
@@ -50,6 +51,15 @@ def rows(words, count, seed):
         )
 
 
-for file, words, count, seed in [("pairs.jsonl", TRAIN, 256, 1), ("pairs_eval.jsonl", EVAL, 64, 2)]:
-    lines = [json.dumps(row) for row in rows(words, count, seed)]
-    (Path(__file__).parent / file).write_text("\n".join(lines) + "\n")
+def labeled(pairs):
+    for i, row in enumerate(pairs):
+        yield dict(prompt=row["prompt"], completion=row[("chosen", "rejected")[i % 2]], label=i % 2 == 0)
+
+
+def write(file, rows):
+    (Path(__file__).parent / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+for end, words, count, seed in [("", TRAIN, 256, 1), ("_eval", EVAL, 64, 2)]:
+    write(f"pairs{end}.jsonl", rows(words, count, seed))
+    write(f"labels{end}.jsonl", labeled(rows(words, count, seed)))

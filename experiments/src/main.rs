@@ -15,6 +15,7 @@ mod launch; // from an entry of a set to a job
 
 // Charts and tables.
 mod chart; // SVG and PNG
+mod learned; // accuracy of preference runs
 mod compare; // two curves
 mod summary; // the cost of each run of a directory
 mod table; // as text
@@ -101,7 +102,8 @@ enum Verb {
   experiments trace run/traces/steps-10-12-rank-0.json --plot step.png")]
     Trace(trace::TraceArgs),
     #[command(after_help = "Examples:
-  experiments chart experiments/results/2026-11-21-peers-cpu.json --out peers")]
+  experiments chart experiments/results/2026-11-21-peers-cpu.json --out peers
+  experiments chart runs/dpo/metrics.jsonl runs/rm/metrics.jsonl --out preference")]
     Chart(results::ChartArgs),
     /// Estimate memory, communication and step time of each strategy on N GPUs, and recommend one: plan --help
     #[command(disable_help_flag = true)]

@@ -1,7 +1,8 @@
 //! `chart RESULTS.json`: the picture of speed and memory in README.md, light and dark, from what
-//! `experiments/peers/compare.py` measured. Never measures.
-use crate::chart::pairs::{Contender, DARK, LIGHT, PairBar, PairChart, PairPanel};
-use crate::chart::png;
+//! `experiments/peers/compare.py` measured; `chart RUN.jsonl...`: what runs learned. Never measures.
+use crate::chart::pairs::{Contender, DARK, LIGHT, PairBar, PairChart, PairPanel, Theme};
+use crate::chart::{png, shares};
+use crate::learned;
 use crate::summary::median;
 use crate::table::grouped;
 use crate::verdict::Verdict;
@@ -9,11 +10,13 @@ use flatshard::base::{Error, Result};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
-/// Draw speed and memory of flatshard and PyTorch, as measured by experiments/peers/compare.py
+/// Draw speed and memory of flatshard and PyTorch, as measured by experiments/peers/compare.py, or the accuracy of
+/// preference runs
 #[derive(clap::Args)]
 pub struct ChartArgs {
-    /// The measurements, a JSON file of experiments/peers/compare.py
-    file: PathBuf,
+    /// The measurements, a JSON file of experiments/peers/compare.py; or metrics (.jsonl) of --objective dpo and rm
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
     /// Write PREFIX-light.png and PREFIX-dark.png
     #[arg(long, default_value = "peers", value_name = "PREFIX")]
     out: PathBuf,
@@ -50,17 +53,34 @@ struct BarWork {
 }
 
 pub fn main(args: &ChartArgs) -> Result<Verdict> {
-    let text = std::fs::read(&args.file).map_err(|e| Error::input(format!("{}: {e}", args.file.display())))?;
-    let bad = |what: String| Error::input(format!("{}: not results of peers/compare.py: {what}", args.file.display()));
-    let results: Results = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
-    let first = results.runs.first().ok_or_else(|| bad("no run".into()))?;
-    let picture = picture(&results, first);
+    let is_metrics = |file: &PathBuf| file.extension().is_some_and(|e| e == "jsonl");
+    match &args.files[..] {
+        files if files.iter().all(is_metrics) => {
+            let curves = files.iter().map(|file| learned::curve(file)).collect::<Result<Vec<_>>>()?;
+            let subtitle = "Held-out pairs whose chosen answer has the larger reward (DPO) or score (reward model), \
+                            evaluated while training.";
+            write(args, |theme| shares::svg("Learning a preference", subtitle, &curves, theme))
+        }
+        [file] => {
+            let text = std::fs::read(file).map_err(|e| Error::input(format!("{}: {e}", file.display())))?;
+            let bad =
+                |what: String| Error::input(format!("{}: not results of peers/compare.py: {what}", file.display()));
+            let results: Results = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
+            let picture = picture(&results, results.runs.first().ok_or_else(|| bad("no run".into()))?);
+            write(args, |theme| picture.svg(theme))
+        }
+        _ => Err(Error::input("chart: name one file of results, or files of metrics (.jsonl)")),
+    }
+}
+
+/// The picture in each theme.
+fn write(args: &ChartArgs, svg: impl Fn(&Theme) -> String) -> Result<Verdict> {
     for (ending, theme) in [("light", LIGHT), ("dark", DARK)] {
         let path = PathBuf::from(format!("{}-{ending}.png", args.out.display()));
         if let Some(dir) = path.parent().filter(|dir| *dir != Path::new("")) {
             std::fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
         }
-        png::write(&picture.svg(&theme), &path)?;
+        png::write(&svg(&theme), &path)?;
         println!("plot: {}", path.display());
     }
     Ok(Verdict::Good)

@@ -7,18 +7,21 @@ use serde_json::{Map, Value, json};
 use std::path::Path;
 
 pub const FILE: &str = "adapter_config.json";
+/// PEFT's name of a reward model's head.
+const SCORE_MODULE: &str = "score";
 /// The file next to it, whose tensors have the model's names under [`ADAPTER_PREFIX`](super::layout::ADAPTER_PREFIX).
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 
-/// The text of `adapter_config.json`. `base` is the directory of the adapted model.
-pub fn config(lora: &Lora, base: Option<&Path>) -> String {
+/// The text of `adapter_config.json`. `base` is the directory of the adapted model. `score`: it is a reward model,
+/// whose head is stored whole.
+pub fn config(lora: &Lora, base: Option<&Path>, score: bool) -> String {
     let targets: Value = match &lora.targets[..] {
         [one] if one == "all-linear" => json!(one),
         names => json!(names),
     };
     pretty(&json!({
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": if score { "SEQ_CLS" } else { "CAUSAL_LM" },
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
@@ -28,7 +31,7 @@ pub fn config(lora: &Lora, base: Option<&Path>) -> String {
         "fan_in_fan_out": false,
         "init_lora_weights": true,
         "inference_mode": true,
-        "modules_to_save": null,
+        "modules_to_save": score.then_some([SCORE_MODULE]),
         "use_rslora": false,
         "use_dora": false,
     }))
@@ -40,8 +43,9 @@ pub fn base(dir: &Path) -> Option<String> {
     config["base_model_name_or_path"].as_str().map(str::to_owned)
 }
 
-/// Reads `dir/adapter_config.json`. The error for an unsupported key names it.
-pub fn read(dir: &Path) -> Result<Lora> {
+/// Reads `dir/adapter_config.json`. The error for an unsupported key names it. `score`: of a reward model, whose head
+/// is stored whole.
+pub fn read(dir: &Path, score: bool) -> Result<Lora> {
     let path = dir.join(FILE);
     let text = open::read(&path)
         .map_err(|e| Error::in_file(&path, format!("{e}: an adapter directory must have this file")))?;
@@ -65,7 +69,8 @@ pub fn read(dir: &Path) -> Result<Lora> {
         "megatron_config",
         "trainable_token_indices",
     ];
-    if let Some(key) = UNKNOWN.into_iter().find(|key| is_set(key)) {
+    let is_known = |key: &str| score && key == "modules_to_save" && config[key] == json!([SCORE_MODULE]);
+    if let Some(key) = UNKNOWN.into_iter().find(|key| is_set(key) && !is_known(key)) {
         return Err(Error::in_file(&path, format!("{key} is {}: only plain LoRA is supported", config[key])));
     }
     let expect = |key: &str, value: &str| match config.get(key).and_then(Value::as_str) {
@@ -91,8 +96,8 @@ pub fn read(dir: &Path) -> Result<Lora> {
 }
 
 /// An adapter can only be resumed with the same rank, alpha and modules.
-pub fn same(dir: &Path, now: &Lora) -> Result<()> {
-    let then = read(dir)?;
+pub fn same(dir: &Path, now: &Lora, score: bool) -> Result<()> {
+    let then = read(dir, score)?;
     let sorted = |lora: &Lora| {
         let mut targets = lora.targets.clone();
         targets.sort();

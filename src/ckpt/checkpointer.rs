@@ -10,7 +10,7 @@ use crate::comm::Mesh;
 use crate::comm::exchange::Exchange;
 use crate::comm::mesh::{Coords, MeshSizes};
 use crate::device::Device;
-use crate::nn::{Layout, Spec, has_adapters, is_adapter};
+use crate::nn::{Layout, Spec, goes_with_adapters, has_adapters};
 use crate::store::Store;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -98,7 +98,7 @@ impl Checkpointer {
     /// Bytes of a rank's copy for an async save, not counting the padding of uneven shards.
     pub fn copy_bytes(layouts: &[Layout], moments: &[&str], ranks: usize) -> usize {
         let adapters = has_adapters(layouts);
-        let segments = layouts.iter().flat_map(|l| &l.segments).filter(|s| is_adapter(s) == adapters);
+        let segments = layouts.iter().flat_map(|l| &l.segments).filter(|s| !adapters || goes_with_adapters(s));
         let values = segments.map(|s| s.len() * (1 + if s.trainable { moments.len() } else { 0 }));
         (values.sum::<usize>() * DType::F32.size()).div_ceil(ranks)
     }

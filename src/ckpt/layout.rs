@@ -5,7 +5,7 @@
 //! padded with spaces so that the tensors start at [`DATA_ALIGN`].
 use crate::base::{Error, Result};
 use crate::device::ALIGN;
-use crate::nn::{Layout, Segment, Tp, has_adapters, is_adapter};
+use crate::nn::{Layout, Segment, Tp, goes_with_adapters, has_adapters, is_adapter};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 use std::{collections::HashMap, mem, ops::Range};
@@ -107,8 +107,8 @@ impl FilePlan {
         FilePlan::new(layouts, moments, Dtype::F32, max_file_bytes)
     }
 
-    /// The plan with the model's tensors in `dtype`: f32, or bf16 or f16 for exports. If there are adapters, only they
-    /// are stored.
+    /// The plan with the model's tensors in `dtype`: f32, or bf16 or f16 for exports. If there are adapters, only
+    /// they are stored, and the score head of a reward model.
     pub fn new(layouts: &[Layout], moments: &[&str], dtype: Dtype, max_file_bytes: u64) -> FilePlan {
         FilePlan::part(layouts, has_adapters(layouts), moments, dtype, max_file_bytes)
     }
@@ -126,7 +126,8 @@ impl FilePlan {
     }
 
     fn part(layouts: &[Layout], adapters: bool, moments: &[&str], dtype: Dtype, max_file_bytes: u64) -> FilePlan {
-        let segments = layouts.iter().flat_map(|l| &l.segments).filter(|s| is_adapter(s) == adapters);
+        let stored = |s: &&Segment| if adapters { goes_with_adapters(s) } else { !is_adapter(s) };
+        let segments = layouts.iter().flat_map(|l| &l.segments).filter(stored);
         let segments: Vec<&Segment> = segments.collect();
         let (stem, prefix) = if adapters { ("adapter_model", ADAPTER_PREFIX) } else { ("model", "") };
         let mut trained = 0..;

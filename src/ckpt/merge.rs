@@ -94,7 +94,7 @@ impl Checkpointer {
     /// Adds the adapters in `dir` to the weights in the store: W + alpha / rank B A, in f32. Every rank updates its own
     /// shards. An adapter for a matrix the model does not have is an error, and changes nothing.
     pub fn merge(&mut self, dir: &Path, store: &mut dyn Store) -> Result<usize> {
-        let read = read(dir).and_then(|lora| Ok((pairs(dir, lora.rank)?, lora)));
+        let read = read(dir, false).and_then(|lora| Ok((pairs(dir, lora.rank)?, lora)));
         let checked = read.and_then(|(pairs, lora)| self.check(dir, &pairs, &lora).map(|()| (pairs, lora)));
         let (pairs, lora) = self.exchange.agree(&*self.dev, "open the adapter", checked)?;
         let mut chunk = vec![0f32; CHUNK / 4];

@@ -4,7 +4,7 @@ use super::layout::{FilePlan, FileTensor, Tensors};
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
 use super::{header, hf};
 use crate::base::{Error, Result, open};
-use crate::nn::{Layout, Segment, Spec, is_adapter};
+use crate::nn::{Layout, SCORE, Segment, Spec, goes_with_adapters};
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -310,13 +310,12 @@ impl OpenedFiles {
 }
 
 const HEAD: &str = "lm_head.weight";
-const SCORE: &str = "score.weight";
 /// The tensors a head may be tied to.
 const TABLES: [&str; 2] = ["embed_tokens.weight", "wte.weight"];
 
 /// Whether a run creates the tensor if a model directory lacks it: adapters, and the score head of a reward model.
 pub fn is_created(segment: &Segment) -> bool {
-    is_adapter(segment) || segment.name == SCORE
+    goes_with_adapters(segment)
 }
 
 /// Buffers that older versions of transformers saved with a model, although they follow from its config.

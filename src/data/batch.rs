@@ -14,8 +14,13 @@ pub struct MicroBatch {
     /// (S + 1) start of each document, then N. A row is a document and does not attend to others: S is `batch_size`, or
     /// the number of rows with packing. A pair is two documents: the chosen sequence and the rejected one.
     pub cu_seqlens: Vec<u32>,
-    /// By pair, how much better the chosen answer is; empty where pairs have no margins.
-    pub margins: Vec<f32>,
+    /// One number per row, where rows have one: how much better a pair's chosen answer is, or 1 for a desirable answer
+    /// and 0 for another.
+    pub numbers: Vec<f32>,
+    /// The reference's summed token losses by document, if they were computed before ([`super::Loader::compare`]).
+    pub reference: Vec<f64>,
+    /// For labeled answers: the same prompts, each with the answer of another row of the data set.
+    pub mismatched: Option<Box<MicroBatch>>,
 }
 
 impl MicroBatch {
@@ -31,6 +36,24 @@ impl MicroBatch {
             batch.cu_seqlens.push(batch.tokens.len() as u32);
         }
         batch
+    }
+    /// Removes all documents and makes room for `most` tokens, to be written before [`MicroBatch::end_document`].
+    pub(super) fn begin(&mut self, most: usize) {
+        self.cu_seqlens.clear();
+        self.cu_seqlens.reserve(most + 1);
+        self.cu_seqlens.push(0);
+        self.numbers.clear();
+        self.reference.clear();
+        self.positions.clear();
+        self.positions.reserve(most);
+        self.tokens.resize(most, 0);
+        self.targets.resize(most, 0);
+    }
+    /// The next `len` tokens are a document. Returns the number of tokens so far.
+    pub(super) fn end_document(&mut self, len: usize) -> usize {
+        self.positions.extend(0..len as u32);
+        self.cu_seqlens.push(self.positions.len() as u32);
+        self.positions.len()
     }
     /// Number of positions with loss.
     pub fn loss_tokens(&self) -> u64 {

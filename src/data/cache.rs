@@ -53,6 +53,26 @@ enum Failure {
     Source(Error),
 }
 
+/// Numbers kept under `key`; None if there are none.
+pub fn numbers(cache: &Cache, key: u64) -> Option<Vec<f64>> {
+    let file = TokenFile::open(&cache.dir.as_ref()?.join(format!("{key:016x}.tokens")), key)?;
+    let mut words = vec![0u32; file.words() as usize];
+    file.range(0, words.len()).ids(&mut words);
+    Some(words.as_chunks().0.iter().map(|&[low, high]| f64::from_bits(low as u64 | (high as u64) << 32)).collect())
+}
+
+/// Keeps `numbers` under `key`, if there is a directory that can be written.
+pub fn keep_numbers(cache: &Cache, key: u64, numbers: &[f64]) {
+    let Some(dir) = &cache.dir else { return };
+    let words = |x: &f64| [x.to_bits() as u32, (x.to_bits() >> 32) as u32];
+    let mut write = |out: &mut TokenWriter| {
+        numbers.chunks(1 << 16).try_for_each(|chunk| out.tokens(&chunk.iter().flat_map(words).collect::<Vec<_>>()))
+    };
+    if kept(dir, key, usize::MAX, &mut write).is_ok() {
+        sweep::sweep(dir, cache.limit);
+    }
+}
+
 /// The token file for `key`. If it is missing or incomplete, one caller among all threads and processes runs `build`
 /// while the others wait; if nothing can be kept, every caller does. Ids written are below `bound`.
 pub fn open(

@@ -2,11 +2,12 @@
 use super::blend::Blend;
 use super::cache::{self, Cache, Opened};
 use super::corpus::{Corpus, CorpusKind};
-use super::format::Format;
+use super::format::{Format, Preferences, SampleKind};
+use super::mismatched::Mismatched;
 use super::reader;
 use super::recipe::Recipe;
 use super::report::Report;
-use super::source::{MARGIN, RowSource};
+use super::source::{NUMBER, RowSource};
 use super::synthetic::Synthetic;
 use super::token_file::{self, TokenCounts, TokenFile};
 use super::tokenizer::Tokenizer;
@@ -43,8 +44,8 @@ pub struct Dataset {
     blend: Option<Arc<Blend>>,
     /// Tokens per row.
     max_len: usize,
-    /// Sequences per row.
-    sequences: usize,
+    /// What a row is.
+    kind: SampleKind,
     report: Report,
     fingerprint: u64,
 }
@@ -83,7 +84,7 @@ impl Dataset {
                 return Err(Error::input("`dataset: synthetic` cannot be combined with files: name it alone"));
             }
             refuse_row_settings(&format.row_settings(), "synthetic", "is a stream of tokens")?;
-            refuse_pairs(format, "synthetic", "is a stream of tokens")?;
+            refuse_preferences(format, "synthetic", "is a stream of tokens")?;
             return Dataset::synthetic(Synthetic::new(*vocab, *seed)?, *max_len, limit);
         }
         let corpus = match paths.is_empty() {
@@ -93,7 +94,7 @@ impl Dataset {
         if !corpus.kind.is_rows() {
             let what = if corpus.kind == CorpusKind::Text { "is text" } else { "is an array of tokens" };
             refuse_row_settings(&format.row_settings(), &corpus.what, what)?;
-            refuse_pairs(format, &corpus.what, what)?;
+            refuse_preferences(format, &corpus.what, what)?;
         }
         if corpus.kind == CorpusKind::Text {
             tokenizer.usable()?;
@@ -111,9 +112,15 @@ impl Dataset {
         if rows == 0 {
             return Err(nothing(&corpus, &file, *max_len, first_bad));
         }
-        let (rows, sequences) = (rows.min(limit), format.sequences());
-        let margins = if format.has_margins() { MARGIN } else { 0 };
-        let row_len = |r| file.row_len(r) - margins;
+        let (rows, kind) = (rows.min(limit), format.sample());
+        if kind == SampleKind::Labeled && rows == 1 {
+            return Err(Error::input(format!(
+                "`dataset` {}: has one row, but the KL divergence is estimated with the answers of other rows: add rows",
+                corpus.what
+            )));
+        }
+        let (sequences, numbers) = (kind.sequences(), if format.has_numbers() { NUMBER } else { 0 });
+        let row_len = |r| file.row_len(r) - numbers;
         let TokenCounts { files, skipped, bytes, dropped, bad } = file.counts();
         let report = Report {
             what: corpus.what,
@@ -123,7 +130,7 @@ impl Dataset {
             tokens: if is_rows { (0..rows).map(|r| row_len(r) as u64).sum() } else { file.words() },
             rows,
             samples: is_rows,
-            pairs: sequences == 2,
+            kind,
             max_len: *max_len,
             cut: if is_rows { (0..rows).filter(|&r| row_len(r) > sequences * max_len).count() as u64 } else { 0 },
             dropped,
@@ -134,12 +141,12 @@ impl Dataset {
         };
         let fingerprint = file.content();
         let source = match is_rows {
-            true if margins > 0 => RowSource::Margins(file),
+            true if numbers > 0 => RowSource::Numbered(file),
             true => RowSource::Rows(file),
             false => RowSource::Stream(file),
         };
         let dataset = Dataset::of(source, sequences * max_len, report, fingerprint);
-        Ok(Dataset { sequences, ..dataset })
+        Ok(Dataset { kind, ..dataset })
     }
 
     fn synthetic(task: Synthetic, max_len: usize, limit: u64) -> Result<Dataset> {
@@ -152,7 +159,7 @@ impl Dataset {
             tokens: rows * max_len as u64,
             rows,
             samples: false,
-            pairs: false,
+            kind: SampleKind::Tokens,
             max_len,
             cut: 0,
             dropped: 0,
@@ -167,7 +174,7 @@ impl Dataset {
 
     fn of(rows: RowSource, max_len: usize, report: Report, fingerprint: u64) -> Dataset {
         let source = DataSource { rows, numbers: 0..report.rows, report: report.clone() };
-        Dataset { sources: vec![source], blend: None, max_len, sequences: 1, report, fingerprint }
+        Dataset { sources: vec![source], blend: None, max_len, kind: SampleKind::Tokens, report, fingerprint }
     }
 
     /// Mixes data sets by weight; see [Note: blends] and [Note: epochs]. Each was opened with the same `max_len` and
@@ -190,7 +197,7 @@ impl Dataset {
         let nothing = || Error::input("a mixture of no data sets");
         let report = Report::sum(what, parts.iter().map(|part| &part.report)).ok_or_else(nothing)?;
         let (mut hash, mut sources, mut first) = (Xxh3::new(), Vec::new(), 0);
-        let (max_len, sequences) = (parts[0].max_len, parts[0].sequences);
+        let (max_len, kind) = (parts[0].max_len, parts[0].kind);
         for part in parts {
             hash.update(format!("{:016x} {}\n", part.fingerprint, part.report.rows).as_bytes());
             for source in part.sources {
@@ -199,7 +206,7 @@ impl Dataset {
                 sources.push(DataSource { numbers, ..source });
             }
         }
-        Ok(Dataset { sources, blend: Some(Arc::new(blend)), max_len, sequences, report, fingerprint: hash.digest() })
+        Ok(Dataset { sources, blend: Some(Arc::new(blend)), max_len, kind, report, fingerprint: hash.digest() })
     }
     /// Whether the files at `paths` hold rows.
     pub fn holds_rows(paths: &[PathBuf]) -> bool {
@@ -213,13 +220,13 @@ impl Dataset {
     pub fn max_len(&self) -> usize {
         self.max_len
     }
-    /// Rows are two sequences each: a chosen and a rejected answer to the same prompt.
-    pub fn holds_pairs(&self) -> bool {
-        self.sequences == 2
+    /// What a row is.
+    pub fn kind(&self) -> SampleKind {
+        self.kind
     }
     /// Maximum tokens of a sequence.
     pub fn max_sequence(&self) -> usize {
-        self.max_len / self.sequences
+        self.max_len / self.kind.sequences()
     }
     pub fn report(&self) -> &Report {
         &self.report
@@ -278,10 +285,20 @@ impl Dataset {
         let source = &self.sources[self.source_of(row)];
         source.rows.row_len(row - source.numbers.start, self.max_len)
     }
-    /// How much better the chosen answer of pair `row` is, where that is known.
-    pub fn margin(&self, row: u64) -> Option<f32> {
+    /// The number of `row` ([`super::MicroBatch::numbers`]), where rows have one.
+    pub fn number(&self, row: u64) -> Option<f32> {
         let source = &self.sources[self.source_of(row)];
-        source.rows.margin(row - source.numbers.start)
+        source.rows.number(row - source.numbers.start)
+    }
+    /// Tokens that a packed sequence reserves for `row`: those of its longer form, with its own answer or another's.
+    pub fn row_room(&self, row: u64) -> usize {
+        self.mismatched(row).map_or(0, |mismatched| mismatched.len).max(self.row_len(row))
+    }
+    /// The prompt of labeled `row` with another row's answer; None if rows are not labeled.
+    pub(super) fn mismatched(&self, row: u64) -> Option<Mismatched<'_>> {
+        let DataSource { rows, numbers, .. } = &self.sources[self.source_of(row)];
+        let labeled = (self.kind == SampleKind::Labeled).then_some(rows)?;
+        Mismatched::of(labeled, row - numbers.start, numbers.end - numbers.start, self.max_len)
     }
     /// Writes `row` into `tokens` and `targets`, each [`Dataset::row_len`] long. `targets[t]` is the token after
     /// position t.
@@ -318,15 +335,17 @@ fn refuse_row_settings(settings: &[(&str, bool)], what: &str, is: &str) -> Resul
     }
 }
 
-fn refuse_pairs(format: &Format, what: &str, is: &str) -> Result<()> {
-    match &format.pairs {
-        None => Ok(()),
-        Some(keys) => Err(Error::input(format!(
-            "`dataset` {what} {is}, which has no pairs. Name rows (.jsonl, .parquet, or .json arrays of objects) with \
-             `{}`, `{}` and `{}`",
-            keys.prompt, keys.chosen, keys.rejected
-        ))),
-    }
+fn refuse_preferences(format: &Format, what: &str, is: &str) -> Result<()> {
+    let (has, keys) = match &format.preferences {
+        None => return Ok(()),
+        Some(Preferences::Pairs(keys)) => ("pairs", [&keys.prompt, &keys.chosen, &keys.rejected]),
+        Some(Preferences::Labels(keys)) => ("labeled answers", [&keys.prompt, &keys.completion, &keys.label]),
+    };
+    let [prompt, answer, last] = keys;
+    Err(Error::input(format!(
+        "`dataset` {what} {is}, which has no {has}. Name rows (.jsonl, .parquet, or .json arrays of objects) with \
+         `{prompt}`, `{answer}` and `{last}`"
+    )))
 }
 
 fn nothing(corpus: &Corpus, file: &TokenFile, max_len: usize, first_bad: Option<String>) -> Error {

@@ -4,6 +4,29 @@ use crate::base::{Error, Result};
 use serde_json::json;
 use std::sync::Arc;
 
+/// What a row of a data set is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SampleKind {
+    /// Tokens, each with a loss or none.
+    #[default]
+    Tokens,
+    /// Two sequences: a chosen and a rejected answer to the same prompt.
+    Pair,
+    /// A prompt with an answer that is desirable or not.
+    Labeled,
+}
+
+impl SampleKind {
+    /// Sequences of a row.
+    pub fn sequences(self) -> usize {
+        if self == SampleKind::Pair { 2 } else { 1 }
+    }
+    /// The loss is that of whole rows.
+    pub fn is_judged(self) -> bool {
+        self != SampleKind::Tokens
+    }
+}
+
 /// The fields of a pair: two answers to one prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PairKeys {
@@ -23,11 +46,36 @@ impl Default for PairKeys {
     }
 }
 
+/// The fields of an answer that is labeled desirable or not.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LabelKeys {
+    pub prompt: String,
+    pub completion: String,
+    /// True or false, or 1 or 0.
+    pub label: String,
+}
+
+impl Default for LabelKeys {
+    fn default() -> LabelKeys {
+        let [prompt, completion, label] = ["prompt", "completion", "label"].map(String::from);
+        LabelKeys { prompt, completion, label }
+    }
+}
+
+/// What a row of preferences holds.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Preferences {
+    /// Two answers, each of which becomes a sequence.
+    Pairs(PairKeys),
+    /// One answer, and whether it is desirable.
+    Labels(LabelKeys),
+}
+
 /// The settings that describe rows.
 #[derive(Clone, Debug, Default)]
 pub struct Format {
-    /// Rows are pairs of answers, each of which becomes a sequence.
-    pub pairs: Option<PairKeys>,
+    /// Rows are judged answers; None: they are learned as they are.
+    pub preferences: Option<Preferences>,
     /// Field of the prompt or the conversation.
     pub input_key: Option<String>,
     /// Field of the response; None: the last message of the conversation.
@@ -49,11 +97,11 @@ impl Format {
     /// Settings that conflict are [`Error::Input`].
     pub fn check(&self) -> Result<()> {
         let chat = self.apply_chat_template || self.multiturn;
-        if let Some(wrong) = self.pairs.as_ref().and_then(|_| self.wrong_for_pairs()) {
+        if let Some(wrong) = self.preferences.as_ref().and_then(|rows| self.wrong_for(rows)) {
             return Err(Error::input(wrong));
         }
         let wrong = match self {
-            Format { pairs: Some(_), .. } if self.input_template.is_none() => return Ok(()),
+            Format { preferences: Some(_), .. } if self.input_template.is_none() => return Ok(()),
             Format { pretrain_mode: true, output_key: Some(_), .. } => {
                 "`pretrain_mode` trains on the whole `input_key` field: remove `output_key`"
             }
@@ -73,7 +121,7 @@ impl Format {
             Format { input_key: None, output_key: Some(_), .. } => {
                 "`output_key` needs `input_key`, which names the prompt field"
             }
-            Format { input_key: None, pairs: None, input_template: Some(_), .. } => {
+            Format { input_key: None, preferences: None, input_template: Some(_), .. } => {
                 "`input_template` needs `input_key`, which names the prompt field"
             }
             Format { input_key: Some(_), output_key: None, .. } if !chat => {
@@ -84,29 +132,40 @@ impl Format {
         };
         Err(Error::input(wrong))
     }
-    /// A setting that pairs do not have.
-    fn wrong_for_pairs(&self) -> Option<&'static str> {
-        match self {
-            Format { input_key: Some(_), .. } | Format { output_key: Some(_), .. } => Some(
+    /// A setting that judged answers do not have.
+    fn wrong_for(&self, rows: &Preferences) -> Option<&'static str> {
+        match (self, rows) {
+            (Format { input_key: Some(_), .. } | Format { output_key: Some(_), .. }, Preferences::Pairs(_)) => Some(
                 "`input_key` and `output_key` name the fields of a single answer: use `prompt_key`, `chosen_key` and \
                  `rejected_key`",
             ),
-            Format { multiturn: true, .. } => {
-                Some("`multiturn` has no place in pairs, which differ in the last answer")
+            (Format { input_key: Some(_), .. } | Format { output_key: Some(_), .. }, Preferences::Labels(_)) => {
+                Some("`input_key` names what is learned as it is: use `prompt_key`")
             }
-            Format { pretrain_mode: true, .. } => {
-                Some("`pretrain_mode` trains on text without answers, and pairs have two")
+            (Format { multiturn: true, .. }, _) => {
+                Some("`multiturn` has no place in preferences, which are about the last answer")
+            }
+            (Format { pretrain_mode: true, .. }, _) => {
+                Some("`pretrain_mode` trains on text without answers, and preferences are about answers")
             }
             _ => None,
         }
     }
-    /// Pairs have margins.
-    pub(super) fn has_margins(&self) -> bool {
-        self.pairs.as_ref().is_some_and(|keys| keys.margin.is_some())
+    /// Rows end in a number.
+    pub(super) fn has_numbers(&self) -> bool {
+        match &self.preferences {
+            Some(Preferences::Pairs(keys)) => keys.margin.is_some(),
+            Some(Preferences::Labels(_)) => true,
+            None => false,
+        }
     }
-    /// Sequences that a row becomes.
-    pub fn sequences(&self) -> usize {
-        if self.pairs.is_some() { 2 } else { 1 }
+    /// What a row is.
+    pub fn sample(&self) -> SampleKind {
+        match &self.preferences {
+            Some(Preferences::Pairs(_)) => SampleKind::Pair,
+            Some(Preferences::Labels(_)) => SampleKind::Labeled,
+            None => SampleKind::Tokens,
+        }
     }
     /// The rendered prompt, up to where the response starts; `None` if text is used verbatim.
     pub fn asked(&self, prompt: &str) -> Result<Option<String>> {

@@ -2,6 +2,7 @@
 //! samples consumed so far by all ranks together.
 use super::batch::MicroBatch;
 use super::dataset::Dataset;
+use super::format::SampleKind;
 use super::order::RowOrder;
 use super::packing::{self, WINDOW, Window};
 use super::pairs::first_sequence;
@@ -90,6 +91,8 @@ pub struct Loader {
     /// The rows of the current step by sequence, and where each sequence ends.
     dealt: Vec<u64>,
     ends: Vec<usize>,
+    /// By row: of its two sequences, or of its own answer and its mismatched one.
+    reference: Option<Arc<[[f64; 2]]>>,
     /// Rows that count; the rest pad the last batch of an evaluation and have no loss.
     count: usize,
 }
@@ -151,7 +154,8 @@ impl Loader {
     /// loss-free rows.
     pub fn held_out(&self) -> Option<Loader> {
         let held: Vec<Range<u64>> = self.held.iter().filter(|rows| !rows.is_empty()).cloned().collect();
-        (!held.is_empty()).then(|| Loader::in_order(self.source.clone(), &self.options, held))
+        let loader = |held| Loader::in_order(self.source.clone(), &self.options, held).compare(self.reference.clone());
+        (!held.is_empty()).then(|| loader(held))
     }
     /// A loader over all rows of a data set, in order, padded like the held-out ones.
     pub fn evaluating(source: Arc<Dataset>, options: &LoaderOptions) -> Loader {
@@ -178,10 +182,16 @@ impl Loader {
             lengths: Vec::new(),
             dealt: Vec::new(),
             ends: Vec::new(),
+            reference: None,
             count: 0,
         }
     }
 
+    /// Micro-batches come with the reference's summed token losses, which are two per row of the data set: of a pair's
+    /// sequences, or of an answer and its mismatched one.
+    pub fn compare(self, reference: Option<Arc<[[f64; 2]]>>) -> Loader {
+        Loader { reference, ..self }
+    }
     pub fn dataset(&self) -> &Arc<Dataset> {
         &self.source
     }
@@ -239,7 +249,11 @@ impl Loader {
         for (micro, batch) in out.batches.iter_mut().enumerate() {
             let sequence = (micro * dp_size + dp_rank) * batch_size;
             let start = if sequence == 0 { 0 } else { self.ends[sequence - 1] };
-            self.fill(start..self.ends[sequence + batch_size - 1], batch);
+            let samples = start..self.ends[sequence + batch_size - 1];
+            self.fill(samples.clone(), batch);
+            if self.source.kind() == SampleKind::Labeled {
+                self.fill_mismatched(samples, batch.mismatched.get_or_insert_default());
+            }
         }
         out.samples = self.count as u64;
         out.tokens = self.dealt[..self.count].iter().map(|&row| self.source.row_len(row) as u64).sum();
@@ -315,39 +329,49 @@ impl Loader {
         self.lengths.clear();
         for n in first..first + self.window_len() {
             let row = self.row(n);
-            self.lengths.push(self.source.row_len(row) as u32);
+            self.lengths.push(self.source.row_room(row) as u32);
         }
         let shuffle = self.options.shuffle.then(|| Rng::named(self.options.seed, "order of sequences"));
         self.window.pack(window, &self.lengths, self.source.max_len() as u32, shuffle);
     }
 
     /// Concatenates the rows `dealt[range]`.
-    fn fill(&self, range: std::ops::Range<usize>, out: &mut MicroBatch) {
-        let most = self.options.batch_size * self.source.max_len();
-        out.cu_seqlens.clear();
-        out.cu_seqlens.reserve(most + 1);
-        out.cu_seqlens.push(0);
-        out.margins.clear();
-        out.positions.clear();
-        out.positions.reserve(most);
-        out.tokens.resize(most, 0);
-        out.targets.resize(most, 0);
+    fn fill(&self, range: Range<usize>, out: &mut MicroBatch) {
+        out.begin(self.options.batch_size * self.source.max_len());
         let mut at = 0;
         for i in range {
             let row = self.dealt[i];
             let len = self.source.row_len(row);
             let targets = &mut out.targets[at..at + len];
             self.source.fill(row, &mut out.tokens[at..at + len], targets);
-            let first = if self.source.holds_pairs() { first_sequence(targets) } else { len };
-            out.margins.extend(self.source.margin(row));
+            let first = if self.source.kind() == SampleKind::Pair { first_sequence(targets) } else { len };
+            out.numbers.extend(self.source.number(row));
+            if let Some(reference) = &self.reference {
+                out.reference.extend(&reference[row as usize][..self.source.kind().sequences()]);
+            }
             if i >= self.count {
                 targets.fill(IGNORE);
             }
             for part in [first, len - first].into_iter().filter(|&part| part > 0) {
-                out.positions.extend(0..part as u32);
-                at += part;
-                out.cu_seqlens.push(at as u32);
+                at = out.end_document(part);
             }
+        }
+        out.tokens.truncate(at);
+        out.targets.truncate(at);
+    }
+    /// Concatenates the prompts of the rows `dealt[range]`, each with another row's answer.
+    fn fill_mismatched(&self, range: Range<usize>, out: &mut MicroBatch) {
+        out.begin(self.options.batch_size * self.source.max_len());
+        let mut at = 0;
+        for i in range {
+            let Some(mismatched) = self.source.mismatched(self.dealt[i]) else { continue };
+            let own = at..at + mismatched.len;
+            mismatched.fill(&mut out.tokens[own.clone()], &mut out.targets[own.clone()]);
+            if i >= self.count {
+                out.targets[own].fill(IGNORE);
+            }
+            out.reference.extend(self.reference.iter().map(|reference| reference[self.dealt[i] as usize][1]));
+            at = out.end_document(mismatched.len);
         }
         out.tokens.truncate(at);
         out.targets.truncate(at);

@@ -14,6 +14,7 @@ mod template; // chat templates
 mod format; // settings that describe rows
 mod recipe; // rows to tokens and labels
 mod pairs; // prompts with two answers
+mod labeled; // prompts with a labeled answer
 mod words; // token words, u16 or u32
 mod sweep; // evicting token files
 pub mod token_file; // a tokenized corpus, memory-mapped
@@ -26,6 +27,7 @@ mod reader; // corpus to token file
 mod permutation; // shuffling without a table
 mod synthetic; // a task with a known minimum loss
 mod source; // stored or generated rows
+mod mismatched; // prompts with answers of other rows
 mod blend; // the sources of a mixture
 mod report; // summary of a data set
 mod dataset; // numbered rows
@@ -39,7 +41,7 @@ pub mod zigzag; // splitting sequences over the ranks of sp
 pub use batch::MicroBatch;
 pub use cache::Cache;
 pub use dataset::{DataOptions, Dataset};
-pub use format::{Format, PairKeys};
+pub use format::{Format, LabelKeys, PairKeys, Preferences, SampleKind};
 pub use loader::{Loader, LoaderOptions, StepData, held_out, held_out_by_steps};
 pub use permutation::Permutation;
 pub use prefetch::{Fetched, Prefetch, PrefetchOptions};

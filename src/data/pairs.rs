@@ -39,7 +39,7 @@ impl Recipe {
             let asked = if tokens {
                 self.given(row, ids, out)?
             } else {
-                let (prompt, answer) = self.answer(keys, key, row)?;
+                let (prompt, answer) = self.answer(&keys.prompt, key, keys.bare, row)?;
                 if prompt.is_empty() && !keys.bare {
                     return Err("has an empty prompt: a pair needs a prompt that both answers follow".into());
                 }
@@ -68,15 +68,13 @@ impl Recipe {
         if let Some(key) = &keys.margin {
             let value = field(row, key)?;
             let margin = value.as_f64().map(|margin| margin as f32).filter(|margin| margin.is_finite());
-            let margin = margin.ok_or_else(|| format!("has {value} as {key}; a number is expected"))?;
-            out.ids.extend(margin.to_le_bytes().map(u32::from));
-            out.labels.resize(out.ids.len(), IGNORE);
+            out.end_in(margin.ok_or_else(|| format!("has {value} as {key}; a number is expected"))?);
         }
         Ok(Outcome::Kept)
     }
 
     /// Appends the prompt's ids and those of an answer. Returns where the answer starts.
-    fn given(&self, row: &JsonRow, key: &str, out: &mut TokenizedRow) -> RowResult<usize> {
+    pub(super) fn given(&self, row: &JsonRow, key: &str, out: &mut TokenizedRow) -> RowResult<usize> {
         let mut asked = 0;
         for key in [ID_KEYS[0], key] {
             asked = out.ids.len();
@@ -84,21 +82,21 @@ impl Recipe {
                 out.ids.push(token_id(whole(id, key)?, self.bound)?);
             }
             if asked == out.ids.len() {
-                return Err(format!("has no tokens in `{key}`: a pair needs a prompt and two answers"));
+                return Err(format!("has no tokens in `{key}`: a prompt and an answer each need at least one"));
             }
         }
         Ok(asked)
     }
 
-    /// The text of the prompt and of the answer in `key`.
-    fn answer(&self, keys: &PairKeys, key: &str, row: &JsonRow) -> RowResult<(String, String)> {
+    /// The text of the prompt in `asked` and of the answer in `key`. `bare`: a text may have no prompt.
+    pub(super) fn answer(&self, asked: &str, key: &str, bare: bool, row: &JsonRow) -> RowResult<(String, String)> {
         let answer = field(row, key)?;
         let whole = answer.as_array().and_then(|turns| turns.first()).is_some_and(asks);
         let empty = Value::String(String::new());
-        let prompt = match present(row, &keys.prompt) {
+        let prompt = match present(row, asked) {
             _ if whole => None,
-            None if keys.bare && answer.is_string() => Some(&empty),
-            _ => Some(field(row, &keys.prompt)?),
+            None if bare && answer.is_string() => Some(&empty),
+            _ => Some(field(row, asked)?),
         };
         if let (Some(Value::String(prompt)), Value::String(answer), false) = (prompt, answer, self.format.is_chat()) {
             if answer.is_empty() {
@@ -114,11 +112,14 @@ impl Recipe {
             Value::Array(_) | Value::Object(_) | Value::String(_) => 1,
             other => return Err(format!("has {} as {key}; text or messages are expected", kind(other))),
         };
-        let turns = shapes::turns(row, if whole { (Some(key), None) } else { (Some(&keys.prompt), Some(key)) })?;
-        let first = turns.len() - answers;
+        let turns = shapes::turns(row, if whole { (Some(key), None) } else { (Some(asked), Some(key)) })?;
+        self.last_answer(&turns, turns.len() - answers, key)
+    }
+    /// [`Recipe::dialog`] of a conversation from field `key` that must end in an answer.
+    pub(super) fn last_answer(&self, turns: &[Value], first: usize, key: &str) -> RowResult<(String, String)> {
         let silent =
             |turn: &Value| turn["content"].as_str().is_some_and(str::is_empty) && turn.get("tool_calls").is_none();
-        if answers == 0 || turns[first..].iter().all(silent) {
+        if turns[first..].iter().all(silent) {
             return Err(format!("has an empty answer in `{key}`: remove the row"));
         }
         if let Some(other) = turns[first..].iter().find(|turn| turn["role"] != "assistant") {
@@ -127,7 +128,7 @@ impl Recipe {
                 other["role"]
             ));
         }
-        self.dialog(&turns, first)
+        self.dialog(turns, first)
     }
 }
 

@@ -8,7 +8,7 @@
 //! row whose prompt has `max_len - 2` tokens or more is dropped, as is one without a prompt or response. A longer row
 //! is truncated, and its last token becomes the end of text.
 use super::fields::{JsonRow, RowResult, array, present, string, token_id, whole};
-use super::format::Format;
+use super::format::{Format, Preferences};
 use super::shapes;
 use super::tokenizer::Tokenizer;
 use crate::device::IGNORE;
@@ -30,6 +30,14 @@ pub struct Recipe {
 pub struct TokenizedRow {
     pub ids: Vec<u32>,
     pub labels: Vec<i32>,
+}
+
+impl TokenizedRow {
+    /// Appends the bytes of a number, as ids without labels: every vocabulary has room for them.
+    pub(super) fn end_in(&mut self, number: f32) {
+        self.ids.extend(number.to_le_bytes().map(u32::from));
+        self.labels.resize(self.ids.len(), IGNORE);
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +65,10 @@ impl Recipe {
         out.ids.clear();
         out.labels.clear();
         let format = &self.format;
-        if let Some(keys) = &format.pairs {
-            return self.pair(keys, row, out);
+        match &format.preferences {
+            Some(Preferences::Pairs(keys)) => return self.pair(keys, row, out),
+            Some(Preferences::Labels(keys)) => return self.labeled(keys, row, out),
+            None => {}
         }
         if matches!(self.tokenizer, Tokenizer::None(_)) && (format.reads_text() || shapes::is_text(row)) {
             return Ok(Outcome::Text);

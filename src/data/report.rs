@@ -1,4 +1,5 @@
 //! A one-line summary of a data set. Never reads it.
+use super::format::SampleKind;
 
 /// What was found in a data set, for the log and the metrics.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,8 +15,8 @@ pub struct Report {
     pub rows: u64,
     /// Rows are individual samples of up to `max_len` tokens, not slices of a stream.
     pub samples: bool,
-    /// Rows are pairs of sequences of up to `max_len` tokens.
-    pub pairs: bool,
+    /// What a row is.
+    pub kind: SampleKind,
     pub max_len: usize,
     /// Rows of more than `max_len` tokens, which were truncated.
     pub cut: u64,
@@ -40,7 +41,9 @@ impl std::fmt::Display for Report {
             write!(f, "{files} file{}, {:.1} MiB, ", plural(*files), *bytes as f64 / (1 << 20) as f64)?;
         }
         match self.samples {
-            _ if self.pairs => write!(f, "{tokens} tokens in {rows} pair{} of up to {max_len} each", plural(*rows))?,
+            _ if self.kind == SampleKind::Pair => {
+                write!(f, "{tokens} tokens in {rows} pair{} of up to {max_len} each", plural(*rows))?
+            }
             true => write!(f, "{tokens} tokens in {rows} sample{} of up to {max_len}", plural(*rows))?,
             false => write!(f, "{tokens} tokens in {rows} row{} of {max_len}", plural(*rows))?,
         }
@@ -50,8 +53,9 @@ impl std::fmt::Display for Report {
         if *cut > 0 {
             write!(f, "; {cut} longer row{} truncated", plural(*cut))?;
         }
-        if *dropped > 0 && self.pairs {
-            write!(f, "; {dropped} pair{} dropped: an answer does not fit", plural(*dropped))?;
+        if *dropped > 0 && self.kind.is_judged() {
+            let what = if self.kind == SampleKind::Pair { "pair" } else { "sample" };
+            write!(f, "; {dropped} {what}{} dropped: an answer does not fit", plural(*dropped))?;
         } else if *dropped > 0 {
             write!(
                 f,

@@ -2,7 +2,8 @@
 //! than one chunk of a file.
 use super::array::{self, BOM, Broken, Elements};
 use super::fields::{JsonRow, RowFault, RowResult};
-use super::format::PairKeys;
+use super::format::{LabelKeys, PairKeys, Preferences};
+use super::labeled::ANSWER_IDS;
 use super::place::TokenPlace;
 use super::recipe::{Outcome, Recipe, TokenizedRow};
 use super::shapes;
@@ -145,10 +146,14 @@ impl<'a> Rows<'a> {
     /// the error can list those present.
     fn columns(&self, schema: &Type) -> Option<Type> {
         let format = &self.recipe.format;
-        let named: Vec<&str> = match (&format.pairs, &format.input_key) {
-            (Some(PairKeys { prompt, chosen, rejected, margin, .. }), _) => {
+        let named: Vec<&str> = match (&format.preferences, &format.input_key) {
+            (Some(Preferences::Pairs(PairKeys { prompt, chosen, rejected, margin, .. })), _) => {
                 let texts = [prompt, chosen, rejected].into_iter().chain(margin);
                 texts.map(String::as_str).chain(shapes::ID_KEYS).collect()
+            }
+            (Some(Preferences::Labels(LabelKeys { prompt, completion, label })), _) => {
+                let own = [prompt, completion, label, shapes::ID_KEYS[0], ANSWER_IDS];
+                own.into_iter().chain(shapes::KEYS).collect()
             }
             (_, Some(key)) => [key.as_str()].into_iter().chain(format.output_key.as_deref()).collect(),
             _ => shapes::KEYS.to_vec(),

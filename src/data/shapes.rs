@@ -50,13 +50,16 @@ pub(super) fn is_text(row: &JsonRow) -> bool {
 /// The row's keys mark it as training data, and as hardly anything else.
 pub(super) fn is_known(row: &JsonRow) -> bool {
     let named = ["input_ids", "messages", "conversations"].iter().any(|key| present(row, key).is_some());
-    named || is_alpaca(row) || is_pair(row)
+    named || is_alpaca(row) || is_pair(row) || both(row, ["completion", "label"])
+}
+
+fn both(row: &JsonRow, keys: [&str; 2]) -> bool {
+    keys.iter().all(|key| present(row, key).is_some())
 }
 
 /// The row's keys mark it as a prompt with two answers.
 fn is_pair(row: &JsonRow) -> bool {
-    let both = |keys: [&str; 2]| keys.iter().all(|key| present(row, key).is_some());
-    both(["chosen", "rejected"]) || both([ID_KEYS[1], ID_KEYS[2]])
+    both(row, ["chosen", "rejected"]) || both(row, [ID_KEYS[1], ID_KEYS[2]])
 }
 
 /// The messages of a row whose fields no setting names.

@@ -1,6 +1,7 @@
 //! Numbered rows of at most `max_len` tokens, read from a token file or generated. Never knows corpus files.
 use super::synthetic::Synthetic;
 use super::token_file::TokenFile;
+use super::words::TokenWords;
 use crate::device::IGNORE;
 
 pub(super) enum RowSource {
@@ -8,30 +9,36 @@ pub(super) enum RowSource {
     /// first input of the next.
     Stream(TokenFile),
     Rows(TokenFile),
-    /// Rows that end in the bytes of a margin, as ids without labels.
-    Margins(TokenFile),
+    /// Rows that end in the bytes of a number, as ids without labels.
+    Numbered(TokenFile),
     Synthetic(Synthetic),
 }
 
 impl RowSource {
     /// Rows are individual samples, not slices of a stream.
     pub fn has_rows(&self) -> bool {
-        matches!(self, RowSource::Rows(_) | RowSource::Margins(_))
+        matches!(self, RowSource::Rows(_) | RowSource::Numbered(_))
     }
     /// Length of `row` in tokens.
     pub fn row_len(&self, row: u64, max_len: usize) -> usize {
         match self {
             RowSource::Rows(file) => file.row_len(row).min(max_len),
-            RowSource::Margins(file) => file.row_len(row) - MARGIN,
+            RowSource::Numbered(file) => file.row_len(row) - NUMBER,
             RowSource::Stream(_) | RowSource::Synthetic(_) => max_len,
         }
     }
-    /// How much better a pair's chosen answer is, where that is known.
-    pub fn margin(&self, row: u64) -> Option<f32> {
-        let RowSource::Margins(file) = self else { return None };
-        let mut ids = [0u32; MARGIN];
-        file.row(row).0.last(MARGIN).ids(&mut ids);
+    /// The number that `row` ends in, where rows do.
+    pub fn number(&self, row: u64) -> Option<f32> {
+        let RowSource::Numbered(file) = self else { return None };
+        let mut ids = [0u32; NUMBER];
+        file.row(row).0.last(NUMBER).ids(&mut ids);
         Some(f32::from_le_bytes(ids.map(|id| id as u8)))
+    }
+    /// The tokens of `row`, and how many of them are the prompt's; of numbered rows.
+    pub fn answered(&self, row: u64) -> Option<(TokenWords<'_>, usize)> {
+        let RowSource::Numbered(file) = self else { return None };
+        let ((ids, labels), len) = (file.row(row), file.row_len(row) - NUMBER);
+        Some((ids.first(len), labels.first_target().unwrap_or(len)))
     }
     /// Writes `row` into `tokens` and `targets`, both as long as the row.
     pub fn fill(&self, row: u64, max: usize, tokens: &mut [u32], targets: &mut [i32]) {
@@ -45,7 +52,7 @@ impl RowSource {
                 let after = task.fill(row, tokens);
                 shift(tokens, after, targets);
             }
-            RowSource::Rows(file) | RowSource::Margins(file) => {
+            RowSource::Rows(file) | RowSource::Numbered(file) => {
                 let len = tokens.len();
                 let (ids, labels) = file.row(row);
                 ids.first(len).ids(tokens);
@@ -57,8 +64,8 @@ impl RowSource {
     }
 }
 
-/// Ids that hold a margin: its bytes, which every vocabulary's words have room for.
-pub(super) const MARGIN: usize = size_of::<f32>();
+/// Ids that hold a number: its bytes, which every vocabulary's words have room for.
+pub(super) const NUMBER: usize = size_of::<f32>();
 
 /// `targets[t] = tokens[t + 1]`; the last target is `after`.
 fn shift(tokens: &[u32], after: u32, targets: &mut [i32]) {

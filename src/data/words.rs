@@ -21,7 +21,7 @@ impl<'a> TokenWords<'a> {
     pub fn after_first(self, n: usize) -> TokenWords<'a> {
         self.slice(1..n.max(1))
     }
-    fn slice(self, range: std::ops::Range<usize>) -> TokenWords<'a> {
+    pub fn slice(self, range: std::ops::Range<usize>) -> TokenWords<'a> {
         match self {
             TokenWords::U16(w) => TokenWords::U16(&w[range]),
             TokenWords::U32(w) => TokenWords::U32(&w[range]),
@@ -35,6 +35,13 @@ impl<'a> TokenWords<'a> {
     }
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+    /// Index of the first word that is a target.
+    pub fn first_target(self) -> Option<usize> {
+        match self {
+            TokenWords::U16(w) => w.iter().position(|&w| w != u16::MAX),
+            TokenWords::U32(w) => w.iter().position(|&w| w != u32::MAX),
+        }
     }
     /// `out` is as long as `self`.
     pub fn ids(&self, out: &mut [u32]) {

@@ -29,11 +29,11 @@ impl ZigzagCut {
     pub fn new(index: usize, of: usize, group: usize, tokens: usize) -> ZigzagCut {
         let n = tokens.div_ceil(of);
         let part = MicroBatch {
-            margins: Vec::new(),
             tokens: Vec::with_capacity(n),
             targets: Vec::with_capacity(n),
             positions: Vec::with_capacity(n),
             cu_seqlens: Vec::with_capacity(tokens + 2),
+            ..MicroBatch::default()
         };
         ZigzagCut { index, of, group, part, rows: Vec::with_capacity(n * of) }
     }

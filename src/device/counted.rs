@@ -154,6 +154,7 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         cross_entropy(CrossEntropy) logits over [targets, logits, logits];
         cross_entropy_part(CrossEntropyPart) logits over [targets, logits, stats];
         cross_entropy_finish(CrossEntropyFinish) logits over [targets, stats, logits, logits];
+        distill(Distill) logits over [targets, teacher, logits, logits];
         sum_squares(SumSquares) x over [x];
         clip_scale(ClipScale) out over [acc, out];
         route(Route) probs over [probs, probs, chosen, weights, order, places];

@@ -3,9 +3,9 @@
 use super::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
-    CrossEntropyFinish, CrossEntropyPart, Dropout, DropoutRows, Embed, EmbedBackward, Gelu, GeluBackward, Gemm,
-    GemmThen, Glu, GluBackward, GroupedGemm, LayerNorm, LayerNormBackward, QkNormRope, QkNormRopeBackward, RmsNorm,
-    RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
+    CrossEntropyFinish, CrossEntropyPart, Distill, Dropout, DropoutRows, Embed, EmbedBackward, Gelu, GeluBackward,
+    Gemm, GemmThen, Glu, GluBackward, GroupedGemm, LayerNorm, LayerNormBackward, QkNormRope, QkNormRopeBackward,
+    RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
 };
 use super::{Buf, View, ViewMut};
 use crate::base::timeline::Mark;
@@ -124,6 +124,11 @@ pub trait Device: Send + Sync {
     fn clip_scale(&self, op: ClipScale) -> Result<()>;
     fn adamw(&self, op: AdamW) -> Result<()>;
     fn sgd(&self, op: Sgd) -> Result<()>;
+
+    /// A plan refuses distillation on devices without it.
+    fn distill(&self, _op: Distill) -> Result<()> {
+        Err(Error::op(Distill::OP, "this device has no distillation"))
+    }
 
     // Mixtures of experts. A plan refuses them on devices without these.
     fn route(&self, _op: Route) -> Result<()> {

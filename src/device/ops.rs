@@ -23,6 +23,8 @@ mod activation;
 mod embed;
 // Cross entropy.
 mod loss;
+// Knowledge distillation.
+mod distill;
 // The gradient norm and the optimizers.
 mod optim;
 // Mixtures of experts.
@@ -30,6 +32,7 @@ mod experts;
 
 pub use activation::*;
 pub use attention::*;
+pub use distill::*;
 pub use embed::*;
 pub use experts::*;
 pub use gemm::*;

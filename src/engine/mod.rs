@@ -9,13 +9,16 @@ mod objectives; // what a run minimizes
 mod options; // what an engine trains, and how
 mod watched; // a store with observers: timeline and memory
 mod step; // one rank's step
+mod scorer; // a reference model, once over a data set
+mod evaluate; // losses without gradients, sums over ranks
 mod generate; // text generation
 
 pub use crate::store::Strategy;
 pub use bytes::PlannedRank;
 pub use generate::{Generator, GeneratorOptions, Sampling};
 pub use load::ExpertLoad;
-pub use objectives::{Dpo, Objective, PairMeans, PairSums, Rm};
+pub use objectives::{Dpo, Kto, Objective, PreferenceMeans, PreferenceSums, ReferenceModel, Rm, Teaching};
 pub use options::EngineOptions;
+pub use scorer::ReferenceScorer;
 pub use step::{Engine, PassTimes, Step, StepReport};
 pub use work::{StepCounter, StepWork, WORKING_SETS, rehearse};

@@ -1,5 +1,5 @@
 //! What an engine trains, and how, as plain values. Never allocates.
-use super::objectives::{Objective, PreferenceLoss};
+use super::objectives::{Objective, PreferenceLoss, ReferenceModel, TeacherModel, Teaching};
 use crate::base::{Error, Result};
 use crate::comm::Mesh;
 use crate::comm::mesh::{Coords, MeshSizes};
@@ -20,9 +20,10 @@ pub struct EngineOptions {
     pub strategy: Arc<dyn Strategy>,
     /// What is minimized.
     pub objective: Objective,
-    /// The reference model of a preference objective, whose frozen weights are sharded like the model's. None: the
-    /// model without its adapters.
-    pub reference: Option<Spec>,
+    /// What a preference objective compares with.
+    pub reference: ReferenceModel,
+    /// Whom the model learns from besides the data, with [`Objective::Sft`].
+    pub teacher: Option<Teaching>,
     /// The optimizer.
     pub rule: Rule,
     /// Maximum global gradient norm; 0 disables clipping.
@@ -53,7 +54,8 @@ impl Default for EngineOptions {
             tuning: Tuning::default(),
             strategy: Arc::new(ShardedOptions::default()),
             objective: Objective::Sft,
-            reference: None,
+            reference: ReferenceModel::Base,
+            teacher: None,
             rule: Rule::default(),
             grad_clip: 1.0,
             scaler: None,
@@ -86,6 +88,30 @@ impl EngineOptions {
     pub fn decoder(&self, mesh: &MeshSizes, at: &Coords) -> Result<Decoder> {
         Decoder::split(self.spec.clone(), &self.tuning, &self.split(mesh, at))
     }
+    /// The teacher, if there is one.
+    pub(super) fn teacher(&self, dev: &Arc<dyn Device>, mesh: &Mesh, split: &Split) -> Result<Option<TeacherModel>> {
+        let Some(teaching) = &self.teacher else { return Ok(None) };
+        let same = teaching.spec.vocab == self.spec.vocab && !teaching.spec.score;
+        if !same || split.tp.of > 1 || self.objective != Objective::Sft {
+            return Err(Error::input(
+                "teacher: it must have logits of the student's vocabulary, the objective must be sft, and tp must be 1",
+            ));
+        }
+        self.same_grid(split, &teaching.spec, "teacher")?;
+        let own = self.tokens.div_ceil(split.sp.of);
+        TeacherModel::new(dev.clone(), mesh, teaching, split, &*self.strategy, own).map(Some)
+    }
+    /// Refuses another model whose ranks would hold other tokens.
+    fn same_grid(&self, split: &Split, other: &Spec, what: &str) -> Result<()> {
+        if split.grid_of(other) == split.grid_of(&self.spec) {
+            return Ok(());
+        }
+        Err(Error::input(format!(
+            "sp-impl ulysses: the {what} model has {} heads and the trained one {}, so that ring-attn-size {} would \
+             give their ranks different tokens; choose a ring-attn-size of at most either, or sp-impl ring",
+            other.heads, self.spec.heads, split.sp.of
+        )))
+    }
     /// What a preference objective needs besides the model; None without one.
     pub(super) fn preference(
         &self,
@@ -102,22 +128,16 @@ impl EngineOptions {
         if self.objective == Objective::Sft {
             return Ok(None);
         }
-        if !is_scored && self.reference.is_none() && self.tuning.lora.is_none() {
+        if !is_scored && self.reference == ReferenceModel::Base && self.tuning.lora.is_none() {
             return Err(Error::input(
                 "objective: without adapters a preference objective needs a `reference` model, whose base would be the \
                  trained model itself",
             ));
         }
-        let frozen = self.reference.as_ref().map(|spec| (spec, split));
-        if let Some(spec) = &self.reference
-            && split.grid_of(spec) != split.grid_of(&self.spec)
-        {
-            return Err(Error::input(format!(
-                "sp-impl ulysses: the reference model has {} heads and the trained one {}, so that ring-attn-size {} would \
-                 give their ranks different tokens; choose a ring-attn-size of at most either, or sp-impl ring",
-                spec.heads, self.spec.heads, split.sp.of
-            )));
+        let reference = &self.reference;
+        if let ReferenceModel::Frozen(spec) = reference {
+            self.same_grid(split, spec, "reference")?;
         }
-        PreferenceLoss::new(dev, mesh, self.objective, frozen, &*self.strategy, self.tokens).map(Some)
+        PreferenceLoss::new(dev, mesh, self.objective, reference, split, &*self.strategy, self.tokens).map(Some)
     }
 }

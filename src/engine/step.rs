@@ -4,20 +4,20 @@
 //! micro-batch and take their part of it.
 use super::bytes::PlannedRank;
 use super::load::{ExpertLoad, LoadTally};
-use super::objectives::{PairMeans, PairSums, PreferenceLoss, StagedPairs};
+use super::objectives::{Policy, PreferenceLoss, PreferenceMeans, PreferenceSums, TeacherModel};
 use super::options::EngineOptions;
-use super::staging::{BatchStaging, StagedBatch};
+use super::staging::BatchStaging;
 use super::summed::Summed;
 use super::watched::{Watched, Watchers, timed};
 use crate::base::history::{History, InUse};
 use crate::base::rng::{Rng, philox};
 use crate::base::timeline::{Lane, Timeline};
-use crate::base::{Category, DType, Error, Result};
+use crate::base::{Category, DType, Result};
+use crate::comm::CommUse;
 use crate::comm::mesh::{Mesh, MeshSizes};
-use crate::comm::{CommUse, Reduce, Tag};
 use crate::data::MicroBatch;
 use crate::device::{Buf, Device, View};
-use crate::nn::{Checkpointing, Decoder, Groups, Layout, Micro, ParamStore, Workspace};
+use crate::nn::{Checkpointing, Decoder, Groups, Layout, Micro, Minimized, ParamStore, Workspace};
 use crate::optim::{GradNorm, LossScaler, Optimizer, Rule};
 use crate::store::{self, Store, initialize};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub struct Step {
     pub number: u64,
     pub lr: f32,
     /// What the loss is divided by: tokens with loss in all micro-batches of all ranks, from [`Engine::global_count`],
-    /// or pairs of a preference objective.
+    /// or pairs or labeled answers of a preference objective.
     pub tokens: u64,
 }
 
@@ -44,10 +44,10 @@ impl Step {
 /// The result of a step, the same on every rank.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StepReport {
-    /// Mean over the step's tokens, or pairs, before the update.
+    /// Mean over the step's tokens, pairs or labeled answers, before the update.
     pub loss: f64,
-    /// Means over the step's pairs, of a preference objective.
-    pub pairs: Option<PairMeans>,
+    /// Means over the step's pairs or labeled answers, of a preference objective.
+    pub preference: Option<PreferenceMeans>,
     /// Of a mixture of experts.
     pub experts: Option<ExpertLoad>,
     /// Norm of the whole gradient, before clipping and without the loss scale.
@@ -84,9 +84,10 @@ pub struct Engine {
     scaler: Option<LossScaler>,
     pub(super) staging: BatchStaging,
     /// For a preference objective.
-    preference: Option<PreferenceLoss>,
-    /// f64, to be summed over ranks: two counts, or [`PairSums`].
-    sums: Buf,
+    pub(super) preference: Option<PreferenceLoss>,
+    teacher: Option<TeacherModel>,
+    /// f64, to be summed over ranks: two counts, or [`PreferenceSums`].
+    pub(super) sums: Buf,
     numbers: Numbers,
     dropout: Rng,
     watchers: Watchers,
@@ -160,7 +161,7 @@ impl Engine {
         let decoder = options.decoder(&mesh.sizes, &mesh.coords)?;
         let mut store = store::allocate(&*options.strategy, dev.clone(), mesh, decoder.layouts())?;
         let preference = options.preference(&dev, mesh, &split)?;
-        let sums = if preference.is_some() { PairSums::LEN } else { 2 };
+        let sums = if preference.is_some() { PreferenceSums::LEN } else { 2 };
         Ok(Engine {
             workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options.workspace(&split))?,
             optimizer: Optimizer::new(&*dev, mesh, decoder.layouts(), &mut *store, options.rule)?,
@@ -171,6 +172,7 @@ impl Engine {
             numbers: Numbers::new(&*dev, Numbers::len(&options.rule, decoder.layouts()))?,
             sums: mesh.loss.alloc(DType::F64, sums, CommUse::Reduced, Category::Other)?,
             preference,
+            teacher: options.teacher(&dev, mesh, &split)?,
             dropout: Rng::named(options.seed, "dropout"),
             watchers: Watchers {
                 blocks: options.spec.layers,
@@ -200,6 +202,7 @@ impl Engine {
 
     /// Everything of a step except its report: on a GPU the work is enqueued when this returns.
     pub fn begin_step(&mut self, batches: &[MicroBatch], step: &Step) -> Result<()> {
+        self.set_baseline(batches)?;
         let by = self.scaler.as_ref().map_or(1.0, LossScaler::scale);
         let loss_scale = (by as f64 / step.tokens() as f64) as f32;
         let (dev, watchers, timeline) = (&*self.dev, &self.watchers, &self.watchers.timeline);
@@ -212,20 +215,17 @@ impl Engine {
             self.store.begin_micro_batch(index == 0, index + 1 == batches.len())?;
             let key = |rank| dropout_key(self.dropout, step.number, index, rank);
             let (key, shared) = (key(self.mesh.loss.rank()), key(self.mesh.dp.rank()));
-            let host = batch;
-            let StagedBatch { batch, local, keys } = timed(dev, timeline, (Lane::Data, "upload"), || {
+            let staged = timed(dev, timeline, (Lane::Data, "upload"), || {
                 self.staging.upload_keys(dev, |words| self.decoder.dropout_keys(key, shared, words))?;
                 self.staging.upload(dev, batch)
             })?;
             let started = Instant::now();
             let (loss_scale_at, aux_scale) = (self.numbers.loss_scale(), self.numbers.aux_scale());
-            let micro = Micro { loss_scale: loss_scale_at, dropout_keys: keys, aux_scale };
+            let micro = Micro { loss_scale: loss_scale_at, dropout_keys: staged.keys, aux_scale };
             let (decoder, ws) = (&self.decoder, &mut self.workspace);
+            let policy = &mut Policy { dev, decoder, store: &mut *self.store, ws };
             let sequences = match &mut self.preference {
-                Some(preference) => {
-                    let pairs = StagedPairs { host, local, batch };
-                    Some(preference.begin(dev, decoder, &mut *self.store, &pairs, ws, loss_scale as f64)?)
-                }
+                Some(preference) => Some(preference.begin(policy, batch, &staged, loss_scale as f64)?),
                 None => None,
             };
             let mut watched;
@@ -236,10 +236,17 @@ impl Engine {
                 }
                 false => &mut *self.store,
             };
-            let between = match sequences {
-                Some(sequences) => decoder.train_sequences(dev, store, &batch, ws, &micro, sequences)?,
-                None => decoder.train(dev, store, &batch, ws, &micro)?,
+            let mut taught = match &mut self.teacher {
+                Some(teacher) => Some(teacher.begin(dev, &staged.batch)?),
+                None => None,
             };
+            let minimized = match (sequences, &mut taught) {
+                (Some(sequences), _) => Minimized::Sequences(sequences),
+                (None, Some(teacher)) => Minimized::Taught(teacher),
+                (None, None) => Minimized::Tokens,
+            };
+            let between = decoder.train(dev, store, &staged.batch, ws, &micro, minimized)?;
+            self.teacher.as_mut().map_or(Ok(()), TeacherModel::end)?;
             passes.forward += between - started;
             passes.backward += between.elapsed();
         }
@@ -261,7 +268,7 @@ impl Engine {
             Some(preference) => {
                 let sums = preference.take_totals().to_array();
                 dev.upload(bytemuck::cast_slice(&sums), self.sums.view_mut())?;
-                self.reduce("loss", PairSums::LEN)
+                self.reduce("loss", PreferenceSums::LEN)
             }
             None => {
                 self.workspace.move_loss(dev, self.sums.view_mut().slice(0..1))?;
@@ -272,7 +279,7 @@ impl Engine {
 
     /// Waits for the step: the only host synchronization. Downloads the loss and the norm, and `extra` along with them.
     pub fn end_step(&mut self, step: &Step, extra: Option<(View, &mut [u8])>) -> Result<StepReport> {
-        let (mut sums, mut grad_norm) = ([0f64; PairSums::LEN], [0f32]);
+        let (mut sums, mut grad_norm) = ([0f64; PreferenceSums::LEN], [0f32]);
         let len = if self.preference.is_some() { sums.len() } else { 1 };
         let norm = (self.norm.norm(), bytemuck::cast_slice_mut(&mut grad_norm));
         let sum = (self.sums.view().slice(0..len), bytemuck::cast_slice_mut(&mut sums[..len]));
@@ -281,7 +288,7 @@ impl Engine {
             None => self.dev.download_all(&mut [norm, sum])?,
         }
         let ([loss, ..], [grad_norm]) = (sums, grad_norm);
-        let pairs = self.preference.is_some().then(|| PairSums::from_array(sums).means());
+        let preference = self.preference.is_some().then(|| PreferenceSums::from_array(sums).means());
         let experts = self.load.take(&*self.dev, &mut self.workspace)?;
         let skipped = !grad_norm.is_finite();
         if !skipped {
@@ -294,7 +301,7 @@ impl Engine {
         }
         Ok(StepReport {
             loss: loss / step.tokens() as f64,
-            pairs,
+            preference,
             experts,
             grad_norm,
             skipped,
@@ -317,38 +324,14 @@ impl Engine {
         Ok(())
     }
 
-    /// The sum of token losses over all ranks' batches, and the number of tokens. Keeps nothing for a backward pass.
-    pub fn evaluate(&mut self, batches: &[MicroBatch]) -> Result<(f64, u64)> {
-        for batch in batches {
-            let batch = self.staging.upload(&*self.dev, batch)?.batch;
-            self.decoder.evaluate(&*self.dev, &mut *self.store, &batch, &mut self.workspace)?;
-        }
-        let loss = self.workspace.take_loss(&*self.dev)?;
-        let tokens: u64 = batches.iter().map(MicroBatch::loss_tokens).sum();
-        let [loss, tokens] = self.sum("evaluation", [loss, self.counted(tokens)])?;
-        Ok((loss, tokens as u64))
-    }
-
-    /// The sums over the pairs of all ranks' batches, of a preference objective. Rows that only pad do not count.
-    pub fn evaluate_pairs(&mut self, batches: &[MicroBatch]) -> Result<PairSums> {
-        let Engine { dev, decoder, store, workspace, staging, preference, .. } = self;
-        let Some(preference) = preference else { return Err(Error::op("evaluate", "the objective has no pairs")) };
-        for host in batches {
-            let StagedBatch { batch, local, .. } = staging.upload(&**dev, host)?;
-            preference.evaluate(&**dev, decoder, &mut **store, &StagedPairs { host, local, batch }, workspace)?;
-        }
-        let sums = preference.take_totals().to_array();
-        Ok(PairSums::from_array(self.sum("evaluation", sums)?))
-    }
     /// The frozen reference model and its store, to load weights into.
     pub fn reference(&mut self) -> Option<(&Decoder, &mut dyn Store)> {
         self.preference.as_mut()?.reference()
     }
 
-    /// The sum of `local` over all ranks, counting the ranks of sp once; exact below 2^53.
-    pub fn global_count(&mut self, local: u64) -> Result<u64> {
-        let [count, _] = self.sum("count", [self.counted(local), 0.0])?;
-        Ok(count as u64)
+    /// The teacher and its store, to load weights into.
+    pub fn teacher(&mut self) -> Option<(&Decoder, &mut dyn Store)> {
+        self.teacher.as_mut().map(TeacherModel::model)
     }
 
     /// Weights and optimizer state, shard by shard, for checkpoints.
@@ -371,26 +354,6 @@ impl Engine {
     }
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
-    }
-
-    /// `count` as a summand over the ranks of `loss`: ranks of sp hold the same micro-batches, and only the first
-    /// counts.
-    fn counted(&self, count: u64) -> f64 {
-        if self.mesh.coords.sp == 0 { count as f64 } else { 0.0 }
-    }
-
-    /// All-reduces the first `len` sums.
-    fn reduce(&mut self, what: &'static str, len: usize) -> Result<()> {
-        let sums = self.sums.view_mut().slice(0..len);
-        let ticket = self.mesh.loss.all_reduce(Tag::new(what, 0), sums, Reduce::Sum)?;
-        self.mesh.loss.wait(ticket)
-    }
-    fn sum<const N: usize>(&mut self, what: &'static str, values: [f64; N]) -> Result<[f64; N]> {
-        let mut sums = values;
-        self.dev.upload(bytemuck::cast_slice(&sums), self.sums.view_mut().slice(0..N))?;
-        self.reduce(what, N)?;
-        self.dev.download(self.sums.view().slice(0..N), bytemuck::cast_slice_mut(&mut sums))?;
-        Ok(sums)
     }
 }
 

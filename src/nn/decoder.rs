@@ -1,16 +1,17 @@
 //! The one layer loop: embeddings, blocks, loss, and backward. Written against [`ParamStore`]: never knows how weights
 //! are stored.
 use super::block::DecoderBlock;
-use super::context::{Batch, Cx, DropoutKeys, Past};
+use super::context::{Batch, Cx, DropoutKeys};
 use super::core::CoreAttention;
 use super::layout::Layout;
 use super::recompute::SavedBlocks;
 use super::root::{LossGrad, LossSums, Root};
 use super::saved::{Saved, Scratch};
-use super::sequences::{SequenceBuffers, SequenceLoss, SequenceRows};
+use super::sequences::{Scored, SequenceBuffers, SequenceLoss, SequenceRows};
 use super::spec::{Arch, Experts, Spec};
 use super::split::{Groups, SpGrid, Split};
 use super::store::{ParamStore, Pass, ROOT};
+use super::teacher::Teacher;
 use super::tensor::Tensor;
 use super::tuning::{Tuning, set_saved};
 use super::workspace::{AdapterWidths, Fixed, Workspace, WorkspaceOptions};
@@ -23,11 +24,11 @@ use std::time::Instant;
 
 /// A model as a plan: immutable, without buffers.
 pub struct Decoder {
-    spec: Spec,
+    pub(super) spec: Spec,
     /// This rank's share of each layer.
-    split: Split,
+    pub(super) split: Split,
     layouts: Vec<Layout>,
-    root: Root,
+    pub(super) root: Root,
     blocks: Vec<DecoderBlock>,
     /// The lowest layer that is trainable, or whose experts are: where backward ends.
     lowest: usize,
@@ -45,6 +46,15 @@ pub struct Micro<'a> {
     pub dropout_keys: View<'a>,
     /// f32 (1): the factor of the micro-batch's load-balancing loss.
     pub aux_scale: View<'a>,
+}
+
+/// What a micro-batch minimizes.
+pub enum Minimized<'a> {
+    /// The cross entropy of tokens.
+    Tokens,
+    Sequences(&'a mut dyn SequenceLoss),
+    /// Distillation of tokens.
+    Taught(&'a mut dyn Teacher),
 }
 
 impl Decoder {
@@ -111,7 +121,7 @@ impl Decoder {
         self.fill_tables(dev, &mut ws.fixed)?;
         Ok(ws)
     }
-    fn fill_tables(&self, dev: &dyn Device, fixed: &mut Fixed) -> Result<()> {
+    pub(super) fn fill_tables(&self, dev: &dyn Device, fixed: &mut Fixed) -> Result<()> {
         if dev.is_unbacked() {
             return Ok(());
         }
@@ -123,13 +133,6 @@ impl Decoder {
             }
         }
         Ok(())
-    }
-
-    /// Allocates the KV cache in `ws` for a sequence of up to `tokens`, to be extended by [`Decoder::go_on`]; 0 frees
-    /// it. A pass covers the whole prompt, or one token.
-    pub fn remember(&self, dev: &dyn Device, ws: &mut Workspace, tokens: usize) -> Result<()> {
-        ws.remember(&self.split.local(&self.spec), dev, tokens)?;
-        self.fill_tables(dev, &mut ws.fixed)
     }
 
     /// Words of a micro-batch's dropout keys; 0 without dropout.
@@ -150,8 +153,9 @@ impl Decoder {
         DropoutKeys::fill_named(shared, &self.masks, adapters);
     }
 
-    /// Forward and backward: adds the summed token losses to the workspace, and their gradients times
-    /// [`Micro::loss_scale`] to the store. Returns the host's time between the two, after the loss.
+    /// Forward and backward. Adds the summed token losses to the workspace, and their gradients times
+    /// [`Micro::loss_scale`] to the store; for a loss of sequences its weights replace the scale. Returns the host's
+    /// time between the two, after the loss.
     pub fn train(
         &self,
         dev: &dyn Device,
@@ -159,31 +163,7 @@ impl Decoder {
         batch: &Batch,
         ws: &mut Workspace,
         micro: &Micro,
-    ) -> Result<Instant> {
-        self.train_with(dev, store, batch, ws, micro, None)
-    }
-
-    /// [`Decoder::train`] on a loss of whole sequences, whose weights replace [`Micro::loss_scale`].
-    pub fn train_sequences(
-        &self,
-        dev: &dyn Device,
-        store: &mut dyn ParamStore,
-        batch: &Batch,
-        ws: &mut Workspace,
-        micro: &Micro,
-        loss: &mut dyn SequenceLoss,
-    ) -> Result<Instant> {
-        self.train_with(dev, store, batch, ws, micro, Some(loss))
-    }
-
-    fn train_with(
-        &self,
-        dev: &dyn Device,
-        store: &mut dyn ParamStore,
-        batch: &Batch,
-        ws: &mut Workspace,
-        micro: &Micro,
-        sequences: Option<&mut dyn SequenceLoss>,
+        minimized: Minimized,
     ) -> Result<Instant> {
         let n = batch.rows(ws.tokens(), true)?;
         if ws.dx.capacity() < self.split.rows(n) {
@@ -202,14 +182,16 @@ impl Decoder {
         let w = store.acquire(ROOT, Pass::Forward)?;
         let x = stream[self.spec.layers].rows(rows);
         let whole = all_rows(&cx);
-        let losses = match sequences {
-            None => LossSums { rows: &whole, sums: loss.rows_mut(1), scales: Some(micro.loss_scale) },
-            Some(sequences) => {
+        let (sums, scales) = (loss.rows_mut(1), Some(micro.loss_scale));
+        let losses = match minimized {
+            Minimized::Tokens => LossSums { rows: &whole, sums, scales, teacher: None },
+            Minimized::Taught(teacher) => LossSums { rows: &whole, sums, scales, teacher: Some(teacher) },
+            Minimized::Sequences(sequences) => {
                 let SequenceBuffers { rows, sums, .. } = sequences.buffers();
-                self.root.loss(&cx, w, x, scratch, LossSums { rows, sums, scales: None }, None)?;
+                self.root.loss(&cx, w, x, scratch, LossSums { rows, sums, scales: None, teacher: None }, None)?;
                 sequences.weigh(dev)?;
                 let SequenceBuffers { rows, sums, weights } = sequences.buffers();
-                LossSums { rows, sums, scales: Some(weights) }
+                LossSums { rows, sums, scales: Some(weights), teacher: None }
             }
         };
         let (w, grads) = store.grads(ROOT)?;
@@ -256,42 +238,19 @@ impl Decoder {
         Ok(between)
     }
 
-    /// Forward only, without dropout: adds the summed token losses to the workspace.
+    /// Forward only, without dropout: adds the summed token losses to the workspace, or those of each sequence to the
+    /// sums of `sequences`.
     pub fn evaluate(
         &self,
         dev: &dyn Device,
         store: &mut dyn ParamStore,
         batch: &Batch,
         ws: &mut Workspace,
-    ) -> Result<()> {
-        self.evaluate_with(dev, store, batch, ws, None)
-    }
-
-    /// Forward only, without dropout: adds the token losses of each sequence to the sums of `loss`. With `base`,
-    /// without the adapters.
-    pub fn score_sequences(
-        &self,
-        dev: &dyn Device,
-        store: &mut dyn ParamStore,
-        batch: &Batch,
-        ws: &mut Workspace,
-        loss: &mut dyn SequenceLoss,
-        base: bool,
-    ) -> Result<()> {
-        self.evaluate_with(dev, store, batch, ws, Some((loss, base)))
-    }
-
-    fn evaluate_with(
-        &self,
-        dev: &dyn Device,
-        store: &mut dyn ParamStore,
-        batch: &Batch,
-        ws: &mut Workspace,
-        sequences: Option<(&mut dyn SequenceLoss, bool)>,
+        sequences: Option<Scored>,
     ) -> Result<()> {
         batch.rows(ws.tokens(), true)?;
         let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, loss, .. }, groups, .. } = ws;
-        let adapted = !matches!(sequences, Some((_, true)));
+        let adapted = sequences.as_ref().is_none_or(|scored| !scored.base);
         let cx = Cx { adapted, ..self.cx(dev, groups, batch, [table, local_table], None) };
         self.begin_attention(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
@@ -299,76 +258,17 @@ impl Decoder {
         let x = stream[self.spec.layers % stream.len()].rows(cx.rows());
         let whole = all_rows(&cx);
         let losses = match sequences {
-            None => LossSums { rows: &whole, sums: loss.rows_mut(1), scales: None },
-            Some((sequences, _)) => {
-                let SequenceBuffers { rows, sums, .. } = sequences.buffers();
-                LossSums { rows, sums, scales: None }
+            None => LossSums { rows: &whole, sums: loss.rows_mut(1), scales: None, teacher: None },
+            Some(scored) => {
+                let SequenceBuffers { rows, sums, .. } = scored.loss.buffers();
+                LossSums { rows, sums, scales: None, teacher: None }
             }
         };
         self.root.loss(&cx, w, x, scratch, losses, None)?;
         store.release(ROOT, Pass::Evaluate)
     }
 
-    /// Assigns `out (vocab)`: the logits that follow token `row` of the whole batch. Needs no targets.
-    pub fn next_token_logits(
-        &self,
-        dev: &dyn Device,
-        store: &mut dyn ParamStore,
-        batch: &Batch,
-        ws: &mut Workspace,
-        row: usize,
-        out: &mut [f32],
-    ) -> Result<()> {
-        self.logits(dev, store, batch, ws, (row, None), out)
-    }
-
-    /// Assigns `out (vocab)`: the logits that follow the last token of `batch`. `batch` is the prompt if `past` is 0,
-    /// else the one token after the `past` tokens cached in `ws`.
-    pub fn go_on(
-        &self,
-        dev: &dyn Device,
-        store: &mut dyn ParamStore,
-        batch: &Batch,
-        ws: &mut Workspace,
-        past: usize,
-        out: &mut [f32],
-    ) -> Result<()> {
-        let cache = &mut ws.scratch.cache;
-        let past = Past { tokens: past, room: cache.kv.capacity() / self.spec.layers };
-        past.check(batch.tokens.len())?;
-        cache.set_ranges(dev, past, self.spec.window)?;
-        self.logits(dev, store, batch, ws, (batch.tokens.len() - 1, Some(past)), out)
-    }
-
-    fn logits(
-        &self,
-        dev: &dyn Device,
-        store: &mut dyn ParamStore,
-        batch: &Batch,
-        ws: &mut Workspace,
-        (row, past): (usize, Option<Past>),
-        out: &mut [f32],
-    ) -> Result<()> {
-        batch.rows(ws.tokens(), false)?;
-        let at = batch.place(dev, row)?;
-        let Workspace {
-            stream, kept, scratch, fixed: Fixed { table, local_table, next, all_next, .. }, groups, ..
-        } = ws;
-        let cx = Cx { past, ..self.cx(dev, groups, batch, [table, local_table], None) };
-        self.begin_attention(&cx, scratch)?;
-        self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
-        let w = store.acquire(ROOT, Pass::Evaluate)?;
-        let x = stream[self.spec.layers % stream.len()].rows(cx.rows());
-        self.root.logits(&cx, w, x, at, scratch, [next, all_next], bytemuck::cast_slice_mut(out))?;
-        store.release(ROOT, Pass::Evaluate)?;
-        let cap = self.spec.logit_cap;
-        if cap > 0.0 {
-            out.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
-        }
-        Ok(())
-    }
-
-    fn cx<'a>(
+    pub(super) fn cx<'a>(
         &self,
         dev: &'a dyn Device,
         groups: &'a Groups,
@@ -421,7 +321,7 @@ impl Decoder {
     }
 
     /// Prepares attention over several ranks.
-    fn begin_attention(&self, cx: &Cx, scratch: &mut Scratch) -> Result<()> {
+    pub(super) fn begin_attention(&self, cx: &Cx, scratch: &mut Scratch) -> Result<()> {
         let Some(rows) = cx.batch.rows else { return Ok(()) };
         let mut windows = self.blocks.iter().map(|block| block.attention.shape.window);
         let (all, near) = (windows.clone().find(|&w| w == 0), windows.find(|&w| w > 0));
@@ -430,7 +330,7 @@ impl Decoder {
     }
 
     /// Assigns the residual stream and the activations saved by each block.
-    fn forward(
+    pub(super) fn forward(
         &self,
         cx: &Cx,
         store: &mut dyn ParamStore,

@@ -58,8 +58,8 @@ impl ExpertLayer {
     }
 
     /// Assigns `drows (R, C)` and `dweights (N, K)` of scratch: the gradients of the experts' inputs and of the weights
-    /// of their outputs. Reads `h` and this rank's rows `dy` of the residual's gradient, and adds to the gradients of the
-    /// experts. Unless the block `is_whole`, its saved products are recomputed first.
+    /// of their outputs. Reads `h` and this rank's rows `dy` of the residual's gradient, and adds to the gradients of
+    /// the experts. Unless the block `is_whole`, its saved products are recomputed first.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,

@@ -25,12 +25,19 @@ pub struct Lora {
 
 /// PEFT's keyword for every linear layer but the head.
 pub const ALL_LINEAR: &str = "all-linear";
+/// The head of a reward model.
+pub const SCORE: &str = "score.weight";
 const A: &str = ".lora_A.weight";
 const B: &str = ".lora_B.weight";
 
 /// Whether the segment belongs to an adapter.
 pub fn is_adapter(segment: &Segment) -> bool {
     segment.name.ends_with(A) || segment.name.ends_with(B)
+}
+
+/// Whether the segment is trained, and saved, with adapters: theirs, and the score head of a reward model.
+pub fn goes_with_adapters(segment: &Segment) -> bool {
+    is_adapter(segment) || segment.name == SCORE
 }
 
 /// Whether the segment is a matrix that an adapter can be attached to: not of experts, nor of their routers.
@@ -65,7 +72,8 @@ impl Lora {
         let last = module.rsplit('.').next().unwrap_or(module);
         self.targets.iter().any(|t| t == ALL_LINEAR || t == last).then_some(module)
     }
-    /// Freezes the model and appends the adapters' segments to those of each block.
+    /// Freezes the model, except for the score head of a reward model, and appends the adapters' segments to those of
+    /// each block.
     pub fn apply(&self, layouts: &mut [Layout]) -> Result<()> {
         if self.rank == 0 || !(self.alpha.is_finite() && self.alpha > 0.0) {
             return Err(Error::input(format!(
@@ -77,7 +85,7 @@ impl Lora {
             return Err(Error::input(format!("lora: dropout {} is not in [0, 1)", self.dropout)));
         }
         let (root, blocks) = layouts.split_first_mut().ok_or_else(|| Error::op("lora", "the model has no layers"))?;
-        root.segments.iter_mut().for_each(|s| s.trainable = false);
+        root.segments.iter_mut().for_each(|s| s.trainable = goes_with_adapters(s));
         let mut known = Vec::new();
         blocks.iter_mut().flat_map(|l| &mut l.segments).for_each(|s| s.trainable = false);
         for layout in blocks.iter_mut().filter(|layout| !layout.experts) {

@@ -26,22 +26,27 @@ mod expert_layer; // the experts of a sparse block
 mod experts; // the sparse feed-forward branch
 mod block; // both branches
 mod sequences; // losses of whole sequences
+mod teacher; // what the head reads of a teacher
 mod root; // embeddings, final norm, head and loss
 mod families; // names and shapes of Llama, its descendants and GPT-2
 mod model; // a spec as layers
 mod recompute; // activation checkpointing
 mod workspace; // every buffer of a pass
 mod decoder; // the one layer loop
+mod teach; // a frozen teacher
+mod predict; // logits of next tokens
 
 pub use context::Batch;
-pub use decoder::{Decoder, Micro};
+pub use decoder::{Decoder, Micro, Minimized};
 pub use layout::{Init, Layout, Segment, Tp};
-pub use lora::{Lora, has_adapters, is_adapter};
+pub use lora::{Lora, SCORE, goes_with_adapters, has_adapters, is_adapter};
 pub use recompute::Checkpointing;
 pub use rotary::{Rotary, Scaling};
-pub use sequences::{SequenceBuffers, SequenceLoss, SequenceRows};
+pub use sequences::{Scored, SequenceBuffers, SequenceLoss, SequenceRows};
 pub use spec::{Activation, Arch, Experts, Spec};
 pub use split::{Cuts, Groups, Slice, SpGrid, SpImpl, Split};
 pub use store::{Grads, ParamStore, Pass, ROOT, Weights};
+pub use teach::TeacherPass;
+pub use teacher::Teacher;
 pub use tuning::Tuning;
 pub use workspace::{Workspace, WorkspaceOptions};

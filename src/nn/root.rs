@@ -7,11 +7,13 @@ use super::saved::Scratch;
 use super::sequences::SequenceRows;
 use super::split::Slice;
 use super::store::{Grads, Weights};
+use super::teacher::Teacher;
 use super::tensor::Tensor;
-use crate::base::{DType, Result};
+use crate::base::{DType, Error, Result};
 use crate::comm::Tag;
 use crate::device::ops::{
-    CrossEntropy, CrossEntropyFinish, CrossEntropyPart, CrossEntropyShape, Embed, EmbedBackward, EmbedShape, VocabPart,
+    CrossEntropy, CrossEntropyFinish, CrossEntropyPart, CrossEntropyShape, Distill, Embed, EmbedBackward, EmbedShape,
+    VocabPart,
 };
 use crate::device::{View, ViewMut};
 use half::{bf16, f16};
@@ -64,6 +66,8 @@ pub struct LossSums<'a> {
     pub sums: ViewMut<'a>,
     /// f32 (sequences), if gradients are needed: a factor of every gradient of the sequence.
     pub scales: Option<View<'a>>,
+    /// The token loss is that of distillation; with gradients only.
+    pub teacher: Option<&'a mut dyn Teacher>,
 }
 
 /// What the loss needs for backward.
@@ -153,9 +157,10 @@ impl Root {
                 let band = start..n.min(start + chunk);
                 let (h, rows) = (h.rows.slice(of(&band)), band.len());
                 self.head.forward(cx, w, h, adapter, logits.rows_mut(rows))?;
-                match self.score {
-                    true => self.scores(cx, &band, logits, &mut losses)?,
-                    false => self.token_losses(cx, shape, &band, logits, [part_stats, all_stats], &mut losses)?,
+                match (self.score, losses.teacher.is_some()) {
+                    (true, _) => self.scores(cx, &band, logits, &mut losses)?,
+                    (_, true) => self.distill(cx, shape, &band, logits, &mut losses)?,
+                    (_, false) => self.token_losses(cx, shape, &band, logits, [part_stats, all_stats], &mut losses)?,
                 }
                 if let Some((grads, dh)) = &mut backward {
                     let dh = dh.reborrow().slice(of(&band));
@@ -168,7 +173,8 @@ impl Root {
             chunks(None)?;
             return cx.release(h);
         };
-        cx.sum(self.words.cut(), parts, dh.rows_mut(rows), |dh| chunks(Some((&mut grads, dh))))?;
+        let shared = self.words.cut() || self.score && cx.split.sequence();
+        cx.sum(shared, parts, dh.rows_mut(rows), |dh| chunks(Some((&mut grads, dh))))?;
         cx.release(h)?;
         dev.zero(dx.reborrow())?;
         self.norm.backward(dev, w, &mut grads, x, stats.rows(rows), dh.rows(rows), dx, unused.rows_mut(2))
@@ -201,7 +207,8 @@ impl Root {
     }
 
     /// [`Root::token_losses`] of a score head: assigns the scores of the sequences that end in `band`; with scales,
-    /// `scores` become their gradients, 0 in all other rows.
+    /// `scores` become their gradients, 0 in all other rows. With sequence parallelism all ranks of tp have all rows:
+    /// the first derives the gradients, and the sum over ranks spreads them.
     fn scores(&self, cx: &Cx, band: &Range<usize>, scores: &mut Tensor, losses: &mut LossSums) -> Result<()> {
         if losses.scales.is_some() {
             cx.dev.zero(scores.rows_mut(band.len()))?;
@@ -211,10 +218,29 @@ impl Root {
             let (row, own) = (row..row + 1, *sequence..sequence + 1);
             match losses.scales {
                 None => cx.dev.copy(scores.band(&row), losses.sums.reborrow().slice(own))?,
+                Some(_) if cx.split.sequence() && cx.split.tp.index > 0 => {}
                 Some(scales) => cx.dev.copy(scales.slice(own), scores.band_mut(&row))?,
             }
         }
         Ok(())
+    }
+
+    /// [`Root::token_losses`] of distillation, all rows together.
+    fn distill(
+        &self,
+        cx: &Cx,
+        shape: CrossEntropyShape,
+        band: &Range<usize>,
+        logits: &mut Tensor,
+        losses: &mut LossSums,
+    ) -> Result<()> {
+        let LossSums { sums, scales: Some(scale), teacher: Some(teacher), .. } = losses else {
+            return Err(Error::op("distill", "a teacher needs the scale of gradients"));
+        };
+        let (targets, terms) = (cx.batch.targets.slice(band.clone()), teacher.terms());
+        let teacher = teacher.logits(band)?;
+        let (scale, logits, loss) = (*scale, logits.rows_mut(band.len()), sums.reborrow());
+        cx.dev.distill(Distill { shape, terms, targets, scale, teacher, logits, loss })
     }
 
     /// With a sharded vocabulary, ranks exchange three numbers per row, never logits.

@@ -36,3 +36,10 @@ pub trait SequenceLoss {
     /// Called when the sums of this rank are complete, before backward: assigns the weights.
     fn weigh(&mut self, dev: &dyn Device) -> Result<()>;
 }
+
+/// A pass without gradients for a [`SequenceLoss`].
+pub struct Scored<'a> {
+    pub loss: &'a mut dyn SequenceLoss,
+    /// Without the adapters.
+    pub base: bool,
+}

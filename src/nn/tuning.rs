@@ -1,7 +1,7 @@
 //! Which tensors are trainable, decayed, and at what learning rate: name patterns applied to a model's layouts. Never
 //! changes shapes or values.
 use super::layout::{Layout, Segment};
-use super::lora::{Lora, has_adapters, is_adapter};
+use super::lora::{Lora, goes_with_adapters, has_adapters};
 use crate::base::{Error, Result};
 use regex::Regex;
 
@@ -57,7 +57,7 @@ pub(super) fn set_saved(layouts: &mut [Layout]) {
     let learns = layouts.iter().flat_map(|l| &l.segments).any(|s| s.trainable);
     let adapters = has_adapters(layouts);
     for segment in layouts.iter_mut().flat_map(|l| &mut l.segments) {
-        segment.saved = if adapters { segment.trainable || is_adapter(segment) } else { learns };
+        segment.saved = if adapters { segment.trainable || goes_with_adapters(segment) } else { learns };
     }
 }
 

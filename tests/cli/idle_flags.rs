@@ -208,7 +208,8 @@ fn inputs(dir: &Dir) -> PathBuf {
     write("ids.jsonl", &rows(&|i| json!({"input_ids": [1, 2, 3, 4 + i % 9]})));
     let pair = |i: usize| {
         let (prompt, other) = ("p".repeat(1 + i % 3), "o".repeat(1 + i % 2));
-        json!({"prompt": prompt, "other": other, "chosen": "ab", "rejected": "ba", "third": "bb", "gap": i % 3})
+        json!({"prompt": prompt, "other": other, "chosen": "ab", "rejected": "ba", "third": "bb", "gap": i % 3,
+            "good": i.is_multiple_of(2), "fine": i.is_multiple_of(5)})
     };
     write("pairs.jsonl", &rows(&pair));
     let both = |i: usize| {

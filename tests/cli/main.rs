@@ -20,6 +20,8 @@ mod lora;
 mod metrics_schema;
 mod mixture;
 mod nonfinite_steps;
+mod kto;
+mod precompute;
 mod preference;
 mod sft;
 mod spellings;

@@ -128,10 +128,13 @@ fn every_line_of_a_metrics_file_is_as_the_schema_says() {
     let ended = run.end();
     assert!(ended.status.success(), "{}", ended.stderr);
     lines.check(&schema, &path);
-    // Pairs.
-    let pair = |i: usize| json!({"prompt_input_ids": [i], "chosen_input_ids": [1, 2], "rejected_input_ids": [3]});
+    // Preferences.
+    let pair = |i: usize| {
+        json!({"prompt_input_ids": [i], "chosen_input_ids": [1, 2], "rejected_input_ids": [3],
+            "completion_input_ids": [4, i], "label": i.is_multiple_of(3)})
+    };
     fs::write(dir.path("pairs.jsonl"), (0..60).map(|i| pair(i).to_string() + "\n").collect::<String>()).unwrap();
-    for objective in ["dpo", "rm"] {
+    for objective in ["dpo", "rm", "kto"] {
         let (pairs, metrics) = (dir.arg("pairs.jsonl"), dir.arg(objective));
         let run = ["--dataset", &pairs, "--objective", objective, "--max-steps", "1", "--metrics-path", &metrics];
         let ended = Run::start(FSDP, &[&run[..], &["--eval-dataset", &pairs]].concat()).end();

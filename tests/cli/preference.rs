@@ -4,10 +4,11 @@ use crate::common::runs::{Dir, FSDP, events};
 use crate::common::*;
 use flatshard::base::Result;
 use flatshard::data::{
-    Cache, DataOptions, Dataset, Format, Loader, LoaderOptions, MicroBatch, PairKeys, StepData, Tokenizer,
+    Cache, DataOptions, Dataset, Format, LabelKeys, Loader, LoaderOptions, MicroBatch, PairKeys, Preferences,
+    SampleKind, StepData, Tokenizer,
 };
 use flatshard::device::IGNORE;
-use flatshard::engine::{Dpo, Engine, EngineOptions, Objective, Step};
+use flatshard::engine::{Dpo, Engine, EngineOptions, Kto, Objective, ReferenceModel, Step};
 use flatshard::store::{ShardedOptions, initialize};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -83,6 +84,20 @@ fn the_shipped_reward_model_learns_and_is_saved() {
     let config: Value = serde_json::from_slice(&std::fs::read(dir.join("reward/config.json")).unwrap()).unwrap();
     assert_eq!(config["architectures"], json!(["LlamaForSequenceClassification"]));
     assert_eq!(config["id2label"], json!({"0": "LABEL_0"}));
+    // Adapters of it, with the head, for the same check.
+    let adapter = path("adapter");
+    let files =
+        ["--pretrain", &from, "--dataset", &pairs, "--eval-dataset", &pairs, "--metrics-path", &path("adapter.jsonl")];
+    let tuned = "--objective rm --max-len 192 --max-steps 2 --warmup-steps 0 --lr 0.01 --batch-size 4 --nproc-per-node 2 \
+                 --lora-rank 2";
+    let ended = run(&tuned.split_whitespace().chain(files).chain(["--save-hf", &adapter]).collect::<Vec<_>>());
+    assert!(ended.status.success(), "{}", stderr(&ended));
+    let written: Value =
+        serde_json::from_slice(&std::fs::read(dir.join("adapter/adapter_config.json")).unwrap()).unwrap();
+    assert_eq!((&written["task_type"], &written["modules_to_save"]), (&json!("SEQ_CLS"), &json!(["score"])));
+    let merged = path("merged");
+    let ended = run(&["--pretrain", &from, "--lora-merge", &adapter, "--save-hf", &merged]);
+    assert!(ended.status.code() == Some(2) && stderr(&ended).lines().count() == 1, "{}", stderr(&ended));
     // Other runs refuse its head, and a head of several labels is refused.
     let refused = |args: &[&str], says: &str| {
         let ended = run(args);
@@ -95,6 +110,7 @@ fn the_shipped_reward_model_learns_and_is_saved() {
     three["id2label"] = json!({"0": "a", "1": "b", "2": "c"});
     std::fs::write(dir.join("shipped/config.json"), three.to_string()).unwrap();
     refused(&["--pretrain", &from, "--dataset", &pairs, "--objective", "rm", "--max-len", "192"], "3 labels");
+    std::fs::write(dir.join("shipped/config.json"), config.to_string()).unwrap();
 }
 
 /// The same three pairs as text, as messages, as whole conversations and as tokens give the same run.
@@ -187,11 +203,11 @@ fn bad_pairs_are_refused_with_one_message() {
 
 const LEN: usize = 12;
 
-fn data_options(dir: &Path, name: &str, keys: PairKeys) -> DataOptions {
+fn data_options(dir: &Path, name: &str, preferences: Preferences) -> DataOptions {
     DataOptions {
         paths: vec![dir.join(name)],
         tokenizer: Tokenizer::Bytes,
-        format: Format { pairs: Some(keys), ..Format::default() },
+        format: Format { preferences: Some(preferences), ..Format::default() },
         vocab: 257,
         max_len: LEN,
         max_samples: None,
@@ -201,20 +217,28 @@ fn data_options(dir: &Path, name: &str, keys: PairKeys) -> DataOptions {
     }
 }
 
-/// `n` pairs of unequal lengths, one of which does not fit.
-fn pairs(n: usize) -> (tempfile::TempDir, Arc<Dataset>) {
+/// `n` pairs or labeled answers of unequal lengths, and one that does not fit.
+fn judged(n: usize, labeled: bool) -> (tempfile::TempDir, Arc<Dataset>) {
     let row = |i: usize| {
         let text = |from: usize, len: usize| {
             (0..len).map(|k| (b'a' + ((from + 3 * k) % 26) as u8) as char).collect::<String>()
         };
         let (prompt, chosen, rejected) = (text(i, 1 + i % 4), text(i + 1, 1 + i % 6), text(i + 2, 1 + i * i % 5));
-        json!({"prompt": prompt, "chosen": chosen, "rejected": rejected}).to_string() + "\n"
+        let pair = json!({"prompt": prompt, "chosen": chosen, "rejected": rejected});
+        let answer = json!({"prompt": prompt, "completion": chosen, "label": !i.is_multiple_of(3)});
+        if labeled { answer } else { pair }.to_string() + "\n"
     };
-    let long = json!({"prompt": "a", "chosen": "b".repeat(LEN), "rejected": "c"}).to_string();
+    let long = "b".repeat(LEN);
+    let long = json!({"prompt": "a", "chosen": long, "rejected": "c", "completion": long, "label": true}).to_string();
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("p.jsonl"), (0..n).map(row).collect::<String>() + &long).unwrap();
-    let data = Arc::new(Dataset::open(&data_options(dir.path(), "p.jsonl", PairKeys::default())).unwrap());
+    let labels = || Preferences::Labels(LabelKeys::default());
+    let preferences = if labeled { labels() } else { Preferences::Pairs(PairKeys::default()) };
+    let data = Arc::new(Dataset::open(&data_options(dir.path(), "p.jsonl", preferences)).unwrap());
     (dir, data)
+}
+fn pairs(n: usize) -> (tempfile::TempDir, Arc<Dataset>) {
+    judged(n, false)
 }
 
 fn loader(data: &Arc<Dataset>, grad_accum: usize, (dp_rank, dp_size): (usize, usize), packing: bool) -> Loader {
@@ -235,9 +259,13 @@ fn packs(data: &Arc<Dataset>, packing: bool) -> usize {
 fn epoch(data: &Arc<Dataset>, world: usize, packing: bool, spoil: bool) -> Outcome {
     let spec = flatshard::nn::Spec { vocab: 257, max_len: 2 * LEN, ..llama() };
     let grad_accum = packs(data, packing) / world;
-    let objective = Objective::Dpo(Dpo { beta: 0.5, label_smoothing: 0.0, ipo: false, nll_coef: 0.1 });
+    let objective = match data.kind() {
+        SampleKind::Labeled => Objective::Kto(Kto { beta: 0.5, desirable_weight: 1.5, undesirable_weight: 0.5 }),
+        _ => Objective::Dpo(Dpo { beta: 0.5, label_smoothing: 0.0, ipo: false, nll_coef: 0.1 }),
+    };
     let plain = options(&spec, fsdp(ShardedOptions { grad_accum, ..sharded() }), SGD);
-    let options = EngineOptions { objective, reference: Some(spec.clone()), grad_clip: 0.0, ..plain };
+    let options =
+        EngineOptions { objective, reference: ReferenceModel::Frozen(spec.clone().into()), grad_clip: 0.0, ..plain };
     let results = ranks(world, |rank| {
         let (mut loader, mut step) = (loader(data, grad_accum, (rank.rank, world), packing), StepData::default());
         loader.next(&mut step);
@@ -257,7 +285,10 @@ fn epoch(data: &Arc<Dataset>, world: usize, packing: bool, spoil: bool) -> Outco
 
 /// The documents of a pack see each other.
 fn as_one_pair(batch: &mut MicroBatch) {
-    if batch.cu_seqlens.len() > 3 {
+    if batch.mismatched.is_some() {
+        batch.cu_seqlens = [0, batch.tokens.len() as u32].to_vec();
+        batch.positions = (0..batch.tokens.len() as u32).collect();
+    } else if batch.cu_seqlens.len() > 3 {
         let pairs = batch.cu_seqlens.len() / 2 * 2;
         batch.cu_seqlens = [0, batch.cu_seqlens[pairs / 2], batch.tokens.len() as u32].to_vec();
         batch.positions = (0..batch.tokens.len() as u32).collect();
@@ -265,15 +296,24 @@ fn as_one_pair(batch: &mut MicroBatch) {
 }
 
 #[test]
-fn packed_pairs_train_as_each_alone() {
-    let (_dir, data) = (20..60).map(pairs).find(|(_, data)| packs(data, true).is_multiple_of(2)).unwrap();
+fn packed_answers_train_as_each_alone() {
+    for labeled in [false, true] {
+        packed_train_as_each_alone(labeled);
+    }
+}
+
+fn packed_train_as_each_alone(labeled: bool) {
+    let even = |data: &Arc<Dataset>| [false, true].iter().all(|&packing| packs(data, packing).is_multiple_of(2));
+    let (_dir, data) = (20..90).map(|n| judged(n, labeled)).find(|(_, data)| even(data)).unwrap();
     assert_eq!(data.report().dropped, 1);
-    assert!(data.report().to_string().contains("1 pair dropped"), "{}", data.report());
-    assert!(packs(&data, true) < data.rows() as usize, "packs hold several pairs");
+    let dropped = if labeled { "1 sample dropped" } else { "1 pair dropped" };
+    assert!(data.report().to_string().contains(dropped), "{}", data.report());
+    assert!(packs(&data, true) < data.rows() as usize, "packs hold several rows");
     let alone = epoch(&data, 1, false, false);
-    for world in [1, 2] {
-        let (weights, loss) = distance(&alone, &epoch(&data, world, true, false));
-        assert!(weights < 1e-6 && loss < 1e-6, "{world} ranks: weights differ by {weights}, losses by {loss}");
+    for (world, packing) in [(1, true), (2, true), (2, false)] {
+        let (weights, loss) = distance(&alone, &epoch(&data, world, packing, false));
+        let what = format!("labeled {labeled}, packing {packing}, {world} ranks");
+        assert!(weights < 1e-6 && loss < 1e-6, "{what}: weights differ by {weights}, losses by {loss}");
     }
     // The test detects sequences that attend to each other.
     let (weights, loss) = distance(&alone, &epoch(&data, 1, true, true));
@@ -311,13 +351,13 @@ fn margins_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let rows: Vec<String> = (0..20).map(|i| row(i).to_string() + "\n").collect();
     std::fs::write(dir.path().join("m.jsonl"), rows.concat()).unwrap();
-    let keys = PairKeys { margin: Some("gap".into()), ..PairKeys::default() };
+    let keys = Preferences::Pairs(PairKeys { margin: Some("gap".into()), ..PairKeys::default() });
     let data = Arc::new(Dataset::open(&data_options(dir.path(), "m.jsonl", keys)).unwrap());
     let (mut loader, mut step) = (loader(&data, 10, (1, 2), false), StepData::default());
     loader.next(&mut step);
     for (micro, batch) in step.batches.iter().enumerate() {
         let i = 2 * micro + 1;
-        assert_eq!(batch.margins, [margin(i) as f32]);
+        assert_eq!(batch.numbers, [margin(i) as f32]);
         assert_eq!(batch.tokens.len(), 1 + (1 + i % 5) + 1 + 3, "the margin is no token");
     }
 }
@@ -328,9 +368,10 @@ fn margins_are_read() {
 fn a_resumed_run_is_bitwise_the_same() {
     let dir = Dir::new();
     let model = dir.arg("model");
-    let tiny = "--dataset configs/pairs.jsonl --max-len 192 --batch-size 2 --nproc-per-node 2 --lr-scheduler constant \
-                --warmup-steps 0 --lr 0.01 --no-eval";
+    let tiny =
+        "--max-len 192 --batch-size 2 --nproc-per-node 2 --lr-scheduler constant --warmup-steps 0 --lr 0.01 --no-eval";
     let shape = "--tokenizer bytes --embed-dim 16 --num-layers 1 --num-heads 2";
+    let pairs = ["--dataset", "configs/pairs.jsonl"];
     let start = |name: &str, more: &[&str]| {
         let metrics = dir.arg(name);
         let args: Vec<&str> = tiny.split_whitespace().chain(["--metrics-path", &metrics]).collect();
@@ -342,19 +383,25 @@ fn a_resumed_run_is_bitwise_the_same() {
         events(&dir.path(name), "step").iter().map(numbers).collect::<Vec<_>>()
     };
     let shape: Vec<&str> = shape.split_whitespace().collect();
-    let made =
-        run(&[&tiny.split_whitespace().collect::<Vec<_>>()[..], &shape, &["--objective", "rm", "--max-steps", "1"]]
-            .concat());
+    let made = run(&[
+        &tiny.split_whitespace().collect::<Vec<_>>()[..],
+        &pairs,
+        &shape,
+        &["--objective", "rm", "--max-steps", "1"],
+    ]
+    .concat());
     assert!(made.status.success(), "{}", stderr(&made));
     let other =
         ["--dataset", "synthetic", "--no-eval", "--max-steps", "1", "--nproc-per-node", "1", "--max-len", "192"];
     let made = run(&[&other[..], &shape[2..], &["--vocab-size", "320", "--save-hf", &model]].concat());
     assert!(made.status.success(), "{}", stderr(&made));
-    let cases: [(&str, &[&str]); 4] = [
-        ("scratch", &[&shape[..], &["--objective", "dpo"]].concat()),
-        ("pretrained", &["--objective", "dpo", "--pretrain", &model]),
-        ("adapters", &["--objective", "dpo", "--pretrain", &model, "--lora-rank", "2"]),
-        ("reward", &["--objective", "rm", "--pretrain", &model]),
+    let cases: [(&str, &[&str]); 6] = [
+        ("scratch", &[&shape[..], &pairs, &["--objective", "dpo"]].concat()),
+        ("pretrained", &[&pairs[..], &["--objective", "dpo", "--pretrain", &model]].concat()),
+        ("adapters", &[&pairs[..], &["--objective", "dpo", "--pretrain", &model, "--lora-rank", "2"]].concat()),
+        ("reward", &[&pairs[..], &["--objective", "rm", "--pretrain", &model]].concat()),
+        ("reward adapters", &[&pairs[..], &["--objective", "rm", "--pretrain", &model, "--lora-rank", "2"]].concat()),
+        ("kto", &["--objective", "kto", "--pretrain", &model, "--dataset", "configs/labels.jsonl"]),
     ];
     for (name, kind) in cases {
         let ckpt = dir.arg(&format!("{name}.ckpt"));
@@ -364,4 +411,51 @@ fn a_resumed_run_is_bitwise_the_same() {
         let resumed = [kind, &["--max-steps", "4", "--ckpt-dir", &ckpt, "--resume", "auto"]].concat();
         assert_eq!(start(&format!("{name}.second"), &resumed), straight[2..], "{name}");
     }
+}
+
+/// Each prompt comes with the answer of another row, always the same one: in any order of rows, on any rank. What does
+/// not fit is truncated.
+#[test]
+fn mismatched_answers_are_those_of_other_rows() {
+    let (_dir, data) = judged(30, true);
+    let rows = data.rows() as usize;
+    // By tokens of the prompt and answer, the tokens of the mismatched answer.
+    let found = |packing: bool, (rank, of): (usize, usize)| {
+        let (mut loader, mut step) =
+            (loader(&data, packs(&data, packing) / of, (rank, of), packing), StepData::default());
+        loader.next(&mut step);
+        let mut found = Vec::new();
+        for batch in &step.batches {
+            let mismatched = batch.mismatched.as_ref().unwrap();
+            assert!(mismatched.tokens.len() <= LEN && batch.tokens.len() <= LEN, "{batch:?}");
+            assert_eq!(batch.cu_seqlens.len(), mismatched.cu_seqlens.len());
+            let documents = |batch: &MicroBatch| {
+                let split = |d: &[u32]| {
+                    let range = d[0] as usize..d[1] as usize;
+                    let asked = batch.targets[range.clone()].iter().position(|&t| t != IGNORE).unwrap() + 1;
+                    let (prompt, answer) = batch.tokens[range].split_at(asked);
+                    (prompt.to_vec(), answer.to_vec())
+                };
+                batch.cu_seqlens.windows(2).map(split).collect::<Vec<_>>()
+            };
+            for (own, other) in documents(batch).into_iter().zip(documents(mismatched)) {
+                assert_eq!(own.0, other.0, "the prompt");
+                found.push((own, other.1));
+            }
+        }
+        found.sort();
+        found
+    };
+    let alone = found(false, (0, 1));
+    assert_eq!(alone.len(), rows);
+    let own: Vec<_> = alone.iter().map(|((_, answer), _)| answer.clone()).collect();
+    for ((prompt, answer), other) in &alone {
+        let whole = own.iter().any(|a| a == other);
+        assert!(whole || prompt.len() + other.len() == LEN && own.iter().any(|a| a.starts_with(other)), "{other:?}");
+        assert!(other != answer || own.iter().filter(|a| *a == answer).count() > 1, "its own answer: {answer:?}");
+    }
+    assert_eq!(found(true, (0, 1)), alone);
+    let mut halves = [found(false, (0, 2)), found(false, (1, 2))].concat();
+    halves.sort();
+    assert!(halves.iter().all(|pair| alone.contains(pair)) && halves.len() >= rows - 1);
 }

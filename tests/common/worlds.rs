@@ -7,7 +7,7 @@ use flatshard::comm::mesh::{Mesh, MeshSizes};
 use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
 use flatshard::device::{Device, IGNORE};
-use flatshard::engine::{Engine, EngineOptions, Objective, Step, StepReport, Strategy};
+use flatshard::engine::{Engine, EngineOptions, Objective, ReferenceModel, Step, StepReport, Strategy};
 use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, Experts, Rotary, SpImpl, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::{Offload, ReplicatedOptions, ShardedOptions};
@@ -151,11 +151,11 @@ pub fn batch(spec: &Spec, step: u64, micro: usize, rank: usize) -> MicroBatch {
     let kept = n - 1 - rank;
     let target = |i: usize| if i % ROW == ROW - 1 || i > kept { IGNORE } else { tokens[i + 1] as i32 };
     MicroBatch {
-        margins: Vec::new(),
         targets: (0..n).map(target).collect(),
         positions: (0..n as u32).map(|i| i % ROW as u32).collect(),
         cu_seqlens: vec![0, ROW as u32, n as u32],
         tokens,
+        ..MicroBatch::default()
     }
 }
 
@@ -163,11 +163,11 @@ pub fn batch(spec: &Spec, step: u64, micro: usize, rank: usize) -> MicroBatch {
 pub fn joined(a: &MicroBatch, b: &MicroBatch) -> MicroBatch {
     let at = a.tokens.len() as u32;
     MicroBatch {
-        margins: Vec::new(),
         tokens: [&a.tokens[..], &b.tokens].concat(),
         targets: [&a.targets[..], &b.targets].concat(),
         positions: [&a.positions[..], &b.positions].concat(),
         cu_seqlens: a.cu_seqlens.iter().copied().chain(b.cu_seqlens[1..].iter().map(|c| c + at)).collect(),
+        ..MicroBatch::default()
     }
 }
 
@@ -175,7 +175,8 @@ pub fn options(spec: &Spec, strategy: Arc<dyn Strategy>, rule: Rule) -> EngineOp
     EngineOptions {
         scaler: None,
         objective: Objective::Sft,
-        reference: None,
+        reference: ReferenceModel::Base,
+        teacher: None,
         spec: spec.clone(),
         tuning: Tuning::default(),
         strategy,
@@ -409,10 +410,10 @@ pub fn rows_of((row, rows): (usize, usize), rank: usize) -> MicroBatch {
     let rng = Rng::new(1, rank as u64);
     let tokens: Vec<u32> = (0..(row * rows) as u64).map(|i| (rng.u64(i) % 512) as u32).collect();
     MicroBatch {
-        margins: Vec::new(),
         targets: tokens.iter().map(|&t| ((t * 7 + 1) % 512) as i32).collect(),
         positions: (0..row * rows).map(|i| (i % row) as u32).collect(),
         cu_seqlens: (0..=rows).map(|i| (i * row) as u32).collect(),
         tokens,
+        ..MicroBatch::default()
     }
 }

@@ -14,8 +14,8 @@ use flatshard::comm::MeshSizes;
 use flatshard::data::MicroBatch;
 use flatshard::device::ops::{Grouped, GroupedGemm};
 use flatshard::device::{Device, IGNORE};
-use flatshard::engine::{Dpo, Engine, EngineOptions, Objective, Rm, Step, Strategy};
-use flatshard::nn::{Checkpointing, Cuts, Decoder, Lora, SpImpl, Spec, Tuning, WorkspaceOptions};
+use flatshard::engine::{Dpo, Engine, EngineOptions, Objective, ReferenceModel, Rm, Step, Strategy};
+use flatshard::nn::{Checkpointing, Cuts, Decoder, Lora, Minimized, SpImpl, Spec, Tuning, WorkspaceOptions};
 use flatshard::optim::Rule;
 use flatshard::store::initialize;
 use serde_json::Value;
@@ -54,7 +54,7 @@ fn logits_losses_and_gradients_match_transformers() {
             let mut ws = decoder.workspace(&dev, &groups(), &options).unwrap();
             let told = Told::new(&dev, (1.0 / counted) as f32).aux(&dev, number("factor") as f32);
             store.zero_grads(&dev);
-            decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &told.micro()).unwrap();
+            decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &told.micro(), Minimized::Tokens).unwrap();
 
             let loss = ws.take_loss(&dev).unwrap() / counted;
             assert!((loss / number("loss") - 1.0).abs() < 1e-6, "{name}: loss {loss}");
@@ -182,11 +182,11 @@ fn documents(spec: &Spec, lengths: &[usize]) -> MicroBatch {
     let mut cu_seqlens = vec![0];
     lengths.iter().for_each(|&len| cu_seqlens.push(cu_seqlens[cu_seqlens.len() - 1] + len as u32));
     MicroBatch {
-        margins: Vec::new(),
         tokens: (0..n).map(draw).collect(),
         targets: (0..n).map(|i| draw(n + i) as i32).collect(),
         positions: lengths.iter().flat_map(|&len| 0..len as u32).collect(),
         cu_seqlens,
+        ..MicroBatch::default()
     }
 }
 
@@ -251,7 +251,7 @@ fn preference_objectives_train_experts() {
         let spec = Spec { score, ..spec.clone() };
         let options = EngineOptions {
             objective,
-            reference: (!score).then(|| spec.clone()),
+            reference: if score { ReferenceModel::Base } else { ReferenceModel::Frozen(spec.clone().into()) },
             aux_coef: 0.5,
             tokens: 80,
             grad_clip: 0.0,
@@ -290,11 +290,11 @@ fn cut(batch: &MicroBatch, range: Range<usize>) -> MicroBatch {
     let starts = &batch.cu_seqlens[range.start..=range.end];
     let rows = starts[0] as usize..starts[starts.len() - 1] as usize;
     MicroBatch {
-        margins: Vec::new(),
         tokens: batch.tokens[rows.clone()].to_vec(),
         targets: batch.targets[rows.clone()].to_vec(),
         positions: batch.positions[rows.clone()].to_vec(),
         cu_seqlens: starts.iter().map(|c| c - starts[0]).collect(),
+        ..MicroBatch::default()
     }
 }
 

@@ -11,7 +11,7 @@ use flatshard::base::{DType, Result};
 use flatshard::ckpt::hf;
 use flatshard::data::MicroBatch;
 use flatshard::engine::{Engine, EngineOptions, Sampling, Step, Strategy};
-use flatshard::nn::{Checkpointing, Decoder, Scaling, Spec, WorkspaceOptions};
+use flatshard::nn::{Checkpointing, Decoder, Minimized, Scaling, Spec, WorkspaceOptions};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -99,7 +99,7 @@ fn computed(golden: &Golden, dtype: DType, checkpoint: Checkpointing) -> (f64, V
     let mut ws = decoder.workspace(&dev, &groups(), &options).unwrap();
     let told = Told::new(&dev, 1.0 / golden.loss_tokens() as f32);
     store.zero_grads(&dev);
-    decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &told.micro()).unwrap();
+    decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &told.micro(), Minimized::Tokens).unwrap();
     let loss = ws.take_loss(&dev).unwrap() / golden.loss_tokens() as f64;
     let grads = store.segments().map(|(layer, s)| (s.name.clone(), store.grad(layer, s).to_vec())).collect();
 

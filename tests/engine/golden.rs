@@ -12,7 +12,7 @@ use flatshard::data::MicroBatch;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Device, IGNORE};
 use flatshard::engine::{Engine, EngineOptions, Step};
-use flatshard::nn::{Activation, Arch, Checkpointing, Decoder, Spec, Workspace, WorkspaceOptions};
+use flatshard::nn::{Activation, Arch, Checkpointing, Decoder, Minimized, Spec, Workspace, WorkspaceOptions};
 use flatshard::optim::Rule;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -81,11 +81,11 @@ impl Golden {
         let token = |i: usize| self.tokens[b * n + i];
         let target = |i: usize| if ends.contains(&(i + 1)) { IGNORE } else { token(i + 1) as i32 };
         MicroBatch {
-            margins: Vec::new(),
             tokens: own.clone().map(token).collect(),
             targets: own.map(target).collect(),
             positions: self.lengths[documents.clone()].iter().flat_map(|&len| 0..len as u32).collect(),
             cu_seqlens: ends[documents.start..=documents.end].iter().map(|end| (end - first) as u32).collect(),
+            ..MicroBatch::default()
         }
     }
     fn micro(&self, dev: &dyn Device, tokens: &[u32], targets: &[i32], scale: f32) -> (Docs, Told) {
@@ -131,7 +131,7 @@ impl Model {
         let Model { golden, dev, decoder, store, ws } = self;
         let n = golden.targets.len();
         let (docs, told) = golden.micro(dev, &golden.tokens[..n], &golden.targets, scale);
-        decoder.train(dev, store, &docs.batch(), ws, &told.micro()).unwrap();
+        decoder.train(dev, store, &docs.batch(), ws, &told.micro(), Minimized::Tokens).unwrap();
         let loss = ws.take_loss(dev).unwrap() * (told.loss_scale / scale) as f64 / golden.number("loss") - 1.0;
         let grads = store.segments().map(|(layer, segment)| {
             let want = &golden.tensors[&format!("grad.{}", segment.name)];

@@ -9,7 +9,8 @@ use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::engine::PlannedRank;
 use flatshard::nn::{
-    Activation, Arch, Checkpointing, Decoder, Groups, Pass, ROOT, Rotary, Spec, Tuning, Workspace, WorkspaceOptions,
+    Activation, Arch, Checkpointing, Decoder, Groups, Minimized, Pass, ROOT, Rotary, Spec, Tuning, Workspace,
+    WorkspaceOptions,
 };
 use std::sync::Arc;
 
@@ -121,12 +122,12 @@ impl Model {
     /// Accumulates gradients; returns the summed loss of this micro-batch.
     fn train(&mut self) -> f64 {
         let Model { dev, decoder, store, ws, docs, told } = self;
-        decoder.train(dev, store, &docs.batch(), ws, &told.micro()).unwrap();
+        decoder.train(dev, store, &docs.batch(), ws, &told.micro(), Minimized::Tokens).unwrap();
         ws.take_loss(dev).unwrap()
     }
     fn evaluate(&mut self) -> f64 {
         let Model { dev, decoder, store, ws, docs, .. } = self;
-        decoder.evaluate(dev, store, &docs.batch(), ws).unwrap();
+        decoder.evaluate(dev, store, &docs.batch(), ws, None).unwrap();
         ws.take_loss(dev).unwrap()
     }
 }
@@ -167,7 +168,7 @@ fn gradients_of_micro_batches_add_up() {
             model.store.zero_grads(&model.dev);
             for docs in docs {
                 let Model { dev, decoder, store, ws, told, .. } = &mut model;
-                decoder.train(dev, store, &docs.batch(), ws, &told.micro()).unwrap();
+                decoder.train(dev, store, &docs.batch(), ws, &told.micro(), Minimized::Tokens).unwrap();
             }
             let grads: Vec<_> = model
                 .store
@@ -207,7 +208,9 @@ fn logit_chunks_add_up() {
             let (docs, n) = (lengths.len() / parts, tokens / parts);
             let range = part * n..(part + 1) * n;
             let docs = Docs::new(&dev, &ids[range.clone()], &targets[range], &lengths[..docs]);
-            decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &directions(&dev, &decoder).micro()).unwrap();
+            decoder
+                .train(&dev, &mut store, &docs.batch(), &mut ws, &directions(&dev, &decoder).micro(), Minimized::Tokens)
+                .unwrap();
         }
         let scratch = dev.meter().live(Category::Scratch);
         assert!(scratch < 100 << 20, "{scratch} bytes: 704 rows of logits alone would be 186 MB");
@@ -264,7 +267,7 @@ fn documents_are_independent() {
             let range = start..start + n;
             let docs = Docs::new(&alone.dev, &ids[range.clone()], &targets[range], &[n]);
             let Model { dev, decoder, store, ws, told, .. } = &mut alone;
-            decoder.train(dev, store, &docs.batch(), ws, &told.micro()).unwrap();
+            decoder.train(dev, store, &docs.batch(), ws, &told.micro(), Minimized::Tokens).unwrap();
             start += n;
         }
         let sum = alone.ws.take_loss(&alone.dev).unwrap();
@@ -333,7 +336,8 @@ fn memory_matches_the_plan() {
             let mut store = Plain::random(&dev, &decoder, dtype, 0.25);
             let docs = Docs::random(&dev, 3, spec.vocab, &LENGTHS, 0);
             let told = directions(&dev, &decoder);
-            let mut step = || decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &told.micro()).unwrap();
+            let mut step =
+                || decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &told.micro(), Minimized::Tokens).unwrap();
             step();
             let after_one = dev.meter().allocations();
             step();
@@ -346,10 +350,10 @@ fn memory_matches_the_plan() {
 fn oversized_batches_are_refused() {
     let mut model = Model::new(llama(), WorkspaceOptions { train: false, ..options(Checkpointing::Off) });
     let Model { dev, decoder, store, ws, docs, told } = &mut model;
-    let error = decoder.train(dev, store, &docs.batch(), ws, &told.micro()).unwrap_err();
+    let error = decoder.train(dev, store, &docs.batch(), ws, &told.micro(), Minimized::Tokens).unwrap_err();
     assert!(matches!(&error, Error::Op { what, .. } if what.contains("without backward buffers")), "{error}");
     let long = Docs::random(dev, 3, 37, &[TOKENS + 1], 0);
-    let error = decoder.evaluate(dev, store, &long.batch(), ws).unwrap_err().to_string();
+    let error = decoder.evaluate(dev, store, &long.batch(), ws, None).unwrap_err().to_string();
     assert!(error.contains("28 tokens") && error.contains("27 tokens"), "{error}");
     assert!(Decoder::new(Spec { kv_heads: 3, ..llama() }).is_err());
 }

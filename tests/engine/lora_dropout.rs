@@ -6,7 +6,7 @@ use flatshard::base::DType;
 use flatshard::base::rng::{Rng, philox};
 use flatshard::comm::MeshSizes;
 use flatshard::engine::{Engine, EngineOptions};
-use flatshard::nn::{Checkpointing, Decoder, Lora, Spec, Tuning, WorkspaceOptions};
+use flatshard::nn::{Checkpointing, Decoder, Lora, Minimized, Spec, Tuning, WorkspaceOptions};
 
 fn tuning(rank: usize, dropout: f32, targets: &[&str]) -> Tuning {
     let targets = targets.iter().map(|t| t.to_string()).collect();
@@ -34,7 +34,7 @@ fn masks_depend_on_token_channel_and_module() {
         let targets: Vec<i32> = (0..7).map(|i| if i == token { 3 } else { -100 }).collect();
         let docs = Docs::new(&dev, &tokens, &targets, &lengths);
         let told = Told::dropping(&dev, &decoder, 1.0, key);
-        decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &told.micro()).unwrap();
+        decoder.train(&dev, &mut store, &docs.batch(), &mut ws, &told.micro(), Minimized::Tokens).unwrap();
         let of_b = store.segments().filter(|(_, s)| s.name.contains("lora_B"));
         of_b.map(|(layer, s)| (s.name.clone(), store.grad(layer, s).to_vec())).collect::<Vec<_>>()
     };

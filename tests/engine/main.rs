@@ -16,6 +16,7 @@ mod meshes;
 mod muon;
 mod parity;
 mod precision;
+mod distill;
 mod preference;
 mod sp;
 mod sharding_options;

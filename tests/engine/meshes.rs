@@ -67,11 +67,11 @@ fn micro_batch(spec: &Spec, step: u64, micro: usize, (rank, dp): (usize, usize))
     let first = (micro * dp + rank) * rows;
     let (tokens, targets): (Vec<_>, Vec<_>) = (first..first + rows).map(|n| sample(spec, step, n)).unzip();
     MicroBatch {
-        margins: Vec::new(),
         tokens: tokens.concat(),
         targets: targets.concat(),
         positions: (0..(rows * LEN) as u32).map(|i| i % LEN as u32).collect(),
         cu_seqlens: (0..=rows as u32).map(|row| row * LEN as u32).collect(),
+        ..MicroBatch::default()
     }
 }
 

@@ -15,8 +15,8 @@ use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
 use flatshard::engine::PlannedRank;
 use flatshard::nn::{
-    Activation, Arch, Checkpointing, Cuts, Decoder, Experts, Groups, Init, Lora, Rotary, Segment, Slice, Spec, Split,
-    Tp, Tuning, WorkspaceOptions,
+    Activation, Arch, Checkpointing, Cuts, Decoder, Experts, Groups, Init, Lora, Minimized, Rotary, Segment, Slice,
+    Spec, Split, Tp, Tuning, WorkspaceOptions,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -202,10 +202,10 @@ fn made(run: &Run) -> Made {
                     let docs = Docs::random(dev, 5, run.spec.vocab, &run.lengths, 6);
                     let told = Told::dropping(dev, &decoder, LOSS_SCALE, DROPOUT_KEY).aux(dev, BALANCE);
                     log.clear();
-                    decoder.train(dev, &mut store, &docs.batch(), &mut ws, &told.micro()).unwrap();
+                    decoder.train(dev, &mut store, &docs.batch(), &mut ws, &told.micro(), Minimized::Tokens).unwrap();
                     let entries = log.entries();
                     let loss = ws.take_loss(dev).unwrap();
-                    decoder.evaluate(dev, &mut store, &docs.batch(), &mut ws).unwrap();
+                    decoder.evaluate(dev, &mut store, &docs.batch(), &mut ws, None).unwrap();
                     let again = ws.take_loss(dev).unwrap();
                     let adapters = run.tuning.lora.as_ref().map_or(0.0, |lora| lora.dropout);
                     assert!(

@@ -1,14 +1,16 @@
-"""Golden values of preference objectives for tests/engine/preference.rs. Needs torch and transformers.
+"""Golden values of preference objectives for tests/engine/preference.rs. Needs torch, transformers and peft.
 
     python preference.py make     writes preference/
-    python preference.py check    reads target/tmp/preference: the reward model that tests/cli/preference.rs trained and
-                                  saved when it last ran
+    python preference.py check    reads target/tmp/preference: the reward model and the adapters that
+                                  tests/cli/preference.rs saved when it last ran
 
 Two tiny random Llamas (policy and reference, weights exact in bf16), six pairs of unequal lengths, and in fp32 with eager
 attention, for each variant of the loss: the loss, the rewards and every gradient. The formulas are those of OpenRLHF's
 DPOLoss (openrlhf/models/loss.py; TRL's sigmoid and ipo losses are the same functions of the log-ratios), over
 log-probabilities summed over the answer's tokens, and the mean over the pairs. For reward models a
-LlamaForSequenceClassification with one label, and OpenRLHF's PairWiseLoss of the scores at the last tokens.
+LlamaForSequenceClassification with one label, and OpenRLHF's PairWiseLoss of the scores at the last tokens. For KTO the
+prompts with their chosen answers, labeled, and TRL's KTOTrainer with all of them as one batch on one device: the KL
+divergence is estimated from each prompt with the answer `shift` rows further.
 """
 
 import copy
@@ -19,6 +21,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from peft import PeftModel
 from safetensors.torch import save_file
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 from transformers import LlamaForSequenceClassification
@@ -26,6 +29,11 @@ from transformers import LlamaForSequenceClassification
 HERE = Path(__file__).parent / "preference"
 VOCAB, PAIRS = 31, 6
 MARGINS = [0.0, 0.5, -1.0, 2.0, 0.25, 1.0]
+LABELS = [True, False, True, True, False, False]
+KTO = {
+    "kto": dict(beta=0.3, desirable_weight=1.0, undesirable_weight=1.0, shift=1),
+    "kto_weights": dict(beta=0.1, desirable_weight=1.33, undesirable_weight=0.7, shift=2),
+}
 CASES = {
     "sigmoid": dict(beta=0.3),
     "smooth": dict(beta=0.3, label_smoothing=0.1, nll_loss_coef=0.25),
@@ -74,6 +82,25 @@ def dpo(policy, reference, row, beta, label_smoothing=0.0, nll_loss_coef=0.0, ip
     return loss, beta * (chosen.sum() - ref[0]).item(), beta * (rejected.sum() - ref[1]).item()
 
 
+def kto(policy, reference, pairs, beta, desirable_weight, undesirable_weight, shift):
+    """Loss of all answers, and its metrics."""
+    def ratios(shift):
+        answers = [row["chosen"] for row in pairs]
+        each = [(row["prompt"], answers[(i + shift) % len(pairs)]) for i, row in enumerate(pairs)]
+        with torch.no_grad():
+            theirs = torch.stack([logps(reference, *it).sum() for it in each])
+        return torch.stack([logps(policy, *it).sum() for it in each]) - theirs
+    kl, own, labels = ratios(shift).mean().clamp(min=0).detach(), ratios(0), torch.tensor(LABELS)
+    chosen, rejected = own[labels], own[~labels]
+    loss = torch.cat([
+        desirable_weight * (1 - F.sigmoid(beta * (chosen - kl))), undesirable_weight * (1 - F.sigmoid(beta * (kl - rejected))),
+    ]).mean()
+    return loss, {
+        "loss": loss.item(), "reward_chosen": beta * chosen.mean().item(), "reward_rejected": beta * rejected.mean().item(),
+        "kl": kl.item(),
+    }
+
+
 def score(model, ids):
     """Of the last token."""
     return model(torch.tensor([ids])).logits[0, 0]
@@ -112,6 +139,12 @@ def make():
             "reward_accuracy": sum(r[1] > r[2] for r in results) / PAIRS,
         }
         grads |= {f"{case}.{n}": p.grad.clone() for n, p in policy.named_parameters()}
+    for case, settings in KTO.items():
+        policy.zero_grad()
+        loss, found = kto(policy, reference, pairs, **settings)
+        loss.backward()
+        values["cases"][case] = settings | found | {"labels": LABELS}
+        grads |= {f"{case}.{n}": p.grad.clone() for n, p in policy.named_parameters()}
     for case, margins in (("rm", None), ("rm_margins", MARGINS)):
         found, gradient = reward_model(reward, pairs, margins)
         values["cases"][case] = found | ({"margins": margins} if margins else {})
@@ -121,18 +154,20 @@ def make():
 
 
 def check():
-    """The saved model gives the mean scores that the last evaluation reported."""
+    """The saved models give the mean scores that the last evaluations reported; PEFT loads the adapters."""
     path = HERE.parent.parent.parent / os.environ.get("CARGO_TARGET_DIR", "target") / "tmp" / "preference"
-    model = AutoModelForSequenceClassification.from_pretrained(path / "reward", dtype=torch.float32).eval()
+    load = lambda name: AutoModelForSequenceClassification.from_pretrained(path / name, dtype=torch.float32).eval()
     rows = [json.loads(line) for line in (path / "pairs.jsonl").read_text().splitlines()]
-    reported = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    reported = [event for event in reported if event["event"] == "eval"][-1]
-    with torch.no_grad():
-        for key in ("chosen", "rejected"):
-            scores = [score(model, row["prompt_input_ids"] + row[f"{key}_input_ids"]) for row in rows]
-            ours, theirs = reported[f"reward_{key}"], torch.stack(scores).mean().item()
-            assert abs(ours - theirs) < 1e-5 * max(1, abs(theirs)), (key, ours, theirs)
-            print(f"mean score of {key}: {ours:.7f}, transformers {theirs:.7f}")
+    adapted = PeftModel.from_pretrained(load("shipped"), path / "adapter").eval()
+    for model, metrics in ((load("reward"), "metrics.jsonl"), (adapted, "adapter.jsonl")):
+        reported = [json.loads(line) for line in (path / metrics).read_text().splitlines()]
+        reported = [event for event in reported if event["event"] == "eval"][-1]
+        with torch.no_grad():
+            for key in ("chosen", "rejected"):
+                scores = [score(model, row["prompt_input_ids"] + row[f"{key}_input_ids"]) for row in rows]
+                ours, theirs = reported[f"reward_{key}"], torch.stack(scores).mean().item()
+                assert abs(ours - theirs) < 1e-5 * max(1, abs(theirs)), (metrics, key, ours, theirs)
+                print(f"{metrics}: mean score of {key}: {ours:.7f}, transformers {theirs:.7f}")
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@ use super::*;
 
 /// Paper and ink; then bar colors, for the first variant and the last.
 pub struct Theme {
-    paper: &'static str,
-    ink: &'static str,
-    quiet: &'static str,
-    ours: [&'static str; 2],
-    others: [&'static str; 2],
+    pub(super) paper: &'static str,
+    pub(super) ink: &'static str,
+    pub(super) quiet: &'static str,
+    pub(super) ours: [&'static str; 2],
+    pub(super) others: [&'static str; 2],
 }
 
 pub const LIGHT: Theme = Theme {

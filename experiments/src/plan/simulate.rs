@@ -27,11 +27,12 @@ impl BatchShape {
     pub fn batch(&self, vocab: usize) -> MicroBatch {
         let tokens = self.max_len * self.batch_size;
         MicroBatch {
-            margins: Vec::new(),
             tokens: (0..tokens).map(|i| (i * 7919 % vocab) as u32).collect(),
             targets: (0..tokens).map(|i| (i * 104_729 % vocab) as i32).collect(),
             positions: (0..tokens).map(|i| (i % self.max_len) as u32).collect(),
             cu_seqlens: (0..=self.batch_size).map(|i| (i * self.max_len) as u32).collect(),
+            reference: vec![0.0; self.batch_size],
+            ..MicroBatch::default()
         }
     }
     /// Tokens of one data-parallel rank.

@@ -66,6 +66,8 @@ macro_rules! capped {
     }};
 }
 
+pub(super) use capped;
+
 #[inline(always)]
 pub fn cross_entropy<T: Float>(op: CrossEntropy, scratch: &mut GemmScratch) -> Result<()> {
     const OP: &str = CrossEntropy::OP;

@@ -30,6 +30,7 @@ mod dropout;
 // Embedding lookup.
 mod embed;
 // Cross entropy.
+mod distill;
 mod loss;
 // Routing to experts.
 mod experts;

@@ -2,14 +2,22 @@
 //! sequences. Never knows how rows become sequences.
 mod dpo; // the loss of a pair
 mod rm; // the loss of a reward model
+mod kto; // the loss of a labeled answer
 mod objective; // all of them
-mod pairs; // sums of a step's pairs
+mod sums; // sums of a step's pairs or answers
 mod sequences; // log-probabilities in, weights of sequences out
 mod reference; // the frozen reference model
-mod preference; // a micro-batch of pairs, from reference to backward
+mod teaching; // distillation
+mod preference; // a micro-batch of answers, from reference to backward
 
 pub use dpo::Dpo;
+pub use kto::Kto;
 pub use objective::Objective;
-pub use pairs::{PairMeans, PairSums};
-pub(super) use preference::{PreferenceLoss, StagedPairs};
+pub(super) use preference::{Policy, PreferenceLoss};
+pub(super) use reference::FrozenModel;
+pub use reference::ReferenceModel;
 pub use rm::Rm;
+pub(super) use sequences::Sequences;
+pub use sums::{PreferenceMeans, PreferenceSums};
+pub(super) use teaching::TeacherModel;
+pub use teaching::Teaching;

@@ -1,5 +1,6 @@
 //! The choice of an objective. Never touches a device.
 use super::dpo::{Dpo, PairLoss, PairValues};
+use super::kto::Kto;
 use super::rm::Rm;
 
 /// What a run minimizes.
@@ -12,6 +13,8 @@ pub enum Objective {
     Dpo(Dpo),
     /// A reward model, which needs a [score head](crate::nn::Spec#structfield.score): the mean over all pairs.
     Rm(Rm),
+    /// Kahneman-Tversky optimization: the mean over all labeled answers of a step.
+    Kto(Kto),
 }
 
 impl Objective {
@@ -22,7 +25,7 @@ impl Objective {
     /// The loss of a pair; None if the objective has no pairs.
     pub(super) fn of(&self, pair: &PairValues) -> Option<PairLoss> {
         match self {
-            Objective::Sft => None,
+            Objective::Sft | Objective::Kto(_) => None,
             Objective::Dpo(dpo) => Some(dpo.of(pair)),
             Objective::Rm(rm) => Some(rm.of(pair)),
         }

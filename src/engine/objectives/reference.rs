@@ -1,17 +1,29 @@
-//! A frozen model, sharded like the trained one: weights in the compute dtype only, without gradients or optimizer
-//! state. Never trains.
+//! What the policy is compared with: a frozen model, sharded like the trained one, with weights in the compute dtype
+//! only and without gradients or optimizer state. Never trains.
 use super::sequences::Sequences;
 use crate::base::Result;
 use crate::comm::Mesh;
 use crate::device::Device;
-use crate::nn::{Batch, Checkpointing, Decoder, Groups, Spec, Split, Tuning, Workspace, WorkspaceOptions};
+use crate::nn::{Batch, Checkpointing, Decoder, Groups, Scored, Spec, Split, Tuning, Workspace, WorkspaceOptions};
 use crate::store::{self, Store, Strategy};
 use std::sync::Arc;
 
-pub(super) struct FrozenModel {
+/// The reference model of a preference objective.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub enum ReferenceModel {
+    /// The trained model without its adapters.
+    #[default]
+    Base,
+    /// A model whose frozen weights are sharded like the trained one's.
+    Frozen(Box<Spec>),
+    /// None: its log-probabilities come with the micro-batches ([`crate::data::MicroBatch::reference`]).
+    Given,
+}
+
+pub(in crate::engine) struct FrozenModel {
     pub decoder: Decoder,
     pub store: Box<dyn Store>,
-    workspace: Workspace,
+    pub workspace: Workspace,
 }
 
 impl FrozenModel {
@@ -35,6 +47,7 @@ impl FrozenModel {
         })
     }
     pub fn score(&mut self, dev: &dyn Device, batch: &Batch, sequences: &mut Sequences) -> Result<()> {
-        self.decoder.score_sequences(dev, &mut *self.store, batch, &mut self.workspace, sequences, false)
+        let scored = Scored { loss: sequences, base: false };
+        self.decoder.evaluate(dev, &mut *self.store, batch, &mut self.workspace, Some(scored))
     }
 }

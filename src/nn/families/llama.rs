@@ -25,8 +25,9 @@ pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
     let tokens = table(&mut names, "embed_tokens", split.part(split.cuts.embedding));
     let norm = names.norm("norm", dim);
     names.prefix.clear();
+    let score_tp = if split.sequence() { Tp::Summed } else { Tp::Same };
     let words = match (spec.score, spec.tied) {
-        (true, _) => VocabRows::all(names.push("score", WEIGHT, &[1, dim], Tp::Same, Init::NORMAL)),
+        (true, _) => VocabRows::all(names.push("score", WEIGHT, &[1, dim], score_tp, Init::NORMAL)),
         (_, true) => tokens,
         _ => table(&mut names, "lm_head", split.part(split.cuts.head)),
     };

@@ -1,9 +1,10 @@
 //! The held-out loss, and the sample from the trained model at the end. Never changes a weight.
 use crate::base::Result;
-use crate::data::{Loader, LoaderOptions, StepData};
-use crate::engine::{Engine, PairSums, Sampling};
+use crate::data::{Loader, LoaderOptions, SampleKind, StepData};
+use crate::engine::{Engine, Sampling};
 use crate::run::plan::Plan;
 use crate::run::watch::Evaluated;
+use std::sync::Arc;
 
 /// Tokens of the held-out text that the final sample continues.
 const PROMPT: usize = 64;
@@ -16,11 +17,17 @@ pub struct HeldOut {
 }
 
 impl HeldOut {
-    /// For the data-parallel rank `dp_rank`. None if there is nothing to evaluate or evaluation is off.
-    pub fn of(plan: &Plan, loader: &Loader, dp_rank: usize) -> Result<Option<HeldOut>> {
+    /// For the data-parallel rank `dp_rank`. `compared`: of the evaluation data set, see [`Loader::compare`]. None if
+    /// there is nothing to evaluate or evaluation is off.
+    pub fn of(
+        plan: &Plan,
+        loader: &Loader,
+        dp_rank: usize,
+        compared: Option<Arc<[[f64; 2]]>>,
+    ) -> Result<Option<HeldOut>> {
         let options = plan.loader(dp_rank)?;
         let loader = match &plan.eval {
-            Some(eval) => Some(Loader::evaluating(eval.clone(), &options)),
+            Some(eval) => Some(Loader::evaluating(eval.clone(), &options).compare(compared)),
             None => loader.held_out(),
         };
         let loader = loader.filter(|_| plan.settings.run.eval == Some(true));
@@ -30,22 +37,25 @@ impl HeldOut {
     /// The losses of all held-out rows over all ranks. Collective.
     pub fn evaluate(&mut self, engine: &mut Engine) -> Result<Evaluated> {
         self.loader.seek(0);
-        let pairs = self.loader.dataset().holds_pairs();
-        let (mut sum, mut count, mut sums) = (0.0, 0, PairSums::default());
+        let judged = self.loader.dataset().kind().is_judged();
+        let (mut sum, mut count) = (0.0, 0);
         for _ in 0..self.loader.rows_per_epoch().div_ceil(self.options.global_batch()) {
             self.loader.next(&mut self.data);
-            if pairs {
-                sums += engine.evaluate_pairs(&self.data.batches)?;
+            if judged {
+                engine.evaluate_preferences(&self.data.batches)?;
                 continue;
             }
             let (loss, tokens) = engine.evaluate(&self.data.batches)?;
             sum += loss;
             count += tokens;
         }
-        Ok(match pairs {
-            true => Evaluated { sum: sums.loss, count: sums.pairs as u64, pairs: Some(sums.means()) },
-            false => Evaluated { sum, count, pairs: None },
-        })
+        if !judged {
+            return Ok(Evaluated { sum, count, preference: None });
+        }
+        let (sums, kind) = (engine.end_evaluation()?, self.loader.dataset().kind());
+        let pairs = sums.chosen_count as u64;
+        let count = if kind == SampleKind::Pair { pairs } else { pairs + sums.rejected_count as u64 };
+        Ok(Evaluated { sum: sums.loss, count, preference: Some(sums.means()) })
     }
 }
 

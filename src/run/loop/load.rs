@@ -5,13 +5,13 @@ use crate::ckpt::{Checkpointer, is_created};
 use crate::comm::mesh::Mesh;
 use crate::device::Device;
 use crate::engine::Engine;
-use crate::nn::Segment;
+use crate::nn::{Decoder, Segment};
 use crate::run::plan::Plan;
 use crate::run::plan::objective;
 use crate::run::plan::resume::ResumeFrom;
 use crate::run::plan::save;
 use crate::run::watch::RunLog;
-use crate::store::{initialize, initialize_only};
+use crate::store::{Store, initialize, initialize_only};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -46,15 +46,28 @@ pub fn load(plan: &Plan, device: Arc<dyn Device>, mesh: &Mesh, engine: &mut Engi
             scaler.resume(state)?;
         }
     }
-    reference(plan, mesh, engine)?;
+    if let Some(model) = engine.reference() {
+        reference(plan, device.clone(), mesh, model)?;
+    }
+    if let Some(model) = engine.teacher() {
+        frozen(plan, device, mesh, model, plan.settings.objective.teacher.as_deref())?;
+    }
     Ok(LoadedRun { checkpointer, resumed, seconds: source.map(|_| started.elapsed().as_secs_f64()) })
 }
 
-/// Fills the reference model, if there is one: from its directory, or with the weights that the run started from.
-fn reference(plan: &Plan, mesh: &Mesh, engine: &mut Engine) -> Result<()> {
-    let device = engine.device().clone();
-    let Some((decoder, store)) = engine.reference() else { return Ok(()) };
-    match objective::reference_dir(&plan.settings) {
+/// Fills a reference model: from its directory, or with the weights that the run started from. Collective.
+pub fn reference(plan: &Plan, device: Arc<dyn Device>, mesh: &Mesh, model: (&Decoder, &mut dyn Store)) -> Result<()> {
+    frozen(plan, device, mesh, model, objective::reference_dir(&plan.settings))
+}
+/// Fills a frozen model from `dir`, or with initial weights. Collective.
+fn frozen(
+    plan: &Plan,
+    device: Arc<dyn Device>,
+    mesh: &Mesh,
+    (decoder, store): (&Decoder, &mut dyn Store),
+    dir: Option<&Path>,
+) -> Result<()> {
+    match dir {
         Some(dir) => Checkpointer::new(device, mesh, decoder.spec(), decoder.layouts(), &[])?.load_model(dir, store),
         None => initialize(store, plan.engine.seed, &*device),
     }
@@ -91,7 +104,7 @@ fn checkpointer(
     if mesh.rank() == 0 {
         let mut companions = save::companions(spec, source, &plan.tokenizer)?;
         if let Some(lora) = &plan.engine.tuning.lora {
-            companions = companions.adapting(lora, plan.settings.model.pretrain.as_deref());
+            companions = companions.adapting(lora, plan.settings.model.pretrain.as_deref(), spec.score);
         }
         checkpointer.accompany(companions);
     }

@@ -14,6 +14,7 @@ pub mod stops;
 pub mod tune;
 /// Initial weights and moments.
 pub mod load;
+mod reference; // log-probabilities of the reference model
 /// Held-out loss and the final sample.
 pub mod evaluation;
 /// `--lora-merge`.

@@ -4,6 +4,7 @@ use super::context::RankContext;
 use super::evaluation::{self, HeldOut};
 use super::load::{self, LoadedRun};
 use super::merge;
+use super::reference;
 use super::stops::Stops;
 use super::tune;
 use super::verify::Verify;
@@ -59,9 +60,11 @@ impl<'a> Trainer<'a> {
     /// Builds the engine, loads weights or a checkpoint, and starts prefetching data. Collective.
     pub fn new(rank: &'a RankContext<'a>, tracer: &'a mut Tracer, stops: Stops) -> Result<Trainer<'a>> {
         let RankContext { plan, mesh, log, .. } = *rank;
+        let compared = reference::logps(rank, &plan.dataset)?;
+        let evaluated = plan.eval.as_ref().map(|eval| reference::logps(rank, eval)).transpose()?.flatten();
         let mut engine = Engine::unfilled(rank.device.clone(), mesh, &plan.engine)?;
-        let mut loader = Loader::new(plan.dataset.clone(), plan.loader(mesh.dp.rank())?)?;
-        let held_out = HeldOut::of(plan, &loader, mesh.dp.rank())?;
+        let mut loader = Loader::new(plan.dataset.clone(), plan.loader(mesh.dp.rank())?)?.compare(compared);
+        let held_out = HeldOut::of(plan, &loader, mesh.dp.rank(), evaluated)?;
 
         tracer.phase(0, "load");
         let LoadedRun { mut checkpointer, resumed, seconds } =
@@ -154,7 +157,7 @@ impl<'a> Trainer<'a> {
         let published = self.checkpointer.published()?;
         self.watch.checkpoint(published)?;
         let lr = self.rank.plan.schedule.lr(batch.step);
-        let tokens = if self.rank.plan.dataset.holds_pairs() { batch.data.samples } else { agreed.tokens };
+        let tokens = if self.rank.plan.dataset.kind().is_judged() { batch.data.samples } else { agreed.tokens };
         Ok((Step { number: batch.step, lr, tokens }, agreed))
     }
 

@@ -3,7 +3,8 @@
 use crate::base::{Category, Result};
 use crate::ckpt::Checkpointer;
 use crate::comm::mesh::MeshSizes;
-use crate::engine::{Engine, EngineOptions, Generator, GeneratorOptions, PlannedRank};
+use crate::engine::{Engine, EngineOptions, Generator, GeneratorOptions, PlannedRank, ReferenceScorer};
+use crate::nn::Spec;
 use crate::run::settings::DeviceName;
 
 /// Rank 0: no rank holds more.
@@ -38,6 +39,17 @@ pub fn of_training(
     })?;
     bytes.iter_mut().filter(|b| b.0 == Category::Other).for_each(|b| b.1 += copy);
     Ok(bytes)
+}
+
+/// The same while the log-probabilities of `reference` are computed, before there is an engine.
+pub fn of_scoring(
+    options: &EngineOptions,
+    reference: &Spec,
+    mesh: &MeshSizes,
+    device: DeviceName,
+    per_host: usize,
+) -> Result<Vec<(Category, usize)>> {
+    rank(mesh, device, per_host).bytes(|dev, mesh| ReferenceScorer::new(dev, mesh, options, reference))
 }
 
 /// Bytes of a rank that only generates text.

@@ -56,7 +56,7 @@ pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
         (None, Err(_)) => None,
     };
     Ok(Format {
-        pairs: None,
+        preferences: None,
         input_key: d.input_key.clone(),
         output_key: d.output_key.clone(),
         input_template: d.input_template.clone(),
@@ -69,7 +69,7 @@ pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
 }
 
 /// The token cache: in the settings' directory, or the environment's.
-fn cache(d: &DataSettings) -> Result<Cache> {
+pub fn cache(d: &DataSettings) -> Result<Cache> {
     let dir = d.cache_dir.clone().unwrap_or_else(env::cache_dir);
     Ok(Cache { dir: set(&d.cache, "data.cache")?.then_some(dir), limit: d.cache_bytes()?, scratch: env::scratch_dir() })
 }
@@ -86,7 +86,7 @@ impl RunData {
         let (d, merges) = (&s.data, s.lora.merge.is_some()); // a merge reads no data
         let format = match merges {
             true => Format::default(),
-            false => Format { pairs: objective::pairs(&s.objective)?, ..format(d, tokenizer)? },
+            false => objective::rows(s, format(d, tokenizer)?)?,
         };
         let sources = sources(d)?;
         let eval: Option<Vec<PathBuf>> = d.eval_dataset.as_ref().map(|paths| paths.iter().map(PathBuf::from).collect());
@@ -106,7 +106,7 @@ impl RunData {
                 paths: paths.to_vec(),
                 tokenizer: tokenizer.clone(),
                 format: match without_effect {
-                    true => Format { pairs: format.pairs.clone(), ..Format::default() },
+                    true => Format { preferences: format.preferences.clone(), ..Format::default() },
                     false => format.clone(),
                 },
                 vocab: spec.vocab,

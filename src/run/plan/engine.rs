@@ -171,6 +171,7 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
         tokens: set(&b.batch_size, "batch.batch_size")? * sequences * set(&s.data.max_len, "data.max_len")?,
         objective: objective::objective(&s.objective)?,
         reference: objective::reference(s, &spec)?,
+        teacher: objective::teacher(s, device, mesh, &spec)?,
         spec,
         tuning: tuning(s)?,
         strategy,
@@ -210,6 +211,9 @@ fn experts(s: &Settings, device: DeviceName, e: &EngineOptions) -> Result<f64> {
         return Err(Error::input(
             "--objective rm: transformers has no reward models of olmoe, so nothing could load it; use another model",
         ));
+    }
+    if s.objective.objective == Some(ObjectiveName::Kto) {
+        return Err(Error::input(format!("--objective kto is not supported with experts, which {name} has; use dpo")));
     }
     if device != DeviceName::Cpu {
         return Err(Error::input(format!("{name} has experts, which run on the CPU only so far; use --device cpu")));

@@ -1,18 +1,27 @@
 //! What a run minimizes, and the reference model. Never reads a weight.
 use crate::base::{Error, Result};
 use crate::ckpt;
-use crate::data::PairKeys;
-use crate::engine::{Dpo, EngineOptions, Objective, Rm};
+use crate::comm::MeshSizes;
+use crate::data::{Format, LabelKeys, PairKeys, Preferences};
+use crate::engine::{Dpo, EngineOptions, Kto, Objective, ReferenceModel, Rm, Teaching};
 use crate::nn::{Decoder, Spec};
 use crate::run::settings::objective::ObjectiveSettings;
 use crate::run::settings::value::set;
-use crate::run::settings::{ObjectiveName, Settings};
-use std::path::Path;
+use crate::run::settings::{DeviceName, ObjectiveName, Settings};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::Xxh3;
 
 pub fn objective(o: &ObjectiveSettings) -> Result<Objective> {
     Ok(match set(&o.objective, "objective.objective")? {
         ObjectiveName::Sft => Objective::Sft,
         ObjectiveName::Rm => Objective::Rm(Rm),
+        ObjectiveName::Kto => Objective::Kto(Kto {
+            beta: set(&o.beta, "objective.beta")?,
+            desirable_weight: set(&o.desirable_weight, "objective.desirable_weight")?,
+            undesirable_weight: set(&o.undesirable_weight, "objective.undesirable_weight")?,
+        }),
         ObjectiveName::Dpo => Objective::Dpo(Dpo {
             beta: set(&o.beta, "objective.beta")?,
             label_smoothing: set(&o.label_smoothing, "objective.label_smoothing")?,
@@ -27,53 +36,94 @@ pub fn check(s: &Settings) -> Result<()> {
     if !s.objective.scores() {
         return Ok(());
     }
-    let adapters = s.lora.rank.is_some().then_some("--lora-rank: adapters would be saved without the score head");
-    let sequence = s.parallel.sequence_parallel == Some(true);
-    let sequence = sequence.then_some("--sequence-parallel: the score head needs all rows on each rank of tp");
-    let gguf = s.checkpoint.save_gguf.is_some().then_some("--save-gguf: GGUF files hold language models");
-    match adapters.or(sequence).or(gguf) {
-        Some(what) => Err(Error::input(format!("--objective rm does not support {what}; remove it"))),
+    match s.checkpoint.save_gguf {
+        Some(_) => Err(Error::input("--objective rm: GGUF files hold language models; remove --save-gguf")),
         None => Ok(()),
     }
 }
 
-/// The fields of pairs, if rows are pairs.
-pub fn pairs(o: &ObjectiveSettings) -> Result<Option<PairKeys>> {
-    if !o.has_pairs() {
-        return Ok(None);
-    }
-    Ok(Some(PairKeys {
-        prompt: set(&o.prompt_key, "objective.prompt_key")?,
-        chosen: set(&o.chosen_key, "objective.chosen_key")?,
-        rejected: set(&o.rejected_key, "objective.rejected_key")?,
-        margin: o.margin_key.clone(),
-        bare: o.scores(),
-    }))
+/// `format` with what the objective reads from rows.
+pub fn rows(s: &Settings, format: Format) -> Result<Format> {
+    let o = &s.objective;
+    let prompt = || set(&o.prompt_key, "objective.prompt_key");
+    let (preferences, output_key) = match set(&o.objective, "objective.objective")? {
+        ObjectiveName::Sft => (None, format.output_key),
+        ObjectiveName::Dpo | ObjectiveName::Rm => {
+            let keys = PairKeys {
+                prompt: prompt()?,
+                chosen: set(&o.chosen_key, "objective.chosen_key")?,
+                rejected: set(&o.rejected_key, "objective.rejected_key")?,
+                margin: o.margin_key.clone(),
+                bare: o.scores(),
+            };
+            (Some(Preferences::Pairs(keys)), format.output_key)
+        }
+        ObjectiveName::Kto => {
+            let completion = format.output_key.unwrap_or(LabelKeys::default().completion);
+            let label = set(&o.label_key, "objective.label_key")?;
+            (Some(Preferences::Labels(LabelKeys { prompt: prompt()?, completion, label })), None)
+        }
+    };
+    Ok(Format { preferences, output_key, ..format })
 }
 
-/// The reference model of a run that trains `spec`: of --ref-pretrain, or the initial model. None: the model without
-/// its adapters, or an objective without a reference.
-pub fn reference(s: &Settings, spec: &Spec) -> Result<Option<Spec>> {
+/// What a run that trains `spec` compares with.
+pub fn reference(s: &Settings, spec: &Spec) -> Result<ReferenceModel> {
+    let own = s.objective.ref_pretrain.is_none() && s.lora.rank.is_some();
+    Ok(match (reference_model(s, spec)?, s.objective.precompute_ref_logps == Some(true)) {
+        (None, _) => ReferenceModel::Base,
+        (Some(_), true) => ReferenceModel::Given,
+        (Some(_), false) if own => ReferenceModel::Base,
+        (Some(spec), false) => ReferenceModel::Frozen(Box::new(spec)),
+    })
+}
+
+/// The reference model of a run that trains `spec`: of --ref-pretrain, or the initial model. None: an objective without
+/// a reference.
+pub fn reference_model(s: &Settings, spec: &Spec) -> Result<Option<Spec>> {
     let Some(dir) = &s.objective.ref_pretrain else {
-        let frozen = s.objective.objective == Some(ObjectiveName::Dpo) && s.lora.rank.is_none();
-        return Ok(frozen.then(|| spec.clone()));
+        return Ok(s.objective.has_reference().then(|| Spec { dropout: 0.0, ..spec.clone() }));
     };
-    let wrong = |what: String| Error::input(format!("--ref-pretrain {}: {what}", dir.display()));
+    counterpart(s, "--ref-pretrain", dir, spec).map(Some)
+}
+
+/// The model in `dir`, which scores the tokens of a run that trains `spec`.
+fn counterpart(s: &Settings, flag: &str, dir: &Path, spec: &Spec) -> Result<Spec> {
+    let wrong = |what: String| Error::input(format!("{flag} {}: {what}", dir.display()));
     ckpt::is_model(dir)?;
-    let reference = ckpt::hf::read(dir)?;
-    if reference.vocab != spec.vocab {
+    let other = ckpt::hf::read(dir)?;
+    if other.vocab != spec.vocab {
         return Err(wrong(format!(
             "its vocabulary has {} tokens, and the trained model's {}: both models score the same tokens, so name a \
-             reference with the trained model's tokenizer",
-            reference.vocab, spec.vocab
+             model with the trained model's tokenizer",
+            other.vocab, spec.vocab
         )));
     }
     let max_len = set(&s.data.max_len, "data.max_len")?;
-    if reference.max_len < max_len {
-        return Err(wrong(format!("it has {} positions, fewer than --max-len {max_len}", reference.max_len)));
+    if other.max_len < max_len {
+        return Err(wrong(format!("it has {} positions, fewer than --max-len {max_len}", other.max_len)));
     }
-    reference.validate()?;
-    Ok(Some(reference))
+    other.validate()?;
+    Ok(other)
+}
+
+/// The teacher of a run that trains `spec`.
+pub fn teacher(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: &Spec) -> Result<Option<Teaching>> {
+    let Some(dir) = &s.objective.teacher else { return Ok(None) };
+    let teacher = counterpart(s, "--teacher", dir, spec)?;
+    let sparse = teacher.experts.is_some() || spec.experts.is_some();
+    let wrong = match () {
+        () if device != DeviceName::Cpu => "runs on the CPU only so far; use --device cpu",
+        () if mesh.tp > 1 => "does not support --tp-size above 1; remove it",
+        () if sparse => "does not support mixtures of experts; use dense models",
+        () if teacher.score => "is a reward model, which has no logits; name a language model",
+        () => {
+            let alpha = set(&s.objective.distill_alpha, "objective.distill_alpha")?;
+            let temperature = set(&s.objective.distill_temperature, "objective.distill_temperature")?;
+            return Ok(Some(Teaching { spec: teacher, alpha, temperature }));
+        }
+    };
+    Err(Error::input(format!("--teacher {}: {wrong}", dir.display())))
 }
 
 /// The directory that the reference model is read from; none: it has the initial weights.
@@ -81,10 +131,43 @@ pub fn reference_dir(s: &Settings) -> Option<&Path> {
     s.objective.ref_pretrain.as_deref().or(s.model.pretrain.as_deref())
 }
 
-/// Checks the files of the reference model.
+/// Checks the files of the reference model and of the teacher.
 pub fn inspect(s: &Settings, engine: &EngineOptions) -> Result<()> {
-    match (&engine.reference, reference_dir(s)) {
-        (Some(spec), Some(dir)) => ckpt::inspect_model(dir, spec, Decoder::new(spec.clone())?.layouts()),
+    match (reference_model(s, &engine.spec)?, reference_dir(s)) {
+        (Some(spec), Some(dir)) if engine.reference != ReferenceModel::Base => {
+            ckpt::inspect_model(dir, &spec, Decoder::new(spec.clone())?.layouts())
+        }
+        _ => Ok(()),
+    }?;
+    match (&engine.teacher, &s.objective.teacher) {
+        (Some(Teaching { spec, .. }), Some(dir)) => {
+            ckpt::inspect_model(dir, spec, Decoder::new(spec.clone())?.layouts())
+        }
         _ => Ok(()),
     }
+}
+
+/// Identifies the weights of the reference model `spec`: the files of its directory, or what they are drawn from.
+pub fn fingerprint(s: &Settings, spec: &Spec) -> Result<u64> {
+    let mut hash = Xxh3::new();
+    hash.update(format!("{spec:?}\n").as_bytes());
+    match reference_dir(s) {
+        None => hash.update(format!("{:?}", s.run.seed).as_bytes()),
+        Some(dir) => {
+            let io = |e| Error::io("list", dir, e);
+            let mut files: Vec<PathBuf> = fs::read_dir(dir)
+                .map_err(io)?
+                .map(|entry| entry.map(|e| e.path()))
+                .collect::<std::io::Result<_>>()
+                .map_err(io)?;
+            files.sort();
+            for file in files {
+                let meta = fs::metadata(&file).map_err(|e| Error::io("read", &file, e))?;
+                let when = (meta.mtime(), meta.mtime_nsec());
+                hash.update(file.as_os_str().as_encoded_bytes());
+                hash.update(format!("\0{} {when:?}\n", meta.len()).as_bytes());
+            }
+        }
+    }
+    Ok(hash.digest())
 }

@@ -116,7 +116,7 @@ fn inspect(dir: &Path, e: &EngineOptions, decoder: &Decoder) -> Result<TrainerSt
     match (&state, &e.tuning.lora) {
         (Err(Error::Damaged(_)), _) | (_, None) => {}
         // A clearer error than mismatched shapes.
-        (_, Some(lora)) => ckpt::adapter::same(dir, lora)?,
+        (_, Some(lora)) => ckpt::adapter::same(dir, lora, e.spec.score)?,
     }
     state
 }

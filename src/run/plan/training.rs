@@ -14,7 +14,7 @@ use crate::ckpt::{self, Evaluations, TrainerState};
 use crate::comm::MeshSizes;
 use crate::comm::env::RankEnv;
 use crate::data::{Dataset, LoaderOptions, Tokenizer};
-use crate::engine::EngineOptions;
+use crate::engine::{EngineOptions, ReferenceModel};
 use crate::nn::{Decoder, Segment};
 use crate::optim::{Rule, Schedule};
 use crate::run::settings::*;
@@ -121,7 +121,12 @@ impl Plan {
             bytes::of_training(&engine, &ranks.mesh, save.background, ranks.device, ranks.nproc)
         };
         let live = live::within_budget(&s, ranks.device, of_rank.layouts(), &planned)?;
-        let planned = planned(live)?;
+        let mut planned = planned(live)?;
+        if let (ReferenceModel::Given, Some(spec)) = (&engine.reference, objective::reference_model(&s, &engine.spec)?)
+        {
+            let before = bytes::of_scoring(&engine, &spec, &ranks.mesh, ranks.device, ranks.nproc)?;
+            planned.iter_mut().zip(before).for_each(|(most, before)| most.1 = most.1.max(before.1));
+        }
         let engine = engine::keeping(&s, ranks.device, live, engine)?;
         let segments = || decoder.layouts().iter().flat_map(|l| &l.segments);
         let size = ModelSize {
@@ -291,7 +296,7 @@ impl Plan {
             "batch_size": self.settings.batch.batch_size,
             "grad_accum": self.settings.batch.grad_accum,
         }));
-        if self.dataset.holds_pairs() {
+        if self.dataset.kind().is_judged() {
             data.insert("objective".into(), json!(self.settings.objective.objective));
             data.insert("reference".into(), json!(objective::reference_dir(&self.settings)));
         }
@@ -338,7 +343,7 @@ impl Plan {
             && self.ranks.device != DeviceName::Cpu
             && packing
             && self.dataset.has_rows_of_its_own()
-            && !self.dataset.holds_pairs()
+            && !self.dataset.kind().is_judged()
     }
 
     pub fn mesh_json(&self) -> Value {

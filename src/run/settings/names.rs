@@ -25,7 +25,7 @@ names!(
     Debug
 );
 names!(ArchName, "snake_case", Llama, Gpt);
-names!(ObjectiveName, "snake_case", Sft, Dpo, Rm);
+names!(ObjectiveName, "snake_case", Sft, Dpo, Rm, Kto);
 names!(OptimizerName, "snake_case", Adamw, Sgd, Muon);
 names!(SchedulerName, "snake_case", Constant, Linear, Cosine, CosineWithMinLr);
 names!(WarmupName, "snake_case", Linear, Log);

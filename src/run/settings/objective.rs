@@ -10,7 +10,8 @@ use std::path::PathBuf;
 #[command(next_help_heading = "Objective")]
 pub struct ObjectiveSettings {
     /// What is minimized. sft: the loss of tokens; dpo: direct preference optimization of pairs (rows with a prompt, a
-    /// chosen and a rejected answer), where batch sizes count pairs; rm: a reward model of pairs
+    /// chosen and a rejected answer), where batch sizes count pairs; rm: a reward model of pairs; kto: Kahneman-Tversky
+    /// optimization of rows with a prompt, an answer and a label
     #[arg(long)]
     pub objective: Option<ObjectiveName>,
     /// How strongly the policy is kept near the reference model
@@ -25,11 +26,31 @@ pub struct ObjectiveSettings {
     /// Add this times the mean token loss of the chosen answers
     #[arg(long, value_name = "COEF")]
     pub nll_loss_coef: Option<f64>,
+    /// KTO: factor of the losses of desirable answers
+    #[arg(long, value_name = "W")]
+    pub desirable_weight: Option<f64>,
+    /// KTO: factor of the losses of other answers
+    #[arg(long, value_name = "W")]
+    pub undesirable_weight: Option<f64>,
     /// Reference model, a Hugging Face directory with the vocabulary of the trained model [default: the initial
     /// weights; with LoRA, the model without its adapters]
     #[arg(long, value_name = "DIR")]
     pub ref_pretrain: Option<PathBuf>,
-    /// Row field with the prompt of a pair: text or messages
+    /// Compute the reference model's log-probabilities once, before training, and keep them next to the tokens; then
+    /// the model is not held in memory
+    #[arg(long)]
+    pub precompute_ref_logps: Option<bool>,
+    /// Learn from this model too (distillation): a Hugging Face directory with the vocabulary of the trained model
+    #[arg(long, value_name = "DIR")]
+    pub teacher: Option<PathBuf>,
+    /// Distillation: share of the divergence from the teacher in the loss, in (0, 1]; the rest is the loss of the
+    /// labels
+    #[arg(long, value_name = "A")]
+    pub distill_alpha: Option<f64>,
+    /// Distillation: logits are divided by it in the divergence
+    #[arg(long, value_name = "T")]
+    pub distill_temperature: Option<f64>,
+    /// Row field with the prompt: text or messages
     #[arg(long, value_name = "KEY")]
     pub prompt_key: Option<String>,
     /// Row field with the preferred answer: text, messages, or a whole conversation
@@ -41,17 +62,28 @@ pub struct ObjectiveSettings {
     /// Reward models: row field with a number by which the chosen score should exceed the other [default: none]
     #[arg(long, value_name = "KEY")]
     pub margin_key: Option<String>,
+    /// KTO: row field that is true, or 1, if the answer is desirable; --output-key names the answer
+    #[arg(long, value_name = "KEY")]
+    pub label_key: Option<String>,
 }
 
 impl ObjectiveSettings {
     pub fn check(&self) -> Result<()> {
         number("beta", self.beta, |x| x > 0.0, "above 0")?;
         number("label_smoothing", self.label_smoothing, |x| (0.0..0.5).contains(&x), "in [0, 0.5)")?;
-        number("nll_loss_coef", self.nll_loss_coef, |x| x >= 0.0, "0 or more")
+        number("nll_loss_coef", self.nll_loss_coef, |x| x >= 0.0, "0 or more")?;
+        number("distill_alpha", self.distill_alpha, |x| x > 0.0 && x <= 1.0, "in (0, 1]")?;
+        number("distill_temperature", self.distill_temperature, |x| x > 0.0, "above 0")?;
+        number("desirable_weight", self.desirable_weight, |x| x >= 0.0, "0 or more")?;
+        number("undesirable_weight", self.undesirable_weight, |x| x >= 0.0, "0 or more")
     }
     /// Rows are pairs.
     pub fn has_pairs(&self) -> bool {
         matches!(self.objective, Some(ObjectiveName::Dpo | ObjectiveName::Rm))
+    }
+    /// The policy is compared with a reference model.
+    pub fn has_reference(&self) -> bool {
+        matches!(self.objective, Some(ObjectiveName::Dpo | ObjectiveName::Kto))
     }
     /// The model is a reward model.
     pub fn scores(&self) -> bool {

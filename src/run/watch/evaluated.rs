@@ -1,12 +1,12 @@
 //! The result of an evaluation, as a line and as an event. Never evaluates.
 use super::report;
-use crate::engine::{Objective, PairMeans};
+use crate::engine::{Objective, PreferenceMeans};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Means over pairs, under the names of the objective.
+/// Means over pairs or labeled answers, under the names of the objective.
 #[derive(Serialize, Clone, Debug)]
-pub struct PairRecord {
+pub struct PreferenceRecord {
     pub reward_chosen: f64,
     pub reward_rejected: f64,
     /// Of a policy, whose rewards are log-ratios.
@@ -15,26 +15,29 @@ pub struct PairRecord {
     /// Of a reward model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
+    /// Of labeled answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kl: Option<f64>,
 }
 
-impl PairRecord {
-    pub fn new(means: &PairMeans, objective: &Objective) -> PairRecord {
-        let &PairMeans { reward_chosen, reward_rejected, reward_accuracy } = means;
-        let (own, scored) = match objective {
-            Objective::Rm(_) => (None, Some(reward_accuracy)),
-            _ => (Some(reward_accuracy), None),
+impl PreferenceRecord {
+    pub fn new(means: &PreferenceMeans, objective: &Objective) -> PreferenceRecord {
+        let &PreferenceMeans { reward_chosen, reward_rejected, reward_accuracy, kl } = means;
+        let (reward_accuracy, accuracy) = match objective {
+            Objective::Rm(_) => (None, reward_accuracy),
+            _ => (reward_accuracy, None),
         };
-        PairRecord { reward_chosen, reward_rejected, reward_accuracy: own, accuracy: scored }
+        PreferenceRecord { reward_chosen, reward_rejected, reward_accuracy, accuracy, kl }
     }
 }
 
 /// Losses of the evaluated rows, of all ranks.
 pub struct Evaluated {
     pub sum: f64,
-    /// What they are of: tokens, or pairs.
+    /// What they are of: tokens, pairs or labeled answers.
     pub count: u64,
-    /// Means over the pairs, of a preference objective.
-    pub pairs: Option<PairMeans>,
+    /// Means over the pairs or labeled answers, of a preference objective.
+    pub preference: Option<PreferenceMeans>,
 }
 
 impl Evaluated {
@@ -45,11 +48,13 @@ impl Evaluated {
     /// The event's fields, of which the reporter adds time and comparison.
     pub(super) fn json(&self, step: u64, objective: &Objective) -> Value {
         let (loss, count) = (self.loss(), self.count);
-        let Some(means) = &self.pairs else {
+        let Some(means) = &self.preference else {
             return json!({"step": step, "loss": loss, "perplexity": loss.exp(), "tokens": count});
         };
-        let mut event = json!({"step": step, "loss": loss, "perplexity": null, "tokens": null, "pairs": count});
-        if let (Some(event), Value::Object(means)) = (event.as_object_mut(), json!(PairRecord::new(means, objective))) {
+        let what = if matches!(objective, Objective::Kto(_)) { "samples" } else { "pairs" };
+        let mut event = json!({"step": step, "loss": loss, "perplexity": null, "tokens": null, what: count});
+        let means = json!(PreferenceRecord::new(means, objective));
+        if let (Some(event), Value::Object(means)) = (event.as_object_mut(), means) {
             event.extend(means);
         }
         event
@@ -59,12 +64,15 @@ impl Evaluated {
 impl std::fmt::Display for Evaluated {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         let (loss, count) = (self.loss(), report::count(self.count));
-        match self.pairs {
+        match self.preference {
             None => write!(f, "loss {loss:.4}  perplexity {:.2}  tokens {count}", loss.exp()),
-            Some(PairMeans { reward_chosen, reward_rejected, reward_accuracy }) => write!(
-                f,
-                "loss {loss:.4}  accuracy {reward_accuracy:.4}  rewards {reward_chosen:.4} {reward_rejected:.4}  pairs {count}"
-            ),
+            Some(PreferenceMeans { reward_chosen, reward_rejected, reward_accuracy, kl }) => {
+                let accuracy = reward_accuracy.map_or(String::new(), |share| format!("accuracy {share:.4}  "));
+                let kl = kl.map_or(String::new(), |kl| format!("kl {kl:.4}  "));
+                let what = if kl.is_empty() { "pairs" } else { "samples" };
+                let rewards = format_args!("rewards {reward_chosen:.4} {reward_rejected:.4}");
+                write!(f, "loss {loss:.4}  {accuracy}{kl}{rewards}  {what} {count}")
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 use crate::base::columns::wrap;
 use crate::base::{CATEGORIES, Category, Result};
 use crate::ckpt;
-use crate::data::Report;
+use crate::data::{Report, SampleKind};
 use crate::nn::Checkpointing;
 use crate::optim::Warmup;
 use crate::run::plan::Plan;
@@ -172,8 +172,8 @@ fn dtypes(plan: &Plan) -> String {
 
 fn batch(plan: &Plan) -> Result<String> {
     let loader = plan.loader(0)?;
-    let (what, length) = match (plan.dataset.holds_pairs(), loader.packing) {
-        (true, false) => ("pair", format!("2 x {}", plan.dataset.max_sequence())),
+    let (what, length) = match (plan.dataset.kind(), loader.packing) {
+        (SampleKind::Pair, false) => ("pair", format!("2 x {}", plan.dataset.max_sequence())),
         _ => ("sequence", plan.dataset.max_len().to_string()),
     };
     Ok(format!(

@@ -1,7 +1,7 @@
 //! Reports a run: the loop says what happened, and the metrics file, TensorBoard, the log and the progress bar each get
 //! it. Also measures what is only reported: time between steps, communication, memory, the GPU. Never changes what the
 //! loop does.
-use super::evaluated::{Evaluated, PairRecord};
+use super::evaluated::{Evaluated, PreferenceRecord};
 use super::gpu::GpuWatch;
 use super::log::RunLog;
 use super::metrics::Event;
@@ -258,7 +258,7 @@ impl<'a> Reporter<'a> {
             comm_time_s: comm.in_flight_s - self.comm.in_flight_s,
             exposed_comm_s: comm.exposed_s - self.comm.exposed_s,
             comm_bytes: comm.bytes - self.comm.bytes,
-            pairs: report.pairs.map(|means| PairRecord::new(&means, &self.plan.engine.objective)),
+            preference: report.preference.map(|means| PreferenceRecord::new(&means, &self.plan.engine.objective)),
             data_time_s: done.data_time_s,
             mem_bytes: bytes.now,
             peak_mem_bytes: bytes.peak,

@@ -2,7 +2,7 @@
 use super::limits::Limits;
 use crate::base::Result;
 use crate::comm::Mesh;
-use crate::data::MicroBatch;
+use crate::data::{MicroBatch, SampleKind};
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
 use crate::device::gpu::telemetry;
@@ -42,7 +42,11 @@ impl SpeedOfLight {
         let loader = plan.loader(mesh.dp.rank())?;
         let row = vec![0; plan.dataset.max_sequence()];
         let sequences = loader.batch_size * plan.dataset.max_len() / row.len();
-        let batch = MicroBatch::from_rows((0..sequences).map(|_| &row[..]));
+        let rows = MicroBatch::from_rows((0..sequences).map(|_| &row[..]));
+        // What comes with rows of preferences.
+        let rows = MicroBatch { reference: vec![0.0; sequences], ..rows };
+        let labeled = plan.dataset.kind() == SampleKind::Labeled;
+        let batch = MicroBatch { mismatched: labeled.then(|| Box::new(rows.clone())), ..rows };
         let full = counter.step(&vec![batch; loader.grad_accum])?.clone();
 
         let known = gpu.map(Cuda::model).transpose()?.and_then(|name| telemetry::data_sheet(&name));

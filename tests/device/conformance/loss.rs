@@ -1,9 +1,12 @@
 //! Cross entropy.
 use super::harness::*;
 use crate::common::reference::{self, Real};
-use flatshard::base::DType;
+use flatshard::base::{DType, Meter};
 use flatshard::device::Device;
-use flatshard::device::ops::{CrossEntropy, CrossEntropyFinish, CrossEntropyPart, CrossEntropyShape, VocabPart};
+use flatshard::device::cpu::CpuDevice;
+use flatshard::device::ops::{
+    CrossEntropy, CrossEntropyFinish, CrossEntropyPart, CrossEntropyShape, Distill, DistillTerms, VocabPart,
+};
 
 /// The factor of the gradient; last among the operands, if given.
 fn with_scale(grad: bool, mut operands: Vec<Operand>) -> Vec<Operand> {
@@ -229,6 +232,61 @@ fn cross_entropy_names_a_target_outside_the_vocabulary() {
             let error = settled(&*dev, error, &targets).unwrap_err().to_string();
             assert!(error.contains(&format!("target {wrong}")) && error.contains("0..4"), "{error}");
             assert_eq!(read(&*dev, &logits), [0.5; 8], "nothing is written");
+        }
+    }
+}
+
+/// Distillation against f64, with and without softcaps; a word that the teacher never says adds nothing.
+#[test]
+fn distillation() {
+    let (dev, vocab, targets) = (CpuDevice::new(Meter::default()), 37, [3.0, -100.0, 36.0]);
+    let scaled = |seed: u64| normal(seed, vocab * targets.len()).iter().map(|x| x * 4.0).collect::<Vec<f64>>();
+    let (student, mut teacher) = (scaled(1), scaled(2));
+    teacher[5] = f64::NEG_INFINITY;
+    for (alpha, t, caps) in
+        [(0.5, 1.0, [0.0, 0.0]), (0.25, 2.5, [0.0, 0.0]), (1.0, 0.5, [0.0, 0.0]), (0.7, 2.0, [5.0, 9.0])]
+    {
+        let capped = |x: f64, cap: f64| if cap == 0.0 { x } else { cap * (x / cap).tanh() };
+        let logs = |row: &[f64], cap: f64, t: f64| {
+            let z: Vec<f64> = row.iter().map(|&x| capped(x, cap) / t).collect();
+            let total = z.iter().map(|z| z.exp()).sum::<f64>().ln();
+            z.into_iter().map(|z| z - total).collect::<Vec<_>>()
+        };
+        let (mut loss, mut gradient) = (2.5, vec![0.0; student.len()]);
+        for (row, &target) in targets.iter().enumerate().filter(|(_, target)| **target >= 0.0) {
+            let own = row * vocab..(row + 1) * vocab;
+            let (q1, q) = (logs(&student[own.clone()], caps[0], 1.0), logs(&student[own.clone()], caps[0], t));
+            let p = logs(&teacher[own.clone()], caps[1], t);
+            loss -= (1.0 - alpha) * q1[target as usize];
+            for (i, at) in own.enumerate() {
+                let hot = f64::from(u8::from(i == target as usize));
+                if p[i].exp() > 0.0 {
+                    loss += alpha * t * t * p[i].exp() * (p[i] - q[i]);
+                }
+                let slope = if caps[0] == 0.0 { 1.0 } else { 1.0 - (student[at] / caps[0]).tanh().powi(2) };
+                let both = (1.0 - alpha) * (q1[i].exp() - hot) + alpha * t * (q[i].exp() - p[i].exp());
+                gradient[at] = 0.125 * slope * both;
+            }
+        }
+        let terms = DistillTerms { alpha: alpha as f32, temperature: t as f32, teacher_cap: caps[1] as f32 };
+        let shape = CrossEntropyShape { vocab, softcap: caps[0] as f32 };
+        let [scale, given, sum] =
+            [(DType::F32, &[0.125][..]), (DType::I32, &targets), (DType::F64, &[2.5])].map(|(d, x)| buf(&dev, d, x));
+        let (mut sum, teacher, mut logits) = (sum, buf(&dev, DType::F32, &teacher), buf(&dev, DType::F32, &student));
+        dev.distill(Distill {
+            shape,
+            terms,
+            targets: given.view(),
+            scale: scale.view(),
+            teacher: teacher.view(),
+            logits: logits.view_mut(),
+            loss: sum.view_mut(),
+        })
+        .unwrap();
+        let found = read(&dev, &sum)[0];
+        assert!((found - loss).abs() < 1e-5 * loss, "alpha {alpha} T {t} {caps:?}: {found}, f64 {loss}");
+        for (ours, theirs) in read(&dev, &logits).iter().zip(&gradient) {
+            assert!((ours - theirs).abs() < 1e-6, "alpha {alpha} T {t} {caps:?}: {ours}, f64 {theirs}");
         }
     }
 }

@@ -42,11 +42,11 @@ fn documents(spec: &Spec, seed: u64, lengths: &[usize]) -> MicroBatch {
     let target =
         |i: usize| if i % 5 == 1 || cu_seqlens.contains(&(i as u32 + 1)) { IGNORE } else { draw(i + 1) as i32 };
     MicroBatch {
-        margins: Vec::new(),
         tokens: (0..n).map(draw).collect(),
         targets: (0..n).map(target).collect(),
         positions: lengths.iter().flat_map(|&len| 0..len as u32).collect(),
         cu_seqlens,
+        ..MicroBatch::default()
     }
 }
 

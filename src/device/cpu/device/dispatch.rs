@@ -5,13 +5,14 @@ use crate::device::buf::Place;
 use crate::device::cpu::divide::{Divisible, FewRows, LINE};
 use crate::device::cpu::operands::{first, length};
 use crate::device::cpu::{
-    activation, attention, dropout, element, embed, experts, gemm, loss, memory, norm, optim, reduce, ring, rope,
+    activation, attention, distill, dropout, element, embed, experts, gemm, loss, memory, norm, optim, reduce, ring,
+    rope,
 };
 use crate::device::ops::{
     ALIGN, AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
-    CrossEntropyFinish, CrossEntropyPart, Dropout, DropoutRows, Embed, EmbedBackward, Gelu, GeluBackward, Gemm,
-    GemmShape, GemmThen, Glu, GluBackward, Grouped, GroupedGemm, LIMBS, LayerNorm, LayerNormBackward, QkNormRope,
+    CrossEntropyFinish, CrossEntropyPart, Distill, Dropout, DropoutRows, Embed, EmbedBackward, Gelu, GeluBackward,
+    Gemm, GemmShape, GemmThen, Glu, GluBackward, Grouped, GroupedGemm, LIMBS, LayerNorm, LayerNormBackward, QkNormRope,
     QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares,
     TakeRows, WeighRows,
 };
@@ -323,6 +324,17 @@ impl Device for CpuDevice {
             let op = CrossEntropy { shape, targets: targets.slice(row..row + 1), scale, logits, loss };
             let scratch = &mut lock(&self.gemm[thread]);
             floats!(self, op.logits.dtype(), T => loss::cross_entropy::<T>(op, scratch))
+        })
+    }
+    fn distill(&self, op: Distill) -> Result<()> {
+        let (n, Distill { shape, terms, targets, scale, teacher, logits, loss }) = (op.check()?, op);
+        loss::check(Distill::OP, targets.host(Distill::OP)?, shape.vocab)?;
+        self.row_losses(n, logits, loss, &|_, row, logits, loss| {
+            let (targets, teacher) =
+                (targets.slice(row..row + 1), teacher.slice(row * shape.vocab..(row + 1) * shape.vocab));
+            let dtype = logits.dtype();
+            let op = Distill { shape, terms, targets, scale, teacher, logits, loss };
+            floats!(self, dtype, T => distill::distill::<T>(op))
         })
     }
     fn cross_entropy_part(&self, op: CrossEntropyPart) -> Result<()> {

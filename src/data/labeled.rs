@@ -1,0 +1,65 @@
+//! Turns a row with a prompt, one answer and a label into a sequence. Never knows what is learned from it.
+//!
+//! [Note: labeled answers] The answer is rendered and tokenized after the prompt like one of a pair (see [Note:
+//! pairs]). A row without the prompt's and the answer's fields may be a conversation or an instruction, as in
+//! fine-tuning, whose last message is the answer. Token ids are `prompt_input_ids` and `completion_input_ids`. The
+//! label is true or false, 1 or 0. An answer that does not fit is dropped. The row ends in the bytes of the label.
+use super::fields::{JsonRow, RowResult, field, present, string};
+use super::format::LabelKeys;
+use super::recipe::{Outcome, Recipe, TokenizedRow};
+use super::shapes::{self, ID_KEYS};
+use super::tokenizer::Tokenizer;
+use crate::device::IGNORE;
+use serde_json::Value;
+
+/// Field of an answer given as token ids.
+pub(super) const ANSWER_IDS: &str = "completion_input_ids";
+
+impl Recipe {
+    /// See [Note: labeled answers].
+    pub(super) fn labeled(&self, keys: &LabelKeys, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
+        let tokens = [ID_KEYS[0], ANSWER_IDS].iter().any(|key| present(row, key).is_some());
+        if !tokens && matches!(self.tokenizer, Tokenizer::None(_)) {
+            return Ok(Outcome::Text);
+        }
+        let label = match field(row, &keys.label)? {
+            Value::Bool(label) => *label,
+            Value::Number(label) if label.as_f64() == Some(1.0) => true,
+            Value::Number(label) if label.as_f64() == Some(0.0) => false,
+            other => return Err(format!("has {other} as {}; true or false is expected", keys.label)),
+        };
+        let (asked, name) = if tokens {
+            (self.given(row, ANSWER_IDS, out)?, ANSWER_IDS)
+        } else {
+            let (prompt, answer) = self.judged(keys, row)?;
+            if prompt.is_empty() {
+                return Err("has an empty prompt: an answer needs a prompt that it follows".into());
+            }
+            self.render(&prompt, &answer, &mut out.ids)?;
+            (self.count(&prompt)?.max(1), keys.completion.as_str())
+        };
+        if asked >= out.ids.len() {
+            return Err(format!("has an empty answer in `{name}`: remove the row"));
+        }
+        if out.ids.len() > self.max_len {
+            return Ok(Outcome::Dropped);
+        }
+        out.labels.resize(asked, IGNORE);
+        out.labels.extend(out.ids[asked..].iter().map(|&id| id as i32));
+        out.end_in(f32::from(u8::from(label)));
+        Ok(Outcome::Kept)
+    }
+
+    /// The text of the prompt and of the answer.
+    fn judged(&self, keys: &LabelKeys, row: &JsonRow) -> RowResult<(String, String)> {
+        let has = |key: &str| present(row, key).is_some();
+        if has(&keys.completion) || !(has("messages") || has("conversations") || shapes::is_alpaca(row)) {
+            return self.answer(&keys.prompt, &keys.completion, false, row);
+        }
+        if shapes::is_alpaca(row) && !self.format.is_chat() {
+            return Ok((shapes::alpaca_prompt(row)?, string(row, "output")?.to_string()));
+        }
+        let turns = shapes::turns(row, (None, None))?;
+        self.last_answer(&turns, turns.len() - 1, "the last message")
+    }
+}

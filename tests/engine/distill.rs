@@ -1,0 +1,184 @@
+//! Distillation from outside: loss and every gradient as PyTorch's, on any mesh and however a step is split; equal bits
+//! in every store; and the teacher stays what it was. The files are made by `tests/golden/distill.py`.
+use crate::common::golden_tensors::Tensors;
+use crate::common::stores::at_once;
+use crate::common::*;
+use crate::preference::{documents, gradients};
+use flatshard::base::{DType, Result};
+use flatshard::ckpt::{Checkpointer, hf};
+use flatshard::data::MicroBatch;
+use flatshard::engine::{Engine, EngineOptions, Step, StepReport, Strategy, Teaching};
+use flatshard::nn::{Checkpointing, Spec};
+use flatshard::store::ShardedOptions;
+use serde_json::Value;
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+fn file(name: &str) -> PathBuf {
+    PathBuf::from(format!("{}/tests/golden/{name}", env!("CARGO_MANIFEST_DIR")))
+}
+
+struct Golden {
+    spec: Spec,
+    teacher: Spec,
+    /// Prompts and answers.
+    rows: Vec<(Vec<u32>, Vec<u32>)>,
+    cases: Vec<(String, Value)>,
+    gradients: HashMap<String, Vec<f32>>,
+}
+
+impl Golden {
+    fn read() -> Golden {
+        let values: Value = serde_json::from_slice(&std::fs::read(file("distill/values.json")).unwrap()).unwrap();
+        let ids = |ids: &Value| ids.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+        Golden {
+            spec: hf::read(&file("preference/policy")).unwrap(),
+            teacher: hf::read(&file("distill/teacher")).unwrap(),
+            rows: values["rows"].as_array().unwrap().iter().map(|r| (ids(&r["prompt"]), ids(&r["answer"]))).collect(),
+            cases: values["cases"].as_object().unwrap().iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
+            gradients: Tensors::read(&file("distill/gradients.safetensors")).floats,
+        }
+    }
+    /// The micro-batches of data-parallel rank `rank` of `of`, each of `size` rows.
+    fn batches(&self, rank: usize, of: usize, size: usize) -> Vec<MicroBatch> {
+        let own = self.rows.len() / of;
+        let batch = |first: usize| documents(self.rows[first..first + size].iter().map(|(p, a)| (p, a)));
+        (rank * own..(rank + 1) * own).step_by(size).map(batch).collect()
+    }
+    fn options(&self, case: &Value, strategy: Arc<dyn Strategy>) -> EngineOptions {
+        let number = |key: &str| case[key].as_f64().unwrap();
+        let teaching =
+            Teaching { spec: self.teacher.clone(), alpha: number("alpha"), temperature: number("temperature") };
+        let plain = options(&self.spec, strategy, SGD);
+        EngineOptions { teacher: Some(teaching), grad_clip: 0.0, tokens: 200, ..plain }
+    }
+    fn step(&self) -> Step {
+        Step { number: 1, lr: 0.1, tokens: self.rows.iter().map(|(_, answer)| answer.len() as u64).sum() }
+    }
+}
+
+/// An engine with PyTorch's student and teacher.
+fn engine(rank: &Rank, options: &EngineOptions) -> Result<Engine> {
+    let (dev, mesh) = (&rank.device, &rank.mesh);
+    let mut engine = Engine::new(dev.clone(), mesh, options)?;
+    let layouts = engine.decoder().layouts().to_vec();
+    let mut student = Checkpointer::new(dev.clone(), mesh, &options.spec, &layouts, &[])?;
+    student.load_model(&file("preference/policy"), engine.state().0)?;
+    let (decoder, store) = engine.teacher().unwrap();
+    let mut teacher = Checkpointer::new(dev.clone(), mesh, decoder.spec(), decoder.layouts(), &[])?;
+    teacher.load_model(&file("distill/teacher"), store)?;
+    Ok(engine)
+}
+
+/// Relative error, in norm, of each gradient.
+fn errors(golden: &Golden, case: &str, fragments: &[Fragments]) -> BTreeMap<String, f64> {
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+    let error = |(name, ours): (String, Vec<f32>)| {
+        let theirs = &golden.gradients[&format!("{case}.{name}")];
+        let off = norm(&mut ours.iter().zip(theirs).map(|(a, b)| (a - b) as f64));
+        (name, off / norm(&mut theirs.iter().map(|&x| x as f64)))
+    };
+    whole(&golden.spec, fragments).into_iter().map(error).collect()
+}
+
+fn run(
+    golden: &Golden,
+    options: &EngineOptions,
+    sizes: flatshard::comm::MeshSizes,
+    size: usize,
+) -> Vec<(StepReport, Fragments)> {
+    mesh_ranks(sizes, |rank| {
+        let mut engine = engine(&rank, options)?;
+        let dp = sizes.dp_replicate * sizes.dp_shard;
+        let report = engine.train_step(&golden.batches(rank.mesh.dp.rank(), dp, size), &golden.step())?;
+        Ok((report, gradients(&mut engine)?))
+    })
+}
+
+/// On every mesh of up to four ranks without tp, with documents packed together and one by one.
+#[test]
+fn losses_and_gradients_agree_with_pytorch() {
+    let golden = Golden::read();
+    for (name, case) in &golden.cases {
+        let mut worst = 0f64;
+        let meshes =
+            [1, 2, 4].into_iter().flat_map(factorizations).filter(|m| m.tp == 1 && m.dp_replicate * m.dp_shard < 4);
+        for sizes in meshes {
+            for (size, checkpoint) in [(3, Checkpointing::Off), (1, Checkpointing::Full)] {
+                let grad_accum = golden.rows.len() / (sizes.dp_replicate * sizes.dp_shard) / size;
+                let options = golden.options(case, fsdp(ShardedOptions { grad_accum, ..sharded() }));
+                let options = EngineOptions { checkpoint, ..options };
+                let (reports, fragments): (Vec<_>, Vec<_>) = run(&golden, &options, sizes, size).into_iter().unzip();
+                let (ours, theirs) = (reports[0].loss, case["loss"].as_f64().unwrap());
+                let what = format!("{name} on {sizes:?}, {size} rows a micro-batch");
+                assert!((ours - theirs).abs() < 1e-5 * theirs, "{what}: loss {ours}, PyTorch {theirs}");
+                for (tensor, error) in errors(&golden, name, &fragments) {
+                    assert!(error < 1e-5, "{what}: gradient of {tensor}: {error:.1e}");
+                    worst = worst.max(error);
+                }
+            }
+        }
+        println!("{name}: worst gradient {worst:.1e}");
+    }
+}
+
+/// Narrow weights and activations stay within what rounding explains.
+#[test]
+fn narrow_precisions_are_near() {
+    let golden = Golden::read();
+    for (dtype, tolerance) in [(DType::Bf16, 0.05), (DType::F16, 0.01)] {
+        let (name, case) = &golden.cases[0];
+        let options = golden.options(case, fsdp(ShardedOptions { dtype, ..sharded() }));
+        let results = run(&golden, &options, flatshard::comm::MeshSizes::sharded(2), 3);
+        let (reports, fragments): (Vec<_>, Vec<_>) = results.into_iter().unzip();
+        let (ours, theirs) = (reports[0].loss, case["loss"].as_f64().unwrap());
+        assert!((ours - theirs).abs() < tolerance * theirs, "{dtype}: loss {ours}, PyTorch {theirs}");
+        let worst = errors(&golden, name, &fragments).into_values().fold(0.0, f64::max);
+        assert!((1e-5..2.0 * tolerance).contains(&worst), "{dtype}: {worst:.1e}");
+    }
+}
+
+/// Three steps in each store: the weights, bit for bit; the teacher is gathered and released like the student.
+#[test]
+fn every_store_has_the_same_bits() {
+    let golden = Golden::read();
+    for dtype in [DType::F32, DType::Bf16] {
+        let outcome = |strategy: Arc<dyn Strategy>| {
+            let options = golden.options(&golden.cases[1].1, strategy);
+            let results = ranks(3, |rank| {
+                let (mut engine, mut reports) = (engine(&rank, &options)?, Vec::new());
+                let batches = golden.batches(rank.rank, 3, 1);
+                for number in 1..=3 {
+                    reports.push(engine.train_step(&batches, &Step { number, ..golden.step() })?);
+                    engine.evaluate(&batches)?;
+                }
+                Ok((reports, fragments(&mut engine)?))
+            });
+            gathered(&options.spec, results)
+        };
+        let replicated = outcome(ddp(dtype));
+        for strategy in at_once(dtype, 2) {
+            let what = format!("{} {dtype}", strategy.name());
+            assert_same_bits(&replicated, &outcome(strategy), &what);
+        }
+    }
+}
+
+/// Of a teacher's logits no more than a chunk exists: the teacher adds its frozen weights and the buffers of a forward
+/// pass, whatever the number of tokens times the vocabulary.
+#[test]
+fn what_cannot_be_taught_is_refused() {
+    let golden = Golden::read();
+    let plain = golden.options(&golden.cases[0].1, fsdp(sharded()));
+    let refused = |options: EngineOptions, tp: usize| {
+        let mesh = flatshard::comm::MeshSizes { tp, ..flatshard::comm::MeshSizes::sharded(1) };
+        let error = options.bytes(&mesh, 0).unwrap_err().to_string();
+        assert!(error.contains("teacher"), "{error}");
+    };
+    let mut other = plain.clone();
+    other.teacher.as_mut().unwrap().spec.vocab += 1;
+    refused(other, 1);
+    refused(plain.clone(), 2);
+    assert!(plain.bytes(&flatshard::comm::MeshSizes::sharded(2), 0).is_ok());
+}
