@@ -1,8 +1,9 @@
 //! Brings fresh memory into place before a step needs it, in huge pages where the system gives them: a fault, with 4
 //! KiB to clear, takes as long as some 10,000 multiplications. Never changes contents; what the system refuses (old
 //! kernels, no free huge pages) comes page by page, when it is used.
-use rustix::mm::{Advice, madvise};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
 
 /// Bytes of a huge page.
 pub const HUGE: usize = 2 << 20;
@@ -17,14 +18,42 @@ mod system {
     }
 }
 
-/// Requests huge pages for a private mapping that nothing has used yet.
-///
-/// # Safety
-/// The range is mapped.
-pub unsafe fn prefer_huge(at: *mut u8, bytes: usize) {
-    if bytes >= HUGE {
-        // SAFETY: upheld by the caller. Advice changes no contents.
-        let _ = unsafe { madvise(at.cast(), bytes, Advice::LinuxHugepage) };
+/// Zeroed memory from the system, from the start of a page on.
+pub struct HostPages {
+    at: NonNull<u8>,
+    bytes: usize,
+}
+// SAFETY: private anonymous memory, accessed only through its owner.
+unsafe impl Send for HostPages {}
+// SAFETY: as above.
+unsafe impl Sync for HostPages {}
+
+impl HostPages {
+    /// At least one byte, so that it has an address.
+    pub fn new(bytes: usize) -> rustix::io::Result<HostPages> {
+        let bytes = bytes.max(1);
+        // SAFETY: a fresh mapping at an address that the kernel chooses. Advice changes no contents; what is smaller
+        // than a huge page asks for one too, since neighbors with the same advice share them.
+        let at = unsafe {
+            let flags = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+            let at = mmap_anonymous(std::ptr::null_mut(), bytes, flags.0, flags.1)?;
+            let _ = madvise(at, bytes, Advice::LinuxHugepage);
+            at
+        };
+        NonNull::new(at.cast()).map(|at| HostPages { at, bytes }).ok_or(rustix::io::Errno::NOMEM)
+    }
+    pub fn at(&self) -> NonNull<u8> {
+        self.at
+    }
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for HostPages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length. Unmapping a mapping cannot fail.
+        let _ = unsafe { munmap(self.at.as_ptr().cast(), self.bytes) };
     }
 }
 

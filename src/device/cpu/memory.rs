@@ -1,27 +1,14 @@
 //! Memory for buffers, which the kernel zeroes, and byte copies between them. Never converts.
 use super::operands::length;
 use crate::base::meter::Lease;
-use crate::base::{DType, Error, Result};
+use crate::base::{DType, Result};
 use crate::device::buf::{Buf, Place, View, ViewMut};
-use crate::device::pages;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use std::{ptr::NonNull, sync::Arc};
+use crate::device::pages::HostPages;
+use std::sync::Arc;
 
-struct Pages {
-    at: NonNull<u8>,
-    bytes: usize,
+struct Leased {
+    _pages: HostPages,
     _lease: Lease,
-}
-// SAFETY: private anonymous memory, accessed only through the `Buf` that owns it.
-unsafe impl Send for Pages {}
-// SAFETY: as above.
-unsafe impl Sync for Pages {}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `alloc` with this length, and the last reference is gone. Unmapping a mapping cannot fail.
-        let _ = unsafe { munmap(self.at.as_ptr().cast(), self.bytes) };
-    }
 }
 
 /// Zeroed and page-aligned. An empty buffer takes one page, so that it has an address.
@@ -30,20 +17,13 @@ pub fn alloc(dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
 }
 /// The same at another place, e.g. for offloaded buffers.
 pub fn alloc_at(place: Place, dtype: DType, len: usize, lease: Lease) -> Result<Buf> {
-    let bytes = (len * dtype.size()).max(1);
-    // SAFETY: a fresh mapping at an address that the kernel chooses.
-    let mapped =
-        unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) };
-    let at = match mapped {
-        Ok(at) => at,
+    let pages = match HostPages::new(len * dtype.size()) {
+        Ok(pages) => pages,
         Err(e) => return Err(lease.refused(e)),
     };
-    let at = NonNull::new(at.cast::<u8>()).ok_or_else(|| Error::op("alloc", "mapped at address 0"))?;
-    // SAFETY: the range just mapped.
-    unsafe { pages::prefer_huge(at.as_ptr(), bytes) };
-    let pages = Pages { at, bytes, _lease: lease };
-    // SAFETY: page alignment fits every dtype; `pages` unmaps when the last reference to the Buf is gone.
-    Ok(unsafe { Buf::from_raw(at, dtype, len, place, Arc::new(pages)) })
+    let (at, owner) = (pages.at(), Leased { _pages: pages, _lease: lease });
+    // SAFETY: page alignment fits every dtype; `owner` unmaps when the last reference to the Buf is gone.
+    Ok(unsafe { Buf::from_raw(at, dtype, len, place, Arc::new(owner)) })
 }
 
 pub fn upload(src: &[u8], mut dst: ViewMut) -> Result<()> {

@@ -1,5 +1,7 @@
 //! Scratch memory of the matrix product's loops: packed blocks and partial sums. Grows and never shrinks.
 use crate::base::Elem;
+use crate::device::pages::HostPages;
+use std::alloc::{Layout, handle_alloc_error};
 
 /// Blocks of A and B in the order in which the kernel reads them, of C while its sums are partial, and the block sums
 /// of one panel of B.
@@ -13,25 +15,30 @@ pub(super) struct Buffers {
 
 /// Memory in whole cache lines, so that no vector or tile row straddles two.
 #[derive(Default)]
-pub(in crate::device::cpu) struct CacheLines(Vec<CacheLine>);
-
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-struct CacheLine([u8; 64]);
+pub(in crate::device::cpu) struct CacheLines(Option<HostPages>);
 
 impl Buffers {
     pub fn bytes(&self) -> usize {
-        64 * (self.a.0.len() + self.b.0.len() + self.c.0.len() + self.sums.0.len())
+        [&self.a, &self.b, &self.c, &self.sums].map(CacheLines::bytes).iter().sum()
     }
 }
 
 impl CacheLines {
+    fn bytes(&self) -> usize {
+        self.0.as_ref().map_or(0, HostPages::bytes)
+    }
     /// Space for `len` elements, with arbitrary contents.
     pub fn take<T: Elem>(&mut self, len: usize) -> &mut [T] {
-        let lines = (len * size_of::<T>()).div_ceil(64);
-        if self.0.len() < lines {
-            self.0.resize(lines, CacheLine([0; 64]));
+        let bytes = (len * size_of::<T>()).next_multiple_of(64);
+        if self.bytes() < bytes {
+            self.0 = None; // first, so that old and new are never held together
+            self.0 = HostPages::new(bytes).ok();
         }
-        &mut bytemuck::cast_slice_mut(&mut self.0)[..len]
+        match &self.0 {
+            // SAFETY: the pages hold `bytes`, zeroed or written before; any bits are elements; borrowed with `self`.
+            Some(pages) => unsafe { std::slice::from_raw_parts_mut(pages.at().as_ptr().cast(), len) },
+            None if len == 0 => &mut [],
+            None => handle_alloc_error(Layout::array::<T>(len).unwrap_or(Layout::new::<T>())),
+        }
     }
 }
