@@ -96,7 +96,7 @@ fn bench() -> Result<()> {
     let member = HostsWorld::join(&env, meter.clone(), &shm, |env, timeout| wire(&options.comm, env, timeout))?;
     let channel = member.wire().channel(CHANNEL)?;
     let hosts = env.world / env.local_world;
-    let mesh = Mesh::new(member, MeshSizes { dp_replicate: hosts, dp_shard: env.local_world, sp: 1, tp: 1 })?;
+    let mesh = Mesh::new(member, MeshSizes { dp_replicate: hosts, dp_shard: env.local_world, sp: 1, tp: 1, ep: 1 })?;
     let (world, host) = (&*mesh.world, &*mesh.dp_shard);
     let mut flat = Flat { channel, rank: env.rank, per_host: env.local_world, world: env.world, full: Vec::new() };
     let device = CpuDevice::new(meter);

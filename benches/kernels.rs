@@ -117,8 +117,8 @@ fn grouped_products(c: &mut Criterion) {
                 group.bench_function(BenchmarkId::new("grouped", format!("{kind:?} {each} rows")), |bench| {
                     bench.iter(|| {
                         let (offsets, a, b, c) = (offsets.view(), a.view(), b.view(), out.view_mut());
-                        let (n, k, stride, accumulate) = (HIDDEN, WIDTH, HIDDEN * WIDTH, is_weight);
-                        dev.grouped_gemm(GroupedGemm { kind, n, k, offsets, a, b, c, stride, accumulate })
+                        let (n, k, stride, accumulate, alike) = (HIDDEN, WIDTH, HIDDEN * WIDTH, is_weight, true);
+                        dev.grouped_gemm(GroupedGemm { kind, n, k, offsets, a, b, c, stride, accumulate, alike })
                             .expect("it fits")
                     })
                 });

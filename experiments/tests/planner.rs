@@ -11,11 +11,11 @@ use cpu_time::ThreadTime;
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::comm::recorder::{Entry, Log, Recorder};
 use flatshard::comm::seam::Seam;
-use flatshard::comm::{CommStats, Mesh, MeshSizes};
+use flatshard::comm::{Axis, CommStats, Mesh, MeshSizes};
 use flatshard::device::Device;
 use flatshard::device::cost::OpCost;
 use flatshard::engine::{Engine, EngineOptions, PlannedRank, Step, Strategy};
-use flatshard::nn::{Checkpointing, SpImpl, Spec};
+use flatshard::nn::{Checkpointing, Experts, SpImpl, Spec};
 use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, ShardedOptions, Stage, Wrap, ZeroOptions};
 use std::sync::Arc;
@@ -130,7 +130,7 @@ fn simulated_calls_match_a_real_engine() {
 
 #[test]
 fn simulated_calls_match_for_every_store_and_axis() {
-    let mesh = |dp_replicate, dp_shard, tp| MeshSizes { dp_replicate, dp_shard, sp: 1, tp };
+    let mesh = |dp_replicate, dp_shard, tp| MeshSizes { dp_replicate, dp_shard, sp: 1, tp, ep: 1 };
     assert_same_calls(ddp(DType::F32), mesh(RANKS, 1, 1), 2);
     for stage in [Stage::One, Stage::Two, Stage::Three] {
         assert_same_calls(Arc::new(ZeroOptions::new(stage, DType::Bf16)), mesh(1, RANKS, 1), 1);
@@ -172,6 +172,29 @@ fn planned_bytes_equal_allocated_bytes() {
             assert_eq!(step.allocated, planned, "{} inline {inline}", strategy.name());
         }
     }
+}
+
+/// Ranks that share experts: rows and their counts are exchanged as planned, with all experts used alike, and the
+/// engine allocates what the formula says.
+#[test]
+fn shared_experts_are_planned_to_the_byte() {
+    let spec = sparse();
+    let experts = Experts { count: 8, top_k: 3, ..spec.experts.clone().unwrap() };
+    let spec = Spec { experts: Some(experts), ..spec };
+    let options = EngineOptions { tokens: 2 * ROW, ..options(&spec, fsdp(sharded()), ADAMW) };
+    let sizes = MeshSizes { ep: 4, ..MeshSizes::sharded(8) };
+    let work = BatchShape { max_len: ROW, batch_size: 2, grad_accum: 1 };
+    let step = simulate::step(&options, sizes, &work, &even(1.0, 1.0), 8, false).unwrap();
+    // Of a rank's 72 rows, three quarters belong to other ranks. Forward: there and back. Backward: rows, gradients and
+    // weights there, gradients of both back. Before either, nine offsets of each rank.
+    let (rows, others, blocks) = (72 * 3 / 4, 3, spec.sparse_blocks());
+    let bytes = 4 * (5 * rows * spec.dim + 2 * rows + 2 * others * 9);
+    let on_ep = step.received.iter().find(|(axis, ..)| *axis == Axis::Ep).unwrap();
+    assert_eq!((on_ep.1, on_ep.2), ((blocks * bytes) as u64, 9 * blocks as u64));
+    let planned = PlannedRank { mesh: sizes, rank: 0, sharing: 8, gpu: false };
+    let planned = planned.bytes(|dev, mesh| Engine::unfilled(dev, mesh, &options)).unwrap();
+    let inline: Arc<dyn MachineModel> = Arc::new(Even { op: 1.0, collective: 1.0, inline: true });
+    assert_eq!(simulate::step(&options, sizes, &work, &inline, 8, false).unwrap().allocated, planned);
 }
 
 fn simulated(options: ShardedOptions, machine: Arc<dyn MachineModel>) -> simulate::Simulated {
@@ -216,7 +239,7 @@ fn two_ranks_of_a_sequence_halve_the_work() {
     let work = BatchShape { max_len: 512, batch_size: 1, grad_accum: 1 };
     let options = EngineOptions { tokens: 512, ..options(&spec, fsdp(sharded()), ADAMW) };
     let flops = |sp, sp_impl| {
-        let sizes = MeshSizes { dp_replicate: 1, dp_shard: 2, sp, tp: 1 };
+        let sizes = MeshSizes { dp_replicate: 1, dp_shard: 2, sp, tp: 1, ep: 1 };
         let options = EngineOptions { sp_impl, ..options.clone() };
         simulate::step(&options, sizes, &work, &even(1.0, 1.0), 8, false).unwrap().totals.flops
     };

@@ -14,12 +14,13 @@ const LARGE: u64 = 1 << 31;
 const LONG: u64 = 10_000_000;
 
 /// Limits by setting name.
-const MOST: [(&str, u64); 24] = [
+const MOST: [(&str, u64); 25] = [
     ("nproc_per_node", MANY),
     ("threads_per_rank", CORES),
     ("num_nodes", MANY),
     ("ranks_per_gpu", MANY),
     ("tp_size", MANY),
+    ("ep_size", MANY),
     ("ring_attn_size", MANY),
     ("dp_replicate_size", MANY),
     ("num_layers", DEEP),

@@ -96,11 +96,19 @@ impl Checkpointer {
     }
 
     /// Bytes of a rank's copy for an async save, not counting the padding of uneven shards.
-    pub fn copy_bytes(layouts: &[Layout], moments: &[&str], ranks: usize) -> usize {
+    pub fn copy_bytes(layouts: &[Layout], moments: &[&str], mesh: &MeshSizes) -> usize {
         let adapters = has_adapters(layouts);
-        let segments = layouts.iter().flat_map(|l| &l.segments).filter(|s| !adapters || goes_with_adapters(s));
-        let values = segments.map(|s| s.len() * (1 + if s.trainable { moments.len() } else { 0 }));
-        (values.sum::<usize>() * DType::F32.size()).div_ceil(ranks)
+        let values = |experts: bool| -> usize {
+            let layouts = layouts.iter().filter(|layout| layout.experts == experts);
+            let segments = layouts.flat_map(|l| &l.segments).filter(|s| !adapters || goes_with_adapters(s));
+            segments.map(|s| s.len() * (1 + if s.trainable { moments.len() } else { 0 })).sum()
+        };
+        // Replicas share the writing; experts are spread over ep already.
+        let ranks = mesh.dp_replicate * mesh.fsdp();
+        [(false, ranks), (true, ranks / mesh.ep)]
+            .map(|(experts, ranks)| (values(experts) * DType::F32.size()).div_ceil(ranks))
+            .iter()
+            .sum()
     }
 
     pub(super) fn rank(&self) -> usize {

@@ -22,6 +22,10 @@ pub enum Axis {
     Tp,
     /// dp_shard x sp: the ranks that parameters are sharded over.
     Fsdp,
+    /// Ranks of dp_shard that share the experts of a mixture.
+    Ep,
+    /// Fsdp without ep: the ranks that parameters of experts are sharded over.
+    ExpertFsdp,
     /// dp_replicate x dp_shard: ranks with different samples.
     Dp,
     /// dp_replicate x dp_shard x sp, all but tp: ranks with different tokens. Losses are summed over it.
@@ -37,6 +41,8 @@ impl Axis {
             Axis::Sp => "sp",
             Axis::Tp => "tp",
             Axis::Fsdp => "fsdp",
+            Axis::Ep => "ep",
+            Axis::ExpertFsdp => "expert_fsdp",
             Axis::Dp => "dp",
             Axis::Loss => "loss",
         }

@@ -159,10 +159,12 @@ fn path(dir: &Path, rank: usize) -> PathBuf {
 
 impl FlightRing {
     fn push(&mut self, entry: FlightEntry) {
-        let bytes = if entry.seam == Seam::AllToAll { 0 } else { entry.bytes as u64 };
+        // Ranks of ep have different numbers of experts, in shards that only some axes communicate.
+        let unequal = entry.seam == Seam::AllToAll || matches!(entry.axis, Axis::ExpertFsdp | Axis::DpReplicate);
+        let bytes = if unequal { 0 } else { entry.bytes as u64 };
         let words = [entry.axis as u64, entry.seam as u64, entry.tag.unit as u64, bytes];
         let bytes = words.iter().flat_map(|w| w.to_le_bytes()).chain(entry.tag.what.bytes());
-        let bytes = bytes.filter(|_| !matches!(entry.axis, Axis::Sp | Axis::Tp));
+        let bytes = bytes.filter(|_| !matches!(entry.axis, Axis::Sp | Axis::Tp | Axis::Ep));
         self.hash = bytes.fold(self.hash, |hash, byte| (hash ^ byte as u64).wrapping_mul(0x100_0000_01b3));
         match self.entries.len() {
             KEPT => self.entries[self.count as usize % KEPT] = entry,

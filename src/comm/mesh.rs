@@ -14,6 +14,9 @@ pub struct MeshSizes {
     pub sp: usize,
     /// Ranks that share each matrix product (tensor parallelism).
     pub tp: usize,
+    /// Ranks of dp_shard, next to each other, that share the experts of a mixture: dp_shard = (dp_shard / ep) x ep.
+    /// Parameters of experts are sharded over dp_shard / ep x sp, all others over dp_shard x sp.
+    pub ep: usize,
 }
 
 /// One rank: every size 1.
@@ -35,7 +38,7 @@ pub struct Coords {
 impl MeshSizes {
     /// All ranks along dp_shard.
     pub fn sharded(world: usize) -> MeshSizes {
-        MeshSizes { dp_replicate: 1, dp_shard: world, sp: 1, tp: 1 }
+        MeshSizes { dp_replicate: 1, dp_shard: world, sp: 1, tp: 1, ep: 1 }
     }
     pub fn world(&self) -> usize {
         self.dp_replicate * self.dp_shard * self.sp * self.tp
@@ -44,9 +47,15 @@ impl MeshSizes {
     pub fn fsdp(&self) -> usize {
         self.dp_shard * self.sp
     }
-    /// Checks that every size is at least 1 and that the product is the number of ranks.
+    /// Checks that every size is at least 1, that the product is the number of ranks, and that ep divides dp_shard.
     pub fn check(&self, world: usize) -> Result<()> {
-        let MeshSizes { dp_replicate, dp_shard, sp, tp } = *self;
+        let MeshSizes { dp_replicate, dp_shard, sp, tp, ep } = *self;
+        if ep == 0 || !dp_shard.is_multiple_of(ep) {
+            return Err(Error::input(format!(
+                "ep {ep} does not divide dp_shard {dp_shard}, the ranks that shard a replica's parameters; choose an ep that \
+                 divides it"
+            )));
+        }
         if self.world() == world && world > 0 {
             return Ok(());
         }
@@ -66,19 +75,21 @@ impl MeshSizes {
     }
     /// World ranks in `rank`'s group along `axis`: they differ from it along that axis only.
     pub fn group(&self, axis: Axis, rank: usize) -> Vec<usize> {
-        let along: [bool; 4] = match axis {
-            Axis::World => [true; 4],
-            Axis::DpReplicate => [true, false, false, false],
-            Axis::DpShard => [false, true, false, false],
-            Axis::Sp => [false, false, true, false],
-            Axis::Tp => [false, false, false, true],
-            Axis::Fsdp => [false, true, true, false],
-            Axis::Dp => [true, true, false, false],
-            Axis::Loss => [true, true, true, false],
+        let along: [bool; 5] = match axis {
+            Axis::World => [true; 5],
+            Axis::DpReplicate => [true, false, false, false, false],
+            Axis::DpShard => [false, true, true, false, false],
+            Axis::Ep => [false, false, true, false, false],
+            Axis::Sp => [false, false, false, true, false],
+            Axis::Tp => [false, false, false, false, true],
+            Axis::Fsdp => [false, true, true, true, false],
+            Axis::ExpertFsdp => [false, true, false, true, false],
+            Axis::Dp => [true, true, true, false, false],
+            Axis::Loss => [true, true, true, true, false],
         };
         let values = |r: usize| {
             let at = self.coords(r);
-            [at.dp_replicate, at.dp_shard, at.sp, at.tp]
+            [at.dp_replicate, at.dp_shard / self.ep, at.dp_shard % self.ep, at.sp, at.tp]
         };
         let mine = values(rank);
         let same = |&r: &usize| values(r).iter().zip(mine).zip(along).all(|((&a, b), along)| along || a == b);
@@ -97,6 +108,9 @@ pub struct Mesh {
     pub sp: Arc<dyn Collective>,
     pub tp: Arc<dyn Collective>,
     pub fsdp: Arc<dyn Collective>,
+    pub ep: Arc<dyn Collective>,
+    /// `fsdp` itself if ep is 1.
+    pub expert_fsdp: Arc<dyn Collective>,
     pub dp: Arc<dyn Collective>,
     pub loss: Arc<dyn Collective>,
     /// Used to abort.
@@ -116,6 +130,7 @@ impl Mesh {
         sizes.check(member.size())?;
         let rank = member.rank();
         let group = |axis| member.group(axis, sizes.group(axis, rank));
+        let fsdp = group(Axis::Fsdp)?;
         Ok(Mesh {
             sizes,
             coords: sizes.coords(rank),
@@ -124,7 +139,9 @@ impl Mesh {
             dp_shard: group(Axis::DpShard)?,
             sp: group(Axis::Sp)?,
             tp: group(Axis::Tp)?,
-            fsdp: group(Axis::Fsdp)?,
+            ep: group(Axis::Ep)?,
+            expert_fsdp: if sizes.ep > 1 { group(Axis::ExpertFsdp)? } else { fsdp.clone() },
+            fsdp,
             dp: group(Axis::Dp)?,
             loss: group(Axis::Loss)?,
             member,
@@ -141,15 +158,24 @@ impl Mesh {
             Axis::Sp => &self.sp,
             Axis::Tp => &self.tp,
             Axis::Fsdp => &self.fsdp,
+            Axis::Ep => &self.ep,
+            Axis::ExpertFsdp => &self.expert_fsdp,
             Axis::Dp => &self.dp,
             Axis::Loss => &self.loss,
         }
     }
+    /// The mesh as the store of the experts sees it.
+    pub fn of_experts(&self) -> Mesh {
+        Mesh { fsdp: self.expert_fsdp.clone(), ..self.clone() }
+    }
     /// Totals of this rank's groups. Times are summed over groups, so overlapping operations both count.
     pub fn stats(&self) -> CommStats {
-        let groups =
-            [&self.world, &self.dp_replicate, &self.dp_shard, &self.sp, &self.tp, &self.fsdp, &self.dp, &self.loss];
-        groups.iter().map(|group| group.stats()).fold(CommStats::default(), |sum, of| CommStats {
+        let mut groups =
+            vec![&self.world, &self.dp_replicate, &self.dp_shard, &self.sp, &self.tp, &self.fsdp, &self.dp, &self.loss];
+        if self.sizes.ep > 1 {
+            groups.extend([&self.ep, &self.expert_fsdp]);
+        }
+        groups.into_iter().map(|group| group.stats()).fold(CommStats::default(), |sum, of| CommStats {
             in_flight_s: sum.in_flight_s + of.in_flight_s,
             exposed_s: sum.exposed_s + of.exposed_s,
             bytes: sum.bytes + of.bytes,
@@ -166,11 +192,13 @@ impl Mesh {
             &mut self.sp,
             &mut self.tp,
             &mut self.fsdp,
+            &mut self.ep,
             &mut self.dp,
             &mut self.loss,
         ] {
             *group = wrap(group.clone());
         }
+        self.expert_fsdp = if self.sizes.ep > 1 { wrap(self.expert_fsdp) } else { self.fsdp.clone() };
         self
     }
 }

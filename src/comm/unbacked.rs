@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn what_is_gathered_counts_once_for_the_ranks_that_share_it() {
-        let mesh = MeshSizes { dp_replicate: 2, dp_shard: 4, sp: 1, tp: 2 };
+        let mesh = MeshSizes { dp_replicate: 2, dp_shard: 4, sp: 1, tp: 2, ep: 1 };
         // Ranks 0, 2, 4, 6 along fsdp, on hosts of 16, 4 and 1 ranks.
         for (axis, sharing, part) in [(Axis::Fsdp, 16, 4), (Axis::Fsdp, 4, 2), (Axis::Fsdp, 1, 1), (Axis::Tp, 4, 2)] {
             let meter = Meter::default();

@@ -55,10 +55,11 @@ impl GeneratorOptions {
     fn window(&self) -> usize {
         self.prompt + self.count
     }
-    /// The part of the model on the rank at `at`: its share of tp. Ranks of sp each process the whole sequence.
+    /// The part of the model on the rank at `at`: its share of tp and ep. Ranks of sp each process the whole sequence.
     pub fn decoder(&self, mesh: &MeshSizes, at: &Coords) -> Result<Decoder> {
         let tp = Slice { index: at.tp, of: mesh.tp };
-        Decoder::split(self.spec.clone(), &Tuning::default(), &Split { tp, cuts: self.cuts, ..Split::NONE })
+        let ep = Slice { index: at.dp_shard % mesh.ep, of: mesh.ep };
+        Decoder::split(self.spec.clone(), &Tuning::default(), &Split { tp, ep, cuts: self.cuts, ..Split::NONE })
     }
     /// The layouts with every tensor frozen.
     pub fn frozen(decoder: &Decoder) -> Vec<Layout> {

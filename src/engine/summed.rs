@@ -151,7 +151,7 @@ mod tests {
         }
         for strategy in [&sharded as &dyn Strategy, &replicated] {
             for (dp_replicate, dp_shard, sp) in [(1, 1, 1), (1, 2, 1), (2, 1, 2)] {
-                let sizes = MeshSizes { dp_replicate, dp_shard, sp, tp: 2 };
+                let sizes = MeshSizes { dp_replicate, dp_shard, sp, tp: 2, ep: 1 };
                 let rank = |mesh: Mesh| -> Result<()> {
                     let (meter, tp) = (Meter::default(), mesh.coords.tp);
                     let dev: Arc<dyn Device> = Arc::new(CpuDevice::new(meter));

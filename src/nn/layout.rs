@@ -45,8 +45,10 @@ pub enum Tp {
 pub struct Segment {
     /// The Hugging Face name, as used in checkpoints, metrics and errors.
     pub name: String,
-    /// Shape on this rank.
+    /// Shape on this rank, if it is held.
     pub shape: Vec<usize>,
+    /// Whether this rank has the tensor. False for experts of other ranks of ep: then it has no elements here.
+    pub held: bool,
     pub tp: Tp,
     /// First element; a multiple of [`ALIGN`].
     pub start: usize,
@@ -63,7 +65,7 @@ pub struct Segment {
 
 impl Segment {
     pub fn len(&self) -> usize {
-        self.shape.iter().product()
+        if self.held { self.shape.iter().product() } else { 0 }
     }
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -83,6 +85,9 @@ impl Segment {
     /// every tp rank. The difference to this rank's shard is padding.
     pub fn extent(&self) -> usize {
         let Tp::Cut { dim, over, whole } = self.tp else { return self.len() };
+        if !self.held {
+            return 0;
+        }
         self.shape.iter().enumerate().map(|(i, &n)| if i == dim { over.most(whole) } else { n }).product()
     }
     /// Splits `range`, relative to the start of this rank's shard, into stretches that are also contiguous in the whole
@@ -127,6 +132,7 @@ impl Layout {
         self.place(Segment {
             name: name.into(),
             shape: shape.to_vec(),
+            held: true,
             tp,
             start: 0,
             decay,
@@ -135,6 +141,13 @@ impl Layout {
             lr_scale: 1.0,
             init,
         })
+    }
+    /// Leaves segments from `first` on, which are the last, to other ranks.
+    pub fn leave(&mut self, first: usize) {
+        self.len = self.segments.get(first).map_or(self.len, |segment| segment.start);
+        for segment in &mut self.segments[first..] {
+            (segment.held, segment.start) = (false, self.len);
+        }
     }
     /// Appends a segment of another layout at a new offset and returns its index.
     pub fn place(&mut self, segment: Segment) -> usize {

@@ -1,6 +1,7 @@
 //! Activations that a block saves for backward, and its scratch buffers. Never computes.
 use super::cache::Cache;
 use super::core::{CoreSaved, CoreScratch};
+use super::dispatch::Dispatch;
 use super::tensor::{Tensor, table};
 use crate::base::Result;
 
@@ -28,14 +29,14 @@ table! {
         load,
         /// (R, C): the rows that go to the experts, then what comes back; R = N K.
         rows,
-        /// (R, F)
+        /// (B, F), with the rows B that a rank holds at most: R, or with ep [`super::dispatch::capacity`].
         act,
         /// (N, S), (N, C): of the shared expert.
         shared_act,
         shared_out,
         /// (R, C): the gradients of the experts' outputs, then of their inputs.
         drows,
-        /// (R, F)
+        /// (B, F)
         dact,
         dup,
         /// (N, K) f32
@@ -50,6 +51,9 @@ table! {
         shared_dweight,
         shared_cast,
         shared_copy,
+        ;
+        /// With ep.
+        dispatch: Dispatch,
     }
 }
 table! {
@@ -63,7 +67,7 @@ table! {
         up,
         /// (R, C): the input of the branch's last norm; empty without one.
         branch,
-        /// (R, F), (R, F): outputs of the experts' gate and up, sorted by expert; empty without experts.
+        /// (B, F), (B, F): outputs of the experts' gate and up, sorted by expert; empty without experts.
         experts_gate,
         experts_up,
         /// (N, S), (N, S), (N, 1) f32: of the shared expert; empty without one.

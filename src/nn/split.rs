@@ -1,5 +1,5 @@
 //! How the work inside a layer is split over the ranks of tp (heads, columns, vocabulary: Shoeybi et al. 2019,
-//! "Megatron-LM") and sp (tokens): as data for plans, and as groups at run time. Never communicates.
+//! "Megatron-LM"), sp (tokens) and ep (experts): as data for plans, and as groups at run time. Never communicates.
 use super::spec::{Arch, Experts, Spec};
 use crate::base::{Error, Result};
 use crate::comm::{Axis, Collective, Mesh, solo::Solo};
@@ -97,6 +97,8 @@ impl Default for Cuts {
 pub struct Split {
     pub tp: Slice,
     pub sp: Slice,
+    /// The experts of each sparse block; a rank has its [`Slice::share`] of them.
+    pub ep: Slice,
     /// Norms and residuals are split over tp along the tokens (Korthikanti et al. 2022).
     pub sequence_parallel: bool,
     /// Which parts are sharded over tp.
@@ -106,8 +108,14 @@ pub struct Split {
 
 impl Split {
     /// Everything on one rank.
-    pub const NONE: Split =
-        Split { tp: Slice::WHOLE, sp: Slice::WHOLE, sequence_parallel: false, cuts: Cuts::ALL, sp_impl: SpImpl::Ring };
+    pub const NONE: Split = Split {
+        tp: Slice::WHOLE,
+        sp: Slice::WHOLE,
+        ep: Slice::WHOLE,
+        sequence_parallel: false,
+        cuts: Cuts::ALL,
+        sp_impl: SpImpl::Ring,
+    };
 }
 
 impl Split {
@@ -167,7 +175,8 @@ impl Split {
     /// Checks the relations that the split relies on.
     pub fn check(&self, spec: &Spec) -> Result<()> {
         self.check_tp(spec)?;
-        self.check_sp(spec)
+        self.check_sp(spec)?;
+        self.check_ep(spec)
     }
 
     fn check_sp(&self, spec: &Spec) -> Result<()> {
@@ -181,6 +190,20 @@ impl Split {
             spec.heads,
             self.part(self.cuts.attention).of
         )))
+    }
+
+    fn check_ep(&self, spec: &Spec) -> Result<()> {
+        let (ep, name) = (self.ep.of, spec.arch.name());
+        match &spec.experts {
+            _ if ep == 1 => Ok(()),
+            None => Err(Error::input(format!("ep-size {ep}, but {name} has no experts to share; use ep-size 1"))),
+            Some(experts) if experts.count < ep => Err(Error::input(format!(
+                "ep-size {ep} is more than the {} experts of a block: a rank would have none; choose an ep-size of at \
+                 most {}",
+                experts.count, experts.count
+            ))),
+            Some(_) => Ok(()),
+        }
     }
 
     fn check_tp(&self, spec: &Spec) -> Result<()> {
@@ -251,17 +274,19 @@ impl Split {
 pub struct Groups {
     pub tp: Arc<dyn Collective>,
     pub sp: Arc<dyn Collective>,
+    /// Ranks that share the experts.
+    pub ep: Arc<dyn Collective>,
     /// Ranks that see different tokens: the load of experts is summed over them.
     pub loss: Arc<dyn Collective>,
 }
 
 impl Groups {
     pub fn of(mesh: &Mesh) -> Groups {
-        Groups { tp: mesh.tp.clone(), sp: mesh.sp.clone(), loss: mesh.loss.clone() }
+        Groups { tp: mesh.tp.clone(), sp: mesh.sp.clone(), ep: mesh.ep.clone(), loss: mesh.loss.clone() }
     }
     /// For [`Split::NONE`].
     pub fn solo(dev: &Arc<dyn Device>) -> Groups {
         let group = |axis| Arc::new(Solo::new(dev.clone(), axis, 0));
-        Groups { tp: group(Axis::Tp), sp: group(Axis::Sp), loss: group(Axis::Loss) }
+        Groups { tp: group(Axis::Tp), sp: group(Axis::Sp), ep: group(Axis::Ep), loss: group(Axis::Loss) }
     }
 }

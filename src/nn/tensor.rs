@@ -52,6 +52,7 @@ impl TensorShape {
                 let group = match axis {
                     Axis::Tp => &groups.tp,
                     Axis::Loss => &groups.loss,
+                    Axis::Ep => &groups.ep,
                     _ => &groups.sp,
                 };
                 group.alloc(self.dtype, len, usage, self.category)?

@@ -3,6 +3,7 @@
 //! [`Workspace::planned`] sums a table of shapes, and [`Workspace::allocate`] allocates that table's tensors.
 use super::cache::Cache;
 use super::core::CorePlan;
+use super::dispatch::{Dispatch, capacity};
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
 use super::saved::{AdapterScratch, AttentionSaved, MlpSaved, Routing, Saved, Scratch, SparseScratch};
 use super::spec::{Arch, Experts, Spec};
@@ -115,7 +116,11 @@ impl Workspace<TensorShape, ()> {
         let of_experts = |of: fn(&Experts) -> usize| spec.experts.as_ref().map_or(0, of);
         let (experts, top_k) = (of_experts(|e| e.count), of_experts(|e| e.top_k));
         let (expert_ff, shared_ff) = (of_experts(|e| e.ff), of_experts(|e| e.shared_ff));
-        let routed = |category, dtype, width| shape(category, dtype, tokens * top_k, width);
+        let held = |category, width| shape(category, dtype, capacity(tokens * top_k, split.ep), width);
+        let sent = |rows| {
+            let rows = shape(Category::Scratch, dtype, rows, spec.dim);
+            if split.ep.of > 1 { rows.through(Axis::Ep, CommUse::Reduced) } else { rows }
+        };
         let (one_shared, sparse) = (only(shared_ff > 0, 1), only(experts > 0, spec.sparse_blocks() + 1));
 
         let keep = |width| shape(Category::Saved, dtype, tokens, width);
@@ -131,8 +136,8 @@ impl Workspace<TensorShape, ()> {
                 gate: keep(only(spec.gated(), dense_ff)),
                 up: keep(dense_ff),
                 branch: stays(only(spec.post_norms, spec.dim)),
-                experts_gate: routed(Category::Saved, dtype, expert_ff),
-                experts_up: routed(Category::Saved, dtype, expert_ff),
+                experts_gate: held(Category::Saved, expert_ff),
+                experts_up: held(Category::Saved, expert_ff),
                 shared_gate: keep(shared_ff),
                 shared_up: keep(shared_ff),
                 shared_weight: shape(Category::Saved, DType::F32, tokens, one_shared),
@@ -152,7 +157,7 @@ impl Workspace<TensorShape, ()> {
 
         let scratch = |width| shape(Category::Scratch, dtype, tokens, width);
         let back = |width| shape(Category::Scratch, dtype, if train { tokens } else { 0 }, width);
-        let routed_back = |width| if train { routed(Category::Scratch, dtype, width) } else { back(width) };
+        let held_back = |width| if train { held(Category::Scratch, width) } else { back(width) };
         let back_stays = |width| shape(Category::Scratch, dtype, if train { rows } else { 0 }, width);
         // Ranks of tp process a chunk together, so it has the rows that fit the largest vocabulary shard.
         let most_words = if spec.score { 1 } else { split.part(split.cuts.head).most(whole.vocab) };
@@ -203,13 +208,13 @@ impl Workspace<TensorShape, ()> {
                 sparse: SparseScratch {
                     load: TensorShape::new(Category::Scratch, DType::F64, sparse, experts)
                         .through(Axis::Loss, CommUse::Reduced),
-                    rows: routed(Category::Scratch, dtype, spec.dim),
-                    act: routed(Category::Scratch, dtype, expert_ff),
+                    rows: sent(tokens * top_k),
+                    act: held(Category::Scratch, expert_ff),
                     shared_act: scratch(shared_ff),
                     shared_out: scratch(one_shared * spec.dim),
-                    drows: routed_back(spec.dim),
-                    dact: routed_back(expert_ff),
-                    dup: routed_back(expert_ff),
+                    drows: sent(if train { tokens * top_k } else { 0 }),
+                    dact: held_back(expert_ff),
+                    dup: held_back(expert_ff),
                     dweights: TensorShape { dtype: DType::F32, ..back(top_k) },
                     dlogits: TensorShape { dtype: DType::F32, ..back(experts) },
                     dlogits_cast: back(experts),
@@ -218,6 +223,7 @@ impl Workspace<TensorShape, ()> {
                     shared_dweight: TensorShape { dtype: DType::F32, ..back(one_shared) },
                     shared_cast: back(one_shared),
                     shared_copy: TensorShape { dtype: DType::F32, ..back(one_shared) },
+                    dispatch: Dispatch::plan(tokens * top_k, spec.dim, experts, split.ep, dtype, train),
                 },
                 core: core.scratch(),
                 cache: Cache::plan(spec, dtype, 0),

@@ -118,6 +118,11 @@ impl Optimizer {
         store: &mut dyn Store,
         rule: Rule,
     ) -> Result<Optimizer> {
+        if matches!(rule, Rule::Muon { .. }) && mesh.sizes.ep > 1 {
+            let what =
+                format!("muon with ep {}: the owners of matrices do not know who has which experts", mesh.sizes.ep);
+            return Err(Error::input(format!("{what}; use adamw, or ep 1")));
+        }
         let mut states: Vec<Vec<Buf>> = (0..store.units()).map(|_| Vec::new()).collect();
         let mut runs = vec![Vec::new(); states.len()];
         let names = if matches!(rule, Rule::Muon { .. }) { muon::names(layouts) } else { Vec::new() };

@@ -1,6 +1,7 @@
 //! The experts of sparse blocks in a store of their own, next to the store of everything else: two stores of the same
-//! strategy, each with its own schedule, slots and group. So ranks may spread experts over one group and the rest over
-//! another, and neither schedule has exceptions. Never gathers, reduces or schedules anything itself.
+//! strategy, each with its own schedule, slots and group. So experts, which are spread over ep as wholes, are sharded
+//! over fewer ranks than the rest, and neither schedule has exceptions. Never gathers, reduces or schedules anything
+//! itself.
 //!
 //! Limits of a strategy on unsharded parameters, prefetching and buckets hold for either store.
 use super::{Shard, Store, Strategy};
@@ -17,21 +18,23 @@ pub fn allocate(
     mesh: &Mesh,
     layouts: &[Layout],
 ) -> Result<Box<dyn Store>> {
-    let (dense, experts) = apart(layouts);
-    if experts.is_empty() {
-        return strategy.store(dev, mesh, layouts);
+    match &apart(layouts)[..] {
+        [dense, experts] => Ok(Box::new(Apart {
+            first: dense.len(),
+            dense: strategy.store(dev.clone(), mesh, dense)?,
+            experts: strategy.store(dev, &mesh.of_experts(), experts)?,
+        })),
+        _ => strategy.store(dev, mesh, layouts),
     }
-    let first = dense.len();
-    let dense = strategy.store(dev.clone(), mesh, &dense)?;
-    let experts = strategy.store(dev, mesh, &experts)?;
-    Ok(Box::new(Apart { first, dense, experts }))
 }
 
-/// The layers of either store. That of the experts has an empty root; there is none without experts.
-pub fn apart(layouts: &[Layout]) -> (Vec<Layout>, Vec<Layout>) {
+/// The layers of each store: all, or without the experts and the experts, after an empty root.
+pub fn apart(layouts: &[Layout]) -> Vec<Vec<Layout>> {
     let (experts, dense): (Vec<_>, Vec<_>) = layouts.iter().cloned().partition(|layout| layout.experts);
-    let root = (!experts.is_empty()).then(Layout::default);
-    (dense, root.into_iter().chain(experts).collect())
+    match experts.is_empty() {
+        true => vec![dense],
+        false => vec![dense, [Layout::default()].into_iter().chain(experts).collect()],
+    }
 }
 
 struct Apart {

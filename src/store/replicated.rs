@@ -12,7 +12,7 @@ use super::begun::Begun;
 use super::flat::{Flat, Unit, UnitPart, Wrap};
 use super::kept::{self, Kept, narrow};
 use super::{Offload, Shard, Store, Strategy};
-use crate::base::{Category, DType, Result};
+use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag, Ticket};
 use crate::device::{Buf, Device};
 use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
@@ -61,6 +61,13 @@ impl Strategy for ReplicatedOptions {
         self.offload
     }
     fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
+        if mesh.sizes.ep > 1 {
+            return Err(Error::input(format!(
+                "ep {} with replicated parameters: every rank has all experts, and sums their gradients over all ranks; use \
+                 ep 1, or shard the parameters",
+                mesh.sizes.ep
+            )));
+        }
         Ok(Box::new(Replicated::new(dev, mesh.loss.clone(), layouts, self)?))
     }
 }

@@ -34,7 +34,7 @@ use super::flat::{Flat, Wrap};
 use super::kept::narrow;
 use super::slots::Cycles;
 use super::units::{ShardedUnits, UnitPlan};
-use super::{Offload, Shard, Store, Strategy};
+use super::{Offload, Shard, Store, Strategy, apart};
 use crate::base::{DType, Result};
 use crate::comm::Mesh;
 use crate::device::Device;
@@ -119,12 +119,17 @@ impl ShardedOptions {
     }
     /// Whether `max_live` saves an all_gather.
     pub fn keeps_more(&self, layouts: &[Layout]) -> bool {
-        self.fitting(&Flat::new(layouts, self.wrap, 1)) > self.moving()
+        apart(layouts).iter().any(|layouts| self.fitting(&Flat::new(layouts, self.wrap, 1)) > self.moving())
     }
     /// Values of `max_live` that keep one unit more than prefetching takes, two more, and so on up to all.
     pub fn keeping_more(&self, layouts: &[Layout]) -> Vec<usize> {
-        let flat = Flat::new(layouts, self.wrap, 1);
-        (self.moving() + 1..flat.units.len()).map(|units| flat.live(units)).collect()
+        let limits = |layouts: &Vec<Layout>| {
+            let flat = Flat::new(layouts, self.wrap, 1);
+            (self.moving() + 1..flat.units.len()).map(|units| flat.live(units)).collect::<Vec<_>>()
+        };
+        let mut limits: Vec<usize> = apart(layouts).iter().flat_map(limits).collect();
+        limits.sort_unstable();
+        limits
     }
     /// Number of units whose all_gathers start before the current one is used.
     fn ahead(&self) -> usize {

@@ -8,7 +8,7 @@ use crate::common::known_state::*;
 use crate::common::*;
 use flatshard::base::{Category, Result};
 use flatshard::ckpt::{self, Checkpointer, Resume};
-use flatshard::comm::Tag;
+use flatshard::comm::{MeshSizes, Tag};
 use flatshard::nn::Decoder;
 use flatshard::store::{Shard, Store};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -69,7 +69,7 @@ fn an_async_save_writes_the_copy_while_training_continues() {
             change(&mut held)?;
             assert_eq!(rank.meter.live(Category::Other) - before, copy);
             let layouts = Decoder::new(spec.clone())?.layouts().to_vec();
-            let planned = Checkpointer::copy_bytes(&layouts, rule.state(), 3);
+            let planned = Checkpointer::copy_bytes(&layouts, rule.state(), &MeshSizes::sharded(3));
             assert!(copy > 0 && copy < planned * 3 / 2, "{copy} bytes for a copy, {planned} planned");
 
             // The third waits for the second.

@@ -136,15 +136,22 @@ fn a_run_resumes_with_the_same_bits() {
     let train = format!("--pretrain qwen2_moe {TRAIN} --router-aux-loss-coef 0.02");
     good(&dir, &format!("{train} --nproc-per-node 2 --max-steps 6 --metrics-path whole.jsonl"));
     good(&dir, &format!("{train} --nproc-per-node 2 --max-steps 3 --ckpt-dir same"));
-    let copied = Command::new("cp").arg("-r").arg(dir.path("same")).arg(dir.path("other")).status().unwrap();
-    assert!(copied.success());
+    for copy in ["other", "shared", "spread"] {
+        let copied = Command::new("cp").arg("-r").arg(dir.path("same")).arg(dir.path(copy)).status().unwrap();
+        assert!(copied.success());
+    }
     let steps = |name: &str| -> Vec<Value> {
         let steps = events(&dir.path(&format!("{name}.jsonl")), "step");
         steps.into_iter().filter(|e| e["step"].as_u64() > Some(3)).collect()
     };
-    for (name, ranks) in [("same", "--nproc-per-node 2"), ("other", "--nproc-per-node 4 --batch-size 2")] {
+    for (name, ranks) in [
+        ("same", "--nproc-per-node 2"),
+        ("other", "--nproc-per-node 4 --batch-size 2"),
+        ("shared", "--nproc-per-node 4 --batch-size 2 --ep-size 2 --save-every 1 --async-save"),
+        ("spread", "--nproc-per-node 4 --batch-size 2 --ep-size 4 --backend zero --zero-stage 3"),
+    ] {
         let resumed = "--max-steps 6 --resume auto";
-        let train = train.replace("--batch-size 4", if name == "other" { "" } else { "--batch-size 4" });
+        let train = train.replace("--batch-size 4", if name == "same" { "--batch-size 4" } else { "" });
         good(&dir, &format!("{train} {ranks} {resumed} --ckpt-dir {name} --metrics-path {name}.jsonl"));
         let (whole, ours) = (steps("whole"), steps(name));
         assert_eq!(ours.len(), 3);
@@ -186,6 +193,34 @@ fn sequences_and_columns_are_shared_by_ranks() {
     }
 }
 
+/// Five experts over two ranks, over four, and whole on each: the same losses, and text generated alike.
+#[test]
+fn ranks_share_experts_with_the_same_losses() {
+    let dir = files();
+    let train = format!("--pretrain mixtral {TRAIN} --nproc-per-node 4 --max-steps 8 --router-aux-loss-coef 0.02");
+    let train = train.replace("--batch-size 4", "--batch-size 2");
+    for ep in [1, 2, 4] {
+        good(&dir, &format!("{train} --ep-size {ep} --metrics-path ep{ep}.jsonl --save-hf tuned{ep}"));
+        let run = &events(&dir.path(&format!("ep{ep}.jsonl")), "run")[0];
+        assert_eq!(run["mesh"]["ep"].as_u64(), (ep > 1).then_some(ep), "{run}");
+    }
+    let steps = |ep: u64| events(&dir.path(&format!("ep{ep}.jsonl")), "step");
+    let one = steps(1);
+    for ep in [2, 4] {
+        let shared = steps(ep);
+        assert_eq!((one.len(), one[0]["loss"].as_f64()), (shared.len(), shared[0]["loss"].as_f64()), "ep {ep}");
+        for (a, b) in one.iter().zip(&shared) {
+            for (key, most) in [("loss", 2e-6), ("grad_norm", 1e-5), ("aux_loss", 2e-6)] {
+                let (a, b) = (number(a, key), number(b, key));
+                assert!((a / b - 1.0).abs() < most, "ep {ep}: {key}: {a} and {b}");
+            }
+        }
+        // Experts of other ranks are in the saved model, and nothing else.
+        let size = |ep: u64| fs::metadata(dir.path(&format!("tuned{ep}")).join("model.safetensors")).unwrap().len();
+        assert_eq!(size(1), size(ep));
+    }
+}
+
 #[test]
 fn what_experts_do_not_support_is_refused() {
     let dir = files();
@@ -200,12 +235,21 @@ fn what_experts_do_not_support_is_refused() {
         ("--save-gguf out.gguf", "mixtures of experts"),
         ("--lora-rank 2 --lora-target-modules gate_proj", "gate_proj"),
         ("--router-aux-loss-coef -1", "0 or more"),
+        ("--ep-size 4", "ep 4 does not divide dp_shard 2"),
+        ("--ep-size 2 --strategy ddp", "ep 2 does not divide dp_shard 1"),
+        ("--ep-size 2 --sharding NO_SHARD", "ep 2 does not divide dp_shard 1"),
+        ("--ep-size 0", "ep_size is 0"),
         ("--freeze experts.0.", "freeze all experts of a block or none"),
     ] {
         refused(&format!("--pretrain olmoe {TRAIN} --nproc-per-node 2 {more}"), part);
     }
     let pairs = TRAIN.replace("rows", "pairs");
     refused(&format!("--pretrain olmoe {pairs} --objective rm"), "transformers has no reward models of olmoe");
+    refused(&format!("--pretrain mixtral {TRAIN} --nproc-per-node 2 --ep-size 2 --optimizer muon"), "muon with ep 2");
+    refused(
+        &format!("--pretrain mixtral {TRAIN} --batch-size 1 --nproc-per-node 8 --ep-size 8"),
+        "ep-size 8 is more than the 5 experts of a block: a rank would have none",
+    );
     let config = fs::read_to_string(dir.path("mixtral/config.json")).unwrap();
     let mut config: Value = serde_json::from_str(&config).unwrap();
     config["num_experts_per_tok"] = json!(9);

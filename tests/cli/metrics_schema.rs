@@ -146,7 +146,8 @@ fn every_line_of_a_metrics_file_is_as_the_schema_says() {
     fs::write(dir.path("ids.jsonl"), "{\"input_ids\": [1, 2, 3, 4]}\n".repeat(60)).unwrap();
     let mut experts = std::process::Command::new(FSDP);
     experts.args(["--pretrain", "experts", "--dataset", "ids.jsonl", "--max-steps", "1", "--max-len", "8"]);
-    experts.args(["--nproc-per-node", "1", "--no-sample", "--metrics-path", "experts.jsonl"]).current_dir(dir.path(""));
+    experts.args(["--nproc-per-node", "2", "--ep-size", "2"]).current_dir(dir.path(""));
+    experts.args(["--no-sample", "--metrics-path", "experts.jsonl"]);
     let output = experts.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     lines.check(&schema, &dir.path("experts.jsonl"));

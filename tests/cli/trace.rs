@@ -129,7 +129,7 @@ fn without_prefetching_more_communication_is_exposed() {
 fn exposed_communication_equals_what_the_groups_measured() {
     // One rank is slower, so that the other one waits measurably.
     let slow = |rank| Duration::from_millis(if rank == 1 { 6 } else { 0 });
-    for sizes in [MeshSizes::sharded(2), MeshSizes { dp_replicate: 2, dp_shard: 1, sp: 1, tp: 1 }] {
+    for sizes in [MeshSizes::sharded(2), MeshSizes { dp_replicate: 2, dp_shard: 1, sp: 1, tp: 1, ep: 1 }] {
         passes_once(|| {
             let ranks = traced(sizes, sharded(), Duration::ZERO, slow, 4);
             let mut same = Err(String::new());

@@ -260,7 +260,7 @@ fn a_flipped_bit(dir: &Dir) -> String {
 
 fn a_bit_of_one_replica() -> String {
     let options = common::options(&common::llama(), common::ddp(DType::F32), common::SGD);
-    let sizes = MeshSizes { dp_replicate: 3, dp_shard: 1, sp: 1, tp: 1 };
+    let sizes = MeshSizes { dp_replicate: 3, dp_shard: 1, sp: 1, tp: 1, ep: 1 };
     let said = common::mesh_ranks(sizes, |rank| {
         let mut engine = Engine::new(rank.device.clone(), &rank.mesh, &options)?;
         let mut verify = Verify::new(rank.device, &rank.mesh, engine.state().0, 1)?;

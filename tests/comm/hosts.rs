@@ -7,7 +7,7 @@ use flatshard::comm::seam::Seam;
 use flatshard::comm::{Axis, Member, Reduce};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-const FOUR: MeshSizes = MeshSizes { dp_replicate: 1, dp_shard: 4, sp: 1, tp: 1 };
+const FOUR: MeshSizes = MeshSizes { dp_replicate: 1, dp_shard: 4, sp: 1, tp: 1, ep: 1 };
 
 #[test]
 fn random_programs_over_hosts_under_delays() {
@@ -27,7 +27,7 @@ fn random_programs_over_hosts_under_delays() {
 /// its worker still moves its host's groups on.
 #[test]
 fn groups_of_a_host_and_of_several_do_not_wait_for_each_other() {
-    let sizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1 };
+    let sizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1, ep: 1 };
     spread(sizes, 2, 60_000, |mesh| {
         let (inside, across, me) = (&*mesh.dp_shard, &*mesh.dp_replicate, mesh.rank());
         let mut full = inside.alloc(DType::F32, 200_000, CommUse::Reduced, Category::Other).unwrap();
@@ -177,7 +177,7 @@ fn an_operation_started_early_may_be_in_flight_longer_than_the_timeout() {
 
 #[test]
 fn an_abort_reaches_every_host_at_once() {
-    let sizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1 };
+    let sizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1, ep: 1 };
     let ends = |mesh: Mesh| {
         if mesh.rank() == 3 {
             std::thread::sleep(Duration::from_millis(200));
@@ -231,7 +231,7 @@ fn misuse_is_refused_before_anything_starts() {
 /// Three ranks a host and groups of two: one of them has a rank on each side.
 #[test]
 fn a_group_spread_unevenly_over_hosts_is_refused() {
-    let sizes = MeshSizes { dp_replicate: 1, dp_shard: 3, sp: 1, tp: 2 };
+    let sizes = MeshSizes { dp_replicate: 1, dp_shard: 3, sp: 1, tp: 2, ep: 1 };
     let options = shm::ShmOptions { timeout: Duration::from_secs(60) };
     let text = several::threads(sizes, 3, &meters(6), &options).err().unwrap().to_string();
     assert!(text.contains("is spread unevenly over hosts"), "{text}");

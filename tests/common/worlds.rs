@@ -272,7 +272,7 @@ pub fn factorizations(world: usize) -> Vec<MeshSizes> {
     for dp_replicate in divisors(world) {
         for dp_shard in divisors(world / dp_replicate) {
             for sp in divisors(world / dp_replicate / dp_shard) {
-                all.push(MeshSizes { dp_replicate, dp_shard, sp, tp: world / dp_replicate / dp_shard / sp });
+                all.push(MeshSizes { dp_replicate, dp_shard, sp, tp: world / dp_replicate / dp_shard / sp, ep: 1 });
             }
         }
     }

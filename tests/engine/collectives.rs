@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Two replicas of two shards each.
-const HYBRID: MeshSizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1 };
+const HYBRID: MeshSizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1, ep: 1 };
 
 /// The calls of each of 3 ranks in a step, the same in every step: `gather2` when an all-gather starts, `use2` when a
 /// layer's weights are handed to the model, `grads2` when its gradient buffer is, `reduce2` when its reduction starts.
@@ -148,7 +148,7 @@ fn a_replica_all_reduce_overlaps_backward_two_units_later() {
 #[test]
 fn replicas_all_reduce_a_shard_of_each_gradient_and_no_weights() {
     let options = options(&llama(), fsdp(ShardedOptions { grad_accum: 2, ..sharded() }), SGD);
-    let sizes = MeshSizes { dp_replicate: 4, dp_shard: 2, sp: 1, tp: 1 };
+    let sizes = MeshSizes { dp_replicate: 4, dp_shard: 2, sp: 1, tp: 1, ep: 1 };
     let layouts = flatshard::nn::Decoder::new(llama()).unwrap().layouts().to_vec();
     let flat = flatshard::store::flat::Flat::new(&layouts, Wrap::Transformer, sizes.dp_shard);
     let shard = flat.trained_shard() * DType::F32.size();

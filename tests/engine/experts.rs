@@ -274,9 +274,9 @@ fn preference_objectives_train_experts() {
             (gathered(&spec, results), loads)
         };
         let (one, loads) = run(MeshSizes::sharded(1));
-        for (dp_shard, sp, tp) in [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1)] {
-            let (many, theirs) = run(MeshSizes { dp_replicate: 1, dp_shard, sp, tp });
-            let what = format!("{objective:?} on {dp_shard} x {sp} x {tp}");
+        for (dp_shard, sp, tp, ep) in [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (2, 2, 1, 1), (2, 1, 1, 2)] {
+            let (many, theirs) = run(MeshSizes { dp_replicate: 1, dp_shard, sp, tp, ep });
+            let what = format!("{objective:?} on {dp_shard} x {sp} x {tp}, ep {ep}");
             for (a, b) in loads.iter().zip(&theirs) {
                 assert!((a.aux_loss / b.aux_loss - 1.0).abs() < 2e-6 && a.max == b.max, "{what}: {a:?} and {b:?}");
             }
@@ -318,7 +318,8 @@ fn an_expert_without_rows_has_no_gradient() {
         let mut c = upload(&[9.0; 9]);
         let (kind, offsets, a, b, c_view) = (Grouped::Weight, offsets.view(), a.view(), b.view(), c.view_mut());
         let (n, k, stride) = (2, 1, 3);
-        dev.grouped_gemm(GroupedGemm { kind, n, k, offsets, a, b, c: c_view, stride, accumulate }).unwrap();
+        let alike = false;
+        dev.grouped_gemm(GroupedGemm { kind, n, k, offsets, a, b, c: c_view, stride, accumulate, alike }).unwrap();
         let mut got = [0f32; 9];
         dev.download(c.view(), bytemuck::cast_slice_mut(&mut got)).unwrap();
         assert_eq!(got, want);

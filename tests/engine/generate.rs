@@ -86,7 +86,7 @@ fn cached_generation_equals_uncached_generation() {
             });
             texts.swap_remove(0)
         };
-        let sizes = |dp_shard, sp| MeshSizes { dp_replicate: 1, dp_shard, sp, tp: 1 };
+        let sizes = |dp_shard, sp| MeshSizes { dp_replicate: 1, dp_shard, sp, tp: 1, ep: 1 };
         assert_eq!(write(sizes(2, 1)), write(sizes(1, 2)), "{:?}", spec.arch);
     }
 }
@@ -124,7 +124,7 @@ fn written(spec: &Spec, strategy: &Arc<dyn Strategy>, sizes: MeshSizes, sim: boo
 #[test]
 fn tp_ranks_hold_their_part_and_weights_may_stay_unsharded() {
     let stays: Arc<dyn Strategy> = fsdp(ShardedOptions { reshard: false, ..sharded() });
-    let sizes = |dp_shard, tp| MeshSizes { dp_replicate: 1, dp_shard, sp: 1, tp };
+    let sizes = |dp_shard, tp| MeshSizes { dp_replicate: 1, dp_shard, sp: 1, tp, ep: 1 };
     for spec in [llama(), qwen3(), gemma3()] {
         let spec = Spec { vocab: 60, heads: 4, kv_heads: 2, ..spec };
         let (alone, _) = written(&spec, &ddp(DType::F32), sizes(1, 1), false);

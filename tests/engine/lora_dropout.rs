@@ -96,7 +96,7 @@ fn ring_ranks_draw_the_masks_of_a_single_rank() {
         ..options(&spec, fsdp(sharded()), SGD)
     };
     let norms = |dp_shard, sp| {
-        let sizes = MeshSizes { dp_replicate: 1, dp_shard, sp, tp: 1 };
+        let sizes = MeshSizes { dp_replicate: 1, dp_shard, sp, tp: 1, ep: 1 };
         let norms = mesh_ranks(sizes, |rank| {
             let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
             let report = |number| step(&mut engine, &[batch(&spec, number, 0, rank.mesh.dp.rank())], number);

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod collectives;
+mod expert_parallel;
 mod experts;
 mod families;
 mod generate;

@@ -25,7 +25,7 @@ fn kernels() -> impl Iterator<Item = GemmKernel> {
 }
 
 /// Two replicas of two shards each.
-const HYBRID: MeshSizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1 };
+const HYBRID: MeshSizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1, ep: 1 };
 
 fn strategies() -> Vec<(Arc<dyn Strategy>, usize)> {
     let bf16 = ShardedOptions { dtype: DType::Bf16, ..sharded() };
@@ -92,7 +92,7 @@ fn planned_bytes_equal_allocated_bytes_and_a_step_adds_nothing() {
 }
 
 /// Two shards of layers that are split over two ranks.
-const CUT: MeshSizes = MeshSizes { dp_replicate: 1, dp_shard: 2, sp: 1, tp: 2 };
+const CUT: MeshSizes = MeshSizes { dp_replicate: 1, dp_shard: 2, sp: 1, tp: 2, ep: 1 };
 
 #[test]
 fn split_layers_are_planned_and_a_step_allocates_nothing() {
@@ -201,7 +201,8 @@ fn allocates_nothing(timeline: &Timeline, sizes: MeshSizes, options: &EngineOpti
             let mesh = timed::watch(rank.mesh, timeline);
             let mut engine = Engine::new(Arc::new(CpuDevice::with_kernel(rank.meter, kernel)?), &mesh, options)?;
             engine.on_timeline(timeline.clone());
-            train(&mut engine, spec, 2, accum)?;
+            // The buffers of products grow to the most rows that an expert has had.
+            train(&mut engine, spec, if spec.experts.is_some() { 8 } else { 2 }, accum)?;
             let batches: Vec<_> = (0..accum).map(|micro| batch(spec, 3, micro, index)).collect();
             let before = allocations(kernel);
             for number in 3..6 {
@@ -230,6 +231,11 @@ fn a_step_makes_no_heap_allocation() {
             allocates_nothing(&off, sizes, &options, 1);
         }
     }
+    // Neither do experts that ranks share.
+    let shared = options(&sparse(), fsdp(sharded()), ADAMW);
+    for sizes in [two, MeshSizes { ep: 2, ..two }] {
+        allocates_nothing(&off, sizes, &shared, 1);
+    }
     // Neither does a profile.
     let timeline = Timeline::with_room(1 << 14);
     timeline.switch(true);
@@ -238,7 +244,7 @@ fn a_step_makes_no_heap_allocation() {
     let mut spans = vec![];
     assert_eq!((timeline.drain(&mut spans), spans.len() > 500), (0, true), "{}", spans.len());
     // Neither do blocks whose ranks share sequences.
-    let sizes = MeshSizes { dp_replicate: 1, dp_shard: 1, sp: 2, tp: 1 };
+    let sizes = MeshSizes { dp_replicate: 1, dp_shard: 1, sp: 2, tp: 1, ep: 1 };
     for sp_impl in [SpImpl::Ring, SpImpl::AllGather, SpImpl::Ulysses] {
         allocates_nothing(&off, sizes, &EngineOptions { sp_impl, ..sharded.clone() }, 1);
     }

@@ -19,17 +19,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Tokens per sample: two chunks for each of eight ranks of sp.
-const LEN: usize = 16;
+pub const LEN: usize = 16;
 /// Samples per step: two micro-batches of one for each of eight ranks of dp.
 const SAMPLES: usize = 16;
-const ACCUM: usize = 2;
+pub const ACCUM: usize = 2;
 
 /// Common to all shapes: heads divide by eight; vocabulary and columns divide by nothing. Qwen3 has two key/value
 /// heads, which more ranks of tp share.
 fn eighths(spec: Spec) -> Spec {
     Spec { vocab: 67, dim: 24, heads: 16, kv_heads: 8, head_dim: 4, ff: 41, max_len: LEN, ..spec }
 }
-fn shapes() -> [Spec; 4] {
+pub fn shapes() -> [Spec; 4] {
     let gemma3 = Spec { windowed: vec![true, false], layers: 2, ..gemma3() };
     let [llama, qwen3, gemma3] = [Spec { layers: 3, ..llama() }, Spec { layers: 2, ..qwen3() }, gemma3].map(eighths);
     let sparse = eighths(Spec { layers: 2, ..sparse() });
@@ -37,11 +37,11 @@ fn shapes() -> [Spec; 4] {
 }
 
 /// Every kind of store; the last shards nothing. Two of them reduce each micro-batch separately.
-fn stores() -> Vec<Arc<dyn Strategy>> {
+pub fn stores() -> Vec<Arc<dyn Strategy>> {
     [at_once(DType::F32, ACCUM), by_batch(DType::F32, ACCUM), vec![ddp(DType::F32)]].concat()
 }
 
-fn options(spec: &Spec, strategy: &Arc<dyn Strategy>, rule: Rule) -> EngineOptions {
+pub fn options(spec: &Spec, strategy: &Arc<dyn Strategy>, rule: Rule) -> EngineOptions {
     let tokens = SAMPLES / ACCUM * LEN;
     EngineOptions {
         grad_clip: 0.3,
@@ -78,13 +78,13 @@ fn micro_batch(spec: &Spec, step: u64, micro: usize, (rank, dp): (usize, usize))
 /// Steps `from + 1..=to`, resumed from the checkpoint of step `from` in a directory, or from the start; the last step
 /// is saved if a directory is given.
 #[derive(Clone, Copy)]
-struct Part<'a> {
-    from: Option<(&'a Path, u64)>,
-    to: u64,
-    save: Option<&'a Path>,
+pub struct Part<'a> {
+    pub from: Option<(&'a Path, u64)>,
+    pub to: u64,
+    pub save: Option<&'a Path>,
 }
 
-fn run(sizes: MeshSizes, options: &EngineOptions, part: Part) -> Outcome {
+pub fn run(sizes: MeshSizes, options: &EngineOptions, part: Part) -> Outcome {
     let spec = &options.spec;
     let results = mesh_ranks(sizes, |rank| {
         let mut engine = Engine::new(rank.device.clone(), &rank.mesh, options)?;
@@ -119,7 +119,7 @@ fn run(sizes: MeshSizes, options: &EngineOptions, part: Part) -> Outcome {
 
 /// The same sums in another order: equal up to rounding.
 #[track_caller]
-fn assert_close(one: &Outcome, many: &Outcome, what: &str) {
+pub fn assert_close(one: &Outcome, many: &Outcome, what: &str) {
     assert_eq!(one.steps.len(), many.steps.len(), "{what}");
     for (step, (a, b)) in one.steps.iter().zip(&many.steps).enumerate() {
         let (loss, other) = (f64::from_bits(a.0), f64::from_bits(b.0));
@@ -180,7 +180,7 @@ fn one_shard_with_many_replicas_is_bitwise_equal_to_ddp() {
     // A sum over replicas in rank order equals the sum of an all-reduce in rank order.
     let spec = &shapes()[0];
     let start = Part { from: None, to: 3, save: None };
-    let replicas = MeshSizes { dp_replicate: 4, dp_shard: 1, sp: 1, tp: 1 };
+    let replicas = MeshSizes { dp_replicate: 4, dp_shard: 1, sp: 1, tp: 1, ep: 1 };
     let expected = run(replicas, &options(spec, &ddp(DType::F32), ADAMW), start);
     for strategy in at_once(DType::F32, ACCUM) {
         for sizes in [replicas, MeshSizes::sharded(4)] {

@@ -34,7 +34,7 @@ fn every_store_updates_matrices_with_the_same_bits() {
 fn replicas_and_tensor_parallel_ranks_update_with_the_same_bits() {
     let spec = Spec { ff: 45, ..llama() };
     for (dp_replicate, dp_shard, sp, tp) in [(2, 2, 1, 1), (1, 2, 2, 1), (1, 2, 1, 3), (4, 1, 1, 1), (2, 2, 1, 3)] {
-        let sizes = MeshSizes { dp_replicate, dp_shard, sp, tp };
+        let sizes = MeshSizes { dp_replicate, dp_shard, sp, tp, ep: 1 };
         let mut stores = vec![fsdp(sharded()), zero(staged(Stage::One, DType::F32))];
         // Replicas of shards sum gradients in another order.
         stores.extend((dp_replicate == 1 || dp_shard == 1).then(|| ddp(DType::F32)));

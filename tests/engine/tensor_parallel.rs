@@ -160,7 +160,7 @@ fn places(segment: &Segment) -> Vec<usize> {
 
 fn made(run: &Run) -> Made {
     let meters: Vec<Meter> = (0..run.tp).map(|_| Meter::default()).collect();
-    let sizes = MeshSizes { dp_replicate: 1, dp_shard: 1, sp: 1, tp: run.tp };
+    let sizes = MeshSizes { dp_replicate: 1, dp_shard: 1, sp: 1, tp: run.tp, ep: 1 };
     let ranks = std::thread::scope(|scope| {
         let meshes = shm::threads(sizes, &meters).unwrap();
         let threads: Vec<_> = meshes

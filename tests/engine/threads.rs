@@ -31,7 +31,7 @@ fn trained(spec: &Spec, dtype: DType, sizes: MeshSizes, threads: usize) -> Outco
 #[test]
 fn any_number_of_threads_trains_the_bits_of_one() {
     let gemma3 = Spec { windowed: vec![true, false], ..gemma3() };
-    let over = |sp, tp| MeshSizes { dp_replicate: 1, dp_shard: 1, sp, tp };
+    let over = |sp, tp| MeshSizes { dp_replicate: 1, dp_shard: 1, sp, tp, ep: 1 };
     for (spec, dtype, sizes) in [
         (llama(), DType::F32, over(1, 1)),
         (llama(), DType::Bf16, MeshSizes::sharded(2)),

@@ -65,7 +65,7 @@ fn spec() -> Spec {
 #[test]
 fn with_three_replicas_the_odd_one_is_named_with_the_unit() {
     let ddp = options(&spec(), common::ddp(DType::Bf16), common::ADAMW);
-    let sizes = MeshSizes { dp_replicate: 3, dp_shard: 1, sp: 1, tp: 1 };
+    let sizes = MeshSizes { dp_replicate: 3, dp_shard: 1, sp: 1, tp: 1, ep: 1 };
     let found = flipped(sizes, &ddp, 1, In::Master("model.layers.1.mlp.up_proj.weight"));
     all_say(
         found,
@@ -81,7 +81,7 @@ fn with_three_replicas_the_odd_one_is_named_with_the_unit() {
 #[test]
 fn with_two_replicas_both_are_named() {
     let hybrid = options(&spec(), fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() }), common::SGD);
-    let sizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1 };
+    let sizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1, ep: 1 };
     let at = 2; // with rank 0, the first shard of each unit
     let found = flipped(sizes, &hybrid, at, In::Master("model.layers.2.input_layernorm.weight"));
     all_say(found, &["rank 2 differs from rank 0 in unit 3 (from model.layers.2.", "no majority"]);
@@ -95,7 +95,7 @@ fn tensors_that_tp_does_not_shard_are_compared_over_tp() {
     let spec = spec();
     let options = options(&spec, fsdp(sharded()), common::SGD);
     let norm = In::Master("model.layers.0.input_layernorm.weight");
-    let two = MeshSizes { dp_replicate: 1, dp_shard: 1, sp: 1, tp: 2 };
+    let two = MeshSizes { dp_replicate: 1, dp_shard: 1, sp: 1, tp: 2, ep: 1 };
     all_say(flipped(two, &options, 1, norm), &["rank 1 differs from rank 0 in unit 1 ", "no majority"]);
     let cut = In::Master("model.layers.0.mlp.up_proj.weight");
     assert_eq!(flipped(two, &options, 1, cut), [None, None], "each has a part of its own");

@@ -33,7 +33,7 @@ impl Settled {
     fn of(cli: &Cli) -> Settled {
         let s = &cli.settings;
         let (f, p) = (&s.fsdp, &s.parallel);
-        let sizes = [p.tp_size, p.ring_attn_size, p.dp_replicate_size];
+        let sizes = [p.tp_size, p.ring_attn_size, p.dp_replicate_size, p.ep_size];
         Settled {
             strategy: s.run.strategy.is_some()
                 || f.sharding.is_some()

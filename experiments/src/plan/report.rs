@@ -157,6 +157,9 @@ fn cost_json(cost: &Cost) -> Value {
         "fits": cost.fits,
         "tokens_per_step": cost.work.tokens() * mesh.dp_replicate * mesh.dp_shard,
     });
+    if mesh.ep > 1 {
+        value["mesh"]["ep"] = json!(mesh.ep);
+    }
     let Some(step) = &cost.step else { return value };
     let received = step.received.iter();
     let received: Vec<Value> =

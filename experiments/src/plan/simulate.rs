@@ -124,8 +124,12 @@ pub fn step(
         Ok(())
     };
     run(1)?;
-    let axes = [Axis::World, Axis::DpReplicate, Axis::DpShard, Axis::Sp, Axis::Tp, Axis::Fsdp, Axis::Dp, Axis::Loss];
-    let stats = || axes.map(|axis| mesh.group(axis).stats());
+    let mut axes =
+        vec![Axis::World, Axis::DpReplicate, Axis::DpShard, Axis::Sp, Axis::Tp, Axis::Fsdp, Axis::Dp, Axis::Loss];
+    if sizes.ep > 1 {
+        axes.extend([Axis::Ep, Axis::ExpertFsdp]);
+    }
+    let stats = || axes.iter().map(|&axis| mesh.group(axis).stats()).collect::<Vec<_>>();
     let before = stats();
     world.clock.reset();
     run(2)?;

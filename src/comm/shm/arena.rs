@@ -17,8 +17,8 @@ pub(super) const PAGE: usize = 4096;
 /// File offsets reserved for one group. The file is sparse and unused offsets cost nothing, so groups need not
 /// coordinate.
 pub(super) const REGION: u64 = 4 << 40;
-/// Regions 1.. are for groups (see [`Arena::region`]); region 0 holds the header.
-const GROUPS_PER_RANK: u64 = 8;
+/// Regions 1.. are for groups, one for each axis (see [`Arena::region`]); region 0 holds the header.
+const GROUPS_PER_RANK: u64 = 10;
 /// Offset of the nonce that identifies this arena (see `rendezvous`): the last word of region 0.
 const NONCE_AT: u64 = REGION - 8;
 

@@ -92,20 +92,22 @@ impl GemmKernel {
 pub struct GemmScratch {
     kernel: GemmKernel,
     buffers: Buffers,
+    /// Few rows of A are multiplied as many are, with the same bits for each.
+    alike: bool,
 }
 
 impl GemmScratch {
     /// Uses this machine's fastest kernel.
     pub fn new() -> GemmScratch {
         let kernel = GemmKernel::ALL.into_iter().find(|k| k.available()).unwrap_or(GemmKernel::Plain);
-        GemmScratch { kernel, buffers: Buffers::default() }
+        GemmScratch { kernel, buffers: Buffers::default(), alike: false }
     }
     /// Uses this kernel; fails if the machine lacks it.
     pub fn with_kernel(kernel: GemmKernel) -> Result<GemmScratch> {
         if !kernel.available() {
             return Err(Error::op("gemm", format!("this machine does not support {}", kernel.name())));
         }
-        Ok(GemmScratch { kernel, buffers: Buffers::default() })
+        Ok(GemmScratch { kernel, buffers: Buffers::default(), alike: false })
     }
     pub fn kernel(&self) -> GemmKernel {
         self.kernel
@@ -120,7 +122,7 @@ impl GemmScratch {
     }
     /// Whether the product has few rows, for which each kernel has loops of its own. Threads divide it by columns.
     pub(super) fn has_few_rows(&self, shape: &GemmShape) -> bool {
-        !shape.ta && shape.m <= if self.kernel == GemmKernel::Plain { 1 } else { FEW_ROWS }
+        !self.alike && !shape.ta && shape.m <= if self.kernel == GemmKernel::Plain { 1 } else { FEW_ROWS }
     }
     /// Whether [`gemm_then`] can compute this product: not with few rows, nor through the `gemm` crate.
     pub(super) fn fuses(&self, shape: &GemmShape) -> bool {
@@ -135,6 +137,14 @@ impl Default for GemmScratch {
     fn default() -> GemmScratch {
         GemmScratch::new()
     }
+}
+
+/// [`gemm`] in which the result of a row does not depend on the number of rows, except with [`GemmKernel::Plain`].
+pub(super) fn gemm_alike(scratch: &mut GemmScratch, op: Gemm) -> Result<()> {
+    scratch.alike = true;
+    let done = gemm(scratch, op);
+    scratch.alike = false;
+    done
 }
 
 /// Without `accumulate`, C is assigned and never read; with k = 0 it becomes zero.

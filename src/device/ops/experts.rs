@@ -269,6 +269,8 @@ pub struct GroupedGemm<'a> {
     /// Elements from one group's matrix to the next one's.
     pub stride: usize,
     pub accumulate: bool,
+    /// The result of a row does not depend on the number of rows in its group, which takes longer where there are few.
+    pub alike: bool,
 }
 
 impl GroupedGemm<'_> {

@@ -114,17 +114,22 @@ fn sparse_names(arch: Arch) -> (&'static str, [&'static str; 3]) {
 }
 
 /// The experts of sparse block `i`, or with tp this rank's columns of each. The tensors of an expert follow each other,
-/// so those of a kind are at equal distances.
+/// so those of a kind are at equal distances. Every rank of ep lists all experts, and holds its share.
 pub fn experts(spec: &Spec, split: &Split, i: usize) -> Layout {
     let (module, kinds) = sparse_names(spec.arch);
     let (dim, down, columns) = (spec.dim, Init::residual(spec.layers), split.part(split.cuts.mlp));
     let (count, ff) = spec.experts.as_ref().map_or((0, 0), |experts| (experts.count, experts.ff));
     let layout = Layout { experts: true, ..Layout::default() };
     let mut names = Names { prefix: format!("model.layers.{i}.{module}.experts."), layout, spec, split };
+    let held = split.ep.share(count);
     for e in 0..count {
+        let first = names.layout.segments.len();
         for (k, kind) in kinds.iter().enumerate() {
             let (shape, cut, init) = if k == 2 { ([dim, ff], 1, down) } else { ([ff, dim], 0, Init::NORMAL) };
             names.cut(&format!("{e}.{kind}"), WEIGHT, &shape, cut, columns, init);
+        }
+        if !held.contains(&e) {
+            names.layout.leave(first);
         }
     }
     names.layout
@@ -139,7 +144,8 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
     let summed = if columns.of > 1 { Tp::Summed } else { Tp::Same };
     let norm = names.norm("post_attention_layernorm", dim);
     let router = names.push(&format!("{module}.gate"), WEIGHT, &[count, dim], summed, Init::NORMAL);
-    let [gate, up, down] = [0, 1, 2].map(|first| Stride { first, step: 3, count });
+    let held = names.split.ep.share(count);
+    let [gate, up, down] = [0, 1, 2].map(|k| Stride { first: 3 * held.start + k, step: 3, count: held.len() });
     let shared = (shared_ff > 0).then(|| SharedExpert {
         gate: names.column("mlp.shared_expert.gate_proj", shared_ff, columns, false),
         up: names.column("mlp.shared_expert.up_proj", shared_ff, columns, false),

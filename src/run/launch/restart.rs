@@ -18,8 +18,8 @@ use std::time::{Instant, SystemTime};
 /// The largest number of ranks below `now` that the mesh and the global batch can be divided among.
 fn fewer(plan: &Plan, now: usize, min: usize, global_batch: usize) -> Result<Option<usize>> {
     let s = &plan.settings;
-    let MeshSizes { dp_replicate, sp, tp, .. } = plan.ranks.mesh;
-    let fixed = if plan.is_sharded() { dp_replicate * sp * tp } else { sp * tp };
+    let MeshSizes { dp_replicate, sp, tp, ep, .. } = plan.ranks.mesh;
+    let fixed = if plan.is_sharded() { dp_replicate * ep * sp * tp } else { sp * tp };
     let batch = set(&s.batch.batch_size, "batch.batch_size")?;
     let fits = |n: &usize| n.is_multiple_of(fixed) && global_batch.is_multiple_of(batch * (n / (sp * tp)));
     Ok((min..now).rev().find(fits))

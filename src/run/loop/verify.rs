@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn copies_are_along_the_axes_that_do_not_shard() {
-        let sizes = |dp_replicate, dp_shard, sp, tp| MeshSizes { dp_replicate, dp_shard, sp, tp };
+        let sizes = |dp_replicate, dp_shard, sp, tp| MeshSizes { dp_replicate, dp_shard, sp, tp, ep: 1 };
         assert_eq!(copies(&sizes(3, 1, 1, 1), true), (vec![vec![0, 1, 2]], vec![]));
         assert_eq!(copies(&sizes(1, 3, 1, 1), false), (vec![vec![0], vec![1], vec![2]], vec![]));
         assert_eq!(copies(&sizes(2, 2, 1, 1), false), (vec![vec![0, 2], vec![1, 3]], vec![]));

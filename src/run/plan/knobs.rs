@@ -4,6 +4,7 @@ use crate::base::{Error, Result};
 use crate::nn::Layout;
 use crate::run::settings::Settings;
 use crate::run::settings::effect::contradiction;
+use crate::store::apart;
 use crate::store::flat::{Flat, Wrap, runs};
 
 /// The check that needs settings alone.
@@ -19,7 +20,7 @@ pub fn check(s: &Settings) -> Result<()> {
 
 /// All tensors of a unit must be updated alike, as in PyTorch's FlatParameter.
 pub fn uniform(layouts: &[Layout], wrap: Wrap) -> Result<()> {
-    for unit in Flat::new(layouts, wrap, 1).units {
+    for unit in apart(layouts).iter().flat_map(|layouts| Flat::new(layouts, wrap, 1).units) {
         let name = |part: usize| unit.parts[part].layout.segments.first().map_or("", |s| &s.name);
         let refuse = |what: String| Err(Error::input(format!("--no-use-orig-params: {what}; use --use-orig-params")));
         if unit.parts.len() > 1 {

@@ -15,6 +15,7 @@ pub fn sizes(s: &mut Settings, device: DeviceName, started: Option<(usize, usize
         replicas: s.parallel.dp_replicate_size,
         sp: set(&s.parallel.ring_attn_size, "ring_attn_size")?,
         tp: set(&s.parallel.tp_size, "tp_size")?,
+        ep: set(&s.parallel.ep_size, "ep_size")?,
     };
     let sizes = axes.arrange(world, nproc)?;
     (s.run.nproc_per_node, s.run.num_nodes) = (Some(nproc), Some(world / nproc));
@@ -65,13 +66,14 @@ struct MeshAxes {
     replicas: Option<usize>,
     sp: usize,
     tp: usize,
+    ep: usize,
 }
 
 impl MeshAxes {
     /// Default replicas: DDP has nothing but replicas; HYBRID_SHARD has one per host, so that shards are gathered
     /// within hosts and only gradient sums cross them (on one host that is FULL_SHARD); everything else has one.
     fn arrange(self, world: usize, nproc: usize) -> Result<MeshSizes> {
-        let MeshAxes { sharded, hybrid, replicas, sp, tp } = self;
+        let MeshAxes { sharded, hybrid, replicas, sp, tp, ep } = self;
         let default = match (sharded, hybrid) {
             (false, _) => world / (sp * tp),
             (true, true) => world / nproc,
@@ -79,7 +81,7 @@ impl MeshAxes {
         };
         let dp_replicate = replicas.unwrap_or(default).max(1);
         let dp_shard = if sharded { (world / (dp_replicate * sp * tp)).max(1) } else { 1 };
-        let sizes = MeshSizes { dp_replicate, dp_shard, sp, tp };
+        let sizes = MeshSizes { dp_replicate, dp_shard, sp, tp, ep };
         sizes.check(world)?;
         Ok(sizes)
     }
@@ -89,12 +91,12 @@ impl MeshAxes {
 mod tests {
     use super::*;
 
-    const FULL: MeshAxes = MeshAxes { sharded: true, hybrid: false, replicas: None, sp: 1, tp: 1 };
+    const FULL: MeshAxes = MeshAxes { sharded: true, hybrid: false, replicas: None, sp: 1, tp: 1, ep: 1 };
     const HYBRID: MeshAxes = MeshAxes { hybrid: true, ..FULL };
     const DDP: MeshAxes = MeshAxes { sharded: false, ..FULL };
 
     fn axes(given: MeshAxes, world: usize, nproc: usize) -> [usize; 4] {
-        let MeshSizes { dp_replicate, dp_shard, sp, tp } = given.arrange(world, nproc).unwrap();
+        let MeshSizes { dp_replicate, dp_shard, sp, tp, .. } = given.arrange(world, nproc).unwrap();
         [dp_replicate, dp_shard, sp, tp]
     }
 
@@ -132,6 +134,8 @@ mod tests {
         );
         refused(MeshAxes { sp: 3, ..FULL }, "dp_replicate 1 x dp_shard 2 x sp 3 x tp 1 = 6, but there are 8");
         refused(MeshAxes { tp: 16, ..DDP }, "dp_replicate 1 x dp_shard 1 x sp 1 x tp 16 = 16, but there are 8");
+        refused(MeshAxes { ep: 3, ..FULL }, "ep 3 does not divide dp_shard 8");
+        refused(MeshAxes { ep: 2, ..DDP }, "ep 2 does not divide dp_shard 1");
         refused(
             MeshAxes { replicas: Some(4), ..DDP },
             "dp_replicate 4 x dp_shard 1 x sp 1 x tp 1 = 4, but there are 8",

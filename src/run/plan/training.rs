@@ -347,8 +347,12 @@ impl Plan {
     }
 
     pub fn mesh_json(&self) -> Value {
-        let MeshSizes { dp_replicate, dp_shard, sp, tp } = self.ranks.mesh;
-        json!({"dp_replicate": dp_replicate, "dp_shard": dp_shard, "sp": sp, "tp": tp})
+        let MeshSizes { dp_replicate, dp_shard, sp, tp, ep } = self.ranks.mesh;
+        let mut mesh = json!({"dp_replicate": dp_replicate, "dp_shard": dp_shard, "sp": sp, "tp": tp});
+        if ep > 1 {
+            mesh["ep"] = json!(ep);
+        }
+        mesh
     }
     pub fn planned_json(&self) -> Value {
         let by_name = CATEGORIES.iter().filter_map(|(category, name)| {

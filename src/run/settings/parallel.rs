@@ -11,6 +11,9 @@ pub struct ParallelSettings {
     /// Tensor-parallel size: ranks that share each layer
     #[arg(long, value_name = "N")]
     pub tp_size: Option<usize>,
+    /// Expert-parallel size: ranks that share the experts of a mixture; divides the ranks that shard the parameters
+    #[arg(long, value_name = "N")]
+    pub ep_size: Option<usize>,
     /// Use the tensor-parallel plan of the Hugging Face configuration
     #[arg(long)]
     pub use_hf_tp_plan: Option<bool>,
@@ -37,6 +40,7 @@ impl ParallelSettings {
     pub fn check(&self) -> Result<()> {
         count("tp_size", self.tp_size)?;
         count("ring_attn_size", self.ring_attn_size)?;
+        count("ep_size", self.ep_size)?;
         count("dp_replicate_size", self.dp_replicate_size)
     }
 }

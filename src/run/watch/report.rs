@@ -35,12 +35,13 @@ pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result
         (
             "ranks",
             format!(
-                "{} on {hosts}{device}: dp_replicate {} x dp_shard {} x sp {} x tp {}",
+                "{} on {hosts}{device}: dp_replicate {} x dp_shard {} x sp {} x tp {}{}",
                 mesh.world(),
                 mesh.dp_replicate,
                 mesh.dp_shard,
                 mesh.sp,
-                mesh.tp
+                mesh.tp,
+                if mesh.ep > 1 { format!(", dp_shard with ep {}", mesh.ep) } else { String::new() }
             ),
         ),
         ("engine", format!("{}: {}", engine.strategy.name(), sharding(plan))),

@@ -51,7 +51,7 @@ fn documents(spec: &Spec, seed: u64, lengths: &[usize]) -> MicroBatch {
 }
 
 fn sizes(dp_shard: usize, sp: usize) -> MeshSizes {
-    MeshSizes { dp_replicate: 1, dp_shard, sp, tp: 1 }
+    MeshSizes { dp_replicate: 1, dp_shard, sp, tp: 1, ep: 1 }
 }
 fn with_sp(spec: &Spec, dtype: DType, sp_impl: SpImpl, checkpoint: Checkpointing) -> EngineOptions {
     let strategy = fsdp(ShardedOptions { dtype, ..sharded() });
@@ -121,7 +121,7 @@ fn replicas_that_share_sequences_train_like_one_rank() {
         trained(sizes, &EngineOptions { strategy: ddp(DType::F32), ..options }, 2, lengths)
     };
     let one = run(sizes(1, 1), SpImpl::Ring);
-    let replicas = MeshSizes { dp_replicate: 2, dp_shard: 1, sp: 2, tp: 1 };
+    let replicas = MeshSizes { dp_replicate: 2, dp_shard: 1, sp: 2, tp: 1, ep: 1 };
     for sp_impl in [SpImpl::Ring, SpImpl::Ulysses] {
         assert_near(&one, &run(replicas, sp_impl), [1e-6, 1e-5, 2e-6], &format!("replicas, {sp_impl:?}"));
     }

@@ -412,7 +412,8 @@ impl Device for CpuDevice {
     /// Group by group: each product is divided over the threads as any other.
     fn grouped_gemm(&self, op: GroupedGemm) -> Result<()> {
         let (_, rows) = op.check()?;
-        let GroupedGemm { kind, n, k, offsets, a, b, mut c, stride, accumulate } = op;
+        let GroupedGemm { kind, n, k, offsets, a, b, mut c, stride, accumulate, alike } = op;
+        let step = lock(&self.gemm[0]).kernel().panel();
         let offsets = offsets.host::<u32>(GroupedGemm::OP)?;
         for (e, of) in offsets.windows(2).enumerate() {
             let (from, to) = (of[0] as usize, of[1] as usize);
@@ -426,7 +427,11 @@ impl Device for CpuDevice {
                 Grouped::Weight => (GemmShape::tn(n, k, m), from * n..to * n, from * k..to * k, matrix),
             };
             let (shape, c) = (GemmShape { accumulate, ..shape }, c.reborrow().slice(of_c));
-            self.gemm(Gemm { shape, a: a.slice(of_a), b: b.slice(of_b), c })?;
+            let product = Gemm { shape, a: a.slice(of_a), b: b.slice(of_b), c };
+            match alike {
+                true => self.rows_on(step, product, &|t, op| gemm::gemm_alike(&mut lock(&self.gemm[t]), op))?,
+                false => self.gemm(product)?,
+            }
         }
         Ok(())
     }

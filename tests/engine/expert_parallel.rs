@@ -1,0 +1,202 @@
+//! Ranks that share the experts of a mixture: every mesh of four and eight ranks compared with one rank on the same
+//! samples, forward bit for bit; routing so skewed that rows take several rounds; and checkpoints, which show nothing
+//! of the mesh.
+use crate::common::stores::*;
+use crate::common::*;
+use crate::meshes::{ACCUM, Part, assert_close, run, shapes, stores};
+use flatshard::base::DType;
+use flatshard::comm::MeshSizes;
+use flatshard::comm::recorder::{Entry, Log, Recorder};
+use flatshard::comm::seam::Seam;
+use flatshard::engine::{Engine, EngineOptions, Strategy};
+use flatshard::nn::{Checkpointing, Lora, Spec, Tuning};
+use flatshard::optim::Rule;
+use flatshard::store::{Offload, ShardedOptions};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Every mesh whose ranks share experts. Seven experts do not divide evenly.
+fn meshes(world: usize) -> Vec<MeshSizes> {
+    let shared = |sizes: MeshSizes| {
+        let divides = move |ep: &usize| sizes.dp_shard.is_multiple_of(*ep);
+        (2..=7).filter(divides).map(move |ep| MeshSizes { ep, ..sizes })
+    };
+    factorizations(world).into_iter().flat_map(shared).collect()
+}
+
+fn spec() -> Spec {
+    let [.., sparse] = shapes();
+    sparse
+}
+fn options(strategy: &Arc<dyn Strategy>, rule: Rule) -> EngineOptions {
+    crate::meshes::options(&spec(), strategy, rule)
+}
+
+fn check(world: usize) {
+    let mut stores = stores();
+    let ddp = stores.pop().unwrap();
+    let offloaded = ShardedOptions { grad_accum: ACCUM, offload: Offload::Gradients, ..sharded() };
+    stores.push(fsdp(offloaded));
+    let mut turns = stores.iter().cycle();
+    let start = Part { from: None, to: 2, save: None };
+    let one = run(MeshSizes::sharded(1), &options(&ddp, SGD), start);
+    for sizes in meshes(world) {
+        for checkpoint in [Checkpointing::Off, Checkpointing::Selective, Checkpointing::Full] {
+            let strategy = turns.next().unwrap();
+            let options = EngineOptions { checkpoint, ..options(strategy, SGD) };
+            let sequence_parallel = sizes.tp > 1 && checkpoint == Checkpointing::Full;
+            let options = EngineOptions { sequence_parallel, ..options };
+            let what = format!("{} on {sizes:?}, {checkpoint:?}", strategy.name());
+            assert_close(&one, &run(sizes, &options, start), &what);
+        }
+    }
+}
+
+#[test]
+fn every_mesh_of_four_that_shares_experts_equals_one_rank() {
+    check(4);
+}
+
+#[test]
+fn every_mesh_of_eight_that_shares_experts_equals_one_rank() {
+    check(8);
+}
+
+/// Rows do not mix, so a loss does not depend on where its rows were multiplied; and with one rank per expert shard,
+/// stores differ in nothing.
+#[test]
+fn sharing_experts_changes_no_bit_of_the_forward_pass() {
+    let strategy: Arc<dyn Strategy> = fsdp(ShardedOptions { grad_accum: ACCUM, ..sharded() });
+    let start = Part { from: None, to: 1, save: None };
+    let loss = |sizes| run(sizes, &options(&strategy, SGD), start).steps[0].0;
+    let alone = loss(MeshSizes::sharded(4));
+    for ep in [2, 4] {
+        assert_eq!(alone, loss(MeshSizes { ep, ..MeshSizes::sharded(4) }), "ep {ep}");
+    }
+    // The stores among each other, in backward too.
+    let sizes = MeshSizes { ep: 2, ..MeshSizes::sharded(4) };
+    for stores in [at_once(DType::F32, ACCUM), by_batch(DType::F32, ACCUM)] {
+        let mut outcomes =
+            stores.iter().map(|strategy| (strategy.name(), run(sizes, &options(strategy, ADAMW), start)));
+        let (_, first) = outcomes.next().unwrap();
+        outcomes.for_each(|(name, outcome)| assert_same_bits(&first, &outcome, name));
+    }
+}
+
+/// All tokens choose the first experts, which one rank has: rows wait for their round, and results stay.
+#[test]
+fn skewed_routing_takes_more_rounds_and_loses_nothing() {
+    let train = |sizes: MeshSizes, checkpoint| {
+        // No more tokens than there are, so that the buffers are as small as they get.
+        let options = EngineOptions { checkpoint, tokens: 2 * ROW, ..options(&fsdp(sharded()), SGD) };
+        let spec = options.spec.clone();
+        let results = mesh_ranks(sizes, |rank| {
+            let log = Log::default();
+            let mesh = rank.mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
+            let mut engine = Engine::new(rank.device, &mesh, &options)?;
+            // Equal probabilities choose the first experts.
+            engine.state().0.for_each_shard(&mut |mut shard| {
+                for segment in shard.layout.segments.iter().filter(|s| s.name.ends_with("mlp.gate.weight")) {
+                    if let Some(owned) = shard.owned(segment.range()) {
+                        shard.master.reborrow().slice(owned).host::<f32>("test")?.fill(0.0);
+                    }
+                }
+                Ok(())
+            })?;
+            engine.state().0.weights_changed()?;
+            let batch = batch(&spec, 1, 0, mesh.rank());
+            let reports = vec![step(&mut engine, &[batch], 1)?];
+            let sent = |e: &&Entry| e.seam == Some(Seam::AllToAll) && e.tag.what == "dispatch";
+            let exchanges = log.entries().iter().filter(sent).count();
+            Ok(((reports, fragments(&mut engine)?), exchanges))
+        });
+        let (results, exchanges): (Vec<_>, Vec<_>) = results.into_iter().unzip();
+        assert!(exchanges.iter().all(|&n| n == exchanges[0]), "ranks took different rounds: {exchanges:?}");
+        (gathered(&spec, results), exchanges[0])
+    };
+    let (one, none) = train(MeshSizes::sharded(4), Checkpointing::Off);
+    assert_eq!(none, 0);
+    // Of 72 rows of a rank, up to 90 are held at once: 144 in two rounds, or 192 in three.
+    for (ep, rounds) in [(2, 2), (4, 3)] {
+        for checkpoint in [Checkpointing::Off, Checkpointing::Full] {
+            let (many, exchanges) = train(MeshSizes { ep, ..MeshSizes::sharded(4) }, checkpoint);
+            // In forward and in backward.
+            assert_eq!(exchanges, 2 * spec().sparse_blocks() * rounds, "ep {ep}");
+            assert_close(&one, &many, &format!("ep {ep}, {checkpoint:?}"));
+        }
+    }
+}
+
+/// Frozen experts, frozen routers and adapters: what the rest learns does not depend on who has the experts.
+#[test]
+fn frozen_parts_stay_and_the_rest_learns_alike() {
+    let lora = Lora { rank: 2, alpha: 4.0, dropout: 0.0, targets: vec!["q_proj".into(), "o_proj".into()] };
+    let freeze = |pattern: &str| Tuning { freeze: vec![pattern.into()], ..Tuning::default() };
+    let all_but_experts = "embed|norm|attn|lm_head|mlp.gate|shared|mlp.up|mlp.down";
+    for tuning in [
+        freeze("experts[.]"),
+        freeze("mlp.gate[.]"),
+        freeze(all_but_experts),
+        Tuning { lora: Some(lora), ..Tuning::default() },
+    ] {
+        for strategy in [fsdp(sharded()), by_batch(DType::F32, 1).remove(1)] {
+            let options = EngineOptions { tuning: tuning.clone(), ..options(&strategy, ADAMW) };
+            let reports = |sizes| {
+                let all = mesh_ranks(sizes, |rank| {
+                    let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
+                    train(&mut engine, &options.spec, 3, 1)
+                });
+                all[0].iter().map(|r| [r.loss, r.grad_norm as f64]).collect::<Vec<_>>()
+            };
+            let (one, shared) = (MeshSizes::sharded(4), MeshSizes { ep: 2, ..MeshSizes::sharded(4) });
+            for (a, b) in reports(one).into_iter().zip(reports(shared)) {
+                let near = (a[0] / b[0] - 1.0).abs() < 2e-6 && (a[1] / b[1] - 1.0).abs() < 1e-5;
+                assert!(near, "{tuning:?}, {}: {a:?} and {b:?}", strategy.name());
+            }
+        }
+    }
+}
+
+fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    entries.map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(&path).unwrap())).collect()
+}
+
+/// A checkpoint that another mesh loads and saves again is the same, byte for byte; and training goes on from it.
+#[test]
+fn checkpoints_show_nothing_of_the_mesh() {
+    let dir = tempfile::tempdir().unwrap();
+    let strategies = stores();
+    let options = |i: usize| options(&strategies[i % (strategies.len() - 1)], SGD);
+    let meshes = meshes(4);
+    let first = dir.path().join("first");
+    let one = run(MeshSizes::sharded(1), &options(0), Part { from: None, to: 4, save: None });
+    let rest = Outcome { steps: one.steps[2..].to_vec(), ..one };
+    run(meshes[0], &options(0), Part { from: None, to: 2, save: Some(&first) });
+    let expected = files(&first.join("step-00000002"));
+    assert!(expected.len() > 3, "{:?}", expected.keys());
+    for (i, &sizes) in meshes.iter().enumerate() {
+        let again = dir.path().join(format!("{i}"));
+        run(sizes, &options(3 * i), Part { from: Some((&first, 2)), to: 2, save: Some(&again) });
+        let found = files(&again.join("step-00000002"));
+        let differing: Vec<_> = expected.iter().filter(|(name, bytes)| found.get(*name) != Some(bytes)).collect();
+        assert!(differing.is_empty(), "{sizes:?}: {:?}", differing.iter().map(|(name, _)| name).collect::<Vec<_>>());
+        let other = meshes[(i + 1) % meshes.len()];
+        let gone_on = run(other, &options(3 * i + 1), Part { from: Some((&again, 2)), to: 4, save: None });
+        assert_close(&rest, &gone_on, &format!("saved on {sizes:?}, gone on on {other:?}"));
+    }
+}
+
+/// Every rank would have all experts, or owners of matrices would look for them in the wrong place.
+#[test]
+fn what_cannot_share_experts_is_refused() {
+    let sizes = MeshSizes { ep: 2, ..MeshSizes::sharded(4) };
+    for (strategy, rule, says) in
+        [(ddp(DType::F32), SGD, "ep 2 with replicated parameters"), (fsdp(sharded()), MUON, "muon with ep 2")]
+    {
+        let refused = options(&strategy, rule).bytes(&sizes, 0).unwrap_err();
+        assert!(refused.exit_status() == 2 && refused.to_string().contains(says), "{refused}");
+    }
+}
