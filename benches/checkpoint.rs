@@ -4,7 +4,7 @@
 //!
 //! DIR (default: the system's temporary directory) decides what is measured: a disk, or memory under /dev/shm. For
 //! comparison, one thread also writes, syncs and reads the same number of bytes in 1 MiB chunks.
-use flatshard::base::{Error, Meter, Result};
+use flatshard::base::{DType, Error, Meter, Result};
 use flatshard::ckpt::{Checkpointer, TrainerState};
 use flatshard::comm::mesh::{Mesh, MeshSizes};
 use flatshard::comm::shm;
@@ -65,13 +65,13 @@ fn rank(mesh: Mesh, meter: Meter, dir: &Path) -> Result<Vec<(f64, f64, u64)>> {
     let dev: Arc<dyn Device> = Arc::new(CpuDevice::new(meter));
     let decoder = Decoder::new(spec())?;
     let options = ShardedOptions::default();
-    let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, moments: DType::F32 };
     let mut store = options.store(dev.clone(), &mesh, decoder.layouts())?;
     initialize(&mut *store, 1, &*dev)?;
-    let mut optimizer = Optimizer::new(&*dev, &mesh, decoder.layouts(), &mut *store, rule)?;
+    let mut optimizer = Optimizer::new(&*dev, &mesh, decoder.layouts(), &mut *store, rule, 1)?;
     // First-touch page faults are the system's cost, not ours.
     for unit in 0..store.units() {
-        optimizer.state(unit).try_for_each(|(_, state)| dev.zero(state))?;
+        optimizer.states(unit).try_for_each(|state| dev.zero(state))?;
     }
     let mut ckpt = Checkpointer::new(dev, &mesh, &spec(), decoder.layouts(), rule.state())?;
     (1..=ROUNDS as u64)

@@ -6,7 +6,7 @@ use flatshard::base::{Category, DType, Meter};
 use flatshard::data::{Cache, DataOptions, Dataset, Format, Tokenizer};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::host::Staged;
-use flatshard::device::ops::{AdamW, AdamWStep};
+use flatshard::device::ops::{AdamW, AdamWStep, TensorPart};
 use flatshard::device::{Device, HostUpdate};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::time::Duration;
@@ -43,7 +43,7 @@ fn update(c: &mut Criterion) {
                 let out = Some(weights.view_mut());
                 let [m, v, p] = [&mut m, &mut v, &mut p].map(|x| x.view_mut());
                 let (g, scale, h_view) = (g.view(), scale.view(), constants.view());
-                host.adamw(&dev, h, AdamW { h: h_view, scale, g, m, v, p, out }).unwrap();
+                host.adamw(&dev, h, AdamW { h: h_view, scale, g, m, v, p, out, at: TensorPart::default() }).unwrap();
                 host.finish(&dev).unwrap();
             })
         });

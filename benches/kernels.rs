@@ -10,7 +10,7 @@ use flatshard::device::cpu::gemm::{GemmKernel, GemmScratch, gemm, pack_and_store
 use flatshard::device::ops::{
     AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, CrossEntropy, CrossEntropyShape,
     Dropout, Gelu, GeluBackward, Gemm, GemmShape, Glu, GluBackward, Grouped, GroupedGemm, RmsNorm, RmsNormBackward,
-    RmsNormShape, Rope, RopeShape, SumSquares,
+    RmsNormShape, Rope, RopeShape, SumSquares, TensorPart,
 };
 use flatshard::device::{Buf, Device, LIMBS};
 use std::time::Duration;
@@ -245,6 +245,7 @@ fn optimizer(c: &mut Criterion) {
             v: v.view_mut(),
             p: p.view_mut(),
             out: None,
+            at: TensorPart::default(),
         })
         .expect("it fits")
     });
@@ -258,6 +259,7 @@ fn optimizer(c: &mut Criterion) {
             v: v.view_mut(),
             p: p.view_mut(),
             out,
+            at: TensorPart::default(),
         })
         .expect("it fits")
     });

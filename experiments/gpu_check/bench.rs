@@ -7,7 +7,7 @@ use flatshard::base::{Category, DType, Result};
 use flatshard::device::gpu::Driver;
 use flatshard::device::ops::{
     AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, Gemm, GemmShape, Glu, RmsNorm,
-    RmsNormShape, SumSquares,
+    RmsNormShape, SumSquares, TensorPart,
 };
 use flatshard::device::{Buf, Device, LIMBS};
 use serde_json::{Map, Value, json};
@@ -172,6 +172,7 @@ fn memory_bound(b: &mut Bench) -> Result<()> {
             v: v.view_mut(),
             p: master.view_mut(),
             out: copy,
+            at: TensorPart::default(),
         })
     })?;
     let mut acc = b.alloc(DType::F64, LIMBS)?;

@@ -8,7 +8,7 @@ use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::driver::{Arg, Driver, Kernel, LaunchShape, Map, Swizzle};
 use flatshard::device::gpu::sim::Sim;
 use flatshard::device::ops::{
-    AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, Glu, SumSquares,
+    AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, Glu, SumSquares, TensorPart,
 };
 use flatshard::device::{Buf, Device, LIMBS, ViewMut};
 use flatshard_ptx::kernels::probes::{LayoutProbe, PROBES, TENSOR_WORDS};
@@ -181,6 +181,7 @@ fn operations() -> Vec<(&'static str, bool, Operation)> {
             v: v.view_mut(),
             p: p.view_mut(),
             out: None,
+            at: TensorPart::default(),
         })?;
         floats(dev, &p)
     });

@@ -120,9 +120,52 @@ impl Float for f16 {
     }
 }
 
+/// A type in which the optimizer stores its state.
+pub trait Stored: Float {
+    /// Rounds stochastically by the upper half of `word`: see [Note: stochastic rounding] in `device/ops/optim.rs`.
+    fn store(x: f32, word: u32) -> Self;
+}
+impl Stored for f32 {
+    #[inline(always)]
+    fn store(x: f32, _: u32) -> f32 {
+        x
+    }
+}
+impl Stored for bf16 {
+    /// Infinities and NaNs have no neighbors.
+    #[inline(always)]
+    fn store(x: f32, word: u32) -> bf16 {
+        let bits = x.to_bits();
+        let moved = bits.wrapping_add(word >> 16);
+        let chosen = if bits & 0x7f80_0000 == 0x7f80_0000 { bits } else { moved };
+        bf16::from_bits((if x.is_nan() { bits | 0x40_0000 } else { chosen } >> 16) as u16)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Over all 16-bit words: only the two neighbors occur, in proportion, and what bf16 has stays.
+    #[test]
+    fn bf16_is_stored_without_bias() {
+        let kept = |x: f32| (0..=u16::MAX).map(move |word| bf16::store(x, (word as u32) << 16 | 0xffff));
+        for x in [0.0, -0.0, 1.0, -1.5, f32::MIN_POSITIVE, f32::INFINITY, f32::NEG_INFINITY] {
+            assert!(kept(x).all(|y| y.to_f32().to_bits() == x.to_bits()), "{x} stays");
+        }
+        assert!(
+            [f32::NAN, f32::from_bits(0x7f80_0001), f32::from_bits(u32::MAX)]
+                .iter()
+                .all(|x| kept(*x).all(bf16::is_nan))
+        );
+        for x in [1.0 + 1.0 / 1024.0, -3.141_592_7, 1e-40, 6.3e-8, -2e38f32] {
+            let (near, bits) = (x.to_bits() & 0xffff_0000, x.to_bits() & 0xffff);
+            let far = kept(x).filter(|y| (y.to_bits() as u32) << 16 != near).inspect(|y| {
+                assert_eq!((y.to_bits() as u32) << 16, near + 0x1_0000, "{x}: not a neighbor");
+            });
+            assert_eq!(far.count(), bits as usize, "{x}: away from 0 in {bits} of 65536 cases");
+        }
+    }
 
     /// Compares with the `half` crate, which uses the CPU's conversion instructions where available.
     #[test]

@@ -1,12 +1,13 @@
 //! Async checkpoints: copies what this rank owns and writes the copy on a thread. Never touches the store after the
 //! copy, and never holds more than one copy.
 use super::disk::{CHUNK, Disk};
+use super::elements::widen_device;
 use super::layout::{FilePlan, Share};
 use super::publish::{Publication, SavedCheckpoint};
 use super::writer::{ShardWriter, each_run};
 use crate::base::meter::Lease;
 use crate::base::timeline::{Lane, Timeline};
-use crate::base::{Category, Error, Result};
+use crate::base::{Category, DType, Error, Result};
 use crate::device::Device;
 use crate::optim::Optimizer;
 use crate::store::Store;
@@ -18,8 +19,8 @@ use std::thread::JoinHandle;
 #[derive(Default)]
 pub(super) struct Snapshot {
     bytes: Vec<u8>,
-    /// (tensor, first element in this rank's part of it, bytes), in order.
-    runs: Vec<(usize, usize, usize)>,
+    /// (tensor, first element in this rank's part of it, bytes, dtype), in order.
+    runs: Vec<(usize, usize, usize, DType)>,
     lease: Option<Lease>,
 }
 
@@ -58,18 +59,21 @@ impl Snapshot {
                 return Err(Error::op("async-save", "the store has grown since the last save"));
             };
             rest = after;
-            runs.push((index, at, data.bytes()));
+            runs.push((index, at, data.bytes(), data.dtype()));
             dev.download(data, mine)
         })
     }
 
     fn write(&self, mut writer: ShardWriter) -> Result<Vec<u64>> {
         let mut rest = &self.bytes[..];
-        for &(index, at, len) in &self.runs {
+        let mut values = vec![0f32; CHUNK / 4];
+        for &(index, at, len, dtype) in &self.runs {
             let (mine, after) = rest.split_at(len);
             rest = after;
-            for (i, chunk) in mine.chunks(CHUNK).enumerate() {
-                writer.put(index, at + i * CHUNK / 4, chunk)?;
+            for (i, chunk) in mine.chunks(CHUNK / 4 * dtype.size()).enumerate() {
+                let values = &mut values[..chunk.len() / dtype.size()];
+                widen_device(chunk, dtype, values);
+                writer.put(index, at + i * CHUNK / 4, values)?;
             }
         }
         writer.finish()

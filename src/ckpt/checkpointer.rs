@@ -11,6 +11,7 @@ use crate::comm::exchange::Exchange;
 use crate::comm::mesh::{Coords, MeshSizes};
 use crate::device::Device;
 use crate::nn::{Layout, Spec, goes_with_adapters, has_adapters};
+use crate::optim::Moments;
 use crate::store::Store;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ pub struct Checkpointer {
     pub(super) spec: Spec,
     pub(super) layouts: Vec<Layout>,
     pub(super) max_file_bytes: u64,
-    pub(super) moments: &'static [&'static str],
+    pub(super) moments: Moments,
     pub(super) plan: Arc<FilePlan>,
     pub(super) companions: Companions,
     pub(super) background: AsyncSave,
@@ -39,15 +40,15 @@ pub struct Checkpointer {
 }
 
 impl Checkpointer {
-    /// `layouts` are the decoder's; `moments` are the names of the optimizer's states.
+    /// `layouts` are the decoder's; `moments`: the optimizer's states.
     pub fn new(
         dev: Arc<dyn Device>,
         mesh: &Mesh,
         spec: &Spec,
         layouts: &[Layout],
-        moments: &'static [&'static str],
+        moments: Moments,
     ) -> Result<Checkpointer> {
-        let plan = FilePlan::of_masters(layouts, moments, MAX_FILE_BYTES);
+        let plan = FilePlan::of_masters(layouts, &moments, MAX_FILE_BYTES);
         let exchange = Exchange::new(&*dev, mesh.world.clone(), "checkpoint", 1 + plan.tensors.list.len())?;
         Ok(Checkpointer {
             dev,
@@ -71,7 +72,7 @@ impl Checkpointer {
 
     /// Limits files to `bytes` each, or to one tensor if that is larger.
     pub fn with_files_of(self, bytes: u64) -> Checkpointer {
-        let plan = Arc::new(FilePlan::of_masters(&self.layouts, self.moments, bytes));
+        let plan = Arc::new(FilePlan::of_masters(&self.layouts, &self.moments, bytes));
         Checkpointer { plan, max_file_bytes: bytes, ..self }
     }
     /// Records async saves on `timeline`.
@@ -95,20 +96,21 @@ impl Checkpointer {
         self.companions = companions;
     }
 
-    /// Bytes of a rank's copy for an async save, not counting the padding of uneven shards.
-    pub fn copy_bytes(layouts: &[Layout], moments: &[&str], mesh: &MeshSizes) -> usize {
+    /// Bytes of a rank's copy for an async save, not counting the padding of uneven shards. `masters`: their dtype.
+    pub fn copy_bytes(layouts: &[Layout], masters: DType, moments: &Moments, mesh: &MeshSizes) -> usize {
         let adapters = has_adapters(layouts);
-        let values = |experts: bool| -> usize {
-            let layouts = layouts.iter().filter(|layout| layout.experts == experts);
-            let segments = layouts.flat_map(|l| &l.segments).filter(|s| !adapters || goes_with_adapters(s));
-            segments.map(|s| s.len() * (1 + if s.trainable { moments.len() } else { 0 })).sum()
+        let bytes = |experts: bool| -> usize {
+            let layouts = layouts.iter().enumerate().filter(|(_, layout)| layout.experts == experts);
+            let segments = layouts.flat_map(|(layer, l)| l.segments.iter().map(move |s| (layer, s)));
+            let copied = segments.filter(|(_, s)| !adapters || goes_with_adapters(s)).map(|(layer, s)| {
+                let kept = (0..moments.names.len()).filter(|&moment| moments.has(moment, layer, s)).count();
+                s.len() * (masters.size() + kept * moments.dtype.size())
+            });
+            copied.sum()
         };
         // Replicas share the writing; experts are spread over ep already.
         let ranks = mesh.dp_replicate * mesh.fsdp();
-        [(false, ranks), (true, ranks / mesh.ep)]
-            .map(|(experts, ranks)| (values(experts) * DType::F32.size()).div_ceil(ranks))
-            .iter()
-            .sum()
+        [(false, ranks), (true, ranks / mesh.ep)].map(|(experts, ranks)| bytes(experts).div_ceil(ranks)).iter().sum()
     }
 
     pub(super) fn rank(&self) -> usize {

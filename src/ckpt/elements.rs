@@ -27,6 +27,17 @@ pub(super) fn on_device(dtype: Dtype) -> Option<DType> {
     }
 }
 
+/// Widens masters or moments, in f32 or bf16 at any address.
+pub(super) fn widen_device(bytes: &[u8], dtype: DType, out: &mut [f32]) {
+    match dtype {
+        DType::Bf16 => {
+            let pairs = bytes.as_chunks::<2>().0;
+            out.iter_mut().zip(pairs).for_each(|(x, b)| *x = bf16::from_le_bytes(*b).to_f32());
+        }
+        _ => bytemuck::cast_slice_mut::<f32, u8>(out).copy_from_slice(bytes),
+    }
+}
+
 /// Widens elements to f32. bf16 and f16 need `bytes` aligned to 2.
 pub(super) fn widen(bytes: &[u8], dtype: Dtype, out: &mut [f32]) {
     match dtype {

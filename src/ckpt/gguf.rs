@@ -24,7 +24,7 @@ use super::room::reserve;
 use super::writer::open_made;
 use crate::base::{Error, Result, open};
 use crate::nn::{Layout, Spec};
-use crate::store::Store;
+use crate::store::{self, Store};
 use header::{GgufEntry, GgufKeys, header, is_gguf};
 use model::{FACTORS, GgufTensors};
 use quant::GgmlType;
@@ -127,7 +127,7 @@ impl Checkpointer {
     /// Writes and syncs this rank's part of all tensors.
     fn write_gguf(&self, path: &Path, start: u64, tensors: &GgufTensors, store: &mut dyn Store) -> Result<()> {
         let (file, share) = (open_made(&self.disk, path)?, self.share(store));
-        let (mut chunk, mut scratch) = (vec![0f32; CHUNK / 4], Vec::new());
+        let (mut chunk, mut rounded, mut scratch) = (vec![0f32; CHUNK / 4], Vec::new(), Vec::new());
         store.for_each_shard(&mut |shard| {
             for run in runs(shard.layout, shard.start, shard.master.len(), share) {
                 let Some(tensor) = tensors.find(&run.segment.name) else { continue };
@@ -135,8 +135,7 @@ impl Checkpointer {
                     let n = (run.range.len() - from).min(CHUNK / 4);
                     let (first, at) = (run.range.start + from, run.at + from);
                     let values = &mut chunk[..n];
-                    self.dev
-                        .download(shard.master.as_view().slice(first..first + n), bytemuck::cast_slice_mut(values))?;
+                    store::values(&*self.dev, shard.master.as_view().slice(first..first + n), &mut rounded, values)?;
                     for (part, place) in run.segment.stretches(at..at + n) {
                         let values = &mut values[part.start - at..part.end - at];
                         let mut put = |bytes: &[u8], offset| file.write_at(bytes, start + offset);

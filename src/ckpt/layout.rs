@@ -6,6 +6,7 @@
 use crate::base::{Error, Result};
 use crate::device::ALIGN;
 use crate::nn::{Layout, Segment, Tp, goes_with_adapters, has_adapters, is_adapter};
+use crate::optim::Moments;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 use std::{collections::HashMap, mem, ops::Range};
@@ -44,21 +45,19 @@ pub struct Tensors {
     pub list: Vec<FileTensor>,
     /// This rank's part of each.
     parts: Vec<Segment>,
-    /// Index among the model's tensors, and among those of a moment.
-    by_name: HashMap<String, (usize, Option<usize>)>,
+    /// Index of the model's tensor, then of its moments.
+    by_name: HashMap<String, Vec<Option<usize>>>,
     model: usize,
-    trained: usize,
 }
 
 impl Tensors {
     /// Index of a tensor. `group` 0 is the model, group i the optimizer's moment i - 1; `name` is the name in the
     /// model.
     pub fn find(&self, group: usize, name: &str) -> Result<usize> {
-        match (group, self.by_name.get(name)) {
-            (0, Some((place, _))) => Ok(*place),
-            (_, Some((_, Some(place)))) => Ok(self.model + (group - 1) * self.trained + place),
-            (_, Some((_, None))) => Err(Error::op("checkpoint", format!("{name} is frozen and has no moments"))),
-            (_, None) => Err(Error::op("checkpoint", format!("the store has {name}, which the model does not"))),
+        match self.by_name.get(name).map(|groups| groups.get(group).copied().flatten()) {
+            Some(Some(place)) => Ok(place),
+            Some(None) => Err(Error::op("checkpoint", format!("{name} has no moment {group}"))),
+            None => Err(Error::op("checkpoint", format!("the store has {name}, which the model does not"))),
         }
     }
     /// Whether the model's tensor `name` is stored; frozen ones next to adapters are not.
@@ -101,21 +100,20 @@ pub struct FilePlan {
 
 impl FilePlan {
     /// The plan of a checkpoint: everything in f32. `layouts`: this rank's part of the model, in layer order.
-    /// `moments`: names of the optimizer's states ("exp_avg", ...), stored as `{moment}.{tensor}` in
-    /// `optimizer*.safetensors`.
-    pub fn of_masters(layouts: &[Layout], moments: &[&str], max_file_bytes: u64) -> FilePlan {
+    /// `moments`: the optimizer's states ("exp_avg", ...), stored as `{moment}.{tensor}` in `optimizer*.safetensors`.
+    pub fn of_masters(layouts: &[Layout], moments: &Moments, max_file_bytes: u64) -> FilePlan {
         FilePlan::new(layouts, moments, Dtype::F32, max_file_bytes)
     }
 
     /// The plan with the model's tensors in `dtype`: f32, or bf16 or f16 for exports. If there are adapters, only
     /// they are stored, and the score head of a reward model.
-    pub fn new(layouts: &[Layout], moments: &[&str], dtype: Dtype, max_file_bytes: u64) -> FilePlan {
+    pub fn new(layouts: &[Layout], moments: &Moments, dtype: Dtype, max_file_bytes: u64) -> FilePlan {
         FilePlan::part(layouts, has_adapters(layouts), moments, dtype, max_file_bytes)
     }
 
     /// The model without its adapters, which a run with adapters starts from.
     pub fn of_base(layouts: &[Layout]) -> FilePlan {
-        FilePlan::part(layouts, false, &[], Dtype::F32, u64::MAX)
+        FilePlan::part(layouts, false, &Moments::NONE, Dtype::F32, u64::MAX)
     }
 
     /// The base model without tensor `name`.
@@ -125,34 +123,32 @@ impl FilePlan {
         FilePlan::of_base(&layouts)
     }
 
-    fn part(layouts: &[Layout], adapters: bool, moments: &[&str], dtype: Dtype, max_file_bytes: u64) -> FilePlan {
-        let stored = |s: &&Segment| if adapters { goes_with_adapters(s) } else { !is_adapter(s) };
-        let segments = layouts.iter().flat_map(|l| &l.segments).filter(stored);
-        let segments: Vec<&Segment> = segments.collect();
+    fn part(layouts: &[Layout], adapters: bool, moments: &Moments, dtype: Dtype, max_file_bytes: u64) -> FilePlan {
+        let stored = |s: &Segment| if adapters { goes_with_adapters(s) } else { !is_adapter(s) };
+        let segments = layouts.iter().enumerate().flat_map(|(layer, l)| l.segments.iter().map(move |s| (layer, s)));
+        let segments: Vec<(usize, &Segment)> = segments.filter(|(_, s)| stored(s)).collect();
         let (stem, prefix) = if adapters { ("adapter_model", ADAPTER_PREFIX) } else { ("model", "") };
-        let mut trained = 0..;
-        let mut place = |s: &Segment| if s.trainable { trained.next() } else { None };
-        let by_name = segments.iter().enumerate().map(|(i, s)| (s.name.clone(), (i, place(s)))).collect();
-        let trained: Vec<&Segment> = segments.iter().copied().filter(|s| s.trainable).collect();
-        let mut plan = FilePlan {
-            stem,
-            tensors: Tensors {
-                list: Vec::with_capacity(segments.len() + trained.len() * moments.len()),
-                parts: segments.iter().chain(moments.iter().flat_map(|_| &trained)).map(|s| (*s).clone()).collect(),
-                by_name,
-                model: segments.len(),
-                trained: trained.len(),
-            },
-            files: Vec::new(),
-            indices: Vec::new(),
-        };
-        let named = |prefix: &str, of: &[&Segment]| -> Vec<(String, Vec<usize>)> {
-            of.iter().map(|s| (format!("{prefix}{}", s.name), s.global_shape())).collect()
-        };
-        plan.append(stem, named(prefix, &segments), dtype, max_file_bytes);
-        if !moments.is_empty() {
-            let moments = moments.iter().flat_map(|m| named(&format!("{m}."), &trained)).collect();
-            plan.append("optimizer", moments, Dtype::F32, max_file_bytes);
+        let mut places = 0..;
+        let mut groups = vec![Vec::new(); segments.len()];
+        let (mut parts, mut names) = (Vec::new(), [Vec::new(), Vec::new()]);
+        for group in 0..=moments.names.len() {
+            let prefix = if group == 0 { prefix.to_string() } else { format!("{}.", moments.names[group - 1]) };
+            for ((layer, segment), places_of) in segments.iter().zip(&mut groups) {
+                let kept = group == 0 || moments.has(group - 1, *layer, segment);
+                places_of.push(if kept { places.next() } else { None });
+                if kept {
+                    parts.push((*segment).clone());
+                    names[group.min(1)].push((format!("{prefix}{}", segment.name), segment.global_shape()));
+                }
+            }
+        }
+        let [model, state] = names;
+        let by_name = segments.iter().map(|(_, s)| s.name.clone()).zip(groups).collect();
+        let tensors = Tensors { list: Vec::with_capacity(parts.len()), parts, by_name, model: segments.len() };
+        let mut plan = FilePlan { stem, tensors, files: Vec::new(), indices: Vec::new() };
+        plan.append(stem, model, dtype, max_file_bytes);
+        if !moments.names.is_empty() {
+            plan.append("optimizer", state, Dtype::F32, max_file_bytes);
         }
         plan
     }
@@ -277,6 +273,7 @@ mod tests {
     use super::super::checksum::checksum;
     use super::*;
     use crate::nn::{Init, Slice};
+    use crate::optim::Rule;
     use safetensors::SafeTensors;
 
     fn layouts() -> Vec<Layout> {
@@ -292,7 +289,7 @@ mod tests {
     #[test]
     fn plan_is_read_by_the_safetensors_crate() {
         for (max, files) in [(MAX_FILE_BYTES, 2), (1, 9), (1300, 6)] {
-            let plan = FilePlan::of_masters(&layouts(), &["exp_avg", "exp_avg_sq"], max);
+            let plan = FilePlan::of_masters(&layouts(), &Rule::default().state(), max);
             assert_eq!(plan.files.len(), files, "files of at most {max} bytes");
             assert_eq!(plan.indices.is_empty(), max == MAX_FILE_BYTES);
             for (f, file) in plan.files.iter().enumerate() {
@@ -315,7 +312,7 @@ mod tests {
                 }
             }
         }
-        let plan = FilePlan::of_masters(&layouts(), &["exp_avg", "exp_avg_sq"], 1300);
+        let plan = FilePlan::of_masters(&layouts(), &Rule::default().state(), 1300);
         let index: Value = serde_json::from_str(&plan.indices[0].1).unwrap();
         assert_eq!(index["weight_map"]["0.q.weight"], "model-00002-of-00002.safetensors");
         assert_eq!(index["metadata"]["total_size"], 4 * (300 + 30 + 130));
@@ -359,7 +356,7 @@ mod tests {
             let (mut seen, mut sums) = (lens.map(|len| vec![0; len]), [0u64; 4]);
             for rank in 0..tp {
                 let unit = unit(rank, tp);
-                let tensors = FilePlan::of_masters(std::slice::from_ref(&unit), &[], u64::MAX).tensors;
+                let tensors = FilePlan::of_masters(std::slice::from_ref(&unit), &Moments::NONE, u64::MAX).tensors;
                 let len = unit.len.div_ceil(pieces).next_multiple_of(ALIGN);
                 for (piece, index) in (0..pieces).flat_map(|piece| (0..of).map(move |index| (piece, index))) {
                     for run in runs(&unit, piece * len, len, Share { index, of, whole: rank == 0 }) {

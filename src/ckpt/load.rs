@@ -10,7 +10,7 @@ use super::state::{Checksums, TrainerState};
 use crate::base::{Error, Result};
 use crate::device::{Device, ViewMut};
 use crate::nn::{Layout, Spec};
-use crate::optim::Optimizer;
+use crate::optim::{Moments, Optimizer};
 use crate::store::{Store, assign};
 use safetensors::Dtype;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use std::path::Path;
 
 /// The state of the checkpoint in `dir`, after checking that its headers are intact and match this model and optimizer.
 /// Reads headers and small files only, so a program can call it before it starts ranks.
-pub fn inspect(dir: &Path, spec: &Spec, layouts: &[Layout], moments: &[&str]) -> Result<TrainerState> {
+pub fn inspect(dir: &Path, spec: &Spec, layouts: &[Layout], moments: &Moments) -> Result<TrainerState> {
     TensorSource::checkpoint(dir, spec, layouts, moments).map(|(_, state, _)| state)
 }
 
@@ -33,7 +33,7 @@ impl Checkpointer {
     /// rank fails, all return an error, and the store's content is unspecified. After [`crate::base::Error::Damaged`],
     /// all may load another checkpoint.
     pub fn load(&mut self, dir: &Path, store: &mut dyn Store, optimizer: &mut Optimizer) -> Result<TrainerState> {
-        let opened = TensorSource::checkpoint(dir, &self.spec, &self.layouts, self.moments);
+        let opened = TensorSource::checkpoint(dir, &self.spec, &self.layouts, &self.moments);
         let (source, state, checksums) = self.exchange.agree(&*self.dev, "open the checkpoint", opened)?;
         self.read(&source, store, Some(optimizer), Some(&checksums))?;
         optimizer.resume(state.optimizer_steps);
@@ -105,8 +105,8 @@ impl<'a> TensorReader<'a> {
                 let master = shard.master.reborrow().slice(run.range.clone());
                 self.run(0, &run, master)?;
                 let Some(optimizer) = optimizer.as_mut().filter(|_| shard.grad.is_some()) else { continue };
-                for (moment, (_, state)) in optimizer.state(shard.unit).enumerate() {
-                    self.run(1 + moment, &run, state.slice(run.range.clone()))?;
+                for (moment, state) in optimizer.state(shard.unit, run.range.clone()) {
+                    self.run(1 + moment, &run, state)?;
                 }
             }
             match shard.param {

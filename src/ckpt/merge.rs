@@ -7,7 +7,7 @@ use super::layout::{ADAPTER_PREFIX, Share, runs};
 use crate::base::{Error, Result, open};
 use crate::device::Device;
 use crate::nn::{Lora, Segment};
-use crate::store::Store;
+use crate::store::{Store, assign, values as read_values};
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -97,7 +97,7 @@ impl Checkpointer {
         let read = read(dir, false).and_then(|lora| Ok((pairs(dir, lora.rank)?, lora)));
         let checked = read.and_then(|(pairs, lora)| self.check(dir, &pairs, &lora).map(|()| (pairs, lora)));
         let (pairs, lora) = self.exchange.agree(&*self.dev, "open the adapter", checked)?;
-        let mut chunk = vec![0f32; CHUNK / 4];
+        let (mut chunk, mut rounded) = (vec![0f32; CHUNK / 4], Vec::new());
         let dev: &dyn Device = &*self.dev;
         let merged = store.for_each_shard(&mut |mut shard| {
             for run in runs(shard.layout, shard.start, shard.master.len(), Share::ALL) {
@@ -106,12 +106,12 @@ impl Checkpointer {
                     let n = (run.range.len() - from).min(CHUNK / 4);
                     let start = run.range.start + from;
                     let values = &mut chunk[..n];
-                    dev.download(shard.master.as_view().slice(start..start + n), bytemuck::cast_slice_mut(values))?;
+                    read_values(dev, shard.master.as_view().slice(start..start + n), &mut rounded, values)?;
                     for (part, place) in run.segment.stretches(run.at + from..run.at + from + n) {
                         let part = part.start - run.at - from..part.end - run.at - from;
                         pair.add(lora.scale(), lora.rank, place, &mut values[part]);
                     }
-                    dev.upload(bytemuck::cast_slice(values), shard.master.reborrow().slice(start..start + n))?;
+                    assign(dev, values, &mut rounded, shard.master.reborrow().slice(start..start + n))?;
                 }
             }
             match shard.param {

@@ -15,8 +15,8 @@ use super::writer::{ShardWriter, each_run};
 use super::{dirs, hf};
 use crate::base::timeline::Lane;
 use crate::base::{Error, Result};
-use crate::optim::Optimizer;
-use crate::store::Store;
+use crate::optim::{Moments, Optimizer};
+use crate::store::{self, Store};
 use safetensors::Dtype;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -116,7 +116,7 @@ impl Checkpointer {
     /// Writes only the model, in `dtype` (F32, BF16), as a Hugging Face directory. See [`check_export`] for what `dir`
     /// may be.
     pub fn save_hf(&mut self, dir: &Path, dtype: Dtype, store: &mut dyn Store) -> Result<SavedCheckpoint> {
-        let plan = FilePlan::new(&self.layouts, &[], dtype, self.max_file_bytes);
+        let plan = FilePlan::new(&self.layouts, &Moments::NONE, dtype, self.max_file_bytes);
         // For a symbolic link, replace the directory it points to, not the link.
         let dir = fs::canonicalize(dir).unwrap_or(dir.to_path_buf());
         let publication = self.room(Arc::new(plan), dir, dtype, None)?;
@@ -202,12 +202,12 @@ impl Checkpointer {
     ) -> Result<Vec<u64>> {
         let share = self.share(store);
         let mut writer = ShardWriter::open(&publication.disk, publication.plan.clone(), &publication.dir)?;
-        let mut chunk = vec![0f32; CHUNK / 4];
+        let (mut chunk, mut rounded) = (vec![0f32; CHUNK / 4], Vec::new());
         each_run(&publication.plan, share, store, optimizer, &mut |index, at, data| {
             for from in (0..data.len()).step_by(CHUNK / 4) {
                 let part = data.slice(from..data.len().min(from + CHUNK / 4));
-                let values = bytemuck::cast_slice_mut::<f32, u8>(&mut chunk[..part.len()]);
-                self.dev.download(part, values)?;
+                let values = &mut chunk[..part.len()];
+                store::values(&*self.dev, part, &mut rounded, values)?;
                 writer.put(index, at + from, values)?;
             }
             Ok(())

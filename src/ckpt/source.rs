@@ -5,6 +5,7 @@ use super::state::{self, Checksums, TrainerState, file_checksum, hex};
 use super::{header, hf};
 use crate::base::{Error, Result, open};
 use crate::nn::{Layout, SCORE, Segment, Spec, goes_with_adapters};
+use crate::optim::Moments;
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -25,7 +26,7 @@ impl TensorSource {
         dir: &Path,
         spec: &Spec,
         layouts: &[Layout],
-        moments: &[&str],
+        moments: &Moments,
     ) -> Result<(TensorSource, TrainerState, Checksums)> {
         let (state, checksums) = state::read(dir)?;
         for (name, sum) in &checksums.files {
@@ -44,7 +45,7 @@ impl TensorSource {
         let plan = FilePlan::of_masters(layouts, moments, u64::MAX);
         let mut found = OpenedFiles::default();
         found.open(dir, plan.stem).map_err(Error::damaged)?;
-        if !moments.is_empty() {
+        if !moments.names.is_empty() {
             found.open(dir, "optimizer").map_err(Error::damaged)?;
         }
         // A mismatch is the fault of the settings, unless the header itself has changed.

@@ -29,17 +29,16 @@ impl ShardWriter {
         Ok(ShardWriter { files, sums: vec![0; plan.tensors.list.len()], narrow: Vec::new(), plan })
     }
 
-    /// Writes `values`, at most [`CHUNK`] bytes of f32: elements of this rank's part of tensor `index` in the plan,
-    /// from element `at` on.
-    pub fn put(&mut self, index: usize, at: usize, values: &[u8]) -> Result<()> {
+    /// Writes `values`, at most [`CHUNK`] bytes: elements of this rank's part of tensor `index` in the plan, from
+    /// element `at` on.
+    pub fn put(&mut self, index: usize, at: usize, values: &[f32]) -> Result<()> {
         let tensor = &self.plan.tensors.list[index];
         let (file, wrote) = &mut self.files[tensor.file];
         *wrote = true;
-        let stretches = self.plan.tensors.stretches(index, at..at + values.len() / 4);
+        let stretches = self.plan.tensors.stretches(index, at..at + values.len());
         let bytes = match tensor.dtype {
-            Dtype::F32 => values,
+            Dtype::F32 => bytemuck::cast_slice(values),
             dtype => {
-                let values: &[f32] = bytemuck::cast_slice(values);
                 self.narrow.resize(CHUNK / 4, 0);
                 let narrow = &mut self.narrow[..values.len()];
                 match dtype {
@@ -96,8 +95,8 @@ pub(super) fn each_run(
             let index = |group| plan.tensors.find(group, &run.segment.name);
             f(index(0)?, run.at, shard.master.as_view().slice(run.range.clone()))?;
             let Some(optimizer) = optimizer.as_mut().filter(|_| shard.grad.is_some()) else { continue };
-            for (moment, (_, state)) in optimizer.state(shard.unit).enumerate() {
-                f(index(1 + moment)?, run.at, state.as_view().slice(run.range.clone()))?;
+            for (moment, state) in optimizer.state(shard.unit, run.range.clone()) {
+                f(index(1 + moment)?, run.at, state.as_view())?;
             }
         }
         Ok(())

@@ -237,6 +237,10 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         let bytes = op.g.bytes() + 2 * updated + op.out.as_ref().map_or(0, ViewMut::bytes);
         self.moves("adamw", op.g.dtype(), bytes, |dev| dev.adamw(op))
     }
+    fn polynomial(&self, op: Polynomial) -> Result<()> {
+        let bytes = op.square.bytes() + 2 * op.s.bytes();
+        self.moves("polynomial", op.s.dtype(), bytes, |dev| dev.polynomial(op))
+    }
     fn sgd(&self, op: Sgd) -> Result<()> {
         let [momentum, copy] = [&op.m, &op.out].map(|x| x.as_ref().map_or(0, ViewMut::bytes));
         let bytes = op.g.bytes() + 2 * (momentum + op.p.bytes()) + copy;

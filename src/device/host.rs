@@ -15,7 +15,7 @@
 mod tests;
 
 use super::cpu::CpuDevice;
-use super::ops::{AdamW, AdamWScalars, Sgd};
+use super::ops::{AdamW, AdamWScalars, Sgd, TensorPart};
 use super::{ALIGN, Buf, Device, Place, View, ViewMut};
 use crate::base::{DType, Error, Meter, Result};
 use std::collections::VecDeque;
@@ -103,10 +103,9 @@ impl HostUpdate {
     /// As [`Device::adamw`], with the operands where they are and the constants in host memory `h`.
     pub fn adamw(&mut self, dev: &dyn Device, h: &[f32], op: AdamW) -> Result<()> {
         op.check()?;
-        let AdamW { scale, g, m, v, p, out, .. } = op;
-        let state = [Some(alias_mut(&m)), Some(alias_mut(&v))];
-        let chunk =
-            Chunk { rule: UpdateRule::AdamW, g: alias(g), state, p: alias_mut(&p), out: out.as_ref().map(alias_mut) };
+        let AdamW { scale, g, m, v, p, out, at, .. } = op;
+        let (state, out) = ([Some(alias_mut(&m)), Some(alias_mut(&v))], out.as_ref().map(alias_mut));
+        let chunk = Chunk { rule: UpdateRule::AdamW(at), g: alias(g), state, p: alias_mut(&p), out };
         self.update(dev, h, scale, &chunk)
     }
     /// As [`Device::sgd`].
@@ -186,7 +185,7 @@ fn alias_mut(view: &ViewMut) -> Buf {
 
 #[derive(Clone, Copy)]
 enum UpdateRule {
-    AdamW,
+    AdamW(TensorPart),
     Sgd,
 }
 
@@ -205,7 +204,11 @@ impl Chunk {
     fn part(&self, range: Range<usize>) -> Chunk {
         let cut = |x: &Buf| alias(x.view().slice(range.clone()));
         let state = self.state.each_ref().map(|s| s.as_ref().map(cut));
-        Chunk { rule: self.rule, g: cut(&self.g), state, p: cut(&self.p), out: self.out.as_ref().map(cut) }
+        let rule = match self.rule {
+            UpdateRule::AdamW(at) => UpdateRule::AdamW(at.from(range.start)),
+            UpdateRule::Sgd => UpdateRule::Sgd,
+        };
+        Chunk { rule, g: cut(&self.g), state, p: cut(&self.p), out: self.out.as_ref().map(cut) }
     }
 }
 
@@ -224,8 +227,8 @@ impl Task {
         let (h, scale, g, p) = (self.h.view(), self.scale.view(), g.view(), p.view_mut());
         let [m, v, out] = [m, v, out].map(|buf| buf.as_mut().map(Buf::view_mut));
         match (rule, m, v) {
-            (UpdateRule::AdamW, Some(m), Some(v)) => cpu.adamw(AdamW { h, scale, g, m, v, p, out }),
-            (UpdateRule::AdamW, ..) => Err(Error::op(OP, "AdamW needs two moments")),
+            (UpdateRule::AdamW(at), Some(m), Some(v)) => cpu.adamw(AdamW { h, scale, g, m, v, p, out, at: *at }),
+            (UpdateRule::AdamW(_), ..) => Err(Error::op(OP, "AdamW needs two moments")),
             (UpdateRule::Sgd, m, _) => cpu.sgd(Sgd { h, scale, g, m, p, out }),
         }
     }

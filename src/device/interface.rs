@@ -4,8 +4,9 @@ use super::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
     CrossEntropyFinish, CrossEntropyPart, Distill, Dropout, DropoutRows, Embed, EmbedBackward, Gelu, GeluBackward,
-    Gemm, GemmThen, Glu, GluBackward, GroupedGemm, LayerNorm, LayerNormBackward, QkNormRope, QkNormRopeBackward,
-    RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
+    Gemm, GemmThen, Glu, GluBackward, GroupedGemm, LayerNorm, LayerNormBackward, Polynomial, QkNormRope,
+    QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares,
+    TakeRows, WeighRows,
 };
 use super::{Buf, View, ViewMut};
 use crate::base::timeline::Mark;
@@ -124,6 +125,7 @@ pub trait Device: Send + Sync {
     fn clip_scale(&self, op: ClipScale) -> Result<()>;
     fn adamw(&self, op: AdamW) -> Result<()>;
     fn sgd(&self, op: Sgd) -> Result<()>;
+    fn polynomial(&self, op: Polynomial) -> Result<()>;
 
     /// A plan refuses distillation on devices without it.
     fn distill(&self, _op: Distill) -> Result<()> {

@@ -164,7 +164,7 @@ impl Engine {
         let sums = if preference.is_some() { PreferenceSums::LEN } else { 2 };
         Ok(Engine {
             workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options.workspace(&split))?,
-            optimizer: Optimizer::new(&*dev, mesh, decoder.layouts(), &mut *store, options.rule)?,
+            optimizer: Optimizer::new(&*dev, mesh, decoder.layouts(), &mut *store, options.rule, options.seed)?,
             summed: Summed::new(mesh, decoder.layouts())?,
             norm: GradNorm::new(&*dev, mesh, options.grad_clip, options.strategy.offload())?,
             scaler: options.scaler.map(LossScaler::new),

@@ -120,6 +120,7 @@ mod tests {
         let sharded = ShardedOptions {
             reduce_dtype: DType::F32,
             dtype: DType::F32,
+            masters: DType::F32,
             wrap: Wrap::None,
             reshard: true,
             max_live: 0,
@@ -132,6 +133,7 @@ mod tests {
         };
         let replicated = ReplicatedOptions {
             dtype: DType::F32,
+            masters: DType::F32,
             reduce_dtype: DType::F32,
             bucket_bytes: 1,
             offload: Offload::Nothing,

@@ -90,17 +90,21 @@ impl Segment {
         }
         self.shape.iter().enumerate().map(|(i, &n)| if i == dim { over.most(whole) } else { n }).product()
     }
-    /// Splits `range`, relative to the start of this rank's shard, into stretches that are also contiguous in the whole
-    /// tensor. Yields each with its offset there.
-    pub fn stretches(&self, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
-        // In a shard along dim, `run` elements are contiguous, starting at `before` in each `row` of the whole tensor.
-        let (run, before, all) = match self.tp {
+    /// This rank's part in the whole tensor: elements that are contiguous there, those before the first of them, and
+    /// the elements between two such beginnings. For a tensor that is not sharded, any number is contiguous.
+    pub fn rows(&self) -> (usize, usize, usize) {
+        match self.tp {
             Tp::Cut { dim, over, whole } => {
                 let inner: usize = self.shape[dim + 1..].iter().product();
                 ((self.shape[dim] * inner).max(1), over.share(whole).start * inner, whole * inner)
             }
             _ => (usize::MAX, 0, 0),
-        };
+        }
+    }
+    /// Splits `range`, relative to the start of this rank's shard, into stretches that are also contiguous in the whole
+    /// tensor. Yields each with its offset there.
+    pub fn stretches(&self, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
+        let (run, before, all) = self.rows();
         let mut at = range.start;
         std::iter::from_fn(move || {
             let (row, column) = (at / run, at % run);

@@ -10,32 +10,24 @@
 //! Momentum is sharded as AdamW's first moment, in units of 1 / (1 - mu) of PyTorch's: m = mu m + g, and the input of
 //! the iteration is g + mu m, whose direction is that of PyTorch's (1 - mu) g + mu buf.
 //!
+//! Matrices are exchanged in the dtype of the iteration: f32 if the run computes in it, else bf16, as in PyTorch.
+//!
 //! Bytes per rank besides moments, for the largest matrix M, its shorter side squared Q, and the elements W of a
-//! round's matrices that one rank holds (see [Note: rounds] in `owners`): 16 M + 12 W + 8 Q in f32, otherwise 2 M more.
+//! round's matrices that one rank holds (see [Note: rounds] in `owners`): 16 M + 16 W + 8 Q in f32; in bf16 8 M + 6 W +
+//! 6 Q, and 4 of the larger of M and W.
+use super::moments::UnitMoments;
 use super::newton_schulz::NewtonSchulz;
 use super::owners::{self, MuonMatrix, MuonRound};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Mesh, Tag, Ticket};
 use crate::device::ops::{ClipScale, CopyColumns, Sgd, SgdScalars, SumSquares};
 use crate::device::{Buf, Device, LIMBS, View};
-use crate::nn::{Layout, ROOT, Segment, is_adapter};
 use crate::store::{Shard, Store};
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Rounds in flight: one on its way to the owners, one with them, one on its way back.
 const SLOTS: usize = 3;
-
-/// Whether Muon updates the tensor, a segment of layer `layer`.
-pub(super) fn updates(layer: usize, segment: &Segment) -> bool {
-    layer != ROOT && segment.trainable && segment.shape.len() == 2 && !is_adapter(segment)
-}
-
-/// Names of all tensors that Muon updates.
-pub(super) fn names(layouts: &[Layout]) -> Vec<String> {
-    let segments = layouts.iter().enumerate().flat_map(|(layer, l)| l.segments.iter().map(move |s| (layer, s)));
-    segments.filter(|(layer, s)| updates(*layer, s)).map(|(_, s)| s.name.clone()).collect()
-}
 
 #[derive(Default)]
 struct MuonTickets {
@@ -58,8 +50,10 @@ pub(super) struct Muon {
     slots: Vec<MuonSlot>,
     /// As long as a slot's matrix.
     other: Buf,
+    /// f32, for this rank's elements of a round, and where matrices are not f32, for one of them.
+    wide: Buf,
     iteration: NewtonSchulz,
-    /// f32: the iteration's constants, then 1.
+    /// f32: the iteration's constants.
     constants: Buf,
     /// f64 (LIMBS), and f32 (2): 1 if the step's scale is finite.
     acc: Buf,
@@ -85,18 +79,20 @@ impl Muon {
         let (rounds, [pieces, largest, square]) = owners::rounds(&matrices, &mesh.sizes, mesh.rank());
         let group = mesh.world.clone();
         let _for = dev.meter().purpose("muon");
-        let communicated = |len| group.alloc(DType::F32, len, CommUse::Reduced, Category::Optimizer);
+        let dtype = if dtype == DType::F32 { DType::F32 } else { DType::Bf16 };
+        let communicated = |len| group.alloc(dtype, len, CommUse::Reduced, Category::Optimizer);
         let slot = || {
             Ok(MuonSlot { matrix: communicated(largest)?, pieces: communicated(pieces)?, tickets: Default::default() })
         };
         let fixed = NewtonSchulz::constants(momentum);
-        let mut constants = dev.alloc(DType::F32, fixed.len() + 1, Category::Optimizer)?;
-        let all: Vec<f32> = fixed.into_iter().chain([1.0]).collect();
-        dev.upload(bytemuck::cast_slice(&all), constants.view_mut())?;
+        let mut constants = dev.alloc(DType::F32, fixed.len(), Category::Optimizer)?;
+        dev.upload(bytemuck::cast_slice(&fixed), constants.view_mut())?;
+        let wide = if dtype == DType::F32 { pieces } else { pieces.max(largest) };
         Ok(Muon {
             slots: (0..SLOTS.min(rounds.len())).map(|_| slot()).collect::<Result<_>>()?,
-            other: dev.alloc(DType::F32, largest, Category::Optimizer)?,
-            iteration: NewtonSchulz::new(dev, steps, dtype, largest, square)?,
+            other: dev.alloc(dtype, largest, Category::Optimizer)?,
+            wide: dev.alloc(DType::F32, wide, Category::Optimizer)?,
+            iteration: NewtonSchulz::new(dev, steps, dtype, square)?,
             constants,
             acc: dev.alloc(DType::F64, LIMBS, Category::Optimizer)?,
             guard: dev.alloc(DType::F32, 2, Category::Optimizer)?,
@@ -106,13 +102,13 @@ impl Muon {
         })
     }
 
-    /// Updates all matrices. `states`: per unit, with the momentum first. `update`: on the device, the SGD constants of
-    /// each kind of update, `stride` elements apart. If `scale` is not finite, nothing changes.
+    /// Updates all matrices. `states`: per unit, with the momentum of the whole shard first. `update`: on the device,
+    /// the SGD constants of each kind of update, `stride` elements apart. If `scale` is not finite, nothing changes.
     pub fn step(
         &mut self,
         dev: &dyn Device,
         store: &mut dyn Store,
-        states: &mut [Vec<Buf>],
+        states: &mut [UnitMoments],
         (update, stride): (View, usize),
         scale: View,
     ) -> Result<()> {
@@ -140,11 +136,11 @@ impl Muon {
         &mut self,
         dev: &dyn Device,
         store: &mut dyn Store,
-        states: &mut [Vec<Buf>],
+        states: &mut [UnitMoments],
         scale: View,
         round: usize,
     ) -> Result<()> {
-        let (Muon { group, matrices, rounds, slots, constants, .. }, number) = (self, round);
+        let (Muon { group, matrices, rounds, slots, wide, constants, .. }, number) = (self, round);
         let (round, slot) = (&rounds[round], round % SLOTS);
         let MuonSlot { matrix, pieces, tickets } = &mut slots[slot];
         if let Some(ticket) = tickets.back.take() {
@@ -153,11 +149,16 @@ impl Muon {
         let (moment, add) = (constants.view().slice(0..3), constants.view().slice(3..6));
         each_piece(store, matrices, round, &mut |shard, _, own, piece| {
             let Some(grad) = &shard.grad else { return Ok(()) };
-            let g = grad.as_view().slice(own.clone());
-            let m = states[shard.unit].first_mut().map(|m| m.view_mut().slice(own));
-            dev.zero(pieces.view_mut().slice(piece.clone()))?;
-            dev.sgd(Sgd { h: moment, scale, g, m, p: pieces.view_mut().slice(piece.clone()), out: None })?;
-            dev.sgd(Sgd { h: add, scale, g, m: None, p: pieces.view_mut().slice(piece), out: None })
+            for part in parts(dev, own.len()) {
+                let (own, piece) = (from(&own, &part), from(&piece, &part));
+                let g = grad.as_view().slice(own.clone());
+                let m = states[shard.unit].bufs.first_mut().map(|m| m.view_mut().slice(own));
+                let (mut p, out) = (wide.view_mut().slice(0..part.len()), Some(pieces.view_mut().slice(piece)));
+                dev.zero(p.reborrow())?;
+                dev.sgd(Sgd { h: moment, scale, g, m, p: p.reborrow(), out: None })?;
+                dev.sgd(Sgd { h: add, scale, g, m: None, p, out })?;
+            }
+            Ok(())
         })?;
         let [sends, recvs] = &round.there;
         let tag = Tag::new("muon there", number);
@@ -167,7 +168,7 @@ impl Muon {
 
     /// Orthogonalizes the matrix that this rank owns, if any, and starts the way back of all results.
     fn iterate(&mut self, dev: &dyn Device, number: usize) -> Result<()> {
-        let Muon { group, matrices, rounds, slots, other, iteration, constants, .. } = self;
+        let Muon { group, matrices, rounds, slots, other, wide, iteration, constants, .. } = self;
         let round = &rounds[number];
         let MuonSlot { matrix, pieces, tickets } = &mut slots[number % SLOTS];
         let there = tickets.there.take();
@@ -178,13 +179,17 @@ impl Muon {
             if rearranges {
                 shift_columns(dev, own, matrix, other, true)?;
             }
-            let (x, y) = if rearranges { (&mut *other, &mut *matrix) } else { (&mut *matrix, &mut *other) };
-            iteration.run(dev, constants.view(), (rows, columns), x, y)?;
+            let pair = if rearranges { [&mut *other, &mut *matrix] } else { [&mut *matrix, &mut *other] };
             // As match_rms_adamw.
-            let factor = 0.2 * (rows.max(columns) as f64).sqrt();
-            dev.scale(factor as f32, x.view_mut().slice(0..n))?;
+            let factor = (0.2 * (rows.max(columns) as f64).sqrt()) as f32;
+            let moved = iteration.run(dev, constants.view(), (rows, columns, factor), pair, wide)?;
             if rearranges {
+                if moved {
+                    dev.copy(matrix.view().slice(0..n), other.view_mut().slice(0..n))?;
+                }
                 shift_columns(dev, own, other, matrix, false)?;
+            } else if moved {
+                dev.copy(other.view().slice(0..n), matrix.view_mut().slice(0..n))?;
             }
         }
         // What was sent has arrived, so that the pieces may be overwritten.
@@ -203,15 +208,24 @@ impl Muon {
         (update, stride): (View, usize),
         round: usize,
     ) -> Result<()> {
-        let Muon { group, matrices, rounds, slots, guard, .. } = self;
+        let Muon { group, matrices, rounds, slots, wide, guard, .. } = self;
         let MuonSlot { pieces, tickets, .. } = &slots[round % SLOTS];
         tickets.back.map_or(Ok(()), |ticket| group.wait(ticket))?;
         each_piece(store, matrices, &rounds[round], &mut |shard, matrix, own, piece| {
             let first = (matrix.kind + 1) * stride - SgdScalars::LEN;
             let (h, scale) = (update.slice(first..first + SgdScalars::LEN), guard.view().slice(0..1));
-            let p = shard.master.reborrow().slice(own.clone());
-            let out = shard.param.as_mut().map(|out| out.reborrow().slice(own));
-            dev.sgd(Sgd { h, scale, g: pieces.view().slice(piece), m: None, p, out })
+            for part in parts(dev, own.len()) {
+                let (own, piece) = (from(&own, &part), from(&piece, &part));
+                let p = shard.master.reborrow().slice(own.clone());
+                let out = shard.param.as_mut().map(|out| out.reborrow().slice(own));
+                let mut g = pieces.view().slice(piece);
+                if g.dtype() != DType::F32 {
+                    dev.copy(g, wide.view_mut().slice(0..g.len()))?;
+                    g = wide.view().slice(0..g.len());
+                }
+                dev.sgd(Sgd { h, scale, g, m: None, p, out })?;
+            }
+            Ok(())
         })
     }
 }
@@ -229,6 +243,17 @@ fn shift_columns(dev: &dyn Device, matrix: &MuonMatrix, from: &Buf, to: &mut Buf
         dev.copy_columns(CopyColumns { rows, width, src_row, dst_row, src, dst })?;
     }
     Ok(())
+}
+
+/// Ranges of `len` elements that several passes visit one after another: on the CPU as many as stay in L2.
+fn parts(dev: &dyn Device, len: usize) -> impl Iterator<Item = Range<usize>> {
+    const CACHED: usize = 1 << 16;
+    let step = if dev.launches_kernels() { len.max(1) } else { CACHED };
+    (0..len).step_by(step).map(move |at| at..len.min(at + step))
+}
+/// `part` of the elements of `range`.
+fn from(range: &Range<usize>, part: &Range<usize>) -> Range<usize> {
+    range.start + part.start..range.start + part.end
 }
 
 /// The shard, the matrix, this rank's elements of it in the shard, and in the round's buffer.

@@ -1,21 +1,23 @@
 //! The optimizers over a store's shards. AdamW and SGD are one fused pass per shard; Muon's matrices are in `muon`.
 //! Never reduces, clips or schedules: the gradient, its scale and the learning rate are inputs.
-use super::muon::{self, Muon};
-use super::owners::MuonMatrix;
-use crate::base::{Category, DType, Error, Result};
+use super::moments::{Moments, UnitMoments, UpdateRun};
+use super::muon::Muon;
+use super::owners::{self, MuonMatrix};
+use crate::base::{DType, Error, Result};
 use crate::comm::Mesh;
 use crate::device::host::Staged;
 use crate::device::ops::{AdamW, AdamWScalars, AdamWStep, Sgd, SgdScalars};
 use crate::device::{Buf, Device, HostUpdate, Place, View, ViewMut};
 use crate::nn::{Layout, Segment};
 use crate::store::Store;
-use crate::store::flat::{self, Run};
+use std::ops::Range;
 
 /// The update rule and its hyperparameters.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Rule {
     /// Loshchilov & Hutter 2019: decay applies to the weight, not to the gradient.
-    AdamW { beta1: f32, beta2: f32, eps: f32, weight_decay: f32 },
+    /// `moments`: how they are stored, f32 or bf16.
+    AdamW { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, moments: DType },
     /// PyTorch's form: decay is added to the gradient.
     Sgd { momentum: f32, weight_decay: f32 },
     /// `torch.optim.Muon` with `match_rms_adamw` for the matrices of blocks, AdamW for all other tensors. `steps`: of
@@ -26,7 +28,7 @@ pub enum Rule {
 /// AdamW with the binaries' defaults.
 impl Default for Rule {
     fn default() -> Rule {
-        Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }
+        Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, moments: DType::F32 }
     }
 }
 
@@ -39,13 +41,14 @@ impl Rule {
             Rule::Muon { .. } => "muon",
         }
     }
-    /// Names of the state tensors in checkpoints (PyTorch's names). Each is f32 and as long as the shard. Muon's
-    /// momentum is the first; its matrices leave the second zero.
-    pub fn state(&self) -> &'static [&'static str] {
+    /// What it keeps of each tensor, under PyTorch's names. Muon's momentum is the first.
+    pub fn state(&self) -> Moments {
+        let all = |names| Moments { names, dtype: DType::F32, without_matrices: false };
         match *self {
-            Rule::AdamW { .. } | Rule::Muon { .. } => &["exp_avg", "exp_avg_sq"],
-            Rule::Sgd { momentum: 0.0, .. } => &[],
-            Rule::Sgd { .. } => &["momentum_buffer"],
+            Rule::AdamW { moments, .. } => Moments { dtype: moments, ..all(&["exp_avg", "exp_avg_sq"]) },
+            Rule::Muon { .. } => Moments { without_matrices: true, ..all(&["exp_avg", "exp_avg_sq"]) },
+            Rule::Sgd { momentum: 0.0, .. } => all(&[]),
+            Rule::Sgd { .. } => all(&["momentum_buffer"]),
         }
     }
     /// Number of constants per update that all elements share.
@@ -67,37 +70,24 @@ impl Rule {
 /// Whether to decay, and the learning-rate factor. Tensors that agree in both share their constants.
 type UpdateKind = (bool, f32);
 
+fn update_kind(segment: &Segment) -> UpdateKind {
+    (segment.decay, segment.lr_scale)
+}
+
 /// Adds the kinds of a layout's trainable tensors to `kinds`.
 fn collect(layout: &Layout, kinds: &mut Vec<UpdateKind>) {
     for segment in layout.segments.iter().filter(|s| s.trainable) {
-        let kind = (segment.decay, segment.lr_scale);
+        let kind = update_kind(segment);
         if !kinds.contains(&kind) {
             kinds.push(kind);
         }
     }
 }
 
-/// The parts of `runs`, of a shard that starts at `start` of its unit, outside of the segments that `of` selects, each
-/// with the padding behind it.
-fn without(runs: Vec<Run>, start: usize, layout: &Layout, of: impl Fn(&&Segment) -> bool) -> Vec<Run> {
-    let ends = layout.segments.iter().map(|s| s.start).skip(1).chain([usize::MAX]);
-    let selected = layout.segments.iter().zip(ends).filter(|(segment, _)| of(segment));
-    let selected: Vec<_> = selected.map(|(s, end)| s.start.saturating_sub(start)..end.saturating_sub(start)).collect();
-    let parts = runs.into_iter().flat_map(|run| {
-        let starts = std::iter::once(run.range.start).chain(selected.iter().map(|s| s.end.max(run.range.start)));
-        let ends = selected.iter().map(|s| s.start.min(run.range.end)).chain([run.range.end]);
-        let parts: Vec<_> = starts.zip(ends).map(|(from, to)| from..to).filter(|part| !part.is_empty()).collect();
-        parts.into_iter().map(move |range| Run { range, ..run.clone() })
-    });
-    parts.collect()
-}
-
 pub struct Optimizer {
     rule: Rule,
-    /// Per unit: the state of its trainable shard, in the order of [`Rule::state`].
-    states: Vec<Vec<Buf>>,
-    /// Per unit: which weight decay and learning rate apply to each range of the shard, without Muon's matrices.
-    runs: Vec<Vec<Run>>,
+    /// Per unit: of its trainable shard.
+    states: Vec<UnitMoments>,
     muon: Option<Muon>,
     kinds: Vec<UpdateKind>,
     /// Per-kind constants of an update.
@@ -109,23 +99,23 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// Allocates zeroed state for every trainable shard of `store`, in the same memory as its masters. Offloaded
-    /// masters are updated by the device's host threads. Collective: every rank of the mesh calls it alike, with the
-    /// layouts of the store.
+    /// masters are updated by the device's host threads. `seed`: for stochastic rounding. Collective: every rank of the
+    /// mesh calls it alike, with the layouts of the store.
     pub fn new(
         dev: &dyn Device,
         mesh: &Mesh,
         layouts: &[Layout],
         store: &mut dyn Store,
         rule: Rule,
+        seed: u64,
     ) -> Result<Optimizer> {
         if matches!(rule, Rule::Muon { .. }) && mesh.sizes.ep > 1 {
             let what =
                 format!("muon with ep {}: the owners of matrices do not know who has which experts", mesh.sizes.ep);
             return Err(Error::input(format!("{what}; use adamw, or ep 1")));
         }
-        let mut states: Vec<Vec<Buf>> = (0..store.units()).map(|_| Vec::new()).collect();
-        let mut runs = vec![Vec::new(); states.len()];
-        let names = if matches!(rule, Rule::Muon { .. }) { muon::names(layouts) } else { Vec::new() };
+        let mut states: Vec<UnitMoments> = (0..store.units()).map(|_| UnitMoments::default()).collect();
+        let matrix_names = if matches!(rule, Rule::Muon { .. }) { owners::names(layouts) } else { Vec::new() };
         let (mut matrices, mut dtype, replicated) = (Vec::new(), DType::F32, store.replicated());
         let mut staged: Option<Staged> = None;
         let mut kinds = Vec::new();
@@ -134,28 +124,23 @@ impl Optimizer {
             if let Some(grad) = &shard.grad {
                 collect(shard.layout, &mut kinds);
                 let len = shard.master.len();
-                let host = !on_device(shard.master.place());
-                if host {
+                if shard.master.dtype() != DType::F32 && !matches!(rule, Rule::AdamW { .. }) {
+                    let what = format!("masters: {} rounds no weights stochastically; keep them in f32", rule.name());
+                    return Err(Error::input(what));
+                }
+                if !on_device(shard.master.place()) {
                     let staged = staged.get_or_insert(Staged { owned: 0, grads: false, weights: None });
                     staged.owned += len;
                     staged.grads |= on_device(grad.place());
                     staged.weights = shard.param.as_ref().filter(|p| on_device(p.place())).map(ViewMut::dtype);
                 }
-                let state = rule.state().iter().map(|name| {
-                    let _for = dev.meter().purpose(name);
-                    match host {
-                        true => dev.alloc_host(DType::F32, len),
-                        false => dev.alloc(DType::F32, len, Category::Optimizer),
-                    }
-                });
-                states[shard.unit] = state.collect::<Result<_>>()?;
-                let whole = flat::runs(shard.layout, shard.start..shard.start + len);
-                let own = |segment: &&Segment| names.contains(&segment.name);
-                runs[shard.unit] = without(whole, shard.start, shard.layout, own);
+                let kind = |segment: &Segment| kinds.iter().position(|k| *k == update_kind(segment)).unwrap_or(0);
+                let is_matrix = |segment: &Segment| matrix_names.contains(&segment.name);
+                let runs = UpdateRun::all(&shard, rule.state().dtype, seed, &kind, &is_matrix);
+                states[shard.unit] = UnitMoments::new(dev, &rule.state(), &shard, runs)?;
                 dtype = shard.param.as_ref().map_or(DType::F32, ViewMut::dtype);
-                for segment in shard.layout.segments.iter().filter(own) {
-                    let kind = kinds.iter().position(|kind| *kind == (segment.decay, segment.lr_scale)).unwrap_or(0);
-                    matrices.push(MuonMatrix::new(shard.unit, segment, (!replicated).then_some(len), kind));
+                for segment in shard.layout.segments.iter().filter(|segment| is_matrix(segment)) {
+                    matrices.push(MuonMatrix::new(shard.unit, segment, (!replicated).then_some(len), kind(segment)));
                 }
             }
             Ok(())
@@ -166,7 +151,7 @@ impl Optimizer {
             Rule::Muon { momentum, steps, .. } => Some(Muon::new(dev, mesh, matrices, (momentum, steps), dtype)?),
             _ => None,
         };
-        Ok(Optimizer { rule, states, runs, muon, kinds, constants, step: 0, host })
+        Ok(Optimizer { rule, states, muon, kinds, constants, step: 0, host })
     }
     pub fn rule(&self) -> Rule {
         self.rule
@@ -179,9 +164,14 @@ impl Optimizer {
     pub fn resume(&mut self, steps: u64) {
         self.step = steps;
     }
-    /// State of this rank's trainable shard of `unit`, named as in [`Rule::state`], for checkpoints.
-    pub fn state(&mut self, unit: usize) -> impl Iterator<Item = (&'static str, ViewMut<'_>)> {
-        self.rule.state().iter().copied().zip(self.states[unit].iter_mut().map(Buf::view_mut))
+    /// The states of elements `range`, all of one tensor, of this rank's trainable shard of `unit`, each with its index
+    /// in [`Rule::state`]. For checkpoints.
+    pub fn state(&mut self, unit: usize, range: Range<usize>) -> impl Iterator<Item = (usize, ViewMut<'_>)> {
+        self.states[unit].of(range)
+    }
+    /// All states of this rank's trainable shard of `unit`.
+    pub fn states(&mut self, unit: usize) -> impl Iterator<Item = ViewMut<'_>> {
+        self.states[unit].bufs.iter_mut().map(Buf::view_mut)
     }
 
     /// Constants of the next update at learning rate `lr`. Copy them to the device and pass them to
@@ -193,7 +183,7 @@ impl Optimizer {
             let lr = lr * lr_scale;
             let decay = |weight_decay: f32| if *decays { weight_decay } else { 0.0 };
             match rule {
-                Rule::AdamW { beta1, beta2, eps, weight_decay } => {
+                Rule::AdamW { beta1, beta2, eps, weight_decay, .. } => {
                     let h = AdamWStep { lr, beta1, beta2, eps, weight_decay: decay(weight_decay), step };
                     constants.copy_from_slice(bytemuck::cast_slice(&[h.scalars()]));
                 }
@@ -217,21 +207,20 @@ impl Optimizer {
     /// compute-dtype copy. `constants` must be on the device. If the scale is not finite, nothing changes; if it is
     /// finite, the caller reports the update with [`Optimizer::count`].
     pub fn step(&mut self, dev: &dyn Device, store: &mut dyn Store, constants: View, scale: View) -> Result<()> {
-        let (rule, kinds, numbers) = (self.rule, &self.kinds, &self.constants);
+        let (rule, numbers) = (self.rule, &self.constants);
         if let Some(muon) = &mut self.muon {
             muon.step(dev, store, &mut self.states, (constants, rule.constants()), scale)?;
         }
         store.for_each_shard(&mut |mut shard| {
             let Some(grad) = shard.grad else { return Ok(()) }; // frozen
-            let state = &mut self.states[shard.unit];
-            for Run { range, decay, lr_scale } in &self.runs[shard.unit] {
-                let kind = kinds.iter().position(|kind| *kind == (*decay, *lr_scale));
-                let kind = kind.ok_or_else(|| Error::op("optimizer", "a run has an unknown kind"))?;
+            let UnitMoments { bufs, runs, whole_first } = &mut self.states[shard.unit];
+            for UpdateRun { range, state, kind, at } in runs.iter() {
                 let own = kind * rule.constants()..(kind + 1) * rule.constants();
                 let g = grad.as_view().slice(range.clone());
                 let p = shard.master.reborrow().slice(range.clone());
                 let out = shard.param.as_mut().map(|out| out.reborrow().slice(range.clone()));
-                let mut state = state.iter_mut().map(|s| s.view_mut().slice(range.clone()));
+                let places = [if *whole_first { range } else { state }, state];
+                let mut state = bufs.iter_mut().zip(places).map(|(s, place)| s.view_mut().slice(place.clone()));
                 let (h, host_h) = (constants.slice(own.clone()), &numbers[own]);
                 match (rule, &mut self.host) {
                     (Rule::AdamW { .. } | Rule::Muon { .. }, host) => {
@@ -239,7 +228,7 @@ impl Optimizer {
                         let (Some(m), Some(v)) = (state.next(), state.next()) else {
                             return Err(Error::op("adamw", "AdamW needs two moments"));
                         };
-                        let update = AdamW { h, scale, g, m, v, p, out };
+                        let update = AdamW { h, scale, g, m, v, p, out, at: *at };
                         match host {
                             None => dev.adamw(update)?,
                             Some(host) => host.adamw(dev, host_h, update)?,

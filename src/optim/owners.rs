@@ -1,5 +1,5 @@
-//! Which rank orthogonalizes which matrix, and where its parts are: arithmetic on the segment table. Never
-//! communicates.
+//! Which matrices Muon updates, which rank orthogonalizes which, and where its parts are: arithmetic on the segment
+//! table. Never communicates.
 //!
 //! [Note: rounds] The matrices, most expensive first, are dealt in *rounds* of one matrix per rank of the world. So the
 //! owners of a round have about equal work, and each holds one whole matrix at a time. An owner receives the matrix
@@ -9,8 +9,19 @@
 //! `(R, C)`; otherwise that is the matrix. Within such a part the shards of fsdp follow each other.
 use crate::comm::MeshSizes;
 use crate::comm::mesh::Coords;
-use crate::nn::{Segment, Slice, Tp};
+use crate::nn::{Layout, ROOT, Segment, Slice, Tp, is_adapter};
 use std::ops::Range;
+
+/// Whether Muon updates the tensor, a segment of layer `layer`.
+pub(super) fn updates(layer: usize, segment: &Segment) -> bool {
+    layer != ROOT && segment.trainable && segment.shape.len() == 2 && !is_adapter(segment)
+}
+
+/// Names of all tensors that Muon updates.
+pub(super) fn names(layouts: &[Layout]) -> Vec<String> {
+    let segments = layouts.iter().enumerate().flat_map(|(layer, l)| l.segments.iter().map(move |s| (layer, s)));
+    segments.filter(|(layer, s)| updates(*layer, s)).map(|(_, s)| s.name.clone()).collect()
+}
 
 /// A matrix that Muon updates, as this rank knows it.
 pub(super) struct MuonMatrix {

@@ -12,6 +12,7 @@ use crate::data::Tokenizer;
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
 use crate::engine::{EngineOptions, Generator, GeneratorOptions, Sampling};
+use crate::optim::Moments;
 use crate::run::launch::device::{self, RankDevice};
 use crate::run::launch::{self, Launch, RankJob};
 use crate::run::plan::ranks::RankPlan;
@@ -161,7 +162,7 @@ impl Request {
             };
             let mut generator = Generator::new(device.clone(), &mesh, options)?;
             let layouts = generator.decoder().layouts().to_vec();
-            let mut checkpointer = Checkpointer::new(device, &mesh, &options.spec, &layouts, &[])?;
+            let mut checkpointer = Checkpointer::new(device, &mesh, &options.spec, &layouts, Moments::NONE)?;
             checkpointer.load_model(&self.model, generator.store())?;
             let started = Instant::now();
             let first = mesh.rank() == 0;

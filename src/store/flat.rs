@@ -218,33 +218,30 @@ pub fn slot(unit: usize, cycle: usize) -> usize {
     if unit == 0 { 0 } else { 1 + (unit - 1) % cycle }
 }
 
-/// A range of a shard whose elements are updated with the same constants.
+/// A range of a shard, of one segment or of successive ones that belong together.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Run {
     /// Relative to the start of the shard.
     pub range: Range<usize>,
-    pub decay: bool,
-    pub lr_scale: f32,
+    /// Index of the first segment.
+    pub segment: usize,
 }
 
-/// Splits `owned`, a range of a unit, into the fewest runs that its segments allow. Padding belongs to the segment
-/// before it.
-pub fn runs(layout: &Layout, owned: Range<usize>) -> Vec<Run> {
+/// Splits `owned`, a range of a unit, into the fewest runs of segments of the same `group`, without those that have
+/// none. Padding belongs to the segment before it.
+pub fn runs<G: PartialEq>(layout: &Layout, owned: Range<usize>, group: impl Fn(usize) -> Option<G>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
-    let mut cut = |from: usize, to: usize, decay: bool, lr_scale: f32| {
-        let (from, to) = (from.max(owned.start), to.min(owned.end));
-        if from >= to {
-            return;
-        }
-        let range = from - owned.start..to - owned.start;
-        match runs.last_mut() {
-            Some(last) if (last.decay, last.lr_scale) == (decay, lr_scale) => last.range.end = range.end,
-            _ => runs.push(Run { range, decay, lr_scale }),
-        }
-    };
     for (i, segment) in layout.segments.iter().enumerate() {
         let end = layout.segments.get(i + 1).map_or(usize::MAX, |next| next.start);
-        cut(segment.start, end, segment.decay, segment.lr_scale);
+        let (from, to) = (segment.start.max(owned.start), end.min(owned.end));
+        let Some(own) = group(i).filter(|_| from < to) else { continue };
+        let range = from - owned.start..to - owned.start;
+        match runs.last_mut() {
+            Some(last) if last.range.end == range.start && group(last.segment) == Some(own) => {
+                last.range.end = range.end
+            }
+            _ => runs.push(Run { range, segment: i }),
+        }
     }
     runs
 }
@@ -336,16 +333,15 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_cut_at_changes_of_decay_only() {
+    fn runs_are_cut_at_changes_of_group_only() {
         let layout = layer(&[(130, true), (128, true), (5, false), (7, false), (100, true)]);
         assert_eq!(layout.len, 256 + 128 + 128 + 128 + 128);
-        let run = |range, decay| Run { range, decay, lr_scale: 1.0 };
-        assert_eq!(runs(&layout, 0..1024), [run(0..384, true), run(384..640, false), run(640..1024, true)]);
-        assert_eq!(runs(&layout, 256..512), [run(0..128, true), run(128..256, false)]);
-        assert_eq!(runs(&layout, 896..1024), [run(0..128, true)]); // padding only: goes with the last segment
-        let mut layout = layout;
-        layout.segments[1].lr_scale = 0.5;
-        let half = Run { lr_scale: 0.5, ..run(256..384, true) };
-        assert_eq!(runs(&layout, 0..512), [run(0..256, true), half, run(384..512, false)]);
+        let run = |range, segment| Run { range, segment };
+        let of = |owned| runs(&layout, owned, |i| Some(layout.segments[i].decay));
+        assert_eq!(of(0..1024), [run(0..384, 0), run(384..640, 2), run(640..1024, 4)]);
+        assert_eq!(of(256..512), [run(0..128, 1), run(128..256, 2)]);
+        assert_eq!(of(896..1024), [run(0..128, 4)]); // padding only: goes with the last segment
+        let without = runs(&layout, 0..1024, |i| (i != 1).then_some(()));
+        assert_eq!(without, [run(0..256, 0), run(384..1024, 2)]);
     }
 }

@@ -1,4 +1,4 @@
-//! Persistent storage for one part of a unit: f32 masters with a compute-dtype copy, or only the compute-dtype weights.
+//! Persistent storage for one part of a unit: masters with a compute-dtype copy, or only the compute-dtype weights.
 //! Also combines a unit's two parts into a layer's weights. Never communicates.
 //!
 //! Masters exist so that weights are updated and saved without rounding. Weights frozen beneath adapters need neither:
@@ -14,7 +14,7 @@ use half::{bf16, f16};
 /// Which copies of a part are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
-    /// f32 masters, plus a compute-dtype copy where that is a separate buffer.
+    /// Masters, plus a compute-dtype copy where that is a separate buffer.
     Masters,
     /// Only the compute-dtype weights.
     Computed,
@@ -27,15 +27,21 @@ impl Keep {
 }
 
 pub(super) struct Kept {
-    /// f32 masters, or the only copy.
+    /// Masters, or the only copy.
     pub master: Buf,
-    /// The compute-dtype copy, if compute is not f32 or the masters are not where gathers read.
+    /// The compute-dtype copy, if masters have another dtype or are not where gathers read.
     pub param: Option<Buf>,
 }
 
 impl Kept {
-    /// Allocates `len` elements.
-    pub fn new(dev: &dyn Device, len: usize, keep: Keep, dtype: DType, offload: Offload) -> Result<Kept> {
+    /// Allocates `len` elements. `masters`: their dtype.
+    pub fn new(
+        dev: &dyn Device,
+        len: usize,
+        keep: Keep,
+        (dtype, masters): (DType, DType),
+        offload: Offload,
+    ) -> Result<Kept> {
         if keep == Keep::Computed {
             let _for = dev.meter().purpose("frozen weights");
             let all = offload.alloc(Offload::Parameters, dev, dtype, len, Category::Params)?;
@@ -45,9 +51,9 @@ impl Kept {
             let _for = dev.meter().purpose("compute copies");
             offload.alloc(Offload::Parameters, dev, dtype, len, Category::Params)
         };
-        let param = offload.copies(dtype).then(copy).transpose()?;
+        let param = offload.copies(dtype, masters).then(copy).transpose()?;
         let _for = dev.meter().purpose("masters");
-        Ok(Kept { master: offload.alloc(Offload::Optimizer, dev, DType::F32, len, Category::Params)?, param })
+        Ok(Kept { master: offload.alloc(Offload::Optimizer, dev, masters, len, Category::Params)?, param })
     }
     /// The weights that are computed with, or gathered for it.
     pub fn compute(&self) -> View<'_> {
@@ -64,6 +70,22 @@ pub fn assign(dev: &dyn Device, values: &[f32], rounded: &mut Vec<u16>, to: View
         _ => return dev.upload(bytemuck::cast_slice(values), to),
     }
     dev.upload(bytemuck::cast_slice(rounded), to)
+}
+
+/// Reads `from` (masters or the only copy, or a moment) as f32. `rounded` is scratch.
+pub fn values(dev: &dyn Device, from: View, rounded: &mut Vec<u16>, to: &mut [f32]) -> Result<()> {
+    let dtype = from.dtype();
+    if dtype == DType::F32 {
+        return dev.download(from, bytemuck::cast_slice_mut(to));
+    }
+    rounded.resize(to.len(), 0);
+    dev.download(from, bytemuck::cast_slice_mut(rounded))?;
+    let wide = |bits: u16| match dtype {
+        DType::Bf16 => Float::to_f32(bf16::from_bits(bits)),
+        _ => Float::to_f32(f16::from_bits(bits)),
+    };
+    to.iter_mut().zip(rounded).for_each(|(x, bits)| *x = wide(*bits));
+    Ok(())
 }
 
 /// The dtype that gradients are cast to for reduction, if they are communicated and not in f32.

@@ -19,7 +19,7 @@ mod apart; // experts in a store of their own
 pub use apart::{allocate, apart};
 pub use flat::Wrap;
 pub use init::{initialize, initialize_only};
-pub use kept::{Keep, assign};
+pub use kept::{Keep, assign, values};
 pub use offload::Offload;
 pub use reference::{Reference, ReferenceOptions};
 pub use replicated::{Replicated, ReplicatedOptions};

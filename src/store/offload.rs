@@ -11,6 +11,9 @@
 //! gradients    2 P/N          [4 P/N]     16 P/N [16 P/N]           and what gradients are reduced into
 //! parameters   0                          18 P/N [16 P/N]           and what weights are gathered from
 //! ```
+//!
+//! With bf16 moments 4 P/N less, and with bf16 masters 2 P/N, and another 2 P/N where they are what is gathered:
+//! without offloading, and with that of parameters.
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, Device};
 
@@ -42,8 +45,8 @@ impl Offload {
             false => dev.alloc(dtype, len, category),
         }
     }
-    /// Whether gathers in `dtype` read a copy instead of the f32 masters.
-    pub(super) fn copies(self, dtype: DType) -> bool {
-        dtype != DType::F32 || matches!(self, Offload::Optimizer | Offload::Gradients)
+    /// Whether gathers in `dtype` read a copy instead of the masters.
+    pub(super) fn copies(self, dtype: DType, masters: DType) -> bool {
+        dtype != masters || matches!(self, Offload::Optimizer | Offload::Gradients)
     }
 }

@@ -31,8 +31,10 @@ use std::sync::Arc;
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct ReferenceOptions {
-    /// Compute dtype, in which weights are gathered: f32, bf16 or f16. Masters and gradients are f32.
+    /// Compute dtype, in which weights are gathered: f32, bf16 or f16. Gradients are f32.
     pub dtype: DType,
+    /// Dtype of master weights: f32; or bf16 if that is the compute dtype, and then they are what is gathered.
+    pub masters: DType,
     /// Dtype of gradients in the reduce-scatter within a replica: f32, bf16 or f16, rounded once on each rank. Sums,
     /// and all_reduces between replicas, are always f32.
     pub reduce_dtype: DType,
@@ -50,6 +52,7 @@ impl Default for ReferenceOptions {
     fn default() -> ReferenceOptions {
         ReferenceOptions {
             dtype: DType::F32,
+            masters: DType::F32,
             reduce_dtype: DType::F32,
             reshard: true,
             grad_accum: 1,
@@ -104,6 +107,9 @@ impl Strategy for ReferenceOptions {
     }
     fn dtype(&self) -> DType {
         self.dtype
+    }
+    fn masters(&self) -> DType {
+        self.masters
     }
     fn offload(&self) -> Offload {
         self.offload
@@ -171,7 +177,7 @@ impl Reference {
                 layout,
                 segment: segment.clone(),
                 index: indices.next().unwrap_or_default(),
-                kept: Kept::new(&*dev, len, Keep::of(segment), options.dtype, options.offload)?,
+                kept: Kept::new(&*dev, len, Keep::of(segment), (options.dtype, options.masters), options.offload)?,
                 grad: segment.trainable.then(|| replicas.grad(&*dev, options.offload, len)).transpose()?,
             })
         };

@@ -20,8 +20,10 @@ use std::sync::Arc;
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct ReplicatedOptions {
-    /// Compute dtype: f32, bf16 or f16. Masters and gradients are f32.
+    /// Compute dtype: f32, bf16 or f16. Gradients are f32.
     pub dtype: DType,
+    /// Dtype of master weights: f32; or bf16 if that is the compute dtype, and then they are what is gathered.
+    pub masters: DType,
     /// Dtype of gradients in the all_reduce: f32, bf16 or f16. Each rank's gradient is rounded once, and so is the sum.
     pub reduce_dtype: DType,
     /// Bytes of gradient reduced together. PyTorch's default, 25 MiB, is [`ReplicatedOptions::BUCKET`].
@@ -35,6 +37,7 @@ impl Default for ReplicatedOptions {
     fn default() -> ReplicatedOptions {
         ReplicatedOptions {
             dtype: DType::F32,
+            masters: DType::F32,
             reduce_dtype: DType::F32,
             bucket_bytes: ReplicatedOptions::BUCKET,
             offload: Offload::Nothing,
@@ -56,6 +59,9 @@ impl Strategy for ReplicatedOptions {
     }
     fn dtype(&self) -> DType {
         self.dtype
+    }
+    fn masters(&self) -> DType {
+        self.masters
     }
     fn offload(&self) -> Offload {
         self.offload
@@ -99,7 +105,9 @@ impl Replicated {
         options: &ReplicatedOptions,
     ) -> Result<Replicated> {
         let flat = options.flat(layouts);
-        let kept = |part: &UnitPart| Kept::new(&*dev, part.padded, part.keep, options.dtype, options.offload);
+        let kept = |part: &UnitPart| {
+            Kept::new(&*dev, part.padded, part.keep, (options.dtype, options.masters), options.offload)
+        };
         let wires = narrow(options.reduce_dtype, group.size());
         let travelling = |dtype, len, category| group.alloc(dtype, len, CommUse::Reduced, category);
         let grad = |part: &UnitPart| {

@@ -18,6 +18,8 @@
 //! Gradients reduced in 2 bytes (`reduce_dtype`) are copied to slots of their own, 2 (R + 2U). The f32 slot is then
 //! free at once, so one suffices besides the root's: 4 (R + U).
 //!
+//! With `masters` in bf16 there is no copy: params are 2 P/N. Moments in bf16 take 4 P/N.
+//!
 //! In shared memory the weight slots exist once per host, and each rank counts 1/N of them. Frozen parameters cost only
 //! params and weight slots. With adapters, when only those are saved, frozen params cost 2 P/N [4 P/N] plus weight
 //! slots.
@@ -55,8 +57,10 @@ pub enum BackwardPrefetch {
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct ShardedOptions {
-    /// Compute dtype, in which weights are gathered: f32, bf16 or f16. Masters and gradients are f32.
+    /// Compute dtype, in which weights are gathered: f32, bf16 or f16. Gradients are f32.
     pub dtype: DType,
+    /// Dtype of master weights: f32; or bf16 if that is the compute dtype, and then they are what is gathered.
+    pub masters: DType,
     /// Dtype of gradients in the reduce_scatter within a replica: f32, bf16 or f16, rounded once on each rank. Sums,
     /// and all_reduces between replicas, are always f32.
     pub reduce_dtype: DType,
@@ -86,6 +90,7 @@ impl Default for ShardedOptions {
     fn default() -> ShardedOptions {
         ShardedOptions {
             dtype: DType::F32,
+            masters: DType::F32,
             reduce_dtype: DType::F32,
             wrap: Wrap::Transformer,
             reshard: true,
@@ -138,7 +143,7 @@ impl ShardedOptions {
     fn plan(&self, layouts: &[Layout], ranks: usize) -> UnitPlan {
         let flat = Flat::new(layouts, self.wrap, ranks);
         let cycles = self.cycles(&flat, ranks);
-        UnitPlan { flat, cycles, dtype: self.dtype, offload: self.offload }
+        UnitPlan { flat, cycles, dtype: self.dtype, masters: self.masters, offload: self.offload }
     }
     fn cycles(&self, flat: &Flat, ranks: usize) -> Cycles {
         let wire = narrow(self.reduce_dtype, ranks);
@@ -158,6 +163,9 @@ impl Strategy for ShardedOptions {
     }
     fn dtype(&self) -> DType {
         self.dtype
+    }
+    fn masters(&self) -> DType {
+        self.masters
     }
     fn offload(&self) -> Offload {
         self.offload

@@ -20,17 +20,17 @@ struct ShardBufs {
 }
 
 impl UnitShards {
-    /// Allocates the shards of every unit.
+    /// Allocates the shards of every unit. `dtypes`: of computation and of masters.
     pub fn new(
         dev: &dyn Device,
         flat: &Flat,
-        dtype: DType,
+        dtypes: (DType, DType),
         offload: Offload,
         replicas: &Replicas,
     ) -> Result<Vec<UnitShards>> {
         let shard = |part: &UnitPart| {
             let grad = || replicas.grad(dev, offload, part.shard);
-            let kept = Kept::new(dev, part.shard, part.keep, dtype, offload)?;
+            let kept = Kept::new(dev, part.shard, part.keep, dtypes, offload)?;
             Ok(ShardBufs { kept, grad: part.trainable.then(grad).transpose()? })
         };
         let of = |unit: &Unit| Ok(UnitShards { parts: unit.parts.iter().map(shard).collect::<Result<_>>()? });

@@ -16,8 +16,8 @@ pub struct Shard<'a> {
     pub layout: &'a Layout,
     /// Offset of the shard in the flat buffer, a multiple of [`crate::device::ALIGN`]. Its length is `master.len()`.
     pub start: usize,
-    /// f32 master weights; for weights frozen beneath adapters, the compute-dtype weights. [`super::assign`] writes
-    /// either.
+    /// Master weights; for weights frozen beneath adapters, the compute-dtype weights. [`super::assign`] writes and
+    /// [`super::values`] reads any.
     pub master: ViewMut<'a>,
     /// The compute-dtype copy that gathers read, if separate from the master.
     pub param: Option<ViewMut<'a>>,
@@ -38,6 +38,10 @@ pub trait Strategy: Send + Sync {
     fn name(&self) -> &'static str;
     /// The compute dtype.
     fn dtype(&self) -> DType;
+    /// The dtype of master weights: f32, or bf16 if that is the compute dtype.
+    fn masters(&self) -> DType {
+        DType::F32
+    }
     /// What is offloaded to host memory.
     fn offload(&self) -> Offload;
     /// Allocates all buffers for parameters and gradients. Collective: every rank of the mesh calls it alike. `layouts`

@@ -18,6 +18,7 @@ pub(super) struct UnitPlan {
     pub flat: Flat,
     pub cycles: Cycles,
     pub dtype: DType,
+    pub masters: DType,
     pub offload: Offload,
 }
 
@@ -39,10 +40,10 @@ pub(super) struct ShardedUnits {
 
 impl ShardedUnits {
     pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, plan: UnitPlan) -> Result<ShardedUnits> {
-        let UnitPlan { flat, cycles, dtype, offload } = plan;
+        let UnitPlan { flat, cycles, dtype, masters, offload } = plan;
         let group = mesh.fsdp.clone();
         let replicas = Replicas::new(mesh, flat.units.len());
-        let shards = UnitShards::new(&*dev, &flat, dtype, offload, &replicas)?;
+        let shards = UnitShards::new(&*dev, &flat, (dtype, masters), offload, &replicas)?;
         let weights = {
             let _for = dev.meter().purpose("gathered weights");
             WeightSlots::new(&*group, &flat, cycles.weights, dtype)?

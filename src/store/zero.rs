@@ -48,8 +48,10 @@ pub enum Stage {
 #[derive(Clone, PartialEq, Debug)]
 pub struct ZeroOptions {
     pub stage: Stage,
-    /// Compute dtype, in which weights are gathered: f32, bf16 or f16. Masters and gradients are f32.
+    /// Compute dtype, in which weights are gathered: f32, bf16 or f16. Gradients are f32.
     pub dtype: DType,
+    /// Dtype of master weights: f32; or bf16 if that is the compute dtype, and then they are what is gathered.
+    pub masters: DType,
     /// Dtype of gradients in the reduction within a replica: f32, bf16 or f16, rounded once on each rank. Sums, and
     /// all_reduces between replicas, are always f32.
     pub reduce_dtype: DType,
@@ -75,6 +77,7 @@ impl ZeroOptions {
         ZeroOptions {
             stage,
             dtype,
+            masters: DType::F32,
             reduce_dtype: DType::F32,
             reduce_bucket: 500_000_000,
             overlap: stage == Stage::Three,
@@ -88,7 +91,13 @@ impl ZeroOptions {
     fn plan(&self, layouts: &[Layout], ranks: usize) -> UnitPlan {
         let wrap = if self.stage == Stage::Three { Wrap::Transformer } else { Wrap::AtMost(self.reduce_bucket) };
         let flat = Flat::new(layouts, wrap, ranks);
-        UnitPlan { cycles: self.cycles(&flat, ranks), flat, dtype: self.dtype, offload: self.offload }
+        UnitPlan {
+            cycles: self.cycles(&flat, ranks),
+            flat,
+            dtype: self.dtype,
+            masters: self.masters,
+            offload: self.offload,
+        }
     }
     fn cycles(&self, flat: &Flat, ranks: usize) -> Cycles {
         let (all, each) = (flat.units.len(), if self.overlap { 2 } else { 1 });
@@ -143,6 +152,9 @@ impl Strategy for ZeroOptions {
     }
     fn dtype(&self) -> DType {
         self.dtype
+    }
+    fn masters(&self) -> DType {
+        self.masters
     }
     fn offload(&self) -> Offload {
         self.offload

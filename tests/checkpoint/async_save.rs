@@ -6,7 +6,7 @@ use crate::common::alone::alone;
 use crate::common::hooked_store::HookedStore;
 use crate::common::known_state::*;
 use crate::common::*;
-use flatshard::base::{Category, Result};
+use flatshard::base::{Category, DType, Result};
 use flatshard::ckpt::{self, Checkpointer, Resume};
 use flatshard::comm::{MeshSizes, Tag};
 use flatshard::nn::Decoder;
@@ -27,7 +27,7 @@ fn change(held: &mut KnownState) -> Result<()> {
     let dev = held.dev.clone();
     let optimizer = &mut held.optimizer;
     held.store.for_each_shard(&mut |shard| {
-        for (_, state) in optimizer.state(shard.unit) {
+        for state in optimizer.states(shard.unit) {
             dev.zero(state)?;
         }
         dev.zero(shard.master)
@@ -69,7 +69,7 @@ fn an_async_save_writes_the_copy_while_training_continues() {
             change(&mut held)?;
             assert_eq!(rank.meter.live(Category::Other) - before, copy);
             let layouts = Decoder::new(spec.clone())?.layouts().to_vec();
-            let planned = Checkpointer::copy_bytes(&layouts, rule.state(), &MeshSizes::sharded(3));
+            let planned = Checkpointer::copy_bytes(&layouts, DType::F32, &rule.state(), &MeshSizes::sharded(3));
             assert!(copy > 0 && copy < planned * 3 / 2, "{copy} bytes for a copy, {planned} planned");
 
             // The third waits for the second.

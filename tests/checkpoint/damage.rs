@@ -93,7 +93,7 @@ fn damage_is_named_on_every_rank_before_anything_is_loaded() {
         contents(&good).into_iter().for_each(|(name, bytes)| fs::write(copy.join(name), bytes).unwrap());
         damage(&copy);
         let decoder = Decoder::new(spec.clone()).unwrap();
-        let early = ckpt::inspect(&copy, &spec, decoder.layouts(), ADAMW.state()).unwrap_err();
+        let early = ckpt::inspect(&copy, &spec, decoder.layouts(), &ADAMW.state()).unwrap_err();
         assert!(matches!(early, Error::Damaged(_)) && early.exit_status() == 2, "{what}: {early:?}");
         for (result, untouched) in load(2, &spec, ADAMW, &copy) {
             let error = result.expect_err(what);
@@ -114,7 +114,7 @@ fn every_flipped_bit_of_a_header_is_damage() {
     saved(1, &spec, &plain(), ADAMW, u64::MAX, dir.path(), 100);
     let good = dir.path().join("step-00000100");
     let decoder = Decoder::new(spec.clone()).unwrap();
-    let inspect = || ckpt::inspect(&good, &spec, decoder.layouts(), ADAMW.state());
+    let inspect = || ckpt::inspect(&good, &spec, decoder.layouts(), &ADAMW.state());
     for name in ["model.safetensors", "optimizer.safetensors"] {
         let bytes = fs::read(good.join(name)).unwrap();
         for at in (0..8 + header_len(&bytes)).step_by(5) {

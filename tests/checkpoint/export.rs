@@ -9,7 +9,7 @@ use flatshard::ckpt::{self, Checkpointer, Companions, Dtype, hf};
 use flatshard::device::Buf;
 use flatshard::engine::{Generator, GeneratorOptions, Sampling, Strategy};
 use flatshard::nn::{Batch, Checkpointing, Cuts, Decoder, Groups, Spec, WorkspaceOptions};
-use flatshard::optim::Rule;
+use flatshard::optim::{Moments, Rule};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -224,7 +224,7 @@ fn greedy_text_is_that_of_transformers() {
                 let options = GeneratorOptions { spec: spec.clone(), strategy, cuts: Cuts::ALL, prompt: 5, count: 20 };
                 let mut generator = Generator::new(dev.clone(), mesh, &options)?;
                 let layouts = generator.decoder().layouts().to_vec();
-                let mut ckpt = Checkpointer::new(dev, mesh, &spec, &layouts, &[])?;
+                let mut ckpt = Checkpointer::new(dev, mesh, &spec, &layouts, Moments::NONE)?;
                 ckpt.load_model(&pretrained(name), generator.store())?;
                 generator.generate(&golden(name).0[..5], 20, &sampling, &mut |token| Some(token) != end)
             });

@@ -8,6 +8,7 @@ use flatshard::ckpt::{Checkpointer, Dtype};
 use flatshard::comm::Tag;
 use flatshard::engine::Strategy;
 use flatshard::nn::{Decoder, Spec};
+use flatshard::optim::Moments;
 use flatshard::store::{ShardedOptions, Store};
 use std::fs;
 use std::path::Path;
@@ -30,7 +31,7 @@ fn spec() -> Spec {
 fn load(rank: &Rank, strategy: &dyn Strategy, dir: &Path) -> Result<Box<dyn Store>> {
     let layouts = Decoder::new(spec())?.layouts().to_vec();
     let mut store = strategy.store(rank.device.clone(), &rank.mesh, &layouts)?;
-    let mut ckpt = Checkpointer::new(rank.device.clone(), &rank.mesh, &spec(), &layouts, &[])?;
+    let mut ckpt = Checkpointer::new(rank.device.clone(), &rank.mesh, &spec(), &layouts, Moments::NONE)?;
     ckpt.load_model(dir, &mut *store)?;
     Ok(store)
 }
@@ -47,7 +48,8 @@ fn loading_holds_the_shards_and_less_than_one_tensor() {
         let layouts = Decoder::new(spec())?.layouts().to_vec();
         let mut store = bf16.store(rank.device.clone(), &rank.mesh, &layouts)?;
         flatshard::store::initialize(&mut *store, 1, &*rank.device)?;
-        let mut ckpt = Checkpointer::new(rank.device, &rank.mesh, &spec(), &layouts, &[])?.with_files_of(20_000_000);
+        let mut ckpt =
+            Checkpointer::new(rank.device, &rank.mesh, &spec(), &layouts, Moments::NONE)?.with_files_of(20_000_000);
         ckpt.save_hf(&model, Dtype::BF16, &mut *store)
     });
     assert!(model.join("model.safetensors.index.json").exists());

@@ -63,7 +63,7 @@ impl KnownState {
         let (dev, mesh) = (rank.device.clone(), &rank.mesh);
         let layouts = parted(Decoder::new(spec.clone())?.layouts(), mesh.coords.tp, mesh.sizes.tp);
         let mut store = strategy.store(dev.clone(), mesh, &layouts)?;
-        let optimizer = Optimizer::new(&*dev, mesh, &layouts, &mut *store, rule)?;
+        let optimizer = Optimizer::new(&*dev, mesh, &layouts, &mut *store, rule, 0)?;
         let mut ckpt =
             Checkpointer::new(dev.clone(), mesh, spec, &layouts, rule.state())?.with_files_of(max_file_bytes);
         ckpt.of_run(RUN);
@@ -107,7 +107,7 @@ impl KnownState {
             }
             Ok(())
         })?;
-        let groups = 1 + self.optimizer.rule().state().len();
+        let groups = 1 + self.optimizer.rule().state().names.len();
         assert_eq!(seen, nonzero * groups, "padding is not zero");
         Ok(())
     }
@@ -137,8 +137,9 @@ impl KnownState {
                     let first = s.start + part.start - shard.start;
                     let range = first..first + part.len();
                     f("", &s.name, at, shard.master.reborrow().slice(range.clone()))?;
-                    for (moment, state) in optimizer.state(shard.unit) {
-                        f(moment, &s.name, at, state.slice(range.clone()))?;
+                    let names = optimizer.rule().state().names;
+                    for (moment, state) in optimizer.state(shard.unit, range) {
+                        f(names[moment], &s.name, at, state)?;
                     }
                 }
             }

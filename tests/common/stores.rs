@@ -2,21 +2,14 @@
 use super::worlds::{ddp, fsdp, sharded};
 use flatshard::base::DType;
 use flatshard::engine::Strategy;
-use flatshard::store::{Offload, ReferenceOptions, ShardedOptions, Stage, ZeroOptions};
+use flatshard::store::{ReferenceOptions, ShardedOptions, Stage, ZeroOptions};
 use std::sync::Arc;
 
 pub fn reference(options: ReferenceOptions) -> Arc<dyn Strategy> {
     Arc::new(options)
 }
 pub fn by_tensor(dtype: DType, grad_accum: usize) -> ReferenceOptions {
-    ReferenceOptions {
-        dtype,
-        reduce_dtype: DType::F32,
-        reshard: true,
-        grad_accum,
-        sync_each_batch: false,
-        offload: Offload::Nothing,
-    }
+    ReferenceOptions { dtype, grad_accum, ..ReferenceOptions::default() }
 }
 pub fn zero(options: ZeroOptions) -> Arc<dyn Strategy> {
     Arc::new(options)

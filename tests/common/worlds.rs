@@ -10,7 +10,7 @@ use flatshard::device::{Device, IGNORE};
 use flatshard::engine::{Engine, EngineOptions, Objective, ReferenceModel, Step, StepReport, Strategy};
 use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, Experts, Rotary, SpImpl, Spec, Tuning};
 use flatshard::optim::Rule;
-use flatshard::store::{Offload, ReplicatedOptions, ShardedOptions};
+use flatshard::store::{ReplicatedOptions, ShardedOptions};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -119,7 +119,7 @@ pub fn sparse() -> Spec {
 pub const SGD: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 0.01 };
 /// Muon with a momentum that shows in a few steps.
 pub const MUON: Rule = Rule::Muon { momentum: 0.9, steps: 5, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
-pub const ADAMW: Rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+pub const ADAMW: Rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, moments: DType::F32 };
 
 pub fn sharded() -> ShardedOptions {
     ShardedOptions::default()
@@ -136,7 +136,7 @@ pub fn travelling(reduce_dtype: DType) -> Arc<dyn Strategy> {
     replicas(DType::F32, reduce_dtype)
 }
 fn replicas(dtype: DType, reduce_dtype: DType) -> Arc<dyn Strategy> {
-    let options = ReplicatedOptions { dtype, reduce_dtype, bucket_bytes: 30_000, offload: Offload::Nothing };
+    let options = ReplicatedOptions { dtype, reduce_dtype, bucket_bytes: 30_000, ..ReplicatedOptions::default() };
     Arc::new(options)
 }
 

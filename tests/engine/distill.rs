@@ -9,6 +9,7 @@ use flatshard::ckpt::{Checkpointer, hf};
 use flatshard::data::MicroBatch;
 use flatshard::engine::{Engine, EngineOptions, Step, StepReport, Strategy, Teaching};
 use flatshard::nn::{Checkpointing, Spec};
+use flatshard::optim::Moments;
 use flatshard::store::ShardedOptions;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
@@ -63,10 +64,10 @@ fn engine(rank: &Rank, options: &EngineOptions) -> Result<Engine> {
     let (dev, mesh) = (&rank.device, &rank.mesh);
     let mut engine = Engine::new(dev.clone(), mesh, options)?;
     let layouts = engine.decoder().layouts().to_vec();
-    let mut student = Checkpointer::new(dev.clone(), mesh, &options.spec, &layouts, &[])?;
+    let mut student = Checkpointer::new(dev.clone(), mesh, &options.spec, &layouts, Moments::NONE)?;
     student.load_model(&file("preference/policy"), engine.state().0)?;
     let (decoder, store) = engine.teacher().unwrap();
-    let mut teacher = Checkpointer::new(dev.clone(), mesh, decoder.spec(), decoder.layouts(), &[])?;
+    let mut teacher = Checkpointer::new(dev.clone(), mesh, decoder.spec(), decoder.layouts(), Moments::NONE)?;
     teacher.load_model(&file("distill/teacher"), store)?;
     Ok(engine)
 }

@@ -207,7 +207,7 @@ fn training_agrees(arch: Arch) {
     let (losses, norms) = (golden.numbers("losses"), golden.numbers("norms"));
     let [beta1, beta2] = [0, 1].map(|i| golden.numbers("betas")[i] as f32);
     let [eps, weight_decay, max_norm] = ["eps", "weight_decay", "max_norm"].map(|name| golden.number(name) as f32);
-    let rule = Rule::AdamW { beta1, beta2, eps, weight_decay };
+    let rule = Rule::AdamW { beta1, beta2, eps, weight_decay, moments: DType::F32 };
     let options = EngineOptions { grad_clip: max_norm, ..options(&spec(arch), fsdp(sharded()), rule) };
     let reports = ranks(2, |rank| {
         let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;

@@ -21,6 +21,7 @@ mod distill;
 mod preference;
 mod sp;
 mod sharding_options;
+mod states;
 mod stores;
 mod tensor_parallel;
 mod threads;

@@ -4,6 +4,7 @@
 use crate::common::stores::*;
 use crate::common::*;
 use crate::heap;
+use crate::states::adamw;
 use flatshard::base::CATEGORIES;
 use flatshard::base::timeline::Timeline;
 use flatshard::base::{Category, DType};
@@ -12,6 +13,7 @@ use flatshard::device::cpu::CpuDevice;
 use flatshard::device::cpu::gemm::GemmKernel;
 use flatshard::engine::{Engine, EngineOptions, Strategy};
 use flatshard::nn::{Checkpointing, SpImpl, Spec};
+use flatshard::optim::Rule;
 use flatshard::store::{Offload, ReferenceOptions, ShardedOptions, Stage, Wrap, ZeroOptions};
 use std::sync::Arc;
 
@@ -40,6 +42,7 @@ fn strategies() -> Vec<(Arc<dyn Strategy>, usize)> {
         (fsdp(ShardedOptions { reduce_dtype: DType::Bf16, ..bf16.clone() }), 1),
         (fsdp(ShardedOptions { reduce_dtype: DType::Bf16, grad_accum: 2, ..bf16 }), 2),
         (fsdp(ShardedOptions { dtype: DType::F16, reduce_dtype: DType::F16, ..sharded() }), 1),
+        (fsdp(ShardedOptions { dtype: DType::Bf16, masters: DType::Bf16, ..sharded() }), 1),
         (travelling(DType::Bf16), 2),
         (fsdp(ShardedOptions { offload: Offload::Optimizer, grad_accum: 2, ..sharded() }), 2),
         (fsdp(ShardedOptions { offload: Offload::Gradients, dtype: DType::Bf16, ..sharded() }), 1),
@@ -63,8 +66,10 @@ fn planned_bytes_equal_allocated_bytes_and_a_step_adds_nothing() {
         (qwen3(), ADAMW, Checkpointing::SelectiveEvery(2)),
         (gpt(), SGD, Checkpointing::Full),
         (llama(), MUON, Checkpointing::Off),
+        (llama(), adamw(DType::Bf16), Checkpointing::Off),
     ] {
-        for (strategy, accum) in strategies() {
+        let rounds = matches!(rule, Rule::AdamW { .. });
+        for (strategy, accum) in strategies().into_iter().filter(|s| rounds || s.0.masters() == DType::F32) {
             let options = EngineOptions { checkpoint, ..options(&spec, strategy, rule) };
             for sizes in [MeshSizes::sharded(1), MeshSizes::sharded(3), HYBRID] {
                 let planned = options.bytes(&sizes, 0).unwrap();
@@ -154,6 +159,13 @@ fn the_documented_memory_formula_holds() {
     assert_eq!(bytes(live, n, Category::Slots), 2 * (root + 3 * block) / n + 4 * staged);
     let kept = fsdp(ShardedOptions { reshard: false, ..bf16.clone() });
     assert_eq!(bytes(kept, n, Category::Slots), 2 * p / n + 4 * staged);
+
+    // Moments in bf16, and masters that are the weights that are gathered: 18 bytes become 10.
+    let rounded = fsdp(ShardedOptions { masters: DType::Bf16, ..bf16.clone() });
+    let planned = options(&spec, rounded, adamw(DType::Bf16)).bytes(&MeshSizes::sharded(n), 0).unwrap();
+    let each = |category| planned.iter().find(|p| p.0 == category).unwrap().1;
+    assert_eq!([Category::Params, Category::Grads, Category::Optimizer].map(each), [2 * p / n, 4 * p / n, 4 * p / n]);
+    assert_eq!(each(Category::Slots), 2 * staged / n + 4 * staged);
 
     // ZeRO keeps the same shards; full weights and gradients shrink with the stage.
     let partitioned = |stage, overlap, blocks: usize| {

@@ -190,7 +190,7 @@ fn clipping_scales_the_update_to_the_norm() {
 fn weight_decay_applies_to_matrices_only() {
     // One step from the same weights, with and without decay: they differ by lr * decay * weight, or not at all.
     let (decay, lr) = (0.5, 0.01);
-    let adamw = |weight_decay| Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay };
+    let adamw = |weight_decay| Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay, moments: DType::F32 };
     let sgd = |weight_decay| Rule::Sgd { momentum: 0.9, weight_decay };
     let layouts = Decoder::new(gpt()).unwrap().layouts().to_vec();
     for (with, without) in [(adamw(decay), adamw(0.0)), (sgd(decay), sgd(0.0))] {

@@ -13,6 +13,7 @@ use flatshard::engine::{
     Dpo, Engine, EngineOptions, Kto, Objective, PreferenceMeans, ReferenceModel, Rm, Step, StepReport,
 };
 use flatshard::nn::{Checkpointing, Lora, SpImpl, Spec, Tuning};
+use flatshard::optim::Moments;
 use flatshard::store::initialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
@@ -138,10 +139,10 @@ fn engine(rank: &Rank, options: &EngineOptions) -> Result<Engine> {
     let (dev, mesh) = (&rank.device, &rank.mesh);
     let mut engine = Engine::new(dev.clone(), mesh, options)?;
     let layouts = engine.decoder().layouts().to_vec();
-    let mut policy = Checkpointer::new(dev.clone(), mesh, &options.spec, &layouts, &[])?;
+    let mut policy = Checkpointer::new(dev.clone(), mesh, &options.spec, &layouts, Moments::NONE)?;
     policy.load_model(&file(if options.spec.score { "reward" } else { "policy" }), engine.state().0)?;
     if let Some((decoder, store)) = engine.reference() {
-        let mut frozen = Checkpointer::new(dev.clone(), mesh, decoder.spec(), decoder.layouts(), &[])?;
+        let mut frozen = Checkpointer::new(dev.clone(), mesh, decoder.spec(), decoder.layouts(), Moments::NONE)?;
         frozen.load_model(&file("reference"), store)?;
     }
     Ok(engine)
@@ -448,7 +449,7 @@ fn a_reward_model_starts_from_a_causal_model() {
         let mut engine = Engine::new(dev.clone(), mesh, &options)?;
         let initial = fragments(&mut engine)?;
         let layouts = engine.decoder().layouts().to_vec();
-        let mut checkpointer = Checkpointer::new(dev.clone(), mesh, &options.spec, &layouts, &[])?;
+        let mut checkpointer = Checkpointer::new(dev.clone(), mesh, &options.spec, &layouts, Moments::NONE)?;
         checkpointer.load_model(&file("policy"), engine.state().0)?;
         Ok((initial, fragments(&mut engine)?))
     });

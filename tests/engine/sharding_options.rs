@@ -162,7 +162,7 @@ fn stores(dtype: DType, offload: Offload) -> Vec<Arc<dyn Strategy>> {
         all.push(zero(ZeroOptions { offload, ..staged(stage, dtype) }));
     }
     if offload <= Offload::Optimizer {
-        all.push(Arc::new(ReplicatedOptions { dtype, reduce_dtype: DType::F32, bucket_bytes: 30_000, offload }));
+        all.push(Arc::new(ReplicatedOptions { dtype, bucket_bytes: 30_000, offload, ..ReplicatedOptions::default() }));
     }
     all
 }
@@ -294,7 +294,7 @@ fn without_use_orig_params_the_optimizer_sees_one_tensor_per_unit() {
     assert_eq!(updates(false), 3 + 4 * 4);
     // Decay applies to norms too, which start at 1: it takes an extra lr * decay of them.
     let norm = |uniform, weight_decay| {
-        let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay };
+        let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay, moments: DType::F32 };
         let outcome = outcome(1, &of(uniform, rule), 1, 1);
         f32::from_bits(outcome.weights["model.norm.weight"][0])
     };

@@ -35,7 +35,7 @@ fn flipped(sizes: MeshSizes, options: &EngineOptions, at: usize, what: In) -> Ve
         let flip = |view: ViewMut| view.host::<f32>("test").map(|x| x[0] = f32::from_bits(x[0].to_bits() ^ 1));
         match what {
             _ if rank.rank != at => {}
-            In::Moment => optimizer.state(1).try_for_each(|(_, state)| flip(state))?,
+            In::Moment => optimizer.states(1).try_for_each(flip)?,
             In::Master(name) => {
                 let mut found = false;
                 store.for_each_shard(&mut |mut shard| {

@@ -133,9 +133,13 @@ fn elements_beyond_4_gib() {
     for (suffix, copy) in [("_f32", F32), ("_bf16", Bf16), ("_f16", F16)] {
         let state = |n: usize| [vec![(F32, one); n], vec![(copy, out)]].concat();
         let before = |n: u64| [vec![holds(F32, 0..n, 0.5), holds(F32, 0..2, 1.0)], vec![]];
-        flat(&format!("adamw{suffix}"), 4, state(4), before(7)).check();
+        flat(&format!("adamw{suffix}"), 4, state(4), before(8)).check();
         flat(&format!("sgd_momentum{suffix}"), 4, state(3), before(3)).check();
     }
+    let state = [vec![(F32, one)], vec![(Bf16, one); 3], vec![(Bf16, out)]].concat();
+    let before = vec![holds(F32, 0..8, 0.5), holds(F32, 0..2, 1.0)];
+    let place = [7, 5, 3, 30, 90].map(|x| Plain(Argument::U64(x))).into();
+    flat("adamw_both_bf16", 4, state, [before, place]).check();
 }
 
 /// The last of more than 2^22 rows of 1024.

@@ -46,14 +46,27 @@ fn optimizers() -> Vec<Case> {
             _ => unreachable!(),
         };
         let state = |n: u64| (1..n).map(|i| both(i, F32, N)).collect::<Vec<_>>();
-        let constants = In(F32, vec![0.99, 0.1, 0.95, 0.05, 0.01, 1.0, 1e-8]);
-        let slots = [vec![input(0, F32, N)], state(4), vec![again(), constants, scale()]].concat_slots();
-        cases.push(flat(&format!("adamw{suffix}"), slots, vec![]));
+        let constants = || In(F32, vec![0.99, 0.1, 0.95, 0.05, 0.01, 1.0, 1e-8, 0.0]);
+        let step = |state| [vec![input(0, F32, N)], state, vec![again(), constants(), scale()]].concat_slots();
+        cases.push(flat(&format!("adamw{suffix}"), step(state(4)), vec![]));
+        // What is stored in bf16 is rounded.
+        let place = || Vec::from([7, 5, 3, 0, 0].map(long));
+        let stored = |m, p| step(vec![both(1, m, N), both(2, m, N), both(3, p, N)]);
+        cases.push(flat(&format!("adamw_moments{suffix}"), stored(Bf16, F32), place()));
+        if matches!(out, Out(F32, 0) | Out(Bf16, _)) {
+            cases.push(flat(&format!("adamw_master{suffix}"), stored(F32, Bf16), place()));
+            cases.push(flat(&format!("adamw_both{suffix}"), stored(Bf16, Bf16), place()));
+        }
         for (name, m) in [("sgd", 0), ("sgd_momentum", N)] {
             let constants = In(F32, vec![0.1, 0.9, 0.01]);
             let slots = vec![input(0, F32, N), both(1, F32, m), both(2, F32, N), again(), constants, scale()];
             cases.push(flat(&format!("{name}{suffix}"), slots, vec![]));
         }
+    }
+    for (dtype, name) in [(F32, "f32"), (Bf16, "bf16")] {
+        let slots = vec![input(0, F32, N), both(1, dtype, N), scale()];
+        let more = vec![long(17), real(3.0), real(-5.0), real(2.0)];
+        cases.push(flat(&format!("polynomial_{name}"), slots, more));
     }
     cases
 }

@@ -231,7 +231,7 @@ fn adamw() {
             let v: Vec<f64> = normal(4, n).iter().map(|v| v * v).collect();
             let [lr, b1, b2, _, decay] = HYPER.map(|h| h as f64);
             let (size, root) = (lr / (1.0 - b1.powi(step)), 1.0 / (1.0 - b2.powi(step)).sqrt());
-            let constants = [1.0 - lr * decay, 1.0 - b1, b2, 1.0 - b2, size, root, HYPER[3] as f64];
+            let constants = [1.0 - lr * decay, 1.0 - b1, b2, 1.0 - b2, size, root, HYPER[3] as f64, 0.0];
             let constants = In(F32, constants.map(|s| s as f32 as f64).to_vec());
             let out = copy.map_or(Out(F32, 0), |dtype| Out(dtype, n));
             let state = [&m, &v, &p].map(|values| InOut(F32, values.clone()));
@@ -255,7 +255,7 @@ fn adamw() {
 fn an_overflowed_gradient_updates_nothing() {
     for scale in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
         let both = |x: f64| InOut(F32, vec![x; 9]);
-        let end = || [In(F32, vec![0.5; 7]), In(F32, vec![scale]), long(9)];
+        let end = || [In(F32, vec![0.5; 8]), In(F32, vec![scale]), long(9)];
         let mut slots = vec![In(F32, vec![1.0; 9]), both(2.0), both(3.0), both(4.0), InOut(Bf16, vec![5.0; 9])];
         slots.extend(end());
         assert_eq!(job("adamw_bf16", 1, 256, slots).outputs(), [[2.0; 9], [3.0; 9], [4.0; 9], [5.0; 9]]);

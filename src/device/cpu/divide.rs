@@ -117,8 +117,23 @@ by_elements! {
     GluBackward: share [] cut [gate up dy dgate dup], |op| op.check("glu_backward"), gate;
     Gelu: share [] cut [x y], |op| op.check(), x;
     GeluBackward: share [] cut [x dy dx], |op| op.check(), x;
-    AdamW: share [h scale] cut [g m v p out], |op| op.check(), g;
     Sgd: share [h scale] cut [g m p out], |op| op.check(), g;
+}
+
+impl Divisible for AdamW<'_> {
+    const STEP: usize = LINE;
+    fn rows(&self) -> Result<(usize, usize)> {
+        self.check()?;
+        Ok((self.g.len(), self.g.bytes()))
+    }
+    unsafe fn part(&self, rows: &Range<usize>, _: usize) -> Self {
+        let (AdamW { h, scale, g, m, v, p, out, at }, of) = (self, self.g.len());
+        // SAFETY: upheld by the caller.
+        let (g, m, v) = unsafe { (g.cut(rows, of), m.cut(rows, of), v.cut(rows, of)) };
+        // SAFETY: likewise.
+        let (p, out) = unsafe { (p.cut(rows, of), out.cut(rows, of)) };
+        AdamW { h: *h, scale: *scale, g, m, v, p, out, at: at.from(rows.start) }
+    }
 }
 
 /// Of backward passes of norms, the rows give the gradient of the input. Parts share the gradients of the weights,
@@ -222,6 +237,22 @@ impl Divisible for FewRows<'_> {
         // SAFETY: upheld by the caller.
         let c = unsafe { c.part(columns.start..(shape.m - 1) * shape.ldc + columns.end) };
         FewRows(Gemm { shape: GemmShape { n: columns.len(), ..*shape }, a: *a, b, c })
+    }
+}
+
+/// Rows of the lower half of a symmetric product; `first` is the number of the first.
+pub(super) struct LowerHalf<'a> {
+    pub op: Gemm<'a>,
+    pub first: usize,
+}
+
+impl Divisible for LowerHalf<'_> {
+    fn rows(&self) -> Result<(usize, usize)> {
+        self.op.rows()
+    }
+    unsafe fn part(&self, rows: &Range<usize>, of: usize) -> Self {
+        // SAFETY: upheld by the caller.
+        LowerHalf { op: unsafe { self.op.part(rows, of) }, first: self.first + rows.start }
     }
 }
 

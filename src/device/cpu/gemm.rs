@@ -31,6 +31,7 @@ use self::buffers::Buffers;
 pub(super) use self::buffers::CacheLines;
 use self::completion::Completion;
 use super::simd::Level;
+use crate::base::dtype::Float;
 use crate::base::{DType, Error, Result};
 use crate::device::ops::{Gemm, GemmShape, GemmThen};
 use crate::device::{View, ViewMut};
@@ -149,17 +150,43 @@ pub(super) fn gemm_alike(scratch: &mut GemmScratch, op: Gemm) -> Result<()> {
 
 /// Without `accumulate`, C is assigned and never read; with k = 0 it becomes zero.
 pub fn gemm(scratch: &mut GemmScratch, op: Gemm) -> Result<()> {
+    product(scratch, op, None)
+}
+
+/// The elements on and below the diagonal, of rows of a square C from row `first` on, and some above it. The kernel
+/// must have blocks ([`GemmScratch::fuses`]).
+pub(super) fn gemm_lower(scratch: &mut GemmScratch, op: Gemm, first: usize) -> Result<()> {
+    let n = op.shape.n.min(first + op.shape.m);
+    product(scratch, Gemm { shape: GemmShape { n, ..op.shape }, ..op }, Some(first))
+}
+
+/// Copies the elements below the diagonal of a square matrix to above it, in squares that stay in L1.
+#[inline(always)]
+pub(super) fn mirror<T: Float>(shape: &GemmShape, c: ViewMut) -> Result<()> {
+    const SQUARE: usize = 32;
+    let (n, ld, c) = (shape.n, shape.ldc, c.host::<T>("gemm")?);
+    for (i0, j0) in (0..n).step_by(SQUARE).flat_map(|i| (0..=i).step_by(SQUARE).map(move |j| (i, j))) {
+        for i in i0..n.min(i0 + SQUARE) {
+            for j in j0..i.min(j0 + SQUARE) {
+                c[j * ld + i] = c[i * ld + j];
+            }
+        }
+    }
+    Ok(())
+}
+
+fn product(scratch: &mut GemmScratch, op: Gemm, lower: Option<usize>) -> Result<()> {
     op.check()?;
     let Gemm { shape, a, b, c } = op;
     if shape.is_empty() {
         return Ok(());
     }
     match (a.dtype(), c.dtype()) {
-        (DType::F32, _) => f32_product(scratch, &shape, a, b, c, Completion::Nothing),
-        (DType::Bf16, DType::F32) => bf16_product::<f32>(scratch, &shape, a, b, c, Completion::Nothing),
-        (DType::Bf16, _) => bf16_product::<bf16>(scratch, &shape, a, b, c, Completion::Nothing),
-        (_, DType::F32) => f16_product::<f32>(scratch, &shape, a, b, c, Completion::Nothing),
-        _ => f16_product::<f16>(scratch, &shape, a, b, c, Completion::Nothing),
+        (DType::F32, _) => f32_product(scratch, &shape, a, b, c, Completion::Nothing, lower),
+        (DType::Bf16, DType::F32) => bf16_product::<f32>(scratch, &shape, a, b, c, Completion::Nothing, lower),
+        (DType::Bf16, _) => bf16_product::<bf16>(scratch, &shape, a, b, c, Completion::Nothing, lower),
+        (_, DType::F32) => f16_product::<f32>(scratch, &shape, a, b, c, Completion::Nothing, lower),
+        _ => f16_product::<f16>(scratch, &shape, a, b, c, Completion::Nothing, lower),
     }
 }
 
@@ -172,11 +199,11 @@ pub(super) fn gemm_then(scratch: &mut GemmScratch, op: GemmThen) -> Result<()> {
         return Ok(());
     }
     match (a.dtype(), c.dtype()) {
-        (DType::F32, _) => f32_product(scratch, &shape, a, b, c, Completion::of(then)?),
-        (DType::Bf16, DType::F32) => bf16_product::<f32>(scratch, &shape, a, b, c, Completion::of(then)?),
-        (DType::Bf16, _) => bf16_product::<bf16>(scratch, &shape, a, b, c, Completion::of(then)?),
-        (_, DType::F32) => f16_product::<f32>(scratch, &shape, a, b, c, Completion::of(then)?),
-        _ => f16_product::<f16>(scratch, &shape, a, b, c, Completion::of(then)?),
+        (DType::F32, _) => f32_product(scratch, &shape, a, b, c, Completion::of(then)?, None),
+        (DType::Bf16, DType::F32) => bf16_product::<f32>(scratch, &shape, a, b, c, Completion::of(then)?, None),
+        (DType::Bf16, _) => bf16_product::<bf16>(scratch, &shape, a, b, c, Completion::of(then)?, None),
+        (_, DType::F32) => f16_product::<f32>(scratch, &shape, a, b, c, Completion::of(then)?, None),
+        _ => f16_product::<f16>(scratch, &shape, a, b, c, Completion::of(then)?, None),
     }
 }
 
@@ -195,7 +222,7 @@ pub fn pack_and_store(scratch: &mut GemmScratch, op: Gemm) -> Result<()> {
             let (skip, a, b, c) =
                 (blocked::Skip::<$kernel>(std::marker::PhantomData), a.host::<$E>(OP)?, b.host(OP)?, c.host::<$C>(OP)?);
             // SAFETY: as below.
-            unsafe { blocked::product(&skip, &shape, a, b, c, Completion::Nothing, &mut scratch.buffers) }
+            unsafe { blocked::product(&skip, &shape, a, b, c, (Completion::Nothing, None), &mut scratch.buffers) }
         }};
     }
     match (scratch.kernel, a.dtype(), c.dtype()) {
@@ -248,6 +275,7 @@ fn f32_product(
     b: View,
     c: ViewMut,
     then: Completion<f32>,
+    lower: Option<usize>,
 ) -> Result<()> {
     let (a, b) = (a.host("gemm")?, b.host("gemm")?);
     if scratch.has_few_rows(shape) {
@@ -258,7 +286,7 @@ fn f32_product(
         // SAFETY: `new` and `with_kernel` choose only available kernels, and `check` has checked the extents.
         #[cfg(target_arch = "x86_64")]
         GemmKernel::Amx | GemmKernel::Avx512 => unsafe {
-            blocked::product(&avx512::Dot, shape, a, b, c, then, &mut scratch.buffers)
+            blocked::product(&avx512::Dot, shape, a, b, c, (then, lower), &mut scratch.buffers)
         },
         _ => plain::f32_product(shape, a, b, c),
     }
@@ -272,6 +300,7 @@ fn bf16_product<C: plain::Output>(
     b: View,
     c: ViewMut,
     then: Completion<C>,
+    lower: Option<usize>,
 ) -> Result<()> {
     let (a, b) = (a.host::<bf16>("gemm")?, b.host::<bf16>("gemm")?);
     if scratch.has_few_rows(shape) {
@@ -281,10 +310,12 @@ fn bf16_product<C: plain::Output>(
     match scratch.kernel {
         // SAFETY: as above.
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        GemmKernel::Amx => unsafe { blocked::product(&amx::Tiles::configure(), shape, a, b, c, then, buffers) },
+        GemmKernel::Amx => unsafe {
+            blocked::product(&amx::Tiles::configure(), shape, a, b, c, (then, lower), buffers)
+        },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        GemmKernel::Avx512 => unsafe { blocked::product(&avx512::Dot, shape, a, b, c, then, buffers) },
+        GemmKernel::Avx512 => unsafe { blocked::product(&avx512::Dot, shape, a, b, c, (then, lower), buffers) },
         _ => plain::narrow_product(shape, a, b, c, buffers),
     }
     Ok(())
@@ -297,6 +328,7 @@ fn f16_product<C: plain::Output>(
     b: View,
     c: ViewMut,
     then: Completion<C>,
+    lower: Option<usize>,
 ) -> Result<()> {
     let (a, b) = (a.host::<f16>("gemm")?, b.host::<f16>("gemm")?);
     if scratch.has_few_rows(shape) {
@@ -307,7 +339,7 @@ fn f16_product<C: plain::Output>(
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         GemmKernel::Amx | GemmKernel::Avx512 => unsafe {
-            blocked::product(&avx512::Dot, shape, a, b, c, then, buffers)
+            blocked::product(&avx512::Dot, shape, a, b, c, (then, lower), buffers)
         },
         _ => plain::narrow_product(shape, a, b, c, buffers),
     }

@@ -1,57 +1,99 @@
-//! AdamW and SGD: one pass over memory, elementwise, so the bits do not depend on how the range is divided. Never keeps
-//! state of its own.
+//! AdamW, SGD and Muon's polynomial: one pass over memory, so the bits do not depend on how the range is divided. Never
+//! keeps state of its own.
 use super::operands::{constants, first};
-use crate::base::{Result, dtype::Float};
-use crate::device::ops::{AdamW, AdamWScalars, Sgd, SgdScalars};
+use crate::base::dtype::{Float, Stored};
+use crate::base::{Result, rng::philox};
+use crate::device::ops::{AdamW, AdamWScalars, Polynomial, Sgd, SgdScalars};
 
 /// The update of one element.
 #[inline(always)]
-fn update(k: &AdamWScalars, scale: f32, g: f32, m: &mut f32, v: &mut f32, p: &mut f32) -> f32 {
+fn update(k: &AdamWScalars, scale: f32, g: f32, m: &mut f32, v: &mut f32, p: &mut f32) {
     let g = g * scale;
     *m += (g - *m) * k.new_m;
     *v = *v * k.beta2 + g * g * k.new_v;
     *p = *p * k.keep - k.size * *m / (v.sqrt() * k.root + k.eps);
-    *p
 }
 
-/// `torch.optim.AdamW` (single tensor): decay, moments, then `p -= lr/bc1 * m / (sqrt(v)/sqrt(bc2) + eps)`.
+/// `torch.optim.AdamW` (single tensor): decay, moments, then `p -= lr/bc1 * m / (sqrt(v)/sqrt(bc2) + eps)`. M, P, T:
+/// how moments, masters and the copy are stored.
 #[inline(always)]
-pub fn adamw<T: Float>(op: AdamW) -> Result<()> {
+pub fn adamw<M: Stored, P: Stored, T: Float>(op: AdamW) -> Result<()> {
     const OP: &str = AdamW::OP;
     op.check()?;
     let (k, scale) = (&constants::<AdamWScalars>(OP, op.h)?, first(OP, op.scale)?);
     if !scale.is_finite() {
         return Ok(());
     }
-    let (g, m, v, p) = (op.g.host::<f32>(OP)?, op.m.host(OP)?, op.v.host(OP)?, op.p.host(OP)?);
-    let out = op.out.map(|out| out.host::<T>(OP)).transpose()?;
-    adamw_slices(k, scale, g, m, v, p, out);
+    let (at, rounds) = (op.at, op.rounds());
+    let (g, m, v) = (op.g.host::<f32>(OP)?, op.m.host::<M>(OP)?, op.v.host::<M>(OP)?);
+    let (p, mut out) = (op.p.host::<P>(OP)?, op.out.map(|out| out.host::<T>(OP)).transpose()?);
+    let mut words = [[0; BLOCK]; 3];
+    let mut start = 0;
+    while start < g.len() {
+        let (element, contiguous) = if rounds { at.place(start) } else { (0, usize::MAX) };
+        let n = contiguous.min(g.len() - start).min(BLOCK);
+        if rounds {
+            draw(at.key, element, k.step, &mut words);
+        }
+        let of = start..start + n;
+        let state = (&mut m[of.clone()], &mut v[of.clone()], &mut p[of.clone()]);
+        adamw_slices(k, scale, &g[of.clone()], state, out.as_mut().map(|out| &mut out[of]), &words);
+        start += n;
+    }
     Ok(())
+}
+/// Elements that are drawn for at a time.
+const BLOCK: usize = 64;
+
+/// Random words of the elements from `first` on: of weights, first and second moments.
+#[inline(always)]
+fn draw(key: u64, first: u64, step: u32, words: &mut [[u32; BLOCK]; 3]) {
+    let [p, m, v] = words;
+    for (i, ((p, m), v)) in p.iter_mut().zip(m).zip(v).enumerate() {
+        let element = first + i as u64;
+        [*p, *m, *v, _] = philox(key, [element as u32, (element >> 32) as u32, step, 0]);
+    }
 }
 /// Takes slices, which the compiler knows do not overlap.
 #[inline(always)]
-fn adamw_slices<T: Float>(
+fn adamw_slices<M: Stored, P: Stored, T: Float>(
     k: &AdamWScalars,
     scale: f32,
     g: &[f32],
-    m: &mut [f32],
-    v: &mut [f32],
-    p: &mut [f32],
+    (m, v, p): (&mut [M], &mut [M], &mut [P]),
     out: Option<&mut [T]>,
+    [of_p, of_m, of_v]: &[[u32; BLOCK]; 3],
 ) {
-    let elements = g.iter().zip(m).zip(v).zip(p);
-    match out {
-        None => {
-            for (((g, m), v), p) in elements {
-                update(k, scale, *g, m, v, p);
-            }
-        }
-        Some(out) => {
-            for ((((g, m), v), p), out) in elements.zip(out) {
-                *out = T::from_f32(update(k, scale, *g, m, v, p));
-            }
+    let n = g.len().min(BLOCK);
+    let (g, m, v, p) = (&g[..n], &mut m[..n], &mut v[..n], &mut p[..n]);
+    for i in 0..n {
+        let (mut new_m, mut new_v, mut new_p) = (m[i].to_f32(), v[i].to_f32(), p[i].to_f32());
+        update(k, scale, g[i], &mut new_m, &mut new_v, &mut new_p);
+        (m[i], v[i], p[i]) = (M::store(new_m, of_m[i]), M::store(new_v, of_v[i]), P::store(new_p, of_p[i]));
+    }
+    if let Some(out) = out {
+        for (out, p) in out.iter_mut().zip(p) {
+            *out = T::from_f32(p.to_f32());
         }
     }
+}
+
+/// The diagonal apart, so that the loop has no division.
+#[inline(always)]
+pub fn polynomial<T: Float>(op: Polynomial) -> Result<()> {
+    const OP: &str = Polynomial::OP;
+    let (n, z) = (op.check()?, first(OP, op.scale)?);
+    let ([a, b, c], zz) = (op.coefficients, z * z);
+    let (square, s) = (op.square.host::<f32>(OP)?, op.s.host::<T>(OP)?);
+    for (row, (square, s)) in square.chunks_exact(n.max(1)).zip(s.chunks_exact_mut(n.max(1))).enumerate() {
+        let even = |s: T, square: f32| (b * (s.to_f32() * zz) + c * ((square * zz) * zz)) * z;
+        let diagonal = T::from_f32(a * z + even(s[row], square[row]));
+        for (s, square) in s.iter_mut().zip(square) {
+            *s = T::from_f32(even(*s, *square));
+        }
+        s[row] = diagonal;
+    }
+    Ok(())
 }
 
 #[inline(always)]

@@ -7,7 +7,8 @@ use crate::device::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Bias, BiasBackward, ClipScale, CopyColumns, CrossEntropy, CrossEntropyFinish,
     CrossEntropyPart, Dropout, DropoutRows, Embed, EmbedBackward, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward,
-    LayerNorm, LayerNormBackward, QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Sgd, SumSquares,
+    LayerNorm, LayerNormBackward, Polynomial, QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Sgd,
+    SumSquares,
 };
 use crate::device::{Buf, Device, View, ViewMut, epilogue};
 use std::time::Instant;
@@ -200,6 +201,9 @@ impl Device for GpuDevice {
     }
     fn adamw(&self, op: AdamW) -> Result<()> {
         optim::adamw(self, op)
+    }
+    fn polynomial(&self, op: Polynomial) -> Result<()> {
+        optim::polynomial(self, op)
     }
     fn sgd(&self, op: Sgd) -> Result<()> {
         optim::sgd(self, op)

@@ -1,9 +1,9 @@
 //! Launches of the gradient norm and the optimizers. Never knows their constants: those are in memory, computed in f64.
 use super::driver::{Arg, Kernel, LaunchShape};
 use super::launch::{BLOCK, GpuDevice, by_dtype};
-use crate::base::{DType, Result};
+use crate::base::{DType, Error, Result};
 use crate::device::ViewMut;
-use crate::device::ops::{ALIGN, AdamW, ClipScale, LIMBS, Sgd, SumSquares};
+use crate::device::ops::{ALIGN, AdamW, ClipScale, LIMBS, Polynomial, Sgd, SumSquares};
 
 /// Threads that add the CTAs' limbs.
 const FINISH: u32 = 96;
@@ -37,15 +37,36 @@ pub fn clip_scale(gpu: &GpuDevice, op: ClipScale) -> Result<()> {
 pub fn adamw(gpu: &GpuDevice, op: AdamW) -> Result<()> {
     const OP: &str = AdamW::OP;
     op.check()?;
-    let AdamW { h, scale, g, m, v, p, out } = op;
+    let rounds = op.rounds();
+    let AdamW { h, scale, g, m, v, p, out, at } = op;
     let n = g.len();
-    let (variant, out) = match out {
-        None => ("adamw", Arg::Null),
-        Some(out) => (by_dtype!(OP, out.dtype(), "adamw")?, Arg::InOut(out)),
+    let variant = match (m.dtype(), p.dtype(), out.as_ref().map(ViewMut::dtype)) {
+        (DType::F32, DType::F32, None) => "adamw",
+        (DType::F32, DType::F32, Some(out)) => by_dtype!(OP, out, "adamw")?,
+        (_, DType::F32, None) => "adamw_moments",
+        (_, DType::F32, Some(out)) => by_dtype!(OP, out, "adamw_moments")?,
+        (DType::F32, _, None) => "adamw_master",
+        (DType::F32, _, Some(DType::Bf16)) => "adamw_master_bf16",
+        (_, _, None) => "adamw_both",
+        (_, _, Some(DType::Bf16)) => "adamw_both_bf16",
+        (_, _, Some(out)) => return Err(Error::op(OP, format!("masters in bf16 are copied in bf16, not {out}"))),
     };
     let (g, m, v, p) = (Arg::In(g), Arg::InOut(m), Arg::InOut(v), Arg::InOut(p));
-    let args = &mut [g, m, v, p, out, Arg::In(h), Arg::In(scale), Arg::U64(n as u64)];
-    gpu.each(variant, OP, n, DType::F32, args)
+    let (out, h, scale, elements) = (out.map_or(Arg::Null, Arg::InOut), Arg::In(h), Arg::In(scale), Arg::U64(n as u64));
+    let [key, first, before, row, skip] = [at.key, at.first, at.before, at.row, at.skip].map(Arg::U64);
+    let args = &mut [g, m, v, p, out, h, scale, elements, key, first, before, row, skip];
+    gpu.each(variant, OP, n, DType::F32, &mut args[..if rounds { 13 } else { 8 }])
+}
+
+pub fn polynomial(gpu: &GpuDevice, op: Polynomial) -> Result<()> {
+    const OP: &str = Polynomial::OP;
+    let n = op.check()?;
+    let Polynomial { coefficients: [a, b, c], scale, square, s } = op;
+    let variant = if s.dtype() == DType::Bf16 { "polynomial_bf16" } else { "polynomial_f32" };
+    let (all, next) = (n * n, n + 1); // from one element of the diagonal to the next
+    let (square, s, scale, n) = (Arg::In(square), Arg::InOut(s), Arg::In(scale), Arg::U64(all as u64));
+    let args = &mut [square, s, scale, n, Arg::U64(next as u64), Arg::F32(a), Arg::F32(b), Arg::F32(c)];
+    gpu.each(variant, OP, all, DType::F32, args)
 }
 
 pub fn sgd(gpu: &GpuDevice, op: Sgd) -> Result<()> {

@@ -2,10 +2,10 @@
 use super::*;
 use crate::base::Category;
 use crate::base::rng::Rng;
-use crate::device::ops::AdamWStep;
+use crate::device::ops::{AdamWStep, TensorPart};
 
 /// Three updates of ranges of awkward lengths: masters, moments, and weights in bf16.
-fn updated(threads: Option<usize>) -> Vec<Vec<u8>> {
+fn updated(threads: Option<usize>, moments: DType) -> Vec<Vec<u8>> {
     let dev = CpuDevice::new(Meter::default());
     let lengths = [5 * CHUNK / 4 + 3, 1, 130, 40_000];
     let owned = lengths.iter().sum();
@@ -23,7 +23,7 @@ fn updated(threads: Option<usize>) -> Vec<Vec<u8>> {
         .map(|(i, &len)| {
             let mut p = dev.alloc_host(DType::F32, len).unwrap();
             draw(i as u64, len, &mut p);
-            let [m, v] = [0, 1].map(|_| dev.alloc_host(DType::F32, len).unwrap());
+            let [m, v] = [0, 1].map(|_| dev.alloc_host(moments, len).unwrap());
             (p, m, v, dev.alloc(DType::Bf16, len, Category::Params).unwrap())
         })
         .collect();
@@ -37,7 +37,16 @@ fn updated(threads: Option<usize>) -> Vec<Vec<u8>> {
             draw(100 * step + i as u64, lengths[i], g);
             let (g, scale, out) = (g.view(), scale.view(), Some(out.view_mut()));
             let [p, m, v] = [p, m, v].map(Buf::view_mut);
-            let op = AdamW { h: constants.view(), scale, g, m, v, p, out };
+            let op = AdamW {
+                h: constants.view(),
+                scale,
+                g,
+                m,
+                v,
+                p,
+                out,
+                at: TensorPart { key: i as u64, first: 5, ..TensorPart::default() },
+            };
             match &mut host {
                 Some(host) => host.adamw(&dev, numbers, op).unwrap(),
                 None => dev.adamw(op).unwrap(),
@@ -57,8 +66,10 @@ fn updated(threads: Option<usize>) -> Vec<Vec<u8>> {
 
 #[test]
 fn any_number_of_threads_makes_the_bits_of_one_pass() {
-    let once = updated(None);
-    for threads in [1, 2, 3, 7, 99] {
-        assert!(updated(Some(threads)) == once, "{threads} threads");
+    for moments in [DType::F32, DType::Bf16] {
+        let once = updated(None, moments);
+        for threads in [1, 2, 3, 7, 99] {
+            assert!(updated(Some(threads), moments) == once, "{threads} threads, {moments}");
+        }
     }
 }

@@ -17,12 +17,14 @@ pub struct GemmShape {
     pub ldc: usize,
     /// Adds to C instead of assigning.
     pub accumulate: bool,
+    /// C is known to be symmetric, as `x xᵀ` is: a device may compute one half and copy it.
+    pub symmetric: bool,
 }
 
 impl GemmShape {
     fn new(m: usize, n: usize, k: usize, ta: bool, tb: bool) -> GemmShape {
         let (lda, ldb) = (if ta { m } else { k }, if tb { k } else { n });
-        GemmShape { m, n, k, ta, tb, lda, ldb, ldc: n, accumulate: false }
+        GemmShape { m, n, k, ta, tb, lda, ldb, ldc: n, accumulate: false, symmetric: false }
     }
     /// C = A B: the input gradient of a linear layer with weight (out, in).
     pub fn nn(m: usize, n: usize, k: usize) -> GemmShape {
@@ -38,6 +40,9 @@ impl GemmShape {
     }
     pub fn accumulate(self) -> GemmShape {
         GemmShape { accumulate: true, ..self }
+    }
+    pub fn symmetric(self) -> GemmShape {
+        GemmShape { symmetric: true, ..self }
     }
     pub fn lda(self, lda: usize) -> GemmShape {
         GemmShape { lda, ..self }

@@ -53,6 +53,7 @@ impl ClipScale<'_> {
 }
 
 /// One fused pass (Loshchilov & Hutter 2019, decoupled decay). If `scale[0]` is not finite, nothing changes.
+/// Arithmetic is in f32; what is stored in bf16 is rounded stochastically.
 pub struct AdamW<'a> {
     /// f32: [`AdamWScalars`].
     pub h: View<'a>,
@@ -60,23 +61,64 @@ pub struct AdamW<'a> {
     pub scale: View<'a>,
     /// (n) f32
     pub g: View<'a>,
-    /// (n) f32, updated.
+    /// (n) f32 or bf16, updated.
     pub m: ViewMut<'a>,
-    /// (n) f32, updated.
+    /// (n) as `m`, updated.
     pub v: ViewMut<'a>,
-    /// (n) f32: master weights, updated.
+    /// (n) f32 or bf16: master weights, updated.
     pub p: ViewMut<'a>,
     /// (n): a copy of `p` in the compute dtype, if there is one.
     pub out: Option<ViewMut<'a>>,
+    /// Where the elements are in their tensor. Unused if everything is f32.
+    pub at: TensorPart,
 }
 
 impl AdamW<'_> {
     pub const OP: &'static str = "adamw";
     pub fn check(&self) -> Result<()> {
-        let Self { h, scale, g, m, v, p, out } = self;
+        let Self { h, scale, g, m, v, p, out, .. } = self;
         let n = g.len();
-        check_update(Self::OP, (h, AdamWScalars::LEN), scale, g, p, out.as_ref())?;
-        written(Self::OP, &[("m", m, DType::F32, n), ("v", v, DType::F32, n)])
+        let stored = |x: &ViewMut| if x.dtype() == DType::Bf16 { DType::Bf16 } else { DType::F32 };
+        check_update(Self::OP, (h, AdamWScalars::LEN), scale, g, (p, stored(p)), out.as_ref())?;
+        written(Self::OP, &[("m", m, stored(m), n), ("v", v, stored(m), n)])
+    }
+    /// Whether anything is stored in bf16.
+    pub fn rounds(&self) -> bool {
+        self.m.dtype() != DType::F32 || self.p.dtype() != DType::F32
+    }
+}
+
+/// Where the operands of an update are in the whole tensor, for random numbers that do not depend on the sharding.
+///
+/// [Note: stochastic rounding] A value x between neighbors a < b of bf16 becomes b with probability (x - a) / (b - a),
+/// so that its expectation is x: 16 random bits are added to the f32 below the bits that bf16 keeps. They are the upper
+/// halves of the words 0 (weight), 1 (first moment) and 2 (second moment) of philox(key, [element, step]), with the
+/// tensor's key and the element's index in the whole tensor. A value that bf16 has stays.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct TensorPart {
+    /// [`crate::base::rng::Rng::key`] of the tensor.
+    pub key: u64,
+    /// Index of the first element in this rank's part of the tensor, and what to add in the whole tensor.
+    pub first: u64,
+    pub before: u64,
+    /// Of a part that is cut along its columns: elements of a row, and those of the other ranks between two rows. 0 is
+    /// any number: the part is contiguous.
+    pub row: u64,
+    pub skip: u64,
+}
+
+impl TensorPart {
+    /// The same from element `n` on.
+    pub fn from(self, n: usize) -> TensorPart {
+        TensorPart { first: self.first + n as u64, ..self }
+    }
+    /// The index in the whole tensor of element `i`, and the number of elements from there that are contiguous.
+    pub fn place(&self, i: usize) -> (u64, usize) {
+        let at = self.first + i as u64;
+        match self.row {
+            0 => (at + self.before, usize::MAX),
+            row => (at + at / row * self.skip + self.before, (row - at % row) as usize),
+        }
     }
 }
 
@@ -101,8 +143,38 @@ impl Sgd<'_> {
     pub const OP: &'static str = "sgd";
     pub fn check(&self) -> Result<()> {
         let Self { h, scale, g, m, p, out } = self;
-        check_update(Self::OP, (h, SgdScalars::LEN), scale, g, p, out.as_ref())?;
+        check_update(Self::OP, (h, SgdScalars::LEN), scale, g, (p, DType::F32), out.as_ref())?;
         m.as_ref().map_or(Ok(()), |m| m.fits(Self::OP, "m", DType::F32, g.len()))
+    }
+}
+
+/// A step of Newton-Schulz in place (Jordan et al. 2024): `s = a z I + b z³ s + c z⁵ s s` of a square matrix, with
+/// `z = scale[0]`: the polynomial of z² s, times z.
+pub struct Polynomial<'a> {
+    /// a, b and c.
+    pub coefficients: [f32; 3],
+    /// f32 (at least 1)
+    pub scale: View<'a>,
+    /// (n, n) f32: s s.
+    pub square: View<'a>,
+    /// (n, n) f32 or bf16, updated.
+    pub s: ViewMut<'a>,
+}
+
+impl Polynomial<'_> {
+    pub const OP: &'static str = "polynomial";
+    /// Returns n.
+    pub fn check(&self) -> Result<usize> {
+        let Self { scale, square, s, .. } = self;
+        let (n, stored) = (s.len().isqrt(), if s.dtype() == DType::Bf16 { DType::Bf16 } else { DType::F32 });
+        if scale.is_empty() || n * n != s.len() {
+            let what = format!("scale holds {} elements and s {}, needs 1 and a square", scale.len(), s.len());
+            return Err(Error::op(Self::OP, what));
+        }
+        let f32 = DType::F32;
+        read(Self::OP, &[("scale", scale, f32, scale.len()), ("square", square, f32, n * n)])?;
+        written(Self::OP, &[("s", s, stored, n * n)])?;
+        Ok(n)
     }
 }
 
@@ -112,7 +184,7 @@ fn check_update(
     (h, len): (&View, usize),
     scale: &View,
     g: &View,
-    p: &ViewMut,
+    (p, stored): (&ViewMut, DType),
     out: Option<&ViewMut>,
 ) -> Result<()> {
     if scale.is_empty() {
@@ -120,7 +192,7 @@ fn check_update(
     }
     let n = g.len();
     read(op, &[("h", h, DType::F32, len), ("scale", scale, DType::F32, scale.len()), ("g", g, DType::F32, n)])?;
-    written(op, &[("p", p, DType::F32, n)])?;
+    written(op, &[("p", p, stored, n)])?;
     out.map_or(Ok(()), |out| out.fits(op, "out", float(op, out.dtype())?, n))
 }
 
@@ -152,6 +224,8 @@ pub struct AdamWScalars {
     /// 1 / sqrt(1 - beta2^step).
     pub root: f32,
     pub eps: f32,
+    /// The low word of the step, for stochastic rounding.
+    pub step: u32,
 }
 
 impl AdamWScalars {
@@ -162,15 +236,16 @@ impl AdamWScalars {
 impl AdamWStep {
     /// Computed in f64 and rounded once, as in PyTorch.
     pub fn scalars(&self) -> AdamWScalars {
-        let (lr, beta1, beta2, step) = (self.lr as f64, self.beta1 as f64, self.beta2 as f64, self.step as f64);
+        let (lr, beta1, beta2, steps) = (self.lr as f64, self.beta1 as f64, self.beta2 as f64, self.step as f64);
         AdamWScalars {
             keep: (1.0 - lr * self.weight_decay as f64) as f32,
             new_m: (1.0 - beta1) as f32,
             beta2: self.beta2,
             new_v: (1.0 - beta2) as f32,
-            size: (lr / (1.0 - beta1.powf(step))) as f32,
-            root: (1.0 / (1.0 - beta2.powf(step)).sqrt()) as f32,
+            size: (lr / (1.0 - beta1.powf(steps))) as f32,
+            root: (1.0 / (1.0 - beta2.powf(steps)).sqrt()) as f32,
             eps: self.eps,
+            step: self.step as u32,
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::comm::mesh::Mesh;
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::nn::{Decoder, Segment};
+use crate::optim::Moments;
 use crate::run::plan::Plan;
 use crate::run::plan::objective;
 use crate::run::plan::resume::ResumeFrom;
@@ -68,7 +69,9 @@ fn frozen(
     dir: Option<&Path>,
 ) -> Result<()> {
     match dir {
-        Some(dir) => Checkpointer::new(device, mesh, decoder.spec(), decoder.layouts(), &[])?.load_model(dir, store),
+        Some(dir) => {
+            Checkpointer::new(device, mesh, decoder.spec(), decoder.layouts(), Moments::NONE)?.load_model(dir, store)
+        }
         None => initialize(store, plan.engine.seed, &*device),
     }
 }

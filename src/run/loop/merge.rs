@@ -5,6 +5,7 @@ use crate::ckpt::{Checkpointer, SavedCheckpoint};
 use crate::comm::mesh::Mesh;
 use crate::device::Device;
 use crate::nn::Decoder;
+use crate::optim::Moments;
 use crate::run::plan::{Plan, save};
 use crate::run::watch::RunLog;
 use crate::run::watch::report;
@@ -17,7 +18,7 @@ pub fn run(plan: &Plan, adapter: &Path, device: Arc<dyn Device>, mesh: &Mesh, lo
     let decoder = Decoder::new(plan.engine.spec.clone())?;
     let mut store = store::allocate(&*plan.engine.strategy, device.clone(), mesh, decoder.layouts())?;
     let (spec, max) = (&plan.engine.spec, plan.save.max_file_bytes);
-    let mut checkpointer = Checkpointer::new(device, mesh, spec, decoder.layouts(), &[])?.with_files_of(max);
+    let mut checkpointer = Checkpointer::new(device, mesh, spec, decoder.layouts(), Moments::NONE)?.with_files_of(max);
     checkpointer.overwrite(plan.settings.checkpoint.overwrite == Some(true));
     if mesh.rank() == 0 {
         checkpointer.accompany(save::companions(spec, Some(base), &plan.tokenizer)?);

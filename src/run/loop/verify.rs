@@ -118,7 +118,13 @@ impl Verify {
             hash(shard.master.as_view())?;
             shard.param.as_ref().map_or(Ok(()), |param| hash(param.as_view()))?;
             if shard.grad.is_some() {
-                optimizer.state(shard.unit).try_for_each(|(_, state)| hash(state.as_view()))?;
+                let mut states = optimizer.states(shard.unit);
+                states.try_for_each(|state| update(dev, state.as_view(), chunk, &mut whole))?;
+                drop(states);
+                for range in own {
+                    let mut states = optimizer.state(shard.unit, range);
+                    states.try_for_each(|(_, state)| update(dev, state.as_view(), chunk, &mut uncut))?;
+                }
             }
             for (word, hash) in [(shard.unit, whole), (units + shard.unit, uncut)] {
                 // A partly frozen unit has two shards.

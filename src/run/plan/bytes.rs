@@ -32,7 +32,7 @@ pub fn of_training(
         let engine = Engine::unfilled(dev.clone(), mesh, options)?;
         let layouts = engine.decoder().layouts();
         if copies {
-            copy = Checkpointer::copy_bytes(layouts, moments, &mesh.sizes);
+            copy = Checkpointer::copy_bytes(layouts, options.strategy.masters(), &moments, &mesh.sizes);
         }
         let checkpointer = Checkpointer::new(dev, mesh, &options.spec, layouts, moments)?;
         Ok((engine, checkpointer))

@@ -1,6 +1,6 @@
 //! The engine's options: sharding strategy, optimizer, recomputation, freezing and adapters. Never builds an engine.
 use super::{objective, tensor, zero};
-use crate::base::{Error, Result};
+use crate::base::{DType, Error, Result};
 use crate::comm::MeshSizes;
 use crate::engine::EngineOptions;
 use crate::nn::{Arch, Checkpointing, Cuts, Lora, SpImpl, Spec, Tuning};
@@ -24,14 +24,19 @@ pub fn strategy(s: &Settings, device: DeviceName, spec: &Spec) -> Result<Arc<dyn
         return Ok(Arc::new(sharded));
     }
     let (f, b) = (&s.fsdp, &s.batch);
-    let (dtype, reduce_dtype, offload) = (s.precision.compute()?, s.precision.reduce()?, offload(f, device));
+    let (dtype, masters, reduce_dtype) = (s.precision.compute()?, masters(s)?, s.precision.reduce()?);
+    let offload = offload(f, device);
     Ok(match (s.run.strategy, f.backend) {
         (Some(StrategyName::Ddp), _) => {
-            Arc::new(ReplicatedOptions { dtype, reduce_dtype, bucket_bytes: ReplicatedOptions::BUCKET, offload })
+            let bucket_bytes = ReplicatedOptions::BUCKET;
+            Arc::new(ReplicatedOptions { dtype, masters, reduce_dtype, bucket_bytes, offload })
         }
-        (_, Some(BackendName::Zero)) => Arc::new(ZeroOptions { offload, ..zero::options(s, dtype, spec.dim)? }),
+        (_, Some(BackendName::Zero)) => {
+            Arc::new(ZeroOptions { masters, offload, ..zero::options(s, dtype, spec.dim)? })
+        }
         _ => Arc::new(ReferenceOptions {
             dtype,
+            masters,
             reduce_dtype,
             reshard: f.sharding != Some(ShardingName::ShardGradOp),
             grad_accum: set(&b.grad_accum, "batch.grad_accum")?,
@@ -52,6 +57,7 @@ pub fn sharded(s: &Settings, device: DeviceName) -> Result<Option<ShardedOptions
     }
     Ok(Some(ShardedOptions {
         dtype: s.precision.compute()?,
+        masters: masters(s)?,
         reduce_dtype: s.precision.reduce()?,
         wrap: wrap(f)?,
         reshard: f.sharding != Some(ShardingName::ShardGradOp),
@@ -67,6 +73,11 @@ pub fn sharded(s: &Settings, device: DeviceName) -> Result<Option<ShardedOptions
         limit_all_gathers: set(&f.limit_all_gathers, "fsdp.limit_all_gathers")?,
         offload: offload(f, device),
     }))
+}
+
+/// An adapter is merged in f32.
+fn masters(s: &Settings) -> Result<DType> {
+    if s.lora.merge.is_some() { Ok(DType::F32) } else { s.precision.masters() }
 }
 
 /// `engine` with at most `max_live` parameters unsharded, if given.
@@ -149,6 +160,7 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
                 beta2: betas[1] as f32,
                 eps: set(&o.eps, "optim.eps")? as f32,
                 weight_decay,
+                moments: s.precision.moments()?,
             }
         }
         OptimizerName::Muon => {

@@ -27,12 +27,14 @@ pub fn uniform(layouts: &[Layout], wrap: Wrap) -> Result<()> {
             return refuse(format!("a unit is one tensor, but {} is trained and {} is frozen", name(0), name(1)));
         }
         let Some(part) = unit.part(true) else { continue };
-        if let [first, second, ..] = &runs(&part.layout, 0..part.padded)[..] {
+        let segments = &part.layout.segments;
+        let alike = |i: usize| Some((segments[i].decay, segments[i].lr_scale));
+        if let [first, second, ..] = &runs(&part.layout, 0..part.padded, alike)[..] {
             return refuse(format!(
                 "a unit is one tensor, but in the unit of {} the learning rate is scaled by both {} and {}",
                 name(0),
-                first.lr_scale,
-                second.lr_scale
+                segments[first.segment].lr_scale,
+                segments[second.segment].lr_scale
             ));
         }
     }

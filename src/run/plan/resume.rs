@@ -112,7 +112,7 @@ fn kind(dir: &Path, e: &EngineOptions) -> Result<()> {
 
 fn inspect(dir: &Path, e: &EngineOptions, decoder: &Decoder) -> Result<TrainerState> {
     kind(dir, e)?;
-    let state = ckpt::inspect(dir, &e.spec, decoder.layouts(), e.rule.state());
+    let state = ckpt::inspect(dir, &e.spec, decoder.layouts(), &e.rule.state());
     match (&state, &e.tuning.lora) {
         (Err(Error::Damaged(_)), _) | (_, None) => {}
         // A clearer error than mismatched shapes.

@@ -9,7 +9,7 @@ use super::resume::{self, ResumeFrom};
 use super::save::SaveOptions;
 use super::split::{self, EvalSplit};
 use super::{batch, bytes, check, data, engine, evaluations, facts, knobs, live, model, objective, schedule, wandb};
-use crate::base::{CATEGORIES, Category, Error, Result};
+use crate::base::{CATEGORIES, Category, DType, Error, Result};
 use crate::ckpt::{self, Evaluations, TrainerState};
 use crate::comm::MeshSizes;
 use crate::comm::env::RankEnv;
@@ -309,8 +309,16 @@ impl Plan {
             seed: self.engine.seed,
             rng: "philox4x32-10".into(),
             optimizer: object(match self.engine.rule {
-                Rule::AdamW { .. } => {
-                    json!({"kind": self.engine.rule.name(), "betas": o.betas, "eps": o.eps, "weight_decay": o.weight_decay})
+                Rule::AdamW { moments, .. } => {
+                    let mut all = json!({"kind": self.engine.rule.name(), "betas": o.betas, "eps": o.eps,
+                        "weight_decay": o.weight_decay});
+                    // Checkpoints are f32: a run that stores another dtype converts them, and reports the difference.
+                    for (key, dtype) in [("moments_dtype", moments), ("master_dtype", self.engine.strategy.masters())] {
+                        if dtype != DType::F32 {
+                            all[key] = json!(dtype.name());
+                        }
+                    }
+                    all
                 }
                 Rule::Muon { .. } => {
                     json!({"kind": self.engine.rule.name(), "momentum": o.muon_momentum, "ns_steps": o.muon_ns_steps,

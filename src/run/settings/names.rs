@@ -37,6 +37,7 @@ names!(RingName, "snake_case", Ring, Allgather);
 names!(WrapName, "snake_case", Transformer, Size, None);
 names!(PrefetchName, "SCREAMING_SNAKE_CASE", BackwardPre, BackwardPost, None);
 names!(PrecisionName, "lowercase", Fp32, Bf16, Fp16);
+names!(StateName, "lowercase", Fp32, Bf16);
 names!(GgufName, "snake_case", F16, Bf16, Q8_0);
 names!(WandbMode, "snake_case", Online, Offline, Disabled);
 

@@ -1,5 +1,5 @@
 //! The dtypes of computation and of reduction, and the loss scaler. Never casts or scales anything.
-use super::names::PrecisionName;
+use super::names::{PrecisionName, StateName};
 use super::value::set;
 use crate::base::{DType, Error, Result};
 use crate::optim::ScalerOptions;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[serde(default)]
 #[command(next_help_heading = "Precision")]
 pub struct PrecisionSettings {
-    /// Compute dtype; master weights, gradients and optimizer states stay fp32
+    /// Compute dtype; gradients, and by default master weights and moments, are fp32
     #[arg(long)]
     pub precision: Option<PrecisionName>,
     /// GPU only: run fp32 matrix products on tensor cores, with a 10-bit mantissa
@@ -18,6 +18,13 @@ pub struct PrecisionSettings {
     /// Dtype of gradients in communication; they are summed in fp32 (NCCL: in this dtype). fp16 turns on loss scaling
     #[arg(long)]
     pub reduce_dtype: Option<PrecisionName>,
+    /// AdamW: dtype of both moments; bf16 is rounded stochastically
+    #[arg(long)]
+    pub moments_dtype: Option<StateName>,
+    /// AdamW: dtype of master weights. bf16, with --precision bf16: the weights that are computed with, rounded
+    /// stochastically
+    #[arg(long)]
+    pub master_dtype: Option<StateName>,
     /// fp16 loss scale; 0: dynamic [default: 0]
     #[arg(long, value_name = "X")]
     pub loss_scale: Option<f32>,
@@ -46,6 +53,13 @@ fn dtype(name: PrecisionName) -> DType {
     }
 }
 
+fn stored(name: StateName) -> DType {
+    match name {
+        StateName::Fp32 => DType::F32,
+        StateName::Bf16 => DType::Bf16,
+    }
+}
+
 impl PrecisionSettings {
     pub fn check(&self) -> Result<()> {
         self.scaler().map(drop)
@@ -57,6 +71,14 @@ impl PrecisionSettings {
     /// Dtype of gradients in communication.
     pub fn reduce(&self) -> Result<DType> {
         set(&self.reduce_dtype, "precision.reduce_dtype").map(dtype)
+    }
+    /// Dtype of AdamW's moments.
+    pub fn moments(&self) -> Result<DType> {
+        set(&self.moments_dtype, "precision.moments_dtype").map(stored)
+    }
+    /// Dtype of master weights.
+    pub fn masters(&self) -> Result<DType> {
+        set(&self.master_dtype, "precision.master_dtype").map(stored)
     }
     /// The loss scaler, if compute or reduction is f16.
     pub fn scaler(&self) -> Result<Option<ScalerOptions>> {

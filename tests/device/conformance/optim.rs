@@ -3,8 +3,10 @@ use super::harness::*;
 use crate::common::reference::{Real, f64s, reals};
 use bytemuck::Pod;
 use flatshard::base::{Category, DType};
-use flatshard::device::ops::{AdamW, AdamWStep, ClipScale, Sgd, SgdScalars, SumSquares};
-use flatshard::device::{ALIGN, Device, LIMBS};
+use flatshard::device::ops::{
+    AdamW, AdamWStep, ClipScale, Gemm, GemmShape, Polynomial, Sgd, SgdScalars, SumSquares, TensorPart,
+};
+use flatshard::device::{ALIGN, Buf, Device, LIMBS};
 
 const SCALE: f64 = 0.75;
 
@@ -49,7 +51,16 @@ fn adamw() {
         conform("adamw", FORWARD, &operands, exact.clone(), naive.clone(), &|dev, bufs| {
             let [h, scale, g, m, v, p, out] = bufs else { unreachable!() };
             let (m, v, p) = (m.view_mut(), v.view_mut(), p.view_mut());
-            dev.adamw(AdamW { h: h.view(), scale: scale.view(), g: g.view(), m, v, p, out: Some(out.view_mut()) })
+            dev.adamw(AdamW {
+                h: h.view(),
+                scale: scale.view(),
+                g: g.view(),
+                m,
+                v,
+                p,
+                out: Some(out.view_mut()),
+                at: TensorPart::default(),
+            })
         });
         conform("adamw", FORWARD, &operands[..6], exact[..3].to_vec(), naive[..3].to_vec(), &|dev, bufs| {
             let [h, scale, g, m, v, p] = bufs else { unreachable!() };
@@ -61,9 +72,152 @@ fn adamw() {
                 v: v.view_mut(),
                 p: p.view_mut(),
                 out: None,
+                at: TensorPart::default(),
             })
         });
     }
+}
+
+/// Steps of every combination of dtypes that is stored: the same bits on every device, however the range is split, with
+/// the random numbers of a tensor that is cut along its columns.
+#[test]
+fn stored_bits_are_those_of_every_device_and_split() {
+    let (n, b, f) = (1000, DType::Bf16, DType::F32);
+    let at = TensorPart { key: 0x0123_4567_89ab_cdef, first: 5, before: 7, row: 30, skip: 90 };
+    let whole = TensorPart { row: 0, skip: 0, ..at };
+    for (moments, master, out, at) in [
+        (f, f, Some(b), at),
+        (b, f, None, at),
+        (b, f, Some(b), whole),
+        (b, f, Some(DType::F16), at),
+        (b, f, Some(f), at),
+        (f, b, None, at),
+        (f, b, Some(b), at),
+        (b, b, None, whole),
+        (b, b, Some(b), at),
+    ] {
+        let mut first: Option<Vec<Vec<f64>>> = None;
+        for dev in devices() {
+            let kernels = !is_cpu(&*dev);
+            for cuts in [vec![0, n], if kernels { vec![0, 8, 24, 504, n] } else { vec![0, 1, 18, 501, 999, n] }] {
+                let of = |dtype, values: Vec<f64>| buf(&*dev, dtype, &values);
+                let (g, scale) = (of(f, normal(1, n)), of(f, vec![SCALE]));
+                let (mut m, mut v, mut p) =
+                    (of(moments, vec![0.0; n]), of(moments, vec![0.0; n]), of(master, normal(3, n)));
+                let mut copy = out.map(|dtype| of(dtype, vec![0.0; n]));
+                for step in 1..=3 {
+                    let h = AdamWStep { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step };
+                    let h = h.scalars();
+                    let mut words = dev.alloc(f, size_of_val(&h) / 4, Category::Other).unwrap();
+                    dev.upload(bytemuck::bytes_of(&h), words.view_mut()).unwrap();
+                    for w in cuts.windows(2) {
+                        let r = w[0]..w[1];
+                        let [m, v, p] = [&mut m, &mut v, &mut p].map(|x| x.view_mut().slice(r.clone()));
+                        let out = copy.as_mut().map(|out| out.view_mut().slice(r.clone()));
+                        let (h, scale, g, at) =
+                            (words.view(), scale.view(), g.view().slice(r.clone()), at.from(r.start));
+                        dev.adamw(AdamW { h, scale, g, m, v, p, out, at }).unwrap();
+                    }
+                }
+                let mut made: Vec<Vec<f64>> = [&m, &v, &p].map(|x| read(&*dev, x)).to_vec();
+                made.extend(copy.iter().map(|out| read(&*dev, out)));
+                assert!(
+                    first.get_or_insert_with(|| made.clone()) == &made,
+                    "{} {moments} {master} {out:?}",
+                    dev.name()
+                );
+            }
+        }
+    }
+}
+
+/// Of a matrix that 4 does not divide; the same bits on every device.
+#[test]
+fn polynomials_have_the_bits_of_their_formula() {
+    const N: usize = 37;
+    let (coefficients, z) = ([3.4445f32, -4.775, 2.0315], 0.3f32);
+    for dtype in [DType::F32, DType::Bf16] {
+        let (s, square) = (normal(1, N * N), normal(2, N * N));
+        let stored = |x: f64| if dtype == DType::Bf16 { rounded(x) } else { x };
+        let [a, b, c] = coefficients;
+        let made: Vec<f64> = (0..N * N)
+            .map(|i| {
+                let (s, square, zz) = (stored(s[i]) as f32, square[i] as f32, z * z);
+                let even = (b * (s * zz) + c * ((square * zz) * zz)) * z;
+                stored(if i % (N + 1) == 0 { a * z + even } else { even } as f64)
+            })
+            .collect();
+        for dev in devices() {
+            let (mut s, square) = (buf(&*dev, dtype, &s), buf(&*dev, DType::F32, &square));
+            let scale = buf(&*dev, DType::F32, &[z as f64, 5.0]);
+            let (scale, square) = (scale.view(), square.view());
+            dev.polynomial(Polynomial { coefficients, scale, square, s: s.view_mut() }).unwrap();
+            assert_eq!(read(&*dev, &s), made, "{dtype} on {}", dev.name());
+            let odd = Polynomial { coefficients, scale, square, s: s.view_mut().slice(0..N * N - 1) };
+            assert!(dev.polynomial(odd).unwrap_err().to_string().contains("a square"));
+        }
+    }
+}
+
+/// Half of a symmetric product, copied, has the bits of the whole product, with any number of threads.
+#[test]
+fn symmetric_products_have_the_bits_of_whole_ones() {
+    for (n, k) in [(1, 5), (9, 40), (40, 7), (100, 70), (300, 33), (70, 3100)] {
+        for (dtype, to) in [(DType::F32, DType::F32), (DType::Bf16, DType::F32), (DType::Bf16, DType::Bf16)] {
+            for dev in devices().into_iter().filter(|dev| is_cpu(&**dev) || n * n * k < 100_000) {
+                let x = buf(&*dev, dtype, &normal(5, n * k));
+                let product = |shape: GemmShape, x: &Buf| {
+                    let mut c = buf(&*dev, to, &vec![f64::NAN; n * n]);
+                    dev.gemm(Gemm { shape, a: x.view(), b: x.view(), c: c.view_mut() }).unwrap();
+                    (read(&*dev, &c), c)
+                };
+                for shape in [GemmShape::nt(n, n, k), GemmShape::tn(n, n, k)] {
+                    let (whole, s) = product(shape, &x);
+                    let what = format!("{shape:?} {dtype} to {to} on {}", dev.name());
+                    assert_eq!(product(shape.symmetric(), &x).0, whole, "{what}");
+                    if to == dtype {
+                        let square = GemmShape::nn(n, n, n);
+                        assert_eq!(product(square.symmetric(), &s).0, product(square, &s).0, "square of {what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A tiny update of masters in bf16, far below half of their spacing: rounding to nearest would never move them. Over
+/// many steps and elements they follow f32, and so does the second moment; a weight and its moments draw other words.
+#[test]
+fn stochastic_rounding_has_no_bias_over_steps() {
+    let (n, steps) = (4096, 200);
+    let dev = flatshard::device::cpu::CpuDevice::new(flatshard::base::Meter::default());
+    let run = |dtype: DType| {
+        let of = |dtype, values: Vec<f64>| buf(&dev, dtype, &values);
+        let (g, scale) = (of(DType::F32, vec![1e-3; n]), of(DType::F32, vec![1.0]));
+        let (mut m, mut v) = (of(dtype, vec![1e-3; n]), of(dtype, vec![4e-6; n]));
+        let mut p = of(dtype, vec![1.0; n]);
+        for step in 1..=steps {
+            let h = AdamWStep { lr: 1e-4, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, step: 1000 + step };
+            let h = h.scalars();
+            let mut words = dev.alloc(DType::F32, size_of_val(&h) / 4, Category::Other).unwrap();
+            dev.upload(bytemuck::bytes_of(&h), words.view_mut()).unwrap();
+            let (m, v, p) = (m.view_mut(), v.view_mut(), p.view_mut());
+            let at = TensorPart { key: 99, ..TensorPart::default() };
+            dev.adamw(AdamW { h: words.view(), scale: scale.view(), g: g.view(), m, v, p, out: None, at }).unwrap();
+        }
+        [read(&dev, &p), read(&dev, &v)]
+    };
+    let mean = |x: &[f64]| x.iter().sum::<f64>() / x.len() as f64;
+    let ([exact_p, exact_v], [p, v]) = (run(DType::F32), run(DType::Bf16));
+    let moved = 1.0 - exact_p[0];
+    assert!(moved > 5e-3 && moved / (steps as f64) < 1.0 / 512.0, "{moved}: bf16 is spaced by 1 / 256 below 1");
+    assert!((mean(&p) - exact_p[0]).abs() < 0.02 * moved, "{} is not {}", mean(&p), exact_p[0]);
+    assert!((mean(&v) - exact_v[0]).abs() < 2e-3 * exact_v[0], "{} is not {}", mean(&v), exact_v[0]);
+    let deviates = |x: &[f64]| x.iter().map(|each| each - mean(x)).collect::<Vec<_>>();
+    let (of_p, of_v) = (deviates(&p), deviates(&v));
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let correlation = dot(&of_p, &of_v) / (dot(&of_p, &of_p) * dot(&of_v, &of_v)).sqrt();
+    assert!(correlation.abs() < 0.2, "weights and second moments are rounded together: {correlation}");
 }
 
 /// [m, p, out]
@@ -121,8 +275,17 @@ fn optimizers_do_not_depend_on_how_a_range_is_split() {
                 let r = w[0]..w[1];
                 let (m, v) = (m.view_mut().slice(r.clone()), v.view_mut().slice(r.clone()));
                 let (p, out) = (p.view_mut().slice(r.clone()), out.view_mut().slice(r.clone()));
-                dev.adamw(AdamW { h: h.view(), scale: scale.view(), g: g.view().slice(r), m, v, p, out: Some(out) })
-                    .unwrap();
+                dev.adamw(AdamW {
+                    h: h.view(),
+                    scale: scale.view(),
+                    g: g.view().slice(r),
+                    m,
+                    v,
+                    p,
+                    out: Some(out),
+                    at: TensorPart::default(),
+                })
+                .unwrap();
             }
             [read(&*dev, &m), read(&*dev, &v), read(&*dev, &p), read(&*dev, &out)]
         };
@@ -157,6 +320,7 @@ fn optimizers_change_nothing_with_a_non_finite_scale() {
                 v: v.view_mut(),
                 p: p.view_mut(),
                 out: into,
+                at: TensorPart::default(),
             })
             .unwrap();
             dev.sgd(Sgd {

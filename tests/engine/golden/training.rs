@@ -1,6 +1,7 @@
 //! Runs of the binary compared with PyTorch's, with unusual values of every setting, and how flags become a plan. All
 //! other engine tests compare runs that share a plan, so only this one notices a number lost on its way to the
 //! optimizer. The files are made by `training.py`.
+use flatshard::base::DType;
 use flatshard::optim::{DecayShape, Rule, Warmup};
 use flatshard::run::plan::Plan;
 use flatshard::run::settings::args;
@@ -84,7 +85,10 @@ fn flags_of_optimizer_and_schedule_reach_the_plan() {
         Plan::new(config::resolve(&cli, None, StrategyName::Fsdp).unwrap(), None).unwrap()
     };
     let adamw = plan("--optimizer adamw --betas 0.7 0.6 --eps 0.5 --weight-decay 0.3 --grad-clip 0.75");
-    assert_eq!(adamw.engine.rule, Rule::AdamW { beta1: 0.7, beta2: 0.6, eps: 0.5, weight_decay: 0.3 });
+    assert_eq!(
+        adamw.engine.rule,
+        Rule::AdamW { beta1: 0.7, beta2: 0.6, eps: 0.5, weight_decay: 0.3, moments: DType::F32 }
+    );
     assert_eq!(adamw.engine.grad_clip, 0.75);
     let sgd = plan("--optimizer sgd --momentum 0.65 --weight-decay 0.35 --grad-clip 0");
     assert_eq!(sgd.engine.rule, Rule::Sgd { momentum: 0.65, weight_decay: 0.35 });

@@ -2,7 +2,7 @@
 use super::{CpuDevice, lock};
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::buf::Place;
-use crate::device::cpu::divide::{Divisible, FewRows, LINE};
+use crate::device::cpu::divide::{Divisible, FewRows, LINE, LowerHalf};
 use crate::device::cpu::operands::{first, length};
 use crate::device::cpu::{
     activation, attention, distill, dropout, element, embed, experts, gemm, loss, memory, norm, optim, reduce, ring,
@@ -12,9 +12,9 @@ use crate::device::ops::{
     ALIGN, AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
     CrossEntropyFinish, CrossEntropyPart, Distill, Dropout, DropoutRows, Embed, EmbedBackward, Gelu, GeluBackward,
-    Gemm, GemmShape, GemmThen, Glu, GluBackward, Grouped, GroupedGemm, LIMBS, LayerNorm, LayerNormBackward, QkNormRope,
-    QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares,
-    TakeRows, WeighRows,
+    Gemm, GemmShape, GemmThen, Glu, GluBackward, Grouped, GroupedGemm, LIMBS, LayerNorm, LayerNormBackward, Polynomial,
+    QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid,
+    SumSquares, TakeRows, WeighRows,
 };
 use crate::device::{Buf, Device, View, ViewMut, epilogue, unbacked};
 use half::{bf16, f16};
@@ -126,6 +126,15 @@ impl Device for CpuDevice {
         let run = |thread: usize, op| gemm::gemm(&mut lock(&self.gemm[thread]), op);
         match few {
             true => self.rows_on(LINE, FewRows(op), &|thread, FewRows(op)| run(thread, op)),
+            false if op.shape.symmetric && lock(&self.gemm[0]).fuses(&op.shape) => {
+                op.check()?;
+                let (mut c, shape) = (op.c, op.shape);
+                let half = LowerHalf { op: Gemm { c: c.reborrow(), ..op }, first: 0 };
+                self.rows_on(step, half, &|thread, LowerHalf { op, first }| {
+                    gemm::gemm_lower(&mut lock(&self.gemm[thread]), op, first)
+                })?;
+                floats!(self, c.dtype(), T => gemm::mirror::<T>(&shape, c))
+            }
             false => self.rows_on(step, op, &run),
         }
     }
@@ -373,10 +382,18 @@ impl Device for CpuDevice {
         reduce::clip_scale(op)
     }
     fn adamw(&self, op: AdamW) -> Result<()> {
-        self.rows(
-            op,
-            &|op| floats!(self, op.out.as_ref().map_or(DType::F32, ViewMut::dtype), T => optim::adamw::<T>(op)),
-        )
+        let copy = op.out.as_ref().map_or(DType::F32, ViewMut::dtype);
+        let bf16 = |x: &ViewMut| x.dtype() == DType::Bf16;
+        let run = |op: AdamW| match (bf16(&op.m), bf16(&op.p)) {
+            (false, false) => floats!(self, copy, T => optim::adamw::<f32, f32, T>(op)),
+            (true, false) => floats!(self, copy, T => optim::adamw::<bf16, f32, T>(op)),
+            (false, true) => floats!(self, copy, T => optim::adamw::<f32, bf16, T>(op)),
+            (true, true) => floats!(self, copy, T => optim::adamw::<bf16, bf16, T>(op)),
+        };
+        self.rows(op, &run)
+    }
+    fn polynomial(&self, op: Polynomial) -> Result<()> {
+        floats!(self, op.s.dtype(), T => optim::polynomial::<T>(op))
     }
     fn sgd(&self, op: Sgd) -> Result<()> {
         self.rows(op, &|op| floats!(self, op.out.as_ref().map_or(DType::F32, ViewMut::dtype), T => optim::sgd::<T>(op)))

@@ -42,6 +42,8 @@ const PACKED_B: usize = 4 << 20;
 /// Rows and columns of sums kept in f32 until the next stretch of k: 4 MB. Repacking B every 1024 rows costs 2 %.
 const BAND: usize = 1024;
 
+/// With `lower`, the number of the first row of C in a square matrix, blocks above its diagonal are left as they are.
+///
 /// # Safety
 /// AVX-512 F, BW, VL, BF16 and what `K` needs; the slices hold `shape.extents()`; m and n are not zero.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
@@ -51,7 +53,7 @@ pub(super) unsafe fn product<E: Load + Elem, C: StoreSums + Elem, K: Block<E::Pa
     a: &[E],
     b: &[E],
     c: &mut [C],
-    then: Completion<C>,
+    (then, lower): (Completion<C>, Option<usize>),
     buffers: &mut Buffers,
 ) {
     let &GemmShape { m, n, k, ldc: ld, accumulate, .. } = shape;
@@ -95,7 +97,7 @@ pub(super) unsafe fn product<E: Load + Elem, C: StoreSums + Elem, K: Block<E::Pa
                     for i in (i0..i0 + high).step_by(tall) {
                         let place = Patch { row: i, column: j, rows: tall.min(i0 + high - i), columns };
                         pack_a(&a, i..i + place.rows, first..last, K::ROWS, packed_a);
-                        let panels = Panels::<E> { a: packed_a, b: packed_b, steps: last - first, sums };
+                        let panels = Panels::<E> { a: packed_a, b: packed_b, steps: last - first, sums, lower };
                         panels.multiply(kernel, place, &mut target, partial, first > 0 || add_first, last == steps);
                     }
                 }
@@ -110,6 +112,7 @@ struct Panels<E: Load> {
     b: *const E::Packed,
     steps: usize,
     sums: *mut f32,
+    lower: Option<usize>,
 }
 
 impl<E: Load> Panels<E> {
@@ -132,6 +135,9 @@ impl<E: Load> Panels<E> {
                 for i in (0..all.rows).step_by(K::ROWS) {
                     let (rows, columns) = (K::ROWS.min(all.rows - i), COLUMNS.min(all.columns - j));
                     let block = Patch { row: all.row + i, column: all.column + j, rows, columns };
+                    if self.lower.is_some_and(|first| block.column >= first + block.row + rows) {
+                        continue;
+                    }
                     // Each chunk prefetches its share of C: all of a block at once would wait for each other.
                     let [from, to] = [chunk, end].map(|step| rows * step / self.steps);
                     let share = Patch { row: block.row + from, rows: to - from, ..block };

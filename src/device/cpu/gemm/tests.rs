@@ -63,7 +63,7 @@ impl Under {
                         a,
                         b,
                         c.host::<C>("test").unwrap(),
-                        Completion::Nothing,
+                        (Completion::Nothing, None),
                         buffers,
                     )
                 }

@@ -42,7 +42,7 @@ impl ProductKey {
 /// The name of the product in tables of choices: all that determines the algorithm.
 impl Display for ProductKey {
     fn fmt(&self, f: &mut Formatter) -> std::fmt::Result {
-        let GemmShape { m, n, k, ta, tb, lda, ldb, ldc, accumulate } = self.shape;
+        let GemmShape { m, n, k, ta, tb, lda, ldb, ldc, accumulate, symmetric: _ } = self.shape;
         let form = |transposed| if transposed { 't' } else { 'n' };
         let added = if accumulate { "+=" } else { "=" };
         let tf32 = if self.tf32 { " tf32" } else { "" };
@@ -345,7 +345,7 @@ mod tests {
         let (m, n, k) = (3, 5, 2);
         for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
             let (wa, wb) = (if ta { m } else { k }, if tb { k } else { n });
-            let g = GemmShape { m, n, k, ta, tb, lda: wa + 1, ldb: wb + 2, ldc: n + 3, accumulate: false };
+            let g = GemmShape { m, n, k, ta, tb, lda: wa + 1, ldb: wb + 2, ldc: n + 3, ..GemmShape::nn(0, 0, 0) };
             let [la, lb, lc] = g.extents();
             let a: Vec<f64> = (0..la).map(|i| (i * 7 % 5) as f64).collect();
             let b: Vec<f64> = (0..lb).map(|i| (i * 3 % 7) as f64).collect();
