@@ -267,7 +267,8 @@ fn preference_objectives_train_experts() {
                 let batch = pairs(&spec, 0..4);
                 // The pairs of all ranks, cut by pair.
                 let own = cut(&batch, 2 * 4 / of * r..2 * 4 / of * (r + 1));
-                let report = |number| engine.train_step(&[own.clone()], &Step { number, lr: 0.02, tokens: 4 });
+                let report =
+                    |number| engine.train_step(std::slice::from_ref(&own), &Step { number, lr: 0.02, tokens: 4 });
                 Ok(((1..=2).map(report).collect::<Result<Vec<_>>>()?, fragments(&mut engine)?))
             });
             let loads: Vec<_> = results[0].0.iter().map(|report| report.experts.unwrap()).collect();

@@ -41,6 +41,7 @@ pub struct ObjectiveSettings {
     #[arg(long)]
     pub precompute_ref_logps: Option<bool>,
     /// Learn from this model too (distillation): a Hugging Face directory with the vocabulary of the trained model
+    /// [default: no teacher]
     #[arg(long, value_name = "DIR")]
     pub teacher: Option<PathBuf>,
     /// Distillation: share of the divergence from the teacher in the loss, in (0, 1]; the rest is the loss of the
