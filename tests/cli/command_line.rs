@@ -1,4 +1,5 @@
 //! The command line from outside: help, files, precedence, and errors reported before anything starts.
+use crate::common::runs::unlaunched;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -11,10 +12,7 @@ const DDP: &str = env!("CARGO_BIN_EXE_run_ddp");
 const TINY: [&str; 8] = ["--dataset", "synthetic", "--embed-dim", "32", "--num-layers", "1", "--max-len", "16"];
 
 fn output(program: &str, args: &[&str]) -> Output {
-    let mut command = Command::new(program);
-    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-        command.env_remove(variable);
-    }
+    let mut command = unlaunched(program);
     command.args(args).output().unwrap()
 }
 /// Standard output of a run that must succeed.

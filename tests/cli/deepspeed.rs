@@ -1,20 +1,18 @@
 //! Engines selected by flags and by DeepSpeed's file, from outside: what each key becomes, which keys are refused with
 //! which message, and that every engine reports the same numbers for the same run.
+use crate::common::runs::unlaunched;
 use flatshard::optim::ScalerOptions;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 use tempfile::TempDir;
 
 const TINY: [&str; 10] =
     ["--dataset", "synthetic", "--embed-dim", "32", "--num-layers", "2", "--max-len", "16", "--nproc-per-node", "2"];
 
 fn run(program: &str, args: &[&str]) -> Output {
-    let mut command = Command::new(program);
-    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-        command.env_remove(variable);
-    }
+    let mut command = unlaunched(program);
     command.args(TINY).args(args).output().unwrap()
 }
 fn fsdp(args: &[&str]) -> Output {

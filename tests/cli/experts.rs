@@ -1,6 +1,6 @@
 //! Mixtures of experts from the command line: model directories train, resume on other meshes and come back from
 //! `--save-hf`; what they do not support is refused with one message.
-use crate::common::runs::{Dir, FSDP, Run, events};
+use crate::common::runs::{Dir, FSDP, Run, events, unlaunched};
 use crate::common::sparse_model;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -25,10 +25,7 @@ fn files() -> Dir {
 
 /// Exit status and stderr of a run in `dir`.
 fn run(dir: &Dir, args: &str) -> (i32, String) {
-    let mut command = Command::new(FSDP);
-    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-        command.env_remove(variable);
-    }
+    let mut command = unlaunched(FSDP);
     command.current_dir(dir.path("")).env("FLATSHARD_CACHE_DIR", dir.path("cache")).args(args.split_whitespace());
     let ended = Run(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()).end();
     (ended.status.code().unwrap_or(-1), ended.stderr)

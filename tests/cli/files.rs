@@ -1,9 +1,10 @@
 //! Configuration files from outside: shipped named blocks, keys without a section, files of other tools, the table of
 //! defaults. No key of a file is silently ignored.
+use crate::common::runs::unlaunched;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 use tempfile::TempDir;
 
 const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
@@ -14,11 +15,8 @@ fn root(path: &str) -> String {
 
 fn print(args: &[&str]) -> Output {
     let dir = TempDir::new().unwrap(); // a log file is opened even where nothing starts
-    let mut command = Command::new(FSDP);
+    let mut command = unlaunched(FSDP);
     command.current_dir(dir.path());
-    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-        command.env_remove(variable);
-    }
     command.args(["--dataset", "synthetic", "--print-config"]).args(args).output().unwrap()
 }
 

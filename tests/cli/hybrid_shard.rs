@@ -1,8 +1,9 @@
 //! Meshes set by flags, end to end: HYBRID_SHARD with replicas, its checkpoints on other meshes, notes and errors.
+use crate::common::runs::unlaunched;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 use tempfile::TempDir;
 
 const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
@@ -11,10 +12,7 @@ const DDP: &str = env!("CARGO_BIN_EXE_run_ddp");
 fn run(binary: &str, args: &str) -> Output {
     let tiny = "--dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 32 --lr 0.01 --log-every 1 \
                 --no-sample --no-eval --max-steps 6";
-    let mut command = Command::new(binary);
-    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-        command.env_remove(variable);
-    }
+    let mut command = unlaunched(binary);
     command.args(tiny.split_whitespace().chain(args.split_whitespace())).output().unwrap()
 }
 #[track_caller]

@@ -1,6 +1,6 @@
 //! No accepted flag is silently without effect. Every flag has rows in idle_flags.tsv: runs with and without it that
 //! differ, or a note or error that it has no effect. These rows also cover every row of idle.tsv.
-use crate::common::runs::{DDP, Dir, FSDP};
+use crate::common::runs::{DDP, Dir, FSDP, unlaunched};
 use crate::common::sparse_model;
 use clap::CommandFactory;
 use flatshard::run::settings::args::Cli;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -80,10 +80,7 @@ impl Ran {
         let kept = tiny.chunks(2).filter(|pair| keep(&pair[0])).flatten();
         let synthetic =
             ["--dataset", "synthetic"].into_iter().filter(|_| trains && !has("--dataset") && !has("IN/two.json"));
-        let mut command = Command::new(program);
-        for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-            command.env_remove(variable);
-        }
+        let mut command = unlaunched(program);
         let inputs = format!("{}/", inputs.display());
         command.args(kept).args(synthetic).args(words.iter().map(|word| word.replace("IN/", &inputs)));
         command.env("FLATSHARD_CACHE_DIR", dir.join("tokens")).current_dir(&dir).stdin(Stdio::null());

@@ -1,14 +1,11 @@
 //! Labeled answers from the command line: the shipped example learns, rows are read in all their forms, a step does not
 //! depend on how it is split, and bad rows are refused with one message.
-use crate::common::runs::{Dir, FSDP, events};
+use crate::common::runs::{Dir, FSDP, events, unlaunched};
 use serde_json::{Value, json};
-use std::process::{Command, Output};
+use std::process::Output;
 
 fn run(args: &[&str]) -> Output {
-    let mut command = Command::new(FSDP);
-    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-        command.env_remove(variable);
-    }
+    let mut command = unlaunched(FSDP);
     command.current_dir(env!("CARGO_MANIFEST_DIR")).args(args).output().unwrap()
 }
 fn stderr(output: &Output) -> String {

@@ -1,5 +1,6 @@
 //! LoRA adapters end to end: trained on a base model, saved alone, resumed, merged. The files stay in target/tmp/lora,
 //! where `tests/golden/lora.py check` loads them with PEFT.
+use crate::common::runs::unlaunched;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,10 +24,7 @@ fn refused(dir: &Path, model: &Path, args: &[&str]) -> String {
     text
 }
 fn command(dir: &Path, model: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));
-    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-        command.env_remove(variable);
-    }
+    let mut command = unlaunched(env!("CARGO_BIN_EXE_run_fsdp"));
     command.current_dir(dir).arg("--pretrain").arg(model);
     let rest = "--dataset synthetic --max-len 16 --batch-size 2 --warmup-steps 0 --metrics-path m.jsonl --no-sample";
     command.args(rest.split(' ')).args(args);

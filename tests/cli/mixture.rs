@@ -1,6 +1,6 @@
 //! Weighted data mixtures and a separate evaluation data set, by flags: the same run after an interruption and on other
 //! meshes, sample counts, and messages.
-use crate::common::runs::{DDP, Dir, FSDP, Run, events, losses};
+use crate::common::runs::{DDP, Dir, FSDP, Run, events, losses, unlaunched};
 use serde_json::{Value, json};
 use std::fs;
 
@@ -23,10 +23,7 @@ fn files() -> Dir {
 fn run(program: &str, dir: &Dir, args: &str) -> (i32, String) {
     let tiny = "--vocab-size 320 --embed-dim 32 --num-layers 1 --num-heads 2 --warmup-steps 0 --lr 0.01 --max-len 16 \
                 --no-sample --batch-size 2";
-    let mut command = std::process::Command::new(program);
-    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-        command.env_remove(variable);
-    }
+    let mut command = unlaunched(program);
     command.current_dir(dir.path("")).env("FLATSHARD_CACHE_DIR", dir.path("cache"));
     command.args(tiny.split_whitespace()).args(args.split_whitespace());
     command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());

@@ -33,16 +33,20 @@ fn corpus(at: &[usize]) -> String {
     String::from_utf8(text).unwrap()
 }
 
+/// A run on `text.txt` of the directory.
+fn on_text(dir: &Dir, args: &[&str]) -> Ended {
+    let text = dir.arg("text.txt");
+    let args = [&["--dataset", &text, "--no-shuffle", "--no-sample", "--no-eval"], args].concat();
+    let mut command = command(FSDP, &args);
+    Run(command.env("FLATSHARD_CACHE_DIR", dir.path("cache")).spawn().unwrap()).end()
+}
+
 #[test]
 fn all_ranks_skip_and_count_a_bad_step_and_too_many_in_a_row_end_the_run() {
     let dir = Dir::new();
-    let (hf, text, metrics) = (dir.arg("hf"), dir.arg("text.txt"), dir.arg("m.jsonl"));
+    let (hf, metrics) = (dir.arg("hf"), dir.arg("m.jsonl"));
     fs::write(dir.path("text.txt"), corpus(&[])).unwrap();
-    let run = |args: &[&str]| {
-        let args = [&["--dataset", &text, "--no-shuffle", "--no-sample", "--no-eval"], args].concat();
-        let mut command = command(FSDP, &args);
-        Run(command.env("FLATSHARD_CACHE_DIR", dir.path("cache")).spawn().unwrap()).end()
-    };
+    let run = |args: &[&str]| on_text(&dir, args);
     assert!(run(&["--arch", "gpt", "--no-tie-embeddings", "--max-steps", "1", "--save-hf", &hf]).status.success());
     poison(&dir.path("hf"), b'Z' as usize, [f32::MAX, 0.0]); // too large for the mean of a LayerNorm
     // Two rows of the third step of rank 1 alone, and one of the fifth of rank 0.
@@ -76,13 +80,9 @@ fn all_ranks_skip_and_count_a_bad_step_and_too_many_in_a_row_end_the_run() {
 #[test]
 fn a_router_logit_that_is_not_finite_skips_the_step_on_all_ranks() {
     let dir = Dir::new();
-    let (hf, text, metrics) = (dir.arg("hf"), dir.arg("text.txt"), dir.arg("m.jsonl"));
+    let (hf, metrics) = (dir.arg("hf"), dir.arg("m.jsonl"));
     fs::write(dir.path("text.txt"), corpus(&[])).unwrap();
-    let run = |args: &[&str]| {
-        let args = [&["--dataset", &text, "--no-shuffle", "--no-sample", "--no-eval"], args].concat();
-        let mut command = command(FSDP, &args);
-        Run(command.env("FLATSHARD_CACHE_DIR", dir.path("cache")).spawn().unwrap()).end()
-    };
+    let run = |args: &[&str]| on_text(&dir, args);
     let made = run(&["--num-experts", "3", "--max-steps", "1", "--save-hf", &hf]);
     assert!(made.status.success(), "{}", made.stderr);
     // Normalized, the token's even channels are the square root of 2, and their sum is the largest there is.

@@ -1,17 +1,13 @@
 //! `--precompute-ref-logps` from the command line: a run with log-probabilities that were computed once is bitwise the
 //! run with the model, and those of another model or of other data are never used.
-use crate::common::runs::{Dir, FSDP, events};
+use crate::common::runs::{Dir, FSDP, events, unlaunched};
 use serde_json::Value;
-use std::process::Command;
 
 const TINY: &str = "--max-len 192 --nproc-per-node 2 --max-steps 3 --lr 0.05 --warmup-steps 0 --seed 5 --no-sample";
 
 /// The losses and rewards of the steps and evaluations, bit for bit; the planned bytes; and what was said.
 fn train(dir: &Dir, flags: &str) -> (Vec<Vec<Option<u64>>>, f64, String) {
-    let mut command = Command::new(FSDP);
-    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-        command.env_remove(variable);
-    }
+    let mut command = unlaunched(FSDP);
     let (metrics, cache) = (dir.arg("m.jsonl"), dir.arg("cache"));
     let _ = std::fs::remove_file(&metrics);
     command.current_dir(env!("CARGO_MANIFEST_DIR")).args(TINY.split_whitespace()).args(flags.split_whitespace());

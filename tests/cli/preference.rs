@@ -1,6 +1,6 @@
 //! Preference learning from the command line: the shipped examples learn, pairs are read in all their forms and never
 //! split, packing changes nothing, and bad pairs are refused with one message.
-use crate::common::runs::{Dir, FSDP, events};
+use crate::common::runs::{Dir, FSDP, events, unlaunched};
 use crate::common::*;
 use flatshard::base::Result;
 use flatshard::data::{
@@ -12,14 +12,11 @@ use flatshard::engine::{Dpo, Engine, EngineOptions, Kto, Objective, ReferenceMod
 use flatshard::store::{ShardedOptions, initialize};
 use serde_json::{Value, json};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::sync::Arc;
 
 fn run(args: &[&str]) -> Output {
-    let mut command = Command::new(FSDP);
-    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-        command.env_remove(variable);
-    }
+    let mut command = unlaunched(FSDP);
     command.current_dir(env!("CARGO_MANIFEST_DIR")).args(args).output().unwrap()
 }
 fn stderr(output: &Output) -> String {

@@ -1,6 +1,7 @@
 //! Fine-tuning end to end: packed samples do not attend to each other, the shipped example learns, and the row flags
 //! work. Never tests single rows (tests/data does).
 
+use crate::common::runs::unlaunched;
 use crate::common::*;
 use flatshard::base::Result;
 use flatshard::base::rng::Rng;
@@ -114,10 +115,7 @@ fn packed_samples_train_as_each_alone() {
 // -------------------------------------------------------------------------------------------------------
 
 fn run(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));
-    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-        command.env_remove(variable);
-    }
+    let mut command = unlaunched(env!("CARGO_BIN_EXE_run_fsdp"));
     command.current_dir(env!("CARGO_MANIFEST_DIR")).args(args).output().unwrap()
 }
 fn events(metrics: &Path, name: &str) -> Vec<Value> {

@@ -1,6 +1,6 @@
 //! Flags of other tools: every row of `synonyms.tsv` works, whole command lines of those tools start the same run as
 //! ours, and docs/coming-from.md is generated from the table. Trains one step.
-use crate::common::runs::FSDP;
+use crate::common::runs::{FSDP, unlaunched};
 use clap::{Arg, CommandFactory};
 use flatshard::base::{Error, Result};
 use flatshard::run::settings::Settings;
@@ -14,7 +14,6 @@ use serde_json::Value;
 use std::any::TypeId;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use tempfile::TempDir;
 
 fn read(words: &[String]) -> Result<Settings> {
@@ -202,10 +201,7 @@ struct Place(TempDir);
 
 impl Place {
     fn output(&self, line: &str) -> (String, String) {
-        let mut command = Command::new(FSDP);
-        for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-            command.env_remove(variable);
-        }
+        let mut command = unlaunched(FSDP);
         // Quotes hold one word together.
         let parts = line.split('\'').enumerate();
         let words = parts.flat_map(|(n, part)| match n % 2 {

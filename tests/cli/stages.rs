@@ -2,6 +2,7 @@
 //! was interrupted anywhere ends like an uninterrupted one.
 
 use crate::common::agent::Agent;
+use crate::common::runs::unlaunched;
 use safetensors::SafeTensors;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -39,10 +40,7 @@ impl Job {
         Job { dir }
     }
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(FSDP);
-        for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-            command.env_remove(variable);
-        }
+        let mut command = unlaunched(FSDP);
         command.current_dir(self.dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.args(["--config", "run.yaml", "--ckpt-dir", "ck", "--metrics-path", "m.jsonl"]).args(args);
         command

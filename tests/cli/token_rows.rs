@@ -1,6 +1,6 @@
 //! Token-id data and models without a tokenizer, including vocabularies smaller than 256: training, evaluation,
 //! packing, stages and generation.
-use crate::common::runs::{Dir, FSDP, Run, events};
+use crate::common::runs::{Dir, FSDP, Run, events, unlaunched};
 use serde_json::json;
 use std::fs;
 
@@ -22,10 +22,7 @@ fn files() -> Dir {
 
 /// Exit status, stdout and stderr of a small run in `dir`.
 fn run(dir: &Dir, args: &str) -> (i32, String, String) {
-    let mut command = std::process::Command::new(FSDP);
-    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-        command.env_remove(variable);
-    }
+    let mut command = unlaunched(FSDP);
     command.current_dir(dir.path("")).env("FLATSHARD_CACHE_DIR", dir.path("cache")).args(args.split_whitespace());
     command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     let ended = Run(command.spawn().unwrap()).end();

@@ -1,15 +1,11 @@
 //! Warmup as a fraction of the run: its number of steps, which layer of settings decides, and what a resumed run keeps.
-use crate::common::runs::{Dir, FSDP};
+use crate::common::runs::{Dir, FSDP, unlaunched};
 use serde_json::Value;
 use std::fs;
-use std::process::Command;
 
 /// `optim.warmup_steps` of `--print-config`, or the exit status and the message.
 fn steps(config: &str, args: &[&str]) -> String {
-    let mut run = Command::new(FSDP);
-    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-        run.env_remove(variable);
-    }
+    let mut run = unlaunched(FSDP);
     let out = run.args(["--config", config, "--print-config"]).args(args).output().unwrap();
     match out.status.code() {
         Some(0) => serde_saphyr::from_slice::<Value>(&out.stdout).unwrap()["optim"]["warmup_steps"].to_string(),
@@ -76,10 +72,7 @@ fn extending_a_run_with_the_same_ratio_does_not_warm_up_again() {
     )
     .unwrap();
     let run = |args: &[&str]| {
-        let mut run = Command::new(FSDP);
-        for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-            run.env_remove(variable);
-        }
+        let mut run = unlaunched(FSDP);
         run.args(["--config", &config, "--ckpt-dir", &ckpt, "--metrics-path", &metrics, "--no-sample"]).args(args);
         let out = run.output().unwrap();
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));

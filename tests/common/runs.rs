@@ -12,12 +12,17 @@ use tempfile::TempDir;
 pub const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
 pub const DDP: &str = env!("CARGO_BIN_EXE_run_ddp");
 
-/// A model of some milliseconds a step, on a task without files.
-pub fn command(program: &str, args: &[&str]) -> Command {
+/// A command that starts its own ranks, whatever launched the tests.
+pub fn unlaunched(program: &str) -> Command {
     let mut command = Command::new(program);
     for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
         command.env_remove(variable);
     }
+    command
+}
+/// A model of some milliseconds a step, on a task without files.
+pub fn command(program: &str, args: &[&str]) -> Command {
+    let mut command = unlaunched(program);
     if !args.contains(&"--dataset") {
         command.args(["--dataset", "synthetic"]);
     }
