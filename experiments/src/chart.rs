@@ -5,7 +5,7 @@ pub mod curves;
 pub mod gantt;
 pub mod pairs;
 pub mod png;
-pub mod shares;
+pub mod evaluations;
 
 use flatshard::base::{Error, Result};
 use std::fmt::Write;

@@ -103,7 +103,8 @@ enum Verb {
     Trace(trace::TraceArgs),
     #[command(after_help = "Examples:
   experiments chart experiments/results/2026-11-21-peers-cpu.json --out peers
-  experiments chart runs/dpo/metrics.jsonl runs/rm/metrics.jsonl --out preference")]
+  experiments chart runs/dpo/metrics.jsonl runs/rm/metrics.jsonl --out preference
+  experiments chart adamw.jsonl muon.jsonl --out loss")]
     Chart(results::ChartArgs),
     /// Estimate memory, communication and step time of each strategy on N GPUs, and recommend one: plan --help
     #[command(disable_help_flag = true)]

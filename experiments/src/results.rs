@@ -1,7 +1,8 @@
 //! `chart RESULTS.json`: the picture of speed and memory in README.md, light and dark, from what
 //! `experiments/peers/compare.py` measured; `chart RUN.jsonl...`: what runs learned. Never measures.
+use crate::chart::evaluations::{self, EvaluatedAs};
 use crate::chart::pairs::{Contender, DARK, LIGHT, PairBar, PairChart, PairPanel, Theme};
-use crate::chart::{png, shares};
+use crate::chart::png;
 use crate::learned;
 use crate::summary::median;
 use crate::table::grouped;
@@ -56,10 +57,16 @@ pub fn main(args: &ChartArgs) -> Result<Verdict> {
     let is_metrics = |file: &PathBuf| file.extension().is_some_and(|e| e == "jsonl");
     match &args.files[..] {
         files if files.iter().all(is_metrics) => {
-            let curves = files.iter().map(|file| learned::curve(file)).collect::<Result<Vec<_>>>()?;
-            let subtitle = "Held-out pairs whose chosen answer has the larger reward (DPO) or score (reward model), \
-                            evaluated while training.";
-            write(args, |theme| shares::svg("Learning a preference", subtitle, &curves, theme))
+            let (of, curves) = learned::curves(files)?;
+            let [title, subtitle] = match of {
+                EvaluatedAs::Share => [
+                    "Learning a preference",
+                    "Held-out pairs whose chosen answer has the larger reward (DPO) or score (reward model), \
+                     evaluated while training.",
+                ],
+                EvaluatedAs::Loss => ["Held-out loss", "Of runs with these optimizers and learning rates, by step."],
+            };
+            write(args, |theme| evaluations::svg(title, subtitle, (of, &curves), theme))
         }
         [file] => {
             let text = std::fs::read(file).map_err(|e| Error::input(format!("{}: {e}", file.display())))?;

@@ -154,7 +154,8 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         cross_entropy(CrossEntropy) logits over [targets, logits, logits];
         cross_entropy_part(CrossEntropyPart) logits over [targets, logits, stats];
         cross_entropy_finish(CrossEntropyFinish) logits over [targets, stats, logits, logits];
-        distill(Distill) logits over [targets, teacher, logits, logits];
+        distill_part(DistillPart) logits over [targets, teacher, logits, stats];
+        distill_finish(DistillFinish) logits over [targets, teacher, stats, logits, logits];
         sum_squares(SumSquares) x over [x];
         clip_scale(ClipScale) out over [acc, out];
         route(Route) probs over [probs, probs, chosen, weights, order, places];

@@ -3,8 +3,8 @@
 use super::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
-    CrossEntropyFinish, CrossEntropyPart, Distill, Dropout, DropoutRows, Embed, EmbedBackward, Gelu, GeluBackward,
-    Gemm, GemmThen, Glu, GluBackward, GroupedGemm, LayerNorm, LayerNormBackward, Polynomial, QkNormRope,
+    CrossEntropyFinish, CrossEntropyPart, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Gelu,
+    GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, LayerNorm, LayerNormBackward, Polynomial, QkNormRope,
     QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares,
     TakeRows, WeighRows,
 };
@@ -120,17 +120,14 @@ pub trait Device: Send + Sync {
     fn cross_entropy(&self, op: CrossEntropy) -> Result<()>;
     fn cross_entropy_part(&self, op: CrossEntropyPart) -> Result<()>;
     fn cross_entropy_finish(&self, op: CrossEntropyFinish) -> Result<()>;
+    fn distill_part(&self, op: DistillPart) -> Result<()>;
+    fn distill_finish(&self, op: DistillFinish) -> Result<()>;
 
     fn sum_squares(&self, op: SumSquares) -> Result<()>;
     fn clip_scale(&self, op: ClipScale) -> Result<()>;
     fn adamw(&self, op: AdamW) -> Result<()>;
     fn sgd(&self, op: Sgd) -> Result<()>;
     fn polynomial(&self, op: Polynomial) -> Result<()>;
-
-    /// A plan refuses distillation on devices without it.
-    fn distill(&self, _op: Distill) -> Result<()> {
-        Err(Error::op(Distill::OP, "this device has no distillation"))
-    }
 
     // Mixtures of experts. A plan refuses them on devices without these.
     fn route(&self, _op: Route) -> Result<()> {

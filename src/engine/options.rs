@@ -93,9 +93,9 @@ impl EngineOptions {
     pub(super) fn teacher(&self, dev: &Arc<dyn Device>, mesh: &Mesh, split: &Split) -> Result<Option<TeacherModel>> {
         let Some(teaching) = &self.teacher else { return Ok(None) };
         let same = teaching.spec.vocab == self.spec.vocab && !teaching.spec.score;
-        if !same || split.tp.of > 1 || self.objective != Objective::Sft {
+        if !same || self.objective != Objective::Sft {
             return Err(Error::input(
-                "teacher: it must have logits of the student's vocabulary, the objective must be sft, and tp must be 1",
+                "teacher: it must have logits of the student's vocabulary, and the objective must be sft",
             ));
         }
         self.same_grid(split, &teaching.spec, "teacher")?;

@@ -17,7 +17,7 @@ use crate::comm::CommUse;
 use crate::comm::mesh::{Mesh, MeshSizes};
 use crate::data::MicroBatch;
 use crate::device::{Buf, Device, View};
-use crate::nn::{Checkpointing, Decoder, Groups, Layout, Micro, Minimized, ParamStore, Workspace};
+use crate::nn::{Checkpointing, Decoder, Groups, Layout, Micro, Minimized, ParamStore, TeacherPass, Workspace};
 use crate::optim::{GradNorm, LossScaler, Optimizer, Rule};
 use crate::store::{self, Store, initialize};
 use std::sync::Arc;
@@ -246,6 +246,7 @@ impl Engine {
                 (None, None) => Minimized::Tokens,
             };
             let between = decoder.train(dev, store, &staged.batch, ws, &micro, minimized)?;
+            taught.map_or(Ok(()), TeacherPass::end)?;
             self.teacher.as_mut().map_or(Ok(()), TeacherModel::end)?;
             passes.forward += between - started;
             passes.backward += between.elapsed();

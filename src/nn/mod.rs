@@ -48,6 +48,6 @@ pub use spec::{Activation, Arch, Experts, Spec};
 pub use split::{Cuts, Groups, Slice, SpGrid, SpImpl, Split};
 pub use store::{Grads, ParamStore, Pass, ROOT, Weights};
 pub use teach::TeacherPass;
-pub use teacher::Teacher;
+pub use teacher::{Teacher, TeacherChunk, TeacherStats};
 pub use tuning::Tuning;
 pub use workspace::{Workspace, WorkspaceOptions};

@@ -7,13 +7,13 @@ use super::saved::Scratch;
 use super::sequences::SequenceRows;
 use super::split::Slice;
 use super::store::{Grads, Weights};
-use super::teacher::Teacher;
+use super::teacher::{Teacher, TeacherChunk, TeacherStats};
 use super::tensor::Tensor;
 use crate::base::{DType, Error, Result};
 use crate::comm::Tag;
 use crate::device::ops::{
-    CrossEntropy, CrossEntropyFinish, CrossEntropyPart, CrossEntropyShape, Distill, Embed, EmbedBackward, EmbedShape,
-    VocabPart,
+    CrossEntropy, CrossEntropyFinish, CrossEntropyPart, CrossEntropyShape, DistillFinish, DistillPart, Embed,
+    EmbedBackward, EmbedShape, VocabPart,
 };
 use crate::device::{View, ViewMut};
 use half::{bf16, f16};
@@ -237,10 +237,16 @@ impl Root {
         let LossSums { sums, scales: Some(scale), teacher: Some(teacher), .. } = losses else {
             return Err(Error::op("distill", "a teacher needs the scale of gradients"));
         };
-        let (targets, terms) = (cx.batch.targets.slice(band.clone()), teacher.terms());
-        let teacher = teacher.logits(band)?;
-        let (scale, logits, loss) = (*scale, logits.rows_mut(band.len()), sums.reborrow());
-        cx.dev.distill(Distill { shape, terms, targets, scale, teacher, logits, loss })
+        let (targets, rows) = (cx.batch.targets.slice(band.clone()), band.len());
+        let TeacherChunk { terms, logits: teacher, stats: TeacherStats { own, all } } = teacher.chunk(band)?;
+        let (part, stats) = (self.part(), own.rows_mut(rows));
+        let both = DistillPart { shape, part, terms, targets, teacher, logits: logits.rows(rows), stats };
+        cx.dev.distill_part(both)?;
+        let (scale, mut logits, mut loss) = (*scale, logits.rows_mut(rows), sums.reborrow());
+        self.with_all_stats(cx, rows, [own, all], |stats| {
+            let (logits, loss) = (logits.reborrow(), loss.reborrow());
+            cx.dev.distill_finish(DistillFinish { shape, part, terms, targets, teacher, stats, scale, logits, loss })
+        })
     }
 
     /// With a sharded vocabulary, ranks exchange three numbers per row, never logits.
@@ -253,20 +259,38 @@ impl Root {
         scale: Option<View>,
         mut logits: ViewMut,
         [part_stats, all_stats]: [&mut Tensor; 2],
-        loss: ViewMut,
+        mut loss: ViewMut,
     ) -> Result<()> {
-        let (rows, tp) = (targets.len(), &cx.groups.tp);
+        let rows = targets.len();
         if !self.words.cut() {
             return cx.dev.cross_entropy(CrossEntropy { shape, targets, scale, logits, loss });
         }
-        let part = VocabPart { first: self.words.range(self.vocab).start, of: self.vocab };
-        let stats = part_stats.rows_mut(rows);
+        let (part, stats) = (self.part(), part_stats.rows_mut(rows));
         cx.dev.cross_entropy_part(CrossEntropyPart { shape, part, targets, logits: logits.as_view(), stats })?;
-        let all = rows * self.words.over.of;
-        let ticket = tp.all_gather(Tag::new("tp loss", cx.layer), part_stats.rows(rows), all_stats.rows_mut(all))?;
+        self.with_all_stats(cx, rows, [part_stats, all_stats], |stats| {
+            let (logits, loss) = (logits.reborrow(), loss.reborrow());
+            cx.dev.cross_entropy_finish(CrossEntropyFinish { shape, part, targets, stats, scale, logits, loss })
+        })
+    }
+    /// This rank's columns of the logits.
+    fn part(&self) -> VocabPart {
+        VocabPart { first: self.words.range(self.vocab).start, of: self.vocab }
+    }
+    /// Runs `finish` with the statistics of all ranks.
+    fn with_all_stats(
+        &self,
+        cx: &Cx,
+        rows: usize,
+        [own, all]: [&mut Tensor; 2],
+        finish: impl FnOnce(View) -> Result<()>,
+    ) -> Result<()> {
+        if !self.words.cut() {
+            return finish(own.rows(rows));
+        }
+        let (tp, all_rows) = (&cx.groups.tp, rows * self.words.over.of);
+        let ticket = tp.all_gather(Tag::new("tp loss", cx.layer), own.rows(rows), all.rows_mut(all_rows))?;
         tp.wait(ticket)?;
-        let (stats, logits) = (all_stats.rows(all), logits.reborrow());
-        cx.dev.cross_entropy_finish(CrossEntropyFinish { shape, part, targets, stats, scale, logits, loss })?;
+        finish(all.rows(all_rows))?;
         tp.release(ticket)
     }
 

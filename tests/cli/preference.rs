@@ -37,6 +37,8 @@ fn the_shipped_example_learns_the_preference() {
     let last = evaluations.last().unwrap();
     assert_eq!(number(last, "pairs"), 64.0);
     assert!(number(last, "reward_accuracy") > 0.9, "{last}");
+    let [margin, chosen, rejected] = ["margin", "chosen", "rejected"].map(|of| number(last, &format!("reward_{of}")));
+    assert!(margin > 1.0 && margin == chosen - rejected, "{last}");
     assert!(number(last, "reward_chosen") > number(last, "reward_rejected"), "{last}");
 }
 

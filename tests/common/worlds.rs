@@ -224,7 +224,7 @@ pub fn mesh_ranks_on<T: Send>(
     let results = try_mesh_on(sizes, device, f);
     let failed = results.iter().filter_map(|r| r.as_ref().err());
     let failed: Vec<String> = failed.map(|e| e.to_string()).collect();
-    assert!(failed.is_empty(), "ranks failed: {failed:#?}");
+    assert!(failed.is_empty(), "{sizes:?}: ranks failed: {failed:#?}");
     results.into_iter().flatten().collect()
 }
 
@@ -239,8 +239,7 @@ pub fn try_ranks_on<T: Send>(
 
 /// As [`ranks`], with another mesh.
 pub fn mesh_ranks<T: Send>(sizes: MeshSizes, f: impl Fn(Rank) -> Result<T> + Sync) -> Vec<T> {
-    let results = try_mesh_on(sizes, |_, meter| Ok(Arc::new(cpu(meter))), f);
-    results.into_iter().map(|result| result.unwrap_or_else(|e| panic!("{sizes:?}: {e}"))).collect()
+    mesh_ranks_on(sizes, |_, meter| Ok(Arc::new(cpu(meter))), f)
 }
 
 fn try_mesh_on<T: Send>(

@@ -30,7 +30,7 @@ CASES = {
 def wider(seed):
     torch.manual_seed(seed)
     made = LlamaForCausalLM(LlamaConfig(
-        vocab_size=VOCAB, hidden_size=24, num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=1, head_dim=8,
+        vocab_size=VOCAB, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
         intermediate_size=40, max_position_embeddings=32, rope_theta=10000.0, rms_norm_eps=1e-5,
         tie_word_embeddings=False, attn_implementation="eager", bos_token_id=None, eos_token_id=None)).eval()
     for p in made.parameters():

@@ -59,6 +59,8 @@ pub const VARIANTS: &[&[Variant]] = &[
     floats!("cross_entropy_finish_cap", "cross_entropy_finish.ptx", "CAP" = 1),
     floats!("cross_entropy_part", "cross_entropy_part.ptx"),
     floats!("cross_entropy_part_cap", "cross_entropy_part.ptx", "CAP" = 1),
+    floats!("distill_finish", "distill_finish.ptx"),
+    floats!("distill_part", "distill_part.ptx"),
     floats!("dropout", "dropout.ptx"),
     floats!("dropout_rows", "dropout_rows.ptx"),
     floats!("embed", "embed.ptx"),

@@ -184,6 +184,10 @@ fn rows_beyond_4_gib() {
         operands.extend(shape());
         operands.extend([fraction(1.0), plain(0), plain(0), plain(ROWS)]);
         rows(&of("embed"), operands).check();
+        let taught = vec![holds(I32, last(1), 1.0), x(), x(), fills(F32, last(7)), faultless()];
+        let numbers = vec![plain(0), fraction(30.0), fraction(30.0), fraction(0.5)];
+        let operands = taught.into_iter().chain(shape()).chain(numbers).collect();
+        rows(&of("distill_part"), operands).check();
         for cap in ["", "cap_"] {
             let given = || vec![holds(I32, last(1), 1.0)];
             let mut operands = given();

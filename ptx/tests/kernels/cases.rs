@@ -214,7 +214,25 @@ fn losses(dtype: DType, name: &str) -> Vec<Case> {
         let slots = [given, out, sizes, vec![real(30.0)]].concat_slots();
         case("4x2000", 8 * vocab * dtype.size(), job(format!("cross_entropy_finish_{cap}{name}"), 2, 64, slots))
     };
+    let taught = || input(2, dtype, 4 * 2000);
+    let distill_part = || {
+        let given = In(I32, vec![1.0, 3999.0, 2000.0, 0.0]);
+        let slots = vec![given, taught(), input(1, dtype, 4 * 2000), Out(F32, 28), no_fault()];
+        let sizes = vec![int(4), int(2000), int(2000), real(0.0), real(0.0), real(0.5)];
+        let job = job(format!("distill_part_{name}"), 2, 64, [slots, sizes].concat_slots());
+        case("4x2000", 8 * 2000 * dtype.size(), job)
+    };
+    let distill_finish = || {
+        let given = In(I32, vec![1.0, 3999.0, 2000.0, 0.0]);
+        let said = In(F32, [2.0, 3.0, 4.0, 0.5, 2.0, 5.0, 0.1].repeat(8));
+        let slots = vec![given, taught(), said, both(1, dtype, 4 * 2000), Out(F64, 4), no_fault(), In(F32, vec![1.0])];
+        let sizes = [4, 2, 2000, 2000].map(int).into_iter().collect();
+        let slots = [slots, sizes, [0.0, 0.0, 2.0, 0.5].map(real).into_iter().collect()].concat_slots();
+        case("4x2000", 12 * 2000 * dtype.size(), job(format!("distill_finish_{name}"), 2, 64, slots))
+    };
     vec![
+        distill_part(),
+        distill_finish(),
         part("", 2000),
         part("cap_", 2000),
         finish("", 2000),

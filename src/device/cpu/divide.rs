@@ -5,9 +5,9 @@ use super::loss;
 use super::operands::within;
 use crate::base::Result;
 use crate::device::ops::{
-    AdamW, Bias, CopyColumns, CrossEntropyPart, DropoutRows, Embed, EmbedBackward, EmbedShape, Epilogue, Gelu,
-    GeluBackward, Gemm, GemmShape, GemmThen, Glu, GluBackward, LayerNorm, LayerNormBackward, QkNormRope,
-    QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Sgd,
+    AdamW, Bias, CopyColumns, CrossEntropyPart, DistillPart, DropoutRows, Embed, EmbedBackward, EmbedShape, Epilogue,
+    Gelu, GeluBackward, Gemm, GemmShape, GemmThen, Glu, GluBackward, LayerNorm, LayerNormBackward, QkNormRope,
+    QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Sgd, VocabPart,
 };
 use crate::device::{View, ViewMut};
 use std::ops::Range;
@@ -65,9 +65,8 @@ fn tokens<'a>(columns: Option<usize>, tokens: View<'a>, shape: &EmbedShape) -> R
     within(Embed::OP, "token", tokens, shape.rows)?;
     Ok(if columns.is_some() { tokens } else { &[] })
 }
-fn targets(op: &CrossEntropyPart) -> Result<usize> {
-    let n = op.check()?;
-    loss::check(CrossEntropyPart::OP, op.targets.host(CrossEntropyPart::OP)?, op.part.of).map(|()| n)
+fn targets(op: &'static str, n: usize, (targets, part): (View, &VocabPart)) -> Result<usize> {
+    loss::check(op, targets.host(op)?, part.of).map(|()| n)
 }
 
 /// Operation, what its parts share, which operands are cut; then its rows and main operand.
@@ -92,7 +91,8 @@ by_rows! {
     Rope: share [shape table inverse] cut [positions qkv], |op| positions(op.check()?, op.positions, Rope::OP)?, qkv;
     QkNormRope: share [shape table wq wk] cut [positions qkv out rstd], |op| positions(op.check()?, op.positions, QkNormRope::OP)?, qkv;
     Embed: share [shape w accumulate] cut [tokens y], |op| tokens(op.check()?, op.tokens, &op.shape)?.len(), y;
-    CrossEntropyPart: share [shape part] cut [targets logits stats], |op| targets(op)?, logits;
+    CrossEntropyPart: share [shape part] cut [targets logits stats], |op| targets(CrossEntropyPart::OP, op.check()?, (op.targets, &op.part))?, logits;
+    DistillPart: share [shape part terms] cut [targets teacher logits stats], |op| targets(DistillPart::OP, op.check()?, (op.targets, &op.part))?, logits;
 }
 
 /// The same for elementwise operations, with the check.

@@ -105,7 +105,7 @@ pub fn cross_entropy<T: Float>(op: CrossEntropy, scratch: &mut GemmScratch) -> R
 
 /// The column of a target, if this rank's part contains it.
 #[inline(always)]
-fn column(shape: &CrossEntropyShape, part: &VocabPart, target: i32) -> Option<usize> {
+pub(super) fn column(shape: &CrossEntropyShape, part: &VocabPart, target: i32) -> Option<usize> {
     (target as usize).checked_sub(part.first).filter(|&column| column < shape.vocab)
 }
 

@@ -1,14 +1,14 @@
 //! Dispatches the operations of a GPU to their families. Never launches itself.
 use super::launch::GpuDevice;
-use super::{activation, attention, element, embed, loss, norm, optim, ring, rope};
+use super::{activation, attention, distill, element, embed, loss, norm, optim, ring, rope};
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Bias, BiasBackward, ClipScale, CopyColumns, CrossEntropy, CrossEntropyFinish,
-    CrossEntropyPart, Dropout, DropoutRows, Embed, EmbedBackward, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward,
-    LayerNorm, LayerNormBackward, Polynomial, QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Sgd,
-    SumSquares,
+    CrossEntropyPart, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Gelu, GeluBackward, Gemm,
+    GemmThen, Glu, GluBackward, LayerNorm, LayerNormBackward, Polynomial, QkNormRope, QkNormRopeBackward, RmsNorm,
+    RmsNormBackward, Rope, Sgd, SumSquares,
 };
 use crate::device::{Buf, Device, View, ViewMut, epilogue};
 use std::time::Instant;
@@ -191,6 +191,12 @@ impl Device for GpuDevice {
     }
     fn cross_entropy_finish(&self, op: CrossEntropyFinish) -> Result<()> {
         loss::finish(self, op)
+    }
+    fn distill_part(&self, op: DistillPart) -> Result<()> {
+        distill::part(self, op)
+    }
+    fn distill_finish(&self, op: DistillFinish) -> Result<()> {
+        distill::finish(self, op)
     }
 
     fn sum_squares(&self, op: SumSquares) -> Result<()> {

@@ -10,7 +10,7 @@ use crate::device::ops::{CrossEntropy, CrossEntropyFinish, CrossEntropyPart};
 const MOST: usize = 1024;
 
 /// One vector per thread, up to the maximum.
-fn threads(vocab: usize, dtype: DType) -> u32 {
+pub fn threads(vocab: usize, dtype: DType) -> u32 {
     vocab.div_ceil(VECTOR / dtype.size()).next_multiple_of(32).min(MOST) as u32
 }
 

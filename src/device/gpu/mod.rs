@@ -33,6 +33,7 @@ mod activation;
 // Embedding lookup and its scatter-add.
 mod embed;
 // The loss and its gradient.
+mod distill;
 mod loss;
 // The gradient norm and the optimizers.
 mod optim;

@@ -57,10 +57,12 @@ pub enum Indexed {
     CrossEntropy,
     CrossEntropyPart,
     CrossEntropyFinish,
+    DistillPart,
+    DistillFinish,
 }
 
 impl Indexed {
-    pub const COUNT: usize = 8;
+    pub const COUNT: usize = 10;
     /// Names of operation and index in errors.
     pub const NAMES: [(&str, &str); Indexed::COUNT] = [
         ("embed", "token"),
@@ -71,6 +73,8 @@ impl Indexed {
         ("cross_entropy", "target"),
         ("cross_entropy_part", "target"),
         ("cross_entropy_finish", "target"),
+        ("distill_part", "target"),
+        ("distill_finish", "target"),
     ];
 }
 

@@ -4,7 +4,7 @@ use crate::base::Result;
 use crate::comm::Mesh;
 use crate::device::Device;
 use crate::device::ops::DistillTerms;
-use crate::nn::{Batch, Decoder, Pass, ROOT, Spec, Split, TeacherPass};
+use crate::nn::{Batch, Decoder, Groups, Pass, ROOT, Spec, Split, TeacherPass, TeacherStats};
 use crate::store::{Store, Strategy};
 use std::sync::Arc;
 
@@ -22,6 +22,7 @@ pub struct Teaching {
 
 pub(in crate::engine) struct TeacherModel {
     model: FrozenModel,
+    stats: TeacherStats,
     terms: DistillTerms,
 }
 
@@ -35,9 +36,10 @@ impl TeacherModel {
         strategy: &dyn Strategy,
         tokens: usize,
     ) -> Result<TeacherModel> {
-        let model = FrozenModel::new(dev, mesh, &teaching.spec, split, strategy, tokens)?;
+        let model = FrozenModel::new(dev.clone(), mesh, &teaching.spec, split, strategy, tokens)?;
+        let stats = model.decoder.teacher_stats(&*dev, &Groups::of(mesh), &model.workspace)?;
         let (alpha, temperature) = (teaching.alpha as f32, teaching.temperature as f32);
-        Ok(TeacherModel { model, terms: DistillTerms { alpha, temperature, teacher_cap: 0.0 } })
+        Ok(TeacherModel { model, stats, terms: DistillTerms { alpha, temperature, teacher_cap: 0.0 } })
     }
     /// The model and its store, to load weights into.
     pub fn model(&mut self) -> (&Decoder, &mut dyn Store) {
@@ -46,9 +48,9 @@ impl TeacherModel {
     /// Runs the teacher up to its head.
     pub fn begin<'a>(&'a mut self, dev: &'a dyn Device, batch: &Batch<'a>) -> Result<TeacherPass<'a>> {
         let FrozenModel { decoder, store, workspace } = &mut self.model;
-        decoder.teach(dev, &mut **store, batch, workspace, self.terms)
+        decoder.teach(dev, &mut **store, batch, (workspace, &mut self.stats), self.terms)
     }
-    /// The micro-batch needs the teacher no more.
+    /// After the end of the pass.
     pub fn end(&mut self) -> Result<()> {
         self.model.store.release(ROOT, Pass::Evaluate)
     }

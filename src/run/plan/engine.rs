@@ -183,7 +183,7 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
         tokens: set(&b.batch_size, "batch.batch_size")? * sequences * set(&s.data.max_len, "data.max_len")?,
         objective: objective::objective(&s.objective)?,
         reference: objective::reference(s, &spec)?,
-        teacher: objective::teacher(s, device, mesh, &spec)?,
+        teacher: objective::teacher(s, &spec)?,
         spec,
         tuning: tuning(s)?,
         strategy,

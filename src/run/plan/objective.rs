@@ -1,13 +1,12 @@
 //! What a run minimizes, and the reference model. Never reads a weight.
 use crate::base::{Error, Result};
 use crate::ckpt;
-use crate::comm::MeshSizes;
 use crate::data::{Format, LabelKeys, PairKeys, Preferences};
 use crate::engine::{Dpo, EngineOptions, Kto, Objective, ReferenceModel, Rm, Teaching};
 use crate::nn::{Decoder, Spec};
 use crate::run::settings::objective::ObjectiveSettings;
 use crate::run::settings::value::set;
-use crate::run::settings::{DeviceName, ObjectiveName, Settings};
+use crate::run::settings::{ObjectiveName, Settings};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -108,13 +107,11 @@ fn counterpart(s: &Settings, flag: &str, dir: &Path, spec: &Spec) -> Result<Spec
 }
 
 /// The teacher of a run that trains `spec`.
-pub fn teacher(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: &Spec) -> Result<Option<Teaching>> {
+pub fn teacher(s: &Settings, spec: &Spec) -> Result<Option<Teaching>> {
     let Some(dir) = &s.objective.teacher else { return Ok(None) };
     let teacher = counterpart(s, "--teacher", dir, spec)?;
     let sparse = teacher.experts.is_some() || spec.experts.is_some();
     let wrong = match () {
-        () if device != DeviceName::Cpu => "runs on the CPU only so far; use --device cpu",
-        () if mesh.tp > 1 => "does not support --tp-size above 1; remove it",
         () if sparse => "does not support mixtures of experts; use dense models",
         () if teacher.score => "is a reward model, which has no logits; name a language model",
         () => {

@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 pub struct PreferenceRecord {
     pub reward_chosen: f64,
     pub reward_rejected: f64,
+    /// The difference.
+    pub reward_margin: f64,
     /// Of a policy, whose rewards are log-ratios.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reward_accuracy: Option<f64>,
@@ -27,7 +29,8 @@ impl PreferenceRecord {
             Objective::Rm(_) => (None, reward_accuracy),
             _ => (reward_accuracy, None),
         };
-        PreferenceRecord { reward_chosen, reward_rejected, reward_accuracy, accuracy, kl }
+        let reward_margin = reward_chosen - reward_rejected;
+        PreferenceRecord { reward_chosen, reward_rejected, reward_margin, reward_accuracy, accuracy, kl }
     }
 }
 
@@ -71,7 +74,8 @@ impl std::fmt::Display for Evaluated {
                 let kl = kl.map_or(String::new(), |kl| format!("kl {kl:.4}  "));
                 let what = if kl.is_empty() { "pairs" } else { "samples" };
                 let rewards = format_args!("rewards {reward_chosen:.4} {reward_rejected:.4}");
-                write!(f, "loss {loss:.4}  {accuracy}{kl}{rewards}  {what} {count}")
+                let margin = reward_chosen - reward_rejected;
+                write!(f, "loss {loss:.4}  {accuracy}{kl}{rewards}  margin {margin:.4}  {what} {count}")
             }
         }
     }

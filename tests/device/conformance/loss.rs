@@ -1,11 +1,11 @@
 //! Cross entropy.
 use super::harness::*;
 use crate::common::reference::{self, Real};
-use flatshard::base::{DType, Meter};
+use flatshard::base::DType;
 use flatshard::device::Device;
-use flatshard::device::cpu::CpuDevice;
 use flatshard::device::ops::{
-    CrossEntropy, CrossEntropyFinish, CrossEntropyPart, CrossEntropyShape, Distill, DistillTerms, VocabPart,
+    CrossEntropy, CrossEntropyFinish, CrossEntropyPart, CrossEntropyShape, DistillFinish, DistillPart, DistillTerms,
+    VocabPart,
 };
 
 /// The factor of the gradient; last among the operands, if given.
@@ -236,57 +236,101 @@ fn cross_entropy_names_a_target_outside_the_vocabulary() {
     }
 }
 
-/// Distillation against f64, with and without softcaps; a word that the teacher never says adds nothing.
+/// Distillation of (rows, vocab) logits against f64: the loss, then the gradient.
+fn distilled(
+    (alpha, t, caps): (f64, f64, [f64; 2]),
+    targets: &[f64],
+    [student, teacher]: [&[f64]; 2],
+    vocab: usize,
+) -> (f64, Vec<f64>) {
+    let capped = |x: f64, cap: f64| if cap == 0.0 { x } else { cap * (x / cap).tanh() };
+    let logs = |row: &[f64], cap: f64, t: f64| {
+        let z: Vec<f64> = row.iter().map(|&x| capped(x, cap) / t).collect();
+        let max = z.iter().copied().fold(f64::MIN, f64::max);
+        let total = max + z.iter().map(|z| (z - max).exp()).sum::<f64>().ln();
+        z.into_iter().map(|z| z - total).collect::<Vec<_>>()
+    };
+    let (mut loss, mut gradient) = (0.0, vec![0.0; student.len()]);
+    for (row, &target) in targets.iter().enumerate().filter(|(_, target)| **target >= 0.0) {
+        let own = row * vocab..(row + 1) * vocab;
+        let (q1, q) = (logs(&student[own.clone()], caps[0], 1.0), logs(&student[own.clone()], caps[0], t));
+        let p = logs(&teacher[own.clone()], caps[1], t);
+        loss -= (1.0 - alpha) * q1[target as usize];
+        for (i, at) in own.enumerate() {
+            let hot = f64::from(u8::from(i == target as usize));
+            if p[i].exp() > 0.0 {
+                loss += alpha * t * t * p[i].exp() * (p[i] - q[i]);
+            }
+            let slope = if caps[0] == 0.0 { 1.0 } else { 1.0 - (student[at] / caps[0]).tanh().powi(2) };
+            let both = (1.0 - alpha) * (q1[i].exp() - hot) + alpha * t * (q[i].exp() - p[i].exp());
+            gradient[at] = 0.125 * slope * both;
+        }
+    }
+    (loss, gradient)
+}
+
+/// Of a whole vocabulary and in parts, with and without softcaps; a word that the teacher never says adds nothing.
 #[test]
 fn distillation() {
-    let (dev, vocab, targets) = (CpuDevice::new(Meter::default()), 37, [3.0, -100.0, 36.0]);
-    let scaled = |seed: u64| normal(seed, vocab * targets.len()).iter().map(|x| x * 4.0).collect::<Vec<f64>>();
-    let (student, mut teacher) = (scaled(1), scaled(2));
-    teacher[5] = f64::NEG_INFINITY;
-    for (alpha, t, caps) in
-        [(0.5, 1.0, [0.0, 0.0]), (0.25, 2.5, [0.0, 0.0]), (1.0, 0.5, [0.0, 0.0]), (0.7, 2.0, [5.0, 9.0])]
-    {
-        let capped = |x: f64, cap: f64| if cap == 0.0 { x } else { cap * (x / cap).tanh() };
-        let logs = |row: &[f64], cap: f64, t: f64| {
-            let z: Vec<f64> = row.iter().map(|&x| capped(x, cap) / t).collect();
-            let total = z.iter().map(|z| z.exp()).sum::<f64>().ln();
-            z.into_iter().map(|z| z - total).collect::<Vec<_>>()
-        };
-        let (mut loss, mut gradient) = (2.5, vec![0.0; student.len()]);
-        for (row, &target) in targets.iter().enumerate().filter(|(_, target)| **target >= 0.0) {
-            let own = row * vocab..(row + 1) * vocab;
-            let (q1, q) = (logs(&student[own.clone()], caps[0], 1.0), logs(&student[own.clone()], caps[0], t));
-            let p = logs(&teacher[own.clone()], caps[1], t);
-            loss -= (1.0 - alpha) * q1[target as usize];
-            for (i, at) in own.enumerate() {
-                let hot = f64::from(u8::from(i == target as usize));
-                if p[i].exp() > 0.0 {
-                    loss += alpha * t * t * p[i].exp() * (p[i] - q[i]);
+    let cases = [(0.5, 1.0, [0.0, 0.0]), (0.25, 2.5, [0.0, 0.0]), (1.0, 0.5, [0.0, 0.0]), (0.7, 2.0, [5.0, 9.0])];
+    let sizes: [(&[usize], &[f64]); 3] = [
+        (&[0, 37], &[3.0, -100.0, 36.0]),
+        (&[0, 1, 20, 37], &[0.0, 36.0, -100.0, 1.0, 20.0]),
+        (&[0, 3000, 5003], &[5002.0, 17.0, 2999.0]),
+    ];
+    for (dev, dtype) in devices().iter().flat_map(|dev| FLOATS.map(|dtype| (dev, dtype))) {
+        for ((alpha, t, caps), (cuts, targets)) in cases.iter().flat_map(|case| sizes.map(|size| (*case, size))) {
+            let (vocab, n) = (cuts[cuts.len() - 1], targets.len());
+            let given = |seed: u64| {
+                let mut logits: Vec<f64> = normal(seed, vocab * n).iter().map(|x| x * 4.0).collect();
+                logits[5] = if seed == 2 { f64::NEG_INFINITY } else { logits[5] };
+                read(&**dev, &buf(&**dev, dtype, &logits))
+            };
+            let [student, teacher] = [given(1), given(2)];
+            let (loss, gradient) = distilled((alpha, t, caps), targets, [&student, &teacher], vocab);
+            let terms = DistillTerms { alpha: alpha as f32, temperature: t as f32, teacher_cap: caps[1] as f32 };
+            let (softcap, scale) = (caps[0] as f32, buf(&**dev, DType::F32, &[0.125]));
+            let words = buf(&**dev, DType::I32, targets);
+            let of = |part: &[usize]| {
+                let (logits, shape) = columns(&student, vocab, part, softcap);
+                let taught = buf(&**dev, dtype, &columns(&teacher, vocab, part, 0.0).0);
+                (shape, VocabPart { first: part[0], of: vocab }, taught, buf(&**dev, dtype, &logits))
+            };
+            let stats = |part: &[usize]| {
+                let (shape, part, taught, logits) = of(part);
+                let mut stats = buf(&**dev, DType::F32, &vec![7.0; DistillTerms::STATS * n]);
+                let (targets, teacher, logits) = (words.view(), taught.view(), logits.view());
+                dev.distill_part(DistillPart { shape, part, terms, targets, teacher, logits, stats: stats.view_mut() })
+                    .unwrap();
+                read(&**dev, &stats)
+            };
+            let stats = buf(&**dev, DType::F32, &cuts.windows(2).flat_map(stats).collect::<Vec<_>>());
+            let mut sums = Vec::new();
+            for cut in cuts.windows(2) {
+                let ((shape, part, taught, mut logits), mut sum) = (of(cut), buf(&**dev, DType::F64, &[2.5]));
+                dev.distill_finish(DistillFinish {
+                    shape,
+                    part,
+                    terms,
+                    targets: words.view(),
+                    teacher: taught.view(),
+                    stats: stats.view(),
+                    scale: scale.view(),
+                    logits: logits.view_mut(),
+                    loss: sum.view_mut(),
+                })
+                .unwrap();
+                let what = format!("{} {dtype} alpha {alpha} T {t} {caps:?} columns {cut:?}", dev.name());
+                let found = read(&**dev, &sum)[0] - 2.5;
+                assert!((found - loss).abs() < 1e-5 * loss, "{what}: {found}, f64 {loss}");
+                sums.push(found);
+                let rounds = [0.0, 0.00390625, 0.00048828125][FLOATS.iter().position(|d| *d == dtype).unwrap()];
+                for (ours, theirs) in read(&**dev, &logits).iter().zip(columns(&gradient, vocab, cut, 0.0).0) {
+                    let allowed = 1e-6 + rounds * theirs.abs();
+                    assert!((ours - theirs).abs() < allowed, "{what}: {ours}, f64 {theirs}");
                 }
-                let slope = if caps[0] == 0.0 { 1.0 } else { 1.0 - (student[at] / caps[0]).tanh().powi(2) };
-                let both = (1.0 - alpha) * (q1[i].exp() - hot) + alpha * t * (q[i].exp() - p[i].exp());
-                gradient[at] = 0.125 * slope * both;
             }
-        }
-        let terms = DistillTerms { alpha: alpha as f32, temperature: t as f32, teacher_cap: caps[1] as f32 };
-        let shape = CrossEntropyShape { vocab, softcap: caps[0] as f32 };
-        let [scale, given, sum] =
-            [(DType::F32, &[0.125][..]), (DType::I32, &targets), (DType::F64, &[2.5])].map(|(d, x)| buf(&dev, d, x));
-        let (mut sum, teacher, mut logits) = (sum, buf(&dev, DType::F32, &teacher), buf(&dev, DType::F32, &student));
-        dev.distill(Distill {
-            shape,
-            terms,
-            targets: given.view(),
-            scale: scale.view(),
-            teacher: teacher.view(),
-            logits: logits.view_mut(),
-            loss: sum.view_mut(),
-        })
-        .unwrap();
-        let found = read(&dev, &sum)[0];
-        assert!((found - loss).abs() < 1e-5 * loss, "alpha {alpha} T {t} {caps:?}: {found}, f64 {loss}");
-        for (ours, theirs) in read(&dev, &logits).iter().zip(&gradient) {
-            assert!((ours - theirs).abs() < 1e-6, "alpha {alpha} T {t} {caps:?}: {ours}, f64 {theirs}");
+            assert!(sums.iter().all(|sum| sum == &sums[0]), "ranks have other losses: {sums:?}");
         }
     }
 }

@@ -11,10 +11,10 @@ use crate::device::cpu::{
 use crate::device::ops::{
     ALIGN, AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
-    CrossEntropyFinish, CrossEntropyPart, Distill, Dropout, DropoutRows, Embed, EmbedBackward, Gelu, GeluBackward,
-    Gemm, GemmShape, GemmThen, Glu, GluBackward, Grouped, GroupedGemm, LIMBS, LayerNorm, LayerNormBackward, Polynomial,
-    QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid,
-    SumSquares, TakeRows, WeighRows,
+    CrossEntropyFinish, CrossEntropyPart, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Gelu,
+    GeluBackward, Gemm, GemmShape, GemmThen, Glu, GluBackward, Grouped, GroupedGemm, LIMBS, LayerNorm,
+    LayerNormBackward, Polynomial, QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Route,
+    RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
 };
 use crate::device::{Buf, Device, View, ViewMut, epilogue, unbacked};
 use half::{bf16, f16};
@@ -335,17 +335,6 @@ impl Device for CpuDevice {
             floats!(self, op.logits.dtype(), T => loss::cross_entropy::<T>(op, scratch))
         })
     }
-    fn distill(&self, op: Distill) -> Result<()> {
-        let (n, Distill { shape, terms, targets, scale, teacher, logits, loss }) = (op.check()?, op);
-        loss::check(Distill::OP, targets.host(Distill::OP)?, shape.vocab)?;
-        self.row_losses(n, logits, loss, &|_, row, logits, loss| {
-            let (targets, teacher) =
-                (targets.slice(row..row + 1), teacher.slice(row * shape.vocab..(row + 1) * shape.vocab));
-            let dtype = logits.dtype();
-            let op = Distill { shape, terms, targets, scale, teacher, logits, loss };
-            floats!(self, dtype, T => distill::distill::<T>(op))
-        })
-    }
     fn cross_entropy_part(&self, op: CrossEntropyPart) -> Result<()> {
         self.rows(op, &|op| floats!(self, op.logits.dtype(), T => loss::part::<T>(op)))
     }
@@ -360,6 +349,27 @@ impl Device for CpuDevice {
             let loss = &mut loss.host::<f64>(OP)?[0];
             floats!(self, logits.dtype(), T => {
                 *loss = loss::finish(&of_row, logits.host::<T>(OP)?);
+                Ok(())
+            })
+        })
+    }
+    fn distill_part(&self, op: DistillPart) -> Result<()> {
+        self.rows(op, &|op| floats!(self, op.logits.dtype(), T => distill::part::<T>(op)))
+    }
+    fn distill_finish(&self, op: DistillFinish) -> Result<()> {
+        const OP: &str = DistillFinish::OP;
+        let ((n, _), DistillFinish { shape, part, terms, targets, teacher, stats, scale, logits, loss }) =
+            (op.check()?, op);
+        let (targets, stats) = (targets.host::<i32>(OP)?, stats.host::<f32>(OP)?.as_chunks().0);
+        loss::check(OP, targets, part.of)?;
+        let scale = first(OP, scale)?;
+        self.row_losses(n, logits, loss, &|_, row, logits, loss| {
+            let (target, stats) = (targets[row], &stats[row..]);
+            let of_row = distill::DistillRow { shape, part, terms, target, stats, apart: n, scale };
+            let (teacher, loss) =
+                (teacher.slice(row * shape.vocab..(row + 1) * shape.vocab), &mut loss.host::<f64>(OP)?[0]);
+            floats!(self, logits.dtype(), T => {
+                *loss = distill::finish::<T>(&of_row, logits.host(OP)?, teacher.host(OP)?);
                 Ok(())
             })
         })
