@@ -11,7 +11,7 @@ use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Buf, Device};
 use flatshard::engine::{Engine, EngineOptions, Step, Strategy};
 use flatshard::nn::{Grads, Layout, ParamStore, Pass, Spec, Weights};
-use flatshard::store::{Offload, ReplicatedOptions, Shard, Store};
+use flatshard::store::{Offload, PackedShard, ReplicatedOptions, Shard, Store};
 use std::sync::Arc;
 
 struct Layer {
@@ -41,9 +41,10 @@ impl LayerByLayer {
     }
 }
 
-/// Nothing is frozen, so that part is empty.
+/// Nothing is frozen, so those parts are empty.
 fn weights<'a>(weights: &'a Buf, layout: &'a Layout) -> Weights<'a> {
-    Weights { trained: weights.view(), frozen: weights.view().slice(0..0), layout }
+    let none = weights.view().slice(0..0);
+    Weights { trained: weights.view(), frozen: none, packed: none, layout }
 }
 
 /// Called by the model.
@@ -92,6 +93,9 @@ impl Store for LayerByLayer {
             let (master, grad) = (weights.view_mut(), Some(grads.view_mut()));
             f(Shard { unit, layout, start: 0, master, param: None, grad })
         })
+    }
+    fn for_each_packed(&mut self, _: &mut dyn FnMut(PackedShard<'_>) -> Result<()>) -> Result<()> {
+        Ok(())
     }
     fn weights_changed(&mut self) -> Result<()> {
         Ok(())

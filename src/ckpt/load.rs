@@ -9,12 +9,11 @@ use super::source::TensorSource;
 use super::state::{Checksums, TrainerState};
 use crate::base::{Error, Result};
 use crate::device::{Device, ViewMut};
-use crate::nn::{Layout, Spec};
+use crate::nn::{Layout, Segment, Spec};
 use crate::optim::{Moments, Optimizer};
 use crate::store::{Store, assign};
 use safetensors::Dtype;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// The state of the checkpoint in `dir`, after checking that its headers are intact and match this model and optimizer.
@@ -114,7 +113,30 @@ impl<'a> TensorReader<'a> {
                 None => Ok(()),
             }
         })?;
+        let (dev, source) = (self.dev, self.source);
+        store.for_each_packed(&mut |shard| {
+            shard.fill(dev, &|segment| source.tensors.holds(&segment.name), &mut |segment, place, values, own| {
+                self.values_at(segment, place, values, own)
+            })
+        })?;
         Ok((self.sums, self.strange))
+    }
+
+    /// Elements of the whole tensor from `place` on. Counts non-finite ones if they are this rank's own.
+    fn values_at(&mut self, segment: &Segment, place: usize, values: &mut [f32], own: bool) -> Result<()> {
+        let index = self.source.tensors.find(0, &segment.name)?;
+        let tensor = &self.source.tensors.list[index];
+        let counted = own && self.share.index == 0 && self.share.has(segment);
+        let size = tensor.dtype.bitsize() / 8;
+        for (i, values) in values.chunks_mut(CHUNK / 4).enumerate() {
+            let bytes = &mut bytemuck::cast_slice_mut::<u16, u8>(&mut self.bytes)[..values.len() * size];
+            self.source.read_at(tensor, place + i * CHUNK / 4, bytes)?;
+            if counted {
+                self.strange[index] += not_finite(bytes, tensor.dtype);
+            }
+            widen(bytes, tensor.dtype, values);
+        }
+        Ok(())
     }
 
     fn run(&mut self, group: usize, run: &ElementRun, mut to: ViewMut) -> Result<()> {
@@ -183,11 +205,9 @@ fn read<'b>(
 ) -> Result<&'b [u8]> {
     let size = tensor.dtype.bitsize() / 8;
     let bytes = &mut bytemuck::cast_slice_mut::<u16, u8>(buf)[..range.len() * size];
-    let (path, file) = &source.files[tensor.file];
     for (part, place) in source.tensors.stretches(index, range.clone()) {
         let to = &mut bytes[(part.start - range.start) * size..(part.end - range.start) * size];
-        file.read_exact_at(to, tensor.offset + (size * place) as u64)
-            .map_err(|e| Error::in_file(path, format!("cannot read tensor {}: {e}", tensor.name)))?;
+        source.read_at(tensor, place, to)?;
     }
     Ok(bytes)
 }

@@ -95,6 +95,12 @@ impl TensorSource {
 }
 
 impl TensorSource {
+    /// The bytes of `tensor` from its element `place` on.
+    pub fn read_at(&self, tensor: &FileTensor, place: usize, to: &mut [u8]) -> Result<()> {
+        let ((path, file), size) = (&self.files[tensor.file], tensor.dtype.bitsize() / 8);
+        file.read_exact_at(to, tensor.offset + (size * place) as u64)
+            .map_err(|e| Error::in_file(path, format!("cannot read tensor {}: {e}", tensor.name)))
+    }
     /// An error if tensors have `counts` non-finite values: such weights would make every step a skipped one, and such
     /// moments would produce them. `saved`: they come from a checkpoint.
     pub fn finite(&self, counts: &[u64], saved: bool) -> Result<()> {

@@ -108,6 +108,10 @@ impl<E: OpExecutor> Device for OpDevice<E> {
     fn synchronize(&self) -> Result<()> {
         Ok(())
     }
+    fn expand(&self, op: Expand) -> Result<()> {
+        let bytes = op.y.bytes() + op.y.len() / 2;
+        self.moves(Expand::OP, op.y.dtype(), bytes, |dev| dev.expand(op))
+    }
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
         if dst.dtype() == DType::U32 {
             let words = src.chunks_exact(4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));

@@ -3,10 +3,10 @@
 use super::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
-    CrossEntropyFinish, CrossEntropyPart, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Gelu,
-    GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, LayerNorm, LayerNormBackward, Polynomial, QkNormRope,
-    QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares,
-    TakeRows, WeighRows,
+    CrossEntropyFinish, CrossEntropyPart, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward,
+    Expand, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, LayerNorm, LayerNormBackward,
+    Polynomial, QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd,
+    Sigmoid, SumSquares, TakeRows, WeighRows,
 };
 use super::{Buf, View, ViewMut};
 use crate::base::timeline::Mark;
@@ -128,6 +128,7 @@ pub trait Device: Send + Sync {
     fn adamw(&self, op: AdamW) -> Result<()>;
     fn sgd(&self, op: Sgd) -> Result<()>;
     fn polynomial(&self, op: Polynomial) -> Result<()>;
+    fn expand(&self, op: Expand) -> Result<()>;
 
     // Mixtures of experts. A plan refuses them on devices without these.
     fn route(&self, _op: Route) -> Result<()> {

@@ -25,6 +25,8 @@ mod embed;
 mod loss;
 // Knowledge distillation.
 mod distill;
+// 4-bit weights.
+mod expand;
 // The gradient norm and the optimizers.
 mod optim;
 // Mixtures of experts.
@@ -34,6 +36,7 @@ pub use activation::*;
 pub use attention::*;
 pub use distill::*;
 pub use embed::*;
+pub use expand::*;
 pub use experts::*;
 pub use gemm::*;
 pub use loss::*;

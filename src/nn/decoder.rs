@@ -3,7 +3,8 @@
 use super::block::DecoderBlock;
 use super::context::{Batch, Cx, DropoutKeys};
 use super::core::CoreAttention;
-use super::layout::Layout;
+use super::layout::{Layout, Segment};
+use super::linear::TILE;
 use super::recompute::SavedBlocks;
 use super::root::{LossGrad, LossSums, Root};
 use super::saved::{Saved, Scratch};
@@ -84,6 +85,8 @@ impl Decoder {
                 adapters.dropped = adapters.dropped.max(block.adapt(lora, layout, &mut masks));
             }
         }
+        let packed = layouts.iter().flat_map(|l| &l.segments).filter(|s| s.packed);
+        adapters.tile = packed.map(Segment::extent).max().unwrap_or(0).min(TILE);
         let learns = |layer: usize| layouts[layer].segments.iter().any(|s| s.trainable);
         for sparse in blocks.iter().filter_map(DecoderBlock::sparse) {
             sparse.experts.check(&layouts[sparse.experts.layer])?;

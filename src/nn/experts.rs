@@ -149,7 +149,7 @@ impl SparseBranch {
             let SparseScratch { shared_act, shared_dact, shared_dup, shared_dweight, .. } = sparse;
             let (gate, up) = (saved.shared_gate.rows(n), saved.shared_up.rows(n));
             dev.swiglu(Glu { gate, up, y: shared_act.rows_mut(n) })?;
-            shared.down.input_grad(cx, w, dy, shared_dact.rows_mut(n), false)?;
+            shared.down.input_grad(cx, w, dy, adapter, shared_dact.rows_mut(n), false)?;
             dev.weigh_rows(WeighRows {
                 order: None,
                 weights: saved.shared_weight.rows(n),

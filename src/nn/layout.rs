@@ -1,6 +1,7 @@
 //! The tensors in a flat buffer: the ONE table that init, weight decay, clipping, checkpoints and tests read. Never
 //! holds values.
 use super::split::Slice;
+use crate::base::nf4::Nf4Shape;
 use crate::device::ALIGN;
 use std::ops::Range;
 
@@ -50,8 +51,10 @@ pub struct Segment {
     /// Whether this rank has the tensor. False for experts of other ranks of ep: then it has no elements here.
     pub held: bool,
     pub tp: Tp,
-    /// First element; a multiple of [`ALIGN`].
+    /// First element, or byte if packed, in its buffer; a multiple of [`ALIGN`].
     pub start: usize,
+    /// A frozen matrix in 4 bits ([`crate::base::nf4`]): bytes in a buffer of their own.
+    pub packed: bool,
     /// Whether weight decay applies (matrices, not norms and biases).
     pub decay: bool,
     /// A frozen tensor (false) has no gradient, no optimizer state and no reduction.
@@ -70,8 +73,34 @@ impl Segment {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+    /// Its place in its buffer: elements, or bytes if packed.
     pub fn range(&self) -> Range<usize> {
-        self.start..self.start + self.len()
+        self.start..self.start + if self.packed { self.packing().bytes() } else { self.len() }
+    }
+    /// How it is packed, or would be.
+    pub fn packing(&self) -> Nf4Shape {
+        let whole = self.global_shape().iter().product();
+        match self.tp {
+            Tp::Cut { .. } => {
+                let (run, before, stride) = self.rows();
+                Nf4Shape { len: self.len(), run, before, stride, whole }
+            }
+            _ => Nf4Shape::new(whole),
+        }
+    }
+    /// Whether it can be packed: no block is divided over ranks of tp.
+    pub(super) fn is_packable(&self) -> bool {
+        let Tp::Cut { dim, over, whole } = self.tp else { return self.packing().is_whole_blocks() };
+        (0..over.of).all(|index| {
+            let over = Slice { index, of: over.of };
+            let mut part = Segment { tp: Tp::Cut { dim, over, whole }, ..self.clone() };
+            part.shape[dim] = over.share(whole).len();
+            part.packing().is_whole_blocks()
+        })
+    }
+    /// Elements, or bytes if packed, reserved in its buffer.
+    fn room(&self) -> usize {
+        if self.packed { Nf4Shape { len: self.extent(), ..self.packing() }.bytes() } else { self.extent() }
     }
     /// Shape of the whole tensor, over all tp ranks.
     pub fn global_shape(&self) -> Vec<usize> {
@@ -81,7 +110,7 @@ impl Segment {
         }
         shape
     }
-    /// Elements reserved in a flat buffer: those of the largest shard, so that later segments have the same offset on
+    /// Elements of the largest shard, which a flat buffer reserves, so that later segments have the same offset on
     /// every tp rank. The difference to this rank's shard is padding.
     pub fn extent(&self) -> usize {
         let Tp::Cut { dim, over, whole } = self.tp else { return self.len() };
@@ -122,6 +151,8 @@ pub struct Layout {
     pub segments: Vec<Segment>,
     /// End of the last segment, rounded up to [`ALIGN`].
     pub len: usize,
+    /// The same in the buffer of packed segments.
+    pub packed: usize,
     /// Whether this is the layer of a block's experts.
     pub experts: bool,
 }
@@ -139,6 +170,7 @@ impl Layout {
             held: true,
             tp,
             start: 0,
+            packed: false,
             decay,
             trainable: true,
             saved: true,
@@ -155,10 +187,18 @@ impl Layout {
     }
     /// Appends a segment of another layout at a new offset and returns its index.
     pub fn place(&mut self, segment: Segment) -> usize {
-        let start = self.len;
-        self.len = (start + segment.extent()).next_multiple_of(ALIGN);
+        let end = if segment.packed { &mut self.packed } else { &mut self.len };
+        let start = *end;
+        *end = (start + segment.room()).next_multiple_of(ALIGN);
         self.segments.push(Segment { start, ..segment });
         self.segments.len() - 1
+    }
+    /// Places all segments again, after some were marked as packed.
+    pub(super) fn place_again(&mut self) {
+        (self.len, self.packed) = (0, 0);
+        for segment in std::mem::take(&mut self.segments) {
+            self.place(segment);
+        }
     }
     /// Number of parameters, without padding.
     pub fn params(&self) -> usize {

@@ -4,9 +4,14 @@ use super::saved::AdapterScratch;
 use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
-use crate::device::ops::{Bias, BiasBackward, Epilogue, Gelu, GeluBackward, Gemm, GemmShape, GemmThen};
+use crate::device::ops::{Bias, BiasBackward, Epilogue, Expand, Gelu, GeluBackward, Gemm, GemmShape, GemmThen};
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
+
+/// Elements of a packed weight that are expanded at a time, at most; more than a column of any matrix.
+pub(super) const TILE: usize = 1 << 22;
+/// Tiles have a multiple of this many columns, if they have as many: no product is cut into slivers.
+const TILE_COLUMNS: usize = 128;
 
 /// How the weight is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,20 +75,22 @@ impl Linear {
     fn adapter(&self, cx: &Cx) -> Option<Adapter> {
         self.adapter.filter(|_| cx.adapted)
     }
+    /// Whether the product can have an epilogue: it is one call, and its result is complete.
+    fn is_alone(&self, cx: &Cx, w: Weights) -> bool {
+        self.adapter(cx).is_none() && w.packed(self.weight).is_none()
+    }
 
     /// Assigns `y`. `work` is scratch for the adapter.
     pub fn forward(&self, cx: &Cx, w: Weights, x: View, work: &mut AdapterScratch, mut y: ViewMut) -> Result<()> {
-        match (self.bias, self.adapter(cx)) {
-            (Some(bias), None) => {
-                self.product_then(cx, w, x, y, Epilogue::Sum { bias: Some(w.get(bias)), residual: None })
-            }
-            _ => {
+        match self.bias.filter(|_| self.is_alone(cx, w)) {
+            Some(bias) => self.product_then(cx, w, x, y, Epilogue::Sum { bias: Some(w.get(bias)), residual: None }),
+            None => {
                 self.product(cx, w, x, work, y.reborrow())?;
                 self.add_bias(cx, w, y)
             }
         }
     }
-    /// `y = x W + b + residual`. Assigns. Bias and residual are fused into the product unless an adapter comes between.
+    /// `y = x W + b + residual`. Assigns. Bias and residual are fused into the product where it is alone.
     pub fn forward_onto(
         &self,
         cx: &Cx,
@@ -93,7 +100,7 @@ impl Linear {
         residual: View,
         mut y: ViewMut,
     ) -> Result<()> {
-        if self.adapter(cx).is_none() {
+        if self.is_alone(cx, w) {
             let bias = self.bias.map(|bias| w.get(bias));
             return self.product_then(cx, w, x, y, Epilogue::Sum { bias, residual: Some(residual) });
         }
@@ -110,7 +117,7 @@ impl Linear {
         mut z: ViewMut,
         y: ViewMut,
     ) -> Result<()> {
-        if self.adapter(cx).is_none() {
+        if self.is_alone(cx, w) {
             let bias = self.bias.map(|bias| w.get(bias));
             return self.product_then(cx, w, x, y, Epilogue::Gelu { bias, z });
         }
@@ -137,13 +144,43 @@ impl Linear {
     }
     /// `forward` without the bias, which is added once after ranks have summed their products. Assigns.
     pub fn product(&self, cx: &Cx, w: Weights, x: View, work: &mut AdapterScratch, mut y: ViewMut) -> Result<()> {
-        let (shape, b) = (self.shape(x.len() / self.inputs).ldc(self.row), w.get(self.weight).slice(self.held()));
-        let band = self.column..y.len();
-        cx.dev.gemm(Gemm { shape, a: x, b, c: y.reborrow().slice(band) })?;
+        let (shape, band) = (self.shape(x.len() / self.inputs).ldc(self.row), self.column..y.len());
+        self.multiply(cx, w, shape, x, work, y.reborrow().slice(band))?;
         match self.adapter(cx) {
             Some(adapter) => adapter.forward(cx, w, self, x, work, y),
             None => Ok(()),
         }
+    }
+    /// `c (+)= a B`, B the weight or its transpose. A packed weight is expanded tile by tile: columns of B, with all of
+    /// the sum, so that the bits are those of one product.
+    fn multiply(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        shape: GemmShape,
+        a: View,
+        work: &mut AdapterScratch,
+        mut c: ViewMut,
+    ) -> Result<()> {
+        let Some(from) = w.packed(self.weight) else {
+            return cx.dev.gemm(Gemm { shape, a, b: w.get(self.weight).slice(self.held()), c });
+        };
+        let tile = &mut work.tile;
+        let wide = match tile.len() / shape.k.max(1) {
+            few @ ..TILE_COLUMNS => few.max(1),
+            many => many - many % TILE_COLUMNS,
+        };
+        for at in (0..shape.n).step_by(wide) {
+            let n = wide.min(shape.n - at);
+            let (rows, columns) = if shape.tb { (at..at + n, 0..shape.k) } else { (0..shape.k, at..at + n) };
+            let (rows, ldb) = (self.first + rows.start..self.first + rows.end, columns.len());
+            let y = tile.all_mut().slice(0..rows.len() * ldb);
+            cx.dev.expand(Expand { from, rows, columns, y })?;
+            let (b, end) = (tile.all().slice(0..n * shape.k), c.len());
+            let part = GemmShape { n, ldb, ..shape };
+            cx.dev.gemm(Gemm { shape: part, a, b, c: c.reborrow().slice(at..end) })?;
+        }
+        Ok(())
     }
     /// The range of the weight's segment that is used.
     fn held(&self) -> Range<usize> {
@@ -165,7 +202,7 @@ impl Linear {
         accumulate: bool,
     ) -> Result<()> {
         self.weight_grad(cx, dw, x, dy)?;
-        self.input_grad(cx, w, dy, dx.reborrow(), accumulate)?;
+        self.input_grad(cx, w, dy, work, dx.reborrow(), accumulate)?;
         match &self.adapter {
             Some(adapter) => adapter.backward(cx, w, dw, self, x, dy, work, dx),
             None => Ok(()),
@@ -187,7 +224,7 @@ impl Linear {
         mut product: ViewMut,
         dx: ViewMut,
     ) -> Result<()> {
-        if self.adapter.is_some() {
+        if self.adapter.is_some() || w.packed(self.weight).is_some() {
             self.backward(cx, w, dw, x, dy, work, product.reborrow(), false)?;
             return cx.dev.gelu_backward(GeluBackward { x: z, dy: product.as_view(), dx });
         }
@@ -198,10 +235,17 @@ impl Linear {
     }
 
     /// `dx = dy Wᵀ`. Assigns, or adds with `accumulate`.
-    pub(super) fn input_grad(&self, cx: &Cx, w: Weights, dy: View, dx: ViewMut, accumulate: bool) -> Result<()> {
+    pub(super) fn input_grad(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        dy: View,
+        work: &mut AdapterScratch,
+        dx: ViewMut,
+        accumulate: bool,
+    ) -> Result<()> {
         let shape = GemmShape { accumulate, ..self.input_shape(dx.len() / self.inputs) };
-        let (a, b) = (dy.slice(self.column..dy.len()), w.get(self.weight).slice(self.held()));
-        cx.dev.gemm(Gemm { shape, a, b, c: dx })
+        self.multiply(cx, w, shape, dy.slice(self.column..dy.len()), work, dx)
     }
     fn input_shape(&self, n: usize) -> GemmShape {
         let shape = match self.form {
@@ -288,7 +332,7 @@ impl Adapter {
         work: &mut AdapterScratch,
         dx: ViewMut,
     ) -> Result<()> {
-        let (dev, n, AdapterScratch { low, dlow, dropped }) = (cx.dev, x.len() / of.inputs, work);
+        let (dev, n, AdapterScratch { low, dlow, dropped, .. }) = (cx.dev, x.len() / of.inputs, work);
         let dy = dy.slice(of.column..dy.len());
         let read = self.input(cx, of, x, dropped)?;
         if let Some((db, accumulate)) = dw.product(self.b, self.held(of))? {

@@ -99,6 +99,8 @@ table! {
         /// (N, widest adapter input): the input under a dropout mask, then the gradient through the mask; empty without
         /// dropout.
         dropped,
+        /// (1, T): a part of a packed weight, expanded; empty without packed weights.
+        tile,
     }
 }
 table! {

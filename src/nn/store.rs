@@ -2,6 +2,7 @@
 //! manual FSDP and the other stores implement it. Never says how parameters are stored.
 use super::layout::Layout;
 use crate::base::{Error, Result};
+use crate::device::ops::Nf4Matrix;
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
 
@@ -47,14 +48,26 @@ pub struct Weights<'a> {
     /// The trainable and the frozen tensors of the layer's unit.
     pub trained: View<'a>,
     pub frozen: View<'a>,
-    /// The layer's segments in the order of [`super::Decoder::layouts`], each with its offset in one of the two.
+    /// Frozen matrices in 4 bits, as bytes.
+    pub packed: View<'a>,
+    /// The layer's segments in the order of [`super::Decoder::layouts`], each with its offset in one of the three.
     pub layout: &'a Layout,
 }
 impl<'a> Weights<'a> {
     /// Segment `i` of the layer's layout.
     pub fn get(&self, i: usize) -> View<'a> {
         let segment = &self.layout.segments[i];
-        if segment.trainable { self.trained } else { self.frozen }.slice(segment.range())
+        let all = match (segment.packed, segment.trainable) {
+            (true, _) => self.packed,
+            (_, true) => self.trained,
+            _ => self.frozen,
+        };
+        all.slice(segment.range())
+    }
+    /// Segment `i` if it is packed.
+    pub fn packed(&self, i: usize) -> Option<Nf4Matrix<'a>> {
+        let segment = self.layout.segments.get(i).filter(|segment| segment.packed)?;
+        Some(Nf4Matrix { bytes: self.get(i), shape: segment.packing(), width: segment.shape[1] })
     }
     /// The tensors of all experts, and how far apart they start.
     pub fn strided(&self, of: &Stride) -> Result<(View<'a>, usize)> {

@@ -1,7 +1,8 @@
 //! Which tensors are trainable, decayed, and at what learning rate: name patterns applied to a model's layouts. Never
 //! changes shapes or values.
 use super::layout::{Layout, Segment};
-use super::lora::{Lora, goes_with_adapters, has_adapters};
+use super::lora::{Lora, goes_with_adapters, has_adapters, is_adapter};
+use crate::base::nf4::BLOCK;
 use crate::base::{Error, Result};
 use regex::Regex;
 
@@ -17,6 +18,8 @@ pub struct Tuning {
     pub lr_scale: Vec<(String, f32)>,
     /// Train only adapters.
     pub lora: Option<Lora>,
+    /// Store the matrices that adapters freeze in 4 bits ([`crate::base::nf4`]).
+    pub load_in_4bit: bool,
     /// Decay every tensor, so that the optimizer can treat a unit as one tensor.
     pub uniform: bool,
 }
@@ -47,8 +50,31 @@ impl Tuning {
             return Err(Error::input("freeze leaves no trainable tensor: remove a pattern"));
         }
         set_saved(layouts);
-        Ok(())
+        if self.load_in_4bit { pack(layouts) } else { Ok(()) }
     }
+}
+
+/// Packs the frozen matrices of the blocks. Embeddings, head and norms stay in the compute dtype.
+fn pack(layouts: &mut [Layout]) -> Result<()> {
+    let refuse = |what: String| Err(Error::input(format!("load_in_4bit: {what}")));
+    if !has_adapters(layouts) {
+        return refuse("only weights that adapters freeze can be in 4 bits; set a LoRA rank".into());
+    }
+    if layouts.iter().any(|layout| layout.experts) {
+        return refuse("models with experts are not supported".into());
+    }
+    for layout in &mut layouts[1..] {
+        for segment in layout.segments.iter_mut().filter(|s| s.shape.len() == 2 && !s.trainable && !is_adapter(s)) {
+            segment.packed = true;
+            if !segment.is_packable() {
+                let (name, shape) = (&segment.name, segment.global_shape());
+                let parts = if segment.shape == shape { "" } else { ", divided over tp," };
+                return refuse(format!("{name} of shape {shape:?}{parts} does not consist of whole blocks of {BLOCK}"));
+            }
+        }
+        layout.place_again();
+    }
+    Ok(())
 }
 
 /// Checkpoints store the whole model, or only its adapters, frozen ones included: the base model is reloaded from its

@@ -32,6 +32,8 @@ pub(super) struct AdapterWidths {
     pub rank: usize,
     /// The widest input that dropout masks.
     pub dropped: usize,
+    /// Elements of a tile of packed weights.
+    pub tile: usize,
 }
 
 table! {
@@ -204,6 +206,7 @@ impl Workspace<TensorShape, ()> {
                     low: scratch(adapters.rank),
                     dlow: back(adapters.rank),
                     dropped: back(adapters.dropped),
+                    tile: shape(Category::Scratch, dtype, 1, adapters.tile),
                 },
                 sparse: SparseScratch {
                     load: TensorShape::new(Category::Scratch, DType::F64, sparse, experts)

@@ -4,7 +4,7 @@
 //! itself.
 //!
 //! Limits of a strategy on unsharded parameters, prefetching and buckets hold for either store.
-use super::{Shard, Store, Strategy};
+use super::{PackedShard, Shard, Store, Strategy};
 use crate::base::Result;
 use crate::comm::Mesh;
 use crate::device::Device;
@@ -101,6 +101,9 @@ impl Store for Apart {
         self.dense.for_each_shard(f)?;
         let before = self.dense.units();
         self.experts.for_each_shard(&mut |shard| f(Shard { unit: before + shard.unit, ..shard }))
+    }
+    fn for_each_packed(&mut self, f: &mut dyn FnMut(PackedShard<'_>) -> Result<()>) -> Result<()> {
+        self.both().into_iter().try_for_each(|store| store.for_each_packed(f))
     }
     fn weights_changed(&mut self) -> Result<()> {
         self.both().into_iter().try_for_each(|store| store.weights_changed())

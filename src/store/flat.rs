@@ -8,13 +8,14 @@
 //! shards  | rank 0      | rank 1      | rank 2      | rank 3  |     padded = ranks * shard, shard = ALIGN * k
 //! ```
 //!
-//! A unit with frozen tensors has two such buffers, one for trainable and one for frozen tensors. Within a [`UnitPart`]
-//! all bytes are treated alike; only the trainable one has gradients.
+//! A unit with frozen tensors has such a buffer for trainable and one for frozen tensors, and one of bytes for frozen
+//! matrices in 4 bits. Within a [`UnitPart`] all bytes are treated alike; only the trainable one has gradients.
 //!
 //! Shard boundaries ignore tensor boundaries: a shard may begin inside one tensor and end inside another, or hold only
 //! padding. Padding is 0 in weights and gradients, and every optimizer maps (p, g, state) = 0 to 0. So padding needs no
 //! special case: it is gathered, reduced, squared and updated like the rest, and stays 0.
 use super::kept::Keep;
+use crate::base::DType;
 use crate::device::ALIGN;
 use crate::nn::{Layout, Pass, ROOT, Segment};
 use std::ops::Range;
@@ -34,13 +35,38 @@ pub enum Wrap {
     None,
 }
 
-/// The trainable or the frozen tensors of a unit: one flat buffer, sharded over the ranks.
+/// What a flat buffer holds of a unit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PartHolds {
+    Trained,
+    Frozen,
+    /// Frozen matrices in 4 bits, as bytes.
+    Packed,
+}
+
+impl PartHolds {
+    pub const ALL: [PartHolds; 3] = [PartHolds::Trained, PartHolds::Frozen, PartHolds::Packed];
+
+    fn of(segment: &Segment) -> PartHolds {
+        match (segment.trainable, segment.packed) {
+            (true, _) => PartHolds::Trained,
+            (_, true) => PartHolds::Packed,
+            _ => PartHolds::Frozen,
+        }
+    }
+    /// In which it is gathered, when layers compute in `dtype`.
+    pub fn dtype(self, dtype: DType) -> DType {
+        if self == PartHolds::Packed { DType::U8 } else { dtype }
+    }
+}
+
+/// The trainable, the frozen or the packed tensors of a unit: one flat buffer, sharded over the ranks.
 #[derive(Clone, PartialEq, Debug)]
 pub struct UnitPart {
-    pub trainable: bool,
+    pub holds: PartHolds,
     pub keep: Keep,
     pub layout: Layout,
-    /// Elements of the flat buffer: `layout.len` rounded up to a multiple of `ranks * ALIGN`.
+    /// Elements of the flat buffer: the layout's length rounded up to a multiple of `ranks * ALIGN`.
     pub padded: usize,
     /// Elements per shard: `padded / ranks`.
     pub shard: usize,
@@ -57,25 +83,25 @@ impl UnitPart {
 #[derive(Clone, Debug)]
 pub struct Unit {
     pub layers: Range<usize>,
-    /// The trainable part, the frozen part, or both in this order.
+    /// In the order of [`PartHolds::ALL`], those that exist.
     pub parts: Vec<UnitPart>,
 }
 
 impl Unit {
-    pub fn part(&self, trainable: bool) -> Option<&UnitPart> {
-        self.parts.iter().find(|p| p.trainable == trainable)
+    pub fn part(&self, holds: PartHolds) -> Option<&UnitPart> {
+        self.parts.iter().find(|p| p.holds == holds)
+    }
+    /// Elements in a flat buffer; 0 without it.
+    pub fn padded(&self, holds: PartHolds) -> usize {
+        self.part(holds).map_or(0, |p| p.padded)
     }
     /// Elements in the trainable flat buffer; 0 if the unit is frozen.
     pub fn trained(&self) -> usize {
-        self.part(true).map_or(0, |p| p.padded)
+        self.padded(PartHolds::Trained)
     }
     /// Parameters, the same number on every rank of tp.
     pub fn elements(&self) -> usize {
         self.parts.iter().map(|p| p.layout.extent()).sum()
-    }
-    /// Elements in the frozen flat buffer.
-    pub fn frozen(&self) -> usize {
-        self.part(false).map_or(0, |p| p.padded)
     }
 }
 
@@ -107,18 +133,20 @@ impl Flat {
         let (unit, first) = (self.units.len(), self.homes.len());
         self.homes.extend(layouts.iter().map(|l| Home { unit, layout: l.clone() }));
         let mut parts = Vec::new();
-        for trainable in [true, false] {
+        for holds in PartHolds::ALL {
             let mut layout = Layout::default();
             let segments = self.homes[first..].iter_mut().flat_map(|h| &mut h.layout.segments);
-            for segment in segments.filter(|s| s.trainable == trainable) {
+            for segment in segments.filter(|s| PartHolds::of(s) == holds) {
                 let placed = layout.place(segment.clone());
                 segment.start = layout.segments[placed].start;
             }
-            if layout.len > 0 {
-                let padded = layout.len.next_multiple_of(ranks * ALIGN);
+            let len = if holds == PartHolds::Packed { layout.packed } else { layout.len };
+            if len > 0 {
+                let padded = len.next_multiple_of(ranks * ALIGN);
                 // If any tensor needs a master, the whole part has masters.
-                let keep = layout.segments.iter().map(Keep::of).find(|k| *k == Keep::Masters).unwrap_or(Keep::Computed);
-                parts.push(UnitPart { trainable, keep, layout, padded, shard: padded / ranks });
+                let one = if holds == PartHolds::Packed { Keep::Packed } else { Keep::Computed };
+                let keep = layout.segments.iter().map(Keep::of).find(|k| *k == Keep::Masters).unwrap_or(one);
+                parts.push(UnitPart { holds, keep, layout, padded, shard: padded / ranks });
             }
         }
         self.units.push(Unit { layers, parts });
@@ -162,7 +190,8 @@ impl Flat {
     /// written, when the non-root units rotate through `cycle` slots.
     pub fn gaps(&self, unit: usize, cycle: usize) -> Vec<Range<usize>> {
         let covered = |unit: &Unit| -> Vec<Range<usize>> {
-            unit.part(true).map_or(vec![], |part| part.layout.segments.iter().map(Segment::range).collect())
+            unit.part(PartHolds::Trained)
+                .map_or(vec![], |part| part.layout.segments.iter().map(Segment::range).collect())
         };
         let own = covered(&self.units[unit]);
         let mut sharing = (0..self.units.len()).filter(|&other| slot(other, cycle) == slot(unit, cycle));
@@ -174,7 +203,7 @@ impl Flat {
     }
     /// Trainable elements that one rank owns, over all units.
     pub fn trained_shard(&self) -> usize {
-        self.units.iter().flat_map(|u| &u.parts).filter(|p| p.trainable).map(|p| p.shard).sum()
+        self.units.iter().flat_map(|u| &u.parts).filter(|p| p.holds == PartHolds::Trained).map(|p| p.shard).sum()
     }
     /// Lengths of the staging slots when the non-root units rotate through `cycle` slots. Each slot fits the largest of
     /// its units, measured by `len`. See [`slot`].
@@ -309,19 +338,21 @@ mod tests {
         model[3].segments[0].trainable = false;
         let flat = Flat::new(&model, Wrap::Size(136), 2);
         let [_, mixed, frozen] = &flat.units[..] else { panic!("{} units", flat.units.len()) };
-        let sizes =
-            |u: &Unit| u.parts.iter().map(|p| (p.trainable, p.layout.len, p.padded, p.shard)).collect::<Vec<_>>();
+        let sizes = |u: &Unit| {
+            u.parts.iter().map(|p| (p.holds == PartHolds::Trained, p.layout.len, p.padded, p.shard)).collect::<Vec<_>>()
+        };
         // Trainable: 5 -> 128 and 300 -> 384; frozen 130 -> 256; each to a multiple of 2 * 128.
         assert_eq!(sizes(mixed), [(true, 512, 512, 256), (false, 256, 256, 128)]);
-        assert_eq!((mixed.trained(), mixed.frozen()), (512, 256));
+        let frozen_in = |u: &Unit| u.padded(PartHolds::Frozen);
+        assert_eq!((mixed.trained(), frozen_in(mixed)), (512, 256));
         assert_eq!(sizes(frozen), [(false, 128, 256, 128)]);
-        assert_eq!((frozen.trained(), frozen.frozen()), (0, 256));
+        assert_eq!((frozen.trained(), frozen_in(frozen)), (0, 256));
         let starts: Vec<usize> = flat.home(1).layout.segments.iter().map(|s| s.start).collect();
         assert_eq!(starts, [0, 0]);
         assert_eq!(flat.home(2).layout.segments[0].start, 128);
         assert_eq!(flat.trained_shard(), 512 + 256);
         assert_eq!(flat.slots(2, Unit::trained), [1024, 512, 0]);
-        assert_eq!(flat.slots(2, Unit::frozen), [0, 256, 256]);
+        assert_eq!(flat.slots(2, frozen_in), [0, 256, 256]);
     }
 
     #[test]

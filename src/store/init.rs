@@ -48,6 +48,12 @@ pub fn initialize_only(
             None => Ok(()),
         }
     })?;
+    store.for_each_packed(&mut |shard| {
+        shard.fill(dev, wanted, &mut |segment, place, values, _| {
+            fill(segment.init, &Rng::named(seed, &segment.name), place as u64, values);
+            Ok(())
+        })
+    })?;
     store.weights_changed()
 }
 

@@ -1,5 +1,5 @@
-//! Persistent storage for one part of a unit: masters with a compute-dtype copy, or only the compute-dtype weights.
-//! Also combines a unit's two parts into a layer's weights. Never communicates.
+//! Persistent storage for one part of a unit: masters with a compute-dtype copy, only the compute-dtype weights, or
+//! bytes of packed weights. Also combines a unit's parts into a layer's weights. Never communicates.
 //!
 //! Masters exist so that weights are updated and saved without rounding. Weights frozen beneath adapters need neither:
 //! checkpoints hold only the adapters, and the base model is reloaded from its own directory. Nor does a model that is
@@ -18,11 +18,17 @@ pub enum Keep {
     Masters,
     /// Only the compute-dtype weights.
     Computed,
+    /// Only the bytes of packed weights.
+    Packed,
 }
 
 impl Keep {
     pub(super) fn of(segment: &Segment) -> Keep {
-        if segment.saved { Keep::Masters } else { Keep::Computed }
+        match segment.packed {
+            true => Keep::Packed,
+            false if segment.saved => Keep::Masters,
+            false => Keep::Computed,
+        }
     }
 }
 
@@ -42,8 +48,9 @@ impl Kept {
         (dtype, masters): (DType, DType),
         offload: Offload,
     ) -> Result<Kept> {
-        if keep == Keep::Computed {
-            let _for = dev.meter().purpose("frozen weights");
+        if keep != Keep::Masters {
+            let _for = dev.meter().purpose(if keep == Keep::Packed { "4-bit weights" } else { "frozen weights" });
+            let dtype = if keep == Keep::Packed { DType::U8 } else { dtype };
             let all = offload.alloc(Offload::Parameters, dev, dtype, len, Category::Params)?;
             return Ok(Kept { master: all, param: None });
         }
@@ -93,13 +100,11 @@ pub(super) fn narrow(reduce_dtype: DType, ranks: usize) -> Option<DType> {
     Some(reduce_dtype).filter(|&dtype| dtype != DType::F32 && ranks > 1)
 }
 
-/// A layer's view of its unit's trainable and frozen parts, either of which may be absent.
-pub(super) fn weights<'a>(unit: usize, parts: [Option<View<'a>>; 2], layout: &'a Layout) -> Result<Weights<'a>> {
-    let (trained, frozen) = match parts {
-        [Some(trained), Some(frozen)] => (trained, frozen),
-        [Some(trained), None] => (trained, trained.slice(0..0)),
-        [None, Some(frozen)] => (frozen.slice(0..0), frozen),
-        [None, None] => return Err(Error::op("weights", format!("unit {unit} has no tensors"))),
+/// A layer's view of its unit's parts, in the order of [`super::flat::PartHolds::ALL`], any of which may be absent.
+pub(super) fn weights<'a>(unit: usize, parts: [Option<View<'a>>; 3], layout: &'a Layout) -> Result<Weights<'a>> {
+    let Some(any) = parts.iter().flatten().next() else {
+        return Err(Error::op("weights", format!("unit {unit} has no tensors")));
     };
-    Ok(Weights { trained, frozen, layout })
+    let [trained, frozen, packed] = parts.map(|part| part.unwrap_or(any.slice(0..0)));
+    Ok(Weights { trained, frozen, packed, layout })
 }

@@ -8,6 +8,7 @@ pub mod init; // initial weights
 mod replicas; // gradient sums over dp_replicate
 mod begun; // which segments of a gradient hold part of the step's sum
 mod shards; // the shards of one rank
+mod packed; // 4-bit weights, quantized
 mod slots; // primitives: unshard, wait, reshard, reduce-scatter
 mod units; // common to the stores that shard units
 pub mod sharded; // FSDP schedule
@@ -21,8 +22,9 @@ pub use flat::Wrap;
 pub use init::{initialize, initialize_only};
 pub use kept::{Keep, assign, values};
 pub use offload::Offload;
+pub use packed::ReadValues;
 pub use reference::{Reference, ReferenceOptions};
 pub use replicated::{Replicated, ReplicatedOptions};
 pub use sharded::{BackwardPrefetch, Sharded, ShardedOptions};
-pub use traits::{Shard, Store, Strategy};
+pub use traits::{PackedShard, Shard, Store, Strategy};
 pub use zero::{Stage, Zero, ZeroOptions};

@@ -14,6 +14,8 @@
 //! Besides the waiting, this costs one collective per tensor and extra copies: a gathered tensor ends in padding, so it
 //! is gathered elsewhere and copied into the layer's buffer, and each gradient is copied out of it.
 //!
+//! A packed matrix is a row of bytes, gathered into bytes.
+//!
 //! Replicas of the shards (HYBRID_SHARD) sum their gradients at the end of the step.
 //!
 //! Bytes per rank for P parameters over N ranks, root R, largest block B, largest tensor T (bf16; f32 in brackets):
@@ -22,7 +24,7 @@
 use super::begun::Begun;
 use super::kept::{Keep, Kept, narrow};
 use super::replicas::Replicas;
-use super::{Offload, Shard, Store, Strategy};
+use super::{Offload, PackedShard, Shard, Store, Strategy};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Mesh, Tag};
 use crate::device::{ALIGN, Buf, Device};
@@ -86,6 +88,9 @@ fn buffer(layer: usize, buffers: usize) -> usize {
 
 /// Elements of a tensor that each rank owns.
 fn share(segment: &Segment, ranks: usize) -> usize {
+    if segment.packed {
+        return segment.range().len().div_ceil(ranks).next_multiple_of(ALIGN);
+    }
     let rows = segment.shape.first().copied().unwrap_or(1).max(1);
     (rows.div_ceil(ranks) * (segment.len() / rows)).next_multiple_of(ALIGN)
 }
@@ -127,40 +132,51 @@ pub struct Reference {
     layouts: Vec<Layout>,
     /// Indexed by layer.
     tensors: Vec<Vec<ShardedTensor>>,
-    /// Buffers for whole layers, each with the layer it holds.
-    weights: Vec<(Buf, Option<usize>)>,
+    /// Buffers for whole layers.
+    weights: Vec<LayerWeights>,
     /// `None` where all tensors are frozen.
     grads: Vec<Option<Buf>>,
-    /// A padded tensor, as gather output and reduce input.
+    /// A padded tensor, as gather output and reduce input; the first also for packed tensors.
     gathered: Buf,
+    gathered_bytes: Option<Buf>,
     reduced: Buf,
     begun: Begun,
     first: bool,
     last: bool,
 }
 
+struct LayerWeights {
+    full: Buf,
+    packed: Buf,
+    /// The layer it holds.
+    holds: Option<usize>,
+}
+
 /// Lengths of all buffers except the tensors' own.
 struct Lengths {
-    weights: Vec<usize>,
+    /// Elements and packed bytes.
+    weights: Vec<[usize; 2]>,
     grads: Vec<usize>,
-    gathered: usize,
+    gathered: [usize; 2],
     reduced: usize,
 }
 
 impl Lengths {
     fn new(layouts: &[Layout], options: &ReferenceOptions, ranks: usize) -> Lengths {
         let learns = |layout: &Layout| layout.segments.iter().any(|s| s.trainable);
-        let (mut weights, mut grads) = (vec![0; options.weights(layouts.len())], vec![0; options.grads(layouts.len())]);
+        let (mut weights, mut grads) =
+            (vec![[0; 2]; options.weights(layouts.len())], vec![0; options.grads(layouts.len())]);
         for (layer, layout) in layouts.iter().enumerate() {
             let longest = &mut weights[buffer(layer, options.weights(layouts.len()))];
-            *longest = layout.len.max(*longest);
+            *longest = [layout.len.max(longest[0]), layout.packed.max(longest[1])];
             let longest = &mut grads[buffer(layer, options.grads(layouts.len()))];
             *longest = if learns(layout) { layout.len.max(*longest) } else { *longest };
         }
         let segments = || layouts.iter().flat_map(|l| &l.segments);
         let padded = |s: &Segment| ranks * share(s, ranks);
         let reduced = segments().filter(|s| s.trainable).map(padded).max().unwrap_or(0);
-        Lengths { weights, grads, gathered: segments().map(padded).max().unwrap_or(0), reduced }
+        let longest = |packed| segments().filter(|s| s.packed == packed).map(padded).max().unwrap_or(0);
+        Lengths { weights, grads, gathered: [longest(false), longest(true)], reduced }
     }
 }
 
@@ -185,12 +201,17 @@ impl Reference {
             |layout: &Layout| layout.segments.iter().map(&mut tensor).collect::<Result<Vec<ShardedTensor>>>();
         let tensors = layouts.iter().map(&mut tensors).collect::<Result<_>>()?;
         let Lengths { weights, grads, gathered, reduced } = Lengths::new(layouts, options, group.size());
-        let full = |len| Ok((dev.alloc(options.dtype, len, Category::Slots)?, None));
+        let full = |[len, bytes]: [usize; 2]| {
+            let alloc = |dtype, len| dev.alloc(dtype, len, Category::Slots);
+            Ok(LayerWeights { full: alloc(options.dtype, len)?, packed: alloc(DType::U8, bytes)?, holds: None })
+        };
+        let travelling = |dtype, len| group.alloc(dtype, len, CommUse::Gathered, Category::Slots);
         let grad = |len| (len > 0).then(|| dev.alloc(DType::F32, len, Category::Slots)).transpose();
         Ok(Reference {
             weights: weights.into_iter().map(full).collect::<Result<_>>()?,
             grads: grads.into_iter().map(grad).collect::<Result<_>>()?,
-            gathered: group.alloc(options.dtype, gathered, CommUse::Gathered, Category::Slots)?,
+            gathered: travelling(options.dtype, gathered[0])?,
+            gathered_bytes: (gathered[1] > 0).then(|| travelling(DType::U8, gathered[1])).transpose()?,
             reduced: group.alloc(options.wire(group.size()), reduced, CommUse::Reduced, Category::Slots)?,
             options: options.clone(),
             layouts: layouts.to_vec(),
@@ -205,10 +226,11 @@ impl Reference {
     }
 }
 
-fn weights<'a>(buffers: &'a [(Buf, Option<usize>)], layouts: &'a [Layout], layer: usize) -> Result<Weights<'a>> {
+fn weights<'a>(buffers: &'a [LayerWeights], layouts: &'a [Layout], layer: usize) -> Result<Weights<'a>> {
     match &buffers[buffer(layer, buffers.len())] {
-        (full, Some(there)) if *there == layer => {
-            Ok(Weights { trained: full.view(), frozen: full.view(), layout: &layouts[layer] })
+        LayerWeights { full, packed, holds } if *holds == Some(layer) => {
+            let (full, packed) = (full.view(), packed.view());
+            Ok(Weights { trained: full, frozen: full, packed, layout: &layouts[layer] })
         }
         _ => Err(Error::op("weights", format!("layer {layer} is not acquired"))),
     }
@@ -217,19 +239,23 @@ fn weights<'a>(buffers: &'a [(Buf, Option<usize>)], layouts: &'a [Layout], layer
 impl ParamStore for Reference {
     fn acquire(&mut self, layer: usize, _: Pass) -> Result<Weights<'_>> {
         let slot = buffer(layer, self.weights.len());
-        let (full, there) = &mut self.weights[slot];
-        if *there != Some(layer) {
+        let LayerWeights { full, packed, holds } = &mut self.weights[slot];
+        if *holds != Some(layer) {
             for ShardedTensor { segment, index, kept, .. } in &self.tensors[layer] {
                 let shard = kept.compute();
                 let padded = 0..shard.len() * self.group.size();
-                let into = self.gathered.view_mut().slice(padded);
+                let (gathered, full) = match &mut self.gathered_bytes {
+                    Some(gathered) if segment.packed => (gathered, &mut *packed),
+                    _ => (&mut self.gathered, &mut *full),
+                };
+                let into = gathered.view_mut().slice(padded);
                 let ticket = self.group.all_gather(Tag::new("gather", *index), shard, into)?;
                 self.group.wait(ticket)?;
-                let gathered = self.gathered.view().slice(0..segment.len());
-                self.dev.copy(gathered, full.view_mut().slice(segment.range()))?;
+                let to = segment.range();
+                self.dev.copy(gathered.view().slice(0..to.len()), full.view_mut().slice(to))?;
                 self.group.release(ticket)?;
             }
-            *there = Some(layer);
+            *holds = Some(layer);
         }
         weights(&self.weights, &self.layouts, layer)
     }
@@ -238,7 +264,7 @@ impl ParamStore for Reference {
         let slot = buffer(layer, self.weights.len());
         // The head and the embedding's gradient still need the root.
         if self.options.reshard && (layer != ROOT || pass != Pass::Forward) {
-            self.weights[slot].1 = None;
+            self.weights[slot].holds = None;
         }
         Ok(())
     }
@@ -307,7 +333,8 @@ impl Store for Reference {
     }
     fn for_each_shard(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
         let rank = self.group.rank();
-        for ShardedTensor { layout, index, kept, grad, .. } in self.tensors.iter_mut().flatten() {
+        let tensors = self.tensors.iter_mut().flatten().filter(|tensor| !tensor.segment.packed);
+        for ShardedTensor { layout, index, kept, grad, .. } in tensors {
             f(Shard {
                 unit: *index,
                 layout,
@@ -319,8 +346,15 @@ impl Store for Reference {
         }
         Ok(())
     }
+    fn for_each_packed(&mut self, f: &mut dyn FnMut(PackedShard<'_>) -> Result<()>) -> Result<()> {
+        let rank = self.group.rank();
+        let mut packed = self.tensors.iter_mut().flatten().filter(|tensor| tensor.segment.packed);
+        packed.try_for_each(|ShardedTensor { layout, kept, .. }| {
+            f(PackedShard { layout, start: rank * kept.master.len(), bytes: kept.master.view_mut() })
+        })
+    }
     fn weights_changed(&mut self) -> Result<()> {
-        self.weights.iter_mut().for_each(|(_, there)| *there = None);
+        self.weights.iter_mut().for_each(|weights| weights.holds = None);
         Ok(())
     }
 }

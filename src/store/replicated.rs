@@ -9,9 +9,9 @@
 //! slots, but 2P where gradients are reduced in 2 bytes. Frozen parameters cost only their params; with adapters, 2P
 //! (4P).
 use super::begun::Begun;
-use super::flat::{Flat, Unit, UnitPart, Wrap};
+use super::flat::{Flat, PartHolds, Unit, UnitPart, Wrap};
 use super::kept::{self, Kept, narrow};
-use super::{Offload, Shard, Store, Strategy};
+use super::{Offload, PackedShard, Shard, Store, Strategy};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag, Ticket};
 use crate::device::{Buf, Device};
@@ -121,8 +121,8 @@ impl Replicated {
         let bucket = |unit: &Unit| {
             Ok(Bucket {
                 parts: unit.parts.iter().map(kept).collect::<Result<_>>()?,
-                grad: unit.part(true).map(grad).transpose()?,
-                wire: unit.part(true).map(wire).transpose()?.flatten(),
+                grad: unit.part(PartHolds::Trained).map(grad).transpose()?,
+                wire: unit.part(PartHolds::Trained).map(wire).transpose()?.flatten(),
                 reducing: None,
             })
         };
@@ -134,8 +134,8 @@ impl Replicated {
 /// The weights that a layer computes with.
 fn weights<'a>(flat: &'a Flat, layer: usize, parts: &'a [Kept]) -> Result<Weights<'a>> {
     let home = flat.home(layer);
-    let of = |trainable| flat.units[home.unit].parts.iter().position(|p| p.trainable == trainable);
-    kept::weights(home.unit, [true, false].map(|trainable| Some(parts[of(trainable)?].compute())), &home.layout)
+    let of = |holds| flat.units[home.unit].parts.iter().position(|p| p.holds == holds);
+    kept::weights(home.unit, PartHolds::ALL.map(|holds| Some(parts[of(holds)?].compute())), &home.layout)
 }
 
 impl ParamStore for Replicated {
@@ -212,18 +212,26 @@ impl Store for Replicated {
     }
     fn for_each_shard(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
         for (unit, (flat, bucket)) in self.flat.units.iter().zip(&mut self.buckets).enumerate() {
-            for (part, kept) in flat.parts.iter().zip(&mut bucket.parts) {
+            let parts = flat.parts.iter().zip(&mut bucket.parts);
+            for (part, kept) in parts.filter(|(part, _)| part.holds != PartHolds::Packed) {
                 f(Shard {
                     unit,
                     layout: &part.layout,
                     start: 0,
                     master: kept.master.view_mut(),
                     param: kept.param.as_mut().map(Buf::view_mut),
-                    grad: bucket.grad.as_mut().filter(|_| part.trainable).map(Buf::view_mut),
+                    grad: bucket.grad.as_mut().filter(|_| part.holds == PartHolds::Trained).map(Buf::view_mut),
                 })?;
             }
         }
         Ok(())
+    }
+    fn for_each_packed(&mut self, f: &mut dyn FnMut(PackedShard<'_>) -> Result<()>) -> Result<()> {
+        let units = self.flat.units.iter().zip(&mut self.buckets);
+        let parts = units.flat_map(|(flat, bucket)| flat.parts.iter().zip(&mut bucket.parts));
+        parts.filter(|(part, _)| part.holds == PartHolds::Packed).try_for_each(|(part, kept)| {
+            f(PackedShard { layout: &part.layout, start: 0, bytes: kept.master.view_mut() })
+        })
     }
     fn weights_changed(&mut self) -> Result<()> {
         Ok(())

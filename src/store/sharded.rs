@@ -36,7 +36,7 @@ use super::flat::{Flat, Wrap};
 use super::kept::narrow;
 use super::slots::Cycles;
 use super::units::{ShardedUnits, UnitPlan};
-use super::{Offload, Shard, Store, Strategy, apart};
+use super::{Offload, PackedShard, Shard, Store, Strategy, apart};
 use crate::base::{DType, Result};
 use crate::comm::Mesh;
 use crate::device::Device;
@@ -272,6 +272,9 @@ impl Store for Sharded {
     }
     fn for_each_shard(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
         self.units.visit(f)
+    }
+    fn for_each_packed(&mut self, f: &mut dyn FnMut(PackedShard<'_>) -> Result<()>) -> Result<()> {
+        self.units.visit_packed(f)
     }
     fn weights_changed(&mut self) -> Result<()> {
         self.units.clear()

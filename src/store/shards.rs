@@ -1,9 +1,9 @@
 //! A rank's shards of each unit: masters, compute-dtype copies and reduced gradients, one shard per part. Never
 //! communicates.
-use super::flat::{Flat, Unit, UnitPart};
+use super::flat::{Flat, PartHolds, Unit, UnitPart};
 use super::kept::Kept;
 use super::replicas::Replicas;
-use super::{Offload, Shard};
+use super::{Offload, PackedShard, Shard};
 use crate::base::{DType, Result};
 use crate::device::{Buf, Device, View, ViewMut};
 
@@ -14,6 +14,7 @@ pub(super) struct UnitShards {
 }
 
 struct ShardBufs {
+    holds: PartHolds,
     kept: Kept,
     /// `None` in a frozen part.
     grad: Option<Buf>,
@@ -31,17 +32,15 @@ impl UnitShards {
         let shard = |part: &UnitPart| {
             let grad = || replicas.grad(dev, offload, part.shard);
             let kept = Kept::new(dev, part.shard, part.keep, dtypes, offload)?;
-            Ok(ShardBufs { kept, grad: part.trainable.then(grad).transpose()? })
+            let grad = (part.holds == PartHolds::Trained).then(grad).transpose()?;
+            Ok(ShardBufs { holds: part.holds, kept, grad })
         };
         let of = |unit: &Unit| Ok(UnitShards { parts: unit.parts.iter().map(shard).collect::<Result<_>>()? });
         flat.units.iter().map(of).collect()
     }
-    /// The buffers that gathers read: trainable part, frozen part.
-    pub fn gathered(&self) -> [Option<View<'_>>; 2] {
-        [true, false].map(|trainable| {
-            let shard = self.parts.iter().find(|s| s.grad.is_some() == trainable)?;
-            Some(shard.kept.compute())
-        })
+    /// The buffers that gathers read, in the order of [`PartHolds::ALL`].
+    pub fn gathered(&self) -> [Option<View<'_>>; 3] {
+        PartHolds::ALL.map(|holds| Some(self.parts.iter().find(|s| s.holds == holds)?.kept.compute()))
     }
     /// The reduced gradient; `None` where the whole unit is frozen.
     pub fn grad(&mut self) -> Option<ViewMut<'_>> {
@@ -55,7 +54,8 @@ impl UnitShards {
         f: &mut dyn FnMut(Shard<'_>) -> Result<()>,
     ) -> Result<()> {
         for (unit, (cut, shards)) in flat.units.iter().zip(all).enumerate() {
-            for (part, ShardBufs { kept, grad }) in cut.parts.iter().zip(&mut shards.parts) {
+            let parts = cut.parts.iter().zip(&mut shards.parts);
+            for (part, ShardBufs { kept, grad, .. }) in parts.filter(|(part, _)| part.holds != PartHolds::Packed) {
                 f(Shard {
                     unit,
                     layout: &part.layout,
@@ -67,5 +67,17 @@ impl UnitShards {
             }
         }
         Ok(())
+    }
+    /// The same for packed shards.
+    pub fn visit_packed(
+        all: &mut [UnitShards],
+        flat: &Flat,
+        rank: usize,
+        f: &mut dyn FnMut(PackedShard<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let units = flat.units.iter().zip(all).flat_map(|(cut, shards)| cut.parts.iter().zip(&mut shards.parts));
+        units.filter(|(part, _)| part.holds == PartHolds::Packed).try_for_each(|(part, ShardBufs { kept, .. })| {
+            f(PackedShard { layout: &part.layout, start: part.owned(rank).start, bytes: kept.master.view_mut() })
+        })
     }
 }

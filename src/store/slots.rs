@@ -12,7 +12,7 @@
 //! A weight slot keeps its unit after release until the slot is needed or the weights change. So with two slots, the
 //! last two units of a forward pass are still unsharded when backward begins, and the first two when the next
 //! micro-batch does; with one slot per unit nothing is gathered twice in a step.
-use super::flat::{self, Flat, Home, Unit};
+use super::flat::{self, Flat, Home, PartHolds, Unit};
 use super::kept;
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Tag, Ticket};
@@ -33,8 +33,8 @@ const WIRES: usize = 2;
 /// A gathered unit.
 struct Unsharded {
     unit: usize,
-    /// Gathers of its trainable and frozen parts.
-    gathers: [Option<Gather>; 2],
+    /// Gathers of its parts, in the order of [`PartHolds::ALL`].
+    gathers: [Option<Gather>; 3],
     /// Between acquire and release: must not be replaced.
     in_use: bool,
 }
@@ -61,8 +61,8 @@ impl Gather {
 }
 
 struct WeightSlot {
-    /// Trainable and frozen buffers, where its units have such parts.
-    bufs: [Option<Buf>; 2],
+    /// A buffer for each kind of part that its units have.
+    bufs: [Option<Buf>; 3],
     unsharded: Option<Unsharded>,
 }
 
@@ -73,17 +73,19 @@ pub(super) struct WeightSlots {
 
 impl WeightSlots {
     pub fn new(group: &dyn Collective, flat: &Flat, cycle: usize, dtype: DType) -> Result<WeightSlots> {
-        let buf = |len: usize| match len {
-            0 => Ok(None),
-            len => group.alloc(dtype, len, CommUse::Gathered, Category::Slots).map(Some),
-        };
-        let lens = flat.slots(cycle, Unit::trained).into_iter().zip(flat.slots(cycle, Unit::frozen));
-        let slot = |(trained, frozen)| Ok(WeightSlot { bufs: [buf(trained)?, buf(frozen)?], unsharded: None });
-        Ok(WeightSlots { slots: lens.map(slot).collect::<Result<_>>()?, cycle })
+        let empty = || WeightSlot { bufs: [None, None, None], unsharded: None };
+        let mut slots: Vec<WeightSlot> = Vec::new();
+        slots.resize_with(flat.slots(cycle, |_| 0).len(), empty);
+        for (i, holds) in PartHolds::ALL.into_iter().enumerate() {
+            for (slot, len) in slots.iter_mut().zip(flat.slots(cycle, |unit| unit.padded(holds))) {
+                let alloc = || group.alloc(holds.dtype(dtype), len, CommUse::Gathered, Category::Slots);
+                slot.bufs[i] = (len > 0).then(alloc).transpose()?;
+            }
+        }
+        Ok(WeightSlots { slots, cycle })
     }
-    /// Starts to gather `unit` unless its slot already holds it. `shards`: this rank's shards of the trainable and the
-    /// frozen part.
-    pub fn unshard(&mut self, group: &dyn Collective, unit: usize, shards: [Option<View>; 2]) -> Result<()> {
+    /// Starts to gather `unit` unless its slot already holds it. `shards`: this rank's shards of its parts.
+    pub fn unshard(&mut self, group: &dyn Collective, unit: usize, shards: [Option<View>; 3]) -> Result<()> {
         let slot = &mut self.slots[flat::slot(unit, self.cycle)];
         match &slot.unsharded {
             Some(unsharded) if unsharded.unit == unit => {}
@@ -94,7 +96,7 @@ impl WeightSlots {
             _ => slot.clear(group)?,
         }
         let WeightSlot { bufs, unsharded } = slot;
-        let unsharded = unsharded.get_or_insert(Unsharded { unit, gathers: [None, None], in_use: false });
+        let unsharded = unsharded.get_or_insert(Unsharded { unit, gathers: [None; 3], in_use: false });
         for ((buf, shard), gather) in bufs.iter_mut().zip(shards).zip(&mut unsharded.gathers) {
             let (Some(buf), Some(shard), None) = (buf, shard, &gather) else { continue };
             let full = buf.view_mut().slice(0..shard.len() * group.size());

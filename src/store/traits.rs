@@ -8,8 +8,8 @@ use crate::nn::{Layout, ParamStore};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What this rank owns of a unit's trainable or frozen tensors: a contiguous range of their flat buffer, possibly
-/// ending in padding.
+/// What this rank owns of a unit's trainable or frozen tensors, except packed ones: a contiguous range of their flat
+/// buffer, possibly ending in padding.
 pub struct Shard<'a> {
     pub unit: usize,
     /// Segments of the whole flat buffer.
@@ -31,6 +31,15 @@ impl Shard<'_> {
         let (from, to) = (range.start.max(self.start), range.end.min(self.start + self.master.len()));
         (from < to).then(|| from - self.start..to - self.start)
     }
+}
+
+/// What this rank owns of a unit's packed matrices ([`crate::base::nf4`]): a contiguous range of their bytes.
+pub struct PackedShard<'a> {
+    /// Segments of the whole buffer.
+    pub layout: &'a Layout,
+    /// Offset of the shard in it, a multiple of [`crate::device::ALIGN`].
+    pub start: usize,
+    pub bytes: ViewMut<'a>,
 }
 
 /// How parameters, gradients and optimizer state are spread over the ranks of a mesh: the options of a store.
@@ -63,6 +72,8 @@ pub trait Store: ParamStore {
     fn finish_grads(&mut self) -> Result<()>;
     /// Visits every shard in unit order, the trainable part of a unit before its frozen part.
     fn for_each_shard(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()>;
+    /// Visits the packed shards, which no other visit shows: they are written once, when weights are loaded.
+    fn for_each_packed(&mut self, f: &mut dyn FnMut(PackedShard<'_>) -> Result<()>) -> Result<()>;
     /// Call after masters (and params) changed: gathered weights are stale.
     fn weights_changed(&mut self) -> Result<()>;
     /// Call after an optimizer update: only trainable weights are stale.

@@ -5,7 +5,7 @@ use super::flat::Flat;
 use super::replicas::Replicas;
 use super::shards::UnitShards;
 use super::slots::{Cycles, GradSlots, WeightSlots};
-use super::{Offload, Shard};
+use super::{Offload, PackedShard, Shard};
 use crate::base::{DType, Result};
 use crate::comm::{Collective, Mesh};
 use crate::device::Device;
@@ -133,5 +133,9 @@ impl ShardedUnits {
     /// [`super::Store::for_each_shard`].
     pub fn visit(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
         UnitShards::visit(&mut self.shards, &self.flat, self.group.rank(), f)
+    }
+    /// [`super::Store::for_each_packed`].
+    pub fn visit_packed(&mut self, f: &mut dyn FnMut(PackedShard<'_>) -> Result<()>) -> Result<()> {
+        UnitShards::visit_packed(&mut self.shards, &self.flat, self.group.rank(), f)
     }
 }

@@ -22,11 +22,11 @@
 //!
 //! A bucket holds whole layers, at least one, because a layer's gradient is complete at once. A bucket is one
 //! collective in stages 1 and 2, and one per layer in stage 3, which shards each layer separately.
-use super::flat::{Flat, Unit, Wrap};
+use super::flat::{Flat, PartHolds, Unit, Wrap};
 use super::kept::narrow;
 use super::slots::Cycles;
 use super::units::{ShardedUnits, UnitPlan};
-use super::{Offload, Shard, Store, Strategy};
+use super::{Offload, PackedShard, Shard, Store, Strategy};
 use crate::base::{DType, Result};
 use crate::comm::Mesh;
 use crate::device::Device;
@@ -139,7 +139,7 @@ impl ZeroOptions {
 
 /// Trainable elements of a unit, the same number on every rank of tp.
 fn learning(unit: &Unit) -> usize {
-    unit.part(true).map_or(0, |p| p.layout.extent())
+    unit.part(PartHolds::Trained).map_or(0, |p| p.layout.extent())
 }
 
 impl Strategy for ZeroOptions {
@@ -279,6 +279,9 @@ impl Store for Zero {
     }
     fn for_each_shard(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
         self.units.visit(f)
+    }
+    fn for_each_packed(&mut self, f: &mut dyn FnMut(PackedShard<'_>) -> Result<()>) -> Result<()> {
+        self.units.visit_packed(f)
     }
     fn weights_changed(&mut self) -> Result<()> {
         self.units.clear()?;

@@ -1,5 +1,6 @@
 //! LoRA adapters end to end: trained on a base model, saved alone, resumed, merged. The files stay in target/tmp/lora,
 //! where `tests/golden/lora.py check` loads them with PEFT.
+use crate::common::golden_tensors::Tensors;
 use crate::common::runs::unlaunched;
 use serde_json::Value;
 use std::fs;
@@ -146,6 +147,57 @@ fn in_bf16_the_model_is_the_same_and_a_resumed_run_too() {
     assert!(fs::read(last.join(file)).unwrap() == whole, "a resumed run ends otherwise");
 }
 
+/// QLoRA. The files stay in target/tmp/lora-4bit.
+#[test]
+fn adapters_of_4_bit_weights_are_resumed_and_merged_into_the_original_weights() {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lora-4bit");
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).unwrap();
+    let new = "--embed-dim 64 --num-layers 2 --num-heads 4 --num-kv-heads 2 --ff-hidden-dim 192 --vocab-size 64 \
+               --dataset synthetic --max-len 16 --max-steps 4 --warmup-steps 0 --lr 0.01 --no-sample --save-hf base";
+    let made = unlaunched(env!("CARGO_BIN_EXE_run_fsdp")).current_dir(&dir).args(new.split_whitespace()).output();
+    assert!(made.unwrap().status.success());
+    let base = dir.join("base");
+    let saving = ["--ckpt-dir", "ck", "--save-every", "3", "--max-steps", "6"];
+    let trained = |more: &[&str]| run(&dir, &base, &[&TRAIN[..], more].concat());
+    let in_full = trained(&["--max-steps", "6"]);
+    let events = trained(&[&saving[..], &["--load-in-4bit", "--save-hf", "adapter"]].concat());
+    let params = |events: &[Value]| events[0]["planned_bytes"]["params"].as_u64().unwrap();
+    // 2 ranks hold half each of two blocks' matrices: 4 bytes a weight, or 4.127 bits and the padding of each matrix.
+    let weights = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 192) / 2;
+    let (saved, at_most) = (params(&in_full) - params(&events), weights as u64 * 4 - weights as u64 * 33 / 64);
+    assert!(saved <= at_most && at_most - saved < 2 * 7 * 128 + 1024, "{saved} of {at_most} bytes");
+    let [full, packed] = [&in_full, &events].map(|events| evaluated(events));
+    assert!(full != packed && (full - packed).abs() < 0.1, "{full} in full, {packed} in 4 bits");
+
+    let (last, file) = (dir.join("ck/step-00000006"), "adapter_model.safetensors");
+    let whole = fs::read(last.join(file)).unwrap();
+    fs::remove_dir_all(&last).unwrap();
+    fs::remove_file(dir.join("ck/latest")).unwrap();
+    trained(&[&saving[..], &["--load-in-4bit", "--resume", "auto"]].concat());
+    assert!(fs::read(last.join(file)).unwrap() == whole, "a resumed run ends otherwise");
+    let adapter = Tensors::read(&last.join(file)).floats;
+
+    run(&dir, &base, &["--lora-merge", "adapter", "--save-hf", "merged"]);
+    let [base, merged] = ["base", "merged"].map(|name| Tensors::read(&dir.join(name).join("model.safetensors")).floats);
+    let mut changed = 0;
+    for (name, w) in &base {
+        let part = |which: &str| adapter.get(&format!("base_model.model.{}", name.replace(".weight", which)));
+        let (Some(a), Some(b)) = (part(".lora_A.weight"), part(".lora_B.weight")) else {
+            assert!(merged[name] == *w, "{name} has no adapter");
+            continue;
+        };
+        let inputs = a.len() / 4;
+        for (i, (merged, w)) in merged[name].iter().zip(w).enumerate() {
+            let (row, column) = (i / inputs, i % inputs);
+            let dot: f32 = (0..4).map(|r| b[4 * row + r] * a[r * inputs + column]).sum();
+            assert!((merged - (w + 2.0 * dot)).abs() < 1e-6, "{name}[{i}]: {merged}, {w} and {dot}");
+            changed += (merged != w) as usize;
+        }
+    }
+    assert!(changed > 10_000, "{changed} weights changed");
+}
+
 #[test]
 fn invalid_combinations_are_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -154,6 +206,8 @@ fn invalid_combinations_are_refused() {
         (&["--lora-dropout", "0.1"], "--lora-rank"),
         (&["--lora-rank", "2", "--lora-dropout", "1"], "lora_dropout is 1: it must be in [0, 1)"),
         (&["--lora-rank", "2", "--lora-target-modules", "c_attn"], "q_proj"),
+        (&["--load-in-4bit"], "--lora-rank"),
+        (&["--lora-rank", "2", "--load-in-4bit"], "whole blocks of 64"),
         (&["--lora-merge", "nowhere"], "--save-hf"),
         (&["--lora-merge", "nowhere", "--save-hf", "out"], "nowhere"),
     ] {

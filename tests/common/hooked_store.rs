@@ -1,7 +1,7 @@
 //! A store with a hook in the visit of its shards, through which checkpoints are written and read.
 use flatshard::base::Result;
 use flatshard::nn::{Grads, ParamStore, Pass, Weights};
-use flatshard::store::{Shard, Store};
+use flatshard::store::{PackedShard, Shard, Store};
 
 /// How shards are visited: the store below, and what is done with each shard.
 pub type Visit = fn(&mut dyn Store, &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()>;
@@ -43,6 +43,9 @@ impl Store for HookedStore {
     }
     fn for_each_shard(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
         (self.visit)(&mut *self.store, f)
+    }
+    fn for_each_packed(&mut self, f: &mut dyn FnMut(PackedShard<'_>) -> Result<()>) -> Result<()> {
+        self.store.for_each_packed(f)
     }
     fn weights_changed(&mut self) -> Result<()> {
         self.store.weights_changed()

@@ -104,7 +104,7 @@ impl ParamStore for Plain {
         self.calls.push(Call::Acquire(layer, pass));
         self.held[layer] = true;
         let full = self.compute[layer].view();
-        Ok(Weights { trained: full, frozen: full, layout: &self.layouts[layer] })
+        Ok(Weights { trained: full, frozen: full, packed: full, layout: &self.layouts[layer] })
     }
     fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
         self.calls.push(Call::Release(layer, pass));
@@ -116,7 +116,7 @@ impl ParamStore for Plain {
         assert!(self.held[layer], "gradient of layer {layer}, which is not held");
         let layout = &self.layouts[layer];
         let full = self.compute[layer].view();
-        let weights = Weights { trained: full, frozen: full, layout };
+        let weights = Weights { trained: full, frozen: full, packed: full, layout };
         Ok((weights, Grads::new(Some(self.grads[layer].view_mut()), layout)))
     }
     fn grads_ready(&mut self, layer: usize) -> Result<()> {

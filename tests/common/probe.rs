@@ -6,7 +6,7 @@ use flatshard::comm::{Mesh, Tag};
 use flatshard::device::Device;
 use flatshard::engine::Strategy;
 use flatshard::nn::{Grads, Layout, ParamStore, Pass, Weights};
-use flatshard::store::{Offload, Shard, Store};
+use flatshard::store::{Offload, PackedShard, Shard, Store};
 use std::sync::Arc;
 
 /// Notes and started operations in order, each as purpose and number: `gather3 use2 norm0`.
@@ -96,6 +96,9 @@ impl Store for WatchedStore {
     }
     fn for_each_shard(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
         self.inner.for_each_shard(f)
+    }
+    fn for_each_packed(&mut self, f: &mut dyn FnMut(PackedShard<'_>) -> Result<()>) -> Result<()> {
+        self.inner.for_each_packed(f)
     }
     fn weights_changed(&mut self) -> Result<()> {
         self.inner.weights_changed()

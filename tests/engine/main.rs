@@ -15,6 +15,7 @@ mod lora_dropout;
 mod memory;
 mod meshes;
 mod muon;
+mod packed;
 mod parity;
 mod precision;
 mod distill;

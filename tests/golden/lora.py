@@ -1,7 +1,8 @@
 """Adapters that change hands with the PEFT library. Needs torch, transformers and peft.
 
     python lora.py make    writes lora/: an adapter as PEFT saves it, of pretrained/llama, and the logits of the two
-    python lora.py check   reads target/tmp/lora/adapter: what tests/cli/lora.rs trained and saved when it last ran
+    python lora.py check   reads what tests/cli/lora.rs trained and saved when it last ran: target/tmp/lora/adapter, and
+                           target/tmp/lora-4bit/adapter of 4-bit weights, which is merged into the original ones
 """
 
 import json
@@ -18,8 +19,8 @@ HERE = Path(__file__).parent
 BASE = HERE / "pretrained" / "llama"
 
 
-def base():
-    return AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
+def base(path=BASE):
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
 def make():
@@ -40,15 +41,15 @@ def make():
 
 
 def check():
-    path = HERE.parent.parent / os.environ.get("CARGO_TARGET_DIR", "target") / "tmp" / "lora"
-    model = PeftModel.from_pretrained(base(), path / "adapter")
-    merged = AutoModelForCausalLM.from_pretrained(path / "merged", dtype=torch.float32)
-    ours, theirs = logits(merged, TOKENS), logits(model, TOKENS)
-    plain = logits(base(), TOKENS)
-    difference = ((ours - theirs).abs().max() / theirs.abs().max()).item()
-    learnt = ((plain - theirs).abs().max() / theirs.abs().max()).item()
-    assert difference < 1e-5 < learnt, (difference, learnt)
-    print(f"PEFT reads the adapter: merged logits differ by {difference:.1e}, the base model's by {learnt:.1e}")
+    files = HERE.parent.parent / os.environ.get("CARGO_TARGET_DIR", "target") / "tmp"
+    for path, of in [(files / "lora", BASE), (files / "lora-4bit", files / "lora-4bit" / "base")]:
+        model = PeftModel.from_pretrained(base(of), path / "adapter")
+        ours, theirs = logits(base(path / "merged"), TOKENS), logits(model, TOKENS)
+        plain = logits(base(of), TOKENS)
+        difference = ((ours - theirs).abs().max() / theirs.abs().max()).item()
+        learnt = ((plain - theirs).abs().max() / theirs.abs().max()).item()
+        assert difference < 1e-5 < learnt, (difference, learnt)
+        print(f"PEFT reads the adapter: merged logits differ by {difference:.1e}, the base model's by {learnt:.1e}")
 
 
 if __name__ == "__main__":

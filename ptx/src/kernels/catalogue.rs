@@ -65,6 +65,7 @@ pub const VARIANTS: &[&[Variant]] = &[
     floats!("dropout_rows", "dropout_rows.ptx"),
     floats!("embed", "embed.ptx"),
     floats!("embed_backward", "embed_backward.ptx"),
+    floats!("expand", "expand.ptx"),
     floats!("geglu", "glu.ptx", "GELU" = 1),
     floats!("geglu_backward", "glu_backward.ptx", "GELU" = 1),
     floats!("gelu", "gelu.ptx"),

@@ -24,8 +24,9 @@ fn moves_more(name: &str, shape: &str) -> bool {
     // Rows that are not a multiple of 16 bytes are handled element by element, and a warp's part of one begins within a
     // sector; rows of 5003 f32 do not fit in registers and are read twice. Sorting compares each row with each: its
     // minimum is comparisons. The constants of an update show next to a state of few bytes. A teacher's rows are read
-    // twice, for the maxima and for the sums, whose 28 bytes show next to a short row.
-    let again = ["adamw_both", "distill"].iter().any(|family| name.starts_with(family));
+    // twice, for the maxima and for the sums, whose 28 bytes show next to a short row. Each warp of an expansion
+    // reads its block's scale and factor, mostly from L1.
+    let again = ["adamw_both", "distill", "expand"].iter().any(|family| name.starts_with(family));
     matches!(shape, "7x257" | "4x5003") || name == "embed_sort" || again
 }
 /// May have bank conflicts: once per CTA, when it adds its warps' sums; and in limbs chosen by the exponents of the

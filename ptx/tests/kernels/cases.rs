@@ -94,6 +94,14 @@ fn elements(dtype: DType, name: &str) -> Vec<Case> {
             vec![int(1 << 30), real(4.0 / 3.0)],
         ),
     ];
+    // 64 blocks of 64: codes, scales, one factor, the mean.
+    let codes = (0..528u32).map(|i| i.wrapping_mul(2_654_435_761) as f64);
+    let bytes = codes.chain([0.5f32, 0.25].map(|x| x.to_bits() as f64)).collect();
+    let at = [long(0), long(2048), long(2112), long(2116), int(64), int(0), int(64)];
+    let mut slots = vec![In(U32, bytes), Out(dtype, 4096), int(64), int(32), int(64)];
+    slots.extend(at);
+    let expand = job(format!("expand_{name}"), 1, 32, slots);
+    cases.push(case("64x64", 2120 + 4096 * dtype.size(), Job { grid: [1, 4], ..expand }));
     for unit in ["swiglu", "geglu"] {
         cases.push(of(unit, vec![x(), x(), y()]));
         cases.push(of(&format!("{unit}_backward"), vec![x(), x(), x(), y(), y()]));

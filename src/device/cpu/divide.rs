@@ -6,7 +6,7 @@ use super::operands::within;
 use crate::base::Result;
 use crate::device::ops::{
     AdamW, Bias, CopyColumns, CrossEntropyPart, DistillPart, DropoutRows, Embed, EmbedBackward, EmbedShape, Epilogue,
-    Gelu, GeluBackward, Gemm, GemmShape, GemmThen, Glu, GluBackward, LayerNorm, LayerNormBackward, QkNormRope,
+    Expand, Gelu, GeluBackward, Gemm, GemmShape, GemmThen, Glu, GluBackward, LayerNorm, LayerNormBackward, QkNormRope,
     QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Sgd, VocabPart,
 };
 use crate::device::{View, ViewMut};
@@ -175,6 +175,18 @@ impl Divisible for EmbedBackward<'_> {
         let shape = EmbedShape { first: self.shape.first + rows.start, ..self.shape };
         // SAFETY: upheld by the caller.
         EmbedBackward { shape, tokens: self.tokens, dy: self.dy, dw: unsafe { self.dw.cut(rows, of) } }
+    }
+}
+
+impl Divisible for Expand<'_> {
+    fn rows(&self) -> Result<(usize, usize)> {
+        self.check()?;
+        Ok((self.rows.len(), self.y.bytes()))
+    }
+    unsafe fn part(&self, part: &Range<usize>, of: usize) -> Self {
+        let rows = self.rows.start + part.start..self.rows.start + part.end;
+        // SAFETY: upheld by the caller.
+        Expand { from: self.from, rows, columns: self.columns.clone(), y: unsafe { self.y.cut(part, of) } }
     }
 }
 

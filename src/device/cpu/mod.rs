@@ -31,6 +31,8 @@ mod dropout;
 mod embed;
 // Cross entropy.
 mod distill;
+// 4-bit weights.
+mod expand;
 mod loss;
 // Routing to experts.
 mod experts;

@@ -1,14 +1,14 @@
 //! Dispatches the operations of a GPU to their families. Never launches itself.
 use super::launch::GpuDevice;
-use super::{activation, attention, distill, element, embed, loss, norm, optim, ring, rope};
+use super::{activation, attention, distill, element, embed, expand, loss, norm, optim, ring, rope};
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Bias, BiasBackward, ClipScale, CopyColumns, CrossEntropy, CrossEntropyFinish,
-    CrossEntropyPart, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Gelu, GeluBackward, Gemm,
-    GemmThen, Glu, GluBackward, LayerNorm, LayerNormBackward, Polynomial, QkNormRope, QkNormRopeBackward, RmsNorm,
-    RmsNormBackward, Rope, Sgd, SumSquares,
+    CrossEntropyPart, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Expand, Gelu,
+    GeluBackward, Gemm, GemmThen, Glu, GluBackward, LayerNorm, LayerNormBackward, Polynomial, QkNormRope,
+    QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Sgd, SumSquares,
 };
 use crate::device::{Buf, Device, View, ViewMut, epilogue};
 use std::time::Instant;
@@ -152,6 +152,9 @@ impl Device for GpuDevice {
         ring::copy_columns(self, op)
     }
 
+    fn expand(&self, op: Expand) -> Result<()> {
+        expand::expand(self, op)
+    }
     fn swiglu(&self, op: Glu) -> Result<()> {
         activation::swiglu(self, op)
     }

@@ -32,6 +32,8 @@ mod ring;
 mod activation;
 // Embedding lookup and its scatter-add.
 mod embed;
+// 4-bit weights.
+mod expand;
 // The loss and its gradient.
 mod distill;
 mod loss;

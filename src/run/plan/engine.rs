@@ -144,6 +144,7 @@ fn tuning(s: &Settings) -> Result<Tuning> {
             dropout: l.dropout.unwrap_or(0.0) as f32,
             targets: targets(),
         }),
+        load_in_4bit: l.load_in_4bit == Some(true),
         uniform: s.fsdp.use_orig_params == Some(false),
     })
 }

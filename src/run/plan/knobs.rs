@@ -5,7 +5,7 @@ use crate::nn::Layout;
 use crate::run::settings::Settings;
 use crate::run::settings::effect::contradiction;
 use crate::store::apart;
-use crate::store::flat::{Flat, Wrap, runs};
+use crate::store::flat::{Flat, PartHolds, Wrap, runs};
 
 /// The check that needs settings alone.
 pub fn check(s: &Settings) -> Result<()> {
@@ -26,7 +26,7 @@ pub fn uniform(layouts: &[Layout], wrap: Wrap) -> Result<()> {
         if unit.parts.len() > 1 {
             return refuse(format!("a unit is one tensor, but {} is trained and {} is frozen", name(0), name(1)));
         }
-        let Some(part) = unit.part(true) else { continue };
+        let Some(part) = unit.part(PartHolds::Trained) else { continue };
         let segments = &part.layout.segments;
         let alike = |i: usize| Some((segments[i].decay, segments[i].lr_scale));
         if let [first, second, ..] = &runs(&part.layout, 0..part.padded, alike)[..] {

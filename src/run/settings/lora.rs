@@ -21,6 +21,9 @@ pub struct LoraSettings {
     #[arg(long = "lora-target-modules", num_args = 1.., value_name = "MODULE")]
     #[serde(deserialize_with = "one_or_many")]
     pub target_modules: Option<Vec<String>>,
+    /// QLoRA: hold the matrices that --lora-rank freezes in 4 bits (NF4, double quantization)
+    #[arg(long = "load-in-4bit", id = "load_in_4bit")]
+    pub load_in_4bit: Option<bool>,
     /// Merge this adapter into the model of --pretrain, write the result to --save-hf, then exit [default: none]
     #[arg(long = "lora-merge", value_name = "DIR")]
     pub merge: Option<PathBuf>,

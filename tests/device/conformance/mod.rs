@@ -6,6 +6,7 @@
 //! dtype is refused with an `Error::Op`.
 mod attention;
 mod epilogue;
+mod expand;
 mod harness;
 mod layers;
 mod loss;
@@ -21,7 +22,7 @@ use std::process::Command;
 fn the_real_driver_behaves_like_the_simulated_one() {
     let mut again = Command::new(std::env::current_exe().unwrap());
     again
-        .args(["layers", "loss", "optim", "epilogue"].map(|part| format!("conformance::{part}::")))
+        .args(["layers", "loss", "optim", "epilogue", "expand"].map(|part| format!("conformance::{part}::")))
         .env("LD_LIBRARY_PATH", simcuda::libraries());
     let out = again.env("FLATSHARD_SIMCUDA", "arch=90,seed=2,trace=1").output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));

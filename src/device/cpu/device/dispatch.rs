@@ -5,14 +5,14 @@ use crate::device::buf::Place;
 use crate::device::cpu::divide::{Divisible, FewRows, LINE, LowerHalf};
 use crate::device::cpu::operands::{first, length};
 use crate::device::cpu::{
-    activation, attention, distill, dropout, element, embed, experts, gemm, loss, memory, norm, optim, reduce, ring,
-    rope,
+    activation, attention, distill, dropout, element, embed, expand, experts, gemm, loss, memory, norm, optim, reduce,
+    ring, rope,
 };
 use crate::device::ops::{
     ALIGN, AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
-    CrossEntropyFinish, CrossEntropyPart, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Gelu,
-    GeluBackward, Gemm, GemmShape, GemmThen, Glu, GluBackward, Grouped, GroupedGemm, LIMBS, LayerNorm,
+    CrossEntropyFinish, CrossEntropyPart, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward,
+    Expand, Gelu, GeluBackward, Gemm, GemmShape, GemmThen, Glu, GluBackward, Grouped, GroupedGemm, LIMBS, LayerNorm,
     LayerNormBackward, Polynomial, QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Route,
     RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
 };
@@ -334,6 +334,9 @@ impl Device for CpuDevice {
             let scratch = &mut lock(&self.gemm[thread]);
             floats!(self, op.logits.dtype(), T => loss::cross_entropy::<T>(op, scratch))
         })
+    }
+    fn expand(&self, op: Expand) -> Result<()> {
+        self.rows(op, &|op| floats!(self, op.y.dtype(), T => expand::expand::<T>(op)))
     }
     fn cross_entropy_part(&self, op: CrossEntropyPart) -> Result<()> {
         self.rows(op, &|op| floats!(self, op.logits.dtype(), T => loss::part::<T>(op)))
