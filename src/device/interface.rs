@@ -130,36 +130,13 @@ pub trait Device: Send + Sync {
     fn polynomial(&self, op: Polynomial) -> Result<()>;
     fn expand(&self, op: Expand) -> Result<()>;
 
-    // Mixtures of experts. A plan refuses them on devices without these.
-    fn route(&self, _op: Route) -> Result<()> {
-        Err(no_experts(Route::OP))
-    }
-    fn route_backward(&self, _op: RouteBackward) -> Result<()> {
-        Err(no_experts(RouteBackward::OP))
-    }
-    fn route_load(&self, _op: RouteLoad) -> Result<()> {
-        Err(no_experts(RouteLoad::OP))
-    }
-    fn balance(&self, _op: Balance) -> Result<()> {
-        Err(no_experts(Balance::OP))
-    }
-    fn take_rows(&self, _op: TakeRows) -> Result<()> {
-        Err(no_experts(TakeRows::OP))
-    }
-    fn combine_rows(&self, _op: CombineRows) -> Result<()> {
-        Err(no_experts(CombineRows::OP))
-    }
-    fn weigh_rows(&self, _op: WeighRows) -> Result<()> {
-        Err(no_experts(WeighRows::OP))
-    }
-    fn sigmoid(&self, _op: Sigmoid) -> Result<()> {
-        Err(no_experts(Sigmoid::OP))
-    }
-    fn grouped_gemm(&self, _op: GroupedGemm) -> Result<()> {
-        Err(no_experts(GroupedGemm::OP))
-    }
-}
-
-fn no_experts(op: &'static str) -> Error {
-    Error::op(op, "this device has no mixtures of experts")
+    fn route(&self, op: Route) -> Result<()>;
+    fn route_backward(&self, op: RouteBackward) -> Result<()>;
+    fn route_load(&self, op: RouteLoad) -> Result<()>;
+    fn balance(&self, op: Balance) -> Result<()>;
+    fn take_rows(&self, op: TakeRows) -> Result<()>;
+    fn combine_rows(&self, op: CombineRows) -> Result<()>;
+    fn weigh_rows(&self, op: WeighRows) -> Result<()>;
+    fn sigmoid(&self, op: Sigmoid) -> Result<()>;
+    fn grouped_gemm(&self, op: GroupedGemm) -> Result<()>;
 }

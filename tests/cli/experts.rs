@@ -228,7 +228,7 @@ fn what_experts_do_not_support_is_refused() {
         assert!(code == 2 && text.contains(part) && text.lines().count() == 1, "{args}: {code}: {text}");
     };
     for (more, part) in [
-        ("--device sim", "olmoe has experts, which run on the CPU only so far"),
+        ("--device sim --ep-size 2", "ep_size 2: ranks exchange rows by counts that the host reads"),
         ("--save-gguf out.gguf", "mixtures of experts"),
         ("--lora-rank 2 --lora-target-modules gate_proj", "gate_proj"),
         ("--router-aux-loss-coef -1", "0 or more"),

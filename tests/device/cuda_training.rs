@@ -53,6 +53,9 @@ fn a_gpu_trains_like_the_simulated_device_and_the_cpu() {
     let gpu = cuda("arch=80", "--nproc-per-node 1");
     near(&gpu, &on("sim", ""), 1e-7);
     near(&gpu, &on("cpu", ""), 1e-6);
+    let sparse = cuda("arch=80,seed=3", "--nproc-per-node 1 --num-experts 4");
+    near(&sparse, &on("sim", "--num-experts 4"), 1e-7);
+    near(&sparse, &on("cpu", "--num-experts 4"), 1e-6);
     let (said, hopper) = trained("arch=90,trace=1,seed=2", &format!("--nproc-per-node 1 --device cuda {WIDE}"));
     // Queries, keys and values are loaded by tensor maps: the sm_90a kernels.
     assert!(said.contains("of attention_forward with 3 tensor maps"), "{said}");

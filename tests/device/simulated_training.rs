@@ -7,7 +7,7 @@ use flatshard::device::Device;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::{Sim, Tally};
 use flatshard::engine::{Engine, EngineOptions, StepReport};
-use flatshard::nn::{Lora, Tuning};
+use flatshard::nn::{Arch, Experts, Lora, Spec, Tuning};
 use flatshard::optim::ScalerOptions;
 use flatshard::store::ShardedOptions;
 use serde_json::Value;
@@ -32,6 +32,12 @@ fn reports(options: &EngineOptions, sim: bool, steps: u64) -> Vec<(StepReport, V
     results.swap_remove(0)
 }
 
+/// Experts of widths that fit tensor cores, where `sparse()` has others and a shared one.
+fn mixtral() -> Spec {
+    let experts = Experts { count: 5, top_k: 2, ff: 16, shared_ff: 0, dense: vec![], ..sparse().experts.unwrap() };
+    Spec { arch: Arch::Mixtral, dim: 24, experts: Some(experts), ..llama() }
+}
+
 /// f32: the order of sums differs. bf16: roundings of activations differ, by 2^-9 each; f16: 2^-12. SGD, because AdamW
 /// moves a weight by the learning rate whatever the sign of a near-zero gradient; AdamW is tested below.
 #[test]
@@ -40,16 +46,20 @@ fn losses_and_weights_match_the_cpu() {
     for (dtype, loss, norm, weight) in bounds {
         let lora = Lora { rank: 4, alpha: 8.0, dropout: 0.2, targets: vec!["all-linear".into()] };
         let adapters = Tuning { lora: Some(lora), ..Tuning::default() };
-        for (spec, tuning) in [(llama(), Tuning::default()), (gpt(), Tuning::default()), (llama(), adapters)] {
+        let whole = [llama(), gpt(), sparse(), mixtral()].map(|spec| (spec, Tuning::default()));
+        for (spec, tuning) in whole.into_iter().chain([(llama(), adapters)]) {
             let scaler = (dtype == DType::F16).then(ScalerOptions::default);
             let strategy = fsdp(ShardedOptions { dtype, ..sharded() });
-            let options = EngineOptions { scaler, tuning, ..options(&spec, strategy, SGD) };
+            let options = EngineOptions { scaler, tuning, aux_coef: 0.1, ..options(&spec, strategy, SGD) };
             let (cpu, sim) = (reports(&options, false, 3), reports(&options, true, 3));
             for (step, ((a, x), (b, y))) in cpu.iter().zip(&sim).enumerate() {
                 let label = format!("{:?} in {dtype}, step {}", spec.arch, step + 1);
                 assert!(!a.skipped && !b.skipped, "{label}");
                 let near = |a: f64, b: f64, within: f64| (a - b).abs() <= within * a.abs();
                 assert!(near(a.loss, b.loss, loss), "{label}: loss {} and {}", a.loss, b.loss);
+                if let (Some(a), Some(b)) = (a.experts, b.experts) {
+                    assert!(near(a.aux_loss, b.aux_loss, 10.0 * loss), "{label}: balance {a:?} and {b:?}");
+                }
                 let norms = (a.grad_norm as f64, b.grad_norm as f64);
                 assert!(near(norms.0, norms.1, norm), "{label}: gradient norm {norms:?}");
                 let far = x.iter().zip(y).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
@@ -59,29 +69,48 @@ fn losses_and_weights_match_the_cpu() {
     }
 }
 
-/// The same launches, products and copies in every step, and no new buffer after the first.
+/// Whatever holds the weights, and however often they are reduced.
+#[test]
+fn every_store_has_the_same_bits_with_experts() {
+    for dtype in [DType::F32, DType::Bf16] {
+        let of = |strategy| {
+            let options = EngineOptions { aux_coef: 0.1, ..options(&mixtral(), strategy, SGD) };
+            let bits = |(report, _): &(StepReport, _)| (report.loss.to_bits(), report.grad_norm.to_bits());
+            reports(&options, true, 2).iter().map(bits).collect::<Vec<_>>()
+        };
+        let all: Vec<_> = stores::kinds(dtype).into_iter().map(of).collect();
+        assert!(all.iter().all(|bits| *bits == all[0]), "{dtype}: {all:?}");
+    }
+}
+
+/// The same launches, products, copies and waits in every step, and no new buffer after the first, with experts too:
+/// however many rows each has.
 #[test]
 fn every_step_has_the_same_launches() {
-    let options = options(&llama(), fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() }), ADAMW);
-    let counts = ranks(WORLD, |rank| {
-        let sim = Arc::new(Sim::new());
-        let device: Arc<dyn Device> = Arc::new(GpuDevice::new(sim.clone(), rank.meter.clone())?);
-        let mut engine = Engine::new(device, &rank.mesh, &options)?;
-        let mut each = vec![];
-        for number in 1..=4 {
-            let before = sim.tally();
-            step(&mut engine, &[batch(&options.spec, number, 0, rank.rank)], number)?;
-            let Tally { launches, products, copies, .. } = sim.tally();
-            let now = [launches - before.launches, products - before.products, copies - before.copies];
-            each.push((now, rank.meter.allocations()));
+    let of = |spec| {
+        let options = options(&spec, fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() }), ADAMW);
+        let counts = ranks(WORLD, |rank| {
+            let sim = Arc::new(Sim::new());
+            let device: Arc<dyn Device> = Arc::new(GpuDevice::new(sim.clone(), rank.meter.clone())?);
+            let mut engine = Engine::new(device, &rank.mesh, &options)?;
+            let mut each = vec![];
+            for number in 1..=4 {
+                let before = sim.tally();
+                step(&mut engine, &[batch(&options.spec, number, 0, rank.rank)], number)?;
+                let Tally { launches, products, copies, waits, .. } = sim.tally();
+                let done = [launches - before.launches, products - before.products, copies - before.copies];
+                each.push((done, waits - before.waits, rank.meter.allocations()));
+            }
+            Ok(each)
+        });
+        for each in &counts {
+            assert_eq!(each[1..], [each[3]; 3], "steps 2, 3 and 4: [launches, products, copies], waits, buffers");
         }
-        Ok(each)
-    });
-    for each in &counts {
-        assert_eq!(each[1..], [each[3]; 3], "steps 2, 3 and 4: [launches, products, copies], buffers");
-    }
+        counts[0][3].0
+    };
     // Four blocks; backward recomputes norms and activations. A change here changes the work of a GPU.
-    assert_eq!(counts[0][3].0, [124, 87, 9], "[launches, products, copies] of a step");
+    assert_eq!(of(llama()), [124, 87, 9], "[launches, products, copies] of a step");
+    of(mixtral());
 }
 
 /// The optimizer of rank 1 reads past its gradient: that rank reports it, and rank 0 fails at once, before its timeout.

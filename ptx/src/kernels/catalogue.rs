@@ -1,6 +1,6 @@
 //! Every shipped kernel in every variant. Never launches anything.
 use super::variant::{Variant, variant};
-use super::{attention, attention_hopper, probes};
+use super::{attention, attention_hopper, experts, probes};
 
 /// A source's variants for each element type: `name_f32`, `name_bf16`, `name_f16`.
 macro_rules! floats {
@@ -12,8 +12,8 @@ macro_rules! floats {
         ]
     };
 }
-/// Variants by family; attention has its own list.
-pub const VARIANTS: &[&[Variant]] = &[
+/// Variants by family; attention and experts have their own lists.
+const VARIANTS: &[&[Variant]] = &[
     floats!("add", "add.ptx"),
     &[
         variant("add_bf16_f32", "add.ptx", &[("DTYPE", 1), ("TO", 0)]),
@@ -82,10 +82,14 @@ pub const VARIANTS: &[&[Variant]] = &[
     floats!("swiglu_backward", "glu_backward.ptx", "GELU" = 0),
 ];
 
+/// Those with a line in `tests/budget.txt`.
+pub fn budgeted() -> impl Iterator<Item = &'static Variant> {
+    VARIANTS.iter().chain(&experts::VARIANTS).copied().flatten()
+}
 /// All of them.
 pub fn variants() -> impl Iterator<Item = &'static Variant> {
     let attention = attention::variants().chain(attention_hopper::variants());
-    VARIANTS.iter().copied().flatten().chain(attention).chain(probes::VARIANTS)
+    budgeted().chain(attention).chain(probes::VARIANTS)
 }
 
 impl Variant {

@@ -2,8 +2,9 @@
 mod variant; // a source and its constants
 pub mod attention; // attention row kernels, and tensor cores of sm_80
 pub mod attention_hopper; // attention on sm_90a
+pub mod experts; // mixtures of experts
 pub mod probes; // kernels that reveal a GPU's layouts
 mod catalogue; // list of all variants
 
-pub use catalogue::{VARIANTS, variants};
+pub use catalogue::{budgeted, variants};
 pub use variant::{Variant, entries, target};

@@ -234,6 +234,29 @@ fn heads_beyond_4_gib() {
     }
 }
 
+/// The last of equally many rows of experts: a warp each.
+#[test]
+fn rows_of_experts_beyond_4_gib() {
+    for (dtype, name) in DTYPES {
+        let x = || holds(dtype, last(COLUMNS), 1.0);
+        let far = |variant: &str, operands| Far { threads: 32, ..rows(variant, operands) }.check();
+        let last_row = || holds(U32, last(1), (ROWS - 1) as f64);
+        let (weights, shape) = (|| holds(F32, last(1), 0.5), || [plain(ROWS), plain(COLUMNS)]);
+        let mut operands = vec![last_row(), x(), fills(dtype, last(COLUMNS))];
+        operands.extend(shape());
+        operands.push(plain(1));
+        far(if dtype == F32 { "take_rows_b32" } else { "take_rows_b16" }, operands);
+        let mut operands = vec![last_row(), weights(), x(), fills(dtype, last(COLUMNS))];
+        operands.extend(shape());
+        operands.extend([1, 1, 1, 0].map(plain));
+        far(&format!("combine_rows_{name}"), operands);
+        let mut operands = vec![last_row(), weights(), x(), x(), fills(F32, last(1))];
+        operands.extend(shape());
+        operands.push(plain(1));
+        far(&format!("weigh_rows_{name}"), operands);
+    }
+}
+
 /// The last strip of rows of more than 2^30 columns.
 #[test]
 fn strips_beyond_4_gib() {

@@ -1,5 +1,6 @@
 //! One launch of each variant's entry points, for properties checked on all: their cost, and that each barrier is
 //! needed.
+use super::experts;
 use super::harness::*;
 
 pub struct Case {
@@ -280,7 +281,7 @@ fn single() -> Vec<Case> {
 }
 
 pub fn cases() -> Vec<Case> {
-    let mut cases = [single(), optimizers()].into_iter().flatten().collect::<Vec<_>>();
+    let mut cases = [single(), optimizers(), experts::cases()].into_iter().flatten().collect::<Vec<_>>();
     for (dtype, name) in DTYPES {
         for family in [elements, rows, heads, losses] {
             cases.extend(family(dtype, name));

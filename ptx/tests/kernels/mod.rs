@@ -8,6 +8,7 @@ mod beyond;
 mod budget;
 mod cases;
 mod elements;
+mod experts;
 mod harness;
 mod heads;
 mod rows;

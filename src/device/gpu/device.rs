@@ -1,14 +1,15 @@
 //! Dispatches the operations of a GPU to their families. Never launches itself.
 use super::launch::GpuDevice;
-use super::{activation, attention, distill, element, embed, expand, loss, norm, optim, ring, rope};
+use super::{activation, attention, distill, element, embed, expand, experts, loss, norm, optim, ring, rope};
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
-    AttentionRanges, AttentionShape, Bias, BiasBackward, ClipScale, CopyColumns, CrossEntropy, CrossEntropyFinish,
-    CrossEntropyPart, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Expand, Gelu,
-    GeluBackward, Gemm, GemmThen, Glu, GluBackward, LayerNorm, LayerNormBackward, Polynomial, QkNormRope,
-    QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Sgd, SumSquares,
+    AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
+    CrossEntropyFinish, CrossEntropyPart, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward,
+    Expand, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, LayerNorm, LayerNormBackward,
+    Polynomial, QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd,
+    Sigmoid, SumSquares, TakeRows, WeighRows,
 };
 use crate::device::{Buf, Device, View, ViewMut, epilogue};
 use std::time::Instant;
@@ -216,5 +217,33 @@ impl Device for GpuDevice {
     }
     fn sgd(&self, op: Sgd) -> Result<()> {
         optim::sgd(self, op)
+    }
+
+    fn route(&self, op: Route) -> Result<()> {
+        experts::route(self, op)
+    }
+    fn route_backward(&self, op: RouteBackward) -> Result<()> {
+        experts::route_backward(self, op)
+    }
+    fn route_load(&self, op: RouteLoad) -> Result<()> {
+        experts::route_load(self, op)
+    }
+    fn balance(&self, op: Balance) -> Result<()> {
+        experts::balance(self, op)
+    }
+    fn take_rows(&self, op: TakeRows) -> Result<()> {
+        experts::take_rows(self, op)
+    }
+    fn combine_rows(&self, op: CombineRows) -> Result<()> {
+        experts::combine_rows(self, op)
+    }
+    fn weigh_rows(&self, op: WeighRows) -> Result<()> {
+        experts::weigh_rows(self, op)
+    }
+    fn sigmoid(&self, op: Sigmoid) -> Result<()> {
+        experts::sigmoid(self, op)
+    }
+    fn grouped_gemm(&self, op: GroupedGemm) -> Result<()> {
+        experts::grouped_gemm(self, op)
     }
 }

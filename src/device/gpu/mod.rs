@@ -30,6 +30,8 @@ mod attention;
 mod ring;
 // SwiGLU, GeGLU, GELU.
 mod activation;
+// Mixtures of experts.
+mod experts;
 // Embedding lookup and its scatter-add.
 mod embed;
 // 4-bit weights.

@@ -166,7 +166,11 @@ impl TakeRows<'_> {
         let (dtype, r) = (float(Self::OP, self.x.dtype())?, self.order.len());
         read(Self::OP, &[("order", &self.order, DType::U32, r)])?;
         written(Self::OP, &[("y", &self.y, dtype, self.x.len() * self.top_k)])?;
-        Ok(self.y.len().checked_div(r).unwrap_or(0))
+        let width = self.y.len().checked_div(r).unwrap_or(0);
+        match width * r == self.y.len() {
+            true => Ok(width),
+            false => Err(Error::op(Self::OP, format!("y holds {} elements, not {r} rows", self.y.len()))),
+        }
     }
 }
 

@@ -205,14 +205,14 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
         },
         aux_coef: 0.0,
     };
-    options.aux_coef = experts(s, device, &options)?;
+    options.aux_coef = experts(s, device, mesh, &options)?;
     fits_a_word(&options)?;
     tensor::settle(s, mesh, &mut options)?;
     Ok(options)
 }
 
 /// The factor of the load-balancing loss, after refusing what a mixture of experts cannot do yet.
-fn experts(s: &Settings, device: DeviceName, e: &EngineOptions) -> Result<f64> {
+fn experts(s: &Settings, device: DeviceName, mesh: &MeshSizes, e: &EngineOptions) -> Result<f64> {
     let (given, name) = (s.model.router_aux_loss_coef, e.spec.arch.name());
     let Some(experts) = &e.spec.experts else {
         return match given {
@@ -228,8 +228,12 @@ fn experts(s: &Settings, device: DeviceName, e: &EngineOptions) -> Result<f64> {
     if s.objective.objective == Some(ObjectiveName::Kto) {
         return Err(Error::input(format!("--objective kto is not supported with experts, which {name} has; use dpo")));
     }
-    if device != DeviceName::Cpu {
-        return Err(Error::input(format!("{name} has experts, which run on the CPU only so far; use --device cpu")));
+    if device != DeviceName::Cpu && mesh.ep > 1 {
+        return Err(Error::input(format!(
+            "ep_size {}: ranks exchange rows by counts that the host reads, which is supported on the CPU only so far; \
+             use ep_size 1 on a GPU",
+            mesh.ep
+        )));
     }
     Ok(given.unwrap_or(if experts.aux_loss { experts.aux_coef } else { 0.0 }))
 }

@@ -7,6 +7,8 @@
 mod attention;
 mod epilogue;
 mod expand;
+mod experts;
+mod grouped;
 mod harness;
 mod layers;
 mod loss;
@@ -22,7 +24,10 @@ use std::process::Command;
 fn the_real_driver_behaves_like_the_simulated_one() {
     let mut again = Command::new(std::env::current_exe().unwrap());
     again
-        .args(["layers", "loss", "optim", "epilogue", "expand"].map(|part| format!("conformance::{part}::")))
+        .args(
+            ["layers", "loss", "optim", "epilogue", "expand", "experts", "grouped"]
+                .map(|part| format!("conformance::{part}::")),
+        )
         .env("LD_LIBRARY_PATH", simcuda::libraries());
     let out = again.env("FLATSHARD_SIMCUDA", "arch=90,seed=2,trace=1").output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));

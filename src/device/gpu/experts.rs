@@ -1,0 +1,150 @@
+//! Launches of mixtures of experts: routing, the rows that experts get, and their products. Never reads how many rows
+//! an expert has: kernels find that in GPU memory, and grids cover what it can be at most.
+use super::driver::Arg;
+use super::launch::{BLOCK, GpuDevice, VECTOR, by_dtype};
+use crate::base::{DType, Error, Result};
+use crate::device::ops::{
+    Balance, CombineRows, Grouped, GroupedGemm, Route, RouteBackward, RouteLoad, RouteShape, Sigmoid, TakeRows,
+    WeighRows,
+};
+use flatshard_ptx::kernels::experts::{GroupedKernel, plain_grouped, tile_grouped};
+
+/// Warps per CTA of kernels that give each row a warp.
+const WARPS: usize = BLOCK as usize / 32;
+/// Maximum threads per CTA.
+const MOST: usize = 1024;
+
+fn int(value: usize) -> Arg<'static> {
+    Arg::U32(value as u32)
+}
+
+pub fn route(gpu: &GpuDevice, op: Route) -> Result<()> {
+    const OP: &str = Route::OP;
+    let n = op.check()?;
+    let Route { shape, probs, mut chosen, weights, offsets, order, places } = op;
+    let RouteShape { experts, top_k, normalize } = shape;
+    if n == 0 {
+        return gpu.driver.zero(offsets);
+    }
+    let (to, sizes) = (Arg::Out(chosen.reborrow()), [n, experts, top_k, normalize.into()].map(int));
+    let [tokens, of, choices, normal] = sizes;
+    let args = &mut [Arg::InOut(probs), to, Arg::Out(weights), tokens, of, choices, normal];
+    gpu.launch(OP, OP, n.div_ceil(WARPS), args)?;
+    let (rows, chosen) = (n * top_k, Arg::In(chosen.as_view()));
+    // Four loads per lane, unless there are more than 32 warps' worth.
+    let threads = (rows.div_ceil(128) * 32).min(MOST) as u32;
+    let args = &mut [chosen, Arg::Out(offsets), Arg::Out(order), Arg::Out(places), int(rows), int(experts)];
+    gpu.line("route_sort", "route_sort", (experts as u32, threads), args)
+}
+
+pub fn route_backward(gpu: &GpuDevice, op: RouteBackward) -> Result<()> {
+    const OP: &str = RouteBackward::OP;
+    let n = op.check()?;
+    let RouteShape { experts, top_k, normalize } = op.shape;
+    let [probs, chosen, weights, dweights, balance] =
+        [op.probs, op.chosen, op.weights, op.dweights, op.balance].map(Arg::In);
+    let [tokens, of, choices, normal] = [n, experts, top_k, normalize.into()].map(int);
+    let dlogits = Arg::Out(op.dlogits);
+    let args = &mut [probs, chosen, weights, dweights, balance, dlogits, tokens, of, choices, normal];
+    gpu.launch(OP, OP, n.div_ceil(WARPS), args)
+}
+
+pub fn route_load(gpu: &GpuDevice, op: RouteLoad) -> Result<()> {
+    const OP: &str = RouteLoad::OP;
+    let experts = op.check()?;
+    let tokens = op.probs.len() / experts.max(1);
+    let [counts, sums] = [op.counts, op.sums].map(Arg::InOut);
+    let args = &mut [Arg::In(op.probs), Arg::In(op.offsets), counts, sums, int(tokens), int(experts)];
+    gpu.line(OP, OP, (experts.div_ceil(32) as u32, 1024), args)
+}
+
+pub fn balance(gpu: &GpuDevice, op: Balance) -> Result<()> {
+    const OP: &str = Balance::OP;
+    let layers = op.check()?;
+    let [layers, experts, top_k] = [layers, op.shape.experts, op.shape.top_k].map(int);
+    let (grad, report) = (Arg::Out(op.grad), Arg::InOut(op.report));
+    gpu.line(OP, OP, (1, 32), &mut [Arg::In(op.load), Arg::In(op.scale), grad, report, layers, experts, top_k])
+}
+
+pub fn take_rows(gpu: &GpuDevice, op: TakeRows) -> Result<()> {
+    const OP: &str = TakeRows::OP;
+    let (columns, rows) = (op.check()?, op.order.len());
+    let variant = if op.x.dtype() == DType::F32 { "take_rows_b32" } else { "take_rows_b16" };
+    let args = &mut [Arg::In(op.order), Arg::In(op.x), Arg::Out(op.y), int(rows), int(columns), int(op.top_k)];
+    gpu.launch(variant, OP, if columns == 0 { 0 } else { rows.div_ceil(WARPS) }, args)
+}
+
+pub fn combine_rows(gpu: &GpuDevice, op: CombineRows) -> Result<()> {
+    const OP: &str = CombineRows::OP;
+    let (n, variant) = (op.check()?, by_dtype!(OP, op.x.dtype(), "combine_rows")?);
+    let flags = [op.places.is_some(), op.weights.is_some(), op.accumulate].map(|flag| int(flag.into()));
+    let [places, weights] = [op.places, op.weights].map(|operand| operand.map_or(Arg::Null, Arg::In));
+    let y = if op.accumulate { Arg::InOut(op.y) } else { Arg::Out(op.y) };
+    let [mapped, weighted, adds] = flags;
+    let [tokens, columns, top_k] = [n, op.width, op.top_k].map(int);
+    let args = &mut [places, weights, Arg::In(op.x), y, tokens, columns, top_k, mapped, weighted, adds];
+    gpu.launch(variant, OP, n.div_ceil(WARPS), args)
+}
+
+pub fn weigh_rows(gpu: &GpuDevice, op: WeighRows) -> Result<()> {
+    const OP: &str = WeighRows::OP;
+    let (columns, rows) = (op.check()?, op.weights.len());
+    let variant = by_dtype!(OP, op.act.dtype(), "weigh_rows")?;
+    let (mapped, order) = (int(op.order.is_some().into()), op.order.map_or(Arg::Null, Arg::In));
+    let [act, dact] = [op.act, op.dact].map(Arg::InOut);
+    let args = &mut [order, Arg::In(op.weights), act, dact, Arg::Out(op.dweights), int(rows), int(columns), mapped];
+    gpu.launch(variant, OP, if columns == 0 { 0 } else { rows.div_ceil(WARPS) }, args)
+}
+
+pub fn sigmoid(gpu: &GpuDevice, op: Sigmoid) -> Result<()> {
+    const OP: &str = Sigmoid::OP;
+    op.check()?;
+    let (n, x) = (op.x.len(), Arg::InOut(op.x));
+    let length = Arg::U64(n as u64);
+    match op.dy {
+        None => gpu.each("sigmoid", OP, n, DType::F32, &mut [x, length]),
+        Some(dy) => gpu.each("sigmoid_backward", OP, n, DType::F32, &mut [x, Arg::InOut(dy), length]),
+    }
+}
+
+/// The kernel of a product: on tensor cores where the operands allow it.
+fn kernel(op: &GroupedGemm) -> Result<&'static GroupedKernel> {
+    const OP: &str = GroupedGemm::OP;
+    let (a, b, c) = (op.a.dtype(), op.b.dtype(), op.c.dtype());
+    let expected = if op.kind == Grouped::Weight { DType::F32 } else { a };
+    if a != b || c != expected {
+        return Err(Error::op(OP, format!("{:?}: cannot multiply {a} and {b} into {c}", op.kind)));
+    }
+    let addresses = [op.a.address(), op.b.address(), op.c.address()];
+    let aligned = [op.n, op.k, op.stride].iter().all(|n| n.is_multiple_of(8))
+        && addresses.iter().all(|&address| address.is_multiple_of(VECTOR));
+    let family = tile_grouped(a.name()).filter(|_| aligned).or_else(|| plain_grouped(a.name()));
+    let family = family.ok_or_else(|| Error::op(OP, format!("computes in f32, bf16 or f16, got {a}")))?;
+    Ok(match op.kind {
+        Grouped::Forward => &family[0],
+        Grouped::Input => &family[1],
+        Grouped::Weight => &family[2],
+    })
+}
+
+pub fn grouped_gemm(gpu: &GpuDevice, op: GroupedGemm) -> Result<()> {
+    const OP: &str = GroupedGemm::OP;
+    let (groups, rows) = op.check()?;
+    let GroupedKernel { variant, rows: tile, columns } = *kernel(&op)?;
+    let GroupedGemm { kind, n, k, offsets, a, b, c, stride, accumulate, .. } = op;
+    let tiles = match kind {
+        Grouped::Weight => groups * n.div_ceil(tile) * k.div_ceil(columns),
+        // Each group with rows has at most one tile that is not full.
+        _ => (rows / tile + groups.min(rows)) * n.div_ceil(columns),
+    };
+    if tiles == 0 {
+        return Ok(());
+    }
+    let grid = u32::try_from(tiles).ok().filter(|&tiles| tiles <= i32::MAX as u32);
+    let grid = grid.ok_or_else(|| Error::op(OP, format!("{rows} rows of {n} and {k} exceed a launch's limit")))?;
+    // A weight gradient's matrices are apart, and an empty group adds nothing.
+    let c = if accumulate || kind == Grouped::Weight { Arg::InOut(c) } else { Arg::Out(c) };
+    let [groups, rows, n, k, adds] = [groups, rows, n, k, accumulate.into()].map(int);
+    let args = &mut [Arg::In(offsets), Arg::In(a), Arg::In(b), c, groups, rows, n, k, Arg::U64(stride as u64), adds];
+    gpu.line(variant, OP, (grid, BLOCK), args)
+}
