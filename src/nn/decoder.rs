@@ -5,6 +5,7 @@ use super::context::{Batch, Cx, DropoutKeys};
 use super::core::CoreAttention;
 use super::layout::{Layout, Segment};
 use super::linear::TILE;
+use super::lora::is_adapter;
 use super::recompute::SavedBlocks;
 use super::root::{LossGrad, LossSums, Root};
 use super::saved::{Saved, Scratch};
@@ -81,9 +82,11 @@ impl Decoder {
                 ));
             }
             adapters.rank = lora.rank;
-            for (block, layout) in blocks.iter_mut().zip(&layouts[1..]) {
-                adapters.dropped = adapters.dropped.max(block.adapt(lora, layout, &mut masks));
+            for (i, block) in blocks.iter_mut().enumerate() {
+                adapters.dropped = adapters.dropped.max(block.adapt(lora, &layouts, 1 + i, &mut masks));
             }
+            let has_experts = layouts.iter().any(|l| l.experts && l.segments.iter().any(is_adapter));
+            adapters.experts = if has_experts { lora.rank } else { 0 };
         }
         let packed = layouts.iter().flat_map(|l| &l.segments).filter(|s| s.packed);
         adapters.tile = packed.map(Segment::extent).max().unwrap_or(0).min(TILE);

@@ -8,13 +8,15 @@
 //! activation, so that the outputs of the experts are not needed.
 use super::context::{Cx, DropoutSite};
 use super::dispatch::{Dispatch, DispatchBuffers};
+use super::grouped::{GroupedLinear, Held};
 use super::layout::Layout;
-use super::saved::{MlpSaved, Routing, Scratch, SparseScratch};
-use super::store::{Grads, Stride, Weights};
+use super::lora::Lora;
+use super::saved::{AdapterScratch, MlpSaved, Routing, Scratch, SparseScratch};
+use super::store::{Grads, Weights};
 use super::tensor::Tensor;
-use crate::base::{Error, Result};
+use crate::base::Result;
 use crate::comm::Tag;
-use crate::device::ops::{CombineRows, Glu, GluBackward, Grouped, GroupedGemm, TakeRows, WeighRows};
+use crate::device::ops::{CombineRows, Glu, GluBackward, TakeRows, WeighRows};
 use crate::device::{View, ViewMut};
 
 #[derive(Clone, Debug)]
@@ -22,17 +24,13 @@ pub struct ExpertLayer {
     /// Where the store has them.
     pub layer: usize,
     pub top_k: usize,
-    /// Segments (F, C), (F, C) and (C, F) of each expert of this rank.
-    pub gate: Stride,
-    pub up: Stride,
-    pub down: Stride,
-    /// C and F.
+    /// Matrices (F, C), (F, C) and (C, F) of each expert of this rank.
+    pub gate: GroupedLinear,
+    pub up: GroupedLinear,
+    pub down: GroupedLinear,
+    /// C
     pub width: usize,
-    pub ff: usize,
 }
-
-/// Rows on this rank, and the first row of each of its experts.
-type Held<'a> = (usize, View<'a>);
 
 /// The weights of rows, as in [`WeighRows`].
 struct Weighing<'a> {
@@ -42,31 +40,27 @@ struct Weighing<'a> {
 }
 
 impl ExpertLayer {
-    /// Checks that an operation can find the experts of a kind at equal distances.
+    /// Checks that operations can find the tensors of all experts.
     pub fn check(&self, layout: &Layout) -> Result<()> {
-        for kind in [&self.gate, &self.up, &self.down] {
-            let trainable = |e: usize| layout.segments[kind.segment(e)].trainable;
-            if let Some(e) = (0..kind.count).find(|&e| trainable(e) != trainable(0)) {
-                return Err(Error::input(format!(
-                    "freeze: {} is trained and {} is not; freeze all experts of a block or none",
-                    layout.segments[kind.segment(if trainable(0) { 0 } else { e })].name,
-                    layout.segments[kind.segment(if trainable(0) { e } else { 0 })].name
-                )));
-            }
+        [&self.gate, &self.up, &self.down].into_iter().try_for_each(|kind| kind.check(layout))
+    }
+    /// Attaches the adapters in `layout` to their matrices.
+    pub fn adapt(&mut self, lora: &Lora, layout: &Layout) {
+        for kind in [&mut self.gate, &mut self.up, &mut self.down] {
+            lora.adapt_experts(kind, layout);
         }
-        Ok(())
     }
 
     /// Assigns `rows (R, C)` of scratch from its `h (N, C)`: the output of each chosen expert, sorted by expert.
     pub fn forward(&self, cx: &Cx, w: Weights, saved: &mut MlpSaved, scratch: &mut Scratch) -> Result<()> {
         let r = cx.tokens() * self.top_k;
-        let Scratch { h, sparse: SparseScratch { rows, act, dispatch, .. }, .. } = scratch;
+        let Scratch { h, sparse: SparseScratch { rows, act, adapter, dispatch, .. }, .. } = scratch;
         let MlpSaved { experts_gate: gate, experts_up: up, routing, .. } = saved;
         self.take(cx, routing, h.rows(cx.n), rows)?;
         let (offsets, tag) = (routing.offsets.rows(1), |what| Tag::new(what, self.layer));
         if cx.split.ep.of == 1 {
-            self.open(cx, w, (r, offsets), rows, [gate, up])?;
-            return self.close(cx, w, (r, offsets), [gate, up], act, rows);
+            self.open(cx, w, (r, offsets), rows, adapter, [gate, up])?;
+            return self.close(cx, w, (r, offsets), [gate, up], act, adapter, rows);
         }
         let Dispatch { buffers, exchange } = dispatch;
         // The first round is last, so that its products are those that backward finds.
@@ -76,8 +70,8 @@ impl ExpertLayer {
             exchange.send(cx, tag("dispatch"), rows, wire, sorted, held)?;
             if exchange.held > 0 {
                 let of = (exchange.held, offsets.rows(1));
-                self.open(cx, w, of, held, [gate, up])?;
-                self.close(cx, w, of, [gate, up], act, held)?;
+                self.open(cx, w, of, held, adapter, [gate, up])?;
+                self.close(cx, w, of, [gate, up], act, adapter, held)?;
             }
             exchange.give_back(cx, tag("combine"), held, unsorted, wire, rows)?;
         }
@@ -101,7 +95,7 @@ impl ExpertLayer {
     ) -> Result<()> {
         let (dev, n, r) = (cx.dev, cx.tokens(), cx.tokens() * self.top_k);
         let Scratch { h, whole, masked, sparse, .. } = scratch;
-        let SparseScratch { rows, drows, act, dact, dup, dweights, dispatch, .. } = sparse;
+        let SparseScratch { rows, drows, act, dact, dup, dweights, adapter, dispatch, .. } = sparse;
         let MlpSaved { experts_gate: gate, experts_up: up, routing, .. } = saved;
         self.take(cx, routing, h.rows(cx.n), rows)?;
         let d_branch = cx.whole(cx.branch_grad(DropoutSite::Mlp, dy, masked)?, whole)?;
@@ -111,10 +105,11 @@ impl ExpertLayer {
         let tag = |what| Tag::new(what, self.layer);
         if cx.split.ep.of == 1 {
             if !is_whole {
-                self.open(cx, w, (r, offsets), rows, [gate, up])?;
+                self.open(cx, w, (r, offsets), rows, adapter, [gate, up])?;
             }
             let weighing = Weighing { order: Some(order), weights, dweights: dweights.rows_mut(n) };
-            return self.differentiate(cx, w, dw, (r, offsets), (rows, drows), [gate, up], [act, dact, dup], weighing);
+            let (of, scratch) = ((r, offsets), [act, dact, dup]);
+            return self.differentiate(cx, w, dw, of, (rows, drows), [gate, up], scratch, adapter, weighing);
         }
         let Dispatch { buffers, exchange } = dispatch;
         dev.take_rows(TakeRows { top_k: 1, order, x: weights, y: buffers.sent_weights.rows_mut(r) })?;
@@ -128,11 +123,12 @@ impl ExpertLayer {
             if exchange.held > 0 {
                 let of = (exchange.held, offsets.rows(1));
                 if !is_whole || round > 0 {
-                    self.open(cx, w, of, held, [gate, up])?;
+                    self.open(cx, w, of, held, adapter, [gate, up])?;
                 }
                 let (weights, dweights) = (weights.rows(exchange.held), dweights.rows_mut(exchange.held));
                 let weighing = Weighing { order: None, weights, dweights };
-                self.differentiate(cx, w, dw, of, (held, dheld), [gate, up], [act, dact, dup], weighing)?;
+                let scratch = [&mut *act, &mut *dact, &mut *dup];
+                self.differentiate(cx, w, dw, of, (held, dheld), [gate, up], scratch, adapter, weighing)?;
             }
             exchange.give_back(cx, tag("combine gradients"), dheld, unsorted, wire, drows)?;
             exchange.give_back(cx, tag("combine weights"), dweights, unsorted, wire_weights, sent_weights)?;
@@ -148,24 +144,35 @@ impl ExpertLayer {
         cx.dev.take_rows(TakeRows { top_k: self.top_k, order, x, y })
     }
     /// Assigns the outputs of gate and up.
-    fn open(&self, cx: &Cx, w: Weights, of: Held, rows: &Tensor, [gate, up]: [&mut Tensor; 2]) -> Result<()> {
+    fn open(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        of: Held,
+        rows: &Tensor,
+        work: &mut AdapterScratch,
+        [gate, up]: [&mut Tensor; 2],
+    ) -> Result<()> {
         for (kind, out) in [(&self.gate, gate), (&self.up, up)] {
-            self.product(cx, w, kind, Grouped::Forward, of.1, rows.rows(of.0), out.rows_mut(of.0), false)?;
+            kind.forward(cx, w, of, rows.rows(of.0), work, out.rows_mut(of.0))?;
         }
         Ok(())
     }
     /// Assigns the outputs of the experts.
+    #[allow(clippy::too_many_arguments)] // operands, and scratch
     fn close(
         &self,
         cx: &Cx,
         w: Weights,
-        (r, offsets): Held,
+        of: Held,
         [gate, up]: [&mut Tensor; 2],
         act: &mut Tensor,
+        work: &mut AdapterScratch,
         rows: &mut Tensor,
     ) -> Result<()> {
+        let r = of.0;
         cx.dev.swiglu(Glu { gate: gate.rows(r), up: up.rows(r), y: act.rows_mut(r) })?;
-        self.product(cx, w, &self.down, Grouped::Forward, offsets, act.rows(r), rows.rows_mut(r), false)
+        self.down.forward(cx, w, of, act.rows(r), work, rows.rows_mut(r))
     }
     /// The gradients of outputs become those of inputs, in `drows`.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
@@ -174,55 +181,29 @@ impl ExpertLayer {
         cx: &Cx,
         w: Weights,
         dw: &mut Grads,
-        (r, offsets): Held,
+        of: Held,
         (rows, drows): (&Tensor, &mut Tensor),
         [gate, up]: [&mut Tensor; 2],
         [act, dact, dup]: [&mut Tensor; 3],
+        work: &mut AdapterScratch,
         Weighing { order, weights, dweights }: Weighing,
     ) -> Result<()> {
         // Down: the rows' gradients for weights of 1, then what follows from the weights.
-        self.product(cx, w, &self.down, Grouped::Input, offsets, drows.rows(r), dact.rows_mut(r), false)?;
+        let r = of.0;
+        self.down.input_grad(cx, w, of, drows.rows(r), work, dact.rows_mut(r), false)?;
         let (gate, up) = (gate.rows(r), up.rows(r));
         cx.dev.swiglu(Glu { gate, up, y: act.rows_mut(r) })?;
         let (act_rows, dact_rows) = (act.rows_mut(r), dact.rows_mut(r));
         cx.dev.weigh_rows(WeighRows { order, weights, act: act_rows, dact: dact_rows, dweights })?;
-        self.weight_grad(cx, dw, &self.down, offsets, drows.rows(r), act.rows(r))?;
+        self.down.weight_grad(cx, w, dw, of, act.rows(r), drows.rows(r), work)?;
 
         // Gate and up. The activation is no longer needed, so its buffer holds the gate's gradient.
         let (dgate, dup_out) = (act.rows_mut(r), dup.rows_mut(r));
         cx.dev.swiglu_backward(GluBackward { gate, up, dy: dact.rows(r), dgate, dup: dup_out })?;
-        self.weight_grad(cx, dw, &self.gate, offsets, act.rows(r), rows.rows(r))?;
-        self.weight_grad(cx, dw, &self.up, offsets, dup.rows(r), rows.rows(r))?;
-        self.product(cx, w, &self.gate, Grouped::Input, offsets, act.rows(r), drows.rows_mut(r), false)?;
-        self.product(cx, w, &self.up, Grouped::Input, offsets, dup.rows(r), drows.rows_mut(r), true)
-    }
-
-    /// One product per expert with its matrix of `kind`: assigns `c`, or adds to it with `accumulate`.
-    #[allow(clippy::too_many_arguments)] // the operands of a grouped product
-    fn product(
-        &self,
-        cx: &Cx,
-        w: Weights,
-        kind: &Stride,
-        form: Grouped,
-        offsets: View,
-        a: View,
-        c: ViewMut,
-        accumulate: bool,
-    ) -> Result<()> {
-        let (b, stride) = w.strided(kind)?;
-        let down = kind.first == self.down.first;
-        // Gate and up map C to F, down maps F to C; their input gradients the other way.
-        let (n, k) = if down == (form == Grouped::Forward) { (self.width, self.ff) } else { (self.ff, self.width) };
-        // With ep a group's rows are those of several ranks, which must change no bit; a generated token is alone.
-        let alike = cx.past.is_none();
-        cx.dev.grouped_gemm(GroupedGemm { kind: form, n, k, offsets, a, b, c, stride, accumulate, alike })
-    }
-    /// Adds `dyᵀ x` of each expert's rows to the gradients of its matrix of `kind`, unless it is frozen.
-    fn weight_grad(&self, cx: &Cx, dw: &mut Grads, kind: &Stride, offsets: View, dy: View, x: View) -> Result<()> {
-        let Some((c, stride, accumulate)) = dw.strided(kind)? else { return Ok(()) };
-        let (n, k) = if kind.first == self.down.first { (self.width, self.ff) } else { (self.ff, self.width) };
-        let (kind, a, b, alike) = (Grouped::Weight, dy, x, false);
-        cx.dev.grouped_gemm(GroupedGemm { kind, n, k, offsets, a, b, c, stride, accumulate, alike })
+        for (kind, dy, accumulate) in [(&self.gate, &*act, false), (&self.up, &*dup, true)] {
+            kind.input_grad(cx, w, of, dy.rows(r), work, drows.rows_mut(r), accumulate)?;
+            kind.weight_grad(cx, w, dw, of, rows.rows(r), dy.rows(r), work)?;
+        }
+        Ok(())
     }
 }

@@ -157,7 +157,7 @@ impl SparseBranch {
                 dact: shared_dact.rows_mut(n),
                 dweights: shared_dweight.rows_mut(n),
             })?;
-            shared.down.weight_grad(cx, dw, shared_act.rows(n), dy)?;
+            shared.down.weight_grad(cx, w, dw, shared_act.rows(n), dy, adapter)?;
             cx.release(d_branch)?;
             let (dgate, dup) = (shared_act.rows_mut(n), shared_dup.rows_mut(n));
             dev.swiglu_backward(GluBackward { gate, up, dy: shared_dact.rows(n), dgate, dup })?;

@@ -50,6 +50,8 @@ pub struct Segment {
     pub shape: Vec<usize>,
     /// Whether this rank has the tensor. False for experts of other ranks of ep: then it has no elements here.
     pub held: bool,
+    /// Which ranks of ep have the tensor; none: all.
+    pub ep: Option<usize>,
     pub tp: Tp,
     /// First element, or byte if packed, in its buffer; a multiple of [`ALIGN`].
     pub start: usize,
@@ -168,6 +170,7 @@ impl Layout {
             name: name.into(),
             shape: shape.to_vec(),
             held: true,
+            ep: None,
             tp,
             start: 0,
             packed: false,
@@ -178,11 +181,16 @@ impl Layout {
             init,
         })
     }
-    /// Leaves segments from `first` on, which are the last, to other ranks.
-    pub fn leave(&mut self, first: usize) {
-        self.len = self.segments.get(first).map_or(self.len, |segment| segment.start);
+    /// Gives segments from `first` on, which are the last, to the ranks with index `ep` of ep. `held`: this is one.
+    pub fn give(&mut self, first: usize, ep: usize, held: bool) {
+        if !held {
+            self.len = self.segments.get(first).map_or(self.len, |segment| segment.start);
+        }
         for segment in &mut self.segments[first..] {
-            (segment.held, segment.start) = (false, self.len);
+            segment.ep = Some(ep);
+            if !held {
+                (segment.held, segment.start) = (false, self.len);
+            }
         }
     }
     /// Appends a segment of another layout at a new offset and returns its index.

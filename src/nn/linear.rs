@@ -198,15 +198,11 @@ impl Linear {
         x: View,
         dy: View,
         work: &mut AdapterScratch,
-        mut dx: ViewMut,
+        dx: ViewMut,
         accumulate: bool,
     ) -> Result<()> {
-        self.weight_grad(cx, dw, x, dy)?;
-        self.input_grad(cx, w, dy, work, dx.reborrow(), accumulate)?;
-        match &self.adapter {
-            Some(adapter) => adapter.backward(cx, w, dw, self, x, dy, work, dx),
-            None => Ok(()),
-        }
+        self.input_grad(cx, w, dy, work, dx, accumulate)?;
+        self.weight_grad(cx, w, dw, x, dy, work)
     }
 
     /// Backward of a GELU followed by this product: assigns `dx`, the gradient of GELU's input `z`. `product`, of the
@@ -228,24 +224,28 @@ impl Linear {
             self.backward(cx, w, dw, x, dy, work, product.reborrow(), false)?;
             return cx.dev.gelu_backward(GeluBackward { x: z, dy: product.as_view(), dx });
         }
-        self.weight_grad(cx, dw, x, dy)?;
+        self.weight_grad(cx, w, dw, x, dy, work)?;
         let (shape, a) = (self.input_shape(dx.len() / self.inputs), dy.slice(self.column..dy.len()));
         let b = w.get(self.weight).slice(self.held());
         cx.dev.gemm_then(GemmThen { shape, a, b, c: dx, then: Epilogue::GeluBackward { z, product } })
     }
 
-    /// `dx = dy Wᵀ`. Assigns, or adds with `accumulate`.
+    /// `dx = dy Wᵀ`. Assigns, or adds with `accumulate`; and assigns what [`Linear::weight_grad`] needs of `work`.
     pub(super) fn input_grad(
         &self,
         cx: &Cx,
         w: Weights,
         dy: View,
         work: &mut AdapterScratch,
-        dx: ViewMut,
+        mut dx: ViewMut,
         accumulate: bool,
     ) -> Result<()> {
         let shape = GemmShape { accumulate, ..self.input_shape(dx.len() / self.inputs) };
-        self.multiply(cx, w, shape, dy.slice(self.column..dy.len()), work, dx)
+        self.multiply(cx, w, shape, dy.slice(self.column..dy.len()), work, dx.reborrow())?;
+        match &self.adapter {
+            Some(adapter) => adapter.input_grad(cx, w, self, dy, work, dx),
+            None => Ok(()),
+        }
     }
     fn input_shape(&self, n: usize) -> GemmShape {
         let shape = match self.form {
@@ -255,8 +255,18 @@ impl Linear {
         shape.lda(self.row)
     }
 
-    /// Adds `dyᵀ x` to the weight's gradient, and the column sums of `dy` to the bias's. Skips frozen tensors.
-    pub(super) fn weight_grad(&self, cx: &Cx, dw: &mut Grads, x: View, dy: View) -> Result<()> {
+    /// After [`Linear::input_grad`] with the same `dy`, if there is an adapter: adds `dyᵀ x` to the weight's gradient,
+    /// the column sums of `dy` to the bias's, and to the adapter's. Skips frozen tensors. Rows of `x` may have been
+    /// multiplied by factors since forward.
+    pub(super) fn weight_grad(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        dw: &mut Grads,
+        x: View,
+        dy: View,
+        work: &mut AdapterScratch,
+    ) -> Result<()> {
         let n = x.len() / self.inputs;
         let band = dy.slice(self.column..dy.len());
         if let Some((dw, accumulate)) = dw.product(self.weight, self.held())? {
@@ -266,8 +276,11 @@ impl Linear {
             };
             cx.dev.gemm(Gemm { shape: GemmShape { accumulate, ..shape }, a, b, c: dw })?;
         }
-        match self.bias.map(|bias| dw.get(bias)).transpose()?.flatten() {
-            Some(db) => cx.dev.bias_backward(BiasBackward { dy, db }),
+        if let Some(db) = self.bias.map(|bias| dw.get(bias)).transpose()?.flatten() {
+            cx.dev.bias_backward(BiasBackward { dy, db })?;
+        }
+        match &self.adapter {
+            Some(adapter) => adapter.weight_grad(cx, w, dw, self, x, dy, work),
             None => Ok(()),
         }
     }
@@ -319,9 +332,32 @@ impl Adapter {
         let shape = GemmShape::nt(n, of.outputs, self.rank).ldc(of.row).accumulate();
         dev.gemm(Gemm { shape, a: low.rows(n), b: w.get(self.b).slice(self.held(of)), c: y.slice(band) })
     }
-    /// Adds to the gradients of A and B, and to `dx`, which already holds the frozen matrix's contribution.
+    /// Assigns `dlow` of `work`, and adds to `dx`, which already holds the frozen matrix's contribution.
+    fn input_grad(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        of: &Linear,
+        dy: View,
+        work: &mut AdapterScratch,
+        dx: ViewMut,
+    ) -> Result<()> {
+        let (dev, n, AdapterScratch { dlow, dropped, .. }) = (cx.dev, dx.len() / of.inputs, work);
+        let (dy, b) = (dy.slice(of.column..dy.len()), w.get(self.b).slice(self.held(of)));
+        let shape = GemmShape::nn(n, self.rank, of.outputs).lda(of.row);
+        dev.gemm(Gemm { shape, a: dy, b, c: dlow.rows_mut(n) })?;
+        dev.scale(self.scale, dlow.rows_mut(n))?;
+        let (shape, a, b) = (GemmShape::nn(n, of.inputs, self.rank), dlow.rows(n), w.get(self.a));
+        let Some(mask) = self.dropout.as_ref().filter(|_| cx.adapter_keys.is_some()) else {
+            return dev.gemm(Gemm { shape: shape.accumulate(), a, b, c: dx });
+        };
+        let all = 0..dx.len();
+        dev.gemm(Gemm { shape, a, b, c: dropped.rows_mut(n).slice(all.clone()) })?;
+        cx.drop_channels(mask, of.inputs, dropped.rows(n).slice(all), dx, true)
+    }
+    /// After it: adds to the gradients of A and B.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
-    pub fn backward(
+    fn weight_grad(
         &self,
         cx: &Cx,
         w: Weights,
@@ -330,30 +366,16 @@ impl Adapter {
         x: View,
         dy: View,
         work: &mut AdapterScratch,
-        dx: ViewMut,
     ) -> Result<()> {
         let (dev, n, AdapterScratch { low, dlow, dropped, .. }) = (cx.dev, x.len() / of.inputs, work);
-        let dy = dy.slice(of.column..dy.len());
-        let read = self.input(cx, of, x, dropped)?;
+        let (dy, read) = (dy.slice(of.column..dy.len()), self.input(cx, of, x, dropped)?);
         if let Some((db, accumulate)) = dw.product(self.b, self.held(of))? {
             self.project(dev, w, of, read, low)?;
             let shape = GemmShape { accumulate, ..GemmShape::tn(of.outputs, self.rank, n).lda(of.row) };
             dev.gemm(Gemm { shape, a: dy, b: low.rows(n), c: db })?;
         }
-        let b = w.get(self.b).slice(self.held(of));
-        let shape = GemmShape::nn(n, self.rank, of.outputs).lda(of.row);
-        dev.gemm(Gemm { shape, a: dy, b, c: dlow.rows_mut(n) })?;
-        dev.scale(self.scale, dlow.rows_mut(n))?;
-        if let Some((da, accumulate)) = dw.product(self.a, 0..self.rank * of.inputs)? {
-            let shape = GemmShape { accumulate, ..GemmShape::tn(self.rank, of.inputs, n) };
-            dev.gemm(Gemm { shape, a: dlow.rows(n), b: read, c: da })?;
-        }
-        let (shape, a, b) = (GemmShape::nn(n, of.inputs, self.rank), dlow.rows(n), w.get(self.a));
-        let Some(mask) = self.dropout.as_ref().filter(|_| cx.adapter_keys.is_some()) else {
-            return dev.gemm(Gemm { shape: shape.accumulate(), a, b, c: dx });
-        };
-        let all = 0..x.len();
-        dev.gemm(Gemm { shape, a, b, c: dropped.rows_mut(n).slice(all.clone()) })?;
-        cx.drop_channels(mask, of.inputs, dropped.rows(n).slice(all), dx, true)
+        let Some((da, accumulate)) = dw.product(self.a, 0..self.rank * of.inputs)? else { return Ok(()) };
+        let shape = GemmShape { accumulate, ..GemmShape::tn(self.rank, of.inputs, n) };
+        dev.gemm(Gemm { shape, a: dlow.rows(n), b: read, c: da })
     }
 }

@@ -4,10 +4,12 @@
 //! Names, shapes and initial values follow the PEFT library: `...q_proj.weight` (out, in) gets
 //! `...q_proj.lora_A.weight` (rank, in), uniform within ±1 / sqrt(in), and `...q_proj.lora_B.weight` (out, rank), zero.
 //! So the model initially computes the same function. With dropout, a module's adapter reads a masked copy of its
-//! input.
+//! input. Each expert's matrices are modules of their own, as in transformers 4; routers have no adapters.
 use super::context::AdapterDropout;
+use super::grouped::{GroupedAdapter, GroupedLinear};
 use super::layout::{Init, Layout, Segment, Tp};
 use super::linear::{Adapter, Linear};
+use super::store::Stride;
 use crate::base::{Error, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -40,10 +42,28 @@ pub fn goes_with_adapters(segment: &Segment) -> bool {
     is_adapter(segment) || segment.name == SCORE
 }
 
-/// Whether the segment is a matrix that an adapter can be attached to: not of experts, nor of their routers.
-fn is_target(segment: &Segment) -> bool {
-    let sparse = [".experts.", ".shared_expert.", ".shared_expert_gate.", "mlp.gate.", "block_sparse_moe."];
-    segment.shape.len() == 2 && !sparse.iter().any(|part| segment.name.contains(part))
+/// Whether the segment is the matrix of a router.
+fn is_router(segment: &Segment) -> bool {
+    [".mlp.gate.weight", ".block_sparse_moe.gate.weight", ".shared_expert_gate.weight"]
+        .iter()
+        .any(|end| segment.name.ends_with(end))
+}
+
+/// The module's name for [`Lora::targets`], if an adapter can be attached to the segment.
+fn target(segment: &Segment) -> Option<&str> {
+    let module = segment.name.strip_suffix(".weight").filter(|_| segment.shape.len() == 2)?;
+    module.rsplit('.').next().filter(|_| !is_router(segment))
+}
+
+/// Names of all modules of the blocks that adapters can be attached to.
+pub fn linear_modules(layouts: &[Layout]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for name in layouts.iter().skip(1).flat_map(|l| &l.segments).filter_map(target) {
+        if !names.iter().any(|known| known == name) {
+            names.push(name.to_string());
+        }
+    }
+    names
 }
 
 /// Whether the model is frozen with adapters; then only adapters are saved.
@@ -68,9 +88,9 @@ impl Lora {
     }
     /// The module name of the matrix `segment`, if it is a target.
     fn module<'a>(&self, segment: &'a Segment) -> Option<&'a str> {
-        let module = segment.name.strip_suffix(".weight").filter(|_| is_target(segment))?;
-        let last = module.rsplit('.').next().unwrap_or(module);
-        self.targets.iter().any(|t| t == ALL_LINEAR || t == last).then_some(module)
+        let last = target(segment)?;
+        let adapts = self.targets.iter().any(|t| t == ALL_LINEAR || t == last);
+        segment.name.strip_suffix(".weight").filter(|_| adapts)
     }
     /// Freezes the model, except for the score head of a reward model, and appends the adapters' segments to those of
     /// each block.
@@ -84,30 +104,45 @@ impl Lora {
         if !(0.0..1.0).contains(&self.dropout) {
             return Err(Error::input(format!("lora: dropout {} is not in [0, 1)", self.dropout)));
         }
-        let (root, blocks) = layouts.split_first_mut().ok_or_else(|| Error::op("lora", "the model has no layers"))?;
+        let root = layouts.first_mut().ok_or_else(|| Error::op("lora", "the model has no layers"))?;
         root.segments.iter_mut().for_each(|s| s.trainable = goes_with_adapters(s));
-        let mut known = Vec::new();
-        blocks.iter_mut().flat_map(|l| &mut l.segments).for_each(|s| s.trainable = false);
-        for layout in blocks.iter_mut().filter(|layout| !layout.experts) {
-            known = layout.segments.iter().filter(|s| is_target(s)).map(|s| s.name.clone()).collect();
+        let (known, routes) = (linear_modules(layouts), layouts.iter().flat_map(|l| &l.segments).any(is_router));
+        for layout in &mut layouts[1..] {
+            layout.segments.iter_mut().for_each(|s| s.trainable = false);
             let adapted: Vec<(String, Segment)> =
                 layout.segments.iter().filter_map(|s| Some((self.module(s)?.to_string(), s.clone()))).collect();
+            if let Some((module, _)) = adapted.first().filter(|_| layout.experts && self.dropout > 0.0) {
+                return Err(Error::input(format!(
+                    "lora: dropout {} with adapters of experts, such as {module}, is not supported: use dropout 0, or \
+                     target_modules without {}",
+                    self.dropout,
+                    module.rsplit('.').next().unwrap_or_default()
+                )));
+            }
             for (module, matrix) in adapted {
                 let (outputs, inputs) = (matrix.shape[0], matrix.shape[1]);
                 let start = Init::Uniform((matrix.global_shape()[1] as f32).sqrt().recip());
                 let (a, b) = adapter_tp(matrix.tp);
-                layout.push_part(format!("{module}{A}"), &[self.rank, inputs], a, true, start);
-                layout.push_part(format!("{module}{B}"), &[outputs, self.rank], b, true, Init::Constant(0.0));
+                let parts = [(A, vec![self.rank, inputs], a, start), (B, vec![outputs, self.rank], b, Init::ZEROS)];
+                for (suffix, shape, tp, init) in parts {
+                    let name = format!("{module}{suffix}");
+                    layout.place(Segment { name, shape, tp, init, trainable: true, ..matrix.clone() });
+                }
             }
         }
-        let last = |name: &String| name.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default().to_string();
-        let known: Vec<String> = known.iter().map(last).collect();
         match self.targets.iter().find(|t| *t != ALL_LINEAR && !known.contains(t)) {
             None if self.targets.is_empty() => Err(Error::input(format!(
                 "lora: target_modules is empty: use {ALL_LINEAR}, or some of {}",
                 known.join(", ")
             ))),
             None => Ok(()),
+            Some(target) if routes && ["gate", "shared_expert_gate"].contains(&target.as_str()) => {
+                Err(Error::input(format!(
+                    "lora: target_modules names {target}, a router, whose adapters are not supported; choose from {} and \
+                     {ALL_LINEAR}",
+                    known.join(", ")
+                )))
+            }
             Some(target) => Err(Error::input(format!(
                 "lora: target_modules names {target}, which no block has; choose from {} and {ALL_LINEAR}",
                 known.join(", ")
@@ -129,6 +164,22 @@ impl Lora {
                 AdapterDropout { p: self.dropout, key: masks.len() - 1, first }
             });
             linear.adapter = Some(Adapter { a, b, rank: self.rank, scale: self.scale(), dropout });
+        }
+    }
+    /// Attaches the adapters of all experts' matrices in `layout` to `linear`, if there are any.
+    pub(super) fn adapt_experts(&self, linear: &mut GroupedLinear, layout: &Layout) {
+        let count = linear.weight.count;
+        let find = |e: usize, suffix: &str| {
+            let module = self.module(&layout.segments[linear.weight.segment(e)])?;
+            layout.segments.iter().position(|s| s.name.strip_suffix(suffix) == Some(module))
+        };
+        let all = |suffix: &str| {
+            let first = find(0, suffix)?;
+            let step = if count > 1 { find(1, suffix)? - first } else { 0 };
+            Some(Stride { first, step, count })
+        };
+        if let (Some(a), Some(b)) = (all(A), all(B)) {
+            linear.adapter = Some(GroupedAdapter { a, b, rank: self.rank, scale: self.scale() });
         }
     }
 }

@@ -13,6 +13,7 @@ mod tensor; // buffers of rows, and tables of them
 mod context; // what layers of a pass share; tp collectives
 mod norm; // RMSNorm and LayerNorm
 mod linear; // a matrix product with a weight, and its adapter
+mod grouped; // the same with a weight per expert
 mod lora; // which matrices have adapters
 pub mod tuning; // which tensors are trainable, and at what rate
 mod ring; // ring attention over sp
@@ -40,7 +41,7 @@ mod predict; // logits of next tokens
 pub use context::Batch;
 pub use decoder::{Decoder, Micro, Minimized};
 pub use layout::{Init, Layout, Segment, Tp};
-pub use lora::{Lora, SCORE, goes_with_adapters, has_adapters, is_adapter};
+pub use lora::{ALL_LINEAR, Lora, SCORE, goes_with_adapters, has_adapters, is_adapter, linear_modules};
 pub use recompute::Checkpointing;
 pub use rotary::{Rotary, Scaling};
 pub use sequences::{Scored, SequenceBuffers, SequenceLoss, SequenceRows};

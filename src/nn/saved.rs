@@ -52,6 +52,8 @@ table! {
         shared_cast,
         shared_copy,
         ;
+        /// (B, rank), (B, rank): of the experts' current adapter; empty without.
+        adapter: AdapterScratch,
         /// With ep.
         dispatch: Dispatch,
     }

@@ -34,6 +34,8 @@ pub(super) struct AdapterWidths {
     pub dropped: usize,
     /// Elements of a tile of packed weights.
     pub tile: usize,
+    /// The rank of the adapters of experts.
+    pub experts: usize,
 }
 
 table! {
@@ -226,6 +228,11 @@ impl Workspace<TensorShape, ()> {
                     shared_dweight: TensorShape { dtype: DType::F32, ..back(one_shared) },
                     shared_cast: back(one_shared),
                     shared_copy: TensorShape { dtype: DType::F32, ..back(one_shared) },
+                    adapter: AdapterScratch {
+                        low: held(Category::Scratch, adapters.experts),
+                        dlow: held_back(adapters.experts),
+                        dropped: scratch(0),
+                    },
                     dispatch: Dispatch::plan(tokens * top_k, spec.dim, experts, split.ep, dtype, train),
                 },
                 core: core.scratch(),

@@ -218,6 +218,54 @@ fn ranks_share_experts_with_the_same_losses() {
     }
 }
 
+/// Adapters of experts are saved in the names of transformers' modules, whoever had the experts, resume on another mesh
+/// and merge into the model.
+#[test]
+fn adapters_of_experts_are_saved_resumed_and_merged() {
+    let dir = files();
+    for (family, expert, kinds) in [
+        ("mixtral", "model.layers.1.block_sparse_moe.experts.4.", ["w1", "w2", "w3"]),
+        ("qwen2_moe", "model.layers.2.mlp.experts.3.", ["gate_proj", "up_proj", "down_proj"]),
+    ] {
+        let rows = TRAIN.replace("--batch-size 4 ", "");
+        let train = format!(
+            "--pretrain {family} {rows} --lora-rank 2 --lora-target-modules all-linear --ckpt-dir {family}-ck --save-every 10 \
+             --router-aux-loss-coef 0.01"
+        );
+        let [four, two] = ["--nproc-per-node 4 --ep-size 2 --batch-size 1", "--nproc-per-node 2 --batch-size 2"];
+        good(&dir, &format!("{train} {four} --max-steps 20 --metrics-path {family}-1.jsonl"));
+        let rest = format!("{train} {two} --resume auto --max-steps 30 --save-hf {family}-adapter");
+        good(&dir, &format!("{rest} --metrics-path {family}-2.jsonl"));
+        let adapter = dir.path(&format!("{family}-adapter"));
+        let config: Value = serde_json::from_slice(&fs::read(adapter.join("adapter_config.json")).unwrap()).unwrap();
+        let targets: Vec<&str> =
+            config["target_modules"].as_array().unwrap().iter().map(|t| t.as_str().unwrap()).collect();
+        // Those that have adapters, by name: PEFT's all-linear would add routers.
+        let all = ["q_proj", "k_proj", "v_proj", "o_proj"].iter().chain(&kinds);
+        assert!(all.clone().all(|name| targets.contains(name)) && targets.len() == all.count(), "{targets:?}");
+        let bytes = fs::read(adapter.join("adapter_model.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        for kind in kinds {
+            for matrix in ["lora_A", "lora_B"] {
+                let name = format!("base_model.model.{expert}{kind}.{matrix}.weight");
+                let shape = tensors.tensor(&name).unwrap().shape().to_vec();
+                assert_eq!(shape[usize::from(matrix == "lora_B")], 2, "{name}: {shape:?}");
+            }
+        }
+        assert!(tensors.names().iter().all(|name| name.contains("lora_") && !name.contains("mlp.gate.")));
+        let merge = format!("--pretrain {family} --lora-merge {family}-adapter --save-hf {family}-merged");
+        good(&dir, &format!("{merge} --nproc-per-node 4 --ep-size 2"));
+        let again = format!("--pretrain {family}-merged {TRAIN} --nproc-per-node 1 --max-steps 1 --lr 0");
+        good(&dir, &format!("{again} --metrics-path {family}-again.jsonl"));
+        let loss = |name: &str| number(events(&dir.path(name), "eval").last().unwrap(), "loss");
+        let [half, then, now] = ["1", "2", "again"].map(|part| loss(&format!("{family}-{part}.jsonl")));
+        assert!(then < half && (then / now - 1.0).abs() < 2e-6, "{family}: {half}, {then} and {now}");
+        let other = format!("{train} {two} --resume auto --max-steps 40").replace("all-linear", "q_proj");
+        let (code, text) = run(&dir, &other);
+        assert!(code == 2 && text.contains("target_modules"), "{family}: {code}: {text}");
+    }
+}
+
 #[test]
 fn what_experts_do_not_support_is_refused() {
     let dir = files();
@@ -230,7 +278,8 @@ fn what_experts_do_not_support_is_refused() {
     for (more, part) in [
         ("--device sim --ep-size 2", "ep_size 2: ranks exchange rows by counts that the host reads"),
         ("--save-gguf out.gguf", "mixtures of experts"),
-        ("--lora-rank 2 --lora-target-modules gate_proj", "gate_proj"),
+        ("--lora-rank 2 --lora-target-modules q_proj gate", "target_modules names gate, a router"),
+        ("--lora-rank 2 --lora-target-modules all-linear --lora-dropout 0.1", "dropout 0.1 with adapters of experts"),
         ("--router-aux-loss-coef -1", "0 or more"),
         ("--ep-size 4", "ep 4 does not divide dp_shard 2"),
         ("--ep-size 2 --strategy ddp", "ep 2 does not divide dp_shard 1"),
@@ -242,7 +291,6 @@ fn what_experts_do_not_support_is_refused() {
     }
     let pairs = TRAIN.replace("rows", "pairs");
     refused(&format!("--pretrain olmoe {pairs} --objective rm"), "transformers has no reward models of olmoe");
-    refused(&format!("--pretrain mixtral {TRAIN} --nproc-per-node 2 --ep-size 2 --optimizer muon"), "muon with ep 2");
     refused(
         &format!("--pretrain mixtral {TRAIN} --batch-size 1 --nproc-per-node 8 --ep-size 8"),
         "ep-size 8 is more than the 5 experts of a block: a rank would have none",

@@ -8,7 +8,7 @@ use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
 use flatshard::device::{Device, IGNORE};
 use flatshard::engine::{Engine, EngineOptions, Objective, ReferenceModel, Step, StepReport, Strategy};
-use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, Experts, Rotary, SpImpl, Spec, Tuning};
+use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, Experts, Layout, Rotary, SpImpl, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::{ReplicatedOptions, ShardedOptions};
 use std::collections::BTreeMap;
@@ -329,8 +329,11 @@ pub fn fragments(engine: &mut Engine) -> Result<Fragments> {
 
 /// Whole tensors from the fragments of all ranks. Ranks that hold the same element must agree on its bits.
 pub fn whole(spec: &Spec, ranks: &[Fragments]) -> BTreeMap<String, Vec<f32>> {
+    whole_of(&spec.layouts(), ranks)
+}
+fn whole_of(layouts: &[Layout], ranks: &[Fragments]) -> BTreeMap<String, Vec<f32>> {
     let mut all: BTreeMap<String, Vec<Option<f32>>> = BTreeMap::new();
-    for segment in flatshard::nn::Decoder::new(spec.clone()).unwrap().layouts().iter().flat_map(|l| &l.segments) {
+    for segment in layouts.iter().flat_map(|l| &l.segments) {
         all.insert(segment.name.clone(), vec![None; segment.len()]);
     }
     for (name, start, values) in ranks.iter().flatten() {
@@ -370,6 +373,10 @@ pub fn outcome_on(sizes: MeshSizes, options: &EngineOptions, steps: u64, accum: 
 }
 
 pub fn gathered(spec: &Spec, results: Vec<(Vec<StepReport>, Fragments)>) -> Outcome {
+    gathered_of(&spec.layouts(), results)
+}
+/// Of models with adapters: the layouts of one rank.
+pub fn gathered_of(layouts: &[Layout], results: Vec<(Vec<StepReport>, Fragments)>) -> Outcome {
     let (reports, fragments): (Vec<_>, Vec<_>) = results.into_iter().unzip();
     let bits = |reports: &Vec<StepReport>| -> Vec<(u64, u32)> {
         assert!(reports.iter().all(|r| !r.skipped), "a step was skipped");
@@ -378,7 +385,7 @@ pub fn gathered(spec: &Spec, results: Vec<(Vec<StepReport>, Fragments)>) -> Outc
     let steps = bits(&reports[0]);
     assert!(reports.iter().all(|r| bits(r) == steps), "ranks report different steps");
     let to_bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
-    Outcome { steps, weights: whole(spec, &fragments).into_iter().map(|(k, v)| (k, to_bits(v))).collect() }
+    Outcome { steps, weights: whole_of(layouts, &fragments).into_iter().map(|(k, v)| (k, to_bits(v))).collect() }
 }
 
 /// Fails with the first difference.

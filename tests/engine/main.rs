@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod collectives;
+mod expert_adapters;
 mod expert_parallel;
 mod experts;
 mod families;

@@ -12,7 +12,7 @@ use flatshard::comm::MeshSizes;
 use flatshard::data::MicroBatch;
 use flatshard::device::IGNORE;
 use flatshard::engine::{Engine, EngineOptions, StepReport, Strategy};
-use flatshard::nn::{Checkpointing, SpImpl, Spec};
+use flatshard::nn::{Checkpointing, Decoder, SpImpl, Spec};
 use flatshard::optim::Rule;
 use flatshard::store::ShardedOptions;
 use std::path::Path;
@@ -114,7 +114,7 @@ pub fn run(sizes: MeshSizes, options: &EngineOptions, part: Part) -> Outcome {
         }
         Ok((reports, fragments(&mut engine)?))
     });
-    gathered(spec, results)
+    gathered_of(Decoder::tuned(spec.clone(), &options.tuning).unwrap().layouts(), results)
 }
 
 /// The same sums in another order: equal up to rounding.

@@ -6,6 +6,7 @@ use crate::nn::attention::{AttentionBranch, HeadTransform, RowBias, RowPart};
 use crate::nn::block::{DecoderBlock, FeedForward};
 use crate::nn::expert_layer::ExpertLayer;
 use crate::nn::experts::{SharedExpert, SparseBranch};
+use crate::nn::grouped::GroupedLinear;
 use crate::nn::layout::{Init, Layout, Tp};
 use crate::nn::linear::Linear;
 use crate::nn::mlp::MlpBranch;
@@ -121,15 +122,15 @@ pub fn experts(spec: &Spec, split: &Split, i: usize) -> Layout {
     let (count, ff) = spec.experts.as_ref().map_or((0, 0), |experts| (experts.count, experts.ff));
     let layout = Layout { experts: true, ..Layout::default() };
     let mut names = Names { prefix: format!("model.layers.{i}.{module}.experts."), layout, spec, split };
-    let held = split.ep.share(count);
-    for e in 0..count {
+    let ranks = (0..split.ep.of).flat_map(|ep| Slice { index: ep, ..split.ep }.share(count).map(move |_| ep));
+    for (e, ep) in ranks.enumerate() {
         let first = names.layout.segments.len();
         for (k, kind) in kinds.iter().enumerate() {
             let (shape, cut, init) = if k == 2 { ([dim, ff], 1, down) } else { ([ff, dim], 0, Init::NORMAL) };
             names.cut(&format!("{e}.{kind}"), WEIGHT, &shape, cut, columns, init);
         }
-        if !held.contains(&e) {
-            names.layout.leave(first);
+        if split.ep.of > 1 {
+            names.layout.give(first, ep, ep == split.ep.index);
         }
     }
     names.layout
@@ -145,7 +146,10 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
     let norm = names.norm("post_attention_layernorm", dim);
     let router = names.push(&format!("{module}.gate"), WEIGHT, &[count, dim], summed, Init::NORMAL);
     let held = names.split.ep.share(count);
-    let [gate, up, down] = [0, 1, 2].map(|k| Stride { first: 3 * held.start + k, step: 3, count: held.len() });
+    let stride = |k| Stride { first: 3 * held.start + k, step: 3, count: held.len() };
+    let width = columns.share(ff).len();
+    let [gate, up] = [0, 1].map(|k| GroupedLinear::new(stride(k), width, dim));
+    let down = GroupedLinear::new(stride(2), dim, width);
     let shared = (shared_ff > 0).then(|| SharedExpert {
         gate: names.column("mlp.shared_expert.gate_proj", shared_ff, columns, false),
         up: names.column("mlp.shared_expert.up_proj", shared_ff, columns, false),
@@ -155,7 +159,7 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
     let index = (0..i).filter(|&i| names.spec.experts_of(i).is_some()).count();
     let shape = RouteShape { experts: count, top_k, normalize };
     let layer = names.spec.experts_layer(index);
-    let experts = ExpertLayer { layer, top_k, gate, up, down, width: dim, ff: columns.share(ff).len() };
+    let experts = ExpertLayer { layer, top_k, gate, up, down, width: dim };
     SparseBranch { norm, cut: names.split.cuts.mlp, shape, index, router, experts, width: dim, shared }
 }
 

@@ -3,7 +3,7 @@ use super::{objective, tensor, zero};
 use crate::base::{DType, Error, Result};
 use crate::comm::MeshSizes;
 use crate::engine::EngineOptions;
-use crate::nn::{Arch, Checkpointing, Cuts, Lora, SpImpl, Spec, Tuning};
+use crate::nn::{ALL_LINEAR, Arch, Checkpointing, Cuts, Lora, SpImpl, Spec, Tuning, linear_modules};
 use crate::optim::Rule;
 use crate::run::settings::fsdp::FsdpSettings;
 use crate::run::settings::value::set;
@@ -131,9 +131,16 @@ fn checkpointing(f: &FsdpSettings, blocks: usize) -> Result<Checkpointing> {
 }
 
 /// Per-tensor settings, and adapters if a rank is given.
-fn tuning(s: &Settings) -> Result<Tuning> {
+fn tuning(s: &Settings, spec: &Spec) -> Result<Tuning> {
     let (t, l) = (&s.tune, &s.lora);
-    let targets = || l.target_modules.clone().unwrap_or_else(|| vec!["q_proj".into(), "v_proj".into()]);
+    let targets = || match l.target_modules.clone() {
+        None => vec!["q_proj".into(), "v_proj".into()],
+        // By name, because PEFT's `all-linear` has adapters for routers too.
+        Some(names) if spec.experts.is_some() && names.iter().any(|name| name == ALL_LINEAR) => {
+            linear_modules(&spec.layouts())
+        }
+        Some(names) => names,
+    };
     Ok(Tuning {
         freeze: t.freeze.clone().unwrap_or_default(),
         no_decay: t.no_decay.clone().unwrap_or_default(),
@@ -180,13 +187,14 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
     let strategy = strategy(s, device, &spec)?;
     let checkpoint = checkpointing(f, spec.layers)?;
     let sequences = if s.objective.has_pairs() { 2 } else { 1 };
+    let tuning = tuning(s, &spec)?;
     let mut options = EngineOptions {
         tokens: set(&b.batch_size, "batch.batch_size")? * sequences * set(&s.data.max_len, "data.max_len")?,
         objective: objective::objective(&s.objective)?,
         reference: objective::reference(s, &spec)?,
         teacher: objective::teacher(s, &spec)?,
         spec,
-        tuning: tuning(s)?,
+        tuning,
         strategy,
         rule,
         grad_clip: set(&o.grad_clip, "optim.grad_clip")? as f32,
@@ -225,9 +233,6 @@ fn experts(s: &Settings, device: DeviceName, mesh: &MeshSizes, e: &EngineOptions
             "--objective rm: transformers has no reward models of olmoe, so nothing could load it; use another model",
         ));
     }
-    if s.objective.objective == Some(ObjectiveName::Kto) {
-        return Err(Error::input(format!("--objective kto is not supported with experts, which {name} has; use dpo")));
-    }
     if device != DeviceName::Cpu && mesh.ep > 1 {
         return Err(Error::input(format!(
             "ep_size {}: ranks exchange rows by counts that the host reads, which is supported on the CPU only so far; \
@@ -243,11 +248,13 @@ fn experts(s: &Settings, device: DeviceName, mesh: &MeshSizes, e: &EngineOptions
 fn fits_a_word(e: &EngineOptions) -> Result<()> {
     let (s, tokens) = (&e.spec, e.tokens as f64);
     let [layers, dim, mut ff, vocab, positions] = [s.layers, s.dim, s.ff, s.vocab, s.max_len].map(|n| n as f64);
+    let mut mlps = 1.0;
     if let Some(e) = &s.experts {
         ff += e.count as f64 * e.ff as f64 + e.shared_ff as f64;
+        mlps += e.count as f64;
     }
     let heads = (s.heads * s.head_dim) as f64;
-    let adapters = e.tuning.lora.as_ref().map_or(0.0, |lora| lora.rank as f64 * 7.0 * (dim + heads + ff));
+    let adapters = e.tuning.lora.as_ref().map_or(0.0, |lora| lora.rank as f64 * 7.0 * (mlps * dim + heads + ff));
     let params = layers * (dim * (4.0 * heads + 3.0 * ff) + adapters) + dim * (2.0 * vocab + positions);
     let activations = tokens * (layers * (8.0 * dim + 8.0 * heads + 3.0 * ff) + vocab + dim);
     if 32.0 * (params + activations) <= BYTES {
