@@ -17,7 +17,7 @@
 //! 6 Q, and 4 of the larger of M and W.
 use super::moments::UnitMoments;
 use super::newton_schulz::NewtonSchulz;
-use super::owners::{self, MuonMatrix, MuonRound};
+use super::owners::{MuonMatrix, MuonPlan, MuonRound};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Mesh, Tag, Ticket};
 use crate::device::ops::{ClipScale, CopyColumns, Sgd, SgdScalars, SumSquares};
@@ -61,11 +61,11 @@ pub(super) struct Muon {
 }
 
 impl Muon {
-    /// `matrices`: all that Muon updates, in the store's order.
+    /// `matrices`: all that Muon updates, in the store's order, and experts' of other ranks.
     pub fn new(
         dev: &dyn Device,
         mesh: &Mesh,
-        mut matrices: Vec<MuonMatrix>,
+        matrices: Vec<MuonMatrix>,
         (momentum, steps): (f32, usize),
         dtype: DType,
     ) -> Result<Muon> {
@@ -75,8 +75,8 @@ impl Muon {
                  only adapters are trained); use `optimizer: adamw`",
             ));
         }
-        matrices.sort_by_key(|matrix| std::cmp::Reverse(matrix.cost())); // stable
-        let (rounds, [pieces, largest, square]) = owners::rounds(&matrices, &mesh.sizes, mesh.rank());
+        let MuonPlan { matrices, rounds, lengths } = MuonPlan::new(matrices, &mesh.sizes, mesh.rank());
+        let [pieces, largest, square] = lengths;
         let group = mesh.world.clone();
         let _for = dev.meter().purpose("muon");
         let dtype = if dtype == DType::F32 { DType::F32 } else { DType::Bf16 };
@@ -173,7 +173,7 @@ impl Muon {
         let MuonSlot { matrix, pieces, tickets } = &mut slots[number % SLOTS];
         let there = tickets.there.take();
         there.map_or(Ok(()), |ticket| group.wait(ticket))?;
-        if let Some(own) = matrices[round.first..].get(group.rank()).filter(|_| group.rank() < round.pieces.len()) {
+        if let Some(own) = round.own.map(|own| &matrices[own]) {
             let ((rows, columns), n) = (own.shape, own.elements());
             let rearranges = own.columns().is_some();
             if rearranges {
@@ -266,7 +266,8 @@ fn each_piece(store: &mut dyn Store, matrices: &[MuonMatrix], round: &MuonRound,
             return Ok(());
         }
         let unit = shard.unit;
-        for (matrix, piece) in matrices[round.first..].iter().zip(&round.pieces).filter(|(m, _)| m.unit == unit) {
+        let dealt = matrices.iter().skip(round.first).zip(&round.pieces);
+        for (matrix, piece) in dealt.filter(|(matrix, _)| matrix.unit == unit) {
             if let Some(own) = shard.owned(matrix.segment.range()) {
                 f(&mut shard, matrix, own, piece.clone())?;
             }

@@ -109,11 +109,6 @@ impl Optimizer {
         rule: Rule,
         seed: u64,
     ) -> Result<Optimizer> {
-        if matches!(rule, Rule::Muon { .. }) && mesh.sizes.ep > 1 {
-            let what =
-                format!("muon with ep {}: the owners of matrices do not know who has which experts", mesh.sizes.ep);
-            return Err(Error::input(format!("{what}; use adamw, or ep 1")));
-        }
         let mut states: Vec<UnitMoments> = (0..store.units()).map(|_| UnitMoments::default()).collect();
         let matrix_names = if matches!(rule, Rule::Muon { .. }) { owners::names(layouts) } else { Vec::new() };
         let (mut matrices, mut dtype, replicated) = (Vec::new(), DType::F32, store.replicated());

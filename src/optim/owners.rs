@@ -5,6 +5,10 @@
 //! owners of a round have about equal work, and each holds one whole matrix at a time. An owner receives the matrix
 //! from the ranks of its own replica, and sends the result to all ranks that hold a part of it, in every replica.
 //!
+//! With ep, the matrices of experts come last, and are dealt among the ranks that have these experts: their parts stay
+//! within `expert_fsdp`, and where a rank has whole experts, on the rank. A rank does not know where the shards of
+//! other ranks' experts begin, and need not: there are as many rounds as the ranks with most experts need.
+//!
 //! An owner lays the parts of tp one after another: `(tp, R, C / tp)` where columns are cut, which it rearranges to
 //! `(R, C)`; otherwise that is the matrix. Within such a part the shards of fsdp follow each other.
 use crate::comm::MeshSizes;
@@ -71,9 +75,17 @@ impl MuonMatrix {
     pub fn held(&self, sizes: &MeshSizes, at: &Coords) -> Range<usize> {
         let len = self.part(at.tp).len();
         let Some(shard) = self.shard else { return 0..len };
-        let start = (at.dp_shard * sizes.sp + at.sp) * shard;
+        if !self.is_with(sizes, at) {
+            return 0..0;
+        }
+        let index = if self.segment.ep.is_some() { at.dp_shard / sizes.ep } else { at.dp_shard };
+        let start = (index * sizes.sp + at.sp) * shard;
         let within = |x: usize| x.saturating_sub(self.segment.start).min(len);
         within(start)..within(start + shard)
+    }
+    /// Whether the rank has the tensor, or a shard of it.
+    fn is_with(&self, sizes: &MeshSizes, at: &Coords) -> bool {
+        self.segment.ep.is_none_or(|ep| ep == sizes.ep_index(at))
     }
     /// Where they are in the matrix as its owner lays it out.
     fn place(&self, sizes: &MeshSizes, at: &Coords) -> Range<usize> {
@@ -89,8 +101,10 @@ impl MuonMatrix {
 
 /// What one rank does in a round.
 pub(super) struct MuonRound {
-    /// Index of the first matrix of the round; rank r owns the r-th.
+    /// Index of the first matrix of the round, as this rank knows it.
     pub first: usize,
+    /// Index of the matrix that this rank owns.
+    pub own: Option<usize>,
     /// Per matrix, where this rank's elements of it are in the round's buffer.
     pub pieces: Vec<Range<usize>>,
     /// Parts to the owners, and from the ranks that have this rank's matrix.
@@ -99,35 +113,80 @@ pub(super) struct MuonRound {
     pub back: [Vec<Range<usize>>; 2],
 }
 
-/// All rounds of the rank `rank`, of matrices that are sorted by cost, and the lengths of the buffers: for the pieces
-/// of a round, for the largest matrix, and for the largest product of a matrix with itself. The same on all ranks.
-pub(super) fn rounds(matrices: &[MuonMatrix], sizes: &MeshSizes, rank: usize) -> (Vec<MuonRound>, [usize; 3]) {
-    let world: Vec<Coords> = (0..sizes.world()).map(|r| sizes.coords(r)).collect();
-    let (me, mut rounds, mut most) = (&world[rank], Vec::new(), 0);
-    for (round, dealt) in matrices.chunks(world.len()).enumerate() {
-        let held = |at: &Coords| dealt.iter().map(|matrix| matrix.held(sizes, at).len()).sum::<usize>();
-        most = world.iter().map(held).fold(most, usize::max);
-        let mut pieces = Vec::with_capacity(dealt.len());
-        for matrix in dealt {
-            let start = pieces.last().map_or(0, |last: &Range<usize>| last.end);
-            pieces.push(start..start + matrix.held(sizes, me).len());
+/// All rounds of a rank, and the lengths of the buffers, which are the same on all ranks: for the pieces of a round,
+/// for the largest matrix, and for the largest product of a matrix with itself.
+pub(super) struct MuonPlan {
+    /// In the order of the rounds; of experts, those that this rank has.
+    pub matrices: Vec<MuonMatrix>,
+    pub rounds: Vec<MuonRound>,
+    pub lengths: [usize; 3],
+}
+
+impl MuonPlan {
+    /// `matrices`: those of all ranks.
+    pub fn new(mut matrices: Vec<MuonMatrix>, sizes: &MeshSizes, rank: usize) -> MuonPlan {
+        let largest = matrices.iter().map(MuonMatrix::elements).max().unwrap_or(0);
+        let short = |matrix: &MuonMatrix| matrix.shape.0.min(matrix.shape.1);
+        let square = matrices.iter().map(short).max().unwrap_or(0).pow(2);
+        // Of an expert, the largest part of tp.
+        let of_expert = matrices.iter().filter(|m| m.segment.ep.is_some()).map(|m| m.part(0).len()).max().unwrap_or(0);
+        let experts = |ep| matrices.iter().filter(|m| m.segment.ep == Some(ep)).count();
+        let most_experts = (0..sizes.ep).map(experts).max().unwrap_or(0);
+
+        let world: Vec<(usize, Coords)> = (0..sizes.world()).map(|r| (r, sizes.coords(r))).collect();
+        let me = world[rank].1;
+        let near: Vec<usize> =
+            world.iter().filter(|(_, at)| sizes.ep_index(at) == sizes.ep_index(&me)).map(|&(r, _)| r).collect();
+        matrices.retain(|matrix| matrix.is_with(sizes, &me));
+        matrices.sort_by_key(|matrix| (matrix.segment.ep.is_some(), std::cmp::Reverse(matrix.cost()))); // stable
+        let shared = matrices.partition_point(|matrix| matrix.segment.ep.is_none());
+        let all: Vec<usize> = (0..world.len()).collect();
+        let (mut rounds, mut most) = (Vec::new(), of_expert * near.len().min(most_experts));
+        for dealt in matrices[..shared].chunks(all.len()) {
+            let held =
+                |(_, at): &(usize, Coords)| dealt.iter().map(|matrix| matrix.held(sizes, at).len()).sum::<usize>();
+            most = world.iter().map(held).fold(most, usize::max);
         }
-        let piece = |owner: usize| pieces.get(owner).cloned().unwrap_or_default();
-        let to = |(owner, at): (usize, &Coords)| match dealt.get(owner).filter(|matrix| matrix.sends(me, at)) {
-            Some(_) => piece(owner),
-            None => 0..0,
-        };
-        let mine = dealt.get(rank);
-        let place = |at: &Coords| mine.map_or(0..0, |matrix| matrix.place(sizes, at));
-        let from = |at: &Coords| if mine.is_some_and(|matrix| matrix.sends(at, me)) { place(at) } else { 0..0 };
-        rounds.push(MuonRound {
-            first: round * world.len(),
-            there: [world.iter().enumerate().map(to).collect(), world.iter().map(from).collect()],
-            back: [world.iter().map(place).collect(), (0..world.len()).map(piece).collect()],
-            pieces,
-        });
+        for first in (0..shared).step_by(all.len()) {
+            rounds.push(round(&matrices[..shared], first, &all, sizes, (&me, rank)));
+        }
+        for first in (0..most_experts).step_by(near.len()) {
+            rounds.push(round(&matrices, shared + first, &near, sizes, (&me, rank)));
+        }
+        MuonPlan { matrices, rounds, lengths: [most, largest, square] }
     }
-    let largest = matrices.iter().map(MuonMatrix::elements).max().unwrap_or(0);
-    let short = |matrix: &MuonMatrix| matrix.shape.0.min(matrix.shape.1);
-    (rounds, [most, largest, matrices.iter().map(short).max().unwrap_or(0).pow(2)])
+}
+
+/// The round of `matrices` from `first` on, one for each of the ranks `owners`.
+fn round(
+    matrices: &[MuonMatrix],
+    first: usize,
+    owners: &[usize],
+    sizes: &MeshSizes,
+    (me, rank): (&Coords, usize),
+) -> MuonRound {
+    let world: Vec<Coords> = (0..sizes.world()).map(|r| sizes.coords(r)).collect();
+    let dealt = matrices.get(first..(first + owners.len()).min(matrices.len())).unwrap_or_default();
+    let mut pieces = Vec::with_capacity(dealt.len());
+    for matrix in dealt {
+        let start = pieces.last().map_or(0, |last: &Range<usize>| last.end);
+        pieces.push(start..start + matrix.held(sizes, me).len());
+    }
+    // The matrix of an owner.
+    let of = |owner: usize| owners.iter().position(|&r| r == owner).filter(|&i| i < dealt.len());
+    let piece = |owner: usize| of(owner).map_or(0..0, |i| pieces[i].clone());
+    let to = |(owner, at): (usize, &Coords)| match of(owner).filter(|&i| dealt[i].sends(me, at)) {
+        Some(_) => piece(owner),
+        None => 0..0,
+    };
+    let own = of(rank);
+    let place = |at: &Coords| own.map_or(0..0, |i| dealt[i].place(sizes, at));
+    let from = |at: &Coords| if own.is_some_and(|i| dealt[i].sends(at, me)) { place(at) } else { 0..0 };
+    MuonRound {
+        first,
+        own: own.map(|i| first + i),
+        there: [world.iter().enumerate().map(to).collect(), world.iter().map(from).collect()],
+        back: [world.iter().map(place).collect(), (0..world.len()).map(piece).collect()],
+        pieces,
+    }
 }

@@ -34,18 +34,22 @@ fn options(strategy: &Arc<dyn Strategy>, rule: Rule) -> EngineOptions {
     crate::meshes::options(&spec(), strategy, rule)
 }
 
-fn check(world: usize) {
+fn check(world: usize, rule: Rule) {
     let mut stores = stores();
+    if matches!(rule, Rule::Muon { .. }) {
+        // Over uneven parts of tp, the reference store does not know what the others own.
+        stores.retain(|strategy| !strategy.name().contains("reference"));
+    }
     let ddp = stores.pop().unwrap();
     let offloaded = ShardedOptions { grad_accum: ACCUM, offload: Offload::Gradients, ..sharded() };
     stores.push(fsdp(offloaded));
     let mut turns = stores.iter().cycle();
     let start = Part { from: None, to: 2, save: None };
-    let one = run(MeshSizes::sharded(1), &options(&ddp, SGD), start);
+    let one = run(MeshSizes::sharded(1), &options(&ddp, rule), start);
     for sizes in meshes(world) {
         for checkpoint in [Checkpointing::Off, Checkpointing::Selective, Checkpointing::Full] {
             let strategy = turns.next().unwrap();
-            let options = EngineOptions { checkpoint, ..options(strategy, SGD) };
+            let options = EngineOptions { checkpoint, ..options(strategy, rule) };
             let sequence_parallel = sizes.tp > 1 && checkpoint == Checkpointing::Full;
             let options = EngineOptions { sequence_parallel, ..options };
             let what = format!("{} on {sizes:?}, {checkpoint:?}", strategy.name());
@@ -56,12 +60,17 @@ fn check(world: usize) {
 
 #[test]
 fn every_mesh_of_four_that_shares_experts_equals_one_rank() {
-    check(4);
+    check(4, SGD);
+}
+
+#[test]
+fn every_mesh_of_four_that_shares_experts_equals_one_rank_with_muon() {
+    check(4, MUON);
 }
 
 #[test]
 fn every_mesh_of_eight_that_shares_experts_equals_one_rank() {
-    check(8);
+    check(8, SGD);
 }
 
 /// Rows do not mix, so a loss does not depend on where its rows were multiplied; and with one rank per expert shard,
@@ -189,14 +198,10 @@ fn checkpoints_show_nothing_of_the_mesh() {
     }
 }
 
-/// Every rank would have all experts, or owners of matrices would look for them in the wrong place.
+/// Every rank would have all experts.
 #[test]
 fn what_cannot_share_experts_is_refused() {
     let sizes = MeshSizes { ep: 2, ..MeshSizes::sharded(4) };
-    for (strategy, rule, says) in
-        [(ddp(DType::F32), SGD, "ep 2 with replicated parameters"), (fsdp(sharded()), MUON, "muon with ep 2")]
-    {
-        let refused = options(&strategy, rule).bytes(&sizes, 0).unwrap_err();
-        assert!(refused.exit_status() == 2 && refused.to_string().contains(says), "{refused}");
-    }
+    let refused = options(&ddp(DType::F32), SGD).bytes(&sizes, 0).unwrap_err();
+    assert!(refused.exit_status() == 2 && refused.to_string().contains("ep 2 with replicated parameters"), "{refused}");
 }

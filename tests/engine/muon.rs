@@ -2,7 +2,8 @@
 //! `golden/muon.rs` compares the updates with PyTorch's.
 use crate::common::stores::*;
 use crate::common::*;
-use flatshard::base::DType;
+use flatshard::base::rng::Rng;
+use flatshard::base::{Category, DType};
 use flatshard::comm::recorder::{Log, Recorder};
 use flatshard::comm::seam::Seam;
 use flatshard::comm::{Axis, MeshSizes, Tag};
@@ -46,6 +47,83 @@ fn replicas_and_tensor_parallel_ranks_update_with_the_same_bits() {
             assert_same_bits(&expected, &outcome_on(sizes, &options(&spec, strategy, MUON), 3, 1), &what);
         }
     }
+}
+
+/// Two updates with gradients that are functions of the tensor and the element: whoever has an expert, and whoever
+/// iterates on its matrices, no bit is another one.
+#[test]
+fn ranks_that_share_experts_update_them_with_the_same_bits() {
+    let options = options(&Spec { kv_heads: 6, ..sparse() }, fsdp(sharded()), MUON);
+    let updated = |sizes: MeshSizes| {
+        let results = mesh_ranks(sizes, |rank| {
+            let mut engine = Engine::new(rank.device.clone(), &rank.mesh, &options)?;
+            let (dev, (store, optimizer)) = (&*rank.device, engine.state());
+            for number in 1..=2 {
+                store.for_each_shard(&mut |mut shard| {
+                    for segment in &shard.layout.segments {
+                        let Some(owned) = shard.owned(segment.range()) else { continue };
+                        let Some(grad) = &mut shard.grad else { continue };
+                        let first = shard.start + owned.start - segment.start;
+                        let values = grad.reborrow().slice(owned.clone()).host::<f32>("test")?;
+                        let rng = Rng::named(number, &segment.name);
+                        for (part, place) in segment.stretches(first..first + owned.len()) {
+                            let of_part = values[part.start - first..part.end - first].iter_mut();
+                            of_part.enumerate().for_each(|(i, x)| *x = rng.normal((place + i) as u64));
+                        }
+                    }
+                    Ok(())
+                })?;
+                let constants = optimizer.constants(0.1).to_vec();
+                let mut buf = dev.alloc(DType::F32, constants.len() + 1, Category::Other)?;
+                dev.upload(bytemuck::cast_slice(&[&constants[..], &[0.5]].concat()), buf.view_mut())?;
+                let (constants, scale) = (0..constants.len(), constants.len()..constants.len() + 1);
+                optimizer.step(dev, store, buf.view().slice(constants), buf.view().slice(scale))?;
+                optimizer.count();
+            }
+            Ok((Vec::new(), fragments(&mut engine)?))
+        });
+        gathered(&options.spec, results)
+    };
+    let one = updated(MeshSizes::sharded(1));
+    for (dp_replicate, dp_shard, sp, tp, ep) in [
+        (1, 2, 1, 1, 2),
+        (1, 4, 1, 1, 2),
+        (1, 4, 1, 1, 4),
+        (1, 6, 1, 1, 3),
+        (2, 2, 1, 1, 2),
+        (2, 4, 1, 1, 2),
+        (1, 2, 2, 1, 2),
+        (1, 4, 1, 2, 2),
+        (2, 2, 1, 3, 2),
+    ] {
+        let sizes = MeshSizes { dp_replicate, dp_shard, sp, tp, ep };
+        assert_same_bits(&one, &updated(sizes), &format!("{sizes:?}"));
+    }
+}
+
+/// An expert that a rank has whole, and each tensor parallel part of which is whole, is iterated on where it is.
+#[test]
+fn whole_experts_do_not_travel_to_be_updated() {
+    let rows = |ep| {
+        let log = Log::default();
+        mesh_ranks(MeshSizes { ep, ..MeshSizes::sharded(2) }, |rank| {
+            let own = if rank.rank == 0 { log.clone() } else { Log::default() };
+            let mesh = rank.mesh.wrap(|group| Arc::new(Recorder::new(group, own.clone())));
+            // Only experts are trained.
+            let freeze = vec!["attn|norm|embed|lm_head|mlp.gate|shared|mlp.up|mlp.down".into()];
+            let tuning = Tuning { freeze, ..Tuning::default() };
+            let options = EngineOptions { tuning, ..options(&sparse(), fsdp(sharded()), MUON) };
+            let mut engine = Engine::new(rank.device, &mesh, &options)?;
+            let before = mesh.world.stats().bytes;
+            step(&mut engine, &[batch(&options.spec, 1, 0, rank.rank)], 1)?;
+            Ok(mesh.world.stats().bytes - before)
+        })
+    };
+    let (together, apart) = (rows(1), rows(2));
+    assert!(
+        together.iter().all(|&bytes| bytes > 10_000) && apart.iter().all(|&bytes| bytes < 1_000),
+        "{together:?} {apart:?}"
+    );
 }
 
 #[test]
