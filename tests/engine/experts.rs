@@ -14,8 +14,8 @@ use flatshard::comm::MeshSizes;
 use flatshard::data::MicroBatch;
 use flatshard::device::ops::{Grouped, GroupedGemm};
 use flatshard::device::{Device, IGNORE};
-use flatshard::engine::{Dpo, Engine, EngineOptions, Objective, ReferenceModel, Rm, Step, Strategy};
-use flatshard::nn::{Checkpointing, Cuts, Decoder, Lora, Minimized, SpImpl, Spec, Tuning, WorkspaceOptions};
+use flatshard::engine::{Dpo, Engine, EngineOptions, Kto, Objective, ReferenceModel, Rm, Step, Strategy, Teaching};
+use flatshard::nn::{Checkpointing, Cuts, Decoder, Experts, Lora, Minimized, SpImpl, Spec, Tuning, WorkspaceOptions};
 use flatshard::optim::Rule;
 use flatshard::store::initialize;
 use serde_json::Value;
@@ -247,7 +247,9 @@ fn pairs(spec: &Spec, range: Range<usize>) -> MicroBatch {
 fn preference_objectives_train_experts() {
     let dpo = Dpo { beta: 0.5, label_smoothing: 0.0, ipo: false, nll_coef: 0.0 };
     let spec = Spec { kv_heads: 6, ..sparse() };
-    for (objective, score) in [(Objective::Dpo(dpo), false), (Objective::Rm(Rm), true)] {
+    let kto = Kto { beta: 0.5, desirable_weight: 1.5, undesirable_weight: 0.5 };
+    for (objective, score) in [(Objective::Dpo(dpo), false), (Objective::Rm(Rm), true), (Objective::Kto(kto), false)] {
+        let labeled = matches!(objective, Objective::Kto(_));
         let spec = Spec { score, ..spec.clone() };
         let options = EngineOptions {
             objective,
@@ -257,32 +259,96 @@ fn preference_objectives_train_experts() {
             grad_clip: 0.0,
             ..options(&spec, fsdp(sharded()), SGD)
         };
-        let run = |sizes: MeshSizes| {
+        let run = |sizes: MeshSizes, aux_coef| {
             let results = mesh_ranks(sizes, |rank| {
+                let options = EngineOptions { aux_coef, ..options.clone() };
                 let mut engine = Engine::new(rank.device.clone(), &rank.mesh, &options)?;
                 if let Some((_, store)) = engine.reference() {
                     initialize(store, 77, &*rank.device)?;
                 }
                 let (r, of) = (rank.mesh.dp.rank(), rank.mesh.dp.size());
-                let batch = pairs(&spec, 0..4);
+                let mut batch = pairs(&spec, 0..4);
+                if labeled {
+                    batch.numbers = vec![1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0];
+                    batch.mismatched = Some(Box::new(pairs(&spec, 4..8)));
+                }
+                let tokens = if labeled { 8 } else { 4 };
                 // The pairs of all ranks, cut by pair.
                 let own = cut(&batch, 2 * 4 / of * r..2 * 4 / of * (r + 1));
-                let report =
-                    |number| engine.train_step(std::slice::from_ref(&own), &Step { number, lr: 0.02, tokens: 4 });
-                Ok(((1..=2).map(report).collect::<Result<Vec<_>>>()?, fragments(&mut engine)?))
+                let report = |number| engine.train_step(std::slice::from_ref(&own), &Step { number, lr: 0.02, tokens });
+                let reports = (1..=2).map(report).collect::<Result<Vec<_>>>()?;
+                engine.evaluate_preferences(std::slice::from_ref(&own))?;
+                let evaluated = engine.end_evaluation()?;
+                Ok(((reports, fragments(&mut engine)?), evaluated))
             });
+            let (results, evaluated): (Vec<_>, Vec<_>) = results.into_iter().unzip();
             let loads: Vec<_> = results[0].0.iter().map(|report| report.experts.unwrap()).collect();
-            (gathered(&spec, results), loads)
+            (gathered(&spec, results), loads, evaluated[0])
         };
-        let (one, loads) = run(MeshSizes::sharded(1));
+        let (one, loads, evaluated) = run(MeshSizes::sharded(1), 0.5);
+        // The load-balancing loss is part of what is minimized.
+        assert!(common::distance(&one, &run(MeshSizes::sharded(1), 0.0).0).0 > 1e-5, "{objective:?}");
+        assert_eq!(evaluated.mismatched, if labeled { 8.0 } else { 0.0 });
         for (dp_shard, sp, tp, ep) in [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (2, 2, 1, 1), (2, 1, 1, 2)] {
-            let (many, theirs) = run(MeshSizes { dp_replicate: 1, dp_shard, sp, tp, ep });
+            let (many, theirs, sums) = run(MeshSizes { dp_replicate: 1, dp_shard, sp, tp, ep }, 0.5);
             let what = format!("{objective:?} on {dp_shard} x {sp} x {tp}, ep {ep}");
             for (a, b) in loads.iter().zip(&theirs) {
                 assert!((a.aux_loss / b.aux_loss - 1.0).abs() < 2e-6 && a.max == b.max, "{what}: {a:?} and {b:?}");
             }
             let (weights, loss) = common::distance(&one, &many);
             assert!(weights < 2e-6 && loss < 2e-6, "{what}: weights differ by {weights}, losses by {loss}");
+            let apart = [(sums.loss, evaluated.loss), (sums.kl(), evaluated.kl())].map(|(a, b)| (a - b).abs());
+            assert!(apart.iter().all(|&apart| apart < 1e-5), "{what}: {sums:?} and {evaluated:?}");
+        }
+    }
+}
+
+/// Dense and sparse models teach each other. A teacher that is the student leaves (1 - alpha) of its loss, whoever has
+/// the experts; and on every mesh a student learns from another teacher what it learns on one rank.
+#[test]
+fn sparse_models_teach_and_learn() {
+    const ALPHA: f64 = 0.75;
+    let other = |spec: Spec| {
+        let experts = spec.experts.clone().map(|e| Experts { count: 5, top_k: 2, shared_ff: 0, dense: vec![0], ..e });
+        Spec { layers: 2, ff: 30, dim: 16, experts, ..spec }
+    };
+    let of = |spec: &Spec, teacher: Option<&Spec>, sizes: MeshSizes, seed| {
+        let teaching = |spec: &Spec| Teaching { spec: spec.clone(), alpha: ALPHA, temperature: 2.0 };
+        let options = EngineOptions {
+            teacher: teacher.map(teaching),
+            aux_coef: if spec.experts.is_some() { 0.5 } else { 0.0 },
+            tokens: 80,
+            grad_clip: 0.0,
+            ..options(spec, fsdp(sharded()), SGD)
+        };
+        let results = mesh_ranks(sizes, |rank| {
+            let mut engine = Engine::new(rank.device.clone(), &rank.mesh, &options)?;
+            if let Some((_, store)) = engine.teacher() {
+                initialize(store, seed, &*rank.device)?;
+            }
+            let (r, of) = (rank.mesh.dp.rank(), rank.mesh.dp.size());
+            let own = cut(&pairs(spec, 0..4), 8 / of * r..8 / of * (r + 1));
+            let tokens = engine.global_count(own.loss_tokens())?;
+            let report = |number| engine.train_step(std::slice::from_ref(&own), &Step { number, lr: 0.02, tokens });
+            Ok(((1..=2).map(report).collect::<Result<Vec<_>>>()?, fragments(&mut engine)?))
+        });
+        gathered(spec, results)
+    };
+    let loss = |outcome: &common::Outcome| f64::from_bits(outcome.steps[0].0);
+    let meshes = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (2, 1, 2), (4, 1, 2), (4, 1, 4), (2, 2, 2)]
+        .map(|(dp_shard, sp, ep)| MeshSizes { sp, ep, ..MeshSizes::sharded(dp_shard) });
+    let seed = options(&sparse(), fsdp(sharded()), SGD).seed;
+    for (student, teacher) in [(sparse(), other(sparse())), (sparse(), other(llama())), (llama(), other(sparse()))] {
+        let meshes = meshes.iter().filter(|sizes| sizes.ep == 1 || student.experts.is_some());
+        let one = of(&student, Some(&teacher), MeshSizes::sharded(1), 77);
+        let untaught = of(&student, None, MeshSizes::sharded(1), 0);
+        assert!(common::distance(&one, &untaught).0 > 1e-5, "the teacher teaches nothing");
+        for &sizes in meshes {
+            let what = format!("{:?} taught by {:?} on {sizes:?}", student.arch, teacher.arch);
+            let (weights, losses) = common::distance(&one, &of(&student, Some(&teacher), sizes, 77));
+            assert!(weights < 2e-6 && losses < 2e-6, "{what}: weights differ by {weights}, losses by {losses}");
+            let same = loss(&of(&student, Some(&student), sizes, seed)) / loss(&untaught);
+            assert!((same / (1.0 - ALPHA) - 1.0).abs() < 1e-5, "{what}: {same} of the loss is left");
         }
     }
 }
@@ -294,6 +360,8 @@ fn cut(batch: &MicroBatch, range: Range<usize>) -> MicroBatch {
         tokens: batch.tokens[rows.clone()].to_vec(),
         targets: batch.targets[rows.clone()].to_vec(),
         positions: batch.positions[rows.clone()].to_vec(),
+        numbers: batch.numbers.get(range.clone()).unwrap_or_default().to_vec(),
+        mismatched: batch.mismatched.as_ref().map(|batch| Box::new(cut(batch, range.clone()))),
         cu_seqlens: starts.iter().map(|c| c - starts[0]).collect(),
         ..MicroBatch::default()
     }

@@ -4,7 +4,9 @@ use super::sequences::Sequences;
 use crate::base::Result;
 use crate::comm::Mesh;
 use crate::device::Device;
-use crate::nn::{Batch, Checkpointing, Decoder, Groups, Scored, Spec, Split, Tuning, Workspace, WorkspaceOptions};
+use crate::nn::{
+    Batch, Checkpointing, Decoder, Groups, Scored, Slice, Spec, Split, Tuning, Workspace, WorkspaceOptions,
+};
 use crate::store::{self, Store, Strategy};
 use std::sync::Arc;
 
@@ -27,7 +29,8 @@ pub(in crate::engine) struct FrozenModel {
 }
 
 impl FrozenModel {
-    /// Weights are zero until the store is filled. `tokens`: the most in a rank's share of a micro-batch.
+    /// Weights are zero until the store is filled. `tokens`: the most in a rank's share of a micro-batch. `split`: the
+    /// trained model's; without experts the model shares none.
     pub fn new(
         dev: Arc<dyn Device>,
         mesh: &Mesh,
@@ -37,7 +40,8 @@ impl FrozenModel {
         tokens: usize,
     ) -> Result<FrozenModel> {
         let _for = dev.meter().purpose("reference model");
-        let decoder = Decoder::split(spec.clone(), &Tuning::default(), split)?;
+        let ep = if spec.experts.is_some() { split.ep } else { Slice::WHOLE };
+        let decoder = Decoder::split(spec.clone(), &Tuning::default(), &Split { ep, ..*split })?;
         let options =
             WorkspaceOptions { tokens, dtype: strategy.dtype(), checkpoint: Checkpointing::Off, train: false };
         Ok(FrozenModel {

@@ -110,9 +110,7 @@ fn counterpart(s: &Settings, flag: &str, dir: &Path, spec: &Spec) -> Result<Spec
 pub fn teacher(s: &Settings, spec: &Spec) -> Result<Option<Teaching>> {
     let Some(dir) = &s.objective.teacher else { return Ok(None) };
     let teacher = counterpart(s, "--teacher", dir, spec)?;
-    let sparse = teacher.experts.is_some() || spec.experts.is_some();
     let wrong = match () {
-        () if sparse => "does not support mixtures of experts; use dense models",
         () if teacher.score => "is a reward model, which has no logits; name a language model",
         () => {
             let alpha = set(&s.objective.distill_alpha, "objective.distill_alpha")?;
