@@ -101,8 +101,11 @@ pub struct Dump {
 impl Flight {
     /// Records every group of the mesh.
     pub fn watch(&self, mesh: Mesh) -> Mesh {
+        let ep = mesh.sizes.ep;
         mesh.wrap(|group| {
-            let hook = FlightHook { axis: group.axis(), flight: self.clone() };
+            // Ranks of ep may have different numbers of experts, in shards that these axes communicate.
+            let even = ep == 1 || !matches!(group.axis(), Axis::ExpertFsdp | Axis::DpReplicate);
+            let hook = FlightHook { axis: group.axis(), even, flight: self.clone() };
             self.groups.lock().unwrap_or_else(PoisonError::into_inner).push((group.axis(), Arc::downgrade(&group)));
             Arc::new(Hooked::with(group, hook)) as Arc<dyn Collective>
         })
@@ -158,10 +161,9 @@ fn path(dir: &Path, rank: usize) -> PathBuf {
 }
 
 impl FlightRing {
-    fn push(&mut self, entry: FlightEntry) {
-        // Ranks of ep have different numbers of experts, in shards that only some axes communicate.
-        let unequal = entry.seam == Seam::AllToAll || matches!(entry.axis, Axis::ExpertFsdp | Axis::DpReplicate);
-        let bytes = if unequal { 0 } else { entry.bytes as u64 };
+    /// `even`: all ranks of the run communicate equal numbers of bytes.
+    fn push(&mut self, entry: FlightEntry, even: bool) {
+        let bytes = if even { entry.bytes as u64 } else { 0 };
         let words = [entry.axis as u64, entry.seam as u64, entry.tag.unit as u64, bytes];
         let bytes = words.iter().flat_map(|w| w.to_le_bytes()).chain(entry.tag.what.bytes());
         let bytes = bytes.filter(|_| !matches!(entry.axis, Axis::Sp | Axis::Tp | Axis::Ep));
@@ -187,6 +189,8 @@ impl FlightRing {
 /// Records the operations of one group.
 pub struct FlightHook {
     axis: Axis,
+    /// Whether all ranks of the run communicate equal numbers of bytes.
+    even: bool,
     flight: Flight,
 }
 
@@ -196,7 +200,8 @@ impl Hook for FlightHook {
         let started = self.flight.now();
         let mut ring = self.flight.lock();
         let (seq, axis) = (ring.count + 1, self.axis);
-        ring.push(FlightEntry { seq, seam, axis, tag, bytes, ticket: None, started, returned: None, waited: None });
+        let entry = FlightEntry { seq, seam, axis, tag, bytes, ticket: None, started, returned: None, waited: None };
+        ring.push(entry, self.even && seam != Seam::AllToAll);
     }
     fn after(&self, seam: Seam, started: Started, ticket: Option<Ticket>) {
         let now = self.flight.now();

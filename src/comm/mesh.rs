@@ -65,6 +65,10 @@ impl MeshSizes {
             self.world()
         )))
     }
+    /// Which of the ep ranks that share experts a rank is.
+    pub fn ep_index(&self, at: &Coords) -> usize {
+        at.dp_shard % self.ep
+    }
     pub fn coords(&self, rank: usize) -> Coords {
         let (tp, rest) = (rank % self.tp, rank / self.tp);
         let (sp, rest) = (rest % self.sp, rest / self.sp);
@@ -89,7 +93,7 @@ impl MeshSizes {
         };
         let values = |r: usize| {
             let at = self.coords(r);
-            [at.dp_replicate, at.dp_shard / self.ep, at.dp_shard % self.ep, at.sp, at.tp]
+            [at.dp_replicate, at.dp_shard / self.ep, self.ep_index(&at), at.sp, at.tp]
         };
         let mine = values(rank);
         let same = |&r: &usize| values(r).iter().zip(mine).zip(along).all(|((&a, b), along)| along || a == b);

@@ -58,7 +58,7 @@ impl GeneratorOptions {
     /// The part of the model on the rank at `at`: its share of tp and ep. Ranks of sp each process the whole sequence.
     pub fn decoder(&self, mesh: &MeshSizes, at: &Coords) -> Result<Decoder> {
         let tp = Slice { index: at.tp, of: mesh.tp };
-        let ep = Slice { index: at.dp_shard % mesh.ep, of: mesh.ep };
+        let ep = Slice { index: mesh.ep_index(at), of: mesh.ep };
         Decoder::split(self.spec.clone(), &Tuning::default(), &Split { tp, ep, cuts: self.cuts, ..Split::NONE })
     }
     /// The layouts with every tensor frozen.

@@ -79,7 +79,7 @@ impl EngineOptions {
         Split {
             tp: Slice { index: at.tp, of: mesh.tp },
             sp: Slice { index: at.sp, of: mesh.sp },
-            ep: Slice { index: at.dp_shard % mesh.ep, of: mesh.ep },
+            ep: Slice { index: mesh.ep_index(at), of: mesh.ep },
             sequence_parallel: self.sequence_parallel,
             cuts: self.cuts,
             sp_impl: self.sp_impl,

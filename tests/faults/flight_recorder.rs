@@ -3,10 +3,10 @@
 
 use crate::common;
 use crate::common::runs::*;
-use crate::common::{options, ranks, sharded, train};
-use flatshard::base::Error;
-use flatshard::comm::Tag;
+use crate::common::{mesh_ranks, options, ranks, sharded, train};
+use flatshard::base::{Category, DType, Error};
 use flatshard::comm::flight::{Dump, Flight, KEPT, verdict};
+use flatshard::comm::{MeshSizes, Reduce, Tag};
 use flatshard::engine::Engine;
 use rustix::process::Signal;
 use std::fs;
@@ -56,6 +56,25 @@ fn the_same_program_has_the_same_schedule_and_another_has_another() {
     };
     assert_eq!(hash(0), hash(0));
     assert_ne!(hash(0), hash(1));
+}
+
+/// Numbers of bytes are part of the program, except where ranks of ep may have different numbers of experts.
+#[test]
+fn another_number_of_bytes_is_another_schedule() {
+    let hash = |ep: usize, len: usize| {
+        let hashes = mesh_ranks(MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1, ep }, |rank| {
+            let flight = Flight::default();
+            let group = flight.watch(rank.mesh.clone()).dp_replicate;
+            let mut buf = rank.device.alloc(DType::F32, len, Category::Other)?;
+            let ticket = group.all_reduce(Tag::new("gradients", 0), buf.view_mut(), Reduce::Sum)?;
+            group.wait(ticket)?;
+            Ok(flight.schedule())
+        });
+        assert!(hashes.iter().all(|hash| *hash == hashes[0]));
+        hashes[0]
+    };
+    assert_ne!(hash(1, 8), hash(1, 16));
+    assert_eq!(hash(2, 8), hash(2, 16));
 }
 
 #[test]
