@@ -57,6 +57,7 @@ pub fn all() -> Vec<RunEntry> {
     };
     let zero = |stage: u64| json!({"fsdp": {"backend": "zero", "zero_stage": stage}});
     let bf16 = || json!({"precision": {"precision": "bf16"}});
+    let moe = || json!({"num_experts": 8, "num_experts_per_tok": 2, "ff_hidden_dim": 352});
     vec![
         entry("ddp_fp32", "replicated parameters, all-reduced gradients", Ddp, json!({})),
         entry("ddp_bf16", "ddp_fp32 with weights and compute in bf16", Ddp, bf16()),
@@ -122,7 +123,13 @@ pub fn all() -> Vec<RunEntry> {
             "moe",
             "fsdp_manual with 2 of 8 experts per token, which have as many parameters as its MLP",
             Fsdp,
-            json!({"model": {"num_experts": 8, "num_experts_per_tok": 2, "ff_hidden_dim": 352}}),
+            json!({"model": moe()}),
+        ),
+        entry(
+            "moe_ep2",
+            "moe with the experts shared by two ranks: rows travel in place of weights",
+            Fsdp,
+            json!({"model": moe(), "parallel": {"ep_size": 2}}),
         ),
         entry("tp2_ring2", "both", Fsdp, json!({"parallel": {"tp_size": 2, "ring_attn_size": 2}})),
     ]
@@ -217,8 +224,9 @@ mod tests {
         let all: Vec<RunEntry> = all().into_iter().chain(peers()).collect();
         let names: std::collections::BTreeSet<&str> = all.iter().map(|e| e.name).collect();
         assert_eq!(names.len(), all.len());
-        for name in "ddp_fp32 fsdp_manual_bf16 fsdp_reference fsdp_official zero1 zero2 zero3 tp2 ring2 tp2_ring2 moe"
-            .split(' ')
+        for name in
+            "ddp_fp32 fsdp_manual_bf16 fsdp_reference fsdp_official zero1 zero2 zero3 tp2 ring2 tp2_ring2 moe moe_ep2"
+                .split(' ')
         {
             assert!(names.contains(name), "{name}");
         }

@@ -39,6 +39,37 @@ fn killed_ranks_are_restarted_and_the_run_is_bitwise_the_same() {
     }
 }
 
+/// Ranks that share experts come back as they were; and without progress a restart takes a number of ranks that ep
+/// divides.
+#[test]
+fn ranks_that_share_experts_are_restarted() {
+    let sparse = ["--num-experts", "5", "--ff-hidden-dim", "48", "--ep-size", "2", "--nproc-per-node", "4"];
+    let dir = Dir::new();
+    let (quiet, metrics, ckpt, other) = (dir.arg("quiet.jsonl"), dir.arg("m.jsonl"), dir.arg("ckpt"), dir.arg("other"));
+    let length = [&LENGTH[..], &sparse].concat();
+    good(FSDP, &[&length[..], &["--metrics-path", &quiet, "--ckpt-dir", &other]].concat());
+    let args = ["--metrics-path", &metrics, "--ckpt-dir", &ckpt, "--max-restarts", "1"];
+    let run = Run::start(FSDP, &[&length[..], &args].concat());
+    let path = dir.path("m.jsonl");
+    wait_until("the next steps are done", || losses(&path).len() >= 5);
+    let ranks = run.ranks(4);
+    send(Signal::KILL, ranks[3]);
+    let ended = run.end();
+    assert!(ended.status.success() && ended.stderr.contains("restart 1 of 1 on 4 ranks"), "{}", ended.stderr);
+    assert_eq!(losses(&path), losses(&dir.path("quiet.jsonl")));
+    for file in ["model.safetensors", "optimizer.safetensors"] {
+        let read = |ckpt: &str| fs::read(dir.path(ckpt).join("step-00000012").join(file)).unwrap();
+        assert!(read("ckpt") == read("other"), "{file} differs");
+    }
+
+    // 12 sequences on 4 ranks; 3 would do without ep.
+    let dir = Dir::new();
+    let batch = ["--batch-size", "1", "--grad-accum", "3", "--max-steps", "40"];
+    assert_eq!(worlds_of(&dir, 4, &[&sparse[..], &batch].concat(), "1:4"), [4, 4, 2]);
+    let runs = events(&dir.path("m.jsonl"), "run");
+    assert_eq!((&runs[2]["mesh"]["ep"], &runs[2]["config"]["batch"]["grad_accum"]), (&2.into(), &6.into()));
+}
+
 /// The export that is there was written by this run, so the ranks that are started again replace it.
 #[test]
 fn a_restarted_run_replaces_its_own_export() {
@@ -57,16 +88,16 @@ fn a_restarted_run_replaces_its_own_export() {
     assert!(export() != before);
 }
 
-/// Ranks of each start of a run on three, whose ranks die twice before anything is saved. Its metrics are in `dir`.
-fn worlds_of(dir: &Dir, batch: &[&str], elastic: &str) -> Vec<u64> {
+/// Ranks of each start of a run on `nproc`, whose ranks die twice before anything is saved. Its metrics are in `dir`.
+fn worlds_of(dir: &Dir, nproc: usize, batch: &[&str], elastic: &str) -> Vec<u64> {
     let (metrics, ckpt) = (dir.arg("m.jsonl"), dir.arg("ckpt"));
     let args = ["--metrics-path", &metrics, "--ckpt-dir", &ckpt, "--max-restarts", "2", "--elastic", elastic];
     let run = Run::start(FSDP, &[batch, &args].concat());
     let path = dir.path("m.jsonl");
     for start in 0..2 {
         wait_until("it trains", || events(&path, "run").len() > start && steps(&path) > 3 * start);
-        let ranks = run.ranks(3);
-        send(Signal::KILL, ranks[2]);
+        let ranks = run.ranks(nproc);
+        send(Signal::KILL, ranks[nproc - 1]);
         wait_until("all ranks of that start are gone", || ranks.iter().all(|&pid| dead(pid)));
     }
     let ended = run.end();
@@ -81,7 +112,7 @@ fn without_progress_a_restart_takes_fewer_ranks_and_keeps_the_batch() {
     let (dir, quiet) = (Dir::new(), Dir::new());
     let batch = ["--batch-size", "2", "--grad-accum", "2", "--nproc-per-node", "3", "--max-steps", "40"];
     good(FSDP, &[&batch[..], &["--metrics-path", &quiet.arg("m.jsonl")]].concat());
-    assert_eq!(worlds_of(&dir, &batch, "1:3"), [3, 3, 2]);
+    assert_eq!(worlds_of(&dir, 3, &batch, "1:3"), [3, 3, 2]);
     let path = dir.path("m.jsonl");
     let last = &events(&path, "run")[2]["config"]["batch"];
     assert_eq!((&last["batch_size"], &last["grad_accum"]), (&2.into(), &3.into()));
@@ -99,7 +130,7 @@ fn without_progress_a_restart_takes_fewer_ranks_and_keeps_the_batch() {
 fn fewer_ranks_stay_within_the_elastic_range() {
     let batch = ["--batch-size", "2", "--nproc-per-node", "3", "--max-steps", "40"];
     for (elastic, last) in [("1:3", 1), ("2:3", 3)] {
-        assert_eq!(worlds_of(&Dir::new(), &batch, elastic), [3, 3, last], "--elastic {elastic}");
+        assert_eq!(worlds_of(&Dir::new(), 3, &batch, elastic), [3, 3, last], "--elastic {elastic}");
     }
 }
 

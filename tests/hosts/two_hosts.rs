@@ -83,6 +83,19 @@ fn two_hosts_train_as_one_in_tensor_and_sequence_parallel() {
         ("heads exchanged over hosts", &["--ring-attn-size", "4", "--sp-impl", "ulysses"]),
     ]);
 }
+/// Rows travel within hosts or over both; adapters and matrices' owners too.
+#[test]
+fn two_hosts_share_experts_as_one() {
+    let sparse = ["--num-experts", "5", "--ff-hidden-dim", "48", "--ep-size"];
+    let with = |more: &[&'static str]| [&sparse[..], more].concat();
+    let muon = with(&["2", "--optimizer", "muon"]);
+    compared(&[
+        ("ep in hosts", &with(&["2"])),
+        ("ep over hosts", &with(&["4", "--grad-accum", "2"])),
+        ("ep in replicas", &with(&["2", "--sharding", "HYBRID_SHARD", "--dp-replicate-size", "2"])),
+        ("muon", &muon),
+    ]);
+}
 /// Without --dp-replicate-size: one replica per host.
 #[test]
 fn hybrid_shards_within_hosts_by_default() {

@@ -39,7 +39,7 @@ fn without_execute_configurations_are_written_and_commands_printed() {
     assert_eq!(ended.err.lines().count(), 2, "{}", ended.err);
     let names = "ddp_fp32 fsdp_manual_bf16 fsdp_reference fsdp_reference_ac fsdp_manual_no_limit \
     fsdp_manual_backward_post \
-                 fsdp_manual_no_prefetch fsdp_manual_shard_grad_op fsdp_manual_hybrid_shard zero1 zero2 zero3 tp2 ring2 tp2_ring2 moe";
+                 fsdp_manual_no_prefetch fsdp_manual_shard_grad_op fsdp_manual_hybrid_shard zero1 zero2 zero3 tp2 ring2 tp2_ring2 moe moe_ep2";
     for name in names.split_whitespace() {
         let path = dir.path().join("out").join(name).join("config.yaml");
         let config: Value = serde_saphyr::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
@@ -58,6 +58,8 @@ fn without_execute_configurations_are_written_and_commands_printed() {
         (&parsed("moe")["model"]["num_experts"], &parsed("moe")["model"]["ff_hidden_dim"]),
         (&8.into(), &352.into())
     );
+    let shared = parsed("moe_ep2");
+    assert_eq!((&shared["model"], &shared["parallel"]["ep_size"]), (&parsed("moe")["model"], &2.into()));
     // The same number of sequences per step on any mesh: 4 ranks with 2, or one group of 4 ranks with 8.
     assert_eq!(parsed("ddp_fp32")["batch"]["batch_size"], 2);
     assert_eq!(parsed("tp2_ring2")["batch"]["batch_size"], 8);
