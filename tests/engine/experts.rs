@@ -335,10 +335,23 @@ fn sparse_models_teach_and_learn() {
         gathered(spec, results)
     };
     let loss = |outcome: &common::Outcome| f64::from_bits(outcome.steps[0].0);
-    let meshes = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (2, 1, 2), (4, 1, 2), (4, 1, 4), (2, 2, 2)]
-        .map(|(dp_shard, sp, ep)| MeshSizes { sp, ep, ..MeshSizes::sharded(dp_shard) });
+    let meshes = [
+        (1, 1, 1, 1),
+        (2, 1, 1, 1),
+        (1, 2, 1, 1),
+        (1, 1, 2, 1),
+        (2, 2, 1, 1),
+        (2, 1, 1, 2),
+        (4, 1, 1, 2),
+        (4, 1, 1, 4),
+        (2, 2, 1, 2),
+        (2, 1, 2, 2),
+    ]
+    .map(|(dp_shard, sp, tp, ep)| MeshSizes { dp_replicate: 1, dp_shard, sp, tp, ep });
     let seed = options(&sparse(), fsdp(sharded()), SGD).seed;
-    for (student, teacher) in [(sparse(), other(sparse())), (sparse(), other(llama())), (llama(), other(sparse()))] {
+    let [sparse, dense] = [sparse(), llama()].map(|spec| Spec { kv_heads: 6, ..spec });
+    for (student, teacher) in [(&sparse, &sparse), (&sparse, &dense), (&dense, &sparse)] {
+        let (student, teacher) = (student.clone(), other(teacher.clone()));
         let meshes = meshes.iter().filter(|sizes| sizes.ep == 1 || student.experts.is_some());
         let one = of(&student, Some(&teacher), MeshSizes::sharded(1), 77);
         let untaught = of(&student, None, MeshSizes::sharded(1), 0);
