@@ -43,7 +43,12 @@ fn update(c: &mut Criterion) {
                 let out = Some(weights.view_mut());
                 let [m, v, p] = [&mut m, &mut v, &mut p].map(|x| x.view_mut());
                 let (g, scale, h_view) = (g.view(), scale.view(), constants.view());
-                host.adamw(&dev, h, AdamW { h: h_view, scale, g, m, v, p, out, at: TensorPart::default() }).unwrap();
+                host.adamw(
+                    &dev,
+                    h,
+                    AdamW { h: h_view, scale, g, m, v, p, out, absmax: None, at: TensorPart::default() },
+                )
+                .unwrap();
                 host.finish(&dev).unwrap();
             })
         });

@@ -245,6 +245,7 @@ fn optimizer(c: &mut Criterion) {
             v: v.view_mut(),
             p: p.view_mut(),
             out: None,
+            absmax: None,
             at: TensorPart::default(),
         })
         .expect("it fits")
@@ -259,6 +260,7 @@ fn optimizer(c: &mut Criterion) {
             v: v.view_mut(),
             p: p.view_mut(),
             out,
+            absmax: None,
             at: TensorPart::default(),
         })
         .expect("it fits")

@@ -172,6 +172,7 @@ fn memory_bound(b: &mut Bench) -> Result<()> {
             v: v.view_mut(),
             p: master.view_mut(),
             out: copy,
+            absmax: None,
             at: TensorPart::default(),
         })
     })?;

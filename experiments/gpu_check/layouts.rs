@@ -181,6 +181,7 @@ fn operations() -> Vec<(&'static str, bool, Operation)> {
             v: v.view_mut(),
             p: p.view_mut(),
             out: None,
+            absmax: None,
             at: TensorPart::default(),
         })?;
         floats(dev, &p)

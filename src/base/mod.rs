@@ -4,6 +4,7 @@ pub mod error; // Error, Result
 mod quote; // untrusted text in messages
 pub mod columns; // words in lines
 pub mod dtype; // element types
+pub mod dynamic8; // 8-bit blocks
 pub mod nf4; // 4-bit weights as numbers
 pub mod rng; // counter-based random numbers
 pub mod limits; // largest accepted sizes

@@ -5,11 +5,12 @@ use super::elements::widen_device;
 use super::layout::{FilePlan, Share};
 use super::publish::{Publication, SavedCheckpoint};
 use super::writer::{ShardWriter, each_run};
+use crate::base::dynamic8::{BLOCK, DynamicMap};
 use crate::base::meter::Lease;
 use crate::base::timeline::{Lane, Timeline};
 use crate::base::{Category, DType, Error, Result};
 use crate::device::Device;
-use crate::optim::Optimizer;
+use crate::optim::{Optimizer, StoredSlice};
 use crate::store::Store;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,9 +20,19 @@ use std::thread::JoinHandle;
 #[derive(Default)]
 pub(super) struct Snapshot {
     bytes: Vec<u8>,
-    /// (tensor, first element in this rank's part of it, bytes, dtype), in order.
-    runs: Vec<(usize, usize, usize, DType)>,
+    /// In order.
+    runs: Vec<CopiedRun>,
     lease: Option<Lease>,
+}
+
+/// Elements of one tensor or state, and of those in blocks the largest magnitudes.
+struct CopiedRun {
+    tensor: usize,
+    /// First element in this rank's part of it.
+    at: usize,
+    len: usize,
+    dtype: DType,
+    blocks: Option<&'static DynamicMap>,
 }
 
 impl Snapshot {
@@ -37,7 +48,7 @@ impl Snapshot {
         if self.lease.is_none() {
             let mut needed = 0;
             each_run(plan, share, store, optimizer.as_deref_mut(), &mut |_, _, data| {
-                needed += data.bytes();
+                needed += data.views().map(|view| view.bytes()).sum::<usize>();
                 Ok(())
             })?;
             self.bytes.try_reserve_exact(needed).map_err(|e| {
@@ -55,28 +66,42 @@ impl Snapshot {
         let (runs, mut rest) = (&mut self.runs, &mut self.bytes[..]);
         runs.clear();
         each_run(plan, share, store, optimizer, &mut |index, at, data| {
-            let Some((mine, after)) = std::mem::take(&mut rest).split_at_mut_checked(data.bytes()) else {
-                return Err(Error::op("async-save", "the store has grown since the last save"));
-            };
-            rest = after;
-            runs.push((index, at, data.bytes(), data.dtype()));
-            dev.download(data, mine)
+            runs.push(CopiedRun::new(index, at, &data));
+            data.views().try_for_each(|view| {
+                let Some((mine, after)) = std::mem::take(&mut rest).split_at_mut_checked(view.bytes()) else {
+                    return Err(Error::op("async-save", "the store has grown since the last save"));
+                };
+                rest = after;
+                dev.download(view, mine)
+            })
         })
     }
 
     fn write(&self, mut writer: ShardWriter) -> Result<Vec<u64>> {
         let mut rest = &self.bytes[..];
         let mut values = vec![0f32; CHUNK / 4];
-        for &(index, at, len, dtype) in &self.runs {
-            let (mine, after) = rest.split_at(len);
+        for CopiedRun { tensor, at, len, dtype, blocks } in &self.runs {
+            let (mine, after) = rest.split_at(len * dtype.size());
+            let (absmax, after) = after.split_at(blocks.map_or(0, |_| len.div_ceil(BLOCK) * size_of::<f32>()));
             rest = after;
+            let mut absmax = absmax.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes));
             for (i, chunk) in mine.chunks(CHUNK / 4 * dtype.size()).enumerate() {
                 let values = &mut values[..chunk.len() / dtype.size()];
-                widen_device(chunk, dtype, values);
-                writer.put(index, at + i * CHUNK / 4, values)?;
+                match blocks {
+                    Some(map) => map.dequantize_all(chunk, absmax.by_ref(), values),
+                    None => widen_device(chunk, *dtype, values),
+                }
+                writer.put(*tensor, at + i * CHUNK / 4, values)?;
             }
         }
         writer.finish()
+    }
+}
+
+impl CopiedRun {
+    fn new(tensor: usize, at: usize, data: &StoredSlice) -> CopiedRun {
+        let blocks = data.absmax.as_ref().map(|(_, map)| *map);
+        CopiedRun { tensor, at, len: data.len(), dtype: data.values.dtype(), blocks }
     }
 }
 

@@ -104,7 +104,7 @@ impl Checkpointer {
             let segments = layouts.flat_map(|(layer, l)| l.segments.iter().map(move |s| (layer, s)));
             let copied = segments.filter(|(_, s)| !adapters || goes_with_adapters(s)).map(|(layer, s)| {
                 let kept = (0..moments.names.len()).filter(|&moment| moments.has(moment, layer, s)).count();
-                s.len() * (masters.size() + kept * moments.dtype.size())
+                s.len() * masters.size() + kept * moments.bytes(s)
             });
             copied.sum()
         };

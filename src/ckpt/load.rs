@@ -8,10 +8,10 @@ use super::layout::{ElementRun, FileTensor, Share, runs};
 use super::source::TensorSource;
 use super::state::{Checksums, TrainerState};
 use crate::base::{Error, Result};
-use crate::device::{Device, ViewMut};
+use crate::device::Device;
 use crate::nn::{Layout, Segment, Spec};
-use crate::optim::{Moments, Optimizer};
-use crate::store::{Store, assign};
+use crate::optim::{Converted, Moments, Optimizer, StoredSlice};
+use crate::store::Store;
 use safetensors::Dtype;
 use std::ops::Range;
 use std::path::Path;
@@ -76,8 +76,8 @@ struct TensorReader<'a> {
     /// u16, so that it is aligned for 16-bit types.
     bytes: Vec<u16>,
     values: Vec<f32>,
-    /// The values rounded to 16 bits, for parameters stored that way.
-    rounded: Vec<u16>,
+    /// The values as they are stored, where that is not f32.
+    converted: Converted,
     /// If several ranks read the same elements, the first counts them.
     share: Share,
     /// Whether there are checksums to compare with.
@@ -92,7 +92,7 @@ impl<'a> TensorReader<'a> {
         let none = vec![0; source.tensors.list.len()];
         let (bytes, values) = (vec![0; CHUNK / 2], vec![0.0; CHUNK / 4]);
         let sums = none.clone();
-        TensorReader { source, dev, bytes, values, rounded: Vec::new(), share, verify, sums, strange: none }
+        TensorReader { source, dev, bytes, values, converted: Converted::default(), share, verify, sums, strange: none }
     }
 
     /// Reads every run of this rank's shards into master weights, parameters and moments. Returns for each tensor the
@@ -101,8 +101,8 @@ impl<'a> TensorReader<'a> {
         store.for_each_shard(&mut |mut shard| {
             let stored = runs(shard.layout, shard.start, shard.master.len(), Share::ALL);
             for run in stored.filter(|run| self.source.tensors.holds(&run.segment.name)) {
-                let master = shard.master.reborrow().slice(run.range.clone());
-                self.run(0, &run, master)?;
+                let masters = StoredSlice::plain(shard.master.reborrow().slice(run.range.clone()));
+                self.run(0, &run, masters)?;
                 let Some(optimizer) = optimizer.as_mut().filter(|_| shard.grad.is_some()) else { continue };
                 for (moment, state) in optimizer.state(shard.unit, run.range.clone()) {
                     self.run(1 + moment, &run, state)?;
@@ -139,14 +139,14 @@ impl<'a> TensorReader<'a> {
         Ok(())
     }
 
-    fn run(&mut self, group: usize, run: &ElementRun, mut to: ViewMut) -> Result<()> {
+    fn run(&mut self, group: usize, run: &ElementRun, mut to: StoredSlice) -> Result<()> {
         let index = self.source.tensors.find(group, &run.segment.name)?;
         let (tensor, len) = (&self.source.tensors.list[index], to.len());
         let counted = self.share.index == 0 && self.share.has(run.segment);
         let twin = self.source.twin.as_ref().filter(|(of, _)| *of == index).map(|(_, twin)| twin);
         for from in (0..len).step_by(CHUNK / 4) {
-            let part = to.reborrow().slice(from..len.min(from + CHUNK / 4));
-            let range = run.at + from..run.at + from + part.len();
+            let n = len.min(from + CHUNK / 4) - from;
+            let range = run.at + from..run.at + from + n;
             let bytes = read(self.source, (index, tensor), range.clone(), &mut self.bytes)?;
             if counted {
                 self.strange[index] += not_finite(bytes, tensor.dtype);
@@ -157,12 +157,12 @@ impl<'a> TensorReader<'a> {
                     self.sums[index] = self.sums[index].wrapping_add(checksum(bytes, place));
                 }
             }
-            if on_device(tensor.dtype) == Some(part.dtype()) {
-                self.dev.upload(bytes, part)?;
+            if on_device(tensor.dtype) == Some(to.values.dtype()) {
+                self.dev.upload(bytes, to.values.reborrow().slice(from..from + n))?;
             } else {
                 let values = &mut self.values[..range.len()];
                 widen(bytes, tensor.dtype, values);
-                assign(self.dev, values, &mut self.rounded, part)?;
+                to.write(self.dev, from, &mut self.converted, values)?;
             }
             if let Some(twin) = twin {
                 self.same(index, tensor, twin, range)?;

@@ -15,8 +15,8 @@ use super::writer::{ShardWriter, each_run};
 use super::{dirs, hf};
 use crate::base::timeline::Lane;
 use crate::base::{Error, Result};
-use crate::optim::{Moments, Optimizer};
-use crate::store::{self, Store};
+use crate::optim::{Converted, Moments, Optimizer};
+use crate::store::Store;
 use safetensors::Dtype;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -202,12 +202,11 @@ impl Checkpointer {
     ) -> Result<Vec<u64>> {
         let share = self.share(store);
         let mut writer = ShardWriter::open(&publication.disk, publication.plan.clone(), &publication.dir)?;
-        let (mut chunk, mut rounded) = (vec![0f32; CHUNK / 4], Vec::new());
+        let (mut chunk, mut converted) = (vec![0f32; CHUNK / 4], Converted::default());
         each_run(&publication.plan, share, store, optimizer, &mut |index, at, data| {
             for from in (0..data.len()).step_by(CHUNK / 4) {
-                let part = data.slice(from..data.len().min(from + CHUNK / 4));
-                let values = &mut chunk[..part.len()];
-                store::values(&*self.dev, part, &mut rounded, values)?;
+                let values = &mut chunk[..data.len().min(from + CHUNK / 4) - from];
+                data.read(&*self.dev, from, &mut converted, values)?;
                 writer.put(index, at + from, values)?;
             }
             Ok(())

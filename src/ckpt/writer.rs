@@ -4,8 +4,7 @@ use super::checksum::checksum;
 use super::disk::{CHUNK, Disk, Writing};
 use super::layout::{FilePlan, Share, runs};
 use crate::base::{Error, Result};
-use crate::device::View;
-use crate::optim::Optimizer;
+use crate::optim::{Optimizer, StoredSlice};
 use crate::store::Store;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use safetensors::Dtype;
@@ -87,16 +86,17 @@ pub(super) fn each_run(
     share: Share,
     store: &mut dyn Store,
     mut optimizer: Option<&mut Optimizer>,
-    f: &mut dyn FnMut(usize, usize, View) -> Result<()>,
+    f: &mut dyn FnMut(usize, usize, StoredSlice) -> Result<()>,
 ) -> Result<()> {
-    store.for_each_shard(&mut |shard| {
+    store.for_each_shard(&mut |mut shard| {
         let stored = runs(shard.layout, shard.start, shard.master.len(), share);
         for run in stored.filter(|run| plan.tensors.holds(&run.segment.name)) {
             let index = |group| plan.tensors.find(group, &run.segment.name);
-            f(index(0)?, run.at, shard.master.as_view().slice(run.range.clone()))?;
+            let masters = StoredSlice::plain(shard.master.reborrow().slice(run.range.clone()));
+            f(index(0)?, run.at, masters)?;
             let Some(optimizer) = optimizer.as_mut().filter(|_| shard.grad.is_some()) else { continue };
             for (moment, state) in optimizer.state(shard.unit, run.range.clone()) {
-                f(index(1 + moment)?, run.at, state.as_view())?;
+                f(index(1 + moment)?, run.at, state)?;
             }
         }
         Ok(())

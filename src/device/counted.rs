@@ -238,7 +238,8 @@ impl<E: OpExecutor> Device for OpDevice<E> {
     }
 
     fn adamw(&self, op: AdamW) -> Result<()> {
-        let updated = op.m.bytes() + op.v.bytes() + op.p.bytes();
+        let largest = op.absmax.iter().flatten().map(ViewMut::bytes).sum::<usize>();
+        let updated = op.m.bytes() + op.v.bytes() + op.p.bytes() + largest;
         let bytes = op.g.bytes() + 2 * updated + op.out.as_ref().map_or(0, ViewMut::bytes);
         self.moves("adamw", op.g.dtype(), bytes, |dev| dev.adamw(op))
     }

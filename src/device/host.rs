@@ -9,14 +9,15 @@
 //! host               update 0  update 1         update 2         ...
 //! ```
 //!
-//! So one chunk is copied while another is updated by all threads together, each handling part of it. Updates are
-//! elementwise, so their bits are those of a single pass.
+//! So one chunk is copied while another is updated by all threads together, each handling part of it. Chunks and parts
+//! start at multiples of [`ALIGN`], between blocks of state, so the bits are those of a single pass.
 #[cfg(test)]
 mod tests;
 
 use super::cpu::CpuDevice;
 use super::ops::{AdamW, AdamWScalars, Sgd, TensorPart};
 use super::{ALIGN, Buf, Device, Place, View, ViewMut};
+use crate::base::dynamic8::BLOCK;
 use crate::base::{DType, Error, Meter, Result};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -103,18 +104,18 @@ impl HostUpdate {
     /// As [`Device::adamw`], with the operands where they are and the constants in host memory `h`.
     pub fn adamw(&mut self, dev: &dyn Device, h: &[f32], op: AdamW) -> Result<()> {
         op.check()?;
-        let AdamW { scale, g, m, v, p, out, at, .. } = op;
+        let AdamW { scale, g, m, v, p, out, absmax, at, .. } = op;
         let (state, out) = ([Some(alias_mut(&m)), Some(alias_mut(&v))], out.as_ref().map(alias_mut));
-        let chunk = Chunk { rule: UpdateRule::AdamW(at), g: alias(g), state, p: alias_mut(&p), out };
+        let absmax = absmax.as_ref().map(|of| of.each_ref().map(alias_mut));
+        let chunk = Chunk { rule: UpdateRule::AdamW(at), g: alias(g), state, absmax, p: alias_mut(&p), out };
         self.update(dev, h, scale, &chunk)
     }
     /// As [`Device::sgd`].
     pub fn sgd(&mut self, dev: &dyn Device, h: &[f32], op: Sgd) -> Result<()> {
         op.check()?;
         let Sgd { scale, g, m, p, out, .. } = op;
-        let state = [m.as_ref().map(alias_mut), None];
-        let chunk =
-            Chunk { rule: UpdateRule::Sgd, g: alias(g), state, p: alias_mut(&p), out: out.as_ref().map(alias_mut) };
+        let (state, out) = ([m.as_ref().map(alias_mut), None], out.as_ref().map(alias_mut));
+        let chunk = Chunk { rule: UpdateRule::Sgd, g: alias(g), state, absmax: None, p: alias_mut(&p), out };
         self.update(dev, h, scale, &chunk)
     }
 
@@ -195,6 +196,8 @@ struct Chunk {
     g: Buf,
     /// AdamW's moments; SGD's momentum, if any.
     state: [Option<Buf>; 2],
+    /// Of moments in blocks.
+    absmax: Option<[Buf; 2]>,
     p: Buf,
     out: Option<Buf>,
 }
@@ -208,7 +211,10 @@ impl Chunk {
             UpdateRule::AdamW(at) => UpdateRule::AdamW(at.from(range.start)),
             UpdateRule::Sgd => UpdateRule::Sgd,
         };
-        Chunk { rule, g: cut(&self.g), state, p: cut(&self.p), out: self.out.as_ref().map(cut) }
+        let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
+        let absmax = self.absmax.as_ref();
+        let absmax = absmax.map(|of| of.each_ref().map(|x| alias(x.view().slice(blocks.clone()))));
+        Chunk { rule, g: cut(&self.g), state, absmax, p: cut(&self.p), out: self.out.as_ref().map(cut) }
     }
 }
 
@@ -223,11 +229,14 @@ impl Task {
         Task { h: alias(self.h.view()), scale: alias(self.scale.view()), chunk: self.chunk.part(range) }
     }
     fn run(mut self, cpu: &CpuDevice) -> Result<()> {
-        let Chunk { rule, g, state: [m, v], p, out } = &mut self.chunk;
+        let Chunk { rule, g, state: [m, v], absmax, p, out } = &mut self.chunk;
         let (h, scale, g, p) = (self.h.view(), self.scale.view(), g.view(), p.view_mut());
         let [m, v, out] = [m, v, out].map(|buf| buf.as_mut().map(Buf::view_mut));
         match (rule, m, v) {
-            (UpdateRule::AdamW(at), Some(m), Some(v)) => cpu.adamw(AdamW { h, scale, g, m, v, p, out, at: *at }),
+            (UpdateRule::AdamW(at), Some(m), Some(v)) => {
+                let absmax = absmax.as_mut().map(|of| of.each_mut().map(Buf::view_mut));
+                cpu.adamw(AdamW { h, scale, g, m, v, p, out, absmax, at: *at })
+            }
             (UpdateRule::AdamW(_), ..) => Err(Error::op(OP, "AdamW needs two moments")),
             (UpdateRule::Sgd, m, _) => cpu.sgd(Sgd { h, scale, g, m, p, out }),
         }

@@ -258,12 +258,12 @@ mod tests {
         let of = 3;
         let layouts = (0..of).map(|index| {
             let (mut layout, over) = (Layout::default(), Slice { index, of });
-            let tp = Tp::Cut { dim: 0, over, whole: 257 };
-            let parts = over.share(257).len();
+            let tp = Tp::Cut { dim: 0, over, whole: 514 };
+            let parts = over.share(514).len();
             layout.push_part("words", &[parts, 3], tp, true, Init::Constant(0.0));
             layout.push("norm", &[5], false, Init::Constant(1.0));
             (parts, layout.params(), layout.segments[1].start, layout.len)
         });
-        assert_eq!(layouts.collect::<Vec<_>>(), [(86, 263, 384, 512), (86, 263, 384, 512), (85, 260, 384, 512)]);
+        assert_eq!(layouts.collect::<Vec<_>>(), [(172, 521, 768, 1024), (171, 518, 768, 1024), (171, 518, 768, 1024)]);
     }
 }

@@ -10,7 +10,7 @@ pub mod schedule; // learning-rate schedules
 pub mod scaler; // f16 loss scaling
 
 pub use clip::GradNorm;
-pub use moments::Moments;
+pub use moments::{Converted, Moments, StoredSlice};
 pub use optimizer::{Optimizer, Rule};
 pub use scaler::{LossScaler, ScalerOptions};
 pub use schedule::{DecayShape, Schedule, Warmup};

@@ -152,7 +152,7 @@ impl Muon {
             for part in parts(dev, own.len()) {
                 let (own, piece) = (from(&own, &part), from(&piece, &part));
                 let g = grad.as_view().slice(own.clone());
-                let m = states[shard.unit].bufs.first_mut().map(|m| m.view_mut().slice(own));
+                let m = states[shard.unit].bufs.first_mut().map(|m| m.values.view_mut().slice(own));
                 let (mut p, out) = (wide.view_mut().slice(0..part.len()), Some(pieces.view_mut().slice(piece)));
                 dev.zero(p.reborrow())?;
                 dev.sgd(Sgd { h: moment, scale, g, m, p: p.reborrow(), out: None })?;

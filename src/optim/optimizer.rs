@@ -1,13 +1,13 @@
 //! The optimizers over a store's shards. AdamW and SGD are one fused pass per shard; Muon's matrices are in `muon`.
 //! Never reduces, clips or schedules: the gradient, its scale and the learning rate are inputs.
-use super::moments::{Moments, UnitMoments, UpdateRun};
+use super::moments::{Moments, StoredSlice, UnitMoments, UpdateRun};
 use super::muon::Muon;
 use super::owners::{self, MuonMatrix};
 use crate::base::{DType, Error, Result};
 use crate::comm::Mesh;
 use crate::device::host::Staged;
 use crate::device::ops::{AdamW, AdamWScalars, AdamWStep, Sgd, SgdScalars};
-use crate::device::{Buf, Device, HostUpdate, Place, View, ViewMut};
+use crate::device::{Device, HostUpdate, Place, View, ViewMut};
 use crate::nn::{Layout, Segment};
 use crate::store::Store;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use std::ops::Range;
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Rule {
     /// Loshchilov & Hutter 2019: decay applies to the weight, not to the gradient.
-    /// `moments`: how they are stored, f32 or bf16.
+    /// `moments`: how they are stored: f32, bf16, or u8 in blocks.
     AdamW { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, moments: DType },
     /// PyTorch's form: decay is added to the gradient.
     Sgd { momentum: f32, weight_decay: f32 },
@@ -131,7 +131,7 @@ impl Optimizer {
                 }
                 let kind = |segment: &Segment| kinds.iter().position(|k| *k == update_kind(segment)).unwrap_or(0);
                 let is_matrix = |segment: &Segment| matrix_names.contains(&segment.name);
-                let runs = UpdateRun::all(&shard, rule.state().dtype, seed, &kind, &is_matrix);
+                let runs = UpdateRun::all(&shard, &rule.state(), seed, &kind, &is_matrix);
                 states[shard.unit] = UnitMoments::new(dev, &rule.state(), &shard, runs)?;
                 dtype = shard.param.as_ref().map_or(DType::F32, ViewMut::dtype);
                 for segment in shard.layout.segments.iter().filter(|segment| is_matrix(segment)) {
@@ -161,12 +161,12 @@ impl Optimizer {
     }
     /// The states of elements `range`, all of one tensor, of this rank's trainable shard of `unit`, each with its index
     /// in [`Rule::state`]. For checkpoints.
-    pub fn state(&mut self, unit: usize, range: Range<usize>) -> impl Iterator<Item = (usize, ViewMut<'_>)> {
+    pub fn state(&mut self, unit: usize, range: Range<usize>) -> impl Iterator<Item = (usize, StoredSlice<'_>)> {
         self.states[unit].of(range)
     }
     /// All states of this rank's trainable shard of `unit`.
     pub fn states(&mut self, unit: usize) -> impl Iterator<Item = ViewMut<'_>> {
-        self.states[unit].bufs.iter_mut().map(Buf::view_mut)
+        self.states[unit].views()
     }
 
     /// Constants of the next update at learning rate `lr`. Copy them to the device and pass them to
@@ -208,14 +208,15 @@ impl Optimizer {
         }
         store.for_each_shard(&mut |mut shard| {
             let Some(grad) = shard.grad else { return Ok(()) }; // frozen
-            let UnitMoments { bufs, runs, whole_first } = &mut self.states[shard.unit];
-            for UpdateRun { range, state, kind, at } in runs.iter() {
+            let UnitMoments { bufs, in_blocks, runs, whole_first } = &mut self.states[shard.unit];
+            for UpdateRun { range, state, in_blocks: blocks, kind, at } in runs.iter() {
                 let own = kind * rule.constants()..(kind + 1) * rule.constants();
                 let g = grad.as_view().slice(range.clone());
                 let p = shard.master.reborrow().slice(range.clone());
                 let out = shard.param.as_mut().map(|out| out.reborrow().slice(range.clone()));
                 let places = [if *whole_first { range } else { state }, state];
-                let mut state = bufs.iter_mut().zip(places).map(|(s, place)| s.view_mut().slice(place.clone()));
+                let bufs = if *blocks { &mut *in_blocks } else { &mut *bufs };
+                let mut state = bufs.iter_mut().zip(places).map(|(s, place)| s.slice(place.clone()));
                 let (h, host_h) = (constants.slice(own.clone()), &numbers[own]);
                 match (rule, &mut self.host) {
                     (Rule::AdamW { .. } | Rule::Muon { .. }, host) => {
@@ -223,14 +224,15 @@ impl Optimizer {
                         let (Some(m), Some(v)) = (state.next(), state.next()) else {
                             return Err(Error::op("adamw", "AdamW needs two moments"));
                         };
-                        let update = AdamW { h, scale, g, m, v, p, out, at: *at };
+                        let absmax = m.absmax.zip(v.absmax).map(|((of_m, _), (of_v, _))| [of_m, of_v]);
+                        let update = AdamW { h, scale, g, m: m.values, v: v.values, p, out, absmax, at: *at };
                         match host {
                             None => dev.adamw(update)?,
                             Some(host) => host.adamw(dev, host_h, update)?,
                         }
                     }
                     (Rule::Sgd { .. }, host) => {
-                        let update = Sgd { h, scale, g, m: state.next(), p, out };
+                        let update = Sgd { h, scale, g, m: state.next().map(|m| m.values), p, out };
                         match host {
                             None => dev.sgd(update)?,
                             Some(host) => host.sgd(dev, host_h, update)?,

@@ -288,7 +288,7 @@ mod tests {
         layout
     }
     fn model() -> Vec<Layout> {
-        vec![layer(&[(1000, true)]), layer(&[(130, true), (5, false)]), layer(&[(300, true)]), layer(&[(70, true)])]
+        vec![layer(&[(2000, true)]), layer(&[(260, true), (10, false)]), layer(&[(600, true)]), layer(&[(140, true)])]
     }
     fn layers(wrap: Wrap) -> Vec<Range<usize>> {
         Flat::new(&model(), wrap, 3).units.into_iter().map(|u| u.layers).collect()
@@ -298,18 +298,18 @@ mod tests {
     fn wraps_group_layers() {
         assert_eq!(layers(Wrap::Transformer), [0..1, 1..2, 2..3, 3..4]);
         assert_eq!(layers(Wrap::Size(0)), [0..1, 1..2, 2..3, 3..4]);
-        assert_eq!(layers(Wrap::Size(136)), [0..1, 1..3, 3..4]);
+        assert_eq!(layers(Wrap::Size(272)), [0..1, 1..3, 3..4]);
         assert_eq!(layers(Wrap::Size(1 << 30)), [0..1, 1..4]);
         assert_eq!(layers(Wrap::AtMost(0)), [0..1, 1..2, 2..3, 3..4]);
-        assert_eq!(layers(Wrap::AtMost(434)), [0..1, 1..2, 2..4]);
-        assert_eq!(layers(Wrap::AtMost(435)), [0..1, 1..3, 3..4]);
+        assert_eq!(layers(Wrap::AtMost(869)), [0..1, 1..2, 2..4]);
+        assert_eq!(layers(Wrap::AtMost(870)), [0..1, 1..3, 3..4]);
         assert_eq!(layers(Wrap::None).as_slice(), std::slice::from_ref(&(0..4)));
     }
 
     #[test]
     fn shards_cover_the_unit_and_stay_aligned() {
         for ranks in 1..=5 {
-            for unit in Flat::new(&model(), Wrap::Size(136), ranks).units {
+            for unit in Flat::new(&model(), Wrap::Size(272), ranks).units {
                 let [part] = &unit.parts[..] else { panic!("{:?}", unit.parts) };
                 assert_eq!(part.owned(0).start, 0);
                 assert_eq!(part.owned(ranks - 1).end, part.padded);
@@ -317,17 +317,17 @@ mod tests {
                 assert!(part.padded >= part.layout.len && part.padded - part.layout.len < ranks * ALIGN);
             }
         }
-        // 128 elements over 4 ranks: three shards hold padding only.
-        let unit = &Flat::new(&[layer(&[(128, true)])], Wrap::None, 4).units[0];
-        assert_eq!((unit.parts[0].shard, unit.parts[0].padded), (128, 512));
+        // 256 elements over 4 ranks: three shards hold padding only.
+        let unit = &Flat::new(&[layer(&[(256, true)])], Wrap::None, 4).units[0];
+        assert_eq!((unit.parts[0].shard, unit.parts[0].padded), (256, 1024));
     }
 
     #[test]
     fn layers_keep_their_place_in_a_unit() {
-        let flat = Flat::new(&model(), Wrap::Size(136), 2);
+        let flat = Flat::new(&model(), Wrap::Size(272), 2);
         let home = flat.home(2);
-        assert_eq!((home.unit, home.layout.segments[0].range()), (1, 384..684)); // after 130 -> 256 and 5 -> 128
-        assert_eq!(flat.units[1].parts[0].layout.segments[2].start, 384);
+        assert_eq!((home.unit, home.layout.segments[0].range()), (1, 768..1368)); // after 260 -> 512 and 10 -> 256
+        assert_eq!(flat.units[1].parts[0].layout.segments[2].start, 768);
     }
 
     /// Both parts are sharded over all ranks, and a layer's segments keep their order.
@@ -336,43 +336,43 @@ mod tests {
         let mut model = model();
         model[1].segments[0].trainable = false;
         model[3].segments[0].trainable = false;
-        let flat = Flat::new(&model, Wrap::Size(136), 2);
+        let flat = Flat::new(&model, Wrap::Size(272), 2);
         let [_, mixed, frozen] = &flat.units[..] else { panic!("{} units", flat.units.len()) };
         let sizes = |u: &Unit| {
             u.parts.iter().map(|p| (p.holds == PartHolds::Trained, p.layout.len, p.padded, p.shard)).collect::<Vec<_>>()
         };
-        // Trainable: 5 -> 128 and 300 -> 384; frozen 130 -> 256; each to a multiple of 2 * 128.
-        assert_eq!(sizes(mixed), [(true, 512, 512, 256), (false, 256, 256, 128)]);
+        // Trainable: 10 -> 256 and 600 -> 768; frozen 260 -> 512; each to a multiple of 2 * 256.
+        assert_eq!(sizes(mixed), [(true, 1024, 1024, 512), (false, 512, 512, 256)]);
         let frozen_in = |u: &Unit| u.padded(PartHolds::Frozen);
-        assert_eq!((mixed.trained(), frozen_in(mixed)), (512, 256));
-        assert_eq!(sizes(frozen), [(false, 128, 256, 128)]);
-        assert_eq!((frozen.trained(), frozen_in(frozen)), (0, 256));
+        assert_eq!((mixed.trained(), frozen_in(mixed)), (1024, 512));
+        assert_eq!(sizes(frozen), [(false, 256, 512, 256)]);
+        assert_eq!((frozen.trained(), frozen_in(frozen)), (0, 512));
         let starts: Vec<usize> = flat.home(1).layout.segments.iter().map(|s| s.start).collect();
         assert_eq!(starts, [0, 0]);
-        assert_eq!(flat.home(2).layout.segments[0].start, 128);
-        assert_eq!(flat.trained_shard(), 512 + 256);
-        assert_eq!(flat.slots(2, Unit::trained), [1024, 512, 0]);
-        assert_eq!(flat.slots(2, frozen_in), [0, 256, 256]);
+        assert_eq!(flat.home(2).layout.segments[0].start, 256);
+        assert_eq!(flat.trained_shard(), 1024 + 512);
+        assert_eq!(flat.slots(2, Unit::trained), [2048, 1024, 0]);
+        assert_eq!(flat.slots(2, frozen_in), [0, 512, 512]);
     }
 
     #[test]
     fn slots_rotate() {
         let flat = Flat::new(&model(), Wrap::Transformer, 1);
-        assert_eq!(flat.slots(2, Unit::trained), [1024, 384, 384]); // units 1 and 3 share slot 1, unit 2 has slot 2
-        assert_eq!(flat.slots(3, Unit::trained), [1024, 384, 384, 128]);
-        assert_eq!(Flat::new(&model(), Wrap::None, 1).slots(2, Unit::trained), [1024 + 384 + 384 + 128]);
+        assert_eq!(flat.slots(2, Unit::trained), [2048, 768, 768]); // units 1 and 3 share slot 1, unit 2 has slot 2
+        assert_eq!(flat.slots(3, Unit::trained), [2048, 768, 768, 256]);
+        assert_eq!(Flat::new(&model(), Wrap::None, 1).slots(2, Unit::trained), [2048 + 768 + 768 + 256]);
     }
 
     #[test]
     fn runs_are_cut_at_changes_of_group_only() {
-        let layout = layer(&[(130, true), (128, true), (5, false), (7, false), (100, true)]);
-        assert_eq!(layout.len, 256 + 128 + 128 + 128 + 128);
+        let layout = layer(&[(260, true), (256, true), (10, false), (14, false), (200, true)]);
+        assert_eq!(layout.len, 512 + 256 + 256 + 256 + 256);
         let run = |range, segment| Run { range, segment };
         let of = |owned| runs(&layout, owned, |i| Some(layout.segments[i].decay));
-        assert_eq!(of(0..1024), [run(0..384, 0), run(384..640, 2), run(640..1024, 4)]);
-        assert_eq!(of(256..512), [run(0..128, 1), run(128..256, 2)]);
-        assert_eq!(of(896..1024), [run(0..128, 4)]); // padding only: goes with the last segment
-        let without = runs(&layout, 0..1024, |i| (i != 1).then_some(()));
-        assert_eq!(without, [run(0..256, 0), run(384..1024, 2)]);
+        assert_eq!(of(0..2048), [run(0..768, 0), run(768..1280, 2), run(1280..2048, 4)]);
+        assert_eq!(of(512..1024), [run(0..256, 1), run(256..512, 2)]);
+        assert_eq!(of(1792..2048), [run(0..256, 4)]); // padding only: goes with the last segment
+        let without = runs(&layout, 0..2048, |i| (i != 1).then_some(()));
+        assert_eq!(without, [run(0..512, 0), run(768..2048, 2)]);
     }
 }

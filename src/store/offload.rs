@@ -12,8 +12,8 @@
 //! parameters   0                          18 P/N [16 P/N]           and what weights are gathered from
 //! ```
 //!
-//! With bf16 moments 4 P/N less, and with bf16 masters 2 P/N, and another 2 P/N where they are what is gathered:
-//! without offloading, and with that of parameters.
+//! With bf16 moments 4 P/N less, with 8-bit moments 5.97 P/N, and with bf16 masters 2 P/N, and another 2 P/N where they
+//! are what is gathered: without offloading, and with that of parameters.
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, Device};
 

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Shards are rounded up to whole blocks of [`ALIGN`] elements, so that the gradient norm does not depend on the
-//! sharding. They equal FSDP2's wherever a rank's rows are a multiple of 128 elements, as in every model of common
+//! sharding. They equal FSDP2's wherever a rank's rows are a multiple of 256 elements, as in every model of common
 //! size. In tiny models later ranks own less.
 //!
 //! Besides the waiting, this costs one collective per tensor and extra copies: a gathered tensor ends in padding, so it

@@ -18,7 +18,7 @@
 //! Gradients reduced in 2 bytes (`reduce_dtype`) are copied to slots of their own, 2 (R + 2U). The f32 slot is then
 //! free at once, so one suffices besides the root's: 4 (R + U).
 //!
-//! With `masters` in bf16 there is no copy: params are 2 P/N. Moments in bf16 take 4 P/N.
+//! With `masters` in bf16 there is no copy: params are 2 P/N. Moments in bf16 take 4 P/N, in 8 bits 2.03 P/N.
 //!
 //! In shared memory the weight slots exist once per host, and each rank counts 1/N of them. Frozen parameters cost only
 //! params and weight slots. With adapters, when only those are saved, frozen params cost 2 P/N [4 P/N] plus weight

@@ -6,6 +6,7 @@ mod bad_input;
 mod command_line;
 mod deepspeed;
 mod docs;
+mod eight_bits;
 mod examples;
 mod experts;
 mod files;

@@ -139,7 +139,7 @@ impl KnownState {
                     f("", &s.name, at, shard.master.reborrow().slice(range.clone()))?;
                     let names = optimizer.rule().state().names;
                     for (moment, state) in optimizer.state(shard.unit, range) {
-                        f(names[moment], &s.name, at, state)?;
+                        f(names[moment], &s.name, at, state.values)?;
                     }
                 }
             }

@@ -11,4 +11,5 @@ mod cuda_tuning;
 mod gpu_check_script;
 mod graphs;
 mod kernel_faults;
+mod quantize;
 mod simulated_training;

@@ -4,7 +4,7 @@
 use crate::common::stores::*;
 use crate::common::*;
 use crate::heap;
-use crate::states::adamw;
+use crate::states::{adamw, wide};
 use flatshard::base::CATEGORIES;
 use flatshard::base::timeline::Timeline;
 use flatshard::base::{Category, DType};
@@ -67,6 +67,7 @@ fn planned_bytes_equal_allocated_bytes_and_a_step_adds_nothing() {
         (gpt(), SGD, Checkpointing::Full),
         (llama(), MUON, Checkpointing::Off),
         (llama(), adamw(DType::Bf16), Checkpointing::Off),
+        (wide(llama()), adamw(DType::U8), Checkpointing::Off),
     ] {
         let rounds = matches!(rule, Rule::AdamW { .. });
         for (strategy, accum) in strategies().into_iter().filter(|s| rounds || s.0.masters() == DType::F32) {
@@ -141,10 +142,10 @@ fn the_documented_memory_formula_holds() {
         planned.into_iter().find(|p| p.0 == category).unwrap().1
     };
     let n = 2;
-    // Every size here is a multiple of 2 * 128 except the norms (64 each, padded to 128): 2 per block, 1 in the root.
-    let block = 4 * 64 * 64 + 3 * 64 * 192 + 2 * 128;
-    let table = (61usize * 64).next_multiple_of(128);
-    let root = (2 * table + 128usize).next_multiple_of(n * 128);
+    // Every size here is a multiple of 2 * 256 except the norms (64 each, padded to 256): 2 per block, 1 in the root.
+    let block = 4 * 64 * 64 + 3 * 64 * 192 + 2 * 256;
+    let table = (61usize * 64).next_multiple_of(256);
+    let root = (2 * table + 256usize).next_multiple_of(n * 256);
     let p = root + 8 * block;
     let full = || fsdp(bf16.clone());
     assert_eq!(bytes(full(), n, Category::Params), 6 * p / n);
@@ -167,6 +168,27 @@ fn the_documented_memory_formula_holds() {
     assert_eq!([Category::Params, Category::Grads, Category::Optimizer].map(each), [2 * p / n, 4 * p / n, 4 * p / n]);
     assert_eq!(each(Category::Slots), 2 * staged / n + 4 * staged);
 
+    // Two moments of a byte, and 4 bytes for each of their blocks of 256 elements: 10 bytes become 8.03. Norms and
+    // these tables are below 4096 elements, and have f32 moments.
+    let in_blocks = |strategy: Arc<dyn Strategy>, sizes: MeshSizes| -> Vec<usize> {
+        let planned = options(&spec, strategy, adamw(DType::U8)).bytes(&sizes, 0).unwrap();
+        let each = |category| planned.iter().find(|p| p.0 == category).unwrap().1;
+        [Category::Params, Category::Grads, Category::Optimizer].map(each).to_vec()
+    };
+    let rounded = || fsdp(ShardedOptions { masters: DType::Bf16, ..bf16.clone() });
+    let moments = |bytes: usize, f32: usize| 2 * bytes + 2 * 4 * (bytes / 256) + 2 * 4 * f32;
+    let (matrices, vectors, of_root) = (block - 2 * 256, 2 * 256, 2 * table + 256);
+    let (alone, one) = (of_root + 8 * block, MeshSizes::sharded(1));
+    assert_eq!(in_blocks(rounded(), one), [2 * alone, 4 * alone, moments(8 * matrices, of_root + 8 * vectors)]);
+    assert_eq!(in_blocks(ddp(DType::F32), MeshSizes::sharded(n))[2], moments(8 * matrices, of_root + 8 * vectors));
+    // Over tp a matrix of 64 x 64 is below 4096 elements on each rank, but not as a whole.
+    let over_tp = in_blocks(ddp(DType::F32), MeshSizes { tp: 2, ..one });
+    let vectors_of_tp = 2 * (31usize * 64).next_multiple_of(256) + 256 + 8 * vectors;
+    assert_eq!(over_tp[2], moments(8 * matrices / 2, vectors_of_tp));
+    // Both norms of a block are in the first shard, and the second has matrices only.
+    let halves = moments(8 * (block / n), table + 256 + 8 * vectors);
+    assert_eq!(in_blocks(rounded(), MeshSizes::sharded(n)), [2 * p / n, 4 * p / n, halves]);
+
     // ZeRO keeps the same shards; full weights and gradients shrink with the stage.
     let partitioned = |stage, overlap, blocks: usize| {
         let sizes = ZeroOptions {
@@ -188,13 +210,13 @@ fn the_documented_memory_formula_holds() {
         assert_eq!(slots(Stage::Two), 2 * p / n + 4 * buckets);
         assert_eq!(slots(Stage::Three), 2 * (root + blocks * block) / n + 4 * buckets);
     }
-    // The reference: whole layers next to the longest tensor, which is split into whole blocks of 128.
-    let longest = table.max(64 * 192).next_multiple_of(n * 128);
-    let layers = 2 * table + 128 + block;
+    // The reference: whole layers next to the longest tensor, which is split into whole blocks of 256.
+    let longest = table.max(64 * 192).next_multiple_of(n * 256);
+    let layers = 2 * table + 256 + block;
     let by_tensor = bytes(reference(by_tensor(DType::Bf16, 1)), n, Category::Slots);
     assert_eq!(by_tensor, 2 * layers + 4 * layers + 2 * longest / n + 4 * longest);
 
-    let p = 2 * table + 128 + 8 * block;
+    let p = 2 * table + 256 + 8 * block;
     let ddp: Arc<dyn Strategy> = ddp(DType::Bf16);
     for (category, each) in
         [(Category::Params, 6), (Category::Grads, 4), (Category::Optimizer, 8), (Category::Slots, 0)]

@@ -237,7 +237,7 @@ fn the_documented_bytes_hold() {
         let parts = flat.units[1..].iter().map(|unit| unit.part(PartHolds::Trained).unwrap());
         let vectors = |part: &UnitPart, rank: usize| {
             let (own, all) = (part.owned(rank), part.layout.segments.iter().filter(|s| s.shape.len() != 2));
-            all.map(|s| (s.start + 128).min(own.end).saturating_sub(s.start.max(own.start))).sum::<usize>()
+            all.map(|s| (s.start + 256).min(own.end).saturating_sub(s.start.max(own.start))).sum::<usize>()
         };
         // As many as the rank with most of them has.
         let kept = |part: &UnitPart| (0..n).map(|rank| vectors(part, rank)).max().unwrap();

@@ -84,7 +84,7 @@ fn without_a_limit_gathers_run_three_units_ahead_in_four_slots() {
          use6 gather2 use5 gather1 use4 use3 use2 use1"
     );
     let slots = |limit| bytes(&options(&spec, fsdp(limited(limit)), SGD), 1, Category::Slots);
-    let block = 4 * 5248; // f32
+    let block = 4 * 6144; // f32
     assert_eq!(slots(false) - slots(true), 2 * block);
 }
 
@@ -92,7 +92,7 @@ fn without_a_limit_gathers_run_three_units_ahead_in_four_slots() {
 fn slots_follow_from_sharding_and_wrapping() {
     let spec = Spec { layers: 6, ..llama() };
     let slots = |sharded: ShardedOptions| bytes(&options(&spec, fsdp(sharded), SGD), 1, Category::Slots);
-    let (block, root) = (4 * 5248, 4 * (2 * 1280 + 128)); // 61 x 20 twice, 20
+    let (block, root) = (4 * 6144, 4 * (2 * 1280 + 256)); // 61 x 20 twice, 20
     let accumulating = ShardedOptions { grad_accum: 2, ..sharded() };
     for (sharded, weights, grads) in [
         (sharded(), 2, 2),
@@ -367,7 +367,7 @@ fn live_parameters_save_all_gathers_and_change_no_bit() {
     let (said, all_live, least) = of("--max-live-parameters 10000000");
     assert!(said.contains("up to 10,000,000 parameters unsharded"), "{said}");
     // Of four blocks in two micro-batches, forward gathers 4 and 2, and backward 2 and 2. A rank receives half of each.
-    let block = 4 * (4 * 64 * 64 + 3 * 64 * 192 + 2 * 128);
+    let block = 4 * (4 * 64 * 64 + 3 * 64 * 192 + 2 * 256);
     assert_eq!(most - least, (10 - 4) * block / 2);
     let (_, grad_op, same) = of("--sharding SHARD_GRAD_OP");
     assert_eq!((&two_slots, &two_slots, same), (&all_live, &grad_op, least));
@@ -392,8 +392,8 @@ fn a_memory_budget_keeps_as_many_units_as_fit() {
     };
     let (least, none) = bytes_and_live("");
     assert_eq!(none, None);
-    // Norms take 128 elements. Both ranks share the f32 slots, so a unit adds half of its bytes to each.
-    let block = 4 * 64 * 64 + 3 * 64 * 192 + 2 * 128;
+    // Norms take 256 elements. Both ranks share the f32 slots, so a unit adds half of its bytes to each.
+    let block = 4 * 64 * 64 + 3 * 64 * 192 + 2 * 256;
     let unit = 4 * block / 2;
     for more in 0..8 {
         for spare in [0, unit - 1] {

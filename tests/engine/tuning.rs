@@ -255,7 +255,7 @@ fn with_adapters_the_base_model_is_stored_once() {
     let layouts = Decoder::tuned(spec.clone(), &tuning).unwrap().layouts().to_vec();
     let elements = |learns: bool| -> usize {
         let segments = layouts.iter().flat_map(|l| &l.segments).filter(|s| s.trainable == learns);
-        segments.map(|s| s.len().next_multiple_of(128)).sum()
+        segments.map(|s| s.len().next_multiple_of(256)).sum()
     };
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
         let (each, copy) = (dtype.size(), if dtype == DType::F32 { 0 } else { dtype.size() });

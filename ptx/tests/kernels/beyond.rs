@@ -140,6 +140,12 @@ fn elements_beyond_4_gib() {
     let before = vec![holds(F32, 0..8, 0.5), holds(F32, 0..2, 1.0)];
     let place = [7, 5, 3, 30, 90].map(|x| Plain(Argument::U64(x))).into();
     flat("adamw_both_bf16", 4, state, [before, place]).check();
+    // A warp handles 256 elements, 8 per lane.
+    let state = [vec![(F32, one)], vec![(U8, one); 2], vec![(Bf16, one), (Bf16, out)]].concat();
+    let largest = || Part(F32, vec![0..8, (HUGE >> 8) + 16..(HUGE >> 8) + 25], one);
+    let before = vec![largest(), largest(), holds(F32, 0..1024, 0.5), holds(F32, 0..8, 0.5), holds(F32, 0..2, 1.0)];
+    let place = [7, 5, 3, 30, 90].map(|x| Plain(Argument::U64(x))).into();
+    flat("adamw_blocks_master_bf16", 8, state, [before, place]).check();
 }
 
 /// The last of more than 2^22 rows of 1024.

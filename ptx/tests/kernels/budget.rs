@@ -23,18 +23,18 @@ fn prepared() -> Vec<(Case, PtxKernel)> {
 fn moves_more(name: &str, shape: &str) -> bool {
     // Rows that are not a multiple of 16 bytes are handled element by element, and a warp's part of one begins within a
     // sector; rows of 5003 f32 do not fit in registers and are read twice. Sorting compares each row with each: its
-    // minimum is comparisons. The constants of an update show next to a state of few bytes. A teacher's rows are read
-    // twice, for the maxima and for the sums, whose 28 bytes show next to a short row. Each warp of an expansion
-    // reads its block's scale and factor, mostly from L1. Routing and products read operands several times, from
-    // caches, which the emulator does not have.
-    let families = ["adamw_both", "balance", "combine_rows", "distill", "expand", "grouped", "route"];
+    // minimum is comparisons. The constants of an update, and the tables of one in blocks, which each CTA reads, show
+    // next to a state of few bytes. A teacher's rows are read twice, for the maxima and for the sums, whose 28 bytes
+    // show next to a short row. Each warp of an expansion reads its block's scale and factor, mostly from L1. Routing
+    // and products read operands several times, from caches, which the emulator does not have.
+    let families = ["adamw_both", "adamw_blocks", "balance", "combine_rows", "distill", "expand", "grouped", "route"];
     let again = families.iter().any(|family| name.starts_with(family));
     matches!(shape, "7x257" | "4x5003") || name == "embed_sort" || again
 }
-/// May have bank conflicts: once per CTA, when it adds its warps' sums; and in limbs chosen by the exponents of the
-/// data.
+/// May have bank conflicts: once per CTA, when it adds its warps' sums; in limbs chosen by the exponents of the data;
+/// and in tables searched for it.
 fn meets_banks_twice(name: &str) -> bool {
-    name.starts_with("qk_norm_rope_backward") || name == "sum_squares"
+    name.starts_with("qk_norm_rope_backward") || name == "sum_squares" || name.starts_with("adamw_blocks")
 }
 
 #[test]

@@ -58,6 +58,14 @@ fn optimizers() -> Vec<Case> {
             cases.push(flat(&format!("adamw_master{suffix}"), stored(F32, Bf16), place()));
             cases.push(flat(&format!("adamw_both{suffix}"), stored(Bf16, Bf16), place()));
         }
+        for (name, p) in [("", F32), ("_master", Bf16)] {
+            if p == F32 || matches!(out, Out(F32, 0) | Out(Bf16, _)) {
+                let mut slots = vec![input(0, F32, N), block_codes(1), block_codes(2), both(3, p, N), again()];
+                slots.extend([of_blocks(4), of_blocks(5), In(F32, block_tables()), constants(), scale()]);
+                let more = if p == F32 { vec![] } else { place() };
+                cases.push(flat(&format!("adamw_blocks{name}{suffix}"), slots, more));
+            }
+        }
         for (name, m) in [("sgd", 0), ("sgd_momentum", N)] {
             let constants = In(F32, vec![0.1, 0.9, 0.01]);
             let slots = vec![input(0, F32, N), both(1, F32, m), both(2, F32, N), again(), constants, scale()];
@@ -70,6 +78,19 @@ fn optimizers() -> Vec<Case> {
         cases.push(flat(&format!("polynomial_{name}"), slots, more));
     }
     cases
+}
+/// Any bytes of moments in blocks, and the largest magnitudes.
+fn block_codes(seed: usize) -> Slot {
+    InOut(U8, (0..N).map(|i| ((seed + i) * 167 % 256) as f64).collect())
+}
+fn of_blocks(seed: u64) -> Slot {
+    InOut(F32, normal(seed, N.div_ceil(256)).iter().map(|x| x.abs()).collect())
+}
+/// Of the operand `tables` of adamw_blocks: even fractions, from -1 and from 0, and halfway between them.
+pub fn block_tables() -> Vec<f64> {
+    let fractions = [-1.0, 0.0].map(|low| (0..256).map(|i| low + (1.0 - low) * i as f64 / 255.0).collect::<Vec<_>>());
+    let bounds = fractions.each_ref().map(|all| all.windows(2).map(|w| (w[0] + w[1]) / 2.0).chain([9.0]).collect());
+    [fractions, bounds].concat().concat()
 }
 pub trait ConcatSlots {
     fn concat_slots(self) -> Vec<Slot>;

@@ -1,4 +1,5 @@
 //! Kernels over flat arrays: casts, sums, gated units, GELU, dropout, the optimizers.
+use super::cases::block_tables;
 use super::harness::*;
 use flatshard::base::rng::philox;
 use flatshard_ptx::emulate::Argument;
@@ -245,6 +246,62 @@ fn adamw() {
             }
             if let Some(dtype) = copy {
                 assert_eq!(got[3], rounded(&got[2], dtype), "{variant}: the copy is p rounded");
+            }
+        }
+    }
+}
+
+/// A block of a moment after a step: from values to bytes, by a search, and the largest magnitude.
+fn quantized(x: &[f32], bounds: &[f64]) -> (Vec<f64>, f64) {
+    let of = x.iter().fold(0f32, |most, x| most.max(x.abs()));
+    let of = if of < f32::MIN_POSITIVE { 0.0 } else { of };
+    let inverse = if of > 0.0 { 1.0 / of } else { 0.0 };
+    let code = |x: &f32| bounds.iter().filter(|bound| (**bound as f32) < x * inverse).count() as f64;
+    (x.iter().map(code).collect(), of as f64)
+}
+
+#[test]
+fn adamw_in_blocks_has_the_bits_of_its_formula_in_f32() {
+    let tables = block_tables();
+    let constants = [0.999, 0.1, 0.95, 0.05, 0.01, 1.5, 1e-8].map(|x| x as f32);
+    let [keep, new1, beta2, new2, size, root, eps] = constants;
+    for (copy, suffix) in [(None, ""), (Some(Bf16), "_bf16"), (Some(F16), "_f16"), (Some(F32), "_f32")] {
+        for (n, skew, tiny) in [(1, 0, 1.0), (257, 1, 1.0), (1003, 0, 1.0), (4101, 3, 1.0), (600, 0, 1e-20)] {
+            let blocks = |n: usize| n.div_ceil(256);
+            let (g, p) = (normal(1, n).iter().map(|g| g * tiny).collect::<Vec<_>>(), normal(3, n));
+            let codes = |seed: usize| (0..n).map(|i| ((seed + i) * 167 % 256) as f64).collect::<Vec<_>>();
+            let largest = |seed| normal(seed, blocks(n)).iter().map(|x| x.abs() * tiny * tiny).collect::<Vec<_>>();
+            let (m, v, of_m, of_v) = (codes(1), codes(2), largest(5), largest(6));
+            let mut want = [m.clone(), v.clone(), vec![], vec![], vec![]];
+            for block in 0..blocks(n) {
+                let all = 256 * block..n.min(256 * block + 256);
+                let (mut new_m, mut new_v) = (vec![], vec![]);
+                for i in all.clone() {
+                    let g = g[i] as f32 * SCALE as f32;
+                    let was = tables[m[i] as usize] as f32 * of_m[block] as f32;
+                    new_m.push(was + (g - was) * new1);
+                    let was = tables[256 + v[i] as usize] as f32 * of_v[block] as f32;
+                    new_v.push(was * beta2 + g * g * new2);
+                    let (m, v) = (new_m[new_m.len() - 1], new_v[new_v.len() - 1]);
+                    want[2].push((p[i] as f32 * keep - m * size / (v.sqrt() * root + eps)) as f64);
+                }
+                for (k, x, bounds) in [(0, new_m, &tables[512..767]), (1, new_v, &tables[768..1023])] {
+                    let (codes, of) = quantized(&x, bounds);
+                    want[k].splice(all.clone(), codes);
+                    want[3 + k].push(of);
+                }
+            }
+            let out = copy.map_or(Out(F32, 0), |dtype| Out(dtype, n));
+            let h = In(F32, constants.into_iter().chain([0.0]).map(f64::from).collect());
+            let state = [InOut(U8, m), InOut(U8, v), InOut(F32, p), out, InOut(F32, of_m), InOut(F32, of_v)];
+            let mut slots = vec![In(F32, g)];
+            slots.extend(state);
+            slots.extend([In(F32, tables.clone()), h, scale(), long(n)]);
+            let mut got = job(format!("adamw_blocks{suffix}"), 3, 256, slots).skewed(skew).outputs();
+            let copied = got.remove(3);
+            assert_eq!(got, want, "{suffix} n {n}");
+            if let Some(dtype) = copy {
+                assert_eq!(copied, rounded(&got[2], dtype));
             }
         }
     }

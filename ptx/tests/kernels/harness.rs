@@ -20,6 +20,7 @@ pub enum DType {
     Bf16,
     F16,
     F64,
+    U8,
     U32,
     I32,
     U64,
@@ -31,6 +32,7 @@ pub const DTYPES: [(DType, &str); 3] = [(F32, "f32"), (Bf16, "bf16"), (F16, "f16
 impl DType {
     pub fn size(self) -> usize {
         match self {
+            U8 => 1,
             Bf16 | F16 => 2,
             F32 | U32 | I32 => 4,
             F64 | U64 => 8,
@@ -44,6 +46,7 @@ pub fn encode(values: &[f64], dtype: DType) -> Vec<u8> {
         Bf16 => bf16::from_f32(*v as f32).to_le_bytes().to_vec(),
         F16 => f16::from_f32(*v as f32).to_le_bytes().to_vec(),
         F64 => v.to_le_bytes().to_vec(),
+        U8 => vec![*v as u8],
         U32 => (*v as u32).to_le_bytes().to_vec(),
         I32 => (*v as i32).to_le_bytes().to_vec(),
         U64 => (*v as u64).to_le_bytes().to_vec(),
@@ -56,6 +59,7 @@ pub fn decode(bytes: &[u8], dtype: DType) -> Vec<f64> {
         Bf16 => bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f64()).collect(),
         F16 => bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f64()).collect(),
         F64 => bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).collect(),
+        U8 => bytes.iter().map(|b| *b as f64).collect(),
         U32 => bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b) as f64).collect(),
         I32 => bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b) as f64).collect(),
         U64 => bytes.as_chunks().0.iter().map(|b| u64::from_le_bytes(*b) as f64).collect(),

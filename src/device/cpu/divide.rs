@@ -4,6 +4,7 @@
 use super::loss;
 use super::operands::within;
 use crate::base::Result;
+use crate::base::dynamic8::BLOCK;
 use crate::device::ops::{
     AdamW, Bias, CopyColumns, CrossEntropyPart, DistillPart, DropoutRows, Embed, EmbedBackward, EmbedShape, Epilogue,
     Expand, Gelu, GeluBackward, Gemm, GemmShape, GemmThen, Glu, GluBackward, LayerNorm, LayerNormBackward, QkNormRope,
@@ -121,18 +122,21 @@ by_elements! {
 }
 
 impl Divisible for AdamW<'_> {
-    const STEP: usize = LINE;
+    const STEP: usize = BLOCK;
     fn rows(&self) -> Result<(usize, usize)> {
         self.check()?;
         Ok((self.g.len(), self.g.bytes()))
     }
     unsafe fn part(&self, rows: &Range<usize>, _: usize) -> Self {
-        let (AdamW { h, scale, g, m, v, p, out, at }, of) = (self, self.g.len());
+        let (AdamW { h, scale, g, m, v, p, out, absmax, at }, of) = (self, self.g.len());
+        let blocks = rows.start / BLOCK..rows.end.div_ceil(BLOCK);
+        // SAFETY: likewise, since parts start with a block.
+        let absmax = absmax.as_ref().map(|of| unsafe { [of[0].part(blocks.clone()), of[1].part(blocks)] });
         // SAFETY: upheld by the caller.
         let (g, m, v) = unsafe { (g.cut(rows, of), m.cut(rows, of), v.cut(rows, of)) };
         // SAFETY: likewise.
         let (p, out) = unsafe { (p.cut(rows, of), out.cut(rows, of)) };
-        AdamW { h: *h, scale: *scale, g, m, v, p, out, at: at.from(rows.start) }
+        AdamW { h: *h, scale: *scale, g, m, v, p, out, absmax, at: at.from(rows.start) }
     }
 }
 

@@ -38,7 +38,7 @@ mod loss;
 mod experts;
 // The exact sum of squares.
 mod reduce;
-// AdamW and SGD.
+// AdamW, SGD and Muon's polynomial.
 mod optim;
 // The device's threads.
 mod pool;

@@ -2,6 +2,7 @@
 //! keeps state of its own.
 use super::operands::{constants, first};
 use crate::base::dtype::{Float, Stored};
+use crate::base::dynamic8::{self, SIGNED, UNSIGNED};
 use crate::base::{Result, rng::philox};
 use crate::device::ops::{AdamW, AdamWScalars, Polynomial, Sgd, SgdScalars};
 
@@ -42,6 +43,40 @@ pub fn adamw<M: Stored, P: Stored, T: Float>(op: AdamW) -> Result<()> {
     }
     Ok(())
 }
+/// The same with moments in u8, block by block.
+#[inline(always)]
+pub fn adamw_in_blocks<P: Stored, T: Float>(op: AdamW) -> Result<()> {
+    const OP: &str = AdamW::OP;
+    op.check()?;
+    let (k, scale, at, rounds) = (&constants::<AdamWScalars>(OP, op.h)?, first(OP, op.scale)?, op.at, op.rounds());
+    let Some([of_m, of_v]) = op.absmax.filter(|_| scale.is_finite()) else { return Ok(()) };
+    let (of_m, of_v) = (of_m.host::<f32>(OP)?, of_v.host::<f32>(OP)?);
+    let (g, m, v) = (op.g.host::<f32>(OP)?, op.m.host::<u8>(OP)?, op.v.host::<u8>(OP)?);
+    let (p, mut out) = (op.p.host::<P>(OP)?, op.out.map(|out| out.host::<T>(OP)).transpose()?);
+    let (mut words, mut new_m, mut new_v) = ([[0; BLOCK]; 3], [0f32; dynamic8::BLOCK], [0f32; dynamic8::BLOCK]);
+    for (block, start) in (0..g.len()).step_by(dynamic8::BLOCK).enumerate() {
+        let end = g.len().min(start + dynamic8::BLOCK);
+        let (new_m, new_v) = (&mut new_m[..end - start], &mut new_v[..end - start]);
+        SIGNED.dequantize(&m[start..end], of_m[block], new_m);
+        UNSIGNED.dequantize(&v[start..end], of_v[block], new_v);
+        let mut i = start;
+        while i < end {
+            let (element, contiguous) = if rounds { at.place(i) } else { (0, usize::MAX) };
+            let n = contiguous.min(end - i).min(BLOCK);
+            if rounds {
+                draw(at.key, element, k.step, &mut words);
+            }
+            let (own, of) = (i - start..i - start + n, i..i + n);
+            let state = (&mut new_m[own.clone()], &mut new_v[own], &mut p[of.clone()]);
+            adamw_slices(k, scale, &g[of.clone()], state, out.as_mut().map(|out| &mut out[of]), &words);
+            i += n;
+        }
+        of_m[block] = SIGNED.quantize(new_m, &mut m[start..end]);
+        of_v[block] = UNSIGNED.quantize(new_v, &mut v[start..end]);
+    }
+    Ok(())
+}
+
 /// Elements that are drawn for at a time.
 const BLOCK: usize = 64;
 

@@ -1,14 +1,14 @@
 //! The exact sum of squares for the gradient norm, and the clip scale computed from it. Never rounds between blocks.
 //!
-//! [Note: exact norm] A block of [`ALIGN`] squares is summed in f64, in a fixed order: squares of f32 are exact in f64,
-//! so only the sum within the block is rounded. Block sums are then added exactly, in fixed point (Kulisch's
+//! [Note: exact norm] A block of [`NORM_BLOCK`] squares is summed in f64, in a fixed order: squares of f32 are exact in
+//! f64, so only the sum within the block is rounded. Block sums are then added exactly, in fixed point (Kulisch's
 //! accumulator): limb i counts units of 2^(32 i - 1074), the smallest f64, so every f64 is an integer number of units.
 //! Integers add to the same result in any order. On return, carries are propagated: each limb is below 2^32, stored in
 //! an f64, which leaves 21 bits for ranks to add limb by limb without rounding; [`norm`] propagates carries again. The
 //! last limb counts blocks that were not finite.
 use super::operands::first;
 use crate::base::Result;
-use crate::device::ops::{ALIGN, ClipScale, LIMBS};
+use crate::device::ops::{ClipScale, LIMBS, NORM_BLOCK};
 
 const POISON: usize = LIMBS - 1;
 /// The unit of limb 0 is 2^-1074.
@@ -68,8 +68,8 @@ fn store(limbs: &[u64; LIMBS], acc: &mut [f64]) {
 #[inline(always)]
 pub fn sum_squares(x: &[f32], acc: &mut [f64]) {
     let mut limbs = load(acc);
-    for part in x.chunks(CARRY_EVERY * ALIGN) {
-        for block in part.chunks(ALIGN) {
+    for part in x.chunks(CARRY_EVERY * NORM_BLOCK) {
+        for block in part.chunks(NORM_BLOCK) {
             let sum = block_sum(block);
             if sum.is_finite() {
                 add(&mut limbs, sum);

@@ -20,12 +20,14 @@ pub struct GpuDevice {
 
 impl GpuDevice {
     pub fn new(driver: Arc<dyn Driver>, meter: Meter) -> Result<GpuDevice> {
-        let [limbs, words, faults] = scratch::buffers(driver.multiprocessors()).map(|(dtype, len)| {
+        let [limbs, words, faults, tables] = scratch::buffers(driver.multiprocessors()).map(|(dtype, len)| {
             let _for = meter.purpose("of kernels");
             let lease = meter.lease_of(Category::Scratch, dtype, len, len * dtype.size());
             driver.alloc(dtype, len, Category::Scratch, lease)
         });
-        let scratch = LaunchScratch { limbs: limbs?, words: words?, faults: IndexFaults::new(faults?) };
+        let (mut tables, faults) = (tables?, IndexFaults::new(faults?));
+        driver.upload(bytemuck::cast_slice(&scratch::tables()), tables.view_mut())?;
+        let scratch = LaunchScratch { limbs: limbs?, words: words?, faults, tables };
         Ok(GpuDevice { driver, meter, host_threads: 1, scratch: Mutex::new(scratch) })
     }
     /// With this many host threads per rank.

@@ -1,9 +1,9 @@
 //! Launches of the gradient norm and the optimizers. Never knows their constants: those are in memory, computed in f64.
 use super::driver::{Arg, Kernel, LaunchShape};
 use super::launch::{BLOCK, GpuDevice, by_dtype};
-use crate::base::{DType, Error, Result};
+use crate::base::{DType, Error, Result, dynamic8};
 use crate::device::ViewMut;
-use crate::device::ops::{ALIGN, AdamW, ClipScale, LIMBS, Polynomial, Sgd, SumSquares};
+use crate::device::ops::{AdamW, ClipScale, LIMBS, NORM_BLOCK, Polynomial, Sgd, SumSquares};
 
 /// Threads that add the CTAs' limbs.
 const FINISH: u32 = 96;
@@ -13,8 +13,8 @@ pub fn sum_squares(gpu: &GpuDevice, op: SumSquares) -> Result<()> {
     op.check()?;
     let SumSquares { x, acc } = op;
     let n = x.len();
-    // Eight lanes handle a block of ALIGN elements.
-    let ctas = gpu.ctas(n.div_ceil(ALIGN * BLOCK as usize / 8));
+    // Eight lanes handle a block.
+    let ctas = gpu.ctas(n.div_ceil(NORM_BLOCK * BLOCK as usize / 8));
     if ctas == 0 {
         return Ok(());
     }
@@ -38,8 +38,29 @@ pub fn adamw(gpu: &GpuDevice, op: AdamW) -> Result<()> {
     const OP: &str = AdamW::OP;
     op.check()?;
     let rounds = op.rounds();
-    let AdamW { h, scale, g, m, v, p, out, at } = op;
+    let AdamW { h, scale, g, m, v, p, out, absmax, at } = op;
     let n = g.len();
+    let copies = |out: DType| Err(Error::op(OP, format!("masters in bf16 are copied in bf16, not {out}")));
+    let [key, first, before, row, skip] = [at.key, at.first, at.before, at.row, at.skip].map(Arg::U64);
+    if let Some([of_m, of_v]) = absmax {
+        const BLOCKS: &str = "adamw_blocks";
+        let variant = match (p.dtype(), out.as_ref().map(ViewMut::dtype)) {
+            (DType::F32, None) => BLOCKS,
+            (DType::F32, Some(out)) => by_dtype!(OP, out, "adamw_blocks")?,
+            (_, None) => "adamw_blocks_master",
+            (_, Some(DType::Bf16)) => "adamw_blocks_master_bf16",
+            (_, Some(out)) => return copies(out),
+        };
+        let scratch = gpu.scratch();
+        let (g, m, v, p, out) =
+            (Arg::In(g), Arg::InOut(m), Arg::InOut(v), Arg::InOut(p), out.map_or(Arg::Null, Arg::InOut));
+        let (of_m, of_v, tables) = (Arg::InOut(of_m), Arg::InOut(of_v), Arg::In(scratch.tables.view()));
+        let (h, scale, elements) = (Arg::In(h), Arg::In(scale), Arg::U64(n as u64));
+        let args = &mut [g, m, v, p, out, of_m, of_v, tables, h, scale, elements, key, first, before, row, skip];
+        // A warp takes a block.
+        let parts = n.div_ceil(dynamic8::BLOCK * BLOCK as usize / 32);
+        return gpu.launch(variant, BLOCKS, parts, &mut args[..if rounds { 16 } else { 11 }]);
+    }
     let variant = match (m.dtype(), p.dtype(), out.as_ref().map(ViewMut::dtype)) {
         (DType::F32, DType::F32, None) => "adamw",
         (DType::F32, DType::F32, Some(out)) => by_dtype!(OP, out, "adamw")?,
@@ -49,11 +70,10 @@ pub fn adamw(gpu: &GpuDevice, op: AdamW) -> Result<()> {
         (DType::F32, _, Some(DType::Bf16)) => "adamw_master_bf16",
         (_, _, None) => "adamw_both",
         (_, _, Some(DType::Bf16)) => "adamw_both_bf16",
-        (_, _, Some(out)) => return Err(Error::op(OP, format!("masters in bf16 are copied in bf16, not {out}"))),
+        (_, _, Some(out)) => return copies(out),
     };
     let (g, m, v, p) = (Arg::In(g), Arg::InOut(m), Arg::InOut(v), Arg::InOut(p));
     let (out, h, scale, elements) = (out.map_or(Arg::Null, Arg::InOut), Arg::In(h), Arg::In(scale), Arg::U64(n as u64));
-    let [key, first, before, row, skip] = [at.key, at.first, at.before, at.row, at.skip].map(Arg::U64);
     let args = &mut [g, m, v, p, out, h, scale, elements, key, first, before, row, skip];
     gpu.each(variant, OP, n, DType::F32, &mut args[..if rounds { 13 } else { 8 }])
 }

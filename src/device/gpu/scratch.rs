@@ -1,5 +1,6 @@
-//! Scratch memory of launches: limbs of sums, words passed from one launch to the next, and faults found in indices.
-//! Never launches.
+//! Scratch memory of launches: limbs of sums, words passed from one launch to the next, faults found in indices, and
+//! the tables of 8-bit blocks. Never launches.
+use crate::base::dynamic8::{SIGNED, UNSIGNED};
 use crate::base::{DType, Error, Result};
 use crate::device::{Buf, LIMBS, View, ViewMut};
 
@@ -20,11 +21,23 @@ pub struct LaunchScratch {
     /// Data from one launch to the next, as 4-byte words; see [`words`].
     pub words: Buf,
     pub faults: IndexFaults,
+    /// See [`tables`].
+    pub tables: Buf,
 }
 
+/// What `kernels/adamw_blocks.ptx` reads: signed and unsigned fractions, then their bounds.
+pub fn tables() -> Vec<f32> {
+    let maps = || [&*SIGNED, &*UNSIGNED].into_iter();
+    let bounds = maps().flat_map(|map| map.bounds.into_iter().chain([f32::INFINITY]));
+    maps().flat_map(|map| map.values).chain(bounds).collect()
+}
+/// Elements of [`tables`].
+const TABLES: usize = 4 * 256;
+
 /// Sizes of the buffers of [`LaunchScratch`], in order: for allocation and planning.
-pub fn buffers(multiprocessors: u32) -> [(DType, usize); 3] {
-    [(DType::F64, limbs(multiprocessors)), (DType::U32, word_count(multiprocessors)), (DType::U32, IndexFaults::WORDS)]
+pub fn buffers(multiprocessors: u32) -> [(DType, usize); 4] {
+    let words = (DType::U32, word_count(multiprocessors));
+    [(DType::F64, limbs(multiprocessors)), words, (DType::U32, IndexFaults::WORDS), (DType::F32, TABLES)]
 }
 
 /// Limbs that all CTAs together pass to the second launch.

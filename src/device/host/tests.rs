@@ -45,6 +45,7 @@ fn updated(threads: Option<usize>, moments: DType) -> Vec<Vec<u8>> {
                 v,
                 p,
                 out,
+                absmax: None,
                 at: TensorPart { key: i as u64, first: 5, ..TensorPart::default() },
             };
             match &mut host {

@@ -1,20 +1,24 @@
 //! Operands of the gradient norm and the optimizers' updates, and the constants of an update. n: elements.
 use super::check::{float, read, written};
+use crate::base::dynamic8::BLOCK;
 use crate::base::{DType, Error, Result};
 use crate::device::{View, ViewMut};
 use bytemuck::{Pod, Zeroable};
 
-/// Alignment of segments and shard boundaries in elements: 256 bytes in bf16, 512 in f32. The exact gradient norm sums
-/// in blocks of this size, so its bits do not depend on the sharding (see [`SumSquares`]).
-pub const ALIGN: usize = 128;
+/// Alignment of segments and shard boundaries in elements, 512 bytes in bf16: so they lie between the blocks of the
+/// exact gradient norm, and of optimizer state in 8 bits, whose bits then do not depend on the sharding.
+pub const ALIGN: usize = BLOCK;
+
+/// Elements that [`SumSquares`] adds before it adds exactly. A divisor of [`ALIGN`].
+pub const NORM_BLOCK: usize = 128;
 
 /// Limbs of [`SumSquares`]'s exact accumulator: each holds an integer below 2^32 as an f64, so that limbs of up to 2^20
 /// ranks add without rounding.
 pub const LIMBS: usize = 68;
 
-/// Adds the sum of squares of `x` to the exact accumulator. Blocks of [`ALIGN`] elements, counted from the start of
-/// `x`, are summed in f64 in a fixed order; block sums are added exactly. So splitting at any multiple of [`ALIGN`]
-/// gives the same limbs. A NaN or infinity makes the result non-finite.
+/// Adds the sum of squares of `x` to the exact accumulator. Blocks of [`NORM_BLOCK`] elements, counted from the start
+/// of `x`, are summed in f64 in a fixed order; block sums are added exactly. So splitting at any multiple of
+/// [`NORM_BLOCK`] gives the same limbs. A NaN or infinity makes the result non-finite.
 pub struct SumSquares<'a> {
     /// (n) f32
     pub x: View<'a>,
@@ -53,7 +57,8 @@ impl ClipScale<'_> {
 }
 
 /// One fused pass (Loshchilov & Hutter 2019, decoupled decay). If `scale[0]` is not finite, nothing changes.
-/// Arithmetic is in f32; what is stored in bf16 is rounded stochastically.
+/// Arithmetic is in f32; what is stored in bf16 is rounded stochastically. Moments in u8 are blocks of
+/// [`crate::base::dynamic8`], the first one signed.
 pub struct AdamW<'a> {
     /// f32: [`AdamWScalars`].
     pub h: View<'a>,
@@ -61,7 +66,7 @@ pub struct AdamW<'a> {
     pub scale: View<'a>,
     /// (n) f32
     pub g: View<'a>,
-    /// (n) f32 or bf16, updated.
+    /// (n) f32, bf16 or, with `absmax`, u8; updated.
     pub m: ViewMut<'a>,
     /// (n) as `m`, updated.
     pub v: ViewMut<'a>,
@@ -69,6 +74,8 @@ pub struct AdamW<'a> {
     pub p: ViewMut<'a>,
     /// (n): a copy of `p` in the compute dtype, if there is one.
     pub out: Option<ViewMut<'a>>,
+    /// f32: the largest magnitude of each [`BLOCK`] elements of `m` and of `v`, where these are u8. Updated.
+    pub absmax: Option<[ViewMut<'a>; 2]>,
     /// Where the elements are in their tensor. Unused if everything is f32.
     pub at: TensorPart,
 }
@@ -80,11 +87,16 @@ impl AdamW<'_> {
         let n = g.len();
         let stored = |x: &ViewMut| if x.dtype() == DType::Bf16 { DType::Bf16 } else { DType::F32 };
         check_update(Self::OP, (h, AdamWScalars::LEN), scale, g, (p, stored(p)), out.as_ref())?;
-        written(Self::OP, &[("m", m, stored(m), n), ("v", v, stored(m), n)])
+        let Some([of_m, of_v]) = &self.absmax else {
+            return written(Self::OP, &[("m", m, stored(m), n), ("v", v, stored(m), n)]);
+        };
+        let (blocks, f32) = (n.div_ceil(BLOCK), DType::F32);
+        written(Self::OP, &[("absmax of m", of_m, f32, blocks), ("absmax of v", of_v, f32, blocks)])?;
+        written(Self::OP, &[("m", m, DType::U8, n), ("v", v, DType::U8, n)])
     }
-    /// Whether anything is stored in bf16.
+    /// Whether anything is rounded stochastically.
     pub fn rounds(&self) -> bool {
-        self.m.dtype() != DType::F32 || self.p.dtype() != DType::F32
+        self.m.dtype() == DType::Bf16 || self.p.dtype() == DType::Bf16
     }
 }
 

@@ -123,7 +123,9 @@ impl Verify {
                 drop(states);
                 for range in own {
                     let mut states = optimizer.state(shard.unit, range);
-                    states.try_for_each(|(_, state)| update(dev, state.as_view(), chunk, &mut uncut))?;
+                    states.try_for_each(|(_, state)| {
+                        state.views().try_for_each(|view| update(dev, view, chunk, &mut uncut))
+                    })?;
                 }
             }
             for (word, hash) in [(shard.unit, whole), (units + shard.unit, uncut)] {

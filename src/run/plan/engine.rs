@@ -161,14 +161,14 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
     let (f, o, b) = (&s.fsdp, &s.optim, &s.batch);
     let weight_decay = set(&o.weight_decay, "optim.weight_decay")? as f32;
     let rule = match set(&o.optimizer, "optim.optimizer")? {
-        OptimizerName::Adamw => {
+        name @ (OptimizerName::Adamw | OptimizerName::Adamw8bit) => {
             let betas = set(&o.betas, "optim.betas")?;
             Rule::AdamW {
                 beta1: betas[0] as f32,
                 beta2: betas[1] as f32,
                 eps: set(&o.eps, "optim.eps")? as f32,
                 weight_decay,
-                moments: s.precision.moments()?,
+                moments: if name == OptimizerName::Adamw8bit { DType::U8 } else { s.precision.moments()? },
             }
         }
         OptimizerName::Muon => {

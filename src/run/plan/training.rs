@@ -315,7 +315,7 @@ impl Plan {
                     // Checkpoints are f32: a run that stores another dtype converts them, and reports the difference.
                     for (key, dtype) in [("moments_dtype", moments), ("master_dtype", self.engine.strategy.masters())] {
                         if dtype != DType::F32 {
-                            all[key] = json!(dtype.name());
+                            all[key] = json!(if dtype == DType::U8 { "8bit" } else { dtype.name() });
                         }
                     }
                     all

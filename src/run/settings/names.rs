@@ -26,7 +26,7 @@ names!(
 );
 names!(ArchName, "snake_case", Llama, Gpt);
 names!(ObjectiveName, "snake_case", Sft, Dpo, Rm, Kto);
-names!(OptimizerName, "snake_case", Adamw, Sgd, Muon);
+names!(OptimizerName, "snake_case", Adamw, Adamw8bit, Sgd, Muon);
 names!(SchedulerName, "snake_case", Constant, Linear, Cosine, CosineWithMinLr);
 names!(WarmupName, "snake_case", Linear, Log);
 names!(BackendName, "snake_case", Fsdp, Zero);

@@ -82,7 +82,14 @@ pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result
     if let Some(from @ ResumeFrom { dir, state: then, .. }) = resumed {
         lines.push(("resume", format!("{} after step {}", dir.display(), then.step)));
         let now = plan.trainer_state(then.step, 0, 0);
-        lines.extend(then.differences(&now).into_iter().map(|difference| ("", difference)));
+        let differences =
+            then.differences(&now).into_iter().filter(|text| !text.starts_with("optimizer.moments_dtype"));
+        lines.extend(differences.map(|difference| ("", difference)));
+        let [stored, stores] = [then, &now].map(|state| state.optimizer.get("moments_dtype").map(Value::as_str));
+        if stored != stores {
+            let [stored, stores] = [stored, stores].map(|name| name.flatten().unwrap_or("fp32"));
+            lines.push(("", format!("moments are converted from {stored} to {stores}")));
+        }
         lines.extend(plan.forgotten_evaluations(from).map(|why| ("", why)));
         if plan.is_done() {
             let remedy = if plan.is_stopped(from) {

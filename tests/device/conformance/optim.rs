@@ -2,6 +2,7 @@
 use super::harness::*;
 use crate::common::reference::{Real, f64s, reals};
 use bytemuck::Pod;
+use flatshard::base::dynamic8::BLOCK;
 use flatshard::base::{Category, DType};
 use flatshard::device::ops::{
     AdamW, AdamWStep, ClipScale, Gemm, GemmShape, Polynomial, Sgd, SgdScalars, SumSquares, TensorPart,
@@ -59,6 +60,7 @@ fn adamw() {
                 v,
                 p,
                 out: Some(out.view_mut()),
+                absmax: None,
                 at: TensorPart::default(),
             })
         });
@@ -72,17 +74,18 @@ fn adamw() {
                 v: v.view_mut(),
                 p: p.view_mut(),
                 out: None,
+                absmax: None,
                 at: TensorPart::default(),
             })
         });
     }
 }
 
-/// Steps of every combination of dtypes that is stored: the same bits on every device, however the range is split, with
-/// the random numbers of a tensor that is cut along its columns.
+/// Steps of every combination of dtypes that is stored: the same bits on every device, however the range is split (with
+/// 8-bit moments, between their blocks), with the random numbers of a tensor that is cut along its columns.
 #[test]
 fn stored_bits_are_those_of_every_device_and_split() {
-    let (n, b, f) = (1000, DType::Bf16, DType::F32);
+    let (n, b, f, blocks) = (1000, DType::Bf16, DType::F32, DType::U8);
     let at = TensorPart { key: 0x0123_4567_89ab_cdef, first: 5, before: 7, row: 30, skip: 90 };
     let whole = TensorPart { row: 0, skip: 0, ..at };
     for (moments, master, out, at) in [
@@ -95,16 +98,28 @@ fn stored_bits_are_those_of_every_device_and_split() {
         (f, b, Some(b), at),
         (b, b, None, whole),
         (b, b, Some(b), at),
+        (blocks, f, None, at),
+        (blocks, f, Some(b), at),
+        (blocks, f, Some(DType::F16), at),
+        (blocks, f, Some(f), at),
+        (blocks, b, None, whole),
+        (blocks, b, Some(b), at),
     ] {
         let mut first: Option<Vec<Vec<f64>>> = None;
         for dev in devices() {
             let kernels = !is_cpu(&*dev);
-            for cuts in [vec![0, n], if kernels { vec![0, 8, 24, 504, n] } else { vec![0, 1, 18, 501, 999, n] }] {
+            let cuts = match moments {
+                DType::U8 => vec![0, 256, 768, n],
+                _ if kernels => vec![0, 8, 24, 504, n],
+                _ => vec![0, 1, 18, 501, 999, n],
+            };
+            for cuts in [vec![0, n], cuts] {
                 let of = |dtype, values: Vec<f64>| buf(&*dev, dtype, &values);
                 let (g, scale) = (of(f, normal(1, n)), of(f, vec![SCALE]));
                 let (mut m, mut v, mut p) =
                     (of(moments, vec![0.0; n]), of(moments, vec![0.0; n]), of(master, normal(3, n)));
                 let mut copy = out.map(|dtype| of(dtype, vec![0.0; n]));
+                let mut largest = (moments == blocks).then(|| [0, 1].map(|_| of(f, vec![0.0; n.div_ceil(BLOCK)])));
                 for step in 1..=3 {
                     let h = AdamWStep { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step };
                     let h = h.scalars();
@@ -114,13 +129,16 @@ fn stored_bits_are_those_of_every_device_and_split() {
                         let r = w[0]..w[1];
                         let [m, v, p] = [&mut m, &mut v, &mut p].map(|x| x.view_mut().slice(r.clone()));
                         let out = copy.as_mut().map(|out| out.view_mut().slice(r.clone()));
+                        let own = r.start / BLOCK..r.end.div_ceil(BLOCK);
+                        let absmax = largest.as_mut();
+                        let absmax = absmax.map(|of| of.each_mut().map(|x| x.view_mut().slice(own.clone())));
                         let (h, scale, g, at) =
                             (words.view(), scale.view(), g.view().slice(r.clone()), at.from(r.start));
-                        dev.adamw(AdamW { h, scale, g, m, v, p, out, at }).unwrap();
+                        dev.adamw(AdamW { h, scale, g, m, v, p, out, absmax, at }).unwrap();
                     }
                 }
                 let mut made: Vec<Vec<f64>> = [&m, &v, &p].map(|x| read(&*dev, x)).to_vec();
-                made.extend(copy.iter().map(|out| read(&*dev, out)));
+                made.extend(copy.iter().chain(largest.iter().flatten()).map(|out| read(&*dev, out)));
                 assert!(
                     first.get_or_insert_with(|| made.clone()) == &made,
                     "{} {moments} {master} {out:?}",
@@ -203,7 +221,18 @@ fn stochastic_rounding_has_no_bias_over_steps() {
             dev.upload(bytemuck::bytes_of(&h), words.view_mut()).unwrap();
             let (m, v, p) = (m.view_mut(), v.view_mut(), p.view_mut());
             let at = TensorPart { key: 99, ..TensorPart::default() };
-            dev.adamw(AdamW { h: words.view(), scale: scale.view(), g: g.view(), m, v, p, out: None, at }).unwrap();
+            dev.adamw(AdamW {
+                h: words.view(),
+                scale: scale.view(),
+                g: g.view(),
+                m,
+                v,
+                p,
+                out: None,
+                absmax: None,
+                at,
+            })
+            .unwrap();
         }
         [read(&dev, &p), read(&dev, &v)]
     };
@@ -283,6 +312,7 @@ fn optimizers_do_not_depend_on_how_a_range_is_split() {
                     v,
                     p,
                     out: Some(out),
+                    absmax: None,
                     at: TensorPart::default(),
                 })
                 .unwrap();
@@ -320,6 +350,7 @@ fn optimizers_change_nothing_with_a_non_finite_scale() {
                 v: v.view_mut(),
                 p: p.view_mut(),
                 out: into,
+                absmax: None,
                 at: TensorPart::default(),
             })
             .unwrap();
@@ -406,7 +437,7 @@ fn the_norm_is_correctly_rounded() {
         }
         let (tiny, huge) = (f32::from_bits(1) as f64, f32::MAX as f64);
         assert_eq!(norm(&[tiny]), tiny);
-        assert_eq!(norm(&[tiny; 4 * ALIGN * ALIGN]), tiny * 2.0 * ALIGN as f64);
+        assert_eq!(norm(&vec![tiny; 4 * ALIGN * ALIGN]), tiny * 2.0 * ALIGN as f64);
         assert_eq!(norm(&[huge, tiny]), huge);
         assert_eq!(norm(&[1e30, 1e-30]), 1e30f32 as f64);
         assert_eq!(norm(&[huge; 4]), f64::INFINITY, "twice the largest f32");

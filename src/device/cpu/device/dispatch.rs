@@ -398,6 +398,8 @@ impl Device for CpuDevice {
         let copy = op.out.as_ref().map_or(DType::F32, ViewMut::dtype);
         let bf16 = |x: &ViewMut| x.dtype() == DType::Bf16;
         let run = |op: AdamW| match (bf16(&op.m), bf16(&op.p)) {
+            (_, false) if op.absmax.is_some() => floats!(self, copy, T => optim::adamw_in_blocks::<f32, T>(op)),
+            (_, true) if op.absmax.is_some() => floats!(self, copy, T => optim::adamw_in_blocks::<bf16, T>(op)),
             (false, false) => floats!(self, copy, T => optim::adamw::<f32, f32, T>(op)),
             (true, false) => floats!(self, copy, T => optim::adamw::<bf16, f32, T>(op)),
             (false, true) => floats!(self, copy, T => optim::adamw::<f32, bf16, T>(op)),
