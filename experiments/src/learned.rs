@@ -79,6 +79,6 @@ mod tests {
         write(0, "rm", &all);
         write(1, "sft", &all);
         assert!(curves(&[path(0), path(1)]).unwrap_err().to_string().contains("one objective"));
-        [0, 1].map(|n| std::fs::remove_file(path(n)).unwrap());
+        (0..2).for_each(|n| std::fs::remove_file(path(n)).unwrap());
     }
 }

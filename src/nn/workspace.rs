@@ -232,6 +232,7 @@ impl Workspace<TensorShape, ()> {
                         low: held(Category::Scratch, adapters.experts),
                         dlow: held_back(adapters.experts),
                         dropped: scratch(0),
+                        tile: scratch(0), // 4-bit weights are those of dense models
                     },
                     dispatch: Dispatch::plan(tokens * top_k, spec.dim, experts, split.ep, dtype, train),
                 },

@@ -166,7 +166,7 @@ fn adapters_of_4_bit_weights_are_resumed_and_merged_into_the_original_weights() 
     // 2 ranks hold half each of two blocks' matrices: 4 bytes a weight, or 4.127 bits and the padding of each matrix.
     let weights = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 192) / 2;
     let (saved, at_most) = (params(&in_full) - params(&events), weights as u64 * 4 - weights as u64 * 33 / 64);
-    assert!(saved <= at_most && at_most - saved < 2 * 7 * 128 + 1024, "{saved} of {at_most} bytes");
+    assert!(saved <= at_most && at_most - saved < 2 * 7 * 256 + 1024, "{saved} of {at_most} bytes");
     let [full, packed] = [&in_full, &events].map(|events| evaluated(events));
     assert!(full != packed && (full - packed).abs() < 0.1, "{full} in full, {packed} in 4 bits");
 

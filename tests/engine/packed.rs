@@ -389,7 +389,7 @@ fn bytes_gathered_and_held_are_those_of_4_bits() {
             let groups = [1, 1, 1, 1, 2, 2, 2].iter().sum::<usize>();
             let bytes = block / 2 + block / BLOCK + 4 * (groups + 7);
             assert_eq!(packed.len(), spec().layers);
-            assert!(packed.iter().all(|&n| (bytes..bytes + 7 * 128).contains(&n)), "{packed:?} and {bytes}");
+            assert!(packed.iter().all(|&n| (bytes..bytes + 7 * 256).contains(&n)), "{packed:?} and {bytes}");
         }
     }
 }
