@@ -3,7 +3,7 @@ use flatshard_ptx::kernels::variants;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let Some(dir) = std::env::args().nth(1) else {
+    let Some(dir) = std::env::args().nth(1).filter(|dir| !dir.starts_with('-')) else {
         eprintln!("usage: expand_kernels DIR");
         return ExitCode::from(2);
     };

@@ -130,6 +130,7 @@ fn kernel(op: &GroupedGemm) -> Result<&'static GroupedKernel> {
 pub fn grouped_gemm(gpu: &GpuDevice, op: GroupedGemm) -> Result<()> {
     const OP: &str = GroupedGemm::OP;
     let (groups, rows) = op.check()?;
+    op.offsets.fits(OP, "offsets", DType::U32, groups + 1)?;
     let GroupedKernel { variant, rows: tile, columns } = *kernel(&op)?;
     let GroupedGemm { kind, n, k, offsets, a, b, c, stride, accumulate, .. } = op;
     let tiles = match kind {

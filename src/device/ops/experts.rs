@@ -113,7 +113,8 @@ impl RouteLoad<'_> {
     pub fn check(&self) -> Result<usize> {
         let experts = self.counts.len();
         rows(Self::OP, "probs", self.probs.len(), experts)?;
-        read(Self::OP, &[("offsets", &self.offsets, DType::U32, experts + 1)])?;
+        let probs = ("probs", &self.probs, DType::F32, self.probs.len());
+        read(Self::OP, &[probs, ("offsets", &self.offsets, DType::U32, experts + 1)])?;
         written(Self::OP, &[("counts", &self.counts, DType::F64, experts), ("sums", &self.sums, DType::F64, experts)])?;
         Ok(experts)
     }
