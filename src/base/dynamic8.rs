@@ -77,12 +77,12 @@ impl DynamicMap {
 
     /// Quantizes a block; returns its largest magnitude. A block below the least normal f32 becomes zero.
     #[inline(always)]
+    #[allow(clippy::manual_clamp)] // a NaN becomes -1, as in the kernel
     pub fn quantize(&self, x: &[f32], codes: &mut [u8]) -> f32 {
         let absmax = x.iter().fold(0f32, |most, x| most.max(x.abs()));
         let absmax = if absmax < f32::MIN_POSITIVE { 0.0 } else { absmax };
         let inverse = if absmax > 0.0 { 1.0 / absmax } else { 0.0 };
         for (code, x) in codes.iter_mut().zip(x) {
-            // A NaN becomes -1, as in the kernel.
             *code = self.code((x * inverse).max(-1.0).min(1.0));
         }
         absmax

@@ -67,7 +67,7 @@ const fn scales() -> [f32; 256] {
 /// operations are exact).
 const fn edge(k: usize, n: usize) -> f32 {
     let step = (0.9 / n as f32) as f64;
-    match k < (n + 1) / 2 {
+    match k < n.div_ceil(2) {
         true => (0.1f32 as f64 + step * k as f64) as f32,
         false => (1.0 - step * (n - k) as f64) as f32,
     }

@@ -24,6 +24,7 @@ pub struct DecoderBlock {
 
 /// The second branch of a block.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // one per block, and never moved
 pub enum FeedForward {
     Dense(MlpBranch),
     Sparse(SparseBranch),

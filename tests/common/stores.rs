@@ -16,7 +16,7 @@ pub fn zero(options: ZeroOptions) -> Arc<dyn Strategy> {
 }
 
 /// Elements of a block of `llama()` over three ranks, padding and all.
-pub const BLOCK: usize = 5376;
+pub const BLOCK: usize = 6144;
 
 /// Buckets of two blocks; weights gathered a unit at a time; in stage 3 one block ahead, two there.
 pub fn staged(stage: Stage, dtype: DType) -> ZeroOptions {

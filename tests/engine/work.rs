@@ -166,6 +166,7 @@ fn received_bytes_are_those_of_a_run_and_moved_bytes_follow_the_optimizer() {
         // A moment more is read and written.
         let updated = spec.params() / if adamw.gathered > adamw.reduced { 2 } else { 1 };
         let more = adamw.moved[0] - counted(SGD).moved[0];
-        assert!((8 * updated..9 * updated).contains(&(more as usize)), "{more} bytes for {updated} weights");
+        // Padding of tensors this small is a quarter.
+        assert!((8 * updated..11 * updated).contains(&(more as usize)), "{more} bytes for {updated} weights");
     }
 }
