@@ -294,9 +294,9 @@ fn each_bucket_size_of_zero_has_its_effect() {
         in_flight(of(Stage::Two, &change), 1).1
     };
     assert_eq!((reducing(false), reducing(true)), (4 * BLOCK, 4 * (2 * BLOCK + ROOT)));
-    // After the update: one unit at a time, two, all.
+    // After the update: one unit at a time, two, all. The root has 2,460 weights, a block 4,840.
     let gathering = |size| in_flight(of(Stage::One, &|o| (o.reduce_bucket, o.gather_bucket) = (BLOCK, size)), 1).0;
-    assert_eq!([0, 2 * BLOCK, usize::MAX].map(gathering), [4 * BLOCK, 4 * 2 * BLOCK, 4 * ALL]);
+    assert_eq!([0, 10_000, usize::MAX].map(gathering), [4 * BLOCK, 4 * 2 * BLOCK, 4 * ALL]);
     // Blocks ahead: none, one, two.
     for (size, start) in [
         (0, "gather0 use0 gather1 use1 gather2 use2"),
