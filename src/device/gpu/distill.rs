@@ -6,7 +6,8 @@ use super::scratch::{Indexed, LaunchScratch, words};
 use crate::base::Result;
 use crate::device::ops::{DistillFinish, DistillPart};
 
-/// Threads of an SM that the registers of these kernels allow.
+/// Threads of a CTA, and of an SM, that the registers of these kernels allow.
+const MOST: u32 = 512;
 const RESIDENT: u32 = 1024;
 
 pub fn part(gpu: &GpuDevice, op: DistillPart) -> Result<()> {
@@ -20,7 +21,7 @@ pub fn part(gpu: &GpuDevice, op: DistillPart) -> Result<()> {
     let mut scratch = gpu.scratch();
     gpu.check(Indexed::DistillPart, targets, part.of, &mut scratch.faults)?;
     let fault = Arg::In(scratch.faults.of(Indexed::DistillPart));
-    let threads = threads(shape.vocab, dtype);
+    let threads = threads(shape.vocab, dtype).min(MOST);
     let [rows, vocab, first] = [n, shape.vocab, part.first].map(|x| Arg::U32(x as u32));
     let [cap, teacher_cap, inverse] = [shape.softcap, terms.teacher_cap, 1.0 / terms.temperature].map(Arg::F32);
     let [targets, teacher, logits] = [targets, teacher, logits].map(Arg::In);
@@ -41,7 +42,7 @@ pub fn finish(gpu: &GpuDevice, op: DistillFinish) -> Result<()> {
     gpu.check(Indexed::DistillFinish, targets, part.of, faults)?;
     // One f64 per row.
     let mut losses = words(OP, all, 2 * n)?;
-    let threads = threads(shape.vocab, dtype);
+    let threads = threads(shape.vocab, dtype).min(MOST);
     let [targets, teacher, stats, scale] = [targets, teacher, stats, scale].map(Arg::In);
     let (logits, out) = (Arg::InOut(logits), Arg::Out(losses.reborrow()));
     let fault = Arg::In(faults.of(Indexed::DistillFinish));

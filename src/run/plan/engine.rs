@@ -235,8 +235,8 @@ fn experts(s: &Settings, device: DeviceName, mesh: &MeshSizes, e: &EngineOptions
     }
     if device != DeviceName::Cpu && mesh.ep > 1 {
         return Err(Error::input(format!(
-            "ep_size {}: ranks exchange rows by counts that the host reads, which is supported on the CPU only so far; \
-             use ep_size 1 on a GPU",
+            "--ep-size {}: ranks exchange rows by counts that the host reads, which is supported on the CPU only so far; \
+             use --ep-size 1 on a GPU",
             mesh.ep
         )));
     }
