@@ -24,6 +24,39 @@ pub struct DynamicMap {
     first: [Vec<u8>; 2],
 }
 
+/// bitsandbytes' `create_dynamic_map`, sorted: in seven decades 1, 2, 4, ... 64 evenly spaced values of either sign, or
+/// twice as many positive ones; 0 and 1.
+pub const fn fractions(signed: bool) -> [f32; 256] {
+    const DECADES: [f32; 7] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
+    let (mut map, mut decade) = ([0.0; 256], 0);
+    let zero = if signed { 127 } else { 0 };
+    let mut next = zero + 1;
+    map[255] = 1.0;
+    while decade < DECADES.len() {
+        let n = if signed { 1 << decade } else { 2 << decade };
+        let mut k = 0;
+        while k < n {
+            map[next] = (edge(k, n) + edge(k + 1, n)) / 2.0 * DECADES[decade];
+            if signed {
+                map[2 * zero - next] = -map[next];
+            }
+            (next, k) = (next + 1, k + 1);
+        }
+        decade += 1;
+    }
+    map
+}
+
+/// Point k of n + 1 from 0.1 to 1, as torch.linspace computes it: from the nearer end, rounded once (in f64, the
+/// operations are exact).
+const fn edge(k: usize, n: usize) -> f32 {
+    let step = (0.9 / n as f32) as f64;
+    match k < n.div_ceil(2) {
+        true => (0.1f32 as f64 + step * k as f64) as f32,
+        false => (1.0 - step * (n - k) as f64) as f32,
+    }
+}
+
 /// Upper halves of 0 to 1.
 const STEPS: usize = 0x3f80 + 1;
 
@@ -34,28 +67,11 @@ pub static UNSIGNED: LazyLock<DynamicMap> = LazyLock::new(|| DynamicMap::new(fal
 
 impl DynamicMap {
     fn new(signed: bool) -> DynamicMap {
-        const DECADES: usize = 7;
-        let mut values = vec![0.0f32, 1.0];
-        for decade in 0..DECADES {
-            let items = 1usize << (decade + usize::from(!signed));
-            // As torch.linspace(0.1, 1, items + 1) in f32, from both ends.
-            let step = (1.0 - 0.1f32) / items as f32;
-            let bound = |i: usize| match i < items.div_ceil(2) {
-                true => step.mul_add(i as f32, 0.1),
-                false => (-step).mul_add((items - i) as f32, 1.0),
-            };
-            let scale = 10f64.powi(decade as i32 - (DECADES as i32 - 1)) as f32;
-            for mean in (0..items).map(|i| scale * ((bound(i) + bound(i + 1)) / 2.0)) {
-                values.push(mean);
-                values.extend(signed.then_some(-mean));
-            }
-        }
-        values.sort_by(f32::total_cmp);
+        let mut values = fractions(signed);
         if signed {
             values[0] = -1.0;
         }
-        let mut map = DynamicMap { values: [0.0; 256], bounds: [0.0; 255], first: [Vec::new(), Vec::new()] };
-        map.values.copy_from_slice(&values);
+        let mut map = DynamicMap { values, bounds: [0.0; 255], first: [Vec::new(), Vec::new()] };
         map.bounds.iter_mut().zip(values.windows(2)).for_each(|(bound, w)| *bound = (w[0] + w[1]) / 2.0);
         let below = |x: f32| map.bounds.partition_point(|bound| *bound < x) as u8;
         let magnitude = |step: usize| f32::from_bits((step as u32) << 16);

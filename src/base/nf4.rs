@@ -15,6 +15,7 @@
 //! The mean is the exact sum's, rounded once. bitsandbytes sums in f32, in an order that depends on the machine, so its
 //! mean may differ in the last bit. Its CPU library looks the 8-bit codes up in a table of 65536 places, and is off by
 //! one where a magnitude is next to the middle of two values; ours are the nearest, as those of its default backend.
+use super::dynamic8::fractions;
 use std::ops::Range;
 
 /// Elements that share a scale.
@@ -42,36 +43,8 @@ pub const NF4: [f32; 16] = [
     1.0,
 ];
 
-/// The values of the 8-bit codes (Dettmers 2016): in seven decades, 1, 2, 4, ... 64 evenly spaced values of either
-/// sign; 0 and 1.
-pub const SCALES: [f32; 256] = scales();
-
-const fn scales() -> [f32; 256] {
-    const DECADES: [f32; 7] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
-    let (mut map, mut decade) = ([0.0; 256], 0);
-    map[255] = 1.0;
-    while decade < 7 {
-        let (n, mut k) = (1 << decade, 0);
-        while k < n {
-            let value = (edge(k, n) + edge(k + 1, n)) / 2.0 * DECADES[decade];
-            map[128 + n - 1 + k] = value;
-            map[126 - (n - 1 + k)] = -value;
-            k += 1;
-        }
-        decade += 1;
-    }
-    map
-}
-
-/// Point k of n + 1 from 0.1 to 1, as torch.linspace computes it: from the nearer end, rounded once (in f64, the
-/// operations are exact).
-const fn edge(k: usize, n: usize) -> f32 {
-    let step = (0.9 / n as f32) as f64;
-    match k < n.div_ceil(2) {
-        true => (0.1f32 as f64 + step * k as f64) as f32,
-        false => (1.0 - step * (n - k) as f64) as f32,
-    }
-}
+/// The values of the 8-bit codes.
+pub const SCALES: [f32; 256] = fractions(true);
 
 /// Where this rank's part of a matrix is stored, and which blocks of the whole matrix it has. All counts are of
 /// elements, and multiples of [`BLOCK`].
