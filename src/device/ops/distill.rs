@@ -27,6 +27,19 @@ impl DistillTerms {
     pub const STATS: usize = 7;
 }
 
+/// Returns R. `dtype` and `len`: of the student's logits.
+fn check(
+    op: &'static str,
+    shape: &CrossEntropyShape,
+    [targets, teacher]: [&View; 2],
+    dtype: DType,
+    len: usize,
+) -> Result<usize> {
+    let (dtype, n) = (float(op, dtype)?, rows(op, "logits", len, shape.vocab)?);
+    read(op, &[("targets", targets, DType::I32, n), ("teacher", teacher, dtype, n * shape.vocab)])?;
+    Ok(n)
+}
+
 /// Assigns the statistics of one rank's columns.
 pub struct DistillPart<'a> {
     /// Of the student.
@@ -48,9 +61,7 @@ impl DistillPart<'_> {
     /// Returns R.
     pub fn check(&self) -> Result<usize> {
         let Self { shape, targets, teacher, logits, stats, .. } = self;
-        let dtype = float(Self::OP, logits.dtype())?;
-        let n = rows(Self::OP, "logits", logits.len(), shape.vocab)?;
-        read(Self::OP, &[("targets", targets, DType::I32, n), ("teacher", teacher, dtype, n * shape.vocab)])?;
+        let n = check(Self::OP, shape, [targets, teacher], logits.dtype(), logits.len())?;
         written(Self::OP, &[("stats", stats, DType::F32, DistillTerms::STATS * n)])?;
         Ok(n)
     }
@@ -80,9 +91,7 @@ impl DistillFinish<'_> {
     /// Returns R and the number of parts; 0 and 0 if there are no rows.
     pub fn check(&self) -> Result<(usize, usize)> {
         let Self { shape, targets, teacher, stats, scale, logits, loss, .. } = self;
-        let dtype = float(Self::OP, logits.dtype())?;
-        let n = rows(Self::OP, "logits", logits.len(), shape.vocab)?;
-        read(Self::OP, &[("targets", targets, DType::I32, n), ("teacher", teacher, dtype, n * shape.vocab)])?;
+        let n = check(Self::OP, shape, [targets, teacher], logits.dtype(), logits.len())?;
         read(Self::OP, &[("stats", stats, DType::F32, stats.len())])?;
         scale.fits(Self::OP, "scale", DType::F32, 1)?;
         written(Self::OP, &[("loss", loss, DType::F64, 1)])?;
