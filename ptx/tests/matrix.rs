@@ -258,3 +258,55 @@ fn faults_around_tiles() {
     let unset = plant(TILE, ".for i in 0 .. 4 {", ".for i in 0 .. 3 {");
     caught(FindingKind::Uninitialized, "register %acc3", &unset, &[]);
 }
+
+/// Each lane stores two registers as matrices, and reads 16 bytes of them.
+fn stored(text: &str, schedule: u64) -> Result<LaunchCounts, LaunchReport> {
+    let source = format!(
+        ".visible .entry k(.param .u64 p_y) {{ .reg .pred %half; .reg .b64 %y, %z; .reg .b32 %lane, %at, %r<4>, %unset;
+        .shared .align 128 .b8 s[512]; ld.param.u64 %y, [p_y]; mov.u32 %lane, %laneid; setp.lt.u32 %half, %lane, 16;
+        mov.u32 %at, s; mad.lo.u32 %at, %lane, 16, %at; mov.u32 %r0, %lane; not.b32 %r1, %lane;
+        mul.wide.u32 %z, %lane, 16; add.u64 %z, %z, %y;
+        {text}
+        bar.warp.sync -1; @%half ld.shared.v4.b32 {{%r0, %r1, %r2, %r3}}, [%at];
+        @%half st.global.v4.b32 [%z], {{%r0, %r1, %r2, %r3}}; ret; }}"
+    );
+    let kernels = parse("k.ptx", &source).unwrap_or_else(|e| panic!("{e}"));
+    let mut memory = GlobalMemory::new();
+    let y = memory.alloc("y", 256);
+    let (kernel, arguments) = (&kernels[0], &[Argument::Pointer(y)]);
+    let counts = KernelLaunch { kernel, grid: [1; 3], block: [32, 1, 1], dynamic_shared: 0, arguments, schedule }
+        .run(&mut memory)?;
+    // Register i of lane l is word l of matrix i: rows of four words.
+    let words = (0..32).chain((0..32).map(|lane: u32| !lane));
+    assert_eq!(memory.download(y).unwrap(), words.flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>());
+    Ok(counts)
+}
+
+#[test]
+fn faults_around_stored_matrices() {
+    const STORE: &str = "stmatrix.sync.aligned.m8n8.x2.shared.b16 [%at], {%r0, %r1};";
+    let counts = stored(STORE, 0).unwrap_or_else(|report| panic!("{report}"));
+    assert_eq!(counts.bank_conflicts, 0);
+    let caught = |kind: FindingKind, words: &str, text: String| {
+        for schedule in 0..4 {
+            let report = stored(&text, schedule).expect_err("the fault was not caught");
+            let found = report.findings.iter().any(|f| f.kind == kind && f.to_string().contains(words));
+            assert!(found, "no {kind:?} with '{words}' in\n{report}");
+        }
+    };
+    // A lane's row comes from other lanes: even its giver must wait.
+    let early = "@%half ld.shared.b32 %r2, [%at]; @%half st.global.b32 [%z], %r2;";
+    caught(FindingKind::Race, "read of shared 's'", format!("{STORE} {early}"));
+    caught(FindingKind::Race, "write of shared 's'", format!("st.shared.b32 [%at], %lane; {STORE}"));
+    caught(FindingKind::Misaligned, "16 bytes at byte 8 of shared 's'", STORE.replace("[%at]", "[%at+8]"));
+    caught(FindingKind::OutOfBounds, "of shared 's'", STORE.replace("[%at]", "[%at+272]"));
+    caught(FindingKind::Divergent, "never arrive", format!("@%half {STORE}"));
+    caught(FindingKind::Uninitialized, "register %unset", STORE.replace("%r1}", "%unset}"));
+    // What ptxas refuses.
+    for (count, registers) in [("x2", "%r0"), ("x4", "%r0, %r1"), ("x3", "%r0, %r1, %r2")] {
+        let text = format!(
+            ".visible .entry k() {{ .reg .b32 %at, %r<4>; stmatrix.sync.aligned.m8n8.{count}.shared.b16 [%at], {{{registers}}}; ret; }}"
+        );
+        assert!(parse("k.ptx", &text).is_err_and(|e| e.contains("not modeled")), "{count}");
+    }
+}

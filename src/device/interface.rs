@@ -94,7 +94,7 @@ pub trait Device: Send + Sync {
 
     fn attention(&self, op: Attention) -> Result<()>;
     /// Number of f32 of scratch, `sums`, that attention's backward needs for up to `queries` queries of `dtype`, where
-    /// kernels accumulate gradients of queries in memory; otherwise 0.
+    /// kernels hand numbers on in memory, such as sums of the queries' gradients; otherwise 0.
     fn attention_sums(&self, _shape: &AttentionShape, _dtype: DType, _queries: usize) -> usize {
         0
     }

@@ -187,7 +187,7 @@ impl RingAttention<'_> {
         let Ring { of_queries, of_keys, near_queries, near_keys, kv, next, all, sum, .. } = ring;
         let Ring { dkv, leaving, arriving, all_dkv, .. } = ring;
         let sees = if shape.window == 0 { [of_queries, of_keys] } else { [near_queries, near_keys] };
-        dev.attention_delta(AttentionDelta { shape, o, d_o, delta: delta.reborrow() })?;
+        dev.attention_delta(AttentionDelta { shape, o, d_o, lse, delta: delta.reborrow(), sums: sums.reborrow() })?;
         dev.zero(sum.rows_mut(n))?;
         let mut grads = Homeward { attention: *self, n, dkv, leaving, arriving, all: all_dkv, ticket: None };
         grads.begin()?;

@@ -10,7 +10,7 @@ use super::lane::lanes;
 use super::machine::{Cta, Emulator, Site, StepResult, Stop};
 use super::mbarrier::Mbarrier;
 use super::memory_ops::Touch;
-use super::op::Hopper;
+use super::op::{Hopper, POLICIES};
 use super::operand::{Address, PARAMETER_BASE, PtxSource, SHARED_BASE, Space};
 use super::report::FindingKind;
 use super::shadow::{Access, Proxy};
@@ -53,6 +53,18 @@ impl Emulator<'_, '_> {
                     let place = |p: BoxRun| (map.swizzle.apply(from + p.at as u64), p.global, p.bytes);
                     self.leave(cta, warp, lane, pieces.into_iter().map(place).collect(), false, at)?;
                 }
+                Hopper::Hinted { copy, policy } => {
+                    let policy = self.value(warp, *policy, lane, at);
+                    if !POLICIES.iter().any(|(_, known)| *known == policy) {
+                        let what = format!("{policy:#x} is no cache policy: no createpolicy made it");
+                        self.find(FindingKind::Launch, at, what);
+                    }
+                    self.bulk(cta, warp, 1 << lane, copy, at)?;
+                }
+                Hopper::PrefetchMap(map) => {
+                    let map = self.address(warp, *map, lane, at);
+                    self.tensor_map(map, at)?;
+                }
                 Hopper::BulkCommit => {
                     let bulk = warp.bulk.entry(lane).or_default();
                     bulk.groups.push_back(std::mem::take(&mut bulk.open));
@@ -75,6 +87,17 @@ impl Emulator<'_, '_> {
         }
         Ok((0..bytes).step_by(16))
     }
+    fn tensor_map(&mut self, address: u64, at: Site) -> Result<TensorMap, Stop> {
+        let offset = address.wrapping_sub(PARAMETER_BASE) as usize;
+        let bytes = match offset < self.arguments.len() {
+            true => self.arguments.get(offset..offset + MAP_BYTES),
+            false => self.memory.bytes(address, MAP_BYTES),
+        };
+        bytes.and_then(TensorMap::decode).ok_or_else(|| {
+            self.find(FindingKind::OutOfBounds, at, format!("no tensor map is at {address:#x}"));
+            Stop
+        })
+    }
     /// The tensor map at an address and the box at these coordinates.
     fn boxed(
         &mut self,
@@ -86,15 +109,7 @@ impl Emulator<'_, '_> {
         at: Site,
     ) -> Result<(TensorMap, Vec<BoxRun>), Stop> {
         let address = self.value(warp, map, lane, at);
-        let offset = address.wrapping_sub(PARAMETER_BASE) as usize;
-        let bytes = match offset < self.arguments.len() {
-            true => self.arguments.get(offset..offset + MAP_BYTES),
-            false => self.memory.bytes(address, MAP_BYTES),
-        };
-        let Some(map) = bytes.and_then(TensorMap::decode) else {
-            self.find(FindingKind::OutOfBounds, at, format!("no tensor map is at {address:#x}"));
-            return Err(Stop);
-        };
+        let map = self.tensor_map(address, at)?;
         let corner: Vec<i64> = corner.iter().map(|&x| self.value(warp, x, lane, at) as u32 as i32 as i64).collect();
         if corner.len() != map.sizes.len() {
             let what = format!("{} coordinates for a map of {} dimensions", corner.len(), map.sizes.len());

@@ -5,17 +5,17 @@ use super::clock::FencedMemory;
 use super::decode_hopper::hopper;
 use super::decode_memory::memory;
 use super::lane::{LaneFn, lane_op};
-use super::op::{Fence, MmaType, PtxOp, Shuffle, WarpVote};
+use super::op::{Fence, MmaType, POLICIES, PtxOp, Shuffle, WarpVote};
 use super::operand::{Decoded, PtxOperand, PtxSource, address, list, register, source, target};
 
 pub fn decode(mnemonic: &str, operands: &[PtxOperand]) -> Decoded<PtxOp> {
     let parts: Vec<&str> = mnemonic.split('.').collect();
     let decoded = match parts[0] {
-        "mbarrier" | "wgmma" | "setmaxnreg" => hopper(&parts, operands)?.map(PtxOp::Hopper),
+        "mbarrier" | "wgmma" | "setmaxnreg" | "prefetch" => hopper(&parts, operands)?.map(PtxOp::Hopper),
         "cp" if parts[1..].iter().take(3).any(|part| *part == "bulk") => hopper(&parts, operands)?.map(PtxOp::Hopper),
         "barrier" if parts.get(1) == Some(&"cluster") => hopper(&parts, operands)?.map(PtxOp::Hopper),
         "ld" | "st" | "atom" | "red" | "cp" => memory(&parts, operands)?,
-        "ldmatrix" | "mma" => matrix(&parts, operands)?,
+        "ldmatrix" | "stmatrix" | "mma" => matrix(&parts, operands)?,
         _ => other(&parts, operands)?,
     };
     decoded.ok_or_else(|| format!("'{mnemonic}' with {} operands is not modeled", operands.len()))
@@ -23,6 +23,11 @@ pub fn decode(mnemonic: &str, operands: &[PtxOperand]) -> Decoded<PtxOp> {
 
 fn other(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<PtxOp>> {
     let op = match (parts, operands) {
+        (["createpolicy", "fractional", priority, "b64"], [to]) => {
+            let Some(&(_, policy)) = POLICIES.iter().find(|(name, _)| name == priority) else { return Ok(None) };
+            let from = [policy, 0, 0].map(PtxSource::Immediate);
+            PtxOp::Lane { function: |policy, _, _| policy, to: register(to)?, from }
+        }
         (["mov", "u32" | "b32"], [to, PtxOperand::Special(which)]) => {
             PtxOp::Special { to: register(to)?, which: *which }
         }
@@ -115,6 +120,14 @@ fn matrix(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<PtxOp>> {
             let known = matches!((*count, to.len()), ("x1", 1) | ("x2", 2) | ("x4", 4));
             let transposed = !trans.is_empty();
             Ok(if known { Some(PtxOp::LoadMatrix { transposed, to, address: address(from)? }) } else { None })
+        }
+        (["stmatrix", "sync", "aligned", "m8n8", count, trans @ .., "shared" | "shared::cta", "b16"], [to, from])
+            if matches!(trans, [] | ["trans"]) =>
+        {
+            let from = sources(from)?;
+            let known = matches!((*count, from.len()), ("x1", 1) | ("x2", 2) | ("x4", 4));
+            let transposed = !trans.is_empty();
+            Ok(if known { Some(PtxOp::StoreMatrix { transposed, from, address: address(to)? }) } else { None })
         }
         (["mma", "sync", "aligned", shape, "row", "col", "f32", left, right, "f32"], [to, a, b, c])
             if left == right =>

@@ -42,10 +42,12 @@ fn mbarrier(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<Hopper>> 
 fn bulk(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<Hopper>> {
     const DONE: &str = "mbarrier::complete_tx::bytes";
     // A cache hint has an operand of its own, the last.
-    let (parts, operands) = match (parts, operands) {
-        ([parts @ .., "L2::cache_hint"], [operands @ .., _]) => (parts, operands),
-        _ => (parts, operands),
-    };
+    const HINT: &str = "L2::cache_hint";
+    if let ([operands @ .., policy], true) = (operands, parts.contains(&HINT)) {
+        let plain: Vec<&str> = parts.iter().copied().filter(|part| *part != HINT).collect();
+        let (copy, policy) = (bulk(&plain, operands)?, source(policy)?);
+        return Ok(copy.map(|copy| Hopper::Hinted { copy: Box::new(copy), policy }));
+    }
     let coordinates = |dimensions: &str, operand: &PtxOperand| -> Decoded<Option<(PtxSource, Vec<PtxSource>)>> {
         let PtxOperand::Tensor(map, at) = operand else { return Err("[map, {coordinates}] expected".into()) };
         let at: Vec<PtxSource> = at.iter().map(source).collect::<Decoded<_>>()?;
@@ -130,6 +132,7 @@ fn others(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<Hopper>> {
             }
             Hopper::Registers { count, more: *how == "inc" }
         }
+        (["prefetch", "tensormap"], [map]) => Hopper::PrefetchMap(address(map)?),
         (["barrier", "cluster", "arrive"] | ["barrier", "cluster", "arrive", "aligned"], []) => Hopper::ClusterArrive,
         (["barrier", "cluster", "arrive", "release"] | ["barrier", "cluster", "arrive", "release", "aligned"], []) => {
             Hopper::ClusterArrive

@@ -7,6 +7,7 @@
 //! |---------------------------------------------|-------------------------------|----------------------------------|
 //! | mma m16n8k16, m16n8k8 fragments             | matrix_ops.rs, multiply       | probe_mma.ptx, probe_mma         |
 //! | ldmatrix, ldmatrix.trans                    | matrix_ops.rs, load_matrix    | probe_mma.ptx, probe_ldmatrix    |
+//! | stmatrix, stmatrix.trans                    | matrix_ops.rs, store_matrix   | probe_hopper.ptx, .._stmatrix    |
 //! | wgmma accumulators, A from registers        | [`accumulator`], [`fragment`] | probe_hopper.ptx, probe_wgmma    |
 //! | wgmma descriptors, swizzles, transposes     | [`SharedMatrix::row`]         | probe_hopper.ptx, probe_wgmma    |
 //! | .. N = 32 inside of a row, N = 96 and 128    | [`SharedMatrix::row`]         | probe_hopper.ptx, .._wgmma_wide |

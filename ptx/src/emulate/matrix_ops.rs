@@ -1,5 +1,5 @@
-//! Tensor-core fragments and products: ldmatrix and mma.sync, with the PTX ISA's layout over a warp's lanes. Products
-//! are summed in f64 and rounded once; the hardware's order and rounding differ in the last bits.
+//! Tensor-core fragments and products: ldmatrix, stmatrix and mma.sync, with the PTX ISA's layout over a warp's lanes.
+//! Products are summed in f64 and rounded once; the hardware's order and rounding differ in the last bits.
 use super::lane::{LANES, from_bf16, from_f16};
 use super::machine::{Cta, Emulator, Site, StepResult, little_endian};
 use super::memory_ops::Touch;
@@ -11,7 +11,7 @@ use super::warp::Warp;
 /// Rows of A, columns of B.
 const M: usize = 16;
 const N: usize = 8;
-/// Rows, and bytes per row, of the 8x8 matrix that ldmatrix loads.
+/// Rows, and bytes per row, of the 8x8 matrix that ldmatrix loads and stmatrix stores.
 const ROWS: usize = 8;
 const ROW: usize = 16;
 
@@ -42,6 +42,9 @@ impl Emulator<'_, '_> {
         }
         match op {
             PtxOp::LoadMatrix { transposed, to, address } => self.load_matrix(cta, warp, *transposed, to, *address, at),
+            PtxOp::StoreMatrix { transposed, from, address } => {
+                self.store_matrix(cta, warp, *transposed, from, *address, at)
+            }
             PtxOp::Mma { kind, to, a, b, c } => {
                 self.multiply(warp, *kind, to, [a, b, c], at);
                 Ok(())
@@ -80,6 +83,34 @@ impl Emulator<'_, '_> {
                 at(0) | at(1) << 16
             });
             warp.set(to, u32::MAX, &values);
+        }
+        Ok(())
+    }
+    /// The inverse of [`Self::load_matrix`]. Every lane contributes to a row, so it is a write of all of them.
+    fn store_matrix(
+        &mut self,
+        cta: &mut Cta,
+        warp: &mut Warp,
+        transposed: bool,
+        from: &[PtxSource],
+        address: Address,
+        at: Site,
+    ) -> StepResult {
+        let givers = u32::MAX >> (LANES - ROWS * from.len());
+        let addresses = self.addresses(warp, address, givers, at);
+        self.count(Space::Shared, &addresses, givers, ROW);
+        for (i, &from) in from.iter().enumerate() {
+            let values = self.read(warp, from, u32::MAX, at);
+            for r in 0..ROWS {
+                let lane = ROWS * i + r;
+                let (address, access, proxy) = (addresses[lane], Access::Write, Proxy::Generic);
+                let touch = Touch { space: Space::Shared, address, bytes: ROW, access, proxy };
+                let bytes = self.touch_as(cta, warp, lane, u32::MAX, touch, at)?;
+                for (column, bytes) in bytes.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                    let (row, column) = if transposed { (column, r) } else { (r, column) };
+                    *bytes = ((values[4 * row + column / 2] >> (16 * (column % 2))) as u16).to_le_bytes();
+                }
+            }
         }
         Ok(())
     }

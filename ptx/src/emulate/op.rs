@@ -151,6 +151,12 @@ pub enum PtxOp {
         to: Vec<Register>,
         address: Address,
     },
+    /// `stmatrix`: each register's 8x8 matrix of 16-bit elements to shared memory.
+    StoreMatrix {
+        transposed: bool,
+        from: Vec<PtxSource>,
+        address: Address,
+    },
     /// `mma.sync` m16n8k16, or m16n8k8 for tf32.
     Mma {
         kind: MmaType,
@@ -162,6 +168,10 @@ pub enum PtxOp {
     /// Introduced with sm_90.
     Hopper(Hopper),
 }
+
+/// Values of cache policies, by the priority of what is accessed: as CUTLASS's `TMA::CacheHintSm90` encodes them.
+pub const POLICIES: [(&str, u64); 2] =
+    [("L2::evict_first", 0x12f0_0000_0000_0000), ("L2::evict_last", 0x14f0_0000_0000_0000)];
 
 /// The instructions introduced with sm_90: mbarrier, bulk and tensor copies, wgmma, setmaxnreg, cluster barriers.
 pub enum Hopper {
@@ -214,6 +224,13 @@ pub enum Hopper {
         at: Vec<PtxSource>,
         from: Address,
     },
+    /// A copy with a cache policy.
+    Hinted {
+        copy: Box<Hopper>,
+        policy: PtxSource,
+    },
+    /// Brings a tensor map closer; changes nothing else.
+    PrefetchMap(Address),
     BulkCommit,
     /// Until at most `left` groups are in flight; with `read`, until their shared memory has been read.
     BulkWait {

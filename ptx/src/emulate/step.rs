@@ -34,7 +34,7 @@ impl Emulator<'_, '_> {
         match self.kernel.instructions[pc].op {
             PtxOp::Barrier { .. } | PtxOp::BarrierArrive { .. } => warp.live(),
             // Undefined without all 32, even if some have returned.
-            PtxOp::LoadMatrix { .. } | PtxOp::Mma { .. } => u32::MAX,
+            PtxOp::LoadMatrix { .. } | PtxOp::StoreMatrix { .. } | PtxOp::Mma { .. } => u32::MAX,
             PtxOp::Hopper(ref op) if op.aligned() => u32::MAX,
             PtxOp::WarpBarrier { mask }
             | PtxOp::Elect { mask, .. }
@@ -168,7 +168,9 @@ impl Emulator<'_, '_> {
             op @ (PtxOp::CopyAsync { .. } | PtxOp::CopyCommit | PtxOp::CopyWait(_)) => {
                 self.copy(cta, warp, active, op, at)?
             }
-            op @ (PtxOp::LoadMatrix { .. } | PtxOp::Mma { .. }) => self.matrix(cta, warp, active, op, at)?,
+            op @ (PtxOp::LoadMatrix { .. } | PtxOp::StoreMatrix { .. } | PtxOp::Mma { .. }) => {
+                self.matrix(cta, warp, active, op, at)?
+            }
             PtxOp::Hopper(op) => self.hopper(cta, warp, active, op, at)?,
             PtxOp::Fence(fence) => self.fence(cta, warp, active, *fence),
             op => self.synchronize(cta, warp, active, op, at)?,
@@ -200,6 +202,8 @@ impl Emulator<'_, '_> {
             | BulkStore { .. }
             | TensorLoad { .. }
             | TensorStore { .. }
+            | Hinted { .. }
+            | PrefetchMap(_)
             | BulkCommit
             | BulkWait { .. } => return self.bulk(cta, warp, active, op, at),
             ClusterArrive | ClusterWait => return self.cluster(cta, warp, op, at),

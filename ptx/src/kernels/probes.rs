@@ -18,11 +18,12 @@ pub struct LayoutProbe {
     pub words: [usize; 2],
 }
 
-pub const PROBES: [LayoutProbe; 4] = [
+pub const PROBES: [LayoutProbe; 5] = [
     // First what the attention kernels depend on and nobody else has shown.
     LayoutProbe { variant: "probe_hopper", entry: "probe_wgmma_wide", threads: 128, words: [8192, 128 * 128] },
     LayoutProbe { variant: "probe_mma", entry: "probe_mma", threads: 32, words: [30 * 32, 12 * 32] },
     LayoutProbe { variant: "probe_mma", entry: "probe_ldmatrix", threads: 32, words: [128, 8 * 32] },
+    LayoutProbe { variant: "probe_hopper", entry: "probe_stmatrix", threads: 32, words: [128, 256] },
     LayoutProbe { variant: "probe_hopper", entry: "probe_wgmma", threads: 128, words: [8192, 9 * 32 * 128] },
 ];
 

@@ -155,7 +155,8 @@ impl Run<'_> {
         let o = if packed { o } else { memory.upload("o", &self.dtype.encode(&out.decode(&forward))) };
         let d_o = memory.upload("d_o", &self.dtype.encode(&x.d_o));
         let delta = memory.alloc("delta", 4 * heads * nq);
-        let mut arguments = all(&[o, d_o, delta], vec![]);
+        // Without exponents, which only the kernels of sm_90a need.
+        let mut arguments = all(&[o, d_o, 0, delta, 0], vec![]);
         arguments.extend([nq, heads, head_dim].map(|n| Argument::U32(n as u32)));
         self.launch(&self.family.delta, (nq, heads), &arguments, &mut memory, &mut costs)?;
 

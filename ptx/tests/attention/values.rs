@@ -1,7 +1,8 @@
 //! Values compared with f64 at odd sizes, under several schedules, which must agree bitwise.
 use super::launch::{DType, Run};
 use super::reference::{Inputs, Shape, Sight, attention};
-use flatshard_ptx::emulate::LATE;
+use flatshard_ptx::emulate::{Argument, GlobalMemory, KernelLaunch, LATE, parse};
+use flatshard_ptx::kernels::Variant;
 use flatshard_ptx::kernels::attention::{AttentionFamily, plain_family, sm_80_family};
 
 const SCHEDULES: [u64; 3] = [0, LATE | 1, LATE | 2];
@@ -102,4 +103,36 @@ fn sm_80_kernels() {
 fn sm_80_kernels_around_the_size_of_a_tile() {
     let family = sm_80_family("bf16", 64).unwrap();
     check(family, DType::Bf16, &Shape::packed(3, 1, 64, &[0, 63, 128, 257]));
+}
+
+/// What the kernels of sm_90a add to exponents: of (heads, rows), finite even where a row has seen nothing.
+#[test]
+fn offsets_of_exponents() {
+    let (heads, rows, dim) = (2usize, 5, 24);
+    let lse = [0.0, 1.5, f32::NEG_INFINITY, -7.25, 88.0, f32::NEG_INFINITY, 1e-3, -3e38, 3e38, 2.0];
+    let x: Vec<f64> = (0..heads * rows * dim).map(|i| (i % 7) as f64 - 3.0).collect();
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        let variant = Variant::by_name(&format!("attention_delta_{}", dtype.name())).unwrap();
+        let kernels = parse(variant.file, &variant.expand().unwrap()).unwrap();
+        let mut memory = GlobalMemory::new();
+        let [o, d_o] = ["o", "d_o"].map(|name| memory.upload(name, &dtype.encode(&x)));
+        let given = memory.upload("lse", &lse.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+        let [delta, exponents] = ["delta", "exponents"].map(|name| memory.alloc(name, 4 * lse.len()));
+        let mut arguments = [o, d_o, given, delta, exponents].map(Argument::Pointer).to_vec();
+        arguments.extend([rows, heads, dim].map(|n| Argument::U32(n as u32)));
+        let (grid, block) = ([rows.div_ceil(4) as u32, heads as u32, 1], [128, 1, 1]);
+        let arguments = &arguments;
+        KernelLaunch { kernel: &kernels[0], grid, block, dynamic_shared: 0, arguments, schedule: 1 }
+            .run(&mut memory)
+            .unwrap_or_else(|report| panic!("{report}"));
+        let bits = |at| memory.download(at).unwrap().as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+        let (delta, exponents): (Vec<u32>, Vec<u32>) = (bits(delta), bits(exponents));
+        let of = |head: usize, row: usize| (row * heads + head) * dim;
+        let sum = |at: usize| x[at..at + dim].iter().map(|x| x * x).sum::<f64>() as f32;
+        for (i, lse) in lse.iter().enumerate() {
+            assert_eq!(f32::from_bits(delta[i]), sum(of(i / rows, i % rows)), "delta {i}");
+            let wanted = (-std::f32::consts::LOG2_E * lse).min(f32::MAX);
+            assert_eq!((exponents[i], wanted.is_finite() || *lse > 2e38), (wanted.to_bits(), true), "{lse}");
+        }
+    }
 }

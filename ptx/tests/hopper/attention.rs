@@ -167,3 +167,39 @@ fn what_hands_the_sums_on_is_needed() {
     let run = |schedule| Bench { plant, ..Bench::new("bf16", &shape, schedule) }.run(&x, Some([&ones, &ones]), 0.0);
     assert!((0..8).any(|schedule| run(schedule).is_err_and(|report| report.has(FindingKind::Deadlock))));
 }
+/// Where gradients of scores are stored and which ranges lanes look for: a mistake is a finding, or gives other values.
+#[test]
+fn stored_slopes_and_searched_ranges() {
+    let shape = Shape { window: 100, ..Shape::packed(1, 1, 64, &[0, 30, 330]) };
+    let (x, ones) = (Inputs::new(&shape), vec![1.0; 330]);
+    let variant = "attention_hopper_backward_bf16_64";
+    let run = |plant: Plant| Bench { plant, ..Bench::new("bf16", &shape, 0) }.run(&x, Some([&ones, &ones]), 0.0);
+    let right = run(None).unwrap_or_else(|report| panic!("{report}")).0;
+    for (old, new) in [
+        // Matrices: not transposed, at the keys of their lanes, swizzled.
+        ("m8n8.x4.shared", "m8n8.x4.trans.shared"),
+        (
+            "and.b32                 %t, %lane, 15;\n    mad.lo.u32              %slope",
+            "and.b32 %t, %lane, 7;\nmad.lo.u32 %slope",
+        ),
+        ("shr.u32                 %other, %lane, 4;", "shr.u32 %other, %lane, 3;"),
+        ("xor.b32             %t, %slope, 32;", "xor.b32 %t, %slope, 16;"),
+        // Ranges of the first row, the last, the one before, and a thread's own.
+        ("%c, %row_lo, 16,", "%c, %row_lo, 17,"),
+        ("%first_hi, %row_hi, 16,", "%first_hi, %row_hi, 17,"),
+        ("%last_lo, %row_lo, 17,", "%last_lo, %row_lo, 16,"),
+        ("%end, %row_hi, 17,", "%end, %row_hi, 16,"),
+        ("%before_hi, %row_hi, 18,", "%before_hi, %row_hi, 17,"),
+        ("%before_hi, %row_hi, 18,", "%before_hi, %row_lo, 18,"),
+        ("selp.b32            %row, -1, %row, %in;", "selp.b32 %row, -40, %row, %in;"),
+        ("%lo0, %row_lo, %t,", "%lo0, %row_lo, 0,"),
+        ("%hi1, %row_hi, %t,", "%hi1, %row_hi, 0,"),
+    ] {
+        let change = |text: String| {
+            assert!(text.contains(old), "nothing to replace: {old}");
+            text.replacen(old, new, 1)
+        };
+        let same = |now: Outputs| (now.dq, now.dk, now.dv) == (right.dq.clone(), right.dk.clone(), right.dv.clone());
+        assert!(!run(Some((variant, &change))).is_ok_and(|(now, _)| same(now)), "{old} -> {new} passes");
+    }
+}

@@ -251,6 +251,14 @@ fn descriptors_and_boxes() {
     assert_ne!(d, super::product::exact(320));
     let source = plant(0, "cvta.param.u64 %a, %a;", "add.u64 %a, %a, 64;");
     caught(FindingKind::OutOfBounds, &["no tensor map is at"], &source, &USUAL);
+    // A prefetch of the map changes nothing; one of anything else is a mistake.
+    let prefetch =
+        |at: &str| plant(0, "cvta.param.u64 %a, %a;", &format!("cvta.param.u64 %a, %a; prefetch.tensormap [{at}];"));
+    assert_eq!(
+        product(&prefetch("%a"), &USUAL, 1).unwrap().0,
+        product(&super::product::source(), &USUAL, 1).unwrap().0
+    );
+    caught(FindingKind::OutOfBounds, &["no tensor map is at"], &prefetch("%a + 64"), &USUAL);
     let three = plant(0, ".2d.shared::cluster", ".3d.shared::cluster").replacen(
         "[%a, {%x, %row}]",
         "[%a, {%x, %row, %row}]",

@@ -7,6 +7,7 @@ use flatshard_ptx::kernels::Variant;
 use flatshard_ptx::kernels::attention::AttentionKernel;
 use flatshard_ptx::kernels::attention_hopper::{BOX, Backward, Fused, HopperFamily, TiledKernel, sm_90a_family};
 use half::{bf16, f16};
+use std::cell::RefCell;
 
 fn encode(dtype: &str, values: &[f64]) -> Vec<u8> {
     let each =
@@ -39,11 +40,14 @@ pub struct Bench<'a> {
     pub family: HopperFamily,
     pub schedule: u64,
     pub plant: Plant<'a>,
+    /// For launches that leave outputs partly unwritten, which then start as zeros: the tickets and turns before a
+    /// backward launch, which start as zeros otherwise, and after it.
+    pub turns: Option<&'a RefCell<Vec<u32>>>,
 }
 impl<'a> Bench<'a> {
     pub fn new(dtype: &'a str, shape: &'a Shape, schedule: u64) -> Bench<'a> {
         let family = *sm_90a_family(dtype, shape.head_dim).unwrap();
-        Bench { dtype, shape, family, schedule, plant: None }
+        Bench { dtype, shape, family, schedule, plant: None, turns: None }
     }
     /// A grid of `grid` CTAs per head.
     fn launch(
@@ -124,10 +128,15 @@ impl<'a> Bench<'a> {
             tail.extend([shape.scale(), shape.softcap].map(|x| Argument::F32(x as f32)));
             tail
         };
+        let room = |memory: &mut GlobalMemory, name: &str, bytes: usize| match self.turns {
+            Some(_) => memory.upload(name, &vec![0; bytes]),
+            None => memory.alloc(name, bytes),
+        };
         let (out, size) = if packed { (dtype, 2) } else { ("f32", 4) };
         let mut costs = vec![];
         let Some([lse, delta]) = lse_and_delta else {
-            let (o, lse) = (memory.alloc("o", nq * wq * size), memory.alloc("lse", 4 * heads * nq));
+            let o = room(&mut memory, "o", nq * wq * size);
+            let lse = room(&mut memory, "lse", 4 * heads * nq);
             let TiledKernel { kernel, columns } = family.forward;
             let mut arguments = vec![map(q, heads, nq, q_row, kernel.rows)];
             arguments.extend([k, v].map(|at| map(at, kv_heads, nk, kv_row, columns)));
@@ -139,9 +148,13 @@ impl<'a> Bench<'a> {
             return Ok((Outputs { o, lse, ..Outputs::default() }, costs));
         };
         let single = |x: &[f64]| x.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect::<Vec<u8>>();
-        let numbers = [("lse", lse), ("delta", delta)].map(|(name, of)| memory.upload(name, &single(of)));
+        // As attention_delta.ptx computes them.
+        let exponents: Vec<f64> =
+            lse.iter().map(|x| (-std::f32::consts::LOG2_E * *x as f32).min(f32::MAX) as f64).collect();
+        let numbers =
+            [("exponents", &exponents[..]), ("delta", delta)].map(|(name, of)| memory.upload(name, &single(of)));
         let mut gradient = |name: &str, n: usize| match packed {
-            true => memory.alloc(name, 2 * n),
+            true => room(&mut memory, name, 2 * n),
             false => memory.upload(name, &single(&vec![before; n])),
         };
         let (dq, dkv, dq_row, dkv_row);
@@ -167,13 +180,18 @@ impl<'a> Bench<'a> {
         match family.backward {
             Backward::Fused(Fused { tiles, finish, sum }) => {
                 let fused = Fused { tiles, finish, sum };
-                let turns = memory.upload("turns", &vec![0; 4 * fused.turns(heads, nq)]);
-                let sums = memory.alloc("sums", 4 * fused.sums(heads, nq));
+                let words = self.turns.map_or_else(|| vec![0; fused.turns(heads, nq)], |turns| turns.borrow().clone());
+                let turns = memory.upload("turns", &words.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>());
+                let sums = room(&mut memory, "sums", 4 * fused.sums(heads, nq));
                 let mut arguments = of_keys(&tiles);
                 arguments.extend([sums, turns].map(Argument::Pointer));
                 arguments.extend(tail(1, dkv_row));
                 let grid = (blocks(nk, &tiles.kernel) * kv_heads, 1);
                 costs.push(self.launch(&tiles.kernel, grid, &arguments, &mut memory)?);
+                if let Some(after) = self.turns {
+                    let bytes = memory.download(turns).unwrap().as_chunks().0;
+                    *after.borrow_mut() = bytes.iter().map(|b| u32::from_le_bytes(*b)).collect();
+                }
                 let mut arguments = [sums, turns, dq].map(Argument::Pointer).to_vec();
                 arguments.extend(tail(0, dq_row));
                 let grid = (2 * nq.div_ceil(tiles.columns as usize), heads);

@@ -7,5 +7,6 @@ pub mod launch;
 mod order;
 mod probes;
 mod product;
+mod tickets;
 #[allow(dead_code)]
 use super::attention::reference;

@@ -339,6 +339,26 @@ fn copies_that_add_take_turns() {
 }
 
 #[test]
+fn cache_policies() {
+    let hinted = |policy: &str| {
+        let copy = "bulk_group.L2::cache_hint.add.f32 [%y], [s], 16, %d0;";
+        let add = ADD.replace("bulk_group.add.f32 [%y], [s], 16;", copy);
+        assert!(add.contains(copy));
+        format!("{policy} {add}")
+    };
+    for priority in ["evict_first", "evict_last"] {
+        let made = format!("createpolicy.fractional.L2::{priority}.b64 %d0;");
+        assert_eq!(right(&hinted(&made), 2, 32), right(ADD, 2, 32));
+    }
+    // Any other number is not a policy, and a policy must be made before it is used.
+    wrong(FindingKind::Launch, &hinted("mov.b64 %d0, 1;"), 2, 32);
+    wrong(FindingKind::Uninitialized, &hinted(""), 2, 32);
+    let unknown = hinted("createpolicy.fractional.L2::evict_never.b64 %d0;");
+    let source = format!(".visible .entry k() {{ .reg .b64 %d<8>, %y; {} ret; }}", unknown.lines().next().unwrap());
+    assert!(parse("k.ptx", &source).is_err_and(|e| e.contains("createpolicy")));
+}
+
+#[test]
 fn waits_by_phase() {
     let body = "setp.ne.u32 %p, %t, 0; @%p bra END; mbarrier.init.shared.b64 [bar], 1;
         mbarrier.arrive.shared.b64 %d0, [bar];

@@ -82,6 +82,17 @@ fn fragments_of_ldmatrix() {
         }
     }
 }
+#[test]
+fn fragments_of_stmatrix() {
+    let (x, out) = probe("probe_stmatrix");
+    let element =
+        |m: usize, row: usize, column: usize| x[m * 32 + row * 4 + column / 2] >> (16 * (column % 2)) & 0xffff;
+    for (m, row, word) in (0..4).flat_map(|m| (0..32).map(move |i| (m, i / 4, i % 4))) {
+        let at = m * 32 + row * 4 + word;
+        assert_eq!(out[at], element(m, row, 2 * word) | element(m, row, 2 * word + 1) << 16);
+        assert_eq!(out[128 + at], element(m, 2 * word, row) | element(m, 2 * word + 1, row) << 16);
+    }
+}
 /// Swizzle<bits, 4, 3> of CUTLASS on a byte offset: `bits` bits from 4 on, exclusive-or those from 7 on.
 fn swizzled(bits: u32, offset: usize) -> usize {
     let mask = ((1 << bits) - 1) << 4;

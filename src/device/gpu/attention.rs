@@ -76,14 +76,18 @@ fn delta_of(
     gpu: &GpuDevice,
     family: &AttentionFamily,
     a: &AttentionShape,
-    o: View,
-    d_o: View,
+    [o, d_o, lse]: [View; 3],
     delta: ViewMut,
+    sums: ViewMut,
 ) -> Result<()> {
     let rows = d_o.len() / (a.heads * a.head_dim);
     let shape = [rows, a.heads, a.head_dim].map(|n| Arg::U32(n as u32));
     let [n, heads, dim] = shape;
-    let args = &mut [Arg::In(o), Arg::In(d_o), Arg::Out(delta), n, heads, dim];
+    let (lse, exponents) = match hopper::exponents(a, rows, sums) {
+        Some((exponents, _)) => (Arg::In(lse), Arg::Out(exponents)),
+        None => (Arg::Null, Arg::Null),
+    };
+    let args = &mut [Arg::In(o), Arg::In(d_o), lse, Arg::Out(delta), exponents, n, heads, dim];
     launch(gpu, &family.delta, rows, a.heads, args)
 }
 
@@ -110,13 +114,13 @@ pub fn forward(gpu: &GpuDevice, op: Attention) -> Result<()> {
 pub fn backward(gpu: &GpuDevice, op: AttentionBackward) -> Result<()> {
     const OP: &str = AttentionBackward::OP;
     let (n, a) = (op.check()?, &op.shape);
-    let AttentionBackward { cu_seqlens, qkv, o, lse, d_o, mut delta, sums, dqkv, .. } = op;
+    let AttentionBackward { cu_seqlens, qkv, o, lse, d_o, mut delta, mut sums, dqkv, .. } = op;
     let (width, documents, dtype) = (a.width(), cu_seqlens.len() - 1, qkv.dtype());
     let family = family(OP, dtype, a, &[qkv.address(), d_o.address(), dqkv.address()])?;
     if n == 0 {
         return Ok(());
     }
-    delta_of(gpu, family, a, o, d_o, delta.reborrow())?;
+    delta_of(gpu, family, a, [o, d_o, lse], delta.reborrow(), sums.reborrow())?;
     let (row, kv, delta) = (a.row(), qkv.slice(width..qkv.len()), delta.as_view());
     let tail = TailArgs { bounds: cu_seqlens, documents, queries: n, keys: n, q_row: row, kv_row: row, out_row: row };
     let given = [qkv, kv, d_o, lse, delta];
@@ -127,9 +131,9 @@ pub fn backward(gpu: &GpuDevice, op: AttentionBackward) -> Result<()> {
 
 pub fn delta(gpu: &GpuDevice, op: AttentionDelta) -> Result<()> {
     let (n, a) = (op.check()?, &op.shape);
-    let AttentionDelta { o, d_o, delta, .. } = op;
+    let AttentionDelta { o, d_o, lse, delta, sums, .. } = op;
     let family = family(AttentionDelta::OP, o.dtype(), a, &[])?;
-    if n == 0 { Ok(()) } else { delta_of(gpu, family, a, o, d_o, delta) }
+    if n == 0 { Ok(()) } else { delta_of(gpu, family, a, [o, d_o, lse], delta, sums) }
 }
 
 pub fn pass(gpu: &GpuDevice, op: AttentionPass) -> Result<()> {

@@ -203,24 +203,28 @@ impl AttentionMerge<'_> {
     }
 }
 
-/// `delta` = row sums of `d_o * o`, for the backward passes. Assigns.
+/// `delta` = row sums of `d_o * o`, for the backward passes. Assigns `delta`, and what the device keeps in `sums`.
 pub struct AttentionDelta<'a> {
     pub shape: AttentionShape,
     /// (N, heads * head_dim)
     pub o: View<'a>,
     /// (N, heads * head_dim)
     pub d_o: View<'a>,
+    /// (heads, N) f32: merged, as the passes get it.
+    pub lse: View<'a>,
     /// (heads, N) f32
     pub delta: ViewMut<'a>,
+    /// As in [`AttentionBackward`]. The passes need it as this leaves it, and keep it so.
+    pub sums: ViewMut<'a>,
 }
 
 impl AttentionDelta<'_> {
     pub const OP: &'static str = "attention_delta";
     /// Returns N.
     pub fn check(&self) -> Result<usize> {
-        let Self { shape, o, d_o, delta } = self;
+        let Self { shape, o, d_o, lse, delta, .. } = self;
         let (dtype, n) = (float(Self::OP, o.dtype())?, rows(Self::OP, "o", o.len(), shape.width())?);
-        read(Self::OP, &[("d_o", d_o, dtype, o.len())])?;
+        read(Self::OP, &[("d_o", d_o, dtype, o.len()), ("lse", lse, DType::F32, shape.heads * n)])?;
         written(Self::OP, &[("delta", delta, DType::F32, shape.heads * n)])?;
         Ok(n)
     }
@@ -244,7 +248,7 @@ pub struct AttentionPassBackward<'a> {
     pub delta: View<'a>,
     /// (Nq, heads * head_dim)
     pub d_o: View<'a>,
-    /// As in [`AttentionBackward`]: scratch.
+    /// From [`AttentionDelta`].
     pub sums: ViewMut<'a>,
     /// (Nq, heads * head_dim) f32
     pub dq: ViewMut<'a>,

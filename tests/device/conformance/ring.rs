@@ -172,14 +172,16 @@ impl Case<'_> {
             let runs = heads.flat_map(|h| rank.runs.iter().map(move |r| h * self.n + r.start..h * self.n + r.end));
             let lse = gather(self.dev, lse, &runs.collect::<Vec<_>>(), 1)?;
             let mut delta = self.f32s(a.heads * n)?;
+            let mut sums = self.f32s(self.dev.attention_sums(a, rank.qkv.dtype(), n))?;
             self.dev.attention_delta(AttentionDelta {
                 shape: *a,
                 o: o.view(),
                 d_o: d_o.view(),
+                lse: lse.view(),
                 delta: delta.view_mut(),
+                sums: sums.view_mut(),
             })?;
             let mut dq = self.f32s(n * width)?;
-            let mut sums = self.f32s(self.dev.attention_sums(a, rank.qkv.dtype(), n))?;
             for (block, dkv) in self.ranks.iter().zip(&mut d_blocks) {
                 let [of_queries, of_keys] = self.ranges(rank, block)?;
                 self.dev.attention_pass_backward(AttentionPassBackward {

@@ -13,6 +13,9 @@ use flatshard_ptx::kernels::attention_hopper::{BOX, Backward, Fused, TiledKernel
 /// `.target sm_90a` runs on this architecture only.
 pub(super) const ARCH: u32 = 90;
 
+/// Elements of f32 to which the parts of `sums` are aligned.
+const ALIGNED: usize = VECTOR / 4;
+
 /// Whether a kernel that a call launches is one of these.
 type Launches = fn(&HopperFamily, &dyn Fn(&TiledKernel) -> bool) -> bool;
 
@@ -77,16 +80,24 @@ pub(super) fn forward(
     launch(gpu, &tiles.kernel, t.queries, a.heads, args)
 }
 
-/// Parameters as the caller's.
+/// Parameters as the caller's; `sums` starts with the exponents of its queries, which the kernel of delta has written.
 pub(super) fn gradients(
     gpu: &GpuDevice,
     backward: &Backward,
     a: &AttentionShape,
     [of_queries, of_keys]: [&TailArgs; 2],
-    given: [View; 5],
+    [q, kv, d_o, _, delta]: [View; 5],
     sums: ViewMut,
     mut to: Gradients,
 ) -> Result<()> {
+    const OP: &str = "attention_backward";
+    let (queries, dtype, len) = (of_queries.queries, sums.dtype(), sums.len());
+    let needed = sums_of(backward, a, queries);
+    let Some((exponents, sums)) = exponents(a, queries, sums).filter(|_| len >= needed) else {
+        let what = format!("sums has {len} elements of {dtype}, but needs {needed} of f32 for {queries} queries");
+        return Err(Error::op(OP, what));
+    };
+    let given = [q, kv, d_o, exponents.as_view(), delta];
     match backward {
         Backward::Fused(fused) => all(gpu, fused, a, [of_queries, of_keys], given, sums, to),
         Backward::Apart { dq: tiles, dkv: parts } => {
@@ -96,12 +107,30 @@ pub(super) fn gradients(
     }
 }
 
-/// Count of 4-byte numbers: sums, then turn counters.
+/// Count of 4-byte numbers: exponents, sums, then turn counters.
 pub(super) fn sums(a: &AttentionShape, dtype: DType, queries: usize) -> usize {
-    match sm_90a_family(dtype.name(), a.head_dim).map(|family| &family.backward) {
-        Some(Backward::Fused(fused)) if queries > 0 => fused.sums(a.heads, queries) + fused.turns(a.heads, queries),
-        _ => 0,
+    sm_90a_family(dtype.name(), a.head_dim).map_or(0, |family| sums_of(&family.backward, a, queries))
+}
+fn sums_of(backward: &Backward, a: &AttentionShape, queries: usize) -> usize {
+    let exponents = (a.heads * queries).next_multiple_of(ALIGNED);
+    match backward {
+        _ if queries == 0 => 0,
+        Backward::Fused(fused) => exponents + fused.sums(a.heads, queries) + fused.turns(a.heads, queries),
+        Backward::Apart { .. } => exponents,
     }
+}
+/// The exponents of that many queries, and the rest; `None` if there is no room, as on other GPUs.
+pub(super) fn exponents<'a>(
+    a: &AttentionShape,
+    queries: usize,
+    sums: ViewMut<'a>,
+) -> Option<(ViewMut<'a>, ViewMut<'a>)> {
+    let n = a.heads * queries;
+    if sums.dtype() != DType::F32 || sums.len() < n.next_multiple_of(ALIGNED) {
+        return None;
+    }
+    let (exponents, rest) = sums.split_at(n.next_multiple_of(ALIGNED));
+    Some((exponents.slice(0..n), rest))
 }
 
 fn all(
@@ -109,27 +138,20 @@ fn all(
     fused: &Fused,
     a: &AttentionShape,
     [of_queries, t]: [&TailArgs; 2],
-    [q, kv, d_o, lse, delta]: [View; 5],
+    [q, kv, d_o, exponents, delta]: [View; 5],
     sums: ViewMut,
     mut to: Gradients,
 ) -> Result<()> {
-    const OP: &str = "attention_backward";
     let Fused { tiles: TiledKernel { kernel, columns }, finish, .. } = *fused;
     let [n, more] = [fused.sums(a.heads, t.queries), fused.turns(a.heads, t.queries)];
-    if sums.dtype() != DType::F32 || sums.len() < n + more {
-        let (dtype, len) = (sums.dtype(), sums.len());
-        let what =
-            format!("sums has {len} elements of {dtype}, but needs {} of f32 for {} queries", n + more, t.queries);
-        return Err(Error::op(OP, what));
-    }
     let (mut sums, rest) = sums.split_at(n);
     let mut turns = rest.slice(0..more);
     gpu.driver.zero(turns.reborrow())?;
     let [k, v] = keys_and_values(a, kv, t, kernel.rows);
     let (q, d_o) = (queries(a, q, t, columns), gradients_of(a, d_o, t, columns));
-    let (lse, delta) = (numbers(lse, columns), numbers(delta, columns));
+    let (exponents, delta) = (numbers(exponents, columns), numbers(delta, columns));
     let (dkv, added, drawn) = (to.of_keys(), sums.reborrow(), turns.reborrow());
-    let args = args!(*t, a; k, v, q, d_o, lse, delta, Arg::InOut(dkv), Arg::InOut(added), Arg::InOut(drawn));
+    let args = args!(*t, a; k, v, q, d_o, exponents, delta, Arg::InOut(dkv), Arg::InOut(added), Arg::InOut(drawn));
     launch_grid(gpu, &kernel, [(t.keys as u32).div_ceil(kernel.rows) * a.kv_heads as u32, 1], args)?;
     let halves = 2 * (t.queries as u32).div_ceil(columns);
     let (sums, turns, dq) = (Arg::In(sums.as_view()), Arg::In(turns.as_view()), Arg::InOut(to.of_queries()));
@@ -137,35 +159,35 @@ fn all(
     launch_grid(gpu, &finish, [halves, a.heads as u32], args)
 }
 
-/// From q, kv, d_o, lse and delta.
+/// From q, kv, d_o, exponents and delta.
 fn dq(
     gpu: &GpuDevice,
     tiles: &TiledKernel,
     a: &AttentionShape,
     t: &TailArgs,
-    [q, kv, d_o, lse, delta]: [View; 5],
+    [q, kv, d_o, exponents, delta]: [View; 5],
     dq: ViewMut,
 ) -> Result<()> {
     let rows = tiles.kernel.rows;
     let ([k, v], q, d_o) =
         (keys_and_values(a, kv, t, tiles.columns), queries(a, q, t, rows), gradients_of(a, d_o, t, rows));
-    let args = args!(*t, a; q, k, v, d_o, Arg::In(lse), Arg::In(delta), Arg::InOut(dq));
+    let args = args!(*t, a; q, k, v, d_o, Arg::In(exponents), Arg::In(delta), Arg::InOut(dq));
     launch(gpu, &tiles.kernel, t.queries, a.heads, args)
 }
 
-/// From q, kv, d_o, lse and delta.
+/// From q, kv, d_o, exponents and delta.
 fn dkv(
     gpu: &GpuDevice,
     tiles: &TiledKernel,
     a: &AttentionShape,
     t: &TailArgs,
-    [q, kv, d_o, lse, delta]: [View; 5],
+    [q, kv, d_o, exponents, delta]: [View; 5],
     dkv: ViewMut,
 ) -> Result<()> {
     let columns = tiles.columns;
     let [k, v] = keys_and_values(a, kv, t, tiles.kernel.rows);
     let (q, d_o) = (queries(a, q, t, columns), gradients_of(a, d_o, t, columns));
-    let (lse, delta) = (numbers(lse, columns), numbers(delta, columns));
-    let args = args!(*t, a; k, v, q, d_o, lse, delta, Arg::InOut(dkv));
+    let (exponents, delta) = (numbers(exponents, columns), numbers(delta, columns));
+    let args = args!(*t, a; k, v, q, d_o, exponents, delta, Arg::InOut(dkv));
     launch(gpu, &tiles.kernel, t.keys, a.kv_heads, args)
 }
