@@ -42,6 +42,8 @@ pub struct EngineOptions {
     pub cuts: Cuts,
     /// How the ranks of sp attend to each other's tokens.
     pub sp_impl: SpImpl,
+    /// Overlaps the exchange of rows between ranks that share experts with these.
+    pub moe_overlap: bool,
     /// Factor of the load-balancing loss of a mixture of experts; 0 disables it.
     pub aux_coef: f64,
 }
@@ -65,6 +67,7 @@ impl Default for EngineOptions {
             sequence_parallel: false,
             cuts: Cuts::ALL,
             sp_impl: SpImpl::Ring,
+            moe_overlap: false,
             aux_coef: 0.0,
         }
     }
@@ -83,6 +86,7 @@ impl EngineOptions {
             sequence_parallel: self.sequence_parallel,
             cuts: self.cuts,
             sp_impl: self.sp_impl,
+            moe_overlap: self.moe_overlap,
         }
     }
     /// The part of the model on the rank at `at`.

@@ -2,9 +2,9 @@
 //! row.
 //!
 //! Every rank has its rows sorted by expert, so those for one peer follow each other. The ranks gather each other's
-//! counts; from these all know who sends what to whom, and how many *rounds* it takes. A rank's incoming rows, in the
-//! order of their senders, are cut into windows of [`capacity`] rows, and round t carries window t of every rank:
-//! skewed routing takes more rounds, never more memory.
+//! counts; from these all know who sends what to whom, and how many *rounds* it takes. A rank's incoming rows, sorted
+//! by expert, are cut into windows of [`capacity`] rows, and round t carries window t of every rank: skewed routing
+//! takes more rounds, never more memory.
 //!
 //! ```text
 //! rows (R, C)  --all_to_all-->  wire (B, C), by sender  --sorted by expert-->  held (B, C)
@@ -13,11 +13,19 @@
 //!
 //! Within an expert, rows are in the order of their senders, then of their tokens: that of all tokens of the group.
 //! What comes back takes the places of what was sent.
+//!
+//! [Note: halves] To overlap the exchange with the experts, a window travels in two halves, and each has its own
+//! all_to_all, there and back: the second is on its way while the experts of the first compute, and what the first
+//! gives back while those of the second do. Either half takes its part of the buffers, in which the rows of both are
+//! sorted by expert as those of one window are. So halves take no memory, and products over all rows of a window have
+//! the same bits.
 use super::context::Cx;
+use super::grouped::Held;
 use super::split::Slice;
 use super::tensor::{Tensor, TensorShape, table};
-use crate::base::{Category, DType, Result};
-use crate::comm::{Axis, CommUse, Tag};
+use super::windows::{HALVES, RowWindows, capacity, offset_rows};
+use crate::base::{Category, DType, Error, Result};
+use crate::comm::{Axis, CommUse, Tag, Ticket};
 use crate::device::ops::TakeRows;
 use crate::device::{Device, View};
 use std::ops::Range;
@@ -28,16 +36,17 @@ table! {
     DispatchBuffers {
         /// (ep, all experts + 1) u32: the first routed row of each expert on each rank.
         all_offsets,
-        /// (1, E + 1) u32: the first held row of each expert.
+        /// (1 or 3, E + 1) u32: the first held row of each expert; if there are halves, then the same within each.
         offsets,
-        /// (B) u32: the place in `wire` of each held row, and the held row at each place.
+        /// (B) u32: the place in `wire` of each held row, and the held row at each place, within a half.
         sorted,
         unsorted,
         /// (B, C): as it is sent and received.
         wire,
         /// (B, C): the experts' inputs, then their outputs.
         held,
-        /// (B, C): the gradients of the outputs, then of the inputs. From here on: backward only.
+        /// (B, C) each: the gradients of the outputs, then of the inputs. From here on: backward only.
+        dwire,
         dheld,
         /// (R) and (B) f32: the rows' weights, then their gradients, as sent and received.
         sent_weights,
@@ -48,22 +57,27 @@ table! {
     }
 }
 
-/// Rows that a rank holds at once, when it routes `rows`: a quarter more than if experts are used evenly, so that most
-/// steps take one round; never more than there can be.
-pub fn capacity(rows: usize, ep: Slice) -> usize {
-    if ep.of == 1 { rows } else { (rows + rows / 4).min(ep.of * rows) }
+/// What dispatch is planned for.
+#[derive(Clone, Copy)]
+pub struct DispatchPlan {
+    /// Routed rows of a rank's tokens, and their width.
+    pub rows: usize,
+    pub width: usize,
+    /// In a block.
+    pub experts: usize,
+    pub ep: Slice,
+    /// Whether windows travel in two halves.
+    pub overlap: bool,
+    pub dtype: DType,
+    pub train: bool,
 }
 
-impl DispatchBuffers<TensorShape> {
-    /// For `rows` routed rows of `width`, and `experts` in a block.
-    pub fn plan(
-        rows: usize,
-        width: usize,
-        experts: usize,
-        ep: Slice,
-        dtype: DType,
-        train: bool,
-    ) -> DispatchBuffers<TensorShape> {
+impl DispatchPlan {
+    fn parts(&self) -> usize {
+        if self.overlap { HALVES } else { 1 }
+    }
+    fn buffers(&self) -> DispatchBuffers<TensorShape> {
+        let &DispatchPlan { rows, width, experts, ep, dtype, train, .. } = self;
         let there = ep.of > 1 && experts > 0;
         let own = |dtype, rows, width| TensorShape::new(Category::Scratch, dtype, if there { rows } else { 0 }, width);
         let back = |dtype, rows, width| own(dtype, if train { rows } else { 0 }, width);
@@ -71,11 +85,12 @@ impl DispatchBuffers<TensorShape> {
         let most = capacity(rows, ep);
         DispatchBuffers {
             all_offsets: own(DType::U32, ep.of, experts + 1).through(Axis::Ep, CommUse::Gathered),
-            offsets: own(DType::U32, 1, ep.share(experts).len() + 1),
+            offsets: own(DType::U32, offset_rows(self.parts()), ep.share(experts).len() + 1),
             sorted: own(DType::U32, most, 1),
             unsorted: own(DType::U32, most, 1),
             wire: sent(own(dtype, most, width)),
             held: own(dtype, most, width),
+            dwire: sent(back(dtype, most, width)),
             dheld: back(dtype, most, width),
             sent_weights: sent(back(DType::F32, rows, 1)),
             wire_weights: sent(back(DType::F32, most, 1)),
@@ -92,12 +107,11 @@ pub struct Dispatch<T = Tensor> {
 }
 
 impl Dispatch<TensorShape> {
-    /// For `rows` routed rows of `width`, and `experts` in a block.
-    pub fn plan(rows: usize, width: usize, experts: usize, ep: Slice, dtype: DType, train: bool) -> Self {
-        Dispatch {
-            buffers: DispatchBuffers::plan(rows, width, experts, ep, dtype, train),
-            exchange: RowExchange::new(ep, experts, capacity(rows, ep)),
-        }
+    pub fn plan(plan: &DispatchPlan) -> Self {
+        let &DispatchPlan { rows, experts, ep, .. } = plan;
+        let peers = || vec![0..0; ep.of];
+        let windows = RowWindows::new(ep, experts, rows, plan.parts());
+        Dispatch { buffers: plan.buffers(), exchange: RowExchange { windows, sent: peers(), received: peers() } }
     }
 }
 
@@ -107,47 +121,36 @@ impl<T> Dispatch<T> {
     }
 }
 
-/// Who sends which rows to whom. Only `round` and what follows differ between the ranks of ep.
+/// Rows that this rank has the experts of, and the first of each of its experts among them.
+pub struct HeldRows<'a> {
+    pub rows: Range<usize>,
+    pub offsets: View<'a>,
+}
+
+impl<'a> HeldRows<'a> {
+    pub(super) fn held(&self) -> Held<'a> {
+        (self.rows.len(), self.offsets)
+    }
+}
+
+/// The all_to_alls of one tensor in a round: of each half there, and back.
+#[derive(Default)]
+#[must_use = "its end must be awaited"]
+pub struct RoundTrip {
+    there: [Option<Ticket>; HALVES],
+    back: [Option<Ticket>; HALVES],
+}
+
+/// The exchange of rows in a round.
 #[derive(Clone)]
 pub struct RowExchange {
-    ep: Slice,
-    experts: usize,
-    capacity: usize,
-    /// (ep, experts + 1): the first routed row of each expert on each rank.
-    offsets: Vec<u32>,
-    /// Rows that this rank holds in the round.
-    pub held: usize,
-    /// Per peer: which of this rank's rows it gets, and where its rows arrive; then in elements.
-    sends: Vec<Range<usize>>,
-    arrivals: Vec<Range<usize>>,
+    windows: RowWindows,
+    /// Per peer, in elements: what is sent to it and received from it.
     sent: Vec<Range<usize>>,
     received: Vec<Range<usize>>,
-    /// (own experts + 1), (B), (B): as in [`DispatchBuffers`].
-    own: Vec<u32>,
-    sorted: Vec<u32>,
-    unsorted: Vec<u32>,
 }
 
 impl RowExchange {
-    fn new(ep: Slice, experts: usize, capacity: usize) -> RowExchange {
-        let there = |len: usize| vec![0; if ep.of > 1 { len } else { 0 }];
-        let parts = || vec![0..0; ep.of];
-        RowExchange {
-            ep,
-            experts,
-            capacity,
-            offsets: there(ep.of * (experts + 1)),
-            held: 0,
-            sends: parts(),
-            arrivals: parts(),
-            sent: parts(),
-            received: parts(),
-            own: there(ep.share(experts).len() + 1),
-            sorted: there(capacity),
-            unsorted: there(capacity),
-        }
-    }
-
     /// Gathers the counts of all ranks, and returns the number of rounds: at least 1, and the same on all ranks.
     /// `offsets`: the first of this rank's `rows` of each expert.
     pub fn begin(
@@ -158,166 +161,106 @@ impl RowExchange {
         rows: usize,
         buffers: &mut DispatchBuffers,
     ) -> Result<usize> {
-        let (ep, group, all) = (self.ep, &cx.groups.ep, &mut buffers.all_offsets);
-        let ticket = group.all_gather(tag, offsets, all.rows_mut(ep.of))?;
+        let (group, all, windows) = (&cx.groups.ep, &mut buffers.all_offsets, &mut self.windows);
+        let ticket = group.all_gather(tag, offsets, all.rows_mut(group.size()))?;
         group.wait(ticket)?;
-        self.offsets.fill(0);
-        cx.dev.download(all.rows(ep.of), bytemuck::cast_slice_mut(&mut self.offsets))?;
+        windows.offsets.fill(0);
+        cx.dev.download(all.rows(group.size()), bytemuck::cast_slice_mut(&mut windows.offsets))?;
         group.release(ticket)?;
-        // A device that only plans has counted nothing: all experts are used alike.
-        if self.first(ep.index, self.experts) < rows {
-            let alike = |i: usize| (i % (self.experts + 1) * rows / self.experts) as u32;
-            self.offsets.iter_mut().enumerate().for_each(|(i, at)| *at = alike(i));
-        }
-        Ok(self.rounds())
+        windows.assume(rows);
+        Ok(windows.rounds())
     }
-
-    /// The first routed row of `expert` on a rank.
-    fn first(&self, rank: usize, expert: usize) -> usize {
-        self.offsets[rank * (self.experts + 1) + expert] as usize
-    }
-    /// The routed rows of `from` that `to` has the experts of.
-    fn rows(&self, from: usize, to: usize) -> Range<usize> {
-        let own = Slice { index: to, of: self.ep.of }.share(self.experts);
-        self.first(from, own.start)..self.first(from, own.end)
-    }
-    fn rounds(&self) -> usize {
-        let incoming = |to| (0..self.ep.of).map(|from| self.rows(from, to).len()).sum::<usize>();
-        (0..self.ep.of).map(incoming).max().unwrap_or(0).div_ceil(self.capacity).max(1)
-    }
-    /// The rows of `from` that `to` gets in `round`, and where in its window they arrive.
-    fn part(&self, round: usize, from: usize, to: usize) -> (Range<usize>, Range<usize>) {
-        let (rows, window) = (self.rows(from, to), round * self.capacity..(round + 1) * self.capacity);
-        let before: usize = (0..from).map(|earlier| self.rows(earlier, to).len()).sum();
-        let start = before.clamp(window.start, window.end);
-        let end = (before + rows.len()).clamp(window.start, window.end);
-        let row = |place: usize| rows.start + place.saturating_sub(before).min(rows.len());
-        (row(start)..row(end), start - window.start..end - window.start)
-    }
-
     /// Prepares `round`: who sends what, and where the rows of each expert are.
     pub fn round(&mut self, dev: &dyn Device, round: usize, buffers: &mut DispatchBuffers) -> Result<()> {
-        let me = self.ep.index;
-        for peer in 0..self.ep.of {
-            (self.sends[peer], self.arrivals[peer]) = (self.part(round, me, peer).0, self.part(round, peer, me).1);
-        }
-        let mut held = 0;
-        for (index, expert) in self.ep.share(self.experts).enumerate() {
-            for from in 0..self.ep.of {
-                let (rows, arrival) = self.part(round, from, me);
-                let start = self.first(from, expert).clamp(rows.start, rows.end);
-                let end = self.first(from, expert + 1).clamp(rows.start, rows.end);
-                for row in start..end {
-                    let place = arrival.start + row - rows.start;
-                    (self.sorted[held], self.unsorted[place]) = (place as u32, held as u32);
-                    held += 1;
-                }
-            }
-            self.own[index + 1] = held as u32;
-        }
-        self.held = held;
-        dev.upload(bytemuck::cast_slice(&self.own), buffers.offsets.rows_mut(1))?;
-        dev.upload(bytemuck::cast_slice(&self.sorted[..held]), buffers.sorted.rows_mut(held))?;
-        dev.upload(bytemuck::cast_slice(&self.unsorted[..held]), buffers.unsorted.rows_mut(held))
+        let windows = &mut self.windows;
+        windows.arrange(round);
+        let (held, DispatchBuffers { offsets, sorted, unsorted, .. }) = (windows.held(), buffers);
+        dev.upload(bytemuck::cast_slice(&windows.own), offsets.rows_mut(offsets.capacity()))?;
+        dev.upload(bytemuck::cast_slice(&windows.sorted[..held]), sorted.rows_mut(held))?;
+        dev.upload(bytemuck::cast_slice(&windows.unsorted[..held]), unsorted.rows_mut(held))
     }
 
-    /// Assigns `held` from all ranks' `rows`, through `wire`. `order`: [`DispatchBuffers::sorted`].
-    pub fn send(
-        &mut self,
+    /// The parts that rows travel in.
+    pub fn parts(&self) -> Range<usize> {
+        0..self.windows.parts.len()
+    }
+    /// The rows of a part. `offsets`: [`DispatchBuffers::offsets`].
+    pub fn part<'a>(&self, index: usize, offsets: &'a Tensor) -> HeldRows<'a> {
+        let row = if self.parts().len() == 1 { 0 } else { 1 + index };
+        HeldRows { rows: self.windows.parts[index].held.clone(), offsets: offsets.band(&(row..row + 1)) }
+    }
+    /// Those of all parts.
+    pub fn window<'a>(&self, offsets: &'a Tensor) -> HeldRows<'a> {
+        HeldRows { rows: 0..self.windows.held(), offsets: offsets.rows(1) }
+    }
+
+    /// Starts sending `rows` of all parts, which arrive in `wire`.
+    pub fn send(&mut self, cx: &Cx, tag: Tag, rows: &Tensor, wire: &mut Tensor) -> Result<RoundTrip> {
+        let mut trip = RoundTrip::default();
+        for part in self.parts() {
+            self.measure(part, rows.width());
+            let (send, recv) = (rows.all(), wire.all_mut());
+            trip.there[part] = Some(cx.groups.ep.all_to_all(tag, send, &self.sent, recv, &self.received)?);
+        }
+        Ok(trip)
+    }
+    /// Waits for a part, and assigns its rows of `held`. `order`: [`DispatchBuffers::sorted`].
+    pub fn arrive(
+        &self,
         cx: &Cx,
-        tag: Tag,
-        rows: &Tensor,
-        wire: &mut Tensor,
+        trip: &RoundTrip,
+        part: usize,
         order: &Tensor,
+        wire: &Tensor,
         held: &mut Tensor,
     ) -> Result<()> {
-        self.measure(rows.width());
-        let (group, capacity) = (&cx.groups.ep, wire.capacity());
-        let (send, recv) = (rows.rows(rows.capacity()), wire.rows_mut(capacity));
-        let ticket = group.all_to_all(tag, send, &self.sent, recv, &self.received)?;
-        group.wait(ticket)?;
-        group.wait_sent(ticket)?;
-        self.take(cx, order, wire, held)
+        cx.groups.ep.wait(started(trip.there[part])?)?;
+        self.take(cx, part, order, wire, held)
     }
-    /// The way back: assigns the rows that this rank sent. `order`: [`DispatchBuffers::unsorted`].
+    /// Starts the way back of a part, whose rows take the places of those that this rank sent. `order`:
+    /// [`DispatchBuffers::unsorted`].
+    #[allow(clippy::too_many_arguments)] // the way there, and the operands of the way back
     pub fn give_back(
         &mut self,
         cx: &Cx,
         tag: Tag,
-        held: &Tensor,
+        trip: &mut RoundTrip,
+        part: usize,
         order: &Tensor,
-        wire: &mut Tensor,
-        rows: &mut Tensor,
+        [held, wire, rows]: [&mut Tensor; 3],
     ) -> Result<()> {
-        self.take(cx, order, held, wire)?;
-        self.measure(rows.width());
-        let (group, capacity) = (&cx.groups.ep, rows.capacity());
-        let (send, recv) = (wire.rows(wire.capacity()), rows.rows_mut(capacity));
-        let ticket = group.all_to_all(tag, send, &self.received, recv, &self.sent)?;
-        group.wait(ticket)?;
-        group.wait_sent(ticket)
+        self.take(cx, part, order, held, wire)?;
+        cx.groups.ep.wait_sent(started(trip.there[part].take())?)?;
+        self.measure(part, rows.width());
+        let (send, recv) = (wire.all(), rows.all_mut());
+        trip.back[part] = Some(cx.groups.ep.all_to_all(tag, send, &self.received, recv, &self.sent)?);
+        Ok(())
     }
-    /// Sets the ranges of elements, in rows of `width`.
-    fn measure(&mut self, width: usize) {
-        for (rows, elements) in [(&self.sends, &mut self.sent), (&self.arrivals, &mut self.received)] {
+    /// Waits for what is still on its way.
+    pub fn end(&self, cx: &Cx, trip: RoundTrip) -> Result<()> {
+        let group = &cx.groups.ep;
+        trip.back.iter().flatten().try_for_each(|&ticket| group.wait(ticket))?;
+        trip.there.iter().chain(&trip.back).flatten().try_for_each(|&ticket| group.wait_sent(ticket))
+    }
+    /// Sets the ranges of elements of a part, in rows of `width`.
+    fn measure(&mut self, part: usize, width: usize) {
+        let part = &self.windows.parts[part];
+        for (rows, elements) in [(&part.sends, &mut self.sent), (&part.arrivals, &mut self.received)] {
             for (rows, elements) in rows.iter().zip(elements) {
                 *elements = rows.start * width..rows.end * width;
             }
         }
     }
-    fn take(&self, cx: &Cx, order: &Tensor, from: &Tensor, to: &mut Tensor) -> Result<()> {
-        if self.held == 0 {
+    fn take(&self, cx: &Cx, part: usize, order: &Tensor, from: &Tensor, to: &mut Tensor) -> Result<()> {
+        let rows = &self.windows.parts[part].held;
+        if rows.is_empty() {
             return Ok(());
         }
-        let (order, x, y) = (order.rows(self.held), from.rows(self.held), to.rows_mut(self.held));
+        let (order, x, y) = (order.band(rows), from.band(rows), to.band_mut(rows));
         cx.dev.take_rows(TakeRows { top_k: 1, order, x, y })
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Counts of 3 ranks for 5 experts, which 2, 2 and 1 ranks hold; and a rank to which most rows go.
-    fn exchange(index: usize, capacity: usize, counts: [[u32; 5]; 3]) -> RowExchange {
-        let mut offsets = Vec::new();
-        for of_rank in counts {
-            let mut at = 0;
-            offsets.push(at);
-            offsets.extend(of_rank.iter().map(|count| {
-                at += count;
-                at
-            }));
-        }
-        RowExchange { offsets, ..RowExchange::new(Slice { index, of: 3 }, 5, capacity) }
-    }
-
-    #[test]
-    fn every_row_arrives_once_in_as_many_rounds_as_the_fullest_rank_needs() {
-        let even = [[2, 2, 2, 2, 2]; 3];
-        let skewed = [[0, 10, 0, 0, 0], [1, 2, 3, 4, 0], [9, 0, 0, 0, 1]];
-        for (counts, capacity, rounds) in
-            [(even, 12, 1), (even, 11, 2), (skewed, 12, 2), (skewed, 5, 5), (skewed, 1, 22)]
-        {
-            assert_eq!(exchange(0, capacity, counts).rounds(), rounds, "{counts:?} {capacity}");
-            for to in 0..3 {
-                let plan = exchange(to, capacity, counts);
-                let mut incoming = Vec::new();
-                for round in 0..rounds {
-                    let mut held = 0;
-                    for from in 0..3 {
-                        let (rows, arrival) = plan.part(round, from, to);
-                        // Both ends agree, and nothing lies on something else.
-                        assert_eq!((rows.len(), arrival.start), (arrival.len(), held));
-                        assert_eq!(exchange(from, capacity, counts).part(round, from, to).0, rows);
-                        held += rows.len();
-                        incoming.extend(rows.map(|row| (from, row)));
-                    }
-                    assert!(held <= capacity);
-                }
-                let all: Vec<_> = (0..3).flat_map(|from| plan.rows(from, to).map(move |row| (from, row))).collect();
-                assert_eq!(incoming, all, "to {to} with {capacity}");
-            }
-        }
-    }
+fn started(ticket: Option<Ticket>) -> Result<Ticket> {
+    ticket.ok_or_else(|| Error::op("dispatch", "rows that were not sent"))
 }

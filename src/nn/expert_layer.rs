@@ -7,8 +7,8 @@
 //! Saved for backward: the outputs of gate and up. The gradient of a row's weight follows from the gradient of its
 //! activation, so that the outputs of the experts are not needed.
 use super::context::{Cx, DropoutSite};
-use super::dispatch::{Dispatch, DispatchBuffers};
-use super::grouped::{GroupedLinear, Held};
+use super::dispatch::{Dispatch, DispatchBuffers, HeldRows};
+use super::grouped::GroupedLinear;
 use super::layout::Layout;
 use super::lora::Lora;
 use super::saved::{AdapterScratch, MlpSaved, Routing, Scratch, SparseScratch};
@@ -39,6 +39,16 @@ struct Weighing<'a> {
     dweights: ViewMut<'a>,
 }
 
+/// What backward's steps leave for each other.
+struct ExpertGrads<'a> {
+    gate: &'a mut Tensor,
+    up: &'a mut Tensor,
+    act: &'a mut Tensor,
+    dact: &'a mut Tensor,
+    dup: &'a mut Tensor,
+    adapter: &'a mut AdapterScratch,
+}
+
 impl ExpertLayer {
     /// Checks that operations can find the tensors of all experts.
     pub fn check(&self, layout: &Layout) -> Result<()> {
@@ -59,21 +69,26 @@ impl ExpertLayer {
         self.take(cx, routing, h.rows(cx.n), rows)?;
         let (offsets, tag) = (routing.offsets.rows(1), |what| Tag::new(what, self.layer));
         if cx.split.ep.of == 1 {
-            self.open(cx, w, (r, offsets), rows, adapter, [gate, up])?;
-            return self.close(cx, w, (r, offsets), [gate, up], act, adapter, rows);
+            let all = HeldRows { rows: 0..r, offsets };
+            self.open(cx, w, &all, rows, adapter, [gate, up])?;
+            return self.close(cx, w, &all, [gate, up], act, adapter, rows);
         }
         let Dispatch { buffers, exchange } = dispatch;
         // The first round is last, so that its products are those that backward finds.
         for round in (0..exchange.begin(cx, tag("rows of experts"), offsets, r, buffers)?).rev() {
             exchange.round(cx.dev, round, buffers)?;
             let DispatchBuffers { offsets, sorted, unsorted, wire, held, .. } = buffers;
-            exchange.send(cx, tag("dispatch"), rows, wire, sorted, held)?;
-            if exchange.held > 0 {
-                let of = (exchange.held, offsets.rows(1));
-                self.open(cx, w, of, held, adapter, [gate, up])?;
-                self.close(cx, w, of, [gate, up], act, adapter, held)?;
+            let mut trip = exchange.send(cx, tag("dispatch"), rows, wire)?;
+            for part in exchange.parts() {
+                exchange.arrive(cx, &trip, part, sorted, wire, held)?;
+                let of = exchange.part(part, offsets);
+                if !of.rows.is_empty() {
+                    self.open(cx, w, &of, held, adapter, [gate, up])?;
+                    self.close(cx, w, &of, [gate, up], act, adapter, held)?;
+                }
+                exchange.give_back(cx, tag("combine"), &mut trip, part, unsorted, [held, wire, rows])?;
             }
-            exchange.give_back(cx, tag("combine"), held, unsorted, wire, rows)?;
+            exchange.end(cx, trip)?;
         }
         Ok(())
     }
@@ -102,36 +117,66 @@ impl ExpertLayer {
         self.take(cx, routing, d_branch.rows, drows)?;
         cx.release(d_branch)?;
         let (offsets, order, weights) = (routing.offsets.rows(1), routing.order.rows(n), routing.weights.rows(n));
-        let tag = |what| Tag::new(what, self.layer);
+        let (tag, mut work) = (|what| Tag::new(what, self.layer), ExpertGrads { gate, up, act, dact, dup, adapter });
         if cx.split.ep.of == 1 {
+            let all = HeldRows { rows: 0..r, offsets };
             if !is_whole {
-                self.open(cx, w, (r, offsets), rows, adapter, [gate, up])?;
+                self.open(cx, w, &all, rows, work.adapter, [work.gate, work.up])?;
             }
             let weighing = Weighing { order: Some(order), weights, dweights: dweights.rows_mut(n) };
-            let (of, scratch) = ((r, offsets), [act, dact, dup]);
-            return self.differentiate(cx, w, dw, of, (rows, drows), [gate, up], scratch, adapter, weighing);
+            self.close_backward(cx, w, &all, drows, &mut work, weighing)?;
+            self.close_grads(cx, w, dw, &all, drows, &mut work)?;
+            self.open_backward(cx, w, &all, drows, &mut work)?;
+            return self.open_grads(cx, w, dw, &all, rows, &mut work);
         }
         let Dispatch { buffers, exchange } = dispatch;
         dev.take_rows(TakeRows { top_k: 1, order, x: weights, y: buffers.sent_weights.rows_mut(r) })?;
         for round in 0..exchange.begin(cx, tag("rows of experts"), offsets, r, buffers)? {
             exchange.round(dev, round, buffers)?;
-            let DispatchBuffers { offsets, sorted, unsorted, wire, held, dheld, .. } = buffers;
+            let DispatchBuffers { offsets, sorted, unsorted, wire, held, dwire, dheld, .. } = buffers;
             let DispatchBuffers { sent_weights, wire_weights, weights, dweights, .. } = buffers;
-            exchange.send(cx, tag("dispatch"), rows, wire, sorted, held)?;
-            exchange.send(cx, tag("dispatch gradients"), drows, wire, sorted, dheld)?;
-            exchange.send(cx, tag("dispatch weights"), sent_weights, wire_weights, sorted, weights)?;
-            if exchange.held > 0 {
-                let of = (exchange.held, offsets.rows(1));
-                if !is_whole || round > 0 {
-                    self.open(cx, w, of, held, adapter, [gate, up])?;
+            // Inputs are needed last, unless products are recomputed from them.
+            let opens = !is_whole || round > 0;
+            let mut weighed = exchange.send(cx, tag("dispatch weights"), sent_weights, wire_weights)?;
+            let early = if opens { Some(exchange.send(cx, tag("dispatch"), rows, wire)?) } else { None };
+            let mut grads = exchange.send(cx, tag("dispatch gradients"), drows, dwire)?;
+            let inputs = match early {
+                Some(inputs) => inputs,
+                None => exchange.send(cx, tag("dispatch"), rows, wire)?,
+            };
+            for part in exchange.parts() {
+                let of = exchange.part(part, offsets);
+                if opens {
+                    exchange.arrive(cx, &inputs, part, sorted, wire, held)?;
+                    self.open(cx, w, &of, held, work.adapter, [work.gate, work.up])?;
                 }
-                let (weights, dweights) = (weights.rows(exchange.held), dweights.rows_mut(exchange.held));
-                let weighing = Weighing { order: None, weights, dweights };
-                let scratch = [&mut *act, &mut *dact, &mut *dup];
-                self.differentiate(cx, w, dw, of, (held, dheld), [gate, up], scratch, adapter, weighing)?;
+                exchange.arrive(cx, &weighed, part, sorted, wire_weights, weights)?;
+                exchange.arrive(cx, &grads, part, sorted, dwire, dheld)?;
+                if !of.rows.is_empty() {
+                    let (order, weights, dweights) = (None, weights.band(&of.rows), dweights.band_mut(&of.rows));
+                    self.close_backward(cx, w, &of, dheld, &mut work, Weighing { order, weights, dweights })?;
+                }
+                let back = [&mut *dweights, &mut *wire_weights, &mut *sent_weights];
+                exchange.give_back(cx, tag("combine weights"), &mut weighed, part, unsorted, back)?;
             }
-            exchange.give_back(cx, tag("combine gradients"), dheld, unsorted, wire, drows)?;
-            exchange.give_back(cx, tag("combine weights"), dweights, unsorted, wire_weights, sent_weights)?;
+            let all = exchange.window(offsets);
+            if !all.rows.is_empty() {
+                self.close_grads(cx, w, dw, &all, dheld, &mut work)?;
+            }
+            for part in exchange.parts() {
+                let of = exchange.part(part, offsets);
+                if !of.rows.is_empty() {
+                    self.open_backward(cx, w, &of, dheld, &mut work)?;
+                }
+                exchange.give_back(cx, tag("combine gradients"), &mut grads, part, unsorted, [dheld, dwire, drows])?;
+            }
+            if !opens {
+                exchange.parts().try_for_each(|part| exchange.arrive(cx, &inputs, part, sorted, wire, held))?;
+            }
+            if !all.rows.is_empty() {
+                self.open_grads(cx, w, dw, &all, held, &mut work)?;
+            }
+            [inputs, weighed, grads].into_iter().try_for_each(|trip| exchange.end(cx, trip))?;
         }
         let (places, x, y) = (Some(routing.places.rows(n)), buffers.sent_weights.rows(r), dweights.rows_mut(n));
         dev.combine_rows(CombineRows { width: 1, top_k: 1, places, weights: None, x, y, accumulate: false })
@@ -148,13 +193,13 @@ impl ExpertLayer {
         &self,
         cx: &Cx,
         w: Weights,
-        of: Held,
+        of: &HeldRows,
         rows: &Tensor,
-        work: &mut AdapterScratch,
+        adapter: &mut AdapterScratch,
         [gate, up]: [&mut Tensor; 2],
     ) -> Result<()> {
-        for (kind, out) in [(&self.gate, gate), (&self.up, up)] {
-            kind.forward(cx, w, of, rows.rows(of.0), work, out.rows_mut(of.0))?;
+        for (kind, out) in [(&self.gate, gate), (&self.up, up)].into_iter().filter(|_| !of.rows.is_empty()) {
+            kind.forward(cx, w, of.held(), rows.band(&of.rows), adapter, out.band_mut(&of.rows))?;
         }
         Ok(())
     }
@@ -164,45 +209,77 @@ impl ExpertLayer {
         &self,
         cx: &Cx,
         w: Weights,
-        of: Held,
+        of: &HeldRows,
         [gate, up]: [&mut Tensor; 2],
         act: &mut Tensor,
-        work: &mut AdapterScratch,
+        adapter: &mut AdapterScratch,
         rows: &mut Tensor,
     ) -> Result<()> {
-        let r = of.0;
-        cx.dev.swiglu(Glu { gate: gate.rows(r), up: up.rows(r), y: act.rows_mut(r) })?;
-        self.down.forward(cx, w, of, act.rows(r), work, rows.rows_mut(r))
+        let at = &of.rows;
+        cx.dev.swiglu(Glu { gate: gate.band(at), up: up.band(at), y: act.band_mut(at) })?;
+        self.down.forward(cx, w, of.held(), act.band(at), adapter, rows.band_mut(at))
     }
-    /// The gradients of outputs become those of inputs, in `drows`.
-    #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
-    fn differentiate(
+
+    // Backward has four steps, so that the products of all rows of a window can follow those of its parts.
+
+    /// Assigns the weighted activations and their gradients, from the gradients `dy` of outputs for weights of 1.
+    fn close_backward(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        of: &HeldRows,
+        dy: &Tensor,
+        work: &mut ExpertGrads,
+        Weighing { order, weights, dweights }: Weighing,
+    ) -> Result<()> {
+        let (at, ExpertGrads { gate, up, act, dact, adapter, .. }) = (&of.rows, work);
+        self.down.input_grad(cx, w, of.held(), dy.band(at), adapter, dact.band_mut(at), false)?;
+        cx.dev.swiglu(Glu { gate: gate.band(at), up: up.band(at), y: act.band_mut(at) })?;
+        cx.dev.weigh_rows(WeighRows { order, weights, act: act.band_mut(at), dact: dact.band_mut(at), dweights })
+    }
+    /// Adds to the gradients of down.
+    fn close_grads(
         &self,
         cx: &Cx,
         w: Weights,
         dw: &mut Grads,
-        of: Held,
-        (rows, drows): (&Tensor, &mut Tensor),
-        [gate, up]: [&mut Tensor; 2],
-        [act, dact, dup]: [&mut Tensor; 3],
-        work: &mut AdapterScratch,
-        Weighing { order, weights, dweights }: Weighing,
+        of: &HeldRows,
+        dy: &Tensor,
+        work: &mut ExpertGrads,
     ) -> Result<()> {
-        // Down: the rows' gradients for weights of 1, then what follows from the weights.
-        let r = of.0;
-        self.down.input_grad(cx, w, of, drows.rows(r), work, dact.rows_mut(r), false)?;
-        let (gate, up) = (gate.rows(r), up.rows(r));
-        cx.dev.swiglu(Glu { gate, up, y: act.rows_mut(r) })?;
-        let (act_rows, dact_rows) = (act.rows_mut(r), dact.rows_mut(r));
-        cx.dev.weigh_rows(WeighRows { order, weights, act: act_rows, dact: dact_rows, dweights })?;
-        self.down.weight_grad(cx, w, dw, of, act.rows(r), drows.rows(r), work)?;
-
-        // Gate and up. The activation is no longer needed, so its buffer holds the gate's gradient.
-        let (dgate, dup_out) = (act.rows_mut(r), dup.rows_mut(r));
-        cx.dev.swiglu_backward(GluBackward { gate, up, dy: dact.rows(r), dgate, dup: dup_out })?;
-        for (kind, dy, accumulate) in [(&self.gate, &*act, false), (&self.up, &*dup, true)] {
-            kind.input_grad(cx, w, of, dy.rows(r), work, drows.rows_mut(r), accumulate)?;
-            kind.weight_grad(cx, w, dw, of, rows.rows(r), dy.rows(r), work)?;
+        self.down.weight_grad(cx, w, dw, of.held(), work.act.band(&of.rows), dy.band(&of.rows), work.adapter)
+    }
+    /// The gradients of outputs become those of inputs. The activations are no longer needed, so their buffer holds the
+    /// gate's gradients.
+    fn open_backward(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        of: &HeldRows,
+        drows: &mut Tensor,
+        work: &mut ExpertGrads,
+    ) -> Result<()> {
+        let (at, ExpertGrads { gate, up, act, dact, dup, adapter }) = (&of.rows, work);
+        let (gate, up, dy) = (gate.band(at), up.band(at), dact.band(at));
+        cx.dev.swiglu_backward(GluBackward { gate, up, dy, dgate: act.band_mut(at), dup: dup.band_mut(at) })?;
+        for (kind, dy, accumulate) in [(&self.gate, &**act, false), (&self.up, &**dup, true)] {
+            kind.input_grad(cx, w, of.held(), dy.band(at), adapter, drows.band_mut(at), accumulate)?;
+        }
+        Ok(())
+    }
+    /// Adds to the gradients of gate and up.
+    fn open_grads(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        dw: &mut Grads,
+        of: &HeldRows,
+        rows: &Tensor,
+        work: &mut ExpertGrads,
+    ) -> Result<()> {
+        let (at, ExpertGrads { act, dup, adapter, .. }) = (&of.rows, work);
+        for (kind, dy) in [(&self.gate, &**act), (&self.up, &**dup)] {
+            kind.weight_grad(cx, w, dw, of.held(), rows.band(at), dy.band(at), adapter)?;
         }
         Ok(())
     }

@@ -79,8 +79,7 @@ impl GroupedLinear {
         let a = work.low.rows(of.0);
         product(cx, w, &adapter.b, of, GroupedRows { form, n, k: adapter.rank, a, c: y, accumulate: true })
     }
-    /// Assigns `dx` from `dy`, or adds to it with `accumulate`; and what [`GroupedLinear::weight_grad`] needs of
-    /// `work`.
+    /// Assigns `dx` from `dy`, or adds to it with `accumulate`.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn input_grad(
         &self,
@@ -94,15 +93,13 @@ impl GroupedLinear {
     ) -> Result<()> {
         let (form, n, outputs) = (Grouped::Input, self.inputs, self.outputs);
         product(cx, w, &self.weight, of, GroupedRows { form, n, k: outputs, a: dy, c: dx.reborrow(), accumulate })?;
-        let Some(GroupedAdapter { a, b, rank, scale }) = &self.adapter else { return Ok(()) };
-        let dlow = GroupedRows { form, n: *rank, k: outputs, a: dy, c: work.dlow.rows_mut(of.0), accumulate: false };
-        product(cx, w, b, of, dlow)?;
-        cx.dev.scale(*scale, work.dlow.rows_mut(of.0))?;
-        let low = work.dlow.rows(of.0);
-        product(cx, w, a, of, GroupedRows { form, n, k: *rank, a: low, c: dx, accumulate: true })
+        let Some(adapter) = &self.adapter else { return Ok(()) };
+        adapter.project_grad(cx, w, of, outputs, dy, work)?;
+        let a = work.dlow.rows(of.0);
+        product(cx, w, &adapter.a, of, GroupedRows { form, n, k: adapter.rank, a, c: dx, accumulate: true })
     }
-    /// After [`GroupedLinear::input_grad`] with the same `dy`: adds to the gradients of the matrices and their
-    /// adapters, unless they are frozen. Rows of `x` may have been multiplied by factors since forward.
+    /// Adds to the gradients of the matrices and their adapters, unless they are frozen. Rows of `x` may have been
+    /// multiplied by factors since forward.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn weight_grad(
         &self,
@@ -118,6 +115,7 @@ impl GroupedLinear {
         gradient(cx, dw, &self.weight, of, (outputs, dy), (inputs, x))?;
         let Some(adapter) = &self.adapter else { return Ok(()) };
         adapter.project(cx, w, of, inputs, x, work)?;
+        adapter.project_grad(cx, w, of, outputs, dy, work)?;
         gradient(cx, dw, &adapter.b, of, (outputs, dy), (adapter.rank, work.low.rows(of.0)))?;
         gradient(cx, dw, &adapter.a, of, (adapter.rank, work.dlow.rows(of.0)), (inputs, x))
     }
@@ -129,6 +127,13 @@ impl GroupedAdapter {
         let (form, c) = (Grouped::Forward, work.low.rows_mut(of.0));
         product(cx, w, &self.a, of, GroupedRows { form, n: self.rank, k, a, c, accumulate: false })?;
         cx.dev.scale(self.scale, work.low.rows_mut(of.0))
+    }
+    /// Assigns `dlow (N, rank) = scale dy B`. [`GroupedLinear::weight_grad`] repeats it: between the two, the buffer
+    /// serves other rows and other matrices.
+    fn project_grad(&self, cx: &Cx, w: Weights, of: Held, k: usize, a: View, work: &mut AdapterScratch) -> Result<()> {
+        let (form, c) = (Grouped::Input, work.dlow.rows_mut(of.0));
+        product(cx, w, &self.b, of, GroupedRows { form, n: self.rank, k, a, c, accumulate: false })?;
+        cx.dev.scale(self.scale, work.dlow.rows_mut(of.0))
     }
 }
 

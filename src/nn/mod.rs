@@ -23,6 +23,7 @@ mod cache; // the KV cache
 mod saved; // saved activations and scratch of a block
 mod attention; // the attention branch
 mod mlp; // the feed-forward branch
+mod windows; // which rows go to which rank of ep, and when
 mod dispatch; // rows to the ranks of ep, and back
 mod expert_layer; // the experts of a sparse block
 mod experts; // the sparse feed-forward branch

@@ -29,7 +29,7 @@ table! {
         load,
         /// (R, C): the rows that go to the experts, then what comes back; R = N K.
         rows,
-        /// (B, F), with the rows B that a rank holds at most: R, or with ep [`super::dispatch::capacity`].
+        /// (B, F), with the rows B that a rank holds at most: R, or with ep [`super::windows::capacity`].
         act,
         /// (N, S), (N, C): of the shared expert.
         shared_act,

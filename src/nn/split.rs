@@ -99,6 +99,8 @@ pub struct Split {
     pub sp: Slice,
     /// The experts of each sparse block; a rank has its [`Slice::share`] of them.
     pub ep: Slice,
+    /// Rows travel to the ranks of ep and back in two halves, each while the experts of the other compute.
+    pub moe_overlap: bool,
     /// Norms and residuals are split over tp along the tokens (Korthikanti et al. 2022).
     pub sequence_parallel: bool,
     /// Which parts are sharded over tp.
@@ -112,6 +114,7 @@ impl Split {
         tp: Slice::WHOLE,
         sp: Slice::WHOLE,
         ep: Slice::WHOLE,
+        moe_overlap: false,
         sequence_parallel: false,
         cuts: Cuts::ALL,
         sp_impl: SpImpl::Ring,

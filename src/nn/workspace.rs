@@ -3,12 +3,13 @@
 //! [`Workspace::planned`] sums a table of shapes, and [`Workspace::allocate`] allocates that table's tensors.
 use super::cache::Cache;
 use super::core::CorePlan;
-use super::dispatch::{Dispatch, capacity};
+use super::dispatch::{Dispatch, DispatchPlan};
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
 use super::saved::{AdapterScratch, AttentionSaved, MlpSaved, Routing, Saved, Scratch, SparseScratch};
 use super::spec::{Arch, Experts, Spec};
 use super::split::{Groups, Split};
 use super::tensor::{Tensor, TensorShape, table};
+use super::windows::capacity;
 use crate::base::{Category, DType, Result};
 use crate::comm::{Axis, CommUse};
 use crate::device::ops::{AttentionShape, VocabPart};
@@ -234,7 +235,15 @@ impl Workspace<TensorShape, ()> {
                         dropped: scratch(0),
                         tile: scratch(0), // 4-bit weights are those of dense models
                     },
-                    dispatch: Dispatch::plan(tokens * top_k, spec.dim, experts, split.ep, dtype, train),
+                    dispatch: Dispatch::plan(&DispatchPlan {
+                        rows: tokens * top_k,
+                        width: spec.dim,
+                        experts,
+                        ep: split.ep,
+                        overlap: split.moe_overlap,
+                        dtype,
+                        train,
+                    }),
                 },
                 core: core.scratch(),
                 cache: Cache::plan(spec, dtype, 0),

@@ -75,7 +75,7 @@ embed-dim \
      [no-]cpu-offload [no-]sync-each-batch zero-stage deepspeed reduce-bucket-size [no-]overlap-comm \
      allgather-bucket-size stage3-prefetch-bucket-size stage3-max-live-parameters stage3-max-reuse-distance precision \
      reduce-dtype loss-scale initial-scale-power loss-scale-window hysteresis \
-     [no-]consecutive-hysteresis min-loss-scale tp-size ep-size [no-]use-hf-tp-plan \
+     [no-]consecutive-hysteresis min-loss-scale tp-size ep-size [no-]moe-overlap [no-]use-hf-tp-plan \
      ring-attn-size sp-impl ring-impl [no-]sequence-parallel dp-replicate-size ckpt-dir save-every keep resume save-hf \
      [no-]overwrite [no-]async-save max-shard-size save-dtype \
      log-level log-file tensorboard max-new-tokens temperature top-k top-p generate config \

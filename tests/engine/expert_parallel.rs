@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Every mesh whose ranks share experts. Seven experts do not divide evenly.
-fn meshes(world: usize) -> Vec<MeshSizes> {
+pub fn meshes(world: usize) -> Vec<MeshSizes> {
     let shared = |sizes: MeshSizes| {
         let divides = move |ep: &usize| sizes.dp_shard.is_multiple_of(*ep);
         (2..=7).filter(divides).map(move |ep| MeshSizes { ep, ..sizes })
@@ -97,9 +97,9 @@ fn sharing_experts_changes_no_bit_of_the_forward_pass() {
 /// All tokens choose the first experts, which one rank has: rows wait for their round, and results stay.
 #[test]
 fn skewed_routing_takes_more_rounds_and_loses_nothing() {
-    let train = |sizes: MeshSizes, checkpoint| {
+    let train = |sizes: MeshSizes, checkpoint, moe_overlap| {
         // No more tokens than there are, so that the buffers are as small as they get.
-        let options = EngineOptions { checkpoint, tokens: 2 * ROW, ..options(&fsdp(sharded()), SGD) };
+        let options = EngineOptions { checkpoint, moe_overlap, tokens: 2 * ROW, ..options(&fsdp(sharded()), SGD) };
         let spec = options.spec.clone();
         let results = mesh_ranks(sizes, |rank| {
             let log = Log::default();
@@ -125,15 +125,18 @@ fn skewed_routing_takes_more_rounds_and_loses_nothing() {
         assert!(exchanges.iter().all(|&n| n == exchanges[0]), "ranks took different rounds: {exchanges:?}");
         (gathered(&spec, results), exchanges[0])
     };
-    let (one, none) = train(MeshSizes::sharded(4), Checkpointing::Off);
+    let (one, none) = train(MeshSizes::sharded(4), Checkpointing::Off, false);
     assert_eq!(none, 0);
     // Of 72 rows of a rank, up to 90 are held at once: 144 in two rounds, or 192 in three.
     for (ep, rounds) in [(2, 2), (4, 3)] {
         for checkpoint in [Checkpointing::Off, Checkpointing::Full] {
-            let (many, exchanges) = train(MeshSizes { ep, ..MeshSizes::sharded(4) }, checkpoint);
+            let (many, exchanges) = train(MeshSizes { ep, ..MeshSizes::sharded(4) }, checkpoint, false);
             // In forward and in backward.
             assert_eq!(exchanges, 2 * spec().sparse_blocks() * rounds, "ep {ep}");
             assert_close(&one, &many, &format!("ep {ep}, {checkpoint:?}"));
+            let (halves, twice) = train(MeshSizes { ep, ..MeshSizes::sharded(4) }, checkpoint, true);
+            assert_eq!(twice, 2 * exchanges, "ep {ep}");
+            assert_same_bits(&many, &halves, &format!("ep {ep}, {checkpoint:?}, in halves"));
         }
     }
 }

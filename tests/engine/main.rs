@@ -4,6 +4,7 @@
 mod common;
 mod collectives;
 mod expert_adapters;
+mod expert_overlap;
 mod expert_parallel;
 mod experts;
 mod families;

@@ -92,6 +92,7 @@ fn two_hosts_share_experts_as_one() {
     compared(&[
         ("ep in hosts", &with(&["2"])),
         ("ep over hosts", &with(&["4", "--grad-accum", "2"])),
+        ("ep over hosts in halves", &with(&["4", "--moe-overlap"])),
         ("ep in replicas", &with(&["2", "--sharding", "HYBRID_SHARD", "--dp-replicate-size", "2"])),
         ("muon", &muon),
     ]);

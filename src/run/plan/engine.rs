@@ -211,6 +211,7 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
             (SpName::Ring, RingName::Ring) => SpImpl::Ring,
             (SpName::Ring, RingName::Allgather) => SpImpl::AllGather,
         },
+        moe_overlap: set(&s.parallel.moe_overlap, "parallel.moe_overlap")?,
         aux_coef: 0.0,
     };
     options.aux_coef = experts(s, device, mesh, &options)?;

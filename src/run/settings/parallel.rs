@@ -14,6 +14,10 @@ pub struct ParallelSettings {
     /// Expert-parallel size: ranks that share the experts of a mixture; divides the ranks that shard the parameters
     #[arg(long, value_name = "N")]
     pub ep_size: Option<usize>,
+    /// Overlap the exchange of tokens between ranks that share experts: in two halves, each while the experts of the
+    /// other compute
+    #[arg(long)]
+    pub moe_overlap: Option<bool>,
     /// Use the tensor-parallel plan of the Hugging Face configuration
     #[arg(long)]
     pub use_hf_tp_plan: Option<bool>,
