@@ -2,7 +2,7 @@
 use super::hf::decimal;
 use super::layout::pretty;
 use crate::base::{Error, Result, open};
-use crate::nn::Lora;
+use crate::nn::{Arch, Lora, Spec};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -12,14 +12,15 @@ const SCORE_MODULE: &str = "score";
 /// The file next to it, whose tensors have the model's names under [`ADAPTER_PREFIX`](super::layout::ADAPTER_PREFIX).
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 
-/// The text of `adapter_config.json`. `base` is the directory of the adapted model. `score`: it is a reward model,
-/// whose head is stored whole.
-pub fn config(lora: &Lora, base: Option<&Path>, score: bool) -> String {
+/// The text of `adapter_config.json`. `base` is the directory of the adapted model. A reward model's head is stored
+/// whole.
+pub fn config(lora: &Lora, base: Option<&Path>, spec: &Spec) -> String {
+    let score = spec.score;
     let targets: Value = match &lora.targets[..] {
         [one] if one == "all-linear" => json!(one),
         names => json!(names),
     };
-    pretty(&json!({
+    let mut config = json!({
         "peft_type": "LORA",
         "task_type": if score { "SEQ_CLS" } else { "CAUSAL_LM" },
         "base_model_name_or_path": base,
@@ -34,7 +35,27 @@ pub fn config(lora: &Lora, base: Option<&Path>, score: bool) -> String {
         "modules_to_save": score.then_some([SCORE_MODULE]),
         "use_rslora": false,
         "use_dora": false,
-    }))
+    });
+    if spec.arch == Arch::Qwen2Moe {
+        FUSED.into_iter().zip(fused(lora)).for_each(|(key, value)| config[key] = value);
+    }
+    pretty(&config)
+}
+
+/// Keys of parameters that are not modules.
+const FUSED: [&str; 3] = ["target_parameters", "rank_pattern", "alpha_pattern"];
+
+/// [`FUSED`] for experts of Qwen2-MoE. Transformers 5 holds those of a block as two parameters, and PEFT 0.21 derives
+/// these keys from the targets for every family of that kind but Qwen2-MoE itself, whose experts would have no
+/// adapters. PEFT with transformers 4, which has no such parameters, warns of them and ignores them.
+fn fused(lora: &Lora) -> [Value; 3] {
+    let has = |module: &str| lora.targets.iter().any(|target| target == module);
+    let (gated, down) = (has("gate_proj") && has("up_proj"), has("down_proj"));
+    let parameters = [(gated, "mlp.experts.gate_up_proj"), (down, "mlp.experts.down_proj")];
+    let parameters: Vec<_> = parameters.into_iter().filter(|(there, _)| *there).map(|(_, name)| name).collect();
+    // Two adapters become one, of both ranks.
+    let both = |value: Value| if gated { json!({r".*\.gate_up_proj": value}) } else { json!({}) };
+    [json!(parameters), both(json!(2 * lora.rank)), both(json!(2.0 * lora.alpha))]
 }
 
 /// The base model of the adapter in `dir`, as its config names it.
@@ -69,10 +90,6 @@ pub fn read(dir: &Path, score: bool) -> Result<Lora> {
         "megatron_config",
         "trainable_token_indices",
     ];
-    let is_known = |key: &str| score && key == "modules_to_save" && config[key] == json!([SCORE_MODULE]);
-    if let Some(key) = UNKNOWN.into_iter().find(|key| is_set(key) && !is_known(key)) {
-        return Err(Error::in_file(&path, format!("{key} is {}: only plain LoRA is supported", config[key])));
-    }
     let expect = |key: &str, value: &str| match config.get(key).and_then(Value::as_str) {
         Some(found) if found != value => {
             Err(Error::in_file(&path, format!("{key} is {found:?}; only {value:?} is supported")))
@@ -92,7 +109,16 @@ pub fn read(dir: &Path, score: bool) -> Result<Lora> {
     };
     // Dropout matters in training only, where the run's own setting applies.
     let dropout = config.get("lora_dropout").and_then(Value::as_f64).unwrap_or(0.0) as f32;
-    Ok(Lora { rank: number("r")? as usize, alpha: number("lora_alpha")? as f32, dropout, targets })
+    let lora = Lora { rank: number("r")? as usize, alpha: number("lora_alpha")? as f32, dropout, targets };
+    let fused = fused(&lora);
+    let is_known = |key: &str| match FUSED.into_iter().position(|fused| fused == key) {
+        Some(at) => config[key] == fused[at],
+        None => score && key == "modules_to_save" && config[key] == json!([SCORE_MODULE]),
+    };
+    match UNKNOWN.into_iter().find(|key| is_set(key) && !is_known(key)) {
+        Some(key) => Err(Error::in_file(&path, format!("{key} is {}: only plain LoRA is supported", config[key]))),
+        None => Ok(lora),
+    }
 }
 
 /// An adapter can only be resumed with the same rank, alpha and modules.

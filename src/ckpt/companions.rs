@@ -76,11 +76,11 @@ impl Companions {
         Ok(companions)
     }
 
-    /// For saving the adapters `lora` of the model in directory `base`. `score`: it is a reward model.
-    pub fn adapting(mut self, lora: &Lora, base: Option<&Path>, score: bool) -> Companions {
+    /// For saving the adapters `lora` of the model in directory `base`.
+    pub fn adapting(mut self, lora: &Lora, base: Option<&Path>, spec: &Spec) -> Companions {
         // A relative path would be resolved against the directory the adapter is loaded from.
         let base = base.map(|base| fs::canonicalize(base).unwrap_or(base.to_path_buf()));
-        self.files.push((adapter::FILE.into(), adapter::config(lora, base.as_deref(), score).into_bytes()));
+        self.files.push((adapter::FILE.into(), adapter::config(lora, base.as_deref(), spec).into_bytes()));
         self
     }
 

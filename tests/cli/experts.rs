@@ -241,6 +241,14 @@ fn adapters_of_experts_are_saved_resumed_and_merged() {
         let targets: Vec<&str> =
             config["target_modules"].as_array().unwrap().iter().map(|t| t.as_str().unwrap()).collect();
         // Those that have adapters, by name: PEFT's all-linear would add routers.
+        // For PEFT with transformers 5, which needs them for one family.
+        let fused = match family {
+            "qwen2_moe" => json!(["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]),
+            _ => Value::Null,
+        };
+        assert_eq!(config["target_parameters"], fused, "{family}");
+        let both = if family == "qwen2_moe" { json!({r".*\.gate_up_proj": 4}) } else { Value::Null };
+        assert_eq!(config["rank_pattern"], both, "{family}");
         let all = ["q_proj", "k_proj", "v_proj", "o_proj"].iter().chain(&kinds);
         assert!(all.clone().all(|name| targets.contains(name)) && targets.len() == all.count(), "{targets:?}");
         let bytes = fs::read(adapter.join("adapter_model.safetensors")).unwrap();

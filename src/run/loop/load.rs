@@ -107,7 +107,7 @@ fn checkpointer(
     if mesh.rank() == 0 {
         let mut companions = save::companions(spec, source, &plan.tokenizer)?;
         if let Some(lora) = &plan.engine.tuning.lora {
-            companions = companions.adapting(lora, plan.settings.model.pretrain.as_deref(), spec.score);
+            companions = companions.adapting(lora, plan.settings.model.pretrain.as_deref(), spec);
         }
         checkpointer.accompany(companions);
     }
