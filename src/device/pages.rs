@@ -18,7 +18,7 @@ mod system {
     }
 }
 
-/// Zeroed memory from the system, from the start of a page on.
+/// Zeroed memory from the system, from the start of a page on, of a huge one if it fills one.
 pub struct HostPages {
     at: NonNull<u8>,
     bytes: usize,
@@ -31,12 +31,22 @@ unsafe impl Sync for HostPages {}
 impl HostPages {
     /// At least one byte, so that it has an address.
     pub fn new(bytes: usize) -> rustix::io::Result<HostPages> {
-        let bytes = bytes.max(1);
-        // SAFETY: a fresh mapping at an address that the kernel chooses. Advice changes no contents; what is smaller
-        // than a huge page asks for one too, since neighbors with the same advice share them.
+        const PAGE: usize = 4096;
+        let bytes = bytes.max(1).next_multiple_of(PAGE);
+        let spare = if bytes < HUGE { 0 } else { HUGE - PAGE };
+        // SAFETY: a fresh mapping at an address that the kernel chooses, of which whole pages before and after the
+        // result are unmapped again. Advice changes no contents; what is smaller than a huge page asks for one too,
+        // since neighbors with the same advice share them.
         let at = unsafe {
             let flags = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-            let at = mmap_anonymous(std::ptr::null_mut(), bytes, flags.0, flags.1)?;
+            let all = mmap_anonymous(std::ptr::null_mut(), bytes + spare, flags.0, flags.1)?;
+            let before = if spare == 0 { 0 } else { (all as usize).next_multiple_of(HUGE) - all as usize };
+            let at = all.byte_add(before);
+            for (at, bytes) in [(all, before), (at.byte_add(bytes), spare - before)] {
+                if bytes > 0 {
+                    munmap(at, bytes)?;
+                }
+            }
             let _ = madvise(at, bytes, Advice::LinuxHugepage);
             at
         };

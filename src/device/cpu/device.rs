@@ -42,7 +42,7 @@ const GRAIN: usize = 32 << 10;
 
 impl CpuDevice {
     /// Bytes of scratch of a thread that computes products, at most, which the meter does not count.
-    pub const SCRATCH: usize = 9 << 20;
+    pub const SCRATCH: usize = 11 << 20;
 
     /// Uses the widest vectors that this CPU has, and the caller's thread alone.
     pub fn new(meter: Meter) -> CpuDevice {

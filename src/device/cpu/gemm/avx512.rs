@@ -22,13 +22,13 @@ fn pairs(bits: __m512i) -> __m512bh {
 }
 
 macro_rules! block {
-    ($element:ty, $steps:literal, $panels:literal, $multiply_add:expr) => {
+    ($element:ty, $steps:literal, $multiply_add:expr) => {
         impl Block<$element> for Dot {
             /// 12 rows x 2 vectors of sums, 2 vectors of B and one broadcast of A: 27 of 32 registers, with 14 loads
             /// for 24 products.
             const ROWS: usize = 12;
             const STEPS: usize = $steps;
-            const PANELS: usize = $panels;
+            const PACKED_A: usize = 384 << 10;
             const CHUNK: usize = $steps;
 
             #[target_feature(enable = "avx512f,avx512bf16")]
@@ -66,5 +66,5 @@ macro_rules! block {
 
 // Panels of A and B (bf16 24 and 64 KB, f32 48 and 128 KB) stream from L2 at 15 bytes per cycle; the packed rows of A,
 // 384 KB, stay in it.
-block!(bf16, 32, 16, |sum, a, b| _mm512_dpbf16_ps(sum, pairs(a), pairs(b)));
-block!(f32, 64, 8, |sum, a, b| _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum));
+block!(bf16, 32, |sum, a, b| _mm512_dpbf16_ps(sum, pairs(a), pairs(b)));
+block!(f32, 64, |sum, a, b| _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum));

@@ -7,6 +7,7 @@ use super::pack::{COLUMNS, LANES, Load, PackSource, pack_a, pack_b};
 use super::store::{Destination, Partial, Patch, StoreSums};
 use crate::base::{DType, Elem};
 use crate::device::ops::GemmShape;
+use std::arch::x86_64::_mm_sfence;
 use std::marker::PhantomData;
 
 /// Multiplies one panel of A with one panel of B.
@@ -15,8 +16,8 @@ pub(in crate::device::cpu) trait Block<E> {
     const ROWS: usize;
     /// Steps of k summed before C is written.
     const STEPS: usize;
-    /// Panels of A packed at a time.
-    const PANELS: usize;
+    /// Bytes of A packed at a time, about half of L2.
+    const PACKED_A: usize;
     /// Steps of a panel of B that stay in L1 while all panels of A pass.
     const CHUNK: usize;
     /// `out (ROWS, 32) = A B` over `steps` steps, in the layout of [`super::pack`]. Assigns, or adds.
@@ -32,14 +33,19 @@ pub(super) struct Skip<K>(pub PhantomData<K>);
 impl<E, K: Block<E>> Block<E> for Skip<K> {
     const ROWS: usize = K::ROWS;
     const STEPS: usize = K::STEPS;
-    const PANELS: usize = K::PANELS;
+    const PACKED_A: usize = K::PACKED_A;
     const CHUNK: usize = K::CHUNK;
     unsafe fn multiply(&self, _: *const E, _: *const E, _: usize, _: *mut f32, _: bool) {}
 }
 
 /// Bytes of B packed at a time: a share of L3.
 const PACKED_B: usize = 4 << 20;
-/// Rows and columns of sums kept in f32 until the next stretch of k: 4 MB. Repacking B every 1024 rows costs 2 %.
+/// Bytes of C from which on it is stored past the caches: what reads it finds little of it there, and a store that
+/// misses reads the line first. Granite Rapids, one core: 26 GB/s instead of 10; the products of the 105.8 M model take
+/// 15 % less time.
+const PAST_CACHES: usize = 4 << 20;
+/// Rows and columns of sums kept in f32 until the next stretch of k: 4 MB. Repacking B every 1024 rows costs 2 %. Also the
+/// most rows of A packed at a time.
 const BAND: usize = 1024;
 
 /// With `lower`, the number of the first row of C in a square matrix, blocks above its diagonal are left as they are.
@@ -71,15 +77,20 @@ pub(super) unsafe fn product<E: Load + Elem, C: StoreSums + Elem, K: Block<E::Pa
     let wide = (PACKED_B / size_of::<E::Packed>() / panel_b * COLUMNS).min(if narrow { BAND } else { usize::MAX });
     let wide = wide.min(n.next_multiple_of(COLUMNS));
     let high = if narrow { m.min(BAND) } else { m };
-    let tall = (K::PANELS * K::ROWS).min(m.next_multiple_of(K::ROWS));
+    // As many panels of A at a time as fit, and about as many each time.
+    let most = (K::PACKED_A / size_of::<E::Packed>() / (stretch * step)).min(BAND) / K::ROWS;
+    let panels = m.div_ceil(K::ROWS);
+    let tall = panels.div_ceil(panels.div_ceil(most.max(1))) * K::ROWS;
 
-    let sums = buffers.sums.take::<f32>(K::PANELS * K::ROWS * COLUMNS).as_mut_ptr();
+    let sums = buffers.sums.take::<f32>(tall * COLUMNS).as_mut_ptr();
     let packed_a = buffers.a.take::<E::Packed>(tall * stretch * step).as_mut_ptr();
     let packed_b = buffers.b.take::<E::Packed>(wide / COLUMNS * panel_b).as_mut_ptr();
     let band = buffers.c.take::<f32>(if narrow { high * wide } else { 0 }).as_mut_ptr();
     let c = c.as_mut_ptr();
     let add_first = accumulate && several && !narrow;
-    let mut target = Destination { c, ld, add: accumulate && !add_first, then };
+    let lines = c.addr().is_multiple_of(64) && (ld * size_of::<C>()).is_multiple_of(64);
+    let past = lines && !accumulate && matches!(then, Completion::Nothing) && m * n * size_of::<C>() >= PAST_CACHES;
+    let mut target = Destination { c, ld, add: accumulate && !add_first, past, then };
 
     for i0 in (0..m).step_by(high) {
         for j in (0..n).step_by(wide) {
@@ -103,6 +114,9 @@ pub(super) unsafe fn product<E: Load + Elem, C: StoreSums + Elem, K: Block<E::Pa
                 }
             }
         }
+    }
+    if past {
+        _mm_sfence(); // such stores are not ordered before those by which another thread learns that C is complete
     }
 }
 

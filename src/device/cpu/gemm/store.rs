@@ -11,6 +11,8 @@ use std::mem::transmute;
 pub(in crate::device::cpu) trait StoreSums: Copy {
     unsafe fn load(from: *const Self, mask: __mmask16) -> __m512;
     unsafe fn store(to: *mut Self, mask: __mmask16, x: __m512);
+    /// Stores 32 elements past the caches, from the start of a cache line on.
+    unsafe fn stream(to: *mut Self, x: [__m512; 2]);
     /// As stored and loaded again.
     unsafe fn rounded(x: __m512) -> __m512;
 }
@@ -26,6 +28,15 @@ impl StoreSums for f32 {
     unsafe fn store(to: *mut f32, mask: __mmask16, x: __m512) {
         // SAFETY: masked lanes are not accessed.
         unsafe { _mm512_mask_storeu_ps(to, mask, x) }
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn stream(to: *mut f32, [low, high]: [__m512; 2]) {
+        // SAFETY: upheld by the caller.
+        unsafe {
+            _mm512_stream_ps(to, low);
+            _mm512_stream_ps(to.add(16), high);
+        }
     }
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
@@ -49,6 +60,14 @@ macro_rules! half {
             unsafe fn store(to: *mut $element, mask: __mmask16, x: __m512) {
                 // SAFETY: masked lanes are not accessed.
                 unsafe { _mm256_mask_storeu_epi16(to.cast(), mask, $narrow(x)) }
+            }
+            #[inline]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+            unsafe fn stream(to: *mut $element, x: [__m512; 2]) {
+                let [low, high] = x.map(|x| $narrow(x));
+                let line = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+                // SAFETY: upheld by the caller.
+                unsafe { _mm512_stream_si512(to.cast(), line) }
             }
             #[inline]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
@@ -168,11 +187,17 @@ pub(super) struct Destination<'a, C> {
     pub ld: usize,
     /// Adds to C.
     pub add: bool,
+    /// Stored past the caches, which then read no line before it is overwritten. The rows of C start on cache lines,
+    /// and nothing is added to them.
+    pub past: bool,
     pub then: Completion<'a, C>,
 }
 
 impl<C: StoreSums> Destination<'_, C> {
     pub fn prefetch(&self, place: Patch) {
+        if self.past {
+            return;
+        }
         place.prefetch(self.c, self.ld);
         match &self.then {
             Completion::Gelu { z, .. } => place.prefetch(z.as_ptr(), self.ld),
@@ -199,6 +224,11 @@ impl<C: StoreSums> Destination<'_, C> {
             match &mut self.then {
                 Completion::Nothing if self.add => {
                     place.write(sums, c, ld, |i, j, mask, x| _mm512_add_ps(x, C::load(c.add(at(i, j)), mask)));
+                }
+                Completion::Nothing if self.past && place.columns == COLUMNS => {
+                    for i in 0..place.rows {
+                        C::stream(c.add(at(i, 0)), [0, 16].map(|j| _mm512_load_ps(sums.add(i * COLUMNS + j))));
+                    }
                 }
                 Completion::Nothing => place.write(sums, c, ld, |_, _, _, x| x),
                 Completion::Sum { bias, residual } => {

@@ -222,6 +222,39 @@ fn divided<T: Float>() {
 
 /// What is fused gives the bits of f32 code on the product's f32 sums, rounded where something is stored: across edges
 /// of blocks, bands and stretches of k.
+/// C is stored past the caches only where it starts on a line and is large: with the same bits as elsewhere, for every
+/// column of the last block, and where sums over several stretches of k come first.
+#[test]
+fn stores_past_the_caches_change_no_bit() {
+    fn bits<T: Float, C: plain::Output + Elem>(all: &mut [Under]) {
+        for ([m, n, k], gap) in [([1100, 2080, 33], 0), ([2100, 1070, 40], 18), ([40, 32800, 1600], 0)] {
+            let shape = GemmShape::nt(m, n, k);
+            let shape = GemmShape { ldc: n + gap, ..shape };
+            let rng = Rng::new(7, k as u64);
+            let [a, b] = shape.extents()[..2] else { panic!("three extents") };
+            let [a, b] = [a, b].map(|len| buf((0..len).map(|i| T::from_f32(rng.normal(i as u64))).collect::<Vec<T>>()));
+            for under in all.iter_mut().filter(|u| u.takes(T::DTYPE)) {
+                // Lines of 64 bytes from one in this memory on; then from one element later on.
+                let mut memory = buf(vec![C::from_f32(f32::NAN); shape.extents()[2] + 65]);
+                let line = (64 - memory.view().as_ptr() as usize % 64) / size_of::<C>();
+                let [on, off] = [line, line + 1].map(|first| {
+                    let mut c = memory.view_mut().slice(first..first + shape.extents()[2]);
+                    under.gemm::<C>(&shape, a.view(), b.view(), c.reborrow());
+                    c.host::<C>("test").unwrap().chunks(shape.ldc).flat_map(|row| row[..n].to_vec()).collect::<Vec<C>>()
+                });
+                let name = under.name();
+                assert!(on.iter().all(|x| x.to_f32().is_finite()), "{name} {m}x{n}x{k}: not written");
+                assert!(on.iter().zip(&off).all(|(a, b)| a == b), "{name} {m}x{n}x{k} {}", C::DTYPE);
+            }
+        }
+    }
+    let mut all = under_test();
+    bits::<f32, f32>(&mut all);
+    bits::<bf16, f32>(&mut all);
+    bits::<bf16, bf16>(&mut all);
+    bits::<f16, f16>(&mut all);
+}
+
 #[test]
 fn fused_epilogues_round_once() {
     fused::<f32>();
@@ -356,7 +389,7 @@ mod model {
     impl Block<bf16> for Tiles {
         const ROWS: usize = amx::Tiles::ROWS;
         const STEPS: usize = amx::Tiles::STEPS;
-        const PANELS: usize = amx::Tiles::PANELS;
+        const PACKED_A: usize = amx::Tiles::PACKED_A;
         const CHUNK: usize = amx::Tiles::CHUNK;
 
         unsafe fn multiply(&self, a: *const bf16, b: *const bf16, steps: usize, out: *mut f32, add: bool) {
