@@ -136,7 +136,12 @@ fn picture(results: &Results, first: &MeasuredRun) -> PairChart {
     };
     let largest = |all: Vec<f64>| all.into_iter().reduce(f64::max);
     let torch = names.iter().find_map(|name| name.strip_prefix("torch ")?.split(' ').next());
-    let rounds = values(&first.name, &first.work, |run| run.tokens_per_sec).len();
+    let rounds = works.iter().map(|work| values(&first.name, work, |run| run.tokens_per_sec).len());
+    let rounds = match (rounds.clone().min().unwrap_or(0), rounds.max().unwrap_or(0)) {
+        (1, 1) => "one round".into(),
+        (least, most) if least == most => format!("median of {most} rounds"),
+        (least, most) => format!("median of {least} to {most} rounds"),
+    };
     let shape = match lengths[..] {
         [(sequence, batch)] => format!("sequence {sequence}, batch {batch} per rank"),
         _ => {
@@ -150,7 +155,7 @@ fn picture(results: &Results, first: &MeasuredRun) -> PairChart {
         title: format!("Training on a CPU: flatshard and PyTorch {}", torch.unwrap_or_default()).trim_end().into(),
         subtitle: format!(
             "LLaMA with {:.1} M parameters, {shape}, {} ranks on {} cores of an {}. \
-             Speed: median of {rounds} rounds; the line spans all of them. Memory: the largest of any round.",
+             Speed: {rounds}; the line spans all of them. Memory: the largest of any round.",
             first.params as f64 / 1e6,
             first.world,
             results.machine.cores,
@@ -201,6 +206,7 @@ mod tests {
         let (texts, subtitle) =
             labels(&[("fp32", 256, 10.0), ("bf16", 256, 30.0), ("bf16", 256, 20.0), ("bf16", 256, 90.0)]);
         assert_eq!(texts, "10 fp32; 30 bf16");
+        assert!(subtitle.contains("Speed: median of 1 to 3 rounds;"), "{subtitle}");
         assert!(subtitle.contains("sequence 256, batch 1 per rank, 2 ranks"), "{subtitle}");
         let (texts, subtitle) = labels(&[("bf16", 256, 1000.0), ("bf16", 4096, 900.0)]);
         assert_eq!(texts, "1,000 at 256; 900 at 4,096");

@@ -10,6 +10,7 @@ use super::spec::{Arch, Experts, Spec};
 use super::split::{Groups, Split};
 use super::tensor::{Tensor, TensorShape, table};
 use super::windows::capacity;
+use crate::base::fp8::BLOCK;
 use crate::base::{Category, DType, Result};
 use crate::comm::{Axis, CommUse};
 use crate::device::ops::{AttentionShape, VocabPart};

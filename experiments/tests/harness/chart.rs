@@ -1,22 +1,31 @@
-//! `experiments chart` from outside: the pictures in README.md are those of the measurements next to them.
+//! `experiments chart` from outside: the pictures of pages are those of the measurements next to them.
 use super::common::experiments;
 use resvg::tiny_skia::Pixmap;
 use std::path::Path;
 use tempfile::TempDir;
 
-const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/experiments/results/2026-11-21-peers-cpu.json");
-const SHIPPED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/images");
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+/// A page, the name of its picture, and what it shows.
+const PICTURES: [[&str; 3]; 2] = [
+    ["README.md", "peers", "2026-11-21-peers-cpu.json"],
+    ["docs/benchmarks.md", "lengths", "2026-11-23-peers-lengths-amx-cpu.json"],
+];
 
 #[test]
-fn the_readme_shows_the_measurements() {
+fn pages_show_the_measurements() {
+    PICTURES.into_iter().for_each(shows);
+}
+
+fn shows([page, name, results]: [&str; 3]) {
     let dir = TempDir::new().unwrap();
-    let ended = experiments(dir.path(), &["chart", RESULTS, "--out", "deep/peers"]);
+    let results = format!("{ROOT}/experiments/results/{results}");
+    let ended = experiments(dir.path(), &["chart", &results, "--out", &format!("deep/{name}")]);
     assert_eq!(ended.code, 0, "{}", ended.err);
     let read = |path: &Path| std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    for file in ["peers-light.png", "peers-dark.png"] {
-        let shipped = read(&Path::new(SHIPPED).join(file));
+    for file in [format!("{name}-light.png"), format!("{name}-dark.png")] {
+        let shipped = read(&Path::new(ROOT).join("docs/images").join(&file));
         assert!(shipped.len() <= 150 * 1024, "{file}: {} bytes", shipped.len());
-        let drawn = Pixmap::decode_png(&read(&dir.path().join("deep").join(file))).unwrap();
+        let drawn = Pixmap::decode_png(&read(&dir.path().join("deep").join(&file))).unwrap();
         let shipped = Pixmap::decode_png(&shipped).unwrap();
         assert_eq!((drawn.width(), drawn.height()), (shipped.width(), shipped.height()), "{file}");
         // Other processors may round the edge of a letter differently.
@@ -27,9 +36,10 @@ fn the_readme_shows_the_measurements() {
             "{file}: {differ} bytes differ; make it again with: experiments chart"
         );
     }
-    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
-    for part in ["docs/images/peers-light.png", "docs/images/peers-dark.png", "prefers-color-scheme: dark", "alt=\""] {
-        assert!(readme.contains(part), "README.md has no {part}");
+    let text = std::fs::read_to_string(Path::new(ROOT).join(page)).unwrap();
+    let [light, dark] = ["light", "dark"].map(|theme| format!("images/{name}-{theme}.png"));
+    for part in [&light, &dark, "prefers-color-scheme: dark", "alt=\""] {
+        assert!(text.contains(part), "{page} has no {part}");
     }
 }
 
