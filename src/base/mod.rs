@@ -6,6 +6,7 @@ pub mod columns; // words in lines
 pub mod dtype; // element types
 pub mod dynamic8; // 8-bit blocks
 pub mod nf4; // 4-bit weights as numbers
+pub mod fp8; // 8-bit floating point
 pub mod rng; // counter-based random numbers
 pub mod limits; // largest accepted sizes
 pub mod open; // opening input files

@@ -112,6 +112,10 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         let bytes = op.y.bytes() + op.y.len() / 2;
         self.moves(Expand::OP, op.y.dtype(), bytes, |dev| dev.expand(op))
     }
+    fn quantize(&self, op: Quantize) -> Result<()> {
+        let bytes = 2 * op.bytes.len() + op.bytes.bytes() + op.scales.bytes();
+        self.moves(Quantize::OP, DType::Bf16, bytes, |dev| dev.quantize(op))
+    }
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
         if dst.dtype() == DType::U32 {
             let words = src.chunks_exact(4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
@@ -147,6 +151,7 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         qk_norm_rope_backward(QkNormRopeBackward) qkv over [positions, qkv, rstd, dqkv, dqkv];
         attention_merge(AttentionMerge) o over [o_pass, lse_pass, o, o, lse, lse];
         attention_delta(AttentionDelta) o over [o, d_o, delta];
+        dequantize(Dequantize) y over [bytes, scales, y];
         swiglu(Glu) y over [gate, up, y];
         swiglu_backward(GluBackward) dy over [gate, up, dy, dgate, dup];
         geglu(Glu) y over [gate, up, y];

@@ -3,10 +3,10 @@
 use super::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
-    CrossEntropyFinish, CrossEntropyPart, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward,
-    Expand, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, LayerNorm, LayerNormBackward,
-    Polynomial, QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd,
-    Sigmoid, SumSquares, TakeRows, WeighRows,
+    CrossEntropyFinish, CrossEntropyPart, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed,
+    EmbedBackward, Expand, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, LayerNorm,
+    LayerNormBackward, Polynomial, QkNormRope, QkNormRopeBackward, Quantize, RmsNorm, RmsNormBackward, Rope, Route,
+    RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
 };
 use super::{Buf, View, ViewMut};
 use crate::base::timeline::Mark;
@@ -129,6 +129,8 @@ pub trait Device: Send + Sync {
     fn sgd(&self, op: Sgd) -> Result<()>;
     fn polynomial(&self, op: Polynomial) -> Result<()>;
     fn expand(&self, op: Expand) -> Result<()>;
+    fn quantize(&self, op: Quantize) -> Result<()>;
+    fn dequantize(&self, op: Dequantize) -> Result<()>;
 
     fn route(&self, op: Route) -> Result<()>;
     fn route_backward(&self, op: RouteBackward) -> Result<()>;

@@ -27,6 +27,8 @@ mod loss;
 mod distill;
 // 4-bit weights.
 mod expand;
+// Casts to and from FP8.
+mod fp8;
 // The gradient norm and the optimizers.
 mod optim;
 // Mixtures of experts.
@@ -38,6 +40,7 @@ pub use distill::*;
 pub use embed::*;
 pub use expand::*;
 pub use experts::*;
+pub use fp8::*;
 pub use gemm::*;
 pub use loss::*;
 pub use norm::*;

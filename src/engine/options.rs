@@ -1,6 +1,6 @@
 //! What an engine trains, and how, as plain values. Never allocates.
 use super::objectives::{Objective, PreferenceLoss, ReferenceModel, TeacherModel, Teaching};
-use crate::base::{Error, Result};
+use crate::base::{DType, Error, Result};
 use crate::comm::Mesh;
 use crate::comm::mesh::{Coords, MeshSizes};
 use crate::device::Device;
@@ -91,6 +91,12 @@ impl EngineOptions {
     }
     /// The part of the model on the rank at `at`.
     pub fn decoder(&self, mesh: &MeshSizes, at: &Coords) -> Result<Decoder> {
+        if self.tuning.fp8.is_some() && self.strategy.dtype() != DType::Bf16 {
+            let dtype = self.strategy.dtype();
+            return Err(Error::input(format!(
+                "tuning: fp8 rounds operands of products in bf16, and strategy has {dtype}"
+            )));
+        }
         Decoder::split(self.spec.clone(), &self.tuning, &self.split(mesh, at))
     }
     /// The teacher, if there is one.

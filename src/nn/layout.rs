@@ -57,6 +57,8 @@ pub struct Segment {
     pub start: usize,
     /// A frozen matrix in 4 bits ([`crate::base::nf4`]): bytes in a buffer of their own.
     pub packed: bool,
+    /// A matrix whose forward product and input gradient are computed from operands in [`crate::base::fp8`].
+    pub fp8: bool,
     /// Whether weight decay applies (matrices, not norms and biases).
     pub decay: bool,
     /// A frozen tensor (false) has no gradient, no optimizer state and no reduction.
@@ -174,6 +176,7 @@ impl Layout {
             tp,
             start: 0,
             packed: false,
+            fp8: false,
             decay,
             trainable: true,
             saved: true,

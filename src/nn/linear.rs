@@ -1,9 +1,11 @@
 //! A matrix product with one of the layer's weights. Never decides where its output is summed or stored.
 use super::context::{AdapterDropout, Cx};
+use super::fp8;
 use super::saved::AdapterScratch;
 use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
+use crate::base::fp8::Fp8;
 use crate::device::ops::{Bias, BiasBackward, Epilogue, Expand, Gelu, GeluBackward, Gemm, GemmShape, GemmThen};
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
@@ -80,10 +82,13 @@ impl Linear {
         self.adapter(cx).is_none() && w.packed(self.weight).is_none()
     }
 
-    /// Assigns `y`. `work` is scratch for the adapter.
+    /// Assigns `y`. `work` is scratch.
     pub fn forward(&self, cx: &Cx, w: Weights, x: View, work: &mut AdapterScratch, mut y: ViewMut) -> Result<()> {
         match self.bias.filter(|_| self.is_alone(cx, w)) {
-            Some(bias) => self.product_then(cx, w, x, y, Epilogue::Sum { bias: Some(w.get(bias)), residual: None }),
+            Some(bias) => {
+                let then = Epilogue::Sum { bias: Some(w.get(bias)), residual: None };
+                self.product_then(cx, w, x, work, y, then)
+            }
             None => {
                 self.product(cx, w, x, work, y.reborrow())?;
                 self.add_bias(cx, w, y)
@@ -102,7 +107,7 @@ impl Linear {
     ) -> Result<()> {
         if self.is_alone(cx, w) {
             let bias = self.bias.map(|bias| w.get(bias));
-            return self.product_then(cx, w, x, y, Epilogue::Sum { bias, residual: Some(residual) });
+            return self.product_then(cx, w, x, work, y, Epilogue::Sum { bias, residual: Some(residual) });
         }
         self.forward(cx, w, x, work, y.reborrow())?;
         cx.dev.add(residual, y)
@@ -119,15 +124,40 @@ impl Linear {
     ) -> Result<()> {
         if self.is_alone(cx, w) {
             let bias = self.bias.map(|bias| w.get(bias));
-            return self.product_then(cx, w, x, y, Epilogue::Gelu { bias, z });
+            return self.product_then(cx, w, x, work, y, Epilogue::Gelu { bias, z });
         }
         self.forward(cx, w, x, work, z.reborrow())?;
         cx.dev.gelu(Gelu { x: z.as_view(), y })
     }
     /// The product of whole rows with epilogue `then`.
-    fn product_then(&self, cx: &Cx, w: Weights, x: View, y: ViewMut, then: Epilogue) -> Result<()> {
-        let (shape, b) = (self.shape(x.len() / self.inputs), w.get(self.weight).slice(self.held()));
-        cx.dev.gemm_then(GemmThen { shape, a: x, b, c: y, then })
+    fn product_then(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        x: View,
+        work: &mut AdapterScratch,
+        y: ViewMut,
+        then: Epilogue,
+    ) -> Result<()> {
+        let shape = self.shape(x.len() / self.inputs);
+        let (shape, a, b) = self.operands(cx, w, shape, (Fp8::E4m3, x), work)?;
+        cx.dev.gemm_then(GemmThen { shape, a, b, c: y, then })
+    }
+    /// The operands of `a` times the weight or its transpose: as they are, or rounded to FP8, `a` in `format`.
+    fn operands<'a>(
+        &self,
+        cx: &Cx,
+        w: Weights<'a>,
+        shape: GemmShape,
+        (format, a): (Fp8, View<'a>),
+        work: &'a mut AdapterScratch,
+    ) -> Result<(GemmShape, View<'a>, View<'a>)> {
+        let b = w.get(self.weight);
+        let (shape, a, b) = match w.fp8(self.weight) {
+            Some(weight) => fp8::operands(cx, shape, (format, a), (weight, b), &mut work.fp8)?,
+            None => (shape, a, b),
+        };
+        Ok((shape, a, b.slice(self.held())))
     }
     fn shape(&self, n: usize) -> GemmShape {
         match self.form {
@@ -145,7 +175,7 @@ impl Linear {
     /// `forward` without the bias, which is added once after ranks have summed their products. Assigns.
     pub fn product(&self, cx: &Cx, w: Weights, x: View, work: &mut AdapterScratch, mut y: ViewMut) -> Result<()> {
         let (shape, band) = (self.shape(x.len() / self.inputs).ldc(self.row), self.column..y.len());
-        self.multiply(cx, w, shape, x, work, y.reborrow().slice(band))?;
+        self.multiply(cx, w, shape, (Fp8::E4m3, x), work, y.reborrow().slice(band))?;
         match self.adapter(cx) {
             Some(adapter) => adapter.forward(cx, w, self, x, work, y),
             None => Ok(()),
@@ -158,12 +188,13 @@ impl Linear {
         cx: &Cx,
         w: Weights,
         shape: GemmShape,
-        a: View,
+        (format, a): (Fp8, View),
         work: &mut AdapterScratch,
         mut c: ViewMut,
     ) -> Result<()> {
         let Some(from) = w.packed(self.weight) else {
-            return cx.dev.gemm(Gemm { shape, a, b: w.get(self.weight).slice(self.held()), c });
+            let (shape, a, b) = self.operands(cx, w, shape, (format, a), work)?;
+            return cx.dev.gemm(Gemm { shape, a, b, c });
         };
         let tile = &mut work.tile;
         let wide = match tile.len() / shape.k.max(1) {
@@ -188,7 +219,7 @@ impl Linear {
     }
 
     /// Backward from `dy`: adds to the gradients of the weight, the bias and the adapter; assigns `dx`, or adds to it
-    /// with `accumulate`. `work` is scratch for the adapter.
+    /// with `accumulate`. `work` is scratch.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,
@@ -226,7 +257,7 @@ impl Linear {
         }
         self.weight_grad(cx, w, dw, x, dy, work)?;
         let (shape, a) = (self.input_shape(dx.len() / self.inputs), dy.slice(self.column..dy.len()));
-        let b = w.get(self.weight).slice(self.held());
+        let (shape, a, b) = self.operands(cx, w, shape, (Fp8::E5m2, a), work)?;
         cx.dev.gemm_then(GemmThen { shape, a, b, c: dx, then: Epilogue::GeluBackward { z, product } })
     }
 
@@ -241,7 +272,7 @@ impl Linear {
         accumulate: bool,
     ) -> Result<()> {
         let shape = GemmShape { accumulate, ..self.input_shape(dx.len() / self.inputs) };
-        self.multiply(cx, w, shape, dy.slice(self.column..dy.len()), work, dx.reborrow())?;
+        self.multiply(cx, w, shape, (Fp8::E5m2, dy.slice(self.column..dy.len())), work, dx.reborrow())?;
         match &self.adapter {
             Some(adapter) => adapter.input_grad(cx, w, self, dy, work, dx),
             None => Ok(()),
@@ -379,3 +410,6 @@ impl Adapter {
         dev.gemm(Gemm { shape, a: dlow.rows(n), b: read, c: da })
     }
 }
+
+#[cfg(test)]
+mod tests;

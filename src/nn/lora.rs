@@ -50,7 +50,7 @@ fn is_router(segment: &Segment) -> bool {
 }
 
 /// The module's name for [`Lora::targets`], if an adapter can be attached to the segment.
-fn target(segment: &Segment) -> Option<&str> {
+pub(super) fn target(segment: &Segment) -> Option<&str> {
     let module = segment.name.strip_suffix(".weight").filter(|_| segment.shape.len() == 2)?;
     module.rsplit('.').next().filter(|_| !is_router(segment))
 }

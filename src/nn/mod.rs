@@ -12,6 +12,7 @@ pub mod store; // the four verbs between a model and its sharding
 mod tensor; // buffers of rows, and tables of them
 mod context; // what layers of a pass share; tp collectives
 mod norm; // RMSNorm and LayerNorm
+mod fp8; // its operands in 8 bits
 mod linear; // a matrix product with a weight, and its adapter
 mod grouped; // the same with a weight per expert
 mod lora; // which matrices have adapters

@@ -92,7 +92,19 @@ impl<T> Saved<T> {
     }
 }
 table! {
-    /// Scratch of an adapter; empty without adapters.
+    /// Operands of a product in FP8; empty without.
+    Fp8Scratch {
+        /// (1, S) u8 and f32: of the operand that is cast.
+        bytes,
+        scales,
+        /// (N, widest): activations or gradients, after the casts.
+        rows,
+        /// (1, T): the weight, after the casts.
+        weight,
+    }
+}
+table! {
+    /// Scratch of a product: of its adapter, and of operands that are not in the compute dtype.
     AdapterScratch {
         /// (N, rank): the output of A.
         low,
@@ -103,6 +115,8 @@ table! {
         dropped,
         /// (1, T): a part of a packed weight, expanded; empty without packed weights.
         tile,
+        ;
+        fp8: Fp8Scratch,
     }
 }
 table! {

@@ -1,6 +1,7 @@
 //! The interface between the model and sharding: four verbs. The layer loop is written once against this trait; DDP,
 //! manual FSDP and the other stores implement it. Never says how parameters are stored.
 use super::layout::Layout;
+use crate::base::fp8::Fp8Shape;
 use crate::base::{Error, Result};
 use crate::device::ops::Nf4Matrix;
 use crate::device::{Device, View, ViewMut};
@@ -68,6 +69,11 @@ impl<'a> Weights<'a> {
     pub fn packed(&self, i: usize) -> Option<Nf4Matrix<'a>> {
         let segment = self.layout.segments.get(i).filter(|segment| segment.packed)?;
         Some(Nf4Matrix { bytes: self.get(i), shape: segment.packing(), width: segment.shape[1] })
+    }
+    /// The matrix in segment `i`, if products with it are in FP8.
+    pub fn fp8(&self, i: usize) -> Option<Fp8Shape> {
+        let segment = self.layout.segments.get(i).filter(|segment| segment.fp8)?;
+        Some(Fp8Shape::weight(segment.shape[0], segment.shape[1]))
     }
     /// The tensors of all experts, and how far apart they start.
     pub fn strided(&self, of: &Stride) -> Result<(View<'a>, usize)> {

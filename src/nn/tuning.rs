@@ -1,7 +1,7 @@
 //! Which tensors are trainable, decayed, and at what learning rate: name patterns applied to a model's layouts. Never
 //! changes shapes or values.
 use super::layout::{Layout, Segment};
-use super::lora::{Lora, goes_with_adapters, has_adapters, is_adapter};
+use super::lora::{Lora, goes_with_adapters, has_adapters, is_adapter, target};
 use crate::base::nf4::BLOCK;
 use crate::base::{Error, Result};
 use regex::Regex;
@@ -20,6 +20,9 @@ pub struct Tuning {
     pub lora: Option<Lora>,
     /// Store the matrices that adapters freeze in 4 bits ([`crate::base::nf4`]).
     pub load_in_4bit: bool,
+    /// Compute with the matrices of the blocks in FP8 ([`crate::base::fp8`]), except those of the first and the last
+    /// block and those that match one of these patterns.
+    pub fp8: Option<Vec<String>>,
     /// Decay every tensor, so that the optimizer can treat a unit as one tensor.
     pub uniform: bool,
 }
@@ -50,7 +53,40 @@ impl Tuning {
             return Err(Error::input("freeze leaves no trainable tensor: remove a pattern"));
         }
         set_saved(layouts);
-        if self.load_in_4bit { pack(layouts) } else { Ok(()) }
+        match &self.fp8 {
+            Some(_) if self.load_in_4bit => Err(Error::input(
+                "precision fp8: weights in 4 bits are expanded to the compute dtype; use bf16, or leave out load_in_4bit",
+            )),
+            Some(exclude) => mark_fp8(layouts, exclude),
+            None if self.load_in_4bit => pack(layouts),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Sets [`Segment::fp8`]. Experts, routers and adapters stay in the compute dtype.
+fn mark_fp8(layouts: &mut [Layout], exclude: &[String]) -> Result<()> {
+    let mut blocks: Vec<&mut Layout> = layouts.iter_mut().skip(1).filter(|l| !l.experts).collect();
+    let n = blocks.len();
+    let inner = blocks.iter_mut().take(n.saturating_sub(1)).skip(1);
+    let mut matrices: Vec<&mut Segment> = inner.flat_map(|l| &mut l.segments).collect();
+    matrices.retain(|segment| target(segment).is_some() && !is_adapter(segment));
+    let names = match matrices.first() {
+        Some(first) => format!("names are like {}", first.name),
+        None => format!("{n} blocks have none, because the first and the last stay in bf16"),
+    };
+    matrices.iter_mut().for_each(|segment| segment.fp8 = true);
+    for pattern in exclude {
+        let regex = regex("fp8_exclude", pattern)?;
+        let mut matches = matrices.iter_mut().filter(|s| regex.is_match(&s.name)).peekable();
+        if matches.peek().is_none() {
+            return Err(Error::input(format!("fp8_exclude: {pattern:?} matches no matrix in FP8; {names}")));
+        }
+        matches.for_each(|segment| segment.fp8 = false);
+    }
+    match matrices.iter().any(|segment| segment.fp8) {
+        true => Ok(()),
+        false => Err(Error::input(format!("precision fp8: no matrix is computed with in FP8; {names}"))),
     }
 }
 
@@ -87,9 +123,13 @@ pub(super) fn set_saved(layouts: &mut [Layout]) {
     }
 }
 
+fn regex(key: &str, pattern: &str) -> Result<Regex> {
+    let bad = |e| Error::input(format!("{key}: {pattern:?} is not a regular expression: {}", last_line(&e)));
+    Regex::new(pattern).map_err(bad)
+}
+
 fn each(key: &str, pattern: &str, layouts: &mut [Layout], mut change: impl FnMut(&mut Segment)) -> Result<()> {
-    let regex = Regex::new(pattern)
-        .map_err(|e| Error::input(format!("{key}: {pattern:?} is not a regular expression: {}", last_line(&e))))?;
+    let regex = regex(key, pattern)?;
     let mut matched = false;
     for segment in layouts.iter_mut().flat_map(|l| &mut l.segments).filter(|s| regex.is_match(&s.name)) {
         change(segment);

@@ -5,7 +5,7 @@ use super::cache::Cache;
 use super::core::CorePlan;
 use super::dispatch::{Dispatch, DispatchPlan};
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
-use super::saved::{AdapterScratch, AttentionSaved, MlpSaved, Routing, Saved, Scratch, SparseScratch};
+use super::saved::{AdapterScratch, AttentionSaved, Fp8Scratch, MlpSaved, Routing, Saved, Scratch, SparseScratch};
 use super::spec::{Arch, Experts, Spec};
 use super::split::{Groups, Split};
 use super::tensor::{Tensor, TensorShape, table};
@@ -28,7 +28,7 @@ pub struct WorkspaceOptions {
     pub train: bool,
 }
 
-/// Row widths of adapter scratch; 0 without adapters.
+/// Sizes of the scratch of products; 0 without adapters, packed weights or FP8.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AdapterWidths {
     pub rank: usize,
@@ -38,6 +38,10 @@ pub(super) struct AdapterWidths {
     pub tile: usize,
     /// The rank of the adapters of experts.
     pub experts: usize,
+    /// Matrices in FP8: the longest side, and the elements and blocks of the largest.
+    pub side: usize,
+    pub weight: usize,
+    pub blocks: usize,
 }
 
 table! {
@@ -211,6 +215,16 @@ impl Workspace<TensorShape, ()> {
                     dlow: back(adapters.rank),
                     dropped: back(adapters.dropped),
                     tile: shape(Category::Scratch, dtype, 1, adapters.tile),
+                    fp8: {
+                        let cast =
+                            |dtype, rows, weight: usize| shape(Category::Scratch, dtype, 1, weight.max(tokens * rows));
+                        Fp8Scratch {
+                            bytes: cast(DType::U8, adapters.side, adapters.weight),
+                            scales: cast(DType::F32, adapters.side.div_ceil(BLOCK), adapters.blocks),
+                            rows: scratch(adapters.side),
+                            weight: shape(Category::Scratch, dtype, 1, adapters.weight),
+                        }
+                    },
                 },
                 sparse: SparseScratch {
                     load: TensorShape::new(Category::Scratch, DType::F64, sparse, experts)
@@ -235,6 +249,7 @@ impl Workspace<TensorShape, ()> {
                         dlow: held_back(adapters.experts),
                         dropped: scratch(0),
                         tile: scratch(0), // 4-bit weights are those of dense models
+                        fp8: Fp8Scratch { bytes: scratch(0), scales: scratch(0), rows: scratch(0), weight: scratch(0) },
                     },
                     dispatch: Dispatch::plan(&DispatchPlan {
                         rows: tokens * top_k,

@@ -11,6 +11,7 @@ mod examples;
 mod experts;
 mod files;
 mod flags;
+mod fp8;
 mod gate;
 mod help;
 mod host_files;

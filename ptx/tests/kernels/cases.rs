@@ -301,8 +301,30 @@ fn single() -> Vec<Case> {
     ]
 }
 
+/// Rows of whole vectors, and others.
+fn fp8() -> Vec<Case> {
+    let mut cases = vec![];
+    for (label, rows, columns) in [("256x384", 256, 384), ("7x257", ROWS, 257)] {
+        let (n, across) = (rows * columns, columns.div_ceil(128));
+        let sizes = || [rows, columns].map(int).into_iter();
+        for (format, tall) in [("e4m3", 1), ("e5m2", 1), ("weight", 128)] {
+            let blocks = rows.div_ceil(tall) * across;
+            let slots = vec![input(1, Bf16, n), Out(U8, n), Out(F32, blocks)];
+            let slots = slots.into_iter().chain(sizes()).chain([int(columns)]).collect();
+            cases.push(case(label, 3 * n + 4 * blocks, job(format!("quantize_{format}"), 2, 256, slots)));
+            if tall == 1 {
+                let codes = In(U8, (0..n).map(|i| (i * 37 % 120) as f64).collect());
+                let scales = In(F32, (0..blocks).map(|i| 2f64.powi(i as i32 % 9 - 4)).collect());
+                let slots = [codes, scales, Out(Bf16, n)].into_iter().chain(sizes()).chain([int(tall)]).collect();
+                cases.push(case(label, 3 * n + 4 * blocks, job(format!("dequantize_{format}"), 2, 256, slots)));
+            }
+        }
+    }
+    cases
+}
+
 pub fn cases() -> Vec<Case> {
-    let mut cases = [single(), optimizers(), experts::cases()].into_iter().flatten().collect::<Vec<_>>();
+    let mut cases = [single(), fp8(), optimizers(), experts::cases()].into_iter().flatten().collect::<Vec<_>>();
     for (dtype, name) in DTYPES {
         for family in [elements, rows, heads, losses] {
             cases.extend(family(dtype, name));

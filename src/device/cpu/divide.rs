@@ -6,9 +6,9 @@ use super::operands::within;
 use crate::base::Result;
 use crate::base::dynamic8::BLOCK;
 use crate::device::ops::{
-    AdamW, Bias, CopyColumns, CrossEntropyPart, DistillPart, DropoutRows, Embed, EmbedBackward, EmbedShape, Epilogue,
-    Expand, Gelu, GeluBackward, Gemm, GemmShape, GemmThen, Glu, GluBackward, LayerNorm, LayerNormBackward, QkNormRope,
-    QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Sgd, VocabPart,
+    AdamW, Bias, CopyColumns, CrossEntropyPart, Dequantize, DistillPart, DropoutRows, Embed, EmbedBackward, EmbedShape,
+    Epilogue, Expand, Gelu, GeluBackward, Gemm, GemmShape, GemmThen, Glu, GluBackward, LayerNorm, LayerNormBackward,
+    QkNormRope, QkNormRopeBackward, Quantize, RmsNorm, RmsNormBackward, Rope, Sgd, VocabPart,
 };
 use crate::device::{View, ViewMut};
 use std::ops::Range;
@@ -191,6 +191,32 @@ impl Divisible for Expand<'_> {
         let rows = self.rows.start + part.start..self.rows.start + part.end;
         // SAFETY: upheld by the caller.
         Expand { from: self.from, rows, columns: self.columns.clone(), y: unsafe { self.y.cut(part, of) } }
+    }
+}
+
+impl Divisible for Quantize<'_> {
+    fn rows(&self) -> Result<(usize, usize)> {
+        self.check()?;
+        Ok((self.shape.rows, self.x.bytes()))
+    }
+    unsafe fn part(&self, rows: &Range<usize>, of: usize) -> Self {
+        let ((shape, scales), x) = (self.shape.part(rows), self.x.slice(rows.start * self.ld..self.x.len()));
+        // SAFETY: upheld by the caller; parts start at multiples of a block's rows.
+        unsafe { Quantize { shape, x, ld: self.ld, bytes: self.bytes.cut(rows, of), scales: self.scales.part(scales) } }
+    }
+}
+
+impl Divisible for Dequantize<'_> {
+    fn rows(&self) -> Result<(usize, usize)> {
+        self.check()?;
+        Ok((self.shape.rows, self.y.bytes()))
+    }
+    unsafe fn part(&self, rows: &Range<usize>, of: usize) -> Self {
+        let ((shape, scales), bytes) = (self.shape.part(rows), self.bytes);
+        // SAFETY: upheld by the caller.
+        unsafe {
+            Dequantize { shape, bytes: bytes.cut(rows, of), scales: self.scales.slice(scales), y: self.y.cut(rows, of) }
+        }
     }
 }
 

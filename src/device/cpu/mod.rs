@@ -33,6 +33,8 @@ mod embed;
 mod distill;
 // 4-bit weights.
 mod expand;
+// Casts to and from FP8.
+mod fp8;
 mod loss;
 // Routing to experts.
 mod experts;

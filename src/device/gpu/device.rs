@@ -1,15 +1,15 @@
 //! Dispatches the operations of a GPU to their families. Never launches itself.
 use super::launch::GpuDevice;
-use super::{activation, attention, distill, element, embed, expand, experts, loss, norm, optim, ring, rope};
+use super::{activation, attention, distill, element, embed, expand, experts, fp8, loss, norm, optim, ring, rope};
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
-    CrossEntropyFinish, CrossEntropyPart, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward,
-    Expand, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, LayerNorm, LayerNormBackward,
-    Polynomial, QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd,
-    Sigmoid, SumSquares, TakeRows, WeighRows,
+    CrossEntropyFinish, CrossEntropyPart, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed,
+    EmbedBackward, Expand, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, LayerNorm,
+    LayerNormBackward, Polynomial, QkNormRope, QkNormRopeBackward, Quantize, RmsNorm, RmsNormBackward, Rope, Route,
+    RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
 };
 use crate::device::{Buf, Device, View, ViewMut, epilogue};
 use std::time::Instant;
@@ -155,6 +155,12 @@ impl Device for GpuDevice {
 
     fn expand(&self, op: Expand) -> Result<()> {
         expand::expand(self, op)
+    }
+    fn quantize(&self, op: Quantize) -> Result<()> {
+        fp8::quantize(self, op)
+    }
+    fn dequantize(&self, op: Dequantize) -> Result<()> {
+        fp8::dequantize(self, op)
     }
     fn swiglu(&self, op: Glu) -> Result<()> {
         activation::swiglu(self, op)

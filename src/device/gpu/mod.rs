@@ -36,6 +36,8 @@ mod experts;
 mod embed;
 // 4-bit weights.
 mod expand;
+// Casts to and from FP8.
+mod fp8;
 // The loss and its gradient.
 mod distill;
 mod loss;

@@ -152,6 +152,7 @@ fn tuning(s: &Settings, spec: &Spec) -> Result<Tuning> {
             targets: targets(),
         }),
         load_in_4bit: l.load_in_4bit == Some(true),
+        fp8: s.precision.fp8(),
         uniform: s.fsdp.use_orig_params == Some(false),
     })
 }
@@ -188,6 +189,12 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
     let checkpoint = checkpointing(f, spec.layers)?;
     let sequences = if s.objective.has_pairs() { 2 } else { 1 };
     let tuning = tuning(s, &spec)?;
+    if tuning.fp8.is_some() && device == DeviceName::Cuda {
+        return Err(Error::input(
+            "--precision fp8: products in FP8 are emulated on the CPU and on the simulated GPU only so far; use --precision \
+             bf16 on GPUs",
+        ));
+    }
     let mut options = EngineOptions {
         tokens: set(&b.batch_size, "batch.batch_size")? * sequences * set(&s.data.max_len, "data.max_len")?,
         objective: objective::objective(&s.objective)?,

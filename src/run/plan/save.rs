@@ -6,7 +6,7 @@ use crate::data::Tokenizer;
 use crate::nn::Spec;
 use crate::run::settings::checkpoint::CheckpointSettings;
 use crate::run::settings::value::{StepInterval, set};
-use crate::run::settings::{GgufName, PrecisionName};
+use crate::run::settings::{FloatName, GgufName};
 use std::path::Path;
 
 /// How models and checkpoints are written.
@@ -26,9 +26,9 @@ impl SaveOptions {
         Ok(SaveOptions {
             max_file_bytes: c.max_file_bytes()?,
             dtype: match set(&c.save_dtype, "checkpoint.save_dtype")? {
-                PrecisionName::Fp32 => ckpt::Dtype::F32,
-                PrecisionName::Bf16 => ckpt::Dtype::BF16,
-                PrecisionName::Fp16 => ckpt::Dtype::F16,
+                FloatName::Fp32 => ckpt::Dtype::F32,
+                FloatName::Bf16 => ckpt::Dtype::BF16,
+                FloatName::Fp16 => ckpt::Dtype::F16,
             },
             gguf: match set(&c.gguf_type, "checkpoint.gguf_type")? {
                 GgufName::F16 => GgufType::F16,

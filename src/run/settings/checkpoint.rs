@@ -1,5 +1,5 @@
 //! Where checkpoints and the final model go, and which checkpoint a run resumes from. Never writes or reads one.
-use super::names::{GgufName, PrecisionName};
+use super::names::{FloatName, GgufName};
 use super::value::{StepInterval, bytes, set};
 use crate::base::Result;
 use serde::{Deserialize, Serialize};
@@ -45,7 +45,7 @@ pub struct CheckpointSettings {
     pub max_shard_size: Option<String>,
     /// Dtype of the save-hf export; checkpoints are always fp32
     #[arg(long)]
-    pub save_dtype: Option<PrecisionName>,
+    pub save_dtype: Option<FloatName>,
 }
 
 impl CheckpointSettings {

@@ -36,7 +36,8 @@ names!(SpName, "snake_case", Ring, Ulysses);
 names!(RingName, "snake_case", Ring, Allgather);
 names!(WrapName, "snake_case", Transformer, Size, None);
 names!(PrefetchName, "SCREAMING_SNAKE_CASE", BackwardPre, BackwardPost, None);
-names!(PrecisionName, "lowercase", Fp32, Bf16, Fp16);
+names!(PrecisionName, "lowercase", Fp32, Bf16, Fp16, Fp8);
+names!(FloatName, "lowercase", Fp32, Bf16, Fp16);
 names!(StateName, "lowercase", Fp32, Bf16);
 names!(GgufName, "snake_case", F16, Bf16, Q8_0);
 names!(WandbMode, "snake_case", Online, Offline, Disabled);
@@ -99,6 +100,7 @@ impl PrecisionName {
             PrecisionName::Fp32 => "fp32",
             PrecisionName::Bf16 => "bf16",
             PrecisionName::Fp16 => "fp16",
+            PrecisionName::Fp8 => "fp8",
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The dtypes of computation and of reduction, and the loss scaler. Never casts or scales anything.
-use super::names::{PrecisionName, StateName};
-use super::value::set;
+use super::names::{FloatName, PrecisionName, StateName};
+use super::value::{one_or_many, set};
 use crate::base::{DType, Error, Result};
 use crate::optim::ScalerOptions;
 use serde::{Deserialize, Serialize};
@@ -9,15 +9,21 @@ use serde::{Deserialize, Serialize};
 #[serde(default)]
 #[command(next_help_heading = "Precision")]
 pub struct PrecisionSettings {
-    /// Compute dtype; gradients, and by default master weights and moments, are fp32
+    /// Compute dtype; gradients, and by default master weights and moments, are fp32. fp8: bf16, with products of the
+    /// blocks' matrices in FP8
     #[arg(long)]
     pub precision: Option<PrecisionName>,
+    /// --precision fp8: matrices whose names match these regular expressions stay in bf16, as do those of the first and
+    /// the last block [default: none]
+    #[arg(long, num_args = 1.., value_name = "PATTERN")]
+    #[serde(deserialize_with = "one_or_many")]
+    pub fp8_exclude: Option<Vec<String>>,
     /// GPU only: run fp32 matrix products on tensor cores, with a 10-bit mantissa
     #[arg(long)]
     pub tf32: Option<bool>,
     /// Dtype of gradients in communication; they are summed in fp32 (NCCL: in this dtype). fp16 turns on loss scaling
     #[arg(long)]
-    pub reduce_dtype: Option<PrecisionName>,
+    pub reduce_dtype: Option<FloatName>,
     /// AdamW: dtype of both moments; bf16 is rounded stochastically
     #[arg(long)]
     pub moments_dtype: Option<StateName>,
@@ -45,11 +51,11 @@ pub struct PrecisionSettings {
     pub min_loss_scale: Option<f32>,
 }
 
-fn dtype(name: PrecisionName) -> DType {
+fn dtype(name: FloatName) -> DType {
     match name {
-        PrecisionName::Fp32 => DType::F32,
-        PrecisionName::Bf16 => DType::Bf16,
-        PrecisionName::Fp16 => DType::F16,
+        FloatName::Fp32 => DType::F32,
+        FloatName::Bf16 => DType::Bf16,
+        FloatName::Fp16 => DType::F16,
     }
 }
 
@@ -66,7 +72,16 @@ impl PrecisionSettings {
     }
     /// Dtype of unsharded weights and activations.
     pub fn compute(&self) -> Result<DType> {
-        set(&self.precision, "precision").map(dtype)
+        Ok(match set(&self.precision, "precision")? {
+            PrecisionName::Fp32 => DType::F32,
+            PrecisionName::Bf16 | PrecisionName::Fp8 => DType::Bf16,
+            PrecisionName::Fp16 => DType::F16,
+        })
+    }
+    /// Names of matrices that stay in bf16, if the others are computed with in FP8.
+    pub fn fp8(&self) -> Option<Vec<String>> {
+        let exclude = self.fp8_exclude.clone().unwrap_or_default();
+        (self.precision == Some(PrecisionName::Fp8)).then_some(exclude)
     }
     /// Dtype of gradients in communication.
     pub fn reduce(&self) -> Result<DType> {

@@ -7,6 +7,7 @@
 mod attention;
 mod epilogue;
 mod expand;
+mod fp8;
 mod experts;
 mod grouped;
 mod harness;
@@ -25,7 +26,7 @@ fn the_real_driver_behaves_like_the_simulated_one() {
     let mut again = Command::new(std::env::current_exe().unwrap());
     again
         .args(
-            ["layers", "loss", "optim", "epilogue", "expand", "experts", "grouped"]
+            ["layers", "loss", "optim", "epilogue", "expand", "fp8", "experts", "grouped"]
                 .map(|part| format!("conformance::{part}::")),
         )
         .env("LD_LIBRARY_PATH", simcuda::libraries());

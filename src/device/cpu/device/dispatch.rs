@@ -5,16 +5,16 @@ use crate::device::buf::Place;
 use crate::device::cpu::divide::{Divisible, FewRows, LINE, LowerHalf};
 use crate::device::cpu::operands::{first, length};
 use crate::device::cpu::{
-    activation, attention, distill, dropout, element, embed, expand, experts, gemm, loss, memory, norm, optim, reduce,
-    ring, rope,
+    activation, attention, distill, dropout, element, embed, expand, experts, fp8, gemm, loss, memory, norm, optim,
+    reduce, ring, rope,
 };
 use crate::device::ops::{
     ALIGN, AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
-    CrossEntropyFinish, CrossEntropyPart, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward,
-    Expand, Gelu, GeluBackward, Gemm, GemmShape, GemmThen, Glu, GluBackward, Grouped, GroupedGemm, LIMBS, LayerNorm,
-    LayerNormBackward, Polynomial, QkNormRope, QkNormRopeBackward, RmsNorm, RmsNormBackward, Rope, Route,
-    RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
+    CrossEntropyFinish, CrossEntropyPart, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed,
+    EmbedBackward, Expand, Gelu, GeluBackward, Gemm, GemmShape, GemmThen, Glu, GluBackward, Grouped, GroupedGemm,
+    LIMBS, LayerNorm, LayerNormBackward, Polynomial, QkNormRope, QkNormRopeBackward, Quantize, RmsNorm,
+    RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
 };
 use crate::device::{Buf, Device, View, ViewMut, epilogue, unbacked};
 use half::{bf16, f16};
@@ -337,6 +337,24 @@ impl Device for CpuDevice {
     }
     fn expand(&self, op: Expand) -> Result<()> {
         self.rows(op, &|op| floats!(self, op.y.dtype(), T => expand::expand::<T>(op)))
+    }
+    fn quantize(&self, op: Quantize) -> Result<()> {
+        let run = |op: Quantize| {
+            self.level.run(
+                #[inline(always)]
+                || fp8::quantize(op),
+            )
+        };
+        self.rows_on(op.shape.tall, op, &|_, op| run(op))
+    }
+    fn dequantize(&self, op: Dequantize) -> Result<()> {
+        let run = |op: Dequantize| {
+            self.level.run(
+                #[inline(always)]
+                || fp8::dequantize(op),
+            )
+        };
+        self.rows_on(op.shape.tall, op, &|_, op| run(op))
     }
     fn cross_entropy_part(&self, op: CrossEntropyPart) -> Result<()> {
         self.rows(op, &|op| floats!(self, op.logits.dtype(), T => loss::part::<T>(op)))
