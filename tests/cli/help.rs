@@ -44,7 +44,9 @@ fn help_fits_a_screen_and_a_search_finds_every_flag() {
         assert!(colored.contains("\x1b[1m"), "headings are bold: {colored}");
         assert!(screen.lines().count() <= 40, "{} lines: {screen}", screen.lines().count());
         assert!(screen.lines().all(|line| line.chars().count() <= 100), "{screen}");
-        for part in ["--dataset <PATH>...", "[default: 0.001]", "[possible values: fp32, bf16, fp16, fp8]", "--help-all"] {
+        for part in
+            ["--dataset <PATH>...", "[default: 0.001]", "[possible values: fp32, bf16, fp16, fp8]", "--help-all"]
+        {
             assert!(screen.contains(part), "no {part}: {screen}");
         }
         let text = stdout(program, &["--help"]);

@@ -86,6 +86,8 @@ impl PairPanel {
         let right = PAGE - EDGE - widest(&mut bars().map(|bar| NOTE.width(&bar.text))) - 10.0;
         let longest = widest(&mut bars().map(|bar| bar.value.max(bar.range.1)));
         let scale = (right - left) / if longest > 0.0 { longest } else { 1.0 };
+        // Of a contender that failed at the last variant, no bar has its color.
+        let variants = self.contenders.iter().map(|c| c.bars.len()).max().unwrap_or(0);
         for contender in &self.contenders {
             let high = contender.bars.len() as f64 * (THICK + 2.0);
             let style = label(contender.ours);
@@ -93,7 +95,7 @@ impl PairPanel {
             let colors = if contender.ours { theme.ours } else { theme.others };
             for (n, bar) in contender.bars.iter().enumerate() {
                 let hint = format!("{}: {}", contender.name, bar.text);
-                let color = colors[usize::from(n + 1 == contender.bars.len())];
+                let color = colors[usize::from(n + 1 == variants)];
                 canvas.rect((left, canvas.height), (bar.value * scale, THICK), color, &hint);
                 let (low, most) = (left + bar.range.0 * scale, left + bar.range.1 * scale);
                 let middle = canvas.height + THICK / 2.0;
