@@ -88,8 +88,8 @@ impl GemmKernel {
     }
 }
 
-/// The chosen kernel and its packing buffers, which grow to the largest product seen and are reused. At most 11 MB; with
-/// [`GemmKernel::Plain`], 4 KB per unit of k plus 1 MB.
+/// The chosen kernel and its packing buffers, which grow to the largest product seen and are reused. At most 11 MB;
+/// with [`GemmKernel::Plain`], 4 KB per unit of k plus 1 MB.
 pub struct GemmScratch {
     kernel: GemmKernel,
     buffers: Buffers,

@@ -44,8 +44,8 @@ const PACKED_B: usize = 4 << 20;
 /// misses reads the line first. Granite Rapids, one core: 26 GB/s instead of 10; the products of the 105.8 M model take
 /// 15 % less time.
 const PAST_CACHES: usize = 4 << 20;
-/// Rows and columns of sums kept in f32 until the next stretch of k: 4 MB. Repacking B every 1024 rows costs 2 %. Also the
-/// most rows of A packed at a time.
+/// Rows and columns of sums kept in f32 until the next stretch of k: 4 MB. Repacking B every 1024 rows costs 2 %. Also
+/// the most rows of A packed at a time.
 const BAND: usize = 1024;
 
 /// With `lower`, the number of the first row of C in a square matrix, blocks above its diagonal are left as they are.
