@@ -20,10 +20,9 @@
 //! sorted by expert as those of one window are. So halves take no memory, and products over all rows of a window have
 //! the same bits.
 use super::context::Cx;
-use super::grouped::Held;
 use super::split::Slice;
 use super::tensor::{Tensor, TensorShape, table};
-use super::windows::{HALVES, RowWindows, capacity, offset_rows};
+use super::windows::{HALVES, Held, RowWindows, capacity, offset_rows};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Axis, CommUse, Tag, Ticket};
 use crate::device::ops::TakeRows;

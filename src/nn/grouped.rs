@@ -4,12 +4,10 @@ use super::context::Cx;
 use super::layout::Layout;
 use super::saved::AdapterScratch;
 use super::store::{Grads, Stride, Weights};
+use super::windows::Held;
 use crate::base::{Error, Result};
 use crate::device::ops::{Grouped, GroupedGemm};
 use crate::device::{View, ViewMut};
-
-/// Rows on this rank, and the first row of each of its experts.
-pub(super) type Held<'a> = (usize, View<'a>);
 
 /// `y (N, outputs) = x (N, inputs) W`, with the W of each row's expert.
 #[derive(Clone, Debug)]

@@ -12,8 +12,9 @@ pub mod store; // the four verbs between a model and its sharding
 mod tensor; // buffers of rows, and tables of them
 mod context; // what layers of a pass share; tp collectives
 mod norm; // RMSNorm and LayerNorm
-mod fp8; // its operands in 8 bits
+mod fp8; // operands of products in 8 bits
 mod linear; // a matrix product with a weight, and its adapter
+mod windows; // which rows go to which rank of ep, and when
 mod grouped; // the same with a weight per expert
 mod lora; // which matrices have adapters
 pub mod tuning; // which tensors are trainable, and at what rate
@@ -24,7 +25,6 @@ mod cache; // the KV cache
 mod saved; // saved activations and scratch of a block
 mod attention; // the attention branch
 mod mlp; // the feed-forward branch
-mod windows; // which rows go to which rank of ep, and when
 mod dispatch; // rows to the ranks of ep, and back
 mod expert_layer; // the experts of a sparse block
 mod experts; // the sparse feed-forward branch

@@ -3,7 +3,11 @@
 //!
 //! Rows are counted in [`super::dispatch`], which moves them.
 use super::split::Slice;
+use crate::device::View;
 use std::ops::Range;
+
+/// Rows on this rank, and the first row of each of its experts.
+pub(super) type Held<'a> = (usize, View<'a>);
 
 /// Most parts of a window.
 pub(super) const HALVES: usize = 2;

@@ -53,7 +53,7 @@ def quantized(x, name, tall):
 
 
 def hashed(rows, columns, salt):
-    """The same values as `value` in tests/engine/fp8.rs: magnitudes of many binades."""
+    """The same values as `value` in src/nn/linear/tests.rs: magnitudes of many binades."""
     i = np.arange(rows * columns, dtype=np.uint32)
     u = i * np.uint32(2654435761) + np.uint32(salt) * np.uint32(40503)
     u = (u ^ (u >> np.uint32(15))) * np.uint32(0x2C1B3AC5)

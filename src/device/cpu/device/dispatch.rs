@@ -339,22 +339,20 @@ impl Device for CpuDevice {
         self.rows(op, &|op| floats!(self, op.y.dtype(), T => expand::expand::<T>(op)))
     }
     fn quantize(&self, op: Quantize) -> Result<()> {
-        let run = |op: Quantize| {
+        self.rows_on(op.shape.tall, op, &|_, op| {
             self.level.run(
                 #[inline(always)]
                 || fp8::quantize(op),
             )
-        };
-        self.rows_on(op.shape.tall, op, &|_, op| run(op))
+        })
     }
     fn dequantize(&self, op: Dequantize) -> Result<()> {
-        let run = |op: Dequantize| {
+        self.rows_on(op.shape.tall, op, &|_, op| {
             self.level.run(
                 #[inline(always)]
                 || fp8::dequantize(op),
             )
-        };
-        self.rows_on(op.shape.tall, op, &|_, op| run(op))
+        })
     }
     fn cross_entropy_part(&self, op: CrossEntropyPart) -> Result<()> {
         self.rows(op, &|op| floats!(self, op.logits.dtype(), T => loss::part::<T>(op)))
