@@ -9,7 +9,7 @@ fn main() {
     // The sources are part of flatshard-ptx: a change there rebuilds this script, which then runs again.
     println!("cargo::rerun-if-changed=build.rs");
     let Some(out) = env::var_os("OUT_DIR") else { return println!("cargo::error=OUT_DIR is not set") };
-    let mut table = String::from("pub const TEXTS: &[Text] = &[\n");
+    let mut table = String::from("&[\n");
     for variant in variants() {
         let name = variant.name;
         match variant.expand() {
@@ -20,7 +20,7 @@ fn main() {
             Err(e) => format!("kernels/{e}").lines().for_each(|line| println!("cargo::error={line}")),
         }
     }
-    table += "];\n";
+    table += "]\n";
     if let Err(e) = fs::write(Path::new(&out).join("kernels.rs"), table) {
         println!("cargo::error={e}");
     }

@@ -10,7 +10,7 @@ use flatshard::device::cpu::gemm::{GemmKernel, GemmScratch, gemm, pack_and_store
 use flatshard::device::ops::{
     AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, CrossEntropy, CrossEntropyShape,
     Dropout, Gelu, GeluBackward, Gemm, GemmShape, Glu, GluBackward, Grouped, GroupedGemm, RmsNorm, RmsNormBackward,
-    RmsNormShape, Rope, RopeShape, SumSquares, TensorPart,
+    RmsNormShape, Rope, RopeShape, SumSquares, TensorPart, documents_of_rows,
 };
 use flatshard::device::{Buf, Device, LIMBS};
 use std::time::Duration;
@@ -195,13 +195,14 @@ fn attention(c: &mut Criterion) {
             let (mut o, mut lse, mut delta) =
                 (zeroed(dtype, t * width), zeroed(DType::F32, heads * t), zeroed(DType::F32, heads * t));
             let mut sums = zeroed(DType::F32, dev.attention_sums(&shape, dtype, t));
-            let (mut dqkv, mut cu) = (zeroed(dtype, t * shape.row()), zeroed(DType::U32, 2));
-            dev.upload(bytemuck::cast_slice(&[0, t as u32]), cu.view_mut()).expect("equal lengths");
+            let (mut dqkv, mut documents) = (zeroed(dtype, t * shape.row()), zeroed(DType::U32, 2 * t));
+            let of_rows: Vec<u32> = documents_of_rows(&[0, t as u32]).collect();
+            dev.upload(bytemuck::cast_slice(&of_rows), documents.view_mut()).expect("equal lengths");
             let product = (t * (t + 1) * width) as u64;
             timed(&mut group, format!("forward {t}"), Throughput::Elements(2 * product), || {
                 dev.attention(Attention {
                     shape,
-                    cu_seqlens: cu.view(),
+                    documents: documents.view(),
                     qkv: qkv.view(),
                     o: o.view_mut(),
                     lse: lse.view_mut(),
@@ -210,8 +211,8 @@ fn attention(c: &mut Criterion) {
             });
             timed(&mut group, format!("backward {t}"), Throughput::Elements(5 * product), || {
                 let (delta, sums, dqkv) = (delta.view_mut(), sums.view_mut(), dqkv.view_mut());
-                let (cu, qkv, o, lse, d_o) = (cu.view(), qkv.view(), o.view(), lse.view(), d_o.view());
-                dev.attention_backward(AttentionBackward { shape, cu_seqlens: cu, qkv, o, lse, d_o, delta, sums, dqkv })
+                let (documents, qkv, o, lse, d_o) = (documents.view(), qkv.view(), o.view(), lse.view(), d_o.view());
+                dev.attention_backward(AttentionBackward { shape, documents, qkv, o, lse, d_o, delta, sums, dqkv })
                     .expect("it fits")
             });
         }

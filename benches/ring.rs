@@ -11,7 +11,7 @@ use flatshard::base::{Category, DType, Meter};
 use flatshard::comm::{Collective, Tag};
 use flatshard::data::MicroBatch;
 use flatshard::data::zigzag::ZigzagCut;
-use flatshard::device::ops::AttentionShape;
+use flatshard::device::ops::{AttentionShape, documents_of_rows};
 use flatshard::device::{Buf, Device, cpu::CpuDevice};
 use flatshard::nn::core::{CoreAttention, CorePlan};
 use flatshard::nn::{Groups, Slice, SpImpl, Split};
@@ -40,9 +40,10 @@ fn rank(group: Arc<dyn Collective>, a: &AttentionShape, len: usize, way: Option<
     let batch = MicroBatch { tokens: vec![0; len], cu_seqlens: vec![0, len as u32], ..MicroBatch::default() };
     let mut cut = ZigzagCut::new(sp.index, sp.of, split.grid(a.heads).ulysses.of, len);
     cut.fill(&batch);
-    let (documents, dealt) = (u32s(&*dev, &batch.cu_seqlens), u32s(&*dev, &cut.rows));
-    let attention =
-        CoreAttention { dev: &*dev, group: &*group, split, shape: a, cu_seqlens: documents.view(), layer: 0 };
+    let (borders, dealt) = (u32s(&*dev, &batch.cu_seqlens), u32s(&*dev, &cut.rows));
+    let documents = u32s(&*dev, &documents_of_rows(&batch.cu_seqlens).collect::<Vec<_>>());
+    let (cu_seqlens, documents) = (borders.view(), documents.view());
+    let attention = CoreAttention { dev: &*dev, group: &*group, split, shape: a, cu_seqlens, documents, layer: 0 };
     attention.begin(&mut scratch, [0], dealt.view()).unwrap();
     let alloc = |len| dev.alloc(DType::Bf16, len, Category::Other).unwrap();
     let [qkv, d_o, mut dqkv] = [a.row(), a.width(), a.row()].map(|width| alloc(n * width));

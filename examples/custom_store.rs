@@ -44,7 +44,7 @@ impl LayerByLayer {
 /// Nothing is frozen, so those parts are empty.
 fn weights<'a>(weights: &'a Buf, layout: &'a Layout) -> Weights<'a> {
     let none = weights.view().slice(0..0);
-    Weights { trained: weights.view(), frozen: none, packed: none, layout }
+    Weights { trained: weights.view(), frozen: none, packed: none, coded: None, layout }
 }
 
 /// Called by the model.

@@ -4,7 +4,7 @@
 #   scripts/gpu_check.sh [OUT]      (after scripts/gpu_build.sh on a machine with cargo; OUT: where logs and JSON go)
 #
 # Parts run in the order of what must be known first: kernels, layouts, attention, compute-sanitizer, rates of attention (also with
-# the kernels of BEFORE, see gpu_build.sh), the 1B step next to PyTorch's; then everything else. Each part has a time limit, and all
+# those of the commit BEFORE, see gpu_build.sh), the 1B step next to PyTorch's; then everything else. Each part has a time limit, and all
 # share SECONDS_IN_ALL (25 minutes): later parts are skipped when it is used up. OUT/gpu_check.json is rewritten after each part, so a
 # run that is cut off leaves what it has.
 #
@@ -162,7 +162,7 @@ if [ -z "${QUICK:-}" ]; then
         part rates_before 90 "$build/gpu_check_before" bench attention
         part rates_again 90 "$build/gpu_check" bench attention
     else
-        skip rates_before "no kernels to compare with: BEFORE=COMMIT scripts/gpu_build.sh packs them"
+        skip rates_before "no earlier build to compare with: BEFORE=COMMIT scripts/gpu_build.sh packs one"
     fi
     one_billion="${ONE_BILLION:---embed-dim 2048 --num-layers 16 --num-heads 16 --ff-hidden-dim 5632 --vocab-size 32000 --max-len 2048 --batch-size 8 --max-steps 16 --warmup-steps 2 --nproc-per-node 1 --precision bf16}"
     export one_billion
@@ -182,6 +182,9 @@ part parity_gpt 100 bash -c 'parity parity_gpt 2e-4 --arch gpt --num-kv-heads 4 
 # The same kernels on the same operands must give the same bits, including dropout masks and accumulated gradients.
 part parity_compile 100 bash -c 'compiled parity_compile 0 --nproc-per-node 1 --precision bf16 --dropout 0.1 --grad-accum 2 --no-tune'
 part nccl 120 bash -c "two_ranks $build/gpu_check ranks"
+# Two processes on one GPU, without NCCL: bits of the shared-memory group. gb_per_s of this part and of `nccl` say which is faster
+# where both run; with one GPU, NCCL is on sockets, so only several GPUs compare them.
+part ipc 120 bash -c "two_ranks $build/gpu_check ranks ipc"
 part parity_two_ranks 150 bash -c 'parity parity_two_ranks 2e-4 --nproc-per-node 2 -- --nproc-per-node 2 --ranks-per-gpu 2 --comm-timeout 60'
 part parity_compile_ranks 150 bash -c 'compiled parity_compile_ranks 1e-6 --nproc-per-node 2 --ranks-per-gpu 2 --comm-timeout 60 --dropout 0.1 --no-tune'
 [ -n "${QUICK:-}" ] || part bench 300 "$build/gpu_check" bench

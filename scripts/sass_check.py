@@ -48,6 +48,9 @@ def report(name, code):
         for head in targets:
             if head <= tail and (found := iteration(code, head, tail)) and found[0]:
                 loops.append((found, head, tail))
+    # A loop over tiles contains the one over keys.
+    within = lambda a, b: a != b and b[1] <= a[1] and a[2] <= b[2]
+    loops = [loop for loop in loops if not any(within(other, loop) for other in loops)]
     inside = {i for _, head, tail in loops for i in range(head, tail + 1)}
     fences = [i for i, (opcode, _) in enumerate(code) if FENCE.match(opcode)]
     print(name, min(loops)[0][1] if loops else "-", len([i for i in fences if i not in inside]))

@@ -2,12 +2,13 @@
 //! a copy. Reports medians, and each rate on standard error as soon as it is measured; operands exceed the L2 cache or
 //! alternate. On the simulated GPU shapes are tiny: the calls are exercised, and the rates mean nothing. Never judges.
 use crate::gpu::OpenGpu;
+use flatshard::base::fp8::{Fp8, Fp8Shape};
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Result};
 use flatshard::device::gpu::Driver;
 use flatshard::device::ops::{
-    AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, Gemm, GemmShape, Glu, RmsNorm,
-    RmsNormShape, SumSquares, TensorPart,
+    AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, Fp8Gemm, Fp8Values, Fp8Weight,
+    Fp8Work, Gemm, GemmShape, Glu, RmsNorm, RmsNormShape, SumSquares, TensorPart, documents_of_rows,
 };
 use flatshard::device::{Buf, Device, LIMBS};
 use serde_json::{Map, Value, json};
@@ -197,7 +198,29 @@ fn products(b: &mut Bench) -> Result<()> {
         let (x, y) = (b.random(DType::Bf16, la)?, b.random(DType::Bf16, lb)?);
         let mut c = b.alloc(if shape.accumulate { DType::F32 } else { DType::Bf16 }, lc)?;
         let name = format!("product bf16 {form} {}x{}x{}", shape.m, shape.n, shape.k);
+        let in_fp8 = name.replace("bf16", "fp8");
         b.flops(name, shape.flops() as f64, || device.gemm(Gemm { shape, a: x.view(), b: y.view(), c: c.view_mut() }))?;
+        if shape.ta {
+            continue;
+        }
+        // With the casts of both operands, and the transpose of the weight for an input gradient.
+        let tokens = Fp8Shape::tokens(if shape.tb { Fp8::E4m3 } else { Fp8::E5m2 }, shape.m, shape.k);
+        let weight = if shape.tb { Fp8Shape::weight(shape.n, shape.k) } else { Fp8Shape::weight(shape.k, shape.n) };
+        let mut bytes = b.alloc(DType::U8, tokens.len().max(lb))?;
+        let mut scales = b.alloc(DType::F32, tokens.scales() + Fp8Work::scales(&weight))?;
+        let (mut rows, mut whole) = (b.alloc(DType::Bf16, tokens.len())?, b.alloc(DType::Bf16, lb)?);
+        b.flops(in_fp8, shape.flops() as f64, || {
+            let (values, rows_of) = (Fp8Values::Whole(y.view()), 0..weight.rows);
+            let work = Fp8Work {
+                bytes: bytes.view_mut(),
+                scales: scales.view_mut(),
+                rows: rows.view_mut(),
+                weight: whole.view_mut(),
+            };
+            let b = Fp8Weight { shape: weight, values, rows: rows_of };
+            let (format, a, c) = (tokens.format, x.view(), c.view_mut());
+            device.fp8_gemm(Fp8Gemm { shape, format, a, b, c, then: None, work })
+        })?;
     }
     Ok(())
 }
@@ -219,17 +242,18 @@ fn attention(b: &mut Bench, bench: AttentionBench, passes: [bool; 2], whose: &st
     let device = b.gpu.device.clone();
     let scale = 1.0 / (head_dim as f32).sqrt();
     let shape = AttentionShape { heads, kv_heads, head_dim, scale, window: 0, softcap: 0.0 };
-    let documents: Vec<u32> = (0..=tokens / len).map(|i| (i * len) as u32).collect();
-    let mut cu = b.alloc(DType::U32, documents.len())?;
-    device.upload(bytemuck::cast_slice(&documents), cu.view_mut())?;
+    let borders: Vec<u32> = (0..=tokens / len).map(|i| (i * len) as u32).collect();
+    let of_rows: Vec<u32> = documents_of_rows(&borders).collect();
+    let mut documents = b.alloc(DType::U32, of_rows.len())?;
+    device.upload(bytemuck::cast_slice(&of_rows), documents.view_mut())?;
     let (qkv, d_o) = (b.random(DType::Bf16, tokens * shape.row())?, b.random(DType::Bf16, tokens * heads * head_dim)?);
     let (mut o, mut dqkv) = (b.alloc(DType::Bf16, d_o.len())?, b.alloc(DType::Bf16, qkv.len())?);
     let (mut lse, mut delta) = (b.alloc(DType::F32, heads * tokens)?, b.alloc(DType::F32, heads * tokens)?);
     let mut sums = b.alloc(DType::F32, device.attention_sums(&shape, DType::Bf16, tokens))?;
     let flops = 2.0 * (tokens * len * head_dim * heads) as f64;
     let mut forward = || {
-        let (cu_seqlens, qkv) = (cu.view(), qkv.view());
-        device.attention(Attention { shape, cu_seqlens, qkv, o: o.view_mut(), lse: lse.view_mut() })
+        let (documents, qkv) = (documents.view(), qkv.view());
+        device.attention(Attention { shape, documents, qkv, o: o.view_mut(), lse: lse.view_mut() })
     };
     match passes[0] {
         true => b.flops(format!("attention forward causal {head_dim} x {named}{whose}"), flops, forward)?,
@@ -239,8 +263,8 @@ fn attention(b: &mut Bench, bench: AttentionBench, passes: [bool; 2], whose: &st
         return Ok(());
     }
     b.flops(format!("attention backward causal {head_dim} x {named}{whose}"), 2.5 * flops, || {
-        let (cu, qkv, o, lse, d_o) = (cu.view(), qkv.view(), o.view(), lse.view(), d_o.view());
+        let (documents, qkv, o, lse, d_o) = (documents.view(), qkv.view(), o.view(), lse.view(), d_o.view());
         let (delta, sums, dqkv) = (delta.view_mut(), sums.view_mut(), dqkv.view_mut());
-        device.attention_backward(AttentionBackward { shape, cu_seqlens: cu, qkv, o, lse, d_o, delta, sums, dqkv })
+        device.attention_backward(AttentionBackward { shape, documents, qkv, o, lse, d_o, delta, sums, dqkv })
     })
 }

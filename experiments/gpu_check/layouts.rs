@@ -1,6 +1,7 @@
 //! The emulator compared with the GPU: fragments of matrix instructions and whole operations run on both, and must be
 //! bitwise equal where the arithmetic is exact. Attention is compared with an f32 reference. Never measures speed.
 use crate::gpu::OpenGpu;
+use flatshard::base::fp8::{BLOCK, Fp8, Fp8Shape};
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::device::cpu::CpuDevice;
@@ -8,7 +9,8 @@ use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::driver::{Arg, Driver, Kernel, LaunchShape, Map, Swizzle};
 use flatshard::device::gpu::sim::Sim;
 use flatshard::device::ops::{
-    AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, Glu, SumSquares, TensorPart,
+    AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, Fp8Gemm, Fp8Values, Fp8Weight,
+    Fp8Work, GemmShape, Glu, SumSquares, TensorPart, documents_of_rows,
 };
 use flatshard::device::{Buf, Device, LIMBS, ViewMut};
 use flatshard_ptx::kernels::probes::{LayoutProbe, PROBES, TENSOR_WORDS};
@@ -186,7 +188,53 @@ fn operations() -> Vec<(&'static str, bool, Operation)> {
         })?;
         floats(dev, &p)
     });
+    put("fp8 products", true, fp8_products);
     list
+}
+
+/// A forward product and an input gradient in FP8, of small integers in blocks of different scales: every sum is exact,
+/// in whatever order, so that a scale or a byte in the wrong place shows. On GPUs that have no such products, those of
+/// the rounded values in bf16.
+fn fp8_products(dev: &dyn Device) -> Result<Vec<f32>> {
+    let (m, n, k) = (64, 272, 336);
+    let integers = |rows: usize, columns: usize, tall: usize, seed: u64| -> Result<Buf> {
+        let rng = Rng::new(seed, 5);
+        let value = |i: usize| {
+            let scale = (i / columns / tall + i % columns / BLOCK * 3) % 4;
+            half::bf16::from_f32((rng.u64(i as u64) % 5) as f32 - 2.0) * half::bf16::from_f32((1 << scale) as f32)
+        };
+        let values: Vec<half::bf16> = (0..rows * columns).map(value).collect();
+        let mut buf = dev.alloc(DType::Bf16, values.len(), Category::Other)?;
+        dev.upload(bytemuck::cast_slice(&values), buf.view_mut())?;
+        Ok(buf)
+    };
+    let shape = Fp8Shape::weight(n, k);
+    let (x, dy, w) = (integers(m, k, 1, 1)?, integers(m, n, 1, 2)?, integers(n, k, BLOCK, 3)?);
+    let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other);
+    let (mut bytes, mut scales) = (alloc(DType::U8, n * k)?, alloc(DType::F32, 8 * m + Fp8Work::scales(&shape))?);
+    let (mut rows, mut weight) = (alloc(DType::Bf16, m * k)?, alloc(DType::Bf16, n * k)?);
+    let mut all = Vec::new();
+    for (format, a, shape_of, wide) in
+        [(Fp8::E4m3, &x, GemmShape::nt(m, n, k), n), (Fp8::E5m2, &dy, GemmShape::nn(m, k, n), k)]
+    {
+        let mut c = alloc(DType::F32, m * wide)?;
+        dev.fp8_gemm(Fp8Gemm {
+            shape: shape_of,
+            format,
+            a: a.view(),
+            b: Fp8Weight { shape, values: Fp8Values::Whole(w.view()), rows: 0..n },
+            c: c.view_mut(),
+            then: None,
+            work: Fp8Work {
+                bytes: bytes.view_mut(),
+                scales: scales.view_mut(),
+                rows: rows.view_mut(),
+                weight: weight.view_mut(),
+            },
+        })?;
+        all.extend(floats(dev, &c)?);
+    }
+    Ok(all)
 }
 
 /// Largest error relative to the largest value, against the CPU's f32 attention on the same bf16 inputs, of packed
@@ -249,21 +297,22 @@ fn both(dev: &dyn Device, shape: &AttentionShape, documents: &[u32], dtype: DTyp
         Ok(wide)
     };
     let (qkv, d_o): (Buf, Buf) = (rounded(tokens * row, 1)?, rounded(tokens * out, 2)?);
-    let mut cu = alloc(DType::U32, documents.len())?;
-    dev.upload(bytemuck::cast_slice(documents), cu.view_mut())?;
+    let of_rows: Vec<u32> = documents_of_rows(documents).collect();
+    let mut documents = alloc(DType::U32, of_rows.len())?;
+    dev.upload(bytemuck::cast_slice(&of_rows), documents.view_mut())?;
     let (mut o, mut dqkv) = (alloc(dtype, tokens * out)?, alloc(dtype, tokens * row)?);
     let (mut lse, mut delta) = (alloc(DType::F32, shape.heads * tokens)?, alloc(DType::F32, shape.heads * tokens)?);
     let mut sums = alloc(DType::F32, dev.attention_sums(shape, dtype, tokens))?;
     dev.attention(Attention {
         shape: *shape,
-        cu_seqlens: cu.view(),
+        documents: documents.view(),
         qkv: qkv.view(),
         o: o.view_mut(),
         lse: lse.view_mut(),
     })?;
     dev.attention_backward(AttentionBackward {
         shape: *shape,
-        cu_seqlens: cu.view(),
+        documents: documents.view(),
         qkv: qkv.view(),
         o: o.view(),
         lse: lse.view(),

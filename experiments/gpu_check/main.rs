@@ -5,6 +5,7 @@ mod gpu; // a rank's GPU
 mod layouts; // emulator and GPU compared
 mod bench; // rates
 mod ranks; // several ranks
+mod twins; // groups of GPUs and of the CPU compared
 mod records; // metrics files
 
 use flatshard::base::{Error, Result};
@@ -14,7 +15,7 @@ use gpu::OpenGpu;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
-const USAGE: &str = "gpu_check machine | kernels | link | layouts | attention | bench [attention] | ranks | parity A.jsonl B.jsonl TOLERANCE | \
+const USAGE: &str = "gpu_check machine | kernels | link | layouts | attention | bench [attention] | ranks [ipc] | parity A.jsonl B.jsonl TOLERANCE | \
                      rate A.jsonl | table DIR";
 
 fn machine() -> Result<Value> {
@@ -62,7 +63,8 @@ fn part(args: &[String]) -> Result<Value> {
         ["attention"] => layouts::attention(),
         ["bench"] => bench::run(),
         ["bench", "attention"] => bench::attention_rates(),
-        ["ranks"] => ranks::run(),
+        ["ranks"] => ranks::run(false),
+        ["ranks", "ipc"] => ranks::run(true),
         ["parity", a, b, tolerance] => records::parity(a, b, tolerance),
         ["rate", a] => records::rate(a),
         ["table", dir] => records::table(dir).map(Value::String),

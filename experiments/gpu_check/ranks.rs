@@ -1,9 +1,10 @@
-//! One NCCL rank, started once per rank by the script with a launcher's variables: checks the result of every
-//! collective. Ranks may share a GPU. Never measures speed.
+//! One GPU rank, over NCCL or IPC, started once per rank by the script with a launcher's variables: checks the result
+//! of every collective, and times the two that training waits for most. Never judges a rate. Ranks may share a GPU.
 use crate::gpu::OpenGpu;
+use crate::twins;
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::comm::env::RankEnv;
-use flatshard::comm::{CommUse, Mesh, MeshSizes, Reduce, Tag, nccl};
+use flatshard::comm::{Collective, CommUse, Mesh, MeshSizes, Reduce, Tag, nccl};
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::{Buf, Device};
 use serde_json::{Value, json};
@@ -14,12 +15,17 @@ const T: Tag = Tag::new("check", 0);
 /// f32 elements per shard: a few megabytes, so that buffers are registered.
 const SHARD: usize = 1 << 20;
 
-pub fn run() -> Result<Value> {
+/// `by_ipc`: without NCCL. Then results also have the bits of the shared-memory group.
+pub fn run(by_ipc: bool) -> Result<Value> {
     let env = RankEnv::from_env()?.ok_or_else(|| Error::input("ranks: set RANK, WORLD_SIZE and LOCAL_RANK"))?;
     let cuda = OpenGpu::open(env.local_rank, env.local_world)?.cuda;
     let meter = Meter::default();
     let device: Arc<dyn Device> = Arc::new(GpuDevice::new(cuda.clone(), meter.clone())?);
-    let world = nccl::NcclWorld::join(&env, cuda, None, device.clone(), meter, Duration::from_secs(60))?;
+    let (timeout, tiny) = (Duration::from_secs(60), cuda.model()?.starts_with("Simulated"));
+    let world = match by_ipc {
+        true => nccl::NcclWorld::join_by_ipc(&env, cuda, device.clone(), meter.clone(), timeout)?,
+        false => nccl::NcclWorld::join(&env, cuda, None, device.clone(), meter.clone(), timeout)?,
+    };
     let mesh = Mesh::new(world, MeshSizes::sharded(env.world))?;
     let (g, me, n) = (&*mesh.fsdp, env.rank, env.world);
     let started = Instant::now();
@@ -92,7 +98,39 @@ pub fn run() -> Result<Value> {
             .map_or(-1.0, |r| (r * SHARD + sent(r) + i - recvs[r].start) as f32)
     })?;
     g.barrier(T)?;
+    let same_bits = by_ipc.then(|| twins::check(&env, g, &*device, meter, timeout)).transpose()?;
+    let rates = rates(g, &*device, tiny)?;
     let stats = g.stats();
-    Ok(json!({"rank": me, "ranks": n, "ops": stats.ops, "in_flight_s": stats.in_flight_s,
+    Ok(json!({"rank": me, "ranks": n, "by": if by_ipc { "ipc" } else { "nccl" }, "ops": stats.ops,
+        "same_bits_as_shm": same_bits, "gb_per_s": rates, "in_flight_s": stats.in_flight_s,
         "exposed_s": stats.exposed_s, "seconds": started.elapsed().as_secs_f64()}))
+}
+
+/// Bytes that each rank receives per second, one operation after another. On a simulated GPU it means nothing.
+fn rates(g: &dyn Collective, device: &dyn Device, tiny: bool) -> Result<Value> {
+    let (shard, rounds) = if tiny { (1 << 10, 1) } else { (32 << 20, 10) };
+    let n = g.size();
+    let mut mine = device.alloc(DType::Bf16, shard, Category::Other)?;
+    let mut full = g.alloc(DType::Bf16, shard * n, CommUse::Gathered, Category::Other)?;
+    let mut grads = g.alloc(DType::Bf16, shard * n, CommUse::Reduced, Category::Other)?;
+    let mut seconds = [0.0; 2];
+    for round in 0..rounds + 1 {
+        for (verb, seconds) in seconds.iter_mut().enumerate() {
+            g.barrier(T)?;
+            let started = Instant::now();
+            let ticket = match verb {
+                0 => g.all_gather(T, mine.view(), full.view_mut())?,
+                _ => g.reduce_scatter(T, grads.view_mut(), mine.view_mut(), false)?,
+            };
+            g.wait(ticket)?;
+            g.release(ticket)?;
+            g.wait_sent(ticket)?;
+            g.barrier(T)?;
+            if round > 0 {
+                *seconds += started.elapsed().as_secs_f64(); // not the first
+            }
+        }
+    }
+    let rate = |seconds: f64| (rounds * (n - 1) * 2 * shard) as f64 / seconds / 1e9;
+    Ok(json!({"all_gather": rate(seconds[0]), "reduce_scatter": rate(seconds[1])}))
 }

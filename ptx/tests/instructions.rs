@@ -200,11 +200,12 @@ fn atomics_are_whole() {
     let source = ".visible .entry k(.param .u64 p_at) { .reg .b32 %o, %t; .reg .b64 %at; .reg .pred %p;
         ld.param.u64 %at, [p_at]; mov.u32 %t, %tid.x; atom.global.add.u32 %o, [%at], 1; red.global.max.u32 [%at+4], %t;
         atom.global.cas.b32 %o, [%at+8], 0, 77; red.global.add.f32 [%at+12], 0f3F000000;
-        atom.global.exch.b32 %o, [%at+16], 5; red.global.or.b32 [%at+20], %t; red.global.add.u64 [%at+24], 3; ret; }";
+        atom.global.exch.b32 %o, [%at+16], 5; red.global.or.b32 [%at+20], %t; red.global.add.u64 [%at+24], 3;
+        atom.global.inc.u32 %o, [%at+32], 99; ret; }";
     let kernels = parse("k.ptx", source).unwrap();
     for schedule in 0..4 {
         let mut memory = GlobalMemory::new();
-        let at = memory.upload("at", &[0; 32]);
+        let at = memory.upload("at", &[0; 36]);
         let arguments = [Argument::Pointer(at)];
         let (grid, block) = ([3, 1, 1], [64, 1, 1]);
         let launch =
@@ -212,6 +213,7 @@ fn atomics_are_whole() {
         launch.run(&mut memory).unwrap();
         let words: Vec<u32> =
             memory.download(at).unwrap().as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
-        assert_eq!(words, [192, 63, 77, 96f32.to_bits(), 5, 63, 576, 0]);
+        // The last one counts 192 modulo 100.
+        assert_eq!(words, [192, 63, 77, 96f32.to_bits(), 5, 63, 576, 0, 92]);
     }
 }

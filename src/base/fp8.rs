@@ -53,14 +53,15 @@ impl Fp8 {
         if matches!(self, Fp8::E4m3) { &E4M3 } else { &E5M2 }
     }
     /// The scale of a block whose largest magnitude, of f32, has these bits. At least 2^-110, so that every value times
-    /// its scale is a normal number. NaN if the block is not finite: then all of its values become NaN.
+    /// its scale is a normal number. Infinite if the block is not finite: then all of its values become NaN. It grows
+    /// with the magnitude, so a block's scale is the largest of those of its parts.
     #[inline(always)]
     pub fn scale(self, magnitude: u32) -> f32 {
         const MANTISSA: u32 = 0x7f_ffff;
         const THREE_QUARTERS: u32 = 0x60_0000;
         let above = (magnitude & MANTISSA > THREE_QUARTERS) as i32;
         let exponent = ((magnitude >> 23) as i32 - 127 - self.top() + above).max(-110);
-        if magnitude < 0x7f80_0000 { f32::from_bits(((exponent + 127) as u32) << 23) } else { f32::NAN }
+        if magnitude < 0x7f80_0000 { f32::from_bits(((exponent + 127) as u32) << 23) } else { f32::INFINITY }
     }
 }
 
@@ -120,9 +121,40 @@ impl Fp8Shape {
     pub fn scales(&self) -> usize {
         self.rows.div_ceil(self.tall) * self.across()
     }
+    /// Scales from one row of blocks to the next where each row starts at a multiple of 16 bytes.
+    pub fn pitch(&self) -> usize {
+        self.across().next_multiple_of(4)
+    }
+    /// Scales of such rows.
+    pub fn pitched(&self) -> usize {
+        self.rows.div_ceil(self.tall) * self.pitch()
+    }
+    /// The transpose of a weight.
+    pub fn transposed(&self) -> Fp8Shape {
+        Fp8Shape { rows: self.columns, columns: self.rows, ..*self }
+    }
     /// Some of the rows, from a multiple of `tall` on, and the blocks that they are in.
     pub fn part(&self, rows: &Range<usize>) -> (Fp8Shape, Range<usize>) {
         let scales = rows.start / self.tall * self.across()..rows.end.div_ceil(self.tall) * self.across();
         (Fp8Shape { rows: rows.len(), ..*self }, scales)
+    }
+    /// The rows of blocks that some elements are in, as by [`Fp8Shape::part`], and the first element there.
+    pub fn bands(&self, elements: &Range<usize>) -> (Fp8Shape, Range<usize>, usize) {
+        let columns = self.columns.max(1);
+        let start = elements.start / columns / self.tall * self.tall;
+        let end = elements.end.div_ceil(columns).next_multiple_of(self.tall).min(self.rows);
+        let (part, scales) = self.part(&(start..end));
+        (part, scales, start * self.columns)
+    }
+    /// The pieces of some elements that are in one row and one block: the block, and where among them they are.
+    pub fn pieces(&self, elements: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let (shape, mut at) = (*self, elements.start);
+        std::iter::from_fn(move || {
+            let (row, column) = (at / shape.columns.max(1), at % shape.columns.max(1));
+            let end = elements.end.min(at + (BLOCK - column % BLOCK).min(shape.columns - column));
+            let piece = at - elements.start..end - elements.start;
+            at = end;
+            (!piece.is_empty()).then(|| (row / shape.tall * shape.across() + column / BLOCK, piece))
+        })
     }
 }

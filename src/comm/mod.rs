@@ -28,6 +28,7 @@ pub mod rendezvous; // how ranks find rank 0
 pub mod shm; // groups on one host
 pub mod hosts; // groups over several hosts
 pub mod nccl; // groups of GPUs
+mod ipc; // groups of GPUs on one host, without NCCL
 mod threads; // ranks as threads of one process
 
 pub mod exchange; // all-gathers of small messages
@@ -38,6 +39,7 @@ pub mod recorder; // records every call, for tests
 pub mod timed; // operations on a timeline
 
 pub use collective::{Axis, Collective, CommStats, CommUse, Member, Reduce, Tag, Ticket, Times};
+pub use ipc::STAGE as IPC_STAGE;
 pub use mesh::{Mesh, MeshSizes};
 use patience::{Patience, Waiting};
 pub use threads::run_ranks;

@@ -1,19 +1,31 @@
 //! Groups for planning one rank of a world that does not exist: they allocate addresses and count buffers as real
 //! groups do. Never communicates: collectives move nothing and have always finished.
 use super::{Axis, Collective, CommStats, CommUse, Member, Reduce, Tag, Ticket};
+use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::{Buf, View, ViewMut, unbacked};
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// The membership of one rank.
 pub struct UnbackedMember {
-    pub meter: Meter,
-    pub rank: usize,
-    pub ranks: usize,
-    /// Adjacent ranks that share gathered buffers: those of a host. 1 on GPUs.
-    pub sharing: usize,
+    meter: Meter,
+    rank: usize,
+    ranks: usize,
+    sharing: usize,
+    stage: usize,
+    /// What each set of several ranks holds, however many axes it has.
+    stages: Mutex<BTreeMap<Vec<usize>, Lease>>,
+}
+
+impl UnbackedMember {
+    /// `sharing`: adjacent ranks that share gathered buffers, those of a host; 1 on GPUs. `stage`: bytes that a rank
+    /// holds for each set of ranks that it exchanges data with.
+    pub fn new(meter: &Meter, (rank, ranks): (usize, usize), sharing: usize, stage: usize) -> UnbackedMember {
+        UnbackedMember { meter: meter.clone(), rank, ranks, sharing, stage, stages: Mutex::default() }
+    }
 }
 
 impl Member for UnbackedMember {
@@ -29,6 +41,11 @@ impl Member for UnbackedMember {
         // If hosts hold unequal parts of a group, the smallest, which gives the largest count.
         let parts = ranks.chunk_by(|a, b| a / self.sharing == b / self.sharing).map(<[usize]>::len);
         let sharing = parts.min().unwrap_or(1);
+        if self.stage > 0 && ranks.len() > 1 {
+            let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+            let stage = || self.meter.lease(Category::Other, self.stage);
+            stages.entry(ranks.clone()).or_insert_with(stage);
+        }
         Ok(Arc::new(UnbackedGroup { meter: self.meter.clone(), rank, size: ranks.len(), axis, sharing }))
     }
     fn set_timeout(&self, _: Duration) {}
@@ -107,7 +124,7 @@ mod tests {
         // Ranks 0, 2, 4, 6 along fsdp, on hosts of 16, 4 and 1 ranks.
         for (axis, sharing, part) in [(Axis::Fsdp, 16, 4), (Axis::Fsdp, 4, 2), (Axis::Fsdp, 1, 1), (Axis::Tp, 4, 2)] {
             let meter = Meter::default();
-            let member = UnbackedMember { meter: meter.clone(), rank: 0, ranks: 16, sharing };
+            let member = UnbackedMember::new(&meter, (0, 16), sharing, 0);
             let group = member.group(axis, mesh.group(axis, 0)).unwrap();
             let alloc = |usage| group.alloc(DType::F32, 1 << 10, usage, Category::Slots).unwrap();
             let gathered = alloc(CommUse::Gathered);
@@ -116,5 +133,14 @@ mod tests {
             drop(gathered);
             assert_eq!(meter.live(Category::Slots), 4 << 10);
         }
+    }
+
+    #[test]
+    fn each_set_of_several_ranks_has_one_stage() {
+        let meter = Meter::default();
+        let member = UnbackedMember::new(&meter, (0, 4), 1, 100);
+        let sets = [vec![0], vec![0, 1], vec![0, 1, 2, 3], vec![0, 1]];
+        let _groups = sets.map(|ranks| member.group(Axis::Fsdp, ranks).unwrap());
+        assert_eq!(meter.live(Category::Other), 200);
     }
 }

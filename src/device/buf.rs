@@ -58,10 +58,10 @@ impl Buf {
         self.0.len * self.0.dtype.size()
     }
     pub fn view(&self) -> View<'_> {
-        View { raw: &self.0, start: 0, len: self.0.len }
+        View { raw: &self.0, dtype: self.0.dtype, start: 0, len: self.0.len }
     }
     pub fn view_mut(&mut self) -> ViewMut<'_> {
-        ViewMut { raw: &self.0, start: 0, len: self.0.len, exclusive: PhantomData }
+        ViewMut { raw: &self.0, dtype: self.0.dtype, start: 0, len: self.0.len, exclusive: PhantomData }
     }
 }
 
@@ -69,6 +69,8 @@ impl Buf {
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     raw: &'a Raw,
+    /// The buffer's, or bytes.
+    dtype: DType,
     start: usize,
     len: usize,
 }
@@ -76,6 +78,7 @@ pub struct View<'a> {
 /// An exclusive range of a [`Buf`].
 pub struct ViewMut<'a> {
     raw: &'a Raw,
+    dtype: DType,
     start: usize,
     len: usize,
     exclusive: PhantomData<&'a mut u8>,
@@ -115,15 +118,15 @@ impl<'a> View<'a> {
         self.len == 0
     }
     pub fn dtype(&self) -> DType {
-        self.raw.dtype
+        self.dtype
     }
     pub fn bytes(&self) -> usize {
-        self.len * self.raw.dtype.size()
+        self.len * self.dtype.size()
     }
     /// Panics if the range is not within the view.
     pub fn slice(&self, range: Range<usize>) -> View<'a> {
         within(&range, self.len);
-        View { raw: self.raw, start: self.start + range.start, len: range.len() }
+        View { start: self.start + range.start, len: range.len(), ..*self }
     }
     pub fn place(&self) -> Place {
         self.raw.place
@@ -134,7 +137,7 @@ impl<'a> View<'a> {
     }
     /// Pointer to the first element; [`View::place`] says who may dereference it.
     pub fn as_ptr(&self) -> *const u8 {
-        self.raw.ptr.as_ptr().wrapping_add(self.start * self.raw.dtype.size())
+        self.raw.ptr.as_ptr().wrapping_add(self.start * self.dtype.size())
     }
     /// Fails, naming the operand, unless it holds `len` elements of `dtype`.
     pub fn fits(&self, op: &'static str, name: &str, dtype: DType, len: usize) -> Result<()> {
@@ -160,8 +163,8 @@ impl<'a> View<'a> {
     pub(super) unsafe fn alias(&self) -> Buf {
         let mut raw = self.raw.clone();
         // SAFETY: within the buffer, as views are by construction.
-        raw.ptr = unsafe { raw.ptr.add(self.start * raw.dtype.size()) };
-        raw.len = self.len;
+        raw.ptr = unsafe { raw.ptr.add(self.start * self.dtype.size()) };
+        (raw.dtype, raw.len) = (self.dtype, self.len);
         Buf(raw)
     }
     /// What keeps the memory alive, e.g. while a collective is in flight.
@@ -178,27 +181,39 @@ impl<'a> ViewMut<'a> {
         self.len == 0
     }
     pub fn dtype(&self) -> DType {
-        self.raw.dtype
+        self.dtype
     }
     pub fn bytes(&self) -> usize {
-        self.len * self.raw.dtype.size()
+        self.len * self.dtype.size()
     }
     /// The same range with a shorter lifetime.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
-        ViewMut { raw: self.raw, start: self.start, len: self.len, exclusive: PhantomData }
+        ViewMut { raw: self.raw, dtype: self.dtype, start: self.start, len: self.len, exclusive: PhantomData }
     }
     pub fn as_view(&self) -> View<'_> {
-        View { raw: self.raw, start: self.start, len: self.len }
+        View { raw: self.raw, dtype: self.dtype, start: self.start, len: self.len }
     }
     /// Panics if the range is not within the view.
     pub fn slice(self, range: Range<usize>) -> ViewMut<'a> {
         within(&range, self.len);
-        ViewMut { raw: self.raw, start: self.start + range.start, len: range.len(), exclusive: PhantomData }
+        ViewMut {
+            raw: self.raw,
+            dtype: self.dtype,
+            start: self.start + range.start,
+            len: range.len(),
+            exclusive: PhantomData,
+        }
+    }
+    /// The same memory as bytes: scratch that holds something else for a while.
+    pub fn as_u8(self) -> ViewMut<'a> {
+        let size = self.dtype.size();
+        let (start, len) = (self.start * size, self.len * size);
+        ViewMut { raw: self.raw, dtype: DType::U8, start, len, exclusive: PhantomData }
     }
     /// Two disjoint views: `[0, at)` and `[at, len)`.
     pub fn split_at(self, at: usize) -> (ViewMut<'a>, ViewMut<'a>) {
         within(&(0..at), self.len);
-        let part = |start, len| ViewMut { raw: self.raw, start, len, exclusive: PhantomData };
+        let part = |start, len| ViewMut { raw: self.raw, dtype: self.dtype, start, len, exclusive: PhantomData };
         (part(self.start, at), part(self.start + at, self.len - at))
     }
     /// A range of it, for one of several threads. Panics if the range is not within the view.
@@ -207,7 +222,13 @@ impl<'a> ViewMut<'a> {
     /// While it lives, nobody accesses its elements through another view.
     pub(super) unsafe fn part(&self, range: Range<usize>) -> ViewMut<'a> {
         within(&range, self.len);
-        ViewMut { raw: self.raw, start: self.start + range.start, len: range.len(), exclusive: PhantomData }
+        ViewMut {
+            raw: self.raw,
+            dtype: self.dtype,
+            start: self.start + range.start,
+            len: range.len(),
+            exclusive: PhantomData,
+        }
     }
     pub fn place(&self) -> Place {
         self.raw.place
@@ -218,7 +239,7 @@ impl<'a> ViewMut<'a> {
     }
     /// Pointer to the first element; [`ViewMut::place`] says who may dereference it.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.raw.ptr.as_ptr().wrapping_add(self.start * self.raw.dtype.size())
+        self.raw.ptr.as_ptr().wrapping_add(self.start * self.dtype.size())
     }
     /// Fails, naming the operand, unless it holds `len` elements of `dtype`.
     pub fn fits(&self, op: &'static str, name: &str, dtype: DType, len: usize) -> Result<()> {

@@ -63,15 +63,11 @@ impl OpCost {
     }
 }
 
-/// Number of (query, key) pairs of causal attention within each document, limited to `window` (0: unlimited).
-pub fn causal_pairs(cu_seqlens: &[u32], window: usize) -> u64 {
-    let documents = cu_seqlens.windows(2).map(|w| (w[1].saturating_sub(w[0])) as u64);
-    let of = |n: u64| n * (n + 1) / 2;
-    let seen = |n: u64| match window as u64 {
-        0 => of(n),
-        w => of(n) - of(n.saturating_sub(w)),
-    };
-    documents.map(seen).sum()
+/// Number of (query, key) pairs of causal attention within each row's document, limited to `window` (0: unlimited).
+pub fn causal_pairs(documents: &[u32], window: usize) -> u64 {
+    let most = if window == 0 { u64::MAX } else { window as u64 };
+    let seen = |(of, row): (&[u32], u64)| (row + 1).saturating_sub(of[0].into()).min(most);
+    documents.chunks_exact(2).zip(0..).map(seen).sum()
 }
 
 /// The same for a subset of the rows as queries and keys: one pass of ring attention.
@@ -89,11 +85,13 @@ pub fn pass_pairs(cu_seqlens: &[u32], q_rows: &[u32], k_rows: &[u32], window: us
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::ops::documents_of_rows;
 
     #[test]
     fn pairs_are_counted_as_in_attention() {
+        let causal_pairs = |cu: &[u32], window| causal_pairs(&documents_of_rows(cu).collect::<Vec<_>>(), window);
         assert_eq!(causal_pairs(&[0, 4], 0), 10);
-        assert_eq!(causal_pairs(&[0, 4, 7], 0), 16);
+        assert_eq!(causal_pairs(&[0, 4, 4, 7], 0), 16);
         assert_eq!(causal_pairs(&[0, 4], 2), 1 + 2 + 2 + 2);
         assert_eq!(causal_pairs(&[0, 4], 9), 10);
         let rows: Vec<u32> = (0..7).collect();

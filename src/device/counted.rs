@@ -4,7 +4,7 @@
 //! computes.
 use super::cost::{OpCost, causal_pairs, pass_pairs};
 use super::ops::*;
-use super::{Buf, Device, View, ViewMut, epilogue};
+use super::{Buf, Device, View, ViewMut, epilogue, fp8};
 use crate::base::{Category, DType, Meter, Result};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -72,11 +72,11 @@ impl<E: OpExecutor> OpDevice<E> {
         &self,
         name: &'static str,
         s: &AttentionShape,
-        cu_seqlens: &View,
+        documents: &View,
         qkv: &View,
         bytes: usize,
     ) -> OpCost {
-        let pairs = self.words(cu_seqlens, |c| causal_pairs(c, s.window));
+        let pairs = self.words(documents, |of| causal_pairs(of, s.window));
         OpCost::attention(name, s, qkv.dtype(), pairs, bytes)
     }
 }
@@ -115,6 +115,16 @@ impl<E: OpExecutor> Device for OpDevice<E> {
     fn quantize(&self, op: Quantize) -> Result<()> {
         let bytes = 2 * op.bytes.len() + op.bytes.bytes() + op.scales.bytes();
         self.moves(Quantize::OP, DType::Bf16, bytes, |dev| dev.quantize(op))
+    }
+    fn raise_scales(&self, op: RaiseScales) -> Result<()> {
+        self.moves(RaiseScales::OP, op.x.dtype(), op.x.bytes(), |dev| dev.raise_scales(op))
+    }
+    fn encode(&self, op: Encode) -> Result<()> {
+        self.moves(Encode::OP, op.x.dtype(), op.x.bytes() + op.bytes.bytes(), |dev| dev.encode(op))
+    }
+    /// As on the CPU: casts, and a product in bf16.
+    fn fp8_gemm(&self, op: Fp8Gemm) -> Result<()> {
+        fp8::in_bf16(self, op)
     }
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
         if dst.dtype() == DType::U32 {
@@ -172,6 +182,7 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         route_load(RouteLoad) probs over [probs, counts, sums];
         balance(Balance) grad over [load, grad, report];
         take_rows(TakeRows) x over [order, y, y];
+        place_runs(PlaceRuns) order over [runs, order, places];
         combine_rows(CombineRows) x over [x, y];
         weigh_rows(WeighRows) act over [act, act, dact, dact, weights, dweights];
         sigmoid(Sigmoid) x over [x, x];
@@ -212,13 +223,13 @@ impl<E: OpExecutor> Device for OpDevice<E> {
 
     fn attention(&self, op: Attention) -> Result<()> {
         let bytes = op.qkv.bytes() + op.o.bytes() + op.lse.bytes();
-        let cost = self.attention_op("attention", &op.shape, &op.cu_seqlens, &op.qkv, bytes);
+        let cost = self.attention_op("attention", &op.shape, &op.documents, &op.qkv, bytes);
         self.executor.op(cost, |dev| dev.attention(op))
     }
     fn attention_backward(&self, op: AttentionBackward) -> Result<()> {
         let AttentionBackward { qkv, o, lse, d_o, delta, dqkv, .. } = &op;
         let bytes = qkv.bytes() + 2 * o.bytes() + d_o.bytes() + lse.bytes() + 2 * delta.bytes() + dqkv.bytes();
-        let cost = self.attention_op("attention_backward", &op.shape, &op.cu_seqlens, qkv, bytes);
+        let cost = self.attention_op("attention_backward", &op.shape, &op.documents, qkv, bytes);
         self.executor.op(cost, |dev| dev.attention_backward(op))
     }
     fn attention_ranges(&self, op: AttentionRanges) -> Result<()> {

@@ -12,9 +12,19 @@ use crate::base::Result;
 /// The product first, then one pass per epilogue.
 pub fn in_passes(dev: &dyn Device, op: GemmThen) -> Result<()> {
     op.check()?;
-    let GemmThen { shape, a, b, mut c, then } = op;
+    let GemmThen { shape, a, b, c, then } = op;
+    after(dev, c, then, |c| dev.gemm(Gemm { shape, a, b, c }))
+}
+
+/// The passes after `product`, which assigns.
+pub fn after(
+    dev: &dyn Device,
+    mut c: ViewMut,
+    then: Epilogue,
+    product: impl FnOnce(ViewMut) -> Result<()>,
+) -> Result<()> {
     let biased = |bias: Option<View>, mut y: ViewMut| -> Result<()> {
-        dev.gemm(Gemm { shape, a, b, c: y.reborrow() })?;
+        product(y.reborrow())?;
         bias.map_or(Ok(()), |bias| dev.bias(Bias { bias, y }))
     };
     match then {
@@ -26,9 +36,9 @@ pub fn in_passes(dev: &dyn Device, op: GemmThen) -> Result<()> {
             biased(bias, z.reborrow())?;
             dev.gelu(Gelu { x: z.as_view(), y: c })
         }
-        Epilogue::GeluBackward { z, mut product } => {
-            dev.gemm(Gemm { shape, a, b, c: product.reborrow() })?;
-            dev.gelu_backward(GeluBackward { x: z, dy: product.as_view(), dx: c })
+        Epilogue::GeluBackward { z, product: mut dy } => {
+            biased(None, dy.reborrow())?;
+            dev.gelu_backward(GeluBackward { x: z, dy: dy.as_view(), dx: c })
         }
     }
 }

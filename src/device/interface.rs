@@ -4,9 +4,9 @@ use super::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
     CrossEntropyFinish, CrossEntropyPart, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed,
-    EmbedBackward, Expand, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, LayerNorm,
-    LayerNormBackward, Polynomial, QkNormRope, QkNormRopeBackward, Quantize, RmsNorm, RmsNormBackward, Rope, Route,
-    RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
+    EmbedBackward, Encode, Expand, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm,
+    LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward, Quantize, RaiseScales,
+    RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
 };
 use super::{Buf, View, ViewMut};
 use crate::base::timeline::Mark;
@@ -131,12 +131,16 @@ pub trait Device: Send + Sync {
     fn expand(&self, op: Expand) -> Result<()>;
     fn quantize(&self, op: Quantize) -> Result<()>;
     fn dequantize(&self, op: Dequantize) -> Result<()>;
+    fn raise_scales(&self, op: RaiseScales) -> Result<()>;
+    fn encode(&self, op: Encode) -> Result<()>;
+    fn fp8_gemm(&self, op: Fp8Gemm) -> Result<()>;
 
     fn route(&self, op: Route) -> Result<()>;
     fn route_backward(&self, op: RouteBackward) -> Result<()>;
     fn route_load(&self, op: RouteLoad) -> Result<()>;
     fn balance(&self, op: Balance) -> Result<()>;
     fn take_rows(&self, op: TakeRows) -> Result<()>;
+    fn place_runs(&self, op: PlaceRuns) -> Result<()>;
     fn combine_rows(&self, op: CombineRows) -> Result<()>;
     fn weigh_rows(&self, op: WeighRows) -> Result<()>;
     fn sigmoid(&self, op: Sigmoid) -> Result<()>;

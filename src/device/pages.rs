@@ -2,7 +2,7 @@
 //! KiB to clear, takes as long as some 10,000 multiplications. Never changes contents; what the system refuses (old
 //! kernels, no free huge pages) comes page by page, when it is used.
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::ptr::NonNull;
 
 /// Bytes of a huge page.
@@ -12,7 +12,7 @@ pub const HUGE: usize = 2 << 20;
 /// default, as on most systems. rustix does not have it.
 const MADV_COLLAPSE: c_int = 25;
 mod system {
-    use super::{c_int, c_void};
+    use std::ffi::{c_int, c_void};
     unsafe extern "C" {
         pub fn madvise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int;
     }

@@ -14,6 +14,8 @@ pub struct PlannedRank {
     pub rank: usize,
     /// Adjacent ranks that share gathered weights: those of a host. 1 on GPUs.
     pub sharing: usize,
+    /// Bytes for each set of ranks that it exchanges data with.
+    pub stage: usize,
     /// Attention uses the scratch of the GPU kernels, at the maximum of all architectures.
     pub gpu: bool,
 }
@@ -22,11 +24,11 @@ impl PlannedRank {
     /// Bytes that the result of `build` holds, in the order of [`CATEGORIES`]. No rank holds more than rank 0: where
     /// words or columns do not divide by tp, the first ranks have one more.
     pub fn bytes<T>(&self, build: impl FnOnce(Arc<dyn Device>, &Mesh) -> Result<T>) -> Result<Vec<(Category, usize)>> {
-        let PlannedRank { mesh, rank, sharing, gpu } = *self;
+        let PlannedRank { mesh, rank, sharing, stage, gpu } = *self;
         let meter = Meter::default();
         let device = CpuDevice::unbacked(meter.clone(), if gpu { gpu::attention_sums } else { |_, _, _| 0 });
-        let member = UnbackedMember { meter: meter.clone(), rank, ranks: mesh.world(), sharing };
-        let _built = build(Arc::new(device), &Mesh::new(member, mesh)?)?;
+        let mesh = Mesh::new(UnbackedMember::new(&meter, (rank, mesh.world()), sharing, stage), mesh)?;
+        let _built = build(Arc::new(device), &mesh)?;
         Ok(CATEGORIES.iter().map(|&(category, _)| (category, meter.live(category))).collect())
     }
 }

@@ -3,6 +3,7 @@
 use crate::base::{Category, DType, Error, Result};
 use crate::data::MicroBatch;
 use crate::data::zigzag::ZigzagCut;
+use crate::device::ops::documents_of_rows;
 use crate::device::{Buf, Device, View};
 use crate::nn::{Batch, SpGrid};
 
@@ -13,6 +14,9 @@ pub(super) struct BatchStaging {
     targets: Buf,
     positions: Buf,
     cu_seqlens: Buf,
+    documents: Buf,
+    /// Host copy of `documents`.
+    host_documents: Vec<u32>,
     rows: Buf,
     /// Empty without dropout.
     keys: Buf,
@@ -37,14 +41,18 @@ impl BatchStaging {
         let _for = dev.meter().purpose("micro-batch");
         let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other);
         let (part, cut) = (tokens.div_ceil(sp.ranks()), sp.ranks() > 1);
-        let borders = tokens + 1 + usize::from(cut); // padding is one more document
-        let rows = if cut { part * sp.ranks() } else { 0 };
+        let all = part * sp.ranks();
+        // Passes of a ring have ranges of their own. Padding is one more document.
+        let (borders, attended) = if sp.ring.of > 1 { (tokens + 2, 0) } else { (0, all) };
+        let rows = if cut { all } else { 0 };
         Ok(BatchStaging {
             capacity: tokens,
             tokens: alloc(DType::U32, part)?,
             targets: alloc(DType::I32, part)?,
             positions: alloc(DType::U32, part)?,
             cu_seqlens: alloc(DType::U32, borders)?,
+            documents: alloc(DType::U32, 2 * attended)?,
+            host_documents: Vec::with_capacity(2 * attended),
             rows: alloc(DType::U32, rows)?,
             keys: alloc(DType::U32, keys)?,
             host_keys: vec![0; keys],
@@ -83,22 +91,32 @@ impl BatchStaging {
                 (&cut.part, &cut.rows, Some(cut.own()))
             }
         };
-        let [tokens, targets, positions, cu_seqlens, rows] = [
+        let (table, borders): (&[u32], &[u32]) = match self.cu_seqlens.is_empty() {
+            true => (&part.cu_seqlens, &[]),
+            false => (&[], &part.cu_seqlens),
+        };
+        self.host_documents.clear();
+        self.host_documents.extend(documents_of_rows(table));
+        let [tokens, targets, positions, cu_seqlens, documents, rows] = [
             (&mut self.tokens, bytemuck::cast_slice::<u32, u8>(&part.tokens)),
             (&mut self.targets, bytemuck::cast_slice(&part.targets)),
             (&mut self.positions, bytemuck::cast_slice(&part.positions)),
-            (&mut self.cu_seqlens, bytemuck::cast_slice(&part.cu_seqlens)),
+            (&mut self.cu_seqlens, bytemuck::cast_slice(borders)),
+            (&mut self.documents, bytemuck::cast_slice(&self.host_documents)),
             (&mut self.rows, bytemuck::cast_slice(rows)),
         ]
         .map(|(buf, src)| {
             let len = src.len() / buf.dtype().size();
-            dev.upload(src, buf.view_mut().slice(0..len))?;
+            if len > 0 {
+                dev.upload(src, buf.view_mut().slice(0..len))?;
+            }
             Ok(buf.view().slice(0..len))
         });
         let rows = Some(rows?).filter(|_| local.is_some());
         let padding = local.map_or(0, |own| own.iter().rev().take_while(|&&row| row as usize >= n).count());
-        let (tokens, targets, positions, cu_seqlens) = (tokens?, targets?, positions?, cu_seqlens?);
-        let batch = Batch { tokens, targets, positions, cu_seqlens, rows, padding };
+        let (tokens, targets, positions) = (tokens?, targets?, positions?);
+        let (cu_seqlens, documents) = (cu_seqlens?, documents?);
+        let batch = Batch { tokens, targets, positions, cu_seqlens, documents, rows, padding };
         Ok(StagedBatch { batch, local, keys: self.keys.view() })
     }
 }

@@ -139,7 +139,7 @@ impl EngineOptions {
     /// Bytes that [`Engine::new`] allocates on `rank`, in the order of [`crate::base::CATEGORIES`], with all ranks on
     /// one host.
     pub fn bytes(&self, mesh: &MeshSizes, rank: usize) -> Result<Vec<(Category, usize)>> {
-        let planned = PlannedRank { mesh: *mesh, rank, sharing: mesh.world(), gpu: false };
+        let planned = PlannedRank { mesh: *mesh, rank, sharing: mesh.world(), stage: 0, gpu: false };
         planned.bytes(|dev, mesh| Engine::unfilled(dev, mesh, self))
     }
 }

@@ -126,7 +126,7 @@ struct Counting {
 impl Counting {
     fn new(options: &EngineOptions, mesh: MeshSizes, rank: usize) -> Result<Counting> {
         let (tally, meter) = (WorkTally::default(), Meter::default());
-        let member = UnbackedMember { meter: meter.clone(), rank, ranks: mesh.world(), sharing: 1 };
+        let member = UnbackedMember::new(&meter, (rank, mesh.world()), 1, 0);
         let mesh = Mesh::new(member, mesh)?.wrap(|group| -> Arc<dyn Collective> {
             let received = ReceivedBytes(tally.clone(), group.size() as u64);
             Arc::new(Hooked::with(group, received))
@@ -154,7 +154,7 @@ pub fn rehearse(
     rank: usize,
     batches: &[MicroBatch],
 ) -> Result<()> {
-    let member = UnbackedMember { meter: device.meter().clone(), rank, ranks: mesh.world(), sharing: 1 };
+    let member = UnbackedMember::new(device.meter(), (rank, mesh.world()), 1, 0);
     let mut engine = Engine::unfilled(device, &Mesh::new(member, mesh)?, options)?;
     engine.train_step(batches, &Step { number: 1, lr: 1e-3, tokens: 1 }).map(drop)
 }

@@ -16,7 +16,7 @@ use crate::device::{Device, View, ViewMut};
 table! {
     /// Empty unless a sequence is being generated. B: blocks, T: capacity in tokens, C: elements in a row of keys and
     /// values.
-    Cache {
+    pub struct KvCache {
         /// (B T, C), block after block.
         kv,
         /// (1, 2) u32: the range of keys that the next token's query attends to.
@@ -28,24 +28,24 @@ table! {
     }
 }
 
-impl Cache<TensorShape> {
+impl KvCache<TensorShape> {
     /// `spec`: this rank's widths. `tokens`: T.
-    pub fn plan(spec: &Spec, dtype: DType, tokens: usize) -> Cache<TensorShape> {
+    pub fn plan(spec: &Spec, dtype: DType, tokens: usize) -> KvCache<TensorShape> {
         let kv_row = 2 * spec.kv_heads * spec.head_dim;
         let one = |dtype, width| TensorShape::new(Category::Scratch, dtype, tokens.min(1), width);
-        Cache {
+        KvCache {
             kv: TensorShape::new(Category::Saved, dtype, spec.layers * tokens, kv_row),
             sees: one(DType::U32, 2),
             near: one(DType::U32, 2),
             o: one(DType::F32, spec.heads * spec.head_dim),
         }
     }
-    pub fn allocate(&self, dev: &dyn Device, groups: &Groups) -> Result<Cache> {
+    pub fn allocate(&self, dev: &dyn Device, groups: &Groups) -> Result<KvCache> {
         self.map(&mut |name, shape: &TensorShape| shape.allocate(name, dev, groups))
     }
 }
 
-impl Cache {
+impl KvCache {
     /// Sets the key ranges of the next token, with and without the `window`. The prompt's pass does not read them.
     pub fn set_ranges(&mut self, dev: &dyn Device, past: Past, window: usize) -> Result<()> {
         if past.tokens == 0 {
@@ -74,7 +74,7 @@ impl Cache {
         let (src, dst) = (qkv.slice(row - c..qkv.len()), self.kv.band_mut(&(block + past.tokens..end)));
         dev.copy_columns(CopyColumns { rows: cx.n, width: c, src_row: row, dst_row: c, src, dst })?;
         if past.tokens == 0 {
-            return dev.attention(Attention { shape, cu_seqlens: cx.batch.cu_seqlens, qkv, o, lse });
+            return dev.attention(Attention { shape, documents: cx.batch.documents, qkv, o, lse });
         }
         let of_queries = if shape.window == 0 { &self.sees } else { &self.near }.rows(1);
         let (kv, pass) = (self.kv.band(&(block..end)), self.o.rows_mut(1));

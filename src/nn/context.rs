@@ -26,8 +26,11 @@ pub struct Batch<'a> {
     pub targets: View<'a>,
     /// (N) u32: each token's position in its document.
     pub positions: View<'a>,
-    /// (S + 1) u32: document starts, then N. With a ring, those of the whole batch.
+    /// (S + 1) u32, with a ring: the first row of each document of the whole batch, then the end. Empty without.
     pub cu_seqlens: View<'a>,
+    /// (N, 2) u32: each row's document, as [`documents_of_rows`](crate::device::ops::documents_of_rows) says, of all
+    /// ranks' rows with Ulysses. Empty with a ring, whose passes have ranges of their own.
+    pub documents: View<'a>,
     /// (sp ranks, N) u32: each rank's row numbers in the whole batch. None: this rank holds all rows.
     pub rows: Option<View<'a>>,
     /// Of the N, those at the end that make the ranks' numbers of rows equal and are no tokens.
@@ -289,7 +292,8 @@ mod tests {
         let groups = Groups::solo(&dev);
         let nothing = dev.alloc(DType::U32, 0, Category::Other).unwrap();
         let view = nothing.view();
-        let batch = Batch { tokens: view, targets: view, positions: view, cu_seqlens: view, rows: None, padding: 0 };
+        let (tokens, targets, positions, cu_seqlens, documents) = (view, view, view, view, view);
+        let batch = Batch { tokens, targets, positions, cu_seqlens, documents, rows: None, padding: 0 };
         let mut x = dev.alloc(DType::F32, 256, Category::Other).unwrap();
         let mut keys = dev.alloc(DType::U32, DropoutKeys::words(3), Category::Other).unwrap();
         let mut mask = |layer, place, key| {

@@ -2,7 +2,7 @@
 //! Ulysses, or a ring of Ulysses groups on several. Never projects or rotates: queries, keys and values arrive as
 //! attention reads them, for this rank's tokens.
 use super::context::Cx;
-use super::ring::{Ring, RingAttention};
+use super::ring::{RingAttention, RingBuffers};
 use super::split::{Groups, SpGrid, SpImpl, Split};
 use super::tensor::{Tensor, TensorShape, table};
 use super::ulysses::{HeadColumns, HeadExchange, HeadShare, Ulysses};
@@ -14,7 +14,7 @@ use crate::device::{Device, View, ViewMut};
 table! {
     /// What attention reads and writes, saved for backward. With Ulysses, of a share of heads for the tokens of U
     /// ranks; otherwise U is 1 and the share is all heads of the tp rank.
-    CoreSaved {
+    pub struct CoreSaved {
         /// (U N, (heads + 2 kv_heads) head_dim): the input; empty without Ulysses.
         qkv,
         /// (U N, heads * head_dim)
@@ -27,7 +27,7 @@ table! {
 }
 table! {
     /// Scratch of attention. The fields here: backward only.
-    CoreScratch {
+    pub struct CoreScratch {
         /// (heads, U N) f32
         delta,
         /// f32, with the size that [`Device::attention_sums`] requests.
@@ -37,7 +37,7 @@ table! {
         d_o,
         dqkv,
         ;
-        ring: Ring,
+        ring: RingBuffers,
         ulysses: Ulysses,
     }
 }
@@ -89,7 +89,7 @@ impl CorePlan<'_> {
             sums: TensorShape { sums: Some(own), ..back(dtype, 0) },
             d_o: back(dtype, only(own.width())),
             dqkv: back(dtype, only(own.row())).through(Axis::Sp, CommUse::Reduced).reserve(only(widest.row())),
-            ring: Ring::plan(shares, self.sights, (split.sp_impl, grid.ring.of), all, dtype, train),
+            ring: RingBuffers::plan(shares, self.sights, (split.sp_impl, grid.ring.of), all, dtype, train),
             ulysses: Ulysses::plan(heads, grid, tokens, dtype, train),
         }
     }
@@ -120,15 +120,17 @@ pub struct CoreAttention<'a> {
     pub split: Split,
     /// All heads of the tp rank.
     pub shape: &'a AttentionShape,
-    /// (S + 1) u32: documents of the whole batch.
+    /// Both as in [`Batch`](super::context::Batch).
     pub cu_seqlens: View<'a>,
+    pub documents: View<'a>,
     pub layer: usize,
 }
 
 impl<'a> CoreAttention<'a> {
     pub(super) fn of(cx: &'a Cx, shape: &'a AttentionShape) -> CoreAttention<'a> {
-        let (dev, group, cu_seqlens) = (cx.dev, &*cx.groups.sp, cx.batch.cu_seqlens);
-        CoreAttention { dev, group, split: cx.split, shape, cu_seqlens, layer: cx.layer }
+        let (dev, group, batch) = (cx.dev, &*cx.groups.sp, &cx.batch);
+        let (cu_seqlens, documents) = (batch.cu_seqlens, batch.documents);
+        CoreAttention { dev, group, split: cx.split, shape, cu_seqlens, documents, layer: cx.layer }
     }
 }
 
@@ -161,7 +163,7 @@ impl CoreAttention<'_> {
             let shape = exchange.shape();
             match self.ring(&shape) {
                 Some(attention) => attention.forward(ring, qkv, o, lse)?,
-                None => self.dev.attention(Attention { shape, cu_seqlens: self.cu_seqlens, qkv, o, lse })?,
+                None => self.dev.attention(Attention { shape, documents: self.documents, qkv, o, lse })?,
             }
         }
         match is_cut {
@@ -183,20 +185,12 @@ impl CoreAttention<'_> {
         let CoreScratch { delta, sums, d_o: d_o_there, dqkv: dqkv_there, ring, ulysses } = scratch;
         let all = exchange.grid.ulysses.of * n;
         let (o, lse, delta, sums) = (saved.o.rows(all), saved.lse.rows(all), delta.rows_mut(all), sums.all_mut());
-        let (shape, cu_seqlens) = (exchange.shape(), self.cu_seqlens);
+        let (shape, documents) = (exchange.shape(), self.documents);
         let attend = |qkv, d_o, dqkv| match self.ring(&shape) {
             Some(attention) => attention.backward(ring, qkv, o, lse, d_o, [delta, sums], dqkv),
-            None => self.dev.attention_backward(AttentionBackward {
-                shape,
-                cu_seqlens,
-                qkv,
-                o,
-                lse,
-                d_o,
-                delta,
-                sums,
-                dqkv,
-            }),
+            None => {
+                self.dev.attention_backward(AttentionBackward { shape, documents, qkv, o, lse, d_o, delta, sums, dqkv })
+            }
         };
         if exchange.grid.ulysses.of == 1 {
             return attend(qkv, d_o, dqkv);

@@ -17,11 +17,10 @@ use super::teacher::Teacher;
 use super::tensor::Tensor;
 use super::tuning::{Tuning, set_saved};
 use super::workspace::{AdapterWidths, Fixed, Workspace, WorkspaceOptions};
-use crate::base::fp8::Fp8Shape;
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
 use crate::comm::{Reduce, Tag};
-use crate::device::ops::{Balance, RouteShape};
+use crate::device::ops::{Balance, Fp8Work, RouteShape};
 use crate::device::{Device, View, ViewMut};
 use std::time::Instant;
 
@@ -92,10 +91,10 @@ impl Decoder {
         let packed = layouts.iter().flat_map(|l| &l.segments).filter(|s| s.packed);
         adapters.tile = packed.map(Segment::extent).max().unwrap_or(0).min(TILE);
         for matrix in layouts.iter().flat_map(|l| &l.segments).filter(|s| s.fp8) {
-            let shape = Fp8Shape::weight(matrix.shape[0], matrix.shape[1]);
+            let shape = matrix.fp8_shape();
             adapters.side = adapters.side.max(shape.rows.max(shape.columns));
-            (adapters.weight, adapters.blocks) =
-                (adapters.weight.max(shape.len()), adapters.blocks.max(shape.scales()));
+            (adapters.weight, adapters.scales) =
+                (adapters.weight.max(shape.len()), adapters.scales.max(Fp8Work::scales(&shape)));
         }
         let learns = |layer: usize| layouts[layer].segments.iter().any(|s| s.trainable);
         for sparse in blocks.iter().filter_map(DecoderBlock::sparse) {

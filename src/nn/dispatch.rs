@@ -14,6 +14,10 @@
 //! Within an expert, rows are in the order of their senders, then of their tokens: that of all tokens of the group.
 //! What comes back takes the places of what was sent.
 //!
+//! [Note: counts] The host must know the counts: they are the lengths of what is sent and received, as in DeepEP and
+//! torchtitan. So the host waits for a GPU here, once per sparse block and micro-batch: forward keeps the counts for
+//! backward, because a block that is recomputed is routed with the same bits.
+//!
 //! [Note: halves] To overlap the exchange with the experts, a window travels in two halves, and each has its own
 //! all_to_all, there and back: the second is on its way while the experts of the first compute, and what the first
 //! gives back while those of the second do. Either half takes its part of the buffers, in which the rows of both are
@@ -22,21 +26,23 @@
 use super::context::Cx;
 use super::split::Slice;
 use super::tensor::{Tensor, TensorShape, table};
-use super::windows::{HALVES, Held, RowWindows, capacity, offset_rows};
+use super::windows::{HALVES, Held, RowWindows, capacity, offset_rows, run_rows};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Axis, CommUse, Tag, Ticket};
-use crate::device::ops::TakeRows;
+use crate::device::ops::{PlaceRuns, TakeRows};
 use crate::device::{Device, View};
 use std::ops::Range;
 
 table! {
     /// Buffers of a rank; all empty unless experts are shared. R: routed rows of its tokens, B: rows that it holds of
     /// all ranks' tokens, E: its experts.
-    DispatchBuffers {
+    pub struct DispatchBuffers {
         /// (ep, all experts + 1) u32: the first routed row of each expert on each rank.
         all_offsets,
         /// (1 or 3, E + 1) u32: the first held row of each expert; if there are halves, then the same within each.
         offsets,
+        /// (runs, 3) u32: rows that follow each other in `wire` and in `held`, as in [`PlaceRuns`].
+        runs,
         /// (B) u32: the place in `wire` of each held row, and the held row at each place, within a half.
         sorted,
         unsorted,
@@ -64,6 +70,8 @@ pub struct DispatchPlan {
     pub width: usize,
     /// In a block.
     pub experts: usize,
+    /// Sparse ones.
+    pub blocks: usize,
     pub ep: Slice,
     /// Whether windows travel in two halves.
     pub overlap: bool,
@@ -85,6 +93,7 @@ impl DispatchPlan {
         DispatchBuffers {
             all_offsets: own(DType::U32, ep.of, experts + 1).through(Axis::Ep, CommUse::Gathered),
             offsets: own(DType::U32, offset_rows(self.parts()), ep.share(experts).len() + 1),
+            runs: own(DType::U32, run_rows(self.parts(), experts, ep), 3),
             sorted: own(DType::U32, most, 1),
             unsorted: own(DType::U32, most, 1),
             wire: sent(own(dtype, most, width)),
@@ -107,10 +116,14 @@ pub struct Dispatch<T = Tensor> {
 
 impl Dispatch<TensorShape> {
     pub fn plan(plan: &DispatchPlan) -> Self {
-        let &DispatchPlan { rows, experts, ep, .. } = plan;
+        let &DispatchPlan { rows, experts, blocks, ep, .. } = plan;
         let peers = || vec![0..0; ep.of];
         let windows = RowWindows::new(ep, experts, rows, plan.parts());
-        Dispatch { buffers: plan.buffers(), exchange: RowExchange { windows, sent: peers(), received: peers() } }
+        let counted = vec![0; blocks * windows.offsets.len()];
+        Dispatch {
+            buffers: plan.buffers(),
+            exchange: RowExchange { windows, counted, sent: peers(), received: peers() },
+        }
     }
 }
 
@@ -144,22 +157,25 @@ pub struct RoundTrip {
 #[derive(Clone)]
 pub struct RowExchange {
     windows: RowWindows,
+    /// The windows' offsets of each sparse block.
+    counted: Vec<u32>,
     /// Per peer, in elements: what is sent to it and received from it.
     sent: Vec<Range<usize>>,
     received: Vec<Range<usize>>,
 }
 
 impl RowExchange {
-    /// Gathers the counts of all ranks, and returns the number of rounds: at least 1, and the same on all ranks.
-    /// `offsets`: the first of this rank's `rows` of each expert.
+    /// Gathers the counts of all ranks for sparse block `block`, and returns the number of rounds: at least 1, and the
+    /// same on all ranks. `offsets`: the first of this rank's `rows` of each expert.
     pub fn begin(
         &mut self,
         cx: &Cx,
         tag: Tag,
-        offsets: View,
-        rows: usize,
+        block: usize,
+        (offsets, rows): (View, usize),
         buffers: &mut DispatchBuffers,
     ) -> Result<usize> {
+        let counted = self.counted(block);
         let (group, all, windows) = (&cx.groups.ep, &mut buffers.all_offsets, &mut self.windows);
         let ticket = group.all_gather(tag, offsets, all.rows_mut(group.size()))?;
         group.wait(ticket)?;
@@ -167,16 +183,33 @@ impl RowExchange {
         cx.dev.download(all.rows(group.size()), bytemuck::cast_slice_mut(&mut windows.offsets))?;
         group.release(ticket)?;
         windows.assume(rows);
+        self.counted[counted].copy_from_slice(&windows.offsets);
         Ok(windows.rounds())
+    }
+    /// The number of rounds of a block in backward, by the counts of its forward pass.
+    pub fn resume(&mut self, block: usize) -> usize {
+        let counted = self.counted(block);
+        self.windows.offsets.copy_from_slice(&self.counted[counted]);
+        self.windows.rounds()
+    }
+    fn counted(&self, block: usize) -> Range<usize> {
+        let words = self.windows.offsets.len();
+        block * words..(block + 1) * words
     }
     /// Prepares `round`: who sends what, and where the rows of each expert are.
     pub fn round(&mut self, dev: &dyn Device, round: usize, buffers: &mut DispatchBuffers) -> Result<()> {
         let windows = &mut self.windows;
         windows.arrange(round);
-        let (held, DispatchBuffers { offsets, sorted, unsorted, .. }) = (windows.held(), buffers);
+        let DispatchBuffers { offsets, runs, sorted, unsorted, .. } = buffers;
         dev.upload(bytemuck::cast_slice(&windows.own), offsets.rows_mut(offsets.capacity()))?;
-        dev.upload(bytemuck::cast_slice(&windows.sorted[..held]), sorted.rows_mut(held))?;
-        dev.upload(bytemuck::cast_slice(&windows.unsorted[..held]), unsorted.rows_mut(held))
+        dev.upload(bytemuck::cast_slice(&windows.runs), runs.rows_mut(runs.capacity()))?;
+        let each = runs.capacity() / windows.parts.len();
+        for (index, part) in windows.parts.iter().enumerate().filter(|(_, part)| !part.held.is_empty()) {
+            let runs = runs.band(&(index * each..(index + 1) * each));
+            let (order, places) = (sorted.band_mut(&part.held), unsorted.band_mut(&part.held));
+            dev.place_runs(PlaceRuns { runs, order, places })?;
+        }
+        Ok(())
     }
 
     /// The parts that rows travel in.

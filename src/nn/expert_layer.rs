@@ -23,6 +23,8 @@ use crate::device::{View, ViewMut};
 pub struct ExpertLayer {
     /// Where the store has them.
     pub layer: usize,
+    /// Index of their block among the sparse ones.
+    pub index: usize,
     pub top_k: usize,
     /// Matrices (F, C), (F, C) and (C, F) of each expert of this rank.
     pub gate: GroupedLinear,
@@ -75,7 +77,7 @@ impl ExpertLayer {
         }
         let Dispatch { buffers, exchange } = dispatch;
         // The first round is last, so that its products are those that backward finds.
-        for round in (0..exchange.begin(cx, tag("rows of experts"), offsets, r, buffers)?).rev() {
+        for round in (0..exchange.begin(cx, tag("rows of experts"), self.index, (offsets, r), buffers)?).rev() {
             exchange.round(cx.dev, round, buffers)?;
             let DispatchBuffers { offsets, sorted, unsorted, wire, held, .. } = buffers;
             let mut trip = exchange.send(cx, tag("dispatch"), rows, wire)?;
@@ -131,7 +133,7 @@ impl ExpertLayer {
         }
         let Dispatch { buffers, exchange } = dispatch;
         dev.take_rows(TakeRows { top_k: 1, order, x: weights, y: buffers.sent_weights.rows_mut(r) })?;
-        for round in 0..exchange.begin(cx, tag("rows of experts"), offsets, r, buffers)? {
+        for round in 0..exchange.resume(self.index) {
             exchange.round(dev, round, buffers)?;
             let DispatchBuffers { offsets, sorted, unsorted, wire, held, dwire, dheld, .. } = buffers;
             let DispatchBuffers { sent_weights, wire_weights, weights, dweights, .. } = buffers;

@@ -28,8 +28,6 @@ pub struct SparseBranch {
     /// Whether the columns of all experts are sharded over tp.
     pub cut: bool,
     pub shape: RouteShape,
-    /// Index among the sparse blocks.
-    pub index: usize,
     /// Segment (E, C).
     pub router: usize,
     pub experts: ExpertLayer,
@@ -87,7 +85,7 @@ impl SparseBranch {
         let experts = self.shape.experts;
         let first_sum = load.len().saturating_sub(experts);
         let (counts, sums) = load.all_mut().split_at(first_sum);
-        let counts = counts.slice(self.index * experts..(self.index + 1) * experts);
+        let counts = counts.slice(self.experts.index * experts..(self.experts.index + 1) * experts);
         dev.route_load(RouteLoad { probs: probs.rows(n), offsets: offsets.rows(1), counts, sums })?;
         if let Some(shared) = &self.shared {
             let (gate, up) = (saved.shared_gate.rows(n), saved.shared_up.rows(n));

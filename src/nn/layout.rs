@@ -1,6 +1,7 @@
 //! The tensors in a flat buffer: the ONE table that init, weight decay, clipping, checkpoints and tests read. Never
 //! holds values.
 use super::split::Slice;
+use crate::base::fp8::Fp8Shape;
 use crate::base::nf4::Nf4Shape;
 use crate::device::ALIGN;
 use std::ops::Range;
@@ -41,6 +42,13 @@ pub enum Tp {
     Cut { dim: usize, over: Slice, whole: usize },
 }
 
+/// Where a matrix's codes and scales begin in the buffers of its unit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CodePlace {
+    pub codes: usize,
+    pub scales: usize,
+}
+
 /// A named tensor inside a layer's flat buffer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Segment {
@@ -59,6 +67,8 @@ pub struct Segment {
     pub packed: bool,
     /// A matrix whose forward product and input gradient are computed from operands in [`crate::base::fp8`].
     pub fp8: bool,
+    /// Where it is in 8 bits, if the store gathers it so.
+    pub codes: Option<CodePlace>,
     /// Whether weight decay applies (matrices, not norms and biases).
     pub decay: bool,
     /// A frozen tensor (false) has no gradient, no optimizer state and no reduction.
@@ -80,6 +90,10 @@ impl Segment {
     /// Its place in its buffer: elements, or bytes if packed.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + if self.packed { self.packing().bytes() } else { self.len() }
+    }
+    /// As a weight of products in FP8: this rank's part.
+    pub fn fp8_shape(&self) -> Fp8Shape {
+        Fp8Shape::weight(self.shape[0], self.shape[1])
     }
     /// How it is packed, or would be.
     pub fn packing(&self) -> Nf4Shape {
@@ -177,6 +191,7 @@ impl Layout {
             start: 0,
             packed: false,
             fp8: false,
+            codes: None,
             decay,
             trainable: true,
             saved: true,

@@ -1,12 +1,13 @@
 //! A matrix product with one of the layer's weights. Never decides where its output is summed or stored.
 use super::context::{AdapterDropout, Cx};
-use super::fp8;
 use super::saved::AdapterScratch;
 use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
 use crate::base::fp8::Fp8;
-use crate::device::ops::{Bias, BiasBackward, Epilogue, Expand, Gelu, GeluBackward, Gemm, GemmShape, GemmThen};
+use crate::device::ops::{
+    Bias, BiasBackward, Epilogue, Expand, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmShape, GemmThen,
+};
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
 
@@ -140,24 +141,26 @@ impl Linear {
         then: Epilogue,
     ) -> Result<()> {
         let shape = self.shape(x.len() / self.inputs);
-        let (shape, a, b) = self.operands(cx, w, shape, (Fp8::E4m3, x), work)?;
-        cx.dev.gemm_then(GemmThen { shape, a, b, c: y, then })
+        self.gemm(cx, w, shape, (Fp8::E4m3, x), work, y, Some(then))
     }
-    /// The operands of `a` times the weight or its transpose: as they are, or rounded to FP8, `a` in `format`.
-    fn operands<'a>(
+    /// `c (+)= a B`, B the weight, which is not packed, or its transpose; `a` rounded in `format` if that is in FP8.
+    #[allow(clippy::too_many_arguments)] // a product's operands and its epilogue
+    fn gemm(
         &self,
         cx: &Cx,
-        w: Weights<'a>,
+        w: Weights,
         shape: GemmShape,
-        (format, a): (Fp8, View<'a>),
-        work: &'a mut AdapterScratch,
-    ) -> Result<(GemmShape, View<'a>, View<'a>)> {
-        let b = w.get(self.weight);
-        let (shape, a, b) = match w.fp8(self.weight) {
-            Some(weight) => fp8::operands(cx, shape, (format, a), (weight, b), &mut work.fp8)?,
-            None => (shape, a, b),
-        };
-        Ok((shape, a, b.slice(self.held())))
+        (format, a): (Fp8, View),
+        work: &mut AdapterScratch,
+        c: ViewMut,
+        then: Option<Epilogue>,
+    ) -> Result<()> {
+        let held = self.held();
+        match (w.fp8(self.weight, &held), then) {
+            (Some(b), then) => cx.dev.fp8_gemm(Fp8Gemm { shape, format, a, b, c, then, work: work.fp8.work() }),
+            (None, Some(then)) => cx.dev.gemm_then(GemmThen { shape, a, b: w.get(self.weight).slice(held), c, then }),
+            (None, None) => cx.dev.gemm(Gemm { shape, a, b: w.get(self.weight).slice(held), c }),
+        }
     }
     fn shape(&self, n: usize) -> GemmShape {
         match self.form {
@@ -193,8 +196,7 @@ impl Linear {
         mut c: ViewMut,
     ) -> Result<()> {
         let Some(from) = w.packed(self.weight) else {
-            let (shape, a, b) = self.operands(cx, w, shape, (format, a), work)?;
-            return cx.dev.gemm(Gemm { shape, a, b, c });
+            return self.gemm(cx, w, shape, (format, a), work, c, None);
         };
         let tile = &mut work.tile;
         let wide = match tile.len() / shape.k.max(1) {
@@ -257,8 +259,7 @@ impl Linear {
         }
         self.weight_grad(cx, w, dw, x, dy, work)?;
         let (shape, a) = (self.input_shape(dx.len() / self.inputs), dy.slice(self.column..dy.len()));
-        let (shape, a, b) = self.operands(cx, w, shape, (Fp8::E5m2, a), work)?;
-        cx.dev.gemm_then(GemmThen { shape, a, b, c: dx, then: Epilogue::GeluBackward { z, product } })
+        self.gemm(cx, w, shape, (Fp8::E5m2, a), work, dx, Some(Epilogue::GeluBackward { z, product }))
     }
 
     /// `dx = dy Wᵀ`. Assigns, or adds with `accumulate`; and assigns what [`Linear::weight_grad`] needs of `work`.

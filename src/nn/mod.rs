@@ -12,7 +12,6 @@ pub mod store; // the four verbs between a model and its sharding
 mod tensor; // buffers of rows, and tables of them
 mod context; // what layers of a pass share; tp collectives
 mod norm; // RMSNorm and LayerNorm
-mod fp8; // operands of products in 8 bits
 mod linear; // a matrix product with a weight, and its adapter
 mod windows; // which rows go to which rank of ep, and when
 mod grouped; // the same with a weight per expert
@@ -42,7 +41,7 @@ mod predict; // logits of next tokens
 
 pub use context::Batch;
 pub use decoder::{Decoder, Micro, Minimized};
-pub use layout::{Init, Layout, Segment, Tp};
+pub use layout::{CodePlace, Init, Layout, Segment, Tp};
 pub use lora::{ALL_LINEAR, Lora, SCORE, goes_with_adapters, has_adapters, is_adapter, linear_modules};
 pub use recompute::Checkpointing;
 pub use rotary::{Rotary, Scaling};

@@ -69,7 +69,7 @@ impl Checkpointing {
 
 table! {
     /// Attention's outputs in one block, as in [`CoreSaved`].
-    Outputs { o, lse, }
+    pub struct Outputs { o, lse, }
 }
 
 /// Called for each field of a table.

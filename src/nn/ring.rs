@@ -24,7 +24,7 @@ use std::ops::Range;
 table! {
     /// Buffers for the passes of one rank; all empty without a ring. R: ranks of the ring, N: rows of each, C: elements
     /// in a row of keys and values.
-    Ring {
+    pub struct RingBuffers {
         /// (R N, 2) u32: for each block, the range of keys that each local query attends to.
         of_queries,
         /// (R N, 2) u32: the range of local queries that attend to each key of each block.
@@ -56,7 +56,7 @@ table! {
     }
 }
 
-impl Ring<TensorShape> {
+impl RingBuffers<TensorShape> {
     /// For up to `tokens` rows on each of the `ranks` of a ring, activations of `dtype`. `heads`: shape of this rank's
     /// layers, ignoring windows; `widest`: the largest on any rank of sp. `sights`: whether there are layers with full
     /// attention, and with a sliding window.
@@ -67,7 +67,7 @@ impl Ring<TensorShape> {
         tokens: usize,
         dtype: DType,
         train: bool,
-    ) -> Ring<TensorShape> {
+    ) -> RingBuffers<TensorShape> {
         let tokens = if ranks > 1 { tokens } else { 0 };
         let (inner, c) = (heads.width(), heads.kv_row());
         let at_once = sp_impl == SpImpl::AllGather;
@@ -77,7 +77,7 @@ impl Ring<TensorShape> {
         let sent = |dtype, rows, usage| own(dtype, rows, c).through(Axis::Sp, usage).reserve(widest.kv_row());
         let [far, near] = sights.map(|sight| own(DType::U32, rows(sight, ranks * tokens), 2));
         let travels = |dtype, there| sent(dtype, rows(there, tokens), CommUse::Reduced);
-        Ring {
+        RingBuffers {
             of_queries: far,
             of_keys: far,
             near_queries: near,
@@ -96,7 +96,7 @@ impl Ring<TensorShape> {
     }
 }
 
-impl Ring {
+impl RingBuffers {
     /// Sets the attention ranges of a new batch for member `at`. `rows` (R, N): each member's row numbers in the packed
     /// batch `cu_seqlens`; `windows`: of the layers, as in [`AttentionShape::window`].
     pub fn set_ranges(
@@ -143,10 +143,10 @@ pub(super) struct RingAttention<'a> {
 impl RingAttention<'_> {
     /// As [`Device::attention`]: assigns `o` and `lse` of this rank's queries; `qkv` also holds its own keys and
     /// values.
-    pub fn forward(&self, ring: &mut Ring, qkv: View, o: ViewMut, mut lse: ViewMut) -> Result<()> {
+    pub fn forward(&self, ring: &mut RingBuffers, qkv: View, o: ViewMut, mut lse: ViewMut) -> Result<()> {
         let (dev, shape) = (self.dev, *self.shape);
         let n = self.rows(qkv)?;
-        let Ring { of_queries, near_queries, kv, next, all, sum, pass, pass_lse, .. } = ring;
+        let RingBuffers { of_queries, near_queries, kv, next, all, sum, pass, pass_lse, .. } = ring;
         let of_queries = if shape.window == 0 { of_queries } else { near_queries };
         let mut blocks = self.blocks(qkv, n, kv, next, all)?;
         for hop in 0..self.grid.ring.of {
@@ -174,7 +174,7 @@ impl RingAttention<'_> {
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,
-        ring: &mut Ring,
+        ring: &mut RingBuffers,
         qkv: View,
         o: View,
         lse: View,
@@ -184,8 +184,8 @@ impl RingAttention<'_> {
     ) -> Result<()> {
         let (dev, shape) = (self.dev, *self.shape);
         let n = self.rows(qkv)?;
-        let Ring { of_queries, of_keys, near_queries, near_keys, kv, next, all, sum, .. } = ring;
-        let Ring { dkv, leaving, arriving, all_dkv, .. } = ring;
+        let RingBuffers { of_queries, of_keys, near_queries, near_keys, kv, next, all, sum, .. } = ring;
+        let RingBuffers { dkv, leaving, arriving, all_dkv, .. } = ring;
         let sees = if shape.window == 0 { [of_queries, of_keys] } else { [near_queries, near_keys] };
         dev.attention_delta(AttentionDelta { shape, o, d_o, lse, delta: delta.reborrow(), sums: sums.reborrow() })?;
         dev.zero(sum.rows_mut(n))?;

@@ -1,14 +1,15 @@
 //! Activations that a block saves for backward, and its scratch buffers. Never computes.
-use super::cache::Cache;
+use super::cache::KvCache;
 use super::core::{CoreSaved, CoreScratch};
 use super::dispatch::Dispatch;
 use super::tensor::{Tensor, table};
 use crate::base::Result;
+use crate::device::ops::Fp8Work;
 
 table! {
     /// Saved by the attention branch for backward. Widths here and below are this tp rank's; the R rows of the residual
     /// stream are N, or this rank's share of them.
-    AttentionSaved {
+    pub struct AttentionSaved {
         /// (N, (heads + 2 kv_heads) head_dim), rotated; with head norms, as projected. Empty with Ulysses and no head
         /// norms: `core` has what backward reads.
         qkv,
@@ -20,11 +21,11 @@ table! {
 }
 table! {
     /// The outputs of [`crate::device::ops::Route`]; empty without experts.
-    Routing { probs, chosen, weights, offsets, order, places, }
+    pub struct Routing { probs, chosen, weights, offsets, order, places, }
 }
 table! {
     /// Scratch of sparse branches; empty without experts. From `drows` on: backward only.
-    SparseScratch {
+    pub struct SparseScratch {
         /// f64 (sparse blocks + 1, E): rows of each expert in each block, then the sums of its probabilities.
         load,
         /// (R, C): the rows that go to the experts, then what comes back; R = N K.
@@ -60,7 +61,7 @@ table! {
 }
 table! {
     /// Saved by the feed-forward branch for backward.
-    MlpSaved {
+    pub struct MlpSaved {
         /// (R, C): its input.
         x,
         /// (N, F), empty without a gate.
@@ -92,9 +93,9 @@ impl<T> Saved<T> {
     }
 }
 table! {
-    /// Operands of a product in FP8; empty without.
-    Fp8Scratch {
-        /// (1, S) u8 and f32: of the operand that is cast.
+    /// [`Fp8Work`] of products in FP8; empty without.
+    pub struct Fp8Scratch {
+        /// (1, S) u8 and f32: of the operand that is cast; of both.
         bytes,
         scales,
         /// (N, widest): activations or gradients, after the casts.
@@ -103,9 +104,16 @@ table! {
         weight,
     }
 }
+impl Fp8Scratch {
+    pub(super) fn work(&mut self) -> Fp8Work<'_> {
+        let Fp8Scratch { bytes, scales, rows, weight } = self;
+        let [bytes, scales, rows, weight] = [bytes, scales, rows, weight].map(Tensor::all_mut);
+        Fp8Work { bytes, scales, rows, weight }
+    }
+}
 table! {
     /// Scratch of a product: of its adapter, and of operands that are not in the compute dtype.
-    AdapterScratch {
+    pub struct AdapterScratch {
         /// (N, rank): the output of A.
         low,
         /// (N, rank): the gradient of `low`.
@@ -121,7 +129,7 @@ table! {
 }
 table! {
     /// Reused by each block and the head in turn. From `masked` on: backward only.
-    Scratch {
+    pub struct Scratch {
         /// (R, C): the normalized input of a branch, or of the head; (N, C) of a sparse branch.
         h,
         /// (R, 1) f32: 1/rms; with LayerNorm (R, 2): mean and 1/deviation.
@@ -171,6 +179,6 @@ table! {
         /// Of attention.
         core: CoreScratch,
         /// The KV cache: see [`Workspace::remember`].
-        cache: Cache,
+        cache: KvCache,
     }
 }

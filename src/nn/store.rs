@@ -1,9 +1,8 @@
 //! The interface between the model and sharding: four verbs. The layer loop is written once against this trait; DDP,
 //! manual FSDP and the other stores implement it. Never says how parameters are stored.
-use super::layout::Layout;
-use crate::base::fp8::Fp8Shape;
+use super::layout::{CodePlace, Layout};
 use crate::base::{Error, Result};
-use crate::device::ops::Nf4Matrix;
+use crate::device::ops::{Coded, Fp8Values, Fp8Weight, Nf4Matrix};
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
 
@@ -51,9 +50,13 @@ pub struct Weights<'a> {
     pub frozen: View<'a>,
     /// Frozen matrices in 4 bits, as bytes.
     pub packed: View<'a>,
-    /// The layer's segments in the order of [`super::Decoder::layouts`], each with its offset in one of the three.
+    /// Matrices in FP8 that were gathered in 8 bits.
+    pub coded: Option<Coded<'a>>,
+    /// The layer's segments in the order of [`super::Decoder::layouts`], each with its offset in one of the first
+    /// three, or its [`super::CodePlace`].
     pub layout: &'a Layout,
 }
+
 impl<'a> Weights<'a> {
     /// Segment `i` of the layer's layout.
     pub fn get(&self, i: usize) -> View<'a> {
@@ -70,10 +73,19 @@ impl<'a> Weights<'a> {
         let segment = self.layout.segments.get(i).filter(|segment| segment.packed)?;
         Some(Nf4Matrix { bytes: self.get(i), shape: segment.packing(), width: segment.shape[1] })
     }
-    /// The matrix in segment `i`, if products with it are in FP8.
-    pub fn fp8(&self, i: usize) -> Option<Fp8Shape> {
+    /// The matrix in segment `i`, of which a product uses the elements `held`, if products with it are in FP8.
+    pub(super) fn fp8(&self, i: usize, held: &Range<usize>) -> Option<Fp8Weight<'a>> {
         let segment = self.layout.segments.get(i).filter(|segment| segment.fp8)?;
-        Some(Fp8Shape::weight(segment.shape[0], segment.shape[1]))
+        let shape = segment.fp8_shape();
+        let values = match self.coded.zip(segment.codes) {
+            None => Fp8Values::Whole(self.get(i)),
+            Some((Coded { bytes, scales }, CodePlace { codes, scales: first })) => Fp8Values::Coded(Coded {
+                bytes: bytes.slice(codes..codes + shape.len()),
+                scales: scales.slice(first..first + shape.scales()),
+            }),
+        };
+        let rows = held.start / shape.columns.max(1)..held.end / shape.columns.max(1);
+        Some(Fp8Weight { shape, values, rows })
     }
     /// The tensors of all experts, and how far apart they start.
     pub fn strided(&self, of: &Stride) -> Result<(View<'a>, usize)> {

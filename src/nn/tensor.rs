@@ -103,7 +103,7 @@ impl Tensor {
 
 /// Defines a struct of such fields and nested tables, with a map over them by name.
 macro_rules! table {
-    ($(#[$about:meta])* $name:ident {
+    ($(#[$about:meta])* pub struct $name:ident {
         $($(#[$what:meta])* $field:ident,)*
         $(; $($(#[$whose:meta])* $inner:ident: $table:ident,)*)?
     }) => {

@@ -23,6 +23,11 @@ pub(super) fn offset_rows(parts: usize) -> usize {
     if parts == 1 { 1 } else { 1 + parts }
 }
 
+/// Runs of rows of a window: in each part, those of each expert of this rank from each rank.
+pub(super) fn run_rows(parts: usize, experts: usize, ep: Slice) -> usize {
+    parts * ep.share(experts).len() * ep.of
+}
+
 /// Who sends which rows to whom. Only `parts` and what follows differ between the ranks of ep.
 #[derive(Clone)]
 pub(super) struct RowWindows {
@@ -35,8 +40,7 @@ pub(super) struct RowWindows {
     pub parts: Vec<WindowPart>,
     /// As in [`super::dispatch::DispatchBuffers`].
     pub own: Vec<u32>,
-    pub sorted: Vec<u32>,
-    pub unsorted: Vec<u32>,
+    pub runs: Vec<u32>,
 }
 
 /// The rows of a round that travel at once.
@@ -64,8 +68,7 @@ impl RowWindows {
             offsets: there(ep.of * (experts + 1)),
             parts: (0..parts).map(|_| part()).collect(),
             own: there(offset_rows(parts) * (ep.share(experts).len() + 1)),
-            sorted: there(capacity),
-            unsorted: there(capacity),
+            runs: there(3 * run_rows(parts, experts, ep)),
         }
     }
 
@@ -143,11 +146,10 @@ impl RowWindows {
             for (expert, of) in own.clone().enumerate() {
                 for (from, (comes, arrival)) in part.comes.iter().zip(&part.arrivals).enumerate() {
                     let [first, end] = [of, of + 1].map(|e| self.first(from, e).clamp(comes.start, comes.end));
-                    for place in (first..end).map(|row| arrival.start + row - comes.start) {
-                        self.sorted[start + row] = (place - start) as u32;
-                        self.unsorted[place] = row as u32;
-                        row += 1;
-                    }
+                    let (run, place) = ((index * own.len() + expert) * self.ep.of + from, arrival.start - start);
+                    let words = [row, place + first - comes.start, end - first].map(|n| n as u32);
+                    self.runs[3 * run..][..3].copy_from_slice(&words);
+                    row += end - first;
                 }
                 self.own[expert + 1] += row as u32;
                 if self.parts.len() > 1 {
@@ -206,12 +208,17 @@ mod tests {
                                 assert_eq!(arrival.start, exchange.parts[part].held.start + wire.len());
                                 wire.extend(rows.clone().map(|row| (from, row)));
                             }
-                            let place = exchange.parts[part].held.clone();
-                            let sorted = exchange.sorted[place.clone()].iter().map(|&place| wire[place as usize]);
-                            let sorted: Vec<_> = sorted.collect();
-                            let back = exchange.unsorted[place].iter().map(|&row| sorted[row as usize]);
-                            assert!(back.eq(wire));
-                            held[to].extend(sorted);
+                            // Each row and each place is in one run.
+                            let runs = run_rows(1, 5, exchange.ep);
+                            let runs = exchange.runs[3 * part * runs..][..3 * runs].chunks_exact(3);
+                            let mut pairs: Vec<_> =
+                                runs.flat_map(|run| (0..run[2]).map(move |i| (run[0] + i, run[1] + i))).collect();
+                            let mut places: Vec<_> = pairs.iter().map(|pair| pair.1).collect();
+                            pairs.sort_unstable();
+                            places.sort_unstable();
+                            assert!(pairs.iter().map(|pair| pair.0).eq(0..wire.len() as u32));
+                            assert!(places.into_iter().eq(0..wire.len() as u32));
+                            held[to].extend(pairs.iter().map(|pair| wire[pair.1 as usize]));
                         }
                         // The offsets of the window, and those within its parts.
                         let own = exchange.experts_of(to);

@@ -1,7 +1,7 @@
 //! Every buffer of a pass besides weights and gradients, allocated once. Never grows.
 //!
 //! [`Workspace::planned`] sums a table of shapes, and [`Workspace::allocate`] allocates that table's tensors.
-use super::cache::Cache;
+use super::cache::KvCache;
 use super::core::CorePlan;
 use super::dispatch::{Dispatch, DispatchPlan};
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
@@ -38,15 +38,15 @@ pub(super) struct AdapterWidths {
     pub tile: usize,
     /// The rank of the adapters of experts.
     pub experts: usize,
-    /// Matrices in FP8: the longest side, and the elements and blocks of the largest.
+    /// Matrices in FP8: the longest side, and the elements of the largest and the scales that a product needs for it.
     pub side: usize,
     pub weight: usize,
-    pub blocks: usize,
+    pub scales: usize,
 }
 
 table! {
     /// Small buffers.
-    Fixed {
+    pub struct Fixed {
         /// (P, head_dim) f32: cosines and sines of the rotary positions that a micro-batch can contain; empty if
         /// unused.
         table,
@@ -216,11 +216,11 @@ impl Workspace<TensorShape, ()> {
                     dropped: back(adapters.dropped),
                     tile: shape(Category::Scratch, dtype, 1, adapters.tile),
                     fp8: {
-                        let cast =
-                            |dtype, rows, weight: usize| shape(Category::Scratch, dtype, 1, weight.max(tokens * rows));
+                        let one = |dtype, len| shape(Category::Scratch, dtype, 1, len);
+                        let AdapterWidths { side, weight, scales, .. } = adapters;
                         Fp8Scratch {
-                            bytes: cast(DType::U8, adapters.side, adapters.weight),
-                            scales: cast(DType::F32, adapters.side.div_ceil(BLOCK), adapters.blocks),
+                            bytes: one(DType::U8, weight.max(tokens * side)),
+                            scales: one(DType::F32, scales + tokens * side.div_ceil(BLOCK)),
                             rows: scratch(adapters.side),
                             weight: shape(Category::Scratch, dtype, 1, adapters.weight),
                         }
@@ -255,6 +255,7 @@ impl Workspace<TensorShape, ()> {
                         rows: tokens * top_k,
                         width: spec.dim,
                         experts,
+                        blocks: spec.sparse_blocks(),
                         ep: split.ep,
                         overlap: split.moe_overlap,
                         dtype,
@@ -262,7 +263,7 @@ impl Workspace<TensorShape, ()> {
                     }),
                 },
                 core: core.scratch(),
-                cache: Cache::plan(spec, dtype, 0),
+                cache: KvCache::plan(spec, dtype, 0),
             },
             fixed: Fixed {
                 table: other(DType::F32, only(spec.rope.is_some(), positions), spec.head_dim),
@@ -329,7 +330,7 @@ impl Workspace {
     /// fill.
     pub(super) fn remember(&mut self, spec: &Spec, dev: &dyn Device, tokens: usize) -> Result<()> {
         let Workspace { scratch, fixed: Fixed { table, local_table, .. }, groups, .. } = self;
-        let plan = |tokens| Cache::plan(spec, scratch.act.dtype(), tokens);
+        let plan = |tokens| KvCache::plan(spec, scratch.act.dtype(), tokens);
         scratch.cache = plan(0).allocate(dev, groups)?; // free the previous cache first
         scratch.cache = plan(tokens).allocate(dev, groups)?;
         for (name, table) in [("table", table), ("local_table", local_table)] {

@@ -133,7 +133,9 @@ impl Optimizer {
                 let is_matrix = |segment: &Segment| matrix_names.contains(&segment.name);
                 let runs = UpdateRun::all(&shard, &rule.state(), seed, &kind, &is_matrix);
                 states[shard.unit] = UnitMoments::new(dev, &rule.state(), &shard, runs)?;
-                dtype = shard.param.as_ref().map_or(DType::F32, ViewMut::dtype);
+                let coded = shard.layout.segments.iter().any(|segment| segment.codes.is_some());
+                let alone = if coded { DType::Bf16 } else { DType::F32 };
+                dtype = shard.param.as_ref().map_or(alone, ViewMut::dtype);
                 for segment in shard.layout.segments.iter().filter(|segment| is_matrix(segment)) {
                     matrices.push(MuonMatrix::new(shard.unit, segment, (!replicated).then_some(len), kind(segment)));
                 }

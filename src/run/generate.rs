@@ -15,6 +15,7 @@ use crate::engine::{EngineOptions, Generator, GeneratorOptions, Sampling};
 use crate::optim::Moments;
 use crate::run::launch::device::{self, RankDevice};
 use crate::run::launch::{self, Launch, RankJob};
+use crate::run::plan::bytes::PlannedRanks;
 use crate::run::plan::ranks::RankPlan;
 use crate::run::plan::{batch, bytes, data, engine, facts, memory, model};
 use crate::run::settings::idle;
@@ -108,7 +109,7 @@ impl Request {
         let options = |s: &Settings| -> Result<(GeneratorOptions, usize)> {
             let EngineOptions { spec, strategy, cuts, .. } = engine::options(s, device, &mesh, spec.clone())?;
             let options = GeneratorOptions { spec, strategy, cuts, prompt: tokens.len(), count };
-            let planned = bytes::of_writing(&options, &mesh, device, nproc)?;
+            let planned = bytes::of_writing(&options, &PlannedRanks::new(s, mesh, device, nproc))?;
             let counts = |category: Category| device != DeviceName::Cuda || category != Category::Host;
             Ok((options, planned.iter().filter(|p| counts(p.0)).map(|p| p.1).sum()))
         };

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! A unit with frozen tensors has such a buffer for trainable and one for frozen tensors, and one of bytes for frozen
-//! matrices in 4 bits. Within a [`UnitPart`] all bytes are treated alike; only the trainable one has gradients.
+//! matrices in 4 bits. With several ranks, so have trainable matrices in FP8, which are gathered in 8 bits. Within a
+//! [`UnitPart`] all bytes are treated alike; only trainable ones have gradients, which follow each other in one buffer.
 //!
 //! Shard boundaries ignore tensor boundaries: a shard may begin inside one tensor and end inside another, or hold only
 //! padding. Padding is 0 in weights and gradients, and every optimizer maps (p, g, state) = 0 to 0. So padding needs no
@@ -17,7 +18,7 @@
 use super::kept::Keep;
 use crate::base::DType;
 use crate::device::ALIGN;
-use crate::nn::{Layout, Pass, ROOT, Segment};
+use crate::nn::{CodePlace, Layout, Pass, ROOT, Segment};
 use std::ops::Range;
 
 /// How layers are grouped into units.
@@ -39,16 +40,20 @@ pub enum Wrap {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PartHolds {
     Trained,
+    /// Trainable matrices that are gathered as codes of FP8.
+    Coded,
     Frozen,
     /// Frozen matrices in 4 bits, as bytes.
     Packed,
 }
 
 impl PartHolds {
-    pub const ALL: [PartHolds; 3] = [PartHolds::Trained, PartHolds::Frozen, PartHolds::Packed];
+    pub const ALL: [PartHolds; 4] = [PartHolds::Trained, PartHolds::Coded, PartHolds::Frozen, PartHolds::Packed];
 
-    fn of(segment: &Segment) -> PartHolds {
+    /// With that many `ranks`.
+    fn of(segment: &Segment, ranks: usize) -> PartHolds {
         match (segment.trainable, segment.packed) {
+            (true, _) if segment.fp8 && ranks > 1 => PartHolds::Coded,
             (true, _) => PartHolds::Trained,
             (_, true) => PartHolds::Packed,
             _ => PartHolds::Frozen,
@@ -56,11 +61,15 @@ impl PartHolds {
     }
     /// In which it is gathered, when layers compute in `dtype`.
     pub fn dtype(self, dtype: DType) -> DType {
-        if self == PartHolds::Packed { DType::U8 } else { dtype }
+        if matches!(self, PartHolds::Coded | PartHolds::Packed) { DType::U8 } else { dtype }
+    }
+    /// Whether its tensors have gradients.
+    pub fn learns(self) -> bool {
+        matches!(self, PartHolds::Trained | PartHolds::Coded)
     }
 }
 
-/// The trainable, the frozen or the packed tensors of a unit: one flat buffer, sharded over the ranks.
+/// The trainable, the coded, the frozen or the packed tensors of a unit: one flat buffer, sharded over the ranks.
 #[derive(Clone, PartialEq, Debug)]
 pub struct UnitPart {
     pub holds: PartHolds,
@@ -70,6 +79,8 @@ pub struct UnitPart {
     pub padded: usize,
     /// Elements per shard: `padded / ranks`.
     pub shard: usize,
+    /// Where its gradient begins in that of the unit.
+    pub first: usize,
 }
 
 impl UnitPart {
@@ -95,9 +106,22 @@ impl Unit {
     pub fn padded(&self, holds: PartHolds) -> usize {
         self.part(holds).map_or(0, |p| p.padded)
     }
-    /// Elements in the trainable flat buffer; 0 if the unit is frozen.
+    /// Trainable parts.
+    fn learning(&self) -> impl Iterator<Item = &UnitPart> {
+        self.parts.iter().filter(|p| p.holds.learns())
+    }
+    /// Elements of the gradient; 0 if the unit is frozen.
     pub fn trained(&self) -> usize {
-        self.padded(PartHolds::Trained)
+        self.learning().map(|p| p.padded).sum()
+    }
+    /// Trainable elements, the same number on every rank of tp.
+    pub fn trained_extent(&self) -> usize {
+        self.learning().map(|p| p.layout.extent()).sum()
+    }
+    /// Where the segments are in the gradient.
+    fn gradients(&self) -> Vec<Range<usize>> {
+        let place = |p: &UnitPart, s: &Segment| p.first + s.start..p.first + s.range().end;
+        self.learning().flat_map(|p| p.layout.segments.iter().map(move |s| place(p, s))).collect()
     }
     /// Parameters, the same number on every rank of tp.
     pub fn elements(&self) -> usize {
@@ -118,11 +142,13 @@ pub struct Home {
 pub struct Flat {
     pub units: Vec<Unit>,
     homes: Vec<Home>,
+    /// Of all that is gathered in 8 bits.
+    pub scales: usize,
 }
 
 impl Flat {
     pub fn new(layouts: &[Layout], wrap: Wrap, ranks: usize) -> Flat {
-        let mut flat = Flat { units: Vec::new(), homes: Vec::new() };
+        let mut flat = Flat { units: Vec::new(), homes: Vec::new(), scales: 0 };
         for layers in grouped(layouts, wrap) {
             flat.push(&layouts[layers.clone()], layers, ranks);
         }
@@ -132,24 +158,45 @@ impl Flat {
     fn push(&mut self, layouts: &[Layout], layers: Range<usize>, ranks: usize) {
         let (unit, first) = (self.units.len(), self.homes.len());
         self.homes.extend(layouts.iter().map(|l| Home { unit, layout: l.clone() }));
-        let mut parts = Vec::new();
+        let (mut parts, mut learning) = (Vec::new(), 0);
         for holds in PartHolds::ALL {
             let mut layout = Layout::default();
             let segments = self.homes[first..].iter_mut().flat_map(|h| &mut h.layout.segments);
-            for segment in segments.filter(|s| PartHolds::of(s) == holds) {
+            for segment in segments.filter(|s| PartHolds::of(s, ranks) == holds) {
                 let placed = layout.place(segment.clone());
-                segment.start = layout.segments[placed].start;
+                let placed = &mut layout.segments[placed];
+                segment.start = placed.start;
+                if holds == PartHolds::Coded {
+                    placed.codes = Some(CodePlace { codes: placed.start, scales: self.scales });
+                    self.scales += placed.fp8_shape().scales();
+                    segment.codes = placed.codes;
+                    segment.start += learning;
+                }
             }
             let len = if holds == PartHolds::Packed { layout.packed } else { layout.len };
             if len > 0 {
                 let padded = len.next_multiple_of(ranks * ALIGN);
                 // If any tensor needs a master, the whole part has masters.
-                let one = if holds == PartHolds::Packed { Keep::Packed } else { Keep::Computed };
-                let keep = layout.segments.iter().map(Keep::of).find(|k| *k == Keep::Masters).unwrap_or(one);
-                parts.push(UnitPart { holds, keep, layout, padded, shard: padded / ranks });
+                let masters = layout.segments.iter().any(|s| Keep::of(s) == Keep::Masters);
+                let keep = match holds {
+                    PartHolds::Coded => Keep::Coded,
+                    _ if masters => Keep::Masters,
+                    PartHolds::Packed => Keep::Packed,
+                    _ => Keep::Computed,
+                };
+                parts.push(UnitPart { holds, keep, layout, padded, shard: padded / ranks, first: learning });
+                learning += if holds.learns() { padded } else { 0 };
             }
         }
         self.units.push(Unit { layers, parts });
+    }
+    /// How many numbers shards have: a unit's, and another for what is gathered in 8 bits.
+    pub fn numbers(&self) -> usize {
+        self.units.len() * if self.scales > 0 { 2 } else { 1 }
+    }
+    /// The number of a unit's shard of a part.
+    pub fn number(&self, unit: usize, holds: PartHolds) -> usize {
+        if holds == PartHolds::Coded { self.units.len() + unit } else { unit }
     }
     /// The unit that a pass uses after `unit`.
     pub fn next(&self, unit: usize, pass: Pass) -> Option<usize> {
@@ -186,16 +233,12 @@ impl Flat {
     pub fn layouts(&self) -> impl Iterator<Item = &Layout> {
         self.homes.iter().map(|home| &home.layout)
     }
-    /// Ranges of the unit's trainable buffer that no segment covers but another unit of its staging slot may have
+    /// Ranges of the unit's gradient that no segment covers but another unit of its staging slot may have
     /// written, when the non-root units rotate through `cycle` slots.
     pub fn gaps(&self, unit: usize, cycle: usize) -> Vec<Range<usize>> {
-        let covered = |unit: &Unit| -> Vec<Range<usize>> {
-            unit.part(PartHolds::Trained)
-                .map_or(vec![], |part| part.layout.segments.iter().map(Segment::range).collect())
-        };
-        let own = covered(&self.units[unit]);
+        let own = self.units[unit].gradients();
         let mut sharing = (0..self.units.len()).filter(|&other| slot(other, cycle) == slot(unit, cycle));
-        if sharing.all(|other| covered(&self.units[other]) == own) {
+        if sharing.all(|other| self.units[other].gradients() == own) {
             return vec![]; // never written
         }
         let ends = own.iter().map(|range| range.start).skip(1).chain([self.units[unit].trained()]);
@@ -203,7 +246,7 @@ impl Flat {
     }
     /// Trainable elements that one rank owns, over all units.
     pub fn trained_shard(&self) -> usize {
-        self.units.iter().flat_map(|u| &u.parts).filter(|p| p.holds == PartHolds::Trained).map(|p| p.shard).sum()
+        self.units.iter().flat_map(Unit::learning).map(|p| p.shard).sum()
     }
     /// Lengths of the staging slots when the non-root units rotate through `cycle` slots. Each slot fits the largest of
     /// its units, measured by `len`. See [`slot`].

@@ -1,5 +1,6 @@
-//! Persistent storage for one part of a unit: masters with a compute-dtype copy, only the compute-dtype weights, or
-//! bytes of packed weights. Also combines a unit's parts into a layer's weights. Never communicates.
+//! Persistent storage for one part of a unit: masters with a compute-dtype copy or with codes of FP8, only the
+//! compute-dtype weights, or bytes of packed weights. Also combines a unit's parts into a layer's weights. Never
+//! communicates.
 //!
 //! Masters exist so that weights are updated and saved without rounding. Weights frozen beneath adapters need neither:
 //! checkpoints hold only the adapters, and the base model is reloaded from its own directory. Nor does a model that is
@@ -7,6 +8,7 @@
 use super::offload::Offload;
 use crate::base::dtype::Float;
 use crate::base::{Category, DType, Error, Result};
+use crate::device::ops::Coded;
 use crate::device::{Buf, Device, View, ViewMut};
 use crate::nn::{Layout, Segment, Weights};
 use half::{bf16, f16};
@@ -16,6 +18,8 @@ use half::{bf16, f16};
 pub enum Keep {
     /// Masters, plus a compute-dtype copy where that is a separate buffer.
     Masters,
+    /// Masters, plus their codes in FP8, and a compute-dtype copy only where masters are offloaded and codes are not.
+    Coded,
     /// Only the compute-dtype weights.
     Computed,
     /// Only the bytes of packed weights.
@@ -37,6 +41,8 @@ pub(super) struct Kept {
     pub master: Buf,
     /// The compute-dtype copy, if masters have another dtype or are not where gathers read.
     pub param: Option<Buf>,
+    /// What is gathered, if that is in 8 bits.
+    pub codes: Option<Buf>,
 }
 
 impl Kept {
@@ -48,23 +54,34 @@ impl Kept {
         (dtype, masters): (DType, DType),
         offload: Offload,
     ) -> Result<Kept> {
-        if keep != Keep::Masters {
+        if matches!(keep, Keep::Computed | Keep::Packed) {
             let _for = dev.meter().purpose(if keep == Keep::Packed { "4-bit weights" } else { "frozen weights" });
             let dtype = if keep == Keep::Packed { DType::U8 } else { dtype };
             let all = offload.alloc(Offload::Parameters, dev, dtype, len, Category::Params)?;
-            return Ok(Kept { master: all, param: None });
+            return Ok(Kept { master: all, param: None, codes: None });
         }
         let copy = || {
             let _for = dev.meter().purpose("compute copies");
             offload.alloc(Offload::Parameters, dev, dtype, len, Category::Params)
         };
-        let param = offload.copies(dtype, masters).then(copy).transpose()?;
+        let coded = keep == Keep::Coded;
+        let param = offload.copies(if coded { masters } else { dtype }, masters).then(copy).transpose()?;
+        let codes = || {
+            let _for = dev.meter().purpose("8-bit weights");
+            offload.alloc(Offload::Parameters, dev, DType::U8, len, Category::Params)
+        };
+        let codes = coded.then(codes).transpose()?;
         let _for = dev.meter().purpose("masters");
-        Ok(Kept { master: offload.alloc(Offload::Optimizer, dev, masters, len, Category::Params)?, param })
+        Ok(Kept { master: offload.alloc(Offload::Optimizer, dev, masters, len, Category::Params)?, param, codes })
     }
     /// The weights that are computed with, or gathered for it.
     pub fn compute(&self) -> View<'_> {
-        self.param.as_ref().unwrap_or(&self.master).view()
+        self.codes.as_ref().or(self.param.as_ref()).unwrap_or(&self.master).view()
+    }
+    /// What codes are made of, and the codes.
+    pub fn coding(&mut self) -> Option<(View<'_>, ViewMut<'_>)> {
+        let from = self.param.as_ref().unwrap_or(&self.master).view();
+        self.codes.as_mut().map(|codes| (from, codes.view_mut()))
     }
 }
 
@@ -101,10 +118,18 @@ pub(super) fn narrow(reduce_dtype: DType, ranks: usize) -> Option<DType> {
 }
 
 /// A layer's view of its unit's parts, in the order of [`super::flat::PartHolds::ALL`], any of which may be absent.
-pub(super) fn weights<'a>(unit: usize, parts: [Option<View<'a>>; 3], layout: &'a Layout) -> Result<Weights<'a>> {
+/// `scales`: of codes.
+pub(super) fn weights<'a>(
+    unit: usize,
+    parts: [Option<View<'a>>; 4],
+    scales: Option<View<'a>>,
+    layout: &'a Layout,
+) -> Result<Weights<'a>> {
     let Some(any) = parts.iter().flatten().next() else {
         return Err(Error::op("weights", format!("unit {unit} has no tensors")));
     };
-    let [trained, frozen, packed] = parts.map(|part| part.unwrap_or(any.slice(0..0)));
-    Ok(Weights { trained, frozen, packed, layout })
+    let [trained, codes, frozen, packed] = parts;
+    let coded = codes.zip(scales).map(|(bytes, scales)| Coded { bytes, scales });
+    let [trained, frozen, packed] = [trained, frozen, packed].map(|part| part.unwrap_or(any.slice(0..0)));
+    Ok(Weights { trained, frozen, packed, coded, layout })
 }

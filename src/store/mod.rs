@@ -9,6 +9,7 @@ mod replicas; // gradient sums over dp_replicate
 mod begun; // which segments of a gradient hold part of the step's sum
 mod shards; // the shards of one rank
 mod packed; // 4-bit weights, quantized
+mod coded; // weights in FP8, cast before they are gathered
 mod slots; // primitives: unshard, wait, reshard, reduce-scatter
 mod units; // common to the stores that shard units
 pub mod sharded; // FSDP schedule

@@ -230,7 +230,7 @@ fn weights<'a>(buffers: &'a [LayerWeights], layouts: &'a [Layout], layer: usize)
     match &buffers[buffer(layer, buffers.len())] {
         LayerWeights { full, packed, holds } if *holds == Some(layer) => {
             let (full, packed) = (full.view(), packed.view());
-            Ok(Weights { trained: full, frozen: full, packed, layout: &layouts[layer] })
+            Ok(Weights { trained: full, frozen: full, packed, coded: None, layout: &layouts[layer] })
         }
         _ => Err(Error::op("weights", format!("layer {layer} is not acquired"))),
     }

@@ -135,7 +135,7 @@ impl Replicated {
 fn weights<'a>(flat: &'a Flat, layer: usize, parts: &'a [Kept]) -> Result<Weights<'a>> {
     let home = flat.home(layer);
     let of = |holds| flat.units[home.unit].parts.iter().position(|p| p.holds == holds);
-    kept::weights(home.unit, PartHolds::ALL.map(|holds| Some(parts[of(holds)?].compute())), &home.layout)
+    kept::weights(home.unit, PartHolds::ALL.map(|holds| Some(parts[of(holds)?].compute())), None, &home.layout)
 }
 
 impl ParamStore for Replicated {

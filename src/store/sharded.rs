@@ -18,6 +18,11 @@
 //! Gradients reduced in 2 bytes (`reduce_dtype`) are copied to slots of their own, 2 (R + 2U). The f32 slot is then
 //! free at once, so one suffices besides the root's: 4 (R + U).
 //!
+//! Matrices in FP8 (see `coded`) have a byte in place of the copy, and in gathers.
+//!
+//! A rank that is alone (N = 1) has no slots: layers compute with its shards, which are whole, and add to their
+//! gradients, so that nothing is gathered, reduced or copied. Not where gradients are offloaded.
+//!
 //! With `masters` in bf16 there is no copy: params are 2 P/N. Moments in bf16 take 4 P/N, in 8 bits 2.03 P/N.
 //!
 //! In shared memory the weight slots exist once per host, and each rank counts 1/N of them. Frozen parameters cost only
@@ -256,7 +261,7 @@ impl Store for Sharded {
         if self.options.reshard { "fsdp (full shard)" } else { "fsdp (shard grad op)" }
     }
     fn units(&self) -> usize {
-        self.units.flat.units.len()
+        self.units.flat.numbers()
     }
     fn replicated(&self) -> bool {
         false

@@ -1,11 +1,23 @@
-//! A rank's shards of each unit: masters, compute-dtype copies and reduced gradients, one shard per part. Never
-//! communicates.
+//! A rank's shards of each unit: masters, compute-dtype copies or codes, and reduced gradients, one shard per part.
+//! Never communicates.
 use super::flat::{Flat, PartHolds, Unit, UnitPart};
 use super::kept::Kept;
 use super::replicas::Replicas;
 use super::{Offload, PackedShard, Shard};
+use crate::base::fp8::Fp8Shape;
 use crate::base::{DType, Result};
 use crate::device::{Buf, Device, View, ViewMut};
+use std::ops::Range;
+
+/// What a rank owns of a matrix that is gathered in 8 bits: elements from `at` on of the rows of blocks that they are
+/// in, and where the scales of those are among all.
+pub(super) struct CodedMatrix<'a> {
+    pub shape: Fp8Shape,
+    pub at: usize,
+    pub x: View<'a>,
+    pub bytes: ViewMut<'a>,
+    pub scales: Range<usize>,
+}
 
 /// The shards of one unit.
 pub(super) struct UnitShards {
@@ -32,19 +44,58 @@ impl UnitShards {
         let shard = |part: &UnitPart| {
             let grad = || replicas.grad(dev, offload, part.shard);
             let kept = Kept::new(dev, part.shard, part.keep, dtypes, offload)?;
-            let grad = (part.holds == PartHolds::Trained).then(grad).transpose()?;
+            let grad = part.holds.learns().then(grad).transpose()?;
             Ok(ShardBufs { holds: part.holds, kept, grad })
         };
         let of = |unit: &Unit| Ok(UnitShards { parts: unit.parts.iter().map(shard).collect::<Result<_>>()? });
         flat.units.iter().map(of).collect()
     }
     /// The buffers that gathers read, in the order of [`PartHolds::ALL`].
-    pub fn gathered(&self) -> [Option<View<'_>>; 3] {
+    pub fn gathered(&self) -> [Option<View<'_>>; PartHolds::ALL.len()] {
         PartHolds::ALL.map(|holds| Some(self.parts.iter().find(|s| s.holds == holds)?.kept.compute()))
     }
-    /// The reduced gradient; `None` where the whole unit is frozen.
-    pub fn grad(&mut self) -> Option<ViewMut<'_>> {
-        self.parts.iter_mut().find_map(|s| s.grad.as_mut()).map(Buf::view_mut)
+    /// The weights as [`UnitShards::gathered`], and the gradient, where a rank has whole parts: at most one trains.
+    pub fn in_place(&mut self) -> ([Option<View<'_>>; PartHolds::ALL.len()], Option<ViewMut<'_>>) {
+        let (mut weights, mut gradient) = ([None; PartHolds::ALL.len()], None);
+        for ShardBufs { holds, kept, grad } in &mut self.parts {
+            if let Some(weights) = PartHolds::ALL.iter().zip(&mut weights).find(|(of, _)| *of == holds) {
+                *weights.1 = Some(kept.compute());
+            }
+            gradient = grad.as_mut().map(Buf::view_mut).or(gradient);
+        }
+        (weights, gradient)
+    }
+    /// The reduced gradients of the trainable parts; none where the whole unit is frozen.
+    pub fn grads(&mut self) -> impl Iterator<Item = ViewMut<'_>> {
+        self.parts.iter_mut().filter_map(|s| s.grad.as_mut()).map(Buf::view_mut)
+    }
+    /// Visits what is gathered in 8 bits, of the units of `flat` that belong to `rank`.
+    pub fn visit_coded(
+        all: &mut [UnitShards],
+        flat: &Flat,
+        rank: usize,
+        f: &mut dyn FnMut(CodedMatrix<'_>) -> Result<()>,
+    ) -> Result<()> {
+        for (part, shard) in
+            flat.units.iter().zip(all).flat_map(|(cut, shards)| cut.parts.iter().zip(&mut shards.parts))
+        {
+            let Some((from, mut codes)) = shard.kept.coding() else { continue };
+            let owned = part.owned(rank);
+            for segment in &part.layout.segments {
+                let (start, end) = (segment.start.max(owned.start), segment.range().end.min(owned.end));
+                let Some(place) = segment.codes.filter(|_| start < end) else { continue };
+                let (shape, blocks, first) = segment.fp8_shape().bands(&(start - segment.start..end - segment.start));
+                let own = start - owned.start..end - owned.start;
+                f(CodedMatrix {
+                    shape,
+                    at: start - segment.start - first,
+                    x: from.slice(own.clone()),
+                    bytes: codes.reborrow().slice(own),
+                    scales: place.scales + blocks.start..place.scales + blocks.end,
+                })?;
+            }
+        }
+        Ok(())
     }
     /// Visits the shards of all units, which belong to `rank`.
     pub fn visit(
@@ -57,7 +108,7 @@ impl UnitShards {
             let parts = cut.parts.iter().zip(&mut shards.parts);
             for (part, ShardBufs { kept, grad, .. }) in parts.filter(|(part, _)| part.holds != PartHolds::Packed) {
                 f(Shard {
-                    unit,
+                    unit: flat.number(unit, part.holds),
                     layout: &part.layout,
                     start: part.owned(rank).start,
                     master: kept.master.view_mut(),

@@ -34,7 +34,7 @@ const WIRES: usize = 2;
 struct Unsharded {
     unit: usize,
     /// Gathers of its parts, in the order of [`PartHolds::ALL`].
-    gathers: [Option<Gather>; 3],
+    gathers: [Option<Gather>; PartHolds::ALL.len()],
     /// Between acquire and release: must not be replaced.
     in_use: bool,
 }
@@ -62,7 +62,7 @@ impl Gather {
 
 struct WeightSlot {
     /// A buffer for each kind of part that its units have.
-    bufs: [Option<Buf>; 3],
+    bufs: [Option<Buf>; PartHolds::ALL.len()],
     unsharded: Option<Unsharded>,
 }
 
@@ -73,7 +73,7 @@ pub(super) struct WeightSlots {
 
 impl WeightSlots {
     pub fn new(group: &dyn Collective, flat: &Flat, cycle: usize, dtype: DType) -> Result<WeightSlots> {
-        let empty = || WeightSlot { bufs: [None, None, None], unsharded: None };
+        let empty = || WeightSlot { bufs: [const { None }; PartHolds::ALL.len()], unsharded: None };
         let mut slots: Vec<WeightSlot> = Vec::new();
         slots.resize_with(flat.slots(cycle, |_| 0).len(), empty);
         for (i, holds) in PartHolds::ALL.into_iter().enumerate() {
@@ -85,7 +85,12 @@ impl WeightSlots {
         Ok(WeightSlots { slots, cycle })
     }
     /// Starts to gather `unit` unless its slot already holds it. `shards`: this rank's shards of its parts.
-    pub fn unshard(&mut self, group: &dyn Collective, unit: usize, shards: [Option<View>; 3]) -> Result<()> {
+    pub fn unshard(
+        &mut self,
+        group: &dyn Collective,
+        unit: usize,
+        shards: [Option<View>; PartHolds::ALL.len()],
+    ) -> Result<()> {
         let slot = &mut self.slots[flat::slot(unit, self.cycle)];
         match &slot.unsharded {
             Some(unsharded) if unsharded.unit == unit => {}
@@ -96,7 +101,8 @@ impl WeightSlots {
             _ => slot.clear(group)?,
         }
         let WeightSlot { bufs, unsharded } = slot;
-        let unsharded = unsharded.get_or_insert(Unsharded { unit, gathers: [None; 3], in_use: false });
+        let unsharded =
+            unsharded.get_or_insert(Unsharded { unit, gathers: [None; PartHolds::ALL.len()], in_use: false });
         for ((buf, shard), gather) in bufs.iter_mut().zip(shards).zip(&mut unsharded.gathers) {
             let (Some(buf), Some(shard), None) = (buf, shard, &gather) else { continue };
             let full = buf.view_mut().slice(0..shard.len() * group.size());
@@ -119,14 +125,14 @@ impl WeightSlots {
         self.unsharded(unit)?.in_use = false;
         Ok(())
     }
-    /// The weights of a layer whose unit is unsharded.
-    pub fn weights<'a>(&'a self, flat: &'a Flat, layer: usize) -> Result<Weights<'a>> {
+    /// The weights of a layer whose unit is unsharded. `scales`: of codes.
+    pub fn weights<'a>(&'a self, flat: &'a Flat, scales: Option<View<'a>>, layer: usize) -> Result<Weights<'a>> {
         let Home { unit, layout } = flat.home(layer);
         if !self.is_unsharded(*unit) {
             return Err(Error::op("weights", format!("unit {unit} is not acquired")));
         }
         let bufs = &self.slots[flat::slot(*unit, self.cycle)].bufs;
-        kept::weights(*unit, bufs.each_ref().map(|buf| buf.as_ref().map(Buf::view)), layout)
+        kept::weights(*unit, bufs.each_ref().map(|buf| buf.as_ref().map(Buf::view)), scales, layout)
     }
     /// Drops all gathered weights, because the masters changed.
     pub fn clear(&mut self, group: &dyn Collective) -> Result<()> {
@@ -136,7 +142,9 @@ impl WeightSlots {
     pub fn clear_trained(&mut self, group: &dyn Collective) -> Result<()> {
         for unsharded in self.slots.iter_mut().filter_map(|slot| slot.unsharded.as_mut()) {
             unsharded.in_use = false;
-            unsharded.gathers[0].take().map_or(Ok(()), |gather| gather.end(group))?;
+            let all = unsharded.gathers.iter_mut().zip(PartHolds::ALL);
+            let stale = all.filter(|(_, holds)| holds.learns()).filter_map(|(gather, _)| gather.take());
+            stale.into_iter().try_for_each(|gather| gather.end(group))?;
         }
         Ok(())
     }
@@ -160,8 +168,9 @@ struct GradSlot {
 }
 
 struct Reducing {
-    ticket: Ticket,
-    /// Awaited: this rank's shard is complete. Peers may still be reading the slot.
+    /// Of the unit's trainable parts.
+    tickets: [Option<Ticket>; 2],
+    /// Awaited: this rank's shards are complete. Peers may still be reading the slot.
     landed: bool,
 }
 
@@ -200,16 +209,18 @@ impl GradSlots {
         slot.finish(group)?;
         Ok(slot.buf.as_mut().map(|buf| buf.view_mut().slice(0..len)))
     }
-    /// Starts `shard (+)= this rank's shard of the sum over ranks`.
+    /// Starts `shards (+)= this rank's shards of the sum over ranks`. `shards`: of the unit's trainable parts, in
+    /// order.
     pub fn reduce_scatter(
         &mut self,
         dev: &dyn Device,
         group: &dyn Collective,
         unit: usize,
-        shard: ViewMut,
+        shards: [Option<ViewMut>; 2],
         accumulate: bool,
     ) -> Result<()> {
-        let (frozen, full) = (|| Error::op("reduce", format!("unit {unit} is frozen")), 0..shard.len() * group.size());
+        let frozen = || Error::op("reduce", format!("unit {unit} is frozen"));
+        let full = 0..shards.iter().flatten().map(ViewMut::len).sum::<usize>() * group.size();
         let slot = &mut self.slots[flat::slot(unit, self.cycle)];
         let travels = match self.wires.get_mut(flat::slot(unit, WIRES)) {
             None => slot,
@@ -220,9 +231,14 @@ impl GradSlots {
                 wire
             }
         };
-        let full = travels.buf.as_mut().ok_or_else(frozen)?.view_mut().slice(full);
-        let ticket = group.reduce_scatter(Tag::new("reduce", unit), full, shard, accumulate)?;
-        travels.reducing = Some(Reducing { ticket, landed: false });
+        let mut full = travels.buf.as_mut().ok_or_else(frozen)?.view_mut().slice(full);
+        let mut tickets = [None; 2];
+        for (shard, ticket) in shards.into_iter().flatten().zip(&mut tickets) {
+            let (part, rest) = full.split_at(shard.len() * group.size());
+            *ticket = Some(group.reduce_scatter(Tag::new("reduce", unit), part, shard, accumulate)?);
+            full = rest;
+        }
+        travels.reducing = Some(Reducing { tickets, landed: false });
         Ok(())
     }
     /// Waits until the slot's last reduction has written its shard.
@@ -241,15 +257,16 @@ impl GradSlots {
 impl GradSlot {
     fn wait_reduced(&mut self, group: &dyn Collective) -> Result<()> {
         match &mut self.reducing {
-            Some(Reducing { ticket, landed }) if !*landed => {
+            Some(Reducing { tickets, landed }) if !*landed => {
                 *landed = true;
-                group.wait(*ticket)
+                tickets.iter().flatten().try_for_each(|ticket| group.wait(*ticket))
             }
             _ => Ok(()),
         }
     }
     fn finish(&mut self, group: &dyn Collective) -> Result<()> {
         self.wait_reduced(group)?;
-        self.reducing.take().map_or(Ok(()), |reducing| group.wait_sent(reducing.ticket))
+        let tickets = self.reducing.take().into_iter().flat_map(|reducing| reducing.tickets).flatten();
+        tickets.into_iter().try_for_each(|ticket| group.wait_sent(ticket))
     }
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 /// What this rank owns of a unit's trainable or frozen tensors, except packed ones: a contiguous range of their flat
 /// buffer, possibly ending in padding.
 pub struct Shard<'a> {
+    /// The number of the unit; what is gathered in 8 bits has numbers of its own.
     pub unit: usize,
     /// Segments of the whole flat buffer.
     pub layout: &'a Layout,
@@ -19,7 +20,7 @@ pub struct Shard<'a> {
     /// Master weights; for weights frozen beneath adapters, the compute-dtype weights. [`super::assign`] writes and
     /// [`super::values`] reads any.
     pub master: ViewMut<'a>,
-    /// The compute-dtype copy that gathers read, if separate from the master.
+    /// The compute-dtype copy that gathers read or codes are made of, if separate from the master.
     pub param: Option<ViewMut<'a>>,
     /// The step's reduced gradient (f32, summed over ranks); `None` if the shard is frozen.
     pub grad: Option<ViewMut<'a>>,
@@ -61,6 +62,7 @@ pub trait Strategy: Send + Sync {
 /// Owns the parameters. Every call visits shards in the same order.
 pub trait Store: ParamStore {
     fn name(&self) -> &'static str;
+    /// How many numbers its shards have.
     fn units(&self) -> usize;
     /// Whether every rank of the group owns everything (DDP). Norms are then not summed over ranks, and only one rank
     /// writes.

@@ -22,7 +22,7 @@
 //!
 //! A bucket holds whole layers, at least one, because a layer's gradient is complete at once. A bucket is one
 //! collective in stages 1 and 2, and one per layer in stage 3, which shards each layer separately.
-use super::flat::{Flat, PartHolds, Unit, Wrap};
+use super::flat::{Flat, Unit, Wrap};
 use super::kept::narrow;
 use super::slots::Cycles;
 use super::units::{ShardedUnits, UnitPlan};
@@ -113,7 +113,7 @@ impl ZeroOptions {
     fn buckets(&self, flat: &Flat) -> Vec<Range<usize>> {
         let mut buckets: Vec<Range<usize>> = Vec::new();
         for unit in (0..flat.units.len()).rev() {
-            let elements = |range: Range<usize>| flat.units[range].iter().map(learning).sum::<usize>();
+            let elements = |range: Range<usize>| flat.units[range].iter().map(Unit::trained_extent).sum::<usize>();
             match buckets
                 .last_mut()
                 .filter(|b| self.stage == Stage::Three && unit > 0 && elements(unit..b.end) <= self.reduce_bucket)
@@ -135,11 +135,6 @@ impl ZeroOptions {
         let ahead = self.prefetch.div_ceil(smallest.unwrap_or(1).max(1));
         kept.max(1 + ahead).min(flat.fitting(self.max_live)).clamp(1, layers.len().max(1))
     }
-}
-
-/// Trainable elements of a unit, the same number on every rank of tp.
-fn learning(unit: &Unit) -> usize {
-    unit.part(PartHolds::Trained).map_or(0, |p| p.layout.extent())
 }
 
 impl Strategy for ZeroOptions {
@@ -263,7 +258,7 @@ impl Store for Zero {
         }
     }
     fn units(&self) -> usize {
-        self.units.flat.units.len()
+        self.units.flat.numbers()
     }
     fn replicated(&self) -> bool {
         false

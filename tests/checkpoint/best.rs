@@ -1,6 +1,6 @@
 //! The best checkpoint and early stopping, from outside: runs learn to count up and are evaluated on counting down, so
 //! that their evaluation loss falls and rises again. Expected results are computed from the losses in the metrics file.
-use crate::common::runs::{children, events, send, wait_until};
+use crate::common::runs::{children, events, send, unlaunched, wait_until};
 use flatshard::ckpt::state;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -28,10 +28,7 @@ impl Job {
         self.0.path().join(name)
     }
     fn command(&self, program: &str, args: &str) -> Command {
-        let mut command = Command::new(program);
-        for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-            command.env_remove(variable);
-        }
+        let mut command = unlaunched(program);
         let tiny = "--dataset t.jsonl --embed-dim 32 --num-layers 1 --num-heads 2 --max-len 16 --no-sample --seed 3 \
                     --train-batch-size 24 --lr 0.02 --lr-scheduler constant --warmup-steps 0 --weight-decay 0";
         command.args(tiny.split_whitespace()).args(args.split_whitespace());

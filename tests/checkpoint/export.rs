@@ -7,6 +7,7 @@ use crate::common::*;
 use flatshard::base::{Category, DType, Result};
 use flatshard::ckpt::{self, Checkpointer, Companions, Dtype, hf};
 use flatshard::device::Buf;
+use flatshard::device::ops::documents_of_rows;
 use flatshard::engine::{Generator, GeneratorOptions, Sampling, Strategy};
 use flatshard::nn::{Batch, Checkpointing, Cuts, Decoder, Groups, Spec, WorkspaceOptions};
 use flatshard::optim::{Moments, Rule};
@@ -41,9 +42,10 @@ fn logits_with(dir: &Path, adapter: Option<&Path>, world: usize, tokens: &[u32])
         let positions: Vec<u32> = (0..n as u32).collect();
         let (tokens, positions, cu_seqlens) = (upload(tokens)?, upload(&positions)?, upload(&[0, n as u32])?);
         let targets = dev.alloc(DType::I32, n, Category::Other)?;
-        let (tokens, positions) = (tokens.view(), positions.view());
-        let batch =
-            Batch { tokens, targets: targets.view(), positions, cu_seqlens: cu_seqlens.view(), rows: None, padding: 0 };
+        let documents = upload(&documents_of_rows(&[0, n as u32]).collect::<Vec<_>>())?;
+        let (tokens, targets, positions) = (tokens.view(), targets.view(), positions.view());
+        let (cu_seqlens, documents) = (cu_seqlens.view(), documents.view());
+        let batch = Batch { tokens, targets, positions, cu_seqlens, documents, rows: None, padding: 0 };
         let mut row = |row| -> Result<Vec<f32>> {
             let mut out = vec![0.0; spec.vocab];
             decoder.next_token_logits(dev, &mut *held.store, &batch, &mut workspace, row, &mut out)?;

@@ -179,8 +179,9 @@ fn planned_bytes_equal_allocated_bytes() {
             let ckpt = Checkpointer::new(rank.device, &rank.mesh, &spec, layouts, moments)?;
             let held = rank.meter.live(Category::Other) - before;
             drop(ckpt);
-            let planned = PlannedRank { mesh: rank.mesh.sizes, rank: rank.mesh.rank(), sharing: world, gpu: false }
-                .bytes(|dev, mesh| Checkpointer::new(dev, mesh, &spec, layouts, moments))?;
+            let planned =
+                PlannedRank { mesh: rank.mesh.sizes, rank: rank.mesh.rank(), sharing: world, stage: 0, gpu: false }
+                    .bytes(|dev, mesh| Checkpointer::new(dev, mesh, &spec, layouts, moments))?;
             assert!(planned.contains(&(Category::Other, held)), "{held} bytes, {planned:?} planned");
             Ok(())
         });

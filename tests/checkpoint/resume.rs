@@ -2,6 +2,7 @@
 //! and data order.
 
 use crate::common::known_state::state;
+use crate::common::runs::unlaunched;
 use crate::common::*;
 use flatshard::base::{DType, Result};
 use flatshard::ckpt::{self, Checkpointer, TrainerState};
@@ -12,7 +13,6 @@ use flatshard::store::{Offload, ShardedOptions};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 
 const ROWS: usize = 4;
@@ -152,10 +152,7 @@ impl Job {
     }
     /// Standard error, and the tokens of each step.
     fn run(&self, batch: &str, ranks: &str, steps: &str, more: &[&str]) -> (String, Vec<u64>) {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));
-        for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-            command.env_remove(variable);
-        }
+        let mut command = unlaunched(env!("CARGO_BIN_EXE_run_fsdp"));
         let _ = fs::remove_file(self.0.path().join("m.jsonl"));
         let tiny = "--dataset t.jsonl --embed-dim 32 --num-layers 1 --num-heads 2 --max-len 16 --no-sample --seed 3";
         command.args(tiny.split(' ')).args(["--ckpt-dir", "ck", "--resume", "auto", "--metrics-path", "m.jsonl"]);

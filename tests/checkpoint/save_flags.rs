@@ -1,7 +1,7 @@
 //! Whole runs with the flags for saving: async, sharded files, a directory locked by one run, exports, and generated
 //! text.
 
-use crate::common::time::wait_until;
+use crate::common::runs::{unlaunched, wait_until};
 use flatshard::ckpt::state;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -13,10 +13,7 @@ use tempfile::TempDir;
 const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
 
 fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(FSDP);
-    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-        command.env_remove(variable);
-    }
+    let mut command = unlaunched(FSDP);
     command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

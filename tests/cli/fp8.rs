@@ -1,12 +1,11 @@
 //! `--precision fp8` as a process: it learns as bf16 does, on the CPU and the simulated GPU, and says what it cannot
 //! do.
 use crate::common::runs::{FSDP, losses, unlaunched};
-use crate::common::simcuda;
 use std::path::Path;
 use std::process::{Command, Output};
 
 const MODEL: &str = "--dataset synthetic --embed-dim 64 --num-layers 4 --num-heads 2 --max-len 16 --batch-size 4 --seed 7 \
-                     --warmup-steps 0 --lr 0.01 --sample-tokens 0 --no-eval --metrics-path metrics";
+                     --warmup-steps 0 --lr 0.003 --sample-tokens 0 --no-eval --metrics-path metrics";
 
 fn command(dir: &Path, args: &str) -> Command {
     let mut command = unlaunched(FSDP);
@@ -30,13 +29,18 @@ fn fp8_learns_as_bf16_does_on_cpu_and_simulated_gpu() {
     let (bf16, fp8) = (run("--precision bf16"), run("--precision fp8"));
     assert!(fp8[39] < fp8[0] - 0.5, "{fp8:?}");
     let [a, b] = [&bf16, &fp8].map(|losses| losses[30..].iter().sum::<f64>());
-    assert!(a != b && (a / b - 1.0).abs() < 0.01, "{bf16:?} and {fp8:?}");
+    assert!(a != b && (a / b - 1.0).abs() < 0.005, "{bf16:?} and {fp8:?}");
     let most = run("--precision fp8 --fp8-exclude mlp k_proj");
     assert!(most != fp8 && most != bf16);
     assert_eq!(run("--precision fp8 --strategy ddp"), fp8);
-    let run = |device: &str| trained(&format!("--max-steps 3 --nproc-per-node 1 --precision fp8 --device {device}"));
-    for (a, b) in run("sim").iter().zip(&run("cpu")) {
-        assert!((a - b).abs() < 1e-2 * b, "{a} on the simulated GPU, {b} on the CPU");
+    // One rank rounds its weights, two gather them in 8 bits.
+    for ranks in [1, 2] {
+        let run = |device: &str| {
+            trained(&format!("--max-steps 3 --nproc-per-node {ranks} --precision fp8 --device {device}"))
+        };
+        for (a, b) in run("sim").iter().zip(&run("cpu")) {
+            assert!((a - b).abs() < 1e-2 * b, "{a} on the simulated GPU, {b} on the CPU");
+        }
     }
 }
 
@@ -56,9 +60,5 @@ fn what_fp8_cannot_do_is_refused() {
         assert_eq!(out.status.code(), Some(2), "{args}: {}", text(&out));
         assert!(text(&out).contains(words), "{args}: {}", text(&out));
     }
-    let mut on_gpu = command(dir.path(), "--precision fp8 --device cuda --nproc-per-node 1");
-    let out = on_gpu.env("LD_LIBRARY_PATH", simcuda::libraries()).env("FLATSHARD_SIMCUDA", "arch=90").output().unwrap();
-    assert_eq!(out.status.code(), Some(2), "{}", text(&out));
-    assert!(text(&out).contains("products in FP8 are emulated on the CPU"), "{}", text(&out));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }

@@ -2,7 +2,7 @@
 //! was interrupted anywhere ends like an uninterrupted one.
 
 use crate::common::agent::Agent;
-use crate::common::runs::unlaunched;
+use crate::common::runs::{launched, unlaunched};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -118,11 +118,7 @@ fn an_external_launcher_runs_all_stages_in_its_ranks() {
     let agent = Agent::new();
     let ranks = [0, 1].map(|rank| {
         let mut command = job.command(&[]);
-        for (name, value) in [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_WORLD_SIZE", 2)] {
-            command.env(name, value.to_string());
-        }
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", agent.port.to_string());
-        command.spawn().unwrap()
+        launched(&mut command, rank, 2, agent.port).spawn().unwrap()
     });
     for rank in ranks {
         let Output { status, stderr, .. } = rank.wait_with_output().unwrap();

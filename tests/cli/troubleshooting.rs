@@ -111,10 +111,7 @@ fn say(program: &str, args: &[&str]) -> String {
 }
 /// A command as torchrun starts it.
 fn rank(mut command: Command, rank: usize, world: usize, dir: &Dir) -> Command {
-    for (name, n) in [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world), ("LOCAL_WORLD_SIZE", world)] {
-        command.env(name, n.to_string());
-    }
-    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "29533").env("TORCHELASTIC_RUN_ID", dir.arg("job"));
+    launched(&mut command, rank, world, 29533).env("TORCHELASTIC_RUN_ID", dir.arg("job"));
     command
 }
 /// The output of two ranks with these different arguments.

@@ -174,10 +174,7 @@ fn with_an_external_launcher_rank_0_logs() {
     let agent = Agent::new();
     let ranks = [0, 1].map(|r| {
         let mut command = client.command(&["--max-steps", "2"]);
-        for (name, n) in [("RANK", r), ("LOCAL_RANK", r), ("WORLD_SIZE", 2), ("LOCAL_WORLD_SIZE", 2)] {
-            command.env(name, n.to_string());
-        }
-        Run(command.env("MASTER_PORT", agent.port.to_string()).spawn().unwrap())
+        Run(launched(&mut command, r, 2, agent.port).spawn().unwrap())
     });
     for run in ranks {
         let ended = run.end();

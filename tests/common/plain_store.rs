@@ -2,6 +2,7 @@
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::device::cpu::CpuDevice;
+use flatshard::device::ops::documents_of_rows;
 use flatshard::device::{Buf, Device};
 use flatshard::nn::{Batch, Decoder, Grads, Groups, Init, Layout, Micro, ParamStore, Pass, Segment, Weights};
 use std::sync::Arc;
@@ -104,7 +105,7 @@ impl ParamStore for Plain {
         self.calls.push(Call::Acquire(layer, pass));
         self.held[layer] = true;
         let full = self.compute[layer].view();
-        Ok(Weights { trained: full, frozen: full, packed: full, layout: &self.layouts[layer] })
+        Ok(Weights { trained: full, frozen: full, packed: full, coded: None, layout: &self.layouts[layer] })
     }
     fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
         self.calls.push(Call::Release(layer, pass));
@@ -116,7 +117,7 @@ impl ParamStore for Plain {
         assert!(self.held[layer], "gradient of layer {layer}, which is not held");
         let layout = &self.layouts[layer];
         let full = self.compute[layer].view();
-        let weights = Weights { trained: full, frozen: full, packed: full, layout };
+        let weights = Weights { trained: full, frozen: full, packed: full, coded: None, layout };
         Ok((weights, Grads::new(Some(self.grads[layer].view_mut()), layout)))
     }
     fn grads_ready(&mut self, layer: usize) -> Result<()> {
@@ -131,6 +132,7 @@ pub struct Docs {
     targets: Buf,
     positions: Buf,
     cu_seqlens: Buf,
+    documents: Buf,
 }
 
 impl Docs {
@@ -152,6 +154,7 @@ impl Docs {
             targets: buf(DType::I32, bytemuck::cast_slice(targets)),
             positions: buf(DType::U32, bytemuck::cast_slice(&positions)),
             cu_seqlens: buf(DType::U32, bytemuck::cast_slice(&cu_seqlens)),
+            documents: buf(DType::U32, bytemuck::cast_slice(&documents_of_rows(&cu_seqlens).collect::<Vec<_>>())),
         }
     }
     /// Random tokens and targets; every `ignore`-th target carries no loss (0: all do).
@@ -169,6 +172,7 @@ impl Docs {
             targets: self.targets.view(),
             positions: self.positions.view(),
             cu_seqlens: self.cu_seqlens.view(),
+            documents: self.documents.view(),
             rows: None,
             padding: 0,
         }

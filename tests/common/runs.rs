@@ -12,13 +12,26 @@ use tempfile::TempDir;
 pub const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
 pub const DDP: &str = env!("CARGO_BIN_EXE_run_ddp");
 
+/// What a launcher tells each rank.
+const LAUNCHED: [&str; 4] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
+
 /// A command that starts its own ranks, whatever launched the tests.
 pub fn unlaunched(program: &str) -> Command {
     let mut command = Command::new(program);
-    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
+    for variable in LAUNCHED {
         command.env_remove(variable);
     }
     command
+}
+/// A rank of a world on one host as torchrun starts it; its agent listens on the port.
+pub fn launched(command: &mut Command, rank: usize, world: usize, port: u16) -> &mut Command {
+    launched_on(command, [rank, world], [rank, world], port)
+}
+/// A rank of a world, and its place among those of its host.
+pub fn launched_on(command: &mut Command, place: [usize; 2], local: [usize; 2], port: u16) -> &mut Command {
+    let numbers = [place, local].concat();
+    command.envs(LAUNCHED.into_iter().zip(numbers.iter().map(usize::to_string)));
+    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string())
 }
 /// A model of some milliseconds a step, on a task without files.
 pub fn command(program: &str, args: &[&str]) -> Command {

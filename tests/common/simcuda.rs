@@ -1,5 +1,6 @@
 //! The emulated CUDA driver (`ptx/driver`), for programs that load CUDA by name. Cargo builds it next to the test
 //! binaries.
+use super::runs::unlaunched;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,12 +28,8 @@ pub fn libraries() -> &'static Path {
 
 /// A program on that driver: `machine` as of ptx/driver/src/settings.rs, "seed=3,arch=90".
 pub fn run(program: &str, machine: &str) -> Command {
-    let mut command = Command::new(program);
-    for variable in
-        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING"]
-    {
-        command.env_remove(variable);
-    }
+    let mut command = unlaunched(program);
+    command.env_remove("CUDA_VISIBLE_DEVICES").env_remove("CUDA_LAUNCH_BLOCKING");
     command.env("FLATSHARD_SIMCUDA", machine).env("LD_LIBRARY_PATH", libraries());
     command
 }

@@ -2,7 +2,7 @@
 //! are bitwise equal to eager execution, in any order of streams; a hang in a graph is named and ended; packed rows and
 //! profiled steps work too.
 
-use crate::common::runs::{Agent, Dir, Ended, Run, losses, send, steps, wait_until};
+use crate::common::runs::{Agent, Dir, Ended, Run, launched, losses, send, steps, wait_until};
 use crate::common::simcuda;
 use rustix::process::Signal;
 use std::process::{Command, Stdio};
@@ -77,6 +77,23 @@ fn collectives_in_graphs_change_no_bit_in_any_stream_order() {
     }
 }
 
+/// How many rows a rank gets differs between ranks and steps, so collectives are in no graph; all else that repeats is,
+/// in pieces.
+#[test]
+fn ranks_that_share_experts_capture_what_repeats() {
+    let args = "--dataset synthetic --precision bf16 --num-experts 5 --ff-hidden-dim 48 --ep-size 2 --grad-accum 2 \
+                --max-steps 4";
+    for more in ["", "--moe-overlap"] {
+        let args = format!("{args} {more}");
+        let (single, _) = train("seed=0", &args);
+        assert_eq!((single.len(), &train("seed=5", &args).0), (4, &single), "call by call {more}");
+        let (graphs, ended) = train("seed=6", &format!("{args} --compile"));
+        assert_eq!(graphs, single, "{more}");
+        let said = compiled(&ended.stderr).unwrap();
+        assert!(said.percent >= 30 && said.graphs > 10, "{more}: {said:?}");
+    }
+}
+
 /// A step of 100 layers has more collectives than a group keeps in flight (`RING` in src/comm/nccl/ring.rs), so the
 /// host waits for the oldest; a graph with half that number is split there.
 #[test]
@@ -136,19 +153,18 @@ fn profiled_steps_run_eagerly() {
 fn a_killed_rank_is_noticed_from_within_a_graph() {
     let dir = Dir::new();
     let agent = Agent::new();
-    let start = |rank: &str| {
+    let start = |rank: usize| {
         let args = "--dataset synthetic --precision fp32 --max-steps 100000 --comm-timeout 3 --compile";
         // Without --nproc-per-node: started by another launcher.
         let mut command = simcuda::run(env!("CARGO_BIN_EXE_run_fsdp"), "gpus=2,seed=1");
         command
             .args(TINY.split_whitespace().take_while(|arg| *arg != "--nproc-per-node"))
             .args(args.split_whitespace());
-        let place = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")];
-        command.envs(place).envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*agent.port.to_string())]);
+        launched(&mut command, rank, 2, agent.port);
         command.args(["--metrics-path", &dir.arg("metrics.jsonl"), "--save-traces-folder", &dir.arg("traces")]);
         Run(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     };
-    let (first, second) = (start("0"), start("1"));
+    let (first, second) = (start(0), start(1));
     wait_until("three steps", || steps(&dir.path("metrics.jsonl")) > 2);
     send(Signal::KILL, second.pid());
     let ended = first.end();

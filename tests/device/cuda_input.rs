@@ -1,16 +1,14 @@
 //! Bad input about GPUs, from outside: `--device cuda` where it cannot run, and conflicting settings. Each is one
 //! message with exit status 2, and nothing is started. On a machine with a driver the first test asks for more GPUs
 //! than exist.
+use crate::common::runs::unlaunched;
 use flatshard::device::gpu::cuda::Machine;
 use flatshard::run::settings::args::with_flags;
 use serde_json::Value;
-use std::process::{Command, Output};
+use std::process::Output;
 
 fn run(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));
-    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-        command.env_remove(variable);
-    }
+    let mut command = unlaunched(env!("CARGO_BIN_EXE_run_fsdp"));
     let tiny = "--dataset synthetic --embed-dim 64 --num-layers 1 --num-heads 1 --ff-hidden-dim 128 --max-len 32 \
                 --batch-size 1 --max-steps 1 --no-eval --no-sample";
     command.args(tiny.split_whitespace()).args(args).output().unwrap()

@@ -120,7 +120,8 @@ fn on_a_mock_driver_it_is_reported_as_a_rehearsal() {
     {
         std::os::unix::fs::symlink(program, dir.path().join(name)).unwrap();
     }
-    // The same kernels before and after; a sanitizer that finds nothing.
+    // In place of an earlier build, today's: what this tests is the script and its table, not `BEFORE`. And a sanitizer
+    // that finds nothing.
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_gpu_check"), dir.path().join("gpu_check_before")).unwrap();
     program(dir.path(), "compute-sanitizer", "shift 4; \"$@\" && echo '========= ERROR SUMMARY: 0 errors'");
     let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap());
@@ -131,7 +132,7 @@ fn on_a_mock_driver_it_is_reported_as_a_rehearsal() {
     let mut command = Command::new("bash");
     command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/gpu_check.sh")).arg(&out);
     let parts = "kernels layouts attention racecheck rates rates_before step_1b step_1b_compile parity_bf16 \
-                 parity_compile nccl";
+                 parity_compile nccl ipc";
     command.env("BUILD", dir.path()).env("SMALL", small).env("ONE_BILLION", format!("{small} --nproc-per-node 1"));
     command.env("PARTS", parts).env("PATH", path).env("PATIENCE", "20"); // emulated, beside other tests
     command.env("LD_LIBRARY_PATH", simcuda::libraries()).env("FLATSHARD_SIMCUDA", "arch=90,seed=2");

@@ -110,10 +110,10 @@ fn graphs_are_bitwise_equal_to_eager_calls() {
         assert_eq!([pieces[2].given, pieces[3].given], [pieces[4].given; 2], "{label}: steps differ");
         assert_eq!(pieces[4].given.captured, 0, "{label}");
         assert!(asked >= 4 * (single + graphs), "{label}: {asked} calls asked for, {single} and {graphs} graphs given");
-        // One wait, at the end. Numbers are uploaded once; for each micro-batch tokens, targets, positions, boundaries,
-        // rows and keys.
+        // One wait, at the end. Numbers are uploaded once; for each micro-batch tokens, targets, positions, documents
+        // and keys.
         for done in &pieces {
-            assert_eq!(done.tally[..2], [1, 1 + 2 * 6], "{label}: waits, uploads");
+            assert_eq!(done.tally[..2], [1, 1 + 2 * 5], "{label}: waits, uploads");
         }
         assert!(pieces[1..].iter().all(|done| done.tally[2] == pieces[0].tally[2]), "{label}: a step allocates");
     }

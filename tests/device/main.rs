@@ -3,8 +3,10 @@
 mod common;
 mod conformance;
 mod cuda_driver;
+mod cuda_fp8;
 mod cuda_graphs;
 mod cuda_input;
+mod cuda_ipc;
 mod cuda_ranks;
 mod cuda_training;
 mod cuda_tuning;
@@ -12,4 +14,5 @@ mod gpu_check_script;
 mod graphs;
 mod kernel_faults;
 mod quantize;
+mod simulated_expert_parallel;
 mod simulated_training;

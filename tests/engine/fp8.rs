@@ -4,12 +4,16 @@
 use crate::common::stores::*;
 use crate::common::*;
 use flatshard::base::fp8::Fp8;
-use flatshard::base::{CATEGORIES, DType};
+use flatshard::base::{CATEGORIES, Category, DType};
 use flatshard::comm::MeshSizes;
+use flatshard::comm::recorder::{Entry, Log, Recorder};
+use flatshard::comm::seam::Seam;
 use flatshard::engine::{Engine, EngineOptions, Strategy};
 use flatshard::nn::{Checkpointing, Decoder, Lora, Spec, Tuning};
+use flatshard::store::{Offload, ShardedOptions, Wrap};
 use half::bf16;
 use safetensors::SafeTensors;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -70,7 +74,7 @@ fn scales_are_the_least_that_fit() {
                 .for_each(|x| assert!(x == bf16::from_f32(x).to_f32() && (x == 0.0 || x.is_normal()), "{name} {x:e}"));
         }
         for magnitude in [f32::INFINITY, f32::NAN] {
-            assert!(format.scale(magnitude.to_bits()).is_nan());
+            assert!(format.scale(magnitude.to_bits()) == f32::INFINITY);
         }
     }
 }
@@ -88,6 +92,31 @@ fn every_store_is_bitwise_equal_in_fp8() {
             assert_same_bits(&run(strategy), &expected, &format!("{:?} {name}", spec.arch));
         }
     }
+    // Gathered in 8 bits from masters or from copies of them; and several blocks in a unit, with the root or without.
+    let options = || ShardedOptions { dtype: DType::Bf16, ..sharded() };
+    let offloads = [Offload::Optimizer, Offload::Gradients, Offload::Parameters];
+    let offloaded = offloads.map(|offload| ShardedOptions { offload, ..options() });
+    let wrapped = [Wrap::None, Wrap::Size(100_000)].map(|wrap| ShardedOptions { wrap, ..options() });
+    let reduced = ShardedOptions { reduce_dtype: DType::F32, masters: DType::F32, reshard: false, ..options() };
+    let expected = outcome(2, &in_fp8(&wide(), ddp(DType::Bf16)), 3, 1);
+    for one in [offloaded.to_vec(), wrapped.to_vec(), vec![reduced]].concat() {
+        let what = format!("{one:?}");
+        assert_same_bits(&outcome(2, &in_fp8(&wide(), fsdp(one)), 3, 1), &expected, &what);
+    }
+    // Several micro-batches; and Muon, which exchanges what each rank has of a matrix.
+    let muon = |strategy| EngineOptions { rule: MUON, ..in_fp8(&wide(), strategy) };
+    let expected = [outcome(2, &in_fp8(&wide(), ddp(DType::Bf16)), 2, 2), outcome(2, &muon(ddp(DType::Bf16)), 2, 1)];
+    for (twice, once) in at_once(DType::Bf16, 2).into_iter().zip(at_once(DType::Bf16, 1)) {
+        assert_same_bits(&outcome(2, &in_fp8(&wide(), twice), 2, 2), &expected[0], "two micro-batches");
+        assert_same_bits(&outcome(2, &muon(once), 2, 1), &expected[1], "muon");
+    }
+    // Where a unit is the whole model; and the parts of two ranks of tp, cut again.
+    let whole = fsdp(ShardedOptions { wrap: Wrap::None, ..options() });
+    assert_same_bits(&outcome(2, &muon(whole), 2, 1), &expected[1], "muon on one unit");
+    let spec = Spec { heads: 4, kv_heads: 2, head_dim: 34, ..wide() };
+    let run = |sizes, strategy| outcome_on(sizes, &in_fp8(&spec, strategy), 3, 1);
+    let sizes = MeshSizes { tp: 2, ..MeshSizes::sharded(2) };
+    assert_same_bits(&run(sizes, fsdp(options())), &run(sizes, ddp(DType::Bf16)), "shards of tp");
     // Two replicas sum gradients in another order than one.
     let sizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1, ep: 1 };
     let run = |strategy| outcome_on(sizes, &in_fp8(&wide(), strategy), 3, 1);
@@ -189,15 +218,24 @@ fn what_cannot_be_in_fp8_is_refused() {
 fn what_is_held_is_planned() {
     let lora = Lora { rank: 2, alpha: 2.0, dropout: 0.1, targets: vec!["q_proj".into(), "down_proj".into()] };
     for lora in [None, Some(lora)] {
-        let all = in_fp8(&wide(), fsdp(flatshard::store::ShardedOptions { dtype: DType::Bf16, ..sharded() }));
+        let all = in_fp8(&wide(), fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() }));
         let all = EngineOptions { tuning: Tuning { lora, ..all.tuning.clone() }, ..all };
         let planned = all.bytes(&MeshSizes::sharded(2), 0).unwrap();
         let plain = EngineOptions { tuning: Tuning { fp8: None, ..all.tuning.clone() }, ..all.clone() };
         let without = plain.bytes(&MeshSizes::sharded(2), 0).unwrap();
-        let more: usize = planned.iter().zip(&without).map(|(a, b)| a.1 - b.1).sum();
-        // Bytes and bf16 of the largest weight; of rows of 150, one of bf16; scales of rows, with two blocks each.
+        let more = |category| {
+            let of = |all: &[(Category, usize)]| all.iter().find(|p| p.0 == category).unwrap().1 as isize;
+            of(&planned) - of(&without)
+        };
+        // Bytes and bf16 of the largest weight; of rows of 150, one of bf16; scales of rows, with two blocks each, and
+        // of 2 x 2 blocks, twice, once in rows of 4.
         let (weight, rows) = (132 * 150, 4 * ROW * 150);
-        assert_eq!(more, weight.max(rows) + 4 * (2 * 4 * ROW) + 2 * rows + 2 * weight);
+        let scratch = weight.max(rows) + 4 * (2 * 4 * ROW + 2 * 2 + 2 * 4) + 2 * rows + 2 * weight;
+        assert_eq!(more(Category::Scratch), scratch as isize);
+        if all.tuning.lora.is_some() {
+            // Frozen matrices are gathered in bf16.
+            assert!([Category::Params, Category::Grads, Category::Slots].map(more) == [0; 3]);
+        }
         ranks(2, |rank| {
             let meter = rank.meter.clone();
             let mut engine = Engine::new(rank.device, &rank.mesh, &all)?;
@@ -207,5 +245,61 @@ fn what_is_held_is_planned() {
             }
             Ok(())
         });
+    }
+}
+
+/// What rank 0 receives in a step, by operation, and in all.
+fn received(sizes: MeshSizes, options: &EngineOptions) -> (Vec<Entry>, u64) {
+    let mut all = mesh_ranks(sizes, |rank| {
+        let log = Log::default();
+        let mesh = rank.mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
+        let mut engine = Engine::new(rank.device, &mesh, options)?;
+        train(&mut engine, &options.spec, 1, 1)?;
+        log.clear();
+        let before = mesh.stats().bytes;
+        train(&mut engine, &options.spec, 1, 1)?;
+        let entries = log.entries().into_iter().filter(|e| e.bytes > 0);
+        Ok((entries.collect::<Vec<_>>(), mesh.stats().bytes - before))
+    });
+    all.swap_remove(0)
+}
+
+/// Of the matrices in FP8 a byte is gathered where bf16 has two, and 4 bytes per block of 128 x 128 are reduced once.
+#[test]
+fn gathers_of_matrices_in_fp8_move_half_the_bytes() {
+    // Blocks 1 and 2 of 4 are in FP8. No tensor is padded, and shards end within blocks.
+    let spec = Spec { dim: 256, heads: 4, kv_heads: 2, head_dim: 64, ff: 384, layers: 4, ..llama() };
+    let matrices = [(256, 256), (128, 256), (128, 256), (256, 256), (384, 256), (384, 256), (256, 384)];
+    let in_fp8_elements = 2 * matrices.map(|(rows, columns)| rows * columns).iter().sum::<usize>();
+    let scales =
+        2 * 4 * matrices.map(|(rows, columns): (usize, usize)| rows / 128 * columns / 128).iter().sum::<usize>();
+    let hybrid = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1, ep: 1 };
+    let sharding = |s: &Arc<dyn Strategy>| !["ddp", "fsdp_reference"].contains(&s.name());
+    for (sizes, strategies) in [(MeshSizes::sharded(2), at_once(DType::Bf16, 1)), (hybrid, kinds(DType::Bf16))] {
+        for strategy in strategies.into_iter().filter(sharding) {
+            let plain = EngineOptions { tuning: Tuning::default(), ..in_fp8(&spec, strategy.clone()) };
+            let ((halved, less), (whole, bytes)) = (received(sizes, &in_fp8(&spec, strategy)), received(sizes, &plain));
+            // Operations and bytes of a unit's gathers.
+            let gathers = |entries: &[Entry]| {
+                let mut units = BTreeMap::<usize, (usize, usize)>::new();
+                for entry in entries.iter().filter(|e| e.seam == Some(Seam::AllGather) && e.tag.what == "gather") {
+                    let (n, bytes) = units.entry(entry.tag.unit).or_default();
+                    (*n, *bytes) = (*n + 1, *bytes + entry.bytes);
+                }
+                units
+            };
+            let (halved_gathers, whole_gathers, mut elements, mut saved) = (gathers(&halved), gathers(&whole), 0, 0);
+            for (unit, (n, bytes)) in whole_gathers {
+                let (parts, left) = halved_gathers[&unit];
+                elements += (bytes - left) / n;
+                saved += bytes - left;
+                assert_eq!(parts, if left < bytes { 2 * n } else { n }, "a gather of each part");
+            }
+            assert_eq!(elements, in_fp8_elements, "{}", plain.strategy.name());
+            let all: Vec<usize> = halved.iter().filter(|e| e.tag.what == "scales").map(|e| e.bytes).collect();
+            assert_eq!(all, [scales]);
+            // Of two ranks, each receives half of a gather, and both halves of an all-reduce.
+            assert_eq!(bytes - less, (saved / 2 - scales) as u64, "{}", plain.strategy.name());
+        }
     }
 }

@@ -53,8 +53,8 @@ fn cached_logits_equal_those_of_the_whole_prefix() {
                 (batch.tokens, batch.positions) =
                     (batch.tokens.slice(past..past + n), batch.positions.slice(past..past + n));
                 batch.targets = batch.targets.slice(0..0);
-                let one = Docs::random(&dev, 5, spec.vocab, &[n], 0); // its boundary is that of n rows
-                batch.cu_seqlens = one.batch().cu_seqlens;
+                let one = Docs::random(&dev, 5, spec.vocab, &[n], 0); // one document of n rows
+                batch.documents = one.batch().documents;
                 decoder.go_on(&dev, &mut store, &batch, &mut kept, past, &mut made).unwrap();
                 if past > prompt + 3 && past % 9 != 0 {
                     continue;
@@ -98,7 +98,7 @@ fn written(spec: &Spec, strategy: &Arc<dyn Strategy>, sizes: MeshSizes, sim: boo
     let rank = |rank: Rank| {
         let mut generator = Generator::new(rank.device.clone(), &rank.mesh, &options)?;
         // The simulated GPU allocates some extra memory.
-        let planned = PlannedRank { mesh: sizes, rank: rank.mesh.rank(), sharing: sizes.world(), gpu: false };
+        let planned = PlannedRank { mesh: sizes, rank: rank.mesh.rank(), sharing: sizes.world(), stage: 0, gpu: false };
         let planned = planned.bytes(|dev, mesh| Generator::new(dev, mesh, &options))?;
         for (category, bytes) in planned.into_iter().filter(|_| !sim) {
             let name = CATEGORIES.iter().find(|c| c.0 == category).unwrap().1;

@@ -322,7 +322,7 @@ fn memory_matches_the_plan() {
             let (dev, decoder) = (device(), Decoder::new(spec.clone()).unwrap());
             let options = WorkspaceOptions { tokens: TOKENS, dtype, checkpoint, train };
             let mut ws = decoder.workspace(&dev, &groups(), &options).unwrap();
-            let alone = PlannedRank { mesh: MeshSizes::sharded(1), rank: 0, sharing: 1, gpu: false };
+            let alone = PlannedRank { mesh: MeshSizes::sharded(1), rank: 0, sharing: 1, stage: 0, gpu: false };
             let build = |dev: Arc<dyn Device>, mesh: &Mesh| decoder.workspace(&*dev, &Groups::of(mesh), &options);
             let planned = alone.bytes(build).unwrap();
             assert_eq!(planned.iter().filter(|(_, bytes)| *bytes > 0).count(), 3, "{planned:?}");

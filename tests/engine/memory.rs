@@ -12,7 +12,7 @@ use flatshard::comm::{MeshSizes, timed};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::cpu::gemm::GemmKernel;
 use flatshard::engine::{Engine, EngineOptions, Strategy};
-use flatshard::nn::{Checkpointing, SpImpl, Spec};
+use flatshard::nn::{Checkpointing, SpImpl, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::{Offload, ReferenceOptions, ShardedOptions, Stage, Wrap, ZeroOptions};
 use std::sync::Arc;
@@ -161,6 +161,21 @@ fn the_documented_memory_formula_holds() {
     let kept = fsdp(ShardedOptions { reshard: false, ..bf16.clone() });
     assert_eq!(bytes(kept, n, Category::Slots), 2 * p / n + 4 * staged);
 
+    // In FP8, masters have a byte for codes instead of a copy, and gathered weights are a byte, in all blocks but the
+    // first and the last. Where slots take turns, each has room for either. Every rank has all scales.
+    let in_8_bits = |sharded: &ShardedOptions, category: Category| {
+        let tuning = Tuning { fp8: Some(vec![]), ..Tuning::default() };
+        let options = EngineOptions { tuning, ..options(&spec, fsdp(sharded.clone()), ADAMW) };
+        options.bytes(&MeshSizes::sharded(n), 0).unwrap().into_iter().find(|p| p.0 == category).unwrap().1
+    };
+    let (matrices, scales) = (block - 2 * 256, 4 * 6 * (4 + 3 * 2));
+    let kept = ShardedOptions { reshard: false, ..bf16.clone() };
+    assert_eq!(in_8_bits(&bf16, Category::Params), (6 * p - 6 * matrices) / n);
+    assert_eq!(in_8_bits(&bf16, Category::Grads), 4 * p / n);
+    assert_eq!(in_8_bits(&bf16, Category::Optimizer), 8 * p / n);
+    assert_eq!(in_8_bits(&kept, Category::Slots), (2 * p - 6 * matrices) / n + 4 * staged + scales);
+    assert_eq!(in_8_bits(&bf16, Category::Slots), (2 * staged + 2 * matrices) / n + 4 * staged + scales);
+
     // Moments in bf16, and masters that are the weights that are gathered: 18 bytes become 10.
     let rounded = fsdp(ShardedOptions { masters: DType::Bf16, ..bf16.clone() });
     let planned = options(&spec, rounded, adamw(DType::Bf16)).bytes(&MeshSizes::sharded(n), 0).unwrap();
@@ -264,6 +279,13 @@ fn a_step_makes_no_heap_allocation() {
         for sizes in [two, HYBRID] {
             allocates_nothing(&off, sizes, &options, 1);
         }
+    }
+    // Neither do weights that are cast before they are gathered.
+    let tuning = Tuning { fp8: Some(vec![]), ..Tuning::default() };
+    let bf16 = fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() });
+    for sizes in [two, HYBRID] {
+        let tuning = tuning.clone();
+        allocates_nothing(&off, sizes, &EngineOptions { tuning, ..options(&llama(), bf16.clone(), ADAMW) }, 1);
     }
     // Neither do experts that ranks share.
     let shared = options(&sparse(), fsdp(sharded()), ADAMW);

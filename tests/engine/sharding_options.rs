@@ -14,6 +14,7 @@
 
 use crate::common::counting_gpu::{Counted, Counts};
 use crate::common::probe::Watched;
+use crate::common::runs::unlaunched;
 use crate::common::stores::{by_tensor, reference, staged, zero};
 use crate::common::*;
 use flatshard::base::CATEGORIES;
@@ -83,16 +84,16 @@ fn without_a_limit_gathers_run_three_units_ahead_in_four_slots() {
         "gather0 gather1 gather2 gather3 use0 gather4 use1 gather5 use2 gather6 use3 use4 use5 use6 use0 \
          use6 gather2 use5 gather1 use4 use3 use2 use1"
     );
-    let slots = |limit| bytes(&options(&spec, fsdp(limited(limit)), SGD), 1, Category::Slots);
-    let block = 4 * 6144; // f32
-    assert_eq!(slots(false) - slots(true), 2 * block);
+    let slots = |limit| bytes(&options(&spec, fsdp(limited(limit)), SGD), 2, Category::Slots);
+    let block = 4 * 6144; // f32, of which each rank of a host counts half
+    assert_eq!(slots(false) - slots(true), 2 * block / 2);
 }
 
 #[test]
 fn slots_follow_from_sharding_and_wrapping() {
     let spec = Spec { layers: 6, ..llama() };
-    let slots = |sharded: ShardedOptions| bytes(&options(&spec, fsdp(sharded), SGD), 1, Category::Slots);
-    let (block, root) = (4 * 6144, 4 * (2 * 1280 + 256)); // 61 x 20 twice, 20
+    let slots = |sharded: ShardedOptions, ranks| bytes(&options(&spec, fsdp(sharded), SGD), ranks, Category::Slots);
+    let (block, root) = (4 * 6144, 4 * (2 * 1280 + 512)); // 61 x 20 twice, 20
     let accumulating = ShardedOptions { grad_accum: 2, ..sharded() };
     for (sharded, weights, grads) in [
         (sharded(), 2, 2),
@@ -103,7 +104,9 @@ fn slots_follow_from_sharding_and_wrapping() {
         (ShardedOptions { wrap: Wrap::Size(8000), ..sharded() }, 4, 4), // units of two blocks
         (ShardedOptions { wrap: Wrap::None, ..sharded() }, 6, 6),
     ] {
-        assert_eq!(slots(sharded.clone()), (weights + grads) * block + 2 * root, "{sharded:?}");
+        let shared = (weights * block + root) / 2;
+        assert_eq!(slots(sharded.clone(), 2), shared + grads * block + root, "{sharded:?}");
+        assert_eq!(slots(sharded.clone(), 1), 0, "a rank alone: {sharded:?}");
     }
 }
 
@@ -323,11 +326,7 @@ fn run(more: &str) -> (String, Vec<f64>, Value) {
     (text, losses, events[0]["planned_bytes"].clone())
 }
 fn binary() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));
-    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"].iter().for_each(|v| {
-        command.env_remove(v);
-    });
-    command
+    unlaunched(env!("CARGO_BIN_EXE_run_fsdp"))
 }
 
 #[test]

@@ -187,7 +187,7 @@ fn made(run: &Run) -> Made {
                     let mut ws = decoder.workspace(dev, &Groups::of(&mesh), &options).unwrap();
                     let there = held(meter).iter().zip(before).map(|(now, before)| now - before).collect();
                     let (sizes, rank) = (mesh.sizes, mesh.rank());
-                    let planned = PlannedRank { mesh: sizes, rank, sharing: sizes.world(), gpu: false }
+                    let planned = PlannedRank { mesh: sizes, rank, sharing: sizes.world(), stage: 0, gpu: false }
                         .bytes(|dev, mesh| decoder.workspace(&*dev, &Groups::of(mesh), &options))
                         .unwrap();
                     let planned = planned.into_iter().map(|(_, bytes)| bytes).collect();

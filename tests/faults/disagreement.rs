@@ -9,11 +9,7 @@ use std::process::Command;
 
 /// A rank as torchrun starts it; `job` identifies the job.
 fn rank(mut command: Command, rank: usize, world: usize, job: &Dir) -> Run {
-    for (name, n) in [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world), ("LOCAL_WORLD_SIZE", world)] {
-        command.env(name, n.to_string());
-    }
-    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "29511").env("TORCHELASTIC_RUN_ID", job.arg("job"));
-    Run(command.spawn().unwrap())
+    Run(launched(&mut command, rank, world, 29511).env("TORCHELASTIC_RUN_ID", job.arg("job")).spawn().unwrap())
 }
 /// Ranks that differ in their arguments; `common` ones come first.
 fn ended(job: &Dir, common: &[&str], own: &[&[&str]]) -> Vec<Ended> {
@@ -91,11 +87,8 @@ fn ranks_of_two_hosts_name_the_hosts() {
     let run = |args: [&[&str]; 2]| {
         let start = |r: usize| {
             let mut command = command(FSDP, &[&["--max-steps", "1", "--no-sample"], args[r]].concat());
-            for (name, value) in [("RANK", r), ("LOCAL_RANK", 0), ("WORLD_SIZE", 2), ("LOCAL_WORLD_SIZE", 1)] {
-                command.env(name, value.to_string());
-            }
+            launched_on(&mut command, [r, 2], [0, 1], agent.port);
             command.env("FLATSHARD_HOST_ID", format!("node{r}")).env("TORCHELASTIC_RUN_ID", dir.arg("job"));
-            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", agent.port.to_string());
             command.current_dir(dir.path(["a", "b"][r]));
             Run(command.spawn().unwrap())
         };

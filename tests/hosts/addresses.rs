@@ -8,14 +8,13 @@ use std::time::Duration;
 /// Rank `rank` of two, each on its own host.
 fn rank(rank: usize, job: &str, addr: &str, port: u16, args: &[&str]) -> Run {
     let mut command = command(FSDP, &[&["--max-steps", "2", "--no-sample", "--no-eval"], args].concat());
-    let numbers = [("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)];
-    command.envs(numbers.map(|(name, n)| (name, n.to_string())));
+    launched_on(&mut command, [rank, 2], [0, 1], port);
     command.env("FLATSHARD_HOST_ID", format!("host{rank}")).env("TORCHELASTIC_RUN_ID", job);
     match addr {
         "" => command.env_remove("MASTER_ADDR"),
         addr => command.env("MASTER_ADDR", addr),
     };
-    Run(command.env("MASTER_PORT", port.to_string()).spawn().unwrap())
+    Run(command.spawn().unwrap())
 }
 #[track_caller]
 fn ends(run: Run, status: i32, says: &[&str]) {
@@ -52,8 +51,7 @@ fn an_invalid_job_secret_is_bad_input() {
     let file = dir.arg("secret");
     let refused = |var: &str, args: &[&str], says: &[&str]| {
         let mut command = command(FSDP, &[&["--max-steps", "2"], args].concat());
-        command.envs([("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")]);
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string()).env("FLATSHARD_JOB_SECRET", var);
+        launched_on(&mut command, [0, 2], [0, 1], port).env("FLATSHARD_JOB_SECRET", var);
         time::in_time(|| ends(Run(command.spawn().unwrap()), 2, says)); // does not wait for the other
     };
     refused(

@@ -3,6 +3,7 @@
 
 use crate::common::agent::Agent;
 use crate::common::network::*;
+use crate::common::runs::launched;
 use crate::common::time;
 use flatshard::base::Error;
 use flatshard::comm::door::Door;
@@ -44,11 +45,8 @@ fn secretly(secret: Option<&str>, rank: usize, world: usize, port: u16, seconds:
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["rendezvous::rank_process", "--exact", "--nocapture", "--test-threads=1"]);
     command.env(ROLE, seconds.to_string()).env("TORCHELASTIC_RUN_ID", format!("job {port}"));
-    command.env("MASTER_ADDR", "localhost").env("MASTER_PORT", port.to_string());
+    launched(&mut command, rank, world, port).env("MASTER_ADDR", "localhost");
     command.env_remove("FLATSHARD_JOB_SECRET").envs(secret.map(|secret| ("FLATSHARD_JOB_SECRET", secret)));
-    for (name, n) in [("RANK", rank), ("WORLD_SIZE", world), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", world)] {
-        command.env(name, n.to_string());
-    }
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 fn stdout_of(child: Child) -> String {

@@ -23,10 +23,7 @@ impl Job {
         let world: usize = hosts.iter().sum();
         let start = |(rank, (host, local, n)): (usize, (usize, usize, usize))| {
             let mut command = command(FSDP, args);
-            for (name, n) in [("RANK", rank), ("LOCAL_RANK", local), ("LOCAL_WORLD_SIZE", n), ("WORLD_SIZE", world)] {
-                command.env(name, n.to_string());
-            }
-            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+            launched_on(&mut command, [rank, world], [local, n], port);
             command.env("TORCHELASTIC_RUN_ID", format!("job {port}")).env("FLATSHARD_HOST_ID", format!("host{host}"));
             Run(command.spawn().unwrap())
         };

@@ -1,8 +1,11 @@
-//! Which file imports which: names resolved to the defining file, through re-exports. Works on text, so paths made by
-//! macros are not seen; a `mod x;` line, or a `pub use` that only re-exports a name, does not count. Never compiles
-//! anything.
+//! Which file imports which: names resolved to the defining file, through re-exports. Works on text, so a macro's call
+//! must spell what it defines (`struct Name`), and imports of a name that no file spells are reported. A `mod x;` line,
+//! or a `pub use` that only re-exports a name, does not count. Never compiles anything.
 use regex::Regex;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Where a file's unit tests start.
+pub const TESTS: &str = r"#\[cfg\((?:all\()?test[^\]]*\)\]\s*(?:pub(?:\([a-z: ]+\))? )?mod \w+ *\{";
 
 /// A module's location: the crate, then modules.
 type Module = Vec<String>;
@@ -41,10 +44,12 @@ impl Patterns {
         Patterns {
             comment: regex(r"//[^\n]*|(?s:/\*.*?\*/)"),
             string: regex(r#"(?s)"(?:\\.|[^"\\])*""#),
-            tests: regex(r"#\[cfg\((?:all\()?test[^\]]*\)\]\s*(?:pub )?mod \w+ *\{"),
+            tests: regex(TESTS),
             module: regex(r"((?:#\[[^\]]*\]\s*)*)(?:pub(?:\([a-z: ]+\))? )?mod (?:r#)?(\w+);"),
             import: regex(r"(pub(?:\([a-z: ]+\))? )?\buse ([^;]+);"),
-            definition: regex(r"\b(?:struct|enum|trait|type|union|fn|const|static|mod|macro_rules!)\s+(?:r#)?(\w+)"),
+            definition: regex(
+                r"\b(?:const\s+fn|struct|enum|trait|type|union|fn|const|static|mod|macro_rules!)\s+(?:r#)?(\w+)",
+            ),
             path: regex(r"\b(?:r#)?\w+(?:::(?:r#)?\w+)+"),
         }
     }
@@ -114,7 +119,12 @@ impl Imports {
             _ if self.files.contains_key(&[&module[..], &[first.to_string()]].concat()) => {
                 (module.clone(), path.to_vec())
             }
-            _ => return None,
+            _ => {
+                // A module that the file imports: `use super::words;`, then `words::Phase`.
+                let imported = |import: &&Use| import.name == first && import.path[0] != first;
+                let import = self.files.get(module)?.uses.iter().find(imported)?;
+                return self.absolute(module, &[&import.path[..], &path[1..]].concat());
+            }
         })
     }
 
@@ -176,6 +186,28 @@ impl Imports {
             }
         }
         edges
+    }
+
+    /// Imports from these crates whose name is found in no file, so that circles through them would not be seen.
+    pub fn unknown(&self) -> Vec<String> {
+        let mut unknown = Vec::new();
+        for (module, file) in &self.files {
+            for import in &file.uses {
+                let Some((at, rest)) = self.absolute(module, &import.path) else { continue };
+                let named = [&at[..], &rest[..]].concat();
+                let glob = rest.last().is_some_and(|last| last == "*");
+                // `use super::Value;`, where the parent imports it from another crate.
+                let foreign = |import: &Use| import.name == rest[0] && self.absolute(&at, &import.path).is_none();
+                let known = glob
+                    || self.files.contains_key(&named)
+                    || self.definition(at.clone(), &rest, 8).is_some()
+                    || self.files.get(&at).is_some_and(|file| file.uses.iter().any(foreign));
+                if !known {
+                    unknown.push(format!("{}: {}", file.path, import.path.join("::")));
+                }
+            }
+        }
+        unknown
     }
 
     /// Sets of files that depend on each other, each as the lines that cause it.

@@ -8,7 +8,7 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 /// A page, the name of its picture, and what it shows.
 const PICTURES: [[&str; 3]; 2] = [
     ["README.md", "peers", "2026-11-21-peers-cpu.json"],
-    ["docs/benchmarks.md", "lengths", "2026-11-23-peers-lengths-amx-cpu.json"],
+    ["docs/benchmarks.md", "lengths", "2026-11-24-peers-lengths-amx-cpu.json"],
 ];
 
 #[test]

@@ -36,6 +36,7 @@
 //!   call must be checked before [`enqueue`]. [`capturing`] tells whether a stream captures.
 mod code; // results
 mod settings; // FLATSHARD_SIMCUDA: the machine, the order, planted faults
+mod shared; // memory of several processes
 mod memory; // device memory, pinned memory, initialization tracking
 mod queue; // streams, events, execution order
 mod kernels; // modules, and launches in the emulator
@@ -49,4 +50,4 @@ mod nvml; // libnvidia-ml: monitoring
 pub use code::{Code, CuResult, say};
 pub use memory::DriverMemory;
 pub use queue::{Node, NodeProgress, NodeRun, at_once, node};
-pub use state::{alloc, capturing, current_gpu, enqueue, free, room};
+pub use state::{alloc, arch, capturing, current_gpu, enqueue, free, room};

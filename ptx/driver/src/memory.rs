@@ -1,12 +1,14 @@
-//! The simulated GPUs' memory: allocations at device addresses, pinned host memory at host addresses, and whether each
-//! byte was ever written. Never decides when something is read.
+//! The simulated GPUs' memory: allocations at device addresses, pinned host memory at host addresses, memory of other
+//! processes that this one has opened, and whether each byte was ever written. Never decides when something is read.
 //!
 //! Device addresses are unmapped in the process, so host code that dereferences one crashes, as with a GPU. No address
 //! is reused, so that a use of freed memory is detected.
 use crate::code::{Code, CuResult, say};
+use crate::shared::{IpcHandle, SharedBytes};
 use flatshard_ptx::emulate::{Allocation, Backing, GlobalMemory, Shadow};
 use std::alloc::Layout;
 use std::ops::Range;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 /// Beyond what user space can map.
@@ -21,6 +23,12 @@ enum BlockBytes {
     /// On this GPU.
     Device(usize, Vec<u8>),
     Pinned(PinnedBytes),
+    /// The program's own host memory, registered: start and bytes.
+    Registered(*mut u8, usize),
+    /// Exported to other processes.
+    Exported(SharedBytes),
+    /// Opened here, another process's.
+    Opened(SharedBytes),
     /// Freed; the address is not reused.
     Gone,
 }
@@ -47,11 +55,24 @@ struct AllocatedBlock {
     shadow: Shadow,
 }
 
+// SAFETY: registered memory is the program's, which keeps it until it unregisters it.
+unsafe impl Send for BlockBytes {}
+
 impl AllocatedBlock {
+    /// The GPU that it counts for.
+    fn owner(&self) -> Option<usize> {
+        match &self.bytes {
+            BlockBytes::Device(gpu, _) => Some(*gpu),
+            BlockBytes::Exported(shared) => Some(shared.gpu),
+            _ => None,
+        }
+    }
     fn len(&self) -> usize {
         match &self.bytes {
             BlockBytes::Device(_, bytes) => bytes.len(),
             BlockBytes::Pinned(pinned) => pinned.layout.size(),
+            BlockBytes::Registered(_, bytes) => *bytes,
+            BlockBytes::Exported(shared) | BlockBytes::Opened(shared) => shared.len(),
             BlockBytes::Gone => 0,
         }
     }
@@ -61,6 +82,9 @@ impl AllocatedBlock {
             // SAFETY: lives as long as the block. An owner that accesses it while the "GPU" does has a race on a GPU
             // too.
             BlockBytes::Pinned(pinned) => unsafe { std::slice::from_raw_parts_mut(pinned.at, pinned.layout.size()) },
+            // SAFETY: the program keeps it registered; and as above.
+            BlockBytes::Registered(at, bytes) => unsafe { std::slice::from_raw_parts_mut(*at, *bytes) },
+            BlockBytes::Exported(shared) | BlockBytes::Opened(shared) => shared.slice(),
             BlockBytes::Gone => &mut [],
         }
     }
@@ -119,8 +143,13 @@ impl DriverMemory {
         self.blocks.insert(at, block);
     }
     pub(crate) fn free(&mut self, address: u64) -> CuResult {
-        let block = self.blocks.iter_mut().find(|b| b.address == address && matches!(b.bytes, BlockBytes::Device(..)));
+        let block = self.blocks.iter_mut().find(|b| b.address == address && b.owner().is_some());
         let block = block.ok_or(Code::INVALID_VALUE)?;
+        if let BlockBytes::Exported(shared) = &block.bytes
+            && shared.opened() > 0
+        {
+            say(&format!("{} is freed while another process has it open", block.name));
+        }
         (block.bytes, block.shadow) = (BlockBytes::Gone, Shadow::default());
         block.name.push_str(", freed");
         Ok(())
@@ -130,11 +159,63 @@ impl DriverMemory {
         self.blocks.remove(at.ok_or(Code::INVALID_VALUE)?);
         Ok(())
     }
+    /// A handle by which other processes open an allocation.
+    pub(crate) fn export(&mut self, address: u64) -> CuResult<IpcHandle> {
+        let block = self.blocks.iter_mut().find(|b| b.address == address).ok_or(Code::INVALID_VALUE)?;
+        if let BlockBytes::Device(gpu, bytes) = &block.bytes {
+            block.bytes = BlockBytes::Exported(SharedBytes::of(*gpu, bytes)?);
+        }
+        match &block.bytes {
+            BlockBytes::Exported(shared) => Ok(shared.handle()),
+            _ => Err(Code::INVALID_VALUE),
+        }
+    }
+    /// Whether its bytes were written is known only to their owner: here all count as written.
+    pub(crate) fn open(&mut self, handle: &IpcHandle) -> CuResult<u64> {
+        let shared = SharedBytes::open(handle)?;
+        self.allocated += 1;
+        let address = DEVICE + self.allocated * RANGE + ALIGNED;
+        let (name, shadow) = (format!("memory of {}", shared.owner()), Shadow::new(shared.len(), true));
+        self.insert(AllocatedBlock { name, address, bytes: BlockBytes::Opened(shared), shadow });
+        Ok(address)
+    }
+    pub(crate) fn close(&mut self, address: u64) -> CuResult {
+        let block = self.blocks.iter_mut().find(|b| b.address == address && matches!(b.bytes, BlockBytes::Opened(_)));
+        let block = block.ok_or(Code::INVALID_VALUE)?;
+        (block.bytes, block.shadow) = (BlockBytes::Gone, Shadow::default());
+        block.name.push_str(", closed");
+        Ok(())
+    }
+    /// The program's own host memory, from now on accessible to devices at its address.
+    pub(crate) fn register(&mut self, at: *mut u8, bytes: usize) -> CuResult {
+        if at.is_null() || bytes == 0 || self.knows(at as u64) {
+            return Err(Code::INVALID_VALUE);
+        }
+        let (name, shadow) = (format!("registered memory ({bytes} bytes)"), Shadow::new(bytes, true));
+        let block = AllocatedBlock { name, address: at as u64, bytes: BlockBytes::Registered(at, bytes), shadow };
+        self.insert(block);
+        Ok(())
+    }
+    pub(crate) fn unregister(&mut self, address: u64) -> CuResult {
+        let registered = |b: &AllocatedBlock| b.address == address && matches!(b.bytes, BlockBytes::Registered(..));
+        let at = self.blocks.iter().position(registered);
+        self.blocks.remove(at.ok_or(Code::INVALID_VALUE)?);
+        Ok(())
+    }
+    /// A word that other processes may change at any time.
+    pub(crate) fn word(&mut self, address: u64) -> CuResult<&AtomicU32> {
+        let (index, range) = self.range("an access to a word", address, size_of::<u32>())?;
+        let word = self.blocks[index].slice()[range].as_mut_ptr().cast::<u32>();
+        match word.is_aligned() {
+            // SAFETY: aligned, within the block, which is borrowed.
+            true => Ok(unsafe { AtomicU32::from_ptr(word) }),
+            false => Err(Code::MISALIGNED_ADDRESS),
+        }
+    }
+
     /// Bytes in use on a GPU.
     pub(crate) fn used(&self, gpu: usize) -> usize {
-        let of =
-            |b: &AllocatedBlock| if matches!(b.bytes, BlockBytes::Device(on, _) if on == gpu) { b.len() } else { 0 };
-        self.blocks.iter().map(of).sum()
+        self.blocks.iter().filter(|b| b.owner() == Some(gpu)).map(AllocatedBlock::len).sum()
     }
 
     /// The block that an address points into, and the offset.
@@ -142,7 +223,7 @@ impl DriverMemory {
         let index = self.blocks.partition_point(|b| b.address <= address).checked_sub(1)?;
         let offset = address - self.blocks[index].address;
         let near = match self.blocks[index].bytes {
-            BlockBytes::Pinned(_) => self.blocks[index].len() as u64,
+            BlockBytes::Pinned(_) | BlockBytes::Registered(..) => self.blocks[index].len() as u64,
             _ => RANGE - ALIGNED,
         };
         (offset < near).then_some((index, offset as usize))
@@ -155,11 +236,13 @@ impl DriverMemory {
     pub fn gpu_of(&self, address: u64) -> Option<usize> {
         match self.blocks[self.find(address)?.0].bytes {
             BlockBytes::Device(gpu, _) => Some(gpu),
+            BlockBytes::Exported(ref shared) | BlockBytes::Opened(ref shared) => Some(shared.gpu),
             _ => None,
         }
     }
     pub(crate) fn is_pinned(&self, address: u64) -> bool {
-        self.find(address).is_some_and(|(index, _)| matches!(self.blocks[index].bytes, BlockBytes::Pinned(_)))
+        let host = |bytes: &BlockBytes| matches!(bytes, BlockBytes::Pinned(_) | BlockBytes::Registered(..));
+        self.find(address).is_some_and(|(index, _)| host(&self.blocks[index].bytes))
     }
     /// Start and length of the allocation that an address points into.
     pub fn extent(&self, address: u64) -> Option<(u64, usize)> {

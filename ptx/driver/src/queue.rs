@@ -5,7 +5,8 @@
 //! late as those guarantees allow, with streams in an order drawn from a seed. With seed 0, what was enqueued first
 //! runs first. With any other, streams have priorities, as in PCT (Burckhardt et al. 2010): the first stream that can
 //! proceed does, until priorities are redrawn, with probability 1/32 per step. So one stream runs far ahead of another,
-//! either way. With seeds of 1 modulo 3, some work also runs as soon as it is enqueued.
+//! either way. With seeds of 1 modulo 3, some work also runs as soon as it is enqueued; with the setting `eager`, all
+//! that can.
 use crate::code::CuResult;
 use crate::memory::DriverMemory;
 use flatshard_ptx::emulate::SplitMix64;

@@ -24,7 +24,12 @@ pub struct SimSettings {
     pub oom: Option<u64>,
     /// The cuStreamWaitEvent with this number is skipped, as if the program had forgotten it.
     pub forget_wait: Option<u64>,
-    /// Planted faults apply only to this rank (RANK in the environment).
+    /// The same for cuStreamWaitValue32.
+    pub forget_word: Option<u64>,
+    /// Whatever can run does so as soon as it is enqueued. One such rank among late ones gets ahead of them wherever no
+    /// wait keeps it back.
+    pub eager: bool,
+    /// `eager` and planted faults apply only to this rank (RANK in the environment).
     pub rank: Option<usize>,
     /// Each launch prints its kernel to standard error.
     pub trace: bool,
@@ -45,6 +50,8 @@ impl Default for SimSettings {
             fault: None,
             oom: None,
             forget_wait: None,
+            forget_word: None,
+            eager: false,
             rank: None,
             trace: false,
             blocking: false,
@@ -68,7 +75,8 @@ impl SimSettings {
             settings.gpus = visible.split(',').take_while(there).count();
         }
         if settings.rank.is_some() && settings.rank != var("RANK").and_then(|rank| rank.parse().ok()) {
-            (settings.fault, settings.oom, settings.forget_wait) = (None, None, None);
+            (settings.fault, settings.oom, settings.eager) = (None, None, false);
+            (settings.forget_wait, settings.forget_word) = (None, None);
         }
         Ok(settings)
     }
@@ -89,6 +97,8 @@ impl SimSettings {
                 "fault" => s.fault = Some(number),
                 "oom" => s.oom = Some(number),
                 "forget_wait" => s.forget_wait = Some(number),
+                "forget_word" => s.forget_word = Some(number),
+                "eager" => s.eager = number != 0,
                 "trace" => s.trace = number != 0,
                 "rank" => s.rank = Some(number as usize),
                 _ => return Err(wrong()),

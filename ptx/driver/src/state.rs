@@ -42,10 +42,11 @@ pub struct DriverState {
     pub lost: Option<Code>,
     handles: u64,
     called: Instant,
-    /// Counts of launches, allocations and stream waits, by which planted faults are chosen.
+    /// Counts of launches, allocations and stream waits for events and for words, by which planted faults are chosen.
     pub launches: u64,
     pub allocations: u64,
     pub waits: u64,
+    pub word_waits: u64,
 }
 
 static STATE: OnceLock<Mutex<DriverState>> = OnceLock::new();
@@ -75,6 +76,11 @@ pub fn current_gpu() -> CuResult<usize> {
     current.map(|context| (context - CONTEXT) as usize).ok_or(Code::INVALID_CONTEXT)
 }
 
+/// The compute capability of every GPU: 80, 90.
+pub fn arch() -> u32 {
+    lock().settings.arch
+}
+
 impl DriverState {
     fn new() -> DriverState {
         let settings = SimSettings::read().unwrap_or_else(|what| {
@@ -97,6 +103,7 @@ impl DriverState {
             launches: 0,
             allocations: 0,
             waits: 0,
+            word_waits: 0,
         }
     }
     /// A unique number.
@@ -106,6 +113,24 @@ impl DriverState {
     }
     pub fn called(&mut self) {
         self.called = Instant::now();
+    }
+    /// Counts a stream's wait for an event. Whether it is the one that is to be forgotten.
+    pub fn forgets_wait(&mut self) -> bool {
+        self.waits += 1;
+        let forgotten = self.settings.forget_wait == Some(self.waits);
+        if forgotten {
+            say(&format!("planted fault: wait {} is skipped", self.waits));
+        }
+        forgotten
+    }
+    /// As [`DriverState::forgets_wait`], for a word.
+    pub fn forgets_word(&mut self) -> bool {
+        self.word_waits += 1;
+        let forgotten = self.settings.forget_word == Some(self.word_waits);
+        if forgotten {
+            say(&format!("planted fault: wait {} for a word is skipped", self.word_waits));
+        }
+        forgotten
     }
     fn lose(&mut self, code: Code) -> Code {
         *self.lost.get_or_insert(code)
@@ -154,7 +179,9 @@ impl DriverState {
             return capture.add(stream, CapturedCall::Node(node));
         }
         self.streams.run(stream, node());
-        if self.streams.eager() {
+        if self.settings.eager {
+            while self.step()? == NodeProgress::Moved {}
+        } else if self.streams.eager() {
             self.step()?;
         }
         Ok(())

@@ -119,6 +119,7 @@ fn atomic(space_name: &str, how: &str, kind: &str) -> Option<(Space, usize, Lane
             (2, function) => function,
             _ => return None,
         },
+        ("inc", "u32") => |old, most, _| if old as u32 >= most as u32 { 0 } else { old + 1 },
         ("exch", "b32" | "b64") => |_, new, _| new,
         ("cas", "b32" | "b64") => |old, expected, new| if old == expected { new } else { old },
         _ => return None,

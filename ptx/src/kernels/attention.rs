@@ -61,60 +61,70 @@ const fn tiles(
     AttentionKernel { variant, entry, rows, threads: 128, shared }
 }
 
-/// The kernels for heads of up to `dim` elements. MT, COLUMNS, OWN and EXTRA as in the sources; `halves` if a launch
-/// has registers only for the gradient of keys or of values.
+/// The kernels for heads of up to `dim` elements, `suffix` in their names: "_cap" with softcap. MT, COLUMNS, OWN and
+/// EXTRA as in the sources; `halves` if a launch has registers only for the gradient of keys or of values.
 macro_rules! sm_80 {
-    (@name $stem:literal, $dtype:literal, $dim:literal) => { concat!("attention_", $stem, "_", $dtype, "_", $dim) };
-    (@common $forward:expr, $dq:expr, $dtype:literal, $dim:literal, $dkv:expr) => {
+    (@name $stem:literal, $dtype:literal, $dim:literal, $suffix:literal) => {
+        concat!("attention_", $stem, "_", $dtype, "_", $dim, $suffix)
+    };
+    (@common $forward:expr, $dq:expr, $dtype:literal, $dim:literal, $suffix:literal, $dkv:expr) => {
         AttentionFamily {
-            forward: tiles(sm_80!(@name "forward", $dtype, $dim), "attention_forward", $dim, $forward),
+            forward: tiles(sm_80!(@name "forward", $dtype, $dim, $suffix), "attention_forward", $dim, $forward),
             delta: plain(concat!("attention_delta_", $dtype), "attention_delta"),
-            dq: tiles(sm_80!(@name "dq", $dtype, $dim), "attention_dq", $dim, $dq),
+            dq: tiles(sm_80!(@name "dq", $dtype, $dim, $suffix), "attention_dq", $dim, $dq),
             dkv: $dkv,
         }
     };
     (
-        @variant $stem:literal, $file:literal, $dtype:literal, $number:literal, $dim:literal
-        $(, $key:literal = $value:literal)*
+        @variant $stem:literal, $file:literal, $dtype:literal, $number:literal, $dim:literal, $suffix:literal,
+        $cap:literal $(, $key:literal = $value:literal)*
     ) => {
-        variant(sm_80!(@name $stem, $dtype, $dim), $file, &[("DTYPE", $number), ("HEAD_DIM", $dim) $(, ($key, $value))*])
+        variant(
+            sm_80!(@name $stem, $dtype, $dim, $suffix),
+            $file,
+            &[("DTYPE", $number), ("HEAD_DIM", $dim), ("CAP", $cap) $(, ($key, $value))*],
+        )
     };
     (
-        $variants:ident, $family:ident, $dtype:literal, $number:literal, $dim:literal,
+        $variants:ident, $family:ident, $dtype:literal = $number:literal, $dim:literal, $suffix:literal = $cap:literal,
         $forward:expr, $dq:expr, $dkv:expr
     ) => {
         const $variants: [Variant; 3] = [
-            sm_80!(@variant "forward", "attention_forward.ptx", $dtype, $number, $dim),
-            sm_80!(@variant "dq", "attention_dq.ptx", $dtype, $number, $dim),
-            sm_80!(@variant "dkv", "attention_dkv.ptx", $dtype, $number, $dim),
+            sm_80!(@variant "forward", "attention_forward.ptx", $dtype, $number, $dim, $suffix, $cap),
+            sm_80!(@variant "dq", "attention_dq.ptx", $dtype, $number, $dim, $suffix, $cap),
+            sm_80!(@variant "dkv", "attention_dkv.ptx", $dtype, $number, $dim, $suffix, $cap),
         ];
-        const $family: AttentionFamily = sm_80!(@common $forward, $dq, $dtype, $dim,
-            &[tiles(sm_80!(@name "dkv", $dtype, $dim), "attention_dkv", $dim, $dkv)]);
+        const $family: AttentionFamily = sm_80!(@common $forward, $dq, $dtype, $dim, $suffix,
+            &[tiles(sm_80!(@name "dkv", $dtype, $dim, $suffix), "attention_dkv", $dim, $dkv)]);
     };
     (
-        halves $variants:ident, $family:ident, $dtype:literal, $number:literal, $dim:literal,
-        $forward:expr, $dq:expr, $dkv:expr
+        halves $variants:ident, $family:ident, $dtype:literal = $number:literal, $dim:literal,
+        $suffix:literal = $cap:literal, $forward:expr, $dq:expr, $dkv:expr
     ) => {
         const $variants: [Variant; 4] = [
-            sm_80!(@variant "forward", "attention_forward.ptx", $dtype, $number, $dim),
-            sm_80!(@variant "dq", "attention_dq.ptx", $dtype, $number, $dim),
-            sm_80!(@variant "dk", "attention_dkv.ptx", $dtype, $number, $dim, "DV" = 0),
-            sm_80!(@variant "dv", "attention_dkv.ptx", $dtype, $number, $dim, "DK" = 0),
+            sm_80!(@variant "forward", "attention_forward.ptx", $dtype, $number, $dim, $suffix, $cap),
+            sm_80!(@variant "dq", "attention_dq.ptx", $dtype, $number, $dim, $suffix, $cap),
+            sm_80!(@variant "dk", "attention_dkv.ptx", $dtype, $number, $dim, $suffix, $cap, "DV" = 0),
+            sm_80!(@variant "dv", "attention_dkv.ptx", $dtype, $number, $dim, $suffix, $cap, "DK" = 0),
         ];
-        const $family: AttentionFamily = sm_80!(@common $forward, $dq, $dtype, $dim, &[
-            tiles(sm_80!(@name "dk", $dtype, $dim), "attention_dkv", $dim, $dkv),
-            tiles(sm_80!(@name "dv", $dtype, $dim), "attention_dkv", $dim, $dkv),
+        const $family: AttentionFamily = sm_80!(@common $forward, $dq, $dtype, $dim, $suffix, &[
+            tiles(sm_80!(@name "dk", $dtype, $dim, $suffix), "attention_dkv", $dim, $dkv),
+            tiles(sm_80!(@name "dv", $dtype, $dim, $suffix), "attention_dkv", $dim, $dkv),
         ]);
     };
 }
-sm_80!(BF16_64_VARIANTS, BF16_64, "bf16", 1, 64, [2, 64, 1, 0], [2, 64, 2, 0], [2, 32, 2, 256]);
-sm_80!(BF16_96_VARIANTS, BF16_96, "bf16", 1, 96, [2, 64, 1, 0], [2, 32, 2, 0], [1, 64, 2, 512]);
-sm_80!(BF16_128_VARIANTS, BF16_128, "bf16", 1, 128, [2, 48, 1, 0], [2, 32, 2, 0], [1, 64, 2, 512]);
-sm_80!(halves BF16_256_VARIANTS, BF16_256, "bf16", 1, 256, [1, 32, 1, 0], [1, 32, 2, 0], [1, 32, 2, 256]);
-sm_80!(F16_64_VARIANTS, F16_64, "f16", 2, 64, [2, 64, 1, 0], [2, 64, 2, 0], [2, 32, 2, 256]);
-sm_80!(F16_96_VARIANTS, F16_96, "f16", 2, 96, [2, 64, 1, 0], [2, 32, 2, 0], [1, 64, 2, 512]);
-sm_80!(F16_128_VARIANTS, F16_128, "f16", 2, 128, [2, 48, 1, 0], [2, 32, 2, 0], [1, 64, 2, 512]);
-sm_80!(halves F16_256_VARIANTS, F16_256, "f16", 2, 256, [1, 32, 1, 0], [1, 32, 2, 0], [1, 32, 2, 256]);
+sm_80!(BF16_64_VARIANTS, BF16_64, "bf16" = 1, 64, "" = 0, [2, 64, 1, 0], [2, 64, 2, 0], [2, 32, 2, 256]);
+sm_80!(BF16_96_VARIANTS, BF16_96, "bf16" = 1, 96, "" = 0, [2, 64, 1, 0], [2, 32, 2, 0], [1, 64, 2, 512]);
+sm_80!(BF16_128_VARIANTS, BF16_128, "bf16" = 1, 128, "" = 0, [2, 48, 1, 0], [2, 32, 2, 0], [1, 64, 2, 512]);
+sm_80!(halves BF16_256_VARIANTS, BF16_256, "bf16" = 1, 256, "" = 0, [1, 32, 1, 0], [1, 32, 2, 0], [1, 32, 2, 256]);
+sm_80!(BF16_128_CAP_VARIANTS, BF16_128_CAP, "bf16" = 1, 128, "_cap" = 1, [2, 48, 1, 0], [2, 32, 2, 0], [1, 64, 2, 512]);
+sm_80!(halves BF16_256_CAP_VARIANTS, BF16_256_CAP, "bf16" = 1, 256, "_cap" = 1, [1, 32, 1, 0], [1, 32, 2, 0], [1, 32, 2, 256]);
+sm_80!(F16_64_VARIANTS, F16_64, "f16" = 2, 64, "" = 0, [2, 64, 1, 0], [2, 64, 2, 0], [2, 32, 2, 256]);
+sm_80!(F16_96_VARIANTS, F16_96, "f16" = 2, 96, "" = 0, [2, 64, 1, 0], [2, 32, 2, 0], [1, 64, 2, 512]);
+sm_80!(F16_128_VARIANTS, F16_128, "f16" = 2, 128, "" = 0, [2, 48, 1, 0], [2, 32, 2, 0], [1, 64, 2, 512]);
+sm_80!(halves F16_256_VARIANTS, F16_256, "f16" = 2, 256, "" = 0, [1, 32, 1, 0], [1, 32, 2, 0], [1, 32, 2, 256]);
+sm_80!(F16_128_CAP_VARIANTS, F16_128_CAP, "f16" = 2, 128, "_cap" = 1, [2, 48, 1, 0], [2, 32, 2, 0], [1, 64, 2, 512]);
+sm_80!(halves F16_256_CAP_VARIANTS, F16_256_CAP, "f16" = 2, 256, "_cap" = 1, [1, 32, 1, 0], [1, 32, 2, 0], [1, 32, 2, 256]);
 
 /// Steps between the passes of ring attention.
 const RING: &[Variant] = &[
@@ -138,10 +148,14 @@ const ALL: &[&[Variant]] = &[
     &BF16_96_VARIANTS,
     &BF16_128_VARIANTS,
     &BF16_256_VARIANTS,
+    &BF16_128_CAP_VARIANTS,
+    &BF16_256_CAP_VARIANTS,
     &F16_64_VARIANTS,
     &F16_96_VARIANTS,
     &F16_128_VARIANTS,
     &F16_256_VARIANTS,
+    &F16_128_CAP_VARIANTS,
+    &F16_256_CAP_VARIANTS,
 ];
 
 pub fn variants() -> impl Iterator<Item = &'static Variant> {
@@ -162,21 +176,25 @@ pub fn plain_family(dtype: &str, head_dim: usize) -> Option<&'static AttentionFa
     (1..=MOST).contains(&head_dim).then_some(family)
 }
 
-/// Tensor-core kernels for sm_80 and later: 16-bit types, heads of a multiple of 8. `None` if only the row kernels
-/// apply.
-pub fn sm_80_family(dtype: &str, head_dim: usize) -> Option<&'static AttentionFamily> {
+/// Tensor-core kernels for sm_80 and later: 16-bit types, heads of a multiple of 8. Models with softcap have heads of
+/// 128 or 256, so smaller ones with it are padded. `None` if only the row kernels apply.
+pub fn sm_80_family(dtype: &str, head_dim: usize, softcap: f32) -> Option<&'static AttentionFamily> {
     if !head_dim.is_multiple_of(8) {
         return None;
     }
-    match (dtype, head_dim) {
-        ("bf16", 1..=64) => Some(&BF16_64),
-        ("bf16", 65..=96) => Some(&BF16_96),
-        ("bf16", 97..=128) => Some(&BF16_128),
-        ("bf16", 129..=256) => Some(&BF16_256),
-        ("f16", 1..=64) => Some(&F16_64),
-        ("f16", 65..=96) => Some(&F16_96),
-        ("f16", 97..=128) => Some(&F16_128),
-        ("f16", 129..=256) => Some(&F16_256),
+    match (dtype, softcap != 0.0, head_dim) {
+        ("bf16", false, 1..=64) => Some(&BF16_64),
+        ("bf16", false, 65..=96) => Some(&BF16_96),
+        ("bf16", false, 97..=128) => Some(&BF16_128),
+        ("bf16", false, 129..=256) => Some(&BF16_256),
+        ("bf16", true, 1..=128) => Some(&BF16_128_CAP),
+        ("bf16", true, 129..=256) => Some(&BF16_256_CAP),
+        ("f16", false, 1..=64) => Some(&F16_64),
+        ("f16", false, 65..=96) => Some(&F16_96),
+        ("f16", false, 97..=128) => Some(&F16_128),
+        ("f16", false, 129..=256) => Some(&F16_256),
+        ("f16", true, 1..=128) => Some(&F16_128_CAP),
+        ("f16", true, 129..=256) => Some(&F16_256_CAP),
         _ => None,
     }
 }

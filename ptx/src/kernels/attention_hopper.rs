@@ -4,7 +4,8 @@
 //! ([`BOX`], 1, r): r is [`TiledKernel::rows`](AttentionKernel::rows) for the operand that a CTA keeps and
 //! [`TiledKernel::columns`] for the one it streams.
 //!
-//! forward: `attention_forward(map_q, map_k, map_v, o, lse, shape)`; keeps q.
+//! forward: `attention_forward(map_q, map_k, map_v, o, lse, drawn, shape)`; keeps q. Its grid is of one dimension: at
+//! most as many CTAs as there are tiles of rows of heads, and no more than run at a time.
 //! backward: `attention_backward(map_k, map_v, map_q, map_do, map_lse, map_delta, dkv, sums, turns, shape)`; keeps k
 //! and v. Its grid is of one dimension, and `attention_sum(sums, turns, dq, shape)` follows it.
 //! dq: `attention_dq(map_q, map_k, map_v, map_do, lse, delta, dq, shape)`; keeps q and do.
@@ -77,6 +78,12 @@ const fn tiles(variant: &Variant, entry: &'static str, dim: u32, [own, columns, 
     TiledKernel { kernel: AttentionKernel { variant: variant.name, entry, rows: ROWS, threads: 384, shared }, columns }
 }
 
+/// A CTA takes tile after tile: with a tile's head, first row and ranges.
+const fn forward(variant: &Variant, dim: u32, columns: u32) -> TiledKernel {
+    let TiledKernel { kernel, columns } = tiles(variant, "attention_forward", dim, [1, columns, 0]);
+    TiledKernel { kernel: AttentionKernel { shared: kernel.shared + 16 + 8 * ROWS, ..kernel }, columns }
+}
+
 /// Bytes of a slot's lse or delta.
 const NUMBERS: u32 = 256;
 
@@ -95,40 +102,41 @@ const fn fused(variant: &Variant, finish: &Variant, dim: u32) -> Backward {
 
 macro_rules! variant {
     (
-        $stem:literal, $file:literal, $dtype:literal, $number:literal, $dim:literal
+        $stem:literal, $file:literal, $dtype:literal = $number:literal, $dim:literal, $suffix:literal = $cap:literal
         $(, $key:literal = $value:literal)*
     ) => {
         Variant {
-            name: concat!("attention_hopper_", $stem, "_", $dtype, "_", $dim),
+            name: concat!("attention_hopper_", $stem, "_", $dtype, "_", $dim, $suffix),
             file: $file,
-            given: &[("DTYPE", $number), ("HEAD_DIM", $dim) $(, ($key, $value))*],
+            given: &[("DTYPE", $number), ("HEAD_DIM", $dim), ("CAP", $cap) $(, ($key, $value))*],
         }
     };
 }
-/// The kernels for heads of up to `dim` elements: columns of a tile, as in the sources.
+/// The kernels for heads of up to `dim` elements, `suffix` in their names: "_cap" with softcap.
 macro_rules! family {
-    ($family:ident, $variants:ident, $dtype:literal, $number:literal, $dim:literal, $forward:literal, $sum:expr) => {
+    (
+        $family:ident, $variants:ident, $dtype:literal = $number:literal, $dim:literal, $suffix:literal = $cap:literal,
+        $sum:expr
+    ) => {
         const $variants: [Variant; 2] = [
-            variant!("forward", "attention_hopper.ptx", $dtype, $number, $dim),
-            variant!("backward", "attention_hopper_backward.ptx", $dtype, $number, $dim),
+            variant!("forward", "attention_hopper.ptx", $dtype = $number, $dim, $suffix = $cap),
+            variant!("backward", "attention_hopper_backward.ptx", $dtype = $number, $dim, $suffix = $cap),
         ];
-        const $family: HopperFamily = HopperFamily {
-            forward: tiles(&$variants[0], "attention_forward", $dim, [1, $forward, 0]),
-            backward: fused(&$variants[1], $sum, $dim),
-        };
+        const $family: HopperFamily =
+            HopperFamily { forward: forward(&$variants[0], $dim, 128), backward: fused(&$variants[1], $sum, $dim) };
     };
 }
 /// The largest heads, for which a launch has registers only for the gradient of keys or of values.
 macro_rules! large {
-    ($family:ident, $variants:ident, $dtype:literal, $number:literal) => {
+    ($family:ident, $variants:ident, $dtype:literal = $number:literal, $suffix:literal = $cap:literal) => {
         const $variants: [Variant; 4] = [
-            variant!("forward", "attention_hopper.ptx", $dtype, $number, 256),
-            variant!("dq", "attention_hopper_dq.ptx", $dtype, $number, 256),
-            variant!("dk", "attention_hopper_dkv.ptx", $dtype, $number, 256),
-            variant!("dv", "attention_hopper_dkv.ptx", $dtype, $number, 256, "DK" = 0),
+            variant!("forward", "attention_hopper.ptx", $dtype = $number, 256, $suffix = $cap),
+            variant!("dq", "attention_hopper_dq.ptx", $dtype = $number, 256, $suffix = $cap),
+            variant!("dk", "attention_hopper_dkv.ptx", $dtype = $number, 256, $suffix = $cap),
+            variant!("dv", "attention_hopper_dkv.ptx", $dtype = $number, 256, $suffix = $cap, "DK" = 0),
         ];
         const $family: HopperFamily = HopperFamily {
-            forward: tiles(&$variants[0], "attention_forward", 256, [1, 80, 0]),
+            forward: forward(&$variants[0], 256, 80),
             backward: Backward::Apart {
                 dq: tiles(&$variants[1], "attention_dq", 256, [2, 48, 0]),
                 dkv: &[
@@ -153,14 +161,18 @@ const SUMS: [Variant; 4] = [
     },
     Variant { name: "attention_hopper_sum_f16_64", file: "attention_hopper_sum.ptx", given: &[("DTYPE", 2)] },
 ];
-family!(BF16_64, BF16_64_VARIANTS, "bf16", 1, 64, 128, &SUMS[0]);
-family!(BF16_96, BF16_96_VARIANTS, "bf16", 1, 96, 128, &SUMS[1]);
-family!(BF16_128, BF16_128_VARIANTS, "bf16", 1, 128, 128, &SUMS[1]);
-large!(BF16_256, BF16_256_VARIANTS, "bf16", 1);
-family!(F16_64, F16_64_VARIANTS, "f16", 2, 64, 128, &SUMS[2]);
-family!(F16_96, F16_96_VARIANTS, "f16", 2, 96, 128, &SUMS[3]);
-family!(F16_128, F16_128_VARIANTS, "f16", 2, 128, 128, &SUMS[3]);
-large!(F16_256, F16_256_VARIANTS, "f16", 2);
+family!(BF16_64, BF16_64_VARIANTS, "bf16" = 1, 64, "" = 0, &SUMS[0]);
+family!(BF16_96, BF16_96_VARIANTS, "bf16" = 1, 96, "" = 0, &SUMS[1]);
+family!(BF16_128, BF16_128_VARIANTS, "bf16" = 1, 128, "" = 0, &SUMS[1]);
+large!(BF16_256, BF16_256_VARIANTS, "bf16" = 1, "" = 0);
+family!(BF16_128_CAP, BF16_128_CAP_VARIANTS, "bf16" = 1, 128, "_cap" = 1, &SUMS[1]);
+large!(BF16_256_CAP, BF16_256_CAP_VARIANTS, "bf16" = 1, "_cap" = 1);
+family!(F16_64, F16_64_VARIANTS, "f16" = 2, 64, "" = 0, &SUMS[2]);
+family!(F16_96, F16_96_VARIANTS, "f16" = 2, 96, "" = 0, &SUMS[3]);
+family!(F16_128, F16_128_VARIANTS, "f16" = 2, 128, "" = 0, &SUMS[3]);
+large!(F16_256, F16_256_VARIANTS, "f16" = 2, "" = 0);
+family!(F16_128_CAP, F16_128_CAP_VARIANTS, "f16" = 2, 128, "_cap" = 1, &SUMS[3]);
+large!(F16_256_CAP, F16_256_CAP_VARIANTS, "f16" = 2, "_cap" = 1);
 
 const ALL: &[&[Variant]] = &[
     &SUMS,
@@ -168,30 +180,39 @@ const ALL: &[&[Variant]] = &[
     &BF16_96_VARIANTS,
     &BF16_128_VARIANTS,
     &BF16_256_VARIANTS,
+    &BF16_128_CAP_VARIANTS,
+    &BF16_256_CAP_VARIANTS,
     &F16_64_VARIANTS,
     &F16_96_VARIANTS,
     &F16_128_VARIANTS,
     &F16_256_VARIANTS,
+    &F16_128_CAP_VARIANTS,
+    &F16_256_CAP_VARIANTS,
 ];
 
 pub fn variants() -> impl Iterator<Item = &'static Variant> {
     ALL.iter().copied().flatten()
 }
 
-/// For 16-bit types and heads of a multiple of 8 elements, as tensor maps require.
-pub fn sm_90a_family(dtype: &str, head_dim: usize) -> Option<&'static HopperFamily> {
+/// For 16-bit types and heads of a multiple of 8 elements, as tensor maps require; with softcap, as
+/// [`sm_80_family`](super::attention::sm_80_family).
+pub fn sm_90a_family(dtype: &str, head_dim: usize, softcap: f32) -> Option<&'static HopperFamily> {
     if !head_dim.is_multiple_of(8) {
         return None;
     }
-    match (dtype, head_dim) {
-        ("bf16", 1..=64) => Some(&BF16_64),
-        ("bf16", 65..=96) => Some(&BF16_96),
-        ("bf16", 97..=128) => Some(&BF16_128),
-        ("bf16", 129..=256) => Some(&BF16_256),
-        ("f16", 1..=64) => Some(&F16_64),
-        ("f16", 65..=96) => Some(&F16_96),
-        ("f16", 97..=128) => Some(&F16_128),
-        ("f16", 129..=256) => Some(&F16_256),
+    match (dtype, softcap != 0.0, head_dim) {
+        ("bf16", false, 1..=64) => Some(&BF16_64),
+        ("bf16", false, 65..=96) => Some(&BF16_96),
+        ("bf16", false, 97..=128) => Some(&BF16_128),
+        ("bf16", false, 129..=256) => Some(&BF16_256),
+        ("bf16", true, 1..=128) => Some(&BF16_128_CAP),
+        ("bf16", true, 129..=256) => Some(&BF16_256_CAP),
+        ("f16", false, 1..=64) => Some(&F16_64),
+        ("f16", false, 65..=96) => Some(&F16_96),
+        ("f16", false, 97..=128) => Some(&F16_128),
+        ("f16", false, 129..=256) => Some(&F16_256),
+        ("f16", true, 1..=128) => Some(&F16_128_CAP),
+        ("f16", true, 129..=256) => Some(&F16_256_CAP),
         _ => None,
     }
 }

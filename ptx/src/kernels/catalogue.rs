@@ -45,11 +45,15 @@ const VARIANTS: &[&[Variant]] = &[
         variant("dequantize_e4m3", "dequantize.ptx", &[("FORMAT", 0)]),
         variant("dequantize_e5m2", "dequantize.ptx", &[("FORMAT", 1)]),
         variant("embed_sort", "embed_sort.ptx", &[]),
+        variant("encode_bf16", "encode.ptx", &[("DTYPE", 1)]),
+        variant("encode_f32", "encode.ptx", &[("DTYPE", 0)]),
         variant("polynomial_bf16", "polynomial.ptx", &[("DTYPE", 1)]),
         variant("polynomial_f32", "polynomial.ptx", &[("DTYPE", 0)]),
         variant("quantize_e4m3", "quantize.ptx", &[("FORMAT", 0), ("TALL", 1)]),
         variant("quantize_e5m2", "quantize.ptx", &[("FORMAT", 1), ("TALL", 1)]),
         variant("quantize_weight", "quantize.ptx", &[("FORMAT", 0), ("TALL", 128)]),
+        variant("raise_scales_bf16", "raise_scales.ptx", &[("DTYPE", 1)]),
+        variant("raise_scales_f32", "raise_scales.ptx", &[("DTYPE", 0)]),
         variant("sgd", "sgd.ptx", &[("MOMENTUM", 0), ("OUT", 0)]),
         variant("sgd_bf16", "sgd.ptx", &[("MOMENTUM", 0), ("OUT", 1)]),
         variant("sgd_f16", "sgd.ptx", &[("MOMENTUM", 0), ("OUT", 3)]),
@@ -59,8 +63,12 @@ const VARIANTS: &[&[Variant]] = &[
         variant("sgd_momentum_f16", "sgd.ptx", &[("MOMENTUM", 1), ("OUT", 3)]),
         variant("sgd_momentum_f32", "sgd.ptx", &[("MOMENTUM", 1), ("OUT", 2)]),
         variant("sum_losses", "sum_losses.ptx", &[]),
+        variant("sum_ranks_bf16_f32", "sum_ranks.ptx", &[("DTYPE", 1), ("TO", 0)]),
+        variant("sum_ranks_f16_f32", "sum_ranks.ptx", &[("DTYPE", 2), ("TO", 0)]),
+        variant("sum_ranks_f64", "sum_ranks.ptx", &[("DTYPE", 3)]),
         variant("sum_rows", "sum_rows.ptx", &[]),
         variant("sum_squares", "sum_squares.ptx", &[]),
+        variant("transpose_codes", "transpose_codes.ptx", &[]),
     ],
     floats!("bias", "bias.ptx"),
     floats!("bias_backward", "bias_backward.ptx"),
@@ -89,6 +97,7 @@ const VARIANTS: &[&[Variant]] = &[
     floats!("rmsnorm_backward", "norm_backward.ptx", "LAYER" = 0),
     floats!("rope", "rope.ptx"),
     floats!("scale", "scale.ptx"),
+    floats!("sum_ranks", "sum_ranks.ptx"),
     floats!("swiglu", "glu.ptx", "GELU" = 0),
     floats!("swiglu_backward", "glu_backward.ptx", "GELU" = 0),
 ];
@@ -122,6 +131,9 @@ mod tests {
             let text = variant.expand().unwrap();
             let found: Vec<&str> = entries(&text).collect();
             assert!(!found.is_empty() && found.iter().all(|e| !e.is_empty()), "{}: {found:?}", variant.name);
+            // Of attention's kernels, those of tiles have variants with softcap, and no code for it without.
+            let capped = variant.name.ends_with("_cap") || variant.file == "attention_plain.ptx";
+            assert_eq!(text.contains("[p_softcap]"), capped, "{}", variant.name);
             assert!(text.contains(&format!(".target {}", target(&text))), "{}: {}", variant.name, target(&text));
         }
     }

@@ -34,9 +34,9 @@ fn seen(ranges: &[Range<u32>], rows: usize, columns: usize) -> (u64, u64) {
 fn launch_costs_match_the_budget() {
     let mut lines = vec![];
     for dtype in [DType::Bf16, DType::F16] {
-        for head_dim in [64, 96, 128, 256] {
-            let family = sm_80_family(dtype.name(), head_dim).unwrap();
-            let shape = Shape { window: 150, ..Shape::packed(2, 1, head_dim, &[0, 30, 300]) };
+        for (head_dim, softcap) in [(64, 0.0), (96, 0.0), (128, 0.0), (256, 0.0), (128, 30.0), (256, 30.0)] {
+            let family = sm_80_family(dtype.name(), head_dim, softcap as f32).unwrap();
+            let shape = Shape { window: 150, softcap, ..Shape::packed(2, 1, head_dim, &[0, 30, 300]) };
             let run = Run { family, dtype, shape: &shape, schedule: 0, plant: None };
             let (_, costs) = run.run(&Inputs::new(&shape), 0.0).unwrap_or_else(|report| panic!("{report}"));
             for (kernel, counts) in costs.iter().filter(|(kernel, _)| kernel.entry != "attention_delta") {
@@ -75,7 +75,7 @@ fn launch_costs_match_the_budget() {
 #[test]
 fn shared_memory_is_what_the_kernel_uses() {
     for head_dim in [64, 96, 128, 256] {
-        let family = sm_80_family("bf16", head_dim).unwrap();
+        let family = sm_80_family("bf16", head_dim, 0.0).unwrap();
         let less = |kernel: AttentionKernel| AttentionKernel { shared: kernel.shared - 8, ..kernel };
         let dkv: Vec<AttentionKernel> = family.dkv.iter().copied().map(less).collect();
         let (forward, dq) = (less(family.forward), less(family.dq));

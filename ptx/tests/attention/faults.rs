@@ -9,7 +9,7 @@ const SCHEDULES: [u64; 3] = [0, 1, 2];
 const ENTRIES: [&str; 3] = ["attention_forward", "attention_dq", "attention_dkv"];
 
 fn family() -> &'static AttentionFamily {
-    sm_80_family("bf16", 64).unwrap()
+    sm_80_family("bf16", 64, 0.0).unwrap()
 }
 /// Enough columns to refill both stages.
 fn shape() -> Shape {

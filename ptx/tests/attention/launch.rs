@@ -128,14 +128,15 @@ impl Run<'_> {
             let ranges = &self.shape.tables()[of];
             ranges.iter().flat_map(|r| [r.start, r.end]).flat_map(u32::to_le_bytes).collect::<Vec<u8>>()
         };
-        let cu = self.shape.cu_seqlens();
         let bounds = match packed {
-            true => [memory.upload("cu_seqlens", &cu.iter().flat_map(|c| c.to_le_bytes()).collect::<Vec<u8>>()); 2],
+            true => {
+                let documents = self.shape.documents();
+                [memory.upload("documents", &documents.iter().flat_map(|c| c.to_le_bytes()).collect::<Vec<u8>>()); 2]
+            }
             false => [0, 1].map(|of| memory.upload("ranges", &table(of))),
         };
-        let documents = if packed { cu.len() - 1 } else { 0 };
         let tail = |turned: usize, out_row: usize| {
-            let n = [documents, self.shape.window, nq, nk, row, kv_row, out_row, heads, kv_heads, head_dim];
+            let n = [packed as usize, self.shape.window, nq, nk, row, kv_row, out_row, heads, kv_heads, head_dim];
             let mut arguments = vec![Argument::Pointer(bounds[turned])];
             arguments.extend(n.map(|n| Argument::U32(n as u32)));
             arguments.extend([self.shape.scale(), self.shape.softcap].map(|x| Argument::F32(x as f32)));

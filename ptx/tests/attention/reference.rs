@@ -43,6 +43,10 @@ impl Shape {
             Sight::Packed(cu) | Sight::Pass { cu_seqlens: cu, .. } => cu,
         }
     }
+    /// The ends of each row's document.
+    pub fn documents(&self) -> Vec<u32> {
+        self.cu_seqlens().windows(2).flat_map(|of| (of[0]..of[1]).flat_map(|_| [of[0], of[1]])).collect()
+    }
     fn sees(&self, query: u32, key: u32) -> bool {
         let start = self.cu_seqlens().iter().rfind(|&&c| c <= query).unwrap();
         key >= *start && key <= query && (self.window == 0 || ((query - key) as usize) < self.window)

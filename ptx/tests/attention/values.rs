@@ -93,15 +93,16 @@ fn plain_kernels() {
 #[test]
 fn sm_80_kernels() {
     for (dtype, head_dim) in [(DType::Bf16, 64), (DType::Bf16, 80), (DType::F16, 128), (DType::Bf16, 256)] {
-        let family = sm_80_family(dtype.name(), head_dim).unwrap();
-        shapes(head_dim).iter().for_each(|shape| check(family, dtype, shape));
+        for shape in shapes(head_dim) {
+            check(sm_80_family(dtype.name(), head_dim, shape.softcap as f32).unwrap(), dtype, &shape);
+        }
     }
 }
 
 /// Documents one short of a tile, one more, and two tiles and one; three query heads per key head.
 #[test]
 fn sm_80_kernels_around_the_size_of_a_tile() {
-    let family = sm_80_family("bf16", 64).unwrap();
+    let family = sm_80_family("bf16", 64, 0.0).unwrap();
     check(family, DType::Bf16, &Shape::packed(3, 1, 64, &[0, 63, 128, 257]));
 }
 

@@ -5,6 +5,7 @@ use super::reference::{Inputs, Outputs, Shape, Sight, attention};
 use flatshard_ptx::emulate::{FindingKind, LATE};
 use flatshard_ptx::kernels::Variant;
 use half::{bf16, f16};
+use std::cell::RefCell;
 
 /// The last one keeps diverged lanes apart; its costs differ.
 const SCHEDULES: [u64; 3] = [1, 2, LATE | 3];
@@ -78,7 +79,10 @@ fn packed_documents() {
 fn windows_and_softcaps() {
     check("bf16", &Shape { window: 9, ..Shape::packed(1, 1, 64, &[0, 3, 268]) });
     check("bf16", &Shape { window: 130, ..Shape::packed(1, 1, 64, &[0, 400]) });
+    // Capped heads smaller than their kernels' are padded.
     check("f16", &Shape { softcap: 2.0, ..Shape::packed(1, 1, 64, &[0, 140]) });
+    check("bf16", &Shape { softcap: 2.0, window: 60, ..Shape::packed(2, 1, 128, &[0, 7, 150]) });
+    check("bf16", &Shape { softcap: 2.0, ..Shape::packed(1, 1, 256, &[0, 140]) });
 }
 #[test]
 fn passes_of_ring_attention() {
@@ -109,6 +113,78 @@ fn heads_in_sections() {
         let (cut, again) = run(Some((name, &change)));
         assert!((&cut.o, &cut.lse) == (&whole.o, &whole.lse), "{keys} keys");
         assert_eq!(again, costs);
+    }
+}
+
+/// However many CTAs share the tiles, and whichever draws them: the bits of a CTA for each tile.
+#[test]
+fn tiles_in_turn() {
+    let tables = Sight::Pass {
+        cu_seqlens: vec![0, 140, 300, 700],
+        queries: (0..140).chain(500..700).collect(),
+        keys: (300..650).collect(),
+    };
+    for shape in [
+        Shape::packed(3, 1, 64, &[0, 30, 400]),
+        Shape { window: 70, ..Shape::packed(2, 2, 128, &[0, 300]) },
+        Shape::packed(2, 1, 256, &[0, 200]),
+        // Of some tiles no query attends to any key.
+        Shape { sight: tables, ..Shape::packed(2, 1, 64, &[]) },
+    ] {
+        let x = Inputs::new(&shape);
+        let run = |ctas, schedule| {
+            let bench = Bench { ctas, ..Bench::new("bf16", &shape, schedule) };
+            bench.run(&x, None, 0.0).unwrap_or_else(|e| panic!("{shape:?}, {ctas}, {schedule}:\n{e}")).0
+        };
+        let each = run(usize::MAX, 0);
+        for (ctas, schedule) in [(1, 0), (1, 1), (2, 0), (2, 1), (3, 2), (5, LATE | 3)] {
+            let now = run(ctas, schedule);
+            assert!((&now.o, &now.lse) == (&each.o, &each.lse), "{shape:?}: {ctas} CTAs, schedule {schedule}");
+        }
+    }
+}
+/// What goes on from one tile to the next: a mistake is a finding, or gives other values.
+#[test]
+fn what_goes_on_from_tile_to_tile_is_needed() {
+    let shape = Shape::packed(2, 1, 64, &[0, 420]);
+    let (x, zeros) = (Inputs::new(&shape), RefCell::new(vec![]));
+    let variant = "attention_hopper_forward_bf16_64";
+    let run = |plant: Plant, schedule| {
+        let bench = Bench { plant, ctas: 2, turns: Some(&zeros), ..Bench::new("bf16", &shape, schedule) };
+        bench.run(&x, None, 0.0)
+    };
+    let right = run(None, 0).unwrap_or_else(|report| panic!("{report}")).0;
+    let arrive = "mbarrier.arrive.shared::cta.b64 _, [%bars + ";
+    let [mine, freed] = [72, 88].map(|at| format!("{arrive}{at}];"));
+    let opened = |n: usize| (n, "xor.b32                 %noted, %noted, 1;", "");
+    for (n, old, new) in [
+        // Phases that do not change with the tile: of notes, for each of their three users, and of the queries.
+        opened(0),
+        opened(1),
+        opened(2),
+        (0, "xor.b32                 %own_parity, %own_parity, 1;", ""),
+        (1, "xor.b32                 %own_parity, %own_parity, 1;", ""),
+        // Nobody says that the queries are free, or that a note has been read; or one does twice.
+        (0, &*mine, "mov.u32 %t, %t;"),
+        (0, &*freed, ""),
+        (1, &*freed, "mov.u32 %t, %t;"),
+        (0, &*freed, &*format!("{freed} {freed}")),
+        // A tile too many, one skipped.
+        (0, "setp.ge.u32             %none, %index, %work;", "setp.gt.u32 %none, %index, %work;"),
+        (0, "add.u32                 %index, %index, %t;", "add.u32 %index, %index, %t; add.u32 %index, %index, 1;"),
+        // The turns start anew.
+        (0, "bra                     NEXT_TILE;", "bra ANEW;"),
+    ] {
+        let change = |text: String| {
+            let (at, _) = text.match_indices(old).nth(n).unwrap_or_else(|| panic!("nothing to replace: {old} {n}"));
+            let text = format!("{}{new}{}", &text[..at], &text[at + old.len()..]);
+            text.replacen("setp.eq.u32             %in, %warpgroup, 2;", "ANEW: setp.eq.u32 %in, %warpgroup, 2;", 1)
+        };
+        for schedule in 0..2 {
+            let same = |now: Outputs| (now.o, now.lse) == (right.o.clone(), right.lse.clone());
+            let passes = run(Some((variant, &change)), schedule).is_ok_and(|(now, _)| same(now));
+            assert!(!passes, "{old} {n} -> {new} passes, schedule {schedule}");
+        }
     }
 }
 

@@ -40,14 +40,16 @@ pub struct Bench<'a> {
     pub family: HopperFamily,
     pub schedule: u64,
     pub plant: Plant<'a>,
+    /// At most this many CTAs share the tiles of a forward launch.
+    pub ctas: usize,
     /// For launches that leave outputs partly unwritten, which then start as zeros: the tickets and turns before a
     /// backward launch, which start as zeros otherwise, and after it.
     pub turns: Option<&'a RefCell<Vec<u32>>>,
 }
 impl<'a> Bench<'a> {
     pub fn new(dtype: &'a str, shape: &'a Shape, schedule: u64) -> Bench<'a> {
-        let family = *sm_90a_family(dtype, shape.head_dim).unwrap();
-        Bench { dtype, shape, family, schedule, plant: None, turns: None }
+        let family = *sm_90a_family(dtype, shape.head_dim, shape.softcap as f32).unwrap();
+        Bench { dtype, shape, family, schedule, plant: None, ctas: 1, turns: None }
     }
     /// A grid of `grid` CTAs per head.
     fn launch(
@@ -110,19 +112,16 @@ impl<'a> Bench<'a> {
         let tables = shape.tables();
         let bounds = match packed {
             true => {
-                [memory.upload(
-                    "cu_seqlens",
-                    &shape.cu_seqlens().iter().flat_map(|c| c.to_le_bytes()).collect::<Vec<u8>>(),
-                ); 2]
+                let documents = shape.documents();
+                [memory.upload("documents", &documents.iter().flat_map(|c| c.to_le_bytes()).collect::<Vec<u8>>()); 2]
             }
             false => [0, 1].map(|of: usize| {
                 let ends = tables[of].iter().flat_map(|r| [r.start, r.end]).flat_map(u32::to_le_bytes);
                 memory.upload("ranges", &ends.collect::<Vec<u8>>())
             }),
         };
-        let documents = if packed { shape.cu_seqlens().len() - 1 } else { 0 };
         let tail = |of: usize, out_row: usize| {
-            let n = [documents, shape.window, nq, nk, q_row, kv_row, out_row, heads, kv_heads, head_dim];
+            let n = [packed as usize, shape.window, nq, nk, q_row, kv_row, out_row, heads, kv_heads, head_dim];
             let mut tail = vec![Argument::Pointer(bounds[of])];
             tail.extend(n.map(|n| Argument::U32(n as u32)));
             tail.extend([shape.scale(), shape.softcap].map(|x| Argument::F32(x as f32)));
@@ -140,9 +139,13 @@ impl<'a> Bench<'a> {
             let TiledKernel { kernel, columns } = family.forward;
             let mut arguments = vec![map(q, heads, nq, q_row, kernel.rows)];
             arguments.extend([k, v].map(|at| map(at, kv_heads, nk, kv_row, columns)));
-            arguments.extend([o, lse].map(Argument::Pointer));
+            let drawn = memory.upload("drawn", &[0; 4]);
+            arguments.extend([o, lse, drawn].map(Argument::Pointer));
             arguments.extend(tail(0, 0));
-            costs.push(self.launch(&kernel, (blocks(nq, &kernel), heads), &arguments, &mut memory)?);
+            let ctas = self.ctas.min(blocks(nq, &kernel) * heads);
+            costs.push(self.launch(&kernel, (ctas, 1), &arguments, &mut memory)?);
+            let ready = memory.download(drawn).unwrap() == [0; 4];
+            assert!(ready || self.plant.is_some(), "the next launch would skip tiles");
             let o = decode(out, memory.download(o).unwrap());
             let lse = decode("f32", memory.download(lse).unwrap());
             return Ok((Outputs { o, lse, ..Outputs::default() }, costs));

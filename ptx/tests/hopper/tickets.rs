@@ -40,7 +40,13 @@ fn forward(shape: &Shape, section: usize, change: &dyn Fn(String) -> String) -> 
         // 4 bytes of keys and values per element, of an f32's worth of cache.
         let cache = (section * n * shape.head_dim).to_string();
         let plant = |text: String| alone(index, change(replaced(&text, "8388608", &cache)));
-        let bench = Bench { plant: Some((&name, &plant)), turns: Some(&turns), ..Bench::new("bf16", shape, 0) };
+        // A CTA for each tile: further ones that it draws are none.
+        let bench = Bench {
+            plant: Some((&name, &plant)),
+            ctas: usize::MAX,
+            turns: Some(&turns),
+            ..Bench::new("bf16", shape, 0)
+        };
         let Outputs { o, .. } = bench.run(&x, None, 0.0).unwrap_or_else(|report| panic!("{report}")).0;
         written(&o, shape.heads, shape.head_dim, 128)
     };

@@ -136,6 +136,19 @@ fn elements(dtype: DType, name: &str) -> Vec<Case> {
     cases
 }
 
+/// The parts of three ranks.
+fn sums_of_ranks() -> Vec<Case> {
+    let pairs = [(F32, F32, "f32"), (Bf16, Bf16, "bf16"), (F16, F16, "f16"), (F64, F64, "f64")];
+    let wider = [(Bf16, F32, "bf16_f32"), (F16, F32, "f16_f32")];
+    let case = |(from, to, name): (DType, DType, &str)| {
+        let part = N.next_multiple_of(8);
+        let more = vec![long(part * from.size()), int(3), int(0), int(0)];
+        let floor = N * (3 * from.size() + to.size());
+        Case { floor, ..flat(&format!("sum_ranks_{name}"), vec![input(1, from, 3 * part), Out(to, N)], more) }
+    };
+    pairs.into_iter().chain(wider).map(case).collect()
+}
+
 fn rows(dtype: DType, name: &str) -> Vec<Case> {
     let (n, size) = (ROWS * COLUMNS, dtype.size());
     let x = |columns: usize| input(1, dtype, ROWS * columns);
@@ -310,7 +323,7 @@ fn fp8() -> Vec<Case> {
         for (format, tall) in [("e4m3", 1), ("e5m2", 1), ("weight", 128)] {
             let blocks = rows.div_ceil(tall) * across;
             let slots = vec![input(1, Bf16, n), Out(U8, n), Out(F32, blocks)];
-            let slots = slots.into_iter().chain(sizes()).chain([int(columns)]).collect();
+            let slots = slots.into_iter().chain(sizes()).chain([columns, across, 1].map(int)).collect();
             cases.push(case(label, 3 * n + 4 * blocks, job(format!("quantize_{format}"), 2, 256, slots)));
             if tall == 1 {
                 let codes = In(U8, (0..n).map(|i| (i * 37 % 120) as f64).collect());
@@ -319,12 +332,30 @@ fn fp8() -> Vec<Case> {
                 cases.push(case(label, 3 * n + 4 * blocks, job(format!("dequantize_{format}"), 2, 256, slots)));
             }
         }
+        // All elements but some at both ends of the weight: as shards end, and anywhere.
+        let ends = if columns.is_multiple_of(128) { 256 } else { 1 };
+        let (len, blocks) = (n - 2 * ends, rows.div_ceil(128) * across);
+        for (dtype, name) in [(F32, "f32"), (Bf16, "bf16")] {
+            let part = || [long(ends), long(len)].into_iter().chain(sizes());
+            let floor = dtype.size() * len + 4 * blocks;
+            let slots = [input(1, dtype, len), InOut(F32, vec![0.0; blocks])].into_iter().chain(part()).collect();
+            cases.push(case(label, floor, job(format!("raise_scales_{name}"), 2, 256, slots)));
+            let scales = In(F32, (0..blocks).map(|i| 2f64.powi(i as i32 % 9 - 12)).collect());
+            let slots = [input(1, dtype, len), scales, Out(U8, len)].into_iter().chain(part()).collect();
+            cases.push(case(label, floor + len, job(format!("encode_{name}"), 2, 256, slots)));
+        }
     }
+    let (rows, columns, blocks) = (256, 384, 6);
+    let (codes, scales) = (input(1, U8, rows * columns), input(2, F32, blocks));
+    let slots = vec![codes, scales, Out(U8, rows * columns), Out(F32, 12), int(rows), int(columns)];
+    let floor = 2 * rows * columns + 4 * (blocks + 12);
+    cases.push(case("256x384", floor, job("transpose_codes", 2, 256, slots)));
     cases
 }
 
 pub fn cases() -> Vec<Case> {
-    let mut cases = [single(), fp8(), optimizers(), experts::cases()].into_iter().flatten().collect::<Vec<_>>();
+    let mut cases =
+        [single(), fp8(), sums_of_ranks(), optimizers(), experts::cases()].into_iter().flatten().collect::<Vec<_>>();
     for (dtype, name) in DTYPES {
         for family in [elements, rows, heads, losses] {
             cases.extend(family(dtype, name));

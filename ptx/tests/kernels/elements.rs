@@ -1,5 +1,5 @@
 //! Kernels over flat arrays: casts, sums, gated units, GELU, dropout, the optimizers.
-use super::cases::block_tables;
+use super::cases::{ConcatSlots, block_tables};
 use super::harness::*;
 use flatshard::base::rng::philox;
 use flatshard_ptx::emulate::Argument;
@@ -38,6 +38,54 @@ fn add_adds_to_what_is_there() {
             let slots = vec![In(from, x), InOut(to, y), long(n)];
             let got = job(&variant, 3, 256, slots).skewed(skew).outputs();
             assert_eq!(got[0], rounded(&want, to), "{variant} n {n}");
+        }
+    }
+}
+
+/// Rounded at each rank in the dtype of sums, in rank order.
+fn ranks_total(parts: &[Vec<f64>], sum_dtype: DType, largest: bool) -> Vec<f64> {
+    let join = |a: f64, b: f64| match largest {
+        true if b > a || b.is_nan() => b,
+        true => a,
+        false => rounded(&[a + b], sum_dtype)[0],
+    };
+    let mut total = parts[0].clone();
+    for part in &parts[1..] {
+        total.iter_mut().zip(part).for_each(|(t, x)| *t = join(*t, *x));
+    }
+    total
+}
+
+#[test]
+fn ranks_are_summed_in_order_and_the_largest_may_be_nan() {
+    let mut pairs: Vec<_> = DTYPES.iter().map(|(d, name)| (*d, *d, name.to_string())).collect();
+    pairs.extend([(F64, F64, "f64".into()), (Bf16, F32, "bf16_f32".into()), (F16, F32, "f16_f32".into())]);
+    for (from, to, name) in pairs {
+        let sum_dtype = if from == F64 { F64 } else { F32 };
+        for (i, (n, skew)) in SIZES.into_iter().zip([0, 1].into_iter().cycle()).enumerate() {
+            let (ranks, part) = (1 + i % 4, n + i % 3);
+            // Parts of very different sizes, so that the order shows in the last bits.
+            let scale = |r: usize| [1.0, 3e3, -7e-4, 1.7][r];
+            let mut parts: Vec<Vec<f64>> = (0..ranks)
+                .map(|r| rounded(&normal(r as u64, n).iter().map(|x| x * scale(r)).collect::<Vec<_>>(), from))
+                .collect();
+            let y = rounded(&normal(9, n), to);
+            let run = |parts: &[Vec<f64>], add: usize, largest: usize| {
+                let gap = vec![0.0; part - n];
+                let x = parts.iter().flat_map(|values| [values.clone(), gap.clone()].concat()).collect();
+                let flags = [long(part * from.size()), int(ranks), int(add), int(largest)];
+                let slots = [vec![In(from, x), InOut(to, y.clone()), long(n)], flags.into()].concat_slots();
+                job(format!("sum_ranks_{name}"), 3, 256, slots).skewed(skew).outputs().remove(0)
+            };
+            let total = ranks_total(&parts, sum_dtype, false);
+            assert_eq!(run(&parts, 0, 0), rounded(&total, to), "{name}: {ranks} of {n}");
+            let added: Vec<f64> = total.iter().zip(&y).map(|(t, y)| rounded(&[y + t], sum_dtype)[0]).collect();
+            assert_eq!(run(&parts, 1, 0), rounded(&added, to), "{name}: {ranks} of {n}, added");
+            parts[ranks - 1][n / 2] = f64::NAN;
+            let (got, mut want) = (run(&parts, 0, 1), rounded(&ranks_total(&parts, sum_dtype, true), to));
+            assert!(got[n / 2].is_nan() && want[n / 2].is_nan(), "{name}: {ranks} of {n}");
+            want[n / 2] = got[n / 2];
+            assert_eq!(format!("{got:?}"), format!("{want:?}"), "{name}: {ranks} of {n}, largest");
         }
     }
 }

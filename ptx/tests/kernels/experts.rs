@@ -1,7 +1,7 @@
 //! One launch of each kernel of mixtures of experts, for cases.rs; tests/device/conformance/experts.rs compares values.
 use super::cases::{Case, ConcatSlots};
 use super::harness::*;
-use flatshard_ptx::kernels::experts::{GroupedKernel, plain_grouped, tile_grouped};
+use flatshard_ptx::kernels::experts::{GroupedKernel, hopper_grouped, plain_grouped, tile_grouped};
 
 const TOKENS: usize = 64;
 const EXPERTS: usize = 40;
@@ -29,6 +29,10 @@ fn routing() -> Vec<Case> {
     let sizes = || ints([TOKENS, EXPERTS, TOP_K, 1]);
     let route = [vec![InOut(F32, normal(1, probs)), Out(U32, ROWS), Out(F32, ROWS)], sizes()].concat_slots();
     let sort = vec![chosen(), Out(U32, EXPERTS + 1), Out(U32, ROWS), Out(U32, ROWS), int(ROWS), int(EXPERTS)];
+    // Four runs in the reverse order.
+    let (placed, length) = (4096, 1024);
+    let run = |run: usize| [run * length, placed - (run + 1) * length, length];
+    let runs = vec![words((0..4).flat_map(run)), Out(U32, placed), Out(U32, placed), int(4)];
     let given = vec![positive(probs), chosen(), positive(ROWS), floats(3, ROWS), floats(5, EXPERTS), Out(F32, probs)];
     let offsets = words((0..=EXPERTS).map(|e| e * 6));
     let added = |n| InOut(F64, vec![1.0; n]);
@@ -37,6 +41,7 @@ fn routing() -> Vec<Case> {
     let summed = In(F64, (0..(layers + 1) * EXPERTS).map(|i| i as f64).collect());
     let out = vec![summed, In(F32, vec![0.5]), Out(F32, EXPERTS), added(1 + layers * EXPERTS)];
     vec![
+        case("4x1024", 8 * placed + 12 * 4, job("place_runs", 3, 64, runs)),
         case(shape, 8 * probs + 8 * ROWS, job("route", 3, 256, route)),
         case(shape, 12 * ROWS + 4 * EXPERTS, job("route_sort", EXPERTS as u32, 64, sort)),
         case(shape, 8 * probs + 12 * ROWS, job("route_backward", 3, 256, [given, sizes()].concat_slots())),
@@ -80,9 +85,14 @@ fn products(dtype: DType, name: &str) -> Vec<Case> {
     const OFFSETS: [usize; 4] = [0, 140, 140, 200];
     let (groups, rows) = (3, 200);
     let mut cases = vec![];
-    let families = [(plain_grouped(name), "200x70x33", 70usize, 33usize), (tile_grouped(name), "200x136x72", 136, 72)];
+    let families = [
+        (plain_grouped(name), "200x70x33", 70usize, 33usize),
+        (tile_grouped(name), "200x136x72", 136, 72),
+        (hopper_grouped(name), "200x136x72", 136, 72),
+    ];
     for (family, shape, n, k) in families {
-        for (kind, &GroupedKernel { variant, rows: tile, columns }) in family.into_iter().flatten().enumerate() {
+        for (kind, &GroupedKernel { variant, rows: tile, columns, shared }) in family.into_iter().flatten().enumerate()
+        {
             let (rows_n, rows_k, matrices) = (rows * n, rows * k, groups * n * k);
             let (a, b, out, to, tiles) = match kind {
                 2 => (rows_n, rows_k, matrices, F32, groups * n.div_ceil(tile) * k.div_ceil(columns)),
@@ -92,7 +102,7 @@ fn products(dtype: DType, name: &str) -> Vec<Case> {
             let sizes = [ints([groups, rows, n, k]), vec![long(n * k), int(1)]].concat_slots();
             let slots = [vec![words(OFFSETS.into_iter())], operands, sizes].concat_slots();
             let floor = (a + b) * dtype.size() + 2 * out * to.size();
-            cases.push(case(shape, floor, job(variant, tiles as u32, 256, slots)));
+            cases.push(case(shape, floor, Job { shared, ..job(variant, tiles as u32, 256, slots) }));
         }
     }
     cases

@@ -115,13 +115,15 @@ pub struct Job {
     pub entry: &'static str,
     pub grid: [u32; 2],
     pub block: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
     /// Elements between an aligned address and each operand.
     pub skew: usize,
     pub slots: Vec<Slot>,
 }
 
 pub fn job(variant: impl Into<String>, ctas: u32, threads: u32, slots: Vec<Slot>) -> Job {
-    Job { variant: variant.into(), entry: "", grid: [ctas, 1], block: threads, skew: 0, slots }
+    Job { variant: variant.into(), entry: "", grid: [ctas, 1], block: threads, shared: 0, skew: 0, slots }
 }
 
 impl Job {
@@ -165,7 +167,8 @@ impl Job {
             }
         }
         let (grid, block) = ([self.grid[0], self.grid[1], 1], [self.block, 1, 1]);
-        let launch = KernelLaunch { kernel, grid, block, dynamic_shared: 0, arguments: &arguments, schedule };
+        let launch =
+            KernelLaunch { kernel, grid, block, dynamic_shared: self.shared as usize, arguments: &arguments, schedule };
         let counts = launch.run(&mut memory)?;
         let read = |(pointer, start)| memory.download(pointer).unwrap_or_else(|e| panic!("{e}"))[start..].to_vec();
         Ok((counts, outputs.into_iter().map(read).collect()))

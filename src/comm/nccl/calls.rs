@@ -1,7 +1,6 @@
-//! The calls of a `Collective`: what each checks, keeps alive and asks of NCCL. Never waits on the host except in
-//! `barrier`.
+//! The calls of a `Collective`: what each checks, keeps alive and asks of its transport. Never waits on the host except
+//! in `barrier`.
 use super::group::NcclGroup;
-use super::slot;
 use super::work::Work;
 use crate::base::{Category, DType, Result};
 use crate::comm::seam::received;
@@ -26,23 +25,23 @@ impl NcclGroup {
         self.order(ticket)?;
         self.settle(tag)
     }
-    /// The number of the table with these ranges. Calls that are not deferred have read theirs when they return.
+    /// The number of the table with these ranges. The first is that of calls that are not deferred: they have read it
+    /// when they return. The others stay as they are.
     fn table(&self, sends: &[Range<usize>], recvs: &[Range<usize>]) -> u32 {
         let (pairs, mut tables) = (|| sends.iter().cloned().zip(recvs.iter().cloned()), self.tables());
-        let known = match self.graphs {
-            Some(_) => tables.iter().position(|table| table.iter().cloned().eq(pairs())),
-            None => (!tables.is_empty()).then_some(0),
-        };
-        let at = known.unwrap_or(tables.len());
-        match known {
-            Some(_) if self.graphs.is_some() => {}
-            Some(at) => {
-                tables[at].clear();
-                tables[at].extend(pairs());
-            }
-            None => tables.push(pairs().collect()),
+        if tables.is_empty() {
+            tables.push(Vec::with_capacity(sends.len()));
         }
-        at as u32
+        if !self.graphs.as_ref().is_some_and(|graphs| graphs.defers()) {
+            tables[0].clear();
+            tables[0].extend(pairs());
+            return 0;
+        }
+        let known = (1..tables.len()).find(|&at| tables[at].iter().cloned().eq(pairs()));
+        known.unwrap_or_else(|| {
+            tables.push(pairs().collect());
+            tables.len() - 1
+        }) as u32
     }
     /// Whether it holds on all ranks of the group. The host waits.
     fn all(&self, mine: bool) -> Result<bool> {
@@ -66,7 +65,7 @@ impl Collective for NcclGroup {
     }
     fn alloc(&self, dtype: DType, len: usize, _: CommUse, category: Category) -> Result<Buf> {
         let lease = self.meter.lease_of(category, dtype, len, len * dtype.size());
-        slot::alloc(&self.cuda, &self.channel.comm, dtype, len, category, lease, |mine| self.all(mine))
+        self.channel.transport.alloc((dtype, len), category, lease, &|mine| self.all(mine))
     }
     fn all_gather(&self, tag: Tag, shard: View, full: ViewMut) -> Result<Ticket> {
         let call = self.call("all_gather", tag);
@@ -102,8 +101,8 @@ impl Collective for NcclGroup {
         let (received, work) = (recv.bytes(), Work::SendRecv { to: to as u32, from: from as u32 });
         self.start(call, received, work, &mut [Arg::In(send), Arg::InOut(recv)])
     }
-    /// Ranges are compared with those of earlier calls, which are few where sizes are fixed. Where they are not, as
-    /// outside of graphs they need not be, the first table is used again and again.
+    /// Ranges of deferred calls are compared with those of earlier ones, which are few, since only calls of fixed sizes
+    /// are deferred.
     fn all_to_all(
         &self,
         tag: Tag,

@@ -30,7 +30,7 @@ impl NcclGroup {
         write_progress(2 * at as u32 + 1)?;
         self.cuda.record_in_graph(&captured.events.begin, stream)?;
         let asked_as = ring.op(ring.given + at as u64);
-        self.enqueue_nccl(self.call(asked_as.name, asked_as.tag), work, operands)?;
+        self.enqueue_work(self.call(asked_as.name, asked_as.tag), work, operands)?;
         self.cuda.record_in_graph(&captured.events.done, stream)?;
         write_progress(2 * at as u32 + 2)?;
         captured.landed.record(stream).map_err(failed)?;

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const EAGER: Duration = Duration::from_micros(500);
 const REST: Duration = Duration::from_micros(100);
 /// Time limit of the orderly shutdown.
-const FAREWELL: Duration = Duration::from_secs(5);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 struct RawComm(Handle);
 // SAFETY: NCCL accepts calls from any thread, one at a time, and the handle is only used under the lock.
@@ -206,7 +206,7 @@ impl Drop for Comm {
             None => return,
         };
         let finished =
-            matches!(finished, SUCCESS | IN_PROGRESS) && settle(&self.nccl, FAREWELL, || self.state()).is_ok();
+            matches!(finished, SUCCESS | IN_PROGRESS) && settle(&self.nccl, EXIT_TIMEOUT, || self.state()).is_ok();
         if let Some(RawComm(handle)) = self.lock().take() {
             // SAFETY: taken out of the lock, and destroyed once.
             let _ = unsafe { if finished { (self.nccl.destroy)(handle) } else { (self.nccl.abort)(handle) } };

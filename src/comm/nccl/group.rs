@@ -1,7 +1,7 @@
-//! A group: its communicator, its stream, and the ring of its operations. `order` schedules them, `calls` checks
+//! A group: what moves its data, its stream, and the ring of its operations. `order` schedules them, `calls` checks
 //! requests. Never waits on the host.
-use super::comm::Comm;
 use super::ring::OpRing;
+use super::transport::{Transport, TransportCall};
 use super::work::{PairRanges, Work};
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::comm::operands::CheckedCall;
@@ -15,9 +15,9 @@ use cudarc::driver::{CudaStream, DriverError};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// A communicator and its stream, shared by axes whose groups have the same ranks.
+/// A transport and its stream, shared by axes whose groups have the same ranks.
 pub(super) struct NcclChannel {
-    pub comm: Arc<Comm>,
+    pub transport: Arc<dyn Transport>,
     pub stream: Arc<CudaStream>,
     /// World ranks.
     pub ranks: Vec<usize>,
@@ -26,8 +26,8 @@ pub(super) struct NcclChannel {
 }
 
 impl NcclChannel {
-    pub(super) fn new(comm: Arc<Comm>, stream: Arc<CudaStream>, ranks: Vec<usize>) -> NcclChannel {
-        NcclChannel { comm, stream, ranks, ahead: AtomicBool::new(false) }
+    pub(super) fn new(transport: Arc<dyn Transport>, stream: Arc<CudaStream>, ranks: Vec<usize>) -> NcclChannel {
+        NcclChannel { transport, stream, ranks, ahead: AtomicBool::new(false) }
     }
 }
 
@@ -50,7 +50,7 @@ pub(super) struct NcclGroup {
     /// A weak reference to itself.
     pub(super) own: Weak<NcclGroup>,
     pub(super) ring: Mutex<OpRing>,
-    /// The ranges of all_to_alls. Repeated ones are kept once, so that captured calls repeat too.
+    /// The ranges of all_to_alls. Repeated ones of deferred calls are kept once, so that captured calls repeat too.
     pub(super) tables: Mutex<PairTables>,
     /// f32 (1): a barrier all-reduces its maximum.
     pub(super) token: Mutex<Buf>,
@@ -106,30 +106,25 @@ impl NcclGroup {
         self.channel.ahead.store(true, Relaxed);
         forked.map_err(|e| self.failed(e))
     }
-    /// Enqueues NCCL's calls, and what NCCL cannot do, in the group's stream.
-    pub(super) fn enqueue_nccl(&self, call: CheckedCall, work: Work, operands: &mut [Arg]) -> Result<()> {
-        let raw = self.channel.stream.cu_stream().cast();
+    /// Enqueues an operation in the group's stream.
+    pub(super) fn enqueue_work(&self, call: CheckedCall, work: Work, operands: &mut [Arg]) -> Result<()> {
         let tables = self.tables();
         let pairs = match work {
             Work::AllToAll { table } => tables.get(table as usize).map_or(&[][..], Vec::as_slice),
             _ => &[],
         };
-        let enqueue = |handle, nccl: &_| work.enqueue(operands, pairs, self.index, nccl, (handle, raw));
-        let enqueued = self.channel.comm.run(enqueue);
-        drop(tables);
-        enqueued.map_err(|what| {
-            self.cuda.break_off(call.error(what.clone()).to_string());
-            call.error(what)
-        })?;
-        work.finish(operands, self.index, &self.cuda, &self.channel.stream)
+        let NcclChannel { transport, stream, .. } = &*self.channel;
+        let enqueued = transport.enqueue(TransportCall { call, work, pairs }, operands, stream);
+        enqueued.inspect_err(|e| self.cuda.break_off(e.to_string()))
     }
 
-    /// The other ranks: "0, 2".
+    /// The other ranks, or those that are known to be missing: "0, 2".
     pub(super) fn peers(&self) -> String {
-        let others = self.channel.ranks.iter().filter(|&&rank| rank != self.world_rank);
-        others.map(usize::to_string).collect::<Vec<String>>().join(", ")
+        let others = || self.channel.ranks.iter().copied().filter(|&rank| rank != self.world_rank).collect();
+        let ranks: Vec<usize> = self.channel.transport.missing().unwrap_or_else(others);
+        ranks.iter().map(usize::to_string).collect::<Vec<String>>().join(", ")
     }
     pub(super) fn abort(&self, why: &str) {
-        self.channel.comm.abort(why);
+        self.channel.transport.abort(why);
     }
 }

@@ -85,7 +85,7 @@ impl NcclGroup {
             if ring.asked - ring.counted < RING {
                 return Ok(ring);
             }
-            if let Some(why) = self.channel.comm.failure() {
+            if let Some(why) = self.channel.transport.failure() {
                 return Err(call.error(why));
             }
             drop(ring);
@@ -109,7 +109,7 @@ impl NcclGroup {
         let op = ring.op_mut(seq);
         op.own.begin.record(stream).map_err(|e| self.failed(e))?;
         op.times.begun = self.cuda.mark_on(stream)?;
-        self.enqueue_nccl(self.call(op.name, op.tag), work, operands)?;
+        self.enqueue_work(self.call(op.name, op.tag), work, operands)?;
         op.times.over = self.cuda.mark_on(stream)?; // recorded before the awaited event, so it will have passed
         op.own.done.record(stream).map_err(|e| self.failed(e))?;
         ring.given += 1;
@@ -122,7 +122,7 @@ impl NcclGroup {
         }
         let compute = self.cuda.compute();
         let op = ring.op_mut(seq);
-        if let Some(why) = self.channel.comm.failure() {
+        if let Some(why) = self.channel.transport.failure() {
             return Err(self.call(op.name, op.tag).error(why));
         }
         let ordered = if op.waited {
@@ -175,7 +175,7 @@ impl NcclGroup {
         }
         // Compute waits for the operation. The lock is released, because the watching thread reads the ring meanwhile.
         self.cuda.compute().synchronize().map_err(|e| self.failed(e))?;
-        if let Some(why) = self.channel.comm.failure() {
+        if let Some(why) = self.channel.transport.failure() {
             return Err(self.call("barrier", tag).error(why));
         }
         self.count(&mut self.lock())
@@ -202,7 +202,7 @@ impl NcclGroup {
     /// For the watching thread: an operation that NCCL has given up on, or that has run longer than `timeout`.
     pub(super) fn trouble(&self, timeout: Duration) -> Option<String> {
         let mut ring = self.ring.try_lock().ok()?; // a call in progress has its own deadline
-        let given_up = self.channel.comm.trouble();
+        let given_up = self.channel.transport.trouble();
         let within = if given_up.is_some() { Duration::ZERO } else { timeout };
         let late = late_given(&mut ring, within).or_else(|| late_captured(&mut ring, within));
         late.map(|Late { name, tag, graph }| {
@@ -213,7 +213,7 @@ impl NcclGroup {
     }
     /// An NCCL error, whatever operation is in flight.
     pub(super) fn given_up(&self) -> Option<String> {
-        let what = format!("{}, among ranks {}", self.channel.comm.trouble()?, self.peers());
+        let what = format!("{}, among ranks {}", self.channel.transport.trouble()?, self.peers());
         Some(self.call("collective", Tag::new("in flight", 0)).error(what).to_string())
     }
 }
@@ -244,7 +244,7 @@ impl Guest for NcclGroup {
         self.give(Work::of(asked)?, operands)
     }
     fn join(&self) -> Result<()> {
-        if let Some(why) = self.channel.comm.failure() {
+        if let Some(why) = self.channel.transport.failure() {
             return Err(self.call("collective", Tag::new("in flight", 0)).error(why));
         }
         if !self.channel.ahead.swap(false, Relaxed) {

@@ -1,6 +1,10 @@
 //! Memory for collectives: allocated by NCCL if possible and registered with the communicator, so that it moves data
 //! without staging copies. Never fails if that is refused: all ranks then use ordinary memory. (NCCL leaves a
 //! collective undefined if only some ranks pass registered memory.)
+//!
+//! Not registered as symmetric windows: these require a buffer to be at the same offset on all ranks, and a
+//! reduce-scatter in place puts its result at an offset that depends on the rank. Whether that is allowed, only a real
+//! NCCL can tell.
 use super::comm::Comm;
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Result};
@@ -63,7 +67,7 @@ pub(super) fn alloc(
     len: usize,
     category: Category,
     lease: Lease,
-    all: impl FnOnce(bool) -> Result<bool>,
+    all: &dyn Fn(bool) -> Result<bool>,
 ) -> Result<Buf> {
     let bytes = len * dtype.size();
     if bytes < LEAST {

@@ -1,6 +1,6 @@
 //! A thread that monitors operations in flight for NCCL errors, timeouts and failed ranks. On any of them it aborts all
-//! communicators. That frees the GPU of kernels that would wait forever, so the rank's own thread returns with the
-//! reason. Never touches results.
+//! communicators, repeatedly until the end. That frees the GPU of kernels that would wait forever, so the rank's own
+//! thread returns with the reason. Never touches results.
 use super::group::NcclGroup;
 use crate::base::{Error, Result};
 use crate::comm::{Patience, shm};
@@ -47,14 +47,18 @@ impl NcclWatch {
             if cuda.context().bind_to_thread().is_err() {
                 return; // the device is lost, and every call reports it
             }
+            let mut trouble = None;
             while closed.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
-                let all = alive(&groups);
-                // Several groups may share what failed; report the one that is waiting for it.
-                let trouble = failed_rank(host.as_deref())
-                    .or_else(|| all.iter().find_map(|group| group.trouble(timeout.get())))
-                    .or_else(|| all.iter().find_map(|group| group.given_up()));
-                if let Some(why) = trouble {
-                    return end(&groups, &cuda, &why);
+                if trouble.is_none() {
+                    let all = alive(&groups);
+                    // Several groups may share what failed; report the one that is waiting for it.
+                    trouble = failed_rank(host.as_deref())
+                        .or_else(|| all.iter().find_map(|group| group.trouble(timeout.get())))
+                        .or_else(|| all.iter().find_map(|group| group.given_up()));
+                }
+                // Once is not enough over IPC: peers that still run may overwrite what an abort writes.
+                if let Some(why) = &trouble {
+                    end(&groups, &cuda, why);
                 }
             }
         };

@@ -1,5 +1,5 @@
-//! NCCL operations as values, so that they can be deferred, compared and captured with the device's own calls. Never
-//! checks operands: the caller has.
+//! Operations of GPU groups as values, so that they can be deferred, compared and captured with the device's own calls;
+//! and how NCCL runs them. Never checks operands: the caller has.
 use super::library::{self, Handle, IN_PROGRESS, Nccl, SUCCESS, Stream};
 use crate::base::{DType, Error, Result};
 use crate::comm::Reduce;
@@ -12,11 +12,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// What a rank sends to another and what it receives from it, in elements of the operands.
-pub(super) type PairRanges = (Range<usize>, Range<usize>);
+pub(in crate::comm) type PairRanges = (Range<usize>, Range<usize>);
 
 /// An operation with its operands: the input, or the in-place buffer, then the output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Work {
+pub(in crate::comm) enum Work {
     Gather,
     /// To accumulate or widen, the sum is computed in the input and taken from there.
     Scatter {

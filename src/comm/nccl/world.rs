@@ -1,11 +1,13 @@
-//! A world of GPUs: its communicators, its groups, and aborting them when a rank fails. Never enqueues an operation.
+//! A world of GPUs: its channels, its groups, and aborting them when a rank fails. Never enqueues an operation.
 use super::comm::{self, Comm};
 use super::group::{NcclChannel, NcclGroup};
 use super::library::Nccl;
 use super::rendezvous;
+use super::transport::{NcclTransport, Transport};
 use super::watch::{NcclWatch, failed_rank};
 use crate::base::{Error, Meter, Result};
 use crate::comm::env::RankEnv;
+use crate::comm::ipc::link::IpcLink;
 use crate::comm::solo::Solo;
 use crate::comm::{Axis, Collective, Member, shm};
 use crate::device::Device;
@@ -38,7 +40,7 @@ pub struct NcclWorld {
     meter: Meter,
     /// `None` for a single rank.
     communicators: Option<Communicators>,
-    /// On one host with our own launcher: where ranks report that they failed.
+    /// On one host with our own launcher, or over IPC: where ranks report that they failed.
     host: Option<Arc<shm::ShmWorld>>,
 }
 
@@ -46,6 +48,14 @@ struct Communicators {
     /// Dropped first: nothing is monitored while communicators shut down.
     watch: NcclWatch,
     channels: Mutex<Vec<Arc<NcclChannel>>>,
+    kind: TransportKind,
+}
+
+/// How further channels are made.
+enum TransportKind {
+    /// Split off the world's communicator.
+    Nccl(Arc<Comm>),
+    Ipc(Arc<shm::ShmWorld>),
 }
 
 impl NcclWorld {
@@ -71,6 +81,26 @@ impl NcclWorld {
         };
         Ok(NcclWorld { rank, size, cuda, graphs, device, meter, communicators, host })
     }
+    /// As [`NcclWorld::join`], of ranks of one host whose groups copy between their GPUs' memory, without NCCL. Nothing
+    /// of theirs is captured.
+    pub fn join_by_ipc(
+        env: &RankEnv,
+        cuda: Arc<Cuda>,
+        device: Arc<dyn Device>,
+        meter: Meter,
+        timeout: Duration,
+    ) -> Result<NcclWorld> {
+        let host = Arc::new(shm::ShmWorld::join(env, meter.clone(), &shm::ShmOptions { timeout })?);
+        let communicators = match env.world {
+            1 => None,
+            _ => {
+                let watch = NcclWatch::start(cuda.clone(), Some(host.clone()), timeout)?;
+                Some(Communicators { watch, channels: Mutex::default(), kind: TransportKind::Ipc(host.clone()) })
+            }
+        };
+        let (rank, size) = (env.rank, env.world);
+        Ok(NcclWorld { rank, size, cuda, graphs: None, device, meter, communicators, host: Some(host) })
+    }
 }
 
 impl Communicators {
@@ -85,25 +115,36 @@ impl Communicators {
         cuda.context().bind_to_thread().map_err(|e| cuda.failed("bind", e))?;
         let stop = || failed_rank(host.as_deref());
         let comm = Arc::new(Comm::init(nccl, id, env.rank, env.world, timeout, &stop)?);
-        let channel = NcclChannel::new(comm, cuda.stream()?, (0..env.world).collect());
+        let transport = Arc::new(NcclTransport { comm: comm.clone(), cuda: cuda.clone(), index: env.rank });
+        let channel = NcclChannel::new(transport, cuda.stream()?, (0..env.world).collect());
         let watch = NcclWatch::start(cuda.clone(), host.clone(), timeout)?;
-        Ok(Communicators { watch, channels: Mutex::new(vec![Arc::new(channel)]) })
+        Ok(Communicators { watch, channels: Mutex::new(vec![Arc::new(channel)]), kind: TransportKind::Nccl(comm) })
     }
 
-    /// The communicator of `ranks`: an existing one, or one split off the world's. Every rank of the world makes the
-    /// same calls: the mesh sizes alone determine which axes have equal groups.
-    fn channel(&self, world: &NcclWorld, ranks: Vec<usize>) -> Result<Arc<NcclChannel>> {
+    /// The channel of `ranks`: an existing one, or a new one. Every rank of the world makes the same calls: the mesh
+    /// sizes alone determine which axes have equal groups.
+    fn channel(&self, world: &NcclWorld, axis: Axis, ranks: Vec<usize>) -> Result<Arc<NcclChannel>> {
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = channels.iter().find(|c| c.ranks == ranks) {
             return Ok(known.clone());
         }
         let key = ranks.iter().position(|&r| r == world.rank);
-        let (Some(key), Some(&color), Some(all)) = (key, ranks.first(), channels.first()) else {
+        let (Some(index), Some(&color)) = (key, ranks.first()) else {
             return Err(Error::op("group", format!("rank {} is not in {ranks:?}", world.rank)));
         };
         world.cuda.context().bind_to_thread().map_err(|e| world.cuda.failed("bind", e))?;
-        let comm = Arc::new(all.comm.split(color, key, &|| failed_rank(world.host.as_deref()))?);
-        let channel = Arc::new(NcclChannel::new(comm, world.cuda.stream()?, ranks));
+        let (cuda, stream) = (world.cuda.clone(), world.cuda.stream()?);
+        let transport: Arc<dyn Transport> = match &self.kind {
+            TransportKind::Nccl(all) => {
+                let comm = Arc::new(all.split(color, index, &|| failed_rank(world.host.as_deref()))?);
+                Arc::new(NcclTransport { comm, cuda, index })
+            }
+            TransportKind::Ipc(host) => {
+                let control = host.group(axis, ranks.clone())?;
+                Arc::new(IpcLink::join(control, cuda, stream.clone(), &world.meter, ranks.clone())?)
+            }
+        };
+        let channel = Arc::new(NcclChannel::new(transport, stream, ranks));
         channels.push(channel.clone());
         Ok(channel)
     }
@@ -129,7 +170,7 @@ impl Member for NcclWorld {
         let Some(communicators) = self.communicators.as_ref().filter(|_| ranks.len() > 1) else {
             return Ok(Arc::new(Solo::new(self.device.clone(), axis, self.rank)));
         };
-        let channel = communicators.channel(self, ranks)?;
+        let channel = communicators.channel(self, axis, ranks)?;
         let graphs = self.graphs.clone();
         let group = NcclGroup::new(self.cuda.clone(), graphs, channel, axis, self.rank, self.meter.clone())?;
         communicators.watch.add(&group);

@@ -1,5 +1,6 @@
-//! The per-host part of a group over several hosts: its worker thread meets the host's other ranks here, finds buffers
-//! that all of them can access, and waits until these may be written. Never communicates with another host.
+//! What groups of another kind do with the ranks of a host. A group over several hosts: its worker thread meets the
+//! host's other ranks here, finds buffers that all of them can access, and waits until these may be written. A group of
+//! GPUs over IPC: its ranks meet before they wait for each other's streams. Never communicates with another host.
 use super::buffer::ShmBuffer;
 use super::group::{ShmGroup, Until};
 use super::op::{KeepAlive, OpStep, ShmOp};
@@ -7,6 +8,7 @@ use super::record::{Desc, PairParts};
 use crate::base::{DType, Result};
 use crate::comm::seam::Seam;
 use crate::comm::{CommUse, Tag, Ticket};
+use std::time::Duration;
 
 /// What a rank sends to another rank of its host, receives, or both.
 pub(in crate::comm) struct Passed {
@@ -25,6 +27,24 @@ impl ShmGroup {
         op.desc = desc;
         let ticket = self.start(op, 0)?;
         self.wait_until(ticket, Until::Complete)
+    }
+    /// As [`ShmGroup::meet`], of ranks that each give and take these elements of each other (an all_to_all).
+    pub(in crate::comm) fn meet_pairs(&self, tag: Tag, dtype: DType, pairs: &[PairParts]) -> Result<()> {
+        let mut op = ShmOp::new(Seam::AllToAll, tag, dtype, 0, OpStep::Meet);
+        (op.desc.to, op.desc.from) = (Desc::NOBODY, Desc::NOBODY);
+        let ticket = self.start_pairs(op, 0, |peer| pairs[peer])?;
+        self.wait_until(ticket, Until::Complete)
+    }
+    /// Waits until all ranks have come here too, or for that long, or until one has failed. Returns whether all have.
+    /// Nothing may follow.
+    pub(in crate::comm) fn part(&self, at_most: Duration) -> bool {
+        self.hub.seat.timeout.set(at_most);
+        let tag = Tag::new("end", 0);
+        self.meet(Seam::Barrier, tag, Desc::new(Seam::Barrier, tag, DType::U8, 0)).is_ok()
+    }
+    /// World rank of a member.
+    pub(in crate::comm) fn world_rank(&self, member: usize) -> usize {
+        self.hub.name(member)
     }
     /// Returns when all ranks have released the buffer's contents before this one.
     pub(in crate::comm) fn vacated(&self, kind: Seam, tag: Tag, buffer: &ShmBuffer, content: u64) -> Result<()> {

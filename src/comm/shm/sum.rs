@@ -30,6 +30,11 @@ impl Sources {
     }
 }
 
+/// Bytes of a result from which on it is stored past the caches, as large products are: what reads it next finds
+/// little of it there, and a store that misses reads the line first. Granite Rapids, one core: 1.2 to 1.7 times as fast
+/// from 16 MB on; 4 MB take 5 % longer.
+const PAST_CACHES: usize = 8 << 20;
+
 /// Elements per block: held in registers, so the loop vectorizes at any width, even if the destination is one of the
 /// sources.
 const BLOCK: usize = 64;
@@ -70,6 +75,8 @@ struct SumJob {
     n: usize,
     len: usize,
     accumulate: bool,
+    /// Stored past the caches: `dst` starts on a line and is not read, and the level is AVX-512.
+    past: bool,
 }
 
 impl SumJob {
@@ -81,19 +88,33 @@ impl SumJob {
     unsafe fn fold<S: Copy, I: Term<S>, O: Term<S>>(self, op: impl Fn(S, S) -> S + Copy) {
         let whole = self.len / BLOCK * BLOCK;
         for at in (0..whole).step_by(BLOCK) {
-            // SAFETY: the block is within `len`.
-            unsafe { self.block::<S, I, O, BLOCK>(at, op) };
+            match self.past {
+                // SAFETY: the block is within `len`.
+                true => unsafe { self.block::<S, I, O, BLOCK, true>(at, op) },
+                // SAFETY: as above.
+                false => unsafe { self.block::<S, I, O, BLOCK, false>(at, op) },
+            }
         }
         for at in whole..self.len {
             // SAFETY: as above.
-            unsafe { self.block::<S, I, O, 1>(at, op) };
+            unsafe { self.block::<S, I, O, 1, false>(at, op) };
+        }
+        #[cfg(target_arch = "x86_64")]
+        if self.past {
+            // Such stores are not ordered before those that announce the result.
+            // SAFETY: of every x86-64.
+            unsafe { std::arch::x86_64::_mm_sfence() };
         }
     }
 
     /// # Safety
     /// As for [`SumJob::fold`], for elements `at..at + N`.
     #[inline(always)]
-    unsafe fn block<S: Copy, I: Term<S>, O: Term<S>, const N: usize>(self, at: usize, op: impl Fn(S, S) -> S) {
+    unsafe fn block<S: Copy, I: Term<S>, O: Term<S>, const N: usize, const PAST: bool>(
+        self,
+        at: usize,
+        op: impl Fn(S, S) -> S,
+    ) {
         // SAFETY: upheld by the caller. Unaligned reads, because a stride need not be a multiple of I's alignment.
         let load = |r: usize| unsafe { self.sources.of(r).cast::<I>().add(at).cast::<[I; N]>().read_unaligned() };
         // SAFETY: within `dst`, upheld by the caller.
@@ -116,8 +137,21 @@ impl SumJob {
                 acc[i] = op(x[i].wide(), acc[i]);
             }
         }
-        // SAFETY: as above.
-        unsafe { out.write_unaligned(acc.map(O::rounded)) };
+        let rounded = acc.map(O::rounded);
+        // SAFETY: as above. Whole lines, with AVX-512, if past the caches.
+        unsafe {
+            match PAST {
+                #[cfg(target_arch = "x86_64")]
+                true => {
+                    use std::arch::x86_64::{__m512i, _mm512_stream_si512};
+                    let lines = (&raw const rounded).cast::<__m512i>();
+                    for line in 0..size_of::<[O; N]>() / 64 {
+                        _mm512_stream_si512(out.cast::<__m512i>().add(line), lines.add(line).read_unaligned());
+                    }
+                }
+                _ => out.write_unaligned(rounded),
+            }
+        }
     }
 
     /// # Safety
@@ -168,7 +202,10 @@ impl Fold {
     /// # Safety
     /// As for [`Fold::run`], and for `before` unless null.
     pub unsafe fn go_on(self, dst: *mut u8, before: *const u8, sources: Sources, n: usize, len: usize) {
-        let job = SumJob { dst, before, sources, n, len, accumulate: self.accumulate };
+        let read = self.accumulate || before == dst.cast_const() || (0..n).any(|r| sources.of(r) == dst.cast_const());
+        let large = len * self.into.size() >= PAST_CACHES;
+        let past = self.level == Level::Avx512 && large && !read && dst.addr().is_multiple_of(64);
+        let job = SumJob { dst, before, sources, n, len, accumulate: self.accumulate, past };
         self.level.run(
             #[inline(always)]
             // SAFETY: upheld by the caller.
@@ -185,5 +222,49 @@ impl Fold {
                 }
             },
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Large results are stored past the caches where they start on a line: with the bits of others, to the end.
+    #[test]
+    fn stores_past_the_caches_change_no_bit() {
+        const LEN: usize = PAST_CACHES / 2 + BLOCK + 7;
+        let value = |i: usize| ((i * 7919 % 1009) as f32 - 500.0) / 3.0;
+        let wide: Vec<f32> = (0..3 * LEN).map(value).collect();
+        let narrow: Vec<bf16> = wide.iter().map(|x| bf16::from_f32(*x)).collect();
+        let mut memory = vec![f32::NAN; LEN + 32];
+        let line = memory.as_ptr().align_offset(64);
+        for level in Level::all() {
+            for (from, at, size) in [(DType::F32, wide.as_ptr().cast(), 4), (DType::Bf16, narrow.as_ptr().cast(), 2)] {
+                for into in [DType::F32, DType::Bf16] {
+                    let [on, off] = [line, line + 1].map(|first| {
+                        let fold = Fold { level, from, into, op: Reduce::Sum, accumulate: false };
+                        memory.fill(f32::NAN);
+                        let dst = memory[first..].as_mut_ptr().cast::<u8>();
+                        // SAFETY: three sources of LEN elements, and LEN elements of at most 4 bytes.
+                        unsafe { fold.run(dst, Sources::new(at, LEN * size), 3, LEN) };
+                        // SAFETY: as above; u16 has any bits.
+                        let halves = unsafe { std::slice::from_raw_parts(dst.cast::<u16>(), LEN * into.size() / 2) };
+                        halves.to_vec()
+                    });
+                    assert!(on == off, "{level} {from} into {into}");
+                    let last = [0, 1, 2].map(|r| match from {
+                        DType::F32 => wide[(r + 1) * LEN - 1],
+                        _ => narrow[(r + 1) * LEN - 1].to_f32(),
+                    });
+                    let sum = last[0] + last[1] + last[2];
+                    match into {
+                        DType::F32 => {
+                            assert_eq!(on[2 * LEN - 2..], [sum.to_bits() as u16, (sum.to_bits() >> 16) as u16])
+                        }
+                        _ => assert_eq!(on[LEN - 1], bf16::from_f32(sum).to_bits()),
+                    }
+                }
+            }
+        }
     }
 }

@@ -10,28 +10,34 @@ use crate::device::View;
 use crate::device::ops::{Attention, AttentionBackward, AttentionDelta, AttentionShape};
 use std::ops::Range;
 
-/// The document boundaries, checked to increase from 0 to `n`.
-fn documents<'a>(op: &'static str, cu_seqlens: View<'a>, n: usize) -> Result<&'a [u32]> {
-    let cu_seqlens = cu_seqlens.host::<u32>(op)?;
-    let ends = (cu_seqlens.first().copied(), cu_seqlens.last().map(|&end| end as usize));
-    if ends == (Some(0), Some(n)) && cu_seqlens.is_sorted() {
-        return Ok(cu_seqlens);
+/// Each row's document, checked to follow one another up to `n`.
+fn documents<'a>(op: &'static str, documents: View<'a>, n: usize) -> Result<&'a [[u32; 2]]> {
+    let documents = documents.host::<u32>(op)?.as_chunks().0;
+    let mut before = [0; 2];
+    for (row, &of) in documents.iter().enumerate() {
+        let follows = if before[1] as usize > row { of == before } else { of[0] as usize == row };
+        if !follows || row >= of[1] as usize || of[1] as usize > n {
+            let [start, end] = of;
+            let what = format!("documents has rows {start}..{end} for row {row} of {n}, which follow no document");
+            return Err(Error::op(op, what));
+        }
+        before = of;
     }
-    Err(Error::op(op, format!("cu_seqlens {cu_seqlens:?} does not increase from 0 to {n}, the number of rows")))
+    Ok(documents)
 }
 
 /// Where a document's tokens and their heads are in `qkv`.
 struct HeadLayout<'a> {
     shape: AttentionShape,
-    documents: &'a [u32],
+    documents: &'a [[u32; 2]],
     n: usize,
 }
 
 impl HeadLayout<'_> {
-    /// First row and length of each document, without empty ones.
+    /// First row and length of each document.
     fn documents(&self) -> impl Iterator<Item = (usize, usize)> {
-        let document = |ends: &[u32]| (ends[0] as usize, (ends[1] - ends[0]) as usize);
-        self.documents.windows(2).map(document).filter(|(_, len)| *len > 0)
+        let first = self.documents.iter().enumerate().filter(|(row, of)| of[0] as usize == *row);
+        first.map(|(row, of)| (row, of[1] as usize - row))
     }
     fn mask(&self, len: usize) -> Mask<'_> {
         Mask::Causal { len, window: if self.shape.window == 0 { usize::MAX } else { self.shape.window } }
@@ -62,7 +68,7 @@ impl<'a, T: PanelFloat> WholeForward<'a, T> {
         const OP: &str = Attention::OP;
         let n = op.check()?;
         Ok(WholeForward {
-            layout: HeadLayout { shape: op.shape, documents: documents(OP, op.cu_seqlens, n)?, n },
+            layout: HeadLayout { shape: op.shape, documents: documents(OP, op.documents, n)?, n },
             qkv: op.qkv.host(OP)?,
             o: Shared::new(op.o.host(OP)?),
             lse: Shared::new(op.lse.host(OP)?),
@@ -140,7 +146,11 @@ unsafe fn row_sums<T: Float>(
             let (o, d_o) = (&o[at..][..a.head_dim], &d_o[at..][..a.head_dim]);
             // SAFETY: upheld by the caller.
             let delta = unsafe { &mut delta.range(head * n + i, 1)[0] };
-            *delta = sum(a.head_dim, |c| o[c].to_f32() * d_o[c].to_f32());
+            *delta = sum(
+                [o, d_o],
+                #[inline(always)]
+                |[o, d_o]| o * d_o,
+            );
         }
     }
 }
@@ -161,7 +171,7 @@ impl<'a, T: PanelFloat> WholeBackward<'a, T> {
         const OP: &str = AttentionBackward::OP;
         let n = op.check()?;
         Ok(WholeBackward {
-            layout: HeadLayout { shape: op.shape, documents: documents(OP, op.cu_seqlens, n)?, n },
+            layout: HeadLayout { shape: op.shape, documents: documents(OP, op.documents, n)?, n },
             qkv: op.qkv.host(OP)?,
             o: op.o.host(OP)?,
             d_o: op.d_o.host(OP)?,

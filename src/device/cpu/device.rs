@@ -13,8 +13,38 @@ use crate::device::Buf;
 use crate::device::ops::AttentionShape;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// Runs `$call` with the type `$T` of an operand. Families check their operands, and thereby that the type is
+/// supported.
+macro_rules! types {
+    ($dtype:expr, $T:ident => $call:expr) => {
+        match $dtype {
+            $crate::base::DType::Bf16 => types!(@run $T = half::bf16, $call),
+            $crate::base::DType::F16 => types!(@run $T = half::f16, $call),
+            _ => types!(@run $T = f32, $call),
+        }
+    };
+    (@run $T:ident = $type:ty, $call:expr) => {{
+        type $T = $type;
+        $call
+    }};
+}
+
+/// As [`types`], at the device's level.
+macro_rules! floats {
+    ($dev:ident, $dtype:expr, $T:ident => $call:expr) => {
+        types!($dtype, $T => $dev.level.run(
+            #[inline(always)]
+            || $call,
+        ))
+    };
+}
+
 // Parts of an operation, one per thread.
 mod parts;
+// Parts of products.
+mod products;
+// Losses, which are added in row order.
+mod losses;
 // Dispatch of every operation.
 mod dispatch;
 
@@ -42,7 +72,7 @@ const GRAIN: usize = 32 << 10;
 
 impl CpuDevice {
     /// Bytes of scratch of a thread that computes products, at most, which the meter does not count.
-    pub const SCRATCH: usize = 11 << 20;
+    pub const SCRATCH: usize = 19 << 20;
 
     /// Uses the widest vectors that this CPU has, and the caller's thread alone.
     pub fn new(meter: Meter) -> CpuDevice {

@@ -5,10 +5,12 @@ use super::loss;
 use super::operands::within;
 use crate::base::Result;
 use crate::base::dynamic8::BLOCK;
+use crate::base::fp8::Fp8Shape;
 use crate::device::ops::{
     AdamW, Bias, CopyColumns, CrossEntropyPart, Dequantize, DistillPart, DropoutRows, Embed, EmbedBackward, EmbedShape,
-    Epilogue, Expand, Gelu, GeluBackward, Gemm, GemmShape, GemmThen, Glu, GluBackward, LayerNorm, LayerNormBackward,
-    QkNormRope, QkNormRopeBackward, Quantize, RmsNorm, RmsNormBackward, Rope, Sgd, VocabPart,
+    Encode, Epilogue, Expand, Gelu, GeluBackward, Gemm, GemmShape, GemmThen, Glu, GluBackward, LayerNorm,
+    LayerNormBackward, QkNormRope, QkNormRopeBackward, Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Sgd,
+    VocabPart,
 };
 use crate::device::{View, ViewMut};
 use std::ops::Range;
@@ -220,6 +222,40 @@ impl Divisible for Dequantize<'_> {
     }
 }
 
+/// Those of elements `at..at + len` of a matrix that are in some of its rows: their range among them, and the place of
+/// the first from the first of the rows on.
+fn within_rows(shape: &Fp8Shape, at: usize, len: usize, rows: &Range<usize>) -> (Range<usize>, usize) {
+    let [start, end] = [rows.start, rows.end].map(|row| (row * shape.columns).clamp(at, at + len));
+    (start - at..end - at, start.saturating_sub(rows.start * shape.columns).min(rows.len() * shape.columns))
+}
+
+impl Divisible for RaiseScales<'_> {
+    fn rows(&self) -> Result<(usize, usize)> {
+        self.check()?;
+        Ok((self.shape.rows, self.x.bytes()))
+    }
+    unsafe fn part(&self, rows: &Range<usize>, _: usize) -> Self {
+        let (shape, scales) = self.shape.part(rows);
+        let (own, at) = within_rows(&self.shape, self.at, self.x.len(), rows);
+        // SAFETY: upheld by the caller; parts start at multiples of a block's rows.
+        unsafe { RaiseScales { shape, at, x: self.x.slice(own), scales: self.scales.part(scales) } }
+    }
+}
+
+impl Divisible for Encode<'_> {
+    fn rows(&self) -> Result<(usize, usize)> {
+        self.check()?;
+        Ok((self.shape.rows, self.x.bytes()))
+    }
+    unsafe fn part(&self, rows: &Range<usize>, _: usize) -> Self {
+        let (shape, scales) = self.shape.part(rows);
+        let (own, at) = within_rows(&self.shape, self.at, self.x.len(), rows);
+        let (x, scales) = (self.x.slice(own.clone()), self.scales.slice(scales));
+        // SAFETY: upheld by the caller.
+        unsafe { Encode { shape, at, x, scales, bytes: self.bytes.part(own) } }
+    }
+}
+
 impl Divisible for DropoutRows<'_> {
     fn rows(&self) -> Result<(usize, usize)> {
         Ok((self.check()?, self.x.bytes()))
@@ -263,22 +299,55 @@ impl Divisible for Gemm<'_> {
     }
 }
 
-/// A product with few rows, divided into columns. Parts of C overlap, but not what is written.
-pub(super) struct FewRows<'a>(pub Gemm<'a>);
+/// A product divided into columns. Parts of C overlap, but not what is written.
+pub(super) struct Columns<T>(pub T);
 
-impl Divisible for FewRows<'_> {
+/// Work of a product, in bytes of an elementwise operation: with the fewest rows, to read B takes longer than to
+/// multiply it. Without rows, as of an expert that no token chose, there is none to divide.
+fn work(&GemmShape { m, n, k, .. }: &GemmShape, b: &View) -> usize {
+    if m == 0 { 0 } else { n * k * b.dtype().size().max(m / FLOPS_OF_A_BYTE) }
+}
+/// The shape of some columns of a product, their part of B, and the range of C that they are within.
+fn columns_of<'a>(shape: &GemmShape, b: &View<'a>, columns: &Range<usize>) -> (GemmShape, View<'a>, Range<usize>) {
+    let at = columns.start * if shape.tb { shape.ldb } else { 1 };
+    let within = columns.start..(shape.m - 1) * shape.ldc + columns.end;
+    (GemmShape { n: columns.len(), ..*shape }, b.slice(b.len().min(at)..b.len()), within)
+}
+
+impl Divisible for Columns<Gemm<'_>> {
     fn rows(&self) -> Result<(usize, usize)> {
         self.0.check()?;
-        let GemmShape { n, k, .. } = self.0.shape;
-        Ok((n, n * k * self.0.b.dtype().size()))
+        Ok((self.0.shape.n, work(&self.0.shape, &self.0.b)))
     }
     unsafe fn part(&self, columns: &Range<usize>, _: usize) -> Self {
         let Gemm { shape, a, b, c } = &self.0;
-        let at = columns.start * if shape.tb { shape.ldb } else { 1 };
-        let b = b.slice(b.len().min(at)..b.len());
+        let (shape, b, within) = columns_of(shape, b, columns);
         // SAFETY: upheld by the caller.
-        let c = unsafe { c.part(columns.start..(shape.m - 1) * shape.ldc + columns.end) };
-        FewRows(Gemm { shape: GemmShape { n: columns.len(), ..*shape }, a: *a, b, c })
+        Columns(Gemm { shape, a: *a, b, c: unsafe { c.part(within) } })
+    }
+}
+
+impl<'a> Divisible for Columns<GemmThen<'a>> {
+    fn rows(&self) -> Result<(usize, usize)> {
+        self.0.check()?;
+        Ok((self.0.shape.n, work(&self.0.shape, &self.0.b)))
+    }
+    unsafe fn part(&self, columns: &Range<usize>, _: usize) -> Self {
+        let GemmThen { shape, a, b, c, then } = &self.0;
+        let (shape, b, within) = columns_of(shape, b, columns);
+        let of = |bias: &Option<View<'a>>| bias.map(|x| x.slice(columns.clone()));
+        // SAFETY: upheld by the caller.
+        let part = |x: &ViewMut<'a>| unsafe { x.part(within.clone()) };
+        let then = match then {
+            Epilogue::Sum { bias, residual } => {
+                Epilogue::Sum { bias: of(bias), residual: residual.map(|x| x.slice(within.clone())) }
+            }
+            Epilogue::Gelu { bias, z } => Epilogue::Gelu { bias: of(bias), z: part(z) },
+            Epilogue::GeluBackward { z, product } => {
+                Epilogue::GeluBackward { z: z.slice(within.clone()), product: part(product) }
+            }
+        };
+        Columns(GemmThen { shape, a: *a, b, c: part(c), then })
     }
 }
 

@@ -2,14 +2,19 @@
 use super::simd::{exp, sigmoid, sum};
 use crate::base::{Error, Result, dtype::Float};
 use crate::device::ops::{
-    Balance, CombineRows, Route, RouteBackward, RouteLoad, RouteShape, Sigmoid, TakeRows, WeighRows,
+    Balance, CombineRows, PlaceRuns, Route, RouteBackward, RouteLoad, RouteShape, Sigmoid, TakeRows, WeighRows,
 };
 
 /// A row's softmax, in place.
 fn softmax(row: &mut [f32]) {
     let max = row.iter().copied().fold(f32::MIN, f32::max);
     row.iter_mut().for_each(|x| *x = exp(*x - max));
-    let factor = 1.0 / sum(row.len(), |i| row[i]);
+    let factor = 1.0
+        / sum(
+            [&*row],
+            #[inline(always)]
+            |[x]| x,
+        );
     row.iter_mut().for_each(|x| *x *= factor);
 }
 
@@ -75,7 +80,11 @@ pub fn route_backward(op: RouteBackward) -> Result<()> {
         for (&e, dw) in chosen.iter().zip(dweights) {
             dlogits[e as usize] += if normalize { (dw - mean) / all } else { *dw };
         }
-        let dot = sum(experts, |e| probs[e] * dlogits[e]);
+        let dot = sum(
+            [probs, &*dlogits],
+            #[inline(always)]
+            |[p, d]| p * d,
+        );
         dlogits.iter_mut().zip(probs).for_each(|(d, p)| *d = p * (*d - dot));
     }
     Ok(())
@@ -132,6 +141,23 @@ pub fn take_rows<T: Float>(op: TakeRows) -> Result<()> {
     Ok(())
 }
 
+pub fn place_runs(op: PlaceRuns) -> Result<()> {
+    const OP: &str = PlaceRuns::OP;
+    op.check()?;
+    let (runs, order, places) = (op.runs.host::<u32>(OP)?, op.order.host::<u32>(OP)?, op.places.host::<u32>(OP)?);
+    for run in runs.chunks_exact(3) {
+        let end = run[2] as usize + run[0].max(run[1]) as usize;
+        if end > order.len() {
+            return Err(Error::op(OP, format!("a run ends at {end} of {} rows", order.len())));
+        }
+        for i in 0..run[2] {
+            let (row, place) = (run[0] + i, run[1] + i);
+            (order[row as usize], places[place as usize]) = (place, row);
+        }
+    }
+    Ok(())
+}
+
 /// `sums`: C values of scratch.
 #[inline(always)]
 pub fn combine_rows<T: Float>(op: CombineRows, sums: &mut [f32]) -> Result<()> {
@@ -169,7 +195,11 @@ pub fn weigh_rows<T: Float>(op: WeighRows) -> Result<()> {
     for (r, (act, dact)) in act.chunks_exact_mut(f).zip(dact.chunks_exact_mut(f)).enumerate() {
         let index = order.map_or(r, |order| order[r] as usize);
         let weight = weights[index];
-        dweights[index] = sum(f, |i| act[i].to_f32() * dact[i].to_f32());
+        dweights[index] = sum(
+            [&*act, &*dact],
+            #[inline(always)]
+            |[act, dact]| act * dact,
+        );
         act.iter_mut().chain(dact).for_each(|x| *x = T::from_f32(x.to_f32() * weight));
     }
     Ok(())

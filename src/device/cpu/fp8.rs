@@ -2,7 +2,7 @@
 use crate::base::Result;
 use crate::base::dtype::Float;
 use crate::base::fp8::BLOCK;
-use crate::device::ops::{Dequantize, Quantize};
+use crate::device::ops::{Dequantize, Encode, Quantize, RaiseScales};
 use half::bf16;
 
 #[inline(always)]
@@ -31,6 +31,39 @@ pub(super) fn quantize(op: Quantize) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[inline(always)]
+pub(super) fn raise_scales<T: Float>(op: RaiseScales) -> Result<()> {
+    op.check()?;
+    let RaiseScales { shape, at, x, scales } = op;
+    let (x, scales) = (x.host::<T>(RaiseScales::OP)?, scales.host::<f32>(RaiseScales::OP)?);
+    for (block, piece) in shape.pieces(at..at + x.len()) {
+        let magnitude = |x: &T| rounded(*x).to_bits() & 0x7fff_ffff;
+        let largest = x[piece].iter().fold(0, |most, x| most.max(magnitude(x)));
+        scales[block] = scales[block].max(shape.format.scale(largest));
+    }
+    Ok(())
+}
+
+#[inline(always)]
+pub(super) fn encode<T: Float>(op: Encode) -> Result<()> {
+    op.check()?;
+    let Encode { shape, at, x, scales, bytes } = op;
+    let (x, scales) = (x.host::<T>(Encode::OP)?, scales.host::<f32>(Encode::OP)?);
+    let bytes = bytes.host::<u8>(Encode::OP)?;
+    for (block, piece) in shape.pieces(at..at + x.len()) {
+        let inverse = 1.0 / scales[block];
+        let codes = bytes[piece.clone()].iter_mut().zip(&x[piece]);
+        codes.for_each(|(code, x)| *code = shape.format.encode(rounded(*x) * inverse));
+    }
+    Ok(())
+}
+
+/// To bf16.
+#[inline(always)]
+fn rounded<T: Float>(x: T) -> f32 {
+    Float::to_f32(<bf16 as Float>::from_f32(x.to_f32()))
 }
 
 #[inline(always)]

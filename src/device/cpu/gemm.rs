@@ -1,16 +1,19 @@
 //! The CPU device's matrix product: `C (+)= op(A) op(B)` on one thread, accumulating in f32. Chooses the kernel at run
 //! time. Never starts a thread, and allocates only while its scratch grows.
 //!
-//! bf16 uses AMX tiles, else AVX512-BF16 dot products. On the same CPUs f32 uses AVX-512 multiply-adds, and so does
-//! f16, which packing converts to f32 (accumulating in f16 would lose precision). These share everything but the
-//! innermost block: packing (`pack`), writing C (`store`) and the surrounding loops (`blocked`). Other CPUs use the
-//! `gemm` crate, converting bf16 and f16 to f32. Few rows of A have loops of their own: up to eight with AVX-512
-//! (`few`), one elsewhere (`thin`). (On AVX-512, the crate is as fast in most forms, but 10 % to 15 % slower for weight
-//! gradients, where it also allocates up to a whole L3 cache per call.)
+//! bf16 uses AMX tiles, else AVX512-BF16 dot products. f32 uses AMX too, as three bf16 parts of each number (`split`),
+//! else AVX-512 multiply-adds; so does f16, which packing converts to f32 (accumulating in f16 would lose precision).
+//! These share everything but the innermost block: packing (`pack`), writing C (`store`) and the surrounding loops
+//! (`blocked`; for up to 256 rows of A, such as one expert's, `swapped` and `strips`, which read B once and pack little
+//! of it). Other CPUs use the `gemm` crate, converting bf16 and f16 to f32. The fewest rows have loops of their own: up
+//! to eight with AVX-512 (`few`), one elsewhere (`thin`). (On AVX-512, the crate is as fast in most forms, but 10 % to
+//! 15 % slower for weight gradients, where it also allocates up to a whole L3 cache per call.)
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod block;
 #[cfg(target_arch = "x86_64")]
 mod blocked;
 mod buffers;
@@ -22,14 +25,20 @@ mod pack;
 pub(super) mod panels;
 mod plain;
 #[cfg(target_arch = "x86_64")]
+mod split;
+#[cfg(target_arch = "x86_64")]
 mod store;
+#[cfg(target_arch = "x86_64")]
+mod strips;
+#[cfg(target_arch = "x86_64")]
+mod swapped;
 #[cfg(test)]
 mod tests;
 mod thin;
 
 use self::buffers::Buffers;
 pub(super) use self::buffers::CacheLines;
-use self::completion::Completion;
+use self::completion::{Completion, written};
 use super::simd::Level;
 use crate::base::dtype::Float;
 use crate::base::{DType, Error, Result};
@@ -42,12 +51,17 @@ use half::{bf16, f16};
 pub(super) const FEW_ROWS: usize = few::ROWS;
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) const FEW_ROWS: usize = 1;
+#[cfg(target_arch = "x86_64")]
+use self::blocked::NEAR_ROWS;
+#[cfg(not(target_arch = "x86_64"))]
+const NEAR_ROWS: usize = 0;
 
 /// How products are computed, named after the bf16 case. The bf16 instructions of the first two treat operands and sums
 /// below 2^-126 as zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GemmKernel {
-    /// Tiles of Intel's matrix extension, 16 x 16 x 32 products per instruction; f32 and f16 as in `Avx512`.
+    /// Tiles of Intel's matrix extension, 16 x 16 x 32 products per instruction; six of them for one of f32. f16 as in
+    /// `Avx512`.
     Amx,
     /// `vdpbf16ps`, 32 products per instruction; f32 and f16 by AVX-512 multiply-adds, 16 per instruction.
     Avx512,
@@ -88,7 +102,7 @@ impl GemmKernel {
     }
 }
 
-/// The chosen kernel and its packing buffers, which grow to the largest product seen and are reused. At most 11 MB;
+/// The chosen kernel and its packing buffers, which grow to the largest product seen and are reused. At most 19 MB;
 /// with [`GemmKernel::Plain`], 4 KB per unit of k plus 1 MB.
 pub struct GemmScratch {
     kernel: GemmKernel,
@@ -121,9 +135,16 @@ impl GemmScratch {
     pub(super) fn floats(&mut self, len: usize) -> &mut [f32] {
         self.buffers.b.take(len)
     }
-    /// Whether the product has few rows, for which each kernel has loops of its own. Threads divide it by columns.
+    /// Whether the product has few rows, for which each kernel has loops of its own.
     pub(super) fn has_few_rows(&self, shape: &GemmShape) -> bool {
         !self.alike && !shape.ta && shape.m <= if self.kernel == GemmKernel::Plain { 1 } else { FEW_ROWS }
+    }
+    /// Whether threads divide the product by columns rather than by rows: each reads and packs its part of B, and all
+    /// of A, which is then the smaller. Not where `strips` reads whole rows of B. `alike`: as in [`gemm_alike`].
+    pub(super) fn by_columns(&self, shape: &GemmShape, alike: bool) -> bool {
+        let strips = !shape.ta && !shape.tb && shape.m <= NEAR_ROWS;
+        let wide = self.kernel != GemmKernel::Plain && shape.n > shape.m && !strips;
+        wide || !alike && self.has_few_rows(shape)
     }
     /// Whether [`gemm_then`] can compute this product: not with few rows, nor through the `gemm` crate.
     pub(super) fn fuses(&self, shape: &GemmShape) -> bool {
@@ -140,11 +161,12 @@ impl Default for GemmScratch {
     }
 }
 
-/// [`gemm`] in which the result of a row does not depend on the number of rows, except with [`GemmKernel::Plain`].
-pub(super) fn gemm_alike(scratch: &mut GemmScratch, op: Gemm) -> Result<()> {
-    scratch.alike = true;
+/// [`gemm`] in which the result of a row does not depend on the number of rows. One of several whose results have
+/// `bytes` together.
+pub(super) fn gemm_alike(scratch: &mut GemmScratch, op: Gemm, bytes: usize) -> Result<()> {
+    (scratch.alike, scratch.buffers.among) = (true, bytes);
     let done = gemm(scratch, op);
-    scratch.alike = false;
+    (scratch.alike, scratch.buffers.among) = (false, 0);
     done
 }
 
@@ -192,8 +214,10 @@ fn product(scratch: &mut GemmScratch, op: Gemm, lower: Option<usize>) -> Result<
 
 /// A product and its epilogue in one pass, in f32 until it is written. The kernel must be able to
 /// ([`GemmScratch::fuses`]).
-pub(super) fn gemm_then(scratch: &mut GemmScratch, op: GemmThen) -> Result<()> {
-    op.check()?;
+///
+/// # Safety
+/// The product, or the one that it is a part of, has passed [`GemmThen::check`].
+pub(super) unsafe fn gemm_then(scratch: &mut GemmScratch, op: GemmThen) -> Result<()> {
     let GemmThen { shape, a, b, c, then } = op;
     if shape.is_empty() {
         return Ok(());
@@ -220,14 +244,16 @@ pub fn pack_and_store(scratch: &mut GemmScratch, op: Gemm) -> Result<()> {
     macro_rules! run {
         ($kernel:ty, $E:ty, $C:ty) => {{
             let (skip, a, b, c) =
-                (blocked::Skip::<$kernel>(std::marker::PhantomData), a.host::<$E>(OP)?, b.host(OP)?, c.host::<$C>(OP)?);
+                (blocked::Skip::<$kernel>(std::marker::PhantomData), a.host::<$E>(OP)?, b.host(OP)?, written::<$C>(c)?);
             // SAFETY: as below.
             unsafe { blocked::product(&skip, &shape, a, b, c, (Completion::Nothing, None), &mut scratch.buffers) }
         }};
     }
     match (scratch.kernel, a.dtype(), c.dtype()) {
         #[cfg(target_arch = "x86_64")]
-        (GemmKernel::Amx | GemmKernel::Avx512, DType::F32, _) => run!(avx512::Dot, f32, f32),
+        (GemmKernel::Avx512, DType::F32, _) => run!(avx512::Dot, f32, f32),
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        (GemmKernel::Amx, DType::F32, _) => run!(amx::Tiles, split::SplitF32, f32),
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         (GemmKernel::Amx, DType::Bf16, DType::F32) => run!(amx::Tiles, bf16, f32),
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -242,20 +268,18 @@ pub fn pack_and_store(scratch: &mut GemmScratch, op: Gemm) -> Result<()> {
     Ok(())
 }
 
-/// Threads write columns of the same rows of C, so that it is never borrowed as a whole.
 fn few_rows<E: plain::Output, C: plain::Output>(
     scratch: &mut GemmScratch,
     shape: &GemmShape,
     a: &[E],
     b: &[E],
-    mut c: ViewMut,
+    c: ViewMut,
 ) -> Result<()> {
-    c.reborrow().slice(0..0).host::<C>("gemm")?; // checks without borrowing what other threads write
     match scratch.kernel {
         // SAFETY: `new` and `with_kernel` choose only available kernels, and `check` has checked the extents.
         #[cfg(target_arch = "x86_64")]
         GemmKernel::Amx | GemmKernel::Avx512 => unsafe {
-            few::product(shape, a, b, c.as_mut_ptr().cast::<C>(), &mut scratch.buffers)
+            few::product(shape, a, b, written::<C>(c)?, &mut scratch.buffers)
         },
         _ => {
             let c = c.host::<C>("gemm")?;
@@ -277,18 +301,24 @@ fn f32_product(
     then: Completion<f32>,
     lower: Option<usize>,
 ) -> Result<()> {
-    let (a, b) = (a.host("gemm")?, b.host("gemm")?);
     if scratch.has_few_rows(shape) {
-        return few_rows::<f32, f32>(scratch, shape, a, b, c);
+        return few_rows::<f32, f32>(scratch, shape, a.host("gemm")?, b.host("gemm")?, c);
     }
-    let c = c.host("gemm")?;
+    let buffers = &mut scratch.buffers;
     match scratch.kernel {
         // SAFETY: `new` and `with_kernel` choose only available kernels, and `check` has checked the extents.
-        #[cfg(target_arch = "x86_64")]
-        GemmKernel::Amx | GemmKernel::Avx512 => unsafe {
-            blocked::product(&avx512::Dot, shape, a, b, c, (then, lower), &mut scratch.buffers)
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        GemmKernel::Amx => unsafe {
+            let (a, b) = (a.host::<split::SplitF32>("gemm")?, b.host("gemm")?);
+            blocked::product(&amx::Tiles::configure(), shape, a, b, written(c)?, (then, lower), buffers)
         },
-        _ => plain::f32_product(shape, a, b, c),
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        GemmKernel::Avx512 => unsafe {
+            let (a, b) = (a.host::<f32>("gemm")?, b.host("gemm")?);
+            blocked::product(&avx512::Dot, shape, a, b, written(c)?, (then, lower), buffers)
+        },
+        _ => plain::f32_product(shape, a.host("gemm")?, b.host("gemm")?, c.host("gemm")?, buffers),
     }
     Ok(())
 }
@@ -306,17 +336,19 @@ fn bf16_product<C: plain::Output>(
     if scratch.has_few_rows(shape) {
         return few_rows::<bf16, C>(scratch, shape, a, b, c);
     }
-    let (c, buffers) = (c.host::<C>("gemm")?, &mut scratch.buffers);
+    let buffers = &mut scratch.buffers;
     match scratch.kernel {
         // SAFETY: as above.
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         GemmKernel::Amx => unsafe {
-            blocked::product(&amx::Tiles::configure(), shape, a, b, c, (then, lower), buffers)
+            blocked::product(&amx::Tiles::configure(), shape, a, b, written(c)?, (then, lower), buffers)
         },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        GemmKernel::Avx512 => unsafe { blocked::product(&avx512::Dot, shape, a, b, c, (then, lower), buffers) },
-        _ => plain::narrow_product(shape, a, b, c, buffers),
+        GemmKernel::Avx512 => unsafe {
+            blocked::product(&avx512::Dot, shape, a, b, written(c)?, (then, lower), buffers)
+        },
+        _ => plain::narrow_product(shape, a, b, c.host::<C>("gemm")?, buffers),
     }
     Ok(())
 }
@@ -334,14 +366,14 @@ fn f16_product<C: plain::Output>(
     if scratch.has_few_rows(shape) {
         return few_rows::<f16, C>(scratch, shape, a, b, c);
     }
-    let (c, buffers) = (c.host::<C>("gemm")?, &mut scratch.buffers);
+    let buffers = &mut scratch.buffers;
     match scratch.kernel {
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         GemmKernel::Amx | GemmKernel::Avx512 => unsafe {
-            blocked::product(&avx512::Dot, shape, a, b, c, (then, lower), buffers)
+            blocked::product(&avx512::Dot, shape, a, b, written(c)?, (then, lower), buffers)
         },
-        _ => plain::narrow_product(shape, a, b, c, buffers),
+        _ => plain::narrow_product(shape, a, b, c.host::<C>("gemm")?, buffers),
     }
     Ok(())
 }

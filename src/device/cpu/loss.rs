@@ -39,7 +39,11 @@ fn max_and_sum<T: Float>(row: &[T], logit: impl Fn(T) -> f32, mut save: impl FnM
         for (e, x) in exps.iter_mut().zip(block) {
             *e = exp(logit(*x) - block_max);
         }
-        let block_sum = sum(block.len(), |i| exps[i]);
+        let block_sum = sum(
+            [&exps[..block.len()]],
+            #[inline(always)]
+            |[x]| x,
+        );
         save(&exps[..block.len()], block_max);
         total = total * exp(max - block_max) + block_sum;
         max = block_max;

@@ -7,7 +7,11 @@ use crate::device::ops::{Bias, BiasBackward, LayerNorm, LayerNormBackward, RmsNo
 /// 1 / sqrt(mean(x^2) + eps)
 #[inline(always)]
 pub fn inverse_rms<T: Float>(eps: f32, x: &[T]) -> f32 {
-    let squares = sum(x.len(), |i| x[i].to_f32() * x[i].to_f32());
+    let squares = sum(
+        [x],
+        #[inline(always)]
+        |[x]| x * x,
+    );
     1.0 / (squares / x.len() as f32 + eps).sqrt()
 }
 
@@ -66,7 +70,11 @@ fn rmsnorm_gradients<T: Float, const WEIGHTS: bool>(
 ) {
     let c = w.len();
     for (((x, dy), dx), &r) in x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(dx.chunks_exact_mut(c)).zip(rstd) {
-        let dot = sum(c, |i| (w[i].to_f32() + offset) * dy[i].to_f32() * (x[i].to_f32() * r));
+        let dot = sum(
+            [w, dy, x],
+            #[inline(always)]
+            |[w, dy, x]| (w + offset) * dy * (x * r),
+        );
         let mean = dot / c as f32;
         for i in 0..c {
             let (n, dy) = (x[i].to_f32() * r, dy[i].to_f32());
@@ -86,9 +94,17 @@ pub fn layernorm<T: Float>(op: LayerNorm) -> Result<()> {
     let (y, stats) = (op.y.host::<T>(OP)?, op.stats.host::<f32>(OP)?);
     let c = w.len();
     for ((x, y), stats) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(stats.chunks_exact_mut(2)) {
-        let mean = sum(c, |i| x[i].to_f32()) / c as f32;
+        let mean = sum(
+            [x],
+            #[inline(always)]
+            |[x]| x,
+        ) / c as f32;
         // Two passes: the row is in L1, and this avoids the difference of large squares.
-        let squares = sum(c, |i| (x[i].to_f32() - mean) * (x[i].to_f32() - mean));
+        let squares = sum(
+            [x],
+            #[inline(always)]
+            |[x]| (x - mean) * (x - mean),
+        );
         let r = 1.0 / (squares / c as f32 + eps).sqrt();
         stats.copy_from_slice(&[mean, r]);
         for i in 0..c {
@@ -140,8 +156,16 @@ fn layernorm_gradients<T: Float, const WEIGHTS: bool>(
     let rows = x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(dx.chunks_exact_mut(c)).zip(stats.chunks_exact(2));
     for (((x, dy), dx), stats) in rows {
         let (mean, r) = (stats[0], stats[1]);
-        let g = sum(c, |i| w[i].to_f32() * dy[i].to_f32()) / c as f32;
-        let dot = sum(c, |i| w[i].to_f32() * dy[i].to_f32() * ((x[i].to_f32() - mean) * r)) / c as f32;
+        let g = sum(
+            [w, dy],
+            #[inline(always)]
+            |[w, dy]| w * dy,
+        ) / c as f32;
+        let dot = sum(
+            [w, dy, x],
+            #[inline(always)]
+            |[w, dy, x]| w * dy * ((x - mean) * r),
+        ) / c as f32;
         for i in 0..c {
             let (n, dy) = ((x[i].to_f32() - mean) * r, dy[i].to_f32());
             if WEIGHTS {

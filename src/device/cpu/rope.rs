@@ -1,7 +1,7 @@
 //! Rotary position embeddings, alone and after the norms of queries and keys. Never reads a head that is not rotated.
 use super::norm::inverse_rms;
 use super::operands::within;
-use super::simd::sum;
+use super::simd::sum_with;
 use crate::base::{Result, dtype::Float};
 use crate::device::ops::{QkNormRope, QkNormRopeBackward, QkNormRopeShape, Rope};
 use crate::device::{View, ViewMut};
@@ -160,11 +160,15 @@ fn qk_norm_rope_gradients<T: Float, const WEIGHTS: bool>(
             let ((xa, xb), (wa, wb), (a, b)) = (x.split_at(half), w.split_at(half), dx.split_at_mut(half));
             let (dwa, dwb) = dw.split_at_mut(if WEIGHTS { half } else { 0 });
             let back = |x: f32, y: f32, i: usize| (x * cos[i] + y * sin[i], y * cos[i] - x * sin[i]);
-            let dot = sum(half, |i| {
-                let (ga, gb) = back(a[i].to_f32(), b[i].to_f32(), i);
-                (wa[i].to_f32() + offset) * ga * (xa[i].to_f32() * r)
-                    + (wb[i].to_f32() + offset) * gb * (xb[i].to_f32() * r)
-            });
+            let dot = sum_with(
+                [wa, wb, xa, xb, &*a, &*b],
+                [cos, sin],
+                #[inline(always)]
+                |[wa, wb, xa, xb, a, b], [cos, sin]| {
+                    let (ga, gb) = (a * cos + b * sin, b * cos - a * sin);
+                    (wa + offset) * ga * (xa * r) + (wb + offset) * gb * (xb * r)
+                },
+            );
             let mean = dot / d as f32;
             for i in 0..half {
                 let (ga, gb) = back(a[i].to_f32(), b[i].to_f32(), i);

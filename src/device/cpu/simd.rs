@@ -4,6 +4,7 @@
 //! [Note: levels] A kernel is one plain `#[inline(always)]` function. [`Level::run`] inlines it into a function that
 //! may use that level's instructions, where the compiler vectorizes it. Reductions keep [`LANES`] partial sums at any
 //! width, and every multiply-add is fused, so all levels give the same bits.
+use crate::base::dtype::Float;
 use std::fmt;
 
 /// Partial sums of a reduction: one register of AVX-512, two of AVX2.
@@ -94,18 +95,50 @@ pub fn lane_sum(mut v: [f32; LANES]) -> f32 {
     v[0]
 }
 
-/// `sum of f(i)` for i in 0..n: lane i % LANES takes element i, then [`lane_sum`].
+/// The sum of `f` of the elements at each place of rows of equal length: lane i % LANES takes place i, then
+/// [`lane_sum`]. `f` must be `#[inline(always)]`.
 #[inline(always)]
-pub fn sum(n: usize, f: impl Fn(usize) -> f32) -> f32 {
+pub fn sum<T: Float, const N: usize>(rows: [&[T]; N], f: impl Fn([f32; N]) -> f32) -> f32 {
+    sum_with(
+        rows,
+        [],
+        #[inline(always)]
+        |x, []| f(x),
+    )
+}
+/// [`sum`] of rows of two types.
+#[inline(always)]
+pub fn sum_with<T: Float, const N: usize, const M: usize>(
+    rows: [&[T]; N],
+    floats: [&[f32]; M],
+    f: impl Fn([f32; N], [f32; M]) -> f32,
+) -> f32 {
     let mut lanes = [0.0; LANES];
-    let whole = n - n % LANES;
-    for start in (0..whole).step_by(LANES) {
+    // Arrays of whole vectors: with an index, each element's bounds check would keep the loop scalar.
+    let (rows, floats) = (rows.map(<[T]>::as_chunks::<LANES>), floats.map(<[f32]>::as_chunks::<LANES>));
+    let least = |a: usize, b: usize| a.min(b);
+    let whole = rows.iter().map(|x| x.0.len()).chain(floats.iter().map(|x| x.0.len())).reduce(least).unwrap_or(0);
+    let (of, of_floats) = (rows.map(|x| &x.0[..whole]), floats.map(|x| &x.0[..whole]));
+    for i in 0..whole {
         for (l, lane) in lanes.iter_mut().enumerate() {
-            *lane += f(start + l);
+            *lane += f(
+                of.map(
+                    #[inline(always)]
+                    |x| x[i][l].to_f32(),
+                ),
+                of_floats.map(
+                    #[inline(always)]
+                    |x| x[i][l],
+                ),
+            );
         }
     }
-    for i in whole..n {
-        lanes[i - whole] += f(i);
+    // Through memory, in one vector: what follows takes lanes apart, and the compiler would let the loop do so too.
+    let mut lanes = std::hint::black_box(lanes);
+    let (rows, floats) = (rows.map(|x| x.1), floats.map(|x| x.1));
+    let tail = rows.iter().map(|x| x.len()).chain(floats.iter().map(|x| x.len())).reduce(least).unwrap_or(0);
+    for (l, lane) in lanes.iter_mut().enumerate().take(tail) {
+        *lane += f(rows.map(|x| x[l].to_f32()), floats.map(|x| x[l]));
     }
     lane_sum(lanes)
 }
@@ -224,9 +257,9 @@ mod tests {
                 #[inline(always)]
                 || {
                     sum(
-                        x.len(),
+                        [&x[..]],
                         #[inline(always)]
-                        |i| x[i] * exp(x[i]),
+                        |[x]| x * exp(x),
                     )
                 },
             )

@@ -1,4 +1,6 @@
-//! A kernel launch as values: which kernel, how many threads, and its arguments. Never launches.
+//! A kernel launch as values: which kernel, how many threads, and its arguments; and a product in FP8. Never launches.
+use crate::base::fp8::Fp8;
+use crate::device::ops::{Coded, Epilogue, GemmShape};
 use crate::device::{View, ViewMut};
 pub use flatshard_ptx::emulate::Swizzle;
 
@@ -53,4 +55,16 @@ pub struct Map<'a> {
     pub strides: [u64; 2],
     pub tile: [u32; 3],
     pub swizzle: Swizzle,
+}
+
+/// `C (m, n) (+)= A Bᵀ`, A (m, k) and B (n, k) in FP8 with the layouts of [`super::scaled`], and an epilogue.
+pub struct ScaledGemm<'a> {
+    pub shape: GemmShape,
+    /// Of A; B is in E4M3.
+    pub format: Fp8,
+    pub a: Coded<'a>,
+    pub b: Coded<'a>,
+    /// bf16 or f32
+    pub c: ViewMut<'a>,
+    pub then: Epilogue<'a>,
 }

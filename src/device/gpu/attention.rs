@@ -1,8 +1,8 @@
 //! Launches of attention: whole documents, and the passes of ring attention. Chooses the family of kernels by
 //! architecture, element type and head size; `kernels/attention_shape.ptx` documents their common arguments.
 //!
-//! Never reads `cu_seqlens`, which only the GPU has. A list that does not increase to the number of rows gives wrong
-//! numbers, but no out-of-bounds access.
+//! Never reads the documents, which only the GPU has. Rows that are not those of documents that follow one another give
+//! wrong numbers, but no out-of-bounds access.
 // Shared by all attention kernels.
 mod launch;
 // The kernels for sm_90a.
@@ -10,7 +10,7 @@ mod hopper;
 
 use self::launch::{Gradients, TailArgs, VECTOR, args, launch};
 use super::driver::Arg;
-use super::launch::GpuDevice;
+use super::launch::{GpuDevice, SM_90A};
 use crate::base::{DType, Error, Result};
 use crate::device::ops::{
     Attention, AttentionBackward, AttentionDelta, AttentionPass, AttentionPassBackward, AttentionShape,
@@ -28,7 +28,7 @@ fn family(op: &'static str, dtype: DType, a: &AttentionShape, starts: &[usize]) 
         other => Error::op(op, format!("computes in f32, bf16 or f16, got {other}")),
     };
     let aligned = starts.iter().all(|at| at % VECTOR == 0);
-    let tiles = attention::sm_80_family(dtype.name(), a.head_dim).filter(|_| aligned);
+    let tiles = attention::sm_80_family(dtype.name(), a.head_dim, a.softcap).filter(|_| aligned);
     tiles.or_else(|| attention::plain_family(dtype.name(), a.head_dim)).ok_or_else(none)
 }
 
@@ -65,7 +65,7 @@ fn gradients(
 
 /// As [`Device::attention_sums`](crate::device::Device::attention_sums), on a GPU of architecture `arch`.
 pub fn sums_of(arch: u32, a: &AttentionShape, dtype: DType, queries: usize) -> usize {
-    if arch == hopper::ARCH { sums(a, dtype, queries) } else { 0 }
+    if arch == SM_90A { sums(a, dtype, queries) } else { 0 }
 }
 /// The largest size on any GPU.
 pub fn sums(a: &AttentionShape, dtype: DType, queries: usize) -> usize {
@@ -94,14 +94,14 @@ fn delta_of(
 pub fn forward(gpu: &GpuDevice, op: Attention) -> Result<()> {
     const OP: &str = Attention::OP;
     let (n, a) = (op.check()?, &op.shape);
-    let Attention { cu_seqlens, qkv, o, lse, .. } = op;
-    let (width, documents) = (a.width(), cu_seqlens.len() - 1);
+    let Attention { documents, qkv, o, lse, .. } = op;
+    let width = a.width();
     let family = family(OP, qkv.dtype(), a, &[qkv.address(), o.address()])?;
     if n == 0 {
         return Ok(());
     }
     let (row, kv) = (a.row(), qkv.slice(width..qkv.len()));
-    let tail = TailArgs { bounds: cu_seqlens, documents, queries: n, keys: n, q_row: row, kv_row: row, out_row: 0 };
+    let tail = TailArgs { bounds: documents, packed: true, queries: n, keys: n, q_row: row, kv_row: row, out_row: 0 };
     if let Some(hopper) =
         hopper::family(gpu, hopper::FORWARD, qkv.dtype(), a, &[qkv.address(), kv.address(), o.address()])
     {
@@ -114,15 +114,15 @@ pub fn forward(gpu: &GpuDevice, op: Attention) -> Result<()> {
 pub fn backward(gpu: &GpuDevice, op: AttentionBackward) -> Result<()> {
     const OP: &str = AttentionBackward::OP;
     let (n, a) = (op.check()?, &op.shape);
-    let AttentionBackward { cu_seqlens, qkv, o, lse, d_o, mut delta, mut sums, dqkv, .. } = op;
-    let (width, documents, dtype) = (a.width(), cu_seqlens.len() - 1, qkv.dtype());
+    let AttentionBackward { documents, qkv, o, lse, d_o, mut delta, mut sums, dqkv, .. } = op;
+    let (width, dtype) = (a.width(), qkv.dtype());
     let family = family(OP, dtype, a, &[qkv.address(), d_o.address(), dqkv.address()])?;
     if n == 0 {
         return Ok(());
     }
     delta_of(gpu, family, a, [o, d_o, lse], delta.reborrow(), sums.reborrow())?;
     let (row, kv, delta) = (a.row(), qkv.slice(width..qkv.len()), delta.as_view());
-    let tail = TailArgs { bounds: cu_seqlens, documents, queries: n, keys: n, q_row: row, kv_row: row, out_row: row };
+    let tail = TailArgs { bounds: documents, packed: true, queries: n, keys: n, q_row: row, kv_row: row, out_row: row };
     let given = [qkv, kv, d_o, lse, delta];
     let starts = [qkv, kv, d_o, lse, delta, sums.as_view(), dqkv.as_view()].map(start);
     let hopper = hopper::family(gpu, hopper::BACKWARD, dtype, a, &starts);
@@ -145,7 +145,7 @@ pub fn pass(gpu: &GpuDevice, op: AttentionPass) -> Result<()> {
         return Ok(());
     }
     let (q_row, kv_row) = (a.row(), a.kv_row());
-    let tail = TailArgs { bounds: of_queries, documents: 0, queries, keys, q_row, kv_row, out_row: 0 };
+    let tail = TailArgs { bounds: of_queries, packed: false, queries, keys, q_row, kv_row, out_row: 0 };
     let hopper = hopper::family(gpu, hopper::FORWARD, qkv.dtype(), a, &[qkv.address(), kv.address(), o.address()]);
     // A tensor map needs at least one row.
     if let Some(hopper) = hopper.filter(|_| keys > 0) {
@@ -167,7 +167,7 @@ pub fn pass_backward(gpu: &GpuDevice, op: AttentionPassBackward) -> Result<()> {
     let given = [qkv, kv, d_o, lse, delta];
     let starts = [qkv, kv, d_o, lse, delta, sums.as_view()].map(start);
     let hopper = hopper::family(gpu, hopper::BACKWARD, qkv.dtype(), a, &starts);
-    let tail = TailArgs { bounds: of_queries, documents: 0, queries, keys, q_row, kv_row, out_row: a.width() };
+    let tail = TailArgs { bounds: of_queries, packed: false, queries, keys, q_row, kv_row, out_row: a.width() };
     let tails = [&tail, &TailArgs { bounds: of_keys, out_row: kv_row, ..tail }];
     gradients(gpu, (family, hopper), a, tails, given, sums, Gradients::Apart([dq, dkv]))
 }

@@ -1,8 +1,9 @@
 //! Driver calls as values, to be executed later or compared with new calls. Never decides when.
-use super::args::{Arg, Kernel, LaunchShape, Map, Swizzle};
+use super::args::{Arg, Kernel, LaunchShape, Map, ScaledGemm, Swizzle};
 use super::guest::{Asked, Guest};
+use crate::base::fp8::Fp8;
 use crate::base::{Error, Result};
-use crate::device::ops::{Epilogue, Gemm, GemmShape, GemmThen};
+use crate::device::ops::{Coded, Epilogue, Gemm, GemmShape, GemmThen};
 use crate::device::{Buf, View, ViewMut};
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,6 +28,8 @@ enum Call {
     Gemm(GemmShape, Range<usize>),
     /// The product's operands, then two for the epilogue.
     GemmThen(GemmShape, EpilogueKind, Range<usize>),
+    /// A and B with their scales, C, then two for the epilogue.
+    ScaledGemm(GemmShape, Fp8, EpilogueKind, Range<usize>),
     /// From, to.
     Copy(Range<usize>),
     Zero(Range<usize>),
@@ -39,6 +42,27 @@ enum EpilogueKind {
     Sum,
     Gelu,
     GeluBackward,
+}
+
+/// An epilogue's operands.
+fn hold_epilogue(then: &Epilogue) -> (EpilogueKind, [Operand; 2]) {
+    let maybe = |view: &Option<View>| view.map_or(Operand::Null, hold);
+    match then {
+        Epilogue::Sum { bias, residual } => (EpilogueKind::Sum, [maybe(bias), maybe(residual)]),
+        Epilogue::Gelu { bias, z } => (EpilogueKind::Gelu, [maybe(bias), hold_mut(z, Operand::Out)]),
+        Epilogue::GeluBackward { z, product } => {
+            (EpilogueKind::GeluBackward, [hold(*z), hold_mut(product, Operand::InOut)])
+        }
+    }
+}
+impl EpilogueKind {
+    fn of<'a>(self, first: &'a Operand, second: &'a mut Operand) -> Epilogue<'a> {
+        match self {
+            EpilogueKind::Sum => Epilogue::Sum { bias: first.maybe(), residual: second.maybe() },
+            EpilogueKind::Gelu => Epilogue::Gelu { bias: first.maybe(), z: second.view_mut() },
+            EpilogueKind::GeluBackward => Epilogue::GeluBackward { z: first.view(), product: second.view_mut() },
+        }
+    }
 }
 
 /// A guest, compared by identity.
@@ -197,18 +221,19 @@ impl Calls {
     }
     pub fn gemm_then(&mut self, op: &GemmThen) {
         let GemmThen { shape, a, b, c, then } = op;
-        let maybe = |view: &Option<View>| view.map_or(Operand::Null, hold);
-        let (follows, operands) = match then {
-            Epilogue::Sum { bias, residual } => (EpilogueKind::Sum, [maybe(bias), maybe(residual)]),
-            Epilogue::Gelu { bias, z } => (EpilogueKind::Gelu, [maybe(bias), hold_mut(z, Operand::Out)]),
-            Epilogue::GeluBackward { z, product } => {
-                (EpilogueKind::GeluBackward, [hold(*z), hold_mut(product, Operand::InOut)])
-            }
-        };
+        let (follows, operands) = hold_epilogue(then);
         let place = self.place();
         self.operands.extend([hold(*a), hold(*b), hold_mut(c, Operand::InOut)].into_iter().chain(operands));
         let words = [(shape.m as u64) << 32 | shape.n as u64, (shape.k as u64) << 2 | follows as u64];
         self.push(place, words, |args| Call::GemmThen(*shape, follows, args));
+    }
+    pub fn scaled_gemm(&mut self, op: &ScaledGemm) {
+        let ScaledGemm { shape, format, a, b, c, then } = op;
+        let ((follows, operands), place) = (hold_epilogue(then), self.place());
+        let inputs = [a.bytes, a.scales, b.bytes, b.scales].map(hold);
+        self.operands.extend(inputs.into_iter().chain([hold_mut(c, Operand::InOut)]).chain(operands));
+        let words = [(shape.m as u64) << 32 | shape.n as u64, (shape.k as u64) << 2 | follows as u64];
+        self.push(place, words, |args| Call::ScaledGemm(*shape, *format, follows, args));
     }
     pub fn copy(&mut self, src: View, dst: ViewMut) {
         let place = self.place();
@@ -267,15 +292,17 @@ impl Calls {
             }
             Call::GemmThen(shape, follows, range) => {
                 let [a, b, c, first, second] = &mut operands[range.clone()] else { unreachable!("five operands") };
-                let then = match follows {
-                    EpilogueKind::Sum => Epilogue::Sum { bias: first.maybe(), residual: second.maybe() },
-                    EpilogueKind::Gelu => Epilogue::Gelu { bias: first.maybe(), z: second.view_mut() },
-                    EpilogueKind::GeluBackward => {
-                        Epilogue::GeluBackward { z: first.view(), product: second.view_mut() }
-                    }
-                };
+                let then = follows.of(first, second);
                 let (shape, a, b, c) = (*shape, a.view(), b.view(), c.view_mut());
                 enqueue(Enqueued::GemmThen(GemmThen { shape, a, b, c, then }))
+            }
+            Call::ScaledGemm(shape, format, follows, range) => {
+                let [a, of_a, b, of_b, c, first, second] = &mut operands[range.clone()] else {
+                    unreachable!("seven operands")
+                };
+                let (then, c) = (follows.of(first, second), c.view_mut());
+                let [a, b] = [(a, of_a), (b, of_b)].map(|(x, of)| Coded { bytes: x.view(), scales: of.view() });
+                enqueue(Enqueued::ScaledGemm(ScaledGemm { shape: *shape, format: *format, a, b, c, then }))
             }
             Call::Copy(range) => {
                 let [src, dst] = &mut operands[range.clone()] else { unreachable!("two operands") };
@@ -294,6 +321,7 @@ pub enum Enqueued<'a> {
     Launch(Kernel, LaunchShape, &'a mut [Arg<'a>]),
     Gemm(Gemm<'a>),
     GemmThen(GemmThen<'a>),
+    ScaledGemm(ScaledGemm<'a>),
     Copy(View<'a>, ViewMut<'a>),
     Zero(ViewMut<'a>),
     Guest(Arc<dyn Guest>, Asked, &'a mut [Arg<'a>]),

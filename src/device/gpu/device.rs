@@ -1,15 +1,17 @@
 //! Dispatches the operations of a GPU to their families. Never launches itself.
 use super::launch::GpuDevice;
-use super::{activation, attention, distill, element, embed, expand, experts, fp8, loss, norm, optim, ring, rope};
+use super::{
+    activation, attention, distill, element, embed, expand, experts, fp8, loss, norm, optim, ring, rope, scaled,
+};
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Meter, Result};
 use crate::device::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
     CrossEntropyFinish, CrossEntropyPart, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed,
-    EmbedBackward, Expand, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, LayerNorm,
-    LayerNormBackward, Polynomial, QkNormRope, QkNormRopeBackward, Quantize, RmsNorm, RmsNormBackward, Rope, Route,
-    RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
+    EmbedBackward, Encode, Expand, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm,
+    LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward, Quantize, RaiseScales,
+    RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
 };
 use crate::device::{Buf, Device, View, ViewMut, epilogue};
 use std::time::Instant;
@@ -162,6 +164,15 @@ impl Device for GpuDevice {
     fn dequantize(&self, op: Dequantize) -> Result<()> {
         fp8::dequantize(self, op)
     }
+    fn raise_scales(&self, op: RaiseScales) -> Result<()> {
+        fp8::raise_scales(self, op)
+    }
+    fn encode(&self, op: Encode) -> Result<()> {
+        fp8::encode(self, op)
+    }
+    fn fp8_gemm(&self, op: Fp8Gemm) -> Result<()> {
+        scaled::product(self, op)
+    }
     fn swiglu(&self, op: Glu) -> Result<()> {
         activation::swiglu(self, op)
     }
@@ -239,6 +250,9 @@ impl Device for GpuDevice {
     }
     fn take_rows(&self, op: TakeRows) -> Result<()> {
         experts::take_rows(self, op)
+    }
+    fn place_runs(&self, op: PlaceRuns) -> Result<()> {
+        experts::place_runs(self, op)
     }
     fn combine_rows(&self, op: CombineRows) -> Result<()> {
         experts::combine_rows(self, op)

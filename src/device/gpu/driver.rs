@@ -1,6 +1,6 @@
 //! The interface of a GPU: memory, copies, launches and matrix products, executed in call order. [`super::sim`]
 //! implements it with the emulator, `cuda` with the driver. Never knows what a kernel computes.
-pub use super::args::{Arg, Kernel, LaunchShape, Map, Swizzle};
+pub use super::args::{Arg, Kernel, LaunchShape, Map, ScaledGemm, Swizzle};
 use super::calls::{Calls, Enqueued};
 use crate::base::meter::Lease;
 use crate::base::timeline::Mark;
@@ -61,6 +61,18 @@ pub trait Driver: Send + Sync {
     fn gemm_then(&self, _: GemmThen) -> Result<()> {
         Err(Error::op("gemm_then", format!("{} cannot fuse this epilogue", self.name())))
     }
+    /// Whether it multiplies operands in FP8 with scales of blocks.
+    fn multiplies_fp8(&self) -> bool {
+        false
+    }
+    /// Whether [`Driver::scaled_gemm`] can fuse this product with its epilogue. Enqueues nothing.
+    fn fuses_scaled(&self, _: &ScaledGemm) -> Result<bool> {
+        Ok(false)
+    }
+    /// Called only if the driver [multiplies](Driver::multiplies_fp8) FP8, and fuses the epilogue if there is one.
+    fn scaled_gemm(&self, _: ScaledGemm) -> Result<()> {
+        Err(Error::op("scaled_gemm", format!("{} cannot multiply FP8", self.name())))
+    }
     /// Waits until all enqueued work is done.
     fn synchronize(&self) -> Result<()>;
 
@@ -98,6 +110,7 @@ pub fn run(driver: &dyn Driver, calls: &mut Calls) -> Result<()> {
         Enqueued::Launch(kernel, shape, args) => driver.launch(kernel, shape, args),
         Enqueued::Gemm(op) => driver.gemm(op),
         Enqueued::GemmThen(op) => driver.gemm_then(op),
+        Enqueued::ScaledGemm(op) => driver.scaled_gemm(op),
         Enqueued::Copy(src, dst) => driver.copy(src, dst),
         Enqueued::Zero(x) => driver.zero(x),
         Enqueued::Guest(guest, asked, args) => guest.enqueue(asked, args),

@@ -1,13 +1,13 @@
 //! Launches of mixtures of experts: routing, the rows that experts get, and their products. Never reads how many rows
 //! an expert has: kernels find that in GPU memory, and grids cover what it can be at most.
-use super::driver::Arg;
-use super::launch::{BLOCK, GpuDevice, VECTOR, by_dtype};
+use super::driver::{Arg, Kernel, LaunchShape};
+use super::launch::{BLOCK, GpuDevice, SM_90A, VECTOR, by_dtype};
 use crate::base::{DType, Error, Result};
 use crate::device::ops::{
-    Balance, CombineRows, Grouped, GroupedGemm, Route, RouteBackward, RouteLoad, RouteShape, Sigmoid, TakeRows,
-    WeighRows,
+    Balance, CombineRows, Grouped, GroupedGemm, PlaceRuns, Route, RouteBackward, RouteLoad, RouteShape, Sigmoid,
+    TakeRows, WeighRows,
 };
-use flatshard_ptx::kernels::experts::{GroupedKernel, plain_grouped, tile_grouped};
+use flatshard_ptx::kernels::experts::{GroupedKernel, hopper_grouped, plain_grouped, tile_grouped};
 
 /// Warps per CTA of kernels that give each row a warp.
 const WARPS: usize = BLOCK as usize / 32;
@@ -74,6 +74,13 @@ pub fn take_rows(gpu: &GpuDevice, op: TakeRows) -> Result<()> {
     gpu.launch(variant, OP, if columns == 0 { 0 } else { rows.div_ceil(WARPS) }, args)
 }
 
+pub fn place_runs(gpu: &GpuDevice, op: PlaceRuns) -> Result<()> {
+    const OP: &str = PlaceRuns::OP;
+    let runs = op.check()?;
+    let args = &mut [Arg::In(op.runs), Arg::Out(op.order), Arg::Out(op.places), int(runs)];
+    gpu.launch(OP, OP, runs, args)
+}
+
 pub fn combine_rows(gpu: &GpuDevice, op: CombineRows) -> Result<()> {
     const OP: &str = CombineRows::OP;
     let (n, variant) = (op.check()?, by_dtype!(OP, op.x.dtype(), "combine_rows")?);
@@ -107,8 +114,9 @@ pub fn sigmoid(gpu: &GpuDevice, op: Sigmoid) -> Result<()> {
     }
 }
 
-/// The kernel of a product: on tensor cores where the operands allow it.
-fn kernel(op: &GroupedGemm) -> Result<&'static GroupedKernel> {
+/// The kernel of a product: on tensor cores where the operands allow it, and for sm_90a unless the driver has compiled
+/// it badly.
+fn kernel(gpu: &GpuDevice, op: &GroupedGemm) -> Result<&'static GroupedKernel> {
     const OP: &str = GroupedGemm::OP;
     let (a, b, c) = (op.a.dtype(), op.b.dtype(), op.c.dtype());
     let expected = if op.kind == Grouped::Weight { DType::F32 } else { a };
@@ -118,20 +126,23 @@ fn kernel(op: &GroupedGemm) -> Result<&'static GroupedKernel> {
     let addresses = [op.a.address(), op.b.address(), op.c.address()];
     let aligned = [op.n, op.k, op.stride].iter().all(|n| n.is_multiple_of(8))
         && addresses.iter().all(|&address| address.is_multiple_of(VECTOR));
-    let family = tile_grouped(a.name()).filter(|_| aligned).or_else(|| plain_grouped(a.name()));
-    let family = family.ok_or_else(|| Error::op(OP, format!("computes in f32, bf16 or f16, got {a}")))?;
-    Ok(match op.kind {
-        Grouped::Forward => &family[0],
-        Grouped::Input => &family[1],
-        Grouped::Weight => &family[2],
-    })
+    let kind = match op.kind {
+        Grouped::Forward => 0,
+        Grouped::Input => 1,
+        Grouped::Weight => 2,
+    };
+    let hopper = hopper_grouped(a.name()).filter(|_| aligned && gpu.driver.arch() == SM_90A);
+    let hopper = hopper.map(|family| &family[kind]).filter(|kernel| !gpu.driver.avoids(kernel.variant));
+    let others = || tile_grouped(a.name()).filter(|_| aligned).or_else(|| plain_grouped(a.name()));
+    let kernel = hopper.or_else(|| others().map(|family| &family[kind]));
+    kernel.ok_or_else(|| Error::op(OP, format!("computes in f32, bf16 or f16, got {a}")))
 }
 
 pub fn grouped_gemm(gpu: &GpuDevice, op: GroupedGemm) -> Result<()> {
     const OP: &str = GroupedGemm::OP;
     let (groups, rows) = op.check()?;
     op.offsets.fits(OP, "offsets", DType::U32, groups + 1)?;
-    let GroupedKernel { variant, rows: tile, columns } = *kernel(&op)?;
+    let GroupedKernel { variant, rows: tile, columns, shared } = *kernel(gpu, &op)?;
     let GroupedGemm { kind, n, k, offsets, a, b, c, stride, accumulate, .. } = op;
     let tiles = match kind {
         Grouped::Weight => groups * n.div_ceil(tile) * k.div_ceil(columns),
@@ -147,5 +158,5 @@ pub fn grouped_gemm(gpu: &GpuDevice, op: GroupedGemm) -> Result<()> {
     let c = if accumulate || kind == Grouped::Weight { Arg::InOut(c) } else { Arg::Out(c) };
     let [groups, rows, n, k, adds] = [groups, rows, n, k, accumulate.into()].map(int);
     let args = &mut [Arg::In(offsets), Arg::In(a), Arg::In(b), c, groups, rows, n, k, Arg::U64(stride as u64), adds];
-    gpu.line(variant, OP, (grid, BLOCK), args)
+    gpu.driver.launch(Kernel { variant, entry: OP }, LaunchShape { shared, ..LaunchShape::line(grid, BLOCK) }, args)
 }

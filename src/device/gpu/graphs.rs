@@ -24,7 +24,8 @@
 //! needed for that: ranks run the same schedule, so with static shapes a piece is new, known or changed on all of them
 //! at once. Which shapes are static follows from the settings alone, which the ranks have compared. Each rank hashes
 //! its decisions ([`Graphs::decided`]), and the hashes are compared before each step: ranks that differ get an error
-//! that names them. In other cases, and with groups in shared memory, where the host waits, collectives end pieces.
+//! that names them. In other cases, and with groups in shared memory, where the host waits, collectives end pieces. So
+//! they do where ranks share experts: how many rows a rank gets is in what it launches and exchanges.
 //!
 //! [Note: static shapes] Rows cut from a token stream have one length. Packed sequences fall short of it by less than 3
 //! % (tests/data/packing.rs): they are padded with documents without loss, which costs that much more work. Unpacked
@@ -32,7 +33,7 @@
 //! takes the host about 5 us, so 1,500 of them take 8 ms, which is hidden behind 100 ms of GPU work per step; a third
 //! more rows would take 33 ms.
 use super::calls::Calls;
-use super::driver::{Arg, Driver, Graph, Kernel, LaunchShape, run};
+use super::driver::{Arg, Driver, Graph, Kernel, LaunchShape, ScaledGemm, run};
 use super::guest::{Asked, Guest};
 use crate::base::meter::Lease;
 use crate::base::timeline::Mark;
@@ -132,12 +133,16 @@ impl Graphs {
         }
         Ok(())
     }
+    /// Whether guests' calls are deferred.
+    pub fn defers(&self) -> bool {
+        self.lock().defers()
+    }
     /// Defers a guest's call. If it returns false, all earlier calls are with the driver and the guest must enqueue
     /// now.
     pub fn guest(&self, guest: &Arc<dyn Guest>, asked: Asked, operands: &[Arg]) -> Result<bool> {
         let mut pieces = self.lock();
         pieces.failed.take().map_or(Ok(()), Err)?;
-        if !pieces.joins || pieces.marks {
+        if !pieces.defers() {
             return pieces.flush(&*self.driver).map(|()| false);
         }
         pieces.tally.asked += 1;
@@ -181,6 +186,9 @@ impl Graphs {
 }
 
 impl Pieces {
+    fn defers(&self) -> bool {
+        self.joins && !self.marks
+    }
     fn flush(&mut self, driver: &dyn Driver) -> Result<()> {
         let done = self.give(driver);
         self.queue.clear();
@@ -329,6 +337,18 @@ impl Driver for Graphs {
     fn gemm_then(&self, op: GemmThen) -> Result<()> {
         self.ask(|calls| {
             calls.gemm_then(&op);
+            Ok(())
+        })
+    }
+    fn multiplies_fp8(&self) -> bool {
+        self.driver.multiplies_fp8()
+    }
+    fn fuses_scaled(&self, op: &ScaledGemm) -> Result<bool> {
+        self.driver.fuses_scaled(op)
+    }
+    fn scaled_gemm(&self, op: ScaledGemm) -> Result<()> {
+        self.ask(|calls| {
+            calls.scaled_gemm(&op);
             Ok(())
         })
     }

@@ -12,7 +12,8 @@ pub struct Text {
     pub entries: &'static [&'static str],
 }
 
-include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+/// In the order of `flatshard_ptx::kernels::variants`.
+pub const TEXTS: &[Text] = include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 impl Text {
     /// Its source file in `kernels/`, and plain PTX with `# line "file"` markers.

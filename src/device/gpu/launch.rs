@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Threads per CTA in elementwise and row kernels.
 pub const BLOCK: u32 = 256;
+/// `.target sm_90a` runs on this architecture only.
+pub const SM_90A: u32 = 90;
 /// Bytes of a vector access; kernels are fastest when operands are aligned to it.
 pub const VECTOR: usize = 16;
 
@@ -20,14 +22,14 @@ pub struct GpuDevice {
 
 impl GpuDevice {
     pub fn new(driver: Arc<dyn Driver>, meter: Meter) -> Result<GpuDevice> {
-        let [limbs, words, faults, tables] = scratch::buffers(driver.multiprocessors()).map(|(dtype, len)| {
+        let [limbs, words, faults, drawn, tables] = scratch::buffers(driver.multiprocessors()).map(|(dtype, len)| {
             let _for = meter.purpose("of kernels");
             let lease = meter.lease_of(Category::Scratch, dtype, len, len * dtype.size());
             driver.alloc(dtype, len, Category::Scratch, lease)
         });
         let (mut tables, faults) = (tables?, IndexFaults::new(faults?));
         driver.upload(bytemuck::cast_slice(&scratch::tables()), tables.view_mut())?;
-        let scratch = LaunchScratch { limbs: limbs?, words: words?, faults, tables };
+        let scratch = LaunchScratch { limbs: limbs?, words: words?, faults, drawn: drawn?, tables };
         Ok(GpuDevice { driver, meter, host_threads: 1, scratch: Mutex::new(scratch) })
     }
     /// With this many host threads per rank.

@@ -38,6 +38,8 @@ mod embed;
 mod expand;
 // Casts to and from FP8.
 mod fp8;
+// Products in FP8.
+mod scaled;
 // The loss and its gradient.
 mod distill;
 mod loss;

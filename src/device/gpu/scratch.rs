@@ -21,6 +21,8 @@ pub struct LaunchScratch {
     /// Data from one launch to the next, as 4-byte words; see [`words`].
     pub words: Buf,
     pub faults: IndexFaults,
+    /// How many tiles CTAs of a launch have drawn: 0 between launches.
+    pub drawn: Buf,
     /// See [`tables`].
     pub tables: Buf,
 }
@@ -35,9 +37,15 @@ pub fn tables() -> Vec<f32> {
 const TABLES: usize = 4 * 256;
 
 /// Sizes of the buffers of [`LaunchScratch`], in order: for allocation and planning.
-pub fn buffers(multiprocessors: u32) -> [(DType, usize); 4] {
+pub fn buffers(multiprocessors: u32) -> [(DType, usize); 5] {
     let words = (DType::U32, word_count(multiprocessors));
-    [(DType::F64, limbs(multiprocessors)), words, (DType::U32, IndexFaults::WORDS), (DType::F32, TABLES)]
+    [
+        (DType::F64, limbs(multiprocessors)),
+        words,
+        (DType::U32, IndexFaults::WORDS),
+        (DType::U32, 1),
+        (DType::F32, TABLES),
+    ]
 }
 
 /// Limbs that all CTAs together pass to the second launch.

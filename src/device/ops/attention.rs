@@ -51,12 +51,18 @@ impl AttentionShape {
     }
 }
 
+/// For each row of packed documents, the first row of its document and the one after its last: made once per batch, so
+/// that no launch looks for a row's document among boundaries, of which a packed batch has one per token.
+pub fn documents_of_rows(cu_seqlens: &[u32]) -> impl Iterator<Item = u32> {
+    cu_seqlens.windows(2).flat_map(|of| (of[0]..of[1]).flat_map(|_| [of[0], of[1]]))
+}
+
 /// Flash-style attention (Dao et al. 2022): causal within each document, limited to the window if there is one, without
 /// a T x T matrix. Assigns `o` and `lse`.
 pub struct Attention<'a> {
     pub shape: AttentionShape,
-    /// (documents + 1) u32: 0, then the end of each document.
-    pub cu_seqlens: View<'a>,
+    /// (N, 2) u32, from [`documents_of_rows`]
+    pub documents: View<'a>,
     /// (N, (heads + 2 kv_heads) * head_dim)
     pub qkv: View<'a>,
     /// (N, heads * head_dim)
@@ -69,26 +75,19 @@ impl Attention<'_> {
     pub const OP: &'static str = "attention";
     /// Returns N.
     pub fn check(&self) -> Result<usize> {
-        let Self { shape, cu_seqlens, qkv, o, lse } = self;
+        let Self { shape, documents, qkv, o, lse } = self;
         let (dtype, n) = (float(Self::OP, qkv.dtype())?, shape.rows(Self::OP, qkv.len())?);
-        check_documents(Self::OP, cu_seqlens)?;
+        read(Self::OP, &[("documents", documents, DType::U32, 2 * n)])?;
         written(Self::OP, &[("o", o, dtype, n * shape.width()), ("lse", lse, DType::F32, shape.heads * n)])?;
         Ok(n)
-    }
-}
-
-fn check_documents(op: &'static str, cu_seqlens: &View) -> Result<()> {
-    match cu_seqlens.is_empty() {
-        true => Err(Error::op(op, "cu_seqlens is empty: it must hold 0 and the end of each document")),
-        false => read(op, &[("cu_seqlens", cu_seqlens, DType::U32, cu_seqlens.len())]),
     }
 }
 
 /// Backward of [`Attention`]. Assigns `dqkv`.
 pub struct AttentionBackward<'a> {
     pub shape: AttentionShape,
-    /// (documents + 1) u32
-    pub cu_seqlens: View<'a>,
+    /// (N, 2) u32, from [`documents_of_rows`]
+    pub documents: View<'a>,
     /// (N, (heads + 2 kv_heads) * head_dim)
     pub qkv: View<'a>,
     /// (N, heads * head_dim), from the forward pass.
@@ -109,10 +108,10 @@ impl AttentionBackward<'_> {
     pub const OP: &'static str = "attention_backward";
     /// Returns N.
     pub fn check(&self) -> Result<usize> {
-        let Self { shape, cu_seqlens, qkv, o, lse, d_o, delta, dqkv, .. } = self;
+        let Self { shape, documents, qkv, o, lse, d_o, delta, dqkv, .. } = self;
         let (dtype, n) = (float(Self::OP, qkv.dtype())?, shape.rows(Self::OP, qkv.len())?);
         let (out, stats) = (n * shape.width(), shape.heads * n);
-        check_documents(Self::OP, cu_seqlens)?;
+        read(Self::OP, &[("documents", documents, DType::U32, 2 * n)])?;
         read(Self::OP, &[("o", o, dtype, out), ("lse", lse, DType::F32, stats), ("d_o", d_o, dtype, out)])?;
         written(Self::OP, &[("delta", delta, DType::F32, stats), ("dqkv", dqkv, dtype, qkv.len())])?;
         Ok(n)

@@ -175,6 +175,28 @@ impl TakeRows<'_> {
     }
 }
 
+/// Two orders of the same rows, from runs of rows that follow each other in both: `order[row + i] = place + i` and
+/// `places[place + i] = row + i` for each run. Assigns. Runs cover all rows and all places.
+pub struct PlaceRuns<'a> {
+    /// (runs, 3) u32: a run's first row, its first place, and its length.
+    pub runs: View<'a>,
+    /// (R) u32 each.
+    pub order: ViewMut<'a>,
+    pub places: ViewMut<'a>,
+}
+
+impl PlaceRuns<'_> {
+    pub const OP: &'static str = "place_runs";
+    /// Returns the number of runs.
+    pub fn check(&self) -> Result<usize> {
+        let runs = rows(Self::OP, "runs", self.runs.len(), 3)?;
+        read(Self::OP, &[("runs", &self.runs, DType::U32, 3 * runs)])?;
+        let order = ("order", &self.order, DType::U32, self.order.len());
+        written(Self::OP, &[order, ("places", &self.places, DType::U32, self.order.len())])?;
+        Ok(runs)
+    }
+}
+
 /// `y[n] = sum over j of weights[n, j] x[places[n, j]]`, in the order of j, in f32. Assigns, or adds with `accumulate`.
 pub struct CombineRows<'a> {
     /// C

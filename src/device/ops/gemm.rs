@@ -115,6 +115,31 @@ pub enum Epilogue<'a> {
     GeluBackward { z: View<'a>, product: ViewMut<'a> },
 }
 
+impl Epilogue<'_> {
+    /// The product alone.
+    pub const NONE: Epilogue<'static> = Epilogue::Sum { bias: None, residual: None };
+
+    /// Checks that its operands have the shape and dtype of `c`, whose rows have no gaps.
+    pub(super) fn check(&self, op: &'static str, shape: &GemmShape, c: &ViewMut) -> Result<()> {
+        if shape.accumulate || shape.ldc != shape.n {
+            return Err(Error::op(op, format!("needs rows without gaps and no accumulation, got {shape:?}")));
+        }
+        let (dtype, len) = (c.dtype(), shape.m * shape.n);
+        c.fits(op, "c", dtype, len)?;
+        if let Epilogue::Sum { bias: Some(bias), .. } | Epilogue::Gelu { bias: Some(bias), .. } = self {
+            bias.fits(op, "bias", dtype, shape.n)?;
+        }
+        match self {
+            Epilogue::Sum { residual, .. } => residual.map_or(Ok(()), |x| x.fits(op, "residual", dtype, len)),
+            Epilogue::Gelu { z, .. } => z.fits(op, "z", dtype, len),
+            Epilogue::GeluBackward { z, product } => {
+                z.fits(op, "z", dtype, len)?;
+                product.fits(op, "product", dtype, len)
+            }
+        }
+    }
+}
+
 /// `C = A B` with an [`Epilogue`], in one pass if the device can. Assigns.
 pub struct GemmThen<'a> {
     pub shape: GemmShape,
@@ -130,22 +155,7 @@ impl GemmThen<'_> {
         const OP: &str = "gemm_then";
         let GemmThen { shape, a, b, c, then } = self;
         check(shape, a, b, c)?;
-        if shape.accumulate || shape.ldc != shape.n {
-            return Err(Error::op(OP, format!("needs rows without gaps and no accumulation, got {shape:?}")));
-        }
-        let (dtype, len) = (c.dtype(), shape.m * shape.n);
-        c.fits(OP, "c", dtype, len)?;
-        if let Epilogue::Sum { bias: Some(bias), .. } | Epilogue::Gelu { bias: Some(bias), .. } = then {
-            bias.fits(OP, "bias", dtype, shape.n)?;
-        }
-        match then {
-            Epilogue::Sum { residual, .. } => residual.map_or(Ok(()), |x| x.fits(OP, "residual", dtype, len)),
-            Epilogue::Gelu { z, .. } => z.fits(OP, "z", dtype, len),
-            Epilogue::GeluBackward { z, product } => {
-                z.fits(OP, "z", dtype, len)?;
-                product.fits(OP, "product", dtype, len)
-            }
-        }
+        then.check(OP, shape, c)
     }
 }
 

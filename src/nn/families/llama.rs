@@ -159,8 +159,8 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
     let index = (0..i).filter(|&i| names.spec.experts_of(i).is_some()).count();
     let shape = RouteShape { experts: count, top_k, normalize };
     let layer = names.spec.experts_layer(index);
-    let experts = ExpertLayer { layer, top_k, gate, up, down, width: dim };
-    SparseBranch { norm, cut: names.split.cuts.mlp, shape, index, router, experts, width: dim, shared }
+    let experts = ExpertLayer { layer, index, top_k, gate, up, down, width: dim };
+    SparseBranch { norm, cut: names.split.cuts.mlp, shape, router, experts, width: dim, shared }
 }
 
 const WEIGHT: &str = "weight";

@@ -1,9 +1,11 @@
 //! A linear layer in FP8, compared with PyTorch's casts: `tests/golden/fp8.py`.
 use super::*;
 use crate::base::dtype::Float;
+use crate::base::fp8::Fp8Shape;
 use crate::base::{Category, DType, Elem, Meter};
 use crate::device::Buf;
 use crate::device::cpu::CpuDevice;
+use crate::device::ops::Fp8Work;
 use crate::nn::context::Batch;
 use crate::nn::layout::{Init, Layout};
 use crate::nn::saved::Fp8Scratch;
@@ -45,7 +47,7 @@ fn products_are_those_of_pytorchs_values() {
     let empty = || scratch(DType::Bf16, 0).unwrap();
     let fp8 = Fp8Scratch {
         bytes: scratch(DType::U8, outputs * inputs).unwrap(),
-        scales: scratch(DType::F32, 2 * n).unwrap(),
+        scales: scratch(DType::F32, 2 * n + Fp8Work::scales(&Fp8Shape::weight(outputs, inputs))).unwrap(),
         rows: scratch(DType::Bf16, n * outputs).unwrap(),
         weight: scratch(DType::Bf16, outputs * inputs).unwrap(),
     };
@@ -56,7 +58,15 @@ fn products_are_those_of_pytorchs_values() {
         dev: &*dev,
         groups: &groups,
         split: Split::NONE,
-        batch: Batch { tokens: view, targets: view, positions: view, cu_seqlens: view, rows: None, padding: 0 },
+        batch: Batch {
+            tokens: view,
+            targets: view,
+            positions: view,
+            cu_seqlens: view,
+            documents: view,
+            rows: None,
+            padding: 0,
+        },
         n,
         tables: [view; 2],
         dropout: None,
@@ -70,7 +80,7 @@ fn products_are_those_of_pytorchs_values() {
     let mut layout = Layout::default();
     let weight = layout.push("up_proj.weight", &[outputs, inputs], true, Init::Constant(0.0));
     layout.segments[weight].fp8 = true;
-    let weights = Weights { trained: w.view(), frozen: view, packed: view, layout: &layout };
+    let weights = Weights { trained: w.view(), frozen: view, packed: view, coded: None, layout: &layout };
     let mut grads = Grads::new(Some(dw.view_mut()), &layout);
     let linear = Linear::new(weight, outputs, inputs);
     linear.forward(&cx, weights, x.view(), &mut work, y.view_mut()).unwrap();

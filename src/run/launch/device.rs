@@ -50,7 +50,8 @@ pub fn take(plan: &RankPlan, env: &RankEnv, meter: Meter) -> Result<RankDevice> 
         }
         DeviceName::Cuda => {
             let (local_rank, ranks_per_gpu) = (env.local_rank, plan.ranks_per_gpu);
-            if ranks_per_gpu > 1 && env.local_world > 1 && !names_nccl_host() {
+            let by_ipc = plan.carrier == Carrier::Ipc;
+            if ranks_per_gpu > 1 && env.local_world > 1 && !by_ipc && !names_nccl_host() {
                 return Err(Error::input(format!(
                     "--ranks-per-gpu {ranks_per_gpu}: NCCL needs a distinct NCCL_HOSTID for each rank that shares a \
                     GPU. Start the ranks \
@@ -64,21 +65,34 @@ pub fn take(plan: &RankPlan, env: &RankEnv, meter: Meter) -> Result<RankDevice> 
             let (driver, graphs) = capturing(gpu.clone(), plan.graphs);
             let device: Arc<dyn Device> =
                 Arc::new(GpuDevice::new(driver, meter.clone())?.with_host_threads(plan.threads));
-            let member = nccl::NcclWorld::join(env, gpu.clone(), graphs.clone(), device.clone(), meter, timeout)?;
-            return Ok(RankDevice { device, member: Arc::new(member), gpu: Some(gpu), graphs });
+            let member: Arc<dyn Member> = match by_ipc {
+                true => {
+                    let member = nccl::NcclWorld::join_by_ipc(env, gpu.clone(), device.clone(), meter, timeout)?;
+                    cutting(Arc::new(member), &graphs)
+                }
+                false => {
+                    let graphs = graphs.clone();
+                    Arc::new(nccl::NcclWorld::join(env, gpu.clone(), graphs, device.clone(), meter, timeout)?)
+                }
+            };
+            return Ok(RankDevice { device, member, gpu: Some(gpu), graphs });
         }
     };
     let options = shm::ShmOptions { timeout };
     let member: Arc<dyn Member> = match plan.carrier {
-        Carrier::Shm | Carrier::Nccl => Arc::new(shm::ShmWorld::join(env, meter, &options)?),
+        Carrier::Shm | Carrier::Nccl | Carrier::Ipc => Arc::new(shm::ShmWorld::join(env, meter, &options)?),
         Carrier::Tcp => Arc::new(hosts::HostsWorld::join(env, meter, &options, tcp)?),
         Carrier::Mpi => Arc::new(hosts::HostsWorld::join(env, meter, &options, mpi)?),
     };
-    let member = match &graphs {
+    Ok(RankDevice { device, member: cutting(member, &graphs), gpu: None, graphs })
+}
+
+/// With groups that end the part of a step that is captured.
+fn cutting(member: Arc<dyn Member>, graphs: &Option<Arc<Graphs>>) -> Arc<dyn Member> {
+    match graphs {
         Some(graphs) => Arc::new(Cutting { member, graphs: graphs.clone() }),
         None => member,
-    };
-    Ok(RankDevice { device, member, gpu: None, graphs })
+    }
 }
 
 fn tcp(env: &RankEnv, timeout: Duration) -> Result<Box<dyn Wire>> {

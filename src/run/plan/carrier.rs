@@ -14,6 +14,18 @@ pub enum Carrier {
     /// CPU ranks, MPI between hosts.
     Mpi,
     Nccl,
+    /// GPU ranks of one host, which copy from each other's memory.
+    Ipc,
+}
+
+/// A transport within one host, asked for in a job over several.
+fn one_host(name: CommName, launched: Option<&RankEnv>) -> Error {
+    let (world, local) = launched.map_or((1, 1), |env| (env.world, env.local_world));
+    Error::input(format!(
+        "--comm {} works within one host, but the job has {world} ranks, {local} of them on this host: remove --comm, or \
+         start all ranks on one host",
+        name.name()
+    ))
 }
 
 impl Carrier {
@@ -29,26 +41,22 @@ impl Carrier {
         let several = launched.is_some_and(|env| env.world != env.local_world);
         match (device, name) {
             (DeviceName::Cuda, CommName::Auto | CommName::Nccl) => Ok(Carrier::Nccl),
+            (DeviceName::Cuda, CommName::Ipc) if several => Err(one_host(name, launched)),
+            (DeviceName::Cuda, CommName::Ipc) => Ok(Carrier::Ipc),
             (DeviceName::Cuda, CommName::Shm | CommName::Tcp | CommName::Mpi) => Err(Error::input(format!(
                 "--comm {} moves data in host memory, but --device cuda uses NCCL: remove --comm",
                 name.name()
             ))),
-            (_, CommName::Nccl) => {
-                Err(Error::input("--comm nccl needs --device cuda: remove --comm (CPU ranks use shared memory)"))
-            }
+            (_, CommName::Nccl | CommName::Ipc) => Err(Error::input(format!(
+                "--comm {} needs --device cuda: remove --comm (CPU ranks use shared memory)",
+                name.name()
+            ))),
             // TCP and MPI only carry data between hosts.
             _ if !several => Ok(Carrier::Shm),
             (_, CommName::Auto) if cfg!(feature = "mpi") && launched.is_some_and(|env| env.mpi) => Ok(Carrier::Mpi),
             (_, CommName::Auto | CommName::Tcp) => Ok(Carrier::Tcp),
             (_, CommName::Mpi) => Ok(Carrier::Mpi),
-            (_, CommName::Shm) => {
-                let (world, local) = launched.map_or((1, 1), |env| (env.world, env.local_world));
-                Err(Error::input(format!(
-                    "--comm shm works within one host, but the job has {world} ranks, {local} of them on this host: \
-                    remove \
-                     --comm, or start all ranks on one host"
-                )))
-            }
+            (_, CommName::Shm) => Err(one_host(name, launched)),
         }
     }
     /// "over tcp" for several hosts.
@@ -58,6 +66,7 @@ impl Carrier {
             Carrier::Tcp => "over tcp",
             Carrier::Mpi => "over mpi",
             Carrier::Nccl => "over nccl",
+            Carrier::Ipc => "over ipc",
         }
     }
 }
@@ -90,6 +99,9 @@ mod tests {
         refused(CommName::Shm, DeviceName::Cpu, Some(&two), "4 ranks, 2 of them on this host");
         refused(CommName::Tcp, DeviceName::Cuda, Some(&two), "--comm tcp moves data in host memory");
         refused(CommName::Nccl, DeviceName::Cpu, Some(&one), "needs --device cuda");
+        assert_eq!(choose(CommName::Ipc, DeviceName::Cuda, Some(&one)).unwrap(), Carrier::Ipc);
+        refused(CommName::Ipc, DeviceName::Cuda, Some(&two), "--comm ipc works within one host");
+        refused(CommName::Ipc, DeviceName::Sim, Some(&one), "--comm ipc needs --device cuda");
         if !cfg!(feature = "mpi") {
             refused(CommName::Mpi, DeviceName::Cpu, Some(&one), "cargo build --release --features mpi");
         }

@@ -93,7 +93,7 @@ pub fn keeping(
 }
 
 /// CPU ranks already keep everything in host memory: the setting is accepted there and changes nothing.
-fn offload(f: &FsdpSettings, device: DeviceName) -> Offload {
+pub fn offload(f: &FsdpSettings, device: DeviceName) -> Offload {
     match f.cpu_offload {
         _ if device == DeviceName::Cpu => Offload::Nothing,
         None | Some(OffloadName::Off) => Offload::Nothing,
@@ -189,12 +189,6 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
     let checkpoint = checkpointing(f, spec.layers)?;
     let sequences = if s.objective.has_pairs() { 2 } else { 1 };
     let tuning = tuning(s, &spec)?;
-    if tuning.fp8.is_some() && device == DeviceName::Cuda {
-        return Err(Error::input(
-            "--precision fp8: products in FP8 are emulated on the CPU and on the simulated GPU only so far; use --precision \
-             bf16 on GPUs",
-        ));
-    }
     let mut options = EngineOptions {
         tokens: set(&b.batch_size, "batch.batch_size")? * sequences * set(&s.data.max_len, "data.max_len")?,
         objective: objective::objective(&s.objective)?,
@@ -221,14 +215,14 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
         moe_overlap: set(&s.parallel.moe_overlap, "parallel.moe_overlap")?,
         aux_coef: 0.0,
     };
-    options.aux_coef = experts(s, device, mesh, &options)?;
+    options.aux_coef = experts(s, &options)?;
     fits_a_word(&options)?;
     tensor::settle(s, mesh, &mut options)?;
     Ok(options)
 }
 
 /// The factor of the load-balancing loss, after refusing what a mixture of experts cannot do yet.
-fn experts(s: &Settings, device: DeviceName, mesh: &MeshSizes, e: &EngineOptions) -> Result<f64> {
+fn experts(s: &Settings, e: &EngineOptions) -> Result<f64> {
     let (given, name) = (s.model.router_aux_loss_coef, e.spec.arch.name());
     let Some(experts) = &e.spec.experts else {
         return match given {
@@ -240,13 +234,6 @@ fn experts(s: &Settings, device: DeviceName, mesh: &MeshSizes, e: &EngineOptions
         return Err(Error::input(
             "--objective rm: transformers has no reward models of olmoe, so nothing could load it; use another model",
         ));
-    }
-    if device != DeviceName::Cpu && mesh.ep > 1 {
-        return Err(Error::input(format!(
-            "--ep-size {}: ranks exchange rows by counts that the host reads, which is supported on the CPU only so far; \
-             use --ep-size 1 on a GPU",
-            mesh.ep
-        )));
     }
     Ok(given.unwrap_or(if experts.aux_loss { experts.aux_coef } else { 0.0 }))
 }

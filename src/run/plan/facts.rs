@@ -5,8 +5,8 @@ use crate::data::Dataset;
 use crate::nn::{Decoder, Tuning};
 use crate::run::plan::engine;
 use crate::run::plan::ranks::RankPlan;
-use crate::run::settings::{Settings, StrategyName};
-use crate::store::ShardedOptions;
+use crate::run::settings::{FsdpImpl, Settings, StrategyName};
+use crate::store::{Offload, ShardedOptions};
 use serde_json::{Value, json};
 use std::io::IsTerminal;
 
@@ -14,11 +14,14 @@ use std::io::IsTerminal;
 pub fn of_ranks(s: &Settings, ranks: &RankPlan, launched: Option<&RankEnv>) -> Value {
     let (mesh, word) = (&ranks.mesh, |yes: bool, a: &'static str, b: &'static str| if yes { a } else { b });
     let replicated = s.run.strategy == Some(StrategyName::Ddp);
+    let sharded = !replicated && s.fsdp.fsdp_impl != Some(FsdpImpl::Reference);
+    let slots = mesh.fsdp() * mesh.dp_replicate > 1 || engine::offload(&s.fsdp, ranks.device) >= Offload::Gradients;
     let copies = mesh.dp_replicate > 1 || mesh.tp > 1 || replicated && mesh.world() > 1;
     json!({
         "device": ranks.device,
         "hosts": word(ranks.hosts() == 1, "one", "several"),
         "ranks": word(mesh.world() == 1, "one", "several"),
+        "slots": word(sharded && !slots, "none", "some"),
         "gradients": word(mesh.world() == mesh.tp, "own", "summed"),
         "copies": word(copies, "some", "none"),
         "launcher": word(launched.is_none(), "own", "theirs"),

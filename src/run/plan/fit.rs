@@ -1,4 +1,5 @@
 //! Whether a plan fits on this host: memory, GPUs, output files. Never starts a rank.
+use super::carrier::Carrier;
 use super::memory;
 use super::training::Plan;
 use crate::base::{Error, Result, open};
@@ -32,12 +33,36 @@ fn gpus(plan: &Plan) -> Result<()> {
     for local_rank in 0..r.nproc {
         let (index, gpu) = machine.choose(local_rank, r.ranks_per_gpu)?;
         let name = format!("GPU {index} ({})", gpu.name);
+        if let Some(why) = cuda::without_fp8(gpu.arch).filter(|_| plan.engine.tuning.fp8.is_some()) {
+            return Err(Error::input(format!("--precision fp8 on {name}: {why}. Or use --precision bf16")));
+        }
         cuda::fits(&name, r.planned, r.ranks_per_gpu, gpu.bytes, gpu.bytes)?;
     }
-    match r.mesh.world() {
-        1 => Ok(()),
+    fp8(plan)?;
+    match (r.mesh.world(), r.carrier) {
+        (1, _) | (_, Carrier::Ipc) => Ok(()),
         _ => nccl::present(),
     }
+}
+
+/// cuBLASLt multiplies FP8 only in such sides: others would be computed in bf16, with a cast and no gain.
+const FP8_SIDES: usize = 16;
+
+/// The matrices of every rank of tp have them.
+fn fp8(plan: &Plan) -> Result<()> {
+    let mesh = &plan.ranks.mesh;
+    for rank in (0..mesh.tp).filter(|_| plan.engine.tuning.fp8.is_some()) {
+        let decoder = plan.engine.decoder(mesh, &mesh.coords(rank))?;
+        let mut matrices = decoder.layouts().iter().flat_map(|layout| &layout.segments).filter(|s| s.fp8);
+        if let Some(odd) = matrices.find(|s| s.shape.iter().any(|side| !side.is_multiple_of(FP8_SIDES))) {
+            return Err(Error::input(format!(
+                "--precision fp8: {} has {:?} elements on a rank, and GPUs multiply FP8 only in sides that are multiples \
+                 of {FP8_SIDES}. Name it in --fp8-exclude",
+                odd.name, odd.shape
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn host(plan: &Plan) -> Result<()> {

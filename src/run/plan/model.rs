@@ -37,9 +37,13 @@ pub fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
     Ok(spec)
 }
 
+/// Fails unless the directory that training starts from looks like one with weights.
+pub fn has_weights(s: &Settings) -> Result<()> {
+    s.model.pretrain.as_deref().map_or(Ok(()), ckpt::is_model)
+}
+
 /// Shapes of the directory's `config.json`, filled into the settings; dropout is the run's own.
 fn pretrained(m: &mut ModelSettings, dir: &Path) -> Result<Spec> {
-    ckpt::is_model(dir)?;
     let spec = Spec { dropout: set(&m.dropout, "model.dropout")? as f32, ..ckpt::hf::read(dir)? };
     m.arch = Some(if spec.arch == Arch::Gpt { ArchName::Gpt } else { ArchName::Llama });
     m.embed_dim = Some(spec.dim);

@@ -1,9 +1,11 @@
 //! The plan of a hypothetical run, for `experiments plan`: mesh, engine and bytes per rank, for any device and world
 //! size. Never reads data, starts ranks or writes files.
 use crate::base::{Category, Result};
+use crate::ckpt::hf;
 use crate::comm::mesh::MeshSizes;
 use crate::engine::EngineOptions;
 use crate::nn::Segment;
+use crate::run::plan::bytes::PlannedRanks;
 use crate::run::plan::save::SaveOptions;
 use crate::run::plan::{bytes, data, engine, knobs, mesh, model};
 use crate::run::settings::value::set;
@@ -30,10 +32,15 @@ impl Outline {
         let nproc = per_node.min(world);
         let (mesh, _) = mesh::sizes(&mut s, device, Some((world, nproc)))?;
         let tokenizer = data::tokenizer(&mut s);
+        // A config.json suffices; where there is none, a run's message says what the directory is instead.
+        if s.model.pretrain.as_ref().is_some_and(|dir| !dir.join(hf::FILE).exists()) {
+            model::has_weights(&s)?;
+        }
         let spec = model::spec(&mut s, &tokenizer)?;
         let engine = engine::options(&s, device, &mesh, spec)?;
         let params = engine.spec.layouts().iter().flat_map(|l| &l.segments).map(Segment::len).sum();
-        let planned = bytes::of_training(&engine, &mesh, save.background, device, per_node)?;
+        let ranks = PlannedRanks::new(&s, mesh, device, per_node);
+        let planned = bytes::of_training(&s, &engine, &ranks, save.background)?;
         let work = [
             set(&s.data.max_len, "data.max_len")?,
             set(&s.batch.batch_size, "batch.batch_size")?,

@@ -1,6 +1,7 @@
 //! The plan of a training run: read -> check -> derive -> fit. [`Plan::new`] makes it in the process that the user or
 //! an external launcher started; ranks that we start inherit its `SettledPlan`. Never starts anything, and writes
 //! only the token cache: an error leaves every other file unchanged.
+use super::bytes::PlannedRanks;
 use super::data::RunData;
 use super::profile::Profile;
 use super::ranks::RankPlan;
@@ -14,7 +15,7 @@ use crate::ckpt::{self, Evaluations, TrainerState};
 use crate::comm::MeshSizes;
 use crate::comm::env::RankEnv;
 use crate::data::{Dataset, LoaderOptions, Tokenizer};
-use crate::engine::{EngineOptions, ReferenceModel};
+use crate::engine::EngineOptions;
 use crate::nn::{Decoder, Segment};
 use crate::optim::{Rule, Schedule};
 use crate::run::settings::*;
@@ -108,6 +109,7 @@ impl Plan {
             s.data.max_len = Some(1); // a merge has no sequences that could be too long
         }
         let tokenizer = data::tokenizer(&mut s);
+        model::has_weights(&s)?;
         let spec = model::spec(&mut s, &tokenizer)?;
         let tokenizer = tokenizer.for_model(spec.vocab);
         let engine = engine::options(&s, ranks.device, &ranks.mesh, spec)?;
@@ -116,17 +118,13 @@ impl Plan {
             knobs::uniform(decoder.layouts(), engine::wrap(&s.fsdp)?)?;
         }
         let of_rank = engine.decoder(&ranks.mesh, &ranks.mesh.coords(0))?;
+        let all = PlannedRanks::new(&s, ranks.mesh, ranks.device, ranks.nproc);
         let planned = |live| {
             let engine = engine::keeping(&s, ranks.device, live, engine.clone())?;
-            bytes::of_training(&engine, &ranks.mesh, save.background, ranks.device, ranks.nproc)
+            bytes::of_training(&s, &engine, &all, save.background)
         };
         let live = live::within_budget(&s, ranks.device, of_rank.layouts(), &planned)?;
-        let mut planned = planned(live)?;
-        if let (ReferenceModel::Given, Some(spec)) = (&engine.reference, objective::reference_model(&s, &engine.spec)?)
-        {
-            let before = bytes::of_scoring(&engine, &spec, &ranks.mesh, ranks.device, ranks.nproc)?;
-            planned.iter_mut().zip(before).for_each(|(most, before)| most.1 = most.1.max(before.1));
-        }
+        let planned = planned(live)?;
         let engine = engine::keeping(&s, ranks.device, live, engine)?;
         let segments = || decoder.layouts().iter().flat_map(|l| &l.segments);
         let size = ModelSize {
@@ -261,7 +259,8 @@ impl Plan {
         s.fsdp.max_live_parameters = s.fsdp.max_live_parameters.or(self.live);
         let strategy = engine::strategy(&s, r.device, &self.engine.spec)?;
         let engine = EngineOptions { strategy, ..self.engine.clone() };
-        let planned = bytes::of_training(&engine, &r.mesh, self.save.background, r.device, r.nproc)?;
+        let ranks = PlannedRanks::new(&s, r.mesh, r.device, r.nproc);
+        let planned = bytes::of_training(&s, &engine, &ranks, self.save.background)?;
         Ok(Some(ModelSize { planned, ..self.size.clone() }.on_device()))
     }
 
@@ -340,9 +339,9 @@ impl Plan {
     }
 
     /// Micro-batches have the same shape in each step and on each rank: rows have one length, or sequences are filled
-    /// up.
+    /// up; and no rank gets the rows of its experts from others, which choose how many.
     pub fn static_shapes(&self) -> bool {
-        !self.dataset.has_rows_of_its_own() || self.fills_up()
+        (!self.dataset.has_rows_of_its_own() || self.fills_up()) && self.ranks.mesh.ep == 1
     }
     /// Packed sequences are a few tokens short of max_len. Where steps are captured as graphs, they are filled up.
     pub fn fills_up(&self) -> bool {

@@ -46,7 +46,7 @@ pub struct FaultSettings {
 impl FaultSettings {
     pub fn check(&self) -> Result<()> {
         number("monitor_interval", self.monitor_interval, |x| x > 0.0 && x <= 3600.0, "above 0, at most 3600 seconds")?;
-        number("init_timeout", self.init_timeout, |x| x > 0.0 && x <= 1e6, "above 0, at most a million seconds")?;
+        number("init_timeout", self.init_timeout, |x| x > 0.0 && x <= 1e9, "above 0, at most a billion seconds")?;
         self.elastic_ranks()?;
         self.time_limit()?;
         self.signals().map(drop)

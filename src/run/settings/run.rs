@@ -59,7 +59,7 @@ pub struct RunSettings {
     #[arg(long, value_name = "TOKENS")]
     pub sample_tokens: Option<usize>,
     /// Collective backend; auto: NCCL for GPUs, shared memory within a host, TCP between hosts, MPI under mpirun (cargo
-    /// feature mpi)
+    /// feature mpi). ipc: GPUs of one host copy from each other's memory, without NCCL; sums in rank order
     #[arg(long)]
     pub comm: Option<CommName>,
     /// File with the secret that the ranks of a multi-host job share: at least 16 bytes, the same on every rank,
@@ -98,6 +98,6 @@ impl RunSettings {
         count("ranks_per_gpu", self.ranks_per_gpu)?;
         at_least_one("log_every", self.log_every)?;
         size("sample_tokens", self.sample_tokens)?;
-        number("comm_timeout", self.comm_timeout, |x| x > 0.0 && x <= 1e6, "above 0, at most a million seconds")
+        number("comm_timeout", self.comm_timeout, |x| x > 0.0 && x <= 1e9, "above 0, at most a billion seconds")
     }
 }

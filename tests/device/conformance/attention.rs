@@ -4,7 +4,7 @@ use crate::common::reference::{self, Heads};
 use flatshard::base::{Category, DType};
 use flatshard::device::ops::{
     Attention, AttentionBackward, AttentionShape, QkNormRope, QkNormRopeBackward, QkNormRopeShape, RmsNormShape, Rope,
-    RopeShape,
+    RopeShape, documents_of_rows,
 };
 
 #[test]
@@ -118,7 +118,7 @@ fn qk_norm_rope() {
 
 #[test]
 fn rope_refuses_a_position_outside_the_table() {
-    for dev in attention_devices() {
+    for dev in every_device() {
         let (table, positions) = (buf(&*dev, DType::F32, &[1.0; 8]), buf(&*dev, DType::U32, &[0.0, 2.0]));
         let mut qkv = buf(&*dev, DType::F32, &[1.0; 8]);
         let shape = RopeShape { heads: 1, head_dim: 4, row: 4 };
@@ -160,7 +160,7 @@ fn shapes() -> Vec<(Heads, Vec<u32>)> {
 #[test]
 fn attention() {
     for (a, cu) in shapes() {
-        let n = *cu.last().unwrap() as usize;
+        let (n, documents) = (*cu.last().unwrap() as usize, documents_of_rows(&cu).collect::<Vec<_>>());
         let qkv = normal(2, n * a.row());
         let shape = AttentionShape {
             heads: a.q,
@@ -174,7 +174,7 @@ fn attention() {
             "attention",
             FORWARD,
             &[
-                u32_in("cu_seqlens", &cu),
+                u32_in("documents", &documents),
                 x("qkv", &qkv),
                 y("o", &before(n * a.q * a.d)),
                 f32_out("lse", &before(a.q * n)),
@@ -182,10 +182,10 @@ fn attention() {
             reference::attention::<f64>(a, &cu, &qkv),
             reference::attention::<f32>(a, &cu, &qkv),
             &|dev, bufs| {
-                let [cu, qkv, o, lse] = bufs else { unreachable!() };
+                let [documents, qkv, o, lse] = bufs else { unreachable!() };
                 dev.attention(Attention {
                     shape,
-                    cu_seqlens: cu.view(),
+                    documents: documents.view(),
                     qkv: qkv.view(),
                     o: o.view_mut(),
                     lse: lse.view_mut(),
@@ -198,7 +198,7 @@ fn attention() {
 #[test]
 fn attention_backward() {
     for (a, cu) in shapes() {
-        let n = *cu.last().unwrap() as usize;
+        let (n, documents) = (*cu.last().unwrap() as usize, documents_of_rows(&cu).collect::<Vec<_>>());
         let (qkv, d_o) = (normal(3, n * a.row()), normal(4, n * a.q * a.d));
         let forward = reference::attention::<f64>(a, &cu, &qkv);
         // Inputs of backward are exact in all compute dtypes.
@@ -217,7 +217,7 @@ fn attention_backward() {
             "attention_backward",
             GRADIENT,
             &[
-                u32_in("cu_seqlens", &cu),
+                u32_in("documents", &documents),
                 x("qkv", &qkv),
                 x("o", &o),
                 f32_in("lse", &lse),
@@ -228,13 +228,13 @@ fn attention_backward() {
             reference::attention_backward::<f64>(a, &cu, [&qkv, &o, &lse, &d_o]),
             reference::attention_backward::<f32>(a, &cu, [&qkv, &o, &lse, &d_o]),
             &|dev, bufs| {
-                let [cu, qkv, o, lse, d_o, delta, dqkv] = bufs else { unreachable!() };
+                let [documents, qkv, o, lse, d_o, delta, dqkv] = bufs else { unreachable!() };
                 let mut sums = dev.alloc(DType::F32, dev.attention_sums(&shape, qkv.dtype(), n), Category::Other)?;
                 let (delta, sums, dqkv) = (delta.view_mut(), sums.view_mut(), dqkv.view_mut());
                 let (qkv, o, lse, d_o) = (qkv.view(), o.view(), lse.view(), d_o.view());
                 dev.attention_backward(AttentionBackward {
                     shape,
-                    cu_seqlens: cu.view(),
+                    documents: documents.view(),
                     qkv,
                     o,
                     lse,
@@ -251,16 +251,16 @@ fn attention_backward() {
 /// Scores of +-1000 do not overflow, and a document does not leak into the next.
 #[test]
 fn attention_with_large_scores() {
-    for dev in attention_devices() {
+    for dev in every_device() {
         let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 2, scale: 1.0, window: 0, softcap: 0.0 };
         let rows =
             [[30.0, 0.0, 30.0, 0.0, 1.0, 2.0], [30.0, 0.0, -30.0, 0.0, 5.0, 7.0], [0.0, 0.0, 0.0, 0.0, 3.0, 4.0]];
         let qkv = buf(&*dev, DType::F32, rows.as_flattened());
-        let cu = buf(&*dev, DType::U32, &[0.0, 2.0, 3.0]);
+        let documents = buf(&*dev, DType::U32, &[0.0, 2.0, 0.0, 2.0, 2.0, 3.0]);
         let (mut o, mut lse) = (buf(&*dev, DType::F32, &[0.0; 6]), buf(&*dev, DType::F32, &[0.0; 3]));
         dev.attention(Attention {
             shape,
-            cu_seqlens: cu.view(),
+            documents: documents.view(),
             qkv: qkv.view(),
             o: o.view_mut(),
             lse: lse.view_mut(),
@@ -273,21 +273,29 @@ fn attention_with_large_scores() {
 
 /// Checked where the host can read the memory: a real GPU only stays within bounds.
 #[test]
-fn attention_refuses_boundaries_that_do_not_ascend_to_the_row_count() {
+fn attention_refuses_documents_that_do_not_follow_one_another() {
     for dev in devices().into_iter().filter(|dev| is_cpu(&**dev)) {
         let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 2, scale: 1.0, window: 0, softcap: 0.0 };
         let qkv = buf(&*dev, DType::F32, &[0.0; 18]);
         let (mut o, mut lse) = (buf(&*dev, DType::F32, &[0.0; 6]), buf(&*dev, DType::F32, &[0.0; 3]));
-        for wrong in [&[0.0, 2.0][..], &[1.0, 3.0], &[0.0, 2.0, 1.0, 3.0], &[0.0, 4.0], &[]] {
-            let cu = buf(&*dev, DType::U32, wrong);
+        for wrong in [
+            &[0.0, 3.0, 0.0, 3.0][..],
+            &[1.0, 3.0, 1.0, 3.0, 1.0, 3.0],
+            &[0.0, 2.0, 0.0, 2.0, 1.0, 3.0],
+            &[0.0, 2.0, 0.0, 2.0, 0.0, 2.0],
+            &[0.0, 3.0, 1.0, 3.0, 1.0, 3.0],
+            &[0.0, 4.0, 0.0, 4.0, 0.0, 4.0],
+            &[],
+        ] {
+            let documents = buf(&*dev, DType::U32, wrong);
             let error = dev.attention(Attention {
                 shape,
-                cu_seqlens: cu.view(),
+                documents: documents.view(),
                 qkv: qkv.view(),
                 o: o.view_mut(),
                 lse: lse.view_mut(),
             });
-            assert!(error.unwrap_err().to_string().contains("cu_seqlens"));
+            assert!(error.unwrap_err().to_string().contains("documents"));
         }
     }
 }

@@ -3,7 +3,7 @@ use super::harness::*;
 use crate::common::reference::{self, Real, each};
 use flatshard::base::{DType, Result};
 use flatshard::device::ops::{
-    Balance, CombineRows, Route, RouteBackward, RouteLoad, RouteShape, Sigmoid, TakeRows, WeighRows,
+    Balance, CombineRows, PlaceRuns, Route, RouteBackward, RouteLoad, RouteShape, Sigmoid, TakeRows, WeighRows,
 };
 use flatshard::device::{Buf, Device};
 
@@ -262,6 +262,30 @@ fn take_rows() {
         conform("take_rows", FORWARD, &operands, vec![exact.clone()], vec![exact], &|dev, bufs| {
             let [order, x, y] = bufs else { unreachable!() };
             dev.take_rows(TakeRows { top_k, order: order.view(), x: x.view(), y: y.view_mut() })
+        });
+    }
+}
+
+/// Runs with no rows, with one, and with more than a CTA has threads.
+#[test]
+fn place_runs() {
+    for lengths in [&[1][..], &[0, 3, 0, 0, 1], &[5, 600, 2, 0, 257, 31]] {
+        let rows: usize = lengths.iter().sum();
+        // Places are in the order of runs 1, 3, 5, .., 0, 2, 4, ..
+        let turned = || (0..lengths.len()).filter(|run| run % 2 == 1).chain((0..lengths.len()).step_by(2));
+        let place = |run: usize| -> usize { turned().take_while(|&r| r != run).map(|r| lengths[r]).sum() };
+        let first = |run: usize| -> usize { lengths[..run].iter().sum() };
+        let runs: Vec<u32> =
+            (0..lengths.len()).flat_map(|run| [first(run), place(run), lengths[run]].map(|n| n as u32)).collect();
+        let order: Vec<f64> =
+            (0..lengths.len()).flat_map(|run| (0..lengths[run]).map(move |i| (place(run) + i) as f64)).collect();
+        let places: Vec<f64> =
+            turned().flat_map(|run| (0..lengths[run]).map(move |i| (first(run) + i) as f64)).collect();
+        let operands = [u32_in("runs", &runs), u32_out("order", rows), u32_out("places", rows)];
+        let exact = vec![order, places];
+        conform("place_runs", FORWARD, &operands, exact.clone(), exact, &|dev, bufs| {
+            let [runs, order, places] = bufs else { unreachable!() };
+            dev.place_runs(PlaceRuns { runs: runs.view(), order: order.view_mut(), places: places.view_mut() })
         });
     }
 }

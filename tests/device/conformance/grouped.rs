@@ -44,11 +44,11 @@ fn grouped<R: Real>(
 }
 
 /// Widths that fit tiles and do not, matrices next to each other and apart; groups that fill tiles, end within one,
-/// have one row or none, first and last included, and more groups than lanes of a warp.
+/// have one row or none, first and last included, and more groups than lanes of a warp; depths of several stages.
 #[test]
 fn grouped_gemm() {
     let many: Vec<usize> = (0..40).map(|e| [0, 3, 1, 0, 5][e % 5]).collect();
-    let cases: [(usize, usize, usize, &[usize]); 8] = [
+    let cases: [(usize, usize, usize, &[usize]); 9] = [
         (8, 16, 0, &[4]),
         (24, 40, 8, &[3, 0, 5, 1]),
         (136, 72, 0, &[130, 0, 1, 128]),
@@ -57,6 +57,7 @@ fn grouped_gemm() {
         (70, 33, 0, &[70, 1]),
         (8, 24, 0, &many),
         (16, 8, 0, &[0, 0, 0]),
+        (8, 296, 0, &[3, 290]),
     ];
     for (n, k, gap, counts) in cases {
         let (groups, rows, stride) = (counts.len(), counts.iter().sum::<usize>(), n * k + gap);
@@ -74,7 +75,7 @@ fn grouped_gemm() {
             let size = [n, k, stride];
             let exact = grouped::<f64>(kind, size, &offsets, [&a, &b, &c], accumulate);
             let naive = grouped::<f32>(kind, size, &offsets, [&a, &b, &c], accumulate);
-            for (dev, dtype) in devices().iter().flat_map(|dev| FLOATS.map(|dtype| (dev, dtype))) {
+            for (dev, dtype) in every_device().iter().flat_map(|dev| FLOATS.map(|dtype| (dev, dtype))) {
                 let label = format!("{kind:?} {counts:?} {size:?} {accumulate} on {} in {dtype}", dev.name());
                 let to = if kind == Grouped::Weight { DType::F32 } else { dtype };
                 let bounds = buf(&**dev, DType::U32, &floats(&offsets));
@@ -132,7 +133,8 @@ fn pipeline(dev: &dyn Device) -> Result<Vec<Vec<f64>>> {
 /// Each fault changes a result or is an error of the simulated GPU.
 #[test]
 fn planted_faults_show() {
-    let expected = pipeline(&GpuDevice::new(Arc::new(Sim::new()), Meter::default()).unwrap()).unwrap();
+    let device = |sim: Sim| GpuDevice::new(Arc::new(sim), Meter::default()).unwrap();
+    let expected = [80, 90].map(|arch| pipeline(&device(Sim::new().of_arch(arch))).unwrap());
     let previous = "max.u32 %group, %group, 1; sub.u32 %group, %group, 1; cvt.u64.u32 %matrix, %group;";
     let faults = [
         ("of equal logits, the higher expert", "route", "not.b32", "mov.b32"),
@@ -169,6 +171,30 @@ fn planted_faults_show() {
             "setp.lt.u32 %in, %d, %depth_end;",
             "setp.le.u32 %in, %d, %depth_end;",
         ),
+        ("the previous expert's matrix", "grouped_hopper_forward_bf16", "cvt.u64.u32 %matrix, %group;", previous),
+        ("the previous expert's gradient", "grouped_hopper_weight_bf16", "cvt.u64.u32 %matrix, %group;", previous),
+        (
+            "a row past the group is written",
+            "grouped_hopper_forward_bf16",
+            "setp.lt.u32 %in, %i, %m_end;",
+            "setp.le.u32 %in, %i, %m_end;",
+        ),
+        (
+            "a row past the group is added",
+            "grouped_hopper_weight_bf16",
+            "setp.lt.u32 %in, %d, %depth_end;",
+            "setp.le.u32 %in, %d, %depth_end;",
+        ),
+        ("chunks that wgmma may not see", "grouped_hopper_forward_bf16", "fence.proxy.async.shared::cta;", ""),
+        ("a stage that is still read", "grouped_hopper_weight_bf16", "wgmma.wait_group.sync.aligned 0;", ""),
+        ("a stage on its way", "grouped_hopper_weight_bf16", "cp.async.wait_group 1;", "cp.async.wait_group 2;"),
+        ("eight rows apart, not sixteen", "grouped_hopper_forward_bf16", "0x40000040", "0x40000080"),
+        (
+            "the other warpgroup's rows",
+            "grouped_hopper_forward_bf16",
+            "shr.u32 %own, %warp, 2;",
+            "shr.u32 %own, %warp, 3;",
+        ),
         ("rows are combined unsorted", "combine_rows_bf16", "@%mapped ld.global.u32 %place, [%from];", ""),
         ("weights of rows are unsorted", "weigh_rows_f32", "@%mapped ld.global.u32 %index, [%at];", ""),
         ("rows are taken unsorted", "take_rows_b16", "ld.global.u32 %index, [%at];", "mov.u32 %index, %row;"),
@@ -179,8 +205,9 @@ fn planted_faults_show() {
         let text: String = variant.expand().unwrap().lines().map(one_space).collect();
         let faulty = text.replace(from, to);
         assert_ne!(faulty, text, "{name} has no {from}");
-        let sim = Sim::new().replace(name, variant.file, &faulty).unwrap();
-        let got = pipeline(&GpuDevice::new(Arc::new(sim), Meter::default()).unwrap());
-        assert!(got.is_err() || got.unwrap() != expected, "{name}: {what}");
+        let hopper = name.contains("hopper");
+        let sim = Sim::new().of_arch(if hopper { 90 } else { 80 });
+        let got = pipeline(&device(sim.replace(name, variant.file, &faulty).unwrap()));
+        assert!(got.is_err() || got.unwrap() != expected[usize::from(hopper)], "{name}: {what}");
     }
 }

@@ -7,8 +7,9 @@
 mod attention;
 mod epilogue;
 mod expand;
-mod fp8;
 mod experts;
+mod fp8;
+mod grad_norm;
 mod grouped;
 mod harness;
 mod layers;
@@ -26,7 +27,7 @@ fn the_real_driver_behaves_like_the_simulated_one() {
     let mut again = Command::new(std::env::current_exe().unwrap());
     again
         .args(
-            ["layers", "loss", "optim", "epilogue", "expand", "fp8", "experts", "grouped"]
+            ["layers", "loss", "optim", "grad_norm", "epilogue", "expand", "fp8", "experts", "grouped"]
                 .map(|part| format!("conformance::{part}::")),
         )
         .env("LD_LIBRARY_PATH", simcuda::libraries());
@@ -34,4 +35,5 @@ fn the_real_driver_behaves_like_the_simulated_one() {
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(said.contains("simulated CUDA: launch 100 of "), "nothing ran there: {said}");
+    assert!(said.contains(" of transpose_codes"), "no bytes were multiplied there: {said}");
 }

@@ -248,7 +248,7 @@ fn check(a: Heads, cu: &[u32], cut: fn(&[u32], usize) -> Cut) {
     let d_exact = reference::attention_backward::<f64>(a, cu, given);
     let d_naive = reference::attention_backward::<f32>(a, cu, given);
     for compute in FLOATS {
-        for dev in attention_devices() {
+        for dev in every_device() {
             for world in [1, 2, 4] {
                 let dev = &*dev;
                 let label = format!("ring of {world} on {} in {compute}, {a:?} {cu:?}", dev.name());
@@ -279,7 +279,7 @@ fn merged_passes_are_attention() {
 fn merge_without_overflow() {
     let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window: 0, softcap: 0.0 };
     let inf = f64::NEG_INFINITY;
-    for dev in attention_devices() {
+    for dev in every_device() {
         let f32s = |values: &[f64]| buf(&*dev, DType::F32, values);
         let (o_pass, lse_pass) = (f32s(&[1.0, 2.0, 3.0, 0.0, 0.0]), f32s(&[1000.0, -1000.0, 7.0, inf, inf]));
         let (mut o, mut lse) = (f32s(&[5.0, 6.0, 0.0, 4.0, 0.0]), f32s(&[1000.0, -2000.0, inf, 2.0, inf]));
@@ -307,7 +307,7 @@ fn ranges_cover_what_rows_attend_to() {
             let start = cu.iter().rfind(|&&c| c <= q).unwrap();
             k <= q && k >= *start && (window == 0 || q - k < window as u32)
         };
-        for dev in attention_devices() {
+        for dev in every_device() {
             let u32s = |values: &[u32]| buf(&*dev, DType::U32, &values.iter().map(|&v| v.into()).collect::<Vec<f64>>());
             let (mut of_queries, mut of_keys) = (u32s(&[77; 14]), u32s(&[77; 14]));
             let (cu, q, k) = (u32s(&cu), u32s(&q_rows), u32s(&k_rows));
@@ -364,7 +364,7 @@ fn ranges_refuse_rows_that_do_not_ascend_within_documents() {
 
 #[test]
 fn only_selected_columns_are_copied() {
-    for dev in attention_devices() {
+    for dev in every_device() {
         for (from, to) in [
             (DType::F32, DType::Bf16),
             (DType::Bf16, DType::F32),

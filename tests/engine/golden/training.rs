@@ -1,6 +1,7 @@
 //! Runs of the binary compared with PyTorch's, with unusual values of every setting, and how flags become a plan. All
 //! other engine tests compare runs that share a plan, so only this one notices a number lost on its way to the
 //! optimizer. The files are made by `training.py`.
+use crate::common::runs::unlaunched;
 use flatshard::base::DType;
 use flatshard::optim::{DecayShape, Rule, Warmup};
 use flatshard::run::plan::Plan;
@@ -10,7 +11,6 @@ use flatshard::run::{HelpPage, StrategyName};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
@@ -21,10 +21,7 @@ fn numbers(values: &Value) -> Vec<f64> {
 
 /// A run in `dir` on its file of rows: the step events, and stderr.
 fn train(dir: &Path, model: &Path, args: &[&str]) -> (Vec<Value>, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));
-    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-        command.env_remove(variable);
-    }
+    let mut command = unlaunched(env!("CARGO_BIN_EXE_run_fsdp"));
     // Fewer tokens than the model's vocabulary, which the program checks; the rows are already tokenized.
     let tokenizer =
         r#"{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}}"#;

@@ -11,7 +11,7 @@ use flatshard::data::zigzag::ZigzagCut;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
-use flatshard::device::ops::{Attention, AttentionBackward, AttentionShape};
+use flatshard::device::ops::{Attention, AttentionBackward, AttentionShape, documents_of_rows};
 use flatshard::device::{Buf, Device};
 use flatshard::nn::core::{CoreAttention, CorePlan};
 use flatshard::nn::{Groups, Slice, SpImpl, Split};
@@ -83,12 +83,12 @@ impl Case<'_> {
     fn flash(&self) -> Made {
         let (dev, a, n) = (CpuDevice::new(Meter::default()), self.attention(), self.rows());
         let (qkv, d_o) = (upload(&dev, self.dtype, &self.qkv(0..n)), upload(&dev, self.dtype, &self.d_o(0..n)));
-        let cu = upload(&dev, DType::U32, &self.cu.iter().map(|&c| f64::from(c)).collect::<Vec<_>>());
+        let documents = upload(&dev, DType::U32, &documents_of_rows(self.cu).map(f64::from).collect::<Vec<_>>());
         let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other).unwrap();
         let (mut o, mut lse) = (alloc(self.dtype, d_o.len()), alloc(DType::F32, a.heads * n));
         dev.attention(Attention {
             shape: a,
-            cu_seqlens: cu.view(),
+            documents: documents.view(),
             qkv: qkv.view(),
             o: o.view_mut(),
             lse: lse.view_mut(),
@@ -99,7 +99,7 @@ impl Case<'_> {
         let (d, s, dq) = (delta.view_mut(), sums.view_mut(), dqkv.view_mut());
         dev.attention_backward(AttentionBackward {
             shape: a,
-            cu_seqlens: cu.view(),
+            documents: documents.view(),
             qkv: qkv.view(),
             o: o.view(),
             lse: lse.view(),
@@ -126,6 +126,7 @@ impl Case<'_> {
             let u32s =
                 |values: &[u32]| upload(&*dev, DType::U32, &values.iter().map(|&v| v.into()).collect::<Vec<_>>());
             let (cu, rows) = (u32s(&cut.part.cu_seqlens), u32s(&cut.rows));
+            let documents = u32s(&documents_of_rows(&cut.part.cu_seqlens).collect::<Vec<_>>());
             let mine = || cut.rows[rank.rank * n..][..n].iter().map(|&row| row as usize);
             // Allocated for more rows than there are, as for the longest batch.
             let groups = Groups { sp: group.clone(), ..Groups::solo(&dev) };
@@ -133,8 +134,9 @@ impl Case<'_> {
             let plan = CorePlan { heads: &a, sights, split: &split, tokens: n + 3, dtype: self.dtype, train: true };
             let (mut saved, mut scratch) =
                 (plan.saved().allocate(&*dev, &groups)?, plan.scratch().allocate(&*dev, &groups)?);
-            let cu_seqlens = cu.view();
-            let attention = CoreAttention { dev: &*dev, group: &*group, split, shape: &a, cu_seqlens, layer: 3 };
+            let (cu_seqlens, documents) = (cu.view(), documents.view());
+            let attention =
+                CoreAttention { dev: &*dev, group: &*group, split, shape: &a, cu_seqlens, documents, layer: 3 };
             attention.begin(&mut scratch, [a.window], rows.view())?;
 
             let (qkv, d_o) =

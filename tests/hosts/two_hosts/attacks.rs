@@ -24,13 +24,8 @@ impl Spread {
             let mut command = std::process::Command::new("sh");
             command.args(["-c", "ulimit -n 256; exec \"$0\" \"$@\"", FSDP]).args(run.get_args());
             command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-            for (name, n) in [("RANK", rank), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1), ("WORLD_SIZE", hosts)] {
-                command.env(name, n.to_string());
-            }
-            command
-                .env("MASTER_ADDR", addr)
-                .env("MASTER_PORT", agent.port.to_string())
-                .env("TORCHELASTIC_RUN_ID", "attacked");
+            launched_on(&mut command, [rank, hosts], [0, 1], agent.port);
+            command.env("MASTER_ADDR", addr).env("TORCHELASTIC_RUN_ID", "attacked");
             command.env("FLATSHARD_HOST_ID", format!("host{rank}")).env_remove("FLATSHARD_JOB_SECRET");
             Run(command.envs(vars.iter().copied()).spawn().unwrap())
         };

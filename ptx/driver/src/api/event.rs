@@ -60,9 +60,7 @@ pub unsafe extern "C" fn cuEventRecordWithFlags(event: u64, stream: u64, flags: 
 fn wait(state: &mut DriverState, stream: u64, event: u64, flags: c_uint) -> CuResult {
     let DriverEvent { mark, captured, .. } = known(state, event)?;
     let (mark, captured) = (mark.clone(), captured.clone());
-    state.waits += 1;
-    if state.settings.forget_wait == Some(state.waits) {
-        crate::code::say(&format!("planted fault: wait {} is skipped", state.waits));
+    if state.forgets_wait() {
         return Ok(());
     }
     let own = state.capture_of(stream)?.map(|(id, _)| id);

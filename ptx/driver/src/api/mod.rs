@@ -7,6 +7,7 @@
 mod call; // shared by all functions
 pub mod device; // devices and contexts
 pub mod memory; // allocations, copies
+pub mod ipc; // memory of several processes
 pub mod launch; // modules and launches
 pub mod stream; // streams
 pub mod event; // events

@@ -1,6 +1,6 @@
 //! The functions of cublasLt.h that products use, with its names and numbers. Only this file dereferences callers'
 //! pointers; the call reads alpha and beta from host memory. Attribute sizes are those of cuBLASLt 13.4.
-use super::choose::{DEFAULT, MatrixLayout, Problem, Refusal};
+use super::choose::{DEFAULT, MatrixLayout, OperandsApart, Problem, Refusal, SCALED};
 use super::product::LtProduct;
 use super::settings::LtSettings;
 use crate::{enqueue, node, say};
@@ -36,9 +36,9 @@ struct ProductOperation {
     pointer_mode: c_int,
     transposed: [c_int; 2],
     epilogue: u32,
-    bias: u64,
-    aux: u64,
+    apart: OperandsApart,
     aux_ld: i64,
+    scales: [c_int; 2],
 }
 #[derive(Clone, Copy)]
 struct ProductPreference {
@@ -114,7 +114,7 @@ pub extern "C" fn cublasLtDestroy(handle: *mut c_void) -> c_int {
 }
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasLtGetVersion() -> usize {
-    130_401
+    LtSettings::get().version
 }
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasLtGetStatusString(status: c_int) -> *const c_char {
@@ -134,7 +134,8 @@ pub extern "C" fn cublasLtGetStatusString(status: c_int) -> *const c_char {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtMatmulDescCreate(out: *mut *mut c_void, compute: c_int, scale: c_int) -> c_int {
     let (epilogue, transposed) = (DEFAULT, [0; 2]);
-    let new = ProductOperation { compute, scale, pointer_mode: 0, transposed, epilogue, bias: 0, aux: 0, aux_ld: 0 };
+    let (apart, scales) = (OperandsApart::default(), [0; 2]);
+    let new = ProductOperation { compute, scale, pointer_mode: 0, transposed, epilogue, apart, aux_ld: 0, scales };
     // SAFETY: as above.
     unsafe { make(out, Object::Operation(new)) }
 }
@@ -168,7 +169,8 @@ pub unsafe extern "C" fn cublasLtMatmulDescSetAttribute(
 ) -> c_int {
     let size = match attribute {
         0..=4 | 7 => 4,
-        8 | 10..=12 => 8,
+        8 | 10..=12 | 17 | 18 => 8,
+        31 | 32 if LtSettings::get().version >= SCALED.1 => 4,
         _ => return INVALID_VALUE,
     };
     // SAFETY: as above.
@@ -182,9 +184,11 @@ pub unsafe extern "C" fn cublasLtMatmulDescSetAttribute(
             3 => operation.transposed[0] = value as c_int,
             4 => operation.transposed[1] = value as c_int,
             7 => operation.epilogue = value as u32,
-            8 => operation.bias = value,
-            11 => operation.aux = value,
+            8 => operation.apart.bias = value,
+            11 => operation.apart.aux = value,
             12 => operation.aux_ld = value as i64,
+            17 | 18 => operation.apart.scales[attribute as usize - 17] = value,
+            31 | 32 => operation.scales[attribute as usize - 31] = value as c_int,
             _ => {}
         }
         SUCCESS
@@ -304,12 +308,15 @@ fn problem(operation: &ProductOperation, layouts: [*mut c_void; 4]) -> Result<Pr
     if operation.pointer_mode != 0 {
         return Err(NOT_SUPPORTED);
     }
-    let ProductOperation { compute, scale, epilogue, aux_ld, .. } = *operation;
-    Ok(Problem { compute, scale, transposed, epilogue, aux_ld, layouts })
+    let ProductOperation { compute, scale, epilogue, aux_ld, scales, .. } = *operation;
+    Ok(Problem { compute, scale, transposed, epilogue, aux_ld, scales, layouts })
 }
 
 fn allowed(problem: &Problem, operation: &ProductOperation) -> Result<(), c_int> {
-    problem.check(operation.bias, operation.aux).map_err(|refusal| match refusal {
+    if problem.is_fp8() && crate::arch() != SCALED.0 {
+        return Err(NOT_SUPPORTED);
+    }
+    problem.check(operation.apart).map_err(|refusal| match refusal {
         Refusal::Invalid(why) => {
             say(&format!("cuBLASLt: {why}: {problem:?}"));
             INVALID_VALUE
@@ -352,7 +359,7 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
             return Err(INVALID_VALUE);
         }
         let [a, b, c, d] = preference.aligned.map(u64::from).map(exponent);
-        let aligned = packed([a, b, c, d, exponent(operation.bias), exponent(operation.aux)]);
+        let aligned = packed([a, b, c, d, exponent(operation.apart.bias), exponent(operation.apart.aux)]);
         let returned = settings.algorithms.min(wanted as usize);
         for index in 0..returned {
             // Every second one needs no workspace.
@@ -440,7 +447,7 @@ pub unsafe extern "C" fn cublasLtMatmul(
             return wrong("the algorithm was chosen for another problem");
         }
         let at = [a as u64, b as u64, c as u64, d as u64];
-        for (i, address) in at.into_iter().chain([operation.bias, operation.aux]).enumerate() {
+        for (i, address) in at.into_iter().chain([operation.apart.bias, operation.apart.aux]).enumerate() {
             let used = match i {
                 2 => beta != 0.0,
                 4 => problem.has_bias(),
@@ -448,6 +455,7 @@ pub unsafe extern "C" fn cublasLtMatmul(
                 _ => true,
             };
             let promised = algorithm.aligned >> (8 * i) & 0xff;
+            let promised = if problem.is_fp8() && i < 4 { promised.max(4) } else { promised };
             if used && (address == 0 || exponent(address) < promised) {
                 let names = ["A", "B", "C", "D", "bias", "aux"];
                 return wrong(&format!(
@@ -468,11 +476,11 @@ pub unsafe extern "C" fn cublasLtMatmul(
         if c as u64 == d as u64 && problem.layouts[2] != problem.layouts[3] {
             return wrong("C and D are one matrix with two layouts");
         }
-        let (bias, aux) = (operation.bias, operation.aux);
         let index = algorithm.index as usize;
         let (takes, partial) = (LtSettings::get().time(index), LtSettings::partial(index));
         let workspace = (workspace as u64, taken);
-        let product = LtProduct { problem, alpha, beta, at, bias, aux, workspace, partial, takes };
+        let apart = operation.apart;
+        let product = LtProduct { problem, alpha, beta, at, apart, workspace, partial, takes };
         enqueue(stream as u64, node(move || Box::new(product.run()))).map_err(|_| EXECUTION_FAILED)
     })())
 }

@@ -7,7 +7,7 @@
 //!
 //! FLATSHARD_SIMBLAS, separated by commas: `plain`: no epilogues, as where the real one has no algorithm for them.
 //! `algorithms=N`: that many for each product, with sums in different orders. `fastest=I`: all but this one (from 0)
-//! take a simulated second; `fastest=rank`: on each rank another one.
+//! take a simulated second; `fastest=rank`: on each rank another one. `version=N`: as an older or newer library.
 mod settings; // FLATSHARD_SIMBLAS
 mod choose; // which problems have an algorithm
 mod product; // the sums

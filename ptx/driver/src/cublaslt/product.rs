@@ -1,6 +1,8 @@
 //! `D = epilogue(alpha op(A) op(B) + beta C + bias)`, column-major, summed in f32 and rounded once to D's type. Runs in
 //! two steps of a stream, with the sums in the workspace in between if there is one.
-use super::choose::{BF16, COMPUTE_32F_FAST_TF32, DGELU, F16, MatrixLayout, Problem, width};
+use super::choose::{
+    BF16, BLK128X128, COMPUTE_32F_FAST_TF32, DGELU, E4M3, E5M2, F16, MatrixLayout, OperandsApart, Problem, width,
+};
 use crate::{CuResult, DriverMemory, NodeProgress};
 use half::{bf16, f16};
 use std::time::Duration;
@@ -13,8 +15,7 @@ pub struct LtProduct {
     pub beta: f32,
     /// A, B, C, D.
     pub at: [u64; 4],
-    pub bias: u64,
-    pub aux: u64,
+    pub apart: OperandsApart,
     /// Address and size; the algorithm uses all of it.
     pub workspace: (u64, usize),
     /// Partial sums of an element: algorithms differ in the order of their sums.
@@ -27,6 +28,8 @@ fn value(dtype: i32, bytes: &[u8]) -> f32 {
     match dtype {
         BF16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
         F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+        E4M3 => fp8(bytes[0], 4, 3),
+        E5M2 => fp8(bytes[0], 5, 2),
         _ => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
     }
 }
@@ -36,6 +39,26 @@ fn put(dtype: i32, bytes: &mut [u8], x: f32) {
         F16 => bytes.copy_from_slice(&f16::from_f32(x).to_le_bytes()),
         _ => bytes.copy_from_slice(&x.to_le_bytes()),
     }
+}
+/// A sign, then bits of exponent and mantissa ("FP8 formats for deep learning", table 1). Codes of E4M3 have no
+/// infinity.
+fn fp8(code: u8, exponent: u32, mantissa: u32) -> f32 {
+    let (e, m) = (code as u32 >> mantissa & ((1 << exponent) - 1), code as u32 & ((1 << mantissa) - 1));
+    let (bias, top) = ((1 << (exponent - 1)) - 1, (1 << exponent) - 1);
+    let part = m as f32 / (1 << mantissa) as f32;
+    let size = match (e, exponent) {
+        (0, _) => part * 2f32.powi(1 - bias),
+        (e, 4) if e == top && m == 7 => f32::NAN,
+        (e, 5) if e == top => {
+            if m == 0 {
+                f32::INFINITY
+            } else {
+                f32::NAN
+            }
+        }
+        (e, _) => (1.0 + part) * 2f32.powi(e as i32 - bias),
+    };
+    if code >> 7 == 1 { -size } else { size }
 }
 /// Rounds to 10 bits of mantissa, halves away from zero (cvt.rna.tf32).
 fn tf32(x: f32) -> f32 {
@@ -120,11 +143,50 @@ impl LtProduct {
         if compute == COMPUTE_32F_FAST_TF32 {
             first.iter_mut().chain(&mut second).for_each(|x| *x = tf32(*x));
         }
+        if self.problem.is_fp8() {
+            let rows = self.scales(memory, 0, m)?;
+            let columns = self.scales(memory, 1, n)?;
+            return Ok(self.scaled_sums([&first, &second], [&rows, &columns]));
+        }
         let mut sums = Vec::with_capacity((m * n) as usize);
         for column in second.chunks_exact(k as usize) {
             sums.extend(first.chunks_exact(k as usize).map(|row| self.alpha * dot(row, column, self.partial)));
         }
         Ok(sums)
+    }
+
+    /// The scales of A (0) or B (1), of each of its `extent` rows or columns for each 128 elements along k. Only those
+    /// that are used are read: the rest of a column of scales may hold anything.
+    fn scales(&self, memory: &mut DriverMemory, of: usize, extent: u64) -> CuResult<Vec<f32>> {
+        let (_, _, k) = self.problem.shape();
+        let blocks = k.div_ceil(128);
+        let mut all = Vec::with_capacity((extent * blocks) as usize);
+        for i in 0..extent {
+            for block in 0..blocks {
+                let place = match self.problem.scales[of] {
+                    // L4 x extent / 128, contiguous along k.
+                    BLK128X128 => i / 128 * blocks.next_multiple_of(4) + block,
+                    // extent x L, contiguous along the extent.
+                    _ => block * extent + i,
+                };
+                all.push(value(0, memory.read(self.apart.scales[of] + 4 * place, 4)?));
+            }
+        }
+        Ok(all)
+    }
+    /// Each 128 products are summed, scaled and added in f32.
+    fn scaled_sums(&self, [a, b]: [&[f32]; 2], [of_a, of_b]: [&[f32]; 2]) -> Vec<f32> {
+        let k = self.problem.shape().2 as usize;
+        let blocks = k.div_ceil(128);
+        let mut sums = Vec::new();
+        for (column, of_column) in b.chunks_exact(k).zip(of_b.chunks_exact(blocks)) {
+            sums.extend(a.chunks_exact(k).zip(of_a.chunks_exact(blocks)).map(|(row, of_row)| {
+                let parts = row.chunks(128).zip(column.chunks(128)).map(|(x, y)| dot(x, y, self.partial));
+                let scaled = parts.zip(of_row.iter().zip(of_column)).map(|(sum, (s, t))| sum * s * t);
+                self.alpha * scaled.sum::<f32>()
+            }));
+        }
+        sums
     }
 
     /// Applies beta C, bias and epilogue.
@@ -137,16 +199,16 @@ impl LtProduct {
             values.iter_mut().zip(added).for_each(|(x, c)| *x += self.beta * c);
         }
         if self.problem.has_bias() {
-            let bias = load(memory, self.bias, MatrixLayout { columns: 1, ..d })?;
+            let bias = load(memory, self.apart.bias, MatrixLayout { columns: 1, ..d })?;
             values.iter_mut().enumerate().for_each(|(i, x)| *x += bias[i % rows]);
         }
         if self.problem.has_aux() {
             let aux = MatrixLayout { ld: aux_ld, ..d };
             if epilogue == DGELU {
-                let z = load(memory, self.aux, aux)?;
+                let z = load(memory, self.apart.aux, aux)?;
                 values.iter_mut().zip(z).for_each(|(x, z)| *x *= gelu_slope(z));
             } else {
-                store(memory, self.aux, aux, &values)?;
+                store(memory, self.apart.aux, aux, &values)?;
                 values.iter_mut().for_each(|x| *x = gelu(*x));
             }
         }
@@ -186,6 +248,14 @@ mod tests {
             let quotient = (gelu(z + h) - gelu(z - h)) / (2.0 * h);
             assert!((quotient - gelu_slope(z)).abs() < 1e-3, "{z}: {quotient} and {}", gelu_slope(z));
         }
+    }
+
+    #[test]
+    fn codes_of_fp8_are_those_of_the_paper() {
+        let of = [fp8(0x7e, 4, 3), fp8(0x01, 4, 3), fp8(0x08, 4, 3), fp8(0xb8, 4, 3), fp8(0xff, 4, 3)];
+        assert_eq!((&of[..4], of[4].is_nan()), (&[448.0, 2f32.powi(-9), 2f32.powi(-6), -1.0][..], true));
+        let of = [fp8(0x7b, 5, 2), fp8(0x01, 5, 2), fp8(0xfc, 5, 2), fp8(0x3e, 5, 2), fp8(0x7d, 5, 2)];
+        assert_eq!((&of[..4], of[4].is_nan()), (&[57344.0, 2f32.powi(-16), f32::NEG_INFINITY, 1.5][..], true));
     }
 
     #[test]

@@ -12,6 +12,8 @@ pub struct LtSettings {
     pub algorithms: usize,
     /// The one that takes no simulated time.
     pub fastest: usize,
+    /// As of cublasLtGetVersion.
+    pub version: usize,
 }
 
 impl LtSettings {
@@ -26,12 +28,13 @@ impl LtSettings {
         })
     }
     fn parse(text: &str, rank: usize) -> Result<LtSettings, String> {
-        let mut settings = LtSettings { plain: false, algorithms: 1, fastest: 0 };
+        let mut settings = LtSettings { plain: false, algorithms: 1, fastest: 0, version: 130_401 };
         for word in text.split(',').filter(|word| !word.is_empty()) {
             let wrong = || format!("FLATSHARD_SIMBLAS: {word:?} is not a setting");
             match word.split_once('=') {
                 None if word == "plain" => settings.plain = true,
                 Some(("algorithms", n)) => settings.algorithms = n.parse().map_err(|_| wrong())?,
+                Some(("version", n)) => settings.version = n.parse().map_err(|_| wrong())?,
                 Some(("fastest", "rank")) => settings.fastest = rank + 1,
                 Some(("fastest", i)) => settings.fastest = i.parse().map_err(|_| wrong())?,
                 _ => return Err(wrong()),
@@ -55,8 +58,8 @@ mod tests {
 
     #[test]
     fn settings_are_words_and_numbers_and_anything_else_is_named() {
-        let s = LtSettings::parse("plain,algorithms=3,fastest=rank", 4).unwrap();
-        assert_eq!(s, LtSettings { plain: true, algorithms: 3, fastest: 2 });
+        let s = LtSettings::parse("plain,algorithms=3,fastest=rank,version=120803", 4).unwrap();
+        assert_eq!(s, LtSettings { plain: true, algorithms: 3, fastest: 2, version: 120_803 });
         assert_eq!([0, 1, 2].map(|i| s.time(i).as_secs()), [1, 1, 0]);
         for wrong in ["fast", "algorithms=x", "fastest"] {
             assert!(LtSettings::parse(wrong, 0).unwrap_err().contains(wrong), "{wrong}");

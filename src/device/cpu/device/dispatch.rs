@@ -1,55 +1,70 @@
 //! Dispatch of every operation to the compiled variant for its dtype and vector width. Never divides work itself.
 use super::{CpuDevice, lock};
-use crate::base::{Category, DType, Error, Meter, Result};
+use crate::base::{Category, DType, Meter, Result};
 use crate::device::buf::Place;
-use crate::device::cpu::divide::{Divisible, FewRows, LINE, LowerHalf};
-use crate::device::cpu::operands::{first, length};
+use crate::device::cpu::divide::{Divisible, LINE};
+use crate::device::cpu::operands::length;
 use crate::device::cpu::{
-    activation, attention, distill, dropout, element, embed, expand, experts, fp8, gemm, loss, memory, norm, optim,
-    reduce, ring, rope,
+    activation, attention, distill, dropout, element, embed, expand, experts, fp8, loss, memory, norm, optim, reduce,
+    ring, rope,
 };
-use crate::device::ops::{
-    ALIGN, AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
-    AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
-    CrossEntropyFinish, CrossEntropyPart, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed,
-    EmbedBackward, Expand, Gelu, GeluBackward, Gemm, GemmShape, GemmThen, Glu, GluBackward, Grouped, GroupedGemm,
-    LIMBS, LayerNorm, LayerNormBackward, Polynomial, QkNormRope, QkNormRopeBackward, Quantize, RmsNorm,
-    RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
-};
-use crate::device::{Buf, Device, View, ViewMut, epilogue, unbacked};
-use half::{bf16, f16};
+use crate::device::ops::*;
+use crate::device::{Buf, Device, View, ViewMut, unbacked};
+use half::bf16;
 use std::sync::Mutex;
 
 /// f32s of a cache line: statistics of rows are one each.
 const FLOATS: usize = LINE / 4;
 
-/// Runs `$call` with the type `$T` of an operand. Families check their operands, and thereby that the type is
-/// supported.
-macro_rules! types {
-    ($dtype:expr, $T:ident => $call:expr) => {
-        match $dtype {
-            DType::Bf16 => types!(@run $T = bf16, $call),
-            DType::F16 => types!(@run $T = f16, $call),
-            _ => types!(@run $T = f32, $call),
+/// One operation per line that is divided into rows: its operands, the one that gives the dtype, and its kernel.
+macro_rules! by_rows {
+    ($($name:ident($type:ident) $of:ident => $family:ident::$kernel:ident;)*) => { $(
+        fn $name(&self, op: $type) -> Result<()> {
+            self.rows(op, &|op| floats!(self, op.$of.dtype(), T => $family::$kernel::<T>(op)))
         }
-    };
-    (@run $T:ident = $type:ty, $call:expr) => {{
-        type $T = $type;
-        $call
-    }};
+    )* };
 }
 
-/// As [`types`], at the device's level.
-macro_rules! floats {
-    ($dev:ident, $dtype:expr, $T:ident => $call:expr) => {
-        types!($dtype, $T => $dev.level.run(
-            #[inline(always)]
-            || $call,
-        ))
-    };
+/// The same for parts of the key/value heads.
+macro_rules! by_heads {
+    ($($name:ident($type:ident) => $family:ident::$pass:ident;)*) => { $(
+        fn $name(&self, op: $type) -> Result<()> {
+            let (heads, bytes) = (op.shape.kv_heads, op.qkv.bytes());
+            types!(op.qkv.dtype(), T => {
+                let pass = $family::$pass::<T>::new(op)?;
+                // SAFETY: `heads` makes parts that do not overlap.
+                self.heads(heads, bytes, &|scratch, heads| unsafe { pass.heads(self.level, scratch, heads) })
+            })
+        }
+    )* };
 }
 
 impl Device for CpuDevice {
+    by_rows! {
+        bias(Bias) y => norm::bias;
+        rmsnorm(RmsNorm) x => norm::rmsnorm;
+        layernorm(LayerNorm) x => norm::layernorm;
+        rope(Rope) qkv => rope::rope;
+        qk_norm_rope(QkNormRope) qkv => rope::qk_norm_rope;
+        swiglu(Glu) gate => activation::swiglu;
+        swiglu_backward(GluBackward) gate => activation::swiglu_backward;
+        geglu(Glu) gate => activation::geglu;
+        geglu_backward(GluBackward) gate => activation::geglu_backward;
+        gelu(Gelu) x => activation::gelu;
+        gelu_backward(GeluBackward) x => activation::gelu_backward;
+        embed(Embed) w => embed::embed;
+        embed_backward(EmbedBackward) dy => embed::embed_backward;
+        expand(Expand) y => expand::expand;
+        cross_entropy_part(CrossEntropyPart) logits => loss::part;
+        distill_part(DistillPart) logits => distill::part;
+    }
+    by_heads! {
+        attention(Attention) => attention::WholeForward;
+        attention_backward(AttentionBackward) => attention::WholeBackward;
+        attention_pass(AttentionPass) => ring::PassForward;
+        attention_pass_backward(AttentionPassBackward) => ring::PassBackward;
+    }
+
     fn name(&self) -> String {
         let kernel = lock(&self.gemm[0]).kernel_name();
         match self.pool.threads() {
@@ -119,37 +134,10 @@ impl Device for CpuDevice {
     }
 
     fn gemm(&self, op: Gemm) -> Result<()> {
-        let (few, step) = {
-            let scratch = lock(&self.gemm[0]);
-            (scratch.has_few_rows(&op.shape), scratch.kernel().panel())
-        };
-        let run = |thread: usize, op| gemm::gemm(&mut lock(&self.gemm[thread]), op);
-        match few {
-            true => self.rows_on(LINE, FewRows(op), &|thread, FewRows(op)| run(thread, op)),
-            false if op.shape.symmetric && lock(&self.gemm[0]).fuses(&op.shape) => {
-                op.check()?;
-                let (mut c, shape) = (op.c, op.shape);
-                let half = LowerHalf { op: Gemm { c: c.reborrow(), ..op }, first: 0 };
-                self.rows_on(step, half, &|thread, LowerHalf { op, first }| {
-                    gemm::gemm_lower(&mut lock(&self.gemm[thread]), op, first)
-                })?;
-                floats!(self, c.dtype(), T => gemm::mirror::<T>(&shape, c))
-            }
-            false => self.rows_on(step, op, &run),
-        }
+        self.product(op)
     }
     fn gemm_then(&self, op: GemmThen) -> Result<()> {
-        let (fuses, step) = {
-            let scratch = lock(&self.gemm[0]);
-            (scratch.fuses(&op.shape), scratch.kernel().panel())
-        };
-        match fuses {
-            true => self.rows_on(step, op, &|thread, op| gemm::gemm_then(&mut lock(&self.gemm[thread]), op)),
-            false => epilogue::in_passes(self, op),
-        }
-    }
-    fn bias(&self, op: Bias) -> Result<()> {
-        self.rows(op, &|op| floats!(self, op.y.dtype(), T => norm::bias::<T>(op)))
+        self.product_then(op)
     }
     fn bias_backward(&self, op: BiasBackward) -> Result<()> {
         op.check()?;
@@ -160,9 +148,6 @@ impl Device for CpuDevice {
         })
     }
 
-    fn rmsnorm(&self, op: RmsNorm) -> Result<()> {
-        self.rows(op, &|op| floats!(self, op.x.dtype(), T => norm::rmsnorm::<T>(op)))
-    }
     fn rmsnorm_backward(&self, op: RmsNormBackward) -> Result<()> {
         if self.worth(op.x.bytes()) == 1 {
             return floats!(self, op.x.dtype(), T => norm::rmsnorm_backward::<T, true>(op));
@@ -174,9 +159,6 @@ impl Device for CpuDevice {
             floats!(self, op.x.dtype(), T => norm::rmsnorm_weights::<T>(&op, columns.start, dw))
         })?;
         self.rows(op, &|op| floats!(self, op.x.dtype(), T => norm::rmsnorm_backward::<T, false>(op)))
-    }
-    fn layernorm(&self, op: LayerNorm) -> Result<()> {
-        self.rows(op, &|op| floats!(self, op.x.dtype(), T => norm::layernorm::<T>(op)))
     }
     fn layernorm_backward(&self, op: LayerNormBackward) -> Result<()> {
         if self.worth(op.x.bytes()) == 1 {
@@ -191,12 +173,6 @@ impl Device for CpuDevice {
         self.rows(op, &|op| floats!(self, op.x.dtype(), T => norm::layernorm_backward::<T, false>(op)))
     }
 
-    fn rope(&self, op: Rope) -> Result<()> {
-        self.rows(op, &|op| floats!(self, op.qkv.dtype(), T => rope::rope::<T>(op)))
-    }
-    fn qk_norm_rope(&self, op: QkNormRope) -> Result<()> {
-        self.rows(op, &|op| floats!(self, op.qkv.dtype(), T => rope::qk_norm_rope::<T>(op)))
-    }
     fn qk_norm_rope_backward(&self, op: QkNormRopeBackward) -> Result<()> {
         if self.worth(op.qkv.bytes()) == 1 {
             return floats!(self, op.qkv.dtype(), T => rope::qk_norm_rope_backward::<T, true>(op));
@@ -213,35 +189,11 @@ impl Device for CpuDevice {
         self.rows(op, &|op| floats!(self, op.qkv.dtype(), T => rope::qk_norm_rope_backward::<T, false>(op)))
     }
 
-    fn attention(&self, op: Attention) -> Result<()> {
-        let (heads, bytes) = (op.shape.kv_heads, op.qkv.bytes());
-        types!(op.qkv.dtype(), T => {
-            let pass = attention::WholeForward::<T>::new(op)?;
-            // SAFETY: `heads` makes parts that do not overlap.
-            self.heads(heads, bytes, &|scratch, heads| unsafe { pass.heads(self.level, scratch, heads) })
-        })
-    }
     fn attention_sums(&self, shape: &AttentionShape, dtype: DType, queries: usize) -> usize {
         self.unbacked.map_or(0, |sums| sums(shape, dtype, queries))
     }
-    fn attention_backward(&self, op: AttentionBackward) -> Result<()> {
-        let (heads, bytes) = (op.shape.kv_heads, op.qkv.bytes());
-        types!(op.qkv.dtype(), T => {
-            let pass = attention::WholeBackward::<T>::new(op)?;
-            // SAFETY: `heads` makes parts that do not overlap.
-            self.heads(heads, bytes, &|scratch, heads| unsafe { pass.heads(self.level, scratch, heads) })
-        })
-    }
     fn attention_ranges(&self, op: AttentionRanges) -> Result<()> {
         ring::ranges(op)
-    }
-    fn attention_pass(&self, op: AttentionPass) -> Result<()> {
-        let (heads, bytes) = (op.shape.kv_heads, op.qkv.bytes());
-        types!(op.qkv.dtype(), T => {
-            let pass = ring::PassForward::<T>::new(op)?;
-            // SAFETY: `heads` makes parts that do not overlap.
-            self.heads(heads, bytes, &|scratch, heads| unsafe { pass.heads(self.level, scratch, heads) })
-        })
     }
     fn attention_merge(&self, op: AttentionMerge) -> Result<()> {
         let bytes = op.o.bytes();
@@ -266,38 +218,12 @@ impl Device for CpuDevice {
             })
         })
     }
-    fn attention_pass_backward(&self, op: AttentionPassBackward) -> Result<()> {
-        let (heads, bytes) = (op.shape.kv_heads, op.qkv.bytes());
-        types!(op.qkv.dtype(), T => {
-            let pass = ring::PassBackward::<T>::new(op)?;
-            // SAFETY: `heads` makes parts that do not overlap.
-            self.heads(heads, bytes, &|scratch, heads| unsafe { pass.heads(self.level, scratch, heads) })
-        })
-    }
     fn copy_columns(&self, op: CopyColumns) -> Result<()> {
         self.rows(op, &|op| {
             floats!(self, op.src.dtype(), S => floats!(self, op.dst.dtype(), D => ring::copy_columns::<S, D>(op)))
         })
     }
 
-    fn swiglu(&self, op: Glu) -> Result<()> {
-        self.rows(op, &|op| floats!(self, op.gate.dtype(), T => activation::swiglu::<T>(op)))
-    }
-    fn swiglu_backward(&self, op: GluBackward) -> Result<()> {
-        self.rows(op, &|op| floats!(self, op.gate.dtype(), T => activation::swiglu_backward::<T>(op)))
-    }
-    fn geglu(&self, op: Glu) -> Result<()> {
-        self.rows(op, &|op| floats!(self, op.gate.dtype(), T => activation::geglu::<T>(op)))
-    }
-    fn geglu_backward(&self, op: GluBackward) -> Result<()> {
-        self.rows(op, &|op| floats!(self, op.gate.dtype(), T => activation::geglu_backward::<T>(op)))
-    }
-    fn gelu(&self, op: Gelu) -> Result<()> {
-        self.rows(op, &|op| floats!(self, op.x.dtype(), T => activation::gelu::<T>(op)))
-    }
-    fn gelu_backward(&self, op: GeluBackward) -> Result<()> {
-        self.rows(op, &|op| floats!(self, op.x.dtype(), T => activation::gelu_backward::<T>(op)))
-    }
     fn dropout(&self, op: Dropout) -> Result<()> {
         let key = dropout::key(&op)?;
         let Dropout { p, key: words, x } = op;
@@ -316,27 +242,8 @@ impl Device for CpuDevice {
         })
     }
 
-    fn embed(&self, op: Embed) -> Result<()> {
-        self.rows(op, &|op| floats!(self, op.w.dtype(), T => embed::embed::<T>(op)))
-    }
-    fn embed_backward(&self, op: EmbedBackward) -> Result<()> {
-        self.rows(op, &|op| floats!(self, op.dy.dtype(), T => embed::embed_backward::<T>(op)))
-    }
     fn cross_entropy(&self, op: CrossEntropy) -> Result<()> {
-        if self.worth(op.logits.bytes()) == 1 {
-            let scratch = &mut lock(&self.gemm[0]);
-            return floats!(self, op.logits.dtype(), T => loss::cross_entropy::<T>(op, scratch));
-        }
-        let (n, CrossEntropy { shape, targets, scale, logits, loss }) = (op.check()?, op);
-        loss::check(CrossEntropy::OP, targets.host(CrossEntropy::OP)?, shape.vocab)?;
-        self.row_losses(n, logits, loss, &|thread, row, logits, loss| {
-            let op = CrossEntropy { shape, targets: targets.slice(row..row + 1), scale, logits, loss };
-            let scratch = &mut lock(&self.gemm[thread]);
-            floats!(self, op.logits.dtype(), T => loss::cross_entropy::<T>(op, scratch))
-        })
-    }
-    fn expand(&self, op: Expand) -> Result<()> {
-        self.rows(op, &|op| floats!(self, op.y.dtype(), T => expand::expand::<T>(op)))
+        self.token_losses(op)
     }
     fn quantize(&self, op: Quantize) -> Result<()> {
         self.rows_on(op.shape.tall, op, &|_, op| {
@@ -346,6 +253,14 @@ impl Device for CpuDevice {
             )
         })
     }
+    fn raise_scales(&self, op: RaiseScales) -> Result<()> {
+        let run = |op: RaiseScales| floats!(self, op.x.dtype(), T => fp8::raise_scales::<T>(op));
+        self.rows_on(op.shape.tall, op, &|_, op| run(op))
+    }
+    fn encode(&self, op: Encode) -> Result<()> {
+        let run = |op: Encode| floats!(self, op.x.dtype(), T => fp8::encode::<T>(op));
+        self.rows_on(op.shape.tall, op, &|_, op| run(op))
+    }
     fn dequantize(&self, op: Dequantize) -> Result<()> {
         self.rows_on(op.shape.tall, op, &|_, op| {
             self.level.run(
@@ -354,44 +269,14 @@ impl Device for CpuDevice {
             )
         })
     }
-    fn cross_entropy_part(&self, op: CrossEntropyPart) -> Result<()> {
-        self.rows(op, &|op| floats!(self, op.logits.dtype(), T => loss::part::<T>(op)))
+    fn fp8_gemm(&self, op: Fp8Gemm) -> Result<()> {
+        crate::device::fp8::in_bf16(self, op)
     }
     fn cross_entropy_finish(&self, op: CrossEntropyFinish) -> Result<()> {
-        const OP: &str = CrossEntropyFinish::OP;
-        let ((n, _), CrossEntropyFinish { shape, part, targets, stats, scale, logits, loss }) = (op.check()?, op);
-        let (targets, stats) = (targets.host::<i32>(OP)?, stats.host::<f32>(OP)?.as_chunks().0);
-        loss::check(OP, targets, part.of)?;
-        let scale = scale.map(|scale| first(OP, scale)).transpose()?;
-        self.row_losses(n, logits, loss, &|_, row, logits, loss| {
-            let of_row = loss::FinishRow { shape, part, target: targets[row], stats: &stats[row..], apart: n, scale };
-            let loss = &mut loss.host::<f64>(OP)?[0];
-            floats!(self, logits.dtype(), T => {
-                *loss = loss::finish(&of_row, logits.host::<T>(OP)?);
-                Ok(())
-            })
-        })
-    }
-    fn distill_part(&self, op: DistillPart) -> Result<()> {
-        self.rows(op, &|op| floats!(self, op.logits.dtype(), T => distill::part::<T>(op)))
+        self.finish_token_losses(op)
     }
     fn distill_finish(&self, op: DistillFinish) -> Result<()> {
-        const OP: &str = DistillFinish::OP;
-        let ((n, _), DistillFinish { shape, part, terms, targets, teacher, stats, scale, logits, loss }) =
-            (op.check()?, op);
-        let (targets, stats) = (targets.host::<i32>(OP)?, stats.host::<f32>(OP)?.as_chunks().0);
-        loss::check(OP, targets, part.of)?;
-        let scale = first(OP, scale)?;
-        self.row_losses(n, logits, loss, &|_, row, logits, loss| {
-            let (target, stats) = (targets[row], &stats[row..]);
-            let of_row = distill::DistillRow { shape, part, terms, target, stats, apart: n, scale };
-            let (teacher, loss) =
-                (teacher.slice(row * shape.vocab..(row + 1) * shape.vocab), &mut loss.host::<f64>(OP)?[0]);
-            floats!(self, logits.dtype(), T => {
-                *loss = distill::finish::<T>(&of_row, logits.host(OP)?, teacher.host(OP)?);
-                Ok(())
-            })
-        })
+        self.finish_distillation(op)
     }
 
     fn sum_squares(&self, op: SumSquares) -> Result<()> {
@@ -445,6 +330,9 @@ impl Device for CpuDevice {
     fn take_rows(&self, op: TakeRows) -> Result<()> {
         floats!(self, op.x.dtype(), T => experts::take_rows::<T>(op))
     }
+    fn place_runs(&self, op: PlaceRuns) -> Result<()> {
+        experts::place_runs(op)
+    }
     fn combine_rows(&self, op: CombineRows) -> Result<()> {
         let width = op.width;
         let mut scratch = lock(&self.gemm[0]);
@@ -457,30 +345,7 @@ impl Device for CpuDevice {
     fn sigmoid(&self, op: Sigmoid) -> Result<()> {
         experts::sigmoid_rows(op)
     }
-    /// Group by group: each product is divided over the threads as any other.
     fn grouped_gemm(&self, op: GroupedGemm) -> Result<()> {
-        let (_, rows) = op.check()?;
-        let GroupedGemm { kind, n, k, offsets, a, b, mut c, stride, accumulate, alike } = op;
-        let step = lock(&self.gemm[0]).kernel().panel();
-        let offsets = offsets.host::<u32>(GroupedGemm::OP)?;
-        for (e, of) in offsets.windows(2).enumerate() {
-            let (from, to) = (of[0] as usize, of[1] as usize);
-            if from > to || to > rows {
-                return Err(Error::op(GroupedGemm::OP, format!("group {e} has rows {from} to {to} of {rows}")));
-            }
-            let (m, matrix) = (to - from, e * stride..e * stride + n * k);
-            let (shape, of_a, of_b, of_c) = match kind {
-                Grouped::Forward => (GemmShape::nt(m, n, k), from * k..to * k, matrix, from * n..to * n),
-                Grouped::Input => (GemmShape::nn(m, n, k), from * k..to * k, matrix, from * n..to * n),
-                Grouped::Weight => (GemmShape::tn(n, k, m), from * n..to * n, from * k..to * k, matrix),
-            };
-            let (shape, c) = (GemmShape { accumulate, ..shape }, c.reborrow().slice(of_c));
-            let product = Gemm { shape, a: a.slice(of_a), b: b.slice(of_b), c };
-            match alike {
-                true => self.rows_on(step, product, &|t, op| gemm::gemm_alike(&mut lock(&self.gemm[t]), op))?,
-                false => self.gemm(product)?,
-            }
-        }
-        Ok(())
+        self.grouped(op)
     }
 }

@@ -1,10 +1,9 @@
 //! How the device runs one operation: in parts, on the threads that it is worth. Never knows which operation.
 use super::{CpuDevice, lock};
-use crate::base::{Category, DType, Meter, Result};
+use crate::base::Result;
 use crate::device::cpu::divide::{Divisible, LINE};
+use crate::device::cpu::gemm;
 use crate::device::cpu::tile::AttentionScratch;
-use crate::device::cpu::{gemm, memory};
-use crate::device::ops::CrossEntropy;
 use crate::device::pages::{self, HUGE};
 use crate::device::{Buf, ViewMut};
 use std::ops::Range;
@@ -93,34 +92,6 @@ impl CpuDevice {
             run(&mut lock(&self.attention[thread]), heads);
             Ok(())
         })
-    }
-    /// Runs `run(thread, row, logits, loss)` for each of `n` rows, and adds the losses, which start at 0, in row order.
-    pub(super) fn row_losses(
-        &self,
-        n: usize,
-        logits: ViewMut,
-        loss: ViewMut,
-        run: &(dyn Fn(usize, usize, ViewMut, ViewMut) -> Result<()> + Sync),
-    ) -> Result<()> {
-        let Some(width) = logits.len().checked_div(n) else { return Ok(()) };
-        let mut held = lock(&self.losses);
-        let losses = match held.take().filter(|losses| losses.len() >= n) {
-            Some(losses) => losses,
-            None => memory::alloc(DType::F64, n, Meter::default().lease(Category::Scratch, 0))?,
-        };
-        let losses = held.insert(losses).view_mut().slice(0..n);
-        self.parts((n, 1, logits.bytes()), &|thread, mut rows| {
-            rows.try_for_each(|row| {
-                // SAFETY: `parts` makes parts that do not overlap.
-                let (logits, mut loss) =
-                    unsafe { (logits.part(row * width..(row + 1) * width), losses.part(row..row + 1)) };
-                memory::zero(loss.reborrow())?;
-                run(thread, row, logits, loss)
-            })
-        })?;
-        let sum = &mut loss.host::<f64>(CrossEntropy::OP)?[0];
-        losses.host::<f64>(CrossEntropy::OP)?.iter().for_each(|loss| *sum += loss);
-        Ok(())
     }
 }
 

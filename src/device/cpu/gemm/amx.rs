@@ -1,7 +1,8 @@
 //! The block product with Intel AMX: `tdpbf16ps` multiplies a tile of A (16 rows x 32 bf16) by a tile of B (16 pairs x
 //! 16 columns). Uses inline assembly, since the intrinsics and `is_x86_feature_detected!("amx-bf16")` are unstable.
-use super::blocked::Block;
+use super::block::{Block, LeftRows};
 use super::pack::COLUMNS;
+use super::split::Part;
 use half::bf16;
 use std::arch::{asm, x86_64::__cpuid_count};
 use std::marker::PhantomData;
@@ -78,6 +79,57 @@ impl Drop for Tiles {
     }
 }
 
+/// A block product, of whose steps the lines multiply one, and go on to B's next.
+macro_rules! tiles {
+    ($a:expr, $b:expr, $steps:expr, $out:expr, $add:expr, $element:ty: $($line:literal),*) => {{
+        let [row, step] = [$a.row, $a.step].map(|x| x * size_of::<$element>());
+        const { assert!(COLUMNS == 32) };
+        asm!(
+            "test {add}, {add}",
+            "jz 4f",
+            "tileloadd tmm0, [{out} + {row_b}*1]",
+            "tileloadd tmm1, [{out} + {row_b}*1 + 64]",
+            "tileloadd tmm2, [{out} + {row_b}*1 + 2048]",
+            "tileloadd tmm3, [{out} + {row_b}*1 + 2112]",
+            "jmp 5f",
+            "4:",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "5:",
+            "test {steps}, {steps}",
+            "jz 3f",
+            "2:",
+            $($line,)*
+            "mov {left}, {lines}",
+            "test {left}, {left}",
+            "jz 7f",
+            "6:",
+            "prefetcht1 [{next}]",
+            "add {next}, 64",
+            "dec {left}",
+            "jnz 6b",
+            "7:",
+            "add {a}, {step}",
+            "add {low}, {step}",
+            "dec {steps}",
+            "jnz 2b",
+            "3:",
+            "tilestored [{out} + {row_b}*1], tmm0",
+            "tilestored [{out} + {row_b}*1 + 64], tmm1",
+            "tilestored [{out} + {row_b}*1 + 2048], tmm2",
+            "tilestored [{out} + {row_b}*1 + 2112], tmm3",
+            a = inout(reg) $a.at => _, low = inout(reg) $a.at.wrapping_byte_add(16 * row) => _,
+            b = inout(reg) $b => _, steps = inout(reg) $steps => _, out = in(reg) $out, step = in(reg) step,
+            next = inout(reg) $a.next => _, lines = in(reg) $a.lines, left = out(reg) _,
+            row_a = in(reg) row, row_b = in(reg) 128usize, add = in(reg) $add as usize,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack),
+        )
+    }};
+}
+
 impl Block<bf16> for Tiles {
     /// 2 x 2 tiles of sums, 2 tiles of A and 2 of B use all eight, with one load per product.
     const ROWS: usize = 32;
@@ -90,51 +142,142 @@ impl Block<bf16> for Tiles {
     /// and 16 0.86, all 0.87 (of 24 steps 0.74).
     const CHUNK: usize = 8;
 
-    /// A step of A is 2 tiles of 16 rows of 64 bytes, consecutive. A step of B is 16 rows of 128 bytes: 2 tiles side by
-    /// side. So is the block of sums: 2 x 2 tiles in rows of 128 bytes.
+    /// A step of A is 2 tiles of 16 rows of 64 bytes, consecutive in a panel.
     unsafe fn multiply(&self, a: *const bf16, b: *const bf16, steps: usize, out: *mut f32, add: bool) {
-        const { assert!(COLUMNS == 32) };
+        // SAFETY: upheld by the caller.
+        unsafe { self.multiply_rows(LeftRows::packed(a, 32, 1024), b, steps, out, add) }
+    }
+    /// A step of B is 16 rows of 128 bytes: 2 tiles side by side. So is the block of sums: 2 x 2 tiles in rows of 128
+    /// bytes.
+    #[inline]
+    unsafe fn multiply_rows(&self, a: LeftRows<bf16>, b: *const bf16, steps: usize, out: *mut f32, add: bool) {
         // SAFETY: the panels hold `steps` steps of 2048 bytes and `out` 32 rows of 128 bytes; tiles are configured.
         unsafe {
-            asm!(
-                "test {add}, {add}",
-                "jz 4f",
-                "tileloadd tmm0, [{out} + {row_b}*1]",
-                "tileloadd tmm1, [{out} + {row_b}*1 + 64]",
-                "tileloadd tmm2, [{out} + {row_b}*1 + 2048]",
-                "tileloadd tmm3, [{out} + {row_b}*1 + 2112]",
-                "jmp 5f",
-                "4:",
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                "5:",
-                "test {steps}, {steps}",
-                "jz 3f",
-                "2:",
+            tiles!(a, b, steps, out, add, bf16:
                 "tileloadd tmm4, [{a} + {row_a}*1]",
                 "tileloadd tmm6, [{b} + {row_b}*1]",
                 "tileloadd tmm7, [{b} + {row_b}*1 + 64]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{a} + {row_a}*1 + 1024]",
+                "tileloadd tmm5, [{low} + {row_a}*1]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tdpbf16ps tmm3, tmm5, tmm7",
-                "add {a}, 2048",
-                "add {b}, 2048",
-                "dec {steps}",
-                "jnz 2b",
-                "3:",
-                "tilestored [{out} + {row_b}*1], tmm0",
-                "tilestored [{out} + {row_b}*1 + 64], tmm1",
-                "tilestored [{out} + {row_b}*1 + 2048], tmm2",
-                "tilestored [{out} + {row_b}*1 + 2112], tmm3",
-                a = inout(reg) a => _, b = inout(reg) b => _, steps = inout(reg) steps => _, out = in(reg) out,
-                row_a = in(reg) 64usize, row_b = in(reg) 128usize, add = in(reg) add as usize,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack),
+                "add {b}, 2048"
             );
+        }
+    }
+}
+
+/// f32 in three parts: 24 instructions for four blocks of products, with 14 loads. With operands read from L1 and L2,
+/// the tiles of Granite Rapids reach 2,400 GFLOP/s, and these products 1,300 to 1,450, a sixth of it as f32: 1.5 times
+/// what AVX-512 reaches in f32.
+impl Block<Part> for Tiles {
+    const ROWS: usize = 32;
+    /// 768 f32.
+    const STEPS: usize = 24;
+    const PACKED_A: usize = 1 << 20;
+    /// 18 KB of a panel of B in L1. 2, 4, 12 and all are as fast; 6 and 8 take 15 % longer.
+    const CHUNK: usize = 3;
+
+    unsafe fn multiply(&self, a: *const Part, b: *const Part, steps: usize, out: *mut f32, add: bool) {
+        // SAFETY: upheld by the caller.
+        unsafe { self.multiply_rows(LeftRows::packed(a, 32, 3072), b, steps, out, add) }
+    }
+    /// From the smallest products to the largest. Parts are 2048 bytes apart.
+    #[inline]
+    unsafe fn multiply_rows(&self, a: LeftRows<Part>, b: *const Part, steps: usize, out: *mut f32, add: bool) {
+        // SAFETY: the panels hold `steps` steps of 6144 bytes and `out` 32 rows of 128 bytes; tiles are configured.
+        unsafe {
+            match a.turned {
+                false => tiles!(a, b, steps, out, add, Part:
+                    // A's first part by B's third and second
+                    "tileloadd tmm4, [{a} + {row_a}*1]",
+                    "tileloadd tmm6, [{b} + {row_b}*1 + 4096]",
+                    "tileloadd tmm7, [{b} + {row_b}*1 + 4160]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tileloadd tmm5, [{low} + {row_a}*1]",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    "tileloadd tmm6, [{b} + {row_b}*1 + 2048]",
+                    "tileloadd tmm7, [{b} + {row_b}*1 + 2112]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    // the second by the second and first
+                    "tileloadd tmm4, [{a} + {row_a}*1 + 2048]",
+                    "tileloadd tmm5, [{low} + {row_a}*1 + 2048]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    "tileloadd tmm6, [{b} + {row_b}*1]",
+                    "tileloadd tmm7, [{b} + {row_b}*1 + 64]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    // the third by the first, and the first by the first
+                    "tileloadd tmm4, [{a} + {row_a}*1 + 4096]",
+                    "tileloadd tmm5, [{low} + {row_a}*1 + 4096]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    "tileloadd tmm4, [{a} + {row_a}*1]",
+                    "tileloadd tmm5, [{low} + {row_a}*1]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    "add {b}, 6144"
+                ),
+                true => tiles!(a, b, steps, out, add, Part:
+                    // A's third part by B's first
+                    "tileloadd tmm4, [{a} + {row_a}*1 + 4096]",
+                    "tileloadd tmm6, [{b} + {row_b}*1]",
+                    "tileloadd tmm7, [{b} + {row_b}*1 + 64]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tileloadd tmm5, [{low} + {row_a}*1 + 4096]",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    // the second by the first and second
+                    "tileloadd tmm4, [{a} + {row_a}*1 + 2048]",
+                    "tileloadd tmm5, [{low} + {row_a}*1 + 2048]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    "tileloadd tmm6, [{b} + {row_b}*1 + 2048]",
+                    "tileloadd tmm7, [{b} + {row_b}*1 + 2112]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    // the first by the second, third and first
+                    "tileloadd tmm4, [{a} + {row_a}*1]",
+                    "tileloadd tmm5, [{low} + {row_a}*1]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    "tileloadd tmm6, [{b} + {row_b}*1 + 4096]",
+                    "tileloadd tmm7, [{b} + {row_b}*1 + 4160]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    "tileloadd tmm6, [{b} + {row_b}*1]",
+                    "tileloadd tmm7, [{b} + {row_b}*1 + 64]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    "add {b}, 6144"
+                ),
+            }
         }
     }
 }

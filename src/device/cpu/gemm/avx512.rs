@@ -1,5 +1,5 @@
 //! The block products with AVX-512: `vdpbf16ps` adds two products to each of 16 sums, `vfmadd` one.
-use super::blocked::Block;
+use super::block::{Block, LeftRows};
 use super::pack::{COLUMNS, LANES};
 use half::bf16;
 use std::arch::x86_64::*;
@@ -33,35 +33,71 @@ macro_rules! block {
 
             #[target_feature(enable = "avx512f,avx512bf16")]
             unsafe fn multiply(&self, a: *const $element, b: *const $element, steps: usize, out: *mut f32, add: bool) {
-                let mut sums = [[_mm512_setzero_ps(); 2]; 12];
-                let (mut a, mut b) = (a.cast::<i32>(), b.cast::<__m512i>());
+                let row = 64 / size_of::<$element>();
+                let packed = LeftRows::packed(a, row, 12 * row);
                 // SAFETY: the panels hold `steps` steps and `out` a block, all aligned to 64 bytes.
-                unsafe {
-                    if add {
-                        for (row, sums) in sums.iter_mut().enumerate() {
-                            *sums = [0, 16].map(|half| _mm512_load_ps(out.add(row * COLUMNS + half)));
-                        }
-                    }
-                    for _ in 0..steps {
-                        for lane in 0..LANES {
-                            let right = [b.read(), b.add(1).read()];
-                            for (row, sums) in sums.iter_mut().enumerate() {
-                                let left = _mm512_set1_epi32(a.add(row * LANES + lane).read());
-                                sums[0] = $multiply_add(sums[0], left, right[0]);
-                                sums[1] = $multiply_add(sums[1], left, right[1]);
-                            }
-                            b = b.add(2);
-                        }
-                        a = a.add(12 * LANES);
-                    }
-                    for (row, sums) in sums.iter().enumerate() {
-                        _mm512_store_ps(out.add(row * COLUMNS), sums[0]);
-                        _mm512_store_ps(out.add(row * COLUMNS + 16), sums[1]);
-                    }
-                }
+                unsafe { sums(packed, b.cast(), steps, out, add, $multiply_add) }
+            }
+            #[target_feature(enable = "avx512f,avx512bf16")]
+            unsafe fn multiply_rows(
+                &self,
+                a: LeftRows<$element>,
+                b: *const $element,
+                steps: usize,
+                out: *mut f32,
+                add: bool,
+            ) {
+                // SAFETY: as above, but for A's alignment.
+                unsafe { sums(a, b.cast(), steps, out, add, $multiply_add) }
             }
         }
     };
+}
+
+/// Inlined into both, where a panel's distances are constants.
+#[inline(always)]
+unsafe fn sums<E>(
+    rows: LeftRows<E>,
+    mut b: *const __m512i,
+    steps: usize,
+    out: *mut f32,
+    add: bool,
+    multiply_add: impl Fn(__m512, __m512i, __m512i) -> __m512,
+) {
+    let [row, step] = [rows.row, rows.step].map(|x| x * size_of::<E>());
+    let (mut a, mut next) = (rows.at.cast::<i32>(), rows.next.cast::<i8>());
+    // SAFETY: upheld by the caller.
+    unsafe {
+        let mut sums = [[_mm512_setzero_ps(); 2]; 12];
+        if add {
+            for (row, sums) in sums.iter_mut().enumerate() {
+                *sums = [0, 16].map(|half| _mm512_load_ps(out.add(row * COLUMNS + half)));
+            }
+        }
+        for _ in 0..steps {
+            // Of each third row, so that three rows are one address, plus nothing, `row` and twice `row`.
+            let thirds = [0, 3, 6, 9].map(|r| a.byte_add(r * row));
+            for lane in 0..LANES {
+                let right = [b.read(), b.add(1).read()];
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let left = thirds[r / 3].byte_add(r % 3 * row).add(lane);
+                    let left = _mm512_set1_epi32(left.read_unaligned());
+                    sums[0] = multiply_add(sums[0], left, right[0]);
+                    sums[1] = multiply_add(sums[1], left, right[1]);
+                }
+                b = b.add(2);
+            }
+            a = a.byte_add(step);
+            for _ in 0..rows.lines {
+                _mm_prefetch::<_MM_HINT_T1>(next);
+                next = next.wrapping_add(64);
+            }
+        }
+        for (row, sums) in sums.iter().enumerate() {
+            _mm512_store_ps(out.add(row * COLUMNS), sums[0]);
+            _mm512_store_ps(out.add(row * COLUMNS + 16), sums[1]);
+        }
+    }
 }
 
 // Panels of A and B (bf16 24 and 64 KB, f32 48 and 128 KB) stream from L2 at 15 bytes per cycle; the packed rows of A,

@@ -1,31 +1,16 @@
 //! The loops around a block product (Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"):
 //! for one stretch of k at a time, columns of B are packed to stay in L3 and rows of A to stay in L2, and C is written
 //! once per stretch. Never multiplies itself.
+use super::block::{Block, LeftRows, stretches};
 use super::buffers::Buffers;
 use super::completion::Completion;
-use super::pack::{COLUMNS, LANES, Load, PackSource, pack_a, pack_b};
+use super::pack::{COLUMNS, Load, PackSource, Planes, pack_a, pack_b};
 use super::store::{Destination, Partial, Patch, StoreSums};
+use super::{strips, swapped};
 use crate::base::{DType, Elem};
 use crate::device::ops::GemmShape;
 use std::arch::x86_64::_mm_sfence;
 use std::marker::PhantomData;
-
-/// Multiplies one panel of A with one panel of B.
-pub(in crate::device::cpu) trait Block<E> {
-    /// Rows of a panel of A, and of a block of C.
-    const ROWS: usize;
-    /// Steps of k summed before C is written.
-    const STEPS: usize;
-    /// Bytes of A packed at a time, about half of L2.
-    const PACKED_A: usize;
-    /// Steps of a panel of B that stay in L1 while all panels of A pass.
-    const CHUNK: usize;
-    /// `out (ROWS, 32) = A B` over `steps` steps, in the layout of [`super::pack`]. Assigns, or adds.
-    ///
-    /// # Safety
-    /// The CPU has what the kernel needs; the panels hold `steps` steps; all pointers are 64-byte aligned.
-    unsafe fn multiply(&self, a: *const E, b: *const E, steps: usize, out: *mut f32, add: bool);
-}
 
 /// The loops around a block product without it, for benchmarks.
 pub(super) struct Skip<K>(pub PhantomData<K>);
@@ -36,9 +21,10 @@ impl<E, K: Block<E>> Block<E> for Skip<K> {
     const PACKED_A: usize = K::PACKED_A;
     const CHUNK: usize = K::CHUNK;
     unsafe fn multiply(&self, _: *const E, _: *const E, _: usize, _: *mut f32, _: bool) {}
+    unsafe fn multiply_rows(&self, _: LeftRows<E>, _: *const E, _: usize, _: *mut f32, _: bool) {}
 }
 
-/// Bytes of B packed at a time: a share of L3.
+/// Bytes of B packed at a time, for each part of an element: a share of L3.
 const PACKED_B: usize = 4 << 20;
 /// Bytes of C from which on it is stored past the caches: what reads it finds little of it there, and a store that
 /// misses reads the line first. Granite Rapids, one core: 26 GB/s instead of 10; the products of the 105.8 M model take
@@ -48,33 +34,69 @@ const PAST_CACHES: usize = 4 << 20;
 /// the most rows of A packed at a time.
 const BAND: usize = 1024;
 
+/// The most rows of A for which `swapped` and `strips` are used: more take as long to transpose as B takes to pack.
+pub(super) const NEAR_ROWS: usize = 256;
+
+/// Whether the rows of A are so few that B, read once, takes as long to pack as to multiply: `swapped` and `strips` are
+/// then faster. Not if sums over several stretches are added to C itself, in another order than theirs.
+fn few_rows<E: Load, C: Elem, K: Block<E::Packed>>(shape: &GemmShape) -> bool {
+    /// Bytes of packed rows of A, and of sums: they stay in L2 next to a part of B.
+    const NEAR: usize = 1 << 20;
+    let &GemmShape { m, n, k, tb, accumulate, .. } = shape;
+    let (steps, stretch) = stretches::<E, K>(k);
+    let packed = m.next_multiple_of(COLUMNS) * steps * E::PACKED_STEP * size_of::<E::Packed>();
+    let sums = if tb { 0 } else { m.next_multiple_of(COLUMNS) * n * size_of::<f32>() };
+    let adds = accumulate && stretch < steps && C::DTYPE == DType::F32;
+    m <= NEAR_ROWS && packed.max(sums) <= NEAR && !adds
+}
+
 /// With `lower`, the number of the first row of C in a square matrix, blocks above its diagonal are left as they are.
 ///
 /// # Safety
-/// AVX-512 F, BW, VL, BF16 and what `K` needs; the slices hold `shape.extents()`; m and n are not zero.
+/// AVX-512 F, BW, VL, BF16 and what `K` needs; the operands hold `shape.extents()`, and nobody else accesses what is
+/// written of C; m and n are not zero.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn product<E: Load + Elem, C: StoreSums + Elem, K: Block<E::Packed>>(
     kernel: &K,
     shape: &GemmShape,
     a: &[E],
     b: &[E],
-    c: &mut [C],
+    c: *mut C,
     (then, lower): (Completion<C>, Option<usize>),
     buffers: &mut Buffers,
 ) {
     let &GemmShape { m, n, k, ldc: ld, accumulate, .. } = shape;
+    let lines = c.addr().is_multiple_of(64) && (ld * size_of::<C>()).is_multiple_of(64);
+    let large = (m * n * size_of::<C>()).max(buffers.among) >= PAST_CACHES;
+    let past = large && lines && !accumulate && matches!(then, Completion::Nothing);
+    let few = lower.is_none() && few_rows::<E, C, K>(shape);
+    if few && (shape.tb && n >= K::ROWS || !shape.tb && !shape.ta) {
+        let target = Destination { c, ld, add: accumulate, past, then };
+        // SAFETY: upheld by the caller.
+        unsafe {
+            match shape.tb {
+                true => swapped::product(kernel, shape, a, b, &target, buffers),
+                false => strips::product(kernel, shape, a, b, &target, buffers),
+            }
+        }
+        if past {
+            _mm_sfence(); // orders such stores, as at the end
+        }
+        return;
+    }
     let a = PackSource { from: a.as_ptr(), ld: shape.lda, k, along_k: !shape.ta };
     let b = PackSource { from: b.as_ptr(), ld: shape.ldb, k, along_k: shape.tb };
-    let step = LANES * E::LANE;
-    // At least one, so that k = 0 assigns zeros.
-    let steps = k.div_ceil(step).max(1);
-    // Equal stretches of k instead of full ones and a short one.
-    let stretch = steps.div_ceil(steps.div_ceil(K::STEPS));
+    let step = E::PACKED_STEP;
+    let (steps, stretch) = stretches::<E, K>(k);
     let panel_b = stretch * step * COLUMNS;
     // Sums over several stretches stay in f32 until complete: in a band of C, or in C itself.
     let several = stretch < steps;
     let narrow = several && C::DTYPE != DType::F32;
-    let wide = (PACKED_B / size_of::<E::Packed>() / panel_b * COLUMNS).min(if narrow { BAND } else { usize::MAX });
+    let wide = (PACKED_B * E::Lanes::COUNT / size_of::<E::Packed>() / panel_b * COLUMNS).min(if narrow {
+        BAND
+    } else {
+        usize::MAX
+    });
     let wide = wide.min(n.next_multiple_of(COLUMNS));
     let high = if narrow { m.min(BAND) } else { m };
     // As many panels of A at a time as fit, and about as many each time.
@@ -86,11 +108,8 @@ pub(super) unsafe fn product<E: Load + Elem, C: StoreSums + Elem, K: Block<E::Pa
     let packed_a = buffers.a.take::<E::Packed>(tall * stretch * step).as_mut_ptr();
     let packed_b = buffers.b.take::<E::Packed>(wide / COLUMNS * panel_b).as_mut_ptr();
     let band = buffers.c.take::<f32>(if narrow { high * wide } else { 0 }).as_mut_ptr();
-    let c = c.as_mut_ptr();
     let add_first = accumulate && several && !narrow;
-    let lines = c.addr().is_multiple_of(64) && (ld * size_of::<C>()).is_multiple_of(64);
-    let past = lines && !accumulate && matches!(then, Completion::Nothing) && m * n * size_of::<C>() >= PAST_CACHES;
-    let mut target = Destination { c, ld, add: accumulate && !add_first, past, then };
+    let target = Destination { c, ld, add: accumulate && !add_first, past, then };
 
     for i0 in (0..m).step_by(high) {
         for j in (0..n).step_by(wide) {
@@ -109,7 +128,7 @@ pub(super) unsafe fn product<E: Load + Elem, C: StoreSums + Elem, K: Block<E::Pa
                         let place = Patch { row: i, column: j, rows: tall.min(i0 + high - i), columns };
                         pack_a(&a, i..i + place.rows, first..last, K::ROWS, packed_a);
                         let panels = Panels::<E> { a: packed_a, b: packed_b, steps: last - first, sums, lower };
-                        panels.multiply(kernel, place, &mut target, partial, first > 0 || add_first, last == steps);
+                        panels.multiply(kernel, place, &target, partial, first > 0 || add_first, last == steps);
                     }
                 }
             }
@@ -137,12 +156,12 @@ impl<E: Load> Panels<E> {
         &self,
         kernel: &K,
         all: Patch,
-        target: &mut Destination<C>,
+        target: &Destination<C>,
         partial: Partial,
         add: bool,
         last: bool,
     ) {
-        let step = LANES * E::LANE;
+        let step = E::PACKED_STEP;
         for j in (0..all.columns).step_by(COLUMNS) {
             for chunk in (0..self.steps).step_by(K::CHUNK) {
                 let end = self.steps.min(chunk + K::CHUNK);

@@ -11,6 +11,8 @@ pub(super) struct Buffers {
     pub b: CacheLines,
     pub c: CacheLines,
     pub sums: CacheLines,
+    /// Bytes of all results of the batch that the next product belongs to.
+    pub among: usize,
 }
 
 /// Memory in whole cache lines, so that no vector or tile row straddles two.

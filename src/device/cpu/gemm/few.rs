@@ -36,7 +36,7 @@ pub(super) unsafe fn product<E: StoreSums, C: StoreSums>(
     buffers: &mut Buffers,
 ) {
     let &GemmShape { m, n, k, lda, tb, ldb, ldc, accumulate, .. } = shape;
-    let mut target = Destination { c, ld: ldc, add: accumulate, past: false, then: Completion::Nothing };
+    let target = Destination { c, ld: ldc, add: accumulate, past: false, then: Completion::Nothing };
     // SAFETY: upheld by the caller; each block is within C.
     unsafe {
         let x = widen(a, [m, k, lda], &mut buffers.a);

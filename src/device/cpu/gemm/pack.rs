@@ -7,7 +7,8 @@
 //! - of A: `[row][lane]`, a row's 16 lanes on one cache line (a row of an AMX tile, or 16 broadcasts);
 //! - of B: `[lane][column]`, a lane of 32 columns on two cache lines (rows of two AMX tiles, or two vectors).
 //!
-//! Positions past the edge of the matrix are zero in the panel.
+//! Positions past the edge of the matrix are zero in the panel. An element that is packed as several *parts* has that
+//! many planes in each step, each laid out like this.
 use crate::base::Elem;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -18,16 +19,55 @@ pub(super) const COLUMNS: usize = 32;
 /// Lanes in a step.
 pub(super) const LANES: usize = 16;
 
+/// Vectors of lanes, one for each part of an element.
+pub(in crate::device::cpu) trait Planes: Copy {
+    const COUNT: usize;
+    fn zero() -> Self;
+    fn part(self, part: usize) -> __m512i;
+}
+impl Planes for __m512i {
+    const COUNT: usize = 1;
+    #[inline(always)]
+    fn zero() -> __m512i {
+        // SAFETY: any bits are a vector.
+        unsafe { std::mem::zeroed() }
+    }
+    #[inline(always)]
+    fn part(self, _: usize) -> __m512i {
+        self
+    }
+}
+impl Planes for [__m512i; 3] {
+    const COUNT: usize = 3;
+    #[inline(always)]
+    fn zero() -> [__m512i; 3] {
+        [__m512i::zero(); 3]
+    }
+    #[inline(always)]
+    fn part(self, part: usize) -> __m512i {
+        self[part]
+    }
+}
+
 /// An element type of A and B.
 pub(in crate::device::cpu) trait Load: Copy {
     /// Their element type in the panels.
     type Packed: Elem;
     /// Elements per lane.
     const LANE: usize;
+    /// 16 lanes of each part.
+    type Lanes: Planes;
+    /// Elements of a step along k, as stored and as packed.
+    const STEP: usize = LANES * Self::LANE;
+    const PACKED_STEP: usize = Self::STEP * Self::Lanes::COUNT;
     /// 16 lanes from one run of `valid` elements (at most 16 * LANE); the rest is zero.
-    unsafe fn along(from: *const Self, valid: usize) -> __m512i;
+    unsafe fn along(from: *const Self, valid: usize) -> Self::Lanes;
     /// One lane for each of `columns` (at most 16) adjacent elements, built from `depth` (at most LANE) rows.
-    unsafe fn across(from: *const Self, ld: usize, depth: usize, columns: usize) -> __m512i;
+    unsafe fn across(from: *const Self, ld: usize, depth: usize, columns: usize) -> Self::Lanes;
+    /// Whether the vectors of `strip` hold the even columns and the odd ones, rather than the first and the last.
+    const SPLIT: bool;
+    /// One lane for each of `columns` (at most 32) adjacent elements, built from `depth` (at least 1) rows.
+    unsafe fn strip(from: *const Self, ld: usize, depth: usize, columns: usize) -> [Self::Lanes; 2];
 }
 
 #[inline]
@@ -38,6 +78,7 @@ pub(super) fn first16(n: usize) -> __mmask16 {
 impl Load for f32 {
     type Packed = f32;
     const LANE: usize = 1;
+    type Lanes = __m512i;
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn along(from: *const f32, valid: usize) -> __m512i {
@@ -50,10 +91,18 @@ impl Load for f32 {
         // SAFETY: as above.
         unsafe { _mm512_maskz_loadu_epi32(if depth > 0 { first16(columns) } else { 0 }, from.cast()) }
     }
+    const SPLIT: bool = false;
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn strip(from: *const f32, _: usize, _: usize, columns: usize) -> [__m512i; 2] {
+        // SAFETY: as above.
+        unsafe { [f32::along(from, columns), f32::along(from.wrapping_add(16), columns.saturating_sub(16))] }
+    }
 }
 impl Load for f16 {
     type Packed = f32;
     const LANE: usize = 1;
+    type Lanes = __m512i;
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn along(from: *const f16, valid: usize) -> __m512i {
@@ -67,10 +116,18 @@ impl Load for f16 {
         // SAFETY: as above.
         unsafe { f16::along(from, if depth > 0 { columns } else { 0 }) }
     }
+    const SPLIT: bool = false;
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn strip(from: *const f16, _: usize, _: usize, columns: usize) -> [__m512i; 2] {
+        // SAFETY: as above.
+        unsafe { [f16::along(from, columns), f16::along(from.wrapping_add(16), columns.saturating_sub(16))] }
+    }
 }
 impl Load for bf16 {
     type Packed = bf16;
     const LANE: usize = 2;
+    type Lanes = __m512i;
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn along(from: *const bf16, valid: usize) -> __m512i {
@@ -92,6 +149,24 @@ impl Load for bf16 {
         let odd = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(odd));
         _mm512_or_si512(_mm512_cvtepu16_epi32(even), odd)
     }
+    /// Four instructions for two lines, of which no two need the same unit; the order of columns takes twice as many.
+    const SPLIT: bool = true;
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn strip(from: *const bf16, ld: usize, depth: usize, columns: usize) -> [__m512i; 2] {
+        const LOW: i32 = 0xffff;
+        /// Bits of the second where the first is set, else of the third.
+        const CHOOSE: i32 = 0xca;
+        let low = _mm512_set1_epi32(LOW);
+        // SAFETY: as above.
+        let [first, second] = unsafe {
+            [bf16::along(from, columns), bf16::along(from.wrapping_add(ld), if depth > 1 { columns } else { 0 })]
+        };
+        [
+            _mm512_ternarylogic_epi32::<CHOOSE>(low, first, _mm512_slli_epi32::<16>(second)),
+            _mm512_ternarylogic_epi32::<CHOOSE>(low, _mm512_srli_epi32::<16>(first), second),
+        ]
+    }
 }
 
 /// A matrix operand: rows of A, or columns of B, by `k`.
@@ -108,9 +183,9 @@ pub(super) struct PackSource<E> {
 /// Packs rows of A over some steps into panels of `height` rows.
 ///
 /// # Safety
-/// AVX-512 F, BW and VL; the rows and the first element of each step are within the readable operand; `out` is 64-byte
-/// aligned and holds `height` lines per step and panel.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+/// AVX-512 F, BW, VL and BF16; the rows and the first element of each step are within the readable operand; `out` is
+/// 64-byte aligned and holds `height` lines per step, part and panel.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn pack_a<E: Load>(
     x: &PackSource<E>,
     rows: Range<usize>,
@@ -120,18 +195,20 @@ pub(super) unsafe fn pack_a<E: Load>(
 ) {
     let out = out.cast::<__m512i>();
     let panels = rows.len().div_ceil(height);
-    let line = |panel: usize, s: usize| (panel * steps.len() + s) * height;
+    let line = |panel: usize, s: usize, part: usize| ((panel * steps.len() + s) * E::Lanes::COUNT + part) * height;
     // SAFETY: lines are within `out`; anything past the operand is masked.
     unsafe {
         if x.along_k {
             // A copy, row by row, with a prefetch a few rows ahead.
             for i in 0..panels * height {
                 for s in 0..steps.len() {
-                    let k = (steps.start + s) * LANES * E::LANE;
+                    let k = (steps.start + s) * E::STEP;
                     let at = |row: usize| x.from.wrapping_add((rows.start + row) * x.ld + k);
                     _mm_prefetch::<_MM_HINT_T0>(at(i + 4).cast());
                     let lanes = E::along(at(i), if i < rows.len() { x.k - k } else { 0 });
-                    out.add(line(i / height, s) + i % height).write(lanes);
+                    for part in 0..E::Lanes::COUNT {
+                        out.add(line(i / height, s, part) + i % height).write(lanes.part(part));
+                    }
                 }
             }
         } else {
@@ -139,9 +216,11 @@ pub(super) unsafe fn pack_a<E: Load>(
             for s in 0..steps.len() {
                 for group in (0..panels * height).step_by(16) {
                     let first = rows.start + group;
-                    let tile = transposed(across(x, first, rows.end.saturating_sub(first).min(16), steps.start + s));
-                    for (row, lanes) in (group..panels * height).zip(tile) {
-                        out.add(line(row / height, s) + row % height).write(lanes);
+                    let tile = across(x, first, rows.end.saturating_sub(first).min(16), steps.start + s);
+                    for part in 0..E::Lanes::COUNT {
+                        for (row, lanes) in (group..panels * height).zip(transposed(tile.map(|x| x.part(part)))) {
+                            out.add(line(row / height, s, part) + row % height).write(lanes);
+                        }
                     }
                 }
             }
@@ -152,8 +231,8 @@ pub(super) unsafe fn pack_a<E: Load>(
 /// Packs columns of B over some steps into panels of [`COLUMNS`].
 ///
 /// # Safety
-/// As for [`pack_a`], with 32 lines per step and panel.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+/// As for [`pack_a`], with 32 lines per step, part and panel.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn pack_b<E: Load>(
     x: &PackSource<E>,
     columns: Range<usize>,
@@ -169,9 +248,14 @@ pub(super) unsafe fn pack_b<E: Load>(
             // SAFETY: lines are within `out`; anything past the operand is masked.
             unsafe {
                 let at = steps.start + s;
-                let tile = if x.along_k { transposed(along(x, first, count, at)) } else { across(x, first, count, at) };
-                let out = out.cast::<__m512i>().add((panel * steps.len() + s) * COLUMNS + half);
-                tile.iter().enumerate().for_each(|(lane, x)| out.add(2 * lane).write(*x));
+                let tile = if x.along_k { along(x, first, count, at) } else { across(x, first, count, at) };
+                for part in 0..E::Lanes::COUNT {
+                    let tile = tile.map(|x| x.part(part));
+                    let tile = if x.along_k { transposed(tile) } else { tile };
+                    let line = ((panel * steps.len() + s) * E::Lanes::COUNT + part) * COLUMNS + half;
+                    let out = out.cast::<__m512i>().add(line);
+                    tile.iter().enumerate().for_each(|(lane, x)| out.add(2 * lane).write(*x));
+                }
             }
         }
     };
@@ -183,13 +267,43 @@ pub(super) unsafe fn pack_b<E: Load>(
     }
 }
 
+/// Packs one panel of a B whose rows run along its columns, in the order of [`Load::SPLIT`]. Prefetches nothing.
+///
+/// # Safety
+/// As for [`pack_b`]; `columns` has at most [`COLUMNS`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn pack_strip<E: Load>(
+    x: &PackSource<E>,
+    columns: Range<usize>,
+    steps: Range<usize>,
+    out: *mut E::Packed,
+) {
+    let out = out.cast::<__m512i>();
+    for (i, lane) in (steps.start * LANES..steps.end * LANES).enumerate() {
+        let k = lane * E::LANE;
+        let from = x.from.wrapping_add(k * x.ld + columns.start);
+        // SAFETY: upheld by the caller; anything past the operand is masked.
+        unsafe {
+            let pair = match k < x.k {
+                true => E::strip(from, x.ld, x.k - k, columns.len()),
+                false => [E::Lanes::zero(); 2],
+            };
+            for part in 0..E::Lanes::COUNT {
+                let at = (i / LANES * E::Lanes::COUNT + part) * COLUMNS + i % LANES * 2;
+                out.add(at).write(pair[0].part(part));
+                out.add(at + 1).write(pair[1].part(part));
+            }
+        }
+    }
+}
+
 /// Packs 16 columns by 16 lanes of step `s`, of which `count` columns exist. Prefetches the same lanes of the next
 /// panel: hardware prefetchers cannot follow many short rows.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn along<E: Load>(x: &PackSource<E>, first: usize, count: usize, s: usize) -> [__m512i; 16] {
-    let k = s * LANES * E::LANE;
-    let mut tile = [_mm512_setzero_si512(); 16];
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn along<E: Load>(x: &PackSource<E>, first: usize, count: usize, s: usize) -> [E::Lanes; 16] {
+    let k = s * E::STEP;
+    let mut tile = [E::Lanes::zero(); 16];
     for (i, row) in tile.iter_mut().enumerate() {
         let at = x.from.wrapping_add((first + i) * x.ld + k);
         // SAFETY: upheld by the caller; a prefetch cannot fault.
@@ -203,16 +317,16 @@ unsafe fn along<E: Load>(x: &PackSource<E>, first: usize, count: usize, s: usize
 
 /// Packs 16 lanes of step `s` by 16 rows (columns), of which `count` exist. Prefetches the same rows of the next step.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn across<E: Load>(x: &PackSource<E>, first: usize, count: usize, s: usize) -> [__m512i; 16] {
-    let mut tile = [_mm512_setzero_si512(); 16];
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn across<E: Load>(x: &PackSource<E>, first: usize, count: usize, s: usize) -> [E::Lanes; 16] {
+    let mut tile = [E::Lanes::zero(); 16];
     for (i, lanes) in tile.iter_mut().enumerate() {
         let k = (s * LANES + i) * E::LANE;
         let at = |k: usize| x.from.wrapping_add(k * x.ld + first);
         // SAFETY: upheld by the caller; a prefetch cannot fault.
         unsafe {
             for row in 0..E::LANE {
-                _mm_prefetch::<_MM_HINT_T0>(at(k + LANES * E::LANE + row).cast());
+                _mm_prefetch::<_MM_HINT_T0>(at(k + E::STEP + row).cast());
             }
             *lanes = E::across(at(k), x.ld, x.k.saturating_sub(k), count);
         }

@@ -3,7 +3,7 @@
 #[cfg(target_arch = "x86_64")]
 use super::pack::{self, Load, PackSource};
 #[cfg(target_arch = "x86_64")]
-use super::{avx512::Dot, blocked::Block};
+use super::{avx512::Dot, block::Block};
 use crate::base::Elem;
 use crate::base::dtype::Float;
 use crate::device::cpu::simd::{LANES, Level};

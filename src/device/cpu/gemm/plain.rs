@@ -1,4 +1,8 @@
 //! Products through the `gemm` crate: f32 directly, bf16 and f16 converted to f32 in blocks. Runs on any CPU.
+//!
+//! The crate sums in another order where a product is small: in both dimensions up to 64, with up to 256 results, or
+//! with one row. Such products are computed as part of one with more rows, so a row's result never depends on how many
+//! there are.
 use super::buffers::{Buffers, CacheLines};
 #[cfg(target_arch = "x86_64")]
 use super::store::StoreSums;
@@ -11,8 +15,20 @@ use crate::device::ops::GemmShape;
 pub(super) trait Output: Float + StoreSums {}
 impl<T: Float + StoreSums> Output for T {}
 
+/// From this many rows of `n` results on, the order of sums does not depend on their number (`gemm` 0.19).
+fn least_rows(n: usize) -> usize {
+    if n <= 64 { 65.max(256 / n.max(1) + 1) } else { 4 }
+}
+
 /// The slices must hold `shape.extents()`.
-pub(super) fn f32_product(shape: &GemmShape, a: &[f32], b: &[f32], c: &mut [f32]) {
+pub(super) fn f32_product(shape: &GemmShape, a: &[f32], b: &[f32], c: &mut [f32], buffers: &mut Buffers) {
+    if shape.m < least_rows(shape.n) && !shape.ta {
+        return narrow_product(shape, a, b, c, buffers);
+    }
+    through_crate(shape, a, b, c);
+}
+
+fn through_crate(shape: &GemmShape, a: &[f32], b: &[f32], c: &mut [f32]) {
     let [need_a, need_b, need_c] = shape.extents();
     assert!(a.len() >= need_a && b.len() >= need_b && c.len() >= need_c, "extents were checked");
     let strides = |transposed: bool, ld: usize| if transposed { (1, ld as isize) } else { (ld as isize, 1) };
@@ -56,34 +72,44 @@ pub(super) fn narrow_product<E: Float, C: Float>(
     let &GemmShape { m, n, k, ta, tb, .. } = shape;
     for j in (0..n).step_by(BLOCK) {
         let columns = BLOCK.min(n - j);
-        let b = widen(b, shape.ldb, if tb { (j, 0, columns, k) } else { (0, j, k, columns) }, &mut buffers.b);
+        let of_b = if tb { (j, 0, columns, k) } else { (0, j, k, columns) };
+        let b = widen(b, shape.ldb, of_b, columns * k, &mut buffers.b);
         for i in (0..m).step_by(BLOCK) {
             let rows = BLOCK.min(m - i);
-            let a = widen(a, shape.lda, if ta { (0, i, k, rows) } else { (i, 0, rows, k) }, &mut buffers.a);
-            let block = buffers.c.take::<f32>(rows * columns);
-            let dense = GemmShape { m: rows, n: columns, k, ta, tb, ..GemmShape::nn(0, 0, 0) };
-            let (lda, ldb) = (if ta { rows } else { k }, if tb { k } else { columns });
-            f32_product(&dense.lda(lda).ldb(ldb).ldc(columns), a, b, block);
-            for (row, from) in block.chunks_exact(columns).enumerate() {
-                let to = &mut c[(i + row) * shape.ldc + j..][..columns];
-                for (c, x) in to.iter_mut().zip(from) {
-                    *c = C::from_f32(if shape.accumulate { c.to_f32() + x } else { *x });
+            let padded = if ta { rows } else { rows.max(least_rows(columns)) };
+            let of_a = if ta { (0, i, k, rows) } else { (i, 0, rows, k) };
+            let a = widen(a, shape.lda, of_a, padded * k, &mut buffers.a);
+            let block = buffers.c.take::<f32>(padded * columns);
+            let rows_of_c = |row: usize| (i + row) * shape.ldc + j..(i + row) * shape.ldc + j + columns;
+            for (row, sums) in block.chunks_exact_mut(columns).enumerate() {
+                match shape.accumulate && row < rows {
+                    true => sums.iter_mut().zip(&c[rows_of_c(row)]).for_each(|(sum, c)| *sum = c.to_f32()),
+                    false => sums.fill(0.0),
                 }
+            }
+            let dense =
+                GemmShape { m: padded, n: columns, k, ta, tb, accumulate: shape.accumulate, ..GemmShape::nn(0, 0, 0) };
+            let (lda, ldb) = (if ta { rows } else { k }, if tb { k } else { columns });
+            through_crate(&dense.lda(lda).ldb(ldb).ldc(columns), a, b, block);
+            for (row, sums) in block.chunks_exact(columns).enumerate().take(rows) {
+                c[rows_of_c(row)].iter_mut().zip(sums).for_each(|(c, sum)| *c = C::from_f32(*sum));
             }
         }
     }
 }
 
-/// Converts the block `(row, column, rows, columns)` of a matrix to dense f32.
+/// Converts the block `(row, column, rows, columns)` of a matrix to dense f32, followed by zeros: `len` elements.
 fn widen<'a, E: Float>(
     x: &[E],
     ld: usize,
     (row, column, rows, columns): (usize, usize, usize, usize),
+    len: usize,
     out: &'a mut CacheLines,
 ) -> &'a [f32] {
-    let out = out.take::<f32>(rows * columns);
+    let out = out.take::<f32>(len);
+    out[rows * columns..].fill(0.0);
     if columns > 0 {
-        for (r, to) in out.chunks_exact_mut(columns).enumerate() {
+        for (r, to) in out.chunks_exact_mut(columns).enumerate().take(rows) {
             let from = &x[(row + r) * ld + column..][..columns];
             to.iter_mut().zip(from).for_each(|(y, x)| *y = x.to_f32());
         }

@@ -200,7 +200,7 @@ impl<C: StoreSums> Destination<'_, C> {
         }
         place.prefetch(self.c, self.ld);
         match &self.then {
-            Completion::Gelu { z, .. } => place.prefetch(z.as_ptr(), self.ld),
+            Completion::Gelu { z, .. } => place.prefetch(*z, self.ld),
             Completion::GeluBackward { z } | Completion::Sum { residual: Some(z), .. } => {
                 place.prefetch(z.as_ptr(), self.ld)
             }
@@ -212,7 +212,7 @@ impl<C: StoreSums> Destination<'_, C> {
     /// # Safety
     /// As for [`Partial::keep`]; C and what is fused hold the place.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    pub unsafe fn finish(&mut self, sums: *mut f32, place: Patch, earlier: Option<Partial>) {
+    pub unsafe fn finish(&self, sums: *mut f32, place: Patch, earlier: Option<Partial>) {
         let (c, ld) = (self.c, self.ld);
         let at = |i: usize, j: usize| (place.row + i) * ld + place.column + j;
         // SAFETY: upheld by the caller; each closure runs for vectors within the place.
@@ -221,7 +221,7 @@ impl<C: StoreSums> Destination<'_, C> {
                 let from = |i, j| at.wrapping_add((place.row + i) * ld + place.column + j);
                 place.change(sums, |i, j, mask, x| _mm512_add_ps(x, f32::load(from(i, j), mask)));
             }
-            match &mut self.then {
+            match &self.then {
                 Completion::Nothing if self.add => {
                     place.write(sums, c, ld, |i, j, mask, x| _mm512_add_ps(x, C::load(c.add(at(i, j)), mask)));
                 }
@@ -247,7 +247,7 @@ impl<C: StoreSums> Destination<'_, C> {
                     if let Some(bias) = bias.map(<[C]>::as_ptr) {
                         place.change(sums, |_, j, mask, x| _mm512_add_ps(x, C::load(bias.add(place.column + j), mask)));
                     }
-                    place.write(sums, z.as_mut_ptr(), ld, |_, _, _, x| x);
+                    place.write(sums, *z, ld, |_, _, _, x| x);
                     // Of what backward reads, which then recomputes the same.
                     place.change(sums, |_, _, _, x| C::rounded(x));
                     let lanes = std::slice::from_raw_parts_mut(sums, place.rows * COLUMNS);

@@ -45,27 +45,26 @@ impl Under {
             Under::Model(_) => "AMX model".into(),
         }
     }
-    /// The model's tiles hold bf16.
+    /// The model's tiles hold bf16, and parts of f32.
     fn takes(&self, dtype: DType) -> bool {
-        matches!(self, Under::Test(_)) || dtype == DType::Bf16
+        matches!(self, Under::Test(_)) || dtype != DType::F16
     }
     fn gemm<C: plain::Output + Elem>(&mut self, shape: &GemmShape, a: View, b: View, c: ViewMut) {
         match self {
             Under::Test(scratch) => gemm(scratch, Gemm { shape: *shape, a, b, c }).unwrap(),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Under::Model(buffers) => {
-                let (a, b) = (a.host::<bf16>("test").unwrap(), b.host("test").unwrap());
+                let (then, c) = ((Completion::Nothing, None), written::<C>(c).unwrap());
                 // SAFETY: constructed only with AVX-512; the operands hold the extents.
-                unsafe {
-                    blocked::product(
-                        &model::Tiles,
-                        shape,
-                        a,
-                        b,
-                        c.host::<C>("test").unwrap(),
-                        (Completion::Nothing, None),
-                        buffers,
-                    )
+                match a.dtype() {
+                    DType::F32 => unsafe {
+                        let [a, b] = [a, b].map(|x| bytemuck::cast_slice(x.host::<f32>("test").unwrap()));
+                        blocked::product::<split::SplitF32, C, _>(&model::Tiles, shape, a, b, c, then, buffers)
+                    },
+                    _ => unsafe {
+                        let [a, b] = [a, b].map(|x| x.host::<bf16>("test").unwrap());
+                        blocked::product(&model::Tiles, shape, a, b, c, then, buffers)
+                    },
                 }
             }
         }
@@ -190,7 +189,7 @@ fn products<T: Float, C: plain::Output + Elem>() {
     }
 }
 
-/// Threads divide products of few rows by columns, and others by rows, where none may be left with few.
+/// Threads divide products with more columns than rows by columns, and others by rows, where none may be left with few.
 #[test]
 fn any_number_of_threads_gives_the_bits_of_one() {
     divided::<f32>();
@@ -205,8 +204,9 @@ fn divided<T: Float>() {
     for kernel in GemmKernel::ALL.into_iter().filter(|k| k.available()) {
         let device = || CpuDevice::with_kernel(Meter::default(), kernel).unwrap();
         let [one, several] = [device(), device().with_threads(3).unwrap().with_grain(1)];
-        for m in [1, 2, 3, 7, 8, 9, 13, 20, 28, 44, 68] {
-            for shape in forms([m, 150, 70], 3) {
+        let sizes = [0, 1, 2, 3, 7, 8, 9, 13, 20, 28, 44, 68, 200].map(|m| [m, 150, 70]);
+        for size in sizes.into_iter().chain([[40, 150, 2100], [300, 310, 70]]) {
+            for shape in forms(size, 3) {
                 let [a, b, c] = shape.extents();
                 let (a, b) = (of(1, a), of(2, b));
                 let product = |dev: &CpuDevice| {
@@ -216,12 +216,29 @@ fn divided<T: Float>() {
                 };
                 assert_eq!(product(&one), product(&several), "{} {} {shape:?}", kernel.name(), T::DTYPE);
             }
+            for (shape, then) in forms(size, 0).flat_map(|shape| [(shape, 0), (shape, 1), (shape, 2)]) {
+                let [a, b, c] = shape.extents();
+                let (a, b, bias, given) = (of(1, a), of(2, b), of(4, shape.n), of(5, c));
+                let fused = |dev: &CpuDevice| {
+                    let (mut out, mut z) = (of(3, c), of(6, c));
+                    let bias = Some(bias.view());
+                    let then = match then {
+                        0 => Epilogue::Sum { bias, residual: Some(given.view()) },
+                        1 => Epilogue::Gelu { bias, z: z.view_mut() },
+                        _ => Epilogue::GeluBackward { z: given.view(), product: z.view_mut() },
+                    };
+                    let op = GemmThen { shape, a: a.view(), b: b.view(), c: out.view_mut(), then };
+                    dev.gemm_then(op).unwrap();
+                    let bits = |of: &Buf| values::<T>(of).iter().map(|x| x.to_f32().to_bits()).collect::<Vec<_>>();
+                    (bits(&out), bits(&z))
+                };
+                let same = fused(&one) == fused(&several);
+                assert!(same, "{} {} {shape:?}, epilogue {then}", kernel.name(), T::DTYPE);
+            }
         }
     }
 }
 
-/// What is fused gives the bits of f32 code on the product's f32 sums, rounded where something is stored: across edges
-/// of blocks, bands and stretches of k.
 /// C is stored past the caches only where it starts on a line and is large: with the same bits as elsewhere, for every
 /// column of the last block, and where sums over several stretches of k come first.
 #[test]
@@ -255,6 +272,8 @@ fn stores_past_the_caches_change_no_bit() {
     bits::<f16, f16>(&mut all);
 }
 
+/// What is fused gives the bits of f32 code on the product's f32 sums, rounded where something is stored: across edges
+/// of blocks, bands and stretches of k.
 #[test]
 fn fused_epilogues_round_once() {
     fused::<f32>();
@@ -280,7 +299,10 @@ fn fused<T: Float>() {
             let sum = |i: usize| values::<f32>(&sums)[i];
             let mut check = |then: Epilogue, want: &dyn Fn(usize) -> f32| {
                 let mut c = buf(vec![T::from_f32(f32::NAN); m * n]);
-                gemm_then(&mut scratch, GemmThen { shape, a: a.view(), b: b.view(), c: c.view_mut(), then }).unwrap();
+                let op = GemmThen { shape, a: a.view(), b: b.view(), c: c.view_mut(), then };
+                op.check().unwrap();
+                // SAFETY: checked.
+                unsafe { gemm_then(&mut scratch, op) }.unwrap();
                 let wrong = (0..m * n).find(|&i| float(&c, i) != T::from_f32(want(i)).to_f32());
                 assert!(wrong.is_none(), "{} {} {shape:?}: element {wrong:?}", kernel.name(), T::DTYPE);
             };
@@ -321,6 +343,77 @@ fn nothing_to_sum_assigns_zero_or_adds_nothing() {
         let (a, b, mut c) = (buf(vec![1f32; 6]), buf(vec![1f32; 6]), buf::<f32>(vec![]));
         gemm(&mut GemmScratch::new(), Gemm { shape, a: a.view(), b: b.view(), c: c.view_mut() }).unwrap();
     }
+    let several = CpuDevice::new(Meter::default()).with_threads(3).unwrap().with_grain(1);
+    for shape in [GemmShape::nn(0, 150, 70), GemmShape::nt(0, 150, 70)] {
+        let (a, b, mut c) = (buf::<f32>(vec![]), buf(vec![1f32; 150 * 70]), buf::<f32>(vec![]));
+        several.gemm(Gemm { shape, a: a.view(), b: b.view(), c: c.view_mut() }).unwrap();
+    }
+}
+
+/// Few rows of A are multiplied without packing B, or strip by strip: with the same bits as among many rows, at every
+/// edge and over several stretches of k.
+#[test]
+fn few_rows_have_the_bits_of_many() {
+    fn bits<T: Float, C: plain::Output + Elem>(all: &mut [Under]) {
+        const MANY: usize = 300;
+        let sizes = [([64, 128], 0), ([97, 70], 3), ([70, 3232], 0), ([45, 2100], 1), ([31, 65], 0)];
+        for (([n, k], gap), form) in sizes.into_iter().flat_map(|size| [(size, true), (size, false)]) {
+            let many = if form { GemmShape::nt(MANY, n, k) } else { GemmShape::nn(MANY, n, k) };
+            let many = GemmShape { lda: many.lda + gap, ldb: many.ldb + gap, ldc: n + gap, ..many };
+            let [la, lb, lc] = many.extents();
+            let of = |seed, len: usize| {
+                let rng = Rng::new(seed, 2);
+                buf((0..len).map(|i| T::from_f32(rng.normal(i as u64))).collect::<Vec<T>>())
+            };
+            let (a, b) = (of(1, la), of(2, lb));
+            for (u, accumulate) in (0..2 * all.len()).map(|i| (i / 2, i % 2 == 1)) {
+                let under = &mut all[u];
+                let name = (under.name(), C::DTYPE);
+                let mut product = |first: usize, m: usize| {
+                    let shape = GemmShape { m, accumulate, ..many };
+                    let mut c = buf(vec![C::from_f32(0.75); lc]);
+                    let at = first * shape.lda..first * shape.lda + shape.extents()[0];
+                    under.gemm::<C>(&shape, a.view().slice(at), b.view(), c.view_mut());
+                    let c = values::<C>(&c);
+                    (0..m * n).map(|i| c[i / n * shape.ldc + i % n].to_f32().to_bits()).collect::<Vec<_>>()
+                };
+                let whole = product(0, MANY);
+                // Other kernels have loops of their own for up to 8 rows.
+                let few = if name.0 == GemmKernel::Plain.name() { 3 } else { 10 };
+                for (first, m) in [(7, few), (0, 9), (11, 16), (20, 33), (40, 64), (100, 131), (1, 256)] {
+                    let (part, of) = (product(first, m), first * n..(first + m) * n);
+                    assert!(part == whole[of], "{name:?} {m}x{n}x{k}, transposed {form}, accumulate {accumulate}");
+                }
+            }
+        }
+    }
+    let mut all = under_test();
+    bits::<f32, f32>(&mut all);
+    bits::<bf16, f32>(&mut all);
+    bits::<bf16, bf16>(&mut all);
+    all.retain(|under| matches!(under, Under::Test(_))); // the model of AMX has no f16
+    bits::<f16, f16>(&mut all);
+}
+
+/// Where f32 is multiplied in parts, these are the whole number, from 2^-103 on; smaller ones lose their last bits.
+/// What is not finite does not become finite.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn f32_is_the_sum_of_its_parts() {
+    let product = |a: Vec<f32>, b: f32| -> Vec<f32> {
+        let (m, mut scratch) = (a.len(), GemmScratch::new());
+        let (a, b, mut c) = (buf(a), buf(vec![b; 16]), buf(vec![0f32; m * 16]));
+        gemm(&mut scratch, Gemm { shape: GemmShape::nt(m, 16, 1), a: a.view(), b: b.view(), c: c.view_mut() }).unwrap();
+        values::<f32>(&c).iter().step_by(16).copied().collect()
+    };
+    let rng = Rng::new(5, 6);
+    let random =
+        |i: usize| f32::from_bits((rng.normal(i as u64).to_bits() & 0x807f_ffff) | ((24 + i as u32 % 230) << 23));
+    let mut numbers: Vec<f32> = (0..4000).map(random).collect();
+    numbers.extend([0.0, 1.0, -1.5, 16_777_215.0, f32::from_bits(0x7f7e_ffff), 1.0 + f32::EPSILON, 257.0, 65_537.0]);
+    assert_eq!(product(numbers.clone(), 1.0), numbers);
+    let none: Vec<f32> = [f32::NAN, f32::INFINITY, -f32::INFINITY].repeat(5);
+    assert!(product(none, 2.0).iter().all(|x| !x.is_finite()));
 }
 
 #[test]
@@ -359,7 +452,7 @@ fn scratch_stops_growing() {
 /// AMX emulated on any CPU with AVX-512: the instructions that `amx.rs` issues, at the addresses that it uses.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod model {
-    use super::super::blocked::Block;
+    use super::super::block::{Block, LeftRows};
     use super::*;
 
     type Tile = [[u32; 16]; 16];
@@ -373,6 +466,49 @@ mod model {
         // SAFETY: upheld by the caller: 16 rows of 64 bytes.
         tile.iter().enumerate().for_each(|(i, x)| unsafe { at.add(i * row).cast::<[u32; 16]>().write_unaligned(*x) });
     }
+    impl Block<split::Part> for Tiles {
+        const ROWS: usize = <amx::Tiles as Block<split::Part>>::ROWS;
+        const STEPS: usize = <amx::Tiles as Block<split::Part>>::STEPS;
+        const PACKED_A: usize = <amx::Tiles as Block<split::Part>>::PACKED_A;
+        const CHUNK: usize = <amx::Tiles as Block<split::Part>>::CHUNK;
+
+        unsafe fn multiply(
+            &self,
+            a: *const split::Part,
+            b: *const split::Part,
+            steps: usize,
+            out: *mut f32,
+            add: bool,
+        ) {
+            // SAFETY: as in the trait.
+            unsafe { parts(LeftRows::packed(a, 32, 3072), b.cast(), steps, out.cast(), add) }
+        }
+        unsafe fn multiply_rows(
+            &self,
+            a: LeftRows<split::Part>,
+            b: *const split::Part,
+            steps: usize,
+            out: *mut f32,
+            add: bool,
+        ) {
+            // SAFETY: as in the trait.
+            unsafe { parts(a, b.cast(), steps, out.cast(), add) }
+        }
+    }
+    unsafe fn parts(a: LeftRows<split::Part>, b: *const u8, steps: usize, out: *mut u8, add: bool) {
+        let (at, row, step) = (a.at.cast::<u8>(), 2 * a.row, 2 * a.step);
+        if steps == 0 {
+            // SAFETY: as in the trait.
+            unsafe { tiles(at, [row, step], b, 0, out, add) }
+        }
+        for (i, of) in (0..steps).flat_map(|s| (0..6).map(move |i| (s, i))) {
+            let [left, right] = [[0, 2], [0, 1], [1, 1], [1, 0], [2, 0], [0, 0]][of].map(|part| part * 2048);
+            let [left, right] = if a.turned { [right, left] } else { [left, right] };
+            // SAFETY: as in the trait.
+            unsafe { tiles(at.add(i * step + left), [row, step], b.add(i * 6144 + right), 1, out, add || i + of > 0) }
+        }
+    }
+
     /// Intel's pseudocode, except for flushing subnormals.
     fn tdpbf16ps(c: &mut Tile, a: &Tile, b: &Tile) {
         let [low, high] = [|x: u32| f32::from_bits(x << 16), |x: u32| f32::from_bits(x & 0xffff_0000)];
@@ -387,31 +523,46 @@ mod model {
     }
 
     impl Block<bf16> for Tiles {
-        const ROWS: usize = amx::Tiles::ROWS;
-        const STEPS: usize = amx::Tiles::STEPS;
-        const PACKED_A: usize = amx::Tiles::PACKED_A;
-        const CHUNK: usize = amx::Tiles::CHUNK;
+        const ROWS: usize = <amx::Tiles as Block<bf16>>::ROWS;
+        const STEPS: usize = <amx::Tiles as Block<bf16>>::STEPS;
+        const PACKED_A: usize = <amx::Tiles as Block<bf16>>::PACKED_A;
+        const CHUNK: usize = <amx::Tiles as Block<bf16>>::CHUNK;
 
         unsafe fn multiply(&self, a: *const bf16, b: *const bf16, steps: usize, out: *mut f32, add: bool) {
-            let (mut a, mut b, out) = (a.cast::<u8>(), b.cast::<u8>(), out.cast::<u8>());
-            let mut t = [[[0u32; 16]; 16]; 4];
             // SAFETY: as in the trait.
-            unsafe {
-                if add {
-                    t = [0, 64, 2048, 2112].map(|at| tileloadd(out.add(at), 128));
-                }
-                for _ in 0..steps {
-                    let (t4, t5) = (tileloadd(a, 64), tileloadd(a.add(1024), 64));
-                    let (t6, t7) = (tileloadd(b, 128), tileloadd(b.add(64), 128));
-                    tdpbf16ps(&mut t[0], &t4, &t6);
-                    tdpbf16ps(&mut t[1], &t4, &t7);
-                    tdpbf16ps(&mut t[2], &t5, &t6);
-                    tdpbf16ps(&mut t[3], &t5, &t7);
-                    (a, b) = (a.add(2048), b.add(2048));
-                }
-                for (at, tile) in [0, 64, 2048, 2112].iter().zip(&t) {
-                    tilestored(out.add(*at), 128, tile);
-                }
+            unsafe { tiles(a.cast(), [64, 2048], b.cast(), steps, out.cast(), add) }
+        }
+        unsafe fn multiply_rows(&self, a: LeftRows<bf16>, b: *const bf16, steps: usize, out: *mut f32, add: bool) {
+            // SAFETY: as in the trait.
+            unsafe { tiles(a.at.cast(), [2 * a.row, 2 * a.step], b.cast(), steps, out.cast(), add) }
+        }
+    }
+
+    unsafe fn tiles(
+        mut a: *const u8,
+        [row, step]: [usize; 2],
+        mut b: *const u8,
+        steps: usize,
+        out: *mut u8,
+        add: bool,
+    ) {
+        let mut t = [[[0u32; 16]; 16]; 4];
+        // SAFETY: as in the trait.
+        unsafe {
+            if add {
+                t = [0, 64, 2048, 2112].map(|at| tileloadd(out.add(at), 128));
+            }
+            for _ in 0..steps {
+                let (t4, t5) = (tileloadd(a, row), tileloadd(a.add(16 * row), row));
+                let (t6, t7) = (tileloadd(b, 128), tileloadd(b.add(64), 128));
+                tdpbf16ps(&mut t[0], &t4, &t6);
+                tdpbf16ps(&mut t[1], &t4, &t7);
+                tdpbf16ps(&mut t[2], &t5, &t6);
+                tdpbf16ps(&mut t[3], &t5, &t7);
+                (a, b) = (a.add(step), b.add(2048));
+            }
+            for (at, tile) in [0, 64, 2048, 2112].iter().zip(&t) {
+                tilestored(out.add(*at), 128, tile);
             }
         }
     }

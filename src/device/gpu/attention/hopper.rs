@@ -4,14 +4,11 @@
 use super::launch::{Gradients, TailArgs, VECTOR, args, launch, launch_grid};
 use crate::base::{DType, Error, Result};
 use crate::device::gpu::driver::{Arg, Map, Swizzle};
-use crate::device::gpu::launch::GpuDevice;
+use crate::device::gpu::launch::{GpuDevice, SM_90A};
 use crate::device::ops::AttentionShape;
 use crate::device::{View, ViewMut};
 pub(super) use flatshard_ptx::kernels::attention_hopper::HopperFamily;
 use flatshard_ptx::kernels::attention_hopper::{BOX, Backward, Fused, TiledKernel, sm_90a_family};
-
-/// `.target sm_90a` runs on this architecture only.
-pub(super) const ARCH: u32 = 90;
 
 /// Elements of f32 to which the parts of `sums` are aligned.
 const ALIGNED: usize = VECTOR / 4;
@@ -36,9 +33,9 @@ pub(super) fn family(
     a: &AttentionShape,
     starts: &[usize],
 ) -> Option<&'static HopperFamily> {
-    let fits = gpu.driver.arch() == ARCH && starts.iter().all(|at| at % VECTOR == 0);
+    let fits = gpu.driver.arch() == SM_90A && starts.iter().all(|at| at % VECTOR == 0);
     let slow = |kernel: &TiledKernel| gpu.driver.avoids(kernel.kernel.variant);
-    sm_90a_family(dtype.name(), a.head_dim).filter(|family| fits && !launches(family, &slow))
+    sm_90a_family(dtype.name(), a.head_dim, a.softcap).filter(|family| fits && !launches(family, &slow))
 }
 
 /// A map of `heads` heads in each row, with rows `row` elements apart, in boxes of `side` rows.
@@ -76,8 +73,12 @@ pub(super) fn forward(
     lse: ViewMut,
 ) -> Result<()> {
     let [k, v] = keys_and_values(a, kv, t, tiles.columns);
-    let args = args!(*t, a; queries(a, q, t, tiles.kernel.rows), k, v, Arg::Out(o), Arg::Out(lse));
-    launch(gpu, &tiles.kernel, t.queries, a.heads, args)
+    let mut scratch = gpu.scratch();
+    let (q, drawn) = (queries(a, q, t, tiles.kernel.rows), Arg::InOut(scratch.drawn.view_mut()));
+    let args = args!(*t, a; q, k, v, Arg::Out(o), Arg::Out(lse), drawn);
+    // A CTA fills a multiprocessor.
+    let work = (t.queries as u32).div_ceil(tiles.kernel.rows) * a.heads as u32;
+    launch_grid(gpu, &tiles.kernel, [work.min(gpu.driver.multiprocessors()), 1], args)
 }
 
 /// Parameters as the caller's; `sums` starts with the exponents of its queries, which the kernel of delta has written.
@@ -109,7 +110,7 @@ pub(super) fn gradients(
 
 /// Count of 4-byte numbers: exponents, sums, then turn counters.
 pub(super) fn sums(a: &AttentionShape, dtype: DType, queries: usize) -> usize {
-    sm_90a_family(dtype.name(), a.head_dim).map_or(0, |family| sums_of(&family.backward, a, queries))
+    sm_90a_family(dtype.name(), a.head_dim, a.softcap).map_or(0, |family| sums_of(&family.backward, a, queries))
 }
 fn sums_of(backward: &Backward, a: &AttentionShape, queries: usize) -> usize {
     let exponents = (a.heads * queries).next_multiple_of(ALIGNED);

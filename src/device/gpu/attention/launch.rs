@@ -12,8 +12,8 @@ pub const VECTOR: usize = 16;
 /// The last arguments of every kernel: attention ranges and row layout.
 pub struct TailArgs<'a> {
     pub bounds: View<'a>,
-    /// 0 if bounds is a table of ranges.
-    pub documents: usize,
+    /// Whether bounds are each row's document; otherwise they are ranges.
+    pub packed: bool,
     pub queries: usize,
     pub keys: usize,
     pub q_row: usize,
@@ -26,7 +26,7 @@ macro_rules! args {
     ($tail:expr, $a:expr; $($first:expr),*) => {{
         let (t, a): (&TailArgs, &AttentionShape) = (&$tail, $a);
         &mut [
-            $($first,)* Arg::In(t.bounds), Arg::U32(t.documents as u32), Arg::U32(a.window.min(u32::MAX as usize) as u32),
+            $($first,)* Arg::In(t.bounds), Arg::U32(t.packed.into()), Arg::U32(a.window.min(u32::MAX as usize) as u32),
             Arg::U32(t.queries as u32), Arg::U32(t.keys as u32), Arg::U32(t.q_row as u32), Arg::U32(t.kv_row as u32),
             Arg::U32(t.out_row as u32), Arg::U32(a.heads as u32), Arg::U32(a.kv_heads as u32),
             Arg::U32(a.head_dim as u32), Arg::F32(a.scale), Arg::F32(a.softcap),

@@ -5,7 +5,8 @@
 //! Cᵀ = op(B)ᵀ op(A)ᵀ. So the operands are swapped, and each keeps its transposition flag. A bias over n columns
 //! becomes one over n rows, which is what the library's epilogues add.
 use super::choices::Choices;
-use super::product::{BlasProduct, Operands, ProductKey, WORKSPACE, failed};
+use super::operands::Operands;
+use super::product::{BlasProduct, ProductKey, WORKSPACE, failed};
 use crate::base::{Error, Result};
 use crate::device::ops::GemmShape;
 use cudarc::cublaslt::{result, sys};
@@ -41,7 +42,7 @@ impl Blas {
         let Some(key) = ProductKey::of(shape, at, self.tf32) else { return Ok(None) };
         let product = match self.products.entry(key) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(match BlasProduct::choose(self.handle, &key, &at.then) {
+            Entry::Vacant(new) => new.insert(match BlasProduct::choose(self.handle, &key, at) {
                 Err(_) if !at.then.plain() => None,
                 chosen => Some(chosen?),
             }),
@@ -107,7 +108,7 @@ impl Blas {
         let Some(product) = self.product(shape, at)? else {
             return Err(Error::op("gemm", format!("cuBLASLt: no algorithm computes {shape:?} with its epilogue")));
         };
-        product.point(&at.then)?;
+        product.point(at)?;
         // The addend: C itself, or the residual in its place.
         let added = if residual == 0 { at.c } else { residual };
         let (alpha, beta) = (1f32, if shape.accumulate || residual != 0 { 1f32 } else { 0.0 });
@@ -136,6 +137,29 @@ impl Blas {
             )
         };
         done.map_err(|e| failed(&format!("{} product {shape:?}", at.inputs), e))
+    }
+}
+
+/// The first version with scales for blocks of FP8, that of CUDA 12.9; and the only architecture that it has them for.
+const SCALED: (usize, u32) = (120_900, 90);
+
+/// Why a GPU of this architecture cannot multiply FP8 with scales for blocks, if it cannot. The library is loaded.
+pub fn without_fp8(arch: u32) -> Option<String> {
+    // SAFETY: no requirements.
+    let version = unsafe { sys::cublasLtGetVersion() };
+    let (needed, of) = SCALED;
+    match (arch == of, version >= needed) {
+        (false, _) => Some(format!(
+            "cuBLASLt multiplies FP8 with scales for blocks of 128 only on sm_{of} (H100, H200), and this is sm_{arch}"
+        )),
+        (_, false) => Some(format!(
+            "cuBLASLt {}.{}.{} cannot multiply FP8 with scales for blocks of 128: install that of CUDA 12.9 or newer \
+             (pip install -U nvidia-cublas) and put its directory in LD_LIBRARY_PATH",
+            version / 10_000,
+            version / 100 % 100,
+            version % 100
+        )),
+        _ => None,
     }
 }
 

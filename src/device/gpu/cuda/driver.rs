@@ -1,13 +1,14 @@
 //! A GPU as a [`Driver`]: each method is one line or one driver call. Waits only in `download` and `synchronize` (and
 //! in `upload`, when 12 MiB are in flight).
 use super::device::{Cuda, lock};
-use super::{graph, memory, product, room};
+use super::operands::{Operands, Then};
+use super::{blas, graph, memory, room};
 use crate::base::meter::Lease;
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Error, Result};
 use crate::device::buf::Place;
 use crate::device::gpu::calls::Calls;
-use crate::device::gpu::driver::{Arg, Driver, Graph, Kernel, LaunchShape};
+use crate::device::gpu::driver::{Arg, Driver, Graph, Kernel, LaunchShape, ScaledGemm};
 use crate::device::ops::{Gemm, GemmShape, GemmThen};
 use crate::device::{Buf, View, ViewMut};
 use cudarc::driver::sys::CUdeviceptr;
@@ -16,7 +17,7 @@ use std::time::Instant;
 
 impl Cuda {
     /// Enqueues a product. `k` is not 0.
-    fn product(&self, shape: &GemmShape, operands: &product::Operands) -> Result<()> {
+    fn product(&self, shape: &GemmShape, operands: &Operands) -> Result<()> {
         self.context.bind_to_thread().map_err(|e| self.failed("gemm", e))?;
         lock(&self.blas).gemm(shape, operands, self.compute.cu_stream())
     }
@@ -107,15 +108,25 @@ impl Driver for Cuda {
                 (false, false) => Err(Error::op("gemm", "cannot zero C with k 0, because it has gaps between rows")),
             };
         }
-        self.product(&shape, &product::Operands::of(a, b, &c, product::Then::default()))
+        self.product(&shape, &Operands::of(a, b, &c, Then::default()))
     }
     fn fuses(&self, GemmThen { shape, a, b, c, then }: &GemmThen) -> Result<bool> {
         self.context.bind_to_thread().map_err(|e| self.failed("gemm", e))?;
         // An empty sum is not a product.
-        Ok(shape.k > 0 && lock(&self.blas).fuses(shape, &product::Operands::of(*a, *b, c, product::Then::of(then)))?)
+        Ok(shape.k > 0 && lock(&self.blas).fuses(shape, &Operands::of(*a, *b, c, Then::of(then)))?)
     }
     fn gemm_then(&self, GemmThen { shape, a, b, c, then }: GemmThen) -> Result<()> {
-        self.product(&shape, &product::Operands::of(a, b, &c, product::Then::of(&then)))
+        self.product(&shape, &Operands::of(a, b, &c, Then::of(&then)))
+    }
+    fn multiplies_fp8(&self) -> bool {
+        blas::without_fp8(self.arch).is_none()
+    }
+    fn fuses_scaled(&self, op: &ScaledGemm) -> Result<bool> {
+        self.context.bind_to_thread().map_err(|e| self.failed("gemm", e))?;
+        lock(&self.blas).fuses(&op.shape, &Operands::of_scaled(op))
+    }
+    fn scaled_gemm(&self, op: ScaledGemm) -> Result<()> {
+        self.product(&op.shape, &Operands::of_scaled(&op))
     }
     fn synchronize(&self) -> Result<()> {
         self.compute.synchronize().map_err(|e| self.failed("synchronize", e))?;

@@ -19,6 +19,8 @@ mod modules;
 pub mod link;
 // Matrix products.
 mod blas;
+// The operands of one.
+mod operands;
 // One kind of product, its descriptors and algorithms.
 mod product;
 // Which algorithm computes which product, as a file.
@@ -35,6 +37,8 @@ mod room;
 mod device;
 // Launches and their arguments.
 mod launch;
+// What processes share.
+mod share;
 // Points of streams in time.
 mod marks;
 // Capturing and replaying calls.
@@ -42,7 +46,7 @@ mod graph;
 // The GPU as a driver.
 mod driver;
 
-pub use blas::{missing as no_blas, present as has_blas};
+pub use blas::{missing as no_blas, present as has_blas, without_fp8};
 pub use choices::Choices;
 pub use device::{Cuda, CudaOptions};
 pub use machine::{Gpu, Machine};
@@ -50,4 +54,5 @@ pub use modules::Compiled;
 pub use product::WORKSPACE;
 pub use rehearsal::Rehearsal;
 pub use room::fits;
+pub use share::{IPC_HANDLE, ImportedMemory, RankSum, StreamWords};
 pub use tune::{TunedProducts, WantedProduct};

@@ -1,19 +1,18 @@
 //! One kind of matrix product in cuBLASLt's terms: its descriptors, and the algorithms that compute it. Never enqueues
 //! one.
+use super::operands::{Operands, Scaled, Then, alignment};
+use crate::base::fp8::Fp8;
 use crate::base::{DType, Error, Result};
-use crate::device::ops::{Epilogue, GemmShape};
-use crate::device::{View, ViewMut};
+use crate::device::ops::GemmShape;
 use cudarc::cublaslt::{result, sys};
-use cudarc::driver::sys::CUdeviceptr;
 use std::fmt::{Display, Formatter};
 use sys::cublasLtEpilogue_t as Follows;
 use sys::cublasLtMatmulDescAttributes_t as Attribute;
+use sys::cublasLtMatmulMatrixScale_t as Scales;
 
 /// Bytes of workspace shared by all products: what the cuBLAS documentation (cublasSetWorkspace) recommends for Hopper
 /// and data-center Blackwell. Older GPUs need 4 MiB.
 pub const WORKSPACE: usize = 32 << 20;
-/// cuBLASLt does not benefit from larger alignments.
-pub(super) const ALIGNED: u32 = 256;
 
 /// What determines the algorithm.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -21,7 +20,9 @@ pub(super) struct ProductKey {
     shape: GemmShape,
     inputs: DType,
     output: DType,
-    /// Alignments of A, B, C and the epilogue's bias, z and residual, at most [`ALIGNED`].
+    /// Of A, if operands are bytes in FP8.
+    format: Option<Fp8>,
+    /// Alignments of A, B, C and the epilogue's bias, z and residual, at most [`super::operands::ALIGNED`].
     aligned: [u32; 6],
     follows: Follows,
     /// f32 operands are rounded to 10 bits of mantissa.
@@ -34,8 +35,9 @@ impl ProductKey {
         let Then { follows, bias, z, residual } = at.then;
         let aligned = [at.a, at.b, at.c, bias, z, residual].map(alignment);
         let tf32 = tf32 && at.inputs == DType::F32;
-        let key = ProductKey { shape: *shape, inputs: at.inputs, output: at.output, aligned, follows, tf32 };
-        at.then.fits(shape).then_some(key)
+        let (shape, format) = (*shape, at.scaled.map(|scaled| scaled.format));
+        let key = ProductKey { shape, inputs: at.inputs, output: at.output, format, aligned, follows, tf32 };
+        at.then.fits(&shape).then_some(key)
     }
 }
 
@@ -45,11 +47,16 @@ impl Display for ProductKey {
         let GemmShape { m, n, k, ta, tb, lda, ldb, ldc, accumulate, symmetric: _ } = self.shape;
         let form = |transposed| if transposed { 't' } else { 'n' };
         let added = if accumulate { "+=" } else { "=" };
-        let tf32 = if self.tf32 { " tf32" } else { "" };
+        let how = match (self.tf32, self.format) {
+            (true, _) => " tf32",
+            (_, None) => "",
+            (_, Some(Fp8::E4m3)) => " e4m3",
+            (_, Some(Fp8::E5m2)) => " e5m2",
+        };
         let [a, b, c, bias, z, residual] = self.aligned;
         write!(
             f,
-            "{m}x{n}x{k} {}{} ld {lda} {ldb} {ldc} {} {added} {}{tf32} epilogue {} aligned {a} {b} {c} {bias} {z} \
+            "{m}x{n}x{k} {}{} ld {lda} {ldb} {ldc} {} {added} {}{how} epilogue {} aligned {a} {b} {c} {bias} {z} \
              {residual}",
             form(ta),
             form(tb),
@@ -73,76 +80,8 @@ pub(super) struct BlasProduct {
 /// Algorithms that are compared.
 const CANDIDATES: usize = 8;
 
-/// Addresses of a product's operands.
-#[derive(Clone, Copy)]
-pub(super) struct Operands {
-    pub a: CUdeviceptr,
-    pub b: CUdeviceptr,
-    pub c: CUdeviceptr,
-    pub inputs: DType,
-    pub output: DType,
-    pub then: Then,
-}
-
-impl Operands {
-    pub(super) fn of(a: View, b: View, c: &ViewMut, then: Then) -> Operands {
-        let (at, out) = (|view: View| view.address() as CUdeviceptr, c.as_view());
-        Operands { a: at(a), b: at(b), c: at(out), inputs: a.dtype(), output: out.dtype(), then }
-    }
-}
-
-/// The epilogue in cuBLASLt's terms, with the addresses of its operands (0: none).
-#[derive(Clone, Copy)]
-pub(super) struct Then {
-    pub follows: Follows,
-    pub bias: CUdeviceptr,
-    pub z: CUdeviceptr,
-    pub residual: CUdeviceptr,
-}
-
-impl Default for Then {
-    fn default() -> Then {
-        Then { follows: Follows::CUBLASLT_EPILOGUE_DEFAULT, bias: 0, z: 0, residual: 0 }
-    }
-}
-
-impl Then {
-    pub(super) fn of(epilogue: &Epilogue) -> Then {
-        let at = |view: &Option<View>| view.map_or(0, |view| view.address() as CUdeviceptr);
-        let none = Then::default();
-        match epilogue {
-            Epilogue::Sum { bias, residual } => {
-                let follows = if bias.is_some() { Follows::CUBLASLT_EPILOGUE_BIAS } else { none.follows };
-                Then { follows, bias: at(bias), residual: at(residual), ..none }
-            }
-            Epilogue::Gelu { bias, z } => {
-                let follows = match bias {
-                    Some(_) => Follows::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
-                    None => Follows::CUBLASLT_EPILOGUE_GELU_AUX,
-                };
-                Then { follows, bias: at(bias), z: z.address() as CUdeviceptr, ..none }
-            }
-            Epilogue::GeluBackward { z, .. } => {
-                Then { follows: Follows::CUBLASLT_EPILOGUE_DGELU, z: z.address() as CUdeviceptr, ..none }
-            }
-        }
-    }
-    /// Whether cuBLASLt accepts the operands: rows of z must be multiples of 8 elements, aligned to 16 bytes.
-    fn fits(&self, shape: &GemmShape) -> bool {
-        self.z == 0 || shape.n.is_multiple_of(8) && self.z.is_multiple_of(16)
-    }
-    pub(super) fn plain(&self) -> bool {
-        self.follows == Follows::CUBLASLT_EPILOGUE_DEFAULT && self.residual == 0
-    }
-}
-
 pub(super) fn failed(what: &str, e: result::CublasError) -> Error {
     Error::op("gemm", format!("cuBLASLt: {what}: {e}"))
-}
-
-/// The largest power of two that divides the address, at most [`ALIGNED`].
-pub(super) fn alignment(address: CUdeviceptr) -> u32 {
-    1 << address.trailing_zeros().min(ALIGNED.trailing_zeros())
 }
 
 fn data_type(dtype: DType) -> Result<sys::cudaDataType> {
@@ -151,6 +90,13 @@ fn data_type(dtype: DType) -> Result<sys::cudaDataType> {
         DType::Bf16 => Ok(sys::cudaDataType::CUDA_R_16BF),
         DType::F16 => Ok(sys::cudaDataType::CUDA_R_16F),
         other => Err(Error::op("gemm", format!("multiplies f32, bf16 or f16, got {other}"))),
+    }
+}
+
+fn fp8_type(format: Fp8) -> sys::cudaDataType {
+    match format {
+        Fp8::E4m3 => sys::cudaDataType::CUDA_R_8F_E4M3,
+        Fp8::E5m2 => sys::cudaDataType::CUDA_R_8F_E5M2,
     }
 }
 
@@ -168,12 +114,15 @@ fn by_columns(g: &GemmShape) -> [Matrix; 3] {
 
 impl BlasProduct {
     /// With the library's first choice of an algorithm.
-    pub fn choose(handle: sys::cublasLtHandle_t, key: &ProductKey, then: &Then) -> Result<BlasProduct> {
+    pub fn choose(handle: sys::cublasLtHandle_t, key: &ProductKey, at: &Operands) -> Result<BlasProduct> {
         let compute = match key.tf32 {
             true => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
             false => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
         };
-        let (inputs, output) = (data_type(key.inputs)?, data_type(key.output)?);
+        let (output, [of_first, of_second]) = match key.format {
+            Some(format) => (data_type(key.output)?, [Fp8::E4m3, format].map(fp8_type)),
+            None => (data_type(key.output)?, [data_type(key.inputs)?; 2]),
+        };
         let e = |e| failed("descriptors", e);
         let operation = result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F).map_err(e)?;
         // From here on, `drop` destroys what was created; null descriptors are skipped.
@@ -186,15 +135,22 @@ impl BlasProduct {
             // CUBLAS_OP_N or CUBLAS_OP_T, four bytes.
             product.set(attribute, &i32::from(matrix.3))?;
         }
-        for (slot, (matrix, dtype)) in [(first, inputs), (second, inputs), (out, output)].into_iter().enumerate() {
+        for (slot, (matrix, dtype)) in [(first, of_first), (second, of_second), (out, output)].into_iter().enumerate() {
             product.layouts[slot] = result::create_matrix_layout(dtype, matrix.0, matrix.1, matrix.2).map_err(e)?;
         }
         // Biases and z have C's type, which is the library's default.
         product.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &(key.follows as u32))?;
-        if then.z != 0 {
+        if at.then.z != 0 {
             product.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &(key.shape.n as i64))?;
         }
-        product.point(then)?;
+        if key.format.is_some() {
+            // Our B, the weight, comes first.
+            let of_weight = Scales::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F as i32;
+            let of_rows = Scales::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F as i32;
+            product.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &of_weight)?;
+            product.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &of_rows)?;
+        }
+        product.point(at)?;
         let none = || Error::op("gemm", format!("cuBLASLt: no algorithm for the product {key}"));
         product.first = product.ask(handle, key, 1)?.first().copied().ok_or_else(none)?;
         product.algorithm = product.first;
@@ -208,8 +164,12 @@ impl BlasProduct {
         unsafe { result::set_matmul_desc_attribute(self.operation, attribute, at, bytes) }
             .map_err(|e| failed("descriptors", e))
     }
-    /// Sets the addresses of the next product's bias and z.
-    pub fn point(&self, then: &Then) -> Result<()> {
+    /// Sets the addresses of the next product's scales, bias and z.
+    pub fn point(&self, Operands { then, scaled, .. }: &Operands) -> Result<()> {
+        if let Some(Scaled { a, b, .. }) = scaled {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, b)?;
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, a)?;
+        }
         if then.bias != 0 {
             self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &then.bias)?;
         }
@@ -361,37 +321,5 @@ mod tests {
             by_definition(first, &b, second, &a, out, &mut c);
             assert_eq!(c, want, "ta {ta} tb {tb}");
         }
-    }
-
-    /// The values of cublasLt.h; and shapes it does not accept are not requested.
-    #[test]
-    fn what_follows_a_product_as_the_library_names_it() {
-        use crate::base::{Category, Meter};
-        use crate::device::{Device, cpu::CpuDevice};
-        let cpu = CpuDevice::new(Meter::default());
-        let buf = |n: usize| cpu.alloc(DType::Bf16, n, Category::Other).unwrap();
-        let (bias, residual, mut z, mut product) = (buf(16), buf(32), buf(48), buf(32));
-        let (some, x) = (Some(bias.view()), residual.view());
-        let code = |epilogue: Epilogue| {
-            let then = Then::of(&epilogue);
-            (then.follows as u32, then.bias != 0, then.z != 0, then.residual != 0)
-        };
-        assert_eq!(code(Epilogue::Sum { bias: None, residual: None }), (1, false, false, false));
-        assert_eq!(code(Epilogue::Sum { bias: None, residual: Some(x) }), (1, false, false, true));
-        assert_eq!(code(Epilogue::Sum { bias: some, residual: Some(x) }), (4, true, false, true));
-        assert_eq!(code(Epilogue::Gelu { bias: None, z: z.view_mut() }), (32 + 128, false, true, false));
-        assert_eq!(code(Epilogue::Gelu { bias: some, z: z.view_mut() }), (4 + 32 + 128, true, true, false));
-        let backward = Epilogue::GeluBackward { z: x, product: product.view_mut() };
-        assert_eq!(code(backward), (64 + 128, false, true, false));
-        let fits = |n: usize, from: usize| {
-            let z = z.view().slice(from..48);
-            Then { z: z.address() as CUdeviceptr, ..Then::default() }.fits(&GemmShape::nt(2, n, 8))
-        };
-        assert_eq!([fits(16, 0), fits(12, 0), fits(16, 4), fits(16, 8)], [true, false, false, true]);
-    }
-
-    #[test]
-    fn alignment_is_that_of_the_address_up_to_256_bytes() {
-        assert_eq!([0x7f00_0000_0000u64, 0x1010, 0x1002, 0x1101].map(alignment), [256, 16, 2, 1]);
     }
 }

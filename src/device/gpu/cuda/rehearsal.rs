@@ -1,12 +1,12 @@
 //! A driver that executes nothing and notes the matrix products it is asked for, as this GPU would compute them: what
 //! is fused with a product is the library's decision. Never touches memory: its buffers are addresses.
 use super::device::Cuda;
-use super::product::{Operands, Then};
+use super::operands::{Operands, Then};
 use super::tune::WantedProduct;
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Result};
 use crate::device::gpu::calls::Calls;
-use crate::device::gpu::driver::{Arg, Driver, Graph, Kernel, LaunchShape};
+use crate::device::gpu::driver::{Arg, Driver, Graph, Kernel, LaunchShape, ScaledGemm};
 use crate::device::ops::{Gemm, GemmShape, GemmThen};
 use crate::device::{Buf, View, ViewMut, unbacked};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -79,6 +79,15 @@ impl Driver for Rehearsal {
     }
     fn gemm_then(&self, GemmThen { shape, a, b, c, then }: GemmThen) -> Result<()> {
         self.note(shape, Operands::of(a, b, &c, Then::of(&then)))
+    }
+    fn multiplies_fp8(&self) -> bool {
+        self.cuda.multiplies_fp8()
+    }
+    fn fuses_scaled(&self, op: &ScaledGemm) -> Result<bool> {
+        self.cuda.fuses_scaled(op)
+    }
+    fn scaled_gemm(&self, op: ScaledGemm) -> Result<()> {
+        self.note(op.shape, Operands::of_scaled(&op))
     }
     fn synchronize(&self) -> Result<()> {
         Ok(())

@@ -5,7 +5,8 @@ use super::choices::Choices;
 use super::device::{Cuda, lock};
 use super::failure;
 use super::memory::{self, DriverResult};
-use super::product::{ALIGNED, Operands, Then, alignment};
+use super::operands::{ALIGNED, Operands, Scaled, Then, alignment};
+use crate::base::fp8::{BLOCK, Fp8};
 use crate::base::rng::Rng;
 use crate::base::{Category, DType, Meter, Result};
 use crate::device::Buf;
@@ -142,6 +143,16 @@ impl Cuda {
             Ok(at)
         };
         let ([a, b, c], Operands { inputs, output, then, .. }) = (shape.extents(), *like);
+        let blocks = shape.k.div_ceil(BLOCK);
+        let of_blocks = [shape.m * blocks, shape.n.div_ceil(BLOCK) * blocks.next_multiple_of(4)];
+        let scaled = match like.scaled {
+            Some(scaled) => Some(Scaled {
+                a: zeros(scaled.a, DType::F32, of_blocks[0])?,
+                b: zeros(scaled.b, DType::F32, of_blocks[1])?,
+                ..scaled
+            }),
+            None => None,
+        };
         let operands = Operands {
             a: zeros(like.a, inputs, a)?,
             b: zeros(like.b, inputs, b)?,
@@ -152,11 +163,14 @@ impl Cuda {
                 residual: zeros(then.residual, output, c)?,
                 ..then
             },
+            scaled,
             ..*like
         };
-        let noise = noise(inputs);
-        for (at, len) in [(operands.a, a), (operands.b, b)] {
-            let all = len * inputs.size();
+        let (noise, ones) = (noise(inputs), 1f32.to_ne_bytes());
+        let scales = scaled.into_iter().flat_map(|scaled| [scaled.a, scaled.b].into_iter().zip(of_blocks));
+        let scales = scales.map(|(at, len)| (at, len * ones.len(), &ones[..]));
+        let values = [(operands.a, a), (operands.b, b)].map(|(at, len)| (at, len * inputs.size(), &noise[..]));
+        for (at, all, noise) in values.into_iter().chain(scales) {
             let mut done = noise.len().min(all);
             // SAFETY: the operand holds `all` bytes; the copy has read the noise when it returns.
             unsafe { result::memcpy_htod_sync(at, &noise[..done]) }?;
@@ -179,6 +193,8 @@ fn noise(dtype: DType) -> Vec<u8> {
     match dtype {
         DType::Bf16 => values.into_iter().flat_map(|x| half::bf16::from_f32(x).to_ne_bytes()).collect(),
         DType::F16 => values.into_iter().flat_map(|x| half::f16::from_f32(x).to_ne_bytes()).collect(),
+        // Numbers in E5M2 too.
+        DType::U8 => values.into_iter().map(|x| Fp8::E4m3.encode(x)).collect(),
         _ => values.into_iter().flat_map(f32::to_ne_bytes).collect(),
     }
 }
