@@ -228,6 +228,8 @@ fn whole_commands_start_the_same_run() {
     ));
     let row = "{\"question\": \"what?\", \"answer\": \"that\"}\n";
     fs::write(place.0.path().join("rows.jsonl"), row.repeat(40)).unwrap();
+    let pair = "{\"question\": \"what?\", \"better\": \"that\", \"worse\": \"this\"}\n";
+    fs::write(place.0.path().join("pairs.jsonl"), pair.repeat(40)).unwrap();
     let sft = "--pretrain llama --tokenizer bytes --dataset rows.jsonl --input-key question --output-key answer \
          --max-len 16 --max-samples 500 --packing-samples --train-batch-size 16 --batch-size 2 --epochs 2 --seed 42 \
          --lr 5e-6 --betas 0.9 0.95 --weight-decay 0 --lr-scheduler cosine_with_min_lr --warmup-ratio 0.03 \
@@ -291,7 +293,61 @@ fn whole_commands_start_the_same_run() {
          --reduce-dtype fp32 --seed 7 --optimizer adamw --lr 8e-4 --betas 0.9 0.99 --warmup-steps 5 \
          --lr-scheduler linear --sharding FULL_SHARD --ckpt-dir ckpt --save-every 10 --keep 2 --async-save \
          --resume auto --activation-checkpoint selective --log-every 2 --no-compile";
-    for (theirs, ours) in [(flat, &*zero), (dotted, &*zero), (fsdp2, &*ours), (trainer, trained), (torchtitan, titan)] {
+    let factory = "--model_name_or_path llama --tokenizer bytes --stage sft --do_train true --finetuning_type lora \
+         --lora_target all --dataset rows.jsonl --input_key question --output_key answer --template empty --cutoff_len 16 \
+         --max_samples 500 --preprocessing_num_workers 16 --dataloader_num_workers 4 --output_dir out --logging_steps 10 \
+         --save_steps 500 --plot_loss true --overwrite_output_dir true --save_only_model false --report_to none \
+         --per_device_train_batch_size 1 --gradient_accumulation_steps 8 --learning_rate 1e-4 --num_train_epochs 3.0 \
+         --lr_scheduler_type cosine --warmup_ratio 0.1 --bf16 true --ddp_timeout 180000000 --enable_liger_kernel true";
+    let adapted = "--pretrain llama --tokenizer bytes --objective sft --lora-rank 8 --lora-target-modules all-linear \
+         --dataset rows.jsonl --input-key question --output-key answer --max-len 16 --max-samples 500 --ckpt-dir out \
+         --save-hf out/model --log-every 10 --save-every 500 --overwrite --batch-size 1 --grad-accum 8 --lr 1e-4 --epochs 3 \
+         --lr-scheduler cosine --warmup-ratio 0.1 --precision bf16 --comm-timeout 180000000";
+    let train_dpo = "--objective dpo --model.model_name_or_path llama --ref.model_name_or_path llama --tokenizer bytes \
+         --data.dataset pairs.jsonl --data.prompt_key question --data.chosen_key better --data.rejected_key worse \
+         --data.max_len 16 --model.beta 0.2 --model.label_smoothing 0.1 --model.nll_loss_coef 0.05 --model.aux_loss_coef 0 \
+         --train.batch_size 16 --train.micro_batch_size 2 --train.max_epochs 1 --optim muon --muon.momentum 0.9 \
+         --muon.ns_steps 6 --muon.nesterov --adam.lr 5e-7 --adam.betas 0.9 0.95 --adam.weight_decay 0 \
+         --lr_scheduler cosine_with_min_lr --lr_warmup_ratio 0.03 --max_norm 1.0 --ds.param_dtype bf16 --ds.zero_stage 3 \
+         --ds.packing_samples --ds.attn_implementation flash_attention_2 --ref.offload \
+         --model.gradient_checkpointing_enable --logger.logging_steps 1 --ckpt.save_steps -1 --eval.steps -1 \
+         --ckpt.output_dir out";
+    let dpo = "--objective dpo --pretrain llama --ref-pretrain llama --tokenizer bytes --dataset pairs.jsonl \
+         --prompt-key question --chosen-key better --rejected-key worse --max-len 16 --beta 0.2 --label-smoothing 0.1 \
+         --nll-loss-coef 0.05 --train-batch-size 16 --batch-size 2 --epochs 1 --optimizer muon --muon-momentum 0.9 \
+         --muon-ns-steps 6 --lr 5e-7 --betas 0.9 0.95 --weight-decay 0 --lr-scheduler cosine_with_min_lr \
+         --warmup-ratio 0.03 --grad-clip 1.0 --precision bf16 --zero-stage 3 --packing-samples --activation-checkpoint \
+         --log-every 1 --save-every 0 --eval-every epoch --save-hf out";
+    let keys = "--prompt-key question --chosen-key better --rejected-key worse";
+    let trl = format!(
+        "--objective dpo --model_name_or_path llama --tokenizer bytes --dataset pairs.jsonl {keys} --max_length 16 \
+         --loss_type sigmoid --f_divergence_type reverse_kl --beta 0.2 --precompute_ref_log_probs --use_peft --lora_r 32 \
+         --lora_alpha 16 --per_device_train_batch_size 2 --gradient_accumulation_steps 8 --num_train_epochs 1 \
+         --learning_rate 5e-7 --bf16 --gradient_checkpointing --padding_free False --pad_to_multiple_of 8 \
+         --sync_ref_model False --logging_steps 25 --eval_strategy steps --eval_steps 50 --output_dir out \
+         --no_remove_unused_columns"
+    );
+    let kept = format!(
+        "--objective dpo --pretrain llama --tokenizer bytes --dataset pairs.jsonl {keys} --max-len 16 --beta 0.2 \
+         --precompute-ref-logps --lora-rank 32 --lora-alpha 16 --batch-size 2 --grad-accum 8 --epochs 1 --lr 5e-7 \
+         --precision bf16 --activation-checkpoint --log-every 25 --eval-every 50 --ckpt-dir out --save-hf out/model"
+    );
+    let stage = "model_name_or_path: llama\nstage: dpo\ndo_train: true\nfinetuning_type: lora\nlora_rank: 8\n\
+         lora_target: all\npref_beta: 0.2\npref_loss: sigmoid\npref_ftx: 0.1\nsimpo_gamma: 0.5\nref_model_adapters: null\n\
+         dataset: pairs.jsonl\ntemplate: empty\ncutoff_len: 16\noutput_dir: out\nlogging_steps: 10\nsave_steps: 500\n\
+         per_device_train_batch_size: 1\ngradient_accumulation_steps: 8\nlearning_rate: 5.0e-6\nnum_train_epochs: 3.0\n\
+         lr_scheduler_type: cosine\nwarmup_ratio: 0.1\nbf16: true\n";
+    fs::write(place.0.path().join("dpo.yaml"), stage).unwrap();
+    let stage = format!("--config dpo.yaml --tokenizer bytes {keys}");
+    let staged = format!(
+        "--objective dpo --pretrain llama --tokenizer bytes --dataset pairs.jsonl {keys} --no-apply-chat-template \
+         --max-len 16 --beta 0.2 --nll-loss-coef 0.1 --lora-rank 8 --lora-target-modules all-linear --ckpt-dir out \
+         --save-hf out/model --log-every 10 --save-every 500 --batch-size 1 --grad-accum 8 --lr 5e-6 --epochs 3 \
+         --lr-scheduler cosine --warmup-ratio 0.1 --precision bf16"
+    );
+    let commands = [(flat, &*zero), (dotted, &*zero), (fsdp2, &*ours), (trainer, trained), (torchtitan, titan)];
+    let more = [(factory, adapted), (train_dpo, dpo), (&*trl, &*kept), (&*stage, &*staged)];
+    for (theirs, ours) in commands.into_iter().chain(more) {
         assert_eq!(place.config(theirs), place.config(ours), "{theirs}");
     }
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 /// An enum that flags and files parse alike; `$case` is its spelling.
 macro_rules! names {
-    ($(#[$doc:meta])* $name:ident, $case:tt, $($(#[$attr:meta])* $variant:ident),+) => {
+    ($(#[$doc:meta])* enum $name:ident, $case:tt, $($(#[$attr:meta])* $variant:ident),+) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
         #[value(rename_all = $case)]
@@ -12,39 +12,39 @@ macro_rules! names {
         pub enum $name { $($(#[$attr])* $variant),+ }
     };
 }
-names!(StrategyName, "snake_case", Auto, Fsdp, Ddp);
-names!(DeviceName, "snake_case", Auto, Cpu, Cuda, Sim);
-names!(CommName, "snake_case", Auto, Shm, Tcp, Nccl, Mpi);
+names!(enum StrategyName, "snake_case", Auto, Fsdp, Ddp);
+names!(enum DeviceName, "snake_case", Auto, Cpu, Cuda, Sim);
+names!(enum CommName, "snake_case", Auto, Shm, Tcp, Nccl, Ipc, Mpi);
 names!(
     #[derive(PartialOrd, Ord)]
-    LogLevel,
+    enum LogLevel,
     "snake_case",
     Error,
     Warn,
     Info,
     Debug
 );
-names!(ArchName, "snake_case", Llama, Gpt);
-names!(ObjectiveName, "snake_case", Sft, Dpo, Rm, Kto);
-names!(OptimizerName, "snake_case", Adamw, Adamw8bit, Sgd, Muon);
-names!(SchedulerName, "snake_case", Constant, Linear, Cosine, CosineWithMinLr);
-names!(WarmupName, "snake_case", Linear, Log);
-names!(BackendName, "snake_case", Fsdp, Zero);
-names!(FsdpImpl, "snake_case", Manual, Reference);
-names!(ShardingName, "SCREAMING_SNAKE_CASE", FullShard, ShardGradOp, NoShard, HybridShard);
-names!(SpName, "snake_case", Ring, Ulysses);
-names!(RingName, "snake_case", Ring, Allgather);
-names!(WrapName, "snake_case", Transformer, Size, None);
-names!(PrefetchName, "SCREAMING_SNAKE_CASE", BackwardPre, BackwardPost, None);
-names!(PrecisionName, "lowercase", Fp32, Bf16, Fp16, Fp8);
-names!(FloatName, "lowercase", Fp32, Bf16, Fp16);
-names!(StateName, "lowercase", Fp32, Bf16);
-names!(GgufName, "snake_case", F16, Bf16, Q8_0);
-names!(WandbMode, "snake_case", Online, Offline, Disabled);
+names!(enum ArchName, "snake_case", Llama, Gpt);
+names!(enum ObjectiveName, "snake_case", Sft, Dpo, Rm, Kto);
+names!(enum OptimizerName, "snake_case", Adamw, Adamw8bit, Sgd, Muon);
+names!(enum SchedulerName, "snake_case", Constant, Linear, Cosine, CosineWithMinLr);
+names!(enum WarmupName, "snake_case", Linear, Log);
+names!(enum BackendName, "snake_case", Fsdp, Zero);
+names!(enum FsdpImpl, "snake_case", Manual, Reference);
+names!(enum ShardingName, "SCREAMING_SNAKE_CASE", FullShard, ShardGradOp, NoShard, HybridShard);
+names!(enum SpName, "snake_case", Ring, Ulysses);
+names!(enum RingName, "snake_case", Ring, Allgather);
+names!(enum WrapName, "snake_case", Transformer, Size, None);
+names!(enum PrefetchName, "SCREAMING_SNAKE_CASE", BackwardPre, BackwardPost, None);
+names!(enum PrecisionName, "lowercase", Fp32, Bf16, Fp16, Fp8);
+names!(enum FloatName, "lowercase", Fp32, Bf16, Fp16);
+names!(enum StateName, "lowercase", Fp32, Bf16);
+names!(enum GgufName, "snake_case", F16, Bf16, Q8_0);
+names!(enum WandbMode, "snake_case", Online, Offline, Disabled);
 
 /// A switch with modes: its first name is also `false` and `--no-x`, its second `true` and `--x` alone.
 macro_rules! modes {
-    ($(#[$doc:meta])* $name:ident, $off:ident, $on:ident, $($other:ident),+) => {
+    ($(#[$doc:meta])* enum $name:ident, $off:ident, $on:ident, $($other:ident),+) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
         #[value(rename_all = "snake_case")]
@@ -80,8 +80,8 @@ enum Mode {
     Switch(bool),
     Name(String),
 }
-modes!(CheckpointName, Off, Full, Selective);
-modes!(OffloadName, Off, Parameters, Gradients, Optimizer);
+modes!(enum CheckpointName, Off, Full, Selective);
+modes!(enum OffloadName, Off, Parameters, Gradients, Optimizer);
 
 impl CommName {
     pub fn name(self) -> &'static str {
@@ -90,6 +90,7 @@ impl CommName {
             CommName::Shm => "shm",
             CommName::Tcp => "tcp",
             CommName::Nccl => "nccl",
+            CommName::Ipc => "ipc",
             CommName::Mpi => "mpi",
         }
     }

@@ -66,7 +66,10 @@ fn zero() -> Vec<(&'static str, DeepSpeedKey)> {
         ("stage3_model_persistence_threshold", Is(json!(0), persistence)),
         ("stage3_gather_16bit_weights_on_model_save", By(|file, at, value| file.half_export(at, value))),
         ("zero_hpz_partition_size", Is(json!(1), ranks)),
-        ("zero_quantized_weights", Is(json!(false), "weights are gathered in the compute dtype")),
+        (
+            "zero_quantized_weights",
+            Is(json!(false), "weights are gathered in the compute dtype, or by --precision fp8 in 8 bits"),
+        ),
         ("zero_quantized_gradients", Is(json!(false), "gradients are reduced in fp32")),
     ]
 }
