@@ -86,6 +86,20 @@ fn a_model_that_fits_nowhere_is_reported_with_status_1() {
     assert!(text.contains("nothing fits: the smallest needs"), "{text}");
 }
 
+/// People plan before they download hundreds of gigabytes.
+#[test]
+fn a_config_json_without_weights_is_enough() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let flags = format!("--gpus 8 --max-len 64 --only FULL_SHARD --pretrain {}", dir.path().display());
+    let (code, _, said) = plan(&flags);
+    assert!(code == 2 && said.contains("is not a model directory"), "{code} {said}");
+    let config = "{\"model_type\": \"llama\", \"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 2,
+        \"num_attention_heads\": 4, \"vocab_size\": 128, \"max_position_embeddings\": 64, \"rms_norm_eps\": 1e-5}";
+    std::fs::write(dir.path().join("config.json"), config).unwrap();
+    let (code, text, said) = plan(&flags);
+    assert!(code == 0 && text.starts_with("model    llama of "), "{code} {text} {said}");
+}
+
 #[test]
 fn bad_input_is_refused_with_one_message() {
     let cases = [
@@ -137,4 +151,55 @@ fn a_calibrated_cpu_is_predicted_and_checked() {
     let (predicted, measured) = (s["step_s"].as_f64().unwrap(), s["measured_step_s"].as_f64().unwrap());
     assert!(predicted > 0.2 * measured && predicted < 5.0 * measured, "{predicted} and {measured}");
     assert!((s["error"].as_f64().unwrap() - (predicted / measured - 1.0)).abs() < 1e-9);
+}
+
+/// As docs/memory.md and docs/optimizers.md say, on 8 ranks in bf16.
+#[test]
+fn smaller_weights_and_states_lower_the_planned_bytes() {
+    let model = format!("{SMALL} --num-kv-heads 16 --ff-hidden-dim 2816");
+    let bytes = |more: &str| {
+        let json = document(&format!("--gpus 8 {model} --only FULL_SHARD --no-activation-checkpoint {more}"));
+        move |category: &str| strategy(&json, "FULL_SHARD")["bytes"][category].as_f64().unwrap()
+    };
+    let near = |a: f64, b: f64, what: &str| assert!((a / b - 1.0).abs() < 2e-3, "{what}: {a} bytes and not {b}");
+    // 33 / 64 bytes for each weight of 8 blocks' matrices instead of 2, and 4 for 16,384 of them; two blocks in slots.
+    let (in_full, packed) = (bytes("--lora-rank 8"), bytes("--lora-rank 8 --load-in-4bit"));
+    let block = (4 * 1024 * 1024 + 3 * 1024 * 2816) as f64;
+    let saved = block * (2.0 - 33.0 / 64.0 - 4.0 / 16384.0);
+    near(in_full("params") - packed("params"), saved * 8.0 / 8.0, "params");
+    near(in_full("slots") - packed("slots"), saved * 2.0, "slots");
+    let tile = packed("scratch") - in_full("scratch");
+    assert!(tile > 0.0 && tile <= 2.0 * 4_194_304.0, "a tile of {tile} bytes");
+    for same in ["grads", "optimizer"] {
+        assert_eq!(in_full(same), packed(same), "{same}");
+    }
+    // Two bytes and 4 for each 256 of them instead of 8; the 17 norms have less than 4,096 elements each.
+    let (adamw, eight) = (bytes(""), bytes("--optimizer adamw8bit"));
+    let (before, after) = (adamw("optimizer"), eight("optimizer"));
+    let (least, norms) = (before * (2.0 + 8.0 / 256.0) / 8.0, 17.0 * 1024.0 * 8.0);
+    assert!(after >= 0.999 * least && after <= least + norms, "{after} bytes of {before}, at least {least}");
+    for same in ["params", "grads", "slots", "scratch"] {
+        assert_eq!(adamw(same), eight(same), "{same}");
+    }
+}
+
+/// A reference model that is scored before training may be larger than the trained one.
+#[test]
+fn scoring_a_larger_reference_is_planned() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let config = "{\"model_type\": \"llama\", \"hidden_size\": 4096, \"intermediate_size\": 8192,
+        \"num_hidden_layers\": 16, \"num_attention_heads\": 32, \"num_key_value_heads\": 32, \"vocab_size\": 32000,
+        \"max_position_embeddings\": 2048, \"rms_norm_eps\": 1e-5, \"tie_word_embeddings\": false}";
+    std::fs::write(dir.path().join("config.json"), config).unwrap();
+    std::fs::write(dir.path().join("model.safetensors"), "").unwrap();
+    let bytes = |more: &str, category: &str| {
+        let json = document(&format!("--gpus 8 {SMALL} --only FULL_SHARD --objective dpo --batch-size 2 {more}"));
+        strategy(&json, "FULL_SHARD")["bytes"][category].as_f64().unwrap()
+    };
+    let larger = format!("--ref-pretrain {} --precompute-ref-logps", dir.path().display());
+    let (own, scored) = (bytes("--precompute-ref-logps", "params"), bytes(&larger, "params"));
+    // Two bytes a parameter in bf16, over 8 ranks; norms are less than a thousandth.
+    let reference = 2.0 * (2 * 32000 * 4096 + 16 * (4 * 4096 * 4096 + 3 * 4096 * 8192)) as f64 / 8.0;
+    assert!(own < 0.9 * reference && (scored / reference - 1.0).abs() < 1e-3, "{own} and {scored}, not {reference}");
+    assert_eq!(bytes(&larger, "optimizer"), bytes("--precompute-ref-logps", "optimizer"));
 }

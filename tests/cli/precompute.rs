@@ -36,11 +36,12 @@ fn model(dir: &Dir, name: &str, seed: &str) -> String {
     path
 }
 
-/// How a ring cuts a document depends on those before it, and so does the rounding of its sums.
+/// How a ring cuts a document depends on those before it, and so does the rounding of its sums: log-probabilities of
+/// some hundreds, of which a loss has small differences.
 fn near(a: &[Vec<Option<u64>>], b: &[Vec<Option<u64>>], what: &str) {
     for (a, b) in a.concat().into_iter().zip(b.concat()) {
         let [a, b] = [a, b].map(|bits| bits.map_or(0.0, f64::from_bits));
-        assert!((a - b).abs() < 1e-6 * b.abs().max(1.0), "{what}: {a} and {b}");
+        assert!((a - b).abs() < 3e-5 * b.abs().max(1.0), "{what}: {a} and {b}");
     }
 }
 
@@ -61,6 +62,12 @@ fn a_run_with_kept_log_probabilities_is_bitwise_the_run_with_the_model() {
         format!("{pairs} --pretrain {policy} --lora-rank 2 --batch-size 2"),
         format!("{pairs} --pretrain {policy} --ring-attn-size 2 --batch-size 2"),
         format!("{pairs} --pretrain {policy} --tp-size 2 --batch-size 2"),
+        format!("{pairs} --pretrain {policy} --ref-pretrain {other} --precision fp16 --batch-size 3 --packing-samples"),
+        format!("{labels} --pretrain {policy} --ref-pretrain {other} --precision fp16 --batch-size 2"),
+        format!(
+            "{pairs} --pretrain {policy} --ref-pretrain {other} --nproc-per-node 4 --sharding HYBRID_SHARD \
+             --dp-replicate-size 2 --batch-size 2"
+        ),
     ] {
         let (online, with_model, said) = train(&dir, &flags);
         assert_eq!(computed(&said) + kept(&said), 0, "{said}");

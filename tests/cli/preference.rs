@@ -8,7 +8,7 @@ use flatshard::data::{
     SampleKind, StepData, Tokenizer,
 };
 use flatshard::device::IGNORE;
-use flatshard::engine::{Dpo, Engine, EngineOptions, Kto, Objective, ReferenceModel, Step};
+use flatshard::engine::{Dpo, Engine, EngineOptions, Kto, Objective, ReferenceModel, Rm, Step};
 use flatshard::store::{ShardedOptions, initialize};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -255,16 +255,17 @@ fn packs(data: &Arc<Dataset>, packing: bool) -> usize {
 }
 
 /// One epoch as one step, every pair once.
-fn epoch(data: &Arc<Dataset>, world: usize, packing: bool, spoil: bool) -> Outcome {
-    let spec = flatshard::nn::Spec { vocab: 257, max_len: 2 * LEN, ..llama() };
+fn epoch(data: &Arc<Dataset>, score: bool, world: usize, packing: bool, spoil: bool) -> Outcome {
+    let spec = flatshard::nn::Spec { vocab: 257, max_len: 2 * LEN, score, ..llama() };
     let grad_accum = packs(data, packing) / world;
     let objective = match data.kind() {
         SampleKind::Labeled => Objective::Kto(Kto { beta: 0.5, desirable_weight: 1.5, undesirable_weight: 0.5 }),
+        _ if score => Objective::Rm(Rm),
         _ => Objective::Dpo(Dpo { beta: 0.5, label_smoothing: 0.0, ipo: false, nll_coef: 0.1 }),
     };
     let plain = options(&spec, fsdp(ShardedOptions { grad_accum, ..sharded() }), SGD);
-    let options =
-        EngineOptions { objective, reference: ReferenceModel::Frozen(spec.clone().into()), grad_clip: 0.0, ..plain };
+    let reference = if score { ReferenceModel::Base } else { ReferenceModel::Frozen(spec.clone().into()) };
+    let options = EngineOptions { objective, reference, grad_clip: 0.0, ..plain };
     let results = ranks(world, |rank| {
         let (mut loader, mut step) = (loader(data, grad_accum, (rank.rank, world), packing), StepData::default());
         loader.next(&mut step);
@@ -296,26 +297,26 @@ fn as_one_pair(batch: &mut MicroBatch) {
 
 #[test]
 fn packed_answers_train_as_each_alone() {
-    for labeled in [false, true] {
-        packed_train_as_each_alone(labeled);
+    for (labeled, score) in [(false, false), (true, false), (false, true)] {
+        packed_train_as_each_alone(labeled, score);
     }
 }
 
-fn packed_train_as_each_alone(labeled: bool) {
+fn packed_train_as_each_alone(labeled: bool, score: bool) {
     let even = |data: &Arc<Dataset>| [false, true].iter().all(|&packing| packs(data, packing).is_multiple_of(2));
     let (_dir, data) = (20..90).map(|n| judged(n, labeled)).find(|(_, data)| even(data)).unwrap();
     assert_eq!(data.report().dropped, 1);
     let dropped = if labeled { "1 sample dropped" } else { "1 pair dropped" };
     assert!(data.report().to_string().contains(dropped), "{}", data.report());
     assert!(packs(&data, true) < data.rows() as usize, "packs hold several rows");
-    let alone = epoch(&data, 1, false, false);
+    let alone = epoch(&data, score, 1, false, false);
     for (world, packing) in [(1, true), (2, true), (2, false)] {
-        let (weights, loss) = distance(&alone, &epoch(&data, world, packing, false));
-        let what = format!("labeled {labeled}, packing {packing}, {world} ranks");
+        let (weights, loss) = distance(&alone, &epoch(&data, score, world, packing, false));
+        let what = format!("labeled {labeled}, score {score}, packing {packing}, {world} ranks");
         assert!(weights < 1e-6 && loss < 1e-6, "{what}: weights differ by {weights}, losses by {loss}");
     }
     // The test detects sequences that attend to each other.
-    let (weights, loss) = distance(&alone, &epoch(&data, 1, true, true));
+    let (weights, loss) = distance(&alone, &epoch(&data, score, 1, true, true));
     assert!(weights > 1e-4 && loss > 1e-3, "weights differ by {weights}, losses by {loss}");
 }
 

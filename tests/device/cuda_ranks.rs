@@ -2,20 +2,19 @@
 //! train as on the CPU, bitwise independent of stream order; a rank that dies, or whose kernel faults, ends the others
 //! and is named.
 
-use crate::common::runs::{Agent, DDP, Dir, FSDP, Run, dead, events, losses, send, steps, wait_until};
+use crate::common::runs::{Agent, DDP, Dir, FSDP, Run, dead, events, launched, losses, send, steps, wait_until};
 use crate::common::simcuda;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::process::{Command, Stdio};
 
 const TINY: &str = "--dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 16 --batch-size 2 \
---warmup-steps 1 \
-                    --lr 0.02 --log-every 1 --no-sample --no-measure-peak";
+                    --warmup-steps 1 --lr 0.02 --log-every 1 --no-sample --no-measure-peak";
 /// Two ranks on one GPU, which then communicate over sockets; two GPUs, whose ranks read each other's memory.
-const SHARED: &str = "--nproc-per-node 2 --ranks-per-gpu 2";
-const APART: &str = "--nproc-per-node 2";
+pub const SHARED: &str = "--nproc-per-node 2 --ranks-per-gpu 2";
+pub const APART: &str = "--nproc-per-node 2";
 
-fn command(program: &str, machine: &str, args: &str) -> Command {
+pub fn command(program: &str, machine: &str, args: &str) -> Command {
     let mut command = simcuda::run(program, machine);
     command.args(TINY.split_whitespace()).args(args.split_whitespace());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -81,6 +80,18 @@ fn tensor_and_sequence_parallel() {
     trains_as_on_the_cpu(FSDP, "seed=11", SHARED, "--precision fp32 --ring-attn-size 2 --sp-impl ulysses");
 }
 
+/// Rows travel to the ranks that have their experts by grouped sends and receives, of as many as the host has read; in
+/// several rounds where two experts get uneven numbers.
+#[test]
+fn experts_shared_by_ranks() {
+    let experts = "--num-experts 5 --ff-hidden-dim 48 --ep-size 2";
+    trains_as_on_the_cpu(FSDP, "seed=12", SHARED, &format!("--precision fp32 --grad-accum 2 {experts}"));
+    let more = "--moe-overlap --activation-checkpoint --compile";
+    trains_as_on_the_cpu(FSDP, "seed=13,gpus=2", APART, &format!("--precision fp32 {experts} {more}"));
+    let skewed = "--num-experts 2 --num-experts-per-tok 1 --ff-hidden-dim 48 --ep-size 2 --zero-stage 3";
+    trains_as_on_the_cpu(FSDP, "seed=14", SHARED, &format!("--precision fp32 {skewed}"));
+}
+
 /// Muon's owners exchange matrices by grouped sends and receives, alone and in graphs.
 #[test]
 fn muon_trains_as_on_the_cpu() {
@@ -92,6 +103,23 @@ fn muon_trains_as_on_the_cpu() {
         "--precision fp32 --optimizer muon --lr 0.01 --max-steps 3 --compile",
     );
     agrees_with_the_cpu(DDP, "seed=9", SHARED, "--precision fp32 --optimizer muon --lr 0.01 --max-steps 3");
+}
+
+/// Frozen matrices in 4 bits are expanded by a kernel.
+#[test]
+fn qlora_trains_as_on_the_cpu() {
+    let adapters = "--lora-rank 4 --lora-target-modules all-linear --ff-hidden-dim 192 --load-in-4bit";
+    trains_as_on_the_cpu(FSDP, "seed=15", SHARED, &format!("--precision fp32 {adapters}"));
+    trains_as_on_the_cpu(FSDP, "seed=16,gpus=2", APART, &format!("--precision bf16 {adapters}"));
+}
+
+/// Moments in 8 bits; moments and masters in bf16, rounded with the random numbers of the CPU.
+#[test]
+fn smaller_states_train_as_on_the_cpu() {
+    let eight = "--precision fp32 --optimizer adamw8bit --max-steps 3";
+    agrees_with_the_cpu(FSDP, "seed=17", SHARED, eight);
+    let rounded = "--precision bf16 --moments-dtype bf16 --master-dtype bf16 --max-steps 3";
+    agrees_with_the_cpu(FSDP, "seed=18,gpus=2", APART, rounded);
 }
 
 /// Epilogues fused into a product, or in separate passes where cuBLASLt has no algorithm for it: in f32 only the order
@@ -169,21 +197,14 @@ fn a_killed_rank_ends_the_others_and_is_named() {
     }
 }
 
-/// One rank of a world started by another launcher: it learns about failures only from NCCL.
-fn alone(mut command: Command, rank: usize, port: u16) -> Command {
-    let ranks = [("RANK", rank.to_string()), ("LOCAL_RANK", rank.to_string()), ("MASTER_PORT", port.to_string())];
-    command.envs(ranks).envs([("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")]);
-    command
-}
-
 /// The simulated NCCL fails a collective for which only some ranks pass registered memory.
 #[test]
 fn memory_is_registered_on_all_ranks_or_on_none() {
     for refused in [&[][..], &[1]] {
         let agent = Agent::new();
         let start = |rank| {
-            let mut command = alone(simcuda::run(env!("CARGO_BIN_EXE_gpu_check"), "gpus=2"), rank, agent.port);
-            command.env("NCCL_HOSTID", format!("host{rank}")); // they share a GPU
+            let mut command = simcuda::run(env!("CARGO_BIN_EXE_gpu_check"), "gpus=2");
+            launched(&mut command, rank, 2, agent.port).env("NCCL_HOSTID", format!("host{rank}")); // they share a GPU
             if refused.contains(&rank) {
                 command.env("FLATSHARD_SIMNCCL", "unregistered");
             }
@@ -199,14 +220,14 @@ fn memory_is_registered_on_all_ranks_or_on_none() {
 /// As with torchrun, which does not set NCCL_HOSTID.
 #[test]
 fn ranks_of_another_launcher_share_a_gpu_only_if_named() {
-    let command = command(FSDP, "gpus=1", "--device cuda --max-steps 1 --ranks-per-gpu 2");
-    let ended = Run(alone(command, 0, Agent::new().port).spawn().unwrap()).end();
+    let mut command = command(FSDP, "gpus=1", "--device cuda --max-steps 1 --ranks-per-gpu 2");
+    let ended = Run(launched(&mut command, 0, 2, Agent::new().port).spawn().unwrap()).end();
     assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
     assert!(ended.stderr.contains("--ranks-per-gpu 2") && ended.stderr.contains("NCCL_HOSTID"), "{}", ended.stderr);
 }
 
-/// If ranks read each other's memory, NCCL reports nothing, and the timeout ends the run. Over sockets it reports
-/// immediately that some rank left, but not which.
+/// Without our launcher, a rank learns of failures only from NCCL. If ranks read each other's memory, NCCL reports
+/// nothing, and the timeout ends the run. Over sockets it reports immediately that some rank left, but not which.
 #[test]
 fn a_killed_rank_is_noticed_without_a_launcher() {
     for (machine, sockets, says) in [
@@ -217,7 +238,8 @@ fn a_killed_rank_is_noticed_without_a_launcher() {
         let agent = Agent::new();
         let start = |rank| {
             let args = "--device cuda --precision fp32 --max-steps 100000 --no-eval --comm-timeout 3 --metrics-path";
-            let mut command = alone(command(FSDP, machine, args), rank, agent.port);
+            let mut command = command(FSDP, machine, args);
+            launched(&mut command, rank, 2, agent.port);
             if sockets {
                 command.envs([("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1")]);
             }

@@ -1,17 +1,17 @@
 //! Training on the simulated GPU, where every operation but the matrix products runs through the PTX kernels: losses as
 //! on the CPU, the same launches in each step, and a kernel fault that ends all ranks.
 
+use crate::common::runs::unlaunched;
 use crate::common::*;
 use flatshard::base::{DType, Result};
 use flatshard::device::Device;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::{Sim, Tally};
-use flatshard::engine::{Engine, EngineOptions, StepReport};
+use flatshard::engine::{Dpo, Engine, EngineOptions, Objective, ReferenceModel, Rm, Step, StepReport};
 use flatshard::nn::{Arch, Experts, Lora, Spec, Tuning};
 use flatshard::optim::ScalerOptions;
-use flatshard::store::ShardedOptions;
+use flatshard::store::{ShardedOptions, initialize};
 use serde_json::Value;
-use std::process::Command;
 use std::sync::Arc;
 
 const WORLD: usize = 2;
@@ -24,8 +24,18 @@ fn reports(options: &EngineOptions, sim: bool, steps: u64) -> Vec<(StepReport, V
         }
     };
     let mut results = ranks_on(WORLD, device, |rank| {
-        let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
-        let reports = train(&mut engine, &options.spec, steps, 1)?;
+        let mut engine = Engine::new(rank.device.clone(), &rank.mesh, options)?;
+        if let Some((_, store)) = engine.reference() {
+            initialize(store, 77, &*rank.device)?; // another model, so that the rewards are not zero
+        }
+        let reports = match options.objective {
+            Objective::Sft => train(&mut engine, &options.spec, steps, 1)?,
+            _ => {
+                let pair = |number| batch(&options.spec, number, 0, rank.rank);
+                let step = |number| Step { number, lr: 0.01 * number as f32, tokens: WORLD as u64 };
+                (1..=steps).map(|n| engine.train_step(&[pair(n)], &step(n))).collect::<Result<Vec<_>>>()?
+            }
+        };
         let weights = fragments(&mut engine)?.into_iter().flat_map(|(_, _, values)| values).collect::<Vec<f32>>();
         Ok(reports.into_iter().map(|report| (report, weights.clone())).collect::<Vec<_>>())
     });
@@ -64,6 +74,38 @@ fn losses_and_weights_match_the_cpu() {
                 assert!(near(norms.0, norms.1, norm), "{label}: gradient norm {norms:?}");
                 let far = x.iter().zip(y).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
                 assert!(far <= weight, "{label}: a weight is {far} off");
+            }
+        }
+    }
+}
+
+/// A pair on each rank. A sum of log-probabilities has more rounding errors than a mean of losses.
+#[test]
+fn preferences_match_the_cpu() {
+    let dpo = Objective::Dpo(Dpo { beta: 0.3, label_smoothing: 0.1, ipo: false, nll_coef: 0.2 });
+    let frozen = ReferenceModel::Frozen(llama().into());
+    let scored = Spec { score: true, ..llama() };
+    for (dtype, within) in [(DType::F32, 1e-5), (DType::Bf16, 1e-2)] {
+        for (spec, objective, reference) in
+            [(llama(), dpo, frozen.clone()), (scored.clone(), Objective::Rm(Rm), ReferenceModel::Base)]
+        {
+            let strategy = fsdp(ShardedOptions { dtype, ..sharded() });
+            let options = EngineOptions { objective, reference, ..options(&spec, strategy, SGD) };
+            let (cpu, sim) = (reports(&options, false, 3), reports(&options, true, 3));
+            for (step, ((a, x), (b, y))) in cpu.iter().zip(&sim).enumerate() {
+                let label = format!("{objective:?} in {dtype}, step {}", step + 1);
+                assert!((a.loss - b.loss).abs() <= within * a.loss, "{label}: loss {} and {}", a.loss, b.loss);
+                let norms = (a.grad_norm, b.grad_norm);
+                assert!((norms.0 - norms.1).abs() as f64 <= 5.0 * within * norms.0 as f64, "{label}: norm {norms:?}");
+                let rewards = [a, b].map(|report| {
+                    let means = report.preference.unwrap();
+                    [means.reward_chosen, means.reward_rejected]
+                });
+                let off = [0, 1].map(|i| (rewards[0][i] - rewards[1][i]).abs());
+                assert!(off.iter().all(|&off| off <= within), "{label}: rewards {rewards:?}");
+                assert!(rewards[0].iter().all(|reward| *reward != 0.0), "{label}: rewards {rewards:?}");
+                let far = x.iter().zip(y).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
+                assert!(far as f64 <= 0.2 * within, "{label}: a weight is {far} off");
             }
         }
     }
@@ -140,10 +182,7 @@ fn a_kernel_fault_on_one_rank_ends_the_others() {
 fn run(device: &str, precision: &str, more: &[&str]) -> Vec<[f64; 2]> {
     let dir = tempfile::TempDir::new().unwrap();
     let metrics = dir.path().join("metrics.jsonl");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));
-    for variable in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-        command.env_remove(variable);
-    }
+    let mut command = unlaunched(env!("CARGO_BIN_EXE_run_fsdp"));
     let tiny = "--nproc-per-node 2 --dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --num-kv-heads 1 \
                 --max-len 16 --batch-size 2 --grad-accum 2 --max-steps 4 --warmup-steps 1 --lr 0.02 \
                 --activation-checkpoint \

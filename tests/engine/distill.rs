@@ -1,11 +1,12 @@
 //! Distillation from outside: loss and every gradient as PyTorch's, on any mesh and however a step is split; equal bits
 //! in every store; and the teacher stays what it was. The files are made by `tests/golden/distill.py`.
 use crate::common::golden_tensors::Tensors;
-use crate::common::stores::at_once;
+use crate::common::stores::{at_once, kinds};
 use crate::common::*;
-use crate::preference::{documents, gradients};
-use flatshard::base::{DType, Result};
+use crate::preference::{PAIRS_OF_RANKS, documents, gradients, holds_what_is_planned};
+use flatshard::base::{Category, DType, Result};
 use flatshard::ckpt::{Checkpointer, hf};
+use flatshard::comm::MeshSizes;
 use flatshard::data::MicroBatch;
 use flatshard::engine::{Engine, EngineOptions, Step, StepReport, Strategy, Teaching};
 use flatshard::nn::{Checkpointing, Spec};
@@ -83,12 +84,7 @@ fn errors(golden: &Golden, case: &str, fragments: &[Fragments]) -> BTreeMap<Stri
     whole(&golden.spec, fragments).into_iter().map(error).collect()
 }
 
-fn run(
-    golden: &Golden,
-    options: &EngineOptions,
-    sizes: flatshard::comm::MeshSizes,
-    size: usize,
-) -> Vec<(StepReport, Fragments)> {
+fn run(golden: &Golden, options: &EngineOptions, sizes: MeshSizes, size: usize) -> Vec<(StepReport, Fragments)> {
     mesh_ranks(sizes, |rank| {
         let mut engine = engine(&rank, options)?;
         let dp = sizes.dp_replicate * sizes.dp_shard;
@@ -132,7 +128,7 @@ fn narrow_precisions_are_near() {
     for (dtype, tolerance) in [(DType::Bf16, 0.05), (DType::F16, 0.01)] {
         let (name, case) = &golden.cases[0];
         let options = golden.options(case, fsdp(ShardedOptions { dtype, ..sharded() }));
-        let results = run(&golden, &options, flatshard::comm::MeshSizes::sharded(2), 3);
+        let results = run(&golden, &options, MeshSizes::sharded(2), 3);
         let (reports, fragments): (Vec<_>, Vec<_>) = results.into_iter().unzip();
         let (ours, theirs) = (reports[0].loss, case["loss"].as_f64().unwrap());
         assert!((ours - theirs).abs() < tolerance * theirs, "{dtype}: loss {ours}, PyTorch {theirs}");
@@ -167,15 +163,57 @@ fn every_store_has_the_same_bits() {
     }
 }
 
-/// Of a teacher's logits no more than a chunk exists: the teacher adds its frozen weights and the buffers of a forward
-/// pass, whatever the number of tokens times the vocabulary.
+/// Of a teacher's logits no more than a chunk exists: for each token of the vocabulary it adds the rows of its
+/// embedding and head, in shards and in slots, a column of the chunk, and one of the row of logits that any workspace
+/// has, however many tokens a micro-batch has.
+#[test]
+fn logits_of_a_teacher_are_never_whole() {
+    let (golden, ranks) = (Golden::read(), 2);
+    // Chunks are of 256 tokens with both vocabularies.
+    let (tokens, chunk, vocab) = (2048, 256, 1 << 16);
+    let more = |vocab| {
+        let all = golden.options(&golden.cases[0].1, fsdp(sharded()));
+        let mut all = EngineOptions { spec: Spec { vocab, ..all.spec.clone() }, tokens, ..all };
+        all.teacher.as_mut().unwrap().spec.vocab = vocab;
+        let plain = EngineOptions { teacher: None, ..all.clone() };
+        let [with, without] = [all, plain].map(|options| options.bytes(&MeshSizes::sharded(ranks), 0).unwrap());
+        with.into_iter().zip(without).map(|((category, a), (_, b))| (category, a - b)).collect::<Vec<_>>()
+    };
+    // In f32; ranks of a host count their share of the slots.
+    let tables = 2 * vocab * golden.teacher.dim * 4 / ranks;
+    for ((category, less), (_, more)) in more(vocab).into_iter().zip(more(2 * vocab)) {
+        let expected = match category {
+            Category::Params | Category::Slots => tables,
+            Category::Scratch => chunk * vocab * 4,
+            Category::Other => vocab * 4,
+            _ => 0,
+        };
+        assert_eq!(more - less, expected, "{category:?}");
+    }
+}
+
+#[test]
+fn a_teacher_is_planned_and_a_step_allocates_nothing() {
+    let golden = Golden::read();
+    for (sizes, dtype) in PAIRS_OF_RANKS.into_iter().flat_map(|sizes| [(sizes, DType::F32), (sizes, DType::Bf16)]) {
+        for strategy in kinds(dtype) {
+            let options = golden.options(&golden.cases[0].1, strategy);
+            mesh_ranks(sizes, |rank| {
+                let mut engine = engine(&rank, &options)?;
+                let batches = golden.batches(rank.mesh.dp.rank(), rank.mesh.dp.size(), 3);
+                holds_what_is_planned(&rank, &options, &mut engine, &batches, golden.step())
+            });
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_taught_is_refused() {
     let golden = Golden::read();
     let plain = golden.options(&golden.cases[0].1, fsdp(sharded()));
     let mut other = plain.clone();
     other.teacher.as_mut().unwrap().spec.vocab += 1;
-    let error = other.bytes(&flatshard::comm::MeshSizes::sharded(1), 0).unwrap_err().to_string();
+    let error = other.bytes(&MeshSizes::sharded(1), 0).unwrap_err().to_string();
     assert!(error.contains("teacher"), "{error}");
-    assert!(plain.bytes(&flatshard::comm::MeshSizes::sharded(2), 0).is_ok());
+    assert!(plain.bytes(&MeshSizes::sharded(2), 0).is_ok());
 }

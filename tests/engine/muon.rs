@@ -7,8 +7,8 @@ use flatshard::base::{Category, DType};
 use flatshard::comm::recorder::{Log, Recorder};
 use flatshard::comm::seam::Seam;
 use flatshard::comm::{Axis, MeshSizes, Tag};
-use flatshard::engine::{Engine, EngineOptions};
-use flatshard::nn::{Decoder, Lora, Spec, Tuning};
+use flatshard::engine::{Engine, EngineOptions, Strategy};
+use flatshard::nn::{Arch, Decoder, Lora, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::flat::{Flat, PartHolds, UnitPart};
 use flatshard::store::{Offload, ShardedOptions, Stage, Wrap};
@@ -49,42 +49,86 @@ fn replicas_and_tensor_parallel_ranks_update_with_the_same_bits() {
     }
 }
 
-/// Two updates with gradients that are functions of the tensor and the element: whoever has an expert, and whoever
-/// iterates on its matrices, no bit is another one.
+/// The weights after updates with gradients that are functions of the tensor and the element, so that no sum over ranks
+/// can differ.
+pub fn updated(sizes: MeshSizes, options: &EngineOptions, updates: u64) -> Outcome {
+    let results = mesh_ranks(sizes, |rank| {
+        let mut engine = Engine::new(rank.device.clone(), &rank.mesh, options)?;
+        let (dev, (store, optimizer)) = (&*rank.device, engine.state());
+        for number in 1..=updates {
+            store.for_each_shard(&mut |mut shard| {
+                for segment in &shard.layout.segments {
+                    let Some(owned) = shard.owned(segment.range()) else { continue };
+                    let Some(grad) = &mut shard.grad else { continue };
+                    let first = shard.start + owned.start - segment.start;
+                    let values = grad.reborrow().slice(owned.clone()).host::<f32>("test")?;
+                    let rng = Rng::named(number, &segment.name);
+                    for (part, place) in segment.stretches(first..first + owned.len()) {
+                        let of_part = values[part.start - first..part.end - first].iter_mut();
+                        of_part.enumerate().for_each(|(i, x)| *x = rng.normal((place + i) as u64));
+                    }
+                }
+                Ok(())
+            })?;
+            let constants = optimizer.constants(0.1).to_vec();
+            let mut buf = dev.alloc(DType::F32, constants.len() + 1, Category::Other)?;
+            dev.upload(bytemuck::cast_slice(&[&constants[..], &[0.5]].concat()), buf.view_mut())?;
+            let (constants, scale) = (0..constants.len(), constants.len()..constants.len() + 1);
+            optimizer.step(dev, store, buf.view().slice(constants), buf.view().slice(scale))?;
+            optimizer.count();
+        }
+        Ok((Vec::new(), fragments(&mut engine)?))
+    });
+    gathered(&options.spec, results)
+}
+
+/// The same on one rank, where every tensor must have changed.
+pub fn updated_alone(options: &EngineOptions, updates: u64) -> Outcome {
+    let [start, end] = [0, updates].map(|updates| updated(MeshSizes::sharded(1), options, updates));
+    end.weights.iter().for_each(|(name, bits)| assert_ne!(*bits, start.weights[name], "{name} is not updated"));
+    end
+}
+
+/// Replicas of shards, ranks that share sequences, and ranks of tp, two of which may share a key/value head and whose
+/// parts are uneven.
+const MESHES: [MeshSizes; 5] = [
+    MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1, ep: 1 },
+    MeshSizes { dp_replicate: 1, dp_shard: 2, sp: 2, tp: 1, ep: 1 },
+    MeshSizes { dp_replicate: 1, dp_shard: 1, sp: 1, tp: 6, ep: 1 },
+    MeshSizes { dp_replicate: 1, dp_shard: 2, sp: 1, tp: 3, ep: 1 },
+    MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 3, ep: 1 },
+];
+
+/// Those of [`MESHES`] that can shard the model: GPT's fused projection of queries, keys and values has no columns by
+/// heads.
+pub fn meshes_of(spec: &Spec) -> impl Iterator<Item = MeshSizes> {
+    let tp = spec.arch != Arch::Gpt;
+    MESHES.into_iter().filter(move |sizes| tp || sizes.tp == 1)
+}
+
+/// Training over tp sums gradients in another order, so only updates from equal gradients have equal bits. Neither rows
+/// nor columns of these models divide.
+#[test]
+fn equal_gradients_update_with_the_same_bits_on_every_mesh() {
+    let llama = Spec { ff: 45, ..llama() };
+    for (spec, dtype) in [(&llama, DType::F32), (&gpt(), DType::F32), (&llama, DType::Bf16)] {
+        let one = updated_alone(&options(spec, ddp(dtype), MUON), 2);
+        for sizes in meshes_of(spec) {
+            // Over uneven parts of tp, the reference store does not know what the others own.
+            let known = |strategy: &Arc<dyn Strategy>| sizes.tp == 1 || !strategy.name().contains("reference");
+            for strategy in kinds(dtype).into_iter().filter(known) {
+                let what = format!("{:?} in {dtype}, {} on {sizes:?}", spec.arch, strategy.name());
+                assert_same_bits(&one, &updated(sizes, &options(spec, strategy, MUON), 2), &what);
+            }
+        }
+    }
+}
+
+/// Whoever has an expert, and whoever iterates on its matrices, no bit is another one.
 #[test]
 fn ranks_that_share_experts_update_them_with_the_same_bits() {
     let options = options(&Spec { kv_heads: 6, ..sparse() }, fsdp(sharded()), MUON);
-    let updated = |sizes: MeshSizes| {
-        let results = mesh_ranks(sizes, |rank| {
-            let mut engine = Engine::new(rank.device.clone(), &rank.mesh, &options)?;
-            let (dev, (store, optimizer)) = (&*rank.device, engine.state());
-            for number in 1..=2 {
-                store.for_each_shard(&mut |mut shard| {
-                    for segment in &shard.layout.segments {
-                        let Some(owned) = shard.owned(segment.range()) else { continue };
-                        let Some(grad) = &mut shard.grad else { continue };
-                        let first = shard.start + owned.start - segment.start;
-                        let values = grad.reborrow().slice(owned.clone()).host::<f32>("test")?;
-                        let rng = Rng::named(number, &segment.name);
-                        for (part, place) in segment.stretches(first..first + owned.len()) {
-                            let of_part = values[part.start - first..part.end - first].iter_mut();
-                            of_part.enumerate().for_each(|(i, x)| *x = rng.normal((place + i) as u64));
-                        }
-                    }
-                    Ok(())
-                })?;
-                let constants = optimizer.constants(0.1).to_vec();
-                let mut buf = dev.alloc(DType::F32, constants.len() + 1, Category::Other)?;
-                dev.upload(bytemuck::cast_slice(&[&constants[..], &[0.5]].concat()), buf.view_mut())?;
-                let (constants, scale) = (0..constants.len(), constants.len()..constants.len() + 1);
-                optimizer.step(dev, store, buf.view().slice(constants), buf.view().slice(scale))?;
-                optimizer.count();
-            }
-            Ok((Vec::new(), fragments(&mut engine)?))
-        });
-        gathered(&options.spec, results)
-    };
-    let one = updated(MeshSizes::sharded(1));
+    let one = updated_alone(&options, 2);
     for (dp_replicate, dp_shard, sp, tp, ep) in [
         (1, 2, 1, 1, 2),
         (1, 4, 1, 1, 2),
@@ -97,7 +141,7 @@ fn ranks_that_share_experts_update_them_with_the_same_bits() {
         (2, 2, 1, 3, 2),
     ] {
         let sizes = MeshSizes { dp_replicate, dp_shard, sp, tp, ep };
-        assert_same_bits(&one, &updated(sizes), &format!("{sizes:?}"));
+        assert_same_bits(&one, &updated(sizes, &options, 2), &format!("{sizes:?}"));
     }
 }
 

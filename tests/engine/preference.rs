@@ -2,9 +2,9 @@
 //! split over micro-batches; equal bits in every store; and the reference model stays what it was. The files are made
 //! by `tests/golden/preference.py`.
 use crate::common::golden_tensors::Tensors;
-use crate::common::stores::{at_once, by_batch};
+use crate::common::stores::{at_once, by_batch, kinds};
 use crate::common::*;
-use flatshard::base::{DType, Result};
+use flatshard::base::{Category, DType, Result};
 use flatshard::ckpt::{Checkpointer, hf};
 use flatshard::comm::MeshSizes;
 use flatshard::data::MicroBatch;
@@ -59,7 +59,7 @@ impl Golden {
         let case = &self.cases.iter().find(|case| case.0 == name).unwrap().1;
         let dpo = self.options(Golden::objective(case), strategy);
         let options = match name {
-            "rm" | "rm_margins" => EngineOptions {
+            "rm" | "rm_margins" | "rm_logexp" => EngineOptions {
                 spec: self.reward.clone(),
                 objective: Objective::Rm(Rm),
                 reference: ReferenceModel::Base,
@@ -195,11 +195,11 @@ fn near(report: &StepReport, case: &Value, tolerance: f64, what: &str) {
     }
 }
 
-/// On every mesh of up to four ranks, with pairs packed together and one by one, with recomputation and without, with
-/// sequence parallelism and without, on rings and with Ulysses.
+/// On every mesh of up to four ranks, in each store in turn, with pairs packed together and one by one, with
+/// recomputation and without, with sequence parallelism and without, on rings and with Ulysses.
 #[test]
 fn losses_rewards_and_gradients_agree_with_pytorch() {
-    let mut golden = Golden::read();
+    let (mut golden, mut turn) = (Golden::read(), 0);
     for (name, case) in &golden.cases.clone() {
         golden.begin(case);
         let mut worst = 0f64;
@@ -213,8 +213,10 @@ fn losses_rewards_and_gradients_agree_with_pytorch() {
             {
                 let dp = sizes.dp_replicate * sizes.dp_shard;
                 let accum = golden.pairs.len() / dp / size;
-                let sharding = flatshard::store::ShardedOptions { grad_accum: accum, ..sharded() };
-                let (options, case) = golden.case(name, fsdp(sharding));
+                let f32 = DType::F32;
+                let mut stores = [at_once(f32, accum), by_batch(f32, accum), vec![ddp(f32)]].concat();
+                turn += 1;
+                let (options, case) = golden.case(name, stores.swap_remove(turn % stores.len()));
                 let options = EngineOptions {
                     checkpoint,
                     sp_impl,
@@ -227,7 +229,8 @@ fn losses_rewards_and_gradients_agree_with_pytorch() {
                     Ok((report, gradients(&mut engine)?))
                 });
                 let (report, errors) = errors(&golden, &options.spec, name, results);
-                let what = format!("{name} on {sizes:?}, {size} pairs a micro-batch");
+                let store = options.strategy.name();
+                let what = format!("{name} in {store} on {sizes:?}, {size} pairs a micro-batch");
                 near(&report, case, 1e-5, &what);
                 for (tensor, error) in errors {
                     assert!(error < 1e-5, "{what}: gradient of {tensor}: {error:.1e}");
@@ -246,7 +249,12 @@ fn narrow_precisions_are_near() {
     for (name, dtype, tolerance) in [
         ("sigmoid", DType::Bf16, 0.05),
         ("sigmoid", DType::F16, 0.01),
+        ("smooth", DType::Bf16, 0.05),
+        ("smooth", DType::F16, 0.01),
+        ("ipo", DType::Bf16, 0.05),
+        ("ipo", DType::F16, 0.01),
         ("rm", DType::Bf16, 0.05),
+        ("rm", DType::F16, 0.01),
         ("kto", DType::Bf16, 0.05),
         ("kto", DType::F16, 0.01),
     ] {
@@ -419,24 +427,73 @@ fn adapters_of_a_reward_model_train_its_head() {
     }
 }
 
-/// The reference adds its shard in the compute dtype, and nothing that training needs.
+/// The reference adds its shard in the compute dtype, and nothing that training needs. With adapters it is the base
+/// itself, without any weights of its own.
 #[test]
 fn a_frozen_reference_costs_its_weights_in_the_compute_dtype() {
     let spec = llama();
     let params = |options: &EngineOptions| {
         let bytes = options.bytes(&MeshSizes::sharded(2), 0).unwrap();
         let of = |category| bytes.iter().find(|(c, _)| *c == category).map_or(0, |b| b.1);
-        [flatshard::base::Category::Params, flatshard::base::Category::Grads, flatshard::base::Category::Optimizer]
-            .map(of)
+        [Category::Params, Category::Grads, Category::Optimizer, Category::Slots].map(of)
     };
     let strategy = fsdp(flatshard::store::ShardedOptions { dtype: DType::Bf16, ..sharded() });
     let plain = options(&spec, strategy, ADAMW);
     let objective = Objective::Dpo(Dpo { beta: 0.1, label_smoothing: 0.0, ipo: false, nll_coef: 0.0 });
-    let dpo = EngineOptions { objective, reference: ReferenceModel::Frozen(spec.into()), ..plain.clone() };
-    let ([params, grads, optimizer], [more, same, unchanged]) = (params(&plain), params(&dpo));
+    let frozen = ReferenceModel::Frozen(spec.into());
+    let dpo = EngineOptions { objective, reference: frozen.clone(), ..plain.clone() };
+    let ([weights, grads, optimizer, _], [more, same, unchanged, _]) = (params(&plain), params(&dpo));
     assert_eq!((grads, optimizer), (same, unchanged));
     // 6 bytes per parameter are masters and copies: the reference has only the latter.
-    assert_eq!(6 * (more - params), 2 * params);
+    assert_eq!(6 * (more - weights), 2 * weights);
+
+    let lora = Lora { rank: 2, alpha: 4.0, dropout: 0.0, targets: vec!["all-linear".into()] };
+    let adapted = EngineOptions { tuning: Tuning { lora: Some(lora), ..Tuning::default() }, ..plain };
+    let with = |reference| params(&EngineOptions { objective, reference, ..adapted.clone() });
+    assert_eq!(with(ReferenceModel::Base), params(&adapted));
+    assert_eq!(with(frozen)[0], params(&adapted)[0] + more - weights, "a model of its own is found by this test");
+}
+
+/// After a step: its reference's or teacher's buffers too, and another step allocates none.
+pub fn holds_what_is_planned(
+    rank: &Rank,
+    options: &EngineOptions,
+    engine: &mut Engine,
+    batches: &[MicroBatch],
+    first: Step,
+) -> Result<()> {
+    engine.train_step(batches, &first)?;
+    let buffers = rank.meter.allocations();
+    engine.train_step(batches, &Step { number: 2, ..first })?;
+    let (sizes, what) = (&rank.mesh.sizes, options.strategy.name());
+    assert_eq!(rank.meter.allocations(), buffers, "a step allocates buffers: {what} on {sizes:?}");
+    for (category, planned) in options.bytes(sizes, rank.mesh.rank())? {
+        assert_eq!(rank.meter.live(category), planned, "{category:?} of {what} on {sizes:?}");
+    }
+    Ok(())
+}
+
+/// Two ranks that shard, share sequences, or are split by tp; and replicas.
+pub const PAIRS_OF_RANKS: [MeshSizes; 4] = [
+    MeshSizes { dp_replicate: 1, dp_shard: 2, sp: 1, tp: 1, ep: 1 },
+    MeshSizes { dp_replicate: 1, dp_shard: 1, sp: 2, tp: 1, ep: 1 },
+    MeshSizes { dp_replicate: 1, dp_shard: 1, sp: 1, tp: 2, ep: 1 },
+    MeshSizes { dp_replicate: 2, dp_shard: 1, sp: 1, tp: 1, ep: 1 },
+];
+
+#[test]
+fn a_frozen_reference_is_planned_and_a_step_allocates_nothing() {
+    let golden = Golden::read();
+    for (sizes, dtype) in PAIRS_OF_RANKS.into_iter().flat_map(|sizes| [(sizes, DType::F32), (sizes, DType::Bf16)]) {
+        for strategy in kinds(dtype) {
+            let options = golden.case("sigmoid", strategy).0;
+            mesh_ranks(sizes, |rank| {
+                let mut engine = engine(&rank, &options)?;
+                let batches = golden.batches(rank.mesh.dp.rank(), rank.mesh.dp.size(), 3);
+                holds_what_is_planned(&rank, &options, &mut engine, &batches, golden.step())
+            });
+        }
+    }
 }
 
 /// A causal model's weights are taken over, and its head of logits is replaced by a new score.

@@ -3,6 +3,7 @@
 use crate::common::known_state::state;
 use crate::common::stores::*;
 use crate::common::*;
+use crate::muon::{meshes_of, updated, updated_alone};
 use flatshard::base::DType;
 use flatshard::ckpt::Checkpointer;
 use flatshard::comm::MeshSizes;
@@ -44,6 +45,7 @@ fn kinds(dtype: DType, masters: DType) -> Vec<Arc<dyn Strategy>> {
 #[test]
 fn rounded_states_do_not_depend_on_store_or_wrapping() {
     for (dtype, moments, masters, spec) in [
+        (F32, BF16, F32, llama()),
         (F32, BF16, F32, gpt()),
         (BF16, F32, BF16, llama()),
         (BF16, BF16, BF16, llama()),
@@ -61,6 +63,32 @@ fn rounded_states_do_not_depend_on_store_or_wrapping() {
             let plain = outcome(world, &options(&spec, kinds(dtype, F32).remove(0), adamw(F32)), 3, 1);
             assert!(distance(&plain, &expected).0 > 0.0, "nothing was rounded");
         }
+    }
+}
+
+/// From equal gradients, because over tp and sp they are sums in another order. The third update shows what the moments
+/// of the second were rounded to.
+#[test]
+fn rounded_states_do_not_depend_on_the_mesh() {
+    for (dtype, moments, masters, spec) in [
+        (F32, BF16, F32, llama()),
+        (F32, BF16, F32, gpt()),
+        (BF16, F32, BF16, llama()),
+        (BF16, BF16, BF16, llama()),
+        (BF16, BF16, BF16, gpt()),
+        (F32, U8, F32, wide(llama())),
+    ] {
+        let of = |strategy| options(&spec, strategy, adamw(moments));
+        let one = updated_alone(&of(kinds(dtype, masters).remove(0)), 3);
+        // Blocks of 8-bit moments are of a rank's part of a tensor.
+        for sizes in meshes_of(&spec).filter(|sizes| sizes.tp == 1 || moments != U8) {
+            for strategy in kinds(dtype, masters) {
+                let what = format!("{} on {sizes:?}, {moments} moments, {masters} masters", strategy.name());
+                assert_same_bits(&one, &updated(sizes, &of(strategy), 3), &what);
+            }
+        }
+        let plain = updated(MeshSizes::sharded(1), &options(&spec, kinds(dtype, F32).remove(0), adamw(F32)), 3);
+        assert!(distance(&plain, &one).0 > 0.0, "nothing was rounded");
     }
 }
 

@@ -8,9 +8,9 @@ Two tiny random Llamas (policy and reference, weights exact in bf16), six pairs 
 attention, for each variant of the loss: the loss, the rewards and every gradient. The formulas are those of OpenRLHF's
 DPOLoss (openrlhf/models/loss.py; TRL's sigmoid and ipo losses are the same functions of the log-ratios), over
 log-probabilities summed over the answer's tokens, and the mean over the pairs. For reward models a
-LlamaForSequenceClassification with one label, and OpenRLHF's PairWiseLoss of the scores at the last tokens. For KTO the
-prompts with their chosen answers, labeled, and TRL's KTOTrainer with all of them as one batch on one device: the KL
-divergence is estimated from each prompt with the answer `shift` rows further.
+LlamaForSequenceClassification with one label, and OpenRLHF's PairWiseLoss and LogExpLoss of the scores at the last
+tokens. For KTO the prompts with their chosen answers, labeled, and TRL's KTOTrainer with all of them as one batch on
+one device: the KL divergence is estimated from each prompt with the answer `shift` rows further.
 """
 
 import copy
@@ -106,11 +106,14 @@ def score(model, ids):
     return model(torch.tensor([ids])).logits[0, 0]
 
 
-def reward_model(reward, pairs, margins=None):
+def reward_model(reward, pairs, margins=None, log_exp=False):
     """The loss, the mean scores and every gradient."""
     reward.zero_grad()
     chosen, rejected = (torch.stack([score(reward, row["prompt"] + row[k]) for row in pairs]) for k in ("chosen", "rejected"))
-    loss = -F.logsigmoid(chosen - rejected - (torch.tensor(margins) if margins else 0)).mean()
+    if log_exp:
+        loss = torch.log(1 + torch.exp(rejected - chosen)).mean()
+    else:
+        loss = -F.logsigmoid(chosen - rejected - (torch.tensor(margins) if margins else 0)).mean()
     loss.backward()
     values = {
         "loss": loss.item(), "reward_chosen": chosen.mean().item(), "reward_rejected": rejected.mean().item(),
@@ -145,9 +148,9 @@ def make():
         loss.backward()
         values["cases"][case] = settings | found | {"labels": LABELS}
         grads |= {f"{case}.{n}": p.grad.clone() for n, p in policy.named_parameters()}
-    for case, margins in (("rm", None), ("rm_margins", MARGINS)):
-        found, gradient = reward_model(reward, pairs, margins)
-        values["cases"][case] = found | ({"margins": margins} if margins else {})
+    for case, settings in (("rm", {}), ("rm_margins", dict(margins=MARGINS)), ("rm_logexp", dict(log_exp=True))):
+        found, gradient = reward_model(reward, pairs, **settings)
+        values["cases"][case] = found | settings
         grads |= {f"{case}.{n}": grad for n, grad in gradient.items()}
     (HERE / "values.json").write_text(json.dumps(values) + "\n")
     save_file(grads, HERE / "gradients.safetensors")
