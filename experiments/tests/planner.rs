@@ -12,10 +12,10 @@ use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::comm::recorder::{Entry, Log, Recorder};
 use flatshard::comm::seam::Seam;
 use flatshard::comm::{Axis, CommStats, Mesh, MeshSizes};
-use flatshard::device::Device;
 use flatshard::device::cost::OpCost;
+use flatshard::device::{Device, LIMBS};
 use flatshard::engine::{Engine, EngineOptions, PlannedRank, Step, Strategy};
-use flatshard::nn::{Checkpointing, Experts, SpImpl, Spec};
+use flatshard::nn::{Arch, Checkpointing, Experts, SpImpl, Spec};
 use flatshard::optim::Rule;
 use flatshard::store::{BackwardPrefetch, ShardedOptions, Stage, Wrap, ZeroOptions};
 use std::sync::Arc;
@@ -98,11 +98,14 @@ fn assert_same_calls(strategy: Arc<dyn Strategy>, sizes: MeshSizes, accum: usize
 }
 fn assert_same_calls_over(strategy: Arc<dyn Strategy>, sizes: MeshSizes, sp_impl: SpImpl, accum: usize) {
     let spec = Spec { ff: 45, vocab: 63, ..llama() }; // tensor parallelism splits both by 3
-    let real = mesh_ranks(sizes, |rank| recorded(rank.device, rank.mesh, strategy.clone(), &spec, sp_impl, accum))
+    assert_same_calls_of(&spec, strategy, sizes, sp_impl, accum);
+}
+fn assert_same_calls_of(spec: &Spec, strategy: Arc<dyn Strategy>, sizes: MeshSizes, sp_impl: SpImpl, accum: usize) {
+    let real = mesh_ranks(sizes, |rank| recorded(rank.device, rank.mesh, strategy.clone(), spec, sp_impl, accum))
         .swap_remove(0);
     let world = world(even(1.0, 1.0), sizes.world());
     let mesh = simulate::mesh(&world, sizes, |group| group).unwrap();
-    let simulated = recorded(simulate::device(&world), mesh, strategy, &spec, sp_impl, accum).unwrap();
+    let simulated = recorded(simulate::device(&world), mesh, strategy, spec, sp_impl, accum).unwrap();
     assert!(simulated.1.contains("reduce"), "{}", simulated.1);
     assert_eq!(simulated.1, real.1, "{sizes:?}");
     assert_eq!(simulated.0, real.0, "{sizes:?}: {}", real.1);
@@ -143,6 +146,17 @@ fn simulated_calls_match_for_every_store_and_axis() {
     }
 }
 
+/// Ranks that share experts, all of which every token chooses: then real routing is as even as the planner assumes.
+#[test]
+fn simulated_calls_match_for_shared_experts() {
+    let experts = Experts { count: 3, top_k: 3, ..sparse().experts.unwrap() };
+    let spec = Spec { experts: Some(experts), ..sparse() };
+    let sizes = MeshSizes { ep: 2, ..MeshSizes::sharded(4) };
+    for strategy in [fsdp(sharded()), Arc::new(ZeroOptions::new(Stage::Three, DType::Bf16))] {
+        assert_same_calls_of(&spec, strategy, sizes, SpImpl::Ring, 1);
+    }
+}
+
 /// The simulation allocates what the formula says, for ranks that share a host's memory and for GPUs, which do not.
 #[test]
 fn planned_bytes_equal_allocated_bytes() {
@@ -167,7 +181,7 @@ fn planned_bytes_equal_allocated_bytes() {
             let work = BatchShape { max_len: ROW, batch_size: 2, grad_accum: 1 };
             let step = simulate::step(&options, sizes, &work, &machine, 8, false).unwrap();
             let sharing = if inline { RANKS } else { 1 };
-            let planned = PlannedRank { mesh: sizes, rank: 0, sharing, gpu: false };
+            let planned = PlannedRank { mesh: sizes, rank: 0, sharing, stage: 0, gpu: false };
             let planned = planned.bytes(|dev, mesh| Engine::unfilled(dev, mesh, &options)).unwrap();
             assert_eq!(step.allocated, planned, "{} inline {inline}", strategy.name());
         }
@@ -185,13 +199,13 @@ fn shared_experts_are_planned_to_the_byte() {
     let sizes = MeshSizes { ep: 4, ..MeshSizes::sharded(8) };
     let work = BatchShape { max_len: ROW, batch_size: 2, grad_accum: 1 };
     let step = simulate::step(&options, sizes, &work, &even(1.0, 1.0), 8, false).unwrap();
-    // Of a rank's 72 rows, three quarters belong to other ranks. Forward: there and back. Backward: rows, gradients and
-    // weights there, gradients of both back. Before either, nine offsets of each rank.
+    // Of a rank's 72 rows, three quarters belong to other ranks. Forward: nine offsets of each rank, then rows there
+    // and back. Backward: rows, gradients and weights there, gradients of both back.
     let (rows, others, blocks) = (72 * 3 / 4, 3, spec.sparse_blocks());
-    let bytes = 4 * (5 * rows * spec.dim + 2 * rows + 2 * others * 9);
+    let bytes = 4 * (5 * rows * spec.dim + 2 * rows + others * 9);
     let on_ep = step.received.iter().find(|(axis, ..)| *axis == Axis::Ep).unwrap();
-    assert_eq!((on_ep.1, on_ep.2), ((blocks * bytes) as u64, 9 * blocks as u64));
-    let planned = PlannedRank { mesh: sizes, rank: 0, sharing: 8, gpu: false };
+    assert_eq!((on_ep.1, on_ep.2), ((blocks * bytes) as u64, 8 * blocks as u64));
+    let planned = PlannedRank { mesh: sizes, rank: 0, sharing: 8, stage: 0, gpu: false };
     let planned = planned.bytes(|dev, mesh| Engine::unfilled(dev, mesh, &options)).unwrap();
     let inline: Arc<dyn MachineModel> = Arc::new(Even { op: 1.0, collective: 1.0, inline: true });
     assert_eq!(simulate::step(&options, sizes, &work, &inline, 8, false).unwrap().allocated, planned);
@@ -282,4 +296,68 @@ fn sixteen_thousand_ranks_can_be_simulated() {
     assert!(many.totals.exposed > few.totals.exposed && many.seconds() > few.seconds());
     let optimizer = |s: &simulate::Simulated| s.allocated.iter().find(|a| a.0 == Category::Optimizer).unwrap().1;
     assert!(optimizer(&few) > 31 * optimizer(&many));
+}
+
+/// A sparse model of 405B's class on up to 16,384 GPUs: what ranks hold, gather, reduce and send to the ranks
+/// that share experts with them, to the byte.
+#[test]
+fn sixteen_thousand_ranks_that_share_experts_are_planned_to_the_byte() {
+    let experts = Experts {
+        count: 128,
+        top_k: 8,
+        ff: 2048,
+        shared_ff: 0,
+        normalize: true,
+        dense: vec![],
+        aux_coef: 0.0,
+        aux_loss: false,
+    };
+    let spec = Spec {
+        arch: Arch::Mixtral,
+        vocab: 32_768,
+        dim: 8192,
+        layers: 64,
+        heads: 64,
+        kv_heads: 8,
+        head_dim: 128,
+        ff: 2048,
+        max_len: 8192,
+        experts: Some(experts),
+        ..Spec::default()
+    };
+    let (blocks, expert) = (64, 3 * 8192 * 2048);
+    assert!(spec.params() > 420_000_000_000 && spec.params() > blocks * 128 * expert);
+    let tokens = 4096;
+    let strategy = fsdp(ShardedOptions { dtype: DType::Bf16, ..sharded() });
+    let options = EngineOptions { tokens, ..options(&spec, strategy, ADAMW) };
+    let work = BatchShape { max_len: tokens, batch_size: 1, grad_accum: 1 };
+    for (ranks, ep) in [(1024, 8), (16_384, 8), (16_384, 64)] {
+        let sizes = MeshSizes { ep, ..MeshSizes::sharded(ranks) };
+        let step = simulate::step(&options, sizes, &work, &even(1.0, 1.0), 8, false).unwrap();
+        let what = format!("{ranks} ranks, ep {ep}");
+        let planned = PlannedRank { mesh: sizes, rank: 0, sharing: 1, stage: 0, gpu: false };
+        let planned = planned.bytes(|dev, mesh| Engine::unfilled(dev, mesh, &options)).unwrap();
+        assert_eq!(step.allocated, planned, "{what}");
+        // AdamW's moments: 8 bytes for an equal share of all parameters. Units (blocks, experts, root) end in padding.
+        let moments = step.allocated.iter().find(|a| a.0 == Category::Optimizer).unwrap().1;
+        let padding = moments.checked_sub(8 * spec.params() / ranks).expect("some parameters have no moments");
+        assert!(padding <= 8 * 256 * (2 * blocks + 1), "{what}: {padding} bytes of padding");
+
+        let on = |axis| step.received.iter().find(|(there, ..)| *there == axis).map(|r| (r.1 as usize, r.2 as usize));
+        // What n ranks with an equal share of `len` elements receive of the others.
+        let others = |len: usize, n: usize| len.next_multiple_of(256 * n) / n * (n - 1);
+        // Weights of blocks are gathered in bf16 for forward and, but for the last two, again for backward; gradients
+        // are reduced in f32. Experts by those ranks that have them, the rest by all.
+        let (gathers, owners) = (2 * blocks - 2, ranks / ep);
+        let experts = (2 * gathers + 4 * blocks) * others(128 / ep * expert, owners);
+        assert_eq!(on(Axis::ExpertFsdp), Some((experts, gathers + blocks)), "{what}");
+        let [block, root] = [2 * 8192 * (8192 + 1024 + 1) + 128 * 8192, 8192 * (2 * 32_768 + 1)];
+        let dense = (2 * gathers + 4 * blocks) * others(block, ranks) + (2 + 4) * others(root, ranks);
+        let norm = 2 * 8 * LIMBS * (ranks - 1) / ranks;
+        assert_eq!(on(Axis::Fsdp), Some((dense + norm, gathers + blocks + 3)), "{what}");
+        // A rank's rows go to all ranks alike: five times in bf16, next to two words per row and each peer's offsets.
+        let rows = 8 * tokens / ep * (ep - 1);
+        let exchanged = 2 * 5 * rows * 8192 + 4 * (2 * rows + (ep - 1) * 129);
+        assert_eq!(on(Axis::Ep), Some((blocks * exchanged, 8 * blocks)), "{what}");
+    }
 }

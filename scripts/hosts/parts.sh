@@ -3,25 +3,31 @@
 # A tiny model on real text. Rank 0 writes what the checks compare.
 model=(--dataset "$here/../README.md" --embed-dim 64 --num-layers 2 --num-heads 4 --max-len 64 --batch-size 2 --max-steps 6
     --lr 0.01 --warmup-steps 2 --save-every 3 --no-sample --init-timeout 30 --comm-timeout 20)
+# With experts that all four ranks share, of both hosts. The first has two.
+experts=(--num-experts 5 --ff-hidden-dim 64 --ep-size 4)
 limit=(timeout --kill-after 5 120)
 table=()
 port=29500
 
-# train DIRECTORY: the command of a run that writes its results there.
+# train DIRECTORY: the command of a run that writes its results there; of a sparse model if the name ends in -ep.
 train() {
-    printf '%s\0' "$binary" "${model[@]}" --metrics-path "$LAB/$1/metrics.jsonl" --ckpt-dir "$LAB/$1/ckpt"
+    local more=()
+    case $1 in *-ep) more=("${experts[@]}") ;; esac
+    printf '%s\0' "$binary" "${model[@]}" "${more[@]}" --metrics-path "$LAB/$1/metrics.jsonl" --ckpt-dir "$LAB/$1/ckpt"
 }
 
-# The run on one host.
+# The runs on one host.
 reference() {
-    local command
-    mkdir one
+    local command run
     export XDG_CACHE_HOME=$LAB/cache TMPDIR=$LAB/tmp
-    mapfile -d '' command < <(train one)
-    on node1 "${limit[@]}" "${command[@]}" --nproc-per-node 4 > one/log 2>&1 ||
-        { cat one/log; echo "the run on one host failed"; exit 1; }
-    numbers one > one/numbers
-    [ "$(wc -l < one/numbers)" -ge 6 ] || { cat one/log; echo "the run on one host wrote no metrics"; exit 1; }
+    for run in one one-ep; do
+        mkdir $run
+        mapfile -d '' command < <(train $run)
+        on node1 "${limit[@]}" "${command[@]}" --nproc-per-node 4 > $run/log 2>&1 ||
+            { cat $run/log; echo "the run on one host failed"; exit 1; }
+        numbers $run > $run/numbers
+        [ "$(wc -l < $run/numbers)" -ge 6 ] || { cat $run/log; echo "the run on one host wrote no metrics"; exit 1; }
+    done
 }
 
 # Losses and norms of a run, in full precision.
@@ -107,13 +113,13 @@ start() {
     esac
 }
 
-# Prints how the run in directory $1 differs from the reference, or nothing.
+# Prints how the run in directory $1 differs from the one on one host in directory $2, or nothing.
 differs() {
     local file
     numbers "$1" > "$1/numbers"
-    diff one/numbers "$1/numbers" || echo "losses and norms differ from one host's (left)"
-    for file in $(cd one/ckpt && find . -name '*.safetensors'); do
-        cmp "one/ckpt/$file" "$1/ckpt/$file" || true
+    diff "$2/numbers" "$1/numbers" || echo "losses and norms differ from one host's (left)"
+    for file in $(cd "$2/ckpt" && find . -name '*.safetensors'); do
+        cmp "$2/ckpt/$file" "$1/ckpt/$file" || true
     done 2>&1
 }
 
@@ -131,7 +137,7 @@ run_part() {
         killed | cable) lose "${command[@]}" ;;
         requeue) requeue "${command[@]}" ;;
         strangers) besiege "${command[@]}" ;;
-        *) compare "${command[@]}" ;;
+        *) compare ;;
     esac
     [ $status = 0 ] && return
     failed=1
@@ -140,17 +146,20 @@ run_part() {
 }
 seconds() { awk -v ns=$(($(date +%s%N) - began)) 'BEGIN { printf "%.1f s", ns / 1e9 }'; }
 
-# Compares a whole run with the one on one host.
+# Compares whole runs with those on one host. With MPI also one that shares experts between the hosts; with TCP,
+# tests/hosts/two_hosts.rs does.
 compare() {
-    start "$part" "$@" > "$part/log" 2>&1 || status=$?
-    [ $status = 0 ] || { say "$part" failed "exit status $status"; return; }
-    why=$(differs "$part")
-    if [ -z "$why" ]; then
-        say "$part" passed "$(wc -l < one/numbers) lines of metrics and all checkpoints equal one host's ($(seconds))"
-    else
-        status=1
-        say "$part" failed "$why"
-    fi
+    local suffix suffixes=("")
+    case $part in mpi-*) suffixes+=(-ep) ;; esac
+    for suffix in "${suffixes[@]}"; do
+        mkdir -p "$part$suffix"
+        mapfile -d '' command < <(train "$part$suffix")
+        start "$part" "${command[@]}" >> "$part/log" 2>&1 || status=$?
+        [ $status = 0 ] || { say "$part" failed "exit status $status"; return; }
+        why=$(differs "$part$suffix" "one$suffix")
+        [ -z "$why" ] || { status=1; say "$part" failed "$why"; return; }
+    done
+    say "$part" passed "$(cat "$part"*/numbers | wc -l) lines of metrics and all checkpoints equal one host's ($(seconds))"
 }
 
 # patiently COMMAND...: retries the command until it succeeds, for up to 30 s.

@@ -39,14 +39,20 @@ fn number(event: &Value, key: &str) -> f64 {
     event[key].as_f64().unwrap_or_else(|| panic!("{key} of {event}"))
 }
 
-/// Of every family: the loss falls, and the saved directory starts the next run where this one ended.
+/// Of every family: the loss falls, and the saved directory, of one file or of several, starts the next run where this
+/// one ended.
 #[test]
 fn model_directories_train_and_come_back() {
     let dir = files();
-    for family in ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"] {
+    for (family, many) in [("mixtral", true), ("qwen2_moe", false), ("qwen3_moe", true), ("olmoe", false)] {
         let train =
             format!("--pretrain {family} {TRAIN} --nproc-per-node 2 --max-steps 40 --router-aux-loss-coef 0.01");
-        good(&dir, &format!("{train} --save-hf {family}-tuned --metrics-path {family}.jsonl"));
+        let size = if many { "20KB" } else { "5GB" };
+        let saved = format!("--save-hf {family}-tuned --max-shard-size {size}");
+        good(&dir, &format!("{train} {saved} --metrics-path {family}.jsonl"));
+        let there = |file: &str| dir.path(&format!("{family}-tuned")).join(file).exists();
+        assert_eq!(there("model.safetensors.index.json"), many, "{family}");
+        assert_eq!(there("model.safetensors"), !many, "{family}");
         let steps = events(&dir.path(&format!("{family}.jsonl")), "step");
         let (first, last) = (&steps[0], steps.last().unwrap());
         assert!(number(last, "loss") < 0.7 * number(first, "loss"), "{family}: {first} {last}");
@@ -162,9 +168,10 @@ fn a_run_resumes_with_the_same_bits() {
     }
 }
 
-/// Of every family: the losses are those of one rank, and what is saved is the same file.
+/// Of every family, on ranks that share sequences, columns, experts, and all of these: the losses are those of one
+/// rank, and what is saved is the same file.
 #[test]
-fn sequences_and_columns_are_shared_by_ranks() {
+fn sequences_columns_and_experts_are_shared_by_ranks() {
     let dir = files();
     let train = format!("{} --max-steps 4 --router-aux-loss-coef 0.1", TRAIN.replace("--batch-size 4", ""));
     for family in ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"] {
@@ -172,7 +179,8 @@ fn sequences_and_columns_are_shared_by_ranks() {
             ("one", "--nproc-per-node 1 --batch-size 4"),
             ("sp", "--nproc-per-node 2 --batch-size 4 --ring-attn-size 2"),
             ("tp", "--nproc-per-node 2 --batch-size 4 --tp-size 2"),
-            ("all", "--nproc-per-node 8 --batch-size 2 --ring-attn-size 2 --tp-size 2"),
+            ("ep", "--nproc-per-node 2 --batch-size 2 --ep-size 2"),
+            ("all", "--nproc-per-node 8 --batch-size 2 --ring-attn-size 2 --tp-size 2 --ep-size 2"),
         ];
         for (name, flags) in meshes {
             good(&dir, &format!("--pretrain {family} {train} {flags} --metrics-path {family}-{name}.jsonl"));
@@ -284,10 +292,10 @@ fn what_experts_do_not_support_is_refused() {
         assert!(code == 2 && text.contains(part) && text.lines().count() == 1, "{args}: {code}: {text}");
     };
     for (more, part) in [
-        ("--device sim --ep-size 2", "--ep-size 2: ranks exchange rows by counts that the host reads"),
         ("--save-gguf out.gguf", "mixtures of experts"),
         ("--lora-rank 2 --lora-target-modules q_proj gate", "target_modules names gate, a router"),
         ("--lora-rank 2 --lora-target-modules all-linear --lora-dropout 0.1", "dropout 0.1 with adapters of experts"),
+        ("--lora-rank 2 --load-in-4bit", "load_in_4bit: models with experts are not supported"),
         ("--router-aux-loss-coef -1", "0 or more"),
         ("--ep-size 4", "ep 4 does not divide dp_shard 2"),
         ("--ep-size 2 --strategy ddp", "ep 2 does not divide dp_shard 1"),

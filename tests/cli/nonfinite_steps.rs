@@ -76,11 +76,12 @@ fn all_ranks_skip_and_count_a_bad_step_and_too_many_in_a_row_end_the_run() {
     assert!(ended.stderr.contains(says), "{}", ended.stderr);
 }
 
-/// A router whose logit overflows for one token, of one rank: all ranks skip the step, and go on.
+/// A router whose logit overflows for one token, of one rank: all ranks skip the step, and go on, whether each has all
+/// experts or they share them.
 #[test]
 fn a_router_logit_that_is_not_finite_skips_the_step_on_all_ranks() {
     let dir = Dir::new();
-    let (hf, metrics) = (dir.arg("hf"), dir.arg("m.jsonl"));
+    let hf = dir.arg("hf");
     fs::write(dir.path("text.txt"), corpus(&[])).unwrap();
     let run = |args: &[&str]| on_text(&dir, args);
     let made = run(&["--num-experts", "3", "--max-steps", "1", "--save-hf", &hf]);
@@ -90,12 +91,16 @@ fn a_router_logit_that_is_not_finite_skips_the_step_on_all_ranks() {
     let width = 64.0;
     poison_row(&dir.path("hf"), &["block_sparse_moe.gate.weight"], 0, [f32::MAX / (0.62 * width), 0.0]);
     fs::write(dir.path("text.txt"), corpus(&[32 * (2 * 8 + 5) + 3, 32 * (4 * 8 + 1) + 20])).unwrap();
-    let ended = run(&["--pretrain", &hf, "--max-steps", "8", "--metrics-path", &metrics]);
-    assert!(ended.status.success(), "{}", ended.stderr);
-    let steps = events(&dir.path("m.jsonl"), "step");
-    let skipped: Vec<u64> = steps.iter().map(|s| s["skipped_steps"].as_u64().unwrap()).collect();
-    assert_eq!(skipped, [0, 0, 1, 1, 2, 2, 2, 2], "{}", ended.stderr);
-    assert!(steps[2]["aux_loss"].is_null() && steps[3]["aux_loss"].is_f64(), "{} {}", steps[2], steps[3]);
+    for ep in ["1", "2"] {
+        let metrics = format!("{ep}.jsonl");
+        let train = ["--pretrain", &hf, "--max-steps", "8", "--metrics-path", &dir.arg(&metrics)];
+        let ended = run(&[&train[..], &["--ep-size", ep]].concat());
+        assert!(ended.status.success(), "ep {ep}: {}", ended.stderr);
+        let steps = events(&dir.path(&metrics), "step");
+        let skipped: Vec<u64> = steps.iter().map(|s| s["skipped_steps"].as_u64().unwrap()).collect();
+        assert_eq!(skipped, [0, 0, 1, 1, 2, 2, 2, 2], "ep {ep}: {}", ended.stderr);
+        assert!(steps[2]["aux_loss"].is_null() && steps[3]["aux_loss"].is_f64(), "{} {}", steps[2], steps[3]);
+    }
 }
 
 /// A learning rate with which nothing is finite from the second step on.

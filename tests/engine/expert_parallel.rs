@@ -1,23 +1,25 @@
 //! Ranks that share the experts of a mixture: every mesh of four and eight ranks compared with one rank on the same
-//! samples, forward bit for bit; routing so skewed that rows take several rounds; and checkpoints, which show nothing
-//! of the mesh.
+//! samples, forward bit for bit; routing so skewed that rows take several rounds; experts without rows; and
+//! checkpoints, which show nothing of the mesh, and of which a rank reads its own experts only.
 use crate::common::stores::*;
 use crate::common::*;
 use crate::meshes::{ACCUM, Part, assert_close, run, shapes, stores};
-use flatshard::base::DType;
+use flatshard::base::{DType, Result};
+use flatshard::ckpt::{Checkpointer, Dtype, inspect_model};
 use flatshard::comm::MeshSizes;
 use flatshard::comm::recorder::{Entry, Log, Recorder};
 use flatshard::comm::seam::Seam;
 use flatshard::engine::{Engine, EngineOptions, Strategy};
-use flatshard::nn::{Checkpointing, Lora, Spec, Tuning};
-use flatshard::optim::Rule;
-use flatshard::store::{Offload, ShardedOptions};
+use flatshard::nn::{Checkpointing, Experts, Lora, SpImpl, Spec, Tuning};
+use flatshard::optim::{Moments, Rule};
+use flatshard::store::{Offload, ShardedOptions, Stage};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Every mesh whose ranks share experts. Seven experts do not divide evenly.
+/// Every mesh whose ranks share seven experts, which do not divide evenly. Eight ranks need more of them
+/// ([`eight_ranks_share_nine_experts`]).
 pub fn meshes(world: usize) -> Vec<MeshSizes> {
     let shared = |sizes: MeshSizes| {
         let divides = move |ep: &usize| sizes.dp_shard.is_multiple_of(*ep);
@@ -41,20 +43,40 @@ fn check(world: usize, rule: Rule) {
         stores.retain(|strategy| !strategy.name().contains("reference"));
     }
     let ddp = stores.pop().unwrap();
-    let offloaded = ShardedOptions { grad_accum: ACCUM, offload: Offload::Gradients, ..sharded() };
-    stores.push(fsdp(offloaded));
-    let mut turns = stores.iter().cycle();
+    let offloaded = [Offload::Optimizer, Offload::Gradients, Offload::Parameters]
+        .map(|offload| fsdp(ShardedOptions { grad_accum: ACCUM, offload, ..sharded() }));
+    // Those first, because four ranks have fewer meshes than there are stores.
+    let mut turns = offloaded.iter().chain(&stores).cycle();
+    let mut impls = [SpImpl::Ulysses, SpImpl::Ring].into_iter().cycle();
     let start = Part { from: None, to: 2, save: None };
     let one = run(MeshSizes::sharded(1), &options(&ddp, rule), start);
     for sizes in meshes(world) {
         for checkpoint in [Checkpointing::Off, Checkpointing::Selective, Checkpointing::Full] {
             let strategy = turns.next().unwrap();
-            let options = EngineOptions { checkpoint, ..options(strategy, rule) };
+            let sp_impl = if sizes.sp > 1 { impls.next().unwrap() } else { SpImpl::Ring };
             let sequence_parallel = sizes.tp > 1 && checkpoint == Checkpointing::Full;
-            let options = EngineOptions { sequence_parallel, ..options };
-            let what = format!("{} on {sizes:?}, {checkpoint:?}", strategy.name());
+            let options = EngineOptions { checkpoint, sequence_parallel, sp_impl, ..options(strategy, rule) };
+            let what = format!("{} on {sizes:?}, {checkpoint:?}, {sp_impl:?}", strategy.name());
             assert_close(&one, &run(sizes, &options, start), &what);
         }
+    }
+}
+
+/// One store of each kind on one mesh, compared with one rank.
+fn check_mesh(spec: &Spec, sizes: MeshSizes, sp_impl: SpImpl) {
+    let start = Part { from: None, to: 2, save: None };
+    let one = run(MeshSizes::sharded(1), &crate::meshes::options(spec, &ddp(DType::F32), SGD), start);
+    let [sharded, zero, reference] = [
+        fsdp(ShardedOptions { grad_accum: ACCUM, ..sharded() }),
+        zero(staged(Stage::Three, DType::F32)),
+        reference(by_tensor(DType::F32, ACCUM)),
+    ];
+    for (strategy, checkpoint) in
+        [(sharded, Checkpointing::Off), (zero, Checkpointing::Selective), (reference, Checkpointing::Full)]
+    {
+        let options = EngineOptions { checkpoint, sp_impl, ..crate::meshes::options(spec, &strategy, SGD) };
+        let what = format!("{} on {sizes:?}, {checkpoint:?}, {sp_impl:?}", strategy.name());
+        assert_close(&one, &run(sizes, &options, start), &what);
     }
 }
 
@@ -71,6 +93,21 @@ fn every_mesh_of_four_that_shares_experts_equals_one_rank_with_muon() {
 #[test]
 fn every_mesh_of_eight_that_shares_experts_equals_one_rank() {
     check(8, SGD);
+}
+
+/// One rank has two experts, the others one.
+#[test]
+fn eight_ranks_share_nine_experts() {
+    let experts = Experts { count: 9, ..spec().experts.unwrap() };
+    let spec = Spec { experts: Some(experts), ..spec() };
+    check_mesh(&spec, MeshSizes { ep: 8, ..MeshSizes::sharded(8) }, SpImpl::Ring);
+}
+
+/// Three heads are too few for four ranks of a sequence: two groups of two exchange heads, and form a ring.
+#[test]
+fn a_ring_of_ulysses_groups_shares_experts() {
+    let spec = Spec { heads: 3, kv_heads: 3, ..spec() };
+    check_mesh(&spec, MeshSizes { sp: 4, ep: 2, ..MeshSizes::sharded(2) }, SpImpl::Ulysses);
 }
 
 /// Rows do not mix, so a loss does not depend on where its rows were multiplied; and with one rank per expert shard,
@@ -94,6 +131,20 @@ fn sharing_experts_changes_no_bit_of_the_forward_pass() {
     }
 }
 
+/// Zeroes the routers: equal probabilities choose the first experts.
+fn choose_the_first_experts(engine: &mut Engine) -> Result<()> {
+    let (store, _) = engine.state();
+    store.for_each_shard(&mut |mut shard| {
+        for segment in shard.layout.segments.iter().filter(|s| s.name.ends_with("mlp.gate.weight")) {
+            if let Some(owned) = shard.owned(segment.range()) {
+                shard.master.reborrow().slice(owned).host::<f32>("test")?.fill(0.0);
+            }
+        }
+        Ok(())
+    })?;
+    store.weights_changed()
+}
+
 /// All tokens choose the first experts, which one rank has: rows wait for their round, and results stay.
 #[test]
 fn skewed_routing_takes_more_rounds_and_loses_nothing() {
@@ -105,16 +156,7 @@ fn skewed_routing_takes_more_rounds_and_loses_nothing() {
             let log = Log::default();
             let mesh = rank.mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
             let mut engine = Engine::new(rank.device, &mesh, &options)?;
-            // Equal probabilities choose the first experts.
-            engine.state().0.for_each_shard(&mut |mut shard| {
-                for segment in shard.layout.segments.iter().filter(|s| s.name.ends_with("mlp.gate.weight")) {
-                    if let Some(owned) = shard.owned(segment.range()) {
-                        shard.master.reborrow().slice(owned).host::<f32>("test")?.fill(0.0);
-                    }
-                }
-                Ok(())
-            })?;
-            engine.state().0.weights_changed()?;
+            choose_the_first_experts(&mut engine)?;
             let batch = batch(&spec, 1, 0, mesh.rank());
             let reports = vec![step(&mut engine, &[batch], 1)?];
             let sent = |e: &&Entry| e.seam == Some(Seam::AllToAll) && e.tag.what == "dispatch";
@@ -138,6 +180,37 @@ fn skewed_routing_takes_more_rounds_and_loses_nothing() {
             assert_eq!(twice, 2 * exchanges, "ep {ep}");
             assert_same_bits(&many, &halves, &format!("ep {ep}, {checkpoint:?}, in halves"));
         }
+    }
+}
+
+/// Of seven experts, three get all rows. The gradient of the others is zero, so AdamW only decays them.
+#[test]
+fn experts_without_rows_decay_and_nothing_else() {
+    let spec = spec();
+    let Rule::AdamW { weight_decay, .. } = ADAMW else { unreachable!() };
+    let (lr, top_k) = (0.01f32, 3); // of the first step, and of the model
+    let keep = (1.0 - lr as f64 * weight_decay as f64) as f32; // rounded once, as PyTorch does
+    for ep in [1, 2] {
+        let options = EngineOptions { tokens: 2 * ROW, ..options(&fsdp(sharded()), ADAMW) };
+        let weights = mesh_ranks(MeshSizes { ep, ..MeshSizes::sharded(4) }, |rank| {
+            let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
+            choose_the_first_experts(&mut engine)?;
+            let before = fragments(&mut engine)?;
+            step(&mut engine, &[batch(&spec, 1, 0, rank.mesh.rank())], 1)?;
+            Ok((before, fragments(&mut engine)?))
+        });
+        let (before, after): (Vec<_>, Vec<_>) = weights.into_iter().unzip();
+        let (before, after) = (whole(&spec, &before), whole(&spec, &after));
+        let mut matrices = 0;
+        for (name, weights) in &before {
+            let Some((_, rest)) = name.split_once(".experts.") else { continue };
+            let expert: usize = rest.split('.').next().unwrap().parse().unwrap();
+            let decayed = |(before, after): (&f32, &f32)| (before * keep).to_bits() == after.to_bits();
+            let only = weights.iter().zip(&after[name]).all(decayed);
+            assert_eq!(only, expert >= top_k, "ep {ep}: {name}");
+            matrices += 1;
+        }
+        assert_eq!(matrices, 3 * 7 * spec.sparse_blocks());
     }
 }
 
@@ -176,13 +249,16 @@ fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     entries.map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(&path).unwrap())).collect()
 }
 
-/// A checkpoint that another mesh loads and saves again is the same, byte for byte; and training goes on from it.
+/// A checkpoint that another mesh loads and saves again is the same, byte for byte, whether its ranks share experts or
+/// each have all; and training goes on from it.
 #[test]
 fn checkpoints_show_nothing_of_the_mesh() {
     let dir = tempfile::tempdir().unwrap();
     let strategies = stores();
     let options = |i: usize| options(&strategies[i % (strategies.len() - 1)], SGD);
-    let meshes = meshes(4);
+    let eight = [(2, 2, 1, 2, 2), (1, 4, 2, 1, 4), (1, 2, 2, 2, 1)];
+    let eight = eight.map(|(dp_replicate, dp_shard, sp, tp, ep)| MeshSizes { dp_replicate, dp_shard, sp, tp, ep });
+    let meshes = [meshes(4), factorizations(4), eight.to_vec()].concat();
     let first = dir.path().join("first");
     let one = run(MeshSizes::sharded(1), &options(0), Part { from: None, to: 4, save: None });
     let rest = Outcome { steps: one.steps[2..].to_vec(), ..one };
@@ -198,6 +274,49 @@ fn checkpoints_show_nothing_of_the_mesh() {
         let other = meshes[(i + 1) % meshes.len()];
         let gone_on = run(other, &options(3 * i + 1), Part { from: Some((&again, 2)), to: 4, save: None });
         assert_close(&rest, &gone_on, &format!("saved on {sizes:?}, gone on on {other:?}"));
+    }
+}
+
+/// Bytes that this thread has read from files.
+fn bytes_read() -> u64 {
+    let counters = fs::read_to_string("/proc/thread-self/io").unwrap();
+    counters.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+}
+
+/// Of a model of 128 experts a rank reads the bytes of its shards and the headers, and no other expert.
+#[test]
+fn a_rank_reads_its_own_experts_only() {
+    let experts = Experts { count: 128, ..spec().experts.unwrap() };
+    let spec = Spec { experts: Some(experts), ..spec() };
+    let options = EngineOptions { spec: spec.clone(), ..options(&fsdp(sharded()), SGD) };
+    let (dir, moments) = (tempfile::tempdir().unwrap(), Moments::NONE);
+    let model = dir.path().join("model");
+    let written = ranks(1, |rank| {
+        let mut engine = Engine::new(rank.device.clone(), &rank.mesh, &options)?;
+        let layouts = engine.decoder().layouts().to_vec();
+        let mut ckpt = Checkpointer::new(rank.device, &rank.mesh, &spec, &layouts, moments)?;
+        ckpt.save_hf(&model, Dtype::F32, engine.state().0)?;
+        fragments(&mut engine)
+    });
+    // With other initial weights, so that all of them have to be read.
+    let options = EngineOptions { seed: options.seed + 1, ..options };
+    for ep in [2, 8] {
+        let read = mesh_ranks(MeshSizes { ep, ..MeshSizes::sharded(8) }, |rank| {
+            let mut engine = Engine::new(rank.device.clone(), &rank.mesh, &options)?;
+            let layouts = engine.decoder().layouts().to_vec();
+            let mut ckpt = Checkpointer::new(rank.device, &rank.mesh, &spec, &layouts, moments)?;
+            let start = bytes_read();
+            inspect_model(&model, &spec, &layouts)?; // the config and the headers
+            let inspected = bytes_read();
+            ckpt.load_model(&model, engine.state().0)?;
+            let tensors = bytes_read() - inspected - (inspected - start);
+            let own = fragments(&mut engine)?;
+            let bytes: usize = own.iter().map(|(.., values)| 4 * values.len()).sum();
+            // The counters themselves are read too: some digits more each time.
+            assert!(tensors.abs_diff(bytes as u64) < 64, "ep {ep}: {tensors} bytes read of {bytes}");
+            Ok(own)
+        });
+        assert_eq!(whole(&spec, &read), whole(&spec, &written), "ep {ep}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Every family's config round-trips; files of transformers 4 and 5 read the same; unsupported keys are named. Never
 //! reads a file.
 use super::*;
-use crate::nn::Activation;
+use crate::nn::{Activation, Experts};
 
 fn llama() -> Spec {
     Spec {
@@ -209,6 +209,121 @@ fn files_of_transformers_4_and_5_read_the_same() {
     let uncapped = with(json!({"model_type": "gemma2", "attn_logit_softcapping": null, "sliding_window": null}));
     assert_eq!((uncapped.score_cap, uncapped.window, uncapped.windowed.len()), (0.0, 0, 0));
     assert_eq!(with(json!({"model_type": "mistral"})).window_of(7), 4096);
+}
+
+/// The config of a mixture: sizes that all families have, and `more`.
+fn sparse(more: Value) -> Result<Spec> {
+    let mut map = object(json!({
+        "hidden_size": 40, "intermediate_size": 44, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 97, "num_hidden_layers": 6, "max_position_embeddings": 64, "hidden_act": "silu",
+        "tie_word_embeddings": false,
+    }));
+    map.extend(object(more));
+    spec(Value::Object(map))
+}
+
+/// As published with transformers 4 (Mixtral 8x7B, Qwen1.5-MoE-A2.7B, Qwen3-30B-A3B, OLMoE-1B-7B, but for sizes), and
+/// as transformers 5 writes them.
+#[test]
+fn mixtures_of_transformers_4_and_5_read_the_same() {
+    let full = ["full_attention"; 6];
+    let experts = Experts {
+        count: 6,
+        top_k: 3,
+        ff: 14,
+        shared_ff: 0,
+        normalize: false,
+        dense: vec![],
+        aux_coef: 0.02,
+        aux_loss: false,
+    };
+    let cases = [
+        (
+            json!({"model_type": "mixtral", "num_local_experts": 6, "num_experts_per_tok": 3, "rope_theta": 1e6,
+                   "sliding_window": null, "rms_norm_eps": 1e-5, "router_aux_loss_coef": 0.02,
+                   "output_router_logits": false, "attention_dropout": 0.0, "torch_dtype": "bfloat16",
+                   "transformers_version": "4.36.0.dev0"}),
+            json!({"model_type": "mixtral", "num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": null,
+                   "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}, "sliding_window": null,
+                   "rms_norm_eps": 1e-5, "router_aux_loss_coef": 0.02, "router_jitter_noise": 0.0,
+                   "output_router_logits": false, "dtype": "bfloat16", "transformers_version": "5.23.0"}),
+            Experts { ff: 44, normalize: true, ..experts.clone() },
+        ),
+        (
+            json!({"model_type": "qwen2_moe", "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 14,
+                   "shared_expert_intermediate_size": 10, "norm_topk_prob": false, "decoder_sparse_step": 1,
+                   "router_aux_loss_coef": 0.02, "output_router_logits": false, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
+                   "use_sliding_window": false, "sliding_window": 32768, "max_window_layers": 21,
+                   "torch_dtype": "bfloat16"}),
+            json!({"model_type": "qwen2_moe", "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 14,
+                   "shared_expert_intermediate_size": 10, "norm_topk_prob": false, "decoder_sparse_step": 1,
+                   "mlp_only_layers": [], "qkv_bias": true, "router_aux_loss_coef": 0.02, "output_router_logits": false,
+                   "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}, "rms_norm_eps": 1e-6,
+                   "use_sliding_window": false, "sliding_window": 0, "max_window_layers": 21, "layer_types": full,
+                   "dtype": "bfloat16"}),
+            Experts { shared_ff: 10, ..experts.clone() },
+        ),
+        (
+            json!({"model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 14,
+                   "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [], "head_dim": 16,
+                   "router_aux_loss_coef": 0.02, "output_router_logits": false, "rope_theta": 1e6, "rope_scaling": null,
+                   "attention_bias": false, "use_sliding_window": false, "sliding_window": null,
+                   "max_window_layers": 48, "rms_norm_eps": 1e-6, "torch_dtype": "bfloat16"}),
+            json!({"model_type": "qwen3_moe", "num_local_experts": 6, "num_experts_per_tok": 3,
+                   "moe_intermediate_size": 14, "norm_topk_prob": true, "decoder_sparse_step": 1,
+                   "mlp_only_layers": [], "head_dim": 16, "router_aux_loss_coef": 0.02,
+                   "output_router_logits": false, "attention_bias": false,
+                   "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}, "use_sliding_window": false,
+                   "sliding_window": null, "rms_norm_eps": 1e-6, "dtype": "bfloat16"}),
+            Experts { normalize: true, ..experts.clone() },
+        ),
+        (
+            json!({"model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": false,
+                   "clip_qkv": null, "router_aux_loss_coef": 0.02, "output_router_logits": false, "rope_theta": 1e4,
+                   "rope_scaling": null, "attention_bias": false, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16"}),
+            json!({"model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": false,
+                   "clip_qkv": null, "router_aux_loss_coef": 0.02, "output_router_logits": false,
+                   "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "attention_bias": false,
+                   "rms_norm_eps": 1e-5, "dtype": "bfloat16"}),
+            Experts { ff: 44, ..experts.clone() },
+        ),
+    ];
+    for (four, five, experts) in cases {
+        let (four, five) = (sparse(four).unwrap(), sparse(five).unwrap());
+        assert_eq!(four, five);
+        assert_eq!(four.experts, Some(experts), "{:?}", four.arch);
+    }
+}
+
+/// Both names of the number of experts, and both keys that leave blocks without experts.
+#[test]
+fn experts_are_counted_and_placed_by_either_key() {
+    for family in ["qwen2_moe", "qwen3_moe"] {
+        let dense = |more: Value| {
+            let mut map = object(more);
+            map.insert("model_type".into(), json!(family));
+            sparse(Value::Object(map)).map(|spec| spec.experts.unwrap().dense)
+        };
+        // Every second block has experts, beginning with the second.
+        assert_eq!(dense(json!({"decoder_sparse_step": 2})).unwrap(), [0, 2, 4], "{family}");
+        assert_eq!(dense(json!({"decoder_sparse_step": 3})).unwrap(), [0, 1, 3, 4], "{family}");
+        assert_eq!(dense(json!({"mlp_only_layers": [4, 1]})).unwrap(), [1, 4], "{family}");
+        let both = json!({"decoder_sparse_step": 2, "mlp_only_layers": [3]});
+        assert_eq!(dense(both).unwrap(), [0, 2, 3, 4], "{family}");
+        let error = dense(json!({"mlp_only_layers": [6]})).unwrap_err().to_string();
+        assert!(error.contains("mlp_only_layers is [6]; it must be a list of layers below 6"), "{error}");
+    }
+    for family in ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"] {
+        for names in [&["num_experts"][..], &["num_local_experts"], &["num_experts", "num_local_experts"]] {
+            let mut map = object(json!({"model_type": family, "num_experts_per_tok": 2}));
+            map.extend(names.iter().map(|name| (name.to_string(), json!(5))));
+            let spec = sparse(Value::Object(map)).unwrap();
+            assert_eq!(spec.experts.unwrap().count, 5, "{family}: {names:?}");
+        }
+        let two = json!({"model_type": family, "num_experts": 5, "num_local_experts": 6});
+        let error = sparse(two).unwrap_err().to_string();
+        assert!(error.contains("num_experts is 5 and num_local_experts is 6: remove one"), "{family}: {error}");
+    }
 }
 
 #[test]
