@@ -199,7 +199,7 @@ fn scoring_a_larger_reference_is_planned() {
     let larger = format!("--ref-pretrain {} --precompute-ref-logps", dir.path().display());
     let (own, scored) = (bytes("--precompute-ref-logps", "params"), bytes(&larger, "params"));
     // Two bytes a parameter in bf16, over 8 ranks; norms are less than a thousandth.
-    let reference = 2.0 * (2 * 32000 * 4096 + 16 * (4 * 4096 * 4096 + 3 * 4096 * 8192)) as f64 / 8.0;
+    let reference = 2.0 * (2u64 * 32000 * 4096 + 16 * (4 * 4096 * 4096 + 3 * 4096 * 8192)) as f64 / 8.0;
     assert!(own < 0.9 * reference && (scored / reference - 1.0).abs() < 1e-3, "{own} and {scored}, not {reference}");
     assert_eq!(bytes(&larger, "optimizer"), bytes("--precompute-ref-logps", "optimizer"));
 }

@@ -49,6 +49,7 @@ fn near(a: &[Vec<Option<u64>>], b: &[Vec<Option<u64>>], what: &str) {
 fn a_run_with_kept_log_probabilities_is_bitwise_the_run_with_the_model() {
     let dir = Dir::new();
     let (policy, other) = (model(&dir, "policy", "1"), model(&dir, "other", "2"));
+    let third = model(&dir, "third", "3"); // what one run keeps serves others, on any mesh of data parallelism
     let (pairs, labels) = (
         "--objective dpo --dataset configs/pairs.jsonl --eval-dataset configs/pairs_eval.jsonl",
         "--objective kto --dataset configs/labels.jsonl --eval-dataset configs/labels_eval.jsonl",
@@ -65,7 +66,7 @@ fn a_run_with_kept_log_probabilities_is_bitwise_the_run_with_the_model() {
         format!("{pairs} --pretrain {policy} --ref-pretrain {other} --precision fp16 --batch-size 3 --packing-samples"),
         format!("{labels} --pretrain {policy} --ref-pretrain {other} --precision fp16 --batch-size 2"),
         format!(
-            "{pairs} --pretrain {policy} --ref-pretrain {other} --nproc-per-node 4 --sharding HYBRID_SHARD \
+            "{pairs} --pretrain {policy} --ref-pretrain {third} --nproc-per-node 4 --sharding HYBRID_SHARD \
              --dp-replicate-size 2 --batch-size 2"
         ),
     ] {

@@ -57,7 +57,7 @@ pub struct Map<'a> {
     pub swizzle: Swizzle,
 }
 
-/// `C (m, n) (+)= A Bᵀ`, A (m, k) and B (n, k) in FP8 with the layouts of [`super::scaled`], and an epilogue.
+/// `C (m, n) (+)= A Bᵀ`, A (m, k) and B (n, k) in FP8 with the layouts of `src/device/gpu/scaled.rs`, and an epilogue.
 pub struct ScaledGemm<'a> {
     pub shape: GemmShape,
     /// Of A; B is in E4M3.
