@@ -327,6 +327,23 @@ fn combine_rows() {
     }
 }
 
+/// In whatever order rows arrive, they are summed in that of the top-k: 1e8 + 1 is 1e8 in f32.
+#[test]
+fn rows_are_combined_in_the_order_of_the_top_k() {
+    let rows = [1e8, -1e8, 1.0];
+    for (order, sum) in [([0.0, 2.0, 1.0], 0.0), ([0.0, 1.0, 2.0], 1.0), ([2.0, 0.0, 1.0], 0.0), ([1.0, 0.0, 2.0], 1.0)]
+    {
+        for dev in devices() {
+            let [x, places] = [(DType::F32, rows), (DType::U32, order)].map(|(dtype, x)| buf(&*dev, dtype, &x));
+            let mut y = buf(&*dev, DType::F32, &[7.0]);
+            let (places, x, y_out) = (Some(places.view()), x.view(), y.view_mut());
+            let op = CombineRows { width: 1, top_k: 3, places, weights: None, x, y: y_out, accumulate: false };
+            dev.combine_rows(op).unwrap();
+            assert_eq!(read(&*dev, &y), [sum], "{}: {order:?}", dev.name());
+        }
+    }
+}
+
 #[test]
 fn weigh_rows() {
     for ((rows, _, width), mapped) in ROWS.into_iter().flat_map(|rows| [(rows, false), (rows, true)]) {
