@@ -81,11 +81,10 @@ pub(super) fn narrow_product<E: Float, C: Float>(
             let a = widen(a, shape.lda, of_a, padded * k, &mut buffers.a);
             let block = buffers.c.take::<f32>(padded * columns);
             let rows_of_c = |row: usize| (i + row) * shape.ldc + j..(i + row) * shape.ldc + j + columns;
-            for (row, sums) in block.chunks_exact_mut(columns).enumerate() {
-                match shape.accumulate && row < rows {
-                    true => sums.iter_mut().zip(&c[rows_of_c(row)]).for_each(|(sum, c)| *sum = c.to_f32()),
-                    false => sums.fill(0.0),
-                }
+            // Results of rows beyond C's are never read.
+            let added = if shape.accumulate { rows } else { 0 };
+            for (row, sums) in block.chunks_exact_mut(columns).enumerate().take(added) {
+                sums.iter_mut().zip(&c[rows_of_c(row)]).for_each(|(sum, c)| *sum = c.to_f32());
             }
             let dense =
                 GemmShape { m: padded, n: columns, k, ta, tb, accumulate: shape.accumulate, ..GemmShape::nn(0, 0, 0) };
