@@ -75,14 +75,14 @@ def flatshard(binary, work, ablation=None):
 
 
 def contenders(a, work):
-    """Functions that each run one contender."""
+    """Names, and functions that each run one contender."""
     if a.ablate:
-        yield from (partial(flatshard, "run_fsdp", work, name) for name in ABLATIONS)
-        yield from (partial(torch_peer, "fsdp1", False, work, name) for name in ABLATIONS)
-        yield from (partial(torch_peer, "fsdp2", False, work, name) for name in ABLATIONS if name not in FSDP2_LACKS)
+        yield from ((f"run_fsdp, {name}", partial(flatshard, "run_fsdp", work, name)) for name in ABLATIONS)
+        yield from ((f"fsdp1, {name}", partial(torch_peer, "fsdp1", False, work, name)) for name in ABLATIONS)
+        yield from ((f"fsdp2, {name}", partial(torch_peer, "fsdp2", False, work, name)) for name in ABLATIONS if name not in FSDP2_LACKS)
     else:
-        yield from (partial(flatshard, binary, work) for binary in a.ours)
-        yield from (partial(torch_peer, *PEERS[name], work) for name in a.peers)
+        yield from ((binary, partial(flatshard, binary, work)) for binary in a.ours)
+        yield from ((name, partial(torch_peer, *PEERS[name], work)) for name in a.peers)
 
 
 def machine():
@@ -114,15 +114,18 @@ def arguments():
 
 def main():
     a = arguments()
-    runs = []
+    runs, failed = [], []
     shapes = [{"max-len": seq, "batch-size": batch} for seq, batch in zip(a.seq, a.batch)]
     for number in range(a.rounds):
         for precision, shape in itertools.product(a.precision, shapes):
-            for contender in contenders(a, shape | {"max-steps": a.steps, "precision": precision}):
+            for name, contender in contenders(a, shape | {"max-steps": a.steps, "precision": precision}):
+                at = shape | {"round": number}
                 try:
-                    runs.append(contender() | shape | {"round": number})
+                    runs.append(contender() | at)
                 except RuntimeError as error:
-                    print(f"one contender failed and is skipped:\n{error}", file=sys.stderr)
+                    # The end says why: torchrun names the signal of the out-of-memory killer there.
+                    failed.append({"name": name, "precision": precision} | at | {"error": str(error).strip()[-500:]})
+                    print(f"{name} failed and is left out of the table:\n{error}", file=sys.stderr)
                     continue
                 print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
     print(f"| precision | sequence x batch | contender | tokens/s, median of {a.rounds} (min-max) | ratio to best peer | peak MiB per rank |")
@@ -139,7 +142,7 @@ def main():
             peak = max(r["peak_mem_mib"] for r in rs)
             print(f"| {precision} | {length} | {name} | {speed[name]:.0f} ({low:.0f}-{high:.0f}) | {speed[name] / best:.2f} | {peak} |")
     if a.out:
-        a.out.write_text(json.dumps({"machine": machine(), "model": MODEL, "steps": a.steps, "runs": runs}, indent=1) + "\n")
+        a.out.write_text(json.dumps({"machine": machine(), "model": MODEL, "steps": a.steps, "runs": runs, "failed": failed}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

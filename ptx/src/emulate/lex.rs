@@ -1,13 +1,13 @@
 //! PTX text to tokens with source positions. Honors `# line "file"`, so that positions refer to the unexpanded source.
 //! Never knows an instruction.
 
-#[derive(Clone, Debug, PartialEq)]
-pub enum Token {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Token<'a> {
     /// Names, directives, mnemonics and registers: `.reg`, `add.u32`, `%r1`, `LOOP`.
-    Word(String),
+    Word(&'a str),
     Number(u64),
     /// `8.0`: a version. Floats are given by their bits.
-    Decimal(String),
+    Decimal(&'a str),
     Text,
     Mark(char),
 }
@@ -19,8 +19,8 @@ pub struct SourceLine {
     pub line: usize,
 }
 
-pub struct Lexed {
-    pub tokens: Vec<(Token, SourceLine)>,
+pub struct Lexed<'a> {
+    pub tokens: Vec<(Token<'a>, SourceLine)>,
     pub files: Vec<String>,
 }
 
@@ -45,7 +45,7 @@ pub fn bad(number: &str) -> String {
 }
 
 /// Errors name their position.
-pub fn lex(file: &str, source: &str) -> Result<Lexed, String> {
+pub fn lex<'a>(file: &str, source: &'a str) -> Result<Lexed<'a>, String> {
     let mut lexed = Lexed { tokens: vec![], files: vec![file.to_string()] };
     let (mut rest, mut place) = (source, SourceLine { file: 0, line: 1 });
     while let Some(c) = rest.chars().next() {
@@ -58,7 +58,7 @@ pub fn lex(file: &str, source: &str) -> Result<Lexed, String> {
                 rest = rest[1 + line.len()..].strip_prefix('\n').unwrap_or("");
                 continue;
             }
-            _ if c.is_whitespace() => (c.len_utf8(), None),
+            _ if c.is_whitespace() => (rest.len() - rest.trim_start().len(), None),
             _ if rest.starts_with("//") => (rest.find('\n').unwrap_or(rest.len()), None),
             _ if rest.starts_with("/*") => match rest.find("*/") {
                 Some(end) => (end + 2, None),
@@ -71,7 +71,7 @@ pub fn lex(file: &str, source: &str) -> Result<Lexed, String> {
             _ if c.is_ascii_digit() => {
                 let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '.').unwrap_or(rest.len());
                 let text = &rest[..end];
-                let decimal = text.contains('.').then(|| Token::Decimal(text.to_string()));
+                let decimal = text.contains('.').then(|| Token::Decimal(text));
                 (
                     end,
                     Some(decimal.map_or_else(|| number(text).map(Token::Number), Ok).map_err(|e| at(&lexed.files, e))?),
@@ -80,19 +80,19 @@ pub fn lex(file: &str, source: &str) -> Result<Lexed, String> {
             _ if is_word(c) => {
                 // `::` joins words: .shared::cta
                 let mut end = 0;
-                while let Some(c) = rest[end..].chars().next() {
-                    end += match c {
-                        _ if is_word(c) => 1,
-                        ':' if rest[end..].starts_with("::") => 2,
+                while let Some(&byte) = rest.as_bytes().get(end) {
+                    end += match byte {
+                        _ if is_word(byte.into()) => 1,
+                        b':' if rest[end..].starts_with("::") => 2,
                         _ => break,
                     };
                 }
-                (end, Some(Token::Word(rest[..end].to_string())))
+                (end, Some(Token::Word(&rest[..end])))
             }
             _ => (c.len_utf8(), Some(Token::Mark(c))),
         };
         lexed.tokens.extend(token.map(|t| (t, place)));
-        place.line += rest[..taken].matches('\n').count();
+        place.line += rest[..taken].bytes().filter(|&b| b == b'\n').count();
         rest = &rest[taken..];
     }
     Ok(lexed)

@@ -25,15 +25,15 @@ pub fn parse(file: &str, source: &str) -> Decoded<Vec<PtxKernel>> {
 }
 
 /// An instruction with unresolved labels.
-struct RawInstruction {
+struct RawInstruction<'a> {
     guard: Option<(Register, bool)>,
-    mnemonic: String,
+    mnemonic: &'a str,
     operands: Vec<PtxOperand>,
     place: SourceLine,
 }
 
 struct PtxParser<'a> {
-    tokens: &'a [(Token, SourceLine)],
+    tokens: &'a [(Token<'a>, SourceLine)],
     files: &'a [String],
     at: usize,
     scopes: Vec<HashMap<String, PtxOperand>>,
@@ -45,32 +45,32 @@ struct PtxParser<'a> {
 }
 
 /// The kernel being parsed.
-struct Body {
+struct Body<'a> {
     kernel: PtxKernel,
-    raw: Vec<RawInstruction>,
+    raw: Vec<RawInstruction<'a>>,
     /// Label references: [`PtxOperand::Label`] holds an index into these until their block ends.
-    wanted: Vec<String>,
+    wanted: Vec<&'a str>,
     found: Vec<Option<usize>>,
 }
 
-impl PtxParser<'_> {
-    fn peek(&self) -> Option<&Token> {
-        self.tokens.get(self.at).map(|t| &t.0)
+impl<'a> PtxParser<'a> {
+    fn peek(&self) -> Option<Token<'a>> {
+        self.tokens.get(self.at).map(|t| t.0)
     }
-    fn next(&mut self) -> Decoded<Token> {
-        let token = self.peek().cloned().ok_or("unexpected end of text")?;
+    fn next(&mut self) -> Decoded<Token<'a>> {
+        let token = self.peek().ok_or("unexpected end of text")?;
         self.at += 1;
         Ok(token)
     }
     fn eat(&mut self, mark: char) -> bool {
-        let found = self.peek() == Some(&Token::Mark(mark));
+        let found = self.peek() == Some(Token::Mark(mark));
         self.at += found as usize;
         found
     }
     fn want(&mut self, mark: char) -> Decoded<()> {
         if self.eat(mark) { Ok(()) } else { Err(format!("expected '{mark}', found {:?}", self.next()?)) }
     }
-    fn word(&mut self) -> Decoded<String> {
+    fn word(&mut self) -> Decoded<&'a str> {
         match self.next()? {
             Token::Word(word) => Ok(word),
             other => Err(format!("expected a name, found {other:?}")),
@@ -91,7 +91,7 @@ impl PtxParser<'_> {
     }
     fn module(&mut self) -> Decoded<()> {
         while self.peek().is_some() {
-            match self.word()?.as_str() {
+            match self.word()? {
                 ".version" | ".target" | ".address_size" => drop(self.next()?),
                 ".visible" => {}
                 ".extern" => {
@@ -112,7 +112,7 @@ impl PtxParser<'_> {
     fn entry(&mut self) -> Decoded<()> {
         let name = self.word()?;
         let kernel = PtxKernel {
-            name,
+            name: name.into(),
             parameters: vec![],
             instructions: vec![],
             registers: vec![],
@@ -142,7 +142,7 @@ impl PtxParser<'_> {
             while self.eat(',') {
                 product *= self.number()?;
             }
-            match directive.as_str() {
+            match directive {
                 ".maxntid" | ".reqntid" => {
                     body.kernel.max_threads = Some(product as u32);
                     body.kernel.exact_threads = directive == ".reqntid";
@@ -171,14 +171,14 @@ impl PtxParser<'_> {
                 let size = size.ok_or_else(|| format!("'{word}' has no type"))?;
                 let mut bytes = size;
                 if self.eat('[') {
-                    bytes = if self.peek() == Some(&Token::Mark(']')) { 0 } else { size * self.number()? as usize };
+                    bytes = if self.peek() == Some(Token::Mark(']')) { 0 } else { size * self.number()? as usize };
                     self.want(']')?;
                 }
                 return Ok(Field { name: word.into(), offset: end.next_multiple_of(align.max(size)), bytes });
             }
         }
     }
-    fn block(&mut self, body: &mut Body) -> Decoded<()> {
+    fn block(&mut self, body: &mut Body<'a>) -> Decoded<()> {
         self.scopes.push(HashMap::new());
         let mut labels = HashMap::new();
         let first = body.wanted.len();
@@ -197,7 +197,7 @@ impl PtxParser<'_> {
                 }
             }
             let word = self.word()?;
-            match word.as_str() {
+            match word {
                 ".reg" => self.registers(body)?,
                 ".shared" => self.shared(body)?,
                 ".pragma" => {
@@ -206,7 +206,7 @@ impl PtxParser<'_> {
                     }
                 }
                 _ if self.eat(':') => {
-                    if labels.insert(word.clone(), body.raw.len()).is_some() {
+                    if labels.insert(word, body.raw.len()).is_some() {
                         return Err(format!("label '{word}' is defined twice"));
                     }
                 }
@@ -224,7 +224,7 @@ impl PtxParser<'_> {
         Ok(())
     }
     /// `.reg .u32 %a, %b<4>;`
-    fn registers(&mut self, body: &mut Body) -> Decoded<()> {
+    fn registers(&mut self, body: &mut Body<'a>) -> Decoded<()> {
         let word = self.word()?;
         bits(&word[1..])?;
         loop {
@@ -234,7 +234,7 @@ impl PtxParser<'_> {
                 self.want('>')?;
                 (0..n).map(|k| format!("{name}{k}")).collect()
             } else {
-                vec![name]
+                vec![name.to_string()]
             };
             for name in names {
                 self.define(&name, PtxOperand::Register(body.kernel.registers.len()))?;
@@ -245,7 +245,7 @@ impl PtxParser<'_> {
             }
         }
     }
-    fn shared(&mut self, body: &mut Body) -> Decoded<()> {
+    fn shared(&mut self, body: &mut Body<'a>) -> Decoded<()> {
         if self.dynamic.is_some() {
             return Err("a kernel with an .extern .shared array cannot have other shared arrays".into());
         }
@@ -255,7 +255,7 @@ impl PtxParser<'_> {
         body.kernel.shared.push(field);
         self.want(';')
     }
-    fn operands(&mut self, body: &mut Body) -> Decoded<Vec<PtxOperand>> {
+    fn operands(&mut self, body: &mut Body<'a>) -> Decoded<Vec<PtxOperand>> {
         let mut operands = vec![];
         while !self.eat(';') {
             let operand = self.operand(body)?;
@@ -272,7 +272,7 @@ impl PtxParser<'_> {
         }
         Ok(operands)
     }
-    fn operand(&mut self, body: &mut Body) -> Decoded<PtxOperand> {
+    fn operand(&mut self, body: &mut Body<'a>) -> Decoded<PtxOperand> {
         match self.next()? {
             Token::Mark('{') => {
                 let mut list = vec![];
@@ -304,12 +304,12 @@ impl PtxParser<'_> {
                 other => Err(format!("'!' before {other:?}")),
             },
             Token::Number(number) => Ok(PtxOperand::Immediate(number)),
-            Token::Decimal(text) => Err(bad(&text)),
-            Token::Word(name) => self.name(&name, body),
+            Token::Decimal(text) => Err(bad(text)),
+            Token::Word(name) => self.name(name, body),
             other => Err(format!("expected an operand, found {other:?}")),
         }
     }
-    fn name(&mut self, name: &str, body: &mut Body) -> Decoded<PtxOperand> {
+    fn name(&mut self, name: &'a str, body: &mut Body<'a>) -> Decoded<PtxOperand> {
         if let Some(operand) = self.scopes.iter().rev().find_map(|scope| scope.get(name)) {
             return Ok(operand.clone());
         }
@@ -319,21 +319,21 @@ impl PtxParser<'_> {
         if name.starts_with('%') {
             return special(name).map(PtxOperand::Special).ok_or_else(|| format!("undeclared register '{name}'"));
         }
-        body.wanted.push(name.to_string());
+        body.wanted.push(name);
         body.found.push(None);
         Ok(PtxOperand::Label(body.wanted.len() - 1))
     }
-    fn finish(&mut self, body: Body) -> Decoded<PtxKernel> {
+    fn finish(&mut self, body: Body<'a>) -> Decoded<PtxKernel> {
         let mut kernel = body.kernel;
         for mut raw in body.raw {
             self.blame = Some(raw.place);
             for operand in &mut raw.operands {
                 if let PtxOperand::Label(label) = operand {
-                    let name = &body.wanted[*label];
+                    let name = body.wanted[*label];
                     *label = body.found[*label].ok_or_else(|| format!("unknown name '{name}'"))?;
                 }
             }
-            let op = decode(&raw.mnemonic, &raw.operands)?;
+            let op = decode(raw.mnemonic, &raw.operands)?;
             kernel.instructions.push(Instruction { guard: raw.guard, op, place: raw.place });
         }
         self.blame = None;

@@ -1,6 +1,6 @@
 //! Expands sources: directives, macro calls and names, with markers that preserve positions. The syntax is in mod.rs.
 use super::expr::{Bindings, Value, eval};
-use super::scan::{Cursor, SourceSpan, opaque, split, word};
+use super::scan::{Cursor, SourceSpan, breaks, opaque, plain, split, word};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::rc::Rc;
@@ -29,7 +29,7 @@ const DEPTH: usize = 64;
 struct Macro {
     file: Rc<str>,
     line: usize,
-    parameters: Vec<String>,
+    parameters: Vec<Rc<str>>,
     body: String,
     /// The names at the definition.
     names: Bindings,
@@ -72,7 +72,7 @@ pub fn expand(
         next: (file.clone(), 1),
     };
     let here = Origin { file: file.clone(), label: file.clone(), depth: 0 };
-    expander.block(&here, SourceSpan { text: source, line: 1 }, &mut Bindings::new())?;
+    expander.block(&here, SourceSpan { text: source, line: 1 }, &mut Bindings::default())?;
     match given.iter().find(|(name, _)| !expander.used.contains(*name)) {
         Some((name, _)) => {
             let what = format!("'{name}' is given, but no .const has that name");
@@ -85,12 +85,17 @@ pub fn expand(
 impl Expander<'_> {
     /// Appends text from `line`, preceded by a marker after a line break unless lines are consecutive.
     fn put(&mut self, here: &Origin, line: usize, text: &str) {
-        if self.out.ends_with('\n') && (self.next.1 != line || self.next.0 != here.label) {
-            self.out += &format!("# {line} \"{}\"\n", here.label);
-            self.next = (here.label.clone(), line);
+        if self.next.1 != line || self.next.0 != here.label {
+            if self.out.ends_with('\n') {
+                self.out += &format!("# {line} \"{}\"\n", here.label);
+                self.next = (here.label.clone(), line);
+            } else if let Some(end) = text.find('\n').filter(|end| end + 1 < text.len()) {
+                self.put(here, line, &text[..=end]);
+                return self.put(here, line + 1, &text[end + 1..]);
+            }
         }
         self.out += text;
-        self.next.1 += text.matches('\n').count();
+        self.next.1 += breaks(text);
     }
     fn block(&mut self, here: &Origin, span: SourceSpan, names: &mut Bindings) -> Result<(), ExpandError> {
         let mut cursor = Cursor::new(span);
@@ -136,8 +141,10 @@ impl Expander<'_> {
         } else if (c.is_ascii_alphabetic() || c == '_') && cursor.rest[n..].starts_with("!(") {
             self.call(here, cursor, names)?;
         } else {
-            let plain = if c.is_ascii_alphanumeric() || matches!(c, '_' | '%' | '.') { n } else { c.len_utf8() };
-            let text = cursor.take(plain);
+            // What begins like a directive, a comment or a name but is none, and all the text up to the next of them.
+            let begins = if c.is_ascii_alphanumeric() || matches!(c, '_' | '%' | '.') { n } else { c.len_utf8() };
+            let fresh = matches!(c, '\n' | ';' | '{' | '}') || cursor.fresh && c.is_whitespace();
+            let text = cursor.take(begins + plain(&cursor.rest[begins..], fresh));
             self.put(here, line, text);
         }
         Ok(())
@@ -153,8 +160,8 @@ impl Expander<'_> {
             let name = cursor.word("a name after '$'")?;
             match names.get(name) {
                 Some(Value::Int(value)) => return Ok(value.to_string()),
-                Some(Value::Text(text)) if text.starts_with('%') && cursor.rest.starts_with('[') => text.clone(),
-                Some(Value::Text(text)) => return Ok(text.clone()),
+                Some(Value::Text(text)) if text.starts_with('%') && cursor.rest.starts_with('[') => text.to_string(),
+                Some(Value::Text(text)) => return Ok(text.to_string()),
                 None => return Err(format!("unknown name '${name}'")),
             }
         } else {
@@ -195,7 +202,7 @@ impl Expander<'_> {
         let value = eval(cursor.take(end), names)?;
         let value = self.given.get(name.as_str()).copied().unwrap_or(value);
         self.used.insert(name.clone());
-        match names.insert(name.clone(), Value::Int(value)) {
+        match names.insert(name.as_str().into(), Value::Int(value)) {
             Some(_) => Err(format!("'{name}' is defined twice").into()),
             None => Ok(()),
         }
@@ -211,7 +218,7 @@ impl Expander<'_> {
         let new = Macro {
             file: here.file.clone(),
             line: body.line,
-            parameters: parameters.iter().map(|p| p.to_string()).collect(),
+            parameters: parameters.into_iter().map(Rc::from).collect(),
             body: body.text.into(),
             names: names.clone(),
         };
@@ -222,7 +229,7 @@ impl Expander<'_> {
     }
     fn unroll(&mut self, here: &Origin, cursor: &mut Cursor, names: &Bindings) -> Result<(), ExpandFailure> {
         cursor.take(".for".len());
-        let name = cursor.word("a name after .for")?.to_string();
+        let name: Rc<str> = cursor.word("a name after .for")?.into();
         if cursor.word("'in'")? != "in" {
             return Err(format!("expected 'in' after .for {name}").into());
         }
@@ -279,7 +286,7 @@ impl Expander<'_> {
         }
         let mut inner = found.names.clone();
         for (parameter, argument) in found.parameters.iter().zip(given) {
-            inner.insert(parameter.clone(), Value::Text(self.argument(argument, names)?));
+            inner.insert(parameter.clone(), Value::Text(self.argument(argument, names)?.into()));
         }
         if cursor.rest.starts_with(';') {
             cursor.take(1);

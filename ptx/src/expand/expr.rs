@@ -1,13 +1,29 @@
 //! Integer expressions of the expander: C's operators and precedence on i64. Knows names, but never text or lines.
-use std::collections::HashMap;
+use std::rc::Rc;
 
 /// A name's value: a number, or the text of a macro argument.
 #[derive(Clone, Debug)]
 pub enum Value {
     Int(i64),
-    Text(String),
+    Text(Rc<str>),
 }
-pub type Bindings = HashMap<String, Value>;
+
+/// Names and their values. Some dozens, of which a call and an iteration have a copy: a list is copied faster than a
+/// table.
+#[derive(Clone, Default)]
+pub struct Bindings(Vec<(Rc<str>, Value)>);
+
+impl Bindings {
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        self.0.iter().rev().find(|(known, _)| **known == *name).map(|(_, value)| value)
+    }
+    /// Hides an earlier value, which is returned.
+    pub fn insert(&mut self, name: Rc<str>, value: Value) -> Option<Value> {
+        let old = self.get(&name).cloned();
+        self.0.push((name, value));
+        old
+    }
+}
 
 /// Binary operators by length, then precedence: `<<` must be matched before `<`.
 const OPERATORS: [(&str, u8); 18] = [

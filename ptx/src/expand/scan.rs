@@ -16,13 +16,59 @@ pub struct SourceSpan<'a> {
     pub line: usize,
 }
 
+fn in_word(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'_'
+}
 /// Length of the identifier that `s` starts with.
 pub fn word(s: &str) -> usize {
-    s.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(s.len())
+    s.bytes().position(|b| !in_word(b)).unwrap_or(s.len())
+}
+
+/// Whether a statement may start after `text`, if it may (`fresh`) before it.
+fn fresh_after(text: &str, fresh: bool) -> bool {
+    match text.bytes().rfind(|&b| b == b'\n' || !b.is_ascii_whitespace()) {
+        Some(last) => matches!(last, b'\n' | b';' | b'{' | b'}'),
+        None => fresh,
+    }
+}
+
+/// Length of the text at the start of `s` that passes through an expansion: up to the next comment, string, name, macro
+/// call, or what may be a directive. Most of a source is such text, and loops are scanned once per iteration.
+pub fn plain(s: &str, mut fresh: bool) -> usize {
+    let bytes = s.as_bytes();
+    let mut n = 0;
+    while let Some(&byte) = bytes.get(n) {
+        let after = || n + 1 + bytes[n + 1..].iter().position(|&b| !in_word(b)).unwrap_or(bytes.len() - n - 1);
+        let next = match byte {
+            b'$' | b'/' | b'"' => return n,
+            b'.' if fresh => return n,
+            b'%' | b'.' | b'_' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => after(),
+            _ => n + 1,
+        };
+        let special = match byte {
+            b'%' => bytes.get(next) == Some(&b'['),
+            b'_' | b'A'..=b'Z' | b'a'..=b'z' => bytes[next..].starts_with(b"!("),
+            _ => false,
+        };
+        if special {
+            return n;
+        }
+        fresh = matches!(byte, b'\n' | b';' | b'{' | b'}') || fresh && byte.is_ascii_whitespace();
+        n = next;
+    }
+    n
+}
+
+/// Number of line breaks.
+pub fn breaks(text: &str) -> usize {
+    text.bytes().filter(|&b| b == b'\n').count()
 }
 
 /// Length of the comment or string at the start of `s`; 0 if there is none.
 pub fn opaque(s: &str) -> Result<usize, String> {
+    if !matches!(s.as_bytes().first(), Some(b'/' | b'"')) {
+        return Ok(0);
+    }
     if s.starts_with("//") {
         return Ok(s.find('\n').unwrap_or(s.len()));
     }
@@ -70,10 +116,8 @@ impl<'a> Cursor<'a> {
     /// Takes `n` bytes.
     pub fn take(&mut self, n: usize) -> &'a str {
         let (taken, rest) = self.rest.split_at(n);
-        self.line += taken.matches('\n').count();
-        for c in taken.chars() {
-            self.fresh = matches!(c, '\n' | ';' | '{' | '}') || self.fresh && c.is_whitespace();
-        }
+        self.line += breaks(taken);
+        self.fresh = fresh_after(taken, self.fresh);
         self.rest = rest;
         taken
     }
@@ -99,14 +143,15 @@ impl<'a> Cursor<'a> {
     /// Takes the text up to and including `stop`, which must be outside comments and strings.
     pub fn until(&mut self, stop: char) -> Result<SourceSpan<'a>, String> {
         let mut n = 0;
-        while let Some(c) = self.rest[n..].chars().next() {
+        while let Some(found) = self.rest[n..].find([stop, '/', '"']) {
+            n += found;
             let skip = opaque(&self.rest[n..])?;
-            if skip == 0 && c == stop {
+            if skip == 0 && self.rest[n..].starts_with(stop) {
                 let span = SourceSpan { text: &self.rest[..n], line: self.line };
-                self.take(n + c.len_utf8());
+                self.take(n + stop.len_utf8());
                 return Ok(span);
             }
-            n += skip.max(c.len_utf8());
+            n += skip.max(1);
         }
         Err(format!("'{stop}' expected"))
     }
@@ -118,17 +163,18 @@ impl<'a> Cursor<'a> {
         }
         self.take(1);
         let (mut depth, mut n) = (1, 0);
-        while let Some(c) = self.rest[n..].chars().next() {
+        while let Some(found) = self.rest[n..].find([open, shut, '/', '"']) {
+            n += found;
             let skip = opaque(&self.rest[n..])?;
             if skip == 0 {
-                depth += (c == open) as i32 - (c == shut) as i32;
+                depth += self.rest[n..].starts_with(open) as i32 - self.rest[n..].starts_with(shut) as i32;
                 if depth == 0 {
                     let span = SourceSpan { text: &self.rest[..n], line: self.line };
                     self.take(n + 1);
                     return Ok(span);
                 }
             }
-            n += skip.max(c.len_utf8());
+            n += skip.max(1);
         }
         Err(format!("no '{shut}' closes this '{open}'"))
     }
