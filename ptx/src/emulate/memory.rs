@@ -1,6 +1,7 @@
 //! Global memory of the emulated device: allocations by name and address, with their shadow. Never shared memory, which
 //! lives and dies with a CTA.
 use super::shadow::Shadow;
+use std::cell::Cell;
 
 /// By default, allocation i occupies [i << 36, (i + 1) << 36), so an overrun never hits the next.
 const RANGE: u32 = 36;
@@ -37,6 +38,8 @@ pub struct Allocation<'m> {
 pub struct GlobalMemory<'m> {
     /// In address order.
     pub(super) allocations: Vec<Allocation<'m>>,
+    /// Index of the allocation found last: most accesses are to the same one.
+    recent: Cell<usize>,
 }
 
 /// Why an access is impossible.
@@ -54,7 +57,7 @@ impl<'m> GlobalMemory<'m> {
     /// Allocations at the caller's addresses, in order: memory that outlives a launch, with its shadow.
     pub fn of(allocations: Vec<Allocation<'m>>) -> GlobalMemory<'m> {
         debug_assert!(allocations.is_sorted_by_key(|a| a.address));
-        GlobalMemory { allocations }
+        GlobalMemory { allocations, ..GlobalMemory::default() }
     }
     pub fn into_allocations(self) -> Vec<Allocation<'m>> {
         self.allocations
@@ -118,17 +121,26 @@ impl<'m> GlobalMemory<'m> {
     }
     /// Allocation and offset of an aligned access.
     pub(super) fn find(&self, address: u64, bytes: usize) -> Result<(usize, usize), Outside> {
+        let within = |a: &Allocation| {
+            let offset = address.checked_sub(a.address)?;
+            (offset.checked_add(bytes as u64)? <= a.data.bytes().len() as u64).then_some(offset)
+        };
+        let recent = self.allocations.get(self.recent.get()).and_then(within);
+        if let Some(offset) = recent.filter(|_| address.is_multiple_of(bytes as u64)) {
+            return Ok((self.recent.get(), offset as usize));
+        }
         let next = self.allocations.partition_point(|a| a.address <= address);
         let near = |index: &usize| self.allocations.get(*index).is_some_and(|a| a.address >> RANGE == address >> RANGE);
         let index = next.checked_sub(1).filter(near).or(Some(next).filter(near)).ok_or(Outside::Nowhere)?;
         let allocation = &self.allocations[index];
         let offset = address.wrapping_sub(allocation.address);
-        if address < allocation.address || offset + bytes as u64 > allocation.data.bytes().len() as u64 {
+        if within(allocation).is_none() {
             return Err(Outside::Beyond(index, offset as i64));
         }
         if !address.is_multiple_of(bytes as u64) {
             return Err(Outside::Misaligned(index, offset));
         }
+        self.recent.set(index);
         Ok((index, offset as usize))
     }
 }
