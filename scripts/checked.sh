@@ -18,6 +18,7 @@ checked() {
 }
 failed=0
 checked --lib --test comm --test data || failed=1
-checked --test device --test engine --test checkpoint -- conformance:: stores:: files:: || failed=1
+# The mock driver repeats on the emulator what the simulated device has done on it.
+checked --test device --test engine --test checkpoint -- conformance:: stores:: files:: --skip the_real_driver || failed=1
 scripts/hosts_check.sh || failed=1
 exit $failed
