@@ -18,17 +18,19 @@ const SYMMETRIC: c_int = 1;
 /// The first version with windows that collectives use, 2.27.3.
 const WINDOWS: c_int = 22_703;
 
-/// Live memory of `ncclMemAlloc`: address and bytes. Windows need such memory, which peers can map.
-static ALLOCATED: Mutex<Vec<(u64, usize)>> = Mutex::new(Vec::new());
+/// Live memory of `ncclMemAlloc`: address, bytes, and the driver's address, which has a smaller alignment. Windows need
+/// such memory, which peers can map.
+static ALLOCATED: Mutex<Vec<(u64, usize, u64)>> = Mutex::new(Vec::new());
 
 /// # Safety
 /// `out` can hold an address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclMemAlloc(out: *mut *mut c_void, bytes: usize) -> c_int {
     let whole = bytes.max(1).next_multiple_of(GRANULE);
-    match crate::alloc(whole) {
-        Ok(address) => {
-            lock(&ALLOCATED).push((address, whole));
+    match crate::alloc(whole + ALIGNED as usize) {
+        Ok(of_driver) => {
+            let address = of_driver.next_multiple_of(ALIGNED);
+            lock(&ALLOCATED).push((address, whole, of_driver));
             // SAFETY: the caller's pointer.
             unsafe { *out = address as *mut c_void };
             SUCCESS
@@ -45,8 +47,19 @@ pub extern "C" fn ncclMemFree(at: *mut c_void) -> c_int {
         complain(&format!("ncclMemFree of {at:#x}, which is still registered"));
         return INVALID_USAGE;
     }
-    lock(&ALLOCATED).retain(|(start, _)| *start != at);
-    if crate::free(at).is_ok() { SUCCESS } else { UNHANDLED_CUDA_ERROR }
+    let known = {
+        let mut allocated = lock(&ALLOCATED);
+        let known = allocated.iter().position(|(start, ..)| *start == at);
+        known.map(|known| allocated.remove(known))
+    };
+    match known.map(|(.., of_driver)| crate::free(of_driver)) {
+        Some(Ok(())) => SUCCESS,
+        Some(Err(_)) => UNHANDLED_CUDA_ERROR,
+        None => {
+            complain(&format!("ncclMemFree of {at:#x}, which ncclMemAlloc did not return"));
+            INVALID_ARGUMENT
+        }
+    }
 }
 
 /// # Safety
@@ -90,8 +103,8 @@ fn forget(comm: &NcclComm, handle: *mut c_void, window: bool) -> Result<c_int, c
 
 /// Why a window cannot be registered, whatever the other ranks do. The real library would return a null window for
 /// some of it, or an error.
-fn unfit(at: u64, bytes: usize, flags: c_int, allocated: &[(u64, usize)]) -> Option<String> {
-    let inside = |&(start, whole): &(u64, usize)| start <= at && at + bytes as u64 <= start + whole as u64;
+fn unfit(at: u64, bytes: usize, flags: c_int, allocated: &[(u64, usize, u64)]) -> Option<String> {
+    let inside = |&(start, whole, _): &(u64, usize, u64)| start <= at && at + bytes as u64 <= start + whole as u64;
     if bytes == 0 || !at.is_multiple_of(ALIGNED) {
         return Some(format!("{bytes} bytes at {at:#x}: a window has at least one, aligned to {ALIGNED}"));
     }
@@ -166,7 +179,7 @@ mod tests {
 
     #[test]
     fn windows_are_of_aligned_memory_that_nccl_allocated() {
-        let allocated = [(0x20_0000, GRANULE)];
+        let allocated = [(0x20_0000, GRANULE, 0x20_0000)];
         assert_eq!(unfit(0x20_0000, GRANULE, SYMMETRIC, &allocated), None);
         assert_eq!(unfit(0x20_1000, 8, SYMMETRIC, &allocated), None);
         for (at, bytes, flags, says) in [
