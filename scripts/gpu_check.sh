@@ -111,12 +111,15 @@ compiled() { # NAME TOLERANCE FLAGS...: compares losses and norms with and witho
         train "$name-graphs.jsonl" --device cuda $small "$@" --compile &&
         "$build/gpu_check" parity "$name-single.jsonl" "$name-graphs.jsonl" "$tolerance"
 }
-two_ranks() { # COMMAND...: two processes on one GPU, which NCCL treats as two hosts
-    local pids=() status=0 rank
+two_ranks() { # COMMAND...: two processes on one GPU, which NCCL treats as two hosts; with APART=1 on two GPUs
+    local pids=() status=0 rank shared
     for rank in 0 1; do
+        shared="NCCL_HOSTID=flatshard$rank NCCL_SOCKET_IFNAME==lo NCCL_IB_DISABLE=1 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1
+            NCCL_NVLS_ENABLE=0"
+        [ -z "${APART:-}" ] || shared=CUDA_VISIBLE_DEVICES=$rank
+        # shellcheck disable=SC2086
         env RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29417 \
-            NCCL_HOSTID=flatshard$rank NCCL_SOCKET_IFNAME==lo NCCL_IB_DISABLE=1 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 \
-            NCCL_NVLS_ENABLE=0 NCCL_DEBUG="${NCCL_DEBUG:-WARN}" "$@" > "rank$rank.json" 2> "rank$rank.log" &
+            $shared NCCL_DEBUG="${NCCL_DEBUG:-WARN}" "$@" > "rank$rank.json" 2> "rank$rank.log" &
         pids+=($!)
     done
     for rank in 0 1; do
@@ -185,6 +188,11 @@ part nccl 120 bash -c "two_ranks $build/gpu_check ranks"
 # Two processes on one GPU, without NCCL: bits of the shared-memory group. gb_per_s of this part and of `nccl` say which is faster
 # where both run; with one GPU, NCCL is on sockets, so only several GPUs compare them.
 part ipc 120 bash -c "two_ranks $build/gpu_check ranks ipc"
+# On two GPUs, all-gather and reduce-scatter with and without symmetric windows (`gb_per_s`). Needs NCCL 2.27.
+if [ "$(nvidia-smi -L 2> /dev/null | wc -l)" -gt 1 ]; then
+    part nccl_apart 120 bash -c "APART=1 two_ranks $build/gpu_check ranks"
+    part nccl_windows 120 bash -c "APART=1 two_ranks $build/gpu_check ranks windows"
+fi
 part parity_two_ranks 150 bash -c 'parity parity_two_ranks 2e-4 --nproc-per-node 2 -- --nproc-per-node 2 --ranks-per-gpu 2 --comm-timeout 60'
 part parity_compile_ranks 150 bash -c 'compiled parity_compile_ranks 1e-6 --nproc-per-node 2 --ranks-per-gpu 2 --comm-timeout 60 --dropout 0.1 --no-tune'
 [ -n "${QUICK:-}" ] || part bench 300 "$build/gpu_check" bench

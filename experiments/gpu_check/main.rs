@@ -12,10 +12,11 @@ use flatshard::base::{Error, Result};
 use flatshard::device::gpu::cuda::Machine;
 use flatshard::device::gpu::telemetry::Telemetry;
 use gpu::OpenGpu;
+use ranks::RanksBy;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
-const USAGE: &str = "gpu_check machine | kernels | link | layouts | attention | bench [attention] | ranks [ipc] | parity A.jsonl B.jsonl TOLERANCE | \
+const USAGE: &str = "gpu_check machine | kernels | link | layouts | attention | bench [attention] | ranks [windows | ipc] | parity A.jsonl B.jsonl TOLERANCE | \
                      rate A.jsonl | table DIR";
 
 fn machine() -> Result<Value> {
@@ -63,8 +64,9 @@ fn part(args: &[String]) -> Result<Value> {
         ["attention"] => layouts::attention(),
         ["bench"] => bench::run(),
         ["bench", "attention"] => bench::attention_rates(),
-        ["ranks"] => ranks::run(false),
-        ["ranks", "ipc"] => ranks::run(true),
+        ["ranks"] => ranks::run(RanksBy::Nccl),
+        ["ranks", "windows"] => ranks::run(RanksBy::Windows),
+        ["ranks", "ipc"] => ranks::run(RanksBy::Ipc),
         ["parity", a, b, tolerance] => records::parity(a, b, tolerance),
         ["rate", a] => records::rate(a),
         ["table", dir] => records::table(dir).map(Value::String),

@@ -15,16 +15,26 @@ const T: Tag = Tag::new("check", 0);
 /// f32 elements per shard: a few megabytes, so that buffers are registered.
 const SHARD: usize = 1 << 20;
 
-/// `by_ipc`: without NCCL. Then results also have the bits of the shared-memory group.
-pub fn run(by_ipc: bool) -> Result<Value> {
+/// What moves the data.
+#[derive(Clone, Copy, PartialEq)]
+pub enum RanksBy {
+    Nccl,
+    /// NCCL, with buffers registered as symmetric windows.
+    Windows,
+    /// No NCCL. Results also have the bits of the shared-memory group.
+    Ipc,
+}
+
+pub fn run(by: RanksBy) -> Result<Value> {
     let env = RankEnv::from_env()?.ok_or_else(|| Error::input("ranks: set RANK, WORLD_SIZE and LOCAL_RANK"))?;
     let cuda = OpenGpu::open(env.local_rank, env.local_world)?.cuda;
     let meter = Meter::default();
     let device: Arc<dyn Device> = Arc::new(GpuDevice::new(cuda.clone(), meter.clone())?);
     let (timeout, tiny) = (Duration::from_secs(60), cuda.model()?.starts_with("Simulated"));
-    let world = match by_ipc {
-        true => nccl::NcclWorld::join_by_ipc(&env, cuda, device.clone(), meter.clone(), timeout)?,
-        false => nccl::NcclWorld::join(&env, cuda, None, device.clone(), meter.clone(), timeout)?,
+    let options = nccl::NcclOptions { windows: by == RanksBy::Windows, ..Default::default() };
+    let world = match by {
+        RanksBy::Ipc => nccl::NcclWorld::join_by_ipc(&env, cuda, device.clone(), meter.clone(), timeout)?,
+        _ => nccl::NcclWorld::join(&env, cuda, None, device.clone(), meter.clone(), timeout, options)?,
     };
     let mesh = Mesh::new(world, MeshSizes::sharded(env.world))?;
     let (g, me, n) = (&*mesh.fsdp, env.rank, env.world);
@@ -98,10 +108,15 @@ pub fn run(by_ipc: bool) -> Result<Value> {
             .map_or(-1.0, |r| (r * SHARD + sent(r) + i - recvs[r].start) as f32)
     })?;
     g.barrier(T)?;
-    let same_bits = by_ipc.then(|| twins::check(&env, g, &*device, meter, timeout)).transpose()?;
+    let same_bits = (by == RanksBy::Ipc).then(|| twins::check(&env, g, &*device, meter, timeout)).transpose()?;
     let rates = rates(g, &*device, tiny)?;
     let stats = g.stats();
-    Ok(json!({"rank": me, "ranks": n, "by": if by_ipc { "ipc" } else { "nccl" }, "ops": stats.ops,
+    let by = match by {
+        RanksBy::Nccl => "nccl",
+        RanksBy::Windows => "windows",
+        RanksBy::Ipc => "ipc",
+    };
+    Ok(json!({"rank": me, "ranks": n, "by": by, "ops": stats.ops,
         "same_bits_as_shm": same_bits, "gb_per_s": rates, "in_flight_s": stats.in_flight_s,
         "exposed_s": stats.exposed_s, "seconds": started.elapsed().as_secs_f64()}))
 }

@@ -8,17 +8,20 @@ const MANY: u64 = 1 << 16;
 const DEEP: u64 = 1 << 12;
 /// Threads of a rank.
 const CORES: u64 = 1 << 10;
+/// Channels of NCCL (`MAXCHANNELS`), which lowers a larger number without a word.
+const CHANNELS: u64 = 64;
 /// Model sizes, sequence lengths and tokens to generate: ids and lengths are 32 bits wide.
 const LARGE: u64 = 1 << 31;
 /// Sequences: batch x accumulation x ranks must fit in a machine word.
 const LONG: u64 = 10_000_000;
 
 /// Limits by setting name.
-const MOST: [(&str, u64); 25] = [
+const MOST: [(&str, u64); 26] = [
     ("nproc_per_node", MANY),
     ("threads_per_rank", CORES),
     ("num_nodes", MANY),
     ("ranks_per_gpu", MANY),
+    ("nccl_max_ctas", CHANNELS),
     ("tp_size", MANY),
     ("ep_size", MANY),
     ("ring_attn_size", MANY),

@@ -7,6 +7,7 @@ mod cuda_fp8;
 mod cuda_graphs;
 mod cuda_input;
 mod cuda_ipc;
+mod cuda_nccl;
 mod cuda_ranks;
 mod cuda_training;
 mod cuda_tuning;

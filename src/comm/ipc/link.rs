@@ -296,6 +296,7 @@ impl IpcLink {
 impl Transport for IpcLink {
     fn alloc(
         &self,
+        _: CheckedCall,
         (dtype, len): (DType, usize),
         category: Category,
         lease: Lease,

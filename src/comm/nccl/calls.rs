@@ -64,8 +64,10 @@ impl Collective for NcclGroup {
         self.axis
     }
     fn alloc(&self, dtype: DType, len: usize, _: CommUse, category: Category) -> Result<Buf> {
-        let lease = self.meter.lease_of(category, dtype, len, len * dtype.size());
-        self.channel.transport.alloc((dtype, len), category, lease, &|mine| self.all(mine))
+        let bytes = len * dtype.size();
+        let lease = self.meter.lease_of(category, dtype, len, bytes);
+        let call = self.call("alloc", Tag::new("bytes", bytes));
+        self.channel.transport.alloc(call, (dtype, len), category, lease, &|mine| self.all(mine))
     }
     fn all_gather(&self, tag: Tag, shard: View, full: ViewMut) -> Result<Ticket> {
         let call = self.call("all_gather", tag);

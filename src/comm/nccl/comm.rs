@@ -6,7 +6,7 @@
 //! the reason. Aborting a communicator removes its kernels from the GPU. Abort and orderly destruction return only when
 //! the last graph that captured the communicator is gone. So nobody else waits for them, and whoever aborts or ends a
 //! world drops the graphs first.
-use super::library::{Handle, IN_PROGRESS, Nccl, NcclConfig, SUCCESS, UniqueId};
+use super::library::{Handle, IN_PROGRESS, Nccl, NcclConfig, NcclOptions, SUCCESS, UniqueId};
 use super::rendezvous::ID;
 use crate::base::{Error, Result};
 use std::ffi::c_int;
@@ -25,6 +25,8 @@ unsafe impl Send for RawComm {}
 
 pub(super) struct Comm {
     pub nccl: Arc<Nccl>,
+    /// Of this communicator and of those split off it.
+    pub options: NcclOptions,
     handle: Mutex<Option<RawComm>>,
     failed: OnceLock<String>,
     timeout: Duration,
@@ -66,13 +68,13 @@ impl Comm {
     /// a reason to give up early.
     pub(super) fn init(
         nccl: Arc<Nccl>,
+        options: NcclOptions,
         id: [u8; ID],
-        rank: usize,
-        size: usize,
+        (rank, size): (usize, usize),
         timeout: Duration,
         stop: &dyn Fn() -> Option<String>,
     ) -> Result<Comm> {
-        let (mut handle, mut config) = (std::ptr::null_mut(), NcclConfig::non_blocking());
+        let (mut handle, mut config) = (std::ptr::null_mut(), NcclConfig::non_blocking(&options));
         let version = nccl.version_text()?;
         let failed = |what: String| {
             Error::Run(format!("rank {rank}: NCCL {version}, {size} ranks: {what}; set NCCL_DEBUG=INFO for details"))
@@ -82,20 +84,20 @@ impl Comm {
         if !matches!(code, SUCCESS | IN_PROGRESS) || handle.is_null() {
             return Err(failed(nccl.describe(code)));
         }
-        let comm = Comm::new(nccl, handle, timeout);
+        let comm = Comm::new(nccl, options, handle, timeout);
         comm.settled(stop).map_err(|what| {
             comm.abort(&what);
             failed(what)
         })?;
         Ok(comm)
     }
-    fn new(nccl: Arc<Nccl>, handle: Handle, timeout: Duration) -> Comm {
-        Comm { nccl, handle: Mutex::new(Some(RawComm(handle))), failed: OnceLock::new(), timeout }
+    fn new(nccl: Arc<Nccl>, options: NcclOptions, handle: Handle, timeout: Duration) -> Comm {
+        Comm { nccl, options, handle: Mutex::new(Some(RawComm(handle))), failed: OnceLock::new(), timeout }
     }
 
     /// A communicator of the ranks that pass the same color, ordered by key. Every rank of this one must call.
     pub(super) fn split(&self, color: usize, key: usize, stop: &dyn Fn() -> Option<String>) -> Result<Comm> {
-        let mut config = NcclConfig::non_blocking();
+        let mut config = NcclConfig::non_blocking(&self.options);
         // An NCCL thread writes this when the new communicator is ready, so it must not move.
         let mut slot: Box<Handle> = Box::new(std::ptr::null_mut());
         let new: *mut Handle = &mut *slot;
@@ -119,7 +121,7 @@ impl Comm {
             std::mem::forget(slot);
             return Err(failed(what));
         }
-        let comm = Comm::new(self.nccl.clone(), *slot, self.timeout);
+        let comm = Comm::new(self.nccl.clone(), self.options, *slot, self.timeout);
         comm.settled(stop).map_err(|what| {
             comm.abort(&what);
             failed(what)

@@ -1,7 +1,7 @@
 //! A fake NCCL for tests: communicators that complete after a given number of polls, fail, or never answer. Moves no
 //! data.
 use super::comm::Comm;
-use super::library::{Handle, IN_PROGRESS, Nccl, NcclConfig, SUCCESS, Stream, UniqueId};
+use super::library::{Handle, IN_PROGRESS, Nccl, NcclConfig, NcclOptions, SUCCESS, Stream, UniqueId};
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering::SeqCst};
@@ -113,6 +113,8 @@ pub fn nccl() -> Arc<Nccl> {
         mem_free: None,
         register: None,
         deregister: None,
+        window_register: None,
+        window_deregister: None,
         error_string,
         _library: libloading::os::unix::Library::this().into(),
     })
@@ -128,5 +130,5 @@ pub fn comm(
     s.polls.store(polls, SeqCst);
     let mut id = [0; 128];
     id[..8].copy_from_slice(&((&raw const *s).expose_provenance() as u64).to_le_bytes());
-    (Comm::init(nccl(), id, 0, 2, timeout, stop), s)
+    (Comm::init(nccl(), NcclOptions::default(), id, (0, 2), timeout, stop), s)
 }

@@ -4,10 +4,11 @@
 //! `libnccl.so.2`; it panics if a function is missing; and it stores results in a Rust enum, which a newer library may
 //! exceed.
 //!
-//! Constants and layouts are those of nccl.h 2.18 to 2.30. The config is version 2.17's; its size tells later versions
+//! Constants and layouts are those of nccl.h 2.18 to 2.32. The config is version 2.17's; its size tells later versions
 //! to use their defaults for the missing fields.
 use crate::base::{Error, Result};
 use libloading::Library;
+use serde::{Deserialize, Serialize};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 
@@ -18,6 +19,19 @@ pub type Stream = *mut c_void;
 
 pub const SUCCESS: c_int = 0;
 pub const IN_PROGRESS: c_int = 7;
+
+/// What a run asks of its communicators beyond NCCL's own choices. By default nothing, which leaves everything to
+/// NCCL and its environment variables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NcclOptions {
+    /// Most CTAs (multiprocessors) that a collective occupies.
+    pub max_ctas: Option<usize>,
+    /// Registers long-lived buffers as symmetric windows, where NCCL has an allocation and a window for them.
+    pub windows: bool,
+}
+
+/// `winFlags`: a collective may assume that operands have the same offset in the windows of all ranks.
+pub const WINDOW_SYMMETRIC: c_int = 1;
 
 /// `ncclRedOp_t`.
 pub const SUM: c_int = 0;
@@ -43,8 +57,10 @@ pub struct NcclConfig {
 }
 const UNDEFINED: c_int = c_int::MIN;
 impl NcclConfig {
-    /// Calls return at once and are polled, which makes timeouts possible.
-    pub fn non_blocking() -> NcclConfig {
+    /// Calls return at once and are polled, which makes timeouts possible. What `options` does not set is undefined:
+    /// NCCL then uses its environment variables and its own choice.
+    pub fn non_blocking(options: &NcclOptions) -> NcclConfig {
+        let ctas = |n| c_int::try_from(n).unwrap_or(c_int::MAX);
         NcclConfig {
             size: size_of::<NcclConfig>(),
             magic: 0xcafe_beef,
@@ -52,7 +68,7 @@ impl NcclConfig {
             blocking: 0,
             cga_cluster_size: UNDEFINED,
             min_ctas: UNDEFINED,
-            max_ctas: UNDEFINED,
+            max_ctas: options.max_ctas.map_or(UNDEFINED, ctas),
             net_name: std::ptr::null(),
             split_share: UNDEFINED,
         }
@@ -61,6 +77,10 @@ impl NcclConfig {
 
 /// The oldest version with communicators that can be split and can register buffers.
 const NEEDED: c_int = 21_901;
+/// The oldest version with windows.
+const WINDOWS: c_int = 22_703;
+/// NCCL prefers it to a communicator's limit.
+const MAX_CTAS: &str = "NCCL_MAX_CTAS";
 
 macro_rules! functions {
     ({$($name:ident: $symbol:literal ($($arg:ty),*);)*} optional {$($maybe:ident: $other:literal ($($marg:ty),*);)*}) => {
@@ -111,6 +131,8 @@ functions! {{
     mem_free: b"ncclMemFree\0" (*mut c_void);
     register: b"ncclCommRegister\0" (Handle, *mut c_void, usize, *mut *mut c_void);
     deregister: b"ncclCommDeregister\0" (Handle, *mut c_void);
+    window_register: b"ncclCommWindowRegister\0" (Handle, *mut c_void, usize, *mut *mut c_void, c_int);
+    window_deregister: b"ncclCommWindowDeregister\0" (Handle, *mut c_void);
 }}
 
 impl Nccl {
@@ -139,6 +161,26 @@ impl Nccl {
                 "NCCL {} is too old: several CUDA ranks need 2.19 or newer; put a newer libnccl.so.2 in LD_LIBRARY_PATH",
                 dotted(version)
             ))),
+        }
+    }
+    /// Fails with an input error if the library is too old for what a run asks, or the environment overrides it.
+    pub fn provides(&self, options: &NcclOptions) -> Result<()> {
+        let version = self.version_number()?;
+        let calls = self.mem_alloc.is_some() && self.window_register.is_some() && self.window_deregister.is_some();
+        if options.windows && !(calls && version >= WINDOWS) {
+            return Err(Error::input(format!(
+                "`nccl_windows` needs NCCL {} or newer, but libnccl.so.2 is {}: put a newer one in LD_LIBRARY_PATH, or \
+                 remove it",
+                dotted(WINDOWS),
+                dotted(version)
+            )));
+        }
+        match options.max_ctas.filter(|_| std::env::var_os(MAX_CTAS).is_some()) {
+            Some(limit) => Err(Error::input(format!(
+                "`nccl_max_ctas: {limit}` has no effect, because NCCL prefers {MAX_CTAS} in the environment: remove one \
+                 of them"
+            ))),
+            None => Ok(()),
         }
     }
     fn version_number(&self) -> Result<c_int> {
@@ -173,9 +215,9 @@ fn dotted(version: c_int) -> String {
     }
 }
 
-/// Fails with an input error if there is no usable NCCL.
-pub fn present() -> Result<()> {
-    Nccl::load().map(|_| ())
+/// Fails with an input error if there is no NCCL that provides `options`.
+pub fn present(options: &NcclOptions) -> Result<()> {
+    Nccl::load()?.provides(options)
 }
 
 #[cfg(test)]
@@ -185,8 +227,11 @@ mod tests {
     #[test]
     fn the_configuration_has_the_layout_of_nccl_2_17() {
         assert_eq!((size_of::<NcclConfig>(), std::mem::offset_of!(NcclConfig, net_name)), (48, 32));
-        let config = NcclConfig::non_blocking();
+        let config = NcclConfig::non_blocking(&NcclOptions::default());
         assert_eq!((config.size, config.magic, config.version, config.blocking), (48, 0xcafebeef, 21800, 0));
+        assert_eq!((config.min_ctas, config.max_ctas), (c_int::MIN, c_int::MIN), "left to NCCL");
+        let limited = NcclConfig::non_blocking(&NcclOptions { max_ctas: Some(4), windows: false });
+        assert_eq!((limited.min_ctas, limited.max_ctas), (c_int::MIN, 4));
     }
 
     #[test]

@@ -19,5 +19,5 @@ mod calls; // the `Collective`
 mod watch; // the thread that aborts hung operations
 mod world; // joins and creates groups
 
-pub use library::present;
+pub use library::{NcclOptions, present};
 pub use world::{NcclWorld, shared_gpu};

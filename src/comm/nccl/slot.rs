@@ -2,12 +2,16 @@
 //! without staging copies. Never fails if that is refused: all ranks then use ordinary memory. (NCCL leaves a
 //! collective undefined if only some ranks pass registered memory.)
 //!
-//! Not registered as symmetric windows: these require a buffer to be at the same offset on all ranks, and a
-//! reduce-scatter in place puts its result at an offset that depends on the rank. Whether that is allowed, only a real
-//! NCCL can tell.
+//! [Note: windows] On request it is registered as a symmetric window, a collective call. NCCL's documentation asks that
+//! an operand have the same offset in the windows of all ranks. Here that holds for what peers access: the output of an
+//! all_gather, the input of a reduce_scatter, the buffer of an all_reduce. It does not hold for what only its own rank
+//! accesses: an all_gather's input and a reduce_scatter's output, in place, lie at an offset that depends on the rank.
+//! NCCL's symmetric kernels address these locally (`src/device/symmetric` of 2.27 to 2.32).
 use super::comm::Comm;
+use super::library::{Nccl, SUCCESS, WINDOW_SYMMETRIC};
 use crate::base::meter::Lease;
 use crate::base::{Category, DType, Error, Result};
+use crate::comm::operands::CheckedCall;
 use crate::device::Buf;
 use crate::device::buf::Place;
 use crate::device::gpu::cuda::Cuda;
@@ -21,28 +25,57 @@ const LEAST: usize = 2 << 20;
 
 /// Memory of NCCL's or of a device buffer, with its registration.
 struct Slot {
-    /// Deregistered before the memory is freed.
-    handle: *mut c_void,
+    /// Ended before the memory is freed.
+    registration: Registration,
     memory: SlotMemory,
     comm: Arc<Comm>,
     cuda: Arc<Cuda>,
+}
+#[derive(Clone, Copy)]
+enum Registration {
+    None,
+    Buffer(*mut c_void),
+    Window(*mut c_void),
 }
 enum SlotMemory {
     Nccl(NonNull<u8>, #[allow(dead_code)] Lease),
     Device(#[allow(dead_code)] Buf),
 }
-// SAFETY: a handle of NCCL's and device memory, used only in `drop`.
+// SAFETY: handles of NCCL's and device memory, used only in `drop`.
 unsafe impl Send for Slot {}
 unsafe impl Sync for Slot {}
 
 impl Slot {
+    /// Registers the memory with `register`, on every rank or on none.
+    fn register(
+        &mut self,
+        all: &dyn Fn(bool) -> Result<bool>,
+        register: impl FnOnce() -> Result<Registration>,
+    ) -> Result<bool> {
+        self.registration = register()?;
+        let everywhere = all(!matches!(self.registration, Registration::None))?;
+        if !everywhere {
+            self.deregister();
+        }
+        Ok(everywhere)
+    }
     fn deregister(&mut self) {
-        let handle = std::mem::replace(&mut self.handle, std::ptr::null_mut());
-        if !handle.is_null() {
-            self.comm.with(|comm, nccl| {
-                // SAFETY: registered with this communicator, and deregistered once.
-                nccl.deregister.map(|deregister| unsafe { deregister(comm, handle) })
-            });
+        match std::mem::replace(&mut self.registration, Registration::None) {
+            Registration::None => {}
+            Registration::Buffer(handle) => {
+                self.comm.with(|comm, nccl| {
+                    // SAFETY: registered with this communicator, and deregistered once.
+                    nccl.deregister.map(|deregister| unsafe { deregister(comm, handle) })
+                });
+            }
+            Registration::Window(window) => {
+                // An error means that the communicator was aborted, which has ended its windows.
+                let _ = self.comm.run(|comm, nccl| match nccl.window_deregister {
+                    // SAFETY: registered with this communicator, and deregistered once.
+                    Some(deregister) => unsafe { deregister(comm, window) },
+                    None => SUCCESS,
+                });
+            }
         }
     }
 }
@@ -63,8 +96,8 @@ impl Drop for Slot {
 pub(super) fn alloc(
     cuda: &Arc<Cuda>,
     comm: &Arc<Comm>,
-    dtype: DType,
-    len: usize,
+    call: CheckedCall,
+    (dtype, len): (DType, usize),
     category: Category,
     lease: Lease,
     all: &dyn Fn(bool) -> Result<bool>,
@@ -82,9 +115,13 @@ pub(super) fn alloc(
             (pointer, SlotMemory::Device(buf))
         }
     };
-    let mut slot = Slot { handle: register(comm, pointer, bytes), memory, comm: comm.clone(), cuda: cuda.clone() };
-    if comm.nccl.register.is_some() && !all(!slot.handle.is_null())? {
-        slot.deregister();
+    let of_nccl = matches!(memory, SlotMemory::Nccl(..));
+    let mut slot = Slot { registration: Registration::None, memory, comm: comm.clone(), cuda: cuda.clone() };
+    // A window is registered by all ranks together, so all need such memory first.
+    let windowed =
+        comm.options.windows && all(of_nccl)? && slot.register(all, || window(comm, call, pointer, bytes))?;
+    if !windowed && comm.nccl.register.is_some() {
+        slot.register(all, || Ok(buffer(comm, pointer, bytes)))?;
     }
     // SAFETY: the memory holds `bytes`, aligned to a page or to 256 bytes, as long as its owner, the slot, lives.
     let mut buf = unsafe { Buf::from_raw(pointer, dtype, len, Place::Device, Arc::new(slot)) };
@@ -98,17 +135,40 @@ fn of_nccl(cuda: &Cuda, comm: &Comm, bytes: usize) -> Option<NonNull<u8>> {
     let mut memory = std::ptr::null_mut();
     // SAFETY: writes one pointer; the context is current.
     let code = unsafe { alloc(&mut memory, bytes) };
-    NonNull::new(memory.cast::<u8>()).filter(|_| code == super::library::SUCCESS)
+    NonNull::new(memory.cast::<u8>()).filter(|_| code == SUCCESS)
 }
 
-/// Null if refused.
-fn register(comm: &Comm, memory: NonNull<u8>, bytes: usize) -> *mut c_void {
-    let register = |handle, nccl: &super::library::Nccl| {
+/// A handle as the registration that `made` of it; NCCL returns null where it does not support one.
+fn unless_null(handle: *mut c_void, made: fn(*mut c_void) -> Registration) -> Registration {
+    if handle.is_null() { Registration::None } else { made(handle) }
+}
+
+fn buffer(comm: &Comm, memory: NonNull<u8>, bytes: usize) -> Registration {
+    let register = |handle, nccl: &Nccl| {
         let (call, _) = (nccl.register?, nccl.deregister?);
         let mut registration = std::ptr::null_mut();
         // SAFETY: a live communicator and memory of that many bytes.
         let code = unsafe { call(handle, memory.as_ptr().cast(), bytes, &mut registration) };
-        (code == super::library::SUCCESS).then_some(registration)
+        (code == SUCCESS).then_some(registration)
     };
-    comm.with(register).flatten().unwrap_or(std::ptr::null_mut())
+    let handle = comm.with(register).flatten().unwrap_or(std::ptr::null_mut());
+    unless_null(handle, Registration::Buffer)
+}
+
+/// Every rank calls. An error ends the run, because the other ranks may wait in the call.
+fn window(comm: &Comm, call: CheckedCall, memory: NonNull<u8>, bytes: usize) -> Result<Registration> {
+    // An NCCL thread writes this while the call is polled, so it must not move.
+    let mut window: Box<*mut c_void> = Box::new(std::ptr::null_mut());
+    let out: *mut *mut c_void = &mut *window;
+    let done = comm.run(|handle, nccl| match nccl.window_register {
+        // SAFETY: a live communicator, memory of that many bytes, and `out` stays valid until this has settled.
+        Some(register) => unsafe { register(handle, memory.as_ptr().cast(), bytes, out, WINDOW_SYMMETRIC) },
+        None => SUCCESS,
+    });
+    if let Err(what) = done {
+        std::mem::forget(window); // NCCL may still write to it
+        return Err(call.error(format!("ncclCommWindowRegister: {what}")));
+    }
+    // SAFETY: written at most once, before the call settled.
+    Ok(unless_null(unsafe { out.read_volatile() }, Registration::Window))
 }

@@ -20,9 +20,10 @@ pub(in crate::comm) struct TransportCall<'a> {
 }
 
 pub(in crate::comm) trait Transport: Send + Sync {
-    /// Memory for collectives. `all` combines a condition over the ranks.
+    /// Memory for collectives, for `call`. `all` combines a condition over the ranks.
     fn alloc(
         &self,
+        call: CheckedCall,
         what: (DType, usize),
         category: Category,
         lease: Lease,
@@ -54,12 +55,13 @@ pub(super) struct NcclTransport {
 impl Transport for NcclTransport {
     fn alloc(
         &self,
-        (dtype, len): (DType, usize),
+        call: CheckedCall,
+        what: (DType, usize),
         category: Category,
         lease: Lease,
         all: &dyn Fn(bool) -> Result<bool>,
     ) -> Result<Buf> {
-        slot::alloc(&self.cuda, &self.comm, dtype, len, category, lease, all)
+        slot::alloc(&self.cuda, &self.comm, call, what, category, lease, all)
     }
     fn enqueue(&self, asked: TransportCall, operands: &mut [Arg], stream: &Arc<CudaStream>) -> Result<()> {
         let TransportCall { call, work, pairs } = asked;

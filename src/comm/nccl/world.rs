@@ -1,7 +1,7 @@
 //! A world of GPUs: its channels, its groups, and aborting them when a rank fails. Never enqueues an operation.
 use super::comm::{self, Comm};
 use super::group::{NcclChannel, NcclGroup};
-use super::library::Nccl;
+use super::library::{Nccl, NcclOptions};
 use super::rendezvous;
 use super::transport::{NcclTransport, Transport};
 use super::watch::{NcclWatch, failed_rank};
@@ -67,6 +67,7 @@ impl NcclWorld {
         device: Arc<dyn Device>,
         meter: Meter,
         timeout: Duration,
+        nccl: NcclOptions,
     ) -> Result<NcclWorld> {
         let options = shm::ShmOptions { timeout };
         let host = match env.arena_fd {
@@ -77,7 +78,7 @@ impl NcclWorld {
         let (rank, size) = (env.rank, env.world);
         let communicators = match size {
             1 => None,
-            _ => Some(Communicators::start(env, &cuda, host.clone(), timeout)?),
+            _ => Some(Communicators::start(env, &cuda, host.clone(), timeout, nccl)?),
         };
         Ok(NcclWorld { rank, size, cuda, graphs, device, meter, communicators, host })
     }
@@ -109,12 +110,14 @@ impl Communicators {
         cuda: &Arc<Cuda>,
         host: Option<Arc<shm::ShmWorld>>,
         timeout: Duration,
+        options: NcclOptions,
     ) -> Result<Communicators> {
         let nccl = Nccl::load()?;
+        nccl.provides(&options)?;
         let id = rendezvous::exchange(env, timeout, || comm::unique_id(&nccl))?;
         cuda.context().bind_to_thread().map_err(|e| cuda.failed("bind", e))?;
         let stop = || failed_rank(host.as_deref());
-        let comm = Arc::new(Comm::init(nccl, id, env.rank, env.world, timeout, &stop)?);
+        let comm = Arc::new(Comm::init(nccl, options, id, (env.rank, env.world), timeout, &stop)?);
         let transport = Arc::new(NcclTransport { comm: comm.clone(), cuda: cuda.clone(), index: env.rank });
         let channel = NcclChannel::new(transport, cuda.stream()?, (0..env.world).collect());
         let watch = NcclWatch::start(cuda.clone(), host.clone(), timeout)?;

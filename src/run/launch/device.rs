@@ -72,7 +72,15 @@ pub fn take(plan: &RankPlan, env: &RankEnv, meter: Meter) -> Result<RankDevice> 
                 }
                 false => {
                     let graphs = graphs.clone();
-                    Arc::new(nccl::NcclWorld::join(env, gpu.clone(), graphs, device.clone(), meter, timeout)?)
+                    Arc::new(nccl::NcclWorld::join(
+                        env,
+                        gpu.clone(),
+                        graphs,
+                        device.clone(),
+                        meter,
+                        timeout,
+                        plan.nccl,
+                    )?)
                 }
             };
             return Ok(RankDevice { device, member, gpu: Some(gpu), graphs });

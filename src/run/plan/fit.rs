@@ -41,7 +41,7 @@ fn gpus(plan: &Plan) -> Result<()> {
     fp8(plan)?;
     match (r.mesh.world(), r.carrier) {
         (1, _) | (_, Carrier::Ipc) => Ok(()),
-        _ => nccl::present(),
+        _ => nccl::present(&r.nccl),
     }
 }
 

@@ -5,6 +5,7 @@ use crate::base::Result;
 use crate::comm::MeshSizes;
 use crate::comm::env::{RankEnv, UNKNOWN};
 use crate::comm::hosts::census;
+use crate::comm::nccl::NcclOptions;
 use crate::comm::secret::Secret;
 use crate::run::settings::value::set;
 use crate::run::settings::{DeviceName, Settings};
@@ -23,6 +24,7 @@ pub struct RankPlan {
     pub threads: usize,
     pub ranks_per_gpu: usize,
     pub tf32: bool,
+    pub nccl: NcclOptions,
     /// Steps are captured as CUDA graphs.
     pub graphs: bool,
     /// Planned bytes of a rank on its device.
@@ -70,6 +72,7 @@ impl RankPlan {
             threads: s.run.threads_per_rank.unwrap_or(cores() / nproc).max(1),
             ranks_per_gpu: set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?,
             tf32: set(&s.precision.tf32, "precision.tf32")?,
+            nccl: NcclOptions { max_ctas: s.run.nccl_max_ctas, windows: s.run.nccl_windows == Some(true) },
             graphs: s.run.compile == Some(true),
             planned: 0,
             init_timeout: Duration::from_secs_f64(set(&s.faults.init_timeout, "faults.init_timeout")?),

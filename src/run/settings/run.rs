@@ -62,6 +62,14 @@ pub struct RunSettings {
     /// feature mpi). ipc: GPUs of one host copy from each other's memory, without NCCL; sums in rank order
     #[arg(long)]
     pub comm: Option<CommName>,
+    /// GPU only: most CTAs (multiprocessors) that an NCCL collective occupies, at most 64: fewer leave more to kernels
+    /// that run at the same time [default: NCCL's choice, or NCCL_MAX_CTAS]
+    #[arg(long, value_name = "N")]
+    pub nccl_max_ctas: Option<usize>,
+    /// GPU only: register buffers of collectives as symmetric windows of NCCL (2.27 or newer, GPUs joined by NVLink);
+    /// sums may then be in another order
+    #[arg(long)]
+    pub nccl_windows: Option<bool>,
     /// File with the secret that the ranks of a multi-host job share: at least 16 bytes, the same on every rank,
     /// readable only by you [default: FLATSHARD_JOB_SECRET]
     #[arg(long, value_name = "FILE")]
@@ -95,6 +103,7 @@ impl RunSettings {
         at_least_one("max_steps", self.max_steps)?;
         at_least_one("epochs", self.epochs)?;
         at_least_one("patience", self.patience)?;
+        count("nccl_max_ctas", self.nccl_max_ctas)?;
         count("ranks_per_gpu", self.ranks_per_gpu)?;
         at_least_one("log_every", self.log_every)?;
         size("sample_tokens", self.sample_tokens)?;

@@ -11,4 +11,5 @@
 mod settings; // FLATSHARD_SIMBLAS
 mod choose; // which problems have an algorithm
 mod product; // the sums
-mod api; // the functions of cublasLt.h: descriptors, the choice of an algorithm, the product
+mod descriptors; // the functions of cublasLt.h: handles, operations, layouts, preferences
+mod api; // the functions of cublasLt.h: the choice of an algorithm, the product

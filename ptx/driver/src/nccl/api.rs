@@ -1,11 +1,12 @@
-//! NCCL's functions, with the names and numbers of nccl.h 2.30: creation and destruction of communicators, and memory.
-//! Only this file dereferences callers' pointers. Waits for other ranks only in blocking communicators.
+//! NCCL's functions, with the names and numbers of nccl.h 2.30: creation and destruction of communicators. Only this
+//! file and `memory` dereference callers' pointers. Waits for other ranks only in blocking communicators.
 use super::code::{
     IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, SYSTEM_ERROR, UNHANDLED_CUDA_ERROR,
 };
-use super::comm::{CommRank, NcclComm, POLL, complain, lock};
+use super::comm::{CommConfig, CommRank, NcclComm, POLL, complain, lock};
 use super::hub;
 use super::link::HubLink;
+use super::settings;
 use super::wire::{FrameKind, KEY};
 use crate::current_gpu;
 use crate::settings::variable;
@@ -15,12 +16,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-/// 2.30.7.
-const VERSION: c_int = 23_007;
 const MAGIC: u32 = 0xcafe_beef;
 const UNDEFINED: c_int = c_int::MIN;
-/// At least two pages of 2 MiB: `ncclMemAlloc`'s granularity.
-const GRANULE: usize = 2 << 20;
+/// `MAXCHANNELS`. The real library lowers a larger limit; here it is an error, since the caller's has no effect then.
+const CHANNELS: c_int = 64;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -45,8 +44,16 @@ pub struct NcclInitConfig {
 static COMMS: Mutex<Option<HashMap<usize, Arc<NcclComm>>>> = Mutex::new(None);
 static NEXT: AtomicUsize = AtomicUsize::new(1);
 
+/// A number for a handle.
+pub fn fresh() -> usize {
+    NEXT.fetch_add(1, SeqCst)
+}
+/// Live communicators.
+pub fn live() -> Vec<Arc<NcclComm>> {
+    lock(&COMMS).iter().flat_map(HashMap::values).cloned().collect()
+}
 fn add(comm: Arc<NcclComm>) -> usize {
-    let handle = 0x10_0000 + 64 * NEXT.fetch_add(1, SeqCst);
+    let handle = 0x10_0000 + 64 * fresh();
     lock(&COMMS).get_or_insert_default().insert(handle, comm);
     handle
 }
@@ -76,7 +83,7 @@ fn over_sockets() -> bool {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetVersion(out: *mut c_int) -> c_int {
     // SAFETY: the caller's int.
-    unsafe { *out = VERSION };
+    unsafe { *out = settings::version() };
     SUCCESS
 }
 
@@ -111,14 +118,14 @@ pub unsafe extern "C" fn ncclGetUniqueId(out: *mut NcclUniqueId) -> c_int {
     SUCCESS
 }
 
-/// As `parseCommConfig`: blocking or not.
-fn parse(config: *const NcclInitConfig) -> Result<bool, c_int> {
+/// As `parseCommConfig`: of a child, `parent`'s where there is no config.
+fn parse(config: *const NcclInitConfig, parent: CommConfig) -> Result<CommConfig, c_int> {
     let wrong = |what: String| {
         complain(&what);
         INVALID_ARGUMENT
     };
     if config.is_null() {
-        return Ok(true);
+        return Ok(parent);
     }
     // SAFETY: a config starts with its size and its magic number, whatever its version.
     let (size, magic) = unsafe { ((*config).size, (*config).magic) };
@@ -130,20 +137,25 @@ fn parse(config: *const NcclInitConfig) -> Result<bool, c_int> {
     }
     // SAFETY: it has at least this many bytes.
     let c = unsafe { *config };
-    if !(20_000..=VERSION).contains(&(c.version as c_int)) {
+    if !(20_000..=settings::version()).contains(&(c.version as c_int)) {
         return Err(wrong(format!("ncclConfig_t of version {}", c.version)));
     }
     let within = |value: c_int, least: c_int, most: c_int| value == UNDEFINED || (least..=most).contains(&value);
     let valid = within(c.blocking, 0, 1)
         && within(c.cga_cluster_size, 0, 8)
-        && within(c.min_ctas, 1, 32)
-        && within(c.max_ctas, 1, 32)
-        && c.min_ctas <= c.max_ctas
+        && within(c.min_ctas, 1, CHANNELS)
+        && within(c.max_ctas, 1, CHANNELS)
+        && (c.max_ctas == UNDEFINED || c.min_ctas <= c.max_ctas)
         && within(c.split_share, 0, 1);
-    if !valid || (c.version < 21_700 && !c.net_name.is_null()) {
-        return Err(wrong(format!("Invalid config attribute value: blocking {}", c.blocking)));
+    // An older version has no such fields, and the real library would not read them.
+    let has_more = !c.net_name.is_null() || c.max_ctas != UNDEFINED || c.min_ctas != UNDEFINED;
+    if !valid || (c.version < 21_700 && has_more) {
+        return Err(wrong(format!(
+            "Invalid config attribute value: blocking {}, minCTAs {}, maxCTAs {}, version {}",
+            c.blocking, c.min_ctas, c.max_ctas, c.version
+        )));
     }
-    Ok(c.blocking != 0)
+    Ok(CommConfig { blocking: c.blocking != 0, max_ctas: (c.max_ctas != UNDEFINED).then_some(c.max_ctas) })
 }
 
 /// # Safety
@@ -157,13 +169,13 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     config: *const NcclInitConfig,
 ) -> c_int {
     code((|| {
-        let blocking = parse(config)?;
+        let config = parse(config, CommConfig { blocking: true, max_ctas: None })?;
         if size < 1 || !(0..size).contains(&rank) {
             complain(&format!("Invalid rank requested : {rank}/{size}"));
             return Err(INVALID_ARGUMENT);
         }
         let gpu = current_gpu().map_err(|_| UNHANDLED_CUDA_ERROR)?;
-        let comm = NcclComm::new(gpu, blocking, over_sockets());
+        let comm = NcclComm::new(gpu, config, over_sockets());
         // SAFETY: the caller's handle.
         unsafe { *out = add(comm.clone()) as *mut c_void };
         let port = u16::from_le_bytes([id.0[0], id.0[1]]);
@@ -192,8 +204,8 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
 }
 
 /// A blocking communicator returns when all is done.
-fn settle(comm: &NcclComm) -> c_int {
-    while comm.blocking && comm.state() == IN_PROGRESS {
+pub fn settle(comm: &NcclComm) -> c_int {
+    while comm.config.blocking && comm.state() == IN_PROGRESS {
         std::thread::sleep(POLL);
     }
     comm.state()
@@ -212,7 +224,7 @@ pub unsafe extern "C" fn ncclCommSplit(
     code((|| {
         let comm = find(handle)?;
         comm.ready()?;
-        let blocking = if config.is_null() { comm.blocking } else { parse(config)? };
+        let config = parse(config, comm.config)?;
         // SAFETY: the caller's handle; null until the split is complete.
         unsafe { *out = std::ptr::null_mut() };
         let out = out as usize;
@@ -225,7 +237,7 @@ pub unsafe extern "C" fn ncclCommSplit(
             }
             let [id, rank, size, ..] = frame.words;
             if let Some(seat) = comm.seat().filter(|_| id != u64::MAX) {
-                let child = NcclComm::new(comm.gpu, blocking, comm.sockets);
+                let child = NcclComm::new(comm.gpu, config, comm.sockets);
                 child.sit(CommRank { link: seat.link.clone(), id, rank: rank as usize, size: size as usize });
                 // SAFETY: the caller keeps the memory until the split is complete.
                 unsafe { (out as *mut *mut c_void).write_volatile(add(child) as *mut c_void) };
@@ -279,6 +291,11 @@ pub extern "C" fn ncclCommDestroy(handle: *mut c_void) -> c_int {
         if left > 0 {
             complain(&format!("a communicator is destroyed with {left} buffers still registered"));
         }
+        if let Some(seat) = comm.seat().filter(|_| settings::is_set("trace")) {
+            let limit = comm.config.max_ctas.map_or("not set".into(), |n| n.to_string());
+            let windows = comm.windows.load(SeqCst);
+            eprintln!("NCCL trace: rank {} of {}: max_ctas {limit}, windows {windows}", seat.rank, seat.size);
+        }
         SUCCESS
     }))
 }
@@ -289,66 +306,5 @@ pub extern "C" fn ncclCommAbort(handle: *mut c_void) -> c_int {
     code(remove(handle).map(|comm| {
         comm.abort();
         SUCCESS
-    }))
-}
-
-/// # Safety
-/// `out` can hold an address.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclMemAlloc(out: *mut *mut c_void, bytes: usize) -> c_int {
-    match crate::alloc(bytes.max(1).next_multiple_of(GRANULE)) {
-        Ok(address) => {
-            // SAFETY: the caller's pointer.
-            unsafe { *out = address as *mut c_void };
-            SUCCESS
-        }
-        Err(_) => UNHANDLED_CUDA_ERROR,
-    }
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclMemFree(at: *mut c_void) -> c_int {
-    let at = at as u64;
-    let comms: Vec<Arc<NcclComm>> = lock(&COMMS).iter().flat_map(HashMap::values).cloned().collect();
-    if comms.iter().any(|comm| lock(&comm.registered).iter().any(|(_, start, _)| *start == at)) {
-        complain(&format!("ncclMemFree of {at:#x}, which is still registered"));
-        return INVALID_USAGE;
-    }
-    if crate::free(at).is_ok() { SUCCESS } else { UNHANDLED_CUDA_ERROR }
-}
-
-/// # Safety
-/// `out` can hold a handle.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommRegister(
-    handle: *mut c_void,
-    at: *mut c_void,
-    bytes: usize,
-    out: *mut *mut c_void,
-) -> c_int {
-    code(find(handle).and_then(|comm| {
-        if at.is_null() || bytes == 0 {
-            return Err(INVALID_ARGUMENT);
-        }
-        if variable("FLATSHARD_SIMNCCL").as_deref() == Some("unregistered") {
-            // SAFETY: the caller's handle.
-            unsafe { *out = std::ptr::null_mut() };
-            return Ok(SUCCESS);
-        }
-        let registration = 0x20_0000 + 64 * NEXT.fetch_add(1, SeqCst);
-        lock(&comm.registered).push((registration, at as u64, bytes));
-        // SAFETY: the caller's handle.
-        unsafe { *out = registration as *mut c_void };
-        Ok(SUCCESS)
-    }))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclCommDeregister(handle: *mut c_void, registration: *mut c_void) -> c_int {
-    code(find(handle).and_then(|comm| {
-        let mut registered = lock(&comm.registered);
-        let at = registered.iter().position(|(known, _, _)| *known == registration as usize);
-        registered.remove(at.ok_or(INVALID_ARGUMENT)?);
-        Ok(SUCCESS)
     }))
 }

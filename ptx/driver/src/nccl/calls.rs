@@ -100,7 +100,7 @@ fn give(comm: &Arc<NcclComm>, calls: Vec<NcclCall>, stream: u64) -> c_int {
         enqueue(stream, work.clone())
             .map_err(|e| (UNHANDLED_CUDA_ERROR, format!("the stream takes no work: CUDA error {}", e.0)))
     };
-    match comm.blocking || captured {
+    match comm.config.blocking || captured {
         true => match late(comm) {
             Ok(()) => SUCCESS,
             Err((code, why)) => {
@@ -154,10 +154,16 @@ fn collective(
         if !in_place && from.start < to.end && to.start < from.end {
             return wrong(format!("{from:x?} and {to:x?} overlap, but not in place"));
         }
-        let known =
-            |at: u64| lock(&comm.registered).iter().any(|(_, start, len)| (*start..start + *len as u64).contains(&at));
-        let registered = u64::from(known(source)) << 8 | u64::from(known(target)) << 9;
-        let what = NcclCallKind::Collective { operation, reduction: reduction as u64 | registered, root: root as u64 };
+        let known = |at: u64| {
+            let all = lock(&comm.registered);
+            all.iter().find(|of| (of.start..of.start + of.bytes as u64).contains(&at)).copied()
+        };
+        let registered = u64::from(known(source).is_some()) << 8 | u64::from(known(target).is_some()) << 9;
+        // What peers access must have the same offset in the windows of all ranks, so ranks compare it: 0 is none.
+        let accessed = if operation == NcclOperation::ReduceScatter { source } else { target };
+        let offset = known(accessed).filter(|of| of.window).map_or(0, |of| (accessed - of.start + 1) << 10);
+        let reduction = reduction as u64 | registered | offset;
+        let what = NcclCallKind::Collective { operation, reduction, root: root as u64 };
         let comm = comm.clone();
         Ok((NcclCall { comm, what, source, target, count, dtype: dtype as u64 }, stream as u64))
     })())

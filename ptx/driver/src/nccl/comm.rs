@@ -19,11 +19,28 @@ pub struct CommRank {
     pub size: usize,
 }
 
+/// What a config sets.
+#[derive(Clone, Copy, Debug)]
+pub struct CommConfig {
+    pub blocking: bool,
+    pub max_ctas: Option<i32>,
+}
+
+/// Memory registered with a communicator.
+#[derive(Clone, Copy)]
+pub struct Registered {
+    pub handle: usize,
+    pub start: u64,
+    pub bytes: usize,
+    /// As a symmetric window.
+    pub window: bool,
+}
+
 pub struct NcclComm {
     seat: OnceLock<CommRank>,
     /// Its GPU.
     pub gpu: usize,
-    pub blocking: bool,
+    pub config: CommConfig,
     /// With sockets, a rank's death closes connections; without, kernels spin on its memory forever.
     pub sockets: bool,
     /// Number of calls running in the background.
@@ -41,8 +58,9 @@ pub struct NcclComm {
     pub nodes: AtomicUsize,
     /// The number of the request that ends it, whose answer stays: a rank that leaves after that is not lost.
     end: OnceLock<u64>,
-    /// Registered memory: handle, address, bytes.
-    pub registered: Mutex<Vec<(usize, u64, usize)>>,
+    pub registered: Mutex<Vec<Registered>>,
+    /// Windows registered so far.
+    pub windows: AtomicUsize,
 }
 
 pub fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -50,11 +68,11 @@ pub fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl NcclComm {
-    pub fn new(gpu: usize, blocking: bool, sockets: bool) -> Arc<NcclComm> {
+    pub fn new(gpu: usize, config: CommConfig, sockets: bool) -> Arc<NcclComm> {
         Arc::new(NcclComm {
             seat: OnceLock::new(),
             gpu,
-            blocking,
+            config,
             sockets,
             busy: AtomicUsize::new(0),
             error: AtomicI32::new(SUCCESS),
@@ -66,6 +84,7 @@ impl NcclComm {
             nodes: AtomicUsize::new(0),
             end: OnceLock::new(),
             registered: Mutex::default(),
+            windows: AtomicUsize::new(0),
         })
     }
     /// Available once its world has answered.

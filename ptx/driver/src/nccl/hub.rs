@@ -136,6 +136,17 @@ impl HubState {
                 members.iter().for_each(|&rank| self.open[rank] = self.open[rank].saturating_sub(1));
                 vec![Frame::new(FrameKind::Done, comm, seq, [0; 5], Vec::new()); parts.len()]
             }
+            FrameKind::Window => match parts.iter().position(|part| part.words != parts[0].words) {
+                None => vec![Frame::new(FrameKind::Done, comm, seq, [0; 5], Vec::new()); parts.len()],
+                Some(rank) => {
+                    let said = |part: &Frame| format!("{} bytes, flags {}", part.words[0], part.words[1]);
+                    let (other, first) = (said(&parts[rank]), said(&parts[0]));
+                    refuse(
+                        INVALID_USAGE,
+                        format!("ranks disagree: rank {rank} registers a window of {other}; rank 0 of {first}"),
+                    )
+                }
+            },
             _ => {
                 if let Some(rank) = parts.iter().position(|part| part.words != parts[0].words) {
                     let said = |words: [u64; 5]| {
@@ -144,8 +155,12 @@ impl HubState {
                         let (reduction, registered) =
                             (words[2] & 0xff, ["", ", source registered", ", target registered", ", both registered"]);
                         let registered = registered[(words[2] >> 8 & 3) as usize];
+                        let windows = match words[2] >> 10 {
+                            0 => String::new(),
+                            word => format!(", offset in its window {}", word - 1),
+                        };
                         format!(
-                            "{name} of {} elements, dtype {}, reduction {reduction}, root {}{registered}",
+                            "{name} of {} elements, dtype {}, reduction {reduction}, root {}{registered}{windows}",
                             words[4], words[1], words[3]
                         )
                     };
@@ -251,6 +266,31 @@ mod tests {
             links[0].send(&part(seq, [0, F32, 0, 0, 8], 8)).unwrap();
             links[1].send(&part(seq, other, other[4] as usize)).unwrap();
             for (kind, text) in answers(&links, seq) {
+                assert!(kind == FrameKind::Wrong && text.contains(says), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn windows_need_every_rank_and_one_size() {
+        let links = world([0, 1], "");
+        answers(&links, 0);
+        let window = |seq, bytes| Frame::new(FrameKind::Window, 0, seq, [bytes, 1, 0, 0, 0], Vec::new());
+        let both = |seq, first: Frame, second: Frame| {
+            links[0].send(&first).unwrap();
+            links[1].send(&second).unwrap();
+            answers(&links, seq)
+        };
+        assert_eq!(both(1, window(1, 64), window(1, 64)).map(|(kind, _)| kind), [FrameKind::Done; 2]);
+        let sizes = both(2, window(2, 64), window(2, 128));
+        let missing = both(3, window(3, 64), part(3, [0, F32, 0, 0, 8], 8));
+        let apart = both(4, part(4, [0, F32, 1 << 10, 0, 8], 8), part(4, [0, F32, 5 << 10, 0, 8], 8));
+        for (got, says) in [
+            (sizes, "rank 1 registers a window of 128 bytes, flags 1; rank 0 of 64 bytes"),
+            (missing, "rank 1 calls Part, but rank 0 calls Window"),
+            (apart, "offset in its window 4; rank 0"),
+        ] {
+            for (kind, text) in got {
                 assert!(kind == FrameKind::Wrong && text.contains(says), "{text}");
             }
         }

@@ -25,15 +25,17 @@ pub enum FrameKind {
     Done,
     /// From one rank; words: sender, its number, dtype, count.
     Mail,
+    /// This rank's call to register a window; words: bytes, flags.
+    Window,
     /// words: an NCCL result; body: the reason.
     Wrong,
     /// words: the rank whose process has exited.
     Lost,
 }
 
-const KINDS: [FrameKind; 10] = {
+const KINDS: [FrameKind; 11] = {
     use FrameKind::*;
-    [Hello, Split, Part, Post, End, Ready, Done, Mail, Wrong, Lost]
+    [Hello, Split, Part, Post, End, Ready, Done, Mail, Window, Wrong, Lost]
 };
 
 #[derive(Clone, Debug)]
