@@ -5,6 +5,7 @@ mod costs;
 mod faults;
 pub mod launch;
 mod order;
+mod pairs;
 mod probes;
 mod product;
 mod tickets;
