@@ -332,6 +332,7 @@ impl Emulator<'_, '_> {
                     view.note(&barrier.init);
                 }
                 warp.initialized = Some(view);
+                warp.time += 1; // what follows is not published
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Hopper's instructions in the emulator: a warp-specialized product is correct under every schedule, and removing any
 //! ordering operation is detected.
 mod attention;
+mod clusters;
 mod costs;
 mod faults;
 pub mod launch;
