@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What ptxas makes of the inner loops of attention and of grouped products (scripts/sass_check.py): fails on a GPU-wide fence in one of them,
+# What ptxas makes of the inner loops of attention and of grouped products (scripts/sass_check.py), without loops that contain other loops,
+# such as those over tiles: fails on a GPU-wide fence in one of them,
 # and unless their instructions and spills are as in ptx/tests/sass.txt. Plants a fence without a scope, which must be found. ptxas and
 # nvdisasm come from PyPI. Prints SKIPPED without them.
 set -euo pipefail

@@ -61,5 +61,6 @@ codes! {
     STREAM_CAPTURE_IMPLICIT = 906: "operation would make the legacy stream depend on a capturing blocking stream";
     CAPTURED_EVENT = 907: "operation not permitted on an event last recorded in a capturing stream";
     STREAM_CAPTURE_WRONG_THREAD = 908: "attempt to terminate a thread-local capture sequence from another thread";
+    INVALID_CLUSTER_SIZE = 912: "invalid cluster dimension";
     UNKNOWN = 999: "unknown error";
 }

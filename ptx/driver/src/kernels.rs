@@ -150,6 +150,9 @@ impl LoadedFunction {
         if shape.grid.contains(&0) || threads == 0 || threads > self.threads() as u64 || !limits {
             return Err(Code::INVALID_VALUE);
         }
+        if !shape.grid[0].is_multiple_of(self.kernel().cluster) {
+            return Err(Code::INVALID_CLUSTER_SIZE);
+        }
         if shape.shared > self.dynamic {
             return Err(Code::INVALID_VALUE);
         }

@@ -11,7 +11,7 @@ use super::machine::{Cta, Emulator, Site, StepResult, Stop};
 use super::mbarrier::Mbarrier;
 use super::memory_ops::Touch;
 use super::op::{Hopper, POLICIES};
-use super::operand::{Address, PARAMETER_BASE, PtxSource, SHARED_BASE, Space};
+use super::operand::{Address, PARAMETER_BASE, PtxSource, SHARED_BASE, Space, unmapped};
 use super::report::FindingKind;
 use super::shadow::{Access, Proxy};
 use super::tensor::{BoxRun, MAP_BYTES, TensorMap};
@@ -32,14 +32,28 @@ impl Emulator<'_, '_> {
                     let [to, from, barrier] = [*to, *from, *barrier].map(|a| self.address(warp, a, lane, at));
                     let bytes = self.value(warp, *bytes, lane, at) as u32 as u64;
                     let pieces = self.plain(from, to, bytes, at)?;
-                    let pieces = pieces.map(|i| (Some(from + i), to + i, 16)).collect();
-                    self.depart(cta, warp, lane, pieces, barrier, at)?;
+                    let (to, barrier) = (self.destination(cta, to, barrier, at)?, unmapped(barrier).1);
+                    let pieces: Vec<_> = pieces.map(|i| (Some(from + i), to.1 + i, 16)).collect();
+                    self.depart(cta, warp, &[to.0], &pieces, barrier, at)?;
                 }
-                Hopper::TensorLoad { to, map, at: corner, barrier } => {
+                Hopper::BulkSend { to, from, bytes, barrier } => {
+                    let [to, from, barrier] = [*to, *from, *barrier].map(|a| self.address(warp, a, lane, at));
+                    let bytes = self.value(warp, *bytes, lane, at) as u32 as u64;
+                    drop(self.plain(from, to, bytes, at)?);
+                    let (to, barrier) = (self.destination(cta, to, barrier, at)?, unmapped(barrier).1);
+                    self.send(cta, warp, to, (from, bytes as usize), barrier, at)?;
+                }
+                Hopper::TensorLoad { to, map, at: corner, barrier, ranks } => {
                     let [to, barrier] = [*to, *barrier].map(|a| self.address(warp, a, lane, at));
+                    let ((rank, to), barrier) = (self.destination(cta, to, barrier, at)?, unmapped(barrier).1);
                     let (map, pieces) = self.boxed(warp, lane, *map, corner, to, at)?;
+                    let ranks = match ranks {
+                        Some(mask) => self.receivers(warp, *mask, at)?,
+                        None => vec![rank],
+                    };
                     let place = |p: BoxRun| (p.global, map.swizzle.apply(to + p.at as u64), p.bytes);
-                    self.depart(cta, warp, lane, pieces.into_iter().map(place).collect(), barrier, at)?;
+                    let pieces: Vec<_> = pieces.into_iter().map(place).collect();
+                    self.depart(cta, warp, &ranks, &pieces, barrier, at)?;
                 }
                 Hopper::BulkStore { to, from, bytes, add } => {
                     let [to, from] = [*to, *from].map(|a| self.address(warp, a, lane, at));
@@ -128,50 +142,114 @@ impl Emulator<'_, '_> {
         let pieces = map.pieces(&corner);
         Ok((map, pieces))
     }
-    /// Global address, or zeros; shared address; bytes. The data are read now and land later.
+    /// The CTA, by rank, and its address of a copy's destination; the mbarrier must be there as well.
+    fn destination(&mut self, cta: &Cta, to: u64, barrier: u64, at: Site) -> Result<(u32, u64), Stop> {
+        let [(rank, to), (other, _)] = [to, barrier].map(unmapped);
+        let [rank, other] = [rank, other].map(|rank| rank.unwrap_or(cta.rank));
+        if rank != other {
+            let what = format!("copies to the CTA of rank {rank}, and completes at an mbarrier of rank {other}");
+            self.find(FindingKind::Launch, at, what);
+            return Err(Stop);
+        }
+        Ok((rank, to))
+    }
+    /// The ranks that a multicast's mask names.
+    fn receivers(&mut self, warp: &mut Warp, mask: PtxSource, at: Site) -> Result<Vec<u32>, Stop> {
+        let mask = self.value(warp, mask, at.lane.unwrap_or(0), at) as u16 as u32;
+        if mask == 0 || mask >> self.kernel.cluster != 0 {
+            let what = format!("a multicast to the mask {mask:#x} in a cluster of {}", self.kernel.cluster);
+            self.find(FindingKind::Launch, at, what);
+            return Err(Stop);
+        }
+        Ok((0..16).filter(|rank| mask >> rank & 1 == 1).collect())
+    }
+    /// Global address, or zeros; shared address in each receiver; bytes. The data are read now and land later, in each
+    /// CTA at its own time.
     fn depart(
         &mut self,
         cta: &mut Cta,
         warp: &mut Warp,
-        lane: usize,
-        pieces: Vec<(Option<u64>, u64, usize)>,
+        ranks: &[u32],
+        pieces: &[(Option<u64>, u64, usize)],
         barrier: u64,
         at: Site,
     ) -> StepResult {
+        let mut sectors: Vec<u64> = pieces.iter().filter_map(|(global, ..)| global.map(|at| at / 32)).collect();
+        self.count_sectors(&mut sectors);
+        for rank in ranks {
+            self.at_rank(cta, *rank, at, |machine, target| machine.depart_to(target, warp, pieces, barrier, at))?;
+        }
+        Ok(())
+    }
+    fn depart_to(
+        &mut self,
+        cta: &mut Cta,
+        warp: &Warp,
+        pieces: &[(Option<u64>, u64, usize)],
+        barrier: u64,
+        at: Site,
+    ) -> StepResult {
+        let lane = at.lane.unwrap_or(0);
         let barrier = self.mbarrier(cta, warp, lane, barrier, at)?;
         self.check_shown(cta, warp, lane, barrier, at);
-        let mut flight = ArrivingCopy { pieces: vec![], from: vec![], bytes: 0, barrier, pc: at.pc };
-        let mut sectors: Vec<u64> = vec![];
-        for (global, shared, bytes) in pieces {
+        let mut flight = ArrivingCopy { pieces: vec![], from: vec![], bytes: 0, barrier, pc: at.pc, sender: None };
+        for &(global, shared, bytes) in pieces {
             let mut data = vec![0; bytes];
             if let Some(address) = global {
-                flight.from.push(self.hold(
-                    cta,
-                    warp,
-                    lane,
-                    address,
-                    &mut data,
-                    Proxy::Async(FencedMemory::Global),
-                    at,
-                )?);
-                sectors.push(address / 32);
+                let proxy = Proxy::Async(FencedMemory::Global);
+                flight.from.push(self.hold(warp, lane, address, &mut data, proxy, at)?);
             }
-            let proxy = Proxy::Async(FencedMemory::Shared);
-            let touch = Touch { space: Space::Shared, address: shared, bytes, access: Access::Write, proxy };
-            self.touch(cta, warp, lane, touch, at)?.fill(0xFF);
-            let offset = (shared - SHARED_BASE) as usize;
-            cta.shadow.depart(offset, bytes);
+            self.expose(cta, warp, shared, bytes, at)?;
             flight.bytes += bytes;
-            flight.pieces.push((offset, data));
+            flight.pieces.push(((shared - SHARED_BASE) as usize, data));
         }
-        self.count_sectors(&mut sectors);
         cta.flights.push(flight);
         Ok(())
     }
+    /// A copy to these bytes has been issued.
+    fn expose(&mut self, cta: &mut Cta, warp: &Warp, shared: u64, bytes: usize, at: Site) -> StepResult {
+        let proxy = Proxy::Async(FencedMemory::Shared);
+        let touch = Touch { space: Space::Shared, address: shared, bytes, access: Access::Write, proxy };
+        self.touch(cta, warp, at.lane.unwrap_or(0), touch, at)?.fill(0xFF);
+        cta.shadow.depart((shared - SHARED_BASE) as usize, bytes);
+        Ok(())
+    }
+    /// From shared memory to that of a CTA of the cluster, by rank. The source is read now; nobody may write it until
+    /// the copy lands.
+    fn send(
+        &mut self,
+        cta: &mut Cta,
+        warp: &Warp,
+        (rank, to): (u32, u64),
+        (from, bytes): (u64, usize),
+        barrier: u64,
+        at: Site,
+    ) -> StepResult {
+        let (mut pieces, lane, sender) = (vec![], at.lane.unwrap_or(0), cta.rank);
+        for i in (0..bytes).step_by(16) {
+            let (name, base, offset) = self.find_shared(from + i as u64, 16, at)?;
+            let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Async(FencedMemory::Shared));
+            let trouble = cta.shadow.hold(base + offset, 16, &who);
+            self.judge(trouble, Access::Read, &format!("shared '{name}'"), offset, 16, at);
+            pieces.push(((to - SHARED_BASE) as usize + i, cta.shared[base + offset..base + offset + 16].to_vec()));
+        }
+        let sender = Some((sender, (from - SHARED_BASE) as usize));
+        self.at_rank(cta, rank, at, |machine, target| {
+            let barrier = machine.mbarrier(target, warp, lane, barrier, at)?;
+            machine.check_shown(target, warp, lane, barrier, at);
+            for i in (0..bytes as u64).step_by(16) {
+                machine.expose(target, warp, to + i, 16, at)?;
+            }
+            target.flights.push(ArrivingCopy { pieces, from: vec![], bytes, barrier, pc: at.pc, sender });
+            Ok(())
+        })
+    }
     /// One copy arrives: its bytes are available to whoever waits for the mbarrier.
     pub(super) fn land(&mut self, cta: &mut Cta, warps: usize, index: usize) {
-        let ArrivingCopy { pieces, from, bytes, barrier, pc } = cta.flights.swap_remove(index);
-        let by = self.agent(cta, Agent::CopyEngine, warps, pc);
+        let copy = cta.flights.swap_remove(index);
+        let by = self.agent(cta, Agent::CopyEngine, warps, copy.pc);
+        self.sent(cta, &copy, by);
+        let ArrivingCopy { pieces, from, bytes, barrier, .. } = copy;
         self.let_go(&from, by, |e| (e.cta, e.warp, e.lanes) == (by.cta, by.warp, by.lanes));
         for (offset, data) in pieces {
             cta.shared[offset..offset + data.len()].copy_from_slice(&data);

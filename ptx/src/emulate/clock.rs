@@ -121,6 +121,16 @@ impl ClockView {
             *known = e.clock.max(*known);
         }
     }
+    /// What the asynchronous proxy of the cluster knows of it: its own work, and what a proxy fence has shown it.
+    pub fn asynchronous(&self) -> ClockView {
+        let mut view = self.clone();
+        for Clocks { seen, shown } in view.others.iter_mut().map(|(_, clocks)| clocks).chain([&mut view.own]) {
+            let threads = seen.len().saturating_sub(LANES);
+            let shown = shown[FencedMemory::Shared as usize].iter().chain(std::iter::repeat(&0));
+            seen[..threads].iter_mut().zip(shown).for_each(|(seen, shown)| *seen = *shown);
+        }
+        view
+    }
     pub fn knows(&self, e: &Epoch) -> bool {
         self.of(e).is_some_and(|clocks| reaches(&clocks.seen, e))
     }

@@ -35,7 +35,7 @@ impl Emulator<'_, '_> {
                 let (at_once, mut read_at) = (if wanted == *bytes { wanted } else { PIECE }, vec![]);
                 for (i, piece) in data[..wanted].chunks_mut(at_once).enumerate() {
                     let address = from[lane] + (at_once * i) as u64;
-                    read_at.push(self.hold(cta, warp, lane, address, piece, Proxy::Generic, at)?);
+                    read_at.push(self.hold(warp, lane, address, piece, Proxy::Generic, at)?);
                 }
                 let (address, access) = (to[lane], Access::Write);
                 let touch = Touch { space: Space::Shared, address, bytes: *bytes, access, proxy: Proxy::Generic };
@@ -72,7 +72,6 @@ impl Emulator<'_, '_> {
     #[allow(clippy::too_many_arguments)] // who reads, where, and by which proxy
     pub(super) fn hold(
         &mut self,
-        cta: &Cta,
         warp: &Warp,
         lane: usize,
         address: u64,
@@ -82,7 +81,7 @@ impl Emulator<'_, '_> {
     ) -> Result<Stretch, Stop> {
         let (at, bytes) = (Site { lane: Some(lane), ..at }, data.len());
         let (allocation, offset) = self.find_global(address, bytes, at)?;
-        let who = warp.who(cta.id, 1 << lane, at.pc, proxy);
+        let who = warp.who(warp.cta, 1 << lane, at.pc, proxy);
         let source = &mut self.memory.allocations[allocation];
         data.copy_from_slice(&source.data.bytes()[offset..offset + bytes]);
         if let Some(trouble) = source.shadow.hold(offset, bytes, &who) {

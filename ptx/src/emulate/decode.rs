@@ -6,7 +6,7 @@ use super::decode_hopper::hopper;
 use super::decode_memory::memory;
 use super::lane::{LaneFn, lane_op};
 use super::op::{Fence, MmaType, POLICIES, PtxOp, Shuffle, WarpVote};
-use super::operand::{Decoded, PtxOperand, PtxSource, address, list, register, source, target};
+use super::operand::{Decoded, PtxOperand, PtxSource, address, list, mapped, register, source, target};
 
 pub fn decode(mnemonic: &str, operands: &[PtxOperand]) -> Decoded<PtxOp> {
     let parts: Vec<&str> = mnemonic.split('.').collect();
@@ -43,6 +43,10 @@ fn other(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<PtxOp>> {
             };
             let from = [source(&from[0])?, source(&from[1])?, PtxSource::Immediate(0)];
             PtxOp::Lane { function, to: register(to)?, from }
+        }
+        (["mapa", "shared::cluster", "u32"], [to, at, rank]) => {
+            let from = [source(at)?, source(rank)?, PtxSource::Immediate(0)];
+            PtxOp::Lane { function: |at, rank, _| mapped(at, rank), to: register(to)?, from }
         }
         (["bra"] | ["bra", "uni"], [PtxOperand::Label(at)]) => PtxOp::Branch(*at),
         (["ret"] | ["exit"], []) => PtxOp::Exit,

@@ -16,24 +16,31 @@ fn mbarrier(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<Hopper>> 
     // The defaults, spelled out: release or acquire, within the CTA; expect_tx is `relaxed`.
     let implied = |p: &&str| matches!(*p, "release" | "acquire" | "relaxed" | "cta" | "cluster");
     let plain: Vec<&str> = parts.iter().copied().filter(|p| !implied(p)).collect();
-    let [_, what @ .., "shared" | "shared::cta", "b64"] = &plain[..] else { return Ok(None) };
+    let [_, what @ .., space @ ("shared" | "shared::cta" | "shared::cluster"), "b64"] = &plain[..] else {
+        return Ok(None);
+    };
+    let (mapped, wide) = (*space == "shared::cluster", parts.contains(&"cluster"));
+    // In another CTA one can only arrive, and learns no phase.
+    if mapped && (what[0] != "arrive" || operands.first() != Some(&PtxOperand::Nothing)) {
+        return Ok(None);
+    }
     Ok(Some(match (what, operands) {
         (["init"], [at, count]) => Hopper::MbarrierInit { at: address(at)?, count: source(count)? },
         (["inval"], [at]) => Hopper::MbarrierInvalidate { at: address(at)? },
         (["arrive"], [to, at, count @ ..]) if count.len() < 2 => {
             let count = count.first().map_or(Ok(PtxSource::Immediate(1)), source)?;
-            Hopper::Arrive { to: target(to)?, at: address(at)?, count, expect: None }
+            Hopper::Arrive { mapped, wide, to: target(to)?, at: address(at)?, count, expect: None }
         }
         (["arrive", "expect_tx"], [to, at, bytes]) => {
             let count = PtxSource::Immediate(1);
-            Hopper::Arrive { to: target(to)?, at: address(at)?, count, expect: Some(source(bytes)?) }
+            Hopper::Arrive { mapped, wide, to: target(to)?, at: address(at)?, count, expect: Some(source(bytes)?) }
         }
         (["expect_tx"], [at, bytes]) => Hopper::ExpectTx { at: address(at)?, bytes: source(bytes)? },
         (["try_wait" | "test_wait", parity @ ..], [to, at, phase, hint @ ..])
             if matches!(parity, [] | ["parity"]) && hint.len() <= (what[0] == "try_wait") as usize =>
         {
             let parity = !parity.is_empty();
-            Hopper::Wait { to: register(to)?, at: address(at)?, phase: source(phase)?, parity }
+            Hopper::Wait { wide, to: register(to)?, at: address(at)?, phase: source(phase)?, parity }
         }
         _ => return Ok(None),
     }))
@@ -68,13 +75,26 @@ fn bulk(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<Hopper>> {
             bytes: source(bytes)?,
             barrier: address(barrier)?,
         },
+        (["shared::cluster", "shared::cta", DONE], [to, from, bytes, barrier]) => Hopper::BulkSend {
+            to: address(to)?,
+            from: address(from)?,
+            bytes: source(bytes)?,
+            barrier: address(barrier)?,
+        },
         (["global", "shared::cta", "bulk_group"], [to, from, bytes]) => {
             Hopper::BulkStore { to: address(to)?, from: address(from)?, bytes: source(bytes)?, add: false }
         }
         (["tensor", dimensions, "shared::cluster" | "shared::cta", "global", DONE], [to, from, barrier])
         | (["tensor", dimensions, "shared::cluster" | "shared::cta", "global", "tile", DONE], [to, from, barrier]) => {
             let Some((map, at)) = coordinates(dimensions, from)? else { return Ok(None) };
-            Hopper::TensorLoad { to: address(to)?, map, at, barrier: address(barrier)? }
+            Hopper::TensorLoad { to: address(to)?, map, at, barrier: address(barrier)?, ranks: None }
+        }
+        (
+            ["tensor", dimensions, "shared::cluster", "global", DONE, "multicast::cluster"],
+            [to, from, barrier, ranks],
+        ) => {
+            let Some((map, at)) = coordinates(dimensions, from)? else { return Ok(None) };
+            Hopper::TensorLoad { to: address(to)?, map, at, barrier: address(barrier)?, ranks: Some(source(ranks)?) }
         }
         (["tensor", dimensions, "global", "shared::cta", "bulk_group"], [to, from])
         | (["tensor", dimensions, "global", "shared::cta", "tile", "bulk_group"], [to, from]) => {
@@ -133,10 +153,11 @@ fn others(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<Hopper>> {
             Hopper::Registers { count, more: *how == "inc" }
         }
         (["prefetch", "tensormap"], [map]) => Hopper::PrefetchMap(address(map)?),
-        (["barrier", "cluster", "arrive"] | ["barrier", "cluster", "arrive", "aligned"], []) => Hopper::ClusterArrive,
-        (["barrier", "cluster", "arrive", "release"] | ["barrier", "cluster", "arrive", "release", "aligned"], []) => {
-            Hopper::ClusterArrive
-        }
+        (["barrier", "cluster", "arrive", how @ ..], []) => match how {
+            [] | ["aligned"] | ["release"] | ["release", "aligned"] => Hopper::ClusterArrive { release: true },
+            ["relaxed"] | ["relaxed", "aligned"] => Hopper::ClusterArrive { release: false },
+            _ => return Ok(None),
+        },
         (["barrier", "cluster", "wait"] | ["barrier", "cluster", "wait", "aligned"], []) => Hopper::ClusterWait,
         (["barrier", "cluster", "wait", "acquire"] | ["barrier", "cluster", "wait", "acquire", "aligned"], []) => {
             Hopper::ClusterWait

@@ -32,6 +32,8 @@ pub struct ArrivingCopy {
     pub bytes: usize,
     pub barrier: usize,
     pub pc: usize,
+    /// The CTA of the cluster from whose shared memory it comes, by rank, and where.
+    pub sender: Option<(u32, usize)>,
 }
 
 /// A copy in flight from shared memory.

@@ -35,6 +35,8 @@ pub struct PtxKernel {
     /// `.maxnreg` and `.minnctapersm`: what `setmaxnreg` starts from.
     pub max_registers: Option<u32>,
     pub min_ctas: u32,
+    /// `.reqnctapercluster`: neighbors in x.
+    pub cluster: u32,
     /// The block has exactly that many threads.
     pub exact_threads: bool,
     /// Seed of the errors of approximate instructions, as if it ran on another GPU.

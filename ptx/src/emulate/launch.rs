@@ -1,5 +1,6 @@
 //! A launch from arguments to counts: CTAs start and end, warps run in an order drawn from a seed, barriers open. Never
 //! executes an instruction itself.
+use super::cluster::open_cluster;
 use super::draw::SplitMix64;
 use super::kernel::{Field, PtxKernel};
 use super::lane::LANES;
@@ -80,6 +81,7 @@ impl KernelLaunch<'_> {
             shared: kernel.shared.clone(),
             grid: self.grid,
             block: self.block,
+            peers: vec![],
             report: LaunchReport::default(),
             counts: LaunchCounts::default(),
             executed: 0,
@@ -105,6 +107,11 @@ impl KernelLaunch<'_> {
         if !(least as usize..=most as usize).contains(&threads) || self.grid.contains(&0) {
             let what =
                 format!("grid {:?} and block {:?}: a CTA must have {least} to {most} threads", self.grid, self.block);
+            return Err(self.blame(machine, FindingKind::Launch, what));
+        }
+        let cluster = self.kernel.cluster;
+        if !self.grid[0].is_multiple_of(cluster) {
+            let what = format!("grid {:?} cannot be divided into clusters of {cluster} CTAs", self.grid);
             return Err(self.blame(machine, FindingKind::Launch, what));
         }
         let wanted = &self.kernel.parameters;
@@ -133,6 +140,7 @@ impl KernelLaunch<'_> {
         let cta = Cta {
             id,
             index,
+            rank: id % self.kernel.cluster,
             shared: vec![0xFF; shared],
             shadow: Shadow::new(shared, false),
             arrivals: vec![],
@@ -141,6 +149,8 @@ impl KernelLaunch<'_> {
             agents: 0,
             spare_registers: 0,
             progress: 0,
+            sent: vec![],
+            ended: false,
         };
         let threads = self.threads();
         Resident {
@@ -154,7 +164,9 @@ impl KernelLaunch<'_> {
     fn schedule(&self, machine: &mut Emulator, ctas: Range<u32>) -> Result<(), Stop> {
         let schedule = self.schedule & !LATE;
         let mut draw = SplitMix64(schedule);
-        let mut queue: Vec<u32> = ctas.rev().collect();
+        let cluster = self.kernel.cluster;
+        let mut queue: Vec<u32> = ctas.step_by(cluster as usize).collect();
+        queue.reverse();
         if schedule != 0 {
             for i in (1..queue.len()).rev() {
                 queue.swap(i, draw.below(i + 1));
@@ -162,17 +174,22 @@ impl KernelLaunch<'_> {
         }
         let (mut residents, mut ended_at): (Vec<Resident>, u64) = (vec![], 0);
         loop {
-            while residents.len() < RESIDENT {
-                let Some(id) = queue.pop() else { break };
-                residents.push(self.start(machine, id));
+            while residents.is_empty() || residents.len() + cluster as usize <= RESIDENT {
+                let Some(first) = queue.pop() else { break };
+                residents.extend((first..first + cluster).map(|id| self.start(machine, id)));
             }
             if residents.is_empty() {
                 return Ok(());
             }
             let turn = if schedule == 0 { 0 } else { draw.below(residents.len()) };
-            let resident = &mut residents[turn];
-            let Resident { cta, warps } = resident;
-            if !cta.flights.is_empty() && schedule != 0 && draw.below(LANDING) == 0 {
+            if residents[turn].cta.ended {
+                residents.rotate_left(1);
+                continue;
+            }
+            lend(machine, &mut residents, turn);
+            let Resident { cta, warps } = &mut residents[turn];
+            let landing = !cta.flights.is_empty() && schedule != 0 && draw.below(LANDING) == 0;
+            if landing {
                 machine.land(cta, warps.len(), draw.below(cta.flights.len()));
             }
             wake(cta, warps, machine.writes);
@@ -180,15 +197,20 @@ impl KernelLaunch<'_> {
             if ready.is_empty() && !cta.flights.is_empty() {
                 // As late as possible: nothing can proceed without it.
                 machine.land(cta, warps.len(), draw.below(cta.flights.len()));
+                take_back(machine, &mut residents);
                 continue;
             }
             if ready.is_empty() {
                 // It waits for something that another CTA does.
-                if spins(warps) && residents.iter().any(|resident| resident.goes_on(machine.writes)) {
+                let may = cluster > 1 || spins(warps);
+                take_back(machine, &mut residents);
+                if may && residents.iter().any(|resident| resident.goes_on(machine.writes)) {
                     residents.rotate_left(1);
                     continue;
                 }
-                return Err(self.deadlock(machine, &residents[turn]));
+                let of = residents[turn].cta.id / cluster;
+                let stuck = residents.iter().filter(|r| r.cta.id / cluster == of && !r.cta.ended);
+                return Err(self.deadlock(machine, stuck));
             }
             let (next, fuel) = match schedule {
                 0 => (ready[0], 4096),
@@ -207,14 +229,25 @@ impl KernelLaunch<'_> {
                 ended_at = machine.executed;
                 machine.finish_flights(cta);
                 machine.finish_wgmma(cta, warps);
-                residents.swap_remove(turn);
-            } else if schedule == 0 && warps[next].state == WarpState::Ready {
+                machine.finish_cluster(cta, warps);
+            }
+            let (goes_on, of) = (warps[next].state == WarpState::Ready, cta.id / cluster);
+            take_back(machine, &mut residents);
+            let mut together = residents.iter_mut().filter(|resident| resident.cta.id / cluster == of);
+            open_cluster(&mut together.by_ref().flat_map(|resident| &mut resident.warps).collect::<Vec<_>>());
+            if residents.iter().all(|resident| resident.cta.ended || resident.cta.id / cluster != of) {
+                residents.retain(|resident| resident.cta.id / cluster != of);
+            } else if schedule == 0 && goes_on {
                 // It may be spinning on something that another CTA does.
                 residents.rotate_left(1);
             }
         }
     }
-    fn deadlock(&self, machine: &mut Emulator, resident: &Resident) -> Stop {
+    fn deadlock<'r>(&self, machine: &mut Emulator, stuck: impl Iterator<Item = &'r Resident>) -> Stop {
+        let what = stuck.map(|resident| self.waits(machine, resident)).collect::<Vec<_>>().join("; ");
+        self.blame(machine, FindingKind::Deadlock, what)
+    }
+    fn waits(&self, machine: &Emulator, resident: &Resident) -> String {
         let waits = resident.warps.iter().filter_map(|w| match w.state {
             WarpState::Waiting { barrier, pc, .. } => {
                 Some(format!("warp {} at barrier {barrier} ({})", w.id, self.kernel.place(pc)))
@@ -230,8 +263,23 @@ impl KernelLaunch<'_> {
             format!("mbarrier {name}: {}", barrier.state())
         });
         let what = waits.chain(mbarriers).collect::<Vec<_>>().join(", ");
-        let what = format!("cta {}: {what}", resident.cta.id);
-        self.blame(machine, FindingKind::Deadlock, what)
+        format!("cta {}: {what}", resident.cta.id)
+    }
+}
+
+/// Lends the machine the other CTAs of the cluster of the one whose turn it is.
+fn lend(machine: &mut Emulator, residents: &mut [Resident], turn: usize) {
+    let cluster = machine.kernel.cluster;
+    let here = residents[turn].cta.id;
+    let peers = residents.iter_mut().filter(|r| r.cta.id != here && r.cta.id / cluster == here / cluster);
+    machine.peers = peers.map(|resident| std::mem::take(&mut resident.cta)).collect();
+}
+/// Returns them: a lent CTA's place has no shared memory's owner, its warps know it.
+fn take_back(machine: &mut Emulator, residents: &mut [Resident]) {
+    for cta in std::mem::take(&mut machine.peers) {
+        if let Some(resident) = residents.iter_mut().find(|r| r.warps[0].cta == cta.id) {
+            resident.cta = cta;
+        }
     }
 }
 
@@ -259,6 +307,6 @@ impl Resident {
             WarpState::Spinning { writes, .. } => writes != written,
             _ => false,
         };
-        !self.cta.flights.is_empty() || self.warps.iter().any(can)
+        !self.cta.ended && (!self.cta.flights.is_empty() || self.warps.iter().any(can))
     }
 }

@@ -24,9 +24,12 @@ pub struct BarrierArrival {
 }
 
 /// State shared by a CTA's warps.
+#[derive(Default)]
 pub struct Cta {
     pub id: u32,
     pub index: [u32; 3],
+    /// In its cluster, whose CTAs have consecutive ids.
+    pub rank: u32,
     pub shared: Vec<u8>,
     pub shadow: Shadow,
     /// Warps that have arrived at named barriers without waiting.
@@ -41,6 +44,9 @@ pub struct Cta {
     pub spare_registers: u32,
     /// Number of events that may let a polling warp proceed.
     pub progress: u64,
+    /// When copies to other CTAs had read this one's shared memory.
+    pub sent: Vec<Epoch>,
+    pub ended: bool,
 }
 
 /// The old value under a strong write.
@@ -60,6 +66,8 @@ pub struct Emulator<'a, 'm> {
     pub shared: Vec<Field>,
     pub grid: [u32; 3],
     pub block: [u32; 3],
+    /// The other CTAs of the cluster that executes.
+    pub peers: Vec<Cta>,
     pub report: LaunchReport,
     pub counts: LaunchCounts,
     /// Warp instructions executed, including wait loops.

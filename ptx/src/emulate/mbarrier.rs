@@ -15,12 +15,17 @@ pub struct Mbarrier {
     pub gathered: ClockView,
     pub opened: ClockView,
     pub init: Epoch,
+    /// The same of arrivals from other CTAs that release to the cluster.
+    pub gathered_wide: Option<ClockView>,
+    pub opened_wide: Option<ClockView>,
     /// Whether a fence has made the initialization visible to bulk copies.
     pub shown: bool,
     /// The last phase that each thread has waited for; -1 is before the first.
     pub seen: HashMap<(usize, usize), i64>,
     /// The last copy that landed here, and its phase, until somebody waits for that.
     pub landed: Option<(i64, usize)>,
+    /// The same of arrivals from other CTAs.
+    pub visited: Option<(i64, usize)>,
 }
 
 impl Mbarrier {
@@ -31,6 +36,7 @@ impl Mbarrier {
             self.phase += 1;
             self.pending = self.count;
             self.opened = self.gathered.clone();
+            self.opened_wide = self.gathered_wide.clone();
         }
         done
     }

@@ -55,7 +55,7 @@ impl Emulator<'_, '_> {
     /// Whether a bulk copy of this lane may use the mbarrier: a fence must follow its initialization.
     pub(super) fn check_shown(&mut self, cta: &Cta, warp: &Warp, lane: usize, barrier: usize, at: Site) {
         let Some(barrier) = cta.mbarriers.get(&barrier) else { return };
-        let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Generic);
+        let who = warp.who(warp.cta, 1 << lane, at.pc, Proxy::Generic);
         if !barrier.shown && !who.shows(FencedMemory::Shared, &barrier.init) {
             let place = self.kernel.place(barrier.init.pc as usize);
             let what =
@@ -106,7 +106,7 @@ impl Emulator<'_, '_> {
         }
     }
     pub(super) fn wait(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Hopper, at: Site) -> StepResult {
-        let Hopper::Wait { to, at: address, phase, parity } = op else { return Ok(()) };
+        let Hopper::Wait { wide, to, at: address, phase, parity } = op else { return Ok(()) };
         let by = self.by_address(warp, *address, active, at);
         let Some(&(first, _)) = by.first() else { return Ok(()) };
         for (address, mask) in &by {
@@ -134,7 +134,12 @@ impl Emulator<'_, '_> {
                 }
             }
             warp.acquire(mask, &barrier.opened);
-            barrier.landed = barrier.landed.filter(|(phase, _)| *phase > done);
+            if let Some(opened) = barrier.opened_wide.as_ref().filter(|_| *wide) {
+                warp.acquire(mask, opened);
+            }
+            for pending in [&mut barrier.landed, &mut barrier.visited] {
+                *pending = pending.filter(|(phase, _)| *phase > done);
+            }
             if let Some((lane, how)) = wrong {
                 let what = format!("waits for phase {done} of the mbarrier at {address:#x} {how}");
                 self.find(FindingKind::Phase, Site { lane: Some(lane), ..at }, what);
@@ -181,10 +186,13 @@ impl Emulator<'_, '_> {
                         phase: 0,
                         gathered,
                         opened,
+                        gathered_wide: None,
+                        opened_wide: None,
                         init,
                         shown: false,
                         seen,
                         landed: None,
+                        visited: None,
                     };
                     cta.mbarriers.insert((address - SHARED_BASE) as usize, new);
                 }
@@ -202,29 +210,22 @@ impl Emulator<'_, '_> {
                     cta.mbarriers.remove(&(address.wrapping_sub(SHARED_BASE) as usize));
                 }
             }
-            Hopper::Arrive { to, at: address, count, expect } => {
+            Hopper::Arrive { mapped, wide, to, at: address, count, expect } => {
                 let counts = self.read(warp, *count, active, at);
                 let expect = expect.map(|expect| self.read(warp, expect, active, at));
                 let mut phases = [0; LANES];
                 for (address, mask) in self.by_address(warp, *address, active, at) {
                     let view = warp.release(mask, cta.id);
                     for lane in lanes(mask) {
-                        let offset = self.mbarrier(cta, warp, lane, address, at)?;
-                        let Some(barrier) = cta.mbarriers.get_mut(&offset) else { continue };
-                        let countable = expect.is_none_or(|expect| barrier.expect(expect[lane]));
-                        barrier.gathered.join(&view);
-                        phases[lane] = barrier.phase as u64;
-                        let count = counts[lane] as u32 as u64;
-                        let wrong = !(1..=barrier.pending).contains(&count);
-                        let state = barrier.state();
-                        barrier.pending = barrier.pending.saturating_sub(count);
-                        cta.progress += barrier.settle() as u64;
-                        if wrong {
-                            let what = format!("arrives {count} times at the mbarrier at {address:#x}: {state}");
-                            self.find(FindingKind::Phase, Site { lane: Some(lane), ..at }, what);
-                            return Err(Stop);
-                        }
-                        self.check_bytes(countable, &state, address, lane, at)?;
+                        let expect = expect.map(|expect| expect[lane]);
+                        let arrival = (counts[lane] as u32 as u64, expect, *wide, &view);
+                        let at = Site { lane: Some(lane), ..at };
+                        phases[lane] = match mapped {
+                            true => self.at_address(cta, address, at, |machine, target, own| {
+                                machine.arrive(target, warp, own, arrival, at)
+                            })?,
+                            false => self.arrive(cta, warp, address, arrival, at)?,
+                        };
                     }
                 }
                 if let Some(to) = to {
@@ -259,6 +260,43 @@ impl Emulator<'_, '_> {
         }
         Ok(())
     }
+    /// One lane arrives at the mbarrier at an address of a CTA: how many times, expecting bytes or not, releasing this
+    /// view to the cluster or not. Returns the phase.
+    fn arrive(
+        &mut self,
+        cta: &mut Cta,
+        warp: &Warp,
+        address: u64,
+        (count, expect, wide, view): (u64, Option<u64>, bool, &ClockView),
+        at: Site,
+    ) -> Result<u64, Stop> {
+        let lane = at.lane.unwrap_or(0);
+        let offset = self.mbarrier(cta, warp, lane, address, at)?;
+        let Some(barrier) = cta.mbarriers.get_mut(&offset) else { return Ok(0) };
+        let countable = expect.is_none_or(|expect| barrier.expect(expect));
+        if warp.cta == cta.id {
+            barrier.gathered.join(view);
+        } else {
+            barrier.gathered.join(&view.asynchronous());
+            barrier.visited = Some((barrier.phase, at.pc));
+            if wide {
+                let new = || ClockView::new(cta.id, warp.warps);
+                barrier.gathered_wide.get_or_insert_with(new).join(view);
+            }
+        }
+        let phase = barrier.phase as u64;
+        let wrong = !(1..=barrier.pending).contains(&count);
+        let state = barrier.state();
+        barrier.pending = barrier.pending.saturating_sub(count);
+        cta.progress += barrier.settle() as u64;
+        if wrong {
+            let what = format!("arrives {count} times at the mbarrier at {address:#x}: {state}");
+            self.find(FindingKind::Phase, at, what);
+            return Err(Stop);
+        }
+        self.check_bytes(countable, &state, address, lane, at)?;
+        Ok(phase)
+    }
     fn check_bytes(&mut self, countable: bool, state: &str, address: u64, lane: usize, at: Site) -> StepResult {
         if countable {
             return Ok(());
@@ -288,7 +326,13 @@ impl Emulator<'_, '_> {
             }
             Fence::MbarrierInit => {
                 let own = |e: &Epoch| e.warp as usize == warp.id && e.lanes & !active == 0;
-                cta.mbarriers.values_mut().filter(|b| own(&b.init)).for_each(|b| b.shown = true);
+                let mut view = ClockView::new(cta.id, warp.warps);
+                for barrier in cta.mbarriers.values_mut().filter(|b| own(&b.init)) {
+                    barrier.shown = true;
+                    view.note(&barrier.init);
+                }
+                warp.initialized = Some(view);
+                warp.time += 1; // what follows is not published
             }
         }
     }

@@ -158,7 +158,7 @@ impl Emulator<'_, '_> {
     ) -> Result<&'b mut [u8], Stop> {
         let at = Site { lane: Some(lane), ..at };
         let Touch { space, address, bytes, access, proxy } = touch;
-        let who = warp.who(cta.id, lanes, at.pc, proxy);
+        let who = warp.who(warp.cta, lanes, at.pc, proxy);
         if space.of(address) == Space::Shared {
             let (name, base, offset) = self.find_shared(address, bytes, at)?;
             if let Some(trouble) = cta.shadow.access(base + offset, bytes, access, &who) {

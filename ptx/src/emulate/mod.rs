@@ -6,11 +6,11 @@
 //! It executes the instructions of memory-bound kernels, cp.async, ldmatrix and mma.sync (bf16, f16, tf32), and
 //! Hopper's mbarriers, bulk and tensor copies, wgmma and setmaxnreg. It refuses any other instruction, with its line.
 //!
-//! Up to four CTAs are resident, and their warps run in an order drawn from a seed; with [`LATE`], diverged lanes stay
-//! apart until an instruction needs them together. Fences, releases and acquires order threads within and across CTAs.
-//! Caches and time are not modeled: counts are evidence, not speed. Approximate instructions are off by the documented
-//! error, the same each time. layouts.rs defines matrix layouts in registers and shared memory, and lists what must
-//! still be verified on a GPU.
+//! Up to four CTAs are resident, those of a cluster together, and their warps run in an order drawn from a seed; with
+//! [`LATE`], diverged lanes stay apart until an instruction needs them together. Fences, releases and acquires order
+//! threads within and across CTAs. Caches and time are not modeled: counts are evidence, not speed. Approximate
+//! instructions are off by the documented error, the same each time. layouts.rs defines matrix layouts in registers and
+//! shared memory, cluster.rs what orders the CTAs of a cluster; what must still be verified on a GPU is listed there.
 
 // From text to kernels.
 mod draw; // pseudo-random numbers
@@ -41,6 +41,7 @@ mod machine; // the emulated GPU's state
 // The actions of warps.
 mod spin; // loops that wait for another CTA
 mod memory_ops; // loads, stores, atomics
+mod cluster; // CTAs of a cluster
 mod copy; // cp.async
 mod mbarrier_ops; // mbarriers, fences, setmaxnreg
 mod bulk; // bulk and tensor copies

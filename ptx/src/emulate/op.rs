@@ -182,8 +182,11 @@ pub enum Hopper {
     MbarrierInvalidate {
         at: Address,
     },
-    /// `expect`: additional bytes before the phase completes. `to` receives the phase.
+    /// `expect`: additional bytes before the phase completes. `to` receives the phase. `mapped`: the address may be
+    /// another CTA's. `wide`: it releases to the cluster.
     Arrive {
+        mapped: bool,
+        wide: bool,
         to: Option<Register>,
         at: Address,
         count: PtxSource,
@@ -193,14 +196,23 @@ pub enum Hopper {
         at: Address,
         bytes: PtxSource,
     },
-    /// `try_wait` and `test_wait`: for the phase that `arrive` returned, or for a parity.
+    /// `try_wait` and `test_wait`: for the phase that `arrive` returned, or for a parity. `wide`: it acquires from the
+    /// cluster.
     Wait {
+        wide: bool,
         to: Register,
         at: Address,
         phase: PtxSource,
         parity: bool,
     },
     BulkLoad {
+        to: Address,
+        from: Address,
+        bytes: PtxSource,
+        barrier: Address,
+    },
+    /// From shared memory to that of a CTA of the cluster.
+    BulkSend {
         to: Address,
         from: Address,
         bytes: PtxSource,
@@ -218,6 +230,8 @@ pub enum Hopper {
         map: PtxSource,
         at: Vec<PtxSource>,
         barrier: Address,
+        /// Multicast: the ranks of the CTAs that receive it, as bits.
+        ranks: Option<PtxSource>,
     },
     TensorStore {
         map: PtxSource,
@@ -245,7 +259,9 @@ pub enum Hopper {
         count: u64,
         more: bool,
     },
-    ClusterArrive,
+    ClusterArrive {
+        release: bool,
+    },
     ClusterWait,
 }
 
@@ -274,7 +290,7 @@ impl Hopper {
         use Hopper::*;
         matches!(
             self,
-            WgmmaFence | WgmmaCommit | WgmmaWait(_) | Wgmma(_) | Registers { .. } | ClusterArrive | ClusterWait
+            WgmmaFence | WgmmaCommit | WgmmaWait(_) | Wgmma(_) | Registers { .. } | ClusterArrive { .. } | ClusterWait
         )
     }
 }

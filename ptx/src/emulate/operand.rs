@@ -1,6 +1,9 @@
 //! Operands of an instruction, as written and as executed. Never knows an instruction.
 /// Address of the first shared byte: not 0, so that a zero address is not in shared memory.
 pub const SHARED_BASE: u64 = 1024;
+/// Bits of an address within a CTA's shared memory. In the window of the cluster, one plus the rank of the CTA follows;
+/// addresses without it are the executing CTA's own.
+const OWN_BITS: u32 = 24;
 /// Generic address of the parameter buffer: below every allocation, above shared memory.
 pub const PARAMETER_BASE: u64 = 1 << 35;
 /// Generic addresses below this are shared memory.
@@ -17,8 +20,10 @@ pub enum SpecialRegister {
     Nctaid(usize),
     Lane,
     Warp,
-    /// The same value for every thread.
-    Constant(u32),
+    /// Rank of the CTA in its cluster.
+    Rank,
+    /// CTAs of a cluster.
+    Ranks,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -69,6 +74,16 @@ impl Space {
             known => known,
         }
     }
+}
+
+/// `mapa`: the address in the cluster's window of an address of the CTA.
+pub fn mapped(own: u64, rank: u64) -> u64 {
+    own as u32 as u64 & ((1 << OWN_BITS) - 1) | (rank as u32 as u64 + 1) << OWN_BITS & 0xffff_ffff
+}
+/// The rank that an address in the cluster's window names, if any, and the address within that CTA.
+pub fn unmapped(address: u64) -> (Option<u32>, u64) {
+    let rank = address >> OWN_BITS;
+    ((1..=256).contains(&rank).then(|| rank as u32 - 1), address & ((1 << OWN_BITS) - 1))
 }
 
 /// Errors say what was expected.

@@ -120,6 +120,7 @@ impl<'a> PtxParser<'a> {
             max_threads: None,
             max_registers: None,
             min_ctas: 1,
+            cluster: 1,
             exact_threads: false,
             seed: 0,
             files: self.files.to_vec(),
@@ -138,7 +139,11 @@ impl<'a> PtxParser<'a> {
         }
         while !self.eat('{') {
             let directive = self.word()?;
-            let mut product = self.number()?;
+            if directive == ".explicitcluster" {
+                continue; // a launch must give a cluster's size, and .reqnctapercluster does
+            }
+            let first = self.number()?;
+            let mut product = first;
             while self.eat(',') {
                 product *= self.number()?;
             }
@@ -148,6 +153,9 @@ impl<'a> PtxParser<'a> {
                     body.kernel.exact_threads = directive == ".reqntid";
                 }
                 ".minnctapersm" => body.kernel.min_ctas = product.max(1) as u32,
+                ".reqnctapercluster" if product == first && (1..=8).contains(&first) => {
+                    body.kernel.cluster = first as u32;
+                }
                 ".maxnreg" => body.kernel.max_registers = Some(product as u32),
                 other => return Err(format!("'{other}' is not modeled")),
             }
@@ -362,9 +370,8 @@ fn special(name: &str) -> Option<SpecialRegister> {
         ("%nctaid", Some(axis)) => SpecialRegister::Nctaid(axis),
         ("%laneid", None) => SpecialRegister::Lane,
         ("%warpid", None) => SpecialRegister::Warp,
-        // A CTA is a cluster of one.
-        ("%cluster_ctarank", None) => SpecialRegister::Constant(0),
-        ("%cluster_nctarank", None) => SpecialRegister::Constant(1),
+        ("%cluster_ctarank", None) => SpecialRegister::Rank,
+        ("%cluster_nctarank", None) => SpecialRegister::Ranks,
         _ => return None,
     })
 }

@@ -188,7 +188,8 @@ impl Emulator<'_, '_> {
             SpecialRegister::Nctaid(axis) => self.grid[axis],
             SpecialRegister::Lane => lane as u32,
             SpecialRegister::Warp => warp as u32,
-            SpecialRegister::Constant(value) => value,
+            SpecialRegister::Rank => cta.rank,
+            SpecialRegister::Ranks => self.kernel.cluster,
         }
     }
     pub(super) fn hopper(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Hopper, at: Site) -> StepResult {
@@ -200,13 +201,14 @@ impl Emulator<'_, '_> {
             Wait { .. } => return self.wait(cta, warp, active, op, at),
             BulkLoad { .. }
             | BulkStore { .. }
+            | BulkSend { .. }
             | TensorLoad { .. }
             | TensorStore { .. }
             | Hinted { .. }
             | PrefetchMap(_)
             | BulkCommit
             | BulkWait { .. } => return self.bulk(cta, warp, active, op, at),
-            ClusterArrive | ClusterWait => return self.cluster(cta, warp, op, at),
+            ClusterArrive { .. } | ClusterWait => return self.cluster(cta, warp, op, at),
             WgmmaFence => {
                 warp.flying.touched.fill(false);
                 warp.flying.fenced = true;

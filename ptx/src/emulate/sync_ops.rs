@@ -1,14 +1,12 @@
 //! Barriers, shuffles, votes and elections. step.rs has checked that the lanes they need are present.
 use super::clock::{ClockView, LaneViews};
+use super::cluster::CLUSTER;
 use super::lane::{LANES, lanes};
 use super::machine::{BarrierArrival, Cta, Emulator, Site, StepResult, Stop};
-use super::op::{Hopper, PtxOp, Shuffle, WarpVote};
+use super::op::{PtxOp, Shuffle, WarpVote};
 use super::operand::PtxSource;
 use super::report::FindingKind;
 use super::warp::{Warp, WarpState};
-
-/// The barrier id used for `barrier.cluster`: a CTA is a cluster of one.
-pub const CLUSTER: u64 = 16;
 
 impl Emulator<'_, '_> {
     pub(super) fn synchronize(
@@ -84,23 +82,9 @@ impl Emulator<'_, '_> {
         }
         Ok(())
     }
-    /// `barrier.cluster`: what was done before arriving happens before what follows the wait.
-    pub(super) fn cluster(&mut self, cta: &Cta, warp: &mut Warp, op: &Hopper, at: Site) -> StepResult {
-        let arrives = matches!(op, Hopper::ClusterArrive);
-        if arrives != warp.cluster.is_none() {
-            let what = "barrier.cluster.arrive and .wait must alternate".to_string();
-            self.find(FindingKind::Phase, at, what);
-            return Err(Stop);
-        }
-        match arrives {
-            true => warp.cluster = Some(warp.release(warp.live(), cta.id)),
-            false => warp.state = WarpState::Waiting { barrier: CLUSTER, threads: None, pc: at.pc },
-        }
-        Ok(())
-    }
     /// All warps at one barrier must agree on the number of threads.
     fn check_barrier(&mut self, cta: &Cta, barrier: u64, threads: Option<u64>, at: Site) -> StepResult {
-        if barrier > 15 && barrier != CLUSTER || threads.is_some_and(|n| n == 0 || !n.is_multiple_of(LANES as u64)) {
+        if barrier > 15 || threads.is_some_and(|n| n == 0 || !n.is_multiple_of(LANES as u64)) {
             let what = format!("barrier {barrier} of {} threads", threads.unwrap_or(0));
             self.find(FindingKind::Launch, at, format!("{what}: there are 16, each of a multiple of {LANES} threads"));
             return Err(Stop);
@@ -123,7 +107,9 @@ pub fn release(cta: &mut Cta, warps: &mut [Warp]) {
         open(cta, warps, barrier, Some(threads));
     }
     for first in 0..warps.len() {
-        if let WarpState::Waiting { barrier, threads, .. } = warps[first].state {
+        if let WarpState::Waiting { barrier, threads, .. } = warps[first].state
+            && barrier != CLUSTER
+        {
             open(cta, warps, barrier, threads);
         }
     }
@@ -145,8 +131,7 @@ fn open(cta: &mut Cta, warps: &mut [Warp], barrier: u64, threads: Option<u64>) {
         joined.join(&arrival.view);
     }
     for warp in warps.iter_mut().filter(|w| here(w)) {
-        let told = warp.cluster.take().filter(|_| barrier == CLUSTER);
-        joined.join(&told.unwrap_or_else(|| warp.release(u32::MAX, cta.id)));
+        joined.join(&warp.release(u32::MAX, cta.id));
     }
     for warp in warps.iter_mut().filter(|w| here(w)) {
         let mut known = warp.views.joined(u32::MAX);

@@ -44,6 +44,15 @@ pub enum WarpState {
     Done,
 }
 
+/// Of a warp at the cluster's barrier.
+pub enum ClusterPhase {
+    Before,
+    /// It has published this view.
+    Arrived(ClockView),
+    /// All have arrived: it will know this.
+    Open(ClockView),
+}
+
 /// A strong read.
 pub struct Spin {
     pub pc: usize,
@@ -56,6 +65,8 @@ pub struct Spin {
 
 pub struct Warp {
     pub id: usize,
+    /// Its CTA.
+    pub cta: u32,
     /// The first group that can run does. See [`Meet`].
     pub groups: Vec<LaneGroup>,
     pub meet: Meet,
@@ -70,8 +81,10 @@ pub struct Warp {
     pub order: Fences,
     /// The asynchronous proxy sees what a lane wrote before its last proxy fence.
     pub fenced: FenceTimes,
-    /// The view published by `barrier.cluster.arrive`, until the wait.
-    pub cluster: Option<ClockView>,
+    /// Since `barrier.cluster.arrive`, until the wait.
+    pub cluster: ClusterPhase,
+    /// What the last `fence.mbarrier_init` makes visible to the cluster.
+    pub initialized: Option<ClockView>,
     pub state: WarpState,
     pub copies: [AsyncCopies; LANES],
     /// Bulk stores, by lane.
@@ -103,6 +116,7 @@ impl Warp {
         let warps = threads.div_ceil(LANES);
         Warp {
             id,
+            cta,
             groups: vec![LaneGroup { pc: 0, mask: u32::MAX >> (LANES - here) }],
             meet,
             registers: vec![[0xDEAD_BEEF_DEAD_BEEF; LANES]; kernel.registers.len()],
@@ -112,7 +126,8 @@ impl Warp {
             views: LaneViews::Same(ClockView::new(cta, warps)),
             order: Fences::default(),
             fenced: FenceTimes::default(),
-            cluster: None,
+            cluster: ClusterPhase::Before,
+            initialized: None,
             state: WarpState::Ready,
             copies: Default::default(),
             bulk: BTreeMap::new(),

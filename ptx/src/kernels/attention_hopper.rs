@@ -5,7 +5,8 @@
 //! [`TiledKernel::columns`] for the one it streams.
 //!
 //! forward: `attention_forward(map_q, map_k, map_v, o, lse, drawn, shape)`; keeps q. Its grid is of one dimension: at
-//! most as many CTAs as there are tiles of rows of heads, and no more than run at a time.
+//! most as many CTAs as there are tiles of rows of heads, and no more than run at a time. A kernel for pairs of heads
+//! has clusters of two CTAs: an even grid, on sm_90a by the directive in its text alone.
 //! backward: `attention_backward(map_k, map_v, map_q, map_do, map_lse, map_delta, dkv, sums, turns, shape)`; keeps k
 //! and v. Its grid is of one dimension, and `attention_sum(sums, turns, dq, shape)` follows it.
 //! dq: `attention_dq(map_q, map_k, map_v, map_do, lse, delta, dq, shape)`; keeps q and do.
@@ -27,7 +28,17 @@ pub struct TiledKernel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HopperFamily {
     pub forward: TiledKernel,
+    /// The same for pairs of query heads with the same key/value head.
+    pub paired: Option<TiledKernel>,
     pub backward: Backward,
+}
+
+impl HopperFamily {
+    /// The kernel of a forward launch, and the CTAs of its clusters.
+    pub fn forward_of(&self, heads: usize, kv_heads: usize) -> (&TiledKernel, u32) {
+        let even = kv_heads > 0 && heads.is_multiple_of(2 * kv_heads);
+        self.paired.as_ref().filter(|_| even).map_or((&self.forward, 1), |paired| (paired, 2))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,9 +133,20 @@ macro_rules! family {
             variant!("forward", "attention_hopper.ptx", $dtype = $number, $dim, $suffix = $cap),
             variant!("backward", "attention_hopper_backward.ptx", $dtype = $number, $dim, $suffix = $cap),
         ];
-        const $family: HopperFamily =
-            HopperFamily { forward: forward(&$variants[0], $dim, 128), backward: fused(&$variants[1], $sum, $dim) };
+        const $family: HopperFamily = HopperFamily {
+            forward: forward(&$variants[0], $dim, 128),
+            paired: None,
+            backward: fused(&$variants[1], $sum, $dim),
+        };
     };
+}
+const PAIRED: [Variant; 2] = [
+    variant!("forward", "attention_hopper.ptx", "bf16" = 1, 128, "_pair" = 0, "PAIR" = 1),
+    variant!("forward", "attention_hopper.ptx", "f16" = 2, 128, "_pair" = 0, "PAIR" = 1),
+];
+/// With a kernel for pairs.
+const fn paired(family: HopperFamily, variant: &Variant) -> HopperFamily {
+    HopperFamily { paired: Some(forward(variant, 128, 128)), ..family }
 }
 /// The largest heads, for which a launch has registers only for the gradient of keys or of values.
 macro_rules! large {
@@ -137,6 +159,7 @@ macro_rules! large {
         ];
         const $family: HopperFamily = HopperFamily {
             forward: forward(&$variants[0], 256, 80),
+            paired: None,
             backward: Backward::Apart {
                 dq: tiles(&$variants[1], "attention_dq", 256, [2, 48, 0]),
                 dkv: &[
@@ -163,19 +186,22 @@ const SUMS: [Variant; 4] = [
 ];
 family!(BF16_64, BF16_64_VARIANTS, "bf16" = 1, 64, "" = 0, &SUMS[0]);
 family!(BF16_96, BF16_96_VARIANTS, "bf16" = 1, 96, "" = 0, &SUMS[1]);
-family!(BF16_128, BF16_128_VARIANTS, "bf16" = 1, 128, "" = 0, &SUMS[1]);
+family!(BF16_128_SINGLE, BF16_128_VARIANTS, "bf16" = 1, 128, "" = 0, &SUMS[1]);
+const BF16_128: HopperFamily = paired(BF16_128_SINGLE, &PAIRED[0]);
 large!(BF16_256, BF16_256_VARIANTS, "bf16" = 1, "" = 0);
 family!(BF16_128_CAP, BF16_128_CAP_VARIANTS, "bf16" = 1, 128, "_cap" = 1, &SUMS[1]);
 large!(BF16_256_CAP, BF16_256_CAP_VARIANTS, "bf16" = 1, "_cap" = 1);
 family!(F16_64, F16_64_VARIANTS, "f16" = 2, 64, "" = 0, &SUMS[2]);
 family!(F16_96, F16_96_VARIANTS, "f16" = 2, 96, "" = 0, &SUMS[3]);
-family!(F16_128, F16_128_VARIANTS, "f16" = 2, 128, "" = 0, &SUMS[3]);
+family!(F16_128_SINGLE, F16_128_VARIANTS, "f16" = 2, 128, "" = 0, &SUMS[3]);
+const F16_128: HopperFamily = paired(F16_128_SINGLE, &PAIRED[1]);
 large!(F16_256, F16_256_VARIANTS, "f16" = 2, "" = 0);
 family!(F16_128_CAP, F16_128_CAP_VARIANTS, "f16" = 2, 128, "_cap" = 1, &SUMS[3]);
 large!(F16_256_CAP, F16_256_CAP_VARIANTS, "f16" = 2, "_cap" = 1);
 
 const ALL: &[&[Variant]] = &[
     &SUMS,
+    &PAIRED,
     &BF16_64_VARIANTS,
     &BF16_96_VARIANTS,
     &BF16_128_VARIANTS,

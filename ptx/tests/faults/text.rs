@@ -49,7 +49,7 @@ fn what_is_not_modeled_is_refused_with_its_line() {
         "mbarrier.arrive.noComplete.shared.b64 %d0, [%r0], 1;",
         "cp.async.bulk.tensor.2d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%r0], [%d0, {%r1, %r2}], [%r0];",
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%d0, {%r1, %r2}], [%r0];",
-        "barrier.cluster.arrive.relaxed;",
+        "barrier.cluster.arrive.acquire;",
         "call %r0;",
     ] {
         let source = format!(

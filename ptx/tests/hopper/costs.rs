@@ -28,8 +28,9 @@ fn copied(
 
 /// One line of the budget per launch.
 fn costs(dtype: &str, label: &str, shape: &Shape) -> Vec<String> {
-    let family = sm_90a_family(dtype, shape.head_dim, shape.softcap as f32).unwrap();
-    let bench = Bench::new(dtype, shape, 0);
+    let all = sm_90a_family(dtype, shape.head_dim, shape.softcap as f32).unwrap();
+    let family = &HopperFamily { paired: None, ..*all };
+    let bench = Bench { family: *family, ..Bench::new(dtype, shape, 0) };
     let x = Inputs::new(shape);
     let (queries, keys) = (shape.rows().0.len() as u64, shape.rows().1.len() as u64);
     let ones = vec![1.0; shape.heads * queries as usize];
@@ -48,9 +49,9 @@ fn costs(dtype: &str, label: &str, shape: &Shape) -> Vec<String> {
     };
     // Multiply-adds, and the bytes that must move: rows in and out once, two matrices of each tile's rows, 4 bytes per
     // row of each sum. Products per tile: forward S and O; dq S, dP and dQ; dkv S, dP, dV and dK.
-    let forward = |tiles: &TiledKernel| {
+    let forward = |tiles: &TiledKernel, cluster: u64| {
         let (pairs, _, rows) = seen(tiles, 0, false);
-        (2 * dim * pairs, heads * (queries * (row + out + 4) + 2 * row * rows))
+        (2 * dim * pairs, heads * queries * (row + out + 4) + heads / cluster * 2 * row * rows)
     };
     let of_queries = |tiles: &TiledKernel| {
         let (pairs, _, rows) = seen(tiles, 0, false);
@@ -63,7 +64,7 @@ fn costs(dtype: &str, label: &str, shape: &Shape) -> Vec<String> {
             _ => (2 * dim * pairs, keys * (row + gradient) + heads * (2 * row + 4) * rows),
         }
     };
-    let mut wanted = vec![(family.forward.kernel, forward(&family.forward))];
+    let mut wanted = vec![(family.forward.kernel, forward(&family.forward, 1))];
     match &family.backward {
         Backward::Apart { dq, dkv } => {
             wanted.push((dq.kernel, of_queries(dq)));
@@ -91,11 +92,19 @@ fn costs(dtype: &str, label: &str, shape: &Shape) -> Vec<String> {
         assert!(sectors as f64 <= 1.1 * floor as f64, "{variant}: {sectors} sectors, floor {floor}");
         format!("{variant} {label} {instructions} {sectors} {floor} {conflicts} {}", counts.multiply_adds)
     };
-    wanted
+    let mut lines: Vec<String> = wanted
         .into_iter()
         .zip(counts)
         .map(|((kernel, (products, bytes)), counts)| line(counts, kernel, products, bytes))
-        .collect()
+        .collect();
+    // Clusters copy keys and values once for two heads.
+    if let (tiles, cluster @ 2) = all.forward_of(shape.heads, shape.kv_heads) {
+        let bench = Bench { ctas: 2, ..Bench::new(dtype, shape, 0) };
+        let counts = bench.run(&x, None, 0.0).unwrap_or_else(|report| panic!("{report}")).1;
+        let (products, bytes) = forward(tiles, cluster.into());
+        lines.insert(1, line(counts[0], tiles.kernel, products, bytes));
+    }
+    lines
 }
 
 #[test]

@@ -136,13 +136,13 @@ impl<'a> Bench<'a> {
         let Some([lse, delta]) = lse_and_delta else {
             let o = room(&mut memory, "o", nq * wq * size);
             let lse = room(&mut memory, "lse", 4 * heads * nq);
-            let TiledKernel { kernel, columns } = family.forward;
+            let (&TiledKernel { kernel, columns }, cluster) = family.forward_of(heads, kv_heads);
             let mut arguments = vec![map(q, heads, nq, q_row, kernel.rows)];
             arguments.extend([k, v].map(|at| map(at, kv_heads, nk, kv_row, columns)));
             let drawn = memory.upload("drawn", &[0; 4]);
             arguments.extend([o, lse, drawn].map(Argument::Pointer));
             arguments.extend(tail(0, 0));
-            let ctas = self.ctas.min(blocks(nq, &kernel) * heads);
+            let ctas = self.ctas.min(blocks(nq, &kernel) * heads).next_multiple_of(cluster as usize);
             costs.push(self.launch(&kernel, (ctas, 1), &arguments, &mut memory)?);
             let ready = memory.download(drawn).unwrap() == [0; 4];
             assert!(ready || self.plant.is_some(), "the next launch would skip tiles");

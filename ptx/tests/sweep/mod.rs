@@ -15,7 +15,7 @@ const BUDGET: &str = include_str!("budget.txt");
 const SCHEDULES: [u64; 2] = [0, 1];
 
 /// What is removed: the whole statement, guard included; of a read or an addition, only its ordering.
-const OUT: [&str; 17] = [
+const OUT: [&str; 18] = [
     "bar.sync",
     "bar.arrive",
     "bar.warp.sync",
@@ -31,6 +31,7 @@ const OUT: [&str; 17] = [
     "wgmma.commit_group",
     "wgmma.wait_group",
     "setmaxnreg",
+    "barrier.cluster",
     // Waits that loop: the first answer is taken.
     "@!%done bra             AGAIN",
     "@%in bra                TURN",
@@ -106,6 +107,18 @@ fn hopper(stem: &str, head_dim: usize, rows: u32) {
 #[test]
 fn hopper_forward() {
     hopper("forward", 64, 385);
+}
+/// Both CTAs refill each slot, and take two tiles.
+#[test]
+fn hopper_forward_of_pairs() {
+    let name = "attention_hopper_forward_bf16_128_pair";
+    let shape = Shape::packed(2, 1, 128, &[0, 300]);
+    let x = Inputs::new(&shape);
+    sweep(name, |schedule, change| {
+        let plant = Some((name, change));
+        let bench = hopper::Bench { plant, ctas: 2, ..hopper::Bench::new("bf16", &shape, schedule) };
+        bench.run(&x, None, 0.0).ok().map(|(out, _)| bits(&out))
+    });
 }
 #[test]
 fn hopper_backward() {

@@ -105,7 +105,7 @@ pub fn forward(gpu: &GpuDevice, op: Attention) -> Result<()> {
     if let Some(hopper) =
         hopper::family(gpu, hopper::FORWARD, qkv.dtype(), a, &[qkv.address(), kv.address(), o.address()])
     {
-        return hopper::forward(gpu, &hopper.forward, a, &tail, [qkv, kv], o, lse);
+        return hopper::forward(gpu, hopper, a, &tail, [qkv, kv], o, lse);
     }
     let args = args!(tail, a; Arg::In(qkv), Arg::In(kv), Arg::Out(o), Arg::Out(lse));
     launch(gpu, &family.forward, n, a.heads, args)
@@ -149,7 +149,7 @@ pub fn pass(gpu: &GpuDevice, op: AttentionPass) -> Result<()> {
     let hopper = hopper::family(gpu, hopper::FORWARD, qkv.dtype(), a, &[qkv.address(), kv.address(), o.address()]);
     // A tensor map needs at least one row.
     if let Some(hopper) = hopper.filter(|_| keys > 0) {
-        return hopper::forward(gpu, &hopper.forward, a, &tail, [qkv, kv], o, lse);
+        return hopper::forward(gpu, hopper, a, &tail, [qkv, kv], o, lse);
     }
     let args = args!(tail, a; Arg::In(qkv), Arg::In(kv), Arg::Out(o), Arg::Out(lse));
     launch(gpu, &family.forward, queries, a.heads, args)

@@ -62,23 +62,27 @@ fn numbers<'a>(of: View<'a>, side: u32) -> Arg<'a> {
     Arg::Map(Map { of, sizes: [n, 1, 1], strides: [row; 2], tile: [side, 1, 1], swizzle: Swizzle::None })
 }
 
-/// From q and kv.
+/// From q and kv. Where two query heads share keys, by clusters of two CTAs.
 pub(super) fn forward(
     gpu: &GpuDevice,
-    tiles: &TiledKernel,
+    family: &HopperFamily,
     a: &AttentionShape,
     t: &TailArgs,
     [q, kv]: [View; 2],
     o: ViewMut,
     lse: ViewMut,
 ) -> Result<()> {
+    let paired = Some(family.forward_of(a.heads, a.kv_heads));
+    let (tiles, cluster) =
+        paired.filter(|(tiles, _)| !gpu.driver.avoids(tiles.kernel.variant)).unwrap_or((&family.forward, 1));
     let [k, v] = keys_and_values(a, kv, t, tiles.columns);
     let mut scratch = gpu.scratch();
     let (q, drawn) = (queries(a, q, t, tiles.kernel.rows), Arg::InOut(scratch.drawn.view_mut()));
     let args = args!(*t, a; q, k, v, Arg::Out(o), Arg::Out(lse), drawn);
-    // A CTA fills a multiprocessor.
+    // A CTA fills a multiprocessor, and clusters are whole.
+    let most = (gpu.driver.multiprocessors() / cluster).max(1) * cluster;
     let work = (t.queries as u32).div_ceil(tiles.kernel.rows) * a.heads as u32;
-    launch_grid(gpu, &tiles.kernel, [work.min(gpu.driver.multiprocessors()), 1], args)
+    launch_grid(gpu, &tiles.kernel, [work.min(most), 1], args)
 }
 
 /// Parameters as the caller's; `sums` starts with the exponents of its queries, which the kernel of delta has written.
