@@ -16,8 +16,8 @@ use ranks::RanksBy;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
-const USAGE: &str = "gpu_check machine | kernels | link | layouts | attention | bench [attention] | ranks [windows | ipc] | parity A.jsonl B.jsonl TOLERANCE | \
-                     rate A.jsonl | table DIR";
+const USAGE: &str = "gpu_check machine | kernels | link | layouts | attention | bench [attention] | ranks [windows | ipc] | \
+                     parity A.jsonl B.jsonl TOLERANCE | rate A.jsonl | table DIR";
 
 fn machine() -> Result<Value> {
     let machine = Machine::probe()?;

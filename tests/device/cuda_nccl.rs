@@ -2,11 +2,12 @@
 //! no bit there; an older library refuses or trains without; mistakes with windows are noticed.
 use crate::common::runs::{Agent, DDP, Dir, Ended, FSDP, Run, launched, losses};
 use crate::common::simcuda;
-use crate::cuda_ranks::{APART, SHARED, command};
+use crate::cuda_ranks::{APART, command};
 use std::process::Stdio;
 
 /// Embedding and head together take 2 MiB, from which on buffers are registered.
-const LARGE: &str = "--device cuda --precision fp32 --vocab-size 4096 --max-steps 2 --no-eval";
+const LARGE: &str = "--device cuda --precision fp32 --vocab-size 4096 --num-layers 1 --max-len 8 \
+                     --batch-size 1 --max-steps 2 --no-eval";
 const BOTH: &str = "--nccl-max-ctas 4 --nccl-windows";
 
 fn run(program: &str, args: &str, vars: &[(&str, &str)]) -> (Vec<(u64, String, String)>, Ended) {
@@ -33,7 +34,7 @@ fn traced(stderr: &str) -> (Vec<&str>, usize) {
 
 #[test]
 fn limits_and_windows_reach_every_communicator_and_change_no_bits() {
-    for (program, more) in [(FSDP, APART), (FSDP, SHARED), (DDP, "--nproc-per-node 2 --compile")] {
+    for (program, more) in [(FSDP, APART), (DDP, "--nproc-per-node 2 --compile")] {
         let (plain, stderr) = trained(program, more, "trace");
         let (limits, windows) = traced(&stderr);
         assert!(limits.len() >= 2 && limits.iter().all(|limit| *limit == "not set") && windows == 0, "{stderr}");

@@ -6,7 +6,7 @@
 //! an operand have the same offset in the windows of all ranks. Here that holds for what peers access: the output of an
 //! all_gather, the input of a reduce_scatter, the buffer of an all_reduce. It does not hold for what only its own rank
 //! accesses: an all_gather's input and a reduce_scatter's output, in place, lie at an offset that depends on the rank.
-//! NCCL's symmetric kernels address these locally (`src/device/symmetric` of 2.27 to 2.32).
+//! NCCL's symmetric reduce_scatter addresses its output locally; its all_gather has not been read.
 use super::comm::Comm;
 use super::library::{Nccl, SUCCESS, WINDOW_SYMMETRIC};
 use crate::base::meter::Lease;

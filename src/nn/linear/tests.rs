@@ -3,6 +3,7 @@ use super::*;
 use crate::base::dtype::Float;
 use crate::base::fp8::Fp8Shape;
 use crate::base::{Category, DType, Elem, Meter};
+use crate::device::Device;
 use crate::device::Buf;
 use crate::device::cpu::CpuDevice;
 use crate::device::ops::Fp8Work;
