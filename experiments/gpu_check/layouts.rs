@@ -238,7 +238,8 @@ fn fp8_products(dev: &dyn Device) -> Result<Vec<f32>> {
 }
 
 /// Largest error relative to the largest value, against the CPU's f32 attention on the same bf16 inputs, of packed
-/// documents (grouped heads of 128 by the kernel for pairs on sm_90a); and whether a second run gives the same bits, which the fixed order of every sum guarantees.
+/// documents (grouped heads of 128 by the kernel for pairs on sm_90a); and whether a second run gives the same bits,
+/// which the fixed order of every sum guarantees.
 pub fn attention() -> Result<Value> {
     let gpu = OpenGpu::open(0, 1)?;
     let cpu = CpuDevice::new(Meter::default());

@@ -91,7 +91,7 @@ fn a_slot_is_refilled_only_when_both_ctas_have_returned_it() {
 fn mbarriers_exist_before_the_peer_uses_them() {
     let wait = "barrier.cluster.wait.acquire.aligned;";
     let arrive = "barrier.cluster.arrive.relaxed.aligned;";
-    let both = format!("{arrive}     // what else would it publish than mbarriers?\n        {wait}");
+    let both = format!("{arrive}     // nothing but mbarriers has been written\n        {wait}");
     caught(&[Race, Uninitialized], &both, 0, "bar.sync 0;");
     caught(&[Proxy, Race], "fence.mbarrier_init.release.cluster;", 0, "");
     caught(&[Phase], arrive, 0, "");
