@@ -109,7 +109,7 @@ fn masks_of_a_multicast() {
 #[test]
 fn a_cta_ends_after_all_that_comes_from_its_peer() {
     // The producer does not wait for the last returns of its slots; for one of them.
-    caught(&[InFlight], "bra                COPIED;", 0, "bra END;");
+    caught(&[InFlight], "bra COPIED;", 0, "bra END;");
     // Rank 0 ends before its last number has been read.
     caught(&[InFlight], "@%in bra            END;", 0, "bra END;");
 }
