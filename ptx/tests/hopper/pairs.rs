@@ -91,7 +91,7 @@ fn a_slot_is_refilled_only_when_both_ctas_have_returned_it() {
 fn mbarriers_exist_before_the_peer_uses_them() {
     let wait = "barrier.cluster.wait.acquire.aligned;";
     let arrive = "barrier.cluster.arrive.relaxed.aligned;";
-    let both = format!("{arrive}     // what else would it publish than mbarriers?\n        {wait}");
+    let both = format!("{arrive}     // nothing but mbarriers has been written\n        {wait}");
     caught(&[Race, Uninitialized], &both, 0, "bar.sync 0;");
     caught(&[Proxy, Race], "fence.mbarrier_init.release.cluster;", 0, "");
     caught(&[Phase], arrive, 0, "");
@@ -109,7 +109,7 @@ fn masks_of_a_multicast() {
 #[test]
 fn a_cta_ends_after_all_that_comes_from_its_peer() {
     // The producer does not wait for the last returns of its slots; for one of them.
-    caught(&[InFlight], "bra                COPIED;", 0, "bra END;");
+    caught(&[InFlight], "bra COPIED;", 0, "bra END;");
     // Rank 0 ends before its last number has been read.
     caught(&[InFlight], "@%in bra            END;", 0, "bra END;");
 }
