@@ -18,6 +18,10 @@ impl RankEnv {
 pub fn names_nccl_host() -> bool {
     var_os("NCCL_HOSTID").is_some()
 }
+/// Whether NCCL_MAX_CTAS is set, which NCCL prefers to a communicator's limit.
+pub fn limits_nccl_ctas() -> bool {
+    var_os("NCCL_MAX_CTAS").is_some()
+}
 
 fn path(name: &str) -> Option<PathBuf> {
     var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from)

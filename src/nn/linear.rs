@@ -2,6 +2,7 @@
 mod adapter;
 
 pub(super) use self::adapter::Adapter;
+use self::adapter::Sides;
 use super::context::Cx;
 use super::saved::AdapterScratch;
 use super::store::{Grads, Weights};
@@ -77,6 +78,10 @@ impl Linear {
         Linear { first, ..self }
     }
 
+    fn sides(&self) -> Sides {
+        let Linear { inputs, outputs, first, row, column, .. } = *self;
+        Sides { inputs, outputs, first, row, column }
+    }
     fn adapter(&self, cx: &Cx) -> Option<Adapter> {
         self.adapter.filter(|_| cx.adapted)
     }
@@ -182,7 +187,7 @@ impl Linear {
         let (shape, band) = (self.shape(x.len() / self.inputs).ldc(self.row), self.column..y.len());
         self.multiply(cx, w, shape, (Fp8::E4m3, x), work, y.reborrow().slice(band))?;
         match self.adapter(cx) {
-            Some(adapter) => adapter.forward(cx, w, self, x, work, y),
+            Some(adapter) => adapter.forward(cx, w, self.sides(), x, work, y),
             None => Ok(()),
         }
     }
@@ -277,7 +282,7 @@ impl Linear {
         let shape = GemmShape { accumulate, ..self.input_shape(dx.len() / self.inputs) };
         self.multiply(cx, w, shape, (Fp8::E5m2, dy.slice(self.column..dy.len())), work, dx.reborrow())?;
         match &self.adapter {
-            Some(adapter) => adapter.input_grad(cx, w, self, dy, work, dx),
+            Some(adapter) => adapter.input_grad(cx, w, self.sides(), dy, work, dx),
             None => Ok(()),
         }
     }
@@ -314,7 +319,7 @@ impl Linear {
             cx.dev.bias_backward(BiasBackward { dy, db })?;
         }
         match &self.adapter {
-            Some(adapter) => adapter.weight_grad(cx, w, dw, self, x, dy, work),
+            Some(adapter) => adapter.weight_grad(cx, w, dw, self.sides(), x, dy, work),
             None => Ok(()),
         }
     }

@@ -1,5 +1,5 @@
-//! `--nccl-max-ctas` and `--nccl-windows` on the simulated NCCL of `ptx/driver`: they reach its communicators and change
-//! no bit there; an older library refuses or trains without; mistakes with windows are noticed.
+//! `--nccl-max-ctas` and `--nccl-windows` on the simulated NCCL of `ptx/driver`: they reach its communicators and
+//! change no bit there; an older library refuses or trains without; mistakes with windows are noticed.
 use crate::common::runs::{Agent, DDP, Dir, Ended, FSDP, Run, launched, losses};
 use crate::common::simcuda;
 use crate::cuda_ranks::{APART, command};

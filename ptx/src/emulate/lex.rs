@@ -71,7 +71,7 @@ pub fn lex<'a>(file: &str, source: &'a str) -> Result<Lexed<'a>, String> {
             _ if c.is_ascii_digit() => {
                 let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '.').unwrap_or(rest.len());
                 let text = &rest[..end];
-                let decimal = text.contains('.').then(|| Token::Decimal(text));
+                let decimal = text.contains('.').then_some(Token::Decimal(text));
                 (
                     end,
                     Some(decimal.map_or_else(|| number(text).map(Token::Number), Ok).map_err(|e| at(&lexed.files, e))?),

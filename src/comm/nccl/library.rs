@@ -7,6 +7,7 @@
 //! Constants and layouts are those of nccl.h 2.18 to 2.32. The config is version 2.17's; its size tells later versions
 //! to use their defaults for the missing fields.
 use crate::base::{Error, Result};
+use crate::comm::env::limits_nccl_ctas;
 use libloading::Library;
 use serde::{Deserialize, Serialize};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -79,8 +80,6 @@ impl NcclConfig {
 const NEEDED: c_int = 21_901;
 /// The oldest version with windows.
 const WINDOWS: c_int = 22_703;
-/// NCCL prefers it to a communicator's limit.
-const MAX_CTAS: &str = "NCCL_MAX_CTAS";
 
 macro_rules! functions {
     ({$($name:ident: $symbol:literal ($($arg:ty),*);)*} optional {$($maybe:ident: $other:literal ($($marg:ty),*);)*}) => {
@@ -175,9 +174,9 @@ impl Nccl {
                 dotted(version)
             )));
         }
-        match options.max_ctas.filter(|_| std::env::var_os(MAX_CTAS).is_some()) {
+        match options.max_ctas.filter(|_| limits_nccl_ctas()) {
             Some(limit) => Err(Error::input(format!(
-                "`nccl_max_ctas: {limit}` has no effect, because NCCL prefers {MAX_CTAS} in the environment: remove one \
+                "`nccl_max_ctas: {limit}` has no effect, because NCCL prefers NCCL_MAX_CTAS in the environment: remove one \
                  of them"
             ))),
             None => Ok(()),

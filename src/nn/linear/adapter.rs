@@ -1,14 +1,25 @@
-//! The low-rank adapter of a matrix (LoRA, Hu et al. 2021): what it adds to a product and its gradients. Never touches the
-//! frozen matrix.
+//! The low-rank adapter of a matrix (LoRA, Hu et al. 2021): what it adds to a product and its gradients. Never touches
+//! the frozen matrix.
 use super::super::context::{AdapterDropout, Cx};
 use super::super::saved::AdapterScratch;
 use super::super::store::{Grads, Weights};
 use super::super::tensor::Tensor;
-use super::Linear;
 use crate::base::Result;
 use crate::device::ops::{Gemm, GemmShape};
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
+
+/// What the adapted matrix reads and writes.
+#[derive(Clone, Copy, Debug)]
+pub struct Sides {
+    pub inputs: usize,
+    pub outputs: usize,
+    /// First output used, when the segments hold more.
+    pub first: usize,
+    /// Elements in a row of `y`, and the first one written.
+    pub row: usize,
+    pub column: usize,
+}
 
 /// A low-rank adapter of a matrix: segments `a` (rank, inputs) and `b` (outputs, rank).
 #[derive(Clone, Copy, Debug)]
@@ -23,18 +34,18 @@ pub struct Adapter {
 
 impl Adapter {
     /// The range of B for the outputs of `of`.
-    fn held(&self, of: &Linear) -> Range<usize> {
+    fn held(&self, of: Sides) -> Range<usize> {
         of.first * self.rank..(of.first + of.outputs) * self.rank
     }
     /// The input of A: `x`, or in training with dropout a masked copy in `dropped`.
-    fn input<'a>(&self, cx: &Cx, of: &Linear, x: View<'a>, dropped: &'a mut Tensor) -> Result<View<'a>> {
+    fn input<'a>(&self, cx: &Cx, of: Sides, x: View<'a>, dropped: &'a mut Tensor) -> Result<View<'a>> {
         let Some(mask) = self.dropout.as_ref().filter(|_| cx.adapter_keys.is_some()) else { return Ok(x) };
         let n = x.len() / of.inputs;
         cx.drop_channels(mask, of.inputs, x, dropped.rows_mut(n).slice(0..x.len()), false)?;
         Ok(dropped.rows(n).slice(0..x.len()))
     }
     /// Assigns `low (N, rank) = scale x Aᵀ`.
-    fn project(&self, dev: &dyn Device, w: Weights, of: &Linear, x: View, low: &mut Tensor) -> Result<()> {
+    fn project(&self, dev: &dyn Device, w: Weights, of: Sides, x: View, low: &mut Tensor) -> Result<()> {
         let n = x.len() / of.inputs;
         let shape = GemmShape::nt(n, self.rank, of.inputs);
         dev.gemm(Gemm { shape, a: x, b: w.get(self.a), c: low.rows_mut(n) })?;
@@ -45,7 +56,7 @@ impl Adapter {
         &self,
         cx: &Cx,
         w: Weights,
-        of: &Linear,
+        of: Sides,
         x: View,
         work: &mut AdapterScratch,
         y: ViewMut,
@@ -61,7 +72,7 @@ impl Adapter {
         &self,
         cx: &Cx,
         w: Weights,
-        of: &Linear,
+        of: Sides,
         dy: View,
         work: &mut AdapterScratch,
         dx: ViewMut,
@@ -86,7 +97,7 @@ impl Adapter {
         cx: &Cx,
         w: Weights,
         dw: &mut Grads,
-        of: &Linear,
+        of: Sides,
         x: View,
         dy: View,
         work: &mut AdapterScratch,

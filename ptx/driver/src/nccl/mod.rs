@@ -3,14 +3,14 @@
 //!
 //! Stricter than the real one where that is undefined: ranks that call different collectives, sizes that differ, memory
 //! registered on only some ranks, buffers that overlap other than in place, dead handles. Each is printed to standard
-//! error and becomes the communicator's error. A rank's death is an error if ranks use sockets (NCCL_P2P_DISABLE and
-//! NCCL_SHM_DISABLE); otherwise whatever waits for it waits until its communicator is aborted. Windows that ranks do not
-//! register together, at memory that is not of ncclMemAlloc, or that outlive their memory; and operands that peers
-//! access at other offsets in their windows.
+//! error and becomes the communicator's error. So are windows that ranks do not register together, at memory that is
+//! not of ncclMemAlloc, or that outlive their memory; and operands that peers access at other offsets in their
+//! windows. A rank's death is an error if ranks use sockets (NCCL_P2P_DISABLE and NCCL_SHM_DISABLE); otherwise whatever
+//! waits for it waits until its communicator is aborted.
 //!
-//! FLATSHARD_SIMNCCL, separated by commas: `unregistered`: this rank registers no memory, which it reports like the real
-//! one, with a null handle; `windowless`: no windows. `version=N`: as an older library. `trace`: a communicator that is
-//! destroyed prints its limit and its windows. `forget_window`, `keep_window`: this rank does not register, or not
+//! FLATSHARD_SIMNCCL, separated by commas: `unregistered`: this rank registers no memory, which it reports like the
+//! real one, with a null handle; `windowless`: no windows. `version=N`: as an older library. `trace`: a communicator
+//! that is destroyed prints its limit and its windows. `forget_window`, `keep_window`: this rank does not register, or not
 //! deregister, as if the program had forgotten it.
 mod code; // results
 mod settings; // FLATSHARD_SIMNCCL

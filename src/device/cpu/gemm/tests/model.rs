@@ -1,4 +1,5 @@
-//! AMX emulated on any CPU with AVX-512: the instructions that `amx.rs` issues, at the addresses that it uses. Never fast.
+//! AMX emulated on any CPU with AVX-512: the instructions that `amx.rs` issues, at the addresses that it uses. Never
+//! fast.
 use super::super::block::{Block, LeftRows};
 use super::super::{amx, split};
 use half::bf16;
