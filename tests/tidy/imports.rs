@@ -43,7 +43,8 @@ impl Patterns {
         let regex = |text| Regex::new(text).unwrap();
         Patterns {
             comment: regex(r"//[^\n]*|(?s:/\*.*?\*/)"),
-            string: regex(r#"(?s)"(?:\\.|[^"\\])*""#),
+            // and characters, one of which may be a quotation mark
+            string: regex(r#"(?s)'(?:\\.|[^'\\])'|"(?:\\.|[^"\\])*""#),
             tests: regex(TESTS),
             module: regex(r"((?:#\[[^\]]*\]\s*)*)(?:pub(?:\([a-z: ]+\))? )?mod (?:r#)?(\w+);"),
             import: regex(r"(pub(?:\([a-z: ]+\))? )?\buse ([^;]+);"),

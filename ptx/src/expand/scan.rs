@@ -39,21 +39,22 @@ pub fn plain(s: &str, mut fresh: bool) -> usize {
     let mut n = 0;
     while let Some(&byte) = bytes.get(n) {
         let after = || n + 1 + bytes[n + 1..].iter().position(|&b| !in_word(b)).unwrap_or(bytes.len() - n - 1);
-        let next = match byte {
-            b'$' | b'/' | b'"' => return n,
-            b'.' if fresh => return n,
-            b'%' | b'.' | b'_' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => after(),
+        let c = char::from(byte);
+        let next = match c {
+            '$' | '/' | '"' => return n,
+            '.' if fresh => return n,
+            '%' | '.' | '_' | '0'..='9' | 'A'..='Z' | 'a'..='z' => after(),
             _ => n + 1,
         };
-        let special = match byte {
-            b'%' => bytes.get(next) == Some(&b'['),
-            b'_' | b'A'..=b'Z' | b'a'..=b'z' => bytes[next..].starts_with(b"!("),
+        let special = match c {
+            '%' => bytes.get(next) == Some(&b'['),
+            '_' | 'A'..='Z' | 'a'..='z' => bytes[next..].starts_with(b"!("),
             _ => false,
         };
         if special {
             return n;
         }
-        fresh = matches!(byte, b'\n' | b';' | b'{' | b'}') || fresh && byte.is_ascii_whitespace();
+        fresh = matches!(c, '\n' | ';' | '{' | '}') || fresh && c.is_ascii_whitespace();
         n = next;
     }
     n
@@ -66,7 +67,7 @@ pub fn breaks(text: &str) -> usize {
 
 /// Length of the comment or string at the start of `s`; 0 if there is none.
 pub fn opaque(s: &str) -> Result<usize, String> {
-    if !matches!(s.as_bytes().first(), Some(b'/' | b'"')) {
+    if !s.starts_with(['/', '"']) {
         return Ok(0);
     }
     if s.starts_with("//") {

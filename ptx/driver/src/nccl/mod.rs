@@ -10,8 +10,8 @@
 //!
 //! FLATSHARD_SIMNCCL, separated by commas: `unregistered`: this rank registers no memory, which it reports like the
 //! real one, with a null handle; `windowless`: no windows. `version=N`: as an older library. `trace`: a communicator
-//! that is destroyed prints its limit and its windows. `forget_window`, `keep_window`: this rank does not register, or not
-//! deregister, as if the program had forgotten it.
+//! that is destroyed prints its limit and its windows. `forget_window`, `keep_window`: this rank does not register, or
+//! not deregister, as if the program had forgotten it.
 mod code; // results
 mod settings; // FLATSHARD_SIMNCCL
 mod wire; // frames
