@@ -24,7 +24,8 @@
 //! gradients, so that nothing is gathered, reduced or copied. Not where gradients are offloaded.
 //!
 //! Micro-batches are summed on each rank, and the ranks' sums once at the boundary. With `sync_each_batch` the ranks
-//! are summed first, micro-batch by micro-batch: the same sum in another order, as in ZeRO-2 and ZeRO-3.
+//! are summed first, micro-batch by micro-batch: the same sum in another order, as in ZeRO-2 and ZeRO-3. A rank that is
+//! alone always has the first order.
 //!
 //! With `masters` in bf16 there is no copy: params are 2 P/N. Moments in bf16 take 4 P/N, in 8 bits 2.03 P/N.
 //!

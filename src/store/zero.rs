@@ -14,8 +14,8 @@
 //! after the first. In shared memory unsharded weights exist once per host, and each rank counts 1/N of them.
 //!
 //! - *Stage 1* sums full gradients over the step, then reduce-scatters them; *stage 2* reduces each micro-batch, bucket
-//!   by bucket while backward runs, and adds it to the shards. That is another order of the same sum, also for a rank
-//!   that is alone. Both gather all weights after the optimizer has changed them.
+//!   by bucket while backward runs, and adds it to the shards: another order of the same sum. Both gather all weights
+//!   after the optimizer has changed them.
 //! - *Stage 3* gathers a layer when it is acquired, as `sharded` does, but by DeepSpeed's rules: limits on elements
 //!   prefetched, on live elements, and on the reuse distance of what stays gathered.
 //!
