@@ -143,8 +143,11 @@ impl Expander<'_> {
         } else {
             // What begins like a directive, a comment or a name but is none, and all the text up to the next of them.
             let begins = if c.is_ascii_alphanumeric() || matches!(c, '_' | '%' | '.') { n } else { c.len_utf8() };
-            let fresh = matches!(c, '\n' | ';' | '{' | '}') || cursor.fresh && c.is_whitespace();
-            let text = cursor.take(begins + plain(&cursor.rest[begins..], fresh));
+            let all = cursor.rest;
+            cursor.take(begins);
+            let follows = plain(cursor.rest, cursor.fresh);
+            cursor.take(follows);
+            let text = &all[..begins + follows];
             self.put(here, line, text);
         }
         Ok(())

@@ -24,10 +24,14 @@ pub fn word(s: &str) -> usize {
     s.bytes().position(|b| !in_word(b)).unwrap_or(s.len())
 }
 
+/// Whether a statement may start after it.
+fn ends(c: char) -> bool {
+    matches!(c, '\n' | ';' | '{' | '}')
+}
 /// Whether a statement may start after `text`, if it may (`fresh`) before it.
 fn fresh_after(text: &str, fresh: bool) -> bool {
     match text.bytes().rfind(|&b| b == b'\n' || !b.is_ascii_whitespace()) {
-        Some(last) => matches!(last, b'\n' | b';' | b'{' | b'}'),
+        Some(last) => ends(last.into()),
         None => fresh,
     }
 }
@@ -54,7 +58,7 @@ pub fn plain(s: &str, mut fresh: bool) -> usize {
         if special {
             return n;
         }
-        fresh = matches!(c, '\n' | ';' | '{' | '}') || fresh && c.is_ascii_whitespace();
+        fresh = ends(c) || fresh && c.is_ascii_whitespace();
         n = next;
     }
     n
