@@ -1,12 +1,14 @@
 """Compares flatshard with PyTorch DDP, FSDP1 and FSDP2 on CPU ranks: one model, one machine, one run, medians of several rounds.
 
 Needs: pip install torch transformers numpy, and `cargo build --release`.
-Run:   python3 experiments/peers/compare.py [--rounds 3] [--precision fp32 bf16] [--seq 256 4096 --batch 4 1] [--ablate] [--out results.json]
+Run:   python3 experiments/peers/compare.py [--rounds 3] [--precision fp32 bf16] [--seq 256 4096 --batch 4 1] [--ablate] [--without-amx] [--out results.json]
 Each round runs every contender once, so that other load on the machine affects all alike. Prints a table of tokens/s, the
 ratio to the best peer of the same precision and length, and the largest peak memory of any rank. With --ablate the contenders are
-run_fsdp, FSDP1 and FSDP2, each with every setting of ABLATIONS that it supports.
+run_fsdp, FSDP1 and FSDP2, each with every setting of ABLATIONS that it supports. With --without-amx no contender uses AMX tiles:
+the comparison on a CPU with AVX512-BF16 alone.
 """
 import argparse
+import ctypes
 import datetime
 import itertools
 import json
@@ -14,6 +16,7 @@ import os
 import pathlib
 import platform
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -38,6 +41,22 @@ OURS = ["run_fsdp", "run_ddp"]
 
 def flags(values):
     return [part for name, value in values.items() for part in (f"--{name}", str(value))]
+
+
+def deny_amx():
+    """Denies this process and its children Linux's permission for AMX tiles: a seccomp filter fails arch_prctl(ARCH_REQ_XCOMP_PERM).
+
+    Programs that ask, as they must, then use what a CPU without AMX has. For x86-64.
+    """
+    no_new_privileges, set_seccomp, filter_mode = 38, 22, 2
+    load, equal, end = 0x20, 0x15, 0x06  # a word of seccomp_data, a jump, a verdict
+    arch_prctl, request, deny, allow = 158, 0x1023, 0x00050001, 0x7FFF0000
+    program = [(load, 0, 0, 0), (equal, 0, 3, arch_prctl), (load, 0, 0, 16), (equal, 0, 1, request), (end, 0, 0, deny), (end, 0, 0, allow)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+    header = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(no_new_privileges, 1, 0, 0, 0) or libc.prctl(set_seccomp, filter_mode, header, 0, 0):
+        raise OSError(ctypes.get_errno(), "cannot deny AMX")
 
 
 def torch_peer(impl, compiled, work, ablation=None):
@@ -102,6 +121,7 @@ def arguments():
     p.add_argument("--ours", nargs="+", choices=OURS, default=OURS, metavar="NAME", help="of %(choices)s [default: all]")
     p.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS), metavar="NAME", help="of %(choices)s [default: all]")
     p.add_argument("--ablate", action="store_true", help="vary checkpointing, prefetch and limit_all_gathers, one at a time")
+    p.add_argument("--without-amx", action="store_true", help="no contender uses AMX tiles (Linux on x86-64)")
     p.add_argument("--out", type=pathlib.Path, help="write every measurement as JSON")
     a = p.parse_args()
     if a.ablate and (a.ours != OURS or a.peers != list(PEERS)):
@@ -114,6 +134,8 @@ def arguments():
 
 def main():
     a = arguments()
+    if a.without_amx:
+        deny_amx()  # all contenders are children
     runs, failed = [], []
     shapes = [{"max-len": seq, "batch-size": batch} for seq, batch in zip(a.seq, a.batch)]
     for number in range(a.rounds):
@@ -142,7 +164,8 @@ def main():
             peak = max(r["peak_mem_mib"] for r in rs)
             print(f"| {precision} | {length} | {name} | {speed[name]:.0f} ({low:.0f}-{high:.0f}) | {speed[name] / best:.2f} | {peak} |")
     if a.out:
-        a.out.write_text(json.dumps({"machine": machine(), "model": MODEL, "steps": a.steps, "runs": runs, "failed": failed}, indent=1) + "\n")
+        about = {"machine": machine(), "without_amx": a.without_amx, "model": MODEL, "steps": a.steps}
+        a.out.write_text(json.dumps(about | {"runs": runs, "failed": failed}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
