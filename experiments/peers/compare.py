@@ -126,6 +126,8 @@ def arguments():
     a = p.parse_args()
     if a.ablate and (a.ours != OURS or a.peers != list(PEERS)):
         p.error("--ablate has contenders of its own: leave out --ours and --peers")
+    if a.without_amx and (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        p.error("--without-amx needs Linux on x86-64")
     if len(a.batch) not in (1, len(a.seq)):
         p.error(f"--batch has {len(a.batch)} values for {len(a.seq)} of --seq: give one for each, or one for all")
     a.batch *= len(a.seq) // len(a.batch)
