@@ -13,12 +13,13 @@ fn library() -> PathBuf {
     built
 }
 
-/// A directory for LD_LIBRARY_PATH, with links to one file, which the loader treats as one library.
+/// A directory for LD_LIBRARY_PATH, with links to one file, which the loader treats as one library. cudarc tries the
+/// names without a version first; with only `libcublasLt.so.12` here, it would load a real `.so.13` from elsewhere.
 pub fn libraries() -> &'static Path {
     static MADE: OnceLock<TempDir> = OnceLock::new();
     let made = MADE.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
-        for name in ["libcuda.so.1", "libcublasLt.so.12", "libnccl.so.2", "libnvidia-ml.so.1"] {
+        for name in ["libcuda.so", "libcublasLt.so", "libnccl.so.2", "libnvidia-ml.so.1"] {
             symlink(library(), dir.path().join(name)).unwrap();
         }
         dir

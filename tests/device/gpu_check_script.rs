@@ -124,6 +124,11 @@ fn on_a_mock_driver_it_is_reported_as_a_rehearsal() {
     // that finds nothing.
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_gpu_check"), dir.path().join("gpu_check_before")).unwrap();
     program(dir.path(), "compute-sanitizer", "shift 4; \"$@\" && echo '========= ERROR SUMMARY: 0 errors'");
+    // A newer cuBLASLt elsewhere, as PyTorch installs it: its own copy of the library, which no driver initializes.
+    let elsewhere = dir.path().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    fs::copy(simcuda::libraries().join("libcublasLt.so"), elsewhere.join("libcublasLt.so.13")).unwrap();
+    let libraries = format!("{}:{}", simcuda::libraries().display(), elsewhere.display());
     let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap());
     let out = dir.path().join("out");
     let small = "--embed-dim 32 --num-layers 2 --num-heads 4 --num-kv-heads 2 --ff-hidden-dim 64 --vocab-size 64 \
@@ -135,7 +140,7 @@ fn on_a_mock_driver_it_is_reported_as_a_rehearsal() {
                  parity_compile nccl ipc";
     command.env("BUILD", dir.path()).env("SMALL", small).env("ONE_BILLION", format!("{small} --nproc-per-node 1"));
     command.env("PARTS", parts).env("PATH", path).env("PATIENCE", "20"); // emulated, beside other tests
-    command.env("LD_LIBRARY_PATH", simcuda::libraries()).env("FLATSHARD_SIMCUDA", "arch=90,seed=2");
+    command.env("LD_LIBRARY_PATH", libraries).env("FLATSHARD_SIMCUDA", "arch=90,seed=2");
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("SIMULATED: a rehearsal"), "{said}");
