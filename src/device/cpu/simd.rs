@@ -82,6 +82,18 @@ fn avx512<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
+/// Loads the line of an address into L1, if the CPU has such an instruction. Never accesses the address.
+#[inline(always)]
+pub fn prefetch<T>(at: *const T) {
+    // SAFETY: a hint, which cannot fault.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast())
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// The sum of the lanes, always by the same tree.
 #[inline(always)]
 pub fn lane_sum(mut v: [f32; LANES]) -> f32 {

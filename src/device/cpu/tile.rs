@@ -13,6 +13,8 @@ mod scratch;
 mod lanes;
 // From queries, keys and values to outputs.
 mod forward;
+// The same for one query per head.
+mod single;
 // From gradients of the outputs to gradients of the inputs.
 mod backward;
 

@@ -24,6 +24,12 @@ fn contiguous(cu: &[u32], world: usize) -> Cut {
     let n = *cu.last().unwrap() as usize;
     (0..world).map(|r| std::iter::once(n * r / world..n * (r + 1) / world).collect()).collect()
 }
+/// The last row alone on the last rank, as when a token is generated.
+fn last_alone(cu: &[u32], world: usize) -> Cut {
+    let (n, others) = (*cu.last().unwrap() as usize, world.max(2) - 1);
+    let first = (0..others).map(|r| std::iter::once((n - 1) * r / others..(n - 1) * (r + 1) / others).collect());
+    first.chain([std::iter::once(n - 1..n).collect()]).collect()
+}
 
 fn count(runs: &[Range<usize>]) -> usize {
     runs.iter().map(Range::len).sum()
@@ -225,6 +231,8 @@ fn shapes() -> Vec<Shape> {
         (Heads { window: 20, ..heads(1, 1, 16) }, vec![0, 96], zigzag),
         (heads(2, 2, 5), vec![0, 10, 37, 90, 90, 131], contiguous),
         (Heads { window: 9, cap: 0.8, ..heads(4, 2, 8) }, vec![0, 1, 60, 70], contiguous),
+        (heads(4, 2, 24), vec![0, 150], last_alone),
+        (Heads { window: 40, cap: 0.8, ..heads(6, 2, 64) }, vec![0, 30, 100], last_alone),
         // Fewer rows than ranks: some have none.
         (heads(1, 1, 8), vec![0, 3], contiguous),
     ]

@@ -11,6 +11,10 @@ use std::arch::x86_64::*;
 /// At most so many rows: with more, multiplications take longer than packing B saves.
 pub(super) const ROWS: usize = 8;
 
+/// Bytes by which one row of B is prefetched ahead. Measured on Granite Rapids, one core, 326 MB of f32: 13.3 GB/s
+/// without, 19 with one line before each load, but 14 with two lines before two loads.
+const AHEAD: usize = 8192;
+
 /// Sums of [`ROWS`] rows x [`COLUMNS`] columns.
 #[repr(C, align(64))]
 struct FewSums([f32; ROWS * COLUMNS]);
@@ -79,7 +83,7 @@ impl<E: StoreSums> RowsOfB<E> {
         // SAFETY: upheld by the caller: the rows exist.
         unsafe {
             // One row of x waits for memory alone, which comes fastest one row of B after another. More rows share what
-            // they load, so several rows of B are multiplied side by side, and prefetched in the order of memory.
+            // they load, so four rows of B are multiplied side by side while the next four are prefetched.
             while self.m > 1 && j + 4 <= columns {
                 let mut i = 0;
                 while i + 4 <= self.m {
@@ -109,11 +113,17 @@ impl<E: StoreSums> RowsOfB<E> {
         let &RowsOfB { k, ldb, .. } = self;
         let (x, b) = (self.x.wrapping_add(i * k), self.b.wrapping_add(j * ldb));
         let mut lanes = [[[_mm512_setzero_ps(); U]; S]; M];
+        let ahead = if S == 1 { AHEAD / size_of::<E>() } else { S * ldb };
         let mut step = |at: usize, mask: __mmask16, u: usize| {
             for s in 0..S {
+                let right = b.wrapping_add(s * ldb + at);
+                // A line before each line, in the order of loads.
+                if i == 0 && (u * 16 * size_of::<E>()).is_multiple_of(64) {
+                    _mm_prefetch::<_MM_HINT_T1>(right.wrapping_add(ahead).cast());
+                }
                 // SAFETY: upheld by the caller; masked lanes are not accessed.
                 unsafe {
-                    let right = E::load(b.wrapping_add(s * ldb + at), mask);
+                    let right = E::load(right, mask);
                     for (m, lanes) in lanes.iter_mut().enumerate() {
                         let left = f32::load(x.wrapping_add(m * k + at), mask);
                         lanes[s][u] = _mm512_fmadd_ps(left, right, lanes[s][u]);
@@ -121,15 +131,8 @@ impl<E: StoreSums> RowsOfB<E> {
                 }
             }
         };
-        let ahead = b.wrapping_add(S * ldb).cast::<i8>();
-        let bytes = size_of::<E>() * S;
         let whole = k - k % (16 * U);
         for at in (0..whole).step_by(16 * U) {
-            if S > 1 && i == 0 {
-                for line in (at * bytes..(at + 16 * U) * bytes).step_by(64) {
-                    _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line));
-                }
-            }
             for u in 0..U {
                 step(at + 16 * u, !0, u);
             }

@@ -5,6 +5,7 @@ use super::super::simd::{LANES, Level, lane_sum, tanh};
 use super::lanes::{LaneRow, each, exp_below, hide, larger, max_lane};
 use super::operands::{HeadRows, Mask, Shared};
 use super::scratch::{ACROSS, AttentionScratch, SIDE, Sizes, packed_len, with_products};
+use super::single::single;
 use crate::base::dtype::Float;
 use crate::device::ops::AttentionShape;
 use std::ops::Range;
@@ -104,6 +105,13 @@ pub struct Group<'a, T> {
 /// # Safety
 /// Nothing else accesses the results of these heads.
 pub unsafe fn forward<T: PanelFloat>(level: Level, scratch: &mut AttentionScratch, x: &Group<T>) {
+    if x.queries.rows == 1 {
+        // SAFETY: upheld by the caller.
+        return level.run(
+            #[inline(always)]
+            || unsafe { single(scratch, x) },
+        );
+    }
     // SAFETY: upheld by the caller.
     with_products!(scratch.kernel, level, T, products => unsafe { forward_with(products, scratch, x) })
 }

@@ -55,14 +55,13 @@ impl AttentionScratch {
     pub fn new(kernel: GemmKernel) -> AttentionScratch {
         AttentionScratch { kernel, lines: CacheLines::default() }
     }
-    /// Slices of these lengths in whole cache lines, with arbitrary contents.
+    /// Slices of these lengths from the start of a cache line on, with arbitrary contents.
     pub(super) fn take<const N: usize>(&mut self, lens: [usize; N]) -> [&mut [f32]; N] {
-        let lens = lens.map(|len| len.next_multiple_of(LANES));
-        let mut rest = self.lines.take(lens.iter().sum());
+        let mut rest = self.lines.take(lens.iter().map(|len| len.next_multiple_of(LANES)).sum());
         lens.map(|len| {
-            let (taken, left) = std::mem::take(&mut rest).split_at_mut(len);
+            let (taken, left) = std::mem::take(&mut rest).split_at_mut(len.next_multiple_of(LANES));
             rest = left;
-            taken
+            &mut taken[..len]
         })
     }
 }
