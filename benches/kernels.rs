@@ -140,7 +140,7 @@ fn packing(c: &mut Criterion) {
             let into = if shape.accumulate { DType::F32 } else { dtype };
             let mut out = dev.alloc(into, len_c, Category::Other).expect("memory");
             let bytes = (len_a + len_b) * dtype.size() + len_c * into.size();
-            for kernel in [GemmKernel::Amx, GemmKernel::Avx512].into_iter().filter(|k| k.available()) {
+            for kernel in [GemmKernel::Amx, GemmKernel::Avx512Bf16].into_iter().filter(|k| k.available()) {
                 let mut scratch = GemmScratch::with_kernel(kernel).expect("available");
                 let name = format!("{}/{form} {}x{}x{}", kernel.name(), shape.m, shape.n, shape.k);
                 timed(&mut group, name, Throughput::Bytes(bytes as u64), || {

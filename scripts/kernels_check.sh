@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 has() { grep -qw "$1" /proc/cpuinfo; }
 kernels=(plain baseline)
 has avx2 && kernels+=(avx2)
+has avx512_bf16 && kernels+=(avx512-f32)
 has amx_bf16 && has avx512_bf16 && kernels+=(avx512-bf16)
 for kernel in "${kernels[@]}"; do
     echo "kernels_check: $kernel"

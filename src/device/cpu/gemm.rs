@@ -1,13 +1,14 @@
 //! The CPU device's matrix product: `C (+)= op(A) op(B)` on one thread, accumulating in f32. Chooses the kernel at run
 //! time. Never starts a thread, and allocates only while its scratch grows.
 //!
-//! bf16 uses AMX tiles, else AVX512-BF16 dot products. f32 uses AMX too, as three bf16 parts of each number (`split`),
-//! else AVX-512 multiply-adds; so does f16, which packing converts to f32 (accumulating in f16 would lose precision).
-//! These share everything but the innermost block: packing (`pack`), writing C (`store`) and the surrounding loops
-//! (`blocked`; for up to 256 rows of A, such as one expert's, `swapped` and `strips`, which read B once and pack little
-//! of it). Other CPUs use the `gemm` crate, converting bf16 and f16 to f32. The fewest rows have loops of their own: up
-//! to eight with AVX-512 (`few`), one elsewhere (`thin`). (On AVX-512, the crate is as fast in most forms, but 10 % to
-//! 15 % slower for weight gradients, where it also allocates up to a whole L3 cache per call.)
+//! bf16 uses AMX tiles, else AVX512-BF16 dot products where those are faster than AVX-512 multiply-adds. f32 uses AMX
+//! too, as three bf16 parts of each number (`split`), else multiply-adds; so does f16, which packing converts to f32
+//! (accumulating in f16 would lose precision). These share everything but the innermost block: packing (`pack`),
+//! writing C (`store`) and the surrounding loops (`blocked`; for up to 256 rows of A, such as one expert's, `swapped`
+//! and `strips`, which read B once and pack little of it). CPUs without AVX-512 use the `gemm` crate, converting bf16
+//! and f16 to f32. The fewest rows have loops of their own: up to eight with AVX-512 (`few`), one elsewhere (`thin`).
+//! (On AVX-512, the crate is as fast in most forms, but 10 % to 15 % slower for weight gradients, where it also
+//! allocates up to a whole L3 cache per call.)
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 #[cfg(target_arch = "x86_64")]
@@ -35,6 +36,8 @@ mod swapped;
 #[cfg(test)]
 mod tests;
 mod thin;
+#[cfg(target_arch = "x86_64")]
+mod widened;
 
 use self::buffers::Buffers;
 pub(super) use self::buffers::CacheLines;
@@ -42,8 +45,8 @@ use self::completion::{Completion, written};
 use super::simd::Level;
 use crate::base::dtype::Float;
 use crate::base::{DType, Error, Result};
-use crate::device::ops::{Gemm, GemmShape, GemmThen};
-use crate::device::{View, ViewMut};
+use crate::device::ViewMut;
+use crate::device::ops::{Epilogue, Gemm, GemmShape, GemmThen};
 use half::{bf16, f16};
 
 /// The most rows of A for which any kernel has loops of its own.
@@ -56,27 +59,38 @@ use self::blocked::NEAR_ROWS;
 #[cfg(not(target_arch = "x86_64"))]
 const NEAR_ROWS: usize = 0;
 
-/// How products are computed, named after the bf16 case. The bf16 instructions of the first two treat operands and sums
-/// below 2^-126 as zero.
+/// How products are computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GemmKernel {
-    /// Tiles of Intel's matrix extension, 16 x 16 x 32 products per instruction; six of them for one of f32. f16 as in
-    /// `Avx512`.
+    /// Tiles of Intel's matrix extension, 16 x 16 x 32 bf16 products per instruction; six of them for one of f32. f16
+    /// as in `Avx512`. As in `Avx512Bf16`, operands and sums of bf16 products below 2^-126 are zero.
     Amx,
-    /// `vdpbf16ps`, 32 products per instruction; f32 and f16 by AVX-512 multiply-adds, 16 per instruction.
+    /// `vdpbf16ps` for bf16, 32 products per instruction; f32 and f16 as in `Avx512`.
+    Avx512Bf16,
+    /// AVX-512 multiply-adds, 16 f32 products per instruction; packing converts bf16 and f16.
     Avx512,
     /// f32 through the `gemm` crate; bf16 and f16 converted to f32 in blocks. Runs everywhere.
     Plain,
 }
 
 impl GemmKernel {
-    /// Fastest first.
-    pub const ALL: [GemmKernel; 3] = [GemmKernel::Amx, GemmKernel::Avx512, GemmKernel::Plain];
+    /// Fastest first, on most CPUs.
+    pub const ALL: [GemmKernel; 4] = [GemmKernel::Amx, GemmKernel::Avx512Bf16, GemmKernel::Avx512, GemmKernel::Plain];
 
+    /// This machine's fastest.
+    pub fn best() -> GemmKernel {
+        let slow = |kernel: GemmKernel| match kernel {
+            #[cfg(target_arch = "x86_64")]
+            GemmKernel::Avx512Bf16 => avx512::bf16_is_slow(),
+            _ => false,
+        };
+        GemmKernel::ALL.into_iter().find(|k| k.available() && !slow(*k)).unwrap_or(GemmKernel::Plain)
+    }
     pub fn name(self) -> &'static str {
         match self {
             GemmKernel::Amx => "amx-bf16",
-            GemmKernel::Avx512 => "avx512-bf16",
+            GemmKernel::Avx512Bf16 => "avx512-bf16",
+            GemmKernel::Avx512 => "avx512-f32",
             GemmKernel::Plain => "plain",
         }
     }
@@ -84,15 +98,25 @@ impl GemmKernel {
     pub fn panel(self) -> usize {
         match self {
             GemmKernel::Amx => 32,
-            GemmKernel::Avx512 => 12,
+            GemmKernel::Avx512Bf16 | GemmKernel::Avx512 => 12,
             GemmKernel::Plain => 16,
+        }
+    }
+    /// Whether its block products take panels of this type, else attention computes in portable f32.
+    pub(super) fn takes(self, dtype: DType) -> bool {
+        match self {
+            GemmKernel::Amx | GemmKernel::Avx512Bf16 => true,
+            GemmKernel::Avx512 => dtype != DType::Bf16,
+            GemmKernel::Plain => false,
         }
     }
     /// Whether this CPU and operating system support it. For AMX, requests the tile registers from Linux.
     pub fn available(self) -> bool {
         match self {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            GemmKernel::Amx => avx512::available() && amx::available(),
+            GemmKernel::Amx => avx512::has_bf16() && amx::available(),
+            #[cfg(target_arch = "x86_64")]
+            GemmKernel::Avx512Bf16 => avx512::has_bf16(),
             #[cfg(target_arch = "x86_64")]
             GemmKernel::Avx512 => avx512::available(),
             GemmKernel::Plain => true,
@@ -114,8 +138,7 @@ pub struct GemmScratch {
 impl GemmScratch {
     /// Uses this machine's fastest kernel.
     pub fn new() -> GemmScratch {
-        let kernel = GemmKernel::ALL.into_iter().find(|k| k.available()).unwrap_or(GemmKernel::Plain);
-        GemmScratch { kernel, buffers: Buffers::default(), alike: false }
+        GemmScratch { kernel: GemmKernel::best(), buffers: Buffers::default(), alike: false }
     }
     /// Uses this kernel; fails if the machine lacks it.
     pub fn with_kernel(kernel: GemmKernel) -> Result<GemmScratch> {
@@ -127,7 +150,7 @@ impl GemmScratch {
     pub fn kernel(&self) -> GemmKernel {
         self.kernel
     }
-    /// "amx-bf16", "avx512-bf16" or "plain".
+    /// "amx-bf16", "avx512-bf16", "avx512-f32" or "plain".
     pub fn kernel_name(&self) -> &'static str {
         self.kernel.name()
     }
@@ -200,16 +223,9 @@ pub(super) fn mirror<T: Float>(shape: &GemmShape, c: ViewMut) -> Result<()> {
 fn product(scratch: &mut GemmScratch, op: Gemm, lower: Option<usize>) -> Result<()> {
     op.check()?;
     let Gemm { shape, a, b, c } = op;
-    if shape.is_empty() {
-        return Ok(());
-    }
-    match (a.dtype(), c.dtype()) {
-        (DType::F32, _) => f32_product(scratch, &shape, a, b, c, Completion::Nothing, lower),
-        (DType::Bf16, DType::F32) => bf16_product::<f32>(scratch, &shape, a, b, c, Completion::Nothing, lower),
-        (DType::Bf16, _) => bf16_product::<bf16>(scratch, &shape, a, b, c, Completion::Nothing, lower),
-        (_, DType::F32) => f16_product::<f32>(scratch, &shape, a, b, c, Completion::Nothing, lower),
-        _ => f16_product::<f16>(scratch, &shape, a, b, c, Completion::Nothing, lower),
-    }
+    let then = Epilogue::Sum { bias: None, residual: None };
+    // SAFETY: `check` has checked the extents.
+    unsafe { dispatch(scratch, GemmThen { shape, a, b, c, then }, lower) }
 }
 
 /// A product and its epilogue in one pass, in f32 until it is written. The kernel must be able to
@@ -218,17 +234,83 @@ fn product(scratch: &mut GemmScratch, op: Gemm, lower: Option<usize>) -> Result<
 /// # Safety
 /// The product, or the one that it is a part of, has passed [`GemmThen::check`].
 pub(super) unsafe fn gemm_then(scratch: &mut GemmScratch, op: GemmThen) -> Result<()> {
+    // SAFETY: upheld by the caller.
+    unsafe { dispatch(scratch, op, None) }
+}
+
+/// By the kernel, and by the types that it sees the operands as.
+///
+/// # Safety
+/// The operands hold their extents.
+unsafe fn dispatch(scratch: &mut GemmScratch, op: GemmThen, lower: Option<usize>) -> Result<()> {
+    const OP: &str = "gemm";
     let GemmThen { shape, a, b, c, then } = op;
     if shape.is_empty() {
         return Ok(());
     }
-    match (a.dtype(), c.dtype()) {
-        (DType::F32, _) => f32_product(scratch, &shape, a, b, c, Completion::of(then)?, None),
-        (DType::Bf16, DType::F32) => bf16_product::<f32>(scratch, &shape, a, b, c, Completion::of(then)?, None),
-        (DType::Bf16, _) => bf16_product::<bf16>(scratch, &shape, a, b, c, Completion::of(then)?, None),
-        (_, DType::F32) => f16_product::<f32>(scratch, &shape, a, b, c, Completion::of(then)?, None),
-        _ => f16_product::<f16>(scratch, &shape, a, b, c, Completion::of(then)?, None),
+    let few = scratch.has_few_rows(&shape);
+    let (kernel, buffers) = (scratch.kernel, &mut scratch.buffers);
+    #[cfg(target_arch = "x86_64")]
+    if kernel != GemmKernel::Plain {
+        macro_rules! few {
+            ($E:ty, $C:ty) => {{
+                let (a, b, c) = (a.host::<$E>(OP)?, b.host(OP)?, written::<$C>(c)?);
+                // SAFETY: upheld by the caller; only available kernels are chosen.
+                unsafe { few::product(&shape, a, b, c, buffers) }
+            }};
+        }
+        macro_rules! many {
+            ($kernel:expr, $E:ty, $C:ty) => {{
+                let (a, b, c, then) = (a.host::<$E>(OP)?, b.host(OP)?, written::<$C>(c)?, Completion::of(then)?);
+                // SAFETY: as above.
+                unsafe { blocked::product(&$kernel, &shape, a, b, c, (then, lower), buffers) }
+            }};
+        }
+        use self::widened::Widened;
+        use DType::{Bf16, F32};
+        match (kernel, a.dtype(), c.dtype()) {
+            (_, F32, _) if few => few!(f32, f32),
+            (_, Bf16, F32) if few => few!(bf16, f32),
+            (GemmKernel::Avx512, Bf16, _) if few => few!(Widened, Widened),
+            (_, Bf16, _) if few => few!(bf16, bf16),
+            (_, _, F32) if few => few!(f16, f32),
+            _ if few => few!(f16, f16),
+            #[cfg(target_os = "linux")]
+            (GemmKernel::Amx, F32, _) => many!(amx::Tiles::configure(), split::SplitF32, f32),
+            #[cfg(target_os = "linux")]
+            (GemmKernel::Amx, Bf16, F32) => many!(amx::Tiles::configure(), bf16, f32),
+            #[cfg(target_os = "linux")]
+            (GemmKernel::Amx, Bf16, _) => many!(amx::Tiles::configure(), bf16, bf16),
+            (_, F32, _) => many!(avx512::Dot, f32, f32),
+            (GemmKernel::Avx512, Bf16, F32) => many!(avx512::Dot, Widened, f32),
+            (GemmKernel::Avx512, Bf16, _) => many!(avx512::Dot, Widened, Widened),
+            (_, Bf16, F32) => many!(avx512::Dot, bf16, f32),
+            (_, Bf16, _) => many!(avx512::Dot, bf16, bf16),
+            (_, _, F32) => many!(avx512::Dot, f16, f32),
+            _ => many!(avx512::Dot, f16, f16),
+        }
+        return Ok(());
     }
+    macro_rules! plain {
+        ($E:ty, $C:ty, $many:path) => {{
+            let (a, b, c) = (a.host::<$E>(OP)?, b.host::<$E>(OP)?, c.host::<$C>(OP)?);
+            match few {
+                true => Level::best().run(
+                    #[inline(always)]
+                    || thin::product(&shape, a, b, c, buffers),
+                ),
+                false => $many(&shape, a, b, c, buffers),
+            }
+        }};
+    }
+    match (a.dtype(), c.dtype()) {
+        (DType::F32, _) => plain!(f32, f32, plain::f32_product),
+        (DType::Bf16, DType::F32) => plain!(bf16, f32, plain::narrow_product),
+        (DType::Bf16, _) => plain!(bf16, bf16, plain::narrow_product),
+        (_, DType::F32) => plain!(f16, f32, plain::narrow_product),
+        _ => plain!(f16, f16, plain::narrow_product),
+    }
+    Ok(())
 }
 
 /// A product without its multiplications, for benchmarks: packs A and B and writes zeros to C, with the kernel's block
@@ -251,7 +333,7 @@ pub fn pack_and_store(scratch: &mut GemmScratch, op: Gemm) -> Result<()> {
     }
     match (scratch.kernel, a.dtype(), c.dtype()) {
         #[cfg(target_arch = "x86_64")]
-        (GemmKernel::Avx512, DType::F32, _) => run!(avx512::Dot, f32, f32),
+        (GemmKernel::Avx512Bf16 | GemmKernel::Avx512, DType::F32, _) => run!(avx512::Dot, f32, f32),
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         (GemmKernel::Amx, DType::F32, _) => run!(amx::Tiles, split::SplitF32, f32),
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -259,121 +341,11 @@ pub fn pack_and_store(scratch: &mut GemmScratch, op: Gemm) -> Result<()> {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         (GemmKernel::Amx, DType::Bf16, _) => run!(amx::Tiles, bf16, bf16),
         #[cfg(target_arch = "x86_64")]
-        (GemmKernel::Avx512, DType::Bf16, DType::F32) => run!(avx512::Dot, bf16, f32),
+        (GemmKernel::Avx512Bf16, DType::Bf16, DType::F32) => run!(avx512::Dot, bf16, f32),
         #[cfg(target_arch = "x86_64")]
-        (GemmKernel::Avx512, DType::Bf16, _) => run!(avx512::Dot, bf16, bf16),
+        (GemmKernel::Avx512Bf16, DType::Bf16, _) => run!(avx512::Dot, bf16, bf16),
         (kernel, a, _) => return Err(Error::op(OP, format!("{} does not pack {a}", kernel.name()))),
     }
     #[allow(unreachable_code)] // without the kernels above
-    Ok(())
-}
-
-fn few_rows<E: plain::Output, C: plain::Output>(
-    scratch: &mut GemmScratch,
-    shape: &GemmShape,
-    a: &[E],
-    b: &[E],
-    c: ViewMut,
-) -> Result<()> {
-    match scratch.kernel {
-        // SAFETY: `new` and `with_kernel` choose only available kernels, and `check` has checked the extents.
-        #[cfg(target_arch = "x86_64")]
-        GemmKernel::Amx | GemmKernel::Avx512 => unsafe {
-            few::product(shape, a, b, written::<C>(c)?, &mut scratch.buffers)
-        },
-        _ => {
-            let c = c.host::<C>("gemm")?;
-            Level::best().run(
-                #[inline(always)]
-                || thin::product(shape, a, b, c, &mut scratch.buffers),
-            );
-        }
-    }
-    Ok(())
-}
-
-fn f32_product(
-    scratch: &mut GemmScratch,
-    shape: &GemmShape,
-    a: View,
-    b: View,
-    c: ViewMut,
-    then: Completion<f32>,
-    lower: Option<usize>,
-) -> Result<()> {
-    if scratch.has_few_rows(shape) {
-        return few_rows::<f32, f32>(scratch, shape, a.host("gemm")?, b.host("gemm")?, c);
-    }
-    let buffers = &mut scratch.buffers;
-    match scratch.kernel {
-        // SAFETY: `new` and `with_kernel` choose only available kernels, and `check` has checked the extents.
-        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        GemmKernel::Amx => unsafe {
-            let (a, b) = (a.host::<split::SplitF32>("gemm")?, b.host("gemm")?);
-            blocked::product(&amx::Tiles::configure(), shape, a, b, written(c)?, (then, lower), buffers)
-        },
-        // SAFETY: as above.
-        #[cfg(target_arch = "x86_64")]
-        GemmKernel::Avx512 => unsafe {
-            let (a, b) = (a.host::<f32>("gemm")?, b.host("gemm")?);
-            blocked::product(&avx512::Dot, shape, a, b, written(c)?, (then, lower), buffers)
-        },
-        _ => plain::f32_product(shape, a.host("gemm")?, b.host("gemm")?, c.host("gemm")?, buffers),
-    }
-    Ok(())
-}
-
-fn bf16_product<C: plain::Output>(
-    scratch: &mut GemmScratch,
-    shape: &GemmShape,
-    a: View,
-    b: View,
-    c: ViewMut,
-    then: Completion<C>,
-    lower: Option<usize>,
-) -> Result<()> {
-    let (a, b) = (a.host::<bf16>("gemm")?, b.host::<bf16>("gemm")?);
-    if scratch.has_few_rows(shape) {
-        return few_rows::<bf16, C>(scratch, shape, a, b, c);
-    }
-    let buffers = &mut scratch.buffers;
-    match scratch.kernel {
-        // SAFETY: as above.
-        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        GemmKernel::Amx => unsafe {
-            blocked::product(&amx::Tiles::configure(), shape, a, b, written(c)?, (then, lower), buffers)
-        },
-        // SAFETY: as above.
-        #[cfg(target_arch = "x86_64")]
-        GemmKernel::Avx512 => unsafe {
-            blocked::product(&avx512::Dot, shape, a, b, written(c)?, (then, lower), buffers)
-        },
-        _ => plain::narrow_product(shape, a, b, c.host::<C>("gemm")?, buffers),
-    }
-    Ok(())
-}
-
-fn f16_product<C: plain::Output>(
-    scratch: &mut GemmScratch,
-    shape: &GemmShape,
-    a: View,
-    b: View,
-    c: ViewMut,
-    then: Completion<C>,
-    lower: Option<usize>,
-) -> Result<()> {
-    let (a, b) = (a.host::<f16>("gemm")?, b.host::<f16>("gemm")?);
-    if scratch.has_few_rows(shape) {
-        return few_rows::<f16, C>(scratch, shape, a, b, c);
-    }
-    let buffers = &mut scratch.buffers;
-    match scratch.kernel {
-        // SAFETY: as above.
-        #[cfg(target_arch = "x86_64")]
-        GemmKernel::Amx | GemmKernel::Avx512 => unsafe {
-            blocked::product(&avx512::Dot, shape, a, b, written(c)?, (then, lower), buffers)
-        },
-        _ => plain::narrow_product(shape, a, b, c.host::<C>("gemm")?, buffers),
-    }
     Ok(())
 }

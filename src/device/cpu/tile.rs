@@ -19,6 +19,6 @@ mod single;
 mod backward;
 
 pub use backward::{GroupGradients, backward};
-pub use forward::{Group, forward};
-pub use operands::{HeadRows, Mask, Shared, To};
+pub use forward::forward;
+pub use operands::{Group, HeadRows, Mask, Shared, To};
 pub use scratch::AttentionScratch;

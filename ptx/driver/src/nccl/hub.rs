@@ -114,7 +114,10 @@ impl HubState {
         if parts.iter().all(Option::is_some) {
             let parts: Vec<Frame> = self.waiting.remove(&at).into_iter().flatten().flatten().collect();
             let answers = self.answers(&members, &parts);
-            for (to, answer) in members.iter().zip(answers) {
+            let mut answers: Vec<_> = members.iter().zip(answers).collect();
+            // Last to rank 0, whose process this is: it may exit once it has the answer.
+            answers.sort_by_key(|(to, _)| **to == 0);
+            for (to, answer) in answers {
                 self.answer(*to, &answer);
             }
         }

@@ -53,9 +53,9 @@ fn few_rows<E: Load, C: Elem, K: Block<E::Packed>>(shape: &GemmShape) -> bool {
 /// With `lower`, the number of the first row of C in a square matrix, blocks above its diagonal are left as they are.
 ///
 /// # Safety
-/// AVX-512 F, BW, VL, BF16 and what `K` needs; the operands hold `shape.extents()`, and nobody else accesses what is
+/// AVX-512 F, BW, VL and what `K` needs; the operands hold `shape.extents()`, and nobody else accesses what is
 /// written of C; m and n are not zero.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn product<E: Load + Elem, C: StoreSums + Elem, K: Block<E::Packed>>(
     kernel: &K,
     shape: &GemmShape,
@@ -151,7 +151,7 @@ struct Panels<E: Load> {
 impl<E: Load> Panels<E> {
     /// Writes to `target` if these are the last steps of k, else to `partial`. With `add`, `partial` holds the sums of
     /// earlier steps. A chunk of a panel of B stays in L1 while all panels of A pass through.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn multiply<C: StoreSums, K: Block<E::Packed>>(
         &self,
         kernel: &K,

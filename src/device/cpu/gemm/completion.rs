@@ -23,6 +23,7 @@ impl<'a, C: Elem> Completion<'a, C> {
     pub fn of(then: Epilogue<'a>) -> Result<Completion<'a, C>> {
         let host = |x: Option<View<'a>>| x.map(|x| x.host::<C>("gemm_then")).transpose();
         Ok(match then {
+            Epilogue::Sum { bias: None, residual: None } => Completion::Nothing,
             Epilogue::Sum { bias, residual } => Completion::Sum { bias: host(bias)?, residual: host(residual)? },
             Epilogue::Gelu { bias, z } => Completion::Gelu { bias: host(bias)?, z: written(z)? },
             Epilogue::GeluBackward { z, .. } => Completion::GeluBackward { z: z.host("gemm_then")? },

@@ -29,9 +29,9 @@ struct RowsOfB<E> {
 }
 
 /// # Safety
-/// AVX-512 F, BW, VL and BF16; `a` and `b` hold `shape.extents()`, and `c` may be written at those; A is not transposed
+/// AVX-512 F, BW and VL; `a` and `b` hold `shape.extents()`, and `c` may be written at those; A is not transposed
 /// and has 1 to [`ROWS`] rows.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn product<E: StoreSums, C: StoreSums>(
     shape: &GemmShape,
     a: &[E],
@@ -62,7 +62,7 @@ pub(super) unsafe fn product<E: StoreSums, C: StoreSums>(
 }
 
 /// A's rows in f32, without gaps.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn widen<E: StoreSums>(a: &[E], [m, k, lda]: [usize; 3], to: &mut CacheLines) -> *const f32 {
     let to = to.take::<f32>(m * k).as_mut_ptr();
     for i in 0..m {
@@ -77,7 +77,7 @@ unsafe fn widen<E: StoreSums>(a: &[E], [m, k, lda]: [usize; 3], to: &mut CacheLi
 
 impl<E: StoreSums> RowsOfB<E> {
     /// `sums (m, COLUMNS)` = rows of x times the first `columns` rows of B.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn multiply(&self, columns: usize, sums: &mut FewSums) {
         let mut j = 0;
         // SAFETY: upheld by the caller: the rows exist.
@@ -108,7 +108,7 @@ impl<E: StoreSums> RowsOfB<E> {
     }
     /// The sums of M rows of x with S rows of B, from `i` and `j` on, each in U vectors of partial sums.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn block<const M: usize, const S: usize, const U: usize>(&self, i: usize, j: usize, sums: &mut FewSums) {
         let &RowsOfB { k, ldb, .. } = self;
         let (x, b) = (self.x.wrapping_add(i * k), self.b.wrapping_add(j * ldb));
@@ -153,7 +153,7 @@ impl<E: StoreSums> RowsOfB<E> {
 }
 
 /// `sums (m, n)` = x B, whose rows run along n: the sum of B's rows, each times its elements of x.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn down<E: StoreSums>(
     [m, n, k]: [usize; 3],
     x: *const f32,
@@ -180,7 +180,7 @@ unsafe fn down<E: StoreSums>(
 
 /// Adds R rows of B, each times its elements of x, one after another.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn add_rows<E: StoreSums, const R: usize>(
     [m, n, k]: [usize; 3],
     x: *const f32,

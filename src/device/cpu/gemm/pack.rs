@@ -1,14 +1,16 @@
 //! Copies blocks of A and B into the order in which the kernels read them, with AVX-512. Never multiplies.
 //!
-//! The unit is a 32-bit *lane*: one f32 (f16 is converted), or two bf16 that are adjacent along k, which is what one
-//! lane of `vdpbf16ps` and `tdpbf16ps` consumes. A *step* is 16 lanes deep along k (16 f32, 32 bf16). Both operands are
-//! divided into panels, of some rows of A or [`COLUMNS`] columns of B; a panel is a sequence of steps:
+//! The unit is a 32-bit *lane*: one f32 (f16 and [`Widened`] are converted), or two bf16 that are adjacent along k,
+//! which is what one lane of `vdpbf16ps` and `tdpbf16ps` consumes. A *step* is 16 lanes deep along k (16 f32, 32 bf16).
+//! Both operands are divided into panels, of some rows of A or [`COLUMNS`] columns of B; a panel is a sequence of
+//! steps:
 //!
 //! - of A: `[row][lane]`, a row's 16 lanes on one cache line (a row of an AMX tile, or 16 broadcasts);
 //! - of B: `[lane][column]`, a lane of 32 columns on two cache lines (rows of two AMX tiles, or two vectors).
 //!
 //! Positions past the edge of the matrix are zero in the panel. An element that is packed as several *parts* has that
 //! many planes in each step, each laid out like this.
+use super::widened::Widened;
 use crate::base::Elem;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -99,31 +101,39 @@ impl Load for f32 {
         unsafe { [f32::along(from, columns), f32::along(from.wrapping_add(16), columns.saturating_sub(16))] }
     }
 }
-impl Load for f16 {
-    type Packed = f32;
-    const LANE: usize = 1;
-    type Lanes = __m512i;
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn along(from: *const f16, valid: usize) -> __m512i {
-        // SAFETY: elements past `valid` are masked and not accessed.
-        let halves = unsafe { _mm256_maskz_loadu_epi16(first16(valid), from.cast()) };
-        _mm512_castps_si512(_mm512_cvtph_ps(halves))
-    }
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn across(from: *const f16, _: usize, depth: usize, columns: usize) -> __m512i {
-        // SAFETY: as above.
-        unsafe { f16::along(from, if depth > 0 { columns } else { 0 }) }
-    }
-    const SPLIT: bool = false;
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn strip(from: *const f16, _: usize, _: usize, columns: usize) -> [__m512i; 2] {
-        // SAFETY: as above.
-        unsafe { [f16::along(from, columns), f16::along(from.wrapping_add(16), columns.saturating_sub(16))] }
-    }
+/// A 16-bit type that is packed as f32, of which `$wide` converts 16.
+macro_rules! widened {
+    ($element:ty, $wide:expr) => {
+        impl Load for $element {
+            type Packed = f32;
+            const LANE: usize = 1;
+            type Lanes = __m512i;
+            #[inline]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+            unsafe fn along(from: *const $element, valid: usize) -> __m512i {
+                // SAFETY: elements past `valid` are masked and not accessed.
+                let halves = unsafe { _mm256_maskz_loadu_epi16(first16(valid), from.cast()) };
+                $wide(halves)
+            }
+            #[inline]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+            unsafe fn across(from: *const $element, _: usize, depth: usize, columns: usize) -> __m512i {
+                // SAFETY: as above.
+                unsafe { <$element>::along(from, if depth > 0 { columns } else { 0 }) }
+            }
+            const SPLIT: bool = false;
+            #[inline]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+            unsafe fn strip(from: *const $element, _: usize, _: usize, columns: usize) -> [__m512i; 2] {
+                let last = from.wrapping_add(16);
+                // SAFETY: as above.
+                unsafe { [<$element>::along(from, columns), <$element>::along(last, columns.saturating_sub(16))] }
+            }
+        }
+    };
 }
+widened!(f16, |x| _mm512_castps_si512(_mm512_cvtph_ps(x)));
+widened!(Widened, |x| _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x)));
 impl Load for bf16 {
     type Packed = bf16;
     const LANE: usize = 2;
@@ -183,9 +193,9 @@ pub(super) struct PackSource<E> {
 /// Packs rows of A over some steps into panels of `height` rows.
 ///
 /// # Safety
-/// AVX-512 F, BW, VL and BF16; the rows and the first element of each step are within the readable operand; `out` is
+/// AVX-512 F, BW and VL; the rows and the first element of each step are within the readable operand; `out` is
 /// 64-byte aligned and holds `height` lines per step, part and panel.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn pack_a<E: Load>(
     x: &PackSource<E>,
     rows: Range<usize>,
@@ -232,7 +242,7 @@ pub(super) unsafe fn pack_a<E: Load>(
 ///
 /// # Safety
 /// As for [`pack_a`], with 32 lines per step, part and panel.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn pack_b<E: Load>(
     x: &PackSource<E>,
     columns: Range<usize>,
@@ -271,7 +281,7 @@ pub(super) unsafe fn pack_b<E: Load>(
 ///
 /// # Safety
 /// As for [`pack_b`]; `columns` has at most [`COLUMNS`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn pack_strip<E: Load>(
     x: &PackSource<E>,
     columns: Range<usize>,
@@ -300,7 +310,7 @@ pub(super) unsafe fn pack_strip<E: Load>(
 /// Packs 16 columns by 16 lanes of step `s`, of which `count` columns exist. Prefetches the same lanes of the next
 /// panel: hardware prefetchers cannot follow many short rows.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn along<E: Load>(x: &PackSource<E>, first: usize, count: usize, s: usize) -> [E::Lanes; 16] {
     let k = s * E::STEP;
     let mut tile = [E::Lanes::zero(); 16];
@@ -317,7 +327,7 @@ unsafe fn along<E: Load>(x: &PackSource<E>, first: usize, count: usize, s: usize
 
 /// Packs 16 lanes of step `s` by 16 rows (columns), of which `count` exist. Prefetches the same rows of the next step.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn across<E: Load>(x: &PackSource<E>, first: usize, count: usize, s: usize) -> [E::Lanes; 16] {
     let mut tile = [E::Lanes::zero(); 16];
     for (i, lanes) in tile.iter_mut().enumerate() {

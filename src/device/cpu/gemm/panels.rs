@@ -216,7 +216,7 @@ pub(in crate::device::cpu) trait PanelFloat: Float {
     #[cfg(target_arch = "x86_64")]
     type Amx: Products<Self>;
     /// # Safety
-    /// The CPU has AVX-512 F, BW, VL and BF16.
+    /// The CPU has AVX-512 F, BW and VL, and for bf16 BF16.
     #[cfg(target_arch = "x86_64")]
     unsafe fn dot() -> Self::Dot;
     /// # Safety

@@ -4,16 +4,8 @@
 //! with one row. Such products are computed as part of one with more rows, so a row's result never depends on how many
 //! there are.
 use super::buffers::{Buffers, CacheLines};
-#[cfg(target_arch = "x86_64")]
-use super::store::StoreSums;
 use crate::base::dtype::Float;
-#[cfg(not(target_arch = "x86_64"))]
-use crate::base::dtype::Float as StoreSums;
 use crate::device::ops::GemmShape;
-
-/// Output types of products of bf16 or f16.
-pub(super) trait Output: Float + StoreSums {}
-impl<T: Float + StoreSums> Output for T {}
 
 /// From this many rows of `n` results on, the order of sums does not depend on their number (`gemm` 0.19).
 fn least_rows(n: usize) -> usize {

@@ -9,7 +9,7 @@ use super::pack::{Load, Planes};
 use crate::base::{DType, Elem};
 use bytemuck::{Pod, Zeroable};
 use half::bf16;
-use std::arch::x86_64::*;
+use std::arch::{asm, x86_64::*};
 use std::mem::transmute;
 
 /// An f32 that is packed as its parts, the largest first.
@@ -29,17 +29,21 @@ impl Elem for Part {
     const DTYPE: DType = DType::Bf16;
 }
 
-/// Lanes of pairs, of each part: the lower half of a lane from `even`, the upper one from `odd`.
+/// Needs AVX512-BF16. Lanes of pairs, of each part: the lower half of a lane from `even`, the upper one from `odd`.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn split(mut even: __m512, mut odd: __m512) -> [__m512i; 3] {
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn split(mut even: __m512, mut odd: __m512) -> [__m512i; 3] {
     let order: [u16; 32] = std::array::from_fn(|i| (i / 2 + i % 2 * 16) as u16);
     // SAFETY: the two types have the same size, and any bits are valid.
     let order = unsafe { transmute::<[u16; 32], __m512i>(order) };
     let mut parts = [__m512i::zero(); 3];
     for part in &mut parts {
-        // SAFETY: the types differ only in name.
-        let rounded = unsafe { transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(odd, even)) };
+        let rounded: __m512i;
+        // SAFETY: upheld by the caller: the CPU has AVX512-BF16. As assembly, it can be inlined like the rest.
+        unsafe {
+            asm!("vcvtne2ps2bf16 {x}, {odd}, {even}", odd = in(zmm_reg) odd, even = in(zmm_reg) even,
+                 x = lateout(zmm_reg) rounded, options(pure, nomem, nostack, preserves_flags))
+        };
         let pairs = _mm512_permutexvar_epi16(order, rounded);
         // Exact: the difference has fewer bits than the number.
         even = _mm512_sub_ps(even, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)));
@@ -55,7 +59,7 @@ impl Load for SplitF32 {
     const LANE: usize = 2;
     type Lanes = [__m512i; 3];
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn along(from: *const SplitF32, valid: usize) -> [__m512i; 3] {
         // SAFETY: lanes past `valid` are masked and not accessed.
         let [first, last] = unsafe { halves(from, valid) };
@@ -65,10 +69,11 @@ impl Load for SplitF32 {
             let order = unsafe { transmute::<[i32; 16], __m512i>(order) };
             _mm512_permutex2var_ps(first, order, last)
         });
-        split(even, odd)
+        // SAFETY: upheld by the caller.
+        unsafe { split(even, odd) }
     }
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn across(from: *const SplitF32, ld: usize, depth: usize, columns: usize) -> [__m512i; 3] {
         let count = |row: usize| if row < depth { columns.min(16) } else { 0 };
         // SAFETY: as above.
@@ -76,7 +81,7 @@ impl Load for SplitF32 {
     }
     const SPLIT: bool = false;
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn strip(from: *const SplitF32, ld: usize, depth: usize, columns: usize) -> [[__m512i; 3]; 2] {
         // SAFETY: as above.
         unsafe {

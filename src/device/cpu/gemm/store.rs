@@ -2,10 +2,10 @@
 //! product in f32, and rounds once. Never multiplies.
 use super::completion::Completion;
 use super::pack::{COLUMNS, first16};
+use super::widened::Widened;
 use crate::device::cpu::activation::{gelu_at, gelu_slope_at};
 use half::{bf16, f16};
-use std::arch::x86_64::*;
-use std::mem::transmute;
+use std::arch::{asm, x86_64::*};
 
 /// An element type of C. Lanes that are not set in a mask are neither read nor written.
 pub(in crate::device::cpu) trait StoreSums: Copy {
@@ -18,19 +18,19 @@ pub(in crate::device::cpu) trait StoreSums: Copy {
 }
 impl StoreSums for f32 {
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn load(from: *const f32, mask: __mmask16) -> __m512 {
         // SAFETY: masked lanes are not accessed.
         unsafe { _mm512_maskz_loadu_ps(mask, from) }
     }
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn store(to: *mut f32, mask: __mmask16, x: __m512) {
         // SAFETY: masked lanes are not accessed.
         unsafe { _mm512_mask_storeu_ps(to, mask, x) }
     }
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn stream(to: *mut f32, [low, high]: [__m512; 2]) {
         // SAFETY: upheld by the caller.
         unsafe {
@@ -39,7 +39,7 @@ impl StoreSums for f32 {
         }
     }
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn rounded(x: __m512) -> __m512 {
         x
     }
@@ -50,19 +50,20 @@ macro_rules! half {
     ($element:ty, $narrow:expr, $wide:expr) => {
         impl StoreSums for $element {
             #[inline]
-            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
             unsafe fn load(from: *const $element, mask: __mmask16) -> __m512 {
                 // SAFETY: masked lanes are not accessed.
                 unsafe { $wide(_mm256_maskz_loadu_epi16(mask, from.cast())) }
             }
             #[inline]
-            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
             unsafe fn store(to: *mut $element, mask: __mmask16, x: __m512) {
+                let x = $narrow(x);
                 // SAFETY: masked lanes are not accessed.
-                unsafe { _mm256_mask_storeu_epi16(to.cast(), mask, $narrow(x)) }
+                unsafe { _mm256_mask_storeu_epi16(to.cast(), mask, x) }
             }
             #[inline]
-            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
             unsafe fn stream(to: *mut $element, x: [__m512; 2]) {
                 let [low, high] = x.map(|x| $narrow(x));
                 let line = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
@@ -70,7 +71,7 @@ macro_rules! half {
                 unsafe { _mm512_stream_si512(to.cast(), line) }
             }
             #[inline]
-            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
             unsafe fn rounded(x: __m512) -> __m512 {
                 $wide($narrow(x))
             }
@@ -78,14 +79,41 @@ macro_rules! half {
     };
 }
 half!(f16, |x| _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x), |x| _mm512_cvtph_ps(x));
-half!(bf16, |x| narrowed(x), |x| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x))));
+// SAFETY: stored only by kernels that need AVX512-BF16.
+half!(bf16, |x| unsafe { narrowed(x) }, |x| widened(x));
+half!(Widened, |x| rounded(x), |x| widened(x));
 
 /// To bf16. Results below 2^-126 become zero, as do the operands and sums of bf16 products.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn narrowed(x: __m512) -> __m256i {
-    // SAFETY: the two types differ only in name.
-    unsafe { transmute(_mm512_cvtneps_pbh(x)) }
+#[target_feature(enable = "avx512f")]
+unsafe fn narrowed(x: __m512) -> __m256i {
+    let y;
+    // SAFETY: upheld by the caller: the CPU has AVX512-BF16. Assembly, because the intrinsic cannot be inlined into
+    // functions that also run on CPUs without.
+    unsafe {
+        asm!("vcvtneps2bf16 {y}, {x}", x = in(zmm_reg) x, y = lateout(ymm_reg) y,
+             options(pure, nomem, nostack, preserves_flags))
+    };
+    y
+}
+
+/// To bf16 by integer instructions, as [`Float::from_f32`](crate::base::dtype::Float::from_f32).
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn rounded(x: __m512) -> __m256i {
+    let bits = _mm512_castps_si512(x);
+    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+    let nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+    let nearest = _mm512_mask_or_epi32(nearest, nan, bits, _mm512_set1_epi32(0x40_0000));
+    _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(nearest))
+}
+
+/// From bf16.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn widened(x: __m256i) -> __m512 {
+    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x)))
 }
 
 /// Rows and columns from `row` and `column` on of a block in C.
@@ -108,8 +136,8 @@ impl Partial {
     /// Assigns the block, or adds it.
     ///
     /// # Safety
-    /// AVX-512 F, BW, VL and BF16; the sums have [`COLUMNS`] per row; the place is within the matrix.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    /// AVX-512 F, BW and VL; the sums have [`COLUMNS`] per row; the place is within the matrix.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     pub unsafe fn keep(self, sums: *const f32, place: Patch, add: bool) {
         let Partial { at, ld } = self;
         let from = |i, j| at.wrapping_add((place.row + i) * ld + place.column + j);
@@ -142,7 +170,7 @@ impl Patch {
     }
     /// Writes `f` of each vector of sums, and of its row, first column and mask.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn write<C: StoreSums>(
         self,
         sums: *const f32,
@@ -158,7 +186,7 @@ impl Patch {
     }
     /// Replaces each vector of sums by `f` of it.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn change(self, sums: *mut f32, f: impl Fn(usize, usize, __mmask16, __m512) -> __m512) {
         self.vectors(|i, j, mask| {
             // SAFETY: upheld by the caller.
@@ -211,7 +239,7 @@ impl<C: StoreSums> Destination<'_, C> {
     ///
     /// # Safety
     /// As for [`Partial::keep`]; C and what is fused hold the place.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     pub unsafe fn finish(&self, sums: *mut f32, place: Patch, earlier: Option<Partial>) {
         let (c, ld) = (self.c, self.ld);
         let at = |i: usize, j: usize| (place.row + i) * ld + place.column + j;

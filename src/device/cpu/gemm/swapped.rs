@@ -11,7 +11,7 @@ use std::arch::x86_64::*;
 
 /// # Safety
 /// As for `blocked::product`, for few rows of A; B is transposed.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn product<E: Load + Elem, C: StoreSums + Elem, K: Block<E::Packed>>(
     kernel: &K,
     shape: &GemmShape,

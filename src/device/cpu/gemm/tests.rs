@@ -7,14 +7,24 @@ use super::*;
 use crate::base::dtype::Float;
 use crate::base::rng::Rng;
 use crate::base::{Elem, Meter};
-use crate::device::Device;
 use crate::device::buf::{Buf, Place};
 use crate::device::cpu::CpuDevice;
 use crate::device::cpu::activation;
 use crate::device::ops::Epilogue;
+use crate::device::{Device, View};
 use std::io::Write;
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+/// What C may be.
+#[cfg(target_arch = "x86_64")]
+trait Output: Float + store::StoreSums {}
+#[cfg(target_arch = "x86_64")]
+impl<T: Float + store::StoreSums> Output for T {}
+#[cfg(not(target_arch = "x86_64"))]
+trait Output: Float {}
+#[cfg(not(target_arch = "x86_64"))]
+impl<T: Float> Output for T {}
 
 fn buf<T: Elem>(mut data: Vec<T>) -> Buf {
     let (at, len) = (NonNull::new(data.as_mut_ptr()).unwrap(), data.len());
@@ -52,7 +62,7 @@ impl Under {
     fn takes(&self, dtype: DType) -> bool {
         matches!(self, Under::Test(_)) || dtype != DType::F16
     }
-    fn gemm<C: plain::Output + Elem>(&mut self, shape: &GemmShape, a: View, b: View, c: ViewMut) {
+    fn gemm<C: Output>(&mut self, shape: &GemmShape, a: View, b: View, c: ViewMut) {
         match self {
             Under::Test(scratch) => gemm(scratch, Gemm { shape: *shape, a, b, c }).unwrap(),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -84,9 +94,9 @@ fn under_test() -> Vec<Under> {
         }
     }
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    match avx512::available() {
+    match avx512::has_bf16() {
         true => all.push(Under::Model(Buffers::default())),
-        false => _ = writeln!(std::io::stderr(), "NOT TESTED: the AMX model needs AVX-512 for packing"),
+        false => _ = writeln!(std::io::stderr(), "NOT TESTED: the AMX model needs AVX512-BF16 for packing"),
     }
     all
 }
@@ -116,7 +126,7 @@ fn forms([m, n, k]: [usize; 3], gap: usize) -> impl Iterator<Item = GemmShape> {
     [GemmShape::nn(m, n, k), GemmShape::nt(m, n, k), GemmShape::tn(m, n, k)].into_iter().map(pad)
 }
 
-fn agrees<T: Float, C: plain::Output + Elem>(all: &mut [Under], shape: GemmShape) {
+fn agrees<T: Float, C: Output>(all: &mut [Under], shape: GemmShape) {
     let GemmShape { m, n, k, ta, tb, .. } = shape;
     let (ra, rb) = (Rng::new(1, 2), Rng::new(3, 4));
     let round = |x: f32| T::from_f32(x).to_f32();
@@ -182,7 +192,7 @@ fn f16_products() {
     products::<f16, f32>();
     products::<f16, f16>();
 }
-fn products<T: Float, C: plain::Output + Elem>() {
+fn products<T: Float, C: Output>() {
     let mut all = under_test();
     all.retain(|under| under.takes(T::DTYPE));
     for size in SIZES {
@@ -246,7 +256,7 @@ fn divided<T: Float>() {
 /// column of the last block, and where sums over several stretches of k come first.
 #[test]
 fn stores_past_the_caches_change_no_bit() {
-    fn bits<T: Float, C: plain::Output + Elem>(all: &mut [Under]) {
+    fn bits<T: Float, C: Output>(all: &mut [Under]) {
         for ([m, n, k], gap) in [([1100, 2080, 33], 0), ([2100, 1070, 40], 18), ([40, 32800, 1600], 0)] {
             let shape = GemmShape::nt(m, n, k);
             let shape = GemmShape { ldc: n + gap, ..shape };
@@ -357,7 +367,7 @@ fn nothing_to_sum_assigns_zero_or_adds_nothing() {
 /// edge and over several stretches of k.
 #[test]
 fn few_rows_have_the_bits_of_many() {
-    fn bits<T: Float, C: plain::Output + Elem>(all: &mut [Under]) {
+    fn bits<T: Float, C: Output>(all: &mut [Under]) {
         const MANY: usize = 300;
         let sizes = [([64, 128], 0), ([97, 70], 3), ([70, 3232], 0), ([45, 2100], 1), ([31, 65], 0)];
         for (([n, k], gap), form) in sizes.into_iter().flat_map(|size| [(size, true), (size, false)]) {

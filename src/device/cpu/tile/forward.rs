@@ -1,9 +1,9 @@
 //! Forward of attention in tiles: scores, softmax as keys arrive (Milakov & Gimelshein 2018), weighted values.
 //! Never keeps a weight beyond its tile.
-use super::super::gemm::panels::{COLUMNS, Over, PanelFloat, Products, TokenRows};
+use super::super::gemm::panels::{COLUMNS, Over, PanelFloat, Products};
 use super::super::simd::{LANES, Level, lane_sum, tanh};
 use super::lanes::{LaneRow, each, exp_below, hide, larger, max_lane};
-use super::operands::{HeadRows, Mask, Shared};
+use super::operands::{Group, Mask};
 use super::scratch::{ACROSS, AttentionScratch, SIDE, Sizes, packed_len, with_products};
 use super::single::single;
 use crate::base::dtype::Float;
@@ -82,22 +82,6 @@ impl Softmax<'_> {
         }
         factors
     }
-}
-
-/// What forward reads and writes. Tokens are those of the group's first head.
-pub struct Group<'a, T> {
-    pub shape: &'a AttentionShape,
-    pub queries: TokenRows<'a, T>,
-    pub keys: TokenRows<'a, T>,
-    pub values: TokenRows<'a, T>,
-    pub mask: Mask<'a>,
-    /// 0 where a query attends to nothing.
-    pub out: HeadRows<'a, T>,
-    /// The log of the sum of exp(scores): -inf where a query attends to nothing. Of a head from `lse_at` on, and
-    /// `apart` from one head to the next.
-    pub lse: &'a Shared<'a, f32>,
-    pub lse_at: usize,
-    pub apart: usize,
 }
 
 /// `shape.scale` must be positive.

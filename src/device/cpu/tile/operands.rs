@@ -1,5 +1,7 @@
 //! What a group's queries attend to, and the memory that its results go to. Never computes scores.
+use super::super::gemm::panels::TokenRows;
 use crate::base::dtype::Float;
+use crate::device::ops::AttentionShape;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -87,4 +89,20 @@ impl<T: Float> HeadRows<'_, T> {
             }
         }
     }
+}
+
+/// What forward reads and writes. Tokens are those of the group's first head.
+pub struct Group<'a, T> {
+    pub shape: &'a AttentionShape,
+    pub queries: TokenRows<'a, T>,
+    pub keys: TokenRows<'a, T>,
+    pub values: TokenRows<'a, T>,
+    pub mask: Mask<'a>,
+    /// 0 where a query attends to nothing.
+    pub out: HeadRows<'a, T>,
+    /// The log of the sum of exp(scores): -inf where a query attends to nothing. Of a head from `lse_at` on, and
+    /// `apart` from one head to the next.
+    pub lse: &'a Shared<'a, f32>,
+    pub lse_at: usize,
+    pub apart: usize,
 }

@@ -26,7 +26,7 @@ macro_rules! with_products {
             }
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            $crate::device::cpu::gemm::GemmKernel::Amx | $crate::device::cpu::gemm::GemmKernel::Avx512 => {
+            kernel if kernel.takes(<$T>::DTYPE) => {
                 let $products = unsafe { &<$T as $crate::device::cpu::gemm::panels::PanelFloat>::dot() };
                 $crate::device::cpu::simd::Level::Avx512.run(
                     #[inline(always)]

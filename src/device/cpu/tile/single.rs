@@ -2,8 +2,8 @@
 //! are. Never packs, and never multiplies in tiles.
 use super::super::gemm::panels::TokenRows;
 use super::super::simd::{LANES, lane_sum, prefetch, sum_with, tanh};
-use super::forward::Group;
 use super::lanes::{exp_below, larger};
+use super::operands::Group;
 use super::scratch::AttentionScratch;
 use crate::base::dtype::Float;
 use std::ops::Range;
