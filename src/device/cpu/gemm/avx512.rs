@@ -13,8 +13,9 @@ pub(super) fn available() -> bool {
 pub(super) fn has_bf16() -> bool {
     available() && is_x86_feature_detected!("avx512bf16")
 }
-/// Whether `vdpbf16ps` multiplies fewer numbers per cycle than `vfmadd`, as on Intel's CPUs with AMX, whether or not
-/// the system lets programs use it: 68 to 107 GFLOP/s instead of 134 to 213 on Granite Rapids. They have AVX512-FP16.
+/// Whether `vdpbf16ps` multiplies fewer numbers per cycle than `vfmadd`: measured on Granite Rapids (68 to 107 GFLOP/s
+/// instead of 134 to 213), assumed of Intel's other CPUs with AMX, whether or not the system lets programs use it. They
+/// have AVX512-FP16.
 pub(super) fn bf16_is_slow() -> bool {
     const INTEL: [u32; 3] = [0x756e_6547, 0x4965_6e69, 0x6c65_746e]; // "GenuineIntel"
     let cpu = __cpuid(0);
