@@ -109,8 +109,8 @@ fn hybrid_shards_within_hosts_by_default() {
 fn a_killed_rank_is_named_on_the_other_host_and_all_exit() {
     for victim in [3, 0] {
         let dir = Dir::new();
-        let job = Job::start(&["--max-steps", "1000000", "--metrics-path", &dir.arg("m")]);
-        wait_until("3 steps", || steps(&dir.path("m")) >= 3);
+        let mut job = Job::start(&["--max-steps", "1000000", "--metrics-path", &dir.arg("m")]);
+        wait_for_steps(3, &dir.path("m"), &mut job.ranks);
         send(Signal::KILL, job.ranks[victim].pid());
         let ended = job.end();
         let name = format!("rank {victim} on host{}", victim / 2);
@@ -128,8 +128,8 @@ fn a_killed_rank_is_named_on_the_other_host_and_all_exit() {
 fn a_signal_saves_on_every_host() {
     let dir = Dir::new();
     let (metrics, ckpt) = (dir.arg("m"), dir.arg("ckpt"));
-    let job = Job::start(&["--max-steps", "1000000", "--metrics-path", &metrics, "--ckpt-dir", &ckpt]);
-    wait_until("3 steps", || steps(&dir.path("m")) >= 3);
+    let mut job = Job::start(&["--max-steps", "1000000", "--metrics-path", &metrics, "--ckpt-dir", &ckpt]);
+    wait_for_steps(3, &dir.path("m"), &mut job.ranks);
     send(Signal::TERM, job.ranks[2].pid()); // one rank hears of it
     for e in job.end() {
         assert_eq!(e.status.code(), Some(143), "{}", e.stderr);

@@ -9,7 +9,8 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 const SECRET: &str = "0123456789abcdef-of-this-test";
-const ENDLESS: [&str; 3] = ["--max-steps", "1000000", "--no-sample"];
+/// Prints no lines of steps: they would fill the pipe that nothing reads yet within two seconds.
+const ENDLESS: [&str; 5] = ["--max-steps", "1000000", "--no-sample", "--log-level", "warn"];
 
 /// One rank on each host, with these variables and at most 256 descriptors each.
 struct Spread {
@@ -30,6 +31,11 @@ impl Spread {
             Run(command.envs(vars.iter().copied()).spawn().unwrap())
         };
         Spread { ranks: (0..hosts).map(start).collect(), agent }
+    }
+    /// Waits until it has trained three steps.
+    #[track_caller]
+    fn trains(&mut self, metrics: &std::path::Path) {
+        wait_for_steps(3, metrics, &mut self.ranks);
     }
     /// Where its ranks listen, once they train.
     fn doors(&self) -> Vec<SocketAddr> {
@@ -67,8 +73,8 @@ fn slow_strangers_at_all_ports_delay_neither_steps_nor_the_detection_of_a_dead_r
     let dir = Dir::new();
     let metrics = dir.arg("m");
     let args = [&ENDLESS[..], &["--metrics-path", &metrics]].concat();
-    let job = Spread::start(3, "127.0.0.1", &[("FLATSHARD_JOB_SECRET", SECRET)], &args);
-    wait_until("3 steps", || steps(&dir.path("m")) >= 3);
+    let mut job = Spread::start(3, "127.0.0.1", &[("FLATSHARD_JOB_SECRET", SECRET)], &args);
+    job.trains(&dir.path("m"));
     let doors = job.doors();
     assert_eq!(doors.len(), 3, "{doors:?}"); // one each: the rendezvous is over
     let _attack = Attack::slow(doors, 8, Duration::from_secs(1));
@@ -87,8 +93,8 @@ fn thousands_of_connections_exhaust_no_descriptors_and_do_not_affect_the_run() {
     let dir = Dir::new();
     let metrics = dir.arg("m");
     let args = [&ENDLESS[..], &["--metrics-path", &metrics]].concat();
-    let job = Spread::start(2, "127.0.0.1", &[("FLATSHARD_JOB_SECRET", SECRET)], &args);
-    wait_until("3 steps", || steps(&dir.path("m")) >= 3);
+    let mut job = Spread::start(2, "127.0.0.1", &[("FLATSHARD_JOB_SECRET", SECRET)], &args);
+    job.trains(&dir.path("m"));
     let doors = job.doors();
     let before: Vec<usize> = job.ranks.iter().map(|run| descriptors(run.pid())).collect();
     let word = old_greeting("torchrun attacked 0", "127.0.0.1", job.agent.port, 2, 1);
@@ -139,8 +145,8 @@ fn without_a_secret_there_is_one_warning_and_impostors_hold_few_connections() {
     let dir = Dir::new();
     let metrics = dir.arg("m");
     let args = [&ENDLESS[..], &["--metrics-path", &metrics]].concat();
-    let job = Spread::start(2, "127.0.0.1", &[], &args);
-    wait_until("3 steps", || steps(&dir.path("m")) >= 3);
+    let mut job = Spread::start(2, "127.0.0.1", &[], &args);
+    job.trains(&dir.path("m"));
     let at = listening(job.ranks[0].pid())[0];
     let held: Vec<TcpStream> = (100..200).filter_map(|channel| calls(at, &job.env(1, None), channel).ok()).collect();
     assert!((1..=16).contains(&held.len()), "{}", held.len());
@@ -160,11 +166,12 @@ fn a_secret_is_shown_nowhere() {
     fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     let flags = ["--job-secret-file", file.to_str().unwrap()];
     let paths = ["m", "ckpt", "log", "traces"].map(|name| dir.arg(name));
-    let args = ["--metrics-path", &paths[0], "--ckpt-dir", &paths[1], "--log-file", &paths[2], "--log-level", "debug"];
-    let args = [&ENDLESS[..], &args, &["--save-traces-folder", &paths[3]], &flags].concat();
+    let [metrics, ckpt, log, traces] = &paths;
+    let args = ["--max-steps", "1000000", "--no-sample", "--log-level", "debug", "--metrics-path", metrics];
+    let args = [&args[..], &["--ckpt-dir", ckpt, "--log-file", log, "--save-traces-folder", traces], &flags].concat();
     // One rank has it from the environment: it is the same.
-    let job = Spread::start(2, "127.0.0.1", &[], &args);
-    wait_until("3 steps", || steps(&dir.path("m")) >= 3);
+    let mut job = Spread::start(2, "127.0.0.1", &[], &args);
+    job.trains(&dir.path("m"));
     for run in &job.ranks {
         let cmdline = fs::read(format!("/proc/{}/cmdline", run.pid())).unwrap();
         assert!(!String::from_utf8_lossy(&cmdline).contains(SECRET));
@@ -217,8 +224,8 @@ fn ranks_listen_only_on_the_interface_of_master_addr() {
     let dir = Dir::new();
     let metrics = dir.arg("m");
     let args = [&ENDLESS[..], &["--metrics-path", &metrics]].concat();
-    let job = Spread::start(3, "127.0.0.2", &[("FLATSHARD_JOB_SECRET", SECRET)], &args);
-    wait_until("3 steps", || steps(&dir.path("m")) >= 3);
+    let mut job = Spread::start(3, "127.0.0.2", &[("FLATSHARD_JOB_SECRET", SECRET)], &args);
+    job.trains(&dir.path("m"));
     let at = |rank: usize| -> Vec<IpAddr> { listening(job.ranks[rank].pid()).iter().map(SocketAddr::ip).collect() };
     let [two, one] = ["127.0.0.2", "127.0.0.1"].map(|ip| ip.parse::<IpAddr>().unwrap());
     assert_eq!(at(0), [two]);
@@ -245,9 +252,9 @@ fn a_peers_host_name_is_escaped_in_messages() {
     let dir = Dir::new();
     let metrics = dir.arg("m");
     let args = [&ENDLESS[..], &["--metrics-path", &metrics]].concat();
-    let job = Spread::start(2, "127.0.0.1", &[("FLATSHARD_HOST_ID", "\x1b[2J\x1b]0;owned\x07x")], &args);
+    let mut job = Spread::start(2, "127.0.0.1", &[("FLATSHARD_HOST_ID", "\x1b[2J\x1b]0;owned\x07x")], &args);
     // Both ranks have that name: they would share memory, were they numbered so.
-    wait_until("3 steps", || steps(&dir.path("m")) >= 3);
+    job.trains(&dir.path("m"));
     send(Signal::KILL, job.ranks[1].pid());
     let ended = job.end();
     let said = &ended[0].stderr;
