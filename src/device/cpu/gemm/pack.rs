@@ -51,7 +51,7 @@ impl Planes for [__m512i; 3] {
     }
 }
 
-/// An element type of A and B.
+/// An element type of A and B. Parts of f32 (`split`) need AVX512-BF16 to be packed.
 pub(in crate::device::cpu) trait Load: Copy {
     /// Their element type in the panels.
     type Packed: Elem;
@@ -193,7 +193,7 @@ pub(super) struct PackSource<E> {
 /// Packs rows of A over some steps into panels of `height` rows.
 ///
 /// # Safety
-/// AVX-512 F, BW and VL; the rows and the first element of each step are within the readable operand; `out` is
+/// AVX-512 F, BW, VL and what `E` needs; the rows and the first element of each step are within the operand; `out` is
 /// 64-byte aligned and holds `height` lines per step, part and panel.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn pack_a<E: Load>(
@@ -228,7 +228,7 @@ pub(super) unsafe fn pack_a<E: Load>(
                     let first = rows.start + group;
                     let tile = across(x, first, rows.end.saturating_sub(first).min(16), steps.start + s);
                     for part in 0..E::Lanes::COUNT {
-                        for (row, lanes) in (group..panels * height).zip(transposed(tile.map(|x| x.part(part)))) {
+                        for (row, lanes) in (group..panels * height).zip(transposed(plane(&tile, part))) {
                             out.add(line(row / height, s, part) + row % height).write(lanes);
                         }
                     }
@@ -260,11 +260,13 @@ pub(super) unsafe fn pack_b<E: Load>(
                 let at = steps.start + s;
                 let tile = if x.along_k { along(x, first, count, at) } else { across(x, first, count, at) };
                 for part in 0..E::Lanes::COUNT {
-                    let tile = tile.map(|x| x.part(part));
-                    let tile = if x.along_k { transposed(tile) } else { tile };
+                    let lines = plane(&tile, part);
+                    let lines = if x.along_k { transposed(lines) } else { lines };
                     let line = ((panel * steps.len() + s) * E::Lanes::COUNT + part) * COLUMNS + half;
                     let out = out.cast::<__m512i>().add(line);
-                    tile.iter().enumerate().for_each(|(lane, x)| out.add(2 * lane).write(*x));
+                    for (lane, x) in lines.iter().enumerate() {
+                        out.add(2 * lane).write(*x);
+                    }
                 }
             }
         }
@@ -342,6 +344,18 @@ unsafe fn across<E: Load>(x: &PackSource<E>, first: usize, count: usize, s: usiz
         }
     }
     tile
+}
+
+/// One part of a tile's lanes. A loop, because `array::map` is compiled without AVX-512: it would call its closure for
+/// each.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn plane<P: Planes>(tile: &[P; 16], part: usize) -> [__m512i; 16] {
+    let mut plane = [__m512i::zero(); 16];
+    for (to, lanes) in plane.iter_mut().zip(tile) {
+        *to = lanes.part(part);
+    }
+    plane
 }
 
 /// Transposes 16 x 16 lanes.

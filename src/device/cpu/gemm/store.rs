@@ -7,7 +7,8 @@ use crate::device::cpu::activation::{gelu_at, gelu_slope_at};
 use half::{bf16, f16};
 use std::arch::{asm, x86_64::*};
 
-/// An element type of C. Lanes that are not set in a mask are neither read nor written.
+/// An element type of C. bf16 needs AVX512-BF16 to be stored. Lanes that are not set in a mask are neither read nor
+/// written.
 pub(in crate::device::cpu) trait StoreSums: Copy {
     unsafe fn load(from: *const Self, mask: __mmask16) -> __m512;
     unsafe fn store(to: *mut Self, mask: __mmask16, x: __m512);
@@ -64,8 +65,8 @@ macro_rules! half {
             }
             #[inline]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-            unsafe fn stream(to: *mut $element, x: [__m512; 2]) {
-                let [low, high] = x.map(|x| $narrow(x));
+            unsafe fn stream(to: *mut $element, [low, high]: [__m512; 2]) {
+                let (low, high) = ($narrow(low), $narrow(high));
                 let line = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
                 // SAFETY: upheld by the caller.
                 unsafe { _mm512_stream_si512(to.cast(), line) }
@@ -136,7 +137,7 @@ impl Partial {
     /// Assigns the block, or adds it.
     ///
     /// # Safety
-    /// AVX-512 F, BW and VL; the sums have [`COLUMNS`] per row; the place is within the matrix.
+    /// AVX-512 F, BW, VL and what C needs; the sums have [`COLUMNS`] per row; the place is within the matrix.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     pub unsafe fn keep(self, sums: *const f32, place: Patch, add: bool) {
         let Partial { at, ld } = self;
@@ -255,7 +256,8 @@ impl<C: StoreSums> Destination<'_, C> {
                 }
                 Completion::Nothing if self.past && place.columns == COLUMNS => {
                     for i in 0..place.rows {
-                        C::stream(c.add(at(i, 0)), [0, 16].map(|j| _mm512_load_ps(sums.add(i * COLUMNS + j))));
+                        let row = sums.add(i * COLUMNS);
+                        C::stream(c.add(at(i, 0)), [_mm512_load_ps(row), _mm512_load_ps(row.add(16))]);
                     }
                 }
                 Completion::Nothing => place.write(sums, c, ld, |_, _, _, x| x),
