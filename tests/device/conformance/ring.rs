@@ -26,9 +26,10 @@ fn contiguous(cu: &[u32], world: usize) -> Cut {
 }
 /// The last row alone on the last rank, as when a token is generated.
 fn last_alone(cu: &[u32], world: usize) -> Cut {
-    let (n, others) = (*cu.last().unwrap() as usize, world.max(2) - 1);
-    let first = (0..others).map(|r| std::iter::once((n - 1) * r / others..(n - 1) * (r + 1) / others).collect());
-    first.chain([std::iter::once(n - 1..n).collect()]).collect()
+    let last = cu.last().unwrap() - 1;
+    let mut cut = contiguous(&[last], world.max(2) - 1);
+    cut.push(std::iter::once(last as usize..last as usize + 1).collect());
+    cut
 }
 
 fn count(runs: &[Range<usize>]) -> usize {

@@ -53,8 +53,8 @@ fn few_rows<E: Load, C: Elem, K: Block<E::Packed>>(shape: &GemmShape) -> bool {
 /// With `lower`, the number of the first row of C in a square matrix, blocks above its diagonal are left as they are.
 ///
 /// # Safety
-/// AVX-512 F, BW, VL and what `K` needs; the operands hold `shape.extents()`, and nobody else accesses what is
-/// written of C; m and n are not zero.
+/// AVX-512 F, BW, VL and what `E`, `C` and `K` need; the operands hold `shape.extents()`, and nobody else accesses what
+/// is written of C; m and n are not zero.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn product<E: Load + Elem, C: StoreSums + Elem, K: Block<E::Packed>>(
     kernel: &K,

@@ -29,8 +29,8 @@ struct RowsOfB<E> {
 }
 
 /// # Safety
-/// AVX-512 F, BW and VL; `a` and `b` hold `shape.extents()`, and `c` may be written at those; A is not transposed
-/// and has 1 to [`ROWS`] rows.
+/// AVX-512 F, BW, VL and what `C` needs; `a` and `b` hold `shape.extents()`, and `c` may be written at those; A is not
+/// transposed and has 1 to [`ROWS`] rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn product<E: StoreSums, C: StoreSums>(
     shape: &GemmShape,
