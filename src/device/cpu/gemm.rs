@@ -133,19 +133,31 @@ pub struct GemmScratch {
     buffers: Buffers,
     /// Few rows of A are multiplied as many are, with the same bits for each.
     alike: bool,
+    /// See `few`.
+    #[cfg(target_arch = "x86_64")]
+    ahead: usize,
 }
 
 impl GemmScratch {
     /// Uses this machine's fastest kernel.
     pub fn new() -> GemmScratch {
-        GemmScratch { kernel: GemmKernel::best(), buffers: Buffers::default(), alike: false }
+        GemmScratch::of(GemmKernel::best())
     }
     /// Uses this kernel; fails if the machine lacks it.
     pub fn with_kernel(kernel: GemmKernel) -> Result<GemmScratch> {
         if !kernel.available() {
             return Err(Error::op("gemm", format!("this machine does not support {}", kernel.name())));
         }
-        Ok(GemmScratch { kernel, buffers: Buffers::default(), alike: false })
+        Ok(GemmScratch::of(kernel))
+    }
+    fn of(kernel: GemmKernel) -> GemmScratch {
+        GemmScratch {
+            kernel,
+            buffers: Buffers::default(),
+            alike: false,
+            #[cfg(target_arch = "x86_64")]
+            ahead: few::ahead(),
+        }
     }
     pub fn kernel(&self) -> GemmKernel {
         self.kernel
@@ -256,7 +268,7 @@ unsafe fn dispatch(scratch: &mut GemmScratch, op: GemmThen, lower: Option<usize>
             ($E:ty, $C:ty) => {{
                 let (a, b, c) = (a.host::<$E>(OP)?, b.host(OP)?, written::<$C>(c)?);
                 // SAFETY: upheld by the caller; only available kernels are chosen.
-                unsafe { few::product(&shape, a, b, c, buffers) }
+                unsafe { few::product(&shape, a, b, c, scratch.ahead, buffers) }
             }};
         }
         macro_rules! many {

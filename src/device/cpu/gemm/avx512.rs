@@ -17,9 +17,13 @@ pub(super) fn has_bf16() -> bool {
 /// instead of 134 to 213), assumed of Intel's other CPUs with AMX, whether or not the system lets programs use it. They
 /// have AVX512-FP16.
 pub(super) fn bf16_is_slow() -> bool {
+    is_intel() && is_x86_feature_detected!("avx512fp16")
+}
+/// Takes microseconds in a virtual machine.
+pub(super) fn is_intel() -> bool {
     const INTEL: [u32; 3] = [0x756e_6547, 0x4965_6e69, 0x6c65_746e]; // "GenuineIntel"
     let cpu = __cpuid(0);
-    [cpu.ebx, cpu.edx, cpu.ecx] == INTEL && is_x86_feature_detected!("avx512fp16")
+    [cpu.ebx, cpu.edx, cpu.ecx] == INTEL
 }
 
 pub(in crate::device::cpu) struct Dot;

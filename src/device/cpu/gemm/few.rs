@@ -1,6 +1,7 @@
 //! Products of few rows of A with AVX-512, as in generating tokens: B is read from memory once, in its own order, and
 //! nothing is packed. Memory bandwidth is the bound. Never sums in any order other than along k, in lanes if B's rows
 //! run along k.
+use super::avx512::is_intel;
 use super::buffers::{Buffers, CacheLines};
 use super::completion::Completion;
 use super::pack::{COLUMNS, first16};
@@ -11,9 +12,12 @@ use std::arch::x86_64::*;
 /// At most so many rows: with more, multiplications take longer than packing B saves.
 pub(super) const ROWS: usize = 8;
 
-/// Bytes by which one row of B is prefetched ahead. Measured on Granite Rapids, one core, 326 MB of f32: 13.3 GB/s
-/// without, 19 with one line before each load, but 14 with two lines before two loads.
-const AHEAD: usize = 8192;
+/// Bytes by which one row of B is prefetched ahead. Read by one core, 326 MB of f32 come at 13.3 GB/s on Granite Rapids
+/// without prefetch, at 19 with a line 8 KB ahead before each load, and at 14 with two lines before two loads. On Zen 4,
+/// which reads 34 GB/s without, 8 KB ahead is too far: a model generates 1.2 times as fast with 1 KB.
+pub(super) fn ahead() -> usize {
+    if is_intel() { 8192 } else { 1024 }
+}
 
 /// Sums of [`ROWS`] rows x [`COLUMNS`] columns.
 #[repr(C, align(64))]
@@ -26,8 +30,11 @@ struct RowsOfB<E> {
     b: *const E,
     ldb: usize,
     k: usize,
+    ahead: usize,
 }
 
+/// Prefetches [`ahead()`] bytes ahead, as determined once.
+///
 /// # Safety
 /// AVX-512 F, BW, VL and what `C` needs; `a` and `b` hold `shape.extents()`, and `c` may be written at those; A is not
 /// transposed and has 1 to [`ROWS`] rows.
@@ -37,6 +44,7 @@ pub(super) unsafe fn product<E: StoreSums, C: StoreSums>(
     a: &[E],
     b: &[E],
     c: *mut C,
+    ahead: usize,
     buffers: &mut Buffers,
 ) {
     let &GemmShape { m, n, k, lda, tb, ldb, ldc, accumulate, .. } = shape;
@@ -54,7 +62,10 @@ pub(super) unsafe fn product<E: StoreSums, C: StoreSums>(
                         down.add(i * n + column).copy_to_nonoverlapping(sums.0.as_mut_ptr().add(i * COLUMNS), columns);
                     }
                 }
-                None => RowsOfB { x, m, b: b.as_ptr().wrapping_add(column * ldb), ldb, k }.multiply(columns, &mut sums),
+                None => {
+                    let b = b.as_ptr().wrapping_add(column * ldb);
+                    RowsOfB { x, m, b, ldb, k, ahead }.multiply(columns, &mut sums)
+                }
             }
             target.finish(sums.0.as_mut_ptr(), Patch { row: 0, column, rows: m, columns }, None);
         }
@@ -113,7 +124,7 @@ impl<E: StoreSums> RowsOfB<E> {
         let &RowsOfB { k, ldb, .. } = self;
         let (x, b) = (self.x.wrapping_add(i * k), self.b.wrapping_add(j * ldb));
         let mut lanes = [[[_mm512_setzero_ps(); U]; S]; M];
-        let ahead = if S == 1 { AHEAD / size_of::<E>() } else { S * ldb };
+        let ahead = if S == 1 { self.ahead / size_of::<E>() } else { S * ldb };
         let mut step = |at: usize, mask: __mmask16, u: usize| {
             for s in 0..S {
                 let right = b.wrapping_add(s * ldb + at);
