@@ -1,13 +1,12 @@
 //! Runs of the binaries as processes: start, follow by metrics, signal, kill. Never asserts what a test is about.
 pub use super::agent::Agent;
-pub use super::time::{self, limit, wait_until};
+pub use super::time::{self, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 pub const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
@@ -96,15 +95,12 @@ impl Drop for Run {
 /// Waits until a run has taken `n` steps. Fails with what its processes printed, at once if one has ended.
 #[track_caller]
 pub fn wait_for_steps(n: usize, metrics: &Path, processes: &mut Vec<Run>) {
-    let started = Instant::now();
-    while steps(metrics) < n {
-        if started.elapsed() > limit() || processes.iter().any(|run| dead(run.pid())) {
-            processes.iter_mut().for_each(|run| run.0.kill().unwrap());
-            let ended: Vec<_> = processes.drain(..).map(Run::end).collect();
-            let printed: Vec<_> = ended.iter().map(|e| format!("{}: {}{}", e.status, e.stdout, e.stderr)).collect();
-            panic!("no {n} steps within {:?}:\n{}", started.elapsed(), printed.join("\n"));
-        }
-        std::thread::sleep(Duration::from_millis(1));
+    time::done_in_time(|| steps(metrics) >= n || processes.iter().any(|run| dead(run.pid())));
+    if steps(metrics) < n {
+        processes.iter_mut().for_each(|run| run.0.kill().unwrap());
+        let ended: Vec<_> = processes.drain(..).map(Run::end).collect();
+        let printed: Vec<_> = ended.iter().map(|e| format!("{}: {}{}", e.status, e.stdout, e.stderr)).collect();
+        panic!("no {n} steps:\n{}", printed.join("\n"));
     }
 }
 

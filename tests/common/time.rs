@@ -15,13 +15,20 @@ pub fn limit() -> Duration {
     scaled(120_000)
 }
 
-#[track_caller]
-pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+/// Waits until `done`, or until the limit has passed. Returns whether it is done.
+pub fn done_in_time(mut done: impl FnMut() -> bool) -> bool {
     let started = Instant::now();
     while !done() {
-        assert!(started.elapsed() < limit(), "not within {:?}: {what}", limit());
+        if started.elapsed() >= limit() {
+            return false;
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
+    true
+}
+#[track_caller]
+pub fn wait_until(what: &str, done: impl FnMut() -> bool) {
+    assert!(done_in_time(done), "not within {:?}: {what}", limit());
 }
 
 /// For what is to end long before the timeout that would end it otherwise.
