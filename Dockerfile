@@ -7,7 +7,7 @@ ARG BASE=debian:bookworm-slim
 FROM rust:1.95-slim-bookworm AS build
 WORKDIR /flatshard
 COPY . .
-RUN cargo build --release --locked && mkdir /out && cp LICENSE /out \
+RUN cargo build --release --locked --features png && mkdir /out && cp LICENSE /out \
     && for binary in run_fsdp run_ddp experiments gpu_check; do strip -o "/out/$binary" "target/release/$binary"; done
 
 FROM ${BASE}

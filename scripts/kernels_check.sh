@@ -11,5 +11,5 @@ has avx512_bf16 && kernels+=(avx512-f32)
 has amx_bf16 && has avx512_bf16 && kernels+=(avx512-bf16)
 for kernel in "${kernels[@]}"; do
     echo "kernels_check: $kernel"
-    FLATSHARD_TEST_CPU=$kernel cargo test --quiet --release --workspace --test engine -- golden:: families:: parity::
+    FLATSHARD_TEST_CPU=$kernel cargo test --quiet --workspace --test engine -- golden:: families:: parity::
 done

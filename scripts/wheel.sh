@@ -14,7 +14,7 @@ target=$(scripts/target.sh)
 out=$target/wheel
 tools=$target/wheel-tools
 packages=(maturin==1.16.0 wheel==0.46.3)
-flags=(--release --locked --compression-method stored --out "$out/unstripped")
+flags=(--release --locked --features png --compression-method stored --out "$out/unstripped")
 if [ "${1:-}" = --zig ]; then
     packages+=(ziglang==0.15.2)
     flags+=(--zig --compatibility manylinux2014)

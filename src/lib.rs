@@ -45,11 +45,11 @@
 //! - 7 [`engine`]: one rank's training step
 //! - 8 [`run`]: flags, files, the plan, the loop
 #![deny(unsafe_code)]
-pub mod base;
+pub use flatshard_base as base;
 pub mod ckpt;
 pub mod comm;
 pub mod data;
-pub mod device;
+pub use flatshard_device as device;
 pub mod engine;
 pub mod nn;
 pub mod optim;

@@ -2,7 +2,7 @@
 //! Never runs anything.
 use crate::chart::bars::{Bar, Bars};
 use crate::chart::curves::{CurvePanel, Curves, PlottedCurve};
-use crate::chart::{BUSY, CURVES, EXPOSED, color, png};
+use crate::chart::{BUSY, CURVES, EXPOSED, color, save};
 use crate::page::{self, ShownRun, TraceLink};
 use crate::summary::{self, Found, RunRow};
 use crate::table;
@@ -46,7 +46,7 @@ pub fn main(args: &AnalyzeArgs) -> Result<Verdict> {
     fs::create_dir_all(&dir).map_err(|e| Error::io("create", &dir, e))?;
     let pictures = pictures(&found, baseline);
     for picture in &pictures {
-        png::write(&picture.svg, &dir.join(picture.file))?;
+        save(&picture.svg, &dir.join(picture.file))?;
     }
     for (file, text) in
         [("summary.csv", table::csv(&found, baseline)), ("report.html", report(&found, baseline, args.warmup))]
@@ -87,11 +87,11 @@ fn report(found: &Found, baseline: &RunRow, warmup: usize) -> String {
 
 fn pictures(found: &Found, baseline: &RunRow) -> Vec<Picture> {
     let drawn = [
-        ("throughput.png", throughput(found, baseline)),
-        ("memory.png", memory(found, baseline)),
-        ("communication.png", communication(found, baseline)),
-        ("step_time.png", step_time(found, baseline)),
-        ("loss.png", losses(found, baseline)),
+        ("throughput.svg", throughput(found, baseline)),
+        ("memory.svg", memory(found, baseline)),
+        ("communication.svg", communication(found, baseline)),
+        ("step_time.svg", step_time(found, baseline)),
+        ("loss.svg", losses(found, baseline)),
     ];
     drawn.into_iter().filter_map(|(file, svg)| Some(Picture { file, svg: svg? })).collect()
 }

@@ -1,10 +1,11 @@
-//! Charts as SVG text, for the page and (through [`png`]) as files. Never knows what a number means.
+//! Charts as SVG text, for the page and as files. Never knows what a number means.
 pub mod areas;
 pub mod bars;
 pub mod curves;
 pub mod gantt;
 pub mod pairs;
-pub mod png;
+#[cfg(feature = "png")]
+mod png;
 pub mod evaluations;
 
 use flatshard::base::{Error, Result};
@@ -175,10 +176,16 @@ impl Canvas {
     }
 }
 
-/// A picture as its file's name asks for.
+/// Writes a picture in the format that the file's name asks for.
 pub fn save(svg: &str, path: &Path) -> Result<()> {
     match path.extension().and_then(|e| e.to_str()) {
+        #[cfg(feature = "png")]
         Some("png") => png::write(svg, path),
+        #[cfg(not(feature = "png"))]
+        Some("png") => Err(Error::input(format!(
+            "--plot {}: this build writes only .svg; for PNG, build with cargo build --release --features png",
+            path.display()
+        ))),
         Some("svg") => std::fs::write(path, svg).map_err(|e| Error::io("write", path, e)),
         _ => Err(Error::input(format!("--plot {}: the name must end in .png or .svg", path.display()))),
     }

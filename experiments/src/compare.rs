@@ -24,13 +24,13 @@ pub struct CompareArgs {
     /// Maximum |B - A| / |A| at any step
     #[arg(long, visible_alias = "tolerance", default_value_t = 0.05, value_name = "FRACTION")]
     threshold: f64,
-    /// Draw both curves and their difference, as .png or .svg; also --plot FILE [default file: compare.png]
+    /// Draw both curves and their difference, as .svg, or .png in a build with the feature png; also --plot FILE [default file: compare.svg]
     #[arg(
         long,
         visible_alias = "output",
         num_args = 0..=1,
         require_equals = true,
-        default_missing_value = "compare.png",
+        default_missing_value = "compare.svg",
         value_name = "FILE"
     )]
     plot: Option<PathBuf>,

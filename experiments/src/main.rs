@@ -82,7 +82,7 @@ enum Verb {
   experiments watch run.jsonl")]
     Watch(watch::WatchArgs),
     #[command(after_help = "Examples:
-  experiments compare runs/experiments/ddp_fp32 runs/experiments/fsdp_manual --plot loss.png
+  experiments compare runs/experiments/ddp_fp32 runs/experiments/fsdp_manual --plot loss.svg
   experiments compare torchtitan.log metrics.jsonl --threshold 0.02")]
     Compare(compare::CompareArgs),
     #[command(after_help = "Examples:
@@ -99,7 +99,7 @@ enum Verb {
     Chaos(chaos::ChaosArgs),
     #[command(after_help = "Examples:
   run_fsdp --max-steps 12 --profile-steps 10:12 --metrics-path run/m.jsonl
-  experiments trace run/traces/steps-10-12-rank-0.json --plot step.png")]
+  experiments trace run/traces/steps-10-12-rank-0.json --plot step.svg")]
     Trace(trace::TraceArgs),
     #[command(after_help = "Examples:
   experiments chart experiments/results/2026-11-21-peers-cpu.json --out peers

@@ -2,7 +2,7 @@
 //! `experiments/peers/compare.py` measured; `chart RUN.jsonl...`: what runs learned. Never measures.
 use crate::chart::evaluations::{self, EvaluatedAs};
 use crate::chart::pairs::{Contender, DARK, LIGHT, PairBar, PairChart, PairPanel, Theme};
-use crate::chart::png;
+use crate::chart::save;
 use crate::learned;
 use crate::summary::median;
 use crate::table::grouped;
@@ -18,8 +18,8 @@ pub struct ChartArgs {
     /// The measurements, a JSON file of experiments/peers/compare.py; or metrics (.jsonl) of --objective dpo and rm
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Write PREFIX-light.png and PREFIX-dark.png
-    #[arg(long, default_value = "peers", value_name = "PREFIX")]
+    /// Write NAME-light.svg and NAME-dark.svg; also --plot NAME.svg, or NAME.png in a build with the feature png
+    #[arg(long, visible_alias = "plot", default_value = "peers", value_name = "NAME")]
     out: PathBuf,
 }
 
@@ -83,11 +83,13 @@ pub fn main(args: &ChartArgs) -> Result<Verdict> {
 /// The picture in each theme.
 fn write(args: &ChartArgs, svg: impl Fn(&Theme) -> String) -> Result<Verdict> {
     for (ending, theme) in [("light", LIGHT), ("dark", DARK)] {
-        let path = PathBuf::from(format!("{}-{ending}.png", args.out.display()));
+        let format = args.out.extension().and_then(|e| e.to_str()).filter(|e| ["svg", "png"].contains(e));
+        let name = if format.is_some() { args.out.with_extension("") } else { args.out.clone() };
+        let path = PathBuf::from(format!("{}-{ending}.{}", name.display(), format.unwrap_or("svg")));
         if let Some(dir) = path.parent().filter(|dir| *dir != Path::new("")) {
             std::fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
         }
-        png::write(&svg(&theme), &path)?;
+        save(&svg(&theme), &path)?;
         println!("plot: {}", path.display());
     }
     Ok(Verdict::Good)

@@ -12,7 +12,13 @@ mod say;
 #[allow(dead_code, unused_imports)]
 mod plan;
 
+const EXPERIMENTS: &str =
+    binaries::either(option_env!("FLATSHARD_TEST_EXPERIMENTS"), env!("CARGO_BIN_EXE_experiments"));
+
 // Shared with the engine tests.
+#[path = "../../tests/common/binaries.rs"]
+#[allow(dead_code)]
+mod binaries;
 #[path = "../../tests/common/probe.rs"]
 #[allow(dead_code)] // only a part is used here
 mod probe;

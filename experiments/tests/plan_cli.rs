@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::process::Command;
 
 fn plan(flags: &str) -> (i32, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_experiments"));
+    let mut command = Command::new(crate::EXPERIMENTS);
     let out = command.arg("plan").args(flags.split_whitespace()).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (out.status.code().unwrap(), text(&out.stdout), text(&out.stderr))

@@ -124,7 +124,7 @@ impl DynamicMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::rng::Rng;
+    use crate::rng::Rng;
 
     /// The table finds what a search finds, at every bound and at its neighbors.
     #[test]

@@ -1,5 +1,6 @@
 //! Floor 0: errors, dtypes, the counter-based generator, memory accounting and limits on input files. Never knows about
 //! devices, ranks or layers.
+#![deny(unsafe_code)]
 pub mod error; // Error, Result
 mod quote; // untrusted text in messages
 pub mod columns; // words in lines

@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(quote("ä".repeat(201)).to_string(), "ä".repeat(200) + "...");
         assert_eq!(printable("12345678", 8), "12345678");
         assert_eq!(printable("123456789", 8), "12345678...");
-        let long = crate::base::Error::input("x".repeat(1 << 20)).to_string();
+        let long = crate::Error::input("x".repeat(1 << 20)).to_string();
         assert_eq!(long.len(), 2003);
         let list = serde_json::json!(vec!["full_attention"; 1_000_000]);
         assert_eq!(quote(&list).to_string().len(), 203);
@@ -88,6 +88,6 @@ mod tests {
             quote("a\x1b[2J\r\n\u{9b}31m\u{7f}\u{202e}b").to_string(),
             "a\\u{1b}[2J\\r\\n\\u{9b}31m\\u{7f}\\u{202e}b"
         );
-        assert_eq!(crate::base::Error::input("two\nlines").to_string(), "two\nlines");
+        assert_eq!(crate::Error::input("two\nlines").to_string(), "two\nlines");
     }
 }

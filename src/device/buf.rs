@@ -1,5 +1,5 @@
 //! Buffers and borrowed views of them. Never computes, and never frees memory that a view or a collective still uses.
-use crate::base::{DType, Elem, Error, Result};
+use flatshard_base::{DType, Elem, Error, Result};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -168,7 +168,7 @@ impl<'a> View<'a> {
         Buf(raw)
     }
     /// What keeps the memory alive, e.g. while a collective is in flight.
-    pub(crate) fn keep(&self) -> Arc<dyn Send + Sync> {
+    pub fn keep(&self) -> Arc<dyn Send + Sync> {
         self.raw.owner.clone()
     }
 }
@@ -258,7 +258,7 @@ impl<'a> ViewMut<'a> {
         // SAFETY: as in `host`; any bits are valid for every dtype.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.bytes()) })
     }
-    pub(crate) fn keep(&self) -> Arc<dyn Send + Sync> {
+    pub fn keep(&self) -> Arc<dyn Send + Sync> {
         self.raw.owner.clone()
     }
 }

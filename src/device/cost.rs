@@ -1,6 +1,6 @@
 //! The cost of one device operation: its FLOPs and the bytes it moves. Never knows how fast a machine is.
 use super::ops::{AttentionShape, GemmShape, GroupedGemm};
-use crate::base::DType;
+use flatshard_base::DType;
 
 /// Which rate of a machine bounds an operation, apart from memory bandwidth.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -85,7 +85,7 @@ pub fn pass_pairs(cu_seqlens: &[u32], q_rows: &[u32], k_rows: &[u32], window: us
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::ops::documents_of_rows;
+    use crate::ops::documents_of_rows;
 
     #[test]
     fn pairs_are_counted_as_in_attention() {

@@ -5,7 +5,7 @@
 use super::cost::{OpCost, causal_pairs, pass_pairs};
 use super::ops::*;
 use super::{Buf, Device, View, ViewMut, epilogue, fp8};
-use crate::base::{Category, DType, Meter, Result};
+use flatshard_base::{Category, DType, Meter, Result};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

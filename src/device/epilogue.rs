@@ -7,7 +7,7 @@
 //! biases 36, streams 8, GELU 24, together 68 N C bytes per layer.
 use super::ops::{Bias, Epilogue, Gelu, GeluBackward, Gemm, GemmThen};
 use super::{Device, View, ViewMut};
-use crate::base::Result;
+use flatshard_base::Result;
 
 /// The product first, then one pass per epilogue.
 pub fn in_passes(dev: &dyn Device, op: GemmThen) -> Result<()> {

@@ -1,13 +1,13 @@
 //! Products in FP8 where a device has none: operands are cast to bytes and back and multiplied in bf16, which gives the
-//! same products ([`crate::base::fp8`] says why), in more time. Never chooses: `nn` calls [`Device::fp8_gemm`].
+//! same products ([`flatshard_base::fp8`] says why), in more time. Never chooses: `nn` calls [`Device::fp8_gemm`].
 //!
 //! Activations, and the gradients that come back, have a scale for each 128 columns of a token, so a token's numbers do
 //! not depend on the others of its micro-batch. Weights have one for each block of 128 x 128 of this rank's part. A GPU
 //! whose library knows such scales multiplies the bytes: `gpu/scaled.rs`.
 use super::ops::{Coded, Dequantize, Fp8Gemm, Fp8Values, Fp8Work, Gemm, GemmThen, Quantize};
 use super::{Device, View, ViewMut};
-use crate::base::Result;
-use crate::base::fp8::Fp8Shape;
+use flatshard_base::Result;
+use flatshard_base::fp8::Fp8Shape;
 
 pub fn in_bf16(dev: &dyn Device, op: Fp8Gemm) -> Result<()> {
     op.check()?;

@@ -9,8 +9,8 @@ use super::ops::{
     RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
 };
 use super::{Buf, View, ViewMut};
-use crate::base::timeline::Mark;
-use crate::base::{Category, DType, Error, Meter, Result};
+use flatshard_base::timeline::Mark;
+use flatshard_base::{Category, DType, Error, Meter, Result};
 use std::time::Instant;
 
 /// The operations that layers are made of. Each takes a struct of operands, which documents what it computes: see

@@ -1,5 +1,5 @@
 //! Files mapped read-only into memory, so that a data set can exceed it. Never writes.
-use crate::base::{Error, Result};
+use flatshard_base::{Error, Result};
 use std::{fs::File, path::Path};
 
 pub struct MappedFile(memmap2::Mmap);

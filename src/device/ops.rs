@@ -4,7 +4,7 @@
 //!
 //! Operands have the compute dtype (f32, bf16 or f16, the same within a call) unless documented otherwise; statistics
 //! and weight gradients are f32. Every device calls `check` before it starts: wrong lengths and dtypes are an
-//! [`Error::Op`](crate::base::Error::Op), never undefined behavior. It returns the sizes derived from the operands.
+//! [`Error::Op`](flatshard_base::Error::Op), never undefined behavior. It returns the sizes derived from the operands.
 //! Never allocates.
 
 // Checks of operands.

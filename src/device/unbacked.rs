@@ -1,8 +1,8 @@
 //! Buffers that are addresses without memory, for plans: a model of any size can be laid out on any machine. Their
 //! pointers must not be dereferenced: they claim to be GPU memory, at addresses that no process can map.
 use super::buf::{Buf, Place};
-use crate::base::meter::Lease;
-use crate::base::{DType, Error, Result};
+use flatshard_base::meter::Lease;
+use flatshard_base::{DType, Error, Result};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::ptr::{NonNull, without_provenance_mut};
 use std::sync::Arc;
@@ -63,7 +63,7 @@ fn failed(dtype: DType, len: usize, why: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{Category, Meter};
+    use flatshard_base::{Category, Meter};
 
     #[test]
     fn a_terabyte_is_addressed_counted_and_never_read() {

@@ -10,8 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
-const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
-const DDP: &str = env!("CARGO_BIN_EXE_run_ddp");
+use crate::common::binaries::{DDP, FSDP};
 
 struct Job(TempDir);
 

@@ -152,7 +152,7 @@ impl Job {
     }
     /// Standard error, and the tokens of each step.
     fn run(&self, batch: &str, ranks: &str, steps: &str, more: &[&str]) -> (String, Vec<u64>) {
-        let mut command = unlaunched(env!("CARGO_BIN_EXE_run_fsdp"));
+        let mut command = unlaunched(crate::common::binaries::FSDP);
         let _ = fs::remove_file(self.0.path().join("m.jsonl"));
         let tiny = "--dataset t.jsonl --embed-dim 32 --num-layers 1 --num-heads 2 --max-len 16 --no-sample --seed 3";
         command.args(tiny.split(' ')).args(["--ckpt-dir", "ck", "--resume", "auto", "--metrics-path", "m.jsonl"]);

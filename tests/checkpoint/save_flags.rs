@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use tempfile::TempDir;
 
-const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
+use crate::common::binaries::FSDP;
 
 fn command(args: &[&str]) -> Command {
     let mut command = unlaunched(FSDP);

@@ -6,8 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use tempfile::TempDir;
 
-const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
-const DDP: &str = env!("CARGO_BIN_EXE_run_ddp");
+use crate::common::binaries::{DDP, FSDP};
 /// A data set without files and a model that trains fast.
 const TINY: [&str; 8] = ["--dataset", "synthetic", "--embed-dim", "32", "--num-layers", "1", "--max-len", "16"];
 

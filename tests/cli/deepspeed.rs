@@ -18,7 +18,7 @@ fn run(program: &str, args: &[&str]) -> Output {
     command.args(TINY).args(args).output().unwrap()
 }
 fn fsdp(args: &[&str]) -> Output {
-    run(env!("CARGO_BIN_EXE_run_fsdp"), args)
+    run(crate::common::binaries::FSDP, args)
 }
 /// `--print-config` with these arguments.
 fn config(args: &[&str]) -> Value {
@@ -130,7 +130,7 @@ fn flags_select_an_engine_and_settings_it_does_not_have_are_refused() {
     ] {
         refused(args, &parts);
     }
-    let out = run(env!("CARGO_BIN_EXE_run_ddp"), &["--zero-stage", "2", "--print-config"]);
+    let out = run(crate::common::binaries::DDP, &["--zero-stage", "2", "--print-config"]);
     assert_eq!(out.status.code(), Some(2), "run_ddp does not do ZeRO");
 }
 

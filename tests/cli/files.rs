@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Output;
 use tempfile::TempDir;
 
-const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
+use crate::common::binaries::FSDP;
 
 fn root(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()

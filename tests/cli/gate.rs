@@ -50,12 +50,51 @@ fn every_part_runs_and_a_failure_is_in_the_table_and_the_status() {
     for ran in ["cargo fmt", "test result: ok. 909 passed", "hosts_check.sh ran", "a spill"] {
         assert!(said.contains(ran), "no {ran:?} in: {said}");
     }
-    let tests = said.lines().find(|line| line.starts_with("cargo test --release --workspace")).unwrap();
+    let tests = said.lines().find(|line| line.starts_with("cargo test --workspace")).unwrap();
     assert!(tests.contains("--no-fail-fast"), "{tests}");
     for (part, result) in [("lints", "FAILED"), ("tests", "passed"), ("ptxas", "FAILED"), ("hosts", "passed")] {
         assert!(row(&said, part).contains(result), "{}", row(&said, part));
     }
     assert!(row(&said, "watch").ends_with("SKIPPED, PyPI cannot be reached: nothing read"), "{said}");
+}
+
+/// By the files that differ from the commit it is given; the reason is in the first line.
+#[test]
+fn a_change_asks_for_its_parts_of_the_deep_suite() {
+    let dir = gate("echo \"cargo $*\"");
+    let git = |args: &[&str]| {
+        let me = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"];
+        let output = Command::new("git").args(me).args(args).current_dir(dir.path()).output();
+        assert!(output.as_ref().is_ok_and(|output| output.status.success()), "git {args:?}: {output:?}");
+    };
+    git(&["init", "--quiet"]);
+    git(&["add", "."]);
+    git(&["commit", "--quiet", "--message", "base"]);
+    let asked = |args: &[&str]| {
+        let (output, said) = run(&dir.path().join(".ci/run"), dir.path(), args);
+        assert!(output.status.success(), "{said}");
+        let line = said.lines().find(|line| line.starts_with("deep suite: ")).unwrap().to_string();
+        (line, said)
+    };
+    for (file, parts) in [
+        ("docs/train.md", "site"),
+        ("kernels/cast.ptx", "variants ptxas sass"),
+        ("src/comm/shm/words.rs", "hosts loom tsan"),
+        ("src/run/plan/mesh.rs", ""),
+    ] {
+        let path = dir.path().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "changed").unwrap();
+        let (line, said) = asked(&["HEAD"]);
+        assert_eq!(line, format!("deep suite: {parts}, for 1 files that differ from HEAD"));
+        assert_eq!(said.contains("ptxas_check.sh ran"), parts.contains("ptxas"), "{said}");
+        fs::remove_file(&path).unwrap();
+    }
+    let (line, said) = asked(&["--full"]);
+    assert_eq!(line, "deep suite: all parts");
+    assert!(said.contains("cargo test --release") && said.contains("gguf_check.sh ran"), "{said}");
+    // A commit that is not here asks for everything.
+    assert!(asked(&["no-such-commit"]).0.starts_with("deep suite: all parts, because"));
 }
 
 #[test]

@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use tempfile::TempDir;
 
-const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
-const DDP: &str = env!("CARGO_BIN_EXE_run_ddp");
+use crate::common::binaries::{DDP, FSDP};
 
 fn run(binary: &str, args: &str) -> Output {
     let tiny = "--dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --max-len 32 --lr 0.01 --log-every 1 \

@@ -25,7 +25,7 @@ fn refused(dir: &Path, model: &Path, args: &[&str]) -> String {
     text
 }
 fn command(dir: &Path, model: &Path, args: &[&str]) -> Command {
-    let mut command = unlaunched(env!("CARGO_BIN_EXE_run_fsdp"));
+    let mut command = unlaunched(crate::common::binaries::FSDP);
     command.current_dir(dir).arg("--pretrain").arg(model);
     let rest = "--dataset synthetic --max-len 16 --batch-size 2 --warmup-steps 0 --metrics-path m.jsonl --no-sample";
     command.args(rest.split(' ')).args(args);
@@ -155,7 +155,7 @@ fn adapters_of_4_bit_weights_are_resumed_and_merged_into_the_original_weights() 
     fs::create_dir_all(&dir).unwrap();
     let new = "--embed-dim 64 --num-layers 2 --num-heads 4 --num-kv-heads 2 --ff-hidden-dim 192 --vocab-size 64 \
                --dataset synthetic --max-len 16 --max-steps 4 --warmup-steps 0 --lr 0.01 --no-sample --save-hf base";
-    let made = unlaunched(env!("CARGO_BIN_EXE_run_fsdp")).current_dir(&dir).args(new.split_whitespace()).output();
+    let made = unlaunched(crate::common::binaries::FSDP).current_dir(&dir).args(new.split_whitespace()).output();
     assert!(made.unwrap().status.success());
     let base = dir.join("base");
     let saving = ["--ckpt-dir", "ck", "--save-every", "3", "--max-steps", "6"];

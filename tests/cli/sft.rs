@@ -115,7 +115,7 @@ fn packed_samples_train_as_each_alone() {
 // -------------------------------------------------------------------------------------------------------
 
 fn run(args: &[&str]) -> Output {
-    let mut command = unlaunched(env!("CARGO_BIN_EXE_run_fsdp"));
+    let mut command = unlaunched(crate::common::binaries::FSDP);
     command.current_dir(env!("CARGO_MANIFEST_DIR")).args(args).output().unwrap()
 }
 fn events(metrics: &Path, name: &str) -> Vec<Value> {
@@ -225,7 +225,7 @@ fn a_prompt_is_rendered_like_training_rows() {
     let model = dir.path().join("model");
     let model = model.to_str().unwrap();
     let run = |args: &[&str]| {
-        let out = Command::new(env!("CARGO_BIN_EXE_run_fsdp")).args(args).output().unwrap();
+        let out = Command::new(crate::common::binaries::FSDP).args(args).output().unwrap();
         assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
         out.stdout
     };

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
-const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
+use crate::common::binaries::FSDP;
 
 /// Stage `warm` trains all but the embeddings; stage `head` only the head, on other rows with another optimizer.
 const STAGES: &str = "

@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_imports)] // each program uses its part
 pub mod agent;
 pub mod alone;
+pub mod binaries;
 pub mod counting_gpu;
 pub mod golden_tensors;
 pub mod hooked_store;

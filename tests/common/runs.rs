@@ -9,8 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use tempfile::TempDir;
 
-pub const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
-pub const DDP: &str = env!("CARGO_BIN_EXE_run_ddp");
+pub use super::binaries::{DDP, FSDP};
 
 /// What a launcher tells each rank.
 const LAUNCHED: [&str; 4] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];

@@ -5,7 +5,7 @@ use crate::common::simcuda;
 use std::process::Output;
 
 fn run(driver: &str, args: &[&str]) -> Output {
-    let mut command = simcuda::run(env!("CARGO_BIN_EXE_run_fsdp"), driver);
+    let mut command = simcuda::run(crate::common::binaries::FSDP, driver);
     let model = "--dataset synthetic --embed-dim 2048 --num-layers 24 --num-heads 16 --ff-hidden-dim 8192 --max-len 32 \
                  --batch-size 1 --max-steps 1 --no-eval --no-sample --device cuda";
     command.args(model.split_whitespace()).args(args).output().unwrap()

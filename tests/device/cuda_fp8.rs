@@ -15,7 +15,7 @@ const TWO: &str = "--device cuda --nproc-per-node 2";
 fn run(machine: &str, blas: &str, cache: &Path, args: &str) -> (Output, Vec<(f64, f64)>) {
     let dir = tempfile::tempdir().unwrap();
     let metrics = dir.path().join("metrics.jsonl");
-    let mut command = simcuda::run(env!("CARGO_BIN_EXE_run_fsdp"), machine);
+    let mut command = simcuda::run(crate::common::binaries::FSDP, machine);
     command.env("FLATSHARD_SIMBLAS", blas).env("FLATSHARD_CACHE_DIR", cache).current_dir(dir.path());
     command.args(MODEL.split_whitespace()).args(args.split_whitespace()).arg("--metrics-path").arg(&metrics);
     let out = command.output().unwrap();

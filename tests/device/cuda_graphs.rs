@@ -12,7 +12,7 @@ const TINY: &str = "--embed-dim 64 --num-layers 2 --num-heads 2 --max-len 16 --b
                     --no-sample --no-eval --no-measure-peak --device cuda --nproc-per-node 2";
 
 fn command(machine: &str, args: &str) -> Command {
-    let mut command = simcuda::run(env!("CARGO_BIN_EXE_run_fsdp"), &format!("gpus=2,{machine}"));
+    let mut command = simcuda::run(crate::common::binaries::FSDP, &format!("gpus=2,{machine}"));
     command.args(TINY.split_whitespace()).args(args.split_whitespace());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
@@ -156,7 +156,7 @@ fn a_killed_rank_is_noticed_from_within_a_graph() {
     let start = |rank: usize| {
         let args = "--dataset synthetic --precision fp32 --max-steps 100000 --comm-timeout 3 --compile";
         // Without --nproc-per-node: started by another launcher.
-        let mut command = simcuda::run(env!("CARGO_BIN_EXE_run_fsdp"), "gpus=2,seed=1");
+        let mut command = simcuda::run(crate::common::binaries::FSDP, "gpus=2,seed=1");
         command
             .args(TINY.split_whitespace().take_while(|arg| *arg != "--nproc-per-node"))
             .args(args.split_whitespace());

@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::process::Output;
 
 fn run(args: &[&str]) -> Output {
-    let mut command = unlaunched(env!("CARGO_BIN_EXE_run_fsdp"));
+    let mut command = unlaunched(crate::common::binaries::FSDP);
     let tiny = "--dataset synthetic --embed-dim 64 --num-layers 1 --num-heads 1 --ff-hidden-dim 128 --max-len 32 \
                 --batch-size 1 --max-steps 1 --no-eval --no-sample";
     command.args(tiny.split_whitespace()).args(args).output().unwrap()

@@ -18,7 +18,7 @@ fn command(program: &str, machine: &str, args: &str) -> Command {
 fn check(world: usize, machine: &str) -> Vec<(Option<i32>, String)> {
     let agent = Agent::new();
     let start = |rank| {
-        let mut command = simcuda::run(env!("CARGO_BIN_EXE_gpu_check"), machine);
+        let mut command = simcuda::run(crate::common::binaries::GPU_CHECK, machine);
         Run(launched(&mut command, rank, world, agent.port)
             .args(["ranks", "ipc"])
             .stdout(Stdio::piped())

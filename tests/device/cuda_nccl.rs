@@ -78,7 +78,7 @@ fn a_library_without_windows_trains_without_and_refuses_the_flag() {
 fn checked(simulated: &str) -> [Ended; 2] {
     let agent = Agent::new();
     let start = |rank| {
-        let mut command = simcuda::run(env!("CARGO_BIN_EXE_gpu_check"), "gpus=2");
+        let mut command = simcuda::run(crate::common::binaries::GPU_CHECK, "gpus=2");
         launched(&mut command, rank, 2, agent.port).env_remove("NCCL_MAX_CTAS");
         command.env("NCCL_HOSTID", format!("host{rank}")); // they share a GPU
         command.env("FLATSHARD_SIMNCCL", if rank == 1 { simulated } else { "trace" });

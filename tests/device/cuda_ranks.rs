@@ -203,7 +203,7 @@ fn memory_is_registered_on_all_ranks_or_on_none() {
     for refused in [&[][..], &[1]] {
         let agent = Agent::new();
         let start = |rank| {
-            let mut command = simcuda::run(env!("CARGO_BIN_EXE_gpu_check"), "gpus=2");
+            let mut command = simcuda::run(crate::common::binaries::GPU_CHECK, "gpus=2");
             launched(&mut command, rank, 2, agent.port).env("NCCL_HOSTID", format!("host{rank}")); // they share a GPU
             if refused.contains(&rank) {
                 command.env("FLATSHARD_SIMNCCL", "unregistered");

@@ -18,7 +18,7 @@ type Steps = Vec<(f64, f64)>;
 fn run(machine: &str, args: &str) -> (Output, Steps) {
     let dir = tempfile::tempdir().unwrap();
     let metrics = dir.path().join("metrics.jsonl");
-    let mut command = simcuda::run(env!("CARGO_BIN_EXE_run_fsdp"), machine);
+    let mut command = simcuda::run(crate::common::binaries::FSDP, machine);
     command.args(TINY.split_whitespace()).args(args.split_whitespace()).current_dir(dir.path());
     let out = command.arg("--metrics-path").arg(&metrics).output().unwrap();
     let lines = std::fs::read_to_string(&metrics).unwrap_or_default();

@@ -15,7 +15,7 @@ const ONE: &str = "--nproc-per-node 1";
 fn train(cache: &Path, blas: &str, args: &str) -> (Vec<(f64, f64)>, String) {
     let dir = tempfile::tempdir().unwrap();
     let metrics = dir.path().join("metrics.jsonl");
-    let mut command = simcuda::run(env!("CARGO_BIN_EXE_run_fsdp"), "gpus=2,seed=3");
+    let mut command = simcuda::run(crate::common::binaries::FSDP, "gpus=2,seed=3");
     command.env("FLATSHARD_SIMBLAS", blas).env("FLATSHARD_CACHE_DIR", cache).current_dir(dir.path());
     command.args(TINY.split_whitespace()).args(args.split_whitespace()).arg("--metrics-path").arg(&metrics);
     let out = command.output().unwrap();

@@ -116,13 +116,13 @@ fn parts_run_in_order_and_share_the_time_and_a_run_that_is_cut_off_keeps_its_res
 fn on_a_mock_driver_it_is_reported_as_a_rehearsal() {
     let dir = tempfile::tempdir().unwrap();
     for (name, program) in
-        [("run_fsdp", env!("CARGO_BIN_EXE_run_fsdp")), ("gpu_check", env!("CARGO_BIN_EXE_gpu_check"))]
+        [("run_fsdp", crate::common::binaries::FSDP), ("gpu_check", crate::common::binaries::GPU_CHECK)]
     {
         std::os::unix::fs::symlink(program, dir.path().join(name)).unwrap();
     }
     // In place of an earlier build, today's: what this tests is the script and its table, not `BEFORE`. And a sanitizer
     // that finds nothing.
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_gpu_check"), dir.path().join("gpu_check_before")).unwrap();
+    std::os::unix::fs::symlink(crate::common::binaries::GPU_CHECK, dir.path().join("gpu_check_before")).unwrap();
     program(dir.path(), "compute-sanitizer", "shift 4; \"$@\" && echo '========= ERROR SUMMARY: 0 errors'");
     // A newer cuBLASLt elsewhere, as PyTorch installs it: its own copy of the library, which no driver initializes.
     let elsewhere = dir.path().join("elsewhere");

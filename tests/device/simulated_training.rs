@@ -182,7 +182,7 @@ fn a_kernel_fault_on_one_rank_ends_the_others() {
 fn run(device: &str, precision: &str, more: &[&str]) -> Vec<[f64; 2]> {
     let dir = tempfile::TempDir::new().unwrap();
     let metrics = dir.path().join("metrics.jsonl");
-    let mut command = unlaunched(env!("CARGO_BIN_EXE_run_fsdp"));
+    let mut command = unlaunched(crate::common::binaries::FSDP);
     let tiny = "--nproc-per-node 2 --dataset synthetic --embed-dim 64 --num-layers 2 --num-heads 2 --num-kv-heads 1 \
                 --max-len 16 --batch-size 2 --grad-accum 2 --max-steps 4 --warmup-steps 1 --lr 0.02 \
                 --activation-checkpoint \

@@ -283,8 +283,7 @@ fn run(program: &str, dir: &Path, args: &[&str]) -> Vec<Value> {
     assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
     events(&metrics)
 }
-const FSDP: &str = env!("CARGO_BIN_EXE_run_fsdp");
-const DDP: &str = env!("CARGO_BIN_EXE_run_ddp");
+use crate::common::binaries::{DDP, FSDP};
 
 #[test]
 fn fp16_runs_learn_like_fp32_and_report_their_scale() {

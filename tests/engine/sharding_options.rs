@@ -326,7 +326,7 @@ fn run(more: &str) -> (String, Vec<f64>, Value) {
     (text, losses, events[0]["planned_bytes"].clone())
 }
 fn binary() -> Command {
-    unlaunched(env!("CARGO_BIN_EXE_run_fsdp"))
+    unlaunched(crate::common::binaries::FSDP)
 }
 
 #[test]

@@ -8,6 +8,8 @@ use std::fs;
 
 const CRATES: &[(&str, &str)] = &[
     ("flatshard", "src/lib.rs"),
+    ("flatshard_base", "src/base/mod.rs"),
+    ("flatshard_device", "src/device/mod.rs"),
     ("flatshard_ptx", "ptx/src/lib.rs"),
     ("flatshard_simcuda", "ptx/driver/src/lib.rs"),
     ("experiments", "experiments/src/main.rs"),

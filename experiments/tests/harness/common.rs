@@ -16,7 +16,7 @@ pub fn experiments(dir: &Path, args: &[&str]) -> Ended {
     experiments_with(dir, args, &[])
 }
 pub fn experiments_with(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> Ended {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_experiments"));
+    let mut command = Command::new(crate::EXPERIMENTS);
     for name in
         "NUM_GPUS MAX_SAMPLES MODEL DATASET OUTPUT_DIR LOG_DIR TP_SIZE RING_SIZE RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"
             .split_whitespace()
@@ -65,5 +65,5 @@ pub fn calls(dir: &Path) -> usize {
 
 /// The directory of the real training binaries: cargo builds all binaries of a package for its tests.
 pub fn real_binaries() -> PathBuf {
-    Path::new(env!("CARGO_BIN_EXE_run_fsdp")).parent().unwrap().to_path_buf()
+    Path::new(crate::binaries::FSDP).parent().unwrap().to_path_buf()
 }

@@ -114,12 +114,22 @@ fn a_plot_is_an_image() {
     losses(dir.path(), "b", &[4.0, f64::NAN, 2.5]);
     let (code, out, _) = compare(dir.path(), &["a", "b", "--plot"]);
     assert_eq!(code, 1, "{out}");
-    assert!(fs::read(dir.path().join("compare.png")).unwrap().starts_with(b"\x89PNG"));
-    fs::remove_file(dir.path().join("compare.png")).unwrap();
+    let is_svg = |file: &str| fs::read(dir.path().join(file)).unwrap().starts_with(b"<svg");
+    assert!(is_svg("compare.svg"));
+    fs::remove_file(dir.path().join("compare.svg")).unwrap();
     assert_eq!(compare(dir.path(), &["--plot", "a", "a"]).0, 0);
-    assert!(fs::read(dir.path().join("compare.png")).unwrap().starts_with(b"\x89PNG"));
-    assert_eq!(compare(dir.path(), &["--plot", "y.png", "a", "a"]).0, 0);
-    assert!(fs::read(dir.path().join("y.png")).unwrap().starts_with(b"\x89PNG"));
+    assert!(is_svg("compare.svg"));
+    assert_eq!(compare(dir.path(), &["--plot", "y.svg", "a", "a"]).0, 0);
+    assert!(is_svg("y.svg"));
+    let (code, _, err) = compare(dir.path(), &["--plot", "y.png", "a", "a"]);
+    if cfg!(feature = "png") {
+        assert_eq!(code, 0, "{err}");
+        let picture = fs::read(dir.path().join("y.png")).unwrap();
+        assert!(picture.starts_with(b"\x89PNG\r\n\x1a\n") && picture.ends_with(b"IEND\xaeB`\x82"));
+        assert_eq!(picture[16..20], 1920u32.to_be_bytes(), "twice the size of the SVG");
+    } else {
+        assert!(code == 2 && err.contains("y.png") && err.contains("--features png"), "{code}: {err}");
+    }
     let (code, _, err) = compare(dir.path(), &["a", "a", "--plot", "y.jpg"]);
     assert!(code == 2 && err.contains("y.jpg"), "{err}");
     assert_eq!(compare(dir.path(), &["a", "a", "--plot=x.svg"]).0, 0);

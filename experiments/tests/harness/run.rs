@@ -236,7 +236,7 @@ fn bad_input_is_refused_before_anything_runs() {
 fn a_stopped_harness_stops_its_run() {
     let dir = TempDir::new().unwrap();
     pretenders(dir.path(), "echo $$ > pid; exec sleep 600");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_experiments"));
+    let mut command = Command::new(crate::EXPERIMENTS);
     command.args(["run", "--bin-dir", "bin", "--output-dir", "out", "--execute", "--only", "ddp_fp32"]);
     let mut harness = command.current_dir(dir.path()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let pid = || fs::read_to_string(dir.path().join("pid")).ok().and_then(|pid| pid.trim().parse::<i32>().ok());

@@ -16,7 +16,7 @@ struct Server {
 
 impl Server {
     fn start(dir: &Path, args: &[&str]) -> Server {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_experiments"));
+        let mut command = Command::new(crate::EXPERIMENTS);
         command.arg("watch").args(args).args(["--port", "0"]).current_dir(dir);
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut url = String::new();

@@ -1,7 +1,7 @@
 //! Kernels over flat arrays: casts, sums, gated units, GELU, dropout, the optimizers.
 use super::cases::{ConcatSlots, block_tables};
 use super::harness::*;
-use flatshard::base::rng::philox;
+use flatshard_base::rng::philox;
 use flatshard_ptx::emulate::Argument;
 
 /// Around the width of a vector, of a warp and of a grid.

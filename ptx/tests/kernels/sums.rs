@@ -1,11 +1,11 @@
 //! The exact sum of squares and its clip scale: the bits equal the CPU device's for every grid and schedule.
 use super::harness::*;
-use flatshard::base::{Category, Meter};
-use flatshard::device::cpu::CpuDevice;
-use flatshard::device::ops::{ClipScale, SumSquares};
-use flatshard::device::{Buf, Device, LIMBS};
+use flatshard_base::{Category, Meter};
+use flatshard_device::cpu::CpuDevice;
+use flatshard_device::ops::{ClipScale, SumSquares};
+use flatshard_device::{Buf, Device, LIMBS};
 
-fn cpu_buf(cpu: &CpuDevice, dtype: flatshard::base::DType, bytes: &[u8]) -> Buf {
+fn cpu_buf(cpu: &CpuDevice, dtype: flatshard_base::DType, bytes: &[u8]) -> Buf {
     let mut buf = cpu.alloc(dtype, bytes.len() / dtype.size(), Category::Other).unwrap();
     cpu.upload(bytes, buf.view_mut()).unwrap();
     buf
@@ -18,8 +18,8 @@ fn cpu_read(cpu: &CpuDevice, buf: &Buf, dtype: DType) -> Vec<f64> {
 /// The CPU device's accumulator after `before` and x.
 fn on_the_cpu(x: &[f64], before: &[f64]) -> Vec<f64> {
     let cpu = CpuDevice::new(Meter::default());
-    let x = cpu_buf(&cpu, flatshard::base::DType::F32, &encode(x, F32));
-    let mut acc = cpu_buf(&cpu, flatshard::base::DType::F64, &encode(before, F64));
+    let x = cpu_buf(&cpu, flatshard_base::DType::F32, &encode(x, F32));
+    let mut acc = cpu_buf(&cpu, flatshard_base::DType::F64, &encode(before, F64));
     cpu.sum_squares(SumSquares { x: x.view(), acc: acc.view_mut() }).unwrap();
     cpu_read(&cpu, &acc, F64)
 }
@@ -90,9 +90,9 @@ fn the_clip_scale_has_the_bits_of_the_cpu() {
         for (max_norm, unscale) in
             [(0.0, 1.0), (1.0, 1.0), (1e-3, 1.0), (0.0, 0.25), (1.0, 2f32.powi(-16)), (1e-3, 1e-3)]
         {
-            let acc_buf = cpu_buf(&cpu, flatshard::base::DType::F64, &encode(&acc, F64));
-            let mut want = cpu.alloc(flatshard::base::DType::F32, 2, Category::Other).unwrap();
-            let given = cpu_buf(&cpu, flatshard::base::DType::F32, &encode(&[unscale as f64], F32));
+            let acc_buf = cpu_buf(&cpu, flatshard_base::DType::F64, &encode(&acc, F64));
+            let mut want = cpu.alloc(flatshard_base::DType::F32, 2, Category::Other).unwrap();
+            let given = cpu_buf(&cpu, flatshard_base::DType::F32, &encode(&[unscale as f64], F32));
             cpu.clip_scale(ClipScale { acc: acc_buf.view(), max_norm, unscale: given.view(), out: want.view_mut() })
                 .unwrap();
             let want = cpu_read(&cpu, &want, F32);

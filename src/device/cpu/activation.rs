@@ -1,7 +1,7 @@
 //! SwiGLU, GeGLU and GELU, elementwise. Never reads an element other than its own.
 use super::simd::sigmoid;
-use crate::base::{Result, dtype::Float};
-use crate::device::ops::{Gelu, GeluBackward, Glu, GluBackward};
+use crate::ops::{Gelu, GeluBackward, Glu, GluBackward};
+use flatshard_base::{Result, dtype::Float};
 
 #[inline(always)]
 pub fn swiglu<T: Float>(op: Glu) -> Result<()> {

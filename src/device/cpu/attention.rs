@@ -5,9 +5,9 @@
 use super::gemm::panels::{PanelFloat, TokenRows};
 use super::simd::{Level, sum};
 use super::tile::{self, AttentionScratch, Group, GroupGradients, HeadRows, Mask, Shared, To};
-use crate::base::{Error, Result, dtype::Float};
-use crate::device::View;
-use crate::device::ops::{Attention, AttentionBackward, AttentionDelta, AttentionShape};
+use crate::View;
+use crate::ops::{Attention, AttentionBackward, AttentionDelta, AttentionShape};
+use flatshard_base::{Error, Result, dtype::Float};
 use std::ops::Range;
 
 /// Each row's document, checked to follow one another up to `n`.

@@ -8,9 +8,9 @@ use super::gemm;
 use super::pool::Pool;
 use super::simd::Level;
 use super::tile::AttentionScratch;
-use crate::base::{DType, Error, Meter, Result};
-use crate::device::Buf;
-use crate::device::ops::AttentionShape;
+use crate::Buf;
+use crate::ops::AttentionShape;
+use flatshard_base::{DType, Error, Meter, Result};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Runs `$call` with the type `$T` of an operand. Families check their operands, and thereby that the type is
@@ -18,8 +18,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 macro_rules! types {
     ($dtype:expr, $T:ident => $call:expr) => {
         match $dtype {
-            $crate::base::DType::Bf16 => types!(@run $T = half::bf16, $call),
-            $crate::base::DType::F16 => types!(@run $T = half::f16, $call),
+            flatshard_base::DType::Bf16 => types!(@run $T = half::bf16, $call),
+            flatshard_base::DType::F16 => types!(@run $T = half::f16, $call),
             _ => types!(@run $T = f32, $call),
         }
     };
@@ -64,7 +64,7 @@ pub struct CpuDevice {
     unbacked: Option<AttentionSums>,
 }
 
-/// As [`Device::attention_sums`](crate::device::Device::attention_sums).
+/// As [`Device::attention_sums`](crate::Device::attention_sums).
 pub type AttentionSums = fn(&AttentionShape, DType, usize) -> usize;
 
 /// By default, work of some 5 us is worth a thread: several times what it takes to wake one.

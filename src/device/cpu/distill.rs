@@ -2,8 +2,8 @@
 //! more than a row.
 use super::loss::{capped, column};
 use super::simd::{exp, tanh};
-use crate::base::{Result, dtype::Float};
-use crate::device::ops::{CrossEntropyShape, DistillPart, DistillTerms, IGNORE, VocabPart};
+use crate::ops::{CrossEntropyShape, DistillPart, DistillTerms, IGNORE, VocabPart};
+use flatshard_base::{Result, dtype::Float};
 
 type RowStats = [f32; DistillTerms::STATS];
 
@@ -48,7 +48,7 @@ pub fn part<T: Float>(op: DistillPart) -> Result<()> {
     Ok(())
 }
 
-/// [`crate::device::ops::DistillFinish`] of one of its rows, after its check and that of the targets.
+/// [`crate::ops::DistillFinish`] of one of its rows, after its check and that of the targets.
 #[derive(Clone, Copy)]
 pub struct DistillRow<'a> {
     pub shape: CrossEntropyShape,

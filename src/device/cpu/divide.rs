@@ -3,16 +3,16 @@
 //! for any number of parts.
 use super::loss;
 use super::operands::within;
-use crate::base::Result;
-use crate::base::dynamic8::BLOCK;
-use crate::base::fp8::Fp8Shape;
-use crate::device::ops::{
+use crate::ops::{
     AdamW, Bias, CopyColumns, CrossEntropyPart, Dequantize, DistillPart, DropoutRows, Embed, EmbedBackward, EmbedShape,
     Encode, Epilogue, Expand, Gelu, GeluBackward, Gemm, GemmShape, GemmThen, Glu, GluBackward, LayerNorm,
     LayerNormBackward, QkNormRope, QkNormRopeBackward, Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Sgd,
     VocabPart,
 };
-use crate::device::{View, ViewMut};
+use crate::{View, ViewMut};
+use flatshard_base::Result;
+use flatshard_base::dynamic8::BLOCK;
+use flatshard_base::fp8::Fp8Shape;
 use std::ops::Range;
 
 /// Elements of a cache line in the narrowest dtype: elementwise parts start at multiples of it, so that no two threads

@@ -1,8 +1,8 @@
 //! Counter-based dropout: the mask is a pure function of (key, row, index), so recomputation, backward and ranks with
 //! slices of a row use the same one. Never holds state.
-use crate::base::{Result, dtype::Float, rng::philox};
-use crate::device::View;
-use crate::device::ops::{Dropout, DropoutRows};
+use crate::View;
+use crate::ops::{Dropout, DropoutRows};
+use flatshard_base::{Result, dtype::Float, rng::philox};
 
 /// Element i uses word i % 4 of philox(key, i / 4) and is kept if that word is at least p * 2^32. `key` comes from
 /// [`key`], read beforehand: a load next to the loops would prevent vectorization. `first` is the number of the first

@@ -1,7 +1,7 @@
 //! Elementwise operations: casts, sums, scaling. Each is compiled for the dtypes it is used with.
 use super::operands::length;
-use crate::base::{Error, Result, dtype::Float};
-use crate::device::{View, ViewMut};
+use crate::{View, ViewMut};
+use flatshard_base::{Error, Result, dtype::Float};
 
 #[inline(always)]
 pub fn cast<A: Float, B: Float>(src: View, dst: ViewMut) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Embedding lookup and its scatter-add. Never skips an out-of-range token: all are checked before anything is written.
 use super::operands::within;
-use crate::base::{Result, dtype::Float};
-use crate::device::ops::{Embed, EmbedBackward, EmbedShape};
+use crate::ops::{Embed, EmbedBackward, EmbedShape};
+use flatshard_base::{Result, dtype::Float};
 
 /// Offset of `token`'s row in an operand of `len` elements; `None` if another rank has it.
 #[inline(always)]

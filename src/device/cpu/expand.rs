@@ -1,9 +1,9 @@
 //! Expands 4-bit weights. Never divides a block over threads in a way that changes a bit: every element is computed
 //! alone.
-use crate::base::Result;
-use crate::base::dtype::Float;
-use crate::base::nf4::{BLOCK, GROUP, NF4, SCALES};
-use crate::device::ops::{Expand, Nf4Matrix};
+use crate::ops::{Expand, Nf4Matrix};
+use flatshard_base::Result;
+use flatshard_base::dtype::Float;
+use flatshard_base::nf4::{BLOCK, GROUP, NF4, SCALES};
 
 pub(super) fn expand<T: Float>(op: Expand) -> Result<()> {
     op.check()?;

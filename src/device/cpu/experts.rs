@@ -1,9 +1,9 @@
 //! Routing to experts, and the rows that they get. Never mixes the rows of two tokens.
 use super::simd::{exp, sigmoid, sum};
-use crate::base::{Error, Result, dtype::Float};
-use crate::device::ops::{
+use crate::ops::{
     Balance, CombineRows, PlaceRuns, Route, RouteBackward, RouteLoad, RouteShape, Sigmoid, TakeRows, WeighRows,
 };
+use flatshard_base::{Error, Result, dtype::Float};
 
 /// A row's softmax, in place.
 fn softmax(row: &mut [f32]) {

@@ -1,8 +1,8 @@
 //! Casts to and from FP8. Never divides a block over threads.
-use crate::base::Result;
-use crate::base::dtype::Float;
-use crate::base::fp8::BLOCK;
-use crate::device::ops::{Dequantize, Encode, Quantize, RaiseScales};
+use crate::ops::{Dequantize, Encode, Quantize, RaiseScales};
+use flatshard_base::Result;
+use flatshard_base::dtype::Float;
+use flatshard_base::fp8::BLOCK;
 use half::bf16;
 
 #[inline(always)]

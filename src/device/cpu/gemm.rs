@@ -5,7 +5,7 @@
 //! too, as three bf16 parts of each number (`split`), else multiply-adds; so does f16, which packing converts to f32
 //! (accumulating in f16 would lose precision). These share everything but the innermost block: packing (`pack`),
 //! writing C (`store`) and the surrounding loops (`blocked`; for up to 256 rows of A, such as one expert's, `swapped`
-//! and `strips`, which read B once and pack little of it). CPUs without AVX-512 use the `gemm` crate, converting bf16
+//! and `strips`, which read B once and pack little of it). CPUs without AVX-512 use the `gemm-f32` crate, converting bf16
 //! and f16 to f32. The fewest rows have loops of their own: up to eight with AVX-512 (`few`), one elsewhere (`thin`).
 //! (On AVX-512, the crate is as fast in most forms, but 10 % to 15 % slower for weight gradients, where it also
 //! allocates up to a whole L3 cache per call.)
@@ -43,10 +43,10 @@ use self::buffers::Buffers;
 pub(super) use self::buffers::CacheLines;
 use self::completion::{Completion, written};
 use super::simd::Level;
-use crate::base::dtype::Float;
-use crate::base::{DType, Error, Result};
-use crate::device::ViewMut;
-use crate::device::ops::{Epilogue, Gemm, GemmShape, GemmThen};
+use crate::ViewMut;
+use crate::ops::{Epilogue, Gemm, GemmShape, GemmThen};
+use flatshard_base::dtype::Float;
+use flatshard_base::{DType, Error, Result};
 use half::{bf16, f16};
 
 /// The most rows of A for which any kernel has loops of its own.
@@ -69,7 +69,7 @@ pub enum GemmKernel {
     Avx512Bf16,
     /// AVX-512 multiply-adds, 16 f32 products per instruction; packing converts bf16 and f16.
     Avx512,
-    /// f32 through the `gemm` crate; bf16 and f16 converted to f32 in blocks. Runs everywhere.
+    /// f32 through the `gemm-f32` crate; bf16 and f16 converted to f32 in blocks. Runs everywhere.
     Plain,
 }
 
@@ -181,7 +181,7 @@ impl GemmScratch {
         let wide = self.kernel != GemmKernel::Plain && shape.n > shape.m && !strips;
         wide || !alike && self.has_few_rows(shape)
     }
-    /// Whether [`gemm_then`] can compute this product: not with few rows, nor through the `gemm` crate.
+    /// Whether [`gemm_then`] can compute this product: not with few rows, nor through the `gemm-f32` crate.
     pub(super) fn fuses(&self, shape: &GemmShape) -> bool {
         self.kernel != GemmKernel::Plain && !self.has_few_rows(shape)
     }

@@ -2,8 +2,8 @@
 use super::gemm::GemmScratch;
 use super::operands::first;
 use super::simd::{exp, sum, tanh};
-use crate::base::{Error, Result, dtype::Float};
-use crate::device::ops::{CrossEntropy, CrossEntropyPart, CrossEntropyShape, IGNORE, VocabPart};
+use crate::ops::{CrossEntropy, CrossEntropyPart, CrossEntropyShape, IGNORE, VocabPart};
+use flatshard_base::{Error, Result, dtype::Float};
 
 /// Fails at the first target that is no word.
 pub fn check(op: &'static str, targets: &[i32], vocab: usize) -> Result<()> {

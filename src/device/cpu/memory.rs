@@ -1,9 +1,9 @@
 //! Memory for buffers, which the kernel zeroes, and byte copies between them. Never converts.
 use super::operands::length;
-use crate::base::meter::Lease;
-use crate::base::{DType, Result};
-use crate::device::buf::{Buf, Place, View, ViewMut};
-use crate::device::pages::HostPages;
+use crate::buf::{Buf, Place, View, ViewMut};
+use crate::pages::HostPages;
+use flatshard_base::meter::Lease;
+use flatshard_base::{DType, Result};
 use std::sync::Arc;
 
 struct Leased {

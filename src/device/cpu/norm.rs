@@ -1,8 +1,8 @@
 //! RMSNorm and LayerNorm, row by row. Never sums over rows in any order but row order.
 use super::simd::sum;
-use crate::base::{Result, dtype::Float};
-use crate::device::ViewMut;
-use crate::device::ops::{Bias, BiasBackward, LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward};
+use crate::ViewMut;
+use crate::ops::{Bias, BiasBackward, LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward};
+use flatshard_base::{Result, dtype::Float};
 
 /// 1 / sqrt(mean(x^2) + eps)
 #[inline(always)]

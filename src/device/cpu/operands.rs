@@ -1,6 +1,6 @@
 //! Checks of operands that the CPU reads as numbers: lengths, indices, factors. Never computes.
-use crate::base::{Error, Result};
-use crate::device::View;
+use crate::View;
+use flatshard_base::{Error, Result};
 
 /// Fails unless an operand has the length that another one requires.
 pub fn length(op: &'static str, name: &str, have: usize, need: usize) -> Result<()> {

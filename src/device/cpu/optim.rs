@@ -1,10 +1,10 @@
 //! AdamW, SGD and Muon's polynomial: one pass over memory, so the bits do not depend on how the range is divided. Never
 //! keeps state of its own.
 use super::operands::{constants, first};
-use crate::base::dtype::{Float, Stored};
-use crate::base::dynamic8::{self, SIGNED, UNSIGNED};
-use crate::base::{Result, rng::philox};
-use crate::device::ops::{AdamW, AdamWScalars, Polynomial, Sgd, SgdScalars};
+use crate::ops::{AdamW, AdamWScalars, Polynomial, Sgd, SgdScalars};
+use flatshard_base::dtype::{Float, Stored};
+use flatshard_base::dynamic8::{self, SIGNED, UNSIGNED};
+use flatshard_base::{Result, rng::philox};
 
 /// The update of one element.
 #[inline(always)]

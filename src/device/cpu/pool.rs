@@ -4,7 +4,7 @@
 //! [Note: turns] A call is a turn. `state` holds the turn's number, odd while jobs are open, in the upper half, and how
 //! many threads are inside in the lower half. Threads enter only while it is odd, so the caller, who makes it even when
 //! no job is left, waits only for those inside: a thread that the system has not woken yet delays nothing.
-use crate::base::{Error, Result};
+use flatshard_base::{Error, Result};
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};

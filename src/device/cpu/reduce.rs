@@ -7,8 +7,8 @@
 //! an f64, which leaves 21 bits for ranks to add limb by limb without rounding; [`norm`] propagates carries again. The
 //! last limb counts blocks that were not finite.
 use super::operands::first;
-use crate::base::Result;
-use crate::device::ops::{ClipScale, LIMBS, NORM_BLOCK};
+use crate::ops::{ClipScale, LIMBS, NORM_BLOCK};
+use flatshard_base::Result;
 
 const POISON: usize = LIMBS - 1;
 /// The unit of limb 0 is 2^-1074.
@@ -64,7 +64,7 @@ fn store(limbs: &[u64; LIMBS], acc: &mut [f64]) {
     acc.iter_mut().zip(limbs).for_each(|(acc, &limb)| *acc = limb as f64);
 }
 
-/// [`SumSquares`](crate::device::ops::SumSquares) of checked operands.
+/// [`SumSquares`](crate::ops::SumSquares) of checked operands.
 #[inline(always)]
 pub fn sum_squares(x: &[f32], acc: &mut [f64]) {
     let mut limbs = load(acc);

@@ -7,10 +7,8 @@
 use super::gemm::panels::{PanelFloat, TokenRows};
 use super::simd::Level;
 use super::tile::{self, AttentionScratch, Group, GroupGradients, HeadRows, Mask, Shared, To};
-use crate::base::{Error, Result, dtype::Float};
-use crate::device::ops::{
-    AttentionMerge, AttentionPass, AttentionPassBackward, AttentionRanges, AttentionShape, CopyColumns,
-};
+use crate::ops::{AttentionMerge, AttentionPass, AttentionPassBackward, AttentionRanges, AttentionShape, CopyColumns};
+use flatshard_base::{Error, Result, dtype::Float};
 use std::ops::Range;
 
 /// Rows of the packed batch, checked to increase within the documents.

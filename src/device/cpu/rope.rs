@@ -2,9 +2,9 @@
 use super::norm::inverse_rms;
 use super::operands::within;
 use super::simd::sum_with;
-use crate::base::{Result, dtype::Float};
-use crate::device::ops::{QkNormRope, QkNormRopeBackward, QkNormRopeShape, Rope};
-use crate::device::{View, ViewMut};
+use crate::ops::{QkNormRope, QkNormRopeBackward, QkNormRopeShape, Rope};
+use crate::{View, ViewMut};
+use flatshard_base::{Result, dtype::Float};
 
 /// A rotation table, and each token's row in it, checked to be in range.
 #[derive(Clone, Copy)]

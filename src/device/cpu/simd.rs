@@ -4,7 +4,7 @@
 //! [Note: levels] A kernel is one plain `#[inline(always)]` function. [`Level::run`] inlines it into a function that
 //! may use that level's instructions, where the compiler vectorizes it. Reductions keep [`LANES`] partial sums at any
 //! width, and every multiply-add is fused, so all levels give the same bits.
-use crate::base::dtype::Float;
+use flatshard_base::dtype::Float;
 use std::fmt;
 
 /// Partial sums of a reduction: one register of AVX-512, two of AVX2.

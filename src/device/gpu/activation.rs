@@ -1,8 +1,8 @@
 //! Launches of activations and their gradients.
 use super::driver::Arg;
 use super::launch::{GpuDevice, by_dtype};
-use crate::base::Result;
-use crate::device::ops::{Gelu, GeluBackward, Glu, GluBackward};
+use crate::ops::{Gelu, GeluBackward, Glu, GluBackward};
+use flatshard_base::Result;
 
 pub fn swiglu(gpu: &GpuDevice, op: Glu) -> Result<()> {
     const OP: &str = "swiglu";

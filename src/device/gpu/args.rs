@@ -1,7 +1,7 @@
 //! A kernel launch as values: which kernel, how many threads, and its arguments; and a product in FP8. Never launches.
-use crate::base::fp8::Fp8;
-use crate::device::ops::{Coded, Epilogue, GemmShape};
-use crate::device::{View, ViewMut};
+use crate::ops::{Coded, Epilogue, GemmShape};
+use crate::{View, ViewMut};
+use flatshard_base::fp8::Fp8;
 pub use flatshard_ptx::emulate::Swizzle;
 
 /// Names an entry point of a variant in [`super::kernels`].

@@ -11,11 +11,9 @@ mod hopper;
 use self::launch::{Gradients, TailArgs, VECTOR, args, launch};
 use super::driver::Arg;
 use super::launch::{GpuDevice, SM_90A};
-use crate::base::{DType, Error, Result};
-use crate::device::ops::{
-    Attention, AttentionBackward, AttentionDelta, AttentionPass, AttentionPassBackward, AttentionShape,
-};
-use crate::device::{View, ViewMut};
+use crate::ops::{Attention, AttentionBackward, AttentionDelta, AttentionPass, AttentionPassBackward, AttentionShape};
+use crate::{View, ViewMut};
+use flatshard_base::{DType, Error, Result};
 use flatshard_ptx::kernels::attention::{self, AttentionFamily, MOST};
 
 /// The kernels for this call. Falls back to the slow row kernels if the operands' start addresses are not aligned for
@@ -63,7 +61,7 @@ fn gradients(
     Ok(())
 }
 
-/// As [`Device::attention_sums`](crate::device::Device::attention_sums), on a GPU of architecture `arch`.
+/// As [`Device::attention_sums`](crate::Device::attention_sums), on a GPU of architecture `arch`.
 pub fn sums_of(arch: u32, a: &AttentionShape, dtype: DType, queries: usize) -> usize {
     if arch == SM_90A { sums(a, dtype, queries) } else { 0 }
 }

@@ -1,10 +1,10 @@
 //! Driver calls as values, to be executed later or compared with new calls. Never decides when.
 use super::args::{Arg, Kernel, LaunchShape, Map, ScaledGemm, Swizzle};
 use super::guest::{Asked, Guest};
-use crate::base::fp8::Fp8;
-use crate::base::{Error, Result};
-use crate::device::ops::{Coded, Epilogue, Gemm, GemmShape, GemmThen};
-use crate::device::{Buf, View, ViewMut};
+use crate::ops::{Coded, Epilogue, Gemm, GemmShape, GemmThen};
+use crate::{Buf, View, ViewMut};
+use flatshard_base::fp8::Fp8;
+use flatshard_base::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -3,9 +3,7 @@ use super::launch::GpuDevice;
 use super::{
     activation, attention, distill, element, embed, expand, experts, fp8, loss, norm, optim, ring, rope, scaled,
 };
-use crate::base::timeline::Mark;
-use crate::base::{Category, DType, Error, Meter, Result};
-use crate::device::ops::{
+use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
     AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
     CrossEntropyFinish, CrossEntropyPart, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed,
@@ -13,7 +11,9 @@ use crate::device::ops::{
     LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward, Quantize, RaiseScales,
     RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
 };
-use crate::device::{Buf, Device, View, ViewMut, epilogue};
+use crate::{Buf, Device, View, ViewMut, epilogue};
+use flatshard_base::timeline::Mark;
+use flatshard_base::{Category, DType, Error, Meter, Result};
 use std::time::Instant;
 
 impl Device for GpuDevice {

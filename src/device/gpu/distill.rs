@@ -3,8 +3,8 @@ use super::driver::Arg;
 use super::launch::{GpuDevice, by_dtype};
 use super::loss::threads;
 use super::scratch::{Indexed, LaunchScratch, words};
-use crate::base::Result;
-use crate::device::ops::{DistillFinish, DistillPart};
+use crate::ops::{DistillFinish, DistillPart};
+use flatshard_base::Result;
 
 /// Threads of a CTA, and of an SM, that the registers of these kernels allow.
 const MOST: u32 = 512;

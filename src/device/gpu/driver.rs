@@ -2,11 +2,11 @@
 //! implements it with the emulator, `cuda` with the driver. Never knows what a kernel computes.
 pub use super::args::{Arg, Kernel, LaunchShape, Map, ScaledGemm, Swizzle};
 use super::calls::{Calls, Enqueued};
-use crate::base::meter::Lease;
-use crate::base::timeline::Mark;
-use crate::base::{Category, DType, Error, Result};
-use crate::device::ops::{Gemm, GemmThen};
-use crate::device::{Buf, View, ViewMut};
+use crate::ops::{Gemm, GemmThen};
+use crate::{Buf, View, ViewMut};
+use flatshard_base::meter::Lease;
+use flatshard_base::timeline::Mark;
+use flatshard_base::{Category, DType, Error, Result};
 use std::any::Any;
 use std::time::Instant;
 
@@ -51,13 +51,13 @@ pub trait Driver: Send + Sync {
     /// Runs an entry of a variant of [`super::kernels`], with every argument in the kernel's order. Errors name the
     /// device, the kernel and the problem.
     fn launch(&self, kernel: Kernel, shape: LaunchShape, args: &mut [Arg]) -> Result<()>;
-    /// See [`crate::device::Device::gemm`]. Accumulates in f32, whatever the dtypes.
+    /// See [`crate::Device::gemm`]. Accumulates in f32, whatever the dtypes.
     fn gemm(&self, op: Gemm) -> Result<()>;
     /// Whether [`Driver::gemm_then`] can fuse this product with its epilogue. Enqueues nothing.
     fn fuses(&self, _: &GemmThen) -> Result<bool> {
         Ok(false)
     }
-    /// See [`crate::device::Device::gemm_then`]. Called only if the driver [fuses](Driver::fuses).
+    /// See [`crate::Device::gemm_then`]. Called only if the driver [fuses](Driver::fuses).
     fn gemm_then(&self, _: GemmThen) -> Result<()> {
         Err(Error::op("gemm_then", format!("{} cannot fuse this epilogue", self.name())))
     }
@@ -81,7 +81,7 @@ pub trait Driver: Send + Sync {
     /// Replays a graph of this driver.
     fn replay(&self, graph: &mut Graph) -> Result<()>;
 
-    /// As in [`crate::device::Device`]. A synchronous driver marks by the host's clock.
+    /// As in [`crate::Device`]. A synchronous driver marks by the host's clock.
     fn begin_marks(&self) -> Result<()> {
         Ok(())
     }

@@ -2,9 +2,9 @@
 use super::driver::{Arg, Kernel, LaunchShape};
 use super::launch::{BLOCK, GpuDevice, VECTOR, by_dtype};
 use super::scratch::{CTAS, words};
-use crate::base::{DType, Error, Result};
-use crate::device::ops::{Bias, BiasBackward, Dropout, DropoutRows};
-use crate::device::{View, ViewMut};
+use crate::ops::{Bias, BiasBackward, Dropout, DropoutRows};
+use crate::{View, ViewMut};
+use flatshard_base::{DType, Error, Result};
 
 /// The kernel of `y = x` between two dtypes.
 pub fn casts(from: DType, to: DType) -> Result<&'static str> {

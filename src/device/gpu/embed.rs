@@ -2,8 +2,8 @@
 use super::driver::Arg;
 use super::launch::{GpuDevice, by_dtype, threads};
 use super::scratch::{Indexed, LaunchScratch, words};
-use crate::base::Result;
-use crate::device::ops::{Embed, EmbedBackward};
+use crate::ops::{Embed, EmbedBackward};
+use flatshard_base::Result;
 
 /// Maximum threads per CTA.
 const MOST: usize = 1024;

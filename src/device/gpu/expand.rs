@@ -2,9 +2,9 @@
 use super::driver::{Arg, Kernel, LaunchShape};
 use super::launch::{BLOCK, GpuDevice, by_dtype};
 use super::scratch::CTAS;
-use crate::base::nf4;
-use crate::base::{Error, Result};
-use crate::device::ops::Expand;
+use crate::ops::Expand;
+use flatshard_base::nf4;
+use flatshard_base::{Error, Result};
 
 pub fn expand(gpu: &GpuDevice, op: Expand) -> Result<()> {
     const OP: &str = Expand::OP;

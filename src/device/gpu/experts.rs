@@ -2,11 +2,11 @@
 //! an expert has: kernels find that in GPU memory, and grids cover what it can be at most.
 use super::driver::{Arg, Kernel, LaunchShape};
 use super::launch::{BLOCK, GpuDevice, SM_90A, VECTOR, by_dtype};
-use crate::base::{DType, Error, Result};
-use crate::device::ops::{
+use crate::ops::{
     Balance, CombineRows, Grouped, GroupedGemm, PlaceRuns, Route, RouteBackward, RouteLoad, RouteShape, Sigmoid,
     TakeRows, WeighRows,
 };
+use flatshard_base::{DType, Error, Result};
 use flatshard_ptx::kernels::experts::{GroupedKernel, hopper_grouped, plain_grouped, tile_grouped};
 
 /// Warps per CTA of kernels that give each row a warp.

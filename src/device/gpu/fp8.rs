@@ -1,10 +1,10 @@
 //! Launches of casts to and from FP8, and of transposes. Never multiplies matrices.
 use super::driver::Arg;
 use super::launch::{BLOCK, GpuDevice};
-use crate::base::fp8::{Fp8, Fp8Shape};
-use crate::base::{DType, Error, Result};
-use crate::device::ops::{Coded, Dequantize, Encode, Quantize, RaiseScales};
-use crate::device::{View, ViewMut};
+use crate::ops::{Coded, Dequantize, Encode, Quantize, RaiseScales};
+use crate::{View, ViewMut};
+use flatshard_base::fp8::{Fp8, Fp8Shape};
+use flatshard_base::{DType, Error, Result};
 
 /// Warps per CTA.
 const WARPS: usize = BLOCK as usize / 32;
@@ -33,7 +33,7 @@ pub(super) fn quantize_apart(gpu: &GpuDevice, op: Quantize, apart: [usize; 2]) -
     let (variant, ctas) = match (shape.format, shape.tall) {
         (Fp8::E4m3, 1) => ("quantize_e4m3", shape.scales().div_ceil(WARPS)),
         (Fp8::E5m2, 1) => ("quantize_e5m2", shape.scales().div_ceil(WARPS)),
-        (Fp8::E4m3, crate::base::fp8::BLOCK) => ("quantize_weight", shape.scales()),
+        (Fp8::E4m3, flatshard_base::fp8::BLOCK) => ("quantize_weight", shape.scales()),
         _ => return Err(Error::op(OP, format!("there is no kernel for {shape:?}"))),
     };
     let [rows, columns, ld] = [shape.rows, shape.columns, ld].map(|n| Arg::U32(n as u32));
@@ -63,7 +63,7 @@ fn part<'a>(
     (shape, at, x): (&Fp8Shape, usize, &View),
 ) -> Result<(&'static str, [Arg<'a>; 4])> {
     check(op, shape, shape.columns)?;
-    if (shape.format, shape.tall) != (Fp8::E4m3, crate::base::fp8::BLOCK) {
+    if (shape.format, shape.tall) != (Fp8::E4m3, flatshard_base::fp8::BLOCK) {
         return Err(Error::op(op, format!("there is no kernel for {shape:?}")));
     }
     let ([at, len], [rows, columns]) = ([at, x.len()], [shape.rows, shape.columns]);

@@ -16,7 +16,7 @@
 //! kernels, grids, addresses, lengths, numbers. So a replay does exactly what the calls would have done, however the
 //! model varies between steps. A graph holds its operands, so it cannot outlive the memory that it points to. A piece
 //! that changes (a shape or number among the arguments) is executed call by call. Values that change between steps are
-//! in memory ([`crate::device::Device`]), so in a step of static shapes nothing else changes.
+//! in memory ([`crate::Device`]), so in a step of static shapes nothing else changes.
 //!
 //! [Note: joint pieces] With static shapes, NCCL's collectives are calls of a piece ([`Guest`], [`Graphs::join_in`]),
 //! so that a micro-batch is one graph. NCCL requires that a collective be captured on all of its ranks or on none, and
@@ -35,11 +35,11 @@
 use super::calls::Calls;
 use super::driver::{Arg, Driver, Graph, Kernel, LaunchShape, ScaledGemm, run};
 use super::guest::{Asked, Guest};
-use crate::base::meter::Lease;
-use crate::base::timeline::Mark;
-use crate::base::{Category, DType, Error, Result};
-use crate::device::ops::{Gemm, GemmThen};
-use crate::device::{Buf, View, ViewMut};
+use crate::ops::{Gemm, GemmThen};
+use crate::{Buf, View, ViewMut};
+use flatshard_base::meter::Lease;
+use flatshard_base::timeline::Mark;
+use flatshard_base::{Category, DType, Error, Result};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt::{Display, Formatter};

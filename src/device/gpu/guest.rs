@@ -1,7 +1,7 @@
 //! Work ordered with a device's calls that is not the device's own: collectives of a group, on a separate stream that
 //! forks from compute and joins it. Never reads data.
 use super::args::Arg;
-use crate::base::Result;
+use flatshard_base::Result;
 use std::any::Any;
 
 /// A guest's request in its own encoding. Equal words with equal operands request the same work.

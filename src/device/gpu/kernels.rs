@@ -1,5 +1,5 @@
 //! Every kernel variant of this build: its name, its target, and its text, expanded on demand. Never launches anything.
-use crate::base::{Error, Result};
+use flatshard_base::{Error, Result};
 use flatshard_ptx::kernels::Variant;
 
 /// What build.rs found in a variant of `flatshard_ptx::kernels::variants`.

@@ -2,8 +2,8 @@
 //! waits for the GPU, unless its driver is synchronous.
 use super::driver::{Arg, Driver, Kernel, LaunchShape};
 use super::scratch::{self, CTAS, ITEMS, IndexFaults, Indexed, LaunchScratch};
-use crate::base::{Category, DType, Error, Meter, Result};
-use crate::device::{IGNORE, View, ViewMut};
+use crate::{IGNORE, View, ViewMut};
+use flatshard_base::{Category, DType, Error, Meter, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Threads per CTA in elementwise and row kernels.
@@ -147,10 +147,10 @@ impl GpuDevice {
 macro_rules! by_dtype {
     ($op:expr, $dtype:expr, $stem:literal) => {
         match $dtype {
-            $crate::base::DType::F32 => Ok(concat!($stem, "_f32")),
-            $crate::base::DType::Bf16 => Ok(concat!($stem, "_bf16")),
-            $crate::base::DType::F16 => Ok(concat!($stem, "_f16")),
-            other => Err($crate::base::Error::op($op, format!("computes in f32, bf16 or f16, got {other}"))),
+            flatshard_base::DType::F32 => Ok(concat!($stem, "_f32")),
+            flatshard_base::DType::Bf16 => Ok(concat!($stem, "_bf16")),
+            flatshard_base::DType::F16 => Ok(concat!($stem, "_f16")),
+            other => Err(flatshard_base::Error::op($op, format!("computes in f32, bf16 or f16, got {other}"))),
         }
     };
 }

@@ -2,9 +2,9 @@
 use super::driver::Arg;
 use super::launch::{GpuDevice, VECTOR, by_dtype};
 use super::scratch::{Indexed, LaunchScratch, words};
-use crate::base::{DType, Result};
-use crate::device::View;
-use crate::device::ops::{CrossEntropy, CrossEntropyFinish, CrossEntropyPart};
+use crate::View;
+use crate::ops::{CrossEntropy, CrossEntropyFinish, CrossEntropyPart};
+use flatshard_base::{DType, Result};
 
 /// Maximum threads per CTA: enough to keep most of a long row in registers.
 const MOST: usize = 1024;

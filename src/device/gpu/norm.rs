@@ -2,8 +2,8 @@
 use super::driver::Arg;
 use super::launch::{GpuDevice, by_dtype, threads};
 use super::scratch::words;
-use crate::base::Result;
-use crate::device::ops::{LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward};
+use crate::ops::{LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward};
+use flatshard_base::Result;
 
 /// Maximum threads per CTA: of RMSNorm; of LayerNorm and gradients, which hold more of a row in registers.
 const MOST: usize = 1024;

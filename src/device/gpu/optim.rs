@@ -1,9 +1,9 @@
 //! Launches of the gradient norm and the optimizers. Never knows their constants: those are in memory, computed in f64.
 use super::driver::{Arg, Kernel, LaunchShape};
 use super::launch::{BLOCK, GpuDevice, by_dtype};
-use crate::base::{DType, Error, Result, dynamic8};
-use crate::device::ViewMut;
-use crate::device::ops::{AdamW, ClipScale, LIMBS, NORM_BLOCK, Polynomial, Sgd, SumSquares};
+use crate::ViewMut;
+use crate::ops::{AdamW, ClipScale, LIMBS, NORM_BLOCK, Polynomial, Sgd, SumSquares};
+use flatshard_base::{DType, Error, Result, dynamic8};
 
 /// Threads that add the CTAs' limbs.
 const FINISH: u32 = 96;

@@ -2,8 +2,8 @@
 //! The passes themselves are in `attention.rs`. Never communicates.
 use super::driver::{Arg, Kernel, LaunchShape};
 use super::launch::{BLOCK, GpuDevice};
-use crate::base::{DType, Error, Result};
-use crate::device::ops::{AttentionMerge, AttentionRanges, CopyColumns};
+use crate::ops::{AttentionMerge, AttentionRanges, CopyColumns};
+use flatshard_base::{DType, Error, Result};
 
 /// Head rows that a CTA merges, one warp each.
 const MERGED: u32 = 4;

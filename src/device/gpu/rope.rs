@@ -2,8 +2,8 @@
 use super::driver::Arg;
 use super::launch::{GpuDevice, by_dtype};
 use super::scratch::{Indexed, LaunchScratch, words};
-use crate::base::{DType, Error, Result};
-use crate::device::ops::{QkNormRope, QkNormRopeBackward, Rope, RopeShape};
+use crate::ops::{QkNormRope, QkNormRopeBackward, Rope, RopeShape};
+use flatshard_base::{DType, Error, Result};
 
 /// Threads per CTA; each warp handles a row at a time.
 const THREADS: u32 = 128;

@@ -1,5 +1,5 @@
 //! Products in FP8 by the driver's library: operands in the layouts that cuBLASLt takes. Always rounds as
-//! [`crate::device::fp8`] does, which computes products that the library does not take: those are known only from the
+//! [`crate::fp8`] does, which computes products that the library does not take: those are known only from the
 //! number of tokens of a micro-batch, so the start cannot report them.
 //!
 //! From the cuBLAS documentation (13.x, "128-element 1D and 128x128 2D Block Scaling For FP8 Data Types" and
@@ -10,10 +10,10 @@
 use super::driver::ScaledGemm;
 use super::fp8::{quantize_apart, transpose};
 use super::launch::GpuDevice;
-use crate::base::Result;
-use crate::base::fp8::BLOCK;
-use crate::device::ops::{Coded, CopyColumns, Epilogue, Fp8Gemm, Fp8Values, Fp8Weight, Fp8Work, GemmShape, Quantize};
-use crate::device::{Device, View, ViewMut, epilogue, fp8};
+use crate::ops::{Coded, CopyColumns, Epilogue, Fp8Gemm, Fp8Values, Fp8Weight, Fp8Work, GemmShape, Quantize};
+use crate::{Device, View, ViewMut, epilogue, fp8};
+use flatshard_base::Result;
+use flatshard_base::fp8::BLOCK;
 
 /// Elements of a side, and bytes of an address or a row.
 const ALIGNED: usize = 16;

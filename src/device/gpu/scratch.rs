@@ -1,8 +1,8 @@
 //! Scratch memory of launches: limbs of sums, words passed from one launch to the next, faults found in indices, and
 //! the tables of 8-bit blocks. Never launches.
-use crate::base::dynamic8::{SIGNED, UNSIGNED};
-use crate::base::{DType, Error, Result};
-use crate::device::{Buf, LIMBS, View, ViewMut};
+use crate::{Buf, LIMBS, View, ViewMut};
+use flatshard_base::dynamic8::{SIGNED, UNSIGNED};
+use flatshard_base::{DType, Error, Result};
 
 /// Maximum CTAs per multiprocessor for launches over elements or rows: enough to fill it, with several elements per
 /// thread.

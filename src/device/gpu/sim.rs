@@ -8,12 +8,12 @@
 use super::calls::Calls;
 use super::driver::{Arg, Driver, Graph, Kernel, LaunchShape, Map, run};
 use super::kernels::{TEXTS, place};
-use crate::base::meter::Lease;
-use crate::base::{Category, DType, Error, Result};
-use crate::device::buf::Place;
-use crate::device::cpu::{gemm, memory};
-use crate::device::ops::Gemm;
-use crate::device::{Buf, View, ViewMut};
+use crate::buf::Place;
+use crate::cpu::{gemm, memory};
+use crate::ops::Gemm;
+use crate::{Buf, View, ViewMut};
+use flatshard_base::meter::Lease;
+use flatshard_base::{Category, DType, Error, Result};
 use flatshard_ptx::emulate::{self, Argument, GlobalMemory, KernelLaunch, LaunchCounts, TensorMap, parse};
 use std::sync::{Mutex, OnceLock, PoisonError};
 

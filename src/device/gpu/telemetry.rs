@@ -1,6 +1,6 @@
 //! GPU telemetry from NVML: memory, clocks, throttling, ECC, temperature, power. Never fails: without libnvidia-ml, or
 //! where a GPU does not report a value, it is null.
-use crate::base::DType;
+use flatshard_base::DType;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};

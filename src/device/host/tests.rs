@@ -1,8 +1,8 @@
 //! Updates have the same bits with any number of threads.
 use super::*;
-use crate::base::Category;
-use crate::base::rng::Rng;
-use crate::device::ops::{AdamWStep, TensorPart};
+use crate::ops::{AdamWStep, TensorPart};
+use flatshard_base::Category;
+use flatshard_base::rng::Rng;
 
 /// Three updates of ranges of awkward lengths: masters, moments, and weights in bf16.
 fn updated(threads: Option<usize>, moments: DType) -> Vec<Vec<u8>> {

@@ -1,7 +1,7 @@
 //! Operands of elementwise operations: activations and dropout. All have the same dtype and length.
 use super::check::{float, read, rows, written};
-use crate::base::{DType, Error, Result};
-use crate::device::{View, ViewMut};
+use crate::{View, ViewMut};
+use flatshard_base::{DType, Error, Result};
 
 /// A gated activation: `y = silu(gate) * up` (SwiGLU, Shazeer 2020), or with GELU's tanh form (GeGLU; Gemma). Assigns.
 pub struct Glu<'a> {
@@ -69,7 +69,7 @@ impl GeluBackward<'_> {
 pub struct Dropout<'a> {
     /// In [0, 1).
     pub p: f32,
-    /// (2) u32, low word first: an [`Rng::key`](crate::base::rng::Rng::key) that identifies run, step, micro-batch,
+    /// (2) u32, low word first: an [`Rng::key`](flatshard_base::rng::Rng::key) that identifies run, step, micro-batch,
     /// rank and position in the model.
     pub key: View<'a>,
     pub x: ViewMut<'a>,

@@ -1,8 +1,8 @@
 //! Operands of attention, whole and in passes of ring attention. N: rows (tokens); Nq and Nk: rows of queries and of
 //! keys.
 use super::check::{float, read, rows, written};
-use crate::base::{DType, Error, Result};
-use crate::device::{View, ViewMut};
+use crate::{View, ViewMut};
+use flatshard_base::{DType, Error, Result};
 
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionShape {
@@ -98,7 +98,7 @@ pub struct AttentionBackward<'a> {
     pub d_o: View<'a>,
     /// (heads, N) f32: scratch.
     pub delta: ViewMut<'a>,
-    /// f32, [`Device::attention_sums`](crate::device::Device::attention_sums) or more: scratch.
+    /// f32, [`Device::attention_sums`](crate::Device::attention_sums) or more: scratch.
     pub sums: ViewMut<'a>,
     /// Same shape as `qkv`.
     pub dqkv: ViewMut<'a>,

@@ -1,6 +1,6 @@
 //! Checks of operands for every device: floating dtype, whole rows, matching lengths. Never computes.
-use crate::base::{DType, Error, Result};
-use crate::device::{View, ViewMut};
+use crate::{View, ViewMut};
+use flatshard_base::{DType, Error, Result};
 
 /// The dtype of an operation's main operand, which the others must share.
 pub fn float(op: &'static str, dtype: DType) -> Result<DType> {

@@ -6,8 +6,8 @@
 //! merges the sums of all ranks.
 use super::check::{float, read, rows, written};
 use super::loss::{CrossEntropyShape, VocabPart};
-use crate::base::{DType, Error, Result};
-use crate::device::{View, ViewMut};
+use crate::{View, ViewMut};
+use flatshard_base::{DType, Error, Result};
 
 /// The two terms of the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,7 +1,7 @@
 //! Operands of the embedding lookup and its scatter-add. N: tokens; C: columns of the table.
 use super::check::{float, read, written};
-use crate::base::{DType, Error, Result};
-use crate::device::{View, ViewMut};
+use crate::{View, ViewMut};
+use flatshard_base::{DType, Error, Result};
 
 /// A table, and which of its rows the operand holds.
 #[derive(Clone, Copy, Debug)]

@@ -1,11 +1,11 @@
 //! Operands of expanding 4-bit weights.
 use super::check::float;
-use crate::base::nf4::Nf4Shape;
-use crate::base::{DType, Error, Result};
-use crate::device::{View, ViewMut};
+use crate::{View, ViewMut};
+use flatshard_base::nf4::Nf4Shape;
+use flatshard_base::{DType, Error, Result};
 use std::ops::Range;
 
-/// A matrix in 4 bits: [`crate::base::nf4`].
+/// A matrix in 4 bits: [`flatshard_base::nf4`].
 #[derive(Clone, Copy)]
 pub struct Nf4Matrix<'a> {
     /// u8

@@ -1,8 +1,8 @@
 //! Operands of mixtures of experts. N: tokens, E: experts, K: experts per token, R = N K: routed rows, sorted by
 //! expert.
 use super::check::{float, read, rows, written};
-use crate::base::{DType, Error, Result};
-use crate::device::{View, ViewMut};
+use crate::{View, ViewMut};
+use flatshard_base::{DType, Error, Result};
 
 /// How tokens choose experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,11 @@
 //! Operands of casts to and from FP8, and of products in it.
 use super::{Epilogue, GemmShape};
-use crate::base::fp8::{Fp8, Fp8Shape};
-use crate::base::{DType, Error, Result};
-use crate::device::{View, ViewMut};
+use crate::{View, ViewMut};
+use flatshard_base::fp8::{Fp8, Fp8Shape};
+use flatshard_base::{DType, Error, Result};
 use std::ops::Range;
 
-/// Each block's scale, and its elements divided by it: [`crate::base::fp8`]. Assigns.
+/// Each block's scale, and its elements divided by it: [`flatshard_base::fp8`]. Assigns.
 pub struct Quantize<'a> {
     pub shape: Fp8Shape,
     /// bf16: rows of `shape.columns` elements, `ld` apart.
@@ -45,7 +45,7 @@ pub struct Dequantize<'a> {
     pub y: ViewMut<'a>,
 }
 
-/// Raises the scales of a weight's blocks to what some of its elements need: [`crate::base::fp8`].
+/// Raises the scales of a weight's blocks to what some of its elements need: [`flatshard_base::fp8`].
 pub struct RaiseScales<'a> {
     pub shape: Fp8Shape,
     /// The first of them, by rows.
@@ -75,7 +75,7 @@ impl RaiseScales<'_> {
     }
 }
 
-/// Some elements of a weight, divided by the scales of their blocks: [`crate::base::fp8`]. Assigns.
+/// Some elements of a weight, divided by the scales of their blocks: [`flatshard_base::fp8`]. Assigns.
 pub struct Encode<'a> {
     /// As in [`RaiseScales`].
     pub shape: Fp8Shape,

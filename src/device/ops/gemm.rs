@@ -1,7 +1,7 @@
 //! Operands of matrix products, their epilogues, and biases.
 use super::check::{float, read, rows, written};
-use crate::base::{DType, Error, Result};
-use crate::device::{View, ViewMut};
+use crate::{View, ViewMut};
+use flatshard_base::{DType, Error, Result};
 
 /// `C (m, n) (+)= op(A) op(B)`, row-major. A is stored (m, k), or (k, m) with `ta`; B (k, n), or (n, k) with `tb`.
 /// A leading dimension is the distance between stored rows in elements.

@@ -1,7 +1,7 @@
 //! Operands of the cross entropy, over a whole vocabulary and over ranks' shards of it. R: rows of logits.
 use super::check::{float, read, rows, written};
-use crate::base::{DType, Error, Result};
-use crate::device::{View, ViewMut};
+use crate::{View, ViewMut};
+use flatshard_base::{DType, Error, Result};
 
 /// Targets with this value have no loss (the Hugging Face convention).
 pub const IGNORE: i32 = -100;

@@ -1,7 +1,7 @@
 //! Operands of RMSNorm and LayerNorm. N: rows; C: elements of a row, `w.len()`.
 use super::check::{float, read, rows, written};
-use crate::base::{DType, Result};
-use crate::device::{View, ViewMut};
+use crate::{View, ViewMut};
+use flatshard_base::{DType, Result};
 
 /// Normalizes a row to x / sqrt(mean(x^2) + eps) * (w + offset).
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,9 +1,9 @@
 //! Operands of the gradient norm and the optimizers' updates, and the constants of an update. n: elements.
 use super::check::{float, read, written};
-use crate::base::dynamic8::BLOCK;
-use crate::base::{DType, Error, Result};
-use crate::device::{View, ViewMut};
+use crate::{View, ViewMut};
 use bytemuck::{Pod, Zeroable};
+use flatshard_base::dynamic8::BLOCK;
+use flatshard_base::{DType, Error, Result};
 
 /// Alignment of segments and shard boundaries in elements, 512 bytes in bf16: so they lie between the blocks of the
 /// exact gradient norm, and of optimizer state in 8 bits, whose bits then do not depend on the sharding.
@@ -58,7 +58,7 @@ impl ClipScale<'_> {
 
 /// One fused pass (Loshchilov & Hutter 2019, decoupled decay). If `scale[0]` is not finite, nothing changes.
 /// Arithmetic is in f32; what is stored in bf16 is rounded stochastically. Moments in u8 are blocks of
-/// [`crate::base::dynamic8`], the first one signed.
+/// [`flatshard_base::dynamic8`], the first one signed.
 pub struct AdamW<'a> {
     /// f32: [`AdamWScalars`].
     pub h: View<'a>,
@@ -108,7 +108,7 @@ impl AdamW<'_> {
 /// tensor's key and the element's index in the whole tensor. A value that bf16 has stays.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct TensorPart {
-    /// [`crate::base::rng::Rng::key`] of the tensor.
+    /// [`flatshard_base::rng::Rng::key`] of the tensor.
     pub key: u64,
     /// Index of the first element in this rank's part of the tensor, and what to add in the whole tensor.
     pub first: u64,

@@ -1,8 +1,8 @@
 //! Operands of rotary position embeddings, alone and after the norms of queries and keys. N: rows (tokens).
 use super::check::{float, read, rows, written};
 use super::norm::RmsNormShape;
-use crate::base::{DType, Error, Result};
-use crate::device::{View, ViewMut};
+use crate::{View, ViewMut};
+use flatshard_base::{DType, Error, Result};
 
 /// Which heads of a row of `qkv` are rotated: the first `heads` (queries, then keys).
 #[derive(Clone, Copy, Debug)]

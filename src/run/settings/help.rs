@@ -174,7 +174,7 @@ pub fn is_plain(arg: &Arg) -> bool {
 
 /// Without its value.
 fn plain(arg: Arg) -> Arg {
-    arg.action(ArgAction::SetTrue).num_args(0).require_equals(false)
+    arg.action(ArgAction::SetTrue).num_args(0).require_equals(false).hide_possible_values(false)
 }
 
 /// `command` for completions: `--no-x` is a flag of its own, and files and directories are known as such.

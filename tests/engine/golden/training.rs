@@ -21,7 +21,7 @@ fn numbers(values: &Value) -> Vec<f64> {
 
 /// A run in `dir` on its file of rows: the step events, and stderr.
 fn train(dir: &Path, model: &Path, args: &[&str]) -> (Vec<Value>, String) {
-    let mut command = unlaunched(env!("CARGO_BIN_EXE_run_fsdp"));
+    let mut command = unlaunched(crate::common::binaries::FSDP);
     // Fewer tokens than the model's vocabulary, which the program checks; the rows are already tokenized.
     let tokenizer =
         r#"{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}}"#;

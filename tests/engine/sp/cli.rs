@@ -6,7 +6,7 @@ fn run(args: &[&str]) -> Output {
     let tiny = "--device cpu --dataset synthetic --embed-dim 32 --num-layers 2 --num-heads 4 --num-kv-heads 2 \
     --max-steps 4 \
                 --batch-size 2 --lr 0.01";
-    let mut command = Command::new(env!("CARGO_BIN_EXE_run_fsdp"));
+    let mut command = Command::new(crate::common::binaries::FSDP);
     command.args(tiny.split_whitespace()).args(args).output().unwrap()
 }
 

@@ -1,15 +1,15 @@
 //! Dispatch of every operation to the compiled variant for its dtype and vector width. Never divides work itself.
 use super::{CpuDevice, lock};
-use crate::base::{Category, DType, Meter, Result};
-use crate::device::buf::Place;
-use crate::device::cpu::divide::{Divisible, LINE};
-use crate::device::cpu::operands::length;
-use crate::device::cpu::{
+use crate::buf::Place;
+use crate::cpu::divide::{Divisible, LINE};
+use crate::cpu::operands::length;
+use crate::cpu::{
     activation, attention, distill, dropout, element, embed, expand, experts, fp8, loss, memory, norm, optim, reduce,
     ring, rope,
 };
-use crate::device::ops::*;
-use crate::device::{Buf, Device, View, ViewMut, unbacked};
+use crate::ops::*;
+use crate::{Buf, Device, View, ViewMut, unbacked};
+use flatshard_base::{Category, DType, Meter, Result};
 use half::bf16;
 use std::sync::Mutex;
 
@@ -270,7 +270,7 @@ impl Device for CpuDevice {
         })
     }
     fn fp8_gemm(&self, op: Fp8Gemm) -> Result<()> {
-        crate::device::fp8::in_bf16(self, op)
+        crate::fp8::in_bf16(self, op)
     }
     fn cross_entropy_finish(&self, op: CrossEntropyFinish) -> Result<()> {
         self.finish_token_losses(op)

@@ -1,10 +1,10 @@
 //! How threads share the losses of rows: by rows, whose losses are added in row order. Never computes a loss.
 use super::{CpuDevice, lock};
-use crate::base::{Category, DType, Meter, Result};
-use crate::device::ViewMut;
-use crate::device::cpu::operands::first;
-use crate::device::cpu::{distill, loss, memory};
-use crate::device::ops::{CrossEntropy, CrossEntropyFinish, DistillFinish};
+use crate::ViewMut;
+use crate::cpu::operands::first;
+use crate::cpu::{distill, loss, memory};
+use crate::ops::{CrossEntropy, CrossEntropyFinish, DistillFinish};
+use flatshard_base::{Category, DType, Meter, Result};
 
 impl CpuDevice {
     /// Runs `run(thread, row, logits, loss)` for each of `n` rows, and adds the losses, which start at 0, in row order.

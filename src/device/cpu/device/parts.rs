@@ -1,11 +1,11 @@
 //! How the device runs one operation: in parts, on the threads that it is worth. Never knows which operation.
 use super::{CpuDevice, lock};
-use crate::base::Result;
-use crate::device::cpu::divide::{Divisible, LINE};
-use crate::device::cpu::gemm;
-use crate::device::cpu::tile::AttentionScratch;
-use crate::device::pages::{self, HUGE};
-use crate::device::{Buf, ViewMut};
+use crate::cpu::divide::{Divisible, LINE};
+use crate::cpu::gemm;
+use crate::cpu::tile::AttentionScratch;
+use crate::pages::{self, HUGE};
+use crate::{Buf, ViewMut};
+use flatshard_base::Result;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 

@@ -1,11 +1,11 @@
 //! How threads share a product: by rows of the result, or by columns where it has more of them, so that the larger
 //! operand is read and packed once by all threads together. Never multiplies.
 use super::{CpuDevice, lock};
-use crate::base::{Error, Result};
-use crate::device::cpu::divide::{Columns, Divisible, LINE, LowerHalf};
-use crate::device::cpu::gemm::{self, GemmScratch};
-use crate::device::epilogue;
-use crate::device::ops::{Gemm, GemmShape, GemmThen, Grouped, GroupedGemm};
+use crate::cpu::divide::{Columns, Divisible, LINE, LowerHalf};
+use crate::cpu::gemm::{self, GemmScratch};
+use crate::epilogue;
+use crate::ops::{Gemm, GemmShape, GemmThen, Grouped, GroupedGemm};
+use flatshard_base::{Error, Result};
 
 impl CpuDevice {
     /// `run(scratch, part)` for parts of a product: of rows, or with `columns` of columns.

@@ -52,7 +52,7 @@ struct Config {
 }
 
 /// This thread's eight tiles, each 16 rows of 64 bytes, until dropped. Not Send: tiles belong to a thread.
-pub(in crate::device::cpu) struct Tiles(PhantomData<*const ()>);
+pub(in crate::cpu) struct Tiles(PhantomData<*const ()>);
 
 impl Tiles {
     /// # Safety

@@ -26,7 +26,7 @@ pub(super) fn is_intel() -> bool {
     [cpu.ebx, cpu.edx, cpu.ecx] == INTEL
 }
 
-pub(in crate::device::cpu) struct Dot;
+pub(in crate::cpu) struct Dot;
 
 #[inline]
 #[target_feature(enable = "avx512f")]

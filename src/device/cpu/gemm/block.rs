@@ -2,7 +2,7 @@
 use super::pack::Load;
 
 /// Multiplies one panel of A with one panel of B.
-pub(in crate::device::cpu) trait Block<E> {
+pub(in crate::cpu) trait Block<E> {
     /// Rows of a panel of A, and of a block of C.
     const ROWS: usize;
     /// Steps of k summed before C is written.
@@ -26,7 +26,7 @@ pub(in crate::device::cpu) trait Block<E> {
 /// A left operand: rows are `row` elements apart, steps of k `step`. Each step prefetches `lines` cache lines to L2 for
 /// a later product, from `next` on: few at a time, since they wait for each other, and loads for them.
 #[derive(Clone, Copy)]
-pub(in crate::device::cpu) struct LeftRows<E> {
+pub(in crate::cpu) struct LeftRows<E> {
     pub at: *const E,
     pub row: usize,
     pub step: usize,

@@ -7,8 +7,8 @@ use super::completion::Completion;
 use super::pack::{COLUMNS, Load, PackSource, Planes, pack_a, pack_b};
 use super::store::{Destination, Partial, Patch, StoreSums};
 use super::{strips, swapped};
-use crate::base::{DType, Elem};
-use crate::device::ops::GemmShape;
+use crate::ops::GemmShape;
+use flatshard_base::{DType, Elem};
 use std::arch::x86_64::_mm_sfence;
 use std::marker::PhantomData;
 

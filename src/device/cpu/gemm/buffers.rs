@@ -1,6 +1,6 @@
 //! Scratch memory of the matrix product's loops: packed blocks and partial sums. Grows and never shrinks.
-use crate::base::Elem;
-use crate::device::pages::{HUGE, HostPages};
+use crate::pages::{HUGE, HostPages};
+use flatshard_base::Elem;
 use std::alloc::{Layout, handle_alloc_error};
 
 /// Blocks of A and B in the order in which the kernel reads them, of C while its sums are partial, and the block sums
@@ -17,7 +17,7 @@ pub(super) struct Buffers {
 
 /// Memory in whole cache lines, so that no vector or tile row straddles two.
 #[derive(Default)]
-pub(in crate::device::cpu) struct CacheLines(Option<HostPages>);
+pub(in crate::cpu) struct CacheLines(Option<HostPages>);
 
 impl Buffers {
     pub fn bytes(&self) -> usize {

@@ -1,7 +1,7 @@
 //! What follows a product, with its operands in host memory. Never computes.
-use crate::base::{Elem, Result};
-use crate::device::ops::Epilogue;
-use crate::device::{View, ViewMut};
+use crate::ops::Epilogue;
+use crate::{View, ViewMut};
+use flatshard_base::{Elem, Result};
 
 /// Where the host writes C, or what has its shape. Threads write columns of the same rows, so that neither is ever
 /// borrowed as a whole.

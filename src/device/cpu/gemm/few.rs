@@ -6,7 +6,7 @@ use super::buffers::{Buffers, CacheLines};
 use super::completion::Completion;
 use super::pack::{COLUMNS, first16};
 use super::store::{Destination, Patch, StoreSums};
-use crate::device::ops::GemmShape;
+use crate::ops::GemmShape;
 use std::arch::x86_64::*;
 
 /// At most so many rows: with more, multiplications take longer than packing B saves.

@@ -11,7 +11,7 @@
 //! Positions past the edge of the matrix are zero in the panel. An element that is packed as several *parts* has that
 //! many planes in each step, each laid out like this.
 use super::widened::Widened;
-use crate::base::Elem;
+use flatshard_base::Elem;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -22,7 +22,7 @@ pub(super) const COLUMNS: usize = 32;
 pub(super) const LANES: usize = 16;
 
 /// Vectors of lanes, one for each part of an element.
-pub(in crate::device::cpu) trait Planes: Copy {
+pub(in crate::cpu) trait Planes: Copy {
     const COUNT: usize;
     fn zero() -> Self;
     fn part(self, part: usize) -> __m512i;
@@ -52,7 +52,7 @@ impl Planes for [__m512i; 3] {
 }
 
 /// An element type of A and B. Parts of f32 (`split`) need AVX512-BF16 to be packed.
-pub(in crate::device::cpu) trait Load: Copy {
+pub(in crate::cpu) trait Load: Copy {
     /// Their element type in the panels.
     type Packed: Elem;
     /// Elements per lane.

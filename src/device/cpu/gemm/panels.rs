@@ -4,9 +4,9 @@
 use super::pack::{self, Load, PackSource};
 #[cfg(target_arch = "x86_64")]
 use super::{avx512::Dot, block::Block};
-use crate::base::Elem;
-use crate::base::dtype::Float;
-use crate::device::cpu::simd::{LANES, Level};
+use crate::cpu::simd::{LANES, Level};
+use flatshard_base::Elem;
+use flatshard_base::dtype::Float;
 use half::{bf16, f16};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
@@ -18,7 +18,7 @@ pub const COLUMNS: usize = 32;
 
 /// Rows of one head in a tensor of tokens: `dim` elements each, `row` apart.
 #[derive(Clone, Copy)]
-pub(in crate::device::cpu) struct TokenRows<'a, T> {
+pub(in crate::cpu) struct TokenRows<'a, T> {
     pub data: &'a [T],
     pub row: usize,
     pub rows: usize,
@@ -48,14 +48,14 @@ impl<'a, T> TokenRows<'a, T> {
 
 /// What a product sums over.
 #[derive(Clone, Copy)]
-pub(in crate::device::cpu) enum Over {
+pub(in crate::cpu) enum Over {
     Dim,
     Tokens,
 }
 
 /// Block products, and packing for them. Panels are as in `pack`, with zeros past the edge: of a left operand, steps of
 /// [`Products::ROWS`] lines; of a right one, steps of [`COLUMNS`] lines; a line is 16 f32 or 32 bf16 along the sum.
-pub(in crate::device::cpu) trait Products<T> {
+pub(in crate::cpu) trait Products<T> {
     type Packed: Elem;
     /// Rows of a panel of a left operand; even, and divides 96.
     const ROWS: usize;
@@ -80,7 +80,7 @@ pub const fn line<E>() -> usize {
 }
 
 /// f32 products on any CPU. All levels give the same bits, which are those of `Wide` in f32.
-pub(in crate::device::cpu) struct Portable(pub Level);
+pub(in crate::cpu) struct Portable(pub Level);
 
 const PORTABLE_ROWS: usize = 12;
 
@@ -210,7 +210,7 @@ unsafe fn portable_block<const M: usize, const V: usize>(a: *const f32, b: *cons
 }
 
 /// What attention computes with. On x86-64 also the fast products of its type: on AMX, f32 and f16 have those of `Dot`.
-pub(in crate::device::cpu) trait PanelFloat: Float {
+pub(in crate::cpu) trait PanelFloat: Float {
     #[cfg(target_arch = "x86_64")]
     type Dot: Products<Self>;
     #[cfg(target_arch = "x86_64")]
@@ -249,7 +249,7 @@ panel_floats!(bf16: Dot = Dot);
 
 /// A block product of AVX-512 or AMX.
 #[cfg(target_arch = "x86_64")]
-pub(in crate::device::cpu) struct Wide<K>(K);
+pub(in crate::cpu) struct Wide<K>(K);
 
 #[cfg(target_arch = "x86_64")]
 impl<T: Float + Load<Packed: NarrowSums>, K: Block<T::Packed>> Products<T> for Wide<K> {
@@ -302,7 +302,7 @@ impl<T: Float + Load<Packed: NarrowSums>, K: Block<T::Packed>> Products<T> for W
 
 /// Packs blocks of sums. `block` and `out` hold `rows` x 32 elements.
 #[cfg(target_arch = "x86_64")]
-pub(in crate::device::cpu) trait NarrowSums: Elem {
+pub(in crate::cpu) trait NarrowSums: Elem {
     /// # Safety
     /// AVX-512 F, BW and BF16; the pointers are to `rows` x 32 elements.
     unsafe fn left(rows: usize, block: *const f32, out: *mut Self);

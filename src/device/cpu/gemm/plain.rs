@@ -1,13 +1,13 @@
-//! Products through the `gemm` crate: f32 directly, bf16 and f16 converted to f32 in blocks. Runs on any CPU.
+//! Products through the `gemm-f32` crate: f32 directly, bf16 and f16 converted to f32 in blocks. Runs on any CPU.
 //!
 //! The crate sums in another order where a product is small: in both dimensions up to 64, with up to 256 results, or
 //! with one row. Such products are computed as part of one with more rows, so a row's result never depends on how many
 //! there are.
 use super::buffers::{Buffers, CacheLines};
-use crate::base::dtype::Float;
-use crate::device::ops::GemmShape;
+use crate::ops::GemmShape;
+use flatshard_base::dtype::Float;
 
-/// From this many rows of `n` results on, the order of sums does not depend on their number (`gemm` 0.19).
+/// From this many rows of `n` results on, the order of sums does not depend on their number (`gemm-f32` 0.19).
 fn least_rows(n: usize) -> usize {
     if n <= 64 { 65.max(256 / n.max(1) + 1) } else { 4 }
 }
@@ -20,33 +20,60 @@ pub(super) fn f32_product(shape: &GemmShape, a: &[f32], b: &[f32], c: &mut [f32]
     through_crate(shape, a, b, c);
 }
 
+/// A matrix and the distances between its rows and between its columns, in elements.
+#[derive(Clone, Copy)]
+struct Strided {
+    at: *const f32,
+    row: isize,
+    column: isize,
+}
+
+impl Strided {
+    fn new(matrix: &[f32], ld: usize, transposed: bool) -> Strided {
+        let stored = Strided { at: matrix.as_ptr(), row: ld as isize, column: 1 };
+        if transposed { stored.transposed() } else { stored }
+    }
+    fn transposed(self) -> Strided {
+        Strided { at: self.at, row: self.column, column: self.row }
+    }
+}
+
 fn through_crate(shape: &GemmShape, a: &[f32], b: &[f32], c: &mut [f32]) {
     let [need_a, need_b, need_c] = shape.extents();
     assert!(a.len() >= need_a && b.len() >= need_b && c.len() >= need_c, "extents were checked");
-    let strides = |transposed: bool, ld: usize| if transposed { (1, ld as isize) } else { (ld as isize, 1) };
-    let ((a_row, a_col), (b_row, b_col)) = (strides(shape.ta, shape.lda), strides(shape.tb, shape.ldb));
+    let mut c_strides = Strided::new(c, shape.ldc, false);
+    let mut left = Strided::new(a, shape.lda, shape.ta);
+    let mut right = Strided::new(b, shape.ldb, shape.tb);
+    let (mut m, mut n) = (shape.m, shape.n);
+    // The crate stores whole columns of C, whose elements must be adjacent: it computes C^T = B^T A^T.
+    if c_strides.row > c_strides.column {
+        c_strides = c_strides.transposed();
+        (left, right) = (right.transposed(), left.transposed());
+        (m, n) = (n, m);
+    }
+    let product = gemm_f32::gemm::f32::get_gemm_fn();
     // SAFETY: every index reachable with these sizes and strides is within the extents.
     unsafe {
-        gemm::gemm(
-            shape.m,
-            shape.n,
+        product(
+            m,
+            n,
             shape.k,
             c.as_mut_ptr(),
-            1,
-            shape.ldc as isize,
+            c_strides.column,
+            c_strides.row,
             shape.accumulate,
-            a.as_ptr(),
-            a_col,
-            a_row,
-            b.as_ptr(),
-            b_col,
-            b_row,
+            left.at,
+            left.column,
+            left.row,
+            right.at,
+            right.column,
+            right.row,
             1.0,
             1.0,
             false,
             false,
             false,
-            gemm::Parallelism::None,
+            gemm_common::Parallelism::None,
         );
     }
 }

@@ -6,8 +6,8 @@
 //! x y is the sum of the six largest products of parts. The three omitted ones are together at most 2^-24 |x y|, which
 //! is what rounding x y to f32 may change.
 use super::pack::{Load, Planes};
-use crate::base::{DType, Elem};
 use bytemuck::{Pod, Zeroable};
+use flatshard_base::{DType, Elem};
 use half::bf16;
 use std::arch::{asm, x86_64::*};
 use std::mem::transmute;

@@ -3,13 +3,13 @@
 use super::completion::Completion;
 use super::pack::{COLUMNS, first16};
 use super::widened::Widened;
-use crate::device::cpu::activation::{gelu_at, gelu_slope_at};
+use crate::cpu::activation::{gelu_at, gelu_slope_at};
 use half::{bf16, f16};
 use std::arch::{asm, x86_64::*};
 
 /// An element type of C. bf16 needs AVX512-BF16 to be stored. Lanes that are not set in a mask are neither read nor
 /// written.
-pub(in crate::device::cpu) trait StoreSums: Copy {
+pub(in crate::cpu) trait StoreSums: Copy {
     unsafe fn load(from: *const Self, mask: __mmask16) -> __m512;
     unsafe fn store(to: *mut Self, mask: __mmask16, x: __m512);
     /// Stores 32 elements past the caches, from the start of a cache line on.
@@ -98,7 +98,7 @@ unsafe fn narrowed(x: __m512) -> __m256i {
     y
 }
 
-/// To bf16 by integer instructions, as [`Float::from_f32`](crate::base::dtype::Float::from_f32).
+/// To bf16 by integer instructions, as [`Float::from_f32`](flatshard_base::dtype::Float::from_f32).
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn rounded(x: __m512) -> __m256i {

@@ -5,8 +5,8 @@ use super::block::{Block, LeftRows, stretches};
 use super::buffers::Buffers;
 use super::pack::{COLUMNS, Load, PackSource, pack_a, pack_strip};
 use super::store::{Destination, Partial, Patch, StoreSums};
-use crate::base::Elem;
-use crate::device::ops::GemmShape;
+use crate::ops::GemmShape;
+use flatshard_base::Elem;
 use std::arch::x86_64::*;
 
 /// Steps of k at a time: 8 KB of a strip. On Granite Rapids 2 and 8 take 15 % longer.

@@ -5,8 +5,8 @@ use super::block::{Block, LeftRows, stretches};
 use super::buffers::Buffers;
 use super::pack::{COLUMNS, Load, PackSource, pack_a, pack_b, transpose};
 use super::store::{Destination, Patch, StoreSums};
-use crate::base::Elem;
-use crate::device::ops::GemmShape;
+use crate::ops::GemmShape;
+use flatshard_base::Elem;
 use std::arch::x86_64::*;
 
 /// # Safety

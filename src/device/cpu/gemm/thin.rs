@@ -1,9 +1,9 @@
 //! Products with a single row, as in generating one token at a time, on any CPU. Each element of B is used once, so
 //! nothing is packed, and memory bandwidth is the bound. Never sums in any order other than along k, in lanes.
 use super::buffers::Buffers;
-use crate::base::dtype::Float;
-use crate::device::cpu::simd::{LANES, lane_sum};
-use crate::device::ops::GemmShape;
+use crate::cpu::simd::{LANES, lane_sum};
+use crate::ops::GemmShape;
+use flatshard_base::dtype::Float;
 
 /// Rows of B read side by side, so that their sums do not wait for each other.
 const SIDE: usize = 4;

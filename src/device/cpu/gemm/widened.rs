@@ -1,8 +1,8 @@
 //! bf16 for products in f32: packing converts it exactly, and storing rounds by integer instructions. For CPUs without
 //! AVX512-BF16, or where it is slower than multiply-adds. Never flushes subnormals.
-use crate::base::dtype::Float;
-use crate::base::{DType, Elem};
 use bytemuck::{Pod, Zeroable};
+use flatshard_base::dtype::Float;
+use flatshard_base::{DType, Elem};
 use half::bf16;
 
 #[derive(Clone, Copy, PartialEq, PartialOrd, Zeroable, Pod)]

@@ -4,8 +4,8 @@ use super::super::simd::{LANES, Level, tanh};
 use super::lanes::{LaneRow, exp_below, hide};
 use super::operands::{HeadRows, Mask};
 use super::scratch::{ACROSS, AttentionScratch, SIDE, Sizes, packed_len, with_products};
-use crate::base::dtype::Float;
-use crate::device::ops::AttentionShape;
+use crate::ops::AttentionShape;
+use flatshard_base::dtype::Float;
 
 /// What backward reads and writes. Tokens are those of the group's first head.
 pub struct GroupGradients<'a, T> {

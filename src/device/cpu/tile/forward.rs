@@ -6,8 +6,8 @@ use super::lanes::{LaneRow, each, exp_below, hide, larger, max_lane};
 use super::operands::{Group, Mask};
 use super::scratch::{ACROSS, AttentionScratch, SIDE, Sizes, packed_len, with_products};
 use super::single::single;
-use crate::base::dtype::Float;
-use crate::device::ops::AttentionShape;
+use crate::ops::AttentionShape;
+use flatshard_base::dtype::Float;
 use std::ops::Range;
 
 /// Rows of the highest panel of a kernel.

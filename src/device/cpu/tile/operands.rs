@@ -1,7 +1,7 @@
 //! What a group's queries attend to, and the memory that its results go to. Never computes scores.
 use super::super::gemm::panels::TokenRows;
-use crate::base::dtype::Float;
-use crate::device::ops::AttentionShape;
+use crate::ops::AttentionShape;
+use flatshard_base::dtype::Float;
 use std::marker::PhantomData;
 use std::ops::Range;
 

@@ -3,7 +3,7 @@
 use super::super::gemm::panels::{COLUMNS, Products, line};
 use super::super::gemm::{CacheLines, GemmKernel};
 use super::super::simd::LANES;
-use crate::device::ops::AttentionShape;
+use crate::ops::AttentionShape;
 
 /// Queries (forward) or keys (backward) that sums are kept for, in cache: a multiple of the rows of every kernel's
 /// panels and of the columns.
@@ -17,9 +17,9 @@ macro_rules! with_products {
         match $kernel {
             // SAFETY: kernels are chosen only where they are available, and this thread's tiles are free.
             #[cfg(target_arch = "x86_64")]
-            $crate::device::cpu::gemm::GemmKernel::Amx if <$T>::DTYPE == $crate::base::DType::Bf16 => {
-                let $products = unsafe { &<$T as $crate::device::cpu::gemm::panels::PanelFloat>::amx() };
-                $crate::device::cpu::simd::Level::Avx512.run(
+            $crate::cpu::gemm::GemmKernel::Amx if <$T>::DTYPE == flatshard_base::DType::Bf16 => {
+                let $products = unsafe { &<$T as $crate::cpu::gemm::panels::PanelFloat>::amx() };
+                $crate::cpu::simd::Level::Avx512.run(
                     #[inline(always)]
                     || $call,
                 )
@@ -27,14 +27,14 @@ macro_rules! with_products {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             kernel if kernel.takes(<$T>::DTYPE) => {
-                let $products = unsafe { &<$T as $crate::device::cpu::gemm::panels::PanelFloat>::dot() };
-                $crate::device::cpu::simd::Level::Avx512.run(
+                let $products = unsafe { &<$T as $crate::cpu::gemm::panels::PanelFloat>::dot() };
+                $crate::cpu::simd::Level::Avx512.run(
                     #[inline(always)]
                     || $call,
                 )
             }
             _ => {
-                let $products = &$crate::device::cpu::gemm::panels::Portable($level);
+                let $products = &$crate::cpu::gemm::panels::Portable($level);
                 $level.run(
                     #[inline(always)]
                     || $call,

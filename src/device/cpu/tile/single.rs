@@ -5,7 +5,7 @@ use super::super::simd::{LANES, lane_sum, prefetch, sum_with, tanh};
 use super::lanes::{exp_below, larger};
 use super::operands::Group;
 use super::scratch::AttentionScratch;
-use crate::base::dtype::Float;
+use flatshard_base::dtype::Float;
 use std::ops::Range;
 
 /// These rows of one head. They are far apart, where no prefetcher of the CPU sees ahead.

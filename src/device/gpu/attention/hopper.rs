@@ -2,11 +2,11 @@
 //! `flatshard_ptx::kernels::attention_hopper` documents what each kernel keeps. Never checks operands: attention.rs
 //! does.
 use super::launch::{Gradients, TailArgs, VECTOR, args, launch, launch_grid};
-use crate::base::{DType, Error, Result};
-use crate::device::gpu::driver::{Arg, Map, Swizzle};
-use crate::device::gpu::launch::{GpuDevice, SM_90A};
-use crate::device::ops::AttentionShape;
-use crate::device::{View, ViewMut};
+use crate::gpu::driver::{Arg, Map, Swizzle};
+use crate::gpu::launch::{GpuDevice, SM_90A};
+use crate::ops::AttentionShape;
+use crate::{View, ViewMut};
+use flatshard_base::{DType, Error, Result};
 pub(super) use flatshard_ptx::kernels::attention_hopper::HopperFamily;
 use flatshard_ptx::kernels::attention_hopper::{BOX, Backward, Fused, TiledKernel, sm_90a_family};
 

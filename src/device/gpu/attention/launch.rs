@@ -1,9 +1,9 @@
 //! Shared by the launches of all attention kernels: their last arguments, their grids, and the outputs of gradients.
 //! Never chooses a kernel.
-use crate::base::Result;
-use crate::device::gpu::driver::{Arg, Kernel, LaunchShape};
-use crate::device::gpu::launch::GpuDevice;
-use crate::device::{View, ViewMut};
+use crate::gpu::driver::{Arg, Kernel, LaunchShape};
+use crate::gpu::launch::GpuDevice;
+use crate::{View, ViewMut};
+use flatshard_base::Result;
 use flatshard_ptx::kernels::attention;
 
 /// Alignment in bytes of rows and operands for the tensor-core kernels.

@@ -7,10 +7,10 @@
 use super::choices::Choices;
 use super::operands::Operands;
 use super::product::{BlasProduct, ProductKey, WORKSPACE, failed};
-use crate::base::{Error, Result};
-use crate::device::ops::GemmShape;
+use crate::ops::GemmShape;
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use flatshard_base::{Error, Result};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;

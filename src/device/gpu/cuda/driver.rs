@@ -3,16 +3,16 @@
 use super::device::{Cuda, lock};
 use super::operands::{Operands, Then};
 use super::{blas, graph, memory, room};
-use crate::base::meter::Lease;
-use crate::base::timeline::Mark;
-use crate::base::{Category, DType, Error, Result};
-use crate::device::buf::Place;
-use crate::device::gpu::calls::Calls;
-use crate::device::gpu::driver::{Arg, Driver, Graph, Kernel, LaunchShape, ScaledGemm};
-use crate::device::ops::{Gemm, GemmShape, GemmThen};
-use crate::device::{Buf, View, ViewMut};
+use crate::buf::Place;
+use crate::gpu::calls::Calls;
+use crate::gpu::driver::{Arg, Driver, Graph, Kernel, LaunchShape, ScaledGemm};
+use crate::ops::{Gemm, GemmShape, GemmThen};
+use crate::{Buf, View, ViewMut};
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{result, sys};
+use flatshard_base::meter::Lease;
+use flatshard_base::timeline::Mark;
+use flatshard_base::{Category, DType, Error, Result};
 use std::time::Instant;
 
 impl Cuda {

@@ -1,8 +1,8 @@
 //! Translates driver results into one message with device, operation and remedy. Asks the driver only for the name of a
 //! result.
-use crate::base::Error;
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
+use flatshard_base::Error;
 
 /// After these the context is lost: every later call fails too, and the process must exit.
 fn is_kernel_fault(code: CUresult) -> bool {

@@ -1,12 +1,12 @@
 //! Captures calls as a CUDA graph and replays it. Never decides which calls: `graphs` does.
 use super::device::Cuda;
-use crate::base::{DType, Error, Result};
-use crate::device::View;
-use crate::device::gpu::calls::Calls;
-use crate::device::gpu::driver::{Graph, run};
-use crate::device::gpu::guest::{Guest, Taken};
+use crate::View;
+use crate::gpu::calls::Calls;
+use crate::gpu::driver::{Graph, run};
+use crate::gpu::guest::{Guest, Taken};
 use cudarc::driver::sys::{CUdeviceptr, CUgraphInstantiate_flags as Flags};
 use cudarc::driver::{CudaEvent, CudaGraph, CudaStream, sys};
+use flatshard_base::{DType, Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -2,12 +2,12 @@
 //! messages. Never waits.
 use super::device::Cuda;
 use super::{failure, maps};
-use crate::base::{Error, Result};
-use crate::device::gpu::driver::{Arg, Kernel, LaunchShape};
-use crate::device::gpu::element;
-use crate::device::{View, ViewMut};
+use crate::gpu::driver::{Arg, Kernel, LaunchShape};
+use crate::gpu::element;
+use crate::{View, ViewMut};
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaStream, result};
+use flatshard_base::{Error, Result};
 use std::ffi::c_void;
 
 /// Maximum parameters of a kernel.

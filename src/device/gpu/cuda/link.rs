@@ -2,14 +2,14 @@
 //! reports registers, spills and occupancy. `gpu_check link` prints it. Never used by training, whose kernels are
 //! loaded without a linker (`modules`), so that the build needs no toolkit.
 use super::modules::{plain, runs_on};
-use crate::base::{Error, Result};
-use crate::device::gpu::kernels::{TEXTS, Text};
+use crate::gpu::kernels::{TEXTS, Text};
 use cust::context::Context;
 use cust::device::{Device, DeviceAttribute};
 use cust::error::{CudaError, CudaResult};
 use cust::function::{BlockSize, Function, FunctionAttribute};
 use cust::module::Module;
 use cust::sys::{self, CUjit_option as Jit};
+use flatshard_base::{Error, Result};
 use serde::Serialize;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::null_mut;

@@ -1,8 +1,8 @@
 //! Which GPUs this machine has and whether they can run this build, checked before anything starts. Every refusal is
 //! one message with what was found, what is needed and what to do. Creates no context and allocates no device memory.
 use super::failure;
-use crate::base::{Error, Result};
 use cudarc::driver::{result, sys};
+use flatshard_base::{Error, Result};
 
 /// CUDA 12.0, whose driver is the first to support PTX ISA 8.0 and sm_90; and its driver branch.
 const NEEDED: (i32, &str) = (12_000, "525");

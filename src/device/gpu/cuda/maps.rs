@@ -1,7 +1,7 @@
 //! Encodes tensor maps for a launch, through the driver. Never launches.
-use crate::base::{DType, Error, Result};
-use crate::device::gpu::driver::{Arg, Map, Swizzle};
+use crate::gpu::driver::{Arg, Map, Swizzle};
 use cudarc::driver::sys;
+use flatshard_base::{DType, Error, Result};
 
 /// Maximum tensor maps per launch.
 const MAPS: usize = 6;

@@ -1,10 +1,10 @@
 //! Points of streams in time, as events read after the GPU is done: see
-//! [`Driver::mark`](crate::device::gpu::Driver::mark). Waits only in `begin_marks` and `when_marked`. Not yet run on a
+//! [`Driver::mark`](crate::gpu::Driver::mark). Waits only in `begin_marks` and `when_marked`. Not yet run on a
 //! GPU.
 use super::device::{Cuda, MarkRing};
-use crate::base::timeline::Mark;
-use crate::base::{Error, Result};
 use cudarc::driver::CudaStream;
+use flatshard_base::timeline::Mark;
+use flatshard_base::{Error, Result};
 use std::time::{Duration, Instant};
 
 /// Marks kept per step: two per span.

@@ -1,10 +1,10 @@
 //! Device memory with an owner, and the pinned host memory that stages copies to and from pageable memory. Never
 //! decides what is allocated.
-use crate::base::DType;
-use crate::base::meter::Lease;
-use crate::device::Buf;
-use crate::device::buf::Place;
+use crate::Buf;
+use crate::buf::Place;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
+use flatshard_base::DType;
+use flatshard_base::meter::Lease;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -3,10 +3,10 @@
 //!
 //! All are loaded when the device is created, on several threads: the driver compiles PTX on the calling thread, and
 //! caches the result on disk, so only the first start of a build takes long.
-use crate::base::{Error, Result};
-use crate::device::gpu::Kernel;
-use crate::device::gpu::kernels::Text;
+use crate::gpu::Kernel;
+use crate::gpu::kernels::Text;
 use cudarc::driver::{CudaContext, result, sys};
+use flatshard_base::{Error, Result};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
@@ -243,7 +243,7 @@ pub(super) fn runs_on(target: &str, arch: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::gpu::kernels::TEXTS;
+    use crate::gpu::kernels::TEXTS;
 
     #[test]
     fn variants_are_loaded_where_their_target_runs() {

@@ -1,11 +1,11 @@
 //! Where the operands of a product are, in cuBLASLt's terms. Never dereferences an address.
-use crate::base::DType;
-use crate::base::fp8::Fp8;
-use crate::device::gpu::driver::ScaledGemm;
-use crate::device::ops::{Epilogue, GemmShape};
-use crate::device::{View, ViewMut};
+use crate::gpu::driver::ScaledGemm;
+use crate::ops::{Epilogue, GemmShape};
+use crate::{View, ViewMut};
 use cudarc::cublaslt::sys::cublasLtEpilogue_t as Follows;
 use cudarc::driver::sys::CUdeviceptr;
+use flatshard_base::DType;
+use flatshard_base::fp8::Fp8;
 
 /// cuBLASLt does not benefit from larger alignments.
 pub(super) const ALIGNED: u32 = 256;
@@ -99,8 +99,8 @@ mod tests {
     /// The values of cublasLt.h; and shapes it does not accept are not requested.
     #[test]
     fn what_follows_a_product_as_the_library_names_it() {
-        use crate::base::{Category, Meter};
-        use crate::device::{Device, cpu::CpuDevice};
+        use crate::{Device, cpu::CpuDevice};
+        use flatshard_base::{Category, Meter};
         let cpu = CpuDevice::new(Meter::default());
         let buf = |n: usize| cpu.alloc(DType::Bf16, n, Category::Other).unwrap();
         let (bias, residual, mut z, mut product) = (buf(16), buf(32), buf(48), buf(32));

@@ -1,10 +1,10 @@
 //! One kind of matrix product in cuBLASLt's terms: its descriptors, and the algorithms that compute it. Never enqueues
 //! one.
 use super::operands::{Operands, Scaled, Then, alignment};
-use crate::base::fp8::Fp8;
-use crate::base::{DType, Error, Result};
-use crate::device::ops::GemmShape;
+use crate::ops::GemmShape;
 use cudarc::cublaslt::{result, sys};
+use flatshard_base::fp8::Fp8;
+use flatshard_base::{DType, Error, Result};
 use std::fmt::{Display, Formatter};
 use sys::cublasLtEpilogue_t as Follows;
 use sys::cublasLtMatmulDescAttributes_t as Attribute;

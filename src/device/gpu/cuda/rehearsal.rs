@@ -3,12 +3,12 @@
 use super::device::Cuda;
 use super::operands::{Operands, Then};
 use super::tune::WantedProduct;
-use crate::base::meter::Lease;
-use crate::base::{Category, DType, Error, Result};
-use crate::device::gpu::calls::Calls;
-use crate::device::gpu::driver::{Arg, Driver, Graph, Kernel, LaunchShape, ScaledGemm};
-use crate::device::ops::{Gemm, GemmShape, GemmThen};
-use crate::device::{Buf, View, ViewMut, unbacked};
+use crate::gpu::calls::Calls;
+use crate::gpu::driver::{Arg, Driver, Graph, Kernel, LaunchShape, ScaledGemm};
+use crate::ops::{Gemm, GemmShape, GemmThen};
+use crate::{Buf, View, ViewMut, unbacked};
+use flatshard_base::meter::Lease;
+use flatshard_base::{Category, DType, Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub struct Rehearsal {

@@ -1,7 +1,7 @@
 //! Whether a run fits into a GPU, checked before it allocates, and what holds the memory when it runs out. Never calls
 //! the driver.
-use crate::base::meter::REMEDY;
-use crate::base::{Error, Meter, Result};
+use flatshard_base::meter::REMEDY;
+use flatshard_base::{Error, Meter, Result};
 
 /// "12.34 GiB", "56.7 MiB", "890 bytes".
 pub(super) fn amount(bytes: usize) -> String {
@@ -40,7 +40,7 @@ pub(super) fn out_of_memory(name: &str, op: &str, (free, total): (usize, usize),
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::Category;
+    use flatshard_base::Category;
 
     #[test]
     fn too_little_memory_reports_planned_and_free_bytes_before_allocating() {

@@ -1,11 +1,11 @@
 //! What processes on one host share: device memory, by CUDA IPC handles; words in host memory that streams write and
 //! wait for; and copies and sums of such memory on a caller's stream. Never decides their order.
 use super::device::Cuda;
-use crate::base::{DType, Error, Result};
-use crate::device::gpu::driver::{Arg, Kernel, LaunchShape};
-use crate::device::{Buf, View, ViewMut};
+use crate::gpu::driver::{Arg, Kernel, LaunchShape};
+use crate::{Buf, View, ViewMut};
 use cudarc::driver::sys::{self, CUdeviceptr, CUipcMemHandle};
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
+use flatshard_base::{DType, Error, Result};
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};

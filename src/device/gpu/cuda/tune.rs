@@ -6,14 +6,14 @@ use super::device::{Cuda, lock};
 use super::failure;
 use super::memory::{self, DriverResult};
 use super::operands::{ALIGNED, Operands, Scaled, Then, alignment};
-use crate::base::fp8::{BLOCK, Fp8};
-use crate::base::rng::Rng;
-use crate::base::{Category, DType, Meter, Result};
-use crate::device::Buf;
-use crate::device::ops::GemmShape;
+use crate::Buf;
+use crate::ops::GemmShape;
 use cudarc::cublaslt::sys as blas_sys;
 use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
+use flatshard_base::fp8::{BLOCK, Fp8};
+use flatshard_base::rng::Rng;
+use flatshard_base::{Category, DType, Meter, Result};
 use std::collections::HashSet;
 
 /// Rounds of measurements after one that does not count. A round times every algorithm, so that a change of the GPU's
