@@ -24,7 +24,8 @@ pub struct CompareArgs {
     /// Maximum |B - A| / |A| at any step
     #[arg(long, visible_alias = "tolerance", default_value_t = 0.05, value_name = "FRACTION")]
     threshold: f64,
-    /// Draw both curves and their difference, as .svg, or .png in a build with the feature png; also --plot FILE [default file: compare.svg]
+    /// Draw both curves and their difference, as .svg, or .png in a build with the feature png; also --plot FILE
+    /// [default file: compare.svg]
     #[arg(
         long,
         visible_alias = "output",

@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 pub struct TraceArgs {
     /// FILE.json: trace of one rank, or of all; FILE.csv: memory
     file: PathBuf,
-    /// Draw one step of a trace, or the memory of rank 0, as .svg, or .png in a build with the feature png; also --plot FILE [default file: trace.svg]
+    /// Draw one step of a trace, or the memory of rank 0, as .svg, or .png in a build with the feature png; also
+    /// --plot FILE [default file: trace.svg]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "trace.svg", value_name = "FILE")]
     plot: Option<PathBuf>,
     /// The step to draw [default: the last]

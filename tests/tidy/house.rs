@@ -45,6 +45,20 @@ fn the_circle_check_finds_planted_circles() {
     ] {
         assert_eq!(circles(&[lib, a, ("src/b.rs", planted)]), 1, "{planted}");
     }
+    // Through a crate under another name.
+    let lower = |code: &str| {
+        let files = [
+            ("src/lib.rs", "mod b;\npub use lower as a;\npub use b::B;"),
+            ("src/b.rs", "use crate::a::inner;\npub struct B(inner::A);"),
+            ("lower/mod.rs", "pub mod inner;"),
+            ("lower/inner.rs", code),
+        ];
+        let read = |path: &str| files.iter().find(|file| file.0 == path).map(|file| file.1.to_string());
+        let imports = Imports::read(&[("x", "src/lib.rs"), ("lower", "lower/mod.rs")], &read);
+        (imports.circles().len(), imports.unknown().len())
+    };
+    assert_eq!(lower("pub struct A;"), (0, 0));
+    assert_eq!(lower("pub struct A(x::B);"), (1, 0));
     // Three files, and a folder whose mod.rs both uses its files and is used by them.
     let three = ("src/lib.rs", "mod a;\nmod b;\nmod c;");
     let c = ("src/c.rs", "use crate::a::A;\npub struct C(A);");

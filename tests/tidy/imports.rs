@@ -109,7 +109,7 @@ impl Imports {
     fn absolute(&self, module: &Module, path: &[String]) -> Option<(Module, Vec<String>)> {
         let first = path.first()?.as_str();
         let root = vec![module[0].clone()];
-        Some(match first {
+        let (at, rest) = match first {
             "crate" => (root, path[1..].to_vec()),
             "self" => (module.clone(), path[1..].to_vec()),
             "super" => {
@@ -126,7 +126,14 @@ impl Imports {
                 let import = self.files.get(module)?.uses.iter().find(imported)?;
                 return self.absolute(module, &[&import.path[..], &path[1..]].concat());
             }
-        })
+        };
+        // A crate under another name: `pub use flatshard_base as base;`, then `crate::base::Error`.
+        let known = |import: &&Use| import.path.len() == 1 && self.files.contains_key(&import.path);
+        let renamed = rest
+            .first()
+            .filter(|_| at.len() == 1)
+            .and_then(|first| self.files.get(&at)?.uses.iter().filter(known).find(|import| import.name == *first));
+        Some(renamed.map_or((at, rest.clone()), |import| (import.path.clone(), rest[1..].to_vec())))
     }
 
     /// The module whose file defines what `path` names from `module`; None for a module itself or an unknown name.
