@@ -178,7 +178,7 @@ if [ -z "${QUICK:-}" ]; then
     fi
 fi
 
-part conformance 300 "$build/device" conformance:: --test-threads 1
+part conformance 300 env FLATSHARD_TEST_DEEP=1 "$build/device" conformance:: --test-threads 1
 part parity_fp32 100 bash -c 'parity parity_fp32 2e-4 --nproc-per-node 1 -- --nproc-per-node 1'
 part parity_bf16 100 bash -c 'parity parity_bf16 3e-2 --nproc-per-node 1 --precision bf16 -- --nproc-per-node 1 --precision bf16'
 part parity_gpt 100 bash -c 'parity parity_gpt 2e-4 --arch gpt --num-kv-heads 4 --nproc-per-node 1 -- --arch gpt --num-kv-heads 4 --nproc-per-node 1'

@@ -78,7 +78,7 @@ fn a_change_asks_for_its_parts_of_the_deep_suite() {
     };
     for (file, parts) in [
         ("docs/train.md", "site"),
-        ("kernels/cast.ptx", "variants ptxas sass"),
+        ("kernels/cast.ptx", "emulator ptxas sass"),
         ("src/comm/shm/words.rs", "hosts loom tsan"),
         ("src/run/plan/mesh.rs", ""),
     ] {

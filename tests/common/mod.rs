@@ -5,6 +5,7 @@ pub mod agent;
 pub mod alone;
 pub mod binaries;
 pub mod counting_gpu;
+pub mod deep;
 pub mod golden_tensors;
 pub mod hooked_store;
 pub mod known_state;

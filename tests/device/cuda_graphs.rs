@@ -2,6 +2,7 @@
 //! are bitwise equal to eager execution, in any order of streams; a hang in a graph is named and ended; packed rows and
 //! profiled steps work too.
 
+use crate::common::deep;
 use crate::common::runs::{Agent, Dir, Ended, Run, launched, losses, send, steps, wait_until};
 use crate::common::simcuda;
 use rustix::process::Signal;
@@ -63,7 +64,7 @@ fn collectives_in_graphs_change_no_bit_in_any_stream_order() {
         ("--precision fp32 --ring-attn-size 2", 1, &["seed=3"]),
         ("--precision fp32 --ring-attn-size 2 --sp-impl ulysses", 1, &["seed=4"]),
     ];
-    for (how, pieces, machines) in cases {
+    for (how, pieces, machines) in deep::first(3, cases) {
         let args = format!("--dataset synthetic --max-steps 4 {how}");
         let (single, _) = train("seed=0", &args);
         for machine in machines {
@@ -83,7 +84,7 @@ fn collectives_in_graphs_change_no_bit_in_any_stream_order() {
 fn ranks_that_share_experts_capture_what_repeats() {
     let args = "--dataset synthetic --precision bf16 --num-experts 5 --ff-hidden-dim 48 --ep-size 2 --grad-accum 2 \
                 --max-steps 4";
-    for more in ["", "--moe-overlap"] {
+    for more in deep::first(1, ["--moe-overlap", ""]) {
         let args = format!("{args} {more}");
         let (single, _) = train("seed=0", &args);
         assert_eq!((single.len(), &train("seed=5", &args).0), (4, &single), "call by call {more}");

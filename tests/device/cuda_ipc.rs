@@ -14,9 +14,8 @@ fn command(program: &str, machine: &str, args: &str) -> Command {
     cuda_ranks::command(program, machine, &format!("--device cuda --no-eval {args}"))
 }
 
-/// Every rank of `gpu_check ranks ipc`: all verbs, dtypes and sizes, compared with a shared-memory group.
-fn check(world: usize, machine: &str) -> Vec<(Option<i32>, String)> {
-    let agent = Agent::new();
+/// The ranks of `gpu_check ranks ipc`: all verbs, dtypes and sizes, compared with a shared-memory group.
+fn start(world: usize, machine: &str, agent: &Agent) -> Vec<Run> {
     let start = |rank| {
         let mut command = simcuda::run(crate::common::binaries::GPU_CHECK, machine);
         Run(launched(&mut command, rank, world, agent.port)
@@ -26,8 +25,11 @@ fn check(world: usize, machine: &str) -> Vec<(Option<i32>, String)> {
             .spawn()
             .unwrap())
     };
-    let ranks: Vec<Run> = (0..world).map(start).collect();
-    let ended = ranks.into_iter().map(Run::end).collect::<Vec<_>>();
+    (0..world).map(start).collect()
+}
+fn check(world: usize, machine: &str) -> Vec<(Option<i32>, String)> {
+    let agent = Agent::new();
+    let ended = start(world, machine, &agent).into_iter().map(Run::end).collect::<Vec<_>>();
     ended.into_iter().map(|ended| (ended.status.code(), ended.stderr)).collect()
 }
 
@@ -42,10 +44,19 @@ fn results_have_the_bits_of_the_shared_memory_group_in_any_order_of_streams() {
 
 /// Whether a rank noticed that rank 0 did not do what `fault` names.
 fn noticed(fault: &str) -> bool {
-    let ended = check(2, &format!("{fault},rank=0"));
-    let said = ended.iter().map(|(_, stderr)| stderr.as_str()).collect::<String>();
+    let agent = Agent::new();
+    let mut ranks = start(2, &format!("{fault},rank=0"), &agent);
+    let mut failed = false;
+    wait_until("both ranks end, or one fails", || {
+        let statuses: Vec<_> = ranks.iter_mut().map(|rank| rank.0.try_wait().unwrap()).collect();
+        failed = statuses.iter().flatten().any(|status| !status.success());
+        failed || statuses.iter().all(Option::is_some)
+    });
+    // The other one would wait for its timeout.
+    ranks.iter_mut().for_each(|rank| rank.0.kill().unwrap());
+    let said: String = ranks.into_iter().map(|rank| rank.end().stderr).collect();
     assert!(said.contains("is skipped"), "{fault}: there is no such wait: {said}");
-    ended.iter().any(|(status, _)| *status != Some(0))
+    failed
 }
 
 /// Waits of the compute stream for the group's and the other way round. Not each shows in each run: what is waited for

@@ -1,4 +1,5 @@
 //! Runs one operation on every device and compares the results. Never knows what the operation means.
+use crate::common::deep::deep;
 use flatshard::base::dtype::Float;
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Error, Meter, Result};
@@ -17,8 +18,17 @@ pub const FLOOR: f64 = 1.2e-7;
 pub const FORWARD: f64 = 2.0;
 pub const GRADIENT: f64 = 3.0;
 
+/// Restricts a process to the GPU that its CUDA driver shows.
+pub const ONLY_CUDA: &str = "FLATSHARD_TEST_ONLY_CUDA";
+fn only_cuda() -> Option<Vec<Box<dyn Device>>> {
+    std::env::var_os(ONLY_CUDA).map(|_| vec![gpu(cuda().expect("the driver has a GPU"))])
+}
+
 /// Every vector width of the CPU, several of its threads, the simulated GPU, and a real one if available.
 pub fn devices() -> Vec<Box<dyn Device>> {
+    if let Some(cuda) = only_cuda() {
+        return cuda;
+    }
     static SIM: LazyLock<Arc<Sim>> = LazyLock::new(Arc::default);
     let cpus = levels().iter().map(|&level| CpuDevice::with_level(Meter::default(), level).unwrap());
     let threaded = CpuDevice::with_level(Meter::default(), Level::best()).and_then(|cpu| cpu.with_threads(3)).unwrap();
@@ -49,6 +59,9 @@ fn levels() -> &'static [Level] {
 /// Also those with 16-bit kernels of their own: a simulated H100, which uses the kernels for sm_90a, and the CPU with
 /// each of the product kernels that it has.
 pub fn every_device() -> Vec<Box<dyn Device>> {
+    if let Some(cuda) = only_cuda() {
+        return cuda;
+    }
     static HOPPER: LazyLock<Arc<Sim>> = LazyLock::new(|| Arc::new(Sim::new().of_arch(90)));
     let kernels = GemmKernel::ALL.into_iter().filter(|kernel| kernel.available());
     let cpus = kernels
@@ -179,6 +192,13 @@ pub fn read(dev: &dyn Device, buf: &Buf) -> Vec<f64> {
 pub type Outputs = Vec<Vec<f64>>;
 pub type Run<'a> = &'a dyn Fn(&dyn Device, &mut [Buf]) -> Result<()>;
 
+/// Whether this device computes with so many elements in this dtype: emulated GPUs and the CPU without FMA are slow, and
+/// compute with many in one of the three, unless the suite is deep.
+pub fn computes(dev: &dyn Device, compute: DType, elements: usize) -> bool {
+    let is_fast = is_cpu(dev) && !dev.name().contains("baseline");
+    is_fast || elements < 8_000 || FLOATS[elements % FLOATS.len()] == compute || deep()
+}
+
 /// Runs the operation on every device and dtype, compares, then passes every operand wrongly. The CPU's vector widths
 /// must be bitwise equal.
 pub fn conform(op: &str, factor: f64, operands: &[Operand], exact: Outputs, naive: Outputs, run: Run) {
@@ -187,6 +207,9 @@ pub fn conform(op: &str, factor: f64, operands: &[Operand], exact: Outputs, naiv
         // In f32 they run the same kernels as the others.
         let narrow = op.starts_with("attention") && compute != DType::F32;
         for (i, dev) in if narrow { every_device() } else { devices() }.into_iter().enumerate() {
+            if !computes(&*dev, compute, operands.iter().map(|o| o.values.len()).sum()) {
+                continue;
+            }
             let label = format!("{op} on {} in {compute}", dev.name());
             let mut bufs = buffers(&*dev, compute, operands);
             run(&*dev, &mut bufs).unwrap_or_else(|e| panic!("{label}: {e}"));

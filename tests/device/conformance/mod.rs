@@ -30,7 +30,8 @@ fn the_real_driver_behaves_like_the_simulated_one() {
             ["layers", "loss", "optim", "grad_norm", "epilogue", "expand", "fp8", "experts", "grouped"]
                 .map(|part| format!("conformance::{part}::")),
         )
-        .env("LD_LIBRARY_PATH", simcuda::libraries());
+        .env("LD_LIBRARY_PATH", simcuda::libraries())
+        .env(harness::ONLY_CUDA, "1");
     let out = again.env("FLATSHARD_SIMCUDA", "arch=90,seed=2,trace=1").output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
     let said = String::from_utf8_lossy(&out.stderr);
