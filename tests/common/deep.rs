@@ -1,5 +1,5 @@
-//! How much a test covers. The gate runs representative cases on the emulator, which is slow. FLATSHARD_TEST_DEEP=1 runs
-//! all of them: `.ci/full` does, and `.ci/run` after a change that asks for it.
+//! How much a test covers. The gate runs representative cases on the emulator, which is slow. FLATSHARD_TEST_DEEP=1
+//! runs all of them: `.ci/full` does, and `.ci/run` after a change that asks for it.
 pub fn deep() -> bool {
     std::env::var_os("FLATSHARD_TEST_DEEP").is_some()
 }

@@ -192,8 +192,8 @@ pub fn read(dev: &dyn Device, buf: &Buf) -> Vec<f64> {
 pub type Outputs = Vec<Vec<f64>>;
 pub type Run<'a> = &'a dyn Fn(&dyn Device, &mut [Buf]) -> Result<()>;
 
-/// Whether this device computes with so many elements in this dtype: emulated GPUs and the CPU without FMA are slow, and
-/// compute with many in one of the three, unless the suite is deep.
+/// Whether this device computes with so many elements in this dtype: emulated GPUs and the CPU without FMA are slow,
+/// and compute with many in one of the three, unless the suite is deep.
 pub fn computes(dev: &dyn Device, compute: DType, elements: usize) -> bool {
     let is_fast = is_cpu(dev) && !dev.name().contains("baseline");
     is_fast || elements < 8_000 || FLOATS[elements % FLOATS.len()] == compute || deep()
