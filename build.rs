@@ -7,7 +7,7 @@ use std::{env, fs};
 
 fn main() {
     // The sources are part of flatshard-ptx: a change there rebuilds this script, which then runs again.
-    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=../../build.rs"); // from src/device, whose build script this is
     let Some(out) = env::var_os("OUT_DIR") else { return println!("cargo::error=OUT_DIR is not set") };
     let mut table = String::from("&[\n");
     for variant in variants() {

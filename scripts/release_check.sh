@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 check=release_check
 . scripts/pypi.sh
 binaries
-cargo build --quiet --workspace --bins
+cargo test --quiet --workspace --no-run # as the gate's tests, which are built already
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
