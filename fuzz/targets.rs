@@ -68,7 +68,7 @@ pub fn jsonl(bytes: &[u8]) {
                     assert!(!row.ids.is_empty() && row.ids.len() == row.labels.len());
                     assert!(row.ids.iter().all(|&id| id < 300) && row.labels.iter().all(|l| (-100..300).contains(l)));
                 }
-                Ok(Outcome::Dropped | Outcome::Text) => {}
+                Ok(Outcome::Dropped(_) | Outcome::Text) => {}
                 Err(fault) => assert!(!fault.is_empty()),
             }
         }

@@ -5,11 +5,11 @@ use super::corpus::{Corpus, CorpusKind};
 use super::format::{Format, Preferences, SampleKind};
 use super::mismatched::Mismatched;
 use super::reader;
-use super::recipe::Recipe;
+use super::recipe::{Drop, Recipe};
 use super::report::Report;
 use super::source::{NUMBER, RowSource};
 use super::synthetic::Synthetic;
-use super::token_file::{self, TokenCounts, TokenFile};
+use super::token_file::{self, Notes, TokenCounts, TokenFile, TokenWriter};
 use super::tokenizer::Tokenizer;
 use crate::base::{Error, Result};
 use std::ops::Range;
@@ -58,12 +58,9 @@ struct DataSource {
 }
 
 impl Dataset {
-    /// Finds the files, and builds their token file unless it is cached. All ranks may call this at the same time.
-    ///
-    /// [`Error::Input`] if the data is at fault: a missing path, no text, a malformed row, or an id the model does not
-    /// have.
-    pub fn open(options: &DataOptions) -> Result<Dataset> {
-        let DataOptions { paths, tokenizer, format, vocab, max_len, max_samples, seed, cache, cargo_home } = options;
+    /// The files to read and how; None for generated data. Refuses settings that do not fit.
+    pub(super) fn find(options: &DataOptions) -> Result<Option<(Corpus, Recipe)>> {
+        let DataOptions { paths, tokenizer, format, vocab, max_len, max_samples, cargo_home, .. } = options;
         format.check()?;
         if format.learns_responses() {
             tokenizer.end_of_text()?;
@@ -78,14 +75,13 @@ impl Dataset {
         if let Some(0) = max_samples {
             return Err(Error::input("max_samples is 0; it must be at least 1"));
         }
-        let limit = max_samples.unwrap_or(u64::MAX);
         if paths.iter().any(|p| p == Path::new("synthetic")) {
             if paths.len() > 1 {
                 return Err(Error::input("`dataset: synthetic` cannot be combined with files: name it alone"));
             }
             refuse_row_settings(&format.row_settings(), "synthetic", "is a stream of tokens")?;
             refuse_preferences(format, "synthetic", "is a stream of tokens")?;
-            return Dataset::synthetic(Synthetic::new(*vocab, *seed)?, *max_len, limit);
+            return Ok(None);
         }
         let corpus = match paths.is_empty() {
             true => Corpus::default(cargo_home.as_deref())?,
@@ -102,15 +98,25 @@ impl Dataset {
         // Our own tokens fit any vocabulary that is large enough, so one file serves all such models.
         let bound = if corpus.kind == CorpusKind::Text { tokenizer.vocab() } else { *vocab };
         let recipe = Recipe { format: format.clone(), tokenizer: tokenizer.clone(), bound, max_len: *max_len };
-        let mut first_bad = None;
-        let Opened { file, built, unkept } = cache::open(cache, key(&corpus, &recipe), bound, |out| {
-            first_bad = reader::read(&corpus, &recipe, out)?;
-            Ok(())
-        })?;
+        Ok(Some((corpus, recipe)))
+    }
+
+    /// Finds the files, and builds their token file unless it is cached. All ranks may call this at the same time.
+    ///
+    /// [`Error::Input`] if the data is at fault: a missing path, no text, a malformed row, or an id the model does not
+    /// have.
+    pub fn open(options: &DataOptions) -> Result<Dataset> {
+        let DataOptions { format, vocab, max_len, max_samples, seed, cache, .. } = options;
+        let limit = max_samples.unwrap_or(u64::MAX);
+        let Some((corpus, recipe)) = Dataset::find(options)? else {
+            return Dataset::synthetic(Synthetic::new(*vocab, *seed)?, *max_len, limit);
+        };
+        let read = |out: &mut TokenWriter| reader::read(&corpus, &recipe, out);
+        let Opened { file, built, unkept } = cache::open(cache, key(&corpus, &recipe), recipe.bound, read)?;
         let is_rows = corpus.kind.is_rows();
         let rows = if is_rows { file.rows() } else { file.words().saturating_sub(1) / *max_len as u64 };
         if rows == 0 {
-            return Err(nothing(&corpus, &file, *max_len, first_bad));
+            return Err(nothing(&corpus, &file, *max_len));
         }
         let (rows, kind) = (rows.min(limit), format.sample());
         if kind == SampleKind::Labeled && rows == 1 {
@@ -121,7 +127,7 @@ impl Dataset {
         }
         let (sequences, numbers) = (kind.sequences(), if format.has_numbers() { NUMBER } else { 0 });
         let row_len = |r| file.row_len(r) - numbers;
-        let TokenCounts { files, skipped, bytes, dropped, bad } = file.counts();
+        let TokenCounts { files, skipped, bytes, dropped, bad, cut } = file.counts();
         let report = Report {
             what: corpus.what,
             files,
@@ -132,10 +138,10 @@ impl Dataset {
             samples: is_rows,
             kind,
             max_len: *max_len,
-            cut: if is_rows { (0..rows).filter(|&r| row_len(r) > sequences * max_len).count() as u64 } else { 0 },
+            cut,
             dropped,
             bad,
-            first_bad,
+            notes: file.notes().clone(),
             built,
             unkept,
         };
@@ -162,9 +168,9 @@ impl Dataset {
             kind: SampleKind::Tokens,
             max_len,
             cut: 0,
-            dropped: 0,
+            dropped: Default::default(),
             bad: 0,
-            first_bad: None,
+            notes: Notes::default(),
             built: false,
             unkept: None,
         };
@@ -348,21 +354,33 @@ fn refuse_preferences(format: &Format, what: &str, is: &str) -> Result<()> {
     )))
 }
 
-fn nothing(corpus: &Corpus, file: &TokenFile, max_len: usize, first_bad: Option<String>) -> Error {
+fn nothing(corpus: &Corpus, file: &TokenFile, max_len: usize) -> Error {
     let what = &corpus.what;
     let TokenCounts { files, skipped, dropped, bad, .. } = file.counts();
     Error::input(match (corpus.kind, files) {
-        (kind, _) if kind.is_rows() => match (dropped, bad) {
-            (0, 0) => format!("`dataset` {what}: no rows: the file is empty"),
-            (dropped, 0) => format!(
-                "`dataset` {what}: none of its {dropped} rows leaves room for a response within max_len {max_len}. \
-                 Increase `max_len`"
-            ),
-            (dropped, bad) => format!(
-                "`dataset` {what}: no usable rows: {bad} bad rows were skipped{} and {dropped} dropped",
-                first_bad.map_or(String::new(), |first| format!(" (the first: {first})"))
-            ),
-        },
+        (kind, _) if kind.is_rows() => {
+            let room = dropped[Drop::NoRoom as usize];
+            let all: u64 = dropped.iter().sum::<u64>() + bad;
+            let mut why: Vec<String> = Report::dropped(&dropped).collect();
+            if bad > 0 {
+                let first =
+                    file.notes().first_bad.as_ref().map_or(String::new(), |first| format!(" (the first: {first})"));
+                why.push(format!("{bad} bad and skipped{first}"));
+            }
+            let long = room + dropped[Drop::TooLong as usize] > 0;
+            let more = if long { ". Increase `max_len`" } else { "" };
+            match all {
+                0 => format!("`dataset` {what}: no rows: the file is empty"),
+                _ if room == all => format!(
+                    "`dataset` {what}: none of its {all} rows leaves room for a response within max_len {max_len}. \
+                     Increase `max_len`"
+                ),
+                _ => format!(
+                    "`dataset` {what}: none of its {all} rows can be trained on with max_len {max_len}: {}{more}",
+                    why.join("; ")
+                ),
+            }
+        }
         (_, 0) => format!(
             "`dataset` {what}: no readable text in {skipped} files (binary or empty). Supported: text, .jsonl, .json, \
              .parquet and .npy"

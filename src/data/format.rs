@@ -1,4 +1,5 @@
 //! How rows become prompts and responses, as configured, and which settings combine. Never reads a row.
+use super::shapes::{ANSWER_IDS, ID_KEYS};
 use super::template::ChatTemplate;
 use crate::base::{Error, Result};
 use serde_json::json;
@@ -195,6 +196,26 @@ impl Format {
     /// Rows are prompts and responses, which end with an end-of-text token.
     pub fn learns_responses(&self) -> bool {
         !self.pretrain_mode && (self.input_key.is_some() || self.is_chat())
+    }
+    /// The fields that settings name, and those of judged answers given as token ids.
+    pub(super) fn named(&self) -> Vec<&str> {
+        let own = match &self.preferences {
+            Some(Preferences::Pairs(keys)) => vec![&keys.prompt, &keys.chosen, &keys.rejected],
+            Some(Preferences::Labels(keys)) => vec![&keys.prompt, &keys.completion, &keys.label],
+            None if self.pretrain_mode && self.input_key.is_none() => return vec!["text"],
+            None => vec![],
+        };
+        let margin = match &self.preferences {
+            Some(Preferences::Pairs(PairKeys { margin, .. })) => margin.as_ref(),
+            _ => None,
+        };
+        let own = own.into_iter().chain(margin).chain(&self.input_key).chain(&self.output_key).map(String::as_str);
+        let ids: &[&str] = match &self.preferences {
+            Some(Preferences::Pairs(_)) => &ID_KEYS,
+            Some(Preferences::Labels(_)) => &[ID_KEYS[0], ANSWER_IDS],
+            None => &[],
+        };
+        own.chain(ids.iter().copied()).collect()
     }
     /// The settings read text from rows.
     pub(super) fn reads_text(&self) -> bool {

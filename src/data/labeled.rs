@@ -6,14 +6,11 @@
 //! label is true or false, 1 or 0. An answer that does not fit is dropped. The row ends in the bytes of the label.
 use super::fields::{JsonRow, RowResult, field, present, string};
 use super::format::LabelKeys;
-use super::recipe::{Outcome, Recipe, TokenizedRow};
-use super::shapes::{self, ID_KEYS};
+use super::recipe::{Drop, Outcome, Recipe, TokenizedRow};
+use super::shapes::{self, ANSWER_IDS, ID_KEYS, Shape};
 use super::tokenizer::Tokenizer;
 use crate::device::IGNORE;
 use serde_json::Value;
-
-/// Field of an answer given as token ids.
-pub(super) const ANSWER_IDS: &str = "completion_input_ids";
 
 impl Recipe {
     /// See [Note: labeled answers].
@@ -35,14 +32,15 @@ impl Recipe {
             if prompt.is_empty() {
                 return Err("has an empty prompt: an answer needs a prompt that it follows".into());
             }
-            self.render(&prompt, &answer, &mut out.ids)?;
-            (self.count(&prompt)?.max(1), keys.completion.as_str())
+            let asked = self.render(&prompt, &answer, out)?.max(1);
+            out.labels.clear();
+            (asked, keys.completion.as_str())
         };
         if asked >= out.ids.len() {
             return Err(format!("has an empty answer in `{name}`: remove the row"));
         }
         if out.ids.len() > self.max_len {
-            return Ok(Outcome::Dropped);
+            return Ok(Outcome::Dropped(Drop::TooLong));
         }
         out.labels.resize(asked, IGNORE);
         out.labels.extend(out.ids[asked..].iter().map(|&id| id as i32));
@@ -52,14 +50,14 @@ impl Recipe {
 
     /// The text of the prompt and of the answer.
     fn judged(&self, keys: &LabelKeys, row: &JsonRow) -> RowResult<(String, String)> {
-        let has = |key: &str| present(row, key).is_some();
-        if has(&keys.completion) || !(has("messages") || has("conversations") || shapes::is_alpaca(row)) {
-            return self.answer(&keys.prompt, &keys.completion, false, row);
-        }
-        if shapes::is_alpaca(row) && !self.format.is_chat() {
-            return Ok((shapes::alpaca_prompt(row)?, string(row, "output")?.to_string()));
+        match Shape::of(row, true).filter(|_| present(row, &keys.completion).is_none()) {
+            Some(Shape::Instruction) if !self.format.is_chat() => {
+                return Ok((shapes::alpaca_prompt(row)?, string(row, "output")?.to_string()));
+            }
+            Some(Shape::Messages | Shape::Conversations | Shape::Instruction) => {}
+            _ => return self.answer(&keys.prompt, &keys.completion, false, row),
         }
         let turns = shapes::turns(row, (None, None))?;
-        self.last_answer(&turns, turns.len() - 1, "the last message")
+        self.last_answer(row, &turns, turns.len() - 1, "the last message")
     }
 }

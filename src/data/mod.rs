@@ -13,6 +13,7 @@ pub mod tokenizer; // text to ids and back
 mod template; // chat templates
 mod format; // settings that describe rows
 mod recipe; // rows to tokens and labels
+mod answers; // answers in a rendered conversation
 mod pairs; // prompts with two answers
 mod labeled; // prompts with a labeled answer
 mod words; // token words, u16 or u32
@@ -31,6 +32,7 @@ mod mismatched; // prompts with answers of other rows
 mod blend; // the sources of a mixture
 mod report; // summary of a data set
 mod dataset; // numbered rows
+mod preview; // the first samples, to look at
 mod order; // sample number to row
 mod packing; // whole samples into sequences
 mod batch; // micro-batches
@@ -45,8 +47,9 @@ pub use format::{Format, LabelKeys, PairKeys, Preferences, SampleKind};
 pub use loader::{Loader, LoaderOptions, StepData, held_out, held_out_by_steps};
 pub use permutation::Permutation;
 pub use prefetch::{Fetched, Prefetch, PrefetchOptions};
-pub use recipe::{Outcome, Recipe, TokenizedRow};
+pub use preview::{PreviewRow, PreviewSequence};
+pub use recipe::{Drop, Outcome, Recipe, TokenizedRow};
 pub use report::Report;
 pub use synthetic::Synthetic;
-pub use template::ChatTemplate;
+pub use template::{ChatTemplate, Conversation, Rendered};
 pub use tokenizer::Tokenizer;

@@ -12,7 +12,7 @@
 //! the two sequences apart.
 use super::fields::{JsonRow, RowResult, array, field, kind, present, token_id, whole};
 use super::format::PairKeys;
-use super::recipe::{Outcome, Recipe, TokenizedRow};
+use super::recipe::{Drop, Outcome, Recipe, TokenizedRow};
 use super::shapes::{self, ID_KEYS};
 use super::tokenizer::Tokenizer;
 use crate::device::IGNORE;
@@ -43,9 +43,10 @@ impl Recipe {
                 if prompt.is_empty() && !keys.bare {
                     return Err("has an empty prompt: a pair needs a prompt that both answers follow".into());
                 }
-                self.render(&prompt, &answer, &mut out.ids)?;
+                let asked = self.render(&prompt, &answer, out)?.max(start + 1);
+                out.labels.truncate(start);
                 prompts.push(prompt);
-                start + self.count(&prompts[0])?.max(1)
+                asked
             };
             let name = if tokens { *ids } else { key };
             if asked >= out.ids.len() {
@@ -55,7 +56,7 @@ impl Recipe {
             out.labels.extend(out.ids[asked..].iter().map(|&id| id as i32));
             answers.push(out.ids[asked..].to_vec());
             if out.ids.len() - start > self.max_len {
-                return Ok(Outcome::Dropped);
+                return Ok(Outcome::Dropped(Drop::TooLong));
             }
             start = out.ids.len();
         }
@@ -113,13 +114,17 @@ impl Recipe {
             other => return Err(format!("has {} as {key}; text or messages are expected", kind(other))),
         };
         let turns = shapes::turns(row, if whole { (Some(key), None) } else { (Some(asked), Some(key)) })?;
-        self.last_answer(&turns, turns.len() - answers, key)
+        self.last_answer(row, &turns, turns.len() - answers, key)
     }
     /// [`Recipe::dialog`] of a conversation from field `key` that must end in an answer.
-    pub(super) fn last_answer(&self, turns: &[Value], first: usize, key: &str) -> RowResult<(String, String)> {
-        let silent =
-            |turn: &Value| turn["content"].as_str().is_some_and(str::is_empty) && turn.get("tool_calls").is_none();
-        if turns[first..].iter().all(silent) {
+    pub(super) fn last_answer(
+        &self,
+        row: &JsonRow,
+        turns: &[Value],
+        first: usize,
+        key: &str,
+    ) -> RowResult<(String, String)> {
+        if turns[first..].iter().all(shapes::is_silent) {
             return Err(format!("has an empty answer in `{key}`: remove the row"));
         }
         if let Some(other) = turns[first..].iter().find(|turn| turn["role"] != "assistant") {
@@ -128,7 +133,7 @@ impl Recipe {
                 other["role"]
             ));
         }
-        self.dialog(turns, first)
+        self.dialog(row, turns, first)
     }
 }
 

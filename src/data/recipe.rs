@@ -1,19 +1,24 @@
-//! Turns a row of a data set into tokens and labels, as OpenRLHF's SFT does. Never reads files: a row comes as the
-//! bytes of a JSON object, or as the object.
+//! Turns a row of a data set into tokens and labels. Never reads files: a row comes as the bytes of a JSON object, or
+//! as the object.
 //!
-//! [Note: prompts and responses] A row is a prompt and a response, or a conversation whose last message (or, with
-//! `multiturn`, whose every assistant message) is the response. Both are rendered to one text. Trailing newlines are
-//! removed, the tokenizer's end of text is appended after a space (unless the text already ends with it), and the whole
-//! text is tokenized. Loss applies to the tokens after the first n, where n is the length of the tokenized prompt. A
-//! row whose prompt has `max_len - 2` tokens or more is dropped, as is one without a prompt or response. A longer row
-//! is truncated, and its last token becomes the end of text.
-use super::fields::{JsonRow, RowResult, array, present, string, token_id, whole};
-use super::format::{Format, Preferences};
-use super::shapes;
+//! [Note: prompts and responses] A row is a prompt and a response, or a conversation. It is rendered once, and its text
+//! tokenized once. Trailing newlines are removed, and the tokenizer's end of text is appended after a space (unless the
+//! text already ends with it), as OpenRLHF does. What has a loss is a set of byte ranges of the text: the response, the
+//! last answer of a conversation or with `multiturn` each one, or what `{% generation %}` blocks enclose; switches of
+//! messages come first. A token has a loss if it overlaps one of them. A row without a token with loss is dropped, as
+//! is one whose prompt has `max_len - 2` tokens or more. A longer row is cut, and does not end in the end of text.
+use super::answers;
+use super::fields::{JsonRow, RowResult, array, field, present, string, token_id, whole};
+use super::format::{Format, Preferences, SampleKind};
+use super::shapes::{self, MASKS, Shape, VARIABLES};
+use super::template::{ChatTemplate, Conversation};
 use super::tokenizer::Tokenizer;
 use crate::device::IGNORE;
 use minijinja::Value as Message;
 use serde_json::Value;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Everything a row's tokens depend on.
 #[derive(Clone, Debug)]
@@ -30,6 +35,10 @@ pub struct Recipe {
 pub struct TokenizedRow {
     pub ids: Vec<u32>,
     pub labels: Vec<i32>,
+    /// Tokens beyond `max_len` were removed.
+    pub cut: bool,
+    /// What the row holds and nothing reads.
+    pub unread: Vec<String>,
 }
 
 impl TokenizedRow {
@@ -38,15 +47,44 @@ impl TokenizedRow {
         self.ids.extend(number.to_le_bytes().map(u32::from));
         self.labels.resize(self.ids.len(), IGNORE);
     }
+    fn clear(&mut self) {
+        self.ids.clear();
+        self.labels.clear();
+        self.unread.clear();
+        self.cut = false;
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Kept,
-    /// No room after the prompt, or no prompt or response.
-    Dropped,
+    Dropped(Drop),
     /// The row holds text, and there is no tokenizer for it.
     Text,
+}
+
+/// Why a row is not trained on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drop {
+    NoRoom,
+    NoAnswer,
+    NoLoss,
+    TooLong,
+}
+
+impl Drop {
+    pub const ALL: [Drop; 4] = [Drop::NoRoom, Drop::NoAnswer, Drop::NoLoss, Drop::TooLong];
+}
+
+impl std::fmt::Display for Drop {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(match self {
+            Drop::NoRoom => "the prompt leaves no room for a response within max_len",
+            Drop::NoAnswer => "the prompt or the answer is empty",
+            Drop::NoLoss => "no token has a loss",
+            Drop::TooLong => "an answer does not fit within max_len",
+        })
+    }
 }
 
 impl Recipe {
@@ -62,200 +100,351 @@ impl Recipe {
 
     /// Writes the tokens of `row` to `out`, replacing its contents.
     pub fn row(&self, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
-        out.ids.clear();
-        out.labels.clear();
-        let format = &self.format;
-        match &format.preferences {
-            Some(Preferences::Pairs(keys)) => return self.pair(keys, row, out),
-            Some(Preferences::Labels(keys)) => return self.labeled(keys, row, out),
-            None => {}
+        out.clear();
+        let outcome = match &self.format.preferences {
+            Some(Preferences::Pairs(keys)) => self.pair(keys, row, out),
+            Some(Preferences::Labels(keys)) => self.labeled(keys, row, out),
+            None => self.sample(row, out),
+        }?;
+        if outcome == Outcome::Kept && self.format.sample() == SampleKind::Tokens {
+            out.cut = out.ids.len() > self.max_len;
+            out.ids.truncate(self.max_len);
+            out.labels.truncate(self.max_len);
+            // The first token is predicted by none.
+            if out.labels.iter().skip(1).all(|&label| label == IGNORE) {
+                return Ok(Outcome::Dropped(Drop::NoLoss));
+            }
         }
-        if matches!(self.tokenizer, Tokenizer::None(_)) && (format.reads_text() || shapes::is_text(row)) {
+        self.unread(row, out);
+        Ok(outcome)
+    }
+
+    /// A row that is learned as it is.
+    fn sample(&self, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
+        let format = &self.format;
+        let shape = Shape::of(row, format.is_chat());
+        let text = format.reads_text() || shape.is_some_and(|shape| shape != Shape::Tokens);
+        if text && matches!(self.tokenizer, Tokenizer::None(_)) {
             return Ok(Outcome::Text);
         }
         if format.pretrain_mode {
-            let text = string(row, format.input_key.as_deref().unwrap_or("text"))?;
-            self.encode(text, &mut out.ids)?;
-            out.ids.truncate(self.max_len);
+            self.encode(string(row, format.input_key.as_deref().unwrap_or("text"))?, &mut out.ids)?;
             out.labels.extend(out.ids.iter().map(|&id| id as i32));
-            return Ok(if out.ids.is_empty() { Outcome::Dropped } else { Outcome::Kept });
+            return Ok(Outcome::Kept);
         }
-        if format.is_chat() {
-            return self.conversation(row, out);
+        let keys = (format.input_key.as_deref(), format.output_key.as_deref());
+        match (keys, shape) {
+            _ if format.is_chat() => self.conversation(row, keys, out),
+            ((Some(input), Some(output)), _) => self.asked(string(row, input)?, string(row, output)?, out),
+            (_, Some(Shape::Tokens)) => self.tokens(row, out),
+            (_, Some(Shape::Text)) => self.text(string(row, "text")?, out),
+            (_, Some(Shape::Completion)) if row["prompt"].is_string() && row["completion"].is_string() => {
+                self.asked(string(row, "prompt")?, string(row, "completion")?, out)
+            }
+            (_, Some(Shape::Instruction)) => self.response(&shapes::alpaca_prompt(row)?, string(row, "output")?, out),
+            (_, Some(Shape::Messages | Shape::Conversations | Shape::Completion)) => {
+                self.conversation(row, (None, None), out)
+            }
+            (_, None) => {
+                let keys: Vec<&str> = row.keys().map(String::as_str).collect();
+                Err(format!(
+                    "has none of `input_ids`, `text`, `messages`, `conversations`, `instruction` with `output`, \
+                     `prompt` with `completion`; its keys are: {}. Name the prompt and response fields with \
+                     `input_key` and `output_key`",
+                    keys.join(", ")
+                ))
+            }
         }
-        match (&format.input_key, &format.output_key) {
-            (Some(input), Some(output)) => {
-                let (prompt, response) = (string(row, input)?, string(row, output)?);
-                let template = format.input_template.as_deref().and_then(|t| t.split_once("{}"));
-                match template {
-                    Some((before, behind)) => self.sample(&format!("{before}{prompt}{behind}"), response, None, out),
-                    None => self.sample(prompt, response, None, out),
+    }
+
+    /// Token ids with their labels and masks.
+    fn tokens(&self, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
+        for id in array(field(row, "input_ids")?, "input_ids")? {
+            out.ids.push(token_id(whole(id, "input_ids")?, self.bound)?);
+        }
+        let ids = out.ids.len();
+        if ids == 0 {
+            return Err("has no tokens: remove the row".into());
+        }
+        let list = |key: &str| -> RowResult<Option<&Vec<Value>>> {
+            let Some(list) = present(row, key) else { return Ok(None) };
+            let list = array(list, key)?;
+            match list.len() == ids {
+                true => Ok(Some(list)),
+                false => Err(format!("has {} {key} for {ids} input_ids: each id needs one, not shifted", list.len())),
+            }
+        };
+        match list("labels")? {
+            None => out.labels.extend(out.ids.iter().map(|&id| id as i32)),
+            Some(labels) => {
+                for label in labels {
+                    out.labels.push(self.label(whole(label, "labels")?)?);
                 }
             }
-            _ => self.plain(row, out),
         }
-    }
-
-    /// A row identified by its keys: tokens, text, or a conversation.
-    fn plain(&self, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
-        let given = |key: &str| present(row, key);
-        if let Some(input) = given("input_ids") {
-            for id in array(input, "input_ids")? {
-                out.ids.push(token_id(whole(id, "input_ids")?, self.bound)?);
+        for key in MASKS {
+            for (mask, label) in list(key)?.into_iter().flatten().zip(&mut out.labels) {
+                *label = if bit(mask, key)? { *label } else { IGNORE };
             }
-            let ids = out.ids.len();
-            match given("labels") {
-                None => out.labels.extend(out.ids.iter().map(|&id| id as i32)),
-                Some(labels) => {
-                    for label in array(labels, "labels")? {
-                        out.labels.push(self.label(whole(label, "labels")?)?);
-                    }
-                    if out.labels.len() != ids {
-                        let labels = out.labels.len();
-                        return Err(format!(
-                            "has {labels} labels for {ids} input_ids: each id needs one label, not shifted"
-                        ));
-                    }
-                }
-            }
-        } else if given("text").is_some() {
-            let (before, behind) = self.tokenizer.affixes();
-            out.ids.extend_from_slice(before);
-            self.encode(string(row, "text")?, &mut out.ids)?;
-            out.ids.extend_from_slice(behind);
-            let end = self.end()?;
-            if out.ids.last() != Some(&end) {
-                out.ids.push(end);
-            }
-            out.labels.extend(out.ids.iter().map(|&id| id as i32));
-        } else if given("messages").or(given("conversations")).is_some() {
-            return self.conversation(row, out);
-        } else if shapes::is_alpaca(row) {
-            return self.sample(&shapes::alpaca_prompt(row)?, string(row, "output")?, None, out);
-        } else {
-            let keys: Vec<&str> = row.keys().map(String::as_str).collect();
-            return Err(format!(
-                "has none of `input_ids`, `text`, `messages`, `conversations`, `instruction` with `output`; its keys \
-                 are: {}. Name the prompt and response fields with `input_key` and `output_key`",
-                keys.join(", ")
-            ));
         }
-        match out.ids.is_empty() {
-            true => Err("has no tokens: remove the row".into()),
-            false => Ok(Outcome::Kept),
-        }
-    }
-
-    fn conversation(&self, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
-        let chat = self.format.chat.as_deref().ok_or(
-            "has messages, but the tokenizer has no chat template: set `tokenizer_chat_template`, or use a `tokenizer` \
-             with one",
-        )?;
-        let Format { input_key, output_key, .. } = &self.format;
-        let turns = shapes::turns(row, (input_key.as_deref(), output_key.as_deref()))?;
-        let messages: Vec<Message> = turns.iter().map(Message::from_serialize).collect();
-        let by_assistant = |turn: &Value| turn["role"] == "assistant";
-        let first = turns.len() - self.responses(row)?;
-        if !turns.iter().any(by_assistant) {
-            return Err("has no assistant message: there is nothing to train on".into());
-        }
-        if !self.format.multiturn && !turns[first..].iter().all(by_assistant) {
-            return Err(format!(
-                "ends with a {} message, not an assistant message: there is no response",
-                turns[first]["role"]
-            ));
-        }
-        let (prompt, response) = self.dialog(&turns, first)?;
-        if !self.format.multiturn {
-            return self.sample(&prompt, &response, None, out);
-        }
-        let (all, mut ranges) = ([&prompt[..], &response].concat(), Vec::new());
-        for turn in (0..turns.len()).filter(|&i| by_assistant(&turns[i])) {
-            let before = chat.render(&messages[..turn], true)?;
-            let with = chat.render(&messages[..=turn], false)?;
-            let answer =
-                with.strip_prefix(&before).zip(all.strip_prefix(&before)).and_then(|(a, rest)| surviving_part(a, rest));
-            let Some(answer) = answer else {
-                return Err(format!(
-                    "has an answer (message {turn}) that the chat template renders differently when more messages \
-                     follow: train on such conversations without `multiturn`"
-                ));
-            };
-            let start = self.count(&before)?;
-            ranges.push((start, start + self.count(answer)?));
-        }
-        self.sample(&prompt, &response, Some(&ranges), out)
-    }
-
-    /// The prompt and the response of a conversation whose messages from `first` on are the response.
-    pub(super) fn dialog(&self, turns: &[Value], first: usize) -> RowResult<(String, String)> {
-        let chat = self.format.chat.as_deref().ok_or(
-            "has messages, but the tokenizer has no chat template: set `tokenizer_chat_template`, or use a `tokenizer` \
-             with one",
-        )?;
-        let messages: Vec<Message> = turns.iter().map(Message::from_serialize).collect();
-        let (prompt, all) = (chat.render(&messages[..first], true)?, chat.render(&messages, false)?);
-        match all.strip_prefix(&prompt) {
-            Some(response) => Ok((prompt, response.to_string())),
-            None => Err(
-                "is rendered by the chat template in a way that does not start with the prompt, so the start of the \
-                 response is unknown. Use another `tokenizer_chat_template`"
-                    .into(),
-            ),
-        }
-    }
-
-    /// How many messages at the end of [`shapes::turns`] are the response.
-    fn responses(&self, row: &JsonRow) -> RowResult<usize> {
-        let list = self.format.output_key.as_ref().and_then(|key| row.get(key)?.as_array());
-        Ok(list.filter(|_| !self.format.multiturn).map_or(1, Vec::len))
-    }
-
-    /// See [Note: prompts and responses]. `ranges`: byte ranges with loss; none: everything after the prompt.
-    fn sample(
-        &self,
-        prompt: &str,
-        response: &str,
-        ranges: Option<&[(usize, usize)]>,
-        out: &mut TokenizedRow,
-    ) -> RowResult<Outcome> {
-        let asked = self.count(prompt)?;
-        if prompt.is_empty() || response.is_empty() || asked + 2 >= self.max_len {
-            return Ok(Outcome::Dropped);
-        }
-        self.render(prompt, response, &mut out.ids)?;
-        if out.ids.len() > self.max_len {
-            out.ids.truncate(self.max_len);
-            out.ids[self.max_len - 1] = self.end()?;
-        }
-        let len = out.ids.len();
-        out.labels.resize(len, IGNORE);
-        for &(start, stop) in ranges.unwrap_or(&[(asked, len)]) {
-            for at in start.min(len)..stop.min(len) {
-                out.labels[at] = out.ids[at] as i32;
-            }
+        // Padding.
+        if let Some(attended) = list("attention_mask")? {
+            let keep = attended.iter().map(|mask| bit(mask, "attention_mask")).collect::<RowResult<Vec<bool>>>()?;
+            let mut each = keep.iter();
+            out.ids.retain(|_| each.next() == Some(&true));
+            let mut each = keep.iter();
+            out.labels.retain(|_| each.next() == Some(&true));
         }
         Ok(Outcome::Kept)
     }
 
-    /// Appends the tokens of prompt, response and end of text.
-    pub(super) fn render(&self, prompt: &str, response: &str, out: &mut Vec<u32>) -> RowResult<()> {
-        let (_, spelling) = self.tokenizer.spellings();
-        let whole = [prompt, response].concat();
-        let text = whole.trim_end_matches('\n');
+    /// Text that is learned as a whole, with the special tokens that transformers adds.
+    fn text(&self, text: &str, out: &mut TokenizedRow) -> RowResult<Outcome> {
+        let (before, behind) = self.tokenizer.affixes();
+        out.ids.extend_from_slice(before);
+        self.encode(text, &mut out.ids)?;
+        out.ids.extend_from_slice(behind);
         let end = self.end()?;
-        if spelling.is_empty() {
-            self.encode(text, out)?; // byte tokenizer: the end of text has no spelling
-            out.push(end);
-        } else if text.ends_with(spelling) {
-            self.encode(text, out)?;
-        } else {
-            self.encode(&format!("{text} {spelling}"), out)?;
+        if out.ids.last() != Some(&end) {
+            out.ids.push(end);
         }
-        if let Some(last) = out.last_mut() {
+        out.labels.extend(out.ids.iter().map(|&id| id as i32));
+        Ok(Outcome::Kept)
+    }
+
+    /// A prompt in the template of the settings, and its response.
+    fn asked(&self, prompt: &str, response: &str, out: &mut TokenizedRow) -> RowResult<Outcome> {
+        match self.format.input_template.as_deref().and_then(|template| template.split_once("{}")) {
+            Some((before, behind)) => self.response(&format!("{before}{prompt}{behind}"), response, out),
+            None => self.response(prompt, response, out),
+        }
+    }
+
+    fn response(&self, prompt: &str, response: &str, out: &mut TokenizedRow) -> RowResult<Outcome> {
+        if prompt.is_empty() || response.is_empty() {
+            return Ok(Outcome::Dropped(Drop::NoAnswer));
+        }
+        let first = self.render(prompt, response, out)?;
+        Ok(if first + 2 >= self.max_len { Outcome::Dropped(Drop::NoRoom) } else { Outcome::Kept })
+    }
+
+    fn conversation(
+        &self,
+        row: &JsonRow,
+        keys: (Option<&str>, Option<&str>),
+        out: &mut TokenizedRow,
+    ) -> RowResult<Outcome> {
+        let (chat, multiturn) = (self.chat()?, self.format.multiturn);
+        let turns = shapes::turns(row, keys)?;
+        let by_assistant = |turn: &Value| turn["role"] == "assistant";
+        let list = keys.1.and_then(|key| row.get(key)?.as_array());
+        let first = turns.len() - list.filter(|_| !multiturn).map_or(1, Vec::len);
+        let answers: Vec<usize> = (0..turns.len()).filter(|&i| by_assistant(&turns[i])).collect();
+        if answers.is_empty() {
+            return Err("has no assistant message: there is nothing to train on".into());
+        }
+        let switches = (0..turns.len()).map(|i| shapes::switch(i, &turns[i])).collect::<RowResult<Vec<_>>>()?;
+        let switched = answers.iter().any(|&i| switches[i].is_some());
+        let all_last = !multiturn && !switched;
+        if let Some(other) = turns[first..].iter().find(|turn| all_last && !by_assistant(turn)) {
+            return Err(format!(
+                "ends with a {} message, not an assistant message: there is no response",
+                other["role"]
+            ));
+        }
+        let wanted = |i: usize| switches[i].unwrap_or(multiturn || i >= first);
+        let learned: Vec<usize> =
+            answers.iter().copied().filter(|&i| wanted(i) && !shapes::is_silent(&turns[i])).collect();
+        if learned.is_empty() {
+            let silent = answers.iter().any(|&i| wanted(i));
+            return Ok(Outcome::Dropped(if silent { Drop::NoAnswer } else { Drop::NoLoss }));
+        }
+        let talk = self.talk(row, &turns)?;
+        let all = chat.rendered(&talk, false)?;
+        let places = || -> RowResult<Vec<Range<usize>>> {
+            if all_last {
+                let start = self.start(chat, &talk, &turns, first, &all.text)?;
+                return Ok(vec![start..all.text.len()]);
+            }
+            let found = answers::find(chat, &turns, &all.text);
+            let found = match found {
+                Some(found) => found,
+                None => answers::by_prefixes(chat, &talk, &answers, &all.text)?,
+            };
+            Ok(answers.iter().zip(found).filter(|(i, _)| learned.contains(i)).map(|(_, place)| place).collect())
+        };
+        let spans = match &all.generated {
+            None => places()?,
+            Some(generated) if multiturn && !switched => generated.clone(),
+            Some(generated) => {
+                let places = places()?;
+                let within = |span: &&Range<usize>| places.iter().any(|place| place.contains(&span.start));
+                generated.iter().filter(within).cloned().collect()
+            }
+        };
+        let first = self.learn(&all.text, &spans, out)?;
+        Ok(if all_last && first + 2 >= self.max_len { Outcome::Dropped(Drop::NoRoom) } else { Outcome::Kept })
+    }
+
+    /// The prompt and the response of a conversation whose messages from `first` on are the response.
+    pub(super) fn dialog(&self, row: &JsonRow, turns: &[Value], first: usize) -> RowResult<(String, String)> {
+        let chat = self.chat()?;
+        let talk = self.talk(row, turns)?;
+        let mut prompt = chat.rendered(&talk, false)?.text;
+        let response = prompt.split_off(self.start(chat, &talk, turns, first, &prompt)?);
+        Ok((prompt, response))
+    }
+
+    /// Where the messages from `first` on begin in the rendered conversation.
+    fn start(
+        &self,
+        chat: &ChatTemplate,
+        talk: &Conversation,
+        turns: &[Value],
+        first: usize,
+        text: &str,
+    ) -> RowResult<usize> {
+        let before = Conversation { messages: talk.messages[..first].to_vec(), variables: talk.variables.clone() };
+        let prompt = chat.rendered(&before, true)?.text;
+        if text.starts_with(&prompt) {
+            return Ok(prompt.len());
+        }
+        let earlier = turns[..first].iter().filter(|turn| turn["role"] == "assistant").count();
+        answers::find(chat, turns, text).map(|found| found[earlier].start).ok_or_else(|| {
+            "is rendered by the chat template in a way that does not start with the prompt, so the start of the \
+             response is unknown. Use another `tokenizer_chat_template`"
+                .into()
+        })
+    }
+
+    fn chat(&self) -> RowResult<&ChatTemplate> {
+        self.format.chat.as_deref().ok_or_else(|| {
+            "has messages, but the tokenizer has no chat template: set `tokenizer_chat_template`, or use a `tokenizer` \
+             with one"
+                .into()
+        })
+    }
+
+    /// The messages, and what the row passes to the template besides them.
+    fn talk(&self, row: &JsonRow, turns: &[Value]) -> RowResult<Conversation> {
+        let mut variables = BTreeMap::new();
+        for name in VARIABLES {
+            let Some(value) = present(row, name) else { continue };
+            // Columns of Parquet files hold such values as JSON text.
+            let value = match value.as_str() {
+                Some("") => continue,
+                Some(text) => Cow::Owned(
+                    serde_json::from_str(text).map_err(|e| format!("has {name} that are text, but not JSON ({e})"))?,
+                ),
+                None => Cow::Borrowed(value),
+            };
+            match (name, &*value) {
+                (_, Value::Null) => {}
+                ("chat_template_kwargs", Value::Object(all)) => {
+                    if let Some(key) = ["messages", "add_generation_prompt"].iter().find(|key| all.contains_key(**key))
+                    {
+                        return Err(format!("has `{key}` in its {name}: the rows decide it, so remove it there"));
+                    }
+                    variables.extend(all.iter().map(|(key, value)| (key.clone(), Message::from_serialize(value))));
+                }
+                ("tools" | "documents", Value::Array(_)) => {
+                    variables.insert(name.to_string(), Message::from_serialize(&value));
+                }
+                (_, other) => {
+                    let expected = if name == "chat_template_kwargs" { "an object" } else { "a list" };
+                    return Err(format!(
+                        "has {} as {name}; {expected} is expected, or JSON text of one",
+                        super::fields::kind(other)
+                    ));
+                }
+            }
+        }
+        Ok(Conversation { messages: turns.iter().map(Message::from_serialize).collect(), variables })
+    }
+
+    /// Names what `row` holds and nothing reads.
+    fn unread(&self, row: &JsonRow, out: &mut TokenizedRow) {
+        let reads = self.reads(row);
+        let unread = row.iter().filter(|(key, value)| !value.is_null() && !reads.contains(&key.as_str()));
+        out.unread.extend(unread.map(|(key, _)| format!("`{key}`")));
+        let Some(chat) = self.format.chat.as_deref().filter(|_| reads.contains(&VARIABLES[0])) else { return };
+        let deaf = |name: &str| !chat.mentions(name);
+        let empty = |value: &Value| value == "" || value.as_array().is_some_and(Vec::is_empty);
+        for name in VARIABLES[..2].iter().filter(|name| present(row, name).is_some_and(|v| !empty(v)) && deaf(name)) {
+            out.unread.push(format!("`{name}` (not in the chat template)"));
+        }
+        let passed = present(row, VARIABLES[2]).and_then(Value::as_object).into_iter().flatten();
+        out.unread.extend(
+            passed
+                .filter(|(key, _)| deaf(key))
+                .map(|(key, _)| format!("`{key}` of {} (not in the chat template)", VARIABLES[2])),
+        );
+        if shapes::has_second_system(row) {
+            out.unread.push("`system` (the messages begin with another)".into());
+        }
+        let lists = reads.iter().filter(|key| !VARIABLES.contains(key));
+        let lists = lists.filter_map(|key| row.get(*key)?.as_array()).flatten();
+        let mut extra: Vec<&String> = lists.flat_map(shapes::extra).filter(|key| deaf(key)).collect();
+        extra.sort();
+        extra.dedup();
+        out.unread.extend(extra.into_iter().map(|key| format!("`{key}` of messages (not in the chat template)")));
+    }
+
+    /// The fields of `row` that are read.
+    pub(super) fn reads<'a>(&'a self, row: &JsonRow) -> Vec<&'a str> {
+        let format = &self.format;
+        let shape = Shape::of(row, format.is_chat());
+        let by_shape = match &format.preferences {
+            None => format.input_key.is_none() && !format.pretrain_mode,
+            Some(Preferences::Labels(_)) => true,
+            Some(Preferences::Pairs(_)) => false,
+        };
+        let shaped: &[&str] = shape.filter(|_| by_shape).map_or(&[], Shape::reads);
+        let mut reads = [&format.named(), shaped].concat();
+        if format.is_chat() || format.preferences.is_some() {
+            reads.extend(VARIABLES);
+        }
+        reads
+    }
+
+    /// Appends the tokens of prompt, response and end of text, with a loss on the response and the end. Returns where
+    /// the response begins.
+    pub(super) fn render(&self, prompt: &str, response: &str, out: &mut TokenizedRow) -> RowResult<usize> {
+        let whole = [prompt, response].concat();
+        self.learn(&whole, &[prompt.len()..whole.len()], out)
+    }
+
+    /// Appends the tokens of `text` and of the end of text; those that overlap `spans` (of bytes, ascending) have a
+    /// loss. A span that reaches the end of `text` includes the end of text. Returns where the first loss is.
+    fn learn(&self, text: &str, spans: &[Range<usize>], out: &mut TokenizedRow) -> RowResult<usize> {
+        let (_, spelling) = self.tokenizer.spellings();
+        let text = text.trim_end_matches('\n');
+        let end = self.end()?;
+        let spelled = match spelling.is_empty() || text.ends_with(spelling) {
+            true => Cow::Borrowed(text),
+            false => Cow::Owned(format!("{text} {spelling}")),
+        };
+        let (first, mut places) = (out.ids.len(), Vec::new());
+        self.tokenizer
+            .encode_with_places(&spelled, &mut out.ids, &mut places)
+            .map_err(|e| format!("cannot be tokenized: {e}"))?;
+        if spelling.is_empty() {
+            out.ids.push(end); // byte tokenizer: the end of text has no spelling
+            places.push(text.len()..text.len() + 1);
+        } else if let Some(last) = out.ids.last_mut() {
             *last = end;
         }
-        Ok(())
+        let mut spans = spans.iter().map(|span| span.start..if span.end >= text.len() { usize::MAX } else { span.end });
+        let mut span = spans.next();
+        for (&id, place) in out.ids[first..].iter().zip(&places) {
+            while span.as_ref().is_some_and(|span| span.end <= place.start) {
+                span = spans.next();
+            }
+            let within = span.as_ref().is_some_and(|span| place.end.max(place.start + 1) > span.start);
+            out.labels.push(if within { id as i32 } else { IGNORE });
+        }
+        let loss = out.labels[first..].iter().position(|&label| label != IGNORE);
+        Ok(loss.map_or(out.ids.len(), |at| first + at))
     }
 
     fn label(&self, label: i64) -> RowResult<i32> {
@@ -271,19 +460,17 @@ impl Recipe {
     fn encode(&self, text: &str, out: &mut Vec<u32>) -> RowResult<()> {
         self.tokenizer.encode(text, out).map_err(|e| format!("cannot be tokenized: {e}"))
     }
-    pub(super) fn count(&self, text: &str) -> RowResult<usize> {
-        let mut ids = Vec::new();
-        self.encode(text, &mut ids)?;
-        Ok(ids.len())
-    }
     fn end(&self) -> RowResult<u32> {
         self.tokenizer.end_of_text().map_err(|e| format!("needs an end-of-text token: {e}"))
     }
 }
 
-/// The part of an answer, as rendered when it is the last message, that remains at the start of `rest`: templates of
-/// thinking models drop the thoughts of earlier answers, which come first.
-fn surviving_part<'a>(answer: &'a str, rest: &str) -> Option<&'a str> {
-    let starts = answer.char_indices().map(|(i, _)| &answer[i..]);
-    starts.into_iter().find(|part| rest.starts_with(part)).filter(|part| !part.trim().is_empty())
+/// An element of a mask.
+fn bit(value: &Value, key: &str) -> RowResult<bool> {
+    match value {
+        Value::Bool(on) => Ok(*on),
+        Value::Number(n) if n.as_f64() == Some(1.0) => Ok(true),
+        Value::Number(n) if n.as_f64() == Some(0.0) => Ok(false),
+        other => Err(format!("has {other} in its {key}, which must be 0 or 1")),
+    }
 }

@@ -1,5 +1,7 @@
 //! A one-line summary of a data set. Never reads it.
 use super::format::SampleKind;
+use super::recipe::Drop;
+use super::token_file::Notes;
 
 /// What was found in a data set, for the log and the metrics.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,14 +20,14 @@ pub struct Report {
     /// What a row is.
     pub kind: SampleKind,
     pub max_len: usize,
-    /// Rows of more than `max_len` tokens, which were truncated.
+    /// Rows of more than `max_len` tokens, which were cut.
     pub cut: u64,
-    /// Rows dropped because the prompt leaves no room for a response, or there is no response; pairs that are too long.
-    pub dropped: u64,
+    /// Rows that are not trained on, by [`Drop::ALL`].
+    pub dropped: [u64; Drop::ALL.len()],
     /// Malformed rows that were skipped.
     pub bad: u64,
-    /// What is wrong with the first bad row; known only if this call built the token file.
-    pub first_bad: Option<String>,
+    /// What was noted while reading.
+    pub notes: Notes,
     /// This call built the token file; it was not in the cache.
     pub built: bool,
     /// The cache directory that could not be written, and why: each process tokenized for itself.
@@ -34,7 +36,7 @@ pub struct Report {
 
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        let Report { what, files, skipped, bytes, tokens, rows, max_len, cut, dropped, bad, first_bad, .. } = self;
+        let Report { what, files, skipped, bytes, tokens, rows, max_len, cut, dropped, bad, notes, .. } = self;
         let plural = |n: u64| if n == 1 { "" } else { "s" };
         write!(f, "{what}: ")?;
         if *files > 0 {
@@ -51,29 +53,34 @@ impl std::fmt::Display for Report {
             write!(f, "; {skipped} skipped (not text)")?;
         }
         if *cut > 0 {
-            write!(f, "; {cut} longer row{} truncated", plural(*cut))?;
+            write!(f, "; {cut} longer row{} cut at {max_len} tokens", plural(*cut))?;
         }
-        if *dropped > 0 && self.kind.is_judged() {
-            let what = if self.kind == SampleKind::Pair { "pair" } else { "sample" };
-            write!(f, "; {dropped} {what}{} dropped: an answer does not fit", plural(*dropped))?;
-        } else if *dropped > 0 {
-            write!(
-                f,
-                "; {dropped} row{} dropped: the prompt leaves no room for a response, or there is none",
-                plural(*dropped)
-            )?;
+        let what = if self.kind == SampleKind::Pair { "pair" } else { "row" };
+        let all: u64 = dropped.iter().sum();
+        if all > 0 {
+            let why: Vec<String> = Report::dropped(dropped).collect();
+            write!(f, "; {all} {what}{} dropped ({})", plural(all), why.join("; "))?;
         }
         if *bad > 0 {
             write!(f, "; {bad} bad row{} skipped", plural(*bad))?;
         }
-        if let Some(first) = first_bad {
+        if let Some(first) = &notes.first_bad {
             write!(f, " (the first: {first})")?;
+        }
+        if !notes.unread.is_empty() {
+            let unread = notes.unread.iter().map(|(what, rows)| format!("{what} in {rows} row{}", plural(*rows)));
+            write!(f, "; not read: {}", unread.collect::<Vec<_>>().join(", "))?;
         }
         Ok(())
     }
 }
 
 impl Report {
+    /// Why rows were dropped, with their numbers.
+    pub(super) fn dropped(counts: &[u64; Drop::ALL.len()]) -> impl Iterator<Item = String> {
+        let each = Drop::ALL.into_iter().zip(counts).filter(|(_, rows)| **rows > 0);
+        each.map(|(why, rows)| format!("{why}: {rows}"))
+    }
     /// The sums over several data sets, named `what`.
     pub(super) fn sum<'a>(what: String, parts: impl IntoIterator<Item = &'a Report>) -> Option<Report> {
         let mut parts = parts.into_iter();
@@ -86,9 +93,12 @@ impl Report {
             sum.rows += part.rows;
             sum.samples |= part.samples;
             sum.cut += part.cut;
-            sum.dropped += part.dropped;
+            sum.dropped.iter_mut().zip(part.dropped).for_each(|(sum, part)| *sum += part);
             sum.bad += part.bad;
-            sum.first_bad = sum.first_bad.or(part.first_bad.clone());
+            sum.notes.first_bad = sum.notes.first_bad.or(part.notes.first_bad.clone());
+            for (what, rows) in &part.notes.unread {
+                *sum.notes.unread.entry(what.clone()).or_default() += rows;
+            }
             sum.built |= part.built;
             sum.unkept = sum.unkept.or(part.unkept.clone());
         }

@@ -2,11 +2,10 @@
 //! than one chunk of a file.
 use super::array::{self, BOM, Broken, Elements};
 use super::fields::{JsonRow, RowFault, RowResult};
-use super::format::{LabelKeys, PairKeys, Preferences};
-use super::labeled::ANSWER_IDS;
+use super::format::Preferences;
 use super::place::TokenPlace;
-use super::recipe::{Outcome, Recipe, TokenizedRow};
-use super::shapes;
+use super::recipe::{Drop, Outcome, Recipe, TokenizedRow};
+use super::shapes::{self, Shape};
 use super::token_file::TokenWriter;
 use crate::base::{Error, Result, open};
 use parquet::file::reader::{FileReader, SerializedFileReader};
@@ -24,13 +23,40 @@ const LONGEST: u64 = 256 << 20;
 const ROWS: usize = 512;
 const BYTES: usize = 4 << 20;
 
-/// Reads files of rows, one after another, into a token file.
+/// Receives rows in the order of their files.
+pub(super) trait RowSink {
+    fn kept(&mut self, row: &TokenizedRow) -> Result<()>;
+    fn dropped(&mut self, why: Drop) -> Result<()>;
+    /// A malformed row that is skipped: its place, and what is wrong with it.
+    fn bad(&mut self, what: String) -> Result<()>;
+    /// So many rows hold something that nothing reads.
+    fn unread(&mut self, what: &str, rows: u64);
+}
+
+impl RowSink for TokenWriter {
+    fn kept(&mut self, row: &TokenizedRow) -> Result<()> {
+        self.counts.cut += u64::from(row.cut);
+        self.row(&row.ids, &row.labels)
+    }
+    fn dropped(&mut self, why: Drop) -> Result<()> {
+        self.counts.dropped[why as usize] += 1;
+        Ok(())
+    }
+    fn bad(&mut self, what: String) -> Result<()> {
+        self.counts.bad += 1;
+        self.notes.first_bad.get_or_insert(what);
+        Ok(())
+    }
+    fn unread(&mut self, what: &str, rows: u64) {
+        *self.notes.unread.entry(what.to_string()).or_default() += rows;
+    }
+}
+
+/// Reads files of rows, one after another.
 pub(super) struct Rows<'a> {
     pub recipe: &'a Recipe,
-    pub out: &'a mut TokenWriter,
+    pub out: &'a mut dyn RowSink,
     pub threads: usize,
-    /// What is wrong with the first bad row that was skipped.
-    pub first_bad: Option<String>,
     /// Results of one chunk, reused for the next.
     made: Vec<(TokenizedRow, RowResult<Outcome>)>,
 }
@@ -39,9 +65,9 @@ pub(super) struct Rows<'a> {
 type NumberedRow<T> = (u64, RowResult<T>);
 
 impl<'a> Rows<'a> {
-    pub fn new(recipe: &'a Recipe, out: &'a mut TokenWriter) -> Rows<'a> {
+    pub fn new(recipe: &'a Recipe, out: &'a mut dyn RowSink) -> Rows<'a> {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
-        Rows { recipe, out, threads, first_bad: None, made: Vec::new() }
+        Rows { recipe, out, threads, made: Vec::new() }
     }
 
     /// An array whose elements are rows, or one row per line.
@@ -122,6 +148,12 @@ impl<'a> Rows<'a> {
         let reader = SerializedFileReader::new(file).map_err(bad)?;
         let schema = reader.metadata().file_metadata().schema().clone();
         let columns = self.columns(&schema);
+        if let Some(columns) = &columns {
+            let read = |field: &Arc<Type>| columns.get_fields().iter().any(|read| read.name() == field.name());
+            let rows = reader.metadata().file_metadata().num_rows().max(0) as u64;
+            let unread = schema.get_fields().iter().filter(|field| !read(field));
+            unread.for_each(|field| self.out.unread(&format!("`{}`", field.name()), rows));
+        }
         let recipe = self.recipe;
         let make = |row: &JsonRow, out: &mut TokenizedRow| recipe.row(row, out);
         let place = |n| TokenPlace::Row(path, n);
@@ -146,22 +178,15 @@ impl<'a> Rows<'a> {
     /// the error can list those present.
     fn columns(&self, schema: &Type) -> Option<Type> {
         let format = &self.recipe.format;
-        let named: Vec<&str> = match (&format.preferences, &format.input_key) {
-            (Some(Preferences::Pairs(PairKeys { prompt, chosen, rejected, margin, .. })), _) => {
-                let texts = [prompt, chosen, rejected].into_iter().chain(margin);
-                texts.map(String::as_str).chain(shapes::ID_KEYS).collect()
-            }
-            (Some(Preferences::Labels(LabelKeys { prompt, completion, label })), _) => {
-                let own = [prompt, completion, label, shapes::ID_KEYS[0], ANSWER_IDS];
-                own.into_iter().chain(shapes::KEYS).collect()
-            }
-            (_, Some(key)) => [key.as_str()].into_iter().chain(format.output_key.as_deref()).collect(),
-            _ => shapes::KEYS.to_vec(),
+        let by_shape = format.input_key.is_none() && !matches!(format.preferences, Some(Preferences::Pairs(_)));
+        let read = |name: &str| {
+            let shaped = by_shape && Shape::all_read().any(|key| key == name);
+            shaped || shapes::VARIABLES.contains(&name) || format.named().contains(&name)
         };
-        let fields: Vec<Arc<Type>> =
-            schema.get_fields().iter().filter(|f| named.contains(&f.name())).cloned().collect();
-        let found = if format.input_key.is_some() { fields.len() == named.len() } else { !fields.is_empty() };
-        let projected = || Type::group_type_builder(schema.name()).with_fields(fields).build().ok();
+        let fields: Vec<Arc<Type>> = schema.get_fields().iter().filter(|f| read(f.name())).cloned().collect();
+        let given = |key: &Option<String>| key.iter().all(|key| fields.iter().any(|field| field.name() == key));
+        let found = given(&format.input_key) && given(&format.output_key) && !fields.is_empty();
+        let projected = || Type::group_type_builder(schema.name()).with_fields(fields.clone()).build().ok();
         if found { projected() } else { None }
     }
 
@@ -174,7 +199,7 @@ impl<'a> Rows<'a> {
     ) -> Result<()> {
         let n = piece.len();
         if self.made.len() < n {
-            self.made.resize_with(n, || (TokenizedRow::default(), Ok(Outcome::Dropped)));
+            self.made.resize_with(n, || (TokenizedRow::default(), Ok(Outcome::Text)));
         }
         let each = n.div_ceil(self.threads).max(16);
         let work = |raw: &[NumberedRow<T>], made: &mut [(TokenizedRow, RowResult<Outcome>)]| {
@@ -193,8 +218,11 @@ impl<'a> Rows<'a> {
         });
         for ((number, _), (row, outcome)) in piece.iter().zip(&self.made) {
             match outcome {
-                Ok(Outcome::Kept) => self.out.row(&row.ids, &row.labels)?,
-                Ok(Outcome::Dropped) => self.out.counts.dropped += 1,
+                Ok(Outcome::Kept) => {
+                    self.out.kept(row)?;
+                    row.unread.iter().for_each(|what| self.out.unread(what, 1));
+                }
+                Ok(Outcome::Dropped(why)) => self.out.dropped(*why)?,
                 // Not the fault of one row, so `skip_bad_rows` does not apply.
                 Ok(Outcome::Text) => {
                     let why = self.recipe.tokenizer.usable().err().map_or(String::new(), |why| why.to_string());
@@ -202,8 +230,7 @@ impl<'a> Rows<'a> {
                         .error(format!("holds text, which needs a tokenizer: {why}. Rows of `input_ids` do not")));
                 }
                 Err(fault) if self.recipe.format.skip_bad_rows => {
-                    self.out.counts.bad += 1;
-                    self.first_bad.get_or_insert_with(|| place(*number).error(fault).to_string());
+                    self.out.bad(place(*number).error(fault).to_string())?;
                 }
                 Err(fault) => {
                     let fault = format!("{fault} (set `skip_bad_rows` to skip and count such rows)");

@@ -6,16 +6,62 @@
 //! field comes first. In `{"instruction", "input", "output"}` the user message is the instruction, then the input on
 //! its own line if it is not empty; the assistant message is the output. `system` comes first, and the pairs of
 //! `history` before the instruction, as in LLaMA-Factory. Without a chat template the prompt is Stanford Alpaca's
-//! ([`alpaca_prompt`]), which has no place for `system` and `history`.
+//! ([`alpaca_prompt`]), which has no place for `system` and `history`. `{"prompt", "completion"}` is TRL's.
 use super::fields::{JsonRow, RowResult, array, field, kind, present, string};
 use serde_json::{Value, json};
 
-/// Keys that identify a row when no setting names its fields.
-pub(super) const KEYS: [&str; 10] =
-    ["input_ids", "labels", "text", "messages", "conversations", "system", "instruction", "input", "output", "history"];
+/// How a row is read whose fields no setting names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Shape {
+    Tokens,
+    Text,
+    Messages,
+    Conversations,
+    Instruction,
+    /// TRL's prompt with a completion: texts, or messages.
+    Completion,
+}
+
+/// Masks of token ids that other trainers write next to them: 0 means no loss.
+pub(super) const MASKS: [&str; 3] = ["completion_mask", "assistant_masks", "loss_mask"];
+/// What a chat template gets from a row besides its messages.
+pub(super) const VARIABLES: [&str; 3] = ["tools", "documents", "chat_template_kwargs"];
+
+impl Shape {
+    const ALL: [(Shape, &[&str]); 6] = [
+        (Shape::Tokens, &["input_ids", "labels", "attention_mask", MASKS[0], MASKS[1], MASKS[2]]),
+        (Shape::Text, &["text"]),
+        (Shape::Messages, &["messages", "system", VARIABLES[0], VARIABLES[1], VARIABLES[2]]),
+        (Shape::Conversations, &["conversations", "system", VARIABLES[0], VARIABLES[1], VARIABLES[2]]),
+        (Shape::Instruction, &["instruction", "output", "input", "system", "history"]),
+        (Shape::Completion, &["prompt", "completion", "system", VARIABLES[0], VARIABLES[1], VARIABLES[2]]),
+    ];
+
+    /// The first one that the keys of `row` fit. `chat`: a setting says that rows are conversations.
+    pub fn of(row: &JsonRow, chat: bool) -> Option<Shape> {
+        let given = |key: &str| present(row, key).is_some();
+        let fits = |shape: Shape| match shape {
+            Shape::Tokens | Shape::Text => !chat && given(shape.reads()[0]),
+            Shape::Messages | Shape::Conversations => given(shape.reads()[0]),
+            Shape::Instruction | Shape::Completion => both(row, [shape.reads()[0], shape.reads()[1]]),
+        };
+        Shape::ALL.into_iter().map(|(shape, _)| shape).find(|&shape| fits(shape))
+    }
+    /// The fields it reads, those it is recognized by first.
+    pub fn reads(self) -> &'static [&'static str] {
+        Shape::ALL.iter().find(|(shape, _)| *shape == self).map_or(&[], |(_, keys)| keys)
+    }
+    /// The fields that any of them reads.
+    pub fn all_read() -> impl Iterator<Item = &'static str> {
+        Shape::ALL.into_iter().flat_map(|(_, keys)| keys.iter().copied())
+    }
+}
 
 /// Fields of a pair given as token ids.
 pub(super) const ID_KEYS: [&str; 3] = ["prompt_input_ids", "chosen_input_ids", "rejected_input_ids"];
+
+/// Field of a labeled answer given as token ids.
+pub(super) const ANSWER_IDS: &str = "completion_input_ids";
 
 /// Roles a message may have. Templates support fewer; a role that no template knows is a mistake in the data.
 const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
@@ -41,12 +87,6 @@ pub(super) fn is_alpaca(row: &JsonRow) -> bool {
     present(row, "instruction").is_some() && present(row, "output").is_some()
 }
 
-/// The row's keys mark it as text.
-pub(super) fn is_text(row: &JsonRow) -> bool {
-    let given = |key: &str| present(row, key).is_some();
-    !given("input_ids") && (["text", "messages", "conversations"].into_iter().any(given) || is_alpaca(row))
-}
-
 /// The row's keys mark it as training data, and as hardly anything else.
 pub(super) fn is_known(row: &JsonRow) -> bool {
     let named = ["input_ids", "messages", "conversations"].iter().any(|key| present(row, key).is_some());
@@ -65,22 +105,48 @@ fn is_pair(row: &JsonRow) -> bool {
 /// The messages of a row whose fields no setting names.
 pub(super) fn conversation(row: &JsonRow) -> RowResult<Vec<Value>> {
     let system = present_text(row, "system").map(|text| json!({"role": "system", "content": text}));
-    if let Some(list) = present(row, "messages") {
-        return Ok(array(list, "messages")?.to_vec());
-    }
-    if let Some(list) = present(row, "conversations") {
-        let list = array(list, "conversations")?;
-        let own = list.first().is_some_and(|first| first["from"] == "system" || first["role"] == "system");
-        return Ok(system.filter(|_| !own).into_iter().chain(list.iter().cloned()).collect());
-    }
-    if !is_alpaca(row) {
-        let keys: Vec<&str> = row.keys().map(String::as_str).collect();
-        return Err(format!(
-            "has none of `messages`, `conversations`, `instruction` with `output`; its keys are: {}",
-            keys.join(", ")
-        ));
-    }
-    let mut turns: Vec<Value> = system.into_iter().collect();
+    let list = match Shape::of(row, true) {
+        Some(Shape::Messages) => array(field(row, "messages")?, "messages")?.clone(),
+        Some(Shape::Conversations) => array(field(row, "conversations")?, "conversations")?.clone(),
+        Some(Shape::Completion) => [spoken(row, "prompt", "user")?, spoken(row, "completion", "assistant")?].concat(),
+        Some(Shape::Instruction) => instruction(row)?,
+        _ => {
+            let keys: Vec<&str> = row.keys().map(String::as_str).collect();
+            return Err(format!(
+                "has none of `messages`, `conversations`, `instruction` with `output`, `prompt` with `completion`; its \
+                 keys are: {}",
+                keys.join(", ")
+            ));
+        }
+    };
+    let own = has_own_system(&list);
+    Ok(system.filter(|_| !own).into_iter().chain(list).collect())
+}
+
+/// The conversation begins with a system message.
+fn has_own_system(list: &[Value]) -> bool {
+    list.first().is_some_and(|first| first["from"] == "system" || first["role"] == "system")
+}
+
+/// A `system` field that the conversation has no place for, since it begins with another system message.
+pub(super) fn has_second_system(row: &JsonRow) -> bool {
+    let Some(text) = present_text(row, "system") else { return false };
+    let list = ["messages", "conversations", "prompt"].iter().find_map(|key| present(row, key)?.as_array());
+    list.is_some_and(|list| has_own_system(list) && list[0]["content"] != text && list[0]["value"] != text)
+}
+
+/// The messages of a field: text is one, by `role`.
+fn spoken(row: &JsonRow, key: &str, role: &str) -> RowResult<Vec<Value>> {
+    Ok(match field(row, key)? {
+        Value::String(text) => vec![json!({"role": role, "content": text})],
+        message @ Value::Object(_) => vec![message.clone()],
+        list => array(list, key)?.clone(),
+    })
+}
+
+/// The messages of an Alpaca row.
+fn instruction(row: &JsonRow) -> RowResult<Vec<Value>> {
+    let mut turns = Vec::new();
     let pair = |prompt: &str, answer: &str| {
         [json!({"role": "user", "content": prompt}), json!({"role": "assistant", "content": answer})]
     };
@@ -145,11 +211,7 @@ pub(super) fn turns(row: &JsonRow, (input, output): (Option<&str>, Option<&str>)
         },
     };
     if let Some(output) = output {
-        match field(row, output)? {
-            Value::String(text) => turns.push(json!({"role": "assistant", "content": text})),
-            message @ Value::Object(_) => turns.push(message.clone()),
-            list => turns.extend(array(list, output)?.iter().cloned()),
-        }
+        turns.extend(spoken(row, output, "assistant")?);
     }
     for (i, turn) in turns.iter_mut().enumerate() {
         message(i, turn)?;
@@ -159,6 +221,42 @@ pub(super) fn turns(row: &JsonRow, (input, output): (Option<&str>, Option<&str>)
         1 => Err("has only one message: a prompt must precede the response".into()),
         _ => Ok(turns),
     }
+}
+
+/// Types of message parts that are not text contain one of these.
+const PICTURES: [&str; 3] = ["image", "video", "audio"];
+/// Fields of a message, besides its content, that are an answer.
+const SPOKEN: [&str; 4] = ["tool_calls", "function_call", "reasoning_content", "thinking"];
+/// Fields of a message that switch its loss on or off: OpenAI's and Mistral's, Axolotl's, ms-swift's.
+const SWITCHES: [&str; 4] = ["weight", "train", "training", "loss"];
+/// Fields of a message that mean something to every trainer, whether or not a template reads them.
+const KNOWN: [&str; 4] = ["role", "content", "from", "value"];
+
+/// Whether message `i` has a loss, if it says so.
+pub(super) fn switch(i: usize, message: &Value) -> RowResult<Option<bool>> {
+    let Some((key, value)) =
+        SWITCHES.iter().find_map(|key| message.get(key).filter(|v| !v.is_null()).map(|v| (key, v)))
+    else {
+        return Ok(None);
+    };
+    match value {
+        Value::Bool(on) => Ok(Some(*on)),
+        Value::Number(n) if n.as_f64() == Some(1.0) => Ok(Some(true)),
+        Value::Number(n) if n.as_f64() == Some(0.0) => Ok(Some(false)),
+        other => Err(format!("has a message {i} with {key} {other}; only 0 and 1, false and true are supported")),
+    }
+}
+
+/// The message is an answer without a word.
+pub(super) fn is_silent(message: &Value) -> bool {
+    let empty = |value: &Value| value.is_null() || value == "" || value.as_array().is_some_and(Vec::is_empty);
+    ["content"].iter().chain(&SPOKEN).all(|key| empty(&message[*key]))
+}
+
+/// Fields of a message that may be of use to a template only.
+pub(super) fn extra(message: &Value) -> impl Iterator<Item = &String> {
+    let fields = message.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    fields.map(|(key, _)| key).filter(|key| !KNOWN.contains(&key.as_str()) && !SWITCHES.contains(&key.as_str()))
 }
 
 /// Checks message `i`, and converts a ShareGPT message to one with a role.
@@ -171,8 +269,16 @@ fn message(i: usize, turn: &mut Value) -> RowResult<()> {
             let known: Vec<&str> = SPEAKERS.iter().map(|(name, _)| *name).collect();
             format!("has a message {i} from {from}; ShareGPT knows: {}", known.join(", "))
         })?;
-        let content = string(fields, "value").map_err(|what| format!("has a message {i} that {what}"))?;
-        *turn = json!({"role": role, "content": content});
+        string(fields, "value").map_err(|what| format!("has a message {i} that {what}"))?;
+        let renamed =
+            fields.iter().filter(|(key, _)| !["role", "content"].contains(&key.as_str())).map(|(key, value)| match key
+                .as_str()
+            {
+                "from" => ("role".to_string(), role.into()),
+                "value" => ("content".to_string(), value.clone()),
+                _ => (key.clone(), value.clone()),
+            });
+        *fields = renamed.collect();
         return Ok(());
     }
     let keys = || fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -182,9 +288,15 @@ fn message(i: usize, turn: &mut Value) -> RowResult<()> {
         None => return Err(format!("has a message {i} without `role`; its keys are: {}", keys())),
     }
     match fields.get("content") {
-        Some(Value::String(_) | Value::Array(_)) => Ok(()),
-        // An assistant message may consist of tool calls only.
-        None | Some(Value::Null) if fields.contains_key("tool_calls") => Ok(()),
+        Some(Value::String(_)) => Ok(()),
+        Some(Value::Array(parts)) => parts.iter().try_for_each(|part| match part["type"].as_str() {
+            Some(kind) if PICTURES.iter().any(|media| kind.contains(media)) => Err(format!(
+                "has a message {i} with a part of type \"{kind}\": only text is trained on. Remove the part or the row"
+            )),
+            _ => Ok(()),
+        }),
+        // An assistant message may consist of thoughts or tool calls only.
+        None | Some(Value::Null) if SPOKEN.iter().any(|key| present(fields, key).is_some()) => Ok(()),
         None => Err(format!("has a message {i} without `content`; its keys are: {}", keys())),
         Some(other) => Err(format!("has a message {i} whose content is {}; a string is expected", kind(other))),
     }

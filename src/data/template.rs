@@ -2,24 +2,37 @@
 //!
 //! The interpreter is minijinja; [`ChatTemplate::new`] adds what transformers adds to Jinja: the Python methods of
 //! strings, lists and dicts, `raise_exception`, `strftime_now`, `tojson` without HTML escapes, loop controls, and `{%
-//! generation %}` blocks, whose content renders as if their tags were absent.
+//! generation %}` blocks, whose places in the text are returned.
 mod bounds;
+mod conversation;
+mod frame;
+mod generation;
+
+pub use conversation::{Conversation, Rendered};
+pub(super) use frame::TurnFrame;
 
 use crate::base::quote;
 use minijinja::machinery::Instructions;
 use minijinja::value::{Kwargs, Value};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, context};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State};
 use serde::Serialize;
 use serde_json::ser::Formatter;
+use std::collections::BTreeMap;
 use std::io;
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 use xxhash_rust::xxh3::xxh3_64;
 
 pub struct ChatTemplate {
     env: Environment<'static>,
     instructions: Instructions<'static>,
+    source: String,
     bos: String,
     eos: String,
+    /// It has `{% generation %}` blocks.
+    generation: bool,
+    /// What it puts around an answer, found when first asked for.
+    frame: OnceLock<Option<TurnFrame>>,
     fingerprint: u64,
 }
 
@@ -37,12 +50,15 @@ impl ChatTemplate {
         });
         env.add_function("strftime_now", |format: String| strftime(&format, now()));
         env.add_filter("tojson", tojson);
-        let instructions = bounds::compile(NAME, without_generation_tags(text)).map_err(|e| {
+        let (marked, generation) = generation::marked(text);
+        generation::install(&mut env);
+        let instructions = bounds::compile(NAME, marked).map_err(|e| {
             let (place, detail) = what(&e);
             format!("{place}: {detail}")
         })?;
         let fingerprint = xxh3_64(format!("{bos}\0{eos}\0{text}").as_bytes());
-        Ok(ChatTemplate { env, instructions, bos: bos.into(), eos: eos.into(), fingerprint })
+        let (source, bos, eos) = (text.into(), bos.into(), eos.into());
+        Ok(ChatTemplate { env, instructions, source, bos, eos, generation, frame: OnceLock::new(), fingerprint })
     }
 
     /// Equal for templates that render the same.
@@ -50,19 +66,44 @@ impl ChatTemplate {
         self.fingerprint
     }
 
-    /// Renders a conversation; with `prompt`, followed by the start of the assistant's next answer.
+    /// Whether the template's source holds this name, without which it cannot read a variable or field of that name.
+    pub fn mentions(&self, name: &str) -> bool {
+        let part = |c: char| c.is_alphanumeric() || c == '_';
+        self.source.match_indices(name).any(|(at, _)| {
+            let (before, after) = (&self.source[..at], &self.source[at + name.len()..]);
+            !before.ends_with(part) && !after.starts_with(part)
+        })
+    }
+
+    /// What the template puts around an answer; None if that cannot be known.
+    pub(super) fn frame(&self) -> Option<&TurnFrame> {
+        self.frame.get_or_init(|| TurnFrame::of(|messages, prompt| self.render(messages, prompt).ok())).as_ref()
+    }
+
+    /// The text of a conversation without variables; with `prompt`, followed by the start of the assistant's answer.
     pub fn render(&self, messages: &[Value], prompt: bool) -> Result<String, String> {
+        let conversation = Conversation { messages: messages.to_vec(), variables: BTreeMap::new() };
+        self.rendered(&conversation, prompt).map(|rendered| rendered.text)
+    }
+
+    /// Renders a conversation; with `prompt`, followed by the start of the assistant's next answer.
+    pub fn rendered(&self, conversation: &Conversation, prompt: bool) -> Result<Rendered, String> {
         // As in transformers, `tools` and `documents` are defined as None when absent.
-        let (none, messages) = (Value::from(()), Value::from(messages.to_vec()));
-        let context = context! {
-            messages, tools => none, documents => none, add_generation_prompt => prompt,
-            bos_token => self.bos, eos_token => self.eos,
-        };
-        bounds::run(&self.env, &self.instructions, context).map_err(|e| {
+        let mut context: BTreeMap<&str, Value> = [("tools", Value::from(())), ("documents", Value::from(()))].into();
+        context.insert("bos_token", Value::from(self.bos.as_str()));
+        context.insert("eos_token", Value::from(self.eos.as_str()));
+        context.extend(conversation.variables.iter().map(|(name, value)| (name.as_str(), value.clone())));
+        context.insert("messages", Value::from(conversation.messages.clone()));
+        context.insert("add_generation_prompt", Value::from(prompt));
+        let text = bounds::run(&self.env, &self.instructions, Value::from_iter(context)).map_err(|e| {
             // Completes "line 7 is rejected by line 3 of the chat template: no such role".
             let (place, detail) = what(&e);
             format!("is rejected by {place}: {detail}")
-        })
+        })?;
+        match self.generation {
+            true => generation::unmarked(&text),
+            false => Ok(Rendered { text, generated: None }),
+        }
     }
 }
 
@@ -85,31 +126,6 @@ fn what(e: &Error) -> (String, String) {
         kind => inner.detail().map_or_else(|| kind.to_string(), str::to_string),
     };
     (format!("{line}the {NAME}"), quote(detail).to_string())
-}
-
-/// Replaces `{% generation %}` and its end by a condition that always holds, keeping their whitespace controls: the
-/// surrounding whitespace is handled as for any block, and line numbers stay the same.
-fn without_generation_tags(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find("{%") {
-        let (before, tag) = rest.split_at(at + 2);
-        out += before;
-        let control = tag.len() - tag.trim_start_matches(['-', '+']).len();
-        let inside = &tag[control..];
-        let word = inside.trim_start();
-        let space = inside.len() - word.len();
-        let name = word.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
-        let instead = match name {
-            "generation" => "if true",
-            "endgeneration" => "endif",
-            name => name,
-        };
-        out += &tag[..control + space];
-        out += instead;
-        rest = &word[name.len()..];
-    }
-    out + rest
 }
 
 /// Formats values as Python's `str()` where Rust differs.
@@ -331,12 +347,5 @@ mod tests {
         ] {
             assert_eq!(strftime(all, t), expected);
         }
-    }
-
-    #[test]
-    fn generation_tags_keep_their_whitespace_controls() {
-        let text = "{%- generation -%}a{% endgeneration +%}\n{% generations %}{{ x }}{%generation%}";
-        let expected = "{%- if true -%}a{% endif +%}\n{% generations %}{{ x }}{%if true%}";
-        assert_eq!(without_generation_tags(text), expected);
     }
 }

@@ -1,13 +1,16 @@
 //! A tokenized corpus, written once and memory-mapped from then on. Never interprets tokens, and never decides where
 //! the file goes.
 //!
-//! `DIR/KEY.tokens` is a 4096-byte header, then words (u16 if every id fits, else u32, in native byte order), then for
-//! rows their end offsets (u64, in words). A row is its ids, then its labels.
+//! `DIR/KEY.tokens` is a 4096-byte header with the notes made while reading, then words (u16 if every id fits, else
+//! u32, in native byte order), then for rows their end offsets (u64, in words). A row is its ids, then its labels.
+use super::recipe::Drop;
 use super::sweep;
 use super::words::TokenWords;
 use crate::base::{Error, Result};
 use crate::device::{IGNORE, mapped::MappedFile};
 use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
@@ -16,12 +19,14 @@ use std::time::SystemTime;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Part of every key: increase it when the format, or what is written for the same files, changes.
-pub const VERSION: u64 = 3;
+pub const VERSION: u64 = 4;
 const MAGIC: u64 = u64::from_le_bytes(*b"flatshrd");
 const HEADER: usize = 4096;
+const NOTES: usize = HEADER - size_of::<TokenFileHeader>();
 /// Bodies up to this size are hashed when opened (about 10 ms for 100 MiB); for larger ones, only header and length are
 /// checked.
 const HASHED: u64 = 256 << 20;
+
 /// Statistics collected while building, for the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
@@ -31,10 +36,37 @@ pub struct TokenCounts {
     pub skipped: u64,
     /// Total size of the files read.
     pub bytes: u64,
-    /// Rows dropped for lack of a response, or of room for one.
-    pub dropped: u64,
+    /// Rows dropped, by [`Drop::ALL`].
+    pub dropped: [u64; Drop::ALL.len()],
     /// Malformed rows that were skipped.
     pub bad: u64,
+    /// Rows cut to `max_len` tokens.
+    pub cut: u64,
+}
+
+/// What was noted while reading, for the log.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Notes {
+    /// What rows hold and nothing reads, with the number of such rows.
+    pub unread: BTreeMap<String, u64>,
+    /// What is wrong with the first bad row that was skipped.
+    pub first_bad: Option<String>,
+}
+
+impl Notes {
+    /// As JSON of at most `room` bytes: the names in the fewest rows are left out first.
+    fn stored(mut self, room: usize) -> Vec<u8> {
+        loop {
+            let json = serde_json::to_vec(&self).unwrap_or_default();
+            if json.len() <= room {
+                return json;
+            }
+            match self.unread.iter().min_by_key(|(_, rows)| **rows).map(|(name, _)| name.clone()) {
+                Some(rarest) => drop(self.unread.remove(&rarest)),
+                None => self.first_bad = None,
+            }
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -49,6 +81,9 @@ struct TokenFileHeader {
     /// 0 for a stream.
     rows: u64,
     counts: TokenCounts,
+    /// Bytes of the notes that follow these fields, and their xxh3.
+    notes: u64,
+    notes_hash: u64,
     /// xxh3 of everything after the header.
     content: u64,
     /// xxh3 of all fields above.
@@ -71,6 +106,7 @@ impl TokenFileHeader {
 pub struct TokenFile {
     map: MappedFile,
     header: TokenFileHeader,
+    notes: Notes,
     /// Holds the shared lock while the file is mapped.
     _used: File,
 }
@@ -85,6 +121,9 @@ impl TokenFile {
     }
     pub fn counts(&self) -> TokenCounts {
         self.header.counts
+    }
+    pub fn notes(&self) -> &Notes {
+        &self.notes
     }
     /// Equal for equal tokens, whatever their source.
     pub fn content(&self) -> u64 {
@@ -137,12 +176,17 @@ impl TokenFile {
         if !header.is_whole() || header.key != key || len != HEADER as u64 + header.body() {
             return Ok(None);
         }
+        let mut notes = vec![0; (header.notes as usize).min(NOTES)];
+        file.read_exact(&mut notes).map_err(io)?;
+        let Some(notes) = serde_json::from_slice(&notes).ok().filter(|_| xxh3_64(&notes) == header.notes_hash) else {
+            return Ok(None);
+        };
         // Read instead of mapped: touched pages of a mapping count toward this process's memory.
         if header.body() <= HASHED && content(&mut file).map_err(io)? != header.content {
             return Ok(None);
         }
         let _ = file.set_modified(SystemTime::now()); // fails, harmlessly, for a file of another user
-        Ok(Some(TokenFile { map: MappedFile::of(&file, path)?, header, _used: file }))
+        Ok(Some(TokenFile { map: MappedFile::of(&file, path)?, header, notes, _used: file }))
     }
 }
 
@@ -170,6 +214,7 @@ pub struct TokenWriter {
     /// A write to this file failed, rather than reading the corpus.
     pub(super) broken: bool,
     pub counts: TokenCounts,
+    pub notes: Notes,
 }
 
 impl TokenWriter {
@@ -185,6 +230,7 @@ impl TokenWriter {
             encoded: Vec::new(),
             broken: false,
             counts: TokenCounts::default(),
+            notes: Notes::default(),
         };
         let made = writer.out.write_all(&[0; HEADER]);
         writer.written(made)?;
@@ -237,10 +283,18 @@ impl TokenWriter {
                 self.out.write_all(&chunk[..n])?;
             }
         }
-        let mut header = TokenFileHeader { counts: self.counts, content: self.hash.digest(), ..self.header };
+        let notes = self.notes.stored(NOTES);
+        let mut header = TokenFileHeader {
+            counts: self.counts,
+            notes: notes.len() as u64,
+            notes_hash: xxh3_64(&notes),
+            content: self.hash.digest(),
+            ..self.header
+        };
         header.own = header.sum();
         self.out.seek(SeekFrom::Start(0))?;
         self.out.write_all(bytemuck::bytes_of(&header))?;
+        self.out.write_all(&notes)?;
         let file = self.out.into_inner()?;
         if let Some(to) = to {
             file.sync_all()?;

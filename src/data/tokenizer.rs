@@ -5,6 +5,7 @@ mod growth;
 use crate::base::{Error, Result, open, quote};
 use serde_json::{Map, Value};
 use std::fmt;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -261,6 +262,27 @@ impl Tokenizer {
         }
         Ok(())
     }
+    /// The same, with the bytes of `text` that each token stands for.
+    pub(super) fn encode_with_places(
+        &self,
+        text: &str,
+        out: &mut Vec<u32>,
+        places: &mut Vec<Range<usize>>,
+    ) -> Result<()> {
+        match self {
+            Tokenizer::None(_) => return self.usable(),
+            Tokenizer::Bytes => {
+                out.extend(text.bytes().map(u32::from));
+                places.extend((0..text.len()).map(|at| at..at + 1));
+            }
+            Tokenizer::File(t) => {
+                let tokens = t.encode(text)?;
+                out.extend_from_slice(tokens.get_ids());
+                places.extend(tokens.get_offsets().iter().map(|&(start, end)| start..end));
+            }
+        }
+        Ok(())
+    }
     /// What transformers adds (before, after) a whole text: the special tokens of the file's post-processor, unless
     /// `add_bos_token` or `add_eos_token` of tokenizer_config.json override it.
     pub fn affixes(&self) -> (&[u32], &[u32]) {
@@ -281,6 +303,13 @@ impl Tokenizer {
     /// Special tokens are omitted; invalid UTF-8 becomes U+FFFD; ids outside the vocabulary become U+FFFD or are
     /// omitted. Without a tokenizer: the ids, separated by spaces.
     pub fn decode(&self, ids: &[u32]) -> String {
+        self.text(ids, true)
+    }
+    /// The same, with special tokens as they are spelled.
+    pub fn spelled(&self, ids: &[u32]) -> String {
+        self.text(ids, false)
+    }
+    fn text(&self, ids: &[u32], plain: bool) -> String {
         match self {
             Tokenizer::None(_) => ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
             Tokenizer::Bytes => {
@@ -291,7 +320,7 @@ impl Tokenizer {
                 });
                 String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
             }
-            Tokenizer::File(t) => caught(|| t.pipeline.decode(ids, true)).unwrap_or_default(),
+            Tokenizer::File(t) => caught(|| t.pipeline.decode(ids, plain)).unwrap_or_default(),
         }
     }
 }

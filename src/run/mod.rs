@@ -17,6 +17,8 @@ pub mod launch;
 pub mod r#loop;
 /// `--generate`.
 pub mod generate;
+/// `--print-samples`, `--preview`.
+pub mod samples;
 
 pub use settings::StrategyName;
 pub use settings::help::HelpPage;
@@ -26,6 +28,7 @@ use crate::comm::claim::Claim;
 use crate::comm::env::RankEnv;
 use launch::{RankJob, restart};
 use plan::{Plan, check, fit, ranks};
+use samples::Look;
 use settings::args::{self, Parsed};
 use settings::config;
 use settings::{LogLevel, stages};
@@ -69,6 +72,10 @@ fn start(page: &HelpPage, strategy: StrategyName, launched: Option<&RankEnv>) ->
     if let Some(prompt) = &cli.files.generate {
         let Some(settings) = runs.pop() else { return Ok(()) };
         return generate::main(settings, launched, prompt);
+    }
+    let look = |count: Option<u64>, look: Look| count.map(|count| (count, look));
+    if let Some((count, look)) = look(cli.files.print_samples, Look::Json).or(look(cli.files.preview, Look::Color)) {
+        return runs.into_iter().try_for_each(|settings| samples::main(settings, launched, count, look));
     }
     if runs.len() > 1 {
         runs.iter().try_for_each(check::outputs)?;

@@ -25,6 +25,7 @@ mod nonfinite_steps;
 mod kto;
 mod precompute;
 mod preference;
+mod samples;
 mod sft;
 mod spellings;
 mod stages;

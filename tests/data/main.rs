@@ -18,6 +18,7 @@ mod cache;
 mod common;
 mod constant_memory;
 mod corpora;
+mod fields;
 mod fuzz_corpora;
 mod mixture;
 mod order;

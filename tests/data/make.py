@@ -133,17 +133,15 @@ def chats(tokenizer):
 
 
 def sft(tokenizer, row, *, input_key, output_key=None, input_template=None, chat=None, multiturn=False, pretrain=False, max_len):
-    """Tokens and loss of a row, as OpenRLHF's SFT dataset defines them: (ids, which of them are predicted with loss), or None
-    for a row that it leaves out."""
-    def ids(text):
-        return tokenizer(text, add_special_tokens=False, truncation=True, max_length=max_len)["input_ids"]
-
+    """Tokens and loss of a row: (ids, which of them have a loss), or None for a row that is left out. The text is that of
+    OpenRLHF's SFT dataset; a token has a loss if it overlaps a span of characters, as in transformers'
+    return_assistant_tokens_mask. A row that is too long is cut, and does not end in the end of text."""
     def render(messages, **more):
         return tokenizer.apply_chat_template(messages, chat_template=chat, tokenize=False, **more)
 
     if pretrain:
-        tokens = ids(row[input_key])
-        return (tokens, [True] * len(tokens)) if tokens else None
+        tokens = tokenizer(row[input_key], add_special_tokens=False)["input_ids"][:max_len]
+        return (tokens, [True] * len(tokens)) if len(tokens) > 1 else None
     spans = []
     if chat is None:
         prompt = input_template.format(row[input_key]) if input_template else row[input_key]
@@ -154,23 +152,27 @@ def sft(tokenizer, row, *, input_key, output_key=None, input_template=None, chat
             messages = [{"role": "user", "content": messages}, {"role": "assistant", "content": row[output_key]}]
         elif output_key:
             messages = messages + row[output_key]
+        if not messages[-1]["content"]:
+            return None
         prompt = render(messages[:-1], add_generation_prompt=True)
         response = render(messages)[len(prompt):]
         for i, message in enumerate(messages if multiturn else []):
             if message["role"] == "assistant":
                 before = render(messages[:i], add_generation_prompt=True)
-                start = len(ids(before))
-                spans.append((start, start + len(ids(render(messages[:i + 1])[len(before):]))))
-    asked = len(ids(prompt))
-    if not prompt or not response or asked >= max_len - 2:
+                spans.append((len(before), len(render(messages[:i + 1]))))
+    if not prompt or not response:
         return None
     text = (prompt + response).rstrip("\n")
+    spans = [(start, end if end < len(text) else float("inf")) for start, end in spans or [(len(prompt), float("inf"))]]
     if not text.endswith(tokenizer.eos_token):
         text += " " + tokenizer.eos_token
-    tokens = ids(text)
-    tokens[-1] = tokenizer.eos_token_id
-    spans = spans if multiturn else [(asked, len(tokens))]
-    return tokens, [any(a <= i < b for a, b in spans) for i in range(len(tokens))]
+    made = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    tokens = made["input_ids"][:-1] + [tokenizer.eos_token_id]
+    loss = [any(a < max(end, start + 1) and start < b for a, b in spans) for start, end in made["offset_mapping"]]
+    if not multiturn and loss.index(True) + 2 >= max_len:
+        return None
+    tokens, loss = tokens[:max_len], loss[:max_len]
+    return (tokens, loss) if any(loss[1:]) else None
 
 
 PROMPTS = [

@@ -39,7 +39,7 @@ fn shown(row: &TokenizedRow) -> (Value, String) {
 }
 
 #[test]
-fn tokens_and_loss_are_those_of_openrlhf() {
+fn tokens_and_loss_are_those_of_transformers() {
     for name in ["byte_level", "sentencepiece"] {
         let tokenizer = tokens::load(name);
         let golden: Value = serde_json::from_slice(&fs::read(tokens::golden(name).join("sft.json")).unwrap()).unwrap();
@@ -58,7 +58,7 @@ fn tokens_and_loss_are_those_of_openrlhf() {
                     kept += 1;
                 }
                 None => {
-                    assert_eq!(outcome, Outcome::Dropped, "{name}: {case}");
+                    assert!(matches!(outcome, Outcome::Dropped(_)), "{name}: {case}");
                     dropped += 1;
                 }
             }
@@ -78,7 +78,7 @@ pub fn make(format: Format, row: Value) -> Result<(Vec<u32>, String), String> {
     let outcome = recipe(format).line(row.to_string().as_bytes(), &mut out)?;
     Ok(match outcome {
         Outcome::Kept => (out.ids.clone(), shown(&out).1),
-        Outcome::Dropped => (vec![], "dropped".into()),
+        Outcome::Dropped(why) => (vec![], format!("dropped: {why}")),
         Outcome::Text => (vec![], "text".into()),
     })
 }
@@ -190,15 +190,15 @@ fn long_prompts_are_dropped_and_counted() {
     let files = Files::with("t.jsonl", [row(13), row(14), row(30), row(3)].join("\n"));
     let data = open(&files, "t.jsonl", 16, keys("q", Some("a"))).unwrap();
     let report = data.report();
-    assert_eq!((report.rows, report.dropped, report.bad, report.cut), (2, 2, 0, 0));
-    assert!(report.to_string().contains("2 rows dropped"), "{report}");
+    assert_eq!((report.rows, report.dropped, report.bad, report.cut), (2, [2, 0, 0, 0], 0, 1));
+    assert!(report.to_string().contains("1 longer row cut at 16 tokens; 2 rows dropped (the prompt"), "{report}");
     let (tokens, targets) = &rows(&data)[0];
-    assert_eq!(tokens[13..], [97, 110, END], "the end is cut off, and the last token is the end of text");
-    assert_eq!(targets[11..], [IGNORE, 97, 110, END as i32, IGNORE]);
+    assert_eq!(tokens[13..], [97, 110, 115], "the rest is cut off, and no end is put where the text does not end");
+    assert_eq!(targets[11..], [IGNORE, 97, 110, 115, IGNORE]);
     // Another max_len is another token file, with its own counts.
-    assert_eq!(open(&files, "t.jsonl", 64, keys("q", Some("a"))).unwrap().report().dropped, 0);
+    assert_eq!(open(&files, "t.jsonl", 64, keys("q", Some("a"))).unwrap().report().dropped, [0; 4]);
     let again = open(&files, "t.jsonl", 16, keys("q", Some("a"))).unwrap();
-    assert_eq!((again.report().built, again.report().dropped), (false, 2));
+    assert_eq!((again.report().built, again.report().dropped, again.report().cut), (false, [2, 0, 0, 0], 1));
     refused(open(&files, "t.jsonl", 5, keys("q", Some("a"))), &["none of its 4 rows", "max_len 5", "`max_len`"]);
 }
 
@@ -224,7 +224,7 @@ fn bad_rows_are_named_or_skipped_and_counted() {
     let report = data.report();
     assert_eq!((report.rows, report.bad), (3, 3));
     assert!(report.to_string().contains("3 bad rows skipped (the first: "), "{report}");
-    assert!(report.first_bad.as_ref().unwrap().contains("line 2"), "{report}");
+    assert!(report.notes.first_bad.as_ref().unwrap().contains("line 2"), "{report}");
     let again = open(&files, "t.jsonl", 16, skip()).unwrap();
     assert_eq!((again.report().built, again.report().bad), (false, 3));
     // Line numbers are right far into the file and on other threads too.
@@ -277,7 +277,7 @@ fn parquet_gives_the_rows_of_jsonl() {
     };
     assert_eq!(same("prompts.parquet", keys("q", Some("a")), &|r| r.get("q").is_some()), 4);
     let chat = Format { chat: chatml(), multiturn: true, ..Format::default() };
-    assert_eq!(same("talks.parquet", chat, &|r| r.get("messages").is_some()), 4);
+    assert_eq!(same("talks.parquet", chat, &|r| r.get("messages").is_some()), 5);
 
     let files = Files::with("tokens.parquet", parquet("tokens.parquet"));
     let found = rows(&files.open("tokens.parquet", 8));

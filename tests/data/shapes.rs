@@ -227,7 +227,7 @@ fn truncated_arrays_are_refused_and_bad_rows_named_or_skipped() {
     says(of(&[good, "3"]), &["row 1 (from 0) is not a JSON object", "JSON object"]);
     let found = open(&put(of(&[good, "{\"q\": }", "3", good])), "t.json", 16, skip()).unwrap();
     assert_eq!((found.rows(), found.report().bad), (2, 2));
-    assert!(found.report().first_bad.as_ref().unwrap().contains("row 1"));
+    assert!(found.report().notes.first_bad.as_ref().unwrap().contains("row 1"));
     let whole = of(&[good, good]);
     for (cut, says) in [(whole.len() - 1, "row 2"), (whole.len() - 2, "row 1"), (8, "row 0"), (1, "row 0")] {
         // Damage of the array itself is not the fault of one row.

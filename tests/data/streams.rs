@@ -109,7 +109,7 @@ fn jsonl_rows_are_shifted_and_truncated() {
 
 {"input_ids": [5, 6, 7, 8, 9, 10], "labels": [-100, 6, 7, 8, 11, 10]}
 {"text": "hé"}
-{"input_ids": [7]}"#;
+{"input_ids": [7, 8]}"#;
     let files = Files::with("t.jsonl", lines);
     let data = files.open("t.jsonl", 4);
     const X: i32 = IGNORE;
@@ -120,18 +120,18 @@ fn jsonl_rows_are_shifted_and_truncated() {
             (vec![1, 2, 3, 4], vec![2, 3, 4, X]),
             (vec![5, 6, 7, 8], vec![6, 7, 8, X]), // truncated: the target of position 4 would be missing
             (vec![104, 0xc3, 0xa9, END], vec![0xc3, 0xa9, END as i32, X]),
-            (vec![7], vec![X]),
+            (vec![7, 8], vec![8, X]),
         ]
     );
     let report = data.report();
-    assert_eq!((report.rows, report.cut, report.tokens), (5, 1, 18));
-    assert!(report.to_string().contains("1 longer row truncated"), "{report}");
+    assert_eq!((report.rows, report.cut, report.tokens), (5, 1, 17));
+    assert!(report.to_string().contains("1 longer row cut at 4 tokens"), "{report}");
 
     let mut loader = Loader::new(data.clone(), load(5, 1, 0, 1, false)).unwrap();
     let batch = next(&mut loader);
-    assert_eq!(batch.cu_seqlens, [0, 3, 7, 11, 15, 16], "a row is a document, and nothing is padded");
-    assert_eq!(batch.positions, [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0]);
-    assert_eq!(batch.loss_tokens(), 1 + 3 + 3 + 3);
+    assert_eq!(batch.cu_seqlens, [0, 3, 7, 11, 15, 17], "a row is a document, and nothing is padded");
+    assert_eq!(batch.positions, [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1]);
+    assert_eq!(batch.loss_tokens(), 1 + 3 + 3 + 3 + 1);
 }
 
 #[test]

@@ -81,11 +81,32 @@ pub struct RunData {
     pub eval: Option<Arc<Dataset>>,
 }
 
+/// How [`RunData`] is opened.
+pub struct RunDataOptions {
+    /// Each data set to mix, with its weight.
+    pub train: Vec<(DataOptions, f64)>,
+    pub eval: Option<DataOptions>,
+}
+
 impl RunData {
     pub fn open(s: &Settings, tokenizer: &Tokenizer, spec: &Spec) -> Result<RunData> {
-        let (d, merges) = (&s.data, s.lora.merge.is_some()); // a merge reads no data
-        let format = match merges {
-            true => Format::default(),
+        let d = &s.data;
+        let options = RunData::options(s, tokenizer, spec)?;
+        let parts = options.train.iter().map(|(options, weight)| Ok((Dataset::open(options)?, *weight)));
+        let train = Dataset::mix(parts.collect::<Result<_>>()?)?;
+        let eval = options.eval.map(|options| Dataset::open(&options).map_err(of_evaluation)).transpose()?;
+        if s.lora.merge.is_none() {
+            train.check_row_settings(&[("packing_samples", d.packing_samples == Some(true))])?;
+            let of_rows = eval.as_ref().filter(|eval| eval.has_rows_of_its_own()).unwrap_or(&train);
+            of_rows.check_row_settings(&[("tokenizer_chat_template", d.tokenizer_chat_template.is_some())])?;
+        }
+        Ok(RunData { train: Arc::new(train), eval: eval.map(Arc::new) })
+    }
+
+    pub fn options(s: &Settings, tokenizer: &Tokenizer, spec: &Spec) -> Result<RunDataOptions> {
+        let d = &s.data;
+        let format = match s.lora.merge.is_some() {
+            true => Format::default(), // a merge reads no data
             false => objective::rows(s, format(d, tokenizer)?)?,
         };
         let sources = sources(d)?;
@@ -93,16 +114,15 @@ impl RunData {
         if eval.iter().flatten().any(|path| path == Path::new("synthetic")) {
             return Err(Error::input(
                 "`eval_dataset: synthetic`: its rows would be those of training; remove it, and the run evaluates \
-                held-out rows \
-                 of `dataset: synthetic`",
+                 held-out rows of `dataset: synthetic`",
             ));
         }
         // Row settings must apply to some of the data, not to all of it.
         let all: Vec<&[PathBuf]> = sources.iter().map(|s| &s.0[..]).chain(eval.as_deref()).collect();
         let rows = all.iter().any(|paths| Dataset::holds_rows(paths));
-        let open = |paths: &[PathBuf], max_samples: Option<usize>| {
+        let options = |paths: &[PathBuf], max_samples: Option<usize>| {
             let without_effect = all.len() > 1 && rows && !Dataset::holds_rows(paths);
-            Dataset::open(&DataOptions {
+            Ok(DataOptions {
                 paths: paths.to_vec(),
                 tokenizer: tokenizer.clone(),
                 format: match without_effect {
@@ -117,15 +137,9 @@ impl RunData {
                 cargo_home: env::cargo_home(),
             })
         };
-        let parts = sources.iter().map(|(paths, weight)| Ok((open(paths, d.max_samples)?, *weight)));
-        let train = Dataset::mix(parts.collect::<Result<_>>()?)?;
-        let eval = eval.as_deref().map(|paths| open(paths, None).map_err(of_evaluation)).transpose()?;
-        if !merges {
-            train.check_row_settings(&[("packing_samples", d.packing_samples == Some(true))])?;
-            let of_rows = eval.as_ref().filter(|eval| eval.has_rows_of_its_own()).unwrap_or(&train);
-            of_rows.check_row_settings(&[("tokenizer_chat_template", d.tokenizer_chat_template.is_some())])?;
-        }
-        Ok(RunData { train: Arc::new(train), eval: eval.map(Arc::new) })
+        let train = sources.iter().map(|(paths, weight)| Ok((options(paths, d.max_samples)?, *weight)));
+        let train = train.collect::<Result<_>>()?;
+        Ok(RunDataOptions { train, eval: eval.as_deref().map(|paths| options(paths, None)).transpose()? })
     }
 }
 

@@ -52,6 +52,13 @@ pub struct Files {
     /// Print the resolved settings and the plan (mesh, parameters, bytes per rank), then exit
     #[arg(long)]
     pub print_config: bool,
+    /// Print the first N samples as they would be trained on, before packing: one JSON object per line with tokens,
+    /// labels, text and the text with loss; then exit
+    #[arg(long, value_name = "N", conflicts_with_all = ["generate", "print_config"])]
+    pub print_samples: Option<u64>,
+    /// Show the first N samples as text, in color where there is a loss (in [[ ]] without colors), then exit
+    #[arg(long, value_name = "N", conflicts_with_all = ["generate", "print_config", "print_samples"])]
+    pub preview: Option<u64>,
     /// Tolerated: old torchrun versions pass it; the environment decides
     #[arg(long, hide = true)]
     pub local_rank: Option<usize>,

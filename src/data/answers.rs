@@ -1,0 +1,99 @@
+//! Finds what each answer of a conversation became in its rendered text. Never renders more than the text needs, and
+//! never tokenizes.
+//!
+//! [Note: answers in a rendering] An answer begins after what `add_generation_prompt` adds and ends with the
+//! end-of-turn text that follows it. Both come from a conversation of our own ([`TurnFrame`]), rendered once for a
+//! template. [`find`] walks through the rendered conversation with them: the text of each message is skipped, so that
+//! a message that spells such markup is not taken for it, and as many answers must be found as there are assistant
+//! messages. It takes one rendering, and works for templates that change earlier answers (thoughts are removed from
+//! them, tools rendered elsewhere). Where a template has no such frame, [`by_prefixes`] renders the conversation up to
+//! each answer.
+//!
+//! [`TurnFrame`]: super::template::TurnFrame
+use super::template::{ChatTemplate, Conversation};
+use std::ops::Range;
+
+/// The bytes of `text`, the rendered `messages`, that each assistant message became, its end of turn included; None if
+/// they cannot be told. See [Note: answers in a rendering].
+pub(super) fn find(chat: &ChatTemplate, messages: &[serde_json::Value], text: &str) -> Option<Vec<Range<usize>>> {
+    let frame = chat.frame()?;
+    let mut found = Vec::new();
+    let mut at = 0;
+    for message in messages {
+        if message["role"] != "assistant" {
+            at = skip(text, at, content(message)).map_or(at, |spoken| spoken.end);
+            continue;
+        }
+        at += text[at..].find(&frame.header)?;
+        let header = if text[at..].starts_with(&frame.prompt) { &frame.prompt } else { &frame.header };
+        let start = at + header.len();
+        let crosses =
+            |part: &str| part.contains(&frame.header) || frame.others.iter().any(|other| part.contains(other));
+        let own = |spoken: &Range<usize>| !crosses(&text[start..spoken.start]);
+        let spoken = content(message);
+        let without_thoughts = spoken.map(|said| said.rsplit_once("</think>").map_or(said, |(_, said)| said));
+        let spoken = [spoken, without_thoughts].into_iter().find_map(|said| skip(text, start, said).filter(own));
+        let spoken = spoken.unwrap_or(start..start);
+        at = spoken.end + text[spoken.end..].find(&frame.end)? + frame.end.len();
+        // An end of another kind, as some templates have after a call of a tool: the end found is that of a later turn.
+        if crosses(&text[spoken.end..at]) {
+            return None;
+        }
+        found.push(start..at);
+    }
+    (!text[at..].contains(&frame.header)).then_some(found)
+}
+
+/// The text of a message; of one in parts, that of the last.
+fn content(message: &serde_json::Value) -> Option<&str> {
+    let content = &message["content"];
+    let last = || content.as_array()?.iter().rev().find_map(|part| part["text"].as_str());
+    content.as_str().or_else(last)
+}
+
+/// Where `said` stands in `text`, not far after `from`. Templates trim it.
+fn skip(text: &str, from: usize, said: Option<&str>) -> Option<Range<usize>> {
+    /// A header, the definitions of tools and the date fit before a message.
+    const NEAR: usize = 1 << 16;
+    let said = said?.trim();
+    let mut near = (from + said.len() + NEAR).min(text.len());
+    while !text.is_char_boundary(near) {
+        near += 1;
+    }
+    let at = from + text[from..near].find(said).filter(|_| !said.is_empty())?;
+    Some(at..at + said.len())
+}
+
+/// The same by rendering the conversation up to each answer. An error if a beginning is not rendered like the whole.
+pub(super) fn by_prefixes(
+    chat: &ChatTemplate,
+    conversation: &Conversation,
+    answers: &[usize],
+    text: &str,
+) -> Result<Vec<Range<usize>>, String> {
+    let upto = |turn: usize, prompt: bool| {
+        let messages = conversation.messages[..turn].to_vec();
+        chat.rendered(&Conversation { messages, variables: conversation.variables.clone() }, prompt).map(|r| r.text)
+    };
+    let mut found = Vec::new();
+    for &turn in answers {
+        let (before, with) = (upto(turn, true)?, upto(turn + 1, false)?);
+        let answer =
+            with.strip_prefix(&before).zip(text.strip_prefix(&before)).and_then(|(a, rest)| surviving_part(a, rest));
+        let Some(answer) = answer else {
+            return Err(format!(
+                "has an answer (message {turn}) that the chat template renders differently when more messages follow: \
+                 train on such conversations without `multiturn`"
+            ));
+        };
+        found.push(before.len()..before.len() + answer.len());
+    }
+    Ok(found)
+}
+
+/// The part of an answer, as rendered when it is the last message, that remains at the start of `rest`: templates of
+/// thinking models drop the thoughts of earlier answers, which come first.
+fn surviving_part<'a>(answer: &'a str, rest: &str) -> Option<&'a str> {
+    let starts = answer.char_indices().map(|(i, _)| &answer[i..]);
+    starts.into_iter().find(|part| rest.starts_with(part)).filter(|part| !part.trim().is_empty())
+}

@@ -1,0 +1,126 @@
+//! The first samples of a data set, as they will be trained on before packing. Never keeps a token file of rows.
+use super::corpus::Corpus;
+use super::dataset::{DataOptions, Dataset};
+use super::format::SampleKind;
+use super::reader;
+use super::recipe::{Drop, TokenizedRow};
+use super::rows::RowSink;
+use super::source::NUMBER;
+use crate::base::{Error, Result};
+use crate::device::IGNORE;
+
+/// A sequence of a sample.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PreviewSequence {
+    pub ids: Vec<u32>,
+    /// As long as `ids`, not shifted.
+    pub labels: Vec<i32>,
+    pub cut: bool,
+}
+
+/// A row of a data set.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PreviewRow {
+    Sample(PreviewSequence),
+    /// A chosen and a rejected answer.
+    Pair([PreviewSequence; 2]),
+    /// An answer, and whether it is desirable.
+    Labeled(PreviewSequence, bool),
+    /// Why it is not trained on.
+    Dropped(String),
+}
+
+impl PreviewRow {
+    fn of(kind: SampleKind, row: &TokenizedRow, numbers: usize) -> PreviewRow {
+        let len = row.ids.len() - numbers;
+        let part = |range: std::ops::Range<usize>| PreviewSequence {
+            ids: row.ids[range.clone()].to_vec(),
+            labels: row.labels[range].to_vec(),
+            cut: row.cut,
+        };
+        match kind {
+            SampleKind::Tokens => PreviewRow::Sample(part(0..len)),
+            SampleKind::Labeled => {
+                let number: Vec<u8> = row.ids[len..].iter().map(|&id| id as u8).collect();
+                let desirable = number.first_chunk().is_some_and(|&bytes| f32::from_le_bytes(bytes) == 1.0);
+                PreviewRow::Labeled(part(0..len), desirable)
+            }
+            SampleKind::Pair => {
+                // The second sequence begins where the labels of the first answer end.
+                let answer = row.labels.iter().position(|&label| label != IGNORE).unwrap_or(0);
+                let end = row.labels[answer..len].iter().position(|&label| label == IGNORE).map_or(len, |n| answer + n);
+                PreviewRow::Pair([part(0..end), part(end..len)])
+            }
+        }
+    }
+}
+
+/// Receives (row number from 0, row).
+pub type Show<'a> = dyn FnMut(u64, PreviewRow) -> Result<()> + 'a;
+
+/// Stops the reader once enough samples were shown.
+struct Shown<'a> {
+    show: &'a mut Show<'a>,
+    kind: SampleKind,
+    /// Ids at the end of a row that are no tokens.
+    numbers: usize,
+    next: u64,
+    left: u64,
+}
+
+impl Shown<'_> {
+    fn put(&mut self, row: PreviewRow, samples: u64) -> Result<()> {
+        if self.left == 0 {
+            return Err(Error::Run("the preview is complete".into())); // ends the reader; not reported
+        }
+        (self.show)(self.next, row)?;
+        self.next += 1;
+        self.left -= samples;
+        Ok(())
+    }
+}
+
+impl RowSink for Shown<'_> {
+    fn kept(&mut self, row: &TokenizedRow) -> Result<()> {
+        self.put(PreviewRow::of(self.kind, row, self.numbers), 1)
+    }
+    fn dropped(&mut self, why: Drop) -> Result<()> {
+        self.put(PreviewRow::Dropped(why.to_string()), 0)
+    }
+    fn bad(&mut self, what: String) -> Result<()> {
+        self.put(PreviewRow::Dropped(what), 0)
+    }
+    fn unread(&mut self, _: &str, _: u64) {}
+}
+
+impl Dataset {
+    /// Shows the first `samples` samples in the order of the files, with the rows between them that are dropped. Errors
+    /// are those of [`Dataset::open`].
+    pub fn preview<'a>(options: &DataOptions, samples: u64, show: &'a mut Show<'a>) -> Result<()> {
+        let limit = options.max_samples.unwrap_or(u64::MAX).min(samples);
+        let found = Dataset::find(options)?;
+        let Some((corpus, recipe)) = found.filter(|(corpus, _)| corpus.kind.is_rows()) else {
+            let data = Dataset::open(&DataOptions { max_samples: Some(limit), ..options.clone() })?;
+            for row in 0..data.rows().min(limit) {
+                let len = data.row_len(row);
+                let (mut ids, mut targets) = (vec![0; len], vec![0; len]);
+                data.fill(row, &mut ids, &mut targets);
+                let labels = ids.iter().map(|&id| id as i32).collect();
+                show(row, PreviewRow::Sample(PreviewSequence { ids, labels, cut: false }))?;
+            }
+            return Ok(());
+        };
+        let numbers = if options.format.has_numbers() { NUMBER } else { 0 };
+        let kind = options.format.sample();
+        let mut shown = Shown { show, kind, numbers, next: 0, left: limit };
+        let Corpus { files, .. } = &corpus;
+        for file in files {
+            let read = reader::rows(&corpus, file, &recipe, &mut shown);
+            if shown.left == 0 {
+                return Ok(());
+            }
+            read?;
+        }
+        Ok(())
+    }
+}

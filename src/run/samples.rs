@@ -1,0 +1,122 @@
+//! `--print-samples` and `--preview`: what a run would train on, before packing. Never starts ranks, and reads no
+//! weight.
+use crate::base::{Error, Result};
+use crate::comm::env::RankEnv;
+use crate::data::{Dataset, PreviewRow, PreviewSequence, Tokenizer};
+use crate::device::IGNORE;
+use crate::run::plan::data::RunData;
+use crate::run::plan::{data, model};
+use crate::run::settings::Settings;
+use crate::run::watch::style;
+use clap::builder::styling::AnsiColor;
+use serde_json::{Value, json};
+use std::io::{BufWriter, ErrorKind, Write, stdout};
+
+/// How samples are shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Look {
+    /// One JSON object per line.
+    Json,
+    /// Text, whose tokens with loss are green.
+    Color,
+}
+
+/// Prints the first `count` samples of each data set to train on.
+pub fn main(mut s: Settings, launched: Option<&RankEnv>, count: u64, look: Look) -> Result<()> {
+    if launched.is_some_and(|env| env.rank != 0) {
+        return Ok(());
+    }
+    let tokenizer = data::tokenizer(&mut s);
+    let spec = model::spec(&mut s, &tokenizer)?;
+    let tokenizer = tokenizer.for_model(spec.vocab);
+    let parts = RunData::options(&s, &tokenizer, &spec)?.train;
+    let (several, mut out) = (parts.len() > 1, BufWriter::new(stdout()));
+    for (options, _) in &parts {
+        let name = options.paths.first().filter(|_| several).map(|path| path.display().to_string());
+        let mut show = |row: u64, content: PreviewRow| {
+            let text = match look {
+                Look::Json => lines(row, name.as_deref(), &content, &tokenizer),
+                Look::Color => colored(row, &content, &tokenizer, style::is_on(&stdout())),
+            };
+            out.write_all(text.as_bytes()).map_err(|e| Error::io("write", "standard output", e))
+        };
+        let shown = Dataset::preview(options, count, &mut show)
+            .and_then(|()| out.flush().map_err(|e| Error::io("write", "standard output", e)));
+        match shown {
+            // A reader that stops early (`| head`) is not a failure.
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::BrokenPipe => return Ok(()),
+            other => other.map_err(Error::before_start)?,
+        }
+    }
+    Ok(())
+}
+
+/// The sequences of a row, with what else is known of each.
+fn sequences(row: &PreviewRow) -> Vec<(&PreviewSequence, Option<(&'static str, Value)>)> {
+    match row {
+        PreviewRow::Sample(sequence) => vec![(sequence, None)],
+        PreviewRow::Labeled(sequence, desirable) => vec![(sequence, Some(("label", json!(desirable))))],
+        PreviewRow::Pair([chosen, rejected]) => {
+            vec![(chosen, Some(("side", json!("chosen")))), (rejected, Some(("side", json!("rejected"))))]
+        }
+        PreviewRow::Dropped(_) => vec![],
+    }
+}
+
+fn lines(row: u64, name: Option<&str>, content: &PreviewRow, tokenizer: &Tokenizer) -> String {
+    let mut made = Vec::new();
+    if let PreviewRow::Dropped(why) = content {
+        made.push(json!({"row": row, "dropped": why}));
+    }
+    for (sequence, more) in sequences(content) {
+        let mut line = json!({"row": row});
+        if let Some((key, value)) = more {
+            line[key] = value;
+        }
+        let PreviewSequence { ids, labels, cut } = sequence;
+        let loss = stretches(sequence).filter(|(with, _)| *with).map(|(_, ids)| tokenizer.spelled(ids));
+        line["tokens"] = json!(ids);
+        line["labels"] = json!(labels);
+        line["text"] = json!(tokenizer.spelled(ids));
+        line["loss_text"] = loss.collect();
+        line["cut"] = json!(cut);
+        made.push(line);
+    }
+    if let Some(name) = name {
+        made.iter_mut().for_each(|line| line["dataset"] = json!(name));
+    }
+    made.iter().map(|line| format!("{line}\n")).collect()
+}
+
+fn colored(row: u64, content: &PreviewRow, tokenizer: &Tokenizer, color: bool) -> String {
+    let green = AnsiColor::Green.on_default();
+    if let PreviewRow::Dropped(why) = content {
+        return format!("-- row {row} is dropped: {why}\n");
+    }
+    let each = sequences(content).into_iter().map(|(sequence, more)| {
+        let more = more.map_or(String::new(), |(key, value)| format!(", {key} {value}"));
+        let cut = if sequence.cut { ", cut" } else { "" };
+        let loss = sequence.labels.iter().filter(|&&label| label != IGNORE).count();
+        let text: String = stretches(sequence)
+            .map(|(with, ids)| match (with, tokenizer.spelled(ids)) {
+                (true, text) if color => style::paint(green, &text),
+                (true, text) => format!("[[{text}]]"),
+                (false, text) => text,
+            })
+            .collect();
+        format!("-- row {row}{more}: {} tokens, {loss} with loss{cut}\n{text}\n", sequence.ids.len())
+    });
+    each.collect()
+}
+
+/// Runs of ids with and without loss.
+fn stretches(sequence: &PreviewSequence) -> impl Iterator<Item = (bool, &[u32])> {
+    let with = |at: usize| sequence.labels[at] != IGNORE;
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let start = at;
+        let kind = sequence.labels.get(start).map(|_| with(start))?;
+        at += sequence.labels[start..].iter().take_while(|&&label| (label != IGNORE) == kind).count();
+        Some((kind, &sequence.ids[start..at]))
+    })
+}

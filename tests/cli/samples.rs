@@ -1,0 +1,79 @@
+//! `--print-samples` and `--preview`: what a run would train on, printed before anything starts.
+use crate::common::runs::{Dir, FSDP, unlaunched};
+use serde_json::{Value, json};
+use std::fs;
+use std::process::Output;
+
+fn run(dir: &Dir, args: &str) -> Output {
+    let mut command = unlaunched(FSDP);
+    command.current_dir(dir.path("")).env("FLATSHARD_CACHE_DIR", dir.path("cache"));
+    command.args(args.split_whitespace()).output().unwrap()
+}
+
+/// The lines that are printed.
+fn printed(dir: &Dir, args: &str) -> Vec<Value> {
+    let out = run(dir, args);
+    assert!(out.status.success(), "{args}: {}", String::from_utf8_lossy(&out.stderr));
+    let text = String::from_utf8(out.stdout).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn talk(asked: &str, said: &str) -> Value {
+    json!({"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]})
+}
+
+fn put(dir: &Dir, name: &str, rows: &[Value]) {
+    fs::write(dir.path(name), rows.iter().map(|row| format!("{row}\n")).collect::<String>()).unwrap();
+}
+
+#[test]
+fn samples_are_printed_with_their_loss_and_dropped_rows_with_the_reason() {
+    let dir = Dir::new();
+    put(&dir, "chats.jsonl", &[talk("a", "b"), talk("c", ""), talk("d", &"long ".repeat(20)), talk("e", "f")]);
+    let lines = printed(&dir, "--dataset chats.jsonl --apply-chat-template --max-len 64 --print-samples 2");
+    let text = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>";
+    assert_eq!(lines.len(), 3, "two samples, and the row between them");
+    assert_eq!((&lines[0]["row"], &lines[0]["text"], &lines[0]["cut"]), (&json!(0), &json!(text), &json!(false)));
+    assert_eq!(lines[0]["loss_text"], json!(["b<|im_end|>"]));
+    let (tokens, labels) = (lines[0]["tokens"].as_array().unwrap(), lines[0]["labels"].as_array().unwrap());
+    assert_eq!((tokens.len(), labels.len()), (text.len() + 1, text.len() + 1), "and the end of text");
+    assert!(labels[..text.len() - 11].iter().all(|label| *label == -100), "{labels:?}");
+    assert_eq!(labels[text.len() - 11..], tokens[text.len() - 11..]);
+    assert_eq!(lines[1], json!({"row": 1, "dropped": "the prompt or the answer is empty"}));
+    assert_eq!((&lines[2]["row"], &lines[2]["cut"]), (&json!(2), &json!(true)));
+    assert!(lines[2]["text"].as_str().unwrap().ends_with("long lon"), "{}", lines[2]);
+    assert!(!dir.path("cache").exists(), "nothing is kept");
+
+    let out = run(&dir, "--dataset chats.jsonl --apply-chat-template --max-len 64 --preview 1");
+    let shown = String::from_utf8(out.stdout).unwrap();
+    let expected =
+        "-- row 0: 63 tokens, 12 with loss\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[[b<|im_end|>]]\n";
+    assert_eq!((shown.as_str(), out.status.success()), (expected, true));
+}
+
+#[test]
+fn pairs_print_a_line_per_side_and_text_its_slices() {
+    let dir = Dir::new();
+    put(&dir, "pairs.jsonl", &[json!({"prompt": "1+1=", "chosen": "2", "rejected": "3", "id": 7})]);
+    let lines = printed(&dir, "--dataset pairs.jsonl --objective dpo --max-len 32 --print-samples 5");
+    let seen: Vec<_> = lines.iter().map(|line| (&line["side"], &line["text"], &line["loss_text"])).collect();
+    let (chosen, rejected) = (json!("chosen"), json!("rejected"));
+    assert_eq!(seen, [(&chosen, &json!("1+1=2"), &json!(["2"])), (&rejected, &json!("1+1=3"), &json!(["3"]))]);
+    put(&dir, "kto.jsonl", &[json!({"prompt": "1+1=", "completion": "2", "label": true})]);
+    let lines = printed(&dir, "--dataset kto.jsonl --objective kto --max-len 32 --print-samples 1");
+    assert_eq!((&lines[0]["label"], &lines[0]["loss_text"]), (&json!(true), &json!(["2"])));
+    fs::write(dir.path("notes.txt"), "It is all there. ".repeat(9)).unwrap();
+    let lines = printed(&dir, "--dataset notes.txt --max-len 16 --print-samples 2");
+    assert_eq!(lines[1]["text"], " It is all there");
+    assert_eq!(lines[1]["loss_text"], json!([" It is all there"]));
+}
+
+#[test]
+fn bad_rows_end_it_with_status_2_and_nothing_on_stdout() {
+    let dir = Dir::new();
+    put(&dir, "chats.jsonl", &[json!({"messages": 1})]);
+    let out = run(&dir, "--dataset chats.jsonl --apply-chat-template --print-samples 1");
+    assert_eq!((out.status.code(), out.stdout.len()), (Some(2), 0));
+    let lines = printed(&dir, "--dataset chats.jsonl --apply-chat-template --skip-bad-rows --print-samples 1");
+    assert!(lines[0]["dropped"].as_str().unwrap().contains("line 1 has a number as messages"), "{}", lines[0]);
+}

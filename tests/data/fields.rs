@@ -1,0 +1,313 @@
+//! Fields of rows and messages: each is used as other trainers use it, or named; and which tokens have a loss.
+use super::sft::{chatml, keys, make, open, recipe};
+use super::*;
+use flatshard::data::{ChatTemplate, Drop, Outcome, TokenizedRow};
+use serde_json::{Value, json};
+
+/// A template of one line per message, with tools before them.
+const TOOLS: &str = "{% for t in tools or [] %}[tool {{ t.name }}]{% endfor %}{% for m in messages %}<|{{ m.role }}|>\
+                     {{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+/// As thinking models: thoughts of answers before the last user message are left out.
+const THINKING: &str = "{%- set ns = namespace(last=0) %}{%- for m in messages %}{% if m.role == 'user' %}\
+    {% set ns.last = loop.index0 %}{% endif %}{% endfor %}{%- for m in messages %}{%- set text = m.content %}\
+    {%- if m.role == 'assistant' and loop.index0 < ns.last and '</think>' in text %}\
+    {% set text = text.split('</think>')[-1].lstrip('\n') %}{%- endif %}{{- '<|' + m.role + '|>' + text }}\
+    {%- for c in (m.tool_calls or []) %}{{ '<call>' + c.function.name + '</call>' }}{% endfor %}{{- '<|end|>\n' }}\
+    {%- endfor %}{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}";
+
+fn format(template: &str) -> Format {
+    let chat = ChatTemplate::new(template, ("<s>", "</s>")).unwrap();
+    Format { chat: Some(Arc::new(chat)), apply_chat_template: true, ..Format::default() }
+}
+fn turns(template: &str) -> Format {
+    Format { multiturn: true, ..format(template) }
+}
+fn say(role: &str, content: &str) -> Value {
+    json!({"role": role, "content": content})
+}
+fn row(format: Format, row: &Value) -> (TokenizedRow, Outcome) {
+    let mut out = TokenizedRow::default();
+    let recipe = flatshard::data::Recipe { max_len: 100_000, ..recipe(format) };
+    let outcome = recipe.row(row.as_object().unwrap(), &mut out).unwrap_or_else(|fault| panic!("{row}: {fault}"));
+    (out, outcome)
+}
+/// The text, and its stretches with loss.
+fn seen(format: Format, from: &Value) -> (String, Vec<String>) {
+    let (row, outcome) = row(format, from);
+    assert_eq!(outcome, Outcome::Kept, "{from}");
+    let mut loss: Vec<Vec<u32>> = vec![vec![]];
+    for (&id, &label) in row.ids.iter().zip(&row.labels) {
+        match label {
+            IGNORE => loss.push(vec![]),
+            _ => loss.last_mut().unwrap().push(id),
+        }
+    }
+    let loss = loss.iter().filter(|ids| !ids.is_empty()).map(|ids| Tokenizer::Bytes.decode(ids)).collect();
+    (Tokenizer::Bytes.decode(&row.ids), loss)
+}
+fn dropped(format: Format, from: Value) -> Drop {
+    match row(format, &from).1 {
+        Outcome::Dropped(why) => why,
+        other => panic!("{from}: {other:?}"),
+    }
+}
+
+#[test]
+fn tools_and_other_variables_reach_the_template() {
+    let talk = json!([say("user", "warm?"), say("assistant", "yes")]);
+    let tools = json!([{"name": "weather"}]);
+    let expected = "[tool weather]<|user|>warm?<|end|>\n<|assistant|>yes<|end|>";
+    for tools in [tools.clone(), json!(tools.to_string())] {
+        let from = json!({"messages": talk, "tools": tools});
+        assert_eq!(seen(format(TOOLS), &from), (expected.into(), vec!["yes<|end|>".into()]));
+        assert_eq!(seen(turns(TOOLS), &from).1, ["yes<|end|>"]);
+        let (text, _) =
+            seen(Format { input_key: Some("talk".into()), ..format(TOOLS) }, &json!({"talk": talk, "tools": tools}));
+        assert_eq!(text, expected);
+    }
+    for none in [json!(null), json!([]), json!(""), json!("null")] {
+        let (text, _) = seen(format(TOOLS), &json!({"messages": talk, "tools": none}));
+        assert_eq!(text, "<|user|>warm?<|end|>\n<|assistant|>yes<|end|>");
+    }
+    let kwargs = "{{ 'T' if thinking else 'F' }}{% for m in messages %}{{ m.content }}.{% endfor %}";
+    let from = json!({"messages": talk, "chat_template_kwargs": {"thinking": true, "other": 1}});
+    let (made, _) = row(format(kwargs), &from);
+    assert_eq!(Tokenizer::Bytes.decode(&made.ids), "Twarm?.yes.");
+    assert_eq!(made.unread, ["`other` of chat_template_kwargs (not in the chat template)"]);
+    for (field, says) in [
+        (json!({"tools": 3}), "a number as tools; a list is expected"),
+        (json!({"tools": "weather"}), "text, but not JSON"),
+        (json!({"documents": {}}), "an object as documents"),
+        (json!({"chat_template_kwargs": {"messages": []}}), "`messages` in its chat_template_kwargs"),
+    ] {
+        let mut from = json!({ "messages": talk });
+        from.as_object_mut().unwrap().extend(field.as_object().unwrap().clone());
+        let fault = make(format(TOOLS), from).unwrap_err();
+        assert!(fault.contains(says), "{fault}");
+    }
+}
+
+#[test]
+fn a_system_field_comes_first_in_every_shape() {
+    let talk = [say("user", "a"), say("assistant", "b")];
+    let expected = "<|system|>brief<|end|>\n<|user|>a<|end|>\n<|assistant|>b<|end|>";
+    for from in [
+        json!({"system": "brief", "messages": talk}),
+        json!({"system": "brief", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}),
+        json!({"system": "brief", "instruction": "a", "output": "b"}),
+        json!({"system": "brief", "prompt": "a", "completion": "b"}),
+        json!({"system": "brief", "prompt": [talk[0]], "completion": [talk[1]]}),
+    ] {
+        assert_eq!(seen(format(TOOLS), &from).0, expected, "{from}");
+    }
+    let own = [&[say("system", "own")], &talk[..]].concat();
+    let (made, _) = row(format(TOOLS), &json!({"system": "brief", "messages": own}));
+    assert_eq!(made.unread, ["`system` (the messages begin with another)"]);
+}
+
+#[test]
+fn completions_are_learned_after_their_prompts() {
+    let plain = Format { chat: chatml(), ..Format::default() };
+    let from = json!({"prompt": "1+1=", "completion": "2"});
+    assert_eq!(seen(plain.clone(), &from), ("1+1=2".into(), vec!["2".into()]));
+    let talk = json!({"prompt": [say("user", "a")], "completion": [say("assistant", "b")]});
+    assert_eq!(seen(plain, &talk).1, ["b<|im_end|>"]);
+}
+
+#[test]
+fn answers_are_found_in_one_rendering_that_changes_them() {
+    let call = json!([{"type": "function", "function": {"name": "mul", "arguments": {"a": 17}}}]);
+    let talk = json!({"messages": [
+        say("user", "What is 17 * 3?"),
+        {"role": "assistant", "content": "<think>\nUse the tool.\n</think>\n\n", "tool_calls": call},
+        say("tool", "51"),
+        say("assistant", "<think>\nIt is 51.\n</think>\n\n17 * 3 is 51."),
+        say("user", "And plus <|assistant|>1?"),
+        say("assistant", "<think>\nEasy.\n</think>\n\n52."),
+    ]});
+    let (text, loss) = seen(turns(THINKING), &talk);
+    assert_eq!(
+        text,
+        "<|user|>What is 17 * 3?<|end|>\n<|assistant|><call>mul</call><|end|>\n<|tool|>51<|end|>\n<|assistant|>17 * 3 is \
+         51.<|end|>\n<|user|>And plus <|assistant|>1?<|end|>\n<|assistant|><think>\nEasy.\n</think>\n\n52.<|end|>"
+    );
+    assert_eq!(
+        loss,
+        ["<call>mul</call><|end|>\n", "17 * 3 is 51.<|end|>\n", "<think>\nEasy.\n</think>\n\n52.<|end|>"],
+        "a message that spells the header of an answer is not one"
+    );
+    // Without multiturn, the last one.
+    assert_eq!(seen(format(THINKING), &talk).1, ["<think>\nEasy.\n</think>\n\n52.<|end|>"]);
+    // A template that prompts with the beginning of a thought has answers with and without one.
+    let prompting = THINKING.replace("'<|assistant|>' }}{% endif", "'<|assistant|><think>\n' }}{% endif");
+    let (_, loss) = seen(turns(&prompting), &talk);
+    assert_eq!(loss[1..], ["17 * 3 is 51.<|end|>\n", "Easy.\n</think>\n\n52.<|end|>"]);
+    assert_eq!(seen(format(&prompting), &talk).1, ["Easy.\n</think>\n\n52.<|end|>"]);
+}
+
+#[test]
+fn both_ways_to_find_answers_agree() {
+    let turn = |(role, content): &(&str, &str)| say(role, content);
+    let all = [
+        ("system", "s"),
+        ("user", "a"),
+        ("assistant", "Yes."),
+        ("user", "b"),
+        ("assistant", " No. "),
+        ("user", "Yes."),
+        ("assistant", "Yes."),
+    ];
+    let [all, talk] =
+        [&all[..], &all[1..]].map(|turns| json!({"messages": turns.iter().map(turn).collect::<Vec<_>>()}));
+    for name in ["chatml", "gemma3", "llama3", "mistral", "qwen2", "qwen3", "zephyr"] {
+        let source = fs::read_to_string(tokens::golden("templates").join(format!("{name}.jinja"))).unwrap();
+        // A frame cannot be found where the question is not rendered as it is: then the slow way is taken.
+        let slow = format!(
+            "{{% if messages[0].content == 'question-7c1e' %}}{{{{ raise_exception('no') }}}}{{% endif %}}{source}"
+        );
+        let (fast, slow) = (seen(turns(&source), &talk), seen(turns(&slow), &talk));
+        assert_eq!(fast, slow, "{name}");
+        assert_eq!(fast.1.len(), 3, "{name}");
+        // Mistral's template renders the system message with the last question, so no beginning is like the whole.
+        assert_eq!(seen(turns(&source), &all).1, fast.1, "{name}");
+    }
+}
+
+#[test]
+fn generation_blocks_say_what_has_a_loss() {
+    let tags = "{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' and m.context is not defined %}Note. \
+                {% generation %}{{ m.content }}<|end|>{% endgeneration %}{% else %}{{ m.content }}<|end|>{% endif %}\n\
+                {% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}";
+    let talk = json!({"messages": [
+        say("user", "Peru?"), {"role": "assistant", "content": "Quito.", "context": true},
+        say("user", "Check."), say("assistant", "Lima."),
+    ]});
+    assert_eq!(seen(turns(tags), &talk).1, ["Lima.<|end|>"]);
+    assert_eq!(seen(format(tags), &talk).1, ["Lima.<|end|>"]);
+    let two = json!({"messages": [say("user", "a"), say("assistant", "b"), say("user", "c"), say("assistant", "d")]});
+    assert_eq!(seen(turns(tags), &two).1, ["b<|end|>", "d<|end|>"]);
+    assert_eq!(seen(format(tags), &two).1, ["d<|end|>"]);
+    // Switches of messages come first.
+    let mut switched = two.clone();
+    switched["messages"][3]["weight"] = json!(0);
+    assert_eq!(seen(turns(tags), &switched).1, ["b<|end|>"]);
+    let none = json!({"messages": [say("user", "a"), {"role": "assistant", "content": "b", "context": true}]});
+    assert_eq!(dropped(turns(tags), none), Drop::NoLoss);
+}
+
+#[test]
+fn switches_of_messages_turn_their_loss_on_and_off() {
+    let talk = |key: &str, values: [Value; 3]| {
+        let [a, b, c] = values.map(|value| json!({"role": "assistant", "content": "x", key: value}));
+        json!({"messages": [say("user", "1"), a, say("user", "2"), b, say("user", "3"), c]})
+    };
+    let count = |format: Format, row: Value| seen(format, &row).1.len();
+    let (on, off, null) = (json!(true), json!(false), json!(null));
+    for key in ["weight", "train", "training", "loss"] {
+        assert_eq!(count(turns(TOOLS), talk(key, [off.clone(), null.clone(), json!(1)])), 2, "{key}");
+        assert_eq!(count(format(TOOLS), talk(key, [on.clone(), null.clone(), null.clone()])), 2, "{key}");
+        assert_eq!(count(format(TOOLS), talk(key, [json!(1), off.clone(), json!(0)])), 1, "{key}");
+        assert_eq!(dropped(turns(TOOLS), talk(key, [off.clone(), off.clone(), json!(0.0)])), Drop::NoLoss, "{key}");
+        let fault = make(format(TOOLS), talk(key, [json!(0.5), off.clone(), on.clone()])).unwrap_err();
+        assert!(fault.contains(&format!("message 1 with {key} 0.5")), "{fault}");
+    }
+    // Messages of ShareGPT too.
+    let from = json!({"conversations": [
+        {"from": "human", "value": "1"}, {"from": "gpt", "value": "a", "weight": 0},
+        {"from": "human", "value": "2"}, {"from": "gpt", "value": "b"},
+    ]});
+    assert_eq!(seen(turns(TOOLS), &from).1, ["b<|end|>"]);
+}
+
+#[test]
+fn masks_of_token_ids_take_losses_away() {
+    let ids = [1, 40, 98, 52, 2];
+    let labels = |extra: Value| {
+        let mut from = json!({ "input_ids": ids });
+        from.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        row(Format::default(), &from).0
+    };
+    for key in ["assistant_masks", "completion_mask", "loss_mask"] {
+        assert_eq!(labels(json!({key: [0, 0, 0, 1, 1]})).labels, [IGNORE, IGNORE, IGNORE, 52, 2], "{key}");
+        assert_eq!(labels(json!({key: [false, true, false, true, true]})).labels, [IGNORE, 40, IGNORE, 52, 2]);
+        assert_eq!(
+            labels(json!({key: [1, 1, 1, 1, 0], "labels": [-100, 40, 98, 52, 2]})).labels,
+            [IGNORE, 40, 98, 52, IGNORE]
+        );
+        let fault = make(Format::default(), json!({"input_ids": ids, key: [1, 1]})).unwrap_err();
+        assert!(fault.contains(&format!("2 {key} for 5 input_ids")), "{fault}");
+        let fault = make(Format::default(), json!({"input_ids": ids, key: [0, 1, 2, 1, 1]})).unwrap_err();
+        assert!(fault.contains(&format!("2 in its {key}, which must be 0 or 1")), "{fault}");
+    }
+    let padded = labels(json!({"attention_mask": [0, 1, 1, 1, 0]}));
+    assert_eq!((padded.ids, padded.labels), (vec![40, 98, 52], vec![40, 98, 52]));
+}
+
+#[test]
+fn rows_without_a_token_to_learn_are_dropped_and_none_left_is_refused() {
+    let ids = |labels: Value| json!({"input_ids": [1, 5, 6, 2], "labels": labels});
+    let none = ids(json!([-100, -100, -100, -100]));
+    assert_eq!(dropped(Format::default(), none.clone()), Drop::NoLoss);
+    assert_eq!(
+        dropped(Format::default(), ids(json!([1, -100, -100, -100]))),
+        Drop::NoLoss,
+        "nothing predicts the first"
+    );
+    assert_eq!(dropped(Format::default(), json!({"input_ids": [5]})), Drop::NoLoss);
+    let empty = json!({"messages": [say("user", "a"), say("assistant", "")]});
+    assert_eq!(dropped(format(TOOLS), empty.clone()), Drop::NoAnswer);
+    assert_eq!(dropped(turns(TOOLS), empty), Drop::NoAnswer);
+    let files = Files::with("t.jsonl", [none.to_string(), none.to_string()].join("\n"));
+    refused(open(&files, "t.jsonl", 16, Format::default()), &["none of its 2 rows", "no token has a loss: 2"]);
+    files.put("t.jsonl", [none.to_string(), ids(json!([-100, 5, 6, 2])).to_string()].join("\n"));
+    let data = open(&files, "t.jsonl", 16, Format::default()).unwrap();
+    assert!(data.report().to_string().contains("1 row dropped (no token has a loss: 1)"), "{}", data.report());
+}
+
+#[test]
+fn what_nothing_reads_is_named_with_its_rows() {
+    let talk = [say("user", "a"), json!({"role": "assistant", "content": "b", "mood": "fine"})];
+    let lines = [
+        json!({"messages": talk, "source": "x", "tools": [{"name": "f"}]}),
+        json!({"messages": talk, "source": null}),
+        json!({"messages": talk, "source": "y", "score": 3}),
+    ];
+    let files = Files::with("t.jsonl", lines.map(|line| line.to_string()).join("\n"));
+    let format = || Format { chat: chatml(), apply_chat_template: true, ..Format::default() };
+    let expected = "; not read: `mood` of messages (not in the chat template) in 3 rows, `score` in 1 row, `source` in 2 \
+                    rows, `tools` (not in the chat template) in 1 row";
+    for built in [true, false] {
+        let data = open(&files, "t.jsonl", 200, format()).unwrap();
+        assert_eq!(data.report().built, built);
+        assert!(data.report().to_string().ends_with(expected), "{}", data.report());
+    }
+    // Columns of Parquet files that are not read at all.
+    let files = Files::with("p.parquet", fs::read(tokens::golden("parquet").join("prompts.parquet")).unwrap());
+    let data = open(&files, "p.parquet", 200, keys("q", Some("a"))).unwrap();
+    assert!(data.report().to_string().contains("not read: `blob` in 7 rows, `id` in 7 rows"), "{}", data.report());
+}
+
+#[test]
+fn parts_that_are_not_text_are_refused() {
+    for kind in ["image", "image_url", "video", "input_audio"] {
+        let asked = json!({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": kind, kind: "x"}]});
+        let fault = make(format(TOOLS), json!({"messages": [asked, say("assistant", "b")]})).unwrap_err();
+        assert!(fault.contains("message 0") && fault.contains(kind) && fault.contains("only text"), "{fault}");
+    }
+}
+
+#[test]
+fn long_conversations_are_cut_and_counted() {
+    let talk = json!({"messages": [
+        say("user", "a"), say("assistant", "b"), say("user", "c"), say("assistant", &"long ".repeat(100)),
+    ]});
+    let files = Files::with("t.jsonl", talk.to_string());
+    for (format, losses) in [(turns(TOOLS), 9 + 27), (format(TOOLS), 27)] {
+        let data = open(&files, "t.jsonl", 96, format).unwrap();
+        assert_eq!((data.report().cut, data.report().dropped), (1, [0; 4]));
+        assert!(data.report().to_string().contains("1 longer row cut at 96 tokens"), "{}", data.report());
+        let (tokens, targets) = &rows(&data)[0];
+        assert_eq!(Tokenizer::Bytes.decode(&tokens[91..]), "ng lo", "no end where the text does not end");
+        assert_eq!(targets.iter().filter(|&&target| target != IGNORE).count(), losses);
+    }
+}
