@@ -234,6 +234,22 @@ impl Dataset {
     pub fn max_sequence(&self) -> usize {
         self.max_len / self.kind.sequences()
     }
+    /// The tokens of its longest sequence.
+    pub fn longest_sequence(&self) -> usize {
+        let of = |DataSource { rows, numbers, .. }: &DataSource| match rows.has_rows() {
+            true => {
+                (0..numbers.end - numbers.start).map(|row| rows.longest_sequence(row, self.kind, self.max_len)).max()
+            }
+            false => Some(self.max_len),
+        };
+        self.sources.iter().filter_map(of).max().unwrap_or(0)
+    }
+    /// Lowers the maximum tokens of a sequence to `max_len`, which none exceeds. Text keeps its length.
+    pub fn shrink(&mut self, max_len: usize) {
+        self.max_len = max_len * self.kind.sequences();
+        let reports = self.sources.iter_mut().map(|source| &mut source.report).chain([&mut self.report]);
+        reports.for_each(|report| report.max_len = max_len);
+    }
     pub fn report(&self) -> &Report {
         &self.report
     }

@@ -70,7 +70,7 @@ impl StepData {
 ///
 /// [Note: held-out rows] The last rows of the dataset are reserved for evaluation and never trained on: 1 %, at least 8
 /// and at most 256. None if that would exceed a tenth of the dataset, and none of the rows of a JSONL file without
-/// shuffle: listing rows in order means that each one counts. Each source of a mixture holds out its own. Batch size
+/// shuffle: listing rows in order means that each one counts. A fine-tune holds out a tenth of a small dataset. Each source of a mixture holds out its own. Batch size
 /// and mesh have no influence, and checkpoints store the number, so that a resumed run neither trains on held-out rows
 /// nor changes the order of an epoch.
 pub struct Loader {
@@ -117,7 +117,7 @@ impl Loader {
                 source.max_len()
             )));
         }
-        let held = options.held_out.clone().unwrap_or_else(|| held_out(&source, options.shuffle));
+        let held = options.held_out.clone().unwrap_or_else(|| held_out(&source, options.shuffle, false));
         if held.len() != source.numbers().count() {
             return Err(Error::op("loader", "held_out needs one number per source"));
         }
@@ -385,12 +385,22 @@ impl LoaderOptions {
     }
 }
 
-/// Rows of each source that a run on `source` holds out; see [Note: held-out rows].
-pub fn held_out(source: &Dataset, shuffle: bool) -> Vec<u64> {
+/// Rows of each source that a run on `source` holds out; see [Note: held-out rows]. `small`: also of small data sets.
+pub fn held_out(source: &Dataset, shuffle: bool, small: bool) -> Vec<u64> {
     let of = |(numbers, own): (Range<u64>, bool)| {
         let rows = numbers.end - numbers.start;
-        let held = (rows / 100).clamp(8, 256);
-        if held > rows / 10 || (own && !shuffle) { 0 } else { held }
+        let (held, tenth) = ((rows / 100).clamp(8, 256), rows / 10);
+        match (own && !shuffle, held > tenth) {
+            (true, _) => 0,
+            (_, true) => {
+                if small {
+                    tenth
+                } else {
+                    0
+                }
+            }
+            (_, false) => held,
+        }
     };
     source.numbers().map(of).collect()
 }

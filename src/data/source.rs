@@ -1,4 +1,6 @@
 //! Numbered rows of at most `max_len` tokens, read from a token file or generated. Never knows corpus files.
+use super::format::SampleKind;
+use super::pairs::first_sequence;
 use super::synthetic::Synthetic;
 use super::token_file::TokenFile;
 use super::words::TokenWords;
@@ -26,6 +28,17 @@ impl RowSource {
             RowSource::Numbered(file) => file.row_len(row) - NUMBER,
             RowSource::Stream(_) | RowSource::Synthetic(_) => max_len,
         }
+    }
+    /// Length of the longer sequence of `row`, which has one or, of a pair, two.
+    pub fn longest_sequence(&self, row: u64, kind: SampleKind, max: usize) -> usize {
+        let len = self.row_len(row, max);
+        if kind != SampleKind::Pair {
+            return len;
+        }
+        let (mut tokens, mut targets) = (vec![0; len], vec![0; len]);
+        self.fill(row, max, &mut tokens, &mut targets);
+        let first = first_sequence(&targets);
+        first.max(len - first)
     }
     /// The number that `row` ends in, where rows do.
     pub fn number(&self, row: u64) -> Option<f32> {

@@ -123,12 +123,23 @@ impl<'a> Trainer<'a> {
         if self.position.step < self.rank.plan.steps() {
             tune::tune(self.rank, &self.batches.peek()?.data.batches)?;
         }
+        self.evaluate_first()?;
         self.trace_up_to(self.position.step + 1)?;
         while self.position.step < self.rank.plan.steps() && !self.is_stopped() {
             let next = self.position.step + 1;
             self.step().map_err(|e| at_step(next, e))?;
         }
         self.finish()
+    }
+
+    /// With --eval-on-start, evaluates the model that the run starts from. It is not compared with later evaluations.
+    fn evaluate_first(&mut self) -> Result<()> {
+        let wanted = self.rank.plan.settings.run.eval_on_start == Some(true) && self.position.step == 0;
+        let Some(held_out) = self.held_out.as_mut().filter(|_| wanted) else { return Ok(()) };
+        let started = Instant::now();
+        self.tracer.phase(0, "evaluate");
+        let evaluated = held_out.evaluate(&mut self.engine).map_err(|e| at_step(0, e))?;
+        self.watch.evaluated(0, &evaluated, started.elapsed().as_secs_f64(), None)
     }
 
     fn step(&mut self) -> Result<()> {

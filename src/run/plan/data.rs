@@ -7,6 +7,7 @@ use crate::nn::Spec;
 use crate::run::plan::objective;
 use crate::run::settings::Settings;
 use crate::run::settings::data::DataSettings;
+use crate::run::settings::tasks::MAX_TEXT;
 use crate::run::settings::value::set;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -130,7 +131,7 @@ impl RunData {
                     false => format.clone(),
                 },
                 vocab: spec.vocab,
-                max_len: set(&d.max_len, "data.max_len")?,
+                max_len: longest(s, spec, Dataset::holds_rows(paths))?,
                 max_samples: max_samples.map(|n| n as u64),
                 seed: set(&s.run.seed, "run.seed")?,
                 cache: cache(d)?,
@@ -149,6 +150,41 @@ fn of_evaluation(e: Error) -> Error {
         Error::Input(text) => Error::Input(text.replace("`dataset`", "`eval_dataset`")),
         other => other,
     }
+}
+
+/// The length that rows are cut at: the given one, or the longest that the task and the model allow.
+fn longest(s: &Settings, spec: &Spec, rows: bool) -> Result<usize> {
+    match s.task.as_ref().and_then(|task| task.max_len) {
+        Some(limit) => Ok(if rows { limit } else { MAX_TEXT }.min(spec.max_len)),
+        None => set(&s.data.max_len, "data.max_len"),
+    }
+}
+
+/// Fills in what a task takes from the data: the length of sequences, that of the longest row; and the batch, `ranks`
+/// of which read different rows.
+pub fn fit(s: &mut Settings, spec: &Spec, data: &mut RunData, ranks: usize) -> Result<()> {
+    let Some(task) = s.task.clone() else { return Ok(()) };
+    if let Some(limit) = task.max_len {
+        let all = [Some(&data.train), data.eval.as_ref()].into_iter().flatten();
+        let needed = all.map(|data| data.longest_sequence()).max().unwrap_or(1);
+        let max_len = s.data.max_len.unwrap_or(needed.next_multiple_of(16).min(limit).min(spec.max_len));
+        [Some(&mut data.train), data.eval.as_mut()].into_iter().flatten().try_for_each(|data| shrink(data, max_len))?;
+        s.data.max_len = Some(max_len);
+    }
+    if task.batch {
+        let (micro, accum) = task.batch(set(&s.data.max_len, "data.max_len")?, data.train.rows(), ranks);
+        (s.batch.batch_size, s.batch.grad_accum) = (Some(micro), Some(accum));
+    }
+    Ok(())
+}
+
+fn shrink(data: &mut Arc<Dataset>, max_len: usize) -> Result<()> {
+    if data.max_sequence() == max_len {
+        return Ok(());
+    }
+    let own = Arc::get_mut(data).ok_or_else(|| Error::op("data", "the data set is in use"))?;
+    own.shrink(max_len);
+    Ok(())
 }
 
 /// Paths and weight of each data set to mix; without weights, one data set of all paths.

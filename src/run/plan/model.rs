@@ -10,7 +10,8 @@ use std::path::Path;
 
 /// The model's shapes: its directory's, or else the settings'.
 pub fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
-    let (max_len, m) = (set(&s.data.max_len, "data.max_len")?, &mut s.model);
+    // Lengths that follow from the data stay within the model's.
+    let (max_len, m) = (s.data.max_len.unwrap_or(1), &mut s.model);
     let mut spec = match m.pretrain.clone() {
         Some(dir) => pretrained(m, &dir)?,
         None => described(m, tokenizer, max_len)?,

@@ -37,6 +37,9 @@ impl Outline {
             model::has_weights(&s)?;
         }
         let spec = model::spec(&mut s, &tokenizer)?;
+        // There is no data that lengths could follow from.
+        let longest = s.task.as_ref().and_then(|task| task.max_len).map(|limit| limit.min(spec.max_len));
+        s.data.max_len = s.data.max_len.or(longest);
         let engine = engine::options(&s, device, &mesh, spec)?;
         let params = engine.spec.layouts().iter().flat_map(|l| &l.segments).map(Segment::len).sum();
         let ranks = PlannedRanks::new(&s, mesh, device, per_node);

@@ -15,6 +15,8 @@ pub fn steps(s: &mut Settings, dataset: &Arc<Dataset>, loader: LoaderOptions) ->
     let mut from_start = Loader::new(dataset.clone(), loader.clone())?;
     let rows = from_start.rows_per_epoch();
     // The step with the last row of the last epoch is a full one: it continues into the next epoch.
+    let default = s.task.as_ref().filter(|_| dataset.has_rows_of_its_own()).and_then(|task| task.epochs);
+    s.run.epochs = s.run.epochs.or(default);
     let by_epochs = s.run.epochs.map(|epochs| from_start.steps_until(epochs.saturating_mul(rows)));
     let steps = match (s.run.max_steps, by_epochs) {
         (Some(a), Some(b)) => a.min(b),

@@ -27,7 +27,7 @@ impl EvalSplit {
     pub fn new(s: &Settings, mesh: &MeshSizes, dataset: &Dataset, then: Option<&TrainerState>) -> Result<EvalSplit> {
         let shuffle = set(&s.data.shuffle, "data.shuffle")?;
         let eval = s.data.eval_dataset.is_some();
-        let usual = held_out(dataset, shuffle);
+        let usual = held_out(dataset, shuffle, s.task.is_some());
         let fresh =
             |warning| EvalSplit { held_out: usual.iter().map(|n| if eval { 0 } else { *n }).collect(), warning };
         let Some(then) = then else { return Ok(fresh(None)) };

@@ -18,6 +18,7 @@ use crate::data::{Dataset, LoaderOptions, Tokenizer};
 use crate::engine::EngineOptions;
 use crate::nn::{Decoder, Segment};
 use crate::optim::{Rule, Schedule};
+use crate::run::settings::tasks::Task;
 use crate::run::settings::*;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -71,6 +72,7 @@ pub struct SettledPlan {
     live: Option<usize>,
     resume: Option<ResumeFrom>,
     split: EvalSplit,
+    task: Option<Task>,
 }
 
 impl Plan {
@@ -86,6 +88,7 @@ impl Plan {
         s.checkpoint.resume = Some("auto".into());
         let global_batch = self.loader(0)?.global_batch() as usize;
         (s.batch.train_batch_size, s.batch.grad_accum) = (Some(global_batch), None);
+        s.task.iter_mut().for_each(|task| task.batch = false);
         let mut plan = Plan::settle(s, None, Some(RunData { train: self.dataset.clone(), eval: self.eval.clone() }))
             .map_err(Error::before_start)?;
         plan.ranks.attempt = attempt;
@@ -112,6 +115,14 @@ impl Plan {
         model::has_weights(&s)?;
         let spec = model::spec(&mut s, &tokenizer)?;
         let tokenizer = tokenizer.for_model(spec.vocab);
+        let data = match s.task.is_some() && s.lora.merge.is_none() {
+            true => {
+                let mut data = data.map_or_else(|| RunData::open(&s, &tokenizer, &spec), Ok)?;
+                data::fit(&mut s, &spec, &mut data, ranks.mesh.dp_replicate * ranks.mesh.dp_shard)?;
+                Some(data)
+            }
+            false => data,
+        };
         let engine = engine::options(&s, ranks.device, &ranks.mesh, spec)?;
         let decoder = Decoder::tuned(engine.spec.clone(), &engine.tuning)?;
         if engine.tuning.uniform {
@@ -163,8 +174,9 @@ impl Plan {
             as_asked.run.max_steps = asked;
             s.notes.extend(idle::plan(&as_asked, &facts)?);
         }
-        let plan =
-            Plan::derive(SettledPlan { settings: s, ranks, size, live, resume, split }, tokenizer, engine, data)?;
+        let task = s.task.clone();
+        let settled = SettledPlan { settings: s, ranks, size, live, resume, split, task };
+        let plan = Plan::derive(settled, tokenizer, engine, data)?;
         check::profile(&plan.settings, plan.profile.as_ref())?;
         Ok(plan)
     }
@@ -178,21 +190,25 @@ impl Plan {
             live: self.live,
             resume: self.resume.clone(),
             split: self.split.clone(),
+            task: self.settings.task.clone(),
         }
     }
     /// The plan in such a rank: rebuilds only what cannot be inherited.
     pub fn inherit(mut settled: SettledPlan) -> Result<Plan> {
         let (s, ranks) = (&mut settled.settings, &settled.ranks);
+        // What follows from the data is settled, but for the length that rows are read with.
+        s.task = settled.task.take().map(|task| Task { batch: false, ..task });
         let tokenizer = data::tokenizer(s);
         let spec = model::spec(s, &tokenizer)?;
         let tokenizer = tokenizer.for_model(spec.vocab);
         let engine = engine::options(s, ranks.device, &ranks.mesh, spec)?;
         let engine = engine::keeping(s, ranks.device, settled.live, engine)?;
-        let data = RunData::open(s, &tokenizer, &engine.spec)?;
+        let mut data = RunData::open(s, &tokenizer, &engine.spec)?;
+        data::fit(s, &engine.spec, &mut data, 1)?;
         Plan::derive(settled, tokenizer, engine, data)
     }
     fn derive(settled: SettledPlan, tokenizer: Tokenizer, engine: EngineOptions, data: RunData) -> Result<Plan> {
-        let SettledPlan { settings: s, ranks, size, live, resume, split } = settled;
+        let SettledPlan { settings: s, ranks, size, live, resume, split, .. } = settled;
         Ok(Plan {
             schedule: schedule::schedule(&s)?,
             save: SaveOptions::new(&s.checkpoint)?,

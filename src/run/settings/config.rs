@@ -11,6 +11,7 @@ use crate::run::settings::idle;
 use crate::run::settings::names::StrategyName;
 use crate::run::settings::sections::Settings;
 use crate::run::settings::stages;
+use crate::run::settings::tasks;
 use crate::run::settings::value::overlay;
 use serde_json::Value;
 use std::path::Path;
@@ -45,12 +46,17 @@ fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyN
     if requested["run"]["nproc_per_node"] == blocks::AUTO {
         requested["run"]["nproc_per_node"] = Value::Null;
     }
-    let mut merged = defaults();
+    let (mut merged, mut foreign) = (defaults(), Value::Null);
     if let Some(path) = requested["fsdp"]["deepspeed"].as_str() {
         let file = deepspeed::read(Path::new(path), &requested)?;
         overlay(&mut requested, file.given);
-        overlay(&mut merged, file.defaults);
+        foreign = file.defaults;
     }
+    let mut known = foreign.clone();
+    overlay(&mut known, requested.clone());
+    let by_task = tasks::imply(&known, &mut merged);
+    effect::supersede(&mut merged, &foreign);
+    overlay(&mut merged, foreign);
     effect::imply(&requested, &mut merged);
     overlay(&mut merged, requested.clone());
     let engine = effect::engine(&mut merged, default);
@@ -70,6 +76,7 @@ fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyN
     }
     let mut settings: Settings = serde_json::from_value(merged).map_err(|e| Error::input(format!("settings: {e}")))?;
     settings.notes = notes;
+    settings.task = by_task;
     settings.check()?;
     if let Some(stage) = stage {
         let names: Vec<String> = file.stages()?.into_iter().map(|s| s.0).collect();

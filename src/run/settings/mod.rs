@@ -37,6 +37,8 @@ pub mod synonyms;
 pub mod spellings;
 /// `training_stages:` of a file.
 pub mod stages;
+/// Defaults by task, of runs that start from a model.
+pub mod tasks;
 /// DeepSpeed's file, read as settings.
 pub mod deepspeed;
 /// Settings that determine other settings.

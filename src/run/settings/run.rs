@@ -28,7 +28,8 @@ pub struct RunSettings {
     /// Random seed for initial weights, data order and dropout
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Passes over the training data; the run ends earlier if it reaches max-steps [default: set by max-steps]
+    /// Passes over the training data; the run ends earlier if it reaches max-steps [default: set by max-steps; with
+    /// --pretrain and rows, by the task]
     #[arg(long, value_name = "N")]
     pub epochs: Option<u64>,
     /// Optimizer steps in the run [default: 600, or set by epochs]
@@ -40,6 +41,9 @@ pub struct RunSettings {
     /// Evaluate on held-out rows, always once at the end
     #[arg(long)]
     pub eval: Option<bool>,
+    /// Evaluate before the first step, too [default: with --pretrain]
+    #[arg(long)]
+    pub eval_on_start: Option<bool>,
     /// Steps between evaluations; 0: only at the end; epoch: once per pass over the training split
     #[arg(long, value_name = "STEPS|epoch")]
     pub eval_every: Option<StepInterval>,

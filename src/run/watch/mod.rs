@@ -17,6 +17,8 @@ pub mod gpu;
 pub mod limits;
 /// How close a step comes to that: MFU and the speed of light.
 pub mod sol;
+/// Signs that a run goes wrong though no step fails.
+mod health;
 /// Colors of lines on a terminal.
 pub mod style;
 /// The progress bar, and the line of a step.

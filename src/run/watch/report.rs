@@ -68,6 +68,8 @@ pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result
         lines.push(("", format!("and {} more data sets (--metrics-path lists all)", sources.len() - SOURCES)));
     }
     lines.extend(plan.eval.iter().map(|eval| ("eval", eval.report().to_string())));
+    lines.extend(unevaluated(plan).map(|text| ("eval", text)));
+    lines.extend(task(plan).map(|text| ("defaults", text)));
     if let Err(why) = plan.tokenizer.usable() {
         lines.push(("tokens", format!("are given as ids: {}", args::with_flags(&why.to_string()))));
     }
@@ -101,6 +103,31 @@ pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result
         }
     }
     Ok(lines.iter().map(|(label, text)| labeled(label, text)).collect::<Vec<_>>().join("\n"))
+}
+
+/// Why a fine-tune shows no loss of other rows than those it trains on.
+fn unevaluated(plan: &Plan) -> Option<String> {
+    let (run, rows) = (&plan.settings.run, plan.dataset.rows());
+    let none = plan.eval.is_none() && plan.split.held_out.iter().all(|&rows| rows == 0);
+    plan.settings.task.as_ref().filter(|_| none && run.eval == Some(true))?;
+    let why = match plan.settings.data.shuffle {
+        Some(false) => "rows in the order of the file (--no-shuffle) are all trained on".to_string(),
+        _ => format!("{rows} rows are too few to hold some out"),
+    };
+    Some(format!("none: {why}. Name rows that are not trained on with --eval-dataset"))
+}
+
+/// The task whose defaults apply, and what it decided.
+fn task(plan: &Plan) -> Option<String> {
+    let s = &plan.settings;
+    let task = s.task.as_ref()?;
+    let longest = task.max_len.filter(|_| plan.dataset.has_rows_of_its_own());
+    let lengths =
+        longest.map(|limit| format!("max_len {} (the longest row, up to {limit})", plan.dataset.max_sequence()));
+    let steps = s.run.epochs.filter(|_| task.epochs.is_some()).map(|epochs| format!("epochs {epochs}"));
+    let all: Vec<String> = task.taken.iter().cloned().chain(lengths).chain(steps).collect();
+    let given = if task.given.is_empty() { String::new() } else { format!("; given: {}", task.given.join(", ")) };
+    Some(format!("of a {}: {}{given}", task.name, if all.is_empty() { "none".into() } else { all.join(", ") }))
 }
 
 fn labeled(label: &str, text: &str) -> String {

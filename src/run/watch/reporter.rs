@@ -3,6 +3,7 @@
 //! loop does.
 use super::evaluated::{Evaluated, PreferenceRecord};
 use super::gpu::GpuWatch;
+use super::health::Health;
 use super::log::RunLog;
 use super::metrics::Event;
 use super::metrics::Metrics;
@@ -90,6 +91,7 @@ pub struct Reporter<'a> {
     /// Steps of this start.
     steps: u32,
     light: SpeedOfLight,
+    health: Health,
     tokens_per_step: u64,
     started: Instant,
     /// End of the last step, evaluation or checkpoint; what communication had come to by then.
@@ -124,6 +126,10 @@ impl<'a> Reporter<'a> {
             by_source: Vec::new(),
             steps: 0,
             light: SpeedOfLight::new(plan, &*device, gpu, mesh)?,
+            // Of a token, or of the better one of two answers.
+            health: Health::new(
+                (if plan.dataset.kind().is_judged() { 2.0 } else { plan.engine.spec.vocab as f64 }).ln(),
+            ),
             tokens_per_step: plan.tokens_per_step()?,
             started: Instant::now(),
             clock: Instant::now(),
@@ -170,6 +176,9 @@ impl<'a> Reporter<'a> {
             );
         }
         self.plan.split.warning.iter().for_each(|text| self.say(LogLevel::Warn, text));
+        let task = self.plan.settings.task.as_ref();
+        let far = task.and_then(|task| self.health.rate(task, self.plan.schedule.peak).map(str::to_string));
+        far.iter().for_each(|text| self.say(LogLevel::Warn, text));
         load_seconds.iter().for_each(|s| self.tell(LogLevel::Debug, format_args!("load  {s:.2} s")));
         let (gpu, warnings) = self.gpu.sample();
         warnings.iter().for_each(|text| self.tell(LogLevel::Warn, text));
@@ -273,6 +282,9 @@ impl<'a> Reporter<'a> {
         self.progress.iter().for_each(|progress| progress.step(self.log, &record));
         self.tell_own(&record);
         warnings.iter().for_each(|text| self.tell(LogLevel::Warn, format_args!("step {number}: {text}")));
+        if let Some(sign) = self.health.step(report.loss.into(), report.grad_norm.into()).map(str::to_string) {
+            self.say(LogLevel::Warn, format_args!("step {number}: {sign}"));
+        }
         if report.skipped {
             let scale = report.loss_scale.map_or(String::new(), |scale| format!(" (loss scale {scale})"));
             let text = format_args!("step {number}: the gradient is not finite{scale}; the update was skipped");
@@ -367,6 +379,7 @@ impl<'a> Reporter<'a> {
         report::next(self.plan, steps, stopped.is_some()).iter().for_each(|text| self.say(LogLevel::Info, text));
         self.tell_sinks(&Event::End(&json!({
             "steps": steps, "seconds": seconds, "stopped": stopped.map(|_| "patience"), "sources": sources,
+            "warnings": self.health.said,
         })))
     }
 }
