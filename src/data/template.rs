@@ -2,23 +2,25 @@
 //!
 //! The interpreter is minijinja; [`ChatTemplate::new`] adds what transformers adds to Jinja: the Python methods of
 //! strings, lists and dicts, `raise_exception`, `strftime_now`, `tojson` without HTML escapes, loop controls, and `{%
-//! generation %}` blocks, whose places in the text are returned.
+//! generation %}` blocks, whose places in the text are returned. Values print as in Python.
 mod bounds;
+mod budget;
 mod conversation;
+mod filters;
+mod format;
 mod frame;
 mod generation;
+mod json;
+mod python;
 
 pub use conversation::{Conversation, Rendered};
 pub(super) use frame::TurnFrame;
 
 use crate::base::quote;
 use minijinja::machinery::Instructions;
-use minijinja::value::{Kwargs, Value};
+use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State};
-use serde::Serialize;
-use serde_json::ser::Formatter;
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 use xxhash_rust::xxh3::xxh3_64;
@@ -44,12 +46,12 @@ impl ChatTemplate {
     pub fn new(text: &str, (bos, eos): (&str, &str)) -> Result<ChatTemplate, String> {
         let mut env = Environment::new();
         bounds::install(&mut env);
+        filters::install(&mut env);
         env.set_formatter(as_python_prints);
-        env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, message))
+        env.add_function("raise_exception", |state: &State, message: Value| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, python::text(state, &message)?.into_owned()))
         });
         env.add_function("strftime_now", |format: String| strftime(&format, now()));
-        env.add_filter("tojson", tojson);
         let (marked, generation) = generation::marked(text);
         generation::install(&mut env);
         let instructions = bounds::compile(NAME, marked).map_err(|e| {
@@ -128,120 +130,14 @@ fn what(e: &Error) -> (String, String) {
     (format!("{line}the {NAME}"), quote(detail).to_string())
 }
 
-/// Formats values as Python's `str()` where Rust differs.
+/// Prints values as Python's `str()`.
 fn as_python_prints(out: &mut Output, state: &State, value: &Value) -> Result<(), Error> {
-    let weight = bounds::weigh(state, std::slice::from_ref(value))?;
-    let escaped = if matches!(state.auto_escape(), AutoEscape::None) { 1 } else { 6 }; // "<" as "&#x3c;"
-    bounds::spend(state, escaped * (weight.text + weight.parts))?;
-    let text = match (value.is_none(), value.kind(), value.is_true()) {
-        (true, ..) => "None",
-        (_, minijinja::value::ValueKind::Bool, true) => "True",
-        (_, minijinja::value::ValueKind::Bool, false) => "False",
-        _ => return minijinja::escape_formatter(out, state, value),
-    };
-    out.write_str(text).map_err(Error::from)
-}
-
-/// `json.dumps(value, ensure_ascii=False, ..)`, like transformers' filter of the same name.
-fn tojson(state: &State, value: Value, options: Kwargs) -> Result<String, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    let separators: Option<Vec<String>> = options.get("separators")?;
-    let [item, colon] = match separators.as_deref() {
-        Some([item, colon]) => [item.clone(), colon.clone()],
-        _ => [if indent.is_some() { "," } else { ", " }.into(), ": ".into()],
-    };
-    let ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
-    let sort = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
-    options.assert_all_used()?;
-    let weight = bounds::weigh(state, std::slice::from_ref(&value))?;
-    let line = (indent.unwrap_or(0) as u64).saturating_mul(weight.depth as u64 + 1);
-    let each = line.saturating_add((item.len() + colon.len()) as u64);
-    bounds::spend(state, weight.text.saturating_add(weight.parts.saturating_mul(each)))?;
-    let bad = |e: serde_json::Error| Error::new(ErrorKind::BadSerialization, e.to_string());
-    let mut tree = serde_json::to_value(&value).map_err(bad)?;
-    if sort {
-        tree.sort_all_objects();
+    let text = python::text(state, value)?;
+    if matches!(state.auto_escape(), AutoEscape::None) || value.is_safe() {
+        budget::spend(state, text.len() as u64)?;
+        return out.write_str(&text).map_err(Error::from);
     }
-    let mut out = Vec::new();
-    let style = Dumps { item, colon, indent, ascii, depth: 0, filled: false };
-    tree.serialize(&mut serde_json::Serializer::with_formatter(&mut out, style)).map_err(bad)?;
-    String::from_utf8(out).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
-}
-
-/// The layout of Python's `json.dumps`.
-struct Dumps {
-    item: String,
-    colon: String,
-    indent: Option<usize>,
-    ascii: bool,
-    depth: usize,
-    /// The current container has an element.
-    filled: bool,
-}
-
-impl Dumps {
-    fn open<W: ?Sized + io::Write>(&mut self, out: &mut W, bracket: &[u8]) -> io::Result<()> {
-        self.depth += 1;
-        self.filled = false;
-        out.write_all(bracket)
-    }
-    fn close<W: ?Sized + io::Write>(&mut self, out: &mut W, bracket: &[u8]) -> io::Result<()> {
-        self.depth -= 1;
-        if self.filled {
-            self.line(out)?;
-        }
-        self.filled = true;
-        out.write_all(bracket)
-    }
-    fn next<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        if !first {
-            out.write_all(self.item.as_bytes())?;
-        }
-        self.filled = true;
-        self.line(out)
-    }
-    fn line<W: ?Sized + io::Write>(&self, out: &mut W) -> io::Result<()> {
-        match self.indent {
-            Some(indent) => write!(out, "\n{:1$}", "", indent * self.depth),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Formatter for Dumps {
-    fn begin_array<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.open(out, b"[")
-    }
-    fn end_array<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.close(out, b"]")
-    }
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        self.next(out, first)
-    }
-    fn begin_object<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.open(out, b"{")
-    }
-    fn end_object<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.close(out, b"}")
-    }
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        self.next(out, first)
-    }
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        out.write_all(self.colon.as_bytes())
-    }
-    fn write_string_fragment<W: ?Sized + io::Write>(&mut self, out: &mut W, fragment: &str) -> io::Result<()> {
-        if !self.ascii {
-            return out.write_all(fragment.as_bytes());
-        }
-        for c in fragment.chars() {
-            match c.is_ascii() {
-                true => write!(out, "{c}")?,
-                false => c.encode_utf16(&mut [0; 2]).iter().try_for_each(|unit| write!(out, "\\u{unit:04x}"))?,
-            }
-        }
-        Ok(())
-    }
+    out.write_str(&filters::escaped(state, &text)?).map_err(Error::from)
 }
 
 fn now() -> i64 {

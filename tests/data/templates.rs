@@ -37,6 +37,40 @@ fn conversations_are_rendered_as_by_transformers() {
 }
 
 #[test]
+fn values_print_as_in_python() {
+    let table: Value = serde_json::from_slice(&fs::read(tokens::golden("values/table.json")).unwrap()).unwrap();
+    let expressions: Vec<&str> = table["expressions"].as_array().unwrap().iter().map(|e| e.as_str().unwrap()).collect();
+    let new = |source: &str| ChatTemplate::new(&format!("{{% set v = messages[0].v %}}{source}"), ("", ""));
+    let mut wrong = Vec::new();
+    let mut compare = |source: &str, value: &str, found: Result<String, String>, expected: &Value| {
+        if found.as_deref().ok() != expected.as_str() {
+            wrong.push(format!("{source} of {value}: {found:?}, in Python {expected}"));
+        }
+    };
+    for source in table["alone"].as_array().unwrap() {
+        let (source, expected) = (source[0].as_str().unwrap(), &source[1]);
+        let found = new(source).and_then(|template| template.render(&[message_with(Value::Null)], false));
+        compare(source, "nothing", found, expected);
+    }
+    let templates: Vec<ChatTemplate> = expressions.iter().map(|source| new(source).unwrap()).collect();
+    let mut texts = 0;
+    for row in table["rows"].as_array().unwrap() {
+        let value = row["value"].as_str().unwrap();
+        let message = message_with(serde_json::from_str(value).unwrap());
+        for case in row["rendered"].as_array().unwrap() {
+            let at = case[0].as_u64().unwrap() as usize;
+            compare(expressions[at], value, templates[at].render(std::slice::from_ref(&message), false), &case[1]);
+            texts += 1;
+        }
+    }
+    assert!(texts > 4000 && wrong.is_empty(), "{texts} texts, {} differ:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+fn message_with(value: Value) -> Message {
+    Message::from_serialize(serde_json::json!({"role": "user", "v": value}))
+}
+
+#[test]
 fn a_failing_template_names_its_line() {
     let new = |text: &str| ChatTemplate::new(text, ("<s>", "</s>"));
     let fault = new("{% for m in messages %}\n{{ m.content }\n{% endfor %}").unwrap_err();
@@ -80,6 +114,20 @@ fn hostile_templates_fail_quickly_with_a_reason() {
         (double("'ab'", "[ns.x, ns.x]|join(ns.x)"), text),
         (double("'ab'", "'%s%s' | format(ns.x, ns.x)"), text),
         (double("'ab'", "'{}{}'.format(ns.x, ns.x)"), text),
+        (double("'ab'", "'%s%s' % (ns.x, ns.x)"), text),
+        (double("'ab'", "'{0}{0}'.format(ns.x)"), text),
+        (double("'ab'", "'%(a)s%(a)s' | format(a=ns.x)"), text),
+        (double("'\"ab\"'", "ns.x | tojson"), text),
+        (double("\"'a'\\\\\"", "[ns.x] | string"), text),
+        (double("\"'a'\\\\\"", "[ns.x] ~ ''"), text),
+        (double("\"'a'\\\\\"", "'%r' % ns.x"), text),
+        (double("'&'", "(ns.x | e | string).replace('&', '&&')"), text),
+        (double("'ab'", "ns.x | indent(ns.x) ~ '\n' ~ ns.x"), text),
+        ("{% set n = 1000000000000 %}{{ '%*d' % (n, 1) }}{{ '%*s' % (n, 1) }}".into(), text),
+        ("{% set n = 1000000000000 %}{{ '{:>{w}}'.format('a', w=n) }}".into(), text),
+        ("{% set n = 1000000000000 %}{{ '%.*f' % (n, 1.5) }}".into(), text),
+        ("{{ '%99999999999999999999s' % messages }}".into(), text),
+        ("{% set n = 9000000 %}{{ (messages * 100) | tojson(indent=' ' * n) }}".into(), text),
         (double("[1, 2]", "ns.x + ns.x") + "{{ ns.x | length }}", "1000000 parts"),
         (double("[1, 2]", "[ns.x, ns.x]") + "{{ ns.x }}", "1000000 parts"),
         (double("[1, 2]", "[ns.x, ns.x]") + "{{ ns.x == ns.x }}", "1000000 parts"),
