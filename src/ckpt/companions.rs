@@ -1,5 +1,7 @@
 //! The files that make a directory of weights a usable model: the config, and the tokenizer's files. If the model came
 //! with them, they are preserved. Never interprets a tokenizer.
+pub mod template;
+
 use super::layout::pretty;
 use super::{adapter, hf};
 use crate::base::{Error, Result, open};
@@ -43,8 +45,10 @@ pub struct Companions {
     ends: (Option<u32>, Option<u32>),
     /// The tokenizer is bytes, which needs no file.
     bytes: bool,
+    /// The chat template of a model of bytes, which has no file.
+    pub(super) template: Option<String>,
     /// (name, content)
-    pub(super) files: Vec<(String, Vec<u8>)>,
+    pub(super) files: template::CompanionFiles,
 }
 
 impl Companions {
@@ -54,7 +58,7 @@ impl Companions {
         let mut companions = Companions::default();
         let directory = |path: &Path| if path.is_dir() { path.to_path_buf() } else { super::disk::parent(path).into() };
         let tokenizer = tokenizer.map(directory).or(model.map(directory));
-        for (dir, names) in [(tokenizer, &TOKENIZER[..]), (model.map(directory), &[GENERATION])] {
+        for (dir, names) in [(tokenizer.clone(), &TOKENIZER[..]), (model.map(directory), &[GENERATION])] {
             let Some(dir) = dir else { continue };
             for name in names {
                 match open::read(&dir.join(name)) {
@@ -64,6 +68,8 @@ impl Companions {
                 }
             }
         }
+        let named = tokenizer.map_or(Ok(vec![]), |dir| template::read(&dir))?;
+        companions.files.extend(named);
         if let Some(dir) = model {
             // The run has its own dropout setting, which is never part of comparing models.
             let then = Spec { dropout: spec.dropout, ..hf::read(dir)? };
@@ -95,6 +101,15 @@ impl Companions {
     }
     pub(super) fn are_bytes(&self) -> bool {
         self.bytes
+    }
+    /// With the chat template that the model was trained with as the default one.
+    pub fn with_template(mut self, text: &str) -> Result<Companions> {
+        match self.file("tokenizer.json") {
+            Some(_) => template::make_default(&mut self.files, text)?,
+            None if self.bytes => self.template = Some(text.into()),
+            None => {}
+        }
+        Ok(self)
     }
     /// The file of this name.
     pub(super) fn file(&self, name: &str) -> Option<&[u8]> {

@@ -1,5 +1,6 @@
 //! The last stage of a save: small files, checksums, then the final name. Never touches a complete checkpoint before
 //! the new one is complete.
+use super::companions::template;
 use super::dirs;
 use super::disk::{self, Disk};
 use super::evaluations::Evaluations;
@@ -56,8 +57,15 @@ impl Publication {
     fn try_publish(&self, sums: &[u64]) -> Result<Option<String>> {
         let (disk, mut checksums) = (&self.disk, Checksums::default());
         for (name, content) in &self.small {
+            if name.contains('/') {
+                disk.make_dirs(disk::parent(&self.dir.join(name)))?;
+            }
             disk.write(&self.dir.join(name), content)?;
             checksums.files.insert(name.clone(), file_checksum(content));
+        }
+        let folder = self.dir.join(template::FOLDER);
+        if folder.is_dir() {
+            disk.sync_dir(&folder)?;
         }
         let Some((state, keep)) = &self.state else {
             disk.sync_dir(&self.dir)?;

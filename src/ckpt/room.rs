@@ -1,8 +1,9 @@
 //! Checks that a directory may be written, and allocates its files at full length before any tensor is written. Never
 //! writes a tensor.
+use super::companions::{self, template};
 use super::disk::{self, Disk};
+use super::hf;
 use super::layout::{FilePlan, pretty};
-use super::{companions, hf};
 use crate::base::{Error, Result, open};
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use rustix::io::Errno;
@@ -40,7 +41,10 @@ pub fn check_export(dir: &Path, run: Option<&str>, overwrite: bool) -> Result<()
         let known = name == hf::FILE || name == MARK || companions::is_companion(&name);
         let weights = ["model", "adapter_model"].iter().any(|stem| name.starts_with(stem))
             && (name.ends_with(".safetensors") || name.ends_with(".index.json"));
-        (known || weights) && entry.file_type().is_ok_and(|kind| kind.is_file())
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => name == template::FOLDER && only_templates(&entry.path()),
+            kind => (known || weights) && kind.is_ok_and(|kind| kind.is_file()),
+        }
     };
     if let Some(other) = list.iter().find(|entry| !part(entry)) {
         return refuse(&format!("contains {}, which is not a model file and is never overwritten", name(other)));
@@ -57,6 +61,16 @@ pub fn check_export(dir: &Path, run: Option<&str>, overwrite: bool) -> Result<()
         true => Ok(()),
         false => refuse("contains a model that this run did not write, which is replaced only with `overwrite`"),
     }
+}
+
+/// Whether a directory holds named chat templates and nothing else.
+fn only_templates(dir: &Path) -> bool {
+    let one = |entry: std::io::Result<DirEntry>| {
+        entry.is_ok_and(|e| {
+            template::is_template(&e.file_name().to_string_lossy()) && e.file_type().is_ok_and(|kind| kind.is_file())
+        })
+    };
+    fs::read_dir(dir).is_ok_and(|mut entries| entries.all(one))
 }
 
 /// Whether both paths lead to the same directory, through any links and mounts.

@@ -1,5 +1,6 @@
 //! The files to load from: opened, headers checked, and tensors matched with the model's, all before any weight is
 //! overwritten. Never trusts a file's description of itself, and never reads a tensor.
+use super::companions::template;
 use super::layout::{FilePlan, FileTensor, Tensors};
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
 use super::{header, hf};
@@ -30,7 +31,7 @@ impl TensorSource {
     ) -> Result<(TensorSource, TrainerState, Checksums)> {
         let (state, checksums) = state::read(dir)?;
         for (name, sum) in &checksums.files {
-            let stated = header::plain(name).map_err(|e| Error::in_file(&dir.join(state::FILE), e))?;
+            let stated = template::within(name).map_err(|e| Error::in_file(&dir.join(state::FILE), e))?;
             let path = dir.join(stated);
             let content =
                 open::read(&path).map_err(|e| damaged(&path, format!("{e}: the checkpoint is incomplete")))?;

@@ -1,6 +1,9 @@
 //! Text to token ids and back: bytes, or a Hugging Face `tokenizer.json` and the files next to it. Never reads text
 //! files.
 mod growth;
+mod templates;
+
+pub use templates::{DEFAULT, default_of};
 
 use crate::base::{Error, Result, open, quote};
 use serde_json::{Map, Value};
@@ -38,9 +41,10 @@ pub enum Tokenizer {
 }
 
 /// A `tokenizer.json`, with `tokenizer_config.json` if present.
+#[derive(Clone)]
 pub struct LoadedTokenizer {
     path: PathBuf,
-    pipeline: Pipeline,
+    pipeline: Arc<Pipeline>,
     /// Factor by which a text may grow before it is split into tokens.
     growth: u64,
     /// Largest id plus one.
@@ -50,6 +54,8 @@ pub struct LoadedTokenizer {
     affixes: (Vec<u32>, Vec<u32>),
     /// Named Jinja templates, the one called `default` first.
     templates: Vec<(String, String)>,
+    /// The default template is that of a checkpoint, not the tokenizer's own.
+    trained: bool,
     fingerprint: u64,
 }
 
@@ -144,23 +150,19 @@ impl Tokenizer {
         let affixes = caught(|| affixes(&pipeline, [(flag("add_bos_token"), &bos), (flag("add_eos_token"), &eos)]))
             .map_err(|e| bad(path, format!("cannot tokenize a letter ({})", quote(e))))?;
         let vocab = pipeline.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
-        let mut templates = templates(&config).map_err(|e| bad(&path.with_file_name("tokenizer_config.json"), e))?;
-        if let Some((path, bytes)) = beside("chat_template.jinja")? {
-            let text = String::from_utf8(bytes).map_err(|_| bad(&path, "is not UTF-8".into()))?;
-            templates.retain(|(name, _)| name != DEFAULT);
-            templates.insert(0, (DEFAULT.into(), text));
-        }
+        let templates = templates::read(path.parent().unwrap_or(Path::new("")), &config)?;
         let fingerprint = hash.digest();
         let path = path.to_path_buf();
         Ok(Tokenizer::File(Arc::new(LoadedTokenizer {
             path,
-            pipeline,
+            pipeline: Arc::new(pipeline),
             growth,
             vocab,
             bos,
             eos,
             affixes,
             templates,
+            trained: false,
             fingerprint,
         })))
     }
@@ -181,7 +183,8 @@ impl Tokenizer {
             Tokenizer::File(t) => t.fingerprint,
         }
     }
-    /// The files that belong next to the weights in a model directory: those of [`FILES`] that exist.
+    /// The files that belong next to the weights in a model directory: those of [`FILES`] that exist. Named chat
+    /// templates have a folder of their own.
     pub fn files(&self) -> Vec<PathBuf> {
         let Tokenizer::File(t) = self else { return vec![] };
         let beside = FILES[1..].iter().map(|name| t.path.with_file_name(name));
@@ -251,6 +254,23 @@ impl Tokenizer {
         };
         let found = all.iter().find(|(n, _)| n == name).map(|(_, text)| text.as_str());
         found.ok_or_else(|| all.iter().map(|(n, _)| n.as_str()).collect())
+    }
+
+    /// This tokenizer with the chat template that a checkpoint was trained with as the default one.
+    pub fn with_trained_template(&self, text: String) -> Tokenizer {
+        match self {
+            Tokenizer::File(t) if self.template(DEFAULT) != Ok(&text) => {
+                let mut t = LoadedTokenizer { trained: true, ..(**t).clone() };
+                t.templates.retain(|(name, _)| name != DEFAULT);
+                t.templates.insert(0, (DEFAULT.into(), text));
+                Tokenizer::File(Arc::new(t))
+            }
+            other => other.clone(),
+        }
+    }
+    /// Whether the default chat template is that of a checkpoint.
+    pub fn has_trained_template(&self) -> bool {
+        matches!(self, Tokenizer::File(t) if t.trained)
     }
 
     /// Appends the tokens of `text` verbatim; special tokens spelled out in it are recognized.
@@ -373,24 +393,6 @@ fn affixes(
     Ok((before, behind))
 }
 
-/// The template used when none is named.
-pub const DEFAULT: &str = "default";
-
 /// The byte tokenizer's template; any would do.
 const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n\
     {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-
-/// `chat_template` of tokenizer_config.json: a string, or a list of `{"name", "template"}`.
-fn templates(config: &Map<String, Value>) -> std::result::Result<Vec<(String, String)>, String> {
-    match config.get("chat_template") {
-        None | Some(Value::Null) => Ok(vec![]),
-        Some(Value::String(text)) => Ok(vec![(DEFAULT.into(), text.clone())]),
-        Some(Value::Array(list)) => {
-            let one =
-                |entry: &Value| Some((entry.get("name")?.as_str()?.into(), entry.get("template")?.as_str()?.into()));
-            let all: Option<Vec<_>> = list.iter().map(one).collect();
-            all.ok_or_else(|| "chat_template is a list whose entries are not all {\"name\", \"template\"}".into())
-        }
-        Some(other) => Err(format!("chat_template is {}; it must be a string or a list of named ones", quote(other))),
-    }
-}

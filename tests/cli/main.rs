@@ -33,6 +33,7 @@ mod tensor_parallel_runs;
 mod tensorboard;
 mod token_rows;
 mod trace;
+mod trained_template;
 mod troubleshooting;
 mod wandb;
 mod warmup;

@@ -2,7 +2,7 @@
 //! tokenizer_config.json and config.json with the rules of llama.cpp's converter. Never reads ordinary tokens.
 use super::header::{GgufKeys, KeyValue};
 use super::vocabulary::TokenizerFiles;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// A token's name in Hugging Face files, and its key in a GGUF file.
 const TYPES: [(&str, &str); 8] = [
@@ -173,10 +173,16 @@ fn is_missing(value: Option<&Value>) -> bool {
     value.is_none_or(|value| value.is_null() || value == "")
 }
 
-/// `chat_template` of tokenizer_config.json, or a file of its own: a text, or a list of named ones.
+/// `chat_template` of tokenizer_config.json, or a file of its own with those of named ones: a text, or a list.
 fn templates(files: &TokenizerFiles, names: &Map<String, Value>) -> Vec<(String, String)> {
     let own = || files.template.get("chat_template").cloned();
-    let file = files.jinja.clone().map(Value::String).or_else(own);
+    let entry = |name: &str, text: &str| json!({"name": name, "template": text});
+    let named = || files.named.iter().map(|(name, text)| entry(name, text));
+    let jinja = files.jinja.as_deref().map(|text| match files.named.is_empty() {
+        true => json!(text),
+        false => std::iter::once(entry("default", text)).chain(named()).collect(),
+    });
+    let file = jinja.or_else(own);
     match names.get("chat_template").cloned().or(file) {
         Some(Value::String(text)) if !text.is_empty() => vec![(String::new(), text)],
         Some(Value::Array(list)) => list

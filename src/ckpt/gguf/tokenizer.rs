@@ -46,6 +46,7 @@ pub fn put(keys: &mut GgufKeys, spec: &Spec, config: &Map<String, Value>, compan
             byte_pairs(keys, "gpt-2", &vocabulary, &[]);
             keys.put("tokenizer.ggml.eos_token_id", KeyValue::U32(256));
             keys.put("tokenizer.ggml.add_bos_token", KeyValue::Bool(false));
+            companions.template.iter().for_each(|text| keys.put("tokenizer.chat_template", KeyValue::Text(text)));
             return Ok(());
         }
         (None, false) => return Err(refused("there is none; give one with `tokenizer`")),

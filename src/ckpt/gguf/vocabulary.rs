@@ -1,5 +1,5 @@
 //! Tokens by id with their kinds, for both kinds of tokenizers, and the files that they come from. Never writes keys.
-use super::super::companions::Companions;
+use super::super::companions::{Companions, template};
 use crate::base::{Error, Result, quote};
 use serde_json::Value;
 
@@ -16,6 +16,8 @@ pub struct TokenizerFiles {
     pub config: Value,
     pub added: Value,
     pub jinja: Option<String>,
+    /// Name and text of the chat templates that have a folder.
+    pub named: Vec<(String, String)>,
     /// `chat_template.json`
     pub template: Value,
 }
@@ -32,6 +34,7 @@ impl TokenizerFiles {
             config: json("tokenizer_config.json")?,
             added: json("added_tokens.json")?,
             jinja: companions.file("chat_template.jinja").map(|text| String::from_utf8_lossy(text).into_owned()),
+            named: template::named(&companions.files),
             template: json("chat_template.json")?,
         })
     }

@@ -105,7 +105,7 @@ fn checkpointer(
         Checkpointer::new(device, mesh, spec, layouts, moments)?.with_files_of(plan.save.max_file_bytes);
     checkpointer.overwrite(plan.settings.checkpoint.overwrite == Some(true));
     if mesh.rank() == 0 {
-        let mut companions = save::companions(spec, source, &plan.tokenizer)?;
+        let mut companions = save::companions(&plan.settings, spec, source, &plan.tokenizer)?;
         if let Some(lora) = &plan.engine.tuning.lora {
             companions = companions.adapting(lora, plan.settings.model.pretrain.as_deref(), spec);
         }

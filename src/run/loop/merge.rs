@@ -21,7 +21,7 @@ pub fn run(plan: &Plan, adapter: &Path, device: Arc<dyn Device>, mesh: &Mesh, lo
     let mut checkpointer = Checkpointer::new(device, mesh, spec, decoder.layouts(), Moments::NONE)?.with_files_of(max);
     checkpointer.overwrite(plan.settings.checkpoint.overwrite == Some(true));
     if mesh.rank() == 0 {
-        checkpointer.accompany(save::companions(spec, Some(base), &plan.tokenizer)?);
+        checkpointer.accompany(save::companions(&plan.settings, spec, Some(base), &plan.tokenizer)?);
     }
     checkpointer.load_model(base, &mut *store)?;
     let adapters = checkpointer.merge(adapter, &mut *store)?;

@@ -72,7 +72,7 @@ pub fn gguf(
              bf16, or another --tp-size"
         ));
     }
-    let (decoder, companions) = (Decoder::new(spec.clone())?, save::companions(spec, source, tokenizer)?);
+    let (decoder, companions) = (Decoder::new(spec.clone())?, save::companions(s, spec, source, tokenizer)?);
     ckpt::gguf::beginning(file, spec, decoder.layouts(), kind, &companions).map(drop)
 }
 

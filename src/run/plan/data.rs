@@ -21,8 +21,49 @@ pub fn tokenizer(s: &mut Settings) -> Tokenizer {
     Tokenizer::from_name(name).unwrap_or_else(|why| Tokenizer::none(&why))
 }
 
-/// How rows are rendered, with the chat template of the settings or of the tokenizer, which rows of messages use
-/// without any flag.
+/// The tokenizer of a run that resumes from the checkpoint in `dir`: with the chat template that the run was trained
+/// with so far, unless the settings have one.
+pub fn resumed(tokenizer: Tokenizer, d: &DataSettings, dir: Option<&Path>) -> Result<Tokenizer> {
+    let dir = dir.filter(|_| d.tokenizer_chat_template.is_none() && matches!(tokenizer, Tokenizer::File(_)));
+    let trained = dir.map(tokenizer::default_of).transpose()?.flatten();
+    Ok(trained.map_or(tokenizer.clone(), |text| tokenizer.with_trained_template(text)))
+}
+
+/// The chat template in use: that of the settings (the name of one of the tokenizer's, a file, or Jinja text), or the
+/// tokenizer's default one.
+pub fn template(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Option<String>> {
+    let Some(given) = &d.tokenizer_chat_template else {
+        return Ok(tokenizer.template(tokenizer::DEFAULT).ok().map(str::to_owned));
+    };
+    let bad = |what: String| Error::input(format!("--tokenizer-chat-template {given}: {what}"));
+    match tokenizer.template(given) {
+        Ok(text) => Ok(Some(text.into())),
+        Err(_) if Path::new(given).is_file() => {
+            let text = open::read(Path::new(given)).map_err(|e| bad(e.to_string()))?;
+            String::from_utf8(text).map(Some).map_err(|_| bad("is not UTF-8".into()))
+        }
+        Err(_) if given.contains('{') => Ok(Some(given.clone())),
+        Err(names) => Err(bad(format!(
+            "is neither a file nor Jinja text, and not among the tokenizer's templates ({})",
+            listed(&names)
+        ))),
+    }
+}
+
+/// The chat template that saved models hold as their default one: the template in use, or for a merge the adapter's.
+pub fn saved_template(s: &Settings, tokenizer: &Tokenizer) -> Result<Option<String>> {
+    match (&s.lora.merge, &s.data.tokenizer_chat_template, tokenizer) {
+        (Some(adapter), ..) => tokenizer::default_of(adapter),
+        (None, None, Tokenizer::Bytes) => Ok(None), // has no files, and its template is as good as any
+        _ => template(&s.data, tokenizer),
+    }
+}
+
+fn listed(names: &[&str]) -> String {
+    if names.is_empty() { "none".into() } else { names.join(", ") }
+}
+
+/// How rows are rendered, with the chat template in use, which rows of messages use without any flag.
 pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
     let on = |flag: Option<bool>| flag == Some(true);
     let needed = on(d.apply_chat_template) || on(d.multiturn);
@@ -30,31 +71,24 @@ pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
         tokenizer.usable()?;
     }
     let new = |text: &str| ChatTemplate::new(text, tokenizer.spellings());
-    let chat = match (&d.tokenizer_chat_template, tokenizer.template(tokenizer::DEFAULT)) {
-        (Some(given), _) => {
-            let bad = |what: String| Error::input(format!("--tokenizer-chat-template {given}: {what}"));
-            let text = match Path::new(given).is_file() {
-                true => {
-                    let text = open::read(Path::new(given)).map_err(|e| bad(e.to_string()))?;
-                    String::from_utf8(text).map_err(|_| bad("is not UTF-8".into()))?
-                }
-                false if given.contains('{') => given.clone(),
-                false => return Err(bad("is neither a file nor Jinja text".into())),
-            };
-            Some(new(&text).map_err(bad)?)
+    let chat = match (template(d, tokenizer)?, &d.tokenizer_chat_template) {
+        (Some(text), Some(given)) => {
+            Some(new(&text).map_err(|what| Error::input(format!("--tokenizer-chat-template {given}: {what}")))?)
         }
-        (None, Ok(text)) if needed => {
-            Some(new(text).map_err(|what| Error::input(format!("--tokenizer {}: {what}", tokenizer.name())))?)
+        (Some(text), None) if needed => {
+            Some(new(&text).map_err(|what| Error::input(format!("--tokenizer {}: {what}", tokenizer.name())))?)
         }
-        (None, Ok(text)) => new(text).ok(),
-        (None, Err(names)) if needed => {
-            let names = if names.is_empty() { "none".into() } else { names.join(", ") };
+        (Some(text), None) => new(&text).ok(),
+        (None, _) if needed => {
+            let names = tokenizer.template(tokenizer::DEFAULT).err().unwrap_or_default();
             return Err(Error::input(format!(
-                "--tokenizer {} has no default chat template (its templates: {names}): pass one with --tokenizer-chat-template",
-                tokenizer.name()
+                "--tokenizer {} has no default chat template (its templates: {}): pass one with \
+                 --tokenizer-chat-template",
+                tokenizer.name(),
+                listed(&names)
             )));
         }
-        (None, Err(_)) => None,
+        (None, _) => None,
     };
     Ok(Format {
         preferences: None,

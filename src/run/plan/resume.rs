@@ -30,6 +30,12 @@ pub fn find(c: &CheckpointSettings, e: &EngineOptions, decoder: &Decoder) -> Res
     }
 }
 
+/// The directory of the checkpoint that [`find`] looks at first.
+pub fn newest(c: &CheckpointSettings) -> Result<Option<PathBuf>> {
+    let Some(from) = requested(c)? else { return Ok(None) };
+    Ok(ckpt::candidates(c.ckpt_dir.as_deref(), &from)?.into_iter().next())
+}
+
 /// The value of `--resume`. Without it the run starts fresh, in a directory without checkpoints.
 pub fn requested(c: &CheckpointSettings) -> Result<Option<ckpt::Resume>> {
     match (c.resume.as_deref(), &c.ckpt_dir) {

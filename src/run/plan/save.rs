@@ -4,9 +4,10 @@ use crate::ckpt::gguf::GgufType;
 use crate::ckpt::{self, Companions};
 use crate::data::Tokenizer;
 use crate::nn::Spec;
+use crate::run::plan::data;
 use crate::run::settings::checkpoint::CheckpointSettings;
 use crate::run::settings::value::{StepInterval, set};
-use crate::run::settings::{FloatName, GgufName};
+use crate::run::settings::{FloatName, GgufName, Settings};
 use std::path::Path;
 
 /// How models and checkpoints are written.
@@ -42,9 +43,11 @@ impl SaveOptions {
     }
 }
 
-/// What stands next to the weights of a model like `spec` that came from the directory `source`.
-pub fn companions(spec: &Spec, source: Option<&Path>, tokenizer: &Tokenizer) -> Result<Companions> {
+/// What stands next to the weights of a model like `spec` that came from the directory `source`. Its chat template is
+/// the one in use.
+pub fn companions(s: &Settings, spec: &Spec, source: Option<&Path>, tokenizer: &Tokenizer) -> Result<Companions> {
     let (files, ends) = (tokenizer.files(), (tokenizer.bos(), tokenizer.eos()));
     let companions = Companions::of(spec, source, files.first().map(|p| p.as_path()))?.with_ends(ends);
-    Ok(companions.of_bytes(matches!(tokenizer, Tokenizer::Bytes)))
+    let companions = companions.of_bytes(matches!(tokenizer, Tokenizer::Bytes));
+    data::saved_template(s, tokenizer)?.map_or(Ok(companions.clone()), |text| companions.with_template(&text))
 }

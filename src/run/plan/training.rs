@@ -115,6 +115,7 @@ impl Plan {
         model::has_weights(&s)?;
         let spec = model::spec(&mut s, &tokenizer)?;
         let tokenizer = tokenizer.for_model(spec.vocab);
+        let tokenizer = data::resumed(tokenizer, &s.data, resume::newest(&s.checkpoint)?.as_deref())?;
         let data = match s.task.is_some() && s.lora.merge.is_none() {
             true => {
                 let mut data = data.map_or_else(|| RunData::open(&s, &tokenizer, &spec), Ok)?;
@@ -203,6 +204,7 @@ impl Plan {
         let tokenizer = tokenizer.for_model(spec.vocab);
         let engine = engine::options(s, ranks.device, &ranks.mesh, spec)?;
         let engine = engine::keeping(s, ranks.device, settled.live, engine)?;
+        let tokenizer = data::resumed(tokenizer, &s.data, settled.resume.as_ref().map(|r| r.dir.as_path()))?;
         let mut data = RunData::open(s, &tokenizer, &engine.spec)?;
         data::fit(s, &engine.spec, &mut data, 1)?;
         Plan::derive(settled, tokenizer, engine, data)

@@ -38,8 +38,9 @@ pub struct DataSettings {
     /// Train on every assistant message instead of only the last; implies the chat template
     #[arg(long)]
     pub multiturn: Option<bool>,
-    /// Jinja text, or a file with it, that replaces the tokenizer's chat template [default: none]
-    #[arg(long, value_name = "TEXT|FILE")]
+    /// Chat template: the name of one of the tokenizer's, a file, or Jinja text; saved models hold it
+    /// [default: the tokenizer's]
+    #[arg(long, value_name = "NAME|FILE|TEXT")]
     pub tokenizer_chat_template: Option<String>,
     /// Train on every token of the input-key text, truncated at max-len, with no end-of-text token
     #[arg(long)]

@@ -2,10 +2,12 @@
 use crate::base::columns::wrap;
 use crate::base::{CATEGORIES, Category, Result};
 use crate::ckpt;
-use crate::data::{Report, SampleKind};
+use crate::data::tokenizer::DEFAULT;
+use crate::data::{Report, SampleKind, Tokenizer};
 use crate::nn::Checkpointing;
 use crate::optim::Warmup;
 use crate::run::plan::Plan;
+use crate::run::plan::data;
 use crate::run::plan::resume::ResumeFrom;
 use crate::run::settings::args;
 use crate::run::settings::{OffloadName, ShardingName, WrapName};
@@ -77,6 +79,7 @@ pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result
         let why = "gradients are not clipped; DeepSpeed clips at 1 since 0.19.3";
         lines.push(("clip", format!("{} has no gradient_clipping: {why}", path.display())));
     }
+    lines.extend(template(plan)?.map(|text| ("template", text)));
     lines.extend(undropped(plan)?.map(|text| ("dropout", text)));
     lines.extend(never_warm(plan).map(|text| ("warmup", text)));
     lines.extend(deferred(plan)?.map(|text| ("accum", text)));
@@ -133,6 +136,20 @@ fn task(plan: &Plan) -> Option<String> {
 fn labeled(label: &str, text: &str) -> String {
     let columns = if std::io::stderr().is_terminal() { COLUMNS } else { usize::MAX };
     wrap(&format!("{label:<LABEL$}"), text.split(' '), " ", columns)
+}
+
+/// A chat template in use that is not the tokenizer's own.
+fn template(plan: &Plan) -> Result<Option<String>> {
+    let (d, tokenizer) = (&plan.settings.data, &plan.tokenizer);
+    let what = match &d.tokenizer_chat_template {
+        _ if !matches!(tokenizer, Tokenizer::File(_)) => return Ok(None),
+        None if tokenizer.has_trained_template() => "that of the checkpoint",
+        None => return Ok(None),
+        Some(_) if data::template(d, tokenizer)?.as_deref() == tokenizer.template(DEFAULT).ok() => return Ok(None),
+        Some(given) if given.contains('{') => "as given",
+        Some(given) => given,
+    };
+    Ok(Some(format!("{what}, not the tokenizer's default one; saved models hold it")))
 }
 
 fn model(plan: &Plan) -> String {
