@@ -1,20 +1,16 @@
-//! Splits a JSON array into its elements as it is read, and detects what a `.json` file holds. Never parses an element
-//! it returns, and never holds more than one.
-use super::shapes;
-use serde_json::{Map, Value};
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
-use std::path::Path;
+//! Splits a JSON array into its elements as it is read, and finds arrays in an object. Never parses an element it
+//! returns, and never holds more than one.
+use std::io::{self, BufRead};
 
-/// The byte order mark some editors write at the start of UTF-8 files.
-pub(super) const BOM: &[u8] = "\u{feff}".as_bytes();
-/// Maximum bytes read to detect the kind of a file.
-const DETECT: u64 = 16 << 20;
+/// Maximum bytes of an object's key.
+const KEY: usize = 1 << 16;
 
 /// The elements of an array; the reader is past its opening bracket.
 pub(super) struct Elements<R> {
     pub file: R,
     first: bool,
+    /// The array is a value of an object, which goes on after it.
+    inside: bool,
 }
 
 /// The array itself is malformed, so nothing after this point is a row.
@@ -29,18 +25,19 @@ impl From<io::Error> for Broken {
     }
 }
 
-/// Whether the file is an array; if so, advances past the bracket. Inspects only buffered bytes.
+/// Whether the file is an array; if so, advances past the bracket, and otherwise past whitespace.
 pub(super) fn opens(file: &mut impl BufRead) -> io::Result<bool> {
-    let buffered = file.fill_buf()?;
-    let start = buffered.iter().position(|b| !b.is_ascii_whitespace());
-    let opens = start.filter(|&at| buffered[at] == b'[');
-    opens.iter().for_each(|at| file.consume(at + 1));
-    Ok(opens.is_some())
+    let opens = next(file)? == Some(b'[');
+    file.consume(opens.into());
+    Ok(opens)
 }
 
 impl<R: BufRead> Elements<R> {
     pub fn of(file: R) -> Elements<R> {
-        Elements { file, first: true }
+        Elements { file, first: true, inside: false }
+    }
+    fn inside(file: R) -> Elements<R> {
+        Elements { file, first: true, inside: true }
     }
 
     /// Reads the next element into `out`; false at the end of the array. `Ok(None)`: an element of more than `most`
@@ -48,17 +45,18 @@ impl<R: BufRead> Elements<R> {
     pub fn next(&mut self, most: u64, out: &mut Vec<u8>) -> Result<Option<bool>, Broken> {
         out.clear();
         let first = std::mem::replace(&mut self.first, false);
-        match (self.peek()?, first) {
+        match (next(&mut self.file)?, first) {
             (Some(b']'), _) => {
                 self.file.consume(1);
-                return match self.peek()? {
+                return match next(&mut self.file)? {
                     None => Ok(Some(false)),
+                    Some(_) if self.inside => Ok(Some(false)),
                     Some(_) => Err(Broken::Array("follows the end of the array: a file must be a single array")),
                 };
             }
             (Some(b','), false) => {
                 self.file.consume(1);
-                self.peek()?;
+                next(&mut self.file)?;
             }
             (Some(_), _) => {}
             (None, _) => {
@@ -106,58 +104,133 @@ impl<R: BufRead> Elements<R> {
             _ => Ok((len <= most).then_some(true)),
         }
     }
+}
 
-    /// The next byte that is not whitespace, without consuming it.
-    fn peek(&mut self) -> io::Result<Option<u8>> {
+/// The lists of objects among the values of an object that is read as it comes.
+pub(super) struct Lists<R> {
+    elements: Elements<R>,
+    started: bool,
+}
+
+impl<R: BufRead> Lists<R> {
+    pub fn of(file: R) -> Lists<R> {
+        Lists { elements: Elements::inside(file), started: false }
+    }
+
+    /// The key of the next list of objects, all of whose elements must then be read. None at the end of the object.
+    pub fn next(&mut self) -> Result<Option<String>, Broken> {
+        let file = &mut self.elements.file;
+        let wrong = |byte: Option<u8>| {
+            Broken::Array(match byte {
+                None => "is missing: the file is truncated inside its object",
+                Some(_) => "cannot be found: the file is not a JSON object",
+            })
+        };
         loop {
-            let buffered = self.file.fill_buf()?;
-            let (len, at) = (buffered.len(), buffered.iter().position(|b| !b.is_ascii_whitespace()));
-            let found = at.map(|at| buffered[at]);
-            self.file.consume(at.unwrap_or(len));
-            if found.is_some() || len == 0 {
-                return Ok(found);
+            match (next(file)?, self.started) {
+                (Some(b'{'), false) | (Some(b','), true) => file.consume(1),
+                (Some(b'}'), true) => {
+                    file.consume(1);
+                    return match next(file)? {
+                        None => Ok(None),
+                        Some(_) => Err(Broken::Array("follows the end of the object: a file must be a single object")),
+                    };
+                }
+                (other, _) => return Err(wrong(other)),
+            }
+            self.started = true;
+            let key = match next(file)? {
+                Some(b'"') => string(file)?,
+                Some(b'}') => continue,
+                other => return Err(wrong(other)),
+            };
+            match next(file)? {
+                Some(b':') => file.consume(1),
+                other => return Err(wrong(other)),
+            }
+            if next(file)? == Some(b'[') {
+                file.consume(1);
+                if next(file)? == Some(b'{') {
+                    self.elements.first = true;
+                    return Ok(Some(key));
+                }
+                skip(file, 1)?;
+            } else {
+                skip(file, 0)?;
             }
         }
     }
+    /// The elements of that list.
+    pub fn elements(&mut self) -> &mut Elements<R> {
+        &mut self.elements
+    }
 }
 
-/// What a `.json` file holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Holds {
-    /// An array of objects, or an object per line, the first of which is a recognizable data row.
-    Rows,
-    /// Objects, but not recognizable as data rows.
-    Objects,
-    /// Anything else.
-    Text,
+/// The string that begins at the reader, at most [`KEY`] bytes of it, as it is written.
+fn string(file: &mut impl BufRead) -> io::Result<String> {
+    let (mut escaped, mut out) = (false, Vec::new());
+    file.consume(1);
+    loop {
+        let buffered = file.fill_buf()?;
+        let Some(&b) = buffered.first() else { break };
+        file.consume(1);
+        if b == b'"' && !escaped {
+            break;
+        }
+        escaped = b == b'\\' && !escaped;
+        if out.len() < KEY {
+            out.push(b);
+        }
+    }
+    Ok(String::from_utf8_lossy(&out).into_owned())
 }
 
-/// Decided by the first element or line.
-pub(super) fn holds(path: &Path) -> io::Result<Holds> {
-    let mut file = BufReader::new(File::open(path)?.take(DETECT));
-    if file.fill_buf()?.starts_with(BOM) {
-        file.consume(BOM.len());
+/// Skips a value up to the comma or brace that follows it. `depth`: brackets that are open.
+fn skip(file: &mut impl BufRead, mut depth: u64) -> Result<(), Broken> {
+    let (mut text, mut escaped) = (false, false);
+    loop {
+        let buffered = file.fill_buf()?;
+        if buffered.is_empty() {
+            return Err(Broken::Array("is missing: the file is truncated inside its object"));
+        }
+        for (at, &b) in buffered.iter().enumerate() {
+            if text {
+                (text, escaped) = (escaped || b != b'"', !escaped && b == b'\\');
+                continue;
+            }
+            match b {
+                b'"' => text = true,
+                b'{' | b'[' => depth += 1,
+                b',' | b'}' if depth == 0 => {
+                    file.consume(at);
+                    return Ok(());
+                }
+                b'}' | b']' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+        }
+        let len = buffered.len();
+        file.consume(len);
     }
-    let mut first = Vec::new();
-    let array = opens(&mut file)?;
-    if array {
-        // A truncated element still begins an object.
-        let _ = Elements::of(file).next(DETECT, &mut first);
-    } else {
-        file.read_until(b'\n', &mut first)?;
+}
+
+/// The next byte that is not whitespace, without consuming it.
+fn next(file: &mut impl BufRead) -> io::Result<Option<u8>> {
+    loop {
+        let buffered = file.fill_buf()?;
+        let (len, at) = (buffered.len(), buffered.iter().position(|b| !b.is_ascii_whitespace()));
+        let found = at.map(|at| buffered[at]);
+        file.consume(at.unwrap_or(len));
+        if found.is_some() || len == 0 {
+            return Ok(found);
+        }
     }
-    let object = serde_json::from_slice::<Map<String, Value>>(&first);
-    Ok(match object {
-        Ok(row) if shapes::is_known(&row) => Holds::Rows,
-        Ok(_) => Holds::Objects,
-        Err(_) if array && matches!(first.trim_ascii_start().first(), None | Some(b'{')) => Holds::Objects,
-        Err(_) => Holds::Text,
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::BufReader;
 
     /// The elements, and the error after them. `room`: buffer size in bytes.
     fn cut(text: &str, room: usize, most: u64) -> (Vec<String>, Option<&'static str>) {
@@ -205,6 +278,26 @@ mod tests {
             let (all, broken) = cut(text, 64, 99);
             assert_eq!(all.len(), elements, "{text}");
             assert!(broken.unwrap().contains(says), "{text}: {broken:?}");
+        }
+    }
+
+    #[test]
+    fn lists_of_objects_are_found_in_an_object() {
+        let text = r#" {"version": "1[{", "n": [1, [{}]], "e": [], "d": {"x": [{"y": 1}]}, "data": [ {"a": "]"}, {"b": [{}]} ],
+            "last": null, "more": [{}]} "#;
+        for room in [2, 3, 7, 1000] {
+            let (mut lists, mut found) = (Lists::of(BufReader::with_capacity(room, text.as_bytes())), Vec::new());
+            while let Some(key) = lists.next().ok().unwrap() {
+                let (mut n, mut out) = (0, Vec::new());
+                while lists.elements().next(99, &mut out).ok().unwrap() == Some(true) {
+                    n += 1;
+                }
+                found.push((key, n));
+            }
+            assert_eq!(found, [("data".to_string(), 2), ("more".to_string(), 1)], "{room}");
+        }
+        for wrong in ["", "{", "{\"a\": 1", "{\"a\": [1", "{\"a\" 1}", "{} {}", "{a: 1}", "3", "{\"a\": 1}}"] {
+            assert!(Lists::of(wrong.as_bytes()).next().is_err(), "{wrong}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Numbered rows of at most `max_len` tokens. Never knows batches, ranks or the order in which rows are consumed.
 use super::blend::Blend;
 use super::cache::{self, Cache, Opened};
-use super::corpus::{Corpus, CorpusKind};
+use super::corpus::{Corpus, CorpusKind, READ};
 use super::format::{Format, Preferences, SampleKind};
 use super::mismatched::Mismatched;
 use super::reader;
@@ -89,10 +89,16 @@ impl Dataset {
         };
         if !corpus.kind.is_rows() {
             let what = if corpus.kind == CorpusKind::Text { "is text" } else { "is an array of tokens" };
-            refuse_row_settings(&format.row_settings(), &corpus.what, what)?;
+            // `pretrain_mode` says that it is text.
+            let is_said = |name: &str| corpus.doubt.is_some() && name == "pretrain_mode";
+            let settings = format.row_settings().map(|(name, given)| (name, given && !is_said(name)));
+            refuse_row_settings(&settings, &corpus.what, what)?;
             refuse_preferences(format, &corpus.what, what)?;
         }
         if corpus.kind == CorpusKind::Text {
+            if let Some(doubt) = corpus.doubt.as_ref().filter(|_| !format.pretrain_mode) {
+                return Err(Error::input(doubt));
+            }
             tokenizer.usable()?;
         }
         // Our own tokens fit any vocabulary that is large enough, so one file serves all such models.
@@ -213,6 +219,10 @@ impl Dataset {
             }
         }
         Ok(Dataset { sources, blend: Some(Arc::new(blend)), max_len, kind, report, fingerprint: hash.digest() })
+    }
+    /// Whether the files at `paths` are read only as `pretrain_mode` says: as text, though they look like data.
+    pub fn looks_like_data(paths: &[PathBuf]) -> bool {
+        Corpus::find(paths).is_ok_and(|corpus| corpus.doubt.is_some())
     }
     /// Whether the files at `paths` hold rows.
     pub fn holds_rows(paths: &[PathBuf]) -> bool {
@@ -397,10 +407,7 @@ fn nothing(corpus: &Corpus, file: &TokenFile, max_len: usize) -> Error {
                 ),
             }
         }
-        (_, 0) => format!(
-            "`dataset` {what}: no readable text in {skipped} files (binary or empty). Supported: text, .jsonl, .json, \
-             .parquet and .npy"
-        ),
+        (_, 0) => format!("`dataset` {what}: no readable text in {skipped} files (binary or empty). Name {READ} files"),
         _ => format!(
             "`dataset` {what}: {} tokens are fewer than the {} needed for one row of max_len {max_len}. Add text or \
              reduce `max_len`",

@@ -8,6 +8,10 @@
 mod fields; // fields of a row, and their errors
 mod shapes; // conversations and instructions, recognized by their keys
 mod array; // elements of a JSON array, streamed
+mod json; // rows of JSON, also as Python writes them
+mod content; // decompressed files in UTF-8
+mod foreign; // files of other tools
+pub mod kind; // what a file is
 pub mod corpus; // finding files
 pub mod tokenizer; // text to ids and back
 mod template; // chat templates

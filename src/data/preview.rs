@@ -1,5 +1,4 @@
 //! The first samples of a data set, as they will be trained on before packing. Never keeps a token file of rows.
-use super::corpus::Corpus;
 use super::dataset::{DataOptions, Dataset};
 use super::format::SampleKind;
 use super::reader;
@@ -113,9 +112,8 @@ impl Dataset {
         let numbers = if options.format.has_numbers() { NUMBER } else { 0 };
         let kind = options.format.sample();
         let mut shown = Shown { show, kind, numbers, next: 0, left: limit };
-        let Corpus { files, .. } = &corpus;
-        for file in files {
-            let read = reader::rows(&corpus, file, &recipe, &mut shown);
+        for file in &corpus.files {
+            let read = reader::rows(file, &recipe, &mut shown);
             if shown.left == 0 {
                 return Ok(());
             }

@@ -1,6 +1,7 @@
 //! Tokenizes the files of a corpus into a token file, in one pass and constant memory. Never decides where the cache
 //! is.
 use super::corpus::{Corpus, CorpusFile, CorpusKind};
+use super::kind::FileForm;
 use super::npy;
 use super::recipe::Recipe;
 use super::rows::{RowSink, Rows};
@@ -15,7 +16,7 @@ pub(super) fn read(corpus: &Corpus, recipe: &Recipe, out: &mut TokenWriter) -> R
     }
     for file in &corpus.files {
         match corpus.kind.is_rows() {
-            true => rows(corpus, file, recipe, out)?,
+            true => rows(file, recipe, out)?,
             false => npy::read(&file.path, recipe.bound, |ids| out.tokens(ids))?,
         }
         out.counts.files += 1;
@@ -24,11 +25,12 @@ pub(super) fn read(corpus: &Corpus, recipe: &Recipe, out: &mut TokenWriter) -> R
     Ok(())
 }
 
-/// Passes the rows of a file of `corpus` on.
-pub(super) fn rows(corpus: &Corpus, file: &CorpusFile, recipe: &Recipe, out: &mut dyn RowSink) -> Result<()> {
+/// Passes the rows of a file on.
+pub(super) fn rows(file: &CorpusFile, recipe: &Recipe, out: &mut dyn RowSink) -> Result<()> {
     let mut rows = Rows::new(recipe, out);
-    match corpus.kind {
-        CorpusKind::Parquet => rows.parquet(&file.path),
-        _ => rows.json(&file.path),
+    match file.form {
+        FileForm::Parquet => rows.parquet(&file.path),
+        FileForm::Table(delimiter) => rows.table(&file.path, delimiter),
+        form => rows.json(&file.path, form),
     }
 }

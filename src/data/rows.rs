@@ -1,20 +1,17 @@
-//! Reads JSON and Parquet files of rows in chunks and tokenizes them on several threads, in order. Never holds more
-//! than one chunk of a file.
-use super::array::{self, BOM, Broken, Elements};
-use super::fields::{JsonRow, RowFault, RowResult};
+//! Tokenizes rows in chunks on several threads, in order, as they are read by format. Never holds more than one chunk
+//! of a file.
+mod columnar; // Parquet
+mod csv; // tables of text
+mod json; // arrays, and an object per line
+
+use super::fields::{RowFault, RowResult};
 use super::format::Preferences;
 use super::place::TokenPlace;
 use super::recipe::{Drop, Outcome, Recipe, TokenizedRow};
 use super::shapes::{self, Shape};
 use super::token_file::TokenWriter;
-use crate::base::{Error, Result, open};
-use parquet::file::reader::{FileReader, SerializedFileReader};
-use parquet::record::{Field, reader::RowIter};
+use crate::base::Result;
 use parquet::schema::types::Type;
-use serde_json::{Number, Value};
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
 use std::sync::Arc;
 
 /// A longer line is an error of its row.
@@ -68,110 +65,6 @@ impl<'a> Rows<'a> {
     pub fn new(recipe: &'a Recipe, out: &'a mut dyn RowSink) -> Rows<'a> {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
         Rows { recipe, out, threads, made: Vec::new() }
-    }
-
-    /// An array whose elements are rows, or one row per line.
-    pub fn json(&mut self, path: &Path) -> Result<()> {
-        let io = |e| Error::io("read", path, e);
-        let file = open::file(path).map_err(|e| Error::io("open", path, e))?;
-        let mut file = BufReader::with_capacity(1 << 20, file);
-        if file.fill_buf().map_err(io)?.starts_with(BOM) {
-            file.consume(BOM.len());
-        }
-        match array::opens(&mut file).map_err(io)? {
-            true => self.array(path, Elements::of(file)),
-            false => self.lines(path, file),
-        }
-    }
-
-    fn array(&mut self, path: &Path, mut elements: Elements<BufReader<File>>) -> Result<()> {
-        let recipe = self.recipe;
-        let make = |element: &Vec<u8>, row: &mut TokenizedRow| recipe.line(element, row);
-        let place = |n| TokenPlace::Row(path, n);
-        let (mut piece, mut bytes): (Vec<NumberedRow<Vec<u8>>>, usize) = (Vec::new(), 0);
-        for number in 0.. {
-            let mut element = Vec::new();
-            match elements.next(LONGEST, &mut element) {
-                Ok(Some(false)) => break,
-                Ok(Some(true)) => {
-                    bytes += element.len();
-                    piece.push((number, Ok(element)));
-                }
-                Ok(None) => piece.push((number, Err(too_long()))),
-                Err(Broken::Array(what)) => {
-                    self.put(&mut piece, &make, &place)?; // an error in an earlier row is reported first
-                    return Err(place(number).error(what));
-                }
-                Err(Broken::Io(e)) => return Err(Error::io("read", path, e)),
-            }
-            if piece.len() == ROWS || bytes >= BYTES {
-                self.put(&mut piece, &make, &place)?;
-                bytes = 0;
-            }
-        }
-        self.put(&mut piece, &make, &place)
-    }
-
-    /// One row per line; blank lines are skipped.
-    fn lines(&mut self, path: &Path, mut file: BufReader<File>) -> Result<()> {
-        let io = |e| Error::io("read", path, e);
-        let recipe = self.recipe;
-        let make = |line: &Vec<u8>, row: &mut TokenizedRow| recipe.line(line, row);
-        let (mut piece, mut bytes): (Vec<NumberedRow<Vec<u8>>>, usize) = (Vec::new(), 0);
-        for number in 1.. {
-            let mut line = Vec::new();
-            let n = file.by_ref().take(LONGEST).read_until(b'\n', &mut line).map_err(io)?;
-            if n == 0 {
-                break;
-            }
-            if n as u64 == LONGEST && !line.ends_with(b"\n") {
-                file.skip_until(b'\n').map_err(io)?;
-                piece.push((number, Err(too_long())));
-            } else if !line.trim_ascii().is_empty() {
-                bytes += n;
-                piece.push((number, Ok(line)));
-            }
-            if piece.len() == ROWS || bytes >= BYTES {
-                self.put(&mut piece, &make, &|n| TokenPlace::Line(path, n))?;
-                bytes = 0;
-            }
-        }
-        self.put(&mut piece, &make, &|n| TokenPlace::Line(path, n))
-    }
-
-    /// Row group by row group, reading only the columns that rows need.
-    pub fn parquet(&mut self, path: &Path) -> Result<()> {
-        let bad = |e: parquet::errors::ParquetError| {
-            Error::input(format!("{}: cannot be read as Parquet ({e})", path.display()))
-        };
-        let file = open::file(path).map_err(|e| Error::io("open", path, e))?;
-        let reader = SerializedFileReader::new(file).map_err(bad)?;
-        let schema = reader.metadata().file_metadata().schema().clone();
-        let columns = self.columns(&schema);
-        if let Some(columns) = &columns {
-            let read = |field: &Arc<Type>| columns.get_fields().iter().any(|read| read.name() == field.name());
-            let rows = reader.metadata().file_metadata().num_rows().max(0) as u64;
-            let unread = schema.get_fields().iter().filter(|field| !read(field));
-            unread.for_each(|field| self.out.unread(&format!("`{}`", field.name()), rows));
-        }
-        let recipe = self.recipe;
-        let make = |row: &JsonRow, out: &mut TokenizedRow| recipe.row(row, out);
-        let place = |n| TokenPlace::Row(path, n);
-        let (mut piece, mut number): (Vec<NumberedRow<JsonRow>>, u64) = (Vec::new(), 0);
-        for group in 0..reader.num_row_groups() {
-            let group = reader.get_row_group(group).map_err(bad)?;
-            for row in RowIter::from_row_group(columns.clone(), &*group).map_err(bad)? {
-                // A damaged page corrupts everything after it: this is not the fault of one row.
-                let row = row.map_err(bad)?.into_columns();
-                let object = row.into_iter().map(|(name, field)| Ok((name, json(field)?))).collect();
-                piece.push((number, object));
-                number += 1;
-                if piece.len() == ROWS {
-                    self.put(&mut piece, &make, &place)?;
-                }
-            }
-        }
-        self.put(&mut piece, &make, &place)
     }
 
     /// The schema without the columns that no row needs; the full schema if the recipe's columns are missing, so that
@@ -245,38 +138,4 @@ impl<'a> Rows<'a> {
 
 fn too_long() -> RowFault {
     format!("is longer than {} MiB", LONGEST >> 20)
-}
-
-/// A Parquet value as JSON. Times, decimals and binary data do not occur in rows.
-fn json(field: Field) -> RowResult<Value> {
-    let float = |x: f64| Number::from_f64(x).map_or(Value::Null, Value::Number);
-    let list = |fields: &[Field]| fields.iter().cloned().map(json).collect::<std::result::Result<Vec<_>, _>>();
-    Ok(match field {
-        Field::Null => Value::Null,
-        Field::Bool(x) => x.into(),
-        Field::Byte(x) => x.into(),
-        Field::Short(x) => x.into(),
-        Field::Int(x) => x.into(),
-        Field::Long(x) => x.into(),
-        Field::UByte(x) => x.into(),
-        Field::UShort(x) => x.into(),
-        Field::UInt(x) => x.into(),
-        Field::ULong(x) => x.into(),
-        Field::Float(x) => float(x.into()),
-        Field::Double(x) => float(x),
-        Field::Str(x) => x.into(),
-        // Strings that the writer did not mark as such.
-        Field::Bytes(x) => match std::str::from_utf8(x.data()) {
-            Ok(text) => text.into(),
-            Err(_) => Value::Array(vec![]), // not a string: an error where one is needed
-        },
-        Field::ListInternal(x) => list(x.elements())?.into(),
-        Field::Group(row) => {
-            let fields = row.into_columns().into_iter().map(|(name, field)| Ok((name, json(field)?)));
-            // Files with one schema for all messages hold null for the keys a message does not have.
-            let fields = fields.filter(|f| !matches!(f, Ok((_, Value::Null))));
-            Value::Object(fields.collect::<RowResult<_>>()?)
-        }
-        other => Value::String(other.to_string()),
-    })
 }

@@ -1,10 +1,12 @@
 //! Reads text files in pieces on one thread and tokenizes them on several, in order. Never holds more than one batch of
 //! pieces.
 
-use super::corpus::CorpusFile;
+use super::content::{self, failed, fill, is_text};
+use super::corpus::{CorpusFile, READ};
+use super::kind::FileForm;
 use super::token_file::TokenWriter;
 use super::tokenizer::Tokenizer;
-use crate::base::{Error, Result, open};
+use crate::base::{Error, Result};
 use std::io::Read;
 use std::sync::{Mutex, PoisonError};
 
@@ -91,14 +93,17 @@ impl<'a> Texts<'a> {
 
     /// Reads one file. Returns false, with nothing written, if it is not text or is empty.
     fn file(&mut self, file: &CorpusFile) -> Result<bool> {
+        if file.form != FileForm::Text {
+            return Ok(false);
+        }
         let path = &file.path;
         let mut file: Box<dyn Read> = match file.embedded {
             Some(text) => Box::new(text),
-            None => Box::new(open::file(path).map_err(|e| Error::io("open", path, e))?),
+            None => content::open(path)?.file,
         };
         let (mut held, mut lead, mut first) = (Vec::new(), 0, true);
         loop {
-            let n = fill(&mut file, &mut self.chunk).map_err(|e| Error::io("read", path, e))?;
+            let n = fill(&mut file, &mut self.chunk).map_err(|e| failed(path, e))?;
             let read = &self.chunk[..n];
             let last = n < CHUNK;
             if first && (n == 0 || !is_text(read, !last)) {
@@ -169,8 +174,8 @@ fn unreadable(file: &CorpusFile) -> Error {
     Error::input(match file.size {
         0 => format!("{path}: the file is empty"),
         _ => format!(
-            "{path}: not a text file (NUL byte or invalid UTF-8 near its start). Supported: text, .jsonl, .json, \
-             .parquet and .npy"
+            "{path}: not a text file (NUL byte or invalid UTF-8 near its start). Name {READ} files, or convert it to \
+             UTF-8"
         ),
     })
 }
@@ -189,27 +194,6 @@ fn cut(bytes: &[u8]) -> Option<usize> {
 fn line_before(bytes: &[u8]) -> usize {
     let body = bytes.strip_suffix(b"\n").unwrap_or(bytes);
     body.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1)
-}
-
-/// Reads until `chunk` is full or the file ends; returns the number of bytes.
-fn fill(file: &mut dyn Read, chunk: &mut [u8]) -> std::io::Result<usize> {
-    let mut n = 0;
-    while n < chunk.len() {
-        match file.read(&mut chunk[n..])? {
-            0 => break,
-            more => n += more,
-        }
-    }
-    Ok(n)
-}
-
-/// No NUL, and valid UTF-8, except for a character split at the end if `cut`.
-fn is_text(bytes: &[u8], cut: bool) -> bool {
-    !bytes.contains(&0)
-        && match std::str::from_utf8(bytes) {
-            Ok(_) => true,
-            Err(e) => cut && e.error_len().is_none(),
-        }
 }
 
 #[cfg(test)]
@@ -236,7 +220,14 @@ mod tests {
         let put = |(i, text): (usize, &String)| {
             let path = dir.path().join(format!("{i}.txt"));
             std::fs::write(&path, text).unwrap();
-            CorpusFile { path, size: text.len() as u64, modified: 0, named: false, embedded: None }
+            CorpusFile {
+                path,
+                size: text.len() as u64,
+                modified: 0,
+                named: false,
+                embedded: None,
+                form: FileForm::Text,
+            }
         };
         let files: Vec<CorpusFile> = texts.iter().enumerate().map(put).collect();
         for name in ["byte_level", "sentencepiece"] {

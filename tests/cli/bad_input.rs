@@ -105,6 +105,10 @@ fn files_of_the_wrong_kind() {
         refused(&[flag, &text], &[flag, "text.txt: is a file"]);
     }
     refused(&["--profile-steps", "1:1", "--trace-folder", &text], &["--trace-folder", "is a file, not a directory"]);
+    let data = write("rows.txt", b"{\"text\": \"some words\"}\n");
+    refused(&["--dataset", &data], &["rows.txt is not plain text", "a JSON object per line", "set --pretrain-mode"]);
+    let pickle = write("rows.pkl", b"\x80\x04\x95\x00");
+    refused(&["--dataset", &pickle, "--pretrain-mode"], &["rows.pkl is a pickle", ".jsonl or Parquet"]);
     // A BOM is not part of the first row, nor of a configuration.
     let row = b"\xef\xbb\xbf{\"text\": \"hello to all who read this\"}\r\n\r\n".to_vec();
     let rows = [row, b"{\"text\": \"hello to all who read this\"}\r\n  \r\n".repeat(40)].concat();

@@ -19,6 +19,7 @@ mod common;
 mod constant_memory;
 mod corpora;
 mod fields;
+mod files;
 mod fuzz_corpora;
 mod mixture;
 mod order;

@@ -180,7 +180,7 @@ fn malformed_jsonl_rows_are_named() {
 fn bad_data_sets_are_refused_with_a_remedy() {
     let files = Files::with("novel.txt", "Call me Ishmael.");
     files.put("rows.jsonl", "");
-    files.put("binary/x.bin", b"\0\0");
+    files.put("binary/x.dat", b"\0\0");
     files.put("nothing", "");
     let open = |name: &str, max_len| Dataset::open(&files.options(name, max_len));
     let message = refused(open("novl.txt", 4), &["novl.txt", "no such file", "novel.txt"]);
@@ -188,9 +188,9 @@ fn bad_data_sets_are_refused_with_a_remedy() {
     refused(open("gone/deeper/x.txt", 4), &["gone/deeper/x.txt", "novel.txt"]);
     refused(open("rows.jsonl", 4), &["rows.jsonl", "no rows"]);
     refused(open("binary", 4), &["binary", "no readable text in 1 files"]);
-    refused(open("binary/x.bin", 4), &["x.bin", "not a text file"]);
+    refused(open("binary/x.dat", 4), &["x.dat", "not a text file"]);
     refused(open("nothing", 4), &["nothing", "empty"]);
-    refused(open("", 4), &["text and rows (.jsonl, .json) cannot be mixed", "x.bin", "rows.jsonl"]);
+    refused(open("", 4), &["text and rows (.jsonl, .json) cannot be mixed", "x.dat", "rows.jsonl"]);
     refused(open("novel.txt", 17), &["17 tokens", "max_len 17", "18"]);
     assert_eq!(open("novel.txt", 16).unwrap().rows(), 1);
     refused(open("novel.txt", 0), &["max_len"]);

@@ -161,7 +161,11 @@ impl RunData {
                 paths: paths.to_vec(),
                 tokenizer: tokenizer.clone(),
                 format: match without_effect {
-                    true => Format { preferences: format.preferences.clone(), ..Format::default() },
+                    true => Format {
+                        preferences: format.preferences.clone(),
+                        pretrain_mode: format.pretrain_mode && Dataset::looks_like_data(paths),
+                        ..Format::default()
+                    },
                     false => format.clone(),
                 },
                 vocab: spec.vocab,

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 #[serde(default)]
 #[command(next_help_heading = "Data")]
 pub struct DataSettings {
-    /// Text, .jsonl, .json, .parquet or .npy (tokens) files or directories, or `synthetic` [default: Rust sources in
-    /// cargo's registry]
+    /// Text, .jsonl, .json, .csv, .parquet or .npy (tokens) files or directories, or `synthetic` [default: Rust sources
+    /// in cargo's registry]
     #[arg(long, num_args = 1.., value_name = "PATH")]
     #[serde(deserialize_with = "one_or_many")]
     pub dataset: Option<Vec<String>>,
@@ -42,7 +42,8 @@ pub struct DataSettings {
     /// [default: the tokenizer's]
     #[arg(long, value_name = "NAME|FILE|TEXT")]
     pub tokenizer_chat_template: Option<String>,
-    /// Train on every token of the input-key text, truncated at max-len, with no end-of-text token
+    /// Train on every token of the input-key text, truncated at max-len, with no end-of-text token; on files that look
+    /// like data under the name of text, as text
     #[arg(long)]
     pub pretrain_mode: Option<bool>,
     /// Skip malformed rows and count them

@@ -1,0 +1,135 @@
+//! Reads rows of Parquet files, row group by row group, with the values that `datasets` gives in Python. Never reads a
+//! column that no row needs.
+use super::{NumberedRow, ROWS, Rows};
+use crate::base::{Error, Result, open};
+use crate::data::fields::{JsonRow, RowFault};
+use crate::data::place::TokenPlace;
+use crate::data::recipe::TokenizedRow;
+use parquet::basic::{ConvertedType, LogicalType, Type as Physical};
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::{Field, reader::RowIter};
+use parquet::schema::types::Type;
+use serde_json::{Map, Number, Value, json};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+impl Rows<'_> {
+    /// Row group by row group, reading only the columns that rows need.
+    pub fn parquet(&mut self, path: &Path) -> Result<()> {
+        let bad = |e: ParquetError| Error::input(format!("{}: cannot be read as Parquet ({e})", path.display()));
+        let file = open::file(path).map_err(|e| Error::io("open", path, e))?;
+        let reader = caught(|| SerializedFileReader::new(file)).map_err(bad)?;
+        let schema = reader.metadata().file_metadata().schema().clone();
+        let columns = self.columns(&schema);
+        let read = columns.as_ref().unwrap_or(&schema);
+        if let Some(interval) = read.get_fields().iter().find(|field| holds_interval(field)) {
+            return Err(Error::in_file(path, format!("column `{}` holds intervals: remove it", interval.name())));
+        }
+        let others = others(read);
+        let rows = reader.metadata().file_metadata().num_rows().max(0) as u64;
+        let is_read = |name: &str| read.get_fields().iter().any(|field| field.name() == name);
+        let unread = schema.get_fields().iter().map(|field| field.name()).filter(|name| !is_read(name));
+        unread.for_each(|name| self.out.unread(&format!("`{name}`"), rows));
+        let recipe = self.recipe;
+        let make = |row: &JsonRow, out: &mut TokenizedRow| recipe.row(row, out).map_err(|e| explained(e, &others));
+        let place = |n| TokenPlace::Row(path, n);
+        let (mut piece, mut number): (Vec<NumberedRow<JsonRow>>, u64) = (Vec::new(), 0);
+        for group in 0..reader.num_row_groups() {
+            let group = caught(|| reader.get_row_group(group)).map_err(bad)?;
+            let mut rows = caught(|| RowIter::from_row_group(columns.clone(), &*group)).map_err(bad)?;
+            // A damaged page corrupts everything after it: this is not the fault of one row.
+            while let Some(row) = caught(|| rows.next().transpose()).map_err(bad)? {
+                let row = row.into_columns().into_iter().map(|(name, field)| (name, value(field))).collect();
+                piece.push((number, Ok(row)));
+                number += 1;
+                if piece.len() == ROWS {
+                    self.put(&mut piece, &make, &place)?;
+                }
+            }
+        }
+        self.put(&mut piece, &make, &place)
+    }
+}
+
+/// The library panics on files with contradictions it does not check for.
+fn caught<T>(run: impl FnOnce() -> std::result::Result<T, ParquetError>) -> std::result::Result<T, ParquetError> {
+    let panicked = |_| Err(ParquetError::General("the file contradicts itself".into()));
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(panicked)
+}
+
+/// The library has no value for these.
+fn holds_interval(field: &Type) -> bool {
+    match field.is_primitive() {
+        true => field.get_basic_info().converted_type() == ConvertedType::INTERVAL,
+        false => field.get_fields().iter().any(|field| holds_interval(field)),
+    }
+}
+
+/// Columns whose values no field accepts or that may be absent, with what they hold.
+fn others(schema: &Type) -> Vec<(String, &'static str)> {
+    let what = |field: &Type| {
+        let info = field.get_basic_info();
+        let physical = if field.is_primitive() { field.get_physical_type() } else { return None };
+        Some(match (info.logical_type_ref(), info.converted_type(), physical) {
+            (Some(LogicalType::Float16), ..) | (.., Physical::FLOAT | Physical::DOUBLE) => "numbers, null or NaN",
+            (_, ConvertedType::DECIMAL, _) => "decimals",
+            (_, ConvertedType::DATE, _) => "dates",
+            (Some(LogicalType::Timestamp { .. }), ..) | (.., Physical::INT96) => "timestamps",
+            (_, ConvertedType::TIMESTAMP_MILLIS | ConvertedType::TIMESTAMP_MICROS, _) => "timestamps",
+            (Some(LogicalType::Time { .. }), ..) => "times",
+            (_, ConvertedType::TIME_MILLIS | ConvertedType::TIME_MICROS, _) => "times",
+            (_, ConvertedType::NONE | ConvertedType::BSON, Physical::BYTE_ARRAY | Physical::FIXED_LEN_BYTE_ARRAY) => {
+                "binary data"
+            }
+            _ => return None,
+        })
+    };
+    schema.get_fields().iter().filter_map(|field| Some((field.name().to_string(), what(field)?))).collect()
+}
+
+/// A fault that names such a column, with what it holds.
+fn explained(fault: RowFault, others: &[(String, &'static str)]) -> RowFault {
+    let start = fault.split(';').next().unwrap_or_default();
+    let names = |name: &str| start.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == name);
+    match others.iter().find(|(name, _)| names(name)) {
+        Some((name, what)) => format!("{fault} (column `{name}` holds {what})"),
+        None => fault,
+    }
+}
+
+/// A value as JSON, as `datasets` gives it: a map is a list of pairs. Times, decimals and binary data become objects
+/// that name their kind, which no field accepts.
+fn value(field: Field) -> Value {
+    let float = |x: f64| Number::from_f64(x).map_or(Value::Null, Value::Number);
+    let other = |kind: &str| json!({ kind: null });
+    match field {
+        Field::Null => Value::Null,
+        Field::Bool(x) => x.into(),
+        Field::Byte(x) => x.into(),
+        Field::Short(x) => x.into(),
+        Field::Int(x) => x.into(),
+        Field::Long(x) => x.into(),
+        Field::UByte(x) => x.into(),
+        Field::UShort(x) => x.into(),
+        Field::UInt(x) => x.into(),
+        Field::ULong(x) => x.into(),
+        Field::Float16(x) => float(x.into()),
+        Field::Float(x) => float(x.into()),
+        Field::Double(x) => float(x),
+        Field::Str(x) => x.into(),
+        // Strings that the writer did not mark as such.
+        Field::Bytes(x) => std::str::from_utf8(x.data()).map_or_else(|_| other("binary"), Value::from),
+        Field::Decimal(_) => other("decimal"),
+        Field::Date(_) => other("date"),
+        Field::TimeMillis(_) | Field::TimeMicros(_) => other("time"),
+        Field::TimestampMillis(_) | Field::TimestampMicros(_) => other("timestamp"),
+        Field::ListInternal(x) => x.elements().iter().cloned().map(value).collect(),
+        Field::MapInternal(x) => x.entries().iter().cloned().map(|(k, v)| json!([value(k), value(v)])).collect(),
+        Field::Group(row) => {
+            let fields = row.into_columns().into_iter().map(|(name, field)| (name, value(field)));
+            // Files with one schema for all messages hold null for the keys a message does not have.
+            Value::Object(fields.filter(|(_, value)| !value.is_null()).collect::<Map<_, _>>())
+        }
+    }
+}

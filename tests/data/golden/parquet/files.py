@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""Writes the Parquet files of tests/data/files.rs next to itself: `python3 files.py`, with pyarrow (26.0)."""
+import datetime
+import decimal
+import pathlib
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+HERE = pathlib.Path(__file__).parent
+
+# One file in every codec that pyarrow writes: zstd and snappy have had files before.
+words = pa.table({"text": ["one", "two", "three"] * 20})
+for codec in ["gzip", "brotli", "lz4", "snappy", "zstd"]:
+    pq.write_table(words, HERE / f"codec_{codec}.parquet", compression=codec)
+
+# A column of every type next to a text.
+message = pa.struct([
+    ("role", pa.string()),
+    ("content", pa.large_string()),
+    ("meta", pa.map_(pa.string(), pa.int64())),
+    ("at", pa.timestamp("ns")),
+])
+messages = [[
+    {"role": "user", "content": "a", "meta": [("k", 1), ("l", None)], "at": 1},
+    {"role": "assistant", "content": "b", "meta": None, "at": None},
+]] * 3
+columns = {
+    "text": pa.array(["x", "y", "z"]),
+    "messages": pa.array(messages, pa.list_(message)),
+    "map": pa.array([[("a", 1), ("b", None)], [], None], pa.map_(pa.string(), pa.int64())),
+    "decimal": pa.array([decimal.Decimal("1.10"), None, decimal.Decimal("-2.00")]),
+    "decimal256": pa.array([decimal.Decimal("1.10"), None, None], pa.decimal256(60, 2)),
+    "timestamp_ns": pa.array([1, None, 2], pa.timestamp("ns")),
+    "timestamp_us": pa.array([1, None, 2], pa.timestamp("us", tz="UTC")),
+    "timestamp_ms": pa.array([1, None, 2**62], pa.timestamp("ms")),
+    "date": pa.array([datetime.date(2024, 1, 1), None, None]),
+    "time": pa.array([1, None, 2], pa.time64("us")),
+    "duration": pa.array([1, None, 2], pa.duration("s")),
+    "binary": pa.array([b"\xff", b"a", None]),
+    "fixed": pa.array([b"\xff1", b"ab", None], pa.binary(2)),
+    "large": pa.array(["a", None, "c"], pa.large_string()),
+    "view": pa.array(["a", None, "c"], pa.string_view()),
+    "words": pa.array(["a", "b", "a"]).dictionary_encode(),
+    "large_list": pa.array([["a"], None, [None]], pa.large_list(pa.string())),
+    "fixed_list": pa.array([[1, 2], [3, 4], None], pa.list_(pa.int32(), 2)),
+    "lists": pa.array([[[1], []], [None], None], pa.list_(pa.list_(pa.int64()))),
+    "structs": pa.array([[{"x": "a"}], [None, {"x": None}], None]),
+    "uint32": pa.array([1, None, 2**32 - 1], pa.uint32()),
+    "uint64": pa.array([1, None, 2**64 - 1], pa.uint64()),
+    "int8": pa.array([1, None, -3], pa.int8()),
+    "float16": pa.array([1.5, float("nan"), None], pa.float16()),
+    "float": pa.array([0.5, float("nan"), float("inf")], pa.float32()),
+    "bool": pa.array([True, None, False]),
+    "null": pa.nulls(3),
+}
+pq.write_table(pa.table(columns), HERE / "types.parquet", compression="zstd")
+pq.write_table(
+    pa.table({"int96": columns["timestamp_ns"], "text": columns["text"]}),
+    HERE / "int96.parquet",
+    use_deprecated_int96_timestamps=True,
+)
