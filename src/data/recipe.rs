@@ -10,6 +10,7 @@
 use super::answers;
 use super::fields::{JsonRow, RowResult, array, field, present, string, token_id, whole};
 use super::format::{Format, Preferences, SampleKind};
+use super::json;
 use super::shapes::{self, MASKS, Shape, VARIABLES};
 use super::template::{ChatTemplate, Conversation};
 use super::tokenizer::Tokenizer;
@@ -88,14 +89,13 @@ impl std::fmt::Display for Drop {
 }
 
 impl Recipe {
-    /// Tokenizes one line of JSONL.
+    /// Tokenizes a row of JSON. If something is wrong with it, numbers that JSON does not have are named.
     pub fn line(&self, line: &[u8], out: &mut TokenizedRow) -> RowResult<Outcome> {
-        let text = std::str::from_utf8(line).map_err(|_| "is not valid UTF-8")?;
-        let row: JsonRow = serde_json::from_str(text).map_err(|e| {
-            let shown: String = text.trim_end().chars().take(80).collect();
-            format!("is not a JSON object ({e}): {shown}")
-        })?;
-        self.row(&row, out)
+        let (row, number) = json::object(line)?;
+        self.row(&row, out).map_err(|fault| match number {
+            Some(number) => format!("{fault} (it holds {number}, which is not a number of JSON: write null)"),
+            None => fault,
+        })
     }
 
     /// Writes the tokens of `row` to `out`, replacing its contents.

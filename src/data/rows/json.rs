@@ -4,22 +4,11 @@ use super::{BYTES, LONGEST, NumberedRow, ROWS, Rows, too_long};
 use crate::base::{Error, Result};
 use crate::data::array::{self, Broken, Elements, Lists};
 use crate::data::content::{self, failed};
-use crate::data::fields::RowResult;
-use crate::data::json;
 use crate::data::kind::FileForm;
 use crate::data::place::TokenPlace;
-use crate::data::recipe::{Outcome, Recipe, TokenizedRow};
+use crate::data::recipe::TokenizedRow;
 use std::io::{BufRead, Read};
 use std::path::Path;
-
-/// Tokenizes a row. Numbers that JSON does not have are named if something is wrong with it.
-fn make(recipe: &Recipe, bytes: &[u8], out: &mut TokenizedRow) -> RowResult<Outcome> {
-    let (row, number) = json::object(bytes)?;
-    recipe.row(&row, out).map_err(|fault| match number {
-        Some(number) => format!("{fault} (it holds {number}, which is not a number of JSON: write null)"),
-        None => fault,
-    })
-}
 
 impl Rows<'_> {
     /// Rows that are laid out as `form` says.
@@ -36,7 +25,7 @@ impl Rows<'_> {
 
     fn array(&mut self, path: &Path, elements: &mut Elements<impl BufRead>) -> Result<()> {
         let recipe = self.recipe;
-        let make = |element: &Vec<u8>, row: &mut TokenizedRow| make(recipe, element, row);
+        let make = |element: &Vec<u8>, row: &mut TokenizedRow| recipe.line(element, row);
         let place = |n| TokenPlace::Row(path, n);
         let (mut piece, mut bytes): (Vec<NumberedRow<Vec<u8>>>, usize) = (Vec::new(), 0);
         for number in 0.. {
@@ -81,7 +70,7 @@ impl Rows<'_> {
     /// One row per line; blank lines are skipped.
     fn lines(&mut self, path: &Path, mut file: impl BufRead) -> Result<()> {
         let recipe = self.recipe;
-        let make = |line: &Vec<u8>, row: &mut TokenizedRow| make(recipe, line, row);
+        let make = |line: &Vec<u8>, row: &mut TokenizedRow| recipe.line(line, row);
         let (mut piece, mut bytes): (Vec<NumberedRow<Vec<u8>>>, usize) = (Vec::new(), 0);
         for number in 1.. {
             let mut line = Vec::new();
