@@ -37,6 +37,7 @@ pub use companions::Companions;
 pub use dirs::{Lock, Resume, candidates, clear, mark_best, newest, prepare, resolve};
 pub use evaluations::Evaluations;
 pub use load::{inspect, inspect_model};
+pub use merge::{Merged, inspect_adapter};
 pub use publish::SavedCheckpoint;
 pub use room::{check_export, same_place};
 pub use safetensors::Dtype;

@@ -182,16 +182,16 @@ pub fn is_model(dir: &Path) -> Result<()> {
 
 /// What the headers describe.
 #[derive(Default)]
-struct OpenedFiles {
-    files: Vec<(PathBuf, File)>,
+pub(super) struct OpenedFiles {
+    pub files: Vec<(PathBuf, File)>,
     /// Checksums of the headers.
     headers: Vec<String>,
-    tensors: BTreeMap<String, FileTensor>,
+    pub tensors: BTreeMap<String, FileTensor>,
 }
 
 impl OpenedFiles {
     /// Opens `stem.safetensors`, or the files its index names.
-    fn open(&mut self, dir: &Path, stem: &str) -> Result<()> {
+    pub fn open(&mut self, dir: &Path, stem: &str) -> Result<()> {
         let single = dir.join(format!("{stem}.safetensors"));
         let index = dir.join(format!("{stem}.safetensors.index.json"));
         if single.exists() {
@@ -317,9 +317,9 @@ impl OpenedFiles {
     }
 }
 
-const HEAD: &str = "lm_head.weight";
+pub(super) const HEAD: &str = "lm_head.weight";
 /// The tensors a head may be tied to.
-const TABLES: [&str; 2] = ["embed_tokens.weight", "wte.weight"];
+pub(super) const TABLES: [&str; 2] = ["embed_tokens.weight", "wte.weight"];
 
 /// Whether a run creates the tensor if a model directory lacks it: adapters, and the score head of a reward model.
 pub fn is_created(segment: &Segment) -> bool {

@@ -18,6 +18,7 @@ mod host_files;
 mod hybrid_shard;
 mod idle_flags;
 mod logs;
+mod adapters;
 mod lora;
 mod metrics_schema;
 mod mixture;

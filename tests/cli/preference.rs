@@ -97,6 +97,15 @@ fn the_shipped_reward_model_learns_and_is_saved() {
     let merged = path("merged");
     let ended = run(&["--pretrain", &from, "--lora-merge", &adapter, "--save-hf", &merged]);
     assert!(ended.status.code() == Some(2) && stderr(&ended).lines().count() == 1, "{}", stderr(&ended));
+    let ended = run(&["--pretrain", &from, "--lora-merge", &adapter, "--save-hf", &merged, "--objective", "rm"]);
+    assert!(ended.status.success(), "{}", stderr(&ended));
+    let metrics = path("merged.jsonl");
+    let files = ["--pretrain", &merged, "--dataset", &pairs, "--eval-dataset", &pairs, "--metrics-path", &metrics];
+    let ended = run(&more.split_whitespace().chain(files).collect::<Vec<_>>());
+    assert!(ended.status.success(), "{}", stderr(&ended));
+    let losses =
+        ["adapter.jsonl", "merged.jsonl"].map(|name| number(events(&dir.join(name), "eval").last().unwrap(), "loss"));
+    assert!((losses[0] - losses[1]).abs() < 1e-5, "{losses:?}");
     // Other runs refuse its head, and a head of several labels is refused.
     let refused = |args: &[&str], says: &str| {
         let ended = run(args);

@@ -24,10 +24,11 @@ pub fn run(plan: &Plan, adapter: &Path, device: Arc<dyn Device>, mesh: &Mesh, lo
         checkpointer.accompany(save::companions(&plan.settings, spec, Some(base), &plan.tokenizer)?);
     }
     checkpointer.load_model(base, &mut *store)?;
-    let adapters = checkpointer.merge(adapter, &mut *store)?;
+    let merged = checkpointer.merge(adapter, &mut *store)?;
+    let whole = if merged.whole > 0 { format!(" and {} whole tensors", merged.whole) } else { String::new() };
     for saved in export(plan, &mut checkpointer, &mut *store)?.iter().filter(|_| mesh.rank() == 0) {
         let (path, size) = (saved.path.display(), report::mib(saved.bytes));
-        log.info(format_args!("merge  {adapters} adapters  {size}  {path}"));
+        log.info(format_args!("merge  {} adapters{whole}  {size}  {path}", merged.adapters));
     }
     Ok(())
 }

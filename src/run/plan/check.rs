@@ -24,7 +24,7 @@ pub fn merge(s: &Settings) -> Result<()> {
              --save-hf DIR or --save-gguf FILE",
         ));
     }
-    ckpt::adapter::read(dir, false).map(|_| ())
+    ckpt::adapter::read(dir).map(drop)
 }
 
 /// Output paths must be writable now rather than fail after an hour. Creates nothing.

@@ -122,7 +122,7 @@ fn inspect(dir: &Path, e: &EngineOptions, decoder: &Decoder) -> Result<TrainerSt
     match (&state, &e.tuning.lora) {
         (Err(Error::Damaged(_)), _) | (_, None) => {}
         // A clearer error than mismatched shapes.
-        (_, Some(lora)) => ckpt::adapter::same(dir, lora, e.spec.score)?,
+        (_, Some(lora)) => ckpt::adapter::same(dir, lora)?,
     }
     state
 }

@@ -150,6 +150,9 @@ impl Plan {
         if let Some(dir) = s.model.pretrain.as_ref().filter(|_| resume.is_none() || engine.tuning.lora.is_some()) {
             ckpt::inspect_model(dir, &engine.spec, decoder.layouts())?;
         }
+        if let Some(dir) = &s.lora.merge {
+            ckpt::inspect_adapter(dir, &engine.spec, decoder.layouts())?;
+        }
         let source = resume.as_ref().map(|r| r.dir.as_path()).or(s.model.pretrain.as_deref());
         objective::inspect(&s, &engine)?;
         check::gguf(&s, source, &tokenizer, &engine, ranks.mesh.tp)?;

@@ -1,0 +1,324 @@
+//! Every key of an `adapter_config.json` that PEFT 0.21 writes: used, without effect on a merge, or refused by name.
+//! Never ignores a key that is not listed here.
+use crate::base::{Error, Result, open, quote};
+use crate::nn::Lora;
+use regex::Regex;
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+pub const FILE: &str = "adapter_config.json";
+/// The file next to it, whose tensors have the model's names after PEFT's prefix.
+pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
+
+/// `target_parameters`, `rank_pattern` and `alpha_pattern` for experts of Qwen2-MoE. Transformers 5 holds those of a
+/// block as two parameters, and PEFT 0.21 derives these keys from the targets for every family of that kind but
+/// Qwen2-MoE itself, whose experts would have no adapters. PEFT with transformers 4, which has no such parameters,
+/// warns of them and ignores them.
+pub(super) fn fused(lora: &Lora) -> [Value; 3] {
+    let has = |module: &str| lora.targets.iter().any(|target| target == module);
+    let (gated, down) = (has("gate_proj") && has("up_proj"), has("down_proj"));
+    let parameters = [(gated, "mlp.experts.gate_up_proj"), (down, "mlp.experts.down_proj")];
+    let parameters: Vec<_> = parameters.into_iter().filter(|(there, _)| *there).map(|(_, name)| name).collect();
+    // Two adapters become one, of both ranks.
+    let both = |value: Value| if gated { json!({r".*\.gate_up_proj": value}) } else { json!({}) };
+    [json!(parameters), both(json!(2 * lora.rank)), both(json!(2.0 * lora.alpha))]
+}
+
+/// What a merge depends on.
+#[derive(Debug)]
+pub struct AdapterConfig {
+    pub lora: Lora,
+    /// The output is scaled by alpha / sqrt(rank).
+    rank_stabilized: bool,
+    /// Modules with a rank or an alpha of their own; the first pattern that matches applies.
+    ranks: Vec<(Regex, f64)>,
+    alphas: Vec<(Regex, f64)>,
+}
+
+/// Keys that do not change the merged weights. What an adapter adapts is in the names of its tensors, all of which are
+/// used or refused: `bias` and `modules_to_save`, for instance, say which tensors are stored whole. PEFT itself follows
+/// the module's class and not `fan_in_fan_out`. Configs of initializations matter only with `init_lora_weights`.
+const INERT: [&str; 22] = [
+    "auto_mapping",
+    "base_model_name_or_path",
+    "bias",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "exclude_modules",
+    "fan_in_fan_out",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_bias",
+    "lora_dropout",
+    "lora_ga_config",
+    "megatron_core",
+    "modules_to_save",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "target_modules",
+    "task_type",
+];
+
+/// Keys that are read below.
+const READ: [&str; 8] = [
+    "alpha_pattern",
+    "init_lora_weights",
+    "lora_alpha",
+    "peft_type",
+    "r",
+    "rank_pattern",
+    "target_parameters",
+    "use_rslora",
+];
+
+/// Keys that change what an adapter computes, and how. Of these, PEFT cannot merge those of [`UNMERGED`] either.
+const REFUSED: [(&str, &str); 11] = [
+    ("alora_invocation_tokens", "adapters that begin to act at a token"),
+    ("arrow_config", "adapters that are chosen for each token"),
+    ("kasa_config", "adapters that also remove components of the base model"),
+    ("layer_replication", "adapters of repeated layers"),
+    ("megatron_config", "adapters of Megatron's layers"),
+    ("monteclora_config", "adapters with sampled weights"),
+    ("trainable_token_indices", "embeddings of single tokens"),
+    ("use_bdlora", "block-diagonal adapters"),
+    ("use_dora", "adapters that also scale the rows of a matrix (DoRA)"),
+    ("use_qalora", "adapters of groups of inputs (QA-LoRA)"),
+    ("velora_config", "adapters with compressed activations (VeLoRA)"),
+];
+const UNMERGED: [&str; 2] = ["alora_invocation_tokens", "arrow_config"];
+
+/// The remedy for what only PEFT can merge.
+pub(super) const MERGE: &str =
+    "merge it in Python, with PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(merged)";
+
+/// Reads `dir/adapter_config.json`. The error for an unsupported key names it.
+pub fn read(dir: &Path) -> Result<AdapterConfig> {
+    let path = dir.join(FILE);
+    let text = open::read(&path)
+        .map_err(|e| Error::in_file(&path, format!("{e}: an adapter directory must have this file")))?;
+    let config: Map<String, Value> =
+        serde_json::from_slice(&text).map_err(|e| Error::in_file(&path, format!("not JSON: {}", quote(e))))?;
+    let adapter = parse(&config).map_err(|what| Error::in_file(&path, what))?;
+    let pickled = dir.join("adapter_model.bin");
+    match pickled.exists() && !dir.join(WEIGHTS).exists() {
+        true => Err(Error::in_file(
+            &pickled,
+            format!("can execute code when it is read, and is not supported. Save the adapter again, as {WEIGHTS}"),
+        )),
+        false => Ok(adapter),
+    }
+}
+
+fn parse(config: &Map<String, Value>) -> std::result::Result<AdapterConfig, String> {
+    let found = |key: &str| format!("`{key}` is {}", quote(config.get(key).unwrap_or(&Value::Null)));
+    if config.get("peft_type").is_none_or(|kind| kind != "LORA") {
+        return Err(format!("{}; only \"LORA\" is supported: {MERGE}", found("peft_type")));
+    }
+    initial(config.get("init_lora_weights").unwrap_or(&Value::Null))?;
+    let number = |key: &str| {
+        let number = config.get(key).and_then(Value::as_f64).filter(|x| x.is_finite() && *x > 0.0);
+        number.ok_or_else(|| format!("{}; it must be a number above 0", found(key)))
+    };
+    let targets = match config.get("target_modules") {
+        Some(Value::String(one)) => vec![one.clone()],
+        Some(Value::Array(list)) => list.iter().filter_map(|t| t.as_str().map(str::to_string)).collect(),
+        _ => Vec::new(),
+    };
+    // Dropout matters in training only, where the run's own setting applies.
+    let dropout = config.get("lora_dropout").and_then(Value::as_f64).unwrap_or(0.0) as f32;
+    let lora = Lora { rank: number("r")? as usize, alpha: number("lora_alpha")? as f32, dropout, targets };
+    if config.get("target_parameters").is_some_and(|value| is_set(value) && *value != fused(&lora)[0]) {
+        return Err(format!("{}: adapters of parameters are not supported: {MERGE}", found("target_parameters")));
+    }
+    if let Some((key, what)) = REFUSED.iter().find(|(key, _)| config.get(*key).is_some_and(is_set)) {
+        let instead = if UNMERGED.contains(key) { "they cannot be merged" } else { MERGE };
+        return Err(format!("{}: {what} are not supported; {instead}", found(key)));
+    }
+    let known =
+        |key: &str| INERT.contains(&key) || READ.contains(&key) || REFUSED.iter().any(|(known, _)| *known == key);
+    if let Some((key, _)) = config.iter().find(|(key, value)| !known(key) && is_set(value)) {
+        return Err(format!(
+            "{}: unknown key, which may change what the adapter computes. If it does not, remove it; otherwise {MERGE}",
+            found(key)
+        ));
+    }
+    let rank_stabilized = match config.get("use_rslora") {
+        None | Some(Value::Null) => false,
+        Some(Value::Bool(flag)) => *flag,
+        Some(_) => return Err(format!("{}; it must be true or false", found("use_rslora"))),
+    };
+    let (ranks, alphas) = (patterns(config, "rank_pattern")?, patterns(config, "alpha_pattern")?);
+    Ok(AdapterConfig { lora, rank_stabilized, ranks, alphas })
+}
+
+/// Not null, false or empty.
+fn is_set(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::Object(map) => !map.is_empty(),
+        Value::Array(list) => !list.is_empty(),
+        Value::String(text) => !text.is_empty(),
+        _ => true,
+    }
+}
+
+/// Refuses initializations with which PEFT also changes the base model's weights, so that the original ones and the
+/// adapter make another model. The others only choose the values that training starts from.
+fn initial(value: &Value) -> std::result::Result<(), String> {
+    const CONVERT: &str =
+        "convert it in Python, with save_pretrained(DIR, path_initial_model_for_weight_conversion=...)";
+    let name = match value {
+        Value::Null | Value::Bool(_) => return Ok(()),
+        Value::String(name) => name.to_lowercase(),
+        _ => String::new(),
+    };
+    let instead = match &name[..] {
+        "gaussian" | "eva" | "orthogonal" | "mica" => return Ok(()),
+        // PEFT computes their change again when it loads the adapter.
+        "pissa" | "olora" | "loftq" => MERGE,
+        "corda" | "lora_ga" => CONVERT,
+        fast if fast.starts_with("pissa_niter_") => CONVERT,
+        _ => return Err(format!("`init_lora_weights` is {}, which is unknown: {MERGE}", quote(value))),
+    };
+    Err(format!(
+        "`init_lora_weights` is {}: such an adapter belongs to a base model that PEFT changed before training, and not \
+         to the original one. To use it, {instead}",
+        quote(value)
+    ))
+}
+
+/// PEFT's `{pattern: number}`, in order. A pattern matches the end of a module's name, from a dot on.
+fn patterns(config: &Map<String, Value>, key: &str) -> std::result::Result<Vec<(Regex, f64)>, String> {
+    let map = match config.get(key) {
+        None | Some(Value::Null) => return Ok(Vec::new()),
+        Some(Value::Object(map)) => map,
+        Some(other) => return Err(format!("`{key}` is {}; it must be an object of numbers", quote(other))),
+    };
+    let read = |(pattern, value): (&String, &Value)| {
+        let number = value.as_f64().filter(|x| x.is_finite() && *x > 0.0);
+        let number = number.ok_or_else(|| {
+            format!("`{key}` has {} for \"{}\"; it must be a number above 0", quote(value), quote(pattern))
+        })?;
+        let regex = Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$")).map_err(|_| {
+            format!("`{key}` has \"{}\", which is not a pattern that is supported: {MERGE}", quote(pattern))
+        })?;
+        Ok((regex, number))
+    };
+    map.iter().map(read).collect()
+}
+
+impl AdapterConfig {
+    /// Rank and scale of the adapter of `module`.
+    pub fn of(&self, module: &str) -> (usize, f32) {
+        let own =
+            |patterns: &[(Regex, f64)]| patterns.iter().find(|(p, _)| p.is_match(module)).map(|(_, value)| *value);
+        let rank = own(&self.ranks).unwrap_or(self.lora.rank as f64);
+        let alpha = own(&self.alphas).unwrap_or(f64::from(self.lora.alpha));
+        let by = if self.rank_stabilized { rank.sqrt() } else { rank };
+        (rank as usize, (alpha / by) as f32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As PEFT 0.21.2 writes it, all keys.
+    fn written() -> Map<String, Value> {
+        let config = json!({
+            "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null, "auto_mapping": null,
+            "base_model_name_or_path": "base", "bias": "none", "corda_config": null, "ensure_weight_tying": false,
+            "eva_config": null, "exclude_modules": null, "fan_in_fan_out": false, "inference_mode": true,
+            "init_lora_weights": true, "kasa_config": null, "layer_replication": null, "layers_pattern": null,
+            "layers_to_transform": null, "loftq_config": {}, "lora_alpha": 4, "lora_bias": false, "lora_dropout": 0.0,
+            "lora_ga_config": null, "megatron_config": null, "megatron_core": "megatron.core", "modules_to_save": null,
+            "monteclora_config": null, "peft_type": "LORA", "peft_version": "0.21.2", "qalora_group_size": 16, "r": 4,
+            "rank_pattern": {}, "revision": null, "target_modules": ["v_proj", "q_proj"], "target_parameters": null,
+            "task_type": "CAUSAL_LM", "trainable_token_indices": null, "use_bdlora": null, "use_dora": false,
+            "use_qalora": false, "use_rslora": false, "velora_config": null,
+        });
+        config.as_object().unwrap().clone()
+    }
+    fn with(key: &str, value: Value) -> std::result::Result<AdapterConfig, String> {
+        let mut config = written();
+        config.insert(key.into(), value);
+        parse(&config)
+    }
+
+    #[test]
+    fn each_key_is_used_inert_or_refused_by_name() {
+        parse(&written()).unwrap();
+        for (key, value) in [
+            ("bias", json!("all")),
+            ("ensure_weight_tying", json!(true)),
+            ("eva_config", json!({"rho": 2.0})),
+            ("exclude_modules", json!("lm_head")),
+            ("fan_in_fan_out", json!(true)),
+            ("init_lora_weights", json!("gaussian")),
+            ("init_lora_weights", json!("eva")),
+            ("init_lora_weights", json!("orthogonal")),
+            ("init_lora_weights", json!("mica")),
+            ("init_lora_weights", json!(false)),
+            ("layers_to_transform", json!([0, 1])),
+            ("lora_bias", json!(true)),
+            ("modules_to_save", json!(["embed_tokens"])),
+            ("revision", json!("main")),
+            ("target_modules", json!(r".*\.q_proj")),
+            ("strange", json!(null)),
+            ("strange", json!({})),
+        ] {
+            assert!(with(key, value.clone()).is_ok(), "{key}: {value}");
+        }
+        for (key, value) in [
+            ("alora_invocation_tokens", json!([1, 2])),
+            ("alpha_pattern", json!({"q_proj": "8"})),
+            ("alpha_pattern", json!({"(?=q_proj)": 8})),
+            ("arrow_config", json!({"top_k": 3})),
+            ("init_lora_weights", json!("pissa")),
+            ("init_lora_weights", json!("pissa_niter_16")),
+            ("init_lora_weights", json!("olora")),
+            ("init_lora_weights", json!("corda")),
+            ("init_lora_weights", json!("loftq")),
+            ("init_lora_weights", json!("lora_ga")),
+            ("init_lora_weights", json!("newest")),
+            ("kasa_config", json!({"beta": 1.0})),
+            ("layer_replication", json!([[0, 1], [0, 1]])),
+            ("lora_alpha", json!(0)),
+            ("megatron_config", json!({"a": 1})),
+            ("monteclora_config", json!({"num_samples": 2})),
+            ("peft_type", json!("LOHA")),
+            ("r", json!("4")),
+            ("rank_pattern", json!([8])),
+            ("target_parameters", json!(["mlp.experts.gate_up_proj"])),
+            ("trainable_token_indices", json!([1])),
+            ("use_bdlora", json!({"nblocks": 2})),
+            ("use_dora", json!(true)),
+            ("use_qalora", json!(true)),
+            ("use_rslora", json!("yes")),
+            ("velora_config", json!({"num_groups": 2})),
+            ("strange", json!(1)),
+        ] {
+            let error = with(key, value.clone()).unwrap_err();
+            assert!(error.contains(&format!("`{key}`")), "{key}: {value}: {error}");
+        }
+    }
+
+    /// PEFT: `re.match(rf"(.*\.)?({key})$", module)`, and the first key that matches.
+    #[test]
+    fn patterns_match_as_peft_matches() {
+        let mut config = written();
+        config.insert("rank_pattern".into(), json!({"v_proj": 16, r"^model\.layers\.1\..*": 2}));
+        config.insert("alpha_pattern".into(), json!({"layers.0.self_attn.q_proj|up_proj": 9, ".*": 8}));
+        let of = |config: &Map<String, Value>, module| parse(config).unwrap().of(module);
+        assert_eq!(of(&config, "model.layers.0.self_attn.q_proj"), (4, 9.0 / 4.0));
+        assert_eq!(of(&config, "model.layers.10.self_attn.q_proj"), (4, 2.0));
+        assert_eq!(of(&config, "model.layers.1.self_attn.v_proj"), (16, 0.5));
+        assert_eq!(of(&config, "model.layers.1.mlp.up_proj"), (2, 4.5));
+        config.insert("use_rslora".into(), json!(true));
+        assert_eq!(of(&config, "model.layers.1.self_attn.v_proj"), (16, 2.0));
+    }
+}

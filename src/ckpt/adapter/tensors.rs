@@ -1,0 +1,259 @@
+//! Which tensors of a model an adapter's files change, and how. Never changes a weight, and never leaves a tensor of
+//! the files unused.
+use super::super::disk::CHUNK;
+use super::super::elements::{not_finite, widen};
+use super::super::layout::{ADAPTER_PREFIX, FileTensor, Tensors};
+use super::super::source::{HEAD, OpenedFiles, TABLES, TensorSource};
+use super::config::{AdapterConfig, MERGE, WEIGHTS, read};
+use crate::base::{Error, Result};
+use crate::nn::{Layout, SCORE, Spec};
+use safetensors::Dtype;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The changes by the tensor's name in the model.
+pub struct AdapterTensors {
+    path: PathBuf,
+    source: TensorSource,
+    pub changes: BTreeMap<String, Change>,
+}
+
+/// What happens to one tensor: first it takes new values, then a product is added.
+#[derive(Debug, Default)]
+pub struct Change {
+    pub whole: Option<FileTensor>,
+    added: Option<ProductParts>,
+}
+
+/// The tensors of a product B A. The bias of B alone is a product with one input and a missing A.
+#[derive(Debug, Default)]
+struct ProductParts {
+    a: Option<FileTensor>,
+    b: Option<FileTensor>,
+    /// The model stores the transpose: GPT-2's matrices and embeddings.
+    transposed: bool,
+    bias: bool,
+    scale: f32,
+}
+
+/// A product's factors in row-major f32: A (rank, columns) and B (rows, rank).
+pub struct LowRank {
+    a: Vec<f32>,
+    b: Vec<f32>,
+    rank: usize,
+    columns: usize,
+    scale: f32,
+}
+
+impl AdapterTensors {
+    /// Reads the headers of the adapter in `dir`, and checks that every tensor belongs to the model.
+    pub fn open(dir: &Path, spec: &Spec, layouts: &[Layout]) -> Result<AdapterTensors> {
+        let config = read(dir)?;
+        let mut opened = OpenedFiles::default();
+        opened.open(dir, "adapter_model")?;
+        let OpenedFiles { files, tensors, .. } = opened;
+        let source = TensorSource { files, tensors: Tensors::default(), twin: None };
+        let mut this = AdapterTensors { path: dir.join(WEIGHTS), source, changes: BTreeMap::new() };
+        for tensor in tensors.into_values() {
+            this.place(tensor, &config)?;
+        }
+        if this.changes.is_empty() {
+            return Err(this.error("has no tensors"));
+        }
+        if spec.tied {
+            this.untie()?;
+        }
+        let shapes: BTreeMap<&str, Vec<usize>> =
+            layouts.iter().flat_map(|l| &l.segments).map(|s| (&s.name[..], s.global_shape())).collect();
+        for (name, change) in &this.changes {
+            this.check(name, change, shapes.get(&name[..]), &config)?;
+        }
+        Ok(this)
+    }
+
+    fn error(&self, what: impl std::fmt::Display) -> Error {
+        Error::in_file(&self.path, what)
+    }
+
+    /// Finds the tensor's place by its name.
+    fn place(&mut self, tensor: FileTensor, config: &AdapterConfig) -> Result<()> {
+        if !matches!(tensor.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) {
+            let what = format!("tensor {} is {:?}; supported: F32, BF16, F16", tensor.name, tensor.dtype);
+            return Err(self.error(what));
+        }
+        let name = tensor.name.strip_prefix(ADAPTER_PREFIX).unwrap_or(&tensor.name);
+        let wrappers = [".base_layer.", ".modules_to_save.default.", ".modules_to_save."];
+        let name = wrappers.iter().fold(name.to_string(), |name, wrapper| name.replace(wrapper, "."));
+        const KINDS: [(&str, &str); 5] = [
+            (".lora_A.weight", ".weight"),
+            (".lora_B.weight", ".weight"),
+            (".lora_B.bias", ".bias"),
+            (".lora_embedding_A", ".weight"),
+            (".lora_embedding_B", ".weight"),
+        ];
+        let kind = KINDS.iter().position(|(suffix, _)| name.ends_with(suffix));
+        let split = kind.and_then(|kind| Some((kind, name.strip_suffix(KINDS[kind].0)?, KINDS[kind].1)));
+        let place = match split {
+            None => &mut self.changes.entry(name).or_default().whole,
+            Some((kind, module, of)) => {
+                let parts = self.changes.entry(format!("{module}{of}")).or_default().added.get_or_insert_default();
+                let last = module.rsplit('.').next().unwrap_or_default();
+                parts.transposed = kind > 2 || ["c_attn", "c_proj", "c_fc"].contains(&last) && kind < 2;
+                parts.bias = kind == 2;
+                parts.scale = config.of(module).1;
+                if [0, 3].contains(&kind) { &mut parts.a } else { &mut parts.b }
+            }
+        };
+        match place.replace(tensor) {
+            None => Ok(()),
+            Some(other) => Err(self.error(format!("has tensor {} under two names", other.name))),
+        }
+    }
+
+    /// The model's head is its table of embeddings: both must change in the same way.
+    fn untie(&mut self) -> Result<()> {
+        let Some(table) = self.changes.keys().find(|name| is_table(name)).cloned() else {
+            return match self.changes.contains_key(HEAD) {
+                true => Err(self.tied(HEAD)),
+                false => Ok(()),
+            };
+        };
+        let whole = |name: &str| self.changes.get(name).filter(|c| c.added.is_none()).and_then(|c| c.whole.as_ref());
+        let (Some(a), Some(b)) = (whole(&table), whole(HEAD)) else { return Err(self.tied(&table)) };
+        if a.shape != b.shape || !self.equal(a, b)? {
+            return Err(self.tied(&table));
+        }
+        self.changes.remove(HEAD);
+        Ok(())
+    }
+    fn tied(&self, name: &str) -> Error {
+        self.error(format!(
+            "changes {name}, but the base model ties its head to its embeddings, and the adapter was trained with the \
+             two apart. To get a model with both, {MERGE}"
+        ))
+    }
+    /// Whether two tensors of the same shape have the same values.
+    fn equal(&self, a: &FileTensor, b: &FileTensor) -> Result<bool> {
+        let (mut bytes, mut values) = (Vec::new(), [vec![0.0; CHUNK / 4], vec![0.0; CHUNK / 4]]);
+        for from in (0..a.len()).step_by(CHUNK / 4) {
+            let n = (a.len() - from).min(CHUNK / 4);
+            let [x, y] = &mut values;
+            self.read(a, from, &mut x[..n], &mut bytes)?;
+            self.read(b, from, &mut y[..n], &mut bytes)?;
+            if x[..n] != y[..n] {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn check(&self, name: &str, change: &Change, shape: Option<&Vec<usize>>, config: &AdapterConfig) -> Result<()> {
+        let module = name.strip_suffix(".weight").or(name.strip_suffix(".bias")).unwrap_or(name);
+        let first = [&change.whole].into_iter().chain(change.added.iter().flat_map(|p| [&p.a, &p.b])).flatten().next();
+        let first = first.map_or(name, |tensor| &tensor.name);
+        let Some(shape) = shape else {
+            let instead = if name == SCORE {
+                "it is the head of a reward model, which needs `objective: rm`"
+            } else {
+                "use the model the adapter was trained on"
+            };
+            return Err(self.error(format!("has tensor {first}, and this model has no {name}: {instead}")));
+        };
+        if let Some(whole) = change.whole.as_ref().filter(|whole| whole.shape != *shape) {
+            let grown = shape.len() == 2 && whole.shape[1..] == shape[1..] && (name == HEAD || is_table(name));
+            let instead = match grown {
+                true => format!(
+                    ": tokens were added to its vocabulary. Resize the base model first, in Python, with \
+                     resize_token_embeddings({}) and save_pretrained",
+                    whole.shape[0]
+                ),
+                false => ": use the model the adapter was trained on".into(),
+            };
+            let what =
+                format!("has tensor {first} with shape {:?}, but in this model it is {shape:?}{instead}", whole.shape);
+            return Err(self.error(what));
+        }
+        let Some(parts) = &change.added else { return Ok(()) };
+        let rank = config.of(module).0;
+        let [outputs, inputs] = match (&shape[..], parts.transposed) {
+            (&[outputs], false) if parts.bias => [outputs, 1],
+            (&[outputs, inputs], false) | (&[inputs, outputs], true) => [outputs, inputs],
+            _ => return Err(self.error(format!("adapts {name}, which has shape {shape:?} in this model"))),
+        };
+        let wanted = if parts.bias { vec![vec![outputs]] } else { vec![vec![rank, inputs], vec![outputs, rank]] };
+        let found = if parts.bias { vec![&parts.b] } else { vec![&parts.a, &parts.b] };
+        for (found, wanted) in found.into_iter().zip(wanted) {
+            let Some(found) = found else {
+                return Err(self.error(format!("{name} has only one of its two matrices")));
+            };
+            if found.shape != wanted {
+                let (name, shape) = (&found.name, &found.shape);
+                return Err(self.error(format!(
+                    "tensor {name} has shape {shape:?}; for this model and rank {rank} it must be {wanted:?}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// All values of a tensor.
+    fn values(&self, tensor: &FileTensor) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; tensor.len()];
+        self.read(tensor, 0, &mut values, &mut Vec::new())?;
+        Ok(values)
+    }
+
+    /// The values of a tensor from element `place` on. `bytes` is reused from call to call.
+    pub fn read(&self, tensor: &FileTensor, place: usize, values: &mut [f32], bytes: &mut Vec<u16>) -> Result<()> {
+        let size = tensor.dtype.bitsize() / 8;
+        bytes.resize(values.len() * size / 2, 0);
+        let bytes = bytemuck::cast_slice_mut::<u16, u8>(bytes);
+        self.source.read_at(tensor, place, bytes)?;
+        match not_finite(bytes, tensor.dtype) {
+            0 => {
+                widen(bytes, tensor.dtype, values);
+                Ok(())
+            }
+            n => Err(self.error(format!(
+                "tensor {} has non-finite values (NaN or infinity): {n} of {}. Use an adapter without them",
+                tensor.name,
+                values.len()
+            ))),
+        }
+    }
+
+    /// The product that is added to the tensor.
+    pub fn product(&self, change: &Change) -> Result<Option<LowRank>> {
+        let Some(ProductParts { a, b: Some(b), transposed, scale, .. }) = &change.added else { return Ok(None) };
+        let (rank, inputs) = a.as_ref().map_or((1, 1), |a| (a.shape[0], a.shape[1]));
+        let (outputs, scale) = (b.shape[0], *scale);
+        let (a, b) = (a.as_ref().map_or(Ok(vec![1.0]), |a| self.values(a))?, self.values(b)?);
+        Ok(Some(match transposed {
+            false => LowRank { a, b, rank, columns: inputs, scale },
+            true => {
+                let (a, b) = (transpose(&b, outputs, rank), transpose(&a, rank, inputs));
+                LowRank { a, b, rank, columns: outputs, scale }
+            }
+        }))
+    }
+}
+
+fn is_table(name: &str) -> bool {
+    TABLES.iter().any(|table| name.ends_with(table))
+}
+
+fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    (0..columns).flat_map(|column| (0..rows).map(move |row| values[row * columns + column])).collect()
+}
+
+impl LowRank {
+    /// Adds the product's elements from `at` on to `w`.
+    pub fn add(&self, at: usize, w: &mut [f32]) {
+        for (i, w) in w.iter_mut().enumerate() {
+            let (row, column) = ((at + i) / self.columns, (at + i) % self.columns);
+            let b = &self.b[row * self.rank..(row + 1) * self.rank];
+            let dot: f32 = b.iter().enumerate().map(|(k, b)| b * self.a[k * self.columns + column]).sum();
+            *w += self.scale * dot;
+        }
+    }
+}

@@ -1,0 +1,101 @@
+"""Adapters that PEFT 0.21 trains in other ways than this project does, and PEFT's merges. Needs torch, transformers and
+peft.
+
+    python adapters.py     writes adapters/: base models, adapters of them, and the tensors that merging changes
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
+
+HERE = Path(__file__).parent / "adapters"
+SIZES = {
+    "vocab_size": 20,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 16,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+BASES = {
+    "qwen2": Qwen2Config(**SIZES),
+    "tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "gpt2": GPT2Config(
+        vocab_size=20, n_embd=8, n_head=2, n_layer=1, n_positions=16, bos_token_id=None, eos_token_id=None
+    ),
+}
+ADAPTERS = {
+    "patterns": (
+        "qwen2",
+        {
+            "r": 3,
+            "lora_alpha": 5,
+            "use_rslora": True,
+            "target_modules": r".*\.(q_proj|v_proj|up_proj|down_proj)",
+            "rank_pattern": {"v_proj": 2, r"^model\.layers\.1\.mlp\..*": 4},
+            "alpha_pattern": {"layers.0.self_attn.q_proj": 7, r"(q|up)_proj": 2},
+        },
+    ),
+    "whole": (
+        "qwen2",
+        {
+            "r": 2,
+            "target_modules": ["q_proj", "k_proj"],
+            "lora_bias": True,
+            "modules_to_save": ["embed_tokens", "lm_head", "norm"],
+        },
+    ),
+    "embeddings": (
+        "qwen2",
+        {"r": 2, "target_modules": ["embed_tokens", "lm_head", "q_proj"], "bias": "all", "init_lora_weights": "gaussian"},
+    ),
+    "together": (
+        "tied",
+        {"r": 2, "target_modules": ["o_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    ),
+    "apart": ("tied", {"r": 2, "target_modules": ["o_proj"], "modules_to_save": ["embed_tokens"]}),
+    "transposed": ("gpt2", {"r": 2, "target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
+}
+
+
+def base(name):
+    return AutoModelForCausalLM.from_pretrained(HERE / name, dtype=torch.float32)
+
+
+def main():
+    shutil.rmtree(HERE, ignore_errors=True)
+    torch.manual_seed(11)
+    for name, config in BASES.items():
+        AutoModelForCausalLM.from_config(config).save_pretrained(HERE / name)
+        (HERE / name / "generation_config.json").unlink()
+    for name, (of, keys) in ADAPTERS.items():
+        model = get_peft_model(base(of), LoraConfig(task_type="CAUSAL_LM", **keys))
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = (0.3 * torch.randn_like(parameter)).bfloat16().float()
+        model.save_pretrained(HERE / name)
+        (HERE / name / "README.md").unlink()
+        path = HERE / name / "adapter_config.json"  # without the name of the directory that it was made in
+        config = {**json.loads(path.read_text()), "base_model_name_or_path": of}
+        if isinstance(config["target_modules"], list):
+            config["target_modules"] = sorted(config["target_modules"])
+        path.write_text(json.dumps(config, indent=2) + "\n")
+        before = base(of).state_dict()
+        after = PeftModel.from_pretrained(base(of), HERE / name).merge_and_unload().state_dict()
+        assert before.keys() == after.keys()
+        changed = {key: value.clone() for key, value in after.items() if not torch.equal(value, before[key])}
+        if name != "apart":  # PEFT itself saves a model that is not the one it trained
+            save_file(changed, HERE / name / "merged.safetensors")
+        print(name, len(changed), "tensors changed")
+
+
+if __name__ == "__main__":
+    main()
