@@ -1,6 +1,6 @@
 //! Converts a [`Spec`] to the `config.json` of the family's `...ForCausalLM` or, for a reward model,
-//! `...ForSequenceClassification`, and back. Never guesses: a key that would
-//! change the computation and is not implemented is an error that names it.
+//! `...ForSequenceClassification`, and back. Never guesses: a key that changes what transformers computes and is not
+//! implemented is an error that names it.
 mod dropout;
 mod keys;
 mod read;
@@ -44,9 +44,21 @@ pub fn tp_plan(dir: &Path) -> Result<Option<TpPlan>> {
 
 /// Parses the text of a `config.json`.
 pub fn parse(text: &[u8]) -> Result<Spec> {
+    parsed(text).map(|(spec, _)| spec)
+}
+
+fn parsed(text: &[u8]) -> Result<(Spec, Vec<String>)> {
     let map: Map<String, Value> =
         serde_json::from_slice(text).map_err(|e| Error::input(format!("is not a JSON object ({})", quote(e))))?;
     read::spec(&map)
+}
+
+/// The keys in the config of `dir` that transformers' class for the model does not have, and that therefore have no
+/// effect; without those that are known to be harmless.
+pub fn inert_keys(dir: &Path) -> Result<Vec<String>> {
+    let path = dir.join(FILE);
+    let text = open::read(&path).map_err(|e| Error::in_file(&path, e))?;
+    parsed(&text).map(|(_, inert)| inert).map_err(|e| Error::in_file(&path, e))
 }
 
 /// The text for a model without a source file, in the format of transformers 4, which 5 reads too.

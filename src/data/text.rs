@@ -8,6 +8,7 @@ use super::token_file::TokenWriter;
 use super::tokenizer::Tokenizer;
 use crate::base::{Error, Result};
 use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 /// Bytes read at a time, and bytes inspected to decide whether a file is text.
@@ -40,6 +41,7 @@ pub(super) struct Texts<'a> {
 /// A piece of a file.
 #[derive(Default)]
 struct TextPiece {
+    path: PathBuf,
     text: String,
     /// Where this piece's own tokens begin.
     from: usize,
@@ -58,7 +60,8 @@ impl TextPiece {
             self.ids.extend_from_slice(before);
         }
         if self.text.len() > self.from {
-            self.failed = tokenizer.encode_after(&self.text, self.from, &mut self.ids).err();
+            let encoded = tokenizer.encode_after(&self.text, self.from, &mut self.ids);
+            self.failed = encoded.map_err(|e| Error::in_file(&self.path, e)).err();
         }
         if self.last {
             self.ids.extend_from_slice(behind);
@@ -119,7 +122,7 @@ impl<'a> Texts<'a> {
                 // Replacing invalid UTF-8 lengthens the text: measure the lead in what is tokenized.
                 let from = String::from_utf8_lossy(&held[..lead]).len();
                 if cut > lead || first || last {
-                    self.give(&held[..cut], from, first, last)?;
+                    self.give(path, &held[..cut], (from, first, last))?;
                 }
                 if cut > lead {
                     let keep = line_before(&held[..cut]);
@@ -135,14 +138,16 @@ impl<'a> Texts<'a> {
     }
 
     /// Adds a piece; tokenizes the batch when it is full.
-    fn give(&mut self, text: &[u8], from: usize, first: bool, last: bool) -> Result<()> {
+    fn give(&mut self, path: &Path, text: &[u8], place: (usize, bool, bool)) -> Result<()> {
         if self.given == self.pieces.len() {
             self.pieces.push(TextPiece::default());
         }
         let piece = &mut self.pieces[self.given];
         piece.text.clear();
         piece.text.push_str(&String::from_utf8_lossy(text));
-        (piece.from, piece.first, piece.last) = (from, first, last);
+        piece.path.clear();
+        piece.path.push(path);
+        (piece.from, piece.first, piece.last) = place;
         self.given += 1;
         self.bytes += text.len();
         let full = self.bytes >= EACH * self.threads * CHUNK || self.given >= PIECES * self.threads;
@@ -201,7 +206,6 @@ mod tests {
     use super::*;
     use crate::data::cache::{self, Cache};
     use crate::data::token_file::TokenFile;
-    use std::path::Path;
 
     /// Any number of threads writes the same words; the file's hash shows it.
     #[test]

@@ -47,7 +47,10 @@ pub struct LoadedTokenizer {
     pipeline: Arc<Pipeline>,
     /// Factor by which a text may grow before it is split into tokens.
     growth: u64,
-    /// Largest id plus one.
+    /// Largest id plus one, with added tokens and without them.
+    ids: usize,
+    base_ids: usize,
+    /// Ids are below this: the model's vocabulary, if it lacks rows for some added tokens.
     vocab: usize,
     bos: Option<Special>,
     eos: Option<Special>,
@@ -79,11 +82,15 @@ impl Tokenizer {
         }
     }
 
-    /// This tokenizer for a model of `vocab` ids: none if the model has fewer ids than the tokenizer.
+    /// This tokenizer for a model of `vocab` ids: none if the model cannot do with it. Texts with an added token that
+    /// the model has no row for are then refused.
     pub fn for_model(&self, vocab: usize) -> Tokenizer {
-        match self.check_vocab(vocab) {
-            Ok(()) => self.clone(),
-            Err(why) => Tokenizer::none(&why),
+        match (self.check_vocab(vocab), self) {
+            (Err(why), _) => Tokenizer::none(&why),
+            (Ok(()), Tokenizer::File(t)) if t.vocab > vocab => {
+                Tokenizer::File(Arc::new(LoadedTokenizer { vocab, ..LoadedTokenizer::clone(t) }))
+            }
+            _ => self.clone(),
         }
     }
     /// No tokenizer, for this reason.
@@ -149,7 +156,8 @@ impl Tokenizer {
         let flag = |key: &str| config.get(key).and_then(Value::as_bool);
         let affixes = caught(|| affixes(&pipeline, [(flag("add_bos_token"), &bos), (flag("add_eos_token"), &eos)]))
             .map_err(|e| bad(path, format!("cannot tokenize a letter ({})", quote(e))))?;
-        let vocab = pipeline.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
+        let ids = |added| pipeline.get_vocab(added).into_values().max().map_or(0, |id| id as usize + 1);
+        let (ids, base_ids) = (ids(true), ids(false));
         let templates = templates::read(path.parent().unwrap_or(Path::new("")), &config)?;
         let fingerprint = hash.digest();
         let path = path.to_path_buf();
@@ -157,7 +165,9 @@ impl Tokenizer {
             path,
             pipeline: Arc::new(pipeline),
             growth,
-            vocab,
+            ids,
+            base_ids,
+            vocab: ids,
             bos,
             eos,
             affixes,
@@ -198,11 +208,17 @@ impl Tokenizer {
             Tokenizer::File(t) => t.vocab,
         }
     }
-    /// An error if the model has fewer ids than the tokenizer.
+    /// An error unless a model of `model` ids can do with this tokenizer: it needs rows for all tokens but added ones,
+    /// and for those that begin and end texts.
     pub fn check_vocab(&self, model: usize) -> Result<()> {
         self.usable()?;
-        let (name, ids) = (self.name(), self.vocab());
-        if ids <= model {
+        let (name, ids, base) = match self {
+            Tokenizer::File(t) => (self.name(), t.ids, t.base_ids),
+            _ => (self.name(), self.vocab(), self.vocab()),
+        };
+        let (before, after) = self.affixes();
+        let marks = self.bos().into_iter().chain(self.eos()).chain(before.iter().chain(after).copied());
+        if marks.max().is_none_or(|id| (id as usize) < model) && base <= model {
             return Ok(());
         }
         Err(Error::input(format!(
@@ -356,14 +372,23 @@ impl LoadedTokenizer {
                 LONGEST >> 20
             )));
         }
-        caught(|| self.pipeline.encode(text, false))
-            .map_err(|e| Error::op("tokenizer", format!("{}: {}", self.path.display(), quote(e))))
+        let tokens = caught(|| self.pipeline.encode(text, false))
+            .map_err(|e| Error::op("tokenizer", format!("{}: {}", self.path.display(), quote(e))))?;
+        match tokens.get_ids().iter().position(|&id| id as usize >= self.vocab) {
+            None => Ok(tokens),
+            Some(at) => Err(Error::input(format!(
+                "has token \"{}\" with id {}, for which the model has no row (vocab_size is {}): remove it from the text",
+                quote(&tokens.get_tokens()[at]),
+                tokens.get_ids()[at],
+                self.vocab
+            ))),
+        }
     }
 }
 
 impl fmt::Debug for LoadedTokenizer {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "Tokenizer({}, {} ids)", self.path.display(), self.vocab)
+        write!(f, "Tokenizer({}, {} ids)", self.path.display(), self.ids)
     }
 }
 

@@ -171,7 +171,11 @@ fn models_larger_than_any_machine() {
     refused_with("rms_norm_eps", (-1e-5).into(), &["is -0.00001; it must be a number from 0 to 1"]);
     refused_with("eos_token_id", 1_000_000_000_000u64.into(), &["is 1000000000000; it must be a token id"]);
     refused_with("layer_types", vec!["full_attention"; 1_000_000].into(), &["is a list of 1000000; it must list"]);
-    refused_with("strange", vec!["full_attention"; 1_000_000].into(), &["...: unknown key for this model"]);
+    refused_with(
+        "per_layer_config",
+        vec!["full_attention"; 1_000_000].into(),
+        &["...: it changes what the model computes"],
+    );
 }
 
 #[test]

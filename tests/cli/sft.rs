@@ -271,3 +271,22 @@ fn template_flags_are_checked_before_anything_starts() {
     let small = ["--vocab-size", "300", "--tokenizer", "tests/data/golden/byte_level"];
     refused(&with(&[&template[..], &small].concat()), &["300", "360", "byte_level"]);
 }
+
+/// Keys that transformers' class does not have are listed, and the model trains.
+#[test]
+fn keys_without_effect_are_listed() {
+    let dir = tempfile::tempdir().unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/pretrained/llama");
+    std::fs::copy(golden.join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
+    let mut config: Value = serde_json::from_slice(&std::fs::read(golden.join("config.json")).unwrap()).unwrap();
+    config["is_llama_config"] = true.into();
+    config["transformers.js_config"] = serde_json::json!({"dtype": "fp16"});
+    config["rope_interleaved"] = false.into();
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let model = dir.path().display().to_string();
+    let rest = "--dataset synthetic --max-len 16 --batch-size 2 --max-steps 1 --warmup-steps 0 --no-sample";
+    let ended = run(&["--pretrain", &model].into_iter().chain(rest.split(' ')).collect::<Vec<_>>());
+    let text = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{text}");
+    assert!(text.contains("without effect: is_llama_config, transformers.js_config\n"), "{text}");
+}

@@ -142,3 +142,37 @@ fn unusable_tokenizers_are_refused() {
     let large = DataOptions { tokenizer: load("sentencepiece"), vocab: 400, ..files.options("t.txt", 2) };
     refused(Dataset::open(&large), &["400", "420", "sentencepiece"]);
 }
+
+/// A tokenizer may have added tokens that a model has no row for, as Gemma 3's does: only a text that has one is
+/// refused.
+#[test]
+fn added_tokens_beyond_the_model_are_refused_where_they_occur() {
+    let files = Files::new();
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "added_tokens": [{"id": 4, "content": "<picture>", "single_word": false, "lstrip": false, "rstrip": false,
+                          "normalized": false, "special": true}],
+        "pre_tokenizer": {"type": "Whitespace"}, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": {"<unk>": 0, "a": 1, "b": 2, "end": 3}, "unk_token": "<unk>"},
+    });
+    let path = files.put("tokenizer/tokenizer.json", tokenizer.to_string());
+    files.put("tokenizer/tokenizer_config.json", r#"{"eos_token": "end"}"#);
+    let tokenizer = Tokenizer::load(&path).unwrap();
+    assert_eq!(tokenizer.vocab(), 5);
+    let open = |name: &str, content: &str, vocab| {
+        files.put(name, content);
+        Dataset::open(&DataOptions { tokenizer: tokenizer.clone(), vocab, ..files.options(name, 2) })
+    };
+    let row = "{\"text\": \"a b\"}\n";
+    assert_eq!(rows(&open("rows.jsonl", row, 4).unwrap()).len(), 1);
+    assert_eq!(open("t.txt", "a b a b", 4).unwrap().rows(), 2);
+    let says = ["token \"<picture>\" with id 4", "vocab_size is 4"];
+    let bad = format!("{row}{}", row.replace('b', "<picture>"));
+    refused(open("rows.jsonl", &bad, 4), &[&["rows.jsonl", "line 2"], &says[..]].concat());
+    refused(open("t.txt", "a b <picture>", 4), &[&["t.txt"], &says[..]].concat());
+    assert_eq!(open("t.txt", "a b <picture> a", 5).unwrap().rows(), 2);
+    // Without a row for the end of text, or for ordinary tokens, it is another model's.
+    for vocab in [2, 3] {
+        refused(open("t.txt", "a b", vocab), &["tokenizer mismatch", "the 5 ids"]);
+    }
+}

@@ -1,8 +1,11 @@
-//! Typed access to the keys of a JSON object. Never guesses: keys that nobody read must be known to be harmless.
+//! Typed access to the keys of a JSON object, and what becomes of those that nobody reads. transformers computes the
+//! same whatever the value of a key that its class for the model does not have; every key that a class has is read, or
+//! listed here. Never skips a key that transformers uses.
 use crate::base::{Error, Result, limits, quote};
 use serde_json::{Map, Value};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
 /// Keys of `config.json` that do not affect a training step: provenance, token ids, generation settings, outputs we
 /// never return, and dropout and initialization, which the run decides. Names that start with an underscore are
@@ -77,16 +80,61 @@ const HARMLESS: &[&str] = &[
 /// GPT-2 also has sizes that follow from others, and heads for other tasks.
 const HARMLESS_PREFIX: &[&str] = &["_", "summary_"];
 
+/// Keys that transformers reads from the config of any class, and that change what it computes, or which file it reads.
+const USED: &[&str] = &[
+    "add_cross_attention",
+    "attention_chunk_size",
+    "auto_map",
+    "compression_config",
+    "cross_attention_hidden_size",
+    "default_rope_type",
+    "is_causal",
+    "is_encoder_decoder",
+    "kv_sharing_modes",
+    "layer_types",
+    "original_max_position_embeddings",
+    "per_layer_config",
+    "pruned_heads",
+    "sliding_window",
+    "text_config",
+    "tie_encoder_decoder",
+    "transformers_weights",
+    "vision_config",
+];
+/// The same within `rope_scaling` or `rope_parameters`, where each type has its own.
+const USED_IN_ROPE: &[&str] = &[
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "factor",
+    "full_attention",
+    "high_freq_factor",
+    "long_factor",
+    "low_freq_factor",
+    "mscale",
+    "mscale_all_dim",
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+    "rope_theta",
+    "rope_type",
+    "short_factor",
+    "sliding_attention",
+    "truncate",
+    "type",
+];
+
 pub struct ConfigKeys<'a> {
     map: &'a Map<String, Value>,
     /// Precedes the name in messages: "rope_scaling." or empty.
     prefix: String,
     asked: RefCell<BTreeSet<String>>,
+    /// Keys without an effect, of all objects of a file.
+    inert: Rc<RefCell<Vec<String>>>,
 }
 
 impl<'a> ConfigKeys<'a> {
     pub fn new(map: &'a Map<String, Value>, prefix: impl Into<String>) -> ConfigKeys<'a> {
-        ConfigKeys { map, prefix: prefix.into(), asked: RefCell::default() }
+        ConfigKeys { map, prefix: prefix.into(), asked: RefCell::default(), inert: Rc::default() }
     }
     /// The key as named in errors.
     pub fn name(&self, key: &str) -> String {
@@ -142,7 +190,8 @@ impl<'a> ConfigKeys<'a> {
     }
     pub fn object(&self, key: &str) -> Result<Option<ConfigKeys<'a>>> {
         let map = self.typed(key, "an object", Value::as_object)?;
-        Ok(map.map(|map| ConfigKeys::new(map, format!("{}.", self.name(key)))))
+        let inert = &self.inert;
+        Ok(map.map(|map| ConfigKeys { inert: inert.clone(), ..ConfigKeys::new(map, format!("{}.", self.name(key))) }))
     }
     pub fn need<T>(&self, key: &str, read: impl Fn(&Self, &str) -> Result<Option<T>>) -> Result<T> {
         read(self, key)?.ok_or_else(|| Error::input(format!("{} is missing", self.name(key))))
@@ -165,11 +214,13 @@ impl<'a> ConfigKeys<'a> {
         Error::input(format!("{} is {}, which is not supported; it must be {instead}", self.name(key), quote(value)))
     }
 
-    /// Refuses keys that nobody read, unless they are known to be harmless, or disable a feature.
+    /// Refuses keys that transformers uses and nobody read, unless they disable a feature. Notes those that it does not
+    /// have, without those that are known to be harmless.
     pub fn finish(&self) -> Result<()> {
-        let asked = self.asked.borrow();
+        let (asked, top) = (self.asked.borrow(), self.prefix.is_empty());
         let harmless = |key: &str| {
-            self.prefix.is_empty() && (HARMLESS.contains(&key) || HARMLESS_PREFIX.iter().any(|p| key.starts_with(p)))
+            asked.contains(key)
+                || top && (HARMLESS.contains(&key) || HARMLESS_PREFIX.iter().any(|p| key.starts_with(p)))
         };
         let nothing = |value: &Value| match value {
             Value::Null | Value::Bool(false) => true,
@@ -177,13 +228,23 @@ impl<'a> ConfigKeys<'a> {
             Value::Object(items) => items.is_empty(),
             _ => false,
         };
-        match self.map.iter().find(|(key, value)| !asked.contains(*key) && !harmless(key) && !nothing(value)) {
-            None => Ok(()),
+        let used = if top { USED } else { USED_IN_ROPE };
+        let unread = self.map.iter().filter(|(key, value)| !harmless(key) && !nothing(value));
+        let (used, inert): (Vec<_>, Vec<_>) = unread.partition(|(key, _)| used.contains(&key.as_str()));
+        match used.first() {
+            None => {
+                self.inert.borrow_mut().extend(inert.iter().map(|(key, _)| quote(self.name(key)).to_string()));
+                Ok(())
+            }
             Some((key, value)) => Err(Error::input(format!(
-                "{} is {}: unknown key for this model, which may change what it computes. If it does not, remove it",
+                "{} is {}: it changes what the model computes, which is not supported for this model",
                 quote(self.name(key)),
                 quote(value)
             ))),
         }
+    }
+    /// The keys that [`ConfigKeys::finish`] noted, here and in objects within.
+    pub fn inert(&self) -> Vec<String> {
+        self.inert.take()
     }
 }

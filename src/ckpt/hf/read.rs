@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 const FAMILIES: &str = "supported: llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, olmoe, gemma2, gemma3_text \
                         and gpt2";
 
-pub fn spec(map: &Map<String, Value>) -> Result<Spec> {
+/// The model, and the keys of the file that transformers' class for it does not have.
+pub fn spec(map: &Map<String, Value>) -> Result<(Spec, Vec<String>)> {
     let keys = ConfigKeys::new(map, "");
     keys.only("quantization_config", &[])?;
     ["bos_token_id", "eos_token_id", "pad_token_id"].into_iter().try_for_each(|key| keys.ids(key))?;
@@ -33,7 +34,7 @@ pub fn spec(map: &Map<String, Value>) -> Result<Spec> {
     keys.finish()?;
     let spec = Spec { score, ..spec };
     spec.validate()?;
-    Ok(spec)
+    Ok((spec, keys.inert()))
 }
 
 /// Whether the head is a score: the class is `...ForSequenceClassification`, with one label.
@@ -265,11 +266,8 @@ fn rotaries(keys: &ConfigKeys, arch: Arch, max_len: usize) -> Result<(Rotary, Op
     let two = arch == Arch::Gemma3;
     let theta =
         keys.positive("rope_theta")?.unwrap_or(if two || arch == Arch::Mixtral { 1_000_000.0 } else { 10_000.0 });
-    let local = keys.positive("rope_local_base_freq")?.unwrap_or(10_000.0);
+    let local = if two { keys.positive("rope_local_base_freq")? } else { None }.unwrap_or(10_000.0);
     let (old, new) = (keys.object("rope_scaling")?, keys.object("rope_parameters")?);
-    if !two && keys.present("rope_local_base_freq").is_some() {
-        return Err(keys.unsupported("rope_local_base_freq", &[]));
-    }
     match (old, new) {
         (Some(_), Some(_)) => Err(Error::input("rope_scaling and rope_parameters are both present; remove one")),
         (None, Some(new)) if two => {
@@ -343,6 +341,15 @@ fn gpt2(keys: &ConfigKeys) -> Result<Spec> {
     keys.get("n_ctx"); // the same as n_positions
     let size = |key, setting| keys.need(key, |keys, key| keys.size(key, setting));
     let (dim, heads) = (size("n_embd", "embed_dim")?, size("n_head", "num_heads")?);
+    // Other names of the same, of which transformers takes one or the other.
+    for (other, name) in [
+        ("hidden_size", "n_embd"),
+        ("max_position_embeddings", "n_positions"),
+        ("num_attention_heads", "n_head"),
+        ("num_hidden_layers", "n_layer"),
+    ] {
+        keys.only(other, &[keys.get(name).cloned().unwrap_or_default()])?;
+    }
     Ok(Spec {
         arch: Arch::Gpt,
         vocab: size("vocab_size", "vocab_size")?,

@@ -92,10 +92,13 @@ fn unsupported_keys_are_named() {
         (&llama, "rope_scaling", json!({"type": "mrope", "mrope_section": [1]}), "rope_scaling.type"),
         (&llama, "rope_scaling", json!({"type": "linear"}), "rope_scaling.factor is missing"),
         (&llama, "rope_scaling", json!({"type": "linear", "factor": -1}), "rope_scaling.factor"),
-        (&llama, "rope_scaling", json!({"type": "linear", "factor": 2, "finetuned": true}), "rope_scaling.finetuned"),
+        (&llama, "rope_scaling", json!({"type": "linear", "factor": 2, "beta_fast": 8}), "rope_scaling.beta_fast"),
         (&llama, "rope_parameters", json!({"rope_type": "default", "partial_rotary_factor": 0.5}), "partial_rotary"),
         (&llama, "rope_parameters", json!({"full_attention": {"rope_theta": 1e4}}), "rope_parameters.full_attention"),
-        (&llama, "rope_local_base_freq", json!(1e4), "rope_local_base_freq"),
+        (&llama, "auto_map", json!({"AutoModelForCausalLM": "modeling.Model"}), "auto_map"),
+        (&llama, "is_causal", json!("no"), "is_causal"),
+        (&llama, "original_max_position_embeddings", json!(16), "original_max_position_embeddings"),
+        (&llama, "per_layer_config", json!({"0": {"head_dim": 4}}), "per_layer_config"),
         (&llama, "sliding_window", json!(5), "sliding_window"),
         (&llama, "layer_types", json!(vec!["sliding_attention"; 3]), "layer_types"),
         (&llama, "hidden_act", json!("gelu"), "hidden_act"),
@@ -103,8 +106,6 @@ fn unsupported_keys_are_named() {
         (&llama, "model_type", json!("mamba"), "model_type"),
         (&llama, "num_key_value_heads", json!(3), "num_kv_heads"),
         (&llama, "quantization_config", json!({"bits": 4}), "quantization_config"),
-        (&llama, "num_experts", json!(8), "num_experts"),
-        (&mistral, "attention_bias", json!(true), "attention_bias"),
         (&mistral, "layer_types", json!(vec!["full_attention"; 3]), "layer_types"),
         (&qwen2, "layer_types", json!(vec!["sliding_attention"; 3]), "layer_types"),
         (&qwen2, "use_sliding_window", json!("yes"), "use_sliding_window"),
@@ -118,6 +119,7 @@ fn unsupported_keys_are_named() {
         (&gpt, "activation_function", json!("relu"), "activation_function"),
         (&gpt, "scale_attn_by_inverse_layer_idx", json!(true), "scale_attn_by_inverse_layer_idx"),
         (&gpt, "n_head", json!(5), "num_heads"),
+        (&gpt, "hidden_size", json!(64), "hidden_size"),
     ];
     for (base, key, value, said) in cases {
         let mut map = map(base);
@@ -125,6 +127,41 @@ fn unsupported_keys_are_named() {
         let error = spec(Value::Object(map)).expect_err(key);
         assert!(error.to_string().contains(said) && error.exit_status() == 2, "{key}: {error}");
     }
+}
+
+/// Keys that transformers' class does not have change nothing and are listed; every key that it has is read, or known
+/// to be harmless. `tests/golden/config_keys.py` wrote the keys of the classes.
+#[test]
+fn keys_that_no_class_has_are_inert_and_all_others_are_known() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/config_keys.json");
+    let classes: Map<String, Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let inert =
+        |map: &Map<String, Value>| parsed(Value::Object(map.clone()).to_string().as_bytes()).map(|found| found.1);
+    for (family, keys) in classes {
+        let mut base = match &family[..] {
+            "gpt2" => map(&Spec { arch: Arch::Gpt, rope: None, kv_heads: 4, head_dim: 8, ..llama() }),
+            _ => map(&llama()),
+        };
+        base.insert("model_type".into(), json!(family));
+        assert_eq!(inert(&base).unwrap(), [""; 0], "{family}");
+        for key in keys.as_array().unwrap().iter().map(|key| key.as_str().unwrap()) {
+            let mut map = base.clone();
+            map.insert(key.into(), json!(["strange"]));
+            assert!(inert(&map).map_or(true, |inert| inert.is_empty()), "{family}: {key} would have no effect");
+        }
+        let mut map = base.clone();
+        map.extend(object(json!({
+            "is_llama_config": true, "rope_interleaved": false, "transformers.js_config": {"dtype": "fp16"},
+            "num_nextn_predict_layers": 1, "_note": "none",
+        })));
+        let plain = spec(Value::Object(base.clone())).unwrap();
+        assert_eq!(spec(Value::Object(map.clone())).unwrap(), plain);
+        let found = ["is_llama_config", "transformers.js_config", "num_nextn_predict_layers"];
+        assert_eq!(inert(&map).unwrap(), found, "{family}");
+    }
+    let mut map = map(&llama());
+    map.insert("rope_scaling".into(), json!({"type": "linear", "factor": 2, "finetuned": true}));
+    assert_eq!(inert(&map).unwrap(), ["rope_scaling.finetuned"]);
 }
 
 /// Files as found on model hubs, as written by transformers 4 and 5.

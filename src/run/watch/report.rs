@@ -80,6 +80,7 @@ pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result
         lines.push(("clip", format!("{} has no gradient_clipping: {why}", path.display())));
     }
     lines.extend(template(plan)?.map(|text| ("template", text)));
+    lines.extend(inert(plan)?.map(|text| ("config", text)));
     lines.extend(undropped(plan)?.map(|text| ("dropout", text)));
     lines.extend(never_warm(plan).map(|text| ("warmup", text)));
     lines.extend(deferred(plan)?.map(|text| ("accum", text)));
@@ -330,6 +331,19 @@ pub fn next(plan: &Plan, steps: u64, stopped: bool) -> Option<String> {
         (None, Some(dir)) => format!("--pretrain {} {generate} generates", dir.display()),
     };
     Some(format!("{:<LABEL$}{what}", "next"))
+}
+
+/// Keys of the model's configuration that change nothing.
+fn inert(plan: &Plan) -> Result<Option<String>> {
+    let Some(dir) = &plan.settings.model.pretrain else { return Ok(None) };
+    let keys = ckpt::hf::inert_keys(dir)?;
+    Ok((!keys.is_empty()).then(|| {
+        let (keys, path) = (keys.join(", "), dir.join(ckpt::hf::FILE));
+        format!(
+            "{} has keys that transformers' class for this model does not have, without effect: {keys}",
+            path.display()
+        )
+    }))
 }
 
 /// Dropout that the model's configuration asks for and this run does without.

@@ -1,0 +1,21 @@
+"""Writes config_keys.json: the keys that transformers' config class of each family has. Needs transformers.
+
+    python config_keys.py
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+FAMILIES = "llama mistral mixtral qwen2 qwen2_moe qwen3 qwen3_moe olmoe gemma2 gemma3_text gpt2"
+
+
+def keys(name):
+    config = CONFIG_MAPPING[name]
+    return sorted({field.name for field in dataclasses.fields(config)} | set(config.attribute_map))
+
+
+table = {name: keys(name) for name in FAMILIES.split()}
+(Path(__file__).parent / "config_keys.json").write_text(json.dumps(table, indent=1) + "\n")
