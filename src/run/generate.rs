@@ -1,5 +1,5 @@
-//! `--generate "prompt"`: generates text with a checkpoint or a model directory, sharded over ranks. Never trains and
-//! writes no file.
+//! `--generate "prompt"`: generates text with a checkpoint, a model directory, or an adapter's and its base model,
+//! sharded over ranks. Never trains and writes no file.
 //!
 //! Every token needs all weights. If the ranks have the memory, weights are gathered for the first token and kept
 //! unsharded; otherwise they are gathered for every token.
@@ -9,9 +9,11 @@ use crate::comm::env::RankEnv;
 use crate::comm::exchange::Exchange;
 use crate::comm::mesh::Mesh;
 use crate::data::Tokenizer;
+use crate::data::tokenizer::FILES;
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
 use crate::engine::{EngineOptions, Generator, GeneratorOptions, Sampling};
+use crate::nn::Decoder;
 use crate::optim::Moments;
 use crate::run::launch::device::{self, RankDevice};
 use crate::run::launch::{self, Launch, RankJob};
@@ -34,8 +36,9 @@ struct Request {
     lean: GeneratorOptions,
     /// Gathers weights once, with the bytes per rank; set if that takes more memory.
     kept: Option<(GeneratorOptions, usize)>,
-    /// Directory of the weights.
+    /// Directory of the weights, and of the adapter that is merged into them.
     model: PathBuf,
+    adapter: Option<PathBuf>,
     tokenizer: Tokenizer,
     /// The prompt's tokens.
     prompt: Vec<u32>,
@@ -71,9 +74,12 @@ pub fn main(settings: Settings, launched: Option<&RankEnv>, prompt: &str) -> Res
 
 impl Request {
     fn new(mut s: Settings, launched: Option<&RankEnv>, prompt: &str) -> Result<Request> {
-        let dir = model_dir(&s)?;
+        let (dir, adapter) = with_base(&s, model_dir(&s)?)?;
         ckpt::is_model(&dir)?;
         s.model.pretrain = Some(dir.clone());
+        if let Some(adapter) = adapter.as_deref().filter(|dir| dir.join(FILES[0]).exists()) {
+            s.data.tokenizer.get_or_insert_with(|| adapter.display().to_string());
+        }
         s.data.max_len = Some(1); // there are no training sequences that could be too long
         let mut ranks = RankPlan::new(&mut s, launched)?;
         ranks.graphs = false; // shapes change with every prompt
@@ -84,14 +90,18 @@ impl Request {
         let tokenizer = data::tokenizer(&mut s);
         let spec = model::spec(&mut s, &tokenizer)?;
         let tokenizer = tokenizer.for_model(spec.vocab);
+        if let Some(adapter) = &adapter {
+            ckpt::inspect_adapter(adapter, &spec, Decoder::new(spec.clone())?.layouts())?;
+        }
 
         let mut tokens = Vec::new();
+        let bad = |e| Error::input(format!("--generate: the prompt {e}"));
         match (&tokenizer, data::format(&s.data, &tokenizer)?.asked(prompt)?) {
             (Tokenizer::None(why), asked) => tokens = ids(&asked.unwrap_or(prompt.into()), spec.vocab, why)?,
-            (_, Some(asked)) => tokenizer.encode(&asked, &mut tokens)?,
+            (_, Some(asked)) => tokenizer.encode(&asked, &mut tokens).map_err(bad)?,
             (_, None) => {
                 tokens.extend(tokenizer.affixes().0);
-                tokenizer.encode(prompt, &mut tokens)?;
+                tokenizer.encode(prompt, &mut tokens).map_err(bad)?;
             }
         }
         let room = spec.max_len.saturating_sub(tokens.len());
@@ -129,6 +139,7 @@ impl Request {
             kept,
             stop: stop_tokens(&dir, &tokenizer)?,
             model: dir,
+            adapter,
             tokenizer,
             prompt: tokens,
             signals: s.faults.signals()?,
@@ -165,6 +176,9 @@ impl Request {
             let layouts = generator.decoder().layouts().to_vec();
             let mut checkpointer = Checkpointer::new(device, &mesh, &options.spec, &layouts, Moments::NONE)?;
             checkpointer.load_model(&self.model, generator.store())?;
+            if let Some(adapter) = &self.adapter {
+                checkpointer.merge(adapter, generator.store())?;
+            }
             let started = Instant::now();
             let first = mesh.rank() == 0;
             let mut text = TextStream { tokenizer: &self.tokenizer, tokens: Vec::new(), shown: 0, first, failed: None };
@@ -281,6 +295,25 @@ fn model_dir(s: &Settings) -> Result<PathBuf> {
         (None, Some(dir)) if dir == from => Ok(from.clone()),
         (None, _) => ckpt::resolve(None, &Resume::Dir(from.clone()))?
             .ok_or_else(|| Error::input(format!("{}: holds no checkpoint", from.display()))),
+    }
+}
+
+/// The model in `dir`; if it is an adapter alone, its base model (of `--pretrain`, or that it names) and itself.
+fn with_base(s: &Settings, dir: PathBuf) -> Result<(PathBuf, Option<PathBuf>)> {
+    if !dir.join(ckpt::adapter::FILE).exists() || ckpt::is_model(&dir).is_ok() {
+        return Ok((dir, None));
+    }
+    let given = s.model.pretrain.clone().filter(|base| *base != dir);
+    let base = given.or_else(|| ckpt::adapter::base(&dir).map(PathBuf::from));
+    match base.filter(|base| base.is_dir()) {
+        Some(base) => Ok((base, Some(dir))),
+        None => Err(Error::input(format!(
+            "--generate: {} is a LoRA adapter, and its base model ({}) is not a directory here: add --pretrain BASE \
+             --resume {}",
+            dir.display(),
+            ckpt::adapter::base(&dir).unwrap_or("not named".into()),
+            dir.display()
+        ))),
     }
 }
 

@@ -93,7 +93,7 @@ fn adapters_are_saved_alone_resumed_and_merged() {
     // The merged model is an ordinary one, with the loss of the adapted model.
     run(&dir, &base(), &["--lora-merge", "adapter", "--save-hf", "merged", "--nproc-per-node", "3"]);
     assert_eq!(names(&dir.join("merged")), ["config.json", "flatshard.json", "model.safetensors"]);
-    // A merged model is not a base model, and generation needs the merged model.
+    // A merged model is not a base model.
     let copy = dir.join("copy");
     fs::create_dir(&copy).unwrap();
     for name in ["config.json", "model.safetensors"] {
@@ -105,9 +105,22 @@ fn adapters_are_saved_alone_resumed_and_merged() {
     }
     let text = refused(&dir, &copy, &["--lora-merge", "adapter", "--save-hf", "merged"]);
     assert!(text.contains("contains a model that this run did not write"), "{text}");
-    let text = refused(&dir, &base(), &["--ckpt-dir", "ck", "--generate", "a"]);
-    let says = format!("--pretrain {} --lora-merge ck/step-00000006 --save-hf", base().display());
+    let text = refused(&dir, Path::new("adapter"), &[]);
+    let says = format!("--pretrain {} --lora-merge adapter --save-hf", base().display());
     assert!(text.contains("is a LoRA adapter") && text.contains(&says), "{text}");
+    // Text is that of the merged model, whether the adapter is named or is the newest checkpoint.
+    let generated = |args: &[&str]| {
+        let mut command = unlaunched(crate::common::binaries::FSDP);
+        let sampling = ["--generate", "5 6 7", "--max-new-tokens", "8", "--temperature", "0"];
+        let Output { status, stdout, stderr } = command.current_dir(&dir).args(args).args(sampling).output().unwrap();
+        assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+        String::from_utf8(stdout).unwrap()
+    };
+    let model = base().display().to_string();
+    let merged = generated(&["--pretrain", "merged"]);
+    assert_ne!(merged, generated(&["--pretrain", &model]), "nothing was learnt");
+    assert_eq!(merged, generated(&["--pretrain", "adapter"]));
+    assert_eq!(merged, generated(&["--pretrain", &model, "--ckpt-dir", "ck", "--nproc-per-node", "3"]));
     let still = ["--max-steps", "1", "--lr", "0"];
     let (with, without) = (evaluated(&run(&dir, Path::new("merged"), &still)), evaluated(&run(&dir, &base(), &still)));
     let beside = evaluated(&events);
