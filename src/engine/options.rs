@@ -145,10 +145,20 @@ impl EngineOptions {
                  trained model itself",
             ));
         }
-        let reference = &self.reference;
-        if let ReferenceModel::Frozen(spec) = reference {
-            self.same_grid(split, spec, "reference")?;
-        }
+        let tuning = match &self.reference {
+            ReferenceModel::Frozen(spec) => {
+                self.same_grid(split, spec, "reference")?;
+                self.tuning_of(spec)
+            }
+            _ => Tuning::default(),
+        };
+        let reference = (&self.reference, &tuning);
         PreferenceLoss::new(dev, mesh, self.objective, reference, split, &*self.strategy, self.tokens).map(Some)
+    }
+    /// How a `reference` model computes: as the base of the trained one, if it has the same shape, so that a policy
+    /// that has learned nothing has its bits. Other models compute in the compute dtype.
+    pub fn tuning_of(&self, reference: &Spec) -> Tuning {
+        let shape = |spec: &Spec| Spec { dropout: 0.0, max_len: 0, ..spec.clone() };
+        if shape(reference) == shape(&self.spec) { self.tuning.clone() } else { Tuning::default() }
     }
 }

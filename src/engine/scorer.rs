@@ -31,9 +31,9 @@ impl ReferenceScorer {
     ) -> Result<ReferenceScorer> {
         let EngineOptions { tokens, strategy, objective, .. } = options;
         let (tokens, split) = (*tokens, options.split(&mesh.sizes, &mesh.coords));
-        let own = tokens.div_ceil(mesh.sizes.sp);
+        let (own, tuning) = (tokens.div_ceil(mesh.sizes.sp), options.tuning_of(reference));
         Ok(ReferenceScorer {
-            model: FrozenModel::new(dev.clone(), mesh, reference, &split, &**strategy, own)?,
+            model: FrozenModel::new(dev.clone(), mesh, (reference, &tuning), &split, &**strategy, own)?,
             sequences: Sequences::new(&*dev, mesh, *objective, tokens)?,
             staging: BatchStaging::new(&*dev, tokens, split.grid_of(reference), 0)?,
             dev,

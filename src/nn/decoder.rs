@@ -5,7 +5,7 @@ use super::context::{Batch, Cx, DropoutKeys};
 use super::core::CoreAttention;
 use super::layout::{Layout, Segment};
 use super::linear::TILE;
-use super::lora::is_adapter;
+use super::lora::{self, is_adapter};
 use super::recompute::SavedBlocks;
 use super::root::{LossGrad, LossSums, Root};
 use super::saved::{Saved, Scratch};
@@ -106,6 +106,14 @@ impl Decoder {
         };
         let lowest = (0..=blocks.len()).find(|&layer| learns(layer) || experts_learn(layer)).unwrap_or(layouts.len());
         Ok(Decoder { layouts, spec, split: *split, root, blocks, lowest, adapters, masks })
+    }
+    /// A tuned model without its adapters, for passes with [`Scored::base`], in which it is bit for bit the tuned one.
+    pub fn base(spec: Spec, tuning: &Tuning, split: &Split) -> Result<Decoder> {
+        let mut base = Decoder::split(spec, tuning, split)?;
+        lora::remove(&mut base.layouts);
+        base.masks.clear();
+        base.adapters = AdapterWidths { rank: 0, dropped: 0, experts: 0, ..base.adapters };
+        Ok(base)
     }
     pub fn spec(&self) -> &Spec {
         &self.spec

@@ -85,14 +85,16 @@ impl Linear {
     fn adapter(&self, cx: &Cx) -> Option<Adapter> {
         self.adapter.filter(|_| cx.adapted)
     }
-    /// Whether the product can have an epilogue: it is one call, and its result is complete.
-    fn is_alone(&self, cx: &Cx, w: Weights) -> bool {
-        self.adapter(cx).is_none() && w.packed(self.weight).is_none()
+    /// Whether the product can have an epilogue: it is one call, and its result is complete. A matrix with an adapter
+    /// is not alone where adapters are off either: the base rounds its sums where the adapted model does, so that both
+    /// are one function, bit for bit, while the adapter adds nothing.
+    fn is_alone(&self, w: Weights) -> bool {
+        self.adapter.is_none() && w.packed(self.weight).is_none()
     }
 
     /// Assigns `y`. `work` is scratch.
     pub fn forward(&self, cx: &Cx, w: Weights, x: View, work: &mut AdapterScratch, mut y: ViewMut) -> Result<()> {
-        match self.bias.filter(|_| self.is_alone(cx, w)) {
+        match self.bias.filter(|_| self.is_alone(w)) {
             Some(bias) => {
                 let then = Epilogue::Sum { bias: Some(w.get(bias)), residual: None };
                 self.product_then(cx, w, x, work, y, then)
@@ -113,7 +115,7 @@ impl Linear {
         residual: View,
         mut y: ViewMut,
     ) -> Result<()> {
-        if self.is_alone(cx, w) {
+        if self.is_alone(w) {
             let bias = self.bias.map(|bias| w.get(bias));
             return self.product_then(cx, w, x, work, y, Epilogue::Sum { bias, residual: Some(residual) });
         }
@@ -130,7 +132,7 @@ impl Linear {
         mut z: ViewMut,
         y: ViewMut,
     ) -> Result<()> {
-        if self.is_alone(cx, w) {
+        if self.is_alone(w) {
             let bias = self.bias.map(|bias| w.get(bias));
             return self.product_then(cx, w, x, work, y, Epilogue::Gelu { bias, z });
         }
@@ -260,7 +262,7 @@ impl Linear {
         mut product: ViewMut,
         dx: ViewMut,
     ) -> Result<()> {
-        if self.adapter.is_some() || w.packed(self.weight).is_some() {
+        if !self.is_alone(w) {
             self.backward(cx, w, dw, x, dy, work, product.reborrow(), false)?;
             return cx.dev.gelu_backward(GeluBackward { x: z, dy: product.as_view(), dx });
         }

@@ -42,6 +42,14 @@ pub fn goes_with_adapters(segment: &Segment) -> bool {
     is_adapter(segment) || segment.name == SCORE
 }
 
+/// Takes the adapters out of the layouts; the other segments keep their numbers, since adapters follow them.
+pub(super) fn remove(layouts: &mut [Layout]) {
+    for layout in layouts {
+        layout.segments.retain(|segment| !is_adapter(segment));
+        layout.place_again();
+    }
+}
+
 /// Whether the segment is the matrix of a router.
 fn is_router(segment: &Segment) -> bool {
     [".mlp.gate.weight", ".block_sparse_moe.gate.weight", ".shared_expert_gate.weight"]

@@ -61,6 +61,15 @@ fn a_run_with_kept_log_probabilities_is_bitwise_the_run_with_the_model() {
         format!("{labels} --pretrain {policy} --precision bf16 --batch-size 5"),
         format!("{labels} --tokenizer bytes --embed-dim 16 --num-layers 1 --num-heads 2 --batch-size 2"),
         format!("{pairs} --pretrain {policy} --lora-rank 2 --batch-size 2"),
+        format!(
+            "{pairs} --pretrain {policy} --lora-rank 2 --lora-target-modules all-linear --precision bf16 --packing-samples"
+        ),
+        format!(
+            "{labels} --pretrain {policy} --lora-rank 2 --lora-target-modules o_proj --load-in-4bit --precision bf16 --batch-size 2"
+        ),
+        format!(
+            "{pairs} --pretrain {policy} --ref-pretrain {policy} --lora-rank 2 --lora-target-modules down_proj --precision fp16 --batch-size 2"
+        ),
         format!("{pairs} --pretrain {policy} --ring-attn-size 2 --batch-size 2"),
         format!("{pairs} --pretrain {policy} --tp-size 2 --batch-size 2"),
         format!("{pairs} --pretrain {policy} --ref-pretrain {other} --precision fp16 --batch-size 3 --packing-samples"),
@@ -78,6 +87,10 @@ fn a_run_with_kept_log_probabilities_is_bitwise_the_run_with_the_model() {
         let (again, _, said) = train(&dir, &flags);
         assert_eq!((computed(&said), kept(&said)), (0, 2), "{flags}: {said}");
         assert_eq!(again, first, "{flags}");
+        if flags.contains("--lora-rank") {
+            let rewards = online[0][1..4].iter().flatten();
+            assert!(rewards.clone().count() > 0 && rewards.copied().all(|bits| f64::from_bits(bits) == 0.0), "{flags}");
+        }
         if flags.contains("--ring-attn-size") {
             near(&first, &online, &flags);
         } else {

@@ -83,6 +83,26 @@ fn a_kernel_that_the_driver_serializes_is_replaced() {
     near(&slower, &steps, 4e-3);
 }
 
+/// cuBLASLt adds the residual to a product before it rounds, but not where the matrix has an adapter, which the
+/// reference's pass leaves out.
+#[test]
+fn a_policy_starts_at_its_reference() {
+    let dir = tempfile::tempdir().unwrap();
+    let (rows, metrics) = (dir.path().join("pairs.jsonl"), dir.path().join("metrics.jsonl"));
+    let row = |i: usize| format!(r#"{{"prompt": "What is {i}?", "chosen": "A number.", "rejected": "It is{i}."}}"#);
+    std::fs::write(&rows, (0..4).map(row).collect::<Vec<_>>().join("\n")).unwrap();
+    let args = "--device cuda --nproc-per-node 1 --objective dpo --tokenizer bytes --embed-dim 32 --num-layers 2 \
+                --num-heads 2 --max-len 32 --batch-size 2 --max-steps 1 --warmup-steps 0 --no-eval --no-sample \
+                --no-measure-peak --precision bf16 --lora-rank 2 --lora-target-modules o_proj down_proj";
+    let mut command = simcuda::run(crate::common::binaries::FSDP, "arch=80");
+    command.args(args.split_whitespace()).arg("--dataset").arg(&rows).arg("--metrics-path").arg(&metrics);
+    let out = command.current_dir(dir.path()).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let step = &crate::common::runs::events(&metrics, "step")[0];
+    assert_eq!(step["loss"].as_f64().map(|loss| loss as f32), Some(std::f32::consts::LN_2), "{step}");
+    assert_eq!((&step["reward_chosen"], &step["reward_rejected"]), (&0.0.into(), &0.0.into()), "{step}");
+}
+
 /// A single rank has one stream, and copies to and from pinned and mapped memory; masks and accumulation change with
 /// each step.
 #[test]

@@ -8,6 +8,7 @@ mod expert_overlap;
 mod expert_parallel;
 mod experts;
 mod families;
+mod first_step;
 mod fp8;
 mod generate;
 mod golden;

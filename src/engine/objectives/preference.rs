@@ -9,7 +9,7 @@ use crate::comm::Mesh;
 use crate::data::MicroBatch;
 use crate::device::Device;
 use crate::engine::staging::{BatchStaging, StagedBatch};
-use crate::nn::{Batch, Decoder, ParamStore, Scored, SequenceLoss, Split, Workspace};
+use crate::nn::{Batch, Decoder, ParamStore, Scored, SequenceLoss, Split, Tuning, Workspace};
 use crate::store::{Store, Strategy};
 use std::sync::Arc;
 
@@ -43,12 +43,13 @@ pub(in crate::engine) struct PreferenceLoss {
 }
 
 impl PreferenceLoss {
-    /// A rank has the part of the reference model that is its `split`. `tokens`: the most in a micro-batch.
+    /// A rank has the part of the reference model that is its `split`. `tuning`: of the model whose base a frozen one
+    /// is. `tokens`: the most in a micro-batch.
     pub fn new(
         dev: &Arc<dyn Device>,
         mesh: &Mesh,
         objective: Objective,
-        reference: &ReferenceModel,
+        (reference, tuning): (&ReferenceModel, &Tuning),
         split: &Split,
         strategy: &dyn Strategy,
         tokens: usize,
@@ -58,7 +59,7 @@ impl PreferenceLoss {
             _ if objective.scores() => Compared::Nothing,
             ReferenceModel::Base => Compared::Base,
             ReferenceModel::Frozen(spec) => {
-                Compared::Frozen(Box::new(FrozenModel::new(dev.clone(), mesh, spec, split, strategy, own)?))
+                Compared::Frozen(Box::new(FrozenModel::new(dev.clone(), mesh, (spec, tuning), split, strategy, own)?))
             }
             ReferenceModel::Given => Compared::Given,
         };

@@ -30,18 +30,18 @@ pub(in crate::engine) struct FrozenModel {
 
 impl FrozenModel {
     /// Weights are zero until the store is filled. `tokens`: the most in a rank's share of a micro-batch. `split`: the
-    /// trained model's; without experts the model shares none.
+    /// trained model's; without experts the model shares none. `tuning`: that of a model whose base this is.
     pub fn new(
         dev: Arc<dyn Device>,
         mesh: &Mesh,
-        spec: &Spec,
+        (spec, tuning): (&Spec, &Tuning),
         split: &Split,
         strategy: &dyn Strategy,
         tokens: usize,
     ) -> Result<FrozenModel> {
         let _for = dev.meter().purpose("reference model");
         let ep = if spec.experts.is_some() { split.ep } else { Slice::WHOLE };
-        let decoder = Decoder::split(spec.clone(), &Tuning::default(), &Split { ep, ..*split })?;
+        let decoder = Decoder::base(spec.clone(), tuning, &Split { ep, ..*split })?;
         let options =
             WorkspaceOptions { tokens, dtype: strategy.dtype(), checkpoint: Checkpointing::Off, train: false };
         Ok(FrozenModel {
@@ -51,7 +51,7 @@ impl FrozenModel {
         })
     }
     pub fn score(&mut self, dev: &dyn Device, batch: &Batch, sequences: &mut Sequences) -> Result<()> {
-        let scored = Scored { loss: sequences, base: false };
+        let scored = Scored { loss: sequences, base: true };
         self.decoder.evaluate(dev, &mut *self.store, batch, &mut self.workspace, Some(scored))
     }
 }

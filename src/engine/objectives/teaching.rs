@@ -4,7 +4,7 @@ use crate::base::Result;
 use crate::comm::Mesh;
 use crate::device::Device;
 use crate::device::ops::DistillTerms;
-use crate::nn::{Batch, Decoder, Groups, Pass, ROOT, Spec, Split, TeacherPass, TeacherStats};
+use crate::nn::{Batch, Decoder, Groups, Pass, ROOT, Spec, Split, TeacherPass, TeacherStats, Tuning};
 use crate::store::{Store, Strategy};
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ impl TeacherModel {
         strategy: &dyn Strategy,
         tokens: usize,
     ) -> Result<TeacherModel> {
-        let model = FrozenModel::new(dev.clone(), mesh, &teaching.spec, split, strategy, tokens)?;
+        let model = FrozenModel::new(dev.clone(), mesh, (&teaching.spec, &Tuning::default()), split, strategy, tokens)?;
         let stats = model.decoder.teacher_stats(&*dev, &Groups::of(mesh), &model.workspace)?;
         let (alpha, temperature) = (teaching.alpha as f32, teaching.temperature as f32);
         Ok(TeacherModel { model, stats, terms: DistillTerms { alpha, temperature, teacher_cap: 0.0 } })

@@ -2,7 +2,7 @@
 //! computed by all ranks together before there is an engine. Never trains.
 //!
 //! They are kept under a key of everything they depend on: the model's files, the tokens, the compute dtype, the
-//! device, and the mesh axes that change how sums are rounded.
+//! device, and what changes how sums are rounded: mesh axes, and the trained model's adapters, 4 bits and FP8.
 use super::context::RankContext;
 use super::load;
 use crate::base::{Category, DType, Result};
@@ -10,7 +10,7 @@ use crate::comm::exchange::Exchange;
 use crate::comm::{CommUse, Reduce, Tag};
 use crate::data::{Dataset, Loader, StepData, cache};
 use crate::engine::{ReferenceModel, ReferenceScorer};
-use crate::nn::Spec;
+use crate::nn::{Spec, Tuning};
 use crate::run::plan::{data, objective};
 use std::sync::Arc;
 use std::time::Instant;
@@ -55,7 +55,9 @@ fn key(rank: &RankContext, rows: &Dataset, spec: &Spec) -> Result<u64> {
     let model = objective::fingerprint(&plan.settings, spec)?;
     let data = (rows.fingerprint(), rows.rows(), rows.kind(), rows.max_len());
     let sums = (plan.engine.strategy.dtype(), rank.device.name(), sizes.sp, plan.engine.sp_impl, sizes.tp);
-    Ok(xxh3_64(format!("reference 1 {model:016x} {data:?} {sums:?}").as_bytes()))
+    let Tuning { lora, load_in_4bit, fp8, .. } = plan.engine.tuning_of(spec);
+    let rounded = (lora.map(|lora| lora.targets), load_in_4bit, fp8);
+    Ok(xxh3_64(format!("reference 2 {model:016x} {data:?} {sums:?} {rounded:?}").as_bytes()))
 }
 
 /// Each data-parallel rank scores its share of the rows; a sum with the zeros of the others gives all ranks all
