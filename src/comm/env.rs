@@ -5,13 +5,24 @@ use std::path::PathBuf;
 
 #[cfg(test)]
 pub(super) use super::launched::here;
-pub use super::launched::{ARENA_FD, HOST, JOB_SECRET, PARENT_PID, RankEnv, UNKNOWN};
+pub use super::launched::{ARENA_FD, HOST, JOB_SECRET, PARENT_PID, RankEnv, SlurmShell, UNKNOWN};
 
 impl RankEnv {
     /// `None` if no launcher started this process.
     pub fn from_env() -> Result<Option<RankEnv>> {
-        RankEnv::read(&|name| var_os(name).map(|v| v.to_string_lossy().into_owned()))
+        RankEnv::read(&text)
     }
+}
+
+impl SlurmShell {
+    /// `None` outside of such a job.
+    pub fn from_env() -> Option<SlurmShell> {
+        SlurmShell::read(&text)
+    }
+}
+
+fn text(name: &str) -> Option<String> {
+    var_os(name).map(|v| v.to_string_lossy().into_owned())
 }
 
 /// Whether NCCL has a host name for this rank (NCCL_HOSTID), so that ranks may share a GPU.

@@ -20,6 +20,29 @@ pub const JOB_SECRET: &str = "FLATSHARD_JOB_SECRET";
 /// A local rank, or number of local ranks, that no variable gives. [`super::hosts::census`] determines it.
 pub const UNKNOWN: usize = usize::MAX;
 
+/// The least of the ids that Slurm gives to what is no step of srun's: batch scripts, shells of salloc.
+const SPECIAL_STEPS: u32 = 0xffff_fff0;
+
+/// The Slurm job of a batch script or a shell of an allocation, whose tasks only srun starts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SlurmShell {
+    pub tasks: usize,
+    pub hosts: usize,
+}
+
+impl SlurmShell {
+    /// Reads the variables that `get` returns; `None` outside of such jobs, and for jobs of one task.
+    pub fn read(get: &dyn Fn(&str) -> Option<String>) -> Option<SlurmShell> {
+        let vars = Vars { get };
+        let number = |name| vars.number(name).ok().flatten();
+        let tasks = number("SLURM_NTASKS").filter(|&tasks: &usize| tasks > 1)?;
+        vars.text("SLURM_JOB_ID")?;
+        let is_task = vars.step_tasks().is_ok_and(|tasks| tasks.is_some());
+        (!is_task)
+            .then(|| SlurmShell { tasks, hosts: number("SLURM_JOB_NUM_NODES").or(number("SLURM_NNODES")).unwrap_or(1) })
+    }
+}
+
 /// This process's place in its launcher's job.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RankEnv {
@@ -220,9 +243,10 @@ impl Vars<'_> {
     /// srun --mpi=pmi2 numbers its tasks in PMI's variables too. A launcher that srun starts on each host uses other
     /// numbers, or sets local ones.
     fn slurm_speaks_pmi(&self) -> bool {
-        let same = |a, b| self.text(a).is_some() && self.text(a) == self.text(b);
+        let same = |a, b: Option<String>| self.text(a).is_some() && self.text(a) == b;
         let says_local = PMI.local_rank.iter().any(|name| self.text(name).is_some());
-        same("PMI_RANK", "SLURM_PROCID") && same("PMI_SIZE", "SLURM_NTASKS") && !says_local
+        let tasks = self.step_tasks().ok().flatten().map(|tasks| tasks.to_string());
+        same("PMI_RANK", self.text("SLURM_PROCID")) && same("PMI_SIZE", tasks) && !says_local
     }
     /// Checks that those torchrun variables that are set agree.
     fn agreeing(&self, env: RankEnv) -> Result<RankEnv> {
@@ -266,15 +290,21 @@ impl Vars<'_> {
         Ok(Some(RankEnv { mpi: launcher.mpi, ..env }))
     }
 
-    fn slurm(&self) -> Result<Option<RankEnv>> {
-        let Some(world) = self.number::<usize>("SLURM_NTASKS")? else { return Ok(None) };
-        // One task, or no process number: a shell inside an allocation, not a rank started by srun.
-        if world == 1 || self.text("SLURM_PROCID").is_none() {
-            return Ok(None);
+    /// The tasks of the step in which srun started this process; none in a batch script or a shell of an allocation.
+    /// Both have SLURM_PROCID 0 and the job's SLURM_NTASKS, but no SLURM_STEP_ID, or a special one (salloc's shell).
+    fn step_tasks(&self) -> Result<Option<usize>> {
+        let id = self.text("SLURM_STEP_ID").and_then(|id| id.parse::<u32>().ok());
+        match id.is_some_and(|id| id < SPECIAL_STEPS) {
+            true => Ok(self.number("SLURM_STEP_NUM_TASKS")?.or(self.number("SLURM_NTASKS")?)),
+            false => Ok(None),
         }
-        let rank = self.needed("SLURM_PROCID", "SLURM_NTASKS")?;
-        let local_rank = self.needed("SLURM_LOCALID", "SLURM_NTASKS")?;
-        let nodes: usize = self.number("SLURM_NNODES")?.unwrap_or(1);
+    }
+    fn slurm(&self) -> Result<Option<RankEnv>> {
+        // A step of one task is often a shell too, and starts its own ranks.
+        let Some(world) = self.step_tasks()?.filter(|&tasks| tasks > 1) else { return Ok(None) };
+        let rank = self.needed("SLURM_PROCID", "SLURM_STEP_ID")?;
+        let local_rank = self.needed("SLURM_LOCALID", "SLURM_STEP_ID")?;
+        let nodes: usize = self.number("SLURM_STEP_NUM_NODES")?.or(self.number("SLURM_NNODES")?).unwrap_or(1);
         let local_world = if nodes == 1 { world } else { world.div_ceil(nodes).max(local_rank + 1) };
         let [job, step, restart] =
             ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"].map(|name| self.text(name).unwrap_or_default());

@@ -25,7 +25,7 @@ pub use settings::help::HelpPage;
 
 use crate::base::{Error, Result};
 use crate::comm::claim::Claim;
-use crate::comm::env::RankEnv;
+use crate::comm::env::{RankEnv, SlurmShell};
 use launch::{RankJob, restart};
 use plan::{Plan, check, fit, ranks};
 use samples::Look;
@@ -84,8 +84,10 @@ fn start(page: &HelpPage, strategy: StrategyName, launched: Option<&RankEnv>) ->
         }
     }
     let (last, mut logged) = (runs.len() - 1, Vec::new());
+    let shell = if launched.is_none() { SlurmShell::from_env() } else { None };
     for (i, settings) in runs.into_iter().enumerate() {
         let mut plan = Plan::new(settings, launched)?;
+        plan.settings.notes.extend(shell.and_then(|shell| plan.ranks.in_a_shell(shell)));
         plan.settings.notes.retain(|note| !logged.contains(note)); // by an earlier stage
         if cli.files.print_config {
             RunLog::open(&plan.settings.watch, launched).map_err(Error::before_start)?.notes(&plan.settings.notes);

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 /// A rank with these launcher variables only.
 fn rank(vars: &[(&str, String)], port: u16, args: &[&str]) -> Run {
     let mut command = command(FSDP, args);
-    for name in ["MASTER_ADDR", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_JOB_ID", "SLURM_NTASKS"] {
+    for name in ["MASTER_ADDR", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_JOB_ID", "SLURM_STEP_ID"] {
         command.env_remove(name);
     }
     command.env("MASTER_PORT", port.to_string()).envs(vars.iter().map(|(name, value)| (name, value)));
@@ -41,7 +41,7 @@ fn ranks_of_every_launcher_train_like_the_built_in_one() {
         ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
         ["JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"],
         ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE"],
-        ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "FLATSHARD_TEST"],
+        ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_ID"], // any step
     ] {
         let (agent, metrics) = (Agent::new(), dir.arg(names[0]));
         let ranks = [0, 1].map(|r| rank(&named(names, r, 2), agent.port, &args(&metrics)));
@@ -51,6 +51,24 @@ fn ranks_of_every_launcher_train_like_the_built_in_one() {
         assert_eq!(losses(&dir.path(names[0])), losses(&dir.path("plain")), "{names:?}");
     }
     assert_eq!(losses(&dir.path("plain")).len(), 3);
+}
+
+/// A batch script has the variables of a task, though srun has not started any.
+#[test]
+fn a_shell_of_a_slurm_job_starts_its_own_ranks() {
+    let dir = Dir::new();
+    let job = ["SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NNODES"];
+    let numbers = ["77", "2", "0", "0", "1"].map(String::from);
+    let vars: Vec<_> = job.into_iter().zip(numbers).collect();
+    let says = "inside a Slurm job of 2 tasks on 1 host, but not started by srun: starting 1 rank on this host. For a rank \
+                per task, put srun before this command";
+    for (nproc, notes) in [("1", 1), ("2", 0)] {
+        let metrics = dir.arg(nproc);
+        let ended = rank(&vars, 29500, &[&args(&metrics)[..], &["--nproc-per-node", nproc]].concat()).end();
+        assert!(ended.status.success(), "{}", ended.stderr);
+        assert_eq!(ended.stderr.matches(says).count(), notes, "{}", ended.stderr);
+        assert_eq!(losses(&dir.path(nproc)).len(), 3);
+    }
 }
 
 /// As a Kubernetes operator starts them: four ranks without local ranks.

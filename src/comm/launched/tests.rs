@@ -22,12 +22,24 @@ const MPI: [(&str, &str); 5] = [
     ("OMPI_COMM_WORLD_LOCAL_SIZE", "3"),
     ("PMIX_NAMESPACE", "prterun-1"),
 ];
-const SLURM: [(&str, &str); 5] = [
+/// Of a task of srun.
+const SLURM: [(&str, &str); 7] = [
     ("SLURM_PROCID", "3"),
     ("SLURM_NTASKS", "4"),
     ("SLURM_LOCALID", "1"),
     ("SLURM_NNODES", "2"),
     ("SLURM_JOB_ID", "77"),
+    ("SLURM_STEP_ID", "0"),
+    ("SLURM_STEP_NUM_TASKS", "4"),
+];
+/// Of a batch script.
+const BATCH: [(&str, &str); 6] = [
+    ("SLURM_PROCID", "0"),
+    ("SLURM_NTASKS", "2"),
+    ("SLURM_LOCALID", "0"),
+    ("SLURM_NNODES", "1"),
+    ("SLURM_JOB_ID", "77"),
+    ("SLURM_TASK_PID", "4711"),
 ];
 
 #[test]
@@ -51,7 +63,8 @@ fn slurms_first_node_is_the_master_unless_one_is_given() {
     assert_eq!(addr(&[job]), "node08");
     assert_eq!(addr(&[job, ("SLURM_STEP_NODELIST", "node[10-11]")]), "node10");
     assert_eq!(addr(&[job, ("MASTER_ADDR", "10.0.0.3")]), "10.0.0.3");
-    let one = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_LOCALID", "1"), ("SLURM_NNODES", "1"), job];
+    let one =
+        [("SLURM_STEP_ID", "3"), ("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_LOCALID", "1"), job];
     assert_eq!(read(&one).unwrap().unwrap().master_addr, "127.0.0.1");
     let e = with(&[("SLURM_JOB_NODELIST", "node[1-")]).unwrap_err();
     assert_eq!(e.exit_status(), 2);
@@ -111,8 +124,10 @@ fn slurm_that_speaks_pmi_is_slurm_and_hydra_under_slurm_is_hydra() {
     let env = read(&pmi2).unwrap().unwrap();
     assert_eq!((ranks(env.clone()), env.mpi), ([3, 4, 1, 2], true));
     // In a shell of one task, a plain start launches its own ranks.
-    let one = [("SLURM_NTASKS", "1"), ("SLURM_PROCID", "0"), ("PMI_RANK", "0"), ("PMI_SIZE", "1")];
+    let one =
+        [("SLURM_STEP_ID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_PROCID", "0"), ("PMI_RANK", "0"), ("PMI_SIZE", "1")];
     assert_eq!(read(&one).unwrap(), None);
+    assert_eq!(read(&[&one[..], &[("SLURM_NTASKS", "4"), ("SLURM_STEP_NUM_TASKS", "1")]].concat()).unwrap(), None);
     let hydra = [("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "1")];
     assert_eq!(ranks(read(&[&SLURM[..], &hydra].concat()).unwrap().unwrap()), [3, 4, 0, 1]);
 }
@@ -153,10 +168,37 @@ fn what_a_batch_script_exports_for_all_ranks_agrees_with_the_launcher() {
     assert!(e.to_string().contains("WORLD_SIZE=8 contradicts the launcher's own variables, which give 4"), "{e}");
 }
 
+/// Batch scripts, and the shells of salloc: with the ids of their steps or without, on the allocation's first host or
+/// where salloc ran.
 #[test]
 fn a_shell_inside_an_allocation_is_no_rank() {
-    assert_eq!(read(&[("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "77")]).unwrap(), None);
-    assert_eq!(read(&[("SLURM_NTASKS", "1"), ("SLURM_PROCID", "0")]).unwrap(), None);
+    let interactive = [("SLURM_STEP_ID", "4294967290"), ("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_STEP_NUM_NODES", "1")];
+    let shells = [
+        (BATCH.to_vec(), Some((2, 1))),
+        ([&BATCH[..], &interactive].concat(), Some((2, 1))),
+        ([&BATCH[..], &[("SLURM_STEP_ID", "4294967291")]].concat(), Some((2, 1))),
+        ([&BATCH[..], &[("SLURM_STEP_ID", "batch")]].concat(), Some((2, 1))),
+        ([&[("SLURM_JOB_NUM_NODES", "3")], &BATCH[..]].concat(), Some((2, 3))),
+        (vec![("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "77")], Some((4, 1))),
+        // Nothing that srun would add.
+        (vec![("SLURM_NTASKS", "1"), ("SLURM_PROCID", "0"), ("SLURM_JOB_ID", "77")], None),
+        ([&[("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "1")], &BATCH[..]].concat(), None),
+        (vec![], None),
+    ];
+    for (vars, job) in shells {
+        assert_eq!(read(&vars).unwrap(), None, "{vars:?}");
+        let shell = SlurmShell::read(&|name| vars.iter().find(|var| var.0 == name).map(|var| var.1.to_string()));
+        assert_eq!(shell.map(|shell| (shell.tasks, shell.hosts)), job, "{vars:?}");
+    }
+    assert_eq!(ranks(read(&[&MPI[..], &BATCH].concat()).unwrap().unwrap()), [2, 3, 2, 3]);
+}
+
+/// Of a step that is smaller than its job, srun --preserve-env leaves the job's numbers in the older names.
+#[test]
+fn a_steps_own_numbers_count() {
+    let step = [("SLURM_STEP_ID", "1"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_STEP_NUM_NODES", "1")];
+    let job = [("SLURM_NTASKS", "8"), ("SLURM_NNODES", "4"), ("SLURM_PROCID", "1"), ("SLURM_LOCALID", "1")];
+    assert_eq!(ranks(read(&[&step[..], &job].concat()).unwrap().unwrap()), [1, 2, 1, 2]);
 }
 
 #[test]
@@ -178,6 +220,6 @@ fn half_set_malformed_and_contradicting_variables_are_named() {
     assert!(text.contains("OMPI_COMM_WORLD_RANK"), "{text}");
     let text = message(&[("RANK", "2"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "2"), ("LOCAL_WORLD_SIZE", "2")]);
     assert!(text.contains("rank 2 of 2"), "{text}");
-    let text = message(&[("SLURM_NTASKS", "2"), ("SLURM_PROCID", "0")]);
+    let text = message(&[("SLURM_STEP_ID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_PROCID", "0")]);
     assert!(text.contains("SLURM_LOCALID"), "{text}");
 }

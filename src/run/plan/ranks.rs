@@ -3,7 +3,7 @@ use super::carrier::Carrier;
 use super::{device, mesh};
 use crate::base::Result;
 use crate::comm::MeshSizes;
-use crate::comm::env::{RankEnv, UNKNOWN};
+use crate::comm::env::{RankEnv, SlurmShell, UNKNOWN};
 use crate::comm::hosts::census;
 use crate::comm::nccl::NcclOptions;
 use crate::comm::secret::Secret;
@@ -79,6 +79,19 @@ impl RankPlan {
             comm_timeout: Duration::from_secs_f64(set(&s.run.comm_timeout, "run.comm_timeout")?),
             attempt: 0,
             secret,
+        })
+    }
+    /// Why a command in a shell of a Slurm job does not use all of the job.
+    pub fn in_a_shell(&self, shell: SlurmShell) -> Option<String> {
+        let (nproc, SlurmShell { tasks, hosts }) = (self.nproc, shell);
+        let many = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+        (tasks != nproc || hosts > 1).then(|| {
+            format!(
+                "inside a Slurm job of {tasks} tasks on {}, but not started by srun: starting {} on this host. For a rank \
+                 per task, put srun before this command",
+                many(hosts, "host"),
+                many(nproc, "rank")
+            )
         })
     }
     /// Rank 0's warning about more threads than cores.
