@@ -25,7 +25,7 @@ fn run_probe(driver: &dyn Driver, probe: &LayoutProbe) -> Result<Vec<u32>> {
     let kernel = Kernel { variant: probe.variant, entry: probe.entry };
     words(driver, probe.words[1], |out| {
         let x = uploaded(driver, DType::U32, bytemuck::cast_slice(&input))?;
-        driver.launch(kernel, LaunchShape::line(1, probe.threads), &mut [Arg::In(x.view()), Arg::Out(out)])
+        driver.launch(kernel, LaunchShape::line(probe.ctas, probe.threads), &mut [Arg::In(x.view()), Arg::Out(out)])
     })
 }
 

@@ -29,23 +29,25 @@ impl Emulator<'_, '_> {
             let at = Site { lane: Some(lane), ..at };
             match op {
                 Hopper::BulkLoad { to, from, bytes, barrier } => {
-                    let [to, from, barrier] = [*to, *from, *barrier].map(|a| self.address(warp, a, lane, at));
+                    let [to, barrier] = [*to, *barrier].map(|a| self.address(cta, warp, a, lane, at));
+                    let from = self.address(cta, warp, *from, lane, at);
                     let bytes = self.value(warp, *bytes, lane, at) as u32 as u64;
                     let pieces = self.plain(from, to, bytes, at)?;
-                    let (to, barrier) = (self.destination(cta, to, barrier, at)?, unmapped(barrier).1);
+                    let (to, barrier) = (self.destination(to, barrier, at)?, unmapped(barrier).1);
                     let pieces: Vec<_> = pieces.map(|i| (Some(from + i), to.1 + i, 16)).collect();
                     self.depart(cta, warp, &[to.0], &pieces, barrier, at)?;
                 }
                 Hopper::BulkSend { to, from, bytes, barrier } => {
-                    let [to, from, barrier] = [*to, *from, *barrier].map(|a| self.address(warp, a, lane, at));
+                    let [to, barrier] = [*to, *barrier].map(|a| self.address(cta, warp, a, lane, at));
+                    let from = self.address_here(cta, warp, *from, lane, at)?;
                     let bytes = self.value(warp, *bytes, lane, at) as u32 as u64;
                     drop(self.plain(from, to, bytes, at)?);
-                    let (to, barrier) = (self.destination(cta, to, barrier, at)?, unmapped(barrier).1);
+                    let (to, barrier) = (self.destination(to, barrier, at)?, unmapped(barrier).1);
                     self.send(cta, warp, to, (from, bytes as usize), barrier, at)?;
                 }
                 Hopper::TensorLoad { to, map, at: corner, barrier, ranks } => {
-                    let [to, barrier] = [*to, *barrier].map(|a| self.address(warp, a, lane, at));
-                    let ((rank, to), barrier) = (self.destination(cta, to, barrier, at)?, unmapped(barrier).1);
+                    let [to, barrier] = [*to, *barrier].map(|a| self.address(cta, warp, a, lane, at));
+                    let ((rank, to), barrier) = (self.destination(to, barrier, at)?, unmapped(barrier).1);
                     let (map, pieces) = self.boxed(warp, lane, *map, corner, to, at)?;
                     let ranks = match ranks {
                         Some(mask) => self.receivers(warp, *mask, at)?,
@@ -56,13 +58,14 @@ impl Emulator<'_, '_> {
                     self.depart(cta, warp, &ranks, &pieces, barrier, at)?;
                 }
                 Hopper::BulkStore { to, from, bytes, add } => {
-                    let [to, from] = [*to, *from].map(|a| self.address(warp, a, lane, at));
+                    let to = self.address(cta, warp, *to, lane, at);
+                    let from = self.address_here(cta, warp, *from, lane, at)?;
                     let bytes = self.value(warp, *bytes, lane, at) as u32 as u64;
                     let pieces = self.plain(from, to, bytes, at)?;
                     self.leave(cta, warp, lane, pieces.map(|i| (from + i, Some(to + i), 16)).collect(), *add, at)?;
                 }
                 Hopper::TensorStore { map, at: corner, from } => {
-                    let from = self.address(warp, *from, lane, at);
+                    let from = self.address_here(cta, warp, *from, lane, at)?;
                     let (map, pieces) = self.boxed(warp, lane, *map, corner, from, at)?;
                     let place = |p: BoxRun| (map.swizzle.apply(from + p.at as u64), p.global, p.bytes);
                     self.leave(cta, warp, lane, pieces.into_iter().map(place).collect(), false, at)?;
@@ -76,7 +79,7 @@ impl Emulator<'_, '_> {
                     self.bulk(cta, warp, 1 << lane, copy, at)?;
                 }
                 Hopper::PrefetchMap(map) => {
-                    let map = self.address(warp, *map, lane, at);
+                    let map = self.address(cta, warp, *map, lane, at);
                     self.tensor_map(map, at)?;
                 }
                 Hopper::BulkCommit => {
@@ -89,8 +92,22 @@ impl Emulator<'_, '_> {
         }
         Ok(())
     }
-    fn address(&mut self, warp: &mut Warp, address: Address, lane: usize, at: Site) -> u64 {
-        self.value(warp, address.base, lane, at).wrapping_add_signed(address.offset)
+    /// With the rank of its CTA if it is in shared memory.
+    fn address(&mut self, cta: &Cta, warp: &mut Warp, address: Address, lane: usize, at: Site) -> u64 {
+        let value = self.value(warp, address.base, lane, at).wrapping_add_signed(address.offset);
+        self.ranked(cta, address, value)
+    }
+    /// In the executing CTA's shared memory, and within it.
+    fn address_here(
+        &mut self,
+        cta: &Cta,
+        warp: &mut Warp,
+        address: Address,
+        lane: usize,
+        at: Site,
+    ) -> Result<u64, Stop> {
+        let value = self.value(warp, address.base, lane, at).wrapping_add_signed(address.offset);
+        self.own(cta, address, value, at)
     }
     /// Offsets of the 16-byte pieces of a plain bulk copy.
     fn plain(&mut self, from: u64, to: u64, bytes: u64, at: Site) -> Result<impl Iterator<Item = u64> + use<>, Stop> {
@@ -143,9 +160,8 @@ impl Emulator<'_, '_> {
         Ok((map, pieces))
     }
     /// The CTA, by rank, and its address of a copy's destination; the mbarrier must be there as well.
-    fn destination(&mut self, cta: &Cta, to: u64, barrier: u64, at: Site) -> Result<(u32, u64), Stop> {
+    fn destination(&mut self, to: u64, barrier: u64, at: Site) -> Result<(u32, u64), Stop> {
         let [(rank, to), (other, _)] = [to, barrier].map(unmapped);
-        let [rank, other] = [rank, other].map(|rank| rank.unwrap_or(cta.rank));
         if rank != other {
             let what = format!("copies to the CTA of rank {rank}, and completes at an mbarrier of rank {other}");
             self.find(FindingKind::Launch, at, what);

@@ -1,12 +1,14 @@
 //! Clusters: which CTA an address means, the barrier of a cluster, and what must have happened before a CTA ends. Never
 //! schedules.
 //!
-//! [Note: clusters] The CTAs of a cluster are resident together. `mapa` gives addresses of their shared memory; there,
-//! one can arrive at mbarriers and let copies land, and nothing else is modeled. Without `.cluster` an arrival in
-//! another CTA orders only what the asynchronous proxy has done or a proxy fence has shown it: a copy that follows may
-//! overwrite what was copied or multiplied before. PTX promises less; CUTLASS's pipelines depend on it. Reads and
-//! writes of threads need `.release.cluster` and `.acquire.cluster`. A relaxed arrival at the barrier of the cluster
-//! publishes only what `fence.mbarrier_init` did (with what that lane did before: more than PTX promises).
+//! [Note: clusters] The CTAs of a cluster are resident together. An address of shared memory has the rank of its CTA
+//! in its upper byte: `mov` gives a variable's in the executing CTA, `mapa` replaces the byte. In another CTA one can
+//! arrive at mbarriers and let copies land, and nothing else is modeled. A descriptor of wgmma has no place for the
+//! rank. Without `.cluster` an arrival in another CTA orders only what the asynchronous proxy has done or a proxy
+//! fence has shown it: a copy that follows may overwrite what was copied or multiplied before. PTX promises less;
+//! CUTLASS's pipelines depend on it. Reads and writes of threads need `.release.cluster` and `.acquire.cluster`. A
+//! relaxed arrival at the barrier of the cluster publishes only what `fence.mbarrier_init` did (with what that lane
+//! did before: more than PTX promises).
 //!
 //! Shared memory ends with its CTA. So a thread of the CTA must have waited for every arrival and copy from others, and
 //! must know that every copy from here to others has been read.
@@ -14,7 +16,7 @@ use super::clock::{ClockView, Epoch};
 use super::in_flight::ArrivingCopy;
 use super::machine::{Cta, Emulator, Site, StepResult, Stop};
 use super::op::Hopper;
-use super::operand::unmapped;
+use super::operand::{Address, PtxSource, Space, mapped, unmapped};
 use super::report::FindingKind;
 use super::warp::{ClusterPhase, Warp, WarpState};
 
@@ -31,7 +33,25 @@ impl Emulator<'_, '_> {
         act: impl FnOnce(&mut Self, &mut Cta, u64) -> Result<T, Stop>,
     ) -> Result<T, Stop> {
         let (rank, own) = unmapped(address);
-        self.at_rank(cta, rank.unwrap_or(cta.rank), at, |machine, target| act(machine, target, own))
+        self.at_rank(cta, rank, at, |machine, target| act(machine, target, own))
+    }
+    /// An operand's address with the rank of its CTA: a variable's own is the executing one's.
+    pub(super) fn ranked(&self, cta: &Cta, operand: Address, address: u64) -> u64 {
+        let named = matches!(operand.base, PtxSource::Immediate(_)) && Space::Generic.of(address) == Space::Shared;
+        if named { mapped(address, cta.rank as u64) } else { address }
+    }
+    /// The address within the executing CTA's shared memory, which it must be in.
+    pub(super) fn own(&mut self, cta: &Cta, operand: Address, address: u64, at: Site) -> Result<u64, Stop> {
+        if self.kernel.cluster == 1 {
+            return Ok(address);
+        }
+        let (rank, own) = unmapped(self.ranked(cta, operand, address));
+        if rank == cta.rank {
+            return Ok(own);
+        }
+        let what = format!("address {address:#x} is in the CTA of rank {rank}, not in this one's of rank {}", cta.rank);
+        self.find(FindingKind::OutOfBounds, at, what);
+        Err(Stop)
     }
     /// The same for a rank.
     pub(super) fn at_rank<T>(

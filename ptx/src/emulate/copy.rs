@@ -19,7 +19,8 @@ impl Emulator<'_, '_> {
     /// 0xFF and inaccessible: as late as the hardware may be, never earlier.
     pub(super) fn copy(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &PtxOp, at: Site) -> StepResult {
         if let PtxOp::CopyAsync { bytes, to, from, read } = op {
-            let (to, from) = (self.addresses(warp, *to, active, at), self.addresses(warp, *from, active, at));
+            let to = self.addresses(cta, warp, (Space::Shared, *to), active, at)?;
+            let from = self.addresses(cta, warp, (Space::Global, *from), active, at)?;
             let read = self.read(warp, read.unwrap_or(PtxSource::Immediate(*bytes as u64)), active, at);
             self.count(Space::Shared, &to, active, *bytes);
             self.count(Space::Global, &from, lanes(active).filter(|&l| read[l] > 0).fold(0, |m, l| m | 1 << l), *bytes);

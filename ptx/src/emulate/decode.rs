@@ -6,7 +6,9 @@ use super::decode_hopper::hopper;
 use super::decode_memory::memory;
 use super::lane::{LaneFn, lane_op};
 use super::op::{Fence, MmaType, POLICIES, PtxOp, Shuffle, WarpVote};
-use super::operand::{Decoded, PtxOperand, PtxSource, address, list, mapped, register, source, target};
+use super::operand::{
+    Decoded, PtxOperand, PtxSource, SpecialRegister, address, list, mapped, register, source, target,
+};
 
 pub fn decode(mnemonic: &str, operands: &[PtxOperand]) -> Decoded<PtxOp> {
     let parts: Vec<&str> = mnemonic.split('.').collect();
@@ -30,6 +32,9 @@ fn other(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<PtxOp>> {
         }
         (["mov", "u32" | "b32"], [to, PtxOperand::Special(which)]) => {
             PtxOp::Special { to: register(to)?, which: *which }
+        }
+        (["mov", "u32" | "b32"], [to, PtxOperand::Variable(own)]) => {
+            PtxOp::Special { to: register(to)?, which: SpecialRegister::Variable(*own) }
         }
         (["mov", kind @ ("b32" | "b64")], [PtxOperand::List(to), from]) if to.len() == 2 => {
             let bits = if *kind == "b32" { 16 } else { 32 };

@@ -10,7 +10,8 @@
 //! | stmatrix, stmatrix.trans                    | matrix_ops.rs, store_matrix   | probe_hopper.ptx, .._stmatrix    |
 //! | wgmma accumulators, A from registers        | [`accumulator`], [`fragment`] | probe_hopper.ptx, probe_wgmma    |
 //! | wgmma descriptors, swizzles, transposes     | [`SharedMatrix::row`]         | probe_hopper.ptx, probe_wgmma    |
-//! | .. N = 32 inside of a row, N = 96 and 128    | [`SharedMatrix::row`]         | probe_hopper.ptx, .._wgmma_wide |
+//! | .. N = 32 inside of a row, N = 96 and 128   | [`SharedMatrix::row`]         | probe_hopper.ptx, .._wgmma_wide  |
+//! | addresses of variables in a cluster         | operand.rs, mapped            | probe_hopper.ptx, .._wgmma_pair  |
 //! | boxes of tensor copies, swizzles, zero fill | tensor.rs, [`Swizzle::apply`] | probe_hopper.ptx, probe_tensor   |
 
 /// Swizzle: permutes 16-byte pieces within a pattern, so that rows and columns are spread over the banks.

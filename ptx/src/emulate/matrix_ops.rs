@@ -64,7 +64,7 @@ impl Emulator<'_, '_> {
         at: Site,
     ) -> StepResult {
         let givers = u32::MAX >> (LANES - ROWS * to.len());
-        let addresses = self.addresses(warp, address, givers, at);
+        let addresses = self.addresses(cta, warp, (Space::Shared, address), givers, at)?;
         self.count(Space::Shared, &addresses, givers, ROW);
         for (i, &to) in to.iter().enumerate() {
             let mut matrix = [[0u64; ROWS]; ROWS];
@@ -97,7 +97,7 @@ impl Emulator<'_, '_> {
         at: Site,
     ) -> StepResult {
         let givers = u32::MAX >> (LANES - ROWS * from.len());
-        let addresses = self.addresses(warp, address, givers, at);
+        let addresses = self.addresses(cta, warp, (Space::Shared, address), givers, at)?;
         self.count(Space::Shared, &addresses, givers, ROW);
         for (i, &from) in from.iter().enumerate() {
             let values = self.read(warp, from, u32::MAX, at);

@@ -63,9 +63,22 @@ impl Emulator<'_, '_> {
             self.find(FindingKind::Proxy, Site { lane: Some(lane), ..at }, what);
         }
     }
-    /// Lanes by the address they name.
-    fn by_address(&mut self, warp: &mut Warp, address: Address, active: u32, at: Site) -> Vec<(u64, u32)> {
-        let addresses = self.addresses(warp, address, active, at);
+    /// Lanes by the address they name: in this CTA, or with `mapped` with its rank in any.
+    fn by_address(
+        &mut self,
+        cta: &Cta,
+        warp: &mut Warp,
+        (address, mapped): (Address, bool),
+        active: u32,
+        at: Site,
+    ) -> Result<Vec<(u64, u32)>, Stop> {
+        let addresses = match mapped {
+            true => {
+                let base = self.read(warp, address.base, active, at);
+                base.map(|base| self.ranked(cta, address, base.wrapping_add_signed(address.offset)))
+            }
+            false => self.addresses(cta, warp, (Space::Shared, address), active, at)?,
+        };
         let mut by: Vec<(u64, u32)> = vec![];
         for lane in lanes(active) {
             match by.iter_mut().find(|(address, _)| *address == addresses[lane]) {
@@ -73,7 +86,7 @@ impl Emulator<'_, '_> {
                 None => by.push((addresses[lane], 1 << lane)),
             }
         }
-        by
+        Ok(by)
     }
     /// Whether the instruction must keep waiting.
     pub(super) fn must_wait(
@@ -89,13 +102,13 @@ impl Emulator<'_, '_> {
             Hopper::Wait { at: address, phase, parity, .. } => {
                 let first = active.trailing_zeros() as usize;
                 let phases = self.read(warp, *phase, active, at);
-                let key = (self.addresses(warp, *address, active, at)[first], phases[first], active);
+                let all = self.by_address(cta, warp, (*address, false), active, at)?;
+                let key = (all[0].0, phases[first], active);
                 let again = warp.polled.contains(&key);
                 let passed = |cta: &Cta, address: u64, lane: usize| {
                     let barrier = cta.mbarriers.get(&(address.wrapping_sub(SHARED_BASE) as usize));
                     barrier.is_none_or(|barrier| barrier.has_passed(phases[lane], *parity))
                 };
-                let all = self.by_address(warp, *address, active, at).into_iter();
                 Ok(again && !all.into_iter().all(|(address, mask)| lanes(mask).all(|lane| passed(cta, address, lane))))
             }
             Hopper::Registers { count, more: true } => {
@@ -107,7 +120,7 @@ impl Emulator<'_, '_> {
     }
     pub(super) fn wait(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Hopper, at: Site) -> StepResult {
         let Hopper::Wait { wide, to, at: address, phase, parity } = op else { return Ok(()) };
-        let by = self.by_address(warp, *address, active, at);
+        let by = self.by_address(cta, warp, (*address, false), active, at)?;
         let Some(&(first, _)) = by.first() else { return Ok(()) };
         for (address, mask) in &by {
             for lane in lanes(*mask) {
@@ -159,7 +172,7 @@ impl Emulator<'_, '_> {
         match op {
             Hopper::MbarrierInit { at: address, count } => {
                 let counts = self.read(warp, *count, active, at);
-                for (address, mask) in self.by_address(warp, *address, active, at) {
+                for (address, mask) in self.by_address(cta, warp, (*address, false), active, at)? {
                     let lane = mask.trailing_zeros() as usize;
                     let touch = Touch {
                         space: Space::Shared,
@@ -198,7 +211,7 @@ impl Emulator<'_, '_> {
                 }
             }
             Hopper::MbarrierInvalidate { at: address } => {
-                for (address, mask) in self.by_address(warp, *address, active, at) {
+                for (address, mask) in self.by_address(cta, warp, (*address, false), active, at)? {
                     let touch = Touch {
                         space: Space::Shared,
                         address,
@@ -214,7 +227,7 @@ impl Emulator<'_, '_> {
                 let counts = self.read(warp, *count, active, at);
                 let expect = expect.map(|expect| self.read(warp, expect, active, at));
                 let mut phases = [0; LANES];
-                for (address, mask) in self.by_address(warp, *address, active, at) {
+                for (address, mask) in self.by_address(cta, warp, (*address, *mapped), active, at)? {
                     let view = warp.release(mask, cta.id);
                     for lane in lanes(mask) {
                         let expect = expect.map(|expect| expect[lane]);
@@ -233,8 +246,8 @@ impl Emulator<'_, '_> {
                 }
             }
             Hopper::ExpectTx { at: address, bytes } => {
-                let (addresses, bytes) =
-                    (self.addresses(warp, *address, active, at), self.read(warp, *bytes, active, at));
+                let addresses = self.addresses(cta, warp, (Space::Shared, *address), active, at)?;
+                let bytes = self.read(warp, *bytes, active, at);
                 for lane in lanes(active) {
                     let offset = self.mbarrier(cta, warp, lane, addresses[lane], at)?;
                     let Some(barrier) = cta.mbarriers.get_mut(&offset) else { continue };

@@ -28,16 +28,30 @@ pub(super) struct Touch {
 }
 
 impl Emulator<'_, '_> {
-    pub(super) fn addresses(&mut self, warp: &mut Warp, address: Address, active: u32, at: Site) -> [u64; LANES] {
+    /// The addresses of the active lanes; those in shared memory without the rank of this CTA.
+    pub(super) fn addresses(
+        &mut self,
+        cta: &Cta,
+        warp: &mut Warp,
+        (space, address): (Space, Address),
+        active: u32,
+        at: Site,
+    ) -> Result<[u64; LANES], Stop> {
         let base = self.read(warp, address.base, active, at);
-        base.map(|base| base.wrapping_add_signed(address.offset))
+        let mut all = base.map(|base| base.wrapping_add_signed(address.offset));
+        for lane in lanes(active) {
+            if space.of(all[lane]) == Space::Shared {
+                all[lane] = self.own(cta, address, all[lane], Site { lane: Some(lane), ..at })?;
+            }
+        }
+        Ok(all)
     }
     pub(super) fn memory(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &PtxOp, at: Site) -> StepResult {
         match op {
             PtxOp::Load { order, space, bytes, to, address } => {
                 let access = if order.strong { Access::Atomic } else { Access::Read };
                 let total = bytes * to.len();
-                let addresses = self.addresses(warp, *address, active, at);
+                let addresses = self.addresses(cta, warp, (*space, *address), active, at)?;
                 let moved = self.counts.global_sectors;
                 self.count(*space, &addresses, active, total);
                 let moved = self.counts.global_sectors - moved;
@@ -64,7 +78,7 @@ impl Emulator<'_, '_> {
             PtxOp::Store { order, space, bytes, from, address } => {
                 let access = if order.strong { Access::Atomic } else { Access::Write };
                 let total = bytes * from.len();
-                let addresses = self.addresses(warp, *address, active, at);
+                let addresses = self.addresses(cta, warp, (*space, *address), active, at)?;
                 self.count(*space, &addresses, active, total);
                 let values: Vec<_> = from.iter().map(|&source| self.read(warp, source, active, at)).collect();
                 for lane in lanes(active) {
@@ -81,7 +95,7 @@ impl Emulator<'_, '_> {
                 }
             }
             PtxOp::Atomic { order, space, bytes, function, to, address, from } => {
-                let addresses = self.addresses(warp, *address, active, at);
+                let addresses = self.addresses(cta, warp, (*space, *address), active, at)?;
                 self.count(*space, &addresses, active, *bytes);
                 let [a, b] = from.map(|source| self.read(warp, source, active, at));
                 let mut old = [0; LANES];

@@ -1,8 +1,8 @@
 //! Operands of an instruction, as written and as executed. Never knows an instruction.
 /// Address of the first shared byte: not 0, so that a zero address is not in shared memory.
 pub const SHARED_BASE: u64 = 1024;
-/// Bits of an address within a CTA's shared memory. In the window of the cluster, one plus the rank of the CTA follows;
-/// addresses without it are the executing CTA's own.
+/// Bits of an address within a CTA's shared memory. The rank of the CTA in its cluster follows, also in the address of
+/// a variable that `mov` takes (SASS: SR_CgaCtaId).
 const OWN_BITS: u32 = 24;
 /// Generic address of the parameter buffer: below every allocation, above shared memory.
 pub const PARAMETER_BASE: u64 = 1 << 35;
@@ -24,6 +24,8 @@ pub enum SpecialRegister {
     Rank,
     /// CTAs of a cluster.
     Ranks,
+    /// The address of a shared variable, given that within the CTA's shared memory.
+    Variable(u64),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +34,8 @@ pub enum PtxOperand {
     /// `!%p`
     Not(Register),
     Immediate(u64),
+    /// A shared variable, by its address within the CTA's shared memory.
+    Variable(u64),
     Special(SpecialRegister),
     /// Offset in the parameter buffer.
     Parameter(usize),
@@ -76,14 +80,13 @@ impl Space {
     }
 }
 
-/// `mapa`: the address in the cluster's window of an address of the CTA.
-pub fn mapped(own: u64, rank: u64) -> u64 {
-    own as u32 as u64 & ((1 << OWN_BITS) - 1) | (rank as u32 as u64 + 1) << OWN_BITS & 0xffff_ffff
+/// `mapa`: an address in the shared memory of the CTA of a rank, from the same one in any other.
+pub fn mapped(address: u64, rank: u64) -> u64 {
+    address & ((1 << OWN_BITS) - 1) | rank << OWN_BITS & 0xffff_ffff
 }
-/// The rank that an address in the cluster's window names, if any, and the address within that CTA.
-pub fn unmapped(address: u64) -> (Option<u32>, u64) {
-    let rank = address >> OWN_BITS;
-    ((1..=256).contains(&rank).then(|| rank as u32 - 1), address & ((1 << OWN_BITS) - 1))
+/// The rank of the CTA that an address names, and the address within that CTA.
+pub fn unmapped(address: u64) -> (u32, u64) {
+    ((address >> OWN_BITS) as u32, address & ((1 << OWN_BITS) - 1))
 }
 
 /// Errors say what was expected.
@@ -108,7 +111,10 @@ pub fn target(operand: &PtxOperand) -> Decoded<Option<Register>> {
 }
 pub fn address(operand: &PtxOperand) -> Decoded<Address> {
     match operand {
-        PtxOperand::Memory(base, offset) => Ok(Address { base: source(base)?, offset: *offset }),
+        PtxOperand::Memory(base, offset) => {
+            let base = if let PtxOperand::Variable(own) = **base { PtxSource::Immediate(own) } else { source(base)? };
+            Ok(Address { base, offset: *offset })
+        }
         other => Err(format!("expected [address], found {other:?}")),
     }
 }

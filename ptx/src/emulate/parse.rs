@@ -99,7 +99,7 @@ impl<'a> PtxParser<'a> {
                         return Err("only one .extern array of shared memory is modeled".into());
                     }
                     let field = self.field(0)?;
-                    self.define(&field.name, PtxOperand::Immediate(SHARED_BASE))?;
+                    self.define(&field.name, PtxOperand::Variable(SHARED_BASE))?;
                     self.dynamic = Some(field);
                     self.want(';')?;
                 }
@@ -259,7 +259,7 @@ impl<'a> PtxParser<'a> {
         }
         let end = body.kernel.shared.last().map_or(0, |f| f.offset + f.bytes + RED_ZONE as usize);
         let field = self.field(end)?;
-        self.define(&field.name, PtxOperand::Immediate(SHARED_BASE + field.offset as u64))?;
+        self.define(&field.name, PtxOperand::Variable(SHARED_BASE + field.offset as u64))?;
         body.kernel.shared.push(field);
         self.want(';')
     }

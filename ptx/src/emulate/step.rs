@@ -5,7 +5,7 @@ use super::clock::{Agent, FencedMemory};
 use super::lane::{LANES, lanes};
 use super::machine::{Cta, Emulator, Site, StepResult, Stop, little_endian};
 use super::op::{Hopper, PtxOp};
-use super::operand::{PtxSource, SpecialRegister};
+use super::operand::{PtxSource, SpecialRegister, mapped};
 use super::report::FindingKind;
 use super::shadow::Proxy;
 use super::warp::{LaneGroup, Meet, Warp, WarpState};
@@ -190,6 +190,7 @@ impl Emulator<'_, '_> {
             SpecialRegister::Warp => warp as u32,
             SpecialRegister::Rank => cta.rank,
             SpecialRegister::Ranks => self.kernel.cluster,
+            SpecialRegister::Variable(own) => mapped(own, cta.rank as u64) as u32,
         }
     }
     pub(super) fn hopper(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &Hopper, at: Site) -> StepResult {

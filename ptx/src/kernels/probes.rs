@@ -8,23 +8,32 @@ pub const VARIANTS: &[Variant] = &[
     Variant { name: "probe_hopper", file: "probe_hopper.ptx", given: &[] },
 ];
 
-/// A probe of two buffers: `entry(x, out)`, one CTA.
+/// A probe of two buffers: `entry(x, out)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayoutProbe {
     pub variant: &'static str,
     pub entry: &'static str,
+    /// CTAs: one, or a cluster.
+    pub ctas: u32,
     pub threads: u32,
     /// Number of 32-bit words in x and in out.
     pub words: [usize; 2],
 }
 
-pub const PROBES: [LayoutProbe; 5] = [
+pub const PROBES: [LayoutProbe; 6] = [
     // First what the attention kernels depend on and nobody else has shown.
-    LayoutProbe { variant: "probe_hopper", entry: "probe_wgmma_wide", threads: 128, words: [8192, 128 * 128] },
-    LayoutProbe { variant: "probe_mma", entry: "probe_mma", threads: 32, words: [30 * 32, 12 * 32] },
-    LayoutProbe { variant: "probe_mma", entry: "probe_ldmatrix", threads: 32, words: [128, 8 * 32] },
-    LayoutProbe { variant: "probe_hopper", entry: "probe_stmatrix", threads: 32, words: [128, 256] },
-    LayoutProbe { variant: "probe_hopper", entry: "probe_wgmma", threads: 128, words: [8192, 9 * 32 * 128] },
+    LayoutProbe { variant: "probe_hopper", entry: "probe_wgmma_wide", ctas: 1, threads: 128, words: [8192, 128 * 128] },
+    LayoutProbe {
+        variant: "probe_hopper",
+        entry: "probe_wgmma_pair",
+        ctas: 2,
+        threads: 128,
+        words: [8192, 2 * 65 * 128],
+    },
+    LayoutProbe { variant: "probe_mma", entry: "probe_mma", ctas: 1, threads: 32, words: [30 * 32, 12 * 32] },
+    LayoutProbe { variant: "probe_mma", entry: "probe_ldmatrix", ctas: 1, threads: 32, words: [128, 8 * 32] },
+    LayoutProbe { variant: "probe_hopper", entry: "probe_stmatrix", ctas: 1, threads: 32, words: [128, 256] },
+    LayoutProbe { variant: "probe_hopper", entry: "probe_wgmma", ctas: 1, threads: 128, words: [8192, 9 * 32 * 128] },
 ];
 
 impl LayoutProbe {

@@ -51,8 +51,8 @@ fn addresses_of_a_cluster() {
     wrong(FindingKind::OutOfBounds, "no CTA of rank 2", &TOLD.replace("[%b]", "[%b + 16777216]"));
     // Only arrivals and copies take an address in another CTA.
     wrong(
-        FindingKind::Uninitialized,
-        "no mbarrier",
+        FindingKind::OutOfBounds,
+        "is in the CTA of rank 1, not in this one's of rank 0",
         &TOLD.replace("_, [%b]", "%y, [%b]").replace("shared::cluster.b64 %y", "shared::cta.b64 %y"),
     );
     assert!(run("", 3, 0).unwrap_err().to_string().contains("cannot be divided into clusters of 2"));

@@ -106,6 +106,13 @@ fn masks_of_a_multicast() {
     caught(&[Launch], "mov.b16             %everyone, 3;", 0, "mov.b16 %everyone, 7;");
     caught(&[Launch], "mov.b16             %everyone, 3;", 0, "mov.b16 %everyone, 0;");
 }
+/// In rank 1's descriptor, the rank would be part of the leading offset, by which values of the upper half of the head
+/// are read.
+#[test]
+fn an_address_in_a_descriptor_is_without_the_rank() {
+    let start = "bfe.u32                 %ring_low, %ring_start, 4, 14;";
+    caught(&[Race, InFlight], start, 0, "shr.u32 %ring_low, %ring_start, 4;");
+}
 #[test]
 fn a_cta_ends_after_all_that_comes_from_its_peer() {
     // The producer does not wait for the last returns of its slots; for one of them.

@@ -5,11 +5,11 @@ use flatshard_ptx::kernels::Variant;
 use flatshard_ptx::kernels::probes::{PROBES, TENSOR_UNTOUCHED, TENSOR_WORDS};
 use half::{bf16, f16};
 
-fn launch(variant: &str, entry: &str, threads: u32, arguments: &[Argument], memory: &mut GlobalMemory) {
+fn launch(variant: &str, entry: &str, [ctas, threads]: [u32; 2], arguments: &[Argument], memory: &mut GlobalMemory) {
     let variant = Variant::by_name(variant).unwrap();
     let kernels = parse(variant.file, &variant.expand().unwrap()).unwrap();
     let kernel = kernels.iter().find(|k| k.name == entry).unwrap();
-    let (grid, block) = ([1; 3], [threads, 1, 1]);
+    let (grid, block) = ([ctas, 1, 1], [threads, 1, 1]);
     let launch = KernelLaunch { kernel, grid, block, dynamic_shared: 0, arguments, schedule: 1 };
     launch.run(memory).unwrap_or_else(|report| panic!("{report}"));
 }
@@ -26,7 +26,7 @@ fn probe(entry: &str) -> (Vec<u32>, Vec<u32>) {
     assert_eq!(x.len(), probe.words[0]);
     let mut memory = GlobalMemory::new();
     let (at, out) = (memory.upload("x", &bytes(&x)), memory.alloc("out", 4 * probe.words[1]));
-    launch(probe.variant, entry, probe.threads, &[at, out].map(Argument::Pointer), &mut memory);
+    launch(probe.variant, entry, [probe.ctas, probe.threads], &[at, out].map(Argument::Pointer), &mut memory);
     (x, words(memory.download(out).unwrap()))
 }
 fn float(word: u32) -> f32 {
@@ -156,6 +156,15 @@ fn wide_operands_of_wgmma() {
         }
     }
 }
+/// Both CTAs of a cluster have the product of N = 128 that a CTA alone has, whatever their addresses are.
+#[test]
+fn operands_of_wgmma_in_a_cluster() {
+    let (alone, pair) = (probe("probe_wgmma_wide").1, probe("probe_wgmma_pair").1);
+    for (rank, out) in pair.chunks(65 * 128).enumerate() {
+        assert!(out[..64 * 128] == alone[64 * 128..], "rank {rank}");
+        assert!(out[64 * 128..].iter().all(|&byte| byte == rank as u32), "{:?}", &out[64 * 128..]);
+    }
+}
 #[test]
 fn boxes_of_tensor_copies() {
     // 5 planes of 7 rows of 40 16-bit elements, with rows of 48: element (x, y, z) holds its position.
@@ -173,7 +182,7 @@ fn boxes_of_tensor_copies() {
             let mut arguments = vec![Argument::TensorMap(map.encode().unwrap()), Argument::Pointer(out)];
             arguments.extend(corner.map(|c| Argument::U32(c as u32)));
             arguments.push(Argument::U32(map.bytes() as u32));
-            launch("probe_hopper", "probe_tensor", 128, &arguments, &mut memory);
+            launch("probe_hopper", "probe_tensor", [1, 128], &arguments, &mut memory);
             let got: Vec<u16> =
                 memory.download(out).unwrap().as_chunks().0.iter().map(|b| u16::from_le_bytes(*b)).collect();
             let mut want = vec![TENSOR_UNTOUCHED as u16; 2 * TENSOR_WORDS];
