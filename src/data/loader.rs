@@ -70,7 +70,8 @@ impl StepData {
 ///
 /// [Note: held-out rows] The last rows of the dataset are reserved for evaluation and never trained on: 1 %, at least 8
 /// and at most 256. None if that would exceed a tenth of the dataset, and none of the rows of a JSONL file without
-/// shuffle: listing rows in order means that each one counts. A fine-tune holds out a tenth of a small dataset. Each source of a mixture holds out its own. Batch size
+/// shuffle: listing rows in order means that each one counts. A fine-tune holds out a tenth of a small dataset. Each
+/// source of a mixture holds out its own. Batch size
 /// and mesh have no influence, and checkpoints store the number, so that a resumed run neither trains on held-out rows
 /// nor changes the order of an epoch.
 pub struct Loader {

@@ -264,7 +264,7 @@ impl Recipe {
         let places = || -> RowResult<Vec<Range<usize>>> {
             if all_last {
                 let start = self.start(chat, &talk, &turns, first, &all.text)?;
-                return Ok(vec![start..all.text.len()]);
+                return Ok(std::iter::once(start..all.text.len()).collect());
             }
             let found = answers::find(chat, &turns, &all.text);
             let found = match found {
@@ -411,7 +411,7 @@ impl Recipe {
     /// the response begins.
     pub(super) fn render(&self, prompt: &str, response: &str, out: &mut TokenizedRow) -> RowResult<usize> {
         let whole = [prompt, response].concat();
-        self.learn(&whole, &[prompt.len()..whole.len()], out)
+        self.learn(&whole, std::slice::from_ref(&(prompt.len()..whole.len())), out)
     }
 
     /// Appends the tokens of `text` and of the end of text; those that overlap `spans` (of bytes, ascending) have a

@@ -28,7 +28,7 @@ use crate::comm::claim::Claim;
 use crate::comm::env::{RankEnv, SlurmShell};
 use launch::{RankJob, restart};
 use plan::{Plan, check, fit, ranks};
-use samples::Look;
+use samples::SampleLook;
 use settings::args::{self, Parsed};
 use settings::config;
 use settings::{LogLevel, stages};
@@ -73,8 +73,10 @@ fn start(page: &HelpPage, strategy: StrategyName, launched: Option<&RankEnv>) ->
         let Some(settings) = runs.pop() else { return Ok(()) };
         return generate::main(settings, launched, prompt);
     }
-    let look = |count: Option<u64>, look: Look| count.map(|count| (count, look));
-    if let Some((count, look)) = look(cli.files.print_samples, Look::Json).or(look(cli.files.preview, Look::Color)) {
+    let look = |count: Option<u64>, look: SampleLook| count.map(|count| (count, look));
+    if let Some((count, look)) =
+        look(cli.files.print_samples, SampleLook::Json).or(look(cli.files.preview, SampleLook::Color))
+    {
         return runs.into_iter().try_for_each(|settings| samples::main(settings, launched, count, look));
     }
     if runs.len() > 1 {

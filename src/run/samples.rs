@@ -14,7 +14,7 @@ use std::io::{BufWriter, ErrorKind, Write, stdout};
 
 /// How samples are shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Look {
+pub enum SampleLook {
     /// One JSON object per line.
     Json,
     /// Text, whose tokens with loss are green.
@@ -22,7 +22,7 @@ pub enum Look {
 }
 
 /// Prints the first `count` samples of each data set to train on.
-pub fn main(mut s: Settings, launched: Option<&RankEnv>, count: u64, look: Look) -> Result<()> {
+pub fn main(mut s: Settings, launched: Option<&RankEnv>, count: u64, look: SampleLook) -> Result<()> {
     if launched.is_some_and(|env| env.rank != 0) {
         return Ok(());
     }
@@ -35,8 +35,8 @@ pub fn main(mut s: Settings, launched: Option<&RankEnv>, count: u64, look: Look)
         let name = options.paths.first().filter(|_| several).map(|path| path.display().to_string());
         let mut show = |row: u64, content: PreviewRow| {
             let text = match look {
-                Look::Json => lines(row, name.as_deref(), &content, &tokenizer),
-                Look::Color => colored(row, &content, &tokenizer, style::is_on(&stdout())),
+                SampleLook::Json => lines(row, name.as_deref(), &content, &tokenizer),
+                SampleLook::Color => colored(row, &content, &tokenizer, style::is_on(&stdout())),
             };
             out.write_all(text.as_bytes()).map_err(|e| Error::io("write", "standard output", e))
         };

@@ -30,6 +30,7 @@ mod samples;
 mod sft;
 mod spellings;
 mod stages;
+mod task_defaults;
 mod tensor_parallel_runs;
 mod tensorboard;
 mod token_rows;

@@ -210,7 +210,7 @@ fn the_header_counts_samples_and_sequences() {
     let base =
         "--apply-chat-template --embed-dim 32 --num-layers 1 --max-steps 1 --batch-size 1 --max-len 256 --no-eval";
     let args: Vec<&str> = ["--dataset", file.to_str().unwrap()].into_iter().chain(base.split(' ')).collect();
-    for (more, says) in [(&["--packing-samples"][..], ", packed into sequences of 256\n"), (&[], "\n")] {
+    for (more, says) in [(&["--packing-samples"][..], ", packed into sequences of 256\n"), (&[], "; no padding\n")] {
         let out = run(&[&args[..], more].concat());
         let text = String::from_utf8_lossy(&out.stderr);
         assert!(out.status.success(), "{text}");

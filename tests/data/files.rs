@@ -361,7 +361,7 @@ fn parquet_types_are_those_of_datasets_or_refused_by_name() {
     files.put("int96.parquet", parquet("int96.parquet"));
     // Unused, they are not in the way; nor are they among the keys of a row that is wrong.
     for name in ["t.parquet", "int96.parquet"] {
-        assert_eq!(texts(&open(&files, name, 1, Format::default()).unwrap()), ["x", "y", "z"], "{name}");
+        assert_eq!(texts(&open(&files, name, 2, Format::default()).unwrap()), ["x", "y", "z"], "{name}");
         refused(open(&files, name, 9, keys("nothing", Some("text"))), &[name, "row 0", "no `nothing`", "text"]);
     }
     assert!(texts(&open(&files, "t.parquet", 99, chat_of("messages")).unwrap())[0].contains("user\na"));
@@ -393,8 +393,8 @@ fn parquet_types_are_those_of_datasets_or_refused_by_name() {
     }
     refused(open(&files, "int96.parquet", 9, keys("int96", Some("text"))), &["row 0", "int96", "timestamps"]);
     for column in ["large", "view", "words"] {
-        let format = Format { skip_bad_rows: true, input_key: Some(column.into()), ..as_text() };
-        assert_eq!(texts(&open(&files, "t.parquet", 1, format).unwrap())[0], "a", "{column}");
+        let format = Format { skip_bad_rows: true, ..keys("text", Some(column)) };
+        assert_eq!(texts(&open(&files, "t.parquet", 9, format).unwrap())[0], "xa", "{column}");
     }
     // A template sees a map as a list of pairs, as `to_pylist` of pyarrow gives it.
     let template = "{% for m in messages %}{{ m.role }}:{{ m['content'] }}{% for pair in m.meta %}<{{ pair[0] }}={{ pair[1] \

@@ -18,7 +18,7 @@ use crate::data::{Dataset, LoaderOptions, Tokenizer};
 use crate::engine::EngineOptions;
 use crate::nn::{Decoder, Segment};
 use crate::optim::{Rule, Schedule};
-use crate::run::settings::tasks::Task;
+use crate::run::settings::tasks::RunTask;
 use crate::run::settings::*;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -72,7 +72,7 @@ pub struct SettledPlan {
     live: Option<usize>,
     resume: Option<ResumeFrom>,
     split: EvalSplit,
-    task: Option<Task>,
+    task: Option<RunTask>,
 }
 
 impl Plan {
@@ -118,6 +118,10 @@ impl Plan {
         let tokenizer = data::resumed(tokenizer, &s.data, resume::newest(&s.checkpoint)?.as_deref())?;
         let data = match s.task.is_some() && s.lora.merge.is_none() {
             true => {
+                // What the model or the machine cannot do is refused before a row is read.
+                let mut trial = s.clone();
+                trial.data.max_len = trial.data.max_len.or(Some(1));
+                engine::options(&trial, ranks.device, &ranks.mesh, spec.clone())?;
                 let mut data = data.map_or_else(|| RunData::open(&s, &tokenizer, &spec), Ok)?;
                 data::fit(&mut s, &spec, &mut data, ranks.mesh.dp_replicate * ranks.mesh.dp_shard)?;
                 Some(data)
@@ -201,7 +205,7 @@ impl Plan {
     pub fn inherit(mut settled: SettledPlan) -> Result<Plan> {
         let (s, ranks) = (&mut settled.settings, &settled.ranks);
         // What follows from the data is settled, but for the length that rows are read with.
-        s.task = settled.task.take().map(|task| Task { batch: false, ..task });
+        s.task = settled.task.take().map(|task| RunTask { batch: false, ..task });
         let tokenizer = data::tokenizer(s);
         let spec = model::spec(s, &tokenizer)?;
         let tokenizer = tokenizer.for_model(spec.vocab);

@@ -1,6 +1,6 @@
 //! All settings in one struct, section by section. Never fills in defaults: every field is an `Option`, so that
 //! [`super::config`] can overlay defaults, files and flags.
-use super::tasks::Task;
+use super::tasks::RunTask;
 use super::{
     batch::BatchSettings, checkpoint::CheckpointSettings, data::DataSettings, faults::FaultSettings,
     fsdp::FsdpSettings, generate::GenerateSettings, lora::LoraSettings, model::ModelSettings,
@@ -57,7 +57,7 @@ pub struct Settings {
     /// Derived: whose defaults apply; None: those of a run from nothing.
     #[arg(skip)]
     #[serde(skip)]
-    pub task: Option<Task>,
+    pub task: Option<RunTask>,
 }
 
 impl Settings {

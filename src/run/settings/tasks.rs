@@ -2,11 +2,11 @@
 //! otherwise. Never applies to training from nothing, whose defaults are `defaults.yaml`.
 //!
 //! [Note: defaults by task] A pretrained model is damaged by a learning rate for training from nothing. The values are
-//! those that other trainers use for the task (docs/finetune.md names them); adapters learn at ten times the rate of the
-//! model, as their authors found. Warmup is a fraction of the run, because small data sets make short runs. The length
-//! of sequences follows from the longest row of the data, up to [`TaskDefaults::max_len`] and the model's positions; a
-//! micro-batch then holds as many sequences as [`MICRO_BATCH`] allows, and gradient accumulation makes up the step. Rows
-//! are not packed: sequences are concatenated without padding, so packing would only make steps larger.
+//! those that other trainers use for the task (docs/finetune.md names them); adapters learn at ten times the rate of
+//! the model, as their authors found. Warmup is a fraction of the run, because small data sets make short runs. The
+//! length of sequences follows from the longest row of the data, up to `TaskDefaults::max_len` and the model's
+//! positions; a micro-batch then holds as many sequences as `MICRO_BATCH` allows, and gradient accumulation makes up
+//! the step. Rows are not packed: sequences are concatenated without padding, so packing would only make steps larger.
 use super::effect;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -54,7 +54,7 @@ pub const MAX_TEXT: usize = 1024;
 
 /// The task of a run, and what it decided.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
-pub struct Task {
+pub struct RunTask {
     pub name: String,
     /// The default learning rate.
     pub lr: f64,
@@ -72,7 +72,7 @@ pub struct Task {
 
 /// Replaces the defaults that depend on the task of `requested`, the settings of files and flags. None: the run starts
 /// from nothing.
-pub fn imply(requested: &Value, defaults: &mut Value) -> Option<Task> {
+pub fn imply(requested: &Value, defaults: &mut Value) -> Option<RunTask> {
     if requested["model"]["pretrain"].is_null() {
         return None;
     }
@@ -108,10 +108,10 @@ pub fn imply(requested: &Value, defaults: &mut Value) -> Option<Task> {
     }
     let epochs = (!given("run", "epochs") && !given("run", "max_steps")).then_some(task.epochs);
     let batch = ["batch_size", "grad_accum", "train_batch_size"].iter().all(|key| !given("batch", key));
-    Some(Task { name: task.name.into(), lr: task.lr, taken, given: kept, max_len, epochs, batch })
+    Some(RunTask { name: task.name.into(), lr: task.lr, taken, given: kept, max_len, epochs, batch })
 }
 
-impl Task {
+impl RunTask {
     /// Sequences of a micro-batch, and micro-batches of a step, for `rows` of at most `max_len` tokens on `ranks`.
     pub fn batch(&self, max_len: usize, rows: u64, ranks: usize) -> (usize, usize) {
         let all = SEQUENCES.min(rows as usize / ranks.max(1)).max(1);
@@ -125,7 +125,7 @@ mod tests {
     use super::super::defaults::defaults;
     use super::*;
 
-    fn implied(requested: Value) -> (Option<Task>, Value) {
+    fn implied(requested: Value) -> (Option<RunTask>, Value) {
         let mut defaults = defaults();
         let task = imply(&requested, &mut defaults);
         (task, defaults)

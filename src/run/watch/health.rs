@@ -1,5 +1,5 @@
 //! Signs that a run goes wrong though no step fails. Never changes a run: it says each sign once.
-use crate::run::settings::tasks::Task;
+use crate::run::settings::tasks::RunTask;
 
 /// Steps in a row without a gradient, after which nothing is learned.
 const STUCK: u32 = 20;
@@ -32,7 +32,7 @@ impl Health {
     }
 
     /// Compares the peak learning rate with the task's default.
-    pub fn rate(&mut self, task: &Task, lr: f64) -> Option<&str> {
+    pub fn rate(&mut self, task: &RunTask, lr: f64) -> Option<&str> {
         let times = lr / task.lr;
         let far = match times {
             _ if times > FAR => "a pretrained model is damaged by large steps",

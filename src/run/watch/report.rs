@@ -116,6 +116,7 @@ fn unevaluated(plan: &Plan) -> Option<String> {
     plan.settings.task.as_ref().filter(|_| none && run.eval == Some(true))?;
     let why = match plan.settings.data.shuffle {
         Some(false) => "rows in the order of the file (--no-shuffle) are all trained on".to_string(),
+        _ if rows == 1 => "there is a single row".to_string(),
         _ => format!("{rows} rows are too few to hold some out"),
     };
     Some(format!("none: {why}. Name rows that are not trained on with --eval-dataset"))
@@ -271,10 +272,11 @@ fn recomputed(checkpointing: Checkpointing) -> String {
     }
 }
 
-/// Samples of a sequence are counted apart from sequences.
+/// Samples of a sequence are counted apart from sequences. Sequences are concatenated, whatever their lengths.
 fn packed(plan: &Plan) -> String {
     match plan.settings.data.packing_samples == Some(true) {
         true => format!(", packed into sequences of {}", plan.dataset.max_len()),
+        false if plan.dataset.has_rows_of_its_own() => "; no padding".into(),
         false => String::new(),
     }
 }

