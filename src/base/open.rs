@@ -4,7 +4,7 @@ use rustix::fs::OFlags;
 use std::fs::{File, FileType, Metadata, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Cap for configs, indices, tokenizers and templates. The largest in use are about 50 MB.
 const MOST: u64 = 1 << 30;
@@ -30,6 +30,18 @@ pub fn read(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(len as usize);
     file.take(MOST).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// The paths in a directory, sorted; none if there is no such directory.
+pub fn listed(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(vec![]),
+        Err(e) => return Err(e),
+    };
+    let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    paths.sort();
+    Ok(paths)
 }
 
 /// Whether both are the same file or directory, through any links and mounts.

@@ -71,10 +71,7 @@ pub(super) fn by_prefixes(
     answers: &[usize],
     text: &str,
 ) -> Result<Vec<Range<usize>>, String> {
-    let upto = |turn: usize, prompt: bool| {
-        let messages = conversation.messages[..turn].to_vec();
-        chat.rendered(&Conversation { messages, variables: conversation.variables.clone() }, prompt).map(|r| r.text)
-    };
+    let upto = |turn: usize, prompt: bool| chat.rendered(&conversation.upto(turn), prompt).map(|r| r.text);
     let mut found = Vec::new();
     for &turn in answers {
         let (before, with) = (upto(turn, true)?, upto(turn + 1, false)?);

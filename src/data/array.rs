@@ -63,32 +63,16 @@ impl<R: BufRead> Elements<R> {
                 return Err(Broken::Array("is missing: the file is truncated, its array has no end"));
             }
         }
-        let (mut depth, mut text, mut escaped, mut len) = (0u64, false, false, 0u64);
+        let (mut nesting, mut len) = (Nesting::default(), 0u64);
         loop {
             let buffered = self.file.fill_buf()?;
-            if buffered.is_empty() && depth == 0 && !text && len > 0 {
+            if buffered.is_empty() && nesting.is_outside() && len > 0 {
                 break; // this element is complete; the next one is missing
             }
             if buffered.is_empty() {
                 return Err(Broken::Array("is truncated: the file ends inside it"));
             }
-            let mut end = None;
-            for (at, &b) in buffered.iter().enumerate() {
-                if text {
-                    (text, escaped) = (escaped || b != b'"', !escaped && b == b'\\');
-                    continue;
-                }
-                match b {
-                    b'"' => text = true,
-                    b'{' | b'[' => depth += 1,
-                    b',' | b']' if depth == 0 => {
-                        end = Some(at);
-                        break;
-                    }
-                    b'}' | b']' => depth = depth.saturating_sub(1),
-                    _ => {}
-                }
-            }
+            let end = buffered.iter().position(|&b| nesting.ends(b, b']'));
             let taken = end.unwrap_or(buffered.len());
             len += taken as u64;
             if len <= most {
@@ -186,31 +170,49 @@ fn string(file: &mut impl BufRead) -> io::Result<String> {
 }
 
 /// Skips a value up to the comma or brace that follows it. `depth`: brackets that are open.
-fn skip(file: &mut impl BufRead, mut depth: u64) -> Result<(), Broken> {
-    let (mut text, mut escaped) = (false, false);
+fn skip(file: &mut impl BufRead, depth: u64) -> Result<(), Broken> {
+    let mut nesting = Nesting { depth, ..Nesting::default() };
     loop {
         let buffered = file.fill_buf()?;
         if buffered.is_empty() {
             return Err(Broken::Array("is missing: the file is truncated inside its object"));
         }
-        for (at, &b) in buffered.iter().enumerate() {
-            if text {
-                (text, escaped) = (escaped || b != b'"', !escaped && b == b'\\');
-                continue;
-            }
-            match b {
-                b'"' => text = true,
-                b'{' | b'[' => depth += 1,
-                b',' | b'}' if depth == 0 => {
-                    file.consume(at);
-                    return Ok(());
-                }
-                b'}' | b']' => depth = depth.saturating_sub(1),
-                _ => {}
-            }
+        let (end, len) = (buffered.iter().position(|&b| nesting.ends(b, b'}')), buffered.len());
+        file.consume(end.unwrap_or(len));
+        if end.is_some() {
+            return Ok(());
         }
-        let len = buffered.len();
-        file.consume(len);
+    }
+}
+
+/// How deep a reader is in a value.
+#[derive(Default)]
+struct Nesting {
+    /// Brackets that are open.
+    depth: u64,
+    /// Within a string, and after a backslash in it.
+    text: bool,
+    escaped: bool,
+}
+
+impl Nesting {
+    fn is_outside(&self) -> bool {
+        self.depth == 0 && !self.text
+    }
+    /// Goes on past `b`. Whether that ends the value: a comma, or the `closing` bracket of what the value is in.
+    fn ends(&mut self, b: u8, closing: u8) -> bool {
+        if self.text {
+            (self.text, self.escaped) = (self.escaped || b != b'"', !self.escaped && b == b'\\');
+            return false;
+        }
+        match b {
+            b'"' => self.text = true,
+            b'{' | b'[' => self.depth += 1,
+            _ if self.depth == 0 && (b == b',' || b == closing) => return true,
+            b'}' | b']' => self.depth = self.depth.saturating_sub(1),
+            _ => {}
+        }
+        false
     }
 }
 

@@ -45,6 +45,16 @@ pub(super) fn whole(value: &Value, key: &str) -> RowResult<i64> {
     value.as_i64().ok_or_else(|| format!("has {value} in its {key}, which must be integers"))
 }
 
+/// True or false, or 1 or 0.
+pub(super) fn truth(value: &Value) -> Option<bool> {
+    match value {
+        Value::Bool(on) => Some(*on),
+        number if number.as_f64() == Some(1.0) => Some(true),
+        number if number.as_f64() == Some(0.0) => Some(false),
+        _ => None,
+    }
+}
+
 pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

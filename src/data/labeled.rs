@@ -4,13 +4,12 @@
 //! pairs]). A row without the prompt's and the answer's fields may be a conversation or an instruction, as in
 //! fine-tuning, whose last message is the answer. Token ids are `prompt_input_ids` and `completion_input_ids`. The
 //! label is true or false, 1 or 0. An answer that does not fit is dropped. The row ends in the bytes of the label.
-use super::fields::{JsonRow, RowResult, field, present, string};
+use super::fields::{JsonRow, RowResult, field, present, string, truth};
 use super::format::LabelKeys;
 use super::recipe::{Drop, Outcome, Recipe, TokenizedRow};
 use super::shapes::{self, ANSWER_IDS, ID_KEYS, Shape};
 use super::tokenizer::Tokenizer;
 use crate::device::IGNORE;
-use serde_json::Value;
 
 impl Recipe {
     /// See [Note: labeled answers].
@@ -19,12 +18,9 @@ impl Recipe {
         if !tokens && matches!(self.tokenizer, Tokenizer::None(_)) {
             return Ok(Outcome::Text);
         }
-        let label = match field(row, &keys.label)? {
-            Value::Bool(label) => *label,
-            Value::Number(label) if label.as_f64() == Some(1.0) => true,
-            Value::Number(label) if label.as_f64() == Some(0.0) => false,
-            other => return Err(format!("has {other} as {}; true or false is expected", keys.label)),
-        };
+        let label = field(row, &keys.label)?;
+        let wrong = || format!("has {label} as {}; true or false is expected", keys.label);
+        let label = truth(label).ok_or_else(wrong)?;
         let (asked, name) = if tokens {
             (self.given(row, ANSWER_IDS, out)?, ANSWER_IDS)
         } else {

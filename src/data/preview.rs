@@ -1,12 +1,12 @@
 //! The first samples of a data set, as they will be trained on before packing. Never keeps a token file of rows.
 use super::dataset::{DataOptions, Dataset};
 use super::format::SampleKind;
+use super::pairs::first_sequence;
 use super::reader;
 use super::recipe::{Drop, TokenizedRow};
 use super::rows::RowSink;
-use super::source::NUMBER;
+use super::source::{NUMBER, number};
 use crate::base::{Error, Result};
-use crate::device::IGNORE;
 
 /// A sequence of a sample.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -40,14 +40,11 @@ impl PreviewRow {
         match kind {
             SampleKind::Tokens => PreviewRow::Sample(part(0..len)),
             SampleKind::Labeled => {
-                let number: Vec<u8> = row.ids[len..].iter().map(|&id| id as u8).collect();
-                let desirable = number.first_chunk().is_some_and(|&bytes| f32::from_le_bytes(bytes) == 1.0);
+                let desirable = row.ids.last_chunk().is_some_and(|&ids| number(ids) == 1.0);
                 PreviewRow::Labeled(part(0..len), desirable)
             }
             SampleKind::Pair => {
-                // The second sequence begins where the labels of the first answer end.
-                let answer = row.labels.iter().position(|&label| label != IGNORE).unwrap_or(0);
-                let end = row.labels[answer..len].iter().position(|&label| label == IGNORE).map_or(len, |n| answer + n);
+                let end = first_sequence(&row.labels[1..len]);
                 PreviewRow::Pair([part(0..end), part(end..len)])
             }
         }

@@ -8,7 +8,7 @@
 //! messages come first. A token has a loss if it overlaps one of them. A row without a token with loss is dropped, as
 //! is one whose prompt has `max_len - 2` tokens or more. A longer row is cut, and does not end in the end of text.
 use super::answers;
-use super::fields::{JsonRow, RowResult, array, field, present, string, token_id, whole};
+use super::fields::{JsonRow, RowResult, array, field, kind, present, string, token_id, truth, whole};
 use super::format::{Format, Preferences, SampleKind};
 use super::json;
 use super::shapes::{self, MASKS, Shape, VARIABLES};
@@ -18,7 +18,7 @@ use crate::device::IGNORE;
 use minijinja::Value as Message;
 use serde_json::Value;
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Everything a row's tokens depend on.
@@ -304,8 +304,7 @@ impl Recipe {
         first: usize,
         text: &str,
     ) -> RowResult<usize> {
-        let before = Conversation { messages: talk.messages[..first].to_vec(), variables: talk.variables.clone() };
-        let prompt = chat.rendered(&before, true)?.text;
+        let prompt = chat.rendered(&talk.upto(first), true)?.text;
         if text.starts_with(&prompt) {
             return Ok(prompt.len());
         }
@@ -352,10 +351,7 @@ impl Recipe {
                 }
                 (_, other) => {
                     let expected = if name == "chat_template_kwargs" { "an object" } else { "a list" };
-                    return Err(format!(
-                        "has {} as {name}; {expected} is expected, or JSON text of one",
-                        super::fields::kind(other)
-                    ));
+                    return Err(format!("has {} as {name}; {expected} is expected, or JSON text of one", kind(other)));
                 }
             }
         }
@@ -384,10 +380,13 @@ impl Recipe {
         }
         let lists = reads.iter().filter(|key| !VARIABLES.contains(key));
         let lists = lists.filter_map(|key| row.get(*key)?.as_array()).flatten();
-        let mut extra: Vec<&String> = lists.flat_map(shapes::extra).filter(|key| deaf(key)).collect();
-        extra.sort();
-        extra.dedup();
-        out.unread.extend(extra.into_iter().map(|key| format!("`{key}` of messages (not in the chat template)")));
+        let extra: BTreeSet<&String> = lists.flat_map(shapes::extra).collect();
+        out.unread.extend(
+            extra
+                .into_iter()
+                .filter(|key| deaf(key))
+                .map(|key| format!("`{key}` of messages (not in the chat template)")),
+        );
     }
 
     /// The fields of `row` that are read.
@@ -467,10 +466,5 @@ impl Recipe {
 
 /// An element of a mask.
 fn bit(value: &Value, key: &str) -> RowResult<bool> {
-    match value {
-        Value::Bool(on) => Ok(*on),
-        Value::Number(n) if n.as_f64() == Some(1.0) => Ok(true),
-        Value::Number(n) if n.as_f64() == Some(0.0) => Ok(false),
-        other => Err(format!("has {other} in its {key}, which must be 0 or 1")),
-    }
+    truth(value).ok_or_else(|| format!("has {value} in its {key}, which must be 0 or 1"))
 }

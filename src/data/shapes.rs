@@ -7,7 +7,7 @@
 //! its own line if it is not empty; the assistant message is the output. `system` comes first, and the pairs of
 //! `history` before the instruction, as in LLaMA-Factory. Without a chat template the prompt is Stanford Alpaca's
 //! ([`alpaca_prompt`]), which has no place for `system` and `history`. `{"prompt", "completion"}` is TRL's.
-use super::fields::{JsonRow, RowResult, array, field, kind, present, string};
+use super::fields::{JsonRow, RowResult, array, field, kind, present, string, truth};
 use serde_json::{Value, json};
 
 /// How a row is read whose fields no setting names.
@@ -83,14 +83,10 @@ fn present_text<'a>(row: &'a JsonRow, key: &str) -> Option<&'a str> {
     present(row, key)?.as_str().filter(|text| !text.is_empty())
 }
 
-pub(super) fn is_alpaca(row: &JsonRow) -> bool {
-    present(row, "instruction").is_some() && present(row, "output").is_some()
-}
-
 /// The row's keys mark it as training data, and as hardly anything else.
 pub(super) fn is_known(row: &JsonRow) -> bool {
     let named = ["input_ids", "messages", "conversations"].iter().any(|key| present(row, key).is_some());
-    named || is_alpaca(row) || is_pair(row) || both(row, ["completion", "label"])
+    named || both(row, ["instruction", "output"]) || is_pair(row) || both(row, ["completion", "label"])
 }
 
 fn both(row: &JsonRow, keys: [&str; 2]) -> bool {
@@ -239,12 +235,8 @@ pub(super) fn switch(i: usize, message: &Value) -> RowResult<Option<bool>> {
     else {
         return Ok(None);
     };
-    match value {
-        Value::Bool(on) => Ok(Some(*on)),
-        Value::Number(n) if n.as_f64() == Some(1.0) => Ok(Some(true)),
-        Value::Number(n) if n.as_f64() == Some(0.0) => Ok(Some(false)),
-        other => Err(format!("has a message {i} with {key} {other}; only 0 and 1, false and true are supported")),
-    }
+    let wrong = || format!("has a message {i} with {key} {value}; only 0 and 1, false and true are supported");
+    truth(value).map(Some).ok_or_else(wrong)
 }
 
 /// The message is an answer without a word.

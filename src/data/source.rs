@@ -45,7 +45,7 @@ impl RowSource {
         let RowSource::Numbered(file) = self else { return None };
         let mut ids = [0u32; NUMBER];
         file.row(row).0.last(NUMBER).ids(&mut ids);
-        Some(f32::from_le_bytes(ids.map(|id| id as u8)))
+        Some(number(ids))
     }
     /// The tokens of `row`, and how many of them are the prompt's; of numbered rows.
     pub fn answered(&self, row: u64) -> Option<(TokenWords<'_>, usize)> {
@@ -79,6 +79,11 @@ impl RowSource {
 
 /// Ids that hold a number: its bytes, which every vocabulary's words have room for.
 pub(super) const NUMBER: usize = size_of::<f32>();
+
+/// The number that such ids hold.
+pub(super) fn number(ids: [u32; NUMBER]) -> f32 {
+    f32::from_le_bytes(ids.map(|id| id as u8))
+}
 
 /// `targets[t] = tokens[t + 1]`; the last target is `after`.
 fn shift(tokens: &[u32], after: u32, targets: &mut [i32]) {

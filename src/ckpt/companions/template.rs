@@ -4,8 +4,6 @@ use crate::base::{Error, Result, open, quote};
 use crate::ckpt::header;
 use crate::ckpt::layout::pretty;
 use serde_json::{Map, Value, json};
-use std::fs;
-use std::io::ErrorKind;
 use std::path::Path;
 
 /// The folder of named templates, each in a file NAME.jinja.
@@ -33,20 +31,14 @@ pub fn within(name: &str) -> Result<&str> {
 /// The named templates in a tokenizer's directory.
 pub fn read(dir: &Path) -> Result<CompanionFiles> {
     let folder = dir.join(FOLDER);
-    let entries = match fs::read_dir(&folder) {
-        Ok(entries) => entries,
-        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(vec![]),
-        Err(e) => return Err(Error::in_file(&folder, e)),
-    };
     let mut files = Vec::new();
-    for entry in entries {
-        let name = entry.map_err(|e| Error::in_file(&folder, e))?.file_name();
+    for path in open::listed(&folder).map_err(|e| Error::in_file(&folder, e))? {
         // Others, such as .DS_Store, are not templates.
-        let Some(name) = name.to_str().filter(|name| is_template(name)) else { continue };
-        let content = open::read(&folder.join(name)).map_err(|e| Error::in_file(&folder.join(name), e))?;
+        let name = path.file_name().and_then(|name| name.to_str()).filter(|name| is_template(name));
+        let Some(name) = name else { continue };
+        let content = open::read(&path).map_err(|e| Error::in_file(&path, e))?;
         files.push((format!("{FOLDER}/{name}"), content));
     }
-    files.sort();
     Ok(files)
 }
 

@@ -11,6 +11,13 @@ pub struct Conversation {
     pub variables: BTreeMap<String, Value>,
 }
 
+impl Conversation {
+    /// Its first `turns` messages.
+    pub fn upto(&self, turns: usize) -> Conversation {
+        Conversation { messages: self.messages[..turns].to_vec(), variables: self.variables.clone() }
+    }
+}
+
 /// A rendered conversation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rendered {

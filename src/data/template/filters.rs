@@ -112,7 +112,7 @@ fn method(state: &State, value: &Value, method: &str, args: &[Value]) -> Result<
         }
         (ValueKind::Map, "items" | "keys" | "values") => {
             let () = from_args(args)?;
-            let pairs = value.as_object().and_then(|o| o.try_iter_pairs()).into_iter().flatten();
+            let pairs = python::pairs(value);
             return Ok(match method {
                 "items" => Sequence::value(SequenceKind::Items, Sequence::pairs(value)),
                 "keys" => Sequence::value(SequenceKind::Keys, pairs.map(|(key, _)| key).collect()),

@@ -74,8 +74,7 @@ impl Dumps {
                 self.container(out, ['[', ']'], depth, items.iter(), |out, item| self.write(out, item, depth + 1))?;
             }
             ValueKind::Map => {
-                let pairs = value.as_object().and_then(|o| o.try_iter_pairs());
-                let mut pairs: Vec<(Value, Value)> = pairs.into_iter().flatten().collect();
+                let mut pairs: Vec<(Value, Value)> = python::pairs(value).collect();
                 if self.sort {
                     let kinds = || pairs.iter().map(|(key, _)| key.kind());
                     if kinds().zip(kinds().skip(1)).any(|(a, b)| a != b) {

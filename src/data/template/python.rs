@@ -53,8 +53,7 @@ fn write(out: &mut String, value: &Value) {
         }
         ValueKind::Map => {
             out.push('{');
-            let pairs = value.as_object().and_then(|o| o.try_iter_pairs());
-            for (i, (key, value)) in pairs.into_iter().flatten().enumerate() {
+            for (i, (key, value)) in pairs(value).enumerate() {
                 *out += if i > 0 { ", " } else { "" };
                 write(out, &key);
                 *out += ": ";
@@ -65,6 +64,11 @@ fn write(out: &mut String, value: &Value) {
         // Functions, macros and loops, which no template prints on purpose.
         _ => *out += &value.to_string(),
     }
+}
+
+/// The keys and values of a dict; none of another value.
+pub(super) fn pairs(dict: &Value) -> impl Iterator<Item = (Value, Value)> {
+    dict.as_object().and_then(|o| o.try_iter_pairs()).into_iter().flatten()
 }
 
 /// An integer, or a float as [`float`] has it.
@@ -228,8 +232,7 @@ impl Sequence {
     }
     /// The (key, value) tuples of a dict; none of another value.
     pub fn pairs(dict: &Value) -> Vec<Value> {
-        let pairs = dict.as_object().and_then(|o| o.try_iter_pairs());
-        pairs.into_iter().flatten().map(|(key, value)| Sequence::pair(key, value)).collect()
+        pairs(dict).map(|(key, value)| Sequence::pair(key, value)).collect()
     }
 }
 

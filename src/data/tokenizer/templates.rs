@@ -2,7 +2,6 @@
 //! before it. Never compiles one.
 use crate::base::{Error, Result, open, quote};
 use serde_json::{Map, Value};
-use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -50,17 +49,12 @@ const CONFIG: &str = "tokenizer_config.json";
 /// The files of named templates, by name.
 pub fn named(dir: &Path) -> Result<Vec<(String, PathBuf)>> {
     let folder = dir.join(FOLDER);
-    let entries = match fs::read_dir(&folder) {
-        Ok(entries) => entries,
-        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(vec![]),
-        Err(e) => return Err(Error::in_file(&folder, e)),
+    let named = |path: PathBuf| {
+        let name = path.file_name()?.to_str()?.strip_suffix(".jinja").filter(|name| !name.is_empty())?.to_string();
+        Some((name, path))
     };
-    let mut files = Vec::new();
-    for entry in entries {
-        let path = entry.map_err(|e| Error::in_file(&folder, e))?.path();
-        let name = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".jinja"));
-        files.extend(name.filter(|name| !name.is_empty()).map(|name| (name.to_string(), path.clone())));
-    }
+    let paths = open::listed(&folder).map_err(|e| Error::in_file(&folder, e))?;
+    let mut files: Vec<_> = paths.into_iter().filter_map(named).collect();
     files.sort();
     Ok(files)
 }

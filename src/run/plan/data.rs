@@ -154,9 +154,12 @@ impl RunData {
         }
         // Row settings must apply to some of the data, not to all of it.
         let all: Vec<&[PathBuf]> = sources.iter().map(|s| &s.0[..]).chain(eval.as_deref()).collect();
-        let rows = all.iter().any(|paths| Dataset::holds_rows(paths));
-        let options = |paths: &[PathBuf], max_samples: Option<usize>| {
-            let without_effect = all.len() > 1 && rows && !Dataset::holds_rows(paths);
+        // Finding out reads the beginning of every file.
+        let matters = all.len() > 1 || s.task.as_ref().is_some_and(|task| task.max_len.is_some());
+        let rows: Vec<bool> = all.iter().map(|paths| matters && Dataset::holds_rows(paths)).collect();
+        let any = rows.contains(&true);
+        let options = |paths: &[PathBuf], rows: bool, max_samples: Option<usize>| {
+            let without_effect = all.len() > 1 && any && !rows;
             Ok(DataOptions {
                 paths: paths.to_vec(),
                 tokenizer: tokenizer.clone(),
@@ -169,16 +172,17 @@ impl RunData {
                     false => format.clone(),
                 },
                 vocab: spec.vocab,
-                max_len: longest(s, spec, Dataset::holds_rows(paths))?,
+                max_len: longest(s, spec, rows)?,
                 max_samples: max_samples.map(|n| n as u64),
                 seed: set(&s.run.seed, "run.seed")?,
                 cache: cache(d)?,
                 cargo_home: env::cargo_home(),
             })
         };
-        let train = sources.iter().map(|(paths, weight)| Ok((options(paths, d.max_samples)?, *weight)));
-        let train = train.collect::<Result<_>>()?;
-        Ok(RunDataOptions { train, eval: eval.as_deref().map(|paths| options(paths, None)).transpose()? })
+        let train = sources.iter().zip(&rows);
+        let train = train.map(|((paths, weight), &rows)| Ok((options(paths, rows, d.max_samples)?, *weight)));
+        let eval = eval.as_deref().zip(rows.last()).map(|(paths, &rows)| options(paths, rows, None));
+        Ok(RunDataOptions { train: train.collect::<Result<_>>()?, eval: eval.transpose()? })
     }
 }
 
@@ -203,9 +207,10 @@ fn longest(s: &Settings, spec: &Spec, rows: bool) -> Result<usize> {
 pub fn fit(s: &mut Settings, spec: &Spec, data: &mut RunData, ranks: usize) -> Result<()> {
     let Some(task) = s.task.clone() else { return Ok(()) };
     if let Some(limit) = task.max_len {
-        let all = [Some(&data.train), data.eval.as_ref()].into_iter().flatten();
-        let needed = all.map(|data| data.longest_sequence()).max().unwrap_or(1);
-        let max_len = s.data.max_len.unwrap_or(needed.next_multiple_of(16).min(limit).min(spec.max_len));
+        let all = || [Some(&data.train), data.eval.as_ref()].into_iter().flatten();
+        let needed = || all().map(|data| data.longest_sequence()).max().unwrap_or(1);
+        let fitting = || needed().next_multiple_of(16).min(limit).min(spec.max_len);
+        let max_len = s.data.max_len.unwrap_or_else(fitting);
         [Some(&mut data.train), data.eval.as_mut()].into_iter().flatten().try_for_each(|data| shrink(data, max_len))?;
         s.data.max_len = Some(max_len);
     }

@@ -12,23 +12,35 @@ const RISEN: (f64, f64) = (1.5, 0.5);
 /// A learning rate this many times the task's default, or this small a part of it, is far from it.
 const FAR: f64 = 10.0;
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sign {
+    Rate,
+    Uniform,
+    Risen,
+}
+
 /// Watches the losses of a run.
 pub struct Health {
     /// The loss of a uniform guess.
     uniform: f64,
     /// Steps in a row at that loss without a gradient.
     stuck: u32,
-    /// Sum of the first losses, and their number.
-    first: (f64, usize),
+    /// Sum of the first losses, at most [`WINDOW`].
+    first: f64,
     last: [f64; WINDOW],
+    /// Finite losses so far.
     steps: usize,
-    /// What was said.
-    pub said: Vec<String>,
+    said: Vec<(Sign, String)>,
 }
 
 impl Health {
     pub fn new(uniform: f64) -> Health {
-        Health { uniform, stuck: 0, first: (0.0, 0), last: [0.0; WINDOW], steps: 0, said: Vec::new() }
+        Health { uniform, stuck: 0, first: 0.0, last: [0.0; WINDOW], steps: 0, said: Vec::new() }
+    }
+
+    /// What was said.
+    pub fn warnings(&self) -> Vec<&str> {
+        self.said.iter().map(|(_, text)| &text[..]).collect()
     }
 
     /// Compares the peak learning rate with the task's default.
@@ -39,47 +51,48 @@ impl Health {
             _ if times < 1.0 / FAR => "such small steps teach little",
             _ => return None,
         };
-        self.say(format!("lr {lr} is {times:.2} times the default of a {}, {}: {far}", task.name, task.lr))
+        let text = || format!("lr {lr} is {times:.2} times the default of a {}, {}: {far}", task.name, task.lr);
+        self.say(Sign::Rate, text)
     }
 
     /// A step was taken.
     pub fn step(&mut self, loss: f64, grad_norm: f64) -> Option<&str> {
-        let flat = (loss - self.uniform).abs() < 0.01 * self.uniform && grad_norm < NO_GRADIENT;
+        let uniform = self.uniform;
+        let flat = (loss - uniform).abs() < 0.01 * uniform && grad_norm < NO_GRADIENT;
         self.stuck = if flat { self.stuck + 1 } else { 0 };
         if self.stuck == STUCK {
-            let uniform = self.uniform;
-            return self.say(format!(
-                "the loss has been that of a uniform guess ({uniform:.2}) for {STUCK} steps, with gradients near 0: \
-                 nothing is learned. Check the weights that the run started from"
-            ));
+            return self.say(Sign::Uniform, || {
+                format!(
+                    "the loss has been that of a uniform guess ({uniform:.2}) for {STUCK} steps, with gradients near \
+                     0: nothing is learned. Check the weights that the run started from"
+                )
+            });
         }
         if !loss.is_finite() {
             return None;
         }
+        self.first += if self.steps < WINDOW { loss } else { 0.0 };
         self.last[self.steps % WINDOW] = loss;
         self.steps += 1;
-        if self.first.1 < WINDOW {
-            self.first = (self.first.0 + loss, self.first.1 + 1);
-            return None;
-        }
-        let (began, now) = (self.first.0 / WINDOW as f64, self.last.iter().sum::<f64>() / WINDOW as f64);
+        let (began, now) = (self.first / WINDOW as f64, self.last.iter().sum::<f64>() / WINDOW as f64);
         if self.steps < 2 * WINDOW || now < began * RISEN.0 || now < began + RISEN.1 {
             return None;
         }
-        self.say(format!(
-            "the loss of the last {WINDOW} steps, {now:.2}, is far above that of the first {WINDOW}, {began:.2}: lower \
-             the learning rate, or check the data"
-        ))
+        self.say(Sign::Risen, || {
+            format!(
+                "the loss of the last {WINDOW} steps, {now:.2}, is far above that of the first {WINDOW}, {began:.2}: \
+                 lower the learning rate, or check the data"
+            )
+        })
     }
 
-    /// Once for each sign, which is told apart by its first words.
-    fn say(&mut self, text: String) -> Option<&str> {
-        let words = |text: &str| text.split_whitespace().take(3).map(String::from).collect::<Vec<_>>();
-        if self.said.iter().any(|said| words(said) == words(&text)) {
+    /// Once for each sign.
+    fn say(&mut self, sign: Sign, text: impl FnOnce() -> String) -> Option<&str> {
+        if self.said.iter().any(|(said, _)| *said == sign) {
             return None;
         }
-        self.said.push(text);
-        self.said.last().map(String::as_str)
+        self.said.push((sign, text()));
+        self.said.last().map(|(_, text)| &text[..])
     }
 }
 
@@ -93,7 +106,7 @@ mod tests {
         (1..STUCK).for_each(|_| assert_eq!(health.step(5.51, 1e-6), None));
         assert!(health.step(5.51, 1e-6).unwrap().contains("uniform guess (5.50) for 20 steps"));
         (0..3 * STUCK).for_each(|_| assert_eq!(health.step(5.51, 1e-6), None));
-        assert_eq!(health.said.len(), 1);
+        assert_eq!(health.warnings().len(), 1);
         let mut learning = Health::new(5.5);
         (0..3 * STUCK).for_each(|_| assert_eq!(learning.step(5.51, 0.3), None));
     }
@@ -104,7 +117,7 @@ mod tests {
         let losses = (0..100).map(|step| 3.0 + 0.05 * step as f64);
         let said: Vec<bool> = losses.map(|loss| health.step(loss, 1.0).is_some()).collect();
         assert_eq!(said.iter().filter(|said| **said).count(), 1);
-        assert!(health.said[0].contains("far above"), "{}", health.said[0]);
+        assert!(health.warnings()[0].contains("far above"), "{}", health.warnings()[0]);
         let mut falling = Health::new(10.8);
         (0..100).for_each(|step| assert_eq!(falling.step(5.0 - 0.01 * step as f64, 1.0), None));
         assert_eq!(falling.step(f64::NAN, f64::NAN), None);

@@ -379,7 +379,7 @@ impl<'a> Reporter<'a> {
         report::next(self.plan, steps, stopped.is_some()).iter().for_each(|text| self.say(LogLevel::Info, text));
         self.tell_sinks(&Event::End(&json!({
             "steps": steps, "seconds": seconds, "stopped": stopped.map(|_| "patience"), "sources": sources,
-            "warnings": self.health.said,
+            "warnings": self.health.warnings(),
         })))
     }
 }
