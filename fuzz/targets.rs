@@ -1,6 +1,6 @@
 //! What each fuzz target does with its input, and the properties that must hold for any input.
 //! `tests/data/fuzz_corpora.rs` replays the corpora through the same functions.
-use flatshard::ckpt::{header, hf};
+use flatshard::ckpt::{gguf, header, hf};
 use flatshard::comm::frame::{HEADER, Inbox};
 use flatshard::comm::handshake::{self, Hello};
 use flatshard::comm::hosts::messages;
@@ -41,6 +41,14 @@ pub fn index(bytes: &[u8]) {
     for file in header::index(bytes).iter().flat_map(|map| map.values()) {
         let mut parts = Path::new(file).components();
         assert!(matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)), "{file:?}");
+    }
+}
+
+/// What a GGUF file says becomes the files of a directory, or an error; its tensors are within it.
+pub fn gguf(bytes: &[u8]) {
+    let Ok(files) = gguf::described(bytes) else { return };
+    for (name, content) in files.iter().filter(|(name, _)| name.ends_with(".json")) {
+        assert!(serde_json::from_slice::<serde_json::Value>(content).is_ok(), "{name}");
     }
 }
 

@@ -3,7 +3,7 @@
 pub mod template;
 
 use super::layout::pretty;
-use super::{adapter, hf};
+use super::{adapter, gguf, hf};
 use crate::base::{Error, Result, open};
 use crate::nn::{Lora, Spec};
 use safetensors::Dtype;
@@ -86,6 +86,7 @@ impl Companions {
     pub fn adapting(mut self, lora: &Lora, base: Option<&Path>, spec: &Spec) -> Companions {
         // A relative path would be resolved against the directory the adapter is loaded from.
         let base = base.map(|base| fs::canonicalize(base).unwrap_or(base.to_path_buf()));
+        let base = base.map(|base| gguf::origin(&base));
         self.files.push((adapter::FILE.into(), adapter::config(lora, base.as_deref(), spec).into_bytes()));
         self
     }

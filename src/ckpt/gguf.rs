@@ -1,9 +1,15 @@
-//! The model as one GGUF file for llama.cpp: every rank writes the bytes that it owns, as in a checkpoint. Never
-//! gathers a tensor, and never shows a file under its name before it is complete.
+//! Models as GGUF files. Written for llama.cpp: every rank writes the bytes that it owns, as in a checkpoint. Read: as
+//! the directory that a file was made from ([`as_directory`]). Never gathers a tensor, and never shows a file under its
+//! name before it is complete.
 //!
 //! The bytes are those that llama.cpp's convert_hf_to_gguf.py makes of a [`Checkpointer::save_hf`] directory in f32
 //! (`tests/golden/gguf_files.py`).
+mod codes; // elements of files of others
+mod coding; // tensors of files of others
+mod file; // keys and tensors of files of others
 mod header; // keys and tensors, as bytes
+mod import; // files of others as directories
+mod links; // which files such a directory stands for
 mod model; // names, shapes and keys of a model
 mod quant; // elements
 mod sentencepiece; // tokenizer.model
@@ -11,6 +17,10 @@ mod special; // special tokens and the chat template
 mod tokenizer; // tokens and merges, as keys
 mod vocabulary; // tokens by id
 
+pub(super) use coding::GgufCoding;
+pub(super) use import::GgufModel;
+pub use import::{as_directory, described, resolve};
+pub use links::{origin, within};
 pub use model::GgufType;
 pub use quant::Q8_0_BLOCK;
 

@@ -3,6 +3,7 @@
 //!
 //! safetensors: 8 bytes of header length (little-endian), a JSON header, and the tensors without gaps. The header is
 //! padded with spaces so that the tensors start at [`DATA_ALIGN`].
+use super::gguf::GgufCoding;
 use crate::base::{Error, Result};
 use crate::device::ALIGN;
 use crate::nn::{Layout, Segment, Tp, goes_with_adapters, has_adapters, is_adapter};
@@ -27,6 +28,8 @@ pub struct FileTensor {
     pub file: usize,
     /// Position of its first byte in the file.
     pub offset: u64,
+    /// How its elements become those of `dtype`, if the file has others (GGUF).
+    pub coding: Option<GgufCoding>,
 }
 
 impl FileTensor {
@@ -178,7 +181,7 @@ impl FilePlan {
                 weight_map.insert(tensor.clone(), json!(name));
                 let size = byte_len(&shape, dtype);
                 let file = self.files.len();
-                self.tensors.list.push(FileTensor { name: tensor, shape, dtype, file, offset });
+                self.tensors.list.push(FileTensor { name: tensor, shape, dtype, file, offset, coding: None });
                 offset += size;
                 total += size;
             }

@@ -1,6 +1,7 @@
 //! The files to load from: opened, headers checked, and tensors matched with the model's, all before any weight is
 //! overwritten. Never trusts a file's description of itself, and never reads a tensor.
 use super::companions::template;
+use super::gguf::{self, GgufModel};
 use super::layout::{FilePlan, FileTensor, Tensors};
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
 use super::{header, hf};
@@ -65,11 +66,13 @@ impl TensorSource {
     pub fn model(dir: &Path, spec: &Spec, layouts: &[Layout]) -> Result<TensorSource> {
         is_model(dir)?;
         let then = hf::read(dir)?;
-        let mut found = OpenedFiles::default();
-        found.open(dir, "model")?;
         // A causal model has a head of logits instead of the score, whose initial weights stay.
         let new_score = spec.score && !then.score;
         let mut plan = FilePlan::of_base(layouts);
+        let mut found = match gguf::within(dir)? {
+            none if none.is_empty() => OpenedFiles::safetensors(dir, "model")?,
+            files => OpenedFiles::gguf(&files, &then, &plan)?,
+        };
         if new_score {
             found.tensors.remove(HEAD);
             plan = FilePlan::without(layouts, SCORE);
@@ -99,8 +102,16 @@ impl TensorSource {
     /// The bytes of `tensor` from its element `place` on.
     pub fn read_at(&self, tensor: &FileTensor, place: usize, to: &mut [u8]) -> Result<()> {
         let ((path, file), size) = (&self.files[tensor.file], tensor.dtype.bitsize() / 8);
-        file.read_exact_at(to, tensor.offset + (size * place) as u64)
-            .map_err(|e| Error::in_file(path, format!("cannot read tensor {}: {e}", tensor.name)))
+        let read = match &tensor.coding {
+            None => file.read_exact_at(to, tensor.offset + (size * place) as u64),
+            Some(coding) => {
+                let mut values = vec![0f32; to.len() / size];
+                let read = coding.read(file, tensor.offset, place, &mut values);
+                to.copy_from_slice(bytemuck::cast_slice(&values));
+                read
+            }
+        };
+        read.map_err(|e| Error::in_file(path, format!("cannot read tensor {}: {e}", tensor.name)))
     }
     /// An error if tensors have `counts` non-finite values: such weights would make every step a skipped one, and such
     /// moments would produce them. `saved`: they come from a checkpoint.
@@ -152,6 +163,14 @@ pub fn is_model(dir: &Path) -> Result<()> {
     if any(&|n| n == "model.safetensors" || n == "model.safetensors.index.json") {
         return Ok(());
     }
+    if let Some(file) = names.iter().find(|name| name.ends_with(".gguf")) {
+        return match names.contains(hf::FILE) {
+            true => Ok(()),
+            false => {
+                refuse(format!("has GGUF files, and no {}: name one of them: {}", hf::FILE, dir.join(file).display()))
+            }
+        };
+    }
     if names.contains("snapshots") {
         let head = open::read(&dir.join("refs/main")).unwrap_or_default();
         let head = String::from_utf8_lossy(&head);
@@ -190,6 +209,20 @@ pub(super) struct OpenedFiles {
 }
 
 impl OpenedFiles {
+    fn safetensors(dir: &Path, stem: &str) -> Result<OpenedFiles> {
+        let mut found = OpenedFiles::default();
+        found.open(dir, stem)?;
+        Ok(found)
+    }
+
+    /// Opens GGUF files of a model like `spec`, as far as they have the tensors of `plan`, or a head next to a tied
+    /// table.
+    fn gguf(files: &[PathBuf], spec: &Spec, plan: &FilePlan) -> Result<OpenedFiles> {
+        let model = GgufModel::open(files)?;
+        let tensors = model.tensors(spec, plan.tensors.list.iter())?;
+        Ok(OpenedFiles { files: model.files, headers: Vec::new(), tensors })
+    }
+
     /// Opens `stem.safetensors`, or the files its index names.
     pub fn open(&mut self, dir: &Path, stem: &str) -> Result<()> {
         let single = dir.join(format!("{stem}.safetensors"));
@@ -236,7 +269,8 @@ impl OpenedFiles {
             header::tensors(&text, length).map_err(|e| Error::in_file(&path, e))?
         {
             expected(&name, &path)?;
-            let tensor = FileTensor { name: name.clone(), shape, dtype, file: self.files.len(), offset };
+            let file = self.files.len();
+            let tensor = FileTensor { name: name.clone(), shape, dtype, file, offset, coding: None };
             if self.tensors.insert(name.clone(), tensor).is_some() {
                 return Err(Error::in_file(&path, format!("has tensor {name}, which another file has too")));
             }

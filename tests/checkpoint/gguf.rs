@@ -8,13 +8,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const CASES: [&str; 6] = ["llama2", "llama3", "qwen2", "qwen3", "gemma2", "gemma3"];
-const TYPES: [&str; 3] = ["f16", "bf16", "q8_0"];
+pub const CASES: [&str; 6] = ["llama2", "llama3", "qwen2", "qwen3", "gemma2", "gemma3"];
+pub const TYPES: [&str; 3] = ["f16", "bf16", "q8_0"];
 
-fn tests() -> PathBuf {
+pub fn tests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
 }
-fn case(name: &str) -> Value {
+pub fn case(name: &str) -> Value {
     serde_json::from_slice(&fs::read(tests().join(format!("golden/gguf_files/{name}.json"))).unwrap()).unwrap()
 }
 
@@ -34,7 +34,7 @@ fn weights(index: usize, name: &str, len: usize, gemma: bool) -> Vec<u8> {
 }
 
 /// The model directory of a case.
-fn write(name: &str, case: &Value, dir: &Path) {
+pub fn write(name: &str, case: &Value, dir: &Path) {
     fs::create_dir_all(dir).unwrap();
     fs::write(dir.join("config.json"), case["config"].to_string()).unwrap();
     for (file, text) in case["files"].as_object().unwrap() {
@@ -58,19 +58,19 @@ fn write(name: &str, case: &Value, dir: &Path) {
 }
 
 /// One step that changes nothing, then the export.
-fn run(dir: &Path, args: &str) -> Output {
+pub fn run(dir: &Path, args: &str) -> Output {
     let still = "--device cpu --dataset synthetic --max-len 16 --batch-size 1 --max-steps 1 --lr 0 --weight-decay 0 \
                  --no-eval --no-sample";
     Command::new(FSDP).args(still.split_whitespace()).args(args.split(' ')).current_dir(dir).output().unwrap()
 }
 #[track_caller]
-fn exported(dir: &Path, args: &str) -> Vec<u8> {
+pub fn exported(dir: &Path, args: &str) -> Vec<u8> {
     let out = run(dir, &format!("{args} --save-gguf model.gguf --overwrite"));
     assert!(out.status.success(), "{args}: {}", String::from_utf8_lossy(&out.stderr));
     fs::read(dir.join("model.gguf")).unwrap()
 }
 #[track_caller]
-fn refused(dir: &Path, args: &str, parts: &[&str]) {
+pub fn refused(dir: &Path, args: &str, parts: &[&str]) {
     let out = run(dir, args);
     let stderr = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(2), "{args}: {stderr}");

@@ -8,6 +8,7 @@ mod export;
 mod files;
 mod full_disk;
 mod gguf;
+mod gguf_in;
 mod load_memory;
 mod recovery;
 mod resume;

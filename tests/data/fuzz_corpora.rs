@@ -22,6 +22,10 @@ fn headers() {
     replay("header", targets::header);
 }
 #[test]
+fn gguf_files() {
+    replay("gguf", targets::gguf);
+}
+#[test]
 fn indices() {
     replay("index", targets::index);
 }

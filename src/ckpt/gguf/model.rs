@@ -116,17 +116,18 @@ impl GgufTensors {
         for segment in segments {
             let (shape, source) = (segment.global_shape(), segment.name.clone());
             let form = kind.of(&shape);
-            let rotated = |name: &str| source.contains(name) && matches!(spec.arch, Arch::Llama | Arch::Mistral);
-            let heads = if rotated(".q_proj.") {
-                spec.heads
-            } else if rotated(".k_proj.") {
-                spec.kv_heads
-            } else {
-                0
-            };
+            let heads = interleaved_heads(spec, &source);
             let bytes = form.bytes(shape.iter().product());
             let plus_one = spec.norm_from_one && source.ends_with("norm.weight");
-            list.push(GgufTensor { name: name(spec, &source)?, source, shape, form, offset, heads, plus_one });
+            list.push(GgufTensor {
+                name: GgufName::of(spec, &source)?.name,
+                source,
+                shape,
+                form,
+                offset,
+                heads,
+                plus_one,
+            });
             offset += padded(bytes);
         }
         let by_source = list.iter().enumerate().map(|(i, t)| (t.source.clone(), i)).collect();
@@ -144,34 +145,68 @@ fn padded(bytes: usize) -> u64 {
     (bytes as u64).next_multiple_of(TENSOR_ALIGN)
 }
 
-/// llama.cpp's name of the tensor `source`.
-fn name(spec: &Spec, source: &str) -> Result<String> {
-    let unknown = || Error::op("save-gguf", format!("llama.cpp has no name for {source}"));
-    let (module, suffix) = source.rsplit_once('.').ok_or_else(unknown)?;
-    let (block, module) = match module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')) {
-        Some((i, module)) => (format!("blk.{i}."), module),
-        None => (String::new(), module),
-    };
-    let known = match module {
-        "model.embed_tokens" => "token_embd",
-        "model.norm" => "output_norm",
-        "lm_head" => "output",
-        "input_layernorm" => "attn_norm",
-        "self_attn.q_proj" => "attn_q",
-        "self_attn.k_proj" => "attn_k",
-        "self_attn.v_proj" => "attn_v",
-        "self_attn.o_proj" => "attn_output",
-        "self_attn.q_norm" => "attn_q_norm",
-        "self_attn.k_norm" => "attn_k_norm",
-        "post_attention_layernorm" if spec.post_norms => "post_attention_norm",
-        "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
-        "post_feedforward_layernorm" => "post_ffw_norm",
-        "mlp.gate_proj" => "ffn_gate",
-        "mlp.up_proj" => "ffn_up",
-        "mlp.down_proj" => "ffn_down",
-        _ => return Err(unknown()),
-    };
-    Ok(format!("{block}{known}.{suffix}"))
+/// llama.cpp's name of a tensor. Those of experts are one tensor there, with the experts outermost.
+pub struct GgufName {
+    pub name: String,
+    pub expert: Option<usize>,
+}
+
+impl GgufName {
+    /// That of the tensor `source`.
+    pub fn of(spec: &Spec, source: &str) -> Result<GgufName> {
+        let unknown = || Error::input(format!("llama.cpp has no name for the tensor {source}"));
+        let (module, suffix) = source.rsplit_once('.').ok_or_else(unknown)?;
+        let (block, module) = match module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')) {
+            Some((i, module)) => (format!("blk.{i}."), module),
+            None => (String::new(), module),
+        };
+        let of_expert = ["mlp.experts.", "block_sparse_moe.experts."].iter().find_map(|p| module.strip_prefix(p));
+        if let Some((expert, kind)) = of_expert.and_then(|rest| rest.split_once('.')) {
+            let kind = match kind {
+                "gate_proj" | "w1" => "gate",
+                "up_proj" | "w3" => "up",
+                "down_proj" | "w2" => "down",
+                _ => return Err(unknown()),
+            };
+            let expert = Some(expert.parse().map_err(|_| unknown())?);
+            return Ok(GgufName { name: format!("{block}ffn_{kind}_exps.{suffix}"), expert });
+        }
+        let known = match module {
+            "model.embed_tokens" => "token_embd",
+            "model.norm" => "output_norm",
+            "lm_head" => "output",
+            "input_layernorm" => "attn_norm",
+            "self_attn.q_proj" => "attn_q",
+            "self_attn.k_proj" => "attn_k",
+            "self_attn.v_proj" => "attn_v",
+            "self_attn.o_proj" => "attn_output",
+            "self_attn.q_norm" => "attn_q_norm",
+            "self_attn.k_norm" => "attn_k_norm",
+            "post_attention_layernorm" if spec.post_norms => "post_attention_norm",
+            "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
+            "post_feedforward_layernorm" => "post_ffw_norm",
+            "mlp.gate_proj" => "ffn_gate",
+            "mlp.up_proj" => "ffn_up",
+            "mlp.down_proj" => "ffn_down",
+            "mlp.gate" | "block_sparse_moe.gate" => "ffn_gate_inp",
+            "mlp.shared_expert.gate_proj" => "ffn_gate_shexp",
+            "mlp.shared_expert.up_proj" => "ffn_up_shexp",
+            "mlp.shared_expert.down_proj" => "ffn_down_shexp",
+            "mlp.shared_expert_gate" => "ffn_gate_inp_shexp",
+            _ => return Err(unknown()),
+        };
+        Ok(GgufName { name: format!("{block}{known}.{suffix}"), expert: None })
+    }
+}
+
+/// Heads of the tensor `source` whose rows llama.cpp has interleaved; 0 if it has them as they are.
+pub fn interleaved_heads(spec: &Spec, source: &str) -> usize {
+    match () {
+        _ if !matches!(spec.arch, Arch::Llama | Arch::Mistral | Arch::Mixtral) => 0,
+        _ if source.contains(".q_proj.") => spec.heads,
+        _ if source.contains(".k_proj.") => spec.kv_heads,
+        _ => 0,
+    }
 }
 
 /// Puts the keys that describe the model. `config` is its `config.json`, `generation` its `generation_config.json`.

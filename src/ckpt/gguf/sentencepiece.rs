@@ -1,11 +1,11 @@
-//! Tokens and scores of a SentencePiece `tokenizer.model`. The file is a protocol-buffers message of which only three
-//! fields are needed, so a library would cost more than these lines. Never tokenizes.
+//! Tokens and scores of a SentencePiece `tokenizer.model`, read and written. The file is a protocol-buffers message of
+//! which few fields are needed, so a library would cost more than these lines. Never tokenizes.
 use super::vocabulary::{self, NORMAL, TokenizerFiles, Vocabulary, refused};
 use crate::base::Result;
 
 /// Scores of ids that no tokenizer gives, and of tokens that were added to it.
 const NONE: f32 = -10000.0;
-const ADDED: f32 = -1000.0;
+pub const ADDED: f32 = -1000.0;
 /// SentencePiece's user-defined kind, which llama.cpp's converter reads as normal tokens.
 const USER_DEFINED: u64 = 4;
 
@@ -32,10 +32,52 @@ pub fn vocabulary(model: &[u8], size: usize, files: &TokenizerFiles) -> Result<(
     Ok((vocabulary, scores))
 }
 
-struct Piece {
-    text: String,
-    score: f32,
-    kind: i32,
+pub struct Piece {
+    pub text: String,
+    pub score: f32,
+    pub kind: i32,
+}
+
+/// A file of these pieces for BPE that falls back on bytes. `prefix`: a space is put before a text.
+pub fn file(pieces: &[Piece], prefix: bool) -> Vec<u8> {
+    /// A number in 7-bit groups.
+    fn number(mut n: u64, out: &mut Vec<u8>) {
+        while n >= 128 {
+            out.push(n as u8 | 128);
+            n >>= 7;
+        }
+        out.push(n as u8);
+    }
+    let field = |key: u64, n: u64, out: &mut Vec<u8>| {
+        number(key << 3, out);
+        number(n, out);
+    };
+    let bytes = |key: u64, bytes: &[u8], out: &mut Vec<u8>| {
+        number(key << 3 | 2, out);
+        number(bytes.len() as u64, out);
+        out.extend(bytes);
+    };
+    let mut out = Vec::new();
+    for Piece { text, score, kind } in pieces {
+        let mut piece = Vec::new();
+        bytes(1, text.as_bytes(), &mut piece);
+        number(2 << 3 | 5, &mut piece);
+        piece.extend(score.to_le_bytes());
+        field(3, *kind as u64, &mut piece);
+        bytes(1, &piece, &mut out);
+    }
+    let mut trainer = Vec::new();
+    for (key, n) in [(3, 2), (4, pieces.len() as u64), (35, 1)] {
+        field(key, n, &mut trainer); // the type BPE, the size, byte_fallback
+    }
+    bytes(2, &trainer, &mut out);
+    let mut normalizer = Vec::new();
+    bytes(1, b"identity", &mut normalizer);
+    for (key, n) in [(3, prefix as u64), (4, 0), (5, 1)] {
+        field(key, n, &mut normalizer); // add_dummy_prefix, remove_extra_whitespaces, escape_whitespaces
+    }
+    bytes(3, &normalizer, &mut out);
+    out
 }
 
 /// The pieces: field 1 of the message, repeated.

@@ -240,7 +240,7 @@ fn weights(dir: &Path) -> Result<u64> {
     let hashed = || -> std::io::Result<u64> {
         let mut names: Vec<_> =
             std::fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name())).collect::<std::io::Result<_>>()?;
-        names.retain(|name| Path::new(name).extension().is_some_and(|e| e == "safetensors"));
+        names.retain(|name| Path::new(name).extension().is_some_and(|e| e == "safetensors" || e == "gguf"));
         names.sort();
         let mut hash = Xxh3::new();
         hash.update(&open::read(&dir.join("config.json"))?);

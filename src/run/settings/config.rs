@@ -1,6 +1,8 @@
 //! Settings by precedence: defaults < DeepSpeed's defaults < its file < configuration file < flags. Files are overlaid
 //! as trees, key by key, so that errors name the file and the key. Never inspects the machine.
 use crate::base::{Error, Result};
+use crate::ckpt;
+use crate::comm::env;
 use crate::run::settings::args::Cli;
 use crate::run::settings::blocks;
 use crate::run::settings::deepspeed;
@@ -14,7 +16,7 @@ use crate::run::settings::stages;
 use crate::run::settings::tasks;
 use crate::run::settings::value::overlay;
 use serde_json::Value;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The runs of this command line: one, or one per training stage, in file order. All are resolved first, so that an
 /// error in the last stage is found before the first one starts. `default` is the binary's strategy.
@@ -71,6 +73,7 @@ fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyN
     if cli.files.local_rank.is_some() {
         notes.push("--local-rank has no effect here: the launcher's environment variables give the rank".into());
     }
+    gguf_files(&mut merged)?;
     if let Some(dir) = merged["model"]["pretrain"].as_str() {
         effect::shapes(&cli.settings.model, Path::new(dir))?;
     }
@@ -83,6 +86,20 @@ fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyN
         stages::place(&mut settings, &names, stages::find(&names, stage)?)?;
     }
     Ok(settings)
+}
+
+/// Settings that name a model.
+const MODELS: [(&str, &str); 3] = [("model", "pretrain"), ("objective", "ref_pretrain"), ("objective", "teacher")];
+
+/// Replaces GGUF files by directories with what they hold.
+fn gguf_files(settings: &mut Value) -> Result<()> {
+    let cache = settings["data"]["cache_dir"].as_str().map_or_else(env::cache_dir, PathBuf::from);
+    for (section, key) in MODELS {
+        if let Some(path) = settings[section][key].as_str().map(Path::new) {
+            settings[section][key] = ckpt::gguf::resolve(path, &cache)?.display().to_string().into();
+        }
+    }
+    Ok(())
 }
 
 fn to_tree(settings: &Settings) -> Result<Value> {

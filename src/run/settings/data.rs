@@ -70,7 +70,8 @@ pub struct DataSettings {
     /// Cache tokenized data on disk for later runs; off: each process tokenizes into a temporary file
     #[arg(long)]
     pub cache: Option<bool>,
-    /// Directory of the token cache [default: $FLATSHARD_CACHE_DIR, or flatshard in $XDG_CACHE_HOME or ~/.cache]
+    /// Directory for tokenized data and for the configs and tokenizers of GGUF files [default: $FLATSHARD_CACHE_DIR, or
+    /// flatshard in $XDG_CACHE_HOME or ~/.cache]
     #[arg(long, value_name = "DIR")]
     pub cache_dir: Option<PathBuf>,
     /// Size limit of the token cache, such as 10GB or 500MB; evicts the least recently used data that no run is reading
