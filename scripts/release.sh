@@ -15,7 +15,7 @@ scripts/wheel.sh "$@"
 rm -rf "$out"
 mkdir -p "$out/$name/completions" "$out/$name/man"
 cp "$target"/wheel/bin/* LICENSE README.md CHANGELOG.md "$out/$name"
-for binary in run_fsdp run_ddp experiments; do
+for binary in flatshard run_fsdp run_ddp experiments; do
     for shell in bash zsh fish; do
         "$out/$name/$binary" --completions "$shell" > "$out/$name/completions/$binary.$shell"
     done

@@ -95,6 +95,17 @@ pub fn resolve(ckpt_dir: Option<&Path>, resume: &Resume) -> Result<Option<PathBu
     }
 }
 
+/// The directory of the model that `path` names: the newest checkpoint of a directory of checkpoints, the one that a
+/// file `best` or `latest` names, else `path` itself.
+pub fn of_model(path: &Path) -> Result<PathBuf> {
+    let pointer = path.file_name().is_some_and(|name| name == BEST || name == LATEST);
+    match path.is_file() {
+        true if pointer => pointed(path),
+        false if path.is_dir() && !path.join(super::hf::FILE).exists() => Ok(newest(path)?.unwrap_or(path.into())),
+        _ => Ok(path.into()),
+    }
+}
+
 /// The checkpoint that the file `best` or `latest` names.
 fn pointed(file: &Path) -> Result<PathBuf> {
     let bad =

@@ -34,7 +34,7 @@ pub mod gguf; // one file for llama.cpp
 
 pub use checkpointer::Checkpointer;
 pub use companions::Companions;
-pub use dirs::{Lock, Resume, candidates, clear, mark_best, newest, prepare, resolve};
+pub use dirs::{Lock, Resume, candidates, clear, mark_best, newest, of_model, prepare, resolve};
 pub use evaluations::Evaluations;
 pub use load::{inspect, inspect_model};
 pub use merge::{Merged, inspect_adapter};

@@ -127,6 +127,23 @@ const JSM: LauncherNames = LauncherNames {
 };
 
 impl RankEnv {
+    /// The only rank of a job, in the process that created `arena`.
+    pub fn alone(arena: RawFd) -> RankEnv {
+        RankEnv {
+            rank: 0,
+            world: 1,
+            local_rank: 0,
+            local_world: 1,
+            host: "localhost".into(),
+            master_addr: "127.0.0.1".into(),
+            master_port: 0,
+            run_id: String::new(),
+            arena_fd: Some(arena),
+            parent_pid: None,
+            secret: None,
+            mpi: false,
+        }
+    }
     /// Reads the variables that `get` returns; `None` if no launcher started this process. Order: torchrun, Open MPI,
     /// MVAPICH, PMI, JSM, Slurm, because the inner launcher of a nest sets the more specific variables.
     pub fn read(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<RankEnv>> {

@@ -2,7 +2,6 @@
 use super::shapes::{ANSWER_IDS, ID_KEYS};
 use super::template::ChatTemplate;
 use crate::base::{Error, Result};
-use serde_json::json;
 use std::sync::Arc;
 
 /// What a row of a data set is.
@@ -168,14 +167,16 @@ impl Format {
             None => SampleKind::Tokens,
         }
     }
-    /// The rendered prompt, up to where the response starts; `None` if text is used verbatim.
-    pub fn asked(&self, prompt: &str) -> Result<Option<String>> {
+    /// The rendered prompt, up to where the response starts, after a system prompt; `None` if text is used verbatim.
+    pub fn asked(&self, system: Option<&str>, prompt: &str) -> Result<Option<String>> {
         match (&self.chat, &self.input_template) {
             (Some(chat), _) if self.is_chat() => {
-                let message = minijinja::Value::from_serialize(json!({"role": "user", "content": prompt}));
-                chat.render(&[message], true)
-                    .map(Some)
-                    .map_err(|what| Error::input(format!("the chat template: {what}")))
+                let system = system.map(|text| ("system", text));
+                let messages: Vec<(&str, &str)> = system.into_iter().chain([("user", prompt)]).collect();
+                chat.asked(&messages).map(Some).map_err(|what| Error::input(format!("the chat template: {what}")))
+            }
+            _ if system.is_some() => {
+                Err(Error::input("`system_prompt` is for a chat template: add `apply_chat_template`, or remove it"))
             }
             (_, Some(template)) => Ok(Some(template.replacen("{}", prompt, 1))),
             _ => Ok(None),

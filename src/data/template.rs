@@ -77,6 +77,18 @@ impl ChatTemplate {
         })
     }
 
+    /// The text of messages, each with a role and its text, and the start of the assistant's answer.
+    pub fn asked(&self, messages: &[(&str, &str)]) -> Result<String, String> {
+        let message =
+            |(role, text): &(&str, &str)| Value::from_iter([("role", Value::from(*role)), ("content", (*text).into())]);
+        self.render(&messages.iter().map(message).collect::<Vec<_>>(), true)
+    }
+
+    /// What ends an answer, such as `<|im_end|>`, if that can be known.
+    pub fn end_of_turn(&self) -> Option<&str> {
+        self.frame().map(|frame| frame.end.trim())
+    }
+
     /// What the template puts around an answer; None if that cannot be known.
     pub(super) fn frame(&self) -> Option<&TurnFrame> {
         self.frame.get_or_init(|| TurnFrame::of(|messages, prompt| self.render(messages, prompt).ok())).as_ref()

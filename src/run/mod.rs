@@ -15,10 +15,12 @@ pub mod trace;
 pub mod launch;
 /// One rank's run: data, agreement, steps, checkpoints, reports.
 pub mod r#loop;
-/// `--generate`.
+/// `--generate`, `--chat`.
 pub mod generate;
 /// `--print-samples`, `--preview`.
 pub mod samples;
+/// `flatshard VERB`.
+pub mod verbs;
 
 pub use settings::StrategyName;
 pub use settings::help::HelpPage;
@@ -40,17 +42,29 @@ use watch::wandb::Follower;
 
 /// The main function of a training binary. `strategy` is its default.
 pub fn main(page: &HelpPage, strategy: StrategyName) -> ExitCode {
+    with_words(page, strategy, &|words| Ok(Ok(words)))
+}
+
+/// The main function of `flatshard`, whose command line begins with a verb.
+pub fn verbs_main(page: &HelpPage, strategy: StrategyName) -> ExitCode {
+    with_words(page, strategy, &|words| verbs::read(&words))
+}
+
+/// Turns the words of the command line into those of a training binary, or into a text to print.
+type WordReader<'a> = &'a dyn Fn(Vec<String>) -> Result<std::result::Result<Vec<String>, String>>;
+
+fn with_words(page: &HelpPage, strategy: StrategyName, read: WordReader) -> ExitCode {
     let launched = match RankEnv::from_env() {
         Ok(launched) => launched,
         Err(e) => return failed(&e, None),
     };
-    match start(page, strategy, launched.as_ref()) {
+    match start(page, strategy, launched.as_ref(), read) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => failed(&e, launched.as_ref()),
     }
 }
 
-fn start(page: &HelpPage, strategy: StrategyName, launched: Option<&RankEnv>) -> Result<()> {
+fn start(page: &HelpPage, strategy: StrategyName, launched: Option<&RankEnv>, read: WordReader) -> Result<()> {
     launch::pass_over_file_sizes()?;
     if let Some(env) = launched
         && let Some(parent) = env.parent_pid
@@ -61,7 +75,11 @@ fn start(page: &HelpPage, strategy: StrategyName, launched: Option<&RankEnv>) ->
             RankJob::Generate(settings, prompt) => generate::main(*settings, Some(env), &prompt),
         };
     }
-    let cli = match args::parse::<args::Cli>(page, args::words()?)? {
+    let words = match read(args::words()?)? {
+        Ok(words) => words,
+        Err(text) => return print(&text),
+    };
+    let cli = match args::parse::<args::Cli>(page, words)? {
         Parsed::Help(text) => return print(&text),
         Parsed::Run(cli) => cli,
     };
@@ -72,6 +90,9 @@ fn start(page: &HelpPage, strategy: StrategyName, launched: Option<&RankEnv>) ->
     if let Some(prompt) = &cli.files.generate {
         let Some(settings) = runs.pop() else { return Ok(()) };
         return generate::main(settings, launched, prompt);
+    }
+    if cli.files.chat {
+        return runs.pop().map_or(Ok(()), |settings| generate::chat::main(settings, launched));
     }
     let look = |count: Option<u64>, look: SampleLook| count.map(|count| (count, look));
     if let Some((count, look)) =

@@ -68,7 +68,7 @@ impl Ran {
     fn new(program: &str, inputs: &Path, dir: PathBuf, words: &[&str]) -> Ran {
         fs::create_dir_all(&dir).unwrap();
         let has = |flag: &str| words.contains(&flag);
-        let trains = !has("--generate") && !has("--lora-merge");
+        let trains = !["--generate", "--chat", "--lora-merge", "--export"].into_iter().any(has);
         let tiny: Vec<&str> = TINY.split(' ').collect();
         // A model directory has its own shapes; what trains nothing would say of the other flags that they are idle.
         let keep = |flag: &&str| match *flag {

@@ -37,5 +37,6 @@ mod token_rows;
 mod trace;
 mod trained_template;
 mod troubleshooting;
+mod verbs;
 mod wandb;
 mod warmup;

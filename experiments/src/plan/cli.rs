@@ -42,6 +42,7 @@ const PAGE: HelpPage = HelpPage {
         ("--gpus 16 --gpu a100 --max-len 4096 --only FULL_SHARD", "one strategy"),
         ("--gpus 2 --gpu cpu --calibrate --check", "this CPU, measured"),
     ],
+    verbs: &[],
 };
 
 /// Maximum ranks of a job, a limit of the norm's exact sum.

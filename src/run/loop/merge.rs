@@ -1,5 +1,5 @@
-//! `--lora-merge`: merges an adapter into the model of `--pretrain` and writes it to `--save-hf` and `--save-gguf`.
-//! Every rank merges and writes the weights that it owns. Never trains.
+//! `--lora-merge` and `--export`: writes the model of `--pretrain` to `--save-hf` and `--save-gguf`, after merging an
+//! adapter into it. Every rank merges and writes the weights that it owns. Never trains.
 use crate::base::{Error, Result};
 use crate::ckpt::{Checkpointer, SavedCheckpoint};
 use crate::comm::mesh::Mesh;
@@ -10,10 +10,9 @@ use crate::run::plan::{Plan, save};
 use crate::run::watch::RunLog;
 use crate::run::watch::report;
 use crate::store::{self, Store};
-use std::path::Path;
 use std::sync::Arc;
 
-pub fn run(plan: &Plan, adapter: &Path, device: Arc<dyn Device>, mesh: &Mesh, log: &RunLog) -> Result<()> {
+pub fn run(plan: &Plan, device: Arc<dyn Device>, mesh: &Mesh, log: &RunLog) -> Result<()> {
     let Some(base) = &plan.settings.model.pretrain else { return Err(Error::op("merge", "no model")) };
     let decoder = Decoder::new(plan.engine.spec.clone())?;
     let mut store = store::allocate(&*plan.engine.strategy, device.clone(), mesh, decoder.layouts())?;
@@ -24,11 +23,17 @@ pub fn run(plan: &Plan, adapter: &Path, device: Arc<dyn Device>, mesh: &Mesh, lo
         checkpointer.accompany(save::companions(&plan.settings, spec, Some(base), &plan.tokenizer)?);
     }
     checkpointer.load_model(base, &mut *store)?;
-    let merged = checkpointer.merge(adapter, &mut *store)?;
-    let whole = if merged.whole > 0 { format!(" and {} whole tensors", merged.whole) } else { String::new() };
+    let adapter = plan.settings.lora.merge.as_deref();
+    let what = match adapter.map(|adapter| checkpointer.merge(adapter, &mut *store)).transpose()? {
+        None => "export".into(),
+        Some(merged) if merged.whole > 0 => {
+            format!("merge  {} adapters and {} whole tensors", merged.adapters, merged.whole)
+        }
+        Some(merged) => format!("merge  {} adapters", merged.adapters),
+    };
     for saved in export(plan, &mut checkpointer, &mut *store)?.iter().filter(|_| mesh.rank() == 0) {
         let (path, size) = (saved.path.display(), report::mib(saved.bytes));
-        log.info(format_args!("merge  {} adapters{whole}  {size}  {path}", merged.adapters));
+        log.info(format_args!("{what}  {size}  {path}"));
     }
     Ok(())
 }

@@ -44,9 +44,9 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &RunLog) -> Result<()> {
         return Err(e);
     }
     let mesh = tracer.watch(flight.watch(Mesh::with_world(world, member, plan.ranks.mesh)?));
-    let result = match &plan.settings.lora.merge {
-        Some(adapter) => merge::run(plan, adapter, device, &mesh, log),
-        None => {
+    let result = match plan.settings.only_converts() {
+        true => merge::run(plan, device, &mesh, log),
+        false => {
             let rank = RankContext { plan, log, device, gpu, graphs: graphs.clone(), flight: &flight, mesh: &mesh };
             Trainer::new(&rank, &mut tracer, stops).and_then(|mut trainer| trainer.run())
         }

@@ -15,10 +15,18 @@ use crate::run::plan::save::{self, SaveOptions};
 use crate::run::settings::Settings;
 use std::path::Path;
 
-/// A merge reads a model and an adapter and writes a model.
-pub fn merge(s: &Settings) -> Result<()> {
-    let Some(dir) = &s.lora.merge else { return Ok(()) };
-    if s.model.pretrain.is_none() || s.checkpoint.save_hf.is_none() && s.checkpoint.save_gguf.is_none() {
+/// A merge reads a model and an adapter and writes a model; an export reads a model alone.
+pub fn conversion(s: &Settings) -> Result<()> {
+    let whole = s.model.pretrain.is_some() && (s.checkpoint.save_hf.is_some() || s.checkpoint.save_gguf.is_some());
+    let Some(dir) = &s.lora.merge else {
+        return match s.only_converts() && !whole {
+            true => Err(Error::input(
+                "--export needs a model and a place for it: add --pretrain MODEL and --save-hf DIR or --save-gguf FILE",
+            )),
+            false => Ok(()),
+        };
+    };
+    if !whole {
         return Err(Error::input(
             "--lora-merge needs the base model of the adapter and a place for the merged model: add --pretrain DIR and \
              --save-hf DIR or --save-gguf FILE",

@@ -130,7 +130,7 @@ impl RunData {
         let parts = options.train.iter().map(|(options, weight)| Ok((Dataset::open(options)?, *weight)));
         let train = Dataset::mix(parts.collect::<Result<_>>()?)?;
         let eval = options.eval.map(|options| Dataset::open(&options).map_err(of_evaluation)).transpose()?;
-        if s.lora.merge.is_none() {
+        if !s.only_converts() {
             train.check_row_settings(&[("packing_samples", d.packing_samples == Some(true))])?;
             let of_rows = eval.as_ref().filter(|eval| eval.has_rows_of_its_own()).unwrap_or(&train);
             of_rows.check_row_settings(&[("tokenizer_chat_template", d.tokenizer_chat_template.is_some())])?;
@@ -140,8 +140,8 @@ impl RunData {
 
     pub fn options(s: &Settings, tokenizer: &Tokenizer, spec: &Spec) -> Result<RunDataOptions> {
         let d = &s.data;
-        let format = match s.lora.merge.is_some() {
-            true => Format::default(), // a merge reads no data
+        let format = match s.only_converts() {
+            true => Format::default(), // it reads no data
             false => objective::rows(s, format(d, tokenizer)?)?,
         };
         let sources = sources(d)?;

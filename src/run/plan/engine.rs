@@ -77,7 +77,7 @@ pub fn sharded(s: &Settings, device: DeviceName) -> Result<Option<ShardedOptions
 
 /// An adapter is merged in f32.
 fn masters(s: &Settings) -> Result<DType> {
-    if s.lora.merge.is_some() { Ok(DType::F32) } else { s.precision.masters() }
+    if s.only_converts() { Ok(DType::F32) } else { s.precision.masters() }
 }
 
 /// `engine` with at most `max_live` parameters unsharded, if given.

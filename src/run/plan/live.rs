@@ -13,7 +13,7 @@ pub fn within_budget(
     layouts: &[Layout],
     planned: &dyn Fn(Option<usize>) -> Result<Vec<(Category, usize)>>,
 ) -> Result<Option<usize>> {
-    let Some(budget) = s.fsdp.budget()?.filter(|_| s.lora.merge.is_none()) else { return Ok(None) };
+    let Some(budget) = s.fsdp.budget()?.filter(|_| !s.only_converts()) else { return Ok(None) };
     let needed = |live| -> Result<u64> { Ok(bytes::on_device(&planned(live)?) as u64) };
     let least = needed(None)?;
     if least > budget {

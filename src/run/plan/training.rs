@@ -97,7 +97,7 @@ impl Plan {
     fn settle(mut s: Settings, launched: Option<&RankEnv>, data: Option<RunData>) -> Result<Plan> {
         wandb::settle(&mut s)?;
         check::outputs(&s)?;
-        check::merge(&s)?;
+        check::conversion(&s)?;
         if let (Some(before), None) = (&s.run.after, &s.model.pretrain) {
             s.model.pretrain = Some(stages::weights(before)?);
         }
@@ -108,15 +108,15 @@ impl Plan {
         let restarts = Restarts::new(&s)?;
         check::restarts(&s, &restarts, ranks.nproc, launched)?;
         batch::solve(&mut s, &ranks.mesh)?;
-        if s.lora.merge.is_some() {
-            s.data.max_len = Some(1); // a merge has no sequences that could be too long
+        if s.only_converts() {
+            s.data.max_len = Some(1); // there are no sequences that could be too long
         }
         let tokenizer = data::tokenizer(&mut s);
         model::has_weights(&s)?;
         let spec = model::spec(&mut s, &tokenizer)?;
         let tokenizer = tokenizer.for_model(spec.vocab);
         let tokenizer = data::resumed(tokenizer, &s.data, resume::newest(&s.checkpoint)?.as_deref())?;
-        let data = match s.task.is_some() && s.lora.merge.is_none() {
+        let data = match s.task.is_some() && !s.only_converts() {
             true => {
                 // What the model or the machine cannot do is refused before a row is read.
                 let mut trial = s.clone();
@@ -160,8 +160,8 @@ impl Plan {
         let source = resume.as_ref().map(|r| r.dir.as_path()).or(s.model.pretrain.as_deref());
         objective::inspect(&s, &engine)?;
         check::gguf(&s, source, &tokenizer, &engine, ranks.mesh.tp)?;
-        if s.lora.merge.is_some() {
-            s.data.dataset = Some(vec!["synthetic".into()]); // a merge reads no data
+        if s.only_converts() {
+            s.data.dataset = Some(vec!["synthetic".into()]); // it reads no data
             (s.data.dataset_weights, s.data.eval_dataset) = (None, None);
         }
         let data = data.map_or_else(|| RunData::open(&s, &tokenizer, &engine.spec), Ok)?;
@@ -173,7 +173,7 @@ impl Plan {
         let asked = s.run.max_steps;
         schedule::steps(&mut s, dataset, loader)?;
         schedule::warmup(&mut s, resume.as_ref().map(|resume| &resume.state))?;
-        if s.lora.merge.is_none() {
+        if !s.only_converts() {
             let mut facts = facts::of_ranks(&s, &ranks, launched);
             facts::of_data(&mut facts, &s, dataset, asked);
             facts::of_tuning(&mut facts, &decoder, &engine.tuning)?;

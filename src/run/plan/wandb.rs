@@ -13,8 +13,8 @@ pub fn settle(s: &mut Settings) -> Result<()> {
         s.notes.push("--wandb-mode disabled: nothing is logged to W&B".into());
         return Ok(());
     }
-    if s.lora.merge.is_some() {
-        return Err(Error::input("--wandb-project has no effect here: --lora-merge trains nothing; remove it"));
+    if s.only_converts() {
+        return Err(Error::input("--wandb-project has no effect here: nothing is trained; remove it"));
     }
     match &s.run.metrics_path {
         Some(path) if path.exists() && !path.is_file() => Err(Error::input(format!(

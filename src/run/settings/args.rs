@@ -49,19 +49,30 @@ pub struct Files {
     /// apply; without a tokenizer, pass token ids ("3 17 5")
     #[arg(long, value_name = "PROMPT")]
     pub generate: Option<String>,
+    /// Talk to the model of --pretrain, --resume or --ckpt-dir: each line of standard input is a message, /help lists
+    /// the commands, Ctrl-C stops an answer
+    #[arg(long, conflicts_with = "generate")]
+    pub chat: bool,
     /// Print the resolved settings and the plan (mesh, parameters, bytes per rank), then exit
     #[arg(long)]
     pub print_config: bool,
     /// Print the first N samples as they would be trained on, before packing: one JSON object per line with tokens,
     /// labels, text and the text with loss; then exit
-    #[arg(long, value_name = "N", conflicts_with_all = ["generate", "print_config"])]
+    #[arg(long, value_name = "N", conflicts_with_all = ["generate", "chat", "print_config"])]
     pub print_samples: Option<u64>,
     /// Show the first N samples as text, in color where there is a loss (in [[ ]] without colors), then exit
-    #[arg(long, value_name = "N", conflicts_with_all = ["generate", "print_config", "print_samples"])]
+    #[arg(long, value_name = "N", conflicts_with_all = ["generate", "chat", "print_config", "print_samples"])]
     pub preview: Option<u64>,
     /// Tolerated: old torchrun versions pass it; the environment decides
     #[arg(long, hide = true)]
     pub local_rank: Option<usize>,
+}
+
+impl Files {
+    /// Whether the model writes text, and nothing is trained.
+    pub fn writes_text(&self) -> bool {
+        self.generate.is_some() || self.chat
+    }
 }
 
 /// What a command line asks for. `C`: [`Cli`], or a command line that holds it and has flags of its own.

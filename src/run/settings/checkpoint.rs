@@ -34,6 +34,9 @@ pub struct CheckpointSettings {
     /// Type of the matrices in the save-gguf file; norms and biases are always fp32
     #[arg(long)]
     pub gguf_type: Option<GgufName>,
+    /// Only write the model of --pretrain to save-hf and save-gguf, without training, then exit
+    #[arg(long)]
+    pub export: Option<bool>,
     /// Let save-hf replace another run's model and save-gguf a file; the model the run starts from is never replaced
     #[arg(long)]
     pub overwrite: Option<bool>,

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 pub fn runs(cli: &Cli, default: StrategyName) -> Result<Vec<Settings>> {
     let file = file(cli)?;
     let stages = file.stages()?;
-    let one = cli.files.stage.is_some() || cli.files.generate.is_some() || stages.is_empty();
+    let one = cli.files.stage.is_some() || cli.files.writes_text() || stages.is_empty();
     let names = if one { vec![cli.files.stage.clone()] } else { stages.into_iter().map(|s| Some(s.0)).collect() };
     names.iter().map(|name| one_run(cli, &file, name.as_deref(), default)).collect()
 }
@@ -62,18 +62,18 @@ fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyN
     effect::imply(&requested, &mut merged);
     overlay(&mut merged, requested.clone());
     let engine = effect::engine(&mut merged, default);
-    // --generate and --lora-merge accept the file of a training run: only their flags must have an effect.
-    let (task, requested) = match (&cli.files.generate, &cli.settings.lora.merge) {
-        (Some(_), _) => ("generate", to_tree(&cli.settings)?),
-        (None, Some(_)) => ("merge", to_tree(&cli.settings)?),
-        (None, None) => ("train", requested),
+    // --generate, --chat and --lora-merge accept the file of a training run: only their flags must have an effect.
+    let (task, requested) = match (cli.files.writes_text(), cli.settings.only_converts()) {
+        (true, _) => ("generate", to_tree(&cli.settings)?),
+        (false, true) => ("merge", to_tree(&cli.settings)?),
+        (false, false) => ("train", requested),
     };
     let mut notes: Vec<String> = cli.settings.notes.iter().cloned().chain(layer.notes).collect();
     notes.extend(idle::settings(&requested, &mut merged, task, engine)?);
     if cli.files.local_rank.is_some() {
         notes.push("--local-rank has no effect here: the launcher's environment variables give the rank".into());
     }
-    gguf_files(&mut merged)?;
+    models(&mut merged)?;
     if let Some(dir) = merged["model"]["pretrain"].as_str() {
         effect::shapes(&cli.settings.model, Path::new(dir))?;
     }
@@ -91,8 +91,14 @@ fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyN
 /// Settings that name a model.
 const MODELS: [(&str, &str); 3] = [("model", "pretrain"), ("objective", "ref_pretrain"), ("objective", "teacher")];
 
-/// Replaces GGUF files by directories with what they hold.
-fn gguf_files(settings: &mut Value) -> Result<()> {
+/// Replaces GGUF files by directories with what they hold. A merge without a model is into the adapter's own base.
+fn models(settings: &mut Value) -> Result<()> {
+    if let (Some(adapter), true) = (settings["lora"]["merge"].as_str(), settings["model"]["pretrain"].is_null()) {
+        settings["model"]["pretrain"] = ckpt::adapter::base(Path::new(adapter)).map_or(Value::Null, Value::from);
+    }
+    if let (Some(path), true) = (settings["model"]["pretrain"].as_str(), settings["checkpoint"]["export"] == true) {
+        settings["model"]["pretrain"] = ckpt::of_model(Path::new(path))?.display().to_string().into();
+    }
     let cache = settings["data"]["cache_dir"].as_str().map_or_else(env::cache_dir, PathBuf::from);
     for (section, key) in MODELS {
         if let Some(path) = settings[section][key].as_str().map(Path::new) {

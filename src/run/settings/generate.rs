@@ -17,6 +17,9 @@ pub struct GenerateSettings {
     /// Sample from the N most likely tokens; 0: all
     #[arg(long, value_name = "N")]
     pub top_k: Option<usize>,
+    /// System prompt of --chat, and of --generate where a chat template applies [default: the template's]
+    #[arg(long, value_name = "TEXT")]
+    pub system_prompt: Option<String>,
     /// Sample from the smallest set of tokens with this total probability; 1: all
     #[arg(long, value_name = "P")]
     pub top_p: Option<f64>,

@@ -19,6 +19,8 @@ pub struct HelpPage {
     pub main: &'static [&'static str],
     /// Arguments, and what they are for.
     pub examples: &'static [(&'static str, &'static str)],
+    /// What may come first on the command line, and what each is for.
+    pub verbs: &'static [(&'static str, &'static str)],
 }
 
 impl HelpPage {
@@ -47,11 +49,27 @@ impl HelpPage {
             ("--pretrain model --lora-rank 8 --save-hf tuned", "fine-tune the exported model with LoRA"),
             ("--nproc-per-node 8 --tp-size 2 --print-config", "the plan: bytes per rank"),
         ];
-        HelpPage { program, about, main: MAIN, examples: EXAMPLES }
+        HelpPage { program, about, main: MAIN, examples: EXAMPLES, verbs: &[] }
+    }
+
+    /// Of the binary whose command lines begin with one of these verbs.
+    pub const fn verbs(
+        program: &'static str,
+        about: &'static str,
+        verbs: &'static [(&'static str, &'static str)],
+    ) -> HelpPage {
+        const EXAMPLES: &[(&str, &str)] = &[
+            ("sft model chats.jsonl --lora-rank 8 --save-hf tuned", "train adapters on conversations"),
+            ("chat tuned", "talk to the result"),
+            ("merge tuned --save-gguf tuned.gguf", "one file for llama.cpp and Ollama"),
+            ("samples model chats.jsonl", "what would be trained on"),
+        ];
+        HelpPage { examples: EXAMPLES, verbs, ..HelpPage::training(program, about) }
     }
 
     fn usage(&self) -> String {
-        format!("{} [FLAGS]", self.program)
+        let verb = if self.verbs.is_empty() { "" } else { "VERB MODEL [DATA...] " };
+        format!("{} {verb}[FLAGS]", self.program)
     }
 
     fn example_lines(&self) -> Vec<String> {
@@ -86,7 +104,7 @@ pub struct HelpFlags {
 pub fn asked(matches: &ArgMatches, command: &Command, page: &HelpPage) -> Option<String> {
     let is_on = |flag| matches!(matches.try_get_one::<bool>(flag), Ok(Some(true)));
     match matches.try_get_one::<Shell>("completions") {
-        Ok(Some(&shell)) => Some(completions(completable(command.clone()), page.program, shell)),
+        Ok(Some(&shell)) => Some(completions(with_verbs(completable(command.clone()), page), page.program, shell)),
         _ if is_on("help_all") => Some(all(command, page)),
         _ if is_on("man") => Some(man(command, page)),
         _ => None,
@@ -198,6 +216,13 @@ pub fn completable(command: Command) -> Command {
     command.args(off.collect::<Vec<_>>())
 }
 
+/// Each verb as a command with the same flags.
+fn with_verbs(command: Command, page: &HelpPage) -> Command {
+    let verbs = page.verbs.iter().map(|(name, about)| command.clone().name(*name).about(*about));
+    let verbs: Vec<Command> = verbs.collect();
+    command.subcommands(verbs)
+}
+
 /// The script of `shell` that completes the command line of `program`.
 pub fn completions(mut command: Command, program: &str, shell: Shell) -> String {
     let mut out = Vec::new();
@@ -208,7 +233,13 @@ pub fn completions(mut command: Command, program: &str, shell: Shell) -> String 
 fn man(command: &Command, page: &HelpPage) -> String {
     let (first, _) = page.about.split_once('\n').unwrap_or((page.about, ""));
     let command = shown(command.clone()).about(first).long_about(page.about).override_usage(page.usage());
-    format!("{}.SH EXAMPLES\n.nf\n{}\n.fi\n", man_page(command), page.example_lines().join("\n").replace('-', "\\-"))
+    let verbs: String = page.verbs.iter().map(|(name, about)| format!(".TP\n\\fB{name}\\fR\n{about}\n")).collect();
+    let verbs = if verbs.is_empty() { verbs } else { format!(".SH VERBS\n{}", verbs.replace('-', "\\-")) };
+    format!(
+        "{}{verbs}.SH EXAMPLES\n.nf\n{}\n.fi\n",
+        man_page(command),
+        page.example_lines().join("\n").replace('-', "\\-")
+    )
 }
 
 /// In roff.

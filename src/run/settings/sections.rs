@@ -61,6 +61,10 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Whether nothing is trained: a model is written in another form, after merging an adapter or as it is.
+    pub fn only_converts(&self) -> bool {
+        self.lora.merge.is_some() || self.checkpoint.export == Some(true)
+    }
     /// Checks each value on its own; the plan checks relations between settings.
     pub fn check(&self) -> Result<()> {
         self.run.check()?;

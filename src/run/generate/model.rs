@@ -1,0 +1,232 @@
+//! A model that writes text: found, planned and loaded, for one prompt or for a conversation. Never picks a token.
+//!
+//! Every token needs all weights. If the ranks have the memory, weights are gathered for the first token and kept
+//! unsharded; otherwise they are gathered for every token.
+use crate::base::{Category, Error, Meter, Result, open};
+use crate::ckpt::{self, Checkpointer, Resume};
+use crate::comm::env::{self, RankEnv};
+use crate::comm::exchange::Exchange;
+use crate::comm::mesh::Mesh;
+use crate::data::Tokenizer;
+use crate::data::tokenizer::FILES;
+use crate::device::Device;
+use crate::device::gpu::cuda::Cuda;
+use crate::engine::{EngineOptions, Generator, GeneratorOptions, Sampling};
+use crate::nn::{Decoder, Spec};
+use crate::optim::Moments;
+use crate::run::launch::device::{self, RankDevice};
+use crate::run::plan::bytes::PlannedRanks;
+use crate::run::plan::ranks::RankPlan;
+use crate::run::plan::{batch, bytes, data, engine, facts, memory, model};
+use crate::run::settings::idle;
+use crate::run::settings::value::set;
+use crate::run::settings::{DeviceName, Settings, ShardingName};
+use serde_json::Value;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Where the weights are, what turns text into tokens, and the ranks that hold the model.
+pub struct TextModel {
+    pub settings: Settings,
+    pub ranks: RankPlan,
+    pub spec: Spec,
+    pub tokenizer: Tokenizer,
+    /// Tokens that end the text.
+    pub stop: Vec<u32>,
+    pub sampling: Sampling,
+    /// Directory of the weights, and of the adapter that is merged into them.
+    dir: PathBuf,
+    adapter: Option<PathBuf>,
+}
+
+/// How weights are stored while text is written.
+pub struct WeightPlan {
+    /// Gathers weights for every token.
+    lean: GeneratorOptions,
+    /// Gathers weights once, with the bytes per rank; set if that takes more memory.
+    kept: Option<(GeneratorOptions, usize)>,
+}
+
+impl TextModel {
+    pub fn new(mut s: Settings, launched: Option<&RankEnv>) -> Result<TextModel> {
+        let (dir, adapter) = with_base(&s, model_dir(&s)?)?;
+        ckpt::is_model(&dir)?;
+        s.model.pretrain = Some(dir.clone());
+        if let Some(adapter) = adapter.as_deref().filter(|dir| dir.join(FILES[0]).exists()) {
+            s.data.tokenizer.get_or_insert_with(|| adapter.display().to_string());
+        }
+        s.data.max_len = Some(1); // there are no training sequences that could be too long
+        let mut ranks = RankPlan::new(&mut s, launched)?;
+        ranks.graphs = false; // shapes change with every prompt
+        ranks.init_timeout = ranks.comm_timeout;
+        s.notes.extend(idle::plan(&s, &facts::of_ranks(&s, &ranks, launched))?);
+        batch::solve(&mut s, &ranks.mesh)?;
+        let tokenizer = data::tokenizer(&mut s);
+        let spec = model::spec(&mut s, &tokenizer)?;
+        let tokenizer = tokenizer.for_model(spec.vocab);
+        if let Some(adapter) = &adapter {
+            ckpt::inspect_adapter(adapter, &spec, Decoder::new(spec.clone())?.layouts())?;
+        }
+        let g = &s.generate;
+        let sampling = Sampling {
+            temperature: set(&g.temperature, "generate.temperature")? as f32,
+            top_k: set(&g.top_k, "generate.top_k")?,
+            top_p: set(&g.top_p, "generate.top_p")? as f32,
+            seed: set(&s.run.seed, "run.seed")?,
+        };
+        Ok(TextModel {
+            stop: stop_tokens(&dir, &tokenizer)?,
+            settings: s,
+            ranks,
+            spec,
+            tokenizer,
+            sampling,
+            dir,
+            adapter,
+        })
+    }
+
+    /// Plans for a context of up to `prompt` tokens and `count` more. Sets the planned bytes of the ranks.
+    pub fn plan(&mut self, prompt: usize, count: usize) -> Result<WeightPlan> {
+        let RankPlan { device, mesh, nproc, .. } = self.ranks;
+        let options = |s: &Settings| -> Result<(GeneratorOptions, usize)> {
+            let EngineOptions { spec, strategy, cuts, .. } = engine::options(s, device, &mesh, self.spec.clone())?;
+            let options = GeneratorOptions { spec, strategy, cuts, prompt, count };
+            let planned = bytes::of_writing(&options, &PlannedRanks::new(s, mesh, device, nproc))?;
+            let counts = |category: Category| device != DeviceName::Cuda || category != Category::Host;
+            Ok((options, planned.iter().filter(|p| counts(p.0)).map(|p| p.1).sum()))
+        };
+        let (lean, planned) = options(&self.settings)?;
+        let kept = options(&gathered_once(&self.settings)).map(|kept| Some(kept).filter(|kept| kept.1 > planned))?;
+        self.ranks.planned = planned;
+        Ok(WeightPlan { lean, kept })
+    }
+
+    /// Loads the model in this process's rank, and calls `write` with it.
+    pub fn load(
+        &self,
+        env: &RankEnv,
+        plan: &WeightPlan,
+        write: impl FnOnce(&mut Generator, &Mesh) -> Result<()>,
+    ) -> Result<()> {
+        let env = &self.ranks.with_secret(env);
+        for caution in self.ranks.caution(env).map(String::from).into_iter().chain(self.ranks.crowded(env)) {
+            let _ = writeln!(std::io::stderr(), "{caution}");
+        }
+        let RankDevice { device, member, gpu, .. } = device::take(&self.ranks, env, Meter::default())?;
+        let mesh = Mesh::with_world(Mesh::world(&*member)?, member, self.ranks.mesh)?;
+        let written = || {
+            let options = match &plan.kept {
+                Some((kept, planned)) if self.fits(*planned, &*device, gpu.as_deref(), &mesh)? => kept,
+                Some((_, planned)) => {
+                    if mesh.rank() == 0 {
+                        let gib = *planned as f64 / (1u64 << 30) as f64;
+                        let what = "gathering weights for every token: keeping them would take";
+                        let _ = writeln!(std::io::stderr(), "{what} {gib:.2} GiB per rank, more than is free");
+                    }
+                    &plan.lean
+                }
+                None => &plan.lean,
+            };
+            let mut generator = Generator::new(device.clone(), &mesh, options)?;
+            let layouts = generator.decoder().layouts().to_vec();
+            let mut checkpointer = Checkpointer::new(device, &mesh, &options.spec, &layouts, Moments::NONE)?;
+            checkpointer.load_model(&self.dir, generator.store())?;
+            if let Some(adapter) = &self.adapter {
+                checkpointer.merge(adapter, generator.store())?;
+            }
+            write(&mut generator, &mesh)
+        };
+        written().inspect_err(|_| mesh.member.abort())
+    }
+
+    /// Whether every rank has the memory for `planned` bytes. Collective; called before the first large allocation.
+    fn fits(&self, planned: usize, dev: &dyn Device, gpu: Option<&Cuda>, mesh: &Mesh) -> Result<bool> {
+        let fits = match gpu {
+            Some(gpu) => gpu.require(planned, self.ranks.ranks_per_gpu).is_ok(),
+            None => memory::available().is_none_or(|bytes| planned * self.ranks.nproc <= bytes),
+        };
+        let mut exchange = Exchange::new(dev, mesh.world.clone(), "memory for weights", 1)?;
+        Ok(exchange.gather(dev, &[u64::from(fits)])?.iter().all(|&fits| fits == 1))
+    }
+}
+
+/// The same settings with weights that stay unsharded: SHARD_GRAD_OP, or ZeRO stage 2.
+fn gathered_once(s: &Settings) -> Settings {
+    let mut s = s.clone();
+    s.fsdp.sharding = Some(ShardingName::ShardGradOp);
+    if s.fsdp.zero_stage == Some(3) {
+        (s.fsdp.zero_stage, s.zero) = (Some(2), Default::default());
+    }
+    s
+}
+
+/// The checkpoint of `--resume` or `--ckpt-dir`, or else the model of `--pretrain`, which may also be a checkpoint
+/// directory.
+fn model_dir(s: &Settings) -> Result<PathBuf> {
+    let c = &s.checkpoint;
+    let from = match (c.resume.as_deref(), &c.ckpt_dir, &s.model.pretrain) {
+        (None | Some("auto"), Some(dir), _) => dir,
+        (Some("best"), Some(dir), _) => &dir.join("best"),
+        (Some(dir), ..) if dir != "auto" => &PathBuf::from(dir),
+        (_, _, Some(dir)) => dir,
+        _ => {
+            return Err(Error::input(
+                "--generate needs a model: add --pretrain DIR, or --ckpt-dir DIR for the newest checkpoint there",
+            ));
+        }
+    };
+    if from.join(ckpt::hf::FILE).exists() {
+        return Ok(from.clone());
+    }
+    let newest = if from.is_file() { None } else { ckpt::newest(from)? };
+    match (newest, &s.model.pretrain) {
+        (Some(newest), _) => Ok(newest),
+        (None, Some(dir)) if dir == from => Ok(from.clone()),
+        (None, _) => ckpt::resolve(None, &Resume::Dir(from.clone()))?
+            .ok_or_else(|| Error::input(format!("{}: holds no checkpoint", from.display()))),
+    }
+}
+
+/// The model in `dir`; if it is an adapter alone, its base model (of `--pretrain`, or that it names) and itself.
+fn with_base(s: &Settings, dir: PathBuf) -> Result<(PathBuf, Option<PathBuf>)> {
+    if !dir.join(ckpt::adapter::FILE).exists() || ckpt::is_model(&dir).is_ok() {
+        return Ok((dir, None));
+    }
+    let given = s.model.pretrain.clone().filter(|base| *base != dir);
+    let base = given.or_else(|| ckpt::adapter::base(&dir).map(PathBuf::from));
+    let cache = s.data.cache_dir.clone().unwrap_or_else(env::cache_dir);
+    let base = base.map(|base| ckpt::gguf::resolve(&base, &cache)).transpose()?;
+    match base.filter(|base| base.is_dir()) {
+        Some(base) => Ok((base, Some(dir))),
+        None => Err(Error::input(format!(
+            "--generate: {} is a LoRA adapter, and its base model ({}) is not a directory here: add --pretrain BASE \
+             --resume {}",
+            dir.display(),
+            ckpt::adapter::base(&dir).unwrap_or("not named".into()),
+            dir.display()
+        ))),
+    }
+}
+
+/// End-of-text tokens: `eos_token_id` of generation_config.json, else of config.json, and the tokenizer's own.
+fn stop_tokens(model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    let mut stop: Vec<u32> = tokenizer.eos().into_iter().collect();
+    for name in ["generation_config.json", ckpt::hf::FILE] {
+        let path = model.join(name);
+        let Ok(text) = open::read(&path) else { continue };
+        let bad = |what: String| Error::input(format!("{}: {what}", path.display()));
+        let parsed: Value = serde_json::from_slice(&text).map_err(|e| bad(format!("is not JSON ({e})")))?;
+        let ids = match &parsed["eos_token_id"] {
+            Value::Null => continue,
+            Value::Array(ids) => ids.clone(),
+            one => vec![one.clone()],
+        };
+        for id in ids {
+            let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
+            stop.push(number.ok_or_else(|| bad(format!("eos_token_id {id}: it must be a token id")))?);
+        }
+        break;
+    }
+    Ok(stop)
+}

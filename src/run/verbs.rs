@@ -1,0 +1,236 @@
+//! The verbs of the binary `flatshard`: each is a short way to write a command line of `run_fsdp`. Never knows what a
+//! flag does: a verb is a row of [`VERBS`], and nothing works only here.
+use crate::base::columns::wrap;
+use crate::base::{Error, Result};
+use crate::run::settings::synonyms::one_of;
+
+/// A verb: what may follow it before any flag, and which flags that stands for.
+pub struct VerbLine {
+    pub name: &'static str,
+    /// What it does, in a line.
+    pub about: &'static str,
+    /// Words that follow the verb, each with its flag. The last may be many, if its name ends with `...`.
+    words: &'static [(&'static str, &'static str)],
+    /// Flags that the verb stands for, unless they are given.
+    flags: &'static [&'static str],
+    /// One of these has to be given if the words are not.
+    instead: &'static [&'static [&'static str]],
+}
+
+const MODEL: (&str, &str) = ("MODEL", "--pretrain");
+const DATA: (&str, &str) = ("DATA...", "--dataset");
+const NO_MODEL: &[&str] = &["--pretrain", "--config", "--ckpt-dir", "--resume"];
+const NO_DATA: &[&str] = &["--dataset", "--config"];
+
+/// In the order in which help lists them.
+pub const VERBS: [VerbLine; 13] = [
+    VerbLine {
+        name: "pretrain",
+        about: "train on text: a new model (MODEL is llama or gpt), or one that exists",
+        words: &[MODEL, DATA],
+        flags: &[],
+        instead: &[&["--arch", "--pretrain", "--config", "--ckpt-dir", "--resume"], &[]],
+    },
+    VerbLine::training("sft", "fine-tune on conversations, or on prompts and answers", &["--objective", "sft"]),
+    VerbLine::training("dpo", "learn from pairs of chosen and rejected answers", &["--objective", "dpo"]),
+    VerbLine::training("kto", "learn from answers that are good or bad", &["--objective", "kto"]),
+    VerbLine::training("rm", "train a reward model on pairs", &["--objective", "rm"]),
+    VerbLine {
+        name: "grpo",
+        about: "learn from rewards, on recorded rollouts: --rollouts FILE",
+        words: &[MODEL],
+        flags: &["--objective", "grpo"],
+        instead: &[NO_MODEL],
+    },
+    VerbLine {
+        name: "distill",
+        about: "learn from a larger model: --teacher MODEL",
+        words: &[MODEL, DATA],
+        flags: &[],
+        instead: &[NO_MODEL, NO_DATA],
+    },
+    VerbLine {
+        name: "chat",
+        about: "talk to a model, an adapter or a checkpoint",
+        words: &[MODEL],
+        flags: &["--chat"],
+        instead: &[NO_MODEL],
+    },
+    VerbLine {
+        name: "generate",
+        about: "continue a prompt",
+        words: &[MODEL, ("PROMPT", "--generate")],
+        flags: &[],
+        instead: &[NO_MODEL, &["--generate"]],
+    },
+    VerbLine {
+        name: "merge",
+        about: "merge an adapter into its model: --save-hf DIR or --save-gguf FILE",
+        words: &[("ADAPTER", "--lora-merge"), ("MODEL", "--pretrain")],
+        flags: &[],
+        instead: &[&["--lora-merge"], &[]],
+    },
+    VerbLine {
+        name: "export",
+        about: "write a model in another form: --save-hf DIR or --save-gguf FILE",
+        words: &[MODEL],
+        flags: &["--export"],
+        instead: &[NO_MODEL],
+    },
+    VerbLine {
+        name: "plan",
+        about: "print the settings, the mesh and the bytes per rank, and start nothing",
+        words: &[MODEL, DATA],
+        flags: &["--print-config"],
+        instead: &[&[], &[]],
+    },
+    VerbLine {
+        name: "samples",
+        about: "print the first samples as they would be trained on",
+        words: &[MODEL, DATA],
+        flags: &["--print-samples", "5"],
+        instead: &[&[], NO_DATA],
+    },
+];
+
+/// Each verb's name, and what it does.
+pub const LINES: [(&str, &str); VERBS.len()] = {
+    let mut lines = [("", ""); VERBS.len()];
+    let mut i = 0;
+    while i < VERBS.len() {
+        lines[i] = (VERBS[i].name, VERBS[i].about);
+        i += 1;
+    }
+    lines
+};
+
+impl VerbLine {
+    /// Training on rows that start from a model.
+    const fn training(name: &'static str, about: &'static str, flags: &'static [&'static str]) -> VerbLine {
+        VerbLine { name, about, words: &[MODEL, DATA], flags, instead: &[NO_MODEL, NO_DATA] }
+    }
+
+    pub fn usage(&self) -> String {
+        let words: Vec<&str> = self.words.iter().map(|(name, _)| *name).collect();
+        format!("flatshard {} {} [FLAGS of run_fsdp]", self.name, words.join(" "))
+    }
+
+    /// The command line of `run_fsdp` for the words behind the verb.
+    fn expand(&self, words: &[String]) -> Result<Vec<String>> {
+        let plain = words.iter().take_while(|word| !word.starts_with('-')).count();
+        let (given, flags) = words.split_at(plain);
+        let has = |flag: &str| {
+            flags.iter().any(|word| {
+                let word = word.split_once('=').map_or(&word[..], |(name, _)| name).replace('_', "-");
+                word == flag
+            })
+        };
+        let asks_help =
+            flags.iter().any(|word| ["-h", "--help", "--help-all", "--version", "--man"].contains(&&word[..]));
+        let mut line = Vec::new();
+        let mut rest = given;
+        for ((name, flag), instead) in self.words.iter().zip(self.instead) {
+            let count = if name.ends_with("...") { rest.len() } else { rest.len().min(1) };
+            let (own, more) = rest.split_at(count);
+            rest = more;
+            if own.is_empty() {
+                if !instead.is_empty() && !asks_help && !instead.iter().any(|flag| has(flag)) {
+                    let what = name.trim_end_matches("...");
+                    return Err(Error::input(format!("flatshard {} needs {what}: {}", self.name, self.usage())));
+                }
+                continue;
+            }
+            let flag = if self.name == "pretrain" && ["llama", "gpt"].contains(&&own[0][..]) { "--arch" } else { flag };
+            line.push(flag.to_string());
+            line.extend(own.iter().cloned());
+        }
+        if let Some(extra) = rest.first() {
+            return Err(Error::input(format!(
+                "flatshard {}: {extra} is one word too many: {}",
+                self.name,
+                self.usage()
+            )));
+        }
+        let preview = self.name == "samples" && (has("--preview") || has("--print-samples"));
+        if let Some(first) = self.flags.first()
+            && !has(first)
+            && !preview
+        {
+            line.extend(self.flags.iter().map(|word| word.to_string()));
+        }
+        line.extend(flags.iter().cloned());
+        Ok(line)
+    }
+}
+
+/// What the words of a command line of `flatshard` ask for: a text to print, or a command line of `run_fsdp`.
+pub fn read(words: &[String]) -> Result<std::result::Result<Vec<String>, String>> {
+    let Some(first) = words.first().filter(|word| *word != "help") else { return Ok(Err(overview())) };
+    if ["-h", "--help"].contains(&&first[..]) {
+        return Ok(Err(overview()));
+    }
+    match VERBS.iter().find(|verb| verb.name == first) {
+        Some(verb) => verb.expand(&words[1..]).map(Ok),
+        // --version, --completions, --man: those of run_fsdp.
+        None if first.starts_with("--") => Ok(Ok(words.to_vec())),
+        None => {
+            let names = VERBS.iter().map(|verb| verb.name);
+            Err(Error::input(format!("flatshard {first}: the verb must be {}", one_of(first, names))))
+        }
+    }
+}
+
+/// The verbs, with an example.
+fn overview() -> String {
+    let width = VERBS.iter().map(|verb| verb.name.len()).max().unwrap_or(0);
+    let lines = VERBS.iter().map(|verb| wrap(&format!("  {:width$}  ", verb.name), [verb.about], "", 100));
+    format!(
+        "Train, fine-tune and talk to language models, sharded over ranks.\n\nUsage: flatshard VERB MODEL [DATA...] [FLAGS of \
+         run_fsdp]\n\nVerbs:\n{}\n\nExamples:\n  flatshard sft model chats.jsonl --lora-rank 8 --save-hf tuned\n  flatshard \
+         chat tuned\n\nA verb is a short way to write flags of run_fsdp: `flatshard sft M D` is `run_fsdp --pretrain M \
+         --dataset D --objective sft`.\n`flatshard VERB --help` lists the main flags, --help-all all of them.\n",
+        lines.collect::<Vec<_>>().join("\n")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::read;
+
+    fn words(line: &str) -> Vec<String> {
+        line.split(' ').map(String::from).collect()
+    }
+
+    #[test]
+    fn verbs_are_command_lines() {
+        for (typed, line) in [
+            ("sft m a.jsonl b.jsonl --lr 1", "--pretrain m --dataset a.jsonl b.jsonl --objective sft --lr 1"),
+            ("sft --config c.yaml", "--objective sft --config c.yaml"),
+            ("dpo m --dataset d", "--pretrain m --objective dpo --dataset d"),
+            ("pretrain llama text --embed-dim 8", "--arch llama --dataset text --embed-dim 8"),
+            ("pretrain m text", "--pretrain m --dataset text"),
+            ("generate m hello --temperature 0", "--pretrain m --generate hello --temperature 0"),
+            ("merge a --save-hf out", "--lora-merge a --save-hf out"),
+            ("merge a m --save-hf out", "--lora-merge a --pretrain m --save-hf out"),
+            ("samples m d", "--pretrain m --dataset d --print-samples 5"),
+            ("samples m d --preview 2", "--pretrain m --dataset d --preview 2"),
+            ("chat m", "--pretrain m --chat"),
+            ("export m --save-gguf f", "--pretrain m --export --save-gguf f"),
+            ("plan", "--print-config"),
+            ("sft --help", "--objective sft --help"),
+            ("--version", "--version"),
+        ] {
+            assert_eq!(read(&words(typed)).unwrap().unwrap(), words(line), "{typed}");
+        }
+        for (typed, says) in [
+            ("sft m", "needs DATA"),
+            ("chat", "needs MODEL"),
+            ("chat m n", "n is one word too many"),
+            ("stf m d", "sft"),
+        ] {
+            let text = read(&words(typed)).unwrap_err().to_string();
+            assert!(text.contains(says), "{typed}: {text}");
+        }
+        assert!(read(&[]).unwrap().unwrap_err().contains("sft"));
+    }
+}
