@@ -1,16 +1,18 @@
 //! Converts a [`Spec`] to the `config.json` of the family's `...ForCausalLM` or, for a reward model,
 //! `...ForSequenceClassification`, and back. Never guesses: a key that changes what transformers computes and is not
 //! implemented is an error that names it.
+mod defaults;
 mod dropout;
 mod keys;
 mod read;
 
 pub use dropout::unused_dropout;
 
+use self::defaults::{Defaults, WindowKeys};
 use super::layout::pretty;
 use crate::base::{Error, Result, open, quote};
 use crate::nn::tp_plan::TpPlan;
-use crate::nn::{Arch, Experts, Rotary, Scaling, Spec};
+use crate::nn::{Activation, Arch, Experts, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -72,10 +74,11 @@ pub fn config(spec: &Spec) -> String {
         "tie_word_embeddings": spec.tied,
         "bos_token_id": null,
         "eos_token_id": null,
+        "pad_token_id": null,
         "torch_dtype": "float32",
     })));
     if spec.score {
-        map.extend(object(json!({"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "pad_token_id": null})));
+        map.extend(object(json!({"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}})));
     }
     pretty(&Value::Object(map))
 }
@@ -86,34 +89,13 @@ fn object(value: Value) -> Map<String, Value> {
 
 /// transformers' `model_type` and class name.
 fn names(spec: &Spec) -> (&'static str, &'static str) {
-    match spec.arch {
-        Arch::Llama if spec.score => ("llama", "LlamaForSequenceClassification"),
-        Arch::Mistral if spec.score => ("mistral", "MistralForSequenceClassification"),
-        Arch::Qwen2 if spec.score => ("qwen2", "Qwen2ForSequenceClassification"),
-        Arch::Qwen3 if spec.score => ("qwen3", "Qwen3ForSequenceClassification"),
-        Arch::Mixtral if spec.score => ("mixtral", "MixtralForSequenceClassification"),
-        Arch::Qwen2Moe if spec.score => ("qwen2_moe", "Qwen2MoeForSequenceClassification"),
-        Arch::Qwen3Moe if spec.score => ("qwen3_moe", "Qwen3MoeForSequenceClassification"),
-        Arch::Gemma2 if spec.score => ("gemma2", "Gemma2ForSequenceClassification"),
-        Arch::Gemma3 if spec.score => ("gemma3_text", "Gemma3TextForSequenceClassification"),
-        Arch::Gpt if spec.score => ("gpt2", "GPT2ForSequenceClassification"),
-        Arch::Llama => ("llama", "LlamaForCausalLM"),
-        Arch::Mistral => ("mistral", "MistralForCausalLM"),
-        Arch::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
-        Arch::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
-        Arch::Mixtral => ("mixtral", "MixtralForCausalLM"),
-        Arch::Qwen2Moe => ("qwen2_moe", "Qwen2MoeForCausalLM"),
-        Arch::Qwen3Moe => ("qwen3_moe", "Qwen3MoeForCausalLM"),
-        Arch::Olmoe => ("olmoe", "OlmoeForCausalLM"),
-        Arch::Gemma2 => ("gemma2", "Gemma2ForCausalLM"),
-        Arch::Gemma3 => ("gemma3_text", "Gemma3ForCausalLM"),
-        Arch::Gpt => ("gpt2", "GPT2LMHeadModel"),
-    }
+    let family = spec.arch.family();
+    (family.model_type, family.scored.filter(|_| spec.score).unwrap_or(family.class))
 }
 
 fn rotary_family(spec: &Spec) -> Map<String, Value> {
-    let (model_type, class) = names(spec);
-    let rope = spec.rope.unwrap_or(Rotary::new(10_000.0));
+    let ((model_type, class), of) = (names(spec), Defaults::of(spec.arch));
+    let rope = spec.rope.clone().unwrap_or(Rotary::new(10_000.0));
     let mut map = object(json!({
         "architectures": [class],
         "model_type": model_type,
@@ -124,48 +106,76 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         "head_dim": spec.head_dim,
         "num_hidden_layers": spec.layers,
         "max_position_embeddings": spec.max_len,
-        "rms_norm_eps": decimal(spec.norm_eps),
         "rope_theta": rope.theta,
         "attention_dropout": 0.0,
     }));
+    map.insert(of.eps.0.into(), json!(decimal(spec.norm_eps)));
     if let Some(scaling) = scaling(&rope.scaling) {
         map.insert("rope_scaling".into(), scaling);
     }
-    if let Scaling::Dynamic { original, .. } = rope.scaling {
-        map.insert("max_position_embeddings".into(), json!(original));
+    match rope.scaling {
+        Scaling::Dynamic { original, .. } => map.insert("max_position_embeddings".into(), json!(original)),
+        Scaling::Long { original, .. } => map.insert("original_max_position_embeddings".into(), json!(original)),
+        _ => None,
+    };
+    for (flag, on) in [(of.qkv_bias, spec.qkv_bias), (of.out_bias, spec.out_bias), (of.mlp_bias, spec.mlp_bias)] {
+        if let Some((key, _)) = flag {
+            map.insert(key.into(), json!(on));
+        }
     }
-    if !matches!(spec.arch, Arch::Qwen2 | Arch::Qwen2Moe | Arch::Mistral | Arch::Mixtral) {
-        map.insert("attention_bias".into(), json!(spec.out_bias));
+    let (key, activation) = match spec.activation {
+        Activation::SwiGlu => ("hidden_act", "silu"),
+        Activation::GeGlu => ("hidden_activation", "gelu_pytorch_tanh"),
+        Activation::Gelu => ("hidden_act", "gelu_pytorch_tanh"),
+    };
+    map.insert(key.into(), json!(activation));
+    if of.part.is_some() {
+        map.insert("partial_rotary_factor".into(), json!(spec.rotary_dim() as f64 / spec.head_dim as f64));
     }
-    let window = if spec.windowed.is_empty() { Value::Null } else { json!(spec.window) };
-    let kind = |i| if spec.window_of(i) > 0 { "sliding_attention" } else { "full_attention" };
-    let layer_types: Vec<&str> = (0..spec.layers).map(kind).collect();
+    map.extend(object(windows(spec, of.window)));
     let more = match spec.arch {
-        Arch::Mistral | Arch::Mixtral => json!({"hidden_act": "silu", "sliding_window": window}),
-        Arch::Qwen2 | Arch::Qwen3 => json!({
-            "hidden_act": "silu",
-            "use_sliding_window": !spec.windowed.is_empty(),
-            "sliding_window": window,
-            "layer_types": layer_types,
-        }),
         Arch::Gemma2 | Arch::Gemma3 => json!({
-            "hidden_activation": "gelu_pytorch_tanh",
-            "sliding_window": window,
-            "layer_types": layer_types,
             "query_pre_attn_scalar": whole(spec.query_scalar.unwrap_or(spec.head_dim as f64)),
             "final_logit_softcapping": cap(spec.logit_cap),
             "attn_logit_softcapping": cap(spec.score_cap),
         }),
-        Arch::Qwen2Moe => json!({"hidden_act": "silu", "qkv_bias": spec.qkv_bias}),
-        Arch::Qwen3Moe | Arch::Olmoe => json!({"hidden_act": "silu"}),
-        _ => json!({"hidden_act": "silu", "mlp_bias": spec.mlp_bias}),
+        Arch::SmolLm3 => {
+            let rotated: Vec<u8> = (0..spec.layers).map(|i| spec.is_rotated(i).into()).collect();
+            json!({"no_rope_layers": rotated})
+        }
+        Arch::Granite => json!({
+            "embedding_multiplier": decimal(spec.embed_multiplier),
+            "attention_multiplier": spec.score_scale.unwrap_or(1.0),
+            "residual_multiplier": decimal(spec.residual_multiplier),
+            "logits_scaling": decimal(spec.logit_scale.recip()),
+        }),
+        Arch::Cohere2 => json!({"logit_scale": decimal(spec.logit_scale)}),
+        _ => json!({}),
     };
     map.extend(object(more));
     if let Some(experts) = &spec.experts {
         map.extend(object(experts_json(spec.arch, experts)));
     }
     if spec.arch == Arch::Gemma3 {
-        map.insert("rope_local_base_freq".into(), json!(spec.local_rope.unwrap_or(Rotary::new(10_000.0)).theta));
+        let local = spec.local_rope.clone().unwrap_or(Rotary::new(10_000.0));
+        map.insert("rope_local_base_freq".into(), json!(local.theta));
+    }
+    map
+}
+
+/// The keys of sliding windows.
+fn windows(spec: &Spec, window: WindowKeys) -> Value {
+    let size = if spec.windowed.is_empty() { Value::Null } else { json!(spec.window) };
+    let kind = |i| if spec.window_of(i) > 0 { "sliding_attention" } else { "full_attention" };
+    let layer_types: Vec<&str> = (0..spec.layers).map(kind).collect();
+    let mut map = match window {
+        WindowKeys::Never | WindowKeys::Unclear => json!({}),
+        WindowKeys::Given(_) => json!({"sliding_window": size}),
+        WindowKeys::Switched(_) => json!({"use_sliding_window": !spec.windowed.is_empty(), "sliding_window": size}),
+    };
+    let alike = matches!(spec.arch, Arch::Mistral | Arch::Mixtral | Arch::Phi3 | Arch::Starcoder2);
+    if !alike && !matches!(window, WindowKeys::Never | WindowKeys::Unclear) {
+        map["layer_types"] = json!(layer_types);
     }
     map
 }
@@ -195,6 +205,10 @@ fn experts_json(arch: Arch, e: &Experts) -> Value {
 /// `rope_scaling`; None if frequencies are not scaled.
 fn scaling(scaling: &Scaling) -> Option<Value> {
     Some(match *scaling {
+        // transformers 4 takes no other key; the original length is one of the model's.
+        Scaling::Long { ref short, ref long, .. } => {
+            json!({"type": "longrope", "short_factor": short, "long_factor": long})
+        }
         Scaling::None => return None,
         Scaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
         Scaling::Dynamic { factor, .. } => json!({"rope_type": "dynamic", "factor": factor}),
@@ -259,7 +273,11 @@ pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
             ("local rotary positions", format!("{:?}", s.local_rope)),
             ("sliding window", s.window.to_string()),
             ("layers with a window", format!("{:?}", s.windowed)),
+            ("rotated elements of a head", format!("{:?}", s.rotary_dim)),
+            ("layers with rotary positions", format!("{:?}", s.rotated)),
+            ("factors", format!("{} {} {}", s.embed_multiplier, s.residual_multiplier, s.logit_scale)),
             ("query scalar", format!("{:?}", s.query_scalar.unwrap_or(s.head_dim as f64))),
+            ("score scale", format!("{:?}", s.score_scale)),
             ("score softcap", s.score_cap.to_string()),
             ("logit softcap", s.logit_cap.to_string()),
             ("attention bias", format!("{} {}", s.qkv_bias, s.out_bias)),

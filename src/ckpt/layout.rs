@@ -6,7 +6,7 @@
 use super::gguf::GgufCoding;
 use crate::base::{Error, Result};
 use crate::device::ALIGN;
-use crate::nn::{Layout, Segment, Tp, goes_with_adapters, has_adapters, is_adapter};
+use crate::nn::{Layout, Segment, goes_with_adapters, has_adapters, is_adapter};
 use crate::optim::Moments;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
@@ -250,7 +250,7 @@ impl Share {
 
     /// Whether any part of the tensor belongs to this share.
     pub fn has(self, segment: &Segment) -> bool {
-        self.whole || matches!(segment.tp, Tp::Cut { .. })
+        self.whole || segment.tp.is_cut()
     }
 
     /// This share of `len` elements, split at multiples of [`ALIGN`].
@@ -275,7 +275,7 @@ pub fn runs(layout: &Layout, start: usize, len: usize, share: Share) -> impl Ite
 mod tests {
     use super::super::checksum::checksum;
     use super::*;
-    use crate::nn::{Init, Slice};
+    use crate::nn::{Init, Slice, Tp};
     use crate::optim::Rule;
     use safetensors::SafeTensors;
 

@@ -155,7 +155,6 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         bias_backward(BiasBackward) dy over [dy, db];
         rmsnorm(RmsNorm) x over [x, w, y, rstd];
         rmsnorm_backward(RmsNormBackward) x over [x, w, rstd, dy, dx, dx, dw];
-        layernorm(LayerNorm) x over [x, w, b, y, stats];
         layernorm_backward(LayerNormBackward) x over [x, w, stats, dy, dx, dx, dw, db];
         qk_norm_rope(QkNormRope) qkv over [positions, qkv, out, rstd];
         qk_norm_rope_backward(QkNormRopeBackward) qkv over [positions, qkv, rstd, dqkv, dqkv];
@@ -203,9 +202,14 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         let cost = OpCost::product(&op.shape, op.a.dtype(), op.c.dtype());
         self.executor.op(cost, |dev| dev.gemm_then(op))
     }
+    fn layernorm(&self, op: LayerNorm) -> Result<()> {
+        let weights = op.w.bytes() + op.b.map_or(0, |b| b.bytes());
+        let bytes = op.x.bytes() + weights + op.y.bytes() + op.stats.bytes();
+        self.moves("layernorm", op.x.dtype(), bytes, |dev| dev.layernorm(op))
+    }
     /// Queries and keys of each row are read and written; values are not touched.
     fn rope(&self, op: Rope) -> Result<()> {
-        let bytes = 2 * op.positions.len() * op.shape.heads * op.shape.head_dim * op.qkv.dtype().size();
+        let bytes = 2 * op.positions.len() * op.shape.heads * op.shape.rotated * op.qkv.dtype().size();
         self.moves("rope", op.qkv.dtype(), bytes, |dev| dev.rope(op))
     }
     fn copy_columns(&self, op: CopyColumns) -> Result<()> {

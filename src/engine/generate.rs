@@ -48,8 +48,13 @@ pub struct GeneratorOptions {
 
 impl GeneratorOptions {
     fn workspace(&self) -> WorkspaceOptions {
-        let (tokens, dtype) = (self.prompt, self.strategy.dtype());
+        let (tokens, dtype) = (self.pass(), self.strategy.dtype());
         WorkspaceOptions { tokens, dtype, checkpoint: Checkpointing::Off, train: false }
+    }
+    /// Tokens of a pass: of the prompt, or of a text that has just become a long one, whose rotations all change.
+    fn pass(&self) -> usize {
+        let turned = self.spec.long_from().map_or(0, |original| self.window().min(original + 1));
+        self.prompt.max(turned)
     }
     /// Maximum sequence length.
     fn window(&self) -> usize {
@@ -87,7 +92,7 @@ impl Generator {
         Ok(Generator {
             store: store::allocate(&*options.strategy, dev.clone(), mesh, &GeneratorOptions::frozen(&decoder))?,
             workspace,
-            staging: BatchStaging::new(&*dev, options.prompt, decoder.grid(), 0)?,
+            staging: BatchStaging::new(&*dev, options.pass(), &decoder)?,
             window: options.window(),
             mesh: mesh.clone(),
             dev,
@@ -176,12 +181,14 @@ impl Writer<'_> {
         let mut past = 0;
         for i in 0..count {
             let start = context.len().saturating_sub(self.window);
-            if start > 0 {
-                past = 0; // the window moved: all positions changed, so the cache is invalid
+            let length = context.len() - start;
+            let turned = |original: usize| past <= original && original < length;
+            if start > 0 || self.decoder.spec().long_from().is_some_and(turned) {
+                past = 0; // the window moved, or the text became a long one: all rotations changed
             }
             self.next_logits(&context[start..], past, &mut batch, &mut logits)?;
             if self.remembers {
-                past = context.len() - start;
+                past = length;
             }
             let token = match self.world.rank() {
                 0 => pick(&logits, sampling, rng.uniform(i as u64)),

@@ -32,10 +32,11 @@ impl ReferenceScorer {
         let EngineOptions { tokens, strategy, objective, .. } = options;
         let (tokens, split) = (*tokens, options.split(&mesh.sizes, &mesh.coords));
         let (own, tuning) = (tokens.div_ceil(mesh.sizes.sp), options.tuning_of(reference));
+        let model = FrozenModel::new(dev.clone(), mesh, (reference, &tuning), &split, &**strategy, own)?;
         Ok(ReferenceScorer {
-            model: FrozenModel::new(dev.clone(), mesh, (reference, &tuning), &split, &**strategy, own)?,
             sequences: Sequences::new(&*dev, mesh, *objective, tokens)?,
-            staging: BatchStaging::new(&*dev, tokens, split.grid_of(reference), 0)?,
+            staging: BatchStaging::new(&*dev, tokens, &model.decoder)?,
+            model,
             dev,
         })
     }

@@ -5,7 +5,8 @@ use crate::data::MicroBatch;
 use crate::data::zigzag::ZigzagCut;
 use crate::device::ops::documents_of_rows;
 use crate::device::{Buf, Device, View};
-use crate::nn::{Batch, SpGrid};
+use crate::nn::rotary::rows_of_forms;
+use crate::nn::{Batch, Decoder};
 
 pub(super) struct BatchStaging {
     /// Tokens of a whole micro-batch.
@@ -24,6 +25,9 @@ pub(super) struct BatchStaging {
     host_keys: Vec<u32>,
     /// Set if the ranks of sp share the micro-batch.
     cut: Option<ZigzagCut>,
+    /// [`Spec::long_from`], and then the micro-batch with rows of the rotation table as positions.
+    long_from: Option<usize>,
+    turned: MicroBatch,
 }
 
 /// A micro-batch on the device.
@@ -36,8 +40,9 @@ pub(super) struct StagedBatch<'a> {
 }
 
 impl BatchStaging {
-    /// For one rank's part of `tokens` tokens in at most that many documents, and `keys` words of keys.
-    pub fn new(dev: &dyn Device, tokens: usize, sp: SpGrid, keys: usize) -> Result<BatchStaging> {
+    /// For `decoder`'s part of `tokens` tokens in at most that many documents.
+    pub fn new(dev: &dyn Device, tokens: usize, decoder: &Decoder) -> Result<BatchStaging> {
+        let (sp, keys) = (decoder.grid(), decoder.dropout_words());
         let _for = dev.meter().purpose("micro-batch");
         let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other);
         let (part, cut) = (tokens.div_ceil(sp.ranks()), sp.ranks() > 1);
@@ -57,6 +62,8 @@ impl BatchStaging {
             keys: alloc(DType::U32, keys)?,
             host_keys: vec![0; keys],
             cut: cut.then(|| ZigzagCut::new(sp.index(), sp.ranks(), sp.ulysses.of, tokens)),
+            long_from: decoder.spec().long_from(),
+            turned: MicroBatch::default(),
         })
     }
     /// Maximum tokens per micro-batch.
@@ -84,6 +91,14 @@ impl BatchStaging {
             );
             return Err(Error::op("upload", what));
         }
+        let batch = match self.long_from {
+            None => batch,
+            Some(original) => {
+                self.turned.clone_from(batch);
+                rows_of_forms(&mut self.turned.positions, &batch.cu_seqlens, original);
+                &self.turned
+            }
+        };
         let (part, rows, local): (_, &[u32], _) = match &mut self.cut {
             None => (batch, &[], None),
             Some(cut) => {

@@ -168,7 +168,7 @@ impl Engine {
             summed: Summed::new(mesh, decoder.layouts())?,
             norm: GradNorm::new(&*dev, mesh, options.grad_clip, options.strategy.offload())?,
             scaler: options.scaler.map(LossScaler::new),
-            staging: BatchStaging::new(&*dev, options.tokens, decoder.grid(), decoder.dropout_words())?,
+            staging: BatchStaging::new(&*dev, options.tokens, &decoder)?,
             numbers: Numbers::new(&*dev, Numbers::len(&options.rule, decoder.layouts()))?,
             sums: mesh.loss.alloc(DType::F64, sums, CommUse::Reduced, Category::Other)?,
             preference,

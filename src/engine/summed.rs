@@ -144,7 +144,7 @@ mod tests {
             for i in 0..segment.len() {
                 let of_rank = [0, 1].map(|tp| gradient(&segment, tp, i) as f64);
                 squares += match segment.tp {
-                    Tp::Cut { .. } => of_rank[tp].powi(2),
+                    Tp::Cut { .. } | Tp::Parts { .. } => of_rank[tp].powi(2),
                     _ if tp > 0 => 0.0,
                     Tp::Same => of_rank[0].powi(2),
                     Tp::Summed => (of_rank[0] + of_rank[1]).powi(2),

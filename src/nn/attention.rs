@@ -1,6 +1,6 @@
-//! The attention branch: `y = x + dropout(post(out(attention(rope(qkv(norm(x)))))))`. Never masks: the device keeps
-//! documents apart.
-use super::context::{Cx, DropoutSite};
+//! The attention branch: `y = x + factor dropout(post(out(attention(rope(qkv(norm(x)))))))`. Never masks: the device
+//! keeps documents apart.
+use super::context::{Cx, DropoutSite, TurnTable};
 use super::core::CoreAttention;
 use super::linear::Linear;
 use super::norm::Norm;
@@ -25,8 +25,10 @@ pub struct AttentionBranch {
     pub transform: HeadTransform,
     /// Whether heads are sharded over tp.
     pub cut: bool,
-    /// Index of the context's rotation table.
-    pub table: usize,
+    /// The rotation of `transform`.
+    pub turns: TurnTable,
+    /// Another branch also reads the block's input: the gradient of this one's output is in scratch.
+    pub parallel: bool,
     pub shape: AttentionShape,
     pub out: Linear,
     /// Normalizes the branch's output before it is added to the residual.
@@ -39,11 +41,13 @@ pub enum HeadTransform {
     /// None: positions are learned.
     None,
     Rope(RopeShape),
-    /// Each head is normalized first, with segments `wq` and `wk`.
+    /// Each head is normalized first, with segments `wq` and `wk`; or, with `before`, rotated first and then
+    /// normalized.
     NormRope {
         shape: QkNormRopeShape,
         wq: usize,
         wk: usize,
+        before: Option<RopeShape>,
     },
     /// All queries of a token are normalized together first, and all its keys, with segments `wq` and `wk`.
     RowNormRope {
@@ -54,6 +58,17 @@ pub enum HeadTransform {
         /// Elements of a token's queries and of its keys.
         widths: [usize; 2],
     },
+}
+
+impl HeadTransform {
+    /// The rotation of projected rows, before anything else.
+    fn rope_in_place(&self) -> Option<RopeShape> {
+        match *self {
+            HeadTransform::Rope(shape) => Some(shape),
+            HeadTransform::NormRope { before, .. } => before,
+            HeadTransform::None | HeadTransform::RowNormRope { .. } => None,
+        }
+    }
 }
 
 /// Biases of projections that write to the same rows, one segment per projection in column order. They are concatenated
@@ -100,6 +115,9 @@ impl RowBias {
 }
 
 impl AttentionBranch {
+    fn table<'a>(&self, cx: &Cx<'a>) -> View<'a> {
+        cx.tables[self.turns as usize]
+    }
     /// Assigns `y (R, C)` from `x (R, C)`: this rank's rows of the residual stream.
     pub fn forward(
         &self,
@@ -123,8 +141,8 @@ impl AttentionBranch {
         if let Some(bias) = &self.bias {
             bias.add(dev, w, &mut scratch.bias, projected.rows_mut(n))?;
         }
-        let (table, positions) = (cx.tables[self.table], cx.batch.positions);
-        if let HeadTransform::Rope(shape) = self.transform {
+        let (table, positions) = (self.table(cx), cx.batch.positions);
+        if let Some(shape) = self.transform.rope_in_place() {
             dev.rope(Rope { shape, table, positions, qkv: projected.rows_mut(n), inverse: false })?;
         }
         let attention = CoreAttention::of(cx, &self.shape);
@@ -150,7 +168,7 @@ impl AttentionBranch {
                 norm.forward(dev, w, branch.rows(rows), y.reborrow(), stats.rows_mut(rows))?;
             }
         }
-        cx.drop(DropoutSite::Attention, y.reborrow())?;
+        cx.leave(DropoutSite::Attention, y.reborrow())?;
         dev.add(x, y)
     }
 
@@ -177,10 +195,11 @@ impl AttentionBranch {
                 parts,
             );
         }
-        let HeadTransform::NormRope { shape, wq, wk } = self.transform else {
+        let HeadTransform::NormRope { shape, wq, wk, before } = self.transform else {
             return Ok(if qkv.len() > 0 { qkv.rows(cx.n) } else { rotated.rows(cx.n) });
         };
-        let (table, positions, wq, wk) = (cx.tables[self.table], cx.batch.positions, w.get(wq), w.get(wk));
+        let table = if before.is_some() { cx.tables[TurnTable::None as usize] } else { self.table(cx) };
+        let (positions, wq, wk) = (cx.batch.positions, w.get(wq), w.get(wk));
         let (qkv, out, rstd) = (qkv.rows(cx.n), rotated.rows_mut(cx.n), stats.rows_mut(cx.n));
         cx.dev.qk_norm_rope(QkNormRope { shape, table, positions, wq, wk, qkv, out, rstd })?;
         Ok(rotated.rows(cx.n))
@@ -214,7 +233,7 @@ impl AttentionBranch {
             dev.copy_columns(CopyColumns { rows: n, width, src_row: width, dst_row: row_width, src, dst })?;
             column += width;
         }
-        let (table, positions) = (cx.tables[self.table], cx.batch.positions);
+        let (table, positions) = (self.table(cx), cx.batch.positions);
         dev.rope(Rope { shape: rope, table, positions, qkv: rotated.rows_mut(n), inverse: false })?;
         Ok(rotated.rows(n))
     }
@@ -232,7 +251,8 @@ impl AttentionBranch {
         dy: ViewMut,
     ) -> Result<()> {
         let (dev, n, rows, positions) = (cx.dev, cx.n, cx.rows(), cx.batch.positions);
-        let mut d_branch = cx.branch_grad(DropoutSite::Attention, dy.as_view(), &mut scratch.masked)?;
+        let d_y = if self.parallel { scratch.beside.rows(rows) } else { dy.as_view() };
+        let mut d_branch = cx.branch_grad(DropoutSite::Attention, d_y, &mut scratch.masked)?;
         if let Some(norm) = &self.post {
             let Scratch { h, stats, dh, unused, .. } = scratch;
             d_branch = norm.branch_backward(
@@ -255,15 +275,16 @@ impl AttentionBranch {
         let qkv = self.rotated(cx, w, &saved.qkv, rotated, head_stats, [row, normed])?;
         let (d_o, dqkv) = (scratch.d_o.rows(n), scratch.dqkv.rows_mut(n));
         CoreAttention::of(cx, &self.shape).backward(&mut scratch.core, qkv, &saved.core, d_o, dqkv)?;
-        let (table, dqkv) = (cx.tables[self.table], scratch.dqkv.rows_mut(n));
+        let (table, dqkv) = (self.table(cx), scratch.dqkv.rows_mut(n));
         match self.transform {
             HeadTransform::None | HeadTransform::RowNormRope { .. } => {}
             HeadTransform::Rope(shape) => dev.rope(Rope { shape, table, positions, qkv: dqkv, inverse: true })?,
-            HeadTransform::NormRope { shape, wq, wk } => {
+            HeadTransform::NormRope { shape, wq, wk, before } => {
+                let after = if before.is_some() { cx.tables[TurnTable::None as usize] } else { table };
                 let (dwq, dwk) = dw.pair(wq, wk, scratch.unused.rows_mut(2))?;
                 dev.qk_norm_rope_backward(QkNormRopeBackward {
                     shape,
-                    table,
+                    table: after,
                     positions,
                     wq: w.get(wq),
                     wk: w.get(wk),
@@ -273,6 +294,9 @@ impl AttentionBranch {
                     dwq,
                     dwk,
                 })?;
+                if let Some(shape) = before {
+                    dev.rope(Rope { shape, table, positions, qkv: scratch.dqkv.rows_mut(n), inverse: true })?;
+                }
             }
         }
         if let HeadTransform::RowNormRope { rope, norm: shape, wq, wk, widths } = self.transform {

@@ -20,6 +20,8 @@ use crate::device::{View, ViewMut};
 pub struct DecoderBlock {
     pub attention: AttentionBranch,
     pub mlp: FeedForward,
+    /// Both branches read the block's input: `y = x + attention(x) + mlp(x)` (Wang & Komatsuzaki 2021, GPT-J).
+    pub parallel: bool,
 }
 
 /// The second branch of a block.
@@ -74,7 +76,7 @@ impl DecoderBlock {
     ) -> Result<()> {
         self.attention.forward(cx, w, x, &mut saved.attention, scratch, saved.mlp.x.rows_mut(cx.rows()))?;
         match &self.mlp {
-            FeedForward::Dense(mlp) => mlp.forward(cx, w, &mut saved.mlp, scratch, y),
+            FeedForward::Dense(mlp) => mlp.forward(cx, w, self.parallel.then_some(x), &mut saved.mlp, scratch, y),
             FeedForward::Sparse(sparse) => sparse.forward(cx, w, &mut saved.mlp, scratch, y.is_some()),
         }
     }
@@ -91,8 +93,12 @@ impl DecoderBlock {
         scratch: &mut Scratch,
         mut dy: ViewMut,
     ) -> Result<()> {
+        if self.parallel {
+            cx.dev.copy(dy.as_view(), scratch.beside.rows_mut(cx.rows()))?;
+        }
+        let beside = self.parallel.then_some(x);
         match &self.mlp {
-            FeedForward::Dense(mlp) => mlp.backward(cx, w, dw, &saved.mlp, scratch, dy.reborrow())?,
+            FeedForward::Dense(mlp) => mlp.backward(cx, w, dw, beside, &saved.mlp, scratch, dy.reborrow())?,
             FeedForward::Sparse(sparse) => sparse.backward(cx, w, dw, &saved.mlp, scratch, dy.reborrow())?,
         }
         self.attention.backward(cx, w, dw, x, &saved.attention, scratch, dy)

@@ -138,6 +138,17 @@ impl Past {
     }
 }
 
+/// Which table a layer rotates with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TurnTable {
+    /// That of most layers, (P, D).
+    Usual,
+    /// That of layers with a window, if they differ.
+    Local,
+    /// No rotation, (P, head_dim): cosines are 1, sines 0.
+    None,
+}
+
 #[derive(Clone, Copy)]
 pub struct Cx<'a> {
     pub dev: &'a dyn Device,
@@ -148,8 +159,10 @@ pub struct Cx<'a> {
     /// Tokens of this batch: rows of every activation except the residual stream, of which this rank holds
     /// [`Cx::rows`].
     pub n: usize,
-    /// Rotation tables (P, head_dim) f32: of most layers, and of local layers; empty if unused.
-    pub tables: [View<'a>; 2],
+    /// Tables of rotations, f32: see [`TurnTable`]; empty if unused.
+    pub tables: [View<'a>; 3],
+    /// Factor of a branch's output.
+    pub residual: f32,
     /// Dropout probability and the micro-batch's keys ([`DropoutKeys`]); none in evaluation.
     pub dropout: Option<(f32, View<'a>)>,
     /// Two words per adapter with dropout; none in evaluation.
@@ -172,9 +185,16 @@ pub struct Whole<'a> {
 }
 
 impl Cx<'_> {
-    /// Whether a branch's last product feeds the residual stream directly, without a sum over ranks or dropout.
+    /// Whether a branch's last product feeds the residual stream directly, without a sum over ranks, dropout or a
+    /// factor.
     pub fn straight(&self, cut: bool) -> bool {
-        self.dropout.is_none() && self.split.part(cut).of == 1
+        self.dropout.is_none() && self.residual == 1.0 && self.split.part(cut).of == 1
+    }
+    /// What becomes of a branch's output before it is added to the residual, in place, the same for forward and
+    /// backward: dropout, then a factor.
+    pub fn leave(&self, place: DropoutSite, mut x: ViewMut) -> Result<()> {
+        self.drop(place, x.reborrow())?;
+        if self.residual == 1.0 { Ok(()) } else { self.dev.scale(self.residual, x) }
     }
     /// In place, the same for forward and backward: the mask is a function of (key, layer, place, index).
     pub fn drop(&self, place: DropoutSite, x: ViewMut) -> Result<()> {
@@ -199,13 +219,14 @@ impl Cx<'_> {
         let rows = self.batch.rows.map(|rows| rows.slice(own..own + self.n));
         self.dev.dropout_rows(DropoutRows { p: mask.p, key, rows, width, first: mask.first, x, y, accumulate })
     }
-    /// The gradient of a branch's output from that of the residual stream: `dy` itself, or a masked copy in `masked`.
+    /// The gradient of a branch's output from that of the residual stream: `dy` itself, or a copy in `masked` that is
+    /// masked or scaled.
     pub fn branch_grad<'b>(&self, place: DropoutSite, dy: View<'b>, masked: &'b mut Tensor) -> Result<View<'b>> {
-        if self.dropout.is_none() {
+        if self.dropout.is_none() && self.residual == 1.0 {
             return Ok(dy);
         }
         self.dev.copy(dy, masked.rows_mut(self.rows()))?;
-        self.drop(place, masked.rows_mut(self.rows()))?;
+        self.leave(place, masked.rows_mut(self.rows()))?;
         Ok(masked.rows(self.rows()))
     }
 
@@ -307,7 +328,8 @@ mod tests {
                 split,
                 batch,
                 n: 0,
-                tables: [view; 2],
+                tables: [view; 3],
+                residual: 1.0,
                 dropout,
                 adapter_keys: None,
                 layer,

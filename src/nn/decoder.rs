@@ -145,14 +145,17 @@ impl Decoder {
         if dev.is_unbacked() {
             return Ok(());
         }
-        let (d, longest, Fixed { table, local_table, .. }) = (self.spec.head_dim, self.spec.max_len, fixed);
-        for (rope, table) in [(self.spec.rope, table), (self.spec.local_rope, local_table)] {
+        let Fixed { table, local_table, still_table, .. } = fixed;
+        for (rope, table) in [(&self.spec.rope, table), (&self.spec.local_rope, local_table)] {
             if let Some(rope) = rope {
-                let rows = table.capacity();
-                dev.upload(bytemuck::cast_slice(&rope.table(d, rows, longest)), table.rows_mut(rows))?;
+                let (rows, d, longest) = (table.capacity(), self.spec.rotary_dim(), self.spec.max_len);
+                let values = rope.table(d, rows / rope.forms(), longest);
+                dev.upload(bytemuck::cast_slice(&values), table.rows_mut(rows))?;
             }
         }
-        Ok(())
+        let (rows, half) = (still_table.capacity(), self.spec.head_dim / 2);
+        let still: Vec<f32> = [vec![1.0; half], vec![0.0; half]].concat().repeat(rows);
+        dev.upload(bytemuck::cast_slice(&still), still_table.rows_mut(rows))
     }
 
     /// Words of a micro-batch's dropout keys; 0 without dropout.
@@ -190,8 +193,8 @@ impl Decoder {
             return Err(Error::op("train", "the workspace was allocated without backward buffers"));
         }
         let Workspace { stream, kept, scratch, fixed, dx, groups, .. } = ws;
-        let Fixed { table, local_table, balance, load, loss, .. } = fixed;
-        let cx = self.cx(dev, groups, batch, [table, local_table], Some(micro.dropout_keys));
+        let Fixed { table, local_table, still_table, balance, load, loss, .. } = fixed;
+        let cx = self.cx(dev, groups, batch, [table, local_table, still_table], Some(micro.dropout_keys));
         let rows = cx.rows();
         self.begin_attention(&cx, scratch)?;
         self.begin_load(dev, scratch)?;
@@ -269,9 +272,11 @@ impl Decoder {
         sequences: Option<Scored>,
     ) -> Result<()> {
         batch.rows(ws.tokens(), true)?;
-        let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, loss, .. }, groups, .. } = ws;
+        let Workspace {
+            stream, kept, scratch, fixed: Fixed { table, local_table, still_table, loss, .. }, groups, ..
+        } = ws;
         let adapted = sequences.as_ref().is_none_or(|scored| !scored.base);
-        let cx = Cx { adapted, ..self.cx(dev, groups, batch, [table, local_table], None) };
+        let cx = Cx { adapted, ..self.cx(dev, groups, batch, [table, local_table, still_table], None) };
         self.begin_attention(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
@@ -293,7 +298,7 @@ impl Decoder {
         dev: &'a dyn Device,
         groups: &'a Groups,
         batch: &Batch<'a>,
-        tables: [&'a Tensor; 2],
+        tables: [&'a Tensor; 3],
         keys: Option<View<'a>>,
     ) -> Cx<'a> {
         let p = self.spec.dropout;
@@ -308,6 +313,7 @@ impl Decoder {
             batch: *batch,
             n: batch.tokens.len(),
             tables,
+            residual: self.spec.residual_multiplier,
             dropout,
             adapter_keys,
             layer: ROOT,

@@ -110,7 +110,7 @@ impl SparseBranch {
             let (x, weights) = (sparse.shared_out.rows(n), Some(saved.shared_weight.rows(n)));
             dev.combine_rows(CombineRows { width, top_k: 1, places: None, weights, x, y, accumulate: true })
         })?;
-        cx.drop(DropoutSite::Mlp, y.reborrow())?;
+        cx.leave(DropoutSite::Mlp, y.reborrow())?;
         dev.add(saved.x.rows(cx.rows()), y)
     }
     /// The rows of `x (N, C)` that are tokens. The others, which use no expert, become zero.

@@ -40,6 +40,37 @@ pub enum Tp {
     Summed,
     /// Sharded: every rank has its [`Slice::share`] of `whole` along `dim`.
     Cut { dim: usize, over: Slice, whole: usize },
+    /// Sharded by rows, as several matrices of `rows` each, one below the other (0: none): a rank has its share of
+    /// each.
+    Parts { over: Slice, rows: [usize; 3] },
+}
+
+impl Tp {
+    /// Whether ranks have different elements.
+    pub fn is_cut(&self) -> bool {
+        matches!(self, Tp::Cut { .. } | Tp::Parts { .. })
+    }
+    /// The same for the slice `index`.
+    fn at(self, index: usize) -> Tp {
+        match self {
+            Tp::Cut { dim, over, whole } => Tp::Cut { dim, over: Slice { index, ..over }, whole },
+            Tp::Parts { over, rows } => Tp::Parts { over: Slice { index, ..over }, rows },
+            other => other,
+        }
+    }
+    /// For a sharded tensor: the dimension, the number of ranks, and the length along it on this rank, on the rank with
+    /// most, and of the whole.
+    fn along(&self) -> Option<(usize, usize, [usize; 3])> {
+        match *self {
+            Tp::Cut { dim, over, whole } => Some((dim, over.of, [over.share(whole).len(), over.most(whole), whole])),
+            Tp::Parts { over, rows } => {
+                let own = rows.map(|n| over.share(n).len()).iter().sum();
+                let most = rows.map(|n| over.most(n)).iter().sum();
+                Some((0, over.of, [own, most, rows.iter().sum()]))
+            }
+            Tp::Same | Tp::Summed => None,
+        }
+    }
 }
 
 /// Where a matrix's codes and scales begin in the buffers of its unit.
@@ -98,22 +129,18 @@ impl Segment {
     /// How it is packed, or would be.
     pub fn packing(&self) -> Nf4Shape {
         let whole = self.global_shape().iter().product();
-        match self.tp {
-            Tp::Cut { .. } => {
-                let (run, before, stride) = self.rows();
-                Nf4Shape { len: self.len(), run, before, stride, whole }
-            }
+        match self.evenly() {
+            Some((run, before, stride)) if self.tp.is_cut() => Nf4Shape { len: self.len(), run, before, stride, whole },
             _ => Nf4Shape::new(whole),
         }
     }
-    /// Whether it can be packed: no block is divided over ranks of tp.
+    /// Whether it can be packed: no block is divided over ranks of tp, and its parts are alike.
     pub(super) fn is_packable(&self) -> bool {
-        let Tp::Cut { dim, over, whole } = self.tp else { return self.packing().is_whole_blocks() };
-        (0..over.of).all(|index| {
-            let over = Slice { index, of: over.of };
-            let mut part = Segment { tp: Tp::Cut { dim, over, whole }, ..self.clone() };
-            part.shape[dim] = over.share(whole).len();
-            part.packing().is_whole_blocks()
+        let Some((dim, of, _)) = self.tp.along() else { return self.packing().is_whole_blocks() };
+        (0..of).all(|index| {
+            let mut part = Segment { tp: self.tp.at(index), ..self.clone() };
+            part.shape[dim] = part.tp.along().map_or(0, |(_, _, [own, ..])| own);
+            part.evenly().is_some() && part.packing().is_whole_blocks()
         })
     }
     /// Elements, or bytes if packed, reserved in its buffer.
@@ -123,7 +150,7 @@ impl Segment {
     /// Shape of the whole tensor, over all tp ranks.
     pub fn global_shape(&self) -> Vec<usize> {
         let mut shape = self.shape.clone();
-        if let Tp::Cut { dim, whole, .. } = self.tp {
+        if let Some((dim, _, [.., whole])) = self.tp.along() {
             shape[dim] = whole;
         }
         shape
@@ -131,34 +158,65 @@ impl Segment {
     /// Elements of the largest shard, which a flat buffer reserves, so that later segments have the same offset on
     /// every tp rank. The difference to this rank's shard is padding.
     pub fn extent(&self) -> usize {
-        let Tp::Cut { dim, over, whole } = self.tp else { return self.len() };
+        let Some((dim, _, [_, most, _])) = self.tp.along() else { return self.len() };
         if !self.held {
             return 0;
         }
-        self.shape.iter().enumerate().map(|(i, &n)| if i == dim { over.most(whole) } else { n }).product()
+        self.shape.iter().enumerate().map(|(i, &n)| if i == dim { most } else { n }).product()
     }
-    /// This rank's part in the whole tensor: elements that are contiguous there, those before the first of them, and
-    /// the elements between two such beginnings. For a tensor that is not sharded, any number is contiguous.
-    pub fn rows(&self) -> (usize, usize, usize) {
+    /// This rank's part in the whole tensor, if it is at equal distances there: elements that are contiguous, those
+    /// before the first of them, and the elements between two such beginnings. For a tensor that is not sharded, any
+    /// number is contiguous.
+    pub fn evenly(&self) -> Option<(usize, usize, usize)> {
         match self.tp {
             Tp::Cut { dim, over, whole } => {
                 let inner: usize = self.shape[dim + 1..].iter().product();
-                ((self.shape[dim] * inner).max(1), over.share(whole).start * inner, whole * inner)
+                Some(((self.shape[dim] * inner).max(1), over.share(whole).start * inner, whole * inner))
             }
-            _ => (usize::MAX, 0, 0),
+            Tp::Parts { over, rows: [first, others @ ..] } => {
+                let inner: usize = self.shape[1..].iter().product();
+                let share = over.share(first);
+                let alike = others.iter().all(|&rows| rows == first || rows == 0);
+                alike.then_some(((share.len() * inner).max(1), share.start * inner, first * inner))
+            }
+            Tp::Same | Tp::Summed => Some((usize::MAX, 0, 0)),
         }
+    }
+    /// The element of the whole tensor at `at` of this rank's shard, and the number of elements from there on that are
+    /// contiguous in both.
+    fn place(&self, at: usize) -> (usize, usize) {
+        if let Some((run, before, all)) = self.evenly() {
+            let (row, column) = (at / run, at % run);
+            return (row * all + before + column, run - column);
+        }
+        let Tp::Parts { over, rows } = self.tp else { return (at, usize::MAX - at) };
+        let inner: usize = self.shape[1..].iter().product();
+        // Elements of the earlier parts, on this rank and in all.
+        let (mut own, mut all) = (0, 0);
+        for rows in rows {
+            let share = over.share(rows);
+            let end = own + share.len() * inner;
+            if at < end {
+                return (all + share.start * inner + at - own, end - at);
+            }
+            own = end;
+            all += rows * inner;
+        }
+        (all, usize::MAX)
     }
     /// Splits `range`, relative to the start of this rank's shard, into stretches that are also contiguous in the whole
     /// tensor. Yields each with its offset there.
     pub fn stretches(&self, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
-        let (run, before, all) = self.rows();
         let mut at = range.start;
         std::iter::from_fn(move || {
-            let (row, column) = (at / run, at % run);
-            let end = range.end.min(at.saturating_add(run - column));
+            if at >= range.end {
+                return None;
+            }
+            let (place, run) = self.place(at);
+            let end = range.end.min(at.saturating_add(run));
             let part = at..end;
             at = end;
-            (!part.is_empty()).then(|| (part, row * all + before + column))
+            Some((part, place))
         })
     }
 }
@@ -262,6 +320,34 @@ mod tests {
                 }
             }
             assert_eq!(seen, [1; 48], "dim {dim} over {of}");
+        }
+        // Parts of different lengths, and of equal ones: each rank has its share of each.
+        for (rows, of) in [([3, 2, 1], 2), ([2, 2, 2], 2), ([4, 2, 0], 3), ([3, 3, 0], 2)] {
+            let mut seen = [0; 48];
+            for over in (0..of).map(|index| Slice { index, of }) {
+                let own: usize = rows.map(|n| over.share(n).len()).iter().sum();
+                let part = part(&[own, 8], Tp::Parts { over, rows });
+                assert_eq!(part.global_shape(), [6, 8]);
+                for (local, global) in (0..own * 8).step_by(5).flat_map(|at| part.stretches(at..(at + 5).min(own * 8)))
+                {
+                    let rank = |row: usize| {
+                        let mut row = row;
+                        rows.iter()
+                            .position(|&n| {
+                                row < n || {
+                                    row -= n;
+                                    false
+                                }
+                            })
+                            .map(|p| (p, row))
+                            .unwrap()
+                    };
+                    let (p, row) = rank(global / 8);
+                    assert!(over.share(rows[p]).contains(&row), "{rows:?} {over:?}: {global}");
+                    seen[global..global + local.len()].iter_mut().for_each(|n| *n += 1);
+                }
+            }
+            assert_eq!(seen, [1; 48], "{rows:?} over {of}");
         }
         // Rank 1's columns 4..8: from the third element of its first row to the second of its third.
         let over = Slice { index: 1, of: 2 };

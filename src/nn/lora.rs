@@ -85,7 +85,7 @@ fn adapter_tp(matrix: Tp) -> (Tp, Tp) {
     match matrix {
         Tp::Same => (Tp::Same, Tp::Same),
         Tp::Summed => (Tp::Summed, Tp::Summed),
-        cut @ Tp::Cut { dim: 0, .. } => (Tp::Summed, cut),
+        cut @ (Tp::Cut { dim: 0, .. } | Tp::Parts { .. }) => (Tp::Summed, cut),
         cut @ Tp::Cut { .. } => (cut, Tp::Summed),
     }
 }

@@ -9,7 +9,7 @@ use super::store::{Grads, Weights};
 
 use crate::base::Result;
 use crate::device::ops::{Gelu, Glu, GluBackward};
-use crate::device::{Device, ViewMut};
+use crate::device::{Device, View, ViewMut};
 
 #[derive(Clone, Debug)]
 pub struct MlpBranch {
@@ -26,18 +26,20 @@ pub struct MlpBranch {
 }
 
 impl MlpBranch {
-    /// Assigns `y (R, C)` from `saved.x (R, C)`: this rank's rows of the residual stream. Without `y`, computes only
-    /// what backward needs.
+    /// Assigns `y (R, C)` from `saved.x (R, C)`: this rank's rows of the residual stream; or, if `beside` is given, the
+    /// branch reads that instead, and its output is added to `saved.x`. Without `y`, computes only what backward needs.
     pub fn forward(
         &self,
         cx: &Cx,
         w: Weights,
+        beside: Option<View>,
         saved: &mut MlpSaved,
         scratch: &mut Scratch,
         mut y: Option<ViewMut>,
     ) -> Result<()> {
         let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
-        self.norm.forward(dev, w, saved.x.rows(rows), scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
+        let x = beside.unwrap_or(saved.x.rows(rows));
+        self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
         let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
         if let Some(gate) = &self.gate {
             gate.forward(cx, w, h.rows, &mut scratch.adapter, saved.gate.rows_mut(n))?;
@@ -74,7 +76,7 @@ impl MlpBranch {
             None => down(y.reborrow())?,
             Some(norm) => norm.forward(dev, w, saved.branch.rows(rows), y.reborrow(), stats.rows_mut(rows))?,
         }
-        cx.drop(DropoutSite::Mlp, y.reborrow())?;
+        cx.leave(DropoutSite::Mlp, y.reborrow())?;
         dev.add(saved.x.rows(rows), y)
     }
 
@@ -87,18 +89,21 @@ impl MlpBranch {
         }
     }
 
-    /// `dy (R, C)` is the residual's gradient; adds the branch's gradient to it and to the weights' gradients.
+    /// `dy (R, C)` is the residual's gradient; adds the branch's gradient to it and to the weights' gradients. `beside`
+    /// as in forward.
+    #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,
         cx: &Cx,
         w: Weights,
         dw: &mut Grads,
+        beside: Option<View>,
         saved: &MlpSaved,
         scratch: &mut Scratch,
         dy: ViewMut,
     ) -> Result<()> {
         let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
-        let (x, gate, up) = (saved.x.rows(rows), saved.gate.rows(n), saved.up.rows(n));
+        let (x, gate, up) = (beside.unwrap_or(saved.x.rows(rows)), saved.gate.rows(n), saved.up.rows(n));
         let mut d_branch = cx.branch_grad(DropoutSite::Mlp, dy.as_view(), &mut scratch.masked)?;
         if let Some(norm) = &self.post {
             let Scratch { h, stats, dh, unused, .. } = scratch;

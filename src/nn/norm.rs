@@ -1,4 +1,4 @@
-//! RMSNorm and LayerNorm behind one interface. Never stores statistics: backward takes those that forward wrote.
+//! RMSNorm, LayerNorm and none behind one interface. Never stores statistics: backward takes those that forward wrote.
 use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
@@ -9,8 +9,10 @@ use crate::device::{Device, View, ViewMut};
 pub enum Norm {
     /// RMSNorm: segment `w`; one f32 of statistics per row.
     Rms { w: usize, shape: RmsNormShape },
-    /// LayerNorm: segments `w` and `b`; two f32 of statistics per row.
-    Layer { w: usize, b: usize, eps: f32 },
+    /// LayerNorm: segments `w` and, with biases, `b`; two f32 of statistics per row.
+    Layer { w: usize, b: Option<usize>, eps: f32 },
+    /// The output is the input; no statistics.
+    Absent,
 }
 
 impl Norm {
@@ -19,8 +21,9 @@ impl Norm {
         match *self {
             Norm::Rms { w, shape } => dev.rmsnorm(RmsNorm { shape, x, w: weights.get(w), y, rstd: stats }),
             Norm::Layer { w, b, eps } => {
-                dev.layernorm(LayerNorm { eps, x, w: weights.get(w), b: weights.get(b), y, stats })
+                dev.layernorm(LayerNorm { eps, x, w: weights.get(w), b: b.map(|b| weights.get(b)), y, stats })
             }
+            Norm::Absent => dev.copy(x, y),
         }
     }
     /// Backward of a norm at the end of a branch: the gradient of its input `x (N, C)` from that of its output.
@@ -62,10 +65,17 @@ impl Norm {
                 let dw = grads.get(w)?.unwrap_or_else(|| unused.slice(0..weights.get(w).len()));
                 dev.rmsnorm_backward(RmsNormBackward { shape, x, w: weights.get(w), rstd: stats, dy, dx, dw })
             }
-            Norm::Layer { w, b, .. } => {
+            Norm::Layer { w, b: Some(b), .. } => {
                 let (dw, db) = grads.pair(w, b, unused)?;
                 dev.layernorm_backward(LayerNormBackward { x, w: weights.get(w), stats, dy, dx, dw, db })
             }
+            Norm::Layer { w, b: None, .. } => {
+                let len = weights.get(w).len();
+                let (spare, db) = unused.split_at(len);
+                let (dw, db) = (grads.get(w)?.unwrap_or(spare), db.slice(0..len));
+                dev.layernorm_backward(LayerNormBackward { x, w: weights.get(w), stats, dy, dx, dw, db })
+            }
+            Norm::Absent => dev.add(dy, dx),
         }
     }
 }

@@ -58,9 +58,14 @@ impl Decoder {
         batch.rows(ws.tokens(), false)?;
         let at = batch.place(dev, row)?;
         let Workspace {
-            stream, kept, scratch, fixed: Fixed { table, local_table, next, all_next, .. }, groups, ..
+            stream,
+            kept,
+            scratch,
+            fixed: Fixed { table, local_table, still_table, next, all_next, .. },
+            groups,
+            ..
         } = ws;
-        let cx = Cx { past, ..self.cx(dev, groups, batch, [table, local_table], None) };
+        let cx = Cx { past, ..self.cx(dev, groups, batch, [table, local_table, still_table], None) };
         self.begin_attention(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;

@@ -3,7 +3,7 @@
 use super::context::{Cx, DropoutSite};
 use super::linear::Linear;
 use super::norm::Norm;
-use super::saved::Scratch;
+use super::saved::{AdapterScratch, Scratch};
 use super::sequences::SequenceRows;
 use super::split::Slice;
 use super::store::{Grads, Weights};
@@ -55,7 +55,9 @@ pub struct Root {
     pub vocab: usize,
     /// The head has one output, a score; `words` is its weight.
     pub score: bool,
-    /// Logits become cap * tanh(logits / cap); 0 disables it.
+    /// Factor of logits.
+    pub logit_scale: f32,
+    /// Then logits become cap * tanh(logits / cap); 0 disables it.
     pub logit_cap: f32,
 }
 
@@ -156,7 +158,7 @@ impl Root {
             for start in (0..n).step_by(chunk) {
                 let band = start..n.min(start + chunk);
                 let (h, rows) = (h.rows.slice(of(&band)), band.len());
-                self.head.forward(cx, w, h, adapter, logits.rows_mut(rows))?;
+                self.project(cx, w, h, adapter, logits.rows_mut(rows))?;
                 match (self.score, losses.teacher.is_some()) {
                     (true, _) => self.scores(cx, &band, logits, &mut losses)?,
                     (_, true) => self.distill(cx, shape, &band, logits, &mut losses)?,
@@ -164,6 +166,7 @@ impl Root {
                 }
                 if let Some((grads, dh)) = &mut backward {
                     let dh = dh.reborrow().slice(of(&band));
+                    self.scale_logits(cx, logits.rows_mut(rows))?;
                     self.head.backward(cx, w, grads, h, logits.rows(rows), adapter, dh, false)?;
                 }
             }
@@ -178,6 +181,23 @@ impl Root {
         cx.release(h)?;
         dev.zero(dx.reborrow())?;
         self.norm.backward(dev, w, &mut grads, x, stats.rows(rows), dh.rows(rows), dx, unused.rows_mut(2))
+    }
+
+    /// Assigns the logits of `h`, before their cap.
+    pub(super) fn project(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        h: View,
+        work: &mut AdapterScratch,
+        mut logits: ViewMut,
+    ) -> Result<()> {
+        self.head.forward(cx, w, h, work, logits.reborrow())?;
+        self.scale_logits(cx, logits)
+    }
+    /// The factor of logits, and of their gradients.
+    fn scale_logits(&self, cx: &Cx, logits: ViewMut) -> Result<()> {
+        if self.logit_scale == 1.0 { Ok(()) } else { cx.dev.scale(self.logit_scale, logits) }
     }
 
     /// Adds the losses of rows `band`, whose logits (rows, columns of this rank) are given, to the sums of their
@@ -315,7 +335,7 @@ impl Root {
         let own = self.words.range(self.vocab).len();
         let (mine, rest) = next.rows_mut(1).split_at(own);
         cx.dev.zero(rest)?;
-        self.head.forward(cx, w, at, &mut scratch.adapter, mine)?;
+        self.project(cx, w, at, &mut scratch.adapter, mine)?;
         cx.release(h)?;
         if cx.batch.rows.is_some() {
             let sp = &cx.groups.sp;

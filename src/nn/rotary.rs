@@ -1,10 +1,10 @@
-//! Rotary position embeddings as data: the base, the scaling of positions, and the resulting table of cosines and
-//! sines. Never runs on a device.
+//! Rotary position embeddings as data: the base, the scaling of positions, the resulting table of cosines and sines,
+//! and which of its rows a token reads. Never runs on a device.
 //!
 //! The scalings and their names are those of transformers (`modeling_rope_utils.py`).
 use std::f64::consts::TAU;
 
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Rotary {
     pub theta: f64,
     pub scaling: Scaling,
@@ -12,7 +12,7 @@ pub struct Rotary {
 
 /// How the frequencies theta^(-2i / head_dim) are scaled for sequences longer than in training. `original` is the
 /// length the model was trained with.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum Scaling {
     /// Unchanged.
     None,
@@ -27,6 +27,9 @@ pub enum Scaling {
     /// A linear ramp over the index between `beta_fast` and `beta_slow` rotations in `original`; cosines and sines are
     /// multiplied by `attention` (Peng et al. 2023, YaRN).
     Yarn { factor: f64, original: usize, attention: f64, beta_fast: f64, beta_slow: f64, truncate: bool },
+    /// Each frequency divided by a factor of its own, from one list in documents of up to `original` tokens and from
+    /// another in longer ones; cosines and sines are multiplied by `attention` (Ding et al. 2024, LongRoPE).
+    Long { short: Vec<f64>, long: Vec<f64>, original: usize, attention: f64 },
 }
 
 impl Rotary {
@@ -34,13 +37,17 @@ impl Rotary {
         Rotary { theta, scaling: Scaling::None }
     }
 
-    /// (rows, head_dim): for each position head_dim/2 cosines, then head_dim/2 sines (Su et al. 2021). Angles are
-    /// computed in f64, so that large positions stay accurate. `longest` is the longest sequence possible.
-    pub fn table(&self, head_dim: usize, rows: usize, longest: usize) -> Vec<f32> {
-        let frequencies = self.frequencies(head_dim, longest);
-        let size = if let Scaling::Yarn { attention, .. } = self.scaling { attention } else { 1.0 };
-        let mut table = Vec::with_capacity(rows * head_dim);
-        for position in 0..rows {
+    /// (positions [`Rotary::forms`], dim): for each position, and each form of it, dim/2 cosines, then dim/2 sines (Su
+    /// et al. 2021). Angles are computed in f64, so that large positions stay accurate. `longest` is the longest
+    /// sequence possible.
+    pub fn table(&self, dim: usize, positions: usize, longest: usize) -> Vec<f32> {
+        let forms: Vec<Vec<f64>> = (0..self.forms()).map(|form| self.frequencies(dim, longest, form)).collect();
+        let size = match self.scaling {
+            Scaling::Yarn { attention, .. } | Scaling::Long { attention, .. } => attention,
+            _ => 1.0,
+        };
+        let mut table = Vec::with_capacity(positions * forms.len() * dim);
+        for (position, frequencies) in (0..positions).flat_map(|position| forms.iter().map(move |f| (position, f))) {
             let angles = frequencies.iter().map(|f| position as f64 * f);
             table.extend(angles.clone().map(|angle| (size * angle.cos()) as f32));
             table.extend(angles.map(|angle| (size * angle.sin()) as f32));
@@ -48,13 +55,26 @@ impl Rotary {
         table
     }
 
-    /// head_dim/2 frequencies, in radians per position.
-    fn frequencies(&self, head_dim: usize, longest: usize) -> Vec<f64> {
-        let (half, d) = (head_dim / 2, head_dim as f64);
+    /// Rows of the table per position: two if short and long documents rotate differently.
+    pub fn forms(&self) -> usize {
+        1 + self.original_if_long().is_some() as usize
+    }
+    /// The length from which on documents rotate differently.
+    pub fn original_if_long(&self) -> Option<usize> {
+        if let Scaling::Long { original, .. } = self.scaling { Some(original) } else { None }
+    }
+
+    /// dim/2 frequencies, in radians per position. `form`: 1 in long documents.
+    fn frequencies(&self, dim: usize, longest: usize, form: usize) -> Vec<f64> {
+        let (half, d) = (dim / 2, dim as f64);
         let plain = |theta: f64| move |i: usize| theta.powf(-2.0 * i as f64 / d);
         let base = plain(self.theta);
         match self.scaling {
             Scaling::None => (0..half).map(base).collect(),
+            Scaling::Long { ref short, ref long, .. } => {
+                let factors = if form == 0 { short } else { long };
+                factors.iter().enumerate().map(|(i, factor)| base(i) / factor).collect()
+            }
             Scaling::Linear { factor } => (0..half).map(|i| base(i) / factor).collect(),
             Scaling::Dynamic { factor, original } => {
                 let stretch = factor * longest.max(original) as f64 / original as f64 - (factor - 1.0);
@@ -86,5 +106,16 @@ impl Rotary {
                 (0..half).map(blend).collect()
             }
         }
+    }
+}
+
+/// Replaces the positions of packed documents by the rows of a table with two forms ([`Rotary::forms`]): of short
+/// documents, and of those longer than `original`. A document of which earlier tokens are cached counts them.
+pub fn rows_of_forms(positions: &mut [u32], cu_seqlens: &[u32], original: usize) {
+    for document in cu_seqlens.windows(2) {
+        let document = &mut positions[document[0] as usize..document[1] as usize];
+        let last = document.iter().max().copied().unwrap_or(0);
+        let form = (last as usize >= original) as u32;
+        document.iter_mut().for_each(|position| *position = 2 * *position + form);
     }
 }

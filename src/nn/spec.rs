@@ -2,6 +2,7 @@
 //! never reads files.
 use super::rotary::Rotary;
 use crate::base::{Error, Result};
+use crate::device::ops::RotaryPairs;
 
 /// The family whose tensor names and config format are used. What it computes is in the other fields of a [`Spec`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -28,26 +29,34 @@ pub enum Arch {
     /// Norms on queries and keys, norms after the branches too, a sliding window with its own rotary base in most
     /// layers.
     Gemma3,
+    /// Llama without rotary positions in every fourth layer.
+    SmolLm3,
+    /// Llama with norms after the branches only, and over all queries and over all keys.
+    Olmo2,
+    /// OLMo 2 with a sliding window in most layers.
+    Olmo3,
+    /// Llama with factors of embeddings, scores, branches and logits.
+    Granite,
+    /// Llama with biases on queries, keys and values.
+    SeedOss,
+    /// Llama with norms on queries and keys after their rotation.
+    HunyuanDense,
+    /// Norms after the branches only and on queries and keys; no rotary positions in layers without a window.
+    Exaone4,
+    /// Llama with one matrix for queries, keys and values, one for gate and up, and rotary positions in part of a head.
+    Phi3,
+    /// Llama with one matrix for gate and up, and adjacent rotary pairs in part of a head.
+    Glm,
+    /// GLM with norms after the branches too.
+    Glm4,
+    /// Llama with adjacent rotary pairs.
+    Ernie45,
+    /// Parallel branches after one LayerNorm, adjacent rotary pairs, none in layers without a window.
+    Cohere2,
+    /// LayerNorm, GELU, biases, rotary positions.
+    Starcoder2,
     /// LayerNorm, learned positions, GELU, biases (`GPT2LMHeadModel`).
     Gpt,
-}
-
-impl Arch {
-    pub fn name(self) -> &'static str {
-        match self {
-            Arch::Llama => "llama",
-            Arch::Mistral => "mistral",
-            Arch::Qwen2 => "qwen2",
-            Arch::Qwen3 => "qwen3",
-            Arch::Mixtral => "mixtral",
-            Arch::Qwen2Moe => "qwen2_moe",
-            Arch::Qwen3Moe => "qwen3_moe",
-            Arch::Olmoe => "olmoe",
-            Arch::Gemma2 => "gemma2",
-            Arch::Gemma3 => "gemma3",
-            Arch::Gpt => "gpt",
-        }
-    }
 }
 
 /// The activation of the feed-forward layer.
@@ -116,12 +125,20 @@ pub struct Spec {
     pub rope: Option<Rotary>,
     /// Rotary positions of layers with a sliding window, if they differ.
     pub local_rope: Option<Rotary>,
+    /// Elements of a head that are rotated, the first ones; none: all.
+    pub rotary_dim: Option<usize>,
+    /// Which of them rotate together.
+    pub rotary_pairs: RotaryPairs,
+    /// Whether each layer has rotary positions; empty if all have.
+    pub rotated: Vec<bool>,
     /// Sliding window in tokens, the current one included.
     pub window: usize,
     /// Whether each layer has a sliding window; empty if none has.
     pub windowed: Vec<bool>,
     /// Scores are divided by the square root of this; if none, of `head_dim`.
     pub query_scalar: Option<f64>,
+    /// Scores are multiplied by this instead.
+    pub score_scale: Option<f64>,
     /// Softcaps of scores and logits: cap * tanh(x / cap). 0 is off.
     pub score_cap: f32,
     pub logit_cap: f32,
@@ -133,16 +150,33 @@ pub struct Spec {
     pub mlp_bias: bool,
     /// Normalize each query and key head before rotation.
     pub qk_norm: bool,
+    /// The same after rotation, with `qk_norm`.
+    pub norm_after_rope: bool,
     /// Normalize all queries of a token together before rotation, and all its keys.
     pub row_norm: bool,
     /// Experts, if some blocks are sparse.
     pub experts: Option<Experts>,
+    /// Normalize a branch's input.
+    pub pre_norms: bool,
     /// Normalize a branch's output before adding it to the residual.
     pub post_norms: bool,
+    /// Both branches read the block's input, through one norm.
+    pub parallel: bool,
+    /// LayerNorm instead of RMSNorm, and whether it has biases.
+    pub layer_norm: bool,
+    pub norm_bias: bool,
     /// Norm weights are stored minus 1.
     pub norm_from_one: bool,
+    /// Queries, keys and values come from one matrix.
+    pub fused_qkv: bool,
+    /// Gate and up come from one matrix.
+    pub fused_gate_up: bool,
     /// Multiply token embeddings by the square root of `dim`.
     pub scaled_embedding: bool,
+    /// Factors of token embeddings, of a branch's output and of logits.
+    pub embed_multiplier: f32,
+    pub residual_multiplier: f32,
+    pub logit_scale: f32,
 }
 
 /// A Llama without sizes, the base of its descendants.
@@ -165,20 +199,34 @@ impl Default for Spec {
             activation: Activation::SwiGlu,
             rope: Some(Rotary::new(10_000.0)),
             local_rope: None,
+            rotary_dim: None,
+            rotary_pairs: RotaryPairs::Halves,
+            rotated: Vec::new(),
             window: 0,
             windowed: Vec::new(),
             query_scalar: None,
+            score_scale: None,
             score_cap: 0.0,
             logit_cap: 0.0,
             qkv_bias: false,
             out_bias: false,
             mlp_bias: false,
             qk_norm: false,
+            norm_after_rope: false,
             row_norm: false,
             experts: None,
+            pre_norms: true,
             post_norms: false,
+            parallel: false,
+            layer_norm: false,
+            norm_bias: false,
             norm_from_one: false,
+            fused_qkv: false,
+            fused_gate_up: false,
             scaled_embedding: false,
+            embed_multiplier: 1.0,
+            residual_multiplier: 1.0,
+            logit_scale: 1.0,
         }
     }
 }
@@ -216,10 +264,10 @@ impl Spec {
                 self.dim, self.heads, self.kv_heads, self.head_dim
             )));
         }
-        if gpt != self.rope.is_none() || gpt != (self.activation == Activation::Gelu) {
+        if gpt != self.rope.is_none() || gpt && self.gated() {
             return Err(Error::input(format!(
                 "arch {} with rotary positions {} and {:?}: gpt has learned positions and GELU, the others have rotary \
-                 positions and a gate",
+                 positions",
                 self.arch.name(),
                 self.rope.is_some(),
                 self.activation
@@ -227,6 +275,20 @@ impl Spec {
         }
         if self.rope.is_some() && !self.head_dim.is_multiple_of(2) {
             return Err(Error::input(format!("head_dim {} is odd: rotary positions pair its halves", self.head_dim)));
+        }
+        let turned = self.rotary_dim();
+        if self.rope.is_some() && (turned == 0 || turned % 2 > 0 || turned > self.head_dim) {
+            return Err(Error::input(format!(
+                "rotary positions of {turned} elements of a head of {}: it must be an even number from 2 to head_dim",
+                self.head_dim
+            )));
+        }
+        if !self.rotated.is_empty() && self.rotated.len() != self.layers {
+            return Err(Error::input(format!(
+                "whether a layer has rotary positions is given for {} layers of {}: each layer needs to know",
+                self.rotated.len(),
+                self.layers
+            )));
         }
         if !self.windowed.is_empty() && (self.windowed.len() != self.layers || self.window == 0) {
             return Err(Error::input(format!(
@@ -280,5 +342,30 @@ impl Spec {
     /// Whether block `i` rotates with `local_rope`.
     pub fn uses_local_rope(&self, i: usize) -> bool {
         self.local_rope.is_some() && self.window_of(i) > 0
+    }
+    /// Whether block `i` has rotary positions.
+    pub fn is_rotated(&self, i: usize) -> bool {
+        self.rotated.get(i) != Some(&false)
+    }
+    /// Whether norms are LayerNorms, with two statistics.
+    pub fn has_layer_norm(&self) -> bool {
+        self.layer_norm || self.arch == Arch::Gpt
+    }
+    /// Whether some block normalizes heads without rotating them afterwards.
+    pub fn normed_still(&self) -> bool {
+        self.qk_norm && (self.norm_after_rope || (0..self.layers).any(|i| !self.is_rotated(i)))
+    }
+    /// The length from which on documents rotate differently, if they do.
+    pub fn long_from(&self) -> Option<usize> {
+        self.rope.as_ref().and_then(Rotary::original_if_long)
+    }
+    /// Elements of a head that are rotated.
+    pub fn rotary_dim(&self) -> usize {
+        self.rotary_dim.unwrap_or(self.head_dim)
+    }
+    /// The factor of scores.
+    pub fn score_factor(&self) -> f32 {
+        let scale = self.score_scale.unwrap_or(self.query_scalar.unwrap_or(self.head_dim as f64).sqrt().recip());
+        scale as f32
     }
 }

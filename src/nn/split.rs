@@ -235,6 +235,13 @@ impl Split {
                      tp-size that divides {heads}"
                 )));
             }
+            if spec.fused_qkv && kv % of > 0 {
+                return Err(Error::input(format!(
+                    "num_kv_heads {kv} is not divisible by tp-size {of}: queries, keys and values of {} are one matrix, of \
+                     which every tp rank has an equal share of each; choose a tp-size that divides {kv}",
+                    spec.arch.name()
+                )));
+            }
             if !kv.is_multiple_of(of) && !of.is_multiple_of(kv) {
                 return Err(Error::input(format!(
                     "num_kv_heads {kv} and tp-size {of}: neither divides the other, so a rank's heads would need parts of \

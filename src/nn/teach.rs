@@ -50,8 +50,8 @@ impl Decoder {
         terms: DistillTerms,
     ) -> Result<TeacherPass<'a>> {
         batch.rows(ws.tokens(), true)?;
-        let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, .. }, groups, .. } = ws;
-        let cx = self.cx(dev, groups, batch, [table, local_table], None);
+        let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, still_table, .. }, groups, .. } = ws;
+        let cx = self.cx(dev, groups, batch, [table, local_table, still_table], None);
         self.begin_attention(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
@@ -75,7 +75,7 @@ impl TeacherPass<'_> {
 impl Teacher for TeacherPass<'_> {
     fn chunk(&mut self, band: &Range<usize>) -> Result<TeacherChunk<'_>> {
         let h = self.h.rows.slice(band.start * self.width..band.end * self.width);
-        self.root.head.forward(&self.cx, self.w, h, self.adapter, self.logits.rows_mut(band.len()))?;
+        self.root.project(&self.cx, self.w, h, self.adapter, self.logits.rows_mut(band.len()))?;
         Ok(TeacherChunk { terms: self.terms, logits: self.logits.rows(band.len()), stats: self.stats })
     }
 }

@@ -22,9 +22,25 @@ pub struct Meaning {
 
 const ATTENTION: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
 const ATTENTION_OUT: &str = "self_attn.o_proj";
-const MLP: [&str; 2] = ["mlp.gate_proj", "mlp.up_proj"];
-const MLP_OUT: &str = "mlp.down_proj";
-const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
+const GATE: &str = "mlp.gate_proj";
+/// Queries, keys and values as one matrix; gate and up as one.
+const QKV: &str = "self_attn.qkv_proj";
+const GATE_UP: &str = "mlp.gate_up_proj";
+const FUSED: [&str; 2] = [QKV, GATE_UP];
+/// The style of fused matrices: each of their parts is sharded.
+const PACKED: &str = "packed_colwise";
+
+/// The modules at the beginning of a branch.
+fn attention_inputs(arch: Arch) -> Vec<&'static str> {
+    if arch == Arch::Phi3 { vec![QKV] } else { ATTENTION.to_vec() }
+}
+fn mlp_inputs(arch: Arch) -> Vec<&'static str> {
+    match arch {
+        Arch::Phi3 | Arch::Glm | Arch::Glm4 => vec![GATE_UP],
+        Arch::Starcoder2 => vec![arch.family().modules.mlp[0]],
+        _ => vec![GATE, arch.family().modules.mlp[0]],
+    }
+}
 
 const REPLICATE: &str = "replicate";
 const HEAD_NORM: &str = "replicated_with_grad_allreduce";
@@ -59,23 +75,33 @@ const STYLES: [&str; 9] = [
 pub fn transformers(arch: Arch) -> TpPlan {
     let mut plan = TpPlan::new();
     let mut add = |module: &str, style: &str| plan.insert(format!("layers.*.{module}"), style.into());
-    MLP.iter().for_each(|module| drop(add(module, "colwise")));
-    add(MLP_OUT, "rowwise");
-    if arch != Arch::Olmoe {
-        // OLMoE normalizes all heads together.
+    let modules = &arch.family().modules;
+    let (mlp, out) = (mlp_inputs(arch), modules.mlp[1]);
+    // transformers gathers the outputs of fused matrices, which is to replicate what follows.
+    if !mlp.contains(&GATE_UP) {
+        mlp.iter().for_each(|module| drop(add(module, "colwise")));
+        add(out, "rowwise");
+    }
+    if !matches!(arch, Arch::Olmoe | Arch::Olmo2 | Arch::Olmo3 | Arch::Phi3) {
+        // OLMo normalizes all heads together.
         ATTENTION.iter().for_each(|module| drop(add(module, "colwise")));
         add(ATTENTION_OUT, "rowwise");
     }
-    if matches!(arch, Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3) {
-        HEAD_NORMS.iter().for_each(|module| drop(add(module, HEAD_NORM)));
+    if matches!(arch, Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3 | Arch::HunyuanDense | Arch::Exaone4) {
+        modules.head_norms.iter().for_each(|module| drop(add(module, HEAD_NORM)));
     }
     plan.insert("lm_head".into(), "colwise_gather_output".into());
     plan
 }
 
-/// This engine's default: the same, plus the embedding sharded by vocabulary.
+/// This engine's default: the same, plus fused matrices sharded part by part, and the embedding by vocabulary.
 pub fn built_in(arch: Arch) -> TpPlan {
     let mut plan = transformers(arch);
+    let fused = [(attention_inputs(arch), ATTENTION_OUT), (mlp_inputs(arch), arch.family().modules.mlp[1])];
+    for (inputs, out) in fused.into_iter().filter(|(inputs, _)| FUSED.contains(&inputs[0])) {
+        plan.insert(in_layers(inputs[0]), PACKED.into());
+        plan.insert(in_layers(out), "rowwise".into());
+    }
     plan.insert("embed_tokens".into(), "embedding_rowwise".into());
     plan
 }
@@ -83,15 +109,24 @@ pub fn built_in(arch: Arch) -> TpPlan {
 /// Reads a plan for `spec`.
 pub fn read(spec: &Spec, plan: &TpPlan) -> Result<Meaning> {
     let mut norms = vec!["norm".to_string()];
-    norms.extend(["input_layernorm", "post_attention_layernorm"].map(in_layers));
-    if spec.post_norms {
-        norms.extend(["pre_feedforward_layernorm", "post_feedforward_layernorm"].map(in_layers));
+    let modules = &spec.arch.family().modules;
+    let [[pre, post], [pre_mlp, post_mlp]] = [modules.attention_norms, modules.mlp_norms];
+    for (has, norm) in [(spec.pre_norms, pre), (spec.pre_norms, pre_mlp), (spec.post_norms, post)]
+        .into_iter()
+        .chain([(spec.post_norms, post_mlp)])
+    {
+        let norm = in_layers(norm);
+        if has && !norms.contains(&norm) {
+            norms.push(norm);
+        }
     }
-    let linears = ATTENTION.iter().chain(&MLP).chain([&ATTENTION_OUT, &MLP_OUT]);
+    let (mlp_out, head_norms) = (modules.mlp[1], modules.head_norms);
+    let (qkv, mlp) = (attention_inputs(spec.arch), mlp_inputs(spec.arch));
+    let linears = qkv.iter().chain(&mlp).chain([&ATTENTION_OUT, &mlp_out]);
     let mut known: Vec<String> = linears.map(|module| in_layers(module)).chain(norms.iter().cloned()).collect();
     known.extend(["embed_tokens", "lm_head"].map(String::from));
     if spec.qk_norm {
-        known.extend(HEAD_NORMS.map(in_layers));
+        known.extend(head_norms.map(in_layers));
     }
     let plan: TpPlan = plan.iter().map(|(k, v)| (k.strip_prefix("model.").unwrap_or(k).into(), v.clone())).collect();
     for (module, style) in &plan {
@@ -102,18 +137,19 @@ pub fn read(spec: &Spec, plan: &TpPlan) -> Result<Meaning> {
                 &format!("{} has no such module; its modules are {}", spec.arch.name(), known.join(", ")),
             ));
         }
-        if ELSEWHERE.contains(&style.as_str()) {
+        let fused = style == PACKED && FUSED.iter().any(|fused| in_layers(fused) == *module);
+        if ELSEWHERE.contains(&style.as_str()) && !fused {
             return Err(refuse(module, style, "no module of the supported families uses this style"));
         }
-        if !STYLES.contains(&style.as_str()) {
+        if !STYLES.contains(&style.as_str()) && !fused {
             return Err(refuse(module, style, &format!("the known styles are {}", STYLES.join(", "))));
         }
     }
     let style = |module: &str| plan.get(module).map(String::as_str).filter(|style| *style != REPLICATE);
 
-    let attention = branch(&ATTENTION, ATTENTION_OUT, &|module| style(&in_layers(module)))?;
-    let mlp = branch(&MLP, MLP_OUT, &|module| style(&in_layers(module)))?;
-    for module in HEAD_NORMS.map(in_layers) {
+    let attention = branch(&qkv, ATTENTION_OUT, &|module| style(&in_layers(module)))?;
+    let mlp = branch(&mlp, mlp_out, &|module| style(&in_layers(module)))?;
+    for module in head_norms.map(in_layers) {
         match style(&module) {
             None => {}
             Some(HEAD_NORM) if attention => {}
@@ -170,7 +206,11 @@ fn refuse(module: &str, style: &str, why: &str) -> Error {
 /// Whether a branch is sharded: all of its inputs are column-parallel and its output is row-parallel, or none is.
 fn branch<'a>(inputs: &[&str], out: &str, style: &dyn Fn(&str) -> Option<&'a str>) -> Result<bool> {
     for module in inputs.iter().chain([&out]) {
-        let fits = if *module == out { "rowwise" } else { "colwise" };
+        let fits = match *module {
+            module if module == out => "rowwise",
+            module if FUSED.contains(&module) => PACKED,
+            _ => "colwise",
+        };
         match style(module) {
             Some(other) if other != fits => {
                 let why = match other {
@@ -241,7 +281,10 @@ mod tests {
         let sequence = with(&norms.map(|norm| (norm, "sequence_parallel"))).unwrap();
         assert!(sequence.sequence_parallel && !with(&[]).unwrap().sequence_parallel);
         // Older plans of Gemma 3 omit the head norms.
-        assert!(with(&HEAD_NORMS.map(|m| (m, REPLICATE)).map(|_| ("lm_head", "colwise_rep"))).is_ok());
+        assert!(
+            with(&["self_attn.q_norm", "self_attn.k_norm"].map(|m| (m, REPLICATE)).map(|_| ("lm_head", "colwise_rep")))
+                .is_ok()
+        );
     }
 
     #[test]

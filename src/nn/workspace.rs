@@ -5,8 +5,9 @@ use super::cache::KvCache;
 use super::core::CorePlan;
 use super::dispatch::{Dispatch, DispatchPlan};
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
+use super::rotary::Rotary;
 use super::saved::{AdapterScratch, AttentionSaved, Fp8Scratch, MlpSaved, Routing, Saved, Scratch, SparseScratch};
-use super::spec::{Arch, Experts, Spec};
+use super::spec::{Experts, Spec};
 use super::split::{Groups, Split};
 use super::tensor::{Tensor, TensorShape, table};
 use super::windows::capacity;
@@ -47,11 +48,12 @@ pub(super) struct AdapterWidths {
 table! {
     /// Small buffers.
     pub struct Fixed {
-        /// (P, head_dim) f32: cosines and sines of the rotary positions that a micro-batch can contain; empty if
-        /// unused.
+        /// (P, D) f32: cosines and sines of the rotary positions that a micro-batch can contain; empty if unused.
         table,
         /// The same for layers with a sliding window, if they differ.
         local_table,
+        /// (P, head_dim) f32: cosines 1 and sines 0, for head norms without rotation after them.
+        still_table,
         /// (E) f32 and f64 (1 + sparse blocks * E): [`crate::device::ops::Balance`]'s results; empty without experts.
         balance,
         load,
@@ -186,7 +188,7 @@ impl Workspace<TensorShape, ()> {
             kept: SavedBlocks::plan(spec.layers, checkpoint, saved, empty),
             scratch: Scratch {
                 h: shape(Category::Scratch, dtype, if experts > 0 { tokens } else { rows }, spec.dim),
-                stats: shape(Category::Scratch, DType::F32, rows, if spec.arch == Arch::Gpt { 2 } else { 1 }),
+                stats: shape(Category::Scratch, DType::F32, rows, if spec.has_layer_norm() { 2 } else { 1 }),
                 parts: shared(tp > 1, CommUse::Reduced, dtype, padded, spec.dim),
                 whole: shared(split.sequence(), CommUse::Gathered, dtype, padded, spec.dim),
                 bias: shape(Category::Scratch, dtype, 1, only(spec.qkv_bias, spec.qkv())),
@@ -196,7 +198,8 @@ impl Workspace<TensorShape, ()> {
                 logits: shape(Category::Scratch, dtype, chunk, spec.outputs()),
                 part_stats: shape(Category::Scratch, DType::F32, if in_parts { chunk } else { 0 }, part_stats),
                 all_stats: shared(in_parts, CommUse::Gathered, DType::F32, chunk * tp, part_stats),
-                masked: back_stays(only(spec.dropout > 0.0, spec.dim)),
+                masked: back_stays(only(spec.dropout > 0.0 || spec.residual_multiplier != 1.0, spec.dim)),
+                beside: back_stays(only(spec.parallel, spec.dim)),
                 dh: back_stays(spec.dim),
                 d_o: back(inner),
                 dqkv: back(spec.qkv()),
@@ -266,8 +269,9 @@ impl Workspace<TensorShape, ()> {
                 cache: KvCache::plan(spec, dtype, 0),
             },
             fixed: Fixed {
-                table: other(DType::F32, only(spec.rope.is_some(), positions), spec.head_dim),
-                local_table: other(DType::F32, only(spec.local_rope.is_some(), positions), spec.head_dim),
+                table: other(DType::F32, positions * spec.rope.as_ref().map_or(0, Rotary::forms), spec.rotary_dim()),
+                local_table: other(DType::F32, only(spec.local_rope.is_some(), positions), spec.rotary_dim()),
+                still_table: other(DType::F32, only(spec.normed_still(), positions), spec.head_dim),
                 balance: other(DType::F32, 1, experts),
                 load: other(DType::F64, 1, only(experts > 0, 1 + spec.sparse_blocks() * experts)),
                 loss: other(DType::F64, 1, 1),
@@ -329,12 +333,14 @@ impl Workspace {
     /// Allocates a KV cache for `tokens` of one sequence and position tables of the same length, which the caller must
     /// fill.
     pub(super) fn remember(&mut self, spec: &Spec, dev: &dyn Device, tokens: usize) -> Result<()> {
-        let Workspace { scratch, fixed: Fixed { table, local_table, .. }, groups, .. } = self;
+        let Workspace { scratch, fixed: Fixed { table, local_table, still_table, .. }, groups, .. } = self;
+        let forms = spec.rope.as_ref().map_or(1, Rotary::forms);
         let plan = |tokens| KvCache::plan(spec, scratch.act.dtype(), tokens);
         scratch.cache = plan(0).allocate(dev, groups)?; // free the previous cache first
         scratch.cache = plan(tokens).allocate(dev, groups)?;
-        for (name, table) in [("table", table), ("local_table", local_table)] {
-            let longer = rotary_shape(spec, table.capacity(), tokens);
+        let tables = [("table", table, forms), ("local_table", local_table, 1), ("still_table", still_table, 1)];
+        for (name, table, forms) in tables {
+            let longer = longer_table(table, forms * tokens.min(spec.max_len));
             if longer.rows > table.capacity() {
                 *table = longer.allocate(name, dev, groups)?;
             }
@@ -346,8 +352,8 @@ impl Workspace {
     }
 }
 
-/// Shape of a table of `rows` positions, no longer than `tokens`; empty without rotary positions.
-fn rotary_shape(spec: &Spec, rows: usize, tokens: usize) -> TensorShape {
-    let rows = if rows > 0 { rows.max(tokens.min(spec.max_len)) } else { 0 };
-    TensorShape::new(Category::Other, DType::F32, rows, spec.head_dim)
+/// Shape of a table of `rows`, no shorter than `table`; empty if that is.
+fn longer_table(table: &Tensor, rows: usize) -> TensorShape {
+    let rows = if table.capacity() > 0 { table.capacity().max(rows) } else { 0 };
+    TensorShape::new(Category::Other, DType::F32, rows, table.width())
 }

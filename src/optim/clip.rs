@@ -10,7 +10,7 @@ use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag};
 use crate::device::cpu::CpuDevice;
 use crate::device::ops::{ClipScale, SumSquares};
 use crate::device::{Buf, Device, LIMBS, Place, View, ViewMut};
-use crate::nn::{Segment, Tp};
+use crate::nn::Segment;
 use crate::store::{Offload, Shard, Store};
 use std::sync::Arc;
 
@@ -84,7 +84,7 @@ fn sum(dev: &dyn Device, store: &mut dyn Store, first: bool, acc: &mut Buf) -> R
 
 /// Adds the squares of tensors that are sharded over tp.
 fn sum_cut(dev: &dyn Device, mut shard: Shard, mut acc: ViewMut) -> Result<()> {
-    let is_cut = |segment: &Segment| matches!(segment.tp, Tp::Cut { .. });
+    let is_cut = |segment: &Segment| segment.tp.is_cut();
     let alike = shard.layout.segments.chunk_by(|a, b| is_cut(a) == is_cut(b));
     for segments in alike.filter(|segments| is_cut(&segments[0])) {
         let owned = shard.owned(segments[0].start..segments[segments.len() - 1].range().end);

@@ -112,10 +112,11 @@ impl UpdateRun {
     }
 }
 
-/// Element `first` of this rank's part of a tensor, in the whole tensor.
+/// Element `first` of this rank's part of a tensor, in the whole tensor; or in this rank's part, if that is at uneven
+/// distances.
 fn place(segment: &Segment, seed: u64, first: usize) -> TensorPart {
     let key = Rng::named(seed, &format!("rounding of {}", segment.name)).key();
-    let (row, before, whole) = segment.rows();
+    let (row, before, whole) = segment.evenly().unwrap_or((usize::MAX, 0, 0));
     let is_cut = row < segment.len();
     let (row, skip) = if is_cut { (row, whole - row) } else { (0, 0) };
     TensorPart { key, first: first as u64, before: before as u64, row: row as u64, skip: skip as u64 }

@@ -53,23 +53,27 @@ impl MuonMatrix {
         let (short, long) = (rows.min(columns), rows.max(columns));
         short * short * (2 * long + short)
     }
-    fn over_tp(&self) -> Option<(usize, usize, usize)> {
-        match self.segment.tp {
-            Tp::Cut { dim, over, whole } => Some((dim, over.of, whole)),
-            _ => None,
-        }
-    }
     /// Widths of the parts of tp where columns are cut.
     pub fn columns(&self) -> Option<impl Iterator<Item = Range<usize>> + use<>> {
-        let (_, of, whole) = self.over_tp().filter(|&(dim, ..)| dim == 1)?;
-        Some((0..of).map(move |index| Slice { index, of }.share(whole)))
+        let Tp::Cut { dim: 1, over, whole } = self.segment.tp else { return None };
+        Some((0..over.of).map(move |index| Slice { index, ..over }.share(whole)))
     }
-    /// Elements of the matrix before and in the part of rank `tp`.
+    /// Elements of the matrix, as its owner lays it out, before and in the part of rank `tp`. Of a matrix that is
+    /// several below each other, a rank's rows follow each other: their order only changes the order of the result's.
     fn part(&self, tp: usize) -> Range<usize> {
-        let Some((dim, of, whole)) = self.over_tp() else { return 0..self.elements() };
-        let share = Slice { index: tp, of }.share(whole);
-        let each = self.shape.1.max(1) * usize::from(dim == 0) + self.shape.0 * usize::from(dim == 1);
-        share.start * each..share.end * each
+        let each = |dim| if dim == 1 { self.shape.0 } else { self.shape.1.max(1) };
+        match self.segment.tp {
+            Tp::Cut { dim, over, whole } => {
+                let share = Slice { index: tp, ..over }.share(whole);
+                share.start * each(dim)..share.end * each(dim)
+            }
+            Tp::Parts { over, rows } => {
+                let of = |index| rows.map(|n| Slice { index, ..over }.share(n).len()).iter().sum::<usize>();
+                let before: usize = (0..tp).map(of).sum();
+                before * each(0)..(before + of(tp)) * each(0)
+            }
+            Tp::Same | Tp::Summed => 0..self.elements(),
+        }
     }
     /// The elements that a rank holds, within its part of tp.
     pub fn held(&self, sizes: &MeshSizes, at: &Coords) -> Range<usize> {
@@ -95,7 +99,7 @@ impl MuonMatrix {
     /// Whether the rank at `from` sends its part to the owner at `to`.
     fn sends(&self, from: &Coords, to: &Coords) -> bool {
         let fsdp = self.shard.is_some() || (from.dp_shard, from.sp) == (to.dp_shard, to.sp);
-        from.dp_replicate == to.dp_replicate && fsdp && (self.over_tp().is_some() || from.tp == to.tp)
+        from.dp_replicate == to.dp_replicate && fsdp && (self.segment.tp.is_cut() || from.tp == to.tp)
     }
 }
 

@@ -4,7 +4,8 @@ use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::ops::documents_of_rows;
 use flatshard::device::{Buf, Device};
-use flatshard::nn::{Batch, Decoder, Grads, Groups, Init, Layout, Micro, ParamStore, Pass, Segment, Weights};
+use flatshard::nn::rotary::rows_of_forms;
+use flatshard::nn::{Batch, Decoder, Grads, Groups, Init, Layout, Micro, ParamStore, Pass, Segment, Spec, Weights};
 use std::sync::Arc;
 
 #[path = "cpu.rs"]
@@ -156,6 +157,19 @@ impl Docs {
             cu_seqlens: buf(DType::U32, bytemuck::cast_slice(&cu_seqlens)),
             documents: buf(DType::U32, bytemuck::cast_slice(&documents_of_rows(&cu_seqlens).collect::<Vec<_>>())),
         }
+    }
+    /// With the rows of the rotation table of `spec` as positions, if short and long documents rotate differently.
+    pub fn turned(mut self, dev: &dyn Device, spec: &Spec) -> Docs {
+        let Some(original) = spec.long_from() else { return self };
+        let words = |buf: &Buf| {
+            let mut words = vec![0u32; buf.view().len()];
+            dev.download(buf.view(), bytemuck::cast_slice_mut(&mut words)).unwrap();
+            words
+        };
+        let (mut positions, borders) = (words(&self.positions), words(&self.cu_seqlens));
+        rows_of_forms(&mut positions, &borders, original);
+        dev.upload(bytemuck::cast_slice(&positions), self.positions.view_mut()).unwrap();
+        self
     }
     /// Random tokens and targets; every `ignore`-th target carries no loss (0: all do).
     pub fn random(dev: &dyn Device, seed: u64, vocab: usize, lengths: &[usize], ignore: usize) -> Docs {

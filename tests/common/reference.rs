@@ -164,15 +164,29 @@ pub fn rope<R: Real>(
     qkv: &[f64],
     inverse: bool,
 ) -> Vec<Vec<f64>> {
+    rope_part::<R>((heads, d, row), (d, false), table, positions, qkv, inverse)
+}
+
+/// Of a head, the first `part` elements turn: i with i + part/2, or 2 i with 2 i + 1 if they are `adjacent`.
+pub fn rope_part<R: Real>(
+    (heads, d, row): (usize, usize, usize),
+    (part, adjacent): (usize, bool),
+    table: &[f64],
+    positions: &[u32],
+    qkv: &[f64],
+    inverse: bool,
+) -> Vec<Vec<f64>> {
     let (table, mut qkv) = (reals::<R>(table), reals::<R>(qkv));
     for (n, &position) in positions.iter().enumerate() {
         for h in 0..heads {
-            for i in 0..d / 2 {
-                let (cos, sin) = (table[position as usize * d + i], table[position as usize * d + d / 2 + i]);
+            for i in 0..part / 2 {
+                let turn = position as usize * part + i;
+                let (cos, sin) = (table[turn], table[turn + part / 2]);
                 let sin = if inverse { -sin } else { sin };
-                let at = n * row + h * d + i;
-                let (x, y) = (qkv[at], qkv[at + d / 2]);
-                (qkv[at], qkv[at + d / 2]) = (x * cos - y * sin, y * cos + x * sin);
+                let head = n * row + h * d;
+                let (a, b) = if adjacent { (head + 2 * i, head + 2 * i + 1) } else { (head + i, head + i + part / 2) };
+                let (x, y) = (qkv[a], qkv[b]);
+                (qkv[a], qkv[b]) = (x * cos - y * sin, y * cos + x * sin);
             }
         }
     }

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-FAMILIES = "llama mistral mixtral qwen2 qwen2_moe qwen3 qwen3_moe olmoe gemma2 gemma3_text gpt2"
+FAMILIES = ("llama mistral mixtral qwen2 qwen2_moe qwen3 qwen3_moe olmoe gemma2 gemma3_text smollm3 olmo2 olmo3 granite seed_oss "
+            "hunyuan_v1_dense exaone4 phi3 glm glm4 ernie4_5 cohere2 starcoder2 gpt2")
 
 
 def keys(name):

@@ -1,8 +1,8 @@
 """Golden values of every model family from Hugging Face transformers for tests/engine/families.rs.
 
-    python families.py make     writes families/
+    python families.py make [CASE...]   writes families/, or the files of these cases
     python families.py errors   writes only the errors of bf16 in families/ again
-    python families.py four     with transformers 4: writes each case's config as it does, to families/NAME.4.json
+    python families.py four [CASE...]   with transformers 4: writes each case's config as it does, to families/NAME.4.json
     python families.py check    gives transformers (4 or 5) the config.json files that tests/engine/families.rs wrote when it last ran
 
 For each case a tiny random model (weights exact in bf16, stored as such) and, in fp32 with eager attention: logits, loss
@@ -40,6 +40,9 @@ def rope(kind, theta=100.0, **more):
 PLAIN = dict(rope_parameters=rope("default"))
 LLAMA3 = rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=ORIGINAL)
 YARN = rope("yarn", factor=4.0, beta_fast=4.0, original_max_position_embeddings=ORIGINAL)
+LONG = rope("longrope", short_factor=[1.5, 1.0, 2.0], long_factor=[2.0, 5.0, 9.0], original_max_position_embeddings=ORIGINAL)
+# Of another base in a file of transformers 4, 5 makes the base of layers without a window only.
+OLMO3_THETA = dict(rope_theta=500000.0)
 GEMMA3_ROPES = dict(full_attention=rope("linear", 50.0, factor=4.0), sliding_attention=rope("default", 20.0))
 
 CASES = {
@@ -64,7 +67,42 @@ CASES = {
     "gpt2": ("gpt2", dict(vocab_size=VOCAB, n_embd=18, n_layer=2, n_head=3, n_inner=22, n_positions=32, embd_pdrop=0.0,
                           attn_pdrop=0.0, resid_pdrop=0.0, bos_token_id=None, eos_token_id=None),
              dict(scale_attn_weights=False)),
+    # Without biases of keys: where layers have no rotary positions, their gradient is zero but for rounding.
+    "smollm3": ("smollm3", dict(num_hidden_layers=4, no_rope_layer_interval=2, use_sliding_window=True, sliding_window=4,
+                                rope_parameters=rope("default"), mlp_bias=True),
+                dict(no_rope_layers=[1, 1, 1, 1])),
+    "olmo2": ("olmo2", dict(**DIVIDED, rope_parameters=rope("default")), dict(rope_parameters=rope("default", 1000.0))),
+    "olmo3": ("olmo3", dict(**DIVIDED, num_hidden_layers=4, sliding_window=4,
+                            rope_parameters=dict(full_attention=YARN | OLMO3_THETA, sliding_attention=dict(rope_type="default", **OLMO3_THETA))),
+              dict(rope_parameters=dict.fromkeys(["full_attention", "sliding_attention"], dict(rope_type="default", **OLMO3_THETA)))),
+    "granite": ("granite", dict(**DIVIDED, rope_parameters=rope("default"), embedding_multiplier=3.0, attention_multiplier=0.25,
+                                residual_multiplier=0.5, logits_scaling=4.0, attention_bias=True, tie_word_embeddings=True),
+                dict(residual_multiplier=1.0)),
+    "seed_oss": ("seed_oss", dict(rope_parameters=rope("default"), attention_out_bias=True, mlp_bias=True, attention_dropout=0.0,
+                                  residual_dropout=0.0), dict(rope_parameters=rope("default", 1000.0))),
+    "hunyuan": ("hunyuan_v1_dense", dict(rope_parameters=rope("dynamic", alpha=50.0, factor=1.0)), PLAIN),
+    "exaone4": ("exaone4", dict(num_hidden_layers=4, sliding_window=4, rope_parameters=rope("default")),
+                dict(layer_types=["sliding_attention"] * 4)),
+    # Some documents are longer than the original length, others are not.
+    "phi3": ("phi3", dict(hidden_size=40, rope_parameters=dict(**LONG, partial_rotary_factor=0.6), sliding_window=12,
+                          original_max_position_embeddings=ORIGINAL), dict(sliding_window=None)),
+    "glm": ("glm", dict(head_dim=12, rope_parameters=rope("default", partial_rotary_factor=0.5)),
+            dict(rope_parameters=rope("default", partial_rotary_factor=1.0))),
+    "glm4": ("glm4", dict(head_dim=12, rope_parameters=rope("default", partial_rotary_factor=0.5)),
+             dict(rope_parameters=rope("default", partial_rotary_factor=1.0))),
+    "ernie4_5": ("ernie4_5", dict(rope_parameters=rope("default"), use_bias=True, tie_word_embeddings=True),
+                 dict(rope_parameters=rope("default", 1000.0))),
+    "cohere2": ("cohere2", dict(hidden_size=40, num_hidden_layers=4, sliding_window=4, rope_parameters=rope("default"),
+                                layer_norm_eps=1e-5, logit_scale=0.25, tie_word_embeddings=True),
+                dict(layer_types=["sliding_attention"] * 4)),
+    "starcoder2": ("starcoder2", dict(hidden_size=40, sliding_window=5, rope_parameters=rope("default"), tie_word_embeddings=True,
+                                      norm_epsilon=1e-5), dict(sliding_window=None)),
 }
+
+
+def named():
+    """The cases that the command line names, or all."""
+    return sys.argv[2:] or list(CASES)
 
 
 def build(model_type, keys):
@@ -110,7 +148,8 @@ def bf16_errors(model_type, keys, weights, batch):
 
 
 def errors():
-    for name, (model_type, keys, _) in CASES.items():
+    for name in named():
+        model_type, keys, _ = CASES[name]
         path, golden = HERE / "families" / f"{name}.json", load_file(HERE / "families" / f"{name}.safetensors")
         said = json.loads(path.read_text())
         weights = {n.removeprefix("weight."): w.float() for n, w in golden.items() if n.startswith("weight.")}
@@ -123,8 +162,9 @@ def errors():
 def make():
     out = HERE / "families"
     out.mkdir(exist_ok=True)
-    for seed, (name, (model_type, keys, without)) in enumerate(CASES.items()):
-        torch.manual_seed(100 + seed)
+    for name in named():
+        model_type, keys, without = CASES[name]
+        torch.manual_seed(100 + list(CASES).index(name))
         model = build(model_type, keys)
         randomize(model)
         lengths = [14, 14, 14] if name == "llama_dynamic" else LENGTHS
@@ -159,14 +199,14 @@ def written(name):
 
 def four():
     assert transformers.__version__.startswith("4."), transformers.__version__
-    for name in CASES:
+    for name in named():
         config = written(name)
         config.dtype = "bfloat16"
         (HERE / "families" / f"{name}.4.json").write_text(config.to_json_string())
 
 
 def check():
-    for name in CASES:
+    for name in named():
         golden = load_file(HERE / "families" / f"{name}.safetensors")
         lengths = json.loads((HERE / "families" / f"{name}.json").read_text())["lengths"]
         model = AutoModelForCausalLM.from_config(written(name), attn_implementation="eager").float().eval()

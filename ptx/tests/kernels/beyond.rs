@@ -219,9 +219,12 @@ fn heads_beyond_4_gib() {
     for (dtype, name) in DTYPES {
         let first = || vec![holds(F32, 0..d, 0.5), holds(U32, last(1), 0.0)];
         let x = || holds(dtype, last(row), 1.0);
-        let mut operands = first();
-        operands.extend([x(), faultless(), plain(ROWS), plain(heads + kv_heads), plain(d), plain(row), fraction(1.0)]);
-        Far { threads: 32, ..rows(&format!("rope_{name}"), operands) }.check();
+        for kernel in ["rope", "rope_adjacent"] {
+            let mut operands = first();
+            operands.extend([x(), faultless(), plain(ROWS), plain(heads + kv_heads), plain(d), plain(d), plain(row)]);
+            operands.push(fraction(1.0));
+            Far { threads: 32, ..rows(&format!("{kernel}_{name}"), operands) }.check();
+        }
         let weights = || [holds(dtype, 0..d, 1.0), holds(dtype, 0..d, 1.0), x()];
         let shape = || [ROWS, heads, kv_heads, d].map(plain);
         let mut operands = first();

@@ -156,15 +156,19 @@ fn rows(dtype: DType, name: &str) -> Vec<Case> {
     let of = |kernel: &str| format!("{kernel}_{name}");
     let shape = || [int(ROWS), int(COLUMNS)];
     let mut cases = vec![];
-    for (kernel, stats, layer) in [("rmsnorm", ROWS, 0), ("layernorm", 2 * ROWS, 1)] {
+    let layer_norms = [("layernorm", 2 * ROWS, 1, 1), ("layernorm_plain", 2 * ROWS, 1, 0)];
+    for (kernel, stats, layer, biased) in [("rmsnorm", ROWS, 0, 0)].into_iter().chain(layer_norms) {
         for (label, columns) in [("7x1024", COLUMNS), ("7x257", 257)] {
             let mut slots = vec![x(columns), w(columns)];
-            slots.extend((layer == 1).then(|| w(columns)));
+            slots.extend((biased == 1).then(|| w(columns)));
             slots.extend([Out(dtype, ROWS * columns), Out(F32, stats), int(ROWS), int(columns), real(1e-5)]);
             slots.extend((layer == 0).then(|| real(0.0)));
             // Each of the three CTAs reads the weights.
-            let floor = 2 * ROWS * columns * size + 3 * (1 + layer) * columns * size + 4 * stats;
+            let floor = 2 * ROWS * columns * size + 3 * (1 + biased) * columns * size + 4 * stats;
             cases.push(case(label, floor, job(of(kernel), 3, 64, slots)));
+            if layer > biased {
+                continue; // the gradients are those of LayerNorm
+            }
             let mut slots =
                 vec![x(columns), w(columns), input(3, F32, stats), x(columns), both(4, dtype, ROWS * columns)];
             slots.extend([Out(F32, (2 * columns) << layer), int(ROWS), int(columns)]);
@@ -209,13 +213,15 @@ fn heads(dtype: DType, name: &str) -> Vec<Case> {
     let w = || vec![input(2, dtype, d), input(3, dtype, d), input(4, dtype, ROWS * row)];
     let turned = ROWS * rotated * d * dtype.size();
     let table = 4 * d * ROWS;
-    let slots = [
-        first(),
-        vec![both(4, dtype, ROWS * row), no_fault()],
-        [ROWS, rotated, d, row].map(int).into_iter().collect(),
-        vec![real(1.0)],
-    ];
-    let rope = case("7x24x128", 2 * turned + table, job(format!("rope_{name}"), 2, 64, slots.concat_slots()));
+    let rope = |kernel: &str| {
+        let slots = [
+            first(),
+            vec![both(4, dtype, ROWS * row), no_fault()],
+            [ROWS, rotated, d, d, row].map(int).into_iter().collect(),
+            vec![real(1.0)],
+        ];
+        case("7x24x128", 2 * turned + table, job(format!("{kernel}_{name}"), 2, 64, slots.concat_slots()))
+    };
     let shape = || [ROWS, heads, kv_heads, d].map(int).into_iter().collect::<Vec<_>>();
     let out = vec![Out(dtype, ROWS * row), Out(F32, ROWS * rotated), no_fault()];
     let slots = [first(), w(), out, shape(), vec![real(1e-6), real(0.0)]].concat_slots();
@@ -225,7 +231,7 @@ fn heads(dtype: DType, name: &str) -> Vec<Case> {
     let slots = [first(), w(), grads, shape(), vec![real(0.0)]].concat_slots();
     let floor = 3 * turned + table + 16 * d;
     let backward = case("7x24x128", floor, job(format!("qk_norm_rope_backward_{name}"), 2, 64, slots));
-    vec![rope, forward, backward]
+    vec![rope("rope"), rope("rope_adjacent"), forward, backward]
 }
 
 fn losses(dtype: DType, name: &str) -> Vec<Case> {

@@ -33,28 +33,18 @@ fn rotate<R: Real>(head: &mut [R], row: &[f64], sign: f64) {
 
 #[test]
 fn rope_rotates_and_rotates_back() {
-    for (heads, kv_heads, d, rows, skew) in SHAPES {
-        for (dtype, name) in DTYPES {
+    // Whole heads of every kind, and parts of heads, whole vectors or not.
+    let shapes = SHAPES.map(|(heads, kv, d, rows, skew)| (heads, kv, d, d, rows, skew)).into_iter();
+    let parts = [(2, 1, 96, 48, 3, 0), (2, 1, 10, 6, 3, 0), (1, 1, 36, 32, 2, 0), (1, 1, 40, 32, 2, 0)];
+    for (heads, kv_heads, d, part, rows, skew) in shapes.chain(parts) {
+        for ((dtype, name), adjacent) in DTYPES.into_iter().flat_map(|of| [(of, false), (of, true)]) {
             for sign in [1.0, -1.0] {
                 // Heads after the rotated ones are unchanged.
                 let row = (heads + 2 * kv_heads) * d;
-                let (table, positions, qkv) = (table(d), positions(rows), normal(12, rows * row));
-                fn of<R: Real>(
-                    qkv: &[f64],
-                    [row, turned, d]: [usize; 3],
-                    [table, at]: [&[f64]; 2],
-                    sign: f64,
-                ) -> Vec<f64> {
-                    let mut x: Vec<R> = reals(qkv);
-                    for (r, row) in x.chunks_mut(row).enumerate() {
-                        let table = &table[at[r] as usize * d..][..d];
-                        row[..turned].chunks_mut(d).for_each(|head| rotate(head, table, sign));
-                    }
-                    f64s(&x)
-                }
-                let shape = [row, (heads + kv_heads) * d, d];
-                let exact = of::<f64>(&qkv, shape, [&table, &positions], sign);
-                let naive = of::<f32>(&qkv, shape, [&table, &positions], sign);
+                let (table, positions, qkv) = (table(part), positions(rows), normal(12, rows * row));
+                let of = Turned { row, heads: heads + kv_heads, d, part, adjacent };
+                let exact = of.turned::<f64>(&qkv, [&table, &positions], sign);
+                let naive = of.turned::<f32>(&qkv, [&table, &positions], sign);
                 let slots = vec![
                     In(F32, table),
                     In(U32, positions),
@@ -63,13 +53,46 @@ fn rope_rotates_and_rotates_back() {
                     int(rows),
                     int(heads + kv_heads),
                     int(d),
+                    int(part),
                     int(row),
                     real(sign as f32),
                 ];
-                let got = job(format!("rope_{name}"), 2, 64, slots).skewed(skew).outputs();
-                compare(&format!("rope {name} {d} sign {sign}"), FORWARD, &got[0], dtype, &exact, &naive);
+                let kernel = if adjacent { "rope_adjacent" } else { "rope" };
+                let got = job(format!("{kernel}_{name}"), 2, 64, slots).skewed(skew).outputs();
+                let label = format!("{kernel} {name} {part} of {d} sign {sign}");
+                compare(&label, FORWARD, &got[0], dtype, &exact, &naive);
             }
         }
+    }
+}
+
+/// Which elements of rows turn.
+struct Turned {
+    row: usize,
+    heads: usize,
+    d: usize,
+    part: usize,
+    adjacent: bool,
+}
+
+impl Turned {
+    fn turned<R: Real>(&self, qkv: &[f64], [table, at]: [&[f64]; 2], sign: f64) -> Vec<f64> {
+        let mut x: Vec<R> = reals(qkv);
+        for (r, row) in x.chunks_mut(self.row).enumerate() {
+            let table = &table[at[r] as usize * self.part..][..self.part];
+            for head in row[..self.heads * self.d].chunks_mut(self.d) {
+                let head = &mut head[..self.part];
+                if !self.adjacent {
+                    rotate(head, table, sign);
+                    continue;
+                }
+                // Evens, then odds: halves.
+                let mut halves: Vec<R> = (0..2).flat_map(|odd| head.iter().skip(odd).step_by(2).copied()).collect();
+                rotate(&mut halves, table, sign);
+                (0..self.part).for_each(|i| head[i] = halves[i / 2 + i % 2 * self.part / 2]);
+            }
+        }
+        f64s(&x)
     }
 }
 

@@ -41,17 +41,19 @@ pub fn norm_of<R: Real>(layer: bool, offset: f64, x: &[f64], w: &[f64], b: &[f64
 
 #[test]
 fn norms() {
-    for layer in [false, true] {
+    for (kind, layer, biased) in
+        [("rmsnorm", false, false), ("layernorm", true, true), ("layernorm_plain", true, false)]
+    {
         for (dtype, name) in DTYPES {
             for (rows, columns, threads, ctas, skew) in SHAPES {
                 let (x, w, b) = (normal(1, rows * columns), normal(2, columns), normal(3, columns));
-                let (offset, bias) = if layer { (0.0, b.clone()) } else { (1.0, vec![0.0; columns]) };
+                let (offset, bias) =
+                    (if layer { 0.0 } else { 1.0 }, if biased { b.clone() } else { vec![0.0; columns] });
                 let mut slots = vec![In(dtype, x.clone()), In(dtype, w.clone())];
-                slots.extend(layer.then_some(In(dtype, b)));
+                slots.extend(biased.then_some(In(dtype, b)));
                 slots.extend([Out(dtype, rows * columns), Out(F32, rows << layer as usize)]);
                 slots.extend([int(rows), int(columns), real(EPS as f32)]);
                 slots.extend((!layer).then(|| real(offset as f32)));
-                let kind = if layer { "layernorm" } else { "rmsnorm" };
                 let got = job(format!("{kind}_{name}"), ctas, threads, slots).skewed(skew).outputs();
                 let exact = norm_of::<f64>(layer, offset, &x, &w, &bias);
                 let naive = norm_of::<f32>(layer, offset, &x, &w, &bias);

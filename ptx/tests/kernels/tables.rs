@@ -133,8 +133,18 @@ fn nothing_follows_an_index_that_is_at_fault() {
         vec![bad(), bad(), In(F32, vec![1.0; 2]), InOut(F32, y.clone()), fault(), int(1), int(2), real(1.0)];
     slots.extend(table());
     assert_eq!(job("embed_backward_f32", 1, 32, slots).outputs()[0], y);
-    let slots =
-        vec![In(F32, vec![1.0; 2]), bad(), InOut(F32, y.clone()), fault(), int(1), int(1), int(2), int(2), real(1.0)];
+    let slots = vec![
+        In(F32, vec![1.0; 2]),
+        bad(),
+        InOut(F32, y.clone()),
+        fault(),
+        int(1),
+        int(1),
+        int(2),
+        int(2),
+        int(2),
+        real(1.0),
+    ];
     assert_eq!(job("rope_f32", 1, 32, slots).outputs()[0], y);
     let (losses, one) = (InOut(F64, vec![5.0]), || In(F32, vec![1.0]));
     let slots = vec![In(I32, vec![-5.0]), InOut(F32, y.clone()), losses, fault(), one(), int(1), int(2), real(0.0)];

@@ -286,7 +286,7 @@ pub fn put(
 }
 
 fn rope(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, Value>) {
-    let Some(rope) = spec.rope else { return };
+    let Some(rope) = &spec.rope else { return };
     let scaled = |put: &mut dyn FnMut(&str, KeyValue), kind, factor| {
         put("rope.scaling.type", KeyValue::Text(kind));
         put("rope.scaling.factor", KeyValue::F32(factor));
@@ -311,20 +311,22 @@ fn rope(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, V
                 }
             }
         }
-        Scaling::None | Scaling::Llama3 { .. } | Scaling::Dynamic { .. } => {}
+        Scaling::None | Scaling::Llama3 { .. } | Scaling::Dynamic { .. } | Scaling::Long { .. } => {}
     }
     put("rope.freq_base", KeyValue::F32(rope.theta));
-    if let Some(local) = spec.local_rope {
+    if let Some(local) = &spec.local_rope {
         put("rope.freq_base_swa", KeyValue::F32(local.theta));
     }
 }
 
 /// The divisor of each frequency in llama3 rotary scaling, with the converter's steps and precision.
 fn factors(spec: &Spec) -> Vec<f32> {
-    let Some((theta, Scaling::Llama3 { factor, low, high, original })) = spec.rope.map(|r| (r.theta, r.scaling)) else {
+    let Some((theta, Scaling::Llama3 { factor, low, high, original })) =
+        spec.rope.as_ref().map(|r| (r.theta, &r.scaling))
+    else {
         return Vec::new();
     };
-    let (factor, low, high, original) = (factor as f32, low as f32, high as f32, original as f32);
+    let (factor, low, high, original) = (*factor as f32, *low as f32, *high as f32, *original as f32);
     let one = |i: usize| {
         let exponent = (2 * i) as f32 / spec.head_dim as f32;
         let wave = TAU / (1.0 / (theta as f32).powf(exponent));
@@ -351,8 +353,19 @@ fn size_label(params: usize) -> String {
     format!("{scaled:.*}{unit}", 2usize.saturating_sub(digits))
 }
 
-/// An error if llama.cpp does not compute what this model computes.
+/// The families whose converter is followed, and GPT-2, which is refused for its positions.
+const EXPORTED: [Arch; 7] =
+    [Arch::Llama, Arch::Mistral, Arch::Qwen2, Arch::Qwen3, Arch::Gemma2, Arch::Gemma3, Arch::Gpt];
+
+/// An error if llama.cpp does not compute what this model computes, or its converter's bytes are not known.
 fn check(spec: &Spec) -> Result<()> {
+    if spec.experts.is_none() && !EXPORTED.contains(&spec.arch) {
+        return Err(Error::input(format!(
+            "`save_gguf`: {} models cannot be exported yet: only Llama, Qwen 2 and 3, Gemma 2 and 3 can. Use `save_hf` DIR, \
+             which llama.cpp's converter reads",
+            spec.arch.name()
+        )));
+    }
     let gemma = matches!(spec.arch, Arch::Gemma2 | Arch::Gemma3);
     // In Gemma 2 every other layer sees its window only, in Gemma 3 five of six.
     let every = if spec.arch == Arch::Gemma2 { 2 } else { 6 };
@@ -360,7 +373,7 @@ fn check(spec: &Spec) -> Result<()> {
     let largest = if spec.arch == Arch::Gemma2 { 46 } else { 62 };
     let scalar = if gemma && spec.layers == largest { spec.dim / spec.heads } else { spec.head_dim };
     let biased = spec.out_bias || spec.mlp_bias || spec.qkv_bias && spec.arch != Arch::Qwen2;
-    let what = match spec.rope.map(|rope| rope.scaling) {
+    let what = match spec.rope.as_ref().map(|rope| &rope.scaling) {
         _ if spec.experts.is_some() => Some("mixtures of experts".into()),
         None => Some("these models with learned positions".into()),
         Some(Scaling::Dynamic { .. }) => Some("dynamic rotary scaling".into()),
@@ -390,7 +403,19 @@ fn check(spec: &Spec) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::size_label;
+    use super::{check, size_label};
+    use crate::nn::{Arch, Spec};
+
+    #[test]
+    fn families_that_cannot_be_exported_are_named() {
+        for family in Arch::all().filter(|family| !super::EXPORTED.contains(&family.arch)) {
+            let refused = check(&Spec { arch: family.arch, layers: 2, ..Spec::default() });
+            match family.name {
+                "mixtral" | "qwen2_moe" | "qwen3_moe" | "olmoe" => {}
+                name => assert!(refused.unwrap_err().to_string().contains(&format!("{name} models cannot")), "{name}"),
+            }
+        }
+    }
 
     #[test]
     fn size_labels_have_two_digits() {

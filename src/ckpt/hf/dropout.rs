@@ -5,8 +5,14 @@ use std::{fs, path::Path};
 
 /// The keys of all families, and whether the run's dropout replaces them. Dropout of attention probabilities is not
 /// implemented.
-const KEYS: [(&str, bool); 4] =
-    [("attention_dropout", false), ("attn_pdrop", false), ("embd_pdrop", true), ("resid_pdrop", true)];
+const KEYS: [(&str, bool); 6] = [
+    ("attention_dropout", false),
+    ("attn_pdrop", false),
+    ("embd_pdrop", true),
+    ("embedding_dropout", true),
+    ("resid_pdrop", true),
+    ("residual_dropout", true),
+];
 
 /// The dropout keys of `dir` that training with `dropout` does not apply, such as "attn_pdrop 0.1".
 pub fn unused_dropout(dir: &Path, dropout: f32) -> Result<Vec<String>> {

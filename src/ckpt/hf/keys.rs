@@ -28,7 +28,9 @@ const HARMLESS: &[&str] = &[
     "dtype",
     "early_stopping",
     "embd_pdrop",
+    "embedding_dropout",
     "encoder_no_repeat_ngram_size",
+    "eod_token_id",
     "exponential_decay_length_penalty",
     "finetuning_task",
     "forced_bos_token_id",
@@ -57,6 +59,7 @@ const HARMLESS: &[&str] = &[
     "remove_invalid_values",
     "repetition_penalty",
     "resid_pdrop",
+    "residual_dropout",
     "return_dict",
     "return_dict_in_generate",
     "sep_token_id",
@@ -103,6 +106,7 @@ const USED: &[&str] = &[
 ];
 /// The same within `rope_scaling` or `rope_parameters`, where each type has its own.
 const USED_IN_ROPE: &[&str] = &[
+    "alpha",
     "attention_factor",
     "beta_fast",
     "beta_slow",

@@ -1,12 +1,10 @@
 //! From `config.json`, as written by transformers 4 or 5, to a [`Spec`]. Absent keys take the defaults of the family's
 //! transformers class. Never reads a file.
+use super::defaults::{Defaults, WindowKeys};
 use super::keys::ConfigKeys;
 use crate::base::{Error, Result, quote};
 use crate::nn::{Activation, Arch, Experts, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
-
-const FAMILIES: &str = "supported: llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, olmoe, gemma2, gemma3_text \
-                        and gpt2";
 
 /// The model, and the keys of the file that transformers' class for it does not have.
 pub fn spec(map: &Map<String, Value>) -> Result<(Spec, Vec<String>)> {
@@ -14,22 +12,20 @@ pub fn spec(map: &Map<String, Value>) -> Result<(Spec, Vec<String>)> {
     keys.only("quantization_config", &[])?;
     ["bos_token_id", "eos_token_id", "pad_token_id"].into_iter().try_for_each(|key| keys.ids(key))?;
     let score = has_score(&keys)?;
-    let spec = match keys.text("model_type")? {
-        None => return Err(Error::input(format!("model_type is missing; {FAMILIES}"))),
-        Some("llama") => rotary_family(&keys, Arch::Llama)?,
-        Some("mistral") => rotary_family(&keys, Arch::Mistral)?,
-        Some("qwen2") => rotary_family(&keys, Arch::Qwen2)?,
-        Some("qwen3") => rotary_family(&keys, Arch::Qwen3)?,
-        Some("mixtral") => rotary_family(&keys, Arch::Mixtral)?,
-        Some("qwen2_moe") => rotary_family(&keys, Arch::Qwen2Moe)?,
-        Some("qwen3_moe") => rotary_family(&keys, Arch::Qwen3Moe)?,
-        Some("olmoe") => rotary_family(&keys, Arch::Olmoe)?,
-        Some("gemma2") => rotary_family(&keys, Arch::Gemma2)?,
-        Some("gemma3_text") => rotary_family(&keys, Arch::Gemma3)?,
-        // "gemma3" is the multimodal model; some text-only files use the name too.
-        Some("gemma3") if keys.present("text_config").is_none() => rotary_family(&keys, Arch::Gemma3)?,
-        Some("gpt2") => gpt2(&keys)?,
-        Some(other) => return Err(Error::input(format!("model_type is \"{}\"; {FAMILIES}", quote(other)))),
+    let families = || {
+        let names: Vec<&str> = Arch::all().map(|family| family.model_type).collect();
+        format!("supported: {}", names.join(", "))
+    };
+    let Some(model_type) = keys.text("model_type")? else {
+        return Err(Error::input(format!("model_type is missing; {}", families())));
+    };
+    // "gemma3" is the multimodal model; some text-only files use the name too.
+    let text_only = model_type == "gemma3" && keys.present("text_config").is_none();
+    let name = if text_only { "gemma3_text" } else { model_type };
+    let spec = match Arch::all().find(|family| family.model_type == name).map(|family| family.arch) {
+        Some(Arch::Gpt) => gpt2(&keys)?,
+        Some(arch) => rotary_family(&keys, arch)?,
+        None => return Err(Error::input(format!("model_type is \"{}\"; {}", quote(model_type), families()))),
     };
     keys.finish()?;
     let spec = Spec { score, ..spec };
@@ -52,89 +48,132 @@ fn has_score(keys: &ConfigKeys) -> Result<bool> {
     }
 }
 
-/// Llama and its descendants: first what they share, then what only some have.
+/// Llama and its descendants: first what they share, then what only some have ([`special`]).
 fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
-    let gemma = matches!(arch, Arch::Gemma2 | Arch::Gemma3);
+    let of = Defaults::of(arch);
     let size = |key, setting| keys.need(key, |keys, key| keys.size(key, setting));
     let (dim, heads) = (size("hidden_size", "embed_dim")?, size("num_attention_heads", "num_heads")?);
     let layers = size("num_hidden_layers", "num_layers")?;
-    keys.only("partial_rotary_factor", &[json!(1), json!(1.0)])?;
-    if gemma {
+    if of.activation == Activation::GeGlu {
         keys.get("hidden_act"); // present in many files, but unused
         keys.only("hidden_activation", &[json!("gelu_pytorch_tanh")])?;
         keys.only("use_bidirectional_attention", &[json!(false)])?;
     } else {
-        keys.only("hidden_act", &[json!("silu")])?;
+        keys.only(
+            "hidden_act",
+            &[json!(if of.activation == Activation::Gelu { "gelu_pytorch_tanh" } else { "silu" })],
+        )?;
     }
-    let kv_default = match arch {
-        Arch::Mistral | Arch::Mixtral => 8,
-        Arch::Qwen2Moe => 16,
-        Arch::Qwen3Moe => 4,
-        Arch::Gemma2 | Arch::Gemma3 => 4,
-        Arch::Qwen2 | Arch::Qwen3 => 32,
-        _ => heads,
+    let flag = |key: Option<(&str, bool)>| match key {
+        Some((key, default)) => Ok::<_, Error>(keys.flag(key)?.unwrap_or(default)),
+        None => Ok(false),
     };
-    let head_dim = match arch {
-        Arch::Qwen3 => Some(128),
-        _ if gemma => Some(256),
-        _ => None,
-    };
-    let bias = match arch {
-        Arch::Llama | Arch::Qwen3 | Arch::Qwen3Moe | Arch::Olmoe | Arch::Gemma2 | Arch::Gemma3 => {
-            keys.flag("attention_bias")?.unwrap_or(false)
-        }
-        _ => false,
-    };
+    let head_dim = keys.size("head_dim", "head_dim")?.or(of.head_dim).unwrap_or(dim / heads.max(1));
     let (window, windowed) = windows(keys, arch, layers)?;
     let max_len = size("max_position_embeddings", "max_positions")?;
-    let (rope, local_rope) = rotaries(keys, arch, max_len)?;
+    let (rope, local_rope, part) = rotaries(keys, arch, (max_len, head_dim))?;
     let ff = size("intermediate_size", "ff_hidden_dim")?;
-    let eps = if matches!(arch, Arch::Mixtral | Arch::Olmoe) { 1e-5 } else { 1e-6 };
-    let qkv_bias = arch == Arch::Qwen2 || arch == Arch::Qwen2Moe && keys.flag("qkv_bias")?.unwrap_or(true);
-    if arch == Arch::Olmoe {
-        keys.only("clip_qkv", &[])?;
-    }
-    let mut spec = Spec {
+    let spec = Spec {
         arch,
         vocab: size("vocab_size", "vocab_size")?,
         dim,
         layers,
         heads,
         kv_heads: keys
-            .or("num_key_value_heads", kv_default, |keys, key| keys.size(key, "num_kv_heads"))?
+            .or("num_key_value_heads", of.kv_heads.unwrap_or(heads), |keys, key| keys.size(key, "num_kv_heads"))?
             .unwrap_or(heads),
-        head_dim: keys.size("head_dim", "head_dim")?.or(head_dim).unwrap_or(dim / heads.max(1)),
+        head_dim,
         ff,
         max_len,
-        norm_eps: keys.fraction("rms_norm_eps")?.unwrap_or(eps) as f32,
-        tied: keys.flag("tie_word_embeddings")?.unwrap_or(gemma),
+        norm_eps: keys.fraction(of.eps.0)?.unwrap_or(of.eps.1) as f32,
+        tied: keys.flag("tie_word_embeddings")?.unwrap_or(of.tied),
+        activation: of.activation,
         rope: Some(rope),
         local_rope: local_rope.filter(|_| !windowed.is_empty()),
+        rotary_dim: (part != 1.0).then_some((head_dim as f64 * part) as usize),
+        rotary_pairs: of.pairs,
         window,
         windowed,
-        qkv_bias: bias || qkv_bias,
-        out_bias: bias,
-        mlp_bias: arch == Arch::Llama && keys.flag("mlp_bias")?.unwrap_or(false),
-        qk_norm: matches!(arch, Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3),
-        row_norm: arch == Arch::Olmoe,
+        qkv_bias: of.always_biased || flag(of.qkv_bias)?,
+        out_bias: flag(of.out_bias)?,
+        mlp_bias: flag(of.mlp_bias)?,
         experts: experts(keys, arch, layers, ff)?,
         ..Spec::default()
     };
-    if gemma {
-        spec.activation = Activation::GeGlu;
-        (spec.post_norms, spec.norm_from_one, spec.scaled_embedding) = (true, true, true);
-        spec.query_scalar = keys.or("query_pre_attn_scalar", 256.0, ConfigKeys::positive)?;
-        let softcap = |key| keys.positive(key).map(|cap| cap.unwrap_or(0.0) as f32);
-        if arch == Arch::Gemma2 {
-            spec.score_cap = keys.or("attn_logit_softcapping", 50.0, ConfigKeys::positive)?.unwrap_or(0.0) as f32;
-            spec.logit_cap = keys.or("final_logit_softcapping", 30.0, ConfigKeys::positive)?.unwrap_or(0.0) as f32;
-        } else {
+    special(keys, spec)
+}
+
+/// What only some families have.
+fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
+    let factor = |key: &str, default: f64| Ok::<_, Error>(keys.positive(key)?.unwrap_or(default) as f32);
+    let cap =
+        |key: &str, default: f64| Ok::<_, Error>(keys.or(key, default, ConfigKeys::positive)?.unwrap_or(0.0) as f32);
+    let windows = || (0..spec.layers).map(|i| spec.window_of(i) > 0).collect();
+    let gemma = |spec: Spec| {
+        let query_scalar = keys.or("query_pre_attn_scalar", 256.0, ConfigKeys::positive)?;
+        Ok::<_, Error>(Spec { query_scalar, post_norms: true, norm_from_one: true, scaled_embedding: true, ..spec })
+    };
+    Ok(match spec.arch {
+        Arch::Qwen3 | Arch::Qwen3Moe => Spec { qk_norm: true, ..spec },
+        Arch::Olmoe => {
+            keys.only("clip_qkv", &[])?;
+            Spec { row_norm: true, ..spec }
+        }
+        Arch::Gemma2 => Spec {
+            score_cap: cap("attn_logit_softcapping", 50.0)?,
+            logit_cap: cap("final_logit_softcapping", 30.0)?,
+            ..gemma(spec)?
+        },
+        Arch::Gemma3 => {
             // transformers accepts the key and ignores it.
             keys.only("attn_logit_softcapping", &[])?;
-            spec.logit_cap = softcap("final_logit_softcapping")?;
+            let logit_cap = keys.positive("final_logit_softcapping")?.unwrap_or(0.0) as f32;
+            Spec { logit_cap, qk_norm: true, ..gemma(spec)? }
         }
-    }
-    Ok(spec)
+        Arch::SmolLm3 => Spec { rotated: rotated_layers(keys, spec.layers)?, ..spec },
+        Arch::Olmo2 | Arch::Olmo3 => Spec { row_norm: true, pre_norms: false, post_norms: true, ..spec },
+        Arch::Granite => Spec {
+            embed_multiplier: factor("embedding_multiplier", 1.0)?,
+            score_scale: Some(keys.positive("attention_multiplier")?.unwrap_or(1.0)),
+            residual_multiplier: factor("residual_multiplier", 1.0)?,
+            logit_scale: factor("logits_scaling", 1.0)?.recip(),
+            ..spec
+        },
+        Arch::HunyuanDense => Spec { qk_norm: true, norm_after_rope: true, ..spec },
+        Arch::Exaone4 => {
+            // Without a window anywhere in the file, all layers have rotary positions.
+            let rotated = match keys.or("sliding_window", 4096, |keys, key| keys.size(key, "max_len"))? {
+                None => Vec::new(),
+                Some(_) => windows(),
+            };
+            Spec { qk_norm: true, pre_norms: false, post_norms: true, rotated, ..spec }
+        }
+        Arch::Phi3 => Spec { fused_qkv: true, fused_gate_up: true, ..spec },
+        Arch::Glm => Spec { fused_gate_up: true, ..spec },
+        Arch::Glm4 => Spec { fused_gate_up: true, post_norms: true, ..spec },
+        Arch::Cohere2 => Spec {
+            logit_scale: factor("logit_scale", 0.0625)?,
+            parallel: true,
+            layer_norm: true,
+            rotated: windows(),
+            ..spec
+        },
+        Arch::Starcoder2 => Spec { layer_norm: true, norm_bias: true, ..spec },
+        _ => spec,
+    })
+}
+
+/// Which layers have rotary positions: `no_rope_layers` lists 1 for those that have, and 0 for the others.
+fn rotated_layers(keys: &ConfigKeys, layers: usize) -> Result<Vec<bool>> {
+    let every = keys.whole("no_rope_layer_interval")?.unwrap_or(4).max(1);
+    let Some(list) = keys.present("no_rope_layers") else {
+        return Ok((0..layers).map(|i| (i + 1) % every != 0).collect());
+    };
+    let rotated = |value: &Value| value.as_u64().map(|flag| flag != 0);
+    let values = list.as_array().and_then(|list| list.iter().take(layers).map(rotated).collect::<Option<Vec<_>>>());
+    values.filter(|values| values.len() == layers).ok_or_else(|| {
+        Error::input(format!("no_rope_layers is {}; it must list 0 or 1 for each of {layers} layers", quote(list)))
+    })
 }
 
 /// The experts of the families that have them.
@@ -196,10 +235,13 @@ fn dense_layers(keys: &ConfigKeys, layers: usize) -> Result<Vec<usize>> {
 /// The window size, and which layers use it; (0, none) without a window.
 fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<bool>)> {
     let within = |keys: &ConfigKeys, key: &str| keys.size(key, "max_len");
-    let window = match arch {
-        Arch::Mistral | Arch::Gemma2 | Arch::Gemma3 => keys.or("sliding_window", 4096, within)?,
-        Arch::Mixtral => keys.size("sliding_window", "max_len")?,
-        Arch::Qwen2Moe | Arch::Qwen3Moe => {
+    let switched = keys.flag("use_sliding_window")? == Some(true);
+    let window = match Defaults::of(arch).window {
+        WindowKeys::Never => {
+            keys.only("sliding_window", &[])?;
+            None
+        }
+        WindowKeys::Unclear => {
             // Which layers have windows differs between versions of transformers.
             keys.only("use_sliding_window", &[json!(false)])?;
             for unused in ["sliding_window", "max_window_layers"] {
@@ -207,19 +249,30 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
             }
             None
         }
-        Arch::Qwen2 | Arch::Qwen3 => {
-            let window = keys.or("sliding_window", 4096, within)?;
-            window.filter(|_| matches!(keys.flag("use_sliding_window"), Ok(Some(true))))
+        WindowKeys::Given(default) => match default {
+            Some(default) => keys.or("sliding_window", default, within)?,
+            None => within(keys, "sliding_window")?,
+        },
+        WindowKeys::Switched(default) => match default {
+            Some(default) => keys.or("sliding_window", default, within)?,
+            None => within(keys, "sliding_window")?,
         }
-        _ => {
-            keys.only("sliding_window", &[])?;
-            None
-        }
+        .filter(|_| switched),
     };
-    keys.flag("use_sliding_window").map(|_| ())?;
+    // Unless the file lists them: all but every nth layer, or those from the nth on.
     let every = match arch {
         Arch::Gemma2 => 2,
         Arch::Gemma3 => keys.whole("sliding_window_pattern")?.unwrap_or(6).max(1),
+        Arch::Olmo3 => 4,
+        Arch::Cohere2 => keys.whole("sliding_window_pattern")?.unwrap_or(4).max(1),
+        // A file with a pattern such as "LLLG" lists the layers too.
+        Arch::Exaone4 if keys.present("layer_types").is_none() && window.is_some() => {
+            keys.whole("sliding_window_pattern")?.unwrap_or(4).max(1)
+        }
+        Arch::Exaone4 => {
+            keys.get("sliding_window_pattern");
+            0
+        }
         _ => 0,
     };
     let first = match arch {
@@ -235,6 +288,8 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
         }
         Some(types) => types,
         None if every > 0 => (0..layers).map(|i| (i + 1) % every != 0).collect(),
+        // Those without rotary positions.
+        None if arch == Arch::SmolLm3 => rotated_layers(keys, layers)?.iter().map(|rotated| !rotated).collect(),
         None => (0..layers).map(|i| i >= first).collect(),
     };
     Ok(match window {
@@ -261,60 +316,143 @@ fn layer_types(keys: &ConfigKeys, layers: usize) -> Result<Option<Vec<bool>>> {
     values.iter().map(kind).collect::<Result<_>>().map(Some)
 }
 
-/// The rotary embedding of most layers, and that of windowed layers if the family has two.
-fn rotaries(keys: &ConfigKeys, arch: Arch, max_len: usize) -> Result<(Rotary, Option<Rotary>)> {
-    let two = arch == Arch::Gemma3;
-    let theta =
-        keys.positive("rope_theta")?.unwrap_or(if two || arch == Arch::Mixtral { 1_000_000.0 } else { 10_000.0 });
-    let local = if two { keys.positive("rope_local_base_freq")? } else { None }.unwrap_or(10_000.0);
+/// The rotary embedding of most layers, that of windowed layers if the family has two, and the part of a head that is
+/// rotated.
+fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<(Rotary, Option<Rotary>, f64)> {
+    let of = Defaults::of(arch);
+    let two = matches!(arch, Arch::Gemma3 | Arch::Olmo3);
+    let theta = keys.positive("rope_theta")?.unwrap_or(of.theta);
+    let local = match arch {
+        Arch::Gemma3 => keys.positive("rope_local_base_freq")?.unwrap_or(10_000.0),
+        _ => theta,
+    };
+    let part = match of.part {
+        None => {
+            keys.only("partial_rotary_factor", &[json!(1), json!(1.0)])?;
+            1.0
+        }
+        Some(default) => keys.positive("partial_rotary_factor")?.unwrap_or(default),
+    };
+    let original = match arch {
+        Arch::Phi3 => keys.size("original_max_position_embeddings", "max_positions")?.or(Some(4096)),
+        _ => None,
+    };
+    let plain = RotaryDefaults { theta, part: of.part.map(|_| part), original, max_len: sizes.0, head_dim: sizes.1 };
     let (old, new) = (keys.object("rope_scaling")?, keys.object("rope_parameters")?);
+    if arch == Arch::Olmo3 && new.is_none() && theta != of.theta {
+        return Err(Error::input(format!(
+            "rope_theta is {theta}, without rope_parameters: transformers 4 rotates all layers of olmo3 with it, and 5 \
+             those with a window with {}. Say what is meant in rope_parameters, with full_attention and \
+             sliding_attention",
+            of.theta
+        )));
+    }
     match (old, new) {
         (Some(_), Some(_)) => Err(Error::input("rope_scaling and rope_parameters are both present; remove one")),
         (None, Some(new)) if two => {
             let of = |key, theta| match new.object(key)? {
-                Some(keys) => rotary(&keys, theta, max_len),
+                Some(keys) => rotary(&keys, RotaryDefaults { theta, ..plain }).map(|(rope, _)| rope),
                 None => Ok(Rotary::new(theta)),
             };
-            let both = (of("full_attention", theta)?, Some(of("sliding_attention", local)?));
+            let both = (of("full_attention", theta)?, Some(of("sliding_attention", local)?), part);
             new.finish()?;
             Ok(both)
         }
         (old, new) => {
-            let rope = match old.or(new) {
-                Some(keys) => rotary(&keys, theta, max_len)?,
-                None => Rotary::new(theta),
+            let (rope, part) = match old.or(new) {
+                Some(keys) => rotary(&keys, plain)?,
+                None => (Rotary::new(theta), part),
             };
-            Ok((rope, two.then(|| Rotary::new(local))))
+            Ok((rope, two.then(|| Rotary::new(local)), part))
         }
     }
 }
 
-/// One rotary embedding: `rope_scaling` of transformers 4, or `rope_parameters` (or its part for one layer type) of 5.
-fn rotary(keys: &ConfigKeys, theta: f64, max_len: usize) -> Result<Rotary> {
-    keys.only("partial_rotary_factor", &[json!(1), json!(1.0)])?;
-    let theta = keys.positive("rope_theta")?.unwrap_or(theta);
+/// What a rotary embedding takes from keys outside its object.
+#[derive(Clone, Copy)]
+struct RotaryDefaults {
+    theta: f64,
+    /// The part of a head that is rotated; none if the family always rotates all of it.
+    part: Option<f64>,
+    /// The length before scaling, if a key of the model's says so.
+    original: Option<usize>,
+    max_len: usize,
+    head_dim: usize,
+}
+
+/// One rotary embedding: `rope_scaling` of transformers 4, or `rope_parameters` (or its part for one layer type) of 5;
+/// and the part of a head that is rotated.
+fn rotary(keys: &ConfigKeys, of: RotaryDefaults) -> Result<(Rotary, f64)> {
+    let part = match of.part {
+        None => {
+            keys.only("partial_rotary_factor", &[json!(1), json!(1.0)])?;
+            1.0
+        }
+        Some(part) => keys.positive("partial_rotary_factor")?.unwrap_or(part),
+    };
+    let theta = keys.positive("rope_theta")?.unwrap_or(of.theta);
     let key = if keys.present("rope_type").is_some() { "rope_type" } else { "type" };
     keys.get("type");
-    let original = || Ok(keys.size("original_max_position_embeddings", "max_positions")?.unwrap_or(max_len));
+    let original = || {
+        let inner = keys.size("original_max_position_embeddings", "max_positions")?;
+        Ok::<_, Error>(of.original.or(inner).unwrap_or(of.max_len))
+    };
     let need = |key| keys.need(key, ConfigKeys::positive);
+    // Hunyuan's: a larger base, whatever the length.
+    if let Some(alpha) = keys.positive("alpha")? {
+        keys.only(key, &[json!("dynamic")])?;
+        for unused in ["factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"] {
+            keys.get(unused);
+        }
+        keys.finish()?;
+        let d = of.head_dim as f64;
+        return Ok((Rotary::new(theta * alpha.powf(d / (d - 2.0))), part));
+    }
     let scaling = match keys.text(key)? {
         None | Some("default") => Scaling::None,
         Some("linear") => Scaling::Linear { factor: need("factor")? },
-        Some("dynamic") => Scaling::Dynamic { factor: need("factor")?, original: max_len },
+        Some("dynamic") => Scaling::Dynamic { factor: need("factor")?, original: of.max_len },
         Some("llama3") => Scaling::Llama3 {
             factor: need("factor")?,
             low: need("low_freq_factor")?,
             high: need("high_freq_factor")?,
             original: original()?,
         },
-        Some("yarn") => yarn(keys, original()?, max_len)?,
+        // Phi-3's earlier names.
+        Some("longrope" | "su") => long(keys, original()?, &of, part)?,
+        Some("yarn") if keys.present("short_factor").is_some() => long(keys, original()?, &of, part)?,
+        Some("yarn") => yarn(keys, original()?, of.max_len)?,
         Some(_) => {
-            let known = ["default", "linear", "dynamic", "llama3", "yarn"].map(Value::from);
+            let known = ["default", "linear", "dynamic", "llama3", "yarn", "longrope"].map(Value::from);
             return Err(keys.unsupported(key, &known));
         }
     };
     keys.finish()?;
-    Ok(Rotary { theta, scaling })
+    Ok((Rotary { theta, scaling }, part))
+}
+
+fn long(keys: &ConfigKeys, original: usize, of: &RotaryDefaults, part: f64) -> Result<Scaling> {
+    let half = (of.head_dim as f64 * part) as usize / 2;
+    let list = |key: &str| {
+        let value = keys.present(key).ok_or_else(|| Error::input(format!("{} is missing", keys.name(key))))?;
+        let factor = |value: &Value| value.as_f64().filter(|x| *x > 0.0 && x.is_finite());
+        let factors = value.as_array().and_then(|list| list.iter().map(factor).collect::<Option<Vec<f64>>>());
+        factors.filter(|factors| factors.len() == half).ok_or_else(|| {
+            Error::input(format!(
+                "{} is {}; it must list {half} numbers above 0, one for each rotated pair",
+                keys.name(key),
+                quote(value)
+            ))
+        })
+    };
+    let factor = keys.positive("factor")?.unwrap_or(of.max_len as f64 / original as f64);
+    let implied = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f64).ln()).sqrt() };
+    Ok(Scaling::Long {
+        short: list("short_factor")?,
+        long: list("long_factor")?,
+        original,
+        attention: keys.positive("attention_factor")?.unwrap_or(implied),
+    })
 }
 
 fn yarn(keys: &ConfigKeys, original: usize, max_len: usize) -> Result<Scaling> {

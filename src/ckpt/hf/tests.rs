@@ -88,7 +88,9 @@ fn unsupported_keys_are_named() {
     let (llama, mistral, qwen2) = (of(Arch::Llama, 0), of(Arch::Mistral, 0), of(Arch::Qwen2, 0));
     let (qwen3, gemma2, gemma3, gpt) = (of(Arch::Qwen3, 0), of(Arch::Gemma2, 0), of(Arch::Gemma3, 0), of(Arch::Gpt, 0));
     let cases = [
-        (&llama, "rope_scaling", json!({"rope_type": "longrope", "long_factor": [1.0]}), "rope_scaling.rope_type"),
+        (&llama, "rope_scaling", json!({"rope_type": "proportional"}), "rope_scaling.rope_type"),
+        (&llama, "rope_scaling", json!({"rope_type": "longrope", "long_factor": [1.0]}), "rope_scaling.short_factor"),
+        (&llama, "rope_scaling", json!({"rope_type": "longrope", "short_factor": [1.0]}), "must list 5 numbers"),
         (&llama, "rope_scaling", json!({"type": "mrope", "mrope_section": [1]}), "rope_scaling.type"),
         (&llama, "rope_scaling", json!({"type": "linear"}), "rope_scaling.factor is missing"),
         (&llama, "rope_scaling", json!({"type": "linear", "factor": -1}), "rope_scaling.factor"),
@@ -138,11 +140,12 @@ fn keys_that_no_class_has_are_inert_and_all_others_are_known() {
     let inert =
         |map: &Map<String, Value>| parsed(Value::Object(map.clone()).to_string().as_bytes()).map(|found| found.1);
     for (family, keys) in classes {
-        let mut base = match &family[..] {
-            "gpt2" => map(&Spec { arch: Arch::Gpt, rope: None, kv_heads: 4, head_dim: 8, ..llama() }),
-            _ => map(&llama()),
+        let arch = Arch::all().find(|known| known.model_type == family).unwrap().arch;
+        let of = Defaults::of(arch);
+        let base = match arch {
+            Arch::Gpt => map(&Spec { arch, rope: None, kv_heads: 4, head_dim: 8, ..llama() }),
+            _ => map(&Spec { arch, activation: of.activation, rope: Some(Rotary::new(of.theta)), ..llama() }),
         };
-        base.insert("model_type".into(), json!(family));
         assert_eq!(inert(&base).unwrap(), [""; 0], "{family}");
         for key in keys.as_array().unwrap().iter().map(|key| key.as_str().unwrap()) {
             let mut map = base.clone();
@@ -238,7 +241,7 @@ fn files_of_transformers_4_and_5_read_the_same() {
     // And the values are those in the files, not only the same.
     let gemma = with(json!({"model_type": "gemma3_text", "sliding_window": 12, "sliding_window_pattern": 3}));
     assert_eq!(gemma.windowed, [true, true, false, true, true, false, true, true]);
-    assert_eq!((gemma.rope, gemma.local_rope), (Some(Rotary::new(1e6)), Some(Rotary::new(1e4))));
+    assert_eq!((&gemma.rope, &gemma.local_rope), (&Some(Rotary::new(1e6)), &Some(Rotary::new(1e4))));
     assert!(gemma.tied && gemma.uses_local_rope(0) && !gemma.uses_local_rope(2));
     let gemma2 = with(json!({"model_type": "gemma2"}));
     assert_eq!((gemma2.score_cap, gemma2.logit_cap, gemma2.query_scalar), (50.0, 30.0, Some(256.0)));

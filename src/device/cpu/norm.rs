@@ -90,7 +90,8 @@ fn rmsnorm_gradients<T: Float, const WEIGHTS: bool>(
 pub fn layernorm<T: Float>(op: LayerNorm) -> Result<()> {
     const OP: &str = LayerNorm::OP;
     op.check()?;
-    let (x, w, b, eps) = (op.x.host::<T>(OP)?, op.w.host::<T>(OP)?, op.b.host::<T>(OP)?, op.eps);
+    let (x, w, eps) = (op.x.host::<T>(OP)?, op.w.host::<T>(OP)?, op.eps);
+    let b = op.b.map(|b| b.host::<T>(OP)).transpose()?;
     let (y, stats) = (op.y.host::<T>(OP)?, op.stats.host::<f32>(OP)?);
     let c = w.len();
     for ((x, y), stats) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(stats.chunks_exact_mut(2)) {
@@ -107,8 +108,17 @@ pub fn layernorm<T: Float>(op: LayerNorm) -> Result<()> {
         );
         let r = 1.0 / (squares / c as f32 + eps).sqrt();
         stats.copy_from_slice(&[mean, r]);
-        for i in 0..c {
-            y[i] = T::from_f32(((x[i].to_f32() - mean) * r).mul_add(w[i].to_f32(), b[i].to_f32()));
+        match b {
+            Some(b) => {
+                for i in 0..c {
+                    y[i] = T::from_f32(((x[i].to_f32() - mean) * r).mul_add(w[i].to_f32(), b[i].to_f32()));
+                }
+            }
+            None => {
+                for i in 0..c {
+                    y[i] = T::from_f32((x[i].to_f32() - mean) * r * w[i].to_f32());
+                }
+            }
         }
     }
     Ok(())

@@ -2,36 +2,36 @@
 use super::norm::inverse_rms;
 use super::operands::within;
 use super::simd::sum_with;
-use crate::ops::{QkNormRope, QkNormRopeBackward, QkNormRopeShape, Rope};
+use crate::ops::{QkNormRope, QkNormRopeBackward, QkNormRopeShape, Rope, RotaryPairs};
 use crate::{View, ViewMut};
 use flatshard_base::{Result, dtype::Float};
 
-/// A rotation table, and each token's row in it, checked to be in range.
+/// A rotation table with rows of `rotated`, and each token's row in it, checked to be in range.
 #[derive(Clone, Copy)]
 struct Rotation<'a> {
     table: &'a [f32],
     positions: &'a [u32],
-    head_dim: usize,
+    rotated: usize,
 }
 
 /// For checked operands: `max_len` rows of the table.
 fn rotation<'a>(
     op: &'static str,
-    head_dim: usize,
+    rotated: usize,
     max_len: usize,
     table: View<'a>,
     positions: View<'a>,
 ) -> Result<Rotation<'a>> {
     let (table, positions) = (table.host(op)?, positions.host::<u32>(op)?);
     within(op, "position", positions, max_len)?;
-    Ok(Rotation { table, positions, head_dim })
+    Ok(Rotation { table, positions, rotated })
 }
 
 impl<'a> Rotation<'a> {
     /// Each token's cosines and sines.
     #[inline(always)]
     fn rows(self) -> impl Iterator<Item = (&'a [f32], &'a [f32])> {
-        let d = self.head_dim;
+        let d = self.rotated;
         self.positions.iter().map(move |&p| self.table[p as usize * d..][..d].split_at(d / 2))
     }
 }
@@ -40,21 +40,37 @@ impl<'a> Rotation<'a> {
 pub fn rope<T: Float>(op: Rope) -> Result<()> {
     const OP: &str = Rope::OP;
     let ((_, max_len), shape, inverse) = (op.check()?, op.shape, op.inverse);
-    let rotation = rotation(OP, shape.head_dim, max_len, op.table, op.positions)?;
+    let rotation = rotation(OP, shape.rotated, max_len, op.table, op.positions)?;
     let qkv = op.qkv.host::<T>(OP)?;
-    let (d, half) = (shape.head_dim, shape.head_dim / 2);
+    let (d, half) = (shape.head_dim, shape.rotated / 2);
     let sign = if inverse { -1.0 } else { 1.0 };
     for (row, (cos, sin)) in qkv.chunks_exact_mut(shape.row).zip(rotation.rows()) {
         for head in row[..shape.heads * d].chunks_exact_mut(d) {
-            let (a, b) = head.split_at_mut(half);
-            for i in 0..half {
-                let (x, y, c, s) = (a[i].to_f32(), b[i].to_f32(), cos[i], sign * sin[i]);
-                a[i] = T::from_f32(x * c - y * s);
-                b[i] = T::from_f32(y * c + x * s);
+            let head = &mut head[..shape.rotated];
+            match shape.pairs {
+                RotaryPairs::Halves => {
+                    let (a, b) = head.split_at_mut(half);
+                    for i in 0..half {
+                        turn_pair(&mut a[i], &mut b[i], cos[i], sign * sin[i]);
+                    }
+                }
+                RotaryPairs::Adjacent => {
+                    for (pair, (c, s)) in head.chunks_exact_mut(2).zip(cos.iter().zip(sin)) {
+                        let (a, b) = pair.split_at_mut(1);
+                        turn_pair(&mut a[0], &mut b[0], *c, sign * s);
+                    }
+                }
             }
         }
     }
     Ok(())
+}
+/// `(a, b)` becomes `(a c - b s, b c + a s)`.
+#[inline(always)]
+fn turn_pair<T: Float>(a: &mut T, b: &mut T, c: f32, s: f32) {
+    let (x, y) = (a.to_f32(), b.to_f32());
+    *a = T::from_f32(x * c - y * s);
+    *b = T::from_f32(y * c + x * s);
 }
 
 #[inline(always)]

@@ -46,14 +46,21 @@ pub fn rmsnorm_backward(gpu: &GpuDevice, op: RmsNormBackward) -> Result<()> {
 pub fn layernorm(gpu: &GpuDevice, op: LayerNorm) -> Result<()> {
     const OP: &str = LayerNorm::OP;
     let (n, dtype, columns) = (op.check()?, op.x.dtype(), op.w.len());
-    let variant = by_dtype!(OP, dtype, "layernorm")?;
+    let variant = match op.b {
+        Some(_) => by_dtype!(OP, dtype, "layernorm")?,
+        None => by_dtype!(OP, dtype, "layernorm_plain")?,
+    };
     if n == 0 {
         return Ok(());
     }
     let threads = threads(OP, columns, MOST_HELD)?;
-    let ([x, w, b], [y, stats]) = ([op.x, op.w, op.b].map(Arg::In), [op.y, op.stats].map(Arg::Out));
-    let args = &mut [x, w, b, y, stats, Arg::U32(n as u32), Arg::U32(columns as u32), Arg::F32(op.eps)];
-    gpu.line(variant, "norm", (gpu.resident(n, threads, 2048), threads), args)
+    let ([x, w], [y, stats]) = ([op.x, op.w].map(Arg::In), [op.y, op.stats].map(Arg::Out));
+    let [rows, columns, eps] = [Arg::U32(n as u32), Arg::U32(columns as u32), Arg::F32(op.eps)];
+    let grid = (gpu.resident(n, threads, 2048), threads);
+    match op.b.map(Arg::In) {
+        Some(b) => gpu.line(variant, "norm", grid, &mut [x, w, b, y, stats, rows, columns, eps]),
+        None => gpu.line(variant, "norm", grid, &mut [x, w, y, stats, rows, columns, eps]),
+    }
 }
 
 pub fn layernorm_backward(gpu: &GpuDevice, op: LayerNormBackward) -> Result<()> {

@@ -2,7 +2,7 @@
 use super::driver::Arg;
 use super::launch::{GpuDevice, by_dtype};
 use super::scratch::{Indexed, LaunchScratch, words};
-use crate::ops::{QkNormRope, QkNormRopeBackward, Rope, RopeShape};
+use crate::ops::{QkNormRope, QkNormRopeBackward, Rope, RopeShape, RotaryPairs};
 use flatshard_base::{DType, Error, Result};
 
 /// Threads per CTA; each warp handles a row at a time.
@@ -13,9 +13,12 @@ const RESIDENT: [u32; 3] = [1024, 640, 384];
 
 pub fn rope(gpu: &GpuDevice, op: Rope) -> Result<()> {
     const OP: &str = Rope::OP;
-    let ((n, max_len), RopeShape { heads, head_dim, row }) = (op.check()?, op.shape);
+    let ((n, max_len), RopeShape { heads, head_dim, rotated, pairs, row }) = (op.check()?, op.shape);
     let Rope { table, positions, qkv, inverse, .. } = op;
-    let variant = by_dtype!(OP, qkv.dtype(), "rope")?;
+    let variant = match pairs {
+        RotaryPairs::Halves => by_dtype!(OP, qkv.dtype(), "rope")?,
+        RotaryPairs::Adjacent => by_dtype!(OP, qkv.dtype(), "rope_adjacent")?,
+    };
     if n == 0 {
         return Ok(());
     }
@@ -23,10 +26,10 @@ pub fn rope(gpu: &GpuDevice, op: Rope) -> Result<()> {
     gpu.check(Indexed::Rope, positions, max_len, &mut scratch.faults)?;
     let [table, positions, qkv] = [Arg::In(table), Arg::In(positions), Arg::InOut(qkv)];
     let fault = Arg::In(scratch.faults.of(Indexed::Rope));
-    let [n_arg, heads, head_dim, row] = [n, heads, head_dim, row].map(|x| Arg::U32(x as u32));
+    let [n_arg, heads, head_dim, rotated, row] = [n, heads, head_dim, rotated, row].map(|x| Arg::U32(x as u32));
     let sign = Arg::F32(if inverse { -1.0 } else { 1.0 });
     let ctas = gpu.resident(n.div_ceil(ROWS), THREADS, RESIDENT[0]);
-    let args = &mut [table, positions, qkv, fault, n_arg, heads, head_dim, row, sign];
+    let args = &mut [table, positions, qkv, fault, n_arg, heads, head_dim, rotated, row, sign];
     gpu.line(variant, OP, (ctas, THREADS), args)
 }
 

@@ -65,7 +65,7 @@ impl RmsNormBackward<'_> {
     }
 }
 
-/// `y = (x - mean) * rstd * w + b` (Ba et al. 2016). Assigns `y` and `stats`.
+/// `y = (x - mean) * rstd * w [+ b]` (Ba et al. 2016). Assigns `y` and `stats`.
 pub struct LayerNorm<'a> {
     pub eps: f32,
     /// (N, C)
@@ -73,7 +73,7 @@ pub struct LayerNorm<'a> {
     /// (C)
     pub w: View<'a>,
     /// (C)
-    pub b: View<'a>,
+    pub b: Option<View<'a>>,
     /// (N, C)
     pub y: ViewMut<'a>,
     /// (N, 2) f32: mean and rstd, saved for backward.
@@ -86,7 +86,7 @@ impl LayerNorm<'_> {
     pub fn check(&self) -> Result<usize> {
         let Self { x, w, b, y, stats, .. } = self;
         let (dtype, n, c) = (float(Self::OP, x.dtype())?, rows(Self::OP, "x", x.len(), w.len())?, w.len());
-        read(Self::OP, &[("w", w, dtype, c), ("b", b, dtype, c)])?;
+        read(Self::OP, &[("w", w, dtype, c), ("b", b.as_ref().unwrap_or(w), dtype, c)])?;
         written(Self::OP, &[("y", y, dtype, x.len()), ("stats", stats, DType::F32, 2 * n)])?;
         Ok(n)
     }

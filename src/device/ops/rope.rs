@@ -4,21 +4,33 @@ use super::norm::RmsNormShape;
 use crate::{View, ViewMut};
 use flatshard_base::{DType, Error, Result};
 
+/// Which elements of a head rotate together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum RotaryPairs {
+    /// Element i and i + half of the rotated ones (GPT-NeoX, Llama in Hugging Face's form).
+    #[default]
+    Halves,
+    /// Elements 2 i and 2 i + 1 (Su et al. 2021; GLM, Cohere, ERNIE).
+    Adjacent,
+}
+
 /// Which heads of a row of `qkv` are rotated: the first `heads` (queries, then keys).
 #[derive(Clone, Copy, Debug)]
 pub struct RopeShape {
     /// Query plus key heads.
     pub heads: usize,
     pub head_dim: usize,
+    /// Elements of a head that are rotated, the first ones: D.
+    pub rotated: usize,
+    pub pairs: RotaryPairs,
     /// Elements in a row of `qkv`.
     pub row: usize,
 }
 
-/// Rotates the query and key heads of `qkv` in place (Su et al. 2021, the half-split form of Hugging Face: element i
-/// pairs with i + head_dim/2).
+/// Rotates the query and key heads of `qkv` in place (Su et al. 2021).
 pub struct Rope<'a> {
     pub shape: RopeShape,
-    /// (max_len, head_dim) f32: one row per position with head_dim/2 cosines, then head_dim/2 sines.
+    /// (max_len, D) f32: one row per position with D/2 cosines, then D/2 sines.
     pub table: View<'a>,
     /// (N) u32
     pub positions: View<'a>,
@@ -32,23 +44,23 @@ impl Rope<'_> {
     pub const OP: &'static str = "rope";
     /// Returns N and the number of table rows.
     pub fn check(&self) -> Result<(usize, usize)> {
-        let RopeShape { heads, head_dim, row } = self.shape;
+        let RopeShape { heads, head_dim, rotated, row, .. } = self.shape;
         float(Self::OP, self.qkv.dtype())?;
-        if heads * head_dim > row {
+        if heads * head_dim > row || rotated > head_dim {
             return Err(Error::op(Self::OP, format!("{:?}: the heads do not fit the row", self.shape)));
         }
         let n = rows(Self::OP, "qkv", self.qkv.len(), row)?;
-        Ok((n, check_table(Self::OP, head_dim, &self.table, &self.positions, n)?))
+        Ok((n, check_table(Self::OP, rotated, &self.table, &self.positions, n)?))
     }
 }
 
 /// Returns the number of table rows; there must be one position for each of `n` rows.
-fn check_table(op: &'static str, head_dim: usize, table: &View, positions: &View, n: usize) -> Result<usize> {
-    if head_dim == 0 || !head_dim.is_multiple_of(2) {
-        return Err(Error::op(op, format!("head_dim {head_dim}: rotary positions need a positive even number")));
+fn check_table(op: &'static str, rotated: usize, table: &View, positions: &View, n: usize) -> Result<usize> {
+    if rotated == 0 || !rotated.is_multiple_of(2) {
+        return Err(Error::op(op, format!("{rotated} rotated elements: rotary positions need a positive even number")));
     }
     read(op, &[("table", table, DType::F32, table.len()), ("positions", positions, DType::U32, n)])?;
-    rows(op, "table", table.len(), head_dim)
+    rows(op, "table", table.len(), rotated)
 }
 
 /// The heads of a row of `qkv` that are each normalized and rotated: queries, then keys. Values follow.
@@ -67,11 +79,11 @@ impl QkNormRopeShape {
     }
 }
 
-/// RMSNorm of each query head with `wq` and of each key head with `wk`, then [`Rope`] (Qwen 3, Gemma 3). Assigns `out`
-/// and `rstd`.
+/// RMSNorm of each query head with `wq` and of each key head with `wk`, then [`Rope`] of whole heads by halves (Qwen 3,
+/// Gemma 3). Assigns `out` and `rstd`.
 pub struct QkNormRope<'a> {
     pub shape: QkNormRopeShape,
-    /// As in [`Rope`].
+    /// As in [`Rope`], D = head_dim.
     pub table: View<'a>,
     /// (N) u32
     pub positions: View<'a>,
@@ -105,7 +117,7 @@ impl QkNormRope<'_> {
 /// `dwk`.
 pub struct QkNormRopeBackward<'a> {
     pub shape: QkNormRopeShape,
-    /// As in [`Rope`].
+    /// As in [`Rope`], D = head_dim.
     pub table: View<'a>,
     /// (N) u32
     pub positions: View<'a>,

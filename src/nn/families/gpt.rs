@@ -3,6 +3,7 @@
 use crate::device::ops::AttentionShape;
 use crate::nn::attention::{AttentionBranch, HeadTransform};
 use crate::nn::block::{DecoderBlock, FeedForward};
+use crate::nn::context::TurnTable;
 use crate::nn::layout::{Init, Layout};
 use crate::nn::linear::Linear;
 use crate::nn::mlp::MlpBranch;
@@ -23,7 +24,10 @@ pub fn root(spec: &Spec) -> (Layout, Root) {
     };
     let [tokens, words] = [tokens, head].map(VocabRows::all);
     let (head, score) = (Linear::new(head, spec.outputs(), dim), spec.score);
-    (layout, Root { tokens, positions, embed_scale: 1.0, norm, head, words, vocab, score, logit_cap: 0.0 })
+    (
+        layout,
+        Root { tokens, positions, embed_scale: 1.0, norm, head, words, vocab, score, logit_scale: 1.0, logit_cap: 0.0 },
+    )
 }
 
 pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {
@@ -36,7 +40,8 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {
         bias: None,
         transform: HeadTransform::None,
         cut: false,
-        table: 0,
+        turns: TurnTable::None,
+        parallel: false,
         shape: AttentionShape {
             heads,
             kv_heads,
@@ -57,13 +62,13 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {
         down: linear(&mut layout, name("mlp.c_proj"), ff, dim, Init::residual(spec.layers)),
         post: None,
     };
-    (layout, DecoderBlock { attention, mlp: FeedForward::Dense(mlp) })
+    (layout, DecoderBlock { attention, mlp: FeedForward::Dense(mlp), parallel: false })
 }
 
 fn norm(layout: &mut Layout, name: String, spec: &Spec) -> Norm {
     let w = layout.push(format!("{name}.weight"), &[spec.dim], false, Init::ONES);
     let b = layout.push(format!("{name}.bias"), &[spec.dim], false, Init::ZEROS);
-    Norm::Layer { w, b, eps: spec.norm_eps }
+    Norm::Layer { w, b: Some(b), eps: spec.norm_eps }
 }
 
 fn linear(layout: &mut Layout, name: String, inputs: usize, outputs: usize, init: Init) -> Linear {

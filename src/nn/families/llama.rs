@@ -4,6 +4,7 @@
 use crate::device::ops::{AttentionShape, QkNormRopeShape, RmsNormShape, RopeShape, RouteShape};
 use crate::nn::attention::{AttentionBranch, HeadTransform, RowBias, RowPart};
 use crate::nn::block::{DecoderBlock, FeedForward};
+use crate::nn::context::TurnTable;
 use crate::nn::expert_layer::ExpertLayer;
 use crate::nn::experts::{SharedExpert, SparseBranch};
 use crate::nn::grouped::GroupedLinear;
@@ -32,10 +33,10 @@ pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
         (_, true) => tokens,
         _ => table(&mut names, "lm_head", split.part(split.cuts.head)),
     };
-    let embed_scale = if spec.scaled_embedding { (dim as f64).sqrt() as f32 } else { 1.0 };
+    let embed_scale = if spec.scaled_embedding { (dim as f64).sqrt() as f32 } else { spec.embed_multiplier };
     let head = Linear::new(words.weight, words.range(spec.outputs()).len(), dim);
-    let (score, logit_cap) = (spec.score, spec.logit_cap);
-    let root = Root { tokens, positions: None, embed_scale, norm, head, words, vocab, score, logit_cap };
+    let &Spec { score, logit_scale, logit_cap, .. } = spec;
+    let root = Root { tokens, positions: None, embed_scale, norm, head, words, vocab, score, logit_scale, logit_cap };
     (names.layout, root)
 }
 
@@ -46,13 +47,19 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     let (by_heads, by_columns) = (split.part(split.cuts.attention), split.part(split.cuts.mlp));
     let mut names = Names { prefix: format!("model.layers.{i}."), layout: Layout::default(), spec, split };
 
-    let norm = names.norm("input_layernorm", dim);
+    let modules = &spec.arch.family().modules;
+    let norm = names.branch_norm(spec.pre_norms, modules.attention_norms[0]);
     let (mut qkv, mut biases, mut column) = (Vec::new(), Vec::new(), 0);
     // Ranks that share a key/value head hold all of them and compute with one.
     let shared = split.shared_kv(spec);
     let q = (spec.heads, heads, None);
     let kv = (spec.kv_heads, kv_heads, shared);
-    for (name, (all, own, shared)) in [("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)] {
+    if spec.fused_qkv {
+        let rows = [spec.heads, spec.kv_heads, spec.kv_heads].map(|heads| heads * head_dim);
+        qkv.push(Linear::new(names.parts("self_attn.qkv_proj", rows, by_heads), row, dim));
+    }
+    let apart = [("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
+    for (name, (all, own, shared)) in apart.into_iter().filter(|_| !spec.fused_qkv) {
         let (width, first) = (own * head_dim, shared.unwrap_or(0) * head_dim);
         let mut segment = |suffix: &str, shape: &[usize], init| match shared {
             None => names.cut(name, suffix, shape, 0, by_heads, init),
@@ -65,19 +72,29 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         qkv.push(Linear::new(weight, width, dim).from(first).within(row, column));
         column += width;
     }
+    let (rotated, pairs) = (spec.rotary_dim(), spec.rotary_pairs);
+    let rope = RopeShape { heads: heads + kv_heads, head_dim, rotated, pairs, row };
     let transform = if spec.qk_norm {
-        let wq = names.scale("self_attn.q_norm", head_dim, names.head_norm());
-        let wk = names.scale("self_attn.k_norm", head_dim, names.head_norm());
-        HeadTransform::NormRope { shape: QkNormRopeShape { heads, kv_heads, head_dim, norm: names.rms() }, wq, wk }
+        let [wq, wk] = modules.head_norms.map(|name| names.scale(name, head_dim, names.head_norm()));
+        let shape = QkNormRopeShape { heads, kv_heads, head_dim, norm: names.rms() };
+        let before = (spec.norm_after_rope && spec.is_rotated(i)).then_some(rope);
+        HeadTransform::NormRope { shape, wq, wk, before }
     } else if spec.row_norm {
-        let wq = names.scale("self_attn.q_norm", heads * head_dim, Tp::Same);
-        let wk = names.scale("self_attn.k_norm", kv_heads * head_dim, Tp::Same);
-        let rope = RopeShape { heads: heads + kv_heads, head_dim, row };
-        HeadTransform::RowNormRope { rope, norm: names.rms(), wq, wk, widths: [heads * head_dim, kv_heads * head_dim] }
+        let widths = [heads * head_dim, kv_heads * head_dim];
+        let [q, k] = modules.head_norms;
+        let (wq, wk) = (names.scale(q, widths[0], Tp::Same), names.scale(k, widths[1], Tp::Same));
+        HeadTransform::RowNormRope { rope, norm: names.rms(), wq, wk, widths }
+    } else if spec.is_rotated(i) {
+        HeadTransform::Rope(rope)
     } else {
-        HeadTransform::Rope(RopeShape { heads: heads + kv_heads, head_dim, row })
+        HeadTransform::None
     };
-    let scale = spec.query_scalar.unwrap_or(head_dim as f64).sqrt().recip() as f32;
+    let turns = match spec.is_rotated(i) {
+        true if spec.uses_local_rope(i) => TurnTable::Local,
+        true => TurnTable::Usual,
+        false => TurnTable::None,
+    };
+    let scale = spec.score_factor();
     let (window, softcap) = (spec.window_of(i), spec.score_cap);
     let attention = AttentionBranch {
         norm,
@@ -85,25 +102,42 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         bias: spec.qkv_bias.then_some(RowBias(biases)),
         transform,
         cut: split.cuts.attention,
-        table: spec.uses_local_rope(i) as usize,
+        turns,
+        parallel: spec.parallel,
         shape: AttentionShape { heads, kv_heads, head_dim, scale, window, softcap },
         out: names.row("self_attn.o_proj", spec.heads * head_dim, by_heads, spec.out_bias),
-        post: spec.post_norms.then(|| names.norm("post_attention_layernorm", dim)),
+        post: spec.post_norms.then(|| names.norm(modules.attention_norms[1], dim)),
     };
     if let Some(experts) = spec.experts_of(i) {
         let mlp = FeedForward::Sparse(sparse(&mut names, experts, i));
-        return (names.layout, DecoderBlock { attention, mlp });
+        return (names.layout, DecoderBlock { attention, mlp, parallel: false });
     }
+    let [up, down] = modules.mlp;
+    let norm = match spec.parallel {
+        true => attention.norm,
+        false => names.branch_norm(spec.pre_norms, modules.mlp_norms[0]),
+    };
+    let (gate, up) = match spec.fused_gate_up {
+        true => {
+            let both = names.parts("mlp.gate_up_proj", [ff, ff, 0], by_columns);
+            let (own, column) = (by_columns.share(ff).len(), |own| Linear::new(both, own, dim));
+            (Some(column(own)), column(own).from(own))
+        }
+        false => (
+            spec.gated().then(|| names.column("mlp.gate_proj", ff, by_columns, spec.mlp_bias)),
+            names.column(up, ff, by_columns, spec.mlp_bias),
+        ),
+    };
     let mlp = MlpBranch {
-        norm: names.norm(if spec.post_norms { "pre_feedforward_layernorm" } else { "post_attention_layernorm" }, dim),
+        norm,
         cut: split.cuts.mlp,
         activation: spec.activation,
-        gate: Some(names.column("mlp.gate_proj", ff, by_columns, spec.mlp_bias)),
-        up: names.column("mlp.up_proj", ff, by_columns, spec.mlp_bias),
-        down: names.row("mlp.down_proj", ff, by_columns, spec.mlp_bias),
-        post: spec.post_norms.then(|| names.norm("post_feedforward_layernorm", dim)),
+        gate,
+        up,
+        down: names.row(down, ff, by_columns, spec.mlp_bias),
+        post: spec.post_norms.then(|| names.norm(modules.mlp_norms[1], dim)),
     };
-    (names.layout, DecoderBlock { attention, mlp: FeedForward::Dense(mlp) })
+    (names.layout, DecoderBlock { attention, mlp: FeedForward::Dense(mlp), parallel: spec.parallel })
 }
 
 /// The module of a sparse feed-forward branch, and the matrices of an expert: gate, up and down.
@@ -185,6 +219,12 @@ impl Names<'_> {
         let tp = if over.of > 1 { Tp::Cut { dim, over, whole } } else { Tp::Same };
         self.push(name, suffix, &part, tp, init)
     }
+    /// This rank's shards of matrices that are one tensor, one below the other.
+    fn parts(&mut self, name: &str, rows: [usize; 3], over: Slice) -> usize {
+        let own = rows.map(|n| over.share(n).len()).iter().sum();
+        let tp = if over.of > 1 { Tp::Parts { over, rows } } else { Tp::Same };
+        self.push(name, WEIGHT, &[own, self.spec.dim], tp, Init::NORMAL)
+    }
     /// Column-parallel: from the model's width to a shard of `outputs`.
     fn column(&mut self, name: &str, outputs: usize, over: Slice, bias: bool) -> Linear {
         let (dim, own) = (self.spec.dim, over.share(outputs).len());
@@ -214,6 +254,16 @@ impl Names<'_> {
         if self.split.part(self.split.cuts.attention).of > 1 { Tp::Summed } else { Tp::Same }
     }
     fn norm(&mut self, name: &str, width: usize) -> Norm {
-        Norm::Rms { w: self.scale(name, width, self.residual_norm()), shape: self.rms() }
+        let (w, eps) = (self.scale(name, width, self.residual_norm()), self.spec.norm_eps);
+        if !self.spec.layer_norm {
+            return Norm::Rms { w, shape: self.rms() };
+        }
+        let tp = self.residual_norm();
+        let b = self.spec.norm_bias.then(|| self.push(name, BIAS, &[width], tp, Init::ZEROS));
+        Norm::Layer { w, b, eps }
+    }
+    /// The norm of a branch's input, if the family has it.
+    fn branch_norm(&mut self, has: bool, name: &str) -> Norm {
+        if has { self.norm(name, self.spec.dim) } else { Norm::Absent }
     }
 }

@@ -9,7 +9,7 @@ use crate::comm::Collective;
 use crate::comm::exchange::{Exchange, texts};
 use crate::comm::mesh::{Mesh, MeshSizes};
 use crate::device::{Device, View};
-use crate::nn::{Segment, Tp};
+use crate::nn::Segment;
 use crate::optim::Optimizer;
 use crate::run::r#loop::same::named;
 use crate::store::Store;
@@ -109,7 +109,7 @@ impl Verify {
         let mut words = vec![0u64; 2 * units];
         store.for_each_shard(&mut |shard| {
             let (mut whole, mut uncut) = (Xxh3::new(), Xxh3::new());
-            let own = shard.layout.segments.iter().filter(|s| !matches!(s.tp, Tp::Cut { .. }));
+            let own = shard.layout.segments.iter().filter(|s| !s.tp.is_cut());
             let own: Vec<Range<usize>> = own.filter_map(|s: &Segment| shard.owned(s.range())).collect();
             let mut hash = |view: View| -> Result<()> {
                 update(dev, view, chunk, &mut whole)?;

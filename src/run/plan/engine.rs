@@ -3,7 +3,7 @@ use super::{objective, tensor, zero};
 use crate::base::{DType, Error, Result};
 use crate::comm::MeshSizes;
 use crate::engine::EngineOptions;
-use crate::nn::{ALL_LINEAR, Arch, Checkpointing, Cuts, Lora, SpImpl, Spec, Tuning, linear_modules};
+use crate::nn::{ALL_LINEAR, Checkpointing, Cuts, Lora, SpImpl, Spec, Tuning, linear_modules};
 use crate::optim::Rule;
 use crate::run::settings::fsdp::FsdpSettings;
 use crate::run::settings::value::set;
@@ -224,17 +224,17 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
 /// The factor of the load-balancing loss, after refusing what a mixture of experts cannot do yet.
 fn experts(s: &Settings, e: &EngineOptions) -> Result<f64> {
     let (given, name) = (s.model.router_aux_loss_coef, e.spec.arch.name());
+    if e.spec.score && e.spec.arch.family().scored.is_none() {
+        return Err(Error::input(format!(
+            "--objective rm: transformers has no reward models of {name}, so nothing could load it; use another model"
+        )));
+    }
     let Some(experts) = &e.spec.experts else {
         return match given {
             None => Ok(0.0),
             Some(_) => Err(Error::input(format!("router_aux_loss_coef: {name} has no experts; remove it"))),
         };
     };
-    if e.spec.score && e.spec.arch == Arch::Olmoe {
-        return Err(Error::input(
-            "--objective rm: transformers has no reward models of olmoe, so nothing could load it; use another model",
-        ));
-    }
     Ok(given.unwrap_or(if experts.aux_loss { experts.aux_coef } else { 0.0 }))
 }
 

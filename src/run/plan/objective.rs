@@ -102,6 +102,13 @@ fn counterpart(s: &Settings, flag: &str, dir: &Path, spec: &Spec) -> Result<Spec
     if other.max_len < max_len {
         return Err(wrong(format!("it has {} positions, fewer than --max-len {max_len}", other.max_len)));
     }
+    if other.long_from() != spec.long_from() {
+        return Err(wrong(
+            "it and the trained model rotate long documents differently, from different lengths on: use a model of the \
+             same family"
+                .into(),
+        ));
+    }
     other.validate()?;
     Ok(other)
 }

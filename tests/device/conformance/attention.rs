@@ -4,26 +4,33 @@ use crate::common::reference::{self, Heads};
 use flatshard::base::{Category, DType};
 use flatshard::device::ops::{
     Attention, AttentionBackward, AttentionShape, QkNormRope, QkNormRopeBackward, QkNormRopeShape, RmsNormShape, Rope,
-    RopeShape, documents_of_rows,
+    RopeShape, RotaryPairs, documents_of_rows,
 };
 
 #[test]
 fn rope() {
-    for (heads, d, row, n) in [(1, 2, 2, 1), (3, 6, 24, 5), (16, 64, 20 * 64, 7)] {
+    use RotaryPairs::{Adjacent, Halves};
+    // Whole heads; parts of heads; parts that go 16 bytes at a time, in heads that do and that do not.
+    let shapes =
+        [(1, 2, 2, 2, 1), (3, 6, 6, 24, 5), (16, 64, 64, 20 * 64, 7), (3, 10, 6, 50, 4), (5, 96, 48, 7 * 96, 3)];
+    let odd = [(2, 36, 32, 72, 3), (3, 40, 32, 120, 3)];
+    let shapes = shapes.into_iter().chain(odd);
+    for ((heads, d, part, row, n), pairs) in shapes.flat_map(|shape| [(shape, Halves), (shape, Adjacent)]) {
         let positions: Vec<u32> = (0..n as u32).map(|i| i * 3 % 8).collect();
-        let angles: Vec<f64> = (0..8 * d / 2).map(|i| i as f64 * 0.7).collect();
+        let angles: Vec<f64> = (0..8 * part / 2).map(|i| i as f64 * 0.7).collect();
         let table: Vec<f64> =
-            angles.chunks(d / 2).flat_map(|a| a.iter().map(|a| a.cos()).chain(a.iter().map(|a| a.sin()))).collect();
+            angles.chunks(part / 2).flat_map(|a| a.iter().map(|a| a.cos()).chain(a.iter().map(|a| a.sin()))).collect();
         let table: Vec<f64> = table.iter().map(|&t| t as f32 as f64).collect();
         let qkv = normal(1, n * row);
         for inverse in [false, true] {
-            let shape = RopeShape { heads, head_dim: d, row };
+            let shape = RopeShape { heads, head_dim: d, rotated: part, pairs, row };
+            let form = (part, pairs == Adjacent);
             conform(
                 "rope",
                 FORWARD,
                 &[f32_in("table", &table), u32_in("positions", &positions), y("qkv", &qkv)],
-                reference::rope::<f64>((heads, d, row), &table, &positions, &qkv, inverse),
-                reference::rope::<f32>((heads, d, row), &table, &positions, &qkv, inverse),
+                reference::rope_part::<f64>((heads, d, row), form, &table, &positions, &qkv, inverse),
+                reference::rope_part::<f32>((heads, d, row), form, &table, &positions, &qkv, inverse),
                 &|dev, bufs| {
                     let [table, positions, qkv] = bufs else { unreachable!() };
                     dev.rope(Rope {
@@ -121,7 +128,7 @@ fn rope_refuses_a_position_outside_the_table() {
     for dev in every_device() {
         let (table, positions) = (buf(&*dev, DType::F32, &[1.0; 8]), buf(&*dev, DType::U32, &[0.0, 2.0]));
         let mut qkv = buf(&*dev, DType::F32, &[1.0; 8]);
-        let shape = RopeShape { heads: 1, head_dim: 4, row: 4 };
+        let shape = RopeShape { heads: 1, head_dim: 4, rotated: 4, pairs: RotaryPairs::Halves, row: 4 };
         let done = dev.rope(Rope {
             shape,
             table: table.view(),

@@ -60,10 +60,22 @@ fn layernorm() {
                     eps: 1e-5,
                     x: a.view(),
                     w: w.view(),
-                    b: b.view(),
+                    b: Some(b.view()),
                     y: y.view_mut(),
                     stats: stats.view_mut(),
                 })
+            },
+        );
+        conform(
+            "layernorm",
+            FORWARD,
+            &[x("x", &a), x("w", &w), y("y", &before(n * c)), f32_out("stats", &before(2 * n))],
+            reference::layernorm::<f64>(1e-5, &a, &w, &vec![0.0; c]),
+            reference::layernorm::<f32>(1e-5, &a, &w, &vec![0.0; c]),
+            &|dev, bufs| {
+                let [a, w, y, stats] = bufs else { unreachable!() };
+                let (x, w, y, stats) = (a.view(), w.view(), y.view_mut(), stats.view_mut());
+                dev.layernorm(LayerNorm { eps: 1e-5, x, w, b: None, y, stats })
             },
         );
         let stats = reference::layernorm::<f32>(1e-5, &a, &w, &b)[1].clone();

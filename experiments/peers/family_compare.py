@@ -1,0 +1,149 @@
+"""Trains tiny random models of every family with transformers and with flatshard, and compares losses, gradient norms and exported weights.
+
+Needs: pip install torch transformers peft safetensors, and `cargo build --release` (or --bin DIR).
+Run:   python3 experiments/peers/family_compare.py [--families olmo3 phi3 ...] [--lora] [--bin DIR]
+Each model is saved by transformers; both train four steps of AdamW in fp32 on the same rows, flatshard on five meshes: one rank, FSDP with accumulation
+and recomputation, DDP, tp 2, a ring of 2. Its export is loaded with `AutoModelForCausalLM`, whose logits must be those of the model that PyTorch
+trained, and so must be the greedy tokens of --generate. With --lora: adapters of all linear layers instead, which PEFT loads before training (those of a step
+at a rate of almost 0) and after it. Fails above 2e-4.
+"""
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import torch
+from peft import PeftModel
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from compare import RELEASE
+
+BOUND = 2e-4
+STEPS, ROWS, LENGTH, LR = 4, 4, 24, 1e-3
+TINY = dict(vocab_size=64, hidden_size=48, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=4,
+            max_position_embeddings=64, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+WIDE = dict(head_dim=16)
+PART = dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5)
+LONG = dict(rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.5, short_factor=[1.0, 1.5, 2.0], long_factor=[2.0, 4.0, 8.0],
+            original_max_position_embeddings=16)
+FAMILIES = {
+    "llama": {}, "mistral": dict(sliding_window=9), "qwen2": {}, "qwen3": WIDE, "gemma2": WIDE, "gemma3_text": WIDE,
+    "smollm3": dict(no_rope_layer_interval=2), "olmo2": {}, "olmo3": dict(sliding_window=9),
+    "granite": dict(embedding_multiplier=3.0, attention_multiplier=0.25, residual_multiplier=0.5, logits_scaling=4.0),
+    "seed_oss": dict(**WIDE, attention_dropout=0.0, residual_dropout=0.0, attention_out_bias=True), "hunyuan_v1_dense": WIDE,
+    "exaone4": dict(sliding_window=9), "phi3": dict(sliding_window=9), "phi3 longrope": dict(rope_parameters=LONG, original_max_position_embeddings=16),
+    "glm": dict(**WIDE, rope_parameters=PART), "glm4": dict(**WIDE, rope_parameters=PART), "ernie4_5": dict(**WIDE, use_bias=True),
+    "cohere2": dict(sliding_window=9), "starcoder2": dict(sliding_window=9),
+}
+MESHES = {
+    "one rank": ["--nproc-per-node", 1, "--batch-size", 4],
+    "fsdp, accumulation, recomputation": ["--nproc-per-node", 2, "--batch-size", 1, "--grad-accum", 2, "--activation-checkpoint"],
+    "ddp": ["--nproc-per-node", 2, "--batch-size", 2, "--sharding", "NO_SHARD"],
+    "tp 2": ["--nproc-per-node", 2, "--batch-size", 4, "--tp-size", 2],
+    "ring 2": ["--nproc-per-node", 2, "--batch-size", 4, "--ring-attn-size", 2],
+}
+
+
+def loaded(directory, adapter=None):
+    """The model, with an adapter on it, as transformers and PEFT load it."""
+    base = directory if adapter is None else adapter[0]
+    model, info = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+    assert not any(info.values()), info
+    return model if adapter is None else PeftModel.from_pretrained(model, directory, is_trainable=True)
+
+
+def trained(model, rows):
+    """Losses, norms and the model after training in PyTorch."""
+    model.train()
+    learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(learns, lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+    losses, norms = [], []
+    for step in range(STEPS):
+        batch = torch.tensor(rows[step * ROWS:(step + 1) * ROWS])
+        loss = model(batch, labels=batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(learns, 1e9).item())
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, norms, model.eval()
+
+
+def run(binary, *flags):
+    done = subprocess.run([str(binary), *map(str, flags)], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr[-3000:])
+    return done.stdout
+
+
+def ours(binary, directory, data, out, mesh, steps=STEPS, lr=LR):
+    metrics = out.with_suffix(".jsonl")
+    flags = ["--pretrain", directory, "--dataset", data, "--no-shuffle", "--max-steps", steps, "--max-len", LENGTH, "--lr", lr, "--lr-scheduler", "constant",
+             "--warmup-steps", 0, "--weight-decay", 0, "--betas", 0.9, 0.95, "--eps", 1e-8, "--grad-clip", 0, "--device", "cpu", "--precision", "fp32",
+             "--dropout", 0, "--save-hf", out, "--metrics-path", metrics, "--log-every", 1, "--no-sample", *mesh]
+    run(binary, *flags)
+    steps = [e for e in map(json.loads, metrics.read_text().splitlines()) if e["event"] == "step"]
+    return [e["loss"] for e in steps], [e["grad_norm"] for e in steps]
+
+
+def worst(a, b):
+    return max(abs(x - y) / max(1.0, abs(y)) for x, y in zip(a, b, strict=True))
+
+
+def check(name, binary, folder, lora):
+    torch.manual_seed(5)
+    keys = TINY | FAMILIES[name]
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name.split()[0], **keys)).float()
+    for parameter in model.parameters():  # norms and biases too
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    source = folder / "source"
+    model.save_pretrained(source)
+    rows = torch.randint(TINY["vocab_size"], (STEPS * ROWS, LENGTH)).tolist()
+    data = folder / "rows.jsonl"
+    data.write_text("".join(json.dumps(dict(input_ids=row, labels=row)) + "\n" for row in rows))
+    # A ring's adapters see the same batch, but PEFT's names for them are those of one rank anyway.
+    tuning = ["--lora-rank", 4, "--lora-target-modules", "all-linear"] if lora else []
+    adapter = (source,) if lora else None
+    if lora:
+        ours(binary, source, data, folder / "start", [*MESHES["one rank"], *tuning], 1, 1e-30)
+    losses, norms, reference = trained(loaded(folder / "start" if lora else source, adapter), rows)
+    prompt = torch.tensor(rows[:2])
+    with torch.no_grad():
+        logits = reference(prompt).logits
+    greedy = reference.generate(prompt[:1, :12], attention_mask=torch.ones(1, 12), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    failed = False
+    for mesh, flags in MESHES.items():
+        out = folder / mesh.replace(" ", "_").replace(",", "")
+        try:
+            our_losses, our_norms = ours(binary, source, data, out, [*flags, *tuning])
+            with torch.no_grad():
+                difference = ((loaded(out, adapter).eval()(prompt).logits - logits).norm() / logits.norm()).item()
+            said = run(binary, "--pretrain", out, "--generate", " ".join(map(str, rows[0][:12])), "--max-new-tokens", 12, "--temperature", 0, "--device", "cpu")
+            assert [int(word) for word in said.split()][-12:] == greedy[0, 12:].tolist(), f"--generate: {said}, transformers {greedy[0].tolist()}"
+            off = [worst(our_losses, losses), worst(our_norms, norms), difference]
+            said = "loss {:.1e}, norm {:.1e}, logits after export {:.1e}".format(*off)
+            bad = max(off) > BOUND
+        except (RuntimeError, AssertionError) as error:
+            said, bad = str(error), True
+        failed |= bad
+        print(f"{name}, {mesh}: {said}{' FAILED' if bad else ''}", flush=True)
+    return failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
+    parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--bin", type=pathlib.Path, default=RELEASE)
+    args = parser.parse_args()
+    failed = []
+    for name in args.families:
+        with tempfile.TemporaryDirectory() as folder:
+            failed += [name] * check(name, args.bin / "run_fsdp", pathlib.Path(folder), args.lora)
+    sys.exit(f"differences: {', '.join(failed)}" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+//! What a family's config means where a key is absent, as transformers' config classes have it, and which keys the
+//! family has: one row per family. Never reads a key.
+use crate::device::ops::RotaryPairs;
+use crate::nn::{Activation, Arch};
+
+/// When a family's layers have a sliding window. A number is the default of `sliding_window`.
+#[derive(Clone, Copy)]
+pub enum WindowKeys {
+    Never,
+    /// Never supported, because versions of transformers differ.
+    Unclear,
+    /// If `sliding_window` is not null.
+    Given(Option<usize>),
+    /// If `use_sliding_window` says so too.
+    Switched(Option<usize>),
+}
+
+/// A flag's key, and its default.
+type Flag = Option<(&'static str, bool)>;
+
+pub struct Defaults {
+    /// None: `num_attention_heads`.
+    pub kv_heads: Option<usize>,
+    /// None: `hidden_size / num_attention_heads`.
+    pub head_dim: Option<usize>,
+    /// The key of the norms' epsilon, and its default.
+    pub eps: (&'static str, f64),
+    pub tied: bool,
+    pub theta: f64,
+    pub window: WindowKeys,
+    pub activation: Activation,
+    /// Queries, keys and values have biases, whatever a key says.
+    pub always_biased: bool,
+    pub qkv_bias: Flag,
+    pub out_bias: Flag,
+    pub mlp_bias: Flag,
+    pub pairs: RotaryPairs,
+    /// The default of `partial_rotary_factor`, if the family has the key.
+    pub part: Option<f64>,
+}
+
+/// `attention_bias`, off.
+const ATTENTION_BIAS: Flag = Some(("attention_bias", false));
+
+/// What most families have, and no biases.
+const PLAIN: Defaults = Defaults {
+    kv_heads: None,
+    head_dim: None,
+    eps: ("rms_norm_eps", 1e-6),
+    tied: false,
+    theta: 10_000.0,
+    window: WindowKeys::Never,
+    activation: Activation::SwiGlu,
+    always_biased: false,
+    qkv_bias: None,
+    out_bias: None,
+    mlp_bias: None,
+    pairs: RotaryPairs::Halves,
+    part: None,
+};
+const BIASED: Defaults = Defaults { qkv_bias: ATTENTION_BIAS, out_bias: ATTENTION_BIAS, ..PLAIN };
+const OLMO: Defaults = Defaults { eps: ("rms_norm_eps", 1e-5), ..BIASED };
+const GEMMA: Defaults = Defaults {
+    kv_heads: Some(4),
+    head_dim: Some(256),
+    tied: true,
+    window: WindowKeys::Given(Some(4096)),
+    activation: Activation::GeGlu,
+    ..BIASED
+};
+const GLM: Defaults = Defaults {
+    kv_heads: Some(2),
+    head_dim: Some(128),
+    eps: ("rms_norm_eps", 0.00000015625),
+    qkv_bias: Some(("attention_bias", true)),
+    pairs: RotaryPairs::Adjacent,
+    part: Some(0.5),
+    ..PLAIN
+};
+
+impl Defaults {
+    pub fn of(arch: Arch) -> Defaults {
+        match arch {
+            Arch::Llama => Defaults { mlp_bias: Some(("mlp_bias", false)), ..BIASED },
+            Arch::Mistral => Defaults { kv_heads: Some(8), window: WindowKeys::Given(Some(4096)), ..PLAIN },
+            Arch::Mixtral => Defaults {
+                kv_heads: Some(8),
+                eps: ("rms_norm_eps", 1e-5),
+                theta: 1_000_000.0,
+                window: WindowKeys::Given(None),
+                ..PLAIN
+            },
+            Arch::Qwen2 => {
+                Defaults { kv_heads: Some(32), window: WindowKeys::Switched(Some(4096)), always_biased: true, ..PLAIN }
+            }
+            Arch::Qwen2Moe => Defaults {
+                kv_heads: Some(16),
+                window: WindowKeys::Unclear,
+                qkv_bias: Some(("qkv_bias", true)),
+                ..PLAIN
+            },
+            Arch::Qwen3 => {
+                Defaults { kv_heads: Some(32), head_dim: Some(128), window: WindowKeys::Switched(Some(4096)), ..BIASED }
+            }
+            Arch::Qwen3Moe => Defaults { kv_heads: Some(4), window: WindowKeys::Unclear, ..BIASED },
+            Arch::Olmoe | Arch::Olmo2 => OLMO,
+            Arch::Olmo3 => Defaults { theta: 500_000.0, window: WindowKeys::Given(Some(4096)), ..OLMO },
+            Arch::Gemma2 => GEMMA,
+            Arch::Gemma3 => Defaults { theta: 1_000_000.0, ..GEMMA },
+            Arch::SmolLm3 => Defaults {
+                kv_heads: Some(4),
+                tied: true,
+                theta: 2_000_000.0,
+                window: WindowKeys::Switched(None),
+                mlp_bias: Some(("mlp_bias", false)),
+                ..BIASED
+            },
+            Arch::Granite => Defaults { mlp_bias: Some(("mlp_bias", false)), ..BIASED },
+            Arch::SeedOss => Defaults {
+                kv_heads: Some(8),
+                head_dim: Some(128),
+                qkv_bias: Some(("attention_bias", true)),
+                out_bias: Some(("attention_out_bias", false)),
+                mlp_bias: Some(("mlp_bias", false)),
+                ..PLAIN
+            },
+            Arch::HunyuanDense => Defaults { eps: ("rms_norm_eps", 1e-5), ..BIASED },
+            Arch::Exaone4 => Defaults {
+                kv_heads: Some(32),
+                eps: ("rms_norm_eps", 1e-5),
+                window: WindowKeys::Given(Some(4096)),
+                ..PLAIN
+            },
+            Arch::Phi3 => {
+                Defaults { eps: ("rms_norm_eps", 1e-5), window: WindowKeys::Given(None), part: Some(1.0), ..PLAIN }
+            }
+            Arch::Glm | Arch::Glm4 => GLM,
+            Arch::Ernie45 => Defaults {
+                kv_heads: Some(2),
+                head_dim: Some(128),
+                eps: ("rms_norm_eps", 1e-5),
+                tied: true,
+                theta: 500_000.0,
+                qkv_bias: Some(("use_bias", false)),
+                out_bias: Some(("use_bias", false)),
+                mlp_bias: Some(("use_bias", false)),
+                pairs: RotaryPairs::Adjacent,
+                ..PLAIN
+            },
+            Arch::Cohere2 => Defaults {
+                eps: ("layer_norm_eps", 1e-5),
+                tied: true,
+                window: WindowKeys::Given(Some(4096)),
+                pairs: RotaryPairs::Adjacent,
+                ..BIASED
+            },
+            Arch::Starcoder2 => Defaults {
+                kv_heads: Some(2),
+                eps: ("norm_epsilon", 1e-5),
+                tied: true,
+                window: WindowKeys::Given(None),
+                activation: Activation::Gelu,
+                qkv_bias: Some(("use_bias", true)),
+                out_bias: Some(("use_bias", true)),
+                mlp_bias: Some(("use_bias", true)),
+                ..PLAIN
+            },
+            Arch::Gpt => PLAIN,
+        }
+    }
+}
