@@ -17,8 +17,8 @@ use std::path::Path;
 const SCORE_MODULE: &str = "score";
 
 /// The text of `adapter_config.json`. `base` is the directory of the adapted model. A reward model's head is stored
-/// whole.
-pub fn config(lora: &Lora, base: Option<&Path>, spec: &Spec) -> String {
+/// whole. `tower`: modules of the same names next to the text model have no adapters.
+pub fn config(lora: &Lora, base: Option<&Path>, spec: &Spec, tower: bool) -> String {
     let score = spec.score;
     let targets: Value = match &lora.targets[..] {
         [one] if one == "all-linear" => json!(one),
@@ -42,6 +42,9 @@ pub fn config(lora: &Lora, base: Option<&Path>, spec: &Spec) -> String {
     });
     if spec.arch == Arch::Qwen2Moe {
         FUSED.into_iter().zip(fused(lora)).for_each(|(key, value)| config[key] = value);
+    }
+    if tower {
+        config["exclude_modules"] = json!(r"(?!model\.language_model\.).*");
     }
     pretty(&config)
 }

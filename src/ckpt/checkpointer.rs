@@ -4,6 +4,7 @@ use super::companions::Companions;
 use super::disk::Disk;
 use super::layout::{FilePlan, MAX_FILE_BYTES, Share};
 use super::state::hex;
+use super::tower::Tower;
 use crate::base::timeline::Timeline;
 use crate::base::{DType, Result};
 use crate::comm::Mesh;
@@ -24,6 +25,8 @@ pub struct Checkpointer {
     pub(super) max_file_bytes: u64,
     pub(super) moments: Moments,
     pub(super) plan: Arc<FilePlan>,
+    /// What the loaded model has besides the text model, if it is a vision-language model.
+    pub(super) tower: Option<Tower>,
     pub(super) companions: Companions,
     pub(super) background: AsyncSave,
     pub(super) timeline: Timeline,
@@ -48,7 +51,7 @@ impl Checkpointer {
         layouts: &[Layout],
         moments: Moments,
     ) -> Result<Checkpointer> {
-        let plan = FilePlan::of_masters(layouts, &moments, MAX_FILE_BYTES);
+        let plan = FilePlan::of_masters(layouts, &moments, MAX_FILE_BYTES, None);
         let exchange = Exchange::new(&*dev, mesh.world.clone(), "checkpoint", 1 + plan.tensors.list.len())?;
         Ok(Checkpointer {
             dev,
@@ -57,6 +60,7 @@ impl Checkpointer {
             max_file_bytes: MAX_FILE_BYTES,
             moments,
             plan: Arc::new(plan),
+            tower: None,
             companions: Companions::default(),
             background: AsyncSave::default(),
             timeline: Timeline::default(),
@@ -71,9 +75,19 @@ impl Checkpointer {
     }
 
     /// Limits files to `bytes` each, or to one tensor if that is larger.
-    pub fn with_files_of(self, bytes: u64) -> Checkpointer {
-        let plan = Arc::new(FilePlan::of_masters(&self.layouts, &self.moments, bytes));
-        Checkpointer { plan, max_file_bytes: bytes, ..self }
+    pub fn with_files_of(mut self, bytes: u64) -> Checkpointer {
+        self.max_file_bytes = bytes;
+        self.lay_out();
+        self
+    }
+    /// Later saves carry what the loaded model has besides the text model.
+    pub(super) fn carry(&mut self, tower: Option<Tower>) {
+        self.tower = tower;
+        self.lay_out();
+    }
+    fn lay_out(&mut self) {
+        let carried = self.tower.as_ref().map(|tower| &tower.carried);
+        self.plan = Arc::new(FilePlan::of_masters(&self.layouts, &self.moments, self.max_file_bytes, carried));
     }
     /// Records async saves on `timeline`.
     pub fn on_timeline(&mut self, timeline: Timeline) {

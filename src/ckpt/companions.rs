@@ -12,8 +12,8 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// Files of a model directory that belong to the tokenizer or to generation.
-const TOKENIZER: [&str; 14] = [
+/// Files of a model directory that belong to the tokenizer.
+const TOKENIZER: [&str; 12] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -26,14 +26,14 @@ const TOKENIZER: [&str; 14] = [
     "tokenizer.model",
     "spiece.model",
     "sentencepiece.bpe.model",
-    "processor_config.json",
-    "preprocessor_config.json",
 ];
-const GENERATION: &str = "generation_config.json";
+/// Files of a model directory that belong to the model itself: how it generates, and how it sees.
+const MODEL: [&str; 4] =
+    ["generation_config.json", "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"];
 
 /// Whether a directory written by us may contain a file of this name next to config and weights.
 pub fn is_companion(name: &str) -> bool {
-    name == GENERATION || name == adapter::FILE || TOKENIZER.contains(&name)
+    MODEL.contains(&name) || name == adapter::FILE || TOKENIZER.contains(&name)
 }
 
 /// Read at the start of a run: the source directory may be a checkpoint, which is removed later.
@@ -58,7 +58,7 @@ impl Companions {
         let mut companions = Companions::default();
         let directory = |path: &Path| if path.is_dir() { path.to_path_buf() } else { super::disk::parent(path).into() };
         let tokenizer = tokenizer.map(directory).or(model.map(directory));
-        for (dir, names) in [(tokenizer.clone(), &TOKENIZER[..]), (model.map(directory), &[GENERATION])] {
+        for (dir, names) in [(tokenizer.clone(), &TOKENIZER[..]), (model.map(directory), &MODEL)] {
             let Some(dir) = dir else { continue };
             for name in names {
                 match open::read(&dir.join(name)) {
@@ -74,7 +74,8 @@ impl Companions {
             // The run has its own dropout setting, which is never part of comparing models.
             let then = Spec { dropout: spec.dropout, ..hf::read(dir)? };
             let path = dir.join(hf::FILE);
-            if then == *spec {
+            // What the longest sequence is, which may differ, is not in a vision-language model's config.
+            if then == *spec || hf::has_tower(dir)? {
                 let text = open::read(&path).map_err(|e| Error::in_file(&path, e))?;
                 companions.config = Some(serde_json::from_slice(&text).map_err(|e| Error::in_file(&path, e))?);
             }
@@ -87,7 +88,8 @@ impl Companions {
         // A relative path would be resolved against the directory the adapter is loaded from.
         let base = base.map(|base| fs::canonicalize(base).unwrap_or(base.to_path_buf()));
         let base = base.map(|base| gguf::origin(&base));
-        self.files.push((adapter::FILE.into(), adapter::config(lora, base.as_deref(), spec).into_bytes()));
+        let tower = self.config.as_ref().is_some_and(hf::is_tower);
+        self.files.push((adapter::FILE.into(), adapter::config(lora, base.as_deref(), spec, tower).into_bytes()));
         self
     }
 
@@ -140,6 +142,7 @@ impl Companions {
         if old || !new {
             config.insert("torch_dtype".into(), json!(name));
         }
+        hf::retype(&mut config, &json!(name));
         pretty(&Value::Object(config))
     }
 }

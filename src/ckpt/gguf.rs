@@ -32,14 +32,14 @@ use super::layout::runs;
 use super::publish::SavedCheckpoint;
 use super::room::reserve;
 use super::writer::open_made;
-use crate::base::{Error, Result, open};
-use crate::nn::{Layout, Spec};
+use crate::base::{Error, Result, open, quote};
+use crate::nn::{Arch, Layout, Spec};
 use crate::store::{self, Store};
 use header::{GgufEntry, GgufKeys, header, is_gguf};
 use model::{FACTORS, GgufTensors};
 use quant::GgmlType;
 use safetensors::Dtype;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::fs;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
@@ -74,7 +74,15 @@ pub fn beginning(
 ) -> Result<(Vec<u8>, u64)> {
     let tensors = GgufTensors::new(spec, layouts, kind)?;
     let bad = |e| Error::op("save-gguf", format!("{}: {e}", super::hf::FILE));
-    let config = serde_json::from_str(&companions.config(spec, Dtype::F32)).map_err(bad)?;
+    let config: Map<String, Value> = serde_json::from_str(&companions.config(spec, Dtype::F32)).map_err(bad)?;
+    if super::hf::is_tower(&config) && spec.arch != Arch::Gemma3 {
+        return Err(Error::input(format!(
+            "`save_gguf`: the export of a {} model is not supported: of vision-language models, only Gemma 3 can be \
+             exported. `save_hf` DIR exports this model",
+            quote(config.get("model_type").and_then(Value::as_str).unwrap_or_default())
+        )));
+    }
+    let config = super::hf::flat(&config);
     let generation = companions.file("generation_config.json").and_then(|text| serde_json::from_slice(text).ok());
     let name = file.file_stem().unwrap_or_default().to_string_lossy();
     let mut keys = GgufKeys::default();

@@ -5,14 +5,18 @@ mod defaults;
 mod dropout;
 mod keys;
 mod read;
+mod tower;
 
 pub use dropout::unused_dropout;
+pub(crate) use tower::flat;
+pub(super) use tower::{is_tower, retype};
 
 use self::defaults::{Defaults, WindowKeys};
+use self::keys::object;
 use super::layout::pretty;
 use crate::base::{Error, Result, open, quote};
 use crate::nn::tp_plan::TpPlan;
-use crate::nn::{Activation, Arch, Experts, Rotary, Scaling, Spec};
+use crate::nn::{Activation, Arch, Experts, QueryGrowth, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -27,6 +31,15 @@ pub fn read(dir: &Path) -> Result<Spec> {
     let text = open::read(&path)
         .map_err(|e| bad(format!("{e}: a Hugging Face model directory has {FILE} and one or more *.safetensors")))?;
     parse(&text).map_err(|e| bad(e.to_string()))
+}
+
+/// Whether the model in `dir` has a vision tower next to its text model, which [`read`] returns.
+pub fn has_tower(dir: &Path) -> Result<bool> {
+    let path = dir.join(FILE);
+    let text = open::read(&path).map_err(|e| Error::in_file(&path, e))?;
+    let map: Map<String, Value> = serde_json::from_slice(&text)
+        .map_err(|e| Error::in_file(&path, format!("is not a JSON object ({})", quote(e))))?;
+    Ok(is_tower(&map))
 }
 
 /// The tensor-parallel plan in the model's own config, if there is one. It covers the base model; the head's place
@@ -83,10 +96,6 @@ pub fn config(spec: &Spec) -> String {
     pretty(&Value::Object(map))
 }
 
-fn object(value: Value) -> Map<String, Value> {
-    if let Value::Object(map) = value { map } else { Map::new() }
-}
-
 /// transformers' `model_type` and class name.
 fn names(spec: &Spec) -> (&'static str, &'static str) {
     let family = spec.arch.family();
@@ -112,6 +121,14 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
     map.insert(of.eps.0.into(), json!(decimal(spec.norm_eps)));
     if let Some(scaling) = scaling(&rope.scaling) {
         map.insert("rope_scaling".into(), scaling);
+    }
+    if let Some(QueryGrowth { beta, original }) = spec.query_growth {
+        // Only transformers 5 has models with this key.
+        let mut scaling = map.shift_remove("rope_scaling").unwrap_or(json!({"rope_type": "default"}));
+        scaling["rope_theta"] = json!(rope.theta);
+        scaling["llama_4_scaling_beta"] = json!(beta);
+        scaling["original_max_position_embeddings"] = json!(original);
+        map.insert("rope_parameters".into(), scaling);
     }
     match rope.scaling {
         Scaling::Dynamic { original, .. } => map.insert("max_position_embeddings".into(), json!(original)),
@@ -173,7 +190,7 @@ fn windows(spec: &Spec, window: WindowKeys) -> Value {
         WindowKeys::Given(_) => json!({"sliding_window": size}),
         WindowKeys::Switched(_) => json!({"use_sliding_window": !spec.windowed.is_empty(), "sliding_window": size}),
     };
-    let alike = matches!(spec.arch, Arch::Mistral | Arch::Mixtral | Arch::Phi3 | Arch::Starcoder2);
+    let alike = [Arch::Mistral, Arch::Ministral3, Arch::Mixtral, Arch::Phi3, Arch::Starcoder2].contains(&spec.arch);
     if !alike && !matches!(window, WindowKeys::Never | WindowKeys::Unclear) {
         map["layer_types"] = json!(layer_types);
     }
@@ -271,6 +288,7 @@ pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
             ("norm_eps", s.norm_eps.to_string()),
             ("rotary positions", format!("{:?}", s.rope)),
             ("local rotary positions", format!("{:?}", s.local_rope)),
+            ("growth of queries", format!("{:?}", s.query_growth)),
             ("sliding window", s.window.to_string()),
             ("layers with a window", format!("{:?}", s.windowed)),
             ("rotated elements of a head", format!("{:?}", s.rotary_dim)),

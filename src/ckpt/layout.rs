@@ -4,13 +4,14 @@
 //! safetensors: 8 bytes of header length (little-endian), a JSON header, and the tensors without gaps. The header is
 //! padded with spaces so that the tensors start at [`DATA_ALIGN`].
 use super::gguf::GgufCoding;
+use super::naming::Naming;
 use crate::base::{Error, Result};
 use crate::device::ALIGN;
 use crate::nn::{Layout, Segment, goes_with_adapters, has_adapters, is_adapter};
 use crate::optim::Moments;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
-use std::{collections::HashMap, mem, ops::Range};
+use std::{cmp::Reverse, collections::HashMap, mem, ops::Range};
 
 /// Offset of the first tensor in a file: one page.
 pub const DATA_ALIGN: usize = 4096;
@@ -22,7 +23,7 @@ pub const MAX_FILE_BYTES: u64 = 5_000_000_000;
 pub struct FileTensor {
     pub name: String,
     pub shape: Vec<usize>,
-    /// F32 in checkpoints; also BF16 and F16 in exports and third-party models.
+    /// F32 in checkpoints; also BF16 and F16 in exports and third-party models; any if it is carried through.
     pub dtype: Dtype,
     /// Index of its file.
     pub file: usize,
@@ -39,6 +40,16 @@ impl FileTensor {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+    pub fn bytes(&self) -> u64 {
+        byte_len(&self.shape, self.dtype)
+    }
+}
+
+/// What the files of a vision-language model have besides its text model, and how they name that.
+#[derive(Clone, Debug, Default)]
+pub struct Carried {
+    pub naming: Naming,
+    pub tensors: Vec<FileTensor>,
 }
 
 /// The tensors of a checkpoint: those of the model in layout order, then for each moment of the optimizer one per
@@ -78,6 +89,9 @@ impl Tensors {
     }
 }
 
+/// Name, shape and dtype of a tensor in a file.
+type NamedShape = (String, Vec<usize>, Dtype);
+
 /// One file of the plan.
 #[derive(Clone, Debug)]
 pub struct PlannedFile {
@@ -96,6 +110,8 @@ pub struct FilePlan {
     /// Base name of the model's files: `model` or `adapter_model`.
     pub stem: &'static str,
     pub tensors: Tensors,
+    /// What a vision-language model has besides its text model, in the order of [`Carried::tensors`].
+    pub carried: Vec<FileTensor>,
     pub files: Vec<PlannedFile>,
     /// Index files such as `model.safetensors.index.json`, as (name, text), for base names with several files.
     pub indices: Vec<(String, String)>,
@@ -104,29 +120,49 @@ pub struct FilePlan {
 impl FilePlan {
     /// The plan of a checkpoint: everything in f32. `layouts`: this rank's part of the model, in layer order.
     /// `moments`: the optimizer's states ("exp_avg", ...), stored as `{moment}.{tensor}` in `optimizer*.safetensors`.
-    pub fn of_masters(layouts: &[Layout], moments: &Moments, max_file_bytes: u64) -> FilePlan {
-        FilePlan::new(layouts, moments, Dtype::F32, max_file_bytes)
+    pub fn of_masters(
+        layouts: &[Layout],
+        moments: &Moments,
+        max_file_bytes: u64,
+        carried: Option<&Carried>,
+    ) -> FilePlan {
+        FilePlan::new(layouts, moments, Dtype::F32, max_file_bytes, carried)
     }
 
     /// The plan with the model's tensors in `dtype`: f32, or bf16 or f16 for exports. If there are adapters, only
-    /// they are stored, and the score head of a reward model.
-    pub fn new(layouts: &[Layout], moments: &Moments, dtype: Dtype, max_file_bytes: u64) -> FilePlan {
-        FilePlan::part(layouts, has_adapters(layouts), moments, dtype, max_file_bytes)
+    /// they are stored, and the score head of a reward model. `carried`: what the model has besides its text model.
+    pub fn new(
+        layouts: &[Layout],
+        moments: &Moments,
+        dtype: Dtype,
+        max_file_bytes: u64,
+        carried: Option<&Carried>,
+    ) -> FilePlan {
+        FilePlan::part(layouts, has_adapters(layouts), moments, dtype, max_file_bytes, carried)
     }
 
     /// The model without its adapters, which a run with adapters starts from.
-    pub fn of_base(layouts: &[Layout]) -> FilePlan {
-        FilePlan::part(layouts, false, &Moments::NONE, Dtype::F32, u64::MAX)
+    pub fn of_base(layouts: &[Layout], carried: Option<&Carried>) -> FilePlan {
+        FilePlan::part(layouts, false, &Moments::NONE, Dtype::F32, u64::MAX, carried)
     }
 
     /// The base model without tensor `name`.
     pub fn without(layouts: &[Layout], name: &str) -> FilePlan {
         let mut layouts = layouts.to_vec();
         layouts.iter_mut().for_each(|layout| layout.segments.retain(|segment| segment.name != name));
-        FilePlan::of_base(&layouts)
+        FilePlan::of_base(&layouts, None)
     }
 
-    fn part(layouts: &[Layout], adapters: bool, moments: &Moments, dtype: Dtype, max_file_bytes: u64) -> FilePlan {
+    fn part(
+        layouts: &[Layout],
+        adapters: bool,
+        moments: &Moments,
+        dtype: Dtype,
+        max_file_bytes: u64,
+        carried: Option<&Carried>,
+    ) -> FilePlan {
+        // PEFT names the modules, whatever the names in files.
+        let naming = carried.map_or(Naming::Plain, |carried| if adapters { Naming::Within } else { carried.naming });
         let stored = |s: &Segment| if adapters { goes_with_adapters(s) } else { !is_adapter(s) };
         let segments = layouts.iter().enumerate().flat_map(|(layer, l)| l.segments.iter().map(move |s| (layer, s)));
         let segments: Vec<(usize, &Segment)> = segments.filter(|(_, s)| stored(s)).collect();
@@ -135,32 +171,39 @@ impl FilePlan {
         let mut groups = vec![Vec::new(); segments.len()];
         let (mut parts, mut names) = (Vec::new(), [Vec::new(), Vec::new()]);
         for group in 0..=moments.names.len() {
-            let prefix = if group == 0 { prefix.to_string() } else { format!("{}.", moments.names[group - 1]) };
+            let file_name = |name: &str| match group {
+                0 => format!("{prefix}{}", naming.file_name(name)),
+                _ => format!("{}.{name}", moments.names[group - 1]),
+            };
+            let dtype = if group == 0 { dtype } else { Dtype::F32 };
             for ((layer, segment), places_of) in segments.iter().zip(&mut groups) {
                 let kept = group == 0 || moments.has(group - 1, *layer, segment);
                 places_of.push(if kept { places.next() } else { None });
                 if kept {
                     parts.push((*segment).clone());
-                    names[group.min(1)].push((format!("{prefix}{}", segment.name), segment.global_shape()));
+                    names[group.min(1)].push((file_name(&segment.name), segment.global_shape(), dtype));
                 }
             }
         }
-        let [model, state] = names;
+        let [mut model, state] = names;
+        let carried = carried.filter(|_| !adapters).map_or(&[][..], |carried| &carried.tensors);
+        model.extend(carried.iter().map(|tensor| (tensor.name.clone(), tensor.shape.clone(), tensor.dtype)));
         let by_name = segments.iter().map(|(_, s)| s.name.clone()).zip(groups).collect();
         let tensors = Tensors { list: Vec::with_capacity(parts.len()), parts, by_name, model: segments.len() };
-        let mut plan = FilePlan { stem, tensors, files: Vec::new(), indices: Vec::new() };
-        plan.append(stem, model, dtype, max_file_bytes);
+        let mut plan = FilePlan { stem, tensors, carried: Vec::new(), files: Vec::new(), indices: Vec::new() };
+        plan.append(stem, model, max_file_bytes);
+        plan.carried = plan.tensors.list.split_off(segments.len());
         if !moments.names.is_empty() {
-            plan.append("optimizer", state, Dtype::F32, max_file_bytes);
+            plan.append("optimizer", state, max_file_bytes);
         }
         plan
     }
 
     /// Adds the files of one base name: a single file, or several `stem-0000i-of-0000n` and an index.
-    fn append(&mut self, stem: &str, tensors: Vec<(String, Vec<usize>)>, dtype: Dtype, max_file_bytes: u64) {
+    fn append(&mut self, stem: &str, tensors: Vec<NamedShape>, max_file_bytes: u64) {
         let (mut files, mut file, mut filled) = (Vec::new(), Vec::new(), 0);
         for tensor in tensors {
-            let size = byte_len(&tensor.1, dtype);
+            let size = byte_len(&tensor.1, tensor.2);
             if filled > 0 && filled + size > max_file_bytes {
                 files.push(mem::take(&mut file));
                 filled = 0;
@@ -175,17 +218,22 @@ impl FilePlan {
                 1 => format!("{stem}.safetensors"),
                 _ => format!("{stem}-{:05}-of-{count:05}.safetensors", i + 1),
             };
-            let header = header(&tensors, dtype);
-            let mut offset = header.len() as u64;
-            for (tensor, shape) in tensors {
-                weight_map.insert(tensor.clone(), json!(name));
-                let size = byte_len(&shape, dtype);
-                let file = self.files.len();
-                self.tensors.list.push(FileTensor { name: tensor, shape, dtype, file, offset, coding: None });
-                offset += size;
-                total += size;
+            // Each begins at a multiple of its element's size, which PyTorch needs: there are no gaps.
+            let mut order: Vec<usize> = (0..tensors.len()).collect();
+            order.sort_by_key(|&i| Reverse(tensors[i].2.bitsize()));
+            let header = header(order.iter().map(|&i| &tensors[i]));
+            let (mut offsets, mut end) = (vec![0; tensors.len()], header.len() as u64);
+            for i in order {
+                offsets[i] = end;
+                end += byte_len(&tensors[i].1, tensors[i].2);
             }
-            self.files.push(PlannedFile { name, header, bytes: offset });
+            total += end - header.len() as u64;
+            let file = self.files.len();
+            for ((name_of, shape, dtype), offset) in tensors.into_iter().zip(offsets) {
+                weight_map.insert(name_of.clone(), json!(name));
+                self.tensors.list.push(FileTensor { name: name_of, shape, dtype, file, offset, coding: None });
+            }
+            self.files.push(PlannedFile { name, header, bytes: end });
         }
         if count > 1 {
             weight_map.sort_keys();
@@ -205,11 +253,11 @@ fn byte_len(shape: &[usize], dtype: Dtype) -> u64 {
 }
 
 /// Length, JSON with sorted names, spaces up to [`DATA_ALIGN`].
-fn header(tensors: &[(String, Vec<usize>)], dtype: Dtype) -> Vec<u8> {
+fn header<'a>(tensors: impl Iterator<Item = &'a NamedShape>) -> Vec<u8> {
     let mut entries = Map::new();
     let mut at = 0;
-    for (name, shape) in tensors {
-        let end = at + byte_len(shape, dtype);
+    for (name, shape, dtype) in tensors {
+        let end = at + byte_len(shape, *dtype);
         entries.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]}));
         at = end;
     }
@@ -292,7 +340,7 @@ mod tests {
     #[test]
     fn plan_is_read_by_the_safetensors_crate() {
         for (max, files) in [(MAX_FILE_BYTES, 2), (1, 9), (1300, 6)] {
-            let plan = FilePlan::of_masters(&layouts(), &Rule::default().state(), max);
+            let plan = FilePlan::of_masters(&layouts(), &Rule::default().state(), max, None);
             assert_eq!(plan.files.len(), files, "files of at most {max} bytes");
             assert_eq!(plan.indices.is_empty(), max == MAX_FILE_BYTES);
             for (f, file) in plan.files.iter().enumerate() {
@@ -315,11 +363,40 @@ mod tests {
                 }
             }
         }
-        let plan = FilePlan::of_masters(&layouts(), &Rule::default().state(), 1300);
+        let plan = FilePlan::of_masters(&layouts(), &Rule::default().state(), 1300, None);
         let index: Value = serde_json::from_str(&plan.indices[0].1).unwrap();
         assert_eq!(index["weight_map"]["0.q.weight"], "model-00002-of-00002.safetensors");
         assert_eq!(index["metadata"]["total_size"], 4 * (300 + 30 + 130));
         assert_eq!(plan.tensors.list[plan.tensors.find(2, "norm.weight").unwrap()].name, "exp_avg_sq.norm.weight");
+    }
+
+    /// Carried tensors have a dtype of their own, and any number of bytes.
+    #[test]
+    fn carried_tensors_are_aligned_next_to_narrower_ones() {
+        let carried = |name: &str, shape: &[usize], dtype| FileTensor {
+            name: name.into(),
+            shape: shape.to_vec(),
+            dtype,
+            file: 0,
+            offset: 0,
+        };
+        let tensors = vec![
+            carried("eye.bytes", &[3], Dtype::U8),
+            carried("eye.weight", &[5], Dtype::F32),
+            carried("eye.half", &[1], Dtype::F16),
+        ];
+        let carried = Carried { naming: Naming::Around, tensors };
+        let plan = FilePlan::new(&layouts(), &Moments::NONE, Dtype::BF16, MAX_FILE_BYTES, Some(&carried));
+        assert_eq!((plan.tensors.list.len(), plan.carried.len()), (3, 3));
+        let bytes = vec![plan.files[0].header.clone(), vec![0; plan.bytes() as usize - plan.files[0].header.len()]];
+        let bytes = bytes.concat();
+        let read = SafeTensors::deserialize(&bytes).unwrap();
+        for t in plan.tensors.list.iter().chain(&plan.carried) {
+            let view = read.tensor(&t.name).unwrap();
+            assert_eq!((view.shape(), view.dtype()), (&t.shape[..], t.dtype));
+            assert_eq!(view.data().as_ptr(), bytes[t.offset as usize..].as_ptr(), "{}", t.name);
+            assert!(t.offset.is_multiple_of(t.dtype.bitsize() as u64 / 8), "{} at {}", t.name, t.offset);
+        }
     }
 
     /// Any division into shards, shares and tp ranks visits each element of each tensor once, and partial checksums sum
@@ -359,7 +436,8 @@ mod tests {
             let (mut seen, mut sums) = (lens.map(|len| vec![0; len]), [0u64; 4]);
             for rank in 0..tp {
                 let unit = unit(rank, tp);
-                let tensors = FilePlan::of_masters(std::slice::from_ref(&unit), &Moments::NONE, u64::MAX).tensors;
+                let (all, none) = (std::slice::from_ref(&unit), &Moments::NONE);
+                let tensors = FilePlan::of_masters(all, none, u64::MAX, None).tensors;
                 let len = unit.len.div_ceil(pieces).next_multiple_of(ALIGN);
                 for (piece, index) in (0..pieces).flat_map(|piece| (0..of).map(move |index| (piece, index))) {
                     for run in runs(&unit, piece * len, len, Share { index, of, whole: rank == 0 }) {

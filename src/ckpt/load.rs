@@ -4,12 +4,13 @@ use super::checkpointer::Checkpointer;
 use super::checksum::{checksum, total};
 use super::disk::CHUNK;
 use super::elements::{not_finite, on_device, widen};
+use super::hf;
 use super::layout::{ElementRun, FileTensor, Share, runs};
-use super::source::TensorSource;
+use super::source::{OpenedFiles, TensorSource};
 use super::state::{Checksums, TrainerState};
 use crate::base::{Error, Result};
 use crate::device::Device;
-use crate::nn::{Layout, Segment, Spec};
+use crate::nn::{Layout, Segment, Spec, has_adapters};
 use crate::optim::{Converted, Moments, Optimizer, StoredSlice};
 use crate::store::Store;
 use safetensors::Dtype;
@@ -27,6 +28,17 @@ pub fn inspect_model(dir: &Path, spec: &Spec, layouts: &[Layout]) -> Result<()> 
     TensorSource::model(dir, spec, layouts).map(|_| ())
 }
 
+/// Number and bytes of the tensors that the model in `dir` has besides its text model, if it is a vision-language
+/// model. Reads headers only.
+pub fn carried(dir: &Path) -> Result<Option<(usize, u64)>> {
+    let mut found = OpenedFiles::default();
+    if !hf::has_tower(dir)? {
+        return Ok(None);
+    }
+    found.open(dir, "model")?;
+    Ok(found.tower(dir, false)?.map(|tower| (tower.carried.tensors.len(), tower.bytes())))
+}
+
 impl Checkpointer {
     /// Fills store and optimizer from the checkpoint in `dir`, saved by any number of ranks with any strategy. If any
     /// rank fails, all return an error, and the store's content is unspecified. After [`crate::base::Error::Damaged`],
@@ -35,6 +47,12 @@ impl Checkpointer {
         let opened = TensorSource::checkpoint(dir, &self.spec, &self.layouts, &self.moments);
         let (source, state, checksums) = self.exchange.agree(&*self.dev, "open the checkpoint", opened)?;
         self.read(&source, store, Some(optimizer), Some(&checksums))?;
+        // Adapters carry nothing, and the model that they adapt was loaded before.
+        if let Some(tower) = source.tower.filter(|_| !has_adapters(&self.layouts)) {
+            let verified = if self.rank() == 0 { tower.verify(&checksums) } else { Ok(()) };
+            self.exchange.agree(&*self.dev, "verify the checkpoint", verified)?;
+            self.carry(Some(tower));
+        }
         optimizer.resume(state.optimizer_steps);
         state.run.iter().for_each(|run| self.run.clone_from(run)); // later saves belong to that run
         Ok(state)
@@ -44,7 +62,9 @@ impl Checkpointer {
     pub fn load_model(&mut self, dir: &Path, store: &mut dyn Store) -> Result<()> {
         let opened = TensorSource::model(dir, &self.spec, &self.layouts);
         let source = self.exchange.agree(&*self.dev, "open the model", opened)?;
-        self.read(&source, store, None, None)
+        self.read(&source, store, None, None)?;
+        self.carry(source.tower);
+        Ok(())
     }
 
     fn read(

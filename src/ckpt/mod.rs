@@ -21,6 +21,8 @@ pub mod dirs; // names of checkpoint directories
 pub mod hf; // Hugging Face's config.json
 pub mod adapter; // PEFT's adapter_config.json
 mod companions; // files next to the weights
+mod naming; // names of a text model's tensors in files
+mod tower; // tensors that are carried through
 mod source; // validated files to load from
 mod room; // whether a directory may be written, and disk space
 mod writer; // one rank's writes
@@ -36,7 +38,7 @@ pub use checkpointer::Checkpointer;
 pub use companions::Companions;
 pub use dirs::{Lock, Resume, candidates, clear, mark_best, newest, of_model, prepare, resolve};
 pub use evaluations::Evaluations;
-pub use load::{inspect, inspect_model};
+pub use load::{carried, inspect, inspect_model};
 pub use merge::{Merged, inspect_adapter};
 pub use publish::SavedCheckpoint;
 pub use room::{check_export, same_place};

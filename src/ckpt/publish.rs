@@ -1,11 +1,12 @@
-//! The last stage of a save: small files, checksums, then the final name. Never touches a complete checkpoint before
-//! the new one is complete.
+//! The last stage of a save: carried tensors, small files, checksums, then the final name. Never touches a complete
+//! checkpoint before the new one is complete.
 use super::companions::template;
 use super::dirs;
 use super::disk::{self, Disk};
 use super::evaluations::Evaluations;
 use super::layout::FilePlan;
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
+use super::tower::Tower;
 use crate::base::Result;
 use std::fs;
 use std::path::PathBuf;
@@ -32,6 +33,7 @@ pub struct SavedCheckpoint {
 pub(super) struct Publication {
     pub disk: Disk,
     pub plan: Arc<FilePlan>,
+    pub tower: Option<Tower>,
     /// The directory with the tensors.
     pub dir: PathBuf,
     /// The final name of `dir`.
@@ -56,6 +58,9 @@ impl Publication {
 
     fn try_publish(&self, sums: &[u64]) -> Result<Option<String>> {
         let (disk, mut checksums) = (&self.disk, Checksums::default());
+        if let Some(tower) = self.tower.as_ref().filter(|_| !self.plan.carried.is_empty()) {
+            checksums.tensors.extend(tower.copy(disk, &self.dir, &self.plan)?);
+        }
         for (name, content) in &self.small {
             if name.contains('/') {
                 disk.make_dirs(disk::parent(&self.dir.join(name)))?;

@@ -116,7 +116,8 @@ impl Checkpointer {
     /// Writes only the model, in `dtype` (F32, BF16), as a Hugging Face directory. See [`check_export`] for what `dir`
     /// may be.
     pub fn save_hf(&mut self, dir: &Path, dtype: Dtype, store: &mut dyn Store) -> Result<SavedCheckpoint> {
-        let plan = FilePlan::new(&self.layouts, &Moments::NONE, dtype, self.max_file_bytes);
+        let carried = self.tower.as_ref().map(|tower| &tower.carried);
+        let plan = FilePlan::new(&self.layouts, &Moments::NONE, dtype, self.max_file_bytes, carried);
         // For a symbolic link, replace the directory it points to, not the link.
         let dir = fs::canonicalize(dir).unwrap_or(dir.to_path_buf());
         let publication = self.room(Arc::new(plan), dir, dtype, None)?;
@@ -165,7 +166,8 @@ impl Checkpointer {
             small.extend(self.companions.files.iter().cloned());
             small.extend(state.is_none().then(|| mark(&self.run)));
         }
-        Ok(Publication { disk: self.disk.clone(), plan, dir, target, small, state, started })
+        let (disk, tower) = (self.disk.clone(), self.tower.clone());
+        Ok(Publication { disk, plan, tower, dir, target, small, state, started })
     }
 
     /// The second and third stage of a synchronous save.

@@ -2,25 +2,30 @@
 //! overwritten. Never trusts a file's description of itself, and never reads a tensor.
 use super::companions::template;
 use super::gguf::{self, GgufModel};
-use super::layout::{FilePlan, FileTensor, Tensors};
+use super::layout::{Carried, FilePlan, FileTensor, Tensors};
+use super::naming::Naming;
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
+use super::tower::{OpenFiles, Tower, changed};
 use super::{header, hf};
 use crate::base::{Error, Result, open};
-use crate::nn::{Layout, SCORE, Segment, Spec, goes_with_adapters};
+use crate::nn::{Layout, SCORE, Segment, Spec, goes_with_adapters, has_adapters};
 use crate::optim::Moments;
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The open files of a checkpoint or model, and the tensors the plan asks for.
 pub(super) struct TensorSource {
-    pub files: Vec<(PathBuf, File)>,
+    pub files: OpenFiles,
     pub tensors: Tensors,
     /// A separately stored head of a model with tied embeddings: the index of the tensor it must equal, and the head
     /// itself.
     pub twin: Option<(usize, FileTensor)>,
+    /// The other tensors of a vision-language model.
+    pub tower: Option<Tower>,
 }
 
 impl TensorSource {
@@ -44,15 +49,17 @@ impl TensorSource {
                 ));
             }
         }
-        let plan = FilePlan::of_masters(layouts, moments, u64::MAX);
         let mut found = OpenedFiles::default();
-        found.open(dir, plan.stem).map_err(Error::damaged)?;
+        let stem = if has_adapters(layouts) { "adapter_model" } else { "model" };
+        found.open(dir, stem).map_err(Error::damaged)?;
+        let tower = found.tower(dir, has_adapters(layouts))?;
+        let plan = FilePlan::of_masters(layouts, moments, u64::MAX, tower.as_ref().map(|tower| &tower.carried));
         if !moments.names.is_empty() {
             found.open(dir, "optimizer").map_err(Error::damaged)?;
         }
         // A mismatch is the fault of the settings, unless the header itself has changed.
         let changed = found.changed(&checksums.headers);
-        let source = found.matched(dir, &plan, true);
+        let source = found.matched(dir, &plan, tower, true);
         if let Some(path) = changed {
             let why = source.err().map_or(String::new(), |e| format!(" ({e})"));
             return Err(damaged(&path, format!("has a header that was changed after it was saved{why}")));
@@ -68,16 +75,21 @@ impl TensorSource {
         let then = hf::read(dir)?;
         // A causal model has a head of logits instead of the score, whose initial weights stay.
         let new_score = spec.score && !then.score;
-        let mut plan = FilePlan::of_base(layouts);
-        let mut found = match gguf::within(dir)? {
-            none if none.is_empty() => OpenedFiles::safetensors(dir, "model")?,
-            files => OpenedFiles::gguf(&files, &then, &plan)?,
+        let mut plan = FilePlan::of_base(layouts, None);
+        let (mut found, tower) = match gguf::within(dir)? {
+            none if none.is_empty() => {
+                let mut found = OpenedFiles::safetensors(dir, "model")?;
+                let tower = found.tower(dir, false)?;
+                plan = FilePlan::of_base(layouts, tower.as_ref().map(|tower| &tower.carried));
+                (found, tower)
+            }
+            files => (OpenedFiles::gguf(&files, &then, &plan)?, None),
         };
         if new_score {
             found.tensors.remove(HEAD);
             plan = FilePlan::without(layouts, SCORE);
         }
-        let source = found.matched(dir, &plan, false)?;
+        let source = found.matched(dir, &plan, tower, false)?;
         same_model(dir, &Spec { score: then.score || new_score, ..then }, spec)?;
         Ok(source)
     }
@@ -86,12 +98,7 @@ impl TensorSource {
         for (tensor, sum) in self.tensors.list.iter().zip(sums) {
             let stored = checksums.tensors.get(&tensor.name).map_or("none", String::as_str);
             if stored != hex(*sum) {
-                let what = format!(
-                    "tensor {} was changed after it was saved: its checksum is {}, not {stored}",
-                    tensor.name,
-                    hex(*sum)
-                );
-                return Err(damaged(&self.files[tensor.file].0, what));
+                return Err(changed(&self.files[tensor.file].0, &tensor.name, &hex(*sum), stored));
             }
         }
         Ok(())
@@ -290,15 +297,41 @@ impl OpenedFiles {
         files.zip(&self.headers).find(changed).map(|(path, _)| path.clone())
     }
 
+    /// Takes what a vision-language model in `dir` has besides its text model; None of another model. `adapters`: the
+    /// files have those of its text model.
+    pub fn tower(&mut self, dir: &Path, adapters: bool) -> Result<Option<Tower>> {
+        if !hf::has_tower(dir)? {
+            return Ok(None);
+        }
+        let naming = Naming::of(self.tensors.keys());
+        if adapters {
+            return Ok(Some(Tower { carried: Carried { naming, tensors: Vec::new() }, ..Tower::default() }));
+        }
+        let others = self.tensors.extract_if(.., |name, _| !naming.is_text(name));
+        let tensors: Vec<FileTensor> = others.map(|(_, tensor)| tensor).collect();
+        match tensors.is_empty() {
+            false => Ok(Some(Tower { carried: Carried { naming, tensors }, ..Tower::default() })),
+            true => Err(Error::in_file(
+                dir,
+                format!(
+                    "no file has tensors of the vision tower that {} describes: use the whole model, or the config of \
+                     its text model alone",
+                    hf::FILE
+                ),
+            )),
+        }
+    }
+
     /// The tensors in the plan's order. `exact`: our own checkpoint, all f32 and nothing else. Otherwise the names that
     /// third-party models use are accepted, and buffers without weights are ignored.
-    fn matched(mut self, dir: &Path, plan: &FilePlan, exact: bool) -> Result<TensorSource> {
+    fn matched(mut self, dir: &Path, plan: &FilePlan, tower: Option<Tower>, exact: bool) -> Result<TensorSource> {
         const FLAGS: &str = "use the model settings it was saved with";
         let mut tensors = plan.tensors.clone();
         let mut missing = Vec::new();
         for want in &mut tensors.list {
             // A base model saved without its head has no prefix.
-            let bare = ["transformer.", "model."].iter().find_map(|p| want.name.strip_prefix(p)).filter(|_| !exact);
+            let bare = ["transformer.", "model."].iter().find_map(|p| want.name.strip_prefix(p));
+            let bare = bare.filter(|_| !exact && tower.is_none());
             let found = self.tensors.remove(&want.name).or_else(|| self.tensors.remove(bare?));
             let Some(found) = found else {
                 missing.push(want.name.clone());
@@ -316,7 +349,8 @@ impl OpenedFiles {
             self.tensors.retain(|name, _| !is_buffer(name));
             // Tied embeddings need no head; a file may have one nevertheless, which must equal the table.
             let table = tensors.list.iter().position(|t| TABLES.iter().any(|table| t.name.ends_with(table)));
-            if let (Some(table), Some(head)) = (table, self.tensors.remove(HEAD)) {
+            let head = tower.as_ref().map_or(HEAD.into(), |tower| tower.carried.naming.file_name(HEAD));
+            if let (Some(table), Some(head)) = (table, self.tensors.remove(&head)) {
                 self.fits(&head, HEAD, &tensors.list[table].shape, exact)?;
                 twin = Some((table, head));
             }
@@ -327,7 +361,11 @@ impl OpenedFiles {
                 let what = format!("has {}, which this model does not: {FLAGS}", named(&names));
                 Err(Error::in_file(&self.files[first.file].0, what))
             }
-            None => Ok(TensorSource { files: self.files, tensors, twin }),
+            None => {
+                let files = Arc::new(self.files);
+                let tower = tower.map(|tower| Tower { files: files.clone(), ..tower });
+                Ok(TensorSource { files, tensors, twin, tower })
+            }
         }
     }
 

@@ -27,6 +27,8 @@ pub struct AttentionBranch {
     pub cut: bool,
     /// The rotation of `transform`.
     pub turns: TurnTable,
+    /// Rotated queries grow with their position, by [`TurnTable::Local`].
+    pub growth: Option<RopeShape>,
     /// Another branch also reads the block's input: the gradient of this one's output is in scratch.
     pub parallel: bool,
     pub shape: AttentionShape,
@@ -145,6 +147,7 @@ impl AttentionBranch {
         if let Some(shape) = self.transform.rope_in_place() {
             dev.rope(Rope { shape, table, positions, qkv: projected.rows_mut(n), inverse: false })?;
         }
+        self.grow(cx, projected.rows_mut(n))?;
         let attention = CoreAttention::of(cx, &self.shape);
         if !attention.is_done(cx.attended) {
             let qkv = self.rotated(cx, w, qkv, rotated, head_stats, [row, normed])?;
@@ -170,6 +173,13 @@ impl AttentionBranch {
         }
         cx.leave(DropoutSite::Attention, y.reborrow())?;
         dev.add(x, y)
+    }
+
+    /// Multiplies rotated queries in rows `qkv`, or the gradient of such, by a factor of their position.
+    fn grow(&self, cx: &Cx, qkv: ViewMut) -> Result<()> {
+        let Some(shape) = self.growth else { return Ok(()) };
+        let table = cx.tables[TurnTable::Local as usize];
+        cx.dev.rope(Rope { shape, table, positions: cx.batch.positions, qkv, inverse: false })
     }
 
     /// The rows that attention reads: `qkv` itself, or normalized and rotated heads in `rotated`, which also holds what
@@ -275,6 +285,7 @@ impl AttentionBranch {
         let qkv = self.rotated(cx, w, &saved.qkv, rotated, head_stats, [row, normed])?;
         let (d_o, dqkv) = (scratch.d_o.rows(n), scratch.dqkv.rows_mut(n));
         CoreAttention::of(cx, &self.shape).backward(&mut scratch.core, qkv, &saved.core, d_o, dqkv)?;
+        self.grow(cx, scratch.dqkv.rows_mut(n))?;
         let (table, dqkv) = (self.table(cx), scratch.dqkv.rows_mut(n));
         match self.transform {
             HeadTransform::None | HeadTransform::RowNormRope { .. } => {}

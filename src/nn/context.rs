@@ -143,7 +143,7 @@ impl Past {
 pub enum TurnTable {
     /// That of most layers, (P, D).
     Usual,
-    /// That of layers with a window, if they differ.
+    /// That of layers with a window, if they differ; or the growth of queries.
     Local,
     /// No rotation, (P, head_dim): cosines are 1, sines 0.
     None,

@@ -146,12 +146,17 @@ impl Decoder {
             return Ok(());
         }
         let Fixed { table, local_table, still_table, .. } = fixed;
-        for (rope, table) in [(&self.spec.rope, table), (&self.spec.local_rope, local_table)] {
+        for (rope, table) in [(&self.spec.rope, table), (&self.spec.local_rope, &mut *local_table)] {
             if let Some(rope) = rope {
                 let (rows, d, longest) = (table.capacity(), self.spec.rotary_dim(), self.spec.max_len);
                 let values = rope.table(d, rows / rope.forms(), longest);
                 dev.upload(bytemuck::cast_slice(&values), table.rows_mut(rows))?;
             }
+        }
+        if let Some(growth) = self.spec.query_growth {
+            let rows = local_table.capacity();
+            let values = growth.table(self.spec.rotary_dim(), rows);
+            dev.upload(bytemuck::cast_slice(&values), local_table.rows_mut(rows))?;
         }
         let (rows, half) = (still_table.capacity(), self.spec.head_dim / 2);
         let still: Vec<f32> = [vec![1.0; half], vec![0.0; half]].concat().repeat(rows);

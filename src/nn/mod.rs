@@ -45,7 +45,7 @@ pub use families::Family;
 pub use layout::{CodePlace, Init, Layout, Segment, Tp};
 pub use lora::{ALL_LINEAR, Lora, SCORE, goes_with_adapters, has_adapters, is_adapter, linear_modules};
 pub use recompute::Checkpointing;
-pub use rotary::{Rotary, Scaling};
+pub use rotary::{QueryGrowth, Rotary, Scaling};
 pub use sequences::{Scored, SequenceBuffers, SequenceLoss, SequenceRows};
 pub use spec::{Activation, Arch, Experts, Spec};
 pub use split::{Cuts, Groups, Slice, SpGrid, SpImpl, Split};

@@ -32,6 +32,26 @@ pub enum Scaling {
     Long { short: Vec<f64>, long: Vec<f64>, original: usize, attention: f64 },
 }
 
+/// Queries grow with their position, so that attention stays sharp over long distances (Llama 4, Ministral 3): they are
+/// multiplied by 1 + beta ln(1 + floor(position / original)) after their rotation.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct QueryGrowth {
+    pub beta: f64,
+    pub original: usize,
+}
+
+impl QueryGrowth {
+    /// (rows, head_dim): a table like [`Rotary::table`] that multiplies and does not rotate.
+    pub fn table(&self, head_dim: usize, rows: usize) -> Vec<f32> {
+        let mut table = vec![0.0; rows * head_dim];
+        for (position, row) in table.chunks_exact_mut(head_dim).enumerate() {
+            let factor = 1.0 + self.beta * ((position / self.original) as f64).ln_1p();
+            row[..head_dim / 2].fill(factor as f32);
+        }
+        table
+    }
+}
+
 impl Rotary {
     pub fn new(theta: f64) -> Rotary {
         Rotary { theta, scaling: Scaling::None }

@@ -1,6 +1,6 @@
 //! A model as data: the numbers that determine every shape, and the features in which families differ. Never allocates,
 //! never reads files.
-use super::rotary::Rotary;
+use super::rotary::{QueryGrowth, Rotary};
 use crate::base::{Error, Result};
 use crate::device::ops::RotaryPairs;
 
@@ -12,6 +12,10 @@ pub enum Arch {
     Llama,
     /// Llama with a sliding window.
     Mistral,
+    /// Mistral with a sliding window in some layers.
+    Ministral,
+    /// Mistral with queries that grow with their position.
+    Ministral3,
     /// Llama with biases on queries, keys and values.
     Qwen2,
     /// Llama with norms on queries and keys.
@@ -131,6 +135,8 @@ pub struct Spec {
     pub rotary_pairs: RotaryPairs,
     /// Whether each layer has rotary positions; empty if all have.
     pub rotated: Vec<bool>,
+    /// Growth of queries with their position, without norms on queries or a second rotation.
+    pub query_growth: Option<QueryGrowth>,
     /// Sliding window in tokens, the current one included.
     pub window: usize,
     /// Whether each layer has a sliding window; empty if none has.
@@ -202,6 +208,7 @@ impl Default for Spec {
             rotary_dim: None,
             rotary_pairs: RotaryPairs::Halves,
             rotated: Vec::new(),
+            query_growth: None,
             window: 0,
             windowed: Vec::new(),
             query_scalar: None,
@@ -288,6 +295,14 @@ impl Spec {
                 "whether a layer has rotary positions is given for {} layers of {}: each layer needs to know",
                 self.rotated.len(),
                 self.layers
+            )));
+        }
+        if let Some(QueryGrowth { original, .. }) = self.query_growth
+            && (original == 0 || self.qk_norm || self.row_norm || self.local_rope.is_some())
+        {
+            return Err(Error::input(format!(
+                "queries that grow from position {original} on: this position must be at least 1, and norms on queries or \
+                 a second rotary base are not supported with it"
             )));
         }
         if !self.windowed.is_empty() && (self.windowed.len() != self.layers || self.window == 0) {

@@ -270,7 +270,11 @@ impl Workspace<TensorShape, ()> {
             },
             fixed: Fixed {
                 table: other(DType::F32, positions * spec.rope.as_ref().map_or(0, Rotary::forms), spec.rotary_dim()),
-                local_table: other(DType::F32, only(spec.local_rope.is_some(), positions), spec.rotary_dim()),
+                local_table: other(
+                    DType::F32,
+                    only(spec.local_rope.is_some() || spec.query_growth.is_some(), positions),
+                    spec.rotary_dim(),
+                ),
                 still_table: other(DType::F32, only(spec.normed_still(), positions), spec.head_dim),
                 balance: other(DType::F32, 1, experts),
                 load: other(DType::F64, 1, only(experts > 0, 1 + spec.sparse_blocks() * experts)),

@@ -37,6 +37,7 @@ use settings::{LogLevel, stages};
 use std::io::Write;
 use std::process::ExitCode;
 use watch::log::RunLog;
+use watch::report;
 use watch::style;
 use watch::wandb::Follower;
 
@@ -113,6 +114,7 @@ fn start(page: &HelpPage, strategy: StrategyName, launched: Option<&RankEnv>, re
         plan.settings.notes.extend(shell.and_then(|shell| plan.ranks.in_a_shell(shell)));
         plan.settings.notes.retain(|note| !logged.contains(note)); // by an earlier stage
         if cli.files.print_config {
+            plan.settings.notes.extend(report::carried(&plan)?);
             RunLog::open(&plan.settings.watch, launched).map_err(Error::before_start)?.notes(&plan.settings.notes);
             return print(&plan.print()?); // a later stage needs this one's checkpoint to be planned
         }

@@ -101,6 +101,25 @@ fn files_are_those_of_llama_cpps_converter() {
     }
 }
 
+/// Of a vision-language model, the converter writes the text model.
+#[test]
+fn a_vision_language_model_exports_its_text_model() {
+    let (dir, case) = (Dir::new(), case("gemma3"));
+    write("gemma3", &case, &dir.path("text"));
+    let mut outer = serde_json::json!({"model_type": "gemma3", "vision_config": {}, "text_config": case["config"]});
+    outer["text_config"].as_object_mut().unwrap().shift_remove("architectures");
+    fs::write(dir.path("text/config.json"), outer.to_string()).unwrap();
+    let file = dir.path("text/model.safetensors");
+    let bytes = fs::read(&file).unwrap();
+    let text = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let renamed = text.tensors().into_iter().map(|(name, view)| (format!("language_model.{name}"), view));
+    let eye = TensorView::new(Dtype::U8, vec![3], &[1, 2, 3]).unwrap();
+    let all: Vec<_> = renamed.chain([("vision_tower.eye".to_string(), eye)]).collect();
+    fs::write(&file, safetensors::serialize(all, None).unwrap()).unwrap();
+    let found = exported(dir.0.path(), "--pretrain text --gguf-type f16 --nproc-per-node 1");
+    compare(&found, &case["golden"]["f16"], "gemma3 with a vision tower");
+}
+
 /// Shards begin within rows, and ranks of tp have columns.
 #[test]
 fn the_file_does_not_depend_on_the_mesh() {

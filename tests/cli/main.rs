@@ -34,6 +34,7 @@ mod task_defaults;
 mod tensor_parallel_runs;
 mod tensorboard;
 mod token_rows;
+mod towers;
 mod trace;
 mod trained_template;
 mod troubleshooting;

@@ -41,7 +41,16 @@ const CASES: &[&str] = &[
     "ernie4_5",
     "cohere2",
     "starcoder2",
+    // `tests/golden/towers.py`
+    "ministral",
+    "ministral3",
+    "vl_gemma3",
+    "vl_mistral3",
+    "vl_qwen2",
+    "vl_qwen3",
 ];
+/// Those of `families.py`, which also has files of transformers 4.
+const FOUR: usize = 23;
 
 /// Measured: logits 6e-7, gradients at most 3e-6 of their norm.
 const TOLERANCE: f64 = 1e-5;
@@ -234,7 +243,7 @@ fn three_ranks_have_the_same_gradients_and_greedy_tokens() {
 /// the same model.
 #[test]
 fn files_of_transformers_4_and_5_read_the_same() {
-    for golden in CASES.iter().map(|name| Golden::read(name)) {
+    for golden in CASES[..FOUR].iter().map(|name| Golden::read(name)) {
         let path = format!("{}/tests/golden/families/{}.4.json", env!("CARGO_MANIFEST_DIR"), golden.name);
         let text = std::fs::read_to_string(path).unwrap();
         assert!(text.contains("\"transformers_version\": \"4.") && !text.contains("rope_parameters"), "{text}");

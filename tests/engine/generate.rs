@@ -10,7 +10,7 @@ use flatshard::comm::MeshSizes;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
 use flatshard::engine::{Engine, Generator, GeneratorOptions, PlannedRank, Sampling, Strategy};
-use flatshard::nn::{Arch, Checkpointing, Cuts, Decoder, Spec, WorkspaceOptions};
+use flatshard::nn::{Arch, Checkpointing, Cuts, Decoder, QueryGrowth, Spec, WorkspaceOptions};
 use flatshard::store::{ShardedOptions, Stage, initialize};
 use std::sync::Arc;
 
@@ -23,8 +23,12 @@ fn gemma2() -> Spec {
 fn mistral() -> Spec {
     Spec { arch: Arch::Mistral, window: 6, windowed: vec![true; 4], ..llama() }
 }
-fn families() -> [Spec; 7] {
-    [llama(), gpt(), mistral(), qwen2(), qwen3(), gemma2(), gemma3()]
+/// Queries that grow every few tokens.
+fn ministral3() -> Spec {
+    Spec { arch: Arch::Ministral3, query_growth: Some(QueryGrowth { beta: 0.5, original: 3 }), ..llama() }
+}
+fn families() -> [Spec; 8] {
+    [llama(), gpt(), mistral(), ministral3(), qwen2(), qwen3(), gemma2(), gemma3()]
 }
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
 
@@ -144,7 +148,7 @@ fn tp_ranks_hold_their_part_and_weights_may_stay_unsharded() {
 #[test]
 fn the_simulated_gpu_generates_what_the_cpu_generates() {
     let two = MeshSizes::sharded(2);
-    for spec in [gpt(), qwen2(), gemma2(), gemma3()] {
+    for spec in [gpt(), qwen2(), gemma2(), gemma3(), ministral3()] {
         let spec = Spec { layers: 2, windowed: spec.windowed.iter().copied().take(2).collect(), ..spec };
         let strategy = fsdp(ShardedOptions { reshard: false, ..sharded() });
         assert_eq!(written(&spec, &strategy, two, true).0, written(&spec, &strategy, two, false).0, "{:?}", spec.arch);

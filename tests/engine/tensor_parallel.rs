@@ -15,8 +15,8 @@ use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
 use flatshard::engine::PlannedRank;
 use flatshard::nn::{
-    Activation, Arch, Checkpointing, Cuts, Decoder, Experts, Groups, Init, Lora, Minimized, Rotary, Segment, Slice,
-    Spec, Split, Tp, Tuning, WorkspaceOptions,
+    Activation, Arch, Checkpointing, Cuts, Decoder, Experts, Groups, Init, Lora, Minimized, QueryGrowth, Rotary,
+    Segment, Slice, Spec, Split, Tp, Tuning, WorkspaceOptions,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -263,7 +263,8 @@ const TIGHT: f64 = 3e-6;
 
 #[test]
 fn every_gradient_equals_that_of_one_rank() {
-    for spec in [llama(), qwen2(), qwen3(), gemma3()] {
+    let growing = Spec { query_growth: Some(QueryGrowth { beta: 0.5, original: 3 }), ..llama() };
+    for spec in [growing, qwen2(), qwen3(), gemma3()] {
         let run = Run::alone(spec);
         let alone = made(&run);
         for (tp, sequence) in [(2, false), (2, true), (4, false), (4, true)] {

@@ -9,8 +9,11 @@ from pathlib import Path
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-FAMILIES = ("llama mistral mixtral qwen2 qwen2_moe qwen3 qwen3_moe olmoe gemma2 gemma3_text smollm3 olmo2 olmo3 granite seed_oss "
-            "hunyuan_v1_dense exaone4 phi3 glm glm4 ernie4_5 cohere2 starcoder2 gpt2")
+FAMILIES = ("llama mistral ministral ministral3 mixtral qwen2 qwen2_moe qwen3 qwen3_moe olmoe gemma2 gemma3_text smollm3 olmo2 olmo3 granite "
+            "seed_oss hunyuan_v1_dense exaone4 phi3 glm glm4 ernie4_5 cohere2 starcoder2 gpt2")
+# Classes with a vision tower, and those of their text models.
+TOWERS = dict(gemma3="gemma3_text", mistral3="mistral", qwen2_vl="qwen2_vl_text", qwen2_5_vl="qwen2_5_vl_text",
+              qwen3_vl="qwen3_vl_text")
 
 
 def keys(name):
@@ -18,5 +21,6 @@ def keys(name):
     return sorted({field.name for field in dataclasses.fields(config)} | set(config.attribute_map))
 
 
-table = {name: keys(name) for name in FAMILIES.split()}
+table = {name: keys(name) for name in [*FAMILIES.split(), *TOWERS]}
+table |= {f"{name}.text_config": keys(text) for name, text in TOWERS.items()}
 (Path(__file__).parent / "config_keys.json").write_text(json.dumps(table, indent=1) + "\n")

@@ -3,6 +3,7 @@
 use super::super::disk::CHUNK;
 use super::super::elements::{not_finite, widen};
 use super::super::layout::{ADAPTER_PREFIX, FileTensor, Tensors};
+use super::super::naming::{Naming, is_visual};
 use super::super::source::{HEAD, OpenedFiles, TABLES, TensorSource};
 use super::config::{AdapterConfig, MERGE, WEIGHTS, read};
 use crate::base::{Error, Result};
@@ -10,6 +11,7 @@ use crate::nn::{Layout, SCORE, Spec};
 use safetensors::Dtype;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The changes by the tensor's name in the model.
 pub struct AdapterTensors {
@@ -52,7 +54,7 @@ impl AdapterTensors {
         let mut opened = OpenedFiles::default();
         opened.open(dir, "adapter_model")?;
         let OpenedFiles { files, tensors, .. } = opened;
-        let source = TensorSource { files, tensors: Tensors::default(), twin: None };
+        let source = TensorSource { files: Arc::new(files), tensors: Tensors::default(), twin: None, tower: None };
         let mut this = AdapterTensors { path: dir.join(WEIGHTS), source, changes: BTreeMap::new() };
         for tensor in tensors.into_values() {
             this.place(tensor, &config)?;
@@ -84,6 +86,7 @@ impl AdapterTensors {
         let name = tensor.name.strip_prefix(ADAPTER_PREFIX).unwrap_or(&tensor.name);
         let wrappers = [".base_layer.", ".modules_to_save.default.", ".modules_to_save."];
         let name = wrappers.iter().fold(name.to_string(), |name, wrapper| name.replace(wrapper, "."));
+        let name = Naming::text_name(&name);
         const KINDS: [(&str, &str); 5] = [
             (".lora_A.weight", ".weight"),
             (".lora_B.weight", ".weight"),
@@ -153,9 +156,11 @@ impl AdapterTensors {
         let first = first.map_or(name, |tensor| &tensor.name);
         let Some(shape) = shape else {
             let instead = if name == SCORE {
-                "it is the head of a reward model, which needs `objective: rm`"
+                "it is the head of a reward model, which needs `objective: rm`".into()
+            } else if is_visual(name) {
+                format!("adapters of a vision tower are not supported: {MERGE}")
             } else {
-                "use the model the adapter was trained on"
+                "use the model the adapter was trained on".to_string()
             };
             return Err(self.error(format!("has tensor {first}, and this model has no {name}: {instead}")));
         };

@@ -82,7 +82,10 @@ impl Defaults {
     pub fn of(arch: Arch) -> Defaults {
         match arch {
             Arch::Llama => Defaults { mlp_bias: Some(("mlp_bias", false)), ..BIASED },
-            Arch::Mistral => Defaults { kv_heads: Some(8), window: WindowKeys::Given(Some(4096)), ..PLAIN },
+            Arch::Mistral | Arch::Ministral => {
+                Defaults { kv_heads: Some(8), window: WindowKeys::Given(Some(4096)), ..PLAIN }
+            }
+            Arch::Ministral3 => Defaults { kv_heads: Some(8), window: WindowKeys::Given(None), ..PLAIN },
             Arch::Mixtral => Defaults {
                 kv_heads: Some(8),
                 eps: ("rms_norm_eps", 1e-5),

@@ -20,6 +20,7 @@ pub fn unused_dropout(dir: &Path, dropout: f32) -> Result<Vec<String>> {
     let text = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
     let map: Map<String, Value> = serde_json::from_slice(&text)
         .map_err(|e| Error::input(format!("{}: is not a JSON object ({e})", path.display())))?;
+    let map = super::flat(&map);
     let asked = KEYS.iter().filter_map(|(key, ours)| Some((key, map.get(*key)?.as_f64()?, *ours)));
     let unused = asked.filter(|(_, p, ours)| *p > 0.0 && !(*ours && *p as f32 == dropout));
     Ok(unused.map(|(key, p, _)| format!("{key} {p}")).collect())

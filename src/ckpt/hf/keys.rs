@@ -127,10 +127,17 @@ const USED_IN_ROPE: &[&str] = &[
     "type",
 ];
 
+/// The map of an object.
+pub fn object(value: Value) -> Map<String, Value> {
+    if let Value::Object(map) = value { map } else { Map::new() }
+}
+
 pub struct ConfigKeys<'a> {
     map: &'a Map<String, Value>,
     /// Precedes the name in messages: "rope_scaling." or empty.
     prefix: String,
+    /// Whether these are the keys of a model, and not of its rotary positions.
+    model: bool,
     asked: RefCell<BTreeSet<String>>,
     /// Keys without an effect, of all objects of a file.
     inert: Rc<RefCell<Vec<String>>>,
@@ -138,7 +145,7 @@ pub struct ConfigKeys<'a> {
 
 impl<'a> ConfigKeys<'a> {
     pub fn new(map: &'a Map<String, Value>, prefix: impl Into<String>) -> ConfigKeys<'a> {
-        ConfigKeys { map, prefix: prefix.into(), asked: RefCell::default(), inert: Rc::default() }
+        ConfigKeys { map, prefix: prefix.into(), model: true, asked: RefCell::default(), inert: Rc::default() }
     }
     /// The key as named in errors.
     pub fn name(&self, key: &str) -> String {
@@ -148,6 +155,10 @@ impl<'a> ConfigKeys<'a> {
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.asked.borrow_mut().insert(key.into());
         self.map.get(key)
+    }
+    /// Keys whose values do not matter here.
+    pub fn known(&self, keys: impl IntoIterator<Item = impl AsRef<str>>) {
+        self.asked.borrow_mut().extend(keys.into_iter().map(|key| key.as_ref().to_string()));
     }
     /// The value if it is not null.
     pub fn present(&self, key: &str) -> Option<&'a Value> {
@@ -195,7 +206,8 @@ impl<'a> ConfigKeys<'a> {
     pub fn object(&self, key: &str) -> Result<Option<ConfigKeys<'a>>> {
         let map = self.typed(key, "an object", Value::as_object)?;
         let inert = &self.inert;
-        Ok(map.map(|map| ConfigKeys { inert: inert.clone(), ..ConfigKeys::new(map, format!("{}.", self.name(key))) }))
+        let within = |map| ConfigKeys::new(map, format!("{}.", self.name(key)));
+        Ok(map.map(|map| ConfigKeys { inert: inert.clone(), model: false, ..within(map) }))
     }
     pub fn need<T>(&self, key: &str, read: impl Fn(&Self, &str) -> Result<Option<T>>) -> Result<T> {
         read(self, key)?.ok_or_else(|| Error::input(format!("{} is missing", self.name(key))))
@@ -221,7 +233,7 @@ impl<'a> ConfigKeys<'a> {
     /// Refuses keys that transformers uses and nobody read, unless they disable a feature. Notes those that it does not
     /// have, without those that are known to be harmless.
     pub fn finish(&self) -> Result<()> {
-        let (asked, top) = (self.asked.borrow(), self.prefix.is_empty());
+        let (asked, top) = (self.asked.borrow(), self.model);
         let harmless = |key: &str| {
             asked.contains(key)
                 || top && (HARMLESS.contains(&key) || HARMLESS_PREFIX.iter().any(|p| key.starts_with(p)))

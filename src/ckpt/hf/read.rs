@@ -2,30 +2,47 @@
 //! transformers class. Never reads a file.
 use super::defaults::{Defaults, WindowKeys};
 use super::keys::ConfigKeys;
+use super::tower;
 use crate::base::{Error, Result, quote};
-use crate::nn::{Activation, Arch, Experts, Rotary, Scaling, Spec};
+use crate::nn::{Activation, Arch, Experts, QueryGrowth, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
 
 /// The model, and the keys of the file that transformers' class for it does not have.
 pub fn spec(map: &Map<String, Value>) -> Result<(Spec, Vec<String>)> {
-    let keys = ConfigKeys::new(map, "");
+    match tower::text(map)? {
+        Some(text) => {
+            let (spec, inert) = text_spec(&text.map, text.prefix)?;
+            Ok((spec, text.inert.into_iter().chain(inert).collect()))
+        }
+        None => {
+            let mut all = tower::defaults(map.get("model_type").and_then(Value::as_str).unwrap_or_default());
+            all.extend(map.clone());
+            text_spec(&all, "")
+        }
+    }
+}
+
+fn text_spec(map: &Map<String, Value>, prefix: &str) -> Result<(Spec, Vec<String>)> {
+    let keys = ConfigKeys::new(map, prefix);
     keys.only("quantization_config", &[])?;
     ["bos_token_id", "eos_token_id", "pad_token_id"].into_iter().try_for_each(|key| keys.ids(key))?;
     let score = has_score(&keys)?;
     let families = || {
         let names: Vec<&str> = Arch::all().map(|family| family.model_type).collect();
-        format!("supported: {}", names.join(", "))
+        format!("supported: {}, and the text models of {}", names.join(", "), tower::names())
     };
     let Some(model_type) = keys.text("model_type")? else {
         return Err(Error::input(format!("model_type is missing; {}", families())));
     };
-    // "gemma3" is the multimodal model; some text-only files use the name too.
-    let text_only = model_type == "gemma3" && keys.present("text_config").is_none();
-    let name = if text_only { "gemma3_text" } else { model_type };
+    // That of the vision-language model, which some text-only files use too.
+    let name = if model_type == "gemma3" { "gemma3_text" } else { model_type };
     let spec = match Arch::all().find(|family| family.model_type == name).map(|family| family.arch) {
         Some(Arch::Gpt) => gpt2(&keys)?,
         Some(arch) => rotary_family(&keys, arch)?,
-        None => return Err(Error::input(format!("model_type is \"{}\"; {}", quote(model_type), families()))),
+        None => {
+            let why = tower::missing(model_type).map_or(String::new(), |why| format!(": {why}"));
+            return Err(Error::input(format!("model_type is \"{}\"{why}; {}", quote(model_type), families())));
+        }
     };
     keys.finish()?;
     let spec = Spec { score, ..spec };
@@ -89,6 +106,7 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
         tied: keys.flag("tie_word_embeddings")?.unwrap_or(of.tied),
         activation: of.activation,
         rope: Some(rope),
+        query_growth: if arch == Arch::Ministral3 { Some(query_growth(keys)?) } else { None },
         local_rope: local_rope.filter(|_| !windowed.is_empty()),
         rotary_dim: (part != 1.0).then_some((head_dim as f64 * part) as usize),
         rotary_pairs: of.pairs,
@@ -283,7 +301,9 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
         Some(types) if window.is_none() && types.contains(&true) => {
             return Err(Error::input("layer_types says sliding_attention, but there is no sliding_window"));
         }
-        Some(types) if arch == Arch::Mistral && window.is_some() && types.contains(&false) => {
+        Some(types)
+            if matches!(arch, Arch::Mistral | Arch::Ministral3) && window.is_some() && types.contains(&false) =>
+        {
             return Err(keys.unsupported("layer_types", &[]));
         }
         Some(types) => types,
@@ -368,6 +388,15 @@ fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<(Rot
     }
 }
 
+/// The growth of queries, whose keys are next to the rotary ones.
+fn query_growth(keys: &ConfigKeys) -> Result<QueryGrowth> {
+    let rope = keys.need("rope_parameters", ConfigKeys::object)?;
+    Ok(QueryGrowth {
+        beta: rope.need("llama_4_scaling_beta", ConfigKeys::number)?,
+        original: rope.need("original_max_position_embeddings", |keys, key| keys.size(key, "max_positions"))?,
+    })
+}
+
 /// What a rotary embedding takes from keys outside its object.
 #[derive(Clone, Copy)]
 struct RotaryDefaults {
@@ -393,6 +422,8 @@ fn rotary(keys: &ConfigKeys, of: RotaryDefaults) -> Result<(Rotary, f64)> {
     let theta = keys.positive("rope_theta")?.unwrap_or(of.theta);
     let key = if keys.present("rope_type").is_some() { "rope_type" } else { "type" };
     keys.get("type");
+    // Those of [`query_growth`]; transformers writes the second and reads the model's own.
+    keys.known(["llama_4_scaling_beta", "max_position_embeddings"]);
     let original = || {
         let inner = keys.size("original_max_position_embeddings", "max_positions")?;
         Ok::<_, Error>(of.original.or(inner).unwrap_or(of.max_len))

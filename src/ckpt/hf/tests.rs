@@ -34,22 +34,19 @@ fn gemma(arch: Arch) -> Spec {
 }
 fn specs() -> Vec<Spec> {
     let scaled = |scaling| Spec { rope: Some(Rotary { theta: 1e4, scaling }), ..llama() };
+    let yarn =
+        Scaling::Yarn { factor: 4.0, original: 16, attention: 1.25, beta_fast: 32.0, beta_slow: 1.0, truncate: false };
     vec![
         llama(),
         Spec { qkv_bias: true, out_bias: true, mlp_bias: true, tied: false, ..llama() },
         scaled(Scaling::Linear { factor: 2.5 }),
         scaled(Scaling::Dynamic { factor: 2.0, original: 64 }),
         scaled(Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 16 }),
-        scaled(Scaling::Yarn {
-            factor: 4.0,
-            original: 16,
-            attention: 1.25,
-            beta_fast: 32.0,
-            beta_slow: 1.0,
-            truncate: false,
-        }),
+        scaled(yarn),
         Spec { arch: Arch::Mistral, window: 9, windowed: vec![true; 3], ..llama() },
         Spec { arch: Arch::Mistral, ..llama() },
+        Spec { arch: Arch::Ministral, window: 9, windowed: vec![true, false, true], ..llama() },
+        Spec { arch: Arch::Ministral3, query_growth: Some(QueryGrowth { beta: 0.1, original: 16 }), ..scaled(yarn) },
         Spec { arch: Arch::Qwen2, qkv_bias: true, ..llama() },
         Spec { arch: Arch::Qwen2, qkv_bias: true, window: 9, windowed: vec![false, true, true], ..llama() },
         Spec { arch: Arch::Qwen3, qk_norm: true, ..llama() },
@@ -140,31 +137,148 @@ fn keys_that_no_class_has_are_inert_and_all_others_are_known() {
     let inert =
         |map: &Map<String, Value>| parsed(Value::Object(map.clone()).to_string().as_bytes()).map(|found| found.1);
     for (family, keys) in classes {
-        let arch = Arch::all().find(|known| known.model_type == family).unwrap().arch;
+        let (name, within) = family.split_once('.').map_or((&family[..], false), |(name, _)| (name, true));
+        let arch = Arch::all().find(|known| known.model_type == name).map_or(Arch::Llama, |known| known.arch);
         let of = Defaults::of(arch);
-        let base = match arch {
+        let mut base = match arch {
             Arch::Gpt => map(&Spec { arch, rope: None, kv_heads: 4, head_dim: 8, ..llama() }),
             _ => map(&Spec { arch, activation: of.activation, rope: Some(Rotary::new(of.theta)), ..llama() }),
+        };
+        base.insert("model_type".into(), json!(name));
+        if name == "ministral3" {
+            base.insert("rope_parameters".into(), grown());
+        }
+        let tower = is_tower(&Map::from_iter([("model_type".into(), json!(name)), ("text_config".into(), json!({}))]));
+        if tower {
+            base.retain(|key, _| !["architectures", "model_type"].contains(&&key[..]));
+            base = object(json!({"model_type": name, "text_config": base}));
+        }
+        let put = |map: &mut Map<String, Value>, key: &str, value: Value| match within {
+            true => map["text_config"][key] = value,
+            false => drop(map.insert(key.into(), value)),
         };
         assert_eq!(inert(&base).unwrap(), [""; 0], "{family}");
         for key in keys.as_array().unwrap().iter().map(|key| key.as_str().unwrap()) {
             let mut map = base.clone();
-            map.insert(key.into(), json!(["strange"]));
+            put(&mut map, key, json!(["strange"]));
             assert!(inert(&map).map_or(true, |inert| inert.is_empty()), "{family}: {key} would have no effect");
         }
         let mut map = base.clone();
-        map.extend(object(json!({
+        let strange = json!({
             "is_llama_config": true, "rope_interleaved": false, "transformers.js_config": {"dtype": "fp16"},
             "num_nextn_predict_layers": 1, "_note": "none",
-        })));
+        });
+        object(strange).into_iter().for_each(|(key, value)| put(&mut map, &key, value));
         let plain = spec(Value::Object(base.clone())).unwrap();
         assert_eq!(spec(Value::Object(map.clone())).unwrap(), plain);
         let found = ["is_llama_config", "transformers.js_config", "num_nextn_predict_layers"];
+        let found = found.map(|key| if within { format!("text_config.{key}") } else { key.into() });
         assert_eq!(inert(&map).unwrap(), found, "{family}");
     }
     let mut map = map(&llama());
     map.insert("rope_scaling".into(), json!({"type": "linear", "factor": 2, "finetuned": true}));
     assert_eq!(inert(&map).unwrap(), ["rope_scaling.finetuned"]);
+}
+
+/// Of Ministral 3.
+fn grown() -> Value {
+    json!({
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "max_position_embeddings": 262_144, "original_max_position_embeddings": 16_384,
+        "rope_theta": 1e6, "rope_type": "yarn", "type": "yarn",
+    })
+}
+
+/// The text models of vision-language configs as found on model hubs, where keys are left out, and as transformers 4
+/// and 5 write them, next to the same model as its plain class has it.
+#[test]
+fn text_models_of_vision_language_configs_are_those_of_their_families() {
+    let vision = json!({"hidden_size": 1152, "model_type": "any", "num_hidden_layers": 27});
+    let gemma = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255_999, "eoi_token_index": 256_000,
+        "eos_token_id": [1, 106], "image_token_index": 262_144, "mm_tokens_per_image": 256, "model_type": "gemma3",
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10_240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+        },
+        "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0", "vision_config": vision,
+    });
+    let same = json!({
+        "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 34,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208,
+        "max_position_embeddings": 131_072, "tie_word_embeddings": true, "sliding_window": 1024,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    });
+    assert_eq!(spec(gemma.clone()).unwrap(), spec(same).unwrap());
+    assert_eq!(spec(gemma.clone()).unwrap().params(), 3_880_263_168);
+    let mistral = json!({
+        "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 32_768,
+        "max_position_embeddings": 131_072, "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 40,
+        "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e9, "sliding_window": null, "vocab_size": 131_072,
+    });
+    let outer = json!({
+        "architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 10, "model_type": "mistral3",
+        "multimodal_projector_bias": false, "projector_hidden_act": "gelu", "spatial_merge_size": 2,
+        "text_config": mistral, "vision_config": vision, "vision_feature_layer": -1,
+    });
+    assert_eq!(spec(outer.clone()).unwrap(), spec(mistral.clone()).unwrap());
+    let flat = json!({
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_start_token_id": 151_652,
+        "vision_end_token_id": 151_653, "vision_token_id": 151_654, "image_token_id": 151_655,
+        "video_token_id": 151_656, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 11_008,
+        "max_position_embeddings": 128_000, "max_window_layers": 70, "model_type": "qwen2_5_vl",
+        "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6, "sliding_window": 32_768, "tie_word_embeddings": true, "use_sliding_window": false,
+        "vision_config": vision, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "vocab_size": 151_936,
+    });
+    let mut qwen = object(flat.clone());
+    qwen.insert("model_type".into(), json!("qwen2"));
+    ["rope_scaling", "vision_config"].iter().for_each(|key| drop(qwen.shift_remove(*key)));
+    assert_eq!(spec(flat.clone()).unwrap(), spec(Value::Object(qwen.clone())).unwrap());
+    // As other versions save the same: the text model's keys twice, or once, and one of two keys for a tied head.
+    let mut twice = object(flat);
+    let mut within = object(twice["rope_scaling"].clone());
+    within.insert("rope_type".into(), json!("default"));
+    let text = object(json!({"model_type": "qwen2_5_vl_text", "rope_scaling": within}));
+    twice.insert("text_config".into(), Value::Object(qwen.clone().into_iter().chain(text).collect()));
+    twice.insert("tie_word_embeddings".into(), json!(false));
+    twice.shift_remove("rope_scaling");
+    assert_eq!(spec(Value::Object(twice)).unwrap(), spec(Value::Object(qwen)).unwrap());
+    let text = json!({
+        "head_dim": 128, "hidden_act": "silu", "hidden_size": 2560, "intermediate_size": 9728,
+        "max_position_embeddings": 262_144, "model_type": "qwen3_vl_text", "num_attention_heads": 32,
+        "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-6, "rope_theta": 5_000_000,
+        "rope_scaling": {"mrope_interleaved": true, "mrope_section": [24, 20, 20], "rope_type": "default"},
+        "tie_word_embeddings": true, "vocab_size": 151_936,
+    });
+    let outer = json!({
+        "architectures": ["Qwen3VLForConditionalGeneration"], "image_token_id": 151_655, "model_type": "qwen3_vl",
+        "text_config": text, "tie_word_embeddings": true, "video_token_id": 151_656, "vision_config": vision,
+    });
+    let mut plain = object(text);
+    plain.insert("model_type".into(), json!("qwen3"));
+    plain.shift_remove("rope_scaling");
+    assert_eq!(spec(outer.clone()).unwrap(), spec(Value::Object(plain)).unwrap());
+    for (base, key, value, said) in [
+        (&outer, "text_config", json!(3), "text_config is 3"),
+        (&outer, "text_config", Value::Null, "text_config is missing"),
+        (&outer, "text_config", json!({"model_type": "qwen2"}), "must be \"qwen3_vl_text\""),
+        (&outer, "text_config", json!({"hidden_act": "gelu"}), "text_config.hidden_act is \"gelu\""),
+        (&outer, "text_config", json!({"rope_scaling": {"rope_type": "x"}}), "text_config.rope_scaling.rope_type is"),
+        (&outer, "quantization_config", json!({"bits": 4}), "quantization_config"),
+        (&gemma, "architectures", json!(["Gemma3ForSequenceClassification"]), "only ...ForConditionalGeneration"),
+        (&outer, "model_type", json!("qwen3_5"), "most of its layers are gated delta nets"),
+        (&outer, "model_type", json!("qwen3_vl_moe"), "the experts of a block as one tensor"),
+        (&outer, "model_type", json!("llava"), "\"llava\"; supported: llama,"),
+    ] {
+        let mut map = object(base.clone());
+        map.insert(key.into(), value);
+        let error = spec(Value::Object(map)).expect_err(said);
+        assert!(error.to_string().contains(said) && error.exit_status() == 2, "{said}: {error}");
+    }
 }
 
 /// Files as found on model hubs, as written by transformers 4 and 5.

@@ -41,6 +41,7 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {
         transform: HeadTransform::None,
         cut: false,
         turns: TurnTable::None,
+        growth: None,
         parallel: false,
         shape: AttentionShape {
             heads,

@@ -103,6 +103,7 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         transform,
         cut: split.cuts.attention,
         turns,
+        growth: spec.query_growth.map(|_| RopeShape { heads, ..rope }),
         parallel: spec.parallel,
         shape: AttentionShape { heads, kv_heads, head_dim, scale, window, softcap },
         out: names.row("self_attn.o_proj", spec.heads * head_dim, by_heads, spec.out_bias),

@@ -61,6 +61,8 @@ macro_rules! families {
 families! {
     Llama "llama" "llama" "LlamaForCausalLM" Some("LlamaForSequenceClassification"), LLAMA;
     Mistral "mistral" "mistral" "MistralForCausalLM" Some("MistralForSequenceClassification"), LLAMA;
+    Ministral "ministral" "ministral" "MinistralForCausalLM" Some("MinistralForSequenceClassification"), LLAMA;
+    Ministral3 "ministral3" "ministral3" "Ministral3ForCausalLM" Some("Ministral3ForSequenceClassification"), LLAMA;
     Mixtral "mixtral" "mixtral" "MixtralForCausalLM" Some("MixtralForSequenceClassification"), LLAMA;
     Qwen2 "qwen2" "qwen2" "Qwen2ForCausalLM" Some("Qwen2ForSequenceClassification"), LLAMA;
     Qwen2Moe "qwen2_moe" "qwen2_moe" "Qwen2MoeForCausalLM" Some("Qwen2MoeForSequenceClassification"), LLAMA;

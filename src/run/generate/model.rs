@@ -21,7 +21,7 @@ use crate::run::plan::{batch, bytes, data, engine, facts, memory, model};
 use crate::run::settings::idle;
 use crate::run::settings::value::set;
 use crate::run::settings::{DeviceName, Settings, ShardingName};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -216,7 +216,9 @@ fn stop_tokens(model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
         let path = model.join(name);
         let Ok(text) = open::read(&path) else { continue };
         let bad = |what: String| Error::input(format!("{}: {what}", path.display()));
-        let parsed: Value = serde_json::from_slice(&text).map_err(|e| bad(format!("is not JSON ({e})")))?;
+        let parsed: Map<String, Value> =
+            serde_json::from_slice(&text).map_err(|e| bad(format!("is not a JSON object ({e})")))?;
+        let parsed = Value::Object(ckpt::hf::flat(&parsed));
         let ids = match &parsed["eos_token_id"] {
             Value::Null => continue,
             Value::Array(ids) => ids.clone(),

@@ -34,6 +34,14 @@ pub fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
         ));
     }
     spec.score = s.objective.scores();
+    if let Some(dir) = s.model.pretrain.as_deref().filter(|_| spec.score)
+        && ckpt::hf::has_tower(dir)?
+    {
+        return Err(Error::input(format!(
+            "--objective rm with {}: a reward model with a vision tower is not supported; use a text model",
+            dir.display()
+        )));
+    }
     spec.validate()?;
     Ok(spec)
 }

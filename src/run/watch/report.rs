@@ -82,6 +82,7 @@ pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result
     lines.extend(template(plan)?.map(|text| ("template", text)));
     lines.extend(inert(plan)?.map(|text| ("config", text)));
     lines.extend(undropped(plan)?.map(|text| ("dropout", text)));
+    lines.extend(carried(plan)?.map(|text| ("vision", text)));
     lines.extend(never_warm(plan).map(|text| ("warmup", text)));
     lines.extend(deferred(plan)?.map(|text| ("accum", text)));
     lines.extend(offloaded(plan).map(|text| ("offload", text)));
@@ -358,6 +359,16 @@ fn undropped(plan: &Plan) -> Result<Option<String>> {
             unused.join(", "),
             dir.join(ckpt::hf::FILE).display()
         )
+    }))
+}
+
+/// What the model has besides the text model that is trained.
+pub fn carried(plan: &Plan) -> Result<Option<String>> {
+    let resumed = plan.resume.as_ref().filter(|_| plan.engine.tuning.lora.is_none()).map(|resume| &resume.dir);
+    let Some(dir) = resumed.or(plan.settings.model.pretrain.as_ref()) else { return Ok(None) };
+    Ok(ckpt::carried(dir)?.map(|(tensors, bytes)| {
+        let (tensors, size) = (count(tensors as u64), mib(bytes));
+        format!("carried through: {tensors} tensors of the vision tower, {size}, not trained")
     }))
 }
 

@@ -12,7 +12,7 @@ use flatshard::comm::{Axis, Collective};
 use flatshard::data::MicroBatch;
 use flatshard::device::IGNORE;
 use flatshard::engine::{Engine, EngineOptions, Sampling, StepReport};
-use flatshard::nn::{Checkpointing, SpImpl, Spec};
+use flatshard::nn::{Checkpointing, QueryGrowth, SpImpl, Spec};
 use flatshard::store::ShardedOptions;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,8 +27,9 @@ const ALL: [SpImpl; 3] = [SpImpl::Ring, SpImpl::AllGather, SpImpl::Ulysses];
 fn specs() -> [Spec; 4] {
     let long = |spec: Spec| Spec { max_len: 40, layers: 3, dropout: 0.0, ..spec };
     let gemma3 = Spec { windowed: vec![true, false, true], ..gemma3() };
-    // Softcapped scores as well: Gemma 2's.
-    [llama(), qwen3(), Spec { score_cap: 2.0, ..gemma3 }, gpt()].map(long)
+    let growth = Some(QueryGrowth { beta: 0.5, original: 3 });
+    // Queries that grow as well, Ministral 3's, and softcapped scores, Gemma 2's.
+    [Spec { query_growth: growth, ..llama() }, qwen3(), Spec { score_cap: 2.0, ..gemma3 }, gpt()].map(long)
 }
 
 fn documents(spec: &Spec, seed: u64, lengths: &[usize]) -> MicroBatch {

@@ -1,0 +1,212 @@
+//! Configs of vision-language models: which part describes the text model, in the terms of its own family. Never reads
+//! what describes the vision tower, which is not trained.
+//!
+//! M-RoPE rotates with three positions per token, which are equal for text: then it is RoPE, whatever its sections.
+use super::keys::{ConfigKeys, object};
+use crate::base::{Error, Result, quote};
+use serde_json::{Map, Value, json};
+
+const TEXT: &str = "text_config";
+
+/// A class with a vision tower: its `model_type`, and those that its text model may have, the default first, each with
+/// the family that computes the same.
+struct TowerClass {
+    model_type: &'static str,
+    texts: &'static [(&'static str, &'static str)],
+}
+
+const CLASSES: [TowerClass; 5] = [
+    TowerClass { model_type: "gemma3", texts: &[("gemma3_text", "gemma3_text")] },
+    TowerClass { model_type: "mistral3", texts: &[("mistral", "mistral"), ("ministral3", "ministral3")] },
+    TowerClass { model_type: "qwen2_vl", texts: &[("qwen2_vl_text", "qwen2"), ("qwen2_vl", "qwen2")] },
+    TowerClass { model_type: "qwen2_5_vl", texts: &[("qwen2_5_vl_text", "qwen2"), ("qwen2_5_vl", "qwen2")] },
+    TowerClass { model_type: "qwen3_vl", texts: &[("qwen3_vl_text", "qwen3")] },
+];
+
+/// Keys of these classes that do not affect text.
+const VISUAL: [&str; 17] = [
+    "boi_token_id",
+    "boi_token_index",
+    "eoi_token_id",
+    "eoi_token_index",
+    "image_token_id",
+    "image_token_index",
+    "mm_tokens_per_image",
+    "multimodal_projector_bias",
+    "projector_hidden_act",
+    "spatial_merge_size",
+    "video_token_id",
+    "vision_config",
+    "vision_end_token_id",
+    "vision_feature_layer",
+    "vision_start_token_id",
+    "vision_token_id",
+    TEXT,
+];
+
+/// The classes, for messages.
+pub fn names() -> String {
+    CLASSES.map(|class| class.model_type).join(", ")
+}
+
+/// What is missing for models that are asked for often, by `model_type`.
+pub fn missing(model_type: &str) -> Option<&'static str> {
+    Some(match model_type {
+        "qwen3_next" | "qwen3_5" | "qwen3_5_text" | "qwen3_5_moe" | "qwen3_5_moe_text" => {
+            "most of its layers are gated delta nets, which are not supported yet"
+        }
+        "qwen3_vl_moe" => "it stores the experts of a block as one tensor, which is not supported yet",
+        "gemma3n" | "gemma3n_text" => "embeddings of each layer are not supported yet",
+        "llama4" | "llama4_text" => "attention in chunks is not supported yet",
+        _ => return None,
+    })
+}
+
+/// The config of the text model of a vision-language model.
+pub struct TextConfig {
+    pub map: Map<String, Value>,
+    /// Precedes the names of its keys in messages.
+    pub prefix: &'static str,
+    /// Keys without an effect outside of it.
+    pub inert: Vec<String>,
+}
+
+fn class(map: &Map<String, Value>) -> Option<&'static TowerClass> {
+    let name = map.get("model_type")?.as_str()?;
+    // Some text-only files of Gemma 3 have the name too.
+    let plain = name == "gemma3" && map.get(TEXT).is_none_or(Value::is_null);
+    CLASSES.iter().find(|class| class.model_type == name && !plain)
+}
+
+/// Whether this config is of a vision-language model.
+pub fn is_tower(map: &Map<String, Value>) -> bool {
+    class(map).is_some()
+}
+
+/// All keys as of one model: those of the text model take precedence.
+pub fn flat(map: &Map<String, Value>) -> Map<String, Value> {
+    let mut flat = map.clone();
+    if let Some(text) = class(map).and_then(|_| map.get(TEXT)?.as_object()) {
+        flat.extend(text.clone());
+    }
+    flat
+}
+
+/// Writes `dtype` where the text model has a name of its own for it.
+pub fn retype(map: &mut Map<String, Value>, dtype: &Value) {
+    if let (Some(_), Some(text)) = (class(map), map.get_mut(TEXT).and_then(Value::as_object_mut)) {
+        for key in ["dtype", "torch_dtype"] {
+            text.entry(key).and_modify(|value| *value = dtype.clone());
+        }
+    }
+}
+
+/// The text model of a vision-language config; None of other configs.
+pub fn text(map: &Map<String, Value>) -> Result<Option<TextConfig>> {
+    let Some(class) = class(map) else { return Ok(None) };
+    let keys = ConfigKeys::new(map, "");
+    if let Some(other) = keys.present("architectures").and_then(|list| list.get(0)?.as_str())
+        && !other.ends_with("ForConditionalGeneration")
+    {
+        return Err(Error::input(format!(
+            "architectures is {}: of vision-language models only ...ForConditionalGeneration is supported",
+            quote(other)
+        )));
+    }
+    keys.only("quantization_config", &[])?;
+    ["bos_token_id", "eos_token_id", "pad_token_id"].into_iter().try_for_each(|key| keys.ids(key))?;
+    keys.known(VISUAL);
+    let outer = keys.flag("tie_word_embeddings")?;
+    let (mut text, prefix, inert) = match map.get(TEXT).filter(|text| !text.is_null()) {
+        Some(Value::Object(text)) => {
+            // Some versions write the text model's keys twice.
+            keys.known(text.keys());
+            keys.finish()?;
+            (text.clone(), "text_config.", keys.inert())
+        }
+        Some(other) => {
+            return Err(Error::input(format!("text_config is {}; it must be an object", quote(other))));
+        }
+        None if class.model_type.starts_with("qwen2") => {
+            let mut text = map.clone();
+            VISUAL.iter().chain(&["architectures"]).for_each(|key| drop(text.shift_remove(*key)));
+            (text, "", Vec::new())
+        }
+        None => return Err(Error::input("text_config is missing")),
+    };
+    let default = json!(class.texts[0].0);
+    let name = text.get("model_type").filter(|name| !name.is_null()).unwrap_or(&default);
+    let Some((name, family)) = class.texts.iter().find(|(known, _)| name == known) else {
+        let known: Vec<String> = class.texts.iter().map(|(known, _)| format!("\"{known}\"")).collect();
+        let what = format!("{prefix}model_type is {}; with a {} model it must be ", quote(name), class.model_type);
+        return Err(Error::input(what + &known.join(" or ")));
+    };
+    let mut all = defaults(name);
+    all.append(&mut text);
+    all.insert("model_type".into(), json!(family));
+    // transformers 5 reads the outer key, 4 the inner one; both write both. Of Qwen 2, either one is enough.
+    if let Some(outer) = outer {
+        let inner = all.get("tie_word_embeddings") == Some(&json!(true)) && class.model_type.starts_with("qwen2");
+        all.insert("tie_word_embeddings".into(), json!(outer || inner));
+    }
+    let mut inert = inert;
+    if class.model_type.starts_with("qwen") {
+        text_rope(&mut all);
+    }
+    if class.model_type == "qwen3_vl" {
+        let unused = ["layer_types", "max_window_layers", "sliding_window", "use_sliding_window"];
+        let found = unused.iter().filter(|key| all.shift_remove(**key).is_some_and(|value| !value.is_null()));
+        inert.extend(found.map(|key| format!("{prefix}{key}")));
+    }
+    Ok(Some(TextConfig { map: all, prefix, inert }))
+}
+
+/// Replaces M-RoPE by the RoPE that it is for text.
+fn text_rope(text: &mut Map<String, Value>) {
+    for key in ["rope_scaling", "rope_parameters"] {
+        let Some(rope) = text.get_mut(key).and_then(Value::as_object_mut) else { continue };
+        ["mrope_section", "mrope_interleaved"].iter().for_each(|key| drop(rope.shift_remove(*key)));
+        for kind in ["type", "rope_type"] {
+            rope.entry(kind).and_modify(|kind| {
+                if kind == "mrope" {
+                    *kind = json!("default");
+                }
+            });
+        }
+    }
+}
+
+/// The defaults of transformers' config class `model_type` that its family here does not have.
+pub fn defaults(model_type: &str) -> Map<String, Value> {
+    let sizes = |vocab: usize, dim: usize, ff: usize, layers: usize, heads: usize, max_len: usize| {
+        object(json!({
+            "vocab_size": vocab,
+            "hidden_size": dim,
+            "intermediate_size": ff,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "max_position_embeddings": max_len,
+        }))
+    };
+    let with = |mut map: Map<String, Value>, more: Value| {
+        map.extend(object(more));
+        map
+    };
+    match model_type {
+        "gemma3_text" => sizes(262_208, 2304, 9216, 26, 8, 131_072),
+        "mistral" => sizes(32_000, 4096, 14_336, 32, 32, 131_072),
+        "ministral3" => with(
+            sizes(131_072, 4096, 14_336, 34, 32, 262_144),
+            json!({"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}),
+        ),
+        "qwen2_vl_text" | "qwen2_vl" | "qwen2_5_vl_text" | "qwen2_5_vl" => with(
+            sizes(152_064, 8192, 29_568, 80, 64, 32_768),
+            json!({"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80}),
+        ),
+        "qwen3_vl_text" => with(
+            sizes(151_936, 4096, 22_016, 32, 32, 128_000),
+            json!({"num_key_value_heads": 32, "head_dim": 128, "rope_theta": 5e5}),
+        ),
+        _ => Map::new(),
+    }
+}

@@ -1,0 +1,53 @@
+//! How the files of a model name the tensors of its text model. Never reads a file.
+
+/// How the files of a model name the tensors of its text model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Naming {
+    /// As the text model's own class does: `model.`, `lm_head.`
+    #[default]
+    Plain,
+    /// As the modules of a class with a vision tower are named since transformers 4.52.
+    Within,
+    /// As they were named before; transformers still writes most models so.
+    Around,
+}
+
+/// The names of modules with a vision tower, for messages.
+const VISUAL: [&str; 3] = ["vision_tower.", "visual.", "multi_modal_projector."];
+
+impl Naming {
+    const ALL: [Naming; 3] = [Naming::Within, Naming::Around, Naming::Plain];
+
+    /// The beginnings of names: ours, and the file's.
+    fn prefixes(self) -> [(&'static str, &'static str); 2] {
+        match self {
+            Naming::Plain => [("model.", "model."), ("lm_head.", "lm_head.")],
+            Naming::Within => [("model.", "model.language_model."), ("lm_head.", "lm_head.")],
+            Naming::Around => [("model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")],
+        }
+    }
+    /// That of a model whose files have the tensors `names`.
+    pub fn of<'a>(names: impl Iterator<Item = &'a String> + Clone) -> Naming {
+        let has = |naming: &Naming| names.clone().any(|name| name.starts_with(naming.prefixes()[0].1));
+        Naming::ALL.into_iter().find(has).unwrap_or_default()
+    }
+    /// The name in files.
+    pub fn file_name(self, name: &str) -> String {
+        let renamed = |(ours, theirs): (&str, &str)| Some(format!("{theirs}{}", name.strip_prefix(ours)?));
+        self.prefixes().into_iter().find_map(renamed).unwrap_or_else(|| name.into())
+    }
+    /// Whether a tensor of this name belongs to the text model.
+    pub fn is_text(self, name: &str) -> bool {
+        self.prefixes().iter().any(|(_, theirs)| name.starts_with(theirs))
+    }
+    /// Our name of a tensor or module that a file has under any of the namings.
+    pub fn text_name(name: &str) -> String {
+        let ours = |(ours, theirs): (&str, &str)| Some(format!("{ours}{}", name.strip_prefix(theirs)?));
+        Naming::ALL.iter().flat_map(|naming| naming.prefixes()).find_map(ours).unwrap_or_else(|| name.into())
+    }
+}
+
+/// Whether the name is of a module that a vision-language model has next to its text model.
+pub(super) fn is_visual(name: &str) -> bool {
+    VISUAL.iter().any(|module| name.contains(module))
+}

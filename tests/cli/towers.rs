@@ -1,0 +1,97 @@
+//! Vision-language checkpoints end to end: the text model is trained, in full and with adapters, resumed, merged and
+//! exported; the vision tower comes out untouched. The files stay in target/tmp/towers, where `tests/golden/towers.py
+//! check` loads them with transformers and PEFT.
+use crate::common::runs::unlaunched;
+use safetensors::SafeTensors;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+fn tower(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/towers").join(name)
+}
+
+/// The exit status, and what it says.
+fn run(dir: &Path, model: &Path, args: &str) -> (Option<i32>, String) {
+    let mut command = unlaunched(crate::common::binaries::FSDP);
+    command.current_dir(dir).arg("--pretrain").arg(model);
+    let rest = "--dataset synthetic --max-len 16 --batch-size 2 --warmup-steps 0 --no-sample --lr=0.01";
+    let Output { status, stderr, .. } = command.args(rest.split(' ')).args(args.split(' ')).output().unwrap();
+    (status.code(), String::from_utf8_lossy(&stderr).into_owned())
+}
+fn done(dir: &Path, model: &Path, args: &str) -> String {
+    let (code, text) = run(dir, model, args);
+    assert_eq!(code, Some(0), "{text}");
+    text
+}
+fn refused(dir: &Path, model: &Path, args: &str) -> String {
+    let (code, text) = run(dir, model, args);
+    assert_eq!(code, Some(2), "{text}");
+    text
+}
+
+fn tensors(file: &Path) -> BTreeMap<String, Vec<u8>> {
+    let bytes = fs::read(file).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    file.tensors().into_iter().map(|(name, view)| (name, view.data().to_vec())).collect()
+}
+
+#[test]
+fn text_is_trained_and_the_vision_tower_is_carried_through() {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("towers");
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).unwrap();
+    let (model, source) = (tower("vl_gemma3"), tensors(&tower("vl_gemma3").join("model.safetensors")));
+    let text = done(&dir, &model, "--max-steps 1 --ckpt-dir ck --save-dtype bf16 --save-hf one");
+    assert!(text.contains("carried through: 34 tensors of the vision tower, "), "{text}");
+    let more = "--max-steps 2 --ckpt-dir ck --resume auto --save-dtype bf16 --save-hf tuned";
+    let text = done(&dir, &model, more);
+    assert!(text.contains("carried through: 34 tensors"), "{text}");
+    let tuned = tensors(&dir.join("tuned/model.safetensors"));
+    assert!(tuned.keys().eq(source.keys()));
+    let changed: Vec<&String> = source.iter().filter(|(name, bytes)| tuned[*name] != **bytes).map(|(n, _)| n).collect();
+    assert!(!changed.is_empty() && changed.iter().all(|name| name.starts_with("language_model.")), "{changed:?}");
+    assert!(dir.join("tuned/preprocessor_config.json").exists());
+
+    let lora = "--lora-rank 2 --lora-target-modules all-linear --lora-alpha 8";
+    done(&dir, &model, &format!("{lora} --max-steps 1 --ckpt-dir lora"));
+    done(&dir, &model, &format!("{lora} --max-steps 2 --ckpt-dir lora --resume auto --save-hf adapter"));
+    let adapters = tensors(&dir.join("adapter/adapter_model.safetensors"));
+    assert_eq!(adapters.len(), 2 * 7 * 3);
+    let prefix = "base_model.model.model.language_model.layers.";
+    assert!(adapters.keys().all(|name| name.starts_with(prefix)), "{:?}", adapters.keys());
+    let config: Value = serde_json::from_slice(&fs::read(dir.join("adapter/adapter_config.json")).unwrap()).unwrap();
+    assert_eq!(config["exclude_modules"], r"(?!model\.language_model\.).*");
+    done(&dir, &model, "--lora-merge adapter --save-hf merged");
+    let merged = tensors(&dir.join("merged/model.safetensors"));
+    assert!(merged.keys().eq(source.keys()));
+    let is_text = |name: &&String| name.starts_with("language_model.");
+    assert!(source.iter().filter(|(name, _)| !is_text(name)).all(|(name, bytes)| merged[name] == *bytes));
+    // It generates like the adapter on its base model.
+    let said = |model: &str| {
+        let mut command = unlaunched(crate::common::binaries::FSDP);
+        command.current_dir(&dir).args(["--pretrain", model, "--generate", "3 17 5", "--temperature", "0"]);
+        let Output { status, stdout, stderr } = command.args(["--max-new-tokens", "9"]).output().unwrap();
+        assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+        stdout
+    };
+    assert_eq!(said("merged"), said("adapter"));
+}
+
+#[test]
+fn what_a_tower_cannot_do_is_refused_before_anything_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = refused(dir.path(), &tower("vl_qwen3"), "--max-steps 1 --save-gguf model.gguf");
+    assert!(text.contains("the export of a qwen3_vl model is not supported"), "{text}");
+    let text = refused(dir.path(), &tower("vl_qwen3"), "--max-steps 1 --objective rm");
+    assert!(text.contains("a reward model with a vision tower is not supported"), "{text}");
+    let other = dir.path().join("other");
+    fs::create_dir(&other).unwrap();
+    let config = fs::read_to_string(tower("vl_qwen3").join("config.json")).unwrap();
+    fs::write(other.join("config.json"), config.replace("qwen3_vl\"", "qwen3_5\"")).unwrap();
+    fs::copy(tower("vl_qwen3").join("model.safetensors"), other.join("model.safetensors")).unwrap();
+    let text = refused(dir.path(), &other, "--max-steps 1");
+    assert!(text.contains("model_type is \"qwen3_5\": most of its layers are gated delta nets"), "{text}");
+}
