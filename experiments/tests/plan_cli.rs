@@ -101,6 +101,17 @@ fn a_config_json_without_weights_is_enough() {
 }
 
 #[test]
+fn what_a_vision_language_model_carries_is_in_the_plan() {
+    let tower = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/towers/vl_qwen3");
+    let (code, text, said) = plan(&format!("--gpus 8 --max-len 16 --only FULL_SHARD --pretrain {tower}"));
+    assert_eq!(code, 0, "{said}");
+    assert!(
+        text.contains("model    qwen3 of ") && text.contains("\nvision   carried through: 27 tensors of"),
+        "{text}"
+    );
+}
+
+#[test]
 fn bad_input_is_refused_with_one_message() {
     let cases = [
         ("", "--gpus is missing"),

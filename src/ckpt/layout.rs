@@ -388,8 +388,8 @@ mod tests {
         let carried = Carried { naming: Naming::Around, tensors };
         let plan = FilePlan::new(&layouts(), &Moments::NONE, Dtype::BF16, MAX_FILE_BYTES, Some(&carried));
         assert_eq!((plan.tensors.list.len(), plan.carried.len()), (3, 3));
-        let bytes = vec![plan.files[0].header.clone(), vec![0; plan.bytes() as usize - plan.files[0].header.len()]];
-        let bytes = bytes.concat();
+        let mut bytes = plan.files[0].header.clone();
+        bytes.resize(plan.bytes() as usize, 0);
         let read = SafeTensors::deserialize(&bytes).unwrap();
         for t in plan.tensors.list.iter().chain(&plan.carried) {
             let view = read.tensor(&t.name).unwrap();

@@ -14,6 +14,7 @@ use crate::nn::{Layout, Segment, Spec, has_adapters};
 use crate::optim::{Converted, Moments, Optimizer, StoredSlice};
 use crate::store::Store;
 use safetensors::Dtype;
+use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
@@ -28,15 +29,29 @@ pub fn inspect_model(dir: &Path, spec: &Spec, layouts: &[Layout]) -> Result<()> 
     TensorSource::model(dir, spec, layouts).map(|_| ())
 }
 
-/// Number and bytes of the tensors that the model in `dir` has besides its text model, if it is a vision-language
-/// model. Reads headers only.
-pub fn carried(dir: &Path) -> Result<Option<(usize, u64)>> {
+/// What a vision-language model has besides its text model, for a person.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CarriedSize {
+    pub tensors: usize,
+    pub bytes: u64,
+}
+
+impl fmt::Display for CarriedSize {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let mib = self.bytes as f64 / (1u64 << 20) as f64;
+        write!(f, "carried through: {} tensors of the vision tower, {mib:.1} MiB, not trained", self.tensors)
+    }
+}
+
+/// What the model in `dir` has besides its text model, if it is a vision-language model. Reads headers only.
+pub fn carried(dir: &Path) -> Result<Option<CarriedSize>> {
     let mut found = OpenedFiles::default();
     if !hf::has_tower(dir)? {
         return Ok(None);
     }
     found.open(dir, "model")?;
-    Ok(found.tower(dir, false)?.map(|tower| (tower.carried.tensors.len(), tower.bytes())))
+    let tower = found.tower(dir, false)?;
+    Ok(tower.map(|tower| CarriedSize { tensors: tower.carried.tensors.len(), bytes: tower.bytes() }))
 }
 
 impl Checkpointer {

@@ -38,7 +38,7 @@ pub use checkpointer::Checkpointer;
 pub use companions::Companions;
 pub use dirs::{Lock, Resume, candidates, clear, mark_best, newest, of_model, prepare, resolve};
 pub use evaluations::Evaluations;
-pub use load::{carried, inspect, inspect_model};
+pub use load::{CarriedSize, carried, inspect, inspect_model};
 pub use merge::{Merged, inspect_adapter};
 pub use publish::SavedCheckpoint;
 pub use room::{check_export, same_place};

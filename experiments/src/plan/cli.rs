@@ -257,7 +257,7 @@ fn work(outline: &Outline) -> BatchShape {
 fn cost(outline: Outline, cluster: &Cluster, check: bool) -> Result<Cost> {
     let work = work(&outline);
     let Cluster { machine, gpus, per_node } = cluster;
-    let Outline { engine, mesh, params, planned: mut bytes, .. } = outline;
+    let Outline { engine, mesh, params, carried, planned: mut bytes, .. } = outline;
     let mut reserved = 0;
     if let Some(multiprocessors) = machine.multiprocessors() {
         let own = GpuDevice::planned(multiprocessors as u32) + cuda::WORKSPACE;
@@ -281,6 +281,7 @@ fn cost(outline: Outline, cluster: &Cluster, check: bool) -> Result<Cost> {
         mesh,
         engine,
         params,
+        carried,
         work,
         bytes,
         step,

@@ -4,6 +4,7 @@ use super::machine::MachineModel;
 use super::simulate::{BatchShape, Simulated};
 use flatshard::base::CATEGORIES;
 use flatshard::base::Category;
+use flatshard::ckpt::CarriedSize;
 use flatshard::comm::MeshSizes;
 use flatshard::engine::EngineOptions;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ pub struct Cost {
     pub mesh: MeshSizes,
     pub engine: EngineOptions,
     pub params: usize,
+    pub carried: Option<CarriedSize>,
     pub work: BatchShape,
     /// Bytes per rank, in the order of [`flatshard::base::CATEGORIES`]; on GPUs including those of the device itself.
     pub bytes: Vec<(Category, usize)>,

@@ -63,6 +63,7 @@ pub fn text(cluster: &Cluster, rows: &[PlanRow], best: Option<&PlanRow>, command
             spec.vocab,
             cost.engine.strategy.dtype(),
         );
+        out.extend(cost.carried.map(|carried| format!("vision   {carried}\n")));
     }
     let memory =
         cluster.machine.memory().map_or("unknown memory".into(), |bytes| format!("{:.1} GiB each", gib(bytes)));

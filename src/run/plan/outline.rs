@@ -1,7 +1,7 @@
 //! The plan of a hypothetical run, for `experiments plan`: mesh, engine and bytes per rank, for any device and world
 //! size. Never reads data, starts ranks or writes files.
 use crate::base::{Category, Result};
-use crate::ckpt::hf;
+use crate::ckpt::{self, CarriedSize, hf, is_model};
 use crate::comm::mesh::MeshSizes;
 use crate::engine::EngineOptions;
 use crate::nn::Segment;
@@ -17,6 +17,8 @@ pub struct Outline {
     pub mesh: MeshSizes,
     pub engine: EngineOptions,
     pub params: usize,
+    /// What the model has besides the text model that is trained, if its weights are there.
+    pub carried: Option<CarriedSize>,
     /// Bytes of one rank, in the order of [`crate::base::CATEGORIES`]; on GPUs without the CUDA context.
     pub planned: Vec<(Category, usize)>,
     /// Tokens per sequence, sequences per micro-batch, micro-batches per step.
@@ -36,6 +38,8 @@ impl Outline {
         if s.model.pretrain.as_ref().is_some_and(|dir| !dir.join(hf::FILE).exists()) {
             model::has_weights(&s)?;
         }
+        let weights = s.model.pretrain.as_ref().filter(|dir| is_model(dir).is_ok());
+        let carried = weights.map_or(Ok(None), |dir| ckpt::carried(dir))?;
         let spec = model::spec(&mut s, &tokenizer)?;
         // There is no data that lengths could follow from.
         let longest = s.task.as_ref().and_then(|task| task.max_len).map(|limit| limit.min(spec.max_len));
@@ -49,6 +53,6 @@ impl Outline {
             set(&s.batch.batch_size, "batch.batch_size")?,
             set(&s.batch.grad_accum, "batch.grad_accum")?,
         ];
-        Ok(Outline { settings: s, mesh, engine, params, planned, work })
+        Ok(Outline { settings: s, mesh, engine, params, carried, planned, work })
     }
 }

@@ -366,10 +366,7 @@ fn undropped(plan: &Plan) -> Result<Option<String>> {
 pub fn carried(plan: &Plan) -> Result<Option<String>> {
     let resumed = plan.resume.as_ref().filter(|_| plan.engine.tuning.lora.is_none()).map(|resume| &resume.dir);
     let Some(dir) = resumed.or(plan.settings.model.pretrain.as_ref()) else { return Ok(None) };
-    Ok(ckpt::carried(dir)?.map(|(tensors, bytes)| {
-        let (tensors, size) = (count(tensors as u64), mib(bytes));
-        format!("carried through: {tensors} tensors of the vision tower, {size}, not trained")
-    }))
+    Ok(ckpt::carried(dir)?.map(|carried| carried.to_string()))
 }
 
 /// What `--cpu-offload` comes to.
