@@ -379,6 +379,7 @@ mod tests {
             dtype,
             file: 0,
             offset: 0,
+            coding: None,
         };
         let tensors = vec![
             carried("eye.bytes", &[3], Dtype::U8),

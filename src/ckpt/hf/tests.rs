@@ -42,7 +42,7 @@ fn specs() -> Vec<Spec> {
         scaled(Scaling::Linear { factor: 2.5 }),
         scaled(Scaling::Dynamic { factor: 2.0, original: 64 }),
         scaled(Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 16 }),
-        scaled(yarn),
+        scaled(yarn.clone()),
         Spec { arch: Arch::Mistral, window: 9, windowed: vec![true; 3], ..llama() },
         Spec { arch: Arch::Mistral, ..llama() },
         Spec { arch: Arch::Ministral, window: 9, windowed: vec![true, false, true], ..llama() },
