@@ -13,6 +13,7 @@ use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
+use flatshard::device::ops::RotaryPairs;
 use flatshard::engine::PlannedRank;
 use flatshard::nn::{
     Activation, Arch, Checkpointing, Cuts, Decoder, Experts, Groups, Init, Lora, Minimized, QueryGrowth, Rotary,
@@ -69,6 +70,50 @@ fn gemma3() -> Spec {
         norm_from_one: true,
         scaled_embedding: true,
         tied: true,
+        ..llama()
+    }
+}
+
+/// Matrices of parts of different lengths and of uneven shares; a part of a head is rotated.
+fn phi3() -> Spec {
+    Spec {
+        arch: Arch::Phi3,
+        heads: 8,
+        fused_qkv: true,
+        fused_gate_up: true,
+        rotary_dim: Some(4),
+        window: 5,
+        windowed: vec![true; 2],
+        ..llama()
+    }
+}
+/// Parallel branches with a factor each, one LayerNorm without biases, adjacent pairs; one layer is not rotated.
+fn cohere2() -> Spec {
+    Spec {
+        arch: Arch::Cohere2,
+        parallel: true,
+        layer_norm: true,
+        rotary_pairs: RotaryPairs::Adjacent,
+        rotated: vec![true, false],
+        residual_multiplier: 0.7,
+        logit_scale: 0.3,
+        embed_multiplier: 1.5,
+        tied: true,
+        ..llama()
+    }
+}
+/// Norms of heads after their rotation, and after the branches only; GELU without a gate, with biases.
+fn others() -> Spec {
+    Spec {
+        arch: Arch::Starcoder2,
+        activation: Activation::Gelu,
+        mlp_bias: true,
+        qk_norm: true,
+        norm_after_rope: true,
+        pre_norms: false,
+        post_norms: true,
+        layer_norm: true,
+        norm_bias: true,
         ..llama()
     }
 }
@@ -264,7 +309,7 @@ const TIGHT: f64 = 3e-6;
 #[test]
 fn every_gradient_equals_that_of_one_rank() {
     let growing = Spec { query_growth: Some(QueryGrowth { beta: 0.5, original: 3 }), ..llama() };
-    for spec in [growing, qwen2(), qwen3(), gemma3()] {
+    for spec in [growing, qwen2(), qwen3(), gemma3(), phi3(), cohere2(), others()] {
         let run = Run::alone(spec);
         let alone = made(&run);
         for (tp, sequence) in [(2, false), (2, true), (4, false), (4, true)] {
@@ -326,7 +371,7 @@ fn several_logit_chunks_and_long_documents() {
 
 #[test]
 fn recomputed_blocks_give_the_same_result() {
-    for spec in [llama(), gemma3()] {
+    for spec in [llama(), gemma3(), cohere2()] {
         let run = Run::alone(spec);
         let alone = made(&run);
         for checkpoint in [Checkpointing::Full, Checkpointing::Selective] {
@@ -340,11 +385,13 @@ fn recomputed_blocks_give_the_same_result() {
 
 #[test]
 fn adapters_are_split_with_their_matrices() {
-    for (spec, dropout) in [(qwen2(), 0.3), (gemma3(), 0.0), (llama(), 0.3)] {
+    for (spec, dropout) in [(qwen2(), 0.3), (gemma3(), 0.0), (llama(), 0.3), (phi3(), 0.3)] {
+        // Fused matrices have one adapter.
+        let matrices = if spec.fused_qkv { 4 } else { 7 };
         let lora = Some(Lora { rank: 3, alpha: 5.0, dropout, targets: vec!["all-linear".into()] });
         let run = Run { tuning: Tuning { lora, ..Tuning::default() }, ..Run::alone(spec) };
         let alone = made(&run);
-        assert!(alone.grads.keys().all(|name| name.contains("lora_")) && alone.grads.len() == 2 * 7 * 2);
+        assert!(alone.grads.keys().all(|name| name.contains("lora_")) && alone.grads.len() == 2 * matrices * 2);
         // Masks are by channel of the whole tensor, in token order, also for rows and columns of which ranks have
         // parts.
         for (tp, sequence) in [(2, false), (4, true)] {
@@ -452,11 +499,13 @@ fn rounding_to_bf16_costs_no_more_than_on_one_rank() {
 
 #[test]
 fn the_simulated_gpu_gives_the_same_result() {
-    let run = Run { lengths: vec![5, 8], ..Run::alone(gemma3()) };
-    let alone = made(&run);
-    for sequence in [false, true] {
-        let what = format!("simulated, sequence parallel {sequence}");
-        same(&alone, &made(&Run { sim: true, ..run.over(2, sequence) }), 2e-5, &what);
+    for (spec, sequences) in [(gemma3(), &[false, true][..]), (phi3(), &[false]), (cohere2(), &[true])] {
+        let run = Run { lengths: vec![5, 8], ..Run::alone(spec) };
+        let alone = made(&run);
+        for &sequence in sequences {
+            let what = format!("{:?} simulated, sequence parallel {sequence}", run.spec.arch);
+            same(&alone, &made(&Run { sim: true, ..run.over(2, sequence) }), 2e-5, &what);
+        }
     }
 }
 
@@ -481,6 +530,7 @@ fn indivisible_sizes_are_refused_with_the_equation() {
     let with = |experts| Spec { experts: Some(experts), ..mixture() };
     assert!(all(with(narrow(3, 8)), 4).contains("width of experts 3 < tp-size 4"));
     assert!(all(with(narrow(8, 3)), 4).contains("width of the shared expert 3 < tp-size 4"));
+    assert!(all(phi3(), 8).contains("num_kv_heads 4 is not divisible by tp-size 8: queries, keys and values of phi3"));
     assert!(all(olmoe(), 2).contains("olmoe normalizes all heads of a token together"));
     let gpt = Spec { arch: Arch::Gpt, rope: None, activation: Activation::Gelu, head_dim: 5, ..llama() };
     assert!(all(gpt, 2).contains("arch gpt"));

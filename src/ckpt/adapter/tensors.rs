@@ -101,7 +101,8 @@ impl AdapterTensors {
             Some((kind, module, of)) => {
                 let parts = self.changes.entry(format!("{module}{of}")).or_default().added.get_or_insert_default();
                 let last = module.rsplit('.').next().unwrap_or_default();
-                parts.transposed = kind > 2 || ["c_attn", "c_proj", "c_fc"].contains(&last) && kind < 2;
+                let conv1d = module.starts_with("transformer.") && ["c_attn", "c_proj", "c_fc"].contains(&last);
+                parts.transposed = kind > 2 || conv1d && kind < 2;
                 parts.bias = kind == 2;
                 parts.scale = config.of(module).1;
                 if [0, 3].contains(&kind) { &mut parts.a } else { &mut parts.b }
