@@ -40,7 +40,7 @@
 //! - 2 [`comm`]: groups of ranks
 //! - 3 [`nn`]: layers as forward and backward, and the single layer loop; *defines* the parameter store trait
 //! - 4 [`store`]: parameter storage: sharded or replicated
-//! - 5 [`optim`], [`data`]
+//! - 5 [`optim`], [`data`], [`hub`]
 //! - 6 [`ckpt`]
 //! - 7 [`engine`]: one rank's training step
 //! - 8 [`run`]: flags, files, the plan, the loop
@@ -51,6 +51,7 @@ pub mod comm;
 pub mod data;
 pub use flatshard_device as device;
 pub mod engine;
+pub mod hub;
 pub mod nn;
 pub mod optim;
 pub mod run;

@@ -26,6 +26,9 @@ pub enum Error {
     /// The run failed: the message names rank, step and operation. Exit status 1.
     #[error("{0}")]
     Run(String),
+    /// Bad input that another process of the job reports. Exit status 2.
+    #[error("another process of the job reports what is wrong")]
+    Reported,
     /// Stopped by a signal, after saving if a checkpoint directory is set. Exit status 128 + n.
     #[error("stopped by signal {0}")]
     Signal(i32),
@@ -35,7 +38,7 @@ impl Error {
     /// 2 for bad input, 128 + n after signal n, 1 for a failure at run time.
     pub fn exit_status(&self) -> u8 {
         match self {
-            Error::Input(_) | Error::Damaged(_) => 2,
+            Error::Input(_) | Error::Damaged(_) | Error::Reported => 2,
             Error::Signal(n) => (128 + n) as u8,
             _ => 1,
         }

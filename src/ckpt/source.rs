@@ -157,11 +157,9 @@ pub fn is_model(dir: &Path) -> Result<()> {
     let list = match fs::read_dir(dir) {
         Ok(list) => list,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            let name = dir.display();
-            return refuse(format!(
-                "no such directory. To use a model from the Hugging Face hub, download it first: hf download {name} \
-                 --local-dir DIR"
-            ));
+            return refuse(
+                "no such file or directory, and not a name of the hub (OWNER/NAME or OWNER/NAME@REVISION)".into(),
+            );
         }
         Err(e) => return refuse(format!("cannot be listed ({e}): name a model directory")),
     };

@@ -20,6 +20,7 @@ pub mod secret; // the job's secret
 mod launched; // launchers' variable names
 pub mod env; // this rank's identity from the environment
 pub mod claim; // one process per rank
+pub mod handover; // work that one process of a host does for all
 pub mod frame; // messages on a stream of bytes
 pub mod handshake; // mutual authentication of two ranks
 pub mod door; // authenticated accept on a listening port

@@ -231,7 +231,7 @@ fn missing(path: &Path, e: std::io::Error) -> Error {
         _ => format!("{} and {} more", near.join(", "), count - 8),
     };
     Error::input(format!(
-        "`dataset` {}: no such file or directory. {} contains: {near}",
+        "`dataset` {}: no such file or directory, and not a name of the hub (OWNER/NAME). {} contains: {near}",
         path.display(),
         there.display()
     ))

@@ -76,8 +76,8 @@ impl Tokenizer {
             (_, dir) if dir.is_dir() => Tokenizer::load(&dir.join(FILES[0])),
             (_, file) if file.exists() => Tokenizer::load(file),
             _ => Err(Error::input(format!(
-                "`tokenizer` {name}: no such file or directory. Name a tokenizer.json, a directory that holds one, or \
-                 `bytes` (257 ids). Tokenized data (JSONL with `input_ids`, .npy arrays) needs none"
+                "`tokenizer` {name}: no such file or directory, and not a name of the hub (OWNER/NAME). Name a \
+                 tokenizer.json, a directory that holds one, or `bytes` (257 ids). Tokenized data (JSONL with `input_ids`, .npy arrays) needs none"
             ))),
         }
     }

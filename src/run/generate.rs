@@ -14,6 +14,7 @@ use crate::run::plan::data;
 use crate::run::settings::Settings;
 use crate::run::settings::value::set;
 use crate::run::watch::RunLog;
+pub use model::base_name;
 use model::{TextModel, WeightPlan};
 use std::io::{ErrorKind, Write};
 use std::time::{Duration, Instant};

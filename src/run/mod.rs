@@ -11,6 +11,8 @@ pub mod plan;
 pub mod watch;
 /// Traces of steps, memory over time.
 pub mod trace;
+/// Names of the hub become paths.
+pub mod resolve;
 /// Processes, restarts, signals, devices.
 pub mod launch;
 /// One rank's run: data, agreement, steps, checkpoints, reports.
@@ -88,6 +90,7 @@ fn start(page: &HelpPage, strategy: StrategyName, launched: Option<&RankEnv>, re
     let _claim = launched.map(Claim::of).transpose()?;
     let placed = launched.zip(runs.first()).map(|(env, settings)| ranks::place(env, settings)).transpose()?;
     let launched = placed.as_ref();
+    resolve::names(&mut runs, &cli.settings.model, &cli.files, launched)?;
     if let Some(prompt) = &cli.files.generate {
         let Some(settings) = runs.pop() else { return Ok(()) };
         return generate::main(settings, launched, prompt);
@@ -165,7 +168,7 @@ fn failed(e: &Error, launched: Option<&RankEnv>) -> ExitCode {
     let head = style::error(launch::FAILED);
     let text = match (e, launched) {
         // Our own launcher prints it once for all ranks.
-        (Error::Signal(_), Some(RankEnv { parent_pid: Some(_), .. })) => String::new(),
+        (Error::Signal(_), Some(RankEnv { parent_pid: Some(_), .. })) | (Error::Reported, _) => String::new(),
         (Error::Signal(_), _) => format!("{what}\n"),
         // An external launcher prints the output of all ranks.
         (_, Some(RankEnv { parent_pid: None, rank, .. })) if !what.starts_with("rank ") => {

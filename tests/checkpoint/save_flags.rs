@@ -224,7 +224,7 @@ fn file_size_limits_and_generation_from_sharded_files() {
 
     let bad = |more: &[&str], parts: &[&str]| refused(&[&["--generate", "a"], more].concat(), parts);
     bad(&[], &["--generate needs a model", "--pretrain DIR"]);
-    bad(&["--pretrain", &dir.arg("none")], &["no such directory"]);
+    bad(&["--pretrain", &dir.arg("none")], &["no such file or directory"]);
     bad(&["--ckpt-dir", &dir.arg("none")], &["none", "neither a checkpoint"]);
     bad(&["--pretrain", &hf, "--top-p", "1.5"], &["top_p is 1.5", "at most 1"]);
     bad(&["--pretrain", &hf, "--temperature", "-1"], &["temperature is -1"]);

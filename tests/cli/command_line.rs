@@ -338,8 +338,8 @@ fn outputs_that_cannot_be_written() {
     refused_tiny(&["--resume", dir.path().to_str().unwrap()], &["--resume"]);
     refused_tiny(&["--pretrain", dir.path().to_str().unwrap()], &[dir.path().to_str().unwrap()]);
     refused_tiny(
-        &["--pretrain", "meta-llama/Llama-3.2-1B"],
-        &["no such directory", "hf download meta-llama/Llama-3.2-1B"],
+        &["--pretrain", "./meta-llama/Llama-3.2-1B"],
+        &["no such file or directory, and not a name of the hub", "OWNER/NAME@REVISION"],
     );
     assert_eq!(fs::read_to_string(taken).unwrap(), "mine", "nothing is overwritten");
     // A file that opens but cannot be written, and one that cannot be created in a writable directory.

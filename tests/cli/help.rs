@@ -45,7 +45,7 @@ fn help_fits_a_screen_and_a_search_finds_every_flag() {
         assert!(screen.lines().count() <= 40, "{} lines: {screen}", screen.lines().count());
         assert!(screen.lines().all(|line| line.chars().count() <= 100), "{screen}");
         for part in
-            ["--dataset <PATH>...", "[default: 0.001]", "[possible values: fp32, bf16, fp16, fp8]", "--help-all"]
+            ["--dataset <PATH|NAME>...", "[default: 0.001]", "[possible values: fp32, bf16, fp16, fp8]", "--help-all"]
         {
             assert!(screen.contains(part), "no {part}: {screen}");
         }

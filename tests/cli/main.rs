@@ -15,6 +15,8 @@ mod fp8;
 mod gate;
 mod help;
 mod host_files;
+#[cfg(feature = "hub")]
+mod hub;
 mod hybrid_shard;
 mod idle_flags;
 mod logs;

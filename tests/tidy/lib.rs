@@ -8,8 +8,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Lowest first; modules of one row share a floor. A module uses only its own floor and lower ones.
-const FLOORS: &[&[&str]] =
-    &[&["base"], &["device"], &["comm"], &["nn"], &["store"], &["optim", "data"], &["ckpt"], &["engine"], &["run"]];
+const FLOORS: &[&[&str]] = &[
+    &["base"],
+    &["device"],
+    &["comm"],
+    &["nn"],
+    &["store"],
+    &["optim", "data", "hub"],
+    &["ckpt"],
+    &["engine"],
+    &["run"],
+];
 
 fn root() -> PathBuf {
     fs::canonicalize(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap()

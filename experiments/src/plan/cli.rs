@@ -10,6 +10,7 @@ use flatshard::base::{Category, DType, Error, Result};
 use flatshard::device::gpu::{GpuDevice, cuda};
 use flatshard::run::HelpPage;
 use flatshard::run::plan::outline::Outline;
+use flatshard::run::resolve;
 use flatshard::run::settings::DeviceName;
 use flatshard::run::settings::Settings;
 use flatshard::run::settings::StrategyName;
@@ -148,7 +149,8 @@ fn outline(
     per_node: usize,
 ) -> Result<Outline> {
     let cli = parse(argv, &candidate.flags)?.ok_or_else(|| Error::input("--help is not expected here"))?;
-    let settings = config::resolve(&cli.run, cli.run.files.stage.as_deref(), StrategyName::Fsdp)?;
+    let mut settings = config::resolve(&cli.run, cli.run.files.stage.as_deref(), StrategyName::Fsdp)?;
+    resolve::config(&mut settings)?;
     Outline::new(settings, device, gpus, per_node)
 }
 

@@ -12,6 +12,7 @@ use crate::data::tokenizer::FILES;
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
 use crate::engine::{EngineOptions, Generator, GeneratorOptions, Sampling};
+use crate::hub::HubName;
 use crate::nn::{Decoder, Spec};
 use crate::optim::Moments;
 use crate::run::launch::device::{self, RankDevice};
@@ -176,7 +177,7 @@ fn model_dir(s: &Settings) -> Result<PathBuf> {
             ));
         }
     };
-    if from.join(ckpt::hf::FILE).exists() {
+    if [ckpt::hf::FILE, ckpt::adapter::FILE].iter().any(|file| from.join(file).exists()) {
         return Ok(from.clone());
     }
     let newest = if from.is_file() { None } else { ckpt::newest(from)? };
@@ -207,6 +208,16 @@ fn with_base(s: &Settings, dir: PathBuf) -> Result<(PathBuf, Option<PathBuf>)> {
             dir.display()
         ))),
     }
+}
+
+/// The adapter whose base model has to be found on the hub, and its name there.
+pub fn base_name(s: &Settings) -> Option<(PathBuf, HubName)> {
+    let dir = model_dir(s).ok().filter(|dir| dir.join(ckpt::adapter::FILE).exists() && ckpt::is_model(dir).is_err())?;
+    if s.model.pretrain.as_ref().is_some_and(|base| *base != dir) {
+        return None;
+    }
+    let base = ckpt::adapter::base(&dir).filter(|base| !Path::new(base).exists())?;
+    Some((dir, HubName::model(&base)?))
 }
 
 /// End-of-text tokens: `eos_token_id` of generation_config.json, else of config.json, and the tokenizer's own.

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 
+/// Key in `data` of the trainer state: what revisions of the hub were when the run began.
+pub const HUB: &str = "hub";
+
 /// The checkpoint to resume from.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ResumeFrom {

@@ -18,6 +18,7 @@ use crate::data::{Dataset, LoaderOptions, Tokenizer};
 use crate::engine::EngineOptions;
 use crate::nn::{Decoder, Segment};
 use crate::optim::{Rule, Schedule};
+use crate::run::settings::hub::HubNames;
 use crate::run::settings::tasks::RunTask;
 use crate::run::settings::*;
 use serde::{Deserialize, Serialize};
@@ -73,6 +74,7 @@ pub struct SettledPlan {
     resume: Option<ResumeFrom>,
     split: EvalSplit,
     task: Option<RunTask>,
+    hub: HubNames,
 }
 
 impl Plan {
@@ -182,8 +184,8 @@ impl Plan {
             as_asked.run.max_steps = asked;
             s.notes.extend(idle::plan(&as_asked, &facts)?);
         }
-        let task = s.task.clone();
-        let settled = SettledPlan { settings: s, ranks, size, live, resume, split, task };
+        let (task, hub) = (s.task.clone(), s.hub.clone());
+        let settled = SettledPlan { settings: s, ranks, size, live, resume, split, task, hub };
         let plan = Plan::derive(settled, tokenizer, engine, data)?;
         check::profile(&plan.settings, plan.profile.as_ref())?;
         Ok(plan)
@@ -199,12 +201,14 @@ impl Plan {
             resume: self.resume.clone(),
             split: self.split.clone(),
             task: self.settings.task.clone(),
+            hub: self.settings.hub.clone(),
         }
     }
     /// The plan in such a rank: rebuilds only what cannot be inherited.
     pub fn inherit(mut settled: SettledPlan) -> Result<Plan> {
         let (s, ranks) = (&mut settled.settings, &settled.ranks);
         // What follows from the data is settled, but for the length that rows are read with.
+        s.hub = std::mem::take(&mut settled.hub);
         s.task = settled.task.take().map(|task| RunTask { batch: false, ..task });
         let tokenizer = data::tokenizer(s);
         let spec = model::spec(s, &tokenizer)?;
@@ -324,6 +328,9 @@ impl Plan {
             data.insert("objective".into(), json!(self.settings.objective.objective));
             data.insert("reference".into(), json!(objective::reference_dir(&self.settings)));
         }
+        if !self.settings.hub.commits.is_empty() {
+            data.insert(resume::HUB.into(), json!(self.settings.hub.commits));
+        }
         data.extend(self.dataset.shares().map(|shares| ("weights".into(), shares.into())));
         TrainerState {
             step,
@@ -396,7 +403,7 @@ impl Plan {
         Value::Object(map)
     }
 
-    /// The resolved settings, without null values.
+    /// The resolved settings, without null values; names of the hub have their commit.
     pub fn config_json(&self) -> Value {
         let mut config = json!(self.settings);
         for section in config.as_object_mut().into_iter().flat_map(|c| c.values_mut()) {
@@ -404,6 +411,7 @@ impl Plan {
                 section.retain(|_, value| !value.is_null());
             }
         }
+        self.settings.hub.restore(&mut config);
         config
     }
 

@@ -1,8 +1,6 @@
 //! Settings by precedence: defaults < DeepSpeed's defaults < its file < configuration file < flags. Files are overlaid
 //! as trees, key by key, so that errors name the file and the key. Never inspects the machine.
 use crate::base::{Error, Result};
-use crate::ckpt;
-use crate::comm::env;
 use crate::run::settings::args::Cli;
 use crate::run::settings::blocks;
 use crate::run::settings::deepspeed;
@@ -16,7 +14,7 @@ use crate::run::settings::stages;
 use crate::run::settings::tasks;
 use crate::run::settings::value::overlay;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The runs of this command line: one, or one per training stage, in file order. All are resolved first, so that an
 /// error in the last stage is found before the first one starts. `default` is the binary's strategy.
@@ -73,7 +71,6 @@ fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyN
     if cli.files.local_rank.is_some() {
         notes.push("--local-rank has no effect here: the launcher's environment variables give the rank".into());
     }
-    models(&mut merged)?;
     if let Some(dir) = merged["model"]["pretrain"].as_str() {
         effect::shapes(&cli.settings.model, Path::new(dir))?;
     }
@@ -86,26 +83,6 @@ fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyN
         stages::place(&mut settings, &names, stages::find(&names, stage)?)?;
     }
     Ok(settings)
-}
-
-/// Settings that name a model.
-const MODELS: [(&str, &str); 3] = [("model", "pretrain"), ("objective", "ref_pretrain"), ("objective", "teacher")];
-
-/// Replaces GGUF files by directories with what they hold. A merge without a model is into the adapter's own base.
-fn models(settings: &mut Value) -> Result<()> {
-    if let (Some(adapter), true) = (settings["lora"]["merge"].as_str(), settings["model"]["pretrain"].is_null()) {
-        settings["model"]["pretrain"] = ckpt::adapter::base(Path::new(adapter)).map_or(Value::Null, Value::from);
-    }
-    if let (Some(path), true) = (settings["model"]["pretrain"].as_str(), settings["checkpoint"]["export"] == true) {
-        settings["model"]["pretrain"] = ckpt::of_model(Path::new(path))?.display().to_string().into();
-    }
-    let cache = settings["data"]["cache_dir"].as_str().map_or_else(env::cache_dir, PathBuf::from);
-    for (section, key) in MODELS {
-        if let Some(path) = settings[section][key].as_str().map(Path::new) {
-            settings[section][key] = ckpt::gguf::resolve(path, &cache)?.display().to_string().into();
-        }
-    }
-    Ok(())
 }
 
 fn to_tree(settings: &Settings) -> Result<Value> {

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 #[serde(default)]
 #[command(next_help_heading = "Data")]
 pub struct DataSettings {
-    /// Text, .jsonl, .json, .csv, .parquet or .npy (tokens) files or directories, or `synthetic` [default: Rust sources
-    /// in cargo's registry]
-    #[arg(long, num_args = 1.., value_name = "PATH")]
+    /// Text, .jsonl, .json, .csv, .parquet or .npy (tokens) files or directories, names of the hub
+    /// (OWNER/NAME[@REVISION][/FILE][:SPLIT]), or `synthetic` [default: Rust sources in cargo's registry]
+    #[arg(long, num_args = 1.., value_name = "PATH|NAME")]
     #[serde(deserialize_with = "one_or_many")]
     pub dataset: Option<Vec<String>>,
     /// Sampling weight of each --dataset path, which can also be written there as PATH:WEIGHT [default: all paths are
@@ -18,12 +18,13 @@ pub struct DataSettings {
     #[arg(long, num_args = 1.., value_delimiter = ',', value_name = "W")]
     #[serde(deserialize_with = "numbers")]
     pub dataset_weights: Option<Vec<f64>>,
-    /// Evaluate on all rows of these files and directories, instead of on rows held out of --dataset [default: none]
+    /// Evaluate on all rows of these files, directories or names of the hub, instead of on rows held out of --dataset
+    /// [default: none]
     #[arg(long, num_args = 1.., value_name = "PATH")]
     #[serde(deserialize_with = "one_or_many")]
     pub eval_dataset: Option<Vec<String>>,
-    /// Tokenizer: a tokenizer.json, a directory that holds one, or `bytes`; token ids need none [default: the one in
-    /// pretrain, else bytes]
+    /// Tokenizer: a tokenizer.json, a directory or a name of the hub that holds one, or `bytes`; token ids need none
+    /// [default: the one in pretrain, else bytes]
     #[arg(long, value_name = "PATH|bytes")]
     pub tokenizer: Option<String>,
     /// Row field with the prompt, or with the messages when using a chat template [default: messages or conversations]

@@ -26,6 +26,8 @@ pub mod watch; // logs and TensorBoard
 pub mod wandb; // Weights & Biases
 pub mod trace; // profiles and memory over time
 pub mod generate; // sampling
+/// Names of the hub among them.
+pub mod hub;
 /// All of them: [`Settings`].
 pub mod sections;
 

@@ -32,16 +32,16 @@ pub struct ObjectiveSettings {
     /// KTO: factor of the losses of other answers
     #[arg(long, value_name = "W")]
     pub undesirable_weight: Option<f64>,
-    /// Reference model, a Hugging Face directory with the vocabulary of the trained model [default: the initial
-    /// weights; with LoRA, the model without its adapters]
+    /// Reference model, a Hugging Face directory or a name of the hub, with the vocabulary of the trained model
+    /// [default: the initial weights; with LoRA, the model without its adapters]
     #[arg(long, value_name = "DIR")]
     pub ref_pretrain: Option<PathBuf>,
     /// Compute the reference model's log-probabilities once, before training, and keep them next to the tokens; then
     /// the model is not held in memory
     #[arg(long)]
     pub precompute_ref_logps: Option<bool>,
-    /// Learn from this model too (distillation): a Hugging Face directory with the vocabulary of the trained model
-    /// [default: no teacher]
+    /// Learn from this model too (distillation): a Hugging Face directory or a name of the hub, with the vocabulary
+    /// of the trained model [default: no teacher]
     #[arg(long, value_name = "DIR")]
     pub teacher: Option<PathBuf>,
     /// Distillation: share of the divergence from the teacher in the loss, in (0, 1]; the rest is the loss of the

@@ -1,5 +1,6 @@
 //! All settings in one struct, section by section. Never fills in defaults: every field is an `Option`, so that
 //! [`super::config`] can overlay defaults, files and flags.
+use super::hub::HubNames;
 use super::tasks::RunTask;
 use super::{
     batch::BatchSettings, checkpoint::CheckpointSettings, data::DataSettings, faults::FaultSettings,
@@ -58,6 +59,10 @@ pub struct Settings {
     #[arg(skip)]
     #[serde(skip)]
     pub task: Option<RunTask>,
+    /// Derived: names of the hub, whose paths are among the settings.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub hub: HubNames,
 }
 
 impl Settings {

@@ -162,7 +162,9 @@ impl Line<'_> {
 
     fn apply(&mut self, at: usize, row: &'static Synonym, words: Vec<String>) -> Result<()> {
         let flag = &self.typed[at];
-        let shown = flag.show(if flag.words.is_empty() { &[] } else { &words });
+        let bare = flag.show(&[]);
+        // A secret is not repeated.
+        let shown = if flag.words.is_empty() || bare.ends_with("token") { bare } else { flag.show(&words) };
         let off = matches!(&words[..], [word] if truth(word) == Some("false") || same(word, "0") || same(word, "none"));
         match row.kind {
             "idle" => self.out.notes.push((at, format!("{shown} has no effect here: {} ({})", row.why, row.tool))),

@@ -32,6 +32,11 @@ pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result
         n => format!("{n} hosts {}, ", plan.ranks.carrier.between()),
     };
     let mut lines: Vec<(&str, String)> = s.run.stage.iter().map(|stage| ("stage", stage.clone())).collect();
+    let names = s.hub.all.iter().map(|named| {
+        let label = if named.pinned == named.given { "file" } else { "hub" };
+        (label, format!("{} {}", named.setting, named.pinned))
+    });
+    lines.extend(names);
     lines.extend([
         ("model", model(plan)),
         (

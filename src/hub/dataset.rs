@@ -1,0 +1,205 @@
+//! Which files a name of a data set means: the card's, else those of the hub's conventions. Never downloads one.
+use super::card::{self, CardConfig};
+use super::name::HubName;
+use super::splits::{self, Splits};
+use crate::base::quote;
+
+const TRAIN: &str = "train";
+/// Splits and files that messages name.
+const SHOWN: usize = 12;
+
+/// What the files of a repository say about its splits.
+#[derive(Debug, PartialEq)]
+pub(super) enum FoundSplits {
+    Splits(Splits),
+    /// Nothing that our readers know: Parquet that the hub has made of this configuration, if that is known.
+    Unreadable(Option<String>),
+}
+
+/// The splits of a whole repository with this card.
+pub(super) fn splits(name: &HubName, files: &[String], card: &str) -> Result<FoundSplits, String> {
+    let configs = card::configs(card)
+        .map_err(|what| format!("{}: the card (README.md) is not valid: {}", name.repo, quote(what)))?;
+    let config = card::default(&configs).map_err(|names| {
+        format!(
+            "{} has several configurations, and none is the default: {}. Name a file or a folder instead, such as {}",
+            name.repo,
+            listed(names.into_iter()),
+            example(name, &configs, files)
+        )
+    })?;
+    let script = name.repo.split_once('/').map(|(_, name)| format!("{name}.py"));
+    let scripted = script.is_some_and(|script| files.contains(&script));
+    let found = match config {
+        Some(config) if !config.files.is_empty() => by_card(name, files, config)?,
+        _ if scripted => vec![],
+        Some(CardConfig { folder: Some(folder), .. }) => {
+            splits::conventional(files, &format!("{}/", folder.trim_matches('/')))
+        }
+        _ => splits::conventional(files, ""),
+    };
+    let named = config.map(|config| config.name.clone());
+    Ok(if found.is_empty() { FoundSplits::Unreadable(named) } else { FoundSplits::Splits(found) })
+}
+
+/// The splits that a card names. Empty, if no file of them can be read.
+fn by_card(name: &HubName, files: &[String], config: &CardConfig) -> Result<Splits, String> {
+    let folder = config.folder.as_deref().map_or(String::new(), |folder| format!("{}/", folder.trim_matches('/')));
+    let mut all: Splits = Vec::new();
+    for (split, patterns) in &config.files {
+        let mut found: Vec<String> = Vec::new();
+        for pattern in patterns {
+            if pattern.contains(":/") {
+                return Err(format!(
+                    "{}: the card names files elsewhere ({}), which are not downloaded: download them and name their \
+                     paths",
+                    name.repo,
+                    quote(pattern)
+                ));
+            }
+            let more = splits::matching(files, &format!("{folder}{pattern}"));
+            found.extend(more.into_iter().filter(|path| !all.iter().any(|(s, f)| s == split && f.contains(path))));
+        }
+        found.dedup();
+        let readable = splits::of_one_format(found);
+        match all.iter_mut().find(|(known, _)| known == split) {
+            Some((_, known)) => known.extend(readable),
+            None => all.push((split.clone(), readable)),
+        }
+    }
+    all.retain(|(_, files)| !files.is_empty());
+    Ok(all)
+}
+
+/// The files of the split that is asked for.
+pub(super) fn of_split(name: &HubName, mut splits: Splits) -> Result<Vec<String>, String> {
+    let split = name.split.as_deref().unwrap_or(TRAIN);
+    if split.contains(['[', '+', '%']) {
+        return Err(format!("{name}: slices and sums of splits are not read: name one split, and set `max_samples`"));
+    }
+    match splits.iter().position(|(known, _)| known == split) {
+        Some(at) => Ok(splits.swap_remove(at).1),
+        None => Err(format!(
+            "{} has no split {}; it has {}: name one, such as {}",
+            name.repo,
+            quote(split),
+            listed(splits.iter().map(|(known, _)| &known[..])),
+            HubName { split: splits.first().map(|(known, _)| quote(known).to_string()), ..name.clone() }
+        )),
+    }
+}
+
+/// A name that means one of the configurations.
+fn example(name: &HubName, configs: &[CardConfig], files: &[String]) -> String {
+    let found = configs.iter().find_map(|config| by_card(name, files, config).ok()?.into_iter().next());
+    let path = found.and_then(|(_, files)| files.into_iter().next()).unwrap_or_else(|| "FILE.jsonl".into());
+    quote(HubName { path: Some(path), split: None, ..name.clone() }).to_string()
+}
+
+/// Parquet that the hub has made: `CONFIG/SPLIT/0000.parquet`, by split; and the configuration.
+pub(super) fn converted(name: &HubName, files: &[String], config: Option<&str>) -> Result<(String, Splits), String> {
+    let mut all: Vec<(&str, &str, &String)> = Vec::new();
+    for path in files.iter().filter(|path| path.ends_with(".parquet")) {
+        let mut parts = path.split('/');
+        if let (Some(config), Some(split), Some(_), None) = (parts.next(), parts.next(), parts.next(), parts.next()) {
+            all.push((config, split, path));
+        }
+    }
+    let mut configs: Vec<&str> = all.iter().map(|(config, ..)| *config).collect();
+    configs.dedup();
+    let known = |config: &str| configs.contains(&config);
+    let config = match config.or(Some("default")).filter(|config| known(config)) {
+        Some(config) => config,
+        None if configs.len() == 1 => configs[0],
+        None => {
+            let folder = HubName {
+                revision: Some(CONVERTED.into()),
+                path: Some(format!("{}/{TRAIN}", configs.first().unwrap_or(&"CONFIG"))),
+                ..name.clone()
+            };
+            return Err(format!(
+                "{} has several configurations, and none is the default: {}. Name one's folder instead, such as {}",
+                name.repo,
+                listed(configs.iter().copied()),
+                quote(folder)
+            ));
+        }
+    };
+    let mut splits: Splits = Vec::new();
+    for (_, split, path) in all.iter().filter(|(of, ..)| *of == config) {
+        // Of a large split the hub converts the first 5 GB, and says so.
+        let split = split.strip_prefix("partial-").unwrap_or(split);
+        match splits.iter_mut().find(|(known, _)| known == split) {
+            Some((_, files)) => files.push((*path).clone()),
+            None => splits.push((split.into(), vec![(*path).clone()])),
+        }
+    }
+    Ok((config.into(), splits))
+}
+
+/// The revision that holds what the hub has made.
+pub(super) const CONVERTED: &str = "refs/convert/parquet";
+
+/// What stands in a folder of a repository.
+pub(super) fn of_folder(name: &HubName, files: &[String], folder: &str) -> Result<Vec<String>, String> {
+    let found = splits::conventional(files, &format!("{}/", folder.trim_matches('/')));
+    // A folder of one split is meant as a whole.
+    match (&name.split, found.len()) {
+        (None, 1) => Ok(found.into_iter().flat_map(|(_, files)| files).collect()),
+        _ => of_split(name, found),
+    }
+}
+
+pub(super) fn listed<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
+    let more = names.len().saturating_sub(SHOWN);
+    let shown: Vec<String> = names.take(SHOWN).map(|name| quote(name).to_string()).collect();
+    match (shown.len(), more) {
+        (0, _) => "none".into(),
+        (_, 0) => shown.join(", "),
+        _ => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owned(paths: &[&str]) -> Vec<String> {
+        paths.iter().map(|path| path.to_string()).collect()
+    }
+
+    #[test]
+    fn cards_come_before_conventions_and_scripts_need_a_conversion() {
+        let name = HubName::dataset("o/n").unwrap();
+        let files = owned(&["train.jsonl", "sub/a.jsonl", "sub/b.jsonl", "x.zip"]);
+        let found = |card: &str| splits(&name, &files, card);
+        let card = |configs: &str| format!("---\nconfigs:\n{configs}\n---\n");
+        let is = |split: &str, paths: &[&str]| Ok(FoundSplits::Splits(vec![(split.into(), owned(paths))]));
+        assert_eq!(found(""), is("train", &["train.jsonl"]));
+        let sub = card("- config_name: default\n  data_files:\n  - split: all\n    path: sub/*");
+        assert_eq!(found(&sub), is("all", &["sub/a.jsonl", "sub/b.jsonl"]));
+        assert_eq!(found(&card("- config_name: c\n  data_dir: sub")), is("train", &["sub/a.jsonl", "sub/b.jsonl"]));
+        let zip = card("- config_name: c\n  data_files: '*.zip'");
+        assert_eq!(found(&zip), Ok(FoundSplits::Unreadable(Some("c".into()))));
+        let two = card("- config_name: one\n  data_files: sub/a.jsonl\n- config_name: two\n  data_files: sub/b.jsonl");
+        let says = found(&two).unwrap_err();
+        assert!(says.contains("one, two") && says.contains("o/n/sub/a.jsonl"), "{says}");
+        assert!(
+            found(&card("- config_name: c\n  data_files: https://x.example/y.jsonl"))
+                .unwrap_err()
+                .contains("elsewhere")
+        );
+        assert_eq!(splits(&name, &owned(&["n.py", "train.jsonl"]), ""), Ok(FoundSplits::Unreadable(None)));
+    }
+
+    #[test]
+    fn conversions_have_a_folder_for_each_split() {
+        let name = HubName::dataset("o/n").unwrap();
+        let files = owned(&["a/train/0000.parquet", "a/train/0001.parquet", "a/partial-test/0000.parquet"]);
+        let (config, splits) = converted(&name, &files, None).unwrap();
+        assert_eq!((&config[..], splits.len(), splits[0].1.len(), &splits[1].0[..]), ("a", 2, 2, "test"));
+        let both = [files, owned(&["b/train/0000.parquet"])].concat();
+        assert_eq!(converted(&name, &both, Some("b")).unwrap().0, "b");
+        assert!(converted(&name, &both, None).unwrap_err().contains("o/n@refs/convert/parquet/a/train"));
+    }
+}

@@ -1,0 +1,130 @@
+//! Which files of a repository make a model, or an adapter. Never downloads one.
+use super::cache::RepoFile;
+use crate::base::quote;
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+pub(super) const CONFIG: &str = "config.json";
+pub(super) const ADAPTER: &str = "adapter_config.json";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+const SINGLE: &str = "model.safetensors";
+/// The folder of named chat templates.
+const TEMPLATES: &str = "additional_chat_templates/";
+/// Larger JSON is no setting.
+const MOST: u64 = 64 << 20;
+/// Files of tokenizers that are not JSON.
+const TOKENIZER: [&str; 5] = ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "merges.txt"];
+
+/// Files that describe the model: settings, tokenizer, chat templates. Not training logs, other formats or pictures.
+pub(super) fn described(files: &[RepoFile]) -> Vec<String> {
+    let small = |path: &str| match path.rsplit_once('.') {
+        Some((_, "json")) => !path.ends_with(".index.json") && path != "trainer_state.json",
+        Some((_, "jinja")) => true,
+        _ => TOKENIZER.contains(&path),
+    };
+    let needed = |path: &str| match path.strip_prefix(TEMPLATES) {
+        Some(name) => name.ends_with(".jinja") && !name.contains('/'),
+        None => !path.contains('/') && small(path),
+    };
+    let known = |path: &str| path == CONFIG || path.starts_with("tokenizer");
+    let sized = |file: &RepoFile| known(&file.path) || file.size.is_none_or(|size| size <= MOST);
+    files.iter().filter(|file| needed(&file.path) && sized(file)).map(|file| file.path.clone()).collect()
+}
+
+/// Where the weights are.
+#[derive(Debug, PartialEq)]
+pub(super) enum WeightFiles {
+    These(Vec<String>),
+    /// Those that the index names.
+    Indexed,
+}
+
+/// The weights, or why there are none that can be read.
+pub(super) fn weights(files: &[RepoFile]) -> Result<WeightFiles, String> {
+    let has = |name: &str| files.iter().any(|file| file.path == name);
+    let any = |fits: &dyn Fn(&str) -> bool| files.iter().any(|file| fits(&file.path));
+    if has(SINGLE) {
+        return Ok(WeightFiles::These(vec![SINGLE.into()]));
+    }
+    if has(INDEX) {
+        return Ok(WeightFiles::Indexed);
+    }
+    if has(ADAPTER) {
+        if has("adapter_model.safetensors") {
+            return Ok(WeightFiles::These(vec!["adapter_model.safetensors".into()]));
+        }
+        return Err(
+            "the adapter has no adapter_model.safetensors; a pickle (.bin) can execute code and is not read. Save \
+                    it again with PEFT"
+                .into(),
+        );
+    }
+    let gguf: Vec<&str> = files.iter().map(|file| &file.path[..]).filter(|path| path.ends_with(".gguf")).collect();
+    Err(match gguf.first() {
+        _ if any(&|path| path.ends_with(".bin") && !path.contains('/')) => {
+            "has its weights only in .bin files, which are pickles: they can execute code and are not read. Look for a \
+             revision with safetensors (refs/pr/N), or convert it in Python with save_pretrained"
+                .into()
+        }
+        Some(first) => format!("has GGUF files only: name one of them, such as NAME/{}", quote(first)),
+        None => "has no weights: neither model.safetensors nor model.safetensors.index.json".into(),
+    })
+}
+
+/// The files that an index names.
+pub(super) fn indexed(index: &[u8]) -> Option<Vec<String>> {
+    let index: Value = serde_json::from_slice(index).ok()?;
+    let names = index["weight_map"].as_object()?.values().map(|name| name.as_str().map(str::to_string));
+    Some(names.collect::<Option<BTreeSet<String>>>()?.into_iter().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_needed() {
+        let file = |path: &str| RepoFile { path: path.into(), ..RepoFile::default() };
+        let all = [
+            ".gitattributes",
+            "README.md",
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "chat_template.jinja",
+            "preprocessor_config.json",
+            "model.safetensors.index.json",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "pytorch_model.bin",
+            "pytorch_model.bin.index.json",
+            "original/params.json",
+            "original/consolidated.00.pth",
+            "onnx/model.onnx",
+            "x.gguf",
+            "picture.png",
+            "merges.txt",
+            "additional_chat_templates/tools.jinja",
+            "trainer_state.json",
+        ]
+        .map(file);
+        let expected = [
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "chat_template.jinja",
+            "preprocessor_config.json",
+            "merges.txt",
+            "additional_chat_templates/tools.jinja",
+        ];
+        assert_eq!(described(&all), expected);
+        assert_eq!(weights(&all), Ok(WeightFiles::Indexed));
+        let of = |paths: &[&str]| weights(&paths.iter().map(|path| file(path)).collect::<Vec<_>>());
+        assert!(of(&["config.json", "pytorch_model.bin"]).unwrap_err().contains(".bin"));
+        assert!(of(&["config.json", "a.gguf"]).unwrap_err().contains("NAME/a.gguf"));
+        assert_eq!(of(&[SINGLE, INDEX]), Ok(WeightFiles::These(vec![SINGLE.into()])));
+        let index = br#"{"weight_map": {"a": "2", "b": "1", "c": "2"}}"#;
+        assert_eq!(indexed(index), Some(vec!["1".into(), "2".into()]));
+        assert_eq!(indexed(b"{}"), None);
+    }
+}

@@ -1,0 +1,204 @@
+//! Names of the hub: `OWNER/NAME[@REVISION]`, with `/PATH` and `:SPLIT` for data sets; and which file names may enter
+//! the cache. Never looks for a file.
+use std::fmt;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum HubKind {
+    Model,
+    Dataset,
+}
+
+impl HubKind {
+    /// As addresses and folders of the cache have it.
+    pub fn plural(self) -> &'static str {
+        match self {
+            HubKind::Model => "models",
+            HubKind::Dataset => "datasets",
+        }
+    }
+    pub fn word(self) -> &'static str {
+        match self {
+            HubKind::Model => "model",
+            HubKind::Dataset => "data set",
+        }
+    }
+}
+
+/// What a user typed in place of a path.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HubName {
+    pub kind: HubKind,
+    /// `OWNER/NAME`.
+    pub repo: String,
+    pub revision: Option<String>,
+    /// A file or folder in the repository.
+    pub path: Option<String>,
+    pub split: Option<String>,
+}
+
+/// Where nothing else is said.
+pub const MAIN: &str = "main";
+/// Longest name of a repository.
+const LONGEST: usize = 96;
+
+impl HubName {
+    /// None: it is no name of the hub.
+    pub fn model(text: &str) -> Option<HubName> {
+        let (text, path) = match text.to_lowercase().ends_with(".gguf") {
+            true => {
+                let mut parts = text.splitn(3, '/');
+                let (owner, name, path) = (parts.next()?, parts.next()?, parts.next()?);
+                (format!("{owner}/{name}"), Some(path.to_string()))
+            }
+            false => (text.to_string(), None),
+        };
+        HubName::new(HubKind::Model, &text, path, None)
+    }
+
+    /// None: it is no name of the hub.
+    pub fn dataset(text: &str) -> Option<HubName> {
+        let (text, split) = match text.rsplit_once(':') {
+            Some((text, split)) => (text, Some(split.to_string())),
+            None => (text, None),
+        };
+        let (owner, rest) = text.split_once('/')?;
+        let at = rest.find(['@', '/']).unwrap_or(rest.len());
+        let (name, rest) = rest.split_at(at);
+        let (revision, path) = match rest.strip_prefix('@') {
+            Some(rest) => {
+                // refs/convert/parquet and refs/pr/1 have slashes; other revisions end at the first.
+                let parts = if rest.starts_with("refs/") { 3 } else { 1 };
+                let end = rest.match_indices('/').nth(parts - 1).map_or(rest.len(), |(at, _)| at);
+                (Some(&rest[..end]), &rest[end..])
+            }
+            None => (None, rest),
+        };
+        let path = path.strip_prefix('/').map(str::to_string);
+        let revision = revision.map_or(String::new(), |revision| format!("@{revision}"));
+        HubName::new(HubKind::Dataset, &format!("{owner}/{name}{revision}"), path, split)
+    }
+
+    fn new(kind: HubKind, text: &str, path: Option<String>, split: Option<String>) -> Option<HubName> {
+        let (repo, revision) = match text.split_once('@') {
+            Some((repo, revision)) => (repo, Some(revision.to_string())),
+            None => (text, None),
+        };
+        let fine = is_repo(repo)
+            && revision.as_deref().is_none_or(is_revision)
+            && path.as_deref().is_none_or(|path| unsafe_name(path).is_none());
+        fine.then(|| HubName { kind, repo: repo.into(), revision, path, split })
+    }
+
+    pub fn revision(&self) -> &str {
+        self.revision.as_deref().unwrap_or(MAIN)
+    }
+    /// The same at `commit`, so that it always means the same.
+    pub fn at(&self, commit: &str) -> HubName {
+        HubName { revision: Some(commit.into()), ..self.clone() }
+    }
+    /// Identifies the repository and the revision that was asked for.
+    pub fn key(&self) -> String {
+        format!("{}/{}@{}", self.kind.plural(), self.repo, self.revision())
+    }
+}
+
+impl fmt::Display for HubName {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let HubName { repo, revision, path, split, .. } = self;
+        f.write_str(repo)?;
+        for (mark, part) in [("@", revision), ("/", path), (":", split)] {
+            if let Some(part) = part {
+                write!(f, "{mark}{part}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The rules of the hub for the names of repositories.
+pub fn is_repo(text: &str) -> bool {
+    let part = |part: &str| {
+        let known = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+        !part.is_empty() && part.bytes().all(known) && !part.starts_with(['-', '.']) && !part.ends_with(['-', '.'])
+    };
+    let strange = ["--", ".."].iter().any(|mark| text.contains(mark)) || text.ends_with(".git");
+    let parts = text.split_once('/').is_some_and(|(owner, name)| part(owner) && part(name));
+    parts && !strange && text.len() <= LONGEST
+}
+
+fn is_revision(text: &str) -> bool {
+    let known = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/' | b'+');
+    text.bytes().all(known) && !text.starts_with('-') && unsafe_name(text).is_none()
+}
+
+/// Whether `text` is a commit, which never moves.
+pub fn is_commit(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Why a file of this name cannot be in the cache: it would not stay in its folder, or another program would take it
+/// for something else.
+pub fn unsafe_name(path: &str) -> Option<&'static str> {
+    let part = |part: &str| match part {
+        "" => Some("has an empty part"),
+        "." | ".." => Some("leaves its folder"),
+        _ if part.eq_ignore_ascii_case(".git") => Some("has a part .git"),
+        _ if part.len() > 255 => Some("is too long"),
+        _ => None,
+    };
+    match path {
+        "" => Some("is empty"),
+        _ if path.starts_with('/') => Some("is absolute"),
+        _ if path.contains('\\') => Some("has a backslash"),
+        _ if path.contains(char::is_control) => Some("has control characters"),
+        _ if path.len() > 2000 => Some("is too long"),
+        _ => path.split('/').find_map(part),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_told_from_paths() {
+        let model = |text: &str| HubName::model(text).map(|name| (name.repo.clone(), name.revision.clone(), name.path));
+        let some = |repo: &str, revision: Option<&str>, path: Option<&str>| {
+            Some((repo.to_string(), revision.map(str::to_string), path.map(str::to_string)))
+        };
+        assert_eq!(model("meta-llama/Meta-Llama-3-8B"), some("meta-llama/Meta-Llama-3-8B", None, None));
+        assert_eq!(model("a/b@refs/pr/3"), some("a/b", Some("refs/pr/3"), None));
+        assert_eq!(model("a/b@v1/q4/x.GGUF"), some("a/b", Some("v1"), Some("q4/x.GGUF")));
+        for no in
+            ["gpt2", "/a/b", "./a", "../a", "a/b/c", "a//b", "a/b@", "a/-b", "a/b--c", "a/b.git", "a/b@../c", "~/a"]
+        {
+            assert_eq!(model(no), None, "{no}");
+        }
+        let data = |text: &str| HubName::dataset(text).map(|name| [name.revision, name.path, name.split]);
+        let three = |parts: [Option<&str>; 3]| Some(parts.map(|part| part.map(str::to_string)));
+        assert_eq!(data("Open-Orca/OpenOrca"), three([None, None, None]));
+        assert_eq!(data("a/b@v1:test"), three([Some("v1"), None, Some("test")]));
+        assert_eq!(data("a/b/in/it.jsonl"), three([None, Some("in/it.jsonl"), None]));
+        assert_eq!(data("a/b@v1/in/it.jsonl"), three([Some("v1"), Some("in/it.jsonl"), None]));
+        assert_eq!(
+            data("a/b@refs/convert/parquet/x/y:z"),
+            three([Some("refs/convert/parquet"), Some("x/y"), Some("z")])
+        );
+        for no in ["a", "synthetic", "a/../b", "/a/b", "a/b/../c", "a/b/", "a/b/.git/c", "a\\b/c"] {
+            assert_eq!(data(no), None, "{no}");
+        }
+        for text in ["a/b@v1:test", "a/b/in/it.jsonl", "a/b@v1/in/it.jsonl:x"] {
+            assert_eq!(HubName::dataset(text).unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn file_names_stay_in_their_folder() {
+        for bad in ["", "/etc/x", "../x", "a/../../x", "a//b", "a\\..\\b", ".git/config", "a/.GIT/x", "a\0b", "a/."] {
+            assert!(unsafe_name(bad).is_some(), "{bad:?}");
+        }
+        for fine in ["a", ".gitattributes", "data/train-00000-of-00001.parquet", "a..b", "größe.txt"] {
+            assert_eq!(unsafe_name(fine), None, "{fine}");
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! What names a model, a tokenizer or a data set becomes the path of its files here, before anything is planned: a name
+//! of the hub, once on each host; a GGUF file; the base model of an adapter; a directory of checkpoints. An existing
+//! path is never a name of the hub.
+use crate::base::{Error, Result, quote};
+use crate::ckpt;
+use crate::comm::env::{self, RankEnv};
+use crate::comm::handover::once_per_host;
+use crate::hub::{HubCommits, HubFiles, HubKind, HubName, HubOptions, HubReader, HubToken, ModelNeed};
+use crate::run::generate;
+use crate::run::plan::{check, resume};
+use crate::run::settings::args::Files;
+use crate::run::settings::hub::{BASE, HubNames, NamedFiles, without_weight};
+use crate::run::settings::value::set;
+use crate::run::settings::{LogLevel, Settings, effect, model::ModelSettings};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Replaces the names in `runs`. `flags`: the model's flags, which must not contradict its config.
+pub fn names(runs: &mut [Settings], flags: &ModelSettings, files: &Files, launched: Option<&RankEnv>) -> Result<()> {
+    runs.iter_mut().for_each(base_of_merge);
+    if runs.iter().any(|s| may_need(s, files)) {
+        from_hub(runs, files, launched)?;
+    }
+    for s in runs {
+        from_disk(s)?;
+        if let Some(named) = s.hub.all.iter().find(|named| named.setting == "pretrain") {
+            effect::shapes(flags, &named.path)?;
+        }
+    }
+    Ok(())
+}
+
+/// A merge without a model is into the base model that the adapter names.
+fn base_of_merge(s: &mut Settings) {
+    if let (Some(adapter), None) = (&s.lora.merge, &s.model.pretrain) {
+        s.model.pretrain = ckpt::adapter::base(adapter).map(PathBuf::from);
+    }
+}
+
+/// GGUF files become the directories that they were made from; an export takes the newest of several checkpoints.
+fn from_disk(s: &mut Settings) -> Result<()> {
+    if let Some(path) = s.model.pretrain.as_ref().filter(|_| s.checkpoint.export == Some(true)) {
+        s.model.pretrain = Some(ckpt::of_model(path)?);
+    }
+    let cache = s.data.cache_dir.clone().unwrap_or_else(env::cache_dir);
+    let o = &mut s.objective;
+    for (setting, path) in
+        [("pretrain", &mut s.model.pretrain), ("ref_pretrain", &mut o.ref_pretrain), ("teacher", &mut o.teacher)]
+    {
+        let Some(file) = path.clone() else { continue };
+        let dir = ckpt::gguf::resolve(&file, &cache)?;
+        if dir == file {
+            continue;
+        }
+        // The settings that a run records name the file.
+        match s.hub.all.iter_mut().find(|named| named.path == file) {
+            Some(named) => named.path.clone_from(&dir),
+            None => {
+                let given = file.display().to_string();
+                s.hub.all.push(NamedFiles { setting: setting.into(), pinned: given.clone(), given, path: dir.clone() });
+            }
+        }
+        *path = Some(dir);
+    }
+    Ok(())
+}
+
+fn from_hub(runs: &mut [Settings], files: &Files, launched: Option<&RankEnv>) -> Result<()> {
+    let (first, work) = (runs[0].clone(), || resolved(runs, files));
+    let found: Vec<(HubNames, Vec<String>)> = match launched {
+        None => work()?,
+        Some(env) => {
+            let limit = Duration::from_secs_f64(set(&first.faults.init_timeout, "faults.init_timeout")?);
+            once_per_host(env, limit, work)?
+        }
+    };
+    for (s, (names, notes)) in runs.iter_mut().zip(found) {
+        apply(s, &names);
+        s.notes.extend(notes);
+    }
+    Ok(())
+}
+
+/// Whether a name of the hub is among the settings, or may be in a file that they name.
+fn may_need(s: &Settings, files: &Files) -> bool {
+    let data = [&s.data.dataset, &s.data.eval_dataset].into_iter().flatten().flatten();
+    let base = files.writes_text() && generate::base_name(s).is_some();
+    base || models(s).iter().any(|(_, text)| is_model(text)) || data.into_iter().any(|text| dataset(text).is_some())
+}
+
+fn is_model(text: &str) -> bool {
+    !Path::new(text).exists() && HubName::model(text).is_some_and(|name| name.path.is_some() || !is_file(&name.repo))
+}
+
+/// The name in an entry of a data set, as text and parsed.
+fn dataset(text: &str) -> Option<(&str, HubName)> {
+    let given = without_weight(text).0;
+    let name = HubName::dataset(given).filter(|_| !Path::new(text).exists() && !Path::new(given).exists())?;
+    // rows/train.jsonl is a path with a mistake in it.
+    (name.path.is_some() || !is_file(&name.repo)).then_some((given, name))
+}
+
+fn is_file(text: &str) -> bool {
+    FILES.iter().any(|ending| text.ends_with(ending))
+}
+
+/// Endings of files, which no repository has.
+const FILES: [&str; 11] =
+    [".jsonl", ".json", ".csv", ".tsv", ".parquet", ".npy", ".txt", ".gz", ".zst", ".gguf", ".safetensors"];
+
+/// For `experiments plan`, which reads a model's config only.
+pub fn config(s: &mut Settings) -> Result<()> {
+    from_disk(s)?;
+    let given = s.model.pretrain.as_ref().and_then(|path| path.to_str()).filter(|text| is_model(text));
+    let Some((text, name)) = given.and_then(|text| Some((text.to_string(), HubName::model(text)?))) else {
+        return Ok(());
+    };
+    let found = HubReader::new(options(s))?.model(&name, ModelNeed::Config);
+    s.model.pretrain = Some(found.map_err(|e| in_setting("pretrain", &text, e))?.path);
+    Ok(())
+}
+
+/// Settings that name a model.
+fn models(s: &Settings) -> Vec<(&'static str, String)> {
+    let o = &s.objective;
+    let paths = [
+        ("pretrain", &s.model.pretrain),
+        ("ref_pretrain", &o.ref_pretrain),
+        ("teacher", &o.teacher),
+        ("lora_merge", &s.lora.merge),
+    ];
+    let paths = paths.into_iter().filter_map(|(setting, path)| Some((setting, path.as_ref()?.to_str()?.to_string())));
+    paths.chain(s.data.tokenizer.clone().map(|text| ("tokenizer", text))).collect()
+}
+
+fn options(s: &Settings) -> HubOptions {
+    HubOptions {
+        endpoint: env::hub_endpoint().unwrap_or_else(|| HubOptions::ENDPOINT.into()),
+        token: env::hub_token().and_then(|text| HubToken::new(&text)),
+        cache: env::hub_cache(),
+        views: env::cache_dir().join("hub"),
+        offline: env::hub_is_offline(),
+        quiet: s.watch.log_level.unwrap_or(LogLevel::Info) < LogLevel::Info,
+        pause: HubOptions::PAUSE,
+        range: HubOptions::RANGE,
+    }
+}
+
+/// The names of each run, and what to say about them.
+fn resolved(runs: &[Settings], files: &Files) -> Result<Vec<(HubNames, Vec<String>)>> {
+    let mut hub = HubReader::new(options(&runs[0]))?;
+    let writes = !files.writes_text() && files.print_samples.is_none() && files.preview.is_none();
+    if writes {
+        runs.iter().try_for_each(check::outputs)?; // before an hour of downloading
+    }
+    runs.iter().map(|s| Ok((one(&mut hub, s, files)?, hub.notes()))).collect()
+}
+
+fn one(hub: &mut HubReader, s: &Settings, files: &Files) -> Result<HubNames> {
+    let samples = files.print_samples.is_some() || files.preview.is_some();
+    hub.pin(if !files.writes_text() && !samples { recorded(s)? } else { HubCommits::new() });
+    let mut names = HubNames::default();
+    let mut found = |setting: &str, given: &str, result: Result<HubFiles>| {
+        let HubFiles { path, name } = result.map_err(|e| in_setting(setting, given, e))?;
+        names.all.push(NamedFiles { setting: setting.into(), given: given.into(), pinned: name.to_string(), path });
+        Ok::<(), Error>(())
+    };
+    for (setting, text) in models(s).iter().filter(|(_, text)| is_model(text)) {
+        let need = if samples || *setting == "tokenizer" { ModelNeed::Config } else { ModelNeed::Weights };
+        let Some(name) = HubName::model(text) else { continue };
+        found(setting, text, hub.model(&name, need))?;
+    }
+    // --generate, --chat, --lora-merge and --export read no data.
+    let trains = !files.writes_text() && !s.only_converts();
+    let data = [("dataset", &s.data.dataset), ("eval_dataset", &s.data.eval_dataset)];
+    for (setting, texts) in data.into_iter().filter(|_| trains) {
+        for (given, name) in texts.iter().flatten().filter_map(|text| dataset(text)) {
+            found(setting, given, hub.dataset(&name))?;
+        }
+    }
+    if files.writes_text() {
+        let mut s = s.clone();
+        apply(&mut s, &names);
+        if let Some((adapter, base)) = generate::base_name(&s) {
+            let name = HubName { kind: HubKind::Model, ..base };
+            let HubFiles { path, name } = hub
+                .model(&name, ModelNeed::Weights)
+                .map_err(|e| Error::input(format!("--generate: the base model of {}: {e}", adapter.display())))?;
+            let (setting, given) = (BASE.into(), adapter.display().to_string());
+            names.all.push(NamedFiles { setting, given, pinned: name.to_string(), path });
+        }
+    }
+    names.commits = hub.commits();
+    Ok(names)
+}
+
+fn in_setting(setting: &str, given: &str, e: Error) -> Error {
+    match e {
+        Error::Input(what) => Error::input(format!("`{setting}` {}: {what}", quote(given))),
+        other => Error::input(format!("`{setting}` {}: {other}", quote(given))),
+    }
+}
+
+/// What revisions were in the run that this one continues: they may have moved since.
+fn recorded(s: &Settings) -> Result<HubCommits> {
+    let Some(dir) = resume::newest(&s.checkpoint)? else { return Ok(HubCommits::new()) };
+    let Ok((state, _)) = ckpt::state::read(&dir) else { return Ok(HubCommits::new()) }; // the plan reports damage
+    let commits = state.data.get(resume::HUB).cloned().unwrap_or_default();
+    Ok(serde_json::from_value(commits).unwrap_or_default())
+}
+
+/// Puts the paths in the place of the names.
+fn apply(s: &mut Settings, names: &HubNames) {
+    for NamedFiles { setting, given, path, .. } in &names.all {
+        let path = || Some(path.clone());
+        match &setting[..] {
+            "pretrain" => s.model.pretrain = path(),
+            "ref_pretrain" => s.objective.ref_pretrain = path(),
+            "teacher" => s.objective.teacher = path(),
+            "lora_merge" => s.lora.merge = path(),
+            "tokenizer" => s.data.tokenizer = path().map(|path| path.display().to_string()),
+            BASE => (s.model.pretrain, s.checkpoint.resume) = (path(), Some(given.clone())),
+            _ => {
+                let of = if setting == "dataset" { &mut s.data.dataset } else { &mut s.data.eval_dataset };
+                for text in of.iter_mut().flatten().filter(|text| without_weight(text).0 == given) {
+                    let weight = without_weight(text).1.map_or(String::new(), |weight| format!(":{weight}"));
+                    *text = format!("{}{weight}", path().unwrap_or_default().display());
+                }
+            }
+        }
+    }
+    s.hub = names.clone();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn paths_and_names_take_each_others_place() {
+        let mut s = Settings::default();
+        s.model.pretrain = Some("o/m".into());
+        s.data.dataset = Some(vec!["o/d:test:0.25".into(), "rows.jsonl:0.75".into()]);
+        let named = |setting: &str, given: &str, pinned: &str, path: &str| NamedFiles {
+            setting: setting.into(),
+            given: given.into(),
+            pinned: pinned.into(),
+            path: path.into(),
+        };
+        let all = vec![named("pretrain", "o/m", "o/m@1", "/c/m"), named("dataset", "o/d:test", "o/d@2:test", "/c/d")];
+        let names = HubNames { all, ..HubNames::default() };
+        apply(&mut s, &names);
+        assert_eq!(s.model.pretrain.as_deref(), Some(Path::new("/c/m")));
+        assert_eq!(s.data.dataset, Some(vec!["/c/d:0.25".into(), "rows.jsonl:0.75".into()]));
+        let mut config = json!(s);
+        config["data"]["tokenizer"] = json!("/c/m");
+        names.restore(&mut config);
+        assert_eq!((&config["model"]["pretrain"], &config["data"]["tokenizer"]), (&json!("o/m@1"), &json!("o/m@1")));
+        assert_eq!(config["data"]["dataset"], json!(["o/d@2:test:0.25", "rows.jsonl:0.75"]));
+    }
+}

@@ -1,0 +1,58 @@
+//! Names of the hub among the settings, and the files that they stand for. Never resolves one: `run/resolve.rs` does.
+use crate::hub::HubCommits;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// A name that was given where a path can be.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct NamedFiles {
+    /// The field.
+    pub setting: String,
+    /// What stands there.
+    pub given: String,
+    /// The name that always means the same files.
+    pub pinned: String,
+    pub path: PathBuf,
+}
+
+/// All names of a run.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub struct HubNames {
+    pub all: Vec<NamedFiles>,
+    /// What revisions were when the run began.
+    pub commits: HubCommits,
+}
+
+/// The base model of an adapter that `--generate` reads; `given` is the adapter.
+pub const BASE: &str = "base_model_name_or_path";
+
+/// A data set, and the weight behind it.
+pub fn without_weight(text: &str) -> (&str, Option<&str>) {
+    match text.rsplit_once(':') {
+        Some((name, weight)) if !Path::new(text).exists() && weight.parse::<f64>().is_ok() => (name, Some(weight)),
+        _ => (text, None),
+    }
+}
+
+impl HubNames {
+    /// Puts the names in the place of the paths, so that settings mean the same files on another machine.
+    pub fn restore(&self, settings: &mut Value) {
+        match settings {
+            Value::Object(map) => map.values_mut().for_each(|value| self.restore(value)),
+            Value::Array(all) => all.iter_mut().for_each(|value| self.restore(value)),
+            Value::String(text) => {
+                let names = self.all.iter().filter(|named| named.setting != BASE);
+                let named = names.map(|named| (named.path.display().to_string(), &named.pinned));
+                for (path, pinned) in named {
+                    match text.strip_prefix(&path) {
+                        Some("") => return text.clone_from(pinned),
+                        Some(weight) if weight.starts_with(':') => return *text = format!("{pinned}{weight}"),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}
