@@ -138,7 +138,8 @@ impl HubAsked<'_> {
                 quote(why)
             ),
             (HubFault::Strange(why), _) => {
-                format!("{endpoint} does not answer as a hub does: {}. Check HF_ENDPOINT and HTTPS_PROXY", quote(why))
+                let why = quote(why);
+                format!("{endpoint} does not answer as a hub does: {why}. Check HF_ENDPOINT and HTTPS_PROXY")
             }
             (HubFault::Hash(why), _) => format!(
                 "{}: nothing of it is kept. Try again; if it stays, a proxy or the server changes files",

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 #[derive(Clone, Debug)]
 pub struct HubOptions {
-    /// Such as https://huggingface.co.
+    /// [`HubOptions::ENDPOINT`], or a mirror's address.
     pub endpoint: String,
     pub token: Option<HubToken>,
     /// huggingface_hub's cache of repositories.

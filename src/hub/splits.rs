@@ -169,6 +169,19 @@ mod tests {
         assert_eq!(splits(&["train/a.json", "test/b.json"]), ["train: train/a.json", "test: test/b.json"]);
         let orca = ["1M-GPT4-Augmented.parquet", "3_5M-GPT3_5-Augmented.parquet", ".gitattributes", "README.md"];
         assert_eq!(splits(&orca), [format!("train: {} {}", orca[0], orca[1])]);
+        assert_eq!(
+            splits(&["en/train.jsonl", "en/valid.jsonl", "de/train.jsonl"]),
+            ["train: en/train.jsonl de/train.jsonl", "validation: en/valid.jsonl"]
+        );
+        assert_eq!(
+            splits(&["c4-train.00000-of-01024.json.gz", "c4-validation.0.json.gz"]),
+            ["train: c4-train.00000-of-01024.json.gz", "validation: c4-validation.0.json.gz"]
+        );
+        assert_eq!(
+            splits(&["eval/x.jsonl", "x-training/y.jsonl"]),
+            ["train: x-training/y.jsonl", "test: eval/x.jsonl"]
+        );
+        assert_eq!(splits(&["Train.csv", "Test.csv"]), ["train: Train.csv Test.csv"]);
         assert_eq!(splits(&["trainer.jsonl"]), ["train: trainer.jsonl"], "no word of its own: all of it is train");
         assert_eq!(splits(&["a.zip", "script.py", "README.md", "dataset_infos.json"]), [""; 0]);
         assert_eq!(splits(&[".hidden/train.jsonl", "__x/train.jsonl"]), [""; 0]);

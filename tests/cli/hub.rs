@@ -661,6 +661,31 @@ fn the_command_of_the_seeds_runs_names_its_commits_and_resumes_with_them() {
     assert!(text.contains(&format!("dataset {data}\n")) && text.contains("after step 2"), "{text}");
 }
 
+#[test]
+fn variables_mean_what_they_mean_to_huggingface_hub() {
+    let place = place_of_the_seeds();
+    let path = |name: &str| place.dir.path(name).display().to_string();
+    fs::write(place.dir.path("secret"), format!("{TOKEN}\n")).unwrap();
+    let (secret, cache) = (path("secret"), path("elsewhere"));
+    let sends_token = || place.server.seen().iter().all(|request| request.header("authorization").is_some());
+    let (code, text) =
+        run(&place, &format!("{COMMAND} --print-samples 1"), &[("HF_TOKEN_PATH", &secret), ("HF_HUB_CACHE", &cache)]);
+    assert!(code == 0 && sends_token(), "{text}");
+    assert!(place.dir.path("elsewhere/models--meta-llama--Meta-Llama-3-8B/refs/main").exists());
+    // HF_HOME has a token, and a cache that is empty.
+    fs::create_dir_all(place.dir.path("hf")).unwrap();
+    fs::copy(place.dir.path("secret"), place.dir.path("hf/token")).unwrap();
+    let (code, text) = run(&place, &format!("{COMMAND} --print-samples 1"), &[("HF_HUB_OFFLINE", "yes")]);
+    assert!(code == 2 && text.contains("HF_HUB_OFFLINE is set") && place.server.seen().is_empty(), "{text}");
+    let (code, text) = run(&place, &format!("{COMMAND} --print-config"), &[]);
+    assert!(code == 0 && sends_token() && place.dir.path("hf/hub").exists(), "{text}");
+    let (code, text) = run(&place, &format!("{COMMAND} --print-config"), &[("HF_HUB_OFFLINE", "1")]);
+    assert!(code == 0 && place.server.seen().is_empty(), "{text}");
+    let none = [("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")];
+    run(&place, &format!("{COMMAND} --print-config"), &none);
+    assert!(place.server.seen().iter().all(|request| request.header("authorization").is_none()));
+}
+
 /// The base model that an adapter names is found on the hub, for an adapter there and for one that was saved here.
 #[test]
 fn the_base_model_of_an_adapter_is_found_by_its_name() {

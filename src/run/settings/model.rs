@@ -9,8 +9,8 @@ use std::path::PathBuf;
 #[serde(default)]
 #[command(next_help_heading = "Model")]
 pub struct ModelSettings {
-    /// Model to start from: a Hugging Face directory, a GGUF file, or a name of the hub, OWNER/NAME[@REVISION]; its config
-    /// sets the shapes [default: none]
+    /// Model to start from: a Hugging Face directory, a GGUF file, or a name of the hub, OWNER/NAME or
+    /// OWNER/NAME@REVISION; its config sets the shapes [default: none]
     #[arg(long, value_name = "MODEL")]
     pub pretrain: Option<PathBuf>,
     /// Architecture for training from scratch. llama: RMSNorm, RoPE, SwiGLU; gpt: LayerNorm, learned positions, GELU,
