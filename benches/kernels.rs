@@ -352,6 +352,7 @@ fn rows(c: &mut Criterion) {
             dev.cross_entropy(CrossEntropy {
                 shape,
                 targets: targets.view(),
+                by_row: false,
                 scale: Some(scale.view()),
                 logits: logits.view_mut(),
                 loss: loss.view_mut(),

@@ -6,7 +6,8 @@ use super::ops::{
     CrossEntropyFinish, CrossEntropyPart, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed,
     EmbedBackward, Encode, Expand, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm,
     LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward, Quantize, RaiseScales,
-    RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
+    RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, RowEntropies, Sgd, Sigmoid, SumSquares, TakeRows,
+    WeighRows,
 };
 use super::{Buf, View, ViewMut};
 use flatshard_base::timeline::Mark;
@@ -118,6 +119,13 @@ pub trait Device: Send + Sync {
     fn embed(&self, op: Embed) -> Result<()>;
     fn embed_backward(&self, op: EmbedBackward) -> Result<()>;
     fn cross_entropy(&self, op: CrossEntropy) -> Result<()>;
+    /// Whether there is [`Device::row_entropies`], which no step needs.
+    fn has_entropies(&self) -> bool {
+        false
+    }
+    fn row_entropies(&self, _: RowEntropies) -> Result<()> {
+        Err(Error::op(RowEntropies::OP, "this device does not compute entropies"))
+    }
     fn cross_entropy_part(&self, op: CrossEntropyPart) -> Result<()>;
     fn cross_entropy_finish(&self, op: CrossEntropyFinish) -> Result<()>;
     fn distill_part(&self, op: DistillPart) -> Result<()>;

@@ -9,7 +9,7 @@ use super::lora::{self, is_adapter};
 use super::recompute::SavedBlocks;
 use super::root::{LossGrad, LossSums, Root};
 use super::saved::{Saved, Scratch};
-use super::sequences::{Scored, SequenceBuffers, SequenceLoss, SequenceRows};
+use super::sequences::{LossRows, Scored, SequenceBuffers, SequenceLoss, SequenceRows};
 use super::spec::{Arch, Experts, Spec};
 use super::split::{Groups, SpGrid, Split};
 use super::store::{ParamStore, Pass, ROOT};
@@ -212,14 +212,25 @@ impl Decoder {
         let whole = all_rows(&cx);
         let (sums, scales) = (loss.rows_mut(1), Some(micro.loss_scale));
         let losses = match minimized {
-            Minimized::Tokens => LossSums { rows: &whole, sums, scales, teacher: None },
-            Minimized::Taught(teacher) => LossSums { rows: &whole, sums, scales, teacher: Some(teacher) },
+            Minimized::Tokens => {
+                LossSums { rows: LossRows::Sequences(&whole), sums, scales, entropies: None, teacher: None }
+            }
+            Minimized::Taught(teacher) => {
+                LossSums { rows: LossRows::Sequences(&whole), sums, scales, entropies: None, teacher: Some(teacher) }
+            }
             Minimized::Sequences(sequences) => {
-                let SequenceBuffers { rows, sums, .. } = sequences.buffers();
-                self.root.loss(&cx, w, x, scratch, LossSums { rows, sums, scales: None, teacher: None }, None)?;
+                let SequenceBuffers { rows, sums, entropies, .. } = sequences.buffers();
+                self.root.loss(
+                    &cx,
+                    w,
+                    x,
+                    scratch,
+                    LossSums { rows, sums, scales: None, entropies, teacher: None },
+                    None,
+                )?;
                 sequences.weigh(dev)?;
-                let SequenceBuffers { rows, sums, weights } = sequences.buffers();
-                LossSums { rows, sums, scales: Some(weights), teacher: None }
+                let SequenceBuffers { rows, sums, weights, .. } = sequences.buffers();
+                LossSums { rows, sums, scales: Some(weights), entropies: None, teacher: None }
             }
         };
         let (w, grads) = store.grads(ROOT)?;
@@ -288,10 +299,16 @@ impl Decoder {
         let x = stream[self.spec.layers % stream.len()].rows(cx.rows());
         let whole = all_rows(&cx);
         let losses = match sequences {
-            None => LossSums { rows: &whole, sums: loss.rows_mut(1), scales: None, teacher: None },
+            None => LossSums {
+                rows: LossRows::Sequences(&whole),
+                sums: loss.rows_mut(1),
+                scales: None,
+                entropies: None,
+                teacher: None,
+            },
             Some(scored) => {
                 let SequenceBuffers { rows, sums, .. } = scored.loss.buffers();
-                LossSums { rows, sums, scales: None, teacher: None }
+                LossSums { rows, sums, scales: None, entropies: None, teacher: None }
             }
         };
         self.root.loss(&cx, w, x, scratch, losses, None)?;

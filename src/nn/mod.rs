@@ -46,7 +46,7 @@ pub use layout::{CodePlace, Init, Layout, Segment, Tp};
 pub use lora::{ALL_LINEAR, Lora, SCORE, goes_with_adapters, has_adapters, is_adapter, linear_modules};
 pub use recompute::Checkpointing;
 pub use rotary::{QueryGrowth, Rotary, Scaling};
-pub use sequences::{Scored, SequenceBuffers, SequenceLoss, SequenceRows};
+pub use sequences::{LossRows, Scored, SequenceBuffers, SequenceLoss, SequenceRows};
 pub use spec::{Activation, Arch, Experts, Spec};
 pub use split::{Cuts, Groups, Slice, SpGrid, SpImpl, Split};
 pub use store::{Grads, ParamStore, Pass, ROOT, Weights};

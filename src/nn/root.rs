@@ -4,7 +4,7 @@ use super::context::{Cx, DropoutSite};
 use super::linear::Linear;
 use super::norm::Norm;
 use super::saved::{AdapterScratch, Scratch};
-use super::sequences::SequenceRows;
+use super::sequences::{LossRows, SequenceRows};
 use super::split::Slice;
 use super::store::{Grads, Weights};
 use super::teacher::{Teacher, TeacherChunk, TeacherStats};
@@ -13,7 +13,7 @@ use crate::base::{DType, Error, Result};
 use crate::comm::Tag;
 use crate::device::ops::{
     CrossEntropy, CrossEntropyFinish, CrossEntropyPart, CrossEntropyShape, DistillFinish, DistillPart, Embed,
-    EmbedBackward, EmbedShape, VocabPart,
+    EmbedBackward, EmbedShape, RowEntropies, VocabPart,
 };
 use crate::device::{View, ViewMut};
 use half::{bf16, f16};
@@ -61,12 +61,14 @@ pub struct Root {
     pub logit_cap: f32,
 }
 
-/// Where the token losses of rows are summed, by sequence; the token loss has one sequence of all rows.
+/// Where the token losses of rows are summed; the token loss has one sequence of all rows.
 pub struct LossSums<'a> {
-    pub rows: &'a [SequenceRows],
-    /// f64 (sequences), added to.
+    pub rows: LossRows<'a>,
+    /// f64 (sequences), added to; or (rows), assigned.
     pub sums: ViewMut<'a>,
-    /// f32 (sequences), if gradients are needed: a factor of every gradient of the sequence.
+    /// As [`super::SequenceBuffers::entropies`].
+    pub entropies: Option<ViewMut<'a>>,
+    /// f32 (sequences, or rows), if gradients are needed: a factor of every gradient of the sequence, or row.
     pub scales: Option<View<'a>>,
     /// The token loss is that of distillation; with gradients only.
     pub teacher: Option<&'a mut dyn Teacher>,
@@ -212,8 +214,18 @@ impl Root {
         losses: &mut LossSums,
     ) -> Result<()> {
         let [part_stats, all_stats] = stats;
-        let first = losses.rows.partition_point(|of| of.rows.end <= band.start);
-        for of in losses.rows[first..].iter().take_while(|of| of.rows.start < band.end) {
+        let LossRows::Sequences(sequences) = losses.rows else {
+            let (scale, loss) =
+                (losses.scales.map(|scales| scales.slice(band.clone())), losses.sums.reborrow().slice(band.clone()));
+            let (targets, logits) = (cx.batch.targets.slice(band.clone()), logits.rows_mut(band.len()));
+            if let Some(entropies) = losses.entropies.as_mut().filter(|_| cx.dev.has_entropies() && !self.words.cut()) {
+                let (entropies, logits) = (entropies.reborrow().slice(band.clone()), logits.as_view());
+                cx.dev.row_entropies(RowEntropies { shape, targets, logits, entropies })?;
+            }
+            return self.cross_entropy(cx, shape, targets, (true, scale), logits, [part_stats, all_stats], loss);
+        };
+        let first = sequences.partition_point(|of| of.rows.end <= band.start);
+        for of in sequences[first..].iter().take_while(|of| of.rows.start < band.end) {
             let SequenceRows { rows, sequence, .. } = of;
             let rows = rows.start.max(band.start)..rows.end.min(band.end);
             let logits = logits.band_mut(&(rows.start - band.start..rows.end - band.start));
@@ -221,7 +233,7 @@ impl Root {
             let (scale, loss) =
                 (losses.scales.map(|scales| scales.slice(own.clone())), losses.sums.reborrow().slice(own));
             let targets = cx.batch.targets.slice(rows);
-            self.cross_entropy(cx, shape, targets, scale, logits, [part_stats, all_stats], loss)?;
+            self.cross_entropy(cx, shape, targets, (false, scale), logits, [part_stats, all_stats], loss)?;
         }
         Ok(())
     }
@@ -233,7 +245,10 @@ impl Root {
         if losses.scales.is_some() {
             cx.dev.zero(scores.rows_mut(band.len()))?;
         }
-        for SequenceRows { rows, sequence, .. } in losses.rows.iter().filter(|of| of.ends) {
+        let LossRows::Sequences(sequences) = losses.rows else {
+            return Err(Error::op("scores", "a score is a sequence's, not a token's"));
+        };
+        for SequenceRows { rows, sequence, .. } in sequences.iter().filter(|of| of.ends) {
             let Some(row) = (rows.end - 1).checked_sub(band.start).filter(|&row| row < band.len()) else { continue };
             let (row, own) = (row..row + 1, *sequence..sequence + 1);
             match losses.scales {
@@ -276,20 +291,21 @@ impl Root {
         cx: &Cx,
         shape: CrossEntropyShape,
         targets: View,
-        scale: Option<View>,
+        (by_row, scale): (bool, Option<View>),
         mut logits: ViewMut,
         [part_stats, all_stats]: [&mut Tensor; 2],
         mut loss: ViewMut,
     ) -> Result<()> {
         let rows = targets.len();
         if !self.words.cut() {
-            return cx.dev.cross_entropy(CrossEntropy { shape, targets, scale, logits, loss });
+            return cx.dev.cross_entropy(CrossEntropy { shape, targets, by_row, scale, logits, loss });
         }
         let (part, stats) = (self.part(), part_stats.rows_mut(rows));
         cx.dev.cross_entropy_part(CrossEntropyPart { shape, part, targets, logits: logits.as_view(), stats })?;
         self.with_all_stats(cx, rows, [part_stats, all_stats], |stats| {
             let (logits, loss) = (logits.reborrow(), loss.reborrow());
-            cx.dev.cross_entropy_finish(CrossEntropyFinish { shape, part, targets, stats, scale, logits, loss })
+            let both = CrossEntropyFinish { shape, part, targets, stats, by_row, scale, logits, loss };
+            cx.dev.cross_entropy_finish(both)
         })
     }
     /// This rank's columns of the logits.

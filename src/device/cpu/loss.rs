@@ -1,8 +1,7 @@
 //! Cross entropy over rows of logits, loss and gradient together. Never holds more than the chunk it is given.
 use super::gemm::GemmScratch;
-use super::operands::first;
 use super::simd::{exp, sum, tanh};
-use crate::ops::{CrossEntropy, CrossEntropyPart, CrossEntropyShape, IGNORE, VocabPart};
+use crate::ops::{CrossEntropy, CrossEntropyPart, CrossEntropyShape, IGNORE, RowEntropies, VocabPart};
 use flatshard_base::{Error, Result, dtype::Float};
 
 /// Fails at the first target that is no word.
@@ -78,9 +77,15 @@ pub fn cross_entropy<T: Float>(op: CrossEntropy, scratch: &mut GemmScratch) -> R
     op.check()?;
     let (shape, targets, logits) = (op.shape, op.targets.host::<i32>(OP)?, op.logits.host::<T>(OP)?);
     check(OP, targets, shape.vocab)?;
-    let (scale, loss) = (op.scale.map(|scale| first(OP, scale)).transpose()?, &mut op.loss.host::<f64>(OP)?[0]);
+    let (scales, losses) = (op.scale.map(|scale| scale.host::<f32>(OP)).transpose()?, op.loss.host::<f64>(OP)?);
+    if op.by_row {
+        losses.fill(0.0);
+    }
     let (exps, tops) = scratch.floats(shape.vocab + shape.vocab.div_ceil(BLOCK)).split_at_mut(shape.vocab);
-    capped!(shape.softcap, logit, with_slope => for (row, &target) in logits.chunks_exact_mut(shape.vocab).zip(targets) {
+    let rows = logits.chunks_exact_mut(shape.vocab).zip(targets).enumerate();
+    capped!(shape.softcap, logit, with_slope => for (i, (row, &target)) in rows {
+        let i = if op.by_row { i } else { 0 };
+        let scale = scales.map(|scales| scales[i]);
         if target == IGNORE {
             ignore(scale, row);
             continue;
@@ -93,7 +98,7 @@ pub fn cross_entropy<T: Float>(op: CrossEntropy, scratch: &mut GemmScratch) -> R
                 *top = max;
             }
         });
-        *loss += (total as f64).ln() + (max as f64 - logit(row[target]) as f64);
+        losses[i] += (total as f64).ln() + (max as f64 - logit(row[target]) as f64);
         let Some(scale) = scale else { continue };
         let at_target = target_gradient(scale, row[target], max, total, with_slope);
         for ((block, exps), top) in row.chunks_mut(BLOCK).zip(exps.chunks(BLOCK)).zip(&*tops) {
@@ -103,6 +108,37 @@ pub fn cross_entropy<T: Float>(op: CrossEntropy, scratch: &mut GemmScratch) -> R
             }
         }
         row[target] = at_target;
+    });
+    Ok(())
+}
+
+/// With z relative to its maximum: log(sum exp z) - sum z exp z / sum exp z.
+#[inline(always)]
+pub fn entropies<T: Float>(op: RowEntropies) -> Result<()> {
+    const OP: &str = RowEntropies::OP;
+    let (shape, targets, logits) = (op.shape, op.targets.host::<i32>(OP)?, op.logits.host::<T>(OP)?);
+    let entropies = op.entropies.host::<f32>(OP)?;
+    let mut weighted = [0.0; BLOCK];
+    capped!(shape.softcap, logit, _slope => for ((row, &target), entropy) in logits.chunks_exact(shape.vocab).zip(targets).zip(entropies) {
+        *entropy = 0.0;
+        if target == IGNORE {
+            continue;
+        }
+        let (max, total) = max_and_sum(row, logit, |_, _| {});
+        let mut all = 0.0;
+        for block in row.chunks(BLOCK) {
+            for (w, x) in weighted.iter_mut().zip(block) {
+                let z = logit(*x) - max;
+                // Minus infinity would be a NaN; what is far below adds nothing.
+                *w = if z < -80.0 { 0.0 } else { exp(z) * z };
+            }
+            all += sum(
+                [&weighted[..block.len()]],
+                #[inline(always)]
+                |[w]| w,
+            );
+        }
+        *entropy = total.ln() - all / total;
     });
     Ok(())
 }

@@ -2,8 +2,8 @@
 use super::driver::Arg;
 use super::launch::{GpuDevice, VECTOR, by_dtype};
 use super::scratch::{Indexed, LaunchScratch, words};
-use crate::View;
 use crate::ops::{CrossEntropy, CrossEntropyFinish, CrossEntropyPart};
+use crate::{View, ViewMut};
 use flatshard_base::{DType, Result};
 
 /// Maximum threads per CTA: enough to keep most of a long row in registers.
@@ -14,15 +14,22 @@ pub fn threads(vocab: usize, dtype: DType) -> u32 {
     vocab.div_ceil(VECTOR / dtype.size()).next_multiple_of(32).min(MOST) as u32
 }
 
-/// The gradient's factor; null if no gradient is needed.
-fn gradient(scale: Option<View>) -> Arg {
-    scale.map_or(Arg::Null, Arg::In)
+/// The gradient's factor, null if no gradient is needed; and the distance of a row's from the previous one's, in bytes.
+fn gradient(scale: Option<View>, by_row: bool) -> [Arg; 2] {
+    [scale.map_or(Arg::Null, Arg::In), Arg::U32(if by_row { size_of::<f32>() as u32 } else { 0 })]
+}
+
+/// Adds the losses of `n` rows to `loss`, unless it has one for each row.
+fn sum(gpu: &GpuDevice, n: usize, losses: Option<ViewMut>, loss: ViewMut) -> Result<()> {
+    let Some(losses) = losses else { return Ok(()) };
+    let args = &mut [Arg::In(losses.as_view()), Arg::InOut(loss), Arg::U32(n as u32)];
+    gpu.line("sum_losses", "sum_losses", (1, 256), args)
 }
 
 pub fn cross_entropy(gpu: &GpuDevice, op: CrossEntropy) -> Result<()> {
     const OP: &str = CrossEntropy::OP;
     let (n, dtype) = (op.check()?, op.logits.dtype());
-    let CrossEntropy { shape, targets, scale, logits, loss } = op;
+    let CrossEntropy { shape, targets, by_row, scale, logits, mut loss } = op;
     let vocab = shape.vocab;
     let variant = match shape.softcap {
         0.0 => by_dtype!(OP, dtype, "cross_entropy")?,
@@ -35,15 +42,15 @@ pub fn cross_entropy(gpu: &GpuDevice, op: CrossEntropy) -> Result<()> {
     let LaunchScratch { words: all, faults, .. } = &mut *scratch;
     gpu.check(Indexed::CrossEntropy, targets, vocab, faults)?;
     // One f64 per row.
-    let mut losses = words(OP, all, 2 * n)?;
+    let mut losses = if by_row { None } else { Some(words(OP, all, 2 * n)?) };
     let threads = threads(vocab, dtype);
-    let [targets, logits, out] = [Arg::In(targets), Arg::InOut(logits), Arg::Out(losses.reborrow())];
+    let out = Arg::Out(losses.as_mut().map_or_else(|| loss.reborrow(), |losses| losses.reborrow()));
+    let ([targets, logits], [scale, pace]) = ([Arg::In(targets), Arg::InOut(logits)], gradient(scale, by_row));
     let fault = Arg::In(faults.of(Indexed::CrossEntropy));
     let [rows, vocab] = [n, vocab].map(|x| Arg::U32(x as u32));
-    let args = &mut [targets, logits, out, fault, gradient(scale), rows, vocab, Arg::F32(shape.softcap)];
+    let args = &mut [targets, logits, out, fault, scale, rows, vocab, Arg::F32(shape.softcap), pace];
     gpu.line(variant, OP, (gpu.resident(n, threads, MOST as u32), threads), args)?;
-    let args = &mut [Arg::In(losses.as_view()), Arg::InOut(loss), Arg::U32(n as u32)];
-    gpu.line("sum_losses", "sum_losses", (1, 256), args)
+    sum(gpu, n, losses, loss)
 }
 
 pub fn part(gpu: &GpuDevice, op: CrossEntropyPart) -> Result<()> {
@@ -71,7 +78,7 @@ pub fn part(gpu: &GpuDevice, op: CrossEntropyPart) -> Result<()> {
 pub fn finish(gpu: &GpuDevice, op: CrossEntropyFinish) -> Result<()> {
     const OP: &str = CrossEntropyFinish::OP;
     let ((n, parts), dtype) = (op.check()?, op.logits.dtype());
-    let CrossEntropyFinish { shape, part, targets, stats, scale, logits, loss } = op;
+    let CrossEntropyFinish { shape, part, targets, stats, by_row, scale, logits, mut loss } = op;
     let vocab = shape.vocab;
     let variant = match shape.softcap {
         0.0 => by_dtype!(OP, dtype, "cross_entropy_finish")?,
@@ -84,14 +91,14 @@ pub fn finish(gpu: &GpuDevice, op: CrossEntropyFinish) -> Result<()> {
     let LaunchScratch { words: all, faults, .. } = &mut *scratch;
     gpu.check(Indexed::CrossEntropyFinish, targets, part.of, faults)?;
     // One f64 per row.
-    let mut losses = words(OP, all, 2 * n)?;
+    let mut losses = if by_row { None } else { Some(words(OP, all, 2 * n)?) };
     let threads = threads(vocab, dtype);
     let [targets, stats, logits] = [Arg::In(targets), Arg::In(stats), Arg::InOut(logits)];
-    let (out, fault) = (Arg::Out(losses.reborrow()), Arg::In(faults.of(Indexed::CrossEntropyFinish)));
+    let out = Arg::Out(losses.as_mut().map_or_else(|| loss.reborrow(), |losses| losses.reborrow()));
+    let fault = Arg::In(faults.of(Indexed::CrossEntropyFinish));
     let [rows, parts, vocab, first] = [n, parts, vocab, part.first].map(|x| Arg::U32(x as u32));
-    let (scale, cap) = (gradient(scale), Arg::F32(shape.softcap));
-    let args = &mut [targets, stats, logits, out, fault, scale, rows, parts, vocab, first, cap];
+    let ([scale, pace], cap) = (gradient(scale, by_row), Arg::F32(shape.softcap));
+    let args = &mut [targets, stats, logits, out, fault, scale, rows, parts, vocab, first, cap, pace];
     gpu.line(variant, OP, (gpu.resident(n, threads, 2048), threads), args)?;
-    let args = &mut [Arg::In(losses.as_view()), Arg::InOut(loss), Arg::U32(n as u32)];
-    gpu.line("sum_losses", "sum_losses", (1, 256), args)
+    sum(gpu, n, losses, loss)
 }

@@ -20,11 +20,14 @@ pub struct CrossEntropy<'a> {
     pub shape: CrossEntropyShape,
     /// (R) i32: an index of the vocabulary, or [`IGNORE`].
     pub targets: View<'a>,
-    /// f32 (1), if a gradient is needed: 1 / loss tokens of the whole optimizer step, the engine's one division.
+    /// Each row has a scale of its own, and a loss of its own, which is assigned.
+    pub by_row: bool,
+    /// f32 (1), or (R) by row, if a gradient is needed: 1 / loss tokens of the whole optimizer step, the engine's one
+    /// division.
     pub scale: Option<View<'a>>,
     /// (R, vocab). With a scale, replaced by `scale * (softmax - onehot)`, 0 in ignored rows.
     pub logits: ViewMut<'a>,
-    /// f64 (1): `+= sum of -log softmax[target]`, in row order.
+    /// f64 (1): `+= sum of -log softmax[target]`, in row order. By row f64 (R), 0 in ignored rows.
     pub loss: ViewMut<'a>,
 }
 
@@ -32,8 +35,8 @@ impl CrossEntropy<'_> {
     pub const OP: &'static str = "cross_entropy";
     /// Returns R.
     pub fn check(&self) -> Result<usize> {
-        let Self { shape, targets, scale, logits, loss } = self;
-        check(Self::OP, shape, targets, logits.dtype(), logits.len(), scale.as_ref(), loss)
+        let Self { shape, targets, by_row, scale, logits, loss } = self;
+        check(Self::OP, shape, targets, logits.dtype(), logits.len(), (*by_row, scale.as_ref(), loss))
     }
 }
 
@@ -43,14 +46,37 @@ fn check(
     targets: &View,
     dtype: DType,
     logits: usize,
-    scale: Option<&View>,
-    loss: &ViewMut,
+    (by_row, scale, loss): (bool, Option<&View>, &ViewMut),
 ) -> Result<usize> {
     let (_, n) = (float(op, dtype)?, rows(op, "logits", logits, shape.vocab)?);
     read(op, &[("targets", targets, DType::I32, n)])?;
-    scale.map_or(Ok(()), |scale| scale.fits(op, "scale", DType::F32, 1))?;
-    written(op, &[("loss", loss, DType::F64, 1)])?;
+    let each = if by_row { n } else { 1 };
+    scale.map_or(Ok(()), |scale| scale.fits(op, "scale", DType::F32, each))?;
+    written(op, &[("loss", loss, DType::F64, each)])?;
     Ok(n)
+}
+
+/// The entropy of the softmax of each row with a target, in nats. Assigns `entropies`.
+pub struct RowEntropies<'a> {
+    pub shape: CrossEntropyShape,
+    /// (R) i32
+    pub targets: View<'a>,
+    /// (R, vocab)
+    pub logits: View<'a>,
+    /// (R) f32; 0 in ignored rows.
+    pub entropies: ViewMut<'a>,
+}
+
+impl RowEntropies<'_> {
+    pub const OP: &'static str = "row_entropies";
+    /// Returns R.
+    pub fn check(&self) -> Result<usize> {
+        let Self { shape, targets, logits, entropies } = self;
+        let (_, n) = (float(Self::OP, logits.dtype())?, rows(Self::OP, "logits", logits.len(), shape.vocab)?);
+        read(Self::OP, &[("targets", targets, DType::I32, n)])?;
+        written(Self::OP, &[("entropies", entropies, DType::F32, n)])?;
+        Ok(n)
+    }
 }
 
 /// The columns of wider logits that one rank holds.
@@ -104,6 +130,7 @@ pub struct CrossEntropyFinish<'a> {
     /// (parts, R, [`VocabPart::STATS`]) f32
     pub stats: View<'a>,
     /// This and the rest as in [`CrossEntropy`].
+    pub by_row: bool,
     pub scale: Option<View<'a>>,
     pub logits: ViewMut<'a>,
     pub loss: ViewMut<'a>,
@@ -113,8 +140,8 @@ impl CrossEntropyFinish<'_> {
     pub const OP: &'static str = "cross_entropy_finish";
     /// Returns R and the number of parts; 0 and 0 if there are no rows.
     pub fn check(&self) -> Result<(usize, usize)> {
-        let Self { shape, targets, stats, scale, logits, loss, .. } = self;
-        let n = check(Self::OP, shape, targets, logits.dtype(), logits.len(), scale.as_ref(), loss)?;
+        let Self { shape, targets, stats, by_row, scale, logits, loss, .. } = self;
+        let n = check(Self::OP, shape, targets, logits.dtype(), logits.len(), (*by_row, scale.as_ref(), loss))?;
         read(Self::OP, &[("stats", stats, DType::F32, stats.len())])?;
         if n == 0 {
             return Ok((0, 0));

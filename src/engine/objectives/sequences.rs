@@ -12,7 +12,7 @@ use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag};
 use crate::data::MicroBatch;
 use crate::device::{Buf, Device, IGNORE};
-use crate::nn::{SequenceBuffers, SequenceLoss, SequenceRows};
+use crate::nn::{LossRows, SequenceBuffers, SequenceLoss, SequenceRows};
 use std::sync::Arc;
 
 /// Buffers are allocated once, for any micro-batch of the engine's size.
@@ -242,7 +242,12 @@ impl Sequences {
 
 impl SequenceLoss for Sequences {
     fn buffers(&mut self) -> SequenceBuffers<'_> {
-        SequenceBuffers { rows: &self.rows, sums: self.sums.view_mut(), weights: self.weights.view() }
+        SequenceBuffers {
+            rows: LossRows::Sequences(&self.rows),
+            sums: self.sums.view_mut(),
+            entropies: None,
+            weights: self.weights.view(),
+        }
     }
     fn weigh(&mut self, dev: &dyn Device) -> Result<()> {
         self.judge(dev)?;

@@ -5,7 +5,7 @@ use flatshard::base::DType;
 use flatshard::device::Device;
 use flatshard::device::ops::{
     CrossEntropy, CrossEntropyFinish, CrossEntropyPart, CrossEntropyShape, DistillFinish, DistillPart, DistillTerms,
-    VocabPart,
+    RowEntropies, VocabPart,
 };
 
 /// The factor of the gradient; last among the operands, if given.
@@ -41,6 +41,7 @@ fn cross_entropy() {
                     dev.cross_entropy(CrossEntropy {
                         shape,
                         targets: targets.view(),
+                        by_row: false,
                         scale,
                         logits: logits.view_mut(),
                         loss: loss.view_mut(),
@@ -116,6 +117,7 @@ fn cross_entropy_in_parts() {
                             part: at,
                             targets,
                             stats: said,
+                            by_row: false,
                             scale,
                             logits: logits.view_mut(),
                             loss: loss.view_mut(),
@@ -183,6 +185,7 @@ fn cross_entropy_of_extreme_logits() {
         dev.cross_entropy(CrossEntropy {
             shape,
             targets: targets.view(),
+            by_row: false,
             scale: Some(one.view()),
             logits: logits.view_mut(),
             loss: loss.view_mut(),
@@ -205,6 +208,7 @@ fn a_nan_among_the_logits_reaches_the_loss() {
             dev.cross_entropy(CrossEntropy {
                 shape,
                 targets: targets.view(),
+                by_row: false,
                 scale: None,
                 logits: logits.view_mut(),
                 loss: loss.view_mut(),
@@ -225,6 +229,7 @@ fn cross_entropy_names_a_target_outside_the_vocabulary() {
             let error = dev.cross_entropy(CrossEntropy {
                 shape,
                 targets: targets.view(),
+                by_row: false,
                 scale: Some(one.view()),
                 logits: logits.view_mut(),
                 loss: loss.view_mut(),
@@ -232,6 +237,85 @@ fn cross_entropy_names_a_target_outside_the_vocabulary() {
             let error = settled(&*dev, error, &targets).unwrap_err().to_string();
             assert!(error.contains(&format!("target {wrong}")) && error.contains("0..4"), "{error}");
             assert_eq!(read(&*dev, &logits), [0.5; 8], "nothing is written");
+        }
+    }
+}
+
+/// By row, each row is bit for bit what it is alone, with its own scale: whole rows, and their last columns in two
+/// parts.
+#[test]
+fn rows_with_scales_and_losses_of_their_own() {
+    let (vocab, targets, scales) = (300, [7.0, -100.0, 299.0, 0.0], [0.5, 2.0, -1.25, 3.0]);
+    let given = normal(5, vocab * targets.len());
+    for (dev, softcap) in devices().iter().flat_map(|dev| [(dev, 0.0), (dev, 3.0)]) {
+        let cuts = [0, 160, vocab];
+        let ids: Vec<i32> = targets.iter().map(|&target| target as i32).collect();
+        let stats = losses(&**dev, DType::F32, &cuts, &ids, &given, softcap);
+        let run = |rows: std::ops::Range<usize>, parts: bool, by_row: bool| {
+            let first = if parts { cuts[1] } else { 0 };
+            let (mine, shape) = columns(&given[rows.start * vocab..rows.end * vocab], vocab, &[first, vocab], softcap);
+            let buf = |dtype, values: &[f64]| buf(&**dev, dtype, values);
+            let each = stats.chunks(VocabPart::STATS * targets.len());
+            let own = each.flat_map(|part| &part[VocabPart::STATS * rows.start..VocabPart::STATS * rows.end]);
+            let said = buf(DType::F32, &own.copied().collect::<Vec<_>>());
+            let (targets, scale) = (buf(DType::I32, &targets[rows.clone()]), buf(DType::F32, &scales[rows.clone()]));
+            let (mut logits, mut loss) = (buf(DType::F32, &mine), buf(DType::F64, &vec![0.0; rows.len()]));
+            let (targets, scale) = (targets.view(), Some(scale.view()));
+            match parts {
+                false => dev.cross_entropy(CrossEntropy {
+                    shape,
+                    targets,
+                    by_row,
+                    scale,
+                    logits: logits.view_mut(),
+                    loss: loss.view_mut(),
+                }),
+                true => dev.cross_entropy_finish(CrossEntropyFinish {
+                    shape,
+                    part: VocabPart { first, of: vocab },
+                    targets,
+                    stats: said.view(),
+                    by_row,
+                    scale,
+                    logits: logits.view_mut(),
+                    loss: loss.view_mut(),
+                }),
+            }
+            .unwrap();
+            (read(&**dev, &loss), read(&**dev, &logits))
+        };
+        for parts in [false, true] {
+            let (losses, gradients) = run(0..targets.len(), parts, true);
+            let alone: (Vec<_>, Vec<_>) = (0..targets.len()).map(|row| run(row..row + 1, parts, false)).unzip();
+            assert_eq!((losses, gradients), (alone.0.concat(), alone.1.concat()), "softcap {softcap}, parts {parts}");
+        }
+    }
+}
+
+#[test]
+fn entropies_of_rows() {
+    for (dev, vocab) in devices().iter().filter(|dev| dev.has_entropies()).flat_map(|dev| [(dev, 5), (dev, 3000)]) {
+        let targets = [0.0, -100.0, 4.0];
+        for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::Bf16, 0.05)] {
+            let mut given: Vec<f64> = normal(3, 3 * vocab).iter().map(|x| x * 3.0).collect();
+            given[1] = f64::NEG_INFINITY;
+            let (ids, logits) = (buf(&**dev, DType::I32, &targets), buf(&**dev, dtype, &given));
+            let mut entropies = buf(&**dev, DType::F32, &[7.0; 3]);
+            dev.row_entropies(RowEntropies {
+                shape: CrossEntropyShape { vocab, softcap: 0.0 },
+                targets: ids.view(),
+                logits: logits.view(),
+                entropies: entropies.view_mut(),
+            })
+            .unwrap();
+            let expected = given.chunks(vocab).zip(targets).map(|(row, target)| {
+                let total: f64 = row.iter().map(|z| z.exp()).sum();
+                let of = |z: &f64| if z.is_finite() { z.exp() / total * (total.ln() - z) } else { 0.0 };
+                if target < 0.0 { 0.0 } else { row.iter().map(of).sum::<f64>() }
+            });
+            for (ours, theirs) in read(&**dev, &entropies).into_iter().zip(expected) {
+                assert!((ours - theirs).abs() <= tolerance * theirs.max(1.0), "{dtype} {vocab}: {ours} and {theirs}");
+            }
         }
     }
 }

@@ -245,6 +245,19 @@ impl Device for CpuDevice {
     fn cross_entropy(&self, op: CrossEntropy) -> Result<()> {
         self.token_losses(op)
     }
+    fn has_entropies(&self) -> bool {
+        true
+    }
+    fn row_entropies(&self, op: RowEntropies) -> Result<()> {
+        let (n, RowEntropies { shape, targets, logits, entropies }) = (op.check()?, op);
+        self.parts((n, 1, logits.bytes()), &|_, rows| {
+            let logits = logits.slice(rows.start * shape.vocab..rows.end * shape.vocab);
+            // SAFETY: `parts` makes parts that do not overlap.
+            let entropies = unsafe { entropies.part(rows.clone()) };
+            let part = RowEntropies { shape, targets: targets.slice(rows), logits, entropies };
+            floats!(self, part.logits.dtype(), T => loss::entropies::<T>(part))
+        })
+    }
     fn quantize(&self, op: Quantize) -> Result<()> {
         self.rows_on(op.shape.tall, op, &|_, op| {
             self.level.run(
