@@ -16,7 +16,7 @@ const LARGE: u64 = 1 << 31;
 const LONG: u64 = 10_000_000;
 
 /// Limits by setting name.
-const MOST: [(&str, u64); 26] = [
+const MOST: [(&str, u64); 27] = [
     ("nproc_per_node", MANY),
     ("threads_per_rank", CORES),
     ("num_nodes", MANY),
@@ -42,6 +42,7 @@ const MOST: [(&str, u64); 26] = [
     ("max_new_tokens", LONG),
     ("batch_size", LONG),
     ("grad_accum", LONG),
+    ("updates_per_rollout", LONG),
     ("train_batch_size", LARGE),
 ];
 

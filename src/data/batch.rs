@@ -19,8 +19,29 @@ pub struct MicroBatch {
     pub numbers: Vec<f32>,
     /// The reference's summed token losses by document, if they were computed before ([`super::Loader::compare`]).
     pub reference: Vec<f64>,
+    /// Of rollouts.
+    pub recorded: Recorded,
     /// For labeled answers: the same prompts, each with the answer of another row of the data set.
     pub mismatched: Option<Box<MicroBatch>>,
+}
+
+/// What was recorded with the samples of rollouts, each of which is a document.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Recorded {
+    /// (N) log-probability that each position's target was sampled with; 0 where there is no loss.
+    pub logprobs: Vec<f32>,
+    /// One per document.
+    pub rewards: Vec<f32>,
+    /// The number of documents up to the end of each group.
+    pub groups: Vec<u32>,
+}
+
+impl Recorded {
+    fn clear(&mut self) {
+        self.logprobs.clear();
+        self.rewards.clear();
+        self.groups.clear();
+    }
 }
 
 impl MicroBatch {
@@ -44,6 +65,7 @@ impl MicroBatch {
         self.cu_seqlens.push(0);
         self.numbers.clear();
         self.reference.clear();
+        self.recorded.clear();
         self.positions.clear();
         self.positions.reserve(most);
         self.tokens.resize(most, 0);

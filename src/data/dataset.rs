@@ -1,4 +1,5 @@
 //! Numbered rows of at most `max_len` tokens. Never knows batches, ranks or the order in which rows are consumed.
+use super::batch::Recorded;
 use super::blend::Blend;
 use super::cache::{self, Cache, Opened};
 use super::corpus::{Corpus, CorpusKind, READ};
@@ -6,8 +7,9 @@ use super::format::{Format, Preferences, SampleKind};
 use super::mismatched::Mismatched;
 use super::reader;
 use super::recipe::{Drop, Recipe};
-use super::report::Report;
-use super::source::{NUMBER, RowSource};
+use super::report::{GroupCounts, Report};
+use super::shapes::GROUP_KEYS;
+use super::source::RowSource;
 use super::synthetic::Synthetic;
 use super::token_file::{self, Notes, TokenCounts, TokenFile, TokenWriter};
 use super::tokenizer::Tokenizer;
@@ -42,8 +44,10 @@ pub struct Dataset {
     sources: Vec<DataSource>,
     /// Set for a mixture.
     blend: Option<Arc<Blend>>,
-    /// Tokens per row.
+    /// Tokens per sequence.
     max_len: usize,
+    /// Tokens of the largest group; 0 without groups.
+    largest: usize,
     /// What a row is.
     kind: SampleKind,
     report: Report,
@@ -131,15 +135,23 @@ impl Dataset {
                 corpus.what
             )));
         }
-        let (sequences, numbers) = (kind.sequences(), if format.has_numbers() { NUMBER } else { 0 });
-        let row_len = |r| file.row_len(r) - numbers;
         let TokenCounts { files, skipped, bytes, dropped, bad, cut } = file.counts();
+        let (notes, fingerprint, words) = (file.notes().clone(), file.content(), file.words());
+        let source = match is_rows {
+            true if kind == SampleKind::Group => RowSource::Groups(file),
+            true if format.has_numbers() => RowSource::Numbered(file),
+            true => RowSource::Rows(file),
+            false => RowSource::Stream(file),
+        };
+        // A pair's two sequences are as long as one row of twice the length.
+        let len = |row| source.row_len(row, usize::MAX);
+        let groups = (kind == SampleKind::Group).then(|| GroupCounts::of(&source, rows));
         let report = Report {
             what: corpus.what,
             files,
             skipped,
             bytes,
-            tokens: if is_rows { (0..rows).map(|r| row_len(r) as u64).sum() } else { file.words() },
+            tokens: if is_rows { (0..rows).map(|row| len(row) as u64).sum() } else { words },
             rows,
             samples: is_rows,
             kind,
@@ -147,18 +159,13 @@ impl Dataset {
             cut,
             dropped,
             bad,
-            notes: file.notes().clone(),
+            groups,
+            notes,
             built,
             unkept,
         };
-        let fingerprint = file.content();
-        let source = match is_rows {
-            true if numbers > 0 => RowSource::Numbered(file),
-            true => RowSource::Rows(file),
-            false => RowSource::Stream(file),
-        };
-        let dataset = Dataset::of(source, sequences * max_len, report, fingerprint);
-        Ok(Dataset { kind, ..dataset })
+        let dataset = Dataset::of(source, *max_len, report, fingerprint);
+        Ok(Dataset { kind, largest: groups.map_or(0, |groups| groups.largest), ..dataset })
     }
 
     fn synthetic(task: Synthetic, max_len: usize, limit: u64) -> Result<Dataset> {
@@ -176,6 +183,7 @@ impl Dataset {
             cut: 0,
             dropped: Default::default(),
             bad: 0,
+            groups: None,
             notes: Notes::default(),
             built: false,
             unkept: None,
@@ -186,7 +194,8 @@ impl Dataset {
 
     fn of(rows: RowSource, max_len: usize, report: Report, fingerprint: u64) -> Dataset {
         let source = DataSource { rows, numbers: 0..report.rows, report: report.clone() };
-        Dataset { sources: vec![source], blend: None, max_len, kind: SampleKind::Tokens, report, fingerprint }
+        let kind = SampleKind::Tokens;
+        Dataset { sources: vec![source], blend: None, max_len, largest: 0, kind, report, fingerprint }
     }
 
     /// Mixes data sets by weight; see [Note: blends] and [Note: epochs]. Each was opened with the same `max_len` and
@@ -210,6 +219,7 @@ impl Dataset {
         let report = Report::sum(what, parts.iter().map(|part| &part.report)).ok_or_else(nothing)?;
         let (mut hash, mut sources, mut first) = (Xxh3::new(), Vec::new(), 0);
         let (max_len, kind) = (parts[0].max_len, parts[0].kind);
+        let largest = parts.iter().map(|part| part.largest).max().unwrap_or(0);
         for part in parts {
             hash.update(format!("{:016x} {}\n", part.fingerprint, part.report.rows).as_bytes());
             for source in part.sources {
@@ -218,7 +228,15 @@ impl Dataset {
                 sources.push(DataSource { numbers, ..source });
             }
         }
-        Ok(Dataset { sources, blend: Some(Arc::new(blend)), max_len, kind, report, fingerprint: hash.digest() })
+        Ok(Dataset {
+            sources,
+            blend: Some(Arc::new(blend)),
+            max_len,
+            largest,
+            kind,
+            report,
+            fingerprint: hash.digest(),
+        })
     }
     /// Whether the files at `paths` are read only as `pretrain_mode` says: as text, though they look like data.
     pub fn looks_like_data(paths: &[PathBuf]) -> bool {
@@ -234,7 +252,11 @@ impl Dataset {
     }
     /// Maximum tokens of a row.
     pub fn max_len(&self) -> usize {
-        self.max_len
+        self.largest.max(self.max_len * self.kind.sequences())
+    }
+    /// Tokens of the largest group; 0 without groups.
+    pub fn largest_group(&self) -> usize {
+        self.largest
     }
     /// What a row is.
     pub fn kind(&self) -> SampleKind {
@@ -242,21 +264,21 @@ impl Dataset {
     }
     /// Maximum tokens of a sequence.
     pub fn max_sequence(&self) -> usize {
-        self.max_len / self.kind.sequences()
+        self.max_len
     }
     /// The tokens of its longest sequence.
     pub fn longest_sequence(&self) -> usize {
         let of = |DataSource { rows, numbers, .. }: &DataSource| match rows.has_rows() {
             true => {
-                (0..numbers.end - numbers.start).map(|row| rows.longest_sequence(row, self.kind, self.max_len)).max()
+                (0..numbers.end - numbers.start).map(|row| rows.longest_sequence(row, self.kind, self.max_len())).max()
             }
-            false => Some(self.max_len),
+            false => Some(self.max_len()),
         };
         self.sources.iter().filter_map(of).max().unwrap_or(0)
     }
     /// Lowers the maximum tokens of a sequence to `max_len`, which none exceeds. Text keeps its length.
     pub fn shrink(&mut self, max_len: usize) {
-        self.max_len = max_len * self.kind.sequences();
+        self.max_len = max_len;
         let reports = self.sources.iter_mut().map(|source| &mut source.report).chain([&mut self.report]);
         reports.for_each(|report| report.max_len = max_len);
     }
@@ -315,7 +337,17 @@ impl Dataset {
     /// Tokens of `row`, at most `max_len`. `row` is below [`Dataset::rows`].
     pub fn row_len(&self, row: u64) -> usize {
         let source = &self.sources[self.source_of(row)];
-        source.rows.row_len(row - source.numbers.start, self.max_len)
+        source.rows.row_len(row - source.numbers.start, self.max_len())
+    }
+    /// Sequences of `row`.
+    pub(super) fn sequences(&self, row: u64) -> usize {
+        let source = &self.sources[self.source_of(row)];
+        source.rows.sequences(row - source.numbers.start, self.kind)
+    }
+    /// Appends what was recorded with the group of `row`, whose `targets` are given.
+    pub(super) fn record(&self, row: u64, targets: &[i32], out: &mut Recorded) {
+        let source = &self.sources[self.source_of(row)];
+        source.rows.record(row - source.numbers.start, targets, out);
     }
     /// The number of `row` ([`super::MicroBatch::numbers`]), where rows have one.
     pub fn number(&self, row: u64) -> Option<f32> {
@@ -330,13 +362,13 @@ impl Dataset {
     pub(super) fn mismatched(&self, row: u64) -> Option<Mismatched<'_>> {
         let DataSource { rows, numbers, .. } = &self.sources[self.source_of(row)];
         let labeled = (self.kind == SampleKind::Labeled).then_some(rows)?;
-        Mismatched::of(labeled, row - numbers.start, numbers.end - numbers.start, self.max_len)
+        Mismatched::of(labeled, row - numbers.start, numbers.end - numbers.start, self.max_len())
     }
     /// Writes `row` into `tokens` and `targets`, each [`Dataset::row_len`] long. `targets[t]` is the token after
     /// position t.
     pub fn fill(&self, row: u64, tokens: &mut [u32], targets: &mut [i32]) {
         let source = &self.sources[self.source_of(row)];
-        source.rows.fill(row - source.numbers.start, self.max_len, tokens, targets);
+        source.rows.fill(row - source.numbers.start, self.max_len(), tokens, targets);
     }
 }
 
@@ -370,13 +402,16 @@ fn refuse_row_settings(settings: &[(&str, bool)], what: &str, is: &str) -> Resul
 fn refuse_preferences(format: &Format, what: &str, is: &str) -> Result<()> {
     let (has, keys) = match &format.preferences {
         None => return Ok(()),
-        Some(Preferences::Pairs(keys)) => ("pairs", [&keys.prompt, &keys.chosen, &keys.rejected]),
-        Some(Preferences::Labels(keys)) => ("labeled answers", [&keys.prompt, &keys.completion, &keys.label]),
+        Some(Preferences::Pairs(keys)) => {
+            ("pairs", format!("`{}`, `{}` and `{}`", keys.prompt, keys.chosen, keys.rejected))
+        }
+        Some(Preferences::Labels(keys)) => {
+            ("labeled answers", format!("`{}`, `{}` and `{}`", keys.prompt, keys.completion, keys.label))
+        }
+        Some(Preferences::Rollouts) => ("rollouts", GROUP_KEYS.map(|key| format!("`{key}`")).join(" and ")),
     };
-    let [prompt, answer, last] = keys;
     Err(Error::input(format!(
-        "`dataset` {what} {is}, which has no {has}. Name rows (.jsonl, .parquet, or .json arrays of objects) with \
-         `{prompt}`, `{answer}` and `{last}`"
+        "`dataset` {what} {is}, which has no {has}. Name rows (.jsonl, .parquet, or .json arrays of objects) with {keys}"
     )))
 }
 

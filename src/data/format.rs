@@ -1,5 +1,5 @@
 //! How rows become prompts and responses, as configured, and which settings combine. Never reads a row.
-use super::shapes::{ANSWER_IDS, ID_KEYS};
+use super::shapes::{ANSWER_IDS, GROUP_KEYS, ID_KEYS};
 use super::template::ChatTemplate;
 use crate::base::{Error, Result};
 use std::sync::Arc;
@@ -14,10 +14,12 @@ pub enum SampleKind {
     Pair,
     /// A prompt with an answer that is desirable or not.
     Labeled,
+    /// A prompt with samples, each of which has a reward.
+    Group,
 }
 
 impl SampleKind {
-    /// Sequences of a row.
+    /// Sequences of a row; the least of a group.
     pub fn sequences(self) -> usize {
         if self == SampleKind::Pair { 2 } else { 1 }
     }
@@ -69,6 +71,8 @@ pub enum Preferences {
     Pairs(PairKeys),
     /// One answer, and whether it is desirable.
     Labels(LabelKeys),
+    /// Samples of a prompt, with the log-probabilities of their tokens and with rewards.
+    Rollouts,
 }
 
 /// The settings that describe rows.
@@ -142,6 +146,9 @@ impl Format {
             (Format { input_key: Some(_), .. } | Format { output_key: Some(_), .. }, Preferences::Labels(_)) => {
                 Some("`input_key` names what is learned as it is: use `prompt_key`")
             }
+            (Format { input_key: Some(_), .. } | Format { output_key: Some(_), .. }, Preferences::Rollouts) => {
+                Some("`input_key` and `output_key` name text, and rollouts are token ids: remove them")
+            }
             (Format { multiturn: true, .. }, _) => {
                 Some("`multiturn` has no place in preferences, which are about the last answer")
             }
@@ -156,7 +163,7 @@ impl Format {
         match &self.preferences {
             Some(Preferences::Pairs(keys)) => keys.margin.is_some(),
             Some(Preferences::Labels(_)) => true,
-            None => false,
+            Some(Preferences::Rollouts) | None => false,
         }
     }
     /// What a row is.
@@ -164,6 +171,7 @@ impl Format {
         match &self.preferences {
             Some(Preferences::Pairs(_)) => SampleKind::Pair,
             Some(Preferences::Labels(_)) => SampleKind::Labeled,
+            Some(Preferences::Rollouts) => SampleKind::Group,
             None => SampleKind::Tokens,
         }
     }
@@ -203,6 +211,7 @@ impl Format {
         let own = match &self.preferences {
             Some(Preferences::Pairs(keys)) => vec![&keys.prompt, &keys.chosen, &keys.rejected],
             Some(Preferences::Labels(keys)) => vec![&keys.prompt, &keys.completion, &keys.label],
+            Some(Preferences::Rollouts) => return GROUP_KEYS.to_vec(),
             None if self.pretrain_mode && self.input_key.is_none() => return vec!["text"],
             None => vec![],
         };
@@ -214,7 +223,7 @@ impl Format {
         let ids: &[&str] = match &self.preferences {
             Some(Preferences::Pairs(_)) => &ID_KEYS,
             Some(Preferences::Labels(_)) => &[ID_KEYS[0], ANSWER_IDS],
-            None => &[],
+            Some(Preferences::Rollouts) | None => &[],
         };
         own.chain(ids.iter().copied()).collect()
     }

@@ -3,9 +3,9 @@
 use super::batch::MicroBatch;
 use super::dataset::Dataset;
 use super::format::SampleKind;
+use super::groups;
 use super::order::RowOrder;
 use super::packing::{self, WINDOW, Window};
-use super::pairs::first_sequence;
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
 use crate::device::IGNORE;
@@ -28,6 +28,8 @@ pub struct LoaderOptions {
     pub packing: bool,
     /// Balance the lengths of a step's samples across ranks. Ignored with packing or without shuffle.
     pub by_length: bool,
+    /// Steps in a row that consume the same rows.
+    pub passes: usize,
     /// Rows at the end of each source that are not trained on, as fixed when the run first started. None: computed by
     /// [`held_out`].
     pub held_out: Option<Vec<u64>>,
@@ -41,6 +43,8 @@ pub struct StepData {
     /// Samples in this step, and below tokens, on all ranks.
     pub samples: u64,
     pub tokens: u64,
+    /// Sequences of these samples.
+    pub sequences: u64,
     /// Samples consumed by all ranks after this step.
     pub position: u64,
     /// For a mixture: `position` by source.
@@ -69,11 +73,11 @@ impl StepData {
 /// determines the position: whole windows, then whole sequences in the window's order.
 ///
 /// [Note: held-out rows] The last rows of the dataset are reserved for evaluation and never trained on: 1 %, at least 8
-/// and at most 256. None if that would exceed a tenth of the dataset, and none of the rows of a JSONL file without
-/// shuffle: listing rows in order means that each one counts. A fine-tune holds out a tenth of a small dataset. Each
-/// source of a mixture holds out its own. Batch size
-/// and mesh have no influence, and checkpoints store the number, so that a resumed run neither trains on held-out rows
-/// nor changes the order of an epoch.
+/// and at most 256. None of rollouts, which were drawn to be trained on; none if that would exceed a tenth of the
+/// dataset, and none of the rows of a JSONL file without shuffle: listing rows in order means that each one counts. A
+/// fine-tune holds out a tenth of a small dataset. Each source of a mixture holds out its own. Batch size and mesh have
+/// no influence, and checkpoints store the number, so that a resumed run neither trains on held-out rows nor changes
+/// the order of an epoch.
 pub struct Loader {
     source: Arc<Dataset>,
     options: LoaderOptions,
@@ -102,7 +106,8 @@ impl Loader {
     /// A loader over the rows that are not held out.
     pub fn new(source: Arc<Dataset>, options: LoaderOptions) -> Result<Loader> {
         let LoaderOptions { batch_size, grad_accum, dp_rank, dp_size, .. } = options;
-        let sizes = [("batch_size", batch_size), ("grad_accum", grad_accum), ("dp_size", dp_size)];
+        let sizes =
+            [("batch_size", batch_size), ("grad_accum", grad_accum), ("dp_size", dp_size), ("passes", options.passes)];
         if let Some((name, _)) = sizes.into_iter().find(|(_, n)| *n == 0) {
             return Err(Error::input(format!("{name} is 0: it must be at least 1")));
         }
@@ -164,7 +169,7 @@ impl Loader {
         Loader::in_order(source, options, rows)
     }
     fn in_order(source: Arc<Dataset>, options: &LoaderOptions, rows: Vec<Range<u64>>) -> Loader {
-        let options = LoaderOptions { shuffle: false, packing: false, by_length: false, ..options.clone() };
+        let options = LoaderOptions { shuffle: false, packing: false, by_length: false, passes: 1, ..options.clone() };
         let order = RowOrder::new(rows, None, false, options.seed);
         Loader { evaluates: true, ..Loader::over(source, options, order) }
     }
@@ -221,11 +226,12 @@ impl Loader {
             self.take_sequence();
         }
     }
-    /// Optimizer steps from here until `position` samples are consumed.
+    /// Optimizer steps from here until `position` samples are consumed, in all their passes.
     pub fn steps_until(&mut self, position: u64) -> u64 {
         let mut steps = 0;
         if !self.options.packing {
-            return position.saturating_sub(self.position).div_ceil(self.options.global_batch());
+            let once = position.saturating_sub(self.position).div_ceil(self.options.global_batch());
+            return once * self.options.passes as u64;
         }
         while self.position < position {
             self.take_packed();
@@ -257,6 +263,7 @@ impl Loader {
             }
         }
         out.samples = self.count as u64;
+        out.sequences = self.dealt[..self.count].iter().map(|&row| self.source.sequences(row) as u64).sum();
         out.tokens = self.dealt[..self.count].iter().map(|&row| self.source.row_len(row) as u64).sum();
         out.position = self.position;
         out.by_source.clone_from(&self.by_source);
@@ -267,7 +274,7 @@ impl Loader {
         let global = self.options.global_batch();
         self.dealt.clear();
         for n in self.position..self.position + global {
-            let row = self.row(n);
+            let row = self.row(self.options.sample(n));
             self.dealt.push(row);
         }
         self.ends.clear();
@@ -339,13 +346,18 @@ impl Loader {
     /// Concatenates the rows `dealt[range]`.
     fn fill(&self, range: Range<usize>, out: &mut MicroBatch) {
         out.begin(self.options.batch_size * self.source.max_len());
-        let mut at = 0;
+        let (mut at, mut lengths) = (0, Vec::new());
         for i in range {
             let row = self.dealt[i];
             let len = self.source.row_len(row);
             let targets = &mut out.targets[at..at + len];
             self.source.fill(row, &mut out.tokens[at..at + len], targets);
-            let first = if self.source.kind() == SampleKind::Pair { first_sequence(targets) } else { len };
+            lengths.clear();
+            match self.source.kind() {
+                SampleKind::Pair | SampleKind::Group => lengths.extend(groups::sequences(targets).map(<[i32]>::len)),
+                SampleKind::Tokens | SampleKind::Labeled => lengths.push(len),
+            }
+            self.source.record(row, targets, &mut out.recorded);
             out.numbers.extend(self.source.number(row));
             if let Some(reference) = &self.reference {
                 out.reference.extend(&reference[row as usize][..self.source.kind().sequences()]);
@@ -353,8 +365,8 @@ impl Loader {
             if i >= self.count {
                 targets.fill(IGNORE);
             }
-            for part in [first, len - first].into_iter().filter(|&part| part > 0) {
-                at = out.end_document(part);
+            for &len in &lengths {
+                at = out.end_document(len);
             }
         }
         out.tokens.truncate(at);
@@ -384,6 +396,11 @@ impl LoaderOptions {
     pub fn global_batch(&self) -> u64 {
         (self.batch_size * self.grad_accum * self.dp_size) as u64
     }
+    /// The sample that is consumed as number `n`.
+    fn sample(&self, n: u64) -> u64 {
+        let (global, passes) = (self.global_batch(), self.passes as u64);
+        n / (global * passes) * global + n % global
+    }
 }
 
 /// Rows of each source that a run on `source` holds out; see [Note: held-out rows]. `small`: also of small data sets.
@@ -391,7 +408,7 @@ pub fn held_out(source: &Dataset, shuffle: bool, small: bool) -> Vec<u64> {
     let of = |(numbers, own): (Range<u64>, bool)| {
         let rows = numbers.end - numbers.start;
         let (held, tenth) = ((rows / 100).clamp(8, 256), rows / 10);
-        match (own && !shuffle, held > tenth) {
+        match (own && !shuffle || source.kind() == SampleKind::Group, held > tenth) {
             (true, _) => 0,
             (_, true) => {
                 if small {

@@ -20,6 +20,8 @@ mod recipe; // rows to tokens and labels
 mod answers; // answers in a rendered conversation
 mod pairs; // prompts with two answers
 mod labeled; // prompts with a labeled answer
+mod rollouts; // prompts with samples and their rewards
+mod groups; // these as they are stored
 mod words; // token words, u16 or u32
 mod sweep; // evicting token files
 pub mod token_file; // a tokenized corpus, memory-mapped
@@ -44,7 +46,7 @@ mod loader; // rows of each rank
 mod prefetch; // loading ahead on a thread
 pub mod zigzag; // splitting sequences over the ranks of sp
 
-pub use batch::MicroBatch;
+pub use batch::{MicroBatch, Recorded};
 pub use cache::Cache;
 pub use dataset::{DataOptions, Dataset};
 pub use format::{Format, LabelKeys, PairKeys, Preferences, SampleKind};

@@ -1,12 +1,14 @@
 //! The first samples of a data set, as they will be trained on before packing. Never keeps a token file of rows.
+use super::batch::Recorded;
 use super::dataset::{DataOptions, Dataset};
 use super::format::SampleKind;
-use super::pairs::first_sequence;
+use super::groups::{self, GroupEnd};
 use super::reader;
 use super::recipe::{Drop, TokenizedRow};
 use super::rows::RowSink;
-use super::source::{NUMBER, number};
+use super::words::{NUMBER, number};
 use crate::base::{Error, Result};
+use crate::device::IGNORE;
 
 /// A sequence of a sample.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -25,26 +27,40 @@ pub enum PreviewRow {
     Pair([PreviewSequence; 2]),
     /// An answer, and whether it is desirable.
     Labeled(PreviewSequence, bool),
+    /// Samples of a prompt, and their rewards.
+    Group(Vec<PreviewSequence>, Vec<f32>),
     /// Why it is not trained on.
     Dropped(String),
 }
 
 impl PreviewRow {
     fn of(kind: SampleKind, row: &TokenizedRow, numbers: usize) -> PreviewRow {
-        let len = row.ids.len() - numbers;
+        let end = row.ids.last_chunk().filter(|_| kind == SampleKind::Group).map(|&ids| GroupEnd::read(ids));
+        let len = row.ids.len() - end.map_or(numbers, |end| end.words);
+        let targets = [row.labels.get(1..len).unwrap_or_default(), &[IGNORE]].concat();
+        let mut at = 0;
+        let mut parts = groups::sequences(&targets).map(|targets| {
+            at += targets.len();
+            at - targets.len()..at
+        });
         let part = |range: std::ops::Range<usize>| PreviewSequence {
             ids: row.ids[range.clone()].to_vec(),
             labels: row.labels[range].to_vec(),
             cut: row.cut,
         };
         match kind {
+            SampleKind::Group => {
+                let mut recorded = Recorded::default();
+                groups::record(&targets, &row.ids[len..], &mut recorded);
+                PreviewRow::Group(parts.map(part).collect(), recorded.rewards)
+            }
             SampleKind::Tokens => PreviewRow::Sample(part(0..len)),
             SampleKind::Labeled => {
                 let desirable = row.ids.last_chunk().is_some_and(|&ids| number(ids) == 1.0);
                 PreviewRow::Labeled(part(0..len), desirable)
             }
             SampleKind::Pair => {
-                let end = first_sequence(&row.labels[1..len]);
+                let end = parts.next().map_or(len, |first| first.end);
                 PreviewRow::Pair([part(0..end), part(end..len)])
             }
         }

@@ -45,7 +45,10 @@ pub struct TokenizedRow {
 impl TokenizedRow {
     /// Appends the bytes of a number, as ids without labels: every vocabulary has room for them.
     pub(super) fn end_in(&mut self, number: f32) {
-        self.ids.extend(number.to_le_bytes().map(u32::from));
+        self.end_in_bytes(number.to_le_bytes());
+    }
+    pub(super) fn end_in_bytes(&mut self, bytes: [u8; 4]) {
+        self.ids.extend(bytes.map(u32::from));
         self.labels.resize(self.ids.len(), IGNORE);
     }
     fn clear(&mut self) {
@@ -104,6 +107,7 @@ impl Recipe {
         let outcome = match &self.format.preferences {
             Some(Preferences::Pairs(keys)) => self.pair(keys, row, out),
             Some(Preferences::Labels(keys)) => self.labeled(keys, row, out),
+            Some(Preferences::Rollouts) => self.group(row, out),
             None => self.sample(row, out),
         }?;
         if outcome == Outcome::Kept && self.format.sample() == SampleKind::Tokens {
@@ -396,11 +400,11 @@ impl Recipe {
         let by_shape = match &format.preferences {
             None => format.input_key.is_none() && !format.pretrain_mode,
             Some(Preferences::Labels(_)) => true,
-            Some(Preferences::Pairs(_)) => false,
+            Some(Preferences::Pairs(_) | Preferences::Rollouts) => false,
         };
         let shaped: &[&str] = shape.filter(|_| by_shape).map_or(&[], Shape::reads);
         let mut reads = [&format.named(), shaped].concat();
-        if format.is_chat() || format.preferences.is_some() {
+        if format.is_chat() || format.preferences.as_ref().is_some_and(|rows| *rows != Preferences::Rollouts) {
             reads.extend(VARIABLES);
         }
         reads

@@ -1,6 +1,7 @@
 //! A one-line summary of a data set. Never reads it.
 use super::format::SampleKind;
 use super::recipe::Drop;
+use super::source::RowSource;
 use super::token_file::Notes;
 
 /// What was found in a data set, for the log and the metrics.
@@ -26,12 +27,36 @@ pub struct Report {
     pub dropped: [u64; Drop::ALL.len()],
     /// Malformed rows that were skipped.
     pub bad: u64,
+    /// Of rollouts.
+    pub groups: Option<GroupCounts>,
     /// What was noted while reading.
     pub notes: Notes,
     /// This call built the token file; it was not in the cache.
     pub built: bool,
     /// The cache directory that could not be written, and why: each process tokenized for itself.
     pub unkept: Option<String>,
+}
+
+/// The samples of groups.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GroupCounts {
+    pub samples: u64,
+    /// Groups of one sample.
+    pub alone: u64,
+    /// Tokens of the largest group.
+    pub largest: usize,
+}
+
+impl GroupCounts {
+    /// Of the first `rows`.
+    pub(super) fn of(source: &RowSource, rows: u64) -> GroupCounts {
+        let samples = |row| source.sequences(row, SampleKind::Group) as u64;
+        GroupCounts {
+            samples: (0..rows).map(samples).sum(),
+            alone: (0..rows).filter(|&row| samples(row) == 1).count() as u64,
+            largest: (0..rows).map(|row| source.row_len(row, usize::MAX)).max().unwrap_or(0),
+        }
+    }
 }
 
 impl std::fmt::Display for Report {
@@ -43,6 +68,13 @@ impl std::fmt::Display for Report {
             write!(f, "{files} file{}, {:.1} MiB, ", plural(*files), *bytes as f64 / (1 << 20) as f64)?;
         }
         match self.samples {
+            _ if let Some(GroupCounts { samples, alone, .. }) = self.groups => {
+                write!(f, "{tokens} tokens in {samples} sample{} of up to {max_len} in ", plural(samples))?;
+                write!(f, "{rows} group{}", plural(*rows))?;
+                if alone > 0 {
+                    write!(f, "; {alone} of one sample, whose advantage is 0")?;
+                }
+            }
             _ if self.kind == SampleKind::Pair => {
                 write!(f, "{tokens} tokens in {rows} pair{} of up to {max_len} each", plural(*rows))?
             }
@@ -55,7 +87,11 @@ impl std::fmt::Display for Report {
         if *cut > 0 {
             write!(f, "; {cut} longer row{} cut at {max_len} tokens", plural(*cut))?;
         }
-        let what = if self.kind == SampleKind::Pair { "pair" } else { "row" };
+        let what = match self.kind {
+            SampleKind::Pair => "pair",
+            SampleKind::Group => "group",
+            SampleKind::Tokens | SampleKind::Labeled => "row",
+        };
         let all: u64 = dropped.iter().sum();
         if all > 0 {
             let why: Vec<String> = Report::dropped(dropped).collect();
@@ -95,6 +131,11 @@ impl Report {
             sum.cut += part.cut;
             sum.dropped.iter_mut().zip(part.dropped).for_each(|(sum, part)| *sum += part);
             sum.bad += part.bad;
+            if let (Some(sum), Some(part)) = (&mut sum.groups, part.groups) {
+                sum.samples += part.samples;
+                sum.alone += part.alone;
+                sum.largest = sum.largest.max(part.largest);
+            }
             sum.notes.first_bad = sum.notes.first_bad.or(part.notes.first_bad.clone());
             for (what, rows) in &part.notes.unread {
                 *sum.notes.unread.entry(what.clone()).or_default() += rows;

@@ -60,6 +60,9 @@ impl Shape {
 /// Fields of a pair given as token ids.
 pub(super) const ID_KEYS: [&str; 3] = ["prompt_input_ids", "chosen_input_ids", "rejected_input_ids"];
 
+/// Fields of a group of rollouts.
+pub(super) const GROUP_KEYS: [&str; 2] = ["prompt_ids", "samples"];
+
 /// Field of a labeled answer given as token ids.
 pub(super) const ANSWER_IDS: &str = "completion_input_ids";
 
@@ -86,7 +89,8 @@ fn present_text<'a>(row: &'a JsonRow, key: &str) -> Option<&'a str> {
 /// The row's keys mark it as training data, and as hardly anything else.
 pub(super) fn is_known(row: &JsonRow) -> bool {
     let named = ["input_ids", "messages", "conversations"].iter().any(|key| present(row, key).is_some());
-    named || both(row, ["instruction", "output"]) || is_pair(row) || both(row, ["completion", "label"])
+    let answered = is_pair(row) || both(row, ["completion", "label"]) || both(row, GROUP_KEYS);
+    named || both(row, ["instruction", "output"]) || answered
 }
 
 fn both(row: &JsonRow, keys: [&str; 2]) -> bool {

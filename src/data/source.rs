@@ -1,9 +1,10 @@
 //! Numbered rows of at most `max_len` tokens, read from a token file or generated. Never knows corpus files.
+use super::batch::Recorded;
 use super::format::SampleKind;
-use super::pairs::first_sequence;
+use super::groups::{self, GroupEnd};
 use super::synthetic::Synthetic;
 use super::token_file::TokenFile;
-use super::words::TokenWords;
+use super::words::{NUMBER, TokenWords, number};
 use crate::device::IGNORE;
 
 pub(super) enum RowSource {
@@ -13,32 +14,38 @@ pub(super) enum RowSource {
     Rows(TokenFile),
     /// Rows that end in the bytes of a number, as ids without labels.
     Numbered(TokenFile),
+    /// Rows that end in numbers, as ids without labels; see [Note: rollouts].
+    Groups(TokenFile),
     Synthetic(Synthetic),
 }
 
 impl RowSource {
     /// Rows are individual samples, not slices of a stream.
     pub fn has_rows(&self) -> bool {
-        matches!(self, RowSource::Rows(_) | RowSource::Numbered(_))
+        matches!(self, RowSource::Rows(_) | RowSource::Numbered(_) | RowSource::Groups(_))
     }
     /// Length of `row` in tokens.
     pub fn row_len(&self, row: u64, max_len: usize) -> usize {
         match self {
             RowSource::Rows(file) => file.row_len(row).min(max_len),
             RowSource::Numbered(file) => file.row_len(row) - NUMBER,
+            RowSource::Groups(file) => file.row_len(row) - group_end(file, row).words,
             RowSource::Stream(_) | RowSource::Synthetic(_) => max_len,
         }
     }
-    /// Length of the longer sequence of `row`, which has one or, of a pair, two.
+    /// Sequences of `row`.
+    pub fn sequences(&self, row: u64, kind: SampleKind) -> usize {
+        if let RowSource::Groups(file) = self { group_end(file, row).samples } else { kind.sequences() }
+    }
+    /// Length of the longest sequence of `row`.
     pub fn longest_sequence(&self, row: u64, kind: SampleKind, max: usize) -> usize {
         let len = self.row_len(row, max);
-        if kind != SampleKind::Pair {
+        if !matches!(kind, SampleKind::Pair | SampleKind::Group) {
             return len;
         }
         let (mut tokens, mut targets) = (vec![0; len], vec![0; len]);
         self.fill(row, max, &mut tokens, &mut targets);
-        let first = first_sequence(&targets);
-        first.max(len - first)
+        groups::sequences(&targets).map(<[i32]>::len).max().unwrap_or(len)
     }
     /// The number that `row` ends in, where rows do.
     pub fn number(&self, row: u64) -> Option<f32> {
@@ -46,6 +53,13 @@ impl RowSource {
         let mut ids = [0u32; NUMBER];
         file.row(row).0.last(NUMBER).ids(&mut ids);
         Some(number(ids))
+    }
+    /// Appends what was recorded with the group of `row`, whose `targets` are given.
+    pub fn record(&self, row: u64, targets: &[i32], out: &mut Recorded) {
+        let RowSource::Groups(file) = self else { return };
+        let mut numbers = vec![0; group_end(file, row).words];
+        file.row(row).0.last(numbers.len()).ids(&mut numbers);
+        groups::record(targets, &numbers, out);
     }
     /// The tokens of `row`, and how many of them are the prompt's; of numbered rows.
     pub fn answered(&self, row: u64) -> Option<(TokenWords<'_>, usize)> {
@@ -65,7 +79,7 @@ impl RowSource {
                 let after = task.fill(row, tokens);
                 shift(tokens, after, targets);
             }
-            RowSource::Rows(file) | RowSource::Numbered(file) => {
+            RowSource::Rows(file) | RowSource::Numbered(file) | RowSource::Groups(file) => {
                 let len = tokens.len();
                 let (ids, labels) = file.row(row);
                 ids.first(len).ids(tokens);
@@ -77,12 +91,10 @@ impl RowSource {
     }
 }
 
-/// Ids that hold a number: its bytes, which every vocabulary's words have room for.
-pub(super) const NUMBER: usize = size_of::<f32>();
-
-/// The number that such ids hold.
-pub(super) fn number(ids: [u32; NUMBER]) -> f32 {
-    f32::from_le_bytes(ids.map(|id| id as u8))
+fn group_end(file: &TokenFile, row: u64) -> GroupEnd {
+    let mut ids = [0; GroupEnd::WORDS];
+    file.row(row).0.last(ids.len()).ids(&mut ids);
+    GroupEnd::read(ids)
 }
 
 /// `targets[t] = tokens[t + 1]`; the last target is `after`.

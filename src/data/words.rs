@@ -62,3 +62,12 @@ impl<'a> TokenWords<'a> {
         }
     }
 }
+
+/// Ids that hold a number: its bytes, which every vocabulary's words have room for.
+pub(super) const NUMBER: usize = size_of::<f32>();
+pub(super) type NumberWords = [u32; NUMBER];
+
+/// The number that such ids hold.
+pub(super) fn number(ids: NumberWords) -> f32 {
+    f32::from_le_bytes(ids.map(|id| id as u8))
+}

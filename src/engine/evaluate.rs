@@ -31,7 +31,7 @@ impl Engine {
         self.sum_baseline()?;
         let Some(preference) = &mut self.preference else { return Ok(PreferenceSums::default()) };
         preference.end_evaluation();
-        let sums = preference.take_totals().to_array();
+        let (sums, _) = preference.take_totals();
         Ok(PreferenceSums::from_array(self.sum("evaluation", sums)?))
     }
 

@@ -17,7 +17,10 @@ pub use crate::store::Strategy;
 pub use bytes::PlannedRank;
 pub use generate::{Generator, GeneratorOptions, Sampling};
 pub use load::ExpertLoad;
-pub use objectives::{Dpo, Kto, Objective, PreferenceMeans, PreferenceSums, ReferenceModel, Rm, Teaching};
+pub use objectives::{
+    Dpo, Grpo, GrpoLoss, Kto, Objective, PreferenceMeans, PreferenceSums, ReferenceModel, Rm, RolloutMeans, StepCounts,
+    Teaching,
+};
 pub use options::EngineOptions;
 pub use scorer::ReferenceScorer;
 pub use step::{Engine, PassTimes, Step, StepReport};

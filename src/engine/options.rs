@@ -139,10 +139,15 @@ impl EngineOptions {
         if self.objective == Objective::Sft {
             return Ok(None);
         }
-        if !is_scored && self.reference == ReferenceModel::Base && self.tuning.lora.is_none() {
+        if self.objective.compares() && self.reference == ReferenceModel::Base && self.tuning.lora.is_none() {
             return Err(Error::input(
                 "objective: without adapters a preference objective needs a `reference` model, whose base would be the \
                  trained model itself",
+            ));
+        }
+        if matches!(self.objective, Objective::Grpo(_)) && self.reference == ReferenceModel::Given {
+            return Err(Error::input(
+                "reference: given log-probabilities are of whole sequences, and the objective's are of tokens",
             ));
         }
         let tuning = match &self.reference {

@@ -4,7 +4,9 @@
 //! micro-batch and take their part of it.
 use super::bytes::PlannedRank;
 use super::load::{ExpertLoad, LoadTally};
-use super::objectives::{Policy, PreferenceLoss, PreferenceMeans, PreferenceSums, TeacherModel};
+use super::objectives::{
+    Objective, ObjectiveMeans, Policy, PreferenceLoss, PreferenceMeans, RolloutMeans, SUMS, TeacherModel,
+};
 use super::options::EngineOptions;
 use super::staging::BatchStaging;
 use super::summed::Summed;
@@ -13,8 +15,8 @@ use crate::base::history::{History, InUse};
 use crate::base::rng::{Rng, philox};
 use crate::base::timeline::{Lane, Timeline};
 use crate::base::{Category, DType, Result};
-use crate::comm::CommUse;
 use crate::comm::mesh::{Mesh, MeshSizes};
+use crate::comm::{CommUse, Reduce, Tag};
 use crate::data::MicroBatch;
 use crate::device::{Buf, Device, View};
 use crate::nn::{Checkpointing, Decoder, Groups, Layout, Micro, Minimized, ParamStore, TeacherPass, Workspace};
@@ -29,8 +31,8 @@ pub struct Step {
     /// From 1; part of the dropout key.
     pub number: u64,
     pub lr: f32,
-    /// What the loss is divided by: tokens with loss in all micro-batches of all ranks, from [`Engine::global_count`],
-    /// or pairs or labeled answers of a preference objective.
+    /// What the loss is divided by: [`super::Objective::divisor`] of all micro-batches of all ranks, such as their
+    /// tokens with loss, from [`Engine::global_count`].
     pub tokens: u64,
 }
 
@@ -48,6 +50,8 @@ pub struct StepReport {
     pub loss: f64,
     /// Means over the step's pairs or labeled answers, of a preference objective.
     pub preference: Option<PreferenceMeans>,
+    /// Of the step's rollouts, with [`super::Objective::Grpo`].
+    pub rollouts: Option<RolloutMeans>,
     /// Of a mixture of experts.
     pub experts: Option<ExpertLoad>,
     /// Norm of the whole gradient, before clipping and without the loss scale.
@@ -86,8 +90,10 @@ pub struct Engine {
     /// For a preference objective.
     pub(super) preference: Option<PreferenceLoss>,
     teacher: Option<TeacherModel>,
-    /// f64, to be summed over ranks: two counts, or [`PreferenceSums`].
+    /// f64, to be summed over ranks: two counts, or the objective's sums.
     pub(super) sums: Buf,
+    /// f64 (1), of which ranks take the largest; for a preference objective.
+    largest: Option<Buf>,
     numbers: Numbers,
     dropout: Rng,
     watchers: Watchers,
@@ -161,7 +167,8 @@ impl Engine {
         let decoder = options.decoder(&mesh.sizes, &mesh.coords)?;
         let mut store = store::allocate(&*options.strategy, dev.clone(), mesh, decoder.layouts())?;
         let preference = options.preference(&dev, mesh, &split)?;
-        let sums = if preference.is_some() { PreferenceSums::LEN } else { 2 };
+        let sums = if preference.is_some() { SUMS } else { 2 };
+        let alloc = |len| mesh.loss.alloc(DType::F64, len, CommUse::Reduced, Category::Other);
         Ok(Engine {
             workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options.workspace(&split))?,
             optimizer: Optimizer::new(&*dev, mesh, decoder.layouts(), &mut *store, options.rule, options.seed)?,
@@ -170,7 +177,8 @@ impl Engine {
             scaler: options.scaler.map(LossScaler::new),
             staging: BatchStaging::new(&*dev, options.tokens, &decoder)?,
             numbers: Numbers::new(&*dev, Numbers::len(&options.rule, decoder.layouts()))?,
-            sums: mesh.loss.alloc(DType::F64, sums, CommUse::Reduced, Category::Other)?,
+            sums: alloc(sums)?,
+            largest: matches!(options.objective, Objective::Grpo(_)).then(|| alloc(1)).transpose()?,
             preference,
             teacher: options.teacher(&dev, mesh, &split)?,
             dropout: Rng::named(options.seed, "dropout"),
@@ -267,9 +275,14 @@ impl Engine {
         self.passes = passes;
         match &mut self.preference {
             Some(preference) => {
-                let sums = preference.take_totals().to_array();
+                let (sums, largest) = preference.take_totals();
                 dev.upload(bytemuck::cast_slice(&sums), self.sums.view_mut())?;
-                self.reduce("loss", PreferenceSums::LEN)
+                if let Some(buf) = &mut self.largest {
+                    dev.upload(bytemuck::bytes_of(&largest), buf.view_mut())?;
+                    let ticket = self.mesh.loss.all_reduce(Tag::new("mismatch", 0), buf.view_mut(), Reduce::Max)?;
+                    self.mesh.loss.wait(ticket)?;
+                }
+                self.reduce("loss", SUMS)
             }
             None => {
                 self.workspace.move_loss(dev, self.sums.view_mut().slice(0..1))?;
@@ -280,16 +293,19 @@ impl Engine {
 
     /// Waits for the step: the only host synchronization. Downloads the loss and the norm, and `extra` along with them.
     pub fn end_step(&mut self, step: &Step, extra: Option<(View, &mut [u8])>) -> Result<StepReport> {
-        let (mut sums, mut grad_norm) = ([0f64; PreferenceSums::LEN], [0f32]);
+        let (mut sums, mut largest, mut grad_norm) = ([0f64; SUMS], [0f64], [0f32]);
         let len = if self.preference.is_some() { sums.len() } else { 1 };
         let norm = (self.norm.norm(), bytemuck::cast_slice_mut(&mut grad_norm));
         let sum = (self.sums.view().slice(0..len), bytemuck::cast_slice_mut(&mut sums[..len]));
-        match extra {
-            Some(extra) => self.dev.download_all(&mut [norm, sum, extra])?,
-            None => self.dev.download_all(&mut [norm, sum])?,
-        }
+        let most = self.largest.as_ref().map(|buf| (buf.view(), bytemuck::cast_slice_mut(&mut largest)));
+        let mut all: Vec<_> = [norm, sum].into_iter().chain(most).chain(extra).collect();
+        self.dev.download_all(&mut all)?;
         let ([loss, ..], [grad_norm]) = (sums, grad_norm);
-        let preference = self.preference.is_some().then(|| PreferenceSums::from_array(sums).means());
+        let (preference, rollouts) = match self.preference.as_ref().map(|loss| loss.means(sums, largest[0])) {
+            Some(ObjectiveMeans::Answers(means)) => (Some(means), None),
+            Some(ObjectiveMeans::Rollouts(means)) => (None, Some(means)),
+            None => (None, None),
+        };
         let experts = self.load.take(&*self.dev, &mut self.workspace)?;
         let skipped = !grad_norm.is_finite();
         if !skipped {
@@ -303,6 +319,7 @@ impl Engine {
         Ok(StepReport {
             loss: loss / step.tokens() as f64,
             preference,
+            rollouts,
             experts,
             grad_norm,
             skipped,

@@ -4,8 +4,9 @@ use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;
 use crate::data::{Dataset, PreviewRow, PreviewSequence, Tokenizer};
 use crate::device::IGNORE;
+use crate::engine::Objective;
 use crate::run::plan::data::RunData;
-use crate::run::plan::{data, model};
+use crate::run::plan::{data, model, objective};
 use crate::run::settings::Settings;
 use crate::run::watch::style;
 use clap::builder::styling::AnsiColor;
@@ -29,14 +30,15 @@ pub fn main(mut s: Settings, launched: Option<&RankEnv>, count: u64, look: Sampl
     let tokenizer = data::tokenizer(&mut s);
     let spec = model::spec(&mut s, &tokenizer)?;
     let tokenizer = tokenizer.for_model(spec.vocab);
+    let objective = objective::objective(&s)?;
     let parts = RunData::options(&s, &tokenizer, &spec)?.train;
     let (several, mut out) = (parts.len() > 1, BufWriter::new(stdout()));
     for (options, _) in &parts {
         let name = options.paths.first().filter(|_| several).map(|path| path.display().to_string());
         let mut show = |row: u64, content: PreviewRow| {
             let text = match look {
-                SampleLook::Json => lines(row, name.as_deref(), &content, &tokenizer),
-                SampleLook::Color => colored(row, &content, &tokenizer, style::is_on(&stdout())),
+                SampleLook::Json => lines(row, name.as_deref(), &content, objective, &tokenizer),
+                SampleLook::Color => colored(row, &content, objective, &tokenizer, style::is_on(&stdout())),
             };
             out.write_all(text.as_bytes()).map_err(|e| Error::io("write", "standard output", e))
         };
@@ -51,26 +53,39 @@ pub fn main(mut s: Settings, launched: Option<&RankEnv>, count: u64, look: Sampl
     Ok(())
 }
 
-/// The sequences of a row, with what else is known of each.
-fn sequences(row: &PreviewRow) -> Vec<(&PreviewSequence, Option<(&'static str, Value)>)> {
+/// A sequence of a row, with what else is known of it.
+type ShownSequence<'a> = (&'a PreviewSequence, Vec<(&'static str, Value)>);
+
+fn sequences(row: &PreviewRow, objective: Objective) -> Vec<ShownSequence<'_>> {
     match row {
-        PreviewRow::Sample(sequence) => vec![(sequence, None)],
-        PreviewRow::Labeled(sequence, desirable) => vec![(sequence, Some(("label", json!(desirable))))],
+        PreviewRow::Sample(sequence) => vec![(sequence, vec![])],
+        PreviewRow::Labeled(sequence, desirable) => vec![(sequence, vec![("label", json!(desirable))])],
         PreviewRow::Pair([chosen, rejected]) => {
-            vec![(chosen, Some(("side", json!("chosen")))), (rejected, Some(("side", json!("rejected"))))]
+            vec![(chosen, vec![("side", json!("chosen"))]), (rejected, vec![("side", json!("rejected"))])]
+        }
+        PreviewRow::Group(samples, rewards) => {
+            let mut advantages = Vec::new();
+            if let Objective::Grpo(grpo) = objective {
+                grpo.advantages(rewards, &mut advantages);
+            }
+            let each = samples.iter().enumerate().zip(rewards.iter().zip(advantages));
+            let shown = each.map(|((i, sample), (reward, advantage))| {
+                (sample, vec![("sample", json!(i)), ("reward", json!(reward)), ("advantage", json!(advantage))])
+            });
+            shown.collect()
         }
         PreviewRow::Dropped(_) => vec![],
     }
 }
 
-fn lines(row: u64, name: Option<&str>, content: &PreviewRow, tokenizer: &Tokenizer) -> String {
+fn lines(row: u64, name: Option<&str>, content: &PreviewRow, objective: Objective, tokenizer: &Tokenizer) -> String {
     let mut made = Vec::new();
     if let PreviewRow::Dropped(why) = content {
         made.push(json!({"row": row, "dropped": why}));
     }
-    for (sequence, more) in sequences(content) {
+    for (sequence, more) in sequences(content, objective) {
         let mut line = json!({"row": row});
-        if let Some((key, value)) = more {
+        for (key, value) in more {
             line[key] = value;
         }
         let PreviewSequence { ids, labels, cut } = sequence;
@@ -88,13 +103,13 @@ fn lines(row: u64, name: Option<&str>, content: &PreviewRow, tokenizer: &Tokeniz
     made.iter().map(|line| format!("{line}\n")).collect()
 }
 
-fn colored(row: u64, content: &PreviewRow, tokenizer: &Tokenizer, color: bool) -> String {
+fn colored(row: u64, content: &PreviewRow, objective: Objective, tokenizer: &Tokenizer, color: bool) -> String {
     let green = AnsiColor::Green.on_default();
     if let PreviewRow::Dropped(why) = content {
         return format!("-- row {row} is dropped: {why}\n");
     }
-    let each = sequences(content).into_iter().map(|(sequence, more)| {
-        let more = more.map_or(String::new(), |(key, value)| format!(", {key} {value}"));
+    let each = sequences(content, objective).into_iter().map(|(sequence, more)| {
+        let more: String = more.into_iter().map(|(key, value)| format!(", {key} {value}")).collect();
         let cut = if sequence.cut { ", cut" } else { "" };
         let loss = sequence.labels.iter().filter(|&&label| label != IGNORE).count();
         let text: String = stretches(sequence)

@@ -50,6 +50,7 @@ fn run(
             seed: options.seed,
             packing: false,
             by_length: false,
+            passes: 1,
             held_out: None,
         };
         let mut loader = Loader::new(source.clone(), loader)?;

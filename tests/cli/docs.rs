@@ -34,6 +34,9 @@ pub fn furnish(dir: &Path) {
     fs::write(dir.join("chats.jsonl"), format!("{chat}\n").repeat(100)).unwrap();
     let pair = r#"{"prompt": "why? ", "chosen": "because.", "rejected": "so."}"#;
     fs::write(dir.join("pairs.jsonl"), format!("{pair}\n").repeat(100)).unwrap();
+    let sample = |reward: f64| format!(r#"{{"ids": [98, 99], "logprobs": [-5.5, -5.5], "reward": {reward}}}"#);
+    let group = format!(r#"{{"prompt_ids": [97], "samples": [{}, {}]}}"#, sample(0.0), sample(1.0));
+    fs::write(dir.join("rollouts.jsonl"), format!("{group}\n").repeat(100)).unwrap();
     symlink(Path::new(env!("CARGO_MANIFEST_DIR")).join("configs"), dir.join("configs")).unwrap();
     let model = "run_fsdp --nproc-per-node 1 --dataset synthetic --no-eval --vocab-size 320 --save-hf";
     run(dir, &format!("{model} qwen {TINY} {SHAPES}"));

@@ -78,8 +78,9 @@ impl Ran {
             _ => trains,
         };
         let kept = tiny.chunks(2).filter(|pair| keep(&pair[0])).flatten();
-        let synthetic =
-            ["--dataset", "synthetic"].into_iter().filter(|_| trains && !has("--dataset") && !has("IN/two.json"));
+        let synthetic = ["--dataset", "synthetic"]
+            .into_iter()
+            .filter(|_| trains && !has("--dataset") && !has("grpo") && !has("IN/two.json"));
         let mut command = unlaunched(program);
         let inputs = format!("{}/", inputs.display());
         command.args(kept).args(synthetic).args(words.iter().map(|word| word.replace("IN/", &inputs)));
@@ -215,6 +216,16 @@ fn inputs(dir: &Dir) -> PathBuf {
         row
     };
     write("both.jsonl", &rows(&both));
+    let sampled = |i: usize| {
+        let sample = |j: usize| {
+            let ids: Vec<usize> = (0..2 + j).map(|k| 97 + (7 * i + 3 * j + k) % 20).collect();
+            let logprobs: Vec<f64> = ids.iter().map(|id| -5.2 - (id % 5) as f64 / 4.0).collect();
+            json!({"ids": ids, "logprobs": logprobs, "reward": i * j % 3})
+        };
+        json!({"prompt_ids": [65 + i % 20], "samples": [sample(0), sample(1), sample(2)]})
+    };
+    write("rollouts.jsonl", &rows(&sampled));
+    write("others.jsonl", &rows(&|i| sampled(i + 1)));
     write(
         "chat.jsonl",
         &rows(&|i| {

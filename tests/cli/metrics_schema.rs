@@ -141,6 +141,16 @@ fn every_line_of_a_metrics_file_is_as_the_schema_says() {
         assert!(ended.status.success(), "{}", ended.stderr);
         lines.check(&schema, &dir.path(objective));
     }
+    let sample = |id: usize| json!({"ids": [id], "logprobs": [-1.0], "reward": id});
+    let group = json!({"prompt_ids": [1], "samples": [sample(1), sample(2)]});
+    fs::write(dir.path("rollouts.jsonl"), format!("{group}\n").repeat(60)).unwrap();
+    let mut grpo = std::process::Command::new(FSDP);
+    grpo.args(["--rollouts", "rollouts.jsonl", "--objective", "grpo", "--beta", "0.1", "--max-steps", "1"]);
+    grpo.args(["--embed-dim", "16", "--num-layers", "1", "--num-heads", "2", "--max-len", "8"]);
+    grpo.args(["--nproc-per-node", "1", "--metrics-path", "grpo"]).current_dir(dir.path(""));
+    let output = grpo.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    lines.check(&schema, &dir.path("grpo"));
     // Experts.
     sparse_model::write("qwen2_moe", &dir.path("experts"));
     fs::write(dir.path("ids.jsonl"), "{\"input_ids\": [1, 2, 3, 4]}\n".repeat(60)).unwrap();

@@ -251,8 +251,18 @@ fn pairs(n: usize) -> (tempfile::TempDir, Arc<Dataset>) {
 
 fn loader(data: &Arc<Dataset>, grad_accum: usize, (dp_rank, dp_size): (usize, usize), packing: bool) -> Loader {
     let (shuffle, by_length, held_out) = (false, false, None);
-    let options =
-        LoaderOptions { batch_size: 1, grad_accum, dp_rank, dp_size, shuffle, seed: 1, packing, by_length, held_out };
+    let options = LoaderOptions {
+        batch_size: 1,
+        grad_accum,
+        dp_rank,
+        dp_size,
+        shuffle,
+        seed: 1,
+        packing,
+        by_length,
+        passes: 1,
+        held_out,
+    };
     Loader::new(data.clone(), options).unwrap()
 }
 

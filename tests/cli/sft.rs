@@ -42,8 +42,18 @@ fn rows(n: u64) -> (tempfile::TempDir, Arc<Dataset>) {
 
 fn loader(data: &Arc<Dataset>, batch_size: usize, grad_accum: usize, rank: (usize, usize), packing: bool) -> Loader {
     let ((dp_rank, dp_size), shuffle, by_length, held_out) = (rank, false, false, None);
-    let options =
-        LoaderOptions { batch_size, grad_accum, dp_rank, dp_size, shuffle, seed: 1, packing, by_length, held_out };
+    let options = LoaderOptions {
+        batch_size,
+        grad_accum,
+        dp_rank,
+        dp_size,
+        shuffle,
+        seed: 1,
+        packing,
+        by_length,
+        passes: 1,
+        held_out,
+    };
     Loader::new(data.clone(), options).unwrap()
 }
 

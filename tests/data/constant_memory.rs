@@ -58,6 +58,7 @@ fn a_corpus_larger_than_memory_builds_in_constant_memory() {
         seed: 1,
         packing,
         by_length,
+        passes: 1,
         held_out,
     };
     let mut loader = Loader::new(Arc::new(data), load).unwrap();

@@ -88,7 +88,18 @@ fn synthetic(max_len: usize, seed: u64) -> DataOptions {
 
 fn load(batch_size: usize, grad_accum: usize, dp_rank: usize, dp_size: usize, shuffle: bool) -> LoaderOptions {
     let (packing, by_length, held_out) = (false, false, None);
-    LoaderOptions { batch_size, grad_accum, dp_rank, dp_size, shuffle, seed: 7, packing, by_length, held_out }
+    LoaderOptions {
+        batch_size,
+        grad_accum,
+        dp_rank,
+        dp_size,
+        shuffle,
+        seed: 7,
+        packing,
+        by_length,
+        passes: 1,
+        held_out,
+    }
 }
 
 fn step(loader: &mut Loader) -> StepData {

@@ -74,6 +74,7 @@ fn steps_of(
     let options = |dp_rank| LoaderOptions {
         packing,
         by_length: true,
+        passes: 1,
         held_out: Some(vec![0, 10, 0]),
         ..load(batch, accum, dp_rank, dp, true)
     };

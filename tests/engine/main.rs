@@ -24,6 +24,7 @@ mod parity;
 mod precision;
 mod distill;
 mod preference;
+mod grpo;
 mod sp;
 mod sharding_options;
 mod states;

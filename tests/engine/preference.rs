@@ -339,6 +339,7 @@ fn evaluation_counts_real_answers() {
                 loss: sums.loss / count,
                 experts: None,
                 preference: Some(sums.means()),
+                rollouts: None,
                 grad_norm: 0.0,
                 skipped: false,
                 loss_scale: None,

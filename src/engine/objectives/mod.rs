@@ -1,23 +1,27 @@
-//! What a run minimizes. Fine-tuning's mean over tokens is the decoder's own loss; the others are functions of whole
-//! sequences. Never knows how rows become sequences.
+//! What a run minimizes. Fine-tuning's mean over tokens is the decoder's own loss; the others are functions of
+//! log-probabilities, of whole sequences or of tokens. Never knows how rows become sequences.
 mod dpo; // the loss of a pair
 mod rm; // the loss of a reward model
 mod kto; // the loss of a labeled answer
+mod grpo; // the loss of a sampled token
 mod objective; // all of them
-mod sums; // sums of a step's pairs or answers
+mod sums; // sums of a step's pairs, answers or tokens
 mod sequences; // log-probabilities in, weights of sequences out
+mod rollouts; // log-probabilities in, weights of tokens out
 mod reference; // the frozen reference model
 mod teaching; // distillation
 mod preference; // a micro-batch of answers, from reference to backward
 
 pub use dpo::Dpo;
+pub use grpo::{Grpo, GrpoLoss};
 pub use kto::Kto;
-pub use objective::Objective;
-pub(super) use preference::{Policy, PreferenceLoss};
+pub use objective::{Objective, StepCounts};
+pub(super) use preference::{ObjectiveMeans, Policy, PreferenceLoss};
 pub(super) use reference::FrozenModel;
 pub use reference::ReferenceModel;
 pub use rm::Rm;
 pub(super) use sequences::Sequences;
-pub use sums::{PreferenceMeans, PreferenceSums};
+pub(super) use sums::SUMS;
+pub use sums::{PreferenceMeans, PreferenceSums, RolloutMeans};
 pub(super) use teaching::TeacherModel;
 pub use teaching::Teaching;

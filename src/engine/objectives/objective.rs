@@ -1,5 +1,6 @@
 //! The choice of an objective. Never touches a device.
 use super::dpo::{Dpo, PairLoss, PairValues};
+use super::grpo::Grpo;
 use super::kto::Kto;
 use super::rm::Rm;
 
@@ -15,9 +16,38 @@ pub enum Objective {
     Rm(Rm),
     /// Kahneman-Tversky optimization: the mean over all labeled answers of a step.
     Kto(Kto),
+    /// Group relative policy optimization of samples with rewards.
+    Grpo(Grpo),
+}
+
+/// What is in a step, over all ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StepCounts {
+    /// Rows of the data set.
+    pub rows: u64,
+    /// Sequences of these rows.
+    pub sequences: u64,
+    /// Tokens with loss.
+    pub tokens: u64,
 }
 
 impl Objective {
+    /// What the step's summed loss is divided by.
+    pub fn divisor(&self, step: &StepCounts) -> u64 {
+        match self {
+            Objective::Sft => step.tokens,
+            Objective::Dpo(_) | Objective::Rm(_) | Objective::Kto(_) => step.rows,
+            Objective::Grpo(grpo) => grpo.divisor(step.sequences, step.tokens),
+        }
+    }
+    /// The policy is compared with a reference model.
+    pub(in crate::engine) fn compares(&self) -> bool {
+        match self {
+            Objective::Sft | Objective::Rm(_) => false,
+            Objective::Dpo(_) | Objective::Kto(_) => true,
+            Objective::Grpo(grpo) => grpo.compares(),
+        }
+    }
     /// Sequences have scores instead of log-probabilities.
     pub(super) fn scores(&self) -> bool {
         matches!(self, Objective::Rm(_))
@@ -25,7 +55,7 @@ impl Objective {
     /// The loss of a pair; None if the objective has no pairs.
     pub(super) fn of(&self, pair: &PairValues) -> Option<PairLoss> {
         match self {
-            Objective::Sft | Objective::Kto(_) => None,
+            Objective::Sft | Objective::Kto(_) | Objective::Grpo(_) => None,
             Objective::Dpo(dpo) => Some(dpo.of(pair)),
             Objective::Rm(rm) => Some(rm.of(pair)),
         }

@@ -1,10 +1,11 @@
-//! A micro-batch of judged answers: the reference's log-probabilities first, then the loss of the policy's. Never runs
-//! backward, and never reduces over data-parallel ranks: the engine does.
+//! A micro-batch of judged answers, or of rollouts: the reference's log-probabilities first, then the loss of the
+//! policy's. Never runs backward, and never reduces over data-parallel ranks: the engine does.
 use super::objective::Objective;
 use super::reference::{FrozenModel, ReferenceModel};
+use super::rollouts::Rollouts;
 use super::sequences::Sequences;
-use super::sums::PreferenceSums;
-use crate::base::Result;
+use super::sums::{PreferenceMeans, PreferenceSums, RolloutMeans, SUMS};
+use crate::base::{Error, Result};
 use crate::comm::Mesh;
 use crate::data::MicroBatch;
 use crate::device::Device;
@@ -37,8 +38,20 @@ enum Compared {
     Given,
 }
 
+/// Turns log-probabilities into weights.
+enum Judge {
+    Sequences(Box<Sequences>),
+    Rollouts(Box<Rollouts>),
+}
+
+/// What is known of a step, over all ranks.
+pub(in crate::engine) enum ObjectiveMeans {
+    Answers(PreferenceMeans),
+    Rollouts(RolloutMeans),
+}
+
 pub(in crate::engine) struct PreferenceLoss {
-    sequences: Sequences,
+    judge: Judge,
     reference: Compared,
 }
 
@@ -56,14 +69,18 @@ impl PreferenceLoss {
     ) -> Result<PreferenceLoss> {
         let own = tokens.div_ceil(mesh.sizes.sp);
         let reference = match reference {
-            _ if objective.scores() => Compared::Nothing,
+            _ if !objective.compares() => Compared::Nothing,
             ReferenceModel::Base => Compared::Base,
             ReferenceModel::Frozen(spec) => {
                 Compared::Frozen(Box::new(FrozenModel::new(dev.clone(), mesh, (spec, tuning), split, strategy, own)?))
             }
             ReferenceModel::Given => Compared::Given,
         };
-        Ok(PreferenceLoss { sequences: Sequences::new(&**dev, mesh, objective, tokens)?, reference })
+        let judge = match objective {
+            Objective::Grpo(grpo) => Judge::Rollouts(Box::new(Rollouts::new(&**dev, mesh, grpo, own)?)),
+            _ => Judge::Sequences(Box::new(Sequences::new(&**dev, mesh, objective, tokens)?)),
+        };
+        Ok(PreferenceLoss { judge, reference })
     }
     /// The frozen reference and its store, to load weights into.
     pub fn reference(&mut self) -> Option<(&Decoder, &mut dyn Store)> {
@@ -79,19 +96,28 @@ impl PreferenceLoss {
         staged: &StagedBatch,
         scale: f64,
     ) -> Result<&mut dyn SequenceLoss> {
-        let PreferenceLoss { sequences, reference } = self;
-        sequences.begin(policy.dev, host, staged.local, scale)?;
-        match reference {
-            Compared::Nothing => return Ok(sequences),
-            Compared::Given => {
-                sequences.give_reference(host)?;
-                return Ok(sequences);
-            }
-            Compared::Base => policy.score(&staged.batch, sequences, true)?,
-            Compared::Frozen(reference) => reference.score(policy.dev, &staged.batch, sequences)?,
+        let PreferenceLoss { judge, reference } = self;
+        match judge {
+            Judge::Sequences(sequences) => sequences.begin(policy.dev, host, staged.local, scale)?,
+            Judge::Rollouts(rollouts) => rollouts.begin(host, staged.local, scale)?,
         }
-        sequences.keep_reference(policy.dev)?;
-        Ok(sequences)
+        match (reference, &mut *judge) {
+            (Compared::Nothing, _) => return Ok(judge.loss()),
+            (Compared::Given, Judge::Sequences(sequences)) => {
+                sequences.give_reference(host)?;
+                return Ok(judge.loss());
+            }
+            (Compared::Given, Judge::Rollouts(_)) => {
+                return Err(Error::op("reference", "log-probabilities of tokens are not given, but computed"));
+            }
+            (Compared::Base, judge) => policy.score(&staged.batch, judge.loss(), true)?,
+            (Compared::Frozen(reference), judge) => reference.score(policy.dev, &staged.batch, judge.loss())?,
+        }
+        match judge {
+            Judge::Sequences(sequences) => sequences.keep_reference(policy.dev)?,
+            Judge::Rollouts(rollouts) => rollouts.keep_reference(policy.dev)?,
+        }
+        Ok(judge.loss())
     }
     /// Adds the log-ratios of the micro-batch's mismatched answers to the totals, if it has any.
     pub fn diverge(&mut self, policy: &mut Policy, staging: &mut BatchStaging, host: &MicroBatch) -> Result<()> {
@@ -99,7 +125,7 @@ impl PreferenceLoss {
         let staged = staging.upload(policy.dev, mismatched)?;
         let loss = self.begin(policy, mismatched, &staged, 0.0)?;
         policy.score(&staged.batch, loss, false)?;
-        self.sequences.diverge(policy.dev)
+        self.sequences()?.diverge(policy.dev)
     }
     /// Forward only.
     pub fn evaluate(&mut self, policy: &mut Policy, staging: &mut BatchStaging, host: &MicroBatch) -> Result<()> {
@@ -107,26 +133,56 @@ impl PreferenceLoss {
         let staged = staging.upload(policy.dev, host)?;
         let loss = self.begin(policy, host, &staged, 0.0)?;
         policy.score(&staged.batch, loss, false)?;
-        self.sequences.evaluate(policy.dev)
+        self.sequences()?.evaluate(policy.dev)
     }
     /// Judges what was evaluated since the last call.
     pub fn end_evaluation(&mut self) {
-        self.sequences.end_evaluation();
+        if let Judge::Sequences(sequences) = &mut self.judge {
+            sequences.end_evaluation();
+        }
+    }
+    fn sequences(&mut self) -> Result<&mut Sequences> {
+        match &mut self.judge {
+            Judge::Sequences(sequences) => Ok(sequences),
+            Judge::Rollouts(_) => Err(Error::op("evaluate", "rollouts are trained on, not evaluated")),
+        }
     }
 
     /// The loss of labeled answers, which needs a baseline.
     pub fn has_baseline(&self) -> bool {
-        self.sequences.kto().is_some()
+        matches!(&self.judge, Judge::Sequences(sequences) if sequences.kto().is_some())
     }
     /// `sums`: this rank's [`PreferenceLoss::totals`] over all ranks.
     pub fn set_baseline(&mut self, sums: &PreferenceSums) {
-        self.sequences.baseline = sums.kl();
+        if let Judge::Sequences(sequences) = &mut self.judge {
+            sequences.baseline = sums.kl();
+        }
     }
     /// The sums over this rank's answers since the last [`PreferenceLoss::take_totals`].
     pub fn totals(&self) -> PreferenceSums {
-        self.sequences.totals()
+        if let Judge::Sequences(sequences) = &self.judge { sequences.totals() } else { PreferenceSums::default() }
     }
-    pub fn take_totals(&mut self) -> PreferenceSums {
-        self.sequences.take_totals()
+    /// What ranks sum, and that of which they take the largest.
+    pub fn take_totals(&mut self) -> ([f64; SUMS], f64) {
+        match &mut self.judge {
+            Judge::Sequences(sequences) => (sequences.take_totals().to_array(), 0.0),
+            Judge::Rollouts(rollouts) => rollouts.take_totals(),
+        }
+    }
+    /// From the sums and the largest number over all ranks.
+    pub fn means(&self, sums: [f64; SUMS], largest: f64) -> ObjectiveMeans {
+        match &self.judge {
+            Judge::Sequences(_) => ObjectiveMeans::Answers(PreferenceSums::from_array(sums).means()),
+            Judge::Rollouts(rollouts) => ObjectiveMeans::Rollouts(rollouts.means(sums, largest)),
+        }
+    }
+}
+
+impl Judge {
+    fn loss(&mut self) -> &mut dyn SequenceLoss {
+        match self {
+            Judge::Sequences(sequences) => &mut **sequences,
+            Judge::Rollouts(rollouts) => &mut **rollouts,
+        }
     }
 }

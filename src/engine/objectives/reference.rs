@@ -1,11 +1,11 @@
 //! What the policy is compared with: a frozen model, sharded like the trained one, with weights in the compute dtype
 //! only and without gradients or optimizer state. Never trains.
-use super::sequences::Sequences;
 use crate::base::Result;
 use crate::comm::Mesh;
 use crate::device::Device;
 use crate::nn::{
-    Batch, Checkpointing, Decoder, Groups, Scored, Slice, Spec, Split, Tuning, Workspace, WorkspaceOptions,
+    Batch, Checkpointing, Decoder, Groups, Scored, SequenceLoss, Slice, Spec, Split, Tuning, Workspace,
+    WorkspaceOptions,
 };
 use crate::store::{self, Store, Strategy};
 use std::sync::Arc;
@@ -50,8 +50,8 @@ impl FrozenModel {
             decoder,
         })
     }
-    pub fn score(&mut self, dev: &dyn Device, batch: &Batch, sequences: &mut Sequences) -> Result<()> {
-        let scored = Scored { loss: sequences, base: true };
+    pub fn score(&mut self, dev: &dyn Device, batch: &Batch, loss: &mut dyn SequenceLoss) -> Result<()> {
+        let scored = Scored { loss, base: true };
         self.decoder.evaluate(dev, &mut *self.store, batch, &mut self.workspace, Some(scored))
     }
 }

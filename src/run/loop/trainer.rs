@@ -11,9 +11,9 @@ use super::verify::Verify;
 use crate::base::timeline::Lane;
 use crate::base::{Error, Result};
 use crate::ckpt::{self, Checkpointer, Evaluations, TrainerState};
-use crate::data::{Fetched, Loader, Prefetch, PrefetchOptions};
+use crate::data::{Fetched, Loader, Prefetch, PrefetchOptions, StepData};
 use crate::device::gpu::graphs::Graphs;
-use crate::engine::{Engine, Step, StepReport};
+use crate::engine::{Engine, Step, StepCounts, StepReport};
 use crate::run::plan::evaluations;
 use crate::run::settings::LogLevel;
 use crate::run::settings::value::StepInterval;
@@ -168,7 +168,8 @@ impl<'a> Trainer<'a> {
         let published = self.checkpointer.published()?;
         self.watch.checkpoint(published)?;
         let lr = self.rank.plan.schedule.lr(batch.step);
-        let tokens = if self.rank.plan.dataset.kind().is_judged() { batch.data.samples } else { agreed.tokens };
+        let StepData { samples: rows, sequences, .. } = batch.data;
+        let tokens = self.rank.plan.engine.objective.divisor(&StepCounts { rows, sequences, tokens: agreed.tokens });
         Ok((Step { number: batch.step, lr, tokens }, agreed))
     }
 

@@ -144,7 +144,8 @@ impl RunData {
             true => Format::default(), // it reads no data
             false => objective::rows(s, format(d, tokenizer)?)?,
         };
-        let sources = sources(d)?;
+        let rollouts = if s.lora.merge.is_some() { None } else { objective::rollouts(s)? };
+        let sources = rollouts.map_or_else(|| sources(d), |paths| Ok(vec![(paths, 1.0)]))?;
         let eval: Option<Vec<PathBuf>> = d.eval_dataset.as_ref().map(|paths| paths.iter().map(PathBuf::from).collect());
         if eval.iter().flatten().any(|path| path == Path::new("synthetic")) {
             return Err(Error::input(
@@ -215,7 +216,8 @@ pub fn fit(s: &mut Settings, spec: &Spec, data: &mut RunData, ranks: usize) -> R
         s.data.max_len = Some(max_len);
     }
     if task.batch {
-        let (micro, accum) = task.batch(set(&s.data.max_len, "data.max_len")?, data.train.rows(), ranks);
+        let longest = set(&s.data.max_len, "data.max_len")?.max(data.train.largest_group());
+        let (micro, accum) = task.batch(longest, data.train.rows(), ranks);
         (s.batch.batch_size, s.batch.grad_accum) = (Some(micro), Some(accum));
     }
     Ok(())
@@ -277,6 +279,11 @@ pub fn loader(s: &Settings, mesh: &MeshSizes, dp_rank: usize, held_out: &[u64]) 
         seed: set(&s.run.seed, "run.seed")?,
         packing: set(&s.data.packing_samples, "data.packing_samples")?,
         by_length: set(&s.data.group_by_length, "data.group_by_length")?,
+        passes: if s.objective.is_grpo() {
+            set(&s.objective.updates_per_rollout, "objective.updates_per_rollout")?
+        } else {
+            1
+        },
         held_out: Some(held_out.to_vec()),
     })
 }

@@ -188,10 +188,11 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
     let strategy = strategy(s, device, &spec)?;
     let checkpoint = checkpointing(f, spec.layers)?;
     let sequences = if s.objective.has_pairs() { 2 } else { 1 };
+    let row = s.largest_group.max(sequences * set(&s.data.max_len, "data.max_len")?);
     let tuning = tuning(s, &spec)?;
     let mut options = EngineOptions {
-        tokens: set(&b.batch_size, "batch.batch_size")? * sequences * set(&s.data.max_len, "data.max_len")?,
-        objective: objective::objective(&s.objective)?,
+        tokens: set(&b.batch_size, "batch.batch_size")? * row,
+        objective: objective::objective(s)?,
         reference: objective::reference(s, &spec)?,
         teacher: objective::teacher(s, &spec)?,
         spec,

@@ -2,17 +2,17 @@
 use crate::base::{Error, Result};
 use crate::ckpt;
 use crate::data::{Format, LabelKeys, PairKeys, Preferences};
-use crate::engine::{Dpo, EngineOptions, Kto, Objective, ReferenceModel, Rm, Teaching};
+use crate::engine::{Dpo, EngineOptions, Grpo, GrpoLoss, Kto, Objective, ReferenceModel, Rm, Teaching};
 use crate::nn::{Decoder, Spec};
-use crate::run::settings::objective::ObjectiveSettings;
 use crate::run::settings::value::set;
-use crate::run::settings::{ObjectiveName, Settings};
+use crate::run::settings::{LossName, ObjectiveName, Settings};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
-pub fn objective(o: &ObjectiveSettings) -> Result<Objective> {
+pub fn objective(s: &Settings) -> Result<Objective> {
+    let o = &s.objective;
     Ok(match set(&o.objective, "objective.objective")? {
         ObjectiveName::Sft => Objective::Sft,
         ObjectiveName::Rm => Objective::Rm(Rm),
@@ -20,6 +20,16 @@ pub fn objective(o: &ObjectiveSettings) -> Result<Objective> {
             beta: set(&o.beta, "objective.beta")?,
             desirable_weight: set(&o.desirable_weight, "objective.desirable_weight")?,
             undesirable_weight: set(&o.undesirable_weight, "objective.undesirable_weight")?,
+        }),
+        ObjectiveName::Grpo => Objective::Grpo(Grpo {
+            loss: match set(&o.loss_type, "objective.loss_type")? {
+                LossName::Grpo => GrpoLoss::Grpo,
+                LossName::Dapo => GrpoLoss::Dapo,
+                LossName::DrGrpo => GrpoLoss::DrGrpo { longest: longest(s)? },
+            },
+            beta: set(&o.beta, "objective.beta")?,
+            clip_low: set(&o.clip_low, "objective.clip_low")?,
+            clip_high: set(&o.clip_high, "objective.clip_high")?,
         }),
         ObjectiveName::Dpo => Objective::Dpo(Dpo {
             beta: set(&o.beta, "objective.beta")?,
@@ -30,8 +40,33 @@ pub fn objective(o: &ObjectiveSettings) -> Result<Objective> {
     })
 }
 
-/// Refuses what a reward model cannot do.
+fn longest(s: &Settings) -> Result<u64> {
+    let none = || {
+        Error::input(
+            "--loss-type dr_grpo divides by the most tokens that a sample could have: add --max-new-tokens N, the limit \
+             that the rollouts were sampled with",
+        )
+    };
+    s.generate.max_new_tokens.map(|longest| longest as u64).ok_or_else(none)
+}
+
+/// The recorded rollouts of GRPO.
+pub fn rollouts(s: &Settings) -> Result<Option<Vec<PathBuf>>> {
+    match &s.objective.rollouts {
+        _ if !s.objective.is_grpo() => Ok(None),
+        Some(paths) => Ok(Some(paths.iter().map(PathBuf::from).collect())),
+        None => Err(Error::input(
+            "--objective grpo: sampling is not built yet, so it learns from recorded samples only: name a file of them \
+             with --rollouts FILE.jsonl",
+        )),
+    }
+}
+
+/// Refuses what an objective cannot do.
 pub fn check(s: &Settings) -> Result<()> {
+    if s.lora.merge.is_none() {
+        rollouts(s)?;
+    }
     if !s.objective.scores() {
         return Ok(());
     }
@@ -47,6 +82,7 @@ pub fn rows(s: &Settings, format: Format) -> Result<Format> {
     let prompt = || set(&o.prompt_key, "objective.prompt_key");
     let (preferences, output_key) = match set(&o.objective, "objective.objective")? {
         ObjectiveName::Sft => (None, format.output_key),
+        ObjectiveName::Grpo => (Some(Preferences::Rollouts), format.output_key),
         ObjectiveName::Dpo | ObjectiveName::Rm => {
             let keys = PairKeys {
                 prompt: prompt()?,

@@ -75,6 +75,7 @@ pub struct SettledPlan {
     split: EvalSplit,
     task: Option<RunTask>,
     hub: HubNames,
+    largest_group: usize,
 }
 
 impl Plan {
@@ -118,7 +119,7 @@ impl Plan {
         let spec = model::spec(&mut s, &tokenizer)?;
         let tokenizer = tokenizer.for_model(spec.vocab);
         let tokenizer = data::resumed(tokenizer, &s.data, resume::newest(&s.checkpoint)?.as_deref())?;
-        let data = match s.task.is_some() && !s.only_converts() {
+        let data = match (s.task.is_some() || s.objective.is_grpo()) && !s.only_converts() {
             true => {
                 // What the model or the machine cannot do is refused before a row is read.
                 let mut trial = s.clone();
@@ -126,6 +127,7 @@ impl Plan {
                 engine::options(&trial, ranks.device, &ranks.mesh, spec.clone())?;
                 let mut data = data.map_or_else(|| RunData::open(&s, &tokenizer, &spec), Ok)?;
                 data::fit(&mut s, &spec, &mut data, ranks.mesh.dp_replicate * ranks.mesh.dp_shard)?;
+                s.largest_group = data.train.largest_group();
                 Some(data)
             }
             false => data,
@@ -184,8 +186,8 @@ impl Plan {
             as_asked.run.max_steps = asked;
             s.notes.extend(idle::plan(&as_asked, &facts)?);
         }
-        let (task, hub) = (s.task.clone(), s.hub.clone());
-        let settled = SettledPlan { settings: s, ranks, size, live, resume, split, task, hub };
+        let (task, hub, largest_group) = (s.task.clone(), s.hub.clone(), s.largest_group);
+        let settled = SettledPlan { settings: s, ranks, size, live, resume, split, task, hub, largest_group };
         let plan = Plan::derive(settled, tokenizer, engine, data)?;
         check::profile(&plan.settings, plan.profile.as_ref())?;
         Ok(plan)
@@ -202,6 +204,7 @@ impl Plan {
             split: self.split.clone(),
             task: self.settings.task.clone(),
             hub: self.settings.hub.clone(),
+            largest_group: self.settings.largest_group,
         }
     }
     /// The plan in such a rank: rebuilds only what cannot be inherited.
@@ -209,6 +212,7 @@ impl Plan {
         let (s, ranks) = (&mut settled.settings, &settled.ranks);
         // What follows from the data is settled, but for the length that rows are read with.
         s.hub = std::mem::take(&mut settled.hub);
+        s.largest_group = settled.largest_group;
         s.task = settled.task.take().map(|task| RunTask { batch: false, ..task });
         let tokenizer = data::tokenizer(s);
         let spec = model::spec(s, &tokenizer)?;

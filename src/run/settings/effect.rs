@@ -29,6 +29,11 @@ pub fn imply(requested: &Value, defaults: &mut Value) {
     if ["zero_stage", "deepspeed"].iter().any(|key| !requested["fsdp"][key].is_null()) {
         defaults["fsdp"]["backend"] = "zero".into();
     }
+    if requested["objective"]["objective"] == "grpo" {
+        defaults["objective"]["beta"] = json!(0.0);
+        // What dr_grpo divides by is a choice.
+        defaults["generate"]["max_new_tokens"] = Value::Null;
+    }
     if !requested["batch"]["train_batch_size"].is_null() {
         defaults["batch"]["batch_size"] = Value::Null;
         defaults["batch"]["grad_accum"] = Value::Null;

@@ -25,7 +25,8 @@ names!(
     Debug
 );
 names!(enum ArchName, "snake_case", Llama, Gpt);
-names!(enum ObjectiveName, "snake_case", Sft, Dpo, Rm, Kto);
+names!(enum ObjectiveName, "snake_case", Sft, Dpo, Rm, Kto, Grpo);
+names!(enum LossName, "snake_case", Grpo, Dapo, DrGrpo);
 names!(enum OptimizerName, "snake_case", Adamw, Adamw8bit, Sgd, Muon);
 names!(enum SchedulerName, "snake_case", Constant, Linear, Cosine, CosineWithMinLr);
 names!(enum WarmupName, "snake_case", Linear, Log);

@@ -1,6 +1,6 @@
-//! What is learned: answers, or preferences between them. Never computes a loss.
-use super::names::ObjectiveName;
-use super::value::number;
+//! What is learned: answers, preferences between them, or rewards. Never computes a loss.
+use super::names::{LossName, ObjectiveName};
+use super::value::{count, number, one_or_many};
 use crate::base::Result;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -11,10 +11,12 @@ use std::path::PathBuf;
 pub struct ObjectiveSettings {
     /// What is minimized. sft: the loss of tokens; dpo: direct preference optimization of pairs (rows with a prompt, a
     /// chosen and a rejected answer), where batch sizes count pairs; rm: a reward model of pairs; kto: Kahneman-Tversky
-    /// optimization of rows with a prompt, an answer and a label
+    /// optimization of rows with a prompt, an answer and a label; grpo: group relative policy optimization of
+    /// --rollouts, where batch sizes count groups
     #[arg(long)]
     pub objective: Option<ObjectiveName>,
-    /// How strongly the policy is kept near the reference model
+    /// How strongly the policy is kept near the reference model. GRPO: factor of the KL divergence from it; 0, the
+    /// default there, needs no reference model
     #[arg(long)]
     pub beta: Option<f64>,
     /// Probability that the two answers of a pair are confused, in [0, 0.5)
@@ -32,6 +34,25 @@ pub struct ObjectiveSettings {
     /// KTO: factor of the losses of other answers
     #[arg(long, value_name = "W")]
     pub undesirable_weight: Option<f64>,
+    /// GRPO: recorded rollouts, files or directories of rows with prompt_ids and samples, each of which has ids,
+    /// logprobs and a reward [default: none]
+    #[arg(long, num_args = 1.., value_name = "PATH")]
+    #[serde(deserialize_with = "one_or_many")]
+    pub rollouts: Option<Vec<String>>,
+    /// GRPO: how token losses are averaged. grpo: over each sample's tokens, then over samples; dapo: over all tokens
+    /// of the step; dr_grpo: by samples times --max-new-tokens, and advantages are not divided by the deviation of
+    /// rewards
+    #[arg(long)]
+    pub loss_type: Option<LossName>,
+    /// GRPO: a token's probability ratio has no gradient further than this below 1
+    #[arg(long, value_name = "E")]
+    pub clip_low: Option<f64>,
+    /// GRPO: a token's probability ratio has no gradient further than this above 1
+    #[arg(long, value_name = "E")]
+    pub clip_high: Option<f64>,
+    /// GRPO: optimizer steps on the rollouts of a step before the next ones
+    #[arg(long, value_name = "N")]
+    pub updates_per_rollout: Option<usize>,
     /// Reference model, a Hugging Face directory or a name of the hub, with the vocabulary of the trained model
     /// [default: the initial weights; with LoRA, the model without its adapters]
     #[arg(long, value_name = "DIR")]
@@ -70,7 +91,13 @@ pub struct ObjectiveSettings {
 
 impl ObjectiveSettings {
     pub fn check(&self) -> Result<()> {
-        number("beta", self.beta, |x| x > 0.0, "above 0")?;
+        match self.is_grpo() {
+            true => number("beta", self.beta, |x| x >= 0.0, "0 or more")?,
+            false => number("beta", self.beta, |x| x > 0.0, "above 0")?,
+        }
+        number("clip_low", self.clip_low, |x| x > 0.0 && x < 1.0, "in (0, 1)")?;
+        number("clip_high", self.clip_high, |x| x > 0.0, "above 0")?;
+        count("updates_per_rollout", self.updates_per_rollout)?;
         number("label_smoothing", self.label_smoothing, |x| (0.0..0.5).contains(&x), "in [0, 0.5)")?;
         number("nll_loss_coef", self.nll_loss_coef, |x| x >= 0.0, "0 or more")?;
         number("distill_alpha", self.distill_alpha, |x| x > 0.0 && x <= 1.0, "in (0, 1]")?;
@@ -84,7 +111,12 @@ impl ObjectiveSettings {
     }
     /// The policy is compared with a reference model.
     pub fn has_reference(&self) -> bool {
-        matches!(self.objective, Some(ObjectiveName::Dpo | ObjectiveName::Kto))
+        let compares = self.is_grpo() && self.beta.is_some_and(|beta| beta > 0.0);
+        compares || matches!(self.objective, Some(ObjectiveName::Dpo | ObjectiveName::Kto))
+    }
+    /// Rows are groups of samples.
+    pub fn is_grpo(&self) -> bool {
+        self.objective == Some(ObjectiveName::Grpo)
     }
     /// The model is a reward model.
     pub fn scores(&self) -> bool {

@@ -63,6 +63,10 @@ pub struct Settings {
     #[arg(skip)]
     #[serde(skip)]
     pub hub: HubNames,
+    /// Derived from the data: tokens of the largest group of rollouts; 0 without.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub largest_group: usize,
 }
 
 impl Settings {

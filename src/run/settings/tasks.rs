@@ -28,7 +28,7 @@ const SFT: TaskDefaults =
 const DPO: TaskDefaults = TaskDefaults { name: "DPO", lr: 5e-7, warmup_ratio: 0.1, epochs: 1, ..SFT };
 
 /// Objective, or `distill`; the defaults of training the whole model, and of adapters.
-pub const TASKS: [(&str, TaskDefaults, TaskDefaults); 5] = [
+pub const TASKS: [(&str, TaskDefaults, TaskDefaults); 6] = [
     ("sft", SFT, TaskDefaults { name: "LoRA fine-tune", lr: 2e-4, ..SFT }),
     (
         "distill",
@@ -37,6 +37,11 @@ pub const TASKS: [(&str, TaskDefaults, TaskDefaults); 5] = [
     ),
     ("dpo", DPO, TaskDefaults { name: "DPO with LoRA", lr: 5e-6, ..DPO }),
     ("kto", TaskDefaults { name: "KTO", ..DPO }, TaskDefaults { name: "KTO with LoRA", lr: 5e-6, ..DPO }),
+    (
+        "grpo",
+        TaskDefaults { name: "GRPO", lr: 1e-6, warmup_ratio: 0.0, ..DPO },
+        TaskDefaults { name: "GRPO with LoRA", lr: 1e-5, warmup_ratio: 0.0, ..DPO },
+    ),
     (
         "rm",
         TaskDefaults { name: "reward model", lr: 9e-6, warmup_ratio: 0.03, ..DPO },

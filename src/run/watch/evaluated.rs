@@ -1,6 +1,6 @@
-//! The result of an evaluation, as a line and as an event. Never evaluates.
+//! The result of an evaluation, as a line and as an event; what else is known of judged answers. Never evaluates.
 use super::report;
-use crate::engine::{Objective, PreferenceMeans};
+use crate::engine::{Objective, PreferenceMeans, RolloutMeans};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -31,6 +31,29 @@ impl PreferenceRecord {
         };
         let reward_margin = reward_chosen - reward_rejected;
         PreferenceRecord { reward_chosen, reward_rejected, reward_margin, reward_accuracy, accuracy, kl }
+    }
+}
+
+/// Of a step's rollouts.
+#[derive(Serialize, Clone, Debug)]
+pub struct RolloutRecord {
+    pub reward_mean: f64,
+    pub reward_std: f64,
+    /// With a reference model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kl: Option<f64>,
+    pub clip_fraction: f64,
+    /// Null where it is not computed.
+    pub entropy: Option<f64>,
+    pub completion_tokens: u64,
+    pub logprob_mismatch: f64,
+}
+
+impl RolloutRecord {
+    pub fn new(means: &RolloutMeans) -> RolloutRecord {
+        let &RolloutMeans { reward_mean, reward_std, kl, clip_fraction, entropy, completion_tokens, logprob_mismatch } =
+            means;
+        RolloutRecord { reward_mean, reward_std, kl, clip_fraction, entropy, completion_tokens, logprob_mismatch }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The metrics file: JSON lines, one an event, each flushed at once, so that a killed run leaves whole lines. Never
 //! computes what it writes; a float that is not finite becomes null.
-use super::evaluated::PreferenceRecord;
+use super::evaluated::{PreferenceRecord, RolloutRecord};
 use crate::base::{Error, Result, open};
 use crate::device::gpu::telemetry::Sample;
 use serde::Serialize;
@@ -21,7 +21,8 @@ pub const SCHEMA: u32 = 2;
 pub struct StepRecord {
     /// From 1.
     pub step: u64,
-    /// Mean over all loss tokens of the step, or over its pairs or labeled answers, over all ranks, before the update.
+    /// Mean over all loss tokens of the step, or over its pairs or labeled answers, or that of GRPO's loss type, over
+    /// all ranks, before the update.
     pub loss: f64,
     pub lr: f32,
     /// Of the whole unsharded gradient, before clipping, without the loss scale.
@@ -68,6 +69,9 @@ pub struct StepRecord {
     /// Means over the step's pairs or labeled answers, of a preference objective.
     #[serde(flatten)]
     pub preference: Option<PreferenceRecord>,
+    /// Of the step's rollouts.
+    #[serde(flatten)]
+    pub rollouts: Option<RolloutRecord>,
     /// Spent on waiting for micro-batches, which a thread fills ahead.
     pub data_time_s: f64,
     /// The largest of any rank, when it was last looked at: in the first two steps and each sixteenth.

@@ -119,7 +119,8 @@ pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result
 fn unevaluated(plan: &Plan) -> Option<String> {
     let (run, rows) = (&plan.settings.run, plan.dataset.rows());
     let none = plan.eval.is_none() && plan.split.held_out.iter().all(|&rows| rows == 0);
-    plan.settings.task.as_ref().filter(|_| none && run.eval == Some(true))?;
+    let held = plan.dataset.kind() != SampleKind::Group; // rollouts are trained on
+    plan.settings.task.as_ref().filter(|_| none && held && run.eval == Some(true))?;
     let why = match plan.settings.data.shuffle {
         Some(false) => "rows in the order of the file (--no-shuffle) are all trained on".to_string(),
         _ if rows == 1 => "there is a single row".to_string(),
@@ -233,6 +234,7 @@ fn dtypes(plan: &Plan) -> String {
 fn batch(plan: &Plan) -> Result<String> {
     let loader = plan.loader(0)?;
     let (what, length) = match (plan.dataset.kind(), loader.packing) {
+        (SampleKind::Group, _) => ("group", format!("up to {}", plan.dataset.max_len())),
         (SampleKind::Pair, false) => ("pair", format!("2 x {}", plan.dataset.max_sequence())),
         _ => ("sequence", plan.dataset.max_len().to_string()),
     };

@@ -1,7 +1,7 @@
 //! Reports a run: the loop says what happened, and the metrics file, TensorBoard, the log and the progress bar each get
 //! it. Also measures what is only reported: time between steps, communication, memory, the GPU. Never changes what the
 //! loop does.
-use super::evaluated::{Evaluated, PreferenceRecord};
+use super::evaluated::{Evaluated, PreferenceRecord, RolloutRecord};
 use super::gpu::GpuWatch;
 use super::health::Health;
 use super::log::RunLog;
@@ -267,6 +267,7 @@ impl<'a> Reporter<'a> {
             comm_time_s: comm.in_flight_s - self.comm.in_flight_s,
             exposed_comm_s: comm.exposed_s - self.comm.exposed_s,
             comm_bytes: comm.bytes - self.comm.bytes,
+            rollouts: report.rollouts.as_ref().map(RolloutRecord::new),
             preference: report.preference.map(|means| PreferenceRecord::new(&means, &self.plan.engine.objective)),
             data_time_s: done.data_time_s,
             mem_bytes: bytes.now,
@@ -282,7 +283,10 @@ impl<'a> Reporter<'a> {
         self.progress.iter().for_each(|progress| progress.step(self.log, &record));
         self.tell_own(&record);
         warnings.iter().for_each(|text| self.tell(LogLevel::Warn, format_args!("step {number}: {text}")));
-        if let Some(sign) = self.health.step(report.loss, report.grad_norm.into()).map(str::to_string) {
+        // Losses of rollouts are about 0, however well the policy does.
+        let judged = report.rollouts.is_none();
+        let sign = judged.then(|| self.health.step(report.loss, report.grad_norm.into())).flatten().map(str::to_string);
+        if let Some(sign) = sign {
             self.say(LogLevel::Warn, format_args!("step {number}: {sign}"));
         }
         if report.skipped {

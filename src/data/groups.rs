@@ -1,0 +1,47 @@
+//! Groups as they are stored: see [Note: rollouts]. Never reads a row of a file.
+use super::batch::Recorded;
+use super::pairs::first_sequence;
+use super::words::{NUMBER, NumberWords, number};
+use crate::device::IGNORE;
+
+/// What a stored group says about itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GroupEnd {
+    pub samples: usize,
+    /// Ids at the end of the row that are no tokens.
+    pub words: usize,
+}
+
+impl GroupEnd {
+    /// Ids that [`GroupEnd::read`] needs.
+    pub const WORDS: usize = 2 * NUMBER;
+
+    /// From the row's last ids.
+    pub fn read(ids: [u32; GroupEnd::WORDS]) -> GroupEnd {
+        let (samples, numbers) = ids.split_at(NUMBER);
+        let count = |ids: &[u32]| ids.iter().rev().fold(0, |count, &byte| count << 8 | byte as usize);
+        GroupEnd { samples: count(samples), words: count(numbers) * NUMBER }
+    }
+}
+
+/// Appends a group, of which `targets` are given, to what was recorded with those before it. `numbers`: the ids after
+/// its tokens.
+pub(super) fn record(targets: &[i32], numbers: &[u32], out: &mut Recorded) {
+    let mut numbers = numbers.as_chunks().0.iter().map(|&ids: &NumberWords| number(ids));
+    let mut next = || numbers.next().unwrap_or(0.0);
+    for sequence in sequences(targets) {
+        out.rewards.push(next());
+        let each = sequence.iter().map(|&target| if target == IGNORE { 0.0 } else { next() });
+        out.logprobs.extend(each);
+    }
+    out.groups.push(out.rewards.len() as u32);
+}
+
+/// The sequences of a row of several, by its targets.
+pub(super) fn sequences(mut targets: &[i32]) -> impl Iterator<Item = &[i32]> {
+    std::iter::from_fn(move || {
+        let (first, rest) = targets.split_at_checked(first_sequence(targets)).filter(|(first, _)| !first.is_empty())?;
+        targets = rest;
+        Some(first)
+    })
+}
