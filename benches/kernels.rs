@@ -10,7 +10,7 @@ use flatshard::device::cpu::gemm::{GemmKernel, GemmScratch, gemm, pack_and_store
 use flatshard::device::ops::{
     AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, CrossEntropy, CrossEntropyShape,
     Dropout, Gelu, GeluBackward, Gemm, GemmShape, Glu, GluBackward, Grouped, GroupedGemm, RmsNorm, RmsNormBackward,
-    RmsNormShape, Rope, RopeShape, SumSquares, TensorPart, documents_of_rows,
+    RmsNormShape, Rope, RopeShape, RotaryPairs, SumSquares, TensorPart, documents_of_rows,
 };
 use flatshard::device::{Buf, Device, LIMBS};
 use std::time::Duration;
@@ -303,7 +303,7 @@ fn rows(c: &mut Criterion) {
             })
             .expect("it fits")
         });
-        let shape = RopeShape { heads: 8, head_dim: 64, row: 768 };
+        let shape = RopeShape { heads: 8, head_dim: 64, rotated: 64, pairs: RotaryPairs::Halves, row: 768 };
         let (table, positions) =
             (random(&dev, DType::F32, 64), dev.alloc(DType::U32, TOKENS, Category::Other).expect("memory"));
         timed(&mut group, "rope", Throughput::Elements(n as u64), || {

@@ -284,7 +284,7 @@ impl Spec {
             return Err(Error::input(format!("head_dim {} is odd: rotary positions pair its halves", self.head_dim)));
         }
         let turned = self.rotary_dim();
-        if self.rope.is_some() && (turned == 0 || turned % 2 > 0 || turned > self.head_dim) {
+        if self.rope.is_some() && (turned == 0 || !turned.is_multiple_of(2) || turned > self.head_dim) {
             return Err(Error::input(format!(
                 "rotary positions of {turned} elements of a head of {}: it must be an even number from 2 to head_dim",
                 self.head_dim
