@@ -3,7 +3,7 @@
 use super::fault::HubFault;
 use super::name::{HubKind, is_commit, unsafe_name};
 use super::progress::say;
-use crate::base::open;
+use crate::base::{open, quote};
 use rustix::fs::{FlockOperation, flock, statvfs};
 use rustix::io::Errno;
 use serde_json::{Map, Value, json};
@@ -136,7 +136,10 @@ impl RepoCache {
             }
             if !said && since.elapsed() > SILENT {
                 said = true;
-                say(quiet, format_args!("wait for another process that downloads {what} ({})", path.display()));
+                say(
+                    quiet,
+                    format_args!("wait for another process that downloads {} ({})", quote(what), path.display()),
+                );
             }
         }
     }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::io::Read;
 use std::sync::Arc;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use ureq::http::{HeaderMap, Method, Request, Uri};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::{Agent, Body, BodyReader};
@@ -22,8 +22,9 @@ const REDIRECTS: usize = 10;
 const CONNECT: Duration = Duration::from_secs(10);
 /// Between two reads.
 const READ: Duration = Duration::from_secs(30);
-/// Most bytes of a reply that is not a file.
-const MOST: u64 = 256 << 20;
+/// Most bytes of a reply that is not a file, and longest time for it.
+const MOST: usize = 64 << 20;
+const SLOWEST: Duration = Duration::from_secs(300);
 
 /// A server: the token is for one of them.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -116,14 +117,20 @@ impl HubReply {
         self.body.into_reader()
     }
     pub fn bytes(self) -> std::result::Result<Vec<u8>, HubFault> {
-        let mut bytes = Vec::new();
-        let read = self.body.into_reader().take(MOST + 1).read_to_end(&mut bytes);
-        match read {
-            Ok(_) if bytes.len() as u64 > MOST => {
-                Err(HubFault::Strange(format!("more than {MOST} bytes of a listing")))
+        let (mut reader, since) = (self.body.into_reader(), Instant::now());
+        let (mut bytes, mut piece) = (Vec::new(), vec![0; 64 << 10]);
+        loop {
+            match reader.read(&mut piece) {
+                Ok(0) => return Ok(bytes),
+                Ok(n) => bytes.extend_from_slice(&piece[..n]),
+                Err(e) => return Err(HubFault::Network(e.to_string())),
             }
-            Ok(_) => Ok(bytes),
-            Err(e) => Err(HubFault::Network(e.to_string())),
+            if bytes.len() > MOST {
+                return Err(HubFault::Strange(format!("more than {MOST} bytes of a listing")));
+            }
+            if since.elapsed() > SLOWEST {
+                return Err(HubFault::Network(format!("a listing took more than {} s", SLOWEST.as_secs())));
+            }
         }
     }
 

@@ -27,6 +27,8 @@ pub(super) struct Listing {
 /// A listing of more entries is asked for page by page, in case the server shortens it.
 const WHOLE: usize = 1000;
 const PAGES: usize = 10_000;
+/// Most files of a repository.
+const FILES: usize = 1_000_000;
 
 impl Listing {
     pub fn has(&self, path: &str) -> bool {
@@ -139,6 +141,9 @@ fn tree(client: &HubClient, url: &HubUrl) -> Result<Vec<RepoFile>, HubFault> {
             return Err(HubFault::Strange("a page of files that follows itself".into()));
         }
         let page = parsed(&reply.bytes()?)?;
+        if files.len() > FILES {
+            return Err(HubFault::Strange(format!("more than {FILES} files")));
+        }
         let entries = page.as_array().ok_or_else(|| strange("no list of files", &page))?;
         for entry in entries.iter().filter(|entry| entry["type"] == "file") {
             let path = text(&entry["path"]).ok_or_else(|| strange("a file without a name", entry))?;

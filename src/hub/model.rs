@@ -10,8 +10,8 @@ pub(super) const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 /// The folder of named chat templates.
 const TEMPLATES: &str = "additional_chat_templates/";
-/// Larger JSON is no setting.
-const MOST: u64 = 64 << 20;
+/// Larger files are no settings and no cards.
+pub(super) const MOST: u64 = 64 << 20;
 /// Files of tokenizers that are not JSON.
 const TOKENIZER: [&str; 5] = ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "merges.txt"];
 

@@ -63,6 +63,7 @@ impl HubReader {
                 }
                 Ok(WeightFiles::These(files)) => wanted.extend(files),
                 Ok(WeightFiles::Indexed) => {
+                    self.small(&listing, model::INDEX)?;
                     wanted.push(model::INDEX.into());
                     self.fetch(&listing, &wanted)?;
                     let path = listing.cache.file(&listing.commit, model::INDEX);
@@ -229,6 +230,19 @@ impl HubReader {
         ))
     }
 
+    /// Fails if a file that is read into memory is larger than such files are.
+    fn small(&self, listing: &Listing, path: &str) -> Result<()> {
+        let size = listing.files.iter().find(|file| file.path == path).and_then(|file| file.size);
+        match size.filter(|size| *size > model::MOST) {
+            Some(size) => Err(Error::input(format!(
+                "{}: {path} has {size} bytes, more than such a file can have ({})",
+                listing.repo,
+                model::MOST
+            ))),
+            None => Ok(()),
+        }
+    }
+
     fn card(&self, listing: &Listing) -> Result<String> {
         if !listing.has(card::CARD) {
             return Ok(String::new());
@@ -238,6 +252,7 @@ impl HubReader {
         if listing.offline.is_some() && !path.exists() {
             return Ok(String::new());
         }
+        self.small(listing, card::CARD)?;
         self.fetch(listing, &[card::CARD.into()])?;
         let text = open::read(&path).map_err(|e| Error::in_file(&path, e))?;
         Ok(String::from_utf8_lossy(&text).into_owned())

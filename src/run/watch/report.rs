@@ -1,6 +1,6 @@
 //! The header of a run, before its first step, and what to do after the last. Never decides anything.
 use crate::base::columns::wrap;
-use crate::base::{CATEGORIES, Category, Result};
+use crate::base::{CATEGORIES, Category, Result, quote};
 use crate::ckpt;
 use crate::data::tokenizer::DEFAULT;
 use crate::data::{Report, SampleKind, Tokenizer};
@@ -34,7 +34,7 @@ pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result
     let mut lines: Vec<(&str, String)> = s.run.stage.iter().map(|stage| ("stage", stage.clone())).collect();
     let names = s.hub.all.iter().map(|named| {
         let label = if named.pinned == named.given { "file" } else { "hub" };
-        (label, format!("{} {}", named.setting, named.pinned))
+        (label, format!("{} {}", named.setting, quote(&named.pinned)))
     });
     lines.extend(names);
     lines.extend([
