@@ -134,6 +134,8 @@ fn checkpointing(f: &FsdpSettings, blocks: usize) -> Result<Checkpointing> {
 fn tuning(s: &Settings, spec: &Spec) -> Result<Tuning> {
     let (t, l) = (&s.tune, &s.lora);
     let targets = || match l.target_modules.clone() {
+        // PEFT's default for these families.
+        None if spec.fused_qkv => vec!["qkv_proj".into()],
         None => vec!["q_proj".into(), "v_proj".into()],
         // By name, because PEFT's `all-linear` has adapters for routers too.
         Some(names) if spec.experts.is_some() && names.iter().any(|name| name == ALL_LINEAR) => {
