@@ -5,6 +5,7 @@ mod defaults;
 mod dropout;
 mod keys;
 mod read;
+mod rotary;
 mod tower;
 
 pub use dropout::unused_dropout;

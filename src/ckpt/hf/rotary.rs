@@ -1,0 +1,172 @@
+//! Rotary positions in a config: `rope_theta` with `rope_scaling` of transformers 4, or `rope_parameters` of 5. Never
+//! reads other keys.
+use super::defaults::Defaults;
+use super::keys::ConfigKeys;
+use crate::base::{Error, Result, quote};
+use crate::nn::{Arch, QueryGrowth, Rotary, Scaling};
+use serde_json::{Value, json};
+
+/// The rotary embedding of most layers, that of windowed layers if the family has two, and the part of a head that is
+/// rotated.
+pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<(Rotary, Option<Rotary>, f64)> {
+    let of = Defaults::of(arch);
+    let two = matches!(arch, Arch::Gemma3 | Arch::Olmo3);
+    let theta = keys.positive("rope_theta")?.unwrap_or(of.theta);
+    let local = match arch {
+        Arch::Gemma3 => keys.positive("rope_local_base_freq")?.unwrap_or(10_000.0),
+        _ => theta,
+    };
+    let part = match of.part {
+        None => {
+            keys.only("partial_rotary_factor", &[json!(1), json!(1.0)])?;
+            1.0
+        }
+        Some(default) => keys.positive("partial_rotary_factor")?.unwrap_or(default),
+    };
+    let original = match arch {
+        Arch::Phi3 => keys.size("original_max_position_embeddings", "max_positions")?.or(Some(4096)),
+        _ => None,
+    };
+    let plain = RotaryDefaults { theta, part: of.part.map(|_| part), original, max_len: sizes.0, head_dim: sizes.1 };
+    let (old, new) = (keys.object("rope_scaling")?, keys.object("rope_parameters")?);
+    if arch == Arch::Olmo3 && new.is_none() && theta != of.theta {
+        return Err(Error::input(format!(
+            "rope_theta is {theta}, without rope_parameters: transformers 4 rotates all layers of olmo3 with it, and 5 \
+             those with a window with {}. Say what is meant in rope_parameters, with full_attention and \
+             sliding_attention",
+            of.theta
+        )));
+    }
+    match (old, new) {
+        (Some(_), Some(_)) => Err(Error::input("rope_scaling and rope_parameters are both present; remove one")),
+        (None, Some(new)) if two => {
+            let of = |key, theta| match new.object(key)? {
+                Some(keys) => rotary(&keys, RotaryDefaults { theta, ..plain }).map(|(rope, _)| rope),
+                None => Ok(Rotary::new(theta)),
+            };
+            let both = (of("full_attention", theta)?, Some(of("sliding_attention", local)?), part);
+            new.finish()?;
+            Ok(both)
+        }
+        (old, new) => {
+            let (rope, part) = match old.or(new) {
+                Some(keys) => rotary(&keys, plain)?,
+                None => (Rotary::new(theta), part),
+            };
+            Ok((rope, two.then(|| Rotary::new(local)), part))
+        }
+    }
+}
+
+/// The growth of queries, whose keys are next to the rotary ones.
+pub fn query_growth(keys: &ConfigKeys) -> Result<QueryGrowth> {
+    let rope = keys.need("rope_parameters", ConfigKeys::object)?;
+    Ok(QueryGrowth {
+        beta: rope.need("llama_4_scaling_beta", ConfigKeys::number)?,
+        original: rope.need("original_max_position_embeddings", |keys, key| keys.size(key, "max_positions"))?,
+    })
+}
+
+/// What a rotary embedding takes from keys outside its object.
+#[derive(Clone, Copy)]
+struct RotaryDefaults {
+    theta: f64,
+    /// The part of a head that is rotated; none if the family always rotates all of it.
+    part: Option<f64>,
+    /// The length before scaling, if a key of the model's says so.
+    original: Option<usize>,
+    max_len: usize,
+    head_dim: usize,
+}
+
+/// One rotary embedding: `rope_scaling` of transformers 4, or `rope_parameters` (or its part for one layer type) of 5;
+/// and the part of a head that is rotated.
+fn rotary(keys: &ConfigKeys, of: RotaryDefaults) -> Result<(Rotary, f64)> {
+    let part = match of.part {
+        None => {
+            keys.only("partial_rotary_factor", &[json!(1), json!(1.0)])?;
+            1.0
+        }
+        Some(part) => keys.positive("partial_rotary_factor")?.unwrap_or(part),
+    };
+    let theta = keys.positive("rope_theta")?.unwrap_or(of.theta);
+    let key = if keys.present("rope_type").is_some() { "rope_type" } else { "type" };
+    keys.get("type");
+    // Those of [`query_growth`]; transformers writes the second and reads the model's own.
+    keys.known(["llama_4_scaling_beta", "max_position_embeddings"]);
+    let original = || {
+        let inner = keys.size("original_max_position_embeddings", "max_positions")?;
+        Ok::<_, Error>(of.original.or(inner).unwrap_or(of.max_len))
+    };
+    let need = |key| keys.need(key, ConfigKeys::positive);
+    // Hunyuan's: a larger base, whatever the length.
+    if let Some(alpha) = keys.positive("alpha")? {
+        keys.only(key, &[json!("dynamic")])?;
+        for unused in ["factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"] {
+            keys.get(unused);
+        }
+        keys.finish()?;
+        let d = of.head_dim as f64;
+        return Ok((Rotary::new(theta * alpha.powf(d / (d - 2.0))), part));
+    }
+    let scaling = match keys.text(key)? {
+        None | Some("default") => Scaling::None,
+        Some("linear") => Scaling::Linear { factor: need("factor")? },
+        Some("dynamic") => Scaling::Dynamic { factor: need("factor")?, original: of.max_len },
+        Some("llama3") => Scaling::Llama3 {
+            factor: need("factor")?,
+            low: need("low_freq_factor")?,
+            high: need("high_freq_factor")?,
+            original: original()?,
+        },
+        // Phi-3's earlier names.
+        Some("longrope" | "su") => long(keys, original()?, &of, part)?,
+        Some("yarn") if keys.present("short_factor").is_some() => long(keys, original()?, &of, part)?,
+        Some("yarn") => yarn(keys, original()?, of.max_len)?,
+        Some(_) => {
+            let known = ["default", "linear", "dynamic", "llama3", "yarn", "longrope"].map(Value::from);
+            return Err(keys.unsupported(key, &known));
+        }
+    };
+    keys.finish()?;
+    Ok((Rotary { theta, scaling }, part))
+}
+
+fn long(keys: &ConfigKeys, original: usize, of: &RotaryDefaults, part: f64) -> Result<Scaling> {
+    let half = (of.head_dim as f64 * part) as usize / 2;
+    let list = |key: &str| {
+        let value = keys.present(key).ok_or_else(|| Error::input(format!("{} is missing", keys.name(key))))?;
+        let factor = |value: &Value| value.as_f64().filter(|x| *x > 0.0 && x.is_finite());
+        let factors = value.as_array().and_then(|list| list.iter().map(factor).collect::<Option<Vec<f64>>>());
+        factors.filter(|factors| factors.len() == half).ok_or_else(|| {
+            Error::input(format!(
+                "{} is {}; it must list {half} numbers above 0, one for each rotated pair",
+                keys.name(key),
+                quote(value)
+            ))
+        })
+    };
+    let factor = keys.positive("factor")?.unwrap_or(of.max_len as f64 / original as f64);
+    let implied = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f64).ln()).sqrt() };
+    Ok(Scaling::Long {
+        short: list("short_factor")?,
+        long: list("long_factor")?,
+        original,
+        attention: keys.positive("attention_factor")?.unwrap_or(implied),
+    })
+}
+
+fn yarn(keys: &ConfigKeys, original: usize, max_len: usize) -> Result<Scaling> {
+    let factor = keys.positive("factor")?.unwrap_or(max_len as f64 / original as f64);
+    let (mscale, all) = (keys.number("mscale")?.unwrap_or(0.0), keys.number("mscale_all_dim")?.unwrap_or(0.0));
+    let size = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
+    let implied = if mscale != 0.0 && all != 0.0 { size(mscale) / size(all) } else { size(1.0) };
+    Ok(Scaling::Yarn {
+        factor,
+        original,
+        attention: keys.positive("attention_factor")?.unwrap_or(implied),
+        beta_fast: keys.positive("beta_fast")?.unwrap_or(32.0),
+        beta_slow: keys.positive("beta_slow")?.unwrap_or(1.0),
+        truncate: keys.flag("truncate")?.unwrap_or(true),
+    })
+}
