@@ -45,7 +45,7 @@ use watch::wandb::Follower;
 
 /// The main function of a training binary. `strategy` is its default.
 pub fn main(page: &HelpPage, strategy: StrategyName) -> ExitCode {
-    with_words(page, strategy, &|words| Ok(Ok(words)))
+    with_words(page, strategy, &|words| verbs::none(page.program, words))
 }
 
 /// The main function of `flatshard`, whose command line begins with a verb.

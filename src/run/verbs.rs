@@ -180,6 +180,16 @@ pub fn read(words: &[String]) -> Result<std::result::Result<Vec<String>, String>
     }
 }
 
+/// The words of a training binary, whose command lines begin with no verb.
+pub fn none(program: &str, words: Vec<String>) -> Result<std::result::Result<Vec<String>, String>> {
+    match words.first().and_then(|first| VERBS.iter().find(|verb| verb.name == first)) {
+        Some(verb) => {
+            Err(Error::input(format!("{program} takes flags only, and {} is a verb: {}", verb.name, verb.usage())))
+        }
+        None => Ok(Ok(words)),
+    }
+}
+
 /// The verbs, with an example.
 fn overview() -> String {
     let width = VERBS.iter().map(|verb| verb.name.len()).max().unwrap_or(0);

@@ -69,6 +69,7 @@ fn verbs_stand_for_command_lines() {
     assert!(stdout(FLATSHARD, dir.0.path(), "sft --help", "").contains("--save-hf"));
     refused(FLATSHARD, dir.0.path(), "tune m chats.jsonl", &["tune", "sft"]);
     refused(FLATSHARD, dir.0.path(), "sft m", &["needs DATA", "flatshard sft MODEL DATA..."]);
+    refused(FSDP, dir.0.path(), "sft m chats.jsonl", &["sft is a verb", "flatshard sft MODEL DATA..."]);
     // Ranks that it starts are started by it.
     stdout(
         FLATSHARD,
