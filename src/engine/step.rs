@@ -298,8 +298,11 @@ impl Engine {
         let norm = (self.norm.norm(), bytemuck::cast_slice_mut(&mut grad_norm));
         let sum = (self.sums.view().slice(0..len), bytemuck::cast_slice_mut(&mut sums[..len]));
         let most = self.largest.as_ref().map(|buf| (buf.view(), bytemuck::cast_slice_mut(&mut largest)));
-        let mut all: Vec<_> = [norm, sum].into_iter().chain(most).chain(extra).collect();
-        self.dev.download_all(&mut all)?;
+        match (most, extra) {
+            (None, None) => self.dev.download_all(&mut [norm, sum])?,
+            (Some(more), None) | (None, Some(more)) => self.dev.download_all(&mut [norm, sum, more])?,
+            (Some(most), Some(extra)) => self.dev.download_all(&mut [norm, sum, most, extra])?,
+        }
         let ([loss, ..], [grad_norm]) = (sums, grad_norm);
         let (preference, rollouts) = match self.preference.as_ref().map(|loss| loss.means(sums, largest[0])) {
             Some(ObjectiveMeans::Answers(means)) => (Some(means), None),
