@@ -2,8 +2,9 @@
 //! with them, they are preserved. Never interprets a tokenizer.
 pub mod template;
 
+use super::gguf::links::origin;
 use super::layout::pretty;
-use super::{adapter, gguf, hf};
+use super::{adapter, hf};
 use crate::base::{Error, Result, open};
 use crate::nn::{Lora, Spec};
 use safetensors::Dtype;
@@ -87,7 +88,7 @@ impl Companions {
     pub fn adapting(mut self, lora: &Lora, base: Option<&Path>, spec: &Spec) -> Companions {
         // A relative path would be resolved against the directory the adapter is loaded from.
         let base = base.map(|base| fs::canonicalize(base).unwrap_or(base.to_path_buf()));
-        let base = base.map(|base| gguf::origin(&base));
+        let base = base.map(|base| origin(&base));
         let tower = self.config.as_ref().is_some_and(hf::is_tower);
         self.files.push((adapter::FILE.into(), adapter::config(lora, base.as_deref(), spec, tower).into_bytes()));
         self

@@ -5,11 +5,11 @@
 //! The bytes are those that llama.cpp's convert_hf_to_gguf.py makes of a [`Checkpointer::save_hf`] directory in f32
 //! (`tests/golden/gguf_files.py`).
 mod codes; // elements of files of others
-mod coding; // tensors of files of others
+pub(super) mod coding; // tensors of files of others
 mod file; // keys and tensors of files of others
 mod header; // keys and tensors, as bytes
-mod import; // files of others as directories
-mod links; // which files such a directory stands for
+pub(super) mod import; // files of others as directories
+pub(super) mod links; // which files such a directory stands for
 mod model; // names, shapes and keys of a model
 mod quant; // elements
 mod sentencepiece; // tokenizer.model
@@ -17,8 +17,6 @@ mod special; // special tokens and the chat template
 mod tokenizer; // tokens and merges, as keys
 mod vocabulary; // tokens by id
 
-pub(super) use coding::GgufCoding;
-pub(super) use import::GgufModel;
 pub use import::{as_directory, described, resolve};
 pub use links::{origin, within};
 pub use model::GgufType;

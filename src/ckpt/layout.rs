@@ -3,7 +3,7 @@
 //!
 //! safetensors: 8 bytes of header length (little-endian), a JSON header, and the tensors without gaps. The header is
 //! padded with spaces so that the tensors start at [`DATA_ALIGN`].
-use super::gguf::GgufCoding;
+use super::gguf::coding::GgufCoding;
 use super::naming::Naming;
 use crate::base::{Error, Result};
 use crate::device::ALIGN;

@@ -1,7 +1,8 @@
 //! The files to load from: opened, headers checked, and tensors matched with the model's, all before any weight is
 //! overwritten. Never trusts a file's description of itself, and never reads a tensor.
 use super::companions::template;
-use super::gguf::{self, GgufModel};
+use super::gguf::import::GgufModel;
+use super::gguf::links::within;
 use super::layout::{Carried, FilePlan, FileTensor, Tensors};
 use super::naming::Naming;
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
@@ -76,7 +77,7 @@ impl TensorSource {
         // A causal model has a head of logits instead of the score, whose initial weights stay.
         let new_score = spec.score && !then.score;
         let mut plan = FilePlan::of_base(layouts, None);
-        let (mut found, tower) = match gguf::within(dir)? {
+        let (mut found, tower) = match within(dir)? {
             none if none.is_empty() => {
                 let mut found = OpenedFiles::safetensors(dir, "model")?;
                 let tower = found.tower(dir, false)?;

@@ -50,11 +50,11 @@ pub fn main(page: &HelpPage, strategy: StrategyName) -> ExitCode {
 
 /// The main function of `flatshard`, whose command line begins with a verb.
 pub fn verbs_main(page: &HelpPage, strategy: StrategyName) -> ExitCode {
-    with_words(page, strategy, &|words| verbs::read(&words))
+    with_words(page, strategy, &verbs::read)
 }
 
 /// Turns the words of the command line into those of a training binary, or into a text to print.
-type WordReader<'a> = &'a dyn Fn(Vec<String>) -> Result<std::result::Result<Vec<String>, String>>;
+type WordReader<'a> = &'a dyn Fn(Vec<String>) -> Result<Parsed<Vec<String>>>;
 
 fn with_words(page: &HelpPage, strategy: StrategyName, read: WordReader) -> ExitCode {
     let launched = match RankEnv::from_env() {
@@ -79,8 +79,8 @@ fn start(page: &HelpPage, strategy: StrategyName, launched: Option<&RankEnv>, re
         };
     }
     let words = match read(args::words()?)? {
-        Ok(words) => words,
-        Err(text) => return print(&text),
+        Parsed::Run(words) => *words,
+        Parsed::Help(text) => return print(&text),
     };
     let cli = match args::parse::<args::Cli>(page, words)? {
         Parsed::Help(text) => return print(&text),

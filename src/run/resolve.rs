@@ -7,7 +7,7 @@ use crate::comm::env::{self, RankEnv};
 use crate::comm::handover::once_per_host;
 use crate::hub::{HubCommits, HubFiles, HubKind, HubName, HubOptions, HubReader, HubToken, ModelNeed};
 use crate::run::generate;
-use crate::run::plan::{check, resume};
+use crate::run::plan::{check, data, resume};
 use crate::run::settings::args::Files;
 use crate::run::settings::hub::{BASE, HubNames, NamedFiles, without_weight};
 use crate::run::settings::value::set;
@@ -42,7 +42,7 @@ fn from_disk(s: &mut Settings) -> Result<()> {
     if let Some(path) = s.model.pretrain.as_ref().filter(|_| s.checkpoint.export == Some(true)) {
         s.model.pretrain = Some(ckpt::of_model(path)?);
     }
-    let cache = s.data.cache_dir.clone().unwrap_or_else(env::cache_dir);
+    let cache = data::cache_dir(&s.data);
     let o = &mut s.objective;
     for (setting, path) in
         [("pretrain", &mut s.model.pretrain), ("ref_pretrain", &mut o.ref_pretrain), ("teacher", &mut o.teacher)]
@@ -110,14 +110,12 @@ const FILES: [&str; 11] =
 
 /// For `experiments plan`, which reads a model's config only.
 pub fn config(s: &mut Settings) -> Result<()> {
-    from_disk(s)?;
     let given = s.model.pretrain.as_ref().and_then(|path| path.to_str()).filter(|text| is_model(text));
-    let Some((text, name)) = given.and_then(|text| Some((text.to_string(), HubName::model(text)?))) else {
-        return Ok(());
-    };
-    let found = HubReader::new(options(s))?.model(&name, ModelNeed::Config);
-    s.model.pretrain = Some(found.map_err(|e| in_setting("pretrain", &text, e))?.path);
-    Ok(())
+    if let Some((text, name)) = given.and_then(|text| Some((text.to_string(), HubName::model(text)?))) {
+        let found = HubReader::new(options(s))?.model(&name, ModelNeed::Config);
+        s.model.pretrain = Some(found.map_err(|e| in_setting("pretrain", &text, e))?.path);
+    }
+    from_disk(s)
 }
 
 /// Settings that name a model.

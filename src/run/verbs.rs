@@ -2,6 +2,7 @@
 //! flag does: a verb is a row of `VERBS`, and nothing works only here.
 use crate::base::columns::wrap;
 use crate::base::{Error, Result};
+use crate::run::settings::args::Parsed;
 use crate::run::settings::synonyms::one_of;
 
 /// A verb: what may follow it before any flag, and which flags that stands for.
@@ -164,15 +165,15 @@ impl VerbLine {
 }
 
 /// What the words of a command line of `flatshard` ask for: a text to print, or a command line of `run_fsdp`.
-pub fn read(words: &[String]) -> Result<std::result::Result<Vec<String>, String>> {
-    let Some(first) = words.first().filter(|word| *word != "help") else { return Ok(Err(overview())) };
+pub fn read(words: Vec<String>) -> Result<Parsed<Vec<String>>> {
+    let Some(first) = words.first().filter(|word| *word != "help") else { return Ok(Parsed::Help(overview())) };
     if ["-h", "--help"].contains(&&first[..]) {
-        return Ok(Err(overview()));
+        return Ok(Parsed::Help(overview()));
     }
     match VERBS.iter().find(|verb| verb.name == first) {
-        Some(verb) => verb.expand(&words[1..]).map(Ok),
+        Some(verb) => verb.expand(&words[1..]).map(|words| Parsed::Run(Box::new(words))),
         // --version, --completions, --man: those of run_fsdp.
-        None if first.starts_with("--") => Ok(Ok(words.to_vec())),
+        None if first.starts_with("--") => Ok(Parsed::Run(Box::new(words))),
         None => {
             let names = VERBS.iter().map(|verb| verb.name);
             Err(Error::input(format!("flatshard {first}: the verb must be {}", one_of(first, names))))
@@ -181,12 +182,12 @@ pub fn read(words: &[String]) -> Result<std::result::Result<Vec<String>, String>
 }
 
 /// The words of a training binary, whose command lines begin with no verb.
-pub fn none(program: &str, words: Vec<String>) -> Result<std::result::Result<Vec<String>, String>> {
+pub fn none(program: &str, words: Vec<String>) -> Result<Parsed<Vec<String>>> {
     match words.first().and_then(|first| VERBS.iter().find(|verb| verb.name == first)) {
         Some(verb) => {
             Err(Error::input(format!("{program} takes flags only, and {} is a verb: {}", verb.name, verb.usage())))
         }
-        None => Ok(Ok(words)),
+        None => Ok(Parsed::Run(Box::new(words))),
     }
 }
 
@@ -205,7 +206,7 @@ fn overview() -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::read;
+    use super::*;
 
     fn words(line: &str) -> Vec<String> {
         line.split(' ').map(String::from).collect()
@@ -230,7 +231,8 @@ mod tests {
             ("sft --help", "--objective sft --help"),
             ("--version", "--version"),
         ] {
-            assert_eq!(read(&words(typed)).unwrap().unwrap(), words(line), "{typed}");
+            let Parsed::Run(found) = read(words(typed)).unwrap() else { panic!("{typed} prints help") };
+            assert_eq!(*found, words(line), "{typed}");
         }
         for (typed, says) in [
             ("sft m", "needs DATA"),
@@ -238,9 +240,9 @@ mod tests {
             ("chat m n", "n is one word too many"),
             ("stf m d", "sft"),
         ] {
-            let text = read(&words(typed)).unwrap_err().to_string();
+            let text = read(words(typed)).err().unwrap().to_string();
             assert!(text.contains(says), "{typed}: {text}");
         }
-        assert!(read(&[]).unwrap().unwrap_err().contains("sft"));
+        assert!(matches!(read(vec![]), Ok(Parsed::Help(text)) if text.contains("sft")));
     }
 }

@@ -4,8 +4,8 @@ use crate::common::runs::{Dir, FSDP, events, unlaunched};
 use crate::common::*;
 use flatshard::base::Result;
 use flatshard::data::{
-    Cache, DataOptions, Dataset, Format, LabelKeys, Loader, LoaderOptions, MicroBatch, PairKeys, Preferences,
-    SampleKind, StepData, Tokenizer,
+    Cache, DataOptions, Dataset, Format, LabelKeys, Loader, MicroBatch, PairKeys, Preferences, SampleKind, StepData,
+    Tokenizer,
 };
 use flatshard::device::IGNORE;
 use flatshard::engine::{Dpo, Engine, EngineOptions, Kto, Objective, ReferenceModel, Rm, Step};
@@ -249,21 +249,8 @@ fn pairs(n: usize) -> (tempfile::TempDir, Arc<Dataset>) {
     judged(n, false)
 }
 
-fn loader(data: &Arc<Dataset>, grad_accum: usize, (dp_rank, dp_size): (usize, usize), packing: bool) -> Loader {
-    let (shuffle, by_length, held_out) = (false, false, None);
-    let options = LoaderOptions {
-        batch_size: 1,
-        grad_accum,
-        dp_rank,
-        dp_size,
-        shuffle,
-        seed: 1,
-        packing,
-        by_length,
-        passes: 1,
-        held_out,
-    };
-    Loader::new(data.clone(), options).unwrap()
+fn loader(data: &Arc<Dataset>, grad_accum: usize, rank: (usize, usize), packing: bool) -> Loader {
+    super::sft::loader(data, 1, grad_accum, rank, packing)
 }
 
 /// Sequences of an epoch, each of one pair or of several packed ones.

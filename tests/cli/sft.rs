@@ -40,7 +40,13 @@ fn rows(n: u64) -> (tempfile::TempDir, Arc<Dataset>) {
     (dir, data)
 }
 
-fn loader(data: &Arc<Dataset>, batch_size: usize, grad_accum: usize, rank: (usize, usize), packing: bool) -> Loader {
+pub fn loader(
+    data: &Arc<Dataset>,
+    batch_size: usize,
+    grad_accum: usize,
+    rank: (usize, usize),
+    packing: bool,
+) -> Loader {
     let ((dp_rank, dp_size), shuffle, by_length, held_out) = (rank, false, false, None);
     let options = LoaderOptions {
         batch_size,

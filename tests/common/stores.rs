@@ -1,5 +1,5 @@
 //! Every store, with options that give the tiny models several units, buckets and slots.
-use super::worlds::{ddp, fsdp, sharded};
+use super::worlds::{Outcome, assert_same_bits, ddp, fsdp, sharded};
 use flatshard::base::DType;
 use flatshard::engine::Strategy;
 use flatshard::store::{ReferenceOptions, ShardedOptions, Stage, ZeroOptions};
@@ -55,6 +55,23 @@ pub fn by_batch(dtype: DType, grad_accum: usize) -> Vec<Arc<dyn Strategy>> {
         zero(three),
         zero(ZeroOptions::new(Stage::Three, dtype)),
     ]
+}
+
+/// Every store ends in the bits of replicated training: `outcome` trains in one, with this many micro-batches a step
+/// (1 or 2), and `what` names the case.
+pub fn assert_stores_agree(what: &str, dtype: DType, outcome: &dyn Fn(Arc<dyn Strategy>, usize) -> Outcome) {
+    for accum in [1, 2] {
+        let replicated = outcome(ddp(dtype), accum);
+        for strategy in at_once(dtype, accum) {
+            let what = format!("{what} in {} {dtype} accum {accum}", strategy.name());
+            assert_same_bits(&replicated, &outcome(strategy, accum), &what);
+        }
+    }
+    let alone = outcome(ddp(dtype), 1);
+    for strategy in by_batch(dtype, 1) {
+        let what = format!("{what} in {} {dtype} by batch", strategy.name());
+        assert_same_bits(&alone, &outcome(strategy, 1), &what);
+    }
 }
 
 /// One of each kind.

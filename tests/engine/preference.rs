@@ -2,7 +2,7 @@
 //! split over micro-batches; equal bits in every store; and the reference model stays what it was. The files are made
 //! by `tests/golden/preference.py`.
 use crate::common::golden_tensors::Tensors;
-use crate::common::stores::{at_once, by_batch, kinds};
+use crate::common::stores::{assert_stores_agree, at_once, by_batch, kinds};
 use crate::common::*;
 use flatshard::base::{Category, DType, Result};
 use flatshard::ckpt::{Checkpointer, hf};
@@ -295,18 +295,7 @@ fn every_store_has_the_same_bits() {
             });
             gathered(&options.spec, results)
         };
-        for accum in [1, 2] {
-            let replicated = outcome(ddp(dtype), accum);
-            for strategy in at_once(dtype, accum) {
-                let what = format!("{name} in {} {dtype} accum {accum}", strategy.name());
-                assert_same_bits(&replicated, &outcome(strategy, accum), &what);
-            }
-        }
-        let alone = outcome(ddp(dtype), 1);
-        for strategy in by_batch(dtype, 1) {
-            let what = format!("{name} in {} {dtype} by batch", strategy.name());
-            assert_same_bits(&alone, &outcome(strategy, 1), &what);
-        }
+        assert_stores_agree(name, dtype, &outcome);
     }
 }
 

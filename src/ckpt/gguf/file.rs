@@ -31,6 +31,8 @@ pub enum GgufValue {
 /// A tensor in a file. `offset` is the position of its first byte in the file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GgufPlace {
+    /// Index of its file among those of a model.
+    pub file: usize,
     /// The outermost dimension comes first.
     pub shape: Vec<usize>,
     pub code: GgmlCode,
@@ -262,7 +264,7 @@ impl<R: Read> GgufBytes<R> {
         if !row.is_multiple_of(code.block()) {
             return Err(bad(format!("has rows of {row} elements, but {code:?} needs a multiple of {}", code.block())));
         }
-        Ok(GgufPlace { shape, code, offset: self.u64()? })
+        Ok(GgufPlace { file: 0, shape, code, offset: self.u64()? })
     }
 }
 

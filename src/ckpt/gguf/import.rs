@@ -156,18 +156,19 @@ fn generation(keys: &GgufFile, begin: Option<usize>, end: Value) -> Map<String, 
 
 /// The open files of a model, with the keys of the first.
 pub struct GgufModel {
+    /// With the tensors of all files.
     keys: GgufFile,
-    tensors: BTreeMap<String, (usize, GgufPlace)>,
     pub files: Vec<(PathBuf, File)>,
 }
 
 impl GgufModel {
     pub fn open(paths: &[PathBuf]) -> Result<GgufModel> {
-        let mut model = GgufModel { keys: GgufFile::default(), tensors: BTreeMap::new(), files: Vec::new() };
+        let mut model = GgufModel { keys: GgufFile::default(), files: Vec::new() };
         for path in paths {
             let (parsed, file) = GgufFile::open(path)?;
-            for (name, place) in &parsed.tensors {
-                if model.tensors.insert(name.clone(), (model.files.len(), place.clone())).is_some() {
+            for (name, place) in parsed.tensors {
+                let place = GgufPlace { file: model.files.len(), ..place };
+                if model.keys.tensors.insert(name.clone(), place).is_some() {
                     return Err(Error::in_file(
                         path,
                         format!("has tensor {}, which another file has too", quote(name)),
@@ -177,7 +178,6 @@ impl GgufModel {
             if model.files.is_empty() {
                 model.keys.keys = parsed.keys;
             }
-            model.keys.tensors.extend(parsed.tensors);
             model.files.push((path.clone(), file));
         }
         Ok(model)
@@ -185,8 +185,8 @@ impl GgufModel {
 
     /// Divisors of the rotary frequencies; empty if the model has none.
     fn divisors(&self) -> Result<Vec<f32>> {
-        let Some((file, place)) = self.tensors.get(FACTORS) else { return Ok(Vec::new()) };
-        let (path, file) = &self.files[*file];
+        let Some(place) = self.keys.tensors.get(FACTORS) else { return Ok(Vec::new()) };
+        let (path, file) = &self.files[place.file];
         let len: usize = place.shape.iter().product();
         if len > 1 << 16 {
             return Err(Error::in_file(path, format!("tensor {FACTORS} has {len} elements")));
@@ -205,14 +205,14 @@ impl GgufModel {
     ) -> Result<BTreeMap<String, FileTensor>> {
         let mut found = BTreeMap::new();
         let mut unused: BTreeMap<&str, usize> =
-            self.tensors.iter().map(|(name, (file, _))| (&name[..], *file)).collect();
+            self.keys.tensors.iter().map(|(name, place)| (&name[..], place.file)).collect();
         // A reward model starts without the head.
         for name in [FACTORS, "output.weight"] {
             unused.remove(name);
         }
         for want in wanted {
             let GgufName { name, expert } = GgufName::of(spec, &want.name)?;
-            let Some((file, place)) = self.tensors.get(&name) else { continue };
+            let Some(place) = self.keys.tensors.get(&name) else { continue };
             unused.remove(&name[..]);
             let mut shape = place.shape.clone();
             let mut first = 0;
@@ -220,7 +220,7 @@ impl GgufModel {
                 let experts = shape.remove(0);
                 if expert >= experts {
                     let what = format!("tensor {name} has {experts} experts, but the model has more");
-                    return Err(Error::in_file(&self.files[*file].0, what));
+                    return Err(Error::in_file(&self.files[place.file].0, what));
                 }
                 first = expert * shape.iter().product::<usize>();
             }
@@ -242,7 +242,7 @@ impl GgufModel {
                 (Some(dtype), _) => (dtype, None),
                 (None, coding) => (Dtype::F32, Some(coding)),
             };
-            let tensor = FileTensor { name: want.name.clone(), shape, dtype, file: *file, offset, coding };
+            let tensor = FileTensor { name: want.name.clone(), shape, dtype, file: place.file, offset, coding };
             found.insert(want.name.clone(), tensor);
         }
         match unused.into_iter().next() {

@@ -4,7 +4,7 @@
 use super::header::{GgufKeys, KeyValue, TENSOR_ALIGN};
 use super::quant::GgmlType;
 use crate::base::{Error, Result};
-use crate::nn::{Arch, Layout, Scaling, Segment, Spec};
+use crate::nn::{Arch, Layout, Rotary, Scaling, Segment, Spec};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::f32::consts::TAU;
@@ -110,7 +110,7 @@ impl GgufTensors {
         check(spec)?;
         let mut segments: Vec<&Segment> = layouts.iter().flat_map(|l| &l.segments).collect();
         segments.sort_by(|a, b| a.name.cmp(&b.name));
-        let factors = factors(spec);
+        let factors = spec.rope.as_ref().map_or_else(Vec::new, |rope| factors(rope, spec.head_dim));
         let mut offset = padded(4 * factors.len());
         let mut list = Vec::with_capacity(segments.len());
         for segment in segments {
@@ -320,16 +320,12 @@ fn rope(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, V
 }
 
 /// The divisor of each frequency in llama3 rotary scaling, with the converter's steps and precision.
-fn factors(spec: &Spec) -> Vec<f32> {
-    let Some((theta, Scaling::Llama3 { factor, low, high, original })) =
-        spec.rope.as_ref().map(|r| (r.theta, &r.scaling))
-    else {
-        return Vec::new();
-    };
+pub fn factors(rope: &Rotary, head_dim: usize) -> Vec<f32> {
+    let Scaling::Llama3 { factor, low, high, original } = &rope.scaling else { return Vec::new() };
     let (factor, low, high, original) = (*factor as f32, *low as f32, *high as f32, *original as f32);
     let one = |i: usize| {
-        let exponent = (2 * i) as f32 / spec.head_dim as f32;
-        let wave = TAU / (1.0 / (theta as f32).powf(exponent));
+        let exponent = (2 * i) as f32 / head_dim as f32;
+        let wave = TAU / (1.0 / (rope.theta as f32).powf(exponent));
         if wave < original / high {
             1.0
         } else if wave > original / low {
@@ -339,7 +335,7 @@ fn factors(spec: &Spec) -> Vec<f32> {
             1.0 / ((1.0 - smooth) / factor + smooth)
         }
     };
-    (0..spec.head_dim / 2).map(one).collect()
+    (0..head_dim / 2).map(one).collect()
 }
 
 /// Parameters with two digits or more: 1.2B, 350M.

@@ -185,7 +185,7 @@ impl Chat<'_> {
 }
 
 /// The token that ends an answer in the template, if it is one.
-pub fn end_of_turn(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<u32> {
+fn end_of_turn(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<u32> {
     let mut ids = Vec::new();
     tokenizer.encode(template.end_of_turn()?, &mut ids).ok()?;
     if let [id] = ids[..] { Some(id) } else { None }

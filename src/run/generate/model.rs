@@ -4,7 +4,7 @@
 //! unsharded; otherwise they are gathered for every token.
 use crate::base::{Category, Error, Meter, Result, open};
 use crate::ckpt::{self, Checkpointer, Resume};
-use crate::comm::env::{self, RankEnv};
+use crate::comm::env::RankEnv;
 use crate::comm::exchange::Exchange;
 use crate::comm::mesh::Mesh;
 use crate::data::Tokenizer;
@@ -196,8 +196,7 @@ fn with_base(s: &Settings, dir: PathBuf) -> Result<(PathBuf, Option<PathBuf>)> {
     }
     let given = s.model.pretrain.clone().filter(|base| *base != dir);
     let base = given.or_else(|| ckpt::adapter::base(&dir).map(PathBuf::from));
-    let cache = s.data.cache_dir.clone().unwrap_or_else(env::cache_dir);
-    let base = base.map(|base| ckpt::gguf::resolve(&base, &cache)).transpose()?;
+    let base = base.map(|base| ckpt::gguf::resolve(&base, &data::cache_dir(&s.data))).transpose()?;
     match base.filter(|base| base.is_dir()) {
         Some(base) => Ok((base, Some(dir))),
         None => Err(Error::input(format!(

@@ -103,9 +103,14 @@ pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
     })
 }
 
-/// The token cache: in the settings' directory, or the environment's.
+/// The directory of caches: the settings', or the environment's.
+pub fn cache_dir(d: &DataSettings) -> PathBuf {
+    d.cache_dir.clone().unwrap_or_else(env::cache_dir)
+}
+
+/// The token cache.
 pub fn cache(d: &DataSettings) -> Result<Cache> {
-    let dir = d.cache_dir.clone().unwrap_or_else(env::cache_dir);
+    let dir = cache_dir(d);
     Ok(Cache { dir: set(&d.cache, "data.cache")?.then_some(dir), limit: d.cache_bytes()?, scratch: env::scratch_dir() })
 }
 

@@ -1,12 +1,13 @@
 //! The `config.json` of a model from the keys of a GGUF file. Never guesses: a key of the model that is neither read
 //! nor known to change nothing is an error that names it.
 use super::super::file::{GgufFile, GgufValue};
+use super::super::model::factors;
 use crate::base::{Error, Result, quote};
 use crate::ckpt::hf::decimal;
+use crate::nn::{Rotary, Scaling};
 use serde_json::{Map, Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::f32::consts::TAU;
 
 /// A GGUF architecture, and transformers' `model_type` and class for it.
 const FAMILIES: [(&str, &str, &str); 8] = [
@@ -60,9 +61,10 @@ pub fn config(file: &GgufFile, divisors: &[f32]) -> Result<Map<String, Value>> {
 
     let (dim, layers, heads) =
         (keys.size("embedding_length")?, keys.size("block_count")?, keys.size("attention.head_count")?);
-    let head_dim = keys.number("attention.key_length")?.or(keys.number("rope.dimension_count")?).map(|n| n as usize);
+    let given = keys.number("attention.key_length")?.or(keys.number("rope.dimension_count")?).map(|n| n as usize);
+    let head_dim = given.unwrap_or(dim / heads.max(1));
     for key in ["attention.value_length", "rope.dimension_count"] {
-        keys.only(key, head_dim.unwrap_or(dim / heads.max(1)))?;
+        keys.only(key, head_dim)?;
     }
     put("hidden_size", json!(dim));
     put("num_hidden_layers", json!(layers));
@@ -74,7 +76,7 @@ pub fn config(file: &GgufFile, divisors: &[f32]) -> Result<Map<String, Value>> {
     put("vocab_size", json!(rows(file, "token_embd.weight")?));
     put("tie_word_embeddings", json!(!file.tensors.contains_key("output.weight")));
     put("attention_dropout", json!(0.0));
-    if let Some(head_dim) = head_dim {
+    if given.is_some() {
         put("head_dim", json!(head_dim));
     }
     let has = |name: &str| file.tensors.contains_key(name);
@@ -99,7 +101,7 @@ pub fn config(file: &GgufFile, divisors: &[f32]) -> Result<Map<String, Value>> {
         put("final_logit_softcapping", json!(keys.number("final_logit_softcapping")?));
         // llama.cpp knows the two models whose scale is another by their depth.
         let largest = if arch == "gemma2" { 46 } else { 62 };
-        let scalar = if layers == largest { dim / heads.max(1) } else { head_dim.unwrap_or(dim / heads.max(1)) };
+        let scalar = if layers == largest { dim / heads.max(1) } else { head_dim };
         put("query_pre_attn_scalar", json!(scalar));
     } else {
         put("hidden_act", json!("silu"));
@@ -183,37 +185,28 @@ fn scaling(keys: &ModelKeys, divisors: &[f32], base: f64) -> Result<Option<Value
 }
 
 /// Lengths that models were trained with, in the order in which they are tried.
-fn originals() -> impl Iterator<Item = u32> {
+fn originals() -> impl Iterator<Item = usize> {
     [8192].into_iter().chain((4..22).map(|bits| 1 << bits))
 }
 
 /// `rope_scaling` of the kind "llama3" that gives these divisors of the frequencies. The file has the divisors alone;
 /// with the factors that every published model has (1 and 4), they determine the rest.
-fn llama3(divisors: &[f32], base: f64) -> Result<Value> {
-    const LOW: f32 = 1.0;
-    const HIGH: f32 = 4.0;
-    let factor = divisors.iter().copied().fold(1.0, f32::max);
-    let divisor = |i: usize, original: f32| {
-        let wave = TAU / (1.0 / (base as f32).powf(i as f32 / divisors.len() as f32));
-        if wave < original / HIGH {
-            1.0
-        } else if wave > original / LOW {
-            factor
-        } else {
-            let smooth = (original / wave - LOW) / (HIGH - LOW);
-            1.0 / ((1.0 - smooth) / factor + smooth)
-        }
+fn llama3(divisors: &[f32], theta: f64) -> Result<Value> {
+    let (low, high) = (1.0, 4.0);
+    let factor = decimal(divisors.iter().copied().fold(1.0, f32::max));
+    let near = |(a, b): (&f32, f32)| (a - b).abs() <= 1e-4 * b.abs();
+    let fits = |&original: &usize| {
+        let rope = Rotary { theta, scaling: Scaling::Llama3 { factor, low, high, original } };
+        divisors.iter().zip(factors(&rope, 2 * divisors.len())).all(near)
     };
-    let near = |a: f32, b: f32| (a - b).abs() <= 1e-4 * b.abs();
-    let fits = |original: &u32| divisors.iter().enumerate().all(|(i, d)| near(*d, divisor(i, *original as f32)));
     let original = originals().find(fits).ok_or_else(|| {
         Error::input(format!("{} scales rotary positions in a way that Llama 3 models do not", super::FACTORS))
     })?;
     Ok(json!({
         "rope_type": "llama3",
-        "factor": decimal(factor),
-        "low_freq_factor": LOW,
-        "high_freq_factor": HIGH,
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
         "original_max_position_embeddings": original,
     }))
 }
