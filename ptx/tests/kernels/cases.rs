@@ -246,6 +246,7 @@ fn losses(dtype: DType, name: &str) -> Vec<Case> {
             int(rows),
             int(vocab),
             real(30.0),
+            int(0),
         ];
         case(shape, 2 * rows * vocab * dtype.size(), job(variant, 2, 64, slots))
     };
@@ -260,7 +261,7 @@ fn losses(dtype: DType, name: &str) -> Vec<Case> {
         let given = vec![In(I32, vec![1.0, 2.0 * vocab as f64 - 1.0, vocab as f64, 0.0]), said];
         let out = vec![both(1, dtype, 4 * vocab), Out(F64, 4), no_fault(), In(F32, vec![1.0])];
         let sizes = [4, 2, vocab, vocab].map(int).into_iter().collect();
-        let slots = [given, out, sizes, vec![real(30.0)]].concat_slots();
+        let slots = [given, out, sizes, vec![real(30.0), int(0)]].concat_slots();
         case("4x2000", 8 * vocab * dtype.size(), job(format!("cross_entropy_finish_{cap}{name}"), 2, 64, slots))
     };
     let taught = || input(2, dtype, 4 * 2000);

@@ -147,7 +147,8 @@ fn nothing_follows_an_index_that_is_at_fault() {
     ];
     assert_eq!(job("rope_f32", 1, 32, slots).outputs()[0], y);
     let (losses, one) = (InOut(F64, vec![5.0]), || In(F32, vec![1.0]));
-    let slots = vec![In(I32, vec![-5.0]), InOut(F32, y.clone()), losses, fault(), one(), int(1), int(2), real(0.0)];
+    let slots = vec![In(I32, vec![-5.0]), InOut(F32, y.clone()), losses, fault(), one(), int(1), int(2)];
+    let slots = [slots, vec![real(0.0), int(0)]].concat_slots();
     assert_eq!(job("cross_entropy_f32", 1, 32, slots).outputs(), [y.clone(), vec![5.0]]);
     let said = vec![1.0, 2.0, 3.0];
     let slots =
@@ -155,7 +156,7 @@ fn nothing_follows_an_index_that_is_at_fault() {
     let slots = [slots, vec![real(0.0)]].concat_slots();
     assert_eq!(job("cross_entropy_part_f32", 1, 32, slots).outputs(), std::slice::from_ref(&said));
     let slots = vec![In(I32, vec![-5.0]), In(F32, said), InOut(F32, y.clone()), InOut(F64, vec![5.0]), fault()];
-    let sizes = vec![one(), int(1), int(1), int(2), int(0), real(0.0)];
+    let sizes = vec![one(), int(1), int(1), int(2), int(0), real(0.0), int(0)];
     assert_eq!(job("cross_entropy_finish_f32", 1, 32, [slots, sizes].concat_slots()).outputs(), [y, vec![5.0]]);
 }
 
@@ -221,6 +222,7 @@ fn cross_entropy_in_place() {
                         int(rows),
                         int(vocab),
                         real(cap as f32),
+                        int(0),
                     ];
                     let got = job(&variant, 2, threads, slots).outputs();
                     let label = format!("{variant} vocab {vocab}");
@@ -271,7 +273,7 @@ fn parts_of_a_vocabulary_come_to_the_loss_of_the_whole() {
                     let mine = columns(&logits, vocab, (from, to));
                     let slots = vec![given(), In(F32, said.clone()), InOut(dtype, mine.clone()), Out(F64, rows)];
                     let sizes = [rows, parts.len(), to - from, from].map(int).into_iter().collect();
-                    let slots = [slots, vec![no_fault(), gradient(grad)], sizes, vec![cap()]].concat_slots();
+                    let slots = [slots, vec![no_fault(), gradient(grad)], sizes, vec![cap(), int(0)]].concat_slots();
                     let got = job(format!("cross_entropy_finish_{suffix}"), 2, threads, slots).outputs();
                     let label = format!("{suffix} columns {from}..{to} of {vocab}");
                     within(&format!("{label} losses"), GRADIENT, LOG, (&got[1], F64), &exact[0], &naive[0]);
@@ -303,6 +305,7 @@ fn loss_of(logits: Vec<f64>, target: f64) -> f64 {
         int(1),
         int(n),
         real(0.0),
+        int(0),
     ];
     job("cross_entropy_f32", 1, 64, slots).outputs()[1][0]
 }
