@@ -170,6 +170,34 @@ fn few_rows(c: &mut Criterion) {
     }
 }
 
+/// The products of an adapter of rank 8 or 16 next to that of its matrix, 576 by 576, of 512 tokens on one thread: with
+/// A, with B, and their gradients.
+fn adapters(c: &mut Criterion) {
+    const TOKENS: usize = 512;
+    const WIDTH: usize = 576;
+    let dev = device();
+    for dtype in [DType::F32, DType::Bf16] {
+        let mut group = group(c, &format!("adapters/{dtype}"));
+        let matrix = ("matrix".to_string(), GemmShape::nt(TOKENS, WIDTH, WIDTH));
+        let of_rank = |rank: usize| {
+            [
+                (format!("x A^T, rank {rank}"), GemmShape::nt(TOKENS, rank, WIDTH)),
+                (format!("+ B, rank {rank}"), GemmShape::nt(TOKENS, WIDTH, rank).accumulate()),
+                (format!("dA, rank {rank}"), GemmShape::tn(rank, WIDTH, TOKENS)),
+                (format!("dB, rank {rank}"), GemmShape::tn(WIDTH, rank, TOKENS)),
+            ]
+        };
+        for (name, shape) in [matrix].into_iter().chain([8, 16].into_iter().flat_map(of_rank)) {
+            let [len_a, len_b, len_c] = shape.extents();
+            let (a, b, mut out) = (random(&dev, dtype, len_a), random(&dev, dtype, len_b), random(&dev, dtype, len_c));
+            timed(&mut group, name, Throughput::Elements(shape.flops()), || {
+                dev.gemm(Gemm { shape, a: a.view(), b: b.view(), c: out.view_mut() }).expect("it fits")
+            });
+        }
+        group.finish();
+    }
+}
+
 /// Measures `f` and reports its rate in these units per second.
 fn timed(group: &mut BenchmarkGroup<WallTime>, name: impl Into<String>, rate: Throughput, mut f: impl FnMut()) {
     group.throughput(rate);
@@ -363,5 +391,5 @@ fn rows(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, products, grouped_products, packing, few_rows, attention, optimizer, rows);
+criterion_group!(benches, products, grouped_products, packing, few_rows, adapters, attention, optimizer, rows);
 criterion_main!(benches);

@@ -5,10 +5,11 @@
 //! too, as three bf16 parts of each number (`split`), else multiply-adds; so does f16, which packing converts to f32
 //! (accumulating in f16 would lose precision). These share everything but the innermost block: packing (`pack`),
 //! writing C (`store`) and the surrounding loops (`blocked`; for up to 256 rows of A, such as one expert's, `swapped`
-//! and `strips`, which read B once and pack little of it). CPUs without AVX-512 use the `gemm-f32` crate, converting
-//! bf16 and f16 to f32. The fewest rows have loops of their own: up to eight with AVX-512 (`few`), one elsewhere
-//! (`thin`). (On AVX-512, the crate is as fast in most forms, but 10 % to 15 % slower for weight gradients, where it
-//! also allocates up to a whole L3 cache per call.)
+//! and `strips`, which read B once and pack little of it; with a side as narrow as a rank, `narrow`, which packs
+//! nothing of the other). CPUs without AVX-512 use the `gemm-f32` crate, converting bf16 and f16 to f32. Few rows have
+//! loops of their own: up to eight with AVX-512 (`few`), one elsewhere (`thin`). (On AVX-512, the crate is as fast
+//! in most forms, but 10 % to 15 % slower for weight gradients, where it also allocates up to a whole L3 cache per
+//! call.)
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 #[cfg(target_arch = "x86_64")]
@@ -21,6 +22,8 @@ mod buffers;
 mod completion;
 #[cfg(target_arch = "x86_64")]
 mod few;
+#[cfg(target_arch = "x86_64")]
+mod narrow;
 #[cfg(target_arch = "x86_64")]
 mod pack;
 pub(super) mod panels;
@@ -174,6 +177,16 @@ impl GemmScratch {
     pub(super) fn has_few_rows(&self, shape: &GemmShape) -> bool {
         !self.alike && !shape.ta && shape.m <= if self.kernel == GemmKernel::Plain { 1 } else { FEW_ROWS }
     }
+    /// Whether [`gemm_narrow`] is to compute the product. Not where tiles of bf16 are faster than converting it to f32.
+    pub(super) fn is_narrow(&self, shape: &GemmShape, dtype: DType) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        match (self.kernel, dtype) {
+            (GemmKernel::Plain, _) | (GemmKernel::Amx, DType::Bf16) => false,
+            _ => narrow::is_narrow(shape),
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
     /// Whether threads divide the product by columns rather than by rows: each reads and packs its part of B, and all
     /// of A, which is then the smaller. Not where `strips` reads whole rows of B. `alike`: as in [`gemm_alike`].
     pub(super) fn by_columns(&self, shape: &GemmShape, alike: bool) -> bool {
@@ -209,6 +222,39 @@ pub(super) fn gemm_alike(scratch: &mut GemmScratch, op: Gemm, bytes: usize) -> R
 pub fn gemm(scratch: &mut GemmScratch, op: Gemm) -> Result<()> {
     product(scratch, op, None)
 }
+
+/// [`gemm`] of rows or columns of a product with a narrow side ([`GemmScratch::is_narrow`]): the bits of a result do
+/// not depend on which.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn gemm_narrow(scratch: &mut GemmScratch, op: Gemm) -> Result<()> {
+    op.check()?;
+    let Gemm { shape, a, b, c } = op;
+    if shape.is_empty() {
+        return Ok(());
+    }
+    let buffers = &mut scratch.buffers;
+    macro_rules! narrow {
+        ($E:ty, $C:ty) => {{
+            let (a, b, c) = (a.host::<$E>("gemm")?, b.host("gemm")?, written::<$C>(c)?);
+            // SAFETY: the extents are checked; only available kernels are chosen.
+            unsafe { narrow::product(&shape, a, b, c, buffers) }
+        }};
+    }
+    use self::widened::Widened;
+    use DType::{Bf16, F32};
+    match (scratch.kernel, a.dtype(), c.dtype()) {
+        (_, F32, _) => narrow!(f32, f32),
+        (GemmKernel::Avx512, Bf16, F32) => narrow!(Widened, f32),
+        (GemmKernel::Avx512, Bf16, _) => narrow!(Widened, Widened),
+        (_, Bf16, F32) => narrow!(bf16, f32),
+        (_, Bf16, _) => narrow!(bf16, bf16),
+        (_, _, F32) => narrow!(f16, f32),
+        _ => narrow!(f16, f16),
+    }
+    Ok(())
+}
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) use self::gemm as gemm_narrow;
 
 /// The elements on and below the diagonal, of rows of a square C from row `first` on, and some above it. The kernel
 /// must have blocks ([`GemmScratch::fuses`]).

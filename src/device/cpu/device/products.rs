@@ -30,6 +30,10 @@ impl CpuDevice {
         if op.shape.symmetric && lock(&self.gemm[0]).fuses(&op.shape) {
             return self.symmetric(op);
         }
+        let GemmShape { m, n, ta, .. } = op.shape;
+        if lock(&self.gemm[0]).is_narrow(&op.shape, op.a.dtype()) {
+            return self.shared(ta && n > m, op, &gemm::gemm_narrow);
+        }
         let columns = lock(&self.gemm[0]).by_columns(&op.shape, false);
         self.shared(columns, op, &gemm::gemm)
     }

@@ -64,7 +64,10 @@ impl Under {
     }
     fn gemm<C: Output>(&mut self, shape: &GemmShape, a: View, b: View, c: ViewMut) {
         match self {
-            Under::Test(scratch) => gemm(scratch, Gemm { shape: *shape, a, b, c }).unwrap(),
+            Under::Test(scratch) => {
+                let product = if scratch.is_narrow(shape, a.dtype()) { gemm_narrow } else { gemm };
+                product(scratch, Gemm { shape: *shape, a, b, c }).unwrap()
+            }
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Under::Model(buffers) => {
                 let (then, c) = ((Completion::Nothing, None), written::<C>(c).unwrap());
@@ -103,7 +106,7 @@ fn under_test() -> Vec<Under> {
 
 /// Odd sizes and edges of panels and tiles; then, for every kernel, several stretches of k with several blocks of rows,
 /// bands of rows, and blocks of columns.
-const SIZES: [[usize; 3]; 15] = [
+const SIZES: [[usize; 3]; 20] = [
     [1, 1, 1],
     [1, 40, 3],
     [5, 1, 33],
@@ -119,6 +122,12 @@ const SIZES: [[usize; 3]; 15] = [
     [400, 40, 1100],
     [1030, 33, 1100],
     [3, 2100, 1100],
+    // With a side as narrow as a rank.
+    [100, 8, 70],
+    [50, 16, 1100],
+    [9, 101, 2100],
+    [64, 4, 48],
+    [130, 11, 15],
 ];
 
 fn forms([m, n, k]: [usize; 3], gap: usize) -> impl Iterator<Item = GemmShape> {
