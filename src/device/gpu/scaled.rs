@@ -6,7 +6,8 @@
 //! "cublasLtMatmul"): on sm_90, and since CUDA 12.9, both operands lie along k ("TN" by columns, A Bᵀ by rows). Scales
 //! of rows (VEC128_32F) are contiguous along the rows: (k blocks, m). Those of blocks of 128 x 128 (BLK128x128_32F) are
 //! contiguous along k, and rows of them start at multiples of 4. Scales and matrices are aligned to 16 bytes, and so
-//! are their rows; m is a multiple of 4. The library's own message asks for n that are multiples of 16.
+//! are their rows; m is a multiple of 4 there, but of 8 in Transformer Engine, which found that the library refuses the
+//! others. The library's own message asks for n that are multiples of 16.
 use super::driver::ScaledGemm;
 use super::fp8::{quantize_apart, transpose};
 use super::launch::GpuDevice;
@@ -18,7 +19,7 @@ use flatshard_base::fp8::BLOCK;
 /// Elements of a side, and bytes of an address or a row.
 const ALIGNED: usize = 16;
 /// Rows of A.
-const ROWS: usize = 4;
+const ROWS: usize = 8;
 
 pub fn product(gpu: &GpuDevice, op: Fp8Gemm) -> Result<()> {
     op.check()?;

@@ -105,8 +105,13 @@ impl Problem {
         }
         let width = |l: MatrixLayout| width(l.dtype).unwrap_or(1) as i64;
         let rows = [a, b, c, d].map(|l| l.ld * width(l));
-        if m % 16 != 0 || k % 16 != 0 || n % 4 != 0 || rows.iter().any(|bytes| bytes % 16 != 0) {
-            return Err(Unsupported("m, k or rows are not multiples of 16 bytes, or n is not a multiple of 4"));
+        // The documentation says 4; Transformer Engine asserts 8, "required by cuBLASLt".
+        let columns = if self.scales[1] == VEC128 { 8 } else { 4 };
+        if m % 16 != 0 || k % 16 != 0 || n % columns != 0 || rows.iter().any(|bytes| bytes % 16 != 0) {
+            return Err(Unsupported("m, k or rows are not multiples of 16 bytes, or n is not a multiple of 4 or 8"));
+        }
+        if self.epilogue == BIAS && d.dtype == F32 {
+            return Err(Unsupported("the bias of a result in f32 is read as bf16, unless its type is set"));
         }
         if !matches!(self.scales, [VEC128, VEC128] | [VEC128, BLK128X128] | [BLK128X128, VEC128]) {
             return Err(Unsupported("the combination of scaling modes is not supported"));
@@ -251,7 +256,7 @@ mod tests {
         let layout = |dtype, rows, columns| MatrixLayout { dtype, rows, columns, ld: rows as i64 };
         let whole = || Problem {
             scales: [BLK128X128, VEC128],
-            layouts: [layout(E4M3, 48, 32), layout(E5M2, 48, 4), layout(BF16, 32, 4), layout(BF16, 32, 4)],
+            layouts: [layout(E4M3, 48, 32), layout(E5M2, 48, 8), layout(BF16, 32, 8), layout(BF16, 32, 8)],
             ..problem(DEFAULT)
         };
         let check = |change: fn(&mut Problem), scales| {
@@ -263,7 +268,9 @@ mod tests {
         assert_eq!(check(|p| p.epilogue = BIAS, [16, 32]), Ok(()));
         assert!(matches!(check(|_| (), [16, 0]), Err(Invalid(_))));
         assert!(matches!(check(|_| (), [8, 16]), Err(Invalid(_))));
-        let unsupported: [fn(&mut Problem); 9] = [
+        let unsupported: [fn(&mut Problem); 11] = [
+            |p| [1, 2, 3].iter().for_each(|&i| p.layouts[i].columns = 12),
+            |p| (p.epilogue, p.layouts[2].dtype, p.layouts[3].dtype) = (BIAS, F32, F32),
             |p| (p.transposed, p.layouts[0]) = ([false; 2], MatrixLayout { rows: 32, columns: 48, ..p.layouts[0] }),
             |p| p.scales = [BLK128X128; 2],
             |p| p.scales = [SCALAR, VEC128],

@@ -119,6 +119,10 @@ impl BlasProduct {
             true => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
             false => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
         };
+        // The library reads the bias of an FP8 product into f32 as bf16.
+        if key.format.is_some() && key.output == DType::F32 && at.then.bias != 0 {
+            return Err(Error::op("gemm", format!("cuBLASLt: no bias in f32 for the product {key}")));
+        }
         let (output, [of_first, of_second]) = match key.format {
             Some(format) => (data_type(key.output)?, [Fp8::E4m3, format].map(fp8_type)),
             None => (data_type(key.output)?, [data_type(key.inputs)?; 2]),
