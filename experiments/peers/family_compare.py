@@ -28,6 +28,7 @@ WIDE = dict(head_dim=16)
 PART = dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5)
 LONG = dict(rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.5, short_factor=[1.0, 1.5, 2.0], long_factor=[2.0, 4.0, 8.0],
             original_max_position_embeddings=16)
+YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, truncate=False, original_max_position_embeddings=16)
 FAMILIES = {
     "llama": {}, "mistral": dict(sliding_window=9), "qwen2": {}, "qwen3": WIDE, "gemma2": WIDE, "gemma3_text": WIDE,
     "smollm3": dict(no_rope_layer_interval=2), "olmo2": {}, "olmo3": dict(sliding_window=9),
@@ -36,7 +37,9 @@ FAMILIES = {
     "exaone4": dict(sliding_window=9), "phi3": dict(sliding_window=9), "phi3 longrope": dict(rope_parameters=LONG, original_max_position_embeddings=16),
     "glm": dict(**WIDE, rope_parameters=PART), "glm4": dict(**WIDE, rope_parameters=PART), "ernie4_5": dict(**WIDE, use_bias=True),
     "cohere2": dict(sliding_window=9), "starcoder2": dict(sliding_window=9),
+    "gpt_oss": dict(**WIDE, sliding_window=9, num_local_experts=4, num_experts_per_tok=2, swiglu_limit=0.5, rope_parameters=YARN),
 }
+EXPERTS = {"gpt_oss"}
 MESHES = {
     "one rank": ["--nproc-per-node", 1, "--batch-size", 4],
     "fsdp, accumulation, recomputation": ["--nproc-per-node", 2, "--batch-size", 1, "--grad-accum", 2, "--activation-checkpoint"],
@@ -44,6 +47,8 @@ MESHES = {
     "tp 2": ["--nproc-per-node", 2, "--batch-size", 4, "--tp-size", 2],
     "ring 2": ["--nproc-per-node", 2, "--batch-size", 4, "--ring-attn-size", 2],
 }
+
+EP = {"ep 2": ["--nproc-per-node", 2, "--batch-size", 2, "--ep-size", 2]}
 
 
 def loaded(directory, adapter=None):
@@ -114,7 +119,7 @@ def check(name, binary, folder, lora):
         logits = reference(prompt).logits
     greedy = reference.generate(prompt[:1, :12], attention_mask=torch.ones(1, 12), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
     failed = False
-    for mesh, flags in MESHES.items():
+    for mesh, flags in (MESHES | (EP if name in EXPERTS else {})).items():
         out = folder / mesh.replace(" ", "_").replace(",", "")
         try:
             our_losses, our_norms = ours(binary, source, data, out, [*flags, *tuning])

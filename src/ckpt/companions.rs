@@ -130,6 +130,7 @@ impl Companions {
             own
         };
         let mut config = self.config.clone().unwrap_or_else(own);
+        config.shift_remove("quantization_config"); // what was in 4 bits no longer is
         let name = match dtype {
             Dtype::BF16 => "bfloat16",
             Dtype::F16 => "float16",

@@ -16,6 +16,7 @@ use self::defaults::{Defaults, WindowKeys};
 use self::keys::object;
 use super::layout::pretty;
 use crate::base::{Error, Result, open, quote};
+use crate::device::ops::GluClamp;
 use crate::nn::tp_plan::TpPlan;
 use crate::nn::{Activation, Arch, Experts, QueryGrowth, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
@@ -120,7 +121,9 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         "attention_dropout": 0.0,
     }));
     map.insert(of.eps.0.into(), json!(decimal(spec.norm_eps)));
-    if let Some(scaling) = scaling(&rope.scaling) {
+    // The class of gpt-oss scales where its config does not say otherwise.
+    let unscaled = (spec.arch == Arch::GptOss).then(|| json!({"rope_type": "default"}));
+    if let Some(scaling) = scaling(&rope.scaling).or(unscaled) {
         map.insert("rope_scaling".into(), scaling);
     }
     if let Some(QueryGrowth { beta, original }) = spec.query_growth {
@@ -204,9 +207,13 @@ fn experts_json(arch: Arch, e: &Experts) -> Value {
         "router_aux_loss_coef": e.aux_coef,
         "output_router_logits": e.aux_loss,
     }));
-    let count = if arch == Arch::Mixtral { "num_local_experts" } else { "num_experts" };
+    let count = if matches!(arch, Arch::Mixtral | Arch::GptOss) { "num_local_experts" } else { "num_experts" };
     map.insert(count.into(), json!(e.count));
-    if arch != Arch::Mixtral {
+    if let Some(GluClamp { alpha, limit }) = e.clamp {
+        map.insert("swiglu_alpha".into(), json!(decimal(alpha)));
+        map.insert("swiglu_limit".into(), json!(decimal(limit)));
+    }
+    if !matches!(arch, Arch::Mixtral | Arch::GptOss) {
         map.insert("norm_topk_prob".into(), json!(e.normalize));
     }
     if matches!(arch, Arch::Qwen2Moe | Arch::Qwen3Moe) {
@@ -273,8 +280,11 @@ fn gpt2(spec: &Spec) -> Map<String, Value> {
 pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
     // The factor of the auxiliary loss is the run's own.
     let computed = |e: &Experts| {
-        let Experts { count, top_k, ff, shared_ff, normalize, dense, .. } = e;
-        format!("{top_k} of {count} of width {ff}, shared {shared_ff}, normalized {normalize}, dense blocks {dense:?}")
+        let Experts { count, top_k, ff, shared_ff, normalize, dense, clamp, .. } = e;
+        format!(
+            "{top_k} of {count} of width {ff}, shared {shared_ff}, normalized {normalize}, dense blocks {dense:?}, \
+             clamped {clamp:?}"
+        )
     };
     let fields = |s: &Spec| {
         [

@@ -4,7 +4,9 @@
 //! safetensors: 8 bytes of header length (little-endian), a JSON header, and the tensors without gaps. The header is
 //! padded with spaces so that the tensors start at [`DATA_ALIGN`].
 use super::gguf::coding::GgufCoding;
+use super::mxfp4::Mxfp4;
 use super::naming::Naming;
+use super::slices::{self, NamedShape};
 use crate::base::{Error, Result};
 use crate::device::ALIGN;
 use crate::nn::{Layout, Segment, goes_with_adapters, has_adapters, is_adapter};
@@ -29,8 +31,15 @@ pub struct FileTensor {
     pub file: usize,
     /// Position of its first byte in the file.
     pub offset: u64,
-    /// How its elements become those of `dtype`, if the file has others (GGUF).
-    pub coding: Option<GgufCoding>,
+    /// How its elements become those of `dtype`, if the file has others.
+    pub coding: Option<Coding>,
+}
+
+/// How elements are stored.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Coding {
+    Gguf(GgufCoding),
+    Mxfp4(Mxfp4),
 }
 
 impl FileTensor {
@@ -88,9 +97,6 @@ impl Tensors {
         self.model
     }
 }
-
-/// Name, shape and dtype of a tensor in a file.
-type NamedShape = (String, Vec<usize>, Dtype);
 
 /// One file of the plan.
 #[derive(Clone, Debug)]
@@ -202,14 +208,15 @@ impl FilePlan {
     /// Adds the files of one base name: a single file, or several `stem-0000i-of-0000n` and an index.
     fn append(&mut self, stem: &str, tensors: Vec<NamedShape>, max_file_bytes: u64) {
         let (mut files, mut file, mut filled) = (Vec::new(), Vec::new(), 0);
-        for tensor in tensors {
+        let mut own = vec![(0, 0); tensors.len()];
+        for (tensor, slices) in slices::whole(&tensors) {
             let size = byte_len(&tensor.1, tensor.2);
             if filled > 0 && filled + size > max_file_bytes {
                 files.push(mem::take(&mut file));
                 filled = 0;
             }
             filled += size;
-            file.push(tensor);
+            file.push((tensor, slices));
         }
         files.push(file);
         let (count, mut weight_map, mut total) = (files.len(), Map::new(), 0);
@@ -220,20 +227,26 @@ impl FilePlan {
             };
             // Each begins at a multiple of its element's size, which PyTorch needs: there are no gaps.
             let mut order: Vec<usize> = (0..tensors.len()).collect();
-            order.sort_by_key(|&i| Reverse(tensors[i].2.bitsize()));
-            let header = header(order.iter().map(|&i| &tensors[i]));
+            order.sort_by_key(|&i| Reverse(tensors[i].0.2.bitsize()));
+            let header = header(order.iter().map(|&i| &tensors[i].0));
             let (mut offsets, mut end) = (vec![0; tensors.len()], header.len() as u64);
             for i in order {
                 offsets[i] = end;
-                end += byte_len(&tensors[i].1, tensors[i].2);
+                end += byte_len(&tensors[i].0.1, tensors[i].0.2);
             }
             total += end - header.len() as u64;
             let file = self.files.len();
-            for ((name_of, shape, dtype), offset) in tensors.into_iter().zip(offsets) {
-                weight_map.insert(name_of.clone(), json!(name));
-                self.tensors.list.push(FileTensor { name: name_of, shape, dtype, file, offset, coding: None });
+            for (((name_of, shape, dtype), slices), offset) in tensors.into_iter().zip(offsets) {
+                weight_map.insert(name_of, json!(name));
+                let each = byte_len(&shape, dtype) / slices.len() as u64;
+                for (place, i) in slices.into_iter().enumerate() {
+                    own[i] = (file, offset + place as u64 * each);
+                }
             }
             self.files.push(PlannedFile { name, header, bytes: end });
+        }
+        for ((name, shape, dtype), (file, offset)) in tensors.into_iter().zip(own) {
+            self.tensors.list.push(FileTensor { name, shape, dtype, file, offset, coding: None });
         }
         if count > 1 {
             weight_map.sort_keys();

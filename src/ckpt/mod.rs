@@ -22,6 +22,9 @@ pub mod hf; // Hugging Face's config.json
 pub mod adapter; // PEFT's adapter_config.json
 mod companions; // files next to the weights
 mod naming; // names of a text model's tensors in files
+mod slices; // tensors of files that hold several of ours
+mod mxfp4; // matrices in 4 bits
+mod unstack; // slices of what files hold
 mod tower; // tensors that are carried through
 mod source; // validated files to load from
 mod room; // whether a directory may be written, and disk space

@@ -3,10 +3,12 @@
 use super::companions::template;
 use super::gguf::import::GgufModel;
 use super::gguf::links::within;
-use super::layout::{Carried, FilePlan, FileTensor, Tensors};
+use super::layout::{Carried, Coding, FilePlan, FileTensor, Tensors};
+use super::mxfp4::Mxfp4Bytes;
 use super::naming::Naming;
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
 use super::tower::{OpenFiles, Tower, changed};
+use super::unstack;
 use super::{header, hf};
 use crate::base::{Error, Result, open};
 use crate::nn::{Layout, SCORE, Segment, Spec, goes_with_adapters, has_adapters};
@@ -16,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The open files of a checkpoint or model, and the tensors the plan asks for.
 pub(super) struct TensorSource {
@@ -27,6 +29,7 @@ pub(super) struct TensorSource {
     pub twin: Option<(usize, FileTensor)>,
     /// The other tensors of a vision-language model.
     pub tower: Option<Tower>,
+    pub mxfp4: Mutex<Mxfp4Bytes>,
 }
 
 impl TensorSource {
@@ -114,7 +117,14 @@ impl TensorSource {
             None => file.read_exact_at(to, tensor.offset + (size * place) as u64),
             Some(coding) => {
                 let mut values = vec![0f32; to.len() / size];
-                let read = coding.read(file, tensor.offset, place, &mut values);
+                let read = match coding {
+                    Coding::Gguf(coding) => coding.read(file, tensor.offset, place, &mut values),
+                    Coding::Mxfp4(coding) => {
+                        let mut bytes = self.mxfp4.lock().unwrap_or_else(PoisonError::into_inner);
+                        bytes.read(&self.files, (tensor.file, tensor.offset), coding, place, &mut values)?;
+                        Ok(())
+                    }
+                };
                 to.copy_from_slice(bytemuck::cast_slice(&values));
                 read
             }
@@ -326,6 +336,7 @@ impl OpenedFiles {
     fn matched(mut self, dir: &Path, plan: &FilePlan, tower: Option<Tower>, exact: bool) -> Result<TensorSource> {
         const FLAGS: &str = "use the model settings it was saved with";
         let mut tensors = plan.tensors.clone();
+        unstack::expand(&mut self.tensors, &tensors.list);
         let mut missing = Vec::new();
         for want in &mut tensors.list {
             // A base model saved without its head has no prefix.
@@ -363,7 +374,7 @@ impl OpenedFiles {
             None => {
                 let files = Arc::new(self.files);
                 let tower = tower.map(|tower| Tower { files: files.clone(), ..tower });
-                Ok(TensorSource { files, tensors, twin, tower })
+                Ok(TensorSource { files, tensors, twin, tower, mxfp4: Mutex::default() })
             }
         }
     }

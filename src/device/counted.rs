@@ -185,6 +185,12 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         combine_rows(CombineRows) x over [x, y];
         weigh_rows(WeighRows) act over [act, act, dact, dact, weights, dweights];
         sigmoid(Sigmoid) x over [x, x];
+        sink(HeadSinks) o over [o, o, lse, lse];
+        sink_backward(HeadSinksBackward) lse over [lse, delta];
+        clamped_glu(ClampedGlu) y over [gate_up, y];
+        clamped_glu_backward(ClampedGluBackward) dy over [gate_up, dy, dgate_up];
+        expert_bias(ExpertBias) y over [y, y];
+        expert_bias_backward(ExpertBiasBackward) dy over [dy];
     }
 
     fn gemm(&self, op: Gemm) -> Result<()> {

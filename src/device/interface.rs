@@ -2,11 +2,12 @@
 //! stream; the CPU runs synchronously. Never chooses how an operation is computed.
 use super::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
-    AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
-    CrossEntropyFinish, CrossEntropyPart, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed,
-    EmbedBackward, Encode, Expand, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm,
-    LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward, Quantize, RaiseScales,
-    RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, RowEntropies, Sgd, Sigmoid, SumSquares, TakeRows,
+    AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClampedGlu, ClampedGluBackward, ClipScale,
+    CombineRows, CopyColumns, CrossEntropy, CrossEntropyFinish, CrossEntropyPart, Dequantize, DistillFinish,
+    DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Encode, Expand, ExpertBias, ExpertBiasBackward, Fp8Gemm,
+    Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, HeadSinks, HeadSinksBackward, LayerNorm,
+    LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward, Quantize, RaiseScales, RmsNorm,
+    RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, RowEntropies, Sgd, Sigmoid, SumSquares, TakeRows,
     WeighRows,
 };
 use super::{Buf, View, ViewMut};
@@ -153,4 +154,29 @@ pub trait Device: Send + Sync {
     fn weigh_rows(&self, op: WeighRows) -> Result<()>;
     fn sigmoid(&self, op: Sigmoid) -> Result<()>;
     fn grouped_gemm(&self, op: GroupedGemm) -> Result<()>;
+
+    // Only the CPU has these.
+
+    fn sink(&self, _: HeadSinks) -> Result<()> {
+        Err(missing(HeadSinks::OP))
+    }
+    fn sink_backward(&self, _: HeadSinksBackward) -> Result<()> {
+        Err(missing(HeadSinksBackward::OP))
+    }
+    fn clamped_glu(&self, _: ClampedGlu) -> Result<()> {
+        Err(missing(ClampedGlu::OP))
+    }
+    fn clamped_glu_backward(&self, _: ClampedGluBackward) -> Result<()> {
+        Err(missing(ClampedGluBackward::OP))
+    }
+    fn expert_bias(&self, _: ExpertBias) -> Result<()> {
+        Err(missing(ExpertBias::OP))
+    }
+    fn expert_bias_backward(&self, _: ExpertBiasBackward) -> Result<()> {
+        Err(missing(ExpertBiasBackward::OP))
+    }
+}
+
+fn missing(op: &'static str) -> Error {
+    Error::op(op, "this device does not have the operation")
 }

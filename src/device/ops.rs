@@ -33,9 +33,12 @@ mod fp8;
 mod optim;
 // Mixtures of experts.
 mod experts;
+// What gpt-oss has besides.
+mod clamped;
 
 pub use activation::*;
 pub use attention::*;
+pub use clamped::*;
 pub use distill::*;
 pub use embed::*;
 pub use expand::*;

@@ -32,6 +32,8 @@ pub struct AttentionBranch {
     /// Another branch also reads the block's input: the gradient of this one's output is in scratch.
     pub parallel: bool,
     pub shape: AttentionShape,
+    /// Segment (heads): a score per head without a key or a value.
+    pub sinks: Option<usize>,
     pub out: Linear,
     /// Normalizes the branch's output before it is added to the residual.
     pub post: Option<Norm>,
@@ -148,11 +150,15 @@ impl AttentionBranch {
             dev.rope(Rope { shape, table, positions, qkv: projected.rows_mut(n), inverse: false })?;
         }
         self.grow(cx, projected.rows_mut(n))?;
-        let attention = CoreAttention::of(cx, &self.shape);
+        let attention =
+            CoreAttention { sinks: self.sinks.map(|sinks| w.get(sinks)), ..CoreAttention::of(cx, &self.shape) };
         if !attention.is_done(cx.attended) {
             let qkv = self.rotated(cx, w, qkv, rotated, head_stats, [row, normed])?;
             match cx.past {
-                Some(past) => cache.attention(cx, past, self.shape, qkv, core.o.rows_mut(n), core.lse.rows_mut(n))?,
+                Some(past) => {
+                    cache.attention(cx, past, self.shape, qkv, core.o.rows_mut(n), core.lse.rows_mut(n))?;
+                    attention.sink(&self.shape, core.o.rows_mut(n), core.lse.rows_mut(n))?
+                }
                 None => attention.forward(core_scratch, qkv, core, cx.attended)?,
             }
         }
@@ -284,7 +290,12 @@ impl AttentionBranch {
         let Scratch { rotated, head_stats, row, normed, .. } = scratch;
         let qkv = self.rotated(cx, w, &saved.qkv, rotated, head_stats, [row, normed])?;
         let (d_o, dqkv) = (scratch.d_o.rows(n), scratch.dqkv.rows_mut(n));
-        CoreAttention::of(cx, &self.shape).backward(&mut scratch.core, qkv, &saved.core, d_o, dqkv)?;
+        let attention =
+            CoreAttention { sinks: self.sinks.map(|sinks| w.get(sinks)), ..CoreAttention::of(cx, &self.shape) };
+        attention.backward(&mut scratch.core, qkv, &saved.core, d_o, dqkv)?;
+        if let Some(dsinks) = self.sinks.map(|sinks| dw.get(sinks)).transpose()?.flatten() {
+            attention.sink_backward(&scratch.core, &saved.core, n, dsinks)?;
+        }
         self.grow(cx, scratch.dqkv.rows_mut(n))?;
         let (table, dqkv) = (self.table(cx), scratch.dqkv.rows_mut(n));
         match self.transform {

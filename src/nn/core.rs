@@ -8,8 +8,9 @@ use super::tensor::{Tensor, TensorShape, table};
 use super::ulysses::{HeadColumns, HeadExchange, HeadShare, Ulysses};
 use crate::base::{Category, DType, Result};
 use crate::comm::{Axis, Collective, CommUse};
-use crate::device::ops::{Attention, AttentionBackward, AttentionShape};
+use crate::device::ops::{Attention, AttentionBackward, AttentionShape, HeadSinks, HeadSinksBackward};
 use crate::device::{Device, View, ViewMut};
+use std::ops::Range;
 
 table! {
     /// What attention reads and writes, saved for backward. With Ulysses, of a share of heads for the tokens of U
@@ -124,13 +125,15 @@ pub struct CoreAttention<'a> {
     pub cu_seqlens: View<'a>,
     pub documents: View<'a>,
     pub layer: usize,
+    /// (heads): a score per head without a key or a value.
+    pub sinks: Option<View<'a>>,
 }
 
 impl<'a> CoreAttention<'a> {
     pub(super) fn of(cx: &'a Cx, shape: &'a AttentionShape) -> CoreAttention<'a> {
         let (dev, group, batch) = (cx.dev, &*cx.groups.sp, &cx.batch);
         let (cu_seqlens, documents) = (batch.cu_seqlens, batch.documents);
-        CoreAttention { dev, group, split: cx.split, shape, cu_seqlens, documents, layer: cx.layer }
+        CoreAttention { dev, group, split: cx.split, shape, cu_seqlens, documents, layer: cx.layer, sinks: None }
     }
 }
 
@@ -159,12 +162,17 @@ impl CoreAttention<'_> {
             exchange.to_heads("ulysses qkv", HeadColumns::Qkv, ulysses, qkv, there.rows_mut(all))?;
         }
         if !attended {
-            let (qkv, o, lse) = (if is_cut { there.rows(all) } else { qkv }, o.rows_mut(all), lse.rows_mut(all));
+            let qkv = if is_cut { there.rows(all) } else { qkv };
+            let (mut o, mut lse) = (o.rows_mut(all), lse.rows_mut(all));
             let shape = exchange.shape();
             match self.ring(&shape) {
-                Some(attention) => attention.forward(ring, qkv, o, lse)?,
-                None => self.dev.attention(Attention { shape, documents: self.documents, qkv, o, lse })?,
+                Some(attention) => attention.forward(ring, qkv, o.reborrow(), lse.reborrow())?,
+                None => {
+                    let (documents, o, lse) = (self.documents, o.reborrow(), lse.reborrow());
+                    self.dev.attention(Attention { shape, documents, qkv, o, lse })?
+                }
             }
+            self.sink(&shape, o, lse)?;
         }
         match is_cut {
             true => exchange.to_tokens("ulysses o", HeadColumns::Outputs, ulysses, o.rows(all), own.rows_mut(n)),
@@ -198,6 +206,30 @@ impl CoreAttention<'_> {
         exchange.to_heads("ulysses d_o", HeadColumns::Outputs, ulysses, d_o, d_o_there.rows_mut(all))?;
         attend(saved.qkv.rows(all), d_o_there.rows(all), dqkv_there.rows_mut(all))?;
         exchange.to_tokens("ulysses dqkv", HeadColumns::Qkv, ulysses, dqkv_there.rows(all), dqkv)
+    }
+
+    /// Takes this rank's heads of `shape` to softmaxes with their sinks, if there are any.
+    pub(super) fn sink(&self, shape: &AttentionShape, o: ViewMut, lse: ViewMut) -> Result<()> {
+        let Some(sinks) = self.sinks else { return Ok(()) };
+        self.dev.sink(HeadSinks { shape: *shape, sinks: sinks.slice(self.held_heads()), o, lse })
+    }
+    /// After backward: adds to the gradient of the sinks.
+    pub(super) fn sink_backward(
+        &self,
+        scratch: &CoreScratch,
+        saved: &CoreSaved,
+        n: usize,
+        dsinks: ViewMut,
+    ) -> Result<()> {
+        let Some(sinks) = self.sinks else { return Ok(()) };
+        let (all, heads) = (self.exchange().grid.ulysses.of * n, self.held_heads());
+        let (lse, delta) = (saved.lse.rows(all), scratch.delta.rows(all));
+        let (sinks, dsinks) = (sinks.slice(heads.clone()), dsinks.slice(heads));
+        self.dev.sink_backward(HeadSinksBackward { sinks, lse, delta, dsinks })
+    }
+    /// The heads of the tp rank that this rank attends with.
+    fn held_heads(&self) -> Range<usize> {
+        HeadShare::of(self.shape, self.exchange().grid.ulysses).heads
     }
 
     /// Whether there is nothing left to do if attention's own outputs are there.

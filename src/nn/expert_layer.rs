@@ -1,4 +1,5 @@
-//! The experts of a sparse block: `down(silu(gate x) * up x)` of each routed row, with the matrices of its expert. Rows
+//! The experts of a sparse block: `down(silu(gate x) * up x)` of each routed row, with the matrices of its expert, or
+//! what gpt-oss has instead ([`ClampedExperts`]). Rows
 //! are sorted by expert, so that one call multiplies the rows of all experts. Never routes, and never mixes rows.
 //!
 //! They are a layer of their own: what they read of their block is in scratch, so a store may have dropped the block's
@@ -12,12 +13,16 @@ use super::grouped::GroupedLinear;
 use super::layout::Layout;
 use super::lora::Lora;
 use super::saved::{AdapterScratch, MlpSaved, Routing, Scratch, SparseScratch};
-use super::store::{Grads, Weights};
+use super::store::{Grads, Stride, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
 use crate::comm::Tag;
-use crate::device::ops::{CombineRows, Glu, GluBackward, TakeRows, WeighRows};
+use crate::device::ops::{
+    BiasPlaces, ClampedGlu, ClampedGluBackward, CombineRows, ExpertBias, ExpertBiasBackward, Glu, GluBackward,
+    GluClamp, TakeRows, WeighRows, WeighedBias,
+};
 use crate::device::{View, ViewMut};
+use std::ops::Range;
 
 #[derive(Clone, Debug)]
 pub struct ExpertLayer {
@@ -28,10 +33,23 @@ pub struct ExpertLayer {
     pub top_k: usize,
     /// Matrices (F, C), (F, C) and (C, F) of each expert of this rank.
     pub gate: GroupedLinear,
-    pub up: GroupedLinear,
+    /// None if `gate` has the outputs of both, which alternate.
+    pub up: Option<GroupedLinear>,
     pub down: GroupedLinear,
+    pub clamped: Option<ClampedExperts>,
     /// C
     pub width: usize,
+}
+
+/// `down (clamped(gate_up x + b)) + c` of each routed row.
+#[derive(Clone, Debug)]
+pub struct ClampedExperts {
+    pub clamp: GluClamp,
+    /// The biases (2 F) and (C) of each expert.
+    pub bias: Stride,
+    pub down_bias: Stride,
+    /// Whether this rank adds the second: one rank of tp does, since their outputs are summed.
+    pub is_first: bool,
 }
 
 /// The weights of rows, as in [`WeighRows`].
@@ -54,11 +72,11 @@ struct ExpertGrads<'a> {
 impl ExpertLayer {
     /// Checks that operations can find the tensors of all experts.
     pub fn check(&self, layout: &Layout) -> Result<()> {
-        [&self.gate, &self.up, &self.down].into_iter().try_for_each(|kind| kind.check(layout))
+        self.up.iter().chain([&self.gate, &self.down]).try_for_each(|kind| kind.check(layout))
     }
     /// Attaches the adapters in `layout` to their matrices.
     pub fn adapt(&mut self, lora: &Lora, layout: &Layout) {
-        for kind in [&mut self.gate, &mut self.up, &mut self.down] {
+        for kind in self.up.iter_mut().chain([&mut self.gate, &mut self.down]) {
             lora.adapt_experts(kind, layout);
         }
     }
@@ -126,7 +144,7 @@ impl ExpertLayer {
                 self.open(cx, w, &all, rows, work.adapter, [work.gate, work.up])?;
             }
             let weighing = Weighing { order: Some(order), weights, dweights: dweights.rows_mut(n) };
-            self.close_backward(cx, w, &all, drows, &mut work, weighing)?;
+            self.close_backward(cx, w, dw, &all, drows, &mut work, weighing)?;
             self.close_grads(cx, w, dw, &all, drows, &mut work)?;
             self.open_backward(cx, w, &all, drows, &mut work)?;
             return self.open_grads(cx, w, dw, &all, rows, &mut work);
@@ -156,7 +174,8 @@ impl ExpertLayer {
                 exchange.arrive(cx, &grads, part, sorted, dwire, dheld)?;
                 if !of.rows.is_empty() {
                     let (order, weights, dweights) = (None, weights.band(&of.rows), dweights.band_mut(&of.rows));
-                    self.close_backward(cx, w, &of, dheld, &mut work, Weighing { order, weights, dweights })?;
+                    let weighing = Weighing { order, weights, dweights };
+                    self.close_backward(cx, w, dw, &of, dheld, &mut work, weighing)?;
                 }
                 let back = [&mut *dweights, &mut *wire_weights, &mut *sent_weights];
                 exchange.give_back(cx, tag("combine weights"), &mut weighed, part, unsorted, back)?;
@@ -200,10 +219,26 @@ impl ExpertLayer {
         adapter: &mut AdapterScratch,
         [gate, up]: [&mut Tensor; 2],
     ) -> Result<()> {
-        for (kind, out) in [(&self.gate, gate), (&self.up, up)].into_iter().filter(|_| !of.rows.is_empty()) {
-            kind.forward(cx, w, of.held(), rows.band(&of.rows), adapter, out.band_mut(&of.rows))?;
+        if of.rows.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let (at, x) = (&of.rows, rows.band(&of.rows));
+        self.gate.forward(cx, w, of.held(), x, adapter, gate.band_mut(at))?;
+        if let Some(kind) = &self.up {
+            kind.forward(cx, w, of.held(), x, adapter, up.band_mut(at))?;
+        }
+        match &self.clamped {
+            Some(clamped) => add_bias(cx, w, &clamped.bias, of, gate),
+            None => Ok(()),
+        }
+    }
+    /// Assigns the activations.
+    fn activation(&self, cx: &Cx, at: &Range<usize>, [gate, up]: [&Tensor; 2], act: &mut Tensor) -> Result<()> {
+        let (gate_up, y) = (gate.band(at), act.band_mut(at));
+        match &self.clamped {
+            Some(ClampedExperts { clamp, .. }) => cx.dev.clamped_glu(ClampedGlu { clamp: *clamp, gate_up, y }),
+            None => cx.dev.swiglu(Glu { gate: gate_up, up: up.band(at), y }),
+        }
     }
     /// Assigns the outputs of the experts.
     #[allow(clippy::too_many_arguments)] // operands, and scratch
@@ -218,26 +253,38 @@ impl ExpertLayer {
         rows: &mut Tensor,
     ) -> Result<()> {
         let at = &of.rows;
-        cx.dev.swiglu(Glu { gate: gate.band(at), up: up.band(at), y: act.band_mut(at) })?;
-        self.down.forward(cx, w, of.held(), act.band(at), adapter, rows.band_mut(at))
+        self.activation(cx, at, [gate, up], act)?;
+        self.down.forward(cx, w, of.held(), act.band(at), adapter, rows.band_mut(at))?;
+        match &self.clamped {
+            Some(clamped) if clamped.is_first => add_bias(cx, w, &clamped.down_bias, of, rows),
+            _ => Ok(()),
+        }
     }
 
     // Backward has four steps, so that the products of all rows of a window can follow those of its parts.
 
-    /// Assigns the weighted activations and their gradients, from the gradients `dy` of outputs for weights of 1.
+    /// Assigns the weighted activations and their gradients, from the gradients `dy` of outputs for weights of 1. Adds
+    /// to the gradients of down's biases.
+    #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     fn close_backward(
         &self,
         cx: &Cx,
         w: Weights,
+        dw: &mut Grads,
         of: &HeldRows,
         dy: &Tensor,
         work: &mut ExpertGrads,
-        Weighing { order, weights, dweights }: Weighing,
+        Weighing { order, weights, mut dweights }: Weighing,
     ) -> Result<()> {
         let (at, ExpertGrads { gate, up, act, dact, adapter, .. }) = (&of.rows, work);
         self.down.input_grad(cx, w, of.held(), dy.band(at), adapter, dact.band_mut(at), false)?;
-        cx.dev.swiglu(Glu { gate: gate.band(at), up: up.band(at), y: act.band_mut(at) })?;
-        cx.dev.weigh_rows(WeighRows { order, weights, act: act.band_mut(at), dact: dact.band_mut(at), dweights })
+        self.activation(cx, at, [gate, up], act)?;
+        let (act, dact, sums) = (act.band_mut(at), dact.band_mut(at), dweights.reborrow());
+        cx.dev.weigh_rows(WeighRows { order, weights, act, dact, dweights: sums })?;
+        let Some(ClampedExperts { down_bias, is_first: true, .. }) = &self.clamped else { return Ok(()) };
+        let (bias, stride) = w.strided(down_bias)?;
+        let weighed = Some(WeighedBias { bias, order, weights, dweights });
+        bias_backward(cx, dw, down_bias, of, (dy.width(), stride), dy, weighed)
     }
     /// Adds to the gradients of down.
     fn close_grads(
@@ -262,9 +309,14 @@ impl ExpertLayer {
         work: &mut ExpertGrads,
     ) -> Result<()> {
         let (at, ExpertGrads { gate, up, act, dact, dup, adapter }) = (&of.rows, work);
+        if let Some(ClampedExperts { clamp, .. }) = &self.clamped {
+            let (clamp, gate_up, dy, dgate_up) = (*clamp, gate.band(at), dact.band(at), dup.band_mut(at));
+            cx.dev.clamped_glu_backward(ClampedGluBackward { clamp, gate_up, dy, dgate_up })?;
+            return self.gate.input_grad(cx, w, of.held(), dup.band(at), adapter, drows.band_mut(at), false);
+        }
         let (gate, up, dy) = (gate.band(at), up.band(at), dact.band(at));
         cx.dev.swiglu_backward(GluBackward { gate, up, dy, dgate: act.band_mut(at), dup: dup.band_mut(at) })?;
-        for (kind, dy, accumulate) in [(&self.gate, &**act, false), (&self.up, &**dup, true)] {
+        for (kind, dy, accumulate) in self.opening(&**act, &**dup) {
             kind.input_grad(cx, w, of.held(), dy.band(at), adapter, drows.band_mut(at), accumulate)?;
         }
         Ok(())
@@ -280,9 +332,46 @@ impl ExpertLayer {
         work: &mut ExpertGrads,
     ) -> Result<()> {
         let (at, ExpertGrads { act, dup, adapter, .. }) = (&of.rows, work);
-        for (kind, dy) in [(&self.gate, &**act), (&self.up, &**dup)] {
+        if let Some(ClampedExperts { bias, .. }) = &self.clamped {
+            let (_, stride) = w.strided(bias)?;
+            bias_backward(cx, dw, bias, of, (dup.width(), stride), dup, None)?;
+            return self.gate.weight_grad(cx, w, dw, of.held(), rows.band(at), dup.band(at), adapter);
+        }
+        for (kind, dy, _) in self.opening(&**act, &**dup) {
             kind.weight_grad(cx, w, dw, of.held(), rows.band(at), dy.band(at), adapter)?;
         }
         Ok(())
     }
+    /// Gate and up with the gradients of their outputs, and whether the gradient of their input is added to.
+    fn opening<'a>(
+        &'a self,
+        dgate: &'a Tensor,
+        dup: &'a Tensor,
+    ) -> impl Iterator<Item = (&'a GroupedLinear, &'a Tensor, bool)> {
+        [(&self.gate, dgate, false)].into_iter().chain(self.up.iter().map(move |up| (up, dup, true)))
+    }
+}
+
+/// Adds the biases of experts to their rows.
+fn add_bias(cx: &Cx, w: Weights, kind: &Stride, of: &HeldRows, rows: &mut Tensor) -> Result<()> {
+    let (bias, stride) = w.strided(kind)?;
+    let places = BiasPlaces { width: rows.width(), stride, offsets: of.offsets };
+    cx.dev.expert_bias(ExpertBias { places, bias, y: rows.band_mut(&of.rows) })
+}
+/// Adds to the gradients of biases, `width` each and `stride` elements apart, and of the weights of their rows.
+fn bias_backward(
+    cx: &Cx,
+    dw: &mut Grads,
+    kind: &Stride,
+    of: &HeldRows,
+    (width, stride): (usize, usize),
+    dy: &Tensor,
+    weighed: Option<WeighedBias>,
+) -> Result<()> {
+    let (db, accumulate) = match dw.strided(kind)? {
+        Some((db, _, accumulate)) => (Some(db), accumulate),
+        None => (None, true),
+    };
+    let (places, dy) = (BiasPlaces { width, stride, offsets: of.offsets }, dy.band(&of.rows));
+    cx.dev.expert_bias_backward(ExpertBiasBackward { places, dy, weighed, db, accumulate })
 }

@@ -18,7 +18,8 @@ use super::saved::{MlpSaved, Routing, Scratch, SparseScratch};
 use super::store::{Grads, Weights};
 use crate::base::{Error, Result};
 use crate::device::ops::{
-    CombineRows, Gemm, GemmShape, Glu, GluBackward, Route, RouteBackward, RouteLoad, RouteShape, Sigmoid, WeighRows,
+    Bias, BiasBackward, CombineRows, Gemm, GemmShape, Glu, GluBackward, Route, RouteBackward, RouteLoad, RouteShape,
+    Sigmoid, WeighRows,
 };
 use crate::device::{View, ViewMut};
 
@@ -30,6 +31,8 @@ pub struct SparseBranch {
     pub shape: RouteShape,
     /// Segment (E, C).
     pub router: usize,
+    /// Segment (E): added to the router's logits.
+    pub router_bias: Option<usize>,
     pub experts: ExpertLayer,
     /// C
     pub width: usize,
@@ -63,6 +66,10 @@ impl SparseBranch {
         let h = h.rows(n);
         let Routing { probs, chosen, weights, offsets, order, places } = &mut saved.routing;
         self.router_gemm(cx, w, self.router, h, probs.rows_mut(n))?;
+        if let Some(bias) = self.router_bias {
+            dev.copy(w.get(bias), sparse.router_bias.rows_mut(1))?;
+            dev.bias(Bias { bias: sparse.router_bias.rows(1), y: probs.rows_mut(n) })?;
+        }
         dev.route(Route {
             shape: self.shape,
             probs: probs.rows_mut(n),
@@ -170,6 +177,9 @@ impl SparseBranch {
             balance: cx.balance.ok_or_else(|| Error::op("router", "no gradient of the auxiliary loss"))?,
             dlogits: dlogits.rows_mut(n),
         })?;
+        if let Some(db) = self.router_bias.map(|bias| dw.get(bias)).transpose()?.flatten() {
+            dev.bias_backward(BiasBackward { dy: dlogits.rows(n), db })?;
+        }
         dev.copy(dlogits.rows(n), dlogits_cast.rows_mut(n))?;
         let h = h.rows(n);
         cx.sum(self.cut, parts, dh.rows_mut(rows), |dh| {

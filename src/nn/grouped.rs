@@ -16,6 +16,8 @@ pub struct GroupedLinear {
     pub(super) weight: Stride,
     inputs: usize,
     outputs: usize,
+    /// Segments are (inputs, outputs).
+    transposed: bool,
     pub(super) adapter: Option<GroupedAdapter>,
 }
 
@@ -41,7 +43,15 @@ struct GroupedRows<'a> {
 
 impl GroupedLinear {
     pub fn new(weight: Stride, outputs: usize, inputs: usize) -> GroupedLinear {
-        GroupedLinear { weight, inputs, outputs, adapter: None }
+        GroupedLinear { weight, inputs, outputs, transposed: false, adapter: None }
+    }
+    /// The same of segments (inputs, outputs).
+    pub fn transposed(self) -> GroupedLinear {
+        GroupedLinear { transposed: true, ..self }
+    }
+    /// The forms of products with the matrices, and with their transposes.
+    fn forms(&self) -> [Grouped; 2] {
+        if self.transposed { [Grouped::Input, Grouped::Forward] } else { [Grouped::Forward, Grouped::Input] }
     }
     /// Checks that an operation can find the tensors of a kind at equal distances.
     pub fn check(&self, layout: &Layout) -> Result<()> {
@@ -70,7 +80,7 @@ impl GroupedLinear {
         mut y: ViewMut,
     ) -> Result<()> {
         let (form, inputs, n) = (Grouped::Forward, self.inputs, self.outputs);
-        let base = GroupedRows { form, n, k: inputs, a: x, c: y.reborrow(), accumulate: false };
+        let base = GroupedRows { form: self.forms()[0], n, k: inputs, a: x, c: y.reborrow(), accumulate: false };
         product(cx, w, &self.weight, of, base)?;
         let Some(adapter) = self.adapter.as_ref().filter(|_| cx.adapted) else { return Ok(()) };
         adapter.project(cx, w, of, inputs, x, work)?;
@@ -90,7 +100,8 @@ impl GroupedLinear {
         accumulate: bool,
     ) -> Result<()> {
         let (form, n, outputs) = (Grouped::Input, self.inputs, self.outputs);
-        product(cx, w, &self.weight, of, GroupedRows { form, n, k: outputs, a: dy, c: dx.reborrow(), accumulate })?;
+        let base = GroupedRows { form: self.forms()[1], n, k: outputs, a: dy, c: dx.reborrow(), accumulate };
+        product(cx, w, &self.weight, of, base)?;
         let Some(adapter) = &self.adapter else { return Ok(()) };
         adapter.project_grad(cx, w, of, outputs, dy, work)?;
         let a = work.dlow.rows(of.0);
@@ -110,7 +121,10 @@ impl GroupedLinear {
         work: &mut AdapterScratch,
     ) -> Result<()> {
         let (inputs, outputs) = (self.inputs, self.outputs);
-        gradient(cx, dw, &self.weight, of, (outputs, dy), (inputs, x))?;
+        match self.transposed {
+            true => gradient(cx, dw, &self.weight, of, (inputs, x), (outputs, dy))?,
+            false => gradient(cx, dw, &self.weight, of, (outputs, dy), (inputs, x))?,
+        }
         let Some(adapter) = &self.adapter else { return Ok(()) };
         adapter.project(cx, w, of, inputs, x, work)?;
         adapter.project_grad(cx, w, of, outputs, dy, work)?;

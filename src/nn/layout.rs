@@ -31,6 +31,16 @@ impl Init {
     }
 }
 
+/// The name of slice `e` of tensor `whole` along its first dimension: a segment that files store within that tensor.
+pub fn slice_name(whole: &str, e: usize) -> String {
+    format!("{whole}[{e}]")
+}
+/// The tensor and the slice that a name of [`slice_name`] means.
+pub fn sliced(name: &str) -> Option<(&str, usize)> {
+    let (whole, e) = name.strip_suffix(']')?.rsplit_once('[')?;
+    Some((whole, e.parse().ok()?))
+}
+
 /// How a tensor is distributed over tp ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tp {

@@ -52,7 +52,7 @@ pub(super) fn remove(layouts: &mut [Layout]) {
 
 /// Whether the segment is the matrix of a router.
 fn is_router(segment: &Segment) -> bool {
-    [".mlp.gate.weight", ".block_sparse_moe.gate.weight", ".shared_expert_gate.weight"]
+    [".mlp.gate.weight", ".mlp.router.weight", ".block_sparse_moe.gate.weight", ".shared_expert_gate.weight"]
         .iter()
         .any(|end| segment.name.ends_with(end))
 }
@@ -144,7 +144,7 @@ impl Lora {
                 known.join(", ")
             ))),
             None => Ok(()),
-            Some(target) if routes && ["gate", "shared_expert_gate"].contains(&target.as_str()) => {
+            Some(target) if routes && ["gate", "router", "shared_expert_gate"].contains(&target.as_str()) => {
                 Err(Error::input(format!(
                     "lora: target_modules names {target}, a router, whose adapters are not supported; choose from {} and \
                      {ALL_LINEAR}",

@@ -32,12 +32,14 @@ table! {
         rows,
         /// (B, F), with the rows B that a rank holds at most: R, or with ep [`super::windows::capacity`].
         act,
+        /// (1, E) f32: the router's bias; empty without.
+        router_bias,
         /// (N, S), (N, C): of the shared expert.
         shared_act,
         shared_out,
         /// (R, C): the gradients of the experts' outputs, then of their inputs.
         drows,
-        /// (B, F)
+        /// (B, F), (B, F); if gate and up come from one matrix, the second is (B, 2 F).
         dact,
         dup,
         /// (N, K) f32
@@ -70,7 +72,8 @@ table! {
         up,
         /// (R, C): the input of the branch's last norm; empty without one.
         branch,
-        /// (B, F), (B, F): outputs of the experts' gate and up, sorted by expert; empty without experts.
+        /// (B, F), (B, F): outputs of the experts' gate and up, sorted by expert; empty without experts. If both come
+        /// from one matrix: (B, 2 F), and empty.
         experts_gate,
         experts_up,
         /// (N, S), (N, S), (N, 1) f32: of the shared expert; empty without one.

@@ -2,7 +2,7 @@
 //! never reads files.
 use super::rotary::{QueryGrowth, Rotary};
 use crate::base::{Error, Result};
-use crate::device::ops::RotaryPairs;
+use crate::device::ops::{GluClamp, RotaryPairs};
 
 /// The family whose tensor names and config format are used. What it computes is in the other fields of a [`Spec`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -59,6 +59,8 @@ pub enum Arch {
     Cohere2,
     /// LayerNorm, GELU, biases, rotary positions.
     Starcoder2,
+    /// Attention sinks, biases everywhere, a sliding window in every other layer, experts with a clamped activation.
+    GptOss,
     /// LayerNorm, learned positions, GELU, biases (`GPT2LMHeadModel`).
     Gpt,
 }
@@ -76,7 +78,7 @@ pub enum Activation {
 }
 
 /// The experts of sparse blocks.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct Experts {
     /// Experts per block.
     pub count: usize,
@@ -94,6 +96,9 @@ pub struct Experts {
     pub aux_coef: f64,
     /// Whether the config asks for that loss.
     pub aux_loss: bool,
+    /// Files have one tensor with the matrices of all experts, of transposed gates and ups that alternate, and experts
+    /// and the router have biases; the activation is clamped.
+    pub clamp: Option<GluClamp>,
 }
 
 /// The hyperparameters of a model. [`Spec::default`] is a Llama without sizes.
@@ -173,6 +178,8 @@ pub struct Spec {
     pub norm_bias: bool,
     /// Norm weights are stored minus 1.
     pub norm_from_one: bool,
+    /// Each head has a sink: a score without a key or a value.
+    pub sinks: bool,
     /// Queries, keys and values come from one matrix.
     pub fused_qkv: bool,
     /// Gate and up come from one matrix.
@@ -228,6 +235,7 @@ impl Default for Spec {
             layer_norm: false,
             norm_bias: false,
             norm_from_one: false,
+            sinks: false,
             fused_qkv: false,
             fused_gate_up: false,
             scaled_embedding: false,
@@ -377,6 +385,10 @@ impl Spec {
     /// Elements of a head that are rotated.
     pub fn rotary_dim(&self) -> usize {
         self.rotary_dim.unwrap_or(self.head_dim)
+    }
+    /// What of the model only the CPU computes, for messages.
+    pub fn on_the_cpu_only(&self) -> Option<&'static str> {
+        self.sinks.then_some("attention sinks and clamped experts")
     }
     /// The factor of scores.
     pub fn score_factor(&self) -> f32 {

@@ -263,6 +263,16 @@ impl Split {
                 )));
             }
         }
+        if let Some(Experts { ff, clamp: Some(_), .. }) = &spec.experts
+            && cuts.mlp
+            && ff % of > 0
+        {
+            return Err(Error::input(format!(
+                "tp-size {of}: gate and up of {} are one matrix in which they alternate, so tp-size must divide \
+                 intermediate_size {ff}",
+                spec.arch.name()
+            )));
+        }
         if spec.tied && cuts.embedding != cuts.head {
             return Err(Error::input(format!(
                 "the head is tied to the embedding: a tensor-parallel plan must shard both or neither (embed_tokens {}, lm_head {})",

@@ -128,6 +128,9 @@ impl Workspace<TensorShape, ()> {
         let of_experts = |of: fn(&Experts) -> usize| spec.experts.as_ref().map_or(0, of);
         let (experts, top_k) = (of_experts(|e| e.count), of_experts(|e| e.top_k));
         let (expert_ff, shared_ff) = (of_experts(|e| e.ff), of_experts(|e| e.shared_ff));
+        // Of experts whose gate and up come from one matrix.
+        let clamped = spec.experts.as_ref().is_some_and(|e| e.clamp.is_some());
+        let (gate_ff, up_ff) = if clamped { (2 * expert_ff, 0) } else { (expert_ff, expert_ff) };
         let held = |category, width| shape(category, dtype, capacity(tokens * top_k, split.ep), width);
         let sent = |rows| {
             let rows = shape(Category::Scratch, dtype, rows, spec.dim);
@@ -148,8 +151,8 @@ impl Workspace<TensorShape, ()> {
                 gate: keep(only(spec.gated(), dense_ff)),
                 up: keep(dense_ff),
                 branch: stays(only(spec.post_norms, spec.dim)),
-                experts_gate: held(Category::Saved, expert_ff),
-                experts_up: held(Category::Saved, expert_ff),
+                experts_gate: held(Category::Saved, gate_ff),
+                experts_up: held(Category::Saved, up_ff),
                 shared_gate: keep(shared_ff),
                 shared_up: keep(shared_ff),
                 shared_weight: shape(Category::Saved, DType::F32, tokens, one_shared),
@@ -234,11 +237,12 @@ impl Workspace<TensorShape, ()> {
                         .through(Axis::Loss, CommUse::Reduced),
                     rows: sent(tokens * top_k),
                     act: held(Category::Scratch, expert_ff),
+                    router_bias: shape(Category::Scratch, DType::F32, 1, only(clamped, experts)),
                     shared_act: scratch(shared_ff),
                     shared_out: scratch(one_shared * spec.dim),
                     drows: sent(if train { tokens * top_k } else { 0 }),
                     dact: held_back(expert_ff),
-                    dup: held_back(expert_ff),
+                    dup: held_back(gate_ff.max(expert_ff)),
                     dweights: TensorShape { dtype: DType::F32, ..back(top_k) },
                     dlogits: TensorShape { dtype: DType::F32, ..back(experts) },
                     dlogits_cast: back(experts),

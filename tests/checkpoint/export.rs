@@ -1,6 +1,7 @@
 //! Exchanging models with Hugging Face transformers: we read what it saves, and it reads what we export.
 //! `tests/golden/pretrained.py` is the other side.
 mod files;
+mod mxfp4;
 mod towers;
 
 use crate::common::known_state::*;

@@ -6,6 +6,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 const TRAIN: &str = "--dataset rows.jsonl --max-len 16 --batch-size 4 --warmup-steps 0 --lr 0.01 \
@@ -305,6 +306,9 @@ fn what_experts_do_not_support_is_refused() {
     ] {
         refused(&format!("--pretrain olmoe {TRAIN} --nproc-per-node 2 {more}"), part);
     }
+    let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/mxfp4");
+    let args = format!("--pretrain {} {TRAIN} --device sim", published.display());
+    refused(&args, "the attention sinks and clamped experts of gpt_oss have no GPU kernels yet: use --device cpu");
     let pairs = TRAIN.replace("rows", "pairs");
     refused(&format!("--pretrain olmoe {pairs} --objective rm"), "transformers has no reward models of olmoe");
     refused(

@@ -6,6 +6,7 @@ use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::comm::mesh::{Mesh, MeshSizes};
 use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
+use flatshard::device::ops::GluClamp;
 use flatshard::device::{Device, IGNORE};
 use flatshard::engine::{Engine, EngineOptions, Objective, ReferenceModel, Step, StepReport, Strategy};
 use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, Experts, Layout, Rotary, SpImpl, Spec, Tuning};
@@ -103,17 +104,24 @@ pub fn qwen2() -> Spec {
 
 /// Experts in three of four blocks, one of them shared. Some experts get no rows of a small batch.
 pub fn sparse() -> Spec {
+    let experts =
+        Experts { count: 7, top_k: 3, ff: 14, shared_ff: 10, normalize: true, dense: vec![1], ..Experts::default() };
+    Spec { arch: Arch::Qwen2Moe, qkv_bias: true, experts: Some(experts), ..llama() }
+}
+
+/// A gpt-oss of the sizes of `sizes`: some inputs of experts are clamped.
+pub fn gpt_oss(sizes: Spec) -> Spec {
     let experts = Experts {
         count: 7,
         top_k: 3,
-        ff: 14,
-        shared_ff: 10,
+        ff: 16,
         normalize: true,
-        dense: vec![1],
-        aux_coef: 0.0,
-        aux_loss: false,
+        clamp: Some(GluClamp { alpha: 1.702, limit: 0.02 }),
+        ..Experts::default()
     };
-    Spec { arch: Arch::Qwen2Moe, qkv_bias: true, experts: Some(experts), ..llama() }
+    let windowed = (0..sizes.layers).map(|i| i % 2 == 0).collect();
+    let experts = Some(experts);
+    Spec { arch: Arch::GptOss, qkv_bias: true, out_bias: true, sinks: true, window: 5, windowed, experts, ..sizes }
 }
 
 pub const SGD: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 0.01 };

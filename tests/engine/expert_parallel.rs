@@ -110,6 +110,18 @@ fn a_ring_of_ulysses_groups_shares_experts() {
     check_mesh(&spec, MeshSizes { sp: 4, ep: 2, ..MeshSizes::sharded(2) }, SpImpl::Ulysses);
 }
 
+/// Sinks and biases of experts, on ranks that share sequences by heads and by tokens, columns, and experts.
+#[test]
+fn gpt_oss_on_ranks_equals_one_rank() {
+    let spec = gpt_oss(Spec { heads: 4, kv_heads: 4, layers: 2, ..spec() });
+    for (sizes, sp_impl) in [
+        (MeshSizes { sp: 2, ep: 2, ..MeshSizes::sharded(2) }, SpImpl::Ring),
+        (MeshSizes { sp: 2, tp: 2, ep: 2, ..MeshSizes::sharded(2) }, SpImpl::Ulysses),
+    ] {
+        check_mesh(&spec, sizes, sp_impl);
+    }
+}
+
 /// Rows do not mix, so a loss does not depend on where its rows were multiplied; and with one rank per expert shard,
 /// stores differ in nothing.
 #[test]

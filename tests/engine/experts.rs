@@ -1,5 +1,5 @@
 //! Mixtures of experts compared with Hugging Face transformers: logits, losses and all gradients of tiny models of the
-//! four families, the routers' and those of the load-balancing loss included. Documents are packed here, and went
+//! families, the routers' and those of the load-balancing loss included. Documents are packed here, and went
 //! through transformers one by one. The files are made by `tests/golden/experts.py`. Then over ranks: every store ends
 //! in the same bits, and no loss depends on how many ranks there are.
 
@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-const FAMILIES: [&str; 4] = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"];
+const FAMILIES: [&str; 5] = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"];
 const TOLERANCE: f64 = 1e-5;
 
 #[test]

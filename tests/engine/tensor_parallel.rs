@@ -120,17 +120,13 @@ fn others() -> Spec {
 
 /// Two experts more than a token uses, a shared one, and a dense block; no width divides by 2 or 4.
 fn mixture() -> Spec {
-    let experts = Experts {
-        count: 5,
-        top_k: 3,
-        ff: 13,
-        shared_ff: 11,
-        normalize: true,
-        dense: vec![0],
-        aux_coef: 0.0,
-        aux_loss: false,
-    };
+    let experts =
+        Experts { count: 5, top_k: 3, ff: 13, shared_ff: 11, normalize: true, dense: vec![0], ..Experts::default() };
     Spec { arch: Arch::Qwen2Moe, qkv_bias: true, experts: Some(experts), ..llama() }
+}
+/// Sinks, windows, biases, and experts whose gate and up are one matrix.
+fn gpt_oss() -> Spec {
+    crate::common::gpt_oss(Spec { layers: 2, ..llama() })
 }
 /// No shared expert, weights as they are; norms of whole rows, so attention is replicated.
 fn olmoe() -> Spec {
@@ -324,7 +320,7 @@ fn every_gradient_equals_that_of_one_rank() {
 #[test]
 fn experts_are_sharded_by_columns() {
     let (attention, mlp) = (Cuts { attention: false, ..Cuts::ALL }, Cuts { mlp: false, ..Cuts::ALL });
-    for (spec, all) in [(mixture(), Cuts::ALL), (olmoe(), attention)] {
+    for (spec, all) in [(mixture(), Cuts::ALL), (gpt_oss(), Cuts::ALL), (olmoe(), attention)] {
         let run = Run::alone(spec);
         let alone = made(&run);
         let replicated = Cuts { mlp: mlp.mlp, ..all };
@@ -534,6 +530,8 @@ fn indivisible_sizes_are_refused_with_the_equation() {
     assert!(all(with(narrow(8, 3)), 4).contains("width of the shared expert 3 < tp-size 4"));
     assert!(all(phi3(), 8).contains("num_kv_heads 4 is not divisible by tp-size 8: queries, keys and values of phi3"));
     assert!(all(olmoe(), 2).contains("olmoe normalizes all heads of a token together"));
+    let odd = gpt_oss().experts.map(|experts| Experts { ff: 15, ..experts });
+    assert!(all(Spec { experts: odd, ..gpt_oss() }, 2).contains("must divide intermediate_size 15"));
     let gpt = Spec { arch: Arch::Gpt, rope: None, activation: Activation::Gelu, head_dim: 5, ..llama() };
     assert!(all(gpt, 2).contains("arch gpt"));
 }

@@ -1,6 +1,6 @@
 """Golden values of mixtures of experts from Hugging Face transformers (eager) for tests/engine/experts.rs.
 
-    python experts.py           writes experts/
+    python experts.py [CASE...]   writes experts/, or the files of these cases
 
 For each family a tiny random model (weights exact in bf16, stored as such, one tensor per expert as in files) and in fp32:
 logits, token loss, load-balancing loss, and every gradient of the token loss plus AUX times the load-balancing loss, for a
@@ -8,6 +8,7 @@ batch of documents that go through the model one by one; the load-balancing loss
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import torch
@@ -30,6 +31,10 @@ CASES = {
     "qwen3_moe": dict(head_dim=10, num_local_experts=6, num_experts_per_tok=3, moe_intermediate_size=14, norm_topk_prob=True,
                       attention_bias=True),
     "olmoe": dict(num_experts=5, num_experts_per_tok=2),
+    # Some inputs are clamped, and some documents are longer than the window and than the length before scaling.
+    "gpt_oss": dict(head_dim=10, num_local_experts=5, num_experts_per_tok=2, sliding_window=4, swiglu_limit=0.5,
+                    rope_parameters=dict(rope_type="yarn", rope_theta=100.0, factor=4.0, beta_fast=4.0, truncate=False,
+                                         original_max_position_embeddings=8)),
 }
 
 
@@ -40,6 +45,9 @@ def per_expert(model_type, tensors):
     for name, tensor in tensors.items():
         if mixtral:
             name = name.replace(".mlp.", ".block_sparse_moe.")
+        if model_type == "gpt_oss" and ".experts." in name:
+            result |= {f"{name}[{e}]": of_expert.contiguous() for e, of_expert in enumerate(tensor)}
+            continue
         if match := re.fullmatch(r"(.*\.experts)\.(gate_up_proj|down_proj)", name):
             for e, of_expert in enumerate(tensor):
                 kinds = [(down, of_expert)] if match[2] == "down_proj" else zip((gate, up), of_expert.chunk(2))
@@ -53,6 +61,8 @@ def main():
     out = Path(__file__).parent / "experts"
     out.mkdir(exist_ok=True)
     for seed, (name, keys) in enumerate(CASES.items()):
+        if name not in (sys.argv[1:] or CASES):
+            continue
         torch.manual_seed(300 + seed)
         config = AutoConfig.for_model(name, **(SIZES | keys))
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").float().eval()

@@ -11,7 +11,7 @@ use crate::nn::{Layout, SCORE, Spec};
 use safetensors::Dtype;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// The changes by the tensor's name in the model.
 pub struct AdapterTensors {
@@ -54,7 +54,8 @@ impl AdapterTensors {
         let mut opened = OpenedFiles::default();
         opened.open(dir, "adapter_model")?;
         let OpenedFiles { files, tensors, .. } = opened;
-        let source = TensorSource { files: Arc::new(files), tensors: Tensors::default(), twin: None, tower: None };
+        let (files, none) = (Arc::new(files), Tensors::default());
+        let source = TensorSource { files, tensors: none, twin: None, tower: None, mxfp4: Mutex::default() };
         let mut this = AdapterTensors { path: dir.join(WEIGHTS), source, changes: BTreeMap::new() };
         for tensor in tensors.into_values() {
             this.place(tensor, &config)?;

@@ -11,7 +11,7 @@ use super::header::is_gguf;
 use super::links::MADE;
 use super::model::{FACTORS, GgufName, interleaved_heads};
 use crate::base::{Error, Result, open, quote};
-use crate::ckpt::layout::{FileTensor, pretty};
+use crate::ckpt::layout::{Coding, FileTensor, pretty};
 use crate::nn::Spec;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
@@ -240,7 +240,7 @@ impl GgufModel {
             let offset = place.offset + (first / place.code.block() * place.code.block_bytes()) as u64;
             let (dtype, coding) = match (coding.stored(), coding) {
                 (Some(dtype), _) => (dtype, None),
-                (None, coding) => (Dtype::F32, Some(coding)),
+                (None, coding) => (Dtype::F32, Some(Coding::Gguf(coding))),
             };
             let tensor = FileTensor { name: want.name.clone(), shape, dtype, file: place.file, offset, coding };
             found.insert(want.name.clone(), tensor);

@@ -168,6 +168,16 @@ impl Defaults {
                 mlp_bias: Some(("use_bias", true)),
                 ..PLAIN
             },
+            Arch::GptOss => Defaults {
+                kv_heads: Some(8),
+                head_dim: Some(64),
+                eps: ("rms_norm_eps", 1e-5),
+                theta: 150_000.0,
+                window: WindowKeys::Given(Some(128)),
+                qkv_bias: Some(("attention_bias", true)),
+                out_bias: Some(("attention_bias", true)),
+                ..PLAIN
+            },
             Arch::Gpt => PLAIN,
         }
     }

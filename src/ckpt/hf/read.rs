@@ -5,6 +5,7 @@ use super::keys::ConfigKeys;
 use super::rotary::{query_growth, rotaries};
 use super::tower;
 use crate::base::{Error, Result, quote};
+use crate::device::ops::GluClamp;
 use crate::nn::{Activation, Arch, Experts, Spec};
 use serde_json::{Map, Value, json};
 
@@ -25,7 +26,12 @@ pub fn spec(map: &Map<String, Value>) -> Result<(Spec, Vec<String>)> {
 
 fn text_spec(map: &Map<String, Value>, prefix: &str) -> Result<(Spec, Vec<String>)> {
     let keys = ConfigKeys::new(map, prefix);
-    keys.only("quantization_config", &[])?;
+    // gpt-oss is published in 4 bits, which are read as what they stand for.
+    match keys.object("quantization_config")? {
+        Some(quantized)
+            if keys.text("model_type")? == Some("gpt_oss") && quantized.text("quant_method")? == Some("mxfp4") => {}
+        _ => keys.only("quantization_config", &[])?,
+    }
     ["bos_token_id", "eos_token_id", "pad_token_id"].into_iter().try_for_each(|key| keys.ids(key))?;
     let score = has_score(&keys)?;
     let families = || {
@@ -178,6 +184,7 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
             ..spec
         },
         Arch::Starcoder2 => Spec { layer_norm: true, norm_bias: true, ..spec },
+        Arch::GptOss => Spec { sinks: true, ..spec },
         _ => spec,
     })
 }
@@ -204,6 +211,7 @@ fn experts(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<Op
         Arch::Qwen2Moe => (60, 4),
         Arch::Qwen3Moe => (128, 8),
         Arch::Olmoe => (64, 8),
+        Arch::GptOss => (128, 4),
         _ => return Ok(None),
     };
     let size = |key: &str| keys.size(key, "num_experts");
@@ -229,10 +237,17 @@ fn experts(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<Op
             _ => ff,
         },
         shared_ff: if arch == Arch::Qwen2Moe { width("shared_expert_intermediate_size", 5632)? } else { 0 },
-        normalize: arch == Arch::Mixtral || keys.flag("norm_topk_prob")?.unwrap_or(false),
+        normalize: matches!(arch, Arch::Mixtral | Arch::GptOss) || keys.flag("norm_topk_prob")?.unwrap_or(false),
         dense,
         aux_coef,
         aux_loss: keys.flag("output_router_logits")?.unwrap_or(false),
+        clamp: match arch {
+            Arch::GptOss => Some(GluClamp {
+                alpha: keys.positive("swiglu_alpha")?.unwrap_or(1.702) as f32,
+                limit: keys.positive("swiglu_limit")?.unwrap_or(7.0) as f32,
+            }),
+            _ => None,
+        },
     }))
 }
 
@@ -280,7 +295,7 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
     };
     // Unless the file lists them: all but every nth layer, or those from the nth on.
     let every = match arch {
-        Arch::Gemma2 => 2,
+        Arch::Gemma2 | Arch::GptOss => 2,
         Arch::Gemma3 => keys.whole("sliding_window_pattern")?.unwrap_or(6).max(1),
         Arch::Olmo3 => 4,
         Arch::Cohere2 => keys.whole("sliding_window_pattern")?.unwrap_or(4).max(1),

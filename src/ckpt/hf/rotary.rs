@@ -51,6 +51,7 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
         (old, new) => {
             let (rope, part) = match old.or(new) {
                 Some(keys) => rotary(&keys, plain)?,
+                None if arch == Arch::GptOss => (Rotary { theta, scaling: gpt_oss() }, part),
                 None => (Rotary::new(theta), part),
             };
             Ok((rope, two.then(|| Rotary::new(local)), part))
@@ -130,6 +131,19 @@ fn rotary(keys: &ConfigKeys, of: RotaryDefaults) -> Result<(Rotary, f64)> {
     };
     keys.finish()?;
     Ok((Rotary { theta, scaling }, part))
+}
+
+/// What the class of gpt-oss scales with where its config does not say.
+fn gpt_oss() -> Scaling {
+    let factor: f64 = 32.0;
+    Scaling::Yarn {
+        factor,
+        original: 4096,
+        attention: 0.1 * factor.ln() + 1.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        truncate: false,
+    }
 }
 
 fn long(keys: &ConfigKeys, original: usize, of: &RotaryDefaults, part: f64) -> Result<Scaling> {

@@ -381,16 +381,7 @@ fn sparse(more: Value) -> Result<Spec> {
 #[test]
 fn mixtures_of_transformers_4_and_5_read_the_same() {
     let full = ["full_attention"; 6];
-    let experts = Experts {
-        count: 6,
-        top_k: 3,
-        ff: 14,
-        shared_ff: 0,
-        normalize: false,
-        dense: vec![],
-        aux_coef: 0.02,
-        aux_loss: false,
-    };
+    let experts = Experts { count: 6, top_k: 3, ff: 14, aux_coef: 0.02, ..Experts::default() };
     let cases = [
         (
             json!({"model_type": "mixtral", "num_local_experts": 6, "num_experts_per_tok": 3, "rope_theta": 1e6,

@@ -4,10 +4,10 @@
 use super::loss;
 use super::operands::within;
 use crate::ops::{
-    AdamW, Bias, CopyColumns, CrossEntropyPart, Dequantize, DistillPart, DropoutRows, Embed, EmbedBackward, EmbedShape,
-    Encode, Epilogue, Expand, Gelu, GeluBackward, Gemm, GemmShape, GemmThen, Glu, GluBackward, LayerNorm,
-    LayerNormBackward, QkNormRope, QkNormRopeBackward, Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Sgd,
-    VocabPart,
+    AdamW, Bias, ClampedGlu, ClampedGluBackward, CopyColumns, CrossEntropyPart, Dequantize, DistillPart, DropoutRows,
+    Embed, EmbedBackward, EmbedShape, Encode, Epilogue, Expand, Gelu, GeluBackward, Gemm, GemmShape, GemmThen, Glu,
+    GluBackward, LayerNorm, LayerNormBackward, QkNormRope, QkNormRopeBackward, Quantize, RaiseScales, RmsNorm,
+    RmsNormBackward, Rope, Sgd, VocabPart,
 };
 use crate::{View, ViewMut};
 use flatshard_base::Result;
@@ -118,6 +118,8 @@ macro_rules! by_elements {
 by_elements! {
     Glu: share [] cut [gate up y], |op| op.check("glu"), gate;
     GluBackward: share [] cut [gate up dy dgate dup], |op| op.check("glu_backward"), gate;
+    ClampedGlu: share [clamp] cut [gate_up y], |op| op.check(), y;
+    ClampedGluBackward: share [clamp] cut [gate_up dy dgate_up], |op| op.check(), dy;
     Gelu: share [] cut [x y], |op| op.check(), x;
     GeluBackward: share [] cut [x dy dx], |op| op.check(), x;
     Sgd: share [h scale] cut [g m p out], |op| op.check(), g;

@@ -38,6 +38,8 @@ mod fp8;
 mod loss;
 // Routing to experts.
 mod experts;
+// What gpt-oss has besides.
+mod clamped;
 // The exact sum of squares.
 mod reduce;
 // AdamW, SGD and Muon's polynomial.

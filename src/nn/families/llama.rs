@@ -5,10 +5,10 @@ use crate::device::ops::{AttentionShape, QkNormRopeShape, RmsNormShape, RopeShap
 use crate::nn::attention::{AttentionBranch, HeadTransform, RowBias, RowPart};
 use crate::nn::block::{DecoderBlock, FeedForward};
 use crate::nn::context::TurnTable;
-use crate::nn::expert_layer::ExpertLayer;
+use crate::nn::expert_layer::{ClampedExperts, ExpertLayer};
 use crate::nn::experts::{SharedExpert, SparseBranch};
 use crate::nn::grouped::GroupedLinear;
-use crate::nn::layout::{Init, Layout, Tp};
+use crate::nn::layout::{Init, Layout, Tp, slice_name};
 use crate::nn::linear::Linear;
 use crate::nn::mlp::MlpBranch;
 use crate::nn::norm::Norm;
@@ -106,6 +106,13 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         growth: spec.query_growth.map(|_| RopeShape { heads, ..rope }),
         parallel: spec.parallel,
         shape: AttentionShape { heads, kv_heads, head_dim, scale, window, softcap },
+        sinks: spec.sinks.then(|| {
+            let (shape, tp) = (
+                [heads],
+                if by_heads.of > 1 { Tp::Cut { dim: 0, over: by_heads, whole: spec.heads } } else { Tp::Same },
+            );
+            names.layout.push_part(format!("{}self_attn.sinks", names.prefix), &shape, tp, false, Init::NORMAL)
+        }),
         out: names.row("self_attn.o_proj", spec.heads * head_dim, by_heads, spec.out_bias),
         post: spec.post_norms.then(|| names.norm(modules.attention_norms[1], dim)),
     };
@@ -157,10 +164,14 @@ pub fn experts(spec: &Spec, split: &Split, i: usize) -> Layout {
     let (count, ff) = spec.experts.as_ref().map_or((0, 0), |experts| (experts.count, experts.ff));
     let layout = Layout { experts: true, ..Layout::default() };
     let mut names = Names { prefix: format!("model.layers.{i}.{module}.experts."), layout, spec, split };
+    let clamped = spec.experts.as_ref().is_some_and(|experts| experts.clamp.is_some());
     let ranks = (0..split.ep.of).flat_map(|ep| Slice { index: ep, ..split.ep }.share(count).map(move |_| ep));
     for (e, ep) in ranks.enumerate() {
         let first = names.layout.segments.len();
-        for (k, kind) in kinds.iter().enumerate() {
+        if clamped {
+            names.clamped(e, ff, columns);
+        }
+        for (k, kind) in kinds.iter().enumerate().filter(|_| !clamped) {
             let (shape, cut, init) = if k == 2 { ([dim, ff], 1, down) } else { ([ff, dim], 0, Init::NORMAL) };
             names.cut(&format!("{e}.{kind}"), WEIGHT, &shape, cut, columns, init);
         }
@@ -179,12 +190,26 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
     let columns = names.split.part(names.split.cuts.mlp);
     let summed = if columns.of > 1 { Tp::Summed } else { Tp::Same };
     let norm = names.norm("post_attention_layernorm", dim);
-    let router = names.push(&format!("{module}.gate"), WEIGHT, &[count, dim], summed, Init::NORMAL);
+    let router = if experts.clamp.is_some() { "router" } else { "gate" };
+    let router_name = format!("{module}.{router}");
+    let router = names.push(&router_name, WEIGHT, &[count, dim], summed, Init::NORMAL);
+    let router_bias = experts.clamp.map(|_| names.push(&router_name, BIAS, &[count], summed, Init::ZEROS));
     let held = names.split.ep.share(count);
-    let stride = |k| Stride { first: 3 * held.start + k, step: 3, count: held.len() };
+    let step = if experts.clamp.is_some() { CLAMPED_TENSORS } else { 3 };
+    let stride = |k| Stride { first: step * held.start + k, step, count: held.len() };
     let width = columns.share(ff).len();
-    let [gate, up] = [0, 1].map(|k| GroupedLinear::new(stride(k), width, dim));
-    let down = GroupedLinear::new(stride(2), dim, width);
+    let (gate, up, down, clamped) = match experts.clamp {
+        Some(clamp) => (
+            GroupedLinear::new(stride(0), 2 * width, dim).transposed(),
+            None,
+            GroupedLinear::new(stride(2), dim, width).transposed(),
+            Some(ClampedExperts { clamp, bias: stride(1), down_bias: stride(3), is_first: columns.index == 0 }),
+        ),
+        None => {
+            let [gate, up] = [0, 1].map(|k| GroupedLinear::new(stride(k), width, dim));
+            (gate, Some(up), GroupedLinear::new(stride(2), dim, width), None)
+        }
+    };
     let shared = (shared_ff > 0).then(|| SharedExpert {
         gate: names.column("mlp.shared_expert.gate_proj", shared_ff, columns, false),
         up: names.column("mlp.shared_expert.up_proj", shared_ff, columns, false),
@@ -194,10 +219,12 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
     let index = (0..i).filter(|&i| names.spec.experts_of(i).is_some()).count();
     let shape = RouteShape { experts: count, top_k, normalize };
     let layer = names.spec.experts_layer(index);
-    let experts = ExpertLayer { layer, index, top_k, gate, up, down, width: dim };
-    SparseBranch { norm, cut: names.split.cuts.mlp, shape, router, experts, width: dim, shared }
+    let experts = ExpertLayer { layer, index, top_k, gate, up, down, clamped, width: dim };
+    SparseBranch { norm, cut: names.split.cuts.mlp, shape, router, router_bias, experts, width: dim, shared }
 }
 
+/// Tensors of an expert whose gate and up are one.
+const CLAMPED_TENSORS: usize = 4;
 const WEIGHT: &str = "weight";
 const BIAS: &str = "bias";
 
@@ -219,6 +246,30 @@ impl Names<'_> {
         part[dim] = over.share(whole).len();
         let tp = if over.of > 1 { Tp::Cut { dim, over, whole } } else { Tp::Same };
         self.push(name, suffix, &part, tp, init)
+    }
+    /// The tensors of expert `e` of gpt-oss: in files, those of a kind are one tensor. A rank's columns of the first
+    /// two are pairs of a gate and an up.
+    fn clamped(&mut self, e: usize, ff: usize, over: Slice) {
+        let (dim, down) = (self.spec.dim, Init::residual(self.spec.layers));
+        let kinds = [
+            ("gate_up_proj", vec![dim, 2 * ff], Some(1), Init::NORMAL),
+            ("gate_up_proj_bias", vec![2 * ff], Some(0), Init::ZEROS),
+            ("down_proj", vec![ff, dim], Some(0), down),
+            ("down_proj_bias", vec![dim], None, Init::ZEROS),
+        ];
+        for (kind, mut shape, cut, init) in kinds {
+            let tp = match cut {
+                _ if over.of == 1 => Tp::Same,
+                None => Tp::Summed,
+                Some(dim) => {
+                    let whole = shape[dim];
+                    shape[dim] = over.share(whole).len();
+                    Tp::Cut { dim, over, whole }
+                }
+            };
+            let name = format!("{}{}", self.prefix, slice_name(kind, e));
+            self.layout.push_part(name, &shape, tp, shape.len() > 1, init);
+        }
     }
     /// This rank's shards of matrices that are one tensor, one below the other.
     fn parts(&mut self, name: &str, rows: [usize; 3], over: Slice) -> usize {

@@ -85,6 +85,7 @@ families! {
     Ernie45 "ernie4_5" "ernie4_5" "Ernie4_5ForCausalLM" None, LLAMA;
     Cohere2 "cohere2" "cohere2" "Cohere2ForCausalLM" None, COHERE;
     Starcoder2 "starcoder2" "starcoder2" "Starcoder2ForCausalLM" Some("Starcoder2ForSequenceClassification"), STARCODER;
+    GptOss "gpt_oss" "gpt_oss" "GptOssForCausalLM" Some("GptOssForSequenceClassification"), LLAMA;
     Gpt "gpt" "gpt2" "GPT2LMHeadModel" Some("GPT2ForSequenceClassification"), LLAMA;
 }
 

@@ -125,5 +125,5 @@ fn mixture(m: &mut ModelSettings, ff: usize) -> Option<Experts> {
     let aux_coef = *m.router_aux_loss_coef.get_or_insert(BALANCE);
     let top_k = *m.num_experts_per_tok.get_or_insert(2);
     let aux_loss = aux_coef > 0.0;
-    Some(Experts { count, top_k, ff, shared_ff: 0, normalize: true, dense: Vec::new(), aux_coef, aux_loss })
+    Some(Experts { count, top_k, ff, normalize: true, aux_coef, aux_loss, ..Experts::default() })
 }

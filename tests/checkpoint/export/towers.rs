@@ -10,10 +10,10 @@ fn tower(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/towers").join(name)
 }
 
-type Bytes = BTreeMap<String, (safetensors::Dtype, Vec<usize>, Vec<u8>)>;
+pub type Bytes = BTreeMap<String, (safetensors::Dtype, Vec<usize>, Vec<u8>)>;
 
 /// All tensors of a model in any number of files.
-fn tensors(dir: &Path) -> Bytes {
+pub fn tensors(dir: &Path) -> Bytes {
     let files = listed(dir).into_iter().filter(|name| name.starts_with("model") && name.ends_with(".safetensors"));
     let mut all = BTreeMap::new();
     for file in files {

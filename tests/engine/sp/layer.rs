@@ -135,8 +135,16 @@ impl Case<'_> {
             let (mut saved, mut scratch) =
                 (plan.saved().allocate(&*dev, &groups)?, plan.scratch().allocate(&*dev, &groups)?);
             let (cu_seqlens, documents) = (cu.view(), documents.view());
-            let attention =
-                CoreAttention { dev: &*dev, group: &*group, split, shape: &a, cu_seqlens, documents, layer: 3 };
+            let attention = CoreAttention {
+                dev: &*dev,
+                group: &*group,
+                split,
+                shape: &a,
+                cu_seqlens,
+                documents,
+                layer: 3,
+                sinks: None,
+            };
             attention.begin(&mut scratch, [a.window], rows.view())?;
 
             let (qkv, d_o) =

@@ -4,8 +4,8 @@ use crate::buf::Place;
 use crate::cpu::divide::{Divisible, LINE};
 use crate::cpu::operands::length;
 use crate::cpu::{
-    activation, attention, distill, dropout, element, embed, expand, experts, fp8, loss, memory, norm, optim, reduce,
-    ring, rope,
+    activation, attention, clamped, distill, dropout, element, embed, expand, experts, fp8, loss, memory, norm, optim,
+    reduce, ring, rope,
 };
 use crate::ops::*;
 use crate::{Buf, Device, View, ViewMut, unbacked};
@@ -48,6 +48,8 @@ impl Device for CpuDevice {
         qk_norm_rope(QkNormRope) qkv => rope::qk_norm_rope;
         swiglu(Glu) gate => activation::swiglu;
         swiglu_backward(GluBackward) gate => activation::swiglu_backward;
+        clamped_glu(ClampedGlu) y => clamped::clamped_glu;
+        clamped_glu_backward(ClampedGluBackward) dy => clamped::clamped_glu_backward;
         geglu(Glu) gate => activation::geglu;
         geglu_backward(GluBackward) gate => activation::geglu_backward;
         gelu(Gelu) x => activation::gelu;
@@ -360,5 +362,17 @@ impl Device for CpuDevice {
     }
     fn grouped_gemm(&self, op: GroupedGemm) -> Result<()> {
         self.grouped(op)
+    }
+    fn sink(&self, op: HeadSinks) -> Result<()> {
+        floats!(self, op.o.dtype(), T => clamped::sink::<T>(op))
+    }
+    fn sink_backward(&self, op: HeadSinksBackward) -> Result<()> {
+        floats!(self, op.sinks.dtype(), T => clamped::sink_backward::<T>(op))
+    }
+    fn expert_bias(&self, op: ExpertBias) -> Result<()> {
+        floats!(self, op.y.dtype(), T => clamped::expert_bias::<T>(op))
+    }
+    fn expert_bias_backward(&self, op: ExpertBiasBackward) -> Result<()> {
+        floats!(self, op.dy.dtype(), T => clamped::expert_bias_backward::<T>(op))
     }
 }
