@@ -29,6 +29,8 @@ PART = dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5)
 LONG = dict(rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.5, short_factor=[1.0, 1.5, 2.0], long_factor=[2.0, 4.0, 8.0],
             original_max_position_embeddings=16)
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, truncate=False, original_max_position_embeddings=16)
+LATENT = dict(num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)
+SCORED = dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, n_shared_experts=1)
 FAMILIES = {
     "llama": {}, "mistral": dict(sliding_window=9), "qwen2": {}, "qwen3": WIDE, "gemma2": WIDE, "gemma3_text": WIDE,
     "smollm3": dict(no_rope_layer_interval=2), "olmo2": {}, "olmo3": dict(sliding_window=9),
@@ -38,8 +40,17 @@ FAMILIES = {
     "glm": dict(**WIDE, rope_parameters=PART), "glm4": dict(**WIDE, rope_parameters=PART), "ernie4_5": dict(**WIDE, use_bias=True),
     "cohere2": dict(sliding_window=9), "starcoder2": dict(sliding_window=9),
     "gpt_oss": dict(**WIDE, sliding_window=9, num_local_experts=4, num_experts_per_tok=2, swiglu_limit=0.5, rope_parameters=YARN),
+    "deepseek_v3": dict(**LATENT, **SCORED, n_group=2, topk_group=1, first_k_dense_replace=1, rope_parameters=YARN | dict(mscale=0.5, mscale_all_dim=2.0)),
+    "deepseek_v2": dict(**LATENT | dict(q_lora_rank=None), **SCORED, first_k_dense_replace=1), "glm4_moe_lite": dict(**LATENT | dict(v_head_dim=16), **SCORED),
+    "glm4_moe": dict(**WIDE, **SCORED), "dots1": dict(**WIDE, **SCORED, first_k_dense_replace=1, sliding_window=9, max_window_layers=2),
 }
-EXPERTS = {"gpt_oss"}
+# Of attention: PEFT adapts experts in tensors of several, and not those of dense layers next to them (docs/experts.md).
+LOW_RANK = ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
+TARGETS = {
+    "deepseek_v3": ["q_a_proj", "q_b_proj", *LOW_RANK], "glm4_moe_lite": ["q_a_proj", "q_b_proj", *LOW_RANK], "deepseek_v2": ["q_proj", *LOW_RANK],
+    "glm4_moe": ["q_proj", "k_proj", "v_proj", "o_proj"], "dots1": ["q_proj", "k_proj", "v_proj", "o_proj"],
+}
+EXPERTS = {"gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1"}
 MESHES = {
     "one rank": ["--nproc-per-node", 1, "--batch-size", 4],
     "fsdp, accumulation, recomputation": ["--nproc-per-node", 2, "--batch-size", 1, "--grad-accum", 2, "--activation-checkpoint"],
@@ -103,13 +114,16 @@ def check(name, binary, folder, lora):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name.split()[0], **keys)).float()
     for parameter in model.parameters():  # norms and biases too
         parameter.data += 0.05 * torch.randn_like(parameter)
+    for name_of, buffer in model.named_buffers():
+        if name_of.endswith("e_score_correction_bias"):
+            buffer += 0.05 * torch.randn_like(buffer)
     source = folder / "source"
     model.save_pretrained(source)
     rows = torch.randint(TINY["vocab_size"], (STEPS * ROWS, LENGTH)).tolist()
     data = folder / "rows.jsonl"
     data.write_text("".join(json.dumps(dict(input_ids=row, labels=row)) + "\n" for row in rows))
     # A ring's adapters see the same batch, but PEFT's names for them are those of one rank anyway.
-    tuning = ["--lora-rank", 4, "--lora-target-modules", "all-linear"] if lora else []
+    tuning = ["--lora-rank", 4, "--lora-target-modules", *TARGETS.get(name, ["all-linear"])] if lora else []
     adapter = (source,) if lora else None
     if lora:
         ours(binary, source, data, folder / "start", [*MESHES["one rank"], *tuning], 1, 1e-30)

@@ -6,6 +6,7 @@ mod dropout;
 mod keys;
 mod read;
 mod rotary;
+mod scored; // latent attention, and experts chosen by scores
 mod tower;
 
 pub use dropout::unused_dropout;
@@ -13,6 +14,7 @@ pub(crate) use tower::flat;
 pub(super) use tower::{is_tower, retype};
 
 use self::defaults::{Defaults, WindowKeys};
+pub(super) use self::keys::decimal;
 use self::keys::object;
 use super::layout::pretty;
 use crate::base::{Error, Result, open, quote};
@@ -175,8 +177,10 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
     };
     map.extend(object(more));
     if let Some(experts) = &spec.experts {
-        map.extend(object(experts_json(spec.arch, experts)));
+        let keys = scored::experts_json(spec).unwrap_or_else(|| experts_json(spec.arch, experts));
+        map.extend(object(keys));
     }
+    scored::write_latent(spec, &mut map);
     if spec.arch == Arch::Gemma3 {
         let local = spec.local_rope.clone().unwrap_or(Rotary::new(10_000.0));
         map.insert("rope_local_base_freq".into(), json!(local.theta));
@@ -280,10 +284,10 @@ fn gpt2(spec: &Spec) -> Map<String, Value> {
 pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
     // The factor of the auxiliary loss is the run's own.
     let computed = |e: &Experts| {
-        let Experts { count, top_k, ff, shared_ff, normalize, dense, clamp, .. } = e;
+        let Experts { count, top_k, ff, shared_ff, normalize, dense, clamp, rule, .. } = e;
         format!(
             "{top_k} of {count} of width {ff}, shared {shared_ff}, normalized {normalize}, dense blocks {dense:?}, \
-             clamped {clamp:?}"
+             clamped {clamp:?}, chosen by {rule:?}"
         )
     };
     let fields = |s: &Spec| {
@@ -312,6 +316,7 @@ pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
             ("attention bias", format!("{} {}", s.qkv_bias, s.out_bias)),
             ("mlp bias", s.mlp_bias.to_string()),
             ("tied head", s.tied.to_string()),
+            ("latents", format!("{:?} {:?}", s.latent, s.rotary_pairs)),
             ("experts", s.experts.as_ref().map_or("none".into(), computed)),
             ("score head", s.score.to_string()),
         ]
@@ -320,10 +325,6 @@ pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
     pairs.filter(|(a, b)| a.1 != b.1).map(|(a, b)| format!("{}: {} in the checkpoint, {} now", a.0, a.1, b.1)).collect()
 }
 
-/// The shortest decimal number: 1e-5 and not 0.000009999999747378752.
-pub(super) fn decimal(x: f32) -> f64 {
-    x.to_string().parse().unwrap_or(x as f64)
-}
 /// 256 and not 256.0: transformers requires an integer for this key.
 fn whole(x: f64) -> Value {
     if x.fract() == 0.0 { json!(x as u64) } else { json!(x) }

@@ -84,6 +84,7 @@ impl TensorSource {
             none if none.is_empty() => {
                 let mut found = OpenedFiles::safetensors(dir, "model")?;
                 let tower = found.tower(dir, false)?;
+                found.tensors.retain(|name, _| !predicts_later_tokens(name, &then));
                 plan = FilePlan::of_base(layouts, tower.as_ref().map(|tower| &tower.carried));
                 (found, tower)
             }
@@ -397,6 +398,14 @@ impl OpenedFiles {
             }
         }
     }
+}
+
+/// Whether the tensor is of a layer after the last, which predicts the token after the next (DeepSeek V3, GLM).
+/// transformers loads none of them.
+fn predicts_later_tokens(name: &str, spec: &Spec) -> bool {
+    let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+    let may_have = spec.experts.as_ref().is_some_and(|experts| experts.rule.is_some_and(|rule| rule.biased));
+    may_have && layer.is_some_and(|layer| layer >= spec.layers)
 }
 
 pub(super) const HEAD: &str = "lm_head.weight";

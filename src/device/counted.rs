@@ -193,6 +193,17 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         expert_bias_backward(ExpertBiasBackward) dy over [dy];
     }
 
+    fn route_scored(&self, op: RouteScored) -> Result<()> {
+        let Route { probs, chosen, weights, order, places, .. } = &op.route;
+        let bytes = 2 * probs.bytes() + chosen.bytes() + weights.bytes() + order.bytes() + places.bytes();
+        self.moves(RouteScored::OP, probs.dtype(), bytes, |dev| dev.route_scored(op))
+    }
+    fn route_scored_backward(&self, op: RouteScoredBackward) -> Result<()> {
+        let RouteBackward { probs, chosen, weights, dweights, dlogits, .. } = &op.route;
+        let bytes = probs.bytes() + chosen.bytes() + weights.bytes() + dweights.bytes() + dlogits.bytes();
+        self.moves(RouteScoredBackward::OP, probs.dtype(), bytes, |dev| dev.route_scored_backward(op))
+    }
+
     fn gemm(&self, op: Gemm) -> Result<()> {
         let cost = OpCost::product(&op.shape, op.a.dtype(), op.c.dtype());
         self.executor.op(cost, |dev| dev.gemm(op))

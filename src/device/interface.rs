@@ -7,8 +7,8 @@ use super::ops::{
     DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Encode, Expand, ExpertBias, ExpertBiasBackward, Fp8Gemm,
     Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, HeadSinks, HeadSinksBackward, LayerNorm,
     LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward, Quantize, RaiseScales, RmsNorm,
-    RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, RowEntropies, Sgd, Sigmoid, SumSquares, TakeRows,
-    WeighRows,
+    RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, RouteScored, RouteScoredBackward, RowEntropies, Sgd,
+    Sigmoid, SumSquares, TakeRows, WeighRows,
 };
 use super::{Buf, View, ViewMut};
 use flatshard_base::timeline::Mark;
@@ -162,6 +162,12 @@ pub trait Device: Send + Sync {
     }
     fn sink_backward(&self, _: HeadSinksBackward) -> Result<()> {
         Err(missing(HeadSinksBackward::OP))
+    }
+    fn route_scored(&self, _: RouteScored) -> Result<()> {
+        Err(missing(RouteScored::OP))
+    }
+    fn route_scored_backward(&self, _: RouteScoredBackward) -> Result<()> {
+        Err(missing(RouteScoredBackward::OP))
     }
     fn clamped_glu(&self, _: ClampedGlu) -> Result<()> {
         Err(missing(ClampedGlu::OP))

@@ -33,6 +33,8 @@ mod fp8;
 mod optim;
 // Mixtures of experts.
 mod experts;
+// Routers with scores, biases and groups.
+mod scored;
 // What gpt-oss has besides.
 mod clamped;
 
@@ -49,3 +51,4 @@ pub use loss::*;
 pub use norm::*;
 pub use optim::*;
 pub use rope::*;
+pub use scored::*;

@@ -2,6 +2,7 @@
 //! keeps documents apart.
 use super::context::{Cx, DropoutSite, TurnTable};
 use super::core::CoreAttention;
+use super::latent::LatentProjections;
 use super::linear::Linear;
 use super::norm::Norm;
 use super::saved::{AttentionSaved, Scratch};
@@ -32,6 +33,8 @@ pub struct AttentionBranch {
     /// Another branch also reads the block's input: the gradient of this one's output is in scratch.
     pub parallel: bool,
     pub shape: AttentionShape,
+    /// What takes the place of `qkv`, and of heads as wide as attention's in `out`.
+    pub latent: Option<LatentProjections>,
     /// Segment (heads): a score per head without a key or a value.
     pub sinks: Option<usize>,
     pub out: Linear,
@@ -136,10 +139,14 @@ impl AttentionBranch {
         self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
         let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
         let Scratch { rotated, head_stats, row, normed, core: core_scratch, cache, .. } = scratch;
-        let AttentionSaved { qkv, branch, core } = saved;
+        let AttentionSaved { qkv, branch, core, latent: latents } = saved;
         let projected = if qkv.len() > 0 { &mut *qkv } else { &mut *rotated };
         for projection in &self.qkv {
             projection.forward(cx, w, h.rows, &mut scratch.adapter, projected.rows_mut(n))?;
+        }
+        if let Some(latent) = &self.latent {
+            let (latent_scratch, adapter) = (&mut scratch.latent, &mut scratch.adapter);
+            latent.forward(cx, w, h.rows, latents, latent_scratch, adapter, projected)?;
         }
         cx.release(h)?;
         if let Some(bias) = &self.bias {
@@ -162,7 +169,8 @@ impl AttentionBranch {
                 None => attention.forward(core_scratch, qkv, core, cx.attended)?,
             }
         }
-        let (o, Scratch { parts, adapter, stats, .. }) = (core.outputs(n), scratch);
+        let (o, Scratch { parts, adapter, stats, latent, .. }) = (core.outputs(n), scratch);
+        let o = self.latent.as_ref().map_or(Ok(o), |of| of.narrow(cx, o, latent))?;
         if self.post.is_none() && cx.straight(self.cut) {
             return self.out.forward_onto(cx, w, o, adapter, x, y);
         }
@@ -282,9 +290,12 @@ impl AttentionBranch {
             )?;
         }
         let d_branch = cx.whole(d_branch, &mut scratch.whole)?;
-        let adapter = &mut scratch.adapter;
+        let (adapter, latent, d_o) = (&mut scratch.adapter, &mut scratch.latent, &mut scratch.d_o);
         let o = saved.core.outputs(n);
-        self.out.backward(cx, w, dw, o, d_branch.rows, adapter, scratch.d_o.rows_mut(n), false)?;
+        match &self.latent {
+            Some(of) => of.out_backward(cx, w, dw, &self.out, o, d_branch.rows, adapter, latent, d_o)?,
+            None => self.out.backward(cx, w, dw, o, d_branch.rows, adapter, d_o.rows_mut(n), false)?,
+        }
         cx.release(d_branch)?;
 
         let Scratch { rotated, head_stats, row, normed, .. } = scratch;
@@ -357,10 +368,13 @@ impl AttentionBranch {
             bias.grad(dev, dw, &mut scratch.bias_grad, scratch.dqkv.rows(n))?;
         }
 
-        let Scratch { h, stats, whole, parts, dqkv, dh, adapter, unused, .. } = scratch;
+        let Scratch { h, stats, whole, parts, dqkv, dh, adapter, unused, latent, .. } = scratch;
         self.norm.forward(dev, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
         let h = cx.whole(h.rows(rows), whole)?;
         cx.sum(self.cut, parts, dh.rows_mut(rows), |mut dh| {
+            if let Some(of) = &self.latent {
+                return of.backward(cx, w, dw, h.rows, &saved.latent, latent, adapter, dqkv.rows(n), dh, unused);
+            }
             for (i, projection) in self.qkv.iter().enumerate() {
                 projection.backward(cx, w, dw, h.rows, dqkv.rows(n), adapter, dh.reborrow(), i > 0)?;
             }

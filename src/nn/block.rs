@@ -7,6 +7,7 @@
 use super::attention::AttentionBranch;
 use super::context::Cx;
 use super::experts::{SharedExpert, SparseBranch};
+use super::latent::LatentProjections;
 use super::layout::Layout;
 use super::linear::Linear;
 use super::lora::Lora;
@@ -43,7 +44,7 @@ impl DecoderBlock {
     /// Attaches the adapters of block `layer` to their matrices, and appends the hashed names of those with dropout to
     /// `masks`. Returns the width of the widest masked input.
     pub fn adapt(&mut self, lora: &Lora, layouts: &[Layout], layer: usize, masks: &mut Vec<u64>) -> usize {
-        let AttentionBranch { qkv, out, .. } = &mut self.attention;
+        let AttentionBranch { qkv, latent, out, .. } = &mut self.attention;
         let of_mlp: [Option<&mut Linear>; 3] = match &mut self.mlp {
             FeedForward::Dense(MlpBranch { gate, up, down, .. }) => [gate.as_mut(), Some(up), Some(down)],
             FeedForward::Sparse(SparseBranch { experts, shared, .. }) => {
@@ -54,7 +55,8 @@ impl DecoderBlock {
                 }
             }
         };
-        let linears = qkv.iter_mut().chain([out]).chain(of_mlp.into_iter().flatten());
+        let latents = latent.iter_mut().flat_map(LatentProjections::linears);
+        let linears = qkv.iter_mut().chain(latents).chain([out]).chain(of_mlp.into_iter().flatten());
         let masked = |linear: &mut Linear| {
             lora.adapt(linear, &layouts[layer], masks);
             linear.adapter.and_then(|adapter| adapter.dropout).map_or(0, |_| linear.inputs)

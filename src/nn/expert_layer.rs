@@ -316,7 +316,7 @@ impl ExpertLayer {
         }
         let (gate, up, dy) = (gate.band(at), up.band(at), dact.band(at));
         cx.dev.swiglu_backward(GluBackward { gate, up, dy, dgate: act.band_mut(at), dup: dup.band_mut(at) })?;
-        for (kind, dy, accumulate) in self.opening(&**act, &**dup) {
+        for (kind, dy, accumulate) in self.opening(act, dup) {
             kind.input_grad(cx, w, of.held(), dy.band(at), adapter, drows.band_mut(at), accumulate)?;
         }
         Ok(())
@@ -337,7 +337,7 @@ impl ExpertLayer {
             bias_backward(cx, dw, bias, of, (dup.width(), stride), dup, None)?;
             return self.gate.weight_grad(cx, w, dw, of.held(), rows.band(at), dup.band(at), adapter);
         }
-        for (kind, dy, _) in self.opening(&**act, &**dup) {
+        for (kind, dy, _) in self.opening(act, dup) {
             kind.weight_grad(cx, w, dw, of.held(), rows.band(at), dy.band(at), adapter)?;
         }
         Ok(())

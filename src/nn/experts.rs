@@ -18,8 +18,8 @@ use super::saved::{MlpSaved, Routing, Scratch, SparseScratch};
 use super::store::{Grads, Weights};
 use crate::base::{Error, Result};
 use crate::device::ops::{
-    Bias, BiasBackward, CombineRows, Gemm, GemmShape, Glu, GluBackward, Route, RouteBackward, RouteLoad, RouteShape,
-    Sigmoid, WeighRows,
+    Bias, BiasBackward, CombineRows, Gemm, GemmShape, Glu, GluBackward, Route, RouteBackward, RouteLoad, RouteRule,
+    RouteScored, RouteScoredBackward, RouteShape, Sigmoid, WeighRows,
 };
 use crate::device::{View, ViewMut};
 
@@ -33,6 +33,8 @@ pub struct SparseBranch {
     pub router: usize,
     /// Segment (E): added to the router's logits.
     pub router_bias: Option<usize>,
+    /// How experts are chosen if not by their probabilities, and the segment (E) of the bias of the choice.
+    pub rule: Option<(RouteRule, Option<usize>)>,
     pub experts: ExpertLayer,
     /// C
     pub width: usize,
@@ -45,8 +47,8 @@ pub struct SharedExpert {
     pub gate: Linear,
     pub up: Linear,
     pub down: Linear,
-    /// Segment (1, C).
-    pub router: usize,
+    /// Segment (1, C); without it, the output is added as it is.
+    pub router: Option<usize>,
 }
 
 impl SparseBranch {
@@ -70,7 +72,7 @@ impl SparseBranch {
             dev.copy(w.get(bias), sparse.router_bias.rows_mut(1))?;
             dev.bias(Bias { bias: sparse.router_bias.rows(1), y: probs.rows_mut(n) })?;
         }
-        dev.route(Route {
+        let route = Route {
             shape: self.shape,
             probs: probs.rows_mut(n),
             chosen: chosen.rows_mut(n),
@@ -78,13 +80,19 @@ impl SparseBranch {
             offsets: offsets.rows_mut(1),
             order: order.rows_mut(n),
             places: places.rows_mut(n),
-        })?;
+        };
+        match self.rule {
+            Some((rule, bias)) => dev.route_scored(RouteScored { rule, bias: bias.map(|bias| w.get(bias)), route })?,
+            None => dev.route(route)?,
+        }
         let SparseScratch { load, shared_act, shared_out, .. } = sparse;
         if let Some(shared) = &self.shared {
             shared.gate.forward(cx, w, h, adapter, saved.shared_gate.rows_mut(n))?;
             shared.up.forward(cx, w, h, adapter, saved.shared_up.rows_mut(n))?;
-            self.router_gemm(cx, w, shared.router, h, saved.shared_weight.rows_mut(n))?;
-            dev.sigmoid(Sigmoid { x: saved.shared_weight.rows_mut(n), dy: None })?;
+            if let Some(router) = shared.router {
+                self.router_gemm(cx, w, router, h, saved.shared_weight.rows_mut(n))?;
+                dev.sigmoid(Sigmoid { x: saved.shared_weight.rows_mut(n), dy: None })?;
+            }
         }
         if !output {
             return Ok(());
@@ -111,10 +119,8 @@ impl SparseBranch {
             let (places, weights) = (Some(places.rows(n)), Some(weights.rows(n)));
             let x = sparse.rows.rows(n * top_k);
             dev.combine_rows(CombineRows { width, top_k, places, weights, x, y: y.reborrow(), accumulate: false })?;
-            if self.shared.is_none() {
-                return Ok(());
-            }
-            let (x, weights) = (sparse.shared_out.rows(n), Some(saved.shared_weight.rows(n)));
+            let Some(shared) = &self.shared else { return Ok(()) };
+            let (x, weights) = (sparse.shared_out.rows(n), shared.router.map(|_| saved.shared_weight.rows(n)));
             dev.combine_rows(CombineRows { width, top_k: 1, places: None, weights, x, y, accumulate: true })
         })?;
         cx.leave(DropoutSite::Mlp, y.reborrow())?;
@@ -155,20 +161,22 @@ impl SparseBranch {
             let (gate, up) = (saved.shared_gate.rows(n), saved.shared_up.rows(n));
             dev.swiglu(Glu { gate, up, y: shared_act.rows_mut(n) })?;
             shared.down.input_grad(cx, w, dy, adapter, shared_dact.rows_mut(n), false)?;
-            dev.weigh_rows(WeighRows {
-                order: None,
-                weights: saved.shared_weight.rows(n),
-                act: shared_act.rows_mut(n),
-                dact: shared_dact.rows_mut(n),
-                dweights: shared_dweight.rows_mut(n),
-            })?;
+            if shared.router.is_some() {
+                dev.weigh_rows(WeighRows {
+                    order: None,
+                    weights: saved.shared_weight.rows(n),
+                    act: shared_act.rows_mut(n),
+                    dact: shared_dact.rows_mut(n),
+                    dweights: shared_dweight.rows_mut(n),
+                })?;
+            }
             shared.down.weight_grad(cx, w, dw, shared_act.rows(n), dy, adapter)?;
             cx.release(d_branch)?;
             let (dgate, dup) = (shared_act.rows_mut(n), shared_dup.rows_mut(n));
             dev.swiglu_backward(GluBackward { gate, up, dy: shared_dact.rows(n), dgate, dup })?;
         }
         let SparseScratch { drows, dweights, dlogits, dlogits_cast, .. } = sparse;
-        dev.route_backward(RouteBackward {
+        let route = RouteBackward {
             shape: self.shape,
             probs: probs.rows(n),
             chosen: chosen.rows(n),
@@ -176,7 +184,11 @@ impl SparseBranch {
             dweights: dweights.rows(n),
             balance: cx.balance.ok_or_else(|| Error::op("router", "no gradient of the auxiliary loss"))?,
             dlogits: dlogits.rows_mut(n),
-        })?;
+        };
+        match self.rule {
+            Some((rule, _)) => dev.route_scored_backward(RouteScoredBackward { rule, route })?,
+            None => dev.route_backward(route)?,
+        }
         if let Some(db) = self.router_bias.map(|bias| dw.get(bias)).transpose()?.flatten() {
             dev.bias_backward(BiasBackward { dy: dlogits.rows(n), db })?;
         }
@@ -192,10 +204,11 @@ impl SparseBranch {
             let SparseScratch { shared_act, shared_dup, shared_dweight, shared_cast, shared_copy, .. } = sparse;
             shared.gate.backward(cx, w, dw, h, shared_act.rows(n), adapter, dh.reborrow(), true)?;
             shared.up.backward(cx, w, dw, h, shared_dup.rows(n), adapter, dh.reborrow(), true)?;
+            let Some(router) = shared.router else { return Ok(()) };
             dev.copy(saved.shared_weight.rows(n), shared_copy.rows_mut(n))?;
             dev.sigmoid(Sigmoid { x: shared_copy.rows_mut(n), dy: Some(shared_dweight.rows_mut(n)) })?;
             dev.copy(shared_dweight.rows(n), shared_cast.rows_mut(n))?;
-            self.router_backward(cx, w, dw, shared.router, h, shared_cast.rows(n), dh)
+            self.router_backward(cx, w, dw, router, h, shared_cast.rows(n), dh)
         })?;
         self.norm.backward(dev, w, dw, saved.x.rows(rows), stats.rows(rows), dh.rows(rows), dy, unused.rows_mut(2))
     }

@@ -12,6 +12,8 @@ pub mod store; // the four verbs between a model and its sharding
 mod tensor; // buffers of rows, and tables of them
 mod context; // what layers of a pass share; tp collectives
 mod norm; // RMSNorm and LayerNorm
+mod latent; // queries, keys and values from latents
+mod latent_buffers; // what they save, and their scratch
 mod linear; // a matrix product with a weight, and its adapter
 mod windows; // which rows go to which rank of ep, and when
 mod grouped; // the same with a weight per expert
@@ -47,7 +49,7 @@ pub use lora::{ALL_LINEAR, Lora, SCORE, goes_with_adapters, has_adapters, is_ada
 pub use recompute::Checkpointing;
 pub use rotary::{QueryGrowth, Rotary, Scaling};
 pub use sequences::{LossRows, Scored, SequenceBuffers, SequenceLoss, SequenceRows};
-pub use spec::{Activation, Arch, Experts, Spec};
+pub use spec::{Activation, Arch, Experts, Latent, Spec};
 pub use split::{Cuts, Groups, Slice, SpGrid, SpImpl, Split};
 pub use store::{Grads, ParamStore, Pass, ROOT, Weights};
 pub use teach::TeacherPass;

@@ -2,6 +2,7 @@
 use super::cache::KvCache;
 use super::core::{CoreSaved, CoreScratch};
 use super::dispatch::Dispatch;
+use super::latent_buffers::{LatentSaved, LatentScratch};
 use super::tensor::{Tensor, table};
 use crate::base::Result;
 use crate::device::ops::Fp8Work;
@@ -17,6 +18,7 @@ table! {
         branch,
         ;
         core: CoreSaved,
+        latent: LatentSaved,
     }
 }
 table! {
@@ -183,6 +185,8 @@ table! {
         sparse: SparseScratch,
         /// Of attention.
         core: CoreScratch,
+        /// Of latent attention.
+        latent: LatentScratch,
         /// The KV cache: see [`Workspace::remember`].
         cache: KvCache,
     }

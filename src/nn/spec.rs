@@ -2,7 +2,7 @@
 //! never reads files.
 use super::rotary::{QueryGrowth, Rotary};
 use crate::base::{Error, Result};
-use crate::device::ops::{GluClamp, RotaryPairs};
+use crate::device::ops::{GluClamp, RotaryPairs, RouteRule, RouteShape};
 
 /// The family whose tensor names and config format are used. What it computes is in the other fields of a [`Spec`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -61,6 +61,16 @@ pub enum Arch {
     Starcoder2,
     /// Attention sinks, biases everywhere, a sliding window in every other layer, experts with a clamped activation.
     GptOss,
+    /// Latent attention, experts in groups, a shared one, the first layers dense.
+    DeepseekV2,
+    /// DeepSeek V2 with scores of experts that are sigmoids, and a bias in their choice.
+    DeepseekV3,
+    /// DeepSeek V3 without groups.
+    Glm4MoeLite,
+    /// GLM with the experts of DeepSeek V3.
+    Glm4Moe,
+    /// Qwen3 with the experts of DeepSeek V3.
+    Dots1,
     /// LayerNorm, learned positions, GELU, biases (`GPT2LMHeadModel`).
     Gpt,
 }
@@ -75,6 +85,27 @@ pub enum Activation {
     GeGlu,
     /// gelu(up)
     Gelu,
+}
+
+/// Sizes of latent attention.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Latent {
+    /// Width of the queries' latent; 0: they come from the model's width.
+    pub q_rank: usize,
+    /// Width of the latent of keys and values.
+    pub kv_rank: usize,
+    /// Elements of a head's query and key that are not rotated, and that are.
+    pub nope: usize,
+    pub rope: usize,
+    /// Elements of a head's value.
+    pub value: usize,
+}
+
+impl Latent {
+    /// Elements of a head in attention: of a query or of a value, the wider one.
+    pub fn head_dim(&self) -> usize {
+        (self.nope + self.rope).max(self.value)
+    }
 }
 
 /// The experts of sparse blocks.
@@ -99,6 +130,8 @@ pub struct Experts {
     /// Files have one tensor with the matrices of all experts, of transposed gates and ups that alternate, and experts
     /// and the router have biases; the activation is clamped.
     pub clamp: Option<GluClamp>,
+    /// How experts are chosen if not by their probabilities; then the shared expert has no gate.
+    pub rule: Option<RouteRule>,
 }
 
 /// The hyperparameters of a model. [`Spec::default`] is a Llama without sizes.
@@ -178,6 +211,8 @@ pub struct Spec {
     pub norm_bias: bool,
     /// Norm weights are stored minus 1.
     pub norm_from_one: bool,
+    /// Queries, keys and values come from latents.
+    pub latent: Option<Latent>,
     /// Each head has a sink: a score without a key or a value.
     pub sinks: bool,
     /// Queries, keys and values come from one matrix.
@@ -235,6 +270,7 @@ impl Default for Spec {
             layer_norm: false,
             norm_bias: false,
             norm_from_one: false,
+            latent: None,
             sinks: false,
             fused_qkv: false,
             fused_gate_up: false,
@@ -330,6 +366,27 @@ impl Spec {
                  width 1 or more"
             )));
         }
+        if let Some(Experts { count, top_k, normalize, rule: Some(rule), .. }) = self.experts
+            && rule.check("router", &RouteShape { experts: count, top_k, normalize }).is_err()
+        {
+            return Err(Error::input(format!(
+                "num_experts_per_tok {top_k} of {count} experts in {} groups, of which a token uses {}: groups have equally \
+                 many experts, at least 2, and a token's groups at least as many as it uses",
+                rule.groups, rule.top_groups
+            )));
+        }
+        if let Some(latent) = &self.latent
+            && (self.kv_heads != self.heads
+                || self.head_dim != latent.head_dim()
+                || latent.kv_rank == 0
+                || latent.value == 0)
+        {
+            return Err(Error::input(format!(
+                "latent attention with num_key_value_heads {} of num_attention_heads {} and {latent:?}: all heads have keys \
+                 and values of their own, of width 1 or more",
+                self.kv_heads, self.heads
+            )));
+        }
         if !(0.0..1.0).contains(&self.dropout) {
             return Err(Error::input(format!("dropout {} is not in [0, 1)", self.dropout)));
         }
@@ -388,7 +445,12 @@ impl Spec {
     }
     /// What of the model only the CPU computes, for messages.
     pub fn on_the_cpu_only(&self) -> Option<&'static str> {
-        self.sinks.then_some("attention sinks and clamped experts")
+        let is_scored = self.experts.as_ref().is_some_and(|experts| experts.rule.is_some());
+        match self.latent {
+            _ if self.sinks => Some("attention sinks and clamped experts"),
+            Some(_) => Some("latents of attention and scored experts"),
+            None => is_scored.then_some("scored experts"),
+        }
     }
     /// The factor of scores.
     pub fn score_factor(&self) -> f32 {

@@ -21,6 +21,8 @@ pub struct Meaning {
 }
 
 const ATTENTION: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
+/// Queries, keys and values from latents, which every rank has; a model without a latent of queries has a `q_proj`.
+const LATENT: [&str; 2] = ["self_attn.q_b_proj", "self_attn.kv_b_proj"];
 const ATTENTION_OUT: &str = "self_attn.o_proj";
 const GATE: &str = "mlp.gate_proj";
 /// Queries, keys and values as one matrix; gate and up as one.
@@ -32,7 +34,11 @@ const PACKED: &str = "packed_colwise";
 
 /// The modules at the beginning of a branch.
 fn attention_inputs(arch: Arch) -> Vec<&'static str> {
-    if arch == Arch::Phi3 { vec![QKV] } else { ATTENTION.to_vec() }
+    match arch {
+        Arch::Phi3 => vec![QKV],
+        Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Glm4MoeLite => LATENT.to_vec(),
+        _ => ATTENTION.to_vec(),
+    }
 }
 fn mlp_inputs(arch: Arch) -> Vec<&'static str> {
     match arch {
@@ -84,10 +90,10 @@ pub fn transformers(arch: Arch) -> TpPlan {
     }
     if !matches!(arch, Arch::Olmoe | Arch::Olmo2 | Arch::Olmo3 | Arch::Phi3) {
         // OLMo normalizes all heads together.
-        ATTENTION.iter().for_each(|module| drop(add(module, "colwise")));
+        attention_inputs(arch).iter().for_each(|module| drop(add(module, "colwise")));
         add(ATTENTION_OUT, "rowwise");
     }
-    if matches!(arch, Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3 | Arch::HunyuanDense | Arch::Exaone4) {
+    if matches!(arch, Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3 | Arch::HunyuanDense | Arch::Exaone4 | Arch::Dots1) {
         modules.head_norms.iter().for_each(|module| drop(add(module, HEAD_NORM)));
     }
     plan.insert("lm_head".into(), "colwise_gather_output".into());

@@ -4,6 +4,7 @@
 use super::cache::KvCache;
 use super::core::CorePlan;
 use super::dispatch::{Dispatch, DispatchPlan};
+use super::latent_buffers::{LatentSaved, LatentScratch};
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
 use super::rotary::Rotary;
 use super::saved::{AdapterScratch, AttentionSaved, Fp8Scratch, MlpSaved, Routing, Saved, Scratch, SparseScratch};
@@ -105,6 +106,7 @@ impl Workspace<TensorShape, ()> {
         let &WorkspaceOptions { tokens, dtype, checkpoint, train } = options;
         let (spec, rows, tp) = (&split.local(whole), split.rows(tokens), split.tp.of);
         let inner = spec.heads * spec.head_dim;
+        let latent_rank = spec.latent.map_or(0, |latent| latent.q_rank.max(latent.kv_rank));
         let only = |there: bool, width: usize| if there { width } else { 0 };
         // A model may allow 131,072 positions: 134 MB at a head_dim of 256. No document is longer than its micro-batch.
         let positions = spec.max_len.min(tokens * split.sp.of);
@@ -145,6 +147,7 @@ impl Workspace<TensorShape, ()> {
                 qkv: keep(only(has_norms || !is_cut, spec.qkv())),
                 branch: stays(only(spec.post_norms, spec.dim)),
                 core: core.saved(),
+                latent: LatentSaved::plan(spec.latent.as_ref(), tokens, dtype),
             },
             mlp: MlpSaved {
                 x: stays(spec.dim),
@@ -214,7 +217,7 @@ impl Workspace<TensorShape, ()> {
                 unused: TensorShape {
                     dtype: DType::F32,
                     rows: if train { 2 } else { 0 },
-                    ..back(spec.dim.max(spec.head_dim).max(only(spec.row_norm, inner)))
+                    ..back(spec.dim.max(spec.head_dim).max(only(spec.row_norm, inner)).max(latent_rank))
                 },
                 adapter: AdapterScratch {
                     low: scratch(adapters.rank),
@@ -270,6 +273,7 @@ impl Workspace<TensorShape, ()> {
                     }),
                 },
                 core: core.scratch(),
+                latent: LatentScratch::plan(spec.latent.as_ref(), (spec.heads, spec.head_dim), (tokens, dtype, train)),
                 cache: KvCache::plan(spec, dtype, 0),
             },
             fixed: Fixed {

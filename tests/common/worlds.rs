@@ -6,10 +6,10 @@ use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::comm::mesh::{Mesh, MeshSizes};
 use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
-use flatshard::device::ops::GluClamp;
+use flatshard::device::ops::{GluClamp, RotaryPairs, RouteRule};
 use flatshard::device::{Device, IGNORE};
 use flatshard::engine::{Engine, EngineOptions, Objective, ReferenceModel, Step, StepReport, Strategy};
-use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, Experts, Layout, Rotary, SpImpl, Spec, Tuning};
+use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, Experts, Latent, Layout, Rotary, SpImpl, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::{ReplicatedOptions, ShardedOptions};
 use std::collections::BTreeMap;
@@ -122,6 +122,32 @@ pub fn gpt_oss(sizes: Spec) -> Spec {
     let windowed = (0..sizes.layers).map(|i| i % 2 == 0).collect();
     let experts = Some(experts);
     Spec { arch: Arch::GptOss, qkv_bias: true, out_bias: true, sinks: true, window: 5, windowed, experts, ..sizes }
+}
+
+/// A DeepSeek V3 of the sizes of `sizes`: values are narrower than keys, and experts are in groups.
+pub fn deepseek(sizes: Spec) -> Spec {
+    let rule = RouteRule { sigmoid: true, biased: true, groups: 4, top_groups: 2, scale: 2.5 };
+    let experts = Experts {
+        count: 8,
+        top_k: 3,
+        ff: 14,
+        shared_ff: 10,
+        normalize: true,
+        dense: vec![0],
+        rule: Some(rule),
+        ..Experts::default()
+    };
+    let latent = Latent { q_rank: 9, kv_rank: 7, nope: 6, rope: 4, value: 8 };
+    Spec {
+        arch: Arch::DeepseekV3,
+        kv_heads: sizes.heads,
+        head_dim: latent.head_dim(),
+        rotary_dim: Some(latent.rope),
+        rotary_pairs: RotaryPairs::Adjacent,
+        latent: Some(latent),
+        experts: Some(experts),
+        ..sizes
+    }
 }
 
 pub const SGD: Rule = Rule::Sgd { momentum: 0.9, weight_decay: 0.01 };

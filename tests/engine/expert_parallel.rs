@@ -110,15 +110,14 @@ fn a_ring_of_ulysses_groups_shares_experts() {
     check_mesh(&spec, MeshSizes { sp: 4, ep: 2, ..MeshSizes::sharded(2) }, SpImpl::Ulysses);
 }
 
-/// Sinks and biases of experts, on ranks that share sequences by heads and by tokens, columns, and experts.
+/// Sinks and biases of experts; latents and experts in groups: on ranks that share sequences by heads and by tokens,
+/// columns, and experts.
 #[test]
-fn gpt_oss_on_ranks_equals_one_rank() {
-    let spec = gpt_oss(Spec { heads: 4, kv_heads: 4, layers: 2, ..spec() });
-    for (sizes, sp_impl) in [
-        (MeshSizes { sp: 2, ep: 2, ..MeshSizes::sharded(2) }, SpImpl::Ring),
-        (MeshSizes { sp: 2, tp: 2, ep: 2, ..MeshSizes::sharded(2) }, SpImpl::Ulysses),
-    ] {
-        check_mesh(&spec, sizes, sp_impl);
+fn gpt_oss_and_deepseek_on_ranks_equal_one_rank() {
+    let sizes = Spec { heads: 4, kv_heads: 4, layers: 2, ..spec() };
+    for spec in [gpt_oss(sizes.clone()), deepseek(sizes)] {
+        check_mesh(&spec, MeshSizes { sp: 2, ep: 2, ..MeshSizes::sharded(2) }, SpImpl::Ring);
+        check_mesh(&spec, MeshSizes { sp: 2, tp: 2, ep: 2, ..MeshSizes::sharded(2) }, SpImpl::Ulysses);
     }
 }
 

@@ -128,6 +128,10 @@ fn mixture() -> Spec {
 fn gpt_oss() -> Spec {
     crate::common::gpt_oss(Spec { layers: 2, ..llama() })
 }
+/// Latent attention, and experts chosen by scores.
+fn deepseek() -> Spec {
+    crate::common::deepseek(Spec { layers: 2, ..llama() })
+}
 /// No shared expert, weights as they are; norms of whole rows, so attention is replicated.
 fn olmoe() -> Spec {
     let experts = mixture().experts.map(|e| Experts { shared_ff: 0, normalize: false, dense: Vec::new(), ..e });
@@ -320,7 +324,7 @@ fn every_gradient_equals_that_of_one_rank() {
 #[test]
 fn experts_are_sharded_by_columns() {
     let (attention, mlp) = (Cuts { attention: false, ..Cuts::ALL }, Cuts { mlp: false, ..Cuts::ALL });
-    for (spec, all) in [(mixture(), Cuts::ALL), (gpt_oss(), Cuts::ALL), (olmoe(), attention)] {
+    for (spec, all) in [(mixture(), Cuts::ALL), (gpt_oss(), Cuts::ALL), (deepseek(), Cuts::ALL), (olmoe(), attention)] {
         let run = Run::alone(spec);
         let alone = made(&run);
         let replicated = Cuts { mlp: mlp.mlp, ..all };

@@ -24,6 +24,7 @@ AUX = 0.25
 SIZES = dict(vocab_size=VOCAB, hidden_size=24, intermediate_size=22, num_attention_heads=4, num_key_value_heads=2,
              num_hidden_layers=2, max_position_embeddings=32, rms_norm_eps=1e-5, tie_word_embeddings=False,
              bos_token_id=None, eos_token_id=None, pad_token_id=None)
+MANY_HEADS = dict(num_key_value_heads=4)
 CASES = {
     "mixtral": dict(num_local_experts=5, num_experts_per_tok=2),
     "qwen2_moe": dict(num_hidden_layers=3, num_experts=5, num_experts_per_tok=3, moe_intermediate_size=14,
@@ -35,7 +36,28 @@ CASES = {
     "gpt_oss": dict(head_dim=10, num_local_experts=5, num_experts_per_tok=2, sliding_window=4, swiglu_limit=0.5,
                     rope_parameters=dict(rope_type="yarn", rope_theta=100.0, factor=4.0, beta_fast=4.0, truncate=False,
                                          original_max_position_embeddings=8)),
+    # Values are narrower than keys, then wider; some documents are longer than the length before scaling.
+    "deepseek_v3": dict(**MANY_HEADS, num_hidden_layers=3, n_routed_experts=6, n_group=3, topk_group=2, num_experts_per_tok=3, moe_intermediate_size=14,
+                        n_shared_experts=2, first_k_dense_replace=1, q_lora_rank=9, kv_lora_rank=7, qk_nope_head_dim=6, qk_rope_head_dim=4,
+                        v_head_dim=8, rope_parameters=dict(rope_type="yarn", rope_theta=100.0, factor=4.0, beta_fast=4.0, mscale=0.5,
+                                                           mscale_all_dim=2.0, original_max_position_embeddings=8)),
+    "deepseek_v2": dict(**MANY_HEADS, n_routed_experts=6, n_group=3, topk_group=2, topk_method="group_limited_greedy", num_experts_per_tok=3,
+                        moe_intermediate_size=14, n_shared_experts=1, first_k_dense_replace=1, q_lora_rank=None, kv_lora_rank=8,
+                        qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=10, routed_scaling_factor=1.5),
+    "glm4_moe_lite": dict(**MANY_HEADS, num_hidden_layers=3, n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=14, q_lora_rank=9,
+                          kv_lora_rank=7, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=12, attention_bias=True,
+                          mlp_layer_types=["dense", "sparse", "sparse"]),
+    "glm4_moe": dict(head_dim=12, n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=14, attention_bias=True),
+    "dots1": dict(head_dim=10, n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=14, n_shared_experts=1, norm_topk_prob=True,
+                  first_k_dense_replace=1, sliding_window=4, max_window_layers=1),
 }
+# Chosen by scores: transformers has no load-balancing loss of them.
+SCORED = {"deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1"}
+
+
+def biases(model):
+    """The biases of the choice of experts."""
+    return {n: b for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}
 
 
 def per_expert(model_type, tensors):
@@ -67,26 +89,31 @@ def main():
         config = AutoConfig.for_model(name, **(SIZES | keys))
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").float().eval()
         randomize(model)
+        for buffer in biases(model).values():
+            buffer.copy_(torch.normal(0.0, 0.1, buffer.shape).bfloat16())
         tokens = torch.randint(VOCAB, (sum(LENGTHS),))
         targets = targets_of(tokens, LENGTHS)
         targets[[2, 20]] = -100
-        outputs = [model(d[None], output_router_logits=True) for d in tokens.split(LENGTHS)]
+        scored = name in SCORED
+        outputs = [model(d[None], **({} if scored else dict(output_router_logits=True))) for d in tokens.split(LENGTHS)]
         logits = torch.cat([o.logits[0] for o in outputs])
-        layers = tuple(torch.cat(layer) for layer in zip(*[o.router_logits for o in outputs]))
+        layers = () if scored else tuple(torch.cat(layer) for layer in zip(*[o.router_logits for o in outputs]))
         experts = getattr(config, "num_experts", None) or config.num_local_experts
-        aux = load_balancing_loss_func(layers, experts, config.num_experts_per_tok)
+        aux = torch.zeros(()) if scored else load_balancing_loss_func(layers, experts, config.num_experts_per_tok)
         # No choice of an expert may hang on a rounding error.
         for layer in layers:
             top = layer.softmax(-1).sort(descending=True).values
             assert (top[:, config.num_experts_per_tok - 1] - top[:, config.num_experts_per_tok]).min() > 2e-5
         loss = torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100)
-        (loss + AUX * aux).backward()
-        grads = {n: p.grad if p.grad is not None else torch.zeros_like(p) for n, p in model.named_parameters()}
-        tensors = {f"weight.{n}": p.bfloat16() for n, p in per_expert(name, {n: p.detach() for n, p in model.named_parameters()}).items()}
+        factor = 0.0 if scored else AUX
+        (loss + factor * aux).backward()
+        # A buffer has no gradient: zeros stand for it.
+        grads = {n: torch.zeros_like(b) for n, b in biases(model).items()} | {n: p.grad if p.grad is not None else torch.zeros_like(p) for n, p in model.named_parameters()}
+        tensors = {f"weight.{n}": p.bfloat16() for n, p in per_expert(name, biases(model) | {n: p.detach() for n, p in model.named_parameters()}).items()}
         tensors |= {f"grad.{n}": g for n, g in per_expert(name, grads).items()}
         tensors |= {"logits": logits.detach(), "tokens": tokens.int(), "targets": targets.int()}
         save_file(tensors, out / f"{name}.safetensors")
-        golden = dict(lengths=LENGTHS, loss=loss.item(), aux=aux.item(), factor=AUX,
+        golden = dict(lengths=LENGTHS, loss=loss.item(), aux=None if scored else aux.item(), factor=factor,
                       config=json.loads(model.config.to_json_string(use_diff=False)),
                       made_with=f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}")
         (out / f"{name}.json").write_text(json.dumps(golden, indent=1) + "\n")

@@ -178,6 +178,16 @@ impl Defaults {
                 out_bias: Some(("attention_bias", true)),
                 ..PLAIN
             },
+            Arch::DeepseekV2 | Arch::DeepseekV3 => Defaults { pairs: RotaryPairs::Adjacent, ..BIASED },
+            Arch::Glm4MoeLite => Defaults { eps: ("rms_norm_eps", 1e-5), pairs: RotaryPairs::Adjacent, ..BIASED },
+            Arch::Glm4Moe => Defaults {
+                kv_heads: Some(8),
+                eps: ("rms_norm_eps", 1e-5),
+                qkv_bias: ATTENTION_BIAS,
+                part: Some(0.5),
+                ..PLAIN
+            },
+            Arch::Dots1 => Defaults { kv_heads: Some(32), window: WindowKeys::Given(Some(4096)), ..BIASED },
             Arch::Gpt => PLAIN,
         }
     }

@@ -127,6 +127,10 @@ const USED_IN_ROPE: &[&str] = &[
     "type",
 ];
 
+/// The shortest decimal number: 1e-5 and not 0.000009999999747378752.
+pub fn decimal(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or(x as f64)
+}
 /// The map of an object.
 pub fn object(value: Value) -> Map<String, Value> {
     if let Value::Object(map) = value { map } else { Map::new() }

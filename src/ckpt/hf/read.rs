@@ -3,6 +3,7 @@
 use super::defaults::{Defaults, WindowKeys};
 use super::keys::ConfigKeys;
 use super::rotary::{query_growth, rotaries};
+use super::scored;
 use super::tower;
 use crate::base::{Error, Result, quote};
 use crate::device::ops::GluClamp;
@@ -92,10 +93,14 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
         Some((key, default)) => Ok::<_, Error>(keys.flag(key)?.unwrap_or(default)),
         None => Ok(false),
     };
-    let head_dim = keys.size("head_dim", "head_dim")?.or(of.head_dim).unwrap_or(dim / heads.max(1));
+    let latent = scored::latent(keys, arch)?;
+    let head_dim = match &latent {
+        Some(latent) => latent.head_dim(),
+        None => keys.size("head_dim", "head_dim")?.or(of.head_dim).unwrap_or(dim / heads.max(1)),
+    };
     let (window, windowed) = windows(keys, arch, layers)?;
     let max_len = size("max_position_embeddings", "max_positions")?;
-    let (rope, local_rope, part) = rotaries(keys, arch, (max_len, head_dim))?;
+    let (rope, local_rope, part) = rotaries(keys, arch, (max_len, latent.map_or(head_dim, |latent| latent.rope)))?;
     let ff = size("intermediate_size", "ff_hidden_dim")?;
     let spec = Spec {
         arch,
@@ -115,7 +120,8 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
         rope: Some(rope),
         query_growth: if arch == Arch::Ministral3 { Some(query_growth(keys)?) } else { None },
         local_rope: local_rope.filter(|_| !windowed.is_empty()),
-        rotary_dim: (part != 1.0).then_some((head_dim as f64 * part) as usize),
+        rotary_dim: latent.map(|latent| latent.rope).or((part != 1.0).then_some((head_dim as f64 * part) as usize)),
+        latent,
         rotary_pairs: of.pairs,
         window,
         windowed,
@@ -185,6 +191,12 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         },
         Arch::Starcoder2 => Spec { layer_norm: true, norm_bias: true, ..spec },
         Arch::GptOss => Spec { sinks: true, ..spec },
+        Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Glm4MoeLite => scored::special(keys, spec)?,
+        Arch::Glm4Moe => {
+            keys.only("use_qk_norm", &[json!(false)])?;
+            spec
+        }
+        Arch::Dots1 => Spec { qk_norm: true, ..spec },
         _ => spec,
     })
 }
@@ -204,6 +216,9 @@ fn rotated_layers(keys: &ConfigKeys, layers: usize) -> Result<Vec<bool>> {
 
 /// The experts of the families that have them.
 fn experts(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<Option<Experts>> {
+    if let Some(of) = scored::ScoredExperts::of(arch) {
+        return of.experts(keys, layers).map(Some);
+    }
     let qwen = matches!(arch, Arch::Qwen2Moe | Arch::Qwen3Moe);
     // Both names of the number of experts are in use, whatever the family.
     let (count, top_k) = match arch {
@@ -248,6 +263,7 @@ fn experts(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<Op
             }),
             _ => None,
         },
+        rule: None,
     }))
 }
 
@@ -311,6 +327,7 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
     };
     let first = match arch {
         Arch::Qwen2 | Arch::Qwen3 => keys.whole("max_window_layers")?.unwrap_or(28),
+        Arch::Dots1 => keys.whole("max_window_layers")?.unwrap_or(62),
         _ => 0,
     };
     let windowed = match layer_types(keys, layers)? {

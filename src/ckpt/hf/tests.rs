@@ -1,7 +1,8 @@
 //! Every family's config round-trips; files of transformers 4 and 5 read the same; unsupported keys are named. Never
 //! reads a file.
 use super::*;
-use crate::nn::{Activation, Experts};
+use crate::device::ops::RouteRule;
+use crate::nn::{Activation, Experts, Latent};
 
 fn llama() -> Spec {
     Spec {
@@ -142,7 +143,7 @@ fn keys_that_no_class_has_are_inert_and_all_others_are_known() {
         let of = Defaults::of(arch);
         let mut base = match arch {
             Arch::Gpt => map(&Spec { arch, rope: None, kv_heads: 4, head_dim: 8, ..llama() }),
-            _ => map(&Spec { arch, activation: of.activation, rope: Some(Rotary::new(of.theta)), ..llama() }),
+            _ => map(&Spec { arch, activation: of.activation, rope: Some(Rotary::new(of.theta)), ..sized(arch) }),
         };
         base.insert("model_type".into(), json!(name));
         if name == "ministral3" {
@@ -178,6 +179,79 @@ fn keys_that_no_class_has_are_inert_and_all_others_are_known() {
     let mut map = map(&llama());
     map.insert("rope_scaling".into(), json!({"type": "linear", "factor": 2, "finetuned": true}));
     assert_eq!(inert(&map).unwrap(), ["rope_scaling.finetuned"]);
+}
+
+/// A Llama, with what the configs of some families cannot leave out.
+fn sized(arch: Arch) -> Spec {
+    let is_v2 = arch == Arch::DeepseekV2;
+    let rule = RouteRule { sigmoid: !is_v2, biased: !is_v2, groups: 1, top_groups: 1, scale: 1.0 };
+    let experts = Some(Experts { count: 6, top_k: 2, ff: 8, rule: Some(rule), ..Experts::default() });
+    let scored = Spec { experts, ..llama() };
+    let latent = Latent { q_rank: 8, kv_rank: 8, nope: 4, rope: 4, value: 8 };
+    match arch {
+        Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Glm4MoeLite => Spec {
+            kv_heads: scored.heads,
+            head_dim: latent.head_dim(),
+            rotary_dim: Some(latent.rope),
+            latent: Some(latent),
+            ..scored
+        },
+        Arch::Glm4Moe | Arch::Dots1 => scored,
+        _ => llama(),
+    }
+}
+
+/// As published with transformers 4, and as 5 writes the same, with the numbers of parameters that its classes have.
+#[test]
+fn published_configs_of_gpt_oss_and_deepseek_are_their_models() {
+    let kinds: Vec<&str> = (0..24).map(|i| if i % 2 == 0 { "sliding_attention" } else { "full_attention" }).collect();
+    let yarn = json!({
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+        "rope_type": "yarn", "truncate": false,
+    });
+    let published = json!({
+        "architectures": ["GptOssForCausalLM"], "attention_bias": true, "attention_dropout": 0.0, "eos_token_id": 200_002,
+        "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096,
+        "initializer_range": 0.02, "intermediate_size": 2880, "layer_types": kinds, "max_position_embeddings": 131_072,
+        "model_type": "gpt_oss", "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+        "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": false, "pad_token_id": 199_999,
+        "quantization_config": {"modules_to_not_convert": ["model.embed_tokens", "lm_head"], "quant_method": "mxfp4"},
+        "rms_norm_eps": 1e-5, "rope_scaling": yarn, "rope_theta": 150_000, "router_aux_loss_coef": 0.9,
+        "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": false, "use_cache": true, "vocab_size": 201_088,
+    });
+    // What 5 leaves out has the same defaults.
+    let brief = json!({
+        "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_attention_heads": 64,
+        "num_hidden_layers": 24, "num_local_experts": 32, "max_position_embeddings": 131_072, "vocab_size": 201_088,
+        "router_aux_loss_coef": 0.9,
+    });
+    let gpt_oss = spec(published).unwrap();
+    assert_eq!((gpt_oss.params(), spec(brief).unwrap()), (20_914_757_184, gpt_oss));
+
+    let rope = json!({
+        "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096, "type": "yarn",
+    });
+    let mut published = object(json!({
+        "model_type": "deepseek_v3", "aux_loss_alpha": 0.001, "first_k_dense_replace": 3, "hidden_act": "silu",
+        "hidden_size": 7168, "intermediate_size": 18_432, "kv_lora_rank": 512, "max_position_embeddings": 163_840,
+        "moe_intermediate_size": 2048, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": true,
+        "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128,
+        "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-6, "rope_scaling": rope, "rope_theta": 10_000, "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid", "tie_word_embeddings": false, "topk_group": 4, "topk_method": "noaux_tc",
+        "v_head_dim": 128, "vocab_size": 129_280,
+    }));
+    let deepseek = spec(Value::Object(published.clone())).unwrap();
+    // The bias of the choice is not a parameter there.
+    assert_eq!(deepseek.params(), 671_026_404_352 + 58 * 256);
+    let scale = deepseek.score_scale.unwrap() * 192f64.sqrt();
+    assert!((scale - (0.1 * 40f64.ln() + 1.0).powi(2)).abs() < 1e-12, "{scale}");
+    let mut rope = object(published.shift_remove("rope_scaling").unwrap());
+    rope.extend([("rope_type".into(), rope["type"].clone()), ("rope_theta".into(), json!(10_000.0))]);
+    published.insert("rope_parameters".into(), Value::Object(rope));
+    assert_eq!(spec(Value::Object(published)).unwrap(), deepseek);
+    assert_eq!(parse(config(&deepseek).as_bytes()).unwrap(), deepseek);
 }
 
 /// Of Ministral 3.

@@ -1,7 +1,8 @@
 //! Routing to experts, and the rows that they get. Never mixes the rows of two tokens.
 use super::simd::{exp, sigmoid, sum};
 use crate::ops::{
-    Balance, CombineRows, PlaceRuns, Route, RouteBackward, RouteLoad, RouteShape, Sigmoid, TakeRows, WeighRows,
+    Balance, CombineRows, PlaceRuns, Route, RouteBackward, RouteLoad, RouteRule, RouteScored, RouteScoredBackward,
+    RouteShape, Sigmoid, TakeRows, WeighRows,
 };
 use flatshard_base::{Error, Result, dtype::Float};
 
@@ -33,20 +34,75 @@ fn top(probs: &[f32], chosen: &mut [u32]) {
 }
 
 pub fn route(op: Route) -> Result<()> {
-    const OP: &str = Route::OP;
     op.check()?;
+    routed(op, |probs, chosen| {
+        softmax(probs);
+        top(probs, chosen);
+        1.0
+    })
+}
+
+/// Routing by a rule. `scratch` holds E floats and two for each group.
+#[inline(always)]
+pub fn route_scored<T: Float>(op: RouteScored, scratch: &mut [f32]) -> Result<()> {
+    const OP: &str = RouteScored::OP;
+    op.check()?;
+    let RouteScored { rule: RouteRule { sigmoid: by_sigmoid, groups, top_groups, scale, .. }, bias, route } = op;
+    let bias = bias.map(|bias| bias.host::<T>(OP)).transpose()?;
+    let each = route.shape.experts / groups;
+    let (choice, rest) = scratch.split_at_mut(route.shape.experts);
+    let (best, left) = rest.split_at_mut(groups);
+    routed(route, |probs, chosen| {
+        match by_sigmoid {
+            true => probs.iter_mut().for_each(|x| *x = sigmoid(*x).0),
+            false => softmax(probs),
+        }
+        choice.copy_from_slice(probs);
+        if let Some(bias) = bias {
+            choice.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias.to_f32());
+        }
+        if groups > 1 {
+            for (best, group) in best.iter_mut().zip(choice.chunks_exact(each)) {
+                let mut two = [0u32; 2];
+                let count = if by_sigmoid { 2 } else { 1 };
+                top(group, &mut two[..count]);
+                *best = two[..count].iter().map(|&e| group[e as usize]).sum();
+            }
+            left.copy_from_slice(best);
+            for _ in 0..top_groups {
+                let mut first = [0u32];
+                top(left, &mut first);
+                left[first[0] as usize] = f32::NEG_INFINITY;
+            }
+            for (group, choice) in choice.chunks_exact_mut(each).enumerate() {
+                if left[group] == best[group] {
+                    choice.fill(f32::NEG_INFINITY);
+                }
+            }
+        }
+        top(choice, chosen);
+        scale
+    })
+}
+
+/// Assigns the results of [`Route`]. `choose` turns a token's logits into scores and chooses its experts; it returns
+/// the factor of its weights.
+fn routed(op: Route, mut choose: impl FnMut(&mut [f32], &mut [u32]) -> f32) -> Result<()> {
+    const OP: &str = Route::OP;
     let RouteShape { experts, top_k, normalize } = op.shape;
     let (probs, chosen, weights) = (op.probs.host::<f32>(OP)?, op.chosen.host::<u32>(OP)?, op.weights.host::<f32>(OP)?);
     let (offsets, order, places) = (op.offsets.host::<u32>(OP)?, op.order.host::<u32>(OP)?, op.places.host::<u32>(OP)?);
     let tokens =
         probs.chunks_exact_mut(experts).zip(chosen.chunks_exact_mut(top_k)).zip(weights.chunks_exact_mut(top_k));
     for ((probs, chosen), weights) in tokens {
-        softmax(probs);
-        top(probs, chosen);
+        let scale = choose(probs, chosen);
         weights.iter_mut().zip(&*chosen).for_each(|(w, &e)| *w = probs[e as usize]);
         if normalize {
             let all: f32 = weights.iter().sum();
             weights.iter_mut().for_each(|w| *w /= all);
+        }
+        if scale != 1.0 {
+            weights.iter_mut().for_each(|w| *w *= scale);
         }
     }
     // A stable counting sort: offsets[e] first counts, then is the next free row of expert e - 1.
@@ -86,6 +142,32 @@ pub fn route_backward(op: RouteBackward) -> Result<()> {
             |[p, d]| p * d,
         );
         dlogits.iter_mut().zip(probs).for_each(|(d, p)| *d = p * (*d - dot));
+    }
+    Ok(())
+}
+
+/// As [`route_backward`], with the weights' factor; with sigmoids, dlogit = p (1 - p) dp.
+pub fn route_scored_backward(op: RouteScoredBackward) -> Result<()> {
+    const OP: &str = RouteScoredBackward::OP;
+    op.check()?;
+    let RouteScoredBackward { rule: RouteRule { sigmoid, scale, .. }, route: op } = op;
+    let RouteShape { experts, top_k, normalize } = op.shape;
+    let (probs, chosen, weights) = (op.probs.host::<f32>(OP)?, op.chosen.host::<u32>(OP)?, op.weights.host::<f32>(OP)?);
+    let (dweights, balance, dlogits) =
+        (op.dweights.host::<f32>(OP)?, op.balance.host::<f32>(OP)?, op.dlogits.host::<f32>(OP)?);
+    for (n, (probs, dlogits)) in probs.chunks_exact(experts).zip(dlogits.chunks_exact_mut(experts)).enumerate() {
+        let of = n * top_k..(n + 1) * top_k;
+        let (chosen, weights, dweights) = (&chosen[of.clone()], &weights[of.clone()], &dweights[of]);
+        dlogits.copy_from_slice(balance);
+        let mean: f32 = weights.iter().zip(dweights).map(|(w, dw)| w / scale * dw).sum();
+        let all: f32 = chosen.iter().map(|&e| probs[e as usize]).sum();
+        for (&e, dw) in chosen.iter().zip(dweights) {
+            dlogits[e as usize] += scale * if normalize { (dw - mean) / all } else { *dw };
+        }
+        let dot: f32 = if sigmoid { 0.0 } else { probs.iter().zip(&*dlogits).map(|(p, d)| p * d).sum() };
+        for (d, p) in dlogits.iter_mut().zip(probs) {
+            *d = if sigmoid { p * (1.0 - p) * *d } else { p * (*d - dot) };
+        }
     }
     Ok(())
 }

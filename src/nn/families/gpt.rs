@@ -51,6 +51,7 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {
             window: 0,
             softcap: 0.0,
         },
+        latent: None,
         sinks: None,
         out: linear(&mut layout, name("attn.c_proj"), dim, dim, Init::residual(spec.layers)),
         post: None,

@@ -8,12 +8,13 @@ use crate::nn::context::TurnTable;
 use crate::nn::expert_layer::{ClampedExperts, ExpertLayer};
 use crate::nn::experts::{SharedExpert, SparseBranch};
 use crate::nn::grouped::GroupedLinear;
+use crate::nn::latent::LatentProjections;
 use crate::nn::layout::{Init, Layout, Tp, slice_name};
 use crate::nn::linear::Linear;
 use crate::nn::mlp::MlpBranch;
 use crate::nn::norm::Norm;
 use crate::nn::root::{Root, VocabRows};
-use crate::nn::spec::{Arch, Experts, Spec};
+use crate::nn::spec::{Arch, Experts, Latent, Spec};
 use crate::nn::split::{Slice, Split};
 use crate::nn::store::Stride;
 
@@ -54,12 +55,13 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     let shared = split.shared_kv(spec);
     let q = (spec.heads, heads, None);
     let kv = (spec.kv_heads, kv_heads, shared);
+    let latent = spec.latent.map(|latent| names.latent(latent, heads, by_heads));
     if spec.fused_qkv {
         let rows = [spec.heads, spec.kv_heads, spec.kv_heads].map(|heads| heads * head_dim);
         qkv.push(Linear::new(names.parts("self_attn.qkv_proj", rows, by_heads), row, dim));
     }
     let apart = [("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
-    for (name, (all, own, shared)) in apart.into_iter().filter(|_| !spec.fused_qkv) {
+    for (name, (all, own, shared)) in apart.into_iter().filter(|_| !spec.fused_qkv && latent.is_none()) {
         let (width, first) = (own * head_dim, shared.unwrap_or(0) * head_dim);
         let mut segment = |suffix: &str, shape: &[usize], init| match shared {
             None => names.cut(name, suffix, shape, 0, by_heads, init),
@@ -99,13 +101,14 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     let attention = AttentionBranch {
         norm,
         qkv,
-        bias: spec.qkv_bias.then_some(RowBias(biases)),
+        bias: (spec.qkv_bias && spec.latent.is_none()).then_some(RowBias(biases)),
         transform,
         cut: split.cuts.attention,
         turns,
         growth: spec.query_growth.map(|_| RopeShape { heads, ..rope }),
         parallel: spec.parallel,
         shape: AttentionShape { heads, kv_heads, head_dim, scale, window, softcap },
+        latent,
         sinks: spec.sinks.then(|| {
             let (shape, tp) = (
                 [heads],
@@ -113,7 +116,12 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
             );
             names.layout.push_part(format!("{}self_attn.sinks", names.prefix), &shape, tp, false, Init::NORMAL)
         }),
-        out: names.row("self_attn.o_proj", spec.heads * head_dim, by_heads, spec.out_bias),
+        out: names.row(
+            "self_attn.o_proj",
+            spec.heads * spec.latent.map_or(head_dim, |latent| latent.value),
+            by_heads,
+            spec.out_bias,
+        ),
         post: spec.post_norms.then(|| names.norm(modules.attention_norms[1], dim)),
     };
     if let Some(experts) = spec.experts_of(i) {
@@ -194,6 +202,14 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
     let router_name = format!("{module}.{router}");
     let router = names.push(&router_name, WEIGHT, &[count, dim], summed, Init::NORMAL);
     let router_bias = experts.clamp.map(|_| names.push(&router_name, BIAS, &[count], summed, Init::ZEROS));
+    let correction = experts.rule.is_some_and(|rule| rule.biased).then(|| {
+        // A buffer of transformers: it balances experts while a model is pretrained, by a rule of its own.
+        let name = format!("{}{module}.gate.e_score_correction_bias", names.prefix);
+        let segment = names.layout.push_part(name, &[count], Tp::Same, false, Init::ZEROS);
+        names.layout.segments[segment].trainable = false;
+        segment
+    });
+    let rule = experts.rule.map(|rule| (rule, correction));
     let held = names.split.ep.share(count);
     let step = if experts.clamp.is_some() { CLAMPED_TENSORS } else { 3 };
     let stride = |k| Stride { first: step * held.start + k, step, count: held.len() };
@@ -210,17 +226,19 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
             (gate, Some(up), GroupedLinear::new(stride(2), dim, width), None)
         }
     };
+    let is_gated = rule.is_none();
+    let shared_module = if is_gated { "mlp.shared_expert" } else { "mlp.shared_experts" };
     let shared = (shared_ff > 0).then(|| SharedExpert {
-        gate: names.column("mlp.shared_expert.gate_proj", shared_ff, columns, false),
-        up: names.column("mlp.shared_expert.up_proj", shared_ff, columns, false),
-        down: names.row("mlp.shared_expert.down_proj", shared_ff, columns, false),
-        router: names.push("mlp.shared_expert_gate", WEIGHT, &[1, dim], summed, Init::NORMAL),
+        gate: names.column(&format!("{shared_module}.gate_proj"), shared_ff, columns, false),
+        up: names.column(&format!("{shared_module}.up_proj"), shared_ff, columns, false),
+        down: names.row(&format!("{shared_module}.down_proj"), shared_ff, columns, false),
+        router: is_gated.then(|| names.push("mlp.shared_expert_gate", WEIGHT, &[1, dim], summed, Init::NORMAL)),
     });
     let index = (0..i).filter(|&i| names.spec.experts_of(i).is_some()).count();
     let shape = RouteShape { experts: count, top_k, normalize };
     let layer = names.spec.experts_layer(index);
     let experts = ExpertLayer { layer, index, top_k, gate, up, down, clamped, width: dim };
-    SparseBranch { norm, cut: names.split.cuts.mlp, shape, router, router_bias, experts, width: dim, shared }
+    SparseBranch { norm, cut: names.split.cuts.mlp, shape, router, router_bias, rule, experts, width: dim, shared }
 }
 
 /// Tensors of an expert whose gate and up are one.
@@ -246,6 +264,31 @@ impl Names<'_> {
         part[dim] = over.share(whole).len();
         let tp = if over.of > 1 { Tp::Cut { dim, over, whole } } else { Tp::Same };
         self.push(name, suffix, &part, tp, init)
+    }
+    /// The projections of latent attention. Each rank of tp has the latents, and what follows for its `heads`.
+    fn latent(&mut self, latent: Latent, heads: usize, by_heads: Slice) -> LatentProjections {
+        let &Spec { dim, heads: all, head_dim, qkv_bias, .. } = self.spec;
+        let Latent { q_rank, kv_rank, nope, rope, value } = latent;
+        let replicated = if by_heads.of > 1 { Tp::Summed } else { Tp::Same };
+        let to_latent = |names: &mut Self, name: &str, width: usize| {
+            let linear = Linear::new(names.push(name, WEIGHT, &[width, dim], replicated, Init::NORMAL), width, dim);
+            if qkv_bias { linear.bias(names.push(name, BIAS, &[width], replicated, Init::ZEROS)) } else { linear }
+        };
+        let of_heads = |names: &mut Self, name: &str, each: usize, inputs: usize| {
+            let weight = names.cut(name, WEIGHT, &[all * each, inputs], 0, by_heads, Init::NORMAL);
+            Linear::new(weight, heads * each, inputs)
+        };
+        let (q_latent, q) = if q_rank > 0 {
+            let linear = to_latent(self, "self_attn.q_a_proj", q_rank);
+            let norm = self.scale("self_attn.q_a_layernorm", q_rank, replicated);
+            (Some((linear, norm)), of_heads(self, "self_attn.q_b_proj", nope + rope, q_rank))
+        } else {
+            (None, of_heads(self, "self_attn.q_proj", nope + rope, dim))
+        };
+        let kv_latent = to_latent(self, "self_attn.kv_a_proj_with_mqa", kv_rank + rope);
+        let kv_norm = self.scale("self_attn.kv_a_layernorm", kv_rank, replicated);
+        let kv = of_heads(self, "self_attn.kv_b_proj", nope + value, kv_rank);
+        LatentProjections { shape: latent, heads, head_dim, q_latent, q, kv_latent, kv_norm, kv }
     }
     /// The tensors of expert `e` of gpt-oss: in files, those of a kind are one tensor. A rank's columns of the first
     /// two are pairs of a gate and an up.

@@ -86,6 +86,11 @@ families! {
     Cohere2 "cohere2" "cohere2" "Cohere2ForCausalLM" None, COHERE;
     Starcoder2 "starcoder2" "starcoder2" "Starcoder2ForCausalLM" Some("Starcoder2ForSequenceClassification"), STARCODER;
     GptOss "gpt_oss" "gpt_oss" "GptOssForCausalLM" Some("GptOssForSequenceClassification"), LLAMA;
+    DeepseekV2 "deepseek_v2" "deepseek_v2" "DeepseekV2ForCausalLM" Some("DeepseekV2ForSequenceClassification"), LLAMA;
+    DeepseekV3 "deepseek_v3" "deepseek_v3" "DeepseekV3ForCausalLM" Some("DeepseekV3ForSequenceClassification"), LLAMA;
+    Glm4MoeLite "glm4_moe_lite" "glm4_moe_lite" "Glm4MoeLiteForCausalLM" None, LLAMA;
+    Glm4Moe "glm4_moe" "glm4_moe" "Glm4MoeForCausalLM" None, LLAMA;
+    Dots1 "dots1" "dots1" "Dots1ForCausalLM" None, LLAMA;
     Gpt "gpt" "gpt2" "GPT2LMHeadModel" Some("GPT2ForSequenceClassification"), LLAMA;
 }
 

@@ -363,6 +363,14 @@ impl Device for CpuDevice {
     fn grouped_gemm(&self, op: GroupedGemm) -> Result<()> {
         self.grouped(op)
     }
+    fn route_scored(&self, op: RouteScored) -> Result<()> {
+        let mut scratch = lock(&self.gemm[0]);
+        let floats = scratch.floats(op.route.shape.experts + 2 * op.rule.groups);
+        floats!(self, op.bias.map_or(DType::F32, |bias| bias.dtype()), T => experts::route_scored::<T>(op, floats))
+    }
+    fn route_scored_backward(&self, op: RouteScoredBackward) -> Result<()> {
+        experts::route_scored_backward(op)
+    }
     fn sink(&self, op: HeadSinks) -> Result<()> {
         floats!(self, op.o.dtype(), T => clamped::sink::<T>(op))
     }
