@@ -1,5 +1,6 @@
-//! Text generation: recomputing the whole prefix for each token, and one token at a time with a key-value cache. Tokens
-//! per second of one rank on one core. Compare rows of one run only, never runs of different machines.
+//! Text generation: recomputing the whole prefix for each token, one token at a time with a key-value cache, and 32
+//! texts at once. Tokens per second of one rank on one core. Compare rows of one run only, never runs of different
+//! machines.
 //! `cargo bench --bench generate`
 #[path = "../tests/common/plain_store.rs"]
 #[allow(dead_code)] // only a part is used here
@@ -8,7 +9,8 @@ mod plain_store;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use flatshard::base::DType;
 use flatshard::device::cpu::CpuDevice;
-use flatshard::nn::{Arch, Checkpointing, Decoder, Spec, WorkspaceOptions};
+use flatshard::device::ops::PagedRows;
+use flatshard::nn::{Arch, CacheSize, Checkpointing, Decoder, Spec, WorkspaceOptions};
 use plain_store::{Docs, Plain, device, groups};
 use std::time::{Duration, Instant};
 
@@ -32,45 +34,47 @@ fn spec() -> Spec {
     }
 }
 
-/// The time of one text, with or without the key-value cache (`keeps`).
-fn time(dev: &CpuDevice, decoder: &Decoder, store: &mut Plain, dtype: DType, keeps: bool) -> Duration {
+/// The time of `texts` texts together, or, without a cache, of one.
+fn time(dev: &CpuDevice, decoder: &Decoder, store: &mut Plain, dtype: DType, texts: Option<usize>) -> Duration {
     let (prompt, count) = SHAPE;
-    let options = WorkspaceOptions { tokens: prompt + count, dtype, checkpoint: Checkpointing::Off, train: false };
+    let (length, all) = (prompt + count, texts.unwrap_or(1));
+    let options = WorkspaceOptions { tokens: length * all, dtype, checkpoint: Checkpointing::Off, train: false };
     let mut ws = decoder.workspace(dev, &groups(), &options).unwrap();
-    decoder.remember(dev, &mut ws, if keeps { prompt + count } else { 0 }).unwrap();
+    let each = CacheSize::pages_of(length);
+    let rows = prompt * all;
+    decoder.remember(dev, &mut ws, &CacheSize { pages: each * all, rows, longest: length }).unwrap();
+    let pages: Vec<Vec<u32>> = (0..all).map(|i| (i * each..(i + 1) * each).map(|page| page as u32).collect()).collect();
     let mut logits = vec![0f32; spec().vocab];
-    let texts: Vec<Docs> = (prompt..prompt + count).map(|n| Docs::random(dev, 5, spec().vocab, &[n], 0)).collect();
-    let last = Docs::random(dev, 5, spec().vocab, &[1], 0);
-    let whole = Docs::random(dev, 5, spec().vocab, &[prompt + count], 0);
     let start = Instant::now();
-    for (i, text) in texts.iter().enumerate() {
-        let past = if keeps && i > 0 { prompt + i - 1 } else { 0 };
-        let mut batch = text.batch();
-        if past > 0 {
-            batch = last.batch();
-            batch.tokens = whole.batch().tokens.slice(past..past + 1);
-            batch.positions = whole.batch().positions.slice(past..past + 1);
-        }
-        let row = batch.tokens.len() - 1;
-        match keeps {
-            true => decoder.go_on(dev, store, &batch, &mut ws, past, &mut logits).unwrap(),
-            false => decoder.next_token_logits(dev, store, &batch, &mut ws, row, &mut logits).unwrap(),
-        }
+    for i in 0..count {
+        let Some(texts) = texts else {
+            let whole = Docs::random(dev, 5, spec().vocab, &[prompt + i], 0);
+            decoder.next_token_logits(dev, store, &whole.batch(), &mut ws, prompt + i - 1, &mut logits).unwrap();
+            continue;
+        };
+        let (rows, past) = if i == 0 { (prompt, 0) } else { (1, prompt + i - 1) };
+        let docs = Docs::random(dev, 5, spec().vocab, &vec![rows; texts], 0);
+        let mut batch = docs.batch();
+        batch.targets = batch.targets.slice(0..0);
+        let runs: Vec<PagedRows> =
+            (0..texts).map(|text| PagedRows { first: text * rows, rows, past, pages: &pages[text] }).collect();
+        let wanted: Vec<usize> = (1..=texts).map(|text| text * rows - 1).collect();
+        decoder.go_on(dev, store, &batch, &mut ws, (&runs, &wanted), &mut |_, _| 3, &mut Vec::new()).unwrap();
     }
     start.elapsed()
 }
 
 fn generate(c: &mut Criterion) {
     let mut group = c.benchmark_group("generate");
-    group.throughput(Throughput::Elements(SHAPE.1 as u64));
     group.sample_size(10).measurement_time(Duration::from_secs(2)).warm_up_time(Duration::from_millis(300));
     let dev = device();
     for dtype in [DType::F32, DType::Bf16] {
         let decoder = Decoder::new(spec()).unwrap();
         let mut store = Plain::random(&dev, &decoder, dtype, 0.02);
-        for (name, keeps) in [("whole prefix", false), ("cached", true)] {
+        for (name, texts) in [("whole prefix", None), ("cached", Some(1)), ("32 texts", Some(32))] {
+            group.throughput(Throughput::Elements((SHAPE.1 * texts.unwrap_or(1)) as u64));
             group.bench_function(BenchmarkId::new(name, dtype), |b| {
-                b.iter_custom(|texts| (0..texts).map(|_| time(&dev, &decoder, &mut store, dtype, keeps)).sum())
+                b.iter_custom(|n| (0..n).map(|_| time(&dev, &decoder, &mut store, dtype, texts)).sum())
             });
         }
     }

@@ -16,7 +16,7 @@ const LARGE: u64 = 1 << 31;
 const LONG: u64 = 10_000_000;
 
 /// Limits by setting name.
-const MOST: [(&str, u64); 27] = [
+const MOST: [(&str, u64); 28] = [
     ("nproc_per_node", MANY),
     ("threads_per_rank", CORES),
     ("num_nodes", MANY),
@@ -43,6 +43,7 @@ const MOST: [(&str, u64); 27] = [
     ("batch_size", LONG),
     ("grad_accum", LONG),
     ("updates_per_rollout", LONG),
+    ("group_size", MANY),
     ("train_batch_size", LARGE),
 ];
 

@@ -44,7 +44,39 @@ impl Recorded {
     }
 }
 
+/// A sample of a prompt, with what was recorded of it.
+#[derive(Clone, Copy, Debug)]
+pub struct SampleRow<'a> {
+    pub prompt: &'a [u32],
+    pub ids: &'a [u32],
+    /// One per id.
+    pub logprobs: &'a [f32],
+    pub reward: f32,
+}
+
 impl MicroBatch {
+    /// Groups of samples, each sample a document, of which only the sampled tokens have loss.
+    pub fn from_groups<'a>(groups: impl IntoIterator<Item = Vec<SampleRow<'a>>>) -> MicroBatch {
+        let mut batch = MicroBatch { cu_seqlens: vec![0], ..MicroBatch::default() };
+        for group in groups {
+            for SampleRow { prompt, ids, logprobs, reward } in group {
+                let (len, before) = (prompt.len() + ids.len(), prompt.len().saturating_sub(1));
+                batch.tokens.extend(prompt.iter().chain(ids));
+                let (targets, recorded) = (&mut batch.targets, &mut batch.recorded.logprobs);
+                targets.resize(targets.len() + before, IGNORE);
+                targets.extend(ids.iter().map(|&id| id as i32));
+                targets.resize(batch.tokens.len(), IGNORE);
+                recorded.resize(recorded.len() + before, 0.0);
+                recorded.extend(logprobs);
+                recorded.resize(batch.tokens.len(), 0.0);
+                batch.recorded.rewards.push(reward);
+                batch.positions.extend(0..len as u32);
+                batch.cu_seqlens.push(batch.tokens.len() as u32);
+            }
+            batch.recorded.groups.push(batch.recorded.rewards.len() as u32);
+        }
+        batch
+    }
     /// Concatenates rows of token ids, each a document: every token predicts the next one, and the last token of a row
     /// has no target.
     pub fn from_rows<'a>(rows: impl IntoIterator<Item = &'a [u32]>) -> MicroBatch {

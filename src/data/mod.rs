@@ -46,7 +46,7 @@ mod loader; // rows of each rank
 mod prefetch; // loading ahead on a thread
 pub mod zigzag; // splitting sequences over the ranks of sp
 
-pub use batch::{MicroBatch, Recorded};
+pub use batch::{MicroBatch, Recorded, SampleRow};
 pub use cache::Cache;
 pub use dataset::{DataOptions, Dataset};
 pub use format::{Format, LabelKeys, PairKeys, Preferences, SampleKind};

@@ -4,7 +4,7 @@
 //! computes.
 use super::cost::{OpCost, causal_pairs, pass_pairs};
 use super::ops::*;
-use super::{Buf, Device, View, ViewMut, epilogue, fp8};
+use super::{Buf, Device, View, ViewMut, epilogue, fp8, paged};
 use flatshard_base::{Category, DType, Meter, Result};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -266,6 +266,10 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         let pairs = self.pairs(&op.of_queries);
         let cost = OpCost::attention("attention_pass", &op.shape, op.qkv.dtype(), pairs, bytes);
         self.executor.op(cost, |dev| dev.attention_pass(op))
+    }
+    /// As on devices without a kernel for it.
+    fn attention_paged(&self, op: AttentionPaged) -> Result<()> {
+        paged::in_passes(self, op)
     }
     fn attention_pass_backward(&self, op: AttentionPassBackward) -> Result<()> {
         let bytes = op.qkv.bytes() + op.kv.bytes() + op.d_o.bytes() + 2 * (op.dq.bytes() + op.dkv.bytes());

@@ -1,14 +1,7 @@
 //! The interface of a device: memory, marks in time, and one method per operation. A device enqueues on its compute
 //! stream; the CPU runs synchronously. Never chooses how an operation is computed.
 use super::ops::{
-    AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
-    AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClampedGlu, ClampedGluBackward, ClipScale,
-    CombineRows, CopyColumns, CrossEntropy, CrossEntropyFinish, CrossEntropyPart, Dequantize, DistillFinish,
-    DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Encode, Expand, ExpertBias, ExpertBiasBackward, Fp8Gemm,
-    Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, HeadSinks, HeadSinksBackward, LayerNorm,
-    LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward, Quantize, RaiseScales, RmsNorm,
-    RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, RouteScored, RouteScoredBackward, RowEntropies, Sgd,
-    Sigmoid, SumSquares, TakeRows, WeighRows,
+    AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPaged, AttentionPass, AttentionPassBackward, AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClampedGlu, ClampedGluBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy, CrossEntropyFinish, CrossEntropyPart, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Encode, Expand, ExpertBias, ExpertBiasBackward, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, HeadSinks, HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward, Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, RouteScored, RouteScoredBackward, RowEntropies, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
 };
 use super::{Buf, View, ViewMut};
 use flatshard_base::timeline::Mark;
@@ -103,6 +96,7 @@ pub trait Device: Send + Sync {
     fn attention_backward(&self, op: AttentionBackward) -> Result<()>;
     fn attention_ranges(&self, op: AttentionRanges) -> Result<()>;
     fn attention_pass(&self, op: AttentionPass) -> Result<()>;
+    fn attention_paged(&self, op: AttentionPaged) -> Result<()>;
     fn attention_merge(&self, op: AttentionMerge) -> Result<()>;
     fn attention_delta(&self, op: AttentionDelta) -> Result<()>;
     fn attention_pass_backward(&self, op: AttentionPassBackward) -> Result<()>;

@@ -11,17 +11,21 @@ mod watched; // a store with observers: timeline and memory
 mod step; // one rank's step
 mod scorer; // a reference model, once over a data set
 mod evaluate; // losses without gradients, sums over ranks
+mod draw; // a token from logits
+mod sampler; // many texts at once
 mod generate; // text generation
 
 pub use crate::store::Strategy;
 pub use bytes::PlannedRank;
-pub use generate::{Generator, GeneratorOptions, Sampling};
+pub use draw::Sampling;
+pub use generate::{Generator, GeneratorOptions};
 pub use load::ExpertLoad;
 pub use objectives::{
     Dpo, Grpo, GrpoLoss, Kto, Objective, PreferenceMeans, PreferenceSums, ReferenceModel, Rm, RolloutMeans, StepCounts,
     Teaching,
 };
 pub use options::EngineOptions;
+pub use sampler::{Prompt, Sampled, SampledText, SamplerSize};
 pub use scorer::ReferenceScorer;
 pub use step::{Engine, PassTimes, Step, StepReport};
 pub use work::{StepCounter, StepWork, WORKING_SETS, rehearse};

@@ -1,5 +1,6 @@
 //! What an engine trains, and how, as plain values. Never allocates.
 use super::objectives::{Objective, PreferenceLoss, ReferenceModel, TeacherModel, Teaching};
+use super::sampler::{Sampler, SamplerSize};
 use crate::base::{DType, Error, Result};
 use crate::comm::Mesh;
 use crate::comm::mesh::{Coords, MeshSizes};
@@ -46,6 +47,8 @@ pub struct EngineOptions {
     pub moe_overlap: bool,
     /// Factor of the load-balancing loss of a mixture of experts; 0 disables it.
     pub aux_coef: f64,
+    /// The engine samples texts between steps ([`Engine::sample`](super::Engine::sample)), so many at once.
+    pub samples: Option<SamplerSize>,
 }
 
 /// Everything but the model: FSDP in f32, AdamW, gradient norm clipped to 1, micro-batches of up to 2048 tokens.
@@ -69,6 +72,7 @@ impl Default for EngineOptions {
             sp_impl: SpImpl::Ring,
             moe_overlap: false,
             aux_coef: 0.0,
+            samples: None,
         }
     }
 }
@@ -98,6 +102,19 @@ impl EngineOptions {
             )));
         }
         Decoder::split(self.spec.clone(), &self.tuning, &self.split(mesh, at))
+    }
+    /// What makes the same decoder for texts that are sampled: ranks of sp each process whole ones.
+    pub(super) fn writer(&self, mesh: &MeshSizes, at: &Coords) -> (Spec, Tuning, Split) {
+        let Split { tp, ep, cuts, .. } = self.split(mesh, at);
+        let spec = Spec { dropout: 0.0, ..self.spec.clone() };
+        (spec, self.tuning.clone(), Split { tp, ep, cuts, ..Split::NONE })
+    }
+    /// The buffers of sampling, if the engine samples.
+    pub(super) fn sampler(&self, dev: &Arc<dyn Device>, mesh: &Mesh) -> Result<Option<Sampler>> {
+        let Some(size) = &self.samples else { return Ok(None) };
+        let (spec, tuning, split) = self.writer(&mesh.sizes, &mesh.coords);
+        let decoder = Decoder::split(spec, &tuning, &split)?;
+        Sampler::new(&**dev, mesh, decoder, self.strategy.dtype(), size).map(Some)
     }
     /// The teacher, if there is one.
     pub(super) fn teacher(&self, dev: &Arc<dyn Device>, mesh: &Mesh, split: &Split) -> Result<Option<TeacherModel>> {

@@ -66,11 +66,6 @@ impl BatchStaging {
             turned: MicroBatch::default(),
         })
     }
-    /// Maximum tokens per micro-batch.
-    pub fn capacity(&self) -> usize {
-        self.capacity
-    }
-
     /// Uploads the dropout keys of the next micro-batch, written by `fill`.
     pub fn upload_keys(&mut self, dev: &dyn Device, fill: impl FnOnce(&mut [u32])) -> Result<()> {
         if self.host_keys.is_empty() {

@@ -8,6 +8,7 @@ use super::objectives::{
     Objective, ObjectiveMeans, Policy, PreferenceLoss, PreferenceMeans, RolloutMeans, SUMS, TeacherModel,
 };
 use super::options::EngineOptions;
+use super::sampler::Sampler;
 use super::staging::BatchStaging;
 use super::summed::Summed;
 use super::watched::{Watched, Watchers, timed};
@@ -19,7 +20,9 @@ use crate::comm::mesh::{Mesh, MeshSizes};
 use crate::comm::{CommUse, Reduce, Tag};
 use crate::data::MicroBatch;
 use crate::device::{Buf, Device, View};
-use crate::nn::{Checkpointing, Decoder, Groups, Layout, Micro, Minimized, ParamStore, TeacherPass, Workspace};
+use crate::nn::{
+    Checkpointing, Decoder, Groups, Layout, Micro, Minimized, ParamStore, Spec, Split, TeacherPass, Tuning, Workspace,
+};
 use crate::optim::{GradNorm, LossScaler, Optimizer, Rule};
 use crate::store::{self, Store, initialize};
 use std::sync::Arc;
@@ -87,6 +90,10 @@ pub struct Engine {
     norm: GradNorm,
     scaler: Option<LossScaler>,
     pub(super) staging: BatchStaging,
+    /// Makes decoders for texts that are sampled.
+    writer: (Spec, Tuning, Split),
+    /// With [`EngineOptions::samples`].
+    pub(super) sampler: Option<Sampler>,
     /// For a preference objective.
     pub(super) preference: Option<PreferenceLoss>,
     teacher: Option<TeacherModel>,
@@ -178,6 +185,8 @@ impl Engine {
             staging: BatchStaging::new(&*dev, options.tokens, &decoder)?,
             numbers: Numbers::new(&*dev, Numbers::len(&options.rule, decoder.layouts()))?,
             sums: alloc(sums)?,
+            sampler: options.sampler(&dev, mesh)?,
+            writer: options.writer(&mesh.sizes, &mesh.coords),
             largest: matches!(options.objective, Objective::Grpo(_)).then(|| alloc(1)).transpose()?,
             preference,
             teacher: options.teacher(&dev, mesh, &split)?,
@@ -331,6 +340,11 @@ impl Engine {
         })
     }
 
+    /// The decoder of texts that are sampled.
+    pub(super) fn writer(&self) -> Result<Decoder> {
+        let (spec, tuning, split) = &self.writer;
+        Decoder::split(spec.clone(), tuning, split)
+    }
     /// Times of the last step; None if the device computes asynchronously.
     pub fn pass_times(&self) -> Option<PassTimes> {
         self.dev.is_synchronous().then_some(self.passes)

@@ -161,9 +161,10 @@ impl AttentionBranch {
             CoreAttention { sinks: self.sinks.map(|sinks| w.get(sinks)), ..CoreAttention::of(cx, &self.shape) };
         if !attention.is_done(cx.attended) {
             let qkv = self.rotated(cx, w, qkv, rotated, head_stats, [row, normed])?;
-            match cx.past {
-                Some(past) => {
-                    cache.attention(cx, past, self.shape, qkv, core.o.rows_mut(n), core.lse.rows_mut(n))?;
+            match cx.paged {
+                Some(runs) => {
+                    let layers = (self.shape, cx.layers);
+                    cache.attention(cx, runs, layers, qkv, core.o.rows_mut(n), core.lse.rows_mut(n))?;
                     attention.sink(&self.shape, core.o.rows_mut(n), core.lse.rows_mut(n))?
                 }
                 None => attention.forward(core_scratch, qkv, core, cx.attended)?,

@@ -1,43 +1,72 @@
-//! The KV cache: keys and values of earlier tokens, so that generating a token costs one token's work. Never holds more
-//! than one sequence, and never evicts.
+//! The KV cache: keys and values of earlier tokens of many sequences, so that generating a token costs one token's
+//! work. Never decides which sequence a page belongs to, and never evicts.
 //!
-//! The prompt runs through ordinary attention, which also stores its keys and values here, already normalized and
-//! rotated. After that, each pass is over one token: its keys and values are appended, and its query attends to all of
-//! them with one call of the kernel of ring attention, whose keys and values may come from another buffer than the
-//! queries.
-use super::context::{Cx, Past};
+//! Memory is divided into pages of [`PAGE`] tokens, and a page has the same number in every layer. Each pass first
+//! stores the keys and values of its rows, normalized and rotated, then each row attends to all of its sequence.
+use super::context::Cx;
 use super::spec::Spec;
 use super::split::Groups;
 use super::tensor::{Tensor, TensorShape, table};
 use crate::base::{Category, DType, Result};
-use crate::device::ops::{Attention, AttentionPass, AttentionShape, CopyColumns};
+use crate::comm::{Axis, CommUse};
+use crate::device::ops::{AttentionPaged, AttentionShape, CopyColumns, PagedRows};
 use crate::device::{Device, View, ViewMut};
 
+/// Tokens in a page.
+pub const PAGE: usize = 32;
+
+/// How large a [`KvCache`] is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheSize {
+    pub pages: usize,
+    /// Maximum rows of a pass.
+    pub rows: usize,
+    /// Maximum tokens of a sequence.
+    pub longest: usize,
+}
+
+impl CacheSize {
+    /// Pages of a sequence of `tokens`.
+    pub fn pages_of(tokens: usize) -> usize {
+        tokens.div_ceil(PAGE)
+    }
+    /// Bytes of a page on a rank whose widths `spec` has.
+    pub fn page_bytes(spec: &Spec, dtype: DType) -> usize {
+        spec.layers * PAGE * 2 * spec.kv_heads * spec.head_dim * dtype.size()
+    }
+}
+
 table! {
-    /// Empty unless a sequence is being generated. B: blocks, T: capacity in tokens, C: elements in a row of keys and
-    /// values.
+    /// Empty unless text is being generated. B: blocks, P: pages, N: rows of a pass.
     pub struct KvCache {
-        /// (B T, C), block after block.
+        /// (B P PAGE, C) with C elements in a row of keys and values: block after block.
         kv,
-        /// (1, 2) u32: the range of keys that the next token's query attends to.
-        sees,
-        /// The same for layers with a sliding window.
-        near,
-        /// (1, heads * head_dim) f32: the attention output.
-        o,
+        /// (N, heads * head_dim) f32, (N, 2) u32 and (longest, C): scratch of attention.
+        o_pass,
+        of_queries,
+        gathered,
+        /// (N) u32: the tokens that the first rank of tp has drawn.
+        drawn,
+        /// (N) i32 and f64: the same as targets, and their losses.
+        targets,
+        losses,
     }
 }
 
 impl KvCache<TensorShape> {
-    /// `spec`: this rank's widths. `tokens`: T.
-    pub fn plan(spec: &Spec, dtype: DType, tokens: usize) -> KvCache<TensorShape> {
-        let kv_row = 2 * spec.kv_heads * spec.head_dim;
-        let one = |dtype, width| TensorShape::new(Category::Scratch, dtype, tokens.min(1), width);
+    /// `spec`: this rank's widths.
+    pub fn plan(spec: &Spec, dtype: DType, size: &CacheSize) -> KvCache<TensorShape> {
+        let &CacheSize { pages, rows, longest } = size;
+        let (kv_row, width) = (2 * spec.kv_heads * spec.head_dim, spec.heads * spec.head_dim);
+        let scratch = |dtype, rows, width| TensorShape::new(Category::Scratch, dtype, rows, width);
         KvCache {
-            kv: TensorShape::new(Category::Saved, dtype, spec.layers * tokens, kv_row),
-            sees: one(DType::U32, 2),
-            near: one(DType::U32, 2),
-            o: one(DType::F32, spec.heads * spec.head_dim),
+            kv: TensorShape::new(Category::Saved, dtype, spec.layers * pages * PAGE, kv_row),
+            o_pass: scratch(DType::F32, rows, width),
+            of_queries: scratch(DType::U32, rows, 2),
+            gathered: scratch(dtype, longest, kv_row),
+            drawn: scratch(DType::U32, rows, 1).through(Axis::Tp, CommUse::Reduced),
+            targets: scratch(DType::I32, rows, 1),
+            losses: scratch(DType::F64, rows, 1),
         }
     }
     pub fn allocate(&self, dev: &dyn Device, groups: &Groups) -> Result<KvCache> {
@@ -46,39 +75,65 @@ impl KvCache<TensorShape> {
 }
 
 impl KvCache {
-    /// Sets the key ranges of the next token, with and without the `window`. The prompt's pass does not read them.
-    pub fn set_ranges(&mut self, dev: &dyn Device, past: Past, window: usize) -> Result<()> {
-        if past.tokens == 0 {
-            return Ok(());
-        }
-        let end = past.tokens as u32 + 1;
-        let near = end.saturating_sub(u32::try_from(window).unwrap_or(u32::MAX));
-        dev.upload(bytemuck::bytes_of(&[0, end]), self.sees.rows_mut(1))?;
-        dev.upload(bytemuck::bytes_of(&[near, end]), self.near.rows_mut(1))
+    /// Tokens in a block.
+    fn room(&self, layers: usize) -> usize {
+        self.kv.capacity() / layers.max(1)
     }
 
-    /// As [`Device::attention`], but over earlier tokens too: assigns `o` and `lse` of the batch's rows, and stores
-    /// their keys and values.
+    /// As [`Device::attention`], but over earlier tokens too: assigns `o` and `lse` of the batch's rows, and stores their keys
+    /// and values. `layers`: all blocks.
     pub fn attention(
         &mut self,
         cx: &Cx,
-        past: Past,
-        shape: AttentionShape,
+        runs: &[PagedRows],
+        (shape, layers): (AttentionShape, usize),
         qkv: View,
         o: ViewMut,
         lse: ViewMut,
     ) -> Result<()> {
-        let (dev, c, row) = (cx.dev, shape.kv_row(), shape.row());
-        let block = (cx.layer - 1) * past.room;
-        let end = block + past.tokens + cx.n;
-        let (src, dst) = (qkv.slice(row - c..qkv.len()), self.kv.band_mut(&(block + past.tokens..end)));
-        dev.copy_columns(CopyColumns { rows: cx.n, width: c, src_row: row, dst_row: c, src, dst })?;
-        if past.tokens == 0 {
-            return dev.attention(Attention { shape, documents: cx.batch.documents, qkv, o, lse });
+        let (dev, c, row, room) = (cx.dev, shape.kv_row(), shape.row(), self.room(layers));
+        let block = (cx.layer - 1) * room..cx.layer * room;
+        for run in runs {
+            let mut done = 0;
+            while done < run.rows {
+                let at = run.past + done;
+                let rows = (PAGE - at % PAGE).min(run.rows - done);
+                let first = run.first + done;
+                let src = qkv.slice(first * row + row - c..(first + rows) * row);
+                let to = block.start + run.pages[at / PAGE] as usize * PAGE + at % PAGE;
+                let dst = self.kv.band_mut(&(to..to + rows));
+                dev.copy_columns(CopyColumns { rows, width: c, src_row: row, dst_row: c, src, dst })?;
+                done += rows;
+            }
         }
-        let of_queries = if shape.window == 0 { &self.sees } else { &self.near }.rows(1);
-        let (kv, pass) = (self.kv.band(&(block..end)), self.o.rows_mut(1));
-        dev.attention_pass(AttentionPass { shape, of_queries, qkv, kv, o: pass, lse })?;
-        dev.copy(self.o.rows(1), o)
+        dev.attention_paged(AttentionPaged {
+            shape,
+            runs,
+            page: PAGE,
+            qkv,
+            kv: self.kv.band(&block),
+            o,
+            lse,
+            o_pass: self.o_pass.rows_mut(cx.n),
+            of_queries: self.of_queries.rows_mut(cx.n),
+            gathered: self.gathered.all_mut(),
+        })
+    }
+
+    /// Copies the first `tokens` of a page to another one, in all `layers`.
+    pub fn copy_page(&mut self, dev: &dyn Device, layers: usize, [from, to]: [u32; 2], tokens: usize) -> Result<()> {
+        let room = self.room(layers);
+        for block in (0..layers).map(|layer| layer * room) {
+            let [from, to] = [from, to].map(|page| block + page as usize * PAGE);
+            let width = self.kv.width();
+            let (low, high) = (from.min(to), from.max(to));
+            let (before, after) = self.kv.all_mut().split_at(high * width);
+            let (before, after) = (before.slice(low * width..(low + tokens) * width), after.slice(0..tokens * width));
+            match from < to {
+                true => dev.copy(before.as_view(), after)?,
+                false => dev.copy(after.as_view(), before)?,
+            }
+        }
+        Ok(())
     }
 }

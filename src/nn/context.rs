@@ -13,7 +13,7 @@ use super::tensor::Tensor;
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
 use crate::comm::{Reduce, Tag, Ticket};
-use crate::device::ops::{Dropout, DropoutRows};
+use crate::device::ops::{Dropout, DropoutRows, PagedRows};
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
 
@@ -117,27 +117,6 @@ pub(super) struct AdapterDropout {
     pub first: usize,
 }
 
-/// Position of a batch in its sequence: tokens before it, and capacity.
-#[derive(Clone, Copy, Debug)]
-pub struct Past {
-    pub tokens: usize,
-    pub room: usize,
-}
-
-impl Past {
-    /// Fails unless `n` more tokens are allowed: the whole prompt first, then one at a time.
-    pub fn check(&self, n: usize) -> Result<()> {
-        let Past { tokens, room } = *self;
-        match (tokens == 0 || n == 1) && tokens + n <= room {
-            true => Ok(()),
-            false => Err(Error::op(
-                "go on",
-                format!("{n} tokens after {tokens} exceed the cache of {room}, or are not one at a time"),
-            )),
-        }
-    }
-}
-
 /// Which table a layer rotates with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TurnTable {
@@ -174,8 +153,10 @@ pub struct Cx<'a> {
     pub adapted: bool,
     /// (E) f32: the gradient of the auxiliary loss with respect to each token's routing probabilities.
     pub balance: Option<View<'a>>,
-    /// Set if keys and values go to the cache, so that the sequence can continue.
-    pub past: Option<Past>,
+    /// Set if keys and values go to the cache, so that the sequences can continue.
+    pub paged: Option<&'a [PagedRows<'a>]>,
+    /// Blocks of the model.
+    pub layers: usize,
 }
 
 /// All rows of a tensor that is sharded over ranks, readable until [`Cx::release`].
@@ -336,7 +317,8 @@ mod tests {
                 attended: false,
                 adapted: true,
                 balance: None,
-                past: None,
+                paged: None,
+                layers: 1,
             };
             cx.drop(place, x.view_mut()).unwrap();
             x.view().host::<f32>("test").unwrap().to_vec()

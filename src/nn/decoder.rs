@@ -342,7 +342,8 @@ impl Decoder {
             attended: false,
             adapted: true,
             balance: None,
-            past: None,
+            paged: None,
+            layers: self.spec.layers,
         }
     }
 

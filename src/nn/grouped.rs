@@ -153,8 +153,8 @@ impl GroupedAdapter {
 fn product(cx: &Cx, w: Weights, kind: &Stride, of: Held, rows: GroupedRows) -> Result<()> {
     let (b, stride) = w.strided(kind)?;
     let GroupedRows { form: kind, n, k, a, c, accumulate } = rows;
-    // With ep a group's rows are those of several ranks, which must change no bit; a generated token is alone.
-    let (offsets, alike) = (of.1, cx.past.is_none());
+    // A group's rows are those of several ranks with ep, or of any texts in generation, which must change no bit.
+    let (offsets, alike) = (of.1, true);
     cx.dev.grouped_gemm(GroupedGemm { kind, n, k, offsets, a, b, c, stride, accumulate, alike })
 }
 /// Adds `dyᵀ x` of each expert's rows, given with their widths, to the gradients of its matrix of `kind`, unless it is

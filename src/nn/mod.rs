@@ -39,8 +39,9 @@ mod recompute; // activation checkpointing
 mod workspace; // every buffer of a pass
 mod decoder; // the one layer loop
 mod teach; // a frozen teacher
-mod predict; // logits of next tokens
+mod predict; // next tokens
 
+pub use cache::{CacheSize, PAGE};
 pub use context::Batch;
 pub use decoder::{Decoder, Micro, Minimized};
 pub use families::Family;

@@ -1,18 +1,27 @@
-//! The logits of next tokens: of a whole text, or token by token with a cache of keys and values. Never computes a
-//! loss.
-use super::context::{Batch, Cx, Past};
+//! Next tokens: the logits of one, of a whole text; or draws for many texts, whose keys and values are cached. Never
+//! chooses a token.
+use super::cache::CacheSize;
+use super::context::{Batch, Cx};
 use super::decoder::Decoder;
 use super::store::{ParamStore, Pass, ROOT};
 use super::workspace::{Fixed, Workspace};
-use crate::base::Result;
+use crate::base::{DType, Result};
 use crate::device::Device;
+use crate::device::ops::PagedRows;
 
 impl Decoder {
-    /// Allocates the KV cache in `ws` for a sequence of up to `tokens`, to be extended by [`Decoder::go_on`]; 0 frees
-    /// it. A pass covers the whole prompt, or one token.
-    pub fn remember(&self, dev: &dyn Device, ws: &mut Workspace, tokens: usize) -> Result<()> {
-        ws.remember(&self.split.local(&self.spec), dev, tokens)?;
+    /// Allocates the KV cache in `ws`, for [`Decoder::go_on`].
+    pub fn remember(&self, dev: &dyn Device, ws: &mut Workspace, size: &CacheSize) -> Result<()> {
+        ws.remember(&self.split.local(&self.spec), dev, size)?;
         self.fill_tables(dev, &mut ws.fixed)
+    }
+    /// Bytes of a page of the cache on this rank.
+    pub fn page_bytes(&self, dtype: DType) -> usize {
+        CacheSize::page_bytes(&self.split.local(&self.spec), dtype)
+    }
+    /// Copies the first `tokens` of a page of the cache to another one.
+    pub fn copy_page(&self, dev: &dyn Device, ws: &mut Workspace, pages: [u32; 2], tokens: usize) -> Result<()> {
+        ws.scratch.cache.copy_page(dev, self.spec.layers, pages, tokens)
     }
 
     /// Assigns `out (vocab)`: the logits that follow token `row` of the whole batch. Needs no targets.
@@ -25,25 +34,38 @@ impl Decoder {
         row: usize,
         out: &mut [f32],
     ) -> Result<()> {
-        self.logits(dev, store, batch, ws, (row, None), out)
+        self.logits(dev, store, batch, ws, row, out)
     }
 
-    /// Assigns `out (vocab)`: the logits that follow the last token of `batch`. `batch` is the prompt if `past` is 0,
-    /// else the one token after the `past` tokens cached in `ws`.
+    /// Continues sequences whose earlier tokens are cached in `ws` by the rows of `batch`, which `runs` tells apart.
+    /// For each of the `wanted` rows, in order and perhaps repeated, `draw` chooses the next token from its index and
+    /// logits on the first rank of tp; the token and its log-probability are appended to `drawn`.
+    #[allow(clippy::too_many_arguments)] // the operands of a pass, and what is done with its results
     pub fn go_on(
         &self,
         dev: &dyn Device,
         store: &mut dyn ParamStore,
         batch: &Batch,
         ws: &mut Workspace,
-        past: usize,
-        out: &mut [f32],
+        (runs, wanted): (&[PagedRows], &[usize]),
+        draw: &mut dyn FnMut(usize, &[f32]) -> u32,
+        drawn: &mut Vec<(u32, f32)>,
     ) -> Result<()> {
-        let cache = &mut ws.scratch.cache;
-        let past = Past { tokens: past, room: cache.kv.capacity() / self.spec.layers };
-        past.check(batch.tokens.len())?;
-        cache.set_ranges(dev, past, self.spec.window)?;
-        self.logits(dev, store, batch, ws, (batch.tokens.len() - 1, Some(past)), out)
+        batch.rows(ws.tokens(), false)?;
+        let Workspace {
+            stream,
+            kept,
+            scratch,
+            fixed: Fixed { table, local_table, still_table, next, all_next, .. },
+            groups,
+            ..
+        } = ws;
+        let cx = Cx { paged: Some(runs), ..self.cx(dev, groups, batch, [table, local_table, still_table], None) };
+        self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
+        let w = store.acquire(ROOT, Pass::Evaluate)?;
+        let x = stream[self.spec.layers % stream.len()].rows(cx.rows());
+        self.root.draw(&cx, w, x, wanted, scratch, [next, all_next], draw, drawn)?;
+        store.release(ROOT, Pass::Evaluate)
     }
 
     fn logits(
@@ -52,7 +74,7 @@ impl Decoder {
         store: &mut dyn ParamStore,
         batch: &Batch,
         ws: &mut Workspace,
-        (row, past): (usize, Option<Past>),
+        row: usize,
         out: &mut [f32],
     ) -> Result<()> {
         batch.rows(ws.tokens(), false)?;
@@ -65,7 +87,7 @@ impl Decoder {
             groups,
             ..
         } = ws;
-        let cx = Cx { past, ..self.cx(dev, groups, batch, [table, local_table, still_table], None) };
+        let cx = self.cx(dev, groups, batch, [table, local_table, still_table], None);
         self.begin_attention(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;

@@ -1,7 +1,7 @@
 //! Every buffer of a pass besides weights and gradients, allocated once. Never grows.
 //!
 //! [`Workspace::planned`] sums a table of shapes, and [`Workspace::allocate`] allocates that table's tensors.
-use super::cache::KvCache;
+use super::cache::{CacheSize, KvCache};
 use super::core::CorePlan;
 use super::dispatch::{Dispatch, DispatchPlan};
 use super::latent_buffers::{LatentSaved, LatentScratch};
@@ -274,7 +274,7 @@ impl Workspace<TensorShape, ()> {
                 },
                 core: core.scratch(),
                 latent: LatentScratch::plan(spec.latent.as_ref(), (spec.heads, spec.head_dim), (tokens, dtype, train)),
-                cache: KvCache::plan(spec, dtype, 0),
+                cache: KvCache::plan(spec, dtype, &CacheSize::default()),
             },
             fixed: Fixed {
                 table: other(DType::F32, positions * spec.rope.as_ref().map_or(0, Rotary::forms), spec.rotary_dim()),
@@ -342,17 +342,17 @@ impl Workspace {
         dev.download(self.fixed.load.rows(1), out)?;
         dev.zero(self.fixed.load.rows_mut(1))
     }
-    /// Allocates a KV cache for `tokens` of one sequence and position tables of the same length, which the caller must
-    /// fill.
-    pub(super) fn remember(&mut self, spec: &Spec, dev: &dyn Device, tokens: usize) -> Result<()> {
+    /// Allocates a KV cache, and position tables for its longest sequence, which the caller must fill.
+    pub(super) fn remember(&mut self, spec: &Spec, dev: &dyn Device, size: &CacheSize) -> Result<()> {
         let Workspace { scratch, fixed: Fixed { table, local_table, still_table, .. }, groups, .. } = self;
         let forms = spec.rope.as_ref().map_or(1, Rotary::forms);
-        let plan = |tokens| KvCache::plan(spec, scratch.act.dtype(), tokens);
-        scratch.cache = plan(0).allocate(dev, groups)?; // free the previous cache first
-        scratch.cache = plan(tokens).allocate(dev, groups)?;
+        let dtype = scratch.act.dtype();
+        let plan = |size: &CacheSize| KvCache::plan(spec, dtype, size);
+        scratch.cache = plan(&CacheSize::default()).allocate(dev, groups)?; // free the previous cache first
+        scratch.cache = plan(size).allocate(dev, groups)?;
         let tables = [("table", table, forms), ("local_table", local_table, 1), ("still_table", still_table, 1)];
         for (name, table, forms) in tables {
-            let longer = longer_table(table, forms * tokens.min(spec.max_len));
+            let longer = longer_table(table, forms * size.longest.min(spec.max_len));
             if longer.rows > table.capacity() {
                 *table = longer.allocate(name, dev, groups)?;
             }
@@ -361,6 +361,10 @@ impl Workspace {
     }
     pub fn tokens(&self) -> usize {
         self.tokens
+    }
+    /// Of activations.
+    pub fn dtype(&self) -> DType {
+        self.scratch.act.dtype()
     }
 }
 

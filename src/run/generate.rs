@@ -1,22 +1,29 @@
 //! `--generate "prompt"`: generates text with a checkpoint, a model directory, or an adapter's and its base model,
-//! sharded over ranks, and streams it to standard output. Never trains and writes no file.
+//! sharded over ranks, and streams it to standard output; of a file of prompts, all at once, as JSON lines. Never
+//! trains and writes no file.
 
 /// A conversation in a terminal.
 pub mod chat;
 /// A model that writes text.
 mod model;
+/// Prompts, and their tokens.
+pub mod prompts;
 
 use crate::base::{Error, Result};
+use crate::comm::Mesh;
 use crate::comm::env::RankEnv;
 use crate::data::Tokenizer;
+use crate::engine::{Generator, Prompt};
 use crate::run::launch::{self, Launch, RankJob};
-use crate::run::plan::data;
 use crate::run::settings::Settings;
 use crate::run::settings::value::set;
 use crate::run::watch::RunLog;
 pub use model::base_name;
 use model::{TextModel, WeightPlan};
-use std::io::{ErrorKind, Write};
+use prompts::{PromptEncoder, PromptKind, PromptRow};
+use serde_json::json;
+use std::io::{BufWriter, ErrorKind, Write};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Prints the model's continuation of `prompt` on standard output.
@@ -40,69 +47,121 @@ pub fn main(settings: Settings, launched: Option<&RankEnv>, prompt: &str) -> Res
     }
 }
 
+/// Texts that are written at once, if there are so many and memory for them.
+const TEXTS: usize = 64;
+
 /// Everything that a rank needs.
 struct Request {
     model: TextModel,
     plan: WeightPlan,
-    /// The prompt's tokens.
-    prompt: Vec<u32>,
+    prompts: Vec<Prompt>,
     /// Maximum number of new tokens.
     count: usize,
+    /// Texts are JSON lines: of a file of prompts, or several of one.
+    lines: bool,
 }
 
 impl Request {
     fn new(s: Settings, launched: Option<&RankEnv>, prompt: &str) -> Result<Request> {
         let mut model = TextModel::new(s, launched)?;
-        let (spec, tokenizer) = (&model.spec, &model.tokenizer);
-        let mut tokens = Vec::new();
-        let bad = |e| Error::input(format!("--generate: the prompt {e}"));
-        let system = model.settings.generate.system_prompt.as_deref();
-        match (tokenizer, data::format(&model.settings.data, tokenizer)?.asked(system, prompt)?) {
-            (Tokenizer::None(why), asked) => tokens = ids(&asked.unwrap_or(prompt.into()), spec.vocab, why)?,
-            (_, Some(asked)) => tokenizer.encode(&asked, &mut tokens).map_err(bad)?,
-            (_, None) => {
-                tokens.extend(tokenizer.affixes().0);
-                tokenizer.encode(prompt, &mut tokens).map_err(bad)?;
-            }
-        }
-        let room = spec.max_len.saturating_sub(tokens.len());
-        if tokens.is_empty() {
-            return Err(Error::input("--generate: the prompt is empty: give it at least one token"));
-        }
-        if room == 0 {
-            return Err(Error::input(format!(
-                "--generate: the prompt has {} tokens, but the model's max_positions is {}: shorten it",
-                tokens.len(),
-                spec.max_len
-            )));
-        }
-        let count = set(&model.settings.generate.max_new_tokens, "generate.max_new_tokens")?.min(room);
-        let plan = model.plan(tokens.len(), count)?;
-        Ok(Request { model, plan, prompt: tokens, count })
+        let samples = set(&model.settings.generate.group_size, "generate.group_size")?;
+        let is_file = prompt.ends_with(prompts::FILE);
+        let asked = match is_file {
+            true => prompts::read(Path::new(prompt))?,
+            false => vec![PromptRow { place: "--generate: the prompt".into(), asked: PromptKind::Text(prompt.into()) }],
+        };
+        let encoder = PromptEncoder::new(&model.settings, &model.tokenizer, &model.spec)?;
+        let tokens = asked.iter().map(|row| encoder.encode(row)).collect::<Result<Vec<_>>>()?;
+        let (longest, max_len) = (tokens.iter().map(Vec::len).max().unwrap_or(0), model.spec.max_len);
+        let count = set(&model.settings.generate.max_new_tokens, "generate.max_new_tokens")?.min(max_len - longest);
+        let prompts = tokens.into_iter().enumerate().map(|(i, tokens)| Prompt::new(i as u64, tokens, samples));
+        let prompts: Vec<Prompt> = prompts.collect();
+        let texts = (prompts.len() * samples).clamp(1, TEXTS);
+        let plan = model.plan(longest.max(1), count, texts)?;
+        Ok(Request { model, plan, prompts, count, lines: is_file || samples > 1 })
     }
 
     /// This process's rank.
     fn run(&self, env: &RankEnv) -> Result<()> {
-        let TextModel { tokenizer, stop, sampling, .. } = &self.model;
-        self.model.load(env, &self.plan, |generator, mesh| {
-            let started = Instant::now();
-            let mut text = TextStream::new(tokenizer, mesh.rank() == 0);
-            let written = generator.generate(&self.prompt, self.count, sampling, &mut |token| {
-                let more = !stop.contains(&token);
-                if more {
-                    text.push(token);
-                }
-                more && text.is_open()
-            })?;
-            let (first, count) = (text.first, text.tokens.len());
-            text.end()?;
-            if first {
-                let speed = written.len() as f64 / started.elapsed().as_secs_f64();
-                let _ = writeln!(std::io::stderr(), "{count} tokens, {speed:.1} tok/s");
-            }
-            Ok(())
+        self.model.load(env, &self.plan, |generator, mesh| match self.lines {
+            true => self.write_lines(generator, mesh),
+            false => self.stream(generator, mesh),
         })
     }
+
+    /// Prints one text while it is written.
+    fn stream(&self, generator: &mut Generator, mesh: &Mesh) -> Result<()> {
+        let TextModel { tokenizer, stop, sampling, settings, .. } = &self.model;
+        let strings = settings.generate.stop.as_deref().unwrap_or_default();
+        let started = Instant::now();
+        let mut text = TextStream::new(tokenizer, mesh.rank() == 0);
+        let written = generator.generate(&self.prompts[0].tokens, self.count, sampling, &mut |token| {
+            let more = !stop.contains(&token);
+            if more {
+                text.push(token, strings);
+            }
+            more && text.is_open()
+        })?;
+        let (first, count) = (text.first, text.tokens.len());
+        text.end(strings)?;
+        if first {
+            let speed = written.len() as f64 / started.elapsed().as_secs_f64();
+            let _ = writeln!(std::io::stderr(), "{count} tokens, {speed:.1} tok/s");
+        }
+        Ok(())
+    }
+
+    /// Prints all texts, one JSON object a line, by prompt and sample.
+    fn write_lines(&self, generator: &mut Generator, mesh: &Mesh) -> Result<()> {
+        let TextModel { tokenizer, stop, sampling, settings, .. } = &self.model;
+        let strings = settings.generate.stop.as_deref().unwrap_or_default();
+        let started = Instant::now();
+        let texts = generator.sample(&self.prompts, self.count, sampling, &mut |of| {
+            !of.ids.last().is_some_and(|id| stop.contains(id)) && !ends_at(tokenizer, of.ids, strings)
+        })?;
+        if mesh.rank() > 0 {
+            return Ok(());
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        let mut out = BufWriter::new(std::io::stdout().lock());
+        let mut failed = Ok(());
+        for text in &texts {
+            let ids = match text.ids.split_last() {
+                Some((last, ids)) if stop.contains(last) => ids,
+                _ => &text.ids,
+            };
+            let line = json!({
+                "prompt": text.prompt,
+                "sample": text.sample,
+                "text": cut(&tokenizer.decode(ids), strings),
+                "finish": if text.ended { "stop" } else { "length" },
+                "ids": text.ids,
+                "logprobs": text.logprobs,
+            });
+            failed = failed.and_then(|()| writeln!(out, "{line}"));
+        }
+        let count: usize = texts.iter().map(|text| text.ids.len()).sum();
+        let (n, speed) = (texts.len(), count as f64 / seconds);
+        let _ = writeln!(std::io::stderr(), "{n} texts of {count} tokens in {seconds:.1}s, {speed:.1} tok/s");
+        match failed.and_then(|()| out.flush()) {
+            Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(Error::io("write", "standard output", e)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether the last tokens have made one of the strings.
+pub fn ends_at(tokenizer: &Tokenizer, ids: &[u32], strings: &[String]) -> bool {
+    let Some(longest) = strings.iter().map(String::len).max() else { return false };
+    // A token has at least a byte, and the first ones may be parts of a character.
+    let text = tokenizer.decode(&ids[ids.len().saturating_sub(longest + 8)..]);
+    strings.iter().any(|string| text.contains(string.as_str()))
+}
+
+/// The text before the first of the strings.
+pub fn cut<'a>(text: &'a str, strings: &[String]) -> &'a str {
+    let end = strings.iter().filter_map(|string| text.find(string.as_str())).min();
+    &text[..end.unwrap_or(text.len())]
 }
 
 /// Generated text, streamed to standard output.
@@ -113,20 +172,26 @@ struct TextStream<'a> {
     shown: usize,
     /// Only rank 0 prints.
     first: bool,
+    /// It has come to a string that ends it.
+    ended: bool,
     /// Why printing failed.
     failed: Option<std::io::Error>,
 }
 
 impl<'a> TextStream<'a> {
     fn new(tokenizer: &'a Tokenizer, first: bool) -> TextStream<'a> {
-        TextStream { tokenizer, tokens: Vec::new(), shown: 0, first, failed: None }
+        TextStream { tokenizer, tokens: Vec::new(), shown: 0, first, ended: false, failed: None }
     }
-    fn push(&mut self, token: u32) {
+    fn push(&mut self, token: u32, stop: &[String]) {
         self.tokens.push(token);
         let text = self.tokenizer.decode(&self.tokens);
+        self.ended = cut(&text, stop).len() < text.len();
+        // A string that ends the text may begin here.
+        let begins = |(at, _): &(usize, char)| stop.iter().any(|string| string.starts_with(&text[*at..]));
+        let shown = text.char_indices().find(begins).map_or(text.len(), |(at, _)| at);
         // A character may take several tokens and decodes as U+FFFD until the last of them.
-        if !text.ends_with('\u{fffd}') {
-            self.show(&text);
+        if !text.ends_with('\u{fffd}') && !self.ended {
+            self.show(&text[..shown]);
         }
     }
     fn show(&mut self, text: &str) {
@@ -140,27 +205,14 @@ impl<'a> TextStream<'a> {
     }
     /// Whether the text can still be written.
     fn is_open(&self) -> bool {
-        self.failed.is_none()
+        self.failed.is_none() && !self.ended
     }
     /// Ends the line. Returns the whole text.
-    fn end(mut self) -> Result<String> {
-        let text = self.tokenizer.decode(&self.tokens);
+    fn end(mut self, stop: &[String]) -> Result<String> {
+        let text = cut(&self.tokenizer.decode(&self.tokens), stop).to_string();
         if self.failed.is_none() {
             self.show(&format!("{text}\n"));
         }
         self.failed.map_or(Ok(text), |e| Err(Error::io("write", "standard output", e)))
     }
-}
-
-/// The prompt of a model without a tokenizer: token ids, separated by spaces or commas.
-fn ids(prompt: &str, vocab: usize, why: &str) -> Result<Vec<u32>> {
-    let words = prompt.split(|c: char| c.is_whitespace() || c == ',').filter(|word| !word.is_empty());
-    let id = |word: &str| match word.parse() {
-        Ok(id) if (id as usize) < vocab => Ok(id),
-        Ok(id) => Err(Error::input(format!("--generate: the prompt has token id {id}, but vocab_size is {vocab}"))),
-        Err(_) => Err(Error::input(format!(
-            "--generate: no tokenizer for the prompt: {why}. Or give token ids, such as \"3 17 5\""
-        ))),
-    };
-    words.map(id).collect()
 }

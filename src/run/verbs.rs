@@ -59,7 +59,7 @@ pub const VERBS: [VerbLine; 13] = [
     },
     VerbLine {
         name: "generate",
-        about: "continue a prompt",
+        about: "continue a prompt, or all prompts of FILE.jsonl at once",
         words: &[MODEL, ("PROMPT", "--generate")],
         flags: &[],
         instead: &[NO_MODEL, &["--generate"]],

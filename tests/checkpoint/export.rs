@@ -10,7 +10,7 @@ use flatshard::base::{Category, DType, Result};
 use flatshard::ckpt::{self, Checkpointer, Companions, Dtype, hf};
 use flatshard::device::Buf;
 use flatshard::device::ops::documents_of_rows;
-use flatshard::engine::{Generator, GeneratorOptions, Sampling, Strategy};
+use flatshard::engine::{Generator, GeneratorOptions, SamplerSize, Sampling, Strategy};
 use flatshard::nn::{Batch, Checkpointing, Cuts, Decoder, Groups, Spec, WorkspaceOptions};
 use flatshard::optim::{Moments, Rule};
 use serde_json::{Value, json};
@@ -224,9 +224,10 @@ fn greedy_text_is_that_of_transformers() {
             let all = ranks(world, |rank| {
                 let (dev, mesh) = (rank.device, &rank.mesh);
                 let (spec, strategy) = (spec.clone(), strategy.clone());
-                let options = GeneratorOptions { spec: spec.clone(), strategy, cuts: Cuts::ALL, prompt: 5, count: 20 };
+                let size = SamplerSize::of_one(5, 20);
+                let options = GeneratorOptions { spec: spec.clone(), strategy, cuts: Cuts::ALL, size };
                 let mut generator = Generator::new(dev.clone(), mesh, &options)?;
-                let layouts = generator.decoder().layouts().to_vec();
+                let layouts = generator.layouts().to_vec();
                 let mut ckpt = Checkpointer::new(dev, mesh, &spec, &layouts, Moments::NONE)?;
                 ckpt.load_model(&pretrained(name), generator.store())?;
                 generator.generate(&golden(name).0[..5], 20, &sampling, &mut |token| Some(token) != end)

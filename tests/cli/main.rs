@@ -29,6 +29,7 @@ mod grpo;
 mod kto;
 mod precompute;
 mod preference;
+mod prompts;
 mod samples;
 mod sft;
 mod spellings;

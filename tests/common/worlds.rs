@@ -222,6 +222,7 @@ pub fn options(spec: &Spec, strategy: Arc<dyn Strategy>, rule: Rule) -> EngineOp
         sequence_parallel: false,
         cuts: Cuts::ALL,
         aux_coef: 0.0,
+        samples: None,
         moe_overlap: false,
         sp_impl: SpImpl::Ring,
     }

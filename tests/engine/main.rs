@@ -25,6 +25,7 @@ mod precision;
 mod distill;
 mod preference;
 mod grpo;
+mod sampling;
 mod sp;
 mod sharding_options;
 mod states;

@@ -40,7 +40,7 @@ impl HeadLayout<'_> {
         first.map(|(row, of)| (row, of[1] as usize - row))
     }
     fn mask(&self, len: usize) -> Mask<'_> {
-        Mask::Causal { len, window: if self.shape.window == 0 { usize::MAX } else { self.shape.window } }
+        Mask::Causal { past: 0, len, window: if self.shape.window == 0 { usize::MAX } else { self.shape.window } }
     }
     fn group(&self) -> usize {
         self.shape.heads / self.shape.kv_heads

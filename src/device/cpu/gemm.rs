@@ -7,7 +7,7 @@
 //! writing C (`store`) and the surrounding loops (`blocked`; for up to 256 rows of A, such as one expert's, `swapped`
 //! and `strips`, which read B once and pack little of it; with a side as narrow as a rank, `narrow`, which packs
 //! nothing of the other). CPUs without AVX-512 use the `gemm-f32` crate, converting bf16 and f16 to f32. Few rows have
-//! loops of their own: up to eight with AVX-512 (`few`), one elsewhere (`thin`). (On AVX-512, the crate is as fast
+//! loops of their own: up to eight with AVX-512 (`few`), which change no bit; one elsewhere (`thin`). (On AVX-512, the crate is as fast
 //! in most forms, but 10 % to 15 % slower for weight gradients, where it also allocates up to a whole L3 cache per
 //! call.)
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -134,11 +134,8 @@ impl GemmKernel {
 pub struct GemmScratch {
     kernel: GemmKernel,
     buffers: Buffers,
-    /// Few rows of A are multiplied as many are, with the same bits for each.
+    /// One row of A is multiplied as many are, with the same bits for each.
     alike: bool,
-    /// See `few`.
-    #[cfg(target_arch = "x86_64")]
-    ahead: usize,
 }
 
 impl GemmScratch {
@@ -154,13 +151,7 @@ impl GemmScratch {
         Ok(GemmScratch::of(kernel))
     }
     fn of(kernel: GemmKernel) -> GemmScratch {
-        GemmScratch {
-            kernel,
-            buffers: Buffers::default(),
-            alike: false,
-            #[cfg(target_arch = "x86_64")]
-            ahead: few::ahead(),
-        }
+        GemmScratch { kernel, buffers: Buffers::default(), alike: false }
     }
     pub fn kernel(&self) -> GemmKernel {
         self.kernel
@@ -173,9 +164,9 @@ impl GemmScratch {
     pub(super) fn floats(&mut self, len: usize) -> &mut [f32] {
         self.buffers.b.take(len)
     }
-    /// Whether the product has few rows, for which each kernel has loops of its own.
-    pub(super) fn has_few_rows(&self, shape: &GemmShape) -> bool {
-        !self.alike && !shape.ta && shape.m <= if self.kernel == GemmKernel::Plain { 1 } else { FEW_ROWS }
+    /// Whether the product has one row, for which the plain kernel has loops of its own.
+    fn has_one_row(&self, shape: &GemmShape) -> bool {
+        !self.alike && !shape.ta && self.kernel == GemmKernel::Plain && shape.m <= 1
     }
     /// Whether [`gemm_narrow`] is to compute the product. Not where tiles of bf16 are faster than converting it to f32.
     pub(super) fn is_narrow(&self, shape: &GemmShape, dtype: DType) -> bool {
@@ -192,11 +183,11 @@ impl GemmScratch {
     pub(super) fn by_columns(&self, shape: &GemmShape, alike: bool) -> bool {
         let strips = !shape.ta && !shape.tb && shape.m <= NEAR_ROWS;
         let wide = self.kernel != GemmKernel::Plain && shape.n > shape.m && !strips;
-        wide || !alike && self.has_few_rows(shape)
+        wide || !alike && self.has_one_row(shape)
     }
-    /// Whether [`gemm_then`] can compute this product: not with few rows, nor through the `gemm-f32` crate.
-    pub(super) fn fuses(&self, shape: &GemmShape) -> bool {
-        self.kernel != GemmKernel::Plain && !self.has_few_rows(shape)
+    /// Whether [`gemm_then`] can compute products: not through the `gemm-f32` crate.
+    pub(super) fn fuses(&self) -> bool {
+        self.kernel != GemmKernel::Plain
     }
     /// Bytes held by the packing buffers.
     pub fn bytes(&self) -> usize {
@@ -306,53 +297,52 @@ unsafe fn dispatch(scratch: &mut GemmScratch, op: GemmThen, lower: Option<usize>
     if shape.is_empty() {
         return Ok(());
     }
-    let few = scratch.has_few_rows(&shape);
+    let one = scratch.has_one_row(&shape);
     let (kernel, buffers) = (scratch.kernel, &mut scratch.buffers);
     #[cfg(target_arch = "x86_64")]
     if kernel != GemmKernel::Plain {
-        macro_rules! few {
-            ($E:ty, $C:ty) => {{
-                let (a, b, c) = (a.host::<$E>(OP)?, b.host(OP)?, written::<$C>(c)?);
-                // SAFETY: upheld by the caller; only available kernels are chosen.
-                unsafe { few::product(&shape, a, b, c, scratch.ahead, buffers) }
-            }};
-        }
         macro_rules! many {
             ($kernel:expr, $E:ty, $C:ty) => {{
                 let (a, b, c, then) = (a.host::<$E>(OP)?, b.host(OP)?, written::<$C>(c)?, Completion::of(then)?);
-                // SAFETY: as above.
+                // SAFETY: upheld by the caller; only available kernels are chosen.
                 unsafe { blocked::product(&$kernel, &shape, a, b, c, (then, lower), buffers) }
             }};
+        }
+        macro_rules! dot {
+            ($E:ty, $C:ty) => {
+                match lower.is_none() && few::takes::<$E>(&shape, <$C as flatshard_base::Elem>::DTYPE) {
+                    false => many!(avx512::Dot, $E, $C),
+                    true => {
+                        let (a, b, c) = (a.host::<$E>(OP)?, b.host(OP)?, written::<$C>(c)?);
+                        // SAFETY: as above.
+                        unsafe { few::product(&shape, a, b, c, Completion::of(then)?, buffers) }
+                    }
+                }
+            };
         }
         use self::widened::Widened;
         use DType::{Bf16, F32};
         match (kernel, a.dtype(), c.dtype()) {
-            (_, F32, _) if few => few!(f32, f32),
-            (_, Bf16, F32) if few => few!(bf16, f32),
-            (GemmKernel::Avx512, Bf16, _) if few => few!(Widened, Widened),
-            (_, Bf16, _) if few => few!(bf16, bf16),
-            (_, _, F32) if few => few!(f16, f32),
-            _ if few => few!(f16, f16),
             #[cfg(target_os = "linux")]
             (GemmKernel::Amx, F32, _) => many!(amx::Tiles::configure(), split::SplitF32, f32),
             #[cfg(target_os = "linux")]
             (GemmKernel::Amx, Bf16, F32) => many!(amx::Tiles::configure(), bf16, f32),
             #[cfg(target_os = "linux")]
             (GemmKernel::Amx, Bf16, _) => many!(amx::Tiles::configure(), bf16, bf16),
-            (_, F32, _) => many!(avx512::Dot, f32, f32),
-            (GemmKernel::Avx512, Bf16, F32) => many!(avx512::Dot, Widened, f32),
-            (GemmKernel::Avx512, Bf16, _) => many!(avx512::Dot, Widened, Widened),
-            (_, Bf16, F32) => many!(avx512::Dot, bf16, f32),
-            (_, Bf16, _) => many!(avx512::Dot, bf16, bf16),
-            (_, _, F32) => many!(avx512::Dot, f16, f32),
-            _ => many!(avx512::Dot, f16, f16),
+            (_, F32, _) => dot!(f32, f32),
+            (GemmKernel::Avx512, Bf16, F32) => dot!(Widened, f32),
+            (GemmKernel::Avx512, Bf16, _) => dot!(Widened, Widened),
+            (_, Bf16, F32) => dot!(bf16, f32),
+            (_, Bf16, _) => dot!(bf16, bf16),
+            (_, _, F32) => dot!(f16, f32),
+            _ => dot!(f16, f16),
         }
         return Ok(());
     }
     macro_rules! plain {
         ($E:ty, $C:ty, $many:path) => {{
             let (a, b, c) = (a.host::<$E>(OP)?, b.host::<$E>(OP)?, c.host::<$C>(OP)?);
-            match few {
+            match one {
                 true => Level::best().run(
                     #[inline(always)]
                     || thin::product(&shape, a, b, c, buffers),

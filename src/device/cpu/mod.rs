@@ -21,6 +21,8 @@ mod rope;
 mod tile;
 // Attention over whole documents.
 mod attention;
+// Attention over pages of keys and values.
+mod paged;
 // The passes of ring attention.
 mod ring;
 // SwiGLU, GeGLU, GELU.

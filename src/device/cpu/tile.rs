@@ -13,12 +13,10 @@ mod scratch;
 mod lanes;
 // From queries, keys and values to outputs.
 mod forward;
-// The same for one query per head.
-mod single;
 // From gradients of the outputs to gradients of the inputs.
 mod backward;
 
 pub use backward::{GroupGradients, backward};
 pub use forward::forward;
 pub use operands::{Group, HeadRows, Mask, Shared, To};
-pub use scratch::AttentionScratch;
+pub use scratch::{ACROSS, AttentionScratch};

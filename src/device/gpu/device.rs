@@ -4,14 +4,15 @@ use super::{
     activation, attention, distill, element, embed, expand, experts, fp8, loss, norm, optim, ring, rope, scaled,
 };
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward,
-    AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy,
-    CrossEntropyFinish, CrossEntropyPart, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed,
-    EmbedBackward, Encode, Expand, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm,
-    LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward, Quantize, RaiseScales,
-    RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
+    AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPaged, AttentionPass,
+    AttentionPassBackward, AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows,
+    CopyColumns, CrossEntropy, CrossEntropyFinish, CrossEntropyPart, Dequantize, DistillFinish, DistillPart, Dropout,
+    DropoutRows, Embed, EmbedBackward, Encode, Expand, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward,
+    GroupedGemm, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward, Quantize,
+    RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows,
+    WeighRows,
 };
-use crate::{Buf, Device, View, ViewMut, epilogue};
+use crate::{Buf, Device, View, ViewMut, epilogue, paged};
 use flatshard_base::timeline::Mark;
 use flatshard_base::{Category, DType, Error, Meter, Result};
 use std::time::Instant;
@@ -141,6 +142,9 @@ impl Device for GpuDevice {
     }
     fn attention_pass(&self, op: AttentionPass) -> Result<()> {
         attention::pass(self, op)
+    }
+    fn attention_paged(&self, op: AttentionPaged) -> Result<()> {
+        paged::in_passes(self, op)
     }
     fn attention_merge(&self, op: AttentionMerge) -> Result<()> {
         ring::merge(self, op)

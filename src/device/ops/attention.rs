@@ -176,6 +176,64 @@ impl AttentionPass<'_> {
     }
 }
 
+/// Rows of one sequence, and the pages that hold its keys and values.
+#[derive(Clone, Copy, Debug)]
+pub struct PagedRows<'a> {
+    /// The first of the rows, and how many there are.
+    pub first: usize,
+    pub rows: usize,
+    /// Tokens of the sequence before them.
+    pub past: usize,
+    /// In the order of its tokens, up to the last of these rows.
+    pub pages: &'a [u32],
+}
+
+/// Attention of rows of many sequences, each over all earlier tokens of its sequence and itself. Assigns `o`: the bits
+/// of a row do not depend on the other rows, and on the CPU are those of [`Attention`].
+pub struct AttentionPaged<'a> {
+    pub shape: AttentionShape,
+    /// All rows, each once.
+    pub runs: &'a [PagedRows<'a>],
+    /// Tokens in a page.
+    pub page: usize,
+    /// (N, (heads + 2 kv_heads) * head_dim); only the queries are read.
+    pub qkv: View<'a>,
+    /// (pages, page, 2 kv_heads * head_dim): keys before values in a row, those of these rows among them.
+    pub kv: View<'a>,
+    /// (N, heads * head_dim)
+    pub o: ViewMut<'a>,
+    /// Scratch: (heads, N) f32, and for devices that need passes (N, heads * head_dim) f32, (N, 2) u32 and the keys and
+    /// values of the longest sequence.
+    pub lse: ViewMut<'a>,
+    pub o_pass: ViewMut<'a>,
+    pub of_queries: ViewMut<'a>,
+    pub gathered: ViewMut<'a>,
+}
+
+impl AttentionPaged<'_> {
+    pub const OP: &'static str = "attention_paged";
+    /// Returns N.
+    pub fn check(&self) -> Result<usize> {
+        let Self { shape, runs, page, qkv, kv, o, lse, .. } = self;
+        let (dtype, (n, tokens)) = (float(Self::OP, qkv.dtype())?, shape.block(Self::OP, qkv.len(), kv.len())?);
+        read(Self::OP, &[("kv", kv, dtype, kv.len())])?;
+        let stats = ("lse", lse, DType::F32, shape.heads * n);
+        written(Self::OP, &[("o", o, dtype, n * shape.width()), stats])?;
+        let mut next = 0;
+        for run in *runs {
+            let fits = run.first == next
+                && run.rows > 0
+                && run.past + run.rows <= run.pages.len() * page
+                && run.pages.iter().all(|&at| (at as usize + 1) * page <= tokens);
+            if !fits {
+                return Err(Error::op(Self::OP, format!("{run:?} of {n} rows does not fit {tokens} tokens")));
+            }
+            next += run.rows;
+        }
+        if next == n { Ok(n) } else { Err(Error::op(Self::OP, format!("runs of {next} rows for {n}"))) }
+    }
+}
+
 /// Merges one more pass into `o` and `lse` of earlier passes: o = sum of exp(lse_i - lse) o_i, without overflow.
 pub struct AttentionMerge<'a> {
     pub shape: AttentionShape,

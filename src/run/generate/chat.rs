@@ -1,5 +1,5 @@
-//! `--chat`: a conversation with the model in a terminal, streamed, with its history. One process holds the model,
-//! since only that process has the terminal. Never trains, and writes no file.
+//! `--chat`: a conversation with the model in a terminal, streamed, with its history, which is computed once. One
+//! process holds the model, since only that process has the terminal. Never trains, and writes no file.
 use super::TextStream;
 use super::model::TextModel;
 use crate::base::{Error, Result};
@@ -53,7 +53,7 @@ pub fn main(mut s: Settings, launched: Option<&RankEnv>) -> Result<()> {
     model.tokenizer.usable()?;
     RunLog::open(&settings.watch, None)?.notes(&settings.notes);
     let system = settings.generate.system_prompt.clone();
-    let plan = model.plan(context - count, count)?;
+    let plan = model.plan(context - count, count, 1)?;
     model.load(&env, &plan, |generator, _| {
         let chat = Chat { model: &model, template: &template, messages: Vec::new(), room: context - count, count };
         chat.talk(generator, system)
@@ -126,18 +126,19 @@ impl Chat<'_> {
         let TextModel { tokenizer, sampling, .. } = self.model;
         let sampling = Sampling { seed: sampling.seed.wrapping_add(turn), ..*sampling };
         let ends = self.ends();
+        let strings = self.model.settings.generate.stop.as_deref().unwrap_or_default();
         let mut text = TextStream::new(tokenizer, true);
         let started = Instant::now();
         let mut ended = false;
         let written = generator.generate(&prompt, self.count, &sampling, &mut |token| {
             ended = ends.contains(&token);
             if !ended {
-                text.push(token);
+                text.push(token, strings);
             }
             !ended && text.is_open() && !stop.load(Ordering::Relaxed)
         })?;
         let speed = written.len() as f64 / started.elapsed().as_secs_f64();
-        let answer = text.end()?;
+        let answer = text.end(strings)?;
         if stdin().is_terminal() {
             let why = match (ended, stop.load(Ordering::Relaxed)) {
                 (true, _) => "",

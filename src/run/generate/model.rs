@@ -11,7 +11,7 @@ use crate::data::Tokenizer;
 use crate::data::tokenizer::FILES;
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
-use crate::engine::{EngineOptions, Generator, GeneratorOptions, Sampling};
+use crate::engine::{EngineOptions, Generator, GeneratorOptions, SamplerSize, Sampling};
 use crate::hub::HubName;
 use crate::nn::{Decoder, Spec};
 use crate::optim::Moments;
@@ -73,6 +73,8 @@ impl TextModel {
             temperature: set(&g.temperature, "generate.temperature")? as f32,
             top_k: set(&g.top_k, "generate.top_k")?,
             top_p: set(&g.top_p, "generate.top_p")? as f32,
+            min_p: set(&g.min_p, "generate.min_p")? as f32,
+            step: 0,
             seed: set(&s.run.seed, "run.seed")?,
         };
         Ok(TextModel {
@@ -87,12 +89,21 @@ impl TextModel {
         })
     }
 
-    /// Plans for a context of up to `prompt` tokens and `count` more. Sets the planned bytes of the ranks.
-    pub fn plan(&mut self, prompt: usize, count: usize) -> Result<WeightPlan> {
+    /// Plans for texts of up to `prompt` tokens and `count` more: `texts` at once, or as many as there is memory for.
+    /// Sets the planned bytes of the ranks.
+    pub fn plan(&mut self, prompt: usize, count: usize, texts: usize) -> Result<WeightPlan> {
+        let size = SamplerSize::of_many(prompt, count, texts);
+        let plan = self.plan_of(size)?;
+        let planned = self.ranks.planned;
+        let lacks = self.ranks.device == DeviceName::Cpu
+            && memory::available().is_some_and(|bytes| planned * self.ranks.nproc > bytes);
+        if lacks && texts > 1 { self.plan(prompt, count, texts / 2) } else { Ok(plan) }
+    }
+    fn plan_of(&mut self, size: SamplerSize) -> Result<WeightPlan> {
         let RankPlan { device, mesh, nproc, .. } = self.ranks;
         let options = |s: &Settings| -> Result<(GeneratorOptions, usize)> {
             let EngineOptions { spec, strategy, cuts, .. } = engine::options(s, device, &mesh, self.spec.clone())?;
-            let options = GeneratorOptions { spec, strategy, cuts, prompt, count };
+            let options = GeneratorOptions { spec, strategy, cuts, size };
             let planned = bytes::of_writing(&options, &PlannedRanks::new(s, mesh, device, nproc))?;
             let counts = |category: Category| device != DeviceName::Cuda || category != Category::Host;
             Ok((options, planned.iter().filter(|p| counts(p.0)).map(|p| p.1).sum()))
@@ -130,7 +141,7 @@ impl TextModel {
                 None => &plan.lean,
             };
             let mut generator = Generator::new(device.clone(), &mesh, options)?;
-            let layouts = generator.decoder().layouts().to_vec();
+            let layouts = generator.layouts().to_vec();
             let mut checkpointer = Checkpointer::new(device, &mesh, &options.spec, &layouts, Moments::NONE)?;
             checkpointer.load_model(&self.dir, generator.store())?;
             if let Some(adapter) = &self.adapter {

@@ -1,6 +1,6 @@
 //! How `--generate` picks tokens. Never picks one.
-use super::value::{count, number};
-use crate::base::Result;
+use super::value::{count, number, one_or_many};
+use crate::base::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// How `--generate` picks tokens.
@@ -23,12 +23,27 @@ pub struct GenerateSettings {
     /// Sample from the smallest set of tokens with this total probability; 1: all
     #[arg(long, value_name = "P")]
     pub top_p: Option<f64>,
+    /// Sample from the tokens with at least this share of the most likely token's probability; 0: all
+    #[arg(long, value_name = "P")]
+    pub min_p: Option<f64>,
+    /// End a text at any of these strings, which are left out [default: none]
+    #[arg(long, num_args = 1.., value_name = "TEXT")]
+    #[serde(deserialize_with = "one_or_many")]
+    pub stop: Option<Vec<String>>,
+    /// Samples of each prompt
+    #[arg(long, value_name = "G")]
+    pub group_size: Option<usize>,
 }
 
 impl GenerateSettings {
     pub fn check(&self) -> Result<()> {
         count("max_new_tokens", self.max_new_tokens)?;
         number("temperature", self.temperature, |x| x >= 0.0, "0 or more")?;
+        number("min_p", self.min_p, |x| (0.0..=1.0).contains(&x), "in [0, 1]")?;
+        count("group_size", self.group_size)?;
+        if self.stop.iter().flatten().any(String::is_empty) {
+            return Err(Error::input("stop: an empty string ends every text at once; remove it"));
+        }
         number("top_p", self.top_p, |x| x > 0.0 && x <= 1.0, "above 0, at most 1")
     }
 }

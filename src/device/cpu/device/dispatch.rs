@@ -5,7 +5,7 @@ use crate::cpu::divide::{Divisible, LINE};
 use crate::cpu::operands::length;
 use crate::cpu::{
     activation, attention, clamped, distill, dropout, element, embed, expand, experts, fp8, loss, memory, norm, optim,
-    reduce, ring, rope,
+    paged, reduce, ring, rope,
 };
 use crate::ops::*;
 use crate::{Buf, Device, View, ViewMut, unbacked};
@@ -196,6 +196,14 @@ impl Device for CpuDevice {
     }
     fn attention_ranges(&self, op: AttentionRanges) -> Result<()> {
         ring::ranges(op)
+    }
+    fn attention_paged(&self, op: AttentionPaged) -> Result<()> {
+        types!(op.qkv.dtype(), T => {
+            let paged = paged::PagedForward::<T>::new(op)?;
+            let (pairs, bytes) = paged.pairs();
+            // SAFETY: `heads` makes parts that do not overlap.
+            self.heads(pairs, bytes, &|scratch, pairs| unsafe { paged.compute(self.level, scratch, pairs) })
+        })
     }
     fn attention_merge(&self, op: AttentionMerge) -> Result<()> {
         let bytes = op.o.bytes();

@@ -27,7 +27,7 @@ impl CpuDevice {
 
     pub(super) fn product(&self, op: Gemm) -> Result<()> {
         op.check()?;
-        if op.shape.symmetric && lock(&self.gemm[0]).fuses(&op.shape) {
+        if op.shape.symmetric && lock(&self.gemm[0]).fuses() {
             return self.symmetric(op);
         }
         let GemmShape { m, n, ta, .. } = op.shape;
@@ -41,7 +41,7 @@ impl CpuDevice {
         op.check()?;
         let (fuses, columns) = {
             let scratch = lock(&self.gemm[0]);
-            (scratch.fuses(&op.shape), scratch.by_columns(&op.shape, false))
+            (scratch.fuses(), scratch.by_columns(&op.shape, false))
         };
         match fuses {
             // SAFETY: checked.

@@ -1,70 +1,102 @@
-//! Products of few rows of A with AVX-512, as in generating tokens: B is read from memory once, in its own order, and
-//! nothing is packed. Memory bandwidth is the bound. Never sums in any order other than along k, in lanes if B's rows
-//! run along k.
-use super::avx512::is_intel;
+//! Products of few rows of A with rows of B that run along k, with AVX-512, as in generating tokens: B is read from
+//! memory once, in its own order, and transposed in registers, sixteen of its rows at a time. Memory bandwidth is the
+//! bound. Sums run in the order of `blocked`, and have its bits. Never packs B.
+use super::avx512::Dot;
+use super::block::{Block, stretches};
 use super::buffers::{Buffers, CacheLines};
 use super::completion::Completion;
-use super::pack::{COLUMNS, first16};
+use super::pack::{COLUMNS, Load, transposed};
 use super::store::{Destination, Patch, StoreSums};
 use crate::ops::GemmShape;
-use std::arch::x86_64::*;
+use flatshard_base::{DType, Elem};
+use half::bf16;
+use std::arch::{asm, x86_64::*};
 
 /// At most so many rows: with more, multiplications take longer than packing B saves.
 pub(super) const ROWS: usize = 8;
 
-/// Bytes by which one row of B is prefetched ahead. One core reads 326 MB of f32 at 13.3 GB/s on Granite Rapids without
-/// prefetch, at 19 with a line 8 KB ahead before each load, and at 14 with two lines before two loads. On Zen 4, which
-/// reads 34 GB/s without, 8 KB ahead is too far: a model generates 1.2 times as fast with 1 KB.
-pub(super) fn ahead() -> usize {
-    if is_intel() { 8192 } else { 1024 }
+/// Rows of B that are transposed together.
+const SIDE: usize = 16;
+
+/// Whether [`product`] has the bits of `blocked` for this product with C of `c`: unless sums over several stretches of
+/// k are added to C itself, in another order.
+pub(super) fn takes<E: Load>(shape: &GemmShape, c: DType) -> bool
+where
+    Dot: Block<E::Packed>,
+{
+    let &GemmShape { m, k, ta, tb, accumulate, .. } = shape;
+    let (steps, stretch) = stretches::<E, Dot>(k);
+    tb && !ta && m <= ROWS && !(accumulate && stretch < steps && c == DType::F32)
+}
+
+/// Adds one product, or two, to each of sixteen sums, as the block products do.
+pub(super) trait AddProducts {
+    /// # Safety
+    /// The CPU has what [`Dot`] needs for this type.
+    unsafe fn add(sums: __m512, a: __m512i, b: __m512i) -> __m512;
+}
+impl AddProducts for f32 {
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn add(sums: __m512, a: __m512i, b: __m512i) -> __m512 {
+        _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sums)
+    }
+}
+impl AddProducts for bf16 {
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn add(mut sums: __m512, a: __m512i, b: __m512i) -> __m512 {
+        // SAFETY: upheld by the caller. Assembly, because the intrinsic cannot be inlined into functions that also run
+        // on CPUs without AVX512-BF16.
+        unsafe {
+            asm!("vdpbf16ps {sums}, {a}, {b}", sums = inout(zmm_reg) sums, a = in(zmm_reg) a, b = in(zmm_reg) b,
+                 options(pure, nomem, nostack, preserves_flags))
+        };
+        sums
+    }
 }
 
 /// Sums of [`ROWS`] rows x [`COLUMNS`] columns.
 #[repr(C, align(64))]
 struct FewSums([f32; ROWS * COLUMNS]);
 
-/// Operands with rows that run along k, in f32 for A.
-struct RowsOfB<E> {
-    x: *const f32,
-    m: usize,
-    b: *const E,
-    ldb: usize,
-    k: usize,
-    ahead: usize,
+/// A's rows as 32-bit lanes: one f32, or two bf16. Missing rows, up to a power of two, and the end of k are zeros.
+struct FewRows {
+    lanes: *const i32,
+    /// Lanes of a row.
+    row: usize,
 }
 
-/// Prefetches [`ahead()`] bytes ahead, as determined once.
-///
 /// # Safety
-/// AVX-512 F, BW, VL and what `C` needs; `a` and `b` hold `shape.extents()`, and `c` may be written at those; A is not
-/// transposed and has 1 to [`ROWS`] rows.
+/// AVX-512 F, BW, VL and what `C` and [`Dot`] need; `a` and `b` hold `shape.extents()`, and `c` may be written at
+/// those; [`takes`] the product.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn product<E: StoreSums, C: StoreSums>(
+pub(super) unsafe fn product<E: Load<Lanes = __m512i, Packed: AddProducts> + Elem, C: StoreSums + Elem>(
     shape: &GemmShape,
     a: &[E],
     b: &[E],
     c: *mut C,
-    ahead: usize,
+    then: Completion<C>,
     buffers: &mut Buffers,
-) {
-    let &GemmShape { m, n, k, lda, tb, ldb, ldc, accumulate, .. } = shape;
-    let target = Destination { c, ld: ldc, add: accumulate, past: false, then: Completion::Nothing };
+) where
+    Dot: Block<E::Packed>,
+{
+    let &GemmShape { m, n, k, ldb, ldc, accumulate, .. } = shape;
+    let target = Destination { c, ld: ldc, add: accumulate, past: false, then };
     // SAFETY: upheld by the caller; each block is within C.
     unsafe {
-        let x = widen(a, [m, k, lda], &mut buffers.a);
-        let down = if tb { None } else { Some(down([m, n, k], x, b.as_ptr(), ldb, &mut buffers.c)) };
+        let x = rows_of_a(shape, a, &mut buffers.a);
         let mut sums = FewSums([0.0; ROWS * COLUMNS]);
         for column in (0..n).step_by(COLUMNS) {
             let columns = COLUMNS.min(n - column);
-            match down {
-                Some(down) => {
-                    for i in 0..m {
-                        down.add(i * n + column).copy_to_nonoverlapping(sums.0.as_mut_ptr().add(i * COLUMNS), columns);
-                    }
-                }
-                None => {
-                    let b = b.as_ptr().wrapping_add(column * ldb);
-                    RowsOfB { x, m, b, ldb, k, ahead }.multiply(columns, &mut sums)
+            for first in (0..columns).step_by(SIDE) {
+                let of = b.as_ptr().wrapping_add((column + first) * ldb);
+                let (rows, out) = (SIDE.min(columns - first), sums.0.as_mut_ptr().add(first));
+                match m {
+                    1 => multiply::<E, 1>(&x, of, (rows, ldb, k), out),
+                    2 => multiply::<E, 2>(&x, of, (rows, ldb, k), out),
+                    3 | 4 => multiply::<E, 4>(&x, of, (rows, ldb, k), out),
+                    _ => multiply::<E, ROWS>(&x, of, (rows, ldb, k), out),
                 }
             }
             target.finish(sums.0.as_mut_ptr(), Patch { row: 0, column, rows: m, columns }, None);
@@ -72,148 +104,66 @@ pub(super) unsafe fn product<E: StoreSums, C: StoreSums>(
     }
 }
 
-/// A's rows in f32, without gaps.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn widen<E: StoreSums>(a: &[E], [m, k, lda]: [usize; 3], to: &mut CacheLines) -> *const f32 {
-    let to = to.take::<f32>(m * k).as_mut_ptr();
+unsafe fn rows_of_a<E: Load<Lanes = __m512i> + Elem>(shape: &GemmShape, a: &[E], to: &mut CacheLines) -> FewRows {
+    let &GemmShape { m, k, lda, .. } = shape;
+    let row = k.div_ceil(E::STEP).max(1) * SIDE;
+    let to = to.take::<f32>(m.next_power_of_two() * row);
+    to.fill(0.0);
+    let to = to.as_mut_ptr().cast::<i32>();
     for i in 0..m {
-        for at in (0..k).step_by(16) {
-            let mask = first16(k - at);
+        for (step, at) in (0..k).step_by(E::STEP).enumerate() {
             // SAFETY: upheld by the caller; masked lanes are not accessed.
-            unsafe { f32::store(to.add(i * k + at), mask, E::load(a.as_ptr().add(i * lda + at), mask)) };
+            unsafe {
+                _mm512_storeu_si512(
+                    to.add(i * row + step * SIDE).cast(),
+                    E::along(a.as_ptr().add(i * lda + at), k - at),
+                )
+            }
         }
     }
-    to
+    FewRows { lanes: to, row }
 }
 
-impl<E: StoreSums> RowsOfB<E> {
-    /// `sums (m, COLUMNS)` = rows of x times the first `columns` rows of B.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn multiply(&self, columns: usize, sums: &mut FewSums) {
-        let mut j = 0;
-        // SAFETY: upheld by the caller: the rows exist.
-        unsafe {
-            // One row of x waits for memory alone, which comes fastest one row of B after another. More rows share what
-            // they load, so four rows of B are multiplied side by side while the next four are prefetched.
-            while self.m > 1 && j + 4 <= columns {
-                let mut i = 0;
-                while i + 4 <= self.m {
-                    self.block::<4, 4, 1>(i, j, sums);
-                    i += 4;
+/// `out`, rows of [`COLUMNS`], = M rows of x times these rows of B.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn multiply<E: Load<Lanes = __m512i, Packed: AddProducts> + Elem, const M: usize>(
+    x: &FewRows,
+    b: *const E,
+    (rows, ldb, k): (usize, usize, usize),
+    out: *mut f32,
+) where
+    Dot: Block<E::Packed>,
+{
+    let (steps, stretch) = stretches::<E, Dot>(k);
+    let mut totals = [_mm512_setzero_ps(); M];
+    for first in (0..steps).step_by(stretch) {
+        let mut sums = [_mm512_setzero_ps(); M];
+        for step in first..steps.min(first + stretch) {
+            let at = step * E::STEP;
+            let valid = k.saturating_sub(at);
+            // SAFETY: upheld by the caller; masked lanes are not accessed, and prefetches cannot fault.
+            unsafe {
+                let mut of_b = [_mm512_setzero_si512(); SIDE];
+                for (j, lanes) in of_b.iter_mut().enumerate().take(rows) {
+                    let row = b.wrapping_add(j * ldb + at);
+                    _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(SIDE * ldb).cast());
+                    *lanes = E::along(row, valid);
                 }
-                while i + 2 <= self.m {
-                    self.block::<2, 4, 1>(i, j, sums);
-                    i += 2;
-                }
-                if i < self.m {
-                    self.block::<1, 4, 1>(i, j, sums);
-                }
-                j += 4;
-            }
-            for j in j..columns {
-                for i in 0..self.m {
-                    self.block::<1, 1, 2>(i, j, sums);
-                }
-            }
-        }
-    }
-    /// The sums of M rows of x with S rows of B, from `i` and `j` on, each in U vectors of partial sums.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn block<const M: usize, const S: usize, const U: usize>(&self, i: usize, j: usize, sums: &mut FewSums) {
-        let &RowsOfB { k, ldb, .. } = self;
-        let (x, b) = (self.x.wrapping_add(i * k), self.b.wrapping_add(j * ldb));
-        let mut lanes = [[[_mm512_setzero_ps(); U]; S]; M];
-        let ahead = if S == 1 { self.ahead / size_of::<E>() } else { S * ldb };
-        let mut step = |at: usize, mask: __mmask16, u: usize| {
-            for s in 0..S {
-                let right = b.wrapping_add(s * ldb + at);
-                // A line before each line, in the order of loads.
-                if i == 0 && (u * 16 * size_of::<E>()).is_multiple_of(64) {
-                    _mm_prefetch::<_MM_HINT_T1>(right.wrapping_add(ahead).cast());
-                }
-                // SAFETY: upheld by the caller; masked lanes are not accessed.
-                unsafe {
-                    let right = E::load(right, mask);
-                    for (m, lanes) in lanes.iter_mut().enumerate() {
-                        let left = f32::load(x.wrapping_add(m * k + at), mask);
-                        lanes[s][u] = _mm512_fmadd_ps(left, right, lanes[s][u]);
+                for (lane, right) in transposed(of_b).into_iter().enumerate() {
+                    for (i, sums) in sums.iter_mut().enumerate() {
+                        let left = x.lanes.add(i * x.row + step * SIDE + lane).read();
+                        *sums = E::Packed::add(*sums, _mm512_set1_epi32(left), right);
                     }
                 }
             }
-        };
-        let whole = k - k % (16 * U);
-        for at in (0..whole).step_by(16 * U) {
-            for u in 0..U {
-                step(at + 16 * u, !0, u);
-            }
         }
-        for (u, at) in (whole..k).step_by(16).enumerate() {
-            step(at, first16(k - at), u);
-        }
-        for (m, lanes) in lanes.iter().enumerate() {
-            for (s, lanes) in lanes.iter().enumerate() {
-                let mut sum = lanes[0];
-                for more in &lanes[1..] {
-                    sum = _mm512_add_ps(sum, *more);
-                }
-                sums.0[(i + m) * COLUMNS + j + s] = _mm512_reduce_add_ps(sum);
-            }
+        for (total, sums) in totals.iter_mut().zip(sums) {
+            *total = if first == 0 { sums } else { _mm512_add_ps(sums, *total) };
         }
     }
-}
-
-/// `sums (m, n)` = x B, whose rows run along n: the sum of B's rows, each times its elements of x.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn down<E: StoreSums>(
-    [m, n, k]: [usize; 3],
-    x: *const f32,
-    b: *const E,
-    ldb: usize,
-    sums: &mut CacheLines,
-) -> *const f32 {
-    let sums = sums.take::<f32>(m * n);
-    sums.fill(0.0);
-    let sums = sums.as_mut_ptr();
-    let mut row = 0;
-    // SAFETY: upheld by the caller: the rows exist.
-    unsafe {
-        while row + 4 <= k {
-            add_rows::<E, 4>([m, n, k], x.add(row), b.wrapping_add(row * ldb), ldb, sums);
-            row += 4;
-        }
-        for row in row..k {
-            add_rows::<E, 1>([m, n, k], x.add(row), b.wrapping_add(row * ldb), ldb, sums);
-        }
-    }
-    sums
-}
-
-/// Adds R rows of B, each times its elements of x, one after another.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn add_rows<E: StoreSums, const R: usize>(
-    [m, n, k]: [usize; 3],
-    x: *const f32,
-    b: *const E,
-    ldb: usize,
-    sums: *mut f32,
-) {
-    for j in (0..n).step_by(16) {
-        let mask = first16(n - j);
-        // SAFETY: upheld by the caller; masked lanes are not accessed.
-        unsafe {
-            let mut rows = [_mm512_setzero_ps(); R];
-            for (r, row) in rows.iter_mut().enumerate() {
-                *row = E::load(b.wrapping_add(r * ldb + j), mask);
-            }
-            for i in 0..m {
-                let mut sum = f32::load(sums.add(i * n + j), mask);
-                for (r, row) in rows.iter().enumerate() {
-                    sum = _mm512_fmadd_ps(_mm512_set1_ps(*x.add(i * k + r)), *row, sum);
-                }
-                f32::store(sums.add(i * n + j), mask, sum);
-            }
-        }
+    for (i, total) in totals.into_iter().enumerate() {
+        // SAFETY: `out` is half of a block.
+        unsafe { _mm512_storeu_ps(out.add(i * COLUMNS), total) }
     }
 }

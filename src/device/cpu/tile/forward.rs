@@ -1,11 +1,10 @@
 //! Forward of attention in tiles: scores, softmax as keys arrive (Milakov & Gimelshein 2018), weighted values.
 //! Never keeps a weight beyond its tile.
-use super::super::gemm::panels::{COLUMNS, Over, PanelFloat, Products};
+use super::super::gemm::panels::{COLUMNS, Over, PanelFloat, Products, TokenRows};
 use super::super::simd::{LANES, Level, lane_sum, tanh};
 use super::lanes::{LaneRow, each, exp_below, hide, larger, max_lane};
 use super::operands::{Group, Mask};
 use super::scratch::{ACROSS, AttentionScratch, SIDE, Sizes, packed_len, with_products};
-use super::single::single;
 use crate::ops::AttentionShape;
 use flatshard_base::dtype::Float;
 use std::ops::Range;
@@ -89,13 +88,6 @@ impl Softmax<'_> {
 /// # Safety
 /// Nothing else accesses the results of these heads.
 pub unsafe fn forward<T: PanelFloat>(level: Level, scratch: &mut AttentionScratch, x: &Group<T>) {
-    if x.queries.rows == 1 {
-        // SAFETY: upheld by the caller.
-        return level.run(
-            #[inline(always)]
-            || unsafe { single(scratch, x) },
-        );
-    }
     // SAFETY: upheld by the caller.
     with_products!(scratch.kernel, level, T, products => unsafe { forward_with(products, scratch, x) })
 }
@@ -103,9 +95,13 @@ pub unsafe fn forward<T: PanelFloat>(level: Level, scratch: &mut AttentionScratc
 #[inline(always)]
 unsafe fn forward_with<T: Float, P: Products<T>>(products: &P, scratch: &mut AttentionScratch, x: &Group<T>) {
     const { assert!(P::ROWS <= HIGHEST && SIDE.is_multiple_of(P::ROWS) && ACROSS.is_multiple_of(COLUMNS)) };
-    let &Group { shape: a, queries, keys, values, ref mask, .. } = x;
+    let &Group { shape: a, queries, keys, values, .. } = x;
     let s = Sizes::new::<T, P>(a);
-    let (n, key_steps) = (queries.rows, keys.rows.div_ceil(s.line));
+    let key_steps = keys.rows.div_ceil(s.line);
+    // A single token's heads are the rows of one panel.
+    let alone = queries.rows == 1;
+    let same = Mask::Same(if alone { x.mask.keys(0) } else { 0..0 });
+    let (n, turns, mask) = if alone { (s.group, 1, &same) } else { (queries.rows, s.group, &x.mask) };
     let [k, _] = packed_len(&s, keys.rows, COLUMNS);
     let [_, v] = packed_len(&s, values.rows, COLUMNS);
     let [q, _] = packed_len(&s, SIDE, P::ROWS);
@@ -125,14 +121,16 @@ unsafe fn forward_with<T: Float, P: Products<T>>(products: &P, scratch: &mut Att
     let [k, v, q, weights] = [k, v, q, weights].map(bytemuck::cast_slice_mut::<f32, P::Packed>);
     products.pack_right(keys, Over::Dim, k);
     products.pack_right(values, Over::Tokens, v);
-    for g in 0..s.group {
+    for g in 0..turns {
+        let queries = if alone { TokenRows { row: s.dim, rows: n, ..queries } } else { queries.head(g) };
         for q0 in (0..n).step_by(SIDE) {
             let tile = q0..n.min(q0 + SIDE);
-            products.pack_left(queries.head(g).part(q0, tile.len()), Over::Dim, q);
+            products.pack_left(queries.part(q0, tile.len()), Over::Dim, q);
             max.fill(f32::MIN);
             total.fill(0.0);
             sums.fill(0.0);
-            let seen = mask.keys(q0).start / COLUMNS * COLUMNS..mask.keys(tile.end - 1).end;
+            // Blocks of keys begin at the same keys for every query, so that its sums do not depend on its tile.
+            let seen = mask.keys(q0).start / ACROSS * ACROSS..mask.keys(tile.end - 1).end;
             for k0 in seen.clone().step_by(ACROSS) {
                 for (p, first) in tile.clone().step_by(P::ROWS).enumerate() {
                     let rows = first..tile.end.min(first + P::ROWS);
@@ -169,7 +167,8 @@ unsafe fn forward_with<T: Float, P: Products<T>>(products: &P, scratch: &mut Att
                     }
                 }
             }
-            for (i, query) in tile.enumerate() {
+            for (i, row_of_tile) in tile.enumerate() {
+                let (g, query) = if alone { (row_of_tile, 0) } else { (g, row_of_tile) };
                 let mut lanes = [0.0; LANES];
                 lanes.copy_from_slice(&total[i * LANES..][..LANES]);
                 let total = lane_sum(lanes);

@@ -7,8 +7,10 @@ use std::ops::Range;
 
 /// Which keys a query attends to. Both bounds of both ranges never decrease.
 pub enum Mask<'a> {
-    /// Those up to itself, limited to the last `window`, of `len` tokens.
-    Causal { len: usize, window: usize },
+    /// Those up to itself, limited to the last `window`, for the last `len` tokens of a text, which `past` precede.
+    Causal { past: usize, len: usize, window: usize },
+    /// The same ones, for all queries.
+    Same(Range<usize>),
     /// A range for each query and each key, of this number of queries and keys.
     Ranges { of_queries: &'a [[u32; 2]], of_keys: &'a [[u32; 2]], queries: usize, keys: usize },
 }
@@ -17,14 +19,18 @@ impl Mask<'_> {
     #[inline(always)]
     pub(super) fn keys(&self, query: usize) -> Range<usize> {
         match *self {
-            Mask::Causal { window, .. } => (query + 1).saturating_sub(window)..query + 1,
+            Mask::Causal { past, window, .. } => (past + query + 1).saturating_sub(window)..past + query + 1,
+            Mask::Same(ref keys) => keys.clone(),
             Mask::Ranges { of_queries, keys, .. } => within(of_queries[query], keys),
         }
     }
     #[inline(always)]
     pub(super) fn queries(&self, key: usize) -> Range<usize> {
         match *self {
-            Mask::Causal { len, window } => key..len.min(key.saturating_add(window)),
+            Mask::Causal { past, len, window } => {
+                key.saturating_sub(past)..len.min(key.saturating_add(window).saturating_sub(past))
+            }
+            Mask::Same(_) => 0..1,
             Mask::Ranges { of_keys, queries, .. } => within(of_keys[key], queries),
         }
     }

@@ -9,7 +9,7 @@ use crate::ops::AttentionShape;
 /// panels and of the columns.
 pub(super) const SIDE: usize = 96;
 /// Keys (forward) or queries (backward) in a tile.
-pub(super) const ACROSS: usize = 192;
+pub const ACROSS: usize = 192;
 
 /// Runs `$call` with the products of `$kernel` for operands of type `$T`.
 macro_rules! with_products {
@@ -49,11 +49,13 @@ pub(super) use with_products;
 pub struct AttentionScratch {
     pub kernel: GemmKernel,
     lines: CacheLines,
+    /// Keys and values that lie apart, brought together.
+    pub gathered: CacheLines,
 }
 
 impl AttentionScratch {
     pub fn new(kernel: GemmKernel) -> AttentionScratch {
-        AttentionScratch { kernel, lines: CacheLines::default() }
+        AttentionScratch { kernel, lines: CacheLines::default(), gathered: CacheLines::default() }
     }
     /// Slices of these lengths from the start of a cache line on, with arbitrary contents.
     pub(super) fn take<const N: usize>(&mut self, lens: [usize; N]) -> [&mut [f32]; N] {

@@ -1,0 +1,155 @@
+//! Prompts of a command line, or of the rows of a file, and their tokens. Never runs a model.
+use crate::base::{Error, Result, open, quote};
+use crate::data::{Format, Tokenizer};
+use crate::nn::Spec;
+use crate::run::plan::data;
+use crate::run::settings::Settings;
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// How the name of a file of prompts ends.
+pub const FILE: &str = ".jsonl";
+
+/// What a row asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PromptKind {
+    Text(String),
+    /// Role and content.
+    Messages(Vec<(String, String)>),
+    Ids(Vec<u32>),
+}
+
+/// A prompt, and where it is from, for messages.
+#[derive(Clone, Debug)]
+pub struct PromptRow {
+    pub place: String,
+    pub asked: PromptKind,
+}
+
+/// The rows of a file of JSON lines: `prompt` (text or messages), `messages`, `text`, or `prompt_ids`.
+pub fn read(path: &Path) -> Result<Vec<PromptRow>> {
+    Ok(rows(path)?.into_iter().map(|(prompt, _)| prompt).collect())
+}
+
+/// The same with all fields of each row.
+pub fn rows(path: &Path) -> Result<Vec<(PromptRow, Map<String, Value>)>> {
+    let bytes = open::read(path).map_err(|e| Error::input(format!("prompts: {e}")))?;
+    let text = String::from_utf8(bytes).map_err(|_| Error::input(format!("{}: is not UTF-8", path.display())))?;
+    let mut rows = Vec::new();
+    for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let place = format!("{}:{}", path.display(), i + 1);
+        let bad = |what: String| Error::input(format!("{place}: {what}"));
+        let row: Map<String, Value> =
+            serde_json::from_str(line).map_err(|e| bad(format!("is not a JSON object ({e})")))?;
+        let asked = asked(&row).map_err(bad)?;
+        rows.push((PromptRow { place, asked }, row));
+    }
+    if rows.is_empty() {
+        return Err(Error::input(format!("{}: has no prompts; each line is one, as a JSON object", path.display())));
+    }
+    Ok(rows)
+}
+
+fn asked(row: &Map<String, Value>) -> std::result::Result<PromptKind, String> {
+    let field = |name: &str| row.get(name).filter(|value| !value.is_null()).map(|value| (name.to_string(), value));
+    let Some((name, value)) = ["prompt_ids", "prompt", "messages", "text"].into_iter().find_map(field) else {
+        return Err("has no prompt: name it `prompt`, `messages`, `text` or `prompt_ids`".into());
+    };
+    match value {
+        Value::String(text) if name != "prompt_ids" => Ok(PromptKind::Text(text.clone())),
+        Value::Array(ids) if name == "prompt_ids" => {
+            let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
+            let all: Option<Vec<u32>> = ids.iter().map(id).collect();
+            all.map(PromptKind::Ids).ok_or_else(|| "has prompt_ids that are no token ids".into())
+        }
+        Value::Array(turns) => {
+            let turn = |turn: &Value| Some((turn["role"].as_str()?.to_string(), turn["content"].as_str()?.to_string()));
+            let all: Option<Vec<_>> = turns.iter().map(turn).collect();
+            let wrong = || format!("has a message in {name} without role and content as text");
+            all.filter(|turns| !turns.is_empty()).map(PromptKind::Messages).ok_or_else(wrong)
+        }
+        other => Err(format!("has {name} {}; text, or a list of messages, is expected", quote(other))),
+    }
+}
+
+/// Turns prompts into tokens, as the settings say.
+pub struct PromptEncoder<'a> {
+    format: Format,
+    tokenizer: &'a Tokenizer,
+    system: Option<&'a str>,
+    vocab: usize,
+    max_len: usize,
+}
+
+impl<'a> PromptEncoder<'a> {
+    pub fn new(s: &'a Settings, tokenizer: &'a Tokenizer, spec: &Spec) -> Result<PromptEncoder<'a>> {
+        Ok(PromptEncoder {
+            format: data::format(&s.data, tokenizer)?,
+            tokenizer,
+            system: s.generate.system_prompt.as_deref(),
+            vocab: spec.vocab,
+            max_len: spec.max_len,
+        })
+    }
+    /// The tokens, with room for at least one more.
+    pub fn encode(&self, row: &PromptRow) -> Result<Vec<u32>> {
+        let place = &row.place;
+        let mut tokens = Vec::new();
+        let bad = |e| Error::input(format!("{place} {e}"));
+        match &row.asked {
+            PromptKind::Ids(ids) => {
+                if let Some(id) = ids.iter().find(|&&id| id as usize >= self.vocab) {
+                    return Err(Error::input(format!("{place} has token id {id}, but vocab_size is {}", self.vocab)));
+                }
+                tokens.clone_from(ids);
+            }
+            PromptKind::Messages(turns) => {
+                let Some(chat) = &self.format.chat else {
+                    return Err(Error::input(format!(
+                        "{place} has messages, and the model's tokenizer has no chat template: add \
+                         --tokenizer-chat-template FILE"
+                    )));
+                };
+                let system = self.system.filter(|_| turns[0].0 != "system").map(|text| ("system", text));
+                let turns = turns.iter().map(|(role, text)| (role.as_str(), text.as_str()));
+                let turns: Vec<(&str, &str)> = system.into_iter().chain(turns).collect();
+                let text = chat.asked(&turns).map_err(|what| Error::input(format!("{place}: {what}")))?;
+                self.tokenizer.encode(&text, &mut tokens).map_err(bad)?;
+            }
+            PromptKind::Text(prompt) => match (self.tokenizer, self.format.asked(self.system, prompt)?) {
+                (Tokenizer::None(why), asked) => {
+                    tokens = ids(place, &asked.unwrap_or(prompt.clone()), self.vocab, &why.to_string())?;
+                }
+                (_, Some(asked)) => self.tokenizer.encode(&asked, &mut tokens).map_err(bad)?,
+                (_, None) => {
+                    tokens.extend(self.tokenizer.affixes().0);
+                    self.tokenizer.encode(prompt, &mut tokens).map_err(bad)?;
+                }
+            },
+        }
+        if tokens.is_empty() {
+            return Err(Error::input(format!("{place} is empty: give it at least one token")));
+        }
+        if tokens.len() >= self.max_len {
+            return Err(Error::input(format!(
+                "{place} has {} tokens, but the model's max_positions is {}: shorten it",
+                tokens.len(),
+                self.max_len
+            )));
+        }
+        Ok(tokens)
+    }
+}
+
+/// The prompt of a model without a tokenizer: token ids, separated by spaces or commas.
+fn ids(place: &str, prompt: &str, vocab: usize, why: &str) -> Result<Vec<u32>> {
+    let words = prompt.split(|c: char| c.is_whitespace() || c == ',').filter(|word| !word.is_empty());
+    let id = |word: &str| match word.parse() {
+        Ok(id) if (id as usize) < vocab => Ok(id),
+        Ok(id) => Err(Error::input(format!("{place} has token id {id}, but vocab_size is {vocab}"))),
+        Err(_) => Err(Error::input(format!(
+            "--generate: no tokenizer for the prompt: {why}. Or give token ids, such as \"3 17 5\""
+        ))),
+    };
+    words.map(id).collect()
+}

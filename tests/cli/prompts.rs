@@ -1,0 +1,78 @@
+//! `flatshard generate` with a file of prompts: JSON lines, whose texts are those of each prompt alone.
+use crate::common::binaries::{FLATSHARD, FSDP};
+use crate::common::runs::{Dir, Run, unlaunched};
+use serde_json::{Value, json};
+use std::fs;
+use std::process::Stdio;
+
+/// Exit status, stdout and stderr.
+fn run(dir: &Dir, program: &str, args: &[&str]) -> (i32, String, String) {
+    let mut command = unlaunched(program);
+    command.current_dir(dir.path("")).args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let ended = Run(command.spawn().unwrap()).end();
+    (ended.status.code().unwrap_or(-1), ended.stdout, ended.stderr)
+}
+#[track_caller]
+fn good(dir: &Dir, program: &str, args: &[&str]) -> String {
+    let (code, out, text) = run(dir, program, args);
+    assert_eq!(code, 0, "{args:?}: {text}");
+    out
+}
+
+/// A model of bytes.
+fn model() -> Dir {
+    let dir = Dir::new();
+    fs::write(dir.path("text.txt"), "the quick brown fox jumps over the lazy dog. ".repeat(40)).unwrap();
+    let new = "--dataset text.txt --embed-dim 32 --num-layers 2 --num-heads 4 --num-kv-heads 2 --max-len 64 --max-steps 2 \
+               --save-hf model --no-eval";
+    good(&dir, FSDP, &new.split_whitespace().collect::<Vec<_>>());
+    dir
+}
+
+#[test]
+fn texts_of_a_file_are_those_of_each_prompt_alone() {
+    let dir = model();
+    let rows = [json!({"prompt": "the quick"}), json!({"text": "a", "answer": 3}), json!({"prompt_ids": [5, 6, 7]})];
+    fs::write(dir.path("p.jsonl"), rows.map(|row| row.to_string()).join("\n")).unwrap();
+    let flags = ["--max-new-tokens", "8", "--seed", "4"];
+    let lines = |out: String| -> Vec<Value> { out.lines().map(|line| serde_json::from_str(line).unwrap()).collect() };
+    let all = good(&dir, FLATSHARD, &[&["generate", "model", "p.jsonl", "--group-size", "2"], &flags[..]].concat());
+    let all = lines(all);
+    let places: Vec<_> =
+        all.iter().map(|line| (line["prompt"].as_u64().unwrap(), line["sample"].as_u64().unwrap())).collect();
+    assert_eq!(places, [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]);
+    for line in &all {
+        let [ids, logprobs] = ["ids", "logprobs"].map(|key| line[key].as_array().unwrap());
+        assert!(ids.len() == logprobs.len() && ids.len() <= 8 && !ids.is_empty(), "{line}");
+        assert_eq!(line["finish"], if ids.len() == 8 { "length" } else { "stop" }, "{line}");
+    }
+    assert_ne!(all[0]["ids"], all[1]["ids"]);
+    let single = [&["--pretrain", "model", "--generate", "the quick"], &flags[..]].concat();
+    assert_eq!(good(&dir, FSDP, &single), format!("{}\n", all[0]["text"].as_str().unwrap()));
+    let ranks = [&["generate", "model", "p.jsonl", "--group-size", "2", "--nproc-per-node", "2"], &flags[..]].concat();
+    assert_eq!(lines(good(&dir, FLATSHARD, &ranks)), all);
+    // A character of the first text ends it, and is left out.
+    let text = all[0]["text"].as_str().unwrap();
+    let stop = text.chars().nth(3).unwrap().to_string();
+    let cut = good(&dir, FSDP, &[&single[..], &["--stop", &stop]].concat());
+    assert_eq!(cut, format!("{}\n", text.split(&stop).next().unwrap()));
+}
+
+#[test]
+fn rows_that_are_no_prompts_are_refused_by_line() {
+    let dir = model();
+    for (row, says) in [
+        ("{}", "p.jsonl:2: has no prompt"),
+        ("[1]", "p.jsonl:2: is not a JSON object"),
+        (r#"{"prompt": 3}"#, "p.jsonl:2: has prompt 3; text, or a list of messages, is expected"),
+        (r#"{"prompt_ids": [9999]}"#, "p.jsonl:2 has token id 9999"),
+        (r#"{"prompt_ids": []}"#, "p.jsonl:2 is empty"),
+        (r#"{"messages": [{"role": "user"}]}"#, "p.jsonl:2: has a message in messages without role and content"),
+    ] {
+        fs::write(dir.path("p.jsonl"), format!("{{\"prompt\": \"a\"}}\n{row}\n")).unwrap();
+        let (code, out, text) = run(&dir, FLATSHARD, &["generate", "model", "p.jsonl"]);
+        assert!(code == 2 && out.is_empty() && text.contains(says), "{row}: {code} {text}");
+    }
+    let (code, _, text) = run(&dir, FLATSHARD, &["generate", "model", "none.jsonl"]);
+    assert!(code == 2 && text.contains("none.jsonl"), "{text}");
+}
