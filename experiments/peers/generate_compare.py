@@ -1,8 +1,8 @@
-"""Compares greedy generation of flatshard and transformers: the same weights and prompt, each with its key-value cache, one process.
+"""Compares greedy generation of flatshard and transformers: the same weights and prompts, each with its key-value cache, one process.
 
 Needs: pip install torch transformers numpy safetensors, and `cargo build --release`.
-Run:   python3 experiments/peers/generate_compare.py [--rounds 3] [--threads 1] [--out results.json]
-The models have random weights. Each round runs every contender once. Times are from the prompt to the last token, without loading; tokens/s
+Run:   python3 experiments/peers/generate_compare.py [--rounds 3] [--threads 1] [--texts 1 32] [--bin DIR] [--out results.json]
+The models have random weights. Each round runs every contender once, for one text, and for many at once (transformers' batched `generate`). Times are from the prompt to the last token, without loading; tokens/s
 are new tokens over that time. Also prints how many of the first tokens agree: in bf16, near-ties are decided by rounding.
 """
 import argparse
@@ -28,26 +28,33 @@ MODELS = {
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def flatshard(directory, precision, prompt, count, threads):
-    command = [str(RELEASE / "run_fsdp"), "--pretrain", str(directory), "--precision", precision, "--nproc-per-node", "1"]
-    command += ["--generate", " ".join(map(str, prompt)), "--max-new-tokens", str(count), "--temperature", "0"]
-    command += ["--threads-per-rank", str(threads)]
+def flatshard(binaries, directory, precision, prompts, count, threads):
+    command = [str(binaries / "run_fsdp"), "--pretrain", str(directory), "--precision", precision, "--nproc-per-node", "1"]
+    command += ["--max-new-tokens", str(count), "--temperature", "0", "--threads-per-rank", str(threads)]
+    if len(prompts) == 1:
+        command += ["--generate", " ".join(map(str, prompts[0]))]
+    else:
+        file = directory / "prompts.jsonl"
+        file.write_text("".join(json.dumps({"prompt_ids": prompt}) + "\n" for prompt in prompts))
+        command += ["--generate", str(file)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(done.stderr[-2000:])
     speed = float(re.search(r"([\d.]+) tok/s", done.stderr).group(1))
-    return speed, [int(word) for word in done.stdout.split()]
+    if len(prompts) == 1:
+        return speed, [[int(word) for word in done.stdout.split()]]
+    return speed, [json.loads(line)["ids"] for line in done.stdout.splitlines()]
 
 
-def transformers(directory, precision, prompt, count, threads):
+def transformers(binaries, directory, precision, prompts, count, threads):
     torch.set_num_threads(threads)
     model = LlamaForCausalLM.from_pretrained(directory, dtype=DTYPES[precision]).eval()
-    tokens = torch.tensor([prompt])
+    tokens = torch.tensor(prompts)
     with torch.inference_mode():
         started = time.perf_counter()
         out = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, do_sample=False, use_cache=True)
         seconds = time.perf_counter() - started
-    return count / seconds, out[0, len(prompt) :].tolist()
+    return len(prompts) * count / seconds, out[:, tokens.shape[1] :].tolist()
 
 
 def save(directory, shape, positions):
@@ -67,33 +74,37 @@ def main():
     p.add_argument("--prompt", type=int, default=128, metavar="TOKENS", help="length of the prompt [default: 128]")
     p.add_argument("--count", type=int, default=128, metavar="TOKENS", help="new tokens [default: 128]")
     p.add_argument("--threads", type=int, default=1, help="of each contender [default: 1]")
+    p.add_argument("--texts", type=int, nargs="+", default=[1, 32], help="texts at once [default: 1 32]")
+    p.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    p.add_argument("--bin", type=pathlib.Path, default=RELEASE, help="directory of the binaries [default: of the release build]")
     p.add_argument("--out", type=pathlib.Path, help="write every measurement as JSON")
     a = p.parse_args()
     runs = []
     with tempfile.TemporaryDirectory() as scratch:
-        for name, shape in MODELS.items():
-            save(pathlib.Path(scratch) / name, shape, a.prompt + a.count)
+        for name in a.models:
+            save(pathlib.Path(scratch) / name, MODELS[name], a.prompt + a.count)
+        cases = [(name, precision, texts) for name in a.models for precision in DTYPES for texts in a.texts]
         for number in range(a.rounds):
-            for name, shape in MODELS.items():
-                prompt = torch.randint(0, shape["vocab_size"], (a.prompt,), generator=torch.Generator().manual_seed(number)).tolist()
-                for precision in DTYPES:
-                    texts = []
-                    for contender in (flatshard, transformers):
-                        speed, tokens = contender(pathlib.Path(scratch) / name, precision, prompt, a.count, a.threads)
-                        assert len(tokens) == a.count, f"{contender.__name__} wrote {len(tokens)} of {a.count} tokens"
-                        texts.append(tokens)
-                        runs.append({"model": name, "precision": precision, "name": contender.__name__, "tokens_per_sec": round(speed, 1), "round": number})
-                        print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
-                    runs[-2]["agree"] = next((i for i, (x, y) in enumerate(zip(*texts)) if x != y), a.count)
-    print(f"| model | precision | flatshard tokens/s, median of {a.rounds} (min-max) | transformers | ratio | first tokens that agree |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for name in MODELS:
-        for precision in DTYPES:
-            rows = [r for r in runs if (r["model"], r["precision"]) == (name, precision)]
-            ours, theirs = ([r["tokens_per_sec"] for r in rows if r["name"] == who] for who in ("flatshard", "transformers"))
-            cells = [f"{statistics.median(x):.0f} ({min(x):.0f}-{max(x):.0f})" for x in (ours, theirs)]
-            agree = min(r["agree"] for r in rows if "agree" in r)
-            print(f"| {name} | {precision} | {cells[0]} | {cells[1]} | {statistics.median(ours) / statistics.median(theirs):.2f} | {agree} of {a.count} |")
+            for name, precision, texts in cases:
+                made = torch.randint(0, MODELS[name]["vocab_size"], (texts, a.prompt), generator=torch.Generator().manual_seed(number)).tolist()
+                written = []
+                for contender in (flatshard, transformers):
+                    speed, tokens = contender(a.bin, pathlib.Path(scratch) / name, precision, made, a.count, a.threads)
+                    assert [len(text) for text in tokens] == [a.count] * texts, f"{contender.__name__} wrote {[len(text) for text in tokens]} tokens"
+                    written.append(tokens)
+                    runs.append({"model": name, "precision": precision, "texts": texts, "name": contender.__name__, "tokens_per_sec": round(speed, 1), "round": number})
+                    print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
+                same = [next((i for i, (x, y) in enumerate(zip(*pair)) if x != y), a.count) for pair in zip(*written)]
+                runs[-2]["agree"] = statistics.median(same)
+    print(f"| model | precision | texts | flatshard tokens/s, median of {a.rounds} (min-max) | transformers | ratio | first tokens that agree, median |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for name, precision, texts in cases:
+        rows = [r for r in runs if (r["model"], r["precision"], r["texts"]) == (name, precision, texts)]
+        ours, theirs = ([r["tokens_per_sec"] for r in rows if r["name"] == who] for who in ("flatshard", "transformers"))
+        cells = [f"{statistics.median(x):.0f} ({min(x):.0f}-{max(x):.0f})" for x in (ours, theirs)]
+        agree = statistics.median(r["agree"] for r in rows if "agree" in r)
+        ratio = statistics.median(ours) / statistics.median(theirs)
+        print(f"| {name} | {precision} | {texts} | {cells[0]} | {cells[1]} | {ratio:.2f} | {agree:.0f} of {a.count} |")
     if a.out:
         versions = {"torch": torch.__version__, "transformers": __import__("transformers").__version__}
         shape = {"prompt": a.prompt, "count": a.count, "threads": a.threads}

@@ -4,6 +4,8 @@
 
 /// A conversation in a terminal.
 pub mod chat;
+/// What ends a text.
+pub mod ends;
 /// A model that writes text.
 mod model;
 /// Prompts, and their tokens.
@@ -15,9 +17,11 @@ use crate::comm::env::RankEnv;
 use crate::data::Tokenizer;
 use crate::engine::{Generator, Prompt};
 use crate::run::launch::{self, Launch, RankJob};
+use crate::run::plan::data;
 use crate::run::settings::Settings;
 use crate::run::settings::value::set;
 use crate::run::watch::RunLog;
+use ends::{cut, ends_at};
 pub use model::base_name;
 use model::{TextModel, WeightPlan};
 use prompts::{PromptEncoder, PromptKind, PromptRow};
@@ -70,7 +74,8 @@ impl Request {
             true => prompts::read(Path::new(prompt))?,
             false => vec![PromptRow { place: "--generate: the prompt".into(), asked: PromptKind::Text(prompt.into()) }],
         };
-        let encoder = PromptEncoder::new(&model.settings, &model.tokenizer, &model.spec)?;
+        let format = data::format(&model.settings.data, &model.tokenizer)?;
+        let encoder = PromptEncoder::new(&model.settings, format, &model.tokenizer, &model.spec);
         let tokens = asked.iter().map(|row| encoder.encode(row)).collect::<Result<Vec<_>>>()?;
         let (longest, max_len) = (tokens.iter().map(Vec::len).max().unwrap_or(0), model.spec.max_len);
         let count = set(&model.settings.generate.max_new_tokens, "generate.max_new_tokens")?.min(max_len - longest);
@@ -148,20 +153,6 @@ impl Request {
             _ => Ok(()),
         }
     }
-}
-
-/// Whether the last tokens have made one of the strings.
-pub fn ends_at(tokenizer: &Tokenizer, ids: &[u32], strings: &[String]) -> bool {
-    let Some(longest) = strings.iter().map(String::len).max() else { return false };
-    // A token has at least a byte, and the first ones may be parts of a character.
-    let text = tokenizer.decode(&ids[ids.len().saturating_sub(longest + 8)..]);
-    strings.iter().any(|string| text.contains(string.as_str()))
-}
-
-/// The text before the first of the strings.
-pub fn cut<'a>(text: &'a str, strings: &[String]) -> &'a str {
-    let end = strings.iter().filter_map(|string| text.find(string.as_str())).min();
-    &text[..end.unwrap_or(text.len())]
 }
 
 /// Generated text, streamed to standard output.

@@ -17,6 +17,8 @@ pub mod resolve;
 pub mod launch;
 /// One rank's run: data, agreement, steps, checkpoints, reports.
 pub mod r#loop;
+/// On-policy training.
+pub mod rollouts;
 /// `--generate`, `--chat`.
 pub mod generate;
 /// `--print-samples`, `--preview`.

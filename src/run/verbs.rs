@@ -38,10 +38,10 @@ pub const VERBS: [VerbLine; 13] = [
     VerbLine::training("rm", "train a reward model on pairs", &["--objective", "rm"]),
     VerbLine {
         name: "grpo",
-        about: "learn from rewards, on recorded rollouts: --rollouts FILE",
-        words: &[MODEL],
+        about: "learn from rewards of samples: --reward R, or --rollouts FILE of recorded ones",
+        words: &[MODEL, DATA],
         flags: &["--objective", "grpo"],
-        instead: &[NO_MODEL],
+        instead: &[NO_MODEL, &[]],
     },
     VerbLine {
         name: "distill",

@@ -226,7 +226,7 @@ fn bad_rollouts_and_settings_are_refused_by_name() {
     train(&dir, "--rollouts rounded.jsonl --nproc-per-node 1 --batch-size 2 --max-steps 1");
     fs::write(dir.path("text.txt"), "some text ".repeat(100)).unwrap();
     refused("--rollouts text.txt", &["has no rollouts", "`prompt_ids` and `samples`"]);
-    refused("", &["sampling is not built yet", "--rollouts FILE.jsonl"]);
+    refused("", &["nothing to learn from", "--dataset PROMPTS.jsonl", "--rollouts FILE.jsonl"]);
     refused("--rollouts r.jsonl --loss-type dr_grpo", &["--max-new-tokens N"]);
     refused("--rollouts r.jsonl --temperature 0.8", &["at temperature 1"]);
     refused("--rollouts r.jsonl --loss_type bnpo", &["GRPO, DAPO and Dr. GRPO"]);

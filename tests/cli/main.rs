@@ -25,6 +25,7 @@ mod lora;
 mod metrics_schema;
 mod mixture;
 mod nonfinite_steps;
+mod on_policy;
 mod grpo;
 mod kto;
 mod precompute;

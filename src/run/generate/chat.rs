@@ -1,11 +1,12 @@
 //! `--chat`: a conversation with the model in a terminal, streamed, with its history, which is computed once. One
 //! process holds the model, since only that process has the terminal. Never trains, and writes no file.
 use super::TextStream;
+use super::ends::end_of_turn;
 use super::model::TextModel;
 use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;
 use crate::comm::shm::Arena;
-use crate::data::{ChatTemplate, Tokenizer};
+use crate::data::ChatTemplate;
 use crate::engine::{Generator, Sampling};
 use crate::run::plan::data;
 use crate::run::settings::Settings;
@@ -183,11 +184,4 @@ impl Chat<'_> {
         ends.extend(end_of_turn(self.template, &self.model.tokenizer));
         ends
     }
-}
-
-/// The token that ends an answer in the template, if it is one.
-fn end_of_turn(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<u32> {
-    let mut ids = Vec::new();
-    tokenizer.encode(template.end_of_turn()?, &mut ids).ok()?;
-    if let [id] = ids[..] { Some(id) } else { None }
 }

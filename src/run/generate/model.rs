@@ -2,7 +2,8 @@
 //!
 //! Every token needs all weights. If the ranks have the memory, weights are gathered for the first token and kept
 //! unsharded; otherwise they are gathered for every token.
-use crate::base::{Category, Error, Meter, Result, open};
+use super::ends::stop_tokens;
+use crate::base::{Category, Error, Meter, Result};
 use crate::ckpt::{self, Checkpointer, Resume};
 use crate::comm::env::RankEnv;
 use crate::comm::exchange::Exchange;
@@ -22,7 +23,6 @@ use crate::run::plan::{batch, bytes, data, engine, facts, memory, model};
 use crate::run::settings::idle;
 use crate::run::settings::value::set;
 use crate::run::settings::{DeviceName, Settings, ShardingName};
-use serde_json::{Map, Value};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -228,28 +228,4 @@ pub fn base_name(s: &Settings) -> Option<(PathBuf, HubName)> {
     }
     let base = ckpt::adapter::base(&dir).filter(|base| !Path::new(base).exists())?;
     Some((dir, HubName::model(&base)?))
-}
-
-/// End-of-text tokens: `eos_token_id` of generation_config.json, else of config.json, and the tokenizer's own.
-fn stop_tokens(model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
-    let mut stop: Vec<u32> = tokenizer.eos().into_iter().collect();
-    for name in ["generation_config.json", ckpt::hf::FILE] {
-        let path = model.join(name);
-        let Ok(text) = open::read(&path) else { continue };
-        let bad = |what: String| Error::input(format!("{}: {what}", path.display()));
-        let parsed: Map<String, Value> =
-            serde_json::from_slice(&text).map_err(|e| bad(format!("is not a JSON object ({e})")))?;
-        let parsed = Value::Object(ckpt::hf::flat(&parsed));
-        let ids = match &parsed["eos_token_id"] {
-            Value::Null => continue,
-            Value::Array(ids) => ids.clone(),
-            one => vec![one.clone()],
-        };
-        for id in ids {
-            let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
-            stop.push(number.ok_or_else(|| bad(format!("eos_token_id {id}: it must be a token id")))?);
-        }
-        break;
-    }
-    Ok(stop)
 }

@@ -2,7 +2,6 @@
 use crate::base::{Error, Result, open, quote};
 use crate::data::{Format, Tokenizer};
 use crate::nn::Spec;
-use crate::run::plan::data;
 use crate::run::settings::Settings;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -33,7 +32,7 @@ pub fn read(path: &Path) -> Result<Vec<PromptRow>> {
 
 /// The same with all fields of each row.
 pub fn rows(path: &Path) -> Result<Vec<(PromptRow, Map<String, Value>)>> {
-    let bytes = open::read(path).map_err(|e| Error::input(format!("prompts: {e}")))?;
+    let bytes = open::read(path).map_err(|e| Error::input(format!("{}: {e}", path.display())))?;
     let text = String::from_utf8(bytes).map_err(|_| Error::input(format!("{}: is not UTF-8", path.display())))?;
     let mut rows = Vec::new();
     for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -82,14 +81,9 @@ pub struct PromptEncoder<'a> {
 }
 
 impl<'a> PromptEncoder<'a> {
-    pub fn new(s: &'a Settings, tokenizer: &'a Tokenizer, spec: &Spec) -> Result<PromptEncoder<'a>> {
-        Ok(PromptEncoder {
-            format: data::format(&s.data, tokenizer)?,
-            tokenizer,
-            system: s.generate.system_prompt.as_deref(),
-            vocab: spec.vocab,
-            max_len: spec.max_len,
-        })
+    pub fn new(s: &'a Settings, format: Format, tokenizer: &'a Tokenizer, spec: &Spec) -> PromptEncoder<'a> {
+        let system = s.generate.system_prompt.as_deref();
+        PromptEncoder { format, tokenizer, system, vocab: spec.vocab, max_len: spec.max_len }
     }
     /// The tokens, with room for at least one more.
     pub fn encode(&self, row: &PromptRow) -> Result<Vec<u32>> {

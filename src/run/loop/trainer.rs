@@ -15,6 +15,7 @@ use crate::data::{Fetched, Loader, Prefetch, PrefetchOptions, StepData};
 use crate::device::gpu::graphs::Graphs;
 use crate::engine::{Engine, Step, StepCounts, StepReport};
 use crate::run::plan::evaluations;
+use crate::run::rollouts::sampling::StepSampler;
 use crate::run::settings::LogLevel;
 use crate::run::settings::value::StepInterval;
 use crate::run::trace::Tracer;
@@ -37,6 +38,8 @@ pub struct Trainer<'a> {
     rank: &'a RankContext<'a>,
     engine: Engine,
     batches: Prefetch,
+    /// Draws what the run learns from.
+    sampler: Option<StepSampler>,
     agreement: Agreement,
     stops: Stops,
     held_out: Option<HeldOut>,
@@ -82,6 +85,8 @@ impl<'a> Trainer<'a> {
             ckpt::mark_best(dir, best)?;
         }
         loader.seek(position.samples);
+        let sampler = StepSampler::new(plan, mesh)?;
+        sampler.iter().try_for_each(|sampler| sampler.resumes_after(position.step))?;
         tracer.attach(&mut engine, &mut checkpointer)?;
 
         let mut watch = Reporter::new(plan, log, rank.device.clone(), rank.gpu.as_deref(), mesh, position.step)?;
@@ -102,6 +107,7 @@ impl<'a> Trainer<'a> {
             rank,
             engine,
             batches,
+            sampler,
             agreement,
             stops,
             held_out,
@@ -143,7 +149,11 @@ impl<'a> Trainer<'a> {
     }
 
     fn step(&mut self) -> Result<()> {
-        let batch = self.batches.next_step()?;
+        let mut batch = self.batches.next_step()?;
+        if let Some(sampler) = &mut self.sampler {
+            self.tracer.phase(batch.step, "sample");
+            sampler.sample(&mut self.engine, &mut batch)?;
+        }
         let (step, agreed) = self.agree(&batch)?;
         let report = self.train_step(&batch, &step)?;
         self.report(batch, &step, &report, &agreed)
@@ -180,7 +190,8 @@ impl<'a> Trainer<'a> {
         graphs.map_or(Ok(()), |graphs| graphs.join_in(true))?;
         self.engine.begin_step(&batch.data.batches, step)?;
         graphs.map_or(Ok(()), |graphs| graphs.join_in(false))?;
-        if step.number == self.rank.plan.steps() {
+        // What the next step has is not known before it is sampled.
+        if step.number == self.rank.plan.steps() || self.sampler.is_some() {
             return self.engine.end_step(step, None);
         }
         let tokens = self.batches.peek()?.data.loss_tokens();

@@ -5,6 +5,7 @@ use crate::comm::env;
 use crate::data::{Cache, ChatTemplate, DataOptions, Dataset, Format, LoaderOptions, Tokenizer, tokenizer};
 use crate::nn::Spec;
 use crate::run::plan::objective;
+use crate::run::rollouts;
 use crate::run::settings::Settings;
 use crate::run::settings::data::DataSettings;
 use crate::run::settings::tasks::MAX_TEXT;
@@ -149,7 +150,11 @@ impl RunData {
             true => Format::default(), // it reads no data
             false => objective::rows(s, format(d, tokenizer)?)?,
         };
-        let rollouts = if s.lora.merge.is_some() { None } else { objective::rollouts(s)? };
+        let rollouts = match rollouts::placeholders(s, &format, tokenizer, spec, &cache_dir(d))? {
+            _ if s.lora.merge.is_some() => None,
+            None => objective::rollouts(s)?,
+            drawn => drawn,
+        };
         let sources = rollouts.map_or_else(|| sources(d), |paths| Ok(vec![(paths, 1.0)]))?;
         let eval: Option<Vec<PathBuf>> = d.eval_dataset.as_ref().map(|paths| paths.iter().map(PathBuf::from).collect());
         if eval.iter().flatten().any(|path| path == Path::new("synthetic")) {

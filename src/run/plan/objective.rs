@@ -4,6 +4,7 @@ use crate::ckpt;
 use crate::data::{Format, LabelKeys, PairKeys, Preferences};
 use crate::engine::{Dpo, EngineOptions, Grpo, GrpoLoss, Kto, Objective, ReferenceModel, Rm, Teaching};
 use crate::nn::{Decoder, Spec};
+use crate::run::rollouts;
 use crate::run::settings::value::set;
 use crate::run::settings::{LossName, ObjectiveName, Settings};
 use std::fs;
@@ -53,11 +54,11 @@ fn longest(s: &Settings) -> Result<u64> {
 /// The recorded rollouts of GRPO.
 pub fn rollouts(s: &Settings) -> Result<Option<Vec<PathBuf>>> {
     match &s.objective.rollouts {
-        _ if !s.objective.is_grpo() => Ok(None),
+        _ if !s.objective.is_grpo() || rollouts::samples(s) => Ok(None),
         Some(paths) => Ok(Some(paths.iter().map(PathBuf::from).collect())),
         None => Err(Error::input(
-            "--objective grpo: sampling is not built yet, so it learns from recorded samples only: name a file of them \
-             with --rollouts FILE.jsonl",
+            "--objective grpo: there is nothing to learn from. Sample during training with --dataset PROMPTS.jsonl and \
+             --reward, or name a file of recorded samples with --rollouts FILE.jsonl",
         )),
     }
 }
@@ -66,6 +67,7 @@ pub fn rollouts(s: &Settings) -> Result<Option<Vec<PathBuf>>> {
 pub fn check(s: &Settings) -> Result<()> {
     if s.lora.merge.is_none() {
         rollouts(s)?;
+        rollouts::check(s)?;
     }
     if !s.objective.scores() {
         return Ok(());

@@ -45,9 +45,8 @@ pub struct Files {
     /// Run only this stage of the file's training_stages
     #[arg(long, value_name = "NAME")]
     pub stage: Option<String>,
-    /// Continue this prompt with the model of --pretrain, --resume or --ckpt-dir, then exit; or all prompts of
-    /// FILE.jsonl at once, and print JSON lines. Chat and input templates apply; without a tokenizer, pass token ids
-    /// ("3 17 5")
+    /// Continue this prompt, or all of FILE.jsonl, with the model of --pretrain, --resume or --ckpt-dir, then exit. Chat
+    /// and input templates apply; without a tokenizer, pass token ids ("3 17 5")
     #[arg(long, value_name = "PROMPT")]
     pub generate: Option<String>,
     /// Talk to the model of --pretrain, --resume or --ckpt-dir: each line of standard input is a message, /help lists
@@ -138,7 +137,8 @@ pub fn with_flags(text: &str) -> String {
         rest.split_once('`').and_then(|(before, rest)| Some((before, rest.split_once('`')?)))
     {
         out.push_str(before);
-        match flag(quoted) {
+        // A key of a row may have the name of a setting.
+        match flag(quoted).filter(|_| !after.starts_with("; its keys are")) {
             Some(flag) => out.push_str(&flag),
             None => out.extend(["`", quoted, "`"]),
         }

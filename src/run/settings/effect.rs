@@ -31,8 +31,13 @@ pub fn imply(requested: &Value, defaults: &mut Value) {
     }
     if requested["objective"]["objective"] == "grpo" {
         defaults["objective"]["beta"] = json!(0.0);
-        // What dr_grpo divides by is a choice.
-        defaults["generate"]["max_new_tokens"] = Value::Null;
+        defaults["generate"]["temperature"] = json!(1.0);
+        if requested["objective"]["reward"].is_null() {
+            // What dr_grpo divides by is a choice.
+            defaults["generate"]["max_new_tokens"] = Value::Null;
+        } else {
+            defaults["generate"]["group_size"] = json!(8);
+        }
     }
     if !requested["batch"]["train_batch_size"].is_null() {
         defaults["batch"]["batch_size"] = Value::Null;

@@ -12,7 +12,7 @@ pub struct ObjectiveSettings {
     /// What is minimized. sft: the loss of tokens; dpo: direct preference optimization of pairs (rows with a prompt, a
     /// chosen and a rejected answer), where batch sizes count pairs; rm: a reward model of pairs; kto: Kahneman-Tversky
     /// optimization of rows with a prompt, an answer and a label; grpo: group relative policy optimization of
-    /// --rollouts, where batch sizes count groups
+    /// samples, drawn with --reward or recorded in --rollouts, where batch sizes count groups
     #[arg(long)]
     pub objective: Option<ObjectiveName>,
     /// How strongly the policy is kept near the reference model. GRPO: factor of the KL divergence from it; 0, the
@@ -39,6 +39,22 @@ pub struct ObjectiveSettings {
     #[arg(long, num_args = 1.., value_name = "PATH")]
     #[serde(deserialize_with = "one_or_many")]
     pub rollouts: Option<Vec<String>>,
+    /// GRPO: sample --group-size texts of each prompt of --dataset, and judge them by these. exact: the row's `answer`;
+    /// number: its last number; regex:PATTERN; json; length:TOKENS; anything else is a command that reads a JSON line
+    /// for each sample and writes its reward [default: none]
+    #[arg(long, num_args = 1.., value_name = "REWARD")]
+    #[serde(deserialize_with = "one_or_many")]
+    pub reward: Option<Vec<String>>,
+    /// GRPO: factors of the rewards, whose sum counts [default: 1 each]
+    #[arg(long, num_args = 1.., value_name = "W")]
+    pub reward_weights: Option<Vec<f64>>,
+    /// GRPO: a reward's command has this time for a sample, in seconds
+    #[arg(long, value_name = "SECONDS")]
+    pub reward_timeout: Option<f64>,
+    /// GRPO: append the samples with their rewards to this file, as --rollouts reads them; further data-parallel ranks
+    /// have files next to it [default: none]
+    #[arg(long, value_name = "FILE")]
+    pub record_rollouts: Option<PathBuf>,
     /// GRPO: how token losses are averaged. grpo: over each sample's tokens, then over samples; dapo: over all tokens
     /// of the step; dr_grpo: by samples times --max-new-tokens, and advantages are not divided by the deviation of
     /// rewards
@@ -98,6 +114,7 @@ impl ObjectiveSettings {
         number("clip_low", self.clip_low, |x| x > 0.0 && x < 1.0, "in (0, 1)")?;
         number("clip_high", self.clip_high, |x| x > 0.0, "above 0")?;
         count("updates_per_rollout", self.updates_per_rollout)?;
+        number("reward_timeout", self.reward_timeout, |x| x > 0.0 && x <= 1e6, "above 0, at most 1e6")?;
         number("label_smoothing", self.label_smoothing, |x| (0.0..0.5).contains(&x), "in [0, 0.5)")?;
         number("nll_loss_coef", self.nll_loss_coef, |x| x >= 0.0, "0 or more")?;
         number("distill_alpha", self.distill_alpha, |x| x > 0.0 && x <= 1.0, "in (0, 1]")?;

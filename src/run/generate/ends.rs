@@ -1,0 +1,65 @@
+//! What ends a text: tokens, and strings. Never samples one.
+use crate::base::{Error, Result, open};
+use crate::ckpt;
+use crate::data::{ChatTemplate, Tokenizer};
+use crate::run::plan::data;
+use crate::run::settings::Settings;
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// End-of-text tokens: `eos_token_id` of generation_config.json, else of config.json, and the tokenizer's own.
+pub(super) fn stop_tokens(model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    let mut stop: Vec<u32> = tokenizer.eos().into_iter().collect();
+    for name in ["generation_config.json", ckpt::hf::FILE] {
+        let path = model.join(name);
+        let Ok(text) = open::read(&path) else { continue };
+        let bad = |what: String| Error::input(format!("{}: {what}", path.display()));
+        let parsed: Map<String, Value> =
+            serde_json::from_slice(&text).map_err(|e| bad(format!("is not a JSON object ({e})")))?;
+        let parsed = Value::Object(ckpt::hf::flat(&parsed));
+        let ids = match &parsed["eos_token_id"] {
+            Value::Null => continue,
+            Value::Array(ids) => ids.clone(),
+            one => vec![one.clone()],
+        };
+        for id in ids {
+            let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
+            stop.push(number.ok_or_else(|| bad(format!("eos_token_id {id}: it must be a token id")))?);
+        }
+        break;
+    }
+    Ok(stop)
+}
+
+/// The token that ends an answer in the template, if it is one.
+pub(super) fn end_of_turn(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<u32> {
+    let mut ids = Vec::new();
+    tokenizer.encode(template.end_of_turn()?, &mut ids).ok()?;
+    if let [id] = ids[..] { Some(id) } else { None }
+}
+
+/// Tokens that end a sample of a model in training.
+pub fn stops(s: &Settings, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    let mut stops = match &s.model.pretrain {
+        Some(dir) => stop_tokens(dir, tokenizer)?,
+        None => tokenizer.eos().into_iter().collect(),
+    };
+    if let Some(template) = data::format(&s.data, tokenizer)?.chat {
+        stops.extend(end_of_turn(&template, tokenizer));
+    }
+    Ok(stops)
+}
+
+/// Whether the last tokens have made one of the strings.
+pub fn ends_at(tokenizer: &Tokenizer, ids: &[u32], strings: &[String]) -> bool {
+    let Some(longest) = strings.iter().map(String::len).max() else { return false };
+    // A token has at least a byte, and the first ones may be parts of a character.
+    let text = tokenizer.decode(&ids[ids.len().saturating_sub(longest + 8)..]);
+    strings.iter().any(|string| text.contains(string.as_str()))
+}
+
+/// The text before the first of the strings.
+pub fn cut<'a>(text: &'a str, strings: &[String]) -> &'a str {
+    let end = strings.iter().filter_map(|string| text.find(string.as_str())).min();
+    &text[..end.unwrap_or(text.len())]
+}

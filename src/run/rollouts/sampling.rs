@@ -1,0 +1,199 @@
+//! The samples of a step: drawn from the policy, judged, recorded, and put where the placeholders were. Never updates a
+//! weight.
+use super::rewards::{JudgedSample, Rewards};
+use super::{files, longest, samples};
+use crate::base::{Error, Result};
+use crate::comm::Mesh;
+use crate::comm::exchange::Exchange;
+use crate::data::{Fetched, MicroBatch, SampleRow, Tokenizer};
+use crate::device::{Device, IGNORE};
+use crate::engine::{Engine, Prompt, SampledText, Sampling};
+use crate::run::generate::ends::{cut, ends_at, stops};
+use crate::run::generate::prompts::{self, PromptRow};
+use crate::run::plan::Plan;
+use crate::run::settings::value::set;
+use serde_json::{Map, Value, json};
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+
+/// What a rank needs to sample.
+pub struct StepSampler {
+    tokenizer: Tokenizer,
+    rows: Vec<(PromptRow, Map<String, Value>)>,
+    rewards: Rewards,
+    sampling: Sampling,
+    count: usize,
+    stop: Vec<u32>,
+    strings: Vec<String>,
+    /// Updates on the same samples, and those of the last step.
+    passes: u64,
+    kept: Vec<MicroBatch>,
+    tokens: u64,
+    record: Option<(PathBuf, BufWriter<File>)>,
+}
+
+impl StepSampler {
+    /// None if the run learns from recorded samples, or from something else.
+    pub fn new(plan: &Plan, mesh: &Mesh) -> Result<Option<StepSampler>> {
+        let s = &plan.settings;
+        if !samples(s) {
+            return Ok(None);
+        }
+        let rewards = Rewards::new(s)?;
+        let mut rows = Vec::new();
+        for path in files(s)? {
+            rows.extend(prompts::rows(&path)?);
+        }
+        let g = &s.generate;
+        // Each data-parallel rank has a file, and the first rank of its tp group writes it.
+        let record = s.objective.record_rollouts.as_ref().filter(|_| mesh.coords.tp == 0 && mesh.coords.sp == 0);
+        let record = record.map(|path| {
+            let path = match mesh.dp.rank() {
+                0 => path.clone(),
+                rank => path.with_extension(format!("{rank}.jsonl")),
+            };
+            let file = OpenOptions::new().create(true).append(true).open(&path);
+            file.map(|file| (path.clone(), BufWriter::new(file))).map_err(|e| Error::io("open", &path, e))
+        });
+        Ok(Some(StepSampler {
+            sampling: Sampling {
+                temperature: set(&g.temperature, "generate.temperature")? as f32,
+                top_k: set(&g.top_k, "generate.top_k")?,
+                top_p: set(&g.top_p, "generate.top_p")? as f32,
+                min_p: set(&g.min_p, "generate.min_p")? as f32,
+                seed: plan.engine.seed,
+                step: 0,
+            },
+            count: longest(s)?,
+            stop: stops(s, &plan.tokenizer)?,
+            strings: g.stop.clone().unwrap_or_default(),
+            passes: plan.loader(0)?.passes as u64,
+            tokenizer: plan.tokenizer.clone(),
+            kept: Vec::new(),
+            tokens: 0,
+            record: record.transpose()?,
+            rewards,
+            rows,
+        }))
+    }
+    /// Whether a run can continue after `step` steps: samples of several updates are not in checkpoints.
+    pub fn resumes_after(&self, step: u64) -> Result<()> {
+        match step.is_multiple_of(self.passes) {
+            true => Ok(()),
+            false => Err(Error::input(format!(
+                "the checkpoint is of step {step}, between the {} updates on the samples of one step, which are not in it: \
+                 resume from a step that --updates-per-rollout divides",
+                self.passes
+            ))),
+        }
+    }
+
+    /// Replaces the placeholders of a step by samples, or by those of the update before it. Collective.
+    pub fn sample(&mut self, engine: &mut Engine, fetched: &mut Fetched) -> Result<()> {
+        let Fetched { step, data } = fetched;
+        if (*step - 1).is_multiple_of(self.passes) {
+            let (dev, mesh) = (engine.device().clone(), engine.mesh().clone());
+            self.kept = self.draw(engine, (&*dev, &mesh), *step, &data.batches)?;
+            let own = self.kept.iter().map(|batch| batch.tokens.len() as u64).sum();
+            self.tokens = engine.global_count(own)?;
+        }
+        data.batches.clone_from(&self.kept);
+        data.tokens = self.tokens;
+        Ok(())
+    }
+
+    fn draw(
+        &mut self,
+        engine: &mut Engine,
+        (dev, mesh): (&dyn Device, &Mesh),
+        step: u64,
+        batches: &[MicroBatch],
+    ) -> Result<Vec<MicroBatch>> {
+        let groups: Vec<Vec<(usize, Prompt)>> = batches.iter().map(placeholders).collect();
+        let prompts: Vec<Prompt> = groups.iter().flatten().map(|(_, prompt)| prompt.clone()).collect();
+        let StepSampler { tokenizer, stop, strings, .. } = self;
+        let texts = engine.sample(&prompts, self.count, &Sampling { step, ..self.sampling }, &mut |of| {
+            !of.ids.last().is_some_and(|id| stop.contains(id)) && !ends_at(tokenizer, of.ids, strings)
+        })?;
+        let places: Vec<usize> = groups.iter().flatten().map(|(place, _)| *place).collect();
+        let mut rewards = Vec::with_capacity(texts.len());
+        // Programs run once per data-parallel rank.
+        if mesh.coords.tp == 0 {
+            for text in &texts {
+                rewards.push(self.judge(step, places[text.prompt], &prompts[text.prompt], text)?);
+            }
+        }
+        if mesh.tp.size() > 1 {
+            let mut words: Vec<u64> = rewards.iter().map(|reward| reward.to_bits() as u64).collect();
+            words.resize(texts.len(), 0);
+            let all = Exchange::new(dev, mesh.tp.clone(), "rewards", words.len())?.gather(dev, &words)?;
+            rewards = all[..texts.len()].iter().map(|&bits| f32::from_bits(bits as u32)).collect();
+        }
+        self.record(step, &prompts, &texts, &rewards)?;
+        let mut drawn = texts.iter().zip(&rewards).peekable();
+        let mut first = 0;
+        let of_batch = |groups: &Vec<(usize, Prompt)>| {
+            let all = groups.iter().enumerate().map(|(i, (_, prompt))| {
+                let mut rows = Vec::with_capacity(prompt.samples);
+                while let Some((text, reward)) = drawn.next_if(|(text, _)| text.prompt == first + i) {
+                    let SampledText { ids, logprobs, .. } = text;
+                    rows.push(SampleRow { prompt: &prompt.tokens, ids, logprobs, reward: *reward });
+                }
+                rows
+            });
+            let batch = MicroBatch::from_groups(all);
+            first += groups.len();
+            batch
+        };
+        Ok(groups.iter().map(of_batch).collect())
+    }
+
+    fn judge(&mut self, step: u64, place: usize, prompt: &Prompt, text: &SampledText) -> Result<f32> {
+        let Some((asked, row)) = self.rows.get(place) else {
+            return Err(Error::op("rewards", format!("no row {place} of prompts")));
+        };
+        let ids = match text.ids.split_last() {
+            Some((last, ids)) if self.stop.contains(last) => ids,
+            _ => &text.ids,
+        };
+        let (before, written) = (self.tokenizer.decode(&prompt.tokens), self.tokenizer.decode(ids));
+        let text_of = cut(&written, &self.strings);
+        let (place, sample) = (asked.place.as_str(), text.sample);
+        self.rewards.judge(&JudgedSample { row, place, sample, step, prompt: &before, text: text_of, ids: &text.ids })
+    }
+
+    /// Appends the groups to the file of --record-rollouts, as --rollouts reads them.
+    fn record(&mut self, step: u64, prompts: &[Prompt], texts: &[SampledText], rewards: &[f32]) -> Result<()> {
+        let Some((path, file)) = &mut self.record else { return Ok(()) };
+        let mut written = Ok(());
+        for (i, prompt) in prompts.iter().enumerate() {
+            let of = texts.iter().zip(rewards).filter(|(text, _)| text.prompt == i);
+            let samples: Vec<Value> = of
+                .map(|(text, reward)| {
+                    let words = self.tokenizer.decode(&text.ids);
+                    json!({"ids": text.ids, "logprobs": text.logprobs, "reward": reward, "text": words})
+                })
+                .collect();
+            let line = json!({"step": step, "row": prompt.id, "prompt_ids": prompt.tokens, "samples": samples});
+            written = written.and_then(|()| writeln!(file, "{line}"));
+        }
+        written.and_then(|()| file.flush()).map_err(|e| Error::io("write", &*path, e))
+    }
+}
+
+/// The prompts of a micro-batch of placeholders, with the numbers of their rows.
+fn placeholders(batch: &MicroBatch) -> Vec<(usize, Prompt)> {
+    let mut first = 0;
+    let group = |&end: &u32| {
+        let document = batch.cu_seqlens[first] as usize..batch.cu_seqlens[first + 1] as usize;
+        let targets = &batch.targets[document.clone()];
+        let len = 1 + targets.iter().position(|&target| target != IGNORE).unwrap_or(0);
+        let row = batch.recorded.rewards[first] as usize;
+        let samples = end as usize - first;
+        first = end as usize;
+        let tokens = batch.tokens[document.start..document.start + len].to_vec();
+        (row, Prompt::new(row as u64, tokens, samples))
+    };
+    batch.recorded.groups.iter().map(group).collect()
+}

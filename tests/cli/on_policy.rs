@@ -1,0 +1,126 @@
+//! GRPO that samples what it learns from: rewards rise, samples are exactly on-policy and do not depend on the mesh, a
+//! resumed run continues with the same bits, and a reward that cannot be computed ends the run by name.
+use crate::common::runs::{Dir, FSDP, events, unlaunched};
+use serde_json::{Value, json};
+use std::fs;
+use std::process::Output;
+
+const TINY: &str = "--objective grpo --dataset p.jsonl --tokenizer bytes --embed-dim 16 --num-layers 1 --num-heads 2 \
+                    --max-len 32 --max-new-tokens 4 --lr-scheduler constant --warmup-steps 0 --no-shuffle --no-sample \
+                    --seed 3 --group-size 4 --epochs 1";
+
+fn run(dir: &Dir, flags: &[&str]) -> Output {
+    let mut command = unlaunched(FSDP);
+    command.env("FLATSHARD_CACHE_DIR", dir.path("cache")).current_dir(dir.path(""));
+    command.args(TINY.split_whitespace()).args(["--metrics-path", "m.jsonl"]).args(flags).output().unwrap()
+}
+/// The steps of a tiny run.
+#[track_caller]
+fn train(dir: &Dir, flags: &str, reward: &[&str]) -> Vec<Value> {
+    let _ = fs::remove_file(dir.path("m.jsonl"));
+    let flags: Vec<&str> = flags.split_whitespace().chain(["--reward"]).chain(reward.iter().copied()).collect();
+    let ended = run(dir, &flags);
+    assert!(ended.status.success(), "{flags:?}: {}", String::from_utf8_lossy(&ended.stderr));
+    events(&dir.path("m.jsonl"), "step")
+}
+fn number(event: &Value, key: &str) -> f64 {
+    event[key].as_f64().unwrap_or_else(|| panic!("{key} of {event}"))
+}
+fn with_prompts(count: usize) -> Dir {
+    let dir = Dir::new();
+    let row = |i: usize| format!("{}\n", json!({"prompt": format!("{i} of"), "answer": i}));
+    fs::write(dir.path("p.jsonl"), (0..count).map(row).collect::<String>()).unwrap();
+    dir
+}
+
+#[test]
+fn rewards_rise_and_samples_are_those_of_the_policy() {
+    let dir = with_prompts(160);
+    let steps = train(&dir, "--nproc-per-node 1 --batch-size 8 --lr 0.02 --group-size 8", &["regex:[a-z]"]);
+    let mean = |steps: &[Value]| steps.iter().map(|step| number(step, "reward_mean")).sum::<f64>() / steps.len() as f64;
+    assert_eq!(steps.len(), 20);
+    assert!(mean(&steps[16..]) > mean(&steps[..4]) + 0.1, "{} {}", mean(&steps[..4]), mean(&steps[16..]));
+    assert!(steps.iter().all(|step| number(step, "logprob_mismatch") == 0.0), "{steps:?}");
+    assert!(steps.iter().all(|step| number(step, "completion_tokens") <= 8.0 * 8.0 * 4.0), "{steps:?}");
+    // The second update on the same samples is of a policy that has learned from them.
+    let twice = train(
+        &dir,
+        "--nproc-per-node 1 --batch-size 8 --lr 0.02 --updates-per-rollout 2 --max-steps 4",
+        &["regex:[a-z]"],
+    );
+    let apart: Vec<bool> = twice.iter().map(|step| number(step, "logprob_mismatch") > 1e-4).collect();
+    assert_eq!(apart, [false, true, false, true], "{twice:?}");
+    assert!(twice[0]["reward_mean"] == twice[1]["reward_mean"]);
+}
+
+#[test]
+fn samples_do_not_depend_on_the_mesh_and_can_be_recorded() {
+    let dir = with_prompts(16);
+    let flags = "--lr 0.01 --max-steps 3";
+    let recorded = |name: &str| -> Vec<Value> {
+        fs::read_to_string(dir.path(name)).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let alone =
+        train(&dir, &format!("{flags} --nproc-per-node 1 --batch-size 4 --record-rollouts r.jsonl"), &["length:2"]);
+    let groups = recorded("r.jsonl");
+    assert_eq!(groups.len(), 12);
+    for split in ["--nproc-per-node 2 --batch-size 2", "--nproc-per-node 1 --batch-size 2 --grad-accum 2"] {
+        let other = train(&dir, &format!("{flags} {split} --record-rollouts {}.jsonl", split.len()), &["length:2"]);
+        for key in ["reward_mean", "reward_std", "completion_tokens", "logprob_mismatch"] {
+            assert_eq!(alone[0][key], other[0][key], "{split}: {key}");
+        }
+        let mine = &recorded(&format!("{}.jsonl", split.len()))[..2];
+        assert_eq!(mine, &groups[..2], "{split}");
+    }
+    // Recorded samples are those that the run has learned from.
+    let _ = fs::remove_file(dir.path("m.jsonl"));
+    let mut command = unlaunched(FSDP);
+    command.env("FLATSHARD_CACHE_DIR", dir.path("cache")).current_dir(dir.path(""));
+    let line = TINY.replace("--dataset p.jsonl", "--rollouts r.jsonl").replace("--max-new-tokens 4", "");
+    let line = line.replace("--group-size 4", "--lr 0.01 --max-steps 1 --batch-size 4 --nproc-per-node 1");
+    let ended = command.args(line.split_whitespace()).args(["--metrics-path", "m.jsonl"]).output().unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    let again = &events(&dir.path("m.jsonl"), "step")[0];
+    for key in ["loss", "grad_norm", "reward_mean", "logprob_mismatch"] {
+        assert_eq!(again[key], alone[0][key], "{key}");
+    }
+}
+
+#[test]
+fn a_resumed_run_samples_and_learns_the_same() {
+    let dir = with_prompts(16);
+    let flags = "--lr 0.01 --batch-size 2 --nproc-per-node 1";
+    let whole = train(&dir, &format!("{flags} --max-steps 4 --ckpt-dir whole"), &["number", "regex:x"]);
+    train(&dir, &format!("{flags} --max-steps 2 --ckpt-dir part"), &["number", "regex:x"]);
+    let rest = train(&dir, &format!("{flags} --max-steps 4 --ckpt-dir part --resume auto"), &["number", "regex:x"]);
+    let bits =
+        |steps: &[Value]| steps.iter().map(|s| [&s["loss"], &s["grad_norm"]].map(Value::to_string)).collect::<Vec<_>>();
+    assert_eq!(bits(&rest), bits(&whole[2..]));
+    let twice = format!("{flags} --updates-per-rollout 2 --ckpt-dir twice");
+    train(&dir, &format!("{twice} --max-steps 3"), &["json"]);
+    let args = format!("{twice} --max-steps 4 --resume auto --reward json");
+    let ended = run(&dir, &args.split_whitespace().collect::<Vec<_>>());
+    let text = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success() && text.contains("between the 2 updates"), "{text}");
+}
+
+#[test]
+fn a_reward_that_cannot_be_computed_names_the_row_and_the_command() {
+    let dir = with_prompts(8);
+    let program = "while read l; do echo '{\"reward\": 0.25}'; done";
+    let steps = train(&dir, "--batch-size 2 --max-steps 2 --nproc-per-node 2", &[program]);
+    assert!(steps.iter().all(|step| number(step, "reward_mean") == 0.25), "{steps:?}");
+    for (command, says) in [("exit 7", "exit status: 7"), ("while read l; do echo none; done", "wrote none")] {
+        let _ = fs::remove_file(dir.path("m.jsonl"));
+        let flags = ["--batch-size", "2", "--nproc-per-node", "1", "--max-steps", "2", "--reward", command];
+        let ended = run(&dir, &flags);
+        let text = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(1), "{text}");
+        assert!([says, command, "p.jsonl:1, sample 0", "step 1"].iter().all(|part| text.contains(part)), "{text}");
+        assert!(events(&dir.path("m.jsonl"), "step").is_empty());
+    }
+    fs::write(dir.path("p.jsonl"), "{\"prompt\": \"a\"}\n").unwrap();
+    let ended = run(&dir, &["--batch-size", "1", "--nproc-per-node", "1", "--reward", "exact"]);
+    let text = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.code() == Some(2) && text.contains("p.jsonl:1 has no `answer`"), "{text}");
+}
