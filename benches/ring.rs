@@ -43,7 +43,8 @@ fn rank(group: Arc<dyn Collective>, a: &AttentionShape, len: usize, way: Option<
     let (borders, dealt) = (u32s(&*dev, &batch.cu_seqlens), u32s(&*dev, &cut.rows));
     let documents = u32s(&*dev, &documents_of_rows(&batch.cu_seqlens).collect::<Vec<_>>());
     let (cu_seqlens, documents) = (borders.view(), documents.view());
-    let attention = CoreAttention { dev: &*dev, group: &*group, split, shape: a, cu_seqlens, documents, layer: 0 };
+    let attention =
+        CoreAttention { dev: &*dev, group: &*group, split, shape: a, cu_seqlens, documents, sinks: None, layer: 0 };
     attention.begin(&mut scratch, [0], dealt.view()).unwrap();
     let alloc = |len| dev.alloc(DType::Bf16, len, Category::Other).unwrap();
     let [qkv, d_o, mut dqkv] = [a.row(), a.width(), a.row()].map(|width| alloc(n * width));

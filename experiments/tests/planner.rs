@@ -311,6 +311,8 @@ fn sixteen_thousand_ranks_that_share_experts_are_planned_to_the_byte() {
         dense: vec![],
         aux_coef: 0.0,
         aux_loss: false,
+        clamp: None,
+        rule: None,
     };
     let spec = Spec {
         arch: Arch::Mixtral,

@@ -1,7 +1,14 @@
 //! The interface of a device: memory, marks in time, and one method per operation. A device enqueues on its compute
 //! stream; the CPU runs synchronously. Never chooses how an operation is computed.
 use super::ops::{
-    AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPaged, AttentionPass, AttentionPassBackward, AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClampedGlu, ClampedGluBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy, CrossEntropyFinish, CrossEntropyPart, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Encode, Expand, ExpertBias, ExpertBiasBackward, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, HeadSinks, HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward, Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, RouteScored, RouteScoredBackward, RowEntropies, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
+    AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPaged, AttentionPass,
+    AttentionPassBackward, AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClampedGlu,
+    ClampedGluBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy, CrossEntropyFinish, CrossEntropyPart,
+    Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Encode, Expand, ExpertBias,
+    ExpertBiasBackward, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, HeadSinks,
+    HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward, Quantize,
+    RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, RouteScored, RouteScoredBackward,
+    RowEntropies, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
 };
 use super::{Buf, View, ViewMut};
 use flatshard_base::timeline::Mark;

@@ -77,7 +77,8 @@ fn products_are_those_of_pytorchs_values() {
         attended: false,
         adapted: true,
         balance: None,
-        past: None,
+        paged: None,
+        layers: 1,
     };
     let mut layout = Layout::default();
     let weight = layout.push("up_proj.weight", &[outputs, inputs], true, Init::Constant(0.0));

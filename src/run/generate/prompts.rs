@@ -112,7 +112,7 @@ impl<'a> PromptEncoder<'a> {
             }
             PromptKind::Text(prompt) => match (self.tokenizer, self.format.asked(self.system, prompt)?) {
                 (Tokenizer::None(why), asked) => {
-                    tokens = ids(place, &asked.unwrap_or(prompt.clone()), self.vocab, &why.to_string())?;
+                    tokens = ids(place, &asked.unwrap_or(prompt.clone()), self.vocab, why)?;
                 }
                 (_, Some(asked)) => self.tokenizer.encode(&asked, &mut tokens).map_err(bad)?,
                 (_, None) => {

@@ -134,7 +134,7 @@ fn last_number(text: &str) -> Option<f64> {
         let sign = digits.rfind('-').unwrap_or(0);
         digits[sign..].parse().ok()
     };
-    words.filter_map(number).last()
+    words.rev().find_map(number)
 }
 
 /// A program that is started once, and again after a failure.

@@ -112,13 +112,21 @@ unsafe fn columns_in_rows<E: StoreSums>(
             for (i, lanes) in tile.iter_mut().enumerate().take(k - at) {
                 *lanes = E::load(b.add((at + i) * ldb), first16(n));
             }
-            let tile: [__m512; 16] = transmute(transposed(transmute::<[__m512; 16], [__m512i; 16]>(tile)));
+            let tile = transposed_floats(tile);
             for (row, lanes) in tile.iter().enumerate().take(rows) {
                 f32::store(to.add(row * depth + at), !0, *lanes);
             }
         }
     }
     to
+}
+
+/// Transposes 16 x 16 f32.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transposed_floats(tile: [__m512; 16]) -> [__m512; 16] {
+    // SAFETY: the types have the same bits.
+    unsafe { transmute(transposed(transmute::<[__m512; 16], [__m512i; 16]>(tile))) }
 }
 
 /// The products of rows of k elements with [`GROUP`] rows of f32, `depth` apart.
@@ -197,7 +205,7 @@ unsafe fn spread<E: StoreSums, C: StoreSums, const K: usize, const V: usize>(
                     for (j, lanes) in tile.iter_mut().enumerate().take(count) {
                         *lanes = E::load(b.add((at + j) * ldb), first16(k));
                     }
-                    tile = transmute::<[__m512i; 16], [__m512; 16]>(transposed(transmute(tile)));
+                    tile = transposed_floats(tile);
                 } else {
                     for (step, lanes) in tile.iter_mut().enumerate().take(k) {
                         *lanes = E::load(b.wrapping_add(step * ldb + at), first16(count));
@@ -348,7 +356,7 @@ impl<C: StoreSums> Gradient<C> {
                 }
                 return;
             }
-            let tile: [__m512; 16] = transmute(transposed(transmute::<[__m512; 16], [__m512i; 16]>(tile)));
+            let tile = transposed_floats(tile);
             for (row, sums) in many.zip(tile) {
                 self.store(row, few.clone(), sums);
             }
