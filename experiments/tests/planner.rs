@@ -302,18 +302,7 @@ fn sixteen_thousand_ranks_can_be_simulated() {
 /// that share experts with them, to the byte.
 #[test]
 fn sixteen_thousand_ranks_that_share_experts_are_planned_to_the_byte() {
-    let experts = Experts {
-        count: 128,
-        top_k: 8,
-        ff: 2048,
-        shared_ff: 0,
-        normalize: true,
-        dense: vec![],
-        aux_coef: 0.0,
-        aux_loss: false,
-        clamp: None,
-        rule: None,
-    };
+    let experts = Experts { count: 128, top_k: 8, ff: 2048, normalize: true, ..Experts::default() };
     let spec = Spec {
         arch: Arch::Mixtral,
         vocab: 32_768,

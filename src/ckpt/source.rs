@@ -431,3 +431,21 @@ fn named(names: &[String]) -> String {
     let list = names[..names.len().min(SHOWN)].join(", ");
     if names.len() == 1 { format!("tensor {list}") } else { format!("{} tensors: {list}{more}", names.len()) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::predicts_later_tokens;
+    use crate::device::ops::RouteRule;
+    use crate::nn::{Experts, Spec};
+
+    #[test]
+    fn only_layers_after_the_last_of_a_model_that_may_have_some_predict_later_tokens() {
+        let rule = RouteRule { sigmoid: true, biased: true, groups: 1, top_groups: 1, scale: 1.0 };
+        let with = |rule| Spec { layers: 47, experts: Some(Experts { rule, ..Experts::default() }), ..Spec::default() };
+        let later = "model.layers.47.eh_proj.weight";
+        assert!(predicts_later_tokens(later, &with(Some(rule))));
+        assert!(!predicts_later_tokens("model.layers.46.eh_proj.weight", &with(Some(rule))));
+        assert!(!predicts_later_tokens("lm_head.weight", &with(Some(rule))));
+        assert!(!predicts_later_tokens(later, &with(None)), "an extra layer of another model is an error");
+    }
+}
