@@ -423,6 +423,12 @@ pub fn held_out(source: &Dataset, shuffle: bool, small: bool) -> Vec<u64> {
     source.numbers().map(of).collect()
 }
 
+/// Rows of each source to hold out, by the user's choice: a fraction below 1, rounded up, or a number.
+pub fn held_out_share(source: &Dataset, share: f64) -> Vec<u64> {
+    let of = |rows: u64| (if share < 1.0 { (rows as f64 * share).ceil() } else { share } as u64).min(rows);
+    source.numbers().map(|(numbers, _)| of(numbers.end - numbers.start)).collect()
+}
+
 /// Rows held out by runs started with an earlier version of this program: 1 %, rounded to whole steps of `global`
 /// sequences.
 pub fn held_out_by_steps(source: &Dataset, shuffle: bool, global: u64) -> u64 {

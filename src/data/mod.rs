@@ -50,7 +50,7 @@ pub use batch::{MicroBatch, Recorded, SampleRow};
 pub use cache::Cache;
 pub use dataset::{DataOptions, Dataset};
 pub use format::{Format, LabelKeys, PairKeys, Preferences, SampleKind};
-pub use loader::{Loader, LoaderOptions, StepData, held_out, held_out_by_steps};
+pub use loader::{Loader, LoaderOptions, StepData, held_out, held_out_by_steps, held_out_share};
 pub use permutation::Permutation;
 pub use prefetch::{Fetched, Prefetch, PrefetchOptions};
 pub use preview::{PreviewRow, PreviewSequence};

@@ -3,7 +3,7 @@
 use crate::base::columns::wrap;
 use crate::base::{Error, Result};
 use crate::run::settings::args::Parsed;
-use crate::run::settings::synonyms::one_of;
+use crate::run::settings::synonyms::{self, one_of};
 
 /// A verb: what may follow it before any flag, and which flags that stands for.
 pub struct VerbLine {
@@ -24,7 +24,14 @@ const NO_MODEL: &[&str] = &["--pretrain", "--config", "--ckpt-dir", "--resume"];
 const NO_DATA: &[&str] = &["--dataset", "--config"];
 
 /// In the order in which help lists them.
-pub const VERBS: [VerbLine; 13] = [
+pub const VERBS: [VerbLine; 14] = [
+    VerbLine {
+        name: "train",
+        about: "train as a file says: ours, or one of Axolotl, LLaMA-Factory, TRL or torchtitan",
+        words: &[("FILE", "--config")],
+        flags: &[],
+        instead: &[&["--config"]],
+    },
     VerbLine {
         name: "pretrain",
         about: "train on text: a new model (MODEL is llama or gpt), or one that exists",
@@ -123,13 +130,18 @@ impl VerbLine {
         let has = |flag: &str| {
             flags.iter().any(|word| {
                 let word = word.split_once('=').map_or(&word[..], |(name, _)| name).replace('_', "-");
-                word == flag
+                word == flag || means(&word, flag)
             })
         };
         let asks_help =
             flags.iter().any(|word| ["-h", "--help", "--help-all", "--version", "--man"].contains(&&word[..]));
         let mut line = Vec::new();
-        let mut rest = given;
+        // A file of settings in place of a model.
+        let settings = given.first().filter(|first| self.name != "train" && is_settings(first));
+        let settings = settings.filter(|_| given.len() == 1);
+        line.extend(settings.into_iter().flat_map(|file| ["--config".to_string(), file.clone()]));
+        let has = |flag: &str| settings.is_some() && flag == "--config" || has(flag);
+        let mut rest = if settings.is_none() { given } else { &given[1..] };
         for ((name, flag), instead) in self.words.iter().zip(self.instead) {
             let count = if name.ends_with("...") { rest.len() } else { rest.len().min(1) };
             let (own, more) = rest.split_at(count);
@@ -162,6 +174,18 @@ impl VerbLine {
         line.extend(flags.iter().cloned());
         Ok(line)
     }
+}
+
+/// Whether `word` is another tool's spelling of our `flag`.
+fn means(word: &str, flag: &str) -> bool {
+    let ours = flag.trim_start_matches('-').replace('-', "_");
+    let rows = word.strip_prefix("--").map(synonyms::of_flag).unwrap_or_default();
+    rows.iter().any(|row| row.kind == "flag" && row.key == ours)
+}
+
+/// Whether `word` names a file of settings, by its end; a model never has it.
+fn is_settings(word: &str) -> bool {
+    [".yaml", ".yml", ".toml"].iter().any(|end| word.ends_with(end))
 }
 
 /// What the words of a command line of `flatshard` ask for: a text to print, or a command line of `run_fsdp`.
@@ -228,6 +252,9 @@ mod tests {
             ("chat m", "--pretrain m --chat"),
             ("export m --save-gguf f", "--pretrain m --export --save-gguf f"),
             ("plan", "--print-config"),
+            ("train c.yaml --lr 1", "--config c.yaml --lr 1"),
+            ("sft c.yml --lr 1", "--config c.yml --objective sft --lr 1"),
+            ("dpo --model_name_or_path m --dataset_name d", "--objective dpo --model_name_or_path m --dataset_name d"),
             ("sft --help", "--objective sft --help"),
             ("--version", "--version"),
         ] {

@@ -273,6 +273,8 @@ use_cpu: false
 #[test]
 fn files_of_other_tools_are_read_whole() {
     let (lightning, said) = file(LIGHTNING);
+    assert!(said.contains("keys of") && said.contains("--verbose lists them"), "{said}");
+    let (_, said) = file(&format!("{LIGHTNING}\nverbose: true"));
     let expected = [
         ("run.epochs", Value::from(2)),
         ("precision.precision", "bf16".into()),

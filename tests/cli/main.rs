@@ -39,6 +39,7 @@ mod task_defaults;
 mod tensor_parallel_runs;
 mod tensorboard;
 mod token_rows;
+mod tool_files;
 mod towers;
 mod trace;
 mod trained_template;

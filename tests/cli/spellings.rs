@@ -168,7 +168,7 @@ fn repeated_settings_must_agree() {
     // The Trainer's own precedence.
     assert_eq!(read("--num_train_epochs 3.0 --max_steps -1").unwrap().run.epochs, Some(3));
     assert_eq!(read("--num_train_epochs 3 --max_steps 10").unwrap().run.epochs, None);
-    assert_eq!(read("--eval_steps -1").unwrap().run.eval_every, Some(StepInterval::Epoch));
+    assert_eq!(read("--eval_steps -1").unwrap().run.eval_every, Some(StepInterval::Epoch(1)));
 }
 
 #[test]

@@ -24,8 +24,9 @@ pub fn steps(s: &mut Settings, dataset: &Arc<Dataset>, loader: LoaderOptions) ->
     };
     s.run.max_steps = Some(steps);
     for every in [&mut s.run.eval_every, &mut s.checkpoint.save_every] {
-        if *every == Some(StepInterval::Epoch) {
-            *every = Some(StepInterval::Steps(Loader::new(dataset.clone(), loader.clone())?.steps_until(rows)));
+        if let Some(StepInterval::Epoch(parts)) = *every {
+            let steps = Loader::new(dataset.clone(), loader.clone())?.steps_until(rows);
+            *every = Some(StepInterval::Steps((steps / parts).max(1)));
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 use crate::base::Result;
 use crate::ckpt::TrainerState;
 use crate::comm::mesh::MeshSizes;
-use crate::data::{Dataset, held_out, held_out_by_steps};
+use crate::data::{Dataset, held_out, held_out_by_steps, held_out_share};
 use crate::run::settings::Settings;
 use crate::run::settings::value::set;
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,10 @@ impl EvalSplit {
     pub fn new(s: &Settings, mesh: &MeshSizes, dataset: &Dataset, then: Option<&TrainerState>) -> Result<EvalSplit> {
         let shuffle = set(&s.data.shuffle, "data.shuffle")?;
         let eval = s.data.eval_dataset.is_some();
-        let usual = held_out(dataset, shuffle, s.task.is_some());
+        let usual = match s.data.held_out {
+            Some(share) => held_out_share(dataset, share),
+            None => held_out(dataset, shuffle, s.task.is_some()),
+        };
         let fresh =
             |warning| EvalSplit { held_out: usual.iter().map(|n| if eval { 0 } else { *n }).collect(), warning };
         let Some(then) = then else { return Ok(fresh(None)) };
@@ -59,6 +62,9 @@ impl EvalSplit {
                     "the run started without held-out rows, so there is nothing to evaluate: give --eval-dataset"
                         .into(),
                 ),
+                (false, _) if s.data.held_out.is_some() && held_out != usual => {
+                    Some(format!("the run started with {rows} held-out rows, and keeps them: --held-out has no effect"))
+                }
                 _ => None,
             };
             return Ok(EvalSplit { held_out, warning });

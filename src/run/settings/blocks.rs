@@ -6,6 +6,7 @@ use crate::run::settings::help::is_plain;
 use crate::run::settings::sections::Settings;
 use crate::run::settings::spellings::is_switch;
 use crate::run::settings::synonyms::{self, nearest, one_of};
+use crate::run::settings::tools::FileTool;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use std::any::TypeId;
@@ -43,6 +44,8 @@ pub struct FileBlock<'a> {
     /// Settings that have a value, each with its path in the file.
     given: Vec<(String, String)>,
     foreign: ForeignKeys,
+    /// Whose file this is: rows of `synonyms.tsv` for its keys alone come first.
+    tool: FileTool,
 }
 
 /// The settings of one block.
@@ -55,10 +58,10 @@ pub struct FileLayer {
 
 impl<'a> FileBlock<'a> {
     /// The block at the path `at` of the file; empty is the top level.
-    pub fn new(path: &'a Path, at: &str) -> Result<FileBlock<'a>> {
+    pub fn new(path: &'a Path, at: &str, tool: FileTool) -> Result<FileBlock<'a>> {
         let at = if at.is_empty() { String::new() } else { format!("{at}.") };
         let (out, given, foreign) = (Value::Object(Map::new()), Vec::new(), ForeignKeys::default());
-        Ok(FileBlock { path, at, schema: schema()?, out, given, foreign })
+        Ok(FileBlock { path, at, schema: schema()?, out, given, foreign, tool })
     }
 
     /// Sections, including `distributed`; at the top level of the file also [`TOP`].
@@ -102,8 +105,11 @@ impl<'a> FileBlock<'a> {
         let file = self.path.display();
         let place =
             if self.at.is_empty() { format!("{file}") } else { format!("{file}: {}", self.at.trim_end_matches('.')) };
-        let (settings, notes) = self.foreign.read(self.out).map_err(|e| Error::input(format!("{place}: {e}")))?;
-        let notes = notes.into_iter().map(|note| format!("{place}: {note}")).collect();
+        let prefix = format!("--{}.", self.tool.section());
+        let plain = |text: String| text.replace(&prefix, "--");
+        let read = self.foreign.read(self.out);
+        let (settings, notes) = read.map_err(|e| Error::input(plain(format!("{place}: {e}"))))?;
+        let notes = notes.into_iter().map(|note| plain(format!("{place}: {note}"))).collect();
         Ok(FileLayer { settings, notes, follows: false })
     }
 
@@ -128,7 +134,7 @@ impl<'a> FileBlock<'a> {
 
     /// A key outside of sections, named like a flag.
     fn key_of_none(&mut self, at: &str, key: &str, value: &Value) -> Result<()> {
-        if self.flag(at, "", key, value)? {
+        if self.flag(at, self.tool.section(), key, value)? {
             return Ok(());
         }
         if self.is_section(key) {
@@ -154,7 +160,7 @@ impl<'a> FileBlock<'a> {
     fn flag(&mut self, at: &str, section: &str, key: &str, value: &Value) -> Result<bool> {
         let name = synonyms::section(section);
         let strict = self.schema.get(name).is_some();
-        let own = foreign::own(&self.schema, key).filter(|_| !strict);
+        let own = foreign::own(&self.schema, key).filter(|own| !strict && !foreign::overrides(section, key, own));
         if let Some((section, key)) = own {
             return self.set(at, &section, &key, value).map(|()| true);
         }

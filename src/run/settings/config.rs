@@ -66,7 +66,9 @@ fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyN
         (false, true) => ("merge", to_tree(&cli.settings)?),
         (false, false) => ("train", requested),
     };
-    let mut notes: Vec<String> = cli.settings.notes.iter().cloned().chain(layer.notes).collect();
+    let verbose = merged["watch"]["log_level"] == "debug";
+    let mut notes: Vec<String> = cli.settings.notes.clone();
+    notes.extend(file.summary(layer.notes, verbose));
     notes.extend(idle::settings(&requested, &mut merged, task, engine)?);
     if cli.files.local_rank.is_some() {
         notes.push("--local-rank has no effect here: the launcher's environment variables give the rank".into());

@@ -3,11 +3,10 @@ use crate::base::{Error, Result, open, quote};
 use crate::run::settings::blocks::{FileBlock, FileLayer};
 use crate::run::settings::effect;
 use crate::run::settings::stages;
+use crate::run::settings::tools::{self, FileTool, FileTree};
 use crate::run::settings::value::overlay;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
-
-type Tree = Map<String, Value>;
 
 /// Named models and distributed blocks that ship with the binaries; a file's own block of the same name wins.
 const SHIPPED: &str = include_str!("../../../configs/distributed.yaml");
@@ -19,7 +18,10 @@ const EXAMPLES: (&str, &str) = ("distributed_examples", "--fsdp-config");
 #[derive(Default)]
 pub struct ConfigFile {
     path: PathBuf,
-    tree: Tree,
+    tree: FileTree,
+    tool: FileTool,
+    /// About keys that were rewritten.
+    notes: Vec<String>,
 }
 
 impl ConfigFile {
@@ -32,11 +34,11 @@ impl ConfigFile {
     pub fn parse(text: &[u8], path: &Path) -> Result<ConfigFile> {
         let fault = |what: String| Error::input(format!("{}: {what}", path.display()));
         let text = std::str::from_utf8(text).map_err(|e| fault(format!("is not UTF-8: {e}")))?;
-        let json = path.extension().is_some_and(|e| e == "json");
-        let tree: Value = match json {
-            true => serde_json::from_str(text.trim_start_matches('\u{feff}'))
-                .map_err(|e| fault(format!("not JSON: {}", quote(e))))?,
-            false => serde_saphyr::from_str(text).map_err(|e| {
+        let text = text.trim_start_matches('\u{feff}');
+        let tree: Value = match path.extension().and_then(|e| e.to_str()) {
+            Some("json") => serde_json::from_str(text).map_err(|e| fault(format!("not JSON: {}", quote(e))))?,
+            Some("toml") => toml::from_str(text).map_err(|e| fault(format!("not TOML: {}", quote(e.message()))))?,
+            _ => serde_saphyr::from_str(text).map_err(|e| {
                 // The first line has the message and the position; a rendered excerpt follows.
                 let text = e.to_string();
                 let first = text.lines().next().unwrap_or_default();
@@ -44,8 +46,11 @@ impl ConfigFile {
             })?,
         };
         match tree {
-            Value::Object(tree) => Ok(ConfigFile { path: path.into(), tree }),
-            Value::Null => Ok(ConfigFile { path: path.into(), tree: Tree::new() }),
+            Value::Object(tree) => {
+                let read = tools::translate(tree, path)?;
+                Ok(ConfigFile { path: path.into(), tree: read.tree, tool: read.tool, notes: read.notes })
+            }
+            Value::Null => Ok(ConfigFile { path: path.into(), ..ConfigFile::default() }),
             other => Err(fault(format!("expected sections (model: ..., optim: ...), found {}", quote(other)))),
         }
     }
@@ -58,6 +63,7 @@ impl ConfigFile {
     /// and stages are read too, to report their errors.
     pub fn settings(&self, model: Option<&str>, fsdp: Option<&str>, stage: Option<&str>) -> Result<FileLayer> {
         let mut all = self.block("")?.sections(&Value::Object(self.tree.clone()))?;
+        all.notes.splice(..0, self.notes.iter().map(|note| format!("{}: {note}", self.path.display())));
         for ((list, flag), picked) in [(MODELS, model), (EXAMPLES, fsdp)] {
             let mut found = None;
             for name in self.named(list)? {
@@ -93,7 +99,31 @@ impl ConfigFile {
     }
 
     fn block(&self, at: &str) -> Result<FileBlock<'_>> {
-        FileBlock::new(&self.path, at)
+        FileBlock::new(&self.path, at, self.tool)
+    }
+
+    /// `notes`, the notes about its keys, as two lines at most: how many are read as settings, and how many have no
+    /// effect. Few notes are kept; those of a file with many are for `--verbose`.
+    pub fn summary(&self, notes: Vec<String>, verbose: bool) -> Vec<String> {
+        const FEW: usize = 3;
+        if verbose || notes.len() <= FEW {
+            return notes;
+        }
+        let idle = notes.iter().filter(|note| note.contains("no effect here")).count();
+        let read = notes.len() - idle;
+        let keys = |n: usize, what: [&str; 2]| format!("{n} {}", what[(n != 1) as usize]);
+        let said = match (read, idle) {
+            (0, n) => keys(n, ["key of FILE has no effect here", "keys of FILE have no effect here"]),
+            (n, 0) => {
+                keys(n, ["key of FILE is read as a setting of ours", "keys of FILE are read as settings of ours"])
+            }
+            (n, idle) => format!(
+                "{}, and {}",
+                keys(n, ["key of FILE is read as a setting of ours", "keys of FILE are read as settings of ours"]),
+                keys(idle, ["has no effect here", "have no effect here"])
+            ),
+        };
+        vec![format!("{}: --verbose lists them", said.replace("FILE", &self.path.display().to_string()))]
     }
 
     pub fn stages(&self) -> Result<Vec<(String, Value)>> {

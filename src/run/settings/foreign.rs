@@ -127,6 +127,12 @@ pub fn flag(section: &str, key: &str, of: Option<&str>) -> Option<String> {
     dotted.or_else(alone)
 }
 
+/// Whether another tool's flag `section.key` is something else than our own setting `own`, whose flag has that key.
+pub fn overrides(section: &str, key: &str, own: &(String, String)) -> bool {
+    let differs = |row: &&Synonym| row.kind != "flag" || (row.section, row.key) != (&own.0, &own.1);
+    rows(&format!("{section}.{key}")).iter().any(differs)
+}
+
 /// Whether other tools have flags `section.KEY`.
 pub fn has_section(section: &str) -> bool {
     let prefix = |name: &&str| name.strip_prefix(section).is_some_and(|rest| rest.starts_with('.'));

@@ -53,6 +53,8 @@ pub mod help;
 pub mod args;
 /// File keys named like flags, ours or those of other tools.
 mod foreign;
+/// Files of other tools.
+mod tools;
 /// One block of a file.
 mod blocks;
 /// A file: its blocks and stages, overlaid.

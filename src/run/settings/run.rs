@@ -44,7 +44,7 @@ pub struct RunSettings {
     /// Evaluate before the first step, too [default: with --pretrain]
     #[arg(long)]
     pub eval_on_start: Option<bool>,
-    /// Steps between evaluations; 0: only at the end; epoch: once per pass over the training split
+    /// Steps between evaluations; 0: only at the end; epoch: once per pass over the training split; epoch/4: four times
     #[arg(long, value_name = "STEPS|epoch")]
     pub eval_every: Option<StepInterval>,
     /// Early stopping: end the run after N evaluations in a row without a lower loss [default: none]

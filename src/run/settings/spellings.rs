@@ -15,10 +15,18 @@ pub use claims::{argument, is_switch};
 
 /// `argv` with our flags only. Errors are [`Error::Input`].
 pub fn read(argv: impl IntoIterator<Item = String>, command: &clap::Command) -> Result<Reading> {
-    let mut line =
-        Line { own: OwnFlags(command), typed: typed::split(argv), claims: Vec::new(), out: Reading::default() };
+    let mut line = Line {
+        own: OwnFlags(command),
+        typed: typed::split(argv),
+        claims: Vec::new(),
+        out: Reading::default(),
+        refused: Vec::new(),
+    };
     for at in 0..line.typed.len() {
         line.flag(at)?;
+    }
+    if !line.refused.is_empty() {
+        return Err(Error::input(line.refused.join("\n")));
     }
     claims::settle(line.claims, &line.typed, line.own, &mut line.out)?;
     line.out.notes.sort_by_key(|(at, _)| *at);
@@ -30,6 +38,8 @@ struct Line<'a> {
     typed: Vec<TypedFlag>,
     claims: Vec<Assignment>,
     out: Reading,
+    /// Flags without an equivalent: all of them are reported at once.
+    refused: Vec<String>,
 }
 
 impl Line<'_> {
@@ -178,7 +188,7 @@ impl Line<'_> {
                     _ => format!("the nearest is {}", self.own.show(&self.own.id(row), &value)),
                 };
                 let what = format!("{shown} has no equivalent ({}): {}; {nearest}", row.tool, row.why);
-                return Err(Error::input(what));
+                self.refused.push(what);
             }
             _ => {
                 let key = self.own.id(row);

@@ -54,8 +54,8 @@ pub fn bytes(name: &str, text: &str) -> Result<u64> {
 /// An interval in steps; 0: never.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum StepInterval {
-    /// One pass over the training split; the plan turns it into a number.
-    Epoch,
+    /// This part of a pass over the training split (1: all of it); the plan turns it into a number.
+    Epoch(u64),
     Steps(u64),
 }
 
@@ -64,21 +64,24 @@ impl StepInterval {
         matches!(self, StepInterval::Steps(n) if n > 0 && step.is_multiple_of(n))
     }
 }
+const INTERVALS: &str = "expected a whole number, 0 or more, or epoch (epoch/4: four times an epoch)";
+
 impl FromStr for StepInterval {
     type Err = String;
     fn from_str(text: &str) -> std::result::Result<StepInterval, String> {
-        match text {
-            "epoch" => Ok(StepInterval::Epoch),
-            _ => {
-                text.parse().map(StepInterval::Steps).map_err(|_| "expected a whole number, 0 or more, or epoch".into())
-            }
-        }
+        let parts = match text.strip_prefix("epoch") {
+            Some("") => Some(1),
+            Some(parts) => parts.strip_prefix('/').and_then(|n| n.parse().ok()).filter(|&n| n > 0),
+            None => return text.parse().map(StepInterval::Steps).map_err(|_| INTERVALS.into()),
+        };
+        parts.map(StepInterval::Epoch).ok_or_else(|| INTERVALS.into())
     }
 }
 impl Serialize for StepInterval {
     fn serialize<S: Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
         match self {
-            StepInterval::Epoch => s.serialize_str("epoch"),
+            StepInterval::Epoch(1) => s.serialize_str("epoch"),
+            StepInterval::Epoch(parts) => s.serialize_str(&format!("epoch/{parts}")),
             StepInterval::Steps(n) => s.serialize_u64(*n),
         }
     }

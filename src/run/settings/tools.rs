@@ -1,0 +1,83 @@
+//! Files of other tools, recognized by their keys. Most keys are flags that `synonyms.tsv` knows; what a flag cannot
+//! say (lists of data sets, files next to the file) is rewritten here as keys of ours. Never reads a row of data.
+use crate::base::Result;
+pub use rewriting::FileTree;
+use rewriting::Rewriting;
+use serde_json::{Value, json};
+use std::path::Path;
+
+mod axolotl;
+mod entry;
+mod llama_factory;
+mod rewriting;
+
+/// Whose file it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FileTool {
+    /// Ours, or one whose keys are all named like flags.
+    #[default]
+    Own,
+    Axolotl,
+    LlamaFactory,
+    /// The configuration of `--deepspeed`.
+    DeepSpeed,
+}
+
+impl FileTool {
+    fn of(tree: &FileTree) -> FileTool {
+        let has = |keys: &[&str]| keys.iter().any(|key| tree.contains_key(*key));
+        let names = |key: &str| tree.get(key).is_some_and(|value| value.is_string() || value.is_null());
+        if names("base_model")
+            && has(&["datasets", "pretraining_dataset", "adapter", "micro_batch_size", "sequence_len"])
+        {
+            FileTool::Axolotl
+        } else if names("model_name_or_path") && has(&["stage", "finetuning_type", "cutoff_len", "template"]) {
+            FileTool::LlamaFactory
+        } else if has(&["zero_optimization", "train_micro_batch_size_per_gpu"]) {
+            FileTool::DeepSpeed
+        } else {
+            FileTool::Own
+        }
+    }
+    /// The section of `synonyms.tsv` whose rows are for keys of this tool alone.
+    pub fn section(self) -> &'static str {
+        match self {
+            FileTool::Axolotl => "axolotl",
+            _ => "",
+        }
+    }
+}
+
+/// A file's tree, rewritten.
+pub struct Translated {
+    pub tool: FileTool,
+    pub tree: FileTree,
+    pub notes: Vec<String>,
+}
+
+/// `tree` with keys that this program has, for the file at `path`.
+pub fn translate(tree: FileTree, path: &Path) -> Result<Translated> {
+    let tool = FileTool::of(&tree);
+    let mut out = Rewriting::new(path);
+    match tool {
+        FileTool::Own => out.tree = tree,
+        FileTool::DeepSpeed => out.set("deepspeed", json!(path), "deepspeed")?,
+        FileTool::Axolotl => axolotl::rewrite(tree, &mut out)?,
+        FileTool::LlamaFactory => llama_factory::rewrite(tree, &mut out)?,
+    }
+    if tool != FileTool::Own {
+        warmup_share(&mut out.tree);
+    }
+    Ok(Translated { tool, tree: out.tree, notes: out.notes })
+}
+
+/// Below 1, `warmup_steps` is a share of all steps, as transformers 5 reads it.
+fn warmup_share(tree: &mut FileTree) {
+    let share = tree.get("warmup_steps").and_then(Value::as_f64).filter(|&x| x > 0.0 && x < 1.0);
+    if let Some(share) = share
+        && tree.get("warmup_ratio").is_none_or(Value::is_null)
+    {
+        tree.remove("warmup_steps");
+        tree.insert("warmup_ratio".into(), json!(share));
+    }
+}

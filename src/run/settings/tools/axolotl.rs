@@ -1,0 +1,191 @@
+//! Axolotl's lists of data sets and its chat template, as keys of ours. Its other keys are rows of `synonyms.tsv`.
+use super::entry::DataPlace;
+use super::rewriting::{FileTree, Rewriting, strings};
+use crate::base::{Result, quote};
+use serde_json::{Value, json};
+
+/// Formats of prompts that the rows of a data set are read in.
+#[derive(PartialEq)]
+enum PromptKind {
+    Alpaca,
+    Chat,
+    Completion,
+}
+
+pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
+    let pairs = tree.get("rl").is_some_and(|rl| !rl.is_null()) || tree.get("reward_model") == Some(&json!(true));
+    for (key, value) in &tree {
+        match key.as_str() {
+            _ if value.is_null() => out.set(key, Value::Null, key)?,
+            "datasets" => data_sets(key, value, "dataset", pairs, out)?,
+            "pretraining_dataset" => data_sets(key, value, "dataset", pairs, out)?,
+            "test_datasets" => data_sets(key, value, "eval_dataset", pairs, out)?,
+            "chat_template" => template(&tree, value, out)?,
+            "chat_template_jinja" => {}
+            _ => out.set(key, value.clone(), key)?,
+        }
+    }
+    Ok(())
+}
+
+fn template(tree: &FileTree, value: &Value, out: &mut Rewriting) -> Result<()> {
+    let own = "the template is that of the model's tokenizer; --tokenizer-chat-template FILE replaces it";
+    match value.as_str() {
+        Some("jinja") => match tree.get("chat_template_jinja").filter(|text| !text.is_null()) {
+            Some(text) => out.set("tokenizer_chat_template", text.clone(), "chat_template_jinja"),
+            None => Err(out.refuse("chat_template", value, "chat_template_jinja, its text, is missing")),
+        },
+        Some(name) if name.contains(['/', '.', '{']) => {
+            out.set("tokenizer_chat_template", value.clone(), "chat_template")
+        }
+        Some(name) => {
+            out.idle(&format!("chat_template: {}", quote(name)), own);
+            Ok(())
+        }
+        None => Err(out.refuse("chat_template", value, own)),
+    }
+}
+
+/// The entries of `list`, as the paths of `key` and how their rows are read.
+fn data_sets(list: &str, value: &Value, key: &str, pairs: bool, out: &mut Rewriting) -> Result<()> {
+    let entries = match value {
+        Value::Array(entries) => entries.iter().collect(),
+        one => vec![one],
+    };
+    let mut words = Vec::new();
+    for (i, entry) in entries.into_iter().enumerate() {
+        let at = format!("{list}[{i}]");
+        let default = if list == "pretraining_dataset" { Some(PromptKind::Completion) } else { None };
+        words.extend(match entry {
+            Value::String(path) => {
+                rows(&at, default, &json!({}), pairs, out)?;
+                vec![path.clone()]
+            }
+            Value::Object(body) => entry_words(&at, body, default, pairs, out)?,
+            other => return Err(out.refuse(&at, other, "expected the keys of a data set")),
+        });
+    }
+    let all = out.tree.get(key).and_then(strings).unwrap_or_default();
+    out.tree.insert(key.into(), json!([all, words].concat()));
+    Ok(())
+}
+
+fn entry_words(
+    at: &str,
+    body: &FileTree,
+    default: Option<PromptKind>,
+    pairs: bool,
+    out: &mut Rewriting,
+) -> Result<Vec<String>> {
+    let mut place = DataPlace::default();
+    let mut kind = default;
+    for (key, value) in body.iter().filter(|(_, value)| !value.is_null()) {
+        let at_key = format!("{at}.{}", quote(key));
+        let text = || value.as_str().map(String::from);
+        let need = |found: Option<String>| found.ok_or_else(|| out.refuse(&at_key, value, "expected a text"));
+        let is = |only: &[Value]| only.contains(value);
+        match key.as_str() {
+            "path" => place.path = need(text())?,
+            "data_files" => {
+                place.files = strings(value).ok_or_else(|| out.refuse(&at_key, value, "expected paths"))?;
+            }
+            "split" => place.split = Some(need(text())?),
+            "revision" => place.revision = Some(need(text())?),
+            "name" => place.subset = Some(need(text())?),
+            "ds_type" if is(&[json!("json"), json!("parquet"), json!("text"), json!("csv")]) => {}
+            "ds_type" => return Err(out.refuse(&at_key, value, "files are text, JSON, CSV, Parquet or tokens")),
+            "type" => kind = Some(kind_of(&at_key, value, pairs, out)?),
+            // Read with the type, below.
+            "field" | "text_column" | "field_messages" | "field_chosen" | "field_rejected" => {}
+            "message_field_role" if is(&[json!("role"), json!("from")]) => {}
+            "message_field_content" if is(&[json!("content"), json!("value")]) => {}
+            "message_property_mappings"
+                if is(&[
+                    json!({"role": "role", "content": "content"}),
+                    json!({"role": "from", "content": "value"}),
+                ]) => {}
+            "message_field_role" | "message_field_content" | "message_property_mappings" => {
+                let why = "a message has role and content, or from and value";
+                return Err(out.refuse(&at_key, value, why));
+            }
+            "roles" if usual_roles(value) => {}
+            "roles" => return Err(out.refuse(&at_key, value, "roles have the names of OpenAI's or of ShareGPT's")),
+            "roles_to_train" if is(&[json!(["assistant"]), json!(["gpt", "assistant"]), json!(["gpt"])]) => {}
+            "roles_to_train" => return Err(out.refuse(&at_key, value, "only answers of the assistant have a loss")),
+            "train_on_eos" | "train_on_eot" if is(&[json!("turn")]) => {}
+            "train_on_eos" | "train_on_eot" => {
+                return Err(out.refuse(&at_key, value, "the end of each trained answer has a loss"));
+            }
+            "chat_template" => template(body, value, out)?,
+            "chat_template_jinja" => {}
+            "trust_remote_code" => out.idle(&at_key, "no code of a data set is executed (Axolotl)"),
+            _ => {
+                return Err(
+                    out.fault(format!("{at_key} has no equivalent: --dataset takes a path or a name of the hub"))
+                );
+            }
+        }
+    }
+    rows(at, kind, &Value::Object(body.clone()), pairs, out)?;
+    if place.path.is_empty() && place.files.is_empty() {
+        return Err(out.fault(format!("{at}.path is missing: set it to a path or a name of the hub")));
+    }
+    place.words(at, out)
+}
+
+fn usual_roles(value: &Value) -> bool {
+    let known = |role: &str, name: &Value| match role {
+        "user" => ["user", "human"].iter().any(|known| name == known),
+        "assistant" => ["assistant", "gpt"].iter().any(|known| name == known),
+        "system" | "tool" => name == role,
+        _ => false,
+    };
+    let names = |(role, names): (&String, &Value)| names.as_array().is_some_and(|n| n.iter().all(|n| known(role, n)));
+    value.as_object().is_some_and(|roles| roles.iter().all(names))
+}
+
+fn kind_of(at: &str, value: &Value, pairs: bool, out: &Rewriting) -> Result<PromptKind> {
+    match value.as_str() {
+        Some("alpaca") => Ok(PromptKind::Alpaca),
+        Some("completion" | "pretrain") => Ok(PromptKind::Completion),
+        Some("chat_template" | "sharegpt") => Ok(PromptKind::Chat),
+        Some("chat_template.default" | "chat_template.argilla") if pairs => Ok(PromptKind::Chat),
+        Some(_) if pairs => Err(out.refuse(
+            at,
+            value,
+            "pairs are rows of prompt, chosen and rejected, or of messages: chat_template.default",
+        )),
+        Some(_) => Err(out.refuse(at, value, "rows are read as alpaca, chat_template or completion")),
+        None => {
+            Err(out.refuse(at, value, "a prompt of your own is --input-template, with --input-key and --output-key"))
+        }
+    }
+}
+
+/// How rows are read, as keys of ours.
+fn rows(at: &str, kind: Option<PromptKind>, body: &Value, pairs: bool, out: &mut Rewriting) -> Result<()> {
+    let field = |key: &str| body[key].as_str();
+    match kind {
+        None => Ok(()),
+        Some(PromptKind::Alpaca) => out.set("apply_chat_template", json!(false), &format!("{at}.type")),
+        Some(PromptKind::Completion) => {
+            out.set("pretrain_mode", json!(true), &format!("{at}.type"))?;
+            let text = field("field").or(field("text_column")).unwrap_or("text");
+            out.set("input_key", json!(text), &format!("{at}.field"))
+        }
+        Some(PromptKind::Chat) => {
+            out.set("apply_chat_template", json!(true), &format!("{at}.type"))?;
+            let messages = field("field_messages").unwrap_or("messages");
+            if pairs {
+                out.set("prompt_key", json!(messages), &format!("{at}.field_messages"))?;
+                out.set("chosen_key", json!(field("field_chosen").unwrap_or("chosen")), at)?;
+                return out.set("rejected_key", json!(field("field_rejected").unwrap_or("rejected")), at);
+            }
+            out.set("multiturn", json!(true), &format!("{at}.type"))?;
+            match messages {
+                "messages" | "conversations" => Ok(()),
+                other => out.set("input_key", json!(other), &format!("{at}.field_messages")),
+            }
+        }
+    }
+}

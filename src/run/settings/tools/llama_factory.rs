@@ -1,0 +1,162 @@
+//! LLaMA-Factory's data sets: names in a `dataset_info.json`, as paths and fields. Its other keys are rows of
+//! `synonyms.tsv`.
+use super::entry::DataPlace;
+use super::rewriting::{FileTree, Rewriting, strings};
+use crate::base::{Result, open, quote};
+use crate::run::settings::synonyms::nearest;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+const INFO: &str = "dataset_info.json";
+
+pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
+    let sets = tree.get("dataset").and_then(strings).map_or(0, |names| split(&names).len());
+    for (key, value) in &tree {
+        match key.as_str() {
+            _ if value.is_null() => out.set(key, Value::Null, key)?,
+            "dataset" | "eval_dataset" => data_sets(&tree, key, value, out)?,
+            "dataset_dir" => {}
+            "max_samples" if sets > 1 => {
+                let why = format!("it counts samples of each of the {sets} data sets, --max-samples those of all");
+                return Err(out.refuse(key, value, &why));
+            }
+            _ => out.set(key, value.clone(), key)?,
+        }
+    }
+    // The stage alone is a training stage of our own files.
+    if !tree.contains_key("finetuning_type") {
+        out.set("finetuning_type", json!("lora"), "finetuning_type")?; // LLaMA-Factory's default
+    }
+    Ok(())
+}
+
+fn split(names: &[String]) -> Vec<String> {
+    names.iter().flat_map(|name| name.split(',')).map(|name| name.trim().to_string()).collect()
+}
+
+fn data_sets(tree: &FileTree, key: &str, value: &Value, out: &mut Rewriting) -> Result<()> {
+    let names = strings(value).ok_or_else(|| out.refuse(key, value, "expected names of data sets"))?;
+    let info = info(tree, out)?;
+    let mut words = Vec::new();
+    for name in split(&names) {
+        let at = format!("{INFO}: {}", quote(&name));
+        match &info {
+            Some((dir, all)) if all[&name].is_object() => words.extend(entry(&at, dir, &all[&name], out)?),
+            _ if PathBuf::from(&name).exists() || name.contains('/') => words.push(name),
+            Some((dir, all)) => {
+                let known = all.as_object().into_iter().flat_map(|all| all.keys().map(String::as_str));
+                let near = nearest(&name, known);
+                let file = dir.join(INFO);
+                let what = format!("{key}: {} has no data set {}; the nearest is {near}", file.display(), quote(&name));
+                return Err(out.fault(what));
+            }
+            None => {
+                let why = format!("names of data sets are keys of {INFO}, and there is none: set dataset_dir");
+                return Err(out.refuse(key, &json!(name), &why));
+            }
+        }
+    }
+    out.set(key, json!(words), key)
+}
+
+/// The directory of the descriptions, and these.
+fn info(tree: &FileTree, out: &Rewriting) -> Result<Option<(PathBuf, Value)>> {
+    let beside = out.path.parent().map(PathBuf::from).unwrap_or_default();
+    let dirs = match tree.get("dataset_dir").and_then(Value::as_str) {
+        Some(dir) => vec![PathBuf::from(dir), beside.join(dir)],
+        None => vec![PathBuf::from("data"), beside.clone(), beside.join("data")],
+    };
+    let Some(dir) = dirs.into_iter().find(|dir| dir.join(INFO).is_file()) else { return Ok(None) };
+    let file = dir.join(INFO);
+    let text = open::read(&file).map_err(|e| out.fault(format!("{}: cannot read this file: {e}", file.display())))?;
+    let tree =
+        serde_json::from_slice(&text).map_err(|e| out.fault(format!("{}: not JSON: {}", file.display(), quote(e))))?;
+    Ok(Some((dir, tree)))
+}
+
+/// The words of `--dataset` for one description; sets the fields of its rows.
+fn entry(at: &str, dir: &Path, body: &Value, out: &mut Rewriting) -> Result<Vec<String>> {
+    let text = |key: &str| body[key].as_str().map(String::from);
+    let mut place = DataPlace { split: text("split"), ..DataPlace::default() };
+    match (text("hf_hub_url"), text("file_name")) {
+        (Some(name), _) => {
+            place.path = name;
+            place.subset = text("subset").or(text("folder"));
+        }
+        (None, Some(file)) => place.files = vec![dir.join(file).to_string_lossy().into_owned()],
+        (None, None) => return Err(out.fault(format!("{at} has neither file_name nor hf_hub_url"))),
+    }
+    for (key, value) in body.as_object().into_iter().flatten() {
+        let known = ["hf_hub_url", "ms_hub_url", "om_hub_url", "file_name", "split", "subset", "folder"];
+        let read = ["formatting", "ranking", "columns", "tags"];
+        if !value.is_null() && !known.iter().chain(&read).any(|known| known == key) {
+            return Err(out.refuse(
+                &format!("{at}.{}", quote(key)),
+                value,
+                "only files and repositories of the hub are read",
+            ));
+        }
+    }
+    tags(at, &body["tags"], out)?;
+    columns(at, body, out)?;
+    place.words(at, out)
+}
+
+/// Names of roles and fields in conversations: those of ShareGPT or of OpenAI.
+fn tags(at: &str, tags: &Value, out: &Rewriting) -> Result<()> {
+    for (key, value) in tags.as_object().into_iter().flatten() {
+        let known: &[&str] = match key.as_str() {
+            "role_tag" => &["role", "from"],
+            "content_tag" => &["content", "value"],
+            "user_tag" => &["user", "human"],
+            "assistant_tag" => &["assistant", "gpt"],
+            "system_tag" => &["system"],
+            "observation_tag" => &["observation", "tool"],
+            "function_tag" => &["function_call"],
+            _ => &[],
+        };
+        if !known.iter().any(|known| value == known) {
+            let why = "conversations have the names of OpenAI's or of ShareGPT's";
+            return Err(out.refuse(&format!("{at}.tags.{}", quote(key)), value, why));
+        }
+    }
+    Ok(())
+}
+
+fn columns(at: &str, body: &Value, out: &mut Rewriting) -> Result<()> {
+    let columns = &body["columns"];
+    let column = |key: &str| columns[key].as_str().filter(|name| !name.is_empty());
+    let talks = body["formatting"] == "sharegpt";
+    for (key, value) in columns.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
+        let fits = match key.as_str() {
+            "query" => value == "input" && column("prompt").is_none_or(|name| name == "instruction"),
+            "system" | "history" | "tools" => value == key,
+            "prompt" | "response" | "messages" | "chosen" | "rejected" | "kto_tag" => true,
+            _ => false,
+        };
+        if !fits {
+            let why = "a row has this field under its own name, or not at all";
+            return Err(out.refuse(&format!("{at}.columns.{}", quote(key)), value, why));
+        }
+    }
+    if let Some(label) = column("kto_tag").filter(|name| *name != "label") {
+        out.set("label_key", json!(label), at)?;
+    }
+    let prompt = if talks { column("messages").or(Some("conversations")) } else { column("prompt") };
+    if body["ranking"] == true {
+        out.set("prompt_key", json!(prompt.unwrap_or("instruction")), at)?;
+        out.set("chosen_key", json!(column("chosen").unwrap_or("chosen")), at)?;
+        return out.set("rejected_key", json!(column("rejected").unwrap_or("rejected")), at);
+    }
+    match (talks, prompt, column("response")) {
+        (true, Some("messages" | "conversations"), _) | (false, None, None) => Ok(()),
+        (true, Some(messages), _) => out.set("input_key", json!(messages), at),
+        // As Alpaca's fields, with the input.
+        (false, None | Some("instruction"), None | Some("output")) if column("query").is_some() => Ok(()),
+        (false, prompt, response) => {
+            out.set("input_key", json!(prompt.unwrap_or("instruction")), at)?;
+            response.map_or(Ok(()), |response| out.set("output_key", json!(response), at))
+        }
+        (true, None, _) => Ok(()),
+    }
+}

@@ -1,0 +1,52 @@
+//! What a file of another tool becomes: keys of ours. Never knows a key of that tool.
+use crate::base::{Error, Result, quote};
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// A file's keys and values.
+pub type FileTree = Map<String, Value>;
+
+/// A tree of our keys that grows, and notes about keys without effect.
+pub(super) struct Rewriting<'a> {
+    pub path: &'a Path,
+    pub tree: FileTree,
+    pub notes: Vec<String>,
+}
+
+impl<'a> Rewriting<'a> {
+    pub fn new(path: &'a Path) -> Rewriting<'a> {
+        Rewriting { path, tree: FileTree::new(), notes: Vec::new() }
+    }
+    pub fn fault(&self, what: String) -> Error {
+        Error::input(format!("{}: {what}", self.path.display()))
+    }
+    pub fn refuse(&self, at: &str, value: &Value, why: &str) -> Error {
+        self.fault(format!("{at} is {}, which has no equivalent: {why}", quote(value)))
+    }
+    /// Sets a key of ours for the key `at` of the file.
+    pub fn set(&mut self, key: &str, value: Value, at: &str) -> Result<()> {
+        match self.tree.get(key) {
+            Some(other) if !other.is_null() && *other != value => Err(self.fault(format!(
+                "{at} needs {key} {}, and another key needs {}: all data sets are read alike",
+                quote(&value),
+                quote(other)
+            ))),
+            _ => {
+                self.tree.insert(key.into(), value);
+                Ok(())
+            }
+        }
+    }
+    pub fn idle(&mut self, at: &str, why: &str) {
+        self.notes.push(format!("{at} has no effect here: {why}"));
+    }
+}
+
+/// The strings of a value that is one, or a list of them.
+pub(super) fn strings(value: &Value) -> Option<Vec<String>> {
+    match value {
+        Value::String(text) => Some(vec![text.clone()]),
+        Value::Array(items) => items.iter().map(|item| item.as_str().map(String::from)).collect(),
+        _ => None,
+    }
+}

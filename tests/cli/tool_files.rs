@@ -1,0 +1,305 @@
+//! `--config` with files of Axolotl, LLaMA-Factory, torchtitan and DeepSpeed: each is read as our settings or refused
+//! key by key, and notes about its keys are one line. Never tests single keys (spellings.rs does).
+use crate::common::binaries::FLATSHARD;
+use crate::common::runs::{Dir, FSDP, unlaunched};
+use serde_json::{Value, json};
+use std::fs;
+use std::process::Output;
+
+/// A directory with a model of bytes, rows of each kind, and a chat template.
+fn work() -> Dir {
+    let dir = Dir::new();
+    let tiny = "--dataset synthetic --nproc-per-node 1 --embed-dim 16 --num-layers 1 --num-heads 2 --ff-hidden-dim 16 \
+                --max-len 16 --max-positions 1024 --batch-size 1 --max-steps 1 --no-eval --no-sample --save-hf model";
+    let out = ran(&dir, FSDP, tiny);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let rows = |row: Value| format!("{row}\n").repeat(40);
+    let said = |role: &str, text: &str| json!({"role": role, "content": text});
+    let (ask, answer) = (said("user", "a"), said("assistant", "b"));
+    fs::write(dir.path("alpaca.jsonl"), rows(json!({"instruction": "a", "input": "", "output": "b"}))).unwrap();
+    fs::write(dir.path("chats.jsonl"), rows(json!({"talk": [&ask, &answer]}))).unwrap();
+    fs::write(
+        dir.path("pairs.jsonl"),
+        rows(json!({"talk": [&ask], "chosen": &answer, "rejected": said("assistant", "c")})),
+    )
+    .unwrap();
+    let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}";
+    fs::write(dir.path("chat.jinja"), template).unwrap();
+    dir
+}
+
+fn ran(dir: &Dir, program: &str, args: &str) -> Output {
+    let mut command = unlaunched(program);
+    command.current_dir(dir.0.path()).env("FLATSHARD_CACHE_DIR", dir.path("cache"));
+    command.args(args.split_whitespace()).output().unwrap()
+}
+
+/// The resolved settings of `file` with this text, and the notes about them.
+#[track_caller]
+fn plan(dir: &Dir, file: &str, text: &str, flags: &str) -> (Value, String) {
+    fs::write(dir.path(file), text).unwrap();
+    let out = ran(dir, FLATSHARD, &format!("train {file} --print-config --nproc-per-node 1 {flags}"));
+    let stderr = String::from_utf8(out.stderr).unwrap();
+    assert!(out.status.success(), "{text}: {stderr}");
+    (serde_saphyr::from_str(&String::from_utf8(out.stdout).unwrap()).unwrap(), stderr)
+}
+
+#[track_caller]
+fn refused(dir: &Dir, file: &str, text: &str, words: &[&str]) {
+    fs::write(dir.path(file), text).unwrap();
+    let out = ran(dir, FLATSHARD, &format!("train {file} --nproc-per-node 1"));
+    let stderr = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(2), "{text}: {stderr}");
+    for word in words.iter().chain(&[file]) {
+        assert!(stderr.contains(word), "{text}: no {word:?} in: {stderr}");
+    }
+}
+
+#[track_caller]
+fn has(settings: &Value, expected: &[(&str, Value)]) {
+    for (at, value) in expected {
+        assert_eq!(settings.pointer(&format!("/{}", at.replace('.', "/"))), Some(value), "{at}");
+    }
+}
+
+const AXOLOTL: &str = "
+base_model: model
+model_type: LlamaForCausalLM
+tokenizer_type: AutoTokenizer
+load_in_8bit: false
+load_in_4bit: true
+datasets:
+  - path: alpaca.jsonl
+    type: alpaca
+dataset_prepared_path: prepared
+val_set_size: 0.2
+output_dir: out
+adapter: qlora
+lora_model_dir:
+sequence_len: 512
+sample_packing: true
+pad_to_sequence_len: true
+lora_r: 4
+lora_alpha: 8
+lora_target_linear: true
+wandb_project:
+wandb_watch:
+gradient_accumulation_steps: 1
+micro_batch_size: 1
+num_epochs: 2
+optimizer: adamw_bnb_8bit
+lr_scheduler: cosine
+learning_rate: 0.002
+train_on_inputs: false
+bf16: auto
+fp16:
+tf32: false
+gradient_checkpointing: true
+gradient_checkpointing_kwargs: {use_reentrant: false}
+logging_steps: 1
+flash_attention: true
+warmup_steps: 0.1
+evals_per_epoch: 2
+saves_per_epoch: 1
+weight_decay: 0.0
+special_tokens:
+  pad_token: <pad>
+";
+
+#[test]
+fn axolotl_trains_and_its_notes_are_one_line() {
+    let dir = work();
+    let (read, said) = plan(&dir, "ax.yml", AXOLOTL, "");
+    let expected = [
+        ("model.pretrain", json!("model")),
+        ("data.dataset", json!(["alpaca.jsonl"])),
+        ("data.held_out", json!(0.2)),
+        ("data.apply_chat_template", json!(false)),
+        ("data.packing_samples", json!(true)),
+        ("lora.rank", json!(4)),
+        ("lora.target_modules", json!(["all-linear"])),
+        ("lora.load_in_4bit", json!(true)),
+        ("optim.optimizer", json!("adamw8bit")),
+        ("precision.precision", json!("bf16")),
+        ("fsdp.activation_checkpoint", json!(true)),
+        ("checkpoint.ckpt_dir", json!("out")),
+    ];
+    has(&read, &expected);
+    let about: Vec<&str> = said.lines().filter(|line| line.contains("ax.yml")).collect();
+    assert!(matches!(about[..], [one] if one.contains("--verbose lists them")), "{about:?}");
+    let (_, all) = plan(&dir, "ax.yml", AXOLOTL, "--verbose");
+    for note in ["--micro_batch_size is read as --batch-size", "--model_type LlamaForCausalLM has no effect here"] {
+        assert!(all.contains(note), "{all}");
+    }
+    let out = ran(&dir, FLATSHARD, "train ax.yml --nproc-per-node 1");
+    let text = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && dir.path("out/model/adapter_model.safetensors").exists(), "{text}");
+    assert_eq!(text.matches("\neval  step").count(), 6, "before and after training, and twice an epoch: {text}");
+}
+
+#[test]
+fn axolotl_chats_and_pairs() {
+    let dir = work();
+    let chat =
+        "- path: chats.jsonl\n    type: chat_template\n    field_messages: talk\n    roles: {user: [user, human]}";
+    let chat = AXOLOTL.replace("- path: alpaca.jsonl\n    type: alpaca", chat) + "chat_template: llama3\n";
+    let (read, _) = plan(&dir, "ax.yml", &chat, "--tokenizer-chat-template chat.jinja");
+    has(&read, &[("data.input_key", json!("talk")), ("data.multiturn", json!(true))]);
+    let pairs = "- path: pairs.jsonl\n    type: chat_template.default\n    field_messages: talk";
+    let pairs = AXOLOTL.replace("- path: alpaca.jsonl\n    type: alpaca", pairs) + "rl: dpo\nrl_beta: 0.3\n";
+    let pairs = pairs.replace("sample_packing: true", "sample_packing: false");
+    let (read, _) = plan(&dir, "ax.yml", &pairs, "--tokenizer-chat-template chat.jinja");
+    has(&read, &[("objective.objective", json!("dpo")), ("objective.beta", json!(0.3))]);
+    has(&read, &[("objective.prompt_key", json!("talk"))]);
+}
+
+#[test]
+fn what_has_no_equivalent_is_refused_key_by_key() {
+    let dir = work();
+    let two =
+        AXOLOTL.replace("lora_model_dir:", "lora_modules_to_save: [lm_head]").replace("adamw_bnb_8bit", "adopt_adamw");
+    refused(&dir, "ax.yml", &two, &["lora_modules_to_save", "adapters are trained alone", "adopt_adamw"]);
+    for (from, to, words) in [
+        ("type: alpaca", "type: gpteacher", ["datasets[0].type", "alpaca, chat_template or completion"]),
+        ("type: alpaca", "split: 'train[:5%]'", ["datasets[0].split", "--max-samples"]),
+        ("type: alpaca", "shards: 4", ["datasets[0].shards", "has no equivalent"]),
+        ("fp16:", "fp17:", ["unknown key fp17", "fp16"]),
+        ("weight_decay: 0.0", "rl: orpo", ["--rl orpo", "dpo, kto"]),
+        ("pad_token", "eos_token", ["special_tokens.eos_token", "tokenizer"]),
+    ] {
+        refused(&dir, "ax.yml", &AXOLOTL.replace(from, to), &words);
+    }
+}
+
+const LLAMA_FACTORY: &str = "
+model_name_or_path: model
+trust_remote_code: true
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 4
+lora_target: all
+dataset: asks,more
+template: llama3
+cutoff_len: 64
+overwrite_cache: true
+preprocessing_num_workers: 16
+output_dir: saves
+logging_steps: 1
+save_steps: 500
+plot_loss: true
+overwrite_output_dir: true
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 1
+learning_rate: 1.0e-4
+num_train_epochs: 1.0
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+bf16: true
+val_size: 0.1
+eval_strategy: steps
+eval_steps: 500
+";
+
+#[test]
+fn llama_factory_finds_its_data_sets_by_name() {
+    let dir = work();
+    let talks = json!({"file_name": "chats.jsonl", "formatting": "sharegpt", "columns": {"messages": "talk"},
+        "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}});
+    let pairs = json!({"file_name": "pairs.jsonl", "formatting": "sharegpt", "ranking": true,
+        "columns": {"messages": "talk", "chosen": "chosen", "rejected": "rejected"}});
+    let info = json!({"asks": {"file_name": "alpaca.jsonl"}, "more": {"file_name": "alpaca.jsonl"}, "talks": talks,
+        "pairs": pairs, "hub": {"hf_hub_url": "owner/name", "split": "train_sft"},
+        "odd": {"file_name": "chats.jsonl", "formatting": "sharegpt", "tags": {"role_tag": "who"}}});
+    fs::create_dir(dir.path("data")).unwrap();
+    fs::write(dir.path("data/dataset_info.json"), info.to_string()).unwrap();
+    for file in ["alpaca.jsonl", "chats.jsonl", "pairs.jsonl"] {
+        fs::rename(dir.path(file), dir.path("data").join(file)).unwrap();
+    }
+    let chat = "--tokenizer-chat-template chat.jinja";
+    let (read, said) = plan(&dir, "lf.yaml", LLAMA_FACTORY, chat);
+    has(&read, &[("data.dataset", json!(["data/alpaca.jsonl", "data/alpaca.jsonl"])), ("data.max_len", json!(64))]);
+    assert_eq!(said.lines().filter(|line| line.contains("lf.yaml")).count(), 1, "{said}");
+    let (read, _) = plan(&dir, "lf.yaml", &LLAMA_FACTORY.replace("asks,more", "talks"), chat);
+    has(&read, &[("data.input_key", json!("talk")), ("data.apply_chat_template", json!(true))]);
+    let dpo = LLAMA_FACTORY.replace("asks,more", "pairs").replace("stage: sft", "stage: dpo\npref_beta: 0.2");
+    let (read, _) = plan(&dir, "lf.yaml", &dpo, chat);
+    has(&read, &[("objective.prompt_key", json!("talk")), ("objective.beta", json!(0.2))]);
+    for (from, to, words) in [
+        ("asks,more", "askz", ["no data set askz", "asks"]),
+        ("asks,more", "odd", ["odd.tags.role_tag", "ShareGPT"]),
+        ("trust_remote_code: true", "max_samples: 9", ["max_samples", "each of the 2 data sets"]),
+    ] {
+        refused(&dir, "lf.yaml", &LLAMA_FACTORY.replace(from, to), &words);
+    }
+    let out = ran(&dir, FLATSHARD, &format!("train lf.yaml --nproc-per-node 1 {chat} --max-steps 2"));
+    assert_eq!(out.status.code(), Some(2), "the file is the last one");
+    fs::write(dir.path("lf.yaml"), LLAMA_FACTORY).unwrap();
+    let out = ran(&dir, FLATSHARD, &format!("train lf.yaml --nproc-per-node 1 {chat}"));
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
+const TORCHTITAN: &str = r#"
+[job]
+dump_folder = "./outputs"
+[profiling]
+enable_profiling = false
+save_traces_folder = "trace"
+[metrics]
+log_freq = 1
+enable_tensorboard = false
+[model]
+name = "llama3"
+flavor = "debugmodel"
+[optimizer]
+name = "AdamW"
+lr = 8e-4
+[lr_scheduler]
+warmup_steps = 2
+decay_type = "linear"
+[training]
+local_batch_size = 2
+seq_len = 16
+max_norm = 1.0
+steps = 3
+dataset = "c4_test"
+dataset_path = "notes.txt"
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 1
+pipeline_parallel_degree = 1
+[checkpoint]
+enable = false
+interval = 10
+initial_load_path = "model"
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+[validation]
+enabled = false
+dataset = "c4_validation"
+"#;
+
+#[test]
+fn torchtitan_and_deepspeed_files() {
+    let dir = work();
+    fs::write(dir.path("notes.txt"), "a quick brown fox. ".repeat(300)).unwrap();
+    let (read, _) = plan(&dir, "run.toml", TORCHTITAN, "");
+    let expected = [
+        ("data.dataset", json!(["notes.txt"])),
+        ("optim.lr", json!(8e-4)),
+        ("optim.lr_scheduler", json!("linear")),
+        ("run.max_steps", json!(3)),
+        ("batch.batch_size", json!(2)),
+        ("run.eval", json!(false)),
+        ("fsdp.activation_checkpoint", json!("selective")),
+    ];
+    has(&read, &expected);
+    let bare = TORCHTITAN.replace("dataset_path = \"notes.txt\"\n", "").replace("initial_load_path = \"model\"\n", "");
+    refused(&dir, "run.toml", &bare, &["model.flavor", "training.dataset", "c4_test"]);
+    refused(&dir, "run.toml", "[training]\nsteps = ", &["not TOML"]);
+    let deepspeed = json!({"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 2});
+    let flags = "--dataset synthetic --max-len 16";
+    let (read, _) = plan(&dir, "ds.json", &deepspeed.to_string(), flags);
+    has(&read, &[("fsdp.zero_stage", json!(2)), ("batch.batch_size", json!(2))]);
+}
