@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn logs_of_each_tool() {
         let ours = "data     synthetic Markov chain (minimum loss 1.2130): 2048 tokens\n\
-                    step 1/2  loss 4.174  grad_norm 0.80  lr 2.0e-3  15,578 tok/s  mem 0.17 GiB  eta 1s  sol 61%\n\
+                    step 1/2  loss 4.174  grad_norm 0.80  lr 2.0e-3  15,578 tok/s  mem 0.17 GiB  eta 1s  61% of peak\n\
                     step 2/2  loss NaN  grad_norm NaN  lr 2.0e-3  15,578 tok/s  mem 0.17 GiB  eta 0s\n\
                     eval  step 2  loss 3.0000  perplexity 20.09  tokens 64\n";
         let (first, second) = (of(ours)[0], of(ours)[1]);

@@ -47,7 +47,7 @@ fn a_run_learns_and_its_metrics_are_complete() {
         assert!(number("exposed_comm_s") <= number("step_time_s") && number("comm_time_s") <= number("step_time_s"));
         assert!(number("data_time_s") < number("step_time_s"));
         assert!(number("comm_bytes") > 0.0 && number("mfu") > 0.0 && number("mfu_llm_foundry") > 0.0);
-        assert!(number("mfu") < number("sol") && number("sol") < 1.5, "{step}");
+        assert!(number("mfu") < number("sol") && number("sol") <= 1.0, "{step}");
     }
     // The first sample is taken in step 1 and reported from step 2 on; about 1.5 MB are planned.
     assert!(steps[39]["mem_bytes"].as_u64() > Some(1 << 20));

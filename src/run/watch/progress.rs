@@ -78,12 +78,12 @@ impl Drop for Progress {
     }
 }
 
-/// `step 100/600  loss 2.341  grad_norm 0.79  lr 9.6e-4  15,578 tok/s  mem 0.17 GiB  eta 2m15s  sol 61%`:
+/// `step 100/600  loss 2.341  grad_norm 0.79  lr 9.6e-4  15,578 tok/s  mem 0.17 GiB  eta 2m15s  61% of peak`:
 /// what is before the eta and after it, because a bar has it elsewhere.
 fn line(r: &StepRecord, total: u64) -> [String; 2] {
     let (step, loss, norm, lr) = (r.step, short(r.loss, 3), short(r.grad_norm, 2), r.lr);
     let (speed, gib) = (count(r.tokens_per_sec as u64), r.peak_mem_bytes as f64 / (1u64 << 30) as f64);
-    let sol = r.sol.map_or(String::new(), |sol| format!("  sol {:.0}%", 100.0 * sol));
+    let sol = r.sol.map_or(String::new(), |sol| format!("  {:.0}% of peak", 100.0 * sol));
     let line =
         format!("step {step}/{total}  loss {loss}  grad_norm {norm}  lr {lr:.1e}  {speed} tok/s  mem {gib:.2} GiB");
     [line, sol]
@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(line(&record, 600), [expected, ""]);
         let bad = StepRecord { step: 1, loss: f64::NAN, sol: Some(0.6123), ..record };
         let expected = "step 1/2  loss NaN  grad_norm 0.79  lr 9.6e-4  15,578 tok/s  mem 0.17 GiB";
-        assert_eq!(line(&bad, 2), [expected, "  sol 61%"]);
+        assert_eq!(line(&bad, 2), [expected, "  61% of peak"]);
     }
 
     #[test]

@@ -20,6 +20,14 @@ pub struct Ratios {
     pub sol: f64,
 }
 
+impl Ratios {
+    /// Relative to the limits, or to the fastest step if that `beaten` them: a better measurement of the same.
+    fn of_best(self, beaten: &mut f64) -> Ratios {
+        *beaten = beaten.max(self.sol);
+        Ratios { mfu: self.mfu / *beaten, mfu_llm_foundry: self.mfu_llm_foundry / *beaten, sol: self.sol / *beaten }
+    }
+}
+
 pub struct SpeedOfLight {
     counter: StepCounter,
     /// A step of full rows.
@@ -29,6 +37,8 @@ pub struct SpeedOfLight {
     /// By llm-foundry's definition, FLOPs of a token over the peak of all ranks.
     foundry_seconds: Option<f64>,
     overlaps: bool,
+    /// How much faster than its limits the fastest step was, at least 1: the machine was busy when they were measured.
+    beaten: f64,
 }
 
 impl SpeedOfLight {
@@ -69,6 +79,7 @@ impl SpeedOfLight {
             limits,
             foundry_seconds: peak.map(|peak| foundry / peak),
             overlaps: !device.is_synchronous(),
+            beaten: 1.0,
         })
     }
 
@@ -76,11 +87,12 @@ impl SpeedOfLight {
     pub fn of(&mut self, batches: &[MicroBatch], tokens: u64, seconds: f64) -> Result<Option<Ratios>> {
         let (Some(limits), Some(foundry)) = (&self.limits, self.foundry_seconds) else { return Ok(None) };
         let ideal = limits.ideal(self.counter.step(batches)?);
-        Ok(Some(Ratios {
+        let reached = Ratios {
             mfu: ideal.products / seconds,
             mfu_llm_foundry: foundry * tokens as f64 / seconds,
             sol: ideal.seconds(self.overlaps) / seconds,
-        }))
+        };
+        Ok(Some(reached.of_best(&mut self.beaten)))
     }
 
     /// The work of a step of full rows on this rank.
@@ -98,5 +110,18 @@ impl SpeedOfLight {
     }
     pub fn limits_json(&self) -> Value {
         self.limits.as_ref().map_or(Value::Null, Limits::json)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_beats_the_limits_raises_them() {
+        let mut beaten = 1.0;
+        let mut of = |sol| Ratios { mfu: sol / 2.0, mfu_llm_foundry: sol, sol }.of_best(&mut beaten);
+        let ratios = [0.8, 1.25, 1.0].map(&mut of).map(|ratios| [ratios.sol, ratios.mfu]);
+        assert_eq!(ratios, [[0.8, 0.4], [1.0, 0.5], [0.8, 0.4]]);
     }
 }

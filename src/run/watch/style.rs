@@ -9,7 +9,7 @@ const DIM: Style = Style::new().dimmed();
 pub const WARNING: Style = AnsiColor::Yellow.on_default().bold();
 pub const ERROR: Style = AnsiColor::Red.on_default().bold();
 /// Names in front of a value, as in `loss 2.341`.
-const NAMES: [&str; 10] = ["loss", "grad_norm", "lr", "mem", "eta", "sol", "step", "perplexity", "tokens", "best"];
+const NAMES: [&str; 9] = ["loss", "grad_norm", "lr", "mem", "eta", "step", "perplexity", "tokens", "best"];
 
 /// Whether text on `stream` has colors.
 pub fn is_on(stream: &impl IsTerminal) -> bool {
