@@ -250,6 +250,17 @@ fn tick_text(x: f64) -> String {
     }
 }
 
+/// Texts of all marks of an axis: with as many digits as tell them apart.
+fn tick_texts(marks: &[f64]) -> Vec<String> {
+    let texts: Vec<String> = marks.iter().map(|&mark| tick_text(mark)).collect();
+    let distinct = |texts: &[String]| (1..texts.len()).all(|n| !texts[..n].contains(&texts[n]));
+    if distinct(&texts) {
+        return texts;
+    }
+    let precise = |digits: usize| marks.iter().map(|mark| format!("{mark:.digits$}")).collect::<Vec<_>>();
+    (1..=9).map(precise).find(|texts| distinct(texts)).unwrap_or(texts)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -266,6 +277,8 @@ mod tests {
         assert_eq!(texts(1e-3), ["0", "0.0002", "0.0004", "0.0006", "0.0008", "0.001"]);
         assert_eq!(texts(5e-4), ["0", "0.0001", "0.0002", "0.0003", "0.0004", "0.0005"]);
         assert_eq!(texts(1e-6), ["0", "2e-7", "4e-7", "6e-7", "8e-7", "1e-6"]);
+        assert_eq!(tick_texts(&[1590.9, 1591.0, 1591.1]), ["1590.9", "1591.0", "1591.1"]);
+        assert_eq!(tick_texts(&[0.0, 1500.0]), ["0", "1,500"]);
         assert_eq!(texts(6e7), ["0", "2e7", "4e7", "6e7"]);
     }
 

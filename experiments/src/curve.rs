@@ -66,6 +66,25 @@ pub struct StepMetrics {
     pub sol: Option<f64>,
     #[serde(default)]
     pub data_time_s: Option<f64>,
+    // Of objectives other than fine-tuning.
+    #[serde(default)]
+    pub reward_chosen: Option<f64>,
+    #[serde(default)]
+    pub reward_rejected: Option<f64>,
+    #[serde(default)]
+    pub reward_margin: Option<f64>,
+    #[serde(default)]
+    pub reward_accuracy: Option<f64>,
+    #[serde(default)]
+    pub accuracy: Option<f64>,
+    #[serde(default)]
+    pub reward_mean: Option<f64>,
+    #[serde(default)]
+    pub kl: Option<f64>,
+    #[serde(default)]
+    pub entropy: Option<f64>,
+    #[serde(default)]
+    pub completion_tokens: Option<f64>,
     #[serde(default)]
     pub tokens_per_sec: Option<f64>,
     #[serde(default)]

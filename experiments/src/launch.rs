@@ -40,10 +40,11 @@ impl Common {
         let text = yaml(&config)?;
         let path = |file: &str| dir.join(file).display().to_string();
         let timeout = Duration::from_secs_f64(self.launch.timeout);
+        let flags = larger(&self.flags, entry.ranks_of_a_sample());
         let (command, mut files) = match entry.program.binary() {
             Some(binary) => {
                 let program = [self.bin.join(binary).display().to_string(), "--config".into(), path(CONFIG)];
-                let program = [&program[..], &self.flags].concat();
+                let program = [&program[..], &flags].concat();
                 (self.launch.command(&program)?.unwrap_or(program), vec![])
             }
             None => {
@@ -149,6 +150,22 @@ impl Common {
         serde_saphyr::from_str(&String::from_utf8_lossy(&out.stdout))
             .map_err(|e| Error::op("print-config", e.to_string()))
     }
+}
+
+/// `flags` with the micro-batch of `--batch-size` times `factor`: ranks that share a sample take the step of as many
+/// ranks that do not.
+fn larger(flags: &[String], factor: u64) -> Vec<String> {
+    let named = |word: &str| ["--batch-size", "--micro-batch-size"].contains(&word.replace('_', "-").as_str());
+    let times = |text: &str| text.parse::<u64>().map_or(text.to_string(), |n| (n * factor).to_string());
+    let mut out: Vec<String> = vec![];
+    for word in flags {
+        out.push(match (word.split_once('='), out.last()) {
+            (Some((name, value)), _) if named(name) => format!("{name}={}", times(value)),
+            (None, Some(before)) if named(before) => times(word),
+            _ => word.clone(),
+        });
+    }
+    out
 }
 
 /// A number or name as a command-line word.
@@ -261,6 +278,18 @@ mod tests {
         assert_eq!(job.command, ["/bin/run_fsdp", "--config", "/out/tp2_ring2@2/config.yaml", "--seed", "3"]);
         let read: Value = serde_saphyr::from_str(&job.files[0].1).unwrap();
         assert_eq!(read["run"]["metrics_path"], "/out/tp2_ring2@2/metrics.jsonl");
+    }
+
+    #[test]
+    fn a_batch_size_after_the_dashes_keeps_steps_equal() {
+        let common = Common { flags: ["--batch-size", "4", "--lr=1"].map(String::from).to_vec(), ..common("local") };
+        let of = |name: &str| {
+            let all = catalogue::all();
+            let entry = all.into_iter().find(|entry| entry.name == name).unwrap();
+            common.job(&entry, 1).unwrap().command[3..].join(" ")
+        };
+        assert_eq!([of("fsdp_manual"), of("tp2")], ["--batch-size 4 --lr=1", "--batch-size 8 --lr=1"]);
+        assert_eq!(larger(&["--batch_size=3".into()], 2), ["--batch_size=6"]);
     }
 
     #[test]

@@ -49,6 +49,16 @@ impl RunRow {
     pub fn exposed_share(&self) -> Option<f64> {
         Some(self.exposed_comm_s? / self.step_time_s.filter(|&t| t > 0.0)?)
     }
+    /// Tokens of an optimizer step, all ranks together; the median step's.
+    pub fn tokens_per_step(&self) -> Option<f64> {
+        median(self.curve.steps.values().filter_map(|step| step.tokens).map(|tokens| tokens as f64).collect())
+    }
+    /// Whether a step is as much work as the baseline's: speeds of steps of other sizes say little of a strategy.
+    pub fn is_comparable(&self, baseline: &RunRow) -> bool {
+        const ALIKE: f64 = 0.1;
+        let tokens = self.tokens_per_step().zip(baseline.tokens_per_step());
+        tokens.is_none_or(|(own, base)| (own - base).abs() <= ALIKE * base)
+    }
     pub fn first_loss(&self) -> Option<f64> {
         self.curve.loss(self.curve.first())
     }

@@ -28,9 +28,9 @@ pub fn cells(row: &RunRow, baseline: &RunRow) -> [String; 10] {
     let losses = row.first_loss().zip(row.last_loss()).filter(|_| !row.is_peer());
     [
         row.name.clone(),
-        mesh(row),
+        mesh(row) + &other_step(row, baseline),
         or(row.speed().map(grouped)),
-        ratio(row.speed(), baseline.speed()),
+        ratio(row.speed(), baseline.speed()) + if row.is_comparable(baseline) { "" } else { "*" },
         or(peak(row).map(|n| mib(n, 0))),
         ratio(peak(row), peak(baseline)),
         or(row.comm_bytes.map(|n| mib(n, 1))),
@@ -70,6 +70,12 @@ pub fn mesh(row: &RunRow) -> String {
         (true, Some(n)) => format!("{n} ranks"),
         (true, None) => UNKNOWN.into(),
     }
+}
+
+/// `, 1,024 tokens/step`, if that is not the baseline's.
+fn other_step(row: &RunRow, baseline: &RunRow) -> String {
+    let tokens = row.tokens_per_step().filter(|_| !row.is_comparable(baseline));
+    tokens.map_or(String::new(), |tokens| format!(", {} tokens/step", grouped(tokens)))
 }
 
 /// `12.3 ms, 4 %`: what communication does not hide, and of a step.
@@ -118,6 +124,9 @@ pub fn terminal(found: &Found, baseline: &RunRow) -> String {
     };
     let rule = widths.iter().map(|width| "-".repeat(*width)).collect::<Vec<_>>().join("  ") + "\n";
     let mut out = line(&head) + &rule + &rows.iter().map(line).collect::<String>();
+    if found.rows.iter().any(|row| !row.is_comparable(baseline)) {
+        out += &format!("* steps of another number of tokens than {}'s: speeds are not comparable\n", baseline.name);
+    }
     for failed in &found.failed {
         out += &format!("failed: {}: {}\n", failed.name, failed.message);
     }

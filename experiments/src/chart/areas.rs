@@ -52,9 +52,9 @@ impl AreaPanel {
         let start = self.times.first().copied().unwrap_or(0.0);
         let across = |t: f64| left + (right - left) * (t - start) / (self.end - start).max(f64::MIN_POSITIVE);
         let place = |value: f64| bottom - self.height * value / most;
-        for &mark in &marks {
+        for (&mark, text) in marks.iter().zip(tick_texts(&marks)) {
             canvas.line((left, place(mark)), (right, place(mark)), GRID, 1.0, "");
-            canvas.text(left - 8.0, place(mark) + 4.0, SMALL.anchored(Anchor::End), &tick_text(mark));
+            canvas.text(left - 8.0, place(mark) + 4.0, SMALL.anchored(Anchor::End), &text);
         }
         let mut below = vec![0.0; self.times.len()];
         for area in &self.areas {

@@ -77,9 +77,9 @@ impl CurvePanel {
             true => bottom - height * (value.max(low).log10() - low.log10()) / (high.log10() - low.log10()),
             false => bottom - height * (value - low) / (high - low),
         };
-        for &mark in &marks {
+        for (&mark, text) in marks.iter().zip(tick_texts(&marks)) {
             canvas.line((left, place(mark)), (right, place(mark)), GRID, 1.0, "");
-            canvas.text(left - 8.0, place(mark) + 4.0, SMALL.anchored(Anchor::End), &tick_text(mark));
+            canvas.text(left - 8.0, place(mark) + 4.0, SMALL.anchored(Anchor::End), &text);
         }
         let first = points().map(|p| p.0).fold(f64::INFINITY, f64::min);
         let last = points().map(|p| p.0).fold(f64::NEG_INFINITY, f64::max);

@@ -48,8 +48,8 @@ pub fn svg(title: &str, subtitle: &str, (of, curves): (EvaluatedAs, &[Evaluation
     let place =
         |(step, value): (f64, f64)| (left + (right - left) * step / last, top + high * (most - value) / (most - low));
     let quiet = |anchor| Style { anchor, fill: theme.quiet, ..NOTE };
-    for &mark in &marks {
-        let (y, text) = (place((0.0, mark)).1, tick_text(mark));
+    for (&mark, text) in marks.iter().zip(tick_texts(&marks)) {
+        let y = place((0.0, mark)).1;
         let text = if of == EvaluatedAs::Share { format!("{} %", 100.0 * mark) } else { text };
         canvas.line((left, y), (right, y), theme.others[0], if mark == low { 1.5 } else { 0.6 }, "");
         canvas.plain(left - 8.0, y + 5.0, quiet(Anchor::End), &text);

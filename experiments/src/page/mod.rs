@@ -6,6 +6,8 @@ use crate::{table, trace};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
+mod settings;
+
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -88,11 +90,16 @@ pub fn view(title: &str, runs: &[ShownRun], baseline: Option<&RunRow>, warmup: u
     let rows: Vec<&RunRow> = runs.iter().filter_map(|run| run.row).collect();
     let failed = runs.iter().filter(|run| run.status == "failed").count();
     let facts: Vec<[String; 2]> = baseline.map_or(vec![], |baseline| facts(&rows, baseline));
+    let title = match runs {
+        [ShownRun { row: Some(row), .. }] => title_of(row),
+        _ => title.to_string(),
+    };
     json!({
         "title": title,
         "lead": lead(&rows, runs.len(), failed, baseline),
         "note": note(&rows, baseline, warmup),
         "cards": facts,
+        "settings": settings::table(&rows),
         "head": table::HEAD,
         "lanes": trace::legend(),
         "runs": runs.iter().map(|run| shown(run, baseline)).collect::<Vec<_>>(),
@@ -185,6 +192,15 @@ fn columns(row: &RunRow) -> Value {
         ("mfu", of(|s| s.mfu)),
         ("sol", of(|s| s.sol)),
         ("data_time_s", of(|s| s.data_time_s)),
+        ("reward_chosen", of(|s| s.reward_chosen)),
+        ("reward_rejected", of(|s| s.reward_rejected)),
+        ("reward_margin", of(|s| s.reward_margin)),
+        ("reward_accuracy", of(|s| s.reward_accuracy)),
+        ("accuracy", of(|s| s.accuracy)),
+        ("reward_mean", of(|s| s.reward_mean)),
+        ("kl", of(|s| s.kl)),
+        ("entropy", of(|s| s.entropy)),
+        ("completion_tokens", of(|s| s.completion_tokens)),
     ];
     Value::Object(all.into_iter().filter(|(_, v)| !v.is_null()).map(|(k, v)| (k.to_string(), v)).collect::<Map<_, _>>())
 }
@@ -242,13 +258,76 @@ fn note(rows: &[&RunRow], baseline: Option<&RunRow>, warmup: usize) -> String {
     } else {
         ""
     };
+    let others = match rows.iter().any(|row| !row.is_comparable(baseline)) {
+        true => format!(
+            " *: steps of another number of tokens than those of {}: speeds are not comparable, and not ranked.",
+            baseline.name
+        ),
+        false => String::new(),
+    };
     let (rounds, name) = (if rows.iter().any(|row| row.rounds > 1) { " and rounds" } else { "" }, &baseline.name);
     format!(
         "Medians over steps{rounds}, without the first {warmup} steps. Speed and memory are ratios to {name}. \
          Exposed: time the computing thread spends in collectives, and its share of the step. \
          Loss apart: the largest difference of any step, relative to the loss of {name}. \
-         Bytes and times are those of rank 0.{peers}"
+         Bytes and times are those of rank 0.{peers}{others}"
     )
+}
+
+/// `NAME: LoRA fine-tune of MODEL`.
+fn title_of(row: &RunRow) -> String {
+    let config = &row.curve.header.config;
+    let model = config["model"]["pretrain"].as_str();
+    let adapters = if config["lora"]["rank"].is_null() { "" } else { "LoRA " };
+    let objective = match config["objective"]["objective"].as_str() {
+        _ if !config["objective"]["teacher"].is_null() => "distillation",
+        Some("dpo") => "DPO",
+        Some("kto") => "KTO",
+        Some("rm") => "reward model",
+        Some("grpo") => "GRPO",
+        _ if model.is_some() => "fine-tune",
+        Some(_) => "training from scratch",
+        None => return row.name.clone(),
+    };
+    let model = model.map(|model| Path::new(model).file_name().map_or(model.into(), |name| name.to_string_lossy()));
+    let model = model.map_or(String::new(), |model| format!(" of {model}"));
+    format!("{}: {adapters}{objective}{model}", row.name)
+}
+
+/// What the model learned: evaluation before and after.
+fn learned(row: &RunRow) -> Vec<[String; 2]> {
+    let evals = &row.curve.evals;
+    let Some(((first, before), (last, after))) = evals.first_key_value().zip(evals.last_key_value()) else {
+        return vec![];
+    };
+    if first == last {
+        return vec![[format!("{after:.4}"), format!("evaluation loss of step {last}")]];
+    }
+    let start = if *first == 0 { "before training".to_string() } else { format!("of step {first}") };
+    let mut facts = vec![[format!("{before:.4} → {after:.4}"), format!("evaluation loss {start} and of step {last}")]];
+    let config = &row.curve.header.config["objective"];
+    if config["objective"].as_str().is_none_or(|name| name == "sft") {
+        facts.push([format!("{:.2} → {:.2}", before.exp(), after.exp()), "perplexity on held-out rows".into()]);
+    }
+    facts
+}
+
+/// How far the run is: tokens seen, and the time left.
+fn progress(row: &RunRow) -> Vec<[String; 2]> {
+    let tokens: u64 = row.curve.steps.values().filter_map(|step| step.tokens).sum();
+    let mut facts = vec![];
+    if tokens > 0 {
+        facts.push([table::grouped(tokens as f64), "tokens seen".into()]);
+    }
+    let last = row.curve.header.config["run"]["max_steps"].as_u64().filter(|_| !row.curve.ended);
+    let left = last.map(|last| last.saturating_sub(row.curve.last())).filter(|&left| left > 0);
+    if let Some((left, seconds)) = left.zip(row.step_time_s) {
+        let minutes = (left as f64 * seconds / 60.0).ceil() as u64;
+        let text =
+            if minutes < 60 { format!("{minutes} min") } else { format!("{} h {} min", minutes / 60, minutes % 60) };
+        facts.push([text, format!("left, {left} steps")]);
+    }
+    facts
 }
 
 /// (value, meaning): the state of a single run; of several, the best of each cost.
@@ -256,12 +335,11 @@ fn facts(rows: &[&RunRow], baseline: &RunRow) -> Vec<[String; 2]> {
     let peak = |row: &RunRow| row.peak_mem_bytes.map(|n| n as f64);
     let mut facts = vec![];
     if let [row] = rows {
+        facts.extend(learned(row));
         if let Some(loss) = row.last_loss() {
             facts.push([format!("{loss:.4}"), format!("loss of step {}", row.curve.last())]);
         }
-        if let Some((step, loss)) = row.curve.evals.last_key_value() {
-            facts.push([format!("{loss:.4}"), format!("evaluation loss of step {step}")]);
-        }
+        facts.extend(progress(row));
         facts.extend(row.speed().map(|speed| [table::grouped(speed), "tokens/s, median".into()]));
         facts.extend(peak(row).map(|bytes| [format!("{} MiB", table::mib(bytes, 0)), "peak memory per rank".into()]));
         facts.extend(
@@ -274,7 +352,8 @@ fn facts(rows: &[&RunRow], baseline: &RunRow) -> Vec<[String; 2]> {
         other.map_or(String::new(), |x| format!(", {x:.2}x {}", baseline.name))
     };
     let best = |value: &dyn Fn(&RunRow) -> Option<f64>| {
-        let known = rows.iter().filter_map(|row| Some((*row, value(row)?)));
+        let fair = rows.iter().filter(|row| row.is_comparable(baseline));
+        let known = fair.filter_map(|row| Some((*row, value(row)?)));
         known.max_by(|a, b| a.1.total_cmp(&b.1))
     };
     if let Some((row, speed)) = best(&RunRow::speed) {

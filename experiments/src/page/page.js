@@ -17,10 +17,13 @@ const shown = { hidden: new Set(), known: new Set(), sort: null, down: false, x:
 
 // [column, title, unit, factor]
 const METRICS = [
-  ['loss', 'Loss', 'per token', 1], ['apart', '', '', 1], ['tokens_per_sec', 'Throughput', 'tokens/s', 1],
+  ['loss', 'Loss', 'per token', 1], ['apart', '', '', 1],
+  ['reward_mean', 'Reward', '', 1], ['reward_margin', 'Reward margin', '', 1], ['reward_accuracy', 'Reward accuracy', '%', 100],
+  ['accuracy', 'Accuracy', '%', 100], ['reward_chosen', 'Reward of chosen answers', '', 1], ['reward_rejected', 'Reward of rejected answers', '', 1],
+  ['kl', 'KL to the reference', 'nats', 1], ['entropy', 'Entropy', 'nats', 1], ['completion_tokens', 'Sampled tokens', 'per step', 1], ['tokens_per_sec', 'Throughput', 'tokens/s', 1],
   ['grad_norm', 'Gradient norm', '', 1], ['step_time_s', 'Step time', 'ms', 1e3],
   ['exposed_comm_s', 'Exposed communication', 'ms', 1e3], ['peak_mem_bytes', 'Peak memory per rank', 'MiB', 1 / (1 << 20)],
-  ['lr', 'Learning rate', '', 1], ['mfu', 'MFU', '%', 100], ['sol', 'Speed of light', '%', 100], ['data_time_s', 'Waiting for data', 'ms', 1e3],
+  ['lr', 'Learning rate', '', 1], ['mfu', 'MFU', '%', 100], ['sol', '% of peak', '%', 100], ['data_time_s', 'Waiting for data', 'ms', 1e3],
 ];
 const ACROSS = [['step', 'step'], ['tokens_so_far', 'tokens'], ['seconds_so_far', 'training time, s']];
 const MEMORY = [['params', 1], ['grads', 4], ['optimizer', 7], ['slots', 3], ['saved', 2], ['scratch', 0], ['other', 5]];
@@ -35,6 +38,14 @@ const number = x => {
   if (a === 0) return '0';
   if (a >= 1e7 || a < 1e-3) return x.toExponential(2).replace(/\.?0+e/, 'e').replace('e+', 'e');
   return a >= 1000 ? grouped(x) : String(+x.toPrecision(5));
+};
+// Texts of an axis: as many digits as tell them apart.
+const labels = list => {
+  for (let digits = 0; digits < 9; digits++) {
+    const texts = list.map(x => digits ? grouped(x, digits) : number(x));
+    if (new Set(texts).size === texts.length) return texts;
+  }
+  return list.map(String);
 };
 const swatch = i => el('span', { class: 'swatch', style: `border-color:${color(i)};border-style:${dashes(i) ? 'dashed' : 'solid'}` });
 const column = (run, name) => (run.columns && run.columns[name]) || null;
@@ -173,9 +184,10 @@ function draw(chart) {
   const across = ACROSS.find(a => a[0] === shown.x)[1];
   const names = series.map(s => s.run.name).join(', ');
   const root = svg('svg', { viewBox: `0 0 ${width} ${height}`, width, height, tabindex: 0, role: 'img', 'aria-label': `${chart.title} across ${across}: ${names}` });
-  for (const y of ticks(y0, y1, 5, log)) root.append(
+  const marks = ticks(y0, y1, 5, log), texts = labels(marks);
+  marks.forEach((y, n) => root.append(
     svg('line', { class: 'gridline', x1: left, x2: right, y1: Y(y), y2: Y(y) }),
-    svg('text', { x: left - 7, y: Y(y) + 4, 'text-anchor': 'end' }, number(y)));
+    svg('text', { x: left - 7, y: Y(y) + 4, 'text-anchor': 'end' }, texts[n])));
   for (const x of ticks(x0, x1, width / 90, false)) if (shown.x !== 'step' || Number.isInteger(x))
     root.append(svg('text', { x: X(x), y: bottom + 16, 'text-anchor': 'middle' }, number(x)));
   root.append(svg('text', { x: right, y: bottom + 30, 'text-anchor': 'end' }, across));
@@ -389,6 +401,16 @@ function bars() {
   $('costs').hidden = !drawn.length;
 }
 
+// A single run's hyperparameters, or what differs between the runs.
+function settings() {
+  const { runs, rows } = view.settings;
+  const cell = (tag, text) => el(tag, {}, text);
+  $('settings').hidden = !rows.length;
+  $('settings-title').textContent = runs.length > 1 ? 'Settings that differ' : 'Hyperparameters';
+  $('values').tHead.replaceChildren(...(runs.length > 1 ? [el('tr', {}, cell('th', 'setting'), ...runs.map(name => cell('th', name)))] : []));
+  $('values').tBodies[0].replaceChildren(...rows.map(row => el('tr', {}, ...row.map(text => cell('td', text)))));
+}
+
 function traces() {
   const token = new URLSearchParams(location.search).get('token');
   const found = view.runs.flatMap(run => (run.traces || []).map(trace => {
@@ -409,6 +431,7 @@ function render() {
   rows();
   curves();
   bars();
+  settings();
   traces();
 }
 
