@@ -33,6 +33,7 @@ fn table_and_json_agree() {
     let json = document(&flags);
     let name = json["recommended"].as_str().unwrap();
     assert!(text.contains(&format!("recommended: {name}\n    {}\n", json["command"].as_str().unwrap())), "{text}");
+    assert!(text.contains("data-parallel ranks = ") && text.contains("tokens per step"), "{text}");
     assert!(text.contains("model    llama of") && text.contains("machine  16 x h100 (8 per node)"), "{text}");
     for name in ["ddp", "FULL_SHARD", "SHARD_GRAD_OP + checkpointing"] {
         assert!(text.lines().any(|line| line.starts_with(&format!("{name} "))), "{name} in {text}");
@@ -117,7 +118,7 @@ fn bad_input_is_refused_with_one_message() {
         ("", "--gpus is missing"),
         ("--gpus 0", "--gpus 0: it must be 1 to"),
         ("--gpus 12", "12 = 1 x 8 + 4"),
-        ("--gpus 8 --gpu h999", "--gpu h999: unknown GPU; known: a100, h200, h100, b200, and cpu"),
+        ("--gpus 8 --gpu h999", "--gpu h999: unknown GPU; known: a100, h200, h100, b200, 4090, 5090,"),
         ("--gpus 8 --calibrate", "use it with --gpu cpu, not h100"),
         ("--gpus 1 --gpu cpu", "add --calibrate"),
         ("--gpus 4096 --gpu cpu --calibrate --gpus-per-node 4096", "each rank needs a core"),

@@ -1,6 +1,7 @@
 //! `experiments plan`: from flags to tables. Selects the candidates and the machine, computes the costs, and recommends
 //! one. Never times anything itself.
 use super::candidates::{self, Candidate};
+use super::cards::CARDS;
 use super::cost::{Cluster, Cost, PlanRow, RESERVED, host};
 use super::machine::{GPUS, MachineModel, Rated};
 use super::simulate::{self, BatchShape};
@@ -70,7 +71,8 @@ struct PlanArgs {
     /// Number of GPUs of the job; with --gpu cpu, number of ranks
     #[arg(long, value_name = "N")]
     gpus: Option<usize>,
-    /// GPU model: a100, h100, h200 or b200; or cpu for this machine, with --calibrate [default: h100]
+    /// GPU model: a100, h100, h200, b200, 4090, 5090, a10g, l4, l40s, rtx6000-ada, rtx6000-blackwell or mi300x; or cpu
+    /// for this machine, with --calibrate [default: h100]
     #[arg(long, value_name = "NAME")]
     gpu: Option<String>,
     /// GPUs per NVLink domain [default: 8]
@@ -216,8 +218,9 @@ fn find(
 ) -> Result<Arc<dyn MachineModel>> {
     let PlanArgs { calibrate, check, .. } = cli.plan;
     if name != "cpu" {
-        let known = GPUS.iter().find(|gpu| gpu.name == name).ok_or_else(|| {
-            let names: Vec<_> = GPUS.iter().map(|gpu| gpu.name).collect();
+        let all = || GPUS.iter().chain(&CARDS);
+        let known = all().find(|gpu| gpu.name == name).ok_or_else(|| {
+            let names: Vec<_> = all().map(|gpu| gpu.name).collect();
             Error::input(format!("--gpu {name}: unknown GPU; known: {}, and cpu", names.join(", ")))
         })?;
         if calibrate || check {

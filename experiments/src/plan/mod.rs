@@ -12,6 +12,8 @@ pub mod clock;
 pub mod links;
 // The duration of operations and collectives on a machine: GPUs by published rates.
 pub mod machine;
+// Cards without a switch between them.
+pub mod cards;
 // The same for a measured machine.
 pub mod measured;
 // Groups with one rank that spend simulated time.

@@ -73,6 +73,14 @@ pub fn text(cluster: &Cluster, rows: &[PlanRow], best: Option<&PlanRow>, command
         cluster.machine.name(),
         cluster.per_node.min(cluster.gpus)
     );
+    if let Some(cost) = best.and_then(|row| row.outcome.as_ref().ok()).or(costs().next()) {
+        let [sequences, tokens] = [cost.work.batch_size, cost.work.max_len];
+        let (micro, ranks) = (cost.work.grad_accum, cost.mesh.dp_replicate * cost.mesh.dp_shard);
+        out += &format!(
+            "batch    {sequences} x {tokens} tokens x {micro} micro-batches x {ranks} data-parallel ranks = {} tokens per step\n",
+            cost.work.tokens() * ranks,
+        );
+    }
     out += "         GiB per rank; comm: GiB received per rank and step; times are predictions\n\n";
 
     let measured = costs().any(|cost| cost.measured.is_some());
