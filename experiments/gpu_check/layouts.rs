@@ -93,8 +93,8 @@ pub fn run() -> Result<Value> {
         let largest = largest(difference);
         let equal = there.iter().zip(&here).all(|(a, b)| a.to_bits() == b.to_bits());
         let passed = match agreement {
-            Agreement::Bits => equal,
-            Agreement::Within(most) => largest < most,
+            Closeness::Bits => equal,
+            Closeness::Within(most) => largest < most,
         };
         if !passed {
             wrong.push(format!("{name}: GPU and emulator differ by {largest:e}"));
@@ -140,30 +140,30 @@ fn floats(dev: &dyn Device, buf: &Buf) -> Result<Vec<f32>> {
 }
 
 /// How a GPU must agree with the emulator.
-enum Agreement {
+enum Closeness {
     Bits,
     /// Relative: `approx` instructions differ in the last bits between the GPU and the emulator's libm.
     Within(f64),
 }
-const F32: Agreement = Agreement::Within(1e-5);
+const F32: Closeness = Closeness::Within(1e-5);
 /// Rounding to bf16 may differ by one step.
-const BF16: Agreement = Agreement::Within(1.0 / 128.0 + 1e-5);
+const BF16: Closeness = Closeness::Within(1.0 / 128.0 + 1e-5);
 
 type Operation = Box<dyn Fn(&dyn Device) -> Result<Vec<f32>>>;
 
 /// Name, agreement, and the operation.
-fn operations() -> Vec<(&'static str, Agreement, Operation)> {
-    let mut list: Vec<(&'static str, Agreement, Operation)> = Vec::new();
+fn operations() -> Vec<(&'static str, Closeness, Operation)> {
+    let mut list: Vec<(&'static str, Closeness, Operation)> = Vec::new();
     let mut put = |name, agreement, f: fn(&dyn Device) -> Result<Vec<f32>>| {
         list.push((name, agreement, Box::new(f) as Operation))
     };
-    put("add f32", Agreement::Bits, |dev| {
+    put("add f32", Closeness::Bits, |dev| {
         let (x, mut y) = (filled(dev, DType::F32, N, 1)?, filled(dev, DType::F32, N, 2)?);
         dev.add(x.view(), y.view_mut())?;
         floats(dev, &y)
     });
-    put("cast to bf16", Agreement::Bits, |dev| floats(dev, &filled(dev, DType::Bf16, N, 1)?));
-    put("sum of squares", Agreement::Bits, |dev| {
+    put("cast to bf16", Closeness::Bits, |dev| floats(dev, &filled(dev, DType::Bf16, N, 1)?));
+    put("sum of squares", Closeness::Bits, |dev| {
         let (x, mut acc) = (filled(dev, DType::F32, N, 1)?, dev.alloc(DType::F64, LIMBS, Category::Other)?);
         dev.sum_squares(SumSquares { x: x.view(), acc: acc.view_mut() })?;
         let mut limbs = [0f64; LIMBS];
@@ -200,7 +200,7 @@ fn operations() -> Vec<(&'static str, Agreement, Operation)> {
         })?;
         floats(dev, &p)
     });
-    put("fp8 products", Agreement::Bits, fp8_products);
+    put("fp8 products", Closeness::Bits, fp8_products);
     list
 }
 

@@ -80,8 +80,8 @@ impl KvCache {
         self.kv.capacity() / layers.max(1)
     }
 
-    /// As [`Device::attention`], but over earlier tokens too: assigns `o` and `lse` of the batch's rows, and stores their keys
-    /// and values. `layers`: all blocks.
+    /// As [`Device::attention`], but over earlier tokens too: assigns `o` and `lse` of the batch's rows, and stores
+    /// their keys and values. `layers`: all blocks.
     pub fn attention(
         &mut self,
         cx: &Cx,

@@ -7,9 +7,9 @@
 //! writing C (`store`) and the surrounding loops (`blocked`; for up to 256 rows of A, such as one expert's, `swapped`
 //! and `strips`, which read B once and pack little of it; with a side as narrow as a rank, `narrow`, which packs
 //! nothing of the other). CPUs without AVX-512 use the `gemm-f32` crate, converting bf16 and f16 to f32. Few rows have
-//! loops of their own: up to eight with AVX-512 (`few`), which change no bit; one elsewhere (`thin`). (On AVX-512, the crate is as fast
-//! in most forms, but 10 % to 15 % slower for weight gradients, where it also allocates up to a whole L3 cache per
-//! call.)
+//! loops of their own: up to eight with AVX-512 (`few`), which change no bit; one elsewhere (`thin`). (On AVX-512, the
+//! crate is as fast in most forms, but 10 % to 15 % slower for weight gradients, where it also allocates up to a whole
+//! L3 cache per call.)
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 #[cfg(target_arch = "x86_64")]

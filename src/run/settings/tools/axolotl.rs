@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 /// Formats of prompts that the rows of a data set are read in.
 #[derive(PartialEq)]
-enum PromptKind {
+enum RowKind {
     Alpaca,
     Chat,
     Completion,
@@ -55,7 +55,7 @@ fn data_sets(list: &str, value: &Value, key: &str, pairs: bool, out: &mut Rewrit
     let mut words = Vec::new();
     for (i, entry) in entries.into_iter().enumerate() {
         let at = format!("{list}[{i}]");
-        let default = if list == "pretraining_dataset" { Some(PromptKind::Completion) } else { None };
+        let default = if list == "pretraining_dataset" { Some(RowKind::Completion) } else { None };
         words.extend(match entry {
             Value::String(path) => {
                 rows(&at, default, &json!({}), pairs, out)?;
@@ -73,7 +73,7 @@ fn data_sets(list: &str, value: &Value, key: &str, pairs: bool, out: &mut Rewrit
 fn entry_words(
     at: &str,
     body: &FileTree,
-    default: Option<PromptKind>,
+    default: Option<RowKind>,
     pairs: bool,
     out: &mut Rewriting,
 ) -> Result<Vec<String>> {
@@ -144,12 +144,12 @@ fn usual_roles(value: &Value) -> bool {
     value.as_object().is_some_and(|roles| roles.iter().all(names))
 }
 
-fn kind_of(at: &str, value: &Value, pairs: bool, out: &Rewriting) -> Result<PromptKind> {
+fn kind_of(at: &str, value: &Value, pairs: bool, out: &Rewriting) -> Result<RowKind> {
     match value.as_str() {
-        Some("alpaca") => Ok(PromptKind::Alpaca),
-        Some("completion" | "pretrain") => Ok(PromptKind::Completion),
-        Some("chat_template" | "sharegpt") => Ok(PromptKind::Chat),
-        Some("chat_template.default" | "chat_template.argilla") if pairs => Ok(PromptKind::Chat),
+        Some("alpaca") => Ok(RowKind::Alpaca),
+        Some("completion" | "pretrain") => Ok(RowKind::Completion),
+        Some("chat_template" | "sharegpt") => Ok(RowKind::Chat),
+        Some("chat_template.default" | "chat_template.argilla") if pairs => Ok(RowKind::Chat),
         Some(_) if pairs => Err(out.refuse(
             at,
             value,
@@ -163,17 +163,17 @@ fn kind_of(at: &str, value: &Value, pairs: bool, out: &Rewriting) -> Result<Prom
 }
 
 /// How rows are read, as keys of ours.
-fn rows(at: &str, kind: Option<PromptKind>, body: &Value, pairs: bool, out: &mut Rewriting) -> Result<()> {
+fn rows(at: &str, kind: Option<RowKind>, body: &Value, pairs: bool, out: &mut Rewriting) -> Result<()> {
     let field = |key: &str| body[key].as_str();
     match kind {
         None => Ok(()),
-        Some(PromptKind::Alpaca) => out.set("apply_chat_template", json!(false), &format!("{at}.type")),
-        Some(PromptKind::Completion) => {
+        Some(RowKind::Alpaca) => out.set("apply_chat_template", json!(false), &format!("{at}.type")),
+        Some(RowKind::Completion) => {
             out.set("pretrain_mode", json!(true), &format!("{at}.type"))?;
             let text = field("field").or(field("text_column")).unwrap_or("text");
             out.set("input_key", json!(text), &format!("{at}.field"))
         }
-        Some(PromptKind::Chat) => {
+        Some(RowKind::Chat) => {
             out.set("apply_chat_template", json!(true), &format!("{at}.type"))?;
             let messages = field("field_messages").unwrap_or("messages");
             if pairs {
