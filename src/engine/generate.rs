@@ -64,7 +64,7 @@ impl Generator {
         &mut *self.store
     }
 
-    /// Samples texts of up to `count` tokens, as [`Sampler::sample`]. Collective; returns the texts of all ranks.
+    /// Samples texts of up to `count` tokens. Collective; returns the texts of all ranks.
     pub fn sample(
         &mut self,
         prompts: &[Prompt],
@@ -117,7 +117,7 @@ impl Engine {
         let texts = sampler.sample(of, &prompts, count, sampling, &mut |_| true)?;
         one(texts)
     }
-    /// Samples texts of up to `count` tokens, as [`Sampler::sample`]: of this rank's own prompts, which are those of
+    /// Samples texts of up to `count` tokens: of this rank's own prompts, which are those of
     /// all ranks of its tp group. Collective.
     pub fn sample(
         &mut self,

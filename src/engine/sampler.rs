@@ -14,7 +14,7 @@ use crate::device::{Buf, Device};
 use crate::nn::{Batch, CacheSize, Checkpointing, Decoder, Groups, PAGE, ParamStore, Workspace, WorkspaceOptions};
 use std::collections::VecDeque;
 
-/// How much a [`Sampler`] does at once.
+/// How much a sampler does at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SamplerSize {
     /// Maximum rows of a pass, and with it texts that are written at once.

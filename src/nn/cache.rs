@@ -15,7 +15,7 @@ use crate::device::{Device, View, ViewMut};
 /// Tokens in a page.
 pub const PAGE: usize = 32;
 
-/// How large a [`KvCache`] is.
+/// How large a cache of keys and values is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheSize {
     pub pages: usize,
