@@ -156,6 +156,27 @@ fn the_tour_of_one_batch_matches_the_code() {
     }
 }
 
+/// Each rule of docs/gpu-facts.md names where it is used, as a file and words in it, and a file of results if a GPU has
+/// confirmed it.
+#[test]
+fn facts_about_gpus_are_where_the_page_says() {
+    let page = fs::read_to_string(root().join("docs/gpu-facts.md")).unwrap();
+    let place = Regex::new(r"`([\w/.]+): ([^`]+)`").unwrap();
+    let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| ") && !line.contains("---")).collect();
+    for row in rows.iter().filter(|row| !row.starts_with("| rule |")) {
+        let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [_, _, used, confirmed] = cells[..] else { panic!("{row}") };
+        assert!(place.is_match(used), "no place in {row}");
+        for found in place.captures_iter(used) {
+            let text = fs::read_to_string(root().join(&found[1])).unwrap_or_else(|e| panic!("{}: {e}", &found[1]));
+            assert!(text.contains(&found[2]), "{} does not contain {}", &found[1], &found[2]);
+        }
+        let results = root().join("experiments/results").join(confirmed);
+        assert!(confirmed == "no" || results.is_file(), "no results in {confirmed}");
+    }
+    assert!(rows.len() > 40, "{} rows", rows.len());
+}
+
 /// The files that README.md says to read first contain what the project is about.
 #[test]
 fn the_files_to_read_first_have_the_collectives_and_the_copies() {
