@@ -27,12 +27,12 @@ impl CpuDevice {
 
     pub(super) fn product(&self, op: Gemm) -> Result<()> {
         op.check()?;
-        if op.shape.symmetric && lock(&self.gemm[0]).fuses() {
-            return self.symmetric(op);
-        }
-        let GemmShape { m, n, ta, .. } = op.shape;
+        let GemmShape { m, n, ta, symmetric, .. } = op.shape;
         if lock(&self.gemm[0]).is_narrow(&op.shape, op.a.dtype()) {
             return self.shared(ta && n > m, op, &gemm::gemm_narrow);
+        }
+        if symmetric && lock(&self.gemm[0]).fuses() {
+            return self.symmetric(op);
         }
         let columns = lock(&self.gemm[0]).by_columns(&op.shape, false);
         self.shared(columns, op, &gemm::gemm)
