@@ -13,6 +13,9 @@ use std::ops::Range;
 
 /// The most rows, columns or steps of k of the narrow side: with more, panels of 32 have little padding.
 const NARROW: usize = 16;
+/// The fewest of the side across from it. Narrower matrices have the sums of `blocked`, so that a part of a tiny
+/// model's matrix has the bits of the whole.
+const WIDE: usize = 256;
 /// Columns of the narrow side at a time.
 const GROUP: usize = 8;
 /// Rows of the other operand at a time: 24 sums of 32 registers, with 11 loads for 24 products.
@@ -27,9 +30,13 @@ const AHEAD: usize = 8;
 /// Whether a product has such a side and fits these loops. With a transposed A, either side may be narrow.
 pub(super) fn is_narrow(shape: &GemmShape) -> bool {
     match shape.ta {
-        false => shape.n.min(shape.k) <= NARROW,
-        true => !shape.tb && shape.m.min(shape.n) <= NARROW,
+        false => is_pair(shape.n, shape.k),
+        true => !shape.tb && is_pair(shape.m, shape.n),
     }
+}
+
+fn is_pair(a: usize, b: usize) -> bool {
+    a.min(b) <= NARROW && a.max(b) >= WIDE
 }
 
 /// # Safety
