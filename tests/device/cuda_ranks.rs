@@ -175,13 +175,13 @@ fn a_forgotten_wait_is_detected() {
         (planted, losses(&dir.path("metrics.jsonl")))
     };
     let (_, right) = run("seed=2");
-    // Not every wait is visible in a first step: some are implied by others.
-    let shown = [1, 10, 12].into_iter().filter(|wait| {
+    // Not every wait is visible in a first step: some are implied by others, and what others order may come in that
+    // order by chance, depending on when the other rank answers.
+    for wait in [1, 7] {
         let (planted, bits) = run(&format!("seed=2,forget_wait={wait}"));
         assert!(planted, "there is no wait {wait}");
-        bits != right
-    });
-    assert!(shown.count() > 1);
+        assert!(bits != right, "wait {wait} does not show");
+    }
 }
 
 /// Its launcher tells the others, so the rank is named long before any timeout.
