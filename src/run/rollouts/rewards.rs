@@ -185,18 +185,19 @@ impl RewardProgram {
             None => self.running.insert(start(&self.command)?),
         };
         let sent = writeln!(running.input, "{line}").and_then(|()| running.input.flush());
-        sent.map_err(|e| format!("cannot be written to ({e})"))?;
-        let answer = match running.lines.recv_timeout(timeout) {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(e)) => return Err(format!("cannot be read from ({e})")),
-            Err(RecvTimeoutError::Timeout) => {
-                return Err(format!("wrote no line within --reward-timeout {}", timeout.as_secs_f64()));
-            }
-            Err(RecvTimeoutError::Disconnected) => {
+        let answer = match (running.lines.recv_timeout(timeout), sent) {
+            // Its end closes its input as well, sooner or later: its status says more.
+            (Err(RecvTimeoutError::Disconnected), _) => {
                 return Err(match running.child.wait() {
                     Ok(status) => format!("ended with {status}"),
                     Err(e) => format!("ended ({e})"),
                 });
+            }
+            (_, Err(e)) => return Err(format!("cannot be written to ({e})")),
+            (Ok(Ok(answer)), Ok(())) => answer,
+            (Ok(Err(e)), Ok(())) => return Err(format!("cannot be read from ({e})")),
+            (Err(RecvTimeoutError::Timeout), Ok(())) => {
+                return Err(format!("wrote no line within --reward-timeout {}", timeout.as_secs_f64()));
             }
         };
         let parsed: Option<Value> = serde_json::from_str(&answer).ok();
@@ -264,13 +265,13 @@ mod tests {
     #[test]
     fn a_program_answers_line_by_line_and_its_failures_are_named() {
         assert_eq!(judge(&["while read l; do echo '{\"reward\": 0.5}'; done"], json!(null), ""), 0.5);
-        for (command, says) in [
-            ("exit 3", "exit status: 3"),
-            ("while read l; do echo nan; done", "wrote nan, which is no number"),
-            ("sleep 5", "wrote no line within --reward-timeout 0.05"),
+        for (command, seconds, says) in [
+            ("exit 3", 60.0, "exit status: 3"),
+            ("while read l; do echo nan; done", 60.0, "wrote nan, which is no number"),
+            ("sleep 5", 0.05, "wrote no line within --reward-timeout 0.05"),
         ] {
             let mut s = Settings::default();
-            (s.objective.reward, s.objective.reward_timeout) = (Some(vec![command.into()]), Some(0.05));
+            (s.objective.reward, s.objective.reward_timeout) = (Some(vec![command.into()]), Some(seconds));
             let row = Map::new();
             let of = JudgedSample { row: &row, place: "p:1", sample: 2, step: 1, prompt: "", text: "", ids: &[] };
             let e = Rewards::new(&s).unwrap().judge(&of).unwrap_err().to_string();

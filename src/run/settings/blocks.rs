@@ -134,8 +134,8 @@ impl<'a> FileBlock<'a> {
 
     /// A key outside of sections, named like a flag.
     fn key_of_none(&mut self, at: &str, key: &str, value: &Value) -> Result<()> {
-        // `model: NAME` is a flag of other tools, `model: 3` a section of ours without keys.
-        if self.schema.get(key).is_some() && !value.is_string() {
+        // `model: NAME` is a flag of other tools, and `model: 3` our section with a fault.
+        if key == "model" && !value.is_string() {
             return self.body(at, value).map(drop);
         }
         if self.flag(at, self.tool.section(), key, value)? {
