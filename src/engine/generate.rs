@@ -117,8 +117,8 @@ impl Engine {
         let texts = sampler.sample(of, &prompts, count, sampling, &mut |_| true)?;
         one(texts)
     }
-    /// Samples texts of up to `count` tokens: of this rank's own prompts, which are those of
-    /// all ranks of its tp group. Collective.
+    /// Samples texts of up to `count` tokens: of this rank's own prompts, which are those of all ranks of its tp group.
+    /// Collective.
     pub fn sample(
         &mut self,
         prompts: &[Prompt],

@@ -121,36 +121,38 @@ fn routed(op: Route, mut choose: impl FnMut(&mut [f32], &mut [u32]) -> f32) -> R
 
 /// With s = sum of the chosen p: dp = (dw - w . dw) / s if normalized, else dw; dlogit = p (dp - p . dp).
 pub fn route_backward(op: RouteBackward) -> Result<()> {
-    const OP: &str = RouteBackward::OP;
     op.check()?;
-    let RouteShape { experts, top_k, normalize } = op.shape;
-    let (probs, chosen, weights) = (op.probs.host::<f32>(OP)?, op.chosen.host::<u32>(OP)?, op.weights.host::<f32>(OP)?);
-    let (dweights, balance, dlogits) =
-        (op.dweights.host::<f32>(OP)?, op.balance.host::<f32>(OP)?, op.dlogits.host::<f32>(OP)?);
-    for (n, (probs, dlogits)) in probs.chunks_exact(experts).zip(dlogits.chunks_exact_mut(experts)).enumerate() {
-        let of = n * top_k..(n + 1) * top_k;
-        let (chosen, weights, dweights) = (&chosen[of.clone()], &weights[of.clone()], &dweights[of]);
-        dlogits.copy_from_slice(balance);
-        let mean: f32 = weights.iter().zip(dweights).map(|(w, dw)| w * dw).sum();
-        let all: f32 = chosen.iter().map(|&e| probs[e as usize]).sum();
-        for (&e, dw) in chosen.iter().zip(dweights) {
-            dlogits[e as usize] += if normalize { (dw - mean) / all } else { *dw };
-        }
-        let dot = sum(
-            [probs, &*dlogits],
-            #[inline(always)]
-            |[p, d]| p * d,
-        );
-        dlogits.iter_mut().zip(probs).for_each(|(d, p)| *d = p * (*d - dot));
-    }
-    Ok(())
+    rows_backward(
+        op,
+        1.0,
+        #[inline(always)]
+        |probs, dlogits| {
+            let dot = sum(
+                [probs, &*dlogits],
+                #[inline(always)]
+                |[p, d]| p * d,
+            );
+            dlogits.iter_mut().zip(probs).for_each(|(d, p)| *d = p * (*d - dot));
+        },
+    )
 }
 
 /// As [`route_backward`], with the weights' factor; with sigmoids, dlogit = p (1 - p) dp.
 pub fn route_scored_backward(op: RouteScoredBackward) -> Result<()> {
-    const OP: &str = RouteScoredBackward::OP;
     op.check()?;
-    let RouteScoredBackward { rule: RouteRule { sigmoid, scale, .. }, route: op } = op;
+    let RouteScoredBackward { rule: RouteRule { sigmoid, scale, .. }, route } = op;
+    rows_backward(route, scale, |probs, dlogits| {
+        let dot: f32 = if sigmoid { 0.0 } else { probs.iter().zip(&*dlogits).map(|(p, d)| p * d).sum() };
+        for (d, p) in dlogits.iter_mut().zip(probs) {
+            *d = if sigmoid { p * (1.0 - p) * *d } else { p * (*d - dot) };
+        }
+    })
+}
+
+/// Assigns dp, and what `to_logits` makes of it, row by row, for weights with a factor.
+#[inline(always)]
+fn rows_backward(op: RouteBackward, scale: f32, to_logits: impl Fn(&[f32], &mut [f32])) -> Result<()> {
+    const OP: &str = RouteBackward::OP;
     let RouteShape { experts, top_k, normalize } = op.shape;
     let (probs, chosen, weights) = (op.probs.host::<f32>(OP)?, op.chosen.host::<u32>(OP)?, op.weights.host::<f32>(OP)?);
     let (dweights, balance, dlogits) =
@@ -164,10 +166,7 @@ pub fn route_scored_backward(op: RouteScoredBackward) -> Result<()> {
         for (&e, dw) in chosen.iter().zip(dweights) {
             dlogits[e as usize] += scale * if normalize { (dw - mean) / all } else { *dw };
         }
-        let dot: f32 = if sigmoid { 0.0 } else { probs.iter().zip(&*dlogits).map(|(p, d)| p * d).sum() };
-        for (d, p) in dlogits.iter_mut().zip(probs) {
-            *d = if sigmoid { p * (1.0 - p) * *d } else { p * (*d - dot) };
-        }
+        to_logits(probs, dlogits);
     }
     Ok(())
 }
