@@ -62,9 +62,13 @@ fn tokenize(c: &mut Criterion) {
     group.throughput(Throughput::Bytes(TEXT as u64));
     group.sample_size(10).measurement_time(Duration::from_secs(2)).warm_up_time(Duration::from_millis(300));
     let dir = tempfile::tempdir().unwrap();
-    let line = "it won't be the 1,000,000th time, na\u{ef}ve \u{6f22}\u{5b57}\n    print(f'{i} of {argc}')\nThe fox\n";
+    // Words as often as in any text: those of the documentation.
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/docs");
+    let pages = std::fs::read_dir(docs).unwrap().map(|page| page.unwrap().path());
+    let pages = pages.filter(|path| path.extension().is_some_and(|end| end == "md"));
+    let words: String = pages.map(|path| std::fs::read_to_string(path).unwrap()).collect();
     let path = dir.path().join("text.txt");
-    std::fs::write(&path, line.repeat(TEXT.div_ceil(line.len()))).unwrap();
+    std::fs::write(&path, words.repeat(TEXT.div_ceil(words.len()))).unwrap();
     let golden = format!("{}/tests/data/golden/byte_level", env!("CARGO_MANIFEST_DIR"));
     let tokenizer = Tokenizer::from_name(&golden).unwrap();
     let all = sched_getaffinity(None).unwrap();

@@ -2,6 +2,7 @@
 //! files.
 mod growth;
 mod templates;
+mod words;
 
 pub use templates::{DEFAULT, default_of};
 
@@ -13,6 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokenizers::Tokenizer as Pipeline;
+use words::{Tokens, Words};
 use xxhash_rust::xxh3::Xxh3;
 
 /// The files of a model directory that make up its tokenizer; only the first is required.
@@ -45,6 +47,7 @@ pub enum Tokenizer {
 pub struct LoadedTokenizer {
     path: PathBuf,
     pipeline: Arc<Pipeline>,
+    words: Option<Arc<Words>>,
     /// Factor by which a text may grow before it is split into tokens.
     growth: u64,
     /// Largest id plus one, with added tokens and without them.
@@ -163,6 +166,7 @@ impl Tokenizer {
         let path = path.to_path_buf();
         Ok(Tokenizer::File(Arc::new(LoadedTokenizer {
             path,
+            words: Words::new(&pipeline).map(Arc::new),
             pipeline: Arc::new(pipeline),
             growth,
             ids,
@@ -294,7 +298,7 @@ impl Tokenizer {
         match self {
             Tokenizer::None(_) => return self.usable(),
             Tokenizer::Bytes => out.extend(text.bytes().map(u32::from)),
-            Tokenizer::File(t) => out.extend_from_slice(t.encode(text)?.get_ids()),
+            Tokenizer::File(t) => return t.encode(text, Tokens { ids: out, places: None }),
         }
         Ok(())
     }
@@ -311,11 +315,7 @@ impl Tokenizer {
                 out.extend(text.bytes().map(u32::from));
                 places.extend((0..text.len()).map(|at| at..at + 1));
             }
-            Tokenizer::File(t) => {
-                let tokens = t.encode(text)?;
-                out.extend_from_slice(tokens.get_ids());
-                places.extend(tokens.get_offsets().iter().map(|&(start, end)| start..end));
-            }
+            Tokenizer::File(t) => return t.encode(text, Tokens { ids: out, places: Some(places) }),
         }
         Ok(())
     }
@@ -330,9 +330,9 @@ impl Tokenizer {
     /// Appends the tokens of `text` that end after its first `from` bytes.
     pub(super) fn encode_after(&self, text: &str, from: usize, out: &mut Vec<u32>) -> Result<()> {
         let Tokenizer::File(t) = self else { return self.encode(&text[from..], out) };
-        let tokens = t.encode(text)?;
-        let after = tokens.get_ids().iter().zip(tokens.get_offsets()).filter(|(_, (_, end))| *end > from);
-        out.extend(after.map(|(id, _)| id));
+        let (mut ids, mut places) = (vec![], vec![]);
+        t.encode(text, Tokens { ids: &mut ids, places: Some(&mut places) })?;
+        out.extend(ids.iter().zip(places).filter(|(_, place)| place.end > from).map(|(id, _)| id));
         Ok(())
     }
 
@@ -362,7 +362,7 @@ impl Tokenizer {
 }
 
 impl LoadedTokenizer {
-    fn encode(&self, text: &str) -> Result<tokenizers::Encoding> {
+    fn encode(&self, text: &str, mut out: Tokens) -> Result<()> {
         if (text.len() as u64).saturating_mul(self.growth) > LONGEST {
             return Err(Error::input(format!(
                 "{}: can expand a text of {} bytes {} times, beyond the limit of {} MiB. Split it into shorter texts",
@@ -372,17 +372,36 @@ impl LoadedTokenizer {
                 LONGEST >> 20
             )));
         }
-        let tokens = caught(|| self.pipeline.encode(text, false))
+        let first = out.ids.len();
+        self.pipe(text, &mut out)
             .map_err(|e| Error::op("tokenizer", format!("{}: {}", self.path.display(), quote(e))))?;
-        match tokens.get_ids().iter().position(|&id| id as usize >= self.vocab) {
-            None => Ok(tokens),
-            Some(at) => Err(Error::input(format!(
-                "has token \"{}\" with id {}, for which the model has no row (vocab_size is {}): remove it from the text",
-                quote(&tokens.get_tokens()[at]),
-                tokens.get_ids()[at],
+        match out.ids[first..].iter().find(|&&id| id as usize >= self.vocab) {
+            None => Ok(()),
+            Some(&id) => Err(Error::input(format!(
+                "has token \"{}\" with id {id}, for which the model has no row (vocab_size is {}): remove it from the \
+                 text",
+                quote(self.pipeline.id_to_token(id).unwrap_or_default()),
                 self.vocab
             ))),
         }
+    }
+
+    /// Appends the tokens that the library gives, word by word where that is known to be the same.
+    fn pipe(&self, text: &str, out: &mut Tokens) -> tokenizers::Result<()> {
+        let (ids, places) = (out.ids.len(), out.places.as_ref().map_or(0, |places| places.len()));
+        if let Some(words) = &self.words {
+            let by_words = || words.encode(&self.pipeline, text, out).ok_or_else(|| "left to the library".into());
+            if caught(by_words).is_ok() {
+                return Ok(());
+            }
+        }
+        out.ids.truncate(ids);
+        if let Some(kept) = &mut out.places {
+            kept.truncate(places);
+        }
+        let tokens = caught(|| self.pipeline.encode(text, false))?;
+        out.extend(0, tokens.get_ids(), tokens.get_offsets().iter().copied());
+        Ok(())
     }
 }
 
