@@ -55,31 +55,22 @@ pub type Slow = Hooked<SlowWire>;
 
 pub struct SlowWire {
     latency: Duration,
-    /// Bytes that it moves in a second, one operation after the other.
-    rate: f64,
     /// When the operations in flight arrive.
     due: Mutex<Vec<(Ticket, Instant)>>,
 }
 
 impl Slow {
     pub fn new(inner: Arc<dyn Collective>, latency: Duration) -> Slow {
-        Hooked::with(inner, SlowWire { latency, rate: f64::INFINITY, due: Mutex::default() })
-    }
-    /// A wire that moves `rate` bytes in a second, one operation after the other.
-    pub fn narrow(inner: Arc<dyn Collective>, rate: f64) -> Slow {
-        Hooked::with(inner, SlowWire { latency: Duration::ZERO, rate, due: Mutex::default() })
+        Hooked::with(inner, SlowWire { latency, due: Mutex::default() })
     }
 }
 
 impl Hook for SlowWire {
     fn before(&self, _: Seam, _: Started) {}
-    fn after(&self, _: Seam, started: Started, ticket: Option<Ticket>) {
+    fn after(&self, _: Seam, _: Started, ticket: Option<Ticket>) {
         if let Some(ticket) = ticket {
             let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
-            let now = Instant::now();
-            let free = due.last().filter(|_| self.rate.is_finite()).map_or(now, |(_, earlier)| now.max(*earlier));
-            let moved = Duration::from_secs_f64(started.bytes as f64 / self.rate);
-            due.push((ticket, free + self.latency + moved));
+            due.push((ticket, Instant::now() + self.latency));
         }
     }
     fn before_wait(&self, seam: Seam, ticket: Ticket) {

@@ -1,20 +1,19 @@
 //! Rows that travel to their experts in halves (`moe_overlap`): the same bits as without, whatever arrives when; the
-//! order of what is sent and awaited; and how long a rank waits for a slow wire.
-use crate::common::time::{passes_once, seconds};
+//! order of what is sent and awaited; and how much of a slow wire's time a rank waits.
 use crate::common::*;
 use crate::expert_parallel::meshes;
 use crate::meshes::{ACCUM, Part, run, shapes, stores};
 use flatshard::base::{Category, DType};
-use flatshard::comm::delayed::{Delayed, Slow};
+use flatshard::comm::delayed::Delayed;
 use flatshard::comm::recorder::{Log, Recorder};
-use flatshard::comm::seam::{Hook, Hooked, Seam, Started};
-use flatshard::comm::{Axis, Collective, Mesh, MeshSizes, Ticket};
+use flatshard::comm::seam::Seam;
+use flatshard::comm::{Axis, Collective, MeshSizes};
 use flatshard::engine::{Engine, EngineOptions, Strategy};
-use flatshard::nn::{Arch, Checkpointing, Experts, Lora, Spec, Tuning};
+use flatshard::nn::{Checkpointing, Lora, Spec, Tuning};
 use flatshard::optim::Rule;
 use flatshard::store::ShardedOptions;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 fn spec() -> Spec {
     let [.., sparse] = shapes();
@@ -107,8 +106,8 @@ fn halves_share_the_buffers_of_the_whole() {
     }
 }
 
-/// What one rank starts and awaits in a block's exchange, in order.
-fn order(moe_overlap: bool) -> Vec<String> {
+/// What one rank starts and awaits in a block's exchange, in order, with its bytes.
+fn exchanged(moe_overlap: bool) -> Vec<(Seam, &'static str, usize)> {
     let options = EngineOptions { moe_overlap, checkpoint: Checkpointing::Off, ..options(&fsdp(sharded()), SGD) };
     let logs = mesh_ranks(MeshSizes { ep: 2, ..MeshSizes::sharded(2) }, |rank| {
         let log = Log::default();
@@ -118,13 +117,13 @@ fn order(moe_overlap: bool) -> Vec<String> {
         step(&mut engine, &[batch(&options.spec, 1, 0, rank.rank)], 1)?;
         Ok(log)
     });
-    let word = |seam| match seam {
-        Seam::AllToAll => Some("send"),
-        Seam::Wait => Some("await"),
-        _ => None,
-    };
     let entries = logs[0].entries().into_iter().filter(|e| e.axis == Axis::Ep && e.tag.what != "rows of experts");
-    entries.filter_map(|e| Some(format!("{} {}", e.seam.and_then(word)?, e.tag.what))).collect()
+    let entries = entries.filter_map(|e| Some((e.seam?, e.tag.what, e.bytes)));
+    entries.filter(|(seam, ..)| matches!(seam, Seam::AllToAll | Seam::Wait)).collect()
+}
+fn order(moe_overlap: bool) -> Vec<String> {
+    let word = |seam| if seam == Seam::AllToAll { "send" } else { "await" };
+    exchanged(moe_overlap).into_iter().map(|(seam, what, _)| format!("{} {what}", word(seam))).collect()
 }
 
 /// The second half is on its way while the experts of the first compute, and what the first gives back while those of
@@ -149,64 +148,35 @@ fn each_half_travels_while_the_experts_of_the_other_compute() {
     }
 }
 
-/// Waits for a group, in seconds, and bytes received from other ranks.
-#[derive(Default)]
-struct Waited(Mutex<(Option<Instant>, f64, usize)>);
-
-struct WaitClock(Arc<Waited>);
-
-impl Hook for WaitClock {
-    fn before(&self, _: Seam, _: Started) {}
-    fn after(&self, _: Seam, started: Started, _: Option<Ticket>) {
-        self.0.0.lock().unwrap().2 += started.bytes;
+/// The part of the wire's time that a rank waits, with a wire that moves a byte per tick, one operation after another,
+/// and experts that compute for as long as all rows travel.
+fn exposed(moe_overlap: bool) -> f64 {
+    let events = exchanged(moe_overlap);
+    let of = |what: &str| events.iter().filter(|event| event.1 == what).map(|event| event.2).sum::<usize>();
+    let (computing, wire) = (of("dispatch"), events.iter().map(|event| event.2).sum::<usize>());
+    let (mut now, mut free, mut waited) = (0, 0, 0);
+    let mut due: Vec<(&str, usize)> = Vec::new();
+    for &(seam, what, bytes) in &events {
+        if seam == Seam::AllToAll {
+            free = now.max(free) + bytes;
+            due.push((what, free));
+            continue;
+        }
+        let at = due.iter().position(|(sent, _)| *sent == what).unwrap();
+        let arrived = now.max(due.remove(at).1);
+        waited += arrived - now;
+        // In forward, rows are what experts wait for; in backward, gradients, and then rows for those of the weights.
+        let computes = ["dispatch", "dispatch gradients"].contains(&what);
+        now = arrived + if computes { computing } else { 0 };
     }
-    fn before_wait(&self, _: Seam, _: Ticket) {
-        self.0.0.lock().unwrap().0 = Some(Instant::now());
-    }
-    fn after_wait(&self, _: Seam, _: Ticket) {
-        let mut waited = self.0.0.lock().unwrap();
-        waited.1 += seconds(waited.0.take().unwrap());
-    }
+    waited as f64 / wire as f64
 }
 
 /// Of the five times that the rows travel, three are awaited without halves: there and back in forward, and the
 /// gradients in backward. With halves it is half of each.
 #[test]
 fn halves_expose_half_of_the_wire() {
-    const RATE: f64 = 80e6;
-    let experts =
-        Experts { count: 4, top_k: 2, ff: 1024, shared_ff: 0, dense: Vec::new(), ..sparse().experts.unwrap() };
-    let wide = Spec { vocab: 512, dim: 256, layers: 1, heads: 4, kv_heads: 4, head_dim: 64, max_len: 64, ..llama() };
-    let spec = Spec { arch: Arch::Mixtral, experts: Some(experts), ..wide };
-    let exposed = |moe_overlap| -> (f64, f64) {
-        let options = EngineOptions { tokens: 512, moe_overlap, ..crate::common::options(&spec, fsdp(sharded()), SGD) };
-        let waited = mesh_ranks(MeshSizes { ep: 2, ..MeshSizes::sharded(2) }, |rank| {
-            let waited = Arc::new(Waited::default());
-            let narrow = |group: Arc<dyn Collective>| -> Arc<dyn Collective> {
-                if group.axis() != Axis::Ep {
-                    return group;
-                }
-                Arc::new(Hooked::with(Arc::new(Slow::narrow(group, RATE)), WaitClock(waited.clone())))
-            };
-            let mesh: Mesh = rank.mesh.wrap(narrow);
-            let mut engine = Engine::new(rank.device, &mesh, &options)?;
-            let batches = [rows_of((64, 8), rank.rank)];
-            step(&mut engine, &batches, 1)?;
-            *waited.0.lock().unwrap() = (None, 0.0, 0);
-            step(&mut engine, &batches, 2)?;
-            let (_, seconds, bytes) = *waited.0.lock().unwrap();
-            Ok((seconds, bytes as f64 / RATE))
-        });
-        waited[0]
-    };
-    passes_once(|| {
-        let ((whole, wire), (halves, same)) = (exposed(false), exposed(true));
-        // Words per row aside, which are fewer than one percent.
-        let said = format!("{:.1} and {:.1} of {:.1} ms exposed", whole * 1e3, halves * 1e3, wire * 1e3);
-        assert!(whole > 0.58 * wire && (same / wire - 1.0).abs() < 0.01, "{said}, {same}");
-        match halves < 0.4 * wire {
-            true => Ok(()),
-            false => Err(said),
-        }
-    });
+    let (whole, halves) = (exposed(false), exposed(true));
+    // Routing weights aside, which are a few percent of the rows.
+    assert!((0.55..0.65).contains(&whole) && (0.25..0.35).contains(&halves), "{whole} and {halves} exposed");
 }

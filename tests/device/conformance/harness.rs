@@ -156,17 +156,31 @@ pub fn before(n: usize) -> Vec<f64> {
     (0..n).map(|i| (i % 3) as f64 - 0.75).collect()
 }
 
+// Tests are compiled without optimization: no allocation or iterator for each of millions of elements.
+fn spread<const N: usize>(values: &[f64], each: fn(f64) -> [u8; N]) -> Vec<u8> {
+    let mut bytes = vec![0; values.len() * N];
+    for (to, &value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+        *to = each(value);
+    }
+    bytes
+}
+fn gathered<const N: usize>(bytes: &[u8], each: fn([u8; N]) -> f64) -> Vec<f64> {
+    let mut values = vec![0.0; bytes.len() / N];
+    for (to, from) in values.iter_mut().zip(bytes.as_chunks().0) {
+        *to = each(*from);
+    }
+    values
+}
 fn bytes(dtype: DType, values: &[f64]) -> Vec<u8> {
-    let each = |v: &f64| match dtype {
-        DType::F32 => (*v as f32).to_ne_bytes().to_vec(),
-        DType::Bf16 => <bf16 as Float>::from_f32(*v as f32).to_ne_bytes().to_vec(),
-        DType::F16 => f16::from_f64(*v).to_ne_bytes().to_vec(),
-        DType::F64 => v.to_ne_bytes().to_vec(),
-        DType::U32 => (*v as u32).to_ne_bytes().to_vec(),
-        DType::I32 => (*v as i32).to_ne_bytes().to_vec(),
-        DType::U8 => vec![*v as u8],
-    };
-    values.iter().flat_map(each).collect()
+    match dtype {
+        DType::F32 => spread(values, |v| (v as f32).to_ne_bytes()),
+        DType::Bf16 => spread(values, |v| <bf16 as Float>::from_f32(v as f32).to_ne_bytes()),
+        DType::F16 => spread(values, |v| f16::from_f64(v).to_ne_bytes()),
+        DType::F64 => spread(values, f64::to_ne_bytes),
+        DType::U32 => spread(values, |v| (v as u32).to_ne_bytes()),
+        DType::I32 => spread(values, |v| (v as i32).to_ne_bytes()),
+        DType::U8 => spread(values, |v| [v as u8]),
+    }
 }
 pub fn buf(dev: &dyn Device, dtype: DType, values: &[f64]) -> Buf {
     let mut buf = dev.alloc(dtype, values.len(), Category::Other).unwrap();
@@ -176,16 +190,15 @@ pub fn buf(dev: &dyn Device, dtype: DType, values: &[f64]) -> Buf {
 pub fn read(dev: &dyn Device, buf: &Buf) -> Vec<f64> {
     let mut bytes = vec![0; buf.bytes()];
     dev.download(buf.view(), &mut bytes).unwrap();
-    let each = |b: &[u8]| match buf.dtype() {
-        DType::F32 => f32::from_ne_bytes(b.try_into().unwrap()) as f64,
-        DType::Bf16 => bf16::from_ne_bytes(b.try_into().unwrap()).to_f64(),
-        DType::F16 => f16::from_ne_bytes(b.try_into().unwrap()).to_f64(),
-        DType::F64 => f64::from_ne_bytes(b.try_into().unwrap()),
-        DType::U32 => u32::from_ne_bytes(b.try_into().unwrap()) as f64,
-        DType::I32 => i32::from_ne_bytes(b.try_into().unwrap()) as f64,
-        DType::U8 => b[0] as f64,
-    };
-    bytes.chunks_exact(buf.dtype().size()).map(each).collect()
+    match buf.dtype() {
+        DType::F32 => gathered(&bytes, |b| f32::from_ne_bytes(b).into()),
+        DType::Bf16 => gathered(&bytes, |b| bf16::from_ne_bytes(b).to_f32().into()),
+        DType::F16 => gathered(&bytes, |b| f16::from_ne_bytes(b).to_f32().into()),
+        DType::F64 => gathered(&bytes, f64::from_ne_bytes),
+        DType::U32 => gathered(&bytes, |b| u32::from_ne_bytes(b).into()),
+        DType::I32 => gathered(&bytes, |b| i32::from_ne_bytes(b).into()),
+        DType::U8 => gathered(&bytes, |[b]| b.into()),
+    }
 }
 
 /// The reference's outputs, in the order of the output operands.
@@ -272,21 +285,22 @@ fn refuse(label: &str, dev: &dyn Device, compute: DType, operands: &[Operand], r
         Err(Error::Op { op, what }) => assert!(!op.is_empty() && what.len() > 10, "{label}: says only {op}: {what}"),
         other => panic!("{label}: {what} gave {other:?}"),
     };
+    // What is refused writes nothing, so that the other operands stay as they are.
+    let mut bufs = buffers(dev, compute, operands);
     for (i, o) in operands.iter().enumerate() {
         let right = dtype(o.kind, compute);
-        let mut bufs = buffers(dev, compute, operands);
-        bufs[i] = buf(dev, if right == DType::U8 { DType::F32 } else { DType::U8 }, &o.values);
+        let wrong = buf(dev, if right == DType::U8 { DType::F32 } else { DType::U8 }, &o.values);
+        let own = std::mem::replace(&mut bufs[i], wrong);
         refused(&mut bufs, format!("{} as u8", o.name));
-        if o.role == Role::Scratch {
-            continue;
+        if o.role != Role::Scratch {
+            let longer: Vec<f64> = o.values.iter().copied().chain([0.0]).collect();
+            bufs[i] = buf(dev, right, &longer);
+            refused(&mut bufs, format!("{} one longer", o.name));
+            if !o.values.is_empty() {
+                bufs[i] = buf(dev, right, &o.values[1..]);
+                refused(&mut bufs, format!("{} one shorter", o.name));
+            }
         }
-        let mut bufs = buffers(dev, compute, operands);
-        let longer: Vec<f64> = o.values.iter().copied().chain([0.0]).collect();
-        bufs[i] = buf(dev, right, &longer);
-        refused(&mut bufs, format!("{} one longer", o.name));
-        if !o.values.is_empty() {
-            bufs[i] = buf(dev, right, &o.values[1..]);
-            refused(&mut bufs, format!("{} one shorter", o.name));
-        }
+        bufs[i] = own;
     }
 }
