@@ -3,6 +3,7 @@
 mod bytes; // what a rank will hold, by category
 mod work; // what a step computes, moves and receives
 mod staging; // the device's copy of a micro-batch
+mod labeled; // the rows of a micro-batch that the head reads
 mod summed; // gradients that are partial sums over tp
 mod load; // how evenly experts are used
 mod objectives; // what a run minimizes

@@ -341,6 +341,7 @@ impl Sampler {
             documents: none.view(),
             rows: None,
             padding: 0,
+            labeled: None,
         };
         let mut drawn = Vec::with_capacity(wanted.len());
         let mut draw = |at: usize, logits: &[f32]| {

@@ -1,5 +1,6 @@
 //! The device copy of the current micro-batch, or of this rank's part of it, with its dropout keys; allocated once.
 //! Never holds more than one.
+use super::labeled::LabeledStaging;
 use crate::base::{Category, DType, Error, Result};
 use crate::data::MicroBatch;
 use crate::data::zigzag::ZigzagCut;
@@ -13,6 +14,7 @@ pub(super) struct BatchStaging {
     capacity: usize,
     tokens: Buf,
     targets: Buf,
+    labeled: LabeledStaging,
     positions: Buf,
     cu_seqlens: Buf,
     documents: Buf,
@@ -54,6 +56,7 @@ impl BatchStaging {
             capacity: tokens,
             tokens: alloc(DType::U32, part)?,
             targets: alloc(DType::I32, part)?,
+            labeled: LabeledStaging::new(dev, part)?,
             positions: alloc(DType::U32, part)?,
             cu_seqlens: alloc(DType::U32, borders)?,
             documents: alloc(DType::U32, 2 * attended)?,
@@ -122,11 +125,12 @@ impl BatchStaging {
             }
             Ok(buf.view().slice(0..len))
         });
+        let labeled = self.labeled.upload(dev, &part.targets)?;
         let rows = Some(rows?).filter(|_| local.is_some());
         let padding = local.map_or(0, |own| own.iter().rev().take_while(|&&row| row as usize >= n).count());
         let (tokens, targets, positions) = (tokens?, targets?, positions?);
         let (cu_seqlens, documents) = (cu_seqlens?, documents?);
-        let batch = Batch { tokens, targets, positions, cu_seqlens, documents, rows, padding };
+        let batch = Batch { tokens, targets, positions, cu_seqlens, documents, rows, padding, labeled };
         Ok(StagedBatch { batch, local, keys: self.keys.view() })
     }
 }

@@ -164,8 +164,8 @@ pub struct StepCounter {
     model: Counting,
     /// With activation checkpointing.
     again: Option<Counting>,
-    /// Documents of the counted step.
-    documents: Vec<Vec<u32>>,
+    /// Documents and numbers of targets of the counted step.
+    documents: Vec<(Vec<u32>, u64)>,
     work: StepWork,
 }
 
@@ -182,15 +182,17 @@ impl StepCounter {
         })
     }
 
-    /// The work of a step on these micro-batches, counted again only if their documents differ from the last ones.
+    /// The work of a step on these micro-batches, counted again only if their documents or numbers of targets
+    /// differ from the last ones.
     pub fn step(&mut self, batches: &[MicroBatch]) -> Result<&StepWork> {
-        if !batches.iter().map(|batch| &batch.cu_seqlens).eq(&self.documents) {
+        let documents: Vec<_> = batches.iter().map(|batch| (batch.cu_seqlens.clone(), batch.loss_tokens())).collect();
+        if documents != self.documents {
             self.work = self.model.step(batches)?;
             if let Some(again) = &mut self.again {
                 let all = again.step(batches)?;
                 self.work.recomputed = all.all_flops() + all.recomputed - self.work.all_flops();
             }
-            self.documents = batches.iter().map(|batch| batch.cu_seqlens.clone()).collect();
+            self.documents = documents;
         }
         Ok(&self.work)
     }

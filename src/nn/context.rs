@@ -35,6 +35,28 @@ pub struct Batch<'a> {
     pub rows: Option<View<'a>>,
     /// Of the N, those at the end that make the ranks' numbers of rows equal and are no tokens.
     pub padding: usize,
+    /// Set if few enough rows have a target that the head had better skip the others.
+    pub labeled: Option<LabeledRows<'a>>,
+}
+
+/// The M rows that have a target.
+#[derive(Clone, Copy)]
+pub struct LabeledRows<'a> {
+    /// Their numbers, ascending.
+    pub host: &'a [u32],
+    /// (M) u32: the same on the device.
+    pub rows: View<'a>,
+    /// (N) u32: each row's index among them; M for a row without a target.
+    pub places: View<'a>,
+    /// (M) i32: their targets.
+    pub targets: View<'a>,
+}
+
+impl LabeledRows<'_> {
+    /// The index among these rows of the first that is not before `row`.
+    pub(super) fn index(&self, row: usize) -> usize {
+        self.host.partition_point(|&of| (of as usize) < row)
+    }
 }
 
 impl Batch<'_> {
@@ -295,7 +317,7 @@ mod tests {
         let nothing = dev.alloc(DType::U32, 0, Category::Other).unwrap();
         let view = nothing.view();
         let (tokens, targets, positions, cu_seqlens, documents) = (view, view, view, view, view);
-        let batch = Batch { tokens, targets, positions, cu_seqlens, documents, rows: None, padding: 0 };
+        let batch = Batch { tokens, targets, positions, cu_seqlens, documents, rows: None, padding: 0, labeled: None };
         let mut x = dev.alloc(DType::F32, 256, Category::Other).unwrap();
         let mut keys = dev.alloc(DType::U32, DropoutKeys::words(3), Category::Other).unwrap();
         let mut mask = |layer, place, key| {

@@ -42,7 +42,7 @@ mod teach; // a frozen teacher
 mod predict; // next tokens
 
 pub use cache::{CacheSize, PAGE};
-pub use context::Batch;
+pub use context::{Batch, LabeledRows};
 pub use decoder::{Decoder, Micro, Minimized};
 pub use families::Family;
 pub use layout::{CodePlace, Init, Layout, Segment, Tp, slice_name, sliced};

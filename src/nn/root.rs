@@ -1,6 +1,6 @@
 //! Layer 0: the embeddings below the blocks; the final norm, the head and the loss above them. Never materializes full
 //! logits.
-use super::context::{Cx, DropoutSite};
+use super::context::{Batch, Cx, DropoutSite, LabeledRows};
 use super::linear::Linear;
 use super::norm::Norm;
 use super::saved::{AdapterScratch, Scratch};
@@ -74,6 +74,14 @@ pub struct LossSums<'a> {
     pub teacher: Option<&'a mut dyn Teacher>,
 }
 
+/// Scratch of the head and the loss.
+struct HeadScratch<'a> {
+    logits: &'a mut Tensor,
+    part_stats: &'a mut Tensor,
+    all_stats: &'a mut Tensor,
+    adapter: &'a mut AdapterScratch,
+}
+
 /// What the loss needs for backward.
 pub struct LossGrad<'a> {
     pub grads: Grads<'a>,
@@ -138,7 +146,8 @@ impl Root {
     }
 
     /// Adds the token losses of `x (R, C)`, or of all ranks' rows with sequence parallelism, to the sums of `losses`,
-    /// in chunks of rows. With gradients, each chunk runs backward at once, so that logits are not stored.
+    /// in chunks of rows. With gradients, each chunk runs backward at once, so that logits are not stored. Rows without
+    /// a target have no logits where the batch names those with one.
     pub fn loss(
         &self,
         cx: &Cx,
@@ -148,41 +157,80 @@ impl Root {
         mut losses: LossSums,
         backward: Option<LossGrad>,
     ) -> Result<()> {
-        let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
-        let columns = if self.score { 1 } else { self.words.range(self.vocab).len() };
-        let shape = CrossEntropyShape { vocab: columns, softcap: self.logit_cap };
+        let (dev, rows) = (cx.dev, cx.rows());
         let Scratch { h, stats, whole, parts, logits, part_stats, all_stats, dh, adapter, unused, .. } = scratch;
         self.norm.forward(dev, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
-        let (width, chunk) = (h.width(), logits.capacity());
-        let h = cx.whole(h.rows(rows), whole)?;
-        let of = |band: &Range<usize>| band.start * width..band.end * width;
-        let mut chunks = |mut backward: Option<(&mut Grads, ViewMut)>| -> Result<()> {
-            for start in (0..n).step_by(chunk) {
-                let band = start..n.min(start + chunk);
-                let (h, rows) = (h.rows.slice(of(&band)), band.len());
-                self.project(cx, w, h, adapter, logits.rows_mut(rows))?;
-                match (self.score, losses.teacher.is_some()) {
-                    (true, _) => self.scores(cx, &band, logits, &mut losses)?,
-                    (_, true) => self.distill(cx, shape, &band, logits, &mut losses)?,
-                    (_, false) => self.token_losses(cx, shape, &band, logits, [part_stats, all_stats], &mut losses)?,
-                }
-                if let Some((grads, dh)) = &mut backward {
-                    let dh = dh.reborrow().slice(of(&band));
-                    self.scale_logits(cx, logits.rows_mut(rows))?;
-                    self.head.backward(cx, w, grads, h, logits.rows(rows), adapter, dh, false)?;
-                }
-            }
-            Ok(())
-        };
+        let mut head = HeadScratch { logits, part_stats, all_stats, adapter };
+        let by_sequence = matches!(losses.rows, LossRows::Sequences(_)) && losses.teacher.is_none();
+        let alone = by_sequence && !self.score && !cx.split.sequence();
+        let labeled = cx.batch.labeled.filter(|_| alone);
+        let targets = labeled.map_or(cx.batch.targets, |of| of.targets);
+        let n = labeled.map_or(cx.n, |of| of.host.len());
+        let cx = &Cx { n, batch: Batch { labeled, targets, ..cx.batch }, ..*cx };
+        // Rows with a target are multiplied in `dh`, which gets the gradients of all rows afterwards, and theirs in `h`.
+        if let Some(LabeledRows { rows: tokens, .. }) = labeled {
+            let shape = EmbedShape::whole(rows, 1.0);
+            dev.embed(Embed { shape, tokens, w: h.rows(rows), y: dh.rows_mut(n), accumulate: false })?;
+        }
         let Some(LossGrad { mut grads, mut dx }) = backward else {
-            chunks(None)?;
+            if labeled.is_some() {
+                return self.chunks(cx, w, dh.rows(n), &mut head, &mut losses, None);
+            }
+            let h = cx.whole(h.rows(rows), whole)?;
+            self.chunks(cx, w, h.rows, &mut head, &mut losses, None)?;
             return cx.release(h);
         };
-        let shared = self.words.cut() || self.score && cx.split.sequence();
-        cx.sum(shared, parts, dh.rows_mut(rows), |dh| chunks(Some((&mut grads, dh))))?;
-        cx.release(h)?;
+        match labeled {
+            Some(LabeledRows { places: tokens, .. }) => {
+                cx.sum(self.words.cut(), parts, h.rows_mut(n), |d| {
+                    self.chunks(cx, w, dh.rows(n), &mut head, &mut losses, Some((&mut grads, d)))
+                })?;
+                let shape = EmbedShape::whole(n + 1, 1.0);
+                dev.embed(Embed { shape, tokens, w: h.rows(n), y: dh.rows_mut(rows), accumulate: false })?;
+            }
+            None => {
+                let h = cx.whole(h.rows(rows), whole)?;
+                let shared = self.words.cut() || self.score && cx.split.sequence();
+                cx.sum(shared, parts, dh.rows_mut(rows), |d| {
+                    self.chunks(cx, w, h.rows, &mut head, &mut losses, Some((&mut grads, d)))
+                })?;
+                cx.release(h)?;
+            }
+        }
         dev.zero(dx.reborrow())?;
         self.norm.backward(dev, w, &mut grads, x, stats.rows(rows), dh.rows(rows), dx, unused.rows_mut(2))
+    }
+
+    /// [`Root::loss`] of normalized rows `h (N, C)`; with `backward`, adds to gradients and assigns that of `h`.
+    fn chunks(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        h: View,
+        HeadScratch { logits, part_stats, all_stats, adapter }: &mut HeadScratch,
+        losses: &mut LossSums,
+        mut backward: Option<(&mut Grads, ViewMut)>,
+    ) -> Result<()> {
+        let columns = if self.score { 1 } else { self.words.range(self.vocab).len() };
+        let shape = CrossEntropyShape { vocab: columns, softcap: self.logit_cap };
+        let (width, chunk) = (self.head.inputs, logits.capacity());
+        let of = |band: &Range<usize>| band.start * width..band.end * width;
+        for start in (0..cx.n).step_by(chunk) {
+            let band = start..cx.n.min(start + chunk);
+            let (h, rows) = (h.slice(of(&band)), band.len());
+            self.project(cx, w, h, adapter, logits.rows_mut(rows))?;
+            match (self.score, losses.teacher.is_some()) {
+                (true, _) => self.scores(cx, &band, logits, losses)?,
+                (_, true) => self.distill(cx, shape, &band, logits, losses)?,
+                (_, false) => self.token_losses(cx, shape, &band, logits, [part_stats, all_stats], losses)?,
+            }
+            if let Some((grads, dh)) = &mut backward {
+                let dh = dh.reborrow().slice(of(&band));
+                self.scale_logits(cx, logits.rows_mut(rows))?;
+                self.head.backward(cx, w, grads, h, logits.rows(rows), adapter, dh, false)?;
+            }
+        }
+        Ok(())
     }
 
     /// Assigns the logits of `h`, before their cap.
@@ -224,10 +272,14 @@ impl Root {
             }
             return self.cross_entropy(cx, shape, targets, (true, scale), logits, [part_stats, all_stats], loss);
         };
-        let first = sequences.partition_point(|of| of.rows.end <= band.start);
-        for of in sequences[first..].iter().take_while(|of| of.rows.start < band.end) {
+        let at = |row: usize| cx.batch.labeled.map_or(row, |labeled| labeled.index(row));
+        let first = sequences.partition_point(|of| at(of.rows.end) <= band.start);
+        for of in sequences[first..].iter().take_while(|of| at(of.rows.start) < band.end) {
             let SequenceRows { rows, sequence, .. } = of;
-            let rows = rows.start.max(band.start)..rows.end.min(band.end);
+            let rows = at(rows.start).max(band.start)..at(rows.end).min(band.end);
+            if rows.is_empty() {
+                continue;
+            }
             let logits = logits.band_mut(&(rows.start - band.start..rows.end - band.start));
             let own = *sequence..sequence + 1;
             let (scale, loss) =

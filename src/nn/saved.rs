@@ -157,12 +157,12 @@ table! {
         part_stats,
         /// (tp R, 3) f32: the same for all ranks.
         all_stats,
+        /// (R, C): the gradient of `h`; of the head, before that, its input in the rows with a target.
+        dh,
         /// (R, C): the residual's gradient under a dropout mask or times a factor; empty without.
         masked,
         /// (R, C): the gradient of a parallel block's output; empty without.
         beside,
-        /// (R, C): the gradient of `h`.
-        dh,
         /// (N, heads * head_dim)
         d_o,
         /// (N, (heads + 2 kv_heads) head_dim)

@@ -206,7 +206,7 @@ impl Workspace<TensorShape, ()> {
                 all_stats: shared(in_parts, CommUse::Gathered, DType::F32, chunk * tp, part_stats),
                 masked: back_stays(only(spec.dropout > 0.0 || spec.residual_multiplier != 1.0, spec.dim)),
                 beside: back_stays(only(spec.parallel, spec.dim)),
-                dh: back_stays(spec.dim),
+                dh: shape(Category::Scratch, dtype, rows, spec.dim),
                 d_o: back(inner),
                 dqkv: back(spec.qkv()),
                 bias_grad: shape(Category::Scratch, DType::F32, 1, only(train && spec.qkv_bias, spec.qkv())),

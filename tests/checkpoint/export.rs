@@ -47,7 +47,7 @@ fn logits_with(dir: &Path, adapter: Option<&Path>, world: usize, tokens: &[u32])
         let documents = upload(&documents_of_rows(&[0, n as u32]).collect::<Vec<_>>())?;
         let (tokens, targets, positions) = (tokens.view(), targets.view(), positions.view());
         let (cu_seqlens, documents) = (cu_seqlens.view(), documents.view());
-        let batch = Batch { tokens, targets, positions, cu_seqlens, documents, rows: None, padding: 0 };
+        let batch = Batch { tokens, targets, positions, cu_seqlens, documents, rows: None, padding: 0, labeled: None };
         let mut row = |row| -> Result<Vec<f32>> {
             let mut out = vec![0.0; spec.vocab];
             decoder.next_token_logits(dev, &mut *held.store, &batch, &mut workspace, row, &mut out)?;

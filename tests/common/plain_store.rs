@@ -189,6 +189,7 @@ impl Docs {
             documents: self.documents.view(),
             rows: None,
             padding: 0,
+            labeled: None,
         }
     }
     pub fn targets(&self) -> &[i32] {

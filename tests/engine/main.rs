@@ -15,6 +15,7 @@ mod golden;
 mod gradients;
 #[path = "../common/heap.rs"]
 mod heap;
+mod labeled;
 mod lora_dropout;
 mod memory;
 mod meshes;

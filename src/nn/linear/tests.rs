@@ -67,6 +67,7 @@ fn products_are_those_of_pytorchs_values() {
             documents: view,
             rows: None,
             padding: 0,
+            labeled: None,
         },
         n,
         tables: [view; 3],
