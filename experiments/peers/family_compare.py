@@ -1,11 +1,11 @@
 """Trains tiny random models of every family with transformers and with flatshard, and compares losses, gradient norms and exported weights.
 
 Needs: pip install torch transformers peft safetensors, and `cargo build --release` (or --bin DIR).
-Run:   python3 experiments/peers/family_compare.py [--families olmo3 phi3 ...] [--lora] [--bin DIR]
+Run:   python3 experiments/peers/family_compare.py [--families olmo3 phi3 ... | --towers [llava ...]] [--lora] [--bin DIR]
 Each model is saved by transformers; both train four steps of AdamW in fp32 on the same rows, flatshard on five meshes: one rank, FSDP with accumulation
 and recomputation, DDP, tp 2, a ring of 2. Its export is loaded with `AutoModelForCausalLM`, whose logits must be those of the model that PyTorch
 trained, and so must be the greedy tokens of --generate. With --lora: adapters of all linear layers instead, which PEFT loads before training (those of a step
-at a rate of almost 0) and after it. Fails above 2e-4.
+at a rate of almost 0) and after it. With --towers: vision-language models, trained on text alone. Fails above 2e-4.
 """
 import argparse
 import json
@@ -16,7 +16,7 @@ import tempfile
 
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from compare import RELEASE
 
@@ -30,6 +30,7 @@ LONG = dict(rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.5,
             original_max_position_embeddings=16)
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, truncate=False, original_max_position_embeddings=16)
 LATENT = dict(num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)
+MULTIPLIERS = dict(embedding_multiplier=3.0, attention_multiplier=0.25, residual_multiplier=0.5, logits_scaling=4.0)
 SCORED = dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, n_shared_experts=1)
 FAMILIES = {
     "llama": {}, "mistral": dict(sliding_window=9), "qwen2": {}, "qwen3": WIDE, "gemma2": WIDE, "gemma3_text": WIDE,
@@ -42,15 +43,56 @@ FAMILIES = {
     "gpt_oss": dict(**WIDE, sliding_window=9, num_local_experts=4, num_experts_per_tok=2, swiglu_limit=0.5, rope_parameters=YARN),
     "deepseek_v3": dict(**LATENT, **SCORED, n_group=2, topk_group=1, first_k_dense_replace=1, rope_parameters=YARN | dict(mscale=0.5, mscale_all_dim=2.0)),
     "deepseek_v2": dict(**LATENT | dict(q_lora_rank=None), **SCORED, first_k_dense_replace=1), "glm4_moe_lite": dict(**LATENT | dict(v_head_dim=16), **SCORED),
+    "gemma": WIDE, "cohere": dict(logit_scale=0.25), "helium": dict(head_dim=12), "stablelm": dict(rope_parameters=PART), "stablelm parallel": dict(rope_parameters=PART, use_parallel_residual=True),
+    "cwm": dict(**WIDE, sliding_window=9, bos_token_id=1), "internlm3": WIDE,
+    "hyperclovax": dict(embedding_multiplier=3.0, attention_multiplier=0.25, residual_multiplier=0.5, logits_scaling=0.5),
+    "granitemoehybrid": dict(mamba_n_heads=4, mamba_expand=2, layer_types=["full_attention"] * 4, position_embedding_type="rope", num_local_experts=0,
+                             shared_intermediate_size=56, **MULTIPLIERS),
+    "youtu": LATENT | dict(head_dim=4), "minicpm3": LATENT | dict(head_dim=4, scale_emb=3, scale_depth=1.2, dim_model_base=16),
+    "granitemoe": dict(num_local_experts=4, num_experts_per_tok=2, **MULTIPLIERS),
+    "granitemoeshared": dict(num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=24, **MULTIPLIERS),
+    "ernie4_5_moe": dict(**WIDE, moe_num_experts=4, moe_k=2, moe_intermediate_size=32), "hunyuan_v1_moe": dict(**WIDE, num_experts=4, moe_topk=2),
+    "minimax_m2": dict(**WIDE, num_local_experts=4, num_experts_per_tok=2, rope_parameters=PART), "solar_open": dict(**WIDE, **SCORED),
     "glm4_moe": dict(**WIDE, **SCORED), "dots1": dict(**WIDE, **SCORED, first_k_dense_replace=1, sliding_window=9, max_window_layers=2),
+}
+SIGHT = dict(hidden_size=8, intermediate_size=6, num_attention_heads=2, num_hidden_layers=1, image_size=4, patch_size=2)
+CLIP, SIGLIP = dict(model_type="clip_vision_model", projection_dim=8, **SIGHT), dict(model_type="siglip_vision_model", **SIGHT)
+QWEN = dict(depth=1, hidden_size=8, intermediate_size=6, num_heads=2, patch_size=2, out_hidden_size=48)
+MROPE = dict(rope_parameters=dict(rope_type="default", rope_theta=10000.0, mrope_section=[2, 2, 2]))
+GLM = dict(rope_parameters=PART | dict(mrope_section=[1, 1, 1]))
+# The text model's keys, and the outer ones.
+TOWERS = {
+    "llava": (dict(model_type="llama"), dict(vision_config=CLIP, image_token_index=63)),
+    "llava_next": (dict(model_type="mistral"), dict(vision_config=CLIP, image_token_index=63)),
+    "llava_onevision": (dict(model_type="qwen2"), dict(vision_config=SIGLIP, image_token_index=63)),
+    "vipllava": (dict(model_type="llama"), dict(vision_config=CLIP, image_token_index=63)),
+    "internvl": (dict(model_type="qwen2"), dict(vision_config=SIGHT | dict(image_size=[4, 4], patch_size=[2, 2]), image_token_id=63)),
+    "aya_vision": (dict(model_type="cohere2", sliding_window=9), dict(vision_config=SIGLIP, image_token_index=63)),
+    "cohere2_vision": (dict(model_type="cohere2", sliding_window=9), dict(vision_config=SIGLIP, image_token_id=63)),
+    "idefics2": (dict(model_type="mistral"), dict(vision_config=SIGHT, image_token_id=63, perceiver_config=dict(
+        resampler_n_latents=2, resampler_depth=1, resampler_n_heads=2, resampler_head_dim=4, num_key_value_heads=2, hidden_size=48, rms_norm_eps=1e-6))),
+    "idefics3": (dict(model_type="llama"), dict(vision_config=SIGHT, image_token_id=63)),
+    "smolvlm": (dict(model_type="llama"), dict(vision_config=SIGHT, image_token_id=63)),
+    "got_ocr2": (dict(model_type="qwen2"), dict(image_token_index=63, vision_config=dict(
+        hidden_size=8, output_channels=8, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=8, mlp_dim=8, window_size=2,
+        global_attn_indexes=[0]))),
+    "lighton_ocr": (dict(model_type="qwen3", **WIDE), dict(vision_config=dict(model_type="pixtral", head_dim=4, **SIGHT), image_token_id=63)),
+    "ovis2": (dict(model_type="qwen2"), dict(vision_config=SIGHT, image_token_id=63, vocab_size=64, hidden_size=48, visual_indicator_token_ids=[62])),
+    "glm4v": (GLM, dict(vision_config=QWEN | dict(image_size=4), image_token_id=63)),
+    "glm_ocr": (GLM | WIDE | dict(rope_parameters=PART | dict(mrope_section=[2, 1, 1])), dict(vision_config=QWEN | dict(image_size=4), image_token_id=63)),
+    "paddleocr_vl": (MROPE | dict(head_dim=12), dict(vision_config=SIGHT, image_token_id=63)),
+    "qwen3_vl_moe": (MROPE | dict(head_dim=12, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
+                     dict(vision_config=QWEN | dict(num_position_embeddings=4, deepstack_visual_indexes=[0]), image_token_id=63, video_token_id=62,
+                          vision_start_token_id=61, vision_end_token_id=60)),
 }
 # Of attention: PEFT adapts experts in tensors of several, and not those of dense layers next to them (docs/experts.md).
 LOW_RANK = ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 TARGETS = {
     "deepseek_v3": ["q_a_proj", "q_b_proj", *LOW_RANK], "glm4_moe_lite": ["q_a_proj", "q_b_proj", *LOW_RANK], "deepseek_v2": ["q_proj", *LOW_RANK],
-    "glm4_moe": ["q_proj", "k_proj", "v_proj", "o_proj"], "dots1": ["q_proj", "k_proj", "v_proj", "o_proj"],
-}
-EXPERTS = {"gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1"}
+    "youtu": ["q_a_proj", "q_b_proj", *LOW_RANK], "minicpm3": ["q_a_proj", "q_b_proj", *LOW_RANK],
+} | dict.fromkeys(["glm4_moe", "dots1", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open"],
+                  ["q_proj", "k_proj", "v_proj", "o_proj"])
+EXPERTS = {"granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1"}
 MESHES = {
     "one rank": ["--nproc-per-node", 1, "--batch-size", 4],
     "fsdp, accumulation, recomputation": ["--nproc-per-node", 2, "--batch-size", 1, "--grad-accum", 2, "--activation-checkpoint"],
@@ -62,10 +104,14 @@ MESHES = {
 EP = {"ep 2": ["--nproc-per-node", 2, "--batch-size", 2, "--ep-size", 2]}
 
 
-def loaded(directory, adapter=None):
+def auto(name):
+    return AutoModelForImageTextToText if name in TOWERS else AutoModelForCausalLM
+
+
+def loaded(name, directory, adapter=None):
     """The model, with an adapter on it, as transformers and PEFT load it."""
     base = directory if adapter is None else adapter[0]
-    model, info = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+    model, info = auto(name).from_pretrained(base, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
     assert not any(info.values()), info
     return model if adapter is None else PeftModel.from_pretrained(model, directory, is_trainable=True)
 
@@ -78,7 +124,7 @@ def trained(model, rows):
     losses, norms = [], []
     for step in range(STEPS):
         batch = torch.tensor(rows[step * ROWS:(step + 1) * ROWS])
-        loss = model(batch, labels=batch).loss
+        loss = model(input_ids=batch, labels=batch).loss
         optimizer.zero_grad()
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(learns, 1e9).item())
@@ -110,8 +156,8 @@ def worst(a, b):
 
 def check(name, binary, folder, lora):
     torch.manual_seed(5)
-    keys = TINY | FAMILIES[name]
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name.split()[0], **keys)).float()
+    keys = TINY | FAMILIES[name] if name in FAMILIES else dict(text_config=TINY | TOWERS[name][0], **TOWERS[name][1])
+    model = auto(name).from_config(AutoConfig.for_model(name.split()[0], **keys)).float()
     for parameter in model.parameters():  # norms and biases too
         parameter.data += 0.05 * torch.randn_like(parameter)
     for name_of, buffer in model.named_buffers():
@@ -119,7 +165,7 @@ def check(name, binary, folder, lora):
             buffer += 0.05 * torch.randn_like(buffer)
     source = folder / "source"
     model.save_pretrained(source)
-    rows = torch.randint(TINY["vocab_size"], (STEPS * ROWS, LENGTH)).tolist()
+    rows = torch.randint(TINY["vocab_size"] - 4, (STEPS * ROWS, LENGTH)).tolist()
     data = folder / "rows.jsonl"
     data.write_text("".join(json.dumps(dict(input_ids=row, labels=row)) + "\n" for row in rows))
     # A ring's adapters see the same batch, but PEFT's names for them are those of one rank anyway.
@@ -127,18 +173,18 @@ def check(name, binary, folder, lora):
     adapter = (source,) if lora else None
     if lora:
         ours(binary, source, data, folder / "start", [*MESHES["one rank"], *tuning], 1, 1e-30)
-    losses, norms, reference = trained(loaded(folder / "start" if lora else source, adapter), rows)
+    losses, norms, reference = trained(loaded(name, folder / "start" if lora else source, adapter), rows)
     prompt = torch.tensor(rows[:2])
     with torch.no_grad():
-        logits = reference(prompt).logits
-    greedy = reference.generate(prompt[:1, :12], attention_mask=torch.ones(1, 12), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+        logits = reference(input_ids=prompt).logits
+    greedy = reference.generate(input_ids=prompt[:1, :12], attention_mask=torch.ones(1, 12), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
     failed = False
-    for mesh, flags in (MESHES | (EP if name in EXPERTS else {})).items():
+    for mesh, flags in (MESHES | (EP if name in EXPERTS | {"qwen3_vl_moe"} else {})).items():
         out = folder / mesh.replace(" ", "_").replace(",", "")
         try:
             our_losses, our_norms = ours(binary, source, data, out, [*flags, *tuning])
             with torch.no_grad():
-                difference = ((loaded(out, adapter).eval()(prompt).logits - logits).norm() / logits.norm()).item()
+                difference = ((loaded(name, out, adapter).eval()(input_ids=prompt).logits - logits).norm() / logits.norm()).item()
             said = run(binary, "--pretrain", out, "--generate", " ".join(map(str, rows[0][:12])), "--max-new-tokens", 12, "--temperature", 0, "--device", "cpu")
             assert [int(word) for word in said.split()][-12:] == greedy[0, 12:].tolist(), f"--generate: {said}, transformers {greedy[0].tolist()}"
             off = [worst(our_losses, losses), worst(our_norms, norms), difference]
@@ -154,11 +200,12 @@ def check(name, binary, folder, lora):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
+    parser.add_argument("--towers", nargs="*", default=None, choices=list(TOWERS))
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--bin", type=pathlib.Path, default=RELEASE)
     args = parser.parse_args()
     failed = []
-    for name in args.families:
+    for name in args.families if args.towers is None else args.towers or TOWERS:
         with tempfile.TemporaryDirectory() as folder:
             failed += [name] * check(name, args.bin / "run_fsdp", pathlib.Path(folder), args.lora)
     sys.exit(f"differences: {', '.join(failed)}" if failed else 0)

@@ -3,7 +3,9 @@
 //! implemented is an error that names it.
 mod defaults;
 mod dropout;
+mod granite; // multipliers
 mod keys;
+mod kin; // model types that differ in names of keys
 mod read;
 mod rotary;
 mod scored; // latent attention, and experts chosen by scores
@@ -97,7 +99,7 @@ pub fn config(spec: &Spec) -> String {
     if spec.score {
         map.extend(object(json!({"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}})));
     }
-    pretty(&Value::Object(map))
+    pretty(&Value::Object(kin::named(map, names(spec).0)))
 }
 
 /// transformers' `model_type` and class name.
@@ -123,8 +125,8 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         "attention_dropout": 0.0,
     }));
     map.insert(of.eps.0.into(), json!(decimal(spec.norm_eps)));
-    // The class of gpt-oss scales where its config does not say otherwise.
-    let unscaled = (spec.arch == Arch::GptOss).then(|| json!({"rope_type": "default"}));
+    // The classes of gpt-oss and CWM scale where their configs do not say otherwise.
+    let unscaled = matches!(spec.arch, Arch::GptOss | Arch::Cwm).then(|| json!({"rope_type": "default"}));
     if let Some(scaling) = scaling(&rope.scaling).or(unscaled) {
         map.insert("rope_scaling".into(), scaling);
     }
@@ -166,13 +168,29 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             let rotated: Vec<u8> = (0..spec.layers).map(|i| spec.is_rotated(i).into()).collect();
             json!({"no_rope_layers": rotated})
         }
-        Arch::Granite => json!({
-            "embedding_multiplier": decimal(spec.embed_multiplier),
-            "attention_multiplier": spec.score_scale.unwrap_or(1.0),
-            "residual_multiplier": decimal(spec.residual_multiplier),
-            "logits_scaling": decimal(spec.logit_scale.recip()),
+        Arch::Granite | Arch::GraniteMoe | Arch::GraniteMoeShared => granite::json(spec),
+        Arch::HyperClovaX => {
+            let mut map = granite::json(spec);
+            map["logits_scaling"] = json!(decimal(spec.logit_scale));
+            map["use_post_norm"] = json!(spec.post_norms);
+            map
+        }
+        Arch::GraniteHybrid => {
+            let mut map = granite::json(spec);
+            map["shared_intermediate_size"] = json!(spec.ff);
+            map["num_local_experts"] = json!(0);
+            map["layer_types"] = json!(vec!["attention"; spec.layers]);
+            map["position_embedding_type"] = if spec.is_rotated(0) { json!("rope") } else { json!("nope") };
+            map
+        }
+        Arch::StableLm => json!({"use_parallel_residual": spec.parallel}),
+        Arch::MiniCpm3 => json!({
+            "scale_emb": decimal(spec.embed_multiplier),
+            "scale_depth": spec.residual_multiplier as f64 * (spec.layers as f64).sqrt(),
+            "dim_model_base": (spec.logit_scale as f64 * spec.dim as f64).round() as usize,
         }),
-        Arch::Cohere2 => json!({"logit_scale": decimal(spec.logit_scale)}),
+        Arch::Gemma => json!({"hidden_act": "gelu_pytorch_tanh"}),
+        Arch::Cohere | Arch::Cohere2 => json!({"logit_scale": decimal(spec.logit_scale)}),
         _ => json!({}),
     };
     map.extend(object(more));
@@ -211,16 +229,20 @@ fn experts_json(arch: Arch, e: &Experts) -> Value {
         "router_aux_loss_coef": e.aux_coef,
         "output_router_logits": e.aux_loss,
     }));
-    let count = if matches!(arch, Arch::Mixtral | Arch::GptOss) { "num_local_experts" } else { "num_experts" };
+    const LOCAL: [Arch; 4] = [Arch::Mixtral, Arch::GptOss, Arch::GraniteMoe, Arch::GraniteMoeShared];
+    let count = if LOCAL.contains(&arch) { "num_local_experts" } else { "num_experts" };
     map.insert(count.into(), json!(e.count));
     if let Some(GluClamp { alpha, limit }) = e.clamp {
         map.insert("swiglu_alpha".into(), json!(decimal(alpha)));
         map.insert("swiglu_limit".into(), json!(decimal(limit)));
     }
-    if !matches!(arch, Arch::Mixtral | Arch::GptOss) {
+    if matches!(arch, Arch::Qwen2Moe | Arch::Qwen3Moe | Arch::Olmoe) {
         map.insert("norm_topk_prob".into(), json!(e.normalize));
     }
-    if matches!(arch, Arch::Qwen2Moe | Arch::Qwen3Moe) {
+    if arch == Arch::GraniteMoeShared {
+        map.insert("shared_intermediate_size".into(), json!(e.shared_ff));
+    }
+    if matches!(arch, Arch::Qwen2Moe | Arch::Qwen3Moe | Arch::Qwen3VlMoe) {
         map.insert("moe_intermediate_size".into(), json!(e.ff));
         map.insert("decoder_sparse_step".into(), json!(1));
         map.insert("mlp_only_layers".into(), json!(e.dense));

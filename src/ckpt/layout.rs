@@ -7,6 +7,7 @@ use super::gguf::coding::GgufCoding;
 use super::mxfp4::Mxfp4;
 use super::naming::Naming;
 use super::slices::{self, NamedShape};
+use super::transposed::Transposed;
 use crate::base::{Error, Result};
 use crate::device::ALIGN;
 use crate::nn::{Layout, Segment, goes_with_adapters, has_adapters, is_adapter};
@@ -40,6 +41,7 @@ pub struct FileTensor {
 pub enum Coding {
     Gguf(GgufCoding),
     Mxfp4(Mxfp4),
+    Transposed(Transposed),
 }
 
 impl FileTensor {
@@ -168,7 +170,10 @@ impl FilePlan {
         carried: Option<&Carried>,
     ) -> FilePlan {
         // PEFT names the modules, whatever the names in files.
-        let naming = carried.map_or(Naming::Plain, |carried| if adapters { Naming::Within } else { carried.naming });
+        let naming = carried.map_or(Naming::Plain, |carried| match adapters {
+            true => carried.naming.of_modules(),
+            false => carried.naming,
+        });
         let stored = |s: &Segment| if adapters { goes_with_adapters(s) } else { !is_adapter(s) };
         let segments = layouts.iter().enumerate().flat_map(|(layer, l)| l.segments.iter().map(move |s| (layer, s)));
         let segments: Vec<(usize, &Segment)> = segments.filter(|(_, s)| stored(s)).collect();

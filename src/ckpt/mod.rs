@@ -24,6 +24,7 @@ mod companions; // files next to the weights
 mod naming; // names of a text model's tensors in files
 mod slices; // tensors of files that hold several of ours
 mod mxfp4; // matrices in 4 bits
+mod transposed; // matrices whose transposes files have
 mod unstack; // slices of what files hold
 mod tower; // tensors that are carried through
 mod source; // validated files to load from

@@ -10,19 +10,22 @@ pub enum Naming {
     Within,
     /// As they were named before; transformers still writes most models so.
     Around,
+    /// As the modules of Idefics and SmolVLM are named.
+    TextModel,
 }
 
 /// The names of modules with a vision tower, for messages.
-const VISUAL: [&str; 3] = ["vision_tower.", "visual.", "multi_modal_projector."];
+const VISUAL: [&str; 5] = ["vision_tower.", "vision_model.", "visual.", "connector.", "multi_modal_projector."];
 
 impl Naming {
-    const ALL: [Naming; 3] = [Naming::Within, Naming::Around, Naming::Plain];
+    const ALL: [Naming; 4] = [Naming::Within, Naming::Around, Naming::TextModel, Naming::Plain];
 
     /// The beginnings of names: ours, and the file's.
     fn prefixes(self) -> [(&'static str, &'static str); 2] {
         match self {
             Naming::Plain => [("model.", "model."), ("lm_head.", "lm_head.")],
             Naming::Within => [("model.", "model.language_model."), ("lm_head.", "lm_head.")],
+            Naming::TextModel => [("model.", "model.text_model."), ("lm_head.", "lm_head.")],
             Naming::Around => [("model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")],
         }
     }
@@ -39,6 +42,10 @@ impl Naming {
     /// Whether a tensor of this name belongs to the text model.
     pub fn is_text(self, name: &str) -> bool {
         self.prefixes().iter().any(|(_, theirs)| name.starts_with(theirs))
+    }
+    /// How PEFT names the modules of a model whose files are named so.
+    pub fn of_modules(self) -> Naming {
+        if self == Naming::TextModel { self } else { Naming::Within }
     }
     /// Our name of a tensor or module that a file has under any of the namings.
     pub fn text_name(name: &str) -> String {

@@ -12,17 +12,19 @@ pub(super) type NamedShape = (String, Vec<usize>, Dtype);
 pub(super) fn whole(tensors: &[NamedShape]) -> Vec<(NamedShape, Vec<usize>)> {
     let (mut entries, mut places) = (Vec::<(NamedShape, Vec<usize>)>::new(), HashMap::new());
     for (i, (name, shape, dtype)) in tensors.iter().enumerate() {
-        let Some((whole, _)) = sliced(name) else {
+        let Some((whole, parts)) = sliced(name) else {
             entries.push((tensors[i].clone(), vec![i]));
             continue;
         };
         let place = *places.entry(whole).or_insert_with(|| {
-            entries.push(((whole.into(), [&[0], &shape[..]].concat(), *dtype), Vec::new()));
+            let mut all = [&[0], &shape[..]].concat();
+            all[1] *= parts;
+            entries.push(((whole.into(), all, *dtype), Vec::new()));
             entries.len() - 1
         });
         let ((_, shape, _), slices) = &mut entries[place];
-        shape[0] += 1;
         slices.push(i);
+        shape[0] = slices.len() / parts;
     }
     entries
 }

@@ -11,7 +11,7 @@ use super::tower::{OpenFiles, Tower, changed};
 use super::unstack;
 use super::{header, hf};
 use crate::base::{Error, Result, open};
-use crate::nn::{Layout, SCORE, Segment, Spec, goes_with_adapters, has_adapters};
+use crate::nn::{Arch, Layout, SCORE, Segment, Spec, goes_with_adapters, has_adapters};
 use crate::optim::Moments;
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
@@ -120,6 +120,7 @@ impl TensorSource {
                 let mut values = vec![0f32; to.len() / size];
                 let read = match coding {
                     Coding::Gguf(coding) => coding.read(file, tensor.offset, place, &mut values),
+                    Coding::Transposed(coding) => coding.read(file, tensor.offset, place, &mut values),
                     Coding::Mxfp4(coding) => {
                         let mut bytes = self.mxfp4.lock().unwrap_or_else(PoisonError::into_inner);
                         bytes.read(&self.files, (tensor.file, tensor.offset), coding, place, &mut values)?;
@@ -400,12 +401,15 @@ impl OpenedFiles {
     }
 }
 
-/// Whether the tensor is of a layer after the last, which predicts the token after the next (DeepSeek V3, GLM).
+/// Whether the tensor is of a layer after the last, which predicts the token after the next (DeepSeek V3, GLM, ERNIE).
 /// transformers loads none of them.
 fn predicts_later_tokens(name: &str, spec: &Spec) -> bool {
-    let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+    let is_glm_ocr = spec.arch == Arch::Glm4 && name.starts_with("model.language_model.");
+    let own = Naming::text_name(name);
+    let layer = own.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
     let may_have = spec.experts.as_ref().is_some_and(|experts| experts.rule.is_some_and(|rule| rule.biased));
-    may_have && layer.is_some_and(|layer| layer >= spec.layers)
+    // ERNIE's are not layers.
+    (may_have || is_glm_ocr) && (layer.is_some_and(|layer| layer >= spec.layers) || name.starts_with("model.mtp_"))
 }
 
 pub(super) const HEAD: &str = "lm_head.weight";
@@ -446,6 +450,7 @@ mod tests {
         assert!(predicts_later_tokens(later, &with(Some(rule))));
         assert!(!predicts_later_tokens("model.layers.46.eh_proj.weight", &with(Some(rule))));
         assert!(!predicts_later_tokens("lm_head.weight", &with(Some(rule))));
+        assert!(predicts_later_tokens("model.mtp_emb_norm.0.weight", &with(Some(rule))));
         assert!(!predicts_later_tokens(later, &with(None)), "an extra layer of another model is an error");
     }
 }

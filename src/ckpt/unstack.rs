@@ -1,20 +1,24 @@
-//! From what files hold to the tensors of a model that are slices of it, as they are or in MXFP4. Never reads.
+//! From what files hold to the tensors of a model that are slices of it, as they are, transposed or in MXFP4. Never
+//! reads.
 use super::layout::{Coding, FileTensor};
 use super::mxfp4::{BLOCK, BLOCK_BYTES, Mxfp4};
-use crate::nn::{slice_name, sliced};
+use super::transposed::Transposed;
+use crate::nn::{half_name, slice_name, sliced};
 use safetensors::Dtype;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Replaces what a file `found` by the slices that are `wanted` of it.
 pub(super) fn expand(found: &mut BTreeMap<String, FileTensor>, wanted: &[FileTensor]) {
-    let names: BTreeSet<&str> = wanted.iter().filter_map(|tensor| Some(sliced(&tensor.name)?.0)).collect();
-    for name in names {
+    let mut wholes: BTreeMap<&str, (usize, &[usize])> = BTreeMap::new();
+    for tensor in wanted {
+        if let Some((name, parts)) = sliced(&tensor.name) {
+            wholes.entry(name).or_insert((parts, &tensor.shape));
+        }
+    }
+    for (name, (parts, shape)) in wholes {
         if let Some(whole) = found.remove(name) {
-            let shape = whole.shape.get(1..).unwrap_or_default().to_vec();
-            let bytes = (shape.iter().product::<usize>() * whole.dtype.bitsize() / 8) as u64;
-            for e in 0..whole.shape.first().copied().unwrap_or(0) {
-                let (name, offset) = (slice_name(name, e), whole.offset + e as u64 * bytes);
-                found.insert(name.clone(), FileTensor { name, shape: shape.clone(), offset, ..whole.clone() });
+            for tensor in slices(&whole, parts, shape) {
+                found.insert(tensor.name.clone(), tensor);
             }
             continue;
         }
@@ -44,4 +48,46 @@ pub(super) fn expand(found: &mut BTreeMap<String, FileTensor>, wanted: &[FileTen
             }
         }
     }
+}
+
+/// The slices of `whole` along its first dimension, each in `parts` of `shape`. As in transformers, a file may have the
+/// transpose of each slice, if that has another shape.
+fn slices(whole: &FileTensor, parts: usize, shape: &[usize]) -> Vec<FileTensor> {
+    let (count, each) = (whole.shape.first().copied().unwrap_or(0), whole.shape.get(1..).unwrap_or_default());
+    let bytes = (each.iter().product::<usize>() * whole.dtype.bitsize() / 8) as u64;
+    let is_transposed = match (each, shape) {
+        (&[a, b], &[rows, columns]) if matches!(whole.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) => {
+            [a, b] == [columns, parts * rows] && a != b
+        }
+        _ => false,
+    };
+    let mut own = each.to_vec();
+    if let ([_, columns], true) = (each, is_transposed) {
+        own = vec![*columns, each[0]];
+    }
+    if let Some(rows) = own.first_mut() {
+        *rows /= parts;
+    }
+    let mut slices = Vec::with_capacity(count * parts);
+    for e in 0..count {
+        for part in 0..parts {
+            let name = if parts == 1 { slice_name(&whole.name, e) } else { half_name(&whole.name, e, part) };
+            let begin = whole.offset + e as u64 * bytes;
+            let tensor = FileTensor { name, shape: own.clone(), offset: begin, ..whole.clone() };
+            slices.push(match is_transposed {
+                false => FileTensor { offset: begin + part as u64 * bytes / parts as u64, ..tensor },
+                true => FileTensor {
+                    dtype: Dtype::F32,
+                    coding: Some(Coding::Transposed(Transposed {
+                        dtype: whole.dtype,
+                        rows: each[0],
+                        columns: each[1],
+                        first: part * own[0],
+                    })),
+                    ..tensor
+                },
+            });
+        }
+    }
+    slices
 }

@@ -35,10 +35,15 @@ impl Init {
 pub fn slice_name(whole: &str, e: usize) -> String {
     format!("{whole}[{e}]")
 }
-/// The tensor and the slice that a name of [`slice_name`] means.
+/// The same for the upper (0) or the lower (1) half of the rows of the slice.
+pub fn half_name(whole: &str, e: usize, half: usize) -> String {
+    format!("{whole}[{e}.{half}]")
+}
+/// The tensor that a name of [`slice_name`] or [`half_name`] is within, and in how many parts its slices are.
 pub fn sliced(name: &str) -> Option<(&str, usize)> {
     let (whole, e) = name.strip_suffix(']')?.rsplit_once('[')?;
-    Some((whole, e.parse().ok()?))
+    let (e, parts) = e.split_once('.').map_or((e, 1), |(e, _)| (e, 2));
+    e.parse::<usize>().ok().map(|_| (whole, parts))
 }
 
 /// How a tensor is distributed over tp ranks.

@@ -52,9 +52,15 @@ pub(super) fn remove(layouts: &mut [Layout]) {
 
 /// Whether the segment is the matrix of a router.
 fn is_router(segment: &Segment) -> bool {
-    [".mlp.gate.weight", ".mlp.router.weight", ".block_sparse_moe.gate.weight", ".shared_expert_gate.weight"]
-        .iter()
-        .any(|end| segment.name.ends_with(end))
+    const ROUTERS: [&str; 6] = [
+        ".mlp.gate.weight",
+        ".mlp.gate.wg.weight",
+        ".mlp.router.weight",
+        ".block_sparse_moe.gate.weight",
+        ".block_sparse_moe.router.layer.weight",
+        ".shared_expert_gate.weight",
+    ];
+    ROUTERS.iter().any(|end| segment.name.ends_with(end))
 }
 
 /// The module's name for [`Lora::targets`], if an adapter can be attached to the segment.
@@ -144,7 +150,9 @@ impl Lora {
                 known.join(", ")
             ))),
             None => Ok(()),
-            Some(target) if routes && ["gate", "router", "shared_expert_gate"].contains(&target.as_str()) => {
+            Some(target)
+                if routes && ["gate", "wg", "layer", "router", "shared_expert_gate"].contains(&target.as_str()) =>
+            {
                 Err(Error::input(format!(
                     "lora: target_modules names {target}, a router, whose adapters are not supported; choose from {} and \
                      {ALL_LINEAR}",

@@ -71,6 +71,38 @@ pub enum Arch {
     Glm4Moe,
     /// Qwen3 with the experts of DeepSeek V3.
     Dots1,
+    /// Gemma 2 without softcaps, windows and norms after the branches.
+    Gemma,
+    /// Cohere 2 with rotary positions and without windows.
+    Cohere,
+    /// Llama with adjacent rotary pairs.
+    Helium,
+    /// LayerNorm, rotary positions in part of a head; the branches may be parallel.
+    StableLm,
+    /// Llama with a sliding window in most layers.
+    Cwm,
+    /// Granite with norms after the branches too.
+    HyperClovaX,
+    /// Granite with one matrix for gate and up.
+    GraniteHybrid,
+    /// Granite with experts, which files keep in one tensor for each block.
+    GraniteMoe,
+    /// The same with a shared expert.
+    GraniteMoeShared,
+    /// Latent attention, without experts.
+    Youtu,
+    /// Latent attention, factors of embeddings, branches and logits.
+    MiniCpm3,
+    /// ERNIE 4.5 with experts, and a bias in their choice.
+    Ernie45Moe,
+    /// Hunyuan with experts, and a shared one without a gate.
+    HunyuanMoe,
+    /// Mixtral with sigmoid scores of experts, a bias in their choice, and norms over all queries and all keys.
+    MiniMaxM2,
+    /// Llama with the experts of DeepSeek V3.
+    SolarOpen,
+    /// Qwen3 with experts, which files keep in one tensor for each block.
+    Qwen3VlMoe,
     /// LayerNorm, learned positions, GELU, biases (`GPT2LMHeadModel`).
     Gpt,
 }

@@ -27,8 +27,7 @@ const ATTENTION_OUT: &str = "self_attn.o_proj";
 const GATE: &str = "mlp.gate_proj";
 /// Queries, keys and values as one matrix; gate and up as one.
 const QKV: &str = "self_attn.qkv_proj";
-const GATE_UP: &str = "mlp.gate_up_proj";
-const FUSED: [&str; 2] = [QKV, GATE_UP];
+const FUSED: [&str; 3] = [QKV, "mlp.gate_up_proj", "shared_mlp.input_linear"];
 /// The style of fused matrices: each of their parts is sharded.
 const PACKED: &str = "packed_colwise";
 
@@ -36,13 +35,13 @@ const PACKED: &str = "packed_colwise";
 fn attention_inputs(arch: Arch) -> Vec<&'static str> {
     match arch {
         Arch::Phi3 => vec![QKV],
-        Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Glm4MoeLite => LATENT.to_vec(),
+        Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Glm4MoeLite | Arch::Youtu | Arch::MiniCpm3 => LATENT.to_vec(),
         _ => ATTENTION.to_vec(),
     }
 }
 fn mlp_inputs(arch: Arch) -> Vec<&'static str> {
     match arch {
-        Arch::Phi3 | Arch::Glm | Arch::Glm4 => vec![GATE_UP],
+        Arch::Phi3 | Arch::Glm | Arch::Glm4 | Arch::GraniteHybrid => vec![arch.family().modules.gate_up],
         Arch::Starcoder2 => vec![arch.family().modules.mlp[0]],
         _ => vec![GATE, arch.family().modules.mlp[0]],
     }
@@ -77,6 +76,17 @@ const STYLES: [&str; 9] = [
     REPLICATE,
 ];
 
+const HEAD_NORMED: [Arch; 8] = [
+    Arch::Qwen3,
+    Arch::Qwen3Moe,
+    Arch::Qwen3VlMoe,
+    Arch::Gemma3,
+    Arch::HunyuanDense,
+    Arch::HunyuanMoe,
+    Arch::Exaone4,
+    Arch::Dots1,
+];
+
 /// The plan in transformers 5 for a family: its config's plus its class's.
 pub fn transformers(arch: Arch) -> TpPlan {
     let mut plan = TpPlan::new();
@@ -84,16 +94,16 @@ pub fn transformers(arch: Arch) -> TpPlan {
     let modules = &arch.family().modules;
     let (mlp, out) = (mlp_inputs(arch), modules.mlp[1]);
     // transformers gathers the outputs of fused matrices, which is to replicate what follows.
-    if !mlp.contains(&GATE_UP) {
+    if !FUSED.contains(&mlp[0]) {
         mlp.iter().for_each(|module| drop(add(module, "colwise")));
         add(out, "rowwise");
     }
-    if !matches!(arch, Arch::Olmoe | Arch::Olmo2 | Arch::Olmo3 | Arch::Phi3) {
+    if !matches!(arch, Arch::Olmoe | Arch::Olmo2 | Arch::Olmo3 | Arch::MiniMaxM2 | Arch::Phi3) {
         // OLMo normalizes all heads together.
         attention_inputs(arch).iter().for_each(|module| drop(add(module, "colwise")));
         add(ATTENTION_OUT, "rowwise");
     }
-    if matches!(arch, Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3 | Arch::HunyuanDense | Arch::Exaone4 | Arch::Dots1) {
+    if HEAD_NORMED.contains(&arch) {
         modules.head_norms.iter().for_each(|module| drop(add(module, HEAD_NORM)));
     }
     plan.insert("lm_head".into(), "colwise_gather_output".into());

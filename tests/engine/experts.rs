@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-const FAMILIES: [&str; 10] = [
+const FAMILIES: [&str; 16] = [
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
@@ -34,6 +34,12 @@ const FAMILIES: [&str; 10] = [
     "glm4_moe_lite",
     "glm4_moe",
     "dots1",
+    "granitemoe",
+    "granitemoeshared",
+    "ernie4_5_moe",
+    "hunyuan_v1_moe",
+    "minimax_m2",
+    "solar_open",
 ];
 const TOLERANCE: f64 = 1e-5;
 

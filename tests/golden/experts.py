@@ -50,19 +50,29 @@ CASES = {
     "glm4_moe": dict(head_dim=12, n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=14, attention_bias=True),
     "dots1": dict(head_dim=10, n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=14, n_shared_experts=1, norm_topk_prob=True,
                   first_k_dense_replace=1, sliding_window=4, max_window_layers=1),
+    "granitemoe": dict(num_local_experts=5, num_experts_per_tok=2, embedding_multiplier=3.0, attention_multiplier=0.25, residual_multiplier=0.5,
+                       logits_scaling=4.0),
+    "granitemoeshared": dict(num_local_experts=5, num_experts_per_tok=2, shared_intermediate_size=10, attention_bias=True),
+    "ernie4_5_moe": dict(head_dim=10, num_hidden_layers=3, moe_num_experts=6, moe_k=3, moe_intermediate_size=14, moe_num_shared_experts=2,
+                         moe_layer_start_index=1, moe_layer_interval=1),
+    "hunyuan_v1_moe": dict(head_dim=10, num_experts=5, moe_topk=2),
+    "minimax_m2": dict(head_dim=12, num_local_experts=5, num_experts_per_tok=2,
+                       rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5)),
+    "solar_open": dict(head_dim=10, n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=14, n_shared_experts=1),
 }
 # Chosen by scores: transformers has no load-balancing loss of them.
-SCORED = {"deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1"}
+SCORED = {"ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1"}
 
 
 def biases(model):
     """The biases of the choice of experts."""
-    return {n: b for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}
+    own = [*model.named_buffers(), *model.named_parameters()]
+    return {n: b.data for n, b in own if n.endswith("e_score_correction_bias")}
 
 
 def per_expert(model_type, tensors):
     """The tensors as in files: transformers 5 holds those of all experts together."""
-    mixtral, result = model_type == "mixtral", {}
+    mixtral, result = model_type in ("mixtral", "minimax_m2"), {}
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     for name, tensor in tensors.items():
         if mixtral:
@@ -70,6 +80,16 @@ def per_expert(model_type, tensors):
         if model_type == "gpt_oss" and ".experts." in name:
             result |= {f"{name}[{e}]": of_expert.contiguous() for e, of_expert in enumerate(tensor)}
             continue
+        if model_type.startswith("granitemoe"):
+            name = name.replace("router.weight", "router.layer.weight").replace("experts.down_proj", "output_linear.weight")
+            if name.endswith("experts.gate_up_proj"):
+                whole = name.replace("experts.gate_up_proj", "input_linear.weight")
+                result |= {f"{whole}[{e}.{k}]": half.contiguous() for e, both in enumerate(tensor) for k, half in enumerate(both.chunk(2))}
+                continue
+            if name.endswith("output_linear.weight") and tensor.dim() == 3:
+                result |= {f"{name}[{e}]": down.contiguous() for e, down in enumerate(tensor)}
+                continue
+        name = name.replace(".gate.moe_statics.", ".moe_statics.") if model_type == "ernie4_5_moe" else name
         if match := re.fullmatch(r"(.*\.experts)\.(gate_up_proj|down_proj)", name):
             for e, of_expert in enumerate(tensor):
                 kinds = [(down, of_expert)] if match[2] == "down_proj" else zip((gate, up), of_expert.chunk(2))

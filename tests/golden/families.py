@@ -38,6 +38,7 @@ def rope(kind, theta=100.0, **more):
 
 
 PLAIN = dict(rope_parameters=rope("default"))
+LATENT = dict(num_key_value_heads=4, head_dim=4, kv_lora_rank=7, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8)
 LLAMA3 = rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=ORIGINAL)
 YARN = rope("yarn", factor=4.0, beta_fast=4.0, original_max_position_embeddings=ORIGINAL)
 LONG = rope("longrope", short_factor=[1.5, 1.0, 2.0], long_factor=[2.0, 5.0, 9.0], original_max_position_embeddings=ORIGINAL)
@@ -97,6 +98,25 @@ CASES = {
                 dict(layer_types=["sliding_attention"] * 4)),
     "starcoder2": ("starcoder2", dict(hidden_size=40, sliding_window=5, rope_parameters=rope("default"), tie_word_embeddings=True,
                                       norm_epsilon=1e-5), dict(sliding_window=None)),
+    "gemma": ("gemma", dict(**DIVIDED, rope_parameters=rope("default"), tie_word_embeddings=True), dict(rope_parameters=rope("default", 1000.0))),
+    "cohere": ("cohere", dict(hidden_size=40, rope_parameters=rope("default"), layer_norm_eps=1e-5, logit_scale=0.25, attention_bias=True,
+                              tie_word_embeddings=True), dict(logit_scale=0.5)),
+    "helium": ("helium", dict(hidden_size=40, rope_parameters=rope("default")), dict(rope_parameters=rope("default", 1000.0))),
+    "stablelm": ("stablelm", dict(hidden_size=40, rope_parameters=rope("default", partial_rotary_factor=0.4), layer_norm_eps=1e-5, use_qkv_bias=True),
+                 dict(rope_parameters=rope("default", partial_rotary_factor=1.0))),
+    "stablelm_parallel": ("stablelm", dict(hidden_size=40, rope_parameters=rope("default", partial_rotary_factor=0.4), layer_norm_eps=1e-5,
+                                           use_parallel_residual=True), dict(rope_parameters=rope("default", partial_rotary_factor=1.0))),
+    "cwm": ("cwm", dict(**DIVIDED, num_hidden_layers=3, sliding_window=4, rope_parameters=LLAMA3, bos_token_id=1), dict(rope_parameters=rope("default"))),
+    "hyperclovax": ("hyperclovax", dict(**DIVIDED, rope_parameters=rope("default"), embedding_multiplier=3.0, attention_multiplier=0.25,
+                                        residual_multiplier=0.5, logits_scaling=0.5), dict(attention_multiplier=1.0)),
+    "granitemoehybrid": ("granitemoehybrid", dict(hidden_size=40, mamba_n_heads=4, mamba_expand=2, mamba_d_head="auto", rope_parameters=rope("default"),
+                                                  layer_types=["full_attention"] * 2, position_embedding_type="rope", num_local_experts=0,
+                                                  shared_intermediate_size=26, embedding_multiplier=3.0, attention_multiplier=0.25,
+                                                  residual_multiplier=0.5, logits_scaling=4.0), dict(position_embedding_type=None)),
+    "youtu": ("youtu", dict(**DIVIDED, **LATENT, q_lora_rank=9, rope_parameters=rope("default"), tie_word_embeddings=True, attention_bias=True),
+              dict(rope_interleave=False)),
+    "minicpm3": ("minicpm3", dict(**DIVIDED, **LATENT, q_lora_rank=9, rope_parameters=rope("default"), tie_word_embeddings=True, scale_emb=3, scale_depth=1.2,
+                                  dim_model_base=5), dict(scale_depth=1.0)),
 }
 
 

@@ -188,6 +188,64 @@ impl Defaults {
                 ..PLAIN
             },
             Arch::Dots1 => Defaults { kv_heads: Some(32), window: WindowKeys::Given(Some(4096)), ..BIASED },
+            Arch::Gemma => Defaults { kv_heads: Some(16), window: WindowKeys::Never, ..GEMMA },
+            Arch::Cohere => Defaults {
+                eps: ("layer_norm_eps", 1e-5),
+                tied: true,
+                theta: 500_000.0,
+                pairs: RotaryPairs::Adjacent,
+                ..BIASED
+            },
+            Arch::Helium => Defaults {
+                head_dim: Some(128),
+                eps: ("rms_norm_eps", 1e-8),
+                theta: 100_000.0,
+                qkv_bias: ATTENTION_BIAS,
+                mlp_bias: Some(("mlp_bias", false)),
+                pairs: RotaryPairs::Adjacent,
+                ..PLAIN
+            },
+            Arch::StableLm => Defaults {
+                eps: ("layer_norm_eps", 1e-5),
+                qkv_bias: Some(("use_qkv_bias", false)),
+                part: Some(0.25),
+                ..PLAIN
+            },
+            Arch::Cwm => Defaults {
+                kv_heads: Some(8),
+                head_dim: Some(128),
+                eps: ("rms_norm_eps", 1e-5),
+                theta: 1_000_000.0,
+                window: WindowKeys::Given(Some(8192)),
+                mlp_bias: Some(("mlp_bias", false)),
+                ..PLAIN
+            },
+            Arch::HyperClovaX => Defaults::of(Arch::Granite),
+            Arch::GraniteHybrid | Arch::GraniteMoe | Arch::GraniteMoeShared => BIASED,
+            Arch::Youtu => Defaults { tied: true, pairs: RotaryPairs::Adjacent, ..BIASED },
+            Arch::MiniCpm3 => {
+                Defaults { eps: ("rms_norm_eps", 1e-5), tied: true, mlp_bias: Some(("mlp_bias", false)), ..BIASED }
+            }
+            Arch::Ernie45Moe => Defaults {
+                kv_heads: Some(4),
+                eps: ("rms_norm_eps", 1e-5),
+                tied: true,
+                theta: 500_000.0,
+                pairs: RotaryPairs::Adjacent,
+                ..PLAIN
+            },
+            Arch::HunyuanMoe => Defaults { eps: ("rms_norm_eps", 1e-5), ..BIASED },
+            Arch::MiniMaxM2 => {
+                Defaults { kv_heads: Some(8), head_dim: Some(128), theta: 5_000_000.0, part: Some(1.0), ..PLAIN }
+            }
+            Arch::SolarOpen => Defaults {
+                kv_heads: Some(8),
+                head_dim: Some(128),
+                eps: ("rms_norm_eps", 1e-5),
+                theta: 1_000_000.0,
+                ..PLAIN
+            },
+            Arch::Qwen3VlMoe => Defaults { kv_heads: Some(16), theta: 500_000.0, tied: true, ..BIASED },
             Arch::Gpt => PLAIN,
         }
     }

@@ -5,11 +5,12 @@ use std::{fs, path::Path};
 
 /// The keys of all families, and whether the run's dropout replaces them. Dropout of attention probabilities is not
 /// implemented.
-const KEYS: [(&str, bool); 6] = [
+const KEYS: [(&str, bool); 7] = [
     ("attention_dropout", false),
     ("attn_pdrop", false),
     ("embd_pdrop", true),
     ("embedding_dropout", true),
+    ("hidden_dropout", false),
     ("resid_pdrop", true),
     ("residual_dropout", true),
 ];

@@ -35,6 +35,7 @@ const HARMLESS: &[&str] = &[
     "finetuning_task",
     "forced_bos_token_id",
     "forced_eos_token_id",
+    "hidden_dropout",
     "id2label",
     "initializer_range",
     "is_decoder",

@@ -1,7 +1,9 @@
 //! From `config.json`, as written by transformers 4 or 5, to a [`Spec`]. Absent keys take the defaults of the family's
 //! transformers class. Never reads a file.
 use super::defaults::{Defaults, WindowKeys};
+use super::granite;
 use super::keys::ConfigKeys;
+use super::kin;
 use super::rotary::{query_growth, rotaries};
 use super::scored;
 use super::tower;
@@ -26,7 +28,8 @@ pub fn spec(map: &Map<String, Value>) -> Result<(Spec, Vec<String>)> {
 }
 
 fn text_spec(map: &Map<String, Value>, prefix: &str) -> Result<(Spec, Vec<String>)> {
-    let keys = ConfigKeys::new(map, prefix);
+    let map = kin::translated(map)?;
+    let keys = ConfigKeys::new(&map, prefix);
     // gpt-oss is published in 4 bits, which are read as what they stand for.
     match keys.object("quantization_config")? {
         Some(quantized)
@@ -37,7 +40,7 @@ fn text_spec(map: &Map<String, Value>, prefix: &str) -> Result<(Spec, Vec<String
     let score = has_score(&keys)?;
     let families = || {
         let names: Vec<&str> = Arch::all().map(|family| family.model_type).collect();
-        format!("supported: {}, and the text models of {}", names.join(", "), tower::names())
+        format!("supported: {}, {}, and the text models of {}", names.join(", "), kin::LLAMAS, tower::names())
     };
     let Some(model_type) = keys.text("model_type")? else {
         return Err(Error::input(format!("model_type is missing; {}", families())));
@@ -80,8 +83,13 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
     let (dim, heads) = (size("hidden_size", "embed_dim")?, size("num_attention_heads", "num_heads")?);
     let layers = size("num_hidden_layers", "num_layers")?;
     if of.activation == Activation::GeGlu {
-        keys.get("hidden_act"); // present in many files, but unused
-        keys.only("hidden_activation", &[json!("gelu_pytorch_tanh")])?;
+        // The first class reads the first key, the others the second.
+        let (read, unused) = match arch {
+            Arch::Gemma => ("hidden_act", "hidden_activation"),
+            _ => ("hidden_activation", "hidden_act"),
+        };
+        keys.get(unused);
+        keys.only(read, &[json!("gelu_pytorch_tanh")])?;
         keys.only("use_bidirectional_attention", &[json!(false)])?;
     } else {
         keys.only(
@@ -145,7 +153,28 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         Ok::<_, Error>(Spec { query_scalar, post_norms: true, norm_from_one: true, scaled_embedding: true, ..spec })
     };
     Ok(match spec.arch {
-        Arch::Qwen3 | Arch::Qwen3Moe => Spec { qk_norm: true, ..spec },
+        Arch::Qwen3 | Arch::Qwen3Moe | Arch::Qwen3VlMoe => Spec { qk_norm: true, ..spec },
+        Arch::Gemma => Spec { norm_from_one: true, scaled_embedding: true, ..spec },
+        Arch::Cohere => {
+            keys.only("use_qk_norm", &[json!(false)])?;
+            Spec { logit_scale: factor("logit_scale", 0.0625)?, parallel: true, layer_norm: true, ..spec }
+        }
+        Arch::StableLm => {
+            keys.only("qk_layernorm", &[json!(false)])?;
+            let parallel = keys.flag("use_parallel_residual")?.unwrap_or(false);
+            Spec { parallel, layer_norm: true, norm_bias: true, ..spec }
+        }
+        Arch::MiniCpm3 => {
+            let depth = keys.or("scale_depth", 1.4, ConfigKeys::positive)?;
+            let base = keys.or("dim_model_base", 256, |keys, key| keys.size(key, "embed_dim"))?;
+            Spec {
+                embed_multiplier: factor("scale_emb", 12.0)?,
+                residual_multiplier: depth.map_or(1.0, |depth| depth / (spec.layers as f64).sqrt()) as f32,
+                logit_scale: base.map_or(1.0, |base| base as f64 / spec.dim as f64) as f32,
+                ..scored::special(keys, spec)?
+            }
+        }
+        Arch::MiniMaxM2 => Spec { row_norm: true, ..spec },
         Arch::Olmoe => {
             keys.only("clip_qkv", &[])?;
             Spec { row_norm: true, ..spec }
@@ -163,14 +192,10 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         }
         Arch::SmolLm3 => Spec { rotated: rotated_layers(keys, spec.layers)?, ..spec },
         Arch::Olmo2 | Arch::Olmo3 => Spec { row_norm: true, pre_norms: false, post_norms: true, ..spec },
-        Arch::Granite => Spec {
-            embed_multiplier: factor("embedding_multiplier", 1.0)?,
-            score_scale: Some(keys.positive("attention_multiplier")?.unwrap_or(1.0)),
-            residual_multiplier: factor("residual_multiplier", 1.0)?,
-            logit_scale: factor("logits_scaling", 1.0)?.recip(),
-            ..spec
-        },
-        Arch::HunyuanDense => Spec { qk_norm: true, norm_after_rope: true, ..spec },
+        Arch::Granite | Arch::GraniteMoe | Arch::GraniteMoeShared => granite::multiplied(keys, spec)?,
+        Arch::GraniteHybrid => granite::hybrid(keys, spec)?,
+        Arch::HyperClovaX => granite::hyperclovax(keys, spec)?,
+        Arch::HunyuanDense | Arch::HunyuanMoe => Spec { qk_norm: true, norm_after_rope: true, ..spec },
         Arch::Exaone4 => {
             // Without a window anywhere in the file, all layers have rotary positions.
             let rotated = match keys.or("sliding_window", 4096, |keys, key| keys.size(key, "max_len"))? {
@@ -191,8 +216,8 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         },
         Arch::Starcoder2 => Spec { layer_norm: true, norm_bias: true, ..spec },
         Arch::GptOss => Spec { sinks: true, ..spec },
-        Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Glm4MoeLite => scored::special(keys, spec)?,
-        Arch::Glm4Moe => {
+        Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Glm4MoeLite | Arch::Youtu => scored::special(keys, spec)?,
+        Arch::Glm4Moe | Arch::SolarOpen => {
             keys.only("use_qk_norm", &[json!(false)])?;
             spec
         }
@@ -219,7 +244,11 @@ fn experts(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<Op
     if let Some(of) = scored::ScoredExperts::of(arch) {
         return of.experts(keys, layers).map(Some);
     }
-    let qwen = matches!(arch, Arch::Qwen2Moe | Arch::Qwen3Moe);
+    if let Some(experts) = scored::biased(keys, arch, layers, ff)? {
+        return Ok(Some(experts));
+    }
+    let qwen = matches!(arch, Arch::Qwen2Moe | Arch::Qwen3Moe | Arch::Qwen3VlMoe);
+    let shared = |default: usize| width(keys, "shared_intermediate_size", default);
     // Both names of the number of experts are in use, whatever the family.
     let (count, top_k) = match arch {
         Arch::Mixtral => (8, 2),
@@ -227,6 +256,10 @@ fn experts(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<Op
         Arch::Qwen3Moe => (128, 8),
         Arch::Olmoe => (64, 8),
         Arch::GptOss => (128, 4),
+        Arch::Qwen3VlMoe => (60, 4),
+        Arch::GraniteMoe | Arch::GraniteMoeShared => (8, 2),
+        Arch::HunyuanMoe => (1, 1),
+        Arch::GraniteHybrid => return granite::no_experts(keys).map(|()| None),
         _ => return Ok(None),
     };
     let size = |key: &str| keys.size(key, "num_experts");
@@ -237,7 +270,6 @@ fn experts(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<Op
         (a, b) => a.or(b),
     };
     keys.only("router_jitter_noise", &[json!(0), json!(0.0)])?;
-    let width = |key: &str, default: usize| Ok::<_, Error>(keys.size(key, "ff_hidden_dim")?.unwrap_or(default));
     let dense = if qwen { dense_layers(keys, layers)? } else { Vec::new() };
     let aux_coef = keys.number("router_aux_loss_coef")?.unwrap_or(if arch == Arch::Olmoe { 0.01 } else { 0.001 });
     if !(aux_coef.is_finite() && aux_coef >= 0.0) {
@@ -247,12 +279,23 @@ fn experts(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<Op
         count: given.unwrap_or(count),
         top_k: size("num_experts_per_tok")?.unwrap_or(top_k),
         ff: match arch {
-            Arch::Qwen2Moe => width("moe_intermediate_size", 1408)?,
-            Arch::Qwen3Moe => width("moe_intermediate_size", 768)?,
+            Arch::Qwen2Moe | Arch::Qwen3VlMoe => width(keys, "moe_intermediate_size", 1408)?,
+            Arch::Qwen3Moe => width(keys, "moe_intermediate_size", 768)?,
             _ => ff,
         },
-        shared_ff: if arch == Arch::Qwen2Moe { width("shared_expert_intermediate_size", 5632)? } else { 0 },
-        normalize: matches!(arch, Arch::Mixtral | Arch::GptOss) || keys.flag("norm_topk_prob")?.unwrap_or(false),
+        shared_ff: match arch {
+            Arch::Qwen2Moe => width(keys, "shared_expert_intermediate_size", 5632)?,
+            Arch::GraniteMoeShared => shared(0)?,
+            Arch::HunyuanMoe => ff,
+            _ => 0,
+        },
+        normalize: match arch {
+            Arch::Qwen2Moe | Arch::Qwen3Moe | Arch::Olmoe => keys.flag("norm_topk_prob")?.unwrap_or(false),
+            _ => {
+                keys.known(["norm_topk_prob"]);
+                true
+            }
+        },
         dense,
         aux_coef,
         aux_loss: keys.flag("output_router_logits")?.unwrap_or(false),
@@ -265,6 +308,10 @@ fn experts(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<Op
         },
         rule: None,
     }))
+}
+
+fn width(keys: &ConfigKeys, key: &str, default: usize) -> Result<usize> {
+    Ok(keys.size(key, "ff_hidden_dim")?.unwrap_or(default))
 }
 
 /// Layers without experts: those of `mlp_only_layers`, and all but every `decoder_sparse_step`th.
@@ -284,6 +331,9 @@ fn dense_layers(keys: &ConfigKeys, layers: usize) -> Result<Vec<usize>> {
 
 /// The window size, and which layers use it; (0, none) without a window.
 fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<bool>)> {
+    if arch == Arch::GraniteHybrid {
+        return granite::only_attention(keys).map(|()| (0, Vec::new()));
+    }
     let within = |keys: &ConfigKeys, key: &str| keys.size(key, "max_len");
     let switched = keys.flag("use_sliding_window")? == Some(true);
     let window = match Defaults::of(arch).window {
@@ -341,6 +391,7 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
         }
         Some(types) => types,
         None if every > 0 => (0..layers).map(|i| (i + 1) % every != 0).collect(),
+        None if arch == Arch::Cwm => (0..layers).map(|i| i % 4 != 0).collect(),
         // Those without rotary positions.
         None if arch == Arch::SmolLm3 => rotated_layers(keys, layers)?.iter().map(|rotated| !rotated).collect(),
         None => (0..layers).map(|i| i >= first).collect(),

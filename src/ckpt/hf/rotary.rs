@@ -21,7 +21,12 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
             keys.only("partial_rotary_factor", &[json!(1), json!(1.0)])?;
             1.0
         }
-        Some(default) => keys.positive("partial_rotary_factor")?.unwrap_or(default),
+        Some(default) => {
+            // MiniMax's published files have the elements instead.
+            let elements = if arch == Arch::MiniMaxM2 { keys.size("rotary_dim", "head_dim")? } else { None };
+            let default = elements.map_or(default, |n| n as f64 / sizes.1 as f64);
+            keys.positive("partial_rotary_factor")?.unwrap_or(default)
+        }
     };
     let original = match arch {
         Arch::Phi3 => keys.size("original_max_position_embeddings", "max_positions")?.or(Some(4096)),
@@ -52,6 +57,7 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
             let (rope, part) = match old.or(new) {
                 Some(keys) => rotary(&keys, plain)?,
                 None if arch == Arch::GptOss => (Rotary { theta, scaling: gpt_oss() }, part),
+                None if arch == Arch::Cwm => (Rotary { theta, scaling: CWM }, part),
                 None => (Rotary::new(theta), part),
             };
             Ok((rope, two.then(|| Rotary::new(local)), part))
@@ -132,6 +138,9 @@ fn rotary(keys: &ConfigKeys, of: RotaryDefaults) -> Result<(Rotary, f64)> {
     keys.finish()?;
     Ok((Rotary { theta, scaling }, part))
 }
+
+/// What the class of CWM scales with where its config does not say.
+const CWM: Scaling = Scaling::Llama3 { factor: 16.0, low: 1.0, high: 4.0, original: 8192 };
 
 /// What the class of gpt-oss scales with where its config does not say.
 fn gpt_oss() -> Scaling {

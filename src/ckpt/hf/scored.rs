@@ -12,6 +12,8 @@ fn latent_defaults(arch: Arch) -> Option<Latent> {
         Arch::DeepseekV2 | Arch::DeepseekV3 => {
             Some(Latent { q_rank: 1536, kv_rank: 512, nope: 128, rope: 64, value: 128 })
         }
+        Arch::Youtu => latent_defaults(Arch::DeepseekV3),
+        Arch::MiniCpm3 => Some(Latent { q_rank: 768, kv_rank: 256, nope: 64, rope: 32, value: 0 }),
         Arch::Glm4MoeLite => Some(Latent { q_rank: 768, kv_rank: 512, nope: 192, rope: 64, value: 256 }),
         _ => None,
     }
@@ -28,14 +30,24 @@ pub fn latent(keys: &ConfigKeys, arch: Arch) -> Result<Option<Latent>> {
         kv_rank: keys.size("kv_lora_rank", "embed_dim")?.unwrap_or(of.kv_rank),
         nope: width("qk_nope_head_dim", of.nope)?,
         rope: width("qk_rope_head_dim", of.rope)?,
-        value: width("v_head_dim", of.value)?,
+        value: match keys.size("v_head_dim", "head_dim")? {
+            None if of.value == 0 => {
+                let (dim, heads) = (keys.whole("hidden_size")?, keys.whole("num_attention_heads")?);
+                dim.unwrap_or(0) / heads.unwrap_or(1).max(1)
+            }
+            given => given.unwrap_or(of.value),
+        },
     }))
 }
 
 /// What latent attention takes from keys of others.
 pub fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
     let Some(Latent { nope, rope, .. }) = spec.latent else { return Ok(spec) };
-    let is_interleaved = spec.arch == Arch::DeepseekV2 || keys.flag("rope_interleave")?.unwrap_or(true);
+    let is_interleaved = match spec.arch {
+        Arch::DeepseekV2 => true,
+        Arch::MiniCpm3 => false,
+        _ => keys.flag("rope_interleave")?.unwrap_or(true),
+    };
     let rotary_pairs = if is_interleaved { RotaryPairs::Adjacent } else { RotaryPairs::Halves };
     let scale = ((nope + rope) as f64).sqrt().recip() * score_factor(keys)?;
     Ok(Spec { rotary_pairs, score_scale: Some(scale), ..spec })
@@ -93,6 +105,7 @@ impl ScoredExperts {
             }),
             Arch::Glm4MoeLite => plain(ScoredExperts { count: 64, top_k: 4, ff: 1536, dense: 1, scale: 1.8, ..v3 }),
             Arch::Glm4Moe => plain(ScoredExperts { count: 128, ff: 1408, dense: 1, scale: 1.0, ..v3 }),
+            Arch::SolarOpen => plain(ScoredExperts { count: 128, ff: 1280, dense: 0, scale: 1.0, ..v3 }),
             Arch::Dots1 => plain(ScoredExperts {
                 count: 0,
                 top_k: 0,
@@ -154,6 +167,10 @@ impl ScoredExperts {
 
     /// Layers without experts: the first ones, or those that a list says.
     fn dense_layers(&self, keys: &ConfigKeys, layers: usize) -> Result<Vec<usize>> {
+        if self.arch == Arch::SolarOpen {
+            keys.known(["first_k_dense_replace"]);
+            return Ok(Vec::new());
+        }
         if self.arch != Arch::Glm4MoeLite {
             let dense = keys.whole("first_k_dense_replace")?.unwrap_or(self.dense);
             return Ok((0..dense.min(layers)).collect());
@@ -175,9 +192,62 @@ impl ScoredExperts {
     }
 }
 
+/// Experts that a bias helps to choose, in other families than DeepSeek's.
+pub fn biased(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<Option<Experts>> {
+    let sigmoid = match arch {
+        Arch::Ernie45Moe => false,
+        Arch::MiniMaxM2 => true,
+        _ => return Ok(None),
+    };
+    let size = |key: &str, default: usize| Ok::<_, Error>(keys.size(key, "num_experts")?.unwrap_or(default));
+    // There is no load-balancing loss of them here.
+    keys.only("output_router_logits", &[json!(false)])?;
+    keys.known(["router_aux_loss_coef"]);
+    let rule = RouteRule { sigmoid, biased: true, groups: 1, top_groups: 1, scale: 1.0 };
+    let experts = Experts { normalize: true, rule: Some(rule), ..Experts::default() };
+    if arch == Arch::MiniMaxM2 {
+        keys.only("router_jitter_noise", &[json!(0), json!(0.0)])?;
+        let (count, top_k) = (size("num_local_experts", 256)?, size("num_experts_per_tok", 8)?);
+        return Ok(Some(Experts { count, top_k, ff, ..experts }));
+    }
+    keys.only("use_bias", &[json!(false)])?;
+    // A bound of the sum of weights, which no sum of probabilities reaches.
+    keys.number("moe_norm_min")?;
+    let ff = keys.size("moe_intermediate_size", "ff_hidden_dim")?.unwrap_or(1536);
+    let (first, step) = (keys.whole("moe_layer_start_index")?.unwrap_or(1), keys.whole("moe_layer_interval")?);
+    let last = keys.number("moe_layer_end_index")?.filter(|last| *last >= 0.0).map_or(layers, |last| last as usize);
+    let is_sparse = |i: usize| (i + 1).is_multiple_of(step.unwrap_or(1).max(1)) && (first..=last).contains(&i);
+    Ok(Some(Experts {
+        count: size("num_experts", 64)?,
+        top_k: size("num_experts_per_tok", 6)?,
+        ff,
+        shared_ff: ff * keys.whole("n_shared_experts")?.unwrap_or(2),
+        dense: (0..layers).filter(|&i| !is_sparse(i)).collect(),
+        ..experts
+    }))
+}
+
 /// The keys of experts; None of a family whose experts are chosen by their probabilities.
 pub fn experts_json(spec: &Spec) -> Option<Value> {
     let (e, rule) = (spec.experts.as_ref()?, spec.experts.as_ref()?.rule?);
+    match spec.arch {
+        Arch::MiniMaxM2 => return Some(json!({"num_local_experts": e.count, "num_experts_per_tok": e.top_k})),
+        Arch::Ernie45Moe => {
+            let sparse: Vec<usize> = (0..spec.layers).filter(|&i| spec.experts_of(i).is_some()).collect();
+            let step = sparse.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap_or(1);
+            return Some(json!({
+                "num_experts": e.count,
+                "num_experts_per_tok": e.top_k,
+                "n_shared_experts": e.shared_ff.checked_div(e.ff).unwrap_or(0),
+                "moe_intermediate_size": e.ff,
+                "moe_layer_start_index": sparse.first().copied().unwrap_or(spec.layers),
+                "moe_layer_end_index": sparse.last().copied().unwrap_or(spec.layers),
+                "moe_layer_interval": step,
+                "use_bias": false,
+            }));
+        }
+        _ => {}
+    }
     let mut map = json!({
         "n_routed_experts": e.count,
         "num_experts_per_tok": e.top_k,
@@ -193,6 +263,7 @@ pub fn experts_json(spec: &Spec) -> Option<Value> {
             let kinds = (0..spec.layers).map(|i| if spec.experts_of(i).is_some() { "sparse" } else { "dense" });
             map["mlp_layer_types"] = kinds.collect();
         }
+        Arch::SolarOpen => {}
         _ => map["first_k_dense_replace"] = json!(e.dense.len()),
     }
     match spec.arch {
@@ -216,7 +287,7 @@ pub fn write_latent(spec: &Spec, map: &mut Map<String, Value>) {
         "qk_rope_head_dim": rope,
         "v_head_dim": value,
     })));
-    if spec.arch != Arch::DeepseekV2 {
+    if !matches!(spec.arch, Arch::DeepseekV2 | Arch::MiniCpm3) {
         map.insert("rope_interleave".into(), json!(spec.rotary_pairs == RotaryPairs::Adjacent));
     }
     // The key from which `score_factor` follows, to as many digits as a file has.

@@ -345,8 +345,10 @@ fn text_models_of_vision_language_configs_are_those_of_their_families() {
         (&outer, "quantization_config", json!({"bits": 4}), "quantization_config"),
         (&gemma, "architectures", json!(["Gemma3ForSequenceClassification"]), "only ...ForConditionalGeneration"),
         (&outer, "model_type", json!("qwen3_5"), "most of its layers are gated delta nets"),
-        (&outer, "model_type", json!("qwen3_vl_moe"), "the experts of a block as one tensor"),
-        (&outer, "model_type", json!("llava"), "\"llava\"; supported: llama,"),
+        (&outer, "model_type", json!("qwen3_vl_moe"), "it must be \"qwen3_vl_moe_text\""),
+        (&outer, "model_type", json!("paligemma"), "its prompts attend to later tokens too"),
+        (&outer, "model_type", json!("gemma4"), "head sizes differ among layers"),
+        (&outer, "model_type", json!("florence2"), "\"florence2\"; supported: llama,"),
     ] {
         let mut map = object(base.clone());
         map.insert(key.into(), value);

@@ -15,32 +15,75 @@ struct TowerClass {
     texts: &'static [(&'static str, &'static str)],
 }
 
-const CLASSES: [TowerClass; 5] = [
+const LLAVA: [(&str, &str); 6] = [
+    ("llama", "llama"),
+    ("mistral", "mistral"),
+    ("qwen2", "qwen2"),
+    ("qwen3", "qwen3"),
+    ("phi3", "phi3"),
+    ("gemma", "gemma"),
+];
+const QWENS: [(&str, &str); 3] = [("qwen2", "qwen2"), ("qwen3", "qwen3"), ("llama", "llama")];
+
+const CLASSES: [TowerClass; 22] = [
+    TowerClass { model_type: "aya_vision", texts: &[("cohere2", "cohere2"), ("cohere", "cohere")] },
+    TowerClass { model_type: "cohere2_vision", texts: &[("cohere2", "cohere2")] },
     TowerClass { model_type: "gemma3", texts: &[("gemma3_text", "gemma3_text")] },
+    TowerClass { model_type: "glm4v", texts: &[("glm4v_text", "glm4")] },
+    TowerClass { model_type: "glm_ocr", texts: &[("glm_ocr_text", "glm4")] },
+    TowerClass { model_type: "got_ocr2", texts: &[("qwen2", "qwen2")] },
+    TowerClass { model_type: "idefics2", texts: &[("mistral", "mistral"), ("llama", "llama")] },
+    TowerClass { model_type: "idefics3", texts: &[("llama", "llama")] },
+    TowerClass { model_type: "internvl", texts: &QWENS },
+    TowerClass { model_type: "lighton_ocr", texts: &[("qwen3", "qwen3")] },
+    TowerClass { model_type: "llava", texts: &LLAVA },
+    TowerClass { model_type: "llava_next", texts: &LLAVA },
+    TowerClass { model_type: "llava_onevision", texts: &QWENS },
     TowerClass { model_type: "mistral3", texts: &[("mistral", "mistral"), ("ministral3", "ministral3")] },
+    TowerClass { model_type: "ovis2", texts: &[("qwen2", "qwen2")] },
+    TowerClass { model_type: "paddleocr_vl", texts: &[("paddleocr_vl_text", "llama")] },
     TowerClass { model_type: "qwen2_vl", texts: &[("qwen2_vl_text", "qwen2"), ("qwen2_vl", "qwen2")] },
     TowerClass { model_type: "qwen2_5_vl", texts: &[("qwen2_5_vl_text", "qwen2"), ("qwen2_5_vl", "qwen2")] },
     TowerClass { model_type: "qwen3_vl", texts: &[("qwen3_vl_text", "qwen3")] },
+    TowerClass { model_type: "qwen3_vl_moe", texts: &[("qwen3_vl_moe_text", "qwen3_vl_moe_text")] },
+    TowerClass { model_type: "smolvlm", texts: &[("llama", "llama")] },
+    TowerClass { model_type: "vipllava", texts: &[("llama", "llama")] },
 ];
 
 /// Keys of these classes that do not affect text.
-const VISUAL: [&str; 17] = [
+const VISUAL: [&str; 33] = [
+    "adapter_layer_norm_eps",
+    "alignment_intermediate_size",
     "boi_token_id",
     "boi_token_index",
+    "downsample_factor",
+    "downsample_ratio",
     "eoi_token_id",
     "eoi_token_index",
+    "image_end_token_id",
+    "image_grid_pinpoints",
+    "image_seq_length",
+    "image_start_token_id",
     "image_token_id",
     "image_token_index",
     "mm_tokens_per_image",
     "multimodal_projector_bias",
+    "perceiver_config",
     "projector_hidden_act",
+    "projector_layernorm_eps",
+    "scale_factor",
     "spatial_merge_size",
+    "video_end_token_id",
+    "video_start_token_id",
     "video_token_id",
+    "vision_aspect_ratio",
     "vision_config",
     "vision_end_token_id",
     "vision_feature_layer",
+    "vision_feature_select_strategy",
     "vision_start_token_id",
     "vision_token_id",
+    "visual_indicator_token_ids",
     TEXT,
 ];
 
@@ -55,8 +98,12 @@ pub fn missing(model_type: &str) -> Option<&'static str> {
         "qwen3_next" | "qwen3_5" | "qwen3_5_text" | "qwen3_5_moe" | "qwen3_5_moe_text" => {
             "most of its layers are gated delta nets, which are not supported yet"
         }
-        "qwen3_vl_moe" => "it stores the experts of a block as one tensor, which is not supported yet",
+        "paligemma" => "its prompts attend to later tokens too, which is not supported yet",
         "gemma3n" | "gemma3n_text" => "embeddings of each layer are not supported yet",
+        "gemma4" | "gemma4_text" => {
+            "head sizes differ among layers, and layers may share keys and values, which is not supported yet"
+        }
+        "lfm2" | "lfm2_moe" | "lfm2_vl" => "most of its layers are short convolutions, which are not supported yet",
         "llama4" | "llama4_text" => "attention in chunks is not supported yet",
         _ => return None,
     })
@@ -117,6 +164,9 @@ pub fn text(map: &Map<String, Value>) -> Result<Option<TextConfig>> {
     ["bos_token_id", "eos_token_id", "pad_token_id"].into_iter().try_for_each(|key| keys.ids(key))?;
     keys.known(VISUAL);
     let outer = keys.flag("tie_word_embeddings")?;
+    if class.model_type == "ovis2" {
+        keys.known(["hidden_size", "vocab_size"]); // the text model's own are those that count
+    }
     let (mut text, prefix, inert) = match map.get(TEXT).filter(|text| !text.is_null()) {
         Some(Value::Object(text)) => {
             // Some versions write the text model's keys twice.
@@ -141,7 +191,7 @@ pub fn text(map: &Map<String, Value>) -> Result<Option<TextConfig>> {
         let what = format!("{prefix}model_type is {}; with a {} model it must be ", quote(name), class.model_type);
         return Err(Error::input(what + &known.join(" or ")));
     };
-    let mut all = defaults(name);
+    let mut all = text_defaults(name);
     all.append(&mut text);
     all.insert("model_type".into(), json!(family));
     // transformers 5 reads the outer key, 4 the inner one; both write both. Of Qwen 2, either one is enough.
@@ -149,16 +199,36 @@ pub fn text(map: &Map<String, Value>) -> Result<Option<TextConfig>> {
         let inner = all.get("tie_word_embeddings") == Some(&json!(true)) && class.model_type.starts_with("qwen2");
         all.insert("tie_word_embeddings".into(), json!(outer || inner));
     }
+    if class.model_type.starts_with("glm") {
+        glm(&mut all, name);
+    }
+    if *name == "paddleocr_vl_text" {
+        // Its name for biases, which no published model has.
+        ConfigKeys::new(&all, prefix).only("use_bias", &[json!(false)])?;
+        all.shift_remove("use_bias");
+    }
     let mut inert = inert;
-    if class.model_type.starts_with("qwen") {
+    if ["qwen", "glm", "paddleocr"].iter().any(|family| class.model_type.starts_with(family)) {
         text_rope(&mut all);
     }
-    if class.model_type == "qwen3_vl" {
+    if class.model_type.starts_with("qwen3_vl") {
         let unused = ["layer_types", "max_window_layers", "sliding_window", "use_sliding_window"];
         let found = unused.iter().filter(|key| all.shift_remove(**key).is_some_and(|value| !value.is_null()));
         inert.extend(found.map(|key| format!("{prefix}{key}")));
     }
     Ok(Some(TextConfig { map: all, prefix, inert }))
+}
+
+/// What GLM's text models have in other ways than GLM 4.
+fn glm(text: &mut Map<String, Value>, name: &str) {
+    let whole = |key: &str| text.get(key).and_then(Value::as_u64).unwrap_or(0);
+    let head_dim = whole("hidden_size") / whole("num_attention_heads").max(1);
+    // GLM-4.1V's class ignores the key.
+    if name == "glm4v_text" || !text.contains_key("head_dim") {
+        text.insert("head_dim".into(), json!(head_dim));
+    }
+    text.entry("partial_rotary_factor").or_insert(json!(1.0));
+    text.insert("attention_bias".into(), json!(name == "glm4v_text"));
 }
 
 /// Replaces M-RoPE by the RoPE that it is for text.
@@ -176,35 +246,60 @@ fn text_rope(text: &mut Map<String, Value>) {
     }
 }
 
+/// Those of [`defaults`], and the sizes of classes whose own configs say them.
+fn text_defaults(model_type: &str) -> Map<String, Value> {
+    match model_type {
+        "llama" => sizes([32_000, 4096, 11_008, 32, 32, 2048]),
+        "qwen2" => sizes([151_936, 4096, 22_016, 32, 32, 32_768]),
+        "qwen3" => sizes([151_936, 4096, 22_016, 32, 32, 32_768]),
+        "phi3" => sizes([32_064, 3072, 8192, 32, 32, 4096]),
+        "gemma" => sizes([256_000, 3072, 24_576, 28, 16, 8192]),
+        "cohere" => sizes([256_000, 8192, 22_528, 40, 64, 8192]),
+        "cohere2" => sizes([256_000, 8192, 22_528, 40, 64, 8192]),
+        other => defaults(other),
+    }
+}
+
+/// Vocabulary, width, hidden width of the feed-forward layer, layers, heads and positions.
+fn sizes([vocab, dim, ff, layers, heads, max_len]: [usize; 6]) -> Map<String, Value> {
+    object(json!({
+        "vocab_size": vocab,
+        "hidden_size": dim,
+        "intermediate_size": ff,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": max_len,
+    }))
+}
+
 /// The defaults of transformers' config class `model_type` that its family here does not have.
 pub fn defaults(model_type: &str) -> Map<String, Value> {
-    let sizes = |vocab: usize, dim: usize, ff: usize, layers: usize, heads: usize, max_len: usize| {
-        object(json!({
-            "vocab_size": vocab,
-            "hidden_size": dim,
-            "intermediate_size": ff,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "max_position_embeddings": max_len,
-        }))
-    };
     let with = |mut map: Map<String, Value>, more: Value| {
         map.extend(object(more));
         map
     };
     match model_type {
-        "gemma3_text" => sizes(262_208, 2304, 9216, 26, 8, 131_072),
-        "mistral" => sizes(32_000, 4096, 14_336, 32, 32, 131_072),
+        "gemma3_text" => sizes([262_208, 2304, 9216, 26, 8, 131_072]),
+        "mistral" => sizes([32_000, 4096, 14_336, 32, 32, 131_072]),
         "ministral3" => with(
-            sizes(131_072, 4096, 14_336, 34, 32, 262_144),
+            sizes([131_072, 4096, 14_336, 34, 32, 262_144]),
             json!({"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}),
         ),
         "qwen2_vl_text" | "qwen2_vl" | "qwen2_5_vl_text" | "qwen2_5_vl" => with(
-            sizes(152_064, 8192, 29_568, 80, 64, 32_768),
+            sizes([152_064, 8192, 29_568, 80, 64, 32_768]),
             json!({"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80}),
         ),
+        "qwen3_vl_moe_text" => sizes([151_936, 2048, 5632, 24, 16, 128_000]),
+        "paddleocr_vl_text" => with(
+            sizes([103_424, 1024, 3072, 18, 16, 131_072]),
+            json!({"rms_norm_eps": 1e-5, "num_key_value_heads": 2, "head_dim": 128, "tie_word_embeddings": true}),
+        ),
+        "glm4v_text" => with(sizes([151_552, 4096, 13_696, 40, 32, 32_768]), json!({"rms_norm_eps": 1e-5})),
+        "glm_ocr_text" => {
+            with(sizes([59_392, 1024, 4096, 16, 16, 131_072]), json!({"rms_norm_eps": 1e-5, "num_key_value_heads": 8}))
+        }
         "qwen3_vl_text" => with(
-            sizes(151_936, 4096, 22_016, 32, 32, 128_000),
+            sizes([151_936, 4096, 22_016, 32, 32, 128_000]),
             json!({"num_key_value_heads": 32, "head_dim": 128, "rope_theta": 5e5}),
         ),
         _ => Map::new(),

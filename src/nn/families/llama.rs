@@ -7,14 +7,15 @@ use crate::nn::block::{DecoderBlock, FeedForward};
 use crate::nn::context::TurnTable;
 use crate::nn::expert_layer::{ClampedExperts, ExpertLayer};
 use crate::nn::experts::{SharedExpert, SparseBranch};
+use crate::nn::families::table::SparseNames;
 use crate::nn::grouped::GroupedLinear;
 use crate::nn::latent::LatentProjections;
-use crate::nn::layout::{Init, Layout, Tp, slice_name};
+use crate::nn::layout::{Init, Layout, Tp, half_name, slice_name};
 use crate::nn::linear::Linear;
 use crate::nn::mlp::MlpBranch;
 use crate::nn::norm::Norm;
 use crate::nn::root::{Root, VocabRows};
-use crate::nn::spec::{Arch, Experts, Latent, Spec};
+use crate::nn::spec::{Experts, Latent, Spec};
 use crate::nn::split::{Slice, Split};
 use crate::nn::store::Stride;
 
@@ -135,9 +136,8 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     };
     let (gate, up) = match spec.fused_gate_up {
         true => {
-            let both = names.parts("mlp.gate_up_proj", [ff, ff, 0], by_columns);
-            let (own, column) = (by_columns.share(ff).len(), |own| Linear::new(both, own, dim));
-            (Some(column(own)), column(own).from(own))
+            let (gate, up) = names.gate_and_up(modules.gate_up, ff, by_columns);
+            (Some(gate), up)
         }
         false => (
             spec.gated().then(|| names.column("mlp.gate_proj", ff, by_columns, spec.mlp_bias)),
@@ -156,18 +156,10 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     (names.layout, DecoderBlock { attention, mlp: FeedForward::Dense(mlp), parallel: spec.parallel })
 }
 
-/// The module of a sparse feed-forward branch, and the matrices of an expert: gate, up and down.
-fn sparse_names(arch: Arch) -> (&'static str, [&'static str; 3]) {
-    match arch {
-        Arch::Mixtral => ("block_sparse_moe", ["w1", "w3", "w2"]),
-        _ => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
-    }
-}
-
 /// The experts of sparse block `i`, or with tp this rank's columns of each. The tensors of an expert follow each other,
 /// so those of a kind are at equal distances. Every rank of ep lists all experts, and holds its share.
 pub fn experts(spec: &Spec, split: &Split, i: usize) -> Layout {
-    let (module, kinds) = sparse_names(spec.arch);
+    let SparseNames { module, expert: kinds, stacked, .. } = &spec.arch.family().modules.sparse;
     let (dim, down, columns) = (spec.dim, Init::residual(spec.layers), split.part(split.cuts.mlp));
     let (count, ff) = spec.experts.as_ref().map_or((0, 0), |experts| (experts.count, experts.ff));
     let layout = Layout { experts: true, ..Layout::default() };
@@ -181,7 +173,10 @@ pub fn experts(spec: &Spec, split: &Split, i: usize) -> Layout {
         }
         for (k, kind) in kinds.iter().enumerate().filter(|_| !clamped) {
             let (shape, cut, init) = if k == 2 { ([dim, ff], 1, down) } else { ([ff, dim], 0, Init::NORMAL) };
-            names.cut(&format!("{e}.{kind}"), WEIGHT, &shape, cut, columns, init);
+            match stacked {
+                None => names.cut(&format!("{e}.{kind}"), WEIGHT, &shape, cut, columns, init),
+                Some(whole) => names.stacked(*whole, (i, e, k), shape, cut, columns, init),
+            };
         }
         if split.ep.of > 1 {
             names.layout.give(first, ep, ep == split.ep.index);
@@ -192,20 +187,21 @@ pub fn experts(spec: &Spec, split: &Split, i: usize) -> Layout {
 
 fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
     let Spec { arch, dim, .. } = *names.spec;
-    let (module, _) = sparse_names(arch);
+    let &SparseNames { module, router, correction, shared, shared_fused, shared_gate, .. } =
+        &arch.family().modules.sparse;
     let &Experts { count, top_k, ff, shared_ff, normalize, .. } = experts;
     // What the gradient of a router follows from are sums over columns, so those of ranks that share them are summed.
     let columns = names.split.part(names.split.cuts.mlp);
     let summed = if columns.of > 1 { Tp::Summed } else { Tp::Same };
     let norm = names.norm("post_attention_layernorm", dim);
-    let router = if experts.clamp.is_some() { "router" } else { "gate" };
     let router_name = format!("{module}.{router}");
     let router = names.push(&router_name, WEIGHT, &[count, dim], summed, Init::NORMAL);
     let router_bias = experts.clamp.map(|_| names.push(&router_name, BIAS, &[count], summed, Init::ZEROS));
     let correction = experts.rule.is_some_and(|rule| rule.biased).then(|| {
         // A buffer of transformers: it balances experts while a model is pretrained, by a rule of its own.
-        let name = format!("{}{module}.gate.e_score_correction_bias", names.prefix);
-        let segment = names.layout.push_part(name, &[count], Tp::Same, false, Init::ZEROS);
+        let (name, dimensions) = (format!("{}{module}.{}", names.prefix, correction.0), correction.1);
+        let shape: &[usize] = if dimensions == 1 { &[count] } else { &[1, count] };
+        let segment = names.layout.push_part(name, shape, Tp::Same, false, Init::ZEROS);
         names.layout.segments[segment].trainable = false;
         segment
     });
@@ -226,13 +222,26 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
             (gate, Some(up), GroupedLinear::new(stride(2), dim, width), None)
         }
     };
-    let is_gated = rule.is_none();
-    let shared_module = if is_gated { "mlp.shared_expert" } else { "mlp.shared_experts" };
-    let shared = (shared_ff > 0).then(|| SharedExpert {
-        gate: names.column(&format!("{shared_module}.gate_proj"), shared_ff, columns, false),
-        up: names.column(&format!("{shared_module}.up_proj"), shared_ff, columns, false),
-        down: names.row(&format!("{shared_module}.down_proj"), shared_ff, columns, false),
-        router: is_gated.then(|| names.push("mlp.shared_expert_gate", WEIGHT, &[1, dim], summed, Init::NORMAL)),
+    let shared = (shared_ff > 0).then(|| {
+        let module = |name: &str| format!("{shared}.{name}");
+        let (gate, up, down) = match shared_fused {
+            None => {
+                let [gate, up] =
+                    ["gate_proj", "up_proj"].map(|kind| names.column(&module(kind), shared_ff, columns, false));
+                (gate, up, "down_proj")
+            }
+            Some([both, down]) => {
+                let (gate, up) = names.gate_and_up(&module(both), shared_ff, columns);
+                (gate, up, down)
+            }
+        };
+        let down = names.row(&module(down), shared_ff, columns, false);
+        SharedExpert {
+            gate,
+            up,
+            down,
+            router: shared_gate.map(|name| names.push(name, WEIGHT, &[1, dim], summed, Init::NORMAL)),
+        }
     });
     let index = (0..i).filter(|&i| names.spec.experts_of(i).is_some()).count();
     let shape = RouteShape { experts: count, top_k, normalize };
@@ -313,6 +322,34 @@ impl Names<'_> {
             let name = format!("{}{}", self.prefix, slice_name(kind, e));
             self.layout.push_part(name, &shape, tp, shape.len() > 1, init);
         }
+    }
+    /// A matrix of expert `e` of block `i`, which files have in one tensor for the block: its gate (`k` is 0) above its
+    /// up (1), or its down (2).
+    fn stacked(
+        &mut self,
+        [gate_up, down]: [&str; 2],
+        (i, e, k): (usize, usize, usize),
+        mut shape: [usize; 2],
+        cut: usize,
+        over: Slice,
+        init: Init,
+    ) -> usize {
+        let block = format!("model.layers.{i}.");
+        let name = match k {
+            2 => slice_name(&format!("{block}{down}"), e),
+            half => half_name(&format!("{block}{gate_up}"), e, half),
+        };
+        let whole = shape[cut];
+        shape[cut] = over.share(whole).len();
+        let tp = if over.of > 1 { Tp::Cut { dim: cut, over, whole } } else { Tp::Same };
+        self.layout.push_part(name, &shape, tp, true, init)
+    }
+    /// Column-parallel gate and up, which are one tensor.
+    fn gate_and_up(&mut self, name: &str, ff: usize, over: Slice) -> (Linear, Linear) {
+        let (both, dim) = (self.parts(name, [ff, ff, 0], over), self.spec.dim);
+        let own = over.share(ff).len();
+        let half = || Linear::new(both, own, dim);
+        (half(), half().from(own))
     }
     /// This rank's shards of matrices that are one tensor, one below the other.
     fn parts(&mut self, name: &str, rows: [usize; 3], over: Slice) -> usize {

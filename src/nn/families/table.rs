@@ -25,18 +25,92 @@ pub struct ModuleNames {
     pub head_norms: [&'static str; 2],
     /// Up and down.
     pub mlp: [&'static str; 2],
+    /// Gate and up as one matrix.
+    pub gate_up: &'static str,
+    pub sparse: SparseNames,
 }
+
+/// Names of a sparse feed-forward branch, most of them within the branch's module.
+pub struct SparseNames {
+    pub module: &'static str,
+    pub router: &'static str,
+    /// Gate, up and down of an expert.
+    pub expert: [&'static str; 3],
+    /// The tensors of a block, within the block, that hold gate and up of all experts, and down, if files have them.
+    pub stacked: Option<[&'static str; 2]>,
+    /// The bias of the choice, and the number of its dimensions.
+    pub correction: (&'static str, usize),
+    /// The expert that every token uses, within the block.
+    pub shared: &'static str,
+    /// Its gate and up as one matrix, and its down, if it has such.
+    pub shared_fused: Option<[&'static str; 2]>,
+    /// The router of the shared expert, if it has one, within the block.
+    pub shared_gate: Option<&'static str>,
+}
+
+const SPARSE: SparseNames = SparseNames {
+    module: "mlp",
+    router: "gate",
+    expert: ["gate_proj", "up_proj", "down_proj"],
+    stacked: None,
+    correction: ("gate.e_score_correction_bias", 1),
+    shared: "mlp.shared_experts",
+    shared_fused: None,
+    shared_gate: None,
+};
+const MIXTRAL_SPARSE: SparseNames = SparseNames {
+    module: "block_sparse_moe",
+    expert: ["w1", "w3", "w2"],
+    correction: ("e_score_correction_bias", 1),
+    ..SPARSE
+};
+const GRANITE_SPARSE: SparseNames = SparseNames {
+    module: "block_sparse_moe",
+    router: "router.layer",
+    stacked: Some(["block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"]),
+    shared: "shared_mlp",
+    shared_fused: Some(["input_linear", "output_linear"]),
+    ..SPARSE
+};
 
 const LLAMA: ModuleNames = ModuleNames {
     attention_norms: ["input_layernorm", "post_attention_layernorm"],
     mlp_norms: ["post_attention_layernorm", "post_feedforward_layernorm"],
     head_norms: ["self_attn.q_norm", "self_attn.k_norm"],
     mlp: ["mlp.up_proj", "mlp.down_proj"],
+    gate_up: "mlp.gate_up_proj",
+    sparse: SPARSE,
+};
+const MIXTRAL: ModuleNames = ModuleNames { sparse: MIXTRAL_SPARSE, ..LLAMA };
+const QWEN2_MOE: ModuleNames = ModuleNames {
+    sparse: SparseNames { shared: "mlp.shared_expert", shared_gate: Some("mlp.shared_expert_gate"), ..SPARSE },
+    ..LLAMA
+};
+const QWEN3_VL_MOE: ModuleNames = ModuleNames {
+    sparse: SparseNames { stacked: Some(["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]), ..SPARSE },
+    ..LLAMA
+};
+const GPT_OSS: ModuleNames = ModuleNames { sparse: SparseNames { router: "router", ..SPARSE }, ..LLAMA };
+const ERNIE_MOE: ModuleNames =
+    ModuleNames { sparse: SparseNames { correction: ("moe_statics.e_score_correction_bias", 2), ..SPARSE }, ..LLAMA };
+const GRANITE_MOE: ModuleNames = ModuleNames { sparse: GRANITE_SPARSE, ..LLAMA };
+/// Without experts, the shared one is all.
+const GRANITE_HYBRID: ModuleNames = ModuleNames {
+    mlp: ["shared_mlp.input_linear", "shared_mlp.output_linear"],
+    gate_up: "shared_mlp.input_linear",
+    ..GRANITE_MOE
 };
 const GEMMA: ModuleNames =
     ModuleNames { mlp_norms: ["pre_feedforward_layernorm", "post_feedforward_layernorm"], ..LLAMA };
 const HUNYUAN: ModuleNames =
     ModuleNames { head_norms: ["self_attn.query_layernorm", "self_attn.key_layernorm"], ..LLAMA };
+const HUNYUAN_MOE: ModuleNames =
+    ModuleNames { sparse: SparseNames { router: "gate.wg", shared: "mlp.shared_mlp", ..SPARSE }, ..HUNYUAN };
+const HYPERCLOVAX: ModuleNames = ModuleNames {
+    attention_norms: ["input_layernorm", "post_norm1"],
+    mlp_norms: ["post_attention_layernorm", "post_norm2"],
+    ..LLAMA
+};
 const GLM4: ModuleNames = ModuleNames {
     attention_norms: ["input_layernorm", "post_self_attn_layernorm"],
     mlp_norms: ["post_attention_layernorm", "post_mlp_layernorm"],
@@ -63,9 +137,9 @@ families! {
     Mistral "mistral" "mistral" "MistralForCausalLM" Some("MistralForSequenceClassification"), LLAMA;
     Ministral "ministral" "ministral" "MinistralForCausalLM" Some("MinistralForSequenceClassification"), LLAMA;
     Ministral3 "ministral3" "ministral3" "Ministral3ForCausalLM" Some("Ministral3ForSequenceClassification"), LLAMA;
-    Mixtral "mixtral" "mixtral" "MixtralForCausalLM" Some("MixtralForSequenceClassification"), LLAMA;
+    Mixtral "mixtral" "mixtral" "MixtralForCausalLM" Some("MixtralForSequenceClassification"), MIXTRAL;
     Qwen2 "qwen2" "qwen2" "Qwen2ForCausalLM" Some("Qwen2ForSequenceClassification"), LLAMA;
-    Qwen2Moe "qwen2_moe" "qwen2_moe" "Qwen2MoeForCausalLM" Some("Qwen2MoeForSequenceClassification"), LLAMA;
+    Qwen2Moe "qwen2_moe" "qwen2_moe" "Qwen2MoeForCausalLM" Some("Qwen2MoeForSequenceClassification"), QWEN2_MOE;
     Qwen3 "qwen3" "qwen3" "Qwen3ForCausalLM" Some("Qwen3ForSequenceClassification"), LLAMA;
     Qwen3Moe "qwen3_moe" "qwen3_moe" "Qwen3MoeForCausalLM" Some("Qwen3MoeForSequenceClassification"), LLAMA;
     Olmoe "olmoe" "olmoe" "OlmoeForCausalLM" None, LLAMA;
@@ -85,12 +159,29 @@ families! {
     Ernie45 "ernie4_5" "ernie4_5" "Ernie4_5ForCausalLM" None, LLAMA;
     Cohere2 "cohere2" "cohere2" "Cohere2ForCausalLM" None, COHERE;
     Starcoder2 "starcoder2" "starcoder2" "Starcoder2ForCausalLM" Some("Starcoder2ForSequenceClassification"), STARCODER;
-    GptOss "gpt_oss" "gpt_oss" "GptOssForCausalLM" Some("GptOssForSequenceClassification"), LLAMA;
+    GptOss "gpt_oss" "gpt_oss" "GptOssForCausalLM" Some("GptOssForSequenceClassification"), GPT_OSS;
     DeepseekV2 "deepseek_v2" "deepseek_v2" "DeepseekV2ForCausalLM" Some("DeepseekV2ForSequenceClassification"), LLAMA;
     DeepseekV3 "deepseek_v3" "deepseek_v3" "DeepseekV3ForCausalLM" Some("DeepseekV3ForSequenceClassification"), LLAMA;
     Glm4MoeLite "glm4_moe_lite" "glm4_moe_lite" "Glm4MoeLiteForCausalLM" None, LLAMA;
     Glm4Moe "glm4_moe" "glm4_moe" "Glm4MoeForCausalLM" None, LLAMA;
     Dots1 "dots1" "dots1" "Dots1ForCausalLM" None, LLAMA;
+    Gemma "gemma" "gemma" "GemmaForCausalLM" Some("GemmaForSequenceClassification"), LLAMA;
+    Cohere "cohere" "cohere" "CohereForCausalLM" None, COHERE;
+    Helium "helium" "helium" "HeliumForCausalLM" Some("HeliumForSequenceClassification"), LLAMA;
+    StableLm "stablelm" "stablelm" "StableLmForCausalLM" Some("StableLmForSequenceClassification"), LLAMA;
+    Cwm "cwm" "cwm" "CwmForCausalLM" None, LLAMA;
+    HyperClovaX "hyperclovax" "hyperclovax" "HyperCLOVAXForCausalLM" None, HYPERCLOVAX;
+    GraniteHybrid "granitemoehybrid" "granitemoehybrid" "GraniteMoeHybridForCausalLM" None, GRANITE_HYBRID;
+    GraniteMoe "granitemoe" "granitemoe" "GraniteMoeForCausalLM" None, GRANITE_MOE;
+    GraniteMoeShared "granitemoeshared" "granitemoeshared" "GraniteMoeSharedForCausalLM" None, GRANITE_MOE;
+    Youtu "youtu" "youtu" "YoutuForCausalLM" None, LLAMA;
+    MiniCpm3 "minicpm3" "minicpm3" "MiniCPM3ForCausalLM" Some("MiniCPM3ForSequenceClassification"), LLAMA;
+    Ernie45Moe "ernie4_5_moe" "ernie4_5_moe" "Ernie4_5_MoeForCausalLM" None, ERNIE_MOE;
+    HunyuanMoe "hunyuan_v1_moe" "hunyuan_v1_moe" "HunYuanMoEV1ForCausalLM"
+        Some("HunYuanMoEV1ForSequenceClassification"), HUNYUAN_MOE;
+    MiniMaxM2 "minimax_m2" "minimax_m2" "MiniMaxM2ForCausalLM" None, MIXTRAL;
+    SolarOpen "solar_open" "solar_open" "SolarOpenForCausalLM" None, LLAMA;
+    Qwen3VlMoe "qwen3_vl_moe" "qwen3_vl_moe_text" "Qwen3VLMoeForConditionalGeneration" None, QWEN3_VL_MOE;
     Gpt "gpt" "gpt2" "GPT2LMHeadModel" Some("GPT2ForSequenceClassification"), LLAMA;
 }
 

@@ -1,0 +1,124 @@
+//! Model types whose configs another family's reader understands once their keys have other names. Never reads a value
+//! for what it means.
+use super::keys::object;
+use crate::base::{Error, Result, quote};
+use serde_json::{Map, Value, json};
+
+/// A model type's name for a key, and ours.
+const NAMES: [(&str, &str, &str); 7] = [
+    ("ernie4_5_moe", "moe_k", "num_experts_per_tok"),
+    ("ernie4_5_moe", "moe_num_experts", "num_experts"),
+    ("ernie4_5_moe", "moe_num_shared_experts", "n_shared_experts"),
+    ("granitemoehybrid", "layers_block_type", "layer_types"),
+    ("hunyuan_v1_moe", "moe_topk", "num_experts_per_tok"),
+    ("internlm3", "bias", "mlp_bias"),
+    ("internlm3", "qkv_bias", "attention_bias"),
+];
+
+/// Keys of which a file may have one value for each layer.
+const EACH: [(&str, &str); 2] = [("hunyuan_v1_moe", "num_experts"), ("hunyuan_v1_moe", "num_experts_per_tok")];
+
+/// Model types that transformers loads as a Llama, with what is absent in their files.
+fn llama(model_type: &str) -> Option<Map<String, Value>> {
+    let (kv_heads, head_dim) = match model_type {
+        "internlm3" => (2, 128),
+        "iquestcoder" => (8, 128),
+        _ => return None,
+    };
+    Some(object(json!({"num_key_value_heads": kv_heads, "head_dim": head_dim, "rms_norm_eps": 1e-5})))
+}
+
+/// The model types of [`llama`], for messages.
+pub const LLAMAS: &str = "internlm3, iquestcoder";
+
+/// The config in the terms of its family here.
+pub fn translated(map: &Map<String, Value>) -> Result<Map<String, Value>> {
+    let (mut map, model_type) = (map.clone(), map.get("model_type").and_then(Value::as_str).unwrap_or_default());
+    let model_type = model_type.to_string();
+    for (_, theirs, ours) in NAMES.iter().filter(|(of, ..)| *of == model_type) {
+        let Some(value) = map.shift_remove(*theirs) else { continue };
+        if map.get(*ours).is_some_and(|other| *other != value) {
+            return Err(Error::input(format!("{theirs} and {ours} mean the same and differ: remove one")));
+        }
+        map.insert((*ours).into(), value);
+    }
+    for (_, key) in EACH.iter().filter(|(of, _)| *of == model_type) {
+        let Some(Value::Array(list)) = map.get(*key) else { continue };
+        let Some(first) = list.first().filter(|first| list.iter().all(|value| value == *first)).cloned() else {
+            let what = format!("{key} is {}; values that differ among layers are not supported", quote(json!(list)));
+            return Err(Error::input(what));
+        };
+        map.insert((*key).into(), first);
+    }
+    if let Some(mut defaults) = llama(&model_type) {
+        defaults.append(&mut map);
+        defaults.insert("model_type".into(), json!("llama"));
+        // One key decides about both kinds of biases.
+        let flags = ["attention_bias", "mlp_bias"].map(|key| defaults.get(key) == Some(&json!(true)));
+        if model_type == "internlm3" && flags[0] != flags[1] {
+            return Err(Error::input("qkv_bias and bias differ, which transformers does not support"));
+        }
+        return Ok(defaults);
+    }
+    Ok(map)
+}
+
+/// The keys of a written config under the names of its model type.
+pub fn named(mut map: Map<String, Value>, model_type: &str) -> Map<String, Value> {
+    for (_, theirs, ours) in NAMES.iter().filter(|(of, ..)| *of == model_type) {
+        if let Some(value) = map.shift_remove(*ours) {
+            map.insert((*theirs).into(), value);
+        }
+    }
+    map
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parse;
+    use crate::base::Result;
+    use crate::nn::{Arch, Spec};
+    use serde_json::{Value, json};
+
+    fn read(more: Value) -> Result<Spec> {
+        let mut map = json!({"vocab_size": 64, "hidden_size": 48, "intermediate_size": 44, "num_hidden_layers": 2,
+                             "num_attention_heads": 6, "max_position_embeddings": 64});
+        map.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        parse(map.to_string().as_bytes())
+    }
+
+    #[test]
+    fn keys_and_types_have_other_names() {
+        let internlm =
+            read(json!({"model_type": "internlm3", "qkv_bias": true, "bias": true, "head_dim": null})).unwrap();
+        assert_eq!(internlm.arch, Arch::Llama);
+        assert!(internlm.qkv_bias && internlm.mlp_bias && internlm.kv_heads == 2);
+        let hunyuan = |more: Value| {
+            let mut all = json!({"model_type": "hunyuan_v1_moe", "num_experts": 4, "moe_topk": [2, 2]});
+            all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            read(all)
+        };
+        assert_eq!(hunyuan(json!({})).unwrap().experts.unwrap().top_k, 2);
+        let granite = json!({"model_type": "granitemoehybrid", "num_local_experts": 0, "layer_types": ["attention", "attention"]});
+        assert_eq!(read(granite.clone()).unwrap().ff, 1024);
+        let changed = |key: &str, value: Value| {
+            let mut all = granite.clone();
+            all[key] = value;
+            read(all)
+        };
+        for (spec, said) in [
+            (read(json!({"model_type": "internlm3", "bias": true})), "qkv_bias and bias differ"),
+            (hunyuan(json!({"moe_topk": [1, 2]})), "values that differ among layers"),
+            (hunyuan(json!({"num_experts_per_tok": 3})), "moe_topk and num_experts_per_tok mean the same"),
+            (changed("layer_types", json!(["attention", "mamba"])), "Mamba layers are not supported yet"),
+            (changed("layer_types", Value::Null), "Mamba layers are not supported yet"),
+            (changed("num_local_experts", json!(4)), "num_local_experts is 4"),
+            (read(json!({"model_type": "ernie4_5_moe", "use_bias": true})), "use_bias is true"),
+            (read(json!({"model_type": "cohere", "use_qk_norm": true})), "use_qk_norm is true"),
+            (read(json!({"model_type": "stablelm", "qk_layernorm": true})), "qk_layernorm is true"),
+        ] {
+            let error = spec.expect_err(said).to_string();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+}
