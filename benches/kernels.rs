@@ -9,8 +9,9 @@ use flatshard::device::cpu::CpuDevice;
 use flatshard::device::cpu::gemm::{GemmKernel, GemmScratch, gemm, pack_and_store};
 use flatshard::device::ops::{
     AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, CrossEntropy, CrossEntropyShape,
-    Dropout, Gelu, GeluBackward, Gemm, GemmShape, Glu, GluBackward, Grouped, GroupedGemm, RmsNorm, RmsNormBackward,
-    RmsNormShape, Rope, RopeShape, RotaryPairs, SumSquares, TensorPart, documents_of_rows,
+    DeltaRule, DeltaRuleBackward, DeltaShape, Dropout, Gelu, GeluBackward, Gemm, GemmShape, Glu, GluBackward, Grouped,
+    GroupedGemm, RmsNorm, RmsNormBackward, RmsNormShape, Rope, RopeShape, RotaryPairs, SumSquares, TensorPart,
+    documents_of_rows,
 };
 use flatshard::device::{Buf, Device, LIMBS};
 use std::time::Duration;
@@ -248,6 +249,61 @@ fn attention(c: &mut Criterion) {
     }
 }
 
+/// The gated delta rule with the heads of Qwen3-Next, in tokens per second: the same for any length.
+fn delta_rule(c: &mut Criterion) {
+    let (dev, dtype) = (device(), DType::F32);
+    let mut group = group(c, "delta rule");
+    let shape = DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128 };
+    for (n, documents) in [(512, 4), (512, 1), (4096, 1), (16384, 1)] {
+        let (gates, values) = (n * shape.value_heads, n * shape.values());
+        let (qkv, d_o) = (random(&dev, dtype, n * shape.row()), random(&dev, dtype, values));
+        let (a, b) = (random(&dev, dtype, gates), random(&dev, dtype, gates));
+        let [a_log, dt_bias] = [0; 2].map(|_| random(&dev, dtype, shape.value_heads));
+        let zeroed = |dtype, len| dev.alloc(dtype, len, Category::Other).expect("memory");
+        let (mut o, mut states) = (zeroed(dtype, values), zeroed(dtype, DeltaShape::kept(n) * shape.state()));
+        let (mut dqkv, mut of_rows) = (zeroed(dtype, n * shape.row()), zeroed(DType::U32, 2 * n));
+        let (mut da, mut db) = (zeroed(dtype, gates), zeroed(dtype, gates));
+        let ends: Vec<u32> = (0..=documents).map(|i| (i * n / documents) as u32).collect();
+        let words: Vec<u32> = documents_of_rows(&ends).collect();
+        dev.upload(bytemuck::cast_slice(&words), of_rows.view_mut()).expect("equal lengths");
+        timed(&mut group, format!("forward {documents} x {}", n / documents), Throughput::Elements(n as u64), || {
+            dev.delta_rule(DeltaRule {
+                shape,
+                documents: of_rows.view(),
+                qkv: qkv.view(),
+                a: a.view(),
+                b: b.view(),
+                a_log: a_log.view(),
+                dt_bias: dt_bias.view(),
+                o: o.view_mut(),
+                states: states.view_mut(),
+                carry: None,
+            })
+            .expect("it fits")
+        });
+        timed(&mut group, format!("backward {documents} x {}", n / documents), Throughput::Elements(n as u64), || {
+            dev.delta_rule_backward(DeltaRuleBackward {
+                shape,
+                documents: of_rows.view(),
+                qkv: qkv.view(),
+                a: a.view(),
+                b: b.view(),
+                a_log: a_log.view(),
+                dt_bias: dt_bias.view(),
+                states: states.view(),
+                d_o: d_o.view(),
+                dqkv: dqkv.view_mut(),
+                da: da.view_mut(),
+                db: db.view_mut(),
+                da_log: None,
+                ddt_bias: None,
+            })
+            .expect("it fits")
+        });
+    }
+    group.finish();
+}
+
 /// Rates in bytes read and written. The copy shows the bound: memory bandwidth.
 fn optimizer(c: &mut Criterion) {
     const N: usize = 25_000_000;
@@ -391,5 +447,16 @@ fn rows(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, products, grouped_products, packing, few_rows, adapters, attention, optimizer, rows);
+criterion_group!(
+    benches,
+    products,
+    grouped_products,
+    packing,
+    few_rows,
+    adapters,
+    attention,
+    delta_rule,
+    optimizer,
+    rows
+);
 criterion_main!(benches);

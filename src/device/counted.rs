@@ -191,6 +191,10 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         clamped_glu_backward(ClampedGluBackward) dy over [gate_up, dy, dgate_up];
         expert_bias(ExpertBias) y over [y, y];
         expert_bias_backward(ExpertBiasBackward) dy over [dy];
+        short_conv(ShortConv) x over [x, w, y];
+        short_conv_backward(ShortConvBackward) x over [x, w, dy, dx];
+        sigmoid_gate(SigmoidGate) x over [gate, x, y];
+        sigmoid_gate_backward(SigmoidGateBackward) x over [gate, x, dy, dy, dgate];
     }
 
     fn route_scored(&self, op: RouteScored) -> Result<()> {
@@ -278,6 +282,16 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         self.executor.op(cost, |dev| dev.attention_pass_backward(op))
     }
 
+    fn delta_rule(&self, op: DeltaRule) -> Result<()> {
+        let bytes = op.qkv.bytes() + op.o.bytes() + op.states.bytes();
+        let cost = OpCost::delta_rule(DeltaRule::OP, &op.shape, op.qkv.dtype(), op.qkv.len(), bytes);
+        self.executor.op(cost, |dev| dev.delta_rule(op))
+    }
+    fn delta_rule_backward(&self, op: DeltaRuleBackward) -> Result<()> {
+        let bytes = 2 * op.qkv.bytes() + op.d_o.bytes() + op.states.bytes();
+        let cost = OpCost::delta_rule(DeltaRuleBackward::OP, &op.shape, op.qkv.dtype(), op.qkv.len(), bytes);
+        self.executor.op(cost, |dev| dev.delta_rule_backward(op))
+    }
     fn adamw(&self, op: AdamW) -> Result<()> {
         let largest = op.absmax.iter().flatten().map(ViewMut::bytes).sum::<usize>();
         let updated = op.m.bytes() + op.v.bytes() + op.p.bytes() + largest;

@@ -4,11 +4,12 @@ use super::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPaged, AttentionPass,
     AttentionPassBackward, AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClampedGlu,
     ClampedGluBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy, CrossEntropyFinish, CrossEntropyPart,
-    Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Encode, Expand, ExpertBias,
-    ExpertBiasBackward, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, HeadSinks,
-    HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward, Quantize,
-    RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, RouteScored, RouteScoredBackward,
-    RowEntropies, Sgd, Sigmoid, SumSquares, TakeRows, WeighRows,
+    DeltaRule, DeltaRuleBackward, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward,
+    Encode, Expand, ExpertBias, ExpertBiasBackward, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward,
+    GroupedGemm, HeadSinks, HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope,
+    QkNormRopeBackward, Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad,
+    RouteScored, RouteScoredBackward, RowEntropies, Sgd, ShortConv, ShortConvBackward, Sigmoid, SigmoidGate,
+    SigmoidGateBackward, SumSquares, TakeRows, WeighRows,
 };
 use super::{Buf, View, ViewMut};
 use flatshard_base::timeline::Mark;
@@ -182,8 +183,27 @@ pub trait Device: Send + Sync {
     fn expert_bias_backward(&self, _: ExpertBiasBackward) -> Result<()> {
         Err(missing(ExpertBiasBackward::OP))
     }
+    fn short_conv(&self, _: ShortConv) -> Result<()> {
+        Err(missing(ShortConv::OP))
+    }
+    fn short_conv_backward(&self, _: ShortConvBackward) -> Result<()> {
+        Err(missing(ShortConvBackward::OP))
+    }
+    fn delta_rule(&self, _: DeltaRule) -> Result<()> {
+        Err(missing(DeltaRule::OP))
+    }
+    fn delta_rule_backward(&self, _: DeltaRuleBackward) -> Result<()> {
+        Err(missing(DeltaRuleBackward::OP))
+    }
+    fn sigmoid_gate(&self, _: SigmoidGate) -> Result<()> {
+        Err(missing(SigmoidGate::OP))
+    }
+    fn sigmoid_gate_backward(&self, _: SigmoidGateBackward) -> Result<()> {
+        Err(missing(SigmoidGateBackward::OP))
+    }
 }
 
+/// The plan refuses models on a device without their operations.
 fn missing(op: &'static str) -> Error {
     Error::op(op, "this device does not have the operation")
 }

@@ -37,10 +37,13 @@ mod experts;
 mod scored;
 // What gpt-oss has besides.
 mod clamped;
+// The gated delta rule, short convolutions, output gates.
+mod delta;
 
 pub use activation::*;
 pub use attention::*;
 pub use clamped::*;
+pub use delta::*;
 pub use distill::*;
 pub use embed::*;
 pub use expand::*;

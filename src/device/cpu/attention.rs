@@ -11,7 +11,7 @@ use flatshard_base::{Error, Result, dtype::Float};
 use std::ops::Range;
 
 /// Each row's document, checked to follow one another up to `n`.
-fn documents<'a>(op: &'static str, documents: View<'a>, n: usize) -> Result<&'a [[u32; 2]]> {
+pub(super) fn documents<'a>(op: &'static str, documents: View<'a>, n: usize) -> Result<&'a [[u32; 2]]> {
     let documents = documents.host::<u32>(op)?.as_chunks().0;
     let mut before = [0; 2];
     for (row, &of) in documents.iter().enumerate() {

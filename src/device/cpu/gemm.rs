@@ -361,6 +361,23 @@ unsafe fn dispatch(scratch: &mut GemmScratch, op: GemmThen, lower: Option<usize>
     Ok(())
 }
 
+/// A product of f32 in memory that is no device's buffer, with f32 multiply-adds. The result of a row may depend on the
+/// number of rows.
+pub(super) fn f32_product(scratch: &mut GemmScratch, shape: &GemmShape, a: &[f32], b: &[f32], c: &mut [f32]) {
+    let [need_a, need_b, need_c] = shape.extents();
+    assert!(a.len() >= need_a && b.len() >= need_b && c.len() >= need_c, "the operands hold their extents");
+    if shape.is_empty() {
+        return;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if scratch.kernel != GemmKernel::Plain {
+        let then = (Completion::Nothing, None);
+        // SAFETY: extents were checked; kernels other than the plain one are chosen only where AVX-512 is available.
+        return unsafe { blocked::product(&avx512::Dot, shape, a, b, c.as_mut_ptr(), then, &mut scratch.buffers) };
+    }
+    plain::f32_product(shape, a, b, c, &mut scratch.buffers);
+}
+
 /// A product without its multiplications, for benchmarks: packs A and B and writes zeros to C, with the kernel's block
 /// sizes. Only f32, and bf16 into f32 or bf16.
 pub fn pack_and_store(scratch: &mut GemmScratch, op: Gemm) -> Result<()> {

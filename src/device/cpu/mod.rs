@@ -38,6 +38,10 @@ mod expand;
 // Casts to and from FP8.
 mod fp8;
 mod loss;
+// The gated delta rule.
+mod delta;
+// Short convolutions and output gates.
+mod conv;
 // Routing to experts.
 mod experts;
 // What gpt-oss has besides.

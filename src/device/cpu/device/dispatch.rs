@@ -4,8 +4,8 @@ use crate::buf::Place;
 use crate::cpu::divide::{Divisible, LINE};
 use crate::cpu::operands::length;
 use crate::cpu::{
-    activation, attention, clamped, distill, dropout, element, embed, expand, experts, fp8, loss, memory, norm, optim,
-    paged, reduce, ring, rope,
+    activation, attention, clamped, conv, delta, distill, dropout, element, embed, expand, experts, fp8, loss, memory,
+    norm, optim, paged, reduce, ring, rope,
 };
 use crate::ops::*;
 use crate::{Buf, Device, View, ViewMut, unbacked};
@@ -54,6 +54,8 @@ impl Device for CpuDevice {
         geglu_backward(GluBackward) gate => activation::geglu_backward;
         gelu(Gelu) x => activation::gelu;
         gelu_backward(GeluBackward) x => activation::gelu_backward;
+        sigmoid_gate(SigmoidGate) x => conv::sigmoid_gate;
+        sigmoid_gate_backward(SigmoidGateBackward) x => conv::sigmoid_gate_backward;
         embed(Embed) w => embed::embed;
         embed_backward(EmbedBackward) dy => embed::embed_backward;
         expand(Expand) y => expand::expand;
@@ -390,5 +392,52 @@ impl Device for CpuDevice {
     }
     fn expert_bias_backward(&self, op: ExpertBiasBackward) -> Result<()> {
         floats!(self, op.dy.dtype(), T => clamped::expert_bias_backward::<T>(op))
+    }
+
+    fn short_conv(&self, op: ShortConv) -> Result<()> {
+        let (bytes, step) = (op.x.bytes(), conv::CHANNELS);
+        types!(op.x.dtype(), T => {
+            let pass = conv::ConvForward::<T>::new(op)?;
+            self.parts((pass.channels, step, bytes), &|_, channels| {
+                // SAFETY: `parts` makes parts that do not overlap.
+                self.level.run(#[inline(always)] || unsafe { pass.run(channels) });
+                Ok(())
+            })
+        })
+    }
+    fn short_conv_backward(&self, op: ShortConvBackward) -> Result<()> {
+        let (bytes, step) = (op.x.bytes(), conv::CHANNELS);
+        types!(op.x.dtype(), T => {
+            let pass = conv::ConvBackward::<T>::new(op)?;
+            self.parts((pass.channels, step, bytes), &|_, channels| {
+                // SAFETY: as above.
+                self.level.run(#[inline(always)] || unsafe { pass.run(channels) });
+                Ok(())
+            })
+        })
+    }
+    fn delta_rule(&self, op: DeltaRule) -> Result<()> {
+        let (heads, bytes) = (op.shape.key_heads, op.qkv.bytes());
+        types!(op.qkv.dtype(), T => {
+            let pass = delta::DeltaForward::<T>::new(op)?;
+            self.parts((heads, 1, bytes), &|thread, heads| {
+                let (mut tiles, mut gemm) = (lock(&self.attention[thread]), lock(&self.gemm[thread]));
+                // SAFETY: as above.
+                unsafe { pass.heads(self.level, &mut tiles, &mut gemm, heads) };
+                Ok(())
+            })
+        })
+    }
+    fn delta_rule_backward(&self, op: DeltaRuleBackward) -> Result<()> {
+        let (heads, bytes) = (op.shape.key_heads, op.qkv.bytes());
+        types!(op.qkv.dtype(), T => {
+            let pass = delta::DeltaBackward::<T>::new(op)?;
+            self.parts((heads, 1, bytes), &|thread, heads| {
+                let (mut tiles, mut gemm) = (lock(&self.attention[thread]), lock(&self.gemm[thread]));
+                // SAFETY: as above.
+                unsafe { pass.heads(self.level, &mut tiles, &mut gemm, heads) };
+                Ok(())
+            })
+        })
     }
 }

@@ -58,7 +58,7 @@ impl AttentionScratch {
         AttentionScratch { kernel, lines: CacheLines::default(), gathered: CacheLines::default() }
     }
     /// Slices of these lengths from the start of a cache line on, with arbitrary contents.
-    pub(super) fn take<const N: usize>(&mut self, lens: [usize; N]) -> [&mut [f32]; N] {
+    pub(in crate::cpu) fn take<const N: usize>(&mut self, lens: [usize; N]) -> [&mut [f32]; N] {
         let mut rest = self.lines.take(lens.iter().map(|len| len.next_multiple_of(LANES)).sum());
         lens.map(|len| {
             let (taken, left) = std::mem::take(&mut rest).split_at_mut(len.next_multiple_of(LANES));

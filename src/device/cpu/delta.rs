@@ -1,0 +1,294 @@
+//! The gated delta rule in blocks (Yang et al. 2024), forward and backward, by key heads. Never keeps a state from one
+//! document to another.
+//!
+//! With G the sums of a block's log decays up to each row, E = exp(G), D_ij = exp(G_i - G_j) for j <= i, and S the
+//! state in front of the block, its rows (in f32) are
+//!
+//! ```text
+//! (I + A) X = beta (v - E k S)          A_ij = beta_i (k_i . k_j) D_ij, below the diagonal
+//! o = E q S + P X                       P_ij = (q_i . k_j) D_ij
+//! S = E_last S + (E_last / E k)^T X
+//! ```
+//!
+//! The system is solved row by row. Backward takes the blocks in reverse, with the gradient of the state after each;
+//! it computes X and P again, from the state in front of the block, which forward has kept.
+//!
+//! Key heads are independent, so threads share a call by them: results do not depend on how they are divided.
+// From gradients of the outputs to gradients of the inputs.
+mod backward;
+
+pub use self::backward::DeltaBackward;
+use super::attention::documents;
+use super::gemm::{GemmScratch, f32_product};
+use super::simd::{Level, exp, sum};
+use super::tile::{AttentionScratch, Shared};
+use crate::ops::{DELTA_BLOCK, DeltaRule, DeltaShape, GemmShape};
+use flatshard_base::{Elem, Result, dtype::Float};
+use std::ops::Range;
+
+const BLOCK: usize = DELTA_BLOCK;
+/// Added to a square length before its root is taken.
+const EPSILON: f32 = 1e-6;
+/// Values of a row that are solved for in registers.
+const STRIP: usize = 64;
+
+/// What both directions read.
+struct Inputs<'a, T> {
+    shape: DeltaShape,
+    documents: &'a [[u32; 2]],
+    qkv: &'a [T],
+    a: &'a [T],
+    b: &'a [T],
+    a_log: &'a [T],
+    dt_bias: &'a [T],
+}
+
+impl<T: Float> Inputs<'_, T> {
+    /// Value heads of a key head.
+    fn group(&self) -> usize {
+        self.shape.value_heads / self.shape.key_heads
+    }
+    /// The first column of a key head's queries and keys.
+    fn columns(&self, head: usize) -> [usize; 2] {
+        [head * self.shape.key_dim, self.shape.keys() + head * self.shape.key_dim]
+    }
+    fn value_column(&self, head: usize) -> usize {
+        2 * self.shape.keys() + head * self.shape.value_dim
+    }
+    fn documents(&self) -> impl Iterator<Item = Range<usize>> {
+        let first = self.documents.iter().enumerate().filter(|(row, of)| of[0] as usize == *row);
+        first.map(|(row, of)| row..of[1] as usize)
+    }
+    /// Reads a block's keys and queries, one below the other, and divides them by their lengths; `inverse` gets the
+    /// factors.
+    #[inline(always)]
+    fn load(&self, rows: &Range<usize>, head: usize, kq: &mut [f32], inverse: &mut [f32]) {
+        let (dim, n, [q, k]) = (self.shape.key_dim, rows.len(), self.columns(head));
+        for (i, row) in rows.clone().enumerate() {
+            for (at, column, scale) in [(i, k, 1.0), (n + i, q, (dim as f32).sqrt().recip())] {
+                let x = &self.qkv[row * self.shape.row() + column..][..dim];
+                let squares = sum(
+                    [x],
+                    #[inline(always)]
+                    |[x]| x * x,
+                );
+                let factor = (squares + EPSILON).sqrt().recip();
+                inverse[at] = factor;
+                for (y, x) in kq[at * dim..][..dim].iter_mut().zip(x) {
+                    *y = x.to_f32() * factor * scale;
+                }
+            }
+        }
+    }
+    /// The gates of a block's rows for one value head.
+    fn gates(&self, rows: &Range<usize>, head: usize) -> Gates {
+        let mut gates = Gates { rates: [0.0; BLOCK], sums: [0.0; BLOCK], decay: [0.0; BLOCK], beta: [0.0; BLOCK] };
+        let rate = self.a_log[head].to_f32().exp();
+        let mut total = 0.0;
+        for (i, row) in rows.clone().enumerate() {
+            let at = row * self.shape.value_heads + head;
+            let x = self.a[at].to_f32() + self.dt_bias[head].to_f32();
+            gates.rates[i] = -rate * if x > 20.0 { x } else { x.exp().ln_1p() };
+            total += gates.rates[i];
+            gates.sums[i] = total;
+            gates.decay[i] = total.exp();
+            gates.beta[i] = (1.0 + (-self.b[at].to_f32()).exp()).recip();
+        }
+        gates
+    }
+}
+
+/// A block's rows, for one value head.
+struct Gates {
+    /// Its log decay.
+    rates: [f32; BLOCK],
+    /// G
+    sums: [f32; BLOCK],
+    /// E
+    decay: [f32; BLOCK],
+    beta: [f32; BLOCK],
+}
+
+/// `pairs` becomes D times it, or with `strict` and `beta` A: zero above the diagonal, or on it too.
+#[inline(always)]
+fn decayed(gates: &Gates, n: usize, strict: bool, pairs: &[f32], out: &mut [f32]) {
+    for i in 0..n {
+        let (row, g) = (&mut out[i * n..][..n], gates.sums[i]);
+        let factor = if strict { gates.beta[i] } else { 1.0 };
+        for ((out, x), sum) in row.iter_mut().zip(&pairs[i * n..][..n]).zip(&gates.sums) {
+            // Above the diagonal the difference is positive, and may be large.
+            let difference = g - sum;
+            *out = exp(if difference > 0.0 { 0.0 } else { difference }) * x * factor;
+        }
+        row[if strict { i } else { i + 1 }..].fill(0.0);
+    }
+}
+
+/// Solves `(I + A) X = X` in place, row by row; with `transposed`, `(I + A)^T X = X`.
+#[inline(always)]
+fn solve(a: &[f32], n: usize, x: &mut [f32], dim: usize, transposed: bool) {
+    for step in 0..n {
+        let i = if transposed { n - 1 - step } else { step };
+        for from in (0..dim).step_by(STRIP) {
+            let width = STRIP.min(dim - from);
+            let mut row = [0.0; STRIP];
+            row[..width].copy_from_slice(&x[i * dim + from..][..width]);
+            for j in if transposed { i + 1..n } else { 0..i } {
+                let factor = -if transposed { a[j * n + i] } else { a[i * n + j] };
+                if width == STRIP {
+                    let other: &[f32; STRIP] = x[j * dim + from..].first_chunk().expect("a whole strip");
+                    row.iter_mut().zip(other).for_each(|(x, y)| *x = factor.mul_add(*y, *x));
+                } else {
+                    let other = &x[j * dim + from..][..width];
+                    row.iter_mut().zip(other).for_each(|(x, y)| *x = factor.mul_add(*y, *x));
+                }
+            }
+            x[i * dim + from..][..width].copy_from_slice(&row[..width]);
+        }
+    }
+}
+
+/// The right side of the system: `x = beta (v - E k S)`, from `ks = k S`.
+#[inline(always)]
+fn right_side<T: Float>(
+    inputs: &Inputs<T>,
+    gates: &Gates,
+    rows: &Range<usize>,
+    head: usize,
+    ks: &[f32],
+    x: &mut [f32],
+) {
+    let (dim, column) = (inputs.shape.value_dim, inputs.value_column(head));
+    for (i, row) in rows.clone().enumerate() {
+        let v = &inputs.qkv[row * inputs.shape.row() + column..][..dim];
+        let (decay, beta) = (gates.decay[i], gates.beta[i]);
+        for ((x, v), ks) in x[i * dim..][..dim].iter_mut().zip(v).zip(&ks[i * dim..][..dim]) {
+            *x = beta * (-decay).mul_add(*ks, v.to_f32());
+        }
+    }
+}
+
+/// Rows of `x` times the decay from each to the end of the block.
+#[inline(always)]
+fn to_the_end(gates: &Gates, n: usize, x: &[f32], dim: usize, out: &mut [f32]) {
+    for i in 0..n {
+        let factor = (gates.sums[n - 1] - gates.sums[i]).exp();
+        out[i * dim..][..dim].iter_mut().zip(&x[i * dim..][..dim]).for_each(|(y, x)| *y = x * factor);
+    }
+}
+
+#[inline(always)]
+fn dot(x: &[f32], y: &[f32]) -> f32 {
+    sum(
+        [x, y],
+        #[inline(always)]
+        |[x, y]| x * y,
+    )
+}
+
+/// A checked forward pass, for any division by key heads.
+pub struct DeltaForward<'a, T> {
+    inputs: Inputs<'a, T>,
+    o: Shared<'a, T>,
+    states: Option<Shared<'a, f32>>,
+    carry: Option<Shared<'a, f32>>,
+}
+
+impl<'a, T: Float + Elem> DeltaForward<'a, T> {
+    pub fn new(op: DeltaRule<'a>) -> Result<DeltaForward<'a, T>> {
+        const OP: &str = DeltaRule::OP;
+        let n = op.check()?;
+        Ok(DeltaForward {
+            inputs: Inputs {
+                shape: op.shape,
+                documents: documents(OP, op.documents, n)?,
+                qkv: op.qkv.host(OP)?,
+                a: op.a.host(OP)?,
+                b: op.b.host(OP)?,
+                a_log: op.a_log.host(OP)?,
+                dt_bias: op.dt_bias.host(OP)?,
+            },
+            o: Shared::new(op.o.host(OP)?),
+            states: (!op.states.is_empty()).then(|| op.states.host(OP)).transpose()?.map(Shared::new),
+            carry: op.carry.map(|carry| carry.host(OP)).transpose()?.map(Shared::new),
+        })
+    }
+    /// # Safety
+    /// No other call at the same time has one of these key heads.
+    pub unsafe fn heads(
+        &self,
+        level: Level,
+        tiles: &mut AttentionScratch,
+        gemm: &mut GemmScratch,
+        heads: Range<usize>,
+    ) {
+        let (inputs, shape) = (&self.inputs, self.inputs.shape);
+        let (dk, dv, group) = (shape.key_dim, shape.value_dim, inputs.group());
+        let [kq, inverse, pairs, weights, read, x, far, states] = tiles.take([
+            2 * BLOCK * dk,
+            2 * BLOCK,
+            2 * BLOCK * BLOCK,
+            BLOCK * BLOCK,
+            2 * BLOCK * dv,
+            BLOCK * dv,
+            BLOCK * dk,
+            group * dk * dv,
+        ]);
+        let end = inputs.documents.len();
+        for (document, head) in inputs.documents().flat_map(|of| heads.clone().map(move |head| (of.clone(), head))) {
+            let of_group = |states: &Shared<'a, f32>, first: usize| {
+                // SAFETY: only this call has these heads, whose states are adjacent.
+                unsafe { &mut *(states.range(first + head * group * dk * dv, group * dk * dv) as *mut [f32]) }
+            };
+            match &self.carry {
+                Some(carry) if document.start == 0 => states.copy_from_slice(of_group(carry, 0)),
+                _ => states.fill(0.0),
+            }
+            for start in document.clone().step_by(BLOCK) {
+                let rows = start..document.end.min(start + BLOCK);
+                let n = rows.len();
+                if let Some(kept) = self.states.as_ref().filter(|_| start > document.start) {
+                    of_group(kept, DeltaShape::place(start) * shape.state()).copy_from_slice(states);
+                }
+                level.run(
+                    #[inline(always)]
+                    || inputs.load(&rows, head, kq, inverse),
+                );
+                let (pairs, read) = (&mut pairs[..2 * n * n], &mut read[..2 * n * dv]);
+                f32_product(gemm, &GemmShape::nt(2 * n, n, dk), kq, kq, pairs);
+                for (own, state) in states.chunks_exact_mut(dk * dv).enumerate() {
+                    let value_head = head * group + own;
+                    let gates = inputs.gates(&rows, value_head);
+                    f32_product(gemm, &GemmShape::nn(2 * n, dv, dk), kq, state, read);
+                    let (ks, qs) = read.split_at_mut(n * dv);
+                    level.run(
+                        #[inline(always)]
+                        || {
+                            right_side(inputs, &gates, &rows, value_head, ks, x);
+                            decayed(&gates, n, true, &pairs[..n * n], weights);
+                            solve(weights, n, x, dv, false);
+                            decayed(&gates, n, false, &pairs[n * n..], weights);
+                            to_the_end(&gates, n, kq, dk, far);
+                            for (qs, decay) in qs.chunks_exact_mut(dv).zip(&gates.decay) {
+                                qs.iter_mut().for_each(|x| *x *= decay);
+                            }
+                            let last = gates.decay[n - 1];
+                            state.iter_mut().for_each(|x| *x *= last);
+                        },
+                    );
+                    let add = |shape| GemmShape { accumulate: true, ..shape };
+                    f32_product(gemm, &add(GemmShape::nn(n, dv, n)), weights, x, qs);
+                    f32_product(gemm, &add(GemmShape::tn(dk, dv, n)), far, x, state);
+                    for (row, o) in rows.clone().zip(qs.chunks_exact(dv)) {
+                        // SAFETY: only this call has this value head.
+                        let to = unsafe { self.o.range(row * shape.values() + value_head * dv, dv) };
+                        to.iter_mut().zip(o).for_each(|(to, o)| *to = T::from_f32(*o));
+                    }
+                }
+            }
+            if let Some(carry) = self.carry.as_ref().filter(|_| document.end == end) {
+                of_group(carry, 0).copy_from_slice(states);
+            }
+        }
+    }
+}

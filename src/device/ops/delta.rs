@@ -1,0 +1,259 @@
+//! Operands of the gated delta rule, of the short convolution in front of it, and of output gates. N: rows, of one or
+//! more documents; what runs along a document starts anew with each.
+use super::check::{float, read, rows, written};
+use crate::{View, ViewMut};
+use flatshard_base::{DType, Error, Result};
+
+/// Rows of a document between two states that [`DeltaRule`] keeps.
+pub const DELTA_BLOCK: usize = 64;
+/// The most taps of a [`ShortConv`].
+pub const MAX_TAPS: usize = 8;
+
+/// The heads of a gated delta rule: each key head serves `value_heads / key_heads` consecutive value heads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeltaShape {
+    pub key_heads: usize,
+    pub value_heads: usize,
+    /// Elements of a query and of a key.
+    pub key_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
+}
+
+impl DeltaShape {
+    /// Elements of a token's keys.
+    pub fn keys(&self) -> usize {
+        self.key_heads * self.key_dim
+    }
+    /// Elements of a token's values.
+    pub fn values(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+    /// Elements of a token's queries, keys and values.
+    pub fn row(&self) -> usize {
+        2 * self.keys() + self.values()
+    }
+    /// Elements of the state of all heads.
+    pub fn state(&self) -> usize {
+        self.value_heads * self.key_dim * self.value_dim
+    }
+    /// States that are kept for `rows`: no more blocks than these begin later than their documents.
+    pub fn kept(rows: usize) -> usize {
+        rows / DELTA_BLOCK
+    }
+    /// Which of them is that in front of `row`, with which a block begins that is not its document's first.
+    pub fn place(row: usize) -> usize {
+        row / DELTA_BLOCK - 1
+    }
+    /// Returns N.
+    fn rows(&self, op: &'static str, len: usize) -> Result<usize> {
+        if self.key_heads == 0 || !self.value_heads.is_multiple_of(self.key_heads) {
+            let what = format!("{} value heads do not divide by {} key heads", self.value_heads, self.key_heads);
+            return Err(Error::op(op, what));
+        }
+        rows(op, "qkv", len, self.row())
+    }
+}
+
+/// The gated delta rule (Yang et al. 2024, "Gated Delta Networks"), for each value head. With the state S (key_dim,
+/// value_dim), which is zero in front of a document, `d = exp(-exp(a_log) softplus(a + dt_bias))`, `beta = sigmoid(b)`,
+/// and q and k divided by their lengths, q by sqrt(key_dim) too:
+///
+/// `S = d S; S += k^T beta (v - k S); o = q S`
+///
+/// Computed in f32, in blocks of [`DELTA_BLOCK`] rows from the document's start on. Assigns `o` and `states`.
+pub struct DeltaRule<'a> {
+    pub shape: DeltaShape,
+    /// (N, 2) u32, from [`documents_of_rows`](super::documents_of_rows)
+    pub documents: View<'a>,
+    /// (N, row): queries, keys, values.
+    pub qkv: View<'a>,
+    /// (N, value_heads)
+    pub a: View<'a>,
+    /// (N, value_heads)
+    pub b: View<'a>,
+    /// (value_heads)
+    pub a_log: View<'a>,
+    /// (value_heads)
+    pub dt_bias: View<'a>,
+    /// (N, values)
+    pub o: ViewMut<'a>,
+    /// (kept(N), state) f32, saved for backward: states in front of blocks, by [`DeltaShape::place`]. Or empty.
+    pub states: ViewMut<'a>,
+    /// (state) f32, of a sequence that goes on: the state in front of the first row becomes that after the last.
+    pub carry: Option<ViewMut<'a>>,
+}
+
+impl DeltaRule<'_> {
+    pub const OP: &'static str = "delta_rule";
+    /// Returns N.
+    pub fn check(&self) -> Result<usize> {
+        let Self { shape, documents, qkv, a, b, a_log, dt_bias, o, states, carry } = self;
+        let (dtype, n) = (float(Self::OP, qkv.dtype())?, shape.rows(Self::OP, qkv.len())?);
+        let heads = shape.value_heads;
+        read(Self::OP, &[("documents", documents, DType::U32, 2 * n)])?;
+        read(Self::OP, &[("a", a, dtype, n * heads), ("b", b, dtype, n * heads)])?;
+        read(Self::OP, &[("a_log", a_log, dtype, heads), ("dt_bias", dt_bias, dtype, heads)])?;
+        written(Self::OP, &[("o", o, dtype, n * shape.values())])?;
+        let kept = if states.is_empty() { 0 } else { DeltaShape::kept(n) * shape.state() };
+        written(Self::OP, &[("states", states, DType::F32, kept)])?;
+        carry.as_ref().map_or(Ok(()), |carry| written(Self::OP, &[("carry", carry, DType::F32, shape.state())]))?;
+        Ok(n)
+    }
+}
+
+/// Backward of [`DeltaRule`] without `carry`. Assigns `dqkv`, `da` and `db`; adds to the others.
+pub struct DeltaRuleBackward<'a> {
+    pub shape: DeltaShape,
+    /// (N, 2) u32
+    pub documents: View<'a>,
+    /// (N, row)
+    pub qkv: View<'a>,
+    /// (N, value_heads)
+    pub a: View<'a>,
+    /// (N, value_heads)
+    pub b: View<'a>,
+    /// (value_heads)
+    pub a_log: View<'a>,
+    /// (value_heads)
+    pub dt_bias: View<'a>,
+    /// (kept(N), state) f32, from the forward pass.
+    pub states: View<'a>,
+    /// (N, values)
+    pub d_o: View<'a>,
+    /// (N, row)
+    pub dqkv: ViewMut<'a>,
+    /// (N, value_heads)
+    pub da: ViewMut<'a>,
+    /// (N, value_heads)
+    pub db: ViewMut<'a>,
+    /// (value_heads) f32; none if frozen.
+    pub da_log: Option<ViewMut<'a>>,
+    /// (value_heads) f32; none if frozen.
+    pub ddt_bias: Option<ViewMut<'a>>,
+}
+
+impl DeltaRuleBackward<'_> {
+    pub const OP: &'static str = "delta_rule_backward";
+    /// Returns N.
+    pub fn check(&self) -> Result<usize> {
+        let Self { shape, documents, qkv, a, b, a_log, dt_bias, states, d_o, dqkv, da, db, da_log, ddt_bias } = self;
+        let (dtype, n) = (float(Self::OP, qkv.dtype())?, shape.rows(Self::OP, qkv.len())?);
+        let heads = shape.value_heads;
+        read(Self::OP, &[("documents", documents, DType::U32, 2 * n)])?;
+        read(Self::OP, &[("a", a, dtype, n * heads), ("b", b, dtype, n * heads)])?;
+        read(Self::OP, &[("a_log", a_log, dtype, heads), ("dt_bias", dt_bias, dtype, heads)])?;
+        read(Self::OP, &[("states", states, DType::F32, DeltaShape::kept(n) * shape.state())])?;
+        read(Self::OP, &[("d_o", d_o, dtype, n * shape.values())])?;
+        written(Self::OP, &[("dqkv", dqkv, dtype, qkv.len())])?;
+        written(Self::OP, &[("da", da, dtype, n * heads), ("db", db, dtype, n * heads)])?;
+        for (name, grad) in [("da_log", da_log), ("ddt_bias", ddt_bias)] {
+            grad.as_ref().map_or(Ok(()), |grad| written(Self::OP, &[(name, grad, DType::F32, heads)]))?;
+        }
+        Ok(n)
+    }
+}
+
+/// `y = silu(conv(x))`: a causal convolution along each document with a filter per channel, of which the last tap
+/// multiplies the row itself. Assigns `y`.
+pub struct ShortConv<'a> {
+    /// At most [`MAX_TAPS`].
+    pub taps: usize,
+    /// (N, 2) u32
+    pub documents: View<'a>,
+    /// (N, C)
+    pub x: View<'a>,
+    /// (C, taps)
+    pub w: View<'a>,
+    /// (N, C)
+    pub y: ViewMut<'a>,
+    /// (taps - 1, C), of a sequence that goes on: the rows in front of the first become the last ones of all.
+    pub carry: Option<ViewMut<'a>>,
+}
+
+impl ShortConv<'_> {
+    pub const OP: &'static str = "short_conv";
+    /// Returns N and C.
+    pub fn check(&self) -> Result<(usize, usize)> {
+        let Self { taps, documents, x, w, y, carry } = self;
+        let (n, c) = sizes(Self::OP, *taps, x, w)?;
+        read(Self::OP, &[("documents", documents, DType::U32, 2 * n), ("w", w, x.dtype(), c * taps)])?;
+        written(Self::OP, &[("y", y, x.dtype(), x.len())])?;
+        let rows = (taps - 1) * c;
+        carry.as_ref().map_or(Ok(()), |carry| written(Self::OP, &[("carry", carry, x.dtype(), rows)]))?;
+        Ok((n, c))
+    }
+}
+
+fn sizes(op: &'static str, taps: usize, x: &View, w: &View) -> Result<(usize, usize)> {
+    float(op, x.dtype())?;
+    if !(1..=MAX_TAPS).contains(&taps) {
+        return Err(Error::op(op, format!("{taps} taps; there must be 1 to {MAX_TAPS}")));
+    }
+    let c = rows(op, "w", w.len(), taps)?;
+    Ok((rows(op, "x", x.len(), c)?, c))
+}
+
+/// Backward of [`ShortConv`] without `carry`. Assigns `dx`; adds to `dw`.
+pub struct ShortConvBackward<'a> {
+    pub taps: usize,
+    /// (N, 2) u32
+    pub documents: View<'a>,
+    /// (N, C)
+    pub x: View<'a>,
+    /// (C, taps)
+    pub w: View<'a>,
+    /// (N, C)
+    pub dy: View<'a>,
+    /// (N, C)
+    pub dx: ViewMut<'a>,
+    /// (C, taps) f32; none if frozen.
+    pub dw: Option<ViewMut<'a>>,
+}
+
+impl ShortConvBackward<'_> {
+    pub const OP: &'static str = "short_conv_backward";
+    /// Returns N and C.
+    pub fn check(&self) -> Result<(usize, usize)> {
+        let Self { taps, documents, x, w, dy, dx, dw } = self;
+        let ((n, c), dtype) = (sizes(Self::OP, *taps, x, w)?, x.dtype());
+        read(Self::OP, &[("documents", documents, DType::U32, 2 * n), ("w", w, dtype, c * taps)])?;
+        read(Self::OP, &[("dy", dy, dtype, x.len())])?;
+        written(Self::OP, &[("dx", dx, dtype, x.len())])?;
+        dw.as_ref().map_or(Ok(()), |dw| written(Self::OP, &[("dw", dw, DType::F32, w.len())]))?;
+        Ok((n, c))
+    }
+}
+
+/// `y = sigmoid(gate) * x`. Assigns.
+pub struct SigmoidGate<'a> {
+    pub gate: View<'a>,
+    pub x: View<'a>,
+    pub y: ViewMut<'a>,
+}
+
+impl SigmoidGate<'_> {
+    pub const OP: &'static str = "sigmoid_gate";
+    pub fn check(&self) -> Result<()> {
+        let (dtype, n) = (float(Self::OP, self.gate.dtype())?, self.gate.len());
+        read(Self::OP, &[("x", &self.x, dtype, n)])?;
+        written(Self::OP, &[("y", &self.y, dtype, n)])
+    }
+}
+
+/// Backward of [`SigmoidGate`]: `dy` becomes the gradient of `x` in place. Assigns `dgate`.
+pub struct SigmoidGateBackward<'a> {
+    pub gate: View<'a>,
+    pub x: View<'a>,
+    pub dy: ViewMut<'a>,
+    pub dgate: ViewMut<'a>,
+}
+
+impl SigmoidGateBackward<'_> {
+    pub const OP: &'static str = "sigmoid_gate_backward";
+    pub fn check(&self) -> Result<()> {
+        let (dtype, n) = (float(Self::OP, self.gate.dtype())?, self.gate.len());
+        read(Self::OP, &[("x", &self.x, dtype, n)])?;
+        written(Self::OP, &[("dy", &self.dy, dtype, n), ("dgate", &self.dgate, dtype, n)])
+    }
+}

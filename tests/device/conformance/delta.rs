@@ -1,0 +1,267 @@
+//! The gated delta rule and short convolutions on the CPU: outputs and gradients compared with the recurrence and with
+//! finite differences in f64. Documents have the same bits alone and packed, whatever the threads.
+use super::harness::*;
+use flatshard::base::{DType, Meter};
+use flatshard::device::cpu::CpuDevice;
+use flatshard::device::ops::{
+    DeltaRule, DeltaRuleBackward, DeltaShape, ShortConv, ShortConvBackward, documents_of_rows,
+};
+use flatshard::device::{Buf, Device};
+
+const TAPS: usize = 4;
+/// Longer than two blocks, exactly one, a single row, fewer than taps.
+const LENGTHS: [usize; 5] = [140, 64, 1, 3, 65];
+const SHAPE: DeltaShape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 5, value_dim: 6 };
+/// Whole vectors, and a strip of values.
+const WIDE: DeltaShape = DeltaShape { key_heads: 1, value_heads: 2, key_dim: 32, value_dim: 80 };
+
+fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+/// Of one document: convolution and rule, row by row.
+fn naive(shape: &DeltaShape, n: usize, [x, w, a, b, a_log, dt_bias]: [&[f64]; 6]) -> Vec<f64> {
+    let (row, keys) = (shape.row(), shape.keys());
+    let (dk, dv, group) = (shape.key_dim, shape.value_dim, shape.value_heads / shape.key_heads);
+    let mut y = vec![0.0; n * row];
+    for (i, y) in y.iter_mut().enumerate() {
+        let (t, c) = (i / row, i % row);
+        let taps = (0..TAPS).filter(|tap| t + tap + 1 >= TAPS);
+        *y = silu(taps.map(|tap| w[c * TAPS + tap] * x[(t + tap + 1 - TAPS) * row + c]).sum());
+    }
+    let unit = |x: &[f64]| -> Vec<f64> {
+        let length = (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
+        x.iter().map(|x| x / length).collect()
+    };
+    let mut o = vec![0.0; n * shape.values()];
+    for head in 0..shape.value_heads {
+        let mut state = vec![0.0; dk * dv];
+        for t in 0..n {
+            let at = |column: usize, len: usize| &y[t * row + column..][..len];
+            let (q, k) = (unit(at(head / group * dk, dk)), unit(at(keys + head / group * dk, dk)));
+            let v = at(2 * keys + head * dv, dv);
+            let decay = (-a_log[head].exp() * (a[t * shape.value_heads + head] + dt_bias[head]).exp().ln_1p()).exp();
+            let beta = 1.0 / (1.0 + (-b[t * shape.value_heads + head]).exp());
+            state.iter_mut().for_each(|s| *s *= decay);
+            for j in 0..dv {
+                let read: f64 = (0..dk).map(|i| k[i] * state[i * dv + j]).sum();
+                (0..dk).for_each(|i| state[i * dv + j] += k[i] * beta * (v[j] - read));
+                let said: f64 = (0..dk).map(|i| q[i] * state[i * dv + j]).sum();
+                o[t * shape.values() + head * dv + j] = said / (dk as f64).sqrt();
+            }
+        }
+    }
+    o
+}
+
+/// Inputs of all rows: x, a and b; and the weights: w, a_log and dt_bias.
+fn inputs(shape: &DeltaShape, n: usize) -> [Vec<f64>; 6] {
+    let scaled = |x: Vec<f64>, by: f64| x.iter().map(|x| rounded(x * by)).collect();
+    let heads = shape.value_heads;
+    [
+        normal(1, n * shape.row()),
+        scaled(normal(2, shape.row() * TAPS), 0.5),
+        normal(3, n * heads),
+        normal(4, n * heads),
+        scaled(normal(5, heads), 0.5),
+        normal(6, heads),
+    ]
+}
+/// The rows of one document.
+fn rows_of(all: &[Vec<f64>; 6], (start, n, total): (usize, usize, usize)) -> [Vec<f64>; 6] {
+    let cut = |x: &Vec<f64>| {
+        let width = x.len() / total;
+        x[start * width..(start + n) * width].to_vec()
+    };
+    [cut(&all[0]), all[1].clone(), cut(&all[2]), cut(&all[3]), all[4].clone(), all[5].clone()]
+}
+
+/// The output, and the gradients of x, w, a, b, a_log and dt_bias.
+fn computed(
+    dev: &dyn Device,
+    dtype: DType,
+    shape: DeltaShape,
+    lengths: &[usize],
+    given: &[Vec<f64>; 6],
+    d_o: &[f64],
+) -> Vec<Vec<f64>> {
+    let (n, heads) = (lengths.iter().sum::<usize>(), shape.value_heads);
+    let mut cu = vec![0];
+    lengths.iter().for_each(|len| cu.push(cu[cu.len() - 1] + *len as u32));
+    let documents: Vec<f64> = documents_of_rows(&cu).map(|row| row as f64).collect();
+    let new = |values: &[f64]| buf(dev, dtype, values);
+    let garbage = |len: usize| new(&before(len));
+    let [x, w, a, b, a_log, dt_bias] = given.each_ref().map(|values| new(values));
+    let (documents, d_o) = (buf(dev, DType::U32, &documents), new(d_o));
+    let (mut y, mut o) = (garbage(n * shape.row()), garbage(n * shape.values()));
+    let mut states = buf(dev, DType::F32, &before(DeltaShape::kept(n) * shape.state()));
+    let (documents, taps) = (documents.view(), TAPS);
+    dev.short_conv(ShortConv { taps, documents, x: x.view(), w: w.view(), y: y.view_mut(), carry: None }).unwrap();
+    dev.delta_rule(DeltaRule {
+        shape,
+        documents,
+        qkv: y.view(),
+        a: a.view(),
+        b: b.view(),
+        a_log: a_log.view(),
+        dt_bias: dt_bias.view(),
+        o: o.view_mut(),
+        states: states.view_mut(),
+        carry: None,
+    })
+    .unwrap();
+    let (mut dy, mut dx) = (garbage(n * shape.row()), garbage(n * shape.row()));
+    let (mut da, mut db) = (garbage(n * heads), garbage(n * heads));
+    // Gradients of weights are added to what is there.
+    let grad = |len: usize| buf(dev, DType::F32, &vec![1.0; len]);
+    let (mut dw, mut da_log, mut ddt_bias) = (grad(shape.row() * TAPS), grad(heads), grad(heads));
+    dev.delta_rule_backward(DeltaRuleBackward {
+        shape,
+        documents,
+        qkv: y.view(),
+        a: a.view(),
+        b: b.view(),
+        a_log: a_log.view(),
+        dt_bias: dt_bias.view(),
+        states: states.view(),
+        d_o: d_o.view(),
+        dqkv: dy.view_mut(),
+        da: da.view_mut(),
+        db: db.view_mut(),
+        da_log: Some(da_log.view_mut()),
+        ddt_bias: Some(ddt_bias.view_mut()),
+    })
+    .unwrap();
+    dev.short_conv_backward(ShortConvBackward {
+        taps,
+        documents,
+        x: x.view(),
+        w: w.view(),
+        dy: dy.view(),
+        dx: dx.view_mut(),
+        dw: Some(dw.view_mut()),
+    })
+    .unwrap();
+    let added = |grad: &Buf| read(dev, grad).iter().map(|x| x - 1.0).collect();
+    vec![read(dev, &o), read(dev, &dx), added(&dw), read(dev, &da), read(dev, &db), added(&da_log), added(&ddt_bias)]
+}
+
+fn dot(x: &[f64], y: &[f64]) -> f64 {
+    x.iter().zip(y).map(|(x, y)| x * y).sum()
+}
+fn length(x: &[f64]) -> f64 {
+    dot(x, x).sqrt()
+}
+
+fn documents(lengths: &[usize]) -> impl Iterator<Item = (usize, usize, usize)> {
+    let total = lengths.iter().sum();
+    lengths.iter().scan(0, move |start, &n| {
+        *start += n;
+        Some((*start - n, n, total))
+    })
+}
+
+#[test]
+fn outputs_and_gradients_are_those_of_the_recurrence() {
+    for (shape, lengths) in [(SHAPE, &LENGTHS[..]), (WIDE, &[70][..])] {
+        let n: usize = lengths.iter().sum();
+        let (given, d_o) = (inputs(&shape, n), normal(7, n * shape.values()));
+        let all = |given: &[Vec<f64>; 6]| -> Vec<f64> {
+            let each = documents(lengths).map(|of| (rows_of(given, of), of.1));
+            each.flat_map(|(rows, n)| naive(&shape, n, rows.each_ref().map(Vec::as_slice))).collect()
+        };
+        let want = all(&given);
+        let new = || CpuDevice::new(Meter::default());
+        let found = computed(&new(), DType::F32, shape, lengths, &given, &d_o);
+        // Along each gradient, and along random directions.
+        let mut differences = Vec::new();
+        for (operand, grad) in found[1..].iter().enumerate() {
+            let along: Vec<f64> = grad.iter().map(|g| g / length(grad)).collect();
+            for direction in [along, normal(50 + operand as u64, grad.len())] {
+                let moved = |by: f64| {
+                    let mut given = given.clone();
+                    given[operand].iter_mut().zip(&direction).for_each(|(x, d)| *x += by * d);
+                    dot(&all(&given), &d_o)
+                };
+                let step = 1e-4 / length(&direction);
+                let numeric = (moved(step) - moved(-step)) / (2.0 * step);
+                differences.push((operand, direction, numeric));
+            }
+        }
+        for dev in [new(), new().with_threads(3).unwrap().with_grain(64)] {
+            for (dtype, bound, bound_of_gradients) in [(DType::F32, 1e-6, 5e-6), (DType::Bf16, 1e-2, 3e-2)] {
+                let got = computed(&dev, dtype, shape, lengths, &given, &d_o);
+                let difference: Vec<f64> = got[0].iter().zip(&want).map(|(x, y)| x - y).collect();
+                let error = length(&difference) / length(&want);
+                assert!(error < bound, "{dtype}: outputs: {error:.1e}");
+                for (operand, direction, numeric) in &differences {
+                    let grad = &got[1 + operand];
+                    let error = (numeric - dot(grad, direction)).abs() / (length(grad) * length(direction));
+                    assert!(error < bound_of_gradients, "{dtype}: gradient of operand {operand}: {error:.1e}");
+                }
+            }
+        }
+    }
+}
+
+/// Nor does the number of threads change a bit.
+#[test]
+fn a_document_has_the_same_bits_alone_and_packed() {
+    let n: usize = LENGTHS.iter().sum();
+    let (given, d_o) = (inputs(&SHAPE, n), normal(7, n * SHAPE.values()));
+    let one = CpuDevice::new(Meter::default());
+    let three = CpuDevice::new(Meter::default()).with_threads(3).unwrap().with_grain(64);
+    for dtype in [DType::F32, DType::Bf16] {
+        let packed = computed(&three, dtype, SHAPE, &LENGTHS, &given, &d_o);
+        for (start, len, total) in documents(&LENGTHS) {
+            let rows = rows_of(&given, (start, len, total));
+            let d_o = &d_o[start * SHAPE.values()..(start + len) * SHAPE.values()];
+            let alone = computed(&one, dtype, SHAPE, &[len], &rows, d_o);
+            for result in [0, 1, 3, 4] {
+                let width = packed[result].len() / total;
+                assert!(packed[result][start * width..(start + len) * width] == alone[result], "{dtype}: {result}");
+            }
+        }
+    }
+}
+
+/// What is carried over makes a sequence in parts one sequence, whose tokens may come one by one.
+#[test]
+fn a_sequence_goes_on_from_what_was_carried() {
+    let (shape, n, heads) = (SHAPE, 75, SHAPE.value_heads);
+    let given = inputs(&shape, n);
+    let want = naive(&shape, n, given.each_ref().map(Vec::as_slice));
+    let dev = CpuDevice::new(Meter::default());
+    let new = |values: &[f64]| buf(&dev, DType::F32, values);
+    let mut state = new(&vec![0.0; shape.state()]);
+    let mut recent = new(&vec![0.0; (TAPS - 1) * shape.row()]);
+    let (mut got, mut start) = (Vec::new(), 0);
+    for len in [2, 1, 66, 1, 1, 1, 1, 1, 1] {
+        let rows = rows_of(&given, (start, len, n));
+        let [x, w, a, b, a_log, dt_bias] = rows.each_ref().map(|values| new(values));
+        let documents: Vec<f64> = documents_of_rows(&[0, len as u32]).map(|row| row as f64).collect();
+        let (documents, mut none) = (buf(&dev, DType::U32, &documents), new(&[]));
+        let (mut y, mut o) = (new(&before(len * shape.row())), new(&before(len * shape.values())));
+        let (x, w, carry) = (x.view(), w.view(), Some(recent.view_mut()));
+        dev.short_conv(ShortConv { taps: TAPS, documents: documents.view(), x, w, y: y.view_mut(), carry }).unwrap();
+        assert_eq!(a.len(), len * heads);
+        dev.delta_rule(DeltaRule {
+            shape,
+            documents: documents.view(),
+            qkv: y.view(),
+            a: a.view(),
+            b: b.view(),
+            a_log: a_log.view(),
+            dt_bias: dt_bias.view(),
+            o: o.view_mut(),
+            states: none.view_mut(),
+            carry: Some(state.view_mut()),
+        })
+        .unwrap();
+        got.extend(read(&dev, &o));
+        start += len;
+    }
+    assert_eq!(start, n);
+    let difference: Vec<f64> = got.iter().zip(&want).map(|(x, y)| x - y).collect();
+    assert!(length(&difference) < 1e-6 * length(&want), "{:.1e}", length(&difference) / length(&want));
+}
