@@ -40,7 +40,7 @@ pub fn config(lora: &Lora, base: Option<&Path>, spec: &Spec, tower: bool) -> Str
         "use_rslora": false,
         "use_dora": false,
     });
-    if spec.arch == Arch::Qwen2Moe {
+    if matches!(spec.arch, Arch::Qwen2Moe | Arch::Qwen35Moe) {
         FUSED.into_iter().zip(fused(lora)).for_each(|(key, value)| config[key] = value);
     }
     if tower {

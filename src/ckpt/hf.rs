@@ -22,7 +22,7 @@ use super::layout::pretty;
 use crate::base::{Error, Result, open, quote};
 use crate::device::ops::GluClamp;
 use crate::nn::tp_plan::TpPlan;
-use crate::nn::{Activation, Arch, Experts, QueryGrowth, Rotary, Scaling, Spec};
+use crate::nn::{Activation, Arch, DeltaNet, Experts, QueryGrowth, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -158,6 +158,9 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         map.insert("partial_rotary_factor".into(), json!(spec.rotary_dim() as f64 / spec.head_dim as f64));
     }
     map.extend(object(windows(spec, of.window)));
+    if let Some(net) = &spec.delta {
+        map.extend(object(delta_json(net, &spec.recurrent)));
+    }
     let more = match spec.arch {
         Arch::Gemma2 | Arch::Gemma3 => json!({
             "query_pre_attn_scalar": whole(spec.query_scalar.unwrap_or(spec.head_dim as f64)),
@@ -223,6 +226,21 @@ fn windows(spec: &Spec, window: WindowKeys) -> Value {
     map
 }
 
+/// The keys of gated delta nets.
+fn delta_json(net: &DeltaNet, recurrent: &[bool]) -> Value {
+    let kind = |&recurrent: &bool| if recurrent { "linear_attention" } else { "full_attention" };
+    let layer_types: Vec<&str> = recurrent.iter().map(kind).collect();
+    json!({
+        "attention_bias": false,
+        "layer_types": layer_types,
+        "linear_conv_kernel_dim": net.taps,
+        "linear_key_head_dim": net.shape.key_dim,
+        "linear_value_head_dim": net.shape.value_dim,
+        "linear_num_key_heads": net.shape.key_heads,
+        "linear_num_value_heads": net.shape.value_heads,
+    })
+}
+
 fn experts_json(arch: Arch, e: &Experts) -> Value {
     let mut map = object(json!({
         "num_experts_per_tok": e.top_k,
@@ -236,18 +254,21 @@ fn experts_json(arch: Arch, e: &Experts) -> Value {
         map.insert("swiglu_alpha".into(), json!(decimal(alpha)));
         map.insert("swiglu_limit".into(), json!(decimal(limit)));
     }
-    if matches!(arch, Arch::Qwen2Moe | Arch::Qwen3Moe | Arch::Olmoe) {
+    if matches!(arch, Arch::Qwen2Moe | Arch::Qwen3Moe | Arch::Olmoe | Arch::Qwen3Next) {
         map.insert("norm_topk_prob".into(), json!(e.normalize));
     }
     if arch == Arch::GraniteMoeShared {
         map.insert("shared_intermediate_size".into(), json!(e.shared_ff));
     }
-    if matches!(arch, Arch::Qwen2Moe | Arch::Qwen3Moe | Arch::Qwen3VlMoe) {
+    const QWEN: [Arch; 5] = [Arch::Qwen2Moe, Arch::Qwen3Moe, Arch::Qwen3VlMoe, Arch::Qwen3Next, Arch::Qwen35Moe];
+    if QWEN.contains(&arch) {
         map.insert("moe_intermediate_size".into(), json!(e.ff));
+    }
+    if QWEN.contains(&arch) && arch != Arch::Qwen35Moe {
         map.insert("decoder_sparse_step".into(), json!(1));
         map.insert("mlp_only_layers".into(), json!(e.dense));
     }
-    if arch == Arch::Qwen2Moe {
+    if matches!(arch, Arch::Qwen2Moe | Arch::Qwen3Next | Arch::Qwen35Moe) {
         map.insert("shared_expert_intermediate_size".into(), json!(e.shared_ff));
     }
     Value::Object(map)
@@ -339,6 +360,7 @@ pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
             ("mlp bias", s.mlp_bias.to_string()),
             ("tied head", s.tied.to_string()),
             ("latents", format!("{:?} {:?}", s.latent, s.rotary_pairs)),
+            ("gated delta nets", format!("{:?} in layers {:?}", s.delta, s.recurrent)),
             ("experts", s.experts.as_ref().map_or("none".into(), computed)),
             ("score head", s.score.to_string()),
         ]

@@ -308,11 +308,14 @@ impl OpenedFiles {
         files.zip(&self.headers).find(changed).map(|(path, _)| path.clone())
     }
 
-    /// Takes what a vision-language model in `dir` has besides its text model; None of another model. `adapters`: the
-    /// files have those of its text model.
+    /// Takes what the model in `dir` has besides the text model that is trained: a vision tower, or layers that predict
+    /// several tokens. None if there is nothing. `adapters`: the files have those of its text model.
     pub fn tower(&mut self, dir: &Path, adapters: bool) -> Result<Option<Tower>> {
         if !hf::has_tower(dir)? {
-            return Ok(None);
+            let others = self.tensors.extract_if(.., |name, _| !adapters && name.starts_with(PREDICTORS));
+            let tensors: Vec<FileTensor> = others.map(|(_, tensor)| tensor).collect();
+            let carried = Carried { naming: Naming::Plain, tensors };
+            return Ok((!carried.tensors.is_empty()).then(|| Tower { carried, ..Tower::default() }));
         }
         let naming = Naming::of(self.tensors.keys());
         if adapters {
@@ -412,6 +415,8 @@ fn predicts_later_tokens(name: &str, spec: &Spec) -> bool {
     (may_have || is_glm_ocr) && (layer.is_some_and(|layer| layer >= spec.layers) || name.starts_with("model.mtp_"))
 }
 
+/// The layers of Qwen 3.5 and Qwen3-Next that predict several tokens, which transformers does not load.
+const PREDICTORS: &str = "mtp.";
 pub(super) const HEAD: &str = "lm_head.weight";
 /// The tensors a head may be tied to.
 pub(super) const TABLES: [&str; 2] = ["embed_tokens.weight", "wte.weight"];

@@ -11,7 +11,7 @@ use super::tensor::Tensor;
 use crate::base::Result;
 use crate::device::ops::{
     AttentionShape, Bias, BiasBackward, CopyColumns, QkNormRope, QkNormRopeBackward, QkNormRopeShape, RmsNorm,
-    RmsNormBackward, RmsNormShape, Rope, RopeShape,
+    RmsNormBackward, RmsNormShape, Rope, RopeShape, SigmoidGate, SigmoidGateBackward,
 };
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
@@ -23,6 +23,8 @@ pub struct AttentionBranch {
     pub qkv: Vec<Linear>,
     /// Biases of the projections in `qkv`.
     pub bias: Option<RowBias>,
+    /// The first projection gives each head's queries and then the gate of its outputs.
+    pub gated: bool,
     pub transform: HeadTransform,
     /// Whether heads are sharded over tp.
     pub cut: bool,
@@ -49,12 +51,13 @@ pub enum HeadTransform {
     None,
     Rope(RopeShape),
     /// Each head is normalized first, with segments `wq` and `wk`; or, with `before`, rotated first and then
-    /// normalized.
+    /// normalized. With `after`, the rotation of a part of it follows by itself.
     NormRope {
         shape: QkNormRopeShape,
         wq: usize,
         wk: usize,
         before: Option<RopeShape>,
+        after: Option<RopeShape>,
     },
     /// All queries of a token are normalized together first, and all its keys, with segments `wq` and `wk`.
     RowNormRope {
@@ -139,10 +142,14 @@ impl AttentionBranch {
         self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
         let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
         let Scratch { rotated, head_stats, row, normed, core: core_scratch, cache, .. } = scratch;
-        let AttentionSaved { qkv, branch, core, latent: latents } = saved;
+        let AttentionSaved { qkv, branch, gate, core, latent: latents } = saved;
         let projected = if qkv.len() > 0 { &mut *qkv } else { &mut *rotated };
-        for projection in &self.qkv {
-            projection.forward(cx, w, h.rows, &mut scratch.adapter, projected.rows_mut(n))?;
+        for (i, projection) in self.qkv.iter().enumerate() {
+            let to = if self.gated && i == 0 { &mut scratch.queries } else { &mut *projected };
+            projection.forward(cx, w, h.rows, &mut scratch.adapter, to.rows_mut(n))?;
+        }
+        if self.gated {
+            self.regroup(cx, &mut scratch.queries, projected, gate, true)?;
         }
         if let Some(latent) = &self.latent {
             let (latent_scratch, adapter) = (&mut scratch.latent, &mut scratch.adapter);
@@ -170,7 +177,14 @@ impl AttentionBranch {
                 None => attention.forward(core_scratch, qkv, core, cx.attended)?,
             }
         }
-        let (o, Scratch { parts, adapter, stats, latent, .. }) = (core.outputs(n), scratch);
+        let Scratch { parts, adapter, stats, gated, latent, .. } = scratch;
+        let o = match self.gated {
+            true => {
+                dev.sigmoid_gate(SigmoidGate { gate: gate.rows(n), x: core.outputs(n), y: gated.rows_mut(n) })?;
+                gated.rows(n)
+            }
+            false => core.outputs(n),
+        };
         let o = self.latent.as_ref().map_or(Ok(o), |of| of.narrow(cx, o, latent))?;
         if self.post.is_none() && cx.straight(self.cut) {
             return self.out.forward_onto(cx, w, o, adapter, x, y);
@@ -188,6 +202,24 @@ impl AttentionBranch {
         }
         cx.leave(DropoutSite::Attention, y.reborrow())?;
         dev.add(x, y)
+    }
+
+    /// Copies columns between the rows of queries with their gates and the two apart: from those rows, or to them.
+    fn regroup(&self, cx: &Cx, both: &mut Tensor, qkv: &mut Tensor, gate: &mut Tensor, apart: bool) -> Result<()> {
+        let (n, heads, width) = (cx.n, self.shape.heads, self.shape.head_dim);
+        let copy = |rows, both: (&mut Tensor, usize, usize), part: (&mut Tensor, usize, usize)| {
+            let (from, to) = if apart { (both, part) } else { (part, both) };
+            let ((src, at, src_row), (dst, to, dst_row)) = (from, to);
+            let (src, dst) = (src.rows(n), dst.rows_mut(n));
+            let (src_end, dst_end) = (src.len(), dst.len());
+            let (src, dst) = (src.slice(at..src_end), dst.slice(to..dst_end));
+            cx.dev.copy_columns(CopyColumns { rows, width, src_row, dst_row, src, dst })
+        };
+        for head in 0..heads {
+            let row = qkv.width();
+            copy(n, (both, 2 * head * width, 2 * heads * width), (qkv, head * width, row))?;
+        }
+        copy(n * heads, (both, width, 2 * width), (gate, 0, width))
     }
 
     /// Multiplies rotated queries in rows `qkv`, or the gradient of such, by a factor of their position.
@@ -220,13 +252,17 @@ impl AttentionBranch {
                 parts,
             );
         }
-        let HeadTransform::NormRope { shape, wq, wk, before } = self.transform else {
+        let HeadTransform::NormRope { shape, wq, wk, before, after } = self.transform else {
             return Ok(if qkv.len() > 0 { qkv.rows(cx.n) } else { rotated.rows(cx.n) });
         };
-        let table = if before.is_some() { cx.tables[TurnTable::None as usize] } else { self.table(cx) };
+        let table = if before.or(after).is_some() { cx.tables[TurnTable::None as usize] } else { self.table(cx) };
         let (positions, wq, wk) = (cx.batch.positions, w.get(wq), w.get(wk));
         let (qkv, out, rstd) = (qkv.rows(cx.n), rotated.rows_mut(cx.n), stats.rows_mut(cx.n));
         cx.dev.qk_norm_rope(QkNormRope { shape, table, positions, wq, wk, qkv, out, rstd })?;
+        if let Some(shape) = after {
+            let (table, qkv) = (self.table(cx), rotated.rows_mut(cx.n));
+            cx.dev.rope(Rope { shape, table, positions, qkv, inverse: false })?;
+        }
         Ok(rotated.rows(cx.n))
     }
 
@@ -291,13 +327,23 @@ impl AttentionBranch {
             )?;
         }
         let d_branch = cx.whole(d_branch, &mut scratch.whole)?;
+        let mut o = saved.core.outputs(n);
+        if self.gated {
+            let (gate, y) = (saved.gate.rows(n), scratch.gated.rows_mut(n));
+            dev.sigmoid_gate(SigmoidGate { gate, x: o, y })?;
+            o = scratch.gated.rows(n);
+        }
         let (adapter, latent, d_o) = (&mut scratch.adapter, &mut scratch.latent, &mut scratch.d_o);
-        let o = saved.core.outputs(n);
         match &self.latent {
             Some(of) => of.out_backward(cx, w, dw, &self.out, o, d_branch.rows, adapter, latent, d_o)?,
             None => self.out.backward(cx, w, dw, o, d_branch.rows, adapter, d_o.rows_mut(n), false)?,
         }
         cx.release(d_branch)?;
+        if self.gated {
+            let (gate, x) = (saved.gate.rows(n), saved.core.outputs(n));
+            let (dy, dgate) = (scratch.d_o.rows_mut(n), scratch.dgate.rows_mut(n));
+            dev.sigmoid_gate_backward(SigmoidGateBackward { gate, x, dy, dgate })?;
+        }
 
         let Scratch { rotated, head_stats, row, normed, .. } = scratch;
         let qkv = self.rotated(cx, w, &saved.qkv, rotated, head_stats, [row, normed])?;
@@ -313,12 +359,17 @@ impl AttentionBranch {
         match self.transform {
             HeadTransform::None | HeadTransform::RowNormRope { .. } => {}
             HeadTransform::Rope(shape) => dev.rope(Rope { shape, table, positions, qkv: dqkv, inverse: true })?,
-            HeadTransform::NormRope { shape, wq, wk, before } => {
-                let after = if before.is_some() { cx.tables[TurnTable::None as usize] } else { table };
+            HeadTransform::NormRope { shape, wq, wk, before, after } => {
+                let still = before.or(after).is_some();
+                let of_norm = if still { cx.tables[TurnTable::None as usize] } else { table };
+                if let Some(shape) = after {
+                    dev.rope(Rope { shape, table, positions, qkv: scratch.dqkv.rows_mut(n), inverse: true })?;
+                }
+                let dqkv = scratch.dqkv.rows_mut(n);
                 let (dwq, dwk) = dw.pair(wq, wk, scratch.unused.rows_mut(2))?;
                 dev.qk_norm_rope_backward(QkNormRopeBackward {
                     shape,
-                    table: after,
+                    table: of_norm,
                     positions,
                     wq: w.get(wq),
                     wk: w.get(wk),
@@ -369,7 +420,11 @@ impl AttentionBranch {
             bias.grad(dev, dw, &mut scratch.bias_grad, scratch.dqkv.rows(n))?;
         }
 
-        let Scratch { h, stats, whole, parts, dqkv, dh, adapter, unused, latent, .. } = scratch;
+        if self.gated {
+            let Scratch { queries, dqkv, dgate, .. } = scratch;
+            self.regroup(cx, queries, dqkv, dgate, false)?;
+        }
+        let Scratch { h, stats, whole, parts, dqkv, dh, adapter, unused, queries, latent, .. } = scratch;
         self.norm.forward(dev, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
         let h = cx.whole(h.rows(rows), whole)?;
         cx.sum(self.cut, parts, dh.rows_mut(rows), |mut dh| {
@@ -377,7 +432,8 @@ impl AttentionBranch {
                 return of.backward(cx, w, dw, h.rows, &saved.latent, latent, adapter, dqkv.rows(n), dh, unused);
             }
             for (i, projection) in self.qkv.iter().enumerate() {
-                projection.backward(cx, w, dw, h.rows, dqkv.rows(n), adapter, dh.reborrow(), i > 0)?;
+                let dy = if self.gated && i == 0 { &*queries } else { &*dqkv };
+                projection.backward(cx, w, dw, h.rows, dy.rows(n), adapter, dh.reborrow(), i > 0)?;
             }
             Ok(())
         })?;

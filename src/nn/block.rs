@@ -1,11 +1,12 @@
-//! A decoder block: the attention branch, then the feed-forward branch. There is one plan per layer, because layers may
-//! differ in their windows. Never holds a buffer.
+//! A decoder block: the branch that mixes tokens, then the feed-forward branch. There is one plan per layer, because
+//! layers may differ in that branch and in their windows. Never holds a buffer.
 //!
 //! Saved for backward: what only a matrix product or attention could recompute. Norms and activations take one pass
 //! over memory, so backward recomputes them: 6 C + 2 F instead of 8 C + 3 F saved elements per token (C: model width,
 //! F: feed-forward width), for 0.3 % of the block's time in f32 and 0.9 % in bf16 (measured at C 768, F 3072, N 1024).
 use super::attention::AttentionBranch;
 use super::context::Cx;
+use super::delta::DeltaBranch;
 use super::experts::{SharedExpert, SparseBranch};
 use super::latent::LatentProjections;
 use super::layout::Layout;
@@ -19,10 +20,18 @@ use crate::device::{View, ViewMut};
 
 #[derive(Clone, Debug)]
 pub struct DecoderBlock {
-    pub attention: AttentionBranch,
+    pub mixer: Mixer,
     pub mlp: FeedForward,
     /// Both branches read the block's input: `y = x + attention(x) + mlp(x)` (Wang & Komatsuzaki 2021, GPT-J).
     pub parallel: bool,
+}
+
+/// The first branch of a block, in which tokens see each other.
+#[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // one per block, and never moved
+pub enum Mixer {
+    Attention(AttentionBranch),
+    Delta(DeltaBranch),
 }
 
 /// The second branch of a block.
@@ -41,10 +50,23 @@ impl DecoderBlock {
             FeedForward::Sparse(sparse) => Some(sparse),
         }
     }
+    /// The first branch, if it is attention.
+    pub fn attention(&self) -> Option<&AttentionBranch> {
+        match &self.mixer {
+            Mixer::Attention(attention) => Some(attention),
+            Mixer::Delta(_) => None,
+        }
+    }
     /// Attaches the adapters of block `layer` to their matrices, and appends the hashed names of those with dropout to
     /// `masks`. Returns the width of the widest masked input.
     pub fn adapt(&mut self, lora: &Lora, layouts: &[Layout], layer: usize, masks: &mut Vec<u64>) -> usize {
-        let AttentionBranch { qkv, latent, out, .. } = &mut self.attention;
+        let of_mixer: Vec<&mut Linear> = match &mut self.mixer {
+            Mixer::Attention(AttentionBranch { qkv, latent, out, .. }) => {
+                let latents = latent.iter_mut().flat_map(LatentProjections::linears);
+                qkv.iter_mut().chain(latents).chain([out]).collect()
+            }
+            Mixer::Delta(delta) => delta.linears(),
+        };
         let of_mlp: [Option<&mut Linear>; 3] = match &mut self.mlp {
             FeedForward::Dense(MlpBranch { gate, up, down, .. }) => [gate.as_mut(), Some(up), Some(down)],
             FeedForward::Sparse(SparseBranch { experts, shared, .. }) => {
@@ -55,8 +77,7 @@ impl DecoderBlock {
                 }
             }
         };
-        let latents = latent.iter_mut().flat_map(LatentProjections::linears);
-        let linears = qkv.iter_mut().chain(latents).chain([out]).chain(of_mlp.into_iter().flatten());
+        let linears = of_mixer.into_iter().chain(of_mlp.into_iter().flatten());
         let masked = |linear: &mut Linear| {
             lora.adapt(linear, &layouts[layer], masks);
             linear.adapter.and_then(|adapter| adapter.dropout).map_or(0, |_| linear.inputs)
@@ -76,7 +97,11 @@ impl DecoderBlock {
         scratch: &mut Scratch,
         y: Option<ViewMut>,
     ) -> Result<()> {
-        self.attention.forward(cx, w, x, &mut saved.attention, scratch, saved.mlp.x.rows_mut(cx.rows()))?;
+        let after = saved.mlp.x.rows_mut(cx.rows());
+        match &self.mixer {
+            Mixer::Attention(attention) => attention.forward(cx, w, x, &mut saved.attention, scratch, after)?,
+            Mixer::Delta(delta) => delta.forward(cx, w, x, &mut saved.delta, scratch, after)?,
+        }
         match &self.mlp {
             FeedForward::Dense(mlp) => mlp.forward(cx, w, self.parallel.then_some(x), &mut saved.mlp, scratch, y),
             FeedForward::Sparse(sparse) => sparse.forward(cx, w, &mut saved.mlp, scratch, y.is_some()),
@@ -103,6 +128,9 @@ impl DecoderBlock {
             FeedForward::Dense(mlp) => mlp.backward(cx, w, dw, beside, &saved.mlp, scratch, dy.reborrow())?,
             FeedForward::Sparse(sparse) => sparse.backward(cx, w, dw, &saved.mlp, scratch, dy.reborrow())?,
         }
-        self.attention.backward(cx, w, dw, x, &saved.attention, scratch, dy)
+        match &self.mixer {
+            Mixer::Attention(attention) => attention.backward(cx, w, dw, x, &saved.attention, scratch, dy),
+            Mixer::Delta(delta) => delta.backward(cx, w, dw, x, &saved.delta, scratch, dy),
+        }
     }
 }

@@ -372,9 +372,11 @@ impl Decoder {
     /// Prepares attention over several ranks.
     pub(super) fn begin_attention(&self, cx: &Cx, scratch: &mut Scratch) -> Result<()> {
         let Some(rows) = cx.batch.rows else { return Ok(()) };
-        let mut windows = self.blocks.iter().map(|block| block.attention.shape.window);
+        let shapes = self.blocks.iter().filter_map(|block| block.attention().map(|attention| &attention.shape));
+        let Some(shape) = shapes.clone().next() else { return Ok(()) };
+        let mut windows = shapes.map(|shape| shape.window);
         let (all, near) = (windows.clone().find(|&w| w == 0), windows.find(|&w| w > 0));
-        let attention = CoreAttention::of(cx, &self.blocks[0].attention.shape);
+        let attention = CoreAttention::of(cx, shape);
         attention.begin(&mut scratch.core, all.into_iter().chain(near), rows)
     }
 

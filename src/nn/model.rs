@@ -3,8 +3,9 @@ use super::block::DecoderBlock;
 use super::families::{gpt, llama};
 use super::layout::Layout;
 use super::root::Root;
-use super::spec::{Arch, Spec};
+use super::spec::{Arch, DeltaNet, Spec};
 use super::split::Split;
+use crate::device::ops::DELTA_BLOCK;
 
 impl Spec {
     /// One layout per layer: layer 0 is the root (embeddings, final norm, head); block i is layer i + 1; the experts of
@@ -49,7 +50,14 @@ impl Spec {
     /// sliding window counts its window. MFU is this times tokens per second, divided by the peak.
     pub fn flops_per_token(&self, seq: usize) -> u64 {
         let seen = |i| if self.window_of(i) == 0 { seq } else { seq.min(self.window) };
-        let attention = 2 * 2 * self.heads * self.head_dim * (0..self.layers).map(seen).sum::<usize>();
+        let attends = |i: &usize| self.delta_of(*i).is_none();
+        let attention = 2 * 2 * self.heads * self.head_dim * (0..self.layers).filter(attends).map(seen).sum::<usize>();
+        // Of a gated delta net: three products with its state, and those within a block.
+        let of_net = |net: &DeltaNet| {
+            let (k, v) = (net.shape.key_dim, net.shape.value_dim);
+            net.shape.value_heads * (2 * 3 * k * v + 2 * DELTA_BLOCK * (k + v))
+        };
+        let attention = attention + (0..self.layers).filter_map(|i| self.delta_of(i)).map(of_net).sum::<usize>();
         3 * (2 * (self.params() - self.idle_params()) + attention) as u64
     }
 }

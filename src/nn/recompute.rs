@@ -89,28 +89,29 @@ pub(super) struct SavedBlocks<T = Tensor> {
 }
 
 impl<T> SavedBlocks<T> {
-    /// `block` and `outputs` are what one block saves; `outputs` is also passed empty, for the shared one.
+    /// `block` is what a block saves, or with none what all can share; `empty` replaces attention's outputs in that.
     pub fn plan(
         blocks: usize,
         checkpointing: Checkpointing,
-        block: impl Fn() -> Saved<T>,
+        block: impl Fn(Option<usize>) -> Saved<T>,
         empty: impl Fn() -> Outputs<T>,
     ) -> SavedBlocks<T> {
-        let own = || {
-            let CoreSaved { o, lse, .. } = block().attention.core;
+        let own = |i| {
+            let CoreSaved { o, lse, .. } = block(Some(i)).attention.core;
             Outputs { o, lse }
         };
         let shared = |outputs: Outputs<T>| {
-            let Saved { attention, mlp } = block();
+            let Saved { attention, delta, mlp } = block(None);
             let core = CoreSaved { o: outputs.o, lse: outputs.lse, ..attention.core };
-            Saved { attention: AttentionSaved { core, ..attention }, mlp }
+            Saved { attention: AttentionSaved { core, ..attention }, delta, mlp }
         };
         let (every, selective) = checkpointing.again().unwrap_or((usize::MAX, false));
         let sharing = blocks / every;
-        let one = (sharing > 0).then(|| if selective { shared(empty()) } else { block() });
+        let one = (sharing > 0).then(|| if selective { shared(empty()) } else { block(None) });
+        let shares = |i: &usize| (i + 1).is_multiple_of(every);
         SavedBlocks {
-            saved: (sharing..blocks).map(|_| block()).chain(one).collect(),
-            outputs: (0..if selective { sharing } else { 0 }).map(|_| own()).collect(),
+            saved: (0..blocks).filter(|i| !shares(i)).map(|i| block(Some(i))).chain(one).collect(),
+            outputs: (0..if selective { blocks } else { 0 }).filter(shares).map(own).collect(),
             every,
             last: None,
         }

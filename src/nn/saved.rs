@@ -1,6 +1,7 @@
 //! Activations that a block saves for backward, and its scratch buffers. Never computes.
 use super::cache::KvCache;
 use super::core::{CoreSaved, CoreScratch};
+use super::delta_buffers::{DeltaCache, DeltaSaved, DeltaScratch};
 use super::dispatch::Dispatch;
 use super::latent_buffers::{LatentSaved, LatentScratch};
 use super::tensor::{Tensor, table};
@@ -16,6 +17,8 @@ table! {
         qkv,
         /// (R, C): the input of the branch's last norm; empty without one.
         branch,
+        /// (N, heads * head_dim): of the outputs; empty without.
+        gate,
         ;
         core: CoreSaved,
         latent: LatentSaved,
@@ -89,12 +92,14 @@ table! {
 }
 /// Everything one block saves for backward, besides its input.
 pub struct Saved<T = Tensor> {
+    /// One of the two is empty, unless blocks of both kinds share it.
     pub attention: AttentionSaved<T>,
+    pub delta: DeltaSaved<T>,
     pub mlp: MlpSaved<T>,
 }
 impl<T> Saved<T> {
     pub(super) fn map<U>(&self, f: &mut dyn FnMut(&'static str, &T) -> Result<U>) -> Result<Saved<U>> {
-        Ok(Saved { attention: self.attention.map(f)?, mlp: self.mlp.map(f)? })
+        Ok(Saved { attention: self.attention.map(f)?, delta: self.delta.map(f)?, mlp: self.mlp.map(f)? })
     }
 }
 table! {
@@ -149,6 +154,10 @@ table! {
         rotated,
         /// (N, heads + kv_heads) f32: 1/rms of each head.
         head_stats,
+        /// (N, 2 heads * head_dim): queries with their gates, then their gradients; empty without gates.
+        queries,
+        /// (N, heads * head_dim): outputs times their gates.
+        gated,
         /// (N, F): the activation, then the gate's gradient.
         act,
         /// (R, vocab): a chunk of logits, then their gradient.
@@ -169,6 +178,8 @@ table! {
         dqkv,
         /// (1, (heads + 2 kv_heads) head_dim) f32: column sums of `dqkv`; empty without biases.
         bias_grad,
+        /// (N, heads * head_dim): of the outputs' gates; empty without.
+        dgate,
         /// (N, F)
         dact,
         /// (N, F)
@@ -189,5 +200,8 @@ table! {
         latent: LatentScratch,
         /// The KV cache: see [`Workspace::remember`].
         cache: KvCache,
+        /// Scratch of gated delta nets, and what a sequence goes on from in them.
+        delta: DeltaScratch,
+        delta_cache: DeltaCache,
     }
 }

@@ -2,7 +2,7 @@
 //! never reads files.
 use super::rotary::{QueryGrowth, Rotary};
 use crate::base::{Error, Result};
-use crate::device::ops::{GluClamp, RotaryPairs, RouteRule, RouteShape};
+use crate::device::ops::{DeltaShape, GluClamp, MAX_TAPS, RotaryPairs, RouteRule, RouteShape};
 
 /// The family whose tensor names and config format are used. What it computes is in the other fields of a [`Spec`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -103,6 +103,12 @@ pub enum Arch {
     SolarOpen,
     /// Qwen3 with experts, which files keep in one tensor for each block.
     Qwen3VlMoe,
+    /// Gated delta nets in most layers, attention with an output gate in the others, experts.
+    Qwen3Next,
+    /// Gated delta nets in most layers, attention with an output gate in the others.
+    Qwen35,
+    /// Qwen3.5 with experts.
+    Qwen35Moe,
     /// LayerNorm, learned positions, GELU, biases (`GPT2LMHeadModel`).
     Gpt,
 }
@@ -164,6 +170,25 @@ pub struct Experts {
     pub clamp: Option<GluClamp>,
     /// How experts are chosen if not by their probabilities; then the shared expert has no gate.
     pub rule: Option<RouteRule>,
+}
+
+/// The gated delta nets of blocks that mix tokens with one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeltaNet {
+    pub shape: DeltaShape,
+    /// Taps of the convolution of queries, keys and values.
+    pub taps: usize,
+    /// Queries, keys, values and their gate come from one matrix, head by head, and the rule's gates from another.
+    pub fused: bool,
+}
+
+impl DeltaNet {
+    /// Without heads.
+    pub const NONE: DeltaNet = DeltaNet {
+        shape: DeltaShape { key_heads: 0, value_heads: 0, key_dim: 0, value_dim: 0 },
+        taps: 0,
+        fused: false,
+    };
 }
 
 /// The hyperparameters of a model. [`Spec::default`] is a Llama without sizes.
@@ -230,6 +255,12 @@ pub struct Spec {
     pub norm_after_rope: bool,
     /// Normalize all queries of a token together before rotation, and all its keys.
     pub row_norm: bool,
+    /// Gated delta nets, if some blocks have them in place of attention.
+    pub delta: Option<DeltaNet>,
+    /// Whether each layer has one; empty if none has.
+    pub recurrent: Vec<bool>,
+    /// Attention's outputs are multiplied by sigmoid(gate); the projection to a head's queries also gives its gate.
+    pub output_gate: bool,
     /// Experts, if some blocks are sparse.
     pub experts: Option<Experts>,
     /// Normalize a branch's input.
@@ -295,6 +326,9 @@ impl Default for Spec {
             qk_norm: false,
             norm_after_rope: false,
             row_norm: false,
+            delta: None,
+            recurrent: Vec::new(),
+            output_gate: false,
             experts: None,
             pre_norms: true,
             post_norms: false,
@@ -390,6 +424,24 @@ impl Spec {
                 self.layers
             )));
         }
+        if self.recurrent.contains(&true) && (self.delta.is_none() || self.recurrent.len() != self.layers) {
+            return Err(Error::input(format!(
+                "gated delta nets are given for {} layers of {}: each layer needs to know",
+                self.recurrent.len(),
+                self.layers
+            )));
+        }
+        if let Some(DeltaNet { shape, taps, .. }) = self.delta {
+            let DeltaShape { key_heads, value_heads, key_dim, value_dim } = shape;
+            let no_size = [key_heads, value_heads, key_dim, value_dim].contains(&0);
+            if no_size || !value_heads.is_multiple_of(key_heads) || !(1..=MAX_TAPS).contains(&taps) {
+                return Err(Error::input(format!(
+                    "gated delta nets of {value_heads} value heads of {value_dim} with {key_heads} key heads of {key_dim}, \
+                     convolved over {taps} tokens: value heads must be a multiple of key heads, sizes at least 1, and \
+                     the tokens at most {MAX_TAPS}"
+                )));
+            }
+        }
         if let Some(Experts { count, top_k, ff, .. }) = self.experts
             && (top_k == 0 || top_k > count || ff == 0)
         {
@@ -451,6 +503,10 @@ impl Spec {
     pub fn window_of(&self, i: usize) -> usize {
         if self.windowed.get(i) == Some(&true) { self.window } else { 0 }
     }
+    /// The gated delta net of block `i`, if it has one in place of attention.
+    pub fn delta_of(&self, i: usize) -> Option<&DeltaNet> {
+        self.delta.as_ref().filter(|_| self.recurrent.get(i) == Some(&true))
+    }
     /// Whether block `i` rotates with `local_rope`.
     pub fn uses_local_rope(&self, i: usize) -> bool {
         self.local_rope.is_some() && self.window_of(i) > 0
@@ -465,11 +521,16 @@ impl Spec {
     }
     /// Whether some block normalizes heads without rotating them afterwards.
     pub fn normed_still(&self) -> bool {
-        self.qk_norm && (self.norm_after_rope || (0..self.layers).any(|i| !self.is_rotated(i)))
+        self.qk_norm
+            && (self.norm_after_rope || self.rotated_in_part() || (0..self.layers).any(|i| !self.is_rotated(i)))
     }
     /// The length from which on documents rotate differently, if they do.
     pub fn long_from(&self) -> Option<usize> {
         self.rope.as_ref().and_then(Rotary::original_if_long)
+    }
+    /// Whether other elements of a head are not rotated.
+    pub fn rotated_in_part(&self) -> bool {
+        self.rotary_dim() < self.head_dim
     }
     /// Elements of a head that are rotated.
     pub fn rotary_dim(&self) -> usize {

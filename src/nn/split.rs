@@ -1,9 +1,10 @@
 //! How the work inside a layer is split over the ranks of tp (heads, columns, vocabulary: Shoeybi et al. 2019,
 //! "Megatron-LM"), sp (tokens) and ep (experts): as data for plans, and as groups at run time. Never communicates.
-use super::spec::{Arch, Experts, Spec};
+use super::spec::{Arch, DeltaNet, Experts, Spec};
 use crate::base::{Error, Result};
 use crate::comm::{Axis, Collective, Mesh, solo::Solo};
 use crate::device::Device;
+use crate::device::ops::DeltaShape;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -169,6 +170,11 @@ impl Split {
             heads: spec.heads / self.part(attention).of,
             kv_heads: self.kv_heads(spec),
             ff: columns(spec.ff),
+            delta: spec.delta.map(|net| {
+                let (of, shape) = (self.part(attention).of, net.shape);
+                let (key_heads, value_heads) = (shape.key_heads / of, shape.value_heads / of);
+                DeltaNet { shape: DeltaShape { key_heads, value_heads, ..shape }, ..net }
+            }),
             experts: spec.experts.as_ref().map(own),
             vocab: self.part(self.cuts.head).share(spec.vocab).len(),
             ..spec.clone()
@@ -184,6 +190,13 @@ impl Split {
 
     fn check_sp(&self, spec: &Spec) -> Result<()> {
         let (heads, of) = (self.local(spec).heads, self.sp.of);
+        if of > 1 && spec.delta.is_some() {
+            return Err(Error::input(format!(
+                "ring-attn-size {of}: the gated delta nets of {} keep a state along a whole sequence, which ranks \
+                 cannot share yet; use ring-attn-size 1",
+                spec.arch.name()
+            )));
+        }
         if self.sp_impl != SpImpl::Ulysses || of == 1 || self.grid_of(spec).ulysses.of > 1 {
             return Ok(());
         }
@@ -248,6 +261,13 @@ impl Split {
                      different key/value heads; choose a tp-size that divides {kv} or is a multiple of it"
                 )));
             }
+        }
+        if let Some(net) = spec.delta.filter(|net| cuts.attention && !net.shape.key_heads.is_multiple_of(of)) {
+            return Err(Error::input(format!(
+                "linear_num_key_heads {} is not divisible by tp-size {of}: every tp rank needs the same number of heads; \
+                 choose a tp-size that divides {}",
+                net.shape.key_heads, net.shape.key_heads
+            )));
         }
         // Columns and vocabulary entries need not divide evenly, but no share may be empty.
         let (ff, shared) = spec.experts.as_ref().map_or((of, of), |e| (e.ff, e.shared_ff));

@@ -4,7 +4,7 @@
 //! A plan reduces to which of four parts are sharded ([`Cuts`]) and whether norms see shards of the tokens. Two things
 //! differ from transformers, with the same values: logits are never gathered (`colwise_rep`), and the gradients of head
 //! norms are always summed (older plans of Gemma 3 do not say so).
-use super::spec::{Arch, Spec};
+use super::spec::{Arch, DeltaNet, Spec};
 use super::split::Cuts;
 use crate::base::{Error, Result};
 use std::collections::BTreeMap;
@@ -12,6 +12,21 @@ use std::collections::BTreeMap;
 /// Module pattern to style. Names are relative to the base model, as in `layers.*.mlp.up_proj`, plus `lm_head`; `*`
 /// stands for a layer's number; a leading "model." is ignored.
 pub type TpPlan = BTreeMap<String, String>;
+
+/// The matrices of a gated delta net. Plans gather their outputs, that is, they replicate what follows; here its heads
+/// are sharded with those of attention, with the same values.
+fn delta_modules(net: &DeltaNet) -> &'static [&'static str] {
+    match net.fused {
+        true => &["linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.out_proj"],
+        false => &[
+            "linear_attn.in_proj_qkv",
+            "linear_attn.in_proj_z",
+            "linear_attn.in_proj_b",
+            "linear_attn.in_proj_a",
+            "linear_attn.out_proj",
+        ],
+    }
+}
 
 /// What a plan reduces to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,7 +91,10 @@ const STYLES: [&str; 9] = [
     REPLICATE,
 ];
 
-const HEAD_NORMED: [Arch; 8] = [
+const HEAD_NORMED: [Arch; 11] = [
+    Arch::Qwen3Next,
+    Arch::Qwen35,
+    Arch::Qwen35Moe,
     Arch::Qwen3,
     Arch::Qwen3Moe,
     Arch::Qwen3VlMoe,
@@ -143,6 +161,9 @@ pub fn read(spec: &Spec, plan: &TpPlan) -> Result<Meaning> {
     known.extend(["embed_tokens", "lm_head"].map(String::from));
     if spec.qk_norm {
         known.extend(head_norms.map(in_layers));
+    }
+    if let Some(net) = &spec.delta {
+        known.extend(delta_modules(net).iter().map(|module| in_layers(module)));
     }
     let plan: TpPlan = plan.iter().map(|(k, v)| (k.strip_prefix("model.").unwrap_or(k).into(), v.clone())).collect();
     for (module, style) in &plan {

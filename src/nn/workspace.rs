@@ -3,6 +3,7 @@
 //! [`Workspace::planned`] sums a table of shapes, and [`Workspace::allocate`] allocates that table's tensors.
 use super::cache::{CacheSize, KvCache};
 use super::core::CorePlan;
+use super::delta_buffers::{DeltaCache, DeltaPlan};
 use super::dispatch::{Dispatch, DispatchPlan};
 use super::latent_buffers::{LatentSaved, LatentScratch};
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
@@ -120,9 +121,11 @@ impl Workspace<TensorShape, ()> {
             window: 0,
             softcap: 0.0,
         };
-        let seen = |all: bool| (0..spec.layers).any(|i| (spec.window_of(i) == 0) == all);
+        let attends = |i: usize| spec.delta_of(i).is_none();
+        let seen = |all: bool| (0..spec.layers).any(|i| attends(i) && (spec.window_of(i) == 0) == all);
         let sights = [true, false].map(seen);
-        let core = CorePlan { heads: &heads, sights, split, tokens, dtype, train };
+        let core_of = |tokens| CorePlan { heads: &heads, sights, split, tokens, dtype, train };
+        let (core, delta) = (core_of(tokens), DeltaPlan { net: spec.delta, tokens, dtype, train });
         let (has_norms, is_cut) = (spec.qk_norm || spec.row_norm, split.grid(spec.heads).ulysses.of > 1);
 
         // Blocks of mixed models, which are rare, hold the buffers of both kinds.
@@ -142,13 +145,15 @@ impl Workspace<TensorShape, ()> {
 
         let keep = |width| shape(Category::Saved, dtype, tokens, width);
         let stays = |width| shape(Category::Saved, dtype, rows, width);
-        let saved = || Saved {
+        let saved = |block: Option<usize>| Saved {
             attention: AttentionSaved {
-                qkv: keep(only(has_norms || !is_cut, spec.qkv())),
+                qkv: keep(only(block.is_none_or(attends) && (has_norms || !is_cut), spec.qkv())),
                 branch: stays(only(spec.post_norms, spec.dim)),
-                core: core.saved(),
+                gate: keep(only(block.is_none_or(attends) && spec.output_gate, inner)),
+                core: core_of(if block.is_none_or(attends) { tokens } else { 0 }).saved(),
                 latent: LatentSaved::plan(spec.latent.as_ref(), tokens, dtype),
             },
+            delta: delta.saved(block.is_none_or(|i| !attends(i))),
             mlp: MlpSaved {
                 x: stays(spec.dim),
                 gate: keep(only(spec.gated(), dense_ff)),
@@ -169,6 +174,8 @@ impl Workspace<TensorShape, ()> {
                 },
             },
         };
+        // A gated delta net's gates and norm, of which each row of `unused` must hold one.
+        let small = spec.delta.map_or(0, |net| net.shape.value_heads.max(net.shape.value_dim));
         let empty = || Outputs { o: keep(0), lse: shape(Category::Saved, DType::F32, 0, 0) };
         let checkpoint = if train { checkpoint } else { Checkpointing::Full };
         let stream = if train { spec.layers + 1 } else { 2 };
@@ -200,6 +207,8 @@ impl Workspace<TensorShape, ()> {
                 bias: shape(Category::Scratch, dtype, 1, only(spec.qkv_bias, spec.qkv())),
                 rotated: scratch(only(has_norms || is_cut, spec.qkv())),
                 head_stats: TensorShape { dtype: DType::F32, ..scratch(only(has_norms, spec.heads + spec.kv_heads)) },
+                queries: scratch(only(spec.output_gate, 2 * inner)),
+                gated: scratch(only(spec.output_gate, inner)),
                 act: scratch(dense_ff),
                 logits: shape(Category::Scratch, dtype, chunk, spec.outputs()),
                 part_stats: shape(Category::Scratch, DType::F32, if in_parts { chunk } else { 0 }, part_stats),
@@ -210,6 +219,7 @@ impl Workspace<TensorShape, ()> {
                 d_o: back(inner),
                 dqkv: back(spec.qkv()),
                 bias_grad: shape(Category::Scratch, DType::F32, 1, only(train && spec.qkv_bias, spec.qkv())),
+                dgate: back(only(spec.output_gate, inner)),
                 dact: back(dense_ff),
                 dup: back(dense_ff),
                 row: scratch(only(spec.row_norm, inner)),
@@ -217,7 +227,7 @@ impl Workspace<TensorShape, ()> {
                 unused: TensorShape {
                     dtype: DType::F32,
                     rows: if train { 2 } else { 0 },
-                    ..back(spec.dim.max(spec.head_dim).max(only(spec.row_norm, inner)).max(latent_rank))
+                    ..back(spec.dim.max(spec.head_dim).max(only(spec.row_norm, inner)).max(latent_rank).max(small))
                 },
                 adapter: AdapterScratch {
                     low: scratch(adapters.rank),
@@ -275,6 +285,8 @@ impl Workspace<TensorShape, ()> {
                 core: core.scratch(),
                 latent: LatentScratch::plan(spec.latent.as_ref(), (spec.heads, spec.head_dim), (tokens, dtype, train)),
                 cache: KvCache::plan(spec, dtype, &CacheSize::default()),
+                delta: delta.scratch(),
+                delta_cache: DeltaCache::plan(spec, dtype, 0),
             },
             fixed: Fixed {
                 table: other(DType::F32, positions * spec.rope.as_ref().map_or(0, Rotary::forms), spec.rotary_dim()),
@@ -350,6 +362,7 @@ impl Workspace {
         let plan = |size: &CacheSize| KvCache::plan(spec, dtype, size);
         scratch.cache = plan(&CacheSize::default()).allocate(dev, groups)?; // free the previous cache first
         scratch.cache = plan(size).allocate(dev, groups)?;
+        scratch.delta_cache = DeltaCache::plan(spec, dtype, size.pages.min(1)).allocate(dev, groups)?;
         let tables = [("table", table, forms), ("local_table", local_table, 1), ("still_table", still_table, 1)];
         for (name, table, forms) in tables {
             let longer = longer_table(table, forms * size.longest.min(spec.max_len));

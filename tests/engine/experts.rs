@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-const FAMILIES: [&str; 16] = [
+const FAMILIES: [&str; 18] = [
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
@@ -40,6 +40,8 @@ const FAMILIES: [&str; 16] = [
     "hunyuan_v1_moe",
     "minimax_m2",
     "solar_open",
+    "qwen3_next",
+    "qwen3_5_moe_text",
 ];
 const TOLERANCE: f64 = 1e-5;
 

@@ -60,6 +60,9 @@ const CASES: &[&str] = &[
     "vl_qwen2",
     "vl_qwen3",
     "vl_glm4v",
+    "vl_qwen3_5",
+    // `families.py` again: transformers 4 does not have it.
+    "qwen3_5",
 ];
 /// Those of `families.py`, which also has files of transformers 4.
 const FOUR: usize = 23;
@@ -109,7 +112,11 @@ impl Golden {
         for (name, grad) in grads {
             let want = &self.tensors.floats[&format!("grad.{name}")];
             let error = distance(grad, want);
-            assert!(error < TOLERANCE, "{} {what}: gradient of {name}: {error:.1e}", self.name);
+            // Of decays: terms of either sign along a document. transformers' own float32 is off by 2.4e-5, 1.5e-5 and
+            // 1e-5 from its float64.
+            let decays = ["linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.in_proj_a.weight"];
+            let most = if decays.iter().any(|end| name.ends_with(end)) { 2.0 * TOLERANCE } else { TOLERANCE };
+            assert!(error < most, "{} {what}: gradient of {name}: {error:.1e}", self.name);
         }
     }
     /// The documents of one rank of `world`, packed.

@@ -7,9 +7,10 @@ use flatshard::base::{Category, DType, Error};
 use flatshard::comm::{Mesh, MeshSizes};
 use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
+use flatshard::device::ops::DeltaShape;
 use flatshard::engine::PlannedRank;
 use flatshard::nn::{
-    Activation, Arch, Checkpointing, Decoder, Groups, Minimized, Pass, ROOT, Rotary, Spec, Tuning, Workspace,
+    Activation, Arch, Checkpointing, Decoder, DeltaNet, Groups, Minimized, Pass, ROOT, Rotary, Spec, Tuning, Workspace,
     WorkspaceOptions,
 };
 use std::sync::Arc;
@@ -85,9 +86,25 @@ fn gemma3() -> Spec {
         ..gemma2()
     }
 }
+/// A gated delta net, then attention with an output gate and a part of each head rotated. The epsilon is large for the
+/// finite differences: where a document starts, the net's outputs are small.
+fn qwen35() -> Spec {
+    let shape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 5, value_dim: 6 };
+    Spec {
+        arch: Arch::Qwen35,
+        norm_eps: 1e-2,
+        qk_norm: true,
+        norm_from_one: true,
+        output_gate: true,
+        rotary_dim: Some(6),
+        delta: Some(DeltaNet { shape, taps: 4, fused: false }),
+        recurrent: vec![true, false],
+        ..llama()
+    }
+}
 /// One of each.
-fn families() -> [Spec; 6] {
-    [llama(), gpt(), qwen2(), qwen3(), gemma2(), gemma3()]
+fn families() -> [Spec; 7] {
+    [llama(), gpt(), qwen2(), qwen3(), gemma2(), gemma3(), qwen35()]
 }
 
 fn options(checkpoint: Checkpointing) -> WorkspaceOptions {
@@ -136,7 +153,10 @@ impl Model {
 #[test]
 fn checkpointing_changes_no_bit() {
     for dtype in [DType::F32, DType::Bf16] {
-        let twice = |spec: Spec| Spec { layers: 2 * spec.layers, windowed: spec.windowed.repeat(2), ..spec };
+        let twice = |spec: Spec| {
+            let (windowed, recurrent) = (spec.windowed.repeat(2), spec.recurrent.repeat(2));
+            Spec { layers: 2 * spec.layers, windowed, recurrent, ..spec }
+        };
         for spec in families().map(|spec| Spec { dropout: 0.2, ..twice(spec) }) {
             let model = |checkpoint| Model::new(spec.clone(), WorkspaceOptions { dtype, ..options(checkpoint) });
             let mut kept = model(Checkpointing::Off);

@@ -13,11 +13,11 @@ use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
-use flatshard::device::ops::RotaryPairs;
+use flatshard::device::ops::{DeltaShape, RotaryPairs};
 use flatshard::engine::PlannedRank;
 use flatshard::nn::{
-    Activation, Arch, Checkpointing, Cuts, Decoder, Experts, Groups, Init, Lora, Minimized, QueryGrowth, Rotary,
-    Segment, Slice, Spec, Split, Tp, Tuning, WorkspaceOptions,
+    Activation, Arch, Checkpointing, Cuts, Decoder, DeltaNet, Experts, Groups, Init, Lora, Minimized, QueryGrowth,
+    Rotary, Segment, Slice, Spec, Split, Tp, Tuning, WorkspaceOptions,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -116,6 +116,27 @@ fn others() -> Spec {
         norm_bias: true,
         ..llama()
     }
+}
+
+/// A gated delta net with fused matrices, then attention with an output gate.
+fn qwen3_next() -> Spec {
+    let shape = DeltaShape { key_heads: 4, value_heads: 8, key_dim: 5, value_dim: 6 };
+    Spec {
+        arch: Arch::Qwen3Next,
+        norm_eps: 1e-2,
+        qk_norm: true,
+        norm_from_one: true,
+        output_gate: true,
+        rotary_dim: Some(4),
+        delta: Some(DeltaNet { shape, taps: 4, fused: true }),
+        recurrent: vec![true, false],
+        ..llama()
+    }
+}
+/// The same with a matrix for each part.
+fn qwen35() -> Spec {
+    let delta = qwen3_next().delta.map(|net| DeltaNet { fused: false, ..net });
+    Spec { arch: Arch::Qwen35, delta, ..qwen3_next() }
 }
 
 /// Two experts more than a token uses, a shared one, and a dense block; no width divides by 2 or 4.
@@ -304,12 +325,12 @@ fn same(alone: &Made, made: &Made, most: f64, what: &str) {
     }
 }
 
-const TIGHT: f64 = 3e-6;
+const TIGHT: f64 = 4e-6;
 
 #[test]
 fn every_gradient_equals_that_of_one_rank() {
     let growing = Spec { query_growth: Some(QueryGrowth { beta: 0.5, original: 3 }), ..llama() };
-    for spec in [growing, qwen2(), qwen3(), gemma3(), phi3(), cohere2(), others()] {
+    for spec in [growing, qwen2(), qwen3(), gemma3(), phi3(), cohere2(), others(), qwen3_next(), qwen35()] {
         let run = Run::alone(spec);
         let alone = made(&run);
         for (tp, sequence) in [(2, false), (2, true), (4, false), (4, true)] {
@@ -371,7 +392,7 @@ fn several_logit_chunks_and_long_documents() {
 
 #[test]
 fn recomputed_blocks_give_the_same_result() {
-    for spec in [llama(), gemma3(), cohere2()] {
+    for spec in [llama(), gemma3(), cohere2(), qwen35()] {
         let run = Run::alone(spec);
         let alone = made(&run);
         for checkpoint in [Checkpointing::Full, Checkpointing::Selective] {
@@ -385,13 +406,14 @@ fn recomputed_blocks_give_the_same_result() {
 
 #[test]
 fn adapters_are_split_with_their_matrices() {
-    for (spec, dropout) in [(qwen2(), 0.3), (gemma3(), 0.0), (llama(), 0.3), (phi3(), 0.3)] {
-        // Fused matrices have one adapter.
-        let matrices = if spec.fused_qkv { 4 } else { 7 };
+    // Fused matrices have one adapter.
+    let net = [(qwen3_next(), 0.3, 6 + 7), (qwen35(), 0.3, 8 + 7)];
+    let specs = [(qwen2(), 0.3, 14), (gemma3(), 0.0, 14), (llama(), 0.3, 14), (phi3(), 0.3, 8)];
+    for (spec, dropout, matrices) in specs.into_iter().chain(net) {
         let lora = Some(Lora { rank: 3, alpha: 5.0, dropout, targets: vec!["all-linear".into()] });
         let run = Run { tuning: Tuning { lora, ..Tuning::default() }, ..Run::alone(spec) };
         let alone = made(&run);
-        assert!(alone.grads.keys().all(|name| name.contains("lora_")) && alone.grads.len() == 2 * matrices * 2);
+        assert!(alone.grads.keys().all(|name| name.contains("lora_")) && alone.grads.len() == 2 * matrices);
         // Masks are by channel of the whole tensor, in token order, also for rows and columns of which ranks have
         // parts.
         for (tp, sequence) in [(2, false), (4, true)] {
@@ -530,6 +552,11 @@ fn indivisible_sizes_are_refused_with_the_equation() {
     let with = |experts| Spec { experts: Some(experts), ..mixture() };
     assert!(all(with(narrow(3, 8)), 4).contains("width of experts 3 < tp-size 4"));
     assert!(all(with(narrow(8, 3)), 4).contains("width of the shared expert 3 < tp-size 4"));
+    let sp = Split { sp: Slice { index: 0, of: 2 }, ..Split::NONE };
+    let ring = Decoder::split(qwen35(), &Tuning::default(), &sp).err().expect("refused").to_string();
+    assert!(ring.contains("ring-attn-size 2: the gated delta nets of qwen3_5"), "{ring}");
+    let heads = Spec { heads: 8, kv_heads: 8, ..qwen35() };
+    assert!(all(heads, 8).contains("linear_num_key_heads 4 is not divisible by tp-size 8"));
     assert!(all(phi3(), 8).contains("num_kv_heads 4 is not divisible by tp-size 8: queries, keys and values of phi3"));
     assert!(all(olmoe(), 2).contains("olmoe normalizes all heads of a token together"));
     let odd = gpt_oss().experts.map(|experts| Experts { ff: 15, ..experts });

@@ -25,6 +25,10 @@ SIZES = dict(vocab_size=VOCAB, hidden_size=24, intermediate_size=22, num_attenti
              num_hidden_layers=2, max_position_embeddings=32, rms_norm_eps=1e-5, tie_word_embeddings=False,
              bos_token_id=None, eos_token_id=None, pad_token_id=None)
 MANY_HEADS = dict(num_key_value_heads=4)
+# The rule's outputs are small at the start of a document: with a smaller epsilon, their norm would show rounding errors.
+DELTA = dict(rms_norm_eps=1e-3, head_dim=12, num_hidden_layers=3, layer_types=["linear_attention"] * 2 + ["full_attention"], linear_num_key_heads=2,
+             linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=5,
+             rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5))
 CASES = {
     "mixtral": dict(num_local_experts=5, num_experts_per_tok=2),
     "qwen2_moe": dict(num_hidden_layers=3, num_experts=5, num_experts_per_tok=3, moe_intermediate_size=14,
@@ -59,6 +63,10 @@ CASES = {
     "minimax_m2": dict(head_dim=12, num_local_experts=5, num_experts_per_tok=2,
                        rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5)),
     "solar_open": dict(head_dim=10, n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=14, n_shared_experts=1),
+    "qwen3_next": dict(**DELTA, num_experts=5, num_experts_per_tok=3, moe_intermediate_size=14,
+                       shared_expert_intermediate_size=10, mlp_only_layers=[1]),
+    "qwen3_5_moe_text": dict(**DELTA, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=14,
+                             shared_expert_intermediate_size=10),
 }
 # Chosen by scores: transformers has no load-balancing loss of them.
 SCORED = {"ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1"}
@@ -100,10 +108,11 @@ def per_expert(model_type, tensors):
 
 
 def main():
+    named = sys.argv[1:] or list(CASES)
     out = Path(__file__).parent / "experts"
     out.mkdir(exist_ok=True)
     for seed, (name, keys) in enumerate(CASES.items()):
-        if name not in (sys.argv[1:] or CASES):
+        if name not in named:
             continue
         torch.manual_seed(300 + seed)
         config = AutoConfig.for_model(name, **(SIZES | keys))

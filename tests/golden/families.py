@@ -14,6 +14,7 @@ own bf16 typically is from its fp32.
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -45,6 +46,10 @@ LONG = rope("longrope", short_factor=[1.5, 1.0, 2.0], long_factor=[2.0, 5.0, 9.0
 # Of another base in a file of transformers 4, 5 makes the base of layers without a window only.
 OLMO3_THETA = dict(rope_theta=500000.0)
 GEMMA3_ROPES = dict(full_attention=rope("linear", 50.0, factor=4.0), sliding_attention=rope("default", 20.0))
+
+NEXT = dict(rms_norm_eps=1e-3, hidden_size=20, head_dim=12, num_hidden_layers=3, max_position_embeddings=128, layer_types=["linear_attention"] * 2 + ["full_attention"],
+            linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=5,
+            rope_parameters=rope("default", partial_rotary_factor=0.5))
 
 CASES = {
     "llama3": ("llama", dict(**DIVIDED, rope_parameters=LLAMA3, attention_bias=True, mlp_bias=True), PLAIN),
@@ -117,7 +122,11 @@ CASES = {
               dict(rope_interleave=False)),
     "minicpm3": ("minicpm3", dict(**DIVIDED, **LATENT, q_lora_rank=9, rope_parameters=rope("default"), tie_word_embeddings=True, scale_emb=3, scale_depth=1.2,
                                   dim_model_base=5), dict(scale_depth=1.0)),
+    # The first document is longer than a block of the delta rule. Value heads share key heads.
+    "qwen3_5": ("qwen3_5_text", dict(**NEXT, tie_word_embeddings=True),
+                dict(rope_parameters=rope("default", partial_rotary_factor=1.0))),
 }
+LONG_DOCUMENTS = [70, 1, 9, 4]
 
 
 def named():
@@ -129,6 +138,32 @@ def build(model_type, keys):
     sizes = {} if model_type == "gpt2" else SIZES
     config = AutoConfig.for_model(model_type, **(sizes | keys))
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+
+
+def in_double(model_type, keys, weights, batch):
+    """Gradients by transformers' code with float64 in place of float32: those of decays, which are sums of sums along a document,
+    are off by 2e-5 in float32."""
+    import importlib.util
+    import inspect
+
+    plain = inspect.getmodule(type(build(model_type, keys)))
+    source = inspect.getsource(plain).replace("torch.float32", "torch.float64").replace(".float()", ".double()")
+    source = source.replace("torch.float)", "torch.float64)")
+    with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
+        file.write(source)
+    spec = importlib.util.spec_from_file_location(f"{plain.__name__}_double", file.name)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    config = build(model_type, keys).config
+    config._attn_implementation = "eager"
+    model = getattr(module, type(build(model_type, keys)).__name__)(config).double().eval()
+    model.load_state_dict({name: weight.double() for name, weight in weights.items()}, strict=False)
+    model.tie_weights()
+    tokens, targets, lengths = batch
+    logits = torch.cat([model(d[None]).logits[0] for d in tokens.split(lengths)])
+    torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100).backward()
+    return {name: p.grad.float() for name, p in model.named_parameters()}
 
 
 def greedy(model, prompt, count):
@@ -187,11 +222,13 @@ def make():
         torch.manual_seed(100 + list(CASES).index(name))
         model = build(model_type, keys)
         randomize(model)
-        lengths = [14, 14, 14] if name == "llama_dynamic" else LENGTHS
+        lengths = [14, 14, 14] if name == "llama_dynamic" else LONG_DOCUMENTS if name == "qwen3_5" else LENGTHS
         tokens = torch.randint(VOCAB, (sum(lengths),))
         targets = targets_of(tokens, lengths)
         targets[[2, 20]] = -100
         logits, loss, grads = gradients(model, tokens, targets, lengths)
+        if name == "qwen3_5":
+            grads = in_double(model_type, keys, model.state_dict(), (tokens, targets, lengths))
 
         other = build(model_type, keys | without)
         other.load_state_dict(model.state_dict())

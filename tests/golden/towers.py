@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from families import DIVIDED, LENGTHS, NEW, ORIGINAL, SIZES, VOCAB, bf16_errors, rope
+from families import DIVIDED, LENGTHS, NEW, NEXT, ORIGINAL, SIZES, VOCAB, bf16_errors, rope
 from make import gradients, randomize, relative, targets_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
@@ -66,6 +66,9 @@ TOWERS = {
     "vl_qwen3_moe": ("qwen3_vl_moe", dict(vision_config=QWEN_VISION | dict(num_position_embeddings=4, deepstack_visual_indexes=[0]), **ENDS),
                      dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=14, rope_parameters=rope("default", mrope_interleaved=True, **MROPE)),
                      dict(num_experts_per_tok=1)),
+    "vl_qwen3_5": ("qwen3_5", dict(vision_config=QWEN_VISION | dict(num_position_embeddings=4, out_hidden_size=20), **ENDS),
+                   NEXT | dict(rope_parameters=rope("default", partial_rotary_factor=0.5, mrope_interleaved=True, mrope_section=[1, 1, 1])),
+                   dict(rope_parameters=rope("default", 10.0, partial_rotary_factor=0.5, mrope_section=[1, 1, 1]))),
 }
 # Those whose text model is one of families.py, or has experts, in which errors of bf16 say little.
 ALIKE = {"vl_llava", "vl_smolvlm", "vl_qwen3_moe"}

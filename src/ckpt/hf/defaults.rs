@@ -68,6 +68,7 @@ const GEMMA: Defaults = Defaults {
     activation: Activation::GeGlu,
     ..BIASED
 };
+const QWEN_NEXT: Defaults = Defaults { kv_heads: Some(2), head_dim: Some(256), part: Some(0.25), ..PLAIN };
 const GLM: Defaults = Defaults {
     kv_heads: Some(2),
     head_dim: Some(128),
@@ -246,6 +247,8 @@ impl Defaults {
                 ..PLAIN
             },
             Arch::Qwen3VlMoe => Defaults { kv_heads: Some(16), theta: 500_000.0, tied: true, ..BIASED },
+            Arch::Qwen3Next | Arch::Qwen35Moe => QWEN_NEXT,
+            Arch::Qwen35 => Defaults { kv_heads: Some(4), ..QWEN_NEXT },
             Arch::Gpt => PLAIN,
         }
     }

@@ -8,8 +8,8 @@ use super::rotary::{query_growth, rotaries};
 use super::scored;
 use super::tower;
 use crate::base::{Error, Result, quote};
-use crate::device::ops::GluClamp;
-use crate::nn::{Activation, Arch, Experts, Spec};
+use crate::device::ops::{DeltaShape, GluClamp};
+use crate::nn::{Activation, Arch, DeltaNet, Experts, Spec};
 use serde_json::{Map, Value, json};
 
 /// The model, and the keys of the file that transformers' class for it does not have.
@@ -22,6 +22,10 @@ pub fn spec(map: &Map<String, Value>) -> Result<(Spec, Vec<String>)> {
         None => {
             let mut all = tower::defaults(map.get("model_type").and_then(Value::as_str).unwrap_or_default());
             all.extend(map.clone());
+            // A text model's own file has the sections of M-RoPE too.
+            if map.get("model_type").and_then(Value::as_str).is_some_and(|name| name.starts_with("qwen3_5")) {
+                tower::text_rope(&mut all);
+            }
             text_spec(&all, "")
         }
     }
@@ -109,7 +113,11 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
     let (window, windowed) = windows(keys, arch, layers)?;
     let max_len = size("max_position_embeddings", "max_positions")?;
     let (rope, local_rope, part) = rotaries(keys, arch, (max_len, latent.map_or(head_dim, |latent| latent.rope)))?;
-    let ff = size("intermediate_size", "ff_hidden_dim")?;
+    let ff = match arch {
+        // All of its layers have experts.
+        Arch::Qwen35Moe => keys.size("intermediate_size", "ff_hidden_dim")?.unwrap_or(512),
+        _ => size("intermediate_size", "ff_hidden_dim")?,
+    };
     let spec = Spec {
         arch,
         vocab: size("vocab_size", "vocab_size")?,
@@ -175,6 +183,12 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
             }
         }
         Arch::MiniMaxM2 => Spec { row_norm: true, ..spec },
+        Arch::Qwen3Next | Arch::Qwen35 | Arch::Qwen35Moe => {
+            keys.only("attention_bias", &[json!(false)])?;
+            let recurrent = recurrent_layers(keys, spec.layers)?;
+            let delta = Some(delta_net(keys, spec.arch == Arch::Qwen3Next)?);
+            Spec { qk_norm: true, norm_from_one: true, output_gate: true, delta, recurrent, ..spec }
+        }
         Arch::Olmoe => {
             keys.only("clip_qkv", &[])?;
             Spec { row_norm: true, ..spec }
@@ -239,6 +253,27 @@ fn rotated_layers(keys: &ConfigKeys, layers: usize) -> Result<Vec<bool>> {
     })
 }
 
+/// The gated delta nets of a file; without layers that have them, their sizes are read all the same.
+fn delta_net(keys: &ConfigKeys, fused: bool) -> Result<DeltaNet> {
+    let size = |key: &str, default: usize| Ok::<_, Error>(keys.size(key, "num_heads")?.unwrap_or(default));
+    let shape = DeltaShape {
+        key_heads: size("linear_num_key_heads", 16)?,
+        value_heads: size("linear_num_value_heads", 32)?,
+        key_dim: size("linear_key_head_dim", 128)?,
+        value_dim: size("linear_value_head_dim", 128)?,
+    };
+    Ok(DeltaNet { shape, taps: size("linear_conv_kernel_dim", 4)?, fused })
+}
+
+/// Whether each layer has a gated delta net: as the file lists them, or all but every nth.
+fn recurrent_layers(keys: &ConfigKeys, layers: usize) -> Result<Vec<bool>> {
+    let every = keys.whole("full_attention_interval")?.unwrap_or(4).max(1);
+    Ok(match listed(keys, layers, ["full_attention", "linear_attention"])? {
+        Some(types) => types,
+        None => (0..layers).map(|i| (i + 1) % every != 0).collect(),
+    })
+}
+
 /// The experts of the families that have them.
 fn experts(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<Option<Experts>> {
     if let Some(of) = scored::ScoredExperts::of(arch) {
@@ -247,8 +282,9 @@ fn experts(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<Op
     if let Some(experts) = scored::biased(keys, arch, layers, ff)? {
         return Ok(Some(experts));
     }
-    let qwen = matches!(arch, Arch::Qwen2Moe | Arch::Qwen3Moe | Arch::Qwen3VlMoe);
+    let qwen = matches!(arch, Arch::Qwen2Moe | Arch::Qwen3Moe | Arch::Qwen3VlMoe | Arch::Qwen3Next);
     let shared = |default: usize| width(keys, "shared_intermediate_size", default);
+    let next = matches!(arch, Arch::Qwen3Next | Arch::Qwen35Moe);
     // Both names of the number of experts are in use, whatever the family.
     let (count, top_k) = match arch {
         Arch::Mixtral => (8, 2),
@@ -260,6 +296,8 @@ fn experts(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<Op
         Arch::GraniteMoe | Arch::GraniteMoeShared => (8, 2),
         Arch::HunyuanMoe => (1, 1),
         Arch::GraniteHybrid => return granite::no_experts(keys).map(|()| None),
+        Arch::Qwen3Next => (512, 10),
+        Arch::Qwen35Moe => (256, 8),
         _ => return Ok(None),
     };
     let size = |key: &str| keys.size(key, "num_experts");
@@ -281,16 +319,20 @@ fn experts(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<Op
         ff: match arch {
             Arch::Qwen2Moe | Arch::Qwen3VlMoe => width(keys, "moe_intermediate_size", 1408)?,
             Arch::Qwen3Moe => width(keys, "moe_intermediate_size", 768)?,
+            _ if next => width(keys, "moe_intermediate_size", 512)?,
             _ => ff,
         },
         shared_ff: match arch {
             Arch::Qwen2Moe => width(keys, "shared_expert_intermediate_size", 5632)?,
+            _ if next => width(keys, "shared_expert_intermediate_size", 512)?,
             Arch::GraniteMoeShared => shared(0)?,
             Arch::HunyuanMoe => ff,
             _ => 0,
         },
         normalize: match arch {
             Arch::Qwen2Moe | Arch::Qwen3Moe | Arch::Olmoe => keys.flag("norm_topk_prob")?.unwrap_or(false),
+            Arch::Qwen3Next => keys.flag("norm_topk_prob")?.unwrap_or(true),
+            Arch::Qwen35Moe => true,
             _ => {
                 keys.known(["norm_topk_prob"]);
                 true
@@ -380,6 +422,9 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
         Arch::Dots1 => keys.whole("max_window_layers")?.unwrap_or(62),
         _ => 0,
     };
+    if matches!(arch, Arch::Qwen3Next | Arch::Qwen35 | Arch::Qwen35Moe) {
+        return Ok((0, Vec::new()));
+    }
     let windowed = match layer_types(keys, layers)? {
         Some(types) if window.is_none() && types.contains(&true) => {
             return Err(Error::input("layer_types says sliding_attention, but there is no sliding_window"));
@@ -404,12 +449,17 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
 
 /// Whether each layer uses the window, if the file lists layers one by one.
 fn layer_types(keys: &ConfigKeys, layers: usize) -> Result<Option<Vec<bool>>> {
+    listed(keys, layers, ["full_attention", "sliding_attention"])
+}
+
+/// Whether each layer is of the second of two types, if the file lists layers one by one.
+fn listed(keys: &ConfigKeys, layers: usize, [first, second]: [&str; 2]) -> Result<Option<Vec<bool>>> {
     let Some(types) = keys.present("layer_types") else { return Ok(None) };
     let kind = |value: &Value| match value.as_str() {
-        Some("sliding_attention") => Ok(true),
-        Some("full_attention") => Ok(false),
+        Some(name) if name == second => Ok(true),
+        Some(name) if name == first => Ok(false),
         _ => Err(Error::input(format!(
-            "layer_types has {}, which is not supported; use full_attention or sliding_attention",
+            "layer_types has {}, which is not supported; use {first} or {second}",
             quote(value)
         ))),
     };

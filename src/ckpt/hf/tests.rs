@@ -344,7 +344,7 @@ fn text_models_of_vision_language_configs_are_those_of_their_families() {
         (&outer, "text_config", json!({"rope_scaling": {"rope_type": "x"}}), "text_config.rope_scaling.rope_type is"),
         (&outer, "quantization_config", json!({"bits": 4}), "quantization_config"),
         (&gemma, "architectures", json!(["Gemma3ForSequenceClassification"]), "only ...ForConditionalGeneration"),
-        (&outer, "model_type", json!("qwen3_5"), "most of its layers are gated delta nets"),
+        (&outer, "model_type", json!("qwen3_5"), "must be \"qwen3_5_text\""),
         (&outer, "model_type", json!("qwen3_vl_moe"), "it must be \"qwen3_vl_moe_text\""),
         (&outer, "model_type", json!("paligemma"), "its prompts attend to later tokens too"),
         (&outer, "model_type", json!("gemma4"), "head sizes differ among layers"),

@@ -25,7 +25,7 @@ const LLAVA: [(&str, &str); 6] = [
 ];
 const QWENS: [(&str, &str); 3] = [("qwen2", "qwen2"), ("qwen3", "qwen3"), ("llama", "llama")];
 
-const CLASSES: [TowerClass; 22] = [
+const CLASSES: [TowerClass; 24] = [
     TowerClass { model_type: "aya_vision", texts: &[("cohere2", "cohere2"), ("cohere", "cohere")] },
     TowerClass { model_type: "cohere2_vision", texts: &[("cohere2", "cohere2")] },
     TowerClass { model_type: "gemma3", texts: &[("gemma3_text", "gemma3_text")] },
@@ -45,6 +45,8 @@ const CLASSES: [TowerClass; 22] = [
     TowerClass { model_type: "qwen2_vl", texts: &[("qwen2_vl_text", "qwen2"), ("qwen2_vl", "qwen2")] },
     TowerClass { model_type: "qwen2_5_vl", texts: &[("qwen2_5_vl_text", "qwen2"), ("qwen2_5_vl", "qwen2")] },
     TowerClass { model_type: "qwen3_vl", texts: &[("qwen3_vl_text", "qwen3")] },
+    TowerClass { model_type: "qwen3_5", texts: &[("qwen3_5_text", "qwen3_5_text")] },
+    TowerClass { model_type: "qwen3_5_moe", texts: &[("qwen3_5_moe_text", "qwen3_5_moe_text")] },
     TowerClass { model_type: "qwen3_vl_moe", texts: &[("qwen3_vl_moe_text", "qwen3_vl_moe_text")] },
     TowerClass { model_type: "smolvlm", texts: &[("llama", "llama")] },
     TowerClass { model_type: "vipllava", texts: &[("llama", "llama")] },
@@ -95,9 +97,6 @@ pub fn names() -> String {
 /// What is missing for models that are asked for often, by `model_type`.
 pub fn missing(model_type: &str) -> Option<&'static str> {
     Some(match model_type {
-        "qwen3_next" | "qwen3_5" | "qwen3_5_text" | "qwen3_5_moe" | "qwen3_5_moe_text" => {
-            "most of its layers are gated delta nets, which are not supported yet"
-        }
         "paligemma" => "its prompts attend to later tokens too, which is not supported yet",
         "gemma3n" | "gemma3n_text" => "embeddings of each layer are not supported yet",
         "gemma4" | "gemma4_text" => {
@@ -232,7 +231,7 @@ fn glm(text: &mut Map<String, Value>, name: &str) {
 }
 
 /// Replaces M-RoPE by the RoPE that it is for text.
-fn text_rope(text: &mut Map<String, Value>) {
+pub(super) fn text_rope(text: &mut Map<String, Value>) {
     for key in ["rope_scaling", "rope_parameters"] {
         let Some(rope) = text.get_mut(key).and_then(Value::as_object_mut) else { continue };
         ["mrope_section", "mrope_interleaved"].iter().for_each(|key| drop(rope.shift_remove(*key)));
@@ -302,6 +301,13 @@ pub fn defaults(model_type: &str) -> Map<String, Value> {
             sizes([151_936, 4096, 22_016, 32, 32, 128_000]),
             json!({"num_key_value_heads": 32, "head_dim": 128, "rope_theta": 5e5}),
         ),
+        "qwen3_next" => sizes(151_936, 2048, 5632, 48, 16, 32_768),
+        "qwen3_5_text" => sizes(248_320, 4096, 12_288, 32, 16, 32_768),
+        "qwen3_5_moe_text" => {
+            let mut map = sizes(248_320, 2048, 0, 40, 16, 32_768);
+            map.shift_remove("intermediate_size");
+            map
+        }
         _ => Map::new(),
     }
 }

@@ -2,7 +2,7 @@
 //! conversion.
 use crate::device::ops::AttentionShape;
 use crate::nn::attention::{AttentionBranch, HeadTransform};
-use crate::nn::block::{DecoderBlock, FeedForward};
+use crate::nn::block::{DecoderBlock, FeedForward, Mixer};
 use crate::nn::context::TurnTable;
 use crate::nn::layout::{Init, Layout};
 use crate::nn::linear::Linear;
@@ -38,6 +38,7 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {
         norm: norm(&mut layout, name("ln_1"), spec),
         qkv: vec![linear(&mut layout, name("attn.c_attn"), dim, 3 * dim, Init::NORMAL)],
         bias: None,
+        gated: false,
         transform: HeadTransform::None,
         cut: false,
         turns: TurnTable::None,
@@ -65,7 +66,7 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {
         down: linear(&mut layout, name("mlp.c_proj"), ff, dim, Init::residual(spec.layers)),
         post: None,
     };
-    (layout, DecoderBlock { attention, mlp: FeedForward::Dense(mlp), parallel: false })
+    (layout, DecoderBlock { mixer: Mixer::Attention(attention), mlp: FeedForward::Dense(mlp), parallel: false })
 }
 
 fn norm(layout: &mut Layout, name: String, spec: &Spec) -> Norm {

@@ -1,10 +1,11 @@
 //! Llama and its descendants as data, with the tensor names of transformers' `...ForCausalLM`, so checkpoints need no
 //! conversion. The [`Spec`] determines which modules exist, never the family's name; the [`Split`] determines this
 //! rank's shards.
-use crate::device::ops::{AttentionShape, QkNormRopeShape, RmsNormShape, RopeShape, RouteShape};
+use crate::device::ops::{AttentionShape, DeltaShape, QkNormRopeShape, RmsNormShape, RopeShape, RouteShape};
 use crate::nn::attention::{AttentionBranch, HeadTransform, RowBias, RowPart};
-use crate::nn::block::{DecoderBlock, FeedForward};
+use crate::nn::block::{DecoderBlock, FeedForward, Mixer};
 use crate::nn::context::TurnTable;
+use crate::nn::delta::{DeltaBranch, DeltaInputs};
 use crate::nn::expert_layer::{ClampedExperts, ExpertLayer};
 use crate::nn::experts::{SharedExpert, SparseBranch};
 use crate::nn::families::table::SparseNames;
@@ -15,7 +16,7 @@ use crate::nn::linear::Linear;
 use crate::nn::mlp::MlpBranch;
 use crate::nn::norm::Norm;
 use crate::nn::root::{Root, VocabRows};
-use crate::nn::spec::{Experts, Latent, Spec};
+use crate::nn::spec::{Arch, DeltaNet, Experts, Latent, Spec};
 use crate::nn::split::{Slice, Split};
 use crate::nn::store::Stride;
 
@@ -43,11 +44,19 @@ pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
 }
 
 pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
-    let &Spec { dim, ff, head_dim, .. } = spec;
+    let &Spec { dim, head_dim, .. } = spec;
     let local = split.local(spec);
     let (row, heads, kv_heads) = (local.qkv(), local.heads, local.kv_heads);
-    let (by_heads, by_columns) = (split.part(split.cuts.attention), split.part(split.cuts.mlp));
+    let by_heads = split.part(split.cuts.attention);
     let mut names = Names { prefix: format!("model.layers.{i}."), layout: Layout::default(), spec, split };
+    if let Some(net) = spec.delta_of(i) {
+        let mixer = Mixer::Delta(delta(&mut names, net));
+        let mlp = match spec.experts_of(i) {
+            Some(experts) => FeedForward::Sparse(sparse(&mut names, experts, i)),
+            None => FeedForward::Dense(dense(&mut names, Norm::Absent)),
+        };
+        return (names.layout, DecoderBlock { mixer, mlp, parallel: false });
+    }
 
     let modules = &spec.arch.family().modules;
     let norm = names.branch_norm(spec.pre_norms, modules.attention_norms[0]);
@@ -64,6 +73,11 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     let apart = [("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
     for (name, (all, own, shared)) in apart.into_iter().filter(|_| !spec.fused_qkv && latent.is_none()) {
         let (width, first) = (own * head_dim, shared.unwrap_or(0) * head_dim);
+        if spec.output_gate && name == "self_attn.q_proj" {
+            qkv.push(names.column(name, 2 * all * head_dim, by_heads, false));
+            column += width;
+            continue;
+        }
         let mut segment = |suffix: &str, shape: &[usize], init| match shared {
             None => names.cut(name, suffix, shape, 0, by_heads, init),
             Some(_) => names.push(name, suffix, shape, Tp::Summed, init),
@@ -81,7 +95,9 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         let [wq, wk] = modules.head_norms.map(|name| names.scale(name, head_dim, names.head_norm()));
         let shape = QkNormRopeShape { heads, kv_heads, head_dim, norm: names.rms() };
         let before = (spec.norm_after_rope && spec.is_rotated(i)).then_some(rope);
-        HeadTransform::NormRope { shape, wq, wk, before }
+        let in_part = spec.rotated_in_part() && spec.is_rotated(i);
+        let after = (in_part && before.is_none()).then_some(rope);
+        HeadTransform::NormRope { shape, wq, wk, before, after }
     } else if spec.row_norm {
         let widths = [heads * head_dim, kv_heads * head_dim];
         let [q, k] = modules.head_norms;
@@ -103,6 +119,7 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         norm,
         qkv,
         bias: (spec.qkv_bias && spec.latent.is_none()).then_some(RowBias(biases)),
+        gated: spec.output_gate,
         transform,
         cut: split.cuts.attention,
         turns,
@@ -127,11 +144,20 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     };
     if let Some(experts) = spec.experts_of(i) {
         let mlp = FeedForward::Sparse(sparse(&mut names, experts, i));
-        return (names.layout, DecoderBlock { attention, mlp, parallel: false });
+        return (names.layout, DecoderBlock { mixer: Mixer::Attention(attention), mlp, parallel: false });
     }
+    let mlp = FeedForward::Dense(dense(&mut names, attention.norm));
+    (names.layout, DecoderBlock { mixer: Mixer::Attention(attention), mlp, parallel: spec.parallel })
+}
+
+/// The dense feed-forward branch; `first` is the norm of the first branch, which parallel branches share.
+fn dense(names: &mut Names, first: Norm) -> MlpBranch {
+    let (spec, split) = (names.spec, names.split);
+    let &Spec { dim, ff, .. } = spec;
+    let (modules, by_columns) = (&spec.arch.family().modules, split.part(split.cuts.mlp));
     let [up, down] = modules.mlp;
     let norm = match spec.parallel {
-        true => attention.norm,
+        true => first,
         false => names.branch_norm(spec.pre_norms, modules.mlp_norms[0]),
     };
     let (gate, up) = match spec.fused_gate_up {
@@ -144,7 +170,7 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
             names.column(up, ff, by_columns, spec.mlp_bias),
         ),
     };
-    let mlp = MlpBranch {
+    MlpBranch {
         norm,
         cut: split.cuts.mlp,
         activation: spec.activation,
@@ -152,8 +178,59 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         up,
         down: names.row(down, ff, by_columns, spec.mlp_bias),
         post: spec.post_norms.then(|| names.norm(modules.mlp_norms[1], dim)),
+    }
+}
+
+/// A gated delta net, or with tp this rank's heads of it.
+fn delta(names: &mut Names, net: &DeltaNet) -> DeltaBranch {
+    let (spec, split) = (names.spec, names.split);
+    let over = split.part(split.cuts.attention);
+    let (whole, shape) = (net.shape, over_heads(net.shape, over));
+    let DeltaShape { value_heads, value_dim, .. } = whole;
+    let norm = names.norm(spec.arch.family().modules.attention_norms[0], spec.dim);
+    let inputs = match net.fused {
+        true => DeltaInputs::Fused {
+            qkvz: names.column("linear_attn.in_proj_qkvz", whole.row() + whole.values(), over, false),
+            ba: names.column("linear_attn.in_proj_ba", 2 * value_heads, over, false),
+        },
+        false => {
+            let qkv = names.parts("linear_attn.in_proj_qkv", [whole.keys(), whole.keys(), whole.values()], over);
+            DeltaInputs::Apart {
+                qkv: Linear::new(qkv, shape.row(), spec.dim),
+                z: names.column("linear_attn.in_proj_z", whole.values(), over, false),
+                b: names.column("linear_attn.in_proj_b", value_heads, over, false),
+                a: names.column("linear_attn.in_proj_a", value_heads, over, false),
+            }
+        }
     };
-    (names.layout, DecoderBlock { attention, mlp: FeedForward::Dense(mlp), parallel: spec.parallel })
+    let channels = Tp::Parts { over, rows: [whole.keys(), whole.keys(), whole.values()] };
+    let channels = if over.of > 1 { channels } else { Tp::Same };
+    let conv = names.push("linear_attn.conv1d", WEIGHT, &[shape.row(), 1, net.taps], channels, Init::NORMAL);
+    let heads = if over.of > 1 { Tp::Cut { dim: 0, over, whole: value_heads } } else { Tp::Same };
+    let mut of_heads = |name: &str, init| {
+        let name = format!("{}linear_attn.{name}", names.prefix);
+        names.layout.push_part(name, &[shape.value_heads], heads, false, init)
+    };
+    let (dt_bias, a_log) = (of_heads("dt_bias", Init::ONES), of_heads("A_log", Init::ZEROS));
+    let head_norm = names.push("linear_attn.norm", WEIGHT, &[value_dim], names.head_norm(), Init::ONES);
+    DeltaBranch {
+        norm,
+        inputs,
+        conv,
+        taps: net.taps,
+        a_log,
+        dt_bias,
+        shape,
+        head_norm,
+        head_norm_shape: RmsNormShape { eps: spec.norm_eps, offset: 0.0 },
+        out: names.row("linear_attn.out_proj", whole.values(), over, false),
+        cut: split.cuts.attention,
+    }
+}
+
+/// A rank's share of the heads.
+fn over_heads(whole: DeltaShape, over: Slice) -> DeltaShape {
+    DeltaShape { key_heads: whole.key_heads / over.of, value_heads: whole.value_heads / over.of, ..whole }
 }
 
 /// The experts of sparse block `i`, or with tp this rank's columns of each. The tensors of an expert follow each other,

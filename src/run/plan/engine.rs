@@ -194,6 +194,7 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
         }
         OptimizerName::Sgd => Rule::Sgd { momentum: set(&o.momentum, "optim.momentum")? as f32, weight_decay },
     };
+    computes(device, &spec)?;
     let strategy = strategy(s, device, &spec)?;
     let checkpoint = checkpointing(f, spec.layers)?;
     let sequences = if s.objective.has_pairs() { 2 } else { 1 };
@@ -230,6 +231,17 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
     fits_a_word(&options)?;
     tensor::settle(s, mesh, &mut options)?;
     Ok(options)
+}
+
+/// Refuses models with blocks that a device has no operations for.
+fn computes(device: DeviceName, spec: &Spec) -> Result<()> {
+    if device == DeviceName::Cpu || spec.delta.is_none() {
+        return Ok(());
+    }
+    Err(Error::input(format!(
+        "GPUs have no kernels yet for the gated delta nets of {}: use --device cpu",
+        spec.arch.name()
+    )))
 }
 
 /// The factor of the load-balancing loss, after refusing what a mixture of experts cannot do yet.

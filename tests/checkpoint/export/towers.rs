@@ -4,8 +4,17 @@ use super::*;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 
-const TOWERS: [&str; 8] =
-    ["vl_gemma3", "vl_mistral3", "vl_qwen2", "vl_qwen3", "vl_glm4v", "vl_llava", "vl_smolvlm", "vl_qwen3_moe"];
+const TOWERS: [&str; 9] = [
+    "vl_gemma3",
+    "vl_mistral3",
+    "vl_qwen2",
+    "vl_qwen3",
+    "vl_glm4v",
+    "vl_llava",
+    "vl_smolvlm",
+    "vl_qwen3_moe",
+    "vl_qwen3_5",
+];
 
 fn tower(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/towers").join(name)

@@ -1,0 +1,280 @@
+//! The gated delta net, a mixer whose state has the same size for any number of tokens (Yang et al. 2024; Qwen3-Next,
+//! Qwen3.5): `y = x + out(norm(delta_rule(conv(qkv(h)))) silu(z(h)))`, `h = norm(x)`. Never sees other documents: the
+//! device starts its state and the convolution anew with each.
+//!
+//! ```text
+//! saved per token: queries, keys and values in front of the convolution, z, two gates per head, and the rule's output;
+//! and a state of all value heads in f32 for every DELTA_BLOCK tokens
+//! ```
+//!
+//! Backward repeats the convolution, the norm and the gate, which take one pass over memory each.
+use super::context::{Cx, DropoutSite};
+use super::delta_buffers::{DeltaSaved, DeltaScratch};
+use super::linear::Linear;
+use super::norm::Norm;
+use super::saved::Scratch;
+use super::store::{Grads, Weights};
+use super::tensor::Tensor;
+use crate::base::Result;
+use crate::device::ops::{
+    CopyColumns, DeltaRule, DeltaRuleBackward, DeltaShape, Glu, GluBackward, RmsNorm, RmsNormBackward, RmsNormShape,
+    ShortConv, ShortConvBackward,
+};
+use crate::device::{View, ViewMut};
+
+/// The projections of a token's `h`.
+#[derive(Clone, Debug)]
+pub enum DeltaInputs {
+    /// To queries, keys and values; to z; to the gates a and b.
+    Apart { qkv: Linear, z: Linear, a: Linear, b: Linear },
+    /// To all of a key head's query, key, values and z, one key head after the other; and likewise to b and a.
+    Fused { qkvz: Linear, ba: Linear },
+}
+
+#[derive(Clone, Debug)]
+pub struct DeltaBranch {
+    pub norm: Norm,
+    pub inputs: DeltaInputs,
+    /// Segment (2 K + V, 1, taps).
+    pub conv: usize,
+    pub taps: usize,
+    /// Segments (H).
+    pub a_log: usize,
+    pub dt_bias: usize,
+    /// The heads of this tp rank.
+    pub shape: DeltaShape,
+    /// Segment (value_dim): normalizes each head's output.
+    pub head_norm: usize,
+    pub head_norm_shape: RmsNormShape,
+    pub out: Linear,
+    /// Whether heads are sharded over tp.
+    pub cut: bool,
+}
+
+/// Where the parts of a fused projection go, or come from.
+struct DeltaParts<'a> {
+    mixed: &'a mut Tensor,
+    z: &'a mut Tensor,
+    a: &'a mut Tensor,
+    b: &'a mut Tensor,
+}
+
+impl DeltaBranch {
+    /// The branch's matrices, in the order of their segments.
+    pub fn linears(&mut self) -> Vec<&mut Linear> {
+        match &mut self.inputs {
+            DeltaInputs::Apart { qkv, z, a, b } => vec![qkv, z, b, a, &mut self.out],
+            DeltaInputs::Fused { qkvz, ba } => vec![qkvz, ba, &mut self.out],
+        }
+    }
+
+    /// Copies columns between fused rows and their parts: from the fused rows, or to them.
+    fn regroup(&self, cx: &Cx, fused: &mut Tensor, gates: &mut Tensor, parts: DeltaParts, apart: bool) -> Result<()> {
+        let (n, s, dev) = (cx.n, self.shape, cx.dev);
+        let (heads, group) = (s.key_heads, s.value_heads / s.key_heads);
+        let (values, each) = (group * s.value_dim, 2 * s.key_dim + 2 * group * s.value_dim);
+        let copy = |rows, width, fused: (&mut Tensor, usize, usize), part: (&mut Tensor, usize, usize)| {
+            let (from, to) = if apart { (fused, part) } else { (part, fused) };
+            let ((src, at, src_row), (dst, to, dst_row)) = (from, to);
+            let (src, dst) = (src.rows(n), dst.rows_mut(n));
+            let (src_end, dst_end) = (src.len(), dst.len());
+            let (src, dst) = (src.slice(at..src_end), dst.slice(to..dst_end));
+            dev.copy_columns(CopyColumns { rows, width, src_row, dst_row, src, dst })
+        };
+        let DeltaParts { mixed, z, a, b } = parts;
+        for head in 0..heads {
+            for (width, at, to) in [
+                (s.key_dim, 0, head * s.key_dim),
+                (s.key_dim, s.key_dim, s.keys() + head * s.key_dim),
+                (values, 2 * s.key_dim, 2 * s.keys() + head * values),
+            ] {
+                copy(n, width, (fused, head * each + at, heads * each), (mixed, to, s.row()))?;
+            }
+        }
+        // Rows of z, a and b hold these parts alone, so that key heads are rows.
+        copy(n * heads, values, (fused, 2 * s.key_dim + values, each), (z, 0, values))?;
+        copy(n * heads, group, (gates, 0, 2 * group), (b, 0, group))?;
+        copy(n * heads, group, (gates, group, 2 * group), (a, 0, group))
+    }
+
+    /// Assigns `gated`: the rule's outputs, normalized and multiplied by silu(z).
+    fn gate(&self, cx: &Cx, w: Weights, saved: &DeltaSaved, scratch: &mut DeltaScratch) -> Result<()> {
+        let (n, shape) = (cx.n, self.head_norm_shape);
+        let DeltaScratch { stats, normed, gated, .. } = scratch;
+        let (x, y, rstd) = (saved.o.rows(n), normed.rows_mut(n), stats.rows_mut(n));
+        cx.dev.rmsnorm(RmsNorm { shape, x, w: w.get(self.head_norm), y, rstd })?;
+        cx.dev.swiglu(Glu { gate: saved.z.rows(n), up: normed.rows(n), y: gated.rows_mut(n) })
+    }
+
+    /// Assigns `y (R, C)` from `x (R, C)`: this rank's rows of the residual stream.
+    pub fn forward(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        x: View,
+        saved: &mut DeltaSaved,
+        scratch: &mut Scratch,
+        mut y: ViewMut,
+    ) -> Result<()> {
+        let (dev, n, rows, shape) = (cx.dev, cx.n, cx.rows(), self.shape);
+        self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
+        let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
+        let Scratch { adapter, delta, delta_cache, .. } = scratch;
+        let DeltaSaved { mixed, z, a, b, o, states } = saved;
+        match &self.inputs {
+            DeltaInputs::Apart { qkv, z: of_z, a: of_a, b: of_b } => {
+                for (linear, to) in [(qkv, &mut *mixed), (of_z, z), (of_a, &mut *a), (of_b, &mut *b)] {
+                    linear.forward(cx, w, h.rows, adapter, to.rows_mut(n))?;
+                }
+                cx.release(h)?;
+            }
+            DeltaInputs::Fused { qkvz, ba } => {
+                let DeltaScratch { fused, fused_gates, .. } = delta;
+                qkvz.forward(cx, w, h.rows, adapter, fused.rows_mut(n))?;
+                ba.forward(cx, w, h.rows, adapter, fused_gates.rows_mut(n))?;
+                cx.release(h)?;
+                self.regroup(cx, fused, fused_gates, DeltaParts { mixed, z, a, b }, true)?;
+            }
+        }
+        let (documents, taps) = (cx.batch.documents, self.taps);
+        let (state, recent) = match cx.past {
+            None => (None, None),
+            Some(past) => {
+                let block = cx.layer - 1;
+                let mut state = delta_cache.state.band_mut(&(block..block + 1));
+                let mut recent = delta_cache.recent.band_mut(&(block * (taps - 1)..(block + 1) * (taps - 1)));
+                if past.tokens == 0 {
+                    dev.zero(state.reborrow())?;
+                    dev.zero(recent.reborrow())?;
+                }
+                (Some(state), Some(recent))
+            }
+        };
+        let y_conv = delta.convolved.rows_mut(n);
+        dev.short_conv(ShortConv { taps, documents, x: mixed.rows(n), w: w.get(self.conv), y: y_conv, carry: recent })?;
+        dev.delta_rule(DeltaRule {
+            shape,
+            documents,
+            qkv: delta.convolved.rows(n),
+            a: a.rows(n),
+            b: b.rows(n),
+            a_log: w.get(self.a_log),
+            dt_bias: w.get(self.dt_bias),
+            o: o.rows_mut(n),
+            states: states.rows_mut(DeltaShape::kept(n)),
+            carry: state,
+        })?;
+        self.gate(cx, w, saved, &mut scratch.delta)?;
+        let Scratch { parts, adapter, delta, .. } = scratch;
+        let gated = delta.gated.rows(n);
+        if cx.straight(self.cut) {
+            return self.out.forward_onto(cx, w, gated, adapter, x, y);
+        }
+        cx.sum(self.cut, parts, y.reborrow(), |y| self.out.product(cx, w, gated, adapter, y))?;
+        cx.leave(DropoutSite::Attention, y.reborrow())?;
+        dev.add(x, y)
+    }
+
+    /// `dy (R, C)` is the residual's gradient; adds the branch's gradient to it and to the weights' gradients.
+    #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
+    pub fn backward(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        dw: &mut Grads,
+        x: View,
+        saved: &DeltaSaved,
+        scratch: &mut Scratch,
+        dy: ViewMut,
+    ) -> Result<()> {
+        let (dev, n, rows, shape) = (cx.dev, cx.n, cx.rows(), self.shape);
+        let (documents, taps) = (cx.batch.documents, self.taps);
+        self.gate(cx, w, saved, &mut scratch.delta)?;
+        let d_branch = cx.branch_grad(DropoutSite::Attention, dy.as_view(), &mut scratch.masked)?;
+        let d_branch = cx.whole(d_branch, &mut scratch.whole)?;
+        let DeltaScratch { gated, dgated, .. } = &mut scratch.delta;
+        let dgated = dgated.rows_mut(n);
+        self.out.backward(cx, w, dw, gated.rows(n), d_branch.rows, &mut scratch.adapter, dgated, false)?;
+        cx.release(d_branch)?;
+
+        let delta = &mut scratch.delta;
+        dev.swiglu_backward(GluBackward {
+            gate: saved.z.rows(n),
+            up: delta.normed.rows(n),
+            dy: delta.dgated.rows(n),
+            dgate: delta.dz.rows_mut(n),
+            dup: delta.dnormed.rows_mut(n),
+        })?;
+        dev.zero(delta.d_o.rows_mut(n))?;
+        let of_norm = dw.get(self.head_norm)?;
+        dev.rmsnorm_backward(RmsNormBackward {
+            shape: self.head_norm_shape,
+            x: saved.o.rows(n),
+            w: w.get(self.head_norm),
+            rstd: delta.stats.rows(n),
+            dy: delta.dnormed.rows(n),
+            dx: delta.d_o.rows_mut(n),
+            dw: of_norm.unwrap_or_else(|| scratch.unused.rows_mut(2).slice(0..shape.value_dim)),
+        })?;
+        let y_conv = delta.convolved.rows_mut(n);
+        let (mixed, conv) = (saved.mixed.rows(n), w.get(self.conv));
+        dev.short_conv(ShortConv { taps, documents, x: mixed, w: conv, y: y_conv, carry: None })?;
+        let (da_log, ddt_bias) = dw.pair(self.a_log, self.dt_bias, scratch.unused.rows_mut(2))?;
+        dev.delta_rule_backward(DeltaRuleBackward {
+            shape,
+            documents,
+            qkv: delta.convolved.rows(n),
+            a: saved.a.rows(n),
+            b: saved.b.rows(n),
+            a_log: w.get(self.a_log),
+            dt_bias: w.get(self.dt_bias),
+            states: saved.states.rows(DeltaShape::kept(n)),
+            d_o: delta.d_o.rows(n),
+            dqkv: delta.dconvolved.rows_mut(n),
+            da: delta.da.rows_mut(n),
+            db: delta.db.rows_mut(n),
+            da_log: Some(da_log),
+            ddt_bias: Some(ddt_bias),
+        })?;
+        let (dconvolved, dx) = (delta.dconvolved.rows(n), delta.dmixed.rows_mut(n));
+        let of_conv = dw.get(self.conv)?;
+        dev.short_conv_backward(ShortConvBackward {
+            taps,
+            documents,
+            x: mixed,
+            w: conv,
+            dy: dconvolved,
+            dx,
+            dw: of_conv,
+        })?;
+        if matches!(self.inputs, DeltaInputs::Fused { .. }) {
+            let DeltaScratch { fused, fused_gates, dmixed: mixed, dz: z, da: a, db: b, .. } = delta;
+            self.regroup(cx, fused, fused_gates, DeltaParts { mixed, z, a, b }, false)?;
+        }
+
+        let Scratch { h, stats, whole, parts, dh, adapter, unused, delta, .. } = scratch;
+        self.norm.forward(dev, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
+        let h = cx.whole(h.rows(rows), whole)?;
+        cx.sum(self.cut, parts, dh.rows_mut(rows), |mut dh| {
+            let mut first = true;
+            let mut back = |linear: &Linear, dy: &Tensor| {
+                let add = !std::mem::take(&mut first);
+                linear.backward(cx, w, dw, h.rows, dy.rows(n), adapter, dh.reborrow(), add)
+            };
+            match &self.inputs {
+                DeltaInputs::Apart { qkv, z, a, b } => {
+                    back(qkv, &delta.dmixed)?;
+                    back(z, &delta.dz)?;
+                    back(b, &delta.db)?;
+                    back(a, &delta.da)
+                }
+                DeltaInputs::Fused { qkvz, ba } => {
+                    back(qkvz, &delta.fused)?;
+                    back(ba, &delta.fused_gates)
+                }
+            }
+        })?;
+        cx.release(h)?;
+        self.norm.backward(dev, w, dw, x, stats.rows(rows), dh.rows(rows), dy, unused.rows_mut(2))
+    }
+}
