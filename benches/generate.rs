@@ -42,7 +42,7 @@ fn time(dev: &CpuDevice, decoder: &Decoder, store: &mut Plain, dtype: DType, tex
     let mut ws = decoder.workspace(dev, &groups(), &options).unwrap();
     let each = CacheSize::pages_of(length);
     let rows = prompt * all;
-    decoder.remember(dev, &mut ws, &CacheSize { pages: each * all, rows, longest: length }).unwrap();
+    decoder.remember(dev, &mut ws, &CacheSize { pages: each * all, rows, longest: length, slots: all }).unwrap();
     let pages: Vec<Vec<u32>> = (0..all).map(|i| (i * each..(i + 1) * each).map(|page| page as u32).collect()).collect();
     let mut logits = vec![0f32; spec().vocab];
     let start = Instant::now();
@@ -56,8 +56,9 @@ fn time(dev: &CpuDevice, decoder: &Decoder, store: &mut Plain, dtype: DType, tex
         let docs = Docs::random(dev, 5, spec().vocab, &vec![rows; texts], 0);
         let mut batch = docs.batch();
         batch.targets = batch.targets.slice(0..0);
-        let runs: Vec<PagedRows> =
-            (0..texts).map(|text| PagedRows { first: text * rows, rows, past, pages: &pages[text] }).collect();
+        let runs: Vec<PagedRows> = (0..texts)
+            .map(|text| PagedRows { first: text * rows, rows, past, pages: &pages[text], slot: text })
+            .collect();
         let wanted: Vec<usize> = (1..=texts).map(|text| text * rows - 1).collect();
         decoder.go_on(dev, store, &batch, &mut ws, (&runs, &wanted), &mut |_, _| 3, &mut Vec::new()).unwrap();
     }

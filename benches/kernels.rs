@@ -10,8 +10,8 @@ use flatshard::device::cpu::gemm::{GemmKernel, GemmScratch, gemm, pack_and_store
 use flatshard::device::ops::{
     AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, CrossEntropy, CrossEntropyShape,
     DeltaRule, DeltaRuleBackward, DeltaShape, Dropout, Gelu, GeluBackward, Gemm, GemmShape, Glu, GluBackward, Grouped,
-    GroupedGemm, RmsNorm, RmsNormBackward, RmsNormShape, Rope, RopeShape, RotaryPairs, SumSquares, TensorPart,
-    documents_of_rows,
+    GroupedGemm, RmsNorm, RmsNormBackward, RmsNormShape, Rope, RopeShape, RotaryPairs, RowSequences, SumSquares,
+    TensorPart, documents_of_rows,
 };
 use flatshard::device::{Buf, Device, LIMBS};
 use std::time::Duration;
@@ -269,7 +269,7 @@ fn delta_rule(c: &mut Criterion) {
         timed(&mut group, format!("forward {documents} x {}", n / documents), Throughput::Elements(n as u64), || {
             dev.delta_rule(DeltaRule {
                 shape,
-                documents: of_rows.view(),
+                along: RowSequences::Whole(of_rows.view()),
                 qkv: qkv.view(),
                 a: a.view(),
                 b: b.view(),
@@ -277,7 +277,6 @@ fn delta_rule(c: &mut Criterion) {
                 dt_bias: dt_bias.view(),
                 o: o.view_mut(),
                 states: states.view_mut(),
-                carry: None,
             })
             .expect("it fits")
         });

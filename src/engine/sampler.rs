@@ -1,6 +1,7 @@
 //! Many texts at once: waiting ones enter as soon as finished ones leave (continuous batching), keys and values are in
-//! pages, and what the samples of a prompt have in common is computed once. Weights are gathered once per pass, for all
-//! texts. Never chooses how long a text is beyond its limits: the caller does, token by token.
+//! pages, and what the samples of a prompt have in common is computed once: a mixer's state is copied for each. Weights
+//! are gathered once per pass, for all texts. Never chooses how long a text is beyond its limits: the caller does,
+//! token by token.
 //!
 //! A pass has rows of all texts: the next token of each that is being written, and of new ones as much of the prompt as
 //! fits. A row's bits do not depend on the others, nor does the number that a token is drawn with, so a text is the
@@ -23,6 +24,8 @@ pub struct SamplerSize {
     pub longest: usize,
     /// Pages of keys and values, of [`PAGE`] tokens.
     pub pages: usize,
+    /// Maximum texts at once if each has a state of its own, for mixers that have one.
+    pub texts: usize,
 }
 
 impl SamplerSize {
@@ -37,7 +40,7 @@ impl SamplerSize {
     pub fn of_many(prompt: usize, count: usize, texts: usize) -> SamplerSize {
         let longest = prompt + count;
         let rows = texts.max((texts * prompt).min(SamplerSize::ROWS)).max(1);
-        SamplerSize { rows, longest, pages: texts * CacheSize::pages_of(longest) + 1 }
+        SamplerSize { rows, longest, pages: texts * CacheSize::pages_of(longest) + 1, texts }
     }
 }
 
@@ -77,7 +80,14 @@ pub struct SampledText {
     pub ended: bool,
 }
 
-/// Texts of a prompt whose tokens are the same so far, with their pages. All but the first are alike: what comes next
+/// Where the keys and values of a text are, and its state.
+struct TextPlace {
+    /// For the longest that it can get.
+    pages: Vec<u32>,
+    slot: usize,
+}
+
+/// Texts of a prompt whose tokens are the same so far, with their places. All but the first are alike: what comes next
 /// tells them apart.
 struct Live {
     /// Of the prompt.
@@ -85,16 +95,16 @@ struct Live {
     tokens: Vec<u32>,
     /// Tokens that are cached.
     cached: usize,
-    /// For the longest that it can get.
-    pages: Vec<u32>,
+    place: TextPlace,
     texts: Vec<SampledText>,
-    /// The further texts' own pages.
-    spare: Vec<Vec<u32>>,
+    /// The further texts' own, without the pages that they share.
+    spare: Vec<TextPlace>,
 }
 
-/// Which pages are in use.
+/// Which pages and slots are in use.
 struct Pages {
     free: Vec<u32>,
+    free_slots: Vec<usize>,
     /// How many texts hold a page.
     held: Vec<u32>,
 }
@@ -104,6 +114,10 @@ impl Pages {
         let taken = self.free.split_off(self.free.len() - count);
         taken.iter().for_each(|&page| self.held[page as usize] = 1);
         taken
+    }
+    fn vacate(&mut self, place: TextPlace) {
+        self.free_slots.push(place.slot);
+        self.give_back(place.pages);
     }
     fn give_back(&mut self, pages: Vec<u32>) {
         for page in pages {
@@ -127,16 +141,19 @@ pub(super) struct Sampler {
     /// Whether ranks have work left; with several.
     work: Option<Exchange>,
     pages: Pages,
-    /// The last text of one that was alone, with its pages.
-    kept: Option<(Vec<u32>, Vec<u32>)>,
+    /// The last text of one that was alone.
+    kept: Option<(Vec<u32>, TextPlace)>,
 }
 
 impl Sampler {
     pub fn new(dev: &dyn Device, mesh: &Mesh, decoder: Decoder, dtype: DType, size: &SamplerSize) -> Result<Sampler> {
-        let &SamplerSize { rows, longest, pages } = size;
+        let &SamplerSize { rows, longest, pages, texts } = size;
+        // The first page and the first slot are those of ranks without a text.
+        let has_states = decoder.spec().delta.is_some();
+        let slots = 1 + if has_states { rows.min(texts) } else { rows };
         let options = WorkspaceOptions { tokens: rows, dtype, checkpoint: Checkpointing::Off, train: false };
         let mut workspace = decoder.workspace(dev, &Groups::of(mesh), &options)?;
-        decoder.remember(dev, &mut workspace, &CacheSize { pages, rows, longest })?;
+        decoder.remember(dev, &mut workspace, &CacheSize { pages, rows, longest, slots })?;
         let _for = dev.meter().purpose("sampler");
         let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other);
         let several = mesh.world.size() > 1;
@@ -148,14 +165,18 @@ impl Sampler {
             positions: alloc(DType::U32, rows)?,
             nothing: [alloc(DType::I32, 0)?, alloc(DType::U32, 0)?],
             work: several.then(|| Exchange::new(dev, mesh.world.clone(), "sampling", 1)).transpose()?,
-            pages: Pages { free: (1..pages as u32).rev().collect(), held: vec![0; pages] },
+            pages: Pages {
+                free: (1..pages as u32).rev().collect(),
+                free_slots: (1..slots).rev().collect(),
+                held: vec![0; pages],
+            },
             kept: None,
         })
     }
     /// Drops what is cached of earlier texts: the weights may be others.
     pub fn forget(&mut self) {
-        if let Some((_, pages)) = self.kept.take() {
-            self.pages.give_back(pages);
+        if let Some((_, place)) = self.kept.take() {
+            self.pages.vacate(place);
         }
     }
 
@@ -221,8 +242,7 @@ impl Sampler {
                     waiting.pop_front();
                     continue;
                 }
-                let texts: usize = live.iter().map(|of| of.texts.len()).sum();
-                let Some(admitted) = self.admit(*index, prompt, *first, room, texts) else { break };
+                let Some(admitted) = self.admit(*index, prompt, *first, room) else { break };
                 *first += admitted.texts.len();
                 live.push(admitted);
             }
@@ -245,18 +265,26 @@ impl Sampler {
         Ok(work.gather(dev, &[u64::from(works)])?.contains(&1))
     }
 
-    /// As many samples of a prompt as there is room for, from `first` on; `texts` are being written. Each has pages for
-    /// `room` more tokens.
-    fn admit(&mut self, index: usize, prompt: &Prompt, first: usize, room: usize, texts: usize) -> Option<Live> {
+    /// As many samples of a prompt as there is room for, from `first` on. Each has pages for `room` more tokens.
+    fn admit(&mut self, index: usize, prompt: &Prompt, first: usize, room: usize) -> Option<Live> {
         let (n, kept) = (prompt.tokens.len(), self.kept.take());
-        let (mut cached, mut pages) = (0, Vec::new());
+        let spec = self.decoder.spec();
+        let (mut cached, mut place) = (0, None);
         if let Some((text, held)) = kept {
             let same = text.iter().zip(&prompt.tokens).take_while(|(a, b)| a == b).count();
             // The prompt's last token is computed again, for the logits that follow it.
-            let form = |len: usize| self.decoder.spec().long_from().is_some_and(|original| len > original);
+            let form = |len: usize| spec.long_from().is_some_and(|original| len > original);
             cached = if form(text.len()) == form(n) { same.min(n - 1) } else { 0 };
-            pages = held;
+            // A state is the one after all tokens.
+            if spec.delta.is_some() && cached < text.len() {
+                cached = 0;
+            }
+            place = Some(held);
         }
+        let TextPlace { mut pages, slot } = match place {
+            Some(place) => place,
+            None => TextPlace { pages: Vec::new(), slot: self.pages.free_slots.pop()? },
+        };
         let (most, shared) = (CacheSize::pages_of(n + room), n / PAGE);
         while pages.len() > most {
             let page = pages.split_off(pages.len() - 1);
@@ -264,22 +292,24 @@ impl Sampler {
         }
         let more = most - pages.len();
         let free = self.pages.free.len();
-        if free < more || texts >= self.size.rows {
-            self.pages.give_back(pages);
+        if free < more {
+            self.pages.vacate(TextPlace { pages, slot });
             return None;
         }
-        let others = ((free - more) / (most - shared)).min(self.size.rows - texts - 1);
+        let others = ((free - more) / (most - shared)).min(self.pages.free_slots.len());
         let samples = (prompt.samples - first).min(1 + others);
         pages.extend(self.pages.take(more));
         let texts =
             (first..first + samples).map(|sample| SampledText { prompt: index, sample, ..SampledText::default() });
+        let slots = self.pages.free_slots.split_off(self.pages.free_slots.len() + 1 - samples);
+        let spare = slots.into_iter().map(|slot| TextPlace { pages: self.pages.take(most - shared), slot });
         Some(Live {
             id: prompt.id,
             tokens: prompt.tokens.clone(),
             cached,
-            pages,
+            place: TextPlace { pages, slot },
             texts: texts.collect(),
-            spare: (1..samples).map(|_| self.pages.take(most - shared)).collect(),
+            spare: spare.collect(),
         })
     }
 
@@ -322,12 +352,15 @@ impl Sampler {
             }
         }
         let spare = [0];
-        let mut paged: Vec<PagedRows> =
-            runs.iter().map(|&(first, rows, past, i)| PagedRows { first, rows, past, pages: &live[i].pages }).collect();
+        let of_run = |&(first, rows, past, i): &(usize, usize, usize, usize)| {
+            let TextPlace { pages, slot } = &live[i].place;
+            PagedRows { first, rows, past, pages, slot: *slot }
+        };
+        let mut paged: Vec<PagedRows> = runs.iter().map(of_run).collect();
         if tokens.is_empty() {
             // Another rank has work left, and needs this one's weights.
             (tokens, positions) = (vec![0], vec![0]);
-            paged.push(PagedRows { first: 0, rows: 1, past: 0, pages: &spare });
+            paged.push(PagedRows { first: 0, rows: 1, past: 0, pages: &spare, slot: 0 });
         }
         let n = tokens.len();
         dev.upload(bytemuck::cast_slice(&tokens), of_tokens.view_mut().slice(0..n))?;
@@ -363,15 +396,17 @@ impl Sampler {
             let (shared, partial) = (of.tokens.len() / PAGE, of.tokens.len() % PAGE);
             // The first text takes the pages over; the others share those that are full, and copy the next one.
             let others = of.spare.len() as u32;
-            of.pages[..shared].iter().for_each(|&page| pages.held[page as usize] += others);
-            let mut of_texts = vec![of.pages.clone()];
-            for own in of.spare {
+            of.place.pages[..shared].iter().for_each(|&page| pages.held[page as usize] += others);
+            let mut of_texts = Vec::with_capacity(of.texts.len());
+            for TextPlace { pages: own, slot } in of.spare {
                 if partial > 0 {
-                    decoder.copy_page(dev, workspace, [of.pages[shared], own[0]], partial)?;
+                    decoder.copy_page(dev, workspace, [of.place.pages[shared], own[0]], partial)?;
                 }
-                of_texts.push([&of.pages[..shared], &own].concat());
+                decoder.copy_slot(dev, workspace, [of.place.slot, slot])?;
+                of_texts.push(TextPlace { pages: [&of.place.pages[..shared], &own].concat(), slot });
             }
-            for ((mut text, pages_of), (token, logprob)) in of.texts.into_iter().zip(of_texts).zip(&mut drawn) {
+            of_texts.insert(0, of.place);
+            for ((mut text, place), (token, logprob)) in of.texts.into_iter().zip(of_texts).zip(&mut drawn) {
                 text.ids.push(token);
                 text.logprobs.push(logprob);
                 let mut tokens = of.tokens.clone();
@@ -381,16 +416,16 @@ impl Sampler {
                     match alone {
                         true => {
                             tokens.truncate(of.cached);
-                            *kept = Some((tokens, pages_of));
+                            *kept = Some((tokens, place));
                         }
-                        false => pages.give_back(pages_of),
+                        false => pages.vacate(place),
                     }
                     done.push(text);
                     continue;
                 }
                 // The text became a long one: all rotations changed.
                 let cached = if original.is_some_and(|original| tokens.len() == original + 1) { 0 } else { of.cached };
-                live.push(Live { id: of.id, tokens, cached, pages: pages_of, texts: vec![text], spare: Vec::new() });
+                live.push(Live { id: of.id, tokens, cached, place, texts: vec![text], spare: Vec::new() });
             }
         }
         Ok(())

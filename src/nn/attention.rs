@@ -170,8 +170,7 @@ impl AttentionBranch {
             let qkv = self.rotated(cx, w, qkv, rotated, head_stats, [row, normed])?;
             match cx.paged {
                 Some(runs) => {
-                    let layers = (self.shape, cx.layers);
-                    cache.attention(cx, runs, layers, qkv, core.o.rows_mut(n), core.lse.rows_mut(n))?;
+                    cache.attention(cx, runs, self.shape, qkv, core.o.rows_mut(n), core.lse.rows_mut(n))?;
                     attention.sink(&self.shape, core.o.rows_mut(n), core.lse.rows_mut(n))?
                 }
                 None => attention.forward(core_scratch, qkv, core, cx.attended)?,

@@ -1,5 +1,5 @@
 //! The KV cache: keys and values of earlier tokens of many sequences, so that generating a token costs one token's
-//! work. Never decides which sequence a page belongs to, and never evicts.
+//! work. Never decides which sequence a page or a slot belongs to, and never evicts.
 //!
 //! Memory is divided into pages of [`PAGE`] tokens, and a page has the same number in every layer. Each pass first
 //! stores the keys and values of its rows, normalized and rotated, then each row attends to all of its sequence.
@@ -23,6 +23,8 @@ pub struct CacheSize {
     pub rows: usize,
     /// Maximum tokens of a sequence.
     pub longest: usize,
+    /// Sequences with a state of their own, for mixers that have one.
+    pub slots: usize,
 }
 
 impl CacheSize {
@@ -32,12 +34,12 @@ impl CacheSize {
     }
     /// Bytes of a page on a rank whose widths `spec` has.
     pub fn page_bytes(spec: &Spec, dtype: DType) -> usize {
-        spec.layers * PAGE * 2 * spec.kv_heads * spec.head_dim * dtype.size()
+        spec.mixers()[0] * PAGE * 2 * spec.kv_heads * spec.head_dim * dtype.size()
     }
 }
 
 table! {
-    /// Empty unless text is being generated. B: blocks, P: pages, N: rows of a pass.
+    /// Empty unless text is being generated. B: blocks with attention, P: pages, N: rows of a pass.
     pub struct KvCache {
         /// (B P PAGE, C) with C elements in a row of keys and values: block after block.
         kv,
@@ -56,11 +58,11 @@ table! {
 impl KvCache<TensorShape> {
     /// `spec`: this rank's widths.
     pub fn plan(spec: &Spec, dtype: DType, size: &CacheSize) -> KvCache<TensorShape> {
-        let &CacheSize { pages, rows, longest } = size;
+        let &CacheSize { pages, rows, longest, .. } = size;
         let (kv_row, width) = (2 * spec.kv_heads * spec.head_dim, spec.heads * spec.head_dim);
         let scratch = |dtype, rows, width| TensorShape::new(Category::Scratch, dtype, rows, width);
         KvCache {
-            kv: TensorShape::new(Category::Saved, dtype, spec.layers * pages * PAGE, kv_row),
+            kv: TensorShape::new(Category::Saved, dtype, spec.mixers()[0] * pages * PAGE, kv_row),
             o_pass: scratch(DType::F32, rows, width),
             of_queries: scratch(DType::U32, rows, 2),
             gathered: scratch(dtype, longest, kv_row),
@@ -75,24 +77,21 @@ impl KvCache<TensorShape> {
 }
 
 impl KvCache {
-    /// Tokens in a block.
-    fn room(&self, layers: usize) -> usize {
-        self.kv.capacity() / layers.max(1)
-    }
-
     /// As [`Device::attention`], but over earlier tokens too: assigns `o` and `lse` of the batch's rows, and stores
-    /// their keys and values. `layers`: all blocks.
+    /// their keys and values.
     pub fn attention(
         &mut self,
         cx: &Cx,
         runs: &[PagedRows],
-        (shape, layers): (AttentionShape, usize),
+        shape: AttentionShape,
         qkv: View,
         o: ViewMut,
         lse: ViewMut,
     ) -> Result<()> {
-        let (dev, c, row, room) = (cx.dev, shape.kv_row(), shape.row(), self.room(layers));
-        let block = (cx.layer - 1) * room..cx.layer * room;
+        let (dev, c, row) = (cx.dev, shape.kv_row(), shape.row());
+        let room = self.kv.capacity() / cx.spec.mixers()[0];
+        let first = cx.spec.place_of(cx.layer - 1) * room;
+        let block = first..first + room;
         for run in runs {
             let mut done = 0;
             while done < run.rows {
@@ -120,19 +119,11 @@ impl KvCache {
         })
     }
 
-    /// Copies the first `tokens` of a page to another one, in all `layers`.
-    pub fn copy_page(&mut self, dev: &dyn Device, layers: usize, [from, to]: [u32; 2], tokens: usize) -> Result<()> {
-        let room = self.room(layers);
-        for block in (0..layers).map(|layer| layer * room) {
-            let [from, to] = [from, to].map(|page| block + page as usize * PAGE);
-            let width = self.kv.width();
-            let (low, high) = (from.min(to), from.max(to));
-            let (before, after) = self.kv.all_mut().split_at(high * width);
-            let (before, after) = (before.slice(low * width..(low + tokens) * width), after.slice(0..tokens * width));
-            match from < to {
-                true => dev.copy(before.as_view(), after)?,
-                false => dev.copy(after.as_view(), before)?,
-            }
+    /// Copies the first `tokens` of a page to another one, in all blocks, of which `blocks` have attention.
+    pub fn copy_page(&mut self, dev: &dyn Device, blocks: usize, [from, to]: [u32; 2], tokens: usize) -> Result<()> {
+        let room = self.kv.capacity() / blocks.max(1);
+        for block in (0..blocks).map(|block| block * room) {
+            self.kv.copy_rows(dev, [from, to].map(|page| block + page as usize * PAGE), tokens)?;
         }
         Ok(())
     }

@@ -8,6 +8,7 @@
 //! all_gather, a sum is a reduce_scatter. A gathered input is not saved: the weight gradient gathers it again. A
 //! recomputed block repeats the collectives that lead to saved values: the first branch's sum (both, where a branch
 //! ends in a norm), and with sequence parallelism the all_gathers in front of both.
+use super::spec::Spec;
 use super::split::{Groups, Split};
 use super::tensor::Tensor;
 use crate::base::rng::Rng;
@@ -177,8 +178,8 @@ pub struct Cx<'a> {
     pub balance: Option<View<'a>>,
     /// Set if keys and values go to the cache, so that the sequences can continue.
     pub paged: Option<&'a [PagedRows<'a>]>,
-    /// Blocks of the model.
-    pub layers: usize,
+    /// Of all ranks together.
+    pub spec: &'a Spec,
 }
 
 /// All rows of a tensor that is sharded over ranks, readable until [`Cx::release`].
@@ -340,7 +341,7 @@ mod tests {
                 adapted: true,
                 balance: None,
                 paged: None,
-                layers: 1,
+                spec: &Spec::default(),
             };
             cx.drop(place, x.view_mut()).unwrap();
             x.view().host::<f32>("test").unwrap().to_vec()

@@ -316,7 +316,7 @@ impl Decoder {
     }
 
     pub(super) fn cx<'a>(
-        &self,
+        &'a self,
         dev: &'a dyn Device,
         groups: &'a Groups,
         batch: &Batch<'a>,
@@ -343,7 +343,7 @@ impl Decoder {
             adapted: true,
             balance: None,
             paged: None,
-            layers: self.spec.layers,
+            spec: &self.spec,
         }
     }
 

@@ -1,6 +1,7 @@
 //! The gated delta net, a mixer whose state has the same size for any number of tokens (Yang et al. 2024; Qwen3-Next,
 //! Qwen3.5): `y = x + out(norm(delta_rule(conv(qkv(h)))) silu(z(h)))`, `h = norm(x)`. Never sees other documents: the
-//! device starts its state and the convolution anew with each.
+//! device starts its state and the convolution anew with each. Sequences that are generated go on from the device's own
+//! blocks, so their tokens have the bits of whole documents.
 //!
 //! ```text
 //! saved per token: queries, keys and values in front of the convolution, z, two gates per head, and the rule's output;
@@ -18,7 +19,7 @@ use super::tensor::Tensor;
 use crate::base::Result;
 use crate::device::ops::{
     CopyColumns, DeltaRule, DeltaRuleBackward, DeltaShape, Glu, GluBackward, RmsNorm, RmsNormBackward, RmsNormShape,
-    ShortConv, ShortConvBackward,
+    RowSequences, ShortConv, ShortConvBackward,
 };
 use crate::device::{View, ViewMut};
 
@@ -136,33 +137,29 @@ impl DeltaBranch {
                 self.regroup(cx, fused, fused_gates, DeltaParts { mixed, z, a, b }, true)?;
             }
         }
-        let (documents, taps) = (cx.batch.documents, self.taps);
-        let (state, recent) = match cx.past {
-            None => (None, None),
-            Some(past) => {
-                let block = cx.layer - 1;
-                let mut state = delta_cache.state.band_mut(&(block..block + 1));
-                let mut recent = delta_cache.recent.band_mut(&(block * (taps - 1)..(block + 1) * (taps - 1)));
-                if past.tokens == 0 {
-                    dev.zero(state.reborrow())?;
-                    dev.zero(recent.reborrow())?;
-                }
-                (Some(state), Some(recent))
-            }
+        let kept = if cx.paged.is_some() { 0 } else { DeltaShape::kept(n).min(states.capacity()) };
+        let whole = || RowSequences::Whole(cx.batch.documents);
+        let [of_rule, of_conv] = match cx.paged {
+            None => [whole(), whole()],
+            Some(runs) => delta_cache.of_block(cx).map(|memory| RowSequences::Carried { runs, memory }),
         };
-        let y_conv = delta.convolved.rows_mut(n);
-        dev.short_conv(ShortConv { taps, documents, x: mixed.rows(n), w: w.get(self.conv), y: y_conv, carry: recent })?;
+        dev.short_conv(ShortConv {
+            taps: self.taps,
+            along: of_conv,
+            x: mixed.rows(n),
+            w: w.get(self.conv),
+            y: delta.convolved.rows_mut(n),
+        })?;
         dev.delta_rule(DeltaRule {
             shape,
-            documents,
+            along: of_rule,
             qkv: delta.convolved.rows(n),
             a: a.rows(n),
             b: b.rows(n),
             a_log: w.get(self.a_log),
             dt_bias: w.get(self.dt_bias),
             o: o.rows_mut(n),
-            states: states.rows_mut(DeltaShape::kept(n)),
-            carry: state,
+            states: states.rows_mut(kept),
         })?;
         self.gate(cx, w, saved, &mut scratch.delta)?;
         let Scratch { parts, adapter, delta, .. } = scratch;
@@ -218,7 +215,7 @@ impl DeltaBranch {
         })?;
         let y_conv = delta.convolved.rows_mut(n);
         let (mixed, conv) = (saved.mixed.rows(n), w.get(self.conv));
-        dev.short_conv(ShortConv { taps, documents, x: mixed, w: conv, y: y_conv, carry: None })?;
+        dev.short_conv(ShortConv { taps, along: RowSequences::Whole(documents), x: mixed, w: conv, y: y_conv })?;
         let (da_log, ddt_bias) = dw.pair(self.a_log, self.dt_bias, scratch.unused.rows_mut(2))?;
         dev.delta_rule_backward(DeltaRuleBackward {
             shape,

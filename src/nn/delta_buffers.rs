@@ -1,11 +1,12 @@
-//! What gated delta nets save for backward, their scratch, and what a sequence that is generated goes on from. Never
+//! What gated delta nets save for backward, their scratch, and what sequences that are generated go on from. Never
 //! computes.
+use super::context::Cx;
 use super::spec::{DeltaNet, Spec};
 use super::split::Groups;
 use super::tensor::{Tensor, TensorShape, table};
 use crate::base::{Category, DType, Result};
-use crate::device::Device;
 use crate::device::ops::DeltaShape;
+use crate::device::{Device, ViewMut};
 
 table! {
     /// Saved by a gated delta net for backward; empty in other blocks. K: elements of a token's keys, V: of its values,
@@ -20,7 +21,7 @@ table! {
         b,
         /// (N, V): the rule's output.
         o,
-        /// (N / DELTA_BLOCK, state) f32
+        /// (N / DELTA_BLOCK, state) f32; empty without backward.
         states,
     }
 }
@@ -52,11 +53,11 @@ table! {
     }
 }
 table! {
-    /// What a sequence that is being generated goes on from, block after block; empty otherwise.
+    /// What sequences that are being generated go on from; empty otherwise. B: blocks with a gated delta net, S: slots.
     pub struct DeltaCache {
-        /// (B, state) f32
-        state,
-        /// (B (taps - 1), 2 K + V): the last rows in front of the convolution.
+        /// (B S, [`DeltaShape::carried`]) f32
+        rule,
+        /// (B S (taps - 1), 2 K + V): the last rows in front of the convolution.
         recent,
     }
 }
@@ -82,7 +83,12 @@ impl DeltaPlan {
             a: keep(s.value_heads),
             b: keep(s.value_heads),
             o: keep(s.values()),
-            states: TensorShape::new(Category::Saved, DType::F32, DeltaShape::kept(n), s.state()),
+            states: TensorShape::new(
+                Category::Saved,
+                DType::F32,
+                if self.train { DeltaShape::kept(n) } else { 0 },
+                s.state(),
+            ),
         }
     }
     pub fn scratch(&self) -> DeltaScratch<TensorShape> {
@@ -111,16 +117,38 @@ impl DeltaPlan {
 }
 
 impl DeltaCache<TensorShape> {
-    /// `spec`: this rank's widths. `sequences`: 0 or 1.
-    pub fn plan(spec: &Spec, dtype: DType, sequences: usize) -> DeltaCache<TensorShape> {
+    /// `spec`: this rank's widths.
+    pub fn plan(spec: &Spec, dtype: DType, slots: usize) -> DeltaCache<TensorShape> {
         let net = spec.delta.unwrap_or(DeltaNet::NONE);
-        let blocks = sequences * spec.layers;
+        let (rows, taps) = (spec.mixers()[1] * slots, net.taps.saturating_sub(1));
         DeltaCache {
-            state: TensorShape::new(Category::Saved, DType::F32, blocks, net.shape.state()),
-            recent: TensorShape::new(Category::Saved, dtype, blocks * net.taps.saturating_sub(1), net.shape.row()),
+            rule: TensorShape::new(Category::Saved, DType::F32, rows, net.shape.carried()),
+            recent: TensorShape::new(Category::Saved, dtype, rows * taps, net.shape.row()),
         }
     }
     pub fn allocate(&self, dev: &dyn Device, groups: &Groups) -> Result<DeltaCache> {
         self.map(&mut |name, shape: &TensorShape| shape.allocate(name, dev, groups))
+    }
+}
+
+impl DeltaCache {
+    /// What all sequences go on from in this block: for its rule, and for its convolution.
+    pub fn of_block(&mut self, cx: &Cx) -> [ViewMut<'_>; 2] {
+        let (blocks, place) = (cx.spec.mixers()[1], cx.spec.place_of(cx.layer - 1));
+        [&mut self.rule, &mut self.recent].map(|tensor| {
+            let rows = tensor.capacity() / blocks;
+            tensor.band_mut(&(place * rows..(place + 1) * rows))
+        })
+    }
+    /// Copies what a sequence goes on from to another slot, in all `blocks`.
+    pub fn copy_slot(&mut self, dev: &dyn Device, blocks: usize, slots: [usize; 2]) -> Result<()> {
+        let all = self.rule.capacity() / blocks.max(1);
+        let before = self.recent.capacity().checked_div(self.rule.capacity()).unwrap_or(0);
+        for block in 0..blocks {
+            let [from, to] = slots.map(|slot| block * all + slot);
+            self.rule.copy_rows(dev, [from, to], 1)?;
+            self.recent.copy_rows(dev, [from * before, to * before], before)?;
+        }
+        Ok(())
     }
 }

@@ -21,7 +21,11 @@ impl Decoder {
     }
     /// Copies the first `tokens` of a page of the cache to another one.
     pub fn copy_page(&self, dev: &dyn Device, ws: &mut Workspace, pages: [u32; 2], tokens: usize) -> Result<()> {
-        ws.scratch.cache.copy_page(dev, self.spec.layers, pages, tokens)
+        ws.scratch.cache.copy_page(dev, self.spec.mixers()[0], pages, tokens)
+    }
+    /// Copies what a sequence goes on from to another slot.
+    pub fn copy_slot(&self, dev: &dyn Device, ws: &mut Workspace, slots: [usize; 2]) -> Result<()> {
+        ws.scratch.delta_cache.copy_slot(dev, self.spec.mixers()[1], slots)
     }
 
     /// Assigns `out (vocab)`: the logits that follow token `row` of the whole batch. Needs no targets.

@@ -507,6 +507,15 @@ impl Spec {
     pub fn delta_of(&self, i: usize) -> Option<&DeltaNet> {
         self.delta.as_ref().filter(|_| self.recurrent.get(i) == Some(&true))
     }
+    /// Blocks with attention, and blocks with a gated delta net.
+    pub fn mixers(&self) -> [usize; 2] {
+        let nets = (0..self.layers).filter(|&i| self.delta_of(i).is_some()).count();
+        [self.layers - nets, nets]
+    }
+    /// Blocks before block `i` with the same mixer.
+    pub fn place_of(&self, i: usize) -> usize {
+        (0..i).filter(|&before| self.delta_of(before).is_some() == self.delta_of(i).is_some()).count()
+    }
     /// Whether block `i` rotates with `local_rope`.
     pub fn uses_local_rope(&self, i: usize) -> bool {
         self.local_rope.is_some() && self.window_of(i) > 0

@@ -83,6 +83,17 @@ impl Tensor {
     pub fn band_mut(&mut self, rows: &Range<usize>) -> ViewMut<'_> {
         self.buf.view_mut().slice(rows.start * self.width..rows.end * self.width)
     }
+    /// Copies `rows` rows to where they do not overlap.
+    pub fn copy_rows(&mut self, dev: &dyn Device, [from, to]: [usize; 2], rows: usize) -> Result<()> {
+        let (low, high) = (from.min(to), from.max(to));
+        let width = self.width;
+        let (before, after) = self.all_mut().split_at(high * width);
+        let (before, after) = (before.slice(low * width..(low + rows) * width), after.slice(0..rows * width));
+        match from < to {
+            true => dev.copy(before.as_view(), after),
+            false => dev.copy(after.as_view(), before),
+        }
+    }
     pub fn bytes(&self) -> usize {
         self.buf.bytes()
     }

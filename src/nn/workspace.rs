@@ -359,10 +359,11 @@ impl Workspace {
         let Workspace { scratch, fixed: Fixed { table, local_table, still_table, .. }, groups, .. } = self;
         let forms = spec.rope.as_ref().map_or(1, Rotary::forms);
         let dtype = scratch.act.dtype();
-        let plan = |size: &CacheSize| KvCache::plan(spec, dtype, size);
-        scratch.cache = plan(&CacheSize::default()).allocate(dev, groups)?; // free the previous cache first
-        scratch.cache = plan(size).allocate(dev, groups)?;
-        scratch.delta_cache = DeltaCache::plan(spec, dtype, size.pages.min(1)).allocate(dev, groups)?;
+        // The previous cache is freed first.
+        for size in [&CacheSize::default(), size] {
+            scratch.cache = KvCache::plan(spec, dtype, size).allocate(dev, groups)?;
+            scratch.delta_cache = DeltaCache::plan(spec, dtype, size.slots).allocate(dev, groups)?;
+        }
         let tables = [("table", table, forms), ("local_table", local_table, 1), ("still_table", still_table, 1)];
         for (name, table, forms) in tables {
             let longer = longer_table(table, forms * size.longest.min(spec.max_len));

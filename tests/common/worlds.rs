@@ -6,10 +6,12 @@ use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::comm::mesh::{Mesh, MeshSizes};
 use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
-use flatshard::device::ops::{GluClamp, RotaryPairs, RouteRule};
+use flatshard::device::ops::{DeltaShape, GluClamp, RotaryPairs, RouteRule};
 use flatshard::device::{Device, IGNORE};
 use flatshard::engine::{Engine, EngineOptions, Objective, ReferenceModel, Step, StepReport, Strategy};
-use flatshard::nn::{Activation, Arch, Checkpointing, Cuts, Experts, Latent, Layout, Rotary, SpImpl, Spec, Tuning};
+use flatshard::nn::{
+    Activation, Arch, Checkpointing, Cuts, DeltaNet, Experts, Latent, Layout, Rotary, SpImpl, Spec, Tuning,
+};
 use flatshard::optim::Rule;
 use flatshard::store::{ReplicatedOptions, ShardedOptions};
 use std::collections::BTreeMap;
@@ -107,6 +109,22 @@ pub fn sparse() -> Spec {
     let experts =
         Experts { count: 7, top_k: 3, ff: 14, shared_ff: 10, normalize: true, dense: vec![1], ..Experts::default() };
     Spec { arch: Arch::Qwen2Moe, qkv_bias: true, experts: Some(experts), ..llama() }
+}
+
+/// Gated delta nets, and in the last block attention with an output gate.
+pub fn qwen35() -> Spec {
+    let shape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 5, value_dim: 6 };
+    Spec {
+        arch: Arch::Qwen35,
+        norm_eps: 1e-2,
+        qk_norm: true,
+        norm_from_one: true,
+        output_gate: true,
+        rotary_dim: Some(4),
+        delta: Some(DeltaNet { shape, taps: 4, fused: false }),
+        recurrent: vec![true, true, true, false],
+        ..llama()
+    }
 }
 
 /// A gpt-oss of the sizes of `sizes`: some inputs of experts are clamped.

@@ -5,12 +5,12 @@ use crate::common::plain_store::{Docs, Plain, device, groups};
 use crate::common::stores::*;
 use crate::common::*;
 use flatshard::base::CATEGORIES;
-use flatshard::base::DType;
+use flatshard::base::{DType, Error};
 use flatshard::comm::MeshSizes;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
 use flatshard::device::ops::PagedRows;
-use flatshard::engine::{Engine, Generator, GeneratorOptions, PlannedRank, SamplerSize, Sampling, Strategy};
+use flatshard::engine::{Engine, Generator, GeneratorOptions, PlannedRank, Prompt, SamplerSize, Sampling, Strategy};
 use flatshard::nn::{Arch, CacheSize, Checkpointing, Cuts, Decoder, QueryGrowth, Spec, WorkspaceOptions};
 use flatshard::store::{ShardedOptions, Stage, initialize};
 use half::bf16;
@@ -29,13 +29,13 @@ fn mistral() -> Spec {
 fn ministral3() -> Spec {
     Spec { arch: Arch::Ministral3, query_growth: Some(QueryGrowth { beta: 0.5, original: 3 }), ..llama() }
 }
-fn families() -> [Spec; 8] {
-    [llama(), gpt(), mistral(), ministral3(), qwen2(), qwen3(), gemma2(), gemma3()]
+fn families() -> [Spec; 9] {
+    [llama(), gpt(), mistral(), ministral3(), qwen2(), qwen3(), gemma2(), gemma3(), qwen35()]
 }
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, step: 0 };
 
-/// Prompts and texts longer than an attention tile, with windows on both sides of its edges, in scattered pages: the
-/// bits of the whole prefix, however it is divided into passes.
+/// Prompts and texts longer than an attention tile and than blocks of a delta rule, with windows on both sides of a
+/// tile's edges, in scattered pages: the bits of the whole prefix, however it is divided into passes.
 #[test]
 fn cached_logits_are_those_of_the_whole_prefix() {
     const LENGTH: usize = 150;
@@ -53,7 +53,9 @@ fn cached_logits_are_those_of_the_whole_prefix() {
             };
             let docs = Docs::random(&dev, 5, spec.vocab, &[LENGTH], 0);
             let (mut whole, mut kept) = (workspace(LENGTH), workspace(prompt));
-            decoder.remember(&dev, &mut kept, &CacheSize { pages: 6, rows: prompt, longest: LENGTH }).unwrap();
+            decoder
+                .remember(&dev, &mut kept, &CacheSize { pages: 6, rows: prompt, longest: LENGTH, slots: 2 })
+                .unwrap();
             let (mut expected, mut made) = (vec![0f32; spec.vocab], vec![0f32; spec.vocab]);
             for past in [0].into_iter().chain(prompt..LENGTH) {
                 let n = if past == 0 { prompt } else { 1 };
@@ -61,7 +63,7 @@ fn cached_logits_are_those_of_the_whole_prefix() {
                 (batch.tokens, batch.positions) =
                     (batch.tokens.slice(past..past + n), batch.positions.slice(past..past + n));
                 (batch.targets, batch.documents) = (batch.targets.slice(0..0), batch.documents.slice(0..0));
-                let runs = [PagedRows { first: 0, rows: n, past, pages: &pages }];
+                let runs = [PagedRows { first: 0, rows: n, past, pages: &pages, slot: 1 }];
                 let mut draw = |_: usize, logits: &[f32]| {
                     made.copy_from_slice(logits);
                     0
@@ -103,7 +105,44 @@ fn ranks_of_any_mesh_generate_the_same_text_and_free_the_cache() {
             texts.swap_remove(0)
         };
         let sizes = |dp_shard, sp| MeshSizes { dp_replicate: 1, dp_shard, sp, tp: 1, ep: 1 };
-        assert_eq!(write(sizes(2, 1)), write(sizes(1, 2)), "{:?}", spec.arch);
+        // Ranks cannot share the state of a sequence.
+        let other = if spec.delta.is_some() { sizes(1, 1) } else { sizes(1, 2) };
+        assert_eq!(write(sizes(2, 1)), write(other), "{:?}", spec.arch);
+    }
+}
+
+/// As in a chat, whose next prompt continues the last text, or departs from it.
+#[test]
+fn what_is_kept_of_the_last_text_changes_no_bit() {
+    let sampling = Sampling { temperature: 1.0, ..GREEDY };
+    for spec in [llama(), qwen35()] {
+        let spec = Spec { max_len: 90, ..spec };
+        let options =
+            GeneratorOptions { spec, strategy: ddp(DType::F32), cuts: Cuts::ALL, size: SamplerSize::of_one(80, 5) };
+        ranks(1, |rank| {
+            let new = || {
+                let mut generator = Generator::new(rank.device.clone(), &rank.mesh, &options)?;
+                initialize(generator.store(), 3, &*rank.device)?;
+                Ok::<_, Error>(generator)
+            };
+            let mut prompt: Vec<u32> = (0..60).map(|i| i * 7 % 61).collect();
+            let mut chat = new()?;
+            for departs in [false, false, true, false] {
+                if departs {
+                    prompt[30] = 2;
+                }
+                let write = |generator: &mut Generator| {
+                    let mut texts =
+                        generator.sample(&[Prompt::new(0, prompt.clone(), 1)], 5, &sampling, &mut |_| true)?;
+                    Ok::<_, Error>(texts.swap_remove(0))
+                };
+                let text = write(&mut chat)?;
+                assert_eq!(text, write(&mut new()?)?, "{:?}", options.spec.arch);
+                prompt.extend(text.ids);
+                prompt.push(3);
+            }
+            Ok(())
+        });
     }
 }
 

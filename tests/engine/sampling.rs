@@ -15,12 +15,14 @@ use std::sync::Arc;
 
 const SAMPLING: Sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 7, step: 3 };
 const COUNT: usize = 6;
+/// The longest prompt ends shortly before a block of the delta rule does.
+const LONGEST: usize = 61;
 
 /// Prompts of different lengths, some with several samples and some longer than a page.
 fn prompts(spec: &Spec, count: usize) -> Vec<Prompt> {
     let token = |i: usize, t: usize| ((i * 31 + t * 7 + t * t) % spec.vocab) as u32;
     let prompt = |i: usize| {
-        let len = if i % 7 == 3 { 40 } else { 1 + i * 5 % 13 };
+        let len = if i % 7 == 3 { LONGEST } else { 1 + i * 5 % 13 };
         Prompt::new(i as u64, (0..len).map(|t| token(i, t)).collect(), 1 + i % 3)
     };
     (0..count).map(prompt).collect()
@@ -51,21 +53,26 @@ fn sampled(
 #[test]
 fn a_text_is_the_same_alone_and_among_others() {
     let one = MeshSizes::sharded(1);
-    for spec in [llama(), gemma3(), sparse()].map(|spec| Spec { max_len: 64, ..spec }) {
+    for spec in [llama(), gemma3(), sparse(), qwen35()].map(|spec| Spec { max_len: 80, ..spec }) {
         for dtype in [DType::F32, DType::Bf16] {
             let (strategy, prompts) = (ddp(dtype), prompts(&spec, 16));
-            let many = SamplerSize::of_many(40, COUNT, 40);
+            let many = SamplerSize::of_many(LONGEST, COUNT, 40);
             let all = sampled(&spec, &strategy, one, many, &prompts);
             assert_eq!(all.len(), prompts.iter().map(|prompt| prompt.samples).sum::<usize>());
             assert!(all.iter().any(|text| text.ended) && all.iter().any(|text| text.ids.len() == COUNT));
             for (i, prompt) in prompts.iter().enumerate() {
-                let alone =
-                    sampled(&spec, &strategy, one, SamplerSize::of_many(40, COUNT, 1), std::slice::from_ref(prompt));
+                let alone = sampled(
+                    &spec,
+                    &strategy,
+                    one,
+                    SamplerSize::of_many(LONGEST, COUNT, 1),
+                    std::slice::from_ref(prompt),
+                );
                 let among: Vec<SampledText> = all.iter().filter(|text| text.prompt == i).cloned().collect();
                 assert_eq!(bits(&alone), bits(&among), "{:?} in {dtype}: prompt {i}", spec.arch);
             }
             // Few pages and short passes: texts wait for each other, and prompts take several passes.
-            let few = SamplerSize { rows: 5, longest: 46, pages: 7 };
+            let few = SamplerSize { rows: 5, longest: LONGEST + COUNT, pages: 7, texts: 4 };
             assert_eq!(bits(&sampled(&spec, &strategy, one, few, &prompts)), bits(&all), "{:?} in {dtype}", spec.arch);
             let shared = sampled(&spec, &strategy, MeshSizes::sharded(2), few, &prompts);
             assert_eq!(bits(&shared), bits(&all), "{:?} in {dtype} on two ranks", spec.arch);
@@ -75,7 +82,7 @@ fn a_text_is_the_same_alone_and_among_others() {
 
 #[test]
 fn draws_depend_on_seed_step_prompt_sample_and_position() {
-    let spec = Spec { max_len: 64, ..llama() };
+    let spec = Spec { max_len: 80, ..llama() };
     let run = |sampling: Sampling, id: u64| {
         let size = SamplerSize::of_many(4, 20, 4);
         let options = GeneratorOptions { spec: spec.clone(), strategy: ddp(DType::F32), cuts: Cuts::ALL, size };
@@ -103,7 +110,7 @@ fn grpo(spec: &Spec, strategy: Arc<dyn Strategy>) -> EngineOptions {
         objective: Objective::Grpo(grpo),
         reference: ReferenceModel::Base,
         tokens: 400,
-        samples: Some(SamplerSize::of_many(40, COUNT, 12)),
+        samples: Some(SamplerSize::of_many(LONGEST, COUNT, 12)),
         ..options(spec, strategy, SGD)
     }
 }
@@ -145,8 +152,8 @@ fn mismatches(options: &EngineOptions, sizes: MeshSizes) -> [f64; 2] {
 #[test]
 fn sampled_and_trained_log_probabilities_have_the_same_bits() {
     let sizes = |dp_shard, tp| MeshSizes { dp_replicate: 1, dp_shard, sp: 1, tp, ep: 1 };
-    let specs = [llama(), gemma3(), qwen3(), sparse()].map(|spec| Spec {
-        max_len: 64,
+    let specs = [llama(), gemma3(), qwen3(), sparse(), qwen35()].map(|spec| Spec {
+        max_len: 80,
         heads: 4,
         kv_heads: 2,
         vocab: 60,
@@ -182,7 +189,7 @@ fn sampled_and_trained_log_probabilities_have_the_same_bits() {
 /// A sampler whose sums are in another order, such as one with other ranks of tp, is seen.
 #[test]
 fn another_order_of_sums_is_a_mismatch() {
-    let spec = Spec { max_len: 64, heads: 4, kv_heads: 2, vocab: 60, ..llama() };
+    let spec = Spec { max_len: 80, heads: 4, kv_heads: 2, vocab: 60, ..llama() };
     let options = grpo(&spec, ddp(DType::F32));
     let prompts = prompts(&spec, 4);
     let tp = MeshSizes { tp: 2, ..MeshSizes::sharded(1) };

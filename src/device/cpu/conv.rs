@@ -1,5 +1,6 @@
 //! Short causal convolutions, by channels, and output gates, by elements. Never reads a row of another document.
 use super::attention::documents;
+use super::sequences::CpuSequences;
 use super::simd::sigmoid;
 use super::tile::Shared;
 use crate::ops::{MAX_TAPS, ShortConv, ShortConvBackward, SigmoidGate, SigmoidGateBackward};
@@ -35,11 +36,10 @@ fn add_product<T: Float>(sums: &mut ChannelRow, w: &ChannelRow, x: &[T]) {
 pub struct ConvForward<'a, T> {
     pub channels: usize,
     taps: usize,
-    documents: &'a [[u32; 2]],
+    along: CpuSequences<'a, T>,
     x: &'a [T],
     w: &'a [T],
     y: Shared<'a, T>,
-    carry: Option<Shared<'a, T>>,
 }
 
 impl<'a, T: Float + Elem> ConvForward<'a, T> {
@@ -49,11 +49,10 @@ impl<'a, T: Float + Elem> ConvForward<'a, T> {
         Ok(ConvForward {
             channels,
             taps: op.taps,
-            documents: documents(OP, op.documents, n)?,
+            along: CpuSequences::new(OP, op.along, n)?,
             x: op.x.host(OP)?,
             w: op.w.host(OP)?,
             y: Shared::new(op.y.host(OP)?),
-            carry: op.carry.map(|carry| carry.host(OP)).transpose()?.map(Shared::new),
         })
     }
     /// # Safety
@@ -64,38 +63,36 @@ impl<'a, T: Float + Elem> ConvForward<'a, T> {
         for first in channels.clone().step_by(CHANNELS) {
             let own = CHANNELS.min(channels.end - first);
             let w = filters(self.w, self.taps, first, own);
-            for (row, of) in self.documents.iter().enumerate() {
-                let mut sums = [0.0; CHANNELS];
-                // Taps from the first on that meet a row of the document, or of the sequence so far.
-                let seen = row - of[0] as usize;
-                let carried = self.carry.as_ref().filter(|_| of[0] == 0);
-                let skipped = if carried.is_some() { 0 } else { before.saturating_sub(seen) };
-                for tap in skipped..self.taps {
-                    let at = row + tap;
-                    match (at < before, carried) {
-                        // SAFETY: only this call has these channels.
-                        (true, Some(carry)) => unsafe {
-                            add_product(&mut sums, &w[tap], carry.range(at * all + first, own))
-                        },
-                        _ => add_product(&mut sums, &w[tap], &self.x[(at - before) * all + first..][..own]),
+            for of in self.along.iter() {
+                let carry = |at: usize| {
+                    let memory = self.along.memory().filter(|_| at < before)?;
+                    // SAFETY: only this call has these channels.
+                    Some(unsafe { memory.range((of.slot * before + at) * all + first, own) })
+                };
+                for (i, row) in of.rows.clone().enumerate() {
+                    let mut sums = [0.0; CHANNELS];
+                    // Taps from the first on that meet a row of the sequence.
+                    let skipped = before.saturating_sub(of.past + i);
+                    for tap in skipped..self.taps {
+                        match carry(i + tap) {
+                            Some(x) => add_product(&mut sums, &w[tap], x),
+                            None => {
+                                add_product(&mut sums, &w[tap], &self.x[(row + tap - before) * all + first..][..own])
+                            }
+                        }
+                    }
+                    // SAFETY: as above.
+                    let y = unsafe { self.y.range(row * all + first, own) };
+                    for (y, x) in y.iter_mut().zip(&sums) {
+                        *y = T::from_f32(x * sigmoid(*x).0);
                     }
                 }
-                // SAFETY: as above.
-                let y = unsafe { self.y.range(row * all + first, own) };
-                for (y, x) in y.iter_mut().zip(&sums) {
-                    *y = T::from_f32(x * sigmoid(*x).0);
-                }
-            }
-            let Some(carry) = &self.carry else { continue };
-            let n = self.documents.len();
-            for kept in 0..before {
-                let at = n + kept; // counted from the first carried row
-                for c in first..first + own {
-                    // SAFETY: as above; a later row is read before it is written.
-                    unsafe {
-                        let from =
-                            if at < before { carry.range(at * all + c, 1)[0] } else { self.x[(at - before) * all + c] };
-                        carry.range(kept * all + c, 1)[0] = from;
+                for kept in 0..before {
+                    let from = of.rows.len() + kept; // counted from the first carried row
+                    let Some(to) = carry(kept) else { break };
+                    match carry(from) {
+                        Some(x) => to.copy_from_slice(x),
+                        None => to.copy_from_slice(&self.x[(of.rows.start + from - before) * all + first..][..own]),
                     }
                 }
             }

@@ -10,16 +10,18 @@
 //! S = E_last S + (E_last / E k)^T X
 //! ```
 //!
-//! The system is solved row by row. Backward takes the blocks in reverse, with the gradient of the state after each;
-//! it computes X and P again, from the state in front of the block, which forward has kept.
+//! The system is solved row by row, and a row's products do not depend on the rows after it: so a sequence goes on from
+//! the state in front of its last block and that block's keys, X and G so far, with the same bits. Backward takes the
+//! blocks in reverse, with the gradient of the state after each; it computes X and P again, from the state in front of
+//! the block, which forward has kept.
 //!
 //! Key heads are independent, so threads share a call by them: results do not depend on how they are divided.
 // From gradients of the outputs to gradients of the inputs.
 mod backward;
 
 pub use self::backward::DeltaBackward;
-use super::attention::documents;
 use super::gemm::{GemmScratch, f32_product};
+use super::sequences::CpuSequences;
 use super::simd::{Level, exp, sum};
 use super::tile::{AttentionScratch, Shared};
 use crate::ops::{DELTA_BLOCK, DeltaRule, DeltaShape, GemmShape};
@@ -35,7 +37,6 @@ const STRIP: usize = 64;
 /// What both directions read.
 struct Inputs<'a, T> {
     shape: DeltaShape,
-    documents: &'a [[u32; 2]],
     qkv: &'a [T],
     a: &'a [T],
     b: &'a [T],
@@ -54,10 +55,6 @@ impl<T: Float> Inputs<'_, T> {
     }
     fn value_column(&self, head: usize) -> usize {
         2 * self.shape.keys() + head * self.shape.value_dim
-    }
-    fn documents(&self) -> impl Iterator<Item = Range<usize>> {
-        let first = self.documents.iter().enumerate().filter(|(row, of)| of[0] as usize == *row);
-        first.map(|(row, of)| row..of[1] as usize)
     }
     /// Reads a block's keys and queries, one below the other, and divides them by their lengths; `inverse` gets the
     /// factors.
@@ -80,12 +77,14 @@ impl<T: Float> Inputs<'_, T> {
             }
         }
     }
-    /// The gates of a block's rows for one value head.
-    fn gates(&self, rows: &Range<usize>, head: usize) -> Gates {
-        let mut gates = Gates { rates: [0.0; BLOCK], sums: [0.0; BLOCK], decay: [0.0; BLOCK], beta: [0.0; BLOCK] };
+    /// The gates of a block's rows for one value head, after rows of the block whose `sums` are known.
+    fn gates(&self, rows: &Range<usize>, head: usize, sums: &[f32]) -> Gates {
+        let (before, zeros) = (sums.len(), [0.0; BLOCK]);
+        let mut gates = Gates { before, rates: zeros, sums: zeros, decay: zeros, beta: zeros };
+        gates.sums[..before].copy_from_slice(sums);
         let rate = self.a_log[head].to_f32().exp();
-        let mut total = 0.0;
-        for (i, row) in rows.clone().enumerate() {
+        let mut total = sums.last().copied().unwrap_or(0.0);
+        for (i, row) in (before..).zip(rows.clone()) {
             let at = row * self.shape.value_heads + head;
             let x = self.a[at].to_f32() + self.dt_bias[head].to_f32();
             gates.rates[i] = -rate * if x > 20.0 { x } else { x.exp().ln_1p() };
@@ -100,6 +99,8 @@ impl<T: Float> Inputs<'_, T> {
 
 /// A block's rows, for one value head.
 struct Gates {
+    /// Rows of which only `sums` is known.
+    before: usize,
     /// Its log decay.
     rates: [f32; BLOCK],
     /// G
@@ -109,13 +110,15 @@ struct Gates {
     beta: [f32; BLOCK],
 }
 
-/// `pairs` becomes D times it, or with `strict` and `beta` A: zero above the diagonal, or on it too.
+/// `pairs` of `n` rows with all rows so far becomes D times it, or with `strict` and `beta` A: zero above the diagonal,
+/// or on it too.
 #[inline(always)]
 fn decayed(gates: &Gates, n: usize, strict: bool, pairs: &[f32], out: &mut [f32]) {
-    for i in 0..n {
-        let (row, g) = (&mut out[i * n..][..n], gates.sums[i]);
+    let all = gates.before + n;
+    for (i, (row, pairs)) in (gates.before..all).zip(out.chunks_exact_mut(all).zip(pairs.chunks_exact(all))) {
+        let g = gates.sums[i];
         let factor = if strict { gates.beta[i] } else { 1.0 };
-        for ((out, x), sum) in row.iter_mut().zip(&pairs[i * n..][..n]).zip(&gates.sums) {
+        for ((out, x), sum) in row.iter_mut().zip(pairs).zip(&gates.sums) {
             // Above the diagonal the difference is positive, and may be large.
             let difference = g - sum;
             *out = exp(if difference > 0.0 { 0.0 } else { difference }) * x * factor;
@@ -124,17 +127,19 @@ fn decayed(gates: &Gates, n: usize, strict: bool, pairs: &[f32], out: &mut [f32]
     }
 }
 
-/// Solves `(I + A) X = X` in place, row by row; with `transposed`, `(I + A)^T X = X`.
+/// Solves `(I + A) X = X` in place, row by row; with `transposed`, `(I + A)^T X = X`. Of X, and of A if it is not
+/// transposed, the `rows` are solved for, after those before them.
 #[inline(always)]
-fn solve(a: &[f32], n: usize, x: &mut [f32], dim: usize, transposed: bool) {
-    for step in 0..n {
-        let i = if transposed { n - 1 - step } else { step };
+fn solve(a: &[f32], rows: Range<usize>, x: &mut [f32], dim: usize, transposed: bool) {
+    let n = rows.end;
+    for step in 0..rows.len() {
+        let i = if transposed { n - 1 - step } else { rows.start + step };
         for from in (0..dim).step_by(STRIP) {
             let width = STRIP.min(dim - from);
             let mut row = [0.0; STRIP];
             row[..width].copy_from_slice(&x[i * dim + from..][..width]);
             for j in if transposed { i + 1..n } else { 0..i } {
-                let factor = -if transposed { a[j * n + i] } else { a[i * n + j] };
+                let factor = -if transposed { a[j * n + i] } else { a[(i - rows.start) * n + j] };
                 if width == STRIP {
                     let other: &[f32; STRIP] = x[j * dim + from..].first_chunk().expect("a whole strip");
                     row.iter_mut().zip(other).for_each(|(x, y)| *x = factor.mul_add(*y, *x));
@@ -161,7 +166,7 @@ fn right_side<T: Float>(
     let (dim, column) = (inputs.shape.value_dim, inputs.value_column(head));
     for (i, row) in rows.clone().enumerate() {
         let v = &inputs.qkv[row * inputs.shape.row() + column..][..dim];
-        let (decay, beta) = (gates.decay[i], gates.beta[i]);
+        let (decay, beta) = (gates.decay[gates.before + i], gates.beta[gates.before + i]);
         for ((x, v), ks) in x[i * dim..][..dim].iter_mut().zip(v).zip(&ks[i * dim..][..dim]) {
             *x = beta * (-decay).mul_add(*ks, v.to_f32());
         }
@@ -189,9 +194,9 @@ fn dot(x: &[f32], y: &[f32]) -> f32 {
 /// A checked forward pass, for any division by key heads.
 pub struct DeltaForward<'a, T> {
     inputs: Inputs<'a, T>,
+    along: CpuSequences<'a, f32>,
     o: Shared<'a, T>,
     states: Option<Shared<'a, f32>>,
-    carry: Option<Shared<'a, f32>>,
 }
 
 impl<'a, T: Float + Elem> DeltaForward<'a, T> {
@@ -201,16 +206,15 @@ impl<'a, T: Float + Elem> DeltaForward<'a, T> {
         Ok(DeltaForward {
             inputs: Inputs {
                 shape: op.shape,
-                documents: documents(OP, op.documents, n)?,
                 qkv: op.qkv.host(OP)?,
                 a: op.a.host(OP)?,
                 b: op.b.host(OP)?,
                 a_log: op.a_log.host(OP)?,
                 dt_bias: op.dt_bias.host(OP)?,
             },
+            along: CpuSequences::new(OP, op.along, n)?,
             o: Shared::new(op.o.host(OP)?),
             states: (!op.states.is_empty()).then(|| op.states.host(OP)).transpose()?.map(Shared::new),
-            carry: op.carry.map(|carry| carry.host(OP)).transpose()?.map(Shared::new),
         })
     }
     /// # Safety
@@ -224,70 +228,87 @@ impl<'a, T: Float + Elem> DeltaForward<'a, T> {
     ) {
         let (inputs, shape) = (&self.inputs, self.inputs.shape);
         let (dk, dv, group) = (shape.key_dim, shape.value_dim, inputs.group());
-        let [kq, inverse, pairs, weights, read, x, far, states] = tiles.take([
+        let carried = shape.carried() / shape.key_heads;
+        let [kq, inverse, pairs, weights, read, far, scratch] = tiles.take([
             2 * BLOCK * dk,
             2 * BLOCK,
             2 * BLOCK * BLOCK,
             BLOCK * BLOCK,
             2 * BLOCK * dv,
-            BLOCK * dv,
             BLOCK * dk,
-            group * dk * dv,
+            carried,
         ]);
-        let end = inputs.documents.len();
-        for (document, head) in inputs.documents().flat_map(|of| heads.clone().map(move |head| (of.clone(), head))) {
-            let of_group = |states: &Shared<'a, f32>, first: usize| {
-                // SAFETY: only this call has these heads, whose states are adjacent.
-                unsafe { &mut *(states.range(first + head * group * dk * dv, group * dk * dv) as *mut [f32]) }
+        for (of, head) in self.along.iter().flat_map(|of| heads.clone().map(move |head| (of.clone(), head))) {
+            let memory = match self.along.memory() {
+                // SAFETY: only this call has this head.
+                Some(memory) => unsafe { memory.range((of.slot * shape.key_heads + head) * carried, carried) },
+                None => &mut *scratch,
             };
-            match &self.carry {
-                Some(carry) if document.start == 0 => states.copy_from_slice(of_group(carry, 0)),
-                _ => states.fill(0.0),
+            let (states, memory) = memory.split_at_mut(group * dk * dv);
+            let (keys, memory) = memory.split_at_mut(BLOCK * dk);
+            let (solved, sums) = memory.split_at_mut(group * BLOCK * dv);
+            if of.past == 0 {
+                states.fill(0.0);
             }
-            for start in document.clone().step_by(BLOCK) {
-                let rows = start..document.end.min(start + BLOCK);
-                let n = rows.len();
-                if let Some(kept) = self.states.as_ref().filter(|_| start > document.start) {
-                    of_group(kept, DeltaShape::place(start) * shape.state()).copy_from_slice(states);
+            let mut start = of.rows.start;
+            while start < of.rows.end {
+                // Rows of the block before these.
+                let before = (of.past + start - of.rows.start) % BLOCK;
+                let rows = start..of.rows.end.min(start + BLOCK - before);
+                let (n, end) = (rows.len(), before + rows.len());
+                if let Some(kept) = self.states.as_ref().filter(|_| start > of.rows.start) {
+                    let place = DeltaShape::place(start) * shape.state() + head * group * dk * dv;
+                    // SAFETY: likewise; the states of its value heads are adjacent.
+                    unsafe { kept.range(place, group * dk * dv) }.copy_from_slice(states);
                 }
+                start = rows.end;
                 level.run(
                     #[inline(always)]
                     || inputs.load(&rows, head, kq, inverse),
                 );
-                let (pairs, read) = (&mut pairs[..2 * n * n], &mut read[..2 * n * dv]);
-                f32_product(gemm, &GemmShape::nt(2 * n, n, dk), kq, kq, pairs);
+                keys[before * dk..end * dk].copy_from_slice(&kq[..n * dk]);
+                let (pairs, read) = (&mut pairs[..2 * n * end], &mut read[..2 * n * dv]);
+                f32_product(gemm, &GemmShape::nt(2 * n, end, dk), kq, keys, pairs);
                 for (own, state) in states.chunks_exact_mut(dk * dv).enumerate() {
                     let value_head = head * group + own;
-                    let gates = inputs.gates(&rows, value_head);
+                    let x = &mut solved[own * BLOCK * dv..][..end * dv];
+                    let sums = &mut sums[own * BLOCK..][..end];
+                    let gates = inputs.gates(&rows, value_head, &sums[..before]);
+                    sums[before..].copy_from_slice(&gates.sums[before..end]);
                     f32_product(gemm, &GemmShape::nn(2 * n, dv, dk), kq, state, read);
                     let (ks, qs) = read.split_at_mut(n * dv);
                     level.run(
                         #[inline(always)]
                         || {
-                            right_side(inputs, &gates, &rows, value_head, ks, x);
-                            decayed(&gates, n, true, &pairs[..n * n], weights);
-                            solve(weights, n, x, dv, false);
-                            decayed(&gates, n, false, &pairs[n * n..], weights);
-                            to_the_end(&gates, n, kq, dk, far);
-                            for (qs, decay) in qs.chunks_exact_mut(dv).zip(&gates.decay) {
+                            right_side(inputs, &gates, &rows, value_head, ks, &mut x[before * dv..]);
+                            decayed(&gates, n, true, &pairs[..n * end], weights);
+                            solve(weights, before..end, x, dv, false);
+                            decayed(&gates, n, false, &pairs[n * end..], weights);
+                            for (qs, decay) in qs.chunks_exact_mut(dv).zip(&gates.decay[before..]) {
                                 qs.iter_mut().for_each(|x| *x *= decay);
                             }
-                            let last = gates.decay[n - 1];
-                            state.iter_mut().for_each(|x| *x *= last);
                         },
                     );
                     let add = |shape| GemmShape { accumulate: true, ..shape };
-                    f32_product(gemm, &add(GemmShape::nn(n, dv, n)), weights, x, qs);
-                    f32_product(gemm, &add(GemmShape::tn(dk, dv, n)), far, x, state);
+                    f32_product(gemm, &add(GemmShape::nn(n, dv, end)), weights, x, qs);
                     for (row, o) in rows.clone().zip(qs.chunks_exact(dv)) {
                         // SAFETY: only this call has this value head.
                         let to = unsafe { self.o.range(row * shape.values() + value_head * dv, dv) };
                         to.iter_mut().zip(o).for_each(|(to, o)| *to = T::from_f32(*o));
                     }
+                    if end < BLOCK {
+                        continue; // no row has this block in front of it
+                    }
+                    level.run(
+                        #[inline(always)]
+                        || {
+                            to_the_end(&gates, end, keys, dk, far);
+                            let last = gates.decay[end - 1];
+                            state.iter_mut().for_each(|x| *x *= last);
+                        },
+                    );
+                    f32_product(gemm, &add(GemmShape::tn(dk, dv, end)), far, x, state);
                 }
-            }
-            if let Some(carry) = self.carry.as_ref().filter(|_| document.end == end) {
-                of_group(carry, 0).copy_from_slice(states);
             }
         }
     }

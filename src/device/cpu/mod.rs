@@ -40,6 +40,8 @@ mod fp8;
 mod loss;
 // The gated delta rule.
 mod delta;
+// What runs along documents, or along sequences that go on.
+mod sequences;
 // Short convolutions and output gates.
 mod conv;
 // Routing to experts.

@@ -186,6 +186,8 @@ pub struct PagedRows<'a> {
     pub past: usize,
     /// In the order of its tokens, up to the last of these rows.
     pub pages: &'a [u32],
+    /// Where its state is, for mixers that carry one.
+    pub slot: usize,
 }
 
 /// Attention of rows of many sequences, each over all earlier tokens of its sequence and itself. Assigns `o`: the bits

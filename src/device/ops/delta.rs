@@ -1,5 +1,6 @@
 //! Operands of the gated delta rule, of the short convolution in front of it, and of output gates. N: rows, of one or
 //! more documents; what runs along a document starts anew with each.
+use super::attention::PagedRows;
 use super::check::{float, read, rows, written};
 use crate::{View, ViewMut};
 use flatshard_base::{DType, Error, Result};
@@ -45,6 +46,11 @@ impl DeltaShape {
     pub fn place(row: usize) -> usize {
         row / DELTA_BLOCK - 1
     }
+    /// Elements of what a sequence goes on from: for each key head, the states in front of the block that its last row
+    /// is in, and of the block's rows so far the keys, the solved values and the sums of log decays.
+    pub fn carried(&self) -> usize {
+        self.state() + DELTA_BLOCK * (self.keys() + self.values() + self.value_heads)
+    }
     /// Returns N.
     fn rows(&self, op: &'static str, len: usize) -> Result<usize> {
         if self.key_heads == 0 || !self.value_heads.is_multiple_of(self.key_heads) {
@@ -55,17 +61,47 @@ impl DeltaShape {
     }
 }
 
+/// What runs along the rows of a call.
+pub enum RowSequences<'a> {
+    /// Documents, which start here: (N, 2) u32, from [`documents_of_rows`](super::documents_of_rows).
+    Whole(View<'a>),
+    /// Sequences that go on: all rows, each once; and (slots, C) that they go on from, which becomes what their next
+    /// rows go on from. Of a sequence without past, it is not read.
+    Carried { runs: &'a [PagedRows<'a>], memory: ViewMut<'a> },
+}
+
+impl RowSequences<'_> {
+    /// `carried`: dtype and width of what sequences go on from.
+    fn check(&self, op: &'static str, n: usize, (dtype, width): (DType, usize)) -> Result<()> {
+        let (runs, memory) = match self {
+            RowSequences::Whole(documents) => return read(op, &[("documents", documents, DType::U32, 2 * n)]),
+            RowSequences::Carried { runs, memory } => (*runs, memory),
+        };
+        let slots = if width == 0 { usize::MAX } else { rows(op, "memory", memory.len(), width)? };
+        written(op, &[("memory", memory, dtype, memory.len())])?;
+        let mut next = 0;
+        for run in runs {
+            if run.first != next || run.rows == 0 || run.slot >= slots {
+                return Err(Error::op(op, format!("{run:?} of {n} rows does not fit {slots} slots")));
+            }
+            next += run.rows;
+        }
+        if next == n { Ok(()) } else { Err(Error::op(op, format!("runs of {next} rows for {n}"))) }
+    }
+}
+
 /// The gated delta rule (Yang et al. 2024, "Gated Delta Networks"), for each value head. With the state S (key_dim,
 /// value_dim), which is zero in front of a document, `d = exp(-exp(a_log) softplus(a + dt_bias))`, `beta = sigmoid(b)`,
 /// and q and k divided by their lengths, q by sqrt(key_dim) too:
 ///
 /// `S = d S; S += k^T beta (v - k S); o = q S`
 ///
-/// Computed in f32, in blocks of [`DELTA_BLOCK`] rows from the document's start on. Assigns `o` and `states`.
+/// Computed in f32, in blocks of [`DELTA_BLOCK`] rows from the document's start on. Assigns `o` and `states`. On the
+/// CPU, a row of a sequence that goes on has the bits of that row in the whole document.
 pub struct DeltaRule<'a> {
     pub shape: DeltaShape,
-    /// (N, 2) u32, from [`documents_of_rows`](super::documents_of_rows)
-    pub documents: View<'a>,
+    /// Carries (slots, [`DeltaShape::carried`]) f32.
+    pub along: RowSequences<'a>,
     /// (N, row): queries, keys, values.
     pub qkv: View<'a>,
     /// (N, value_heads)
@@ -78,31 +114,32 @@ pub struct DeltaRule<'a> {
     pub dt_bias: View<'a>,
     /// (N, values)
     pub o: ViewMut<'a>,
-    /// (kept(N), state) f32, saved for backward: states in front of blocks, by [`DeltaShape::place`]. Or empty.
+    /// (kept(N), state) f32, saved for backward: states in front of blocks, by [`DeltaShape::place`]. Or empty, as it
+    /// must be if sequences go on.
     pub states: ViewMut<'a>,
-    /// (state) f32, of a sequence that goes on: the state in front of the first row becomes that after the last.
-    pub carry: Option<ViewMut<'a>>,
 }
 
 impl DeltaRule<'_> {
     pub const OP: &'static str = "delta_rule";
     /// Returns N.
     pub fn check(&self) -> Result<usize> {
-        let Self { shape, documents, qkv, a, b, a_log, dt_bias, o, states, carry } = self;
+        let Self { shape, along, qkv, a, b, a_log, dt_bias, o, states } = self;
         let (dtype, n) = (float(Self::OP, qkv.dtype())?, shape.rows(Self::OP, qkv.len())?);
         let heads = shape.value_heads;
-        read(Self::OP, &[("documents", documents, DType::U32, 2 * n)])?;
+        along.check(Self::OP, n, (DType::F32, shape.carried()))?;
         read(Self::OP, &[("a", a, dtype, n * heads), ("b", b, dtype, n * heads)])?;
         read(Self::OP, &[("a_log", a_log, dtype, heads), ("dt_bias", dt_bias, dtype, heads)])?;
         written(Self::OP, &[("o", o, dtype, n * shape.values())])?;
-        let kept = if states.is_empty() { 0 } else { DeltaShape::kept(n) * shape.state() };
+        let kept = match along {
+            RowSequences::Whole(_) if !states.is_empty() => DeltaShape::kept(n) * shape.state(),
+            _ => 0,
+        };
         written(Self::OP, &[("states", states, DType::F32, kept)])?;
-        carry.as_ref().map_or(Ok(()), |carry| written(Self::OP, &[("carry", carry, DType::F32, shape.state())]))?;
         Ok(n)
     }
 }
 
-/// Backward of [`DeltaRule`] without `carry`. Assigns `dqkv`, `da` and `db`; adds to the others.
+/// Backward of [`DeltaRule`] over whole documents. Assigns `dqkv`, `da` and `db`; adds to the others.
 pub struct DeltaRuleBackward<'a> {
     pub shape: DeltaShape,
     /// (N, 2) u32
@@ -159,28 +196,25 @@ impl DeltaRuleBackward<'_> {
 pub struct ShortConv<'a> {
     /// At most [`MAX_TAPS`].
     pub taps: usize,
-    /// (N, 2) u32
-    pub documents: View<'a>,
+    /// Carries (slots, taps - 1, C): the last rows of `x`.
+    pub along: RowSequences<'a>,
     /// (N, C)
     pub x: View<'a>,
     /// (C, taps)
     pub w: View<'a>,
     /// (N, C)
     pub y: ViewMut<'a>,
-    /// (taps - 1, C), of a sequence that goes on: the rows in front of the first become the last ones of all.
-    pub carry: Option<ViewMut<'a>>,
 }
 
 impl ShortConv<'_> {
     pub const OP: &'static str = "short_conv";
     /// Returns N and C.
     pub fn check(&self) -> Result<(usize, usize)> {
-        let Self { taps, documents, x, w, y, carry } = self;
+        let Self { taps, along, x, w, y } = self;
         let (n, c) = sizes(Self::OP, *taps, x, w)?;
-        read(Self::OP, &[("documents", documents, DType::U32, 2 * n), ("w", w, x.dtype(), c * taps)])?;
+        along.check(Self::OP, n, (x.dtype(), (taps - 1) * c))?;
+        read(Self::OP, &[("w", w, x.dtype(), c * taps)])?;
         written(Self::OP, &[("y", y, x.dtype(), x.len())])?;
-        let rows = (taps - 1) * c;
-        carry.as_ref().map_or(Ok(()), |carry| written(Self::OP, &[("carry", carry, x.dtype(), rows)]))?;
         Ok((n, c))
     }
 }
@@ -194,7 +228,7 @@ fn sizes(op: &'static str, taps: usize, x: &View, w: &View) -> Result<(usize, us
     Ok((rows(op, "x", x.len(), c)?, c))
 }
 
-/// Backward of [`ShortConv`] without `carry`. Assigns `dx`; adds to `dw`.
+/// Backward of [`ShortConv`] over whole documents. Assigns `dx`; adds to `dw`.
 pub struct ShortConvBackward<'a> {
     pub taps: usize,
     /// (N, 2) u32

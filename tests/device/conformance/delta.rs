@@ -4,7 +4,7 @@ use super::harness::*;
 use flatshard::base::{DType, Meter};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::ops::{
-    DeltaRule, DeltaRuleBackward, DeltaShape, ShortConv, ShortConvBackward, documents_of_rows,
+    DeltaRule, DeltaRuleBackward, DeltaShape, PagedRows, RowSequences, ShortConv, ShortConvBackward, documents_of_rows,
 };
 use flatshard::device::{Buf, Device};
 
@@ -96,10 +96,11 @@ fn computed(
     let (mut y, mut o) = (garbage(n * shape.row()), garbage(n * shape.values()));
     let mut states = buf(dev, DType::F32, &before(DeltaShape::kept(n) * shape.state()));
     let (documents, taps) = (documents.view(), TAPS);
-    dev.short_conv(ShortConv { taps, documents, x: x.view(), w: w.view(), y: y.view_mut(), carry: None }).unwrap();
+    let along = || RowSequences::Whole(documents);
+    dev.short_conv(ShortConv { taps, along: along(), x: x.view(), w: w.view(), y: y.view_mut() }).unwrap();
     dev.delta_rule(DeltaRule {
         shape,
-        documents,
+        along: along(),
         qkv: y.view(),
         a: a.view(),
         b: b.view(),
@@ -107,7 +108,6 @@ fn computed(
         dt_bias: dt_bias.view(),
         o: o.view_mut(),
         states: states.view_mut(),
-        carry: None,
     })
     .unwrap();
     let (mut dy, mut dx) = (garbage(n * shape.row()), garbage(n * shape.row()));
@@ -225,43 +225,63 @@ fn a_document_has_the_same_bits_alone_and_packed() {
     }
 }
 
-/// What is carried over makes a sequence in parts one sequence, whose tokens may come one by one.
+/// Sequences in slots, some rows of each in every pass: the bits of whole documents, whatever was in the slots before.
 #[test]
-fn a_sequence_goes_on_from_what_was_carried() {
-    let (shape, n, heads) = (SHAPE, 75, SHAPE.value_heads);
-    let given = inputs(&shape, n);
-    let want = naive(&shape, n, given.each_ref().map(Vec::as_slice));
-    let dev = CpuDevice::new(Meter::default());
-    let new = |values: &[f64]| buf(&dev, DType::F32, values);
-    let mut state = new(&vec![0.0; shape.state()]);
-    let mut recent = new(&vec![0.0; (TAPS - 1) * shape.row()]);
-    let (mut got, mut start) = (Vec::new(), 0);
-    for len in [2, 1, 66, 1, 1, 1, 1, 1, 1] {
-        let rows = rows_of(&given, (start, len, n));
-        let [x, w, a, b, a_log, dt_bias] = rows.each_ref().map(|values| new(values));
-        let documents: Vec<f64> = documents_of_rows(&[0, len as u32]).map(|row| row as f64).collect();
-        let (documents, mut none) = (buf(&dev, DType::U32, &documents), new(&[]));
-        let (mut y, mut o) = (new(&before(len * shape.row())), new(&before(len * shape.values())));
-        let (x, w, carry) = (x.view(), w.view(), Some(recent.view_mut()));
-        dev.short_conv(ShortConv { taps: TAPS, documents: documents.view(), x, w, y: y.view_mut(), carry }).unwrap();
-        assert_eq!(a.len(), len * heads);
-        dev.delta_rule(DeltaRule {
-            shape,
-            documents: documents.view(),
-            qkv: y.view(),
-            a: a.view(),
-            b: b.view(),
-            a_log: a_log.view(),
-            dt_bias: dt_bias.view(),
-            o: o.view_mut(),
-            states: none.view_mut(),
-            carry: Some(state.view_mut()),
-        })
-        .unwrap();
-        got.extend(read(&dev, &o));
-        start += len;
+fn sequences_that_go_on_have_the_bits_of_whole_documents() {
+    let (slots, parts) = ([3, 1, 2], [[2, 1, 66, 1, 1, 1, 68], [1, 2, 1, 3, 60, 66, 7], [64, 1, 1, 62, 1, 1, 10]]);
+    let lengths = parts.map(|parts| parts.iter().sum::<usize>());
+    let n: usize = lengths.iter().sum();
+    let starts: Vec<usize> = documents(&lengths).map(|of| of.0).collect();
+    for (dtype, shape) in [(DType::F32, SHAPE), (DType::Bf16, SHAPE), (DType::F32, WIDE)] {
+        let given = inputs(&shape, n);
+        let dev = CpuDevice::new(Meter::default()).with_threads(2).unwrap().with_grain(64);
+        let want = &computed(&dev, dtype, shape, &lengths, &given, &vec![0.0; n * shape.values()])[0];
+        let mut rule = buf(&dev, DType::F32, &before(4 * shape.carried()));
+        let mut recent = buf(&dev, dtype, &before(4 * (TAPS - 1) * shape.row()));
+        let mut past = [0; 3];
+        for pass in 0..parts[0].len() {
+            let (mut runs, mut first) = (Vec::new(), 0);
+            for (of, parts) in parts.iter().enumerate() {
+                let (rows, pages) = (parts[pass], &[][..]);
+                runs.push(PagedRows { first, rows, past: past[of], pages, slot: slots[of] });
+                first += rows;
+            }
+            let each = runs.iter().enumerate().map(|(of, run)| rows_of(&given, (starts[of] + run.past, run.rows, n)));
+            let each: Vec<[Vec<f64>; 6]> = each.collect();
+            let joined = |operand: usize| -> Vec<f64> { each.iter().flat_map(|of| of[operand].clone()).collect() };
+            let new = |values: &[f64]| buf(&dev, dtype, values);
+            let [x, a, b] = [0, 2, 3].map(|operand| new(&joined(operand)));
+            let [w, a_log, dt_bias] = [1, 4, 5].map(|operand| new(&given[operand]));
+            let (mut y, mut o) = (new(&before(first * shape.row())), new(&before(first * shape.values())));
+            let mut none = buf(&dev, DType::F32, &[]);
+            dev.short_conv(ShortConv {
+                taps: TAPS,
+                along: RowSequences::Carried { runs: &runs, memory: recent.view_mut() },
+                x: x.view(),
+                w: w.view(),
+                y: y.view_mut(),
+            })
+            .unwrap();
+            dev.delta_rule(DeltaRule {
+                shape,
+                along: RowSequences::Carried { runs: &runs, memory: rule.view_mut() },
+                qkv: y.view(),
+                a: a.view(),
+                b: b.view(),
+                a_log: a_log.view(),
+                dt_bias: dt_bias.view(),
+                o: o.view_mut(),
+                states: none.view_mut(),
+            })
+            .unwrap();
+            let (got, width) = (read(&dev, &o), shape.values());
+            for (of, run) in runs.iter().enumerate() {
+                let got = &got[run.first * width..(run.first + run.rows) * width];
+                let want = &want[(starts[of] + run.past) * width..][..run.rows * width];
+                assert!(got == want, "{dtype}: {run:?}");
+                past[of] += run.rows;
+            }
+        }
+        assert_eq!(past, lengths);
     }
-    assert_eq!(start, n);
-    let difference: Vec<f64> = got.iter().zip(&want).map(|(x, y)| x - y).collect();
-    assert!(length(&difference) < 1e-6 * length(&want), "{:.1e}", length(&difference) / length(&want));
 }

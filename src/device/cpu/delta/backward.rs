@@ -1,17 +1,18 @@
 //! Backward of the gated delta rule: the blocks of a document in reverse. Never computes a state that forward kept.
 use super::{BLOCK, Gates, Inputs, decayed, dot, right_side, solve, to_the_end};
 use crate::ViewMut;
-use crate::cpu::attention::documents;
 use crate::cpu::gemm::{GemmScratch, f32_product};
+use crate::cpu::sequences::CpuSequences;
 use crate::cpu::simd::{Level, sum_with};
 use crate::cpu::tile::{AttentionScratch, Shared};
-use crate::ops::{DeltaRuleBackward, DeltaShape, GemmShape};
+use crate::ops::{DeltaRuleBackward, DeltaShape, GemmShape, RowSequences};
 use flatshard_base::{Elem, Result, dtype::Float};
 use std::ops::Range;
 
 /// A checked backward pass, for any division by key heads.
 pub struct DeltaBackward<'a, T> {
     inputs: Inputs<'a, T>,
+    along: CpuSequences<'a, f32>,
     states: &'a [f32],
     d_o: &'a [T],
     dqkv: Shared<'a, T>,
@@ -50,13 +51,13 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
         Ok(DeltaBackward {
             inputs: Inputs {
                 shape: op.shape,
-                documents: documents(OP, op.documents, n)?,
                 qkv: op.qkv.host(OP)?,
                 a: op.a.host(OP)?,
                 b: op.b.host(OP)?,
                 a_log: op.a_log.host(OP)?,
                 dt_bias: op.dt_bias.host(OP)?,
             },
+            along: CpuSequences::new(OP, RowSequences::Whole(op.documents), n)?,
             states: op.states.host(OP)?,
             d_o: op.d_o.host(OP)?,
             dqkv: Shared::new(op.dqkv.host(OP)?),
@@ -97,7 +98,8 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
         ]);
         let mut block = BlockGradients { kq, inverse, pairs, a, p, read, x, dx, d_o, far, dread, dpairs, dkq };
         zero.fill(0.0);
-        for (document, head) in inputs.documents().flat_map(|of| heads.clone().map(move |head| (of.clone(), head))) {
+        let documents = self.along.iter().map(|of| of.rows);
+        for (document, head) in documents.flat_map(|of| heads.clone().map(move |head| (of.clone(), head))) {
             dstates.fill(0.0);
             for start in document.clone().step_by(BLOCK).rev() {
                 let rows = start..document.end.min(start + BLOCK);
@@ -146,7 +148,7 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
     ) {
         let (inputs, shape, n) = (&self.inputs, self.inputs.shape, rows.len());
         let (dk, dv) = (shape.key_dim, shape.value_dim);
-        let gates = inputs.gates(rows, head);
+        let gates = inputs.gates(rows, head, &[]);
         let BlockGradients { kq, pairs, a, p, read, x, dx, d_o, far, dread, dpairs, dkq, .. } = block;
         let (pairs, read) = (&pairs[..2 * n * n], &mut read[..2 * n * dv]);
         let (a, p, dpairs) = (&mut a[..n * n], &mut p[..n * n], &mut dpairs[..2 * n * n]);
@@ -161,7 +163,7 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
             || {
                 right_side(inputs, &gates, rows, head, ks, x);
                 decayed(&gates, n, true, &pairs[..n * n], a);
-                solve(a, n, x, dv, false);
+                solve(a, 0..n, x, dv, false);
                 decayed(&gates, n, false, &pairs[n * n..], p);
                 to_the_end(&gates, n, kq, dk, far);
                 for (i, row) in rows.clone().enumerate() {
@@ -180,7 +182,7 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
         f32_product(gemm, &GemmShape::nt(n, n, dv), d_o, x, dp);
         level.run(
             #[inline(always)]
-            || solve(a, n, dx, dv, true),
+            || solve(a, 0..n, dx, dv, true),
         );
         f32_product(gemm, &GemmShape::nt(n, n, dv), dx, x, da);
         // Each sum has what others have with the other sign, which cancels exactly in f64.
