@@ -88,11 +88,13 @@ TOWERS = {
                      dict(vision_config=QWEN | dict(num_position_embeddings=4, deepstack_visual_indexes=[0]), image_token_id=63, video_token_id=62,
                           vision_start_token_id=61, vision_end_token_id=60)),
 }
-# Of attention: PEFT adapts experts in tensors of several, and not those of dense layers next to them (docs/experts.md).
+# Of mixers: PEFT adapts experts in tensors of several, and not those of dense layers next to them (docs/experts.md).
 LOW_RANK = ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 TARGETS = {
     "deepseek_v3": ["q_a_proj", "q_b_proj", *LOW_RANK], "glm4_moe_lite": ["q_a_proj", "q_b_proj", *LOW_RANK], "deepseek_v2": ["q_proj", *LOW_RANK],
     "youtu": ["q_a_proj", "q_b_proj", *LOW_RANK], "minicpm3": ["q_a_proj", "q_b_proj", *LOW_RANK],
+    "qwen3_next": ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj"],
+    "qwen3_5_moe_text": ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj"],
 } | dict.fromkeys(["glm4_moe", "dots1", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open"],
                   ["q_proj", "k_proj", "v_proj", "o_proj"])
 EXPERTS = {"granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}

@@ -79,7 +79,7 @@ fn products_are_those_of_pytorchs_values() {
         adapted: true,
         balance: None,
         paged: None,
-        layers: 1,
+        spec: &crate::nn::Spec::default(),
     };
     let mut layout = Layout::default();
     let weight = layout.push("up_proj.weight", &[outputs, inputs], true, Init::Constant(0.0));

@@ -59,15 +59,24 @@ fn later(from: &Path, to: &Path) {
             None => format!("model.{name}"),
         },
     };
-    let all: BTreeMap<String, _> = tensors(from).into_iter().map(|(name, tensor)| (renamed(&name), tensor)).collect();
-    let views = all.iter().map(|(name, (dtype, shape, data))| {
-        (name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), data).unwrap())
-    });
+    let all = tensors(from).into_iter().map(|(name, tensor)| (renamed(&name), tensor)).collect();
     fs::create_dir_all(to).unwrap();
-    safetensors::serialize_to_file(views, None, &to.join("model.safetensors")).unwrap();
+    write(&all, to);
     for name in ["config.json", "preprocessor_config.json"] {
         fs::copy(from.join(name), to.join(name)).unwrap();
     }
+}
+
+fn write(all: &Bytes, to: &Path) {
+    let views = all.iter().map(|(name, (dtype, shape, data))| {
+        (name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &to.join("model.safetensors")).unwrap();
+}
+
+/// A tensor of layers that predict several tokens.
+fn predictor() -> (String, (Dtype, Vec<usize>, Vec<u8>)) {
+    ("mtp.fc.weight".into(), (Dtype::F32, vec![2, 3], (0..24).collect()))
 }
 
 /// The logits of transformers for the first document.
@@ -91,6 +100,9 @@ fn text_is_loaded_and_the_rest_comes_out_untouched() {
             match *later_names {
                 true => later(&tower(name), &from),
                 false => copied(&tower(name), &from),
+            }
+            if name == "vl_qwen3_5" {
+                write(&tensors(&from).into_iter().chain([predictor()]).collect(), &from);
             }
             let (source, spec) = (tensors(&from), hf::read(&from).unwrap());
             let suffix = if *later_names { "-later" } else { "" };
@@ -228,4 +240,28 @@ fn damaged_and_missing_vision_tensors_are_noticed() {
     let layouts = Decoder::new(spec.clone()).unwrap().layouts().to_vec();
     let error = ckpt::inspect_model(&from, &spec, &layouts).unwrap_err().to_string();
     assert!(error.contains("no file has tensors of the vision tower"), "{error}");
+}
+
+/// Of a model without a tower too.
+#[test]
+fn layers_that_predict_several_tokens_come_out_untouched() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+    fs::create_dir(&from).unwrap();
+    let text = tensors(&tower("vl_qwen3_5")).into_iter().filter(|(name, _)| is_text(name));
+    let text = text.map(|(name, tensor)| (name.replace("model.language_model.", "model."), tensor));
+    let source: Bytes = text.chain([predictor()]).collect();
+    write(&source, &from);
+    let config: Value = serde_json::from_slice(&fs::read(tower("vl_qwen3_5").join("config.json")).unwrap()).unwrap();
+    let mut config = config["text_config"].clone();
+    config["architectures"] = serde_json::json!(["Qwen3_5ForCausalLM"]);
+    fs::write(from.join("config.json"), config.to_string()).unwrap();
+    let spec = hf::read(&from).unwrap();
+    ranks(2, |rank| {
+        let mut held = KnownState::new(&rank, &spec, &*plain(), ADAMW, SMALL)?;
+        held.ckpt.accompany(Companions::of(&spec, Some(&from), None)?);
+        held.ckpt.load_model(&from, &mut *held.store)?;
+        held.ckpt.save_hf(&to, Dtype::BF16, &mut *held.store)
+    });
+    assert!(tensors(&to) == source, "{:?}", tensors(&to).keys());
 }
