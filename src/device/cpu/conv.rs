@@ -73,11 +73,11 @@ impl<'a, T: Float + Elem> ConvForward<'a, T> {
                     let mut sums = [0.0; CHANNELS];
                     // Taps from the first on that meet a row of the sequence.
                     let skipped = before.saturating_sub(of.past + i);
-                    for tap in skipped..self.taps {
-                        match carry(i + tap) {
-                            Some(x) => add_product(&mut sums, &w[tap], x),
+                    for (w, at) in w[skipped..self.taps].iter().zip(i + skipped..) {
+                        match carry(at) {
+                            Some(x) => add_product(&mut sums, w, x),
                             None => {
-                                add_product(&mut sums, &w[tap], &self.x[(row + tap - before) * all + first..][..own])
+                                add_product(&mut sums, w, &self.x[(of.rows.start + at - before) * all + first..][..own])
                             }
                         }
                     }
@@ -154,8 +154,8 @@ impl<'a, T: Float + Elem> ConvBackward<'a, T> {
             if row < rows.end {
                 let skipped = (taps - 1).saturating_sub(row - rows.start);
                 let mut d = [0.0; CHANNELS];
-                for tap in skipped..taps {
-                    add_product(&mut d, &w[tap], x(row + 1 + tap - taps));
+                for (w, at) in w[skipped..taps].iter().zip(row + 1 + skipped - taps..) {
+                    add_product(&mut d, w, x(at));
                 }
                 for (d, dy) in d.iter_mut().zip(&self.dy[row * all + first..][..own]) {
                     let (s, rest) = sigmoid(*d);
