@@ -25,6 +25,7 @@ use crate::device::{View, ViewMut};
 
 /// The projections of a token's `h`.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // one per block, and never moved
 pub enum DeltaInputs {
     /// To queries, keys and values; to z; to the gates a and b.
     Apart { qkv: Linear, z: Linear, a: Linear, b: Linear },

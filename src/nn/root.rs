@@ -167,7 +167,7 @@ impl Root {
         let targets = labeled.map_or(cx.batch.targets, |of| of.targets);
         let n = labeled.map_or(cx.n, |of| of.host.len());
         let cx = &Cx { n, batch: Batch { labeled, targets, ..cx.batch }, ..*cx };
-        // Rows with a target are multiplied in `dh`, which gets the gradients of all rows afterwards, and theirs in `h`.
+        // Rows with a target move to `dh`, and their gradients to `h`; then `dh` gets those of all rows.
         if let Some(LabeledRows { rows: tokens, .. }) = labeled {
             let shape = EmbedShape::whole(rows, 1.0);
             dev.embed(Embed { shape, tokens, w: h.rows(rows), y: dh.rows_mut(n), accumulate: false })?;

@@ -301,10 +301,10 @@ pub fn defaults(model_type: &str) -> Map<String, Value> {
             sizes([151_936, 4096, 22_016, 32, 32, 128_000]),
             json!({"num_key_value_heads": 32, "head_dim": 128, "rope_theta": 5e5}),
         ),
-        "qwen3_next" => sizes(151_936, 2048, 5632, 48, 16, 32_768),
-        "qwen3_5_text" => sizes(248_320, 4096, 12_288, 32, 16, 32_768),
+        "qwen3_next" => sizes([151_936, 2048, 5632, 48, 16, 32_768]),
+        "qwen3_5_text" => sizes([248_320, 4096, 12_288, 32, 16, 32_768]),
         "qwen3_5_moe_text" => {
-            let mut map = sizes(248_320, 2048, 0, 40, 16, 32_768);
+            let mut map = sizes([248_320, 2048, 0, 40, 16, 32_768]);
             map.shift_remove("intermediate_size");
             map
         }

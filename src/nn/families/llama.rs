@@ -16,7 +16,7 @@ use crate::nn::linear::Linear;
 use crate::nn::mlp::MlpBranch;
 use crate::nn::norm::Norm;
 use crate::nn::root::{Root, VocabRows};
-use crate::nn::spec::{Arch, DeltaNet, Experts, Latent, Spec};
+use crate::nn::spec::{DeltaNet, Experts, Latent, Spec};
 use crate::nn::split::{Slice, Split};
 use crate::nn::store::Stride;
 
