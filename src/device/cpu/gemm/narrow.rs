@@ -3,29 +3,20 @@
 //! is packed: panels of 32 columns would be mostly padding, and packing would take longer than multiplying. Sums are
 //! in f32 whatever the operands, and those of an element do not depend on how rows or columns are divided. Never used
 //! for experts, whose rows have the sums of `blocked`.
+mod gradient;
+
+use self::gradient::{BLOCK, GROUP, NARROW, VECTORS, gradient, transposed_floats};
 use super::buffers::{Buffers, CacheLines};
-use super::pack::{first16, transposed};
+use super::pack::first16;
 use super::store::StoreSums;
 use crate::ops::GemmShape;
 use std::arch::x86_64::*;
-use std::mem::transmute;
-use std::ops::Range;
 
-/// The most rows, columns or steps of k of the narrow side: with more, panels of 32 have little padding.
-const NARROW: usize = 16;
 /// The fewest of the side across from it. Narrower matrices have the sums of `blocked`, so that a part of a tiny
 /// model's matrix has the bits of the whole.
 const WIDE: usize = 256;
-/// Columns of the narrow side at a time.
-const GROUP: usize = 8;
 /// Rows of the other operand at a time: 24 sums of 32 registers, with 11 loads for 24 products.
 const ROWS: usize = 3;
-/// Vectors of columns at a time in a gradient: as many sums and loads.
-const VECTORS: usize = 3;
-/// Rows of k that are summed before the sum is added to others.
-const STRETCH: usize = 1024;
-/// Rows of k by which a gradient's columns are prefetched ahead.
-const AHEAD: usize = 8;
 
 /// Whether a product has such a side and fits these loops. With a transposed A, either side may be narrow.
 pub(super) fn is_narrow(shape: &GemmShape) -> bool {
@@ -79,7 +70,7 @@ unsafe fn project<E: StoreSums, C: StoreSums>(
             // An incomplete last block repeats a row.
             let rows: [*const E; ROWS] = std::array::from_fn(|r| a.wrapping_add((i + r).min(m - 1) * lda));
             for j in (0..n).step_by(GROUP) {
-                let sums = dot(rows, columns.add(j * depth), k, depth);
+                let sums = dot(rows, lda, columns.add(j * depth), k, depth);
                 let mask = first16((n - j).min(GROUP));
                 for (r, sums) in sums.iter().enumerate().take(m - i) {
                     let at = c.add((i + r) * ldc + j);
@@ -128,24 +119,24 @@ unsafe fn columns_in_rows<E: StoreSums>(
     to
 }
 
-/// Transposes 16 x 16 f32.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn transposed_floats(tile: [__m512; 16]) -> [__m512; 16] {
-    // SAFETY: the types have the same bits.
-    unsafe { transmute(transposed(transmute::<[__m512; 16], [__m512i; 16]>(tile))) }
-}
-
-/// The products of rows of k elements with [`GROUP`] rows of f32, `depth` apart.
+/// The products of rows of k elements with [`GROUP`] rows of f32, `depth` apart. Prefetches the rows after these, which
+/// are `ld` apart.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn dot<E: StoreSums>(rows: [*const E; ROWS], columns: *const f32, k: usize, depth: usize) -> [__m256; ROWS] {
+unsafe fn dot<E: StoreSums>(
+    rows: [*const E; ROWS],
+    ld: usize,
+    columns: *const f32,
+    k: usize,
+    depth: usize,
+) -> [__m256; ROWS] {
     let mut lanes = [[_mm512_setzero_ps(); GROUP]; ROWS];
     let mut step = |at: usize, mask: __mmask16| {
         let mut left = [_mm512_setzero_ps(); ROWS];
-        // SAFETY: upheld by the caller; masked lanes are not accessed.
+        // SAFETY: upheld by the caller; masked lanes are not accessed, and a prefetch cannot fault.
         unsafe {
             for (left, row) in left.iter_mut().zip(rows) {
+                _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(ROWS * ld + at).cast());
                 *left = E::load(row.wrapping_add(at), mask);
             }
             for column in 0..GROUP {
@@ -185,8 +176,8 @@ fn lane_sums(x: [__m512; GROUP]) -> __m256 {
     _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(first, last), _mm256_permute2f128_ps::<0x31>(first, last))
 }
 
-/// `C (m, n) (+)= A B` with at most K steps of k: K rows of V vectors of B stay in registers, of 32, while all rows of
-/// A pass.
+/// `C (m, n) (+)= A B` with at most K steps of k: K rows of V vectors of B are in registers, of 32, while the rows of a
+/// block pass. The rows of the next block are prefetched meanwhile.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn spread<E: StoreSums, C: StoreSums, const K: usize, const V: usize>(
     shape: &GemmShape,
@@ -195,34 +186,22 @@ unsafe fn spread<E: StoreSums, C: StoreSums, const K: usize, const V: usize>(
     c: *mut C,
     buffers: &mut Buffers,
 ) {
-    let &GemmShape { m, n, k, tb, lda, ldb, ldc, accumulate, .. } = shape;
+    let &GemmShape { m, n, k, lda, ldc, accumulate, .. } = shape;
     let rows = buffers.a.take::<f32>(m * K).as_mut_ptr();
-    // SAFETY: upheld by the caller; each access is within an operand, or masked.
+    // SAFETY: upheld by the caller; each access is within an operand, or masked, and a prefetch cannot fault.
     unsafe {
         for i in 0..m {
             f32::store(rows.add(i * K), first16(K), E::load(a.add(i * lda), first16(k)));
         }
-        for column in (0..n).step_by(V * 16) {
+        let stripes = rows_in_stripes::<E, K, V>(shape, b, &mut buffers.b);
+        for (first, column) in (0..m).step_by(BLOCK).flat_map(|i| (0..n).step_by(V * 16).map(move |j| (i, j))) {
             let mut right = [[_mm512_setzero_ps(); V]; K];
-            for vector in 0..V {
-                let at = column + vector * 16;
-                let count = n.saturating_sub(at).min(16);
-                let mut tile = [_mm512_setzero_ps(); 16];
-                if tb {
-                    for (j, lanes) in tile.iter_mut().enumerate().take(count) {
-                        *lanes = E::load(b.add((at + j) * ldb), first16(k));
-                    }
-                    tile = transposed_floats(tile);
-                } else {
-                    for (step, lanes) in tile.iter_mut().enumerate().take(k) {
-                        *lanes = E::load(b.wrapping_add(step * ldb + at), first16(count));
-                    }
-                }
-                for (right, lanes) in right.iter_mut().zip(tile) {
-                    right[vector] = lanes;
+            for (step, right) in right.iter_mut().enumerate() {
+                for (vector, right) in right.iter_mut().enumerate() {
+                    *right = _mm512_load_ps(stripes.add((column * K) + (step * V + vector) * 16));
                 }
             }
-            for i in 0..m {
+            for i in first..m.min(first + BLOCK) {
                 let mut sums = [_mm512_setzero_ps(); V];
                 for (step, right) in right.iter().enumerate() {
                     let left = _mm512_set1_ps(*rows.add(i * K + step));
@@ -234,6 +213,7 @@ unsafe fn spread<E: StoreSums, C: StoreSums, const K: usize, const V: usize>(
                     let mask = first16(n.saturating_sub(column + vector * 16));
                     let at = c.wrapping_add(i * ldc + column + vector * 16);
                     if accumulate {
+                        _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(BLOCK * ldc).cast());
                         sum = _mm512_add_ps(sum, C::load(at, mask));
                     }
                     C::store(at, mask, sum);
@@ -243,143 +223,35 @@ unsafe fn spread<E: StoreSums, C: StoreSums, const K: usize, const V: usize>(
     }
 }
 
-/// `C (m, n) (+)= Aᵀ B`, of which a side is narrow: rows of k one after another, each element of the narrow side times
-/// vectors of the wide one.
+/// K rows of B in f32, by stripes of V vectors of columns. Rows from k on and columns from n on are zero.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn gradient<E: StoreSums, C: StoreSums>(
+unsafe fn rows_in_stripes<E: StoreSums, const K: usize, const V: usize>(
     shape: &GemmShape,
-    a: *const E,
     b: *const E,
-    c: *mut C,
-    buffers: &mut Buffers,
-) {
-    let &GemmShape { m, n, k, lda, ldb, ldc, accumulate, .. } = shape;
-    // The results do not depend on which side is taken as the narrow one.
-    let turned = n <= NARROW;
-    let (narrow, narrow_ld, few) = if turned { (b, ldb, n) } else { (a, lda, m) };
-    let (wide, wide_ld, many) = if turned { (a, lda, m) } else { (b, ldb, n) };
-    // SAFETY: upheld by the caller; each access is within an operand, or masked.
-    unsafe {
-        let groups = groups(narrow, narrow_ld, few, k, &mut buffers.b);
-        let target = Gradient { c, ldc, turned, accumulate };
-        for column in (0..many).step_by(VECTORS * 16) {
-            for first in (0..few).step_by(GROUP) {
-                let group = groups.add(first * k);
-                let sums = outer(wide.add(column), wide_ld, many - column, group, k);
-                let rows = first..few.min(first + GROUP);
-                for (vector, sums) in sums.iter().enumerate() {
-                    let column = column + vector * 16;
-                    if column < many {
-                        target.write(sums, rows.clone(), column..many.min(column + 16));
-                    }
+    to: &mut CacheLines,
+) -> *const f32 {
+    let &GemmShape { n, k, tb, ldb, .. } = shape;
+    let to = to.take::<f32>(n.next_multiple_of(V * 16) * K).as_mut_ptr();
+    for at in (0..n.next_multiple_of(V * 16)).step_by(16) {
+        let count = n.saturating_sub(at).min(16);
+        let mut tile = [_mm512_setzero_ps(); 16];
+        let stripe = at - at % (V * 16);
+        // SAFETY: upheld by the caller; masked lanes are not accessed.
+        unsafe {
+            if tb {
+                for (j, lanes) in tile.iter_mut().enumerate().take(count) {
+                    *lanes = E::load(b.add((at + j) * ldb), first16(k));
+                }
+                tile = transposed_floats(tile);
+            } else {
+                for (step, lanes) in tile.iter_mut().enumerate().take(k) {
+                    *lanes = E::load(b.wrapping_add(step * ldb + at), first16(count));
                 }
             }
-        }
-    }
-}
-
-/// Each [`GROUP`] of columns of the narrow side as k rows of f32, one group after another. Columns up to a whole group
-/// are zero.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn groups<E: StoreSums>(from: *const E, ld: usize, few: usize, k: usize, to: &mut CacheLines) -> *const f32 {
-    let to = to.take::<f32>(few.next_multiple_of(GROUP) * k).as_mut_ptr();
-    for first in (0..few).step_by(GROUP) {
-        let mask = first16((few - first).min(GROUP));
-        for row in 0..k {
-            // SAFETY: upheld by the caller; masked lanes are not read, and GROUP lanes are written.
-            unsafe {
-                let lanes = E::load(from.add(row * ld + first), mask);
-                f32::store(to.add(first * k + row * GROUP), first16(GROUP), lanes);
+            for (step, lanes) in tile.into_iter().enumerate().take(K) {
+                f32::store(to.add(stripe * K + step * V * 16 + at - stripe), !0, lanes);
             }
         }
     }
     to
-}
-
-/// The sums over k of each element of a group times [`VECTORS`] vectors of the wide side, of which `columns` exist.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn outer<E: StoreSums>(
-    wide: *const E,
-    ld: usize,
-    columns: usize,
-    group: *const f32,
-    k: usize,
-) -> [[__m512; GROUP]; VECTORS] {
-    let mut masks = [0; VECTORS];
-    for (vector, mask) in masks.iter_mut().enumerate() {
-        *mask = first16(columns.saturating_sub(vector * 16));
-    }
-    let mut all = [[_mm512_setzero_ps(); GROUP]; VECTORS];
-    for start in (0..k).step_by(STRETCH) {
-        let mut sums = [[_mm512_setzero_ps(); GROUP]; VECTORS];
-        for row in start..k.min(start + STRETCH) {
-            let at = wide.wrapping_add(row * ld);
-            let mut right = [_mm512_setzero_ps(); VECTORS];
-            // SAFETY: upheld by the caller; masked lanes are not accessed, and a prefetch cannot fault.
-            unsafe {
-                for (vector, right) in right.iter_mut().enumerate() {
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD * ld + vector * 16).cast());
-                    *right = E::load(at.wrapping_add(vector * 16), masks[vector]);
-                }
-                for element in 0..GROUP {
-                    let left = _mm512_set1_ps(*group.add(row * GROUP + element));
-                    for (sums, right) in sums.iter_mut().zip(right) {
-                        sums[element] = _mm512_fmadd_ps(left, right, sums[element]);
-                    }
-                }
-            }
-        }
-        for (all, sums) in all.iter_mut().zip(sums) {
-            for (all, sum) in all.iter_mut().zip(sums) {
-                *all = _mm512_add_ps(*all, sum);
-            }
-        }
-    }
-    all
-}
-
-/// Where a gradient is written.
-struct Gradient<C> {
-    c: *mut C,
-    ldc: usize,
-    /// Whether the narrow side is the columns of C.
-    turned: bool,
-    accumulate: bool,
-}
-
-impl<C: StoreSums> Gradient<C> {
-    /// Writes vectors along the wide side, one for each of `few` on the narrow side.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn write(&self, sums: &[__m512; GROUP], few: Range<usize>, many: Range<usize>) {
-        let mut tile = [_mm512_setzero_ps(); 16];
-        tile[..GROUP].copy_from_slice(sums);
-        // SAFETY: upheld by the caller.
-        unsafe {
-            if !self.turned {
-                for (row, sums) in few.zip(tile) {
-                    self.store(row, many.clone(), sums);
-                }
-                return;
-            }
-            let tile = transposed_floats(tile);
-            for (row, sums) in many.zip(tile) {
-                self.store(row, few.clone(), sums);
-            }
-        }
-    }
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn store(&self, row: usize, columns: Range<usize>, mut x: __m512) {
-        let mask = first16(columns.len());
-        // SAFETY: upheld by the caller.
-        unsafe {
-            let at = self.c.add(row * self.ldc + columns.start);
-            if self.accumulate {
-                x = _mm512_add_ps(x, C::load(at, mask));
-            }
-            C::store(at, mask, x);
-        }
-    }
 }
