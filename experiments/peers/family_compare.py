@@ -50,7 +50,7 @@ FAMILIES = {
     "hyperclovax": dict(embedding_multiplier=3.0, attention_multiplier=0.25, residual_multiplier=0.5, logits_scaling=0.5),
     "granitemoehybrid": dict(mamba_n_heads=4, mamba_expand=2, layer_types=["full_attention"] * 4, position_embedding_type="rope", num_local_experts=0,
                              shared_intermediate_size=56, **MULTIPLIERS),
-    "youtu": LATENT | dict(head_dim=4), "minicpm3": LATENT | dict(head_dim=4, scale_emb=3, scale_depth=1.2, dim_model_base=16),
+    "arcee": {}, "jais2": {}, "youtu": LATENT | dict(head_dim=4), "minicpm3": LATENT | dict(head_dim=4, scale_emb=3, scale_depth=1.2, dim_model_base=16),
     "granitemoe": dict(num_local_experts=4, num_experts_per_tok=2, **MULTIPLIERS),
     "granitemoeshared": dict(num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=24, **MULTIPLIERS),
     "ernie4_5_moe": dict(**WIDE, moe_num_experts=4, moe_k=2, moe_intermediate_size=32), "hunyuan_v1_moe": dict(**WIDE, num_experts=4, moe_topk=2),
@@ -70,8 +70,6 @@ TOWERS = {
     "llava_onevision": (dict(model_type="qwen2"), dict(vision_config=SIGLIP, image_token_index=63)),
     "vipllava": (dict(model_type="llama"), dict(vision_config=CLIP, image_token_index=63)),
     "internvl": (dict(model_type="qwen2"), dict(vision_config=SIGHT | dict(image_size=[4, 4], patch_size=[2, 2]), image_token_id=63)),
-    "aya_vision": (dict(model_type="cohere2", sliding_window=9), dict(vision_config=SIGLIP, image_token_index=63)),
-    "cohere2_vision": (dict(model_type="cohere2", sliding_window=9), dict(vision_config=SIGLIP, image_token_id=63)),
     "idefics2": (dict(model_type="mistral"), dict(vision_config=SIGHT, image_token_id=63, perceiver_config=dict(
         resampler_n_latents=2, resampler_depth=1, resampler_n_heads=2, resampler_head_dim=4, num_key_value_heads=2, hidden_size=48, rms_norm_eps=1e-6))),
     "idefics3": (dict(model_type="llama"), dict(vision_config=SIGHT, image_token_id=63)),

@@ -22,7 +22,7 @@ use super::layout::pretty;
 use crate::base::{Error, Result, open, quote};
 use crate::device::ops::GluClamp;
 use crate::nn::tp_plan::TpPlan;
-use crate::nn::{Activation, Arch, DeltaNet, Experts, QueryGrowth, Rotary, Scaling, Spec};
+use crate::nn::{Arch, DeltaNet, Experts, QueryGrowth, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -148,11 +148,7 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             map.insert(key.into(), json!(on));
         }
     }
-    let (key, activation) = match spec.activation {
-        Activation::SwiGlu => ("hidden_act", "silu"),
-        Activation::GeGlu => ("hidden_activation", "gelu_pytorch_tanh"),
-        Activation::Gelu => ("hidden_act", "gelu_pytorch_tanh"),
-    };
+    let (key, activation) = spec.activation.key();
     map.insert(key.into(), json!(activation));
     if of.part.is_some() {
         map.insert("partial_rotary_factor".into(), json!(spec.rotary_dim() as f64 / spec.head_dim as f64));

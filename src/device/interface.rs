@@ -171,6 +171,13 @@ pub trait Device: Send + Sync {
     fn route_scored_backward(&self, _: RouteScoredBackward) -> Result<()> {
         Err(missing(RouteScoredBackward::OP))
     }
+    /// `y = max(x, 0)^2`; assigns.
+    fn relu_squared(&self, _: Gelu) -> Result<()> {
+        Err(missing("relu_squared"))
+    }
+    fn relu_squared_backward(&self, _: GeluBackward) -> Result<()> {
+        Err(missing("relu_squared_backward"))
+    }
     fn clamped_glu(&self, _: ClampedGlu) -> Result<()> {
         Err(missing(ClampedGlu::OP))
     }

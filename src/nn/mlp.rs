@@ -8,7 +8,7 @@ use super::spec::Activation;
 use super::store::{Grads, Weights};
 
 use crate::base::Result;
-use crate::device::ops::{Gelu, Glu, GluBackward};
+use crate::device::ops::{Gelu, GeluBackward, Glu, GluBackward};
 use crate::device::{Device, View, ViewMut};
 
 #[derive(Clone, Debug)]
@@ -86,6 +86,7 @@ impl MlpBranch {
             Activation::SwiGlu => dev.swiglu(Glu { gate, up, y: act }),
             Activation::GeGlu => dev.geglu(Glu { gate, up, y: act }),
             Activation::Gelu => dev.gelu(Gelu { x: up, y: act }),
+            Activation::ReluSquared => dev.relu_squared(Gelu { x: up, y: act }),
         }
     }
 
@@ -135,6 +136,7 @@ impl MlpBranch {
         match self.activation {
             Activation::SwiGlu => dev.swiglu_backward(GluBackward { gate, up, dy: dact, dgate, dup })?,
             Activation::GeGlu => dev.geglu_backward(GluBackward { gate, up, dy: dact, dgate, dup })?,
+            Activation::ReluSquared => dev.relu_squared_backward(GeluBackward { x: up, dy: dact, dx: dup })?,
             Activation::Gelu => {}
         }
         let Scratch { h, stats, whole, parts, act, dup, dh, adapter, unused, .. } = scratch;

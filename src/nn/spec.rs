@@ -109,6 +109,10 @@ pub enum Arch {
     Qwen35,
     /// Qwen3.5 with experts.
     Qwen35Moe,
+    /// Llama with a feed-forward layer of two matrices and squared ReLU.
+    Arcee,
+    /// The same with LayerNorm and biases.
+    Jais2,
     /// LayerNorm, learned positions, GELU, biases (`GPT2LMHeadModel`).
     Gpt,
 }
@@ -123,6 +127,8 @@ pub enum Activation {
     GeGlu,
     /// gelu(up)
     Gelu,
+    /// max(up, 0)^2
+    ReluSquared,
 }
 
 /// Sizes of latent attention.
@@ -497,7 +503,7 @@ impl Spec {
         self.sparse_blocks() < self.layers
     }
     pub fn gated(&self) -> bool {
-        self.activation != Activation::Gelu
+        !matches!(self.activation, Activation::Gelu | Activation::ReluSquared)
     }
     /// Tokens that block `i` attends to; 0 means all.
     pub fn window_of(&self, i: usize) -> usize {
@@ -550,6 +556,7 @@ impl Spec {
         let is_scored = self.experts.as_ref().is_some_and(|experts| experts.rule.is_some());
         match self.latent {
             _ if self.sinks => Some("attention sinks and clamped experts"),
+            _ if self.activation == Activation::ReluSquared => Some("squared ReLU"),
             Some(_) => Some("latents of attention and scored experts"),
             None => is_scored.then_some("scored experts"),
         }

@@ -52,6 +52,8 @@ const CASES: &[&str] = &[
     "granitemoehybrid",
     "youtu",
     "minicpm3",
+    "arcee",
+    "jais2",
     // `tests/golden/towers.py`
     "ministral",
     "ministral3",

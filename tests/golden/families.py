@@ -125,6 +125,8 @@ CASES = {
     # The first document is longer than a block of the delta rule. Value heads share key heads.
     "qwen3_5": ("qwen3_5_text", dict(**NEXT, tie_word_embeddings=True),
                 dict(rope_parameters=rope("default", partial_rotary_factor=1.0))),
+    "arcee": ("arcee", dict(hidden_size=40, rope_parameters=YARN, mlp_bias=True), PLAIN),
+    "jais2": ("jais2", dict(hidden_size=40, rope_parameters=rope("default"), layer_norm_eps=1e-5), dict(rope_parameters=rope("default", 1000.0))),
 }
 LONG_DOCUMENTS = [70, 1, 9, 4]
 

@@ -79,6 +79,18 @@ const GLM: Defaults = Defaults {
     ..PLAIN
 };
 
+impl Activation {
+    /// The key that names it in a config, and transformers' name.
+    pub(super) fn key(self) -> (&'static str, &'static str) {
+        match self {
+            Activation::SwiGlu => ("hidden_act", "silu"),
+            Activation::GeGlu => ("hidden_activation", "gelu_pytorch_tanh"),
+            Activation::Gelu => ("hidden_act", "gelu_pytorch_tanh"),
+            Activation::ReluSquared => ("hidden_act", "relu2"),
+        }
+    }
+}
+
 impl Defaults {
     pub fn of(arch: Arch) -> Defaults {
         match arch {
@@ -249,6 +261,20 @@ impl Defaults {
             Arch::Qwen3VlMoe => Defaults { kv_heads: Some(16), theta: 500_000.0, tied: true, ..BIASED },
             Arch::Qwen3Next | Arch::Qwen35Moe => QWEN_NEXT,
             Arch::Qwen35 => Defaults { kv_heads: Some(4), ..QWEN_NEXT },
+            Arch::Arcee => Defaults {
+                eps: ("rms_norm_eps", 1e-5),
+                activation: Activation::ReluSquared,
+                mlp_bias: Some(("mlp_bias", false)),
+                ..BIASED
+            },
+            Arch::Jais2 => Defaults {
+                eps: ("layer_norm_eps", 1e-5),
+                activation: Activation::ReluSquared,
+                qkv_bias: Some(("attention_bias", true)),
+                out_bias: Some(("attention_bias", true)),
+                mlp_bias: Some(("mlp_bias", true)),
+                ..PLAIN
+            },
             Arch::Gpt => PLAIN,
         }
     }

@@ -96,10 +96,8 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
         keys.only(read, &[json!("gelu_pytorch_tanh")])?;
         keys.only("use_bidirectional_attention", &[json!(false)])?;
     } else {
-        keys.only(
-            "hidden_act",
-            &[json!(if of.activation == Activation::Gelu { "gelu_pytorch_tanh" } else { "silu" })],
-        )?;
+        let (_, name) = of.activation.key();
+        keys.only("hidden_act", &[json!(name)])?;
     }
     let flag = |key: Option<(&str, bool)>| match key {
         Some((key, default)) => Ok::<_, Error>(keys.flag(key)?.unwrap_or(default)),
@@ -228,7 +226,7 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
             rotated: windows(),
             ..spec
         },
-        Arch::Starcoder2 => Spec { layer_norm: true, norm_bias: true, ..spec },
+        Arch::Starcoder2 | Arch::Jais2 => Spec { layer_norm: true, norm_bias: true, ..spec },
         Arch::GptOss => Spec { sinks: true, ..spec },
         Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Glm4MoeLite | Arch::Youtu => scored::special(keys, spec)?,
         Arch::Glm4Moe | Arch::SolarOpen => {

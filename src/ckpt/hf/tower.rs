@@ -25,9 +25,7 @@ const LLAVA: [(&str, &str); 6] = [
 ];
 const QWENS: [(&str, &str); 3] = [("qwen2", "qwen2"), ("qwen3", "qwen3"), ("llama", "llama")];
 
-const CLASSES: [TowerClass; 24] = [
-    TowerClass { model_type: "aya_vision", texts: &[("cohere2", "cohere2"), ("cohere", "cohere")] },
-    TowerClass { model_type: "cohere2_vision", texts: &[("cohere2", "cohere2")] },
+const CLASSES: [TowerClass; 22] = [
     TowerClass { model_type: "gemma3", texts: &[("gemma3_text", "gemma3_text")] },
     TowerClass { model_type: "glm4v", texts: &[("glm4v_text", "glm4")] },
     TowerClass { model_type: "glm_ocr", texts: &[("glm_ocr_text", "glm4")] },
@@ -97,6 +95,9 @@ pub fn names() -> String {
 /// What is missing for models that are asked for often, by `model_type`.
 pub fn missing(model_type: &str) -> Option<&'static str> {
     Some(match model_type {
+        "aya_vision" | "cohere2_vision" => {
+            "transformers' class leaves out the logit_scale of its text model, so its loss is another than the text model's"
+        }
         "paligemma" => "its prompts attend to later tokens too, which is not supported yet",
         "gemma3n" | "gemma3n_text" => "embeddings of each layer are not supported yet",
         "gemma4" | "gemma4_text" => {
@@ -253,8 +254,6 @@ fn text_defaults(model_type: &str) -> Map<String, Value> {
         "qwen3" => sizes([151_936, 4096, 22_016, 32, 32, 32_768]),
         "phi3" => sizes([32_064, 3072, 8192, 32, 32, 4096]),
         "gemma" => sizes([256_000, 3072, 24_576, 28, 16, 8192]),
-        "cohere" => sizes([256_000, 8192, 22_528, 40, 64, 8192]),
-        "cohere2" => sizes([256_000, 8192, 22_528, 40, 64, 8192]),
         other => defaults(other),
     }
 }

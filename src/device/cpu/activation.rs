@@ -77,6 +77,29 @@ pub fn gelu_backward<T: Float>(op: GeluBackward) -> Result<()> {
 }
 
 #[inline(always)]
+pub fn relu_squared<T: Float>(op: Gelu) -> Result<()> {
+    const OP: &str = "relu_squared";
+    op.check()?;
+    let (x, y) = (op.x.host::<T>(OP)?, op.y.host::<T>(OP)?);
+    for (x, y) in x.iter().zip(y) {
+        let x = x.to_f32().max(0.0);
+        *y = T::from_f32(x * x);
+    }
+    Ok(())
+}
+
+#[inline(always)]
+pub fn relu_squared_backward<T: Float>(op: GeluBackward) -> Result<()> {
+    const OP: &str = "relu_squared_backward";
+    op.check()?;
+    let (x, dy, dx) = (op.x.host::<T>(OP)?, op.dy.host::<T>(OP)?, op.dx.host::<T>(OP)?);
+    for ((x, dy), dx) in x.iter().zip(dy).zip(dx) {
+        *dx = T::from_f32(dy.to_f32() * 2.0 * x.to_f32().max(0.0));
+    }
+    Ok(())
+}
+
+#[inline(always)]
 pub fn geglu<T: Float>(op: Glu) -> Result<()> {
     const OP: &str = "geglu";
     op.check(OP)?;

@@ -185,6 +185,8 @@ families! {
     Qwen3Next "qwen3_next" "qwen3_next" "Qwen3NextForCausalLM" Some("Qwen3NextForSequenceClassification"), LLAMA;
     Qwen35 "qwen3_5" "qwen3_5_text" "Qwen3_5ForCausalLM" Some("Qwen3_5TextForSequenceClassification"), LLAMA;
     Qwen35Moe "qwen3_5_moe" "qwen3_5_moe_text" "Qwen3_5MoeForCausalLM" None, LLAMA;
+    Arcee "arcee" "arcee" "ArceeForCausalLM" Some("ArceeForSequenceClassification"), LLAMA;
+    Jais2 "jais2" "jais2" "Jais2ForCausalLM" None, LLAMA;
     Gpt "gpt" "gpt2" "GPT2LMHeadModel" Some("GPT2ForSequenceClassification"), LLAMA;
 }
 

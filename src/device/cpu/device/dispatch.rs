@@ -56,6 +56,8 @@ impl Device for CpuDevice {
         gelu_backward(GeluBackward) x => activation::gelu_backward;
         sigmoid_gate(SigmoidGate) x => conv::sigmoid_gate;
         sigmoid_gate_backward(SigmoidGateBackward) x => conv::sigmoid_gate_backward;
+        relu_squared(Gelu) x => activation::relu_squared;
+        relu_squared_backward(GeluBackward) x => activation::relu_squared_backward;
         embed(Embed) w => embed::embed;
         embed_backward(EmbedBackward) dy => embed::embed_backward;
         expand(Expand) y => expand::expand;
