@@ -26,7 +26,8 @@ pub struct StepWork {
     /// Those of attention.
     pub attention: u64,
     /// FLOPs of backward that repeat forward's, not in `flops`: of activation checkpointing, and the scores that
-    /// attention does not save. An adapter's input times A is repeated too, but is too small to be told apart.
+    /// attention does not save. With checkpointing, an adapter's input times A is repeated too, but is too small to be
+    /// told apart.
     pub recomputed: u64,
     /// Bytes read and written by all other operations, by size of the operation: see [`WORKING_SETS`].
     pub moved: [u64; WORKING_SETS.len()],

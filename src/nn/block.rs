@@ -58,14 +58,25 @@ impl DecoderBlock {
         }
     }
     /// Attaches the adapters of block `layer` to their matrices, and appends the hashed names of those with dropout to
-    /// `masks`. Returns the width of the widest masked input.
-    pub fn adapt(&mut self, lora: &Lora, layouts: &[Layout], layer: usize, masks: &mut Vec<u64>) -> usize {
-        let of_mixer: Vec<&mut Linear> = match &mut self.mixer {
+    /// `masks`. `kept` counts the adapters whose products with A can be kept until backward. Returns the width of the
+    /// widest masked input.
+    pub fn adapt(
+        &mut self,
+        lora: &Lora,
+        layouts: &[Layout],
+        layer: usize,
+        masks: &mut Vec<u64>,
+        kept: &mut usize,
+    ) -> usize {
+        // Backward multiplies the inputs of shared experts by factors first.
+        let is_plain = self.sparse().is_none();
+        let (keeps, of_mixer): (bool, Vec<&mut Linear>) = match &mut self.mixer {
             Mixer::Attention(AttentionBranch { qkv, latent, out, .. }) => {
+                let keeps = is_plain && latent.is_none();
                 let latents = latent.iter_mut().flat_map(LatentProjections::linears);
-                qkv.iter_mut().chain(latents).chain([out]).collect()
+                (keeps, qkv.iter_mut().chain(latents).chain([out]).collect())
             }
-            Mixer::Delta(delta) => delta.linears(),
+            Mixer::Delta(delta) => (false, delta.linears()),
         };
         let of_mlp: [Option<&mut Linear>; 3] = match &mut self.mlp {
             FeedForward::Dense(MlpBranch { gate, up, down, .. }) => [gate.as_mut(), Some(up), Some(down)],
@@ -80,6 +91,10 @@ impl DecoderBlock {
         let linears = of_mixer.into_iter().chain(of_mlp.into_iter().flatten());
         let masked = |linear: &mut Linear| {
             lora.adapt(linear, &layouts[layer], masks);
+            if let Some(adapter) = linear.adapter.as_mut().filter(|_| keeps) {
+                adapter.kept = Some(*kept);
+                *kept += 1;
+            }
             linear.adapter.and_then(|adapter| adapter.dropout).map_or(0, |_| linear.inputs)
         };
         linears.map(masked).max().unwrap_or(0)

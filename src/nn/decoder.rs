@@ -83,7 +83,8 @@ impl Decoder {
             }
             adapters.rank = lora.rank;
             for (i, block) in blocks.iter_mut().enumerate() {
-                adapters.dropped = adapters.dropped.max(block.adapt(lora, &layouts, 1 + i, &mut masks));
+                let widest = block.adapt(lora, &layouts, 1 + i, &mut masks, &mut adapters.kept);
+                adapters.dropped = adapters.dropped.max(widest);
             }
             let has_experts = layouts.iter().any(|l| l.experts && l.segments.iter().any(is_adapter));
             adapters.experts = if has_experts { lora.rank } else { 0 };
@@ -112,7 +113,7 @@ impl Decoder {
         let mut base = Decoder::split(spec, tuning, split)?;
         lora::remove(&mut base.layouts);
         base.masks.clear();
-        base.adapters = AdapterWidths { rank: 0, dropped: 0, experts: 0, ..base.adapters };
+        base.adapters = AdapterWidths { rank: 0, dropped: 0, kept: 0, experts: 0, ..base.adapters };
         Ok(base)
     }
     pub fn spec(&self) -> &Spec {

@@ -179,7 +179,7 @@ impl Lora {
                 };
                 AdapterDropout { p: self.dropout, key: masks.len() - 1, first }
             });
-            linear.adapter = Some(Adapter { a, b, rank: self.rank, scale: self.scale(), dropout });
+            linear.adapter = Some(Adapter { a, b, rank: self.rank, scale: self.scale(), dropout, kept: None });
         }
     }
     /// Attaches the adapters of all experts' matrices in `layout` to `linear`, if there are any.

@@ -126,6 +126,9 @@ table! {
     pub struct AdapterScratch {
         /// (N, rank): the output of A.
         low,
+        /// (adapters N, rank): the same of each adapter whose input does not change before backward; empty if
+        /// activations are recomputed.
+        kept,
         /// (N, rank): the gradient of `low`.
         dlow,
         /// (N, widest adapter input): the input under a dropout mask, then the gradient through the mask; empty without

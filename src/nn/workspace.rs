@@ -39,6 +39,8 @@ pub(super) struct AdapterWidths {
     pub dropped: usize,
     /// Elements of a tile of packed weights.
     pub tile: usize,
+    /// Adapters whose products with A can be kept until backward.
+    pub kept: usize,
     /// The rank of the adapters of experts.
     pub experts: usize,
     /// Matrices in FP8: the longest side, and the elements of the largest and the scales that a product needs for it.
@@ -179,6 +181,7 @@ impl Workspace<TensorShape, ()> {
         let empty = || Outputs { o: keep(0), lse: shape(Category::Saved, DType::F32, 0, 0) };
         let checkpoint = if train { checkpoint } else { Checkpointing::Full };
         let stream = if train { spec.layers + 1 } else { 2 };
+        let kept = if checkpoint == Checkpointing::Off { adapters.kept } else { 0 };
 
         let scratch = |width| shape(Category::Scratch, dtype, tokens, width);
         let back = |width| shape(Category::Scratch, dtype, if train { tokens } else { 0 }, width);
@@ -231,6 +234,7 @@ impl Workspace<TensorShape, ()> {
                 },
                 adapter: AdapterScratch {
                     low: scratch(adapters.rank),
+                    kept: shape(Category::Scratch, dtype, kept * tokens, adapters.rank),
                     dlow: back(adapters.rank),
                     dropped: back(adapters.dropped),
                     tile: shape(Category::Scratch, dtype, 1, adapters.tile),
@@ -266,6 +270,7 @@ impl Workspace<TensorShape, ()> {
                     shared_copy: TensorShape { dtype: DType::F32, ..back(one_shared) },
                     adapter: AdapterScratch {
                         low: held(Category::Scratch, adapters.experts),
+                        kept: scratch(0),
                         dlow: held_back(adapters.experts),
                         dropped: scratch(0),
                         tile: scratch(0), // 4-bit weights are those of dense models

@@ -101,9 +101,8 @@ fn frozen_weights_have_no_gradient() {
     let options = EngineOptions { tuning: Tuning { lora: Some(lora), ..Tuning::default() }, ..plain(&spec) };
     let batches = [batch(&spec, 1, 0, 0)];
     let (tokens, [products, attention]) = ((2 * ROW) as u64, formula(&spec, &batches));
-    // Of each adapter (A, B), backward multiplies by A once more, instead of keeping the product.
     let inner = (spec.heads + spec.kv_heads) * spec.head_dim;
-    let adapters = spec.layers * 3 * (8 * 2 * spec.dim + 6 * inner);
+    let adapters = spec.layers * 3 * 6 * (2 * spec.dim + inner);
     let work = work(&options, &batches);
     assert_eq!(work.all_flops(), products / 3 * 2 + attention + tokens * adapters as u64);
 }

@@ -30,6 +30,8 @@ pub struct Adapter {
     pub scale: f32,
     /// Dropout of the adapter's input, in training.
     pub dropout: Option<AdapterDropout>,
+    /// Its number among those whose products with A are kept until backward.
+    pub kept: Option<usize>,
 }
 
 impl Adapter {
@@ -44,12 +46,16 @@ impl Adapter {
         cx.drop_channels(mask, of.inputs, x, dropped.rows_mut(n).slice(0..x.len()), false)?;
         Ok(dropped.rows(n).slice(0..x.len()))
     }
+    /// The rows of the product with A in `kept`, if it is kept; `low` has a row per token.
+    fn place(&self, n: usize, low: &Tensor, kept: &Tensor) -> Option<Range<usize>> {
+        let first = self.kept.filter(|_| kept.len() > 0)? * low.capacity();
+        Some(first..first + n)
+    }
     /// Assigns `low (N, rank) = scale x Aᵀ`.
-    fn project(&self, dev: &dyn Device, w: Weights, of: Sides, x: View, low: &mut Tensor) -> Result<()> {
-        let n = x.len() / of.inputs;
-        let shape = GemmShape::nt(n, self.rank, of.inputs);
-        dev.gemm(Gemm { shape, a: x, b: w.get(self.a), c: low.rows_mut(n) })?;
-        dev.scale(self.scale, low.rows_mut(n))
+    fn project(&self, dev: &dyn Device, w: Weights, of: Sides, x: View, mut low: ViewMut) -> Result<()> {
+        let shape = GemmShape::nt(x.len() / of.inputs, self.rank, of.inputs);
+        dev.gemm(Gemm { shape, a: x, b: w.get(self.a), c: low.reborrow() })?;
+        dev.scale(self.scale, low)
     }
     /// `y += scale dropout(x) Aᵀ Bᵀ`, in the columns of `of`. Adds.
     pub fn forward(
@@ -61,11 +67,15 @@ impl Adapter {
         work: &mut AdapterScratch,
         y: ViewMut,
     ) -> Result<()> {
-        let (dev, n, AdapterScratch { low, dropped, .. }) = (cx.dev, x.len() / of.inputs, work);
-        self.project(dev, w, of, self.input(cx, of, x, dropped)?, low)?;
+        let (dev, n, AdapterScratch { low, kept, dropped, .. }) = (cx.dev, x.len() / of.inputs, work);
+        let (low, at) = match self.place(n, low, kept) {
+            Some(at) => (kept, at),
+            None => (low, 0..n),
+        };
+        self.project(dev, w, of, self.input(cx, of, x, dropped)?, low.band_mut(&at))?;
         let band = of.column..y.len();
         let shape = GemmShape::nt(n, of.outputs, self.rank).ldc(of.row).accumulate();
-        dev.gemm(Gemm { shape, a: low.rows(n), b: w.get(self.b).slice(self.held(of)), c: y.slice(band) })
+        dev.gemm(Gemm { shape, a: low.band(&at), b: w.get(self.b).slice(self.held(of)), c: y.slice(band) })
     }
     /// Assigns `dlow` of `work`, and adds to `dx`, which already holds the frozen matrix's contribution.
     pub(super) fn input_grad(
@@ -102,12 +112,18 @@ impl Adapter {
         dy: View,
         work: &mut AdapterScratch,
     ) -> Result<()> {
-        let (dev, n, AdapterScratch { low, dlow, dropped, .. }) = (cx.dev, x.len() / of.inputs, work);
+        let (dev, n, AdapterScratch { low, kept, dlow, dropped, .. }) = (cx.dev, x.len() / of.inputs, work);
         let (dy, read) = (dy.slice(of.column..dy.len()), self.input(cx, of, x, dropped)?);
         if let Some((db, accumulate)) = dw.product(self.b, self.held(of))? {
-            self.project(dev, w, of, read, low)?;
+            let low = match self.place(n, low, kept) {
+                Some(at) => kept.band(&at),
+                None => {
+                    self.project(dev, w, of, read, low.rows_mut(n))?;
+                    low.rows(n)
+                }
+            };
             let shape = GemmShape { accumulate, ..GemmShape::tn(of.outputs, self.rank, n).lda(of.row) };
-            dev.gemm(Gemm { shape, a: dy, b: low.rows(n), c: db })?;
+            dev.gemm(Gemm { shape, a: dy, b: low, c: db })?;
         }
         let Some((da, accumulate)) = dw.product(self.a, 0..self.rank * of.inputs)? else { return Ok(()) };
         let shape = GemmShape { accumulate, ..GemmShape::tn(self.rank, of.inputs, n) };

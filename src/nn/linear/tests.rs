@@ -52,7 +52,7 @@ fn products_are_those_of_pytorchs_values() {
         rows: scratch(DType::Bf16, n * outputs).unwrap(),
         weight: scratch(DType::Bf16, outputs * inputs).unwrap(),
     };
-    let mut work = AdapterScratch { low: empty(), dlow: empty(), dropped: empty(), tile: empty(), fp8 };
+    let mut work = AdapterScratch { low: empty(), kept: empty(), dlow: empty(), dropped: empty(), tile: empty(), fp8 };
     let nothing = zeros(0);
     let view = nothing.view();
     let cx = Cx {
