@@ -6,7 +6,7 @@ mod split;
 use ahash::AHashMap;
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::Value;
-use split::{Memory as Caches, Splitter};
+use split::{Learned, Splitter};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -34,7 +34,7 @@ pub(super) struct Words {
     /// Places are those of the library, too.
     places: bool,
     /// Those of threads that tokenize nothing now.
-    free: Mutex<Vec<Memory>>,
+    free: Mutex<Vec<WordMemory>>,
 }
 
 enum Kind {
@@ -53,8 +53,8 @@ struct AddedTokens {
 
 /// What one thread remembers.
 #[derive(Default)]
-struct Memory {
-    caches: Caches,
+struct WordMemory {
+    caches: Learned,
     /// The range of a word's tokens.
     known: AHashMap<Box<str>, Range<u32>>,
     ids: Vec<u32>,
@@ -129,7 +129,7 @@ impl Words {
         level: usize,
         at: usize,
         text: &str,
-        memory: &mut Memory,
+        memory: &mut WordMemory,
         out: &mut Tokens,
     ) -> Option<()> {
         if text.is_empty() {
@@ -151,8 +151,15 @@ impl Words {
     }
 
     /// Appends the tokens of a text without added tokens.
-    fn words(&self, pipeline: &Pipeline, at: usize, text: &str, memory: &mut Memory, out: &mut Tokens) -> Option<()> {
-        let Memory { caches, known, ids, places } = memory;
+    fn words(
+        &self,
+        pipeline: &Pipeline,
+        at: usize,
+        text: &str,
+        memory: &mut WordMemory,
+        out: &mut Tokens,
+    ) -> Option<()> {
+        let WordMemory { caches, known, ids, places } = memory;
         let mut word = |range: Range<usize>| -> Option<()> {
             let (start, word) = (at + range.start, &text[range.clone()]);
             // A prefix is part of the first word only.
@@ -225,8 +232,8 @@ fn is_empty(part: &Value) -> bool {
     part.is_null() || part["type"] == "Sequence" && part["normalizers"].as_array().is_some_and(Vec::is_empty)
 }
 
-/// The parts of a SentencePiece model that was converted to this library: spaces become [`SPACE`], and a byte-pair model
-/// merges the whole text.
+/// The parts of a SentencePiece model that was converted to this library: spaces become [`SPACE`], and a byte-pair
+/// model merges the whole text.
 fn spaces(model: &ModelWrapper, normalizer: &Value, pre_tokenizer: &Value) -> Option<Kind> {
     let replaces = |part: &Value| {
         part["type"] == "Replace" && part["pattern"]["String"] == " " && part["content"] == SPACE.to_string()

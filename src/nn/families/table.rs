@@ -182,9 +182,9 @@ families! {
     MiniMaxM2 "minimax_m2" "minimax_m2" "MiniMaxM2ForCausalLM" None, MIXTRAL;
     SolarOpen "solar_open" "solar_open" "SolarOpenForCausalLM" None, LLAMA;
     Qwen3VlMoe "qwen3_vl_moe" "qwen3_vl_moe_text" "Qwen3VLMoeForConditionalGeneration" None, QWEN3_VL_MOE;
-    Qwen3Next "qwen3_next" "qwen3_next" "Qwen3NextForCausalLM" Some("Qwen3NextForSequenceClassification"), LLAMA;
+    Qwen3Next "qwen3_next" "qwen3_next" "Qwen3NextForCausalLM" Some("Qwen3NextForSequenceClassification"), QWEN2_MOE;
     Qwen35 "qwen3_5" "qwen3_5_text" "Qwen3_5ForCausalLM" Some("Qwen3_5TextForSequenceClassification"), LLAMA;
-    Qwen35Moe "qwen3_5_moe" "qwen3_5_moe_text" "Qwen3_5MoeForCausalLM" None, LLAMA;
+    Qwen35Moe "qwen3_5_moe" "qwen3_5_moe_text" "Qwen3_5MoeForCausalLM" None, QWEN2_MOE;
     Arcee "arcee" "arcee" "ArceeForCausalLM" Some("ArceeForSequenceClassification"), LLAMA;
     Jais2 "jais2" "jais2" "Jais2ForCausalLM" None, LLAMA;
     Gpt "gpt" "gpt2" "GPT2LMHeadModel" Some("GPT2ForSequenceClassification"), LLAMA;

@@ -10,10 +10,10 @@ const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]
 
 /// Splits, each of the pieces that the one before it gives.
 pub(super) struct Splitter {
-    splits: Vec<Split>,
+    splits: Vec<PreSplit>,
 }
 
-enum Split {
+enum PreSplit {
     /// Matches are words; so are the stretches between them, unless dropped.
     Pattern { regex: Regex, keeps_rest: bool },
     /// Numeric characters: each is a word, or each run of them is.
@@ -22,7 +22,7 @@ enum Split {
 
 /// What the regular expressions learn about texts.
 #[derive(Default)]
-pub(super) struct Memory {
+pub(super) struct Learned {
     caches: Vec<Option<Cache>>,
 }
 
@@ -34,12 +34,12 @@ impl Splitter {
             _ => std::slice::from_ref(part),
         };
         let (last, before) = parts.split_last()?;
-        let mut splits: Vec<Split> = before.iter().map(Split::new).collect::<Option<_>>()?;
+        let mut splits: Vec<PreSplit> = before.iter().map(PreSplit::new).collect::<Option<_>>()?;
         if last["type"] != "ByteLevel" || last["add_prefix_space"] != false {
             return None;
         }
         if last["use_regex"] != false {
-            splits.push(Split::pattern(GPT2, true)?);
+            splits.push(PreSplit::pattern(GPT2, true)?);
         }
         Some(Splitter { splits })
     }
@@ -48,7 +48,7 @@ impl Splitter {
     /// that the library must split.
     pub fn split(
         &self,
-        memory: &mut Memory,
+        memory: &mut Learned,
         text: &str,
         word: &mut dyn FnMut(Range<usize>) -> Option<()>,
     ) -> Option<()> {
@@ -59,7 +59,7 @@ impl Splitter {
 
 /// Splits a piece of the text that begins at `at`.
 fn pieces(
-    splits: &[Split],
+    splits: &[PreSplit],
     caches: &mut [Option<Cache>],
     at: usize,
     text: &str,
@@ -75,7 +75,7 @@ fn pieces(
     };
     let mut from = 0;
     match split {
-        Split::Digits { each } => {
+        PreSplit::Digits { each } => {
             let mut numeric = false;
             for (here, c) in text.char_indices() {
                 if c.is_numeric() != numeric || numeric && *each {
@@ -86,7 +86,7 @@ fn pieces(
             }
             piece(from..text.len())
         }
-        Split::Pattern { regex, keeps_rest } => {
+        PreSplit::Pattern { regex, keeps_rest } => {
             let cache = cache.get_or_insert_with(|| regex.create_cache());
             while let Some(found) = find(regex, cache, text, from) {
                 if found.is_empty() {
@@ -117,10 +117,10 @@ fn find(regex: &Regex, cache: &mut Cache, text: &str, from: usize) -> Option<Ran
     Some(start..if shared { last } else { end })
 }
 
-impl Split {
-    fn new(part: &Value) -> Option<Split> {
+impl PreSplit {
+    fn new(part: &Value) -> Option<PreSplit> {
         match part["type"].as_str()? {
-            "Digits" => Some(Split::Digits { each: part["individual_digits"].as_bool()? }),
+            "Digits" => Some(PreSplit::Digits { each: part["individual_digits"].as_bool()? }),
             "Split" => {
                 let pattern = match (&part["pattern"]["Regex"], &part["pattern"]["String"]) {
                     (Value::String(regex), Value::Null) => regex.clone(),
@@ -128,8 +128,8 @@ impl Split {
                     _ => return None,
                 };
                 match (part["behavior"].as_str()?, part["invert"].as_bool()?) {
-                    ("Isolated", _) => Split::pattern(&pattern, true),
-                    ("Removed", true) => Split::pattern(&pattern, false),
+                    ("Isolated", _) => PreSplit::pattern(&pattern, true),
+                    ("Removed", true) => PreSplit::pattern(&pattern, false),
                     _ => None,
                 }
             }
@@ -138,7 +138,7 @@ impl Split {
     }
 
     /// An automaton for `pattern`, whose only look-ahead may be the usual one for white space.
-    fn pattern(pattern: &str, keeps_rest: bool) -> Option<Split> {
+    fn pattern(pattern: &str, keeps_rest: bool) -> Option<PreSplit> {
         if is_possessive(pattern) {
             return None;
         }
@@ -147,12 +147,12 @@ impl Split {
             Some(words) => vec![words, r"\s+"],
             None => vec![pattern],
         };
-        Some(Split::Pattern { regex: Regex::new_many(&patterns).ok()?, keeps_rest })
+        Some(PreSplit::Pattern { regex: Regex::new_many(&patterns).ok()?, keeps_rest })
     }
 }
 
-/// Whether a repetition of `pattern` never gives back a character, as in `a*+`: here that repeats a repetition. Also true
-/// for classes that begin with a bracket, which are not followed.
+/// Whether a repetition of `pattern` never gives back a character, as in `a*+`: here that repeats a repetition. Also
+/// true for classes that begin with a bracket, which are not followed.
 fn is_possessive(pattern: &str) -> bool {
     let (mut chars, mut classes, mut repeated) = (pattern.chars(), 0, false);
     while let Some(c) = chars.next() {
