@@ -118,13 +118,8 @@ def main():
         shutil.rmtree(out, ignore_errors=True)
         flags = ["--pretrain", base, "--dataset", "train.jsonl", "--eval-dataset", "held.jsonl", "--apply-chat-template", "--save-hf", out]
         made = run(folder, task, *flags, *TASKS[task])
-        tuned = out
-        if task == "lora":
-            tuned = folder / "lora-merged"
-            shutil.rmtree(tuned, ignore_errors=True)
-            subprocess.run([RELEASE / "run_fsdp", "--pretrain", base, "--lora-merge", out, "--save-hf", tuned], check=True)
         losses = list(made.pop("evals").values())
-        after = other(folder, task, tuned)
+        after = other(folder, task, out)
         results[task] = {"held_out": [losses[0], losses[-1]], "other_text": [before, after], "other_text_ratio": round(after / before, 4), **made}
         print(task, json.dumps(results[task]), flush=True)
     line = next((line for line in open("/proc/cpuinfo") if line.startswith("model name")), ": unknown")

@@ -121,7 +121,7 @@ def adapters(scratch, family):
     targets = ["q_proj", *(["w1", "w2", "w3"] if family == "mixtral" else ["gate_proj", "up_proj", "down_proj"])]
     lora = ["--lora-rank", 4, "--lora-alpha", 8, "--lora-target-modules", *targets, "--warmup-steps", 0, "--lr", 0.01]
     data = ["--dataset", data, "--max-len", 16, "--batch-size", 2, "--max-steps", 10]
-    run(scratch / f"{family}-training", "--pretrain", base, *data, *lora, "--save-hf", adapter)
+    run(scratch / f"{family}-training", "--pretrain", base, *data, *lora, "--save-adapter", adapter)
     merge = [str(RELEASE / "run_fsdp"), "--lora-merge", str(adapter), "--pretrain", str(base), "--save-hf", str(merged)]
     subprocess.run(merge, check=True, capture_output=True)
     tokens = torch.randint(29, (4, 20))

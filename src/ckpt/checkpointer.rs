@@ -3,6 +3,7 @@ use super::async_save::{AsyncSave, Snapshot};
 use super::companions::Companions;
 use super::disk::Disk;
 use super::layout::{FilePlan, MAX_FILE_BYTES, Share};
+use super::merging::Merging;
 use super::state::hex;
 use super::tower::Tower;
 use crate::base::timeline::Timeline;
@@ -28,6 +29,8 @@ pub struct Checkpointer {
     /// What the loaded model has besides the text model, if it is a vision-language model.
     pub(super) tower: Option<Tower>,
     pub(super) companions: Companions,
+    /// What is added to the store's weights while they are written.
+    pub(super) merging: Option<Merging>,
     pub(super) background: AsyncSave,
     pub(super) timeline: Timeline,
     /// Reused from one async save to the next.
@@ -62,6 +65,7 @@ impl Checkpointer {
             plan: Arc::new(plan),
             tower: None,
             companions: Companions::default(),
+            merging: None,
             background: AsyncSave::default(),
             timeline: Timeline::default(),
             snapshot: Snapshot::default(),

@@ -94,6 +94,12 @@ impl Companions {
         self
     }
 
+    /// For saving the model without its adapters.
+    pub(super) fn without_adapter(mut self) -> Companions {
+        self.files.retain(|(name, _)| name != adapter::FILE);
+        self
+    }
+
     /// Adds the tokenizer's (bos, eos) ids, for a config written by us.
     pub fn with_ends(self, ends: (Option<u32>, Option<u32>)) -> Companions {
         Companions { ends, ..self }

@@ -31,7 +31,7 @@ use super::publish::SavedCheckpoint;
 use super::room::reserve;
 use super::writer::open_made;
 use crate::base::{Error, Result, open, quote};
-use crate::nn::{Arch, Layout, Spec};
+use crate::nn::{Arch, Layout, Segment, Spec};
 use crate::store::{self, Store};
 use header::{GgufEntry, GgufKeys, header, is_gguf};
 use model::{FACTORS, GgufTensors};
@@ -144,23 +144,34 @@ impl Checkpointer {
     fn write_gguf(&self, path: &Path, start: u64, tensors: &GgufTensors, store: &mut dyn Store) -> Result<()> {
         let (file, share) = (open_made(&self.disk, path)?, self.share(store));
         let (mut chunk, mut rounded, mut scratch) = (vec![0f32; CHUNK / 4], Vec::new(), Vec::new());
+        let mut put = |segment: &Segment, at: usize, values: &mut [f32]| -> Result<()> {
+            let Some(tensor) = tensors.find(&segment.name) else { return Ok(()) };
+            for (part, place) in segment.stretches(at..at + values.len()) {
+                let values = &mut values[part.start - at..part.end - at];
+                let mut put = |bytes: &[u8], offset| file.write_at(bytes, start + offset);
+                tensor.place(place, values, &mut scratch, &mut put)?;
+            }
+            Ok(())
+        };
         store.for_each_shard(&mut |shard| {
-            for run in runs(shard.layout, shard.start, shard.master.len(), share) {
-                let Some(tensor) = tensors.find(&run.segment.name) else { continue };
+            let stored = runs(shard.layout, shard.start, shard.master.len(), share);
+            for run in stored.filter(|run| tensors.find(&run.segment.name).is_some()) {
                 for from in (0..run.range.len()).step_by(CHUNK / 4) {
                     let n = (run.range.len() - from).min(CHUNK / 4);
                     let (first, at) = (run.range.start + from, run.at + from);
                     let values = &mut chunk[..n];
                     store::values(&*self.dev, shard.master.as_view().slice(first..first + n), &mut rounded, values)?;
-                    for (part, place) in run.segment.stretches(at..at + n) {
-                        let values = &mut values[part.start - at..part.end - at];
-                        let mut put = |bytes: &[u8], offset| file.write_at(bytes, start + offset);
-                        tensor.place(place, values, &mut scratch, &mut put)?;
+                    if let Some(merging) = &self.merging {
+                        merging.add(run.segment, at, values)?;
                     }
+                    put(run.segment, at, values)?;
                 }
             }
             Ok(())
         })?;
+        if let Some(merging) = &self.merging {
+            merging.each_packed(&*self.dev, share, store, &mut put)?;
+        }
         file.sync()
     }
 }

@@ -94,6 +94,10 @@ impl Tensors {
     pub fn stretches(&self, index: usize, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
         self.parts[index].stretches(range)
     }
+    /// This rank's part of tensor `index`.
+    pub fn part(&self, index: usize) -> &Segment {
+        &self.parts[index]
+    }
     /// Number of tensors that belong to the model.
     pub fn model(&self) -> usize {
         self.model

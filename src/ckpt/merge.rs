@@ -1,23 +1,21 @@
-//! Merges adapters into the weights of their base model. Never writes a model: saving comes afterwards.
-use super::adapter::{AdapterTensors, LowRank};
+//! Merges adapters into the weights of their base model: in a store, or while an export writes it. Never decides where
+//! a model is saved.
+use super::adapter::AdapterTensors;
 use super::checkpointer::Checkpointer;
-use super::disk::CHUNK;
+use super::dirs;
+use super::disk::{self, CHUNK};
 use super::layout::{Share, runs};
-use crate::base::Result;
+use super::merging::{Merged, Merging};
+use super::source::TensorSource;
+use crate::base::{Error, Result};
+use crate::comm::Mesh;
 use crate::device::Device;
-use crate::nn::{Layout, Spec};
+use crate::nn::{Layout, Spec, is_adapter};
+use crate::optim::Moments;
 use crate::store::{Store, assign, values as read_values};
-use std::collections::BTreeMap;
+use safetensors::Dtype;
+use std::fs;
 use std::path::Path;
-
-/// What an adapter has changed.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Merged {
-    /// Tensors that a product was added to.
-    pub adapters: usize,
-    /// Tensors that were replaced.
-    pub whole: usize,
-}
 
 /// Checks that the adapter in `dir` belongs to this model and can be merged into it. Reads headers and small files
 /// only.
@@ -26,38 +24,22 @@ pub fn inspect_adapter(dir: &Path, spec: &Spec, layouts: &[Layout]) -> Result<()
 }
 
 impl Checkpointer {
-    /// Replaces the weights that the adapter in `dir` stores whole, and adds its products to those in the store, W +
-    /// scale B A, in f32. Every rank updates its own shards. A tensor that the model does not have is an error, and
-    /// changes nothing.
+    /// Replaces the weights that the adapter in `dir` stores whole, and adds its products to those in the store. Every
+    /// rank updates its own shards. A tensor that the model does not have is an error, and changes nothing.
     pub fn merge(&mut self, dir: &Path, store: &mut dyn Store) -> Result<Merged> {
-        let opened = AdapterTensors::open(dir, &self.spec, &self.layouts).and_then(|tensors| {
-            let products = tensors.changes.iter().map(|(name, change)| Ok((name.clone(), tensors.product(change)?)));
-            let products = products.collect::<Result<BTreeMap<String, Option<LowRank>>>>()?;
-            Ok((tensors, products))
-        });
-        let (tensors, products) = self.exchange.agree(&*self.dev, "open the adapter", opened)?;
-        let (mut chunk, mut rounded, mut bytes) = (vec![0f32; CHUNK / 4], Vec::new(), Vec::new());
+        let opened = Merging::open(dir, &self.spec, &self.layouts);
+        let merging = self.exchange.agree(&*self.dev, "open the adapter", opened)?;
+        let (mut chunk, mut rounded) = (vec![0f32; CHUNK / 4], Vec::new());
         let dev: &dyn Device = &*self.dev;
         let merged = store.for_each_shard(&mut |mut shard| {
-            for run in runs(shard.layout, shard.start, shard.master.len(), Share::ALL) {
-                let Some(change) = tensors.changes.get(&run.segment.name) else { continue };
-                let product = products.get(&run.segment.name).and_then(Option::as_ref);
+            let stored = runs(shard.layout, shard.start, shard.master.len(), Share::ALL);
+            for run in stored.filter(|run| merging.changes(run.segment)) {
                 for from in (0..run.range.len()).step_by(CHUNK / 4) {
                     let n = (run.range.len() - from).min(CHUNK / 4);
                     let start = run.range.start + from;
                     let values = &mut chunk[..n];
-                    if change.whole.is_none() {
-                        read_values(dev, shard.master.as_view().slice(start..start + n), &mut rounded, values)?;
-                    }
-                    for (part, place) in run.segment.stretches(run.at + from..run.at + from + n) {
-                        let values = &mut values[part.start - run.at - from..part.end - run.at - from];
-                        if let Some(whole) = &change.whole {
-                            tensors.read(whole, place, values, &mut bytes)?;
-                        }
-                        if let Some(product) = product {
-                            product.add(place, values);
-                        }
-                    }
+                    read_values(dev, shard.master.as_view().slice(start..start + n), &mut rounded, values)?;
+                    merging.add(run.segment, run.at + from, values)?;
                     assign(dev, values, &mut rounded, shard.master.reborrow().slice(start..start + n))?;
                 }
             }
@@ -68,8 +50,45 @@ impl Checkpointer {
         });
         let merged = merged.and_then(|()| store.weights_changed());
         self.exchange.agree(&*self.dev, "merge the adapter", merged)?;
-        let adapters = products.values().flatten().count();
-        let whole = tensors.changes.values().filter(|change| change.whole.is_some()).count();
-        Ok(Merged { adapters, whole })
+        Ok(merging.merged())
+    }
+
+    /// A checkpointer of the model without its adapters, whose exports have the store's adapters merged into the
+    /// weights that they were trained on: where those are in 4 bits, into what the 4 bits of the model in `base` stand
+    /// for. The adapters pass through a temporary directory next to `near`. Collective.
+    pub fn merging(&mut self, mesh: &Mesh, base: &Path, near: &Path, store: &mut dyn Store) -> Result<Checkpointer> {
+        let nonces = self.exchange.share(&*self.dev, "make room for the adapter", Ok(vec![dirs::nonce()]), 1)?;
+        let dir = disk::parent(near).join(dirs::unfinished("adapter", nonces[0][0]));
+        self.save_hf(&dir, Dtype::F32, store)?;
+        let mut layouts = self.layouts.clone();
+        layouts.iter_mut().for_each(|layout| layout.segments.retain(|segment| !is_adapter(segment)));
+        let opened = Merging::open(&dir, &self.spec, &layouts).and_then(|mut merging| {
+            if layouts.iter().flat_map(|layout| &layout.segments).any(|segment| segment.packed) {
+                merging.base = Some(TensorSource::model(base, &self.spec, &layouts)?);
+            }
+            Ok(merging)
+        });
+        let opened = self.exchange.agree(&*self.dev, "open the adapter", opened);
+        let removed = match self.rank() {
+            0 => fs::remove_dir_all(&dir).map_err(|e| Error::io("remove", &dir, e)),
+            _ => Ok(()),
+        };
+        let merging = self.exchange.agree(
+            &*self.dev,
+            "remove the temporary adapter",
+            opened.and_then(|opened| {
+                removed?;
+                Ok(opened)
+            }),
+        )?;
+        let mut merged = Checkpointer::new(self.dev.clone(), mesh, &self.spec, &layouts, Moments::NONE)?
+            .with_files_of(self.max_file_bytes);
+        merged.carry(self.tower.clone());
+        merged.accompany(self.companions.clone().without_adapter());
+        merged.on_disk(self.disk.clone());
+        merged.of_run(&self.run);
+        merged.overwrite(self.overwrite);
+        merged.merging = Some(merging);
+        Ok(merged)
     }
 }

@@ -35,6 +35,7 @@ mod async_save; // a copy, written by a thread
 mod checkpointer; // state shared by saving and loading
 mod save; // all ranks write
 mod load; // all ranks read
+mod merging; // adapters, opened
 mod merge; // adapters into weights
 pub mod gguf; // one file for llama.cpp
 
@@ -43,7 +44,8 @@ pub use companions::Companions;
 pub use dirs::{Lock, Resume, candidates, clear, mark_best, newest, of_model, prepare, resolve};
 pub use evaluations::Evaluations;
 pub use load::{CarriedSize, carried, inspect, inspect_model};
-pub use merge::{Merged, inspect_adapter};
+pub use merge::inspect_adapter;
+pub use merging::Merged;
 pub use publish::SavedCheckpoint;
 pub use room::{check_export, same_place};
 pub use safetensors::Dtype;

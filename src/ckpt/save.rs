@@ -205,14 +205,23 @@ impl Checkpointer {
         let share = self.share(store);
         let mut writer = ShardWriter::open(&publication.disk, publication.plan.clone(), &publication.dir)?;
         let (mut chunk, mut converted) = (vec![0f32; CHUNK / 4], Converted::default());
+        let tensors = &publication.plan.tensors;
         each_run(&publication.plan, share, store, optimizer, &mut |index, at, data| {
             for from in (0..data.len()).step_by(CHUNK / 4) {
                 let values = &mut chunk[..data.len().min(from + CHUNK / 4) - from];
                 data.read(&*self.dev, from, &mut converted, values)?;
+                if let Some(merging) = &self.merging {
+                    merging.add(tensors.part(index), at + from, values)?;
+                }
                 writer.put(index, at + from, values)?;
             }
             Ok(())
         })?;
+        if let Some(merging) = &self.merging {
+            merging.each_packed(&*self.dev, share, store, &mut |segment, at, values| {
+                writer.put(tensors.find(0, &segment.name)?, at, values)
+            })?;
+        }
         writer.finish()
     }
 }

@@ -1,11 +1,11 @@
-//! Fills packed shards: quantizes the range of each matrix that this rank owns. Never reads files, and never
-//! communicates: every rank reads the whole matrix for the magnitudes of its blocks, whose mean is part of every scale,
-//! and again what it owns. So the bytes do not depend on the mesh.
+//! Fills packed shards, quantizing the range of each matrix that this rank owns, and expands them. Never reads files,
+//! and never communicates: every rank reads the whole matrix for the magnitudes of its blocks, whose mean is part of
+//! every scale, and again what it owns. So the bytes do not depend on the mesh.
 //!
 //! In addition to the shard, holds 1/16 byte per element of one matrix, the owned bytes of it, and [`PIECE`] values.
 use super::PackedShard;
 use crate::base::Result;
-use crate::base::nf4::{BLOCK, Nf4Scales, encode, magnitude};
+use crate::base::nf4::{BLOCK, GROUP, NF4, Nf4Scales, SCALES, encode, magnitude};
 use crate::device::Device;
 use crate::nn::Segment;
 use std::ops::Range;
@@ -41,17 +41,61 @@ impl PackedShard<'_> {
         }
         Ok(())
     }
+
+    /// Visits the values of this rank's codes of the matrices that `wanted` chooses, at most [`PIECE`] at a time: the
+    /// segment, the first element in this rank's part of it, and the values. `read` gives what the matrix was quantized
+    /// from, since other ranks may have the scales.
+    pub fn values(
+        self,
+        dev: &dyn Device,
+        wanted: &dyn Fn(&Segment) -> bool,
+        read: &mut ReadValues<'_>,
+        visit: &mut dyn FnMut(&Segment, usize, &mut [f32]) -> Result<()>,
+    ) -> Result<()> {
+        let shard = self.start..self.start + self.bytes.len();
+        let (mut bytes, mut values) = (vec![0u8; PIECE / 2], vec![0f32; PIECE]);
+        for segment in self.layout.segments.iter().filter(|segment| wanted(segment)) {
+            let (shape, owned) = (segment.packing(), overlap(&segment.range(), &shard));
+            let codes = overlap(&shape.codes(), &(owned.start - segment.start..owned.end - segment.start));
+            if owned.is_empty() || codes.is_empty() {
+                continue;
+            }
+            let magnitudes = magnitudes(segment, read)?;
+            let scales = Nf4Scales::new(&magnitudes);
+            for from in codes.clone().step_by(PIECE / 2) {
+                let bytes = &mut bytes[..(codes.end - from).min(PIECE / 2)];
+                let at = segment.start + from - self.start;
+                dev.download(self.bytes.as_view().slice(at..at + bytes.len()), bytes)?;
+                let values = &mut values[..2 * bytes.len()];
+                for (i, (codes, values)) in bytes.chunks(BLOCK / 2).zip(values.chunks_mut(BLOCK)).enumerate() {
+                    let block = shape.block(2 * from / BLOCK + i);
+                    let scale = SCALES[scales.code(block) as usize] * scales.factors[block / GROUP] + scales.mean;
+                    let pairs = values.as_chunks_mut::<2>().0.iter_mut().zip(codes);
+                    pairs.for_each(|(to, code)| *to = [code >> 4, code & 15].map(|code| NF4[code as usize] * scale));
+                }
+                visit(segment, 2 * from, values)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The largest magnitudes of all blocks of the whole matrix.
+fn magnitudes(segment: &Segment, read: &mut ReadValues<'_>) -> Result<Vec<f32>> {
+    let (whole, mut values) = (segment.packing().whole, vec![0f32; PIECE]);
+    let mut magnitudes = vec![0f32; whole / BLOCK];
+    for at in (0..whole).step_by(PIECE) {
+        let values = &mut values[..PIECE.min(whole - at)];
+        read(segment, at, values, false)?;
+        magnitudes[at / BLOCK..].iter_mut().zip(values.chunks(BLOCK)).for_each(|(to, block)| *to = magnitude(block));
+    }
+    Ok(magnitudes)
 }
 
 /// The bytes of the packed segment in `owned`, which begins at a multiple of [`crate::device::ALIGN`].
 fn quantized(segment: &Segment, owned: Range<usize>, read: &mut ReadValues<'_>) -> Result<Vec<u8>> {
     let (shape, mut values) = (segment.packing(), vec![0f32; PIECE]);
-    let mut magnitudes = vec![0f32; shape.whole / BLOCK];
-    for at in (0..shape.whole).step_by(PIECE) {
-        let values = &mut values[..PIECE.min(shape.whole - at)];
-        read(segment, at, values, false)?;
-        magnitudes[at / BLOCK..].iter_mut().zip(values.chunks(BLOCK)).for_each(|(to, block)| *to = magnitude(block));
-    }
+    let magnitudes = magnitudes(segment, read)?;
     let mut out = vec![0u8; owned.len()];
     let codes = overlap(&shape.codes(), &owned);
     for (part, place) in segment.stretches(2 * codes.start..2 * codes.end) {

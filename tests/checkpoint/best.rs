@@ -310,7 +310,7 @@ fn each_stage_and_adapter_has_its_own_best() {
     assert_eq!(events(&job.path("m.jsonl"), "run").len(), 3);
 
     let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/pretrained/llama");
-    let lora = format!("{SAVES} --ckpt-dir lora --lora-rank 4 --save-hf adapter");
+    let lora = format!("{SAVES} --ckpt-dir lora --lora-rank 4 --save-adapter adapter");
     let mut command = Command::new(FSDP);
     command.current_dir(job.0.path()).arg("--pretrain").arg(base).args(lora.split_whitespace());
     let rest = "--dataset synthetic --max-len 16 --batch-size 2 --warmup-steps 0 --no-sample";

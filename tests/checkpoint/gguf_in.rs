@@ -108,7 +108,7 @@ fn adapters_start_from_a_file() {
         let out = run(dir.0.path(), &format!("--nproc-per-node 2 --cache-dir cache {args}"));
         assert!(out.status.success(), "{args}: {}", String::from_utf8_lossy(&out.stderr));
     };
-    ok("--pretrain base.gguf --load-in-4bit --lora-rank 2 --save-hf adapter --lr 0.1");
+    ok("--pretrain base.gguf --load-in-4bit --lora-rank 2 --save-adapter adapter --save-hf final --lr 0.1");
     let config: Value = serde_json::from_slice(&fs::read(dir.path("adapter/adapter_config.json")).unwrap()).unwrap();
     assert!(config["base_model_name_or_path"].as_str().unwrap().ends_with("base.gguf"), "{config}");
     ok("--pretrain base.gguf --lora-merge adapter --save-hf merged");

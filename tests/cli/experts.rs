@@ -243,7 +243,9 @@ fn adapters_of_experts_are_saved_resumed_and_merged() {
         );
         let [four, two] = ["--nproc-per-node 4 --ep-size 2 --batch-size 1", "--nproc-per-node 2 --batch-size 2"];
         good(&dir, &format!("{train} {four} --max-steps 20 --metrics-path {family}-1.jsonl"));
-        let rest = format!("{train} {two} --resume auto --max-steps 30 --save-hf {family}-adapter");
+        let rest = format!(
+            "{train} {two} --resume auto --max-steps 30 --save-adapter {family}-adapter --save-hf {family}-final"
+        );
         good(&dir, &format!("{rest} --metrics-path {family}-2.jsonl"));
         let adapter = dir.path(&format!("{family}-adapter"));
         let config: Value = serde_json::from_slice(&fs::read(adapter.join("adapter_config.json")).unwrap()).unwrap();
@@ -272,6 +274,9 @@ fn adapters_of_experts_are_saved_resumed_and_merged() {
         assert!(tensors.names().iter().all(|name| name.contains("lora_") && !name.contains("mlp.gate.")));
         let merge = format!("--pretrain {family} --lora-merge {family}-adapter --save-hf {family}-merged");
         good(&dir, &format!("{merge} --nproc-per-node 4 --ep-size 2"));
+        let [ended, merged] = ["final", "merged"]
+            .map(|of| fs::read(dir.path(&format!("{family}-{of}")).join("model.safetensors")).unwrap());
+        assert!(ended == merged, "{family}: the run's own export differs");
         let again = format!("--pretrain {family}-merged {TRAIN} --nproc-per-node 1 --max-steps 1 --lr 0");
         good(&dir, &format!("{again} --metrics-path {family}-again.jsonl"));
         let loss = |name: &str| number(events(&dir.path(name), "eval").last().unwrap(), "loss");

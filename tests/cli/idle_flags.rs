@@ -265,7 +265,7 @@ fn inputs(dir: &Dir) -> PathBuf {
     {
         prepare(&path, dir.path(&format!("prepare-{i}")), words);
     }
-    prepare(&path, dir.path("prepare-adapter"), "--pretrain IN/model --lora-rank 2 --save-hf IN/adapter");
+    prepare(&path, dir.path("prepare-adapter"), "--pretrain IN/model --lora-rank 2 --save-adapter IN/adapter");
     path
 }
 fn prepare(inputs: &Path, dir: PathBuf, words: &str) {

@@ -60,7 +60,8 @@ fn adapters_are_saved_alone_resumed_and_merged() {
     let _ = fs::remove_dir_all(&dir);
     fs::create_dir_all(&dir).unwrap();
     let with = |more: &[&'static str]| [&TRAIN[..], more].concat();
-    let saving = with(&["--ckpt-dir", "ck", "--save-every", "3", "--max-steps", "6", "--save-hf", "adapter"]);
+    let saving = with(&["--ckpt-dir", "ck", "--save-every", "3", "--max-steps", "6", "--save-adapter", "adapter"]);
+    let saving = [&saving[..], &["--save-hf", "final"]].concat();
     let events = run(&dir, &base(), &saving);
     let (all, learns) = (&events[0]["params"], &events[0]["trainable_params"]);
     // Two layers, rank 4: q_proj 36 -> 40, down_proj 44 -> 36.
@@ -93,6 +94,13 @@ fn adapters_are_saved_alone_resumed_and_merged() {
     // The merged model is an ordinary one, with the loss of the adapted model.
     run(&dir, &base(), &["--lora-merge", "adapter", "--save-hf", "merged", "--nproc-per-node", "3"]);
     assert_eq!(names(&dir.join("merged")), ["config.json", "flatshard.json", "model.safetensors"]);
+    // What the run itself has exported is this model.
+    assert_eq!(names(&dir), ["adapter", "ck", "final", "m.jsonl", "merged"]);
+    assert_eq!(names(&dir.join("final")), names(&dir.join("merged")));
+    for name in ["config.json", "model.safetensors"] {
+        let [ended, merged] = ["final", "merged"].map(|of| fs::read(dir.join(of).join(name)).unwrap());
+        assert!(ended == merged, "{name} differs");
+    }
     // A merged model is not a base model.
     let copy = dir.join("copy");
     fs::create_dir(&copy).unwrap();
@@ -174,7 +182,8 @@ fn adapters_of_4_bit_weights_are_resumed_and_merged_into_the_original_weights() 
     let saving = ["--ckpt-dir", "ck", "--save-every", "3", "--max-steps", "6"];
     let trained = |more: &[&str]| run(&dir, &base, &[&TRAIN[..], more].concat());
     let in_full = trained(&["--max-steps", "6"]);
-    let events = trained(&[&saving[..], &["--load-in-4bit", "--save-hf", "adapter"]].concat());
+    let events =
+        trained(&[&saving[..], &["--load-in-4bit", "--save-adapter", "adapter", "--save-hf", "final"]].concat());
     let params = |events: &[Value]| events[0]["planned_bytes"]["params"].as_u64().unwrap();
     // 2 ranks hold half each of two blocks' matrices: 4 bytes a weight, or 4.127 bits and the padding of each matrix.
     let weights = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 192) / 2;
@@ -192,10 +201,15 @@ fn adapters_of_4_bit_weights_are_resumed_and_merged_into_the_original_weights() 
     let adapter = Tensors::read(&last.join(file)).floats;
 
     run(&dir, &base, &["--lora-merge", "adapter", "--save-hf", "merged"]);
+    // The run's own export has the weights that it was trained on, those of the 4 bits, and so its loss.
+    let ended = evaluated(&run(&dir, &dir.join("final"), &["--max-steps", "1", "--lr", "0"]));
+    assert!((ended - packed).abs() < 1e-5 * packed, "{ended} of the export, {packed} in training");
+    let ended = Tensors::read(&dir.join("final/model.safetensors")).floats;
     let [base, merged] = ["base", "merged"].map(|name| Tensors::read(&dir.join(name).join("model.safetensors")).floats);
     let mut changed = 0;
     for (name, w) in &base {
         let part = |which: &str| adapter.get(&format!("base_model.model.{}", name.replace(".weight", which)));
+        assert_eq!(name.ends_with("proj.weight"), ended[name] != merged[name], "{name}");
         let (Some(a), Some(b)) = (part(".lora_A.weight"), part(".lora_B.weight")) else {
             assert!(merged[name] == *w, "{name} has no adapter");
             continue;

@@ -89,7 +89,7 @@ fn the_shipped_reward_model_learns_and_is_saved() {
         ["--pretrain", &from, "--dataset", &pairs, "--eval-dataset", &pairs, "--metrics-path", &path("adapter.jsonl")];
     let tuned = "--objective rm --max-len 192 --max-steps 2 --warmup-steps 0 --lr 0.01 --batch-size 4 --nproc-per-node 2 \
                  --lora-rank 2";
-    let ended = run(&tuned.split_whitespace().chain(files).chain(["--save-hf", &adapter]).collect::<Vec<_>>());
+    let ended = run(&tuned.split_whitespace().chain(files).chain(["--save-adapter", &adapter]).collect::<Vec<_>>());
     assert!(ended.status.success(), "{}", stderr(&ended));
     let written: Value =
         serde_json::from_slice(&std::fs::read(dir.join("adapter/adapter_config.json")).unwrap()).unwrap();

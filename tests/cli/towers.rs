@@ -57,7 +57,11 @@ fn text_is_trained_and_the_vision_tower_is_carried_through() {
 
     let lora = "--lora-rank 2 --lora-target-modules all-linear --lora-alpha 8";
     done(&dir, &model, &format!("{lora} --max-steps 1 --ckpt-dir lora"));
-    done(&dir, &model, &format!("{lora} --max-steps 2 --ckpt-dir lora --resume auto --save-hf adapter"));
+    done(
+        &dir,
+        &model,
+        &format!("{lora} --max-steps 2 --ckpt-dir lora --resume auto --save-adapter adapter --save-hf final"),
+    );
     let adapters = tensors(&dir.join("adapter/adapter_model.safetensors"));
     assert_eq!(adapters.len(), 2 * 7 * 3);
     let prefix = "base_model.model.model.language_model.layers.";
@@ -67,6 +71,8 @@ fn text_is_trained_and_the_vision_tower_is_carried_through() {
     done(&dir, &model, "--lora-merge adapter --save-hf merged");
     let merged = tensors(&dir.join("merged/model.safetensors"));
     assert!(merged.keys().eq(source.keys()));
+    assert!(tensors(&dir.join("final/model.safetensors")) == merged, "the run's own export differs");
+    assert!(dir.join("final/preprocessor_config.json").exists() && !dir.join("final/adapter_config.json").exists());
     let is_text = |name: &&String| name.starts_with("language_model.");
     assert!(source.iter().filter(|(name, _)| !is_text(name)).all(|(name, bytes)| merged[name] == *bytes));
     // It generates like the adapter on its base model.

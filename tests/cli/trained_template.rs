@@ -106,7 +106,9 @@ fn the_template_in_use_is_the_default_one_of_what_is_saved() {
     assert_eq!((work.read("out/chat_template.jinja"), work.listed("out")), (text.into(), json!(text)));
     work.good(&format!("{TINY} --save-hf base"));
     assert_eq!((work.read("base/chat_template.jinja"), work.listed("base")), (OWN.into(), json!(OWN)));
-    work.good(&format!("--pretrain base {given} --lora-rank 2 --max-steps 1 --save-hf adapter"));
+    let saves = "--save-adapter adapter --save-hf own --save-gguf own.gguf";
+    work.good(&format!("--pretrain base {given} --lora-rank 2 --max-steps 1 {saves}"));
+    assert_eq!((work.read("own/chat_template.jinja"), work.listed("own")), (TRAINED.into(), json!(TRAINED)));
     assert_eq!((work.read("adapter/chat_template.jinja"), work.listed("adapter")), (TRAINED.into(), json!(TRAINED)));
     let merge =
         "--device cpu --nproc-per-node 1 --pretrain base --lora-merge adapter --save-hf merged --save-gguf m.gguf";

@@ -161,7 +161,7 @@ fn a_model_is_written_in_other_forms() {
     assert!(newest == second);
     refused(FLATSHARD, dir.0.path(), "export m", &["--export needs a model and a place", "--save-hf DIR"]);
     refused(FLATSHARD, dir.0.path(), "export m --save-hf m", &["never overwritten"]);
-    let adapted = "sft m chats.jsonl --lora-rank 2 --max-steps 1 --no-sample --nproc-per-node 1 --save-hf adapter";
+    let adapted = "sft m chats.jsonl --lora-rank 2 --max-steps 1 --no-sample --nproc-per-node 1 --save-adapter adapter";
     stdout(FLATSHARD, dir.0.path(), adapted, "");
     // The adapter names its model.
     stdout(FLATSHARD, dir.0.path(), "merge adapter --save-hf merged", "");

@@ -26,7 +26,8 @@ const MAIN: [(&str, &str); 20] = [
     ("lora", "target_modules"),
 ];
 /// Places of outputs, which differ between any two runs.
-const OUTPUTS: [&str; 6] = ["metrics_path", "ckpt_dir", "save_hf", "save_gguf", "log_file", "tensorboard"];
+const OUTPUTS: [&str; 7] =
+    ["metrics_path", "ckpt_dir", "save_hf", "save_adapter", "save_gguf", "log_file", "tensorboard"];
 const MOST: usize = 40;
 
 /// Names of the runs, and rows of a setting and its value in each.

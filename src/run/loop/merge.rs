@@ -1,7 +1,8 @@
 //! `--lora-merge` and `--export`: writes the model of `--pretrain` to `--save-hf` and `--save-gguf`, after merging an
-//! adapter into it. Every rank merges and writes the weights that it owns. Never trains.
+//! adapter into it; and what a training run has made. Every rank merges and writes the weights that it owns. Never
+//! trains.
 use crate::base::{Error, Result};
-use crate::ckpt::{Checkpointer, SavedCheckpoint};
+use crate::ckpt::{self, Checkpointer, SavedCheckpoint};
 use crate::comm::mesh::Mesh;
 use crate::device::Device;
 use crate::nn::Decoder;
@@ -38,8 +39,26 @@ pub fn run(plan: &Plan, device: Arc<dyn Device>, mesh: &Mesh, log: &RunLog) -> R
     Ok(())
 }
 
+/// What a training run has made: its adapters alone, and the model, with them merged, in each of the forms that were
+/// asked for. All ranks together.
+pub fn trained(
+    plan: &Plan,
+    mesh: &Mesh,
+    checkpointer: &mut Checkpointer,
+    store: &mut dyn Store,
+) -> Result<Vec<SavedCheckpoint>> {
+    let c = &plan.settings.checkpoint;
+    let (Some(_), Some(base)) = (&plan.engine.tuning.lora, &plan.settings.model.pretrain) else {
+        return export(plan, checkpointer, store);
+    };
+    let adapter = c.save_adapter.as_ref().map(|dir| checkpointer.save_hf(dir, ckpt::Dtype::F32, store)).transpose()?;
+    let Some(near) = c.save_hf.as_ref().or(c.save_gguf.as_ref()) else { return Ok(adapter.into_iter().collect()) };
+    let model = export(plan, &mut checkpointer.merging(mesh, base, near, store)?, store)?;
+    Ok(adapter.into_iter().chain(model).collect())
+}
+
 /// The model alone, in each of the forms that were asked for. All ranks together.
-pub fn export(plan: &Plan, checkpointer: &mut Checkpointer, store: &mut dyn Store) -> Result<Vec<SavedCheckpoint>> {
+fn export(plan: &Plan, checkpointer: &mut Checkpointer, store: &mut dyn Store) -> Result<Vec<SavedCheckpoint>> {
     let (c, save) = (&plan.settings.checkpoint, &plan.save);
     let hf = c.save_hf.as_ref().map(|dir| checkpointer.save_hf(dir, save.dtype, store)).transpose()?;
     let gguf = c.save_gguf.as_ref().map(|file| checkpointer.save_gguf(file, save.gguf, store)).transpose()?;

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Settings that may differ between hosts: the number of local ranks, and paths.
-const OWN: [(&str, &str); 24] = [
+const OWN: [(&str, &str); 25] = [
     ("run", "nproc_per_node"),
     ("run", "threads_per_rank"),
     ("run", "job_secret_file"),
@@ -40,6 +40,7 @@ const OWN: [(&str, &str); 24] = [
     ("fsdp", "deepspeed"), // its contents are in the other settings
     ("checkpoint", "ckpt_dir"),
     ("checkpoint", "save_hf"),
+    ("checkpoint", "save_adapter"),
     ("checkpoint", "save_gguf"),
     ("checkpoint", "resume"),
     ("faults", "save_traces_folder"),

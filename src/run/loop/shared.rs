@@ -22,7 +22,13 @@ const WORDS: usize = 4;
 pub fn check(plan: &Plan, host: &str, dev: &dyn Device, world: &Arc<dyn Collective>) -> Result<()> {
     let c = &plan.settings.checkpoint;
     let gguf = c.save_gguf.as_ref().and_then(|file| file.parent()).map(|dir| Path::new(".").join(dir));
-    for (flag, dir) in [("--ckpt-dir", &c.ckpt_dir), ("--save-hf", &c.save_hf), ("--save-gguf", &gguf)] {
+    let dirs = [
+        ("--ckpt-dir", &c.ckpt_dir),
+        ("--save-hf", &c.save_hf),
+        ("--save-adapter", &c.save_adapter),
+        ("--save-gguf", &gguf),
+    ];
+    for (flag, dir) in dirs {
         if let Some(dir) = dir.as_ref().filter(|_| world.size() > 1) {
             one(flag, dir, host, dev, world)?;
         }

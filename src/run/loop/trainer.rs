@@ -280,7 +280,7 @@ impl<'a> Trainer<'a> {
         self.save(false)?;
         self.trace_up_to(self.position.step + 1)?;
         self.evaluate()?;
-        let exported = merge::export(plan, &mut self.checkpointer, self.engine.state().0)?;
+        let exported = merge::trained(plan, self.rank.mesh, &mut self.checkpointer, self.engine.state().0)?;
         self.watch.trained(&exported);
         self.tracer.phase(self.position.step, "sample");
         self.sample()?;

@@ -13,7 +13,7 @@ use crate::run::plan::restarts::Restarts;
 use crate::run::plan::resume;
 use crate::run::plan::save::{self, SaveOptions};
 use crate::run::settings::Settings;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A merge reads a model and an adapter and writes a model; an export reads a model alone.
 pub fn conversion(s: &Settings) -> Result<()> {
@@ -39,8 +39,13 @@ pub fn conversion(s: &Settings) -> Result<()> {
 pub fn outputs(s: &Settings) -> Result<()> {
     let c = &s.checkpoint;
     evaluations::check(s)?;
-    for (flag, dir) in [("--ckpt-dir", &c.ckpt_dir), ("--save-hf", &c.save_hf), ("--tensorboard", &s.watch.tensorboard)]
-    {
+    let dirs = [
+        ("--ckpt-dir", &c.ckpt_dir),
+        ("--save-hf", &c.save_hf),
+        ("--save-adapter", &c.save_adapter),
+        ("--tensorboard", &s.watch.tensorboard),
+    ];
+    for (flag, dir) in dirs {
         dir.as_deref().map_or(Ok(()), |dir| directory(flag, dir))?;
     }
     let files =
@@ -51,7 +56,8 @@ pub fn outputs(s: &Settings) -> Result<()> {
     if let Some(path) = &c.save_gguf {
         ckpt::gguf::check_file(path, c.overwrite == Some(true))?;
     }
-    export(s)
+    export(s, "--save-hf", &c.save_hf, &None)?;
+    export(s, "--save-adapter", &c.save_adapter, &c.save_hf)
 }
 
 /// The model and its tokenizer can be exported to GGUF on these ranks. `source` is what the run starts from.
@@ -64,12 +70,6 @@ pub fn gguf(
 ) -> Result<()> {
     let Some(file) = &s.checkpoint.save_gguf else { return Ok(()) };
     let bad = |what: &str| Err(Error::input(format!("--save-gguf {}: {what}", file.display())));
-    if engine.tuning.lora.is_some() {
-        return bad(
-            "this run trains adapters, and a GGUF file holds a whole model: save them with --ckpt-dir or --save-hf DIR, then \
-             --pretrain MODEL --lora-merge DIR --save-gguf FILE",
-        );
-    }
     let (spec, kind) = (&engine.spec, SaveOptions::new(&s.checkpoint)?.gguf);
     let inputs = [(engine.cuts.attention, spec.heads * spec.head_dim), (engine.cuts.mlp, spec.ff)];
     let whole = |n: usize| n.is_multiple_of(Q8_0_BLOCK);
@@ -84,16 +84,21 @@ pub fn gguf(
     ckpt::gguf::beginning(file, spec, decoder.layouts(), kind, &companions).map(drop)
 }
 
-/// An export replaces only a model of the same run, or with --overwrite any other; never one that this run reads.
-fn export(s: &Settings) -> Result<()> {
+/// An export to the directory of `flag` replaces only one of the same run, or with --overwrite any other; never one
+/// that this run reads, or `other`.
+fn export(s: &Settings, flag: &str, dir: &Option<PathBuf>, other: &Option<PathBuf>) -> Result<()> {
     let c = &s.checkpoint;
-    let Some(dir) = &c.save_hf else { return Ok(()) };
-    for (flag, input) in
-        [("--pretrain", &s.model.pretrain), ("--lora-merge", &s.lora.merge), ("--ckpt-dir", &c.ckpt_dir)]
-    {
+    let Some(dir) = dir else { return Ok(()) };
+    let taken = [
+        ("--pretrain", &s.model.pretrain),
+        ("--lora-merge", &s.lora.merge),
+        ("--ckpt-dir", &c.ckpt_dir),
+        ("--save-hf", other),
+    ];
+    for (of, input) in taken {
         if let Some(input) = input.as_ref().filter(|input| ckpt::same_place(dir, input)) {
             return Err(Error::input(format!(
-                "--save-hf {}: is the directory of {flag} {}, which is never overwritten; give another directory",
+                "{flag} {}: is the directory of {of} {}, which is never overwritten; give another directory",
                 dir.display(),
                 input.display()
             )));

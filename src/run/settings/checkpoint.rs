@@ -25,9 +25,12 @@ pub struct CheckpointSettings {
     /// [default: none]
     #[arg(long, value_name = "auto|best|DIR")]
     pub resume: Option<String>,
-    /// Export the final model in Hugging Face format [default: none]
+    /// Export the final model in Hugging Face format, with trained adapters merged [default: none]
     #[arg(long, value_name = "DIR")]
     pub save_hf: Option<PathBuf>,
+    /// Save the trained adapters alone, as PEFT reads them [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub save_adapter: Option<PathBuf>,
     /// Export the final model with its tokenizer to this GGUF file, for llama.cpp and Ollama [default: none]
     #[arg(long, value_name = "FILE")]
     pub save_gguf: Option<PathBuf>,
@@ -37,7 +40,8 @@ pub struct CheckpointSettings {
     /// Only write the model of --pretrain to save-hf and save-gguf, without training, then exit
     #[arg(long)]
     pub export: Option<bool>,
-    /// Let save-hf replace another run's model and save-gguf a file; the model the run starts from is never replaced
+    /// Let save-hf and save-adapter replace what another run wrote, and save-gguf a file; the model the run starts from
+    /// is never replaced
     #[arg(long)]
     pub overwrite: Option<bool>,
     /// Write checkpoints in the background, from a copy in memory, while training continues
@@ -46,7 +50,7 @@ pub struct CheckpointSettings {
     /// Maximum size of a model or optimizer file, such as 5GB or 200MB (a tensor is never split)
     #[arg(long, value_name = "SIZE")]
     pub max_shard_size: Option<String>,
-    /// Dtype of the save-hf export; checkpoints are always fp32
+    /// Dtype of the save-hf export; checkpoints and adapters are always fp32
     #[arg(long)]
     pub save_dtype: Option<FloatName>,
 }

@@ -61,7 +61,7 @@ impl HelpPage {
         const EXAMPLES: &[(&str, &str)] = &[
             ("sft model chats.jsonl --lora-rank 8 --save-hf tuned", "train adapters on conversations"),
             ("chat tuned", "talk to the result"),
-            ("merge tuned --save-gguf tuned.gguf", "one file for llama.cpp and Ollama"),
+            ("export tuned --save-gguf tuned.gguf", "one file for llama.cpp and Ollama"),
             ("samples model chats.jsonl", "what would be trained on"),
         ];
         HelpPage { examples: EXAMPLES, verbs, ..HelpPage::training(program, about) }

@@ -131,7 +131,8 @@ pub fn place(s: &mut Settings, names: &[String], index: usize) -> Result<()> {
     s.run.stage = Some(name.clone());
     s.watch.tensorboard = s.watch.tensorboard.take().map(|dir| dir.join(name)); // each stage counts its steps from 1
     if index + 1 < names.len() {
-        (s.checkpoint.save_hf, s.checkpoint.save_gguf) = (None, None); // the final model is the last stage's
+        // The final model is the last stage's.
+        (s.checkpoint.save_hf, s.checkpoint.save_adapter, s.checkpoint.save_gguf) = (None, None, None);
     }
     if index > 0 {
         s.run.after = Some(dir.join(&names[index - 1]));

@@ -323,7 +323,7 @@ pub fn next(plan: &Plan, steps: u64, stopped: bool) -> Option<String> {
         Ok(()) => "--generate TEXT",
         Err(_) => "--generate \"3 17 5\"",
     };
-    let what = match (&c.ckpt_dir, &c.save_hf) {
+    let what = match (&c.ckpt_dir, c.save_hf.as_ref().or(c.save_adapter.as_ref())) {
         _ if plan.settings.run.stage.is_some() => return None,
         (None, None) if c.save_gguf.is_some() => return None,
         (None, None) => {
@@ -337,7 +337,6 @@ pub fn next(plan: &Plan, steps: u64, stopped: bool) -> Option<String> {
             let dir = dir.display();
             format!("--resume auto and a larger {larger} train on\n         --ckpt-dir {dir} {generate} generates")
         }
-        (None, Some(dir)) if adapted => format!("--lora-merge {} --save-hf DIR merges", dir.display()),
         (None, Some(dir)) => format!("--pretrain {} {generate} generates", dir.display()),
     };
     Some(format!("{:<LABEL$}{what}", "next"))

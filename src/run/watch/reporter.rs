@@ -16,7 +16,7 @@ use super::report;
 use super::sol::{Ratios, SpeedOfLight};
 use super::tensorboard::TensorBoard;
 use crate::base::{Error, Result};
-use crate::ckpt::{Evaluations, SavedCheckpoint};
+use crate::ckpt::{self, Evaluations, SavedCheckpoint};
 use crate::comm::CommStats;
 use crate::comm::env::RankEnv;
 use crate::comm::mesh::Mesh;
@@ -355,9 +355,20 @@ impl<'a> Reporter<'a> {
     /// All steps are done, and the model is in `exported`, as far as that was asked for.
     pub fn trained(&mut self, exported: &[SavedCheckpoint]) {
         self.progress.iter_mut().for_each(Progress::finish);
+        let settings = &self.plan.settings;
+        let merged = match self.plan.engine.tuning.lora.is_some() {
+            true if settings.lora.load_in_4bit == Some(true) => {
+                "  (adapters merged into the 4-bit weights they were trained on)"
+            }
+            true => "  (adapters merged)",
+            false => "",
+        };
         for saved in exported {
             let (path, size) = (saved.path.display(), report::mib(saved.bytes));
-            self.say(LogLevel::Info, format_args!("export  {size}  {path}"));
+            let is_adapter =
+                settings.checkpoint.save_adapter.as_ref().is_some_and(|dir| ckpt::same_place(dir, &saved.path));
+            let merged = if is_adapter { "" } else { merged };
+            self.say(LogLevel::Info, format_args!("export  {size}  {path}{merged}"));
         }
     }
 

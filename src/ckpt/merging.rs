@@ -1,0 +1,94 @@
+//! An opened adapter, and what becomes of the weights that it changes. Never writes a weight: [`super::merge`] does in
+//! a store, and exports do in files.
+use super::adapter::{AdapterTensors, LowRank};
+use super::elements::widen;
+use super::layout::Share;
+use super::source::TensorSource;
+use crate::base::Result;
+use crate::device::Device;
+use crate::nn::{Layout, Segment, Spec};
+use crate::store::Store;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// What an adapter has changed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Merged {
+    /// Tensors that a product was added to.
+    pub adapters: usize,
+    /// Tensors that were replaced.
+    pub whole: usize,
+}
+
+/// An opened adapter: first its whole tensors replace the model's, then its products are added, W + scale B A, in f32.
+pub struct Merging {
+    tensors: AdapterTensors,
+    products: BTreeMap<String, LowRank>,
+    /// What the store's packed matrices were quantized from.
+    pub base: Option<TensorSource>,
+    bytes: RefCell<Vec<u16>>,
+}
+
+impl Merging {
+    /// Reads the products of the adapter in `dir`. Its files may be removed afterwards.
+    pub fn open(dir: &Path, spec: &Spec, layouts: &[Layout]) -> Result<Merging> {
+        let tensors = AdapterTensors::open(dir, spec, layouts)?;
+        let mut products = BTreeMap::new();
+        for (name, change) in &tensors.changes {
+            products.extend(tensors.product(change)?.map(|product| (name.clone(), product)));
+        }
+        Ok(Merging { tensors, products, base: None, bytes: RefCell::default() })
+    }
+
+    pub fn merged(&self) -> Merged {
+        let whole = self.tensors.changes.values().filter(|change| change.whole.is_some()).count();
+        Merged { adapters: self.products.len(), whole }
+    }
+
+    /// Whether the adapter changes this tensor.
+    pub fn changes(&self, segment: &Segment) -> bool {
+        self.tensors.changes.contains_key(&segment.name)
+    }
+
+    /// Changes `values`, which are those of this rank's part of `segment` from its element `first` on.
+    pub fn add(&self, segment: &Segment, first: usize, values: &mut [f32]) -> Result<()> {
+        let Some(change) = self.tensors.changes.get(&segment.name) else { return Ok(()) };
+        for (part, place) in segment.stretches(first..first + values.len()) {
+            let values = &mut values[part.start - first..part.end - first];
+            if let Some(whole) = &change.whole {
+                self.tensors.read(whole, place, values, &mut self.bytes.borrow_mut())?;
+            }
+            if let Some(product) = self.products.get(&segment.name) {
+                product.add(place, values);
+            }
+        }
+        Ok(())
+    }
+
+    /// Visits the changed values of the store's packed matrices. Of replicas, the first visits all.
+    pub fn each_packed(
+        &self,
+        dev: &dyn Device,
+        share: Share,
+        store: &mut dyn Store,
+        visit: &mut dyn FnMut(&Segment, usize, &mut [f32]) -> Result<()>,
+    ) -> Result<()> {
+        let Some(base) = self.base.as_ref().filter(|_| share.index == 0) else { return Ok(()) };
+        let mut bytes = Vec::new();
+        let mut read = |segment: &Segment, place: usize, values: &mut [f32], _own: bool| {
+            let tensor = &base.tensors.list[base.tensors.find(0, &segment.name)?];
+            bytes.resize((values.len() * tensor.dtype.bitsize()).div_ceil(16), 0);
+            let bytes = bytemuck::cast_slice_mut::<u16, u8>(&mut bytes);
+            base.read_at(tensor, place, bytes)?;
+            widen(bytes, tensor.dtype, values);
+            Ok(())
+        };
+        store.for_each_packed(&mut |shard| {
+            shard.values(dev, &|segment| share.has(segment), &mut read, &mut |segment, at, values| {
+                self.add(segment, at, values)?;
+                visit(segment, at, values)
+            })
+        })
+    }
+}
