@@ -5,6 +5,7 @@
 //! generation %}` blocks, whose places in the text are returned. Values print as in Python.
 mod bounds;
 mod budget;
+mod checks;
 mod conversation;
 mod filters;
 mod format;
@@ -39,14 +40,19 @@ pub struct ChatTemplate {
 }
 
 const NAME: &str = "chat template";
+/// What rows call the thoughts of an answer. Templates read the first, or the second.
+const THOUGHTS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 impl ChatTemplate {
     /// From Jinja text and the spellings of the tokenizer's special tokens. An error describes the problem and names
     /// the line.
     pub fn new(text: &str, (bos, eos): (&str, &str)) -> Result<ChatTemplate, String> {
+        // Jinja has one kind of line end.
+        let text = &text.replace("\r\n", "\n").replace('\r', "\n");
         let mut env = Environment::new();
         bounds::install(&mut env);
         filters::install(&mut env);
+        checks::install(&mut env);
         env.set_formatter(as_python_prints);
         env.add_function("raise_exception", |state: &State, message: Value| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, python::text(state, &message)?.into_owned()))
@@ -59,7 +65,7 @@ impl ChatTemplate {
             format!("{place}: {detail}")
         })?;
         let fingerprint = xxh3_64(format!("{bos}\0{eos}\0{text}").as_bytes());
-        let (source, bos, eos) = (text.into(), bos.into(), eos.into());
+        let (source, bos, eos) = (text.clone(), bos.into(), eos.into());
         Ok(ChatTemplate { env, instructions, source, bos, eos, generation, frame: OnceLock::new(), fingerprint })
     }
 
@@ -68,8 +74,15 @@ impl ChatTemplate {
         self.fingerprint
     }
 
-    /// Whether the template's source holds this name, without which it cannot read a variable or field of that name.
+    /// Whether the template's source holds this name, without which it cannot read a variable or field of that name; or
+    /// for thoughts, any of their names.
     pub fn mentions(&self, name: &str) -> bool {
+        match THOUGHTS.contains(&name) {
+            true => THOUGHTS.iter().any(|name| self.holds(name)),
+            false => self.holds(name),
+        }
+    }
+    fn holds(&self, name: &str) -> bool {
         let part = |c: char| c.is_alphanumeric() || c == '_';
         self.source.match_indices(name).any(|(at, _)| {
             let (before, after) = (&self.source[..at], &self.source[at + name.len()..]);
@@ -107,7 +120,7 @@ impl ChatTemplate {
         context.insert("bos_token", Value::from(self.bos.as_str()));
         context.insert("eos_token", Value::from(self.eos.as_str()));
         context.extend(conversation.variables.iter().map(|(name, value)| (name.as_str(), value.clone())));
-        context.insert("messages", Value::from(conversation.messages.clone()));
+        context.insert("messages", conversation.messages.iter().map(with_thoughts).collect());
         context.insert("add_generation_prompt", Value::from(prompt));
         let text = bounds::run(&self.env, &self.instructions, Value::from_iter(context)).map_err(|e| {
             // Completes "line 7 is rejected by line 3 of the chat template: no such role".
@@ -125,6 +138,21 @@ impl std::fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         write!(f, "ChatTemplate({:016x})", self.fingerprint)
     }
+}
+
+/// The message with its thoughts, if it has any, under the names that templates read, as transformers passes them.
+fn with_thoughts(message: &Value) -> Value {
+    let given = |name: &&str| message.get_attr(name).ok().filter(|value| !value.is_undefined() && !value.is_none());
+    let Some(thoughts) = THOUGHTS.iter().find_map(given) else { return message.clone() };
+    let [content, thinking, _] = THOUGHTS;
+    let mut fields = vec![(Value::from(thinking), thoughts.clone())];
+    for (name, value) in python::pairs(message).chain([(Value::from(content), thoughts)]) {
+        match fields.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, known)) => *known = value,
+            None => fields.push((name, value)),
+        }
+    }
+    fields.into_iter().collect()
 }
 
 /// Such as ("line 3 of the chat template", "only user and assistant roles are supported").

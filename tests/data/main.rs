@@ -14,6 +14,7 @@ use std::sync::{Arc, Barrier};
 use tempfile::TempDir;
 
 mod cache;
+mod checks;
 #[path = "../common/mod.rs"]
 mod common;
 mod constant_memory;

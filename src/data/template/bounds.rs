@@ -34,6 +34,7 @@ const CONTAINS: &str = "=contains";
 const LOOP: &str = "=loop";
 const PERCENT: &str = "=percent";
 const PERCENT_TUPLE: &str = "=tuple";
+const SLICE: &str = "=slice";
 
 /// Charges a value that an instruction produced, and computes it now if it is lazy.
 fn made(state: &State, value: Value) -> Result<Value, Error> {
@@ -74,6 +75,7 @@ pub(super) fn install(env: &mut Environment) {
     });
     env.add_filter(PERCENT, |state: &State, a: Value, b: Value| format::modulo(state, &a, &b, false));
     env.add_filter(PERCENT_TUPLE, |state: &State, a: Value, b: Value| format::modulo(state, &a, &b, true));
+    env.add_filter(SLICE, slice);
     env.remove_global("debug"); // prints every variable
     guard(env, "batch", Value::from_function(filters::batch), |args| largest(args).saturating_mul(64));
     guard(env, "slice", Value::from_function(filters::slice), |args| largest(args).saturating_mul(64));
@@ -85,6 +87,41 @@ pub(super) fn install(env: &mut Environment) {
         }
         is_in.call(state, &args).map(|found| found.is_true())
     });
+}
+
+/// `value[start:stop:step]` of a text or a list, as in Python.
+fn slice(value: Value, start: Value, stop: Value, step: Value) -> Result<Value, Error> {
+    let refused = || python::type_error(format!("'{}' object is not subscriptable", python::type_name(&value)));
+    let items = match value.kind() {
+        ValueKind::Seq | ValueKind::Iterable => value.try_iter()?.collect::<Vec<Value>>(),
+        ValueKind::String => Vec::new(),
+        _ => return Err(refused()),
+    };
+    let text = value.as_str();
+    let len = text.map_or(items.len(), |text| text.chars().count()) as i128;
+    let given = |value: &Value| if value.is_none() { Ok(None) } else { python::whole(value).map(Some) };
+    let step = given(&step)?.unwrap_or(1);
+    if step == 0 {
+        return Err(python::type_error("slice step cannot be zero".into()));
+    }
+    // The places that a slice may begin and end at: from the first item on, or from the last one back.
+    let (lowest, highest) = if step > 0 { (0, len) } else { (-1, len - 1) };
+    let place = |value: Option<i128>, otherwise: i128| {
+        let from_start = |at: i128| if at < 0 { at.saturating_add(len) } else { at };
+        value.map_or(otherwise, |at| from_start(at).clamp(lowest, highest))
+    };
+    let (first, last) = if step > 0 { (lowest, highest) } else { (highest, lowest) };
+    let (first, last) = (place(given(&start)?, first), place(given(&stop)?, last));
+    let stride = usize::try_from(step.unsigned_abs()).unwrap_or(usize::MAX);
+    let span = if step > 0 { last - first } else { first - last }.max(0) as usize;
+    let taken = span.div_ceil(stride);
+    let skipped = if step > 0 { first } else { len - 1 - first } as usize;
+    Ok(match (text, step > 0) {
+        (Some(text), true) => text.chars().skip(skipped).step_by(stride).take(taken).collect::<String>().into(),
+        (Some(text), false) => text.chars().rev().skip(skipped).step_by(stride).take(taken).collect::<String>().into(),
+        (None, true) => items.into_iter().skip(skipped).step_by(stride).take(taken).collect(),
+        (None, false) => items.into_iter().rev().skip(skipped).step_by(stride).take(taken).collect(),
+    })
 }
 
 /// Adds a filter that is charged before it runs.
@@ -229,6 +266,7 @@ fn bounded(
             // Of a text: formatted by a list that is spelled out, as by a tuple, or by one value.
             I::Rem if at > 0 && is_list(all[at - 1]) => I::ApplyFilter(PERCENT_TUPLE, Some(2), !0),
             I::Rem => I::ApplyFilter(PERCENT, Some(2), !0),
+            I::Slice => I::ApplyFilter(SLICE, Some(4), !0),
             I::Iterate(to) => I::Iterate(starts[to as usize]),
             I::Jump(to) => I::Jump(starts[to as usize]),
             I::JumpIfFalse(to) => I::JumpIfFalse(starts[to as usize]),

@@ -1,6 +1,7 @@
 //! The filters and methods of Jinja and Python that make a text of a value: each converts it as [`super::python`] does
 //! and charges what it makes before it makes it. Never changes a filter that only computes with values.
 use super::budget::{read, spend, too_much};
+use super::checks;
 use super::format;
 use super::json::tojson;
 use super::python::{self, Sequence, SequenceKind, text, text_value, type_error, type_name};
@@ -106,6 +107,16 @@ fn method(state: &State, value: &Value, method: &str, args: &[Value]) -> Result<
         }
         (ValueKind::String, "strip" | "lstrip" | "rstrip") => {
             read(state, length(Some(value)).saturating_mul(length(first)))?;
+        }
+        (ValueKind::String, "isdigit" | "isnumeric" | "isalpha" | "isalnum" | "isspace" | "isascii")
+            if value.as_str() == Some("") =>
+        {
+            let () = from_args(args)?;
+            return Ok(Value::from(method == "isascii"));
+        }
+        (ValueKind::String, "islower" | "isupper") => {
+            let () = from_args(args)?;
+            return Ok(Value::from(checks::in_case(value.as_str().unwrap_or_default(), method == "isupper")));
         }
         (ValueKind::String, "count") if first.and_then(Value::as_str) == Some("") => {
             return Err(too_much("count() of an empty string never ends".into()));
