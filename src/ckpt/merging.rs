@@ -7,7 +7,7 @@ use super::source::TensorSource;
 use crate::base::Result;
 use crate::device::Device;
 use crate::nn::{Layout, Segment, Spec};
-use crate::store::Store;
+use crate::store::{Store, VisitValues};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -72,7 +72,7 @@ impl Merging {
         dev: &dyn Device,
         share: Share,
         store: &mut dyn Store,
-        visit: &mut dyn FnMut(&Segment, usize, &mut [f32]) -> Result<()>,
+        visit: &mut VisitValues<'_>,
     ) -> Result<()> {
         let Some(base) = self.base.as_ref().filter(|_| share.index == 0) else { return Ok(()) };
         let mut bytes = Vec::new();

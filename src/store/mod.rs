@@ -23,7 +23,7 @@ pub use flat::Wrap;
 pub use init::{initialize, initialize_only};
 pub use kept::{Keep, assign, values};
 pub use offload::Offload;
-pub use packed::ReadValues;
+pub use packed::{ReadValues, VisitValues};
 pub use reference::{Reference, ReferenceOptions};
 pub use replicated::{Replicated, ReplicatedOptions};
 pub use sharded::{BackwardPrefetch, Sharded, ShardedOptions};

@@ -17,6 +17,9 @@ pub const PIECE: usize = 1 << 16;
 /// element over all ranks that share a matrix.
 pub type ReadValues<'a> = dyn FnMut(&Segment, usize, &mut [f32], bool) -> Result<()> + 'a;
 
+/// Takes values of this rank's part of a segment, from an element on.
+pub type VisitValues<'a> = dyn FnMut(&Segment, usize, &mut [f32]) -> Result<()> + 'a;
+
 fn overlap(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     let start = a.start.max(b.start);
     start..a.end.min(b.end).max(start)
@@ -50,7 +53,7 @@ impl PackedShard<'_> {
         dev: &dyn Device,
         wanted: &dyn Fn(&Segment) -> bool,
         read: &mut ReadValues<'_>,
-        visit: &mut dyn FnMut(&Segment, usize, &mut [f32]) -> Result<()>,
+        visit: &mut VisitValues<'_>,
     ) -> Result<()> {
         let shard = self.start..self.start + self.bytes.len();
         let (mut bytes, mut values) = (vec![0u8; PIECE / 2], vec![0f32; PIECE]);

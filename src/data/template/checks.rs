@@ -21,11 +21,8 @@ pub(super) fn install(env: &mut Environment) {
 
 /// Whether some letters of a text are of this case, and none of the other: `islower()`, `isupper()`.
 pub(super) fn in_case(text: &str, upper: bool) -> bool {
-    let (this, other): (fn(char) -> bool, fn(char) -> bool) = match upper {
-        true => (char::is_uppercase, char::is_lowercase),
-        false => (char::is_lowercase, char::is_uppercase),
-    };
-    text.chars().any(this) && !text.chars().any(other)
+    let [has_lower, has_upper] = [text.chars().any(char::is_lowercase), text.chars().any(char::is_uppercase)];
+    if upper { has_upper && !has_lower } else { has_lower && !has_upper }
 }
 
 /// `value % 2`
