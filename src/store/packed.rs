@@ -45,9 +45,9 @@ impl PackedShard<'_> {
         Ok(())
     }
 
-    /// Visits the values of this rank's codes of the matrices that `wanted` chooses, at most [`PIECE`] at a time: the
-    /// segment, the first element in this rank's part of it, and the values. `read` gives what the matrix was quantized
-    /// from, since other ranks may have the scales.
+    /// Visits the values of this rank's codes of the matrices that `wanted` chooses, a piece of 2^16 at a time at most:
+    /// the segment, the first element in this rank's part of it, and the values. `read` gives what the matrix was
+    /// quantized from, since other ranks may have the scales.
     pub fn values(
         self,
         dev: &dyn Device,
