@@ -25,7 +25,7 @@ pub struct CheckpointSettings {
     /// [default: none]
     #[arg(long, value_name = "auto|best|DIR")]
     pub resume: Option<String>,
-    /// Export the final model in Hugging Face format, with trained adapters merged [default: none]
+    /// Export the final Hugging Face model, adapters merged [default: none]
     #[arg(long, value_name = "DIR")]
     pub save_hf: Option<PathBuf>,
     /// Save the trained adapters alone, as PEFT reads them [default: none]
