@@ -162,10 +162,8 @@ impl<'a> TensorReader<'a> {
         let index = self.source.tensors.find(0, &segment.name)?;
         let tensor = &self.source.tensors.list[index];
         let counted = own && self.share.index == 0 && self.share.has(segment);
-        let size = tensor.dtype.bitsize() / 8;
         for (i, values) in values.chunks_mut(CHUNK / 4).enumerate() {
-            let bytes = &mut bytemuck::cast_slice_mut::<u16, u8>(&mut self.bytes)[..values.len() * size];
-            self.source.read_at(tensor, place + i * CHUNK / 4, bytes)?;
+            let bytes = self.source.elements(tensor, place + i * CHUNK / 4, values.len(), &mut self.bytes)?;
             if counted {
                 self.strange[index] += not_finite(bytes, tensor.dtype);
             }

@@ -78,10 +78,7 @@ impl Merging {
         let mut bytes = Vec::new();
         let mut read = |segment: &Segment, place: usize, values: &mut [f32], _own: bool| {
             let tensor = &base.tensors.list[base.tensors.find(0, &segment.name)?];
-            bytes.resize((values.len() * tensor.dtype.bitsize()).div_ceil(16), 0);
-            let bytes = bytemuck::cast_slice_mut::<u16, u8>(&mut bytes);
-            base.read_at(tensor, place, bytes)?;
-            widen(bytes, tensor.dtype, values);
+            widen(base.elements(tensor, place, values.len(), &mut bytes)?, tensor.dtype, values);
             Ok(())
         };
         store.for_each_packed(&mut |shard| {

@@ -111,6 +111,24 @@ impl TensorSource {
 }
 
 impl TensorSource {
+    /// The bytes of `count` elements of `tensor` from its element `place` on, read into `buffer`, which grows if it is
+    /// too short. Aligned for [`super::elements::widen`].
+    pub fn elements<'b>(
+        &self,
+        tensor: &FileTensor,
+        place: usize,
+        count: usize,
+        buffer: &'b mut Vec<u16>,
+    ) -> Result<&'b [u8]> {
+        let bytes = count * tensor.dtype.bitsize() / 8;
+        if buffer.len() < bytes.div_ceil(2) {
+            buffer.resize(bytes.div_ceil(2), 0);
+        }
+        let to = &mut bytemuck::cast_slice_mut::<u16, u8>(buffer)[..bytes];
+        self.read_at(tensor, place, to)?;
+        Ok(to)
+    }
+
     /// The bytes of `tensor` from its element `place` on.
     pub fn read_at(&self, tensor: &FileTensor, place: usize, to: &mut [u8]) -> Result<()> {
         let ((path, file), size) = (&self.files[tensor.file], tensor.dtype.bitsize() / 8);

@@ -32,10 +32,6 @@ impl CacheSize {
     pub fn pages_of(tokens: usize) -> usize {
         tokens.div_ceil(PAGE)
     }
-    /// Bytes of a page on a rank whose widths `spec` has.
-    pub fn page_bytes(spec: &Spec, dtype: DType) -> usize {
-        spec.mixers()[0] * PAGE * 2 * spec.kv_heads * spec.head_dim * dtype.size()
-    }
 }
 
 table! {

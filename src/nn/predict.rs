@@ -5,7 +5,7 @@ use super::context::{Batch, Cx};
 use super::decoder::Decoder;
 use super::store::{ParamStore, Pass, ROOT};
 use super::workspace::{Fixed, Workspace};
-use crate::base::{DType, Result};
+use crate::base::Result;
 use crate::device::Device;
 use crate::device::ops::PagedRows;
 
@@ -14,10 +14,6 @@ impl Decoder {
     pub fn remember(&self, dev: &dyn Device, ws: &mut Workspace, size: &CacheSize) -> Result<()> {
         ws.remember(&self.split.local(&self.spec), dev, size)?;
         self.fill_tables(dev, &mut ws.fixed)
-    }
-    /// Bytes of a page of the cache on this rank.
-    pub fn page_bytes(&self, dtype: DType) -> usize {
-        CacheSize::page_bytes(&self.split.local(&self.spec), dtype)
     }
     /// Copies the first `tokens` of a page of the cache to another one.
     pub fn copy_page(&self, dev: &dyn Device, ws: &mut Workspace, pages: [u32; 2], tokens: usize) -> Result<()> {

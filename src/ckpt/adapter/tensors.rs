@@ -212,10 +212,7 @@ impl AdapterTensors {
 
     /// The values of a tensor from element `place` on. `bytes` is reused from call to call.
     pub fn read(&self, tensor: &FileTensor, place: usize, values: &mut [f32], bytes: &mut Vec<u16>) -> Result<()> {
-        let size = tensor.dtype.bitsize() / 8;
-        bytes.resize(values.len() * size / 2, 0);
-        let bytes = bytemuck::cast_slice_mut::<u16, u8>(bytes);
-        self.source.read_at(tensor, place, bytes)?;
+        let bytes = self.source.elements(tensor, place, values.len(), bytes)?;
         match not_finite(bytes, tensor.dtype) {
             0 => {
                 widen(bytes, tensor.dtype, values);

@@ -26,8 +26,8 @@ const SPACE: char = '\u{2581}';
 
 /// Words of a pipeline that is known to see them one by one.
 pub(super) struct Words {
-    /// Tokens matched before and after normalization.
-    added: [Option<AddedTokens>; 2],
+    /// Those matched before normalization, then those after it.
+    added: Vec<AddedTokens>,
     kind: Kind,
     /// The normalizer is NFC.
     nfc: bool,
@@ -104,9 +104,10 @@ impl Words {
         if !tokens[1].iter().all(kept) || pipeline.get_encode_special_tokens() {
             return None;
         }
-        let [before, after] = tokens.map(AddedTokens::new);
+        let some = tokens.into_iter().filter(|tokens| !tokens.is_empty());
+        let added = some.map(AddedTokens::new).collect::<Option<_>>()?;
         let places = keeps_places(&post_processor)?;
-        Some(Words { added: [before?, after?], kind, nfc, places, free: Mutex::default() })
+        Some(Words { added, kind, nfc, places, free: Mutex::default() })
     }
 
     /// Appends the tokens of `text`. None, with any part of them appended, if this text is the library's.
@@ -137,9 +138,8 @@ impl Words {
         }
         let Some(added) = self.added.get(level) else { return self.words(pipeline, at, text, memory, out) };
         let mut from = 0;
-        for found in added.iter().flat_map(|added| added.finder.find_iter(text).map(|m| (m, &added.ids))) {
-            let (found, ids) = found;
-            let (id, plain) = ids[found.pattern().as_usize()];
+        for found in added.finder.find_iter(text) {
+            let (id, plain) = added.ids[found.pattern().as_usize()];
             if !plain {
                 return None;
             }
@@ -183,9 +183,9 @@ impl Words {
         match &self.kind {
             Kind::Bytes(splitter) => splitter.split(caches, text, &mut word),
             Kind::Spaces { joined, .. } => {
+                let is_space = |c| c == ' ' || c == SPACE;
                 let (mut from, mut last) = (0, SPACE);
                 for (here, c) in text.char_indices() {
-                    let is_space = |c| c == ' ' || c == SPACE;
                     if is_space(c) && !is_space(last) && !joined.contains(&last) && here > 0 {
                         word(from..here)?;
                         from = here;
@@ -216,14 +216,11 @@ impl Words {
 }
 
 impl AddedTokens {
-    /// Some(None) if there are no tokens; None if the finder cannot be made.
-    fn new(tokens: Vec<(String, (u32, bool))>) -> Option<Option<AddedTokens>> {
-        if tokens.is_empty() {
-            return Some(None);
-        }
+    /// None if the finder cannot be made.
+    fn new(tokens: Vec<(String, (u32, bool))>) -> Option<AddedTokens> {
         let (texts, ids): (Vec<_>, _) = tokens.into_iter().unzip();
         let finder = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(texts).ok()?;
-        Some(Some(AddedTokens { finder, ids }))
+        Some(AddedTokens { finder, ids })
     }
 }
 

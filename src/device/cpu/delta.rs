@@ -140,8 +140,8 @@ fn solve(a: &[f32], rows: Range<usize>, x: &mut [f32], dim: usize, transposed: b
             row[..width].copy_from_slice(&x[i * dim + from..][..width]);
             for j in if transposed { i + 1..n } else { 0..i } {
                 let factor = -if transposed { a[j * n + i] } else { a[(i - rows.start) * n + j] };
-                if width == STRIP {
-                    let other: &[f32; STRIP] = x[j * dim + from..].first_chunk().expect("a whole strip");
+                // A whole strip has a length that the compiler knows.
+                if let Some(other) = x[j * dim + from..].first_chunk::<STRIP>().filter(|_| width == STRIP) {
                     row.iter_mut().zip(other).for_each(|(x, y)| *x = factor.mul_add(*y, *x));
                 } else {
                     let other = &x[j * dim + from..][..width];

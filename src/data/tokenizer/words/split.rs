@@ -65,14 +65,12 @@ fn pieces(
     text: &str,
     word: &mut dyn FnMut(Range<usize>) -> Option<()>,
 ) -> Option<()> {
-    let Some((split, splits)) = splits.split_first() else {
-        return if text.is_empty() { Some(()) } else { word(at..at + text.len()) };
-    };
+    if text.is_empty() {
+        return Some(());
+    }
+    let Some((split, splits)) = splits.split_first() else { return word(at..at + text.len()) };
     let (cache, caches) = caches.split_first_mut()?;
-    let mut piece = |range: Range<usize>| match text[range.clone()].is_empty() {
-        true => Some(()),
-        false => pieces(splits, caches, at + range.start, &text[range], word),
-    };
+    let mut piece = |range: Range<usize>| pieces(splits, caches, at + range.start, &text[range], word);
     let mut from = 0;
     match split {
         PreSplit::Digits { each } => {
