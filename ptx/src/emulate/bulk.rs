@@ -243,10 +243,10 @@ impl Emulator<'_, '_> {
     ) -> StepResult {
         let (mut pieces, lane, sender) = (vec![], at.lane.unwrap_or(0), cta.rank);
         for i in (0..bytes).step_by(16) {
-            let (name, base, offset) = self.find_shared(from + i as u64, 16, at)?;
+            let (array, base, offset) = self.find_shared(from + i as u64, 16, at)?;
             let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Async(FencedMemory::Shared));
             let trouble = cta.shadow.hold(base + offset, 16, &who);
-            self.judge(trouble, Access::Read, &format!("shared '{name}'"), offset, 16, at);
+            self.judge_shared(trouble, Access::Read, array, offset, 16, at);
             pieces.push(((to - SHARED_BASE) as usize + i, cta.shared[base + offset..base + offset + 16].to_vec()));
         }
         let sender = Some((sender, (from - SHARED_BASE) as usize));
@@ -286,10 +286,10 @@ impl Emulator<'_, '_> {
         let mut leaving = DepartingCopy { pieces: vec![], data: None, add, pc: at.pc };
         let mut sectors: Vec<u64> = vec![];
         for (shared, global, bytes) in pieces {
-            let (name, base, offset) = self.find_shared(shared, bytes, at)?;
+            let (array, base, offset) = self.find_shared(shared, bytes, at)?;
             let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Async(FencedMemory::Shared));
             let trouble = cta.shadow.hold(base + offset, bytes, &who);
-            self.judge(trouble, Access::Read, &format!("shared '{name}'"), offset, bytes, at);
+            self.judge_shared(trouble, Access::Read, array, offset, bytes, at);
             if let Some(address) = global {
                 let proxy = Proxy::Async(FencedMemory::Global);
                 let touch = Touch { space: Space::Global, address, bytes, access: Access::Write, proxy };

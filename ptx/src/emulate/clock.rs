@@ -17,10 +17,10 @@ use super::lane::{LANES, lanes};
 pub struct Epoch {
     pub cta: u32,
     pub clock: u32,
-    pub pc: u32,
-    /// One past the last warp stands for [agents](Agent).
-    pub warp: u16,
     pub lanes: u32,
+    pub pc: u16,
+    /// One past the last warp stands for [agents](Agent).
+    pub warp: u8,
     /// By the asynchronous proxy.
     pub asynchronous: bool,
 }
@@ -39,7 +39,7 @@ impl Agent {
             Agent::CopyEngine => 0,
             Agent::TensorCore(group) => 1 + group,
         };
-        Epoch { cta, clock, pc: pc as u32, warp: warps as u16, lanes: 1 << lane, asynchronous: true }
+        Epoch { cta, clock, pc: pc as u16, warp: warps as u8, lanes: 1 << lane, asynchronous: true }
     }
 }
 

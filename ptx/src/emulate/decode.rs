@@ -4,7 +4,7 @@ use super::approximate::approximate;
 use super::clock::FencedMemory;
 use super::decode_hopper::hopper;
 use super::decode_memory::memory;
-use super::lane::{LaneFn, lane_op};
+use super::lane::{LaneFn, lane, lane_op};
 use super::op::{Fence, MmaType, POLICIES, PtxOp, Shuffle, WarpVote};
 use super::operand::{
     Decoded, PtxOperand, PtxSource, SpecialRegister, address, list, mapped, register, source, target,
@@ -28,7 +28,7 @@ fn other(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<PtxOp>> {
         (["createpolicy", "fractional", priority, "b64"], [to]) => {
             let Some(&(_, policy)) = POLICIES.iter().find(|(name, _)| name == priority) else { return Ok(None) };
             let from = [policy, 0, 0].map(PtxSource::Immediate);
-            PtxOp::Lane { function: |policy, _, _| policy, to: register(to)?, from }
+            PtxOp::Lane { function: lane!(|policy, _, _| policy), to: register(to)?, from }
         }
         (["mov", "u32" | "b32"], [to, PtxOperand::Special(which)]) => {
             PtxOp::Special { to: register(to)?, which: *which }
@@ -42,16 +42,16 @@ fn other(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<PtxOp>> {
         }
         (["mov", kind @ ("b32" | "b64")], [to, PtxOperand::List(from)]) if from.len() == 2 => {
             let function: LaneFn = if *kind == "b32" {
-                |low, high, _| (low & 0xffff) | (high & 0xffff) << 16
+                lane!(|low, high, _| (low & 0xffff) | (high & 0xffff) << 16)
             } else {
-                |low, high, _| (low & 0xffff_ffff) | high << 32
+                lane!(|low, high, _| (low & 0xffff_ffff) | high << 32)
             };
             let from = [source(&from[0])?, source(&from[1])?, PtxSource::Immediate(0)];
             PtxOp::Lane { function, to: register(to)?, from }
         }
         (["mapa", "shared::cluster", "u32"], [to, at, rank]) => {
             let from = [source(at)?, source(rank)?, PtxSource::Immediate(0)];
-            PtxOp::Lane { function: |at, rank, _| mapped(at, rank), to: register(to)?, from }
+            PtxOp::Lane { function: lane!(|at, rank, _| mapped(at, rank)), to: register(to)?, from }
         }
         (["bra"] | ["bra", "uni"], [PtxOperand::Label(at)]) => PtxOp::Branch(*at),
         (["ret"] | ["exit"], []) => PtxOp::Exit,

@@ -2,6 +2,7 @@
 //! decode.rs, unlisted forms are refused.
 use super::op::{Hopper, Left, MmaType, Wgmma};
 use super::operand::{Decoded, PtxOperand, PtxSource, address, list, number, register, source, target};
+use std::sync::Arc;
 
 pub fn hopper(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<Hopper>> {
     match parts[0] {
@@ -119,7 +120,7 @@ fn wgmma(parts: &[&str], operands: &[PtxOperand]) -> Decoded<Option<Hopper>> {
             };
             let n = shape.strip_prefix("m64n").and_then(|s| s.strip_suffix("k16")).and_then(|n| n.parse().ok());
             let Some(n) = n.filter(|n: &usize| (8..=256).contains(n) && n.is_multiple_of(8)) else { return Ok(None) };
-            let registers = |operand: &PtxOperand| list(operand).iter().map(register).collect::<Decoded<Vec<_>>>();
+            let registers = |operand: &PtxOperand| list(operand).iter().map(register).collect::<Decoded<Arc<_>>>();
             let to = registers(to)?;
             let a = match a {
                 PtxOperand::List(_) => Left::Registers(registers(a)?),

@@ -1,5 +1,5 @@
 //! Loads, stores, atomics and cp.async, as part of decode.rs.
-use super::lane::{LaneFn, lane_op};
+use super::lane::{LaneFn, lane, lane_op};
 use super::op::{MemoryOrder, PtxOp};
 use super::operand::{Decoded, PtxOperand, PtxSource, Space, address, list, number, register, source, target};
 
@@ -119,9 +119,9 @@ fn atomic(space_name: &str, how: &str, kind: &str) -> Option<(Space, usize, Lane
             (2, function) => function,
             _ => return None,
         },
-        ("inc", "u32") => |old, most, _| if old as u32 >= most as u32 { 0 } else { old + 1 },
-        ("exch", "b32" | "b64") => |_, new, _| new,
-        ("cas", "b32" | "b64") => |old, expected, new| if old == expected { new } else { old },
+        ("inc", "u32") => lane!(|old, most, _| if old as u32 >= most as u32 { 0 } else { old.wrapping_add(1) }),
+        ("exch", "b32" | "b64") => lane!(|_, new, _| new),
+        ("cas", "b32" | "b64") => lane!(|old, expected, new| if old == expected { new } else { old }),
         _ => return None,
     };
     Some((space(space_name)?, bytes(kind)?, function))

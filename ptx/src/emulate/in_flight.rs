@@ -2,6 +2,7 @@
 use super::operand::Register;
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hasher};
+use std::sync::Arc;
 
 /// A `cp.async` in flight: an offset in shared memory, the bytes as of issue, and their source.
 pub struct AsyncCopy {
@@ -77,8 +78,8 @@ pub struct WgmmasInFlight {
 
 pub struct WgmmaOperands {
     pub n: usize,
-    pub to: Vec<Register>,
-    pub a: Vec<Register>,
+    pub to: Arc<[Register]>,
+    pub a: Arc<[Register]>,
     /// Offsets in shared memory, 16 bytes each.
     pub reads: Vec<usize>,
 }

@@ -32,6 +32,9 @@ pub enum Argument {
     TensorMap([u8; MAP_BYTES]),
 }
 
+/// A CTA has at most these, in PTX.
+const MOST_THREADS: u32 = 1024;
+
 impl Argument {
     fn bytes(self) -> Vec<u8> {
         match self {
@@ -102,7 +105,7 @@ impl KernelLaunch<'_> {
     /// The shape of the launch and the parameter buffer.
     fn check(&self, machine: &mut Emulator) -> Result<(), Stop> {
         let threads = self.threads();
-        let most = self.kernel.max_threads.unwrap_or(1024);
+        let most = self.kernel.max_threads.map_or(MOST_THREADS, |most| most.min(MOST_THREADS));
         let least = if self.kernel.exact_threads { most } else { 1 };
         if !(least as usize..=most as usize).contains(&threads) || self.grid.contains(&0) {
             let what =

@@ -99,10 +99,7 @@ impl Emulator<'_, '_> {
     /// A source's values; lanes of the mask must have written it.
     pub fn read(&mut self, warp: &mut Warp, source: PtxSource, mask: u32, at: Site) -> [u64; LANES] {
         self.check_written(warp, source, mask, at);
-        match source {
-            PtxSource::Immediate(value) => [value; LANES],
-            PtxSource::Register(register) => warp.registers[register],
-        }
+        warp.all(source)
     }
     pub(super) fn check_written(&mut self, warp: &mut Warp, source: PtxSource, mask: u32, at: Site) {
         let PtxSource::Register(register) = source else { return };

@@ -119,26 +119,33 @@ impl Emulator<'_, '_> {
     /// at row l / 4 + 8 (i / 2), column 2 (l % 4) + i % 2.
     fn multiply(&mut self, warp: &mut Warp, kind: MmaType, to: &[usize], sources: [&[PtxSource]; 3], at: Site) {
         self.counts.multiply_adds += (M * N * kind.k()) as u64;
-        let [a, b, c] = sources.map(|list| -> Vec<[u64; LANES]> {
-            list.iter().map(|&source| self.read(warp, source, u32::MAX, at)).collect()
-        });
-        let (mut left, mut right) = ([[0.0; M]; M], [[0.0; M]; N]);
+        sources.iter().for_each(|list| list.iter().for_each(|&source| self.check_written(warp, source, u32::MAX, at)));
+        let [a, b, c] = sources;
+        let c = [0, 1, 2, 3].map(|i| warp.all(c[i]));
+        let (mut left, mut right) = ([[0.0; M]; M], [[0.0; N]; M]);
         for lane in 0..LANES {
             for element in 0..kind.packed() {
                 let depth = lane % 4 * kind.packed() + element;
-                for (i, register) in a.iter().enumerate() {
-                    left[lane / 4 + 8 * (i % 2)][depth + kind.k() / 2 * (i / 2)] = kind.value(register[lane], element);
+                for (i, &register) in a.iter().enumerate() {
+                    let value = kind.value(warp.of(register, lane), element);
+                    left[lane / 4 + 8 * (i % 2)][depth + kind.k() / 2 * (i / 2)] = value;
                 }
-                for (i, register) in b.iter().enumerate() {
-                    right[lane / 4][depth + kind.k() / 2 * i] = kind.value(register[lane], element);
+                for (i, &register) in b.iter().enumerate() {
+                    right[depth + kind.k() / 2 * i][lane / 4] = kind.value(warp.of(register, lane), element);
                 }
             }
         }
+        let products = left.map(|left| {
+            let mut sums = [-0.0; N]; // what addition leaves as it is
+            for (a, right) in left.iter().zip(&right) {
+                sums.iter_mut().zip(right).for_each(|(sum, b)| *sum += a * b);
+            }
+            sums
+        });
         for (i, (&to, c)) in to.iter().zip(&c).enumerate() {
             let values = std::array::from_fn(|lane| {
                 let (row, column) = (lane / 4 + 8 * (i / 2), lane % 4 * 2 + i % 2);
-                let product: f64 = left[row].iter().zip(&right[column]).map(|(a, b)| a * b).sum();
-                ((product + f32::from_bits(c[lane] as u32) as f64) as f32).to_bits() as u64
+                ((products[row][column] + f32::from_bits(c[lane] as u32) as f64) as f32).to_bits() as u64
             });
             warp.set(to, u32::MAX, &values);
         }

@@ -1,6 +1,7 @@
 //! Loads, stores and atomics: every byte's address is checked, its shadow updated, and its traffic counted. Copies are
 //! in copy.rs and bulk.rs.
 use super::clock::{ClockView, Epoch};
+use super::kernel::Field;
 use super::lane::{LANES, lanes};
 use super::machine::{Cta, Emulator, Site, StepResult, Stop, little_endian};
 use super::memory::{Allocation, Backing, Outside};
@@ -10,7 +11,6 @@ use super::report::{FindingKind, Thread};
 use super::shadow::{Access, Proxy, Trouble};
 use super::warp::Warp;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// 4-byte words that shared memory serves in one pass.
 const BANKS: u64 = 32;
@@ -55,24 +55,26 @@ impl Emulator<'_, '_> {
                 let moved = self.counts.global_sectors;
                 self.count(*space, &addresses, active, total);
                 let moved = self.counts.global_sectors - moved;
-                let (mut values, mut current) = (vec![[0; LANES]; to.len()], true);
+                let (mut first, mut current) = ([0; LANES], true);
                 for lane in lanes(active) {
                     let (address, proxy) = (addresses[lane], Proxy::Generic);
                     let touch = Touch { space: *space, address, bytes: total, access, proxy };
                     let data = self.touch(cta, warp, lane, touch, at)?;
-                    for (values, element) in values.iter_mut().zip(data.chunks(*bytes)) {
-                        values[lane] = little_endian(element);
+                    first[lane] = little_endian(&data[..*bytes]);
+                    for (to, element) in to.iter().zip(data.chunks(*bytes)).skip(1) {
+                        if let Some(to) = to {
+                            warp.registers[*to][lane] = little_endian(element);
+                        }
                     }
                     match self.missed(cta, warp, lane, *order, address, at) {
-                        Some(old) => (values[0][lane], current) = (old, false),
+                        Some(old) => (first[lane], current) = (old, false),
                         None => self.ordered(cta, warp, lane, *order, address, false),
                     }
                 }
-                self.strong_read(warp, active, *order, (&addresses, &values[0], moved), current, at);
-                for (to, values) in to.iter().zip(&values) {
-                    if let Some(to) = to {
-                        warp.set(*to, active, values);
-                    }
+                self.strong_read(warp, active, *order, (&addresses, &first, moved), current, at);
+                to[1..].iter().flatten().for_each(|to| warp.wrote(*to, active));
+                if let Some(to) = to[0] {
+                    warp.set(to, active, &first);
                 }
             }
             PtxOp::Store { order, space, bytes, from, address } => {
@@ -80,7 +82,7 @@ impl Emulator<'_, '_> {
                 let total = bytes * from.len();
                 let addresses = self.addresses(cta, warp, (*space, *address), active, at)?;
                 self.count(*space, &addresses, active, total);
-                let values: Vec<_> = from.iter().map(|&source| self.read(warp, source, active, at)).collect();
+                from.iter().for_each(|&source| self.check_written(warp, source, active, at));
                 for lane in lanes(active) {
                     let (address, proxy) = (addresses[lane], Proxy::Generic);
                     let by = warp.who(cta.id, 1 << lane, at.pc, proxy).epoch();
@@ -88,8 +90,8 @@ impl Emulator<'_, '_> {
                     let touch = Touch { space: *space, address, bytes: total, access, proxy };
                     let data = self.touch(cta, warp, lane, touch, at)?;
                     let old = little_endian(&data[..*bytes]);
-                    for (element, values) in data.chunks_mut(*bytes).zip(&values) {
-                        element.copy_from_slice(&values[lane].to_le_bytes()[..*bytes]);
+                    for (element, &source) in data.chunks_mut(*bytes).zip(from) {
+                        element.copy_from_slice(&warp.of(source, lane).to_le_bytes()[..*bytes]);
                     }
                     self.replaced(*order, (*space, address), old, by);
                 }
@@ -109,8 +111,9 @@ impl Emulator<'_, '_> {
                     let touch = Touch { space: *space, address, bytes, access, proxy: Proxy::Generic };
                     let data = self.touch(cta, warp, lane, touch, at)?;
                     old[lane] = little_endian(data);
-                    let new = function(old[lane], a[lane], b[lane]);
-                    data.copy_from_slice(&new.to_le_bytes()[..bytes]);
+                    let mut new = [0; LANES];
+                    function([&[old[lane]; LANES], &[a[lane]; LANES], &[b[lane]; LANES]], &mut new);
+                    data.copy_from_slice(&new[lane].to_le_bytes()[..bytes]);
                     self.replaced(*order, (*space, address), old[lane], by);
                 }
                 if let Some(to) = to {
@@ -174,10 +177,9 @@ impl Emulator<'_, '_> {
         let Touch { space, address, bytes, access, proxy } = touch;
         let who = warp.who(warp.cta, lanes, at.pc, proxy);
         if space.of(address) == Space::Shared {
-            let (name, base, offset) = self.find_shared(address, bytes, at)?;
-            if let Some(trouble) = cta.shadow.access(base + offset, bytes, access, &who) {
-                self.judge(Some(trouble), access, &format!("shared '{name}'"), offset, bytes, at);
-            }
+            let (array, base, offset) = self.find_shared(address, bytes, at)?;
+            let trouble = cta.shadow.access(base + offset, bytes, access, &who);
+            self.judge_shared(trouble, access, array, offset, bytes, at);
             return Ok(&mut cta.shared[base + offset..base + offset + bytes]);
         }
         let (index, offset) = self.find_global(address, bytes, at)?;
@@ -232,19 +234,14 @@ impl Emulator<'_, '_> {
         self.find(kind, at, what);
         Err(Stop)
     }
-    /// The array's name, its offset and the offset within it.
-    pub(super) fn find_shared(
-        &mut self,
-        address: u64,
-        bytes: usize,
-        at: Site,
-    ) -> Result<(Arc<str>, usize, usize), Stop> {
+    /// The array, by index, its offset and the offset within it.
+    pub(super) fn find_shared(&mut self, address: u64, bytes: usize, at: Site) -> Result<(usize, usize, usize), Stop> {
         let offset = address.wrapping_sub(SHARED_BASE);
-        let inside = |f: &&super::kernel::Field| {
+        let inside = |f: &Field| {
             let end = offset.checked_add(bytes as u64);
             offset >= f.offset as u64 && end.is_some_and(|end| end <= (f.offset + f.bytes) as u64)
         };
-        let Some(field) = self.shared.iter().find(inside) else {
+        let Some(index) = self.shared.iter().position(inside) else {
             let before = self.shared.iter().rfind(|f| offset < 1 << 32 && f.offset as u64 <= offset);
             let what = match before {
                 Some(f) => {
@@ -256,12 +253,30 @@ impl Emulator<'_, '_> {
             self.find(FindingKind::OutOfBounds, at, what);
             return Err(Stop);
         };
-        let (name, base, within) = (field.name.clone(), field.offset, offset as usize - field.offset);
+        let field = &self.shared[index];
+        let base = field.offset;
+        let within = offset as usize - base;
         if !offset.is_multiple_of(bytes as u64) {
-            self.find(FindingKind::Misaligned, at, format!("{bytes} bytes at byte {within} of shared '{name}'"));
+            let what = format!("{bytes} bytes at byte {within} of shared '{}'", field.name);
+            self.find(FindingKind::Misaligned, at, what);
             return Err(Stop);
         }
-        Ok((name, base, within))
+        Ok((index, base, within))
+    }
+    /// The same as [`Emulator::judge`] for a shared array, by index.
+    pub(super) fn judge_shared(
+        &mut self,
+        trouble: Option<Trouble>,
+        access: Access,
+        array: usize,
+        offset: usize,
+        bytes: usize,
+        at: Site,
+    ) {
+        if trouble.is_some() {
+            let name = format!("shared '{}'", self.shared[array].name);
+            self.judge(trouble, access, &name, offset, bytes, at);
+        }
     }
     pub(super) fn judge(
         &mut self,

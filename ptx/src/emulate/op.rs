@@ -3,6 +3,7 @@ use super::approximate::Approximate;
 use super::clock::FencedMemory;
 use super::lane::LaneFn;
 use super::operand::{Address, PtxSource, Register, Space, SpecialRegister};
+use std::sync::Arc;
 
 /// The memory ordering of an access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -269,7 +270,8 @@ pub enum Hopper {
 pub struct Wgmma {
     pub kind: MmaType,
     pub n: usize,
-    pub to: Vec<Register>,
+    /// Shared by reference with the products in flight.
+    pub to: Arc<[Register]>,
     pub a: Left,
     /// Descriptor of B.
     pub b: PtxSource,
@@ -280,7 +282,7 @@ pub struct Wgmma {
     pub transposed: [bool; 2],
 }
 pub enum Left {
-    Registers(Vec<Register>),
+    Registers(Arc<[Register]>),
     Descriptor(PtxSource),
 }
 

@@ -8,6 +8,8 @@ use std::collections::HashMap;
 
 /// Gap between shared arrays in bytes, so that overruns are detected. A multiple of all 32 banks.
 const RED_ZONE: u64 = 128;
+/// An [`Epoch`](super::clock::Epoch) names one in 16 bits.
+const MOST_INSTRUCTIONS: usize = u16::MAX as usize + 1;
 
 /// All entry points of `source`. `file` names it in errors, unless `# line "file"` markers name another.
 pub fn parse(file: &str, source: &str) -> Decoded<Vec<PtxKernel>> {
@@ -345,7 +347,10 @@ impl<'a> PtxParser<'a> {
             kernel.instructions.push(Instruction { guard: raw.guard, op, place: raw.place });
         }
         self.blame = None;
-        Ok(kernel)
+        match kernel.instructions.len() {
+            ..=MOST_INSTRUCTIONS => Ok(kernel),
+            more => Err(format!("{more} instructions, and at most {MOST_INSTRUCTIONS} can be told apart")),
+        }
     }
 }
 

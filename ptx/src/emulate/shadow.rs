@@ -8,8 +8,8 @@ use super::lane::{LANES, lanes};
 use std::ops::Range;
 
 const PAGE: usize = 256;
-/// Bytes per record before any finer access; a power of two.
-const COARSE: usize = 16;
+/// Binary logarithm of the bytes per record before any finer access.
+const COARSE: u32 = 4;
 
 /// How an access reaches memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl Accessor<'_> {
     pub fn epoch(&self) -> Epoch {
         let Accessor { cta, warp, lanes, time, pc, proxy, .. } = *self;
         let asynchronous = proxy != Proxy::Generic;
-        Epoch { cta, clock: time, pc: pc as u32, warp: warp as u16, lanes, asynchronous }
+        Epoch { cta, clock: time, pc: pc as u16, warp: warp as u8, lanes, asynchronous }
     }
     /// Whether `e` happened before this access, or is this thread's own.
     pub fn follows(&self, e: &Epoch) -> bool {
@@ -80,18 +80,24 @@ enum Accesses {
     #[default]
     None,
     One(Epoch),
-    Many(Vec<Epoch>),
+    /// `ctas` has a bit for each of their CTAs, by its number modulo 16: most reads of global memory are by a CTA that
+    /// need not be added, which shows without a look at the epochs.
+    Many {
+        ctas: u16,
+        #[allow(clippy::box_collection)] // a Vec makes every cell larger
+        epochs: Box<Vec<Epoch>>,
+    },
 }
 
 impl Accesses {
-    /// CTAs with a record: a write that follows none of them races with at least one.
-    const CTAS: usize = 4;
+    /// CTAs with a record: a write that is ordered after both of a cluster still races with a third.
+    const CTAS: u32 = 3;
 
     fn slice(&self) -> &[Epoch] {
         match self {
             Accesses::None => &[],
             Accesses::One(epoch) => std::slice::from_ref(epoch),
-            Accesses::Many(epochs) => epochs,
+            Accesses::Many { epochs, .. } => epochs,
         }
     }
     fn unordered(&self, who: &Accessor) -> Option<Epoch> {
@@ -108,9 +114,15 @@ impl Accesses {
             Accesses::None => *self = Accesses::One(new),
             Accesses::One(old) if same_step(old, &new) => old.lanes |= new.lanes,
             Accesses::One(old) if follows(old) => *old = new,
-            Accesses::One(old) => *self = Accesses::Many(vec![*old, new]),
-            Accesses::Many(epochs) => {
-                if epochs.len() >= Self::CTAS && epochs.iter().all(|e| e.cta != new.cta) {
+            Accesses::One(old) => {
+                *self = Accesses::Many { ctas: bit(old) | bit(&new), epochs: Box::new(vec![*old, new]) };
+            }
+            Accesses::Many { ctas, .. } if ctas.count_ones() >= Self::CTAS && *ctas & bit(&new) == 0 => {}
+            Accesses::Many { ctas, epochs } => {
+                if let Some(last) = epochs.last_mut()
+                    && same_step(last, &new)
+                {
+                    last.lanes |= new.lanes;
                     return;
                 }
                 epochs.retain(|e| {
@@ -120,9 +132,13 @@ impl Accesses {
                     !same_step(e, &new) && !follows(e)
                 });
                 epochs.push(new);
+                *ctas = epochs.iter().fold(0, |all, e| all | bit(e));
             }
         }
     }
+}
+fn bit(e: &Epoch) -> u16 {
+    1 << (e.cta % u16::BITS)
 }
 fn same_step(a: &Epoch, b: &Epoch) -> bool {
     (a.cta, a.warp, a.clock) == (b.cta, b.warp, b.clock)
@@ -132,13 +148,17 @@ fn same_step(a: &Epoch, b: &Epoch) -> bool {
 struct Cell {
     write: Option<Epoch>,
     reads: Accesses,
-    atomics: Accesses,
+    /// Rare.
+    atomics: Option<Box<Accesses>>,
     written: bool,
     /// An asynchronous copy to it was issued and has not landed.
     in_flight: bool,
     /// Number of asynchronous reads that nobody has waited for.
-    held: u32,
+    held: u16,
 }
+
+// A kernel's access to 4 bytes often costs one miss of this size.
+const _: () = assert!(size_of::<Cell>() <= 56);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
@@ -162,20 +182,20 @@ pub enum Trouble {
 
 #[derive(Default)]
 struct Page {
-    /// Bytes per record.
-    grain: usize,
+    /// Binary logarithm of the bytes per record.
+    grain: u32,
     /// Empty until something accesses the page; its bytes are then alike.
     cells: Vec<Cell>,
     written: bool,
 }
 
 impl Page {
-    fn split(&mut self, grain: usize) {
+    fn split(&mut self, grain: u32) {
         if self.cells.is_empty() {
             let cell = Cell { written: self.written, ..Cell::default() };
-            (self.grain, self.cells) = (grain, vec![cell; PAGE / grain]);
+            (self.grain, self.cells) = (grain, vec![cell; PAGE >> grain]);
         } else if grain < self.grain {
-            let times = self.grain / grain;
+            let times = 1 << (self.grain - grain);
             self.cells = self.cells.iter().flat_map(|cell| std::iter::repeat_n(cell, times).cloned()).collect();
             self.grain = grain;
         }
@@ -204,8 +224,8 @@ impl Shadow {
             if page.cells.is_empty() {
                 self.touched.push(at / PAGE);
             }
-            page.split(COARSE.min(1 << (start | stop | COARSE).trailing_zeros()));
-            page.cells[start / page.grain..stop / page.grain].iter_mut().for_each(&mut act);
+            page.split(COARSE.min((start | stop).trailing_zeros()));
+            page.cells[start >> page.grain..stop >> page.grain].iter_mut().for_each(&mut act);
             at = first + stop;
         }
     }
@@ -244,7 +264,7 @@ impl Shadow {
             let page = &self.pages[at / PAGE];
             let (written, step) = match page.cells.is_empty() {
                 true => (page.written, PAGE),
-                false => (page.cells[at % PAGE / page.grain].written, page.grain),
+                false => (page.cells[(at % PAGE) >> page.grain].written, 1 << page.grain),
             };
             if !written {
                 return Some(at);
@@ -266,7 +286,7 @@ impl Shadow {
             }
             match kind {
                 Access::Read => cell.reads.add(new, |e| who.follows(e)),
-                Access::Atomic => cell.atomics.add(new, |e| who.follows(e)),
+                Access::Atomic => cell.atomics.get_or_insert_default().add(new, |e| who.follows(e)),
                 Access::Write => {
                     let Cell { in_flight, held, .. } = *cell;
                     *cell = Cell { write: Some(new), written: true, in_flight, held, ..Cell::default() };
@@ -325,7 +345,7 @@ impl Cell {
             let race = self.reads.unordered(who).map(|e| Trouble::Race(Access::Read, e));
             race.or_else(|| self.reads.unshown(who).map(|e| Trouble::Unshown(Access::Read, e)))
         };
-        let atomic = || self.atomics.unordered(who).map(|e| Trouble::Race(Access::Atomic, e));
+        let atomic = || self.atomics.as_ref()?.unordered(who).map(|e| Trouble::Race(Access::Atomic, e));
         match kind {
             Access::Read => write.or_else(atomic),
             Access::Atomic => write.or_else(read),

@@ -108,17 +108,11 @@ impl Emulator<'_, '_> {
         let kernel = self.kernel;
         match &kernel.instructions[at.pc].op {
             PtxOp::Lane { function, to, from } => {
-                // Most instructions: read in place.
                 from.iter().for_each(|&source| self.check_written(warp, source, active, at));
-                let value = |source: PtxSource, lane: usize| match source {
-                    PtxSource::Immediate(value) => value,
-                    PtxSource::Register(register) => warp.registers[register][lane],
-                };
-                let [a, b, c] = *from;
                 let mut values = [0; LANES];
-                for lane in lanes(active) {
-                    values[lane] = function(value(a, lane), value(b, lane), value(c, lane));
-                }
+                let [mut a, mut b, mut c] = [values; 3];
+                let operands = [warp.lent(from[0], &mut a), warp.lent(from[1], &mut b), warp.lent(from[2], &mut c)];
+                function(operands, &mut values);
                 warp.set(*to, active, &values);
             }
             PtxOp::Approximate { how, to, from } => {
@@ -224,7 +218,7 @@ impl Emulator<'_, '_> {
                 let live = warp.live();
                 warp.views.change(live, live, |view| view.note(&by));
                 for held in warp.flying.groups.drain(..done).flatten().collect::<Vec<_>>() {
-                    held.to.iter().chain(&held.a).for_each(|&register| warp.flying.busy[register] -= 1);
+                    held.to.iter().chain(held.a.iter()).for_each(|&register| warp.flying.busy[register] -= 1);
                     let who = warp.who(cta.id, u32::MAX, at.pc, Proxy::Async(FencedMemory::Shared));
                     held.reads.iter().for_each(|&offset| cta.shadow.let_go(offset, 16, by, |e| who.follows(e)));
                 }

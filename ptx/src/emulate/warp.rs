@@ -2,11 +2,12 @@
 use super::clock::{ClockView, Epoch, FencedMemory, LaneViews};
 use super::in_flight::{AsyncCopies, BulkStores, WgmmasInFlight};
 use super::kernel::PtxKernel;
-use super::lane::{LANES, lanes};
+use super::lane::{LANES, LaneValues, lanes};
+use super::operand::PtxSource;
 use super::shadow::{Accessor, FenceTimes, Proxy};
 use std::collections::{BTreeMap, HashMap};
 
-/// Lanes that share a program counter.
+/// LaneValues that share a program counter.
 #[derive(Clone, Copy, Debug)]
 pub struct LaneGroup {
     pub pc: usize,
@@ -71,7 +72,7 @@ pub struct Warp {
     pub groups: Vec<LaneGroup>,
     pub meet: Meet,
     pub registers: Vec<[u64; LANES]>,
-    /// Lanes in which each register has been written.
+    /// LaneValues in which each register has been written.
     pub written: Vec<u32>,
     /// Warps of the CTA.
     pub warps: usize,
@@ -138,7 +139,7 @@ impl Warp {
             budget: kernel.registers_a_thread(threads),
         }
     }
-    /// Lanes that have not returned.
+    /// LaneValues that have not returned.
     pub fn live(&self) -> u32 {
         self.groups.iter().fold(0, |all, group| all | group.mask)
     }
@@ -150,7 +151,7 @@ impl Warp {
     /// Publishes what these lanes have done and know, for others to acquire; advances their time.
     pub fn release(&mut self, mask: u32, cta: u32) -> ClockView {
         let mut view = self.views.joined(mask);
-        view.note(&Epoch { cta, clock: self.time, pc: 0, warp: self.id as u16, lanes: mask, asynchronous: false });
+        view.note(&Epoch { cta, clock: self.time, pc: 0, warp: self.id as u8, lanes: mask, asynchronous: false });
         for memory in FencedMemory::ALL {
             lanes(mask).for_each(|lane| view.show_own(memory, self.id, lane, self.fenced[memory as usize][lane]));
         }
@@ -161,13 +162,37 @@ impl Warp {
         let live = self.live();
         self.views.change(mask, live, |known| known.join(view));
     }
-    pub fn set(&mut self, register: usize, mask: u32, values: &[u64; LANES]) {
-        self.flying.touch(register);
+    pub fn all(&self, source: PtxSource) -> LaneValues {
+        *self.lent(source, &mut [0; LANES])
+    }
+    /// The same without a copy: a register itself, or `zeros` with an immediate in them.
+    pub fn lent<'a>(&'a self, source: PtxSource, zeros: &'a mut LaneValues) -> &'a LaneValues {
+        match source {
+            PtxSource::Immediate(0) => zeros,
+            PtxSource::Immediate(value) => {
+                zeros.fill(value);
+                zeros
+            }
+            PtxSource::Register(register) => &self.registers[register],
+        }
+    }
+    pub fn set(&mut self, register: usize, mask: u32, values: &LaneValues) {
+        self.wrote(register, mask);
         match mask {
             u32::MAX => self.registers[register] = *values,
             _ => lanes(mask).for_each(|lane| self.registers[register][lane] = values[lane]),
         }
+    }
+    /// An instruction has written those lanes of the register.
+    pub fn wrote(&mut self, register: usize, mask: u32) {
+        self.flying.touch(register);
         self.written[register] |= mask;
+    }
+    pub fn of(&self, source: PtxSource, lane: usize) -> u64 {
+        match source {
+            PtxSource::Immediate(value) => value,
+            PtxSource::Register(register) => self.registers[register][lane],
+        }
     }
     /// Sends lanes `taken` of a group to `to` and the others to the next instruction.
     pub fn advance(&mut self, group: usize, taken: u32, to: Option<usize>) {

@@ -12,11 +12,26 @@ use super::report::FindingKind;
 use super::shadow::{Access, Proxy};
 use super::warp::Warp;
 use std::hash::Hash;
+use std::sync::Arc;
 
 /// Rows of a warp; depth of a product; warps of a warpgroup.
 const ROWS: usize = 16;
 const DEPTH: usize = 16;
 pub const GROUP: usize = 4;
+
+/// Rows of the left times rows of the right, each summed in the order of depth; many sums side by side, so that the
+/// compiler uses vectors.
+fn products<const DEPTH: usize>(left: &[[f64; DEPTH]], right: &[[f64; DEPTH]]) -> Vec<Vec<f64>> {
+    let deep: [Vec<f64>; DEPTH] = std::array::from_fn(|k| right.iter().map(|row| row[k]).collect());
+    let row = |left: &[f64; DEPTH]| {
+        let mut sums = vec![-0.0; right.len()]; // what addition leaves as it is
+        for (a, right) in left.iter().zip(&deep) {
+            sums.iter_mut().zip(right).for_each(|(sum, b)| *sum += a * b);
+        }
+        sums
+    };
+    left.iter().map(row).collect()
+}
 
 impl Emulator<'_, '_> {
     /// Checks an instruction's registers against wgmmas in flight.
@@ -43,11 +58,10 @@ impl Emulator<'_, '_> {
         }
     }
     pub(super) fn wgmma(&mut self, cta: &mut Cta, warp: &mut Warp, op: &Wgmma, at: Site) -> StepResult {
-        let no_registers = vec![];
-        let a = if let Left::Registers(a) = &op.a { a } else { &no_registers };
+        let a = if let Left::Registers(a) = &op.a { a.clone() } else { Arc::default() };
         self.counts.multiply_adds += (ROWS * op.n * DEPTH) as u64;
-        self.check_registers(warp, op, a, at);
-        let mut held = WgmmaOperands { n: op.n, to: op.to.clone(), a: a.clone(), reads: vec![] };
+        self.check_registers(warp, op, &a, at);
+        let mut held = WgmmaOperands { n: op.n, to: op.to.clone(), a, reads: vec![] };
         // The same in all lanes, so lane 0's suffices; and not a register access that the fence orders.
         let mut one = |machine: &mut Self, source: PtxSource| machine.value(warp, source, 0, at);
         let (b, keep) = (one(self, op.b), one(self, op.keep) != 0);
@@ -73,16 +87,16 @@ impl Emulator<'_, '_> {
         };
         (b, keep).hash(&mut warp.flying.trace);
         let sign = if op.negate[0] != op.negate[1] { -1.0 } else { 1.0 };
+        let products = products(&left, &right);
         for (e, &to) in op.to.iter().enumerate() {
             for lane in 0..LANES {
                 let (row, column) = accumulator(lane, e);
-                let product: f64 = left[row].iter().zip(&right[column]).map(|(a, b)| a * b).sum();
                 let old = if keep { f32::from_bits(warp.registers[to][lane] as u32) as f64 } else { 0.0 };
-                warp.registers[to][lane] = ((old + sign * product) as f32).to_bits() as u64;
+                warp.registers[to][lane] = ((old + sign * products[row][column]) as f32).to_bits() as u64;
             }
             warp.written[to] = u32::MAX;
         }
-        held.to.iter().chain(&held.a).for_each(|&register| warp.flying.busy[register] += 1);
+        held.to.iter().chain(held.a.iter()).for_each(|&register| warp.flying.busy[register] += 1);
         warp.flying.open.push(held);
         Ok(())
     }
@@ -156,12 +170,11 @@ impl Emulator<'_, '_> {
             if transposed { (0..DEPTH, first / 8..(first + rows) / 8) } else { (first..first + rows, 0..2) };
         for i in outer {
             for j in inner.clone() {
-                let (name, base, within) = self.find_shared(matrix.row(i, j), 16, at)?;
+                let (array, base, within) = self.find_shared(matrix.row(i, j), 16, at)?;
                 let who = warp.who(cta.id, u32::MAX, at.pc, Proxy::Async(FencedMemory::Shared));
                 let offset = base + within;
-                if let Some(trouble) = cta.shadow.hold(offset, 16, &who) {
-                    self.judge(Some(trouble), Access::Read, &format!("shared '{name}'"), within, 16, at);
-                }
+                let trouble = cta.shadow.hold(offset, 16, &who);
+                self.judge_shared(trouble, Access::Read, array, within, 16, at);
                 reads.push(offset);
                 for (k, pair) in cta.shared[offset..offset + 16].chunks(2).enumerate() {
                     let value = op.kind.value(little_endian(pair), 0);
