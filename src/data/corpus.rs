@@ -1,5 +1,6 @@
 //! Finds the files to train on, and decides what they are together. Never reads more than the beginning of a file.
 mod sources; // the default data set
+mod splits; // of a folder of rows
 
 use super::kind::{self, FileForm, Look};
 use crate::base::{Error, Result};
@@ -103,8 +104,20 @@ impl Corpus {
                 )));
             }
         }
-        let what = paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
-        let doubt = decide(&mut files)?;
+        let (doubt, mut unread) = decide(&mut files)?;
+        if files.iter().any(|file| CorpusKind::of(file.form).is_rows()) {
+            for path in paths.iter().filter(|path| path.is_dir()) {
+                let found = files.iter().filter(|file| !file.named).map(|file| file.path.as_path());
+                let others = splits::not_of_train(path, found)?;
+                files.retain(|file| file.named || !others.contains(&file.path));
+                unread.extend(others);
+            }
+        }
+        let mut what = paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
+        if let [first, others @ ..] = &unread[..] {
+            let others = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
+            what += &format!(" (not read: {}{others})", first.display());
+        }
         let Some(first) = files.first() else {
             return Err(Error::input(format!(
                 "`dataset` {what}: no files found. Name {READ} files, directories of them, or `synthetic`"
@@ -125,8 +138,8 @@ impl Corpus {
 }
 
 /// Decides what each file is among the others, and removes descriptions of rows. Returns why the first file that is
-/// text by its name only should not be read as text.
-fn decide(files: &mut Vec<CorpusFile>) -> Result<Option<String>> {
+/// text by its name only should not be read as text, and the binary files next to rows, which are removed.
+fn decide(files: &mut Vec<CorpusFile>) -> Result<(Option<String>, Vec<PathBuf>)> {
     let looks = files.iter().map(|file| kind::inspect(&file.path)).collect::<Result<Vec<_>>>()?;
     let is_card = |file: &CorpusFile, look: &Look| {
         let describes = match look {
@@ -139,6 +152,8 @@ fn decide(files: &mut Vec<CorpusFile>) -> Result<Option<String>> {
     let cards: Vec<bool> = files.iter().zip(&looks).map(|(file, look)| is_card(file, look)).collect();
     let mut each = looks.iter().zip(&cards);
     let text = each.any(|(look, card)| matches!(look, Look::Is(FileForm::Text)) && !card);
+    let binary: Vec<bool> =
+        files.iter().zip(&looks).map(|(f, look)| !f.named && matches!(look, Look::Binary)).collect();
     let mut doubts = Vec::new();
     for (i, (file, look)) in files.iter_mut().zip(looks).enumerate() {
         let refused = |what: &str| Error::input(format!("`dataset`: {} {what}", file.path.display()));
@@ -161,8 +176,11 @@ fn decide(files: &mut Vec<CorpusFile>) -> Result<Option<String>> {
         };
     }
     let rows = files.iter().any(|file| CorpusKind::of(file.form) != CorpusKind::Text);
-    let skipped =
-        |i: usize| rows && !files[i].named && (cards[i] || files[i].size == 0 && files[i].form == FileForm::Text);
+    let skipped = |i: usize| {
+        let empty = files[i].size == 0 && files[i].form == FileForm::Text;
+        rows && !files[i].named && (cards[i] || empty || binary[i])
+    };
+    let unread = (0..files.len()).filter(|&i| rows && binary[i]).map(|i| files[i].path.clone()).collect();
     let keep: Vec<bool> = (0..files.len()).map(|i| !skipped(i)).collect();
     let doubt = doubts.into_iter().find(|(i, _)| keep[*i]).map(|(i, looks)| {
         format!(
@@ -173,7 +191,7 @@ fn decide(files: &mut Vec<CorpusFile>) -> Result<Option<String>> {
     });
     let mut keep = keep.into_iter();
     files.retain(|_| keep.next() == Some(true));
-    Ok(doubt)
+    Ok((doubt, unread))
 }
 
 /// Entries of `dir` whose name starts with `prefix`, sorted; empty if it cannot be read.

@@ -91,6 +91,9 @@ impl Dataset {
             true => Corpus::default(cargo_home.as_deref())?,
             false => Corpus::find(paths)?,
         };
+        if let Some(doubt) = corpus.doubt.as_ref().filter(|_| !format.pretrain_mode) {
+            return Err(Error::input(doubt));
+        }
         if !corpus.kind.is_rows() {
             let what = if corpus.kind == CorpusKind::Text { "is text" } else { "is an array of tokens" };
             // `pretrain_mode` says that it is text.
@@ -100,9 +103,6 @@ impl Dataset {
             refuse_preferences(format, &corpus.what, what)?;
         }
         if corpus.kind == CorpusKind::Text {
-            if let Some(doubt) = corpus.doubt.as_ref().filter(|_| !format.pretrain_mode) {
-                return Err(Error::input(doubt));
-            }
             tokenizer.usable()?;
         }
         // Our own tokens fit any vocabulary that is large enough, so one file serves all such models.

@@ -1,6 +1,6 @@
 //! Which files a name of a data set means: the card's, else those of the hub's conventions. Never downloads one.
 use super::card::{self, CardConfig};
-use super::name::HubName;
+use super::name::{HubKind, HubName};
 use super::splits::{self, Splits};
 use crate::base::quote;
 
@@ -40,6 +40,21 @@ pub(super) fn splits(name: &HubName, files: &[String], card: &str) -> Result<Fou
     };
     let named = config.map(|config| config.name.clone());
     Ok(if found.is_empty() { FoundSplits::Unreadable(named) } else { FoundSplits::Splits(found) })
+}
+
+/// Which of the `files` below a folder of this machine are not its split `train`, as its card says, else as the names
+/// of other splits say. None of them, if it has no such split.
+pub fn not_train(folder: &str, files: &[String], card: &str) -> Result<Vec<String>, String> {
+    let configured = card::configs(card).is_ok_and(|configs| !configs.is_empty());
+    let repo = folder.trim_end_matches('/').into();
+    let name = HubName { kind: HubKind::Dataset, repo, revision: None, path: None, split: None };
+    let FoundSplits::Splits(found) = splits(&name, files, if configured { card } else { "" })? else {
+        return Ok(Vec::new());
+    };
+    let of = |path: &String, train: bool| found.iter().any(|(s, files)| (s == TRAIN) == train && files.contains(path));
+    let has_train = found.iter().any(|(split, _)| split == TRAIN);
+    let is_out = |path: &&String| has_train && !of(path, true) && (configured || of(path, false));
+    Ok(files.iter().filter(is_out).cloned().collect())
 }
 
 /// The splits that a card names. Empty, if no file of them can be read.

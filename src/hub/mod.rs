@@ -35,13 +35,13 @@ mod progress;
 #[cfg(feature = "hub")]
 mod model;
 /// The card of a data set.
-#[cfg(feature = "hub")]
+#[cfg_attr(not(feature = "hub"), allow(dead_code))]
 mod card;
 /// Which files are a split.
-#[cfg(feature = "hub")]
+#[cfg_attr(not(feature = "hub"), allow(dead_code))]
 mod splits;
 /// The files of a data set.
-#[cfg(feature = "hub")]
+#[cfg_attr(not(feature = "hub"), allow(dead_code))]
 mod dataset;
 /// All of it.
 #[cfg(feature = "hub")]
@@ -55,6 +55,7 @@ mod absent;
 #[cfg(not(feature = "hub"))]
 pub use absent::NoHub as HubReader;
 
+pub use dataset::not_train;
 pub use name::{HubKind, HubName};
 pub use options::{HubOptions, HubToken};
 

@@ -408,3 +408,49 @@ fn parquet_types_are_those_of_datasets_or_refused_by_name() {
 fn chat_of(key: &str) -> Format {
     Format { input_key: Some(key.into()), apply_chat_template: true, ..chat() }
 }
+
+/// As `datasets.load_dataset` reads a folder.
+#[test]
+fn a_folder_of_rows_is_its_split_train() {
+    let row = |word: &str| format!("{}\n", json!({ "text": word }));
+    let card = "---\nconfigs:\n- config_name: main\n  default: true\n  data_files: a.jsonl\n- config_name: other\n  \
+                data_files: b.jsonl\n---\n";
+    let only = |word: &str| vec![word.to_string()];
+    for (files, expected, unread) in [
+        (
+            vec![("train.jsonl", "x"), ("test.jsonl", "y"), ("more.jsonl", "z")],
+            vec!["z".to_string(), "x".into()],
+            "test.jsonl",
+        ),
+        (
+            vec![("data/train-00000-of-00001.jsonl", "x"), ("data/test-00000-of-00001.jsonl", "y")],
+            only("x"),
+            "test-00000",
+        ),
+        (
+            vec![("train/0.jsonl", "x"), ("validation/0.jsonl", "y"), ("test/0.jsonl", "y")],
+            only("x"),
+            "0.jsonl and 1 more",
+        ),
+        (vec![("a.jsonl", "x"), ("b.jsonl", "y"), ("README.md", card)], only("x"), "b.jsonl"),
+        (vec![("a.jsonl", "x"), ("logo.png", "\0")], only("x"), "logo.png"),
+        (vec![("test.jsonl", "y")], only("y"), ""),
+    ] {
+        let dir = Files::with("none", "");
+        fs::remove_file(dir.path("none")).unwrap();
+        for (name, content) in &files {
+            fs::create_dir_all(dir.path(name).parent().unwrap()).unwrap();
+            dir.put(name, if name.ends_with("jsonl") { row(content) } else { content.to_string() });
+        }
+        let data = open(&dir, "", 99, Format::default()).unwrap();
+        assert_eq!(texts(&data), expected, "{files:?}");
+        let said = data.report().to_string();
+        assert!(said.contains("(not read: ") != unread.is_empty() && said.contains(unread), "{said}");
+    }
+    // Text is not split, and a file that is named is read.
+    let notes = Files::with("test.txt", "tests");
+    notes.put("train.txt", "trains");
+    assert_eq!(open(&notes, "", 5, Format::default()).unwrap().report().files, 2);
+    let named = Files::with("test.jsonl", row("y"));
+    assert_eq!(texts(&open(&named, "test.jsonl", 99, Format::default()).unwrap()), only("y"));
+}
