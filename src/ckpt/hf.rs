@@ -20,6 +20,7 @@ pub(super) use self::keys::decimal;
 use self::keys::object;
 use super::layout::pretty;
 use crate::base::{Error, Result, open, quote};
+use crate::data::json_object;
 use crate::device::ops::GluClamp;
 use crate::nn::tp_plan::TpPlan;
 use crate::nn::{Arch, DeltaNet, Experts, QueryGrowth, Rotary, Scaling, Spec};
@@ -43,9 +44,7 @@ pub fn read(dir: &Path) -> Result<Spec> {
 pub fn has_tower(dir: &Path) -> Result<bool> {
     let path = dir.join(FILE);
     let text = open::read(&path).map_err(|e| Error::in_file(&path, e))?;
-    let map: Map<String, Value> = serde_json::from_slice(&text)
-        .map_err(|e| Error::in_file(&path, format!("is not a JSON object ({})", quote(e))))?;
-    Ok(is_tower(&map))
+    Ok(is_tower(&map(&text).map_err(|what| Error::in_file(&path, what))?))
 }
 
 /// The tensor-parallel plan in the model's own config, if there is one. It covers the base model; the head's place
@@ -54,8 +53,7 @@ pub fn tp_plan(dir: &Path) -> Result<Option<TpPlan>> {
     let path = dir.join(FILE);
     let bad = |what: String| Error::input(format!("{}: {what}", path.display()));
     let text = open::read(&path).map_err(|e| bad(e.to_string()))?;
-    let map: Map<String, Value> =
-        serde_json::from_slice(&text).map_err(|e| bad(format!("is not a JSON object ({})", quote(e))))?;
+    let map = map(&text).map_err(bad)?;
     let Some(plan) = map.get(TP_PLAN).filter(|plan| !plan.is_null()) else { return Ok(None) };
     let mut plan: TpPlan = serde_json::from_value(plan.clone())
         .map_err(|e| bad(format!("{TP_PLAN} must be an object of module names and styles ({})", quote(e))))?;
@@ -69,9 +67,12 @@ pub fn parse(text: &[u8]) -> Result<Spec> {
 }
 
 fn parsed(text: &[u8]) -> Result<(Spec, Vec<String>)> {
-    let map: Map<String, Value> =
-        serde_json::from_slice(text).map_err(|e| Error::input(format!("is not a JSON object ({})", quote(e))))?;
-    read::spec(&map)
+    read::spec(&map(text).map_err(Error::input)?)
+}
+
+/// The keys of a config, also with the numbers that Python's `json` writes and JSON does not have, where none is read.
+fn map(text: &[u8]) -> std::result::Result<Map<String, Value>, String> {
+    json_object(text).map(|(map, _)| map).map_err(|what| quote(what).to_string())
 }
 
 /// The keys in the config of `dir` that transformers' class for the model does not have, and that therefore have no

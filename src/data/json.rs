@@ -4,7 +4,7 @@ use super::fields::{JsonRow, RowResult};
 
 /// A row as parsed, and the first number in it that JSON does not have: NaN, Infinity, or one beyond 64 bits of float.
 /// An empty object stands for it, which no field accepts.
-pub(super) fn object(bytes: &[u8]) -> RowResult<(JsonRow, Option<String>)> {
+pub(crate) fn object(bytes: &[u8]) -> RowResult<(JsonRow, Option<String>)> {
     let text = std::str::from_utf8(bytes).map_err(|_| "is not valid UTF-8")?;
     let parse = |text: &str| {
         serde_json::from_str(text).map_err(|e| {

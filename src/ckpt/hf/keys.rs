@@ -88,7 +88,6 @@ const HARMLESS_PREFIX: &[&str] = &["_", "summary_"];
 const USED: &[&str] = &[
     "add_cross_attention",
     "attention_chunk_size",
-    "auto_map",
     "compression_config",
     "cross_attention_hidden_size",
     "default_rope_type",
