@@ -10,13 +10,22 @@
 //! each answer.
 //!
 //! [`TurnFrame`]: super::template::TurnFrame
-use super::template::{ChatTemplate, Conversation};
+use super::template::{ChatTemplate, Conversation, THOUGHTS, TurnFrame};
+use serde_json::Value;
 use std::ops::Range;
 
 /// The bytes of `text`, the rendered `messages`, that each assistant message became, its end of turn included; None if
 /// they cannot be told. See [Note: answers in a rendering].
-pub(super) fn find(chat: &ChatTemplate, messages: &[serde_json::Value], text: &str) -> Option<Vec<Range<usize>>> {
-    let frame = chat.frame()?;
+pub(super) fn find(chat: &ChatTemplate, messages: &[Value], text: &str) -> Option<Vec<Range<usize>>> {
+    found(chat.frame().filter(|frame| !frame.end.is_empty())?, messages, text)
+}
+
+/// The same for a template without an end of turn: an answer ends where another message begins.
+pub(super) fn find_endless(chat: &ChatTemplate, messages: &[Value], text: &str) -> Option<Vec<Range<usize>>> {
+    found(chat.frame().filter(|frame| frame.end.is_empty())?, messages, text)
+}
+
+fn found(frame: &TurnFrame, messages: &[Value], text: &str) -> Option<Vec<Range<usize>>> {
     let mut found = Vec::new();
     let mut at = 0;
     for message in messages {
@@ -29,12 +38,31 @@ pub(super) fn find(chat: &ChatTemplate, messages: &[serde_json::Value], text: &s
         let start = at + header.len();
         let crosses =
             |part: &str| part.contains(&frame.header) || frame.others.iter().any(|other| part.contains(other));
-        let own = |spoken: &Range<usize>| !crosses(&text[start..spoken.start]);
+        // Thoughts may be a turn of their own.
+        let thinks = THOUGHTS.iter().any(|name| given(message, name));
+        let other = |part: &str| frame.others.iter().any(|other| part.contains(other));
+        let own = |spoken: &Range<usize>| {
+            let before = &text[start..spoken.start];
+            if thinks { !other(before) } else { !crosses(before) }
+        };
         let spoken = content(message);
         let without_thoughts = spoken.map(|said| said.rsplit_once("</think>").map_or(said, |(_, said)| said));
         let spoken = [spoken, without_thoughts].into_iter().find_map(|said| skip(text, start, said).filter(own));
         let spoken = spoken.unwrap_or(start..start);
-        at = spoken.end + text[spoken.end..].find(&frame.end)? + frame.end.len();
+        let rest = &text[spoken.end..];
+        at = spoken.end
+            + match &frame.end[..] {
+                "" => frame
+                    .others
+                    .iter()
+                    .chain([&frame.header])
+                    .filter_map(|next| rest.find(next))
+                    .min()
+                    .unwrap_or(rest.len()),
+                // A part of several ends, of which a call of a tool has its own: "<|" of "<|end|>" and "<|return|>".
+                end if frame.header.starts_with(end) && given(message, "tool_calls") => return None,
+                end => rest.find(end)? + end.len(),
+            };
         // An end of another kind, as some templates have after a call of a tool: the end found is that of a later turn.
         if crosses(&text[spoken.end..at]) {
             return None;
@@ -44,8 +72,13 @@ pub(super) fn find(chat: &ChatTemplate, messages: &[serde_json::Value], text: &s
     (!text[at..].contains(&frame.header)).then_some(found)
 }
 
+/// The message has this field.
+fn given(message: &Value, name: &str) -> bool {
+    message.get(name).is_some_and(|value| !value.is_null() && *value != "")
+}
+
 /// The text of a message; of one in parts, that of the last.
-fn content(message: &serde_json::Value) -> Option<&str> {
+fn content(message: &Value) -> Option<&str> {
     let content = &message["content"];
     let last = || content.as_array()?.iter().rev().find_map(|part| part["text"].as_str());
     content.as_str().or_else(last)

@@ -1,6 +1,7 @@
 //! Reads the fields of a row as the types they must have, and describes the ones that are not. Never knows what a row
 //! means.
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 
 /// A row as parsed.
 pub type JsonRow = Map<String, Value>;
@@ -39,6 +40,16 @@ pub(super) fn string<'a>(row: &'a JsonRow, key: &str) -> RowResult<&'a str> {
 
 pub(super) fn array<'a>(value: &'a Value, key: &str) -> RowResult<&'a Vec<Value>> {
     value.as_array().ok_or_else(|| format!("has {} as {key}; a list is expected", kind(value)))
+}
+
+/// A list, or JSON text of one: what CSV files hold, and Parquet files where rows differ.
+pub(super) fn list<'a>(value: &'a Value, key: &str) -> RowResult<Cow<'a, Vec<Value>>> {
+    match value {
+        Value::String(text) if text.trim_start().starts_with('[') => serde_json::from_str(text)
+            .map(Cow::Owned)
+            .map_err(|e| format!("has {key} that are text, but not JSON ({e})")),
+        value => array(value, key).map(Cow::Borrowed),
+    }
 }
 
 pub(super) fn whole(value: &Value, key: &str) -> RowResult<i64> {

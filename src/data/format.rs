@@ -95,6 +95,8 @@ pub struct Format {
     pub skip_bad_rows: bool,
     /// Also applies to rows with `messages` when no setting names a field.
     pub chat: Option<Arc<ChatTemplate>>,
+    /// The template of rows with tools, if they have one of their own.
+    pub tool_use: Option<Arc<ChatTemplate>>,
 }
 
 impl Format {

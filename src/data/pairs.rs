@@ -17,6 +17,7 @@ use super::shapes::{self, ID_KEYS};
 use super::tokenizer::Tokenizer;
 use crate::device::IGNORE;
 use serde_json::Value;
+use std::borrow::Cow;
 
 /// Length of the first sequence of a pair, from the pair's targets: after the answer's, the first position without one
 /// is the sequence's last.
@@ -28,6 +29,13 @@ pub(super) fn first_sequence(targets: &[i32]) -> usize {
 impl Recipe {
     /// See [Note: pairs].
     pub(super) fn pair(&self, keys: &PairKeys, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
+        let row = &*match keys.prompt == "prompt" {
+            true => shapes::with_prompt(
+                row,
+                self.format.is_chat() || row.get(&keys.chosen).is_some_and(|a| !a.is_string()),
+            )?,
+            false => Cow::Borrowed(row),
+        };
         let tokens = ID_KEYS.iter().any(|key| present(row, key).is_some());
         if !tokens && matches!(self.tokenizer, Tokenizer::None(_)) {
             return Ok(Outcome::Text);
@@ -103,6 +111,7 @@ impl Recipe {
             if answer.is_empty() {
                 return Err(format!("has an empty answer in `{key}`: remove the row"));
             }
+            shapes::without_system(row)?;
             let template = self.format.input_template.as_deref().and_then(|t| t.split_once("{}"));
             let prompt =
                 template.map_or_else(|| prompt.clone(), |(before, behind)| format!("{before}{prompt}{behind}"));
@@ -114,6 +123,7 @@ impl Recipe {
             other => return Err(format!("has {} as {key}; text or messages are expected", kind(other))),
         };
         let turns = shapes::turns(row, if whole { (Some(key), None) } else { (Some(asked), Some(key)) })?;
+        let turns = shapes::with_system(row, turns)?;
         self.last_answer(row, &turns, turns.len() - answers, key)
     }
     /// [`Recipe::dialog`] of a conversation from field `key` that must end in an answer.

@@ -8,7 +8,7 @@
 //! messages come first. A token has a loss if it overlaps one of them. A row without a token with loss is dropped, as
 //! is one whose prompt has `max_len - 2` tokens or more. A longer row is cut, and does not end in the end of text.
 use super::answers;
-use super::fields::{JsonRow, RowResult, array, field, kind, present, string, token_id, truth, whole};
+use super::fields::{JsonRow, RowResult, array, field, kind, list, present, string, token_id, truth, whole};
 use super::format::{Format, Preferences, SampleKind};
 use super::json;
 use super::shapes::{self, MASKS, Shape, VARIABLES};
@@ -143,6 +143,7 @@ impl Recipe {
             (_, Some(Shape::Tokens)) => self.tokens(row, out),
             (_, Some(Shape::Text)) => self.text(string(row, "text")?, out),
             (_, Some(Shape::Completion)) if row["prompt"].is_string() && row["completion"].is_string() => {
+                shapes::without_system(row)?;
                 self.asked(string(row, "prompt")?, string(row, "completion")?, out)
             }
             (_, Some(Shape::Instruction)) => self.response(&shapes::alpaca_prompt(row)?, string(row, "output")?, out),
@@ -170,7 +171,7 @@ impl Recipe {
         if ids == 0 {
             return Err("has no tokens: remove the row".into());
         }
-        let list = |key: &str| -> RowResult<Option<&Vec<Value>>> {
+        let column = |key: &str| -> RowResult<Option<&Vec<Value>>> {
             let Some(list) = present(row, key) else { return Ok(None) };
             let list = array(list, key)?;
             match list.len() == ids {
@@ -178,7 +179,7 @@ impl Recipe {
                 false => Err(format!("has {} {key} for {ids} input_ids: each id needs one, not shifted", list.len())),
             }
         };
-        match list("labels")? {
+        match column("labels")? {
             None => out.labels.extend(out.ids.iter().map(|&id| id as i32)),
             Some(labels) => {
                 for label in labels {
@@ -186,13 +187,14 @@ impl Recipe {
                 }
             }
         }
+        self.refuse_unclear(row)?;
         for key in MASKS {
-            for (mask, label) in list(key)?.into_iter().flatten().zip(&mut out.labels) {
+            for (mask, label) in column(key)?.into_iter().flatten().zip(&mut out.labels) {
                 *label = if bit(mask, key)? { *label } else { IGNORE };
             }
         }
         // Padding.
-        if let Some(attended) = list("attention_mask")? {
+        if let Some(attended) = column("attention_mask")? {
             let keep = attended.iter().map(|mask| bit(mask, "attention_mask")).collect::<RowResult<Vec<bool>>>()?;
             let mut each = keep.iter();
             out.ids.retain(|_| each.next() == Some(&true));
@@ -200,6 +202,33 @@ impl Recipe {
             out.labels.retain(|_| each.next() == Some(&true));
         }
         Ok(Outcome::Kept)
+    }
+
+    /// Columns that change what is learned, in a way that this row does not say.
+    fn refuse_unclear(&self, row: &JsonRow) -> RowResult<()> {
+        let known = |key: &str| Shape::Tokens.reads().contains(&key) || key == "special_tokens_mask";
+        let given = row.iter().filter(|(_, value)| value.is_array());
+        if let Some((key, _)) = given.clone().find(|(key, _)| key.contains("mask") && !known(key)) {
+            return Err(format!(
+                "has `{key}`, and trainers differ in what its 0 and 1 mean: name it {} (0: no loss), or remove it",
+                MASKS[4]
+            ));
+        }
+        let attended = present(row, "attention_mask").and_then(Value::as_array);
+        let is_padding = |at: usize| attended.is_some_and(|mask| mask.get(at).and_then(truth) == Some(false));
+        let packed = |(key, value): &(&String, &Value)| {
+            let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
+            let positions = list.iter().enumerate().filter(|(at, _)| !is_padding(*at)).map(|(_, position)| position);
+            let key = key.as_str();
+            key == "seq_lengths" && list.len() > 1 || key == "position_ids" && positions.skip(1).any(|at| *at == 0)
+        };
+        match given.clone().find(packed) {
+            Some((key, _)) => Err(format!(
+                "holds several samples, as its `{key}` says: write a row for each; `packing_samples` packs them without \
+                 attention between them"
+            )),
+            None => Ok(()),
+        }
     }
 
     /// Text that is learned as a whole, with the special tokens that transformers adds.
@@ -238,7 +267,7 @@ impl Recipe {
         keys: (Option<&str>, Option<&str>),
         out: &mut TokenizedRow,
     ) -> RowResult<Outcome> {
-        let (chat, multiturn) = (self.chat()?, self.format.multiturn);
+        let (chat, multiturn) = (self.chat(row)?, self.format.multiturn);
         let turns = shapes::turns(row, keys)?;
         let by_assistant = |turn: &Value| turn["role"] == "assistant";
         let list = keys.1.and_then(|key| row.get(key)?.as_array());
@@ -273,7 +302,10 @@ impl Recipe {
             let found = answers::find(chat, &turns, &all.text);
             let found = match found {
                 Some(found) => found,
-                None => answers::by_prefixes(chat, &talk, &answers, &all.text)?,
+                None => match answers::by_prefixes(chat, &talk, &answers, &all.text) {
+                    Ok(found) => found,
+                    Err(fault) => answers::find_endless(chat, &turns, &all.text).ok_or(fault)?,
+                },
             };
             Ok(answers.iter().zip(found).filter(|(i, _)| learned.contains(i)).map(|(_, place)| place).collect())
         };
@@ -282,7 +314,9 @@ impl Recipe {
             Some(generated) if multiturn && !switched => generated.clone(),
             Some(generated) => {
                 let places = places()?;
-                let within = |span: &&Range<usize>| places.iter().any(|place| place.contains(&span.start));
+                // A block may begin with the answer's header, and a prompt with the beginning of a thought.
+                let overlap = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
+                let within = |span: &&Range<usize>| places.iter().any(|place| overlap(span, place));
                 generated.iter().filter(within).cloned().collect()
             }
         };
@@ -292,7 +326,7 @@ impl Recipe {
 
     /// The prompt and the response of a conversation whose messages from `first` on are the response.
     pub(super) fn dialog(&self, row: &JsonRow, turns: &[Value], first: usize) -> RowResult<(String, String)> {
-        let chat = self.chat()?;
+        let chat = self.chat(row)?;
         let talk = self.talk(row, turns)?;
         let mut prompt = chat.rendered(&talk, false)?.text;
         let response = prompt.split_off(self.start(chat, &talk, turns, first, &prompt)?);
@@ -313,19 +347,27 @@ impl Recipe {
             return Ok(prompt.len());
         }
         let earlier = turns[..first].iter().filter(|turn| turn["role"] == "assistant").count();
-        answers::find(chat, turns, text).map(|found| found[earlier].start).ok_or_else(|| {
+        let found = answers::find(chat, turns, text).or_else(|| answers::find_endless(chat, turns, text));
+        found.map(|found| found[earlier].start).ok_or_else(|| {
             "is rendered by the chat template in a way that does not start with the prompt, so the start of the \
              response is unknown. Use another `tokenizer_chat_template`"
                 .into()
         })
     }
 
-    fn chat(&self) -> RowResult<&ChatTemplate> {
-        self.format.chat.as_deref().ok_or_else(|| {
+    fn chat(&self, row: &JsonRow) -> RowResult<&ChatTemplate> {
+        self.template(row).ok_or_else(|| {
             "has messages, but the tokenizer has no chat template: set `tokenizer_chat_template`, or use a `tokenizer` \
              with one"
                 .into()
         })
+    }
+
+    /// The chat template of a row.
+    fn template(&self, row: &JsonRow) -> Option<&ChatTemplate> {
+        // As transformers chooses, which tells no tools from an empty list.
+        let tools = present(row, VARIABLES[0]).is_some_and(|tools| *tools != "" && *tools != "null");
+        self.format.tool_use.as_deref().filter(|_| tools).or(self.format.chat.as_deref())
     }
 
     /// The messages, and what the row passes to the template besides them.
@@ -350,8 +392,9 @@ impl Recipe {
                     }
                     variables.extend(all.iter().map(|(key, value)| (key.clone(), Message::from_serialize(value))));
                 }
-                ("tools" | "documents", Value::Array(_)) => {
-                    variables.insert(name.to_string(), Message::from_serialize(&value));
+                ("tools" | "documents", Value::Array(list)) => {
+                    let each = list.iter().map(|one| element(name, one)).collect::<RowResult<Vec<_>>>()?;
+                    variables.insert(name.to_string(), Message::from_serialize(&each));
                 }
                 (_, other) => {
                     let expected = if name == "chat_template_kwargs" { "an object" } else { "a list" };
@@ -367,7 +410,7 @@ impl Recipe {
         let reads = self.reads(row);
         let unread = row.iter().filter(|(key, value)| !value.is_null() && !reads.contains(&key.as_str()));
         out.unread.extend(unread.map(|(key, _)| format!("`{key}`")));
-        let Some(chat) = self.format.chat.as_deref().filter(|_| reads.contains(&VARIABLES[0])) else { return };
+        let Some(chat) = self.template(row).filter(|_| reads.contains(&VARIABLES[0])) else { return };
         let deaf = |name: &str| !chat.mentions(name);
         let empty = |value: &Value| value == "" || value.as_array().is_some_and(Vec::is_empty);
         for name in VARIABLES[..2].iter().filter(|name| present(row, name).is_some_and(|v| !empty(v)) && deaf(name)) {
@@ -383,8 +426,9 @@ impl Recipe {
             out.unread.push("`system` (the messages begin with another)".into());
         }
         let lists = reads.iter().filter(|key| !VARIABLES.contains(key));
-        let lists = lists.filter_map(|key| row.get(*key)?.as_array()).flatten();
-        let extra: BTreeSet<&String> = lists.flat_map(shapes::extra).collect();
+        let lists = lists.filter_map(|key| list(row.get(*key)?, key).ok());
+        let extra: BTreeSet<String> =
+            lists.flat_map(|list| list.iter().flat_map(shapes::extra).cloned().collect::<Vec<_>>()).collect();
         out.unread.extend(
             extra
                 .into_iter()
@@ -404,8 +448,15 @@ impl Recipe {
         };
         let shaped: &[&str] = shape.filter(|_| by_shape).map_or(&[], Shape::reads);
         let mut reads = [&format.named(), shaped].concat();
-        if format.is_chat() || format.preferences.as_ref().is_some_and(|rows| *rows != Preferences::Rollouts) {
+        let judged = format.preferences.as_ref().is_some_and(|rows| *rows != Preferences::Rollouts);
+        if format.is_chat() || judged {
             reads.extend(VARIABLES);
+        }
+        if judged && !shapes::is_judged_ids(row) {
+            reads.push("system");
+        }
+        if matches!(&format.preferences, Some(Preferences::Pairs(keys)) if present(row, &keys.prompt).is_none()) {
+            reads.extend(shapes::QUESTION);
         }
         reads
     }
@@ -465,6 +516,15 @@ impl Recipe {
     }
     fn end(&self) -> RowResult<u32> {
         self.tokenizer.end_of_text().map_err(|e| format!("needs an end-of-text token: {e}"))
+    }
+}
+
+/// A tool or a document: an object, or JSON text of one.
+fn element<'a>(name: &str, value: &'a Value) -> RowResult<Cow<'a, Value>> {
+    let parsed = value.as_str().and_then(|text| serde_json::from_str(text).ok());
+    match parsed.map_or(Cow::Borrowed(value), Cow::Owned) {
+        object if object.is_object() => Ok(object),
+        _ => Err(format!("has {} in its {name}; an object is expected, or JSON text of one", kind(value))),
     }
 }
 

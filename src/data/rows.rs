@@ -74,7 +74,8 @@ impl<'a> Rows<'a> {
         let by_shape = format.input_key.is_none() && !matches!(format.preferences, Some(Preferences::Pairs(_)));
         let read = |name: &str| {
             let shaped = by_shape && Shape::all_read().any(|key| key == name);
-            shaped || shapes::VARIABLES.contains(&name) || format.named().contains(&name)
+            let judged = format.preferences.is_some() && (name == "system" || shapes::QUESTION.contains(&name));
+            shaped || judged || shapes::VARIABLES.contains(&name) || format.named().contains(&name)
         };
         let fields: Vec<Arc<Type>> = schema.get_fields().iter().filter(|f| read(f.name())).cloned().collect();
         let given = |key: &Option<String>| key.iter().all(|key| fields.iter().any(|field| field.name() == key));

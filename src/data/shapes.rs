@@ -7,8 +7,9 @@
 //! its own line if it is not empty; the assistant message is the output. `system` comes first, and the pairs of
 //! `history` before the instruction, as in LLaMA-Factory. Without a chat template the prompt is Stanford Alpaca's
 //! ([`alpaca_prompt`]), which has no place for `system` and `history`. `{"prompt", "completion"}` is TRL's.
-use super::fields::{JsonRow, RowResult, array, field, kind, present, string, truth};
+use super::fields::{JsonRow, RowResult, array, field, kind, list, present, string, truth};
 use serde_json::{Value, json};
+use std::borrow::Cow;
 
 /// How a row is read whose fields no setting names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,13 +24,14 @@ pub(super) enum Shape {
 }
 
 /// Masks of token ids that other trainers write next to them: 0 means no loss.
-pub(super) const MASKS: [&str; 3] = ["completion_mask", "assistant_masks", "loss_mask"];
+pub(super) const MASKS: [&str; 5] =
+    ["completion_mask", "assistant_masks", "assistant_mask", "response_mask", "loss_mask"];
 /// What a chat template gets from a row besides its messages.
 pub(super) const VARIABLES: [&str; 3] = ["tools", "documents", "chat_template_kwargs"];
 
 impl Shape {
     const ALL: [(Shape, &[&str]); 6] = [
-        (Shape::Tokens, &["input_ids", "labels", "attention_mask", MASKS[0], MASKS[1], MASKS[2]]),
+        (Shape::Tokens, &["input_ids", "labels", "attention_mask", MASKS[0], MASKS[1], MASKS[2], MASKS[3], MASKS[4]]),
         (Shape::Text, &["text"]),
         (Shape::Messages, &["messages", "system", VARIABLES[0], VARIABLES[1], VARIABLES[2]]),
         (Shape::Conversations, &["conversations", "system", VARIABLES[0], VARIABLES[1], VARIABLES[2]]),
@@ -81,11 +83,6 @@ const SPEAKERS: [(&str, &str); 9] = [
     ("function_call", "assistant"),
 ];
 
-/// A string that is not empty.
-fn present_text<'a>(row: &'a JsonRow, key: &str) -> Option<&'a str> {
-    present(row, key)?.as_str().filter(|text| !text.is_empty())
-}
-
 /// The row's keys mark it as training data, and as hardly anything else.
 pub(super) fn is_known(row: &JsonRow) -> bool {
     let named = ["input_ids", "messages", "conversations"].iter().any(|key| present(row, key).is_some());
@@ -97,6 +94,11 @@ fn both(row: &JsonRow, keys: [&str; 2]) -> bool {
     keys.iter().all(|key| present(row, key).is_some())
 }
 
+/// A judged row of token ids.
+pub(super) fn is_judged_ids(row: &JsonRow) -> bool {
+    ID_KEYS.iter().chain([&ANSWER_IDS]).any(|key| present(row, key).is_some())
+}
+
 /// The row's keys mark it as a prompt with two answers.
 fn is_pair(row: &JsonRow) -> bool {
     both(row, ["chosen", "rejected"]) || both(row, [ID_KEYS[1], ID_KEYS[2]])
@@ -104,10 +106,9 @@ fn is_pair(row: &JsonRow) -> bool {
 
 /// The messages of a row whose fields no setting names.
 pub(super) fn conversation(row: &JsonRow) -> RowResult<Vec<Value>> {
-    let system = present_text(row, "system").map(|text| json!({"role": "system", "content": text}));
-    let list = match Shape::of(row, true) {
-        Some(Shape::Messages) => array(field(row, "messages")?, "messages")?.clone(),
-        Some(Shape::Conversations) => array(field(row, "conversations")?, "conversations")?.clone(),
+    let turns = match Shape::of(row, true) {
+        Some(Shape::Messages) => list(field(row, "messages")?, "messages")?.into_owned(),
+        Some(Shape::Conversations) => list(field(row, "conversations")?, "conversations")?.into_owned(),
         Some(Shape::Completion) => [spoken(row, "prompt", "user")?, spoken(row, "completion", "assistant")?].concat(),
         Some(Shape::Instruction) => instruction(row)?,
         _ => {
@@ -119,20 +120,45 @@ pub(super) fn conversation(row: &JsonRow) -> RowResult<Vec<Value>> {
             ));
         }
     };
-    let own = has_own_system(&list);
-    Ok(system.filter(|_| !own).into_iter().chain(list).collect())
+    with_system(row, turns)
+}
+
+/// The messages after the row's `system` field, unless they begin with a system message.
+pub(super) fn with_system(row: &JsonRow, turns: Vec<Value>) -> RowResult<Vec<Value>> {
+    let system = system(row)?.filter(|_| !has_own_system(&turns));
+    let system = system.map(|text| json!({"role": "system", "content": text}));
+    Ok(system.into_iter().chain(turns).collect())
+}
+
+/// The `system` field, unless it is empty.
+fn system(row: &JsonRow) -> RowResult<Option<&str>> {
+    let text = present(row, "system").map(|_| string(row, "system")).transpose()?;
+    Ok(text.filter(|text| !text.is_empty()))
+}
+
+/// Text without a chat template has no place for a `system` field.
+pub(super) fn without_system(row: &JsonRow) -> RowResult<()> {
+    match system(row)? {
+        None => Ok(()),
+        Some(_) => Err("has a system, which text without a chat template cannot express: set `apply_chat_template`, \
+                        or remove the system"
+            .into()),
+    }
 }
 
 /// The conversation begins with a system message.
 fn has_own_system(list: &[Value]) -> bool {
-    list.first().is_some_and(|first| first["from"] == "system" || first["role"] == "system")
+    let role =
+        |first: &Value| ["system", "developer"].iter().any(|role| first["from"] == *role || first["role"] == *role);
+    list.first().is_some_and(role)
 }
 
 /// A `system` field that the conversation has no place for, since it begins with another system message.
 pub(super) fn has_second_system(row: &JsonRow) -> bool {
-    let Some(text) = present_text(row, "system") else { return false };
-    let list = ["messages", "conversations", "prompt"].iter().find_map(|key| present(row, key)?.as_array());
-    list.is_some_and(|list| has_own_system(list) && list[0]["content"] != text && list[0]["value"] != text)
+    let Ok(Some(text)) = system(row) else { return false };
+    let given =
+        ["messages", "conversations", "prompt", "chosen"].iter().find_map(|key| list(present(row, key)?, key).ok());
+    given.is_some_and(|list| has_own_system(&list) && list[0]["content"] != text && list[0]["value"] != text)
 }
 
 /// The messages of a field: text is one, by `role`.
@@ -146,23 +172,49 @@ fn spoken(row: &JsonRow, key: &str, role: &str) -> RowResult<Vec<Value>> {
 
 /// The messages of an Alpaca row.
 fn instruction(row: &JsonRow) -> RowResult<Vec<Value>> {
+    let mut turns = question(row)?;
+    turns.push(json!({"role": "assistant", "content": string(row, "output")?}));
+    Ok(turns)
+}
+
+/// Its messages before the answer.
+fn question(row: &JsonRow) -> RowResult<Vec<Value>> {
     let mut turns = Vec::new();
     let pair = |prompt: &str, answer: &str| {
         [json!({"role": "user", "content": prompt}), json!({"role": "assistant", "content": answer})]
     };
-    for earlier in present(row, "history").map(|list| array(list, "history")).transpose()?.into_iter().flatten() {
+    for earlier in
+        present(row, "history").map(|given| list(given, "history")).transpose()?.iter().flat_map(|l| l.iter())
+    {
         match earlier.as_array().map(Vec::as_slice) {
             Some([Value::String(prompt), Value::String(answer)]) => turns.extend(pair(prompt, answer)),
             _ => return Err(format!("has {} in its history; each entry must be [prompt, answer]", kind(earlier))),
         }
     }
-    let (instruction, output) = (string(row, "instruction")?, string(row, "output")?);
+    let instruction = string(row, "instruction")?;
     let query = match input(row)? {
         Some(input) => format!("{instruction}\n{input}"),
         None => instruction.to_string(),
     };
-    turns.extend(pair(&query, output));
+    turns.push(json!({"role": "user", "content": query}));
     Ok(turns)
+}
+
+/// Fields that hold the prompt of a pair without one, as LLaMA-Factory's rows have it.
+pub(super) const QUESTION: [&str; 5] = ["messages", "conversations", "instruction", "input", "history"];
+
+/// The row with a prompt, which [`QUESTION`] has.
+pub(super) fn with_prompt(row: &JsonRow, chat: bool) -> RowResult<Cow<'_, JsonRow>> {
+    let prompt = match QUESTION.iter().find_map(|key| present(row, key).map(|value| (*key, value))) {
+        _ if present(row, "prompt").is_some() => return Ok(Cow::Borrowed(row)),
+        Some((key @ ("messages" | "conversations"), value)) => Value::Array(list(value, key)?.into_owned()),
+        Some(_) if present(row, "instruction").is_some() && chat => Value::Array(question(row)?),
+        Some(_) if present(row, "instruction").is_some() => Value::String(alpaca_prompt(row)?),
+        _ => return Ok(Cow::Borrowed(row)),
+    };
+    let mut row = row.clone();
+    row.insert("prompt".into(), prompt);
+    Ok(Cow::Owned(row))
 }
 
 fn input(row: &JsonRow) -> RowResult<Option<&str>> {
@@ -175,12 +227,12 @@ fn input(row: &JsonRow) -> RowResult<Option<&str>> {
 /// Stanford Alpaca's prompt (PROMPT_DICT of its train.py); the output follows without a space.
 pub(super) fn alpaca_prompt(row: &JsonRow) -> RowResult<String> {
     let listed = present(row, "history").is_some_and(|list| list.as_array().is_none_or(|list| !list.is_empty()));
-    for (key, given) in [("system", present_text(row, "system").is_some()), ("history", listed)] {
-        if given {
-            return Err(format!(
-                "has a {key}, which the Alpaca prompt cannot express: set `apply_chat_template` or remove the {key}"
-            ));
-        }
+    without_system(row)?;
+    if listed {
+        return Err(
+            "has a history, which the Alpaca prompt cannot express: set `apply_chat_template` or remove the history"
+                .into(),
+        );
     }
     let (instruction, input) = (string(row, "instruction")?, input(row)?);
     let task = "Below is an instruction that describes a task";
@@ -201,13 +253,13 @@ pub(super) fn turns(row: &JsonRow, (input, output): (Option<&str>, Option<&str>)
         None => conversation(row)?,
         Some(key) => match (field(row, key)?, output) {
             (Value::String(text), Some(_)) => vec![json!({"role": "user", "content": text})],
-            (Value::String(_), None) => {
+            (Value::String(text), None) if !text.trim_start().starts_with('[') => {
                 return Err(format!(
                     "has a string as {key}; a list of messages is expected. If the prompt is a string, name the \
                      response field with `output_key`"
                 ));
             }
-            (list, _) => array(list, key)?.to_vec(),
+            (given, _) => list(given, key)?.into_owned(),
         },
     };
     if let Some(output) = output {
@@ -245,7 +297,12 @@ pub(super) fn switch(i: usize, message: &Value) -> RowResult<Option<bool>> {
 
 /// The message is an answer without a word.
 pub(super) fn is_silent(message: &Value) -> bool {
-    let empty = |value: &Value| value.is_null() || value == "" || value.as_array().is_some_and(Vec::is_empty);
+    let blank = |value: &Value| value.as_str().is_some_and(|text| text.trim().is_empty());
+    let empty = |value: &Value| {
+        value.is_null()
+            || blank(value)
+            || value.as_array().is_some_and(|list| list.iter().all(|part| blank(&part["text"])))
+    };
     ["content"].iter().chain(&SPOKEN).all(|key| empty(&message[*key]))
 }
 
@@ -277,7 +334,12 @@ fn message(i: usize, turn: &mut Value) -> RowResult<()> {
         *fields = renamed.collect();
         return Ok(());
     }
+    if let Some(text @ Value::String(_)) = present(fields, "tool_calls") {
+        let calls = list(text, "tool_calls").map_err(|what| format!("has a message {i} that {what}"))?.into_owned();
+        fields.insert("tool_calls".into(), Value::Array(calls));
+    }
     let keys = || fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+    let result = ["tool", "function", "ipython"].iter().any(|role| fields.get("role").is_some_and(|r| r == role));
     match fields.get("role") {
         Some(Value::String(role)) if ROLES.contains(&role.as_str()) => {}
         Some(role) => return Err(format!("has a message {i} with role {role}; known roles: {}", ROLES.join(", "))),
@@ -285,6 +347,8 @@ fn message(i: usize, turn: &mut Value) -> RowResult<()> {
     }
     match fields.get("content") {
         Some(Value::String(_)) => Ok(()),
+        // What a tool returns may be any value.
+        Some(value) if result && !value.is_null() => Ok(()),
         Some(Value::Array(parts)) => parts.iter().try_for_each(|part| match part["type"].as_str() {
             Some(kind) if PICTURES.iter().any(|media| kind.contains(media)) => Err(format!(
                 "has a message {i} with a part of type \"{kind}\": only text is trained on. Remove the part or the row"

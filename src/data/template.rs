@@ -41,7 +41,7 @@ pub struct ChatTemplate {
 
 const NAME: &str = "chat template";
 /// What rows call the thoughts of an answer. Templates read the first, or the second.
-const THOUGHTS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+pub(super) const THOUGHTS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 impl ChatTemplate {
     /// From Jinja text and the spellings of the tokenizer's special tokens. An error describes the problem and names
@@ -99,7 +99,7 @@ impl ChatTemplate {
 
     /// What ends an answer, such as `<|im_end|>`, if that can be known.
     pub fn end_of_turn(&self) -> Option<&str> {
-        self.frame().map(|frame| frame.end.trim())
+        self.frame().map(|frame| frame.end.trim()).filter(|end| !end.is_empty())
     }
 
     /// What the template puts around an answer; None if that cannot be known.

@@ -130,7 +130,25 @@ fn named_templates_are_found_and_kept() {
                  templates (default, tool_use, old, rag)";
     assert!(code == Some(2) && said.contains(names), "{said}");
     // Nothing is given: files are copied as they are.
-    work.good(&format!("{TINY} --save-hf copy --ckpt-dir ck"));
+    let said = work.good(&format!("{TINY} --save-hf copy --ckpt-dir ck"));
+    assert!(
+        said.contains("template tool_use for rows with tools, as in transformers; others: the default one"),
+        "{said}"
+    );
+    work.write(
+        "tools.jsonl",
+        &json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "tools": []})
+            .to_string(),
+    );
+    let samples = |more: &str| {
+        let args = format!(
+            "--dataset tools.jsonl --apply-chat-template --tokenizer tok --max-len 64 --print-samples 1 {more}"
+        );
+        let out = unlaunched(FSDP).args(args.split_whitespace()).current_dir(work.0.path()).output().unwrap();
+        serde_json::from_slice::<Value>(&out.stdout).unwrap()["text"].as_str().unwrap().to_string()
+    };
+    assert!(samples("").starts_with("<tools>user: a"));
+    assert!(samples("--tokenizer-chat-template default").starts_with("<own>user: a"));
     for dir in ["copy", "ck/step-00000001"] {
         files.iter().for_each(|(name, text)| assert_eq!(work.read(&format!("{dir}/{name}")), *text));
         assert_eq!(work.read(&format!("{dir}/tokenizer_config.json")), work.read("tok/tokenizer_config.json"));

@@ -1,7 +1,7 @@
 //! Fields of rows and messages: each is used as other trainers use it, or named; and which tokens have a loss.
 use super::sft::{chatml, keys, make, open, recipe};
 use super::*;
-use flatshard::data::{ChatTemplate, Drop, Outcome, TokenizedRow};
+use flatshard::data::{ChatTemplate, Drop, LabelKeys, Outcome, PairKeys, Preferences, TokenizedRow};
 use serde_json::{Value, json};
 
 /// A template of one line per message, with tools before them.
@@ -106,6 +106,95 @@ fn a_system_field_comes_first_in_every_shape() {
 }
 
 #[test]
+fn a_system_field_comes_first_in_judged_rows_and_is_never_dropped() {
+    let pair = |fields: Value| {
+        let mut row = json!({"chosen": "b", "rejected": "c", "system": "brief"});
+        row.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        row
+    };
+    let pairs =
+        |template: &str| Format { preferences: Some(Preferences::Pairs(PairKeys::default())), ..format(template) };
+    let asked = json!([{"from": "human", "value": "a"}]);
+    let said = |who: &str, text: &str| json!({"from": who, "value": text});
+    for from in [
+        pair(json!({"prompt": "a"})),
+        pair(
+            json!({"prompt": [say("user", "a")], "chosen": [say("assistant", "b")], "rejected": [say("assistant", "c")]}),
+        ),
+        pair(
+            json!({"chosen": [say("user", "a"), say("assistant", "b")], "rejected": [say("user", "a"), say("assistant", "c")]}),
+        ),
+        // Prompts as LLaMA-Factory's rows have them.
+        pair(json!({"conversations": asked, "chosen": said("gpt", "b"), "rejected": said("gpt", "c")})),
+        pair(json!({"messages": [say("user", "a")]})),
+        pair(json!({"instruction": "a", "input": ""})),
+    ] {
+        let (made, outcome) = row(pairs(TOOLS), &from);
+        let first = "<|system|>brief<|end|>\n<|user|>a<|end|>\n<|assistant|>b<|end|>";
+        assert!(Tokenizer::Bytes.decode(&made.ids).starts_with(first) && outcome == Outcome::Kept, "{from}");
+        assert_eq!(made.unread, [""; 0], "{from}");
+    }
+    let labels = Format { preferences: Some(Preferences::Labels(LabelKeys::default())), ..format(TOOLS) };
+    let from = json!({"system": "brief", "prompt": "a", "completion": "b", "label": true});
+    assert!(Tokenizer::Bytes.decode(&row(labels, &from).0.ids).starts_with("<|system|>brief<|end|>"));
+    // Text without a template has no place for one.
+    let plain = || Format { apply_chat_template: false, ..format(TOOLS) };
+    for (format, from) in [
+        (plain(), json!({"system": "brief", "prompt": "a", "completion": "b"})),
+        (Format { apply_chat_template: false, ..pairs(TOOLS) }, pair(json!({"prompt": "a"}))),
+    ] {
+        let fault = make(format, from).unwrap_err();
+        assert!(fault.contains("has a system") && fault.contains("`apply_chat_template`"), "{fault}");
+    }
+    let fault = make(format(TOOLS), json!({"system": ["a"], "messages": [say("user", "a"), say("assistant", "b")]}));
+    assert!(fault.unwrap_err().contains("a list as system"));
+    let own = json!([say("developer", "own"), say("user", "a"), say("assistant", "b")]);
+    let (made, _) = row(format(TOOLS), &json!({"system": "brief", "messages": own}));
+    assert_eq!(made.unread, ["`system` (the messages begin with another)"]);
+}
+
+#[test]
+fn json_text_is_read_where_a_column_holds_it() {
+    let calls = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}({{ c.name }}){% endfor %}{% endfor %}";
+    let talk = json!([
+        say("user", "a"), {"role": "assistant", "content": "", "tool_calls": json!([{"name": "f"}]).to_string()},
+        {"role": "tool", "content": {"warm": true}}, say("assistant", "b"),
+    ]);
+    let expected = "<user>a<assistant>(f)<tool>{'warm': True}<assistant>b";
+    for (key, format) in [
+        ("messages", format(calls)),
+        ("conversations", format(calls)),
+        ("talk", Format { input_key: Some("talk".into()), ..format(calls) }),
+    ] {
+        let from = json!({ key: talk.to_string() });
+        assert_eq!(seen(format, &from).0, expected, "{key}");
+    }
+    let one = json!([say("user", "a"), say("assistant", "b")]);
+    let (text, _) = seen(format(TOOLS), &json!({"messages": one, "tools": [json!({"name": "f"}).to_string()]}));
+    assert!(text.starts_with("[tool f]"), "{text}");
+    let fault = make(format(TOOLS), json!({"messages": one, "tools": ["f"]})).unwrap_err();
+    assert!(fault.contains("a string in its tools; an object is expected"), "{fault}");
+    let fault = make(format(TOOLS), json!({"messages": "[{"})).unwrap_err();
+    assert!(fault.contains("messages that are text, but not JSON"), "{fault}");
+}
+
+#[test]
+fn rows_with_tools_have_the_template_for_tools() {
+    let own = "{{ tools | length }}{% for m in messages %} {{ m.content }}{% endfor %}";
+    let own = ChatTemplate::new(own, ("", "")).unwrap();
+    let format = Format { tool_use: Some(Arc::new(own)), ..format(TOOLS) };
+    let talk = json!([say("user", "a"), say("assistant", "b")]);
+    for (tools, expected) in [
+        (json!([{"name": "f"}]), "1 a b"),
+        (json!([]), "0 a b"),
+        (json!(null), "<|user|>a<|end|>\n<|assistant|>b<|end|>"),
+    ] {
+        let (made, _) = row(format.clone(), &json!({"messages": talk, "tools": tools}));
+        assert_eq!(Tokenizer::Bytes.decode(&made.ids), expected, "{tools}");
+    }
+}
+
+#[test]
 fn completions_are_learned_after_their_prompts() {
     let plain = Format { chat: chatml(), ..Format::default() };
     let from = json!({"prompt": "1+1=", "completion": "2"});
@@ -143,6 +232,23 @@ fn answers_are_found_in_one_rendering_that_changes_them() {
     let (_, loss) = seen(turns(&prompting), &talk);
     assert_eq!(loss[1..], ["17 * 3 is 51.<|end|>\n", "Easy.\n</think>\n\n52.<|end|>"]);
     assert_eq!(seen(format(&prompting), &talk).1, ["Easy.\n</think>\n\n52.<|end|>"]);
+}
+
+/// As GLM 4.5: an answer has no end, and earlier ones lose their thoughts. As Phi 3: the end of the last answer begins
+/// like the next message.
+#[test]
+fn answers_without_an_end_of_their_own_are_found() {
+    let glm = "{%- set ns = namespace(last=0) %}{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}\
+        {% endif %}{% endfor %}{%- for m in messages %}{{- '<|' + m.role + '|>' }}{% if m.role == 'assistant' %}{{ '<think>' + (\
+        m.reasoning_content or '' if loop.index0 > ns.last else '') + '</think>' }}{% endif %}{{- m.content }}{%- endfor %}\
+        {%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}";
+    let phi = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}\
+        <|assistant|>{% else %}<|endoftext|>{% endif %}";
+    let thought = |text: &str| json!({"role": "assistant", "content": text, "reasoning_content": "t"});
+    let talk = json!({"messages": [say("user", "a"), thought("b<|user"), say("tool", "c"), thought("d"), say("user", "e"), thought("f")]});
+    assert_eq!(seen(turns(glm), &talk).1, ["<think></think>b<|user", "<think></think>d", "<think>t</think>f"]);
+    assert_eq!(seen(format(glm), &talk).1, ["<think>t</think>f"]);
+    assert_eq!(seen(turns(phi), &talk).1, ["b<|user<|end|>\n", "d<|end|>\n", "f<|end|>\n"]);
 }
 
 #[test]
@@ -187,6 +293,12 @@ fn generation_blocks_say_what_has_a_loss() {
     let two = json!({"messages": [say("user", "a"), say("assistant", "b"), say("user", "c"), say("assistant", "d")]});
     assert_eq!(seen(turns(tags), &two).1, ["b<|end|>", "d<|end|>"]);
     assert_eq!(seen(format(tags), &two).1, ["d<|end|>"]);
+    // A block with the answer's header, and one that begins before the end of what prompts an answer.
+    let head = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}<a>{{ m.content }}.{% endgeneration %}\
+                {% else %}<q>{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
+    assert_eq!(seen(format(head), &two).1, ["<a>d."]);
+    // Tags in a comment are none.
+    assert_eq!(seen(turns(&format!("{{# {{% generation %}} #}}{TOOLS}")), &two).1.len(), 2);
     // Switches of messages come first.
     let mut switched = two.clone();
     switched["messages"][3]["weight"] = json!(0);
@@ -227,7 +339,7 @@ fn masks_of_token_ids_take_losses_away() {
         from.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         row(Format::default(), &from).0
     };
-    for key in ["assistant_masks", "completion_mask", "loss_mask"] {
+    for key in ["assistant_masks", "assistant_mask", "completion_mask", "response_mask", "loss_mask"] {
         assert_eq!(labels(json!({key: [0, 0, 0, 1, 1]})).labels, [IGNORE, IGNORE, IGNORE, 52, 2], "{key}");
         assert_eq!(labels(json!({key: [false, true, false, true, true]})).labels, [IGNORE, 40, IGNORE, 52, 2]);
         assert_eq!(
@@ -239,6 +351,18 @@ fn masks_of_token_ids_take_losses_away() {
         let fault = make(Format::default(), json!({"input_ids": ids, key: [0, 1, 2, 1, 1]})).unwrap_err();
         assert!(fault.contains(&format!("2 in its {key}, which must be 0 or 1")), "{fault}");
     }
+    // What changes the loss in a way that a row does not say; and several samples in a row.
+    for (key, value, says) in [
+        ("mask", json!([true, true, true, false, false]), "name it loss_mask (0: no loss)"),
+        ("prompt_mask", json!([1, 1, 1, 0, 0]), "name it loss_mask (0: no loss)"),
+        ("seq_lengths", json!([2, 3]), "several samples, as its `seq_lengths` says"),
+        ("position_ids", json!([0, 1, 0, 1, 2]), "several samples, as its `position_ids` says"),
+    ] {
+        let fault = make(Format::default(), json!({"input_ids": ids, key: value})).unwrap_err();
+        assert!(fault.contains(says), "{fault}");
+    }
+    labels(json!({"special_tokens_mask": [1, 0, 0, 0, 1], "seq_lengths": [5], "position_ids": [0, 1, 2, 3, 4]}));
+    labels(json!({"attention_mask": [0, 0, 1, 1, 1], "position_ids": [1, 1, 0, 1, 2]}));
     let padded = labels(json!({"attention_mask": [0, 1, 1, 1, 0]}));
     assert_eq!((padded.ids, padded.labels), (vec![40, 98, 52], vec![40, 98, 52]));
 }
@@ -257,6 +381,10 @@ fn rows_without_a_token_to_learn_are_dropped_and_none_left_is_refused() {
     let empty = json!({"messages": [say("user", "a"), say("assistant", "")]});
     assert_eq!(dropped(format(TOOLS), empty.clone()), Drop::NoAnswer);
     assert_eq!(dropped(turns(TOOLS), empty), Drop::NoAnswer);
+    for blank in [json!(" \n"), json!([{"type": "text", "text": ""}])] {
+        let blank = json!({"messages": [say("user", "a"), {"role": "assistant", "content": blank}]});
+        assert_eq!(dropped(format(TOOLS), blank), Drop::NoAnswer);
+    }
     let files = Files::with("t.jsonl", [none.to_string(), none.to_string()].join("\n"));
     refused(open(&files, "t.jsonl", 16, Format::default()), &["none of its 2 rows", "no token has a loss: 2"]);
     files.put("t.jsonl", [none.to_string(), ids(json!([-100, 5, 6, 2])).to_string()].join("\n"));

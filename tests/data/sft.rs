@@ -23,6 +23,7 @@ fn format(case: &Value, tokenizer: &Tokenizer) -> Format {
         pretrain_mode: on("pretrain"),
         skip_bad_rows: false,
         chat: case["template"].as_str().map(|name| template(name, tokenizer)),
+        tool_use: None,
     }
 }
 

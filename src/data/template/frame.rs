@@ -8,7 +8,7 @@ pub struct TurnFrame {
     pub prompt: String,
     /// Its part that comes before every answer, such as `<|im_start|>assistant\n`.
     pub header: String,
-    /// What ends an answer, such as `<|im_end|>\n`.
+    /// What ends an answer, such as `<|im_end|>\n`; empty if that is only where another message begins.
     pub end: String,
     /// What begins the messages of others, such as `<|im_start|>user\n`.
     pub others: Vec<String>,
@@ -40,15 +40,19 @@ impl TurnFrame {
         // A template without a header answers right after the end of the question: "[/INST]".
         let ended = common(before, &asked);
         let (prompt, header) = if blank(header) { (ended, ended) } else { (prompt, header) };
-        if blank(header) || blank(end) {
-            return None;
-        }
+        // The beginning of a next message is no end: "<|end|>\n<|" before "<|user|>" and "<|endoftext|>".
+        let is_header = |at: &usize| end.is_char_boundary(*at) && header.starts_with(&end[*at..]);
+        let cut = (0..end.len()).filter(is_header).find(|at| !blank(&end[..*at]));
+        let end = if blank(end) { "" } else { &end[..cut.unwrap_or(end.len())] };
         let tool = [user(ASKED[0]), message("assistant", SAID[0]), message("tool", ASKED[1])];
         let tool = render(&tool, false);
         let tool = tool.as_deref().and_then(|text| text.split_once(SAID[0])?.1.split_once(ASKED[1]));
         let others = [Some(between), tool.map(|(between, _)| between)].into_iter().flatten();
         let others = others.filter_map(|text| text.strip_prefix(end)).map(str::trim).filter(|text| !text.is_empty());
-        let others = others.map(str::to_string).collect();
+        let others: Vec<String> = others.map(str::to_string).collect();
+        if blank(header) || end.is_empty() && others.is_empty() {
+            return None;
+        }
         Some(TurnFrame { prompt: prompt.into(), header: header.into(), end: end.into(), others })
     }
 }

@@ -14,22 +14,32 @@ const FILTER: &str = "generation__block";
 /// line numbers stay the same. Also returns whether there are any.
 pub(super) fn marked(text: &str) -> (String, bool) {
     let mut out = String::with_capacity(text.len());
-    let (mut rest, mut any) = (text, false);
-    while let Some(at) = rest.find("{%") {
+    let (mut rest, mut any, mut raw) = (text, false, false);
+    while let Some(at) = ["{%", "{#", "{{"].iter().filter_map(|open| rest.find(open)).min() {
         let (before, tag) = rest.split_at(at + 2);
         out += before;
+        if !before.ends_with('%') {
+            // A comment or an expression, which is copied; but not where text is raw.
+            let close = if before.ends_with('#') { "#}" } else { "}}" };
+            let len = if raw { 0 } else { tag.find(close).map_or(tag.len(), |at| at + 2) };
+            out += &tag[..len];
+            rest = &tag[len..];
+            continue;
+        }
         let control = tag.len() - tag.trim_start_matches(['-', '+']).len();
         let inside = &tag[control..];
         let word = inside.trim_start();
         let space = inside.len() - word.len();
         let name = word.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
         out += &tag[..control + space];
+        raw = name == "raw" || raw && name != "endraw";
         match name {
+            name if raw => out += name,
             "generation" => out.extend(["filter ", FILTER]),
             "endgeneration" => out += "endfilter",
             name => out += name,
         }
-        any |= name == "generation";
+        any |= name == "generation" && !raw;
         rest = &word[name.len()..];
     }
     (out + rest, any)
@@ -83,6 +93,14 @@ mod tests {
             "{{%- filter {FILTER} -%}}a{{% endfilter +%}}\n{{% generations %}}{{{{ x }}}}{{%filter {FILTER}%}}"
         );
         assert_eq!(marked(text), (expected, true));
+        for none in [
+            "{# {% generation %} #}{{ '{% generation %}' }}",
+            "{% raw %}{# {% generation %}{{ {% endgeneration %}{% endraw %}",
+            "{{ x",
+        ] {
+            assert_eq!(marked(none), (none.into(), false));
+        }
+        assert!(marked("{#- a -#}{{ {'a': {}} }}{% raw %}{{{% endraw %}{% generation %}").1);
         assert_eq!(marked("{% if x %}generation{% endif %}"), ("{% if x %}generation{% endif %}".into(), false));
     }
 

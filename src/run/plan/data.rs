@@ -51,6 +51,16 @@ pub fn template(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Option<String
     }
 }
 
+/// The name of the template that transformers takes for rows with tools, where none is named.
+pub const TOOL_USE: &str = "tool_use";
+
+/// The text of that template, if rows with tools use it.
+pub fn tool_use<'a>(d: &DataSettings, tokenizer: &'a Tokenizer) -> Option<&'a str> {
+    // A checkpoint's default template is the one that all rows were trained with.
+    let own = d.tokenizer_chat_template.is_none() && !tokenizer.has_trained_template();
+    tokenizer.template(TOOL_USE).ok().filter(|_| own)
+}
+
 /// The chat template that saved models hold as their default one: the template in use, or for a merge the adapter's.
 pub fn saved_template(s: &Settings, tokenizer: &Tokenizer) -> Result<Option<String>> {
     match (&s.lora.merge, &s.data.tokenizer_chat_template, tokenizer) {
@@ -91,6 +101,12 @@ pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
         }
         (None, _) => None,
     };
+    let tool_use = match tool_use(d, tokenizer).map(new) {
+        Some(Err(what)) if needed => {
+            return Err(Error::input(format!("--tokenizer {}: template {TOOL_USE}: {what}", tokenizer.name())));
+        }
+        other => other.and_then(|template| template.ok()),
+    };
     Ok(Format {
         preferences: None,
         input_key: d.input_key.clone(),
@@ -101,6 +117,7 @@ pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
         pretrain_mode: on(d.pretrain_mode),
         skip_bad_rows: on(d.skip_bad_rows),
         chat: chat.map(Arc::new),
+        tool_use: tool_use.map(Arc::new),
     })
 }
 

@@ -153,7 +153,13 @@ fn template(plan: &Plan) -> Result<Option<String>> {
     let what = match &d.tokenizer_chat_template {
         _ if !matches!(tokenizer, Tokenizer::File(_)) => return Ok(None),
         None if tokenizer.has_trained_template() => "that of the checkpoint",
-        None => return Ok(None),
+        None => {
+            let chats = d.apply_chat_template == Some(true) || d.multiturn == Some(true);
+            let named = data::tool_use(d, tokenizer).filter(|_| chats).map(|_| data::TOOL_USE);
+            return Ok(
+                named.map(|name| format!("{name} for rows with tools, as in transformers; others: the default one"))
+            );
+        }
         Some(_) if data::template(d, tokenizer)?.as_deref() == tokenizer.template(DEFAULT).ok() => return Ok(None),
         Some(given) if given.contains('{') => "as given",
         Some(given) => given,
