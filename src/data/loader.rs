@@ -115,11 +115,13 @@ impl Loader {
             return Err(Error::op("loader", format!("dp_rank {dp_rank} of {dp_size}")));
         }
         let (rows, global) = (source.rows(), options.global_batch());
-        if rows < global && !options.packing {
+        // With one sample per rank a step cannot be smaller: it goes on with rows that it already has.
+        let least = batch_size * grad_accum == 1;
+        if rows < global && !least && !options.packing {
             return Err(Error::input(format!(
                 "the dataset has {rows} rows of {} tokens, but a step takes {global} = batch_size {batch_size} * \
                  grad_accum {grad_accum} * data-parallel ranks {dp_size}. Add data, or reduce `batch_size`, \
-                 `grad_accum` or `max_len`",
+                 `grad_accum` or `max_len`; with the first two at 1, a step repeats rows",
                 source.max_len()
             )));
         }
@@ -144,7 +146,7 @@ impl Loader {
         if loader.options.packing && loader.rows_per_epoch() <= WINDOW {
             loader.seek(0);
             let sequences = loader.window.sequences();
-            if (sequences as u64) < global {
+            if (sequences as u64) < global && !least {
                 return Err(Error::input(format!(
                     "the dataset has {} rows to train on, which pack into {sequences} sequences of {} tokens, but a \
                      step takes {global} = batch_size {batch_size} * grad_accum {grad_accum} * data-parallel ranks \

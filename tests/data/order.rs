@@ -70,6 +70,18 @@ fn without_shuffle_step_s_takes_rows_from_s_times_g_and_all_are_used() {
     }
 }
 
+/// As Accelerate's samplers do. A step that can be smaller is refused.
+#[test]
+fn fewer_rows_than_ranks_are_repeated_within_a_step() {
+    let (_files, data) = numbered(3);
+    assert_eq!(consumed(&data, 1, 1, 4, false, 3), [[0, 1, 2, 0], [1, 2, 0, 1], [2, 0, 1, 2]]);
+    let packed = LoaderOptions { packing: true, ..load(1, 1, 3, 4, false) };
+    assert_eq!(step(&mut Loader::new(data.clone(), packed).unwrap()).batches[0].tokens, [0, 1]);
+    for (batch, accum) in [(2, 1), (1, 2)] {
+        refused(Loader::new(data.clone(), load(batch, accum, 0, 4, false)), &["has 3 rows", "with the first two at 1"]);
+    }
+}
+
 #[test]
 fn a_steps_rows_do_not_depend_on_how_it_is_split() {
     let (_files, data) = numbered(1003); // 1003 - 10 held out: an epoch is not a whole number of steps

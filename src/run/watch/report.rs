@@ -67,7 +67,7 @@ pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result
             ),
         ),
         ("memory", memory(plan)),
-        ("data", format!("{}{}", plan.dataset.report(), packed(plan))),
+        ("data", format!("{}{}{}", plan.dataset.report(), packed(plan), repeated(plan)?)),
     ]);
     let sources: Vec<_> = plan.dataset.sources().collect();
     lines.extend(sources.iter().take(SOURCES).map(|(source, share)| ("", format!("{} % {source}", percent(*share)))));
@@ -293,6 +293,17 @@ fn packed(plan: &Plan) -> String {
         false if plan.dataset.has_rows_of_its_own() => "; no padding".into(),
         false => String::new(),
     }
+}
+
+/// There are fewer rows than data-parallel ranks.
+fn repeated(plan: &Plan) -> Result<String> {
+    let rows = plan.dataset.rows() - plan.split.held_out.iter().sum::<u64>();
+    let step = plan.loader(0)?.global_batch();
+    Ok(if rows < step {
+        format!("; fewer rows than ranks ({rows} and {step}): a step repeats rows")
+    } else {
+        String::new()
+    })
 }
 
 /// A run that ends before its warmup does, as a short one does with the default.
