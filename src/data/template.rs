@@ -12,6 +12,7 @@ mod format;
 mod frame;
 mod generation;
 mod json;
+mod order;
 mod python;
 
 pub use conversation::{Conversation, Rendered};
@@ -53,6 +54,7 @@ impl ChatTemplate {
         bounds::install(&mut env);
         filters::install(&mut env);
         checks::install(&mut env);
+        order::install(&mut env);
         env.set_formatter(as_python_prints);
         env.add_function("raise_exception", |state: &State, message: Value| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, python::text(state, &message)?.into_owned()))

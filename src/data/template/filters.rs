@@ -16,7 +16,6 @@ pub(super) fn install(env: &mut Environment) {
     for (name, plain) in [
         ("upper", Value::from_function(filters::upper)),
         ("lower", Value::from_function(filters::lower)),
-        ("title", Value::from_function(filters::title)),
         ("capitalize", Value::from_function(filters::capitalize)),
         ("trim", Value::from_function(filters::trim)),
         ("safe", Value::from_function(filters::safe)),
