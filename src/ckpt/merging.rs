@@ -2,7 +2,7 @@
 //! a store, and exports do in files.
 use super::adapter::{AdapterTensors, LowRank};
 use super::elements::widen;
-use super::layout::Share;
+use super::layout::{FileTensor, Share};
 use super::source::TensorSource;
 use crate::base::Result;
 use crate::device::Device;
@@ -17,7 +17,7 @@ use std::path::Path;
 pub struct Merged {
     /// Tensors that a product was added to.
     pub adapters: usize,
-    /// Tensors that were replaced.
+    /// Tensors that were replaced, as a whole or in single rows.
     pub whole: usize,
 }
 
@@ -42,7 +42,8 @@ impl Merging {
     }
 
     pub fn merged(&self) -> Merged {
-        let whole = self.tensors.changes.values().filter(|change| change.whole.is_some()).count();
+        let whole =
+            self.tensors.changes.values().filter(|change| change.whole.is_some() || change.rows.is_some()).count();
         Merged { adapters: self.products.len(), whole }
     }
 
@@ -59,9 +60,31 @@ impl Merging {
             if let Some(whole) = &change.whole {
                 self.tensors.read(whole, place, values, &mut self.bytes.borrow_mut())?;
             }
+            if let Some(rows) = &change.rows {
+                self.replace(rows, &change.tokens, place, values)?;
+            }
             if let Some(product) = self.products.get(&segment.name) {
                 product.add(place, values);
             }
+        }
+        Ok(())
+    }
+
+    /// Replaces what `values`, from element `place` of a table on, hold of single rows.
+    fn replace(
+        &self,
+        rows: &FileTensor,
+        tokens: &BTreeMap<usize, usize>,
+        place: usize,
+        values: &mut [f32],
+    ) -> Result<()> {
+        let (columns, end) = (rows.shape[1], place + values.len());
+        for (&token, &row) in tokens.range(place / columns..end.div_ceil(columns)) {
+            let of_token = token * columns..(token + 1) * columns;
+            let (from, to) = (of_token.start.max(place), of_token.end.min(end));
+            let values = &mut values[from - place..to - place];
+            let stored = row * columns + from - of_token.start;
+            self.tensors.read(rows, stored, values, &mut self.bytes.borrow_mut())?;
         }
         Ok(())
     }

@@ -34,6 +34,8 @@ fn merges_are_those_of_peft() {
         ("qwen2", "embeddings", "4 adapters and 8 whole tensors"),
         ("tied", "together", "2 adapters and 1 whole tensors"),
         ("gpt2", "transposed", "4 adapters"),
+        ("qwen2", "tokens", "2 adapters and 2 whole tensors"),
+        ("tied", "tied_tokens", "2 adapters and 1 whole tensors"),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let Output { status, stderr, .. } = merge(dir.path(), base, &golden(adapter));
@@ -78,6 +80,14 @@ fn what_cannot_be_merged_is_refused_before_anything_is_written() {
         let text = refused(dir.path(), "qwen2", &copied("patterns", &|config| config[key] = value.clone()));
         assert!(text.replace('"', "\\\"").contains(why), "{key}: {text}");
     }
+
+    let text =
+        refused(dir.path(), "qwen2", &copied("tokens", &|config| config["trainable_token_indices"] = json!([3])));
+    assert!(text.contains("for its trainable_token_indices it must be [1, 8]"), "{text}");
+    let tokens = json!({"embed_tokens": [3, 20], "lm_head": [19]});
+    let text =
+        refused(dir.path(), "qwen2", &copied("tokens", &|config| config["trainable_token_indices"] = tokens.clone()));
+    assert!(text.contains("an embedding of token 20, but this model has 20 tokens"), "{text}");
 
     // Tensors that the model does not have, or has in another shape.
     let text = refused(dir.path(), "gpt2", &golden("patterns"));

@@ -62,6 +62,8 @@ ADAPTERS = {
         {"r": 2, "target_modules": ["o_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
     ),
     "apart": ("tied", {"r": 2, "target_modules": ["o_proj"], "modules_to_save": ["embed_tokens"]}),
+    "tokens": ("qwen2", {"r": 2, "target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [3, 17], "lm_head": [19]}}),
+    "tied_tokens": ("tied", {"r": 2, "target_modules": ["o_proj"], "trainable_token_indices": [18, 0, 7]}),
     "transposed": ("gpt2", {"r": 2, "target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
 }
 

@@ -33,12 +33,15 @@ pub struct AdapterConfig {
     /// Modules with a rank or an alpha of their own; the first pattern that matches applies.
     ranks: Vec<(Regex, f64)>,
     alphas: Vec<(Regex, f64)>,
+    /// Tokens with embeddings of their own, in the order of the rows that are stored: of the module with this name, or
+    /// of any.
+    tokens: Vec<(Option<String>, Vec<usize>)>,
 }
 
 /// Keys that do not change the merged weights. What an adapter adapts is in the names of its tensors, all of which are
 /// used or refused: `bias` and `modules_to_save`, for instance, say which tensors are stored whole. PEFT itself follows
 /// the module's class and not `fan_in_fan_out`. Configs of initializations matter only with `init_lora_weights`.
-const INERT: [&str; 22] = [
+const INERT: [&str; 24] = [
     "auto_mapping",
     "base_model_name_or_path",
     "bias",
@@ -55,16 +58,18 @@ const INERT: [&str; 22] = [
     "lora_dropout",
     "lora_ga_config",
     "megatron_core",
+    "merge_weights",
     "modules_to_save",
     "peft_version",
     "qalora_group_size",
     "revision",
+    "runtime_config",
     "target_modules",
     "task_type",
 ];
 
 /// Keys that are read below.
-const READ: [&str; 8] = [
+const READ: [&str; 9] = [
     "alpha_pattern",
     "init_lora_weights",
     "lora_alpha",
@@ -72,23 +77,24 @@ const READ: [&str; 8] = [
     "r",
     "rank_pattern",
     "target_parameters",
+    "trainable_token_indices",
     "use_rslora",
 ];
 
 /// Keys that change what an adapter computes, and how. Of these, PEFT cannot merge those of [`UNMERGED`] either.
-const REFUSED: [(&str, &str); 11] = [
+const REFUSED: [(&str, &str); 10] = [
     ("alora_invocation_tokens", "adapters that begin to act at a token"),
     ("arrow_config", "adapters that are chosen for each token"),
     ("kasa_config", "adapters that also remove components of the base model"),
     ("layer_replication", "adapters of repeated layers"),
     ("megatron_config", "adapters of Megatron's layers"),
     ("monteclora_config", "adapters with sampled weights"),
-    ("trainable_token_indices", "embeddings of single tokens"),
     ("use_bdlora", "block-diagonal adapters"),
     ("use_dora", "adapters that also scale the rows of a matrix (DoRA)"),
     ("use_qalora", "adapters of groups of inputs (QA-LoRA)"),
     ("velora_config", "adapters with compressed activations (VeLoRA)"),
 ];
+const UNMERGEABLE: &str = "such adapters cannot be merged into a model, so use PEFT itself";
 const UNMERGED: [&str; 2] = ["alora_invocation_tokens", "arrow_config"];
 
 /// The remedy for what only PEFT can merge.
@@ -116,7 +122,17 @@ pub fn read(dir: &Path) -> Result<AdapterConfig> {
 fn parse(config: &Map<String, Value>) -> std::result::Result<AdapterConfig, String> {
     let found = |key: &str| format!("`{key}` is {}", quote(config.get(key).unwrap_or(&Value::Null)));
     if config.get("peft_type").is_none_or(|kind| kind != "LORA") {
-        return Err(format!("{}; only \"LORA\" is supported: {MERGE}", found("peft_type")));
+        let name = config.get("peft_type").and_then(Value::as_str).unwrap_or_default();
+        let instead = match name {
+            "" => "it is not an adapter that PEFT saved: convert it",
+            // Tokens that are put before the prompt, or adapters that are chosen as they run.
+            prompt if prompt.contains("PROMPT") || prompt.ends_with("P_TUNING") || prompt == "PREFIX_TUNING" => {
+                UNMERGEABLE
+            }
+            "CPT" | "XLORA" | "POLY" => UNMERGEABLE,
+            _ => MERGE,
+        };
+        return Err(format!("{}; only \"LORA\" is supported: {instead}", found("peft_type")));
     }
     initial(config.get("init_lora_weights").unwrap_or(&Value::Null))?;
     let number = |key: &str| {
@@ -152,7 +168,22 @@ fn parse(config: &Map<String, Value>) -> std::result::Result<AdapterConfig, Stri
         Some(_) => return Err(format!("{}; it must be true or false", found("use_rslora"))),
     };
     let (ranks, alphas) = (patterns(config, "rank_pattern")?, patterns(config, "alpha_pattern")?);
-    Ok(AdapterConfig { lora, rank_stabilized, ranks, alphas })
+    let tokens = tokens(config.get("trainable_token_indices").unwrap_or(&Value::Null));
+    let tokens = tokens.ok_or_else(|| {
+        let found = found("trainable_token_indices");
+        format!("{found}; it must be a list of token ids, or an object of such lists by module")
+    })?;
+    Ok(AdapterConfig { lora, rank_stabilized, ranks, alphas, tokens })
+}
+
+fn tokens(value: &Value) -> Option<Vec<(Option<String>, Vec<usize>)>> {
+    let id = |id: &Value| usize::try_from(id.as_u64()?).ok();
+    let ids = |list: &Value| list.as_array()?.iter().map(id).collect::<Option<Vec<usize>>>();
+    match value {
+        Value::Null => Some(Vec::new()),
+        Value::Object(map) => map.iter().map(|(name, list)| Some((Some(name.clone()), ids(list)?))).collect(),
+        list => Some(vec![(None, ids(list)?)]),
+    }
 }
 
 /// Not null, false or empty.
@@ -212,6 +243,13 @@ fn patterns(config: &Map<String, Value>, key: &str) -> std::result::Result<Vec<(
 }
 
 impl AdapterConfig {
+    /// The tokens of `module` that have embeddings of their own.
+    pub fn tokens(&self, module: &str) -> &[usize] {
+        let is_named =
+            |name: &str| module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+        let of = self.tokens.iter().find(|(name, _)| name.as_deref().is_none_or(is_named));
+        of.map_or(&[], |(_, ids)| ids)
+    }
     /// Rank and scale of the adapter of `module`.
     pub fn of(&self, module: &str) -> (usize, f32) {
         let own =
@@ -266,7 +304,10 @@ mod tests {
             ("layers_to_transform", json!([0, 1])),
             ("lora_bias", json!(true)),
             ("modules_to_save", json!(["embed_tokens"])),
+            ("merge_weights", json!(true)),
             ("revision", json!("main")),
+            ("runtime_config", json!({"ephemeral_gpu_offload": false})),
+            ("trainable_token_indices", json!({"embed_tokens": [1]})),
             ("target_modules", json!(r".*\.q_proj")),
             ("strange", json!(null)),
             ("strange", json!({})),
@@ -291,10 +332,12 @@ mod tests {
             ("megatron_config", json!({"a": 1})),
             ("monteclora_config", json!({"num_samples": 2})),
             ("peft_type", json!("LOHA")),
+            ("peft_type", json!("PREFIX_TUNING")),
             ("r", json!("4")),
             ("rank_pattern", json!([8])),
             ("target_parameters", json!(["mlp.experts.gate_up_proj"])),
-            ("trainable_token_indices", json!([1])),
+            ("trainable_token_indices", json!(["a"])),
+            ("trainable_token_indices", json!({"lm_head": 3})),
             ("use_bdlora", json!({"nblocks": 2})),
             ("use_dora", json!(true)),
             ("use_qalora", json!(true)),

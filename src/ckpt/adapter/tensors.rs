@@ -25,6 +25,9 @@ pub struct AdapterTensors {
 pub struct Change {
     pub whole: Option<FileTensor>,
     added: Option<ProductParts>,
+    /// Single rows that take new values, and which rows of the model they are.
+    pub rows: Option<FileTensor>,
+    pub tokens: BTreeMap<usize, usize>,
 }
 
 /// The tensors of a product B A. The bias of B alone is a product with one input and a missing A.
@@ -97,7 +100,13 @@ impl AdapterTensors {
         ];
         let kind = KINDS.iter().position(|(suffix, _)| name.ends_with(suffix));
         let split = kind.and_then(|kind| Some((kind, name.strip_suffix(KINDS[kind].0)?, KINDS[kind].1)));
+        let table = name.strip_suffix(".token_adapter.trainable_tokens_delta");
         let place = match split {
+            None if let Some(module) = table => {
+                let change = self.changes.entry(format!("{module}.weight")).or_default();
+                change.tokens = config.tokens(module).iter().enumerate().map(|(row, &token)| (token, row)).collect();
+                &mut change.rows
+            }
             None => &mut self.changes.entry(name).or_default().whole,
             Some((kind, module, of)) => {
                 let parts = self.changes.entry(format!("{module}{of}")).or_default().added.get_or_insert_default();
@@ -123,6 +132,11 @@ impl AdapterTensors {
                 false => Ok(()),
             };
         };
+        // Rows of the table are rows of the head.
+        let rows = |change: &Change| change.rows.is_some() && change.whole.is_none() && change.added.is_none();
+        if !self.changes.contains_key(HEAD) && self.changes.get(&table).is_some_and(rows) {
+            return Ok(());
+        }
         let whole = |name: &str| self.changes.get(name).filter(|c| c.added.is_none()).and_then(|c| c.whole.as_ref());
         let (Some(a), Some(b)) = (whole(&table), whole(HEAD)) else { return Err(self.tied(&table)) };
         if a.shape != b.shape || !self.equal(a, b)? {
@@ -154,7 +168,11 @@ impl AdapterTensors {
 
     fn check(&self, name: &str, change: &Change, shape: Option<&Vec<usize>>, config: &AdapterConfig) -> Result<()> {
         let module = name.strip_suffix(".weight").or(name.strip_suffix(".bias")).unwrap_or(name);
-        let first = [&change.whole].into_iter().chain(change.added.iter().flat_map(|p| [&p.a, &p.b])).flatten().next();
+        let first = [&change.whole, &change.rows]
+            .into_iter()
+            .chain(change.added.iter().flat_map(|p| [&p.a, &p.b]))
+            .flatten()
+            .next();
         let first = first.map_or(name, |tensor| &tensor.name);
         let Some(shape) = shape else {
             let instead = if name == SCORE {
@@ -179,6 +197,24 @@ impl AdapterTensors {
             let what =
                 format!("has tensor {first} with shape {:?}, but in this model it is {shape:?}{instead}", whole.shape);
             return Err(self.error(what));
+        }
+        if let Some(rows) = &change.rows {
+            let wanted = [config.tokens(module).len(), *shape.last().unwrap_or(&0)];
+            if shape.len() != 2 || rows.shape != wanted {
+                let (name, shape) = (&rows.name, &rows.shape);
+                let what =
+                    format!("tensor {name} has shape {shape:?}; for its trainable_token_indices it must be {wanted:?}");
+                return Err(self.error(what));
+            }
+            if let Some(token) = change.tokens.keys().find(|token| **token >= shape[0]) {
+                let what = "has an embedding of token";
+                return Err(
+                    self.error(format!("{what} {token}, but this model has {} tokens: resize it first", shape[0]))
+                );
+            }
+            if change.whole.is_some() || change.added.is_some() {
+                return Err(self.error(format!("changes {name} in two ways, which is not supported: {MERGE}")));
+            }
         }
         let Some(parts) = &change.added else { return Ok(()) };
         let rank = config.of(module).0;
