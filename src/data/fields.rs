@@ -43,12 +43,13 @@ pub(super) fn array<'a>(value: &'a Value, key: &str) -> RowResult<&'a Vec<Value>
 }
 
 /// A list, or JSON text of one: what CSV files hold, and Parquet files where rows differ.
-pub(super) fn list<'a>(value: &'a Value, key: &str) -> RowResult<Cow<'a, Vec<Value>>> {
+pub(super) fn list<'a>(value: &'a Value, key: &str) -> RowResult<Cow<'a, [Value]>> {
     match value {
-        Value::String(text) if text.trim_start().starts_with('[') => serde_json::from_str(text)
-            .map(Cow::Owned)
-            .map_err(|e| format!("has {key} that are text, but not JSON ({e})")),
-        value => array(value, key).map(Cow::Borrowed),
+        Value::String(text) if text.trim_start().starts_with('[') => {
+            let parsed: Result<Vec<Value>, _> = serde_json::from_str(text);
+            parsed.map(Cow::Owned).map_err(|e| format!("has {key} that are text, but not JSON ({e})"))
+        }
+        value => array(value, key).map(|list| Cow::Borrowed(&list[..])),
     }
 }
 
