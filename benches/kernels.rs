@@ -253,7 +253,7 @@ fn attention(c: &mut Criterion) {
 fn delta_rule(c: &mut Criterion) {
     let (dev, dtype) = (device(), DType::F32);
     let mut group = group(c, "delta rule");
-    let shape = DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128 };
+    let shape = DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, doubled: false };
     for (n, documents) in [(512, 4), (512, 1), (4096, 1), (16384, 1)] {
         let (gates, values) = (n * shape.value_heads, n * shape.values());
         let (qkv, d_o) = (random(&dev, dtype, n * shape.row()), random(&dev, dtype, values));

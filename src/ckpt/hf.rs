@@ -3,8 +3,11 @@
 //! implemented is an error that names it.
 mod defaults;
 mod dropout;
+mod experts; // chosen by probabilities
 mod granite; // multipliers
 mod keys;
+mod lfm2; // short convolutions
+mod lists; // of layers
 mod kin; // model types that differ in names of keys
 mod read;
 mod rotary;
@@ -21,9 +24,8 @@ use self::keys::object;
 use super::layout::pretty;
 use crate::base::{Error, Result, open, quote};
 use crate::data::json_object;
-use crate::device::ops::GluClamp;
 use crate::nn::tp_plan::TpPlan;
-use crate::nn::{Arch, DeltaNet, Experts, QueryGrowth, Rotary, Scaling, Spec};
+use crate::nn::{Arch, DeltaNet, Experts, QueryGrowth, Recurrence, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -155,11 +157,11 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         map.insert("partial_rotary_factor".into(), json!(spec.rotary_dim() as f64 / spec.head_dim as f64));
     }
     map.extend(object(windows(spec, of.window)));
-    if let Some(net) = &spec.delta {
+    if let Some(Recurrence::Delta(net)) = &spec.recurrence {
         map.extend(object(delta_json(net, &spec.recurrent)));
     }
     let more = match spec.arch {
-        Arch::Gemma2 | Arch::Gemma3 => json!({
+        Arch::Gemma2 | Arch::VaultGemma | Arch::Gemma3 => json!({
             "query_pre_attn_scalar": whole(spec.query_scalar.unwrap_or(spec.head_dim as f64)),
             "final_logit_softcapping": cap(spec.logit_cap),
             "attn_logit_softcapping": cap(spec.score_cap),
@@ -183,6 +185,26 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             map["position_embedding_type"] = if spec.is_rotated(0) { json!("rope") } else { json!("nope") };
             map
         }
+        Arch::Mellum => {
+            // The class reads the base of each kind of layers here, and nowhere else.
+            let of = |rope: &Rotary| {
+                let mut keys = scaling(&rope.scaling).unwrap_or(json!({"rope_type": "default"}));
+                keys["rope_theta"] = json!(rope.theta);
+                keys
+            };
+            let local = spec.local_rope.as_ref().map_or(Value::Null, of);
+            ["rope_theta", "rope_scaling"].iter().for_each(|key| drop(map.shift_remove(*key)));
+            json!({"rope_parameters": {"full_attention": of(&rope), "sliding_attention": local}})
+        }
+        Arch::OlmoHybrid => {
+            if !spec.is_rotated(0) {
+                map.shift_remove("rope_theta");
+                map.insert("rope_parameters".into(), json!({"rope_type": "default", "rope_theta": null}));
+            }
+            let doubled = matches!(spec.recurrence, Some(Recurrence::Delta(net)) if net.shape.doubled);
+            json!({"linear_allow_neg_eigval": doubled})
+        }
+        Arch::Lfm2 | Arch::Lfm2Moe => lfm2::json(spec),
         Arch::StableLm => json!({"use_parallel_residual": spec.parallel}),
         Arch::MiniCpm3 => json!({
             "scale_emb": decimal(spec.embed_multiplier),
@@ -194,8 +216,7 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         _ => json!({}),
     };
     map.extend(object(more));
-    if let Some(experts) = &spec.experts {
-        let keys = scored::experts_json(spec).unwrap_or_else(|| experts_json(spec.arch, experts));
+    if let Some(keys) = experts::json(spec) {
         map.extend(object(keys));
     }
     scored::write_latent(spec, &mut map);
@@ -236,39 +257,6 @@ fn delta_json(net: &DeltaNet, recurrent: &[bool]) -> Value {
         "linear_num_key_heads": net.shape.key_heads,
         "linear_num_value_heads": net.shape.value_heads,
     })
-}
-
-fn experts_json(arch: Arch, e: &Experts) -> Value {
-    let mut map = object(json!({
-        "num_experts_per_tok": e.top_k,
-        "router_aux_loss_coef": e.aux_coef,
-        "output_router_logits": e.aux_loss,
-    }));
-    const LOCAL: [Arch; 4] = [Arch::Mixtral, Arch::GptOss, Arch::GraniteMoe, Arch::GraniteMoeShared];
-    let count = if LOCAL.contains(&arch) { "num_local_experts" } else { "num_experts" };
-    map.insert(count.into(), json!(e.count));
-    if let Some(GluClamp { alpha, limit }) = e.clamp {
-        map.insert("swiglu_alpha".into(), json!(decimal(alpha)));
-        map.insert("swiglu_limit".into(), json!(decimal(limit)));
-    }
-    if matches!(arch, Arch::Qwen2Moe | Arch::Qwen3Moe | Arch::Olmoe | Arch::Qwen3Next) {
-        map.insert("norm_topk_prob".into(), json!(e.normalize));
-    }
-    if arch == Arch::GraniteMoeShared {
-        map.insert("shared_intermediate_size".into(), json!(e.shared_ff));
-    }
-    const QWEN: [Arch; 5] = [Arch::Qwen2Moe, Arch::Qwen3Moe, Arch::Qwen3VlMoe, Arch::Qwen3Next, Arch::Qwen35Moe];
-    if QWEN.contains(&arch) {
-        map.insert("moe_intermediate_size".into(), json!(e.ff));
-    }
-    if QWEN.contains(&arch) && arch != Arch::Qwen35Moe {
-        map.insert("decoder_sparse_step".into(), json!(1));
-        map.insert("mlp_only_layers".into(), json!(e.dense));
-    }
-    if matches!(arch, Arch::Qwen2Moe | Arch::Qwen3Next | Arch::Qwen35Moe) {
-        map.insert("shared_expert_intermediate_size".into(), json!(e.shared_ff));
-    }
-    Value::Object(map)
 }
 
 /// `rope_scaling`; None if frequencies are not scaled.
@@ -357,7 +345,7 @@ pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
             ("mlp bias", s.mlp_bias.to_string()),
             ("tied head", s.tied.to_string()),
             ("latents", format!("{:?} {:?}", s.latent, s.rotary_pairs)),
-            ("gated delta nets", format!("{:?} in layers {:?}", s.delta, s.recurrent)),
+            ("mixers other than attention", format!("{:?} in layers {:?}", s.recurrence, s.recurrent)),
             ("experts", s.experts.as_ref().map_or("none".into(), computed)),
             ("score head", s.score.to_string()),
         ]

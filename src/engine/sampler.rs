@@ -149,7 +149,7 @@ impl Sampler {
     pub fn new(dev: &dyn Device, mesh: &Mesh, decoder: Decoder, dtype: DType, size: &SamplerSize) -> Result<Sampler> {
         let &SamplerSize { rows, longest, pages, texts } = size;
         // The first page and the first slot are those of ranks without a text.
-        let has_states = decoder.spec().delta.is_some();
+        let has_states = decoder.spec().recurrence.is_some();
         let slots = 1 + if has_states { rows.min(texts) } else { rows };
         let options = WorkspaceOptions { tokens: rows, dtype, checkpoint: Checkpointing::Off, train: false };
         let mut workspace = decoder.workspace(dev, &Groups::of(mesh), &options)?;
@@ -276,7 +276,7 @@ impl Sampler {
             let form = |len: usize| spec.long_from().is_some_and(|original| len > original);
             cached = if form(text.len()) == form(n) { same.min(n - 1) } else { 0 };
             // A state is the one after all tokens.
-            if spec.delta.is_some() && cached < text.len() {
+            if spec.recurrence.is_some() && cached < text.len() {
                 cached = 0;
             }
             place = Some(held);

@@ -61,7 +61,8 @@ pub enum HeadTransform {
     },
     /// All queries of a token are normalized together first, and all its keys, with segments `wq` and `wk`.
     RowNormRope {
-        rope: RopeShape,
+        /// Of all queries and keys; none without rotary positions.
+        rope: Option<RopeShape>,
         norm: RmsNormShape,
         wq: usize,
         wk: usize,
@@ -272,7 +273,7 @@ impl AttentionBranch {
         &self,
         cx: &Cx,
         w: Weights,
-        (rope, shape): (RopeShape, RmsNormShape),
+        (rope, shape): (Option<RopeShape>, RmsNormShape),
         norms: [(usize, usize); 2],
         qkv: &Tensor,
         rotated: &'a mut Tensor,
@@ -293,8 +294,10 @@ impl AttentionBranch {
             dev.copy_columns(CopyColumns { rows: n, width, src_row: width, dst_row: row_width, src, dst })?;
             column += width;
         }
-        let (table, positions) = (self.table(cx), cx.batch.positions);
-        dev.rope(Rope { shape: rope, table, positions, qkv: rotated.rows_mut(n), inverse: false })?;
+        if let Some(shape) = rope {
+            let (table, positions) = (self.table(cx), cx.batch.positions);
+            dev.rope(Rope { shape, table, positions, qkv: rotated.rows_mut(n), inverse: false })?;
+        }
         Ok(rotated.rows(n))
     }
 
@@ -384,7 +387,9 @@ impl AttentionBranch {
             }
         }
         if let HeadTransform::RowNormRope { rope, norm: shape, wq, wk, widths } = self.transform {
-            dev.rope(Rope { shape: rope, table, positions, qkv: scratch.dqkv.rows_mut(n), inverse: true })?;
+            if let Some(shape) = rope {
+                dev.rope(Rope { shape, table, positions, qkv: scratch.dqkv.rows_mut(n), inverse: true })?;
+            }
             let row_width = saved.qkv.width();
             for (i, (weight, width)) in [(wq, widths[0]), (wk, widths[1])].into_iter().enumerate() {
                 // The queries' gradient was the last use of `d_o`.

@@ -10,16 +10,16 @@
 //!
 //! Backward repeats the convolution, the norm and the gate, which take one pass over memory each.
 use super::context::{Cx, DropoutSite};
-use super::delta_buffers::{DeltaSaved, DeltaScratch};
 use super::linear::Linear;
 use super::norm::Norm;
+use super::recurrent_buffers::{RecurrentSaved, RecurrentScratch};
 use super::saved::Scratch;
 use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
 use crate::device::ops::{
-    CopyColumns, DeltaRule, DeltaRuleBackward, DeltaShape, Glu, GluBackward, RmsNorm, RmsNormBackward, RmsNormShape,
-    RowSequences, ShortConv, ShortConvBackward,
+    ConvKind, CopyColumns, DeltaRule, DeltaRuleBackward, DeltaShape, Glu, GluBackward, RmsNorm, RmsNormBackward,
+    RmsNormShape, RowSequences, ShortConv, ShortConvBackward,
 };
 use crate::device::{View, ViewMut};
 
@@ -27,8 +27,8 @@ use crate::device::{View, ViewMut};
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant)] // one per block, and never moved
 pub enum DeltaInputs {
-    /// To queries, keys and values; to z; to the gates a and b.
-    Apart { qkv: Linear, z: Linear, a: Linear, b: Linear },
+    /// To queries, keys and values, by one matrix or three; to z; to the gates a and b.
+    Apart { qkv: Vec<Linear>, z: Linear, a: Linear, b: Linear },
     /// To all of a key head's query, key, values and z, one key head after the other; and likewise to b and a.
     Fused { qkvz: Linear, ba: Linear },
 }
@@ -37,8 +37,8 @@ pub enum DeltaInputs {
 pub struct DeltaBranch {
     pub norm: Norm,
     pub inputs: DeltaInputs,
-    /// Segment (2 K + V, 1, taps).
-    pub conv: usize,
+    /// Segment (2 K + V, 1, taps), or three of its parts.
+    pub conv: Vec<usize>,
     pub taps: usize,
     /// Segments (H).
     pub a_log: usize,
@@ -65,9 +65,37 @@ impl DeltaBranch {
     /// The branch's matrices, in the order of their segments.
     pub fn linears(&mut self) -> Vec<&mut Linear> {
         match &mut self.inputs {
-            DeltaInputs::Apart { qkv, z, a, b } => vec![qkv, z, b, a, &mut self.out],
+            DeltaInputs::Apart { qkv, z, a, b } => qkv.iter_mut().chain([z, b, a, &mut self.out]).collect(),
             DeltaInputs::Fused { qkvz, ba } => vec![qkvz, ba, &mut self.out],
         }
+    }
+
+    /// The filters of all channels. Those of three convolutions are put together in `to`.
+    fn filters<'a>(&self, cx: &Cx, w: Weights<'a>, to: &'a mut Tensor) -> Result<View<'a>> {
+        if let [one] = self.conv[..] {
+            return Ok(w.get(one));
+        }
+        let mut rest = to.rows_mut(1);
+        for &part in &self.conv {
+            let (part, whole) = (w.get(part), rest);
+            let (first, after) = whole.split_at(part.len());
+            cx.dev.copy(part, first)?;
+            rest = after;
+        }
+        Ok(to.rows(1))
+    }
+
+    /// Adds the gradients `from` of all filters to those of three convolutions.
+    fn add_filters(&self, cx: &Cx, dw: &mut Grads, from: &Tensor) -> Result<()> {
+        let mut at = 0;
+        for &part in &self.conv {
+            let len = dw.layout.segments[part].len();
+            if let Some(grad) = dw.get(part)? {
+                cx.dev.add(from.rows(1).slice(at..at + len), grad)?;
+            }
+            at += len;
+        }
+        Ok(())
     }
 
     /// Copies columns between fused rows and their parts: from the fused rows, or to them.
@@ -100,9 +128,9 @@ impl DeltaBranch {
     }
 
     /// Assigns `gated`: the rule's outputs, normalized and multiplied by silu(z).
-    fn gate(&self, cx: &Cx, w: Weights, saved: &DeltaSaved, scratch: &mut DeltaScratch) -> Result<()> {
+    fn gate(&self, cx: &Cx, w: Weights, saved: &RecurrentSaved, scratch: &mut RecurrentScratch) -> Result<()> {
         let (n, shape) = (cx.n, self.head_norm_shape);
-        let DeltaScratch { stats, normed, gated, .. } = scratch;
+        let RecurrentScratch { stats, normed, gated, .. } = scratch;
         let (x, y, rstd) = (saved.o.rows(n), normed.rows_mut(n), stats.rows_mut(n));
         cx.dev.rmsnorm(RmsNorm { shape, x, w: w.get(self.head_norm), y, rstd })?;
         cx.dev.swiglu(Glu { gate: saved.z.rows(n), up: normed.rows(n), y: gated.rows_mut(n) })
@@ -114,24 +142,27 @@ impl DeltaBranch {
         cx: &Cx,
         w: Weights,
         x: View,
-        saved: &mut DeltaSaved,
+        saved: &mut RecurrentSaved,
         scratch: &mut Scratch,
         mut y: ViewMut,
     ) -> Result<()> {
         let (dev, n, rows, shape) = (cx.dev, cx.n, cx.rows(), self.shape);
         self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
         let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
-        let Scratch { adapter, delta, delta_cache, .. } = scratch;
-        let DeltaSaved { mixed, z, a, b, o, states } = saved;
+        let Scratch { adapter, recurrent: delta, recurrent_cache, .. } = scratch;
+        let RecurrentSaved { mixed, z, a, b, o, states } = saved;
         match &self.inputs {
             DeltaInputs::Apart { qkv, z: of_z, a: of_a, b: of_b } => {
-                for (linear, to) in [(qkv, &mut *mixed), (of_z, z), (of_a, &mut *a), (of_b, &mut *b)] {
+                for linear in qkv {
+                    linear.forward(cx, w, h.rows, adapter, mixed.rows_mut(n))?;
+                }
+                for (linear, to) in [(of_z, z), (of_a, &mut *a), (of_b, &mut *b)] {
                     linear.forward(cx, w, h.rows, adapter, to.rows_mut(n))?;
                 }
                 cx.release(h)?;
             }
             DeltaInputs::Fused { qkvz, ba } => {
-                let DeltaScratch { fused, fused_gates, .. } = delta;
+                let RecurrentScratch { fused, fused_gates, .. } = delta;
                 qkvz.forward(cx, w, h.rows, adapter, fused.rows_mut(n))?;
                 ba.forward(cx, w, h.rows, adapter, fused_gates.rows_mut(n))?;
                 cx.release(h)?;
@@ -142,13 +173,14 @@ impl DeltaBranch {
         let whole = || RowSequences::Whole(cx.batch.documents);
         let [of_rule, of_conv] = match cx.paged {
             None => [whole(), whole()],
-            Some(runs) => delta_cache.of_block(cx).map(|memory| RowSequences::Carried { runs, memory }),
+            Some(runs) => recurrent_cache.of_block(cx).map(|memory| RowSequences::Carried { runs, memory }),
         };
         dev.short_conv(ShortConv {
+            kind: ConvKind::Silu,
             taps: self.taps,
             along: of_conv,
             x: mixed.rows(n),
-            w: w.get(self.conv),
+            w: self.filters(cx, w, &mut delta.filters)?,
             y: delta.convolved.rows_mut(n),
         })?;
         dev.delta_rule(DeltaRule {
@@ -162,8 +194,8 @@ impl DeltaBranch {
             o: o.rows_mut(n),
             states: states.rows_mut(kept),
         })?;
-        self.gate(cx, w, saved, &mut scratch.delta)?;
-        let Scratch { parts, adapter, delta, .. } = scratch;
+        self.gate(cx, w, saved, &mut scratch.recurrent)?;
+        let Scratch { parts, adapter, recurrent: delta, .. } = scratch;
         let gated = delta.gated.rows(n);
         if cx.straight(self.cut) {
             return self.out.forward_onto(cx, w, gated, adapter, x, y);
@@ -181,21 +213,21 @@ impl DeltaBranch {
         w: Weights,
         dw: &mut Grads,
         x: View,
-        saved: &DeltaSaved,
+        saved: &RecurrentSaved,
         scratch: &mut Scratch,
         dy: ViewMut,
     ) -> Result<()> {
         let (dev, n, rows, shape) = (cx.dev, cx.n, cx.rows(), self.shape);
         let (documents, taps) = (cx.batch.documents, self.taps);
-        self.gate(cx, w, saved, &mut scratch.delta)?;
+        self.gate(cx, w, saved, &mut scratch.recurrent)?;
         let d_branch = cx.branch_grad(DropoutSite::Attention, dy.as_view(), &mut scratch.masked)?;
         let d_branch = cx.whole(d_branch, &mut scratch.whole)?;
-        let DeltaScratch { gated, dgated, .. } = &mut scratch.delta;
+        let RecurrentScratch { gated, dgated, .. } = &mut scratch.recurrent;
         let dgated = dgated.rows_mut(n);
         self.out.backward(cx, w, dw, gated.rows(n), d_branch.rows, &mut scratch.adapter, dgated, false)?;
         cx.release(d_branch)?;
 
-        let delta = &mut scratch.delta;
+        let delta = &mut scratch.recurrent;
         dev.swiglu_backward(GluBackward {
             gate: saved.z.rows(n),
             up: delta.normed.rows(n),
@@ -215,8 +247,9 @@ impl DeltaBranch {
             dw: of_norm.unwrap_or_else(|| scratch.unused.rows_mut(2).slice(0..shape.value_dim)),
         })?;
         let y_conv = delta.convolved.rows_mut(n);
-        let (mixed, conv) = (saved.mixed.rows(n), w.get(self.conv));
-        dev.short_conv(ShortConv { taps, along: RowSequences::Whole(documents), x: mixed, w: conv, y: y_conv })?;
+        let (mixed, conv) = (saved.mixed.rows(n), self.filters(cx, w, &mut delta.filters)?);
+        let (kind, along) = (ConvKind::Silu, RowSequences::Whole(documents));
+        dev.short_conv(ShortConv { kind, taps, along, x: mixed, w: conv, y: y_conv })?;
         let (da_log, ddt_bias) = dw.pair(self.a_log, self.dt_bias, scratch.unused.rows_mut(2))?;
         dev.delta_rule_backward(DeltaRuleBackward {
             shape,
@@ -235,8 +268,15 @@ impl DeltaBranch {
             ddt_bias: Some(ddt_bias),
         })?;
         let (dconvolved, dx) = (delta.dconvolved.rows(n), delta.dmixed.rows_mut(n));
-        let of_conv = dw.get(self.conv)?;
+        let of_conv = match self.conv[..] {
+            [one] => dw.get(one)?,
+            _ => {
+                dev.zero(delta.dfilters.rows_mut(1))?;
+                Some(delta.dfilters.rows_mut(1))
+            }
+        };
         dev.short_conv_backward(ShortConvBackward {
+            kind,
             taps,
             documents,
             x: mixed,
@@ -245,12 +285,15 @@ impl DeltaBranch {
             dx,
             dw: of_conv,
         })?;
+        if self.conv.len() > 1 {
+            self.add_filters(cx, dw, &delta.dfilters)?;
+        }
         if matches!(self.inputs, DeltaInputs::Fused { .. }) {
-            let DeltaScratch { fused, fused_gates, dmixed: mixed, dz: z, da: a, db: b, .. } = delta;
+            let RecurrentScratch { fused, fused_gates, dmixed: mixed, dz: z, da: a, db: b, .. } = delta;
             self.regroup(cx, fused, fused_gates, DeltaParts { mixed, z, a, b }, false)?;
         }
 
-        let Scratch { h, stats, whole, parts, dh, adapter, unused, delta, .. } = scratch;
+        let Scratch { h, stats, whole, parts, dh, adapter, unused, recurrent: delta, .. } = scratch;
         self.norm.forward(dev, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
         let h = cx.whole(h.rows(rows), whole)?;
         cx.sum(self.cut, parts, dh.rows_mut(rows), |mut dh| {
@@ -261,7 +304,7 @@ impl DeltaBranch {
             };
             match &self.inputs {
                 DeltaInputs::Apart { qkv, z, a, b } => {
-                    back(qkv, &delta.dmixed)?;
+                    qkv.iter().try_for_each(|linear| back(linear, &delta.dmixed))?;
                     back(z, &delta.dz)?;
                     back(b, &delta.db)?;
                     back(a, &delta.da)

@@ -52,10 +52,11 @@ pub(super) fn remove(layouts: &mut [Layout]) {
 
 /// Whether the segment is the matrix of a router.
 fn is_router(segment: &Segment) -> bool {
-    const ROUTERS: [&str; 6] = [
+    const ROUTERS: [&str; 7] = [
         ".mlp.gate.weight",
         ".mlp.gate.wg.weight",
         ".mlp.router.weight",
+        ".feed_forward.gate.weight",
         ".block_sparse_moe.gate.weight",
         ".block_sparse_moe.router.layer.weight",
         ".shared_expert_gate.weight",

@@ -23,8 +23,9 @@ mod ring; // ring attention over sp
 mod ulysses; // heads exchanged for tokens over sp
 pub mod core; // core attention, on one rank or over sp
 mod cache; // the KV cache
-mod delta_buffers; // what gated delta nets save
+mod recurrent_buffers; // what mixers other than attention save
 mod saved; // saved activations and scratch of a block
+mod conv; // the short convolution
 mod delta; // the gated delta net
 mod attention; // the attention branch
 mod mlp; // the feed-forward branch
@@ -52,7 +53,7 @@ pub use lora::{ALL_LINEAR, Lora, SCORE, goes_with_adapters, has_adapters, is_ada
 pub use recompute::Checkpointing;
 pub use rotary::{QueryGrowth, Rotary, Scaling};
 pub use sequences::{LossRows, Scored, SequenceBuffers, SequenceLoss, SequenceRows};
-pub use spec::{Activation, Arch, DeltaNet, Experts, Latent, Spec};
+pub use spec::{Activation, Arch, DeltaForm, DeltaNet, Experts, Latent, Recurrence, Spec};
 pub use split::{Cuts, Groups, Slice, SpGrid, SpImpl, Split};
 pub use store::{Grads, ParamStore, Pass, ROOT, Weights};
 pub use teach::TeacherPass;

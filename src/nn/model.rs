@@ -3,7 +3,7 @@ use super::block::DecoderBlock;
 use super::families::{gpt, llama};
 use super::layout::Layout;
 use super::root::Root;
-use super::spec::{Arch, DeltaNet, Spec};
+use super::spec::{Arch, Recurrence, Spec};
 use super::split::Split;
 use crate::device::ops::DELTA_BLOCK;
 
@@ -50,14 +50,18 @@ impl Spec {
     /// sliding window counts its window. MFU is this times tokens per second, divided by the peak.
     pub fn flops_per_token(&self, seq: usize) -> u64 {
         let seen = |i| if self.window_of(i) == 0 { seq } else { seq.min(self.window) };
-        let attends = |i: &usize| self.delta_of(*i).is_none();
+        let attends = |i: &usize| self.recurrence_of(*i).is_none();
         let attention = 2 * 2 * self.heads * self.head_dim * (0..self.layers).filter(attends).map(seen).sum::<usize>();
         // Of a gated delta net: three products with its state, and those within a block.
-        let of_net = |net: &DeltaNet| {
-            let (k, v) = (net.shape.key_dim, net.shape.value_dim);
-            net.shape.value_heads * (2 * 3 * k * v + 2 * DELTA_BLOCK * (k + v))
+        let of_other = |mixer: &Recurrence| match mixer {
+            Recurrence::Delta(net) => {
+                let (k, v) = (net.shape.key_dim, net.shape.value_dim);
+                net.shape.value_heads * (2 * 3 * k * v + 2 * DELTA_BLOCK * (k + v))
+            }
+            Recurrence::Conv { .. } => 0, // its filters are parameters
         };
-        let attention = attention + (0..self.layers).filter_map(|i| self.delta_of(i)).map(of_net).sum::<usize>();
+        let others = (0..self.layers).filter_map(|i| self.recurrence_of(i)).map(of_other).sum::<usize>();
+        let attention = attention + others;
         3 * (2 * (self.params() - self.idle_params()) + attention) as u64
     }
 }

@@ -21,7 +21,7 @@ impl Decoder {
     }
     /// Copies what a sequence goes on from to another slot.
     pub fn copy_slot(&self, dev: &dyn Device, ws: &mut Workspace, slots: [usize; 2]) -> Result<()> {
-        ws.scratch.delta_cache.copy_slot(dev, self.spec.mixers()[1], slots)
+        ws.scratch.recurrent_cache.copy_slot(dev, &self.spec, slots)
     }
 
     /// Assigns `out (vocab)`: the logits that follow token `row` of the whole batch. Needs no targets.

@@ -101,9 +101,9 @@ impl<T> SavedBlocks<T> {
             Outputs { o, lse }
         };
         let shared = |outputs: Outputs<T>| {
-            let Saved { attention, delta, mlp } = block(None);
+            let Saved { attention, recurrent, mlp } = block(None);
             let core = CoreSaved { o: outputs.o, lse: outputs.lse, ..attention.core };
-            Saved { attention: AttentionSaved { core, ..attention }, delta, mlp }
+            Saved { attention: AttentionSaved { core, ..attention }, recurrent, mlp }
         };
         let (every, selective) = checkpointing.again().unwrap_or((usize::MAX, false));
         let sharing = blocks / every;

@@ -1,9 +1,9 @@
 //! Activations that a block saves for backward, and its scratch buffers. Never computes.
 use super::cache::KvCache;
 use super::core::{CoreSaved, CoreScratch};
-use super::delta_buffers::{DeltaCache, DeltaSaved, DeltaScratch};
 use super::dispatch::Dispatch;
 use super::latent_buffers::{LatentSaved, LatentScratch};
+use super::recurrent_buffers::{RecurrentCache, RecurrentSaved, RecurrentScratch};
 use super::tensor::{Tensor, table};
 use crate::base::Result;
 use crate::device::ops::Fp8Work;
@@ -94,12 +94,12 @@ table! {
 pub struct Saved<T = Tensor> {
     /// One of the two is empty, unless blocks of both kinds share it.
     pub attention: AttentionSaved<T>,
-    pub delta: DeltaSaved<T>,
+    pub recurrent: RecurrentSaved<T>,
     pub mlp: MlpSaved<T>,
 }
 impl<T> Saved<T> {
     pub(super) fn map<U>(&self, f: &mut dyn FnMut(&'static str, &T) -> Result<U>) -> Result<Saved<U>> {
-        Ok(Saved { attention: self.attention.map(f)?, delta: self.delta.map(f)?, mlp: self.mlp.map(f)? })
+        Ok(Saved { attention: self.attention.map(f)?, recurrent: self.recurrent.map(f)?, mlp: self.mlp.map(f)? })
     }
 }
 table! {
@@ -203,8 +203,8 @@ table! {
         latent: LatentScratch,
         /// The KV cache: see [`Workspace::remember`].
         cache: KvCache,
-        /// Scratch of gated delta nets, and what a sequence goes on from in them.
-        delta: DeltaScratch,
-        delta_cache: DeltaCache,
+        /// Scratch of mixers other than attention, and what a sequence goes on from in them.
+        recurrent: RecurrentScratch,
+        recurrent_cache: RecurrentCache,
     }
 }

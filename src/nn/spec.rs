@@ -109,6 +109,18 @@ pub enum Arch {
     Qwen35,
     /// Qwen3.5 with experts.
     Qwen35Moe,
+    /// Gemma 2 without norms after the branches.
+    VaultGemma,
+    /// EXAONE 4 with norms before the branches instead, and the experts of DeepSeek V3.
+    ExaoneMoe,
+    /// Qwen3 with experts, and a sliding window with its own rotary base in some layers.
+    Mellum,
+    /// OLMo 3 without windows, with gated delta nets in most layers.
+    OlmoHybrid,
+    /// Short convolutions in most layers, attention with norms on queries and keys in the others.
+    Lfm2,
+    /// LFM 2 with experts.
+    Lfm2Moe,
     /// Llama with a feed-forward layer of two matrices and squared ReLU.
     Arcee,
     /// The same with LayerNorm and biases.
@@ -184,17 +196,62 @@ pub struct DeltaNet {
     pub shape: DeltaShape,
     /// Taps of the convolution of queries, keys and values.
     pub taps: usize,
-    /// Queries, keys, values and their gate come from one matrix, head by head, and the rule's gates from another.
-    pub fused: bool,
+    pub form: DeltaForm,
+}
+
+/// Which matrices a gated delta net has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeltaForm {
+    /// One for queries, keys, values and the outputs' gate, head by head; and one for the rule's gates.
+    Fused,
+    /// One for queries, keys and values, and one for each gate.
+    Joined,
+    /// One for each, and three convolutions.
+    Apart,
 }
 
 impl DeltaNet {
     /// Without heads.
     pub const NONE: DeltaNet = DeltaNet {
-        shape: DeltaShape { key_heads: 0, value_heads: 0, key_dim: 0, value_dim: 0 },
+        shape: DeltaShape { key_heads: 0, value_heads: 0, key_dim: 0, value_dim: 0, doubled: false },
         taps: 0,
-        fused: false,
+        form: DeltaForm::Joined,
     };
+}
+
+/// What blocks have in place of attention that mix tokens by a state of a fixed size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recurrence {
+    Delta(DeltaNet),
+    /// A short convolution of gated channels.
+    Conv {
+        channels: usize,
+        taps: usize,
+    },
+}
+
+impl Recurrence {
+    /// Taps of the convolution.
+    pub fn taps(&self) -> usize {
+        match *self {
+            Recurrence::Delta(net) => net.taps,
+            Recurrence::Conv { taps, .. } => taps,
+        }
+    }
+    /// Channels of the convolution.
+    pub fn channels(&self) -> usize {
+        match *self {
+            Recurrence::Delta(net) => net.shape.row(),
+            Recurrence::Conv { channels, .. } => channels,
+        }
+    }
+    /// For messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Recurrence::Delta(_) => "gated delta nets",
+            Recurrence::Conv { .. } => "short convolutions",
+        }
+    }
 }
 
 /// The hyperparameters of a model. [`Spec::default`] is a Llama without sizes.
@@ -261,17 +318,17 @@ pub struct Spec {
     pub norm_after_rope: bool,
     /// Normalize all queries of a token together before rotation, and all its keys.
     pub row_norm: bool,
-    /// Gated delta nets, if some blocks have them in place of attention.
-    pub delta: Option<DeltaNet>,
-    /// Whether each layer has one; empty if none has.
+    /// What some blocks have in place of attention.
+    pub recurrence: Option<Recurrence>,
+    /// Whether each layer has it; empty if none has.
     pub recurrent: Vec<bool>,
     /// Attention's outputs are multiplied by sigmoid(gate); the projection to a head's queries also gives its gate.
     pub output_gate: bool,
     /// Experts, if some blocks are sparse.
     pub experts: Option<Experts>,
-    /// Normalize a branch's input.
+    /// Normalize a branch's input; blocks without attention always do.
     pub pre_norms: bool,
-    /// Normalize a branch's output before adding it to the residual.
+    /// Normalize a branch's output before adding it to the residual; blocks without attention never do.
     pub post_norms: bool,
     /// Both branches read the block's input, through one norm.
     pub parallel: bool,
@@ -332,7 +389,7 @@ impl Default for Spec {
             qk_norm: false,
             norm_after_rope: false,
             row_norm: false,
-            delta: None,
+            recurrence: None,
             recurrent: Vec::new(),
             output_gate: false,
             experts: None,
@@ -430,15 +487,20 @@ impl Spec {
                 self.layers
             )));
         }
-        if self.recurrent.contains(&true) && (self.delta.is_none() || self.recurrent.len() != self.layers) {
+        if self.recurrent.contains(&true) && (self.recurrence.is_none() || self.recurrent.len() != self.layers) {
             return Err(Error::input(format!(
-                "gated delta nets are given for {} layers of {}: each layer needs to know",
+                "mixers other than attention are given for {} layers of {}: each layer needs to know",
                 self.recurrent.len(),
                 self.layers
             )));
         }
-        if let Some(DeltaNet { shape, taps, .. }) = self.delta {
-            let DeltaShape { key_heads, value_heads, key_dim, value_dim } = shape;
+        if let Some(Recurrence::Conv { taps, .. }) = self.recurrence
+            && !(1..=MAX_TAPS).contains(&taps)
+        {
+            return Err(Error::input(format!("short convolutions over {taps} tokens: there must be 1 to {MAX_TAPS}")));
+        }
+        if let Some(Recurrence::Delta(DeltaNet { shape, taps, .. })) = self.recurrence {
+            let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = shape;
             let no_size = [key_heads, value_heads, key_dim, value_dim].contains(&0);
             if no_size || !value_heads.is_multiple_of(key_heads) || !(1..=MAX_TAPS).contains(&taps) {
                 return Err(Error::input(format!(
@@ -509,18 +571,19 @@ impl Spec {
     pub fn window_of(&self, i: usize) -> usize {
         if self.windowed.get(i) == Some(&true) { self.window } else { 0 }
     }
-    /// The gated delta net of block `i`, if it has one in place of attention.
-    pub fn delta_of(&self, i: usize) -> Option<&DeltaNet> {
-        self.delta.as_ref().filter(|_| self.recurrent.get(i) == Some(&true))
+    /// What block `i` has in place of attention.
+    pub fn recurrence_of(&self, i: usize) -> Option<&Recurrence> {
+        self.recurrence.as_ref().filter(|_| self.recurrent.get(i) == Some(&true))
     }
-    /// Blocks with attention, and blocks with a gated delta net.
+    /// Blocks with attention, and blocks with the other mixer.
     pub fn mixers(&self) -> [usize; 2] {
-        let nets = (0..self.layers).filter(|&i| self.delta_of(i).is_some()).count();
-        [self.layers - nets, nets]
+        let others = (0..self.layers).filter(|&i| self.recurrence_of(i).is_some()).count();
+        [self.layers - others, others]
     }
     /// Blocks before block `i` with the same mixer.
     pub fn place_of(&self, i: usize) -> usize {
-        (0..i).filter(|&before| self.delta_of(before).is_some() == self.delta_of(i).is_some()).count()
+        let attends = |i| self.recurrence_of(i).is_none();
+        (0..i).filter(|&before| attends(before) == attends(i)).count()
     }
     /// Whether block `i` rotates with `local_rope`.
     pub fn uses_local_rope(&self, i: usize) -> bool {

@@ -1,6 +1,6 @@
 //! How the work inside a layer is split over the ranks of tp (heads, columns, vocabulary: Shoeybi et al. 2019,
 //! "Megatron-LM"), sp (tokens) and ep (experts): as data for plans, and as groups at run time. Never communicates.
-use super::spec::{Arch, DeltaNet, Experts, Spec};
+use super::spec::{Arch, DeltaNet, Experts, Recurrence, Spec};
 use crate::base::{Error, Result};
 use crate::comm::{Axis, Collective, Mesh, solo::Solo};
 use crate::device::Device;
@@ -170,10 +170,15 @@ impl Split {
             heads: spec.heads / self.part(attention).of,
             kv_heads: self.kv_heads(spec),
             ff: columns(spec.ff),
-            delta: spec.delta.map(|net| {
-                let (of, shape) = (self.part(attention).of, net.shape);
-                let (key_heads, value_heads) = (shape.key_heads / of, shape.value_heads / of);
-                DeltaNet { shape: DeltaShape { key_heads, value_heads, ..shape }, ..net }
+            recurrence: spec.recurrence.map(|mixer| match mixer {
+                Recurrence::Delta(net) => {
+                    let (of, shape) = (self.part(attention).of, net.shape);
+                    let (key_heads, value_heads) = (shape.key_heads / of, shape.value_heads / of);
+                    Recurrence::Delta(DeltaNet { shape: DeltaShape { key_heads, value_heads, ..shape }, ..net })
+                }
+                Recurrence::Conv { channels, taps } => {
+                    Recurrence::Conv { channels: self.part(attention).share(channels).len(), taps }
+                }
             }),
             experts: spec.experts.as_ref().map(own),
             vocab: self.part(self.cuts.head).share(spec.vocab).len(),
@@ -190,10 +195,11 @@ impl Split {
 
     fn check_sp(&self, spec: &Spec) -> Result<()> {
         let (heads, of) = (self.local(spec).heads, self.sp.of);
-        if of > 1 && spec.delta.is_some() {
+        if let Some(mixer) = spec.recurrence.filter(|_| of > 1) {
             return Err(Error::input(format!(
-                "ring-attn-size {of}: the gated delta nets of {} keep a state along a whole sequence, which ranks \
-                 cannot share yet; use ring-attn-size 1",
+                "ring-attn-size {of}: the {} of {} keep a state along a whole sequence, which ranks cannot share yet; \
+                 use ring-attn-size 1",
+                mixer.name(),
                 spec.arch.name()
             )));
         }
@@ -262,7 +268,10 @@ impl Split {
                 )));
             }
         }
-        if let Some(net) = spec.delta.filter(|net| cuts.attention && !net.shape.key_heads.is_multiple_of(of)) {
+        if let Some(Recurrence::Delta(net)) = spec.recurrence
+            && cuts.attention
+            && !net.shape.key_heads.is_multiple_of(of)
+        {
             return Err(Error::input(format!(
                 "linear_num_key_heads {} is not divisible by tp-size {of}: every tp rank needs the same number of heads; \
                  choose a tp-size that divides {}",

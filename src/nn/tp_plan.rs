@@ -4,7 +4,7 @@
 //! A plan reduces to which of four parts are sharded ([`Cuts`]) and whether norms see shards of the tokens. Two things
 //! differ from transformers, with the same values: logits are never gathered (`colwise_rep`), and the gradients of head
 //! norms are always summed (older plans of Gemma 3 do not say so).
-use super::spec::{Arch, DeltaNet, Spec};
+use super::spec::{Arch, DeltaForm, Recurrence, Spec};
 use super::split::Cuts;
 use crate::base::{Error, Result};
 use std::collections::BTreeMap;
@@ -13,18 +13,30 @@ use std::collections::BTreeMap;
 /// stands for a layer's number; a leading "model." is ignored.
 pub type TpPlan = BTreeMap<String, String>;
 
-/// The matrices of a gated delta net. Plans gather their outputs, that is, they replicate what follows; here its heads
-/// are sharded with those of attention, with the same values.
-fn delta_modules(net: &DeltaNet) -> &'static [&'static str] {
-    match net.fused {
-        true => &["linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.out_proj"],
-        false => &[
-            "linear_attn.in_proj_qkv",
-            "linear_attn.in_proj_z",
-            "linear_attn.in_proj_b",
-            "linear_attn.in_proj_a",
-            "linear_attn.out_proj",
-        ],
+/// The matrices of another mixer than attention. Plans gather their outputs, that is, they replicate what follows; here
+/// its heads or channels are sharded with the heads of attention, with the same values.
+fn recurrent_modules(mixer: &Recurrence) -> &'static [&'static str] {
+    match mixer {
+        Recurrence::Delta(net) => match net.form {
+            DeltaForm::Fused => &["linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.out_proj"],
+            DeltaForm::Joined => &[
+                "linear_attn.in_proj_qkv",
+                "linear_attn.in_proj_z",
+                "linear_attn.in_proj_b",
+                "linear_attn.in_proj_a",
+                "linear_attn.out_proj",
+            ],
+            DeltaForm::Apart => &[
+                "linear_attn.q_proj",
+                "linear_attn.k_proj",
+                "linear_attn.v_proj",
+                "linear_attn.g_proj",
+                "linear_attn.b_proj",
+                "linear_attn.a_proj",
+                "linear_attn.o_proj",
+            ],
+        },
+        Recurrence::Conv { .. } => &["conv.in_proj", "conv.out_proj"],
     }
 }
 
@@ -38,8 +50,6 @@ pub struct Meaning {
 const ATTENTION: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
 /// Queries, keys and values from latents, which every rank has; a model without a latent of queries has a `q_proj`.
 const LATENT: [&str; 2] = ["self_attn.q_b_proj", "self_attn.kv_b_proj"];
-const ATTENTION_OUT: &str = "self_attn.o_proj";
-const GATE: &str = "mlp.gate_proj";
 /// Queries, keys and values as one matrix; gate and up as one.
 const QKV: &str = "self_attn.qkv_proj";
 const FUSED: [&str; 3] = [QKV, "mlp.gate_up_proj", "shared_mlp.input_linear"];
@@ -58,7 +68,7 @@ fn mlp_inputs(arch: Arch) -> Vec<&'static str> {
     match arch {
         Arch::Phi3 | Arch::Glm | Arch::Glm4 | Arch::GraniteHybrid => vec![arch.family().modules.gate_up],
         Arch::Starcoder2 | Arch::Arcee | Arch::Jais2 => vec![arch.family().modules.mlp[0]],
-        _ => vec![GATE, arch.family().modules.mlp[0]],
+        _ => vec![arch.family().modules.gate, arch.family().modules.mlp[0]],
     }
 }
 
@@ -91,7 +101,11 @@ const STYLES: [&str; 9] = [
     REPLICATE,
 ];
 
-const HEAD_NORMED: [Arch; 11] = [
+const HEAD_NORMED: [Arch; 15] = [
+    Arch::ExaoneMoe,
+    Arch::Mellum,
+    Arch::Lfm2,
+    Arch::Lfm2Moe,
     Arch::Qwen3Next,
     Arch::Qwen35,
     Arch::Qwen35Moe,
@@ -116,10 +130,10 @@ pub fn transformers(arch: Arch) -> TpPlan {
         mlp.iter().for_each(|module| drop(add(module, "colwise")));
         add(out, "rowwise");
     }
-    if !matches!(arch, Arch::Olmoe | Arch::Olmo2 | Arch::Olmo3 | Arch::MiniMaxM2 | Arch::Phi3) {
+    if !matches!(arch, Arch::Olmoe | Arch::Olmo2 | Arch::Olmo3 | Arch::OlmoHybrid | Arch::MiniMaxM2 | Arch::Phi3) {
         // OLMo normalizes all heads together.
         attention_inputs(arch).iter().for_each(|module| drop(add(module, "colwise")));
-        add(ATTENTION_OUT, "rowwise");
+        add(modules.attention_out, "rowwise");
     }
     if HEAD_NORMED.contains(&arch) {
         modules.head_norms.iter().for_each(|module| drop(add(module, HEAD_NORM)));
@@ -131,7 +145,8 @@ pub fn transformers(arch: Arch) -> TpPlan {
 /// This engine's default: the same, plus fused matrices sharded part by part, and the embedding by vocabulary.
 pub fn built_in(arch: Arch) -> TpPlan {
     let mut plan = transformers(arch);
-    let fused = [(attention_inputs(arch), ATTENTION_OUT), (mlp_inputs(arch), arch.family().modules.mlp[1])];
+    let modules = &arch.family().modules;
+    let fused = [(attention_inputs(arch), modules.attention_out), (mlp_inputs(arch), modules.mlp[1])];
     for (inputs, out) in fused.into_iter().filter(|(inputs, _)| FUSED.contains(&inputs[0])) {
         plan.insert(in_layers(inputs[0]), PACKED.into());
         plan.insert(in_layers(out), "rowwise".into());
@@ -142,12 +157,12 @@ pub fn built_in(arch: Arch) -> TpPlan {
 
 /// Reads a plan for `spec`.
 pub fn read(spec: &Spec, plan: &TpPlan) -> Result<Meaning> {
-    let mut norms = vec!["norm".to_string()];
     let modules = &spec.arch.family().modules;
+    let mut norms = vec![modules.last_norm.to_string()];
     let [[pre, post], [pre_mlp, post_mlp]] = [modules.attention_norms, modules.mlp_norms];
-    for (has, norm) in [(spec.pre_norms, pre), (spec.pre_norms, pre_mlp), (spec.post_norms, post)]
-        .into_iter()
-        .chain([(spec.post_norms, post_mlp)])
+    let before = spec.pre_norms || spec.recurrence.is_some();
+    for (has, norm) in
+        [(before, pre), (before, pre_mlp), (spec.post_norms, post)].into_iter().chain([(spec.post_norms, post_mlp)])
     {
         let norm = in_layers(norm);
         if has && !norms.contains(&norm) {
@@ -156,14 +171,14 @@ pub fn read(spec: &Spec, plan: &TpPlan) -> Result<Meaning> {
     }
     let (mlp_out, head_norms) = (modules.mlp[1], modules.head_norms);
     let (qkv, mlp) = (attention_inputs(spec.arch), mlp_inputs(spec.arch));
-    let linears = qkv.iter().chain(&mlp).chain([&ATTENTION_OUT, &mlp_out]);
+    let linears = qkv.iter().chain(&mlp).chain([&modules.attention_out, &mlp_out]);
     let mut known: Vec<String> = linears.map(|module| in_layers(module)).chain(norms.iter().cloned()).collect();
     known.extend(["embed_tokens", "lm_head"].map(String::from));
     if spec.qk_norm {
         known.extend(head_norms.map(in_layers));
     }
-    if let Some(net) = &spec.delta {
-        known.extend(delta_modules(net).iter().map(|module| in_layers(module)));
+    if let Some(mixer) = &spec.recurrence {
+        known.extend(recurrent_modules(mixer).iter().map(|module| in_layers(module)));
     }
     let plan: TpPlan = plan.iter().map(|(k, v)| (k.strip_prefix("model.").unwrap_or(k).into(), v.clone())).collect();
     for (module, style) in &plan {
@@ -184,7 +199,7 @@ pub fn read(spec: &Spec, plan: &TpPlan) -> Result<Meaning> {
     }
     let style = |module: &str| plan.get(module).map(String::as_str).filter(|style| *style != REPLICATE);
 
-    let attention = branch(&qkv, ATTENTION_OUT, &|module| style(&in_layers(module)))?;
+    let attention = branch(&qkv, modules.attention_out, &|module| style(&in_layers(module)))?;
     let mlp = branch(&mlp, mlp_out, &|module| style(&in_layers(module)))?;
     for module in head_norms.map(in_layers) {
         match style(&module) {

@@ -3,13 +3,13 @@
 //! [`Workspace::planned`] sums a table of shapes, and [`Workspace::allocate`] allocates that table's tensors.
 use super::cache::{CacheSize, KvCache};
 use super::core::CorePlan;
-use super::delta_buffers::{DeltaCache, DeltaPlan};
 use super::dispatch::{Dispatch, DispatchPlan};
 use super::latent_buffers::{LatentSaved, LatentScratch};
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
+use super::recurrent_buffers::{RecurrentCache, RecurrentPlan};
 use super::rotary::Rotary;
 use super::saved::{AdapterScratch, AttentionSaved, Fp8Scratch, MlpSaved, Routing, Saved, Scratch, SparseScratch};
-use super::spec::{Experts, Spec};
+use super::spec::{Experts, Recurrence, Spec};
 use super::split::{Groups, Split};
 use super::tensor::{Tensor, TensorShape, table};
 use super::windows::capacity;
@@ -123,11 +123,12 @@ impl Workspace<TensorShape, ()> {
             window: 0,
             softcap: 0.0,
         };
-        let attends = |i: usize| spec.delta_of(i).is_none();
+        let attends = |i: usize| spec.recurrence_of(i).is_none();
         let seen = |all: bool| (0..spec.layers).any(|i| attends(i) && (spec.window_of(i) == 0) == all);
         let sights = [true, false].map(seen);
         let core_of = |tokens| CorePlan { heads: &heads, sights, split, tokens, dtype, train };
-        let (core, delta) = (core_of(tokens), DeltaPlan { net: spec.delta, tokens, dtype, train });
+        let core = core_of(tokens);
+        let recurrent = RecurrentPlan { mixer: spec.recurrence, tokens, dtype, train };
         let (has_norms, is_cut) = (spec.qk_norm || spec.row_norm, split.grid(spec.heads).ulysses.of > 1);
 
         // Blocks of mixed models, which are rare, hold the buffers of both kinds.
@@ -155,7 +156,7 @@ impl Workspace<TensorShape, ()> {
                 core: core_of(if block.is_none_or(attends) { tokens } else { 0 }).saved(),
                 latent: LatentSaved::plan(spec.latent.as_ref(), tokens, dtype),
             },
-            delta: delta.saved(block.is_none_or(|i| !attends(i))),
+            recurrent: recurrent.saved(block.is_none_or(|i| !attends(i))),
             mlp: MlpSaved {
                 x: stays(spec.dim),
                 gate: keep(only(spec.gated(), dense_ff)),
@@ -177,7 +178,10 @@ impl Workspace<TensorShape, ()> {
             },
         };
         // A gated delta net's gates and norm, of which each row of `unused` must hold one.
-        let small = spec.delta.map_or(0, |net| net.shape.value_heads.max(net.shape.value_dim));
+        let small = match spec.recurrence {
+            Some(Recurrence::Delta(net)) => net.shape.value_heads.max(net.shape.value_dim),
+            _ => 0,
+        };
         let empty = || Outputs { o: keep(0), lse: shape(Category::Saved, DType::F32, 0, 0) };
         let checkpoint = if train { checkpoint } else { Checkpointing::Full };
         let stream = if train { spec.layers + 1 } else { 2 };
@@ -290,8 +294,8 @@ impl Workspace<TensorShape, ()> {
                 core: core.scratch(),
                 latent: LatentScratch::plan(spec.latent.as_ref(), (spec.heads, spec.head_dim), (tokens, dtype, train)),
                 cache: KvCache::plan(spec, dtype, &CacheSize::default()),
-                delta: delta.scratch(),
-                delta_cache: DeltaCache::plan(spec, dtype, 0),
+                recurrent: recurrent.scratch(),
+                recurrent_cache: RecurrentCache::plan(spec, dtype, 0),
             },
             fixed: Fixed {
                 table: other(DType::F32, positions * spec.rope.as_ref().map_or(0, Rotary::forms), spec.rotary_dim()),
@@ -367,7 +371,7 @@ impl Workspace {
         // The previous cache is freed first.
         for size in [&CacheSize::default(), size] {
             scratch.cache = KvCache::plan(spec, dtype, size).allocate(dev, groups)?;
-            scratch.delta_cache = DeltaCache::plan(spec, dtype, size.slots).allocate(dev, groups)?;
+            scratch.recurrent_cache = RecurrentCache::plan(spec, dtype, size.slots).allocate(dev, groups)?;
         }
         let tables = [("table", table, forms), ("local_table", local_table, 1), ("still_table", still_table, 1)];
         for (name, table, forms) in tables {

@@ -10,7 +10,8 @@ use flatshard::device::ops::{DeltaShape, GluClamp, RotaryPairs, RouteRule};
 use flatshard::device::{Device, IGNORE};
 use flatshard::engine::{Engine, EngineOptions, Objective, ReferenceModel, Step, StepReport, Strategy};
 use flatshard::nn::{
-    Activation, Arch, Checkpointing, Cuts, DeltaNet, Experts, Latent, Layout, Rotary, SpImpl, Spec, Tuning,
+    Activation, Arch, Checkpointing, Cuts, DeltaForm, DeltaNet, Experts, Latent, Layout, Recurrence, Rotary, SpImpl,
+    Spec, Tuning,
 };
 use flatshard::optim::Rule;
 use flatshard::store::{ReplicatedOptions, ShardedOptions};
@@ -113,7 +114,7 @@ pub fn sparse() -> Spec {
 
 /// Gated delta nets, and in the last block attention with an output gate.
 pub fn qwen35() -> Spec {
-    let shape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 5, value_dim: 6 };
+    let shape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 5, value_dim: 6, doubled: false };
     Spec {
         arch: Arch::Qwen35,
         norm_eps: 1e-2,
@@ -121,7 +122,18 @@ pub fn qwen35() -> Spec {
         norm_from_one: true,
         output_gate: true,
         rotary_dim: Some(4),
-        delta: Some(DeltaNet { shape, taps: 4, fused: false }),
+        recurrence: Some(Recurrence::Delta(DeltaNet { shape, taps: 4, form: DeltaForm::Joined })),
+        recurrent: vec![true, true, true, false],
+        ..llama()
+    }
+}
+
+/// Gated short convolutions, and attention in the last block.
+pub fn lfm2() -> Spec {
+    Spec {
+        arch: Arch::Lfm2,
+        qk_norm: true,
+        recurrence: Some(Recurrence::Conv { channels: llama().dim, taps: 3 }),
         recurrent: vec![true, true, true, false],
         ..llama()
     }

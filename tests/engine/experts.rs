@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-const FAMILIES: [&str; 18] = [
+const FAMILIES: [&str; 21] = [
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
@@ -42,6 +42,9 @@ const FAMILIES: [&str; 18] = [
     "solar_open",
     "qwen3_next",
     "qwen3_5_moe_text",
+    "lfm2_moe",
+    "exaone_moe",
+    "mellum",
 ];
 const TOLERANCE: f64 = 1e-5;
 

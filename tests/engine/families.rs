@@ -54,6 +54,8 @@ const CASES: &[&str] = &[
     "minicpm3",
     "arcee",
     "jais2",
+    "lfm2",
+    "vaultgemma",
     // `tests/golden/towers.py`
     "ministral",
     "ministral3",
@@ -65,6 +67,7 @@ const CASES: &[&str] = &[
     "vl_qwen3_5",
     // `families.py` again: transformers 4 does not have it.
     "qwen3_5",
+    "olmo_hybrid",
 ];
 /// Those of `families.py`, which also has files of transformers 4.
 const FOUR: usize = 23;
@@ -115,9 +118,14 @@ impl Golden {
             let want = &self.tensors.floats[&format!("grad.{name}")];
             let error = distance(grad, want);
             // Of decays: terms of either sign along a document. transformers' own float32 is off by 2.4e-5, 1.5e-5 and
-            // 1e-5 from its float64.
-            let decays = ["linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.in_proj_a.weight"];
-            let most = if decays.iter().any(|end| name.ends_with(end)) { 2.0 * TOLERANCE } else { TOLERANCE };
+            // 1e-5 from its float64; in OLMo hybrid by up to 1.1e-4, and by up to 2e-5 in other gradients.
+            let decays = ["A_log", "dt_bias", "in_proj_a.weight", "a_proj.weight"];
+            let factor = match (self.name, decays.iter().any(|end| name.ends_with(&format!("linear_attn.{end}")))) {
+                ("olmo_hybrid", true) => 10.0,
+                ("olmo_hybrid", false) | (_, true) => 2.0,
+                (_, false) => 1.0,
+            };
+            let most = factor * TOLERANCE;
             assert!(error < most, "{} {what}: gradient of {name}: {error:.1e}", self.name);
         }
     }

@@ -29,8 +29,8 @@ fn mistral() -> Spec {
 fn ministral3() -> Spec {
     Spec { arch: Arch::Ministral3, query_growth: Some(QueryGrowth { beta: 0.5, original: 3 }), ..llama() }
 }
-fn families() -> [Spec; 9] {
-    [llama(), gpt(), mistral(), ministral3(), qwen2(), qwen3(), gemma2(), gemma3(), qwen35()]
+fn families() -> [Spec; 10] {
+    [llama(), gpt(), mistral(), ministral3(), qwen2(), qwen3(), gemma2(), gemma3(), qwen35(), lfm2()]
 }
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, step: 0 };
 
@@ -106,7 +106,7 @@ fn ranks_of_any_mesh_generate_the_same_text_and_free_the_cache() {
         };
         let sizes = |dp_shard, sp| MeshSizes { dp_replicate: 1, dp_shard, sp, tp: 1, ep: 1 };
         // Ranks cannot share the state of a sequence.
-        let other = if spec.delta.is_some() { sizes(1, 1) } else { sizes(1, 2) };
+        let other = if spec.recurrence.is_some() { sizes(1, 1) } else { sizes(1, 2) };
         assert_eq!(write(sizes(2, 1)), write(other), "{:?}", spec.arch);
     }
 }
@@ -115,7 +115,7 @@ fn ranks_of_any_mesh_generate_the_same_text_and_free_the_cache() {
 #[test]
 fn what_is_kept_of_the_last_text_changes_no_bit() {
     let sampling = Sampling { temperature: 1.0, ..GREEDY };
-    for spec in [llama(), qwen35()] {
+    for spec in [llama(), qwen35(), lfm2()] {
         let spec = Spec { max_len: 90, ..spec };
         let options =
             GeneratorOptions { spec, strategy: ddp(DType::F32), cuts: Cuts::ALL, size: SamplerSize::of_one(80, 5) };

@@ -10,8 +10,8 @@ use flatshard::device::cpu::CpuDevice;
 use flatshard::device::ops::DeltaShape;
 use flatshard::engine::PlannedRank;
 use flatshard::nn::{
-    Activation, Arch, Checkpointing, Decoder, DeltaNet, Groups, Minimized, Pass, ROOT, Rotary, Spec, Tuning, Workspace,
-    WorkspaceOptions,
+    Activation, Arch, Checkpointing, Decoder, DeltaForm, DeltaNet, Groups, Minimized, Pass, ROOT, Recurrence, Rotary,
+    Spec, Tuning, Workspace, WorkspaceOptions,
 };
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ fn gemma3() -> Spec {
 /// A gated delta net, then attention with an output gate and a part of each head rotated. The epsilon is large for the
 /// finite differences: where a document starts, the net's outputs are small.
 fn qwen35() -> Spec {
-    let shape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 5, value_dim: 6 };
+    let shape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 5, value_dim: 6, doubled: false };
     Spec {
         arch: Arch::Qwen35,
         norm_eps: 1e-2,
@@ -97,14 +97,24 @@ fn qwen35() -> Spec {
         norm_from_one: true,
         output_gate: true,
         rotary_dim: Some(6),
-        delta: Some(DeltaNet { shape, taps: 4, fused: false }),
+        recurrence: Some(Recurrence::Delta(DeltaNet { shape, taps: 4, form: DeltaForm::Joined })),
+        recurrent: vec![true, false],
+        ..llama()
+    }
+}
+/// A gated short convolution, then attention.
+fn lfm2() -> Spec {
+    Spec {
+        arch: Arch::Lfm2,
+        qk_norm: true,
+        recurrence: Some(Recurrence::Conv { channels: llama().dim, taps: 3 }),
         recurrent: vec![true, false],
         ..llama()
     }
 }
 /// One of each.
-fn families() -> [Spec; 7] {
-    [llama(), gpt(), qwen2(), qwen3(), gemma2(), gemma3(), qwen35()]
+fn families() -> [Spec; 8] {
+    [llama(), gpt(), qwen2(), qwen3(), gemma2(), gemma3(), qwen35(), lfm2()]
 }
 
 fn options(checkpoint: Checkpointing) -> WorkspaceOptions {

@@ -16,8 +16,8 @@ use flatshard::device::gpu::sim::Sim;
 use flatshard::device::ops::{DeltaShape, RotaryPairs};
 use flatshard::engine::PlannedRank;
 use flatshard::nn::{
-    Activation, Arch, Checkpointing, Cuts, Decoder, DeltaNet, Experts, Groups, Init, Lora, Minimized, QueryGrowth,
-    Rotary, Segment, Slice, Spec, Split, Tp, Tuning, WorkspaceOptions,
+    Activation, Arch, Checkpointing, Cuts, Decoder, DeltaForm, DeltaNet, Experts, Groups, Init, Lora, Minimized,
+    QueryGrowth, Recurrence, Rotary, Segment, Slice, Spec, Split, Tp, Tuning, WorkspaceOptions,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -120,7 +120,7 @@ fn others() -> Spec {
 
 /// A gated delta net with fused matrices, then attention with an output gate.
 fn qwen3_next() -> Spec {
-    let shape = DeltaShape { key_heads: 4, value_heads: 8, key_dim: 5, value_dim: 6 };
+    let shape = DeltaShape { key_heads: 4, value_heads: 8, key_dim: 5, value_dim: 6, doubled: false };
     Spec {
         arch: Arch::Qwen3Next,
         norm_eps: 1e-2,
@@ -128,15 +128,34 @@ fn qwen3_next() -> Spec {
         norm_from_one: true,
         output_gate: true,
         rotary_dim: Some(4),
-        delta: Some(DeltaNet { shape, taps: 4, fused: true }),
+        recurrence: Some(Recurrence::Delta(DeltaNet { shape, taps: 4, form: DeltaForm::Fused })),
         recurrent: vec![true, false],
         ..llama()
     }
 }
-/// The same with a matrix for each part.
+/// The same with matrices of other forms.
+fn formed(arch: Arch, form: DeltaForm) -> Spec {
+    let other = |mixer| match mixer {
+        Recurrence::Delta(net) => Recurrence::Delta(DeltaNet { form, ..net }),
+        other => other,
+    };
+    let recurrence = qwen3_next().recurrence.map(other);
+    Spec { arch, recurrence, ..qwen3_next() }
+}
 fn qwen35() -> Spec {
-    let delta = qwen3_next().delta.map(|net| DeltaNet { fused: false, ..net });
-    Spec { arch: Arch::Qwen35, delta, ..qwen3_next() }
+    formed(Arch::Qwen35, DeltaForm::Joined)
+}
+fn olmo_hybrid() -> Spec {
+    formed(Arch::OlmoHybrid, DeltaForm::Apart)
+}
+/// A gated short convolution, whose channels do not divide evenly by 4, then attention.
+fn lfm2() -> Spec {
+    Spec {
+        arch: Arch::Lfm2,
+        recurrence: Some(Recurrence::Conv { channels: llama().dim, taps: 3 }),
+        recurrent: vec![true, false],
+        ..llama()
+    }
 }
 
 /// Two experts more than a token uses, a shared one, and a dense block; no width divides by 2 or 4.
@@ -330,7 +349,19 @@ const TIGHT: f64 = 3e-6;
 #[test]
 fn every_gradient_equals_that_of_one_rank() {
     let growing = Spec { query_growth: Some(QueryGrowth { beta: 0.5, original: 3 }), ..llama() };
-    for spec in [growing, qwen2(), qwen3(), gemma3(), phi3(), cohere2(), others(), qwen3_next(), qwen35()] {
+    for spec in [
+        growing,
+        qwen2(),
+        qwen3(),
+        gemma3(),
+        phi3(),
+        cohere2(),
+        others(),
+        qwen3_next(),
+        qwen35(),
+        olmo_hybrid(),
+        lfm2(),
+    ] {
         let run = Run::alone(spec);
         let alone = made(&run);
         for (tp, sequence) in [(2, false), (2, true), (4, false), (4, true)] {
@@ -392,7 +423,7 @@ fn several_logit_chunks_and_long_documents() {
 
 #[test]
 fn recomputed_blocks_give_the_same_result() {
-    for spec in [llama(), gemma3(), cohere2(), qwen35()] {
+    for spec in [llama(), gemma3(), cohere2(), qwen35(), lfm2()] {
         let run = Run::alone(spec);
         let alone = made(&run);
         for checkpoint in [Checkpointing::Full, Checkpointing::Selective] {
@@ -407,7 +438,7 @@ fn recomputed_blocks_give_the_same_result() {
 #[test]
 fn adapters_are_split_with_their_matrices() {
     // Fused matrices have one adapter.
-    let net = [(qwen3_next(), 0.3, 6 + 7), (qwen35(), 0.3, 8 + 7)];
+    let net = [(qwen3_next(), 0.3, 6 + 7), (qwen35(), 0.3, 8 + 7), (lfm2(), 0.3, 5 + 7)];
     let specs = [(qwen2(), 0.3, 14), (gemma3(), 0.0, 14), (llama(), 0.3, 14), (phi3(), 0.3, 8)];
     for (spec, dropout, matrices) in specs.into_iter().chain(net) {
         let lora = Some(Lora { rank: 3, alpha: 5.0, dropout, targets: vec!["all-linear".into()] });
@@ -555,6 +586,8 @@ fn indivisible_sizes_are_refused_with_the_equation() {
     let sp = Split { sp: Slice { index: 0, of: 2 }, ..Split::NONE };
     let ring = Decoder::split(qwen35(), &Tuning::default(), &sp).err().expect("refused").to_string();
     assert!(ring.contains("ring-attn-size 2: the gated delta nets of qwen3_5"), "{ring}");
+    let ring = Decoder::split(lfm2(), &Tuning::default(), &sp).err().expect("refused").to_string();
+    assert!(ring.contains("ring-attn-size 2: the short convolutions of lfm2"), "{ring}");
     let heads = Spec { heads: 8, kv_heads: 8, ..qwen35() };
     assert!(all(heads, 8).contains("linear_num_key_heads 4 is not divisible by tp-size 8"));
     assert!(all(phi3(), 8).contains("num_kv_heads 4 is not divisible by tp-size 8: queries, keys and values of phi3"));

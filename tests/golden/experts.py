@@ -67,21 +67,28 @@ CASES = {
                        shared_expert_intermediate_size=10, mlp_only_layers=[1]),
     "qwen3_5_moe_text": dict(**DELTA, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=14,
                              shared_expert_intermediate_size=10),
+    "lfm2_moe": dict(num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], num_dense_layers=1, num_experts=5, num_experts_per_tok=2,
+                     moe_intermediate_size=14, tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=100.0)),
+    "exaone_moe": dict(head_dim=10, num_hidden_layers=4, sliding_window=4, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=14,
+                       rope_parameters=dict(rope_type="default", rope_theta=100.0)),
+    "mellum": dict(head_dim=10, num_hidden_layers=3, sliding_window=4, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                   mlp_layer_types=["dense", "sparse", "sparse"], num_experts=6, num_experts_per_tok=3, moe_intermediate_size=14,
+                   rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=50.0), sliding_attention=dict(rope_type="default", rope_theta=20.0))),
 }
 # Chosen by scores: transformers has no load-balancing loss of them.
-SCORED = {"ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1"}
+SCORED = {"exaone_moe", "lfm2_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1"}
 
 
 def biases(model):
     """The biases of the choice of experts."""
     own = [*model.named_buffers(), *model.named_parameters()]
-    return {n: b.data for n, b in own if n.endswith("e_score_correction_bias")}
+    return {n: b.data for n, b in own if n.endswith(("e_score_correction_bias", "expert_bias"))}
 
 
 def per_expert(model_type, tensors):
     """The tensors as in files: transformers 5 holds those of all experts together."""
     mixtral, result = model_type in ("mixtral", "minimax_m2"), {}
-    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    gate, up, down = ("w1", "w3", "w2") if mixtral or model_type == "lfm2_moe" else ("gate_proj", "up_proj", "down_proj")
     for name, tensor in tensors.items():
         if mixtral:
             name = name.replace(".mlp.", ".block_sparse_moe.")
@@ -97,6 +104,7 @@ def per_expert(model_type, tensors):
             if name.endswith("output_linear.weight") and tensor.dim() == 3:
                 result |= {f"{name}[{e}]": down.contiguous() for e, down in enumerate(tensor)}
                 continue
+        name = name.replace(".gate.e_score", ".e_score") if model_type == "exaone_moe" else name
         name = name.replace(".gate.moe_statics.", ".moe_statics.") if model_type == "ernie4_5_moe" else name
         if match := re.fullmatch(r"(.*\.experts)\.(gate_up_proj|down_proj)", name):
             for e, of_expert in enumerate(tensor):

@@ -121,7 +121,7 @@ impl Defaults {
             Arch::Qwen3Moe => Defaults { kv_heads: Some(4), window: WindowKeys::Unclear, ..BIASED },
             Arch::Olmoe | Arch::Olmo2 => OLMO,
             Arch::Olmo3 => Defaults { theta: 500_000.0, window: WindowKeys::Given(Some(4096)), ..OLMO },
-            Arch::Gemma2 => GEMMA,
+            Arch::Gemma2 | Arch::VaultGemma => GEMMA,
             Arch::Gemma3 => Defaults { theta: 1_000_000.0, ..GEMMA },
             Arch::SmolLm3 => Defaults {
                 kv_heads: Some(4),
@@ -141,7 +141,7 @@ impl Defaults {
                 ..PLAIN
             },
             Arch::HunyuanDense => Defaults { eps: ("rms_norm_eps", 1e-5), ..BIASED },
-            Arch::Exaone4 => Defaults {
+            Arch::Exaone4 | Arch::ExaoneMoe => Defaults {
                 kv_heads: Some(32),
                 eps: ("rms_norm_eps", 1e-5),
                 window: WindowKeys::Given(Some(4096)),
@@ -261,6 +261,17 @@ impl Defaults {
             Arch::Qwen3VlMoe => Defaults { kv_heads: Some(16), theta: 500_000.0, tied: true, ..BIASED },
             Arch::Qwen3Next | Arch::Qwen35Moe => QWEN_NEXT,
             Arch::Qwen35 => Defaults { kv_heads: Some(4), ..QWEN_NEXT },
+            Arch::Mellum => Defaults {
+                kv_heads: Some(4),
+                head_dim: Some(128),
+                theta: 500_000.0,
+                window: WindowKeys::Given(Some(1024)),
+                ..BIASED
+            },
+            Arch::OlmoHybrid => BIASED,
+            Arch::Lfm2 | Arch::Lfm2Moe => {
+                Defaults { kv_heads: Some(8), eps: ("norm_eps", 1e-5), tied: true, theta: 1_000_000.0, ..PLAIN }
+            }
             Arch::Arcee => Defaults {
                 eps: ("rms_norm_eps", 1e-5),
                 activation: Activation::ReluSquared,

@@ -5,10 +5,12 @@ use crate::base::{Error, Result, quote};
 use serde_json::{Map, Value, json};
 
 /// A model type's name for a key, and ours.
-const NAMES: [(&str, &str, &str); 7] = [
+const NAMES: [(&str, &str, &str); 9] = [
     ("ernie4_5_moe", "moe_k", "num_experts_per_tok"),
     ("ernie4_5_moe", "moe_num_experts", "num_experts"),
     ("ernie4_5_moe", "moe_num_shared_experts", "n_shared_experts"),
+    ("exaone_moe", "num_experts", "n_routed_experts"),
+    ("exaone_moe", "num_shared_experts", "n_shared_experts"),
     ("granitemoehybrid", "layers_block_type", "layer_types"),
     ("hunyuan_v1_moe", "moe_topk", "num_experts_per_tok"),
     ("internlm3", "bias", "mlp_bias"),

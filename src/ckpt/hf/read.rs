@@ -1,15 +1,18 @@
 //! From `config.json`, as written by transformers 4 or 5, to a [`Spec`]. Absent keys take the defaults of the family's
 //! transformers class. Never reads a file.
 use super::defaults::{Defaults, WindowKeys};
+use super::experts;
 use super::granite;
 use super::keys::ConfigKeys;
 use super::kin;
+use super::lfm2;
+use super::lists::listed;
 use super::rotary::{query_growth, rotaries};
 use super::scored;
 use super::tower;
 use crate::base::{Error, Result, quote};
-use crate::device::ops::{DeltaShape, GluClamp};
-use crate::nn::{Activation, Arch, DeltaNet, Experts, Spec};
+use crate::device::ops::DeltaShape;
+use crate::nn::{Activation, Arch, DeltaForm, DeltaNet, Recurrence, Spec};
 use serde_json::{Map, Value, json};
 
 /// The model, and the keys of the file that transformers' class for it does not have.
@@ -114,6 +117,7 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
     let ff = match arch {
         // All of its layers have experts.
         Arch::Qwen35Moe => keys.size("intermediate_size", "ff_hidden_dim")?.unwrap_or(512),
+        Arch::Lfm2 => lfm2::width(keys)?,
         _ => size("intermediate_size", "ff_hidden_dim")?,
     };
     let spec = Spec {
@@ -142,7 +146,7 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
         qkv_bias: of.always_biased || flag(of.qkv_bias)?,
         out_bias: flag(of.out_bias)?,
         mlp_bias: flag(of.mlp_bias)?,
-        experts: experts(keys, arch, layers, ff)?,
+        experts: experts::read(keys, arch, layers, ff)?,
         ..Spec::default()
     };
     special(keys, spec)
@@ -160,6 +164,11 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
     };
     Ok(match spec.arch {
         Arch::Qwen3 | Arch::Qwen3Moe | Arch::Qwen3VlMoe => Spec { qk_norm: true, ..spec },
+        Arch::Mellum => {
+            // Of a layer that predicts later tokens, which transformers does not load.
+            keys.known(["mtp_layer_types", "mtp_mlp_layer_types", "num_mtp_layers"]);
+            Spec { qk_norm: true, ..spec }
+        }
         Arch::Gemma => Spec { norm_from_one: true, scaled_embedding: true, ..spec },
         Arch::Cohere => {
             keys.only("use_qk_norm", &[json!(false)])?;
@@ -184,16 +193,39 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         Arch::Qwen3Next | Arch::Qwen35 | Arch::Qwen35Moe => {
             keys.only("attention_bias", &[json!(false)])?;
             let recurrent = recurrent_layers(keys, spec.layers)?;
-            let delta = Some(delta_net(keys, spec.arch == Arch::Qwen3Next)?);
-            Spec { qk_norm: true, norm_from_one: true, output_gate: true, delta, recurrent, ..spec }
+            let recurrence = Some(Recurrence::Delta(delta_net(keys, &spec)?));
+            Spec { qk_norm: true, norm_from_one: true, output_gate: true, recurrence, recurrent, ..spec }
         }
+        Arch::OlmoHybrid => {
+            // How the rule's parameters are initialized.
+            keys.known([
+                "linear_a_log_max",
+                "linear_a_log_min",
+                "linear_dt_init_floor",
+                "linear_dt_max",
+                "linear_dt_min",
+            ]);
+            let mut recurrent = recurrent_layers(keys, spec.layers)?;
+            if let (false, Some(last)) = (recurrent.contains(&false), recurrent.last_mut()) {
+                *last = false; // one layer has attention
+            }
+            let recurrence = Some(Recurrence::Delta(delta_net(keys, &spec)?));
+            // Published files say null.
+            let is_rotated =
+                keys.object("rope_parameters")?.is_none_or(|rope| rope.get("rope_theta") != Some(&Value::Null));
+            let rotated = if is_rotated { Vec::new() } else { vec![false; spec.layers] };
+            let spec = Spec { row_norm: true, pre_norms: false, post_norms: true, rotated, ..spec };
+            Spec { recurrence, recurrent, ..spec }
+        }
+        Arch::Lfm2 | Arch::Lfm2Moe => lfm2::special(keys, spec)?,
         Arch::Olmoe => {
             keys.only("clip_qkv", &[])?;
             Spec { row_norm: true, ..spec }
         }
-        Arch::Gemma2 => Spec {
+        Arch::Gemma2 | Arch::VaultGemma => Spec {
             score_cap: cap("attn_logit_softcapping", 50.0)?,
             logit_cap: cap("final_logit_softcapping", 30.0)?,
+            post_norms: spec.arch == Arch::Gemma2,
             ..gemma(spec)?
         },
         Arch::Gemma3 => {
@@ -208,13 +240,14 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         Arch::GraniteHybrid => granite::hybrid(keys, spec)?,
         Arch::HyperClovaX => granite::hyperclovax(keys, spec)?,
         Arch::HunyuanDense | Arch::HunyuanMoe => Spec { qk_norm: true, norm_after_rope: true, ..spec },
-        Arch::Exaone4 => {
+        Arch::Exaone4 | Arch::ExaoneMoe => {
             // Without a window anywhere in the file, all layers have rotary positions.
             let rotated = match keys.or("sliding_window", 4096, |keys, key| keys.size(key, "max_len"))? {
                 None => Vec::new(),
                 Some(_) => windows(),
             };
-            Spec { qk_norm: true, pre_norms: false, post_norms: true, rotated, ..spec }
+            let after = spec.arch == Arch::Exaone4;
+            Spec { qk_norm: true, pre_norms: !after, post_norms: after, rotated, ..spec }
         }
         Arch::Phi3 => Spec { fused_qkv: true, fused_gate_up: true, ..spec },
         Arch::Glm => Spec { fused_gate_up: true, ..spec },
@@ -252,15 +285,26 @@ fn rotated_layers(keys: &ConfigKeys, layers: usize) -> Result<Vec<bool>> {
 }
 
 /// The gated delta nets of a file; without layers that have them, their sizes are read all the same.
-fn delta_net(keys: &ConfigKeys, fused: bool) -> Result<DeltaNet> {
+fn delta_net(keys: &ConfigKeys, spec: &Spec) -> Result<DeltaNet> {
     let size = |key: &str, default: usize| Ok::<_, Error>(keys.size(key, "num_heads")?.unwrap_or(default));
+    let is_olmo = spec.arch == Arch::OlmoHybrid;
+    let [keys_of, values_of] = if is_olmo { [spec.heads; 2] } else { [16, 32] };
+    let key_heads = size("linear_num_key_heads", keys_of)?;
+    let width = if is_olmo { (0.75 * spec.dim as f64 / key_heads.max(1) as f64) as usize } else { 128 };
+    let key_dim = size("linear_key_head_dim", width)?;
     let shape = DeltaShape {
-        key_heads: size("linear_num_key_heads", 16)?,
-        value_heads: size("linear_num_value_heads", 32)?,
-        key_dim: size("linear_key_head_dim", 128)?,
-        value_dim: size("linear_value_head_dim", 128)?,
+        key_heads,
+        value_heads: size("linear_num_value_heads", values_of)?,
+        key_dim,
+        value_dim: size("linear_value_head_dim", if is_olmo { 2 * key_dim } else { 128 })?,
+        doubled: is_olmo && keys.flag("linear_allow_neg_eigval")?.unwrap_or(true),
     };
-    Ok(DeltaNet { shape, taps: size("linear_conv_kernel_dim", 4)?, fused })
+    let form = match spec.arch {
+        Arch::OlmoHybrid => DeltaForm::Apart,
+        Arch::Qwen3Next => DeltaForm::Fused,
+        _ => DeltaForm::Joined,
+    };
+    Ok(DeltaNet { shape, taps: size("linear_conv_kernel_dim", 4)?, form })
 }
 
 /// Whether each layer has a gated delta net: as the file lists them, or all but every nth.
@@ -270,103 +314,6 @@ fn recurrent_layers(keys: &ConfigKeys, layers: usize) -> Result<Vec<bool>> {
         Some(types) => types,
         None => (0..layers).map(|i| (i + 1) % every != 0).collect(),
     })
-}
-
-/// The experts of the families that have them.
-fn experts(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<Option<Experts>> {
-    if let Some(of) = scored::ScoredExperts::of(arch) {
-        return of.experts(keys, layers).map(Some);
-    }
-    if let Some(experts) = scored::biased(keys, arch, layers, ff)? {
-        return Ok(Some(experts));
-    }
-    let qwen = matches!(arch, Arch::Qwen2Moe | Arch::Qwen3Moe | Arch::Qwen3VlMoe | Arch::Qwen3Next);
-    let shared = |default: usize| width(keys, "shared_intermediate_size", default);
-    let next = matches!(arch, Arch::Qwen3Next | Arch::Qwen35Moe);
-    // Both names of the number of experts are in use, whatever the family.
-    let (count, top_k) = match arch {
-        Arch::Mixtral => (8, 2),
-        Arch::Qwen2Moe => (60, 4),
-        Arch::Qwen3Moe => (128, 8),
-        Arch::Olmoe => (64, 8),
-        Arch::GptOss => (128, 4),
-        Arch::Qwen3VlMoe => (60, 4),
-        Arch::GraniteMoe | Arch::GraniteMoeShared => (8, 2),
-        Arch::HunyuanMoe => (1, 1),
-        Arch::GraniteHybrid => return granite::no_experts(keys).map(|()| None),
-        Arch::Qwen3Next => (512, 10),
-        Arch::Qwen35Moe => (256, 8),
-        _ => return Ok(None),
-    };
-    let size = |key: &str| keys.size(key, "num_experts");
-    let given = match (size("num_experts")?, size("num_local_experts")?) {
-        (Some(a), Some(b)) if a != b => {
-            return Err(Error::input(format!("num_experts is {a} and num_local_experts is {b}: remove one")));
-        }
-        (a, b) => a.or(b),
-    };
-    keys.only("router_jitter_noise", &[json!(0), json!(0.0)])?;
-    let dense = if qwen { dense_layers(keys, layers)? } else { Vec::new() };
-    let aux_coef = keys.number("router_aux_loss_coef")?.unwrap_or(if arch == Arch::Olmoe { 0.01 } else { 0.001 });
-    if !(aux_coef.is_finite() && aux_coef >= 0.0) {
-        return Err(Error::input(format!("router_aux_loss_coef is {aux_coef}; it must be 0 or more")));
-    }
-    Ok(Some(Experts {
-        count: given.unwrap_or(count),
-        top_k: size("num_experts_per_tok")?.unwrap_or(top_k),
-        ff: match arch {
-            Arch::Qwen2Moe | Arch::Qwen3VlMoe => width(keys, "moe_intermediate_size", 1408)?,
-            Arch::Qwen3Moe => width(keys, "moe_intermediate_size", 768)?,
-            _ if next => width(keys, "moe_intermediate_size", 512)?,
-            _ => ff,
-        },
-        shared_ff: match arch {
-            Arch::Qwen2Moe => width(keys, "shared_expert_intermediate_size", 5632)?,
-            _ if next => width(keys, "shared_expert_intermediate_size", 512)?,
-            Arch::GraniteMoeShared => shared(0)?,
-            Arch::HunyuanMoe => ff,
-            _ => 0,
-        },
-        normalize: match arch {
-            Arch::Qwen2Moe | Arch::Qwen3Moe | Arch::Olmoe => keys.flag("norm_topk_prob")?.unwrap_or(false),
-            Arch::Qwen3Next => keys.flag("norm_topk_prob")?.unwrap_or(true),
-            Arch::Qwen35Moe => true,
-            _ => {
-                keys.known(["norm_topk_prob"]);
-                true
-            }
-        },
-        dense,
-        aux_coef,
-        aux_loss: keys.flag("output_router_logits")?.unwrap_or(false),
-        clamp: match arch {
-            Arch::GptOss => Some(GluClamp {
-                alpha: keys.positive("swiglu_alpha")?.unwrap_or(1.702) as f32,
-                limit: keys.positive("swiglu_limit")?.unwrap_or(7.0) as f32,
-            }),
-            _ => None,
-        },
-        rule: None,
-    }))
-}
-
-fn width(keys: &ConfigKeys, key: &str, default: usize) -> Result<usize> {
-    Ok(keys.size(key, "ff_hidden_dim")?.unwrap_or(default))
-}
-
-/// Layers without experts: those of `mlp_only_layers`, and all but every `decoder_sparse_step`th.
-fn dense_layers(keys: &ConfigKeys, layers: usize) -> Result<Vec<usize>> {
-    let step = keys.whole("decoder_sparse_step")?.unwrap_or(1).max(1);
-    let index = |value: &Value| value.as_u64().and_then(|i| usize::try_from(i).ok()).filter(|&i| i < layers);
-    let only = match keys.present("mlp_only_layers") {
-        None => Vec::new(),
-        Some(list) => {
-            list.as_array().and_then(|list| list.iter().map(index).collect::<Option<Vec<_>>>()).ok_or_else(|| {
-                Error::input(format!("mlp_only_layers is {}; it must be a list of layers below {layers}", quote(list)))
-            })?
-        }
-    };
-    Ok((0..layers).filter(|i| only.contains(i) || (i + 1) % step != 0).collect())
 }
 
 /// The window size, and which layers use it; (0, none) without a window.
@@ -401,15 +348,15 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
     };
     // Unless the file lists them: all but every nth layer, or those from the nth on.
     let every = match arch {
-        Arch::Gemma2 | Arch::GptOss => 2,
+        Arch::Gemma2 | Arch::VaultGemma | Arch::GptOss => 2,
         Arch::Gemma3 => keys.whole("sliding_window_pattern")?.unwrap_or(6).max(1),
         Arch::Olmo3 => 4,
         Arch::Cohere2 => keys.whole("sliding_window_pattern")?.unwrap_or(4).max(1),
         // A file with a pattern such as "LLLG" lists the layers too.
-        Arch::Exaone4 if keys.present("layer_types").is_none() && window.is_some() => {
+        Arch::Exaone4 | Arch::ExaoneMoe if keys.present("layer_types").is_none() && window.is_some() => {
             keys.whole("sliding_window_pattern")?.unwrap_or(4).max(1)
         }
-        Arch::Exaone4 => {
+        Arch::Exaone4 | Arch::ExaoneMoe => {
             keys.get("sliding_window_pattern");
             0
         }
@@ -420,7 +367,8 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
         Arch::Dots1 => keys.whole("max_window_layers")?.unwrap_or(62),
         _ => 0,
     };
-    if matches!(arch, Arch::Qwen3Next | Arch::Qwen35 | Arch::Qwen35Moe) {
+    if matches!(arch, Arch::Qwen3Next | Arch::Qwen35 | Arch::Qwen35Moe | Arch::OlmoHybrid | Arch::Lfm2 | Arch::Lfm2Moe)
+    {
         return Ok((0, Vec::new()));
     }
     let windowed = match layer_types(keys, layers)? {
@@ -434,6 +382,7 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
         }
         Some(types) => types,
         None if every > 0 => (0..layers).map(|i| (i + 1) % every != 0).collect(),
+        None if arch == Arch::Mellum => vec![false; layers],
         None if arch == Arch::Cwm => (0..layers).map(|i| i % 4 != 0).collect(),
         // Those without rotary positions.
         None if arch == Arch::SmolLm3 => rotated_layers(keys, layers)?.iter().map(|rotated| !rotated).collect(),
@@ -448,24 +397,6 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
 /// Whether each layer uses the window, if the file lists layers one by one.
 fn layer_types(keys: &ConfigKeys, layers: usize) -> Result<Option<Vec<bool>>> {
     listed(keys, layers, ["full_attention", "sliding_attention"])
-}
-
-/// Whether each layer is of the second of two types, if the file lists layers one by one.
-fn listed(keys: &ConfigKeys, layers: usize, [first, second]: [&str; 2]) -> Result<Option<Vec<bool>>> {
-    let Some(types) = keys.present("layer_types") else { return Ok(None) };
-    let kind = |value: &Value| match value.as_str() {
-        Some(name) if name == second => Ok(true),
-        Some(name) if name == first => Ok(false),
-        _ => Err(Error::input(format!(
-            "layer_types has {}, which is not supported; use {first} or {second}",
-            quote(value)
-        ))),
-    };
-    let Some(values) = types.as_array().filter(|values| values.len() == layers) else {
-        let found = types.as_array().map_or(quote(types).to_string(), |values| format!("a list of {}", values.len()));
-        return Err(Error::input(format!("layer_types is {found}; it must list the type of each of {layers} layers")));
-    };
-    values.iter().map(kind).collect::<Result<_>>().map(Some)
 }
 
 fn gpt2(keys: &ConfigKeys) -> Result<Spec> {

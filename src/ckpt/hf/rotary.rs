@@ -10,10 +10,11 @@ use serde_json::{Value, json};
 /// rotated.
 pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<(Rotary, Option<Rotary>, f64)> {
     let of = Defaults::of(arch);
-    let two = matches!(arch, Arch::Gemma3 | Arch::Olmo3);
+    let two = matches!(arch, Arch::Gemma3 | Arch::Olmo3 | Arch::Mellum);
     let theta = keys.positive("rope_theta")?.unwrap_or(of.theta);
     let local = match arch {
         Arch::Gemma3 => keys.positive("rope_local_base_freq")?.unwrap_or(10_000.0),
+        Arch::Mellum => 10_000.0,
         _ => theta,
     };
     let part = match of.part {

@@ -1,7 +1,8 @@
 //! The keys of latent attention, and of experts that are chosen by scores: DeepSeek V2 and V3 and their descendants.
 //! Never reads other keys.
 use super::keys::{ConfigKeys, decimal, object};
-use crate::base::{Error, Result, quote};
+use super::lists::{listed_dense, types};
+use crate::base::{Error, Result};
 use crate::device::ops::{RotaryPairs, RouteRule};
 use crate::nn::{Arch, Experts, Latent, Scaling, Spec};
 use serde_json::{Map, Value, json};
@@ -105,6 +106,7 @@ impl ScoredExperts {
             }),
             Arch::Glm4MoeLite => plain(ScoredExperts { count: 64, top_k: 4, ff: 1536, dense: 1, scale: 1.8, ..v3 }),
             Arch::Glm4Moe => plain(ScoredExperts { count: 128, ff: 1408, dense: 1, scale: 1.0, ..v3 }),
+            Arch::ExaoneMoe => plain(ScoredExperts { count: 64, ff: 1024, dense: 1, ..v3 }),
             Arch::SolarOpen => plain(ScoredExperts { count: 128, ff: 1280, dense: 0, scale: 1.0, ..v3 }),
             Arch::Dots1 => plain(ScoredExperts {
                 count: 0,
@@ -171,24 +173,16 @@ impl ScoredExperts {
             keys.known(["first_k_dense_replace"]);
             return Ok(Vec::new());
         }
-        if self.arch != Arch::Glm4MoeLite {
-            let dense = keys.whole("first_k_dense_replace")?.unwrap_or(self.dense);
-            return Ok((0..dense.min(layers)).collect());
-        }
-        let Some(list) = keys.present("mlp_layer_types") else { return Ok((0..self.dense.min(layers)).collect()) };
-        let is_dense = |value: &Value| match value.as_str() {
-            Some("dense") => Some(true),
-            Some("sparse") => Some(false),
+        // The list takes precedence; a family has one or both.
+        let listed = match self.arch {
+            Arch::Glm4MoeLite | Arch::ExaoneMoe => listed_dense(keys, layers)?,
             _ => None,
         };
-        let kinds = list.as_array().and_then(|list| list.iter().map(is_dense).collect::<Option<Vec<bool>>>());
-        match kinds.filter(|kinds| kinds.len() == layers) {
-            Some(kinds) => Ok((0..layers).filter(|&i| kinds[i]).collect()),
-            None => Err(Error::input(format!(
-                "mlp_layer_types is {}; it must list dense or sparse for each of {layers} layers",
-                quote(list)
-            ))),
-        }
+        let first = match self.arch {
+            Arch::Glm4MoeLite => None,
+            _ => keys.whole("first_k_dense_replace")?,
+        };
+        Ok(listed.unwrap_or_else(|| (0..first.unwrap_or(self.dense).min(layers)).collect()))
     }
 }
 
@@ -259,10 +253,7 @@ pub fn experts_json(spec: &Spec) -> Option<Value> {
         "routed_scaling_factor": decimal(rule.scale),
     });
     match spec.arch {
-        Arch::Glm4MoeLite => {
-            let kinds = (0..spec.layers).map(|i| if spec.experts_of(i).is_some() { "sparse" } else { "dense" });
-            map["mlp_layer_types"] = kinds.collect();
-        }
+        Arch::Glm4MoeLite | Arch::ExaoneMoe => map["mlp_layer_types"] = types(&e.dense, spec.layers),
         Arch::SolarOpen => {}
         _ => map["first_k_dense_replace"] = json!(e.dense.len()),
     }

@@ -25,17 +25,22 @@ const LLAVA: [(&str, &str); 6] = [
 ];
 const QWENS: [(&str, &str); 3] = [("qwen2", "qwen2"), ("qwen3", "qwen3"), ("llama", "llama")];
 
-const CLASSES: [TowerClass; 22] = [
+const CLASSES: [TowerClass; 28] = [
+    TowerClass { model_type: "exaone4_5", texts: &[("exaone4", "exaone4")] },
     TowerClass { model_type: "gemma3", texts: &[("gemma3_text", "gemma3_text")] },
+    TowerClass { model_type: "glm46v", texts: &[("glm4v_text", "glm4")] },
     TowerClass { model_type: "glm4v", texts: &[("glm4v_text", "glm4")] },
+    TowerClass { model_type: "glm4v_moe", texts: &[("glm4v_moe_text", "glm4_moe")] },
     TowerClass { model_type: "glm_ocr", texts: &[("glm_ocr_text", "glm4")] },
     TowerClass { model_type: "got_ocr2", texts: &[("qwen2", "qwen2")] },
     TowerClass { model_type: "idefics2", texts: &[("mistral", "mistral"), ("llama", "llama")] },
     TowerClass { model_type: "idefics3", texts: &[("llama", "llama")] },
     TowerClass { model_type: "internvl", texts: &QWENS },
+    TowerClass { model_type: "lfm2_vl", texts: &[("lfm2", "lfm2")] },
     TowerClass { model_type: "lighton_ocr", texts: &[("qwen3", "qwen3")] },
     TowerClass { model_type: "llava", texts: &LLAVA },
     TowerClass { model_type: "llava_next", texts: &LLAVA },
+    TowerClass { model_type: "llava_next_video", texts: &LLAVA },
     TowerClass { model_type: "llava_onevision", texts: &QWENS },
     TowerClass { model_type: "mistral3", texts: &[("mistral", "mistral"), ("ministral3", "ministral3")] },
     TowerClass { model_type: "ovis2", texts: &[("qwen2", "qwen2")] },
@@ -47,11 +52,12 @@ const CLASSES: [TowerClass; 22] = [
     TowerClass { model_type: "qwen3_5_moe", texts: &[("qwen3_5_moe_text", "qwen3_5_moe_text")] },
     TowerClass { model_type: "qwen3_vl_moe", texts: &[("qwen3_vl_moe_text", "qwen3_vl_moe_text")] },
     TowerClass { model_type: "smolvlm", texts: &[("llama", "llama")] },
+    TowerClass { model_type: "video_llama_3", texts: &[("qwen2", "qwen2")] },
     TowerClass { model_type: "vipllava", texts: &[("llama", "llama")] },
 ];
 
 /// Keys of these classes that do not affect text.
-const VISUAL: [&str; 33] = [
+const VISUAL: [&str; 37] = [
     "adapter_layer_norm_eps",
     "alignment_intermediate_size",
     "boi_token_id",
@@ -69,10 +75,14 @@ const VISUAL: [&str; 33] = [
     "mm_tokens_per_image",
     "multimodal_projector_bias",
     "perceiver_config",
+    "projector_bias",
     "projector_hidden_act",
+    "projector_hidden_size",
     "projector_layernorm_eps",
+    "projector_use_layernorm",
     "scale_factor",
     "spatial_merge_size",
+    "video_token_index",
     "video_end_token_id",
     "video_start_token_id",
     "video_token_id",
@@ -103,7 +113,6 @@ pub fn missing(model_type: &str) -> Option<&'static str> {
         "gemma4" | "gemma4_text" => {
             "head sizes differ among layers, and layers may share keys and values, which is not supported yet"
         }
-        "lfm2" | "lfm2_moe" | "lfm2_vl" => "most of its layers are short convolutions, which are not supported yet",
         "llama4" | "llama4_text" => "attention in chunks is not supported yet",
         _ => return None,
     })
@@ -199,7 +208,7 @@ pub fn text(map: &Map<String, Value>) -> Result<Option<TextConfig>> {
         let inner = all.get("tie_word_embeddings") == Some(&json!(true)) && class.model_type.starts_with("qwen2");
         all.insert("tie_word_embeddings".into(), json!(outer || inner));
     }
-    if class.model_type.starts_with("glm") {
+    if class.model_type.starts_with("glm") && class.model_type != "glm4v_moe" {
         glm(&mut all, name);
     }
     if *name == "paddleocr_vl_text" {
@@ -293,6 +302,14 @@ pub fn defaults(model_type: &str) -> Map<String, Value> {
             json!({"rms_norm_eps": 1e-5, "num_key_value_heads": 2, "head_dim": 128, "tie_word_embeddings": true}),
         ),
         "glm4v_text" => with(sizes([151_552, 4096, 13_696, 40, 32, 32_768]), json!({"rms_norm_eps": 1e-5})),
+        "glm4v_moe_text" => with(
+            sizes([151_424, 4096, 10_944, 46, 96, 65_536]),
+            json!({"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "attention_bias": true, "n_routed_experts": 128}),
+        ),
+        "exaone4" => sizes([102_400, 4096, 16_384, 32, 32, 2048]),
+        "exaone_moe" => sizes([102_400, 4096, 16_384, 32, 32, 2048]),
+        "mellum" => sizes([98_304, 2304, 7168, 28, 32, 131_072]),
+        "vaultgemma" => sizes([256_000, 2304, 9216, 26, 8, 8192]),
         "glm_ocr_text" => {
             with(sizes([59_392, 1024, 4096, 16, 16, 131_072]), json!({"rms_norm_eps": 1e-5, "num_key_value_heads": 8}))
         }
@@ -300,6 +317,9 @@ pub fn defaults(model_type: &str) -> Map<String, Value> {
             sizes([151_936, 4096, 22_016, 32, 32, 128_000]),
             json!({"num_key_value_heads": 32, "head_dim": 128, "rope_theta": 5e5}),
         ),
+        "lfm2" => sizes([65_536, 2560, 12_288, 32, 32, 128_000]),
+        "lfm2_moe" => sizes([65_536, 2048, 7168, 32, 32, 128_000]),
+        "olmo_hybrid" => sizes([100_352, 3840, 11_008, 32, 30, 65_536]),
         "qwen3_next" => sizes([151_936, 2048, 5632, 48, 16, 32_768]),
         "qwen3_5_text" => sizes([248_320, 4096, 12_288, 32, 16, 32_768]),
         "qwen3_5_moe_text" => {

@@ -3,7 +3,7 @@ use super::attention::documents;
 use super::sequences::CpuSequences;
 use super::simd::sigmoid;
 use super::tile::Shared;
-use crate::ops::{MAX_TAPS, ShortConv, ShortConvBackward, SigmoidGate, SigmoidGateBackward};
+use crate::ops::{ConvKind, MAX_TAPS, ShortConv, ShortConvBackward, SigmoidGate, SigmoidGateBackward};
 use flatshard_base::{Elem, Result, dtype::Float};
 use std::ops::Range;
 
@@ -32,37 +32,95 @@ fn add_product<T: Float>(sums: &mut ChannelRow, w: &ChannelRow, x: &[T]) {
     }
 }
 
-/// A checked forward pass, for any division by channels.
-pub struct ConvForward<'a, T> {
-    pub channels: usize,
+/// The input's rows, of N channels or of three parts of that width: b, c and u.
+struct ConvRows<'a, T, const GATED: bool> {
+    x: &'a [T],
+    channels: usize,
+}
+
+impl<T: Float, const GATED: bool> ConvRows<'_, T, GATED> {
+    /// Channels of a part of a row.
+    #[inline(always)]
+    fn part(&self, row: usize, part: usize, (first, own): (usize, usize)) -> &[T] {
+        let parts = if GATED { ConvKind::Gated.parts() } else { 1 };
+        &self.x[(row * parts + part) * self.channels + first..][..own]
+    }
+    /// Adds what the filter of a tap multiplies in a row, times the filter. Products are rounded as a carried row is.
+    #[inline(always)]
+    fn add_product(&self, sums: &mut ChannelRow, w: &ChannelRow, row: usize, at: (usize, usize)) {
+        if !GATED {
+            return add_product(sums, w, self.part(row, 0, at));
+        }
+        let factors = self.part(row, 0, at).iter().zip(self.part(row, 2, at));
+        for ((sum, w), (b, u)) in sums.iter_mut().zip(w).zip(factors) {
+            *sum = w.mul_add(product(*b, *u).to_f32(), *sum);
+        }
+    }
+    /// Copies what filters multiply in a row.
+    #[inline(always)]
+    fn copy_to(&self, to: &mut [T], row: usize, at: (usize, usize)) {
+        if !GATED {
+            return to.copy_from_slice(self.part(row, 0, at));
+        }
+        for ((to, b), u) in to.iter_mut().zip(self.part(row, 0, at)).zip(self.part(row, 2, at)) {
+            *to = product(*b, *u);
+        }
+    }
+}
+
+#[inline(always)]
+fn product<T: Float>(b: T, u: T) -> T {
+    T::from_f32(b.to_f32() * u.to_f32())
+}
+
+/// A checked pass, for any division by channels.
+pub trait ByChannels: Sync {
+    fn channels(&self) -> usize;
+    /// Bytes of the input.
+    fn bytes(&self) -> usize;
+    /// # Safety
+    /// No other call at the same time has one of these channels.
+    unsafe fn run(&self, channels: Range<usize>);
+}
+
+/// A forward pass.
+pub struct ConvForward<'a, T, const GATED: bool> {
+    channels: usize,
     taps: usize,
     along: CpuSequences<'a, T>,
-    x: &'a [T],
+    x: ConvRows<'a, T, GATED>,
     w: &'a [T],
     y: Shared<'a, T>,
 }
 
-impl<'a, T: Float + Elem> ConvForward<'a, T> {
-    pub fn new(op: ShortConv<'a>) -> Result<ConvForward<'a, T>> {
+impl<'a, T: Float + Elem, const GATED: bool> ConvForward<'a, T, GATED> {
+    pub fn new(op: ShortConv<'a>) -> Result<ConvForward<'a, T, GATED>> {
         const OP: &str = ShortConv::OP;
         let (n, channels) = op.check()?;
         Ok(ConvForward {
             channels,
             taps: op.taps,
             along: CpuSequences::new(OP, op.along, n)?,
-            x: op.x.host(OP)?,
+            x: ConvRows { x: op.x.host(OP)?, channels },
             w: op.w.host(OP)?,
             y: Shared::new(op.y.host(OP)?),
         })
     }
-    /// # Safety
-    /// No other call at the same time has one of these channels.
+}
+
+impl<T: Float + Elem, const GATED: bool> ByChannels for ConvForward<'_, T, GATED> {
+    fn channels(&self) -> usize {
+        self.channels
+    }
+    fn bytes(&self) -> usize {
+        size_of_val(self.x.x)
+    }
     #[inline(always)]
-    pub unsafe fn run(&self, channels: Range<usize>) {
+    unsafe fn run(&self, channels: Range<usize>) {
         let (all, before) = (self.channels, self.taps - 1);
         for first in channels.clone().step_by(CHANNELS) {
             let own = CHANNELS.min(channels.end - first);
-            let w = filters(self.w, self.taps, first, own);
+            let (w, group) = (filters(self.w, self.taps, first, own), (first, own));
             for of in self.along.iter() {
                 let carry = |at: usize| {
                     let memory = self.along.memory().filter(|_| at < before)?;
@@ -76,13 +134,17 @@ impl<'a, T: Float + Elem> ConvForward<'a, T> {
                     for (w, at) in w[skipped..self.taps].iter().zip(i + skipped..) {
                         match carry(at) {
                             Some(x) => add_product(&mut sums, w, x),
-                            None => {
-                                add_product(&mut sums, w, &self.x[(of.rows.start + at - before) * all + first..][..own])
-                            }
+                            None => self.x.add_product(&mut sums, w, of.rows.start + at - before, group),
                         }
                     }
                     // SAFETY: as above.
                     let y = unsafe { self.y.range(row * all + first, own) };
+                    if GATED {
+                        for ((y, x), c) in y.iter_mut().zip(&sums).zip(self.x.part(row, 1, group)) {
+                            *y = T::from_f32(c.to_f32() * x);
+                        }
+                        continue;
+                    }
                     for (y, x) in y.iter_mut().zip(&sums) {
                         *y = T::from_f32(x * sigmoid(*x).0);
                     }
@@ -92,7 +154,7 @@ impl<'a, T: Float + Elem> ConvForward<'a, T> {
                     let Some(to) = carry(kept) else { break };
                     match carry(from) {
                         Some(x) => to.copy_from_slice(x),
-                        None => to.copy_from_slice(&self.x[(of.rows.start + from - before) * all + first..][..own]),
+                        None => self.x.copy_to(to, of.rows.start + from - before, group),
                     }
                 }
             }
@@ -100,37 +162,44 @@ impl<'a, T: Float + Elem> ConvForward<'a, T> {
     }
 }
 
-/// A checked backward pass, for any division by channels.
-pub struct ConvBackward<'a, T> {
-    pub channels: usize,
+/// A backward pass.
+pub struct ConvBackward<'a, T, const GATED: bool> {
+    channels: usize,
     taps: usize,
     documents: &'a [[u32; 2]],
-    x: &'a [T],
+    x: ConvRows<'a, T, GATED>,
     w: &'a [T],
     dy: &'a [T],
     dx: Shared<'a, T>,
     dw: Option<Shared<'a, f32>>,
 }
 
-impl<'a, T: Float + Elem> ConvBackward<'a, T> {
-    pub fn new(op: ShortConvBackward<'a>) -> Result<ConvBackward<'a, T>> {
+impl<'a, T: Float + Elem, const GATED: bool> ConvBackward<'a, T, GATED> {
+    pub fn new(op: ShortConvBackward<'a>) -> Result<ConvBackward<'a, T, GATED>> {
         const OP: &str = ShortConvBackward::OP;
         let (n, channels) = op.check()?;
         Ok(ConvBackward {
             channels,
             taps: op.taps,
             documents: documents(OP, op.documents, n)?,
-            x: op.x.host(OP)?,
+            x: ConvRows { x: op.x.host(OP)?, channels },
             w: op.w.host(OP)?,
             dy: op.dy.host(OP)?,
             dx: Shared::new(op.dx.host(OP)?),
             dw: op.dw.map(|dw| dw.host(OP)).transpose()?.map(Shared::new),
         })
     }
-    /// # Safety
-    /// No other call at the same time has one of these channels.
+}
+
+impl<T: Float + Elem, const GATED: bool> ByChannels for ConvBackward<'_, T, GATED> {
+    fn channels(&self) -> usize {
+        self.channels
+    }
+    fn bytes(&self) -> usize {
+        size_of_val(self.x.x)
+    }
     #[inline(always)]
-    pub unsafe fn run(&self, channels: Range<usize>) {
+    unsafe fn run(&self, channels: Range<usize>) {
         for first in channels.clone().step_by(CHANNELS) {
             let own = CHANNELS.min(channels.end - first);
             let w = filters(self.w, self.taps, first, own);
@@ -143,38 +212,63 @@ impl<'a, T: Float + Elem> ConvBackward<'a, T> {
             }
         }
     }
+}
+
+impl<T: Float + Elem, const GATED: bool> ConvBackward<'_, T, GATED> {
     /// A row's input gradient is complete once the `taps - 1` rows after it were seen: until then its sum is in a ring.
     #[inline(always)]
-    unsafe fn document(&self, rows: Range<usize>, (first, own): (usize, usize), w: &[ChannelRow; MAX_TAPS]) {
-        let (all, taps) = (self.channels, self.taps);
+    unsafe fn document(&self, rows: Range<usize>, group: (usize, usize), w: &[ChannelRow; MAX_TAPS]) {
+        let (all, taps, (first, own)) = (self.channels, self.taps, group);
         let mut ring = [[0.0; CHANNELS]; MAX_TAPS];
         let mut dw = [[0.0; CHANNELS]; MAX_TAPS];
-        let x = |row: usize| &self.x[row * all + first..][..own];
+        // SAFETY: only this call has these channels.
+        let dx = |row: usize, part: usize| unsafe {
+            let parts = if GATED { ConvKind::Gated.parts() } else { 1 };
+            self.dx.range((row * parts + part) * all + first, own)
+        };
         for row in rows.start..rows.end + taps - 1 {
             if row < rows.end {
                 let skipped = (taps - 1).saturating_sub(row - rows.start);
                 let mut d = [0.0; CHANNELS];
                 for (w, at) in w[skipped..taps].iter().zip(row + 1 + skipped - taps..) {
-                    add_product(&mut d, w, x(at));
+                    self.x.add_product(&mut d, w, at, group);
                 }
-                for (d, dy) in d.iter_mut().zip(&self.dy[row * all + first..][..own]) {
-                    let (s, rest) = sigmoid(*d);
-                    *d = dy.to_f32() * (*d * s).mul_add(rest, s);
+                let dy = &self.dy[row * all + first..][..own];
+                if GATED {
+                    let c = self.x.part(row, 1, group);
+                    for (((d, dy), c), dc) in d.iter_mut().zip(dy).zip(c).zip(dx(row, 1)) {
+                        *dc = T::from_f32(dy.to_f32() * *d);
+                        *d = dy.to_f32() * c.to_f32();
+                    }
+                } else {
+                    for (d, dy) in d.iter_mut().zip(dy) {
+                        let (s, rest) = sigmoid(*d);
+                        *d = dy.to_f32() * (*d * s).mul_add(rest, s);
+                    }
                 }
                 ring[row % taps] = [0.0; CHANNELS];
                 for tap in skipped..taps {
                     let at = row + 1 + tap - taps;
-                    add_product(&mut dw[tap], &d, x(at));
+                    self.x.add_product(&mut dw[tap], &d, at, group);
                     add_product(&mut ring[at % taps], &w[tap], &d);
                 }
             }
-            if row + 1 >= rows.start + taps {
-                let done = row + 1 - taps;
-                // SAFETY: only this call has these channels.
-                let dx = unsafe { self.dx.range(done * all + first, own) };
-                for (dx, sum) in dx.iter_mut().zip(&ring[done % taps]) {
-                    *dx = T::from_f32(*sum);
+            if row + 1 < rows.start + taps {
+                continue;
+            }
+            let done = row + 1 - taps;
+            let sums = &ring[done % taps];
+            if GATED {
+                let (b, u) = (self.x.part(done, 0, group), self.x.part(done, 2, group));
+                for (((sum, b), u), (db, du)) in sums.iter().zip(b).zip(u).zip(dx(done, 0).iter_mut().zip(dx(done, 2)))
+                {
+                    *db = T::from_f32(u.to_f32() * sum);
+                    *du = T::from_f32(b.to_f32() * sum);
                 }
+                continue;
+            }
+            for (dx, sum) in dx(done, 0).iter_mut().zip(sums) {
+                *dx = T::from_f32(*sum);
             }
         }
         let Some(grad) = &self.dw else { return };

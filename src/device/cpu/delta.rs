@@ -91,7 +91,7 @@ impl<T: Float> Inputs<'_, T> {
             total += gates.rates[i];
             gates.sums[i] = total;
             gates.decay[i] = total.exp();
-            gates.beta[i] = (1.0 + (-self.b[at].to_f32()).exp()).recip();
+            gates.beta[i] = self.shape.most() * (1.0 + (-self.b[at].to_f32()).exp()).recip();
         }
         gates
     }

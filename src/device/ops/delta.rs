@@ -19,9 +19,15 @@ pub struct DeltaShape {
     pub key_dim: usize,
     /// Elements of a value.
     pub value_dim: usize,
+    /// A token's beta is twice the sigmoid of its gate, so that what the state has of its key may change its sign.
+    pub doubled: bool,
 }
 
 impl DeltaShape {
+    /// The largest beta.
+    pub fn most(&self) -> f32 {
+        if self.doubled { 2.0 } else { 1.0 }
+    }
     /// Elements of a token's keys.
     pub fn keys(&self) -> usize {
         self.key_heads * self.key_dim
@@ -191,14 +197,34 @@ impl DeltaRuleBackward<'_> {
     }
 }
 
-/// `y = silu(conv(x))`: a causal convolution along each document with a filter per channel, of which the last tap
-/// multiplies the row itself. Assigns `y`.
+/// What surrounds a [`ShortConv`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ConvKind {
+    /// `y = silu(conv(x))`
+    Silu,
+    /// `y = c conv(b u)`, where a row of `x` is b, c and u (LFM 2).
+    Gated,
+}
+
+impl ConvKind {
+    /// Elements in a row of `x`, for each channel.
+    pub fn parts(self) -> usize {
+        match self {
+            ConvKind::Silu => 1,
+            ConvKind::Gated => 3,
+        }
+    }
+}
+
+/// A causal convolution along each document with a filter per channel, of which the last tap multiplies the row itself.
+/// Assigns `y`.
 pub struct ShortConv<'a> {
+    pub kind: ConvKind,
     /// At most [`MAX_TAPS`].
     pub taps: usize,
-    /// Carries (slots, taps - 1, C): the last rows of `x`.
+    /// Carries (slots, taps - 1, C): the last rows that the filters multiply.
     pub along: RowSequences<'a>,
-    /// (N, C)
+    /// (N, C), or (N, 3 C)
     pub x: View<'a>,
     /// (C, taps)
     pub w: View<'a>,
@@ -210,36 +236,37 @@ impl ShortConv<'_> {
     pub const OP: &'static str = "short_conv";
     /// Returns N and C.
     pub fn check(&self) -> Result<(usize, usize)> {
-        let Self { taps, along, x, w, y } = self;
-        let (n, c) = sizes(Self::OP, *taps, x, w)?;
+        let Self { kind, taps, along, x, w, y } = self;
+        let (n, c) = sizes(Self::OP, *kind, *taps, x, w)?;
         along.check(Self::OP, n, (x.dtype(), (taps - 1) * c))?;
         read(Self::OP, &[("w", w, x.dtype(), c * taps)])?;
-        written(Self::OP, &[("y", y, x.dtype(), x.len())])?;
+        written(Self::OP, &[("y", y, x.dtype(), n * c)])?;
         Ok((n, c))
     }
 }
 
-fn sizes(op: &'static str, taps: usize, x: &View, w: &View) -> Result<(usize, usize)> {
+fn sizes(op: &'static str, kind: ConvKind, taps: usize, x: &View, w: &View) -> Result<(usize, usize)> {
     float(op, x.dtype())?;
     if !(1..=MAX_TAPS).contains(&taps) {
         return Err(Error::op(op, format!("{taps} taps; there must be 1 to {MAX_TAPS}")));
     }
     let c = rows(op, "w", w.len(), taps)?;
-    Ok((rows(op, "x", x.len(), c)?, c))
+    Ok((rows(op, "x", x.len(), kind.parts() * c)?, c))
 }
 
 /// Backward of [`ShortConv`] over whole documents. Assigns `dx`; adds to `dw`.
 pub struct ShortConvBackward<'a> {
+    pub kind: ConvKind,
     pub taps: usize,
     /// (N, 2) u32
     pub documents: View<'a>,
-    /// (N, C)
+    /// (N, C), or (N, 3 C)
     pub x: View<'a>,
     /// (C, taps)
     pub w: View<'a>,
     /// (N, C)
     pub dy: View<'a>,
-    /// (N, C)
+    /// As `x`.
     pub dx: ViewMut<'a>,
     /// (C, taps) f32; none if frozen.
     pub dw: Option<ViewMut<'a>>,
@@ -249,10 +276,10 @@ impl ShortConvBackward<'_> {
     pub const OP: &'static str = "short_conv_backward";
     /// Returns N and C.
     pub fn check(&self) -> Result<(usize, usize)> {
-        let Self { taps, documents, x, w, dy, dx, dw } = self;
-        let ((n, c), dtype) = (sizes(Self::OP, *taps, x, w)?, x.dtype());
+        let Self { kind, taps, documents, x, w, dy, dx, dw } = self;
+        let ((n, c), dtype) = (sizes(Self::OP, *kind, *taps, x, w)?, x.dtype());
         read(Self::OP, &[("documents", documents, DType::U32, 2 * n), ("w", w, dtype, c * taps)])?;
-        read(Self::OP, &[("dy", dy, dtype, x.len())])?;
+        read(Self::OP, &[("dy", dy, dtype, n * c)])?;
         written(Self::OP, &[("dx", dx, dtype, x.len())])?;
         dw.as_ref().map_or(Ok(()), |dw| written(Self::OP, &[("dw", dw, DType::F32, w.len())]))?;
         Ok((n, c))

@@ -1,10 +1,11 @@
 //! Llama and its descendants as data, with the tensor names of transformers' `...ForCausalLM`, so checkpoints need no
 //! conversion. The [`Spec`] determines which modules exist, never the family's name; the [`Split`] determines this
 //! rank's shards.
-use crate::device::ops::{AttentionShape, DeltaShape, QkNormRopeShape, RmsNormShape, RopeShape, RouteShape};
+use crate::device::ops::{AttentionShape, ConvKind, DeltaShape, QkNormRopeShape, RmsNormShape, RopeShape, RouteShape};
 use crate::nn::attention::{AttentionBranch, HeadTransform, RowBias, RowPart};
 use crate::nn::block::{DecoderBlock, FeedForward, Mixer};
 use crate::nn::context::TurnTable;
+use crate::nn::conv::ConvBranch;
 use crate::nn::delta::{DeltaBranch, DeltaInputs};
 use crate::nn::expert_layer::{ClampedExperts, ExpertLayer};
 use crate::nn::experts::{SharedExpert, SparseBranch};
@@ -16,7 +17,7 @@ use crate::nn::linear::Linear;
 use crate::nn::mlp::MlpBranch;
 use crate::nn::norm::Norm;
 use crate::nn::root::{Root, VocabRows};
-use crate::nn::spec::{DeltaNet, Experts, Latent, Spec};
+use crate::nn::spec::{DeltaForm, DeltaNet, Experts, Latent, Recurrence, Spec};
 use crate::nn::split::{Slice, Split};
 use crate::nn::store::Stride;
 
@@ -28,7 +29,7 @@ pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
         over,
     };
     let tokens = table(&mut names, "embed_tokens", split.part(split.cuts.embedding));
-    let norm = names.norm("norm", dim);
+    let norm = names.norm(spec.arch.family().modules.last_norm, dim);
     names.prefix.clear();
     let score_tp = if split.sequence() { Tp::Summed } else { Tp::Same };
     let words = match (spec.score, spec.tied) {
@@ -49,11 +50,14 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     let (row, heads, kv_heads) = (local.qkv(), local.heads, local.kv_heads);
     let by_heads = split.part(split.cuts.attention);
     let mut names = Names { prefix: format!("model.layers.{i}."), layout: Layout::default(), spec, split };
-    if let Some(net) = spec.delta_of(i) {
-        let mixer = Mixer::Delta(delta(&mut names, net));
+    if let Some(mixer) = spec.recurrence_of(i) {
+        let mixer = match mixer {
+            Recurrence::Delta(net) => Mixer::Delta(delta(&mut names, net)),
+            &Recurrence::Conv { channels, taps } => Mixer::Conv(conv(&mut names, channels, taps)),
+        };
         let mlp = match spec.experts_of(i) {
             Some(experts) => FeedForward::Sparse(sparse(&mut names, experts, i)),
-            None => FeedForward::Dense(dense(&mut names, Norm::Absent)),
+            None => FeedForward::Dense(dense(&mut names, Norm::Absent, [true, false])),
         };
         return (names.layout, DecoderBlock { mixer, mlp, parallel: false });
     }
@@ -102,7 +106,7 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         let widths = [heads * head_dim, kv_heads * head_dim];
         let [q, k] = modules.head_norms;
         let (wq, wk) = (names.scale(q, widths[0], Tp::Same), names.scale(k, widths[1], Tp::Same));
-        HeadTransform::RowNormRope { rope, norm: names.rms(), wq, wk, widths }
+        HeadTransform::RowNormRope { rope: spec.is_rotated(i).then_some(rope), norm: names.rms(), wq, wk, widths }
     } else if spec.is_rotated(i) {
         HeadTransform::Rope(rope)
     } else {
@@ -135,7 +139,7 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
             names.layout.push_part(format!("{}self_attn.sinks", names.prefix), &shape, tp, false, Init::NORMAL)
         }),
         out: names.row(
-            "self_attn.o_proj",
+            modules.attention_out,
             spec.heads * spec.latent.map_or(head_dim, |latent| latent.value),
             by_heads,
             spec.out_bias,
@@ -146,19 +150,20 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         let mlp = FeedForward::Sparse(sparse(&mut names, experts, i));
         return (names.layout, DecoderBlock { mixer: Mixer::Attention(attention), mlp, parallel: false });
     }
-    let mlp = FeedForward::Dense(dense(&mut names, attention.norm));
+    let mlp = FeedForward::Dense(dense(&mut names, attention.norm, [spec.pre_norms, spec.post_norms]));
     (names.layout, DecoderBlock { mixer: Mixer::Attention(attention), mlp, parallel: spec.parallel })
 }
 
-/// The dense feed-forward branch; `first` is the norm of the first branch, which parallel branches share.
-fn dense(names: &mut Names, first: Norm) -> MlpBranch {
+/// The dense feed-forward branch, with norms of its input and output if it has them; `first` is the norm of the first
+/// branch, which parallel branches share.
+fn dense(names: &mut Names, first: Norm, [pre, post]: [bool; 2]) -> MlpBranch {
     let (spec, split) = (names.spec, names.split);
     let &Spec { dim, ff, .. } = spec;
     let (modules, by_columns) = (&spec.arch.family().modules, split.part(split.cuts.mlp));
     let [up, down] = modules.mlp;
     let norm = match spec.parallel {
         true => first,
-        false => names.branch_norm(spec.pre_norms, modules.mlp_norms[0]),
+        false => names.branch_norm(pre, modules.mlp_norms[0]),
     };
     let (gate, up) = match spec.fused_gate_up {
         true => {
@@ -166,7 +171,7 @@ fn dense(names: &mut Names, first: Norm) -> MlpBranch {
             (Some(gate), up)
         }
         false => (
-            spec.gated().then(|| names.column("mlp.gate_proj", ff, by_columns, spec.mlp_bias)),
+            spec.gated().then(|| names.column(modules.gate, ff, by_columns, spec.mlp_bias)),
             names.column(up, ff, by_columns, spec.mlp_bias),
         ),
     };
@@ -177,7 +182,7 @@ fn dense(names: &mut Names, first: Norm) -> MlpBranch {
         gate,
         up,
         down: names.row(down, ff, by_columns, spec.mlp_bias),
-        post: spec.post_norms.then(|| names.norm(modules.mlp_norms[1], dim)),
+        post: post.then(|| names.norm(modules.mlp_norms[1], dim)),
     }
 }
 
@@ -188,31 +193,60 @@ fn delta(names: &mut Names, net: &DeltaNet) -> DeltaBranch {
     let (whole, shape) = (net.shape, over_heads(net.shape, over));
     let DeltaShape { value_heads, value_dim, .. } = whole;
     let norm = names.norm(spec.arch.family().modules.attention_norms[0], spec.dim);
-    let inputs = match net.fused {
-        true => DeltaInputs::Fused {
+    let inputs = match net.form {
+        DeltaForm::Fused => DeltaInputs::Fused {
             qkvz: names.column("linear_attn.in_proj_qkvz", whole.row() + whole.values(), over, false),
             ba: names.column("linear_attn.in_proj_ba", 2 * value_heads, over, false),
         },
-        false => {
+        DeltaForm::Joined => {
             let qkv = names.parts("linear_attn.in_proj_qkv", [whole.keys(), whole.keys(), whole.values()], over);
             DeltaInputs::Apart {
-                qkv: Linear::new(qkv, shape.row(), spec.dim),
+                qkv: vec![Linear::new(qkv, shape.row(), spec.dim)],
                 z: names.column("linear_attn.in_proj_z", whole.values(), over, false),
                 b: names.column("linear_attn.in_proj_b", value_heads, over, false),
                 a: names.column("linear_attn.in_proj_a", value_heads, over, false),
             }
         }
+        DeltaForm::Apart => {
+            let columns = [0, shape.keys(), 2 * shape.keys()];
+            let parts = [("q_proj", whole.keys()), ("k_proj", whole.keys()), ("v_proj", whole.values())];
+            let part = |((name, width), column)| {
+                names.column(&format!("linear_attn.{name}"), width, over, false).within(shape.row(), column)
+            };
+            DeltaInputs::Apart {
+                qkv: parts.into_iter().zip(columns).map(part).collect(),
+                z: names.column("linear_attn.g_proj", whole.values(), over, false),
+                b: names.column("linear_attn.b_proj", value_heads, over, false),
+                a: names.column("linear_attn.a_proj", value_heads, over, false),
+            }
+        }
     };
-    let channels = Tp::Parts { over, rows: [whole.keys(), whole.keys(), whole.values()] };
-    let channels = if over.of > 1 { channels } else { Tp::Same };
-    let conv = names.push("linear_attn.conv1d", WEIGHT, &[shape.row(), 1, net.taps], channels, Init::NORMAL);
+    let conv = match net.form {
+        DeltaForm::Apart => {
+            let parts = [("q_conv1d", whole.keys()), ("k_conv1d", whole.keys()), ("v_conv1d", whole.values())];
+            let part = |(name, channels)| {
+                let name = format!("linear_attn.{name}");
+                names.cut(&name, WEIGHT, &[channels, 1, net.taps], 0, over, Init::NORMAL)
+            };
+            parts.map(part).to_vec()
+        }
+        _ => {
+            let channels = Tp::Parts { over, rows: [whole.keys(), whole.keys(), whole.values()] };
+            let channels = if over.of > 1 { channels } else { Tp::Same };
+            vec![names.push("linear_attn.conv1d", WEIGHT, &[shape.row(), 1, net.taps], channels, Init::NORMAL)]
+        }
+    };
     let heads = if over.of > 1 { Tp::Cut { dim: 0, over, whole: value_heads } } else { Tp::Same };
     let mut of_heads = |name: &str, init| {
         let name = format!("{}linear_attn.{name}", names.prefix);
         names.layout.push_part(name, &[shape.value_heads], heads, false, init)
     };
     let (dt_bias, a_log) = (of_heads("dt_bias", Init::ONES), of_heads("A_log", Init::ZEROS));
-    let head_norm = names.push("linear_attn.norm", WEIGHT, &[value_dim], names.head_norm(), Init::ONES);
+    // The class of OLMo hybrid says so.
+    let (head_norm, out, eps) = match net.form {
+        DeltaForm::Apart => ("linear_attn.o_norm", "linear_attn.o_proj", 1e-5),
+        _ => ("linear_attn.norm", "linear_attn.out_proj", spec.norm_eps),
+    };
     DeltaBranch {
         norm,
         inputs,
@@ -221,9 +255,26 @@ fn delta(names: &mut Names, net: &DeltaNet) -> DeltaBranch {
         a_log,
         dt_bias,
         shape,
-        head_norm,
-        head_norm_shape: RmsNormShape { eps: spec.norm_eps, offset: 0.0 },
-        out: names.row("linear_attn.out_proj", whole.values(), over, false),
+        head_norm: names.push(head_norm, WEIGHT, &[value_dim], names.head_norm(), Init::ONES),
+        head_norm_shape: RmsNormShape { eps, offset: 0.0 },
+        out: names.row(out, whole.values(), over, false),
+        cut: split.cuts.attention,
+    }
+}
+
+/// A gated short convolution, or with tp this rank's channels of it.
+fn conv(names: &mut Names, channels: usize, taps: usize) -> ConvBranch {
+    let (spec, split) = (names.spec, names.split);
+    let over = split.part(split.cuts.attention);
+    ConvBranch {
+        norm: names.norm(spec.arch.family().modules.attention_norms[0], spec.dim),
+        inputs: {
+            let own = ConvKind::Gated.parts() * over.share(channels).len();
+            Linear::new(names.parts("conv.in_proj", [channels; 3], over), own, spec.dim)
+        },
+        conv: names.cut("conv.conv", WEIGHT, &[channels, 1, taps], 0, over, Init::NORMAL),
+        taps,
+        out: names.row("conv.out_proj", channels, over, false),
         cut: split.cuts.attention,
     }
 }
@@ -270,7 +321,7 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
     // What the gradient of a router follows from are sums over columns, so those of ranks that share them are summed.
     let columns = names.split.part(names.split.cuts.mlp);
     let summed = if columns.of > 1 { Tp::Summed } else { Tp::Same };
-    let norm = names.norm("post_attention_layernorm", dim);
+    let norm = names.norm(arch.family().modules.mlp_norms[0], dim);
     let router_name = format!("{module}.{router}");
     let router = names.push(&router_name, WEIGHT, &[count, dim], summed, Init::NORMAL);
     let router_bias = experts.clamp.map(|_| names.push(&router_name, BIAS, &[count], summed, Init::ZEROS));

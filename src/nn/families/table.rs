@@ -23,11 +23,17 @@ pub struct ModuleNames {
     pub mlp_norms: [&'static str; 2],
     /// Norms of queries and keys.
     pub head_norms: [&'static str; 2],
+    /// The projection that ends the attention branch.
+    pub attention_out: &'static str,
+    /// Gate, if there is one.
+    pub gate: &'static str,
     /// Up and down.
     pub mlp: [&'static str; 2],
     /// Gate and up as one matrix.
     pub gate_up: &'static str,
     pub sparse: SparseNames,
+    /// The norm after the last block.
+    pub last_norm: &'static str,
 }
 
 /// Names of a sparse feed-forward branch, most of them within the branch's module.
@@ -77,9 +83,12 @@ const LLAMA: ModuleNames = ModuleNames {
     attention_norms: ["input_layernorm", "post_attention_layernorm"],
     mlp_norms: ["post_attention_layernorm", "post_feedforward_layernorm"],
     head_norms: ["self_attn.q_norm", "self_attn.k_norm"],
+    attention_out: "self_attn.o_proj",
+    gate: "mlp.gate_proj",
     mlp: ["mlp.up_proj", "mlp.down_proj"],
     gate_up: "mlp.gate_up_proj",
     sparse: SPARSE,
+    last_norm: "norm",
 };
 const MIXTRAL: ModuleNames = ModuleNames { sparse: MIXTRAL_SPARSE, ..LLAMA };
 const QWEN2_MOE: ModuleNames = ModuleNames {
@@ -119,6 +128,31 @@ const GLM4: ModuleNames = ModuleNames {
 /// Both branches read one norm's output.
 const COHERE: ModuleNames = ModuleNames { mlp_norms: LLAMA.attention_norms, ..LLAMA };
 const STARCODER: ModuleNames = ModuleNames { mlp: ["mlp.c_fc", "mlp.c_proj"], ..LLAMA };
+
+const EXAONE_MOE: ModuleNames =
+    ModuleNames { sparse: SparseNames { correction: ("e_score_correction_bias", 1), ..SPARSE }, ..LLAMA };
+/// Norms before the branches of blocks with a gated delta net, and after those of the others.
+const OLMO_HYBRID: ModuleNames = ModuleNames {
+    attention_norms: ["attention_layer_norm", "post_attention_layernorm"],
+    mlp_norms: ["feedforward_layer_norm", "post_feedforward_layernorm"],
+    ..LLAMA
+};
+const LFM2: ModuleNames = ModuleNames {
+    attention_norms: ["operator_norm", ""],
+    mlp_norms: ["ffn_norm", ""],
+    head_norms: ["self_attn.q_layernorm", "self_attn.k_layernorm"],
+    attention_out: "self_attn.out_proj",
+    gate: "feed_forward.w1",
+    mlp: ["feed_forward.w3", "feed_forward.w2"],
+    sparse: SparseNames {
+        module: "feed_forward",
+        expert: ["w1", "w3", "w2"],
+        correction: ("expert_bias", 1),
+        ..SPARSE
+    },
+    last_norm: "embedding_norm",
+    ..LLAMA
+};
 
 macro_rules! families {
     ($($arch:ident $name:literal $model_type:literal $class:literal $scored:expr, $modules:ident;)*) => {
@@ -185,6 +219,12 @@ families! {
     Qwen3Next "qwen3_next" "qwen3_next" "Qwen3NextForCausalLM" Some("Qwen3NextForSequenceClassification"), QWEN2_MOE;
     Qwen35 "qwen3_5" "qwen3_5_text" "Qwen3_5ForCausalLM" Some("Qwen3_5TextForSequenceClassification"), LLAMA;
     Qwen35Moe "qwen3_5_moe" "qwen3_5_moe_text" "Qwen3_5MoeForCausalLM" None, QWEN2_MOE;
+    VaultGemma "vaultgemma" "vaultgemma" "VaultGemmaForCausalLM" None, GEMMA;
+    ExaoneMoe "exaone_moe" "exaone_moe" "ExaoneMoeForCausalLM" None, EXAONE_MOE;
+    Mellum "mellum" "mellum" "MellumForCausalLM" None, LLAMA;
+    OlmoHybrid "olmo_hybrid" "olmo_hybrid" "OlmoHybridForCausalLM" None, OLMO_HYBRID;
+    Lfm2 "lfm2" "lfm2" "Lfm2ForCausalLM" None, LFM2;
+    Lfm2Moe "lfm2_moe" "lfm2_moe" "Lfm2MoeForCausalLM" None, LFM2;
     Arcee "arcee" "arcee" "ArceeForCausalLM" Some("ArceeForSequenceClassification"), LLAMA;
     Jais2 "jais2" "jais2" "Jais2ForCausalLM" None, LLAMA;
     Gpt "gpt" "gpt2" "GPT2LMHeadModel" Some("GPT2ForSequenceClassification"), LLAMA;

@@ -235,13 +235,14 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
 
 /// Refuses models with blocks that a device has no operations for.
 fn computes(device: DeviceName, spec: &Spec) -> Result<()> {
-    if device == DeviceName::Cpu || spec.delta.is_none() {
-        return Ok(());
+    match spec.recurrence {
+        Some(mixer) if device != DeviceName::Cpu => Err(Error::input(format!(
+            "GPUs have no kernels yet for the {} of {}: use --device cpu",
+            mixer.name(),
+            spec.arch.name()
+        ))),
+        _ => Ok(()),
     }
-    Err(Error::input(format!(
-        "GPUs have no kernels yet for the gated delta nets of {}: use --device cpu",
-        spec.arch.name()
-    )))
 }
 
 /// The factor of the load-balancing loss, after refusing what a mixture of experts cannot do yet.

@@ -4,16 +4,17 @@ use super::harness::*;
 use flatshard::base::{DType, Meter};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::ops::{
-    DeltaRule, DeltaRuleBackward, DeltaShape, PagedRows, RowSequences, ShortConv, ShortConvBackward, documents_of_rows,
+    ConvKind, DeltaRule, DeltaRuleBackward, DeltaShape, PagedRows, RowSequences, ShortConv, ShortConvBackward,
+    documents_of_rows,
 };
 use flatshard::device::{Buf, Device};
 
 const TAPS: usize = 4;
 /// Longer than two blocks, exactly one, a single row, fewer than taps.
 const LENGTHS: [usize; 5] = [140, 64, 1, 3, 65];
-const SHAPE: DeltaShape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 5, value_dim: 6 };
-/// Whole vectors, and a strip of values.
-const WIDE: DeltaShape = DeltaShape { key_heads: 1, value_heads: 2, key_dim: 32, value_dim: 80 };
+const SHAPE: DeltaShape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 5, value_dim: 6, doubled: false };
+/// Whole vectors, a strip of values, and betas up to 2.
+const WIDE: DeltaShape = DeltaShape { key_heads: 1, value_heads: 2, key_dim: 32, value_dim: 80, doubled: true };
 
 fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
@@ -41,7 +42,7 @@ fn naive(shape: &DeltaShape, n: usize, [x, w, a, b, a_log, dt_bias]: [&[f64]; 6]
             let (q, k) = (unit(at(head / group * dk, dk)), unit(at(keys + head / group * dk, dk)));
             let v = at(2 * keys + head * dv, dv);
             let decay = (-a_log[head].exp() * (a[t * shape.value_heads + head] + dt_bias[head]).exp().ln_1p()).exp();
-            let beta = 1.0 / (1.0 + (-b[t * shape.value_heads + head]).exp());
+            let beta = shape.most() as f64 / (1.0 + (-b[t * shape.value_heads + head]).exp());
             state.iter_mut().for_each(|s| *s *= decay);
             for j in 0..dv {
                 let read: f64 = (0..dk).map(|i| k[i] * state[i * dv + j]).sum();
@@ -95,9 +96,9 @@ fn computed(
     let (documents, d_o) = (buf(dev, DType::U32, &documents), new(d_o));
     let (mut y, mut o) = (garbage(n * shape.row()), garbage(n * shape.values()));
     let mut states = buf(dev, DType::F32, &before(DeltaShape::kept(n) * shape.state()));
-    let (documents, taps) = (documents.view(), TAPS);
+    let (documents, taps, kind) = (documents.view(), TAPS, ConvKind::Silu);
     let along = || RowSequences::Whole(documents);
-    dev.short_conv(ShortConv { taps, along: along(), x: x.view(), w: w.view(), y: y.view_mut() }).unwrap();
+    dev.short_conv(ShortConv { kind, taps, along: along(), x: x.view(), w: w.view(), y: y.view_mut() }).unwrap();
     dev.delta_rule(DeltaRule {
         shape,
         along: along(),
@@ -133,6 +134,7 @@ fn computed(
     })
     .unwrap();
     dev.short_conv_backward(ShortConvBackward {
+        kind,
         taps,
         documents,
         x: x.view(),
@@ -255,6 +257,7 @@ fn sequences_that_go_on_have_the_bits_of_whole_documents() {
             let (mut y, mut o) = (new(&before(first * shape.row())), new(&before(first * shape.values())));
             let mut none = buf(&dev, DType::F32, &[]);
             dev.short_conv(ShortConv {
+                kind: ConvKind::Silu,
                 taps: TAPS,
                 along: RowSequences::Carried { runs: &runs, memory: recent.view_mut() },
                 x: x.view(),

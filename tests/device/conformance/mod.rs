@@ -5,6 +5,7 @@
 //! to the output's dtype (three times for gradients), plus [`harness::FLOOR`]. Every operand with a wrong length or
 //! dtype is refused with an `Error::Op`.
 mod attention;
+mod conv;
 mod delta;
 mod epilogue;
 mod expand;

@@ -268,7 +268,8 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
             // SAFETY: upheld by the caller.
             unsafe {
                 self.da.range(at, 1)[0] = T::from_f32(da);
-                self.db.range(at, 1)[0] = T::from_f32(dbeta[i] * gates.beta[i] * (1.0 - gates.beta[i]));
+                let (beta, most) = (gates.beta[i], inputs.shape.most());
+                self.db.range(at, 1)[0] = T::from_f32(dbeta[i] * beta * (1.0 - beta / most));
             }
         }
         for (grad, d) in [(&self.da_log, da_log), (&self.ddt_bias, ddt_bias)] {

@@ -39,6 +39,20 @@ macro_rules! by_heads {
     )* };
 }
 
+impl CpuDevice {
+    /// Runs a convolution by channels.
+    fn convolve(&self, pass: impl conv::ByChannels) -> Result<()> {
+        self.parts((pass.channels(), conv::CHANNELS, pass.bytes()), &|_, channels| {
+            // SAFETY: `parts` makes parts that do not overlap.
+            self.level.run(
+                #[inline(always)]
+                || unsafe { pass.run(channels) },
+            );
+            Ok(())
+        })
+    }
+}
+
 impl Device for CpuDevice {
     by_rows! {
         bias(Bias) y => norm::bias;
@@ -397,25 +411,15 @@ impl Device for CpuDevice {
     }
 
     fn short_conv(&self, op: ShortConv) -> Result<()> {
-        let (bytes, step) = (op.x.bytes(), conv::CHANNELS);
-        types!(op.x.dtype(), T => {
-            let pass = conv::ConvForward::<T>::new(op)?;
-            self.parts((pass.channels, step, bytes), &|_, channels| {
-                // SAFETY: `parts` makes parts that do not overlap.
-                self.level.run(#[inline(always)] || unsafe { pass.run(channels) });
-                Ok(())
-            })
+        types!(op.x.dtype(), T => match op.kind {
+            ConvKind::Silu => self.convolve(conv::ConvForward::<T, false>::new(op)?),
+            ConvKind::Gated => self.convolve(conv::ConvForward::<T, true>::new(op)?),
         })
     }
     fn short_conv_backward(&self, op: ShortConvBackward) -> Result<()> {
-        let (bytes, step) = (op.x.bytes(), conv::CHANNELS);
-        types!(op.x.dtype(), T => {
-            let pass = conv::ConvBackward::<T>::new(op)?;
-            self.parts((pass.channels, step, bytes), &|_, channels| {
-                // SAFETY: as above.
-                self.level.run(#[inline(always)] || unsafe { pass.run(channels) });
-                Ok(())
-            })
+        types!(op.x.dtype(), T => match op.kind {
+            ConvKind::Silu => self.convolve(conv::ConvBackward::<T, false>::new(op)?),
+            ConvKind::Gated => self.convolve(conv::ConvBackward::<T, true>::new(op)?),
         })
     }
     fn delta_rule(&self, op: DeltaRule) -> Result<()> {

@@ -1,0 +1,60 @@
+//! Keys that say what layers are, one by one. Never knows a family.
+use super::keys::ConfigKeys;
+use crate::base::{Error, Result, quote};
+use serde_json::Value;
+
+/// Whether each layer is of the second of two types, if the file lists layers one by one.
+pub fn listed(keys: &ConfigKeys, layers: usize, [first, second]: [&str; 2]) -> Result<Option<Vec<bool>>> {
+    let Some(types) = keys.present("layer_types") else { return Ok(None) };
+    let kind = |value: &Value| match value.as_str() {
+        Some(name) if name == second => Ok(true),
+        Some(name) if name == first => Ok(false),
+        _ => Err(Error::input(format!(
+            "layer_types has {}, which is not supported; use {first} or {second}",
+            quote(value)
+        ))),
+    };
+    let Some(values) = types.as_array().filter(|values| values.len() == layers) else {
+        let found = types.as_array().map_or(quote(types).to_string(), |values| format!("a list of {}", values.len()));
+        return Err(Error::input(format!("layer_types is {found}; it must list the type of each of {layers} layers")));
+    };
+    values.iter().map(kind).collect::<Result<_>>().map(Some)
+}
+
+/// Layers without experts: those of `mlp_only_layers`, and all but every `decoder_sparse_step`th.
+pub fn dense_layers(keys: &ConfigKeys, layers: usize) -> Result<Vec<usize>> {
+    let step = keys.whole("decoder_sparse_step")?.unwrap_or(1).max(1);
+    let index = |value: &Value| value.as_u64().and_then(|i| usize::try_from(i).ok()).filter(|&i| i < layers);
+    let only = match keys.present("mlp_only_layers") {
+        None => Vec::new(),
+        Some(list) => {
+            list.as_array().and_then(|list| list.iter().map(index).collect::<Option<Vec<_>>>()).ok_or_else(|| {
+                Error::input(format!("mlp_only_layers is {}; it must be a list of layers below {layers}", quote(list)))
+            })?
+        }
+    };
+    Ok((0..layers).filter(|i| only.contains(i) || (i + 1) % step != 0).collect())
+}
+
+/// The layers that `mlp_layer_types` says have no experts, if a file has the key.
+pub fn listed_dense(keys: &ConfigKeys, layers: usize) -> Result<Option<Vec<usize>>> {
+    let Some(list) = keys.present("mlp_layer_types") else { return Ok(None) };
+    let is_dense = |value: &Value| match value.as_str() {
+        Some("dense") => Some(true),
+        Some("sparse") => Some(false),
+        _ => None,
+    };
+    let kinds = list.as_array().and_then(|list| list.iter().map(is_dense).collect::<Option<Vec<bool>>>());
+    match kinds.filter(|kinds| kinds.len() == layers) {
+        Some(kinds) => Ok(Some((0..layers).filter(|&i| kinds[i]).collect())),
+        None => Err(Error::input(format!(
+            "mlp_layer_types is {}; it must list dense or sparse for each of {layers} layers",
+            quote(list)
+        ))),
+    }
+}
+
+/// `mlp_layer_types`
+pub fn types(dense: &[usize], layers: usize) -> Value {
+    (0..layers).map(|i| if dense.contains(&i) { "dense" } else { "sparse" }).collect()
+}
