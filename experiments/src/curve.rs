@@ -82,6 +82,8 @@ pub struct StepMetrics {
     #[serde(default)]
     pub kl: Option<f64>,
     #[serde(default)]
+    pub reverse_kl: Option<f64>,
+    #[serde(default)]
     pub entropy: Option<f64>,
     #[serde(default)]
     pub completion_tokens: Option<f64>,

@@ -282,6 +282,13 @@ impl Dataset {
         let reports = self.sources.iter_mut().map(|source| &mut source.report).chain([&mut self.report]);
         reports.for_each(|report| report.max_len = max_len);
     }
+    /// The report says nothing of groups of one sample: nothing is compared within a group.
+    pub fn uncompared(mut self) -> Dataset {
+        if let Some(groups) = &mut self.report.groups {
+            groups.alone = 0;
+        }
+        self
+    }
     pub fn report(&self) -> &Report {
         &self.report
     }

@@ -23,7 +23,7 @@ pub use generate::{Generator, GeneratorOptions};
 pub use load::ExpertLoad;
 pub use objectives::{
     Dpo, Grpo, GrpoLoss, Kto, Objective, PreferenceMeans, PreferenceSums, ReferenceModel, Rm, RolloutMeans, StepCounts,
-    Teaching,
+    StudentMeans, Teaching,
 };
 pub use options::EngineOptions;
 pub use sampler::{Prompt, Sampled, SampledText, SamplerSize};

@@ -5,7 +5,8 @@
 use super::bytes::PlannedRank;
 use super::load::{ExpertLoad, LoadTally};
 use super::objectives::{
-    Objective, ObjectiveMeans, Policy, PreferenceLoss, PreferenceMeans, RolloutMeans, SUMS, TeacherModel,
+    Objective, ObjectiveMeans, Policy, PreferenceLoss, PreferenceMeans, RolloutMeans, SUMS, StudentMeans, StudentSums,
+    TeacherModel,
 };
 use super::options::EngineOptions;
 use super::sampler::Sampler;
@@ -55,6 +56,8 @@ pub struct StepReport {
     pub preference: Option<PreferenceMeans>,
     /// Of the step's rollouts, with [`super::Objective::Grpo`].
     pub rollouts: Option<RolloutMeans>,
+    /// Of the step's samples, with a teacher that corrects them.
+    pub student: Option<StudentMeans>,
     /// Of a mixture of experts.
     pub experts: Option<ExpertLoad>,
     /// Norm of the whole gradient, before clipping and without the loss scale.
@@ -97,9 +100,9 @@ pub struct Engine {
     /// For a preference objective.
     pub(super) preference: Option<PreferenceLoss>,
     teacher: Option<TeacherModel>,
-    /// f64, to be summed over ranks: two counts, or the objective's sums.
+    /// f64, to be summed over ranks: two counts, or the objective's sums, or those of samples and their loss.
     pub(super) sums: Buf,
-    /// f64 (1), of which ranks take the largest; for a preference objective.
+    /// f64 (1), of which ranks take the largest: the mismatch of samples.
     largest: Option<Buf>,
     numbers: Numbers,
     dropout: Rng,
@@ -174,7 +177,8 @@ impl Engine {
         let decoder = options.decoder(&mesh.sizes, &mesh.coords)?;
         let mut store = store::allocate(&*options.strategy, dev.clone(), mesh, decoder.layouts())?;
         let preference = options.preference(&dev, mesh, &split)?;
-        let sums = if preference.is_some() { SUMS } else { 2 };
+        let samples = options.teacher.as_ref().is_some_and(|teaching| teaching.on_policy);
+        let sums = if preference.is_some() || samples { SUMS } else { 2 };
         let alloc = |len| mesh.loss.alloc(DType::F64, len, CommUse::Reduced, Category::Other);
         Ok(Engine {
             workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options.workspace(&split))?,
@@ -187,7 +191,7 @@ impl Engine {
             sums: alloc(sums)?,
             sampler: options.sampler(&dev, mesh)?,
             writer: options.writer(&mesh.sizes, &mesh.coords),
-            largest: matches!(options.objective, Objective::Grpo(_)).then(|| alloc(1)).transpose()?,
+            largest: (samples || matches!(options.objective, Objective::Grpo(_))).then(|| alloc(1)).transpose()?,
             preference,
             teacher: options.teacher(&dev, mesh, &split)?,
             dropout: Rng::named(options.seed, "dropout"),
@@ -254,7 +258,7 @@ impl Engine {
                 false => &mut *self.store,
             };
             let mut taught = match &mut self.teacher {
-                Some(teacher) => Some(teacher.begin(dev, &staged.batch)?),
+                Some(teacher) => Some(teacher.begin(dev, &staged, batch)?),
                 None => None,
             };
             let minimized = match (sequences, &mut taught) {
@@ -264,7 +268,7 @@ impl Engine {
             };
             let between = decoder.train(dev, store, &staged.batch, ws, &micro, minimized)?;
             taught.map_or(Ok(()), TeacherPass::end)?;
-            self.teacher.as_mut().map_or(Ok(()), TeacherModel::end)?;
+            self.teacher.as_mut().map_or(Ok(()), |teacher| teacher.end(dev))?;
             passes.forward += between - started;
             passes.backward += between.elapsed();
         }
@@ -286,24 +290,32 @@ impl Engine {
             Some(preference) => {
                 let (sums, largest) = preference.take_totals();
                 dev.upload(bytemuck::cast_slice(&sums), self.sums.view_mut())?;
-                if let Some(buf) = &mut self.largest {
-                    dev.upload(bytemuck::bytes_of(&largest), buf.view_mut())?;
-                    let ticket = self.mesh.loss.all_reduce(Tag::new("mismatch", 0), buf.view_mut(), Reduce::Max)?;
-                    self.mesh.loss.wait(ticket)?;
-                }
+                self.reduce_largest(largest)?;
                 self.reduce("loss", SUMS)
             }
             None => {
                 self.workspace.move_loss(dev, self.sums.view_mut().slice(0..1))?;
-                self.reduce("loss", 1)
+                let Some(of) = self.teacher.as_mut().and_then(TeacherModel::take_totals) else {
+                    return self.reduce("loss", 1);
+                };
+                let sums = [of.entropy, of.tokens];
+                dev.upload(bytemuck::cast_slice(&sums), self.sums.view_mut().slice(1..1 + sums.len()))?;
+                self.reduce_largest(of.mismatch)?;
+                self.reduce("loss", 1 + sums.len())
             }
         }
+    }
+    fn reduce_largest(&mut self, largest: f64) -> Result<()> {
+        let Some(buf) = &mut self.largest else { return Ok(()) };
+        self.dev.upload(bytemuck::bytes_of(&largest), buf.view_mut())?;
+        let ticket = self.mesh.loss.all_reduce(Tag::new("mismatch", 0), buf.view_mut(), Reduce::Max)?;
+        self.mesh.loss.wait(ticket)
     }
 
     /// Waits for the step: the only host synchronization. Downloads the loss and the norm, and `extra` along with them.
     pub fn end_step(&mut self, step: &Step, extra: Option<(View, &mut [u8])>) -> Result<StepReport> {
         let (mut sums, mut largest, mut grad_norm) = ([0f64; SUMS], [0f64], [0f32]);
-        let len = if self.preference.is_some() { sums.len() } else { 1 };
+        let len = if self.sums.len() == sums.len() { sums.len() } else { 1 };
         let norm = (self.norm.norm(), bytemuck::cast_slice_mut(&mut grad_norm));
         let sum = (self.sums.view().slice(0..len), bytemuck::cast_slice_mut(&mut sums[..len]));
         let most = self.largest.as_ref().map(|buf| (buf.view(), bytemuck::cast_slice_mut(&mut largest)));
@@ -312,12 +324,15 @@ impl Engine {
             (Some(more), None) | (None, Some(more)) => self.dev.download_all(&mut [norm, sum, more])?,
             (Some(most), Some(extra)) => self.dev.download_all(&mut [norm, sum, most, extra])?,
         }
-        let ([loss, ..], [grad_norm]) = (sums, grad_norm);
-        let (preference, rollouts) = match self.preference.as_ref().map(|loss| loss.means(sums, largest[0])) {
+        let ([loss, entropy, tokens, ..], [grad_norm], [mismatch]) = (sums, grad_norm, largest);
+        let mean = loss / step.tokens() as f64;
+        let of = StudentSums { entropy, tokens, mismatch };
+        let (preference, rollouts) = match self.preference.as_ref().map(|loss| loss.means(sums, mismatch)) {
             Some(ObjectiveMeans::Answers(means)) => (Some(means), None),
             Some(ObjectiveMeans::Rollouts(means)) => (None, Some(means)),
             None => (None, None),
         };
+        let student = self.teacher.as_ref().and_then(|teacher| teacher.means(of, mean));
         let experts = self.load.take(&*self.dev, &mut self.workspace)?;
         let skipped = !grad_norm.is_finite();
         if !skipped {
@@ -329,9 +344,10 @@ impl Engine {
             scaler.update(!skipped);
         }
         Ok(StepReport {
-            loss: loss / step.tokens() as f64,
+            loss: mean,
             preference,
             rollouts,
+            student,
             experts,
             grad_norm,
             skipped,

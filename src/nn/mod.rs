@@ -57,6 +57,6 @@ pub use spec::{Activation, Arch, DeltaForm, DeltaNet, Experts, Latent, Recurrenc
 pub use split::{Cuts, Groups, Slice, SpGrid, SpImpl, Split};
 pub use store::{Grads, ParamStore, Pass, ROOT, Weights};
 pub use teach::TeacherPass;
-pub use teacher::{Teacher, TeacherChunk, TeacherStats};
+pub use teacher::{StudentRows, Teacher, TeacherChunk, TeacherStats};
 pub use tuning::Tuning;
 pub use workspace::{Workspace, WorkspaceOptions};

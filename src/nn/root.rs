@@ -7,7 +7,7 @@ use super::saved::{AdapterScratch, Scratch};
 use super::sequences::{LossRows, SequenceRows};
 use super::split::Slice;
 use super::store::{Grads, Weights};
-use super::teacher::{Teacher, TeacherChunk, TeacherStats};
+use super::teacher::{StudentRows, Teacher, TeacherChunk, TeacherStats};
 use super::tensor::Tensor;
 use crate::base::{DType, Error, Result};
 use crate::comm::Tag;
@@ -221,7 +221,7 @@ impl Root {
             self.project(cx, w, h, adapter, logits.rows_mut(rows))?;
             match (self.score, losses.teacher.is_some()) {
                 (true, _) => self.scores(cx, &band, logits, losses)?,
-                (_, true) => self.distill(cx, shape, &band, logits, losses)?,
+                (_, true) => self.distill(cx, shape, &band, logits, [part_stats, all_stats], losses)?,
                 (_, false) => self.token_losses(cx, shape, &band, logits, [part_stats, all_stats], losses)?,
             }
             if let Some((grads, dh)) = &mut backward {
@@ -266,9 +266,9 @@ impl Root {
             let (scale, loss) =
                 (losses.scales.map(|scales| scales.slice(band.clone())), losses.sums.reborrow().slice(band.clone()));
             let (targets, logits) = (cx.batch.targets.slice(band.clone()), logits.rows_mut(band.len()));
-            if let Some(entropies) = losses.entropies.as_mut().filter(|_| cx.dev.has_entropies() && !self.words.cut()) {
-                let (entropies, logits) = (entropies.reborrow().slice(band.clone()), logits.as_view());
-                cx.dev.row_entropies(RowEntropies { shape, targets, logits, entropies })?;
+            if let Some(entropies) = &mut losses.entropies {
+                let entropies = entropies.reborrow().slice(band.clone());
+                self.entropies(cx, shape, targets, logits.as_view(), entropies)?;
             }
             return self.cross_entropy(cx, shape, targets, (true, scale), logits, [part_stats, all_stats], loss);
         };
@@ -319,13 +319,18 @@ impl Root {
         shape: CrossEntropyShape,
         band: &Range<usize>,
         logits: &mut Tensor,
+        stats: [&mut Tensor; 2],
         losses: &mut LossSums,
     ) -> Result<()> {
         let LossSums { sums, scales: Some(scale), teacher: Some(teacher), .. } = losses else {
             return Err(Error::op("distill", "a teacher needs the scale of gradients"));
         };
         let (targets, rows) = (cx.batch.targets.slice(band.clone()), band.len());
-        let TeacherChunk { terms, logits: teacher, stats: TeacherStats { own, all } } = teacher.chunk(band)?;
+        let TeacherChunk { terms, logits: teacher, stats: TeacherStats { own, all }, student } = teacher.chunk(band)?;
+        if let Some(StudentRows { losses, entropies }) = student {
+            self.entropies(cx, shape, targets, logits.rows(rows), entropies)?;
+            self.cross_entropy(cx, shape, targets, (true, None), logits.rows_mut(rows), stats, losses)?;
+        }
         let (part, stats) = (self.part(), own.rows_mut(rows));
         let both = DistillPart { shape, part, terms, targets, teacher, logits: logits.rows(rows), stats };
         cx.dev.distill_part(both)?;
@@ -334,6 +339,21 @@ impl Root {
             let (logits, loss) = (logits.reborrow(), loss.reborrow());
             cx.dev.distill_finish(DistillFinish { shape, part, terms, targets, teacher, stats, scale, logits, loss })
         })
+    }
+
+    /// Assigns the entropies, where the device has them and this rank all logits.
+    fn entropies(
+        &self,
+        cx: &Cx,
+        shape: CrossEntropyShape,
+        targets: View,
+        logits: View,
+        entropies: ViewMut,
+    ) -> Result<()> {
+        match cx.dev.has_entropies() && !self.words.cut() {
+            true => cx.dev.row_entropies(RowEntropies { shape, targets, logits, entropies }),
+            false => Ok(()),
+        }
     }
 
     /// With a sharded vocabulary, ranks exchange three numbers per row, never logits.

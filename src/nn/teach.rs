@@ -5,7 +5,7 @@ use super::root::Root;
 use super::saved::{AdapterScratch, Scratch};
 use super::split::Groups;
 use super::store::{ParamStore, Pass, ROOT, Weights};
-use super::teacher::{Teacher, TeacherChunk, TeacherStats};
+use super::teacher::{StudentRows, Teacher, TeacherChunk, TeacherStats};
 use super::tensor::{Tensor, TensorShape};
 use super::workspace::{Fixed, Workspace};
 use crate::base::{Category, DType, Result};
@@ -26,6 +26,7 @@ pub struct TeacherPass<'a> {
     adapter: &'a mut AdapterScratch,
     terms: DistillTerms,
     stats: &'a mut TeacherStats,
+    student: Option<StudentRows<'a>>,
 }
 
 impl Decoder {
@@ -40,14 +41,14 @@ impl Decoder {
         })
     }
 
-    /// Runs the blocks as a teacher. `terms`: without its own softcap.
+    /// Runs the blocks as a teacher. `terms`: without its own softcap. `student`: of all rows of this rank.
     pub fn teach<'a>(
         &'a self,
         dev: &'a dyn Device,
         store: &'a mut dyn ParamStore,
         batch: &Batch<'a>,
         (ws, stats): (&'a mut Workspace, &'a mut TeacherStats),
-        terms: DistillTerms,
+        (terms, student): (DistillTerms, Option<StudentRows<'a>>),
     ) -> Result<TeacherPass<'a>> {
         batch.rows(ws.tokens(), true)?;
         let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, still_table, .. }, groups, .. } = ws;
@@ -61,7 +62,7 @@ impl Decoder {
         let terms = DistillTerms { teacher_cap: self.root.logit_cap, ..terms };
         let width = h.width();
         let h = cx.whole(h.rows(rows), whole)?;
-        Ok(TeacherPass { root: &self.root, cx, w, h, width, logits, adapter, terms, stats })
+        Ok(TeacherPass { root: &self.root, cx, w, h, width, logits, adapter, terms, stats, student })
     }
 }
 
@@ -76,6 +77,11 @@ impl Teacher for TeacherPass<'_> {
     fn chunk(&mut self, band: &Range<usize>) -> Result<TeacherChunk<'_>> {
         let h = self.h.rows.slice(band.start * self.width..band.end * self.width);
         self.root.project(&self.cx, self.w, h, self.adapter, self.logits.rows_mut(band.len()))?;
-        Ok(TeacherChunk { terms: self.terms, logits: self.logits.rows(band.len()), stats: self.stats })
+        Ok(TeacherChunk {
+            terms: self.terms,
+            logits: self.logits.rows(band.len()),
+            stats: self.stats,
+            student: self.student.as_mut().map(|rows| rows.slice(band)),
+        })
     }
 }

@@ -25,11 +25,6 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Texts of a rank that are written at once, at most.
 const TEXTS: usize = 64;
 
-/// Whether the run samples what it learns from.
-pub fn samples(s: &Settings) -> bool {
-    s.objective.is_grpo() && s.objective.reward.is_some()
-}
-
 /// The files of prompts.
 fn files(s: &Settings) -> Result<Vec<PathBuf>> {
     let paths = s.data.dataset.iter().flatten().map(PathBuf::from).collect::<Vec<_>>();
@@ -42,22 +37,20 @@ fn files(s: &Settings) -> Result<Vec<PathBuf>> {
     };
     match paths.iter().find(|path| !path.to_string_lossy().ends_with(prompts::FILE)) {
         Some(path) => Err(wrong(path)),
-        None if paths.is_empty() => {
-            Err(Error::input("--reward: there is nothing to sample from; add --dataset FILE.jsonl"))
-        }
+        None if paths.is_empty() => Err(Error::input("there are no prompts to sample from: add --dataset FILE.jsonl")),
         None => Ok(paths),
     }
 }
 
 /// Refuses what sampling cannot do.
 pub fn check(s: &Settings) -> Result<()> {
-    if !samples(s) {
+    if !s.objective.samples() {
         return Ok(());
     }
     if s.parallel.ring_attn_size.is_some_and(|ranks| ranks > 1) {
         return Err(Error::input(
-            "--reward with --ring-attn-size: ranks that share sequences sum attention in another order than the sampler, so \
-             the samples would be off-policy; remove it",
+            "--ring-attn-size: ranks that share sequences sum attention in another order than the sampler, so the samples \
+             would be off-policy; remove it",
         ));
     }
     rewards::Rewards::check(s)?;
@@ -66,7 +59,7 @@ pub fn check(s: &Settings) -> Result<()> {
 
 /// How much a rank samples at once.
 pub fn size(s: &Settings) -> Result<Option<SamplerSize>> {
-    if !samples(s) {
+    if !s.objective.samples() {
         return Ok(None);
     }
     let (count, group) = (longest(s)?, set(&s.generate.group_size, "generate.group_size")?);
@@ -89,7 +82,7 @@ pub fn placeholders(
     spec: &Spec,
     dir: &Path,
 ) -> Result<Option<Vec<PathBuf>>> {
-    if !samples(s) {
+    if !s.objective.samples() {
         return Ok(None);
     }
     let encoder = PromptEncoder::new(s, format.clone(), tokenizer, spec);
@@ -97,15 +90,23 @@ pub fn placeholders(
     let (count, group) = (longest(s)?, set(&s.generate.group_size, "generate.group_size")?);
     let mut text = String::new();
     let mut index = 0;
+    let mut shortest = usize::MAX;
     for path in files(s)? {
         for (row, fields) in prompts::rows(&path)? {
             rewards.check_row(&fields, &row.place)?;
             let ids = encoder.encode(&row)?;
+            shortest = shortest.min(ids.len());
             let sample = json!({"ids": vec![0; count], "logprobs": vec![0; count], "reward": index});
             text += &json!({"prompt_ids": ids, "samples": vec![sample; group]}).to_string();
             text.push('\n');
             index += 1;
         }
+    }
+    if let Some(most) = s.data.max_len.filter(|&most| shortest + count > most) {
+        return Err(Error::input(format!(
+            "--max-len {most} has no room for any prompt with its sample: the shortest prompt has {shortest} tokens, and a \
+             sample up to {count}. Lower --max-new-tokens, or raise --max-len"
+        )));
     }
     let path = dir.join(format!("prompts-{:016x}.jsonl", xxh3_64(text.as_bytes())));
     if !path.exists() {

@@ -65,8 +65,9 @@ fn sequences(row: &PreviewRow, objective: Objective) -> Vec<ShownSequence<'_>> {
         }
         PreviewRow::Group(samples, rewards) => {
             let mut advantages = Vec::new();
-            if let Objective::Grpo(grpo) = objective {
-                grpo.advantages(rewards, &mut advantages);
+            match objective {
+                Objective::Grpo(grpo) => grpo.advantages(rewards, &mut advantages),
+                _ => advantages.resize(rewards.len(), 0.0),
             }
             let each = samples.iter().enumerate().zip(rewards.iter().zip(advantages));
             let shown = each.map(|((i, sample), (reward, advantage))| {

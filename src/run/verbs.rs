@@ -52,9 +52,9 @@ pub const VERBS: [VerbLine; 14] = [
     },
     VerbLine {
         name: "distill",
-        about: "learn from a larger model: --teacher MODEL",
+        about: "learn from a larger model: --teacher MODEL, with --on-policy from its view of the model's own samples",
         words: &[MODEL, DATA],
-        flags: &[],
+        flags: &["--objective", "distill"],
         instead: &[NO_MODEL, NO_DATA],
     },
     VerbLine {

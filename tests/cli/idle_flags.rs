@@ -226,6 +226,7 @@ fn inputs(dir: &Dir) -> PathBuf {
     };
     write("rollouts.jsonl", &rows(&sampled));
     write("others.jsonl", &rows(&|i| sampled(i + 1)));
+    write("texts.jsonl", &rows(&|i| json!({"text": format!("a {i}")})));
     write("prompts.jsonl", &rows(&|i| json!({"prompt": format!("a {i}"), "answer": i})));
     write(
         "chat.jsonl",

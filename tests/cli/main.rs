@@ -26,6 +26,7 @@ mod metrics_schema;
 mod mixture;
 mod nonfinite_steps;
 mod on_policy;
+mod on_policy_distill;
 mod grpo;
 mod kto;
 mod precompute;

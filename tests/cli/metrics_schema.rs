@@ -161,6 +161,14 @@ fn every_line_of_a_metrics_file_is_as_the_schema_says() {
     let output = experts.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     lines.check(&schema, &dir.path("experts.jsonl"));
+    // A teacher of samples.
+    fs::write(dir.path("prompts.jsonl"), "{\"prompt_ids\": [1, 2]}\n".repeat(4)).unwrap();
+    let mut student = std::process::Command::new(FSDP);
+    let on_policy = "--pretrain experts --teacher experts --on-policy --dataset prompts.jsonl --max-new-tokens 2 --max-len 8 \
+                     --batch-size 1 --max-steps 1 --nproc-per-node 1 --metrics-path student.jsonl";
+    let output = student.args(on_policy.split_whitespace()).current_dir(dir.path("")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    lines.check(&schema, &dir.path("student.jsonl"));
     // A run that fails.
     let failed = dir.arg("failed.jsonl");
     let bad = ["--loss-scale", "1e30", "--precision", "fp16", "--max-bad-steps", "1", "--max-steps", "8"];

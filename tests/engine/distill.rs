@@ -7,7 +7,7 @@ use crate::preference::{PAIRS_OF_RANKS, documents, gradients, holds_what_is_plan
 use flatshard::base::{Category, DType, Result};
 use flatshard::ckpt::{Checkpointer, hf};
 use flatshard::comm::MeshSizes;
-use flatshard::data::MicroBatch;
+use flatshard::data::{MicroBatch, SampleRow};
 use flatshard::engine::{Engine, EngineOptions, Step, StepReport, Strategy, Teaching};
 use flatshard::nn::{Checkpointing, Spec};
 use flatshard::optim::Moments;
@@ -26,6 +26,9 @@ struct Golden {
     teacher: Spec,
     /// Prompts and answers.
     rows: Vec<(Vec<u32>, Vec<u32>)>,
+    /// By row and token of the answer.
+    logprobs: Vec<Vec<f32>>,
+    entropy: f64,
     cases: Vec<(String, Value)>,
     gradients: HashMap<String, Vec<f32>>,
 }
@@ -38,6 +41,8 @@ impl Golden {
             spec: hf::read(&file("preference/policy")).unwrap(),
             teacher: hf::read(&file("distill/teacher")).unwrap(),
             rows: values["rows"].as_array().unwrap().iter().map(|r| (ids(&r["prompt"]), ids(&r["answer"]))).collect(),
+            logprobs: serde_json::from_value(values["logprobs"].clone()).unwrap(),
+            entropy: values["entropy"].as_f64().unwrap(),
             cases: values["cases"].as_object().unwrap().iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
             gradients: Tensors::read(&file("distill/gradients.safetensors")).floats,
         }
@@ -45,13 +50,25 @@ impl Golden {
     /// The micro-batches of data-parallel rank `rank` of `of`, each of `size` rows.
     fn batches(&self, rank: usize, of: usize, size: usize) -> Vec<MicroBatch> {
         let own = self.rows.len() / of;
-        let batch = |first: usize| documents(self.rows[first..first + size].iter().map(|(p, a)| (p, a)));
+        let batch = |first: usize| {
+            let plain = documents(self.rows[first..first + size].iter().map(|(p, a)| (p, a)));
+            let group = |i: usize| {
+                let ((prompt, ids), logprobs) = (&self.rows[i], &self.logprobs[i]);
+                vec![SampleRow { prompt, ids, logprobs, reward: 0.0 }]
+            };
+            MicroBatch { recorded: MicroBatch::from_groups((first..first + size).map(group)).recorded, ..plain }
+        };
         (rank * own..(rank + 1) * own).step_by(size).map(batch).collect()
     }
     fn options(&self, case: &Value, strategy: Arc<dyn Strategy>) -> EngineOptions {
         let number = |key: &str| case[key].as_f64().unwrap();
-        let teaching =
-            Teaching { spec: self.teacher.clone(), alpha: number("alpha"), temperature: number("temperature") };
+        let on_policy = case["on_policy"] == true;
+        let teaching = Teaching {
+            spec: self.teacher.clone(),
+            alpha: number("alpha"),
+            temperature: number("temperature"),
+            on_policy,
+        };
         let plain = options(&self.spec, strategy, SGD);
         EngineOptions { teacher: Some(teaching), grad_clip: 0.0, tokens: 200, ..plain }
     }
@@ -111,6 +128,15 @@ fn losses_and_gradients_agree_with_pytorch() {
                 let (ours, theirs) = (reports[0].loss, case["loss"].as_f64().unwrap());
                 let what = format!("{name} on {sizes:?}, {size} rows a micro-batch");
                 assert!((ours - theirs).abs() < 1e-5 * theirs, "{what}: loss {ours}, PyTorch {theirs}");
+                if let Some(student) = &reports[0].student {
+                    let t = case["temperature"].as_f64().unwrap();
+                    assert!((student.reverse_kl - theirs / t / t).abs() < 1e-5, "{what}: {student:?}");
+                    assert_eq!(student.completion_tokens, golden.step().tokens, "{what}");
+                    assert!(student.logprob_mismatch < 1e-5, "{what}: {student:?}");
+                    let near = student.entropy.map(|entropy| (entropy - golden.entropy).abs() < 1e-5);
+                    assert_eq!(near, (sizes.tp == 1).then_some(true), "{what}: {student:?}");
+                }
+                assert_eq!(reports[0].student.is_some(), name.starts_with("own"));
                 for (tensor, error) in errors(&golden, name, &fragments) {
                     assert!(error < 1e-5, "{what}: gradient of {tensor}: {error:.1e}");
                     worst = worst.max(error);
@@ -143,7 +169,8 @@ fn every_store_has_the_same_bits() {
     let golden = Golden::read();
     for dtype in [DType::F32, DType::Bf16] {
         let outcome = |strategy: Arc<dyn Strategy>| {
-            let options = golden.options(&golden.cases[1].1, strategy);
+            let (_, case) = golden.cases.iter().find(|(name, _)| name == "own_warm").unwrap();
+            let options = golden.options(case, strategy);
             let results = ranks(3, |rank| {
                 let (mut engine, mut reports) = (engine(&rank, &options)?, Vec::new());
                 let batches = golden.batches(rank.rank, 3, 1);
@@ -196,8 +223,8 @@ fn logits_of_a_teacher_are_never_whole() {
 fn a_teacher_is_planned_and_a_step_allocates_nothing() {
     let golden = Golden::read();
     for (sizes, dtype) in PAIRS_OF_RANKS.into_iter().flat_map(|sizes| [(sizes, DType::F32), (sizes, DType::Bf16)]) {
-        for strategy in kinds(dtype) {
-            let options = golden.options(&golden.cases[0].1, strategy);
+        for (i, strategy) in kinds(dtype).into_iter().enumerate() {
+            let options = golden.options(&golden.cases[i % golden.cases.len()].1, strategy);
             mesh_ranks(sizes, |rank| {
                 let mut engine = engine(&rank, &options)?;
                 let batches = golden.batches(rank.mesh.dp.rank(), rank.mesh.dp.size(), 3);

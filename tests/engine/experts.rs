@@ -337,7 +337,7 @@ fn sparse_models_teach_and_learn() {
         Spec { layers: 2, ff: 30, dim: 16, experts, ..spec }
     };
     let of = |spec: &Spec, teacher: Option<&Spec>, sizes: MeshSizes, seed| {
-        let teaching = |spec: &Spec| Teaching { spec: spec.clone(), alpha: ALPHA, temperature: 2.0 };
+        let teaching = |spec: &Spec| Teaching { spec: spec.clone(), alpha: ALPHA, temperature: 2.0, on_policy: false };
         let options = EngineOptions {
             teacher: teacher.map(teaching),
             aux_coef: if spec.experts.is_some() { 0.5 } else { 0.0 },

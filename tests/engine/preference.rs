@@ -329,6 +329,7 @@ fn evaluation_counts_real_answers() {
                 experts: None,
                 preference: Some(sums.means()),
                 rollouts: None,
+                student: None,
                 grad_norm: 0.0,
                 skipped: false,
                 loss_scale: None,

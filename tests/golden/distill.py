@@ -5,7 +5,8 @@
 The policy of preference/ is the student, and a wider random Llama of the same vocabulary the teacher. Six prompts with
 answers; the loss of an answer's token is (1 - alpha) CE + alpha T^2 KL(teacher || student), with both models' logits
 divided by T in the divergence, and the loss of the step is its mean over all answers' tokens: in fp32 with eager
-attention, with every gradient of the student.
+attention, with every gradient of the student. The cases `own` take the answers as samples of the student: their loss is
+T^2 KL(student || teacher).
 """
 
 import copy
@@ -24,6 +25,8 @@ CASES = {
     "half": dict(alpha=0.5, temperature=1.0),
     "warm": dict(alpha=0.3, temperature=2.5),
     "all": dict(alpha=1.0, temperature=0.7),
+    "own": dict(alpha=1.0, temperature=1.0, on_policy=True),
+    "own_warm": dict(alpha=1.0, temperature=1.7, on_policy=True),
 }
 
 
@@ -39,15 +42,24 @@ def wider(seed):
     return made
 
 
-def losses(student, teacher, prompt, answer, alpha, temperature):
+def losses(student, teacher, prompt, answer, alpha, temperature, on_policy=False):
     """By token of the answer."""
     ids = torch.tensor(prompt + answer)
     own = student(ids[None]).logits[0, len(prompt) - 1:-1].float()
     with torch.no_grad():
         taught = F.log_softmax(teacher(ids[None]).logits[0, len(prompt) - 1:-1].float() / temperature, dim=-1)
-    divergence = F.kl_div(F.log_softmax(own / temperature, dim=-1), taught, log_target=True, reduction="none").sum(-1)
+    told = F.log_softmax(own / temperature, dim=-1)
+    apart = [taught, told] if on_policy else [told, taught]
+    divergence = F.kl_div(*apart, log_target=True, reduction="none").sum(-1)
     entropy = F.cross_entropy(own, ids[len(prompt):], reduction="none")
     return (1 - alpha) * entropy + alpha * temperature**2 * divergence
+
+
+def known(student, prompt, answer):
+    """The log-probabilities of the answer's tokens, and the entropies where they are chosen."""
+    with torch.no_grad():
+        told = F.log_softmax(student(torch.tensor(prompt + answer)[None]).logits[0, len(prompt) - 1:-1].float(), dim=-1)
+    return told.gather(1, torch.tensor(answer)[:, None])[:, 0].tolist(), (-(told.exp() * told).sum(-1)).tolist()
 
 
 def main():
@@ -56,6 +68,10 @@ def main():
     copy.deepcopy(teacher).bfloat16().save_pretrained(HERE / "teacher")
     (HERE / "teacher" / "generation_config.json").unlink(missing_ok=True)
     values, grads = {"rows": [dict(prompt=row["prompt"], answer=row["chosen"]) for row in pairs], "cases": {}}, {}
+    samples = [known(student, row["prompt"], row["chosen"]) for row in pairs]
+    values["logprobs"] = [logprobs for logprobs, _ in samples]
+    entropies = [x for _, entropies in samples for x in entropies]
+    values["entropy"] = sum(entropies) / len(entropies)
     for case, settings in CASES.items():
         student.zero_grad()
         loss = torch.cat([losses(student, teacher, row["prompt"], row["chosen"], **settings) for row in pairs]).mean()

@@ -199,6 +199,7 @@ fn columns(row: &RunRow) -> Value {
         ("accuracy", of(|s| s.accuracy)),
         ("reward_mean", of(|s| s.reward_mean)),
         ("kl", of(|s| s.kl)),
+        ("reverse_kl", of(|s| s.reverse_kl)),
         ("entropy", of(|s| s.entropy)),
         ("completion_tokens", of(|s| s.completion_tokens)),
     ];

@@ -20,7 +20,7 @@ const METRICS = [
   ['loss', 'Loss', 'per token', 1], ['apart', '', '', 1],
   ['reward_mean', 'Reward', '', 1], ['reward_margin', 'Reward margin', '', 1], ['reward_accuracy', 'Reward accuracy', '%', 100],
   ['accuracy', 'Accuracy', '%', 100], ['reward_chosen', 'Reward of chosen answers', '', 1], ['reward_rejected', 'Reward of rejected answers', '', 1],
-  ['kl', 'KL to the reference', 'nats', 1], ['entropy', 'Entropy', 'nats', 1], ['completion_tokens', 'Sampled tokens', 'per step', 1], ['tokens_per_sec', 'Throughput', 'tokens/s', 1],
+  ['kl', 'KL to the reference', 'nats', 1], ['reverse_kl', 'KL to the teacher', 'nats', 1], ['entropy', 'Entropy', 'nats', 1], ['completion_tokens', 'Sampled tokens', 'per step', 1], ['tokens_per_sec', 'Throughput', 'tokens/s', 1],
   ['grad_norm', 'Gradient norm', '', 1], ['step_time_s', 'Step time', 'ms', 1e3],
   ['exposed_comm_s', 'Exposed communication', 'ms', 1e3], ['peak_mem_bytes', 'Peak memory per rank', 'MiB', 1 / (1 << 20)],
   ['lr', 'Learning rate', '', 1], ['mfu', 'MFU', '%', 100], ['sol', '% of peak', '%', 100], ['data_time_s', 'Waiting for data', 'ms', 1e3],

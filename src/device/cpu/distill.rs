@@ -34,10 +34,11 @@ pub fn part<T: Float>(op: DistillPart) -> Result<()> {
         let mut sums = [0f64; 4];
         for (&x, y) in row.iter().zip(teacher) {
             let (z, y) = (logit(x) - max, taught(y) - top);
-            let p = exp(y / t);
-            // A word that the teacher never says adds nothing.
-            let apart = if p > 0.0 { p * ((y - z) / t) } else { 0.0 };
-            for (sum, x) in sums.iter_mut().zip([exp(z), exp(z / t), p, apart]) {
+            let (q, p) = (exp(z / t), exp(y / t));
+            // A word that the weighting model never says adds nothing.
+            let (weight, apart) = if terms.reverse { (q, z - y) } else { (p, y - z) };
+            let apart = if weight > 0.0 { weight * (apart / t) } else { 0.0 };
+            for (sum, x) in sums.iter_mut().zip([exp(z), q, p, apart]) {
                 *sum += x as f64;
             }
         }
@@ -63,18 +64,21 @@ pub struct DistillRow<'a> {
 
 /// The statistics of the whole vocabulary.
 #[inline(always)]
-fn merge(parts: impl Iterator<Item = RowStats> + Clone, t: f32) -> RowStats {
+fn merge(parts: impl Iterator<Item = RowStats> + Clone, t: f32, reverse: bool) -> RowStats {
     let max = parts.clone().fold(f32::MIN, |max, part| max.max(part[0]));
     let top = parts.clone().fold(f32::MIN, |top, part| top.max(part[4]));
     let mut all = [max, 0.0, 0.0, 0.0, top, 0.0, 0.0];
     for [part_max, total, total_t, at_target, part_top, total_p, apart] in parts {
         let (down, below) = (part_max - max, part_top - top);
-        let factor = exp(below / t);
+        let (of_student, of_teacher) = (exp(down / t), exp(below / t));
         all[1] += total * exp(down);
-        all[2] += total_t * exp(down / t);
+        all[2] += total_t * of_student;
         all[3] += at_target;
-        all[5] += total_p * factor;
-        all[6] += factor * (apart + total_p * ((below - down) / t));
+        all[5] += total_p * of_teacher;
+        all[6] += match reverse {
+            true => of_student * (apart + total_t * ((down - below) / t)),
+            false => of_teacher * (apart + total_p * ((below - down) / t)),
+        };
     }
     all
 }
@@ -86,19 +90,30 @@ pub fn finish<T: Float>(of: &DistillRow, row: &mut [T], teacher: &[T]) -> f64 {
         row.fill(T::from_f32(0.0));
         return 0.0;
     }
-    let DistillTerms { alpha, temperature: t, teacher_cap } = of.terms;
-    let [max, total, total_t, at_target, top, total_p, apart] = merge(of.stats.iter().step_by(of.apart).copied(), t);
+    let DistillTerms { alpha, temperature: t, teacher_cap, reverse } = of.terms;
+    let parts = of.stats.iter().step_by(of.apart).copied();
+    let [max, total, total_t, at_target, top, total_p, apart] = merge(parts, t, reverse);
     let (hot, taught) = (column(&of.shape, &of.part, of.target), taught::<T>(teacher_cap));
     let (own, both) = ((1.0 - alpha) / total, [alpha * t / total_t, alpha * t / total_p]);
+    let mean = apart / total_t;
     capped!(of.shape.softcap, _logit, with_slope => for (at, (x, y)) in row.iter_mut().zip(teacher).enumerate() {
         let (z, slope) = with_slope(*x);
         let (z, y) = (z - max, taught(y) - top);
         let hot = if hot == Some(at) { 1.0 - alpha } else { 0.0 };
-        let gradient = own * exp(z) - hot + both[0] * exp(z / t) - both[1] * exp(y / t);
+        let q = both[0] * exp(z / t);
+        let pull = match (reverse, q > 0.0) {
+            (false, _) => q - both[1] * exp(y / t),
+            (true, true) => q * ((z - y) / t - mean),
+            (true, false) => 0.0,
+        };
+        let gradient = own * exp(z) - hot + pull;
         *x = T::from_f32(of.scale * slope * gradient);
     });
     let [total, total_t, total_p, apart] = [total, total_t, total_p, apart].map(f64::from);
     let entropy = total.ln() + (max - at_target) as f64;
-    let divergence = apart / total_p + total_t.ln() - total_p.ln();
+    let divergence = match reverse {
+        true => apart / total_t + total_p.ln() - total_t.ln(),
+        false => apart / total_p + total_t.ln() - total_p.ln(),
+    };
     (1.0 - alpha) as f64 * entropy + (alpha * t * t) as f64 * divergence
 }

@@ -4,7 +4,7 @@ use super::launch::{GpuDevice, by_dtype};
 use super::loss::threads;
 use super::scratch::{Indexed, LaunchScratch, words};
 use crate::ops::{DistillFinish, DistillPart};
-use flatshard_base::Result;
+use flatshard_base::{Error, Result};
 
 /// Threads of a CTA, and of an SM, that the registers of these kernels allow.
 const MOST: u32 = 512;
@@ -14,6 +14,9 @@ pub fn part(gpu: &GpuDevice, op: DistillPart) -> Result<()> {
     const OP: &str = DistillPart::OP;
     let (n, dtype) = (op.check()?, op.logits.dtype());
     let DistillPart { shape, part, terms, targets, teacher, logits, stats } = op;
+    if terms.reverse {
+        return Err(Error::op(OP, "GPUs have no kernel of the reverse divergence"));
+    }
     let variant = by_dtype!(OP, dtype, "distill_part")?;
     if n == 0 {
         return Ok(());

@@ -1,9 +1,9 @@
 //! Operands of knowledge distillation (Hinton et al. 2015, "Distilling the Knowledge in a Neural Network"), over a
 //! whole vocabulary or over ranks' shards of it. R: rows of logits.
 //!
-//! The loss of a row is `(1 - alpha) CE(target) + alpha T^2 KL(teacher || student)`, where both distributions of the
-//! divergence are softmaxes of logits / T. [`DistillPart`] sums over the columns that a rank has, [`DistillFinish`]
-//! merges the sums of all ranks.
+//! The loss of a row is `(1 - alpha) CE(target) + alpha T^2 KL(teacher || student)`, or with the reverse divergence,
+//! `KL(student || teacher)`, where both distributions of the divergence are softmaxes of logits / T. [`DistillPart`]
+//! sums over the columns that a rank has, [`DistillFinish`] merges the sums of all ranks.
 use super::check::{float, read, rows, written};
 use super::loss::{CrossEntropyShape, VocabPart};
 use crate::{View, ViewMut};
@@ -18,12 +18,15 @@ pub struct DistillTerms {
     pub temperature: f32,
     /// The teacher's `final_logit_softcapping`; 0 disables it.
     pub teacher_cap: f32,
+    /// The divergence is that of the student from the teacher.
+    pub reverse: bool,
 }
 
 impl DistillTerms {
     /// Statistics (f32) per row. Of the student's logits z: their maximum m, the sums of exp(z - m) and of
     /// exp((z - m) / T), and the target's, or 0 if another rank has it. Of the teacher's logits y: their maximum t, and
-    /// the sums of p = exp((y - t) / T) and of p ((y - t) - (z - m)) / T. All are 0 in an ignored row.
+    /// the sums of p = exp((y - t) / T) and of p ((y - t) - (z - m)) / T; of the reverse divergence, q ((z - m) - (y -
+    /// t)) / T, where q = exp((z - m) / T). All are 0 in an ignored row.
     pub const STATS: usize = 7;
 }
 

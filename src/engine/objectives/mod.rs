@@ -10,6 +10,7 @@ mod sequences; // log-probabilities in, weights of sequences out
 mod rollouts; // log-probabilities in, weights of tokens out
 mod reference; // the frozen reference model
 mod teaching; // distillation
+mod students; // samples that a teacher corrects
 mod preference; // a micro-batch of answers, from reference to backward
 
 pub use dpo::Dpo;
@@ -21,6 +22,8 @@ pub(super) use reference::FrozenModel;
 pub use reference::ReferenceModel;
 pub use rm::Rm;
 pub(super) use sequences::Sequences;
+pub use students::StudentMeans;
+pub(super) use students::StudentSums;
 pub(super) use sums::SUMS;
 pub use sums::{PreferenceMeans, PreferenceSums, RolloutMeans};
 pub(super) use teaching::TeacherModel;

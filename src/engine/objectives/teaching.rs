@@ -1,10 +1,13 @@
 //! Distillation from a frozen teacher, sharded like the trained model. Never trains.
 use super::reference::FrozenModel;
+use super::students::{StudentMeans, StudentSamples, StudentSums};
 use crate::base::Result;
 use crate::comm::Mesh;
+use crate::data::MicroBatch;
 use crate::device::Device;
 use crate::device::ops::DistillTerms;
-use crate::nn::{Batch, Decoder, Groups, Pass, ROOT, Spec, Split, TeacherPass, TeacherStats, Tuning};
+use crate::engine::staging::StagedBatch;
+use crate::nn::{Decoder, Groups, Pass, ROOT, Spec, Split, TeacherPass, TeacherStats, Tuning};
 use crate::store::{Store, Strategy};
 use std::sync::Arc;
 
@@ -18,12 +21,16 @@ pub struct Teaching {
     pub alpha: f64,
     /// T, above 0.
     pub temperature: f64,
+    /// Micro-batches are samples of the student: the divergence is `KL(student || teacher)`, and their recorded
+    /// log-probabilities are compared with the student's.
+    pub on_policy: bool,
 }
 
 pub(in crate::engine) struct TeacherModel {
     model: FrozenModel,
     stats: TeacherStats,
     terms: DistillTerms,
+    samples: Option<StudentSamples>,
 }
 
 impl TeacherModel {
@@ -38,20 +45,42 @@ impl TeacherModel {
     ) -> Result<TeacherModel> {
         let model = FrozenModel::new(dev.clone(), mesh, (&teaching.spec, &Tuning::default()), split, strategy, tokens)?;
         let stats = model.decoder.teacher_stats(&*dev, &Groups::of(mesh), &model.workspace)?;
-        let (alpha, temperature) = (teaching.alpha as f32, teaching.temperature as f32);
-        Ok(TeacherModel { model, stats, terms: DistillTerms { alpha, temperature, teacher_cap: 0.0 } })
+        let terms = DistillTerms {
+            alpha: teaching.alpha as f32,
+            temperature: teaching.temperature as f32,
+            teacher_cap: 0.0,
+            reverse: teaching.on_policy,
+        };
+        let samples = teaching.on_policy.then(|| StudentSamples::new(&*dev, mesh, tokens)).transpose()?;
+        Ok(TeacherModel { model, stats, terms, samples })
     }
     /// The model and its store, to load weights into.
     pub fn model(&mut self) -> (&Decoder, &mut dyn Store) {
         (&self.model.decoder, &mut *self.model.store)
     }
     /// Runs the teacher up to its head.
-    pub fn begin<'a>(&'a mut self, dev: &'a dyn Device, batch: &Batch<'a>) -> Result<TeacherPass<'a>> {
+    pub fn begin<'a>(
+        &'a mut self,
+        dev: &'a dyn Device,
+        staged: &StagedBatch<'a>,
+        host: &MicroBatch,
+    ) -> Result<TeacherPass<'a>> {
         let FrozenModel { decoder, store, workspace } = &mut self.model;
-        decoder.teach(dev, &mut **store, batch, (workspace, &mut self.stats), self.terms)
+        let student = self.samples.as_mut().map(|samples| samples.begin(host, staged.local));
+        decoder.teach(dev, &mut **store, &staged.batch, (workspace, &mut self.stats), (self.terms, student))
     }
     /// After the end of the pass.
-    pub fn end(&mut self) -> Result<()> {
+    pub fn end(&mut self, dev: &dyn Device) -> Result<()> {
+        self.samples.as_mut().map_or(Ok(()), |samples| samples.end(dev))?;
         self.model.store.release(ROOT, Pass::Evaluate)
+    }
+    /// What is known of the student's samples since it was last taken, with those that the data set has; None.
+    pub fn take_totals(&mut self) -> Option<StudentSums> {
+        self.samples.as_mut().map(StudentSamples::take_totals)
+    }
+    /// From the sums of all ranks and the step's mean loss.
+    pub fn means(&self, sums: StudentSums, loss: f64) -> Option<StudentMeans> {
+        let squared = (self.terms.temperature as f64).powi(2);
+        self.samples.as_ref().map(|samples| samples.means(sums, loss / squared))
     }
 }

@@ -152,6 +152,7 @@ impl RunData {
         let options = RunData::options(s, tokenizer, spec)?;
         let parts = options.train.iter().map(|(options, weight)| Ok((Dataset::open(options)?, *weight)));
         let train = Dataset::mix(parts.collect::<Result<_>>()?)?;
+        let train = if s.objective.is_grpo() { train } else { train.uncompared() };
         let eval = options.eval.map(|options| Dataset::open(&options).map_err(of_evaluation)).transpose()?;
         if !s.only_converts() {
             train.check_row_settings(&[("packing_samples", d.packing_samples == Some(true))])?;
@@ -306,7 +307,7 @@ pub fn loader(s: &Settings, mesh: &MeshSizes, dp_rank: usize, held_out: &[u64]) 
         seed: set(&s.run.seed, "run.seed")?,
         packing: set(&s.data.packing_samples, "data.packing_samples")?,
         by_length: set(&s.data.group_by_length, "data.group_by_length")?,
-        passes: if s.objective.is_grpo() {
+        passes: if s.objective.has_groups() {
             set(&s.objective.updates_per_rollout, "objective.updates_per_rollout")?
         } else {
             1

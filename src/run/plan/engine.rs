@@ -195,6 +195,11 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
         OptimizerName::Sgd => Rule::Sgd { momentum: set(&o.momentum, "optim.momentum")? as f32, weight_decay },
     };
     computes(device, &spec)?;
+    if device != DeviceName::Cpu && s.objective.on_policy == Some(true) {
+        return Err(Error::input(
+            "--on-policy: GPUs have no kernel yet for the divergence from a teacher; use --device cpu",
+        ));
+    }
     let strategy = strategy(s, device, &spec)?;
     let checkpoint = checkpointing(f, spec.layers)?;
     let sequences = if s.objective.has_pairs() { 2 } else { 1 };

@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::Xxh3;
 pub fn objective(s: &Settings) -> Result<Objective> {
     let o = &s.objective;
     Ok(match set(&o.objective, "objective.objective")? {
-        ObjectiveName::Sft => Objective::Sft,
+        ObjectiveName::Sft | ObjectiveName::Distill => Objective::Sft,
         ObjectiveName::Rm => Objective::Rm(Rm),
         ObjectiveName::Kto => Objective::Kto(Kto {
             beta: set(&o.beta, "objective.beta")?,
@@ -54,7 +54,7 @@ fn longest(s: &Settings) -> Result<u64> {
 /// The recorded rollouts of GRPO.
 pub fn rollouts(s: &Settings) -> Result<Option<Vec<PathBuf>>> {
     match &s.objective.rollouts {
-        _ if !s.objective.is_grpo() || rollouts::samples(s) => Ok(None),
+        _ if !s.objective.is_grpo() || s.objective.samples() => Ok(None),
         Some(paths) => Ok(Some(paths.iter().map(PathBuf::from).collect())),
         None => Err(Error::input(
             "--objective grpo: there is nothing to learn from. Sample during training with --dataset PROMPTS.jsonl and \
@@ -68,6 +68,11 @@ pub fn check(s: &Settings) -> Result<()> {
     if s.lora.merge.is_none() {
         rollouts(s)?;
         rollouts::check(s)?;
+        if s.objective.objective == Some(ObjectiveName::Distill) && s.objective.teacher.is_none() {
+            return Err(Error::input(
+                "--objective distill: there is no teacher to learn from; add --teacher MODEL, a model of the same vocabulary",
+            ));
+        }
     }
     if !s.objective.scores() {
         return Ok(());
@@ -83,8 +88,8 @@ pub fn rows(s: &Settings, format: Format) -> Result<Format> {
     let o = &s.objective;
     let prompt = || set(&o.prompt_key, "objective.prompt_key");
     let (preferences, output_key) = match set(&o.objective, "objective.objective")? {
-        ObjectiveName::Sft => (None, format.output_key),
-        ObjectiveName::Grpo => (Some(Preferences::Rollouts), format.output_key),
+        _ if o.has_groups() => (Some(Preferences::Rollouts), format.output_key),
+        ObjectiveName::Sft | ObjectiveName::Distill | ObjectiveName::Grpo => (None, format.output_key),
         ObjectiveName::Dpo | ObjectiveName::Rm => {
             let keys = PairKeys {
                 prompt: prompt()?,
@@ -160,7 +165,8 @@ pub fn teacher(s: &Settings, spec: &Spec) -> Result<Option<Teaching>> {
         () => {
             let alpha = set(&s.objective.distill_alpha, "objective.distill_alpha")?;
             let temperature = set(&s.objective.distill_temperature, "objective.distill_temperature")?;
-            return Ok(Some(Teaching { spec: teacher, alpha, temperature }));
+            let on_policy = s.objective.on_policy == Some(true);
+            return Ok(Some(Teaching { spec: teacher, alpha, temperature, on_policy }));
         }
     };
     Err(Error::input(format!("--teacher {}: {wrong}", dir.display())))

@@ -119,7 +119,7 @@ impl Plan {
         let spec = model::spec(&mut s, &tokenizer)?;
         let tokenizer = tokenizer.for_model(spec.vocab);
         let tokenizer = data::resumed(tokenizer, &s.data, resume::newest(&s.checkpoint)?.as_deref())?;
-        let data = match (s.task.is_some() || s.objective.is_grpo()) && !s.only_converts() {
+        let data = match (s.task.is_some() || s.objective.has_groups()) && !s.only_converts() {
             true => {
                 // What the model or the machine cannot do is refused before a row is read.
                 let mut trial = s.clone();

@@ -1,7 +1,7 @@
 //! The samples of a step: drawn from the policy, judged, recorded, and put where the placeholders were. Never updates a
 //! weight.
 use super::rewards::{JudgedSample, Rewards};
-use super::{files, longest, samples};
+use super::{files, longest};
 use crate::base::{Error, Result};
 use crate::comm::Mesh;
 use crate::comm::exchange::Exchange;
@@ -37,7 +37,7 @@ impl StepSampler {
     /// None if the run learns from recorded samples, or from something else.
     pub fn new(plan: &Plan, mesh: &Mesh) -> Result<Option<StepSampler>> {
         let s = &plan.settings;
-        if !samples(s) {
+        if !s.objective.samples() {
             return Ok(None);
         }
         let rewards = Rewards::new(s)?;

@@ -39,6 +39,11 @@ pub fn imply(requested: &Value, defaults: &mut Value) {
             defaults["generate"]["group_size"] = json!(8);
         }
     }
+    if requested["objective"]["on_policy"] == true {
+        defaults["generate"]["temperature"] = json!(1.0);
+        // A sample is all that the teacher corrects: there are no labels.
+        defaults["objective"]["distill_alpha"] = json!(1.0);
+    }
     if !requested["batch"]["train_batch_size"].is_null() {
         defaults["batch"]["batch_size"] = Value::Null;
         defaults["batch"]["grad_accum"] = Value::Null;

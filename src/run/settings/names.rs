@@ -25,7 +25,7 @@ names!(
     Debug
 );
 names!(enum ArchName, "snake_case", Llama, Gpt);
-names!(enum ObjectiveName, "snake_case", Sft, Dpo, Rm, Kto, Grpo);
+names!(enum ObjectiveName, "snake_case", Sft, Dpo, Rm, Kto, Grpo, Distill);
 names!(enum LossName, "snake_case", Grpo, Dapo, DrGrpo);
 names!(enum OptimizerName, "snake_case", Adamw, Adamw8bit, Sgd, Muon);
 names!(enum SchedulerName, "snake_case", Constant, Linear, Cosine, CosineWithMinLr);

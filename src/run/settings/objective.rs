@@ -12,7 +12,8 @@ pub struct ObjectiveSettings {
     /// What is minimized. sft: the loss of tokens; dpo: direct preference optimization of pairs (rows with a prompt, a
     /// chosen and a rejected answer), where batch sizes count pairs; rm: a reward model of pairs; kto: Kahneman-Tversky
     /// optimization of rows with a prompt, an answer and a label; grpo: group relative policy optimization of
-    /// samples, drawn with --reward or recorded in --rollouts, where batch sizes count groups
+    /// samples, drawn with --reward or recorded in --rollouts, where batch sizes count groups; distill: what --teacher
+    /// says of the tokens of rows, or with --on-policy of the model's own samples
     #[arg(long)]
     pub objective: Option<ObjectiveName>,
     /// How strongly the policy is kept near the reference model. GRPO: factor of the KL divergence from it; 0, the
@@ -51,8 +52,8 @@ pub struct ObjectiveSettings {
     /// GRPO: a reward's command has this time for a sample, in seconds
     #[arg(long, value_name = "SECONDS")]
     pub reward_timeout: Option<f64>,
-    /// GRPO: append the samples with their rewards to this file, as --rollouts reads them; further data-parallel ranks
-    /// have files next to it [default: none]
+    /// Append the samples that are drawn, with their rewards, to this file, as --rollouts reads them; further
+    /// data-parallel ranks have files next to it [default: none]
     #[arg(long, value_name = "FILE")]
     pub record_rollouts: Option<PathBuf>,
     /// GRPO: how token losses are averaged. grpo: over each sample's tokens, then over samples; dapo: over all tokens
@@ -66,7 +67,7 @@ pub struct ObjectiveSettings {
     /// GRPO: a token's probability ratio has no gradient further than this above 1
     #[arg(long, value_name = "E")]
     pub clip_high: Option<f64>,
-    /// GRPO: optimizer steps on the rollouts of a step before the next ones
+    /// Optimizer steps on the samples of a step before the next ones
     #[arg(long, value_name = "N")]
     pub updates_per_rollout: Option<usize>,
     /// Reference model, a Hugging Face directory or a name of the hub, with the vocabulary of the trained model
@@ -81,6 +82,10 @@ pub struct ObjectiveSettings {
     /// of the trained model [default: no teacher]
     #[arg(long, value_name = "DIR")]
     pub teacher: Option<PathBuf>,
+    /// Distillation: sample --group-size texts of each prompt of --dataset, and learn from what the teacher says of
+    /// them: the divergence of the student from the teacher (reverse KL)
+    #[arg(long)]
+    pub on_policy: Option<bool>,
     /// Distillation: share of the divergence from the teacher in the loss, in (0, 1]; the rest is the loss of the
     /// labels
     #[arg(long, value_name = "A")]
@@ -131,9 +136,16 @@ impl ObjectiveSettings {
         let compares = self.is_grpo() && self.beta.is_some_and(|beta| beta > 0.0);
         compares || matches!(self.objective, Some(ObjectiveName::Dpo | ObjectiveName::Kto))
     }
-    /// Rows are groups of samples.
     pub fn is_grpo(&self) -> bool {
         self.objective == Some(ObjectiveName::Grpo)
+    }
+    /// The run samples what it learns from.
+    pub fn samples(&self) -> bool {
+        self.is_grpo() && self.reward.is_some() || self.on_policy == Some(true)
+    }
+    /// Rows are groups of samples.
+    pub fn has_groups(&self) -> bool {
+        self.is_grpo() || self.samples()
     }
     /// The model is a reward model.
     pub fn scores(&self) -> bool {

@@ -1,6 +1,6 @@
 //! The result of an evaluation, as a line and as an event; what else is known of judged answers. Never evaluates.
 use super::report;
-use crate::engine::{Objective, PreferenceMeans, RolloutMeans};
+use crate::engine::{Objective, PreferenceMeans, RolloutMeans, StudentMeans};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -54,6 +54,23 @@ impl RolloutRecord {
         let &RolloutMeans { reward_mean, reward_std, kl, clip_fraction, entropy, completion_tokens, logprob_mismatch } =
             means;
         RolloutRecord { reward_mean, reward_std, kl, clip_fraction, entropy, completion_tokens, logprob_mismatch }
+    }
+}
+
+/// Of a step's samples, with a teacher.
+#[derive(Serialize, Clone, Debug)]
+pub struct StudentRecord {
+    pub reverse_kl: f64,
+    /// Null where it is not computed.
+    pub entropy: Option<f64>,
+    pub completion_tokens: u64,
+    pub logprob_mismatch: f64,
+}
+
+impl StudentRecord {
+    pub fn new(means: &StudentMeans) -> StudentRecord {
+        let &StudentMeans { reverse_kl, entropy, completion_tokens, logprob_mismatch } = means;
+        StudentRecord { reverse_kl, entropy, completion_tokens, logprob_mismatch }
     }
 }
 

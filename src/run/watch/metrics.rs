@@ -1,6 +1,6 @@
 //! The metrics file: JSON lines, one an event, each flushed at once, so that a killed run leaves whole lines. Never
 //! computes what it writes; a float that is not finite becomes null.
-use super::evaluated::{PreferenceRecord, RolloutRecord};
+use super::evaluated::{PreferenceRecord, RolloutRecord, StudentRecord};
 use crate::base::{Error, Result, open};
 use crate::device::gpu::telemetry::Sample;
 use serde::Serialize;
@@ -72,6 +72,9 @@ pub struct StepRecord {
     /// Of the step's rollouts.
     #[serde(flatten)]
     pub rollouts: Option<RolloutRecord>,
+    /// Of the step's samples, with a teacher.
+    #[serde(flatten)]
+    pub student: Option<StudentRecord>,
     /// Spent on waiting for micro-batches, which a thread fills ahead.
     pub data_time_s: f64,
     /// The largest of any rank, when it was last looked at: in the first two steps and each sixteenth.

@@ -1,7 +1,7 @@
 //! Reports a run: the loop says what happened, and the metrics file, TensorBoard, the log and the progress bar each get
 //! it. Also measures what is only reported: time between steps, communication, memory, the GPU. Never changes what the
 //! loop does.
-use super::evaluated::{Evaluated, PreferenceRecord, RolloutRecord};
+use super::evaluated::{Evaluated, PreferenceRecord, RolloutRecord, StudentRecord};
 use super::gpu::GpuWatch;
 use super::health::Health;
 use super::log::RunLog;
@@ -268,6 +268,7 @@ impl<'a> Reporter<'a> {
             exposed_comm_s: comm.exposed_s - self.comm.exposed_s,
             comm_bytes: comm.bytes - self.comm.bytes,
             rollouts: report.rollouts.as_ref().map(RolloutRecord::new),
+            student: report.student.as_ref().map(StudentRecord::new),
             preference: report.preference.map(|means| PreferenceRecord::new(&means, &self.plan.engine.objective)),
             data_time_s: done.data_time_s,
             mem_bytes: bytes.now,
