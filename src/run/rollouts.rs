@@ -7,8 +7,10 @@
 
 /// Samples of a step, with their rewards.
 pub mod sampling;
-/// Rewards: built-in checkers and programs.
+/// Rewards: built-in checkers, and their sums.
 pub mod rewards;
+mod program; // rewards of other programs
+mod schema; // JSON schemas
 
 use crate::base::{Error, Result};
 use crate::data::{Format, Tokenizer};

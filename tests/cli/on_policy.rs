@@ -110,7 +110,7 @@ fn a_reward_that_cannot_be_computed_names_the_row_and_the_command() {
     let program = "while read l; do echo '{\"reward\": 0.25}'; done";
     let steps = train(&dir, "--batch-size 2 --max-steps 2 --nproc-per-node 2", &[program]);
     assert!(steps.iter().all(|step| number(step, "reward_mean") == 0.25), "{steps:?}");
-    for (command, says) in [("exit 7", "exit status: 7"), ("while read l; do echo none; done", "wrote none")] {
+    for (command, says) in [("exit 7", "exit status: 7"), ("while read l; do echo none; done", "wrote \"none\"")] {
         let _ = fs::remove_file(dir.path("m.jsonl"));
         let flags = ["--batch-size", "2", "--nproc-per-node", "1", "--max-steps", "2", "--reward", command];
         let ended = run(&dir, &flags);

@@ -153,6 +153,9 @@ impl<'a> Trainer<'a> {
         if let Some(sampler) = &mut self.sampler {
             self.tracer.phase(batch.step, "sample");
             sampler.sample(&mut self.engine, &mut batch)?;
+            for what in sampler.take_repeated() {
+                self.watch.say(LogLevel::Warn, format_args!("step {}: {what}; it was started again", batch.step));
+            }
         }
         let (step, agreed) = self.agree(&batch)?;
         let report = self.train_step(&batch, &step)?;

@@ -1,27 +1,15 @@
-//! Rewards of samples: built-in checkers, and programs that read and write JSON lines. Never samples, and never trains.
-use crate::base::{Error, Result, quote};
+//! Rewards of samples: built-in checkers, and the sum of several. Never samples, and never trains.
+use super::program::{JudgedSample, RewardProgram};
+use super::schema::JsonSchema;
+use crate::base::{Error, Result, open, quote};
 use crate::run::settings::Settings;
 use regex::Regex;
-use serde_json::{Map, Value, json};
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use serde_json::{Map, Value};
+use std::path::Path;
 use std::time::Duration;
 
 /// The field of a prompt's row that checkers compare with.
 const ANSWER: &str = "answer";
-
-/// A sample to be judged.
-pub struct JudgedSample<'a> {
-    /// The prompt's row, and where it is from.
-    pub row: &'a Map<String, Value>,
-    pub place: &'a str,
-    pub sample: usize,
-    pub step: u64,
-    pub prompt: &'a str,
-    pub text: &'a str,
-    pub ids: &'a [u32],
-}
 
 enum RewardKind {
     /// The text is the row's answer, without white space around them.
@@ -31,6 +19,8 @@ enum RewardKind {
     Pattern(Regex),
     /// The text is JSON.
     Json,
+    /// The text is JSON that the schema describes.
+    Schema(Box<JsonSchema>),
     /// 1 up to so many tokens, and 0 from twice as many on.
     Length(usize),
     Program(RewardProgram),
@@ -44,7 +34,12 @@ pub struct Rewards {
 impl Rewards {
     /// Refuses rewards that cannot be computed, without starting a program.
     pub fn check(s: &Settings) -> Result<()> {
-        Rewards::new(s).map(|_| ())
+        for (_, kind) in Rewards::new(s)?.all {
+            if let RewardKind::Program(program) = kind {
+                program.check()?;
+            }
+        }
+        Ok(())
     }
     pub fn new(s: &Settings) -> Result<Rewards> {
         let names = s.objective.reward.as_deref().unwrap_or_default();
@@ -60,6 +55,7 @@ impl Rewards {
                 ("exact", _) => RewardKind::Exact,
                 ("number", _) => RewardKind::Number,
                 ("json", _) => RewardKind::Json,
+                (_, Some(("json-schema", path))) => RewardKind::Schema(Box::new(schema(path).map_err(bad)?)),
                 (_, Some(("regex", pattern))) => RewardKind::Pattern(
                     Regex::new(pattern).map_err(|e| bad(format!("is no regular expression ({e})")))?,
                 ),
@@ -68,7 +64,7 @@ impl Rewards {
                     _ => return Err(bad("needs a number of tokens, as in length:100".into())),
                 },
                 ("", _) => return Err(bad("is empty; name a checker or a command".into())),
-                (command, _) => RewardKind::Program(RewardProgram { command: command.into(), timeout, running: None }),
+                (command, _) => RewardKind::Program(RewardProgram::new(command, timeout)),
             })
         };
         let all = names.iter().zip(weights).map(|(name, weight)| Ok((weight, kind(name)?)));
@@ -102,6 +98,7 @@ impl Rewards {
                 }
                 RewardKind::Pattern(pattern) => is(pattern.is_match(of.text)),
                 RewardKind::Json => is(serde_json::from_str::<serde::de::IgnoredAny>(of.text).is_ok()),
+                RewardKind::Schema(schema) => is(schema.describes(of.text)),
                 RewardKind::Length(most) => (2.0 - of.ids.len() as f64 / *most as f64).clamp(0.0, 1.0),
                 RewardKind::Program(program) => program.judge(of)?,
             };
@@ -110,10 +107,32 @@ impl Rewards {
         let reward = sum as f32;
         if !reward.is_finite() {
             let (place, sample) = (of.place, of.sample);
-            return Err(Error::Run(format!("reward of {place}, sample {sample}: the weighted sum is {sum}")));
+            return Err(Error::Run(format!(
+                "reward of {place}, sample {sample}: the weighted sum is {sum}, beyond float32"
+            )));
         }
         Ok(reward)
     }
+}
+
+impl Rewards {
+    /// After the last sample of a step. Returns what went wrong and was repeated.
+    pub fn end_step(&mut self, step: u64) -> Result<Vec<String>> {
+        let mut failures = Vec::new();
+        for (_, kind) in &mut self.all {
+            if let RewardKind::Program(program) = kind {
+                failures.extend(program.end_step(step)?);
+            }
+        }
+        Ok(failures)
+    }
+}
+
+/// The schema in a file.
+fn schema(path: &str) -> std::result::Result<JsonSchema, String> {
+    let bytes = open::read(Path::new(path)).map_err(|e| format!("the schema cannot be read ({e})"))?;
+    let schema: Value = serde_json::from_slice(&bytes).map_err(|e| format!("the schema is not JSON ({e})"))?;
+    JsonSchema::new(&schema).map_err(|what| format!("the schema at {what}"))
 }
 
 /// The row's answer as text.
@@ -137,99 +156,10 @@ fn last_number(text: &str) -> Option<f64> {
     words.rev().find_map(number)
 }
 
-/// A program that is started once, and again after a failure.
-struct RewardProgram {
-    command: String,
-    timeout: Duration,
-    running: Option<RunningProgram>,
-}
-
-struct RunningProgram {
-    child: Child,
-    input: ChildStdin,
-    /// Lines of its output, until it ends.
-    lines: Receiver<std::io::Result<String>>,
-}
-
-impl Drop for RunningProgram {
-    fn drop(&mut self) {
-        let _ = self.child.kill(); // it may have ended
-        let _ = self.child.wait();
-    }
-}
-
-impl RewardProgram {
-    /// The reward that the program writes for one line of input. A failed program is started again, once.
-    fn judge(&mut self, of: &JudgedSample) -> Result<f64> {
-        let line = json!({
-            "prompt": of.prompt, "completion": of.text, "ids": of.ids, "row": of.row, "sample": of.sample, "step": of.step,
-        });
-        let mut why = String::new();
-        for _ in 0..2 {
-            match self.ask(&line.to_string()) {
-                Ok(reward) => return Ok(reward),
-                Err(what) => why = what,
-            }
-            self.running = None;
-        }
-        let (command, place, sample) = (&self.command, of.place, of.sample);
-        Err(Error::Run(format!(
-            "reward of {place}, sample {sample}: the program `{}` {why}, twice. Nothing was trained on this step's samples",
-            quote(command)
-        )))
-    }
-    fn ask(&mut self, line: &str) -> std::result::Result<f64, String> {
-        let timeout = self.timeout;
-        let running = match &mut self.running {
-            Some(running) => running,
-            None => self.running.insert(start(&self.command)?),
-        };
-        let sent = writeln!(running.input, "{line}").and_then(|()| running.input.flush());
-        let answer = match (running.lines.recv_timeout(timeout), sent) {
-            // Its end closes its input as well, sooner or later: its status says more.
-            (Err(RecvTimeoutError::Disconnected), _) => {
-                return Err(match running.child.wait() {
-                    Ok(status) => format!("ended with {status}"),
-                    Err(e) => format!("ended ({e})"),
-                });
-            }
-            (_, Err(e)) => return Err(format!("cannot be written to ({e})")),
-            (Ok(Ok(answer)), Ok(())) => answer,
-            (Ok(Err(e)), Ok(())) => return Err(format!("cannot be read from ({e})")),
-            (Err(RecvTimeoutError::Timeout), Ok(())) => {
-                return Err(format!("wrote no line within --reward-timeout {}", timeout.as_secs_f64()));
-            }
-        };
-        let parsed: Option<Value> = serde_json::from_str(&answer).ok();
-        let number = parsed.and_then(|value| value.get("reward").unwrap_or(&value).as_f64());
-        number.ok_or_else(|| format!("wrote {}, which is no number and no {{\"reward\": NUMBER}}", quote(answer)))
-    }
-}
-
-fn start(command: &str) -> std::result::Result<RunningProgram, String> {
-    let mut shell = Command::new("sh");
-    // Its standard error is the rank's, and so in the log.
-    shell.args(["-c", command]).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = shell.spawn().map_err(|e| format!("cannot be started ({e})"))?;
-    let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-        return Err("has no standard input and output".into());
-    };
-    let (give, lines) = sync_channel(1);
-    let read = move || {
-        for line in BufReader::new(output).lines() {
-            if give.send(line).is_err() {
-                break;
-            }
-        }
-    };
-    let thread = std::thread::Builder::new().name("reward".into()).spawn(read);
-    thread.map_err(|e| format!("cannot be read from ({e})"))?;
-    Ok(RunningProgram { child, input, lines })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn judge(names: &[&str], answer: Value, text: &str) -> f32 {
         let mut s = Settings::default();
@@ -260,23 +190,5 @@ mod tests {
             assert_eq!(judge(&[name], answer, text), reward, "{name} {text}");
         }
         assert_eq!(judge(&["json", "regex:1"], json!(null), "1"), 2.0);
-    }
-
-    #[test]
-    fn a_program_answers_line_by_line_and_its_failures_are_named() {
-        assert_eq!(judge(&["while read l; do echo '{\"reward\": 0.5}'; done"], json!(null), ""), 0.5);
-        for (command, seconds, says) in [
-            ("exit 3", 60.0, "exit status: 3"),
-            ("while read l; do echo nan; done", 60.0, "wrote nan, which is no number"),
-            ("sleep 5", 0.05, "wrote no line within --reward-timeout 0.05"),
-        ] {
-            let mut s = Settings::default();
-            (s.objective.reward, s.objective.reward_timeout) = (Some(vec![command.into()]), Some(seconds));
-            let row = Map::new();
-            let of = JudgedSample { row: &row, place: "p:1", sample: 2, step: 1, prompt: "", text: "", ids: &[] };
-            let e = Rewards::new(&s).unwrap().judge(&of).unwrap_err().to_string();
-            let parts = [says, "p:1, sample 2", command.split(' ').next().unwrap()];
-            assert!(parts.iter().all(|part| e.contains(part)), "{command}: {e}");
-        }
     }
 }

@@ -1,6 +1,7 @@
 //! The samples of a step: drawn from the policy, judged, recorded, and put where the placeholders were. Never updates a
 //! weight.
-use super::rewards::{JudgedSample, Rewards};
+use super::program::JudgedSample;
+use super::rewards::Rewards;
 use super::{files, longest};
 use crate::base::{Error, Result};
 use crate::comm::Mesh;
@@ -31,6 +32,8 @@ pub struct StepSampler {
     kept: Vec<MicroBatch>,
     tokens: u64,
     record: Option<(PathBuf, BufWriter<File>)>,
+    /// What went wrong with rewards and was repeated, since it was last taken.
+    repeated: Vec<String>,
 }
 
 impl StepSampler {
@@ -73,6 +76,7 @@ impl StepSampler {
             kept: Vec::new(),
             tokens: 0,
             record: record.transpose()?,
+            repeated: Vec::new(),
             rewards,
             rows,
         }))
@@ -89,6 +93,10 @@ impl StepSampler {
         }
     }
 
+    /// What went wrong with rewards and was repeated, since it was last taken.
+    pub fn take_repeated(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.repeated)
+    }
     /// Replaces the placeholders of a step by samples, or by those of the update before it. Collective.
     pub fn sample(&mut self, engine: &mut Engine, fetched: &mut Fetched) -> Result<()> {
         let Fetched { step, data } = fetched;
@@ -123,6 +131,7 @@ impl StepSampler {
             for text in &texts {
                 rewards.push(self.judge(step, places[text.prompt], &prompts[text.prompt], text)?);
             }
+            self.repeated.extend(self.rewards.end_step(step)?);
         }
         if mesh.tp.size() > 1 {
             let mut words: Vec<u64> = rewards.iter().map(|reward| reward.to_bits() as u64).collect();

@@ -41,8 +41,8 @@ pub struct ObjectiveSettings {
     #[serde(deserialize_with = "one_or_many")]
     pub rollouts: Option<Vec<String>>,
     /// GRPO: sample --group-size texts of each prompt of --dataset, and judge them by these. exact: the row's `answer`;
-    /// number: its last number; regex:PATTERN; json; length:TOKENS; anything else is a command that reads a JSON line
-    /// for each sample and writes its reward [default: none]
+    /// number: its last number; regex:PATTERN; json; json-schema:FILE; length:TOKENS; anything else is a command that
+    /// reads a JSON line for each sample and writes its reward [default: none]
     #[arg(long, num_args = 1.., value_name = "REWARD")]
     #[serde(deserialize_with = "one_or_many")]
     pub reward: Option<Vec<String>>,
@@ -119,6 +119,9 @@ impl ObjectiveSettings {
         number("clip_low", self.clip_low, |x| x > 0.0 && x < 1.0, "in (0, 1)")?;
         number("clip_high", self.clip_high, |x| x > 0.0, "above 0")?;
         count("updates_per_rollout", self.updates_per_rollout)?;
+        for &weight in self.reward_weights.iter().flatten() {
+            number("reward_weights", Some(weight), f64::is_finite, "finite")?;
+        }
         number("reward_timeout", self.reward_timeout, |x| x > 0.0 && x <= 1e6, "above 0, at most 1e6")?;
         number("label_smoothing", self.label_smoothing, |x| (0.0..0.5).contains(&x), "in [0, 0.5)")?;
         number("nll_loss_coef", self.nll_loss_coef, |x| x >= 0.0, "0 or more")?;
