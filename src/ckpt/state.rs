@@ -41,6 +41,9 @@ pub struct TrainerState {
     /// Present with `save_on_best` or early stopping.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evaluations: Option<Evaluations>,
+    /// The samples of a step between two updates on them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollouts: Option<Value>,
     /// Id of the run, made at its first start; set by [`super::Checkpointer::save`]. None in checkpoints of earlier
     /// versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -57,7 +60,9 @@ impl TrainerState {
             for count in ["step", "samples_consumed", "trained_tokens", "optimizer_steps", "run"] {
                 out.remove(count);
             }
-            out.retain(|key, _| !["scaler", "evaluations"].iter().any(|of| key.split('.').next() == Some(of)));
+            out.retain(|key, _| {
+                !["scaler", "evaluations", "rollouts"].iter().any(|of| key.split('.').next() == Some(of))
+            });
             out
         };
         let (then, now) = (flat(self), flat(now));
@@ -174,6 +179,7 @@ mod tests {
             precision: "bf16".into(),
             data: Map::new(),
             evaluations: None,
+            rollouts: None,
             run: Some("0123456789abcdef".into()),
         }
     }

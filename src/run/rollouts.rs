@@ -9,6 +9,7 @@
 pub mod sampling;
 /// Rewards: built-in checkers, and their sums.
 pub mod rewards;
+mod kept; // samples between updates
 mod program; // rewards of other programs
 mod schema; // JSON schemas
 
@@ -59,15 +60,15 @@ pub fn check(s: &Settings) -> Result<()> {
     files(s).map(|_| ())
 }
 
-/// How much a rank samples at once.
-pub fn size(s: &Settings) -> Result<Option<SamplerSize>> {
+/// How much a rank samples at once: as many texts as a step has, or `most`.
+pub fn size(s: &Settings, most: Option<usize>) -> Result<Option<SamplerSize>> {
     if !s.objective.samples() {
         return Ok(None);
     }
     let (count, group) = (longest(s)?, set(&s.generate.group_size, "generate.group_size")?);
     let texts = set(&s.batch.batch_size, "batch.batch_size")? * set(&s.batch.grad_accum, "batch.grad_accum")? * group;
     let prompt = set(&s.data.max_len, "data.max_len")?.saturating_sub(count).max(1);
-    Ok(Some(SamplerSize::of_many(prompt, count, texts.clamp(1, TEXTS))))
+    Ok(Some(SamplerSize::of_many(prompt, count, texts.clamp(1, most.unwrap_or(TEXTS)))))
 }
 
 /// The most tokens of a sample.

@@ -96,12 +96,69 @@ fn a_resumed_run_samples_and_learns_the_same() {
     let bits =
         |steps: &[Value]| steps.iter().map(|s| [&s["loss"], &s["grad_norm"]].map(Value::to_string)).collect::<Vec<_>>();
     assert_eq!(bits(&rest), bits(&whole[2..]));
-    let twice = format!("{flags} --updates-per-rollout 2 --ckpt-dir twice");
-    train(&dir, &format!("{twice} --max-steps 3"), &["json"]);
-    let args = format!("{twice} --max-steps 4 --resume auto --reward json");
+    // Between the updates on the samples of a step, also on another mesh: there to rounding.
+    let twice = "--lr 0.01 --updates-per-rollout 3";
+    let rewards = ["length:2", "regex:x"];
+    let whole = train(&dir, &format!("{twice} --batch-size 2 --nproc-per-node 1 --max-steps 6"), &rewards);
+    let halves = format!("{twice} --batch-size 1 --nproc-per-node 2 --ckpt-dir twice");
+    train(&dir, &format!("{halves} --max-steps 2"), &rewards);
+    fs::create_dir(dir.path("alone")).unwrap();
+    copy(&dir.path("twice"), &dir.path("alone"));
+    let rest = train(&dir, &format!("{halves} --max-steps 6 --resume auto"), &rewards);
+    let both = train(&dir, &halves.replace("--ckpt-dir twice", "--max-steps 6"), &rewards);
+    assert_eq!(bits(&rest), bits(&both[2..]));
+    let other = format!("{twice} --batch-size 2 --nproc-per-node 1 --ckpt-dir alone --resume auto --max-steps 3");
+    let other = &train(&dir, &other, &rewards)[0];
+    for key in ["loss", "reward_mean", "completion_tokens", "logprob_mismatch"] {
+        let [a, b] = [other, &whole[2]].map(|step| number(step, key));
+        assert!((a - b).abs() < 1e-5, "{key}: {a} {b}");
+    }
+    // A checkpoint that has no samples is refused.
+    train(&dir, "--lr 0.01 --batch-size 2 --nproc-per-node 1 --ckpt-dir once --max-steps 2", &rewards);
+    let args =
+        format!("{twice} --batch-size 2 --nproc-per-node 1 --ckpt-dir once --max-steps 4 --resume auto --reward json");
     let ended = run(&dir, &args.split_whitespace().collect::<Vec<_>>());
     let text = String::from_utf8_lossy(&ended.stderr);
-    assert!(!ended.status.success() && text.contains("between the 2 updates"), "{text}");
+    assert!(!ended.status.success() && text.contains("between the 3 updates"), "{text}");
+}
+
+fn copy(from: &std::path::Path, to: &std::path::Path) {
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => {
+                fs::create_dir(&to).unwrap();
+                copy(&entry.path(), &to);
+            }
+            false => drop(fs::copy(entry.path(), to).unwrap()),
+        }
+    }
+}
+
+#[test]
+fn a_memory_budget_bounds_the_texts_at_once() {
+    let dir = with_prompts(16);
+    let flags = "--lr 0.01 --batch-size 4 --nproc-per-node 1 --max-steps 2 --reward length:2";
+    let planned = |more: &str| -> (u64, u64) {
+        let ended = run(&dir, &format!("{flags} {more} --print-config").split_whitespace().collect::<Vec<_>>());
+        let text = String::from_utf8_lossy(&ended.stdout).into_owned();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        let plan: Value = serde_saphyr::from_str(&text).unwrap();
+        let bytes = plan["plan"]["planned_bytes"]["total"].as_u64().unwrap();
+        (plan["plan"]["texts_at_once"].as_u64().unwrap(), bytes)
+    };
+    let (all, bytes) = planned("");
+    assert_eq!(all, 16, "four prompts of four texts");
+    let budget = format!("--memory-budget {}", bytes - 1);
+    let (fewer, within) = planned(&budget);
+    assert!((1..16).contains(&fewer) && within < bytes, "{fewer} {within}");
+    let flags = "--lr 0.01 --batch-size 4 --nproc-per-node 1 --max-steps 2";
+    let (most, few) = (train(&dir, flags, &["length:2"]), train(&dir, &format!("{flags} {budget}"), &["length:2"]));
+    for (a, b) in most.iter().zip(&few) {
+        for key in ["loss", "grad_norm", "reward_mean", "completion_tokens"] {
+            assert_eq!(a[key], b[key], "{key}");
+        }
+    }
 }
 
 #[test]

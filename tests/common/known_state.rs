@@ -45,6 +45,7 @@ pub fn state(step: u64) -> TrainerState {
         precision: "any".into(),
         data: object(serde_json::json!({"name": "synthetic"})),
         evaluations: None,
+        rollouts: None,
         run: Some(RUN.into()),
     }
 }

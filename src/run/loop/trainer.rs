@@ -85,8 +85,9 @@ impl<'a> Trainer<'a> {
             ckpt::mark_best(dir, best)?;
         }
         loader.seek(position.samples);
-        let sampler = StepSampler::new(plan, mesh)?;
-        sampler.iter().try_for_each(|sampler| sampler.resumes_after(position.step))?;
+        let mut sampler = StepSampler::new(plan, mesh)?;
+        let samples = resumed.as_ref().and_then(|resume| resume.state.rollouts.as_ref());
+        sampler.iter_mut().try_for_each(|sampler| sampler.resume(position.step, samples))?;
         tracer.attach(&mut engine, &mut checkpointer)?;
 
         let mut watch = Reporter::new(plan, log, rank.device.clone(), rank.gpu.as_deref(), mesh, position.step)?;
@@ -353,7 +354,10 @@ impl<'a> Trainer<'a> {
             // The vote in flight may report the previous save, which ends now.
             self.agreement.forget_save();
             let Position { samples, trained_tokens, .. } = self.position;
+            let (device, mesh) = (&*self.rank.device, &self.rank.mesh);
+            let rollouts = self.sampler.as_ref().map(|sampler| sampler.state(device, mesh, step)).transpose()?;
             let state = TrainerState {
+                rollouts: rollouts.flatten(),
                 scaler: self.engine.scaler().map(|scaler| scaler.state()),
                 evaluations: self.evaluations.clone(),
                 ..plan.trainer_state(step, samples, trained_tokens)

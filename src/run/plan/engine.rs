@@ -230,7 +230,7 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
         },
         moe_overlap: set(&s.parallel.moe_overlap, "parallel.moe_overlap")?,
         aux_coef: 0.0,
-        samples: rollouts::size(s)?,
+        samples: rollouts::size(s, None)?,
     };
     options.aux_coef = experts(s, &options)?;
     fits_a_word(&options)?;

@@ -1,8 +1,31 @@
-//! How many parameters manual sharding keeps unsharded within a memory budget. Never allocates.
+//! How many texts are sampled at once, and how many parameters manual sharding keeps unsharded, within a memory budget.
+//! Never allocates.
 use super::{bytes, engine};
 use crate::base::{Category, Error, Result};
+use crate::engine::EngineOptions;
 use crate::nn::Layout;
+use crate::run::rollouts;
 use crate::run::settings::{DeviceName, Settings};
+
+/// `engine` with as many texts at once as fit within `memory_budget`, of those that a step samples; at least one. Texts
+/// do not depend on how many there are at once.
+pub fn sampling_within_budget(
+    s: &Settings,
+    engine: EngineOptions,
+    planned: &dyn Fn(&EngineOptions) -> Result<Vec<(Category, usize)>>,
+) -> Result<EngineOptions> {
+    let (Some(budget), Some(size)) = (s.fsdp.budget()?, &engine.samples) else { return Ok(engine) };
+    let (mut fitting, mut unknown) = (0, size.texts);
+    let with = |texts| Ok::<_, Error>(EngineOptions { samples: rollouts::size(s, Some(texts))?, ..engine.clone() });
+    while fitting < unknown {
+        let middle = (fitting + unknown).div_ceil(2);
+        match bytes::on_device(&planned(&with(middle)?)?) as u64 <= budget {
+            true => fitting = middle,
+            false => unknown = middle - 1,
+        }
+    }
+    with(fitting.max(1))
+}
 
 /// The most parameters that FULL_SHARD or HYBRID_SHARD can have unsharded within `memory_budget`, if these are more
 /// than it needs and the user set no limit. `planned` returns the bytes of a rank, with that limit if given. Fails if

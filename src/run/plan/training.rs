@@ -139,6 +139,8 @@ impl Plan {
         }
         let of_rank = engine.decoder(&ranks.mesh, &ranks.mesh.coords(0))?;
         let all = PlannedRanks::new(&s, ranks.mesh, ranks.device, ranks.nproc);
+        let engine =
+            live::sampling_within_budget(&s, engine, &|engine| bytes::of_training(&s, engine, &all, save.background))?;
         let planned = |live| {
             let engine = engine::keeping(&s, ranks.device, live, engine.clone())?;
             bytes::of_training(&s, &engine, &all, save.background)
@@ -369,8 +371,9 @@ impl Plan {
             strategy: self.engine.strategy.name().into(),
             precision: self.settings.precision.precision.map_or("", PrecisionName::name).into(),
             data,
-            evaluations: None, // set by the loop
-            run: None,         // set by the checkpointer
+            evaluations: None,
+            rollouts: None, // set by the loop
+            run: None,      // set by the checkpointer
         }
     }
 
@@ -434,6 +437,7 @@ impl Plan {
             "eval_dataset": self.eval.as_ref().map(|eval| eval.report().to_string()),
             "resume": self.resume.as_ref().map(|r| &r.dir),
             "max_live_parameters": self.live,
+            "texts_at_once": self.engine.samples.map(|size| size.texts),
             "planned_bytes": self.planned_json(),
         });
         serde_saphyr::to_string(&config).map_err(|e| Error::Run(format!("print-config: {e}")))

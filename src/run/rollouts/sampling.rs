@@ -1,12 +1,13 @@
 //! The samples of a step: drawn from the policy, judged, recorded, and put where the placeholders were. Never updates a
 //! weight.
+use super::kept::{self, DrawnGroup, DrawnSample};
 use super::program::JudgedSample;
 use super::rewards::Rewards;
 use super::{files, longest};
 use crate::base::{Error, Result};
 use crate::comm::Mesh;
 use crate::comm::exchange::Exchange;
-use crate::data::{Fetched, MicroBatch, SampleRow, Tokenizer};
+use crate::data::{Fetched, MicroBatch, Tokenizer};
 use crate::device::{Device, IGNORE};
 use crate::engine::{Engine, Prompt, SampledText, Sampling};
 use crate::run::generate::ends::{cut, ends_at, stops};
@@ -14,6 +15,7 @@ use crate::run::generate::prompts::{self, PromptRow};
 use crate::run::plan::Plan;
 use crate::run::settings::value::set;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
@@ -30,6 +32,8 @@ pub struct StepSampler {
     /// Updates on the same samples, and those of the last step.
     passes: u64,
     kept: Vec<MicroBatch>,
+    /// The groups of these, by row; after a start between updates, those of all ranks.
+    groups: BTreeMap<u64, DrawnGroup>,
     tokens: u64,
     record: Option<(PathBuf, BufWriter<File>)>,
     /// What went wrong with rewards and was repeated, since it was last taken.
@@ -74,6 +78,7 @@ impl StepSampler {
             passes: plan.loader(0)?.passes as u64,
             tokenizer: plan.tokenizer.clone(),
             kept: Vec::new(),
+            groups: BTreeMap::new(),
             tokens: 0,
             record: record.transpose()?,
             repeated: Vec::new(),
@@ -81,15 +86,27 @@ impl StepSampler {
             rows,
         }))
     }
-    /// Whether a run can continue after `step` steps: samples of several updates are not in checkpoints.
-    pub fn resumes_after(&self, step: u64) -> Result<()> {
-        match step.is_multiple_of(self.passes) {
-            true => Ok(()),
-            false => Err(Error::input(format!(
-                "the checkpoint is of step {step}, between the {} updates on the samples of one step, which are not in it: \
-                 resume from a step that --updates-per-rollout divides",
+    /// Continues after `step` steps, with the samples that the checkpoint holds if it is between updates on them.
+    pub fn resume(&mut self, step: u64, stored: Option<&Value>) -> Result<()> {
+        if step.is_multiple_of(self.passes) {
+            return Ok(());
+        }
+        let wrong = |what: &str| {
+            Error::input(format!(
+                "the checkpoint is of step {step}, between the {} updates on the samples of one step, {what}: resume from a \
+                 step that --updates-per-rollout divides",
                 self.passes
-            ))),
+            ))
+        };
+        let stored = stored.ok_or_else(|| wrong("which are not in it"))?;
+        self.groups = kept::read(stored).ok_or_else(|| wrong("which it does not hold in a form that is known"))?;
+        Ok(())
+    }
+    /// What a checkpoint after `step` needs to continue on the samples of its step. Collective.
+    pub fn state(&self, dev: &dyn Device, mesh: &Mesh, step: u64) -> Result<Option<Value>> {
+        match step.is_multiple_of(self.passes) {
+            true => Ok(None),
+            false => kept::shared(dev, mesh, &self.groups).map(Some),
         }
     }
 
@@ -102,7 +119,11 @@ impl StepSampler {
         let Fetched { step, data } = fetched;
         if (*step - 1).is_multiple_of(self.passes) {
             let (dev, mesh) = (engine.device().clone(), engine.mesh().clone());
-            self.kept = self.draw(engine, (&*dev, &mesh), *step, &data.batches)?;
+            self.groups = self.draw(engine, (&*dev, &mesh), *step, &data.batches)?;
+            self.kept.clear();
+        }
+        if self.kept.is_empty() {
+            self.kept = kept::batches(data.batches.iter().map(placeholders), &self.groups)?;
             let own = self.kept.iter().map(|batch| batch.tokens.len() as u64).sum();
             self.tokens = engine.global_count(own)?;
         }
@@ -117,19 +138,17 @@ impl StepSampler {
         (dev, mesh): (&dyn Device, &Mesh),
         step: u64,
         batches: &[MicroBatch],
-    ) -> Result<Vec<MicroBatch>> {
-        let groups: Vec<Vec<(usize, Prompt)>> = batches.iter().map(placeholders).collect();
-        let prompts: Vec<Prompt> = groups.iter().flatten().map(|(_, prompt)| prompt.clone()).collect();
+    ) -> Result<BTreeMap<u64, DrawnGroup>> {
+        let prompts: Vec<Prompt> = batches.iter().flat_map(placeholders).collect();
         let StepSampler { tokenizer, stop, strings, .. } = self;
         let texts = engine.sample(&prompts, self.count, &Sampling { step, ..self.sampling }, &mut |of| {
             !of.ids.last().is_some_and(|id| stop.contains(id)) && !ends_at(tokenizer, of.ids, strings)
         })?;
-        let places: Vec<usize> = groups.iter().flatten().map(|(place, _)| *place).collect();
         let mut rewards = Vec::with_capacity(texts.len());
         // Programs run once per data-parallel rank.
         if mesh.coords.tp == 0 {
             for text in &texts {
-                rewards.push(self.judge(step, places[text.prompt], &prompts[text.prompt], text)?);
+                rewards.push(self.judge(step, &prompts[text.prompt], text)?);
             }
             self.repeated.extend(self.rewards.end_step(step)?);
         }
@@ -140,27 +159,16 @@ impl StepSampler {
             rewards = all[..texts.len()].iter().map(|&bits| f32::from_bits(bits as u32)).collect();
         }
         self.record(step, &prompts, &texts, &rewards)?;
-        let mut drawn = texts.iter().zip(&rewards).peekable();
-        let mut first = 0;
-        let of_batch = |groups: &Vec<(usize, Prompt)>| {
-            let all = groups.iter().enumerate().map(|(i, (_, prompt))| {
-                let mut rows = Vec::with_capacity(prompt.samples);
-                while let Some((text, reward)) = drawn.next_if(|(text, _)| text.prompt == first + i) {
-                    let SampledText { ids, logprobs, .. } = text;
-                    rows.push(SampleRow { prompt: &prompt.tokens, ids, logprobs, reward: *reward });
-                }
-                rows
-            });
-            let batch = MicroBatch::from_groups(all);
-            first += groups.len();
-            batch
-        };
-        Ok(groups.iter().map(of_batch).collect())
+        let mut groups: BTreeMap<u64, DrawnGroup> = BTreeMap::new();
+        for (SampledText { prompt, ids, logprobs, .. }, reward) in texts.into_iter().zip(rewards) {
+            groups.entry(prompts[prompt].id).or_default().push(DrawnSample { ids, logprobs, reward });
+        }
+        Ok(groups)
     }
 
-    fn judge(&mut self, step: u64, place: usize, prompt: &Prompt, text: &SampledText) -> Result<f32> {
-        let Some((asked, row)) = self.rows.get(place) else {
-            return Err(Error::op("rewards", format!("no row {place} of prompts")));
+    fn judge(&mut self, step: u64, prompt: &Prompt, text: &SampledText) -> Result<f32> {
+        let Some((asked, row)) = self.rows.get(prompt.id as usize) else {
+            return Err(Error::op("rewards", format!("no row {} of prompts", prompt.id)));
         };
         let ids = match text.ids.split_last() {
             Some((last, ids)) if self.stop.contains(last) => ids,
@@ -191,18 +199,18 @@ impl StepSampler {
     }
 }
 
-/// The prompts of a micro-batch of placeholders, with the numbers of their rows.
-fn placeholders(batch: &MicroBatch) -> Vec<(usize, Prompt)> {
+/// The prompts of a micro-batch of placeholders; their ids are the numbers of their rows.
+fn placeholders(batch: &MicroBatch) -> Vec<Prompt> {
     let mut first = 0;
     let group = |&end: &u32| {
         let document = batch.cu_seqlens[first] as usize..batch.cu_seqlens[first + 1] as usize;
         let targets = &batch.targets[document.clone()];
         let len = 1 + targets.iter().position(|&target| target != IGNORE).unwrap_or(0);
-        let row = batch.recorded.rewards[first] as usize;
+        let row = batch.recorded.rewards[first] as u64;
         let samples = end as usize - first;
         first = end as usize;
         let tokens = batch.tokens[document.start..document.start + len].to_vec();
-        (row, Prompt::new(row as u64, tokens, samples))
+        Prompt::new(row, tokens, samples)
     };
     batch.recorded.groups.iter().map(group).collect()
 }
