@@ -41,6 +41,10 @@ mod tests;
 mod thin;
 #[cfg(target_arch = "x86_64")]
 mod widened;
+#[cfg(target_arch = "x86_64")]
+pub(super) use self::few::AddProducts;
+#[cfg(target_arch = "x86_64")]
+pub(super) use self::pack::transposed;
 
 use self::buffers::Buffers;
 pub(super) use self::buffers::CacheLines;

@@ -3,13 +3,46 @@
 //!
 //! Each sequence and key/value head is independent, so threads share a call by ranges of these pairs. What a head sees
 //! is gathered from its pages first: from the block of keys on in which the window begins, so that sums are in the
-//! order of attention over whole documents.
+//! order of attention over whole documents. A single row reads its keys and values where they are, with the same bits.
 use super::gemm::panels::{PanelFloat, TokenRows};
 use super::simd::Level;
+#[cfg(target_arch = "x86_64")]
+use super::tile::SingleToken;
 use super::tile::{self, ACROSS, AttentionScratch, Group, HeadRows, Mask, Shared, To};
 use crate::ops::{AttentionPaged, AttentionShape, PagedRows};
 use flatshard_base::Result;
 use std::ops::Range;
+
+/// What has a path for single rows, on some CPUs.
+pub trait PagedFloat: PanelFloat {
+    /// Whether it was computed.
+    ///
+    /// # Safety
+    /// As for [`tile::single`], if the CPU has it.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn single(_: &mut AttentionScratch, _: &SingleToken<Self>, _: impl Fn(usize) -> usize + Copy) -> bool {
+        false
+    }
+}
+impl PagedFloat for half::f16 {}
+macro_rules! single_floats {
+    ($($type:ty),*) => { $(impl PagedFloat for $type {
+        #[cfg(target_arch = "x86_64")]
+        unsafe fn single(
+            scratch: &mut AttentionScratch,
+            x: &SingleToken<Self>,
+            row: impl Fn(usize) -> usize + Copy,
+        ) -> bool {
+            let takes = tile::takes(scratch.kernel, <Self as flatshard_base::Elem>::DTYPE, x.shape);
+            if takes {
+                // SAFETY: upheld by the caller; the kernel is available.
+                unsafe { tile::single(scratch, x, row) }
+            }
+            takes
+        }
+    })* };
+}
+single_floats!(f32, half::bf16);
 
 /// A checked call, for any division by sequences and key/value heads.
 pub struct PagedForward<'a, T> {
@@ -23,7 +56,7 @@ pub struct PagedForward<'a, T> {
     lse: Shared<'a, f32>,
 }
 
-impl<'a, T: PanelFloat> PagedForward<'a, T> {
+impl<'a, T: PagedFloat> PagedForward<'a, T> {
     pub fn new(op: AttentionPaged<'a>) -> Result<PagedForward<'a, T>> {
         const OP: &str = AttentionPaged::OP;
         Ok(PagedForward {
@@ -53,6 +86,27 @@ impl<'a, T: PanelFloat> PagedForward<'a, T> {
         for pair in pairs {
             let (run, kv) = (&self.runs[pair / a.kv_heads], pair % a.kv_heads);
             let end = run.past + run.rows;
+            #[cfg(target_arch = "x86_64")]
+            if run.rows == 1 {
+                let first = kv * group;
+                let of = SingleToken {
+                    shape: a,
+                    queries: &self.qkv[run.first * a.row() + first * dim..][..group * dim],
+                    kv: self.kv,
+                    apart: a.kv_heads * dim,
+                    visible: end.saturating_sub(window)..end,
+                    out: HeadRows { to: To::Assign(&self.o), at: run.first * a.width() + first * dim, row: a.width() },
+                    lse: &self.lse,
+                    lse_at: first * n + run.first,
+                    lse_apart: n,
+                };
+                let row =
+                    |t: usize| (run.pages[t / self.page] as usize * self.page + t % self.page) * kv_row + kv * dim;
+                // SAFETY: rows are within the pages; only this call has this head of this row.
+                if unsafe { T::single(scratch, &of, row) } {
+                    continue;
+                }
+            }
             let from = (run.past + 1).saturating_sub(window) / ACROSS * ACROSS;
             let mut lines = std::mem::take(&mut scratch.gathered);
             let gathered = lines.take::<T>(2 * (end - from) * dim);

@@ -13,6 +13,9 @@ mod scratch;
 mod lanes;
 // From queries, keys and values to outputs.
 mod forward;
+// The same of one token, without packing.
+#[cfg(target_arch = "x86_64")]
+mod single;
 // From gradients of the outputs to gradients of the inputs.
 mod backward;
 
@@ -20,3 +23,5 @@ pub use backward::{GroupGradients, backward};
 pub use forward::forward;
 pub use operands::{Group, HeadRows, Mask, Shared, To};
 pub use scratch::{ACROSS, AttentionScratch};
+#[cfg(target_arch = "x86_64")]
+pub use single::{SingleToken, single, takes};

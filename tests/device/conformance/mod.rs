@@ -18,6 +18,7 @@ mod layers;
 mod loss;
 mod norms;
 mod optim;
+mod paged;
 mod ring;
 
 use crate::common::simcuda;

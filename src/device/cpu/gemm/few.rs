@@ -30,7 +30,7 @@ where
 }
 
 /// Adds one product, or two, to each of sixteen sums, as the block products do.
-pub(super) trait AddProducts {
+pub(in crate::cpu) trait AddProducts {
     /// # Safety
     /// The CPU has what [`Dot`] needs for this type.
     unsafe fn add(sums: __m512, a: __m512i, b: __m512i) -> __m512;

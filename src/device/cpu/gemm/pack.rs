@@ -361,7 +361,7 @@ fn plane<P: Planes>(tile: &[P; 16], part: usize) -> [__m512i; 16] {
 /// Transposes 16 x 16 lanes.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn transposed(r: [__m512i; 16]) -> [__m512i; 16] {
+pub(in crate::cpu) fn transposed(r: [__m512i; 16]) -> [__m512i; 16] {
     let (mut t, mut u, mut v) = (r, r, r);
     for i in (0..16).step_by(2) {
         t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);

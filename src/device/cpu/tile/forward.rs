@@ -13,17 +13,17 @@ use std::ops::Range;
 const HIGHEST: usize = 32;
 
 /// Softmax of the rows of a panel, over the keys seen so far (Milakov & Gimelshein 2018).
-struct Softmax<'a> {
-    max: &'a mut [f32],
+pub(super) struct Softmax<'a> {
+    pub max: &'a mut [f32],
     /// Sixteen partial sums a row.
-    total: &'a mut [f32],
+    pub total: &'a mut [f32],
 }
 
 impl Softmax<'_> {
     /// Turns blocks of raw products, for the keys from `k0` on, into weights relative to the new maxima. Returns the
     /// factors by which earlier weights shrink. `queries` are the panel's.
     #[inline(always)]
-    fn weigh(
+    pub fn weigh(
         &mut self,
         height: usize,
         scores: &mut [f32],
