@@ -12,7 +12,7 @@ use crate::run::settings::{DeviceName, Settings};
 pub fn sampling_within_budget(
     s: &Settings,
     engine: EngineOptions,
-    planned: &dyn Fn(&EngineOptions) -> Result<Vec<(Category, usize)>>,
+    planned: impl Fn(&EngineOptions) -> Result<Vec<(Category, usize)>>,
 ) -> Result<EngineOptions> {
     let (Some(budget), Some(size)) = (s.fsdp.budget()?, &engine.samples) else { return Ok(engine) };
     let (mut fitting, mut unknown) = (0, size.texts);

@@ -139,8 +139,9 @@ impl Plan {
         }
         let of_rank = engine.decoder(&ranks.mesh, &ranks.mesh.coords(0))?;
         let all = PlannedRanks::new(&s, ranks.mesh, ranks.device, ranks.nproc);
-        let engine =
-            live::sampling_within_budget(&s, engine, &|engine| bytes::of_training(&s, engine, &all, save.background))?;
+        let engine = live::sampling_within_budget(&s, engine, |engine: &EngineOptions| {
+            bytes::of_training(&s, engine, &all, save.background)
+        })?;
         let planned = |live| {
             let engine = engine::keeping(&s, ranks.device, live, engine.clone())?;
             bytes::of_training(&s, &engine, &all, save.background)

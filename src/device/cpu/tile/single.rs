@@ -37,9 +37,9 @@ pub struct SingleToken<'a, T> {
 
 /// Whether [`single`] computes this: the kernel's products of the type are those of AVX-512, and rows are whole words.
 pub fn takes(kernel: GemmKernel, dtype: DType, shape: &AttentionShape) -> bool {
-    let by_kernel = match (kernel, dtype) {
-        (GemmKernel::Amx | GemmKernel::Avx512Bf16 | GemmKernel::Avx512, DType::F32) => true,
-        (GemmKernel::Avx512Bf16, DType::Bf16) => true,
+    let by_kernel = match dtype {
+        DType::F32 => kernel != GemmKernel::Plain,
+        DType::Bf16 => kernel == GemmKernel::Avx512Bf16,
         _ => false,
     };
     by_kernel && shape.heads / shape.kv_heads <= HEADS && shape.head_dim.is_multiple_of(COLUMNS)
