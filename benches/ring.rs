@@ -34,7 +34,15 @@ fn rank(group: Arc<dyn Collective>, a: &AttentionShape, len: usize, way: Option<
     let sp = if way.is_some() { Slice { index: group.rank(), of: RANKS } } else { Slice::WHOLE };
     let (n, split) = (len / sp.of, Split { sp, sp_impl: way.unwrap_or_default(), ..Split::NONE });
     let groups = Groups { sp: group.clone(), ..Groups::solo(&dev) };
-    let plan = CorePlan { heads: a, sights: [true, false], split: &split, tokens: n, dtype: DType::Bf16, train: true };
+    let plan = CorePlan {
+        heads: a,
+        keys: a,
+        sights: [true, false],
+        split: &split,
+        tokens: n,
+        dtype: DType::Bf16,
+        train: true,
+    };
     let mut saved = plan.saved().allocate(&*dev, &groups).unwrap();
     let mut scratch = plan.scratch().allocate(&*dev, &groups).unwrap();
     let batch = MicroBatch { tokens: vec![0; len], cu_seqlens: vec![0, len as u32], ..MicroBatch::default() };

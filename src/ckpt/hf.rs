@@ -4,6 +4,7 @@
 mod defaults;
 mod dropout;
 mod experts; // chosen by probabilities
+mod gemma; // heads of two sizes
 mod granite; // multipliers
 mod keys;
 mod lfm2; // short convolutions
@@ -166,6 +167,7 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             "final_logit_softcapping": cap(spec.logit_cap),
             "attn_logit_softcapping": cap(spec.score_cap),
         }),
+        Arch::Gemma4 => json!({"final_logit_softcapping": cap(spec.logit_cap)}),
         Arch::SmolLm3 => {
             let rotated: Vec<u8> = (0..spec.layers).map(|i| spec.is_rotated(i).into()).collect();
             json!({"no_rope_layers": rotated})
@@ -220,6 +222,16 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         map.extend(object(keys));
     }
     scored::write_latent(spec, &mut map);
+    if spec.arch == Arch::Gemma4 {
+        let rotary = |rope: &Option<Rotary>| {
+            let rope = rope.clone().unwrap_or(Rotary::new(10_000.0));
+            let mut keys = scaling(&rope.scaling).unwrap_or(json!({"rope_type": "default"}));
+            keys["rope_theta"] = json!(rope.theta);
+            keys
+        };
+        let local = if spec.local_rope.is_some() { &spec.local_rope } else { &spec.rope };
+        gemma::write(spec, [&spec.rope, local].map(rotary), &mut map);
+    }
     if spec.arch == Arch::Gemma3 {
         let local = spec.local_rope.clone().unwrap_or(Rotary::new(10_000.0));
         map.insert("rope_local_base_freq".into(), json!(local.theta));
@@ -267,6 +279,9 @@ fn scaling(scaling: &Scaling) -> Option<Value> {
             json!({"type": "longrope", "short_factor": short, "long_factor": long})
         }
         Scaling::None => return None,
+        Scaling::Proportional { part, factor } => {
+            json!({"rope_type": "proportional", "partial_rotary_factor": part, "factor": factor})
+        }
         Scaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
         Scaling::Dynamic { factor, .. } => json!({"rope_type": "dynamic", "factor": factor}),
         Scaling::Llama3 { factor, low, high, original } => json!({
@@ -327,6 +342,10 @@ pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
             ("num_heads", s.heads.to_string()),
             ("num_kv_heads", s.kv_heads.to_string()),
             ("head_dim", s.head_dim.to_string()),
+            ("heads of layers without a window", format!("{:?}", s.global_heads)),
+            ("layers with keys and values of others", format!("{} {}", s.shared_kv, s.wide_shared)),
+            ("inputs of layers", format!("{} {}", s.layer_inputs, s.layer_words)),
+            ("values that are keys", s.keys_are_values.to_string()),
             ("ff_hidden_dim", s.ff.to_string()),
             ("norm_eps", s.norm_eps.to_string()),
             ("rotary positions", format!("{:?}", s.rope)),

@@ -15,7 +15,16 @@ pub enum Naming {
 }
 
 /// The names of modules with a vision tower, for messages.
-const VISUAL: [&str; 5] = ["vision_tower.", "vision_model.", "visual.", "connector.", "multi_modal_projector."];
+const VISUAL: [&str; 8] = [
+    "vision_tower.",
+    "vision_model.",
+    "visual.",
+    "connector.",
+    "multi_modal_projector.",
+    "embed_vision.",
+    "audio_tower.",
+    "embed_audio.",
+];
 
 impl Naming {
     const ALL: [Naming; 4] = [Naming::Within, Naming::Around, Naming::TextModel, Naming::Plain];

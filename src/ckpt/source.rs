@@ -84,7 +84,7 @@ impl TensorSource {
             none if none.is_empty() => {
                 let mut found = OpenedFiles::safetensors(dir, "model")?;
                 let tower = found.tower(dir, false)?;
-                found.tensors.retain(|name, _| !predicts_later_tokens(name, &then));
+                found.tensors.retain(|name, _| !predicts_later_tokens(name, &then) && !is_unused_kv(name, &then));
                 plan = FilePlan::of_base(layouts, tower.as_ref().map(|tower| &tower.carried));
                 (found, tower)
             }
@@ -433,6 +433,16 @@ fn predicts_later_tokens(name: &str, spec: &Spec) -> bool {
     (may_have || is_glm_ocr) && (layer.is_some_and(|layer| layer >= spec.layers) || name.starts_with("model.mtp_"))
 }
 
+/// Whether the tensor makes keys or values in a layer that uses those of another one. transformers loads none of them.
+fn is_unused_kv(name: &str, spec: &Spec) -> bool {
+    let own = Naming::text_name(name);
+    let Some((layer, rest)) = own.strip_prefix("model.layers.").and_then(|rest| rest.split_once(".self_attn.")) else {
+        return false;
+    };
+    let takes = layer.parse().is_ok_and(|layer| layer < spec.layers && spec.kv_source(layer).is_some());
+    takes && ["k_proj.", "v_proj.", "k_norm.", "v_norm."].iter().any(|module| rest.starts_with(module))
+}
+
 /// The layers of Qwen 3.5 and Qwen3-Next that predict several tokens, which transformers does not load.
 const PREDICTORS: &str = "mtp.";
 pub(super) const HEAD: &str = "lm_head.weight";
@@ -461,9 +471,18 @@ fn named(names: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::predicts_later_tokens;
+    use super::{is_unused_kv, predicts_later_tokens};
     use crate::device::ops::RouteRule;
     use crate::nn::{Experts, Spec};
+
+    #[test]
+    fn keys_and_values_of_layers_that_use_others_are_unused() {
+        let spec = Spec { layers: 4, shared_kv: 1, ..Spec::default() };
+        assert!(is_unused_kv("model.language_model.layers.3.self_attn.k_proj.weight", &spec));
+        assert!(is_unused_kv("model.layers.3.self_attn.v_norm.weight", &spec));
+        assert!(!is_unused_kv("model.layers.3.self_attn.q_norm.weight", &spec));
+        assert!(!is_unused_kv("model.layers.2.self_attn.k_proj.weight", &spec));
+    }
 
     #[test]
     fn only_layers_after_the_last_of_a_model_that_may_have_some_predict_later_tokens() {

@@ -167,6 +167,7 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         geglu_backward(GluBackward) dy over [gate, up, dy, dgate, dup];
         gelu(Gelu) x over [x, y];
         gelu_backward(GeluBackward) x over [x, dy, dx];
+        scale_by(ScaleBy) x over [factor, x, x];
         relu_squared(Gelu) x over [x, y];
         relu_squared_backward(GeluBackward) x over [x, dy, dx];
         dropout(Dropout) x over [x, x];

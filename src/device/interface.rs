@@ -8,7 +8,7 @@ use super::ops::{
     Encode, Expand, ExpertBias, ExpertBiasBackward, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward,
     GroupedGemm, HeadSinks, HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope,
     QkNormRopeBackward, Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad,
-    RouteScored, RouteScoredBackward, RowEntropies, Sgd, ShortConv, ShortConvBackward, Sigmoid, SigmoidGate,
+    RouteScored, RouteScoredBackward, RowEntropies, ScaleBy, Sgd, ShortConv, ShortConvBackward, Sigmoid, SigmoidGate,
     SigmoidGateBackward, SumSquares, TakeRows, WeighRows,
 };
 use super::{Buf, View, ViewMut};
@@ -170,6 +170,9 @@ pub trait Device: Send + Sync {
     }
     fn route_scored_backward(&self, _: RouteScoredBackward) -> Result<()> {
         Err(missing(RouteScoredBackward::OP))
+    }
+    fn scale_by(&self, _: ScaleBy) -> Result<()> {
+        Err(missing(ScaleBy::OP))
     }
     /// `y = max(x, 0)^2`; assigns.
     fn relu_squared(&self, _: Gelu) -> Result<()> {

@@ -6,8 +6,10 @@ use super::latent::LatentProjections;
 use super::linear::Linear;
 use super::norm::Norm;
 use super::saved::{AttentionSaved, Scratch};
+use super::shared_kv::{KvSharing, SharedKv};
 use super::store::{Grads, Weights};
 use super::tensor::Tensor;
+use super::value_norm::ValueNorm;
 use crate::base::Result;
 use crate::device::ops::{
     AttentionShape, Bias, BiasBackward, CopyColumns, QkNormRope, QkNormRopeBackward, QkNormRopeShape, RmsNorm,
@@ -35,6 +37,10 @@ pub struct AttentionBranch {
     /// Another branch also reads the block's input: the gradient of this one's output is in scratch.
     pub parallel: bool,
     pub shape: AttentionShape,
+    /// What of this block another one reads, or the reverse.
+    pub sharing: KvSharing,
+    /// Elements of a token's cached keys and values before this block's.
+    pub cached_before: usize,
     /// What takes the place of `qkv`, and of heads as wide as attention's in `out`.
     pub latent: Option<LatentProjections>,
     /// Segment (heads): a score per head without a key or a value.
@@ -58,6 +64,7 @@ pub enum HeadTransform {
         wk: usize,
         before: Option<RopeShape>,
         after: Option<RopeShape>,
+        values: Option<ValueNorm>,
     },
     /// All queries of a token are normalized together first, and all its keys, with segments `wq` and `wk`.
     RowNormRope {
@@ -140,9 +147,11 @@ impl AttentionBranch {
         mut y: ViewMut,
     ) -> Result<()> {
         let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
+        self.fit(scratch);
+        saved.qkv.fit(self.projected());
         self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
         let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
-        let Scratch { rotated, head_stats, row, normed, core: core_scratch, cache, .. } = scratch;
+        let Scratch { rotated, head_stats, row, normed, core: core_scratch, cache, zeros, shared_kv, .. } = scratch;
         let AttentionSaved { qkv, branch, gate, core, latent: latents } = saved;
         let projected = if qkv.len() > 0 { &mut *qkv } else { &mut *rotated };
         for (i, projection) in self.qkv.iter().enumerate() {
@@ -167,11 +176,23 @@ impl AttentionBranch {
         self.grow(cx, projected.rows_mut(n))?;
         let attention =
             CoreAttention { sinks: self.sinks.map(|sinks| w.get(sinks)), ..CoreAttention::of(cx, &self.shape) };
+        attention.fit(core);
         if !attention.is_done(cx.attended) {
-            let qkv = self.rotated(cx, w, qkv, rotated, head_stats, [row, normed])?;
+            let qkv = self.rotated(cx, w, qkv, rotated, head_stats, [row, normed], zeros, shared_kv)?;
+            if let KvSharing::Gives(sight) = self.sharing {
+                shared_kv.put(cx, sight, &self.shape, qkv)?;
+            }
             match cx.paged {
                 Some(runs) => {
-                    cache.attention(cx, runs, self.shape, qkv, core.o.rows_mut(n), core.lse.rows_mut(n))?;
+                    cache.attention(
+                        cx,
+                        runs,
+                        self.shape,
+                        self.cached_before,
+                        qkv,
+                        core.o.rows_mut(n),
+                        core.lse.rows_mut(n),
+                    )?;
                     attention.sink(&self.shape, core.o.rows_mut(n), core.lse.rows_mut(n))?
                 }
                 None => attention.forward(core_scratch, qkv, core, cx.attended)?,
@@ -229,8 +250,21 @@ impl AttentionBranch {
         cx.dev.rope(Rope { shape, table, positions: cx.batch.positions, qkv, inverse: false })
     }
 
+    /// Elements of a projected row.
+    fn projected(&self) -> usize {
+        if matches!(self.sharing, KvSharing::Takes(_)) { self.shape.width() } else { self.shape.row() }
+    }
+    /// Blocks may differ in the widths of their heads, and share buffers.
+    fn fit(&self, scratch: &mut Scratch) {
+        let Scratch { rotated, dqkv, bias, bias_grad, d_o, .. } = scratch;
+        [rotated, dqkv].into_iter().for_each(|tensor| tensor.fit(self.shape.row()));
+        [bias, bias_grad].into_iter().for_each(|tensor| tensor.fit(self.projected()));
+        d_o.fit(self.shape.width());
+    }
+
     /// The rows that attention reads: `qkv` itself, or normalized and rotated heads in `rotated`, which also holds what
     /// need not be saved.
+    #[allow(clippy::too_many_arguments)] // its operands and its scratch
     fn rotated<'a>(
         &self,
         cx: &Cx,
@@ -239,6 +273,8 @@ impl AttentionBranch {
         rotated: &'a mut Tensor,
         stats: &mut Tensor,
         parts: [&mut Tensor; 2],
+        zeros: &Tensor,
+        shared_kv: &SharedKv,
     ) -> Result<View<'a>> {
         if let HeadTransform::RowNormRope { rope, norm, wq, wk, widths } = self.transform {
             return self.row_normed(
@@ -252,13 +288,28 @@ impl AttentionBranch {
                 parts,
             );
         }
-        let HeadTransform::NormRope { shape, wq, wk, before, after } = self.transform else {
+        let HeadTransform::NormRope { shape, wq, wk, before, after, values } = self.transform else {
             return Ok(if qkv.len() > 0 { qkv.rows(cx.n) } else { rotated.rows(cx.n) });
         };
         let table = if before.or(after).is_some() { cx.tables[TurnTable::None as usize] } else { self.table(cx) };
-        let (positions, wq, wk) = (cx.batch.positions, w.get(wq), w.get(wk));
-        let (qkv, out, rstd) = (qkv.rows(cx.n), rotated.rows_mut(cx.n), stats.rows_mut(cx.n));
-        cx.dev.qk_norm_rope(QkNormRope { shape, table, positions, wq, wk, qkv, out, rstd })?;
+        let (positions, wq, wk, n) = (cx.batch.positions, w.get(wq), w.get(wk), cx.n);
+        let rstd = stats.rows_mut(n).slice(0..n * (shape.heads + shape.kv_heads));
+        if let KvSharing::Takes(sight) = self.sharing {
+            // Queries only, next to the keys and values of another block.
+            let (inner, row) = (self.shape.width(), self.shape.row());
+            let [queries, _] = parts;
+            let (qkv, out) = (qkv.rows(n), queries.rows_mut(n).slice(0..n * inner));
+            cx.dev.qk_norm_rope(QkNormRope { shape, table, positions, wq, wk, qkv, out, rstd })?;
+            let (src, dst) = (queries.rows(n).slice(0..n * inner), rotated.rows_mut(n));
+            cx.dev.copy_columns(CopyColumns { rows: n, width: inner, src_row: inner, dst_row: row, src, dst })?;
+            shared_kv.take(cx, sight, &self.shape, rotated.rows_mut(n))?;
+            return Ok(rotated.rows(n));
+        }
+        let (qkv_rows, out) = (qkv.rows(n), rotated.rows_mut(n));
+        cx.dev.qk_norm_rope(QkNormRope { shape, table, positions, wq, wk, qkv: qkv_rows, out, rstd })?;
+        if let Some(of) = values {
+            of.forward(cx, &self.shape, qkv.rows(n), rotated.rows_mut(n), stats.rows_mut(n), parts, zeros)?;
+        }
         if let Some(shape) = after {
             let (table, qkv) = (self.table(cx), rotated.rows_mut(cx.n));
             cx.dev.rope(Rope { shape, table, positions, qkv, inverse: false })?;
@@ -314,6 +365,7 @@ impl AttentionBranch {
         dy: ViewMut,
     ) -> Result<()> {
         let (dev, n, rows, positions) = (cx.dev, cx.n, cx.rows(), cx.batch.positions);
+        self.fit(scratch);
         let d_y = if self.parallel { scratch.beside.rows(rows) } else { dy.as_view() };
         let mut d_branch = cx.branch_grad(DropoutSite::Attention, d_y, &mut scratch.masked)?;
         if let Some(norm) = &self.post {
@@ -347,8 +399,8 @@ impl AttentionBranch {
             dev.sigmoid_gate_backward(SigmoidGateBackward { gate, x, dy, dgate })?;
         }
 
-        let Scratch { rotated, head_stats, row, normed, .. } = scratch;
-        let qkv = self.rotated(cx, w, &saved.qkv, rotated, head_stats, [row, normed])?;
+        let Scratch { rotated, head_stats, row, normed, zeros, shared_kv, .. } = scratch;
+        let qkv = self.rotated(cx, w, &saved.qkv, rotated, head_stats, [row, normed], zeros, shared_kv)?;
         let (d_o, dqkv) = (scratch.d_o.rows(n), scratch.dqkv.rows_mut(n));
         let attention =
             CoreAttention { sinks: self.sinks.map(|sinks| w.get(sinks)), ..CoreAttention::of(cx, &self.shape) };
@@ -357,18 +409,41 @@ impl AttentionBranch {
             attention.sink_backward(&scratch.core, &saved.core, n, dsinks)?;
         }
         self.grow(cx, scratch.dqkv.rows_mut(n))?;
+        match self.sharing {
+            KvSharing::Own => {}
+            KvSharing::Gives(sight) => {
+                let Scratch { shared_kv, dqkv, normed, .. } = scratch;
+                shared_kv.add_to(cx, sight, &self.shape, dqkv.rows_mut(n), normed)?;
+            }
+            KvSharing::Takes(sight) => {
+                let Scratch { shared_kv, dqkv, row, normed, .. } = scratch;
+                shared_kv.collect(cx, sight, &self.shape, dqkv.rows(n), normed)?;
+                let (inner, all) = (self.shape.width(), self.shape.row());
+                let (src, dst) = (dqkv.rows(n), row.rows_mut(n).slice(0..n * inner));
+                dev.copy_columns(CopyColumns { rows: n, width: inner, src_row: all, dst_row: inner, src, dst })?;
+                dqkv.fit(inner);
+                dev.copy(row.rows(n).slice(0..n * inner), dqkv.rows_mut(n))?;
+            }
+        }
         let (table, dqkv) = (self.table(cx), scratch.dqkv.rows_mut(n));
         match self.transform {
             HeadTransform::None | HeadTransform::RowNormRope { .. } => {}
             HeadTransform::Rope(shape) => dev.rope(Rope { shape, table, positions, qkv: dqkv, inverse: true })?,
-            HeadTransform::NormRope { shape, wq, wk, before, after } => {
+            HeadTransform::NormRope { shape, wq, wk, before, after, values } => {
                 let still = before.or(after).is_some();
                 let of_norm = if still { cx.tables[TurnTable::None as usize] } else { table };
                 if let Some(shape) = after {
                     dev.rope(Rope { shape, table, positions, qkv: scratch.dqkv.rows_mut(n), inverse: true })?;
                 }
                 let dqkv = scratch.dqkv.rows_mut(n);
-                let (dwq, dwk) = dw.pair(wq, wk, scratch.unused.rows_mut(2))?;
+                let unused = scratch.unused.rows_mut(2);
+                let (dwq, dwk) = match self.sharing {
+                    KvSharing::Takes(_) => {
+                        let (queries, keys) = unused.split_at(shape.head_dim);
+                        (dw.get(wq)?.unwrap_or(queries), keys.slice(0..shape.head_dim))
+                    }
+                    _ => dw.pair(wq, wk, unused)?,
+                };
                 dev.qk_norm_rope_backward(QkNormRopeBackward {
                     shape,
                     table: of_norm,
@@ -376,11 +451,14 @@ impl AttentionBranch {
                     wq: w.get(wq),
                     wk: w.get(wk),
                     qkv: saved.qkv.rows(n),
-                    rstd: scratch.head_stats.rows(n),
+                    rstd: scratch.head_stats.rows(n).slice(0..n * (shape.heads + shape.kv_heads)),
                     dqkv,
                     dwq,
                     dwk,
                 })?;
+                if let Some(of) = values {
+                    of.backward(cx, &self.shape, saved.qkv.rows(n), scratch)?;
+                }
                 if let Some(shape) = before {
                     dev.rope(Rope { shape, table, positions, qkv: scratch.dqkv.rows_mut(n), inverse: true })?;
                 }

@@ -14,15 +14,21 @@ use super::layout::Layout;
 use super::linear::Linear;
 use super::lora::Lora;
 use super::mlp::MlpBranch;
+use super::per_layer::PerLayerBranch;
 use super::saved::{Saved, Scratch};
 use super::store::{Grads, Weights};
 use crate::base::Result;
+use crate::device::ops::ScaleBy;
 use crate::device::{View, ViewMut};
 
 #[derive(Clone, Debug)]
 pub struct DecoderBlock {
     pub mixer: Mixer,
     pub mlp: FeedForward,
+    /// A third branch, which reads an input of the block besides the residual stream.
+    pub per_layer: Option<PerLayerBranch>,
+    /// Segment (1): a factor of the block's output.
+    pub scalar: Option<usize>,
     /// Both branches read the block's input: `y = x + attention(x) + mlp(x)` (Wang & Komatsuzaki 2021, GPT-J).
     pub parallel: bool,
 }
@@ -91,7 +97,8 @@ impl DecoderBlock {
                 }
             }
         };
-        let linears = of_mixer.into_iter().chain(of_mlp.into_iter().flatten());
+        let of_third = self.per_layer.iter_mut().flat_map(|PerLayerBranch { gate, out, .. }| [gate, out]);
+        let linears = of_mixer.into_iter().chain(of_mlp.into_iter().flatten()).chain(of_third);
         let masked = |linear: &mut Linear| {
             lora.adapt(linear, &layouts[layer], masks);
             if let Some(adapter) = linear.adapter.as_mut().filter(|_| keeps) {
@@ -113,7 +120,7 @@ impl DecoderBlock {
         x: View,
         saved: &mut Saved,
         scratch: &mut Scratch,
-        y: Option<ViewMut>,
+        mut y: Option<ViewMut>,
     ) -> Result<()> {
         let after = saved.mlp.x.rows_mut(cx.rows());
         match &self.mixer {
@@ -122,8 +129,26 @@ impl DecoderBlock {
             Mixer::Conv(conv) => conv.forward(cx, w, x, &mut saved.recurrent, scratch, after)?,
         }
         match &self.mlp {
-            FeedForward::Dense(mlp) => mlp.forward(cx, w, self.parallel.then_some(x), &mut saved.mlp, scratch, y),
-            FeedForward::Sparse(sparse) => sparse.forward(cx, w, &mut saved.mlp, scratch, y.is_some()),
+            FeedForward::Dense(mlp) => {
+                let beside = self.parallel.then_some(x);
+                let y = match self.per_layer {
+                    Some(_) => Some(saved.per_layer.x.rows_mut(cx.rows())),
+                    None => y.as_mut().map(ViewMut::reborrow),
+                };
+                mlp.forward(cx, w, beside, &mut saved.mlp, scratch, y)?
+            }
+            FeedForward::Sparse(sparse) => sparse.forward(cx, w, &mut saved.mlp, scratch, y.is_some())?,
+        }
+        if let Some(branch) = &self.per_layer {
+            branch.forward(cx, w, &mut saved.per_layer, scratch, y.as_mut().map(ViewMut::reborrow))?;
+        }
+        y.map_or(Ok(()), |y| self.scale(cx, w, y))
+    }
+    /// Multiplies the block's output, or its gradient, by the block's factor.
+    fn scale(&self, cx: &Cx, w: Weights, x: ViewMut) -> Result<()> {
+        match self.scalar {
+            Some(scalar) => cx.dev.scale_by(ScaleBy { factor: w.get(scalar), x }),
+            None => Ok(()),
         }
     }
 
@@ -139,6 +164,10 @@ impl DecoderBlock {
         scratch: &mut Scratch,
         mut dy: ViewMut,
     ) -> Result<()> {
+        self.scale(cx, w, dy.reborrow())?;
+        if let Some(branch) = &self.per_layer {
+            branch.backward(cx, w, dw, &saved.per_layer, scratch, dy.reborrow())?;
+        }
         if self.parallel {
             cx.dev.copy(dy.as_view(), scratch.beside.rows_mut(cx.rows()))?;
         }

@@ -35,11 +35,13 @@ impl CacheSize {
 }
 
 table! {
-    /// Empty unless text is being generated. B: blocks with attention, P: pages, N: rows of a pass.
+    /// Empty unless text is being generated. P: pages, N: rows of a pass.
     pub struct KvCache {
-        /// (B P PAGE, C) with C elements in a row of keys and values: block after block.
+        /// (P PAGE, E) with E elements of a token's keys and values in all blocks: block after block, in each of which
+        /// a token's are a row.
         kv,
-        /// (N, heads * head_dim) f32, (N, 2) u32 and (longest, C): scratch of attention.
+        /// (N, heads * head_dim) f32, (N, 2) u32 and (longest, C): scratch of attention, with C elements in a block's
+        /// widest row of keys and values.
         o_pass,
         of_queries,
         gathered,
@@ -51,14 +53,21 @@ table! {
     }
 }
 
+/// Elements of a token's keys and values in the blocks before those of block `i`. `spec`: this rank's widths.
+pub(super) fn cached_before(spec: &Spec, i: usize) -> usize {
+    (0..spec.kv_source(i).unwrap_or(i)).map(|i| spec.cached(i)).sum()
+}
+
 impl KvCache<TensorShape> {
     /// `spec`: this rank's widths.
     pub fn plan(spec: &Spec, dtype: DType, size: &CacheSize) -> KvCache<TensorShape> {
         let &CacheSize { pages, rows, longest, .. } = size;
-        let (kv_row, width) = (2 * spec.kv_heads * spec.head_dim, spec.heads * spec.head_dim);
+        let most = |of: &dyn Fn(usize) -> usize| (0..spec.layers).map(of).max().unwrap_or(0);
+        let (all, kv_row) = ((0..spec.layers).map(|i| spec.cached(i)).sum(), most(&|i| spec.cached(i)));
+        let width = most(&|i| spec.heads * spec.heads_of(i).head_dim);
         let scratch = |dtype, rows, width| TensorShape::new(Category::Scratch, dtype, rows, width);
         KvCache {
-            kv: TensorShape::new(Category::Saved, dtype, spec.mixers()[0] * pages * PAGE, kv_row),
+            kv: TensorShape::new(Category::Saved, dtype, pages * PAGE, all),
             o_pass: scratch(DType::F32, rows, width),
             of_queries: scratch(DType::U32, rows, 2),
             gathered: scratch(dtype, longest, kv_row),
@@ -74,20 +83,21 @@ impl KvCache<TensorShape> {
 
 impl KvCache {
     /// As [`Device::attention`], but over earlier tokens too: assigns `o` and `lse` of the batch's rows, and stores
-    /// their keys and values.
+    /// their keys and values, which are after those of blocks with `before` elements of a token.
+    #[allow(clippy::too_many_arguments)] // its operands
     pub fn attention(
         &mut self,
         cx: &Cx,
         runs: &[PagedRows],
         shape: AttentionShape,
+        before: usize,
         qkv: View,
         o: ViewMut,
         lse: ViewMut,
     ) -> Result<()> {
         let (dev, c, row) = (cx.dev, shape.kv_row(), shape.row());
-        let room = self.kv.capacity() / cx.spec.mixers()[0];
-        let first = cx.spec.place_of(cx.layer - 1) * room;
-        let block = first..first + room;
+        let tokens = self.kv.capacity();
+        let block = tokens * before..tokens * (before + c);
         for run in runs {
             let mut done = 0;
             while done < run.rows {
@@ -95,8 +105,8 @@ impl KvCache {
                 let rows = (PAGE - at % PAGE).min(run.rows - done);
                 let first = run.first + done;
                 let src = qkv.slice(first * row + row - c..(first + rows) * row);
-                let to = block.start + run.pages[at / PAGE] as usize * PAGE + at % PAGE;
-                let dst = self.kv.band_mut(&(to..to + rows));
+                let to = run.pages[at / PAGE] as usize * PAGE + at % PAGE;
+                let dst = self.kv.all_mut().slice(block.start + to * c..block.start + (to + rows) * c);
                 dev.copy_columns(CopyColumns { rows, width: c, src_row: row, dst_row: c, src, dst })?;
                 done += rows;
             }
@@ -106,7 +116,7 @@ impl KvCache {
             runs,
             page: PAGE,
             qkv,
-            kv: self.kv.band(&block),
+            kv: self.kv.all().slice(block),
             o,
             lse,
             o_pass: self.o_pass.rows_mut(cx.n),
@@ -115,11 +125,19 @@ impl KvCache {
         })
     }
 
-    /// Copies the first `tokens` of a page to another one, in all blocks, of which `blocks` have attention.
-    pub fn copy_page(&mut self, dev: &dyn Device, blocks: usize, [from, to]: [u32; 2], tokens: usize) -> Result<()> {
-        let room = self.kv.capacity() / blocks.max(1);
-        for block in (0..blocks).map(|block| block * room) {
-            self.kv.copy_rows(dev, [from, to].map(|page| block + page as usize * PAGE), tokens)?;
+    /// Copies the first `tokens` of a page to another one, in all `blocks`, given as elements of a token before them
+    /// and of theirs.
+    pub fn copy_page(
+        &mut self,
+        dev: &dyn Device,
+        blocks: impl Iterator<Item = (usize, usize)>,
+        pages: [u32; 2],
+        tokens: usize,
+    ) -> Result<()> {
+        let room = self.kv.capacity();
+        for (before, width) in blocks {
+            let [from, to] = pages.map(|page| room * before + page as usize * PAGE * width);
+            self.kv.copy_within(dev, [from, to], tokens * width)?;
         }
         Ok(())
     }

@@ -45,8 +45,10 @@ table! {
 
 /// What the buffers of a rank depend on.
 pub struct CorePlan<'a> {
-    /// Shape of a tp rank's layers, ignoring windows.
+    /// Shape of a tp rank's layers, ignoring windows: that with the widest heads.
     pub heads: &'a AttentionShape,
+    /// That with the widest keys and values; the same with Ulysses.
+    pub keys: &'a AttentionShape,
     /// Whether there are layers with full attention, and with a sliding window.
     pub sights: [bool; 2],
     pub split: &'a Split,
@@ -80,7 +82,7 @@ impl CorePlan<'_> {
         }
     }
     pub fn scratch(&self) -> CoreScratch<TensorShape> {
-        let &CorePlan { heads, split, tokens, dtype, train, .. } = self;
+        let &CorePlan { heads, keys, split, tokens, dtype, train, .. } = self;
         let (grid, shares @ [own, widest]) = (self.grid(), self.shares());
         let (all, is_cut) = (grid.ulysses.of * tokens, grid.ulysses.of > 1);
         let only = |width| if is_cut { width } else { 0 };
@@ -90,7 +92,15 @@ impl CorePlan<'_> {
             sums: TensorShape { sums: Some(own), ..back(dtype, 0) },
             d_o: back(dtype, only(own.width())),
             dqkv: back(dtype, only(own.row())).through(Axis::Sp, CommUse::Reduced).reserve(only(widest.row())),
-            ring: RingBuffers::plan(shares, self.sights, (split.sp_impl, grid.ring.of), all, dtype, train),
+            ring: RingBuffers::plan(
+                shares,
+                CorePlan { heads: keys, ..*self }.shares(),
+                self.sights,
+                (split.sp_impl, grid.ring.of),
+                all,
+                dtype,
+                train,
+            ),
             ulysses: Ulysses::plan(heads, grid, tokens, dtype, train),
         }
     }
@@ -232,6 +242,12 @@ impl CoreAttention<'_> {
         HeadShare::of(self.shape, self.exchange().grid.ulysses).heads
     }
 
+    /// Layers may differ in the widths of their heads, and share what they save.
+    pub(super) fn fit(&self, saved: &mut CoreSaved) {
+        if self.exchange().grid.ulysses.of == 1 {
+            saved.o.fit(self.shape.width());
+        }
+    }
     /// Whether there is nothing left to do if attention's own outputs are there.
     pub(super) fn is_done(&self, attended: bool) -> bool {
         attended && self.split.grid(self.shape.heads).ulysses.of == 1

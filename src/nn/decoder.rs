@@ -6,10 +6,12 @@ use super::core::CoreAttention;
 use super::layout::{Layout, Segment};
 use super::linear::TILE;
 use super::lora::{self, is_adapter};
+use super::per_layer::PerLayerRoot;
 use super::recompute::SavedBlocks;
 use super::root::{LossGrad, LossSums, Root};
 use super::saved::{Saved, Scratch};
 use super::sequences::{LossRows, Scored, SequenceBuffers, SequenceLoss, SequenceRows};
+use super::shared_kv::KvSharing;
 use super::spec::{Arch, Experts, Spec};
 use super::split::{Groups, SpGrid, Split};
 use super::store::{ParamStore, Pass, ROOT};
@@ -72,7 +74,7 @@ impl Decoder {
     pub fn split(spec: Spec, tuning: &Tuning, split: &Split) -> Result<Decoder> {
         spec.validate()?;
         split.check(&spec)?;
-        let (mut layouts, root, mut blocks) = spec.layers(split);
+        let (mut layouts, mut root, mut blocks) = spec.layers(split);
         tuning.apply(&mut layouts)?;
         let (mut adapters, mut masks) = (AdapterWidths::default(), Vec::new());
         if let Some(lora) = &tuning.lora {
@@ -82,6 +84,10 @@ impl Decoder {
                 ));
             }
             adapters.rank = lora.rank;
+            if let Some(PerLayerRoot { projection, .. }) = &mut root.per_layer {
+                lora.adapt(projection, &layouts[0], &mut masks);
+                adapters.dropped = if lora.dropout > 0.0 { projection.inputs } else { 0 };
+            }
             for (i, block) in blocks.iter_mut().enumerate() {
                 let widest = block.adapt(lora, &layouts, 1 + i, &mut masks, &mut adapters.kept);
                 adapters.dropped = adapters.dropped.max(widest);
@@ -140,7 +146,16 @@ impl Decoder {
     pub fn workspace(&self, dev: &dyn Device, groups: &Groups, options: &WorkspaceOptions) -> Result<Workspace> {
         let mut ws = Workspace::plan(&self.spec, &self.split, self.adapters, options).allocate(dev, groups)?;
         self.fill_tables(dev, &mut ws.fixed)?;
+        if !dev.is_unbacked() {
+            dev.zero(ws.scratch.zeros.all_mut())?;
+        }
         Ok(ws)
+    }
+    /// For each block of the cache, elements of a token in those before it, and in it.
+    pub(super) fn cached_blocks(&self) -> impl Iterator<Item = (usize, usize)> {
+        let attention = self.blocks.iter().filter_map(DecoderBlock::attention);
+        let own = attention.filter(|attention| !matches!(attention.sharing, KvSharing::Takes(_)));
+        own.map(|attention| (attention.cached_before, attention.shape.kv_row()))
     }
     pub(super) fn fill_tables(&self, dev: &dyn Device, fixed: &mut Fixed) -> Result<()> {
         if dev.is_unbacked() {
@@ -149,7 +164,7 @@ impl Decoder {
         let Fixed { table, local_table, still_table, .. } = fixed;
         for (rope, table) in [(&self.spec.rope, table), (&self.spec.local_rope, &mut *local_table)] {
             if let Some(rope) = rope {
-                let (rows, d, longest) = (table.capacity(), self.spec.rotary_dim(), self.spec.max_len);
+                let (rows, d, longest) = (table.capacity(), table.width(), self.spec.max_len);
                 let values = rope.table(d, rows / rope.forms(), longest);
                 dev.upload(bytemuck::cast_slice(&values), table.rows_mut(rows))?;
             }
@@ -238,6 +253,7 @@ impl Decoder {
         let backward = LossGrad { grads, dx: dx.rows_mut(rows) };
         self.root.loss(&cx, w, x, scratch, losses, Some(backward))?;
         let between = Instant::now();
+        scratch.shared_kv.begin_backward(dev)?;
 
         for i in (0..self.spec.layers).rev() {
             let (layer, x) = (i + 1, stream[i].rows(rows));
@@ -271,8 +287,8 @@ impl Decoder {
             store.release(layer, Pass::Backward)?;
         }
 
-        let (_, dw) = store.grads(ROOT)?;
-        self.root.embed_backward(&cx, dw, scratch, dx.rows_mut(rows))?;
+        let (w, dw) = store.grads(ROOT)?;
+        self.root.embed_backward(&cx, w, dw, stream[0].rows(rows), scratch, dx.rows_mut(rows))?;
         store.grads_ready(ROOT)?;
         store.release(ROOT, Pass::Backward)?;
         Ok(between)

@@ -78,6 +78,10 @@ impl Linear {
         Linear { first, ..self }
     }
 
+    /// Columns of its outputs.
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
     fn sides(&self) -> Sides {
         let Linear { inputs, outputs, first, row, column, .. } = *self;
         Sides { inputs, outputs, first, row, column }

@@ -67,13 +67,18 @@ fn is_router(segment: &Segment) -> bool {
 /// The module's name for [`Lora::targets`], if an adapter can be attached to the segment.
 pub(super) fn target(segment: &Segment) -> Option<&str> {
     let module = segment.name.strip_suffix(".weight").filter(|_| segment.shape.len() == 2)?;
-    module.rsplit('.').next().filter(|_| !is_router(segment))
+    module.rsplit('.').next().filter(|name| !is_router(segment) && (!is_of_root(segment) || *name == ROOT_MODULE))
+}
+/// The matrix of the root that is no embedding and no head.
+const ROOT_MODULE: &str = "per_layer_model_projection";
+fn is_of_root(segment: &Segment) -> bool {
+    ![".layers.", ".h."].iter().any(|of_block| segment.name.contains(of_block))
 }
 
-/// Names of all modules of the blocks that adapters can be attached to.
+/// Names of all modules that adapters can be attached to.
 pub fn linear_modules(layouts: &[Layout]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
-    for name in layouts.iter().skip(1).flat_map(|l| &l.segments).filter_map(target) {
+    for name in layouts.iter().flat_map(|l| &l.segments).filter_map(target) {
         if !names.iter().any(|known| known == name) {
             names.push(name.to_string());
         }
@@ -122,8 +127,10 @@ impl Lora {
         let root = layouts.first_mut().ok_or_else(|| Error::op("lora", "the model has no layers"))?;
         root.segments.iter_mut().for_each(|s| s.trainable = goes_with_adapters(s));
         let (known, routes) = (linear_modules(layouts), layouts.iter().flat_map(|l| &l.segments).any(is_router));
-        for layout in &mut layouts[1..] {
-            layout.segments.iter_mut().for_each(|s| s.trainable = false);
+        for (i, layout) in layouts.iter_mut().enumerate() {
+            if i > 0 {
+                layout.segments.iter_mut().for_each(|s| s.trainable = false);
+            }
             let adapted: Vec<(String, Segment)> =
                 layout.segments.iter().filter_map(|s| Some((self.module(s)?.to_string(), s.clone()))).collect();
             if let Some((module, _)) = adapted.first().filter(|_| layout.experts && self.dropout > 0.0) {

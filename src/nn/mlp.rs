@@ -38,6 +38,8 @@ impl MlpBranch {
         mut y: Option<ViewMut>,
     ) -> Result<()> {
         let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
+        self.fit(scratch);
+        [&mut saved.gate, &mut saved.up].into_iter().for_each(|tensor| tensor.fit(self.up.outputs()));
         let x = beside.unwrap_or(saved.x.rows(rows));
         self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
         let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
@@ -80,6 +82,12 @@ impl MlpBranch {
         dev.add(saved.x.rows(rows), y)
     }
 
+    /// Blocks may differ in the width of this branch, and share buffers.
+    fn fit(&self, scratch: &mut Scratch) {
+        let Scratch { act, dact, dup, .. } = scratch;
+        [act, dact, dup].into_iter().for_each(|tensor| tensor.fit(self.up.outputs()));
+    }
+
     fn activation(&self, dev: &dyn Device, n: usize, saved: &MlpSaved, act: ViewMut) -> Result<()> {
         let (gate, up) = (saved.gate.rows(n), saved.up.rows(n));
         match self.activation {
@@ -104,6 +112,7 @@ impl MlpBranch {
         dy: ViewMut,
     ) -> Result<()> {
         let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
+        self.fit(scratch);
         let (x, gate, up) = (beside.unwrap_or(saved.x.rows(rows)), saved.gate.rows(n), saved.up.rows(n));
         let mut d_branch = cx.branch_grad(DropoutSite::Mlp, dy.as_view(), &mut scratch.masked)?;
         if let Some(norm) = &self.post {

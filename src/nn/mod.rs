@@ -28,6 +28,10 @@ mod saved; // saved activations and scratch of a block
 mod conv; // the short convolution
 mod delta; // the gated delta net
 mod attention; // the attention branch
+mod value_norm; // norms of values
+mod shared_kv; // keys and values that several blocks read
+mod per_layer_buffers; // what those inputs need
+mod per_layer; // inputs that each block gets besides the residual stream
 mod mlp; // the feed-forward branch
 mod dispatch; // rows to the ranks of ep, and back
 mod expert_layer; // the experts of a sparse block
@@ -53,7 +57,7 @@ pub use lora::{ALL_LINEAR, Lora, SCORE, goes_with_adapters, has_adapters, is_ada
 pub use recompute::Checkpointing;
 pub use rotary::{QueryGrowth, Rotary, Scaling};
 pub use sequences::{LossRows, Scored, SequenceBuffers, SequenceLoss, SequenceRows};
-pub use spec::{Activation, Arch, DeltaForm, DeltaNet, Experts, Latent, Recurrence, Spec};
+pub use spec::{Activation, Arch, DeltaForm, DeltaNet, Experts, HeadSizes, Latent, Recurrence, Spec};
 pub use split::{Cuts, Groups, Slice, SpGrid, SpImpl, Split};
 pub use store::{Grads, ParamStore, Pass, ROOT, Weights};
 pub use teach::TeacherPass;

@@ -51,7 +51,8 @@ impl Spec {
     pub fn flops_per_token(&self, seq: usize) -> u64 {
         let seen = |i| if self.window_of(i) == 0 { seq } else { seq.min(self.window) };
         let attends = |i: &usize| self.recurrence_of(*i).is_none();
-        let attention = 2 * 2 * self.heads * self.head_dim * (0..self.layers).filter(attends).map(seen).sum::<usize>();
+        let of_heads = |i| 2 * 2 * self.heads * self.heads_of(i).head_dim * seen(i);
+        let attention = (0..self.layers).filter(attends).map(of_heads).sum::<usize>();
         // Of a gated delta net: three products with its state, and those within a block.
         let of_other = |mixer: &Recurrence| match mixer {
             Recurrence::Delta(net) => {
@@ -62,6 +63,8 @@ impl Spec {
         };
         let others = (0..self.layers).filter_map(|i| self.recurrence_of(i)).map(of_other).sum::<usize>();
         let attention = attention + others;
-        3 * (2 * (self.params() - self.idle_params()) + attention) as u64
+        // A token reads one row of the table of the layers' inputs.
+        let table = self.layer_words * self.layers * self.layer_inputs;
+        3 * (2 * (self.params() - self.idle_params() - table) + attention) as u64
     }
 }

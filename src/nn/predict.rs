@@ -17,7 +17,7 @@ impl Decoder {
     }
     /// Copies the first `tokens` of a page of the cache to another one.
     pub fn copy_page(&self, dev: &dyn Device, ws: &mut Workspace, pages: [u32; 2], tokens: usize) -> Result<()> {
-        ws.scratch.cache.copy_page(dev, self.spec.mixers()[0], pages, tokens)
+        ws.scratch.cache.copy_page(dev, self.cached_blocks(), pages, tokens)
     }
     /// Copies what a sequence goes on from to another slot.
     pub fn copy_slot(&self, dev: &dyn Device, ws: &mut Workspace, slots: [usize; 2]) -> Result<()> {

@@ -59,7 +59,8 @@ impl Checkpointing {
     /// activations are still in memory. Only [`Checkpointing::Full`] also recomputes attention.
     pub fn products_again(self, spec: &Spec) -> u64 {
         let Some((every, _)) = self.again() else { return 0 };
-        let attention = spec.qkv() + spec.heads * spec.head_dim;
+        let most = |of: &dyn Fn(&Spec) -> usize| (0..spec.layers).map(|i| of(&spec.of_block(i))).max().unwrap_or(0);
+        let attention = most(&|spec| spec.qkv() + spec.heads * spec.head_dim);
         // A block's last product is needed only by a norm after it.
         let ff = spec.experts.as_ref().map_or(spec.ff, |e| e.top_k * e.ff + e.shared_ff);
         let feed_forward = ff * (1 + spec.gated() as usize + spec.post_norms as usize);
@@ -101,9 +102,9 @@ impl<T> SavedBlocks<T> {
             Outputs { o, lse }
         };
         let shared = |outputs: Outputs<T>| {
-            let Saved { attention, recurrent, mlp } = block(None);
+            let Saved { attention, recurrent, mlp, per_layer } = block(None);
             let core = CoreSaved { o: outputs.o, lse: outputs.lse, ..attention.core };
-            Saved { attention: AttentionSaved { core, ..attention }, recurrent, mlp }
+            Saved { attention: AttentionSaved { core, ..attention }, recurrent, mlp, per_layer }
         };
         let (every, selective) = checkpointing.again().unwrap_or((usize::MAX, false));
         let sharing = blocks / every;

@@ -58,10 +58,12 @@ table! {
 
 impl RingBuffers<TensorShape> {
     /// For up to `tokens` rows on each of the `ranks` of a ring, activations of `dtype`. `heads`: shape of this rank's
-    /// layers, ignoring windows; `widest`: the largest on any rank of sp. `sights`: whether there are layers with full
+    /// layers, ignoring windows; `keys`: that of layers with the widest keys and values, and `widest` the largest such
+    /// on any rank of sp. `sights`: whether there are layers with full
     /// attention, and with a sliding window.
     pub fn plan(
-        [heads, widest]: [AttentionShape; 2],
+        [heads, _]: [AttentionShape; 2],
+        [keys, widest]: [AttentionShape; 2],
         sights: [bool; 2],
         (sp_impl, ranks): (SpImpl, usize),
         tokens: usize,
@@ -69,7 +71,7 @@ impl RingBuffers<TensorShape> {
         train: bool,
     ) -> RingBuffers<TensorShape> {
         let tokens = if ranks > 1 { tokens } else { 0 };
-        let (inner, c) = (heads.width(), heads.kv_row());
+        let (inner, c) = (heads.width(), keys.kv_row());
         let at_once = sp_impl == SpImpl::AllGather;
         let hops = !at_once;
         let rows = |there: bool, n: usize| if there { n } else { 0 };
@@ -97,6 +99,12 @@ impl RingBuffers<TensorShape> {
 }
 
 impl RingBuffers {
+    /// Layers may differ in the widths of their heads.
+    fn fit(&mut self, shape: &AttentionShape) {
+        let RingBuffers { kv, next, all, sum, pass, dkv, leaving, arriving, all_dkv, .. } = self;
+        [kv, next, all, dkv, leaving, arriving, all_dkv].into_iter().for_each(|tensor| tensor.fit(shape.kv_row()));
+        [sum, pass].into_iter().for_each(|tensor| tensor.fit(shape.width()));
+    }
     /// Sets the attention ranges of a new batch for member `at`. `rows` (R, N): each member's row numbers in the packed
     /// batch `cu_seqlens`; `windows`: of the layers, as in [`AttentionShape::window`].
     pub fn set_ranges(
@@ -146,6 +154,7 @@ impl RingAttention<'_> {
     pub fn forward(&self, ring: &mut RingBuffers, qkv: View, o: ViewMut, mut lse: ViewMut) -> Result<()> {
         let (dev, shape) = (self.dev, *self.shape);
         let n = self.rows(qkv)?;
+        ring.fit(&shape);
         let RingBuffers { of_queries, near_queries, kv, next, all, sum, pass, pass_lse, .. } = ring;
         let of_queries = if shape.window == 0 { of_queries } else { near_queries };
         let mut blocks = self.blocks(qkv, n, kv, next, all)?;
@@ -184,6 +193,7 @@ impl RingAttention<'_> {
     ) -> Result<()> {
         let (dev, shape) = (self.dev, *self.shape);
         let n = self.rows(qkv)?;
+        ring.fit(&shape);
         let RingBuffers { of_queries, of_keys, near_queries, near_keys, kv, next, all, sum, .. } = ring;
         let RingBuffers { dkv, leaving, arriving, all_dkv, .. } = ring;
         let sees = if shape.window == 0 { [of_queries, of_keys] } else { [near_queries, near_keys] };

@@ -3,6 +3,7 @@
 use super::context::{Batch, Cx, DropoutSite, LabeledRows};
 use super::linear::Linear;
 use super::norm::Norm;
+use super::per_layer::PerLayerRoot;
 use super::saved::{AdapterScratch, Scratch};
 use super::sequences::{LossRows, SequenceRows};
 use super::split::Slice;
@@ -43,6 +44,8 @@ impl VocabRows {
 #[derive(Clone, Debug)]
 pub struct Root {
     pub tokens: VocabRows,
+    /// Inputs of the blocks besides the residual stream.
+    pub per_layer: Option<PerLayerRoot>,
     /// Learned positions: segment (max_len, C), and max_len.
     pub positions: Option<(usize, usize)>,
     /// Factor of the token embeddings.
@@ -123,11 +126,28 @@ impl Root {
             let (shape, tokens, w) = (EmbedShape::whole(rows, 1.0), cx.batch.positions, w.get(positions));
             cx.dev.embed(Embed { shape, tokens, w, y: y.reborrow(), accumulate: true })?;
         }
-        cx.drop(DropoutSite::Embedding, y)
+        cx.drop(DropoutSite::Embedding, y.reborrow())?;
+        match &self.per_layer {
+            Some(of) => of.forward(cx, w, y.as_view(), &mut scratch.per_layer, &mut scratch.adapter),
+            None => Ok(()),
+        }
     }
 
-    /// Adds to the embeddings' gradients; `dx (R, C)` is masked on the way.
-    pub fn embed_backward(&self, cx: &Cx, mut dw: Grads, scratch: &mut Scratch, mut dx: ViewMut) -> Result<()> {
+    /// Adds to the embeddings' gradients; `x (R, C)` are the embeddings, and their gradient `dx` is masked on the way.
+    pub fn embed_backward(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        mut dw: Grads,
+        x: View,
+        scratch: &mut Scratch,
+        mut dx: ViewMut,
+    ) -> Result<()> {
+        // Without gradients, those of the blocks' inputs may not be there.
+        if let Some(per_layer) = self.per_layer.as_ref().filter(|_| dw.flat.is_some()) {
+            let Scratch { per_layer: inputs, adapter, unused, .. } = &mut *scratch;
+            per_layer.backward(cx, w, &mut dw, x, inputs, adapter, unused.rows_mut(1), dx.reborrow())?;
+        }
         cx.drop(DropoutSite::Embedding, dx.reborrow())?;
         if let Some(dw) = dw.get(self.tokens.weight)? {
             let shape = self.table(dx.dtype());

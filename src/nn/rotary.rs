@@ -27,6 +27,8 @@ pub enum Scaling {
     /// A linear ramp over the index between `beta_fast` and `beta_slow` rotations in `original`; cosines and sines are
     /// multiplied by `attention` (Peng et al. 2023, YaRN).
     Yarn { factor: f64, original: usize, attention: f64, beta_fast: f64, beta_slow: f64, truncate: bool },
+    /// Only the first `part` of the pairs of a head rotate, all `factor` times slower (Gemma 4).
+    Proportional { part: f64, factor: f64 },
     /// Each frequency divided by a factor of its own, from one list in documents of up to `original` tokens and from
     /// another in longer ones; cosines and sines are multiplied by `attention` (Ding et al. 2024, LongRoPE).
     Long { short: Vec<f64>, long: Vec<f64>, original: usize, attention: f64 },
@@ -94,6 +96,10 @@ impl Rotary {
             Scaling::Long { ref short, ref long, .. } => {
                 let factors = if form == 0 { short } else { long };
                 factors.iter().enumerate().map(|(i, factor)| base(i) / factor).collect()
+            }
+            Scaling::Proportional { part, factor } => {
+                let turned = (part * d / 2.0) as usize;
+                (0..half).map(|i| if i < turned { base(i) / factor } else { 0.0 }).collect()
             }
             Scaling::Linear { factor } => (0..half).map(|i| base(i) / factor).collect(),
             Scaling::Dynamic { factor, original } => {

@@ -3,7 +3,9 @@ use super::cache::KvCache;
 use super::core::{CoreSaved, CoreScratch};
 use super::dispatch::Dispatch;
 use super::latent_buffers::{LatentSaved, LatentScratch};
+use super::per_layer_buffers::{PerLayerSaved, PerLayerScratch};
 use super::recurrent_buffers::{RecurrentCache, RecurrentSaved, RecurrentScratch};
+use super::shared_kv::SharedKv;
 use super::tensor::{Tensor, table};
 use crate::base::Result;
 use crate::device::ops::Fp8Work;
@@ -96,10 +98,16 @@ pub struct Saved<T = Tensor> {
     pub attention: AttentionSaved<T>,
     pub recurrent: RecurrentSaved<T>,
     pub mlp: MlpSaved<T>,
+    pub per_layer: PerLayerSaved<T>,
 }
 impl<T> Saved<T> {
     pub(super) fn map<U>(&self, f: &mut dyn FnMut(&'static str, &T) -> Result<U>) -> Result<Saved<U>> {
-        Ok(Saved { attention: self.attention.map(f)?, recurrent: self.recurrent.map(f)?, mlp: self.mlp.map(f)? })
+        Ok(Saved {
+            attention: self.attention.map(f)?,
+            recurrent: self.recurrent.map(f)?,
+            mlp: self.mlp.map(f)?,
+            per_layer: self.per_layer.map(f)?,
+        })
     }
 }
 table! {
@@ -155,7 +163,7 @@ table! {
         bias,
         /// (N, (heads + 2 kv_heads) head_dim): normalized and rotated; empty without head norms and Ulysses.
         rotated,
-        /// (N, heads + kv_heads) f32: 1/rms of each head.
+        /// (N, heads + kv_heads) f32: 1/rms of each head; then (N, kv_heads) with norms on values.
         head_stats,
         /// (N, 2 heads * head_dim): queries with their gates, then their gradients; empty without gates.
         queries,
@@ -187,9 +195,12 @@ table! {
         dact,
         /// (N, F)
         dup,
-        /// (N, heads * head_dim) each: queries or keys apart from their rows; empty unless whole rows are normalized.
+        /// (N, heads * head_dim) each, or less: queries, keys or values apart from their rows; empty unless whole rows
+        /// or values are normalized, or blocks share keys and values.
         row,
         normed,
+        /// (1, head_dim): 0, for norms without a weight; empty without such.
+        zeros,
         /// (2, C) f32, or wider heads: receives the gradients of frozen norms.
         unused,
         ;
@@ -201,6 +212,10 @@ table! {
         core: CoreScratch,
         /// Of latent attention.
         latent: LatentScratch,
+        /// Inputs of the blocks.
+        per_layer: PerLayerScratch,
+        /// Keys and values that several blocks read.
+        shared_kv: SharedKv,
         /// The KV cache: see [`Workspace::remember`].
         cache: KvCache,
         /// Scratch of mixers other than attention, and what a sequence goes on from in them.

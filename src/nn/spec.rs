@@ -33,6 +33,8 @@ pub enum Arch {
     /// Norms on queries and keys, norms after the branches too, a sliding window with its own rotary base in most
     /// layers.
     Gemma3,
+    /// Gemma 3 with wider heads in layers without a window, norms on values, and a factor of each layer's output.
+    Gemma4,
     /// Llama without rotary positions in every fourth layer.
     SmolLm3,
     /// Llama with norms after the branches only, and over all queries and over all keys.
@@ -141,6 +143,13 @@ pub enum Activation {
     Gelu,
     /// max(up, 0)^2
     ReluSquared,
+}
+
+/// Sizes of attention's heads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HeadSizes {
+    pub kv_heads: usize,
+    pub head_dim: usize,
 }
 
 /// Sizes of latent attention.
@@ -270,6 +279,8 @@ pub struct Spec {
     pub kv_heads: usize,
     /// Width of a head; must be even with rotary positions.
     pub head_dim: usize,
+    /// Those of layers without a sliding window, if they differ.
+    pub global_heads: Option<HeadSizes>,
     /// Hidden width of the feed-forward layer.
     pub ff: usize,
     /// Longest sequence: rows of the position table (gpt) or the rotation tables.
@@ -318,6 +329,20 @@ pub struct Spec {
     pub norm_after_rope: bool,
     /// Normalize all queries of a token together before rotation, and all its keys.
     pub row_norm: bool,
+    /// Normalize each value head, without a weight; with `qk_norm`.
+    pub value_norm: bool,
+    /// In layers without a window, values are the projected keys.
+    pub keys_are_values: bool,
+    /// So many of the last layers use keys and values of the last one before them that sees as many tokens.
+    pub shared_kv: usize,
+    /// The feed-forward layer of those is twice as wide.
+    pub wide_shared: bool,
+    /// Elements of an input that each layer gets from a token besides the residual stream; 0: none. And the rows of the
+    /// table that they come from.
+    pub layer_inputs: usize,
+    pub layer_words: usize,
+    /// A layer's output is multiplied by a number of its own, which is not trained.
+    pub layer_scalar: bool,
     /// What some blocks have in place of attention.
     pub recurrence: Option<Recurrence>,
     /// Whether each layer has it; empty if none has.
@@ -364,6 +389,7 @@ impl Default for Spec {
             heads: 0,
             kv_heads: 0,
             head_dim: 0,
+            global_heads: None,
             ff: 0,
             max_len: 0,
             norm_eps: 1e-5,
@@ -389,6 +415,13 @@ impl Default for Spec {
             qk_norm: false,
             norm_after_rope: false,
             row_norm: false,
+            value_norm: false,
+            keys_are_values: false,
+            shared_kv: 0,
+            wide_shared: false,
+            layer_inputs: 0,
+            layer_words: 0,
+            layer_scalar: false,
             recurrence: None,
             recurrent: Vec::new(),
             output_gate: false,
@@ -429,12 +462,14 @@ impl Spec {
                 return Err(Error::input(format!("{name} is 0: it must be at least 1")));
             }
         }
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            return Err(Error::input(format!(
-                "num_heads {} is not a multiple of num_kv_heads {}: each key/value head serves an equal group of query \
-                 heads",
-                self.heads, self.kv_heads
-            )));
+        for kv_heads in self.kinds_of_heads().map(|sizes| sizes.kv_heads) {
+            if kv_heads == 0 || !self.heads.is_multiple_of(kv_heads) {
+                return Err(Error::input(format!(
+                    "num_heads {} is not a multiple of num_kv_heads {kv_heads}: each key/value head serves an equal \
+                     group of query heads",
+                    self.heads
+                )));
+            }
         }
         let gpt = self.arch == Arch::Gpt;
         if gpt && (self.kv_heads != self.heads || self.head_dim * self.heads != self.dim) {
@@ -453,8 +488,17 @@ impl Spec {
                 self.activation
             )));
         }
-        if self.rope.is_some() && !self.head_dim.is_multiple_of(2) {
-            return Err(Error::input(format!("head_dim {} is odd: rotary positions pair its halves", self.head_dim)));
+        for head_dim in self.kinds_of_heads().map(|sizes| sizes.head_dim).filter(|_| self.rope.is_some()) {
+            if head_dim == 0 || !head_dim.is_multiple_of(2) {
+                return Err(Error::input(format!("head_dim {head_dim} is odd: rotary positions pair its halves")));
+            }
+        }
+        self.check_shared_kv()?;
+        if self.layer_inputs > 0 && self.layer_words < self.vocab {
+            return Err(Error::input(format!(
+                "vocab_size_per_layer_input {} with vocab_size {}: every token needs a row",
+                self.layer_words, self.vocab
+            )));
         }
         let turned = self.rotary_dim();
         if self.rope.is_some() && (turned == 0 || !turned.is_multiple_of(2) || turned > self.head_dim) {
@@ -544,6 +588,51 @@ impl Spec {
         }
         Ok(())
     }
+    /// Layers that use the keys and values of others need such others.
+    fn check_shared_kv(&self) -> Result<()> {
+        let (shared, layers) = (self.shared_kv, self.layers);
+        if shared > 0 && (shared >= layers || (layers - shared..layers).any(|i| self.kv_source(i).is_none())) {
+            return Err(Error::input(format!(
+                "num_kv_shared_layers {shared} of {layers} layers: each of them needs an earlier layer that sees as many \
+                 tokens and has keys and values of its own"
+            )));
+        }
+        Ok(())
+    }
+    /// The sizes of heads of all layers.
+    pub fn kinds_of_heads(&self) -> impl Iterator<Item = HeadSizes> {
+        let &Spec { kv_heads, head_dim, global_heads, .. } = self;
+        [HeadSizes { kv_heads, head_dim }].into_iter().chain(global_heads)
+    }
+    /// Those of block `i`.
+    pub fn heads_of(&self, i: usize) -> HeadSizes {
+        let &Spec { kv_heads, head_dim, global_heads, .. } = self;
+        global_heads.filter(|_| self.window_of(i) == 0).unwrap_or(HeadSizes { kv_heads, head_dim })
+    }
+    /// The model with the widths of block `i` in place of those that differ among blocks.
+    pub fn of_block(&self, i: usize) -> Spec {
+        let HeadSizes { kv_heads, head_dim } = self.heads_of(i);
+        let ff = if self.wide_shared && self.kv_source(i).is_some() { 2 * self.ff } else { self.ff };
+        Spec { kv_heads, head_dim, ff, global_heads: None, ..self.clone() }
+    }
+    /// The block whose keys and values block `i` uses, if not its own.
+    pub fn kv_source(&self, i: usize) -> Option<usize> {
+        let first = self.layers.saturating_sub(self.shared_kv);
+        (0..first).rev().find(|&own| i >= first && (self.window_of(own) == 0) == (self.window_of(i) == 0))
+    }
+    /// Whether a later block uses the keys and values of block `i`.
+    pub fn gives_kv(&self, i: usize) -> bool {
+        (0..self.layers).any(|user| self.kv_source(user) == Some(i))
+    }
+    /// Whether the values of block `i` are its projected keys.
+    pub fn values_are_keys(&self, i: usize) -> bool {
+        self.keys_are_values && self.window_of(i) == 0
+    }
+    /// Elements of a token's keys and values that block `i` keeps when text is generated.
+    pub fn cached(&self, i: usize) -> usize {
+        let HeadSizes { kv_heads, head_dim } = self.heads_of(i);
+        if self.recurrence_of(i).is_some() || self.kv_source(i).is_some() { 0 } else { 2 * kv_heads * head_dim }
+    }
     /// Outputs of the head per token.
     pub fn outputs(&self) -> usize {
         if self.score { 1 } else { self.vocab }
@@ -614,11 +703,16 @@ impl Spec {
     pub fn rotary_dim(&self) -> usize {
         self.rotary_dim.unwrap_or(self.head_dim)
     }
+    /// The same in layers without a window.
+    pub fn global_rotary_dim(&self) -> usize {
+        self.global_heads.map_or(self.rotary_dim(), |sizes| sizes.head_dim)
+    }
     /// What of the model only the CPU computes, for messages.
     pub fn on_the_cpu_only(&self) -> Option<&'static str> {
         let is_scored = self.experts.as_ref().is_some_and(|experts| experts.rule.is_some());
         match self.latent {
             _ if self.sinks => Some("attention sinks and clamped experts"),
+            _ if self.layer_scalar => Some("heads of 512 elements and factors of layers"),
             _ if self.activation == Activation::ReluSquared => Some("squared ReLU"),
             Some(_) => Some("latents of attention and scored experts"),
             None => is_scored.then_some("scored experts"),

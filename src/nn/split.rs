@@ -1,6 +1,6 @@
 //! How the work inside a layer is split over the ranks of tp (heads, columns, vocabulary: Shoeybi et al. 2019,
 //! "Megatron-LM"), sp (tokens) and ep (experts): as data for plans, and as groups at run time. Never communicates.
-use super::spec::{Arch, DeltaNet, Experts, Recurrence, Spec};
+use super::spec::{Arch, DeltaNet, Experts, HeadSizes, Recurrence, Spec};
 use crate::base::{Error, Result};
 use crate::comm::{Axis, Collective, Mesh, solo::Solo};
 use crate::device::Device;
@@ -150,9 +150,9 @@ impl Split {
     pub fn rows(&self, tokens: usize) -> usize {
         if self.sequence() { tokens.div_ceil(self.tp.of) } else { tokens }
     }
-    /// Key/value heads that a rank computes: its own, or one shared with its neighbors.
-    fn kv_heads(&self, spec: &Spec) -> usize {
-        (spec.kv_heads / self.part(self.cuts.attention).of).max(1)
+    /// Of `all` key/value heads, those that a rank computes: its own, or one shared with its neighbors.
+    fn kv_heads(&self, all: usize) -> usize {
+        (all / self.part(self.cuts.attention).of).max(1)
     }
     /// The first of them, where ranks share one: each then has all the weights, computes with this head's, and
     /// gradients are summed.
@@ -168,7 +168,8 @@ impl Split {
         let own = |e: &Experts| Experts { ff: columns(e.ff), shared_ff: columns(e.shared_ff), ..e.clone() };
         Spec {
             heads: spec.heads / self.part(attention).of,
-            kv_heads: self.kv_heads(spec),
+            kv_heads: self.kv_heads(spec.kv_heads),
+            global_heads: spec.global_heads.map(|sizes| HeadSizes { kv_heads: self.kv_heads(sizes.kv_heads), ..sizes }),
             ff: columns(spec.ff),
             recurrence: spec.recurrence.map(|mixer| match mixer {
                 Recurrence::Delta(net) => {
@@ -200,6 +201,13 @@ impl Split {
                 "ring-attn-size {of}: the {} of {} keep a state along a whole sequence, which ranks cannot share yet; \
                  use ring-attn-size 1",
                 mixer.name(),
+                spec.arch.name()
+            )));
+        }
+        if self.sp_impl == SpImpl::Ulysses && of > 1 && (spec.global_heads.is_some() || spec.shared_kv > 0) {
+            return Err(Error::input(format!(
+                "ring-attn-size {of} with sp-impl ulysses: the layers of {} have heads of several sizes, or share keys and \
+                 values, which ulysses cannot exchange yet; use sp-impl ring",
                 spec.arch.name()
             )));
         }
@@ -246,9 +254,9 @@ impl Split {
                 spec.arch.name()
             )));
         }
-        if cuts.attention {
-            let (heads, kv) = (spec.heads, spec.kv_heads);
-            if heads % of > 0 {
+        for kv in spec.kinds_of_heads().map(|sizes| sizes.kv_heads).filter(|_| cuts.attention) {
+            let heads = spec.heads;
+            if !heads.is_multiple_of(of) {
                 return Err(Error::input(format!(
                     "num_heads {heads} is not divisible by tp-size {of}: every tp rank needs the same number of heads; choose a \
                      tp-size that divides {heads}"
@@ -306,6 +314,13 @@ impl Split {
             return Err(Error::input(format!(
                 "the head is tied to the embedding: a tensor-parallel plan must shard both or neither (embed_tokens {}, lm_head {})",
                 cuts.embedding, cuts.head
+            )));
+        }
+        if self.sequence_parallel && spec.layer_inputs > 0 {
+            return Err(Error::input(format!(
+                "sequence-parallel: the layers of {} have inputs besides the residual stream, which are not cut along the \
+                 tokens yet; use `sequence_parallel: false`",
+                spec.arch.name()
             )));
         }
         if self.sequence_parallel && !(cuts.attention && cuts.mlp && cuts.head) {

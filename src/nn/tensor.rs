@@ -85,13 +85,22 @@ impl Tensor {
     }
     /// Copies `rows` rows to where they do not overlap.
     pub fn copy_rows(&mut self, dev: &dyn Device, [from, to]: [usize; 2], rows: usize) -> Result<()> {
+        self.copy_within(dev, [from * self.width, to * self.width], rows * self.width)
+    }
+    /// The same with elements.
+    pub fn copy_within(&mut self, dev: &dyn Device, [from, to]: [usize; 2], len: usize) -> Result<()> {
         let (low, high) = (from.min(to), from.max(to));
-        let width = self.width;
-        let (before, after) = self.all_mut().split_at(high * width);
-        let (before, after) = (before.slice(low * width..(low + rows) * width), after.slice(0..rows * width));
+        let (before, after) = self.all_mut().split_at(high);
+        let (before, after) = (before.slice(low..low + len), after.slice(0..len));
         match from < to {
             true => dev.copy(before.as_view(), after),
             false => dev.copy(after.as_view(), before),
+        }
+    }
+    /// Makes rows `width` wide, of a buffer that blocks with rows of several widths share. An empty one stays so.
+    pub fn fit(&mut self, width: usize) {
+        if !self.buf.is_empty() {
+            self.width = width;
         }
     }
     pub fn bytes(&self) -> usize {

@@ -101,7 +101,7 @@ const STYLES: [&str; 9] = [
     REPLICATE,
 ];
 
-const HEAD_NORMED: [Arch; 15] = [
+const HEAD_NORMED: [Arch; 16] = [
     Arch::ExaoneMoe,
     Arch::Mellum,
     Arch::Lfm2,
@@ -113,6 +113,7 @@ const HEAD_NORMED: [Arch; 15] = [
     Arch::Qwen3Moe,
     Arch::Qwen3VlMoe,
     Arch::Gemma3,
+    Arch::Gemma4,
     Arch::HunyuanDense,
     Arch::HunyuanMoe,
     Arch::Exaone4,

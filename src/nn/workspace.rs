@@ -5,10 +5,12 @@ use super::cache::{CacheSize, KvCache};
 use super::core::CorePlan;
 use super::dispatch::{Dispatch, DispatchPlan};
 use super::latent_buffers::{LatentSaved, LatentScratch};
+use super::per_layer_buffers::{PerLayerSaved, PerLayerScratch};
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
 use super::recurrent_buffers::{RecurrentCache, RecurrentPlan};
 use super::rotary::Rotary;
 use super::saved::{AdapterScratch, AttentionSaved, Fp8Scratch, MlpSaved, Routing, Saved, Scratch, SparseScratch};
+use super::shared_kv::SharedKv;
 use super::spec::{Experts, Recurrence, Spec};
 use super::split::{Groups, Split};
 use super::tensor::{Tensor, TensorShape, table};
@@ -108,31 +110,34 @@ impl Workspace<TensorShape, ()> {
     ) -> Workspace<TensorShape, ()> {
         let &WorkspaceOptions { tokens, dtype, checkpoint, train } = options;
         let (spec, rows, tp) = (&split.local(whole), split.rows(tokens), split.tp.of);
-        let inner = spec.heads * spec.head_dim;
+        let of_blocks: Vec<Spec> = (0..spec.layers).map(|i| split.local(&whole.of_block(i))).collect();
+        let widest = |of: &dyn Fn(&Spec) -> usize| of_blocks.iter().map(of).max().unwrap_or(0);
+        let (row, head_dim) = (widest(&Spec::qkv), widest(&|spec| spec.head_dim));
+        let inner = spec.heads * head_dim;
         let latent_rank = spec.latent.map_or(0, |latent| latent.q_rank.max(latent.kv_rank));
         let only = |there: bool, width: usize| if there { width } else { 0 };
         // A model may allow 131,072 positions: 134 MB at a head_dim of 256. No document is longer than its micro-batch.
         let positions = spec.max_len.min(tokens * split.sp.of);
         let shape = TensorShape::new;
 
-        let heads = AttentionShape {
-            heads: spec.heads,
-            kv_heads: spec.kv_heads,
-            head_dim: spec.head_dim,
-            scale: 1.0,
-            window: 0,
-            softcap: 0.0,
+        let heads_of = |spec: &Spec| {
+            let &Spec { heads, kv_heads, head_dim, .. } = spec;
+            AttentionShape { heads, kv_heads, head_dim, scale: 1.0, window: 0, softcap: 0.0 }
         };
+        let shapes = || of_blocks.iter().map(heads_of);
+        let none = heads_of(spec);
+        let heads = shapes().max_by_key(AttentionShape::width).unwrap_or(none);
+        let keys = shapes().max_by_key(AttentionShape::kv_row).unwrap_or(none);
         let attends = |i: usize| spec.recurrence_of(i).is_none();
         let seen = |all: bool| (0..spec.layers).any(|i| attends(i) && (spec.window_of(i) == 0) == all);
         let sights = [true, false].map(seen);
-        let core_of = |tokens| CorePlan { heads: &heads, sights, split, tokens, dtype, train };
-        let core = core_of(tokens);
+        let plan = CorePlan { heads: &heads, keys: &keys, sights, split, tokens, dtype, train };
+        let core_of = |heads: &AttentionShape, tokens| CorePlan { heads, tokens, ..plan }.saved();
         let recurrent = RecurrentPlan { mixer: spec.recurrence, tokens, dtype, train };
         let (has_norms, is_cut) = (spec.qk_norm || spec.row_norm, split.grid(spec.heads).ulysses.of > 1);
 
         // Blocks of mixed models, which are rare, hold the buffers of both kinds.
-        let dense_ff = only(spec.has_dense_blocks(), spec.ff);
+        let dense_ff = only(spec.has_dense_blocks(), widest(&|spec| spec.ff));
         let of_experts = |of: fn(&Experts) -> usize| spec.experts.as_ref().map_or(0, of);
         let (experts, top_k) = (of_experts(|e| e.count), of_experts(|e| e.top_k));
         let (expert_ff, shared_ff) = (of_experts(|e| e.ff), of_experts(|e| e.shared_ff));
@@ -146,21 +151,47 @@ impl Workspace<TensorShape, ()> {
         };
         let (one_shared, sparse) = (only(shared_ff > 0, 1), only(experts > 0, spec.sparse_blocks() + 1));
 
+        let kv_heads = widest(&|spec| spec.kv_heads);
+        let head_stats = spec.heads + kv_heads * (1 + usize::from(spec.value_norm));
+        let (inputs, all_inputs) = (spec.layer_inputs, spec.layers * spec.layer_inputs);
+        // Queries, keys or values apart from their rows.
+        let kv_of = |spec: &Spec| spec.kv_heads * spec.head_dim;
+        let apart = only(spec.row_norm, inner).max(only(spec.value_norm, widest(&kv_of)));
+        // Keys and values that several blocks read.
+        let shared_row = [true, false].map(|all| {
+            let given = (0..spec.layers).filter(|&i| (spec.window_of(i) == 0) == all && spec.gives_kv(i));
+            given.map(|i| heads_of(&of_blocks[i]).kv_row()).max().unwrap_or(0)
+        });
+
         let keep = |width| shape(Category::Saved, dtype, tokens, width);
         let stays = |width| shape(Category::Saved, dtype, rows, width);
         let saved = |block: Option<usize>| Saved {
             attention: AttentionSaved {
-                qkv: keep(only(block.is_none_or(attends) && (has_norms || !is_cut), spec.qkv())),
+                qkv: keep(only(
+                    block.is_none_or(attends) && (has_norms || !is_cut),
+                    block.map_or(row, |i| match spec.kv_source(i) {
+                        None => of_blocks[i].qkv(),
+                        Some(_) => of_blocks[i].heads * of_blocks[i].head_dim,
+                    }),
+                )),
                 branch: stays(only(spec.post_norms, spec.dim)),
                 gate: keep(only(block.is_none_or(attends) && spec.output_gate, inner)),
-                core: core_of(if block.is_none_or(attends) { tokens } else { 0 }).saved(),
+                core: core_of(
+                    &block.map_or(heads, |i| heads_of(&of_blocks[i])),
+                    if block.is_none_or(attends) { tokens } else { 0 },
+                ),
                 latent: LatentSaved::plan(spec.latent.as_ref(), tokens, dtype),
             },
             recurrent: recurrent.saved(block.is_none_or(|i| !attends(i))),
+            per_layer: PerLayerSaved {
+                x: stays(only(inputs > 0, spec.dim)),
+                gate: keep(inputs),
+                branch: stays(only(inputs > 0, spec.dim)),
+            },
             mlp: MlpSaved {
                 x: stays(spec.dim),
-                gate: keep(only(spec.gated(), dense_ff)),
-                up: keep(dense_ff),
+                gate: keep(only(spec.gated(), dense_ff.min(block.map_or(dense_ff, |i| of_blocks[i].ff)))),
+                up: keep(dense_ff.min(block.map_or(dense_ff, |i| of_blocks[i].ff))),
                 branch: stays(only(spec.post_norms, spec.dim)),
                 experts_gate: held(Category::Saved, gate_ff),
                 experts_up: held(Category::Saved, up_ff),
@@ -211,9 +242,9 @@ impl Workspace<TensorShape, ()> {
                 stats: shape(Category::Scratch, DType::F32, rows, if spec.has_layer_norm() { 2 } else { 1 }),
                 parts: shared(tp > 1, CommUse::Reduced, dtype, padded, spec.dim),
                 whole: shared(split.sequence(), CommUse::Gathered, dtype, padded, spec.dim),
-                bias: shape(Category::Scratch, dtype, 1, only(spec.qkv_bias, spec.qkv())),
-                rotated: scratch(only(has_norms || is_cut, spec.qkv())),
-                head_stats: TensorShape { dtype: DType::F32, ..scratch(only(has_norms, spec.heads + spec.kv_heads)) },
+                bias: shape(Category::Scratch, dtype, 1, only(spec.qkv_bias, row)),
+                rotated: scratch(only(has_norms || is_cut, row)),
+                head_stats: TensorShape { dtype: DType::F32, ..scratch(only(has_norms, head_stats)) },
                 queries: scratch(only(spec.output_gate, 2 * inner)),
                 gated: scratch(only(spec.output_gate, inner)),
                 act: scratch(dense_ff),
@@ -224,17 +255,20 @@ impl Workspace<TensorShape, ()> {
                 beside: back_stays(only(spec.parallel, spec.dim)),
                 dh: shape(Category::Scratch, dtype, rows, spec.dim),
                 d_o: back(inner),
-                dqkv: back(spec.qkv()),
-                bias_grad: shape(Category::Scratch, DType::F32, 1, only(train && spec.qkv_bias, spec.qkv())),
+                dqkv: back(row),
+                bias_grad: shape(Category::Scratch, DType::F32, 1, only(train && spec.qkv_bias, row)),
                 dgate: back(only(spec.output_gate, inner)),
                 dact: back(dense_ff),
                 dup: back(dense_ff),
-                row: scratch(only(spec.row_norm, inner)),
-                normed: scratch(only(spec.row_norm, inner)),
+                row: scratch(apart.max(only(spec.shared_kv > 0, inner))),
+                normed: scratch(apart.max(shared_row[0]).max(shared_row[1])),
+                zeros: shape(Category::Scratch, dtype, 1, only(spec.value_norm, head_dim)),
                 unused: TensorShape {
                     dtype: DType::F32,
                     rows: if train { 2 } else { 0 },
-                    ..back(spec.dim.max(spec.head_dim).max(only(spec.row_norm, inner)).max(latent_rank).max(small))
+                    ..back(
+                        spec.dim.max(head_dim).max(inputs).max(only(spec.row_norm, inner)).max(latent_rank).max(small),
+                    )
                 },
                 adapter: AdapterScratch {
                     low: scratch(adapters.rank),
@@ -291,14 +325,36 @@ impl Workspace<TensorShape, ()> {
                         train,
                     }),
                 },
-                core: core.scratch(),
+                core: plan.scratch(),
+                per_layer: PerLayerScratch {
+                    inputs: scratch(all_inputs),
+                    projected: scratch(all_inputs),
+                    stats: shape(Category::Scratch, DType::F32, tokens, only(inputs > 0, spec.layers)),
+                    d_inputs: back(all_inputs),
+                    d_projected: back(all_inputs),
+                    input: scratch(inputs),
+                    act: scratch(inputs),
+                    d_act: back(inputs),
+                    d_gate: back(inputs),
+                    d_input: back(inputs),
+                },
+                shared_kv: SharedKv {
+                    all: scratch(shared_row[0]),
+                    window: scratch(shared_row[1]),
+                    d_all: back(shared_row[0]),
+                    d_window: back(shared_row[1]),
+                },
                 latent: LatentScratch::plan(spec.latent.as_ref(), (spec.heads, spec.head_dim), (tokens, dtype, train)),
                 cache: KvCache::plan(spec, dtype, &CacheSize::default()),
                 recurrent: recurrent.scratch(),
                 recurrent_cache: RecurrentCache::plan(spec, dtype, 0),
             },
             fixed: Fixed {
-                table: other(DType::F32, positions * spec.rope.as_ref().map_or(0, Rotary::forms), spec.rotary_dim()),
+                table: other(
+                    DType::F32,
+                    positions * spec.rope.as_ref().map_or(0, Rotary::forms),
+                    spec.global_rotary_dim(),
+                ),
                 local_table: other(
                     DType::F32,
                     only(spec.local_rope.is_some() || spec.query_growth.is_some(), positions),

@@ -10,8 +10,8 @@ use flatshard::device::ops::{DeltaShape, GluClamp, RotaryPairs, RouteRule};
 use flatshard::device::{Device, IGNORE};
 use flatshard::engine::{Engine, EngineOptions, Objective, ReferenceModel, Step, StepReport, Strategy};
 use flatshard::nn::{
-    Activation, Arch, Checkpointing, Cuts, DeltaForm, DeltaNet, Experts, Latent, Layout, Recurrence, Rotary, SpImpl,
-    Spec, Tuning,
+    Activation, Arch, Checkpointing, Cuts, DeltaForm, DeltaNet, Experts, HeadSizes, Latent, Layout, Recurrence, Rotary,
+    Scaling, SpImpl, Spec, Tuning,
 };
 use flatshard::optim::Rule;
 use flatshard::store::{ReplicatedOptions, ShardedOptions};
@@ -98,6 +98,29 @@ pub fn gemma3() -> Spec {
         scaled_embedding: true,
         tied: true,
         ..llama()
+    }
+}
+/// Heads of two sizes, some pairs of which do not rotate; norms of values, which are keys in global layers; the last
+/// two layers use keys and values of others, and are wider; inputs and factors of layers.
+pub fn gemma4() -> Spec {
+    let scaling = Scaling::Proportional { part: 0.5, factor: 1.0 };
+    Spec {
+        arch: Arch::Gemma4,
+        head_dim: 4,
+        global_heads: Some(HeadSizes { kv_heads: 1, head_dim: 8 }),
+        rope: Some(Rotary { theta: 50.0, scaling }),
+        windowed: vec![true, false, true, false],
+        query_scalar: None,
+        score_scale: Some(1.0),
+        norm_from_one: false,
+        value_norm: true,
+        keys_are_values: true,
+        shared_kv: 2,
+        wide_shared: true,
+        layer_inputs: 6,
+        layer_words: 64,
+        layer_scalar: true,
+        ..gemma3()
     }
 }
 /// Biases of queries, keys and values.

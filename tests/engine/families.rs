@@ -52,6 +52,9 @@ const CASES: &[&str] = &[
     "granitemoehybrid",
     "youtu",
     "minicpm3",
+    "gemma4",
+    "gemma4_shared",
+    "gemma4_inputs",
     "arcee",
     "jais2",
     "lfm2",
@@ -74,6 +77,11 @@ const FOUR: usize = 23;
 
 /// Measured: logits 6e-7, gradients at most 3e-6 of their norm.
 const TOLERANCE: f64 = 1e-5;
+
+/// Whether transformers has this tensor as a buffer, without a gradient.
+fn is_buffer(name: &str) -> bool {
+    name.ends_with("layer_scalar")
+}
 
 /// The results of transformers.
 struct Golden {
@@ -113,9 +121,10 @@ impl Golden {
     /// Every tensor's gradient within the tolerance.
     fn check_grads(&self, grads: &BTreeMap<String, Vec<f32>>, what: &str) {
         let theirs = self.tensors.floats.keys().filter(|name| name.starts_with("grad."));
-        assert_eq!(theirs.count(), grads.len(), "{}: tensors", self.name);
+        let ours = grads.keys().filter(|name| !is_buffer(name));
+        assert_eq!(theirs.count(), ours.count(), "{}: tensors", self.name);
         for (name, grad) in grads {
-            let want = &self.tensors.floats[&format!("grad.{name}")];
+            let Some(want) = self.tensors.floats.get(&format!("grad.{name}")) else { continue };
             let error = distance(grad, want);
             // Of decays: terms of either sign along a document. transformers' own float32 is off by 2.4e-5, 1.5e-5 and
             // 1e-5 from its float64; in OLMo hybrid by up to 1.1e-4, and by up to 2e-5 in other gradients.
@@ -198,7 +207,7 @@ fn bf16_is_as_accurate_as_in_transformers() {
         println!("{name}: loss {loss:.1e}, logits {logits:.1e} (transformers {theirs:.1e})");
         assert!(loss < 2.0 * theirs, "{name}: loss: {loss:.1e}");
         assert!(LEAST < logits && logits < 2.0 * theirs, "{name}: logits: {logits:.1e}, transformers {theirs:.1e}");
-        for (tensor, grad) in &grads {
+        for (tensor, grad) in grads.iter().filter(|(name, _)| !is_buffer(name)) {
             let error = distance(grad, &golden.tensors.floats[&format!("grad.{tensor}")]);
             let theirs = golden.bf16_errors["grads"][tensor].as_f64().unwrap();
             assert!(error < 3.0 * theirs, "{name}: gradient of {tensor}: {error:.1e}, transformers {theirs:.1e}");
@@ -231,8 +240,9 @@ fn gradient_fragments(engine: &mut Engine) -> Result<common::Fragments> {
     let (dev, mut fragments) = (engine.device().clone(), Vec::new());
     engine.state().0.for_each_shard(&mut |shard| {
         let mut values = vec![0f32; shard.master.len()];
-        let Some(grad) = shard.grad else { return Ok(()) };
-        dev.download(grad.as_view(), bytemuck::cast_slice_mut(&mut values))?;
+        if let Some(grad) = shard.grad {
+            dev.download(grad.as_view(), bytemuck::cast_slice_mut(&mut values))?;
+        }
         let owned = shard.start..shard.start + values.len();
         for segment in &shard.layout.segments {
             let (from, to) = (segment.start.max(owned.start), segment.range().end.min(owned.end));

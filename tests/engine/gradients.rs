@@ -10,8 +10,8 @@ use flatshard::device::cpu::CpuDevice;
 use flatshard::device::ops::DeltaShape;
 use flatshard::engine::PlannedRank;
 use flatshard::nn::{
-    Activation, Arch, Checkpointing, Decoder, DeltaForm, DeltaNet, Groups, Minimized, Pass, ROOT, Recurrence, Rotary,
-    Spec, Tuning, Workspace, WorkspaceOptions,
+    Activation, Arch, Checkpointing, Decoder, DeltaForm, DeltaNet, Groups, HeadSizes, Minimized, Pass, ROOT,
+    Recurrence, Rotary, Scaling, Spec, Tuning, Workspace, WorkspaceOptions,
 };
 use std::sync::Arc;
 
@@ -86,6 +86,27 @@ fn gemma3() -> Spec {
         ..gemma2()
     }
 }
+fn gemma4() -> Spec {
+    let scaling = Scaling::Proportional { part: 0.5, factor: 1.0 };
+    Spec {
+        arch: Arch::Gemma4,
+        layers: 4,
+        global_heads: Some(HeadSizes { kv_heads: 1, head_dim: 8 }),
+        rope: Some(Rotary { theta: 50.0, scaling }),
+        windowed: vec![true, false, true, false],
+        query_scalar: None,
+        score_scale: Some(0.5),
+        norm_from_one: false,
+        value_norm: true,
+        keys_are_values: true,
+        shared_kv: 2,
+        wide_shared: true,
+        layer_inputs: 6,
+        layer_words: 64,
+        layer_scalar: true,
+        ..gemma3()
+    }
+}
 /// A gated delta net, then attention with an output gate and a part of each head rotated. The epsilon is large for the
 /// finite differences: where a document starts, the net's outputs are small.
 fn qwen35() -> Spec {
@@ -114,7 +135,7 @@ fn lfm2() -> Spec {
 }
 /// One of each.
 fn families() -> [Spec; 8] {
-    [llama(), gpt(), qwen2(), qwen3(), gemma2(), gemma3(), qwen35(), lfm2()]
+    [llama(), gpt(), qwen2(), qwen3(), gemma2(), gemma3(), gemma4(), qwen35(), lfm2()]
 }
 
 fn options(checkpoint: Checkpointing) -> WorkspaceOptions {
@@ -203,6 +224,7 @@ fn gradients_of_micro_batches_add_up() {
             let grads: Vec<_> = model
                 .store
                 .segments()
+                .filter(|(_, s)| s.trainable)
                 .map(|(layer, s)| (s.name.clone(), model.store.grad(layer, s).to_vec()))
                 .collect();
             (grads, model.ws.take_loss(&model.dev).unwrap())

@@ -16,8 +16,8 @@ use flatshard::device::gpu::sim::Sim;
 use flatshard::device::ops::{DeltaShape, RotaryPairs};
 use flatshard::engine::PlannedRank;
 use flatshard::nn::{
-    Activation, Arch, Checkpointing, Cuts, Decoder, DeltaForm, DeltaNet, Experts, Groups, Init, Lora, Minimized,
-    QueryGrowth, Recurrence, Rotary, Segment, Slice, Spec, Split, Tp, Tuning, WorkspaceOptions,
+    Activation, Arch, Checkpointing, Cuts, Decoder, DeltaForm, DeltaNet, Experts, Groups, HeadSizes, Init, Lora,
+    Minimized, QueryGrowth, Recurrence, Rotary, Scaling, Segment, Slice, Spec, Split, Tp, Tuning, WorkspaceOptions,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -71,6 +71,29 @@ fn gemma3() -> Spec {
         scaled_embedding: true,
         tied: true,
         ..llama()
+    }
+}
+
+/// Heads of two sizes, one key/value head for all ranks where they are wider; the last layer uses an earlier one's keys
+/// and values; norms of values, which are keys in one layer.
+fn gemma4() -> Spec {
+    let scaling = Scaling::Proportional { part: 0.5, factor: 1.0 };
+    Spec {
+        arch: Arch::Gemma4,
+        layers: 3,
+        kv_heads: 2,
+        global_heads: Some(HeadSizes { kv_heads: 1, head_dim: 10 }),
+        rope: Some(Rotary { theta: 50.0, scaling }),
+        windowed: vec![true, false, true],
+        query_scalar: None,
+        score_scale: Some(0.3),
+        norm_from_one: false,
+        value_norm: true,
+        keys_are_values: true,
+        shared_kv: 1,
+        wide_shared: true,
+        layer_scalar: true,
+        ..gemma3()
     }
 }
 
@@ -354,6 +377,7 @@ fn every_gradient_equals_that_of_one_rank() {
         qwen2(),
         qwen3(),
         gemma3(),
+        gemma4(),
         phi3(),
         cohere2(),
         others(),
@@ -369,6 +393,24 @@ fn every_gradient_equals_that_of_one_rank() {
             same(&alone, &made(&run.over(tp, sequence)), TIGHT, &what);
         }
     }
+}
+
+/// What the inputs of layers come from is whole on every rank.
+#[test]
+fn inputs_of_layers_are_the_same_on_all_ranks() {
+    let run = Run::alone(Spec { layer_inputs: 6, layer_words: 99, ..gemma4() });
+    let alone = made(&run);
+    for checkpoint in [Checkpointing::Off, Checkpointing::Full] {
+        same(&alone, &made(&Run { checkpoint, ..run.over(2, false) }), TIGHT, &format!("inputs, {checkpoint:?}"));
+    }
+    let lora = Some(Lora { rank: 3, alpha: 5.0, dropout: 0.3, targets: vec!["all-linear".into()] });
+    let run = Run { tuning: Tuning { lora, ..Tuning::default() }, ..run };
+    let alone = made(&run);
+    assert!(alone.grads.contains_key("model.per_layer_model_projection.lora_A.weight"));
+    same(&alone, &made(&run.over(2, false)), TIGHT, "adapters of inputs");
+    let split = Split { tp: Slice { index: 0, of: 2 }, sequence_parallel: true, ..Split::NONE };
+    let refused = Decoder::split(run.spec, &Tuning::default(), &split).err().unwrap();
+    assert!(refused.to_string().contains("sequence-parallel: the layers of gemma4 have inputs"), "{refused}");
 }
 
 /// The gradients of routers follow from sums over columns, so those of the ranks are added; the load-balancing loss's
@@ -423,7 +465,7 @@ fn several_logit_chunks_and_long_documents() {
 
 #[test]
 fn recomputed_blocks_give_the_same_result() {
-    for spec in [llama(), gemma3(), cohere2(), qwen35(), lfm2()] {
+    for spec in [llama(), gemma3(), gemma4(), cohere2(), qwen35(), lfm2()] {
         let run = Run::alone(spec);
         let alone = made(&run);
         for checkpoint in [Checkpointing::Full, Checkpointing::Selective] {
@@ -439,7 +481,8 @@ fn recomputed_blocks_give_the_same_result() {
 fn adapters_are_split_with_their_matrices() {
     // Fused matrices have one adapter.
     let net = [(qwen3_next(), 0.3, 6 + 7), (qwen35(), 0.3, 8 + 7), (lfm2(), 0.3, 5 + 7)];
-    let specs = [(qwen2(), 0.3, 14), (gemma3(), 0.0, 14), (llama(), 0.3, 14), (phi3(), 0.3, 8)];
+    let specs =
+        [(qwen2(), 0.3, 14), (gemma3(), 0.0, 14), (gemma4(), 0.3, 6 + 7 + 5), (llama(), 0.3, 14), (phi3(), 0.3, 8)];
     for (spec, dropout, matrices) in specs.into_iter().chain(net) {
         let lora = Some(Lora { rank: 3, alpha: 5.0, dropout, targets: vec!["all-linear".into()] });
         let run = Run { tuning: Tuning { lora, ..Tuning::default() }, ..Run::alone(spec) };

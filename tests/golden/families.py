@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from make import gradients, randomize, relative, targets_of
+from make import gradients, randomize, relative, scalars, targets_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -46,6 +46,10 @@ LONG = rope("longrope", short_factor=[1.5, 1.0, 2.0], long_factor=[2.0, 5.0, 9.0
 # Of another base in a file of transformers 4, 5 makes the base of layers without a window only.
 OLMO3_THETA = dict(rope_theta=500000.0)
 GEMMA3_ROPES = dict(full_attention=rope("linear", 50.0, factor=4.0), sliding_attention=rope("default", 20.0))
+
+GEMMA4_ROPES = dict(full_attention=rope("proportional", 50.0, partial_rotary_factor=0.5), sliding_attention=rope("default", 20.0))
+GEMMA4 = dict(hidden_size=20, head_dim=8, global_head_dim=12, sliding_window=4, rope_parameters=GEMMA4_ROPES, hidden_size_per_layer_input=0,
+              tie_word_embeddings=True)
 
 NEXT = dict(rms_norm_eps=1e-3, hidden_size=20, head_dim=12, num_hidden_layers=3, max_position_embeddings=128, layer_types=["linear_attention"] * 2 + ["full_attention"],
             linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=5,
@@ -125,6 +129,17 @@ CASES = {
     # The first document is longer than a block of the delta rule. Value heads share key heads.
     "qwen3_5": ("qwen3_5_text", dict(**NEXT, tie_word_embeddings=True),
                 dict(rope_parameters=rope("default", partial_rotary_factor=1.0))),
+    # Heads of two sizes, of which some pairs do not rotate.
+    "gemma4": ("gemma4_text", dict(**GEMMA4, num_hidden_layers=4, layer_types=["sliding_attention"] * 3 + ["full_attention"], final_logit_softcapping=2.0),
+               dict(rope_parameters=GEMMA4_ROPES | dict(full_attention=rope("proportional", 50.0, partial_rotary_factor=1.0)))),
+    # The last two layers of each kind use keys and values of others, and have a wider MLP; values are keys in layers without a window.
+    "gemma4_shared": ("gemma4_text", dict(**GEMMA4, num_hidden_layers=6, layer_types=["sliding_attention", "full_attention"] * 3, num_kv_shared_layers=4,
+                                          attention_k_eq_v=True, num_global_key_value_heads=1, use_double_wide_mlp=True, attention_bias=True),
+                      dict(num_global_key_value_heads=1, rope_parameters=GEMMA4_ROPES | dict(sliding_attention=rope("default", 50.0)))),
+    # Inputs of each layer besides the residual stream.
+    "gemma4_inputs": ("gemma4_text", GEMMA4 | dict(num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2, num_kv_shared_layers=2,
+                                                   use_double_wide_mlp=True, hidden_size_per_layer_input=6, vocab_size_per_layer_input=VOCAB + 2),
+                      dict(rope_parameters=GEMMA4_ROPES | dict(sliding_attention=rope("default", 50.0)))),
     "arcee": ("arcee", dict(hidden_size=40, rope_parameters=YARN, mlp_bias=True), PLAIN),
     "jais2": ("jais2", dict(hidden_size=40, rope_parameters=rope("default"), layer_norm_eps=1e-5), dict(rope_parameters=rope("default", 1000.0))),
     # The first document is longer than the taps, the second is not.
@@ -149,6 +164,8 @@ def build(model_type, keys):
     sizes = {} if model_type == "gpt2" else SIZES
     every = {key: value for key, value in (sizes | keys).items() if (key, value) != ("head_dim", None)}
     config = AutoConfig.for_model(model_type, **every)
+    if getattr(config, "num_kv_shared_layers", 0) and not config.hidden_size_per_layer_input:
+        config.output_hidden_states = True  # transformers 5.24 fails without: it slices embeddings of layers that the model does not have
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
 
 
@@ -205,7 +222,7 @@ def greedy(model, prompt, count):
         assert top.values[0] - top.values[1] > 1e-4, top
         tokens = torch.cat([tokens, top.indices[:1]])
     settings = dict(max_new_tokens=count, do_sample=False, use_cache=False, eos_token_id=None, pad_token_id=0)
-    theirs = model.generate(prompt[None], attention_mask=torch.ones_like(prompt[None]), **settings)[0]
+    theirs = model.generate(prompt[None], attention_mask=torch.ones_like(prompt[None]), **settings)[0].reshape(-1)
     assert torch.equal(tokens, theirs), (tokens, theirs)
     return tokens[len(prompt):]
 
@@ -262,7 +279,7 @@ def make():
         targets = targets_of(tokens, lengths)
         targets[[2, 20]] = -100
         logits, loss, grads = gradients(model, tokens, targets, lengths)
-        if name in RECURRENT:
+        if name in RECURRENT or name == "gemma4_inputs":
             grads = in_double(model_type, keys, model.state_dict(), (tokens, targets, lengths))
 
         other = build(model_type, keys | without)
@@ -272,9 +289,7 @@ def make():
 
         prompt, count = (tokens[:14], 1) if name == "llama_dynamic" else (tokens[:6], NEW)
         said = greedy(model, prompt, count)
-        named_weights = in_files(model.config, {n: p.detach() for n, p in model.named_parameters()})
-        tensors = {f"weight.{n}": p.bfloat16().contiguous() for n, p in named_weights.items()}
-        tensors |= {f"grad.{n}": g.contiguous() for n, g in in_files(model.config, grads).items()}
+        if name in RECURRENT or name == "gemma4_inputs":
         tensors |= {"logits": logits, "tokens": tokens.int(), "targets": targets.int(), "prompt": prompt.int(),
                     "greedy": said.int()}
         save_file(tensors, out / f"{name}.safetensors")

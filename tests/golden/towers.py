@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from families import DIVIDED, LENGTHS, NEW, NEXT, ORIGINAL, SIZES, VOCAB, bf16_errors, rope
+from families import DIVIDED, GEMMA4, GEMMA4_ROPES, LENGTHS, NEW, NEXT, ORIGINAL, SIZES, VOCAB, bf16_errors, rope
 from make import gradients, randomize, relative, targets_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
@@ -32,6 +32,8 @@ GEMMA3 = dict(**DIVIDED, num_hidden_layers=3, sliding_window=4, query_pre_attn_s
 SIGLIP = dict(hidden_size=8, intermediate_size=6, num_attention_heads=2, num_hidden_layers=1, image_size=4, patch_size=2)
 CLIP = dict(model_type="clip_vision_model", projection_dim=8, **SIGLIP)
 PIXTRAL = dict(model_type="pixtral", head_dim=4, **SIGLIP)
+GEMMA4_VISION = dict(hidden_size=8, intermediate_size=6, num_attention_heads=2, num_key_value_heads=2, head_dim=4, num_hidden_layers=1, patch_size=2,
+                     position_embedding_size=4, pooling_kernel_size=1)
 QWEN_VISION = dict(depth=1, hidden_size=8, intermediate_size=6, num_heads=2, patch_size=2, out_hidden_size=18)
 MROPE = dict(mrope_section=[2, 2, 1])
 ENDS = dict(image_token_id=IMAGE, video_token_id=IMAGE, vision_start_token_id=IMAGE, vision_end_token_id=IMAGE)
@@ -66,12 +68,15 @@ TOWERS = {
     "vl_qwen3_moe": ("qwen3_vl_moe", dict(vision_config=QWEN_VISION | dict(num_position_embeddings=4, deepstack_visual_indexes=[0]), **ENDS),
                      dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=14, rope_parameters=rope("default", mrope_interleaved=True, **MROPE)),
                      dict(num_experts_per_tok=1)),
+    "vl_gemma4": ("gemma4", dict(vision_config=GEMMA4_VISION, audio_config=None, image_token_id=IMAGE, video_token_id=IMAGE, audio_token_id=IMAGE),
+                  dict(**GEMMA4, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"], use_bidirectional_attention="vision", pad_token_id=0),
+                  dict(global_head_dim=12, rope_parameters=GEMMA4_ROPES | dict(sliding_attention=rope("default", 50.0)))),
     "vl_qwen3_5": ("qwen3_5", dict(vision_config=QWEN_VISION | dict(num_position_embeddings=4, out_hidden_size=20), **ENDS),
                    NEXT | dict(rope_parameters=rope("default", partial_rotary_factor=0.5, mrope_interleaved=True, mrope_section=[1, 1, 1])),
                    dict(rope_parameters=rope("default", 10.0, partial_rotary_factor=0.5, mrope_section=[1, 1, 1]))),
 }
 # Those whose text model is one of families.py, or has experts, in which errors of bf16 say little.
-ALIKE = {"vl_llava", "vl_smolvlm", "vl_qwen3_moe"}
+ALIKE = {"vl_gemma4", "vl_llava", "vl_smolvlm", "vl_qwen3_moe"}
 
 
 def build(name, more={}):

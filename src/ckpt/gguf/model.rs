@@ -311,7 +311,11 @@ fn rope(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, V
                 }
             }
         }
-        Scaling::None | Scaling::Llama3 { .. } | Scaling::Dynamic { .. } | Scaling::Long { .. } => {}
+        Scaling::None
+        | Scaling::Llama3 { .. }
+        | Scaling::Dynamic { .. }
+        | Scaling::Proportional { .. }
+        | Scaling::Long { .. } => {}
     }
     put("rope.freq_base", KeyValue::F32(rope.theta));
     if let Some(local) = &spec.local_rope {

@@ -123,6 +123,7 @@ impl Defaults {
             Arch::Olmo3 => Defaults { theta: 500_000.0, window: WindowKeys::Given(Some(4096)), ..OLMO },
             Arch::Gemma2 | Arch::VaultGemma => GEMMA,
             Arch::Gemma3 => Defaults { theta: 1_000_000.0, ..GEMMA },
+            Arch::Gemma4 => Defaults { window: WindowKeys::Given(Some(512)), ..GEMMA },
             Arch::SmolLm3 => Defaults {
                 kv_heads: Some(4),
                 tied: true,

@@ -2,6 +2,7 @@
 //! transformers class. Never reads a file.
 use super::defaults::{Defaults, WindowKeys};
 use super::experts;
+use super::gemma;
 use super::granite;
 use super::keys::ConfigKeys;
 use super::kin;
@@ -97,7 +98,11 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
         };
         keys.get(unused);
         keys.only(read, &[json!("gelu_pytorch_tanh")])?;
-        keys.only("use_bidirectional_attention", &[json!(false)])?;
+        match arch {
+            // Text is causal with it.
+            Arch::Gemma4 => keys.only("use_bidirectional_attention", &[json!(false), json!("vision")])?,
+            _ => keys.only("use_bidirectional_attention", &[json!(false)])?,
+        }
     } else {
         let (_, name) = of.activation.key();
         keys.only("hidden_act", &[json!(name)])?;
@@ -234,6 +239,7 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
             let logit_cap = keys.positive("final_logit_softcapping")?.unwrap_or(0.0) as f32;
             Spec { logit_cap, qk_norm: true, ..gemma(spec)? }
         }
+        Arch::Gemma4 => gemma::special(keys, spec)?,
         Arch::SmolLm3 => Spec { rotated: rotated_layers(keys, spec.layers)?, ..spec },
         Arch::Olmo2 | Arch::Olmo3 => Spec { row_norm: true, pre_norms: false, post_norms: true, ..spec },
         Arch::Granite | Arch::GraniteMoe | Arch::GraniteMoeShared => granite::multiplied(keys, spec)?,
@@ -350,6 +356,7 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
     let every = match arch {
         Arch::Gemma2 | Arch::VaultGemma | Arch::GptOss => 2,
         Arch::Gemma3 => keys.whole("sliding_window_pattern")?.unwrap_or(6).max(1),
+        Arch::Gemma4 => 6,
         Arch::Olmo3 => 4,
         Arch::Cohere2 => keys.whole("sliding_window_pattern")?.unwrap_or(4).max(1),
         // A file with a pattern such as "LLLG" lists the layers too.
@@ -371,7 +378,7 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
     {
         return Ok((0, Vec::new()));
     }
-    let windowed = match layer_types(keys, layers)? {
+    let mut windowed = match layer_types(keys, layers)? {
         Some(types) if window.is_none() && types.contains(&true) => {
             return Err(Error::input("layer_types says sliding_attention, but there is no sliding_window"));
         }
@@ -388,6 +395,9 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
         None if arch == Arch::SmolLm3 => rotated_layers(keys, layers)?.iter().map(|rotated| !rotated).collect(),
         None => (0..layers).map(|i| i >= first).collect(),
     };
+    if let (Arch::Gemma4, Some(last)) = (arch, windowed.last_mut()) {
+        *last = false; // transformers corrects files that say otherwise
+    }
     Ok(match window {
         Some(window) if windowed.contains(&true) => (window, windowed),
         _ => (0, Vec::new()),

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 /// rotated.
 pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<(Rotary, Option<Rotary>, f64)> {
     let of = Defaults::of(arch);
-    let two = matches!(arch, Arch::Gemma3 | Arch::Olmo3 | Arch::Mellum);
+    let two = matches!(arch, Arch::Gemma3 | Arch::Gemma4 | Arch::Olmo3 | Arch::Mellum);
     let theta = keys.positive("rope_theta")?.unwrap_or(of.theta);
     let local = match arch {
         Arch::Gemma3 => keys.positive("rope_local_base_freq")?.unwrap_or(10_000.0),
@@ -33,7 +33,14 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
         Arch::Phi3 => keys.size("original_max_position_embeddings", "max_positions")?.or(Some(4096)),
         _ => None,
     };
-    let plain = RotaryDefaults { theta, part: of.part.map(|_| part), original, max_len: sizes.0, head_dim: sizes.1 };
+    let plain = RotaryDefaults {
+        theta,
+        part: of.part.map(|_| part),
+        original,
+        max_len: sizes.0,
+        head_dim: sizes.1,
+        proportional: arch == Arch::Gemma4,
+    };
     let (old, new) = (keys.object("rope_scaling")?, keys.object("rope_parameters")?);
     if arch == Arch::Olmo3 && new.is_none() && theta != of.theta {
         return Err(Error::input(format!(
@@ -45,8 +52,14 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
     }
     match (old, new) {
         (Some(_), Some(_)) => Err(Error::input("rope_scaling and rope_parameters are both present; remove one")),
+        (Some(_), None) if arch == Arch::Gemma4 => Err(keys.unsupported("rope_scaling", &[])),
+        (None, None) if arch == Arch::Gemma4 => {
+            let (rope, local) = gemma4();
+            Ok((rope, Some(local), part))
+        }
         (None, Some(new)) if two => {
             let of = |key, theta| match new.object(key)? {
+                None if arch == Arch::Gemma4 => Err(Error::input(format!("{} is missing", new.name(key)))),
                 Some(keys) => rotary(&keys, RotaryDefaults { theta, ..plain }).map(|(rope, _)| rope),
                 None => Ok(Rotary::new(theta)),
             };
@@ -85,12 +98,17 @@ struct RotaryDefaults {
     original: Option<usize>,
     max_len: usize,
     head_dim: usize,
+    /// Whether the family may rotate some pairs of wider heads only.
+    proportional: bool,
 }
 
 /// One rotary embedding: `rope_scaling` of transformers 4, or `rope_parameters` (or its part for one layer type) of 5;
 /// and the part of a head that is rotated.
 fn rotary(keys: &ConfigKeys, of: RotaryDefaults) -> Result<(Rotary, f64)> {
+    let key = if keys.present("rope_type").is_some() { "rope_type" } else { "type" };
     let part = match of.part {
+        // The table says which pairs rotate.
+        None if of.proportional && keys.text(key)? == Some("proportional") => 1.0,
         None => {
             keys.only("partial_rotary_factor", &[json!(1), json!(1.0)])?;
             1.0
@@ -98,7 +116,6 @@ fn rotary(keys: &ConfigKeys, of: RotaryDefaults) -> Result<(Rotary, f64)> {
         Some(part) => keys.positive("partial_rotary_factor")?.unwrap_or(part),
     };
     let theta = keys.positive("rope_theta")?.unwrap_or(of.theta);
-    let key = if keys.present("rope_type").is_some() { "rope_type" } else { "type" };
     keys.get("type");
     // Those of [`query_growth`]; transformers writes the second and reads the model's own.
     keys.known(["llama_4_scaling_beta", "max_position_embeddings"]);
@@ -119,6 +136,10 @@ fn rotary(keys: &ConfigKeys, of: RotaryDefaults) -> Result<(Rotary, f64)> {
     }
     let scaling = match keys.text(key)? {
         None | Some("default") => Scaling::None,
+        Some("proportional") if of.proportional => Scaling::Proportional {
+            part: keys.fraction("partial_rotary_factor")?.unwrap_or(1.0),
+            factor: keys.positive("factor")?.unwrap_or(1.0),
+        },
         Some("linear") => Scaling::Linear { factor: need("factor")? },
         Some("dynamic") => Scaling::Dynamic { factor: need("factor")?, original: of.max_len },
         Some("llama3") => Scaling::Llama3 {
@@ -138,6 +159,12 @@ fn rotary(keys: &ConfigKeys, of: RotaryDefaults) -> Result<(Rotary, f64)> {
     };
     keys.finish()?;
     Ok((Rotary { theta, scaling }, part))
+}
+
+/// Those of Gemma 4's layers without a window, and of the others, in files without `rope_parameters`.
+fn gemma4() -> (Rotary, Rotary) {
+    let scaling = Scaling::Proportional { part: 0.25, factor: 1.0 };
+    (Rotary { theta: 1_000_000.0, scaling }, Rotary::new(10_000.0))
 }
 
 /// What the class of CWM scales with where its config does not say.

@@ -200,6 +200,7 @@ fn sized(arch: Arch) -> Spec {
             ..scored
         },
         Arch::Glm4Moe | Arch::Dots1 => scored,
+        Arch::Gemma4 => Spec { local_rope: Some(Rotary::new(10_000.0)), ..llama() },
         _ => llama(),
     }
 }
@@ -350,7 +351,7 @@ fn text_models_of_vision_language_configs_are_those_of_their_families() {
         (&outer, "model_type", json!("qwen3_5"), "must be \"qwen3_5_text\""),
         (&outer, "model_type", json!("qwen3_vl_moe"), "it must be \"qwen3_vl_moe_text\""),
         (&outer, "model_type", json!("paligemma"), "its prompts attend to later tokens too"),
-        (&outer, "model_type", json!("gemma4"), "head sizes differ among layers"),
+        (&outer, "model_type", json!("gemma4"), "must be \"gemma4_text\""),
         (&outer, "model_type", json!("florence2"), "\"florence2\"; supported: llama,"),
     ] {
         let mut map = object(base.clone());

@@ -25,9 +25,10 @@ const LLAVA: [(&str, &str); 6] = [
 ];
 const QWENS: [(&str, &str); 3] = [("qwen2", "qwen2"), ("qwen3", "qwen3"), ("llama", "llama")];
 
-const CLASSES: [TowerClass; 28] = [
+const CLASSES: [TowerClass; 29] = [
     TowerClass { model_type: "exaone4_5", texts: &[("exaone4", "exaone4")] },
     TowerClass { model_type: "gemma3", texts: &[("gemma3_text", "gemma3_text")] },
+    TowerClass { model_type: "gemma4", texts: &[("gemma4_text", "gemma4_text")] },
     TowerClass { model_type: "glm46v", texts: &[("glm4v_text", "glm4")] },
     TowerClass { model_type: "glm4v", texts: &[("glm4v_text", "glm4")] },
     TowerClass { model_type: "glm4v_moe", texts: &[("glm4v_moe_text", "glm4_moe")] },
@@ -57,9 +58,14 @@ const CLASSES: [TowerClass; 28] = [
 ];
 
 /// Keys of these classes that do not affect text.
-const VISUAL: [&str; 37] = [
+const VISUAL: [&str; 42] = [
     "adapter_layer_norm_eps",
     "alignment_intermediate_size",
+    "audio_config",
+    "audio_token_id",
+    "boa_token_id",
+    "eoa_token_id",
+    "eoa_token_index",
     "boi_token_id",
     "boi_token_index",
     "downsample_factor",
@@ -110,9 +116,6 @@ pub fn missing(model_type: &str) -> Option<&'static str> {
         }
         "paligemma" => "its prompts attend to later tokens too, which is not supported yet",
         "gemma3n" | "gemma3n_text" => "embeddings of each layer are not supported yet",
-        "gemma4" | "gemma4_text" => {
-            "head sizes differ among layers, and layers may share keys and values, which is not supported yet"
-        }
         "llama4" | "llama4_text" => "attention in chunks is not supported yet",
         _ => return None,
     })
@@ -286,6 +289,7 @@ pub fn defaults(model_type: &str) -> Map<String, Value> {
         map
     };
     match model_type {
+        "gemma4_text" => sizes([262_144, 2304, 9216, 30, 8, 131_072]),
         "gemma3_text" => sizes([262_208, 2304, 9216, 26, 8, 131_072]),
         "mistral" => sizes([32_000, 4096, 14_336, 32, 32, 131_072]),
         "ministral3" => with(

@@ -25,6 +25,10 @@ pub fn add<X: Float, Y: Float>(x: View, y: ViewMut) -> Result<()> {
     Ok(())
 }
 #[inline(always)]
+pub fn scale_by<T: Float>(factor: View, x: ViewMut) -> Result<()> {
+    scale::<T>(factor.host::<T>("scale_by")?[0].to_f32(), x)
+}
+#[inline(always)]
 pub fn scale<T: Float>(factor: f32, x: ViewMut) -> Result<()> {
     for x in x.host::<T>("scale")? {
         *x = T::from_f32(x.to_f32() * factor);

@@ -35,6 +35,20 @@ impl GluBackward<'_> {
     }
 }
 
+/// `x *= factor`, in place, with a factor in memory.
+pub struct ScaleBy<'a> {
+    /// (1), of the dtype of `x`.
+    pub factor: View<'a>,
+    pub x: ViewMut<'a>,
+}
+
+impl ScaleBy<'_> {
+    pub const OP: &'static str = "scale_by";
+    pub fn check(&self) -> Result<()> {
+        self.factor.fits(Self::OP, "factor", float(Self::OP, self.x.dtype())?, 1)
+    }
+}
+
 /// `y = gelu(x)`, the tanh form (`gelu_new` of GPT-2). Assigns.
 pub struct Gelu<'a> {
     pub x: View<'a>,

@@ -3,12 +3,14 @@
 use crate::device::ops::AttentionShape;
 use crate::nn::attention::{AttentionBranch, HeadTransform};
 use crate::nn::block::{DecoderBlock, FeedForward, Mixer};
+use crate::nn::cache::cached_before;
 use crate::nn::context::TurnTable;
 use crate::nn::layout::{Init, Layout};
 use crate::nn::linear::Linear;
 use crate::nn::mlp::MlpBranch;
 use crate::nn::norm::Norm;
 use crate::nn::root::{Root, VocabRows};
+use crate::nn::shared_kv::KvSharing;
 use crate::nn::spec::{Activation, Spec};
 
 pub fn root(spec: &Spec) -> (Layout, Root) {
@@ -26,7 +28,19 @@ pub fn root(spec: &Spec) -> (Layout, Root) {
     let (head, score) = (Linear::new(head, spec.outputs(), dim), spec.score);
     (
         layout,
-        Root { tokens, positions, embed_scale: 1.0, norm, head, words, vocab, score, logit_scale: 1.0, logit_cap: 0.0 },
+        Root {
+            tokens,
+            per_layer: None,
+            positions,
+            embed_scale: 1.0,
+            norm,
+            head,
+            words,
+            vocab,
+            score,
+            logit_scale: 1.0,
+            logit_cap: 0.0,
+        },
     )
 }
 
@@ -52,6 +66,8 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {
             window: 0,
             softcap: 0.0,
         },
+        sharing: KvSharing::Own,
+        cached_before: cached_before(spec, i),
         latent: None,
         sinks: None,
         out: linear(&mut layout, name("attn.c_proj"), dim, dim, Init::residual(spec.layers)),
@@ -66,7 +82,8 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {
         down: linear(&mut layout, name("mlp.c_proj"), ff, dim, Init::residual(spec.layers)),
         post: None,
     };
-    (layout, DecoderBlock { mixer: Mixer::Attention(attention), mlp: FeedForward::Dense(mlp), parallel: false })
+    let (mixer, mlp) = (Mixer::Attention(attention), FeedForward::Dense(mlp));
+    (layout, DecoderBlock { mixer, mlp, per_layer: None, scalar: None, parallel: false })
 }
 
 fn norm(layout: &mut Layout, name: String, spec: &Spec) -> Norm {

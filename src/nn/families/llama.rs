@@ -4,6 +4,7 @@
 use crate::device::ops::{AttentionShape, ConvKind, DeltaShape, QkNormRopeShape, RmsNormShape, RopeShape, RouteShape};
 use crate::nn::attention::{AttentionBranch, HeadTransform, RowBias, RowPart};
 use crate::nn::block::{DecoderBlock, FeedForward, Mixer};
+use crate::nn::cache::cached_before;
 use crate::nn::context::TurnTable;
 use crate::nn::conv::ConvBranch;
 use crate::nn::delta::{DeltaBranch, DeltaInputs};
@@ -16,10 +17,13 @@ use crate::nn::layout::{Init, Layout, Tp, half_name, slice_name};
 use crate::nn::linear::Linear;
 use crate::nn::mlp::MlpBranch;
 use crate::nn::norm::Norm;
+use crate::nn::per_layer::{PerLayerBranch, PerLayerRoot};
 use crate::nn::root::{Root, VocabRows};
+use crate::nn::shared_kv::{KvSharing, Sight};
 use crate::nn::spec::{DeltaForm, DeltaNet, Experts, Latent, Recurrence, Spec};
 use crate::nn::split::{Slice, Split};
 use crate::nn::store::Stride;
+use crate::nn::value_norm::ValueNorm;
 
 pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
     let &Spec { vocab, dim, .. } = spec;
@@ -29,6 +33,21 @@ pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
         over,
     };
     let tokens = table(&mut names, "embed_tokens", split.part(split.cuts.embedding));
+    let per_layer = (spec.layer_inputs > 0).then(|| {
+        let (width, words) = (spec.layer_inputs, spec.layer_words);
+        let all = spec.layers * width;
+        let table = names.push("embed_tokens_per_layer", WEIGHT, &[words, all], Tp::Same, Init::NORMAL);
+        let projection = names.push("per_layer_model_projection", WEIGHT, &[all, dim], Tp::Same, Init::NORMAL);
+        PerLayerRoot {
+            table,
+            words,
+            projection: Linear::new(projection, all, dim),
+            norm: names.scale("per_layer_projection_norm", width, Tp::Same),
+            shape: names.rms(),
+            width,
+            projection_scale: (dim as f32).sqrt().recip(),
+        }
+    });
     let norm = names.norm(spec.arch.family().modules.last_norm, dim);
     names.prefix.clear();
     let score_tp = if split.sequence() { Tp::Summed } else { Tp::Same };
@@ -40,11 +59,24 @@ pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
     let embed_scale = if spec.scaled_embedding { (dim as f64).sqrt() as f32 } else { spec.embed_multiplier };
     let head = Linear::new(words.weight, words.range(spec.outputs()).len(), dim);
     let &Spec { score, logit_scale, logit_cap, .. } = spec;
-    let root = Root { tokens, positions: None, embed_scale, norm, head, words, vocab, score, logit_scale, logit_cap };
+    let root = Root {
+        tokens,
+        per_layer,
+        positions: None,
+        embed_scale,
+        norm,
+        head,
+        words,
+        vocab,
+        score,
+        logit_scale,
+        logit_cap,
+    };
     (names.layout, root)
 }
 
-pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
+pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
+    let spec = &model.of_block(i);
     let &Spec { dim, head_dim, .. } = spec;
     let local = split.local(spec);
     let (row, heads, kv_heads) = (local.qkv(), local.heads, local.kv_heads);
@@ -59,9 +91,16 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
             Some(experts) => FeedForward::Sparse(sparse(&mut names, experts, i)),
             None => FeedForward::Dense(dense(&mut names, Norm::Absent, [true, false])),
         };
-        return (names.layout, DecoderBlock { mixer, mlp, parallel: false });
+        return (names.layout, DecoderBlock { mixer, mlp, per_layer: None, scalar: None, parallel: false });
     }
 
+    let sight = if spec.window_of(i) == 0 { Sight::All } else { Sight::Window };
+    let sharing = match spec.kv_source(i) {
+        Some(_) => KvSharing::Takes(sight),
+        None if spec.gives_kv(i) => KvSharing::Gives(sight),
+        None => KvSharing::Own,
+    };
+    let takes = sharing == KvSharing::Takes(sight);
     let modules = &spec.arch.family().modules;
     let norm = names.branch_norm(spec.pre_norms, modules.attention_norms[0]);
     let (mut qkv, mut biases, mut column) = (Vec::new(), Vec::new(), 0);
@@ -75,7 +114,12 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         qkv.push(Linear::new(names.parts("self_attn.qkv_proj", rows, by_heads), row, dim));
     }
     let apart = [("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
-    for (name, (all, own, shared)) in apart.into_iter().filter(|_| !spec.fused_qkv && latent.is_none()) {
+    let without = match sharing {
+        KvSharing::Takes(_) => 1,
+        _ => 3 - usize::from(spec.values_are_keys(i)),
+    };
+    let (apart, row) = (apart.into_iter().take(without), if takes { heads * head_dim } else { row });
+    for (name, (all, own, shared)) in apart.filter(|_| !spec.fused_qkv && latent.is_none()) {
         let (width, first) = (own * head_dim, shared.unwrap_or(0) * head_dim);
         if spec.output_gate && name == "self_attn.q_proj" {
             qkv.push(names.column(name, 2 * all * head_dim, by_heads, false));
@@ -93,15 +137,22 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         qkv.push(Linear::new(weight, width, dim).from(first).within(row, column));
         column += width;
     }
+    let row = local.qkv();
     let (rotated, pairs) = (spec.rotary_dim(), spec.rotary_pairs);
     let rope = RopeShape { heads: heads + kv_heads, head_dim, rotated, pairs, row };
     let transform = if spec.qk_norm {
-        let [wq, wk] = modules.head_norms.map(|name| names.scale(name, head_dim, names.head_norm()));
-        let shape = QkNormRopeShape { heads, kv_heads, head_dim, norm: names.rms() };
+        let [q, k] = modules.head_norms;
+        let wq = names.scale(q, head_dim, names.head_norm());
+        let wk = if takes { wq } else { names.scale(k, head_dim, names.head_norm()) };
+        let normed_keys = if takes { 0 } else { kv_heads };
+        let shape = QkNormRopeShape { heads, kv_heads: normed_keys, head_dim, norm: names.rms() };
+        let from = heads + if spec.values_are_keys(i) { 0 } else { kv_heads };
+        let values = (spec.value_norm && !takes)
+            .then(|| ValueNorm { norm: RmsNormShape { offset: 1.0, ..names.rms() }, from: from * head_dim });
         let before = (spec.norm_after_rope && spec.is_rotated(i)).then_some(rope);
         let in_part = spec.rotated_in_part() && spec.is_rotated(i);
         let after = (in_part && before.is_none()).then_some(rope);
-        HeadTransform::NormRope { shape, wq, wk, before, after }
+        HeadTransform::NormRope { shape, wq, wk, before, after, values }
     } else if spec.row_norm {
         let widths = [heads * head_dim, kv_heads * head_dim];
         let [q, k] = modules.head_norms;
@@ -130,6 +181,8 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         growth: spec.query_growth.map(|_| RopeShape { heads, ..rope }),
         parallel: spec.parallel,
         shape: AttentionShape { heads, kv_heads, head_dim, scale, window, softcap },
+        sharing,
+        cached_before: cached_before(&split.local(model), i),
         latent,
         sinks: spec.sinks.then(|| {
             let (shape, tp) = (
@@ -148,10 +201,29 @@ pub fn block(spec: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     };
     if let Some(experts) = spec.experts_of(i) {
         let mlp = FeedForward::Sparse(sparse(&mut names, experts, i));
-        return (names.layout, DecoderBlock { mixer: Mixer::Attention(attention), mlp, parallel: false });
+        let mixer = Mixer::Attention(attention);
+        return (names.layout, DecoderBlock { mixer, mlp, per_layer: None, scalar: None, parallel: false });
     }
     let mlp = FeedForward::Dense(dense(&mut names, attention.norm, [spec.pre_norms, spec.post_norms]));
-    (names.layout, DecoderBlock { mixer: Mixer::Attention(attention), mlp, parallel: spec.parallel })
+    let per_layer = (spec.layer_inputs > 0).then(|| {
+        let width = spec.layer_inputs;
+        let gate = names.push("per_layer_input_gate", WEIGHT, &[width, dim], Tp::Same, Init::NORMAL);
+        let out = names.push("per_layer_projection", WEIGHT, &[dim, width], Tp::Same, Init::residual(spec.layers));
+        PerLayerBranch {
+            gate: Linear::new(gate, width, dim),
+            out: Linear::new(out, dim, width),
+            post: names.norm("post_per_layer_input_norm", dim),
+            first: i * width,
+        }
+    });
+    let scalar = spec.layer_scalar.then(|| {
+        // A buffer of transformers.
+        let name = format!("{}layer_scalar", names.prefix);
+        let segment = names.layout.push_part(name, &[1], Tp::Same, false, Init::ONES);
+        names.layout.segments[segment].trainable = false;
+        segment
+    });
+    (names.layout, DecoderBlock { mixer: Mixer::Attention(attention), mlp, per_layer, scalar, parallel: spec.parallel })
 }
 
 /// The dense feed-forward branch, with norms of its input and output if it has them; `first` is the norm of the first

@@ -179,6 +179,7 @@ families! {
     Olmoe "olmoe" "olmoe" "OlmoeForCausalLM" None, LLAMA;
     Gemma2 "gemma2" "gemma2" "Gemma2ForCausalLM" Some("Gemma2ForSequenceClassification"), GEMMA;
     Gemma3 "gemma3" "gemma3_text" "Gemma3ForCausalLM" Some("Gemma3TextForSequenceClassification"), GEMMA;
+    Gemma4 "gemma4" "gemma4_text" "Gemma4ForCausalLM" None, GEMMA;
     SmolLm3 "smollm3" "smollm3" "SmolLM3ForCausalLM" Some("SmolLM3ForSequenceClassification"), LLAMA;
     Olmo2 "olmo2" "olmo2" "Olmo2ForCausalLM" Some("Olmo2ForSequenceClassification"), LLAMA;
     Olmo3 "olmo3" "olmo3" "Olmo3ForCausalLM" Some("Olmo3ForSequenceClassification"), LLAMA;

@@ -282,7 +282,9 @@ fn fits_a_word(e: &EngineOptions) -> Result<()> {
         ff += e.count as f64 * e.ff as f64 + e.shared_ff as f64;
         mlps += e.count as f64;
     }
-    let heads = (s.heads * s.head_dim) as f64;
+    ff *= if s.wide_shared { 2.0 } else { 1.0 };
+    let head_dim = s.kinds_of_heads().map(|sizes| sizes.head_dim).max().unwrap_or(0);
+    let heads = (s.heads * head_dim) as f64;
     let adapters = e.tuning.lora.as_ref().map_or(0.0, |lora| lora.rank as f64 * 7.0 * (mlps * dim + heads + ff));
     let params = layers * (dim * (4.0 * heads + 3.0 * ff) + adapters) + dim * (2.0 * vocab + positions);
     let activations = tokens * (layers * (8.0 * dim + 8.0 * heads + 3.0 * ff) + vocab + dim);

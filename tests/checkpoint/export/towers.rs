@@ -4,8 +4,9 @@ use super::*;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 
-const TOWERS: [&str; 9] = [
+const TOWERS: [&str; 10] = [
     "vl_gemma3",
+    "vl_gemma4",
     "vl_mistral3",
     "vl_qwen2",
     "vl_qwen3",

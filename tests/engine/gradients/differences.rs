@@ -127,3 +127,7 @@ fn gemma2_gradients() {
 fn gemma3_gradients() {
     check_gradients(gemma3());
 }
+#[test]
+fn gemma4_gradients() {
+    check_gradients(gemma3());
+}

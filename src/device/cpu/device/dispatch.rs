@@ -153,6 +153,11 @@ impl Device for CpuDevice {
         self.elements(&x, &|_, x| floats!(self, x.dtype(), T => element::scale::<T>(factor, x)))
     }
 
+    fn scale_by(&self, op: ScaleBy) -> Result<()> {
+        op.check()?;
+        self.elements(&op.x, &|_, x| floats!(self, x.dtype(), T => element::scale_by::<T>(op.factor, x)))
+    }
+
     fn gemm(&self, op: Gemm) -> Result<()> {
         self.product(op)
     }

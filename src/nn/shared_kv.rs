@@ -1,0 +1,101 @@
+//! Keys and values that later blocks read too (Gemma 4): those of the last block of each sight that has its own. They
+//! stay in memory for a whole micro-batch, and the gradients of all their readers are summed until the block that has
+//! them runs backward. Never normalizes or rotates.
+use super::context::Cx;
+use super::tensor::{Tensor, table};
+use crate::base::Result;
+use crate::device::ops::{AttentionShape, CopyColumns};
+use crate::device::{Device, View, ViewMut};
+
+/// What the tokens of a block see.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sight {
+    All,
+    Window,
+}
+
+/// Whether keys and values are of one block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KvSharing {
+    /// No other block reads them.
+    Own,
+    /// Later blocks of this sight read them.
+    Gives(Sight),
+    /// They are an earlier block's; this block projects only queries.
+    Takes(Sight),
+}
+
+table! {
+    /// Empty without blocks that take keys and values. C: elements in a row of keys and values.
+    pub struct SharedKv {
+        /// (N, C) each: as attention reads them.
+        all,
+        window,
+        /// (N, C) each: sums of their gradients; backward only.
+        d_all,
+        d_window,
+    }
+}
+
+impl SharedKv {
+    fn of(&mut self, sight: Sight) -> [&mut Tensor; 2] {
+        match sight {
+            Sight::All => [&mut self.all, &mut self.d_all],
+            Sight::Window => [&mut self.window, &mut self.d_window],
+        }
+    }
+    /// Begins the sums of a micro-batch.
+    pub fn begin_backward(&mut self, dev: &dyn Device) -> Result<()> {
+        [&mut self.d_all, &mut self.d_window].into_iter().try_for_each(|sum| dev.zero(sum.all_mut()))
+    }
+    /// Keeps the keys and values of rows `qkv`.
+    pub fn put(&mut self, cx: &Cx, sight: Sight, heads: &AttentionShape, qkv: View) -> Result<()> {
+        let [kept, _] = self.of(sight);
+        from_rows(cx, heads, qkv, kept.rows_mut(cx.n))
+    }
+    /// Assigns the keys and values of rows `qkv`.
+    pub fn take(&self, cx: &Cx, sight: Sight, heads: &AttentionShape, qkv: ViewMut) -> Result<()> {
+        let kept = if sight == Sight::All { &self.all } else { &self.window };
+        to_rows(cx, heads, kept.rows(cx.n), qkv)
+    }
+    /// Adds the keys' and values' part of `dqkv` to the sums. `part` is scratch.
+    pub fn collect(
+        &mut self,
+        cx: &Cx,
+        sight: Sight,
+        heads: &AttentionShape,
+        dqkv: View,
+        part: &mut Tensor,
+    ) -> Result<()> {
+        let ([_, sum], len) = (self.of(sight), cx.n * heads.kv_row());
+        from_rows(cx, heads, dqkv, part.rows_mut(cx.n).slice(0..len))?;
+        cx.dev.add(part.rows(cx.n).slice(0..len), sum.rows_mut(cx.n))
+    }
+    /// Adds the sums to the keys' and values' part of `dqkv`.
+    pub fn add_to(
+        &mut self,
+        cx: &Cx,
+        sight: Sight,
+        heads: &AttentionShape,
+        mut dqkv: ViewMut,
+        part: &mut Tensor,
+    ) -> Result<()> {
+        let ([_, sum], len) = (self.of(sight), cx.n * heads.kv_row());
+        from_rows(cx, heads, dqkv.as_view(), part.rows_mut(cx.n).slice(0..len))?;
+        cx.dev.add(sum.rows(cx.n), part.rows_mut(cx.n).slice(0..len))?;
+        to_rows(cx, heads, part.rows(cx.n).slice(0..len), dqkv.reborrow())
+    }
+}
+
+/// Copies the keys and values of rows of queries, keys and values.
+fn from_rows(cx: &Cx, heads: &AttentionShape, qkv: View, dst: ViewMut) -> Result<()> {
+    let (row, width) = (heads.row(), heads.kv_row());
+    let src = qkv.slice(row - width..qkv.len());
+    cx.dev.copy_columns(CopyColumns { rows: cx.n, width, src_row: row, dst_row: width, src, dst })
+}
+/// The reverse.
+fn to_rows(cx: &Cx, heads: &AttentionShape, src: View, qkv: ViewMut) -> Result<()> {
+    let (row, width, end) = (heads.row(), heads.kv_row(), qkv.len());
+    let dst = qkv.slice(row - width..end);
+    cx.dev.copy_columns(CopyColumns { rows: cx.n, width, src_row: width, dst_row: row, src, dst })
+}
