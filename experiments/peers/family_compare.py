@@ -36,8 +36,11 @@ SCORED = dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=3
 DELTA = dict(**WIDE, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12, rope_parameters=PART)
 CONV = dict(layer_types=["conv", "full_attention"] * 2)
 SPARSE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=20)
+GEMMA4 = dict(**WIDE, global_head_dim=24, sliding_window=9, layer_types=["sliding_attention", "full_attention"] * 2)
 FAMILIES = {
     "llama": {}, "mistral": dict(sliding_window=9), "qwen2": {}, "qwen3": WIDE, "gemma2": WIDE, "gemma3_text": WIDE,
+    "gemma4_text": dict(**GEMMA4, num_kv_shared_layers=2, hidden_size_per_layer_input=8, vocab_size_per_layer_input=64, use_double_wide_mlp=True),
+    "gemma4_text keys": dict(**GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0, final_logit_softcapping=20.0),
     "smollm3": dict(no_rope_layer_interval=2), "olmo2": {}, "olmo3": dict(sliding_window=9),
     "granite": dict(embedding_multiplier=3.0, attention_multiplier=0.25, residual_multiplier=0.5, logits_scaling=4.0),
     "seed_oss": dict(**WIDE, attention_dropout=0.0, residual_dropout=0.0, attention_out_bias=True), "hunyuan_v1_dense": WIDE,
@@ -86,6 +89,10 @@ TOWERS = {
         global_attn_indexes=[0]))),
     "lighton_ocr": (dict(model_type="qwen3", **WIDE), dict(vision_config=dict(model_type="pixtral", head_dim=4, **SIGHT), image_token_id=63)),
     "ovis2": (dict(model_type="qwen2"), dict(vision_config=SIGHT, image_token_id=63, vocab_size=64, hidden_size=48, visual_indicator_token_ids=[62])),
+    "gemma4": (GEMMA4 | dict(num_kv_shared_layers=2, hidden_size_per_layer_input=8, vocab_size_per_layer_input=64, pad_token_id=60), dict(
+        audio_config=None, image_token_id=63, video_token_id=62, audio_token_id=61, vision_config=dict(
+            hidden_size=8, intermediate_size=6, num_attention_heads=2, num_key_value_heads=2, head_dim=4, num_hidden_layers=1, patch_size=2,
+            position_embedding_size=4, pooling_kernel_size=1))),
     "glm4v": (GLM, dict(vision_config=QWEN | dict(image_size=4), image_token_id=63)),
     "glm_ocr": (GLM | WIDE | dict(rope_parameters=PART | dict(mrope_section=[2, 1, 1])), dict(vision_config=QWEN | dict(image_size=4), image_token_id=63)),
     "paddleocr_vl": (MROPE | dict(head_dim=12), dict(vision_config=SIGHT, image_token_id=63)),
@@ -191,7 +198,7 @@ def check(name, binary, folder, lora):
     for parameter in model.parameters():  # norms and biases too
         parameter.data += 0.05 * torch.randn_like(parameter)
     for name_of, buffer in model.named_buffers():
-        if name_of.endswith(("e_score_correction_bias", "expert_bias")):
+        if name_of.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")):
             buffer += 0.05 * torch.randn_like(buffer)
     source = folder / "source"
     model.save_pretrained(source)
