@@ -29,7 +29,7 @@ fn mistral() -> Spec {
 fn ministral3() -> Spec {
     Spec { arch: Arch::Ministral3, query_growth: Some(QueryGrowth { beta: 0.5, original: 3 }), ..llama() }
 }
-fn families() -> [Spec; 10] {
+fn families() -> [Spec; 11] {
     [llama(), gpt(), mistral(), ministral3(), qwen2(), qwen3(), gemma2(), gemma3(), gemma4(), qwen35(), lfm2()]
 }
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, step: 0 };

@@ -134,7 +134,7 @@ fn lfm2() -> Spec {
     }
 }
 /// One of each.
-fn families() -> [Spec; 8] {
+fn families() -> [Spec; 9] {
     [llama(), gpt(), qwen2(), qwen3(), gemma2(), gemma3(), gemma4(), qwen35(), lfm2()]
 }
 

@@ -160,12 +160,17 @@ def named():
     return sys.argv[2:] or list(CASES)
 
 
+def runnable(config):
+    """With what transformers 5.24 needs for shared keys and values without inputs of layers, which it slices otherwise."""
+    if getattr(config, "num_kv_shared_layers", 0) and not config.hidden_size_per_layer_input:
+        config.output_hidden_states = True
+    return config
+
+
 def build(model_type, keys):
     sizes = {} if model_type == "gpt2" else SIZES
     every = {key: value for key, value in (sizes | keys).items() if (key, value) != ("head_dim", None)}
-    config = AutoConfig.for_model(model_type, **every)
-    if getattr(config, "num_kv_shared_layers", 0) and not config.hidden_size_per_layer_input:
-        config.output_hidden_states = True  # transformers 5.24 fails without: it slices embeddings of layers that the model does not have
+    config = runnable(AutoConfig.for_model(model_type, **every))
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
 
 
@@ -321,7 +326,7 @@ def check():
         lengths = json.loads((HERE / "families" / f"{name}.json").read_text())["lengths"]
         weights = {n.removeprefix("weight."): w.float() for n, w in golden.items() if n.startswith("weight.")}
         with tempfile.TemporaryDirectory() as directory:
-            written(name).save_pretrained(directory)
+            runnable(written(name)).save_pretrained(directory)
             save_file(weights, Path(directory) / "model.safetensors", {"format": "pt"})
             loading = dict(attn_implementation="eager", dtype=torch.float32, output_loading_info=True)
             model, said = AutoModelForCausalLM.from_pretrained(directory, **loading)
