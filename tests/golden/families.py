@@ -294,7 +294,9 @@ def make():
 
         prompt, count = (tokens[:14], 1) if name == "llama_dynamic" else (tokens[:6], NEW)
         said = greedy(model, prompt, count)
-        if name in RECURRENT or name == "gemma4_inputs":
+        tensors = {f"weight.{n}": p.detach().bfloat16().contiguous()
+                   for n, p in in_files(model.config, dict([*model.named_parameters(), *scalars(model)])).items()}
+        tensors |= {f"grad.{n}": g.contiguous() for n, g in in_files(model.config, grads).items()}
         tensors |= {"logits": logits, "tokens": tokens.int(), "targets": targets.int(), "prompt": prompt.int(),
                     "greedy": said.int()}
         save_file(tensors, out / f"{name}.safetensors")
