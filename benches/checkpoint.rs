@@ -56,6 +56,7 @@ fn state(step: u64) -> TrainerState {
         precision: "fp32".into(),
         data: Map::new(),
         evaluations: None,
+        rollouts: None,
         run: None,
     }
 }

@@ -5,6 +5,8 @@
 //! shapes of their segments. Parts and blocks are immutable plans, with every buffer passed in. In reading order:
 pub mod rotary; // rotary positions as a table
 pub mod spec; // a model as numbers
+mod spec_blocks; // what it says about each block
+mod spec_check; // whether it fits together
 pub mod split; // a rank's share of a layer, over tp and sp
 pub mod tp_plan; // transformers' tensor-parallel plans
 pub mod layout; // named tensors in a flat buffer

@@ -1,26 +1,25 @@
 //! Llama and its descendants as data, with the tensor names of transformers' `...ForCausalLM`, so checkpoints need no
 //! conversion. The [`Spec`] determines which modules exist, never the family's name; the [`Split`] determines this
 //! rank's shards.
-use crate::device::ops::{AttentionShape, ConvKind, DeltaShape, QkNormRopeShape, RmsNormShape, RopeShape, RouteShape};
+use crate::device::ops::{AttentionShape, QkNormRopeShape, RmsNormShape, RopeShape, RouteShape};
 use crate::nn::attention::{AttentionBranch, HeadTransform, RowBias, RowPart};
 use crate::nn::block::{DecoderBlock, FeedForward, Mixer};
 use crate::nn::cache::cached_before;
 use crate::nn::context::TurnTable;
-use crate::nn::conv::ConvBranch;
-use crate::nn::delta::{DeltaBranch, DeltaInputs};
 use crate::nn::expert_layer::{ClampedExperts, ExpertLayer};
 use crate::nn::experts::{SharedExpert, SparseBranch};
+use crate::nn::families::names::{BIAS, Names, WEIGHT};
+use crate::nn::families::recurrent::{conv, delta};
 use crate::nn::families::table::SparseNames;
 use crate::nn::grouped::GroupedLinear;
-use crate::nn::latent::LatentProjections;
-use crate::nn::layout::{Init, Layout, Tp, half_name, slice_name};
+use crate::nn::layout::{Init, Layout, Tp};
 use crate::nn::linear::Linear;
 use crate::nn::mlp::MlpBranch;
 use crate::nn::norm::Norm;
 use crate::nn::per_layer::{PerLayerBranch, PerLayerRoot};
 use crate::nn::root::{Root, VocabRows};
 use crate::nn::shared_kv::{KvSharing, Sight};
-use crate::nn::spec::{DeltaForm, DeltaNet, Experts, Latent, Recurrence, Spec};
+use crate::nn::spec::{Experts, Recurrence, Spec};
 use crate::nn::split::{Slice, Split};
 use crate::nn::store::Stride;
 use crate::nn::value_norm::ValueNorm;
@@ -258,104 +257,6 @@ fn dense(names: &mut Names, first: Norm, [pre, post]: [bool; 2]) -> MlpBranch {
     }
 }
 
-/// A gated delta net, or with tp this rank's heads of it.
-fn delta(names: &mut Names, net: &DeltaNet) -> DeltaBranch {
-    let (spec, split) = (names.spec, names.split);
-    let over = split.part(split.cuts.attention);
-    let (whole, shape) = (net.shape, over_heads(net.shape, over));
-    let DeltaShape { value_heads, value_dim, .. } = whole;
-    let norm = names.norm(spec.arch.family().modules.attention_norms[0], spec.dim);
-    let inputs = match net.form {
-        DeltaForm::Fused => DeltaInputs::Fused {
-            qkvz: names.column("linear_attn.in_proj_qkvz", whole.row() + whole.values(), over, false),
-            ba: names.column("linear_attn.in_proj_ba", 2 * value_heads, over, false),
-        },
-        DeltaForm::Joined => {
-            let qkv = names.parts("linear_attn.in_proj_qkv", [whole.keys(), whole.keys(), whole.values()], over);
-            DeltaInputs::Apart {
-                qkv: vec![Linear::new(qkv, shape.row(), spec.dim)],
-                z: names.column("linear_attn.in_proj_z", whole.values(), over, false),
-                b: names.column("linear_attn.in_proj_b", value_heads, over, false),
-                a: names.column("linear_attn.in_proj_a", value_heads, over, false),
-            }
-        }
-        DeltaForm::Apart => {
-            let columns = [0, shape.keys(), 2 * shape.keys()];
-            let parts = [("q_proj", whole.keys()), ("k_proj", whole.keys()), ("v_proj", whole.values())];
-            let part = |((name, width), column)| {
-                names.column(&format!("linear_attn.{name}"), width, over, false).within(shape.row(), column)
-            };
-            DeltaInputs::Apart {
-                qkv: parts.into_iter().zip(columns).map(part).collect(),
-                z: names.column("linear_attn.g_proj", whole.values(), over, false),
-                b: names.column("linear_attn.b_proj", value_heads, over, false),
-                a: names.column("linear_attn.a_proj", value_heads, over, false),
-            }
-        }
-    };
-    let conv = match net.form {
-        DeltaForm::Apart => {
-            let parts = [("q_conv1d", whole.keys()), ("k_conv1d", whole.keys()), ("v_conv1d", whole.values())];
-            let part = |(name, channels)| {
-                let name = format!("linear_attn.{name}");
-                names.cut(&name, WEIGHT, &[channels, 1, net.taps], 0, over, Init::NORMAL)
-            };
-            parts.map(part).to_vec()
-        }
-        _ => {
-            let channels = Tp::Parts { over, rows: [whole.keys(), whole.keys(), whole.values()] };
-            let channels = if over.of > 1 { channels } else { Tp::Same };
-            vec![names.push("linear_attn.conv1d", WEIGHT, &[shape.row(), 1, net.taps], channels, Init::NORMAL)]
-        }
-    };
-    let heads = if over.of > 1 { Tp::Cut { dim: 0, over, whole: value_heads } } else { Tp::Same };
-    let mut of_heads = |name: &str, init| {
-        let name = format!("{}linear_attn.{name}", names.prefix);
-        names.layout.push_part(name, &[shape.value_heads], heads, false, init)
-    };
-    let (dt_bias, a_log) = (of_heads("dt_bias", Init::ONES), of_heads("A_log", Init::ZEROS));
-    // The class of OLMo hybrid says so.
-    let (head_norm, out, eps) = match net.form {
-        DeltaForm::Apart => ("linear_attn.o_norm", "linear_attn.o_proj", 1e-5),
-        _ => ("linear_attn.norm", "linear_attn.out_proj", spec.norm_eps),
-    };
-    DeltaBranch {
-        norm,
-        inputs,
-        conv,
-        taps: net.taps,
-        a_log,
-        dt_bias,
-        shape,
-        head_norm: names.push(head_norm, WEIGHT, &[value_dim], names.head_norm(), Init::ONES),
-        head_norm_shape: RmsNormShape { eps, offset: 0.0 },
-        out: names.row(out, whole.values(), over, false),
-        cut: split.cuts.attention,
-    }
-}
-
-/// A gated short convolution, or with tp this rank's channels of it.
-fn conv(names: &mut Names, channels: usize, taps: usize) -> ConvBranch {
-    let (spec, split) = (names.spec, names.split);
-    let over = split.part(split.cuts.attention);
-    ConvBranch {
-        norm: names.norm(spec.arch.family().modules.attention_norms[0], spec.dim),
-        inputs: {
-            let own = ConvKind::Gated.parts() * over.share(channels).len();
-            Linear::new(names.parts("conv.in_proj", [channels; 3], over), own, spec.dim)
-        },
-        conv: names.cut("conv.conv", WEIGHT, &[channels, 1, taps], 0, over, Init::NORMAL),
-        taps,
-        out: names.row("conv.out_proj", channels, over, false),
-        cut: split.cuts.attention,
-    }
-}
-
-/// A rank's share of the heads.
-fn over_heads(whole: DeltaShape, over: Slice) -> DeltaShape {
-    DeltaShape { key_heads: whole.key_heads / over.of, value_heads: whole.value_heads / over.of, ..whole }
-}
-
 /// The experts of sparse block `i`, or with tp this rank's columns of each. The tensors of an expert follow each other,
 /// so those of a kind are at equal distances. Every rank of ep lists all experts, and holds its share.
 pub fn experts(spec: &Spec, split: &Split, i: usize) -> Layout {
@@ -452,150 +353,3 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
 
 /// Tensors of an expert whose gate and up are one.
 const CLAMPED_TENSORS: usize = 4;
-const WEIGHT: &str = "weight";
-const BIAS: &str = "bias";
-
-/// Builds a layout from names under `prefix`, of whole tensors or this rank's shards.
-struct Names<'a> {
-    prefix: String,
-    layout: Layout,
-    spec: &'a Spec,
-    split: &'a Split,
-}
-
-impl Names<'_> {
-    fn push(&mut self, name: &str, suffix: &str, shape: &[usize], tp: Tp, init: Init) -> usize {
-        self.layout.push_part(format!("{}{name}.{suffix}", self.prefix), shape, tp, shape.len() > 1, init)
-    }
-    /// This rank's shard, along `dim`, of a tensor of `shape`.
-    fn cut(&mut self, name: &str, suffix: &str, shape: &[usize], dim: usize, over: Slice, init: Init) -> usize {
-        let (mut part, whole) = (shape.to_vec(), shape[dim]);
-        part[dim] = over.share(whole).len();
-        let tp = if over.of > 1 { Tp::Cut { dim, over, whole } } else { Tp::Same };
-        self.push(name, suffix, &part, tp, init)
-    }
-    /// The projections of latent attention. Each rank of tp has the latents, and what follows for its `heads`.
-    fn latent(&mut self, latent: Latent, heads: usize, by_heads: Slice) -> LatentProjections {
-        let &Spec { dim, heads: all, head_dim, qkv_bias, .. } = self.spec;
-        let Latent { q_rank, kv_rank, nope, rope, value } = latent;
-        let replicated = if by_heads.of > 1 { Tp::Summed } else { Tp::Same };
-        let to_latent = |names: &mut Self, name: &str, width: usize| {
-            let linear = Linear::new(names.push(name, WEIGHT, &[width, dim], replicated, Init::NORMAL), width, dim);
-            if qkv_bias { linear.bias(names.push(name, BIAS, &[width], replicated, Init::ZEROS)) } else { linear }
-        };
-        let of_heads = |names: &mut Self, name: &str, each: usize, inputs: usize| {
-            let weight = names.cut(name, WEIGHT, &[all * each, inputs], 0, by_heads, Init::NORMAL);
-            Linear::new(weight, heads * each, inputs)
-        };
-        let (q_latent, q) = if q_rank > 0 {
-            let linear = to_latent(self, "self_attn.q_a_proj", q_rank);
-            let norm = self.scale("self_attn.q_a_layernorm", q_rank, replicated);
-            (Some((linear, norm)), of_heads(self, "self_attn.q_b_proj", nope + rope, q_rank))
-        } else {
-            (None, of_heads(self, "self_attn.q_proj", nope + rope, dim))
-        };
-        let kv_latent = to_latent(self, "self_attn.kv_a_proj_with_mqa", kv_rank + rope);
-        let kv_norm = self.scale("self_attn.kv_a_layernorm", kv_rank, replicated);
-        let kv = of_heads(self, "self_attn.kv_b_proj", nope + value, kv_rank);
-        LatentProjections { shape: latent, heads, head_dim, q_latent, q, kv_latent, kv_norm, kv }
-    }
-    /// The tensors of expert `e` of gpt-oss: in files, those of a kind are one tensor. A rank's columns of the first
-    /// two are pairs of a gate and an up.
-    fn clamped(&mut self, e: usize, ff: usize, over: Slice) {
-        let (dim, down) = (self.spec.dim, Init::residual(self.spec.layers));
-        let kinds = [
-            ("gate_up_proj", vec![dim, 2 * ff], Some(1), Init::NORMAL),
-            ("gate_up_proj_bias", vec![2 * ff], Some(0), Init::ZEROS),
-            ("down_proj", vec![ff, dim], Some(0), down),
-            ("down_proj_bias", vec![dim], None, Init::ZEROS),
-        ];
-        for (kind, mut shape, cut, init) in kinds {
-            let tp = match cut {
-                _ if over.of == 1 => Tp::Same,
-                None => Tp::Summed,
-                Some(dim) => {
-                    let whole = shape[dim];
-                    shape[dim] = over.share(whole).len();
-                    Tp::Cut { dim, over, whole }
-                }
-            };
-            let name = format!("{}{}", self.prefix, slice_name(kind, e));
-            self.layout.push_part(name, &shape, tp, shape.len() > 1, init);
-        }
-    }
-    /// A matrix of expert `e` of block `i`, which files have in one tensor for the block: its gate (`k` is 0) above its
-    /// up (1), or its down (2).
-    fn stacked(
-        &mut self,
-        [gate_up, down]: [&str; 2],
-        (i, e, k): (usize, usize, usize),
-        mut shape: [usize; 2],
-        cut: usize,
-        over: Slice,
-        init: Init,
-    ) -> usize {
-        let block = format!("model.layers.{i}.");
-        let name = match k {
-            2 => slice_name(&format!("{block}{down}"), e),
-            half => half_name(&format!("{block}{gate_up}"), e, half),
-        };
-        let whole = shape[cut];
-        shape[cut] = over.share(whole).len();
-        let tp = if over.of > 1 { Tp::Cut { dim: cut, over, whole } } else { Tp::Same };
-        self.layout.push_part(name, &shape, tp, true, init)
-    }
-    /// Column-parallel gate and up, which are one tensor.
-    fn gate_and_up(&mut self, name: &str, ff: usize, over: Slice) -> (Linear, Linear) {
-        let (both, dim) = (self.parts(name, [ff, ff, 0], over), self.spec.dim);
-        let own = over.share(ff).len();
-        let half = || Linear::new(both, own, dim);
-        (half(), half().from(own))
-    }
-    /// This rank's shards of matrices that are one tensor, one below the other.
-    fn parts(&mut self, name: &str, rows: [usize; 3], over: Slice) -> usize {
-        let own = rows.map(|n| over.share(n).len()).iter().sum();
-        let tp = if over.of > 1 { Tp::Parts { over, rows } } else { Tp::Same };
-        self.push(name, WEIGHT, &[own, self.spec.dim], tp, Init::NORMAL)
-    }
-    /// Column-parallel: from the model's width to a shard of `outputs`.
-    fn column(&mut self, name: &str, outputs: usize, over: Slice, bias: bool) -> Linear {
-        let (dim, own) = (self.spec.dim, over.share(outputs).len());
-        let linear = Linear::new(self.cut(name, WEIGHT, &[outputs, dim], 0, over, Init::NORMAL), own, dim);
-        if bias { linear.bias(self.cut(name, BIAS, &[outputs], 0, over, Init::ZEROS)) } else { linear }
-    }
-    /// Row-parallel: from a shard of `inputs` to the model's width. Outputs are summed; then the bias, held by every
-    /// rank, is added.
-    fn row(&mut self, name: &str, inputs: usize, over: Slice, bias: bool) -> Linear {
-        let (dim, own, init) = (self.spec.dim, over.share(inputs).len(), Init::residual(self.spec.layers));
-        let linear = Linear::new(self.cut(name, WEIGHT, &[dim, inputs], 1, over, init), dim, own);
-        if bias { linear.bias(self.push(name, BIAS, &[dim], Tp::Same, Init::ZEROS)) } else { linear }
-    }
-    /// The weights of a norm, initialized to multiply by 1.
-    fn scale(&mut self, name: &str, width: usize, tp: Tp) -> usize {
-        self.push(name, WEIGHT, &[width], tp, if self.spec.norm_from_one { Init::ZEROS } else { Init::ONES })
-    }
-    fn rms(&self) -> RmsNormShape {
-        RmsNormShape { eps: self.spec.norm_eps, offset: if self.spec.norm_from_one { 1.0 } else { 0.0 } }
-    }
-    /// How a residual norm's weight relates to tp: each rank normalizes its own rows, or all of them.
-    fn residual_norm(&self) -> Tp {
-        if self.split.sequence() { Tp::Summed } else { Tp::Same }
-    }
-    /// How a head norm's weight relates to tp: each rank normalizes its own heads.
-    fn head_norm(&self) -> Tp {
-        if self.split.part(self.split.cuts.attention).of > 1 { Tp::Summed } else { Tp::Same }
-    }
-    fn norm(&mut self, name: &str, width: usize) -> Norm {
-        let (w, eps) = (self.scale(name, width, self.residual_norm()), self.spec.norm_eps);
-        if !self.spec.layer_norm {
-            return Norm::Rms { w, shape: self.rms() };
-        }
-        let tp = self.residual_norm();
-        let b = self.spec.norm_bias.then(|| self.push(name, BIAS, &[width], tp, Init::ZEROS));
-        Norm::Layer { w, b, eps }
-    }
-    /// The norm of a branch's input, if the family has it.
-    fn branch_norm(&mut self, has: bool, name: &str) -> Norm {
-        if has { self.norm(name, self.spec.dim) } else { Norm::Absent }
-    }
-}

@@ -1,0 +1,107 @@
+//! Names and shapes of mixers other than attention: gated delta nets and short convolutions. Never computes.
+use crate::device::ops::{ConvKind, DeltaShape, RmsNormShape};
+use crate::nn::conv::ConvBranch;
+use crate::nn::delta::{DeltaBranch, DeltaInputs};
+use crate::nn::families::names::{Names, WEIGHT};
+use crate::nn::layout::{Init, Tp};
+use crate::nn::linear::Linear;
+use crate::nn::spec::{DeltaForm, DeltaNet};
+use crate::nn::split::Slice;
+
+/// A gated delta net, or with tp this rank's heads of it.
+pub(super) fn delta(names: &mut Names, net: &DeltaNet) -> DeltaBranch {
+    let (spec, split) = (names.spec, names.split);
+    let over = split.part(split.cuts.attention);
+    let (whole, shape) = (net.shape, over_heads(net.shape, over));
+    let DeltaShape { value_heads, value_dim, .. } = whole;
+    let norm = names.norm(spec.arch.family().modules.attention_norms[0], spec.dim);
+    let inputs = match net.form {
+        DeltaForm::Fused => DeltaInputs::Fused {
+            qkvz: names.column("linear_attn.in_proj_qkvz", whole.row() + whole.values(), over, false),
+            ba: names.column("linear_attn.in_proj_ba", 2 * value_heads, over, false),
+        },
+        DeltaForm::Joined => {
+            let qkv = names.parts("linear_attn.in_proj_qkv", [whole.keys(), whole.keys(), whole.values()], over);
+            DeltaInputs::Apart {
+                qkv: vec![Linear::new(qkv, shape.row(), spec.dim)],
+                z: names.column("linear_attn.in_proj_z", whole.values(), over, false),
+                b: names.column("linear_attn.in_proj_b", value_heads, over, false),
+                a: names.column("linear_attn.in_proj_a", value_heads, over, false),
+            }
+        }
+        DeltaForm::Apart => {
+            let columns = [0, shape.keys(), 2 * shape.keys()];
+            let parts = [("q_proj", whole.keys()), ("k_proj", whole.keys()), ("v_proj", whole.values())];
+            let part = |((name, width), column)| {
+                names.column(&format!("linear_attn.{name}"), width, over, false).within(shape.row(), column)
+            };
+            DeltaInputs::Apart {
+                qkv: parts.into_iter().zip(columns).map(part).collect(),
+                z: names.column("linear_attn.g_proj", whole.values(), over, false),
+                b: names.column("linear_attn.b_proj", value_heads, over, false),
+                a: names.column("linear_attn.a_proj", value_heads, over, false),
+            }
+        }
+    };
+    let conv = match net.form {
+        DeltaForm::Apart => {
+            let parts = [("q_conv1d", whole.keys()), ("k_conv1d", whole.keys()), ("v_conv1d", whole.values())];
+            let part = |(name, channels)| {
+                let name = format!("linear_attn.{name}");
+                names.cut(&name, WEIGHT, &[channels, 1, net.taps], 0, over, Init::NORMAL)
+            };
+            parts.map(part).to_vec()
+        }
+        _ => {
+            let channels = Tp::Parts { over, rows: [whole.keys(), whole.keys(), whole.values()] };
+            let channels = if over.of > 1 { channels } else { Tp::Same };
+            vec![names.push("linear_attn.conv1d", WEIGHT, &[shape.row(), 1, net.taps], channels, Init::NORMAL)]
+        }
+    };
+    let heads = if over.of > 1 { Tp::Cut { dim: 0, over, whole: value_heads } } else { Tp::Same };
+    let mut of_heads = |name: &str, init| {
+        let name = format!("{}linear_attn.{name}", names.prefix);
+        names.layout.push_part(name, &[shape.value_heads], heads, false, init)
+    };
+    let (dt_bias, a_log) = (of_heads("dt_bias", Init::ONES), of_heads("A_log", Init::ZEROS));
+    // The class of OLMo hybrid says so.
+    let (head_norm, out, eps) = match net.form {
+        DeltaForm::Apart => ("linear_attn.o_norm", "linear_attn.o_proj", 1e-5),
+        _ => ("linear_attn.norm", "linear_attn.out_proj", spec.norm_eps),
+    };
+    DeltaBranch {
+        norm,
+        inputs,
+        conv,
+        taps: net.taps,
+        a_log,
+        dt_bias,
+        shape,
+        head_norm: names.push(head_norm, WEIGHT, &[value_dim], names.head_norm(), Init::ONES),
+        head_norm_shape: RmsNormShape { eps, offset: 0.0 },
+        out: names.row(out, whole.values(), over, false),
+        cut: split.cuts.attention,
+    }
+}
+
+/// A gated short convolution, or with tp this rank's channels of it.
+pub(super) fn conv(names: &mut Names, channels: usize, taps: usize) -> ConvBranch {
+    let (spec, split) = (names.spec, names.split);
+    let over = split.part(split.cuts.attention);
+    ConvBranch {
+        norm: names.norm(spec.arch.family().modules.attention_norms[0], spec.dim),
+        inputs: {
+            let own = ConvKind::Gated.parts() * over.share(channels).len();
+            Linear::new(names.parts("conv.in_proj", [channels; 3], over), own, spec.dim)
+        },
+        conv: names.cut("conv.conv", WEIGHT, &[channels, 1, taps], 0, over, Init::NORMAL),
+        taps,
+        out: names.row("conv.out_proj", channels, over, false),
+        cut: split.cuts.attention,
+    }
+}
+
+/// A rank's share of the heads.
+fn over_heads(whole: DeltaShape, over: Slice) -> DeltaShape {
+    DeltaShape { key_heads: whole.key_heads / over.of, value_heads: whole.value_heads / over.of, ..whole }
+}

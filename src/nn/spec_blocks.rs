@@ -1,0 +1,130 @@
+//! What a model's spec says about its blocks, one by one or together. Never checks it.
+use super::rotary::Rotary;
+use super::spec::{Activation, Arch, Experts, HeadSizes, Recurrence, Spec};
+
+impl Spec {
+    /// The sizes of heads of all layers.
+    pub fn kinds_of_heads(&self) -> impl Iterator<Item = HeadSizes> {
+        let &Spec { kv_heads, head_dim, global_heads, .. } = self;
+        [HeadSizes { kv_heads, head_dim }].into_iter().chain(global_heads)
+    }
+    /// Those of block `i`.
+    pub fn heads_of(&self, i: usize) -> HeadSizes {
+        let &Spec { kv_heads, head_dim, global_heads, .. } = self;
+        global_heads.filter(|_| self.window_of(i) == 0).unwrap_or(HeadSizes { kv_heads, head_dim })
+    }
+    /// The model with the widths of block `i` in place of those that differ among blocks.
+    pub fn of_block(&self, i: usize) -> Spec {
+        let HeadSizes { kv_heads, head_dim } = self.heads_of(i);
+        let ff = if self.wide_shared && self.kv_source(i).is_some() { 2 * self.ff } else { self.ff };
+        Spec { kv_heads, head_dim, ff, global_heads: None, ..self.clone() }
+    }
+    /// The block whose keys and values block `i` uses, if not its own.
+    pub fn kv_source(&self, i: usize) -> Option<usize> {
+        let first = self.layers.saturating_sub(self.shared_kv);
+        (0..first).rev().find(|&own| i >= first && (self.window_of(own) == 0) == (self.window_of(i) == 0))
+    }
+    /// Whether a later block uses the keys and values of block `i`.
+    pub fn gives_kv(&self, i: usize) -> bool {
+        (0..self.layers).any(|user| self.kv_source(user) == Some(i))
+    }
+    /// Whether the values of block `i` are its projected keys.
+    pub fn values_are_keys(&self, i: usize) -> bool {
+        self.keys_are_values && self.window_of(i) == 0
+    }
+    /// Elements of a token's keys and values that block `i` keeps when text is generated.
+    pub fn cached(&self, i: usize) -> usize {
+        let HeadSizes { kv_heads, head_dim } = self.heads_of(i);
+        if self.recurrence_of(i).is_some() || self.kv_source(i).is_some() { 0 } else { 2 * kv_heads * head_dim }
+    }
+    /// Outputs of the head per token.
+    pub fn outputs(&self) -> usize {
+        if self.score { 1 } else { self.vocab }
+    }
+    /// Elements in a row of fused queries, keys and values.
+    pub fn qkv(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+    /// The experts of block `i`, if it is sparse.
+    pub fn experts_of(&self, i: usize) -> Option<&Experts> {
+        self.experts.as_ref().filter(|experts| !experts.dense.contains(&i))
+    }
+    /// Number of sparse blocks.
+    pub fn sparse_blocks(&self) -> usize {
+        (0..self.layers).filter(|&i| self.experts_of(i).is_some()).count()
+    }
+    /// Whether some block is dense.
+    pub fn has_dense_blocks(&self) -> bool {
+        self.sparse_blocks() < self.layers
+    }
+    pub fn gated(&self) -> bool {
+        !matches!(self.activation, Activation::Gelu | Activation::ReluSquared)
+    }
+    /// Tokens that block `i` attends to; 0 means all.
+    pub fn window_of(&self, i: usize) -> usize {
+        if self.windowed.get(i) == Some(&true) { self.window } else { 0 }
+    }
+    /// What block `i` has in place of attention.
+    pub fn recurrence_of(&self, i: usize) -> Option<&Recurrence> {
+        self.recurrence.as_ref().filter(|_| self.recurrent.get(i) == Some(&true))
+    }
+    /// Blocks with attention, and blocks with the other mixer.
+    pub fn mixers(&self) -> [usize; 2] {
+        let others = (0..self.layers).filter(|&i| self.recurrence_of(i).is_some()).count();
+        [self.layers - others, others]
+    }
+    /// Blocks before block `i` with the same mixer.
+    pub fn place_of(&self, i: usize) -> usize {
+        let attends = |i| self.recurrence_of(i).is_none();
+        (0..i).filter(|&before| attends(before) == attends(i)).count()
+    }
+    /// Whether block `i` rotates with `local_rope`.
+    pub fn uses_local_rope(&self, i: usize) -> bool {
+        self.local_rope.is_some() && self.window_of(i) > 0
+    }
+    /// Whether block `i` has rotary positions.
+    pub fn is_rotated(&self, i: usize) -> bool {
+        self.rotated.get(i) != Some(&false)
+    }
+    /// Whether norms are LayerNorms, with two statistics.
+    pub fn has_layer_norm(&self) -> bool {
+        self.layer_norm || self.arch == Arch::Gpt
+    }
+    /// Whether some block normalizes heads without rotating them afterwards.
+    pub fn normed_still(&self) -> bool {
+        self.qk_norm
+            && (self.norm_after_rope || self.rotated_in_part() || (0..self.layers).any(|i| !self.is_rotated(i)))
+    }
+    /// The length from which on documents rotate differently, if they do.
+    pub fn long_from(&self) -> Option<usize> {
+        self.rope.as_ref().and_then(Rotary::original_if_long)
+    }
+    /// Whether other elements of a head are not rotated.
+    pub fn rotated_in_part(&self) -> bool {
+        self.rotary_dim() < self.head_dim
+    }
+    /// Elements of a head that are rotated.
+    pub fn rotary_dim(&self) -> usize {
+        self.rotary_dim.unwrap_or(self.head_dim)
+    }
+    /// The same in layers without a window.
+    pub fn global_rotary_dim(&self) -> usize {
+        self.global_heads.map_or(self.rotary_dim(), |sizes| sizes.head_dim)
+    }
+    /// What of the model only the CPU computes, for messages.
+    pub fn on_the_cpu_only(&self) -> Option<&'static str> {
+        let is_scored = self.experts.as_ref().is_some_and(|experts| experts.rule.is_some());
+        match self.latent {
+            _ if self.sinks => Some("attention sinks and clamped experts"),
+            _ if self.layer_scalar => Some("heads of 512 elements and factors of layers"),
+            _ if self.activation == Activation::ReluSquared => Some("squared ReLU"),
+            Some(_) => Some("latents of attention and scored experts"),
+            None => is_scored.then_some("scored experts"),
+        }
+    }
+    /// The factor of scores.
+    pub fn score_factor(&self) -> f32 {
+        let scale = self.score_scale.unwrap_or(self.query_scalar.unwrap_or(self.head_dim as f64).sqrt().recip());
+        scale as f32
+    }
+}

@@ -1,0 +1,162 @@
+//! Whether a model's sizes fit one another, with a message for each that does not. Never looks at a split or a device.
+use super::rotary::QueryGrowth;
+use super::spec::{Arch, DeltaNet, Experts, Recurrence, Spec};
+use crate::base::{Error, Result};
+use crate::device::ops::{DeltaShape, MAX_TAPS, RouteShape};
+
+impl Spec {
+    /// Checks the relations that every shape relies on.
+    pub fn validate(&self) -> Result<()> {
+        let sizes = [
+            ("vocab_size", self.vocab),
+            ("embed_dim", self.dim),
+            ("num_layers", self.layers),
+            ("num_heads", self.heads),
+            ("num_kv_heads", self.kv_heads),
+            ("head_dim", self.head_dim),
+            ("ff_hidden_dim", self.ff),
+            ("max_len", self.max_len),
+        ];
+        for (name, value) in sizes {
+            if value == 0 {
+                return Err(Error::input(format!("{name} is 0: it must be at least 1")));
+            }
+        }
+        for kv_heads in self.kinds_of_heads().map(|sizes| sizes.kv_heads) {
+            if kv_heads == 0 || !self.heads.is_multiple_of(kv_heads) {
+                return Err(Error::input(format!(
+                    "num_heads {} is not a multiple of num_kv_heads {kv_heads}: each key/value head serves an equal \
+                     group of query heads",
+                    self.heads
+                )));
+            }
+        }
+        let gpt = self.arch == Arch::Gpt;
+        if gpt && (self.kv_heads != self.heads || self.head_dim * self.heads != self.dim) {
+            return Err(Error::input(format!(
+                "arch gpt needs num_kv_heads = num_heads and head_dim = embed_dim / num_heads; got embed_dim {}, \
+                 num_heads {}, num_kv_heads {}, head_dim {}",
+                self.dim, self.heads, self.kv_heads, self.head_dim
+            )));
+        }
+        if gpt != self.rope.is_none() || gpt && self.gated() {
+            return Err(Error::input(format!(
+                "arch {} with rotary positions {} and {:?}: gpt has learned positions and GELU, the others have rotary \
+                 positions",
+                self.arch.name(),
+                self.rope.is_some(),
+                self.activation
+            )));
+        }
+        for head_dim in self.kinds_of_heads().map(|sizes| sizes.head_dim).filter(|_| self.rope.is_some()) {
+            if head_dim == 0 || !head_dim.is_multiple_of(2) {
+                return Err(Error::input(format!("head_dim {head_dim} is odd: rotary positions pair its halves")));
+            }
+        }
+        self.check_shared_kv()?;
+        if self.layer_inputs > 0 && self.layer_words < self.vocab {
+            return Err(Error::input(format!(
+                "vocab_size_per_layer_input {} with vocab_size {}: every token needs a row",
+                self.layer_words, self.vocab
+            )));
+        }
+        let turned = self.rotary_dim();
+        if self.rope.is_some() && (turned == 0 || !turned.is_multiple_of(2) || turned > self.head_dim) {
+            return Err(Error::input(format!(
+                "rotary positions of {turned} elements of a head of {}: it must be an even number from 2 to head_dim",
+                self.head_dim
+            )));
+        }
+        if !self.rotated.is_empty() && self.rotated.len() != self.layers {
+            return Err(Error::input(format!(
+                "whether a layer has rotary positions is given for {} layers of {}: each layer needs to know",
+                self.rotated.len(),
+                self.layers
+            )));
+        }
+        if let Some(QueryGrowth { original, .. }) = self.query_growth
+            && (original == 0 || self.qk_norm || self.row_norm || self.local_rope.is_some())
+        {
+            return Err(Error::input(format!(
+                "queries that grow from position {original} on: this position must be at least 1, and norms on queries or \
+                 a second rotary base are not supported with it"
+            )));
+        }
+        if !self.windowed.is_empty() && (self.windowed.len() != self.layers || self.window == 0) {
+            return Err(Error::input(format!(
+                "sliding windows of {} tokens are given for {} layers of {}: each layer needs to know, and a window holds \
+                 at least 1 token",
+                self.window,
+                self.windowed.len(),
+                self.layers
+            )));
+        }
+        if self.recurrent.contains(&true) && (self.recurrence.is_none() || self.recurrent.len() != self.layers) {
+            return Err(Error::input(format!(
+                "mixers other than attention are given for {} layers of {}: each layer needs to know",
+                self.recurrent.len(),
+                self.layers
+            )));
+        }
+        if let Some(Recurrence::Conv { taps, .. }) = self.recurrence
+            && !(1..=MAX_TAPS).contains(&taps)
+        {
+            return Err(Error::input(format!("short convolutions over {taps} tokens: there must be 1 to {MAX_TAPS}")));
+        }
+        if let Some(Recurrence::Delta(DeltaNet { shape, taps, .. })) = self.recurrence {
+            let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = shape;
+            let no_size = [key_heads, value_heads, key_dim, value_dim].contains(&0);
+            if no_size || !value_heads.is_multiple_of(key_heads) || !(1..=MAX_TAPS).contains(&taps) {
+                return Err(Error::input(format!(
+                    "gated delta nets of {value_heads} value heads of {value_dim} with {key_heads} key heads of {key_dim}, \
+                     convolved over {taps} tokens: value heads must be a multiple of key heads, sizes at least 1, and \
+                     the tokens at most {MAX_TAPS}"
+                )));
+            }
+        }
+        if let Some(Experts { count, top_k, ff, .. }) = self.experts
+            && (top_k == 0 || top_k > count || ff == 0)
+        {
+            return Err(Error::input(format!(
+                "num_experts_per_tok {top_k} of {count} experts of width {ff}: a token needs 1 to {count} experts, of \
+                 width 1 or more"
+            )));
+        }
+        if let Some(Experts { count, top_k, normalize, rule: Some(rule), .. }) = self.experts
+            && rule.check("router", &RouteShape { experts: count, top_k, normalize }).is_err()
+        {
+            return Err(Error::input(format!(
+                "num_experts_per_tok {top_k} of {count} experts in {} groups, of which a token uses {}: groups have equally \
+                 many experts, at least 2, and a token's groups at least as many as it uses",
+                rule.groups, rule.top_groups
+            )));
+        }
+        if let Some(latent) = &self.latent
+            && (self.kv_heads != self.heads
+                || self.head_dim != latent.head_dim()
+                || latent.kv_rank == 0
+                || latent.value == 0)
+        {
+            return Err(Error::input(format!(
+                "latent attention with num_key_value_heads {} of num_attention_heads {} and {latent:?}: all heads have keys \
+                 and values of their own, of width 1 or more",
+                self.kv_heads, self.heads
+            )));
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return Err(Error::input(format!("dropout {} is not in [0, 1)", self.dropout)));
+        }
+        Ok(())
+    }
+    /// Layers that use the keys and values of others need such others.
+    fn check_shared_kv(&self) -> Result<()> {
+        let (shared, layers) = (self.shared_kv, self.layers);
+        if shared > 0 && (shared >= layers || (layers - shared..layers).any(|i| self.kv_source(i).is_none())) {
+            return Err(Error::input(format!(
+                "num_kv_shared_layers {shared} of {layers} layers: each of them needs an earlier layer that sees as many \
+                 tokens and has keys and values of its own"
+            )));
+        }
+        Ok(())
+    }
+}
