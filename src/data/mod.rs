@@ -16,6 +16,7 @@ pub mod corpus; // finding files
 pub mod tokenizer; // text to ids and back
 mod template; // chat templates
 mod format; // settings that describe rows
+mod talk; // rows as a chat template has them
 mod recipe; // rows to tokens and labels
 mod answers; // answers in a rendered conversation
 mod pairs; // prompts with two answers

@@ -8,17 +8,17 @@
 //! messages come first. A token has a loss if it overlaps one of them. A row without a token with loss is dropped, as
 //! is one whose prompt has `max_len - 2` tokens or more. A longer row is cut, and does not end in the end of text.
 use super::answers;
-use super::fields::{JsonRow, RowResult, array, field, kind, list, present, string, token_id, truth, whole};
+use super::fields::{JsonRow, RowResult, array, field, list, present, string, token_id, truth, whole};
 use super::format::{Format, Preferences, SampleKind};
 use super::json;
 use super::shapes::{self, MASKS, Shape, VARIABLES};
+use super::talk::talk;
 use super::template::{ChatTemplate, Conversation};
 use super::tokenizer::Tokenizer;
 use crate::device::IGNORE;
-use minijinja::Value as Message;
 use serde_json::Value;
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Everything a row's tokens depend on.
@@ -292,7 +292,7 @@ impl Recipe {
             let silent = answers.iter().any(|&i| wanted(i));
             return Ok(Outcome::Dropped(if silent { Drop::NoAnswer } else { Drop::NoLoss }));
         }
-        let talk = self.talk(row, &turns)?;
+        let talk = talk(row, &turns)?;
         let all = chat.rendered(&talk, false)?;
         let places = || -> RowResult<Vec<Range<usize>>> {
             if all_last {
@@ -327,7 +327,7 @@ impl Recipe {
     /// The prompt and the response of a conversation whose messages from `first` on are the response.
     pub(super) fn dialog(&self, row: &JsonRow, turns: &[Value], first: usize) -> RowResult<(String, String)> {
         let chat = self.chat(row)?;
-        let talk = self.talk(row, turns)?;
+        let talk = talk(row, turns)?;
         let mut prompt = chat.rendered(&talk, false)?.text;
         let response = prompt.split_off(self.start(chat, &talk, turns, first, &prompt)?);
         Ok((prompt, response))
@@ -356,53 +356,11 @@ impl Recipe {
     }
 
     fn chat(&self, row: &JsonRow) -> RowResult<&ChatTemplate> {
-        self.template(row).ok_or_else(|| {
+        self.format.template_of(row).ok_or_else(|| {
             "has messages, but the tokenizer has no chat template: set `tokenizer_chat_template`, or use a `tokenizer` \
              with one"
                 .into()
         })
-    }
-
-    /// The chat template of a row.
-    fn template(&self, row: &JsonRow) -> Option<&ChatTemplate> {
-        // As transformers chooses, which tells no tools from an empty list.
-        let tools = present(row, VARIABLES[0]).is_some_and(|tools| *tools != "" && *tools != "null");
-        self.format.tool_use.as_deref().filter(|_| tools).or(self.format.chat.as_deref())
-    }
-
-    /// The messages, and what the row passes to the template besides them.
-    fn talk(&self, row: &JsonRow, turns: &[Value]) -> RowResult<Conversation> {
-        let mut variables = BTreeMap::new();
-        for name in VARIABLES {
-            let Some(value) = present(row, name) else { continue };
-            // Columns of Parquet files hold such values as JSON text.
-            let value = match value.as_str() {
-                Some("") => continue,
-                Some(text) => Cow::Owned(
-                    serde_json::from_str(text).map_err(|e| format!("has {name} that are text, but not JSON ({e})"))?,
-                ),
-                None => Cow::Borrowed(value),
-            };
-            match (name, &*value) {
-                (_, Value::Null) => {}
-                ("chat_template_kwargs", Value::Object(all)) => {
-                    if let Some(key) = ["messages", "add_generation_prompt"].iter().find(|key| all.contains_key(**key))
-                    {
-                        return Err(format!("has `{key}` in its {name}: the rows decide it, so remove it there"));
-                    }
-                    variables.extend(all.iter().map(|(key, value)| (key.clone(), Message::from_serialize(value))));
-                }
-                ("tools" | "documents", Value::Array(list)) => {
-                    let each = list.iter().map(|one| element(name, one)).collect::<RowResult<Vec<_>>>()?;
-                    variables.insert(name.to_string(), Message::from_serialize(&each));
-                }
-                (_, other) => {
-                    let expected = if name == "chat_template_kwargs" { "an object" } else { "a list" };
-                    return Err(format!("has {} as {name}; {expected} is expected, or JSON text of one", kind(other)));
-                }
-            }
-        }
-        Ok(Conversation { messages: turns.iter().map(Message::from_serialize).collect(), variables })
     }
 
     /// Names what `row` holds and nothing reads.
@@ -410,7 +368,7 @@ impl Recipe {
         let reads = self.reads(row);
         let unread = row.iter().filter(|(key, value)| !value.is_null() && !reads.contains(&key.as_str()));
         out.unread.extend(unread.map(|(key, _)| format!("`{key}`")));
-        let Some(chat) = self.template(row).filter(|_| reads.contains(&VARIABLES[0])) else { return };
+        let Some(chat) = self.format.template_of(row).filter(|_| reads.contains(&VARIABLES[0])) else { return };
         let deaf = |name: &str| !chat.mentions(name);
         let empty = |value: &Value| value == "" || value.as_array().is_some_and(Vec::is_empty);
         for name in VARIABLES[..2].iter().filter(|name| present(row, name).is_some_and(|v| !empty(v)) && deaf(name)) {
@@ -516,15 +474,6 @@ impl Recipe {
     }
     fn end(&self) -> RowResult<u32> {
         self.tokenizer.end_of_text().map_err(|e| format!("needs an end-of-text token: {e}"))
-    }
-}
-
-/// A tool or a document: an object, or JSON text of one.
-fn element<'a>(name: &str, value: &'a Value) -> RowResult<Cow<'a, Value>> {
-    let parsed = value.as_str().and_then(|text| serde_json::from_str(text).ok());
-    match parsed.map_or(Cow::Borrowed(value), Cow::Owned) {
-        object if object.is_object() => Ok(object),
-        _ => Err(format!("has {} in its {name}; an object is expected, or JSON text of one", kind(value))),
     }
 }
 

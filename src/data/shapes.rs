@@ -147,7 +147,7 @@ pub(super) fn without_system(row: &JsonRow) -> RowResult<()> {
 }
 
 /// The conversation begins with a system message.
-fn has_own_system(list: &[Value]) -> bool {
+pub(super) fn has_own_system(list: &[Value]) -> bool {
     let role =
         |first: &Value| ["system", "developer"].iter().any(|role| first["from"] == *role || first["role"] == *role);
     list.first().is_some_and(role)
@@ -273,6 +273,18 @@ pub(super) fn turns(row: &JsonRow, (input, output): (Option<&str>, Option<&str>)
         1 => Err("has only one message: a prompt must precede the response".into()),
         _ => Ok(turns),
     }
+}
+
+/// The messages of a prompt in field `key`, checked, after the row's `system` field; text is the user's.
+pub(super) fn prompt(row: &JsonRow, key: &str) -> RowResult<Vec<Value>> {
+    let mut turns = spoken(row, key, "user")?;
+    for (i, turn) in turns.iter_mut().enumerate() {
+        message(i, turn)?;
+    }
+    if turns.is_empty() {
+        return Err("has no messages".into());
+    }
+    with_system(row, turns)
 }
 
 /// Types of message parts that are not text contain one of these.

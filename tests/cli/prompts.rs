@@ -67,7 +67,9 @@ fn rows_that_are_no_prompts_are_refused_by_line() {
         (r#"{"prompt": 3}"#, "p.jsonl:2: has prompt 3; text, or a list of messages, is expected"),
         (r#"{"prompt_ids": [9999]}"#, "p.jsonl:2 has token id 9999"),
         (r#"{"prompt_ids": []}"#, "p.jsonl:2 is empty"),
-        (r#"{"messages": [{"role": "user"}]}"#, "p.jsonl:2: has a message in messages without role and content"),
+        (r#"{"messages": [{"role": "user"}]}"#, "p.jsonl:2 has a message 0 without `content`"),
+        (r#"{"prompt": "a", "system": "b"}"#, "p.jsonl:2 has a system, which text without a chat template"),
+        (r#"{"prompt": "a", "tools": []}"#, "p.jsonl:2 has tools, which text without a chat template"),
     ] {
         fs::write(dir.path("p.jsonl"), format!("{{\"prompt\": \"a\"}}\n{row}\n")).unwrap();
         let (code, out, text) = run(&dir, FLATSHARD, &["generate", "model", "p.jsonl"]);
@@ -75,4 +77,34 @@ fn rows_that_are_no_prompts_are_refused_by_line() {
     }
     let (code, _, text) = run(&dir, FLATSHARD, &["generate", "model", "none.jsonl"]);
     assert!(code == 2 && text.contains("none.jsonl"), "{text}");
+}
+
+#[test]
+fn what_a_row_gives_its_chat_template_is_in_its_prompt() {
+    let dir = model();
+    let template = "{% for t in tools or [] %}[{{ t.name }}]{% endfor %}{% for m in messages %}<{{ m.role[0] }}>{{ m.content or m.tool_calls[0].name }}\
+                    {% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
+    fs::write(dir.path("chat.jinja"), template).unwrap();
+    let texts = |rows: &[Value], flags: &[&str]| {
+        fs::write(dir.path("p.jsonl"), rows.iter().map(|row| format!("{row}\n")).collect::<String>()).unwrap();
+        let chat = ["--tokenizer-chat-template", "chat.jinja", "--max-new-tokens", "6"];
+        let out = good(&dir, FLATSHARD, &[&["generate", "model", "p.jsonl"], &chat[..], flags].concat());
+        let ids = |line: &str| serde_json::from_str::<Value>(line).unwrap()["ids"].clone();
+        out.lines().map(ids).collect::<Vec<_>>()
+    };
+    let verbatim = ["[f]<s>be<u>a<a>", "<u>a<a><a>f<t>3<a>", "<s>no<u>a<a>"].map(|text| json!({"prompt": text}));
+    fs::write(dir.path("v.jsonl"), verbatim.map(|row| format!("{row}\n")).concat()).unwrap();
+    let want = good(&dir, FLATSHARD, &["generate", "model", "v.jsonl", "--max-new-tokens", "6"]);
+    let want: Vec<Value> =
+        want.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["ids"].clone()).collect();
+    let user = json!({"role": "user", "content": "a"});
+    let calls = json!({"role": "assistant", "tool_calls": [{"name": "f"}]});
+    let rows = [
+        json!({"messages": [user], "system": "be", "tools": [{"name": "f"}]}),
+        json!({"prompt": [user, calls, {"role": "tool", "content": "3"}]}),
+        json!({"prompt": user, "system": "no"}),
+    ];
+    assert_eq!(texts(&rows, &[]), want);
+    // The row's own system message stays.
+    assert_eq!(texts(&rows[..1], &["--system-prompt", "other"]), want[..1]);
 }

@@ -13,8 +13,8 @@ pub const FILE: &str = ".jsonl";
 #[derive(Clone, Debug, PartialEq)]
 pub enum PromptKind {
     Text(String),
-    /// Role and content.
-    Messages(Vec<(String, String)>),
+    /// A row whose field of that name is text or messages.
+    Row(&'static str, Map<String, Value>),
     Ids(Vec<u32>),
 }
 
@@ -50,22 +50,18 @@ pub fn rows(path: &Path) -> Result<Vec<(PromptRow, Map<String, Value>)>> {
 }
 
 fn asked(row: &Map<String, Value>) -> std::result::Result<PromptKind, String> {
-    let field = |name: &str| row.get(name).filter(|value| !value.is_null()).map(|value| (name.to_string(), value));
+    let field = |name| row.get(name).filter(|value| !value.is_null()).map(|value| (name, value));
     let Some((name, value)) = ["prompt_ids", "prompt", "messages", "text"].into_iter().find_map(field) else {
         return Err("has no prompt: name it `prompt`, `messages`, `text` or `prompt_ids`".into());
     };
     match value {
-        Value::String(text) if name != "prompt_ids" => Ok(PromptKind::Text(text.clone())),
         Value::Array(ids) if name == "prompt_ids" => {
             let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
             let all: Option<Vec<u32>> = ids.iter().map(id).collect();
             all.map(PromptKind::Ids).ok_or_else(|| "has prompt_ids that are no token ids".into())
         }
-        Value::Array(turns) => {
-            let turn = |turn: &Value| Some((turn["role"].as_str()?.to_string(), turn["content"].as_str()?.to_string()));
-            let all: Option<Vec<_>> = turns.iter().map(turn).collect();
-            let wrong = || format!("has a message in {name} without role and content as text");
-            all.filter(|turns| !turns.is_empty()).map(PromptKind::Messages).ok_or_else(wrong)
+        Value::String(_) | Value::Array(_) | Value::Object(_) if name != "prompt_ids" => {
+            Ok(PromptKind::Row(name, row.clone()))
         }
         other => Err(format!("has {name} {}; text, or a list of messages, is expected", quote(other))),
     }
@@ -97,29 +93,14 @@ impl<'a> PromptEncoder<'a> {
                 }
                 tokens.clone_from(ids);
             }
-            PromptKind::Messages(turns) => {
-                let Some(chat) = &self.format.chat else {
-                    return Err(Error::input(format!(
-                        "{place} has messages, and the model's tokenizer has no chat template: add \
-                         --tokenizer-chat-template FILE"
-                    )));
-                };
-                let system = self.system.filter(|_| turns[0].0 != "system").map(|text| ("system", text));
-                let turns = turns.iter().map(|(role, text)| (role.as_str(), text.as_str()));
-                let turns: Vec<(&str, &str)> = system.into_iter().chain(turns).collect();
-                let text = chat.asked(&turns).map_err(|what| Error::input(format!("{place}: {what}")))?;
-                self.tokenizer.encode(&text, &mut tokens).map_err(bad)?;
+            PromptKind::Row(key, row) => {
+                let asked = self.format.asked_by(row, key, self.system);
+                match asked.map_err(|what| Error::input(format!("{place} {what}")))? {
+                    Some(asked) => self.tokenizer.encode(&asked, &mut tokens).map_err(bad)?,
+                    None => tokens = self.text(place, row[*key].as_str().unwrap_or_default())?,
+                }
             }
-            PromptKind::Text(prompt) => match (self.tokenizer, self.format.asked(self.system, prompt)?) {
-                (Tokenizer::None(why), asked) => {
-                    tokens = ids(place, &asked.unwrap_or(prompt.clone()), self.vocab, why)?;
-                }
-                (_, Some(asked)) => self.tokenizer.encode(&asked, &mut tokens).map_err(bad)?,
-                (_, None) => {
-                    tokens.extend(self.tokenizer.affixes().0);
-                    self.tokenizer.encode(prompt, &mut tokens).map_err(bad)?;
-                }
-            },
+            PromptKind::Text(prompt) => tokens = self.text(place, prompt)?,
         }
         if tokens.is_empty() {
             return Err(Error::input(format!("{place} is empty: give it at least one token")));
@@ -130,6 +111,22 @@ impl<'a> PromptEncoder<'a> {
                 tokens.len(),
                 self.max_len
             )));
+        }
+        Ok(tokens)
+    }
+    /// The tokens of a prompt that is text.
+    fn text(&self, place: &str, prompt: &str) -> Result<Vec<u32>> {
+        let mut tokens = Vec::new();
+        let bad = |e| Error::input(format!("{place} {e}"));
+        match (self.tokenizer, self.format.asked(self.system, prompt)?) {
+            (Tokenizer::None(why), asked) => {
+                tokens = ids(place, &asked.unwrap_or(prompt.to_string()), self.vocab, why)?;
+            }
+            (_, Some(asked)) => self.tokenizer.encode(&asked, &mut tokens).map_err(bad)?,
+            (_, None) => {
+                tokens.extend(self.tokenizer.affixes().0);
+                self.tokenizer.encode(prompt, &mut tokens).map_err(bad)?;
+            }
         }
         Ok(tokens)
     }

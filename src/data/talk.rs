@@ -1,0 +1,83 @@
+//! What a chat template makes of a row: its messages with tools and other variables, and prompts without an answer.
+//! Never tokenizes.
+use super::fields::{JsonRow, RowResult, kind, present};
+use super::format::Format;
+use super::shapes::{self, VARIABLES};
+use super::template::{ChatTemplate, Conversation};
+use minijinja::Value as Message;
+use serde_json::{Value, json};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+impl Format {
+    /// The chat template of a row.
+    pub(super) fn template_of(&self, row: &JsonRow) -> Option<&ChatTemplate> {
+        // As transformers chooses, which tells no tools from an empty list.
+        let tools = present(row, VARIABLES[0]).is_some_and(|tools| *tools != "" && *tools != "null");
+        self.tool_use.as_deref().filter(|_| tools).or(self.chat.as_deref())
+    }
+    /// The prompt in field `key` of a row, text or messages, up to where the answer starts; `None` if it is text that
+    /// is used verbatim. `system` precedes conversations that have no system message.
+    pub fn asked_by(&self, row: &JsonRow, key: &str, system: Option<&str>) -> RowResult<Option<String>> {
+        if present(row, key).is_some_and(Value::is_string) && !(self.is_chat() && self.chat.is_some()) {
+            shapes::without_system(row)?;
+            if let Some(name) = VARIABLES.iter().find(|name| present(row, name).is_some()) {
+                return Err(format!(
+                    "has {name}, which text without a chat template cannot express: set `apply_chat_template`"
+                ));
+            }
+            return Ok(None);
+        }
+        let mut turns = shapes::prompt(row, key)?;
+        if let Some(text) = system.filter(|_| !shapes::has_own_system(&turns)) {
+            turns.insert(0, json!({"role": "system", "content": text}));
+        }
+        let chat = self.template_of(row).ok_or_else(|| {
+            "has messages, and the model's tokenizer has no chat template: set `tokenizer_chat_template`".to_string()
+        })?;
+        chat.rendered(&talk(row, &turns)?, true).map(|rendered| Some(rendered.text))
+    }
+}
+
+/// The messages, and what the row passes to the template besides them.
+pub(super) fn talk(row: &JsonRow, turns: &[Value]) -> RowResult<Conversation> {
+    let mut variables = BTreeMap::new();
+    for name in VARIABLES {
+        let Some(value) = present(row, name) else { continue };
+        // Columns of Parquet files hold such values as JSON text.
+        let value = match value.as_str() {
+            Some("") => continue,
+            Some(text) => Cow::Owned(
+                serde_json::from_str(text).map_err(|e| format!("has {name} that are text, but not JSON ({e})"))?,
+            ),
+            None => Cow::Borrowed(value),
+        };
+        match (name, &*value) {
+            (_, Value::Null) => {}
+            ("chat_template_kwargs", Value::Object(all)) => {
+                if let Some(key) = ["messages", "add_generation_prompt"].iter().find(|key| all.contains_key(**key)) {
+                    return Err(format!("has `{key}` in its {name}: the rows decide it, so remove it there"));
+                }
+                variables.extend(all.iter().map(|(key, value)| (key.clone(), Message::from_serialize(value))));
+            }
+            ("tools" | "documents", Value::Array(list)) => {
+                let each = list.iter().map(|one| element(name, one)).collect::<RowResult<Vec<_>>>()?;
+                variables.insert(name.to_string(), Message::from_serialize(&each));
+            }
+            (_, other) => {
+                let expected = if name == "chat_template_kwargs" { "an object" } else { "a list" };
+                return Err(format!("has {} as {name}; {expected} is expected, or JSON text of one", kind(other)));
+            }
+        }
+    }
+    Ok(Conversation { messages: turns.iter().map(Message::from_serialize).collect(), variables })
+}
+
+/// A tool or a document: an object, or JSON text of one.
+fn element<'a>(name: &str, value: &'a Value) -> RowResult<Cow<'a, Value>> {
+    let parsed = value.as_str().and_then(|text| serde_json::from_str(text).ok());
+    match parsed.map_or(Cow::Borrowed(value), Cow::Owned) {
+        object if object.is_object() => Ok(object),
+        _ => Err(format!("has {} in its {name}; an object is expected, or JSON text of one", kind(value))),
+    }
+}
