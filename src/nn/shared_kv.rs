@@ -46,7 +46,8 @@ impl SharedKv {
     }
     /// Begins the sums of a micro-batch.
     pub fn begin_backward(&mut self, dev: &dyn Device) -> Result<()> {
-        [&mut self.d_all, &mut self.d_window].into_iter().try_for_each(|sum| dev.zero(sum.all_mut()))
+        let sums = [&mut self.d_all, &mut self.d_window].into_iter().filter(|sum| sum.width() > 0);
+        sums.map(Tensor::all_mut).try_for_each(|sum| dev.zero(sum))
     }
     /// Keeps the keys and values of rows `qkv`.
     pub fn put(&mut self, cx: &Cx, sight: Sight, heads: &AttentionShape, qkv: View) -> Result<()> {
