@@ -1,5 +1,6 @@
 //! Names of other tools, from the table `synonyms.tsv`, and the known name nearest to an unknown one. Never interprets
 //! a setting.
+use std::collections::HashSet;
 use std::sync::LazyLock;
 
 /// A row of the table: `spelling` is read as the setting `section.key`, as a `value` of it, or has no equivalent.
@@ -150,8 +151,11 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> &'a 
 pub fn similar<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     const COMMON: [&str; 11] =
         ["size", "steps", "path", "type", "name", "file", "data", "model", "every", "with", "parallel"];
-    let words = |text: &'a str| text.split(['-', '_', '.']).filter(|word| word.len() > 3 && !COMMON.contains(word));
-    let shares = |other: &'a str| words(other).any(|word| name.split(['-', '_', '.']).any(|mine| mine == word));
+    fn words(text: &str) -> impl Iterator<Item = &str> {
+        text.split(['-', '_', '.']).filter(|word| word.len() > 3 && !COMMON.contains(word))
+    }
+    let mine: HashSet<&str> = words(name).collect();
+    let shares = |other: &str| words(other).any(|word| mine.contains(word));
     let likely = known.into_iter().filter(|other| likeness(name, other) >= 0.7 || shares(other));
     Some(nearest(name, likely)).filter(|near| *near != "--help")
 }
