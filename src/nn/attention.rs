@@ -12,8 +12,8 @@ use super::tensor::Tensor;
 use super::value_norm::ValueNorm;
 use crate::base::Result;
 use crate::device::ops::{
-    AttentionShape, Bias, BiasBackward, CopyColumns, QkNormRope, QkNormRopeBackward, QkNormRopeShape, RmsNorm,
-    RmsNormBackward, RmsNormShape, Rope, RopeShape, SigmoidGate, SigmoidGateBackward,
+    AttentionShape, Bias, BiasBackward, QkNormRope, QkNormRopeBackward, QkNormRopeShape, RmsNorm, RmsNormBackward,
+    RmsNormShape, Rope, RopeShape, SigmoidGate, SigmoidGateBackward,
 };
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
@@ -207,20 +207,12 @@ impl AttentionBranch {
             false => core.outputs(n),
         };
         let o = self.latent.as_ref().map_or(Ok(o), |of| of.narrow(cx, o, latent))?;
-        if self.post.is_none() && cx.straight(self.cut) {
-            return self.out.forward_onto(cx, w, o, adapter, x, y);
-        }
-        let mut out = |mut y: ViewMut| {
-            cx.sum(self.cut, parts, y.reborrow(), |y| self.out.product(cx, w, o, adapter, y))?;
-            self.out.add_bias(cx, w, y)
+        let summed = (self.cut, parts);
+        let Some(norm) = &self.post else {
+            return self.out.onto_residual(cx, w, o, adapter, summed, DropoutSite::Attention, x, y);
         };
-        match &self.post {
-            None => out(y.reborrow())?,
-            Some(norm) => {
-                out(branch.rows_mut(rows))?;
-                norm.forward(dev, w, branch.rows(rows), y.reborrow(), stats.rows_mut(rows))?;
-            }
-        }
+        self.out.summed(cx, w, o, adapter, summed, branch.rows_mut(rows))?;
+        norm.forward(dev, w, branch.rows(rows), y.reborrow(), stats.rows_mut(rows))?;
         cx.leave(DropoutSite::Attention, y.reborrow())?;
         dev.add(x, y)
     }
@@ -231,10 +223,7 @@ impl AttentionBranch {
         let copy = |rows, both: (&mut Tensor, usize, usize), part: (&mut Tensor, usize, usize)| {
             let (from, to) = if apart { (both, part) } else { (part, both) };
             let ((src, at, src_row), (dst, to, dst_row)) = (from, to);
-            let (src, dst) = (src.rows(n), dst.rows_mut(n));
-            let (src_end, dst_end) = (src.len(), dst.len());
-            let (src, dst) = (src.slice(at..src_end), dst.slice(to..dst_end));
-            cx.dev.copy_columns(CopyColumns { rows, width, src_row, dst_row, src, dst })
+            cx.copy_columns([rows, width], (src.rows(n), src_row, at), (dst.rows_mut(n), dst_row, to))
         };
         for head in 0..heads {
             let row = qkv.width();
@@ -300,8 +289,8 @@ impl AttentionBranch {
             let [queries, _] = parts;
             let (qkv, out) = (qkv.rows(n), queries.rows_mut(n).slice(0..n * inner));
             cx.dev.qk_norm_rope(QkNormRope { shape, table, positions, wq, wk, qkv, out, rstd })?;
-            let (src, dst) = (queries.rows(n).slice(0..n * inner), rotated.rows_mut(n));
-            cx.dev.copy_columns(CopyColumns { rows: n, width: inner, src_row: inner, dst_row: row, src, dst })?;
+            let queries = queries.rows(n).slice(0..n * inner);
+            cx.copy_columns([n, inner], (queries, inner, 0), (rotated.rows_mut(n), row, 0))?;
             shared_kv.take(cx, sight, &self.shape, rotated.rows_mut(n))?;
             return Ok(rotated.rows(n));
         }
@@ -335,14 +324,14 @@ impl AttentionBranch {
         dev.copy(qkv.rows(n), rotated.rows_mut(n))?;
         let mut column = 0;
         for (i, (weight, width)) in norms.into_iter().enumerate() {
-            let (all, end) = (0..n * width, n * row_width);
-            let (src, dst) = (qkv.rows(n).slice(column..end), row.rows_mut(n).slice(all.clone()));
-            dev.copy_columns(CopyColumns { rows: n, width, src_row: row_width, dst_row: width, src, dst })?;
+            let all = 0..n * width;
+            let part = row.rows_mut(n).slice(all.clone());
+            cx.copy_columns([n, width], (qkv.rows(n), row_width, column), (part, width, 0))?;
             let (x, y) = (row.rows(n).slice(all.clone()), normed.rows_mut(n).slice(all.clone()));
             let rstd = stats.rows_mut(n).slice(i * n..(i + 1) * n);
             dev.rmsnorm(RmsNorm { shape, x, w: w.get(weight), y, rstd })?;
-            let (src, dst) = (normed.rows(n).slice(all), rotated.rows_mut(n).slice(column..end));
-            dev.copy_columns(CopyColumns { rows: n, width, src_row: width, dst_row: row_width, src, dst })?;
+            let part = normed.rows(n).slice(all);
+            cx.copy_columns([n, width], (part, width, 0), (rotated.rows_mut(n), row_width, column))?;
             column += width;
         }
         if let Some(shape) = rope {
@@ -419,8 +408,8 @@ impl AttentionBranch {
                 let Scratch { shared_kv, dqkv, row, normed, .. } = scratch;
                 shared_kv.collect(cx, sight, &self.shape, dqkv.rows(n), normed)?;
                 let (inner, all) = (self.shape.width(), self.shape.row());
-                let (src, dst) = (dqkv.rows(n), row.rows_mut(n).slice(0..n * inner));
-                dev.copy_columns(CopyColumns { rows: n, width: inner, src_row: all, dst_row: inner, src, dst })?;
+                let queries = row.rows_mut(n).slice(0..n * inner);
+                cx.copy_columns([n, inner], (dqkv.rows(n), all, 0), (queries, inner, 0))?;
                 dqkv.fit(inner);
                 dev.copy(row.rows(n).slice(0..n * inner), dqkv.rows_mut(n))?;
             }
@@ -474,8 +463,7 @@ impl AttentionBranch {
                 let Scratch { dqkv, row, normed, d_o, head_stats, unused, .. } = scratch;
                 let (column, all) = (i * widths[0], 0..n * width);
                 let of = |x: View, y: ViewMut| {
-                    let (src, dst) = (x.slice(column..x.len()), y.slice(all.clone()));
-                    dev.copy_columns(CopyColumns { rows: n, width, src_row: row_width, dst_row: width, src, dst })
+                    cx.copy_columns([n, width], (x, row_width, column), (y.slice(all.clone()), width, 0))
                 };
                 of(saved.qkv.rows(n), row.rows_mut(n))?;
                 of(dqkv.rows(n), normed.rows_mut(n))?;
@@ -490,12 +478,8 @@ impl AttentionBranch {
                     dx: d_o.rows_mut(n).slice(all.clone()),
                     dw: grad,
                 })?;
-                let (src, dst) = (d_o.rows(n).slice(all.clone()), dqkv.rows_mut(n));
-                let dst = {
-                    let end = dst.len();
-                    dst.slice(column..end)
-                };
-                dev.copy_columns(CopyColumns { rows: n, width, src_row: width, dst_row: row_width, src, dst })?;
+                let part = d_o.rows(n).slice(all.clone());
+                cx.copy_columns([n, width], (part, width, 0), (dqkv.rows_mut(n), row_width, column))?;
             }
         }
         if let Some(bias) = &self.bias {

@@ -14,7 +14,7 @@ use super::tensor::Tensor;
 use crate::base::rng::Rng;
 use crate::base::{Error, Result};
 use crate::comm::{Reduce, Tag, Ticket};
-use crate::device::ops::{Dropout, DropoutRows, PagedRows};
+use crate::device::ops::{CopyColumns, Dropout, DropoutRows, PagedRows};
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
 
@@ -273,6 +273,18 @@ impl Cx<'_> {
     /// Ends the reading of the rows.
     pub fn release(&self, whole: Whole) -> Result<()> {
         whole.ticket.map_or(Ok(()), |ticket| self.groups.tp.release(ticket))
+    }
+
+    /// Copies columns of rows, `width` of each: from a column of the source on, to one of the destination. Of each side:
+    /// its rows, their width, and the column.
+    pub fn copy_columns(
+        &self,
+        [rows, width]: [usize; 2],
+        (src, src_row, from): (View, usize, usize),
+        (dst, dst_row, to): (ViewMut, usize, usize),
+    ) -> Result<()> {
+        let (src, end) = (src.slice(from..src.len()), dst.len());
+        self.dev.copy_columns(CopyColumns { rows, width, src_row, dst_row, src, dst: dst.slice(to..end) })
     }
 
     /// Assigns this rank's rows of `y`. If the work is `cut`, they are the sum over tp of what `part` writes to (N, C),

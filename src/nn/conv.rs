@@ -46,7 +46,7 @@ impl ConvBranch {
         x: View,
         saved: &mut RecurrentSaved,
         scratch: &mut Scratch,
-        mut y: ViewMut,
+        y: ViewMut,
     ) -> Result<()> {
         let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
         self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
@@ -64,12 +64,7 @@ impl ConvBranch {
         dev.short_conv(ShortConv { kind: KIND, taps: self.taps, along, x: mixed, w: w.get(self.conv), y: convolved })?;
         let Scratch { parts, adapter, recurrent, .. } = scratch;
         let convolved = recurrent.convolved.rows(n);
-        if cx.straight(self.cut) {
-            return self.out.forward_onto(cx, w, convolved, adapter, x, y);
-        }
-        cx.sum(self.cut, parts, y.reborrow(), |y| self.out.product(cx, w, convolved, adapter, y))?;
-        cx.leave(DropoutSite::Attention, y.reborrow())?;
-        dev.add(x, y)
+        self.out.onto_residual(cx, w, convolved, adapter, (self.cut, parts), DropoutSite::Attention, x, y)
     }
 
     /// `dy (R, C)` is the residual's gradient; adds the branch's gradient to it and to the weights' gradients.

@@ -18,8 +18,8 @@ use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
 use crate::device::ops::{
-    ConvKind, CopyColumns, DeltaRule, DeltaRuleBackward, DeltaShape, Glu, GluBackward, RmsNorm, RmsNormBackward,
-    RmsNormShape, RowSequences, ShortConv, ShortConvBackward,
+    ConvKind, DeltaRule, DeltaRuleBackward, DeltaShape, Glu, GluBackward, RmsNorm, RmsNormBackward, RmsNormShape,
+    RowSequences, ShortConv, ShortConvBackward,
 };
 use crate::device::{View, ViewMut};
 
@@ -100,16 +100,13 @@ impl DeltaBranch {
 
     /// Copies columns between fused rows and their parts: from the fused rows, or to them.
     fn regroup(&self, cx: &Cx, fused: &mut Tensor, gates: &mut Tensor, parts: DeltaParts, apart: bool) -> Result<()> {
-        let (n, s, dev) = (cx.n, self.shape, cx.dev);
+        let (n, s) = (cx.n, self.shape);
         let (heads, group) = (s.key_heads, s.value_heads / s.key_heads);
         let (values, each) = (group * s.value_dim, 2 * s.key_dim + 2 * group * s.value_dim);
         let copy = |rows, width, fused: (&mut Tensor, usize, usize), part: (&mut Tensor, usize, usize)| {
             let (from, to) = if apart { (fused, part) } else { (part, fused) };
             let ((src, at, src_row), (dst, to, dst_row)) = (from, to);
-            let (src, dst) = (src.rows(n), dst.rows_mut(n));
-            let (src_end, dst_end) = (src.len(), dst.len());
-            let (src, dst) = (src.slice(at..src_end), dst.slice(to..dst_end));
-            dev.copy_columns(CopyColumns { rows, width, src_row, dst_row, src, dst })
+            cx.copy_columns([rows, width], (src.rows(n), src_row, at), (dst.rows_mut(n), dst_row, to))
         };
         let DeltaParts { mixed, z, a, b } = parts;
         for head in 0..heads {
@@ -144,7 +141,7 @@ impl DeltaBranch {
         x: View,
         saved: &mut RecurrentSaved,
         scratch: &mut Scratch,
-        mut y: ViewMut,
+        y: ViewMut,
     ) -> Result<()> {
         let (dev, n, rows, shape) = (cx.dev, cx.n, cx.rows(), self.shape);
         self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
@@ -197,12 +194,7 @@ impl DeltaBranch {
         self.gate(cx, w, saved, &mut scratch.recurrent)?;
         let Scratch { parts, adapter, recurrent: delta, .. } = scratch;
         let gated = delta.gated.rows(n);
-        if cx.straight(self.cut) {
-            return self.out.forward_onto(cx, w, gated, adapter, x, y);
-        }
-        cx.sum(self.cut, parts, y.reborrow(), |y| self.out.product(cx, w, gated, adapter, y))?;
-        cx.leave(DropoutSite::Attention, y.reborrow())?;
-        dev.add(x, y)
+        self.out.onto_residual(cx, w, gated, adapter, (self.cut, parts), DropoutSite::Attention, x, y)
     }
 
     /// `dy (R, C)` is the residual's gradient; adds the branch's gradient to it and to the weights' gradients.

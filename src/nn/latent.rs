@@ -14,7 +14,7 @@ use super::spec::Latent;
 use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
-use crate::device::ops::{CombineRows, CopyColumns, RmsNorm, RmsNormBackward, RmsNormShape};
+use crate::device::ops::{CombineRows, RmsNorm, RmsNormBackward, RmsNormShape};
 use crate::device::{View, ViewMut};
 
 /// The epsilon of the latents' norms, whatever the model's is.
@@ -43,9 +43,7 @@ struct LatentColumns(usize, usize);
 
 /// Copies `width` columns of `n` rows.
 fn copy(cx: &Cx, width: usize, (src, from): (View, LatentColumns), (dst, to): (ViewMut, LatentColumns)) -> Result<()> {
-    let (src_end, dst_end) = (src.len(), dst.len());
-    let (src, dst) = (src.slice(from.1..src_end), dst.slice(to.1..dst_end));
-    cx.dev.copy_columns(CopyColumns { rows: cx.n, width, src_row: from.0, dst_row: to.0, src, dst })
+    cx.copy_columns([cx.n, width], (src, from.0, from.1), (dst, to.0, to.1))
 }
 
 impl LatentProjections {

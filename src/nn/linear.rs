@@ -3,9 +3,10 @@ mod adapter;
 
 pub(super) use self::adapter::Adapter;
 use self::adapter::Sides;
-use super::context::Cx;
+use super::context::{Cx, DropoutSite};
 use super::saved::AdapterScratch;
 use super::store::{Grads, Weights};
+use super::tensor::Tensor;
 use crate::base::Result;
 use crate::base::fp8::Fp8;
 use crate::device::ops::{
@@ -125,6 +126,40 @@ impl Linear {
         }
         self.forward(cx, w, x, work, y.reborrow())?;
         cx.dev.add(residual, y)
+    }
+    /// The last product of a branch without a norm after it: assigns `y`, this rank's rows of the residual stream with
+    /// the branch added. `x` are its inputs; `cut`, whether ranks of tp sum their products, staged in `parts`.
+    #[allow(clippy::too_many_arguments)] // a product's operands and where it goes
+    pub fn onto_residual(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        x: View,
+        work: &mut AdapterScratch,
+        (cut, parts): (bool, &mut Tensor),
+        place: DropoutSite,
+        residual: View,
+        mut y: ViewMut,
+    ) -> Result<()> {
+        if cx.straight(cut) {
+            return self.forward_onto(cx, w, x, work, residual, y);
+        }
+        self.summed(cx, w, x, work, (cut, parts), y.reborrow())?;
+        cx.leave(place, y.reborrow())?;
+        cx.dev.add(residual, y)
+    }
+    /// `y = x W + b`, where ranks of tp sum their products if the work is `cut`. Assigns this rank's rows.
+    pub fn summed(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        x: View,
+        work: &mut AdapterScratch,
+        (cut, parts): (bool, &mut Tensor),
+        mut y: ViewMut,
+    ) -> Result<()> {
+        cx.sum(cut, parts, y.reborrow(), |y| self.product(cx, w, x, work, y))?;
+        self.add_bias(cx, w, y)
     }
     /// `z = x W + b`, saved for backward, and `y = gelu(z)`. Assigns both.
     pub fn forward_gelu(

@@ -35,7 +35,7 @@ impl MlpBranch {
         beside: Option<View>,
         saved: &mut MlpSaved,
         scratch: &mut Scratch,
-        mut y: Option<ViewMut>,
+        y: Option<ViewMut>,
     ) -> Result<()> {
         let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
         self.fit(scratch);
@@ -63,23 +63,16 @@ impl MlpBranch {
             self.activation(dev, n, saved, scratch.act.rows_mut(n))?;
         }
         let Scratch { act, parts, adapter, stats, .. } = scratch;
-        if let (None, Some(y), true) = (&self.post, &mut y, cx.straight(self.cut)) {
-            return self.down.forward_onto(cx, w, act.rows(n), adapter, saved.x.rows(rows), y.reborrow());
-        }
-        let mut down = |mut y: ViewMut| {
-            cx.sum(self.cut, parts, y.reborrow(), |y| self.down.product(cx, w, act.rows(n), adapter, y))?;
-            self.down.add_bias(cx, w, y)
+        let (act, x, summed) = (act.rows(n), saved.x.rows(rows), (self.cut, parts));
+        let Some(norm) = &self.post else {
+            let Some(y) = y else { return Ok(()) };
+            return self.down.onto_residual(cx, w, act, adapter, summed, DropoutSite::Mlp, x, y);
         };
-        if self.post.is_some() {
-            down(saved.branch.rows_mut(rows))?;
-        }
+        self.down.summed(cx, w, act, adapter, summed, saved.branch.rows_mut(rows))?;
         let Some(mut y) = y else { return Ok(()) };
-        match &self.post {
-            None => down(y.reborrow())?,
-            Some(norm) => norm.forward(dev, w, saved.branch.rows(rows), y.reborrow(), stats.rows_mut(rows))?,
-        }
+        norm.forward(dev, w, saved.branch.rows(rows), y.reborrow(), stats.rows_mut(rows))?;
         cx.leave(DropoutSite::Mlp, y.reborrow())?;
-        dev.add(saved.x.rows(rows), y)
+        dev.add(x, y)
     }
 
     /// Blocks may differ in the width of this branch, and share buffers.

@@ -9,9 +9,7 @@ use super::saved::{AdapterScratch, Scratch};
 use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
-use crate::device::ops::{
-    CopyColumns, Embed, EmbedBackward, EmbedShape, Glu, GluBackward, RmsNorm, RmsNormBackward, RmsNormShape,
-};
+use crate::device::ops::{Embed, EmbedBackward, EmbedShape, Glu, GluBackward, RmsNorm, RmsNormBackward, RmsNormShape};
 use crate::device::{View, ViewMut};
 
 /// The part of the root: `input = (norm(projection(x) / sqrt(C)) + table[token] sqrt(P)) / sqrt(2)`.
@@ -122,10 +120,8 @@ impl PerLayerBranch {
     /// Assigns the block's input, and its activation: the input times gelu(gate).
     fn activate(&self, cx: &Cx, gate: &Tensor, scratch: &mut PerLayerScratch) -> Result<()> {
         let PerLayerScratch { inputs, input, act, .. } = scratch;
-        let (rows, width, src_row) = (cx.n, input.width(), inputs.width());
-        let (src, dst) = (inputs.rows(rows), input.rows_mut(rows));
-        let src = src.slice(self.first..src.len());
-        cx.dev.copy_columns(CopyColumns { rows, width, src_row, dst_row: width, src, dst })?;
+        let (rows, width, all) = (cx.n, input.width(), inputs.width());
+        cx.copy_columns([rows, width], (inputs.rows(rows), all, self.first), (input.rows_mut(rows), width, 0))?;
         cx.dev.geglu(Glu { gate: gate.rows(rows), up: input.rows(rows), y: act.rows_mut(rows) })
     }
     /// `dy (R, C)` is the residual's gradient; adds the branch's gradient to it and to the weights' gradients. Assigns
@@ -148,13 +144,8 @@ impl PerLayerBranch {
         self.out.backward(cx, w, dw, act.rows(n), d_branch, adapter, d_act.rows_mut(n), false)?;
         let (gate, up, dgate, dup) = (saved.gate.rows(n), input.rows(n), d_gate.rows_mut(n), d_input.rows_mut(n));
         dev.geglu_backward(GluBackward { gate, up, dy: d_act.rows(n), dgate, dup })?;
-        let (width, dst_row) = (d_input.width(), d_inputs.width());
-        let (src, dst) = (d_input.rows(n), d_inputs.rows_mut(n));
-        let dst = {
-            let end = dst.len();
-            dst.slice(self.first..end)
-        };
-        dev.copy_columns(CopyColumns { rows: n, width, src_row: width, dst_row, src, dst })?;
+        let (width, all) = (d_input.width(), d_inputs.width());
+        cx.copy_columns([n, width], (d_input.rows(n), width, 0), (d_inputs.rows_mut(n), all, self.first))?;
         self.gate.backward(cx, w, dw, saved.x.rows(n), d_gate.rows(n), adapter, dy, true)
     }
 }

@@ -4,7 +4,7 @@
 use super::context::Cx;
 use super::tensor::{Tensor, table};
 use crate::base::Result;
-use crate::device::ops::{AttentionShape, CopyColumns};
+use crate::device::ops::AttentionShape;
 use crate::device::{Device, View, ViewMut};
 
 /// What the tokens of a block see.
@@ -91,12 +91,10 @@ impl SharedKv {
 /// Copies the keys and values of rows of queries, keys and values.
 fn from_rows(cx: &Cx, heads: &AttentionShape, qkv: View, dst: ViewMut) -> Result<()> {
     let (row, width) = (heads.row(), heads.kv_row());
-    let src = qkv.slice(row - width..qkv.len());
-    cx.dev.copy_columns(CopyColumns { rows: cx.n, width, src_row: row, dst_row: width, src, dst })
+    cx.copy_columns([cx.n, width], (qkv, row, row - width), (dst, width, 0))
 }
 /// The reverse.
 fn to_rows(cx: &Cx, heads: &AttentionShape, src: View, qkv: ViewMut) -> Result<()> {
-    let (row, width, end) = (heads.row(), heads.kv_row(), qkv.len());
-    let dst = qkv.slice(row - width..end);
-    cx.dev.copy_columns(CopyColumns { rows: cx.n, width, src_row: width, dst_row: row, src, dst })
+    let (row, width) = (heads.row(), heads.kv_row());
+    cx.copy_columns([cx.n, width], (src, width, 0), (qkv, row, row - width))
 }

@@ -4,7 +4,7 @@ use super::context::Cx;
 use super::saved::Scratch;
 use super::tensor::Tensor;
 use crate::base::Result;
-use crate::device::ops::{AttentionShape, CopyColumns, RmsNorm, RmsNormBackward, RmsNormShape};
+use crate::device::ops::{AttentionShape, RmsNorm, RmsNormBackward, RmsNormShape};
 use crate::device::{View, ViewMut};
 
 /// Values are normalized head by head, without a weight.
@@ -45,8 +45,7 @@ impl ValueNorm {
         let columns = ValueColumns::of(heads, cx.n);
         // The queries' gradient was the last use of `d_o`.
         let Scratch { dqkv, row, normed, d_o, head_stats, unused, zeros, .. } = scratch;
-        let part = (columns.row, columns.width, columns.all());
-        let (row_width, width, all) = part;
+        let (row_width, width, all) = (columns.row, columns.width, columns.all());
         columns.copy(cx, (qkv, row_width, self.from), (row.rows_mut(cx.n).slice(all.clone()), width, 0))?;
         let d_values = normed.rows_mut(cx.n).slice(all.clone());
         columns.copy(cx, (dqkv.rows(cx.n), row_width, columns.values), (d_values, width, 0))?;
@@ -92,10 +91,7 @@ impl ValueColumns {
         first..first + self.n * heads.kv_heads
     }
     /// Copies values, each side with the width of its rows and the column.
-    fn copy(&self, cx: &Cx, (src, src_row, at): (View, usize, usize), to: (ViewMut, usize, usize)) -> Result<()> {
-        let (dst, dst_row, to) = to;
-        let (src, end) = (src.slice(at..src.len()), dst.len());
-        let (rows, width, dst) = (self.n, self.width, dst.slice(to..end));
-        cx.dev.copy_columns(CopyColumns { rows, width, src_row, dst_row, src, dst })
+    fn copy(&self, cx: &Cx, from: (View, usize, usize), to: (ViewMut, usize, usize)) -> Result<()> {
+        cx.copy_columns([self.n, self.width], from, to)
     }
 }
