@@ -136,11 +136,11 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
     }
     if let Some(QueryGrowth { beta, original }) = spec.query_growth {
         // Only transformers 5 has models with this key.
-        let mut scaling = map.shift_remove("rope_scaling").unwrap_or(json!({"rope_type": "default"}));
-        scaling["rope_theta"] = json!(rope.theta);
-        scaling["llama_4_scaling_beta"] = json!(beta);
-        scaling["original_max_position_embeddings"] = json!(original);
-        map.insert("rope_parameters".into(), scaling);
+        map.shift_remove("rope_scaling");
+        let mut keys = rotary_keys(&rope);
+        keys["llama_4_scaling_beta"] = json!(beta);
+        keys["original_max_position_embeddings"] = json!(original);
+        map.insert("rope_parameters".into(), keys);
     }
     match rope.scaling {
         Scaling::Dynamic { original, .. } => map.insert("max_position_embeddings".into(), json!(original)),
@@ -189,14 +189,9 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         }
         Arch::Mellum => {
             // The class reads the base of each kind of layers here, and nowhere else.
-            let of = |rope: &Rotary| {
-                let mut keys = scaling(&rope.scaling).unwrap_or(json!({"rope_type": "default"}));
-                keys["rope_theta"] = json!(rope.theta);
-                keys
-            };
-            let local = spec.local_rope.as_ref().map_or(Value::Null, of);
+            let local = spec.local_rope.as_ref().map_or(Value::Null, rotary_keys);
             ["rope_theta", "rope_scaling"].iter().for_each(|key| drop(map.shift_remove(*key)));
-            json!({"rope_parameters": {"full_attention": of(&rope), "sliding_attention": local}})
+            json!({"rope_parameters": {"full_attention": rotary_keys(&rope), "sliding_attention": local}})
         }
         Arch::OlmoHybrid => {
             if !spec.is_rotated(0) {
@@ -223,14 +218,8 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
     }
     scored::write_latent(spec, &mut map);
     if spec.arch == Arch::Gemma4 {
-        let rotary = |rope: &Option<Rotary>| {
-            let rope = rope.clone().unwrap_or(Rotary::new(10_000.0));
-            let mut keys = scaling(&rope.scaling).unwrap_or(json!({"rope_type": "default"}));
-            keys["rope_theta"] = json!(rope.theta);
-            keys
-        };
-        let local = if spec.local_rope.is_some() { &spec.local_rope } else { &spec.rope };
-        gemma::write(spec, [&spec.rope, local].map(rotary), &mut map);
+        let local = spec.local_rope.as_ref().unwrap_or(&rope);
+        gemma::write(spec, [&rope, local].map(rotary_keys), &mut map);
     }
     if spec.arch == Arch::Gemma3 {
         let local = spec.local_rope.clone().unwrap_or(Rotary::new(10_000.0));
@@ -269,6 +258,13 @@ fn delta_json(net: &DeltaNet, recurrent: &[bool]) -> Value {
         "linear_num_key_heads": net.shape.key_heads,
         "linear_num_value_heads": net.shape.value_heads,
     })
+}
+
+/// An entry of `rope_parameters`.
+fn rotary_keys(rope: &Rotary) -> Value {
+    let mut keys = scaling(&rope.scaling).unwrap_or(json!({"rope_type": "default"}));
+    keys["rope_theta"] = json!(rope.theta);
+    keys
 }
 
 /// `rope_scaling`; None if frequencies are not scaled.

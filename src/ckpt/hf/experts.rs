@@ -123,9 +123,11 @@ impl ExpertKeys {
             return Err(Error::input(format!("router_aux_loss_coef is {aux_coef}; it must be 0 or more")));
         }
         let ff = self.ff.map_or(Ok(ff), width)?;
-        let clamp = GluClamp {
-            alpha: keys.positive("swiglu_alpha")?.unwrap_or(1.702) as f32,
-            limit: keys.positive("swiglu_limit")?.unwrap_or(7.0) as f32,
+        let clamp = || {
+            Ok::<_, Error>(GluClamp {
+                alpha: keys.positive("swiglu_alpha")?.unwrap_or(1.702) as f32,
+                limit: keys.positive("swiglu_limit")?.unwrap_or(7.0) as f32,
+            })
         };
         let normalize = keys.flag("norm_topk_prob")?;
         Ok(Experts {
@@ -145,7 +147,7 @@ impl ExpertKeys {
             },
             aux_coef,
             aux_loss: keys.flag("output_router_logits")?.unwrap_or(false),
-            clamp: self.clamped.then_some(clamp),
+            clamp: self.clamped.then(clamp).transpose()?,
             rule: None,
         })
     }

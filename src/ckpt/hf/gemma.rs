@@ -12,10 +12,12 @@ pub fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
     keys.known(["num_experts", "top_k_experts", "moe_intermediate_size"]);
     keys.only("enable_moe_block", &[json!(false)])?;
     let keys_are_values = flag("attention_k_eq_v")?;
-    let spec = Spec {
+    let shared_kv = keys.whole("num_kv_shared_layers")?.unwrap_or(0);
+    let wide_shared = flag("use_double_wide_mlp")? && shared_kv > 0;
+    Ok(Spec {
         global_heads: global_heads(keys, &spec, keys_are_values)?,
-        shared_kv: keys.whole("num_kv_shared_layers")?.unwrap_or(0),
-        wide_shared: flag("use_double_wide_mlp")?,
+        shared_kv,
+        wide_shared,
         logit_cap: keys.positive("final_logit_softcapping")?.unwrap_or(0.0) as f32,
         score_scale: Some(1.0),
         qk_norm: true,
@@ -27,11 +29,7 @@ pub fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         layer_words: if layer_inputs > 0 { layer_words } else { 0 },
         layer_scalar: true,
         ..spec
-    };
-    if spec.shared_kv == 0 {
-        return Ok(Spec { wide_shared: false, ..spec });
-    }
-    Ok(spec)
+    })
 }
 
 /// The heads of layers without a window: in `per_layer_config`, or in the keys of published files.

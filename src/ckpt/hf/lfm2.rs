@@ -1,7 +1,7 @@
 //! The keys of LFM 2: which layers have short convolutions, and how wide the others are. Never reads other keys.
 use super::keys::{ConfigKeys, decimal};
-use super::lists::listed;
-use crate::base::{Error, Result, quote};
+use super::lists::{listed, numbers};
+use crate::base::{Error, Result};
 use crate::device::ops::RouteRule;
 use crate::nn::{Experts, Recurrence, Spec};
 use serde_json::{Value, json};
@@ -38,12 +38,7 @@ pub fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
 
 /// Without a list of layers: whether each has a convolution, if the file says which have attention.
 fn attended(keys: &ConfigKeys, layers: usize) -> Result<Vec<bool>> {
-    let Some(list) = keys.present("full_attn_idxs") else { return Ok(Vec::new()) };
-    let index = |value: &Value| value.as_u64().and_then(|i| usize::try_from(i).ok()).filter(|&i| i < layers);
-    let those = list.as_array().and_then(|list| list.iter().map(index).collect::<Option<Vec<_>>>());
-    let those = those.ok_or_else(|| {
-        Error::input(format!("full_attn_idxs is {}; it must be a list of layers below {layers}", quote(list)))
-    })?;
+    let Some(those) = numbers(keys, "full_attn_idxs", layers)? else { return Ok(Vec::new()) };
     Ok((0..layers).map(|i| !those.contains(&i)).collect())
 }
 

@@ -24,16 +24,17 @@ pub fn listed(keys: &ConfigKeys, layers: usize, [first, second]: [&str; 2]) -> R
 /// Layers without experts: those of `mlp_only_layers`, and all but every `decoder_sparse_step`th.
 pub fn dense_layers(keys: &ConfigKeys, layers: usize) -> Result<Vec<usize>> {
     let step = keys.whole("decoder_sparse_step")?.unwrap_or(1).max(1);
-    let index = |value: &Value| value.as_u64().and_then(|i| usize::try_from(i).ok()).filter(|&i| i < layers);
-    let only = match keys.present("mlp_only_layers") {
-        None => Vec::new(),
-        Some(list) => {
-            list.as_array().and_then(|list| list.iter().map(index).collect::<Option<Vec<_>>>()).ok_or_else(|| {
-                Error::input(format!("mlp_only_layers is {}; it must be a list of layers below {layers}", quote(list)))
-            })?
-        }
-    };
+    let only = numbers(keys, "mlp_only_layers", layers)?.unwrap_or_default();
     Ok((0..layers).filter(|i| only.contains(i) || (i + 1) % step != 0).collect())
+}
+
+/// The layers that a key lists by their numbers, if a file has it.
+pub fn numbers(keys: &ConfigKeys, key: &str, layers: usize) -> Result<Option<Vec<usize>>> {
+    let Some(list) = keys.present(key) else { return Ok(None) };
+    let index = |value: &Value| value.as_u64().and_then(|i| usize::try_from(i).ok()).filter(|&i| i < layers);
+    let all = list.as_array().and_then(|list| list.iter().map(index).collect());
+    let wrong = || Error::input(format!("{key} is {}; it must be a list of layers below {layers}", quote(list)));
+    all.map(Some).ok_or_else(wrong)
 }
 
 /// The layers that `mlp_layer_types` says have no experts, if a file has the key.
