@@ -34,8 +34,8 @@ pub struct JsonSchema {
     /// Nothing matches: the schema `false`.
     never: bool,
     types: Option<Vec<&'static str>>,
-    /// Of `enum` and `const`.
-    values: Option<Vec<Value>>,
+    /// Of `enum` and `const`, each.
+    values: Vec<Vec<Value>>,
     required: Vec<String>,
     properties: BTreeMap<String, JsonSchema>,
     others: Option<Box<JsonSchema>>,
@@ -111,9 +111,9 @@ impl JsonSchema {
                         format!("{place}: {} is no type; known are {}", quote(value), TYPES.join(", "))
                     })?);
             }
-            ("enum", Value::Array(all)) if !all.is_empty() => self.values = Some(all.clone()),
+            ("enum", Value::Array(all)) if !all.is_empty() => self.values.push(all.clone()),
             ("enum", _) => return wrong("list of values"),
-            ("const", value) => self.values = Some(vec![value.clone()]),
+            ("const", value) => self.values.push(vec![value.clone()]),
             ("required", Value::Array(all)) => {
                 let names: Option<Vec<String>> = all.iter().map(|name| name.as_str().map(str::to_string)).collect();
                 let Some(names) = names else { return wrong("list of names") };
@@ -171,7 +171,7 @@ impl JsonSchema {
         };
         kind && !self.never
             && self.types.as_ref().is_none_or(|types| types.iter().any(|of| is_of(value, of)))
-            && self.values.as_ref().is_none_or(|values| values.iter().any(|of| same(of, value)))
+            && self.values.iter().all(|values| values.iter().any(|of| same(of, value)))
             && self.all.iter().all(|of| of.holds(value))
             && self.any.as_ref().is_none_or(|any| any.iter().any(|of| of.holds(value)))
             && self.one.as_ref().is_none_or(|one| one.iter().filter(|of| of.holds(value)).count() == 1)
@@ -268,6 +268,8 @@ mod tests {
         let of = |schema: Value, text: &str| JsonSchema::new(&schema).unwrap().describes(text);
         assert!(of(json!(true), "1") && !of(json!(false), "1") && of(json!({}), "null"));
         assert!(of(json!({"const": {"a": [1]}}), r#"{"a": [1.0]}"#) && !of(json!({"const": {"a": [1]}}), "{}"));
+        let both = json!({"const": 1, "enum": [1, 2]});
+        assert!(of(both.clone(), "1") && !of(both, "2"));
         let either = json!({"oneOf": [{"type": "integer"}, {"minimum": 2}]});
         assert!(of(either.clone(), "1") && of(either.clone(), "2.5") && !of(either, "3"));
         assert!(of(json!({"not": {"type": "string"}, "allOf": [{"minimum": 1}]}), "1"));
