@@ -77,14 +77,10 @@ impl Twins<'_> {
         if got == want {
             return Ok(());
         }
-        match got.iter().zip(want).position(|(a, b)| a != b) {
-            None => Ok(()),
-            Some(at) => {
-                let (rank, size) = (self.gpu.rank(), twin.gpu.dtype().size());
-                let what = format!("rank {rank}: {what}: element {} has other bits than in shared memory", at / size);
-                Err(Error::Run(what))
-            }
-        }
+        let at = got.iter().zip(want).position(|(a, b)| a != b).unwrap_or_default();
+        let (rank, size) = (self.gpu.rank(), twin.gpu.dtype().size());
+        let what = format!("rank {rank}: {what}: element {} has other bits than in shared memory", at / size);
+        Err(Error::Run(what))
     }
 
     fn sums(&mut self, dtype: DType, len: usize) -> Result<()> {

@@ -103,10 +103,13 @@ pub fn gemma3() -> Spec {
 /// Heads of two sizes, some pairs of which do not rotate; norms of values, which are keys in global layers; the last
 /// two layers use keys and values of others, and are wider; inputs and factors of layers.
 pub fn gemma4() -> Spec {
+    Spec { head_dim: 4, ..as_gemma4(gemma3()) }
+}
+/// A Gemma 3 with what Gemma 4 has besides.
+pub fn as_gemma4(gemma3: Spec) -> Spec {
     let scaling = Scaling::Proportional { part: 0.5, factor: 1.0 };
     Spec {
         arch: Arch::Gemma4,
-        head_dim: 4,
         global_heads: Some(HeadSizes { kv_heads: 1, head_dim: 8 }),
         rope: Some(Rotary { theta: 50.0, scaling }),
         windowed: vec![true, false, true, false],
@@ -120,7 +123,7 @@ pub fn gemma4() -> Spec {
         layer_inputs: 6,
         layer_words: 64,
         layer_scalar: true,
-        ..gemma3()
+        ..gemma3
     }
 }
 /// Biases of queries, keys and values.

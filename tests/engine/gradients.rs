@@ -3,6 +3,7 @@
 mod differences;
 
 use crate::common::plain_store::{Call, Docs, Plain, Told, device, distance, groups};
+use crate::common::worlds::as_gemma4;
 use flatshard::base::{Category, DType, Error};
 use flatshard::comm::{Mesh, MeshSizes};
 use flatshard::device::Device;
@@ -10,8 +11,8 @@ use flatshard::device::cpu::CpuDevice;
 use flatshard::device::ops::DeltaShape;
 use flatshard::engine::PlannedRank;
 use flatshard::nn::{
-    Activation, Arch, Checkpointing, Decoder, DeltaForm, DeltaNet, Groups, HeadSizes, Minimized, Pass, ROOT,
-    Recurrence, Rotary, Scaling, Spec, Tuning, Workspace, WorkspaceOptions,
+    Activation, Arch, Checkpointing, Decoder, DeltaForm, DeltaNet, Groups, Minimized, Pass, ROOT, Recurrence, Rotary,
+    Spec, Tuning, Workspace, WorkspaceOptions,
 };
 use std::sync::Arc;
 
@@ -87,25 +88,7 @@ fn gemma3() -> Spec {
     }
 }
 fn gemma4() -> Spec {
-    let scaling = Scaling::Proportional { part: 0.5, factor: 1.0 };
-    Spec {
-        arch: Arch::Gemma4,
-        layers: 4,
-        global_heads: Some(HeadSizes { kv_heads: 1, head_dim: 8 }),
-        rope: Some(Rotary { theta: 50.0, scaling }),
-        windowed: vec![true, false, true, false],
-        query_scalar: None,
-        score_scale: Some(0.5),
-        norm_from_one: false,
-        value_norm: true,
-        keys_are_values: true,
-        shared_kv: 2,
-        wide_shared: true,
-        layer_inputs: 6,
-        layer_words: 64,
-        layer_scalar: true,
-        ..gemma3()
-    }
+    Spec { layers: 4, score_scale: Some(0.5), ..as_gemma4(gemma3()) }
 }
 /// A gated delta net, then attention with an output gate and a part of each head rotated. The epsilon is large for the
 /// finite differences: where a document starts, the net's outputs are small.

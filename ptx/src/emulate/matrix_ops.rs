@@ -35,6 +35,15 @@ impl MmaType {
     }
 }
 
+/// Assigns a row of a product, whose sums are in the order of depth: side by side, so that the compiler uses vectors.
+/// `right` by depth.
+pub(super) fn row_products(left: &[f64], right: &[impl AsRef<[f64]>], sums: &mut [f64]) {
+    sums.fill(-0.0); // what addition leaves as it is
+    for (a, right) in left.iter().zip(right) {
+        sums.iter_mut().zip(right.as_ref()).for_each(|(sum, b)| *sum += a * b);
+    }
+}
+
 impl Emulator<'_, '_> {
     pub(super) fn matrix(&mut self, cta: &mut Cta, warp: &mut Warp, active: u32, op: &PtxOp, at: Site) -> StepResult {
         if active == 0 {
@@ -135,13 +144,8 @@ impl Emulator<'_, '_> {
                 }
             }
         }
-        let products = left.map(|left| {
-            let mut sums = [-0.0; N]; // what addition leaves as it is
-            for (a, right) in left.iter().zip(&right) {
-                sums.iter_mut().zip(right).for_each(|(sum, b)| *sum += a * b);
-            }
-            sums
-        });
+        let mut products = [[0.0; N]; M];
+        products.iter_mut().zip(&left).for_each(|(sums, left)| row_products(left, &right, sums));
         for (i, (&to, c)) in to.iter().zip(&c).enumerate() {
             let values = std::array::from_fn(|lane| {
                 let (row, column) = (lane / 4 + 8 * (i / 2), lane % 4 * 2 + i % 2);

@@ -6,6 +6,7 @@ use super::in_flight::WgmmaOperands;
 use super::lane::LANES;
 use super::layouts::{SharedMatrix, accumulator, fragment};
 use super::machine::{Cta, Emulator, Site, StepResult, Stop, little_endian};
+use super::matrix_ops::row_products;
 use super::op::{Left, Wgmma};
 use super::operand::{PtxSource, Register};
 use super::report::FindingKind;
@@ -18,20 +19,6 @@ use std::sync::Arc;
 const ROWS: usize = 16;
 const DEPTH: usize = 16;
 pub const GROUP: usize = 4;
-
-/// Rows of the left times rows of the right, each summed in the order of depth; many sums side by side, so that the
-/// compiler uses vectors.
-fn products<const DEPTH: usize>(left: &[[f64; DEPTH]], right: &[[f64; DEPTH]]) -> Vec<Vec<f64>> {
-    let deep: [Vec<f64>; DEPTH] = std::array::from_fn(|k| right.iter().map(|row| row[k]).collect());
-    let row = |left: &[f64; DEPTH]| {
-        let mut sums = vec![-0.0; right.len()]; // what addition leaves as it is
-        for (a, right) in left.iter().zip(&deep) {
-            sums.iter_mut().zip(right).for_each(|(sum, b)| *sum += a * b);
-        }
-        sums
-    };
-    left.iter().map(row).collect()
-}
 
 impl Emulator<'_, '_> {
     /// Checks an instruction's registers against wgmmas in flight.
@@ -87,7 +74,9 @@ impl Emulator<'_, '_> {
         };
         (b, keep).hash(&mut warp.flying.trace);
         let sign = if op.negate[0] != op.negate[1] { -1.0 } else { 1.0 };
-        let products = products(&left, &right);
+        let right: [Vec<f64>; DEPTH] = std::array::from_fn(|k| right.iter().map(|row| row[k]).collect());
+        let mut products = vec![vec![0.0; op.n]; ROWS];
+        products.iter_mut().zip(&left).for_each(|(sums, left)| row_products(left, &right, sums));
         for (e, &to) in op.to.iter().enumerate() {
             for lane in 0..LANES {
                 let (row, column) = accumulator(lane, e);
