@@ -275,8 +275,8 @@ impl Cx<'_> {
         whole.ticket.map_or(Ok(()), |ticket| self.groups.tp.release(ticket))
     }
 
-    /// Copies columns of rows, `width` of each: from a column of the source on, to one of the destination. Of each side:
-    /// its rows, their width, and the column.
+    /// Copies `width` columns of each row: from a column of the source on, to one of the destination. Of each side: its
+    /// rows, their width, and the column.
     pub fn copy_columns(
         &self,
         [rows, width]: [usize; 2],
