@@ -147,6 +147,14 @@ impl Emulator<'_, '_> {
             self.find(FindingKind::Launch, at, what);
             return Err(Stop);
         }
+        if corner[0] * map.element as i64 % 16 != 0 {
+            let what = format!(
+                "a box starts at {} of {} bytes: must be a multiple of 16 bytes, or the instruction is illegal",
+                corner[0], map.element
+            );
+            self.find(FindingKind::Misaligned, at, what);
+            return Err(Stop);
+        }
         let wanted = map.swizzle.pattern().max(128);
         if !shared.is_multiple_of(wanted as u64) {
             let what = format!(

@@ -101,10 +101,10 @@ impl TensorMap {
                 inside &= (0..self.sizes[d] as i64).contains(&x);
                 address = address.wrapping_add_signed(x * self.strides[d - 1] as i64);
             }
-            // 16 bytes at a time where all of them are inside and aligned, else element by element.
+            // 16 bytes at a time where all of them are inside, else element by element.
             let first = address.wrapping_add_signed(corner[0] * self.element as i64);
             let whole = corner[0] >= 0 && corner[0] + side(0) as i64 <= self.sizes[0] as i64;
-            let bytes = if whole && first.is_multiple_of(16) { 16 } else { self.element };
+            let bytes = if whole { 16 } else { self.element };
             for at in (0..row).step_by(bytes) {
                 let x = corner[0] + (at / self.element) as i64;
                 let inside = inside && (0..self.sizes[0] as i64).contains(&x);

@@ -106,7 +106,8 @@ fn sm_80_kernels_around_the_size_of_a_tile() {
     check(family, DType::Bf16, &Shape::packed(3, 1, 64, &[0, 63, 128, 257]));
 }
 
-/// What the kernels of sm_90a add to exponents: of (heads, rows), finite even where a row has seen nothing.
+/// What the kernels of sm_90a add to exponents: of (heads, rows), finite even where a row has seen nothing; and delta
+/// again, each head at a multiple of four, with zeros in between.
 #[test]
 fn offsets_of_exponents() {
     let (heads, rows, dim) = (2usize, 5, 24);
@@ -118,8 +119,9 @@ fn offsets_of_exponents() {
         let mut memory = GlobalMemory::new();
         let [o, d_o] = ["o", "d_o"].map(|name| memory.upload(name, &dtype.encode(&x)));
         let given = memory.upload("lse", &lse.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
-        let [delta, exponents] = ["delta", "exponents"].map(|name| memory.alloc(name, 4 * lse.len()));
-        let mut arguments = [o, d_o, given, delta, exponents].map(Argument::Pointer).to_vec();
+        let pitch = rows.next_multiple_of(4);
+        let (delta, numbers) = (memory.alloc("delta", 4 * lse.len()), memory.alloc("numbers", 2 * 4 * heads * pitch));
+        let mut arguments = [o, d_o, given, delta, numbers].map(Argument::Pointer).to_vec();
         arguments.extend([rows, heads, dim].map(|n| Argument::U32(n as u32)));
         let (grid, block) = ([rows.div_ceil(4) as u32, heads as u32, 1], [128, 1, 1]);
         let arguments = &arguments;
@@ -127,13 +129,18 @@ fn offsets_of_exponents() {
             .run(&mut memory)
             .unwrap_or_else(|report| panic!("{report}"));
         let bits = |at| memory.download(at).unwrap().as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
-        let (delta, exponents): (Vec<u32>, Vec<u32>) = (bits(delta), bits(exponents));
+        let (delta, numbers): (Vec<u32>, Vec<u32>) = (bits(delta), bits(numbers));
+        let (exponents, again) = numbers.split_at(heads * pitch);
         let of = |head: usize, row: usize| (row * heads + head) * dim;
         let sum = |at: usize| x[at..at + dim].iter().map(|x| x * x).sum::<f64>() as f32;
         for (i, lse) in lse.iter().enumerate() {
             assert_eq!(f32::from_bits(delta[i]), sum(of(i / rows, i % rows)), "delta {i}");
             let wanted = (-std::f32::consts::LOG2_E * lse).min(f32::MAX);
-            assert_eq!((exponents[i], wanted.is_finite() || *lse > 2e38), (wanted.to_bits(), true), "{lse}");
+            let at = i / rows * pitch + i % rows;
+            assert_eq!((exponents[at], wanted.is_finite() || *lse > 2e38), (wanted.to_bits(), true), "{lse}");
+            assert_eq!(again[at], delta[i], "delta {i}");
         }
+        let between = (0..heads * pitch).filter(|at| at % pitch >= rows);
+        between.for_each(|at| assert_eq!([exponents[at], again[at]], [0, 0], "{at}"));
     }
 }

@@ -243,6 +243,9 @@ fn descriptors_and_boxes() {
     caught(FindingKind::Misaligned, &["bits that are not modeled"], &source, &USUAL);
     let source = plant(0, "mov.u32 %base, ring;", "mov.u32 %base, ring; add.u32 %base, %base, 128;");
     caught(FindingKind::Misaligned, &["a box with B128", "aligned to 1024 bytes"], &source, &USUAL);
+    // On a GPU an illegal instruction: found on an H200.
+    let source = plant(1, COPY, &format!("add.u32 %x, %x, 4; {COPY}"));
+    caught(FindingKind::Misaligned, &["a box starts at 4 of 2 bytes", "multiple of 16 bytes"], &source, &USUAL);
     let source = plant(1, COPY, &format!("add.u32 %slot, %slot, 24576; {COPY}"));
     caught(FindingKind::OutOfBounds, &["of shared 'ring' (32768 bytes)"], &source, &USUAL);
     // The kernel reads with one swizzle what was written with another: no finding, but a wrong result.

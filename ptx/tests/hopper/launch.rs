@@ -151,11 +151,16 @@ impl<'a> Bench<'a> {
             return Ok((Outputs { o, lse, ..Outputs::default() }, costs));
         };
         let single = |x: &[f64]| x.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect::<Vec<u8>>();
-        // As attention_delta.ptx computes them.
+        // As attention_delta.ptx computes them, each head at a multiple of four.
         let exponents: Vec<f64> =
             lse.iter().map(|x| (-std::f32::consts::LOG2_E * *x as f32).min(f32::MAX) as f64).collect();
-        let numbers =
-            [("exponents", &exponents[..]), ("delta", delta)].map(|(name, of)| memory.upload(name, &single(of)));
+        let pitch = nq.next_multiple_of(4);
+        let padded = |of: &[f64]| {
+            let head = |head: &[f64]| head.iter().copied().chain(vec![0.0; pitch - nq]).collect::<Vec<f64>>();
+            of.chunks(nq).flat_map(head).collect::<Vec<f64>>()
+        };
+        let numbers = [("exponents", &exponents[..]), ("delta", delta)]
+            .map(|(name, of)| memory.upload(name, &single(&padded(of))));
         let mut gradient = |name: &str, n: usize| match packed {
             true => room(&mut memory, name, 2 * n),
             false => memory.upload(name, &single(&vec![before; n])),
@@ -171,8 +176,7 @@ impl<'a> Bench<'a> {
             let mut arguments: Vec<Argument> = [k, v].map(|at| map(at, kv_heads, nk, kv_row, kernel.rows)).to_vec();
             arguments.extend([map(q, heads, nq, q_row, *columns), map(d_o, heads, nq, wq, *columns)]);
             arguments.extend(numbers.map(|address| {
-                let (sizes, strides) =
-                    (vec![(heads * nq) as u64, 1, 1], vec![(4 * heads * nq).next_multiple_of(16) as u64; 2]);
+                let (sizes, strides) = (vec![(heads * pitch) as u64, 1, 1], vec![(4 * heads * pitch) as u64; 2]);
                 let tile = vec![*columns, 1, 1];
                 let map = TensorMap { address, element: 4, sizes, strides, tile, swizzle: Swizzle::None };
                 Argument::TensorMap(map.encode().unwrap())

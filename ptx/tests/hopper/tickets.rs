@@ -83,11 +83,9 @@ fn backward(shape: &Shape, ticket: u32, change: &dyn Fn(String) -> String) -> ((
     turns.resize(notes + 2 * 64, u32::MAX);
     let turns = RefCell::new(turns);
     let plant = |text: String| {
-        let text = replaced(&text, "COPY:\n", &format!("mov.u32 %other_note, {};\nCOPY:\n", 4 * notes));
-        let copy = "mad.lo.u32              %other, %query_head, %queries, %c;\n";
         let note = "cvt.u64.u32 %note, %other_note; add.u64 %note, %note, %turns;
             st.global.v2.u32 [%note], {%c, %query_head}; add.u32 %other_note, %other_note, 8;";
-        let text = replaced(&text, copy, &format!("{note}\n{copy}"));
+        let text = replaced(&text, "COPY:\n", &format!("mov.u32 %other_note, {};\nCOPY:\n{note}\n", 4 * notes));
         let text = replaced(
             &text,
             ".reg .pred              %keys_kept,",

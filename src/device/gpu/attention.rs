@@ -47,7 +47,8 @@ fn gradients(
     mut to: Gradients,
 ) -> Result<()> {
     if let Some(hopper) = hopper {
-        return hopper::gradients(gpu, &hopper.backward, a, tails, given, sums, to);
+        let [q, kv, d_o, ..] = given;
+        return hopper::gradients(gpu, &hopper.backward, a, tails, [q, kv, d_o], sums, to);
     }
     let [of_queries, of_keys] = tails;
     let [q, kv, d_o, lse, delta] = given.map(Arg::In);
@@ -81,11 +82,11 @@ fn delta_of(
     let rows = d_o.len() / (a.heads * a.head_dim);
     let shape = [rows, a.heads, a.head_dim].map(|n| Arg::U32(n as u32));
     let [n, heads, dim] = shape;
-    let (lse, exponents) = match hopper::exponents(a, rows, sums) {
-        Some((exponents, _)) => (Arg::In(lse), Arg::Out(exponents)),
+    let (lse, numbers) = match hopper::numbers_of(a, rows, sums) {
+        Some((numbers, _)) => (Arg::In(lse), Arg::Out(numbers)),
         None => (Arg::Null, Arg::Null),
     };
-    let args = &mut [Arg::In(o), Arg::In(d_o), lse, Arg::Out(delta), exponents, n, heads, dim];
+    let args = &mut [Arg::In(o), Arg::In(d_o), lse, Arg::Out(delta), numbers, n, heads, dim];
     launch(gpu, &family.delta, rows, a.heads, args)
 }
 

@@ -57,7 +57,7 @@ fn gradients_of<'a>(a: &AttentionShape, d_o: View<'a>, t: &TailArgs, side: u32) 
 }
 
 /// One number per head and query, for `side` queries at a time.
-fn numbers<'a>(of: View<'a>, side: u32) -> Arg<'a> {
+fn map_of_numbers<'a>(of: View<'a>, side: u32) -> Arg<'a> {
     let (n, row) = (of.len() as u64, of.len().next_multiple_of(VECTOR) as u64);
     Arg::Map(Map { of, sizes: [n, 1, 1], strides: [row; 2], tile: [side, 1, 1], swizzle: Swizzle::None })
 }
@@ -85,24 +85,26 @@ pub(super) fn forward(
     launch_grid(gpu, &tiles.kernel, [work.min(most), 1], args)
 }
 
-/// Parameters as the caller's; `sums` starts with the exponents of its queries, which the kernel of delta has written.
+/// Parameters as the caller's; `sums` starts with the numbers of its queries, which the kernel of delta has written.
 pub(super) fn gradients(
     gpu: &GpuDevice,
     backward: &Backward,
     a: &AttentionShape,
     [of_queries, of_keys]: [&TailArgs; 2],
-    [q, kv, d_o, _, delta]: [View; 5],
+    [q, kv, d_o]: [View; 3],
     sums: ViewMut,
     mut to: Gradients,
 ) -> Result<()> {
     const OP: &str = "attention_backward";
     let (queries, dtype, len) = (of_queries.queries, sums.dtype(), sums.len());
     let needed = sums_of(backward, a, queries);
-    let Some((exponents, sums)) = exponents(a, queries, sums).filter(|_| len >= needed) else {
+    let Some((numbers, sums)) = numbers_of(a, queries, sums).filter(|_| len >= needed) else {
         let what = format!("sums has {len} elements of {dtype}, but needs {needed} of f32 for {queries} queries");
         return Err(Error::op(OP, what));
     };
-    let given = [q, kv, d_o, exponents.as_view(), delta];
+    let (half, numbers) = (numbers.len() / 2, numbers.as_view());
+    let [exponents, delta] = [numbers.slice(0..half), numbers.slice(half..2 * half)];
+    let given = [q, kv, d_o, exponents, delta];
     match backward {
         Backward::Fused(fused) => all(gpu, fused, a, [of_queries, of_keys], given, sums, to),
         Backward::Apart { dq: tiles, dkv: parts } => {
@@ -112,30 +114,31 @@ pub(super) fn gradients(
     }
 }
 
-/// Count of 4-byte numbers: exponents, sums, then turn counters.
+/// Count of 4-byte values: numbers, sums, then turn counters.
 pub(super) fn sums(a: &AttentionShape, dtype: DType, queries: usize) -> usize {
     sm_90a_family(dtype.name(), a.head_dim, a.softcap).map_or(0, |family| sums_of(&family.backward, a, queries))
 }
 fn sums_of(backward: &Backward, a: &AttentionShape, queries: usize) -> usize {
-    let exponents = (a.heads * queries).next_multiple_of(ALIGNED);
+    let numbers = numbers(a, queries);
     match backward {
         _ if queries == 0 => 0,
-        Backward::Fused(fused) => exponents + fused.sums(a.heads, queries) + fused.turns(a.heads, queries),
-        Backward::Apart { .. } => exponents,
+        Backward::Fused(fused) => numbers + fused.sums(a.heads, queries) + fused.turns(a.heads, queries),
+        Backward::Apart { .. } => numbers,
     }
 }
-/// The exponents of that many queries, and the rest; `None` if there is no room, as on other GPUs.
-pub(super) fn exponents<'a>(
+/// An exponent and delta for each head and query. A box of a tensor map starts at a multiple of 16 bytes, so that each
+/// head does.
+fn numbers(a: &AttentionShape, queries: usize) -> usize {
+    2 * a.heads * queries.next_multiple_of(ALIGNED)
+}
+/// Those of that many queries, and the rest; `None` if there is no room, as on other GPUs.
+pub(super) fn numbers_of<'a>(
     a: &AttentionShape,
     queries: usize,
     sums: ViewMut<'a>,
 ) -> Option<(ViewMut<'a>, ViewMut<'a>)> {
-    let n = a.heads * queries;
-    if sums.dtype() != DType::F32 || sums.len() < n.next_multiple_of(ALIGNED) {
-        return None;
-    }
-    let (exponents, rest) = sums.split_at(n.next_multiple_of(ALIGNED));
-    Some((exponents.slice(0..n), rest))
+    let n = numbers(a, queries);
+    (sums.dtype() == DType::F32 && sums.len() >= n).then(|| sums.split_at(n))
 }
 
 fn all(
@@ -154,7 +157,7 @@ fn all(
     gpu.driver.zero(turns.reborrow())?;
     let [k, v] = keys_and_values(a, kv, t, kernel.rows);
     let (q, d_o) = (queries(a, q, t, columns), gradients_of(a, d_o, t, columns));
-    let (exponents, delta) = (numbers(exponents, columns), numbers(delta, columns));
+    let (exponents, delta) = (map_of_numbers(exponents, columns), map_of_numbers(delta, columns));
     let (dkv, added, drawn) = (to.of_keys(), sums.reborrow(), turns.reborrow());
     let args = args!(*t, a; k, v, q, d_o, exponents, delta, Arg::InOut(dkv), Arg::InOut(added), Arg::InOut(drawn));
     launch_grid(gpu, &kernel, [(t.keys as u32).div_ceil(kernel.rows) * a.kv_heads as u32, 1], args)?;
@@ -192,7 +195,7 @@ fn dkv(
     let columns = tiles.columns;
     let [k, v] = keys_and_values(a, kv, t, tiles.kernel.rows);
     let (q, d_o) = (queries(a, q, t, columns), gradients_of(a, d_o, t, columns));
-    let (exponents, delta) = (numbers(exponents, columns), numbers(delta, columns));
+    let (exponents, delta) = (map_of_numbers(exponents, columns), map_of_numbers(delta, columns));
     let args = args!(*t, a; k, v, q, d_o, exponents, delta, Arg::InOut(dkv));
     launch(gpu, &tiles.kernel, t.keys, a.kv_heads, args)
 }
