@@ -317,7 +317,7 @@ fn single() -> Vec<Case> {
             job("sum_rows", 3, 1024, vec![input(1, F32, 130 * 96), both(2, F32, 96), int(130), int(96)]),
         ),
         case("409900", 400 * N, Job { entry: "sum_squares", ..job("sum_squares", 3, 256, squares) }),
-        case("3", 5 * 68 * 8, Job { entry: "sum_squares_finish", ..job("sum_squares", 1, 96, finish) }),
+        case("3", 5 * 68 * 8, Job { entry: "sum_squares_finish", ..job("sum_squares", 1, 1024, finish) }),
     ]
 }
 

@@ -29,7 +29,7 @@ fn limbs(x: &[f64], before: &[f64], ctas: u32) -> Vec<f64> {
     let slots = vec![In(F32, x.to_vec()), Out(U64, partial), long(x.len())];
     let first = Job { entry: "sum_squares", ..job("sum_squares", ctas, 256, slots) };
     let slots = vec![In(U64, first.outputs().remove(0)), InOut(F64, before.to_vec()), int(ctas as usize)];
-    Job { entry: "sum_squares_finish", ..job("sum_squares", 1, 96, slots) }.outputs().remove(0)
+    Job { entry: "sum_squares_finish", ..job("sum_squares", 1, 1024, slots) }.outputs().remove(0)
 }
 
 /// Values from the smallest to the largest f32.

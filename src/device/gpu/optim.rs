@@ -5,8 +5,9 @@ use crate::ViewMut;
 use crate::ops::{AdamW, ClipScale, LIMBS, NORM_BLOCK, Polynomial, Sgd, SumSquares};
 use flatshard_base::{DType, Error, Result, dynamic8};
 
-/// Threads that add the CTAs' limbs.
-const FINISH: u32 = 96;
+/// Threads that add the CTAs' limbs, and those of the clip scale.
+const FINISH: u32 = 1024;
+const SCALE: u32 = 96;
 
 pub fn sum_squares(gpu: &GpuDevice, op: SumSquares) -> Result<()> {
     const OP: &str = SumSquares::OP;
@@ -31,7 +32,7 @@ pub fn clip_scale(gpu: &GpuDevice, op: ClipScale) -> Result<()> {
     const OP: &str = ClipScale::OP;
     op.check()?;
     let ClipScale { acc, max_norm, unscale, out } = op;
-    gpu.line(OP, OP, (1, FINISH), &mut [Arg::In(acc), Arg::Out(out), Arg::In(unscale), Arg::F32(max_norm)])
+    gpu.line(OP, OP, (1, SCALE), &mut [Arg::In(acc), Arg::Out(out), Arg::In(unscale), Arg::F32(max_norm)])
 }
 
 pub fn adamw(gpu: &GpuDevice, op: AdamW) -> Result<()> {
