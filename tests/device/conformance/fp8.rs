@@ -365,12 +365,15 @@ fn products_are_those_of_the_rounded_values() {
                         });
                     };
                     let what = format!("{}: {} {:?} coded {coded}", dev.name(), case.format as u32, case.shape);
+                    // Tensor cores of sm_90 add products of FP8 with some 14 bits (DeepSeek-V3, section 3.3.2), as an
+                    // H200 has shown.
+                    let precision = 2f64.powi(if dev.name().starts_with("cuda") { -13 } else { -16 });
                     // Devices without the epilogue round in between: the product and what is added.
                     let near =
                         |name: &str, found: &[f64], want: &dyn Fn(usize) -> f64, added: &dyn Fn(usize) -> f64| {
                             for (i, found) in found.iter().enumerate() {
                                 let rounded = (want(i).abs() + sums[i].0.abs() + added(i)) / 128.0;
-                                let (within, off) = (rounded + sums[i].1 * 2f64.powi(-16), (found - want(i)).abs());
+                                let (within, off) = (rounded + sums[i].1 * precision, (found - want(i)).abs());
                                 assert!(off <= within, "{what}: {name} {i}: {found}, should be {}", want(i));
                             }
                         };

@@ -37,7 +37,7 @@ impl ProductKey {
         let tf32 = tf32 && at.inputs == DType::F32;
         let (shape, format) = (*shape, at.scaled.map(|scaled| scaled.format));
         let key = ProductKey { shape, inputs: at.inputs, output: at.output, format, aligned, follows, tf32 };
-        at.then.fits(&shape).then_some(key)
+        at.then.fits(&shape, at.output).then_some(key)
     }
 }
 
@@ -228,6 +228,16 @@ impl BlasProduct {
         ] {
             // SAFETY: as above, four bytes.
             unsafe { result::set_matmul_pref_attribute(preference.0, attribute, (&raw const bytes).cast(), 4) }
+                .map_err(e)?;
+        }
+        // Parts of a sum that are added in 16 bits lose what f32 sums keep: on an H200 eight times C's rounding.
+        if key.output != DType::F32 {
+            let (scheme, in_f32) = (
+                Preferred::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32,
+            );
+            // SAFETY: as above.
+            unsafe { result::set_matmul_pref_attribute(preference.0, scheme, (&raw const in_f32).cast(), 4) }
                 .map_err(e)?;
         }
         let ([first, second, out], op) = (self.layouts, self.operation);
