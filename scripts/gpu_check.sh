@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# All checks and measurements that need a GPU, in one command, without network and without a toolchain:
+# All checks and measurements that need a GPU, without network and without a toolchain, after scripts/gpu_build.sh on a machine with cargo:
 #
-#   scripts/gpu_check.sh [OUT]      (after scripts/gpu_build.sh on a machine with cargo; OUT: where logs and JSON go)
+#   scripts/gpu_check.sh [a | b | c] [OUT]
 #
-# Parts run in the order of what must be known first: kernels, layouts, attention, compute-sanitizer, rates of attention (also with
-# those of the commit BEFORE, see gpu_build.sh), the 1B step next to PyTorch's; then everything else. Each part has a time limit, and all
-# share SECONDS_IN_ALL (25 minutes): later parts are skipped when it is used up. OUT/gpu_check.json is rewritten after each part, so a
-# run that is cut off leaves what it has.
+# For a borrowed machine they come in three calls of at most SECONDS_IN_ALL (540): (a) what must be known first: kernels, layouts,
+# attention, parity in bf16, one 1B step eager and captured, rates of attention (also with those of the commit BEFORE, see gpu_build.sh);
+# (b) benchmarks, and the same in PyTorch; (c) conformance without the emulators and the CPU, the other parities, several ranks, then
+# compute-sanitizer. Without a letter all of them, in 1,620 seconds.
+#
+# OUT gets gpu_check.json, rewritten after each part, so that a run that is cut off leaves what it has, and gpu_check_logs.tar.gz, nothing
+# else. Each part has a time limit, and later ones are skipped when the time of the whole is used up. The driver compiles all kernels
+# once, in part `kernels`, into CUDA_CACHE_PATH, which may be carried from one machine to the next.
 #
 # Each part passes, fails, or is skipped with a reason; ends with a short table. Exit status 1 if a part failed, 3 if there is no
 # usable GPU. QUICK=1 skips the benchmarks; PARTS="machine nccl" runs only those parts; SMALL="FLAGS" sets the model of the parity
@@ -17,23 +21,33 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 target=$(cd "$root" && realpath -m "${CARGO_TARGET_DIR:-target}") # without cargo, which may not be installed
 build=${BUILD:-$target/gpu_check}
 [ ! -e "$build.tar.gz" ] || tar -xzf "$build.tar.gz" -C "$(dirname "$build")" || exit 2
-out=${1:-$target/gpu_check_out}
+calls=abc
+case ${1:-} in a | b | c) calls=$1 && shift ;; esac
+out=$(realpath -m "${1:-$target/gpu_check_out}")
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
 mkdir -p "$out"
-rm -f "$out"/*.json "$out"/*.jsonl "$out"/*.log "$out/parts"
-cd "$out"
+rm -f "$out"/gpu_check*
+cd "$scratch"
+export CUDA_CACHE_PATH=${CUDA_CACHE_PATH:-$build/cuda_cache} CUDA_CACHE_MAXSIZE=$((1 << 30))
 
-# CUDA's libraries are in the usual places, or come with PyTorch.
-python_libraries=$(python3 - 2> /dev/null << 'PY' || true
+# CUDA's libraries are in the usual places, or come with PyTorch; never its stubs, which only link.
+libraries=$(python3 - 2> /dev/null << 'PY' || true
 import glob, os, site, sysconfig
 roots = {sysconfig.get_paths()["purelib"], *site.getsitepackages()}
 found = [os.path.dirname(f) for r in roots for n in ("libcublasLt.so.*", "libnccl.so.*") for f in glob.glob(f"{r}/nvidia/**/{n}", recursive=True)]
 print(":".join(sorted(set(found))))
 PY
 )
-export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$python_libraries"
+for dir in /usr/local/cuda*/lib64 /usr/local/cuda*/targets/x86_64-linux/lib; do [ ! -d "$dir" ] || libraries+=:$dir; done
+export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$libraries"
 
 patience=${PATIENCE:-1}
-deadline=$((SECONDS + patience * ${SECONDS_IN_ALL:-1500}))
+deadline=$((SECONDS + patience * ${SECONDS_IN_ALL:-$((540 * ${#calls}))}))
+# Whether the parts of this call run.
+call() {
+    [[ $calls == *$1* ]]
+}
 
 # One JSON document with every part so far and its output, even of a part that was cut off, if it printed all of it.
 document() {
@@ -50,7 +64,8 @@ document() {
             comma=,
         done < parts
         echo ']}'
-    } > gpu_check.json.new && mv gpu_check.json.new gpu_check.json
+    } > "$out/gpu_check.json.new" && mv "$out/gpu_check.json.new" "$out/gpu_check.json"
+    tar -czf "$out/gpu_check_logs.tar.gz" --exclude=./cache . 2> /dev/null
 }
 wanted() {
     [[ -z ${PARTS:-} || " machine $PARTS " == *" $1 "* ]]
@@ -119,7 +134,7 @@ two_ranks() { # COMMAND...: two processes on one GPU, which NCCL treats as two h
         [ -z "${APART:-}" ] || shared=CUDA_VISIBLE_DEVICES=$rank
         # shellcheck disable=SC2086
         env RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29417 \
-            $shared NCCL_DEBUG="${NCCL_DEBUG:-WARN}" "$@" > "rank$rank.json" 2> "rank$rank.log" &
+            $shared NCCL_DEBUG="${NCCL_DEBUG:-WARN}" NCCL_DEBUG_FILE=/dev/stderr "$@" > "rank$rank.json" 2> "rank$rank.log" &
         pids+=($!)
     done
     for rank in 0 1; do
@@ -129,8 +144,9 @@ two_ranks() { # COMMAND...: two processes on one GPU, which NCCL treats as two h
     cat rank0.log rank1.log >&2
     return $status
 }
-sanitized() { # TOOL PART
-    compute-sanitizer --tool "$1" --error-exitcode 9 "$build/gpu_check" "$2" > "sanitizer-$1.log" 2>&1
+sanitized() { # TOOL WORDS
+    # shellcheck disable=SC2086
+    compute-sanitizer --tool "$1" --error-exitcode 9 "$build/gpu_check" $2 > "sanitizer-$1.log" 2>&1
     local status=$?
     tail -n 3 "sanitizer-$1.log" >&2
     # Some machines do not allow the tool, which is not a kernel's fault.
@@ -144,58 +160,75 @@ sanitized() { # TOOL PART
 export -f train parity compiled two_ranks sanitized
 export build small
 
-if ! part machine 120 "$build/gpu_check" machine; then
+conformance() { # the device that a CUDA driver shows, in one process for each kind: a GPU that has failed refuses the rest
+    local kinds="attention conv delta epilogue expand experts fp8 grad_norm grouped layers loss norms optim paged ring"
+    # shellcheck disable=SC2086
+    printf '%s\n' $kinds | FLATSHARD_TEST_ONLY_CUDA=1 FLATSHARD_TEST_DEEP=1 xargs -P 5 -I{} bash -c '
+        "$build/device" "conformance::{}::" --test-threads 3 > "conformance-{}.log" 2>&1'
+    local status=$?
+    cat conformance-*.log
+    return $status
+}
+export -f conformance
+
+if ! part machine 60 "$build/gpu_check" machine; then
     cat machine.log
     exit 3
 fi
-part kernels 120 "$build/gpu_check" kernels
-part layouts 60 "$build/gpu_check" layouts
-part attention 120 "$build/gpu_check" attention
-if command -v compute-sanitizer > /dev/null; then
-    part memcheck 150 bash -c 'sanitized memcheck attention'
-    part racecheck 150 bash -c 'sanitized racecheck layouts'
-else
-    skip memcheck "compute-sanitizer is not installed"
-    skip racecheck "compute-sanitizer is not installed"
-fi
-if [ -z "${QUICK:-}" ]; then
-    # In turn, so that a warm GPU favors neither.
-    part rates 90 "$build/gpu_check" bench attention
-    if [ -e "$build/gpu_check_before" ]; then
-        part rates_before 90 "$build/gpu_check_before" bench attention
-        part rates_again 90 "$build/gpu_check" bench attention
-    else
-        skip rates_before "no earlier build to compare with: BEFORE=COMMIT scripts/gpu_build.sh packs one"
+if call a; then
+    part kernels 300 "$build/gpu_check" kernels
+    part layouts 60 "$build/gpu_check" layouts
+    part attention 120 "$build/gpu_check" attention
+    part parity_bf16 100 bash -c 'parity parity_bf16 3e-2 --nproc-per-node 1 --precision bf16 -- --nproc-per-node 1 --precision bf16'
+    if [ -z "${QUICK:-}" ]; then
+        one_billion="${ONE_BILLION:---embed-dim 2048 --num-layers 16 --num-heads 16 --ff-hidden-dim 5632 --vocab-size 32000 --max-len 2048 --batch-size 8 --max-steps 16 --warmup-steps 2 --nproc-per-node 1 --precision bf16}"
+        export one_billion
+        part step_1b 150 bash -c 'train step_1b.jsonl --device cuda $one_billion && "$build/gpu_check" rate step_1b.jsonl'
+        part step_1b_compile 150 bash -c 'train step_1b_compile.jsonl --device cuda $one_billion --compile && "$build/gpu_check" rate step_1b_compile.jsonl'
+        # In turn, so that a warm GPU favors neither.
+        part rates 90 "$build/gpu_check" bench attention
+        if [ -e "$build/gpu_check_before" ]; then
+            part rates_before 90 "$build/gpu_check_before" bench attention
+            part rates_again 90 "$build/gpu_check" bench attention
+        else
+            skip rates_before "no earlier build to compare with: BEFORE=COMMIT scripts/gpu_build.sh packs one"
+        fi
     fi
-    one_billion="${ONE_BILLION:---embed-dim 2048 --num-layers 16 --num-heads 16 --ff-hidden-dim 5632 --vocab-size 32000 --max-len 2048 --batch-size 8 --max-steps 16 --warmup-steps 2 --nproc-per-node 1 --precision bf16}"
-    export one_billion
-    part step_1b 150 bash -c 'train step_1b.jsonl --device cuda $one_billion && "$build/gpu_check" rate step_1b.jsonl'
-    part step_1b_compile 150 bash -c 'train step_1b_compile.jsonl --device cuda $one_billion --compile && "$build/gpu_check" rate step_1b_compile.jsonl'
+fi
+if call b && [ -z "${QUICK:-}" ]; then
+    part bench 240 "$build/gpu_check" bench
     if python3 -c 'import torch; assert torch.cuda.is_available()' 2> /dev/null; then
         part peer 300 python3 "$root/scripts/gpu_peer.py"
     else
         skip peer "no python3 with PyTorch and a GPU"
     fi
 fi
-
-part conformance 300 env FLATSHARD_TEST_DEEP=1 "$build/device" conformance:: --test-threads 1
-part parity_fp32 100 bash -c 'parity parity_fp32 2e-4 --nproc-per-node 1 -- --nproc-per-node 1'
-part parity_bf16 100 bash -c 'parity parity_bf16 3e-2 --nproc-per-node 1 --precision bf16 -- --nproc-per-node 1 --precision bf16'
-part parity_gpt 100 bash -c 'parity parity_gpt 2e-4 --arch gpt --num-kv-heads 4 --nproc-per-node 1 -- --arch gpt --num-kv-heads 4 --nproc-per-node 1'
-# The same kernels on the same operands must give the same bits, including dropout masks and accumulated gradients.
-part parity_compile 100 bash -c 'compiled parity_compile 0 --nproc-per-node 1 --precision bf16 --dropout 0.1 --grad-accum 2 --no-tune'
-part nccl 120 bash -c "two_ranks $build/gpu_check ranks"
-# Two processes on one GPU, without NCCL: bits of the shared-memory group. gb_per_s of this part and of `nccl` say which is faster
-# where both run; with one GPU, NCCL is on sockets, so only several GPUs compare them.
-part ipc 120 bash -c "two_ranks $build/gpu_check ranks ipc"
-# On two GPUs, all-gather and reduce-scatter with and without symmetric windows (`gb_per_s`). Needs NCCL 2.27.
-if [ "$(nvidia-smi -L 2> /dev/null | wc -l)" -gt 1 ]; then
-    part nccl_apart 120 bash -c "APART=1 two_ranks $build/gpu_check ranks"
-    part nccl_windows 120 bash -c "APART=1 two_ranks $build/gpu_check ranks windows"
+if call c; then
+    part conformance 300 bash -c conformance
+    part parity_fp32 100 bash -c 'parity parity_fp32 2e-4 --nproc-per-node 1 -- --nproc-per-node 1'
+    part parity_gpt 100 bash -c 'parity parity_gpt 2e-4 --arch gpt --num-kv-heads 4 --nproc-per-node 1 -- --arch gpt --num-kv-heads 4 --nproc-per-node 1'
+    # The same kernels on the same operands must give the same bits, including dropout masks and accumulated gradients.
+    part parity_compile 100 bash -c 'compiled parity_compile 0 --nproc-per-node 1 --precision bf16 --dropout 0.1 --grad-accum 2 --no-tune'
+    # Two processes on one GPU, without NCCL: bits of the shared-memory group. gb_per_s of this part and of `nccl` say which is faster
+    # where both run; with one GPU, NCCL is on sockets, so only several GPUs compare them.
+    part ipc 120 bash -c "two_ranks $build/gpu_check ranks ipc"
+    part nccl 120 bash -c "two_ranks $build/gpu_check ranks"
+    # On two GPUs, all-gather and reduce-scatter with and without symmetric windows (`gb_per_s`). Needs NCCL 2.27.
+    if [ "$(nvidia-smi -L 2> /dev/null | wc -l)" -gt 1 ]; then
+        part nccl_apart 120 bash -c "APART=1 two_ranks $build/gpu_check ranks"
+        part nccl_windows 120 bash -c "APART=1 two_ranks $build/gpu_check ranks windows"
+    fi
+    part parity_two_ranks 150 bash -c 'parity parity_two_ranks 2e-4 --nproc-per-node 2 -- --nproc-per-node 2 --ranks-per-gpu 2 --comm-timeout 60'
+    part parity_compile_ranks 150 bash -c 'compiled parity_compile_ranks 1e-6 --nproc-per-node 2 --ranks-per-gpu 2 --comm-timeout 60 --dropout 0.1 --no-tune'
+    if command -v compute-sanitizer > /dev/null; then
+        part memcheck 150 bash -c 'sanitized memcheck attention'
+        # From the kernels for sm_80 on: the tool does not follow an mbarrier at which one lane arrives for its warp (docs/gpu.md).
+        part racecheck 150 bash -c 'sanitized racecheck "attention 15"'
+    else
+        skip memcheck "compute-sanitizer is not installed"
+        skip racecheck "compute-sanitizer is not installed"
+    fi
 fi
-part parity_two_ranks 150 bash -c 'parity parity_two_ranks 2e-4 --nproc-per-node 2 -- --nproc-per-node 2 --ranks-per-gpu 2 --comm-timeout 60'
-part parity_compile_ranks 150 bash -c 'compiled parity_compile_ranks 1e-6 --nproc-per-node 2 --ranks-per-gpu 2 --comm-timeout 60 --dropout 0.1 --no-tune'
-[ -n "${QUICK:-}" ] || part bench 300 "$build/gpu_check" bench
 
 echo
 "$build/gpu_check" table . 2> /dev/null

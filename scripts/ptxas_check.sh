@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Assembles every variant of every kernel for every supported architecture, and with older releases of ptxas, since each driver has its
 # own, those for sm_90a, whose wgmmas it may serialize. Fails on a warning, a spill or a (C75xx) line, which ptxas reports as information
-# although it means that ptxas serialized or repaired the kernel, unless ptx/tests/ptxas.txt lists it; fails on a row of that table that
+# although it means that ptxas serialized or repaired the kernel, unless ptx/src/kernels/ptxas.txt lists it; fails on a row of that table that
 # no longer happens. PTXAS names the only ptxas to use; otherwise they come from PyPI. Prints SKIPPED if there is none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -31,7 +31,7 @@ assemble() {
     echo "$1 $3 ${name%.ptx} $did"
 }
 export -f assemble
-table=ptx/tests/ptxas.txt
+table=ptx/src/kernels/ptxas.txt
 lines=$target/ptxas_check.lines
 for path in "${ptxas[@]}"; do
     release=$("$path" --version | grep -oE 'release [0-9.]+' | cut -d ' ' -f 2)

@@ -1,16 +1,15 @@
 //! The emulator compared with the GPU: fragments of matrix instructions and whole operations run on both, and must be
-//! bitwise equal where the arithmetic is exact. Attention is compared with an f32 reference. Never measures speed.
+//! bitwise equal where the arithmetic is exact. Never measures speed.
 use crate::gpu::OpenGpu;
+use crate::report::PartReport;
 use flatshard::base::fp8::{BLOCK, Fp8, Fp8Shape};
 use flatshard::base::rng::Rng;
-use flatshard::base::{Category, DType, Error, Meter, Result};
-use flatshard::device::cpu::CpuDevice;
+use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::driver::{Arg, Driver, Kernel, LaunchShape, Map, Swizzle};
 use flatshard::device::gpu::sim::Sim;
 use flatshard::device::ops::{
-    AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, Fp8Gemm, Fp8Values, Fp8Weight,
-    Fp8Work, GemmShape, Glu, SumSquares, TensorPart, documents_of_rows,
+    AdamW, AdamWScalars, AdamWStep, Fp8Gemm, Fp8Values, Fp8Weight, Fp8Work, GemmShape, Glu, SumSquares, TensorPart,
 };
 use flatshard::device::{Buf, Device, LIMBS, ViewMut};
 use flatshard_ptx::kernels::probes::{LayoutProbe, PROBES, TENSOR_WORDS};
@@ -67,7 +66,7 @@ fn questions(hopper: bool) -> Vec<(String, Answer)> {
         .collect();
     let swizzles = [(Swizzle::None, 24), (Swizzle::B32, 16), (Swizzle::B64, 32), (Swizzle::B128, 64)];
     for (swizzle, wide) in swizzles.into_iter().filter(|_| hopper) {
-        for corner in [[0, 0, 0], [8, 2, 1], [-8, -3, 0], [30, 5, 4], [16, -1, -2]] {
+        for corner in [[0, 0, 0], [8, 2, 1], [-8, -3, 0], [32, 5, 4], [16, -1, -2]] {
             let answer = Box::new(move |d: &dyn Driver| run_box(d, swizzle, wide, corner)) as Answer;
             all.push((format!("box of {wide}, {swizzle:?}, at {corner:?}"), answer));
         }
@@ -75,46 +74,82 @@ fn questions(hopper: bool) -> Vec<(String, Answer)> {
     all
 }
 
-pub fn run() -> Result<Value> {
+/// Raw words that a report keeps of a probe that differs.
+const RAW: usize = 4096;
+
+/// From question `from` on.
+pub fn run(from: usize) -> Result<PartReport> {
     let gpu = OpenGpu::open(0, 1)?;
-    let (mut report, mut wrong) = (serde_json::Map::new(), Vec::new());
-    for (name, answer) in questions(gpu.cuda.arch() == 90) {
-        let (there, here) = (answer(&*gpu.cuda)?, answer(&Sim::new())?);
-        let first = there.iter().zip(&here).position(|(a, b)| a != b);
-        if let Some(at) = first {
-            wrong.push(format!("{name} word {at}: GPU {:#x}, emulator {:#x}", there[at], here[at]));
-        }
-        report.insert(name, json!({"words": there.len(), "equal": first.is_none()}));
-    }
     let sim = GpuDevice::new(Arc::new(Sim::new()), Meter::default())?;
-    for (name, agreement, operation) in operations() {
-        let (there, here) = (operation(&*gpu.device)?, operation(&sim)?);
-        let difference = there.iter().zip(&here).map(|(a, b)| f64::from((a - b).abs() / b.abs().max(1e-3)));
-        let largest = largest(difference);
-        let equal = there.iter().zip(&here).all(|(a, b)| a.to_bits() == b.to_bits());
-        let passed = match agreement {
-            Closeness::Bits => equal,
-            Closeness::Within(most) => largest < most,
+    let mut report = PartReport::from(json!({}));
+    let layouts = questions(gpu.cuda.arch() == 90).into_iter().map(|(name, ask)| (name, Question::Layout(ask)));
+    let operations =
+        operations().into_iter().map(|(name, closeness, run)| (name.into(), Question::Operation(closeness, run)));
+    for (i, (name, question)) in layouts.chain(operations).enumerate().skip(from) {
+        let answer = match &question {
+            Question::Layout(ask) => ask(&*gpu.cuda).and_then(|there| Ok(compared(&there, &ask(&Sim::new())?))),
+            Question::Operation(closeness, run) => {
+                run(&*gpu.device).and_then(|there| Ok(agreement(&there, &run(&sim)?, closeness)))
+            }
         };
-        if !passed {
-            wrong.push(format!("{name}: GPU and emulator differ by {largest:e}"));
+        match answer {
+            Ok((row, wrong)) => {
+                report.measured[&name] = row;
+                report.wrong.extend(wrong.map(|what| format!("{name}: {what}")));
+            }
+            Err(e) => {
+                report.measured[&name] = json!({"error": e.to_string()});
+                report.wrong.push(format!("{name}: {e}"));
+                report.add_rest("layouts", i + 1)?;
+                break;
+            }
         }
-        report.insert(name.into(), json!({"equal": equal, "largest_difference": largest}));
     }
-    match wrong.is_empty() {
-        true => Ok(Value::Object(report)),
-        false => Err(Error::Run(wrong.join("; "))),
-    }
+    Ok(report)
+}
+
+enum Question {
+    Layout(Answer),
+    Operation(Closeness, Operation),
+}
+
+/// A row of the report, and what is wrong: the words of a GPU and of the emulator.
+fn compared(there: &[u32], here: &[u32]) -> (Value, Option<String>) {
+    let differing: Vec<usize> = (0..here.len()).filter(|&i| there[i] != here[i]).collect();
+    let mut row = json!({"words": there.len(), "equal": differing.is_empty()});
+    let (Some(&at), Some(&last)) = (differing.first(), differing.last()) else {
+        return (row, None);
+    };
+    let (gpu, emulator, count) = (there[at], here[at], differing.len());
+    // From the first one on, so that one run tells what is wrong.
+    let part = at..here.len().min(at + RAW);
+    row["from"] = json!(at);
+    row["gpu"] = json!(there[part.clone()]);
+    row["emulator"] = json!(here[part]);
+    let what = format!("{count} words differ, from {at} to {last}; the first: GPU {gpu:#x}, emulator {emulator:#x}");
+    (row, Some(what))
+}
+/// The same of an operation's values.
+fn agreement(there: &[f32], here: &[f32], closeness: &Closeness) -> (Value, Option<String>) {
+    let difference = there.iter().zip(here).map(|(a, b)| f64::from((a - b).abs() / b.abs().max(1e-3)));
+    let largest = largest(difference);
+    let equal = there.iter().zip(here).all(|(a, b)| a.to_bits() == b.to_bits());
+    let passed = match closeness {
+        Closeness::Bits => equal,
+        Closeness::Within(most) => largest < *most,
+    };
+    let wrong = (!passed).then(|| format!("GPU and emulator differ by {largest:e}"));
+    (json!({"equal": equal, "largest_difference": largest}), wrong)
 }
 
 /// The largest value; NaN counts as the largest.
-fn largest(values: impl Iterator<Item = f64>) -> f64 {
+pub fn largest(values: impl Iterator<Item = f64>) -> f64 {
     values.fold(0.0, |most, x| if x.is_nan() { f64::INFINITY } else { most.max(x) })
 }
 
 const N: usize = 5000;
 
-fn filled(dev: &dyn Device, dtype: DType, n: usize, seed: u64) -> Result<Buf> {
+pub fn filled(dev: &dyn Device, dtype: DType, n: usize, seed: u64) -> Result<Buf> {
     let rng = Rng::new(seed, 3);
     let values: Vec<f32> = (0..n as u64).map(|i| rng.normal(i)).collect();
     let mut x = dev.alloc(DType::F32, n, Category::Other)?;
@@ -126,7 +161,7 @@ fn filled(dev: &dyn Device, dtype: DType, n: usize, seed: u64) -> Result<Buf> {
     dev.copy(x.view(), y.view_mut())?;
     Ok(y)
 }
-fn floats(dev: &dyn Device, buf: &Buf) -> Result<Vec<f32>> {
+pub fn floats(dev: &dyn Device, buf: &Buf) -> Result<Vec<f32>> {
     let mut values = vec![0f32; buf.len()];
     match buf.dtype() {
         DType::F32 => dev.download(buf.view(), bytemuck::cast_slice_mut(&mut values))?,
@@ -247,94 +282,6 @@ fn fp8_products(dev: &dyn Device) -> Result<Vec<f32>> {
         all.extend(floats(dev, &c)?);
     }
     Ok(all)
-}
-
-/// Largest error relative to the largest value, against the CPU's f32 attention on the same bf16 inputs, of packed
-/// documents (grouped heads of 128 by the kernel for pairs on sm_90a); and whether a second run gives the same bits,
-/// which the fixed order of every sum guarantees.
-pub fn attention() -> Result<Value> {
-    let gpu = OpenGpu::open(0, 1)?;
-    let cpu = CpuDevice::new(Meter::default());
-    let mut report = serde_json::Map::new();
-    let mut wrong = Vec::new();
-    // Fewer on the simulated GPU, which is slow.
-    let tiny = gpu.cuda.model()?.starts_with("Simulated");
-    let documents: [u32; 4] = if tiny { [0, 40, 41, 97] } else { [0, 300, 301, 777] };
-    for head_dim in [64, 96, 128, 256] {
-        for (kind, kv_heads, window, softcap) in
-            [("causal", 4, 0, 0.0), ("grouped, window", 2, 100, 0.0), ("softcap", 4, 0, 30.0)]
-        {
-            let scale = 1.0 / (head_dim as f32).sqrt();
-            let shape = AttentionShape { heads: 4, kv_heads, head_dim, scale, window, softcap };
-            let label = format!("{head_dim} {kind}");
-            let (there, here) =
-                (both(&*gpu.device, &shape, &documents, DType::Bf16)?, both(&cpu, &shape, &documents, DType::F32)?);
-            let again = both(&*gpu.device, &shape, &documents, DType::Bf16)?;
-            let bits = |[o, d]: &[Vec<f32>; 2]| o.iter().chain(d).map(|x| x.to_bits()).collect::<Vec<u32>>();
-            let repeats = bits(&there) == bits(&again);
-            let error = |a: &[f32], b: &[f32]| {
-                let most = largest(b.iter().map(|x| f64::from(x.abs())));
-                largest(a.iter().zip(b).map(|(x, y)| f64::from((x - y).abs()))) / most
-            };
-            let (output, gradient) = (error(&there[0], &here[0]), error(&there[1], &here[1]));
-            // bf16 rounds to 2^-9 relative; scores, probabilities and sums are f32.
-            let passed = output < 0.01 && gradient < 0.03;
-            if !passed {
-                wrong.push(format!("head dim {label}: output {output:e}, gradient {gradient:e}"));
-            }
-            if !repeats {
-                wrong.push(format!("head dim {label}: a second run gives other bits"));
-            }
-            report.insert(label, json!({"output": output, "gradient": gradient, "repeats": repeats}));
-        }
-    }
-    match wrong.is_empty() {
-        true => Ok(Value::Object(report)),
-        false => Err(Error::Run(wrong.join("; "))),
-    }
-}
-
-/// The output, and the gradient of qkv for a fixed output gradient.
-fn both(dev: &dyn Device, shape: &AttentionShape, documents: &[u32], dtype: DType) -> Result<[Vec<f32>; 2]> {
-    let tokens = documents.last().copied().unwrap_or(0) as usize;
-    let (row, out) = (shape.row(), shape.heads * shape.head_dim);
-    let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other);
-    // The same inputs for both: rounded to bf16 first.
-    let rounded = |n, seed| {
-        let narrow = filled(dev, DType::Bf16, n, seed)?;
-        if dtype == DType::Bf16 {
-            return Ok(narrow);
-        }
-        let mut wide = alloc(dtype, n)?;
-        dev.copy(narrow.view(), wide.view_mut())?;
-        Ok(wide)
-    };
-    let (qkv, d_o): (Buf, Buf) = (rounded(tokens * row, 1)?, rounded(tokens * out, 2)?);
-    let of_rows: Vec<u32> = documents_of_rows(documents).collect();
-    let mut documents = alloc(DType::U32, of_rows.len())?;
-    dev.upload(bytemuck::cast_slice(&of_rows), documents.view_mut())?;
-    let (mut o, mut dqkv) = (alloc(dtype, tokens * out)?, alloc(dtype, tokens * row)?);
-    let (mut lse, mut delta) = (alloc(DType::F32, shape.heads * tokens)?, alloc(DType::F32, shape.heads * tokens)?);
-    let mut sums = alloc(DType::F32, dev.attention_sums(shape, dtype, tokens))?;
-    dev.attention(Attention {
-        shape: *shape,
-        documents: documents.view(),
-        qkv: qkv.view(),
-        o: o.view_mut(),
-        lse: lse.view_mut(),
-    })?;
-    dev.attention_backward(AttentionBackward {
-        shape: *shape,
-        documents: documents.view(),
-        qkv: qkv.view(),
-        o: o.view(),
-        lse: lse.view(),
-        d_o: d_o.view(),
-        delta: delta.view_mut(),
-        sums: sums.view_mut(),
-        dqkv: dqkv.view_mut(),
-    })?;
-    Ok([floats(dev, &o)?, floats(dev, &dqkv)?])
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
 //! Compares the metrics files of two runs, and computes the rate of one. Needs no GPU. Never trains.
+use crate::report::PartReport;
 use flatshard::base::{Error, Result};
 use serde_json::{Value, json};
 
@@ -16,26 +17,28 @@ fn number(step: &Value, key: &str) -> f64 {
 }
 
 /// Losses and gradient norms of two runs of one configuration have a relative difference of at most `tolerance`.
-pub fn parity(a: &str, b: &str, tolerance: &str) -> Result<Value> {
+pub fn parity(a: &str, b: &str, tolerance: &str) -> Result<PartReport> {
     let tolerance: f64 = tolerance.parse().map_err(|_| Error::input(format!("{tolerance} is not a number")))?;
     let (first, second) = (steps(a)?, steps(b)?);
     if first.len() != second.len() {
         return Err(Error::Run(format!("{a} has {} steps, {b} {}", first.len(), second.len())));
     }
-    let mut worst: f64 = 0.0;
-    for (x, y) in first.iter().zip(&second) {
+    let (mut worst, mut wrong) = (0f64, Vec::new());
+    for (i, (x, y)) in first.iter().zip(&second).enumerate() {
         for key in ["loss", "grad_norm"] {
             let (x, y) = (number(x, key), number(y, key));
             let difference = (x - y).abs() / x.abs().max(1e-9);
             let close = difference <= tolerance; // a NaN is not
             if !close {
-                return Err(Error::Run(format!("{key}: {x} and {y}, more than {tolerance} apart")));
+                wrong.push(format!("step {}: {key}: {x} and {y}, more than {tolerance} apart", i + 1));
             }
             worst = worst.max(difference);
         }
     }
-    let losses = |steps: &[Value]| steps.iter().map(|s| number(s, "loss")).collect::<Vec<_>>();
-    Ok(json!({"steps": first.len(), "largest_difference": worst, "losses": [losses(&first), losses(&second)]}))
+    let of = |steps: &[Value], key: &str| steps.iter().map(|s| number(s, key)).collect::<Vec<_>>();
+    let [losses, norms] = ["loss", "grad_norm"].map(|key| [of(&first, key), of(&second, key)]);
+    let measured = json!({"steps": first.len(), "largest_difference": worst, "losses": losses, "grad_norms": norms});
+    Ok(PartReport { measured, wrong })
 }
 
 /// Medians over the second half of a run's steps.
@@ -140,8 +143,10 @@ mod tests {
     fn differing_runs_are_distinguished_from_agreeing_ones() {
         let dir = tempfile::tempdir().unwrap();
         let a = file(&dir, "a", &[5.0, 4.0]);
-        assert_eq!(parity(&a, &file(&dir, "b", &[5.0, 4.004]), "0.01").unwrap()["steps"], 2);
-        assert!(parity(&a, &file(&dir, "c", &[5.0, 4.5]), "0.01").unwrap_err().to_string().contains("loss: 4 and 4.5"));
+        let close = parity(&a, &file(&dir, "b", &[5.0, 4.004]), "0.01").unwrap();
+        assert!(close.measured["steps"] == 2 && close.wrong.is_empty());
+        let apart = parity(&a, &file(&dir, "c", &[5.0, 4.5]), "0.01").unwrap();
+        assert!(apart.measured["losses"][1][1] == 4.5 && apart.wrong[0].contains("step 2: loss: 4 and 4.5"));
         assert!(parity(&a, &file(&dir, "d", &[5.0]), "0.01").is_err());
         assert!(parity(&a, &file(&dir, "e", &[]), "0.01").is_err());
         assert_eq!(rate(&a).unwrap()["tokens_per_sec"], 40.0);

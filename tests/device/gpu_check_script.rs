@@ -24,6 +24,9 @@ fn check(gpu_check: &str, conformance: &str) -> (Output, Option<Value>) {
     command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/gpu_check.sh")).arg(&out);
     let output = command.env("BUILD", dir.path()).env("QUICK", "1").output().unwrap();
     let document = fs::read_to_string(out.join("gpu_check.json")).ok();
+    let mut files: Vec<_> = fs::read_dir(&out).unwrap().map(|file| file.unwrap().file_name()).collect();
+    files.sort();
+    assert!(document.is_none() || files == ["gpu_check.json", "gpu_check_logs.tar.gz"], "{files:?}");
     (output, document.map(|text| serde_json::from_str(&text).unwrap()))
 }
 fn part<'a>(document: &'a Value, name: &str) -> &'a Value {
@@ -41,6 +44,18 @@ fn all_parts_passing_is_a_success_and_numbers_are_kept() {
     assert_eq!(part(&document, "layouts")["result"]["part"], "layouts");
     assert_eq!(part(&document, "nccl")["status"], "passed");
     assert_eq!(document["simulated"], false);
+}
+
+/// What a failed part measured is what tells why; the machine that is lent brings back few files.
+#[test]
+fn a_failed_part_keeps_its_report_and_logs_are_in_one_archive() {
+    let body =
+        format!("[ $1 = layouts ] && {{ echo '{{\"box\": false}}'; echo 'box: 3 words differ' >&2; exit 1; }}\n{GOOD}");
+    let (output, document) = check(&body, "true");
+    assert_eq!(output.status.code(), Some(1));
+    let document = document.unwrap();
+    assert_eq!(part(&document, "layouts")["result"]["box"], false);
+    assert_eq!(part(&document, "layouts")["note"], "box: 3 words differ");
 }
 
 #[test]
@@ -75,8 +90,9 @@ fn parts_run_in_order_and_share_the_time_and_a_run_that_is_cut_off_keeps_its_res
     assert!(output.status.success());
     let document = document.unwrap();
     let names: Vec<&str> = document["parts"].as_array().unwrap().iter().map(|p| p["part"].as_str().unwrap()).collect();
-    let order = ["machine", "kernels", "layouts", "attention", "memcheck", "racecheck", "conformance", "parity_fp32"];
+    let order = ["machine", "kernels", "layouts", "attention", "parity_bf16", "conformance", "parity_fp32"];
     assert_eq!(names[..order.len()], order);
+    assert_eq!(names[names.len() - 2..], ["memcheck", "racecheck"]);
 
     let dir = tempfile::tempdir().unwrap();
     let run = |seconds: &str, gpu_check: &str, parts: &str| {
@@ -100,10 +116,10 @@ fn parts_run_in_order_and_share_the_time_and_a_run_that_is_cut_off_keeps_its_res
     assert!(part(&document, "kernels")["note"].as_str().unwrap().contains("took longer than "), "{document}");
     assert_eq!(part(&document, "kernels")["result"]["part"], "kernels");
     assert_eq!(part(&document, "layouts")["note"], "the time of the whole check is used up");
-    // Killed in the second part of three.
-    let mut child = run("600", slow, "rates rates_before kernels").spawn().unwrap();
-    let log = dir.path().join("out/kernels.json");
-    while !log.exists() || fs::metadata(&log).unwrap().len() == 0 {
+    // Killed in the second part of three, after the first one's document.
+    fs::remove_file(dir.path().join("out/gpu_check.json")).unwrap();
+    let mut child = run("600", slow, "kernels layouts").spawn().unwrap();
+    while !dir.path().join("out/gpu_check.json").exists() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     child.kill().unwrap();
