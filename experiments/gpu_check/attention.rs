@@ -170,3 +170,26 @@ fn both(dev: &dyn Device, shape: &AttentionShape, documents: &[u32], dtype: DTyp
     })?;
     Ok([floats(dev, &o)?, floats(dev, &dqkv)?])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A value that is wrong is found, with its place; one that is not a number counts as the worst.
+    #[test]
+    fn details_say_where_attention_is_wrong() {
+        let (heads, dim) = (2, 64);
+        let here: Vec<f32> = (0..70 * heads * dim).map(|i| (i % 7) as f32).collect();
+        let at = (65 * heads + 1) * dim + 40;
+        for wrong in [9.0, f32::NAN] {
+            let mut there = here.clone();
+            there[at] = wrong;
+            let values = HeadValues { there, here: here.clone(), heads, dim };
+            assert!(values.error() > 0.5, "{}", values.error());
+            let said = values.details();
+            assert_eq!([&said["row"], &said["head"], &said["column"]], [65, 1, 40]);
+            let place = |by: &str| said[by].as_array().unwrap().iter().position(|x| x.as_f64() != Some(0.0)).unwrap();
+            assert_eq!(["by_head", "by_32_columns", "by_64_rows"].map(place), [1, 1, 1]);
+        }
+    }
+}

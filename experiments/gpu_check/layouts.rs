@@ -300,6 +300,15 @@ mod tests {
     }
 
     #[test]
+    fn words_that_differ_are_reported_with_their_place() {
+        let (row, wrong) = compared(&[1, 2, 3, 4], &[1, 9, 3, 5]);
+        assert_eq!((&row["from"], &row["gpu"], &row["equal"]), (&json!(1), &json!([2, 3, 4]), &json!(false)));
+        assert!(wrong.unwrap().starts_with("2 words differ, from 1 to 3; the first: GPU 0x2, emulator 0x9"));
+        assert_eq!(compared(&[1], &[1]).1, None);
+        assert!(agreement(&[1.0, 2.0], &[1.0, 2.1], &F32).1.unwrap().contains("differ by 4.7"));
+    }
+
+    #[test]
     fn operations_run_on_the_simulated_gpu() {
         let sim = GpuDevice::new(Arc::new(Sim::new()), Meter::default()).unwrap();
         for (name, _, operation) in operations() {

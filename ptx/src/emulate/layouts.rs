@@ -93,6 +93,18 @@ impl SharedMatrix {
         }
         Ok(matrix)
     }
+    /// Transposed, what starts inside a row of the pattern must end in it: 64 columns from 64 bytes on were wrong on an
+    /// H200.
+    pub fn holds(&self, rows: usize) -> Result<(), String> {
+        let (row, from) = (self.swizzle.row() as u64, self.start % self.swizzle.row() as u64);
+        if self.transposed && self.swizzle != Swizzle::None && from > 0 && from + 2 * rows as u64 > row {
+            let swizzle = self.swizzle;
+            return Err(format!(
+                "{rows} elements from byte {from} of a row of {row} on, with {swizzle:?}, pass its end"
+            ));
+        }
+        Ok(())
+    }
     /// Address of the 16 bytes that hold eight adjacent elements: K-major, elements of row `i` from depth `8 j` on;
     /// transposed, rows of depth `i` from `8 j` on.
     pub fn row(&self, i: usize, j: usize) -> u64 {

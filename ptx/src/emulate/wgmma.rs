@@ -146,7 +146,8 @@ impl Emulator<'_, '_> {
         op: &Wgmma,
         at: Site,
     ) -> Result<Vec<[f64; DEPTH]>, Stop> {
-        let matrix = match SharedMatrix::new(descriptor, transposed) {
+        let matrix = SharedMatrix::new(descriptor, transposed);
+        let matrix = match matrix.and_then(|matrix| matrix.holds(first + rows).map(|()| matrix)) {
             Ok(matrix) => matrix,
             Err(what) => {
                 self.find(FindingKind::Misaligned, at, what);

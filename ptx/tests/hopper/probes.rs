@@ -156,6 +156,21 @@ fn wide_operands_of_wgmma() {
         }
     }
 }
+/// 32 columns from 96 bytes on pass the end of a row of 128.
+#[test]
+fn an_operand_that_starts_in_a_row_and_passes_its_end_is_reported() {
+    let text = Variant::by_name("probe_hopper").unwrap().expand().unwrap();
+    let [right, wrong] = ["%a, 1028;", "%a, 1030;"];
+    assert_eq!(text.matches(right).count(), 1);
+    let kernels = parse("probe_hopper.ptx", &text.replace(right, wrong)).unwrap();
+    let kernel = kernels.iter().find(|kernel| kernel.name == "probe_wgmma_wide").unwrap();
+    let mut memory = GlobalMemory::new();
+    let at = [memory.upload("x", &[0; 4 * 8192]), memory.alloc("out", 4 * 128 * 128)].map(Argument::Pointer);
+    let (grid, block) = ([1, 1, 1], [128, 1, 1]);
+    let launch = KernelLaunch { kernel, grid, block, dynamic_shared: 0, arguments: &at, schedule: 1 };
+    let report = launch.run(&mut memory).unwrap_err().to_string();
+    assert!(report.contains("32 elements from byte 96 of a row of 128 on, with B128, pass its end"), "{report}");
+}
 /// Both CTAs of a cluster have the product of N = 128 that a CTA alone has, whatever their addresses are.
 #[test]
 fn operands_of_wgmma_in_a_cluster() {
