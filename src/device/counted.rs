@@ -156,6 +156,7 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         rmsnorm(RmsNorm) x over [x, w, y, rstd];
         rmsnorm_backward(RmsNormBackward) x over [x, w, rstd, dy, dx, dx, dw];
         layernorm_backward(LayerNormBackward) x over [x, w, stats, dy, dx, dx, dw, db];
+        layernorm_from_one_backward(LayerNormBackward) x over [x, w, stats, dy, dx, dx, dw, db];
         qk_norm_rope(QkNormRope) qkv over [positions, qkv, out, rstd];
         qk_norm_rope_backward(QkNormRopeBackward) qkv over [positions, qkv, rstd, dqkv, dqkv];
         attention_merge(AttentionMerge) o over [o_pass, lse_pass, o, o, lse, lse];
@@ -227,9 +228,10 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         self.executor.op(cost, |dev| dev.gemm_then(op))
     }
     fn layernorm(&self, op: LayerNorm) -> Result<()> {
-        let weights = op.w.bytes() + op.b.map_or(0, |b| b.bytes());
-        let bytes = op.x.bytes() + weights + op.y.bytes() + op.stats.bytes();
-        self.moves("layernorm", op.x.dtype(), bytes, |dev| dev.layernorm(op))
+        self.moves("layernorm", op.x.dtype(), op.bytes(), |dev| dev.layernorm(op))
+    }
+    fn layernorm_from_one(&self, op: LayerNorm) -> Result<()> {
+        self.moves("layernorm_from_one", op.x.dtype(), op.bytes(), |dev| dev.layernorm_from_one(op))
     }
     /// Queries and keys of each row are read and written; values are not touched.
     fn rope(&self, op: Rope) -> Result<()> {

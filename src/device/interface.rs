@@ -174,6 +174,13 @@ pub trait Device: Send + Sync {
     fn scale_by(&self, _: ScaleBy) -> Result<()> {
         Err(missing(ScaleBy::OP))
     }
+    /// Of weights that are stored minus 1.
+    fn layernorm_from_one(&self, _: LayerNorm) -> Result<()> {
+        Err(missing("layernorm_from_one"))
+    }
+    fn layernorm_from_one_backward(&self, _: LayerNormBackward) -> Result<()> {
+        Err(missing("layernorm_from_one_backward"))
+    }
     /// `y = max(x, 0)^2`; assigns.
     fn relu_squared(&self, _: Gelu) -> Result<()> {
         Err(missing("relu_squared"))

@@ -9,8 +9,9 @@ use crate::device::{Device, View, ViewMut};
 pub enum Norm {
     /// RMSNorm: segment `w`; one f32 of statistics per row.
     Rms { w: usize, shape: RmsNormShape },
-    /// LayerNorm: segments `w` and, with biases, `b`; two f32 of statistics per row.
-    Layer { w: usize, b: Option<usize>, eps: f32 },
+    /// LayerNorm: segments `w`, whose values may be stored minus 1, and, with biases, `b`; two f32 of statistics per
+    /// row.
+    Layer { w: usize, b: Option<usize>, eps: f32, from_one: bool },
     /// The output is the input; no statistics.
     Absent,
 }
@@ -20,8 +21,9 @@ impl Norm {
     pub fn forward(&self, dev: &dyn Device, weights: Weights, x: View, y: ViewMut, stats: ViewMut) -> Result<()> {
         match *self {
             Norm::Rms { w, shape } => dev.rmsnorm(RmsNorm { shape, x, w: weights.get(w), y, rstd: stats }),
-            Norm::Layer { w, b, eps } => {
-                dev.layernorm(LayerNorm { eps, x, w: weights.get(w), b: b.map(|b| weights.get(b)), y, stats })
+            Norm::Layer { w, b, eps, from_one } => {
+                let op = LayerNorm { eps, x, w: weights.get(w), b: b.map(|b| weights.get(b)), y, stats };
+                if from_one { dev.layernorm_from_one(op) } else { dev.layernorm(op) }
             }
             Norm::Absent => dev.copy(x, y),
         }
@@ -65,15 +67,17 @@ impl Norm {
                 let dw = grads.get(w)?.unwrap_or_else(|| unused.slice(0..weights.get(w).len()));
                 dev.rmsnorm_backward(RmsNormBackward { shape, x, w: weights.get(w), rstd: stats, dy, dx, dw })
             }
-            Norm::Layer { w, b: Some(b), .. } => {
-                let (dw, db) = grads.pair(w, b, unused)?;
-                dev.layernorm_backward(LayerNormBackward { x, w: weights.get(w), stats, dy, dx, dw, db })
-            }
-            Norm::Layer { w, b: None, .. } => {
+            Norm::Layer { w, b, from_one, .. } => {
                 let len = weights.get(w).len();
-                let (spare, db) = unused.split_at(len);
-                let (dw, db) = (grads.get(w)?.unwrap_or(spare), db.slice(0..len));
-                dev.layernorm_backward(LayerNormBackward { x, w: weights.get(w), stats, dy, dx, dw, db })
+                let (dw, db) = match b {
+                    Some(b) => grads.pair(w, b, unused)?,
+                    None => {
+                        let (spare, db) = unused.split_at(len);
+                        (grads.get(w)?.unwrap_or(spare), db.slice(0..len))
+                    }
+                };
+                let op = LayerNormBackward { x, w: weights.get(w), stats, dy, dx, dw, db };
+                if from_one { dev.layernorm_from_one_backward(op) } else { dev.layernorm_backward(op) }
             }
             Norm::Absent => dev.add(dy, dx),
         }

@@ -126,6 +126,8 @@ pub enum Arch {
     Arcee,
     /// The same with LayerNorm and biases.
     Jais2,
+    /// Jais 2 with norms whose weights are stored minus 1, and rotary positions in part of a head.
+    Nemotron,
     /// LayerNorm, learned positions, GELU, biases (`GPT2LMHeadModel`).
     Gpt,
 }

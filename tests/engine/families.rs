@@ -59,6 +59,7 @@ const CASES: &[&str] = &[
     "jais2",
     "lfm2",
     "vaultgemma",
+    "nemotron",
     // `tests/golden/towers.py`
     "ministral",
     "ministral3",

@@ -150,6 +150,8 @@ CASES = {
                     dict(linear_allow_neg_eigval=False)),
     "vaultgemma": ("vaultgemma", dict(**DIVIDED, num_hidden_layers=3, sliding_window=4, query_pre_attn_scalar=3, attn_logit_softcapping=1.5,
                                       final_logit_softcapping=2.0, tie_word_embeddings=True), dict(attn_logit_softcapping=None)),
+    "nemotron": ("nemotron", dict(rope_parameters=rope("default", partial_rotary_factor=0.4), norm_eps=1e-3, attention_bias=True, mlp_bias=True),
+                 dict(rope_parameters=rope("default", partial_rotary_factor=0.8))),
 }
 LONG_DOCUMENTS = [70, 1, 9, 4]
 RECURRENT = {"qwen3_5", "olmo_hybrid"}

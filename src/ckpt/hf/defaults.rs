@@ -287,6 +287,13 @@ impl Defaults {
                 mlp_bias: Some(("mlp_bias", true)),
                 ..PLAIN
             },
+            Arch::Nemotron => Defaults {
+                eps: ("norm_eps", 1e-5),
+                activation: Activation::ReluSquared,
+                mlp_bias: Some(("mlp_bias", false)),
+                part: Some(0.5),
+                ..BIASED
+            },
             Arch::Gpt => PLAIN,
         }
     }

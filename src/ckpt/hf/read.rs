@@ -266,6 +266,7 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
             ..spec
         },
         Arch::Starcoder2 | Arch::Jais2 => Spec { layer_norm: true, norm_bias: true, ..spec },
+        Arch::Nemotron => Spec { layer_norm: true, norm_bias: true, norm_from_one: true, ..spec },
         Arch::GptOss => Spec { sinks: true, ..spec },
         Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Glm4MoeLite | Arch::Youtu => scored::special(keys, spec)?,
         Arch::Glm4Moe | Arch::SolarOpen => {

@@ -88,6 +88,20 @@ fn rmsnorm_gradients<T: Float, const WEIGHTS: bool>(
 
 #[inline(always)]
 pub fn layernorm<T: Float>(op: LayerNorm) -> Result<()> {
+    layernorm_of::<T, false>(op)
+}
+/// Of weights that are stored minus 1.
+#[inline(always)]
+pub fn layernorm_from_one<T: Float>(op: LayerNorm) -> Result<()> {
+    layernorm_of::<T, true>(op)
+}
+/// The factor that a stored weight stands for.
+#[inline(always)]
+fn factor<const FROM_ONE: bool>(w: f32) -> f32 {
+    if FROM_ONE { 1.0 + w } else { w }
+}
+#[inline(always)]
+fn layernorm_of<T: Float, const FROM_ONE: bool>(op: LayerNorm) -> Result<()> {
     const OP: &str = LayerNorm::OP;
     op.check()?;
     let (x, w, eps) = (op.x.host::<T>(OP)?, op.w.host::<T>(OP)?, op.eps);
@@ -111,12 +125,13 @@ pub fn layernorm<T: Float>(op: LayerNorm) -> Result<()> {
         match b {
             Some(b) => {
                 for i in 0..c {
-                    y[i] = T::from_f32(((x[i].to_f32() - mean) * r).mul_add(w[i].to_f32(), b[i].to_f32()));
+                    let w = factor::<FROM_ONE>(w[i].to_f32());
+                    y[i] = T::from_f32(((x[i].to_f32() - mean) * r).mul_add(w, b[i].to_f32()));
                 }
             }
             None => {
                 for i in 0..c {
-                    y[i] = T::from_f32((x[i].to_f32() - mean) * r * w[i].to_f32());
+                    y[i] = T::from_f32((x[i].to_f32() - mean) * r * factor::<FROM_ONE>(w[i].to_f32()));
                 }
             }
         }
@@ -127,14 +142,14 @@ pub fn layernorm<T: Float>(op: LayerNorm) -> Result<()> {
 /// With n = (x - mean) rstd and g = w dy: `dx += rstd (g - mean(g) - n mean(g n))`, `dw += dy n`, `db += dy`. Without
 /// `WEIGHTS`, `dw` and `db` are not accessed: see [`layernorm_weights`].
 #[inline(always)]
-pub fn layernorm_backward<T: Float, const WEIGHTS: bool>(op: LayerNormBackward) -> Result<()> {
+pub fn layernorm_backward<T: Float, const FROM_ONE: bool, const WEIGHTS: bool>(op: LayerNormBackward) -> Result<()> {
     const OP: &str = LayerNormBackward::OP;
     op.check()?;
     let (x, w, stats, dy) = (op.x.host::<T>(OP)?, op.w.host::<T>(OP)?, op.stats.host::<f32>(OP)?, op.dy.host::<T>(OP)?);
     let dx = op.dx.host::<T>(OP)?;
     let (dw, db): (&mut [f32], &mut [f32]) =
         if WEIGHTS { (op.dw.host(OP)?, op.db.host(OP)?) } else { (&mut [], &mut []) };
-    layernorm_gradients::<T, WEIGHTS>(x, w, stats, dy, dx, dw, db);
+    layernorm_gradients::<T, FROM_ONE, WEIGHTS>(x, w, stats, dy, dx, dw, db);
     Ok(())
 }
 /// Some columns of the gradients of weights and biases, from column `first` on.
@@ -153,7 +168,7 @@ pub fn layernorm_weights<T: Float>(op: &LayerNormBackward, first: usize, [dw, db
     Ok(())
 }
 #[inline(always)]
-fn layernorm_gradients<T: Float, const WEIGHTS: bool>(
+fn layernorm_gradients<T: Float, const FROM_ONE: bool, const WEIGHTS: bool>(
     x: &[T],
     w: &[T],
     stats: &[f32],
@@ -169,12 +184,12 @@ fn layernorm_gradients<T: Float, const WEIGHTS: bool>(
         let g = sum(
             [w, dy],
             #[inline(always)]
-            |[w, dy]| w * dy,
+            |[w, dy]| factor::<FROM_ONE>(w) * dy,
         ) / c as f32;
         let dot = sum(
             [w, dy, x],
             #[inline(always)]
-            |[w, dy, x]| w * dy * ((x - mean) * r),
+            |[w, dy, x]| factor::<FROM_ONE>(w) * dy * ((x - mean) * r),
         ) / c as f32;
         for i in 0..c {
             let (n, dy) = ((x[i].to_f32() - mean) * r, dy[i].to_f32());
@@ -182,7 +197,8 @@ fn layernorm_gradients<T: Float, const WEIGHTS: bool>(
                 dw[i] += dy * n;
                 db[i] += dy;
             }
-            dx[i] = T::from_f32(dx[i].to_f32() + r * (w[i].to_f32() * dy - g - n * dot));
+            let w = factor::<FROM_ONE>(w[i].to_f32());
+            dx[i] = T::from_f32(dx[i].to_f32() + r * (w * dy - g - n * dot));
         }
     }
 }

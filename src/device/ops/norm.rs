@@ -90,6 +90,11 @@ impl LayerNorm<'_> {
         written(Self::OP, &[("y", y, dtype, x.len()), ("stats", stats, DType::F32, 2 * n)])?;
         Ok(n)
     }
+    /// Bytes that it moves.
+    pub fn bytes(&self) -> usize {
+        let weights = self.w.bytes() + self.b.map_or(0, |b| b.bytes());
+        self.x.bytes() + weights + self.y.bytes() + self.stats.bytes()
+    }
 }
 
 /// Backward of [`LayerNorm`]. Adds to `dx`, the residual's gradient, and to `dw` and `db`.

@@ -89,7 +89,7 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {
 fn norm(layout: &mut Layout, name: String, spec: &Spec) -> Norm {
     let w = layout.push(format!("{name}.weight"), &[spec.dim], false, Init::ONES);
     let b = layout.push(format!("{name}.bias"), &[spec.dim], false, Init::ZEROS);
-    Norm::Layer { w, b: Some(b), eps: spec.norm_eps }
+    Norm::Layer { w, b: Some(b), eps: spec.norm_eps, from_one: false }
 }
 
 fn linear(layout: &mut Layout, name: String, inputs: usize, outputs: usize, init: Init) -> Linear {

@@ -141,13 +141,14 @@ impl Names<'_> {
         if self.split.part(self.split.cuts.attention).of > 1 { Tp::Summed } else { Tp::Same }
     }
     pub fn norm(&mut self, name: &str, width: usize) -> Norm {
-        let (w, eps) = (self.scale(name, width, self.residual_norm()), self.spec.norm_eps);
+        let w = self.scale(name, width, self.residual_norm());
+        let &Spec { norm_eps: eps, norm_from_one: from_one, .. } = self.spec;
         if !self.spec.layer_norm {
             return Norm::Rms { w, shape: self.rms() };
         }
         let tp = self.residual_norm();
         let b = self.spec.norm_bias.then(|| self.push(name, BIAS, &[width], tp, Init::ZEROS));
-        Norm::Layer { w, b, eps }
+        Norm::Layer { w, b, eps, from_one }
     }
     /// The norm of a branch's input, if the family has it.
     pub fn branch_norm(&mut self, has: bool, name: &str) -> Norm {

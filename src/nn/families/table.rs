@@ -228,6 +228,7 @@ families! {
     Lfm2Moe "lfm2_moe" "lfm2_moe" "Lfm2MoeForCausalLM" None, LFM2;
     Arcee "arcee" "arcee" "ArceeForCausalLM" Some("ArceeForSequenceClassification"), LLAMA;
     Jais2 "jais2" "jais2" "Jais2ForCausalLM" None, LLAMA;
+    Nemotron "nemotron" "nemotron" "NemotronForCausalLM" Some("NemotronForSequenceClassification"), LLAMA;
     Gpt "gpt" "gpt2" "GPT2LMHeadModel" Some("GPT2ForSequenceClassification"), LLAMA;
 }
 

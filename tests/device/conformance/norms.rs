@@ -2,6 +2,7 @@
 use super::harness::*;
 use super::layers::SHAPES;
 use crate::common::reference;
+use flatshard::base::DType;
 use flatshard::device::ops::{LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward, RmsNormShape};
 
 #[test]
@@ -108,5 +109,33 @@ fn layernorm() {
                 })
             },
         );
+    }
+}
+
+/// On the CPU, a weight that is stored minus 1 has the bits of the whole weight, whatever the vectors and threads.
+#[test]
+fn layernorm_from_one() {
+    let (n, c) = (5, 70);
+    // Sums that are exact in f32.
+    let stored: Vec<f64> = normal(2, c).iter().map(|w| (w * 64.0).round() / 64.0).collect();
+    let whole: Vec<f64> = stored.iter().map(|w| w + 1.0).collect();
+    for dev in devices().iter().filter(|dev| is_cpu(&***dev)) {
+        let computed = |w: &[f64], from_one: bool, biased: bool| {
+            let inputs = [normal(1, n * c), w.to_vec(), normal(3, c), normal(4, n * c)];
+            let [x, w, b, dy] = inputs.map(|values| buf(&**dev, DType::F32, &values));
+            let mut out = [n * c, 2 * n, n * c, c, c].map(|len| buf(&**dev, DType::F32, &before(len)));
+            let [y, stats, dx, dw, db] = &mut out;
+            let b = biased.then_some(b.view());
+            let op = LayerNorm { eps: 1e-5, x: x.view(), w: w.view(), b, y: y.view_mut(), stats: stats.view_mut() };
+            if from_one { dev.layernorm_from_one(op) } else { dev.layernorm(op) }.unwrap();
+            let (stats, dy) = (stats.view(), dy.view());
+            let [dx, dw, db] = [dx, dw, db].map(|of| of.view_mut());
+            let op = LayerNormBackward { x: x.view(), w: w.view(), stats, dy, dx, dw, db };
+            if from_one { dev.layernorm_from_one_backward(op) } else { dev.layernorm_backward(op) }.unwrap();
+            out.map(|of| read(&**dev, &of))
+        };
+        for biased in [false, true] {
+            assert_eq!(computed(&stored, true, biased), computed(&whole, false, biased), "{}", dev.name());
+        }
     }
 }

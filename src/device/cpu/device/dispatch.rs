@@ -40,6 +40,18 @@ macro_rules! by_heads {
 }
 
 impl CpuDevice {
+    fn layernorm_gradients<const FROM_ONE: bool>(&self, op: LayerNormBackward) -> Result<()> {
+        if self.worth(op.x.bytes()) == 1 {
+            return floats!(self, op.x.dtype(), T => norm::layernorm_backward::<T, FROM_ONE, true>(op));
+        }
+        op.check()?;
+        self.parts((op.dw.len(), LINE, op.x.bytes()), &|_, columns| {
+            // SAFETY: `parts` makes parts that do not overlap.
+            let of = [&op.dw, &op.db].map(|x| unsafe { x.part(columns.clone()) });
+            floats!(self, op.x.dtype(), T => norm::layernorm_weights::<T>(&op, columns.start, of))
+        })?;
+        self.rows(op, &|op| floats!(self, op.x.dtype(), T => norm::layernorm_backward::<T, FROM_ONE, false>(op)))
+    }
     /// Runs a convolution by channels.
     fn convolve(&self, pass: impl conv::ByChannels) -> Result<()> {
         self.parts((pass.channels(), conv::CHANNELS, pass.bytes()), &|_, channels| {
@@ -58,6 +70,7 @@ impl Device for CpuDevice {
         bias(Bias) y => norm::bias;
         rmsnorm(RmsNorm) x => norm::rmsnorm;
         layernorm(LayerNorm) x => norm::layernorm;
+        layernorm_from_one(LayerNorm) x => norm::layernorm_from_one;
         rope(Rope) qkv => rope::rope;
         qk_norm_rope(QkNormRope) qkv => rope::qk_norm_rope;
         swiglu(Glu) gate => activation::swiglu;
@@ -186,16 +199,10 @@ impl Device for CpuDevice {
         self.rows(op, &|op| floats!(self, op.x.dtype(), T => norm::rmsnorm_backward::<T, false>(op)))
     }
     fn layernorm_backward(&self, op: LayerNormBackward) -> Result<()> {
-        if self.worth(op.x.bytes()) == 1 {
-            return floats!(self, op.x.dtype(), T => norm::layernorm_backward::<T, true>(op));
-        }
-        op.check()?;
-        self.parts((op.dw.len(), LINE, op.x.bytes()), &|_, columns| {
-            // SAFETY: as above.
-            let of = [&op.dw, &op.db].map(|x| unsafe { x.part(columns.clone()) });
-            floats!(self, op.x.dtype(), T => norm::layernorm_weights::<T>(&op, columns.start, of))
-        })?;
-        self.rows(op, &|op| floats!(self, op.x.dtype(), T => norm::layernorm_backward::<T, false>(op)))
+        self.layernorm_gradients::<false>(op)
+    }
+    fn layernorm_from_one_backward(&self, op: LayerNormBackward) -> Result<()> {
+        self.layernorm_gradients::<true>(op)
     }
 
     fn qk_norm_rope_backward(&self, op: QkNormRopeBackward) -> Result<()> {
