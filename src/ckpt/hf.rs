@@ -128,7 +128,9 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         "rope_theta": rope.theta,
         "attention_dropout": 0.0,
     }));
-    map.insert(of.eps.0.into(), json!(decimal(spec.norm_eps)));
+    if !of.eps.0.is_empty() {
+        map.insert(of.eps.0.into(), json!(decimal(spec.norm_eps)));
+    }
     // The classes of gpt-oss and CWM scale where their configs do not say otherwise.
     let unscaled = matches!(spec.arch, Arch::GptOss | Arch::Cwm).then(|| json!({"rope_type": "default"}));
     if let Some(scaling) = scaling(&rope.scaling).or(unscaled) {

@@ -149,7 +149,7 @@ impl AttentionBranch {
         let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
         self.fit(scratch);
         saved.qkv.fit(self.projected());
-        self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
+        self.norm.forward(cx, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
         let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
         let Scratch { rotated, head_stats, row, normed, core: core_scratch, cache, zeros, shared_kv, .. } = scratch;
         let AttentionSaved { qkv, branch, gate, core, latent: latents } = saved;
@@ -212,7 +212,7 @@ impl AttentionBranch {
             return self.out.onto_residual(cx, w, o, adapter, summed, DropoutSite::Attention, x, y);
         };
         self.out.summed(cx, w, o, adapter, summed, branch.rows_mut(rows))?;
-        norm.forward(dev, w, branch.rows(rows), y.reborrow(), stats.rows_mut(rows))?;
+        norm.forward(cx, w, branch.rows(rows), y.reborrow(), stats.rows_mut(rows))?;
         cx.leave(DropoutSite::Attention, y.reborrow())?;
         dev.add(x, y)
     }
@@ -359,15 +359,8 @@ impl AttentionBranch {
         let mut d_branch = cx.branch_grad(DropoutSite::Attention, d_y, &mut scratch.masked)?;
         if let Some(norm) = &self.post {
             let Scratch { h, stats, dh, unused, .. } = scratch;
-            d_branch = norm.branch_backward(
-                dev,
-                w,
-                dw,
-                saved.branch.rows(rows),
-                d_branch,
-                [h, stats, dh],
-                unused.rows_mut(2),
-            )?;
+            d_branch =
+                norm.branch_backward(cx, w, dw, saved.branch.rows(rows), d_branch, [h, stats, dh], unused.rows_mut(2))?;
         }
         let d_branch = cx.whole(d_branch, &mut scratch.whole)?;
         let mut o = saved.core.outputs(n);
@@ -491,7 +484,7 @@ impl AttentionBranch {
             self.regroup(cx, queries, dqkv, dgate, false)?;
         }
         let Scratch { h, stats, whole, parts, dqkv, dh, adapter, unused, queries, latent, .. } = scratch;
-        self.norm.forward(dev, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
+        self.norm.forward(cx, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
         let h = cx.whole(h.rows(rows), whole)?;
         cx.sum(self.cut, parts, dh.rows_mut(rows), |mut dh| {
             if let Some(of) = &self.latent {
@@ -504,6 +497,6 @@ impl AttentionBranch {
             Ok(())
         })?;
         cx.release(h)?;
-        self.norm.backward(dev, w, dw, x, stats.rows(rows), dh.rows(rows), dy, unused.rows_mut(2))
+        self.norm.backward(cx, w, dw, x, stats.rows(rows), dh.rows(rows), dy, unused.rows_mut(2))
     }
 }

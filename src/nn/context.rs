@@ -163,6 +163,8 @@ pub struct Cx<'a> {
     pub n: usize,
     /// Tables of rotations, f32: see [`TurnTable`]; empty if unused.
     pub tables: [View<'a>; 3],
+    /// The weights of norms that have none; empty if unused.
+    pub ones: View<'a>,
     /// Factor of a branch's output.
     pub residual: f32,
     /// Dropout probability and the micro-batch's keys ([`DropoutKeys`]); none in evaluation.
@@ -345,6 +347,7 @@ mod tests {
                 batch,
                 n: 0,
                 tables: [view; 3],
+                ones: view,
                 residual: 1.0,
                 dropout,
                 adapter_keys: None,

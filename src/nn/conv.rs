@@ -49,7 +49,7 @@ impl ConvBranch {
         y: ViewMut,
     ) -> Result<()> {
         let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
-        self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
+        self.norm.forward(cx, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
         let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
         self.inputs.forward(cx, w, h.rows, &mut scratch.adapter, saved.mixed.rows_mut(n))?;
         cx.release(h)?;
@@ -96,12 +96,12 @@ impl ConvBranch {
         dev.short_conv_backward(back)?;
 
         let Scratch { h, stats, whole, parts, dh, adapter, unused, recurrent, .. } = scratch;
-        self.norm.forward(dev, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
+        self.norm.forward(cx, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
         let h = cx.whole(h.rows(rows), whole)?;
         cx.sum(self.cut, parts, dh.rows_mut(rows), |dh| {
             self.inputs.backward(cx, w, dw, h.rows, recurrent.dmixed.rows(n), adapter, dh, false)
         })?;
         cx.release(h)?;
-        self.norm.backward(dev, w, dw, x, stats.rows(rows), dh.rows(rows), dy, unused.rows_mut(2))
+        self.norm.backward(cx, w, dw, x, stats.rows(rows), dh.rows(rows), dy, unused.rows_mut(2))
     }
 }

@@ -20,10 +20,11 @@ use super::tensor::Tensor;
 use super::tuning::{Tuning, set_saved};
 use super::workspace::{AdapterWidths, Fixed, Workspace, WorkspaceOptions};
 use crate::base::rng::Rng;
-use crate::base::{Error, Result};
+use crate::base::{DType, Error, Result};
 use crate::comm::{Reduce, Tag};
 use crate::device::ops::{Balance, Fp8Work, RouteShape};
 use crate::device::{Device, View, ViewMut};
+use half::{bf16, f16};
 use std::time::Instant;
 
 /// A model as a plan: immutable, without buffers.
@@ -161,7 +162,14 @@ impl Decoder {
         if dev.is_unbacked() {
             return Ok(());
         }
-        let Fixed { table, local_table, still_table, .. } = fixed;
+        let Fixed { table, local_table, still_table, ones, .. } = fixed;
+        let one = match ones.dtype() {
+            DType::F32 => 1f32.to_ne_bytes().to_vec(),
+            DType::Bf16 => bf16::ONE.to_ne_bytes().to_vec(),
+            _ => f16::ONE.to_ne_bytes().to_vec(),
+        };
+        let n = ones.capacity();
+        dev.upload(&one.repeat(n * ones.width()), ones.rows_mut(n))?;
         for (rope, table) in [(&self.spec.rope, table), (&self.spec.local_rope, &mut *local_table)] {
             if let Some(rope) = rope {
                 let (rows, d, longest) = (table.capacity(), table.width(), self.spec.max_len);
@@ -214,8 +222,8 @@ impl Decoder {
             return Err(Error::op("train", "the workspace was allocated without backward buffers"));
         }
         let Workspace { stream, kept, scratch, fixed, dx, groups, .. } = ws;
-        let Fixed { table, local_table, still_table, balance, load, loss, .. } = fixed;
-        let cx = self.cx(dev, groups, batch, [table, local_table, still_table], Some(micro.dropout_keys));
+        let Fixed { table, local_table, still_table, ones, balance, load, loss, .. } = fixed;
+        let cx = self.cx(dev, groups, batch, [ones, table, local_table, still_table], Some(micro.dropout_keys));
         let rows = cx.rows();
         self.begin_attention(&cx, scratch)?;
         self.begin_load(dev, scratch)?;
@@ -306,10 +314,15 @@ impl Decoder {
     ) -> Result<()> {
         batch.rows(ws.tokens(), true)?;
         let Workspace {
-            stream, kept, scratch, fixed: Fixed { table, local_table, still_table, loss, .. }, groups, ..
+            stream,
+            kept,
+            scratch,
+            fixed: Fixed { table, local_table, still_table, ones, loss, .. },
+            groups,
+            ..
         } = ws;
         let adapted = sequences.as_ref().is_none_or(|scored| !scored.base);
-        let cx = Cx { adapted, ..self.cx(dev, groups, batch, [table, local_table, still_table], None) };
+        let cx = Cx { adapted, ..self.cx(dev, groups, batch, [ones, table, local_table, still_table], None) };
         self.begin_attention(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
@@ -337,7 +350,7 @@ impl Decoder {
         dev: &'a dyn Device,
         groups: &'a Groups,
         batch: &Batch<'a>,
-        tables: [&'a Tensor; 3],
+        [ones, tables @ ..]: [&'a Tensor; 4],
         keys: Option<View<'a>>,
     ) -> Cx<'a> {
         let p = self.spec.dropout;
@@ -352,6 +365,7 @@ impl Decoder {
             batch: *batch,
             n: batch.tokens.len(),
             tables,
+            ones: ones.rows(ones.capacity()),
             residual: self.spec.residual_multiplier,
             dropout,
             adapter_keys,

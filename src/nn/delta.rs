@@ -144,7 +144,7 @@ impl DeltaBranch {
         y: ViewMut,
     ) -> Result<()> {
         let (dev, n, rows, shape) = (cx.dev, cx.n, cx.rows(), self.shape);
-        self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
+        self.norm.forward(cx, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
         let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
         let Scratch { adapter, recurrent: delta, recurrent_cache, .. } = scratch;
         let RecurrentSaved { mixed, z, a, b, o, states } = saved;
@@ -286,7 +286,7 @@ impl DeltaBranch {
         }
 
         let Scratch { h, stats, whole, parts, dh, adapter, unused, recurrent: delta, .. } = scratch;
-        self.norm.forward(dev, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
+        self.norm.forward(cx, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
         let h = cx.whole(h.rows(rows), whole)?;
         cx.sum(self.cut, parts, dh.rows_mut(rows), |mut dh| {
             let mut first = true;
@@ -308,6 +308,6 @@ impl DeltaBranch {
             }
         })?;
         cx.release(h)?;
-        self.norm.backward(dev, w, dw, x, stats.rows(rows), dh.rows(rows), dy, unused.rows_mut(2))
+        self.norm.backward(cx, w, dw, x, stats.rows(rows), dh.rows(rows), dy, unused.rows_mut(2))
     }
 }

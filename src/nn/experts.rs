@@ -136,7 +136,7 @@ impl SparseBranch {
     /// Assigns the statistics of scratch from `saved.x`, and its `h (N, C)`.
     pub fn renorm(&self, cx: &Cx, w: Weights, saved: &MlpSaved, scratch: &mut Scratch) -> Result<()> {
         let (rows, Scratch { h, stats, whole, .. }) = (cx.rows(), scratch);
-        self.norm.forward(cx.dev, w, saved.x.rows(rows), h.rows_mut(rows), stats.rows_mut(rows))?;
+        self.norm.forward(cx, w, saved.x.rows(rows), h.rows_mut(rows), stats.rows_mut(rows))?;
         cx.make_whole(h, whole)
     }
 
@@ -210,7 +210,7 @@ impl SparseBranch {
             dev.copy(shared_dweight.rows(n), shared_cast.rows_mut(n))?;
             self.router_backward(cx, w, dw, router, h, shared_cast.rows(n), dh)
         })?;
-        self.norm.backward(dev, w, dw, saved.x.rows(rows), stats.rows(rows), dh.rows(rows), dy, unused.rows_mut(2))
+        self.norm.backward(cx, w, dw, saved.x.rows(rows), stats.rows(rows), dh.rows(rows), dy, unused.rows_mut(2))
     }
 
     /// Assigns f32 `logits (N, outputs)` of the matrix in segment `router`.

@@ -41,7 +41,7 @@ impl MlpBranch {
         self.fit(scratch);
         [&mut saved.gate, &mut saved.up].into_iter().for_each(|tensor| tensor.fit(self.up.outputs()));
         let x = beside.unwrap_or(saved.x.rows(rows));
-        self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
+        self.norm.forward(cx, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
         let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
         if let Some(gate) = &self.gate {
             gate.forward(cx, w, h.rows, &mut scratch.adapter, saved.gate.rows_mut(n))?;
@@ -70,7 +70,7 @@ impl MlpBranch {
         };
         self.down.summed(cx, w, act, adapter, summed, saved.branch.rows_mut(rows))?;
         let Some(mut y) = y else { return Ok(()) };
-        norm.forward(dev, w, saved.branch.rows(rows), y.reborrow(), stats.rows_mut(rows))?;
+        norm.forward(cx, w, saved.branch.rows(rows), y.reborrow(), stats.rows_mut(rows))?;
         cx.leave(DropoutSite::Mlp, y.reborrow())?;
         dev.add(x, y)
     }
@@ -110,15 +110,8 @@ impl MlpBranch {
         let mut d_branch = cx.branch_grad(DropoutSite::Mlp, dy.as_view(), &mut scratch.masked)?;
         if let Some(norm) = &self.post {
             let Scratch { h, stats, dh, unused, .. } = scratch;
-            d_branch = norm.branch_backward(
-                dev,
-                w,
-                dw,
-                saved.branch.rows(rows),
-                d_branch,
-                [h, stats, dh],
-                unused.rows_mut(2),
-            )?;
+            d_branch =
+                norm.branch_backward(cx, w, dw, saved.branch.rows(rows), d_branch, [h, stats, dh], unused.rows_mut(2))?;
         }
         self.activation(dev, n, saved, scratch.act.rows_mut(n))?;
         let d_branch = cx.whole(d_branch, &mut scratch.whole)?;
@@ -132,7 +125,7 @@ impl MlpBranch {
         }
         cx.release(d_branch)?;
 
-        self.norm.forward(dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
+        self.norm.forward(cx, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
         // The activation is no longer needed, so its buffer holds the gate's gradient.
         let (dact, dgate, dup) = (scratch.dact.rows(n), scratch.act.rows_mut(n), scratch.dup.rows_mut(n));
         match self.activation {
@@ -150,6 +143,6 @@ impl MlpBranch {
             self.up.backward(cx, w, dw, h.rows, dup.rows(n), adapter, dh, self.gate.is_some())
         })?;
         cx.release(h)?;
-        self.norm.backward(dev, w, dw, x, stats.rows(rows), dh.rows(rows), dy, unused.rows_mut(2))
+        self.norm.backward(cx, w, dw, x, stats.rows(rows), dh.rows(rows), dy, unused.rows_mut(2))
     }
 }

@@ -1,9 +1,10 @@
 //! RMSNorm, LayerNorm and none behind one interface. Never stores statistics: backward takes those that forward wrote.
+use super::context::Cx;
 use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
 use crate::device::ops::{LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward, RmsNormShape};
-use crate::device::{Device, View, ViewMut};
+use crate::device::{View, ViewMut};
 
 #[derive(Clone, Copy, Debug)]
 pub enum Norm {
@@ -12,19 +13,23 @@ pub enum Norm {
     /// LayerNorm: segments `w`, whose values may be stored minus 1, and, with biases, `b`; two f32 of statistics per
     /// row.
     Layer { w: usize, b: Option<usize>, eps: f32, from_one: bool },
+    /// LayerNorm without weights and biases; two f32 of statistics per row.
+    Bare { eps: f32 },
     /// The output is the input; no statistics.
     Absent,
 }
 
 impl Norm {
     /// Assigns `y` and `stats`.
-    pub fn forward(&self, dev: &dyn Device, weights: Weights, x: View, y: ViewMut, stats: ViewMut) -> Result<()> {
+    pub fn forward(&self, cx: &Cx, weights: Weights, x: View, y: ViewMut, stats: ViewMut) -> Result<()> {
+        let dev = cx.dev;
         match *self {
             Norm::Rms { w, shape } => dev.rmsnorm(RmsNorm { shape, x, w: weights.get(w), y, rstd: stats }),
             Norm::Layer { w, b, eps, from_one } => {
                 let op = LayerNorm { eps, x, w: weights.get(w), b: b.map(|b| weights.get(b)), y, stats };
                 if from_one { dev.layernorm_from_one(op) } else { dev.layernorm(op) }
             }
+            Norm::Bare { eps } => dev.layernorm(LayerNorm { eps, x, w: cx.ones, b: None, y, stats }),
             Norm::Absent => dev.copy(x, y),
         }
     }
@@ -34,7 +39,7 @@ impl Norm {
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn branch_backward<'a>(
         &self,
-        dev: &dyn Device,
+        cx: &Cx,
         weights: Weights,
         grads: &mut Grads,
         x: View,
@@ -43,9 +48,9 @@ impl Norm {
         unused: ViewMut,
     ) -> Result<View<'a>> {
         let n = x.len() / h.width();
-        self.forward(dev, weights, x, h.rows_mut(n), stats.rows_mut(n))?;
-        dev.zero(dx.rows_mut(n))?;
-        self.backward(dev, weights, grads, x, stats.rows(n), dy, dx.rows_mut(n), unused)?;
+        self.forward(cx, weights, x, h.rows_mut(n), stats.rows_mut(n))?;
+        cx.dev.zero(dx.rows_mut(n))?;
+        self.backward(cx, weights, grads, x, stats.rows(n), dy, dx.rows_mut(n), unused)?;
         Ok(dx.rows(n))
     }
     /// Adds to `dx` (the residual's gradient) and to the gradients of `w` and `b`, or to `unused` (2, C) f32 if they
@@ -53,7 +58,7 @@ impl Norm {
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,
-        dev: &dyn Device,
+        cx: &Cx,
         weights: Weights,
         grads: &mut Grads,
         x: View,
@@ -62,6 +67,7 @@ impl Norm {
         dx: ViewMut,
         unused: ViewMut,
     ) -> Result<()> {
+        let dev = cx.dev;
         match *self {
             Norm::Rms { w, shape } => {
                 let dw = grads.get(w)?.unwrap_or_else(|| unused.slice(0..weights.get(w).len()));
@@ -78,6 +84,11 @@ impl Norm {
                 };
                 let op = LayerNormBackward { x, w: weights.get(w), stats, dy, dx, dw, db };
                 if from_one { dev.layernorm_from_one_backward(op) } else { dev.layernorm_backward(op) }
+            }
+            Norm::Bare { .. } => {
+                let (w, (dw, db)) = (cx.ones, unused.split_at(cx.ones.len()));
+                let db = db.slice(0..w.len());
+                dev.layernorm_backward(LayerNormBackward { x, w, stats, dy, dx, dw, db })
             }
             Norm::Absent => dev.add(dy, dx),
         }

@@ -114,7 +114,7 @@ impl PerLayerBranch {
         self.activate(cx, &saved.gate, per_layer)?;
         self.out.forward(cx, w, per_layer.act.rows(n), adapter, saved.branch.rows_mut(n))?;
         let Some(mut y) = y else { return Ok(()) };
-        self.post.forward(dev, w, saved.branch.rows(n), y.reborrow(), stats.rows_mut(n))?;
+        self.post.forward(cx, w, saved.branch.rows(n), y.reborrow(), stats.rows_mut(n))?;
         dev.add(saved.x.rows(n), y)
     }
     /// Assigns the block's input, and its activation: the input times gelu(gate).
@@ -138,7 +138,7 @@ impl PerLayerBranch {
         let (dev, n) = (cx.dev, cx.n);
         let Scratch { h, stats, dh, unused, per_layer, adapter, .. } = scratch;
         let (branch, unused) = (saved.branch.rows(n), unused.rows_mut(2));
-        let d_branch = self.post.branch_backward(dev, w, dw, branch, dy.as_view(), [h, stats, dh], unused)?;
+        let d_branch = self.post.branch_backward(cx, w, dw, branch, dy.as_view(), [h, stats, dh], unused)?;
         self.activate(cx, &saved.gate, per_layer)?;
         let PerLayerScratch { d_inputs, input, act, d_act, d_gate, d_input, .. } = per_layer;
         self.out.backward(cx, w, dw, act.rows(n), d_branch, adapter, d_act.rows_mut(n), false)?;

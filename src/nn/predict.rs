@@ -56,11 +56,11 @@ impl Decoder {
             stream,
             kept,
             scratch,
-            fixed: Fixed { table, local_table, still_table, next, all_next, .. },
+            fixed: Fixed { table, local_table, still_table, ones, next, all_next, .. },
             groups,
             ..
         } = ws;
-        let cx = Cx { paged: Some(runs), ..self.cx(dev, groups, batch, [table, local_table, still_table], None) };
+        let cx = Cx { paged: Some(runs), ..self.cx(dev, groups, batch, [ones, table, local_table, still_table], None) };
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
         let x = stream[self.spec.layers % stream.len()].rows(cx.rows());
@@ -83,11 +83,11 @@ impl Decoder {
             stream,
             kept,
             scratch,
-            fixed: Fixed { table, local_table, still_table, next, all_next, .. },
+            fixed: Fixed { table, local_table, still_table, ones, next, all_next, .. },
             groups,
             ..
         } = ws;
-        let cx = self.cx(dev, groups, batch, [table, local_table, still_table], None);
+        let cx = self.cx(dev, groups, batch, [ones, table, local_table, still_table], None);
         self.begin_attention(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;

@@ -179,7 +179,7 @@ impl Root {
     ) -> Result<()> {
         let (dev, rows) = (cx.dev, cx.rows());
         let Scratch { h, stats, whole, parts, logits, part_stats, all_stats, dh, adapter, unused, .. } = scratch;
-        self.norm.forward(dev, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
+        self.norm.forward(cx, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
         let mut head = HeadScratch { logits, part_stats, all_stats, adapter };
         let by_sequence = matches!(losses.rows, LossRows::Sequences(_)) && losses.teacher.is_none();
         let alone = by_sequence && !self.score && !cx.split.sequence();
@@ -218,7 +218,7 @@ impl Root {
             }
         }
         dev.zero(dx.reborrow())?;
-        self.norm.backward(dev, w, &mut grads, x, stats.rows(rows), dh.rows(rows), dx, unused.rows_mut(2))
+        self.norm.backward(cx, w, &mut grads, x, stats.rows(rows), dh.rows(rows), dx, unused.rows_mut(2))
     }
 
     /// [`Root::loss`] of normalized rows `h (N, C)`; with `backward`, adds to gradients and assigns that of `h`.
@@ -439,7 +439,7 @@ impl Root {
         let (dev, rows, columns) = (cx.dev, cx.rows(), self.words.range(self.vocab).len());
         let shape = CrossEntropyShape { vocab: columns, softcap: self.logit_cap };
         let Scratch { h, stats, whole, logits, part_stats, all_stats, adapter, cache, .. } = scratch;
-        self.norm.forward(dev, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
+        self.norm.forward(cx, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
         let width = h.width();
         let h = cx.whole(h.rows(rows), whole)?;
         let (mut host, mut index) = (vec![0f32; self.vocab], 0);
@@ -497,7 +497,7 @@ impl Root {
         out: &mut [u8],
     ) -> Result<()> {
         let rows = cx.rows();
-        self.norm.forward(cx.dev, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
+        self.norm.forward(cx, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
         let width = scratch.h.width();
         let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
         let at = h.rows.slice(row * width..(row + 1) * width);

@@ -128,6 +128,8 @@ pub enum Arch {
     Jais2,
     /// Jais 2 with norms whose weights are stored minus 1, and rotary positions in part of a head.
     Nemotron,
+    /// Llama with LayerNorm without weights.
+    Olmo,
     /// LayerNorm, learned positions, GELU, biases (`GPT2LMHeadModel`).
     Gpt,
 }
@@ -361,6 +363,8 @@ pub struct Spec {
     /// LayerNorm instead of RMSNorm, and whether it has biases.
     pub layer_norm: bool,
     pub norm_bias: bool,
+    /// Or has neither weights nor biases.
+    pub bare_norms: bool,
     /// Norm weights are stored minus 1.
     pub norm_from_one: bool,
     /// Queries, keys and values come from latents.
@@ -432,6 +436,7 @@ impl Default for Spec {
             parallel: false,
             layer_norm: false,
             norm_bias: false,
+            bare_norms: false,
             norm_from_one: false,
             latent: None,
             sinks: false,

@@ -51,14 +51,16 @@ impl Decoder {
         (terms, student): (DistillTerms, Option<StudentRows<'a>>),
     ) -> Result<TeacherPass<'a>> {
         batch.rows(ws.tokens(), true)?;
-        let Workspace { stream, kept, scratch, fixed: Fixed { table, local_table, still_table, .. }, groups, .. } = ws;
-        let cx = self.cx(dev, groups, batch, [table, local_table, still_table], None);
+        let Workspace {
+            stream, kept, scratch, fixed: Fixed { table, local_table, still_table, ones, .. }, groups, ..
+        } = ws;
+        let cx = self.cx(dev, groups, batch, [ones, table, local_table, still_table], None);
         self.begin_attention(&cx, scratch)?;
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
         let (rows, x) = (cx.rows(), stream[self.spec.layers % stream.len()].rows(cx.rows()));
         let Scratch { h, stats: norm, whole, logits, adapter, .. } = scratch;
-        self.root.norm.forward(dev, w, x, h.rows_mut(rows), norm.rows_mut(rows))?;
+        self.root.norm.forward(&cx, w, x, h.rows_mut(rows), norm.rows_mut(rows))?;
         let terms = DistillTerms { teacher_cap: self.root.logit_cap, ..terms };
         let width = h.width();
         let h = cx.whole(h.rows(rows), whole)?;

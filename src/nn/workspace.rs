@@ -60,6 +60,8 @@ table! {
         local_table,
         /// (P, head_dim) f32: cosines 1 and sines 0, for head norms without rotation after them.
         still_table,
+        /// (1, C): the weights of norms that have none; empty if unused.
+        ones,
         /// (E) f32 and f64 (1 + sparse blocks * E): [`crate::device::ops::Balance`]'s results; empty without experts.
         balance,
         load,
@@ -361,6 +363,7 @@ impl Workspace<TensorShape, ()> {
                     spec.rotary_dim(),
                 ),
                 still_table: other(DType::F32, only(spec.normed_still(), positions), spec.head_dim),
+                ones: other(dtype, only(spec.bare_norms, 1), spec.dim),
                 balance: other(DType::F32, 1, experts),
                 load: other(DType::F64, 1, only(experts > 0, 1 + spec.sparse_blocks() * experts)),
                 loss: other(DType::F64, 1, 1),

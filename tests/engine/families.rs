@@ -60,6 +60,7 @@ const CASES: &[&str] = &[
     "lfm2",
     "vaultgemma",
     "nemotron",
+    "olmo",
     // `tests/golden/towers.py`
     "ministral",
     "ministral3",

@@ -152,6 +152,7 @@ CASES = {
                                       final_logit_softcapping=2.0, tie_word_embeddings=True), dict(attn_logit_softcapping=None)),
     "nemotron": ("nemotron", dict(rope_parameters=rope("default", partial_rotary_factor=0.4), norm_eps=1e-3, attention_bias=True, mlp_bias=True),
                  dict(rope_parameters=rope("default", partial_rotary_factor=0.8))),
+    "olmo": ("olmo", dict(hidden_size=40, rope_parameters=rope("default")), dict(rope_parameters=rope("default", 1000.0))),
 }
 LONG_DOCUMENTS = [70, 1, 9, 4]
 RECURRENT = {"qwen3_5", "olmo_hybrid"}

@@ -23,7 +23,7 @@ pub struct Defaults {
     pub kv_heads: Option<usize>,
     /// None: `hidden_size / num_attention_heads`.
     pub head_dim: Option<usize>,
-    /// The key of the norms' epsilon, and its default.
+    /// The key of the norms' epsilon, which is empty if the class has none, and its default.
     pub eps: (&'static str, f64),
     pub tied: bool,
     pub theta: f64,
@@ -294,6 +294,7 @@ impl Defaults {
                 part: Some(0.5),
                 ..BIASED
             },
+            Arch::Olmo => Defaults { eps: ("", 1e-5), ..BIASED },
             Arch::Gpt => PLAIN,
         }
     }

@@ -137,7 +137,7 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
         head_dim,
         ff,
         max_len,
-        norm_eps: keys.fraction(of.eps.0)?.unwrap_or(of.eps.1) as f32,
+        norm_eps: if of.eps.0.is_empty() { None } else { keys.fraction(of.eps.0)? }.unwrap_or(of.eps.1) as f32,
         tied: keys.flag("tie_word_embeddings")?.unwrap_or(of.tied),
         activation: of.activation,
         rope: Some(rope),
@@ -223,9 +223,10 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
             Spec { recurrence, recurrent, ..spec }
         }
         Arch::Lfm2 | Arch::Lfm2Moe => lfm2::special(keys, spec)?,
-        Arch::Olmoe => {
+        Arch::Olmoe | Arch::Olmo => {
             keys.only("clip_qkv", &[])?;
-            Spec { row_norm: true, ..spec }
+            let bare = spec.arch == Arch::Olmo;
+            Spec { row_norm: !bare, layer_norm: bare, bare_norms: bare, ..spec }
         }
         Arch::Gemma2 | Arch::VaultGemma => Spec {
             score_cap: cap("attn_logit_softcapping", 50.0)?,

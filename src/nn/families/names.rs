@@ -141,6 +141,9 @@ impl Names<'_> {
         if self.split.part(self.split.cuts.attention).of > 1 { Tp::Summed } else { Tp::Same }
     }
     pub fn norm(&mut self, name: &str, width: usize) -> Norm {
+        if self.spec.bare_norms {
+            return Norm::Bare { eps: self.spec.norm_eps };
+        }
         let w = self.scale(name, width, self.residual_norm());
         let &Spec { norm_eps: eps, norm_from_one: from_one, .. } = self.spec;
         if !self.spec.layer_norm {

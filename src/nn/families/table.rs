@@ -229,6 +229,7 @@ families! {
     Arcee "arcee" "arcee" "ArceeForCausalLM" Some("ArceeForSequenceClassification"), LLAMA;
     Jais2 "jais2" "jais2" "Jais2ForCausalLM" None, LLAMA;
     Nemotron "nemotron" "nemotron" "NemotronForCausalLM" Some("NemotronForSequenceClassification"), LLAMA;
+    Olmo "olmo" "olmo" "OlmoForCausalLM" Some("OlmoForSequenceClassification"), LLAMA;
     Gpt "gpt" "gpt2" "GPT2LMHeadModel" Some("GPT2ForSequenceClassification"), LLAMA;
 }
 

@@ -71,6 +71,7 @@ fn products_are_those_of_pytorchs_values() {
         },
         n,
         tables: [view; 3],
+        ones: view,
         residual: 1.0,
         dropout: None,
         adapter_keys: None,
