@@ -80,7 +80,7 @@ fn page() -> String {
             let table = "| flag and key | what it does | default |\n| --- | --- | --- |";
             write!(page, "\n## {section}\n\n{table}\n").unwrap();
         }
-        page += &row(arg, &settings, &defaults);
+        page += &row(arg, &settings, defaults);
     }
     page
 }

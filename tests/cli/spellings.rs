@@ -1,7 +1,7 @@
 //! Flags of other tools: every row of `synonyms.tsv` works, whole command lines of those tools start the same run as
 //! ours, and docs/coming-from.md is generated from the table. Trains one step.
 use crate::common::runs::{FSDP, unlaunched};
-use clap::{Arg, CommandFactory};
+use clap::{Arg, Command, CommandFactory};
 use flatshard::base::{Error, Result};
 use flatshard::run::settings::Settings;
 use flatshard::run::settings::args::{self, Cli, Parsed};
@@ -14,18 +14,22 @@ use serde_json::Value;
 use std::any::TypeId;
 use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
 use tempfile::TempDir;
 
 fn read(words: &[String]) -> Result<Settings> {
-    match args::parse::<Cli>(&HelpPage::training("run_fsdp", ""), words.iter().cloned())? {
+    const PAGE: HelpPage = HelpPage::training("run_fsdp", "");
+    static COMMAND: LazyLock<Command> = LazyLock::new(|| args::command::<Cli>(&PAGE));
+    match args::parse_with::<Cli>(&COMMAND, &PAGE, words.iter().cloned())? {
         Parsed::Run(cli) => Ok(cli.settings),
         Parsed::Help(_) => panic!("{words:?} is help"),
     }
 }
 /// Our flag of `row`.
 fn ours(row: &Synonym) -> Arg {
-    let (command, Synonym { section, key, .. }) = (Cli::command(), row);
-    argument(&command, section, key).unwrap_or_else(|| panic!("{section}.{key} has a flag")).clone()
+    static COMMAND: LazyLock<Command> = LazyLock::new(Cli::command);
+    let Synonym { section, key, .. } = row;
+    argument(&COMMAND, section, key).unwrap_or_else(|| panic!("{section}.{key} has a flag")).clone()
 }
 /// `--lr`, `--no-eval`, `--keep 0`.
 fn shown(row: &Synonym, value: &str) -> String {

@@ -96,12 +96,20 @@ pub fn parse<C: CommandFactory + FromArgMatches + AsMut<Settings>>(
     page: &HelpPage,
     argv: impl IntoIterator<Item = String>,
 ) -> Result<Parsed<C>> {
-    let command = command::<C>(page);
-    let line = spellings::read(argv, &command)?;
+    parse_with(&command::<C>(page), page, argv)
+}
+
+/// [`parse`] with the [`command`] of `page`, which a caller with many command lines builds once.
+pub fn parse_with<C: FromArgMatches + AsMut<Settings>>(
+    command: &clap::Command,
+    page: &HelpPage,
+    argv: impl IntoIterator<Item = String>,
+) -> Result<Parsed<C>> {
+    let line = spellings::read(argv, command)?;
     let argv = std::iter::once(page.program.to_string()).chain(line.argv);
     let matches = match command.clone().try_get_matches_from(argv) {
         Ok(matches) => matches,
-        Err(e) if e.kind() == ErrorKind::DisplayHelp => return Ok(Parsed::Help(help::short(&command, page))),
+        Err(e) if e.kind() == ErrorKind::DisplayHelp => return Ok(Parsed::Help(help::short(command, page))),
         Err(e) if e.kind() == ErrorKind::DisplayVersion => return Ok(Parsed::Help(e.to_string())),
         Err(e) => {
             let text = help::fault(&e);
@@ -110,7 +118,7 @@ pub fn parse<C: CommandFactory + FromArgMatches + AsMut<Settings>>(
             return Err(Error::input(format!("{text}{}", typed.unwrap_or_default())));
         }
     };
-    if let Some(text) = help::asked(&matches, &command, page) {
+    if let Some(text) = help::asked(&matches, command, page) {
         return Ok(Parsed::Help(text));
     }
     let mut cli = C::from_arg_matches(&matches).map_err(|e| Error::input(e.to_string()))?;
@@ -183,7 +191,7 @@ pub fn command<C: CommandFactory>(page: &HelpPage) -> clap::Command {
             _ => arg,
         };
         let help = arg.get_help().map(|h| h.to_string()).unwrap_or_default();
-        match default_text(&defaults, arg.get_id().as_str()) {
+        match default_text(defaults, arg.get_id().as_str()) {
             Some(default) => arg.help(format!("{help} [default: {default}]").trim_start().to_string()),
             None => arg,
         }

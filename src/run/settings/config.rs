@@ -46,7 +46,7 @@ fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyN
     if requested["run"]["nproc_per_node"] == blocks::AUTO {
         requested["run"]["nproc_per_node"] = Value::Null;
     }
-    let (mut merged, mut foreign) = (defaults(), Value::Null);
+    let (mut merged, mut foreign) = (defaults().clone(), Value::Null);
     if let Some(path) = requested["fsdp"]["deepspeed"].as_str() {
         let file = deepspeed::read(Path::new(path), &requested)?;
         overlay(&mut requested, file.given);

@@ -1,8 +1,13 @@
 //! `defaults.yaml`: the settings of a run without arguments or file. Never derives a default from another setting.
 use serde_json::Value;
+use std::sync::LazyLock;
 
-pub fn defaults() -> Value {
+static DEFAULTS: LazyLock<Value> = LazyLock::new(|| {
     serde_saphyr::from_str(include_str!("defaults.yaml")).expect("defaults.yaml is compiled in; a test reads it")
+});
+
+pub fn defaults() -> &'static Value {
+    &DEFAULTS
 }
 
 /// The default of a key of any section, as `--help` shows it.
@@ -26,7 +31,7 @@ mod tests {
 
     #[test]
     fn defaults_are_settings() {
-        let settings: Settings = serde_json::from_value(defaults()).unwrap();
+        let settings: Settings = serde_json::from_value(defaults().clone()).unwrap();
         assert_eq!(settings.optim.lr, Some(0.001));
         settings.check().unwrap();
         let schema = serde_json::to_value(Settings::default()).unwrap();

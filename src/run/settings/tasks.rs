@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     fn implied(requested: Value) -> (Option<RunTask>, Value) {
-        let mut defaults = defaults();
+        let mut defaults = defaults().clone();
         let task = imply(&requested, &mut defaults);
         (task, defaults)
     }
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn a_task_changes_what_was_not_given() {
         let (none, unchanged) = implied(json!({}));
-        assert_eq!((none, unchanged), (None, defaults()));
+        assert_eq!((none, unchanged), (None, defaults().clone()));
         let (task, made) = implied(json!({"model": {"pretrain": "m"}, "lora": {"rank": 8}}));
         let task = task.unwrap();
         assert_eq!(task.name, "LoRA fine-tune");
