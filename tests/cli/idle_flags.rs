@@ -6,12 +6,12 @@ use clap::CommandFactory;
 use flatshard::run::settings::args::Cli;
 use flatshard::run::settings::idle;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Rows of idle.tsv that need a terminal, an external launcher with all its ranks, or a GPU.
@@ -141,17 +141,24 @@ impl Ran {
     }
 }
 
+/// The runs without the flag, by program and arguments: many rows share one.
+type Baselines = BTreeMap<(&'static str, Vec<&'static str>), OnceLock<Ran>>;
+
 impl Recipe {
-    /// What is wrong, or the lines about settings without effect.
-    fn try_out(&self, inputs: &Path, dir: &Path) -> Result<Vec<String>, String> {
+    /// Program and arguments of both runs.
+    fn base(&self) -> (&'static str, Vec<&'static str>) {
         let extra: &[&str] = match self.kind {
             "plan" => &["--print-config"],
             "trace" => &["--profile-steps", "2:2", "--trace-folder", "traces"],
             _ => &[],
         };
-        let base: Vec<&str> = self.base.iter().chain(extra).copied().collect();
-        let run = |name: &str, words: &[&str]| Ran::new(self.program, inputs, dir.join(name), words);
-        let with = run("with", &[&base[..], &self.more].concat());
+        (self.program, self.base.iter().chain(extra).copied().collect())
+    }
+    /// What is wrong, or the lines about settings without effect.
+    fn try_out(&self, inputs: &Path, [own, shared]: [&Path; 2], baselines: &Baselines) -> Result<Vec<String>, String> {
+        let key = self.base();
+        let (program, base) = &key;
+        let with = Ran::new(program, inputs, own.into(), &[&base[..], &self.more].concat());
         let said = || with.notes().into_iter().map(str::to_string).collect::<Vec<_>>();
         let holds = |holds: bool| match holds {
             true => Ok(said()),
@@ -167,7 +174,7 @@ impl Recipe {
             "slower" => return holds(with.time >= Duration::from_secs_f64(self.text.parse().unwrap())),
             _ => {}
         }
-        let without = run("without", &base);
+        let without = baselines[&key].get_or_init(|| Ran::new(program, inputs, shared.into(), base));
         if let Some(line) = with.notes().iter().find(|line| !without.notes().contains(line)) {
             return Err(format!("said: {line}"));
         }
@@ -177,8 +184,8 @@ impl Recipe {
         holds(match self.kind {
             "more" => with.stderr.contains(self.text) && !without.stderr.contains(self.text),
             "less" => !with.stderr.contains(self.text) && without.stderr.contains(self.text),
-            "files" => is(&with) != absent && is(&without) == absent,
-            "bytes" => !bytes(&with).is_empty() && bytes(&with) != bytes(&without),
+            "files" => is(&with) != absent && is(without) == absent,
+            "bytes" => !bytes(&with).is_empty() && bytes(&with) != bytes(without),
             "entries" => with.entries(name) != without.entries(name),
             _ if with.code != Some(0) => false,
             "metrics" => !with.metrics().is_empty() && with.metrics() != without.metrics(),
@@ -292,13 +299,14 @@ fn every_flag_has_an_effect_or_reports_that_it_has_none() {
 
     let dir = Dir::new();
     let inputs = inputs(&dir);
+    let baselines: Baselines = recipes.iter().map(|recipe| (recipe.base(), OnceLock::new())).collect();
     let (next, said, wrong) = (AtomicUsize::new(0), Mutex::new(String::new()), Mutex::new(Vec::new()));
     let work = || {
         while let Some((i, recipe)) =
             Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, recipes.get(i)?)))
         {
-            let own = dir.path(&format!("run-{i}"));
-            match recipe.try_out(&inputs, &own) {
+            let [own, shared] = ["with", "without"].map(|name| dir.path(&format!("{name}-{i}")));
+            match recipe.try_out(&inputs, [&own, &shared], &baselines) {
                 Ok(lines) => said.lock().unwrap().extend(lines.into_iter().chain(["\n".to_string()])),
                 Err(what) => {
                     let (base, more) = (recipe.base.join(" "), recipe.more.join(" "));
