@@ -372,8 +372,8 @@ fn muon_and_pairs_train_experts() {
         env!("CARGO_MANIFEST_DIR"),
         "/configs/pairs_eval.jsonl"
     );
-    let sparse = "--num-experts 4 --ff-hidden-dim 96 --embed-dim 64";
-    good(&dir, &format!("{} {data} {sparse} --lr 1e-3 --metrics-path dpo.jsonl", shipped("dpo")));
+    let sparse = "--num-experts 4 --ff-hidden-dim 96 --embed-dim 64 --epochs 1 --eval-every epoch --lr 1e-3";
+    good(&dir, &format!("{} {data} {sparse} --metrics-path dpo.jsonl", shipped("dpo")));
     let last = |name: &str| events(&dir.path(name), "eval").pop().unwrap();
     assert!(number(&last("dpo.jsonl"), "reward_accuracy") > 0.9, "{}", last("dpo.jsonl"));
     assert!(number(&events(&dir.path("dpo.jsonl"), "step")[0], "aux_loss") > 1.9);

@@ -19,7 +19,7 @@ fn number(event: &Value, key: &str) -> f64 {
 #[test]
 fn the_shipped_example_learns_what_is_desirable() {
     let dir = Dir::new();
-    let ended = run(&["--config", "configs/kto.yaml", "--metrics-path", &dir.arg("m.jsonl")]);
+    let ended = run(&["--config", "configs/kto.yaml", "--eval-every", "epoch", "--metrics-path", &dir.arg("m.jsonl")]);
     assert!(ended.status.success(), "{}", stderr(&ended));
     let (steps, evaluations) = (events(&dir.path("m.jsonl"), "step"), events(&dir.path("m.jsonl"), "eval"));
     // The policy starts as the reference: neither is there a divergence, nor is any answer better than it was.

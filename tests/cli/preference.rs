@@ -27,7 +27,7 @@ fn stderr(output: &Output) -> String {
 #[test]
 fn the_shipped_example_learns_the_preference() {
     let dir = Dir::new();
-    let ended = run(&["--config", "configs/dpo.yaml", "--metrics-path", &dir.arg("m.jsonl")]);
+    let ended = run(&["--config", "configs/dpo.yaml", "--eval-every", "epoch", "--metrics-path", &dir.arg("m.jsonl")]);
     assert!(ended.status.success(), "{}", stderr(&ended));
     let (steps, evaluations) = (events(&dir.path("m.jsonl"), "step"), events(&dir.path("m.jsonl"), "eval"));
     let number = |event: &Value, key: &str| event[key].as_f64().unwrap_or_else(|| panic!("{key} of {event}"));
