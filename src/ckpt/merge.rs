@@ -14,6 +14,7 @@ use crate::nn::{Layout, Spec, is_adapter};
 use crate::optim::Moments;
 use crate::store::{Store, assign, values as read_values};
 use safetensors::Dtype;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -28,7 +29,8 @@ impl Checkpointer {
     /// rank updates its own shards. A tensor that the model does not have is an error, and changes nothing.
     pub fn merge(&mut self, dir: &Path, store: &mut dyn Store) -> Result<Merged> {
         let opened = Merging::open(dir, &self.spec, &self.layouts);
-        let merging = self.exchange.agree(&*self.dev, "open the adapter", opened)?;
+        let mut merging = self.exchange.agree(&*self.dev, "open the adapter", opened)?;
+        self.normalize(&mut merging, store)?;
         let (mut chunk, mut rounded) = (vec![0f32; CHUNK / 4], Vec::new());
         let dev: &dyn Device = &*self.dev;
         let merged = store.for_each_shard(&mut |mut shard| {
@@ -51,6 +53,57 @@ impl Checkpointer {
         let merged = merged.and_then(|()| store.weights_changed());
         self.exchange.agree(&*self.dev, "merge the adapter", merged)?;
         Ok(merging.merged())
+    }
+
+    /// DoRA: computes the norms of the rows of W + scale B A, whose elements are spread over the ranks. Collective.
+    fn normalize(&mut self, merging: &mut Merging, store: &mut dyn Store) -> Result<()> {
+        let mut squares: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for (name, product) in merging.products.iter().filter(|(_, product)| product.scaled() > 0) {
+            squares.insert(name.clone(), vec![0.0; product.scaled()]);
+        }
+        let (share, mut chunk, mut rounded) = (self.share(store), vec![0f32; CHUNK / 4], Vec::new());
+        let dev: &dyn Device = &*self.dev;
+        let visited = store.for_each_shard(&mut |shard| {
+            for run in runs(shard.layout, shard.start, shard.master.len(), share) {
+                let name = &run.segment.name;
+                let (Some(squares), Some(product)) = (squares.get_mut(name), merging.products.get(name)) else {
+                    continue;
+                };
+                for from in (0..run.range.len()).step_by(CHUNK / 4) {
+                    let n = (run.range.len() - from).min(CHUNK / 4);
+                    let (start, first) = (run.range.start + from, run.at + from);
+                    read_values(dev, shard.master.as_view().slice(start..start + n), &mut rounded, &mut chunk[..n])?;
+                    merging.add(run.segment, first, &mut chunk[..n])?;
+                    for (part, place) in run.segment.stretches(first..first + n) {
+                        for (i, value) in chunk[part.start - first..part.end - first].iter().enumerate() {
+                            squares[product.output(place + i)] += f64::from(*value).powi(2);
+                        }
+                    }
+                }
+            }
+            Ok(())
+        });
+        self.exchange.agree(dev, "compute DoRA's norms", visited)?;
+        let most = self.plan.tensors.list.len();
+        for (name, squares) in &mut squares {
+            for part in squares.chunks_mut(most) {
+                let mine = Ok(part.iter().map(|sum| sum.to_bits()).collect());
+                part.fill(0.0);
+                for theirs in self.exchange.share(dev, "compute DoRA's norms", mine, part.len())? {
+                    part.iter_mut().zip(theirs).for_each(|(sum, bits)| *sum += f64::from_bits(bits));
+                }
+            }
+            if let Some(row) = squares.iter().position(|sum| *sum == 0.0) {
+                return Err(Error::input(format!(
+                    "{name}: row {row} of the matrix with its adapter is zero, or in 4 bits, which DoRA does not scale. \
+                     Use the base model that the adapter was trained on, without `load_in_4bit`"
+                )));
+            }
+            if let Some(product) = merging.products.get_mut(name) {
+                product.normalize(squares);
+            }
+        }
+        Ok(())
     }
 
     /// A checkpointer of the model without its adapters, whose exports have the store's adapters merged into the

@@ -22,9 +22,10 @@ pub struct Merged {
 }
 
 /// An opened adapter: first its whole tensors replace the model's, then its products are added, W + scale B A, in f32.
+/// DoRA then scales the rows.
 pub struct Merging {
     tensors: AdapterTensors,
-    products: BTreeMap<String, LowRank>,
+    pub products: BTreeMap<String, LowRank>,
     /// What the store's packed matrices were quantized from.
     pub base: Option<TensorSource>,
     bytes: RefCell<Vec<u16>>,

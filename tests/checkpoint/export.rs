@@ -127,7 +127,7 @@ fn adapters_that_do_not_fit_are_refused() {
     assert!(merge("gpt").contains("this model has no model.layers.0"));
     for (from, to, word) in [
         ("\"r\": 3", "\"r\": 4", "rank 4"),
-        ("\"use_dora\": false", "\"use_dora\": true", "use_dora"),
+        ("\"use_dora\": false", "\"use_dora\": true", "no lora_magnitude_vector"),
         ("\"LORA\"", "\"IA3\"", "IA3"),
         ("\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 9}", "rank 9"),
         ("{", "{{", "not JSON"),

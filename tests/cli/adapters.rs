@@ -36,6 +36,8 @@ fn merges_are_those_of_peft() {
         ("gpt2", "transposed", "4 adapters"),
         ("qwen2", "tokens", "2 adapters and 2 whole tensors"),
         ("tied", "tied_tokens", "2 adapters and 1 whole tensors"),
+        ("tied", "dora", "14 adapters"),
+        ("gpt2", "dora_transposed", "4 adapters"),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let Output { status, stderr, .. } = merge(dir.path(), base, &golden(adapter));
@@ -58,6 +60,8 @@ fn merges_are_those_of_peft() {
 #[test]
 fn what_cannot_be_merged_is_refused_before_anything_is_written() {
     let dir = tempfile::tempdir().unwrap();
+    let text = refused(dir.path(), "qwen2", &golden("dora_embeddings"));
+    assert!(text.contains("DoRA of model.embed_tokens.weight is not supported"), "{text}");
     let text = refused(dir.path(), "tied", &golden("apart"));
     assert!(text.contains("changes model.embed_tokens.weight") && text.contains("ties its head"), "{text}");
 
@@ -73,7 +77,7 @@ fn what_cannot_be_merged_is_refused_before_anything_is_written() {
     };
     for (key, value, why) in [
         ("init_lora_weights", json!("pissa"), "`init_lora_weights` is \\\"pissa\\\": such an adapter belongs to"),
-        ("use_dora", json!(true), "`use_dora` is true: adapters that also scale the rows of a matrix (DoRA)"),
+        ("use_dora", json!(true), "has no lora_magnitude_vector for"),
         ("invented", json!(3), "`invented` is 3: unknown key"),
         ("rank_pattern", json!({}), "for this model and rank 3 it must be [3, 8]"),
     ] {
@@ -81,6 +85,8 @@ fn what_cannot_be_merged_is_refused_before_anything_is_written() {
         assert!(text.replace('"', "\\\"").contains(why), "{key}: {text}");
     }
 
+    let text = refused(dir.path(), "tied", &copied("dora", &|config| config["use_dora"] = json!(false)));
+    assert!(text.contains("has a lora_magnitude_vector for"), "{text}");
     let text =
         refused(dir.path(), "qwen2", &copied("tokens", &|config| config["trainable_token_indices"] = json!([3])));
     assert!(text.contains("for its trainable_token_indices it must be [1, 8]"), "{text}");

@@ -65,6 +65,9 @@ ADAPTERS = {
     "tokens": ("qwen2", {"r": 2, "target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [3, 17], "lm_head": [19]}}),
     "tied_tokens": ("tied", {"r": 2, "target_modules": ["o_proj"], "trainable_token_indices": [18, 0, 7]}),
     "transposed": ("gpt2", {"r": 2, "target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
+    "dora": ("tied", {"r": 2, "lora_alpha": 3, "use_dora": True, "target_modules": "all-linear"}),
+    "dora_transposed": ("gpt2", {"r": 2, "use_dora": True, "target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
+    "dora_embeddings": ("qwen2", {"r": 2, "use_dora": True, "target_modules": ["embed_tokens"]}),
 }
 
 

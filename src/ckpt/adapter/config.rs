@@ -30,6 +30,8 @@ pub struct AdapterConfig {
     pub lora: Lora,
     /// The output is scaled by alpha / sqrt(rank).
     rank_stabilized: bool,
+    /// DoRA: every adapted matrix is also scaled to rows of learned norms.
+    pub(super) dora: bool,
     /// Modules with a rank or an alpha of their own; the first pattern that matches applies.
     ranks: Vec<(Regex, f64)>,
     alphas: Vec<(Regex, f64)>,
@@ -69,7 +71,7 @@ const INERT: [&str; 24] = [
 ];
 
 /// Keys that are read below.
-const READ: [&str; 9] = [
+const READ: [&str; 10] = [
     "alpha_pattern",
     "init_lora_weights",
     "lora_alpha",
@@ -78,11 +80,12 @@ const READ: [&str; 9] = [
     "rank_pattern",
     "target_parameters",
     "trainable_token_indices",
+    "use_dora",
     "use_rslora",
 ];
 
 /// Keys that change what an adapter computes, and how. Of these, PEFT cannot merge those of [`UNMERGED`] either.
-const REFUSED: [(&str, &str); 10] = [
+const REFUSED: [(&str, &str); 9] = [
     ("alora_invocation_tokens", "adapters that begin to act at a token"),
     ("arrow_config", "adapters that are chosen for each token"),
     ("kasa_config", "adapters that also remove components of the base model"),
@@ -90,7 +93,6 @@ const REFUSED: [(&str, &str); 10] = [
     ("megatron_config", "adapters of Megatron's layers"),
     ("monteclora_config", "adapters with sampled weights"),
     ("use_bdlora", "block-diagonal adapters"),
-    ("use_dora", "adapters that also scale the rows of a matrix (DoRA)"),
     ("use_qalora", "adapters of groups of inputs (QA-LoRA)"),
     ("velora_config", "adapters with compressed activations (VeLoRA)"),
 ];
@@ -162,18 +164,19 @@ fn parse(config: &Map<String, Value>) -> std::result::Result<AdapterConfig, Stri
             found(key)
         ));
     }
-    let rank_stabilized = match config.get("use_rslora") {
-        None | Some(Value::Null) => false,
-        Some(Value::Bool(flag)) => *flag,
-        Some(_) => return Err(format!("{}; it must be true or false", found("use_rslora"))),
+    let flag = |key: &str| match config.get(key) {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(_) => Err(format!("{}; it must be true or false", found(key))),
     };
+    let (rank_stabilized, dora) = (flag("use_rslora")?, flag("use_dora")?);
     let (ranks, alphas) = (patterns(config, "rank_pattern")?, patterns(config, "alpha_pattern")?);
     let tokens = tokens(config.get("trainable_token_indices").unwrap_or(&Value::Null));
     let tokens = tokens.ok_or_else(|| {
         let found = found("trainable_token_indices");
         format!("{found}; it must be a list of token ids, or an object of such lists by module")
     })?;
-    Ok(AdapterConfig { lora, rank_stabilized, ranks, alphas, tokens })
+    Ok(AdapterConfig { lora, rank_stabilized, dora, ranks, alphas, tokens })
 }
 
 fn tokens(value: &Value) -> Option<Vec<(Option<String>, Vec<usize>)>> {
@@ -309,6 +312,7 @@ mod tests {
             ("runtime_config", json!({"ephemeral_gpu_offload": false})),
             ("trainable_token_indices", json!({"embed_tokens": [1]})),
             ("target_modules", json!(r".*\.q_proj")),
+            ("use_dora", json!(true)),
             ("strange", json!(null)),
             ("strange", json!({})),
         ] {
@@ -339,7 +343,7 @@ mod tests {
             ("trainable_token_indices", json!(["a"])),
             ("trainable_token_indices", json!({"lm_head": 3})),
             ("use_bdlora", json!({"nblocks": 2})),
-            ("use_dora", json!(true)),
+            ("use_dora", json!(1)),
             ("use_qalora", json!(true)),
             ("use_rslora", json!("yes")),
             ("velora_config", json!({"num_groups": 2})),

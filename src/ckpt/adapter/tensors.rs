@@ -13,6 +13,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+/// DoRA's learned norms.
+const DORA: &str = ".lora_magnitude_vector";
+
 /// The changes by the tensor's name in the model.
 pub struct AdapterTensors {
     path: PathBuf,
@@ -38,6 +41,8 @@ struct ProductParts {
     /// The model stores the transpose: GPT-2's matrices and embeddings.
     transposed: bool,
     bias: bool,
+    /// DoRA: the norm of each row of the merged matrix, of a transpose's columns.
+    magnitude: Option<FileTensor>,
     scale: f32,
 }
 
@@ -48,6 +53,10 @@ pub struct LowRank {
     rank: usize,
     columns: usize,
     scale: f32,
+    transposed: bool,
+    magnitude: Option<Vec<f32>>,
+    /// What the sums are multiplied by, for each output: the magnitude by the norm.
+    factors: Option<Vec<f32>>,
 }
 
 impl AdapterTensors {
@@ -91,12 +100,13 @@ impl AdapterTensors {
         let wrappers = [".base_layer.", ".modules_to_save.default.", ".modules_to_save."];
         let name = wrappers.iter().fold(name.to_string(), |name, wrapper| name.replace(wrapper, "."));
         let name = Naming::text_name(&name);
-        const KINDS: [(&str, &str); 5] = [
+        const KINDS: [(&str, &str); 6] = [
             (".lora_A.weight", ".weight"),
             (".lora_B.weight", ".weight"),
             (".lora_B.bias", ".bias"),
             (".lora_embedding_A", ".weight"),
             (".lora_embedding_B", ".weight"),
+            (DORA, ".weight"),
         ];
         let kind = KINDS.iter().position(|(suffix, _)| name.ends_with(suffix));
         let split = kind.and_then(|kind| Some((kind, name.strip_suffix(KINDS[kind].0)?, KINDS[kind].1)));
@@ -112,10 +122,14 @@ impl AdapterTensors {
                 let parts = self.changes.entry(format!("{module}{of}")).or_default().added.get_or_insert_default();
                 let last = module.rsplit('.').next().unwrap_or_default();
                 let conv1d = module.starts_with("transformer.") && ["c_attn", "c_proj", "c_fc"].contains(&last);
-                parts.transposed = kind > 2 || conv1d && kind < 2;
+                parts.transposed |= [3, 4].contains(&kind) || conv1d && kind != 2;
                 parts.bias = kind == 2;
                 parts.scale = config.of(module).1;
-                if [0, 3].contains(&kind) { &mut parts.a } else { &mut parts.b }
+                match kind {
+                    0 | 3 => &mut parts.a,
+                    5 => &mut parts.magnitude,
+                    _ => &mut parts.b,
+                }
             }
         };
         match place.replace(tensor) {
@@ -170,7 +184,7 @@ impl AdapterTensors {
         let module = name.strip_suffix(".weight").or(name.strip_suffix(".bias")).unwrap_or(name);
         let first = [&change.whole, &change.rows]
             .into_iter()
-            .chain(change.added.iter().flat_map(|p| [&p.a, &p.b]))
+            .chain(change.added.iter().flat_map(|p| [&p.a, &p.b, &p.magnitude]))
             .flatten()
             .next();
         let first = first.map_or(name, |tensor| &tensor.name);
@@ -223,8 +237,22 @@ impl AdapterTensors {
             (&[outputs, inputs], false) | (&[inputs, outputs], true) => [outputs, inputs],
             _ => return Err(self.error(format!("adapts {name}, which has shape {shape:?} in this model"))),
         };
-        let wanted = if parts.bias { vec![vec![outputs]] } else { vec![vec![rank, inputs], vec![outputs, rank]] };
-        let found = if parts.bias { vec![&parts.b] } else { vec![&parts.a, &parts.b] };
+        if parts.magnitude.is_some() != config.dora {
+            let has = if config.dora { "no" } else { "a" };
+            return Err(self.error(format!(
+                "has {has} lora_magnitude_vector for {name}, but `use_dora` is {}: save the adapter again with PEFT",
+                config.dora
+            )));
+        }
+        if config.dora && (parts.bias || is_table(name)) {
+            return Err(self.error(format!("DoRA of {name} is not supported: {MERGE}")));
+        }
+        let mut wanted = if parts.bias { vec![vec![outputs]] } else { vec![vec![rank, inputs], vec![outputs, rank]] };
+        let mut found = if parts.bias { vec![&parts.b] } else { vec![&parts.a, &parts.b] };
+        if config.dora {
+            wanted.push(vec![outputs]);
+            found.push(&parts.magnitude);
+        }
         for (found, wanted) in found.into_iter().zip(wanted) {
             let Some(found) = found else {
                 return Err(self.error(format!("{name} has only one of its two matrices")));
@@ -264,15 +292,19 @@ impl AdapterTensors {
 
     /// The product that is added to the tensor.
     pub fn product(&self, change: &Change) -> Result<Option<LowRank>> {
-        let Some(ProductParts { a, b: Some(b), transposed, scale, .. }) = &change.added else { return Ok(None) };
+        let Some(ProductParts { a, b: Some(b), transposed, scale, magnitude, .. }) = &change.added else {
+            return Ok(None);
+        };
+        let (transposed, factors) = (*transposed, None);
+        let magnitude = magnitude.as_ref().map(|magnitude| self.values(magnitude)).transpose()?;
         let (rank, inputs) = a.as_ref().map_or((1, 1), |a| (a.shape[0], a.shape[1]));
         let (outputs, scale) = (b.shape[0], *scale);
         let (a, b) = (a.as_ref().map_or(Ok(vec![1.0]), |a| self.values(a))?, self.values(b)?);
         Ok(Some(match transposed {
-            false => LowRank { a, b, rank, columns: inputs, scale },
+            false => LowRank { a, b, rank, columns: inputs, scale, transposed, magnitude, factors },
             true => {
                 let (a, b) = (transpose(&b, outputs, rank), transpose(&a, rank, inputs));
-                LowRank { a, b, rank, columns: outputs, scale }
+                LowRank { a, b, rank, columns: outputs, scale, transposed, magnitude, factors }
             }
         }))
     }
@@ -287,13 +319,30 @@ fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
 }
 
 impl LowRank {
-    /// Adds the product's elements from `at` on to `w`.
+    /// How many outputs DoRA scales.
+    pub fn scaled(&self) -> usize {
+        self.magnitude.as_ref().map_or(0, Vec::len)
+    }
+    /// The output that an element of the matrix belongs to.
+    pub fn output(&self, at: usize) -> usize {
+        if self.transposed { at % self.columns } else { at / self.columns }
+    }
+    /// Scales the sums of [`LowRank::add`] from now on, given the sums of squares of each output's.
+    pub fn normalize(&mut self, squares: &[f64]) {
+        let Some(magnitude) = &self.magnitude else { return };
+        let factors = magnitude.iter().zip(squares).map(|(m, squares)| (f64::from(*m) / squares.sqrt()) as f32);
+        self.factors = Some(factors.collect());
+    }
+    /// Adds the product's elements from `at` on to `w`, and scales the sums.
     pub fn add(&self, at: usize, w: &mut [f32]) {
         for (i, w) in w.iter_mut().enumerate() {
             let (row, column) = ((at + i) / self.columns, (at + i) % self.columns);
             let b = &self.b[row * self.rank..(row + 1) * self.rank];
             let dot: f32 = b.iter().enumerate().map(|(k, b)| b * self.a[k * self.columns + column]).sum();
             *w += self.scale * dot;
+            if let Some(factors) = &self.factors {
+                *w *= factors[self.output(at + i)];
+            }
         }
     }
 }
