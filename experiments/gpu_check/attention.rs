@@ -42,9 +42,7 @@ pub fn run(from: usize) -> Result<PartReport> {
         match run().and_then(|there| Ok([there, run()?])) {
             Ok([there, again]) => judge(&mut report, label, &shape, [&there, &again, &here]),
             Err(e) => {
-                report.measured[&label] = json!({"error": e.to_string()});
-                report.wrong.push(format!("head dim {label}: {e}"));
-                report.add_rest("attention", i + 1)?;
+                report.go_on_after("attention", i, &label, &e)?;
                 break;
             }
         }

@@ -98,9 +98,7 @@ pub fn run(from: usize) -> Result<PartReport> {
                 report.wrong.extend(wrong.map(|what| format!("{name}: {what}")));
             }
             Err(e) => {
-                report.measured[&name] = json!({"error": e.to_string()});
-                report.wrong.push(format!("{name}: {e}"));
-                report.add_rest("layouts", i + 1)?;
+                report.go_on_after("layouts", i, &name, &e)?;
                 break;
             }
         }

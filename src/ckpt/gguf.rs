@@ -156,11 +156,9 @@ impl Checkpointer {
         store.for_each_shard(&mut |shard| {
             let stored = runs(shard.layout, shard.start, shard.master.len(), share);
             for run in stored.filter(|run| tensors.find(&run.segment.name).is_some()) {
-                for from in (0..run.range.len()).step_by(CHUNK / 4) {
-                    let n = (run.range.len() - from).min(CHUNK / 4);
-                    let (first, at) = (run.range.start + from, run.at + from);
-                    let values = &mut chunk[..n];
-                    store::values(&*self.dev, shard.master.as_view().slice(first..first + n), &mut rounded, values)?;
+                for (range, at) in run.chunks(CHUNK / 4) {
+                    let values = &mut chunk[..range.len()];
+                    store::values(&*self.dev, shard.master.as_view().slice(range), &mut rounded, values)?;
                     if let Some(merging) = &self.merging {
                         merging.add(run.segment, at, values)?;
                     }

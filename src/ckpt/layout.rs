@@ -330,6 +330,14 @@ impl Share {
     }
 }
 
+impl ElementRun<'_> {
+    /// At most `most` elements at a time: where they are in the shard, and the first one in its tensor.
+    pub fn chunks(&self, most: usize) -> impl Iterator<Item = (Range<usize>, usize)> + use<> {
+        let (Range { start, end }, at) = (self.range.clone(), self.at);
+        (start..end).step_by(most).map(move |from| (from..end.min(from + most), at + from - start))
+    }
+}
+
 /// The elements (no padding) of a shard that starts at `start` of its unit and is `len` long, restricted to `share`.
 pub fn runs(layout: &Layout, start: usize, len: usize, share: Share) -> impl Iterator<Item = ElementRun<'_>> {
     let part = share.range(len);

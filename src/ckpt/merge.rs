@@ -36,13 +36,11 @@ impl Checkpointer {
         let merged = store.for_each_shard(&mut |mut shard| {
             let stored = runs(shard.layout, shard.start, shard.master.len(), Share::ALL);
             for run in stored.filter(|run| merging.changes(run.segment)) {
-                for from in (0..run.range.len()).step_by(CHUNK / 4) {
-                    let n = (run.range.len() - from).min(CHUNK / 4);
-                    let start = run.range.start + from;
-                    let values = &mut chunk[..n];
-                    read_values(dev, shard.master.as_view().slice(start..start + n), &mut rounded, values)?;
-                    merging.add(run.segment, run.at + from, values)?;
-                    assign(dev, values, &mut rounded, shard.master.reborrow().slice(start..start + n))?;
+                for (range, at) in run.chunks(CHUNK / 4) {
+                    let values = &mut chunk[..range.len()];
+                    read_values(dev, shard.master.as_view().slice(range.clone()), &mut rounded, values)?;
+                    merging.add(run.segment, at, values)?;
+                    assign(dev, values, &mut rounded, shard.master.reborrow().slice(range))?;
                 }
             }
             match shard.param {
@@ -55,11 +53,15 @@ impl Checkpointer {
         Ok(merging.merged())
     }
 
-    /// DoRA: computes the norms of the rows of W + scale B A, whose elements are spread over the ranks. Collective.
+    /// DoRA: computes the norms of the rows of W + scale B A, whose elements are spread over the ranks. Collective,
+    /// but nothing without DoRA.
     fn normalize(&mut self, merging: &mut Merging, store: &mut dyn Store) -> Result<()> {
         let mut squares: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         for (name, product) in merging.products.iter().filter(|(_, product)| product.scaled() > 0) {
             squares.insert(name.clone(), vec![0.0; product.scaled()]);
+        }
+        if squares.is_empty() {
+            return Ok(());
         }
         let (share, mut chunk, mut rounded) = (self.share(store), vec![0f32; CHUNK / 4], Vec::new());
         let dev: &dyn Device = &*self.dev;
@@ -69,13 +71,12 @@ impl Checkpointer {
                 let (Some(squares), Some(product)) = (squares.get_mut(name), merging.products.get(name)) else {
                     continue;
                 };
-                for from in (0..run.range.len()).step_by(CHUNK / 4) {
-                    let n = (run.range.len() - from).min(CHUNK / 4);
-                    let (start, first) = (run.range.start + from, run.at + from);
-                    read_values(dev, shard.master.as_view().slice(start..start + n), &mut rounded, &mut chunk[..n])?;
-                    merging.add(run.segment, first, &mut chunk[..n])?;
-                    for (part, place) in run.segment.stretches(first..first + n) {
-                        for (i, value) in chunk[part.start - first..part.end - first].iter().enumerate() {
+                for (range, at) in run.chunks(CHUNK / 4) {
+                    let values = &mut chunk[..range.len()];
+                    read_values(dev, shard.master.as_view().slice(range), &mut rounded, values)?;
+                    merging.add(run.segment, at, values)?;
+                    for (part, place) in run.segment.stretches(at..at + values.len()) {
+                        for (i, value) in values[part.start - at..part.end - at].iter().enumerate() {
                             squares[product.output(place + i)] += f64::from(*value).powi(2);
                         }
                     }

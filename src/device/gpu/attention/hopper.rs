@@ -58,8 +58,8 @@ fn gradients_of<'a>(a: &AttentionShape, d_o: View<'a>, t: &TailArgs, side: u32) 
 
 /// One number per head and query, for `side` queries at a time.
 fn map_of_numbers<'a>(of: View<'a>, side: u32) -> Arg<'a> {
-    let (n, row) = (of.len() as u64, of.len().next_multiple_of(VECTOR) as u64);
-    Arg::Map(Map { of, sizes: [n, 1, 1], strides: [row; 2], tile: [side, 1, 1], swizzle: Swizzle::None })
+    let n = of.len() as u64; // a multiple of ALIGNED, as strides must be
+    Arg::Map(Map { of, sizes: [n, 1, 1], strides: [n; 2], tile: [side, 1, 1], swizzle: Swizzle::None })
 }
 
 /// From q and kv. Where two query heads share keys, by clusters of two CTAs.
