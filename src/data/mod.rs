@@ -7,6 +7,7 @@
 //! number.
 mod fields; // fields of a row, and their errors
 mod shapes; // conversations and instructions, recognized by their keys
+mod message; // their messages
 mod array; // elements of a JSON array, streamed
 mod json; // rows of JSON, also as Python writes them
 mod content; // decompressed files in UTF-8
@@ -18,6 +19,7 @@ mod template; // chat templates
 mod format; // settings that describe rows
 mod talk; // rows as a chat template has them
 mod recipe; // rows to tokens and labels
+mod unread; // what a row holds and nothing reads
 mod answers; // answers in a rendered conversation
 mod pairs; // prompts with two answers
 mod labeled; // prompts with a labeled answer

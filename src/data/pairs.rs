@@ -12,6 +12,7 @@
 //! the two sequences apart.
 use super::fields::{JsonRow, RowResult, array, field, kind, present, token_id, whole};
 use super::format::PairKeys;
+use super::message;
 use super::recipe::{Drop, Outcome, Recipe, TokenizedRow};
 use super::shapes::{self, ID_KEYS};
 use super::tokenizer::Tokenizer;
@@ -99,7 +100,10 @@ impl Recipe {
 
     /// The text of the prompt in `asked` and of the answer in `key`. `bare`: a text may have no prompt.
     pub(super) fn answer(&self, asked: &str, key: &str, bare: bool, row: &JsonRow) -> RowResult<(String, String)> {
-        let answer = field(row, key)?;
+        let answer = &match field(row, key)? {
+            text if let Some(list) = shapes::written(text) => Value::Array(list),
+            given => given.clone(),
+        };
         let whole = answer.as_array().and_then(|turns| turns.first()).is_some_and(asks);
         let empty = Value::String(String::new());
         let prompt = match present(row, asked) {
@@ -108,7 +112,7 @@ impl Recipe {
             _ => Some(field(row, asked)?),
         };
         if let (Some(Value::String(prompt)), Value::String(answer), false) = (prompt, answer, self.format.is_chat()) {
-            if answer.is_empty() {
+            if answer.trim().is_empty() {
                 return Err(format!("has an empty answer in `{key}`: remove the row"));
             }
             shapes::without_system(row)?;
@@ -134,7 +138,7 @@ impl Recipe {
         first: usize,
         key: &str,
     ) -> RowResult<(String, String)> {
-        if turns[first..].iter().all(shapes::is_silent) {
+        if turns[first..].iter().all(message::is_silent) {
             return Err(format!("has an empty answer in `{key}`: remove the row"));
         }
         if let Some(other) = turns[first..].iter().find(|turn| turn["role"] != "assistant") {

@@ -11,14 +11,14 @@ use super::answers;
 use super::fields::{JsonRow, RowResult, array, field, list, present, string, token_id, truth, whole};
 use super::format::{Format, Preferences, SampleKind};
 use super::json;
-use super::shapes::{self, MASKS, Shape, VARIABLES};
+use super::message;
+use super::shapes::{self, MASKS, Shape};
 use super::talk::talk;
 use super::template::{ChatTemplate, Conversation};
 use super::tokenizer::Tokenizer;
 use crate::device::IGNORE;
 use serde_json::Value;
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Everything a row's tokens depend on.
@@ -142,7 +142,7 @@ impl Recipe {
             ((Some(input), Some(output)), _) => self.asked(string(row, input)?, string(row, output)?, out),
             (_, Some(Shape::Tokens)) => self.tokens(row, out),
             (_, Some(Shape::Text)) => self.text(string(row, "text")?, out),
-            (_, Some(Shape::Completion)) if row["prompt"].is_string() && row["completion"].is_string() => {
+            (_, Some(Shape::Completion)) if shapes::is_text(row, ["prompt", "completion"]) => {
                 shapes::without_system(row)?;
                 self.asked(string(row, "prompt")?, string(row, "completion")?, out)
             }
@@ -254,7 +254,7 @@ impl Recipe {
     }
 
     fn response(&self, prompt: &str, response: &str, out: &mut TokenizedRow) -> RowResult<Outcome> {
-        if prompt.is_empty() || response.is_empty() {
+        if prompt.is_empty() || response.trim().is_empty() {
             return Ok(Outcome::Dropped(Drop::NoAnswer));
         }
         let first = self.render(prompt, response, out)?;
@@ -270,16 +270,19 @@ impl Recipe {
         let (chat, multiturn) = (self.chat(row)?, self.format.multiturn);
         let turns = shapes::turns(row, keys)?;
         let by_assistant = |turn: &Value| turn["role"] == "assistant";
-        let list = keys.1.and_then(|key| row.get(key)?.as_array());
-        let first = turns.len() - list.filter(|_| !multiturn).map_or(1, Vec::len);
+        // All messages of TRL's `completion` are the response.
+        let completion = Shape::of(row, true).filter(|shape| keys.0.is_none() && *shape == Shape::Completion);
+        let listed = keys.1.or(completion.map(|_| "completion")).filter(|_| !multiturn);
+        let list = listed.and_then(|key| list(row.get(key)?, key).ok());
+        let first = turns.len() - list.map_or(1, |list| list.len().max(1));
         let answers: Vec<usize> = (0..turns.len()).filter(|&i| by_assistant(&turns[i])).collect();
         if answers.is_empty() {
             return Err("has no assistant message: there is nothing to train on".into());
         }
-        let switches = (0..turns.len()).map(|i| shapes::switch(i, &turns[i])).collect::<RowResult<Vec<_>>>()?;
+        let switches = (0..turns.len()).map(|i| message::switch(i, &turns[i])).collect::<RowResult<Vec<_>>>()?;
         let switched = answers.iter().any(|&i| switches[i].is_some());
         let all_last = !multiturn && !switched;
-        if let Some(other) = turns[first..].iter().find(|turn| all_last && !by_assistant(turn)) {
+        if let Some(other) = turns.last().filter(|turn| all_last && !by_assistant(turn)) {
             return Err(format!(
                 "ends with a {} message, not an assistant message: there is no response",
                 other["role"]
@@ -287,7 +290,7 @@ impl Recipe {
         }
         let wanted = |i: usize| switches[i].unwrap_or(multiturn || i >= first);
         let learned: Vec<usize> =
-            answers.iter().copied().filter(|&i| wanted(i) && !shapes::is_silent(&turns[i])).collect();
+            answers.iter().copied().filter(|&i| wanted(i) && !message::is_silent(&turns[i])).collect();
         if learned.is_empty() {
             let silent = answers.iter().any(|&i| wanted(i));
             return Ok(Outcome::Dropped(if silent { Drop::NoAnswer } else { Drop::NoLoss }));
@@ -312,13 +315,20 @@ impl Recipe {
         let spans = match &all.generated {
             None => places()?,
             Some(generated) if multiturn && !switched => generated.clone(),
-            Some(generated) => {
-                let places = places()?;
-                // A block may begin with the answer's header, and a prompt with the beginning of a thought.
-                let overlap = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
-                let within = |span: &&Range<usize>| places.iter().any(|place| overlap(span, place));
-                generated.iter().filter(within).cloned().collect()
-            }
+            Some(generated) => match places() {
+                Ok(places) => {
+                    // A block may begin with the answer's header, and a prompt with the beginning of a thought.
+                    let overlap = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
+                    let within = |span: &&Range<usize>| places.iter().any(|place| overlap(span, place));
+                    generated.iter().filter(within).cloned().collect()
+                }
+                // Those that the messages before the response do not have.
+                Err(fault) if all_last => {
+                    let earlier = chat.rendered(&talk.upto(first), false).map_err(|_| fault)?.generated;
+                    generated[earlier.map_or(0, |earlier| earlier.len()).min(generated.len())..].to_vec()
+                }
+                Err(fault) => return Err(fault),
+            },
         };
         let first = self.learn(&all.text, &spans, out)?;
         Ok(if all_last && first + 2 >= self.max_len { Outcome::Dropped(Drop::NoRoom) } else { Outcome::Kept })
@@ -361,62 +371,6 @@ impl Recipe {
              with one"
                 .into()
         })
-    }
-
-    /// Names what `row` holds and nothing reads.
-    fn unread(&self, row: &JsonRow, out: &mut TokenizedRow) {
-        let reads = self.reads(row);
-        let unread = row.iter().filter(|(key, value)| !value.is_null() && !reads.contains(&key.as_str()));
-        out.unread.extend(unread.map(|(key, _)| format!("`{key}`")));
-        let Some(chat) = self.format.template_of(row).filter(|_| reads.contains(&VARIABLES[0])) else { return };
-        let deaf = |name: &str| !chat.mentions(name);
-        let empty = |value: &Value| value == "" || value.as_array().is_some_and(Vec::is_empty);
-        for name in VARIABLES[..2].iter().filter(|name| present(row, name).is_some_and(|v| !empty(v)) && deaf(name)) {
-            out.unread.push(format!("`{name}` (not in the chat template)"));
-        }
-        let passed = present(row, VARIABLES[2]).and_then(Value::as_object).into_iter().flatten();
-        out.unread.extend(
-            passed
-                .filter(|(key, _)| deaf(key))
-                .map(|(key, _)| format!("`{key}` of {} (not in the chat template)", VARIABLES[2])),
-        );
-        if shapes::has_second_system(row) {
-            out.unread.push("`system` (the messages begin with another)".into());
-        }
-        let lists = reads.iter().filter(|key| !VARIABLES.contains(key));
-        let lists = lists.filter_map(|key| list(row.get(*key)?, key).ok());
-        let extra: BTreeSet<String> =
-            lists.flat_map(|list| list.iter().flat_map(shapes::extra).cloned().collect::<Vec<_>>()).collect();
-        out.unread.extend(
-            extra
-                .into_iter()
-                .filter(|key| deaf(key))
-                .map(|key| format!("`{key}` of messages (not in the chat template)")),
-        );
-    }
-
-    /// The fields of `row` that are read.
-    pub(super) fn reads<'a>(&'a self, row: &JsonRow) -> Vec<&'a str> {
-        let format = &self.format;
-        let shape = Shape::of(row, format.is_chat());
-        let by_shape = match &format.preferences {
-            None => format.input_key.is_none() && !format.pretrain_mode,
-            Some(Preferences::Labels(_)) => true,
-            Some(Preferences::Pairs(_) | Preferences::Rollouts) => false,
-        };
-        let shaped: &[&str] = shape.filter(|_| by_shape).map_or(&[], Shape::reads);
-        let mut reads = [&format.named(), shaped].concat();
-        let judged = format.preferences.as_ref().is_some_and(|rows| *rows != Preferences::Rollouts);
-        if format.is_chat() || judged {
-            reads.extend(VARIABLES);
-        }
-        if judged && !shapes::is_judged_ids(row) {
-            reads.push("system");
-        }
-        if matches!(&format.preferences, Some(Preferences::Pairs(keys)) if present(row, &keys.prompt).is_none()) {
-            reads.extend(shapes::QUESTION);
-        }
-        reads
     }
 
     /// Appends the tokens of prompt, response and end of text, with a loss on the response and the end. Returns where

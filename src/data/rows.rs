@@ -72,10 +72,12 @@ impl<'a> Rows<'a> {
     fn columns(&self, schema: &Type) -> Option<Type> {
         let format = &self.recipe.format;
         let by_shape = format.input_key.is_none() && !matches!(format.preferences, Some(Preferences::Pairs(_)));
+        let has_ids = schema.get_fields().iter().any(|field| field.name() == "input_ids");
         let read = |name: &str| {
             let shaped = by_shape && Shape::all_read().any(|key| key == name);
             let judged = format.preferences.is_some() && (name == "system" || shapes::QUESTION.contains(&name));
-            shaped || judged || shapes::VARIABLES.contains(&name) || format.named().contains(&name)
+            let unclear = by_shape && has_ids && shapes::is_unclear(name);
+            shaped || judged || unclear || shapes::VARIABLES.contains(&name) || format.named().contains(&name)
         };
         let fields: Vec<Arc<Type>> = schema.get_fields().iter().filter(|f| read(f.name())).cloned().collect();
         let given = |key: &Option<String>| key.iter().all(|key| fields.iter().any(|field| field.name() == key));

@@ -7,7 +7,8 @@
 //! its own line if it is not empty; the assistant message is the output. `system` comes first, and the pairs of
 //! `history` before the instruction, as in LLaMA-Factory. Without a chat template the prompt is Stanford Alpaca's
 //! ([`alpaca_prompt`]), which has no place for `system` and `history`. `{"prompt", "completion"}` is TRL's.
-use super::fields::{JsonRow, RowResult, array, field, kind, list, present, string, truth};
+use super::fields::{JsonRow, RowResult, array, field, kind, list, present, string};
+use super::message::message;
 use serde_json::{Value, json};
 use std::borrow::Cow;
 
@@ -68,26 +69,17 @@ pub(super) const GROUP_KEYS: [&str; 2] = ["prompt_ids", "samples"];
 /// Field of a labeled answer given as token ids.
 pub(super) const ANSWER_IDS: &str = "completion_input_ids";
 
-/// Roles a message may have. Templates support fewer; a role that no template knows is a mistake in the data.
-const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
-/// ShareGPT's `from` values and the roles they map to.
-const SPEAKERS: [(&str, &str); 9] = [
-    ("human", "user"),
-    ("gpt", "assistant"),
-    ("system", "system"),
-    ("user", "user"),
-    ("assistant", "assistant"),
-    ("tool", "tool"),
-    ("observation", "tool"),
-    ("function_response", "tool"),
-    ("function_call", "assistant"),
-];
-
 /// The row's keys mark it as training data, and as hardly anything else.
 pub(super) fn is_known(row: &JsonRow) -> bool {
     let named = ["input_ids", "messages", "conversations"].iter().any(|key| present(row, key).is_some());
     let answered = is_pair(row) || both(row, ["completion", "label"]) || both(row, GROUP_KEYS);
     named || both(row, ["instruction", "output"]) || answered
+}
+
+/// The row has some of these fields, and all it has are text.
+pub(super) fn is_text<const N: usize>(row: &JsonRow, keys: [&str; N]) -> bool {
+    let mut given = keys.iter().filter_map(|key| present(row, key)).peekable();
+    given.peek().is_some() && given.all(|value| value.is_string() && written(value).is_none())
 }
 
 fn both(row: &JsonRow, keys: [&str; 2]) -> bool {
@@ -161,9 +153,18 @@ pub(super) fn has_second_system(row: &JsonRow) -> bool {
     given.is_some_and(|list| has_own_system(&list) && list[0]["content"] != text && list[0]["value"] != text)
 }
 
-/// The messages of a field: text is one, by `role`.
+/// The messages that a text holds as JSON, as columns of CSV files do.
+pub(super) fn written(value: &Value) -> Option<Vec<Value>> {
+    let text = value.as_str().filter(|text| text.trim_start().starts_with('['))?;
+    let list: Vec<Value> = serde_json::from_str(text).ok()?;
+    let is_message = |one: &Value| one.get("role").or(one.get("from")).is_some_and(Value::is_string);
+    (!list.is_empty() && list.iter().all(is_message)).then_some(list)
+}
+
+/// The messages of a field: text is one, by `role`, unless it is JSON of a list of them.
 fn spoken(row: &JsonRow, key: &str, role: &str) -> RowResult<Vec<Value>> {
     Ok(match field(row, key)? {
+        text if let Some(list) = written(text) => list,
         Value::String(text) => vec![json!({"role": role, "content": text})],
         message @ Value::Object(_) => vec![message.clone()],
         list => array(list, key)?.clone(),
@@ -287,89 +288,7 @@ pub(super) fn prompt(row: &JsonRow, key: &str) -> RowResult<Vec<Value>> {
     with_system(row, turns)
 }
 
-/// Types of message parts that are not text contain one of these.
-const PICTURES: [&str; 3] = ["image", "video", "audio"];
-/// Fields of a message, besides its content, that are an answer.
-const SPOKEN: [&str; 4] = ["tool_calls", "function_call", "reasoning_content", "thinking"];
-/// Fields of a message that switch its loss on or off: OpenAI's and Mistral's, Axolotl's, ms-swift's.
-const SWITCHES: [&str; 4] = ["weight", "train", "training", "loss"];
-/// Fields of a message that mean something to every trainer, whether or not a template reads them.
-const KNOWN: [&str; 4] = ["role", "content", "from", "value"];
-
-/// Whether message `i` has a loss, if it says so.
-pub(super) fn switch(i: usize, message: &Value) -> RowResult<Option<bool>> {
-    let Some((key, value)) =
-        SWITCHES.iter().find_map(|key| message.get(key).filter(|v| !v.is_null()).map(|v| (key, v)))
-    else {
-        return Ok(None);
-    };
-    let wrong = || format!("has a message {i} with {key} {value}; only 0 and 1, false and true are supported");
-    truth(value).map(Some).ok_or_else(wrong)
-}
-
-/// The message is an answer without a word.
-pub(super) fn is_silent(message: &Value) -> bool {
-    let blank = |value: &Value| value.as_str().is_some_and(|text| text.trim().is_empty());
-    let empty = |value: &Value| {
-        value.is_null()
-            || blank(value)
-            || value.as_array().is_some_and(|list| list.iter().all(|part| blank(&part["text"])))
-    };
-    ["content"].iter().chain(&SPOKEN).all(|key| empty(&message[*key]))
-}
-
-/// Fields of a message that may be of use to a template only.
-pub(super) fn extra(message: &Value) -> impl Iterator<Item = &String> {
-    let fields = message.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
-    fields.map(|(key, _)| key).filter(|key| !KNOWN.contains(&key.as_str()) && !SWITCHES.contains(&key.as_str()))
-}
-
-/// Checks message `i`, and converts a ShareGPT message to one with a role.
-fn message(i: usize, turn: &mut Value) -> RowResult<()> {
-    let Value::Object(fields) = turn else {
-        return Err(format!("has a message {i} that is not an object: a message is {{\"role\": .., \"content\": ..}}"));
-    };
-    if let (None, Some(from)) = (present(fields, "role"), present(fields, "from")) {
-        let role = SPEAKERS.iter().find(|(name, _)| from == name).map(|(_, role)| *role).ok_or_else(|| {
-            let known: Vec<&str> = SPEAKERS.iter().map(|(name, _)| *name).collect();
-            format!("has a message {i} from {from}; ShareGPT knows: {}", known.join(", "))
-        })?;
-        string(fields, "value").map_err(|what| format!("has a message {i} that {what}"))?;
-        let renamed =
-            fields.iter().filter(|(key, _)| !["role", "content"].contains(&key.as_str())).map(|(key, value)| match key
-                .as_str()
-            {
-                "from" => ("role".to_string(), role.into()),
-                "value" => ("content".to_string(), value.clone()),
-                _ => (key.clone(), value.clone()),
-            });
-        *fields = renamed.collect();
-        return Ok(());
-    }
-    if let Some(text @ Value::String(_)) = present(fields, "tool_calls") {
-        let calls = list(text, "tool_calls").map_err(|what| format!("has a message {i} that {what}"))?.into_owned();
-        fields.insert("tool_calls".into(), Value::Array(calls));
-    }
-    let keys = || fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-    let result = ["tool", "function", "ipython"].iter().any(|role| fields.get("role").is_some_and(|r| r == role));
-    match fields.get("role") {
-        Some(Value::String(role)) if ROLES.contains(&role.as_str()) => {}
-        Some(role) => return Err(format!("has a message {i} with role {role}; known roles: {}", ROLES.join(", "))),
-        None => return Err(format!("has a message {i} without `role`; its keys are: {}", keys())),
-    }
-    match fields.get("content") {
-        Some(Value::String(_)) => Ok(()),
-        // What a tool returns may be any value.
-        Some(value) if result && !value.is_null() => Ok(()),
-        Some(Value::Array(parts)) => parts.iter().try_for_each(|part| match part["type"].as_str() {
-            Some(kind) if PICTURES.iter().any(|media| kind.contains(media)) => Err(format!(
-                "has a message {i} with a part of type \"{kind}\": only text is trained on. Remove the part or the row"
-            )),
-            _ => Ok(()),
-        }),
-        // An assistant message may consist of thoughts or tool calls only.
-        None | Some(Value::Null) if SPOKEN.iter().any(|key| present(fields, key).is_some()) => Ok(()),
-        None => Err(format!("has a message {i} without `content`; its keys are: {}", keys())),
-        Some(other) => Err(format!("has a message {i} whose content is {}; a string is expected", kind(other))),
-    }
+/// Columns next to token ids that say more than what is learned, and that [`super::recipe`] refuses.
+pub(super) fn is_unclear(name: &str) -> bool {
+    name.contains("mask") || name == "seq_lengths" || name == "position_ids"
 }

@@ -1,9 +1,9 @@
 //! What a chat template makes of a row: its messages with tools and other variables, and prompts without an answer.
 //! Never tokenizes.
-use super::fields::{JsonRow, RowResult, kind, present};
+use super::fields::{FOREIGN, JsonRow, RowResult, kind, number_in, present};
 use super::format::Format;
 use super::shapes::{self, VARIABLES};
-use super::template::{ChatTemplate, Conversation};
+use super::template::{ChatTemplate, Conversation, WideInteger};
 use minijinja::Value as Message;
 use serde_json::{Value, json};
 use std::borrow::Cow;
@@ -58,11 +58,13 @@ pub(super) fn talk(row: &JsonRow, turns: &[Value]) -> RowResult<Conversation> {
                 if let Some(key) = ["messages", "add_generation_prompt"].iter().find(|key| all.contains_key(**key)) {
                     return Err(format!("has `{key}` in its {name}: the rows decide it, so remove it there"));
                 }
-                variables.extend(all.iter().map(|(key, value)| (key.clone(), Message::from_serialize(value))));
+                for (key, value) in all {
+                    variables.insert(key.clone(), passed(value)?);
+                }
             }
             ("tools" | "documents", Value::Array(list)) => {
                 let each = list.iter().map(|one| element(name, one)).collect::<RowResult<Vec<_>>>()?;
-                variables.insert(name.to_string(), Message::from_serialize(&each));
+                variables.insert(name.to_string(), each.iter().map(|one| passed(one)).collect::<RowResult<Message>>()?);
             }
             (_, other) => {
                 let expected = if name == "chat_template_kwargs" { "an object" } else { "a list" };
@@ -70,7 +72,32 @@ pub(super) fn talk(row: &JsonRow, turns: &[Value]) -> RowResult<Conversation> {
             }
         }
     }
-    Ok(Conversation { messages: turns.iter().map(Message::from_serialize).collect(), variables })
+    Ok(Conversation { messages: turns.iter().map(passed).collect::<RowResult<_>>()?, variables })
+}
+
+/// A value as a template sees it, with all digits of its numbers.
+fn passed(value: &Value) -> RowResult<Message> {
+    match value {
+        Value::Array(list) => list.iter().map(passed).collect(),
+        Value::Object(map) => match (number_in(map), map.get(FOREIGN)) {
+            (Some(number), _) => Ok(number_of(number)),
+            (None, Some(what)) => Err(format!(
+                "holds {} in what its chat template reads: write it as text or as a number",
+                what.as_str().unwrap_or_default()
+            )),
+            _ => map.iter().map(|(key, value)| Ok((Message::from(key.as_str()), passed(value)?))).collect(),
+        },
+        other => Ok(Message::from_serialize(other)),
+    }
+}
+
+/// What Python reads a number as.
+fn number_of(text: &str) -> Message {
+    match (text.parse::<i128>(), text.to_lowercase().parse::<f64>()) {
+        (Ok(integer), _) => Message::from(integer),
+        (Err(_), Ok(float)) if text.contains(['e', 'E', '.', 'N', 'I']) => Message::from(float),
+        _ => Message::from_object(WideInteger(text.into())),
+    }
 }
 
 /// A tool or a document: an object, or JSON text of one.

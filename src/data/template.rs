@@ -17,6 +17,7 @@ mod python;
 
 pub use conversation::{Conversation, Rendered};
 pub(super) use frame::TurnFrame;
+pub(super) use python::WideInteger;
 
 use crate::base::quote;
 use minijinja::machinery::Instructions;
@@ -31,8 +32,8 @@ pub struct ChatTemplate {
     env: Environment<'static>,
     instructions: Instructions<'static>,
     source: String,
-    bos: String,
-    eos: String,
+    /// Names of special tokens, such as `bos_token`, and how they are spelled.
+    tokens: Vec<(String, String)>,
     /// It has `{% generation %}` blocks.
     generation: bool,
     /// What it puts around an answer, found when first asked for.
@@ -67,8 +68,16 @@ impl ChatTemplate {
             format!("{place}: {detail}")
         })?;
         let fingerprint = xxh3_64(format!("{bos}\0{eos}\0{text}").as_bytes());
-        let (source, bos, eos) = (text.clone(), bos.into(), eos.into());
-        Ok(ChatTemplate { env, instructions, source, bos, eos, generation, frame: OnceLock::new(), fingerprint })
+        let tokens =
+            [("bos_token", bos), ("eos_token", eos)].map(|(name, spelling)| (name.into(), spelling.into())).into();
+        let source = text.clone();
+        Ok(ChatTemplate { env, instructions, source, tokens, generation, frame: OnceLock::new(), fingerprint })
+    }
+    /// The template for a tokenizer that also has these special tokens, by name, which it reads as variables.
+    pub fn with_tokens(mut self, tokens: &[(String, String)]) -> ChatTemplate {
+        self.fingerprint = xxh3_64(format!("{:016x}{tokens:?}", self.fingerprint).as_bytes());
+        self.tokens.extend(tokens.iter().cloned());
+        self
     }
 
     /// Equal for templates that render the same.
@@ -119,10 +128,9 @@ impl ChatTemplate {
     pub fn rendered(&self, conversation: &Conversation, prompt: bool) -> Result<Rendered, String> {
         // As in transformers, `tools` and `documents` are defined as None when absent.
         let mut context: BTreeMap<&str, Value> = [("tools", Value::from(())), ("documents", Value::from(()))].into();
-        context.insert("bos_token", Value::from(self.bos.as_str()));
-        context.insert("eos_token", Value::from(self.eos.as_str()));
+        context.extend(self.tokens.iter().map(|(name, spelling)| (name.as_str(), Value::from(spelling.as_str()))));
         context.extend(conversation.variables.iter().map(|(name, value)| (name.as_str(), value.clone())));
-        context.insert("messages", conversation.messages.iter().map(with_thoughts).collect());
+        context.insert("messages", conversation.messages.iter().map(as_passed).collect());
         context.insert("add_generation_prompt", Value::from(prompt));
         let text = bounds::run(&self.env, &self.instructions, Value::from_iter(context)).map_err(|e| {
             // Completes "line 7 is rejected by line 3 of the chat template: no such role".
@@ -142,13 +150,18 @@ impl std::fmt::Debug for ChatTemplate {
     }
 }
 
-/// The message with its thoughts, if it has any, under the names that templates read, as transformers passes them.
-fn with_thoughts(message: &Value) -> Value {
+/// The message as transformers passes it: without fields that are null, and with its thoughts, if it has any, under the
+/// names that templates read.
+fn as_passed(message: &Value) -> Value {
     let given = |name: &&str| message.get_attr(name).ok().filter(|value| !value.is_undefined() && !value.is_none());
-    let Some(thoughts) = THOUGHTS.iter().find_map(given) else { return message.clone() };
+    let thoughts = THOUGHTS.iter().find_map(given);
+    if thoughts.is_none() && python::pairs(message).all(|(_, value)| !value.is_none()) {
+        return message.clone();
+    }
     let [content, thinking, _] = THOUGHTS;
-    let mut fields = vec![(Value::from(thinking), thoughts.clone())];
-    for (name, value) in python::pairs(message).chain([(Value::from(content), thoughts)]) {
+    let mut fields: Vec<_> = thoughts.iter().map(|thoughts| (Value::from(thinking), thoughts.clone())).collect();
+    let named = thoughts.map(|thoughts| (Value::from(content), thoughts));
+    for (name, value) in python::pairs(message).filter(|(_, value)| !value.is_none()).chain(named) {
         match fields.iter_mut().find(|(known, _)| *known == name) {
             Some((_, known)) => *known = value,
             None => fields.push((name, value)),
@@ -186,86 +199,30 @@ fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64)
 }
 
-const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
-
-/// C's strftime in the C locale, for `seconds` since 1970 in UTC. Unknown conversions are copied verbatim.
+/// Python's `datetime.strftime` in the C locale, for `seconds` since 1970 in UTC. A time without a zone prints none,
+/// and unknown conversions stay as they are.
 fn strftime(format: &str, seconds: i64) -> String {
-    let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    let (year, month, day) = civil(days);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    let weekday = DAYS[(days + 4).rem_euclid(7) as usize]; // 1970-01-01 was a Thursday
-    let name = MONTHS[month as usize - 1];
-    let mut out = String::new();
-    let mut chars = format.chars();
-    while let Some(c) = chars.next() {
-        if c != '%' {
-            out.push(c);
-            continue;
+    let time = chrono::DateTime::from_timestamp(seconds, 0).unwrap_or_default().naive_utc();
+    let (mut out, mut rest) = (String::new(), format);
+    while let Some((before, conversion)) = rest.split_once('%') {
+        out += before;
+        let padding = conversion.starts_with(['-', '_', '0']) as usize;
+        let len = conversion[padding..].chars().next().map_or(0, |c| padding + c.len_utf8());
+        match &conversion[..len] {
+            "Z" | "z" => {}
+            "f" => out += "000000",
+            one => {
+                let one = format!("%{one}");
+                let items: Vec<_> = chrono::format::StrftimeItems::new(&one).collect();
+                match items.contains(&chrono::format::Item::Error) {
+                    true => out += &one,
+                    false => out += &time.format_with_items(items.iter()).to_string(),
+                }
+            }
         }
-        match chars.next() {
-            Some('Y') => out += &year.to_string(),
-            Some('y') => out += &format!("{:02}", year.rem_euclid(100)),
-            Some('m') => out += &format!("{month:02}"),
-            Some('d') => out += &format!("{day:02}"),
-            Some('e') => out += &format!("{day:2}"),
-            Some('B') => out += name,
-            Some('b' | 'h') => out += &name[..3],
-            Some('A') => out += weekday,
-            Some('a') => out += &weekday[..3],
-            Some('H') => out += &format!("{hour:02}"),
-            Some('I') => out += &format!("{:02}", (hour + 11) % 12 + 1),
-            Some('p') => out += if hour < 12 { "AM" } else { "PM" },
-            Some('M') => out += &format!("{minute:02}"),
-            Some('S') => out += &format!("{second:02}"),
-            Some('F') => out += &format!("{year}-{month:02}-{day:02}"),
-            Some('T') => out += &format!("{hour:02}:{minute:02}:{second:02}"),
-            Some('j') => out += &format!("{:03}", days - days_before(year) + 1),
-            Some('Z') => out += "UTC",
-            Some('z') => out += "+0000",
-            Some('%') => out.push('%'),
-            Some(other) => out.extend(['%', other]),
-            None => out.push('%'),
-        }
+        rest = &conversion[len..];
     }
-    out
-}
-
-/// Days from 1970-01-01 to the first of `year`.
-fn days_before(year: i64) -> i64 {
-    let y = year - 1;
-    365 * (year - 1970) + (y.div_euclid(4) - y.div_euclid(100) + y.div_euclid(400))
-        - (1969 / 4 - 1969 / 100 + 1969 / 400)
-}
-
-/// (year, month, day) of a day counted from 1970-01-01, in the Gregorian calendar.
-fn civil(days: i64) -> (i64, i64, i64) {
-    let mut year = 1970 + days.div_euclid(366); // never late, and at most a few years early
-    while days_before(year + 1) <= days {
-        year += 1;
-    }
-    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    let mut day = days - days_before(year);
-    let lengths = [31, if leap { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-    let mut month = 0;
-    while day >= lengths[month] {
-        day -= lengths[month];
-        month += 1;
-    }
-    (year, month as i64 + 1, day + 1)
+    out + rest
 }
 
 #[cfg(test)]
@@ -275,6 +232,8 @@ mod tests {
     #[test]
     fn dates_are_those_of_strftime() {
         let all = "%Y-%m-%d %H:%M:%S %a %A %b %B %j %y %I %p %e|%F %T %% %Q";
+        assert_eq!(strftime("%-d %k %P %D %R %u %w %s%n%f[%Z%z]%", 0), "1  0 am 01/01/70 00:00 4 4 0\n000000[]%");
+        assert_eq!(strftime("%c %x %X %é", 951_782_400), "Tue Feb 29 00:00:00 2000 02/29/00 00:00:00 %é");
         // From Python: datetime.fromtimestamp(t, UTC).strftime(..)
         for (t, expected) in [
             (0, "1970-01-01 00:00:00 Thu Thursday Jan January 001 70 12 AM  1|1970-01-01 00:00:00 % %Q"),

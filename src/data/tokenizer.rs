@@ -57,12 +57,35 @@ pub struct LoadedTokenizer {
     vocab: usize,
     bos: Option<Special>,
     eos: Option<Special>,
+    /// All special tokens that have names, such as `pad_token`, and how they are spelled.
+    named: Vec<(String, String)>,
     affixes: (Vec<u32>, Vec<u32>),
     /// Named Jinja templates, the one called `default` first.
     templates: Vec<(String, String)>,
     /// The default template is that of a checkpoint, not the tokenizer's own.
     trained: bool,
     fingerprint: u64,
+}
+
+/// The special tokens that tokenizer_config.json names, else special_tokens_map.json: under keys that end in `_token`,
+/// and in `extra_special_tokens`.
+fn named(config: &Map<String, Value>, map: &Map<String, Value>) -> Vec<(String, String)> {
+    // A string, or {"content": string, ..}.
+    let spelling = |value: &Value| {
+        let text = value.as_str().or_else(|| value.get("content")?.as_str())?;
+        (!text.is_empty()).then(|| text.to_string())
+    };
+    let mut named: Vec<(String, String)> = Vec::new();
+    for file in [config, map] {
+        let extra = file.get("extra_special_tokens").and_then(Value::as_object);
+        let keys = file.iter().filter(|(key, _)| key.ends_with("_token"));
+        for (key, value) in keys.chain(extra.into_iter().flatten()) {
+            if let Some(text) = spelling(value).filter(|_| named.iter().all(|(known, _)| known != key)) {
+                named.push((key.clone(), text));
+            }
+        }
+    }
+    named
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -141,12 +164,9 @@ impl Tokenizer {
         };
         let config = object("tokenizer_config.json")?;
         let map = object("special_tokens_map.json")?;
+        let named = named(&config, &map);
         let special = |key: &str| -> Result<Option<Special>> {
-            // A string, or {"content": string, ..}.
-            let text = [&config, &map].into_iter().filter_map(|m| m.get(key)).find_map(|value| {
-                value.as_str().or_else(|| value.get("content")?.as_str()).filter(|text| !text.is_empty())
-            });
-            let Some(text) = text else { return Ok(None) };
+            let Some((_, text)) = named.iter().find(|(name, _)| name == key) else { return Ok(None) };
             match pipeline.token_to_id(text) {
                 Some(id) => Ok(Some(Special { text: text.into(), id })),
                 None => Err(bad(
@@ -174,6 +194,7 @@ impl Tokenizer {
             vocab: ids,
             bos,
             eos,
+            named,
             affixes,
             templates,
             trained: false,
@@ -252,6 +273,13 @@ impl Tokenizer {
             Tokenizer::File(t) => {
                 (t.bos.as_ref().map_or("", |s| s.text.as_str()), t.eos.as_ref().map_or("", |s| s.text.as_str()))
             }
+        }
+    }
+    /// Names of special tokens, such as `pad_token`, and how they are spelled: variables of chat templates.
+    pub fn named_tokens(&self) -> &[(String, String)] {
+        match self {
+            Tokenizer::Bytes | Tokenizer::None(_) => &[],
+            Tokenizer::File(t) => &t.named,
         }
     }
     /// [`Tokenizer::eos`], or an error for callers that need it.

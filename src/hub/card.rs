@@ -80,6 +80,11 @@ fn files(value: &Value) -> Vec<(String, Vec<String>)> {
     }
 }
 
+/// The configuration of this name.
+pub(super) fn named<'a>(configs: &'a [CardConfig], name: &str) -> Option<&'a CardConfig> {
+    configs.iter().find(|config| config.name == name)
+}
+
 /// The configuration that is meant where none is named: an error lists the choice.
 pub(super) fn default(configs: &[CardConfig]) -> Result<Option<&CardConfig>, Vec<&str>> {
     match configs {

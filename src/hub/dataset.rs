@@ -16,16 +16,23 @@ pub(super) enum FoundSplits {
     Unreadable(Option<String>),
 }
 
-/// The splits of a whole repository with this card.
+/// Whether a card has a configuration of this name.
+pub(super) fn is_config(card: &str, name: &str) -> bool {
+    card::configs(card).is_ok_and(|configs| card::named(&configs, name).is_some())
+}
+
+/// The splits of a repository with this card: of the configuration that `name` ends with, or of the default one.
 pub(super) fn splits(name: &HubName, files: &[String], card: &str) -> Result<FoundSplits, String> {
     let configs = card::configs(card)
         .map_err(|what| format!("{}: the card (README.md) is not valid: {}", name.repo, quote(what)))?;
-    let config = card::default(&configs).map_err(|names| {
+    let asked = name.path.as_ref().and_then(|path| card::named(&configs, path));
+    let config = asked.map_or_else(|| card::default(&configs), |config| Ok(Some(config))).map_err(|names| {
+        let first = HubName { path: names.first().map(|first| first.to_string()), split: None, ..name.clone() };
         format!(
-            "{} has several configurations, and none is the default: {}. Name a file or a folder instead, such as {}",
+            "{} has several configurations, and none is the default: {}. Name one, such as {}",
             name.repo,
             listed(names.into_iter()),
-            example(name, &configs, files)
+            quote(first)
         )
     })?;
     let script = name.repo.split_once('/').map(|(_, name)| format!("{name}.py"));
@@ -33,9 +40,7 @@ pub(super) fn splits(name: &HubName, files: &[String], card: &str) -> Result<Fou
     let found = match config {
         Some(config) if !config.files.is_empty() => by_card(name, files, config)?,
         _ if scripted => vec![],
-        Some(CardConfig { folder: Some(folder), .. }) => {
-            splits::conventional(files, &format!("{}/", folder.trim_matches('/')))
-        }
+        Some(CardConfig { folder: Some(folder), .. }) => splits::conventional(files, &prefix(folder)),
         _ => splits::conventional(files, ""),
     };
     let named = config.map(|config| config.name.clone());
@@ -53,13 +58,14 @@ pub fn not_train(folder: &str, files: &[String], card: &str) -> Result<Vec<Strin
     };
     let of = |path: &String, train: bool| found.iter().any(|(s, files)| (s == TRAIN) == train && files.contains(path));
     let has_train = found.iter().any(|(split, _)| split == TRAIN);
-    let is_out = |path: &&String| has_train && !of(path, true) && (configured || of(path, false));
-    Ok(files.iter().filter(is_out).cloned().collect())
+    let is_out = |path: &&String| !of(path, true) && if configured { has_train } else { of(path, false) };
+    let rest = files.iter().any(|path| splits::is_readable(path) && !is_out(&path));
+    Ok(files.iter().filter(|path| rest && is_out(path)).cloned().collect())
 }
 
 /// The splits that a card names. Empty, if no file of them can be read.
 fn by_card(name: &HubName, files: &[String], config: &CardConfig) -> Result<Splits, String> {
-    let folder = config.folder.as_deref().map_or(String::new(), |folder| format!("{}/", folder.trim_matches('/')));
+    let folder = config.folder.as_deref().map_or(String::new(), prefix);
     let mut all: Splits = Vec::new();
     for (split, patterns) in &config.files {
         let mut found: Vec<String> = Vec::new();
@@ -86,6 +92,12 @@ fn by_card(name: &HubName, files: &[String], config: &CardConfig) -> Result<Spli
     Ok(all)
 }
 
+/// What paths below a card's `data_dir` begin with: nothing, or the folder and a slash.
+fn prefix(folder: &str) -> String {
+    let parts = folder.split('/').filter(|part| !part.is_empty() && *part != ".");
+    parts.map(|part| format!("{part}/")).collect()
+}
+
 /// The files of the split that is asked for.
 pub(super) fn of_split(name: &HubName, mut splits: Splits) -> Result<Vec<String>, String> {
     let split = name.split.as_deref().unwrap_or(TRAIN);
@@ -102,13 +114,6 @@ pub(super) fn of_split(name: &HubName, mut splits: Splits) -> Result<Vec<String>
             HubName { split: splits.first().map(|(known, _)| quote(known).to_string()), ..name.clone() }
         )),
     }
-}
-
-/// A name that means one of the configurations.
-fn example(name: &HubName, configs: &[CardConfig], files: &[String]) -> String {
-    let found = configs.iter().find_map(|config| by_card(name, files, config).ok()?.into_iter().next());
-    let path = found.and_then(|(_, files)| files.into_iter().next()).unwrap_or_else(|| "FILE.jsonl".into());
-    quote(HubName { path: Some(path), split: None, ..name.clone() }).to_string()
 }
 
 /// Parquet that the hub has made: `CONFIG/SPLIT/0000.parquet`, by split; and the configuration.
@@ -194,11 +199,18 @@ mod tests {
         let sub = card("- config_name: default\n  data_files:\n  - split: all\n    path: sub/*");
         assert_eq!(found(&sub), is("all", &["sub/a.jsonl", "sub/b.jsonl"]));
         assert_eq!(found(&card("- config_name: c\n  data_dir: sub")), is("train", &["sub/a.jsonl", "sub/b.jsonl"]));
+        for root in [".", "./", "/", "./sub/.."] {
+            let found = found(&card(&format!("- config_name: c\n  data_dir: {root}")));
+            assert_eq!(found.is_ok_and(|found| found == FoundSplits::Unreadable(Some("c".into()))), root == "./sub/..");
+        }
         let zip = card("- config_name: c\n  data_files: '*.zip'");
         assert_eq!(found(&zip), Ok(FoundSplits::Unreadable(Some("c".into()))));
         let two = card("- config_name: one\n  data_files: sub/a.jsonl\n- config_name: two\n  data_files: sub/b.jsonl");
         let says = found(&two).unwrap_err();
-        assert!(says.contains("one, two") && says.contains("o/n/sub/a.jsonl"), "{says}");
+        assert!(says.contains("one, two") && says.contains("such as o/n/one"), "{says}");
+        let named = HubName::dataset("o/n/two").unwrap();
+        assert_eq!(splits(&named, &files, &two), is("train", &["sub/b.jsonl"]));
+        assert!(is_config(&two, "two") && !is_config(&two, "sub") && !is_config("", "two"));
         assert!(
             found(&card("- config_name: c\n  data_files: https://x.example/y.jsonl"))
                 .unwrap_err()

@@ -57,7 +57,9 @@ impl HubName {
 
     /// None: it is no name of the hub.
     pub fn dataset(text: &str) -> Option<HubName> {
-        let (text, split) = match text.rsplit_once(':') {
+        // A slice of a split (`train[1:9]`) is a part of its name.
+        let colon = text.split_once(':').filter(|(_, split)| !split.contains('/')).or_else(|| text.rsplit_once(':'));
+        let (text, split) = match colon {
             Some((text, split)) => (text, Some(split.to_string())),
             None => (text, None),
         };
@@ -87,6 +89,16 @@ impl HubName {
             && revision.as_deref().is_none_or(is_revision)
             && path.as_deref().is_none_or(|path| unsafe_name(path).is_none());
         fine.then(|| HubName { kind, repo: repo.into(), revision, path, split })
+    }
+
+    /// The name in an address of the hub, which is no name: `hf://...`, or that of a page.
+    pub fn in_address(text: &str) -> Option<String> {
+        let (scheme, rest) = text.split_once(":/")?;
+        let rest = rest.strip_prefix('/')?;
+        let rest = if scheme == "hf" { rest } else { rest.split_once('/')?.1 };
+        let rest = ["datasets/", "models/"].iter().find_map(|kind| rest.strip_prefix(kind)).unwrap_or(rest);
+        let name = rest.split('/').take(2).collect::<Vec<_>>().join("/");
+        matches!(scheme, "hf" | "http" | "https").then_some(name).filter(|name| is_repo(name))
     }
 
     pub fn revision(&self) -> &str {
@@ -190,6 +202,23 @@ mod tests {
         for text in ["a/b@v1:test", "a/b/in/it.jsonl", "a/b@v1/in/it.jsonl:x"] {
             assert_eq!(HubName::dataset(text).unwrap().to_string(), text);
         }
+    }
+
+    #[test]
+    fn addresses_hold_names() {
+        for address in [
+            "https://huggingface.co/datasets/a/b",
+            "https://huggingface.co/a/b/tree/main",
+            "hf://datasets/a/b/c.jsonl",
+            "hf://a/b",
+        ] {
+            assert_eq!(HubName::in_address(address).as_deref(), Some("a/b"), "{address}");
+        }
+        for other in ["a/b", "s3://a/b", "https://a", "hf://a", "/a/b"] {
+            assert_eq!(HubName::in_address(other), None, "{other}");
+        }
+        let split = |text: &str| HubName::dataset(text).unwrap().split.unwrap();
+        assert_eq!((split("a/b:train[:10]"), split("a/b/x:y")), ("train[:10]".into(), "y".into()));
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl HubReader {
         let listing = self.listing(name)?;
         let pinned = name.at(&listing.commit);
         if let Some(path) = &name.path {
-            self.fetch(&listing, std::slice::from_ref(path))?;
+            self.fetch(&listing, &model::parts(&listing.files, path))?;
             return Ok(HubFiles { path: listing.cache.file(&listing.commit, path), name: pinned });
         }
         let says = |what: String| Error::input(what.replace("NAME/", &format!("{}/", name.repo)));
@@ -87,37 +87,40 @@ impl HubReader {
         let all = paths(&listing);
         let mut pinned = name.at(&listing.commit);
         let split = name.split.clone().unwrap_or_else(|| "train".into());
+        let card = match &name.path {
+            Some(path) if listing.has(path) => String::new(),
+            _ => self.card(&listing)?,
+        };
+        let config = name.path.as_ref().filter(|path| dataset::is_config(&card, path));
         let (files, view) = match &name.path {
             Some(path) if listing.has(path) && name.split.is_some() => {
                 return Err(Error::input(format!("{} is a file, which has no splits: remove :{split}", quote(path))));
             }
             Some(path) if listing.has(path) => (vec![path.clone()], String::new()),
-            Some(path) if all.iter().any(|file| file.starts_with(&format!("{path}/"))) => {
+            Some(path) if config.is_none() && all.iter().any(|file| file.starts_with(&format!("{path}/"))) => {
                 let files = dataset::of_folder(name, &all, path).map_err(Error::input)?;
                 (files, format!("{}--{split}", path.replace('/', "--")))
             }
-            Some(path) => return Err(self.without(&listing, path, &all)),
-            None => {
-                let card = self.card(&listing)?;
-                match dataset::splits(name, &all, &card).map_err(Error::input)? {
-                    FoundSplits::Splits(splits) => {
-                        (dataset::of_split(name, splits).map_err(Error::input)?, split.clone())
-                    }
-                    FoundSplits::Unreadable(config) => {
-                        listing = self.conversion(name, &listing)?;
-                        let found = dataset::converted(name, &paths(&listing), config.as_deref());
-                        let (config, splits) = found.map_err(Error::input)?;
-                        let files = dataset::of_split(name, splits).map_err(Error::input)?;
-                        let folder = files.first().and_then(|file| file.rsplit_once('/')).map(|(folder, _)| folder);
-                        if folder.is_some_and(|folder| folder.contains("/partial-")) {
-                            self.notes.push(format!("{name}: the hub has converted the first 5 GB of this split only"));
-                        }
-                        let path = folder.map(str::to_string);
-                        pinned = HubName { path, split: None, ..name.at(&listing.commit) };
-                        (files, format!("{config}--{split}"))
-                    }
+            Some(path) if config.is_none() => return Err(self.without(&listing, path, &all)),
+            _ => match dataset::splits(name, &all, &card).map_err(Error::input)? {
+                FoundSplits::Splits(splits) => {
+                    let view = config.map_or(split.clone(), |config| format!("{}--{split}", config.replace('/', "--")));
+                    (dataset::of_split(name, splits).map_err(Error::input)?, view)
                 }
-            }
+                FoundSplits::Unreadable(config) => {
+                    listing = self.conversion(name, &listing)?;
+                    let found = dataset::converted(name, &paths(&listing), config.as_deref());
+                    let (config, splits) = found.map_err(Error::input)?;
+                    let files = dataset::of_split(name, splits).map_err(Error::input)?;
+                    let folder = files.first().and_then(|file| file.rsplit_once('/')).map(|(folder, _)| folder);
+                    if folder.is_some_and(|folder| folder.contains("/partial-")) {
+                        self.notes.push(format!("{name}: the hub has converted the first 5 GB of this split only"));
+                    }
+                    let path = folder.map(str::to_string);
+                    pinned = HubName { path, split: None, ..name.at(&listing.commit) };
+                    (files, format!("{config}--{split}"))
+                }
+            },
         };
         self.fetch(&listing, &files)?;
         let path = match &files[..] {

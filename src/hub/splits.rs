@@ -63,8 +63,14 @@ pub(super) fn of_one_format(files: Vec<String>) -> Vec<String> {
 
 /// The splits of the files below `folder` (with a slash at its end, or empty), which no card describes.
 pub(super) fn conventional(files: &[String], folder: &str) -> Splits {
+    let splits = by_name(files, folder).into_iter().map(|(split, files)| (split, of_one_format(files)));
+    splits.filter(|(_, files)| !files.is_empty()).collect()
+}
+
+/// The same, with files of all formats that are read.
+fn by_name(files: &[String], folder: &str) -> Splits {
     let below = files.iter().filter(|path| path.strip_prefix(folder).is_some_and(|path| !is_hidden(path)));
-    let files = of_one_format(below.cloned().collect());
+    let files: Vec<String> = below.filter(|path| is_readable(path)).cloned().collect();
     let inner = |path: &String| path[folder.len()..].to_string();
     let shards = regex(r"^data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*\.[^/]*$");
     let shard = |path: &String| Some(shards.as_ref()?.captures(&inner(path))?[1].to_string());
@@ -185,6 +191,12 @@ mod tests {
         assert_eq!(splits(&["trainer.jsonl"]), ["train: trainer.jsonl"], "no word of its own: all of it is train");
         assert_eq!(splits(&["a.zip", "script.py", "README.md", "dataset_infos.json"]), [""; 0]);
         assert_eq!(splits(&[".hidden/train.jsonl", "__x/train.jsonl"]), [""; 0]);
+        let among = ["data/train-00000-of-00001.parquet", "x.csv", "y.csv", "notes.txt"];
+        assert_eq!(splits(&among), ["train: data/train-00000-of-00001.parquet"]);
+        assert_eq!(
+            splits(&["train.jsonl", "test.jsonl", "stats/a.csv", "stats/b.csv", "stats/c.csv"]),
+            ["train: train.jsonl", "test: test.jsonl"]
+        );
         assert_eq!(splits(&["a.jsonl.gz", "b.jsonl.zst", "notes.txt"]), ["train: a.jsonl.gz b.jsonl.zst"]);
     }
 

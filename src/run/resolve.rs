@@ -17,6 +17,7 @@ use std::time::Duration;
 
 /// Replaces the names in `runs`. `flags`: the model's flags, which must not contradict its config.
 pub fn names(runs: &mut [Settings], flags: &ModelSettings, files: &Files, launched: Option<&RankEnv>) -> Result<()> {
+    runs.iter().try_for_each(no_address)?;
     runs.iter_mut().for_each(base_of_merge);
     if runs.iter().any(|s| may_need(s, files)) {
         from_hub(runs, files, launched)?;
@@ -98,6 +99,20 @@ fn dataset(text: &str) -> Option<(&str, HubName)> {
     let name = HubName::dataset(given).filter(|_| !Path::new(text).exists() && !Path::new(given).exists())?;
     // rows/train.jsonl is a path with a mistake in it.
     (name.path.is_some() || !is_file(&name.repo)).then_some((given, name))
+}
+
+/// Refuses addresses of the hub, which are no names.
+fn no_address(s: &Settings) -> Result<()> {
+    let data = [("dataset", &s.data.dataset), ("eval_dataset", &s.data.eval_dataset)];
+    let data =
+        data.into_iter().flat_map(|(setting, texts)| texts.iter().flatten().map(move |text| (setting, text.clone())));
+    let address = |(setting, text): (&'static str, String)| Some((setting, HubName::in_address(&text)?, text));
+    match models(s).into_iter().chain(data).find_map(address) {
+        Some((setting, name, text)) => {
+            Err(Error::input(format!("`{setting}` {}: an address is no name of the hub: write {name}", quote(&text))))
+        }
+        None => Ok(()),
+    }
 }
 
 fn is_file(text: &str) -> bool {

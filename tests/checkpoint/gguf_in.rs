@@ -18,7 +18,11 @@ fn a_file_that_is_read_back_is_the_same_file() {
         let args = format!("--gguf-type {kind} --nproc-per-node 2 --cache-dir cache");
         let found = exported(dir.0.path(), &format!("--pretrain {name} {args}"));
         fs::write(dir.path("read.gguf"), &found).unwrap();
-        let again = exported(dir.0.path(), &format!("--pretrain read.gguf {args}"));
+        // As in the hub's cache: a file under its hash, and a link with its name.
+        let _ = fs::remove_file(dir.path("named.gguf"));
+        fs::rename(dir.path("read.gguf"), dir.path("blob")).unwrap();
+        std::os::unix::fs::symlink("blob", dir.path("named.gguf")).unwrap();
+        let again = exported(dir.0.path(), &format!("--pretrain named.gguf {args}"));
         let differs = found.iter().zip(&again).position(|(a, b)| a != b);
         assert!(differs.is_none() && found.len() == again.len(), "{name} {kind}: differs at {differs:?}");
     }

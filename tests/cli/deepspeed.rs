@@ -326,6 +326,23 @@ fn explicit_values_override_deepspeeds_defaults_and_auto_overrides_none() {
     for key in ["grad_clip", "warmup_steps", "warmup_type", "min_lr_ratio"] {
         assert_eq!(auto[key], ours[key], "{key}");
     }
+    // A fine-tune has the values of its task, where DeepSpeed leaves them to the program.
+    let model = format!("{}/tests/golden/pretrained/llama", env!("CARGO_MANIFEST_DIR"));
+    let tuned = |blocks: Value| {
+        let pretrained = |path: &str| {
+            let mut command = unlaunched(crate::common::binaries::FSDP);
+            command.args(["--pretrain", &model, "--dataset", "synthetic", "--print-config", "--deepspeed", path]);
+            let out = command.output().unwrap();
+            assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+            serde_saphyr::from_str::<Value>(&String::from_utf8(out.stdout).unwrap()).unwrap()
+        };
+        let optim = &with_file(&two(blocks), pretrained)["optim"];
+        [optim["lr"].clone(), optim["lr_scheduler"].clone()]
+    };
+    let task = [json!(2e-5), json!("cosine")];
+    assert_eq!(tuned(json!({})), task);
+    assert_eq!(tuned(json!({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}})), task);
+    assert_eq!(tuned(json!({"optimizer": {"type": "AdamW", "params": {}}})), [json!(1e-3), json!("cosine")]);
     // A configuration file sets values too.
     let dir = TempDir::new().unwrap();
     let yaml = dir.path().join("a.yaml");

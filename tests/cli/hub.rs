@@ -157,6 +157,12 @@ fn only_a_config_where_weights_are_not_read_and_one_gguf_file_by_name() {
     assert_eq!(fs::read(&file.path).unwrap(), b"GGUF");
     assert_eq!(file.name.to_string(), format!("o/m@{}/x.gguf", commit('a')));
     place.refuses("o/m/y.gguf", &["no file y.gguf", "o/m"]);
+    // All parts of a model that was split, and no part of another.
+    let parts = ["q4/m-00001-of-00002.gguf", "q4/m-00002-of-00002.gguf", "q8/m-00001-of-00002.gguf"];
+    place.server.put("models", "o/split", &commit('b'), files(&parts.map(|name| (name, name.as_bytes()))));
+    let file = place.model("o/split/q4/m-00002-of-00002.gguf").unwrap();
+    let there = parts.map(|name| file.path.parent().unwrap().parent().unwrap().join(name).exists());
+    assert_eq!(there, [true, true, false]);
 }
 
 #[test]
@@ -543,7 +549,12 @@ fn splits_are_the_cards_or_those_of_conventions() {
             ("README.md", card.replace("default: true", "x: 1").replace("sub/*", "b").as_bytes()),
         ],
     );
-    place.refuses_data("o/d", &["several configurations", "a, b", "o/d/a.jsonl"]);
+    place.refuses_data("o/d", &["several configurations", "a, b", "such as o/d/a"]);
+    assert_eq!(short(names(place.data("o/d/a"))), ["a.jsonl"]);
+    assert_eq!(short(names(place.data("o/d/b:train"))), ["b.jsonl"]);
+    place.refuses_data("o/d/b:test", &["no split test", "train"]);
+    place.refuses_data("o/d/b:train[:1]", &["slices and sums of splits are not read"]);
+    place.refuses_data("o/d/c", &["no file or folder c"]);
 }
 
 #[test]

@@ -18,11 +18,11 @@ fn rendered(template: &ChatTemplate, messages: &Value) -> Option<String> {
 fn values_are_told_apart_and_cut_as_in_python() {
     let (table, mut wrong) = (table(), Vec::new());
     let sources: Vec<&str> = table["sources"].as_array().unwrap().iter().map(|s| s.as_str().unwrap()).collect();
-    let new = |source: &&str| ChatTemplate::new(&format!("{{% set v = messages[0].v %}}{source}"), ("", "")).unwrap();
+    let new = |source: &&str| ChatTemplate::new(&format!("{{% set v = messages[0].w.v %}}{source}"), ("", "")).unwrap();
     let templates: Vec<ChatTemplate> = sources.iter().map(new).collect();
     for row in table["values"].as_array().unwrap() {
         let value: Value = serde_json::from_str(row[0].as_str().unwrap()).unwrap();
-        let messages = json!([{"role": "user", "v": value}]);
+        let messages = json!([{"role": "user", "w": {"v": value}}]);
         for (i, template) in templates.iter().enumerate() {
             let (found, expected) = (rendered(template, &messages), row[1][i].as_str());
             if found.as_deref() != expected {

@@ -200,7 +200,45 @@ fn completions_are_learned_after_their_prompts() {
     let from = json!({"prompt": "1+1=", "completion": "2"});
     assert_eq!(seen(plain.clone(), &from), ("1+1=2".into(), vec!["2".into()]));
     let talk = json!({"prompt": [say("user", "a")], "completion": [say("assistant", "b")]});
-    assert_eq!(seen(plain, &talk).1, ["b<|im_end|>"]);
+    assert_eq!(seen(plain.clone(), &talk).1, ["b<|im_end|>"]);
+    // All messages of a completion, as TRL learns them.
+    let result = json!({"role": "tool", "content": "3"});
+    let calls =
+        json!({"prompt": [say("user", "a")], "completion": [say("assistant", "call"), result, say("assistant", "c")]});
+    let all = "call<|end|>\n<|tool|>3<|end|>\n<|assistant|>c<|end|>";
+    assert_eq!(seen(format(TOOLS), &calls).1, [all]);
+    let written = json!({"prompt": calls["prompt"].to_string(), "completion": calls["completion"].to_string()});
+    assert_eq!(
+        seen(Format { chat: format(TOOLS).chat, ..Format::default() }, &written).1,
+        [all],
+        "JSON text, as in CSV files"
+    );
+    assert_eq!(dropped(plain.clone(), json!({"prompt": "q", "completion": " \n"})), Drop::NoAnswer);
+    let (made, _) = row(plain, &json!({"prompt": "q", "completion": "c", "tools": [{"name": "f"}]}));
+    assert_eq!(made.unread, ["`tools`"], "text has no place for it");
+}
+
+/// Numbers as they are written, and values that JSON does not have.
+#[test]
+fn numbers_print_as_they_are_written() {
+    let print = "{% for m in messages %}{{ m.content }}{{ m.x | tojson if m.x is defined }}{{ m.x ~ '' if m.x is defined }}{% endfor %}";
+    let made = |x: &str| {
+        let line = format!(
+            r#"{{"messages": [{{"role": "user", "content": "q", "x": {x}}}, {{"role": "assistant", "content": "a"}}]}}"#
+        );
+        let (mut out, recipe) =
+            (TokenizedRow::default(), flatshard::data::Recipe { max_len: 1000, ..recipe(format(print)) });
+        recipe.line(line.as_bytes(), &mut out).map(|_| Tokenizer::Bytes.decode(&out.ids))
+    };
+    for (x, text) in [
+        ("[NaN, -Infinity, 1e999]", "q[NaN, -Infinity, Infinity][nan, -inf, inf]a"),
+        ("123456789012345678901234567890", "q123456789012345678901234567890123456789012345678901234567890a"),
+        ("[-0, -0.0, 18446744073709551616]", "q[0, -0.0, 18446744073709551616][0, -0.0, 18446744073709551616]a"),
+    ] {
+        assert_eq!(made(x).as_deref(), Ok(text), "{x}");
+    }
+    let digits = "9".repeat(60);
+    assert_eq!(made(&digits).unwrap(), format!("q{digits}{digits}a"));
 }
 
 #[test]
@@ -323,6 +361,12 @@ fn switches_of_messages_turn_their_loss_on_and_off() {
         let fault = make(format(TOOLS), talk(key, [json!(0.5), off.clone(), on.clone()])).unwrap_err();
         assert!(fault.contains(&format!("message 1 with {key} 0.5")), "{fault}");
     }
+    let both = json!({"role": "assistant", "content": "x", "weight": 1, "train": false});
+    let fault = make(format(TOOLS), json!({"messages": [say("user", "1"), both]})).unwrap_err();
+    assert!(fault.contains("message 1 whose weight and train contradict"), "{fault}");
+    let user = json!({"role": "user", "content": "1", "training": true});
+    let (made, _) = row(format(TOOLS), &json!({"messages": [user, say("assistant", "x")]}));
+    assert_eq!(made.unread, ["`training` of messages that are not an assistant's (they have no loss)"]);
     // Messages of ShareGPT too.
     let from = json!({"conversations": [
         {"from": "human", "value": "1"}, {"from": "gpt", "value": "a", "weight": 0},
@@ -422,6 +466,14 @@ fn parts_that_are_not_text_are_refused() {
         let fault = make(format(TOOLS), json!({"messages": [asked, say("assistant", "b")]})).unwrap_err();
         assert!(fault.contains("message 0") && fault.contains(kind) && fault.contains("only text"), "{fault}");
     }
+    let asked = json!({"role": "user", "content": [{"image": "a.png"}, {"text": "a"}]});
+    assert!(make(format(TOOLS), json!({"messages": [asked, say("assistant", "b")]})).unwrap_err().contains("image"));
+    let result = json!({"role": "tool", "content": [{"type": "image_url", "image_url": "x"}]});
+    let talk = json!([say("user", "a"), result, say("assistant", "b")]);
+    assert!(make(format(TOOLS), json!({"messages": talk})).unwrap_err().contains("message 1"));
+    let asked = json!({"role": "user", "content": [{"type": "file", "file": "x"}, {"type": "text", "text": "a"}]});
+    let (made, _) = row(format(TOOLS), &json!({"messages": [asked, say("assistant", "b")]}));
+    assert_eq!(made.unread, ["parts of type `file` (not in the chat template)"]);
 }
 
 #[test]

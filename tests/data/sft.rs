@@ -294,7 +294,12 @@ fn parquet_without_usable_rows_is_refused() {
     refused(open(&files, "p.parquet", 64, keys("id", Some("a"))), &["row 0", "a number as id"]);
     refused(
         open(&files, "p.parquet", 64, keys("blob", Some("a"))),
-        &["row 0", "an object as blob", "a string is expected", "column `blob` holds binary data"],
+        &[
+            "row 0",
+            "a value that JSON does not have as blob",
+            "a string is expected",
+            "column `blob` holds binary data",
+        ],
     );
     let whole = parquet("prompts.parquet");
     files.put("cut.parquet", &whole[..whole.len() - 20]);

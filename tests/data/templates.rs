@@ -40,7 +40,7 @@ fn conversations_are_rendered_as_by_transformers() {
 fn values_print_as_in_python() {
     let table: Value = serde_json::from_slice(&fs::read(tokens::golden("values/table.json")).unwrap()).unwrap();
     let expressions: Vec<&str> = table["expressions"].as_array().unwrap().iter().map(|e| e.as_str().unwrap()).collect();
-    let new = |source: &str| ChatTemplate::new(&format!("{{% set v = messages[0].v %}}{source}"), ("", ""));
+    let new = |source: &str| ChatTemplate::new(&format!("{{% set v = messages[0].w.v %}}{source}"), ("", ""));
     let mut wrong = Vec::new();
     let mut compare = |source: &str, value: &str, found: Result<String, String>, expected: &Value| {
         if found.as_deref().ok() != expected.as_str() {
@@ -67,7 +67,48 @@ fn values_print_as_in_python() {
 }
 
 fn message_with(value: Value) -> Message {
-    Message::from_serialize(serde_json::json!({"role": "user", "v": value}))
+    Message::from_serialize(serde_json::json!({"role": "user", "w": {"v": value}}))
+}
+
+/// From Python 3.11: Jinja 3.1's filters and the methods of strings.
+#[test]
+fn numbers_round_and_texts_part_as_in_python() {
+    for (source, expected) in [
+        (
+            "{{ 2.5 | round }} {{ 3.5 | round }} {{ 2.675 | round(2) }} {{ 7 | round }} {{ -2.5 | round }}",
+            "2.0 4.0 2.67 7 -2.0",
+        ),
+        ("{{ 2.1 | round(0, 'ceil') }} {{ 2.19 | round(1, method='floor') }} {{ 1250 | round(-2) }}", "3.0 2.1 1200"),
+        (
+            "{{ 'a, b, c'.rsplit(', ', 1) }} {{ ' a b  c '.rsplit() }} {{ 'a b c'.rsplit(None, 1) }}",
+            "['a, b', 'c'] ['a', 'b', 'c'] ['a b', 'c']",
+        ),
+        (
+            "{{ 'a,b,c'.split(',', maxsplit=1) }} {{ 'a,b'.rsplit(sep=',') }} {{ ' a b '.split() }}",
+            "['a', 'b,c'] ['a', 'b'] ['a', 'b']",
+        ),
+        (
+            "{{ 'k=v=w'.partition('=') | list }} {{ 'k=v=w'.rpartition('=')[2] }} {{ 'kv'.partition('=')[1] }}",
+            "['k', '=', 'v=w'] w ",
+        ),
+        ("{{ '<think>x'.removeprefix('<think>') }}{{ 'xy'.removesuffix('y') }}{{ 'x'.removeprefix('z') }}", "xxx"),
+    ] {
+        assert_eq!(
+            ChatTemplate::new(source, ("", "")).unwrap().render(&[message_with(Value::Null)], false).unwrap(),
+            expected,
+            "{source}"
+        );
+    }
+}
+
+/// Fields of messages that are null are left out, as by transformers 5.24; named tokens are variables.
+#[test]
+fn null_fields_are_absent_and_special_tokens_are_variables() {
+    let source = "{% for m in messages %}[{{ m.role }}{{ m.content }}{{ m.tool_calls is defined }}{{ m.x.y }}]{% endfor %}{{ pad_token }}{{ bos_token }}";
+    let tokens = [("pad_token".to_string(), "<pad>".to_string())];
+    let template = ChatTemplate::new(source, ("<s>", "</s>")).unwrap().with_tokens(&tokens);
+    let message = serde_json::json!({"role": "assistant", "content": null, "tool_calls": null, "x": {"y": null}});
+    assert_eq!(template.render(&[Message::from_serialize(message)], false).unwrap(), "[assistantFalseNone]<pad><s>");
 }
 
 #[test]
@@ -178,7 +219,7 @@ fn hostile_templates_fail_quickly_with_a_reason() {
         "the chat template: an expression has more than 2000 tokens"
     );
     let sum = format!("{{{{ {}1 }}}}", "n + ".repeat(990)).replace('n', "1");
-    assert_eq!(ChatTemplate::new(&sum, ("", "")).unwrap().render(&[message("")], false).unwrap(), "991");
+    assert_eq!(ChatTemplate::new(&sum, ("", "")).unwrap().render(&[message_with(Value::Null)], false).unwrap(), "991");
     // Within the limits nothing changes: a long conversation whose parts are copied, joined and multiplied.
     let long: Vec<Message> = (0..2000).map(|i| message(&format!("{i} ").repeat(100))).collect();
     let source = "{% set ns = namespace(n=0, all='') %}{% for m in messages[1:] %}{% set ns.n = ns.n + \

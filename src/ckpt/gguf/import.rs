@@ -39,8 +39,8 @@ pub fn as_directory(file: &Path, cache: &Path) -> Result<PathBuf> {
     let model = GgufModel::open(&parts(file)?)?;
     let divisors = model.divisors()?;
     let files = contents(&model.keys, &divisors).map_err(|e| Error::in_file(file, e))?;
-    let links: Vec<PathBuf> =
-        model.files.iter().map(|(path, _)| fs::canonicalize(path).unwrap_or(path.clone())).collect();
+    // The hub's cache holds files under their hashes, and links with their names.
+    let links: Vec<(PathBuf, String)> = model.files.iter().map(|(path, _)| link(path)).collect();
     // Equal contents, one directory: it is complete, or it is not there.
     let key = fingerprint(&files, &links);
     let stem = file.file_stem().unwrap_or_default().to_string_lossy();
@@ -52,7 +52,7 @@ pub fn as_directory(file: &Path, cache: &Path) -> Result<PathBuf> {
     let written = || -> io::Result<()> {
         fs::create_dir_all(&unfinished)?;
         files.iter().try_for_each(|(name, content)| fs::write(unfinished.join(name), content))?;
-        links.iter().try_for_each(|link| symlink(link, unfinished.join(link.file_name().unwrap_or_default())))?;
+        links.iter().try_for_each(|(target, name)| symlink(target, unfinished.join(name)))?;
         fs::rename(&unfinished, &dir)
     };
     match written() {
@@ -103,7 +103,15 @@ fn dtype(keys: &GgufFile) -> &'static str {
     ["float32", "bfloat16", "float16"][most]
 }
 
-fn fingerprint(files: &[(&str, Vec<u8>)], links: &[PathBuf]) -> u64 {
+/// A file without links, and its name in the directory.
+fn link(path: &Path) -> (PathBuf, String) {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let named = path.extension().is_some_and(|e| e == "gguf");
+    let name = if named { name } else { format!("{name}.gguf") };
+    (fs::canonicalize(path).unwrap_or(path.to_path_buf()), name)
+}
+
+fn fingerprint(files: &[(&str, Vec<u8>)], links: &[(PathBuf, String)]) -> u64 {
     let mut hash = Xxh3::new();
     for (name, content) in files {
         hash.update(format!("{name} {}\n", content.len()).as_bytes());

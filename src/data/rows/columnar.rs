@@ -2,7 +2,7 @@
 //! column that no row needs.
 use super::{NumberedRow, ROWS, Rows};
 use crate::base::{Error, Result, open};
-use crate::data::fields::{JsonRow, RowFault};
+use crate::data::fields::{FOREIGN, JsonRow, RowFault};
 use crate::data::place::TokenPlace;
 use crate::data::recipe::TokenizedRow;
 use parquet::basic::{ConvertedType, LogicalType, Type as Physical};
@@ -99,10 +99,10 @@ fn explained(fault: RowFault, others: &[(String, &'static str)]) -> RowFault {
 }
 
 /// A value as JSON, as `datasets` gives it: a map is a list of pairs. Times, decimals and binary data become objects
-/// that name their kind, which no field accepts.
+/// that say so ([`FOREIGN`]), which no field accepts.
 fn value(field: Field) -> Value {
     let float = |x: f64| Number::from_f64(x).map_or(Value::Null, Value::Number);
-    let other = |kind: &str| json!({ kind: null });
+    let other = |kind: &str| json!({ FOREIGN: kind });
     match field {
         Field::Null => Value::Null,
         Field::Bool(x) => x.into(),
@@ -119,11 +119,11 @@ fn value(field: Field) -> Value {
         Field::Double(x) => float(x),
         Field::Str(x) => x.into(),
         // Strings that the writer did not mark as such.
-        Field::Bytes(x) => std::str::from_utf8(x.data()).map_or_else(|_| other("binary"), Value::from),
-        Field::Decimal(_) => other("decimal"),
-        Field::Date(_) => other("date"),
-        Field::TimeMillis(_) | Field::TimeMicros(_) => other("time"),
-        Field::TimestampMillis(_) | Field::TimestampMicros(_) => other("timestamp"),
+        Field::Bytes(x) => std::str::from_utf8(x.data()).map_or_else(|_| other("binary data"), Value::from),
+        Field::Decimal(_) => other("a decimal"),
+        Field::Date(_) => other("a date"),
+        Field::TimeMillis(_) | Field::TimeMicros(_) => other("a time"),
+        Field::TimestampMillis(_) | Field::TimestampMicros(_) => other("a timestamp"),
         Field::ListInternal(x) => x.elements().iter().cloned().map(value).collect(),
         Field::MapInternal(x) => x.entries().iter().cloned().map(|(k, v)| json!([value(k), value(v)])).collect(),
         Field::Group(row) => {

@@ -6,7 +6,7 @@ use super::format;
 use super::json::tojson;
 use super::python::{self, Sequence, SequenceKind, text, text_value, type_error, type_name};
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
-use minijinja::{Environment, Error, State, filters};
+use minijinja::{Environment, Error, ErrorKind, State, filters};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use std::borrow::Cow;
 
@@ -36,6 +36,7 @@ pub(super) fn install(env: &mut Environment) {
     env.add_filter("replace", replace);
     env.add_filter("join", join);
     env.add_filter("indent", indent);
+    env.add_filter("round", round);
     env.add_filter("format", |state: &State, template: Value, args: Rest<Value>| {
         let (args, named): (&[Value], Kwargs) = from_args(&args)?;
         let template = text(state, &template)?;
@@ -103,6 +104,30 @@ fn method(state: &State, value: &Value, method: &str, args: &[Value]) -> Result<
             let (keep,): (Option<bool>,) = from_args(args)?;
             let lines = lines(value.as_str().unwrap_or_default(), keep.unwrap_or(false));
             return Ok(lines.into_iter().map(Value::from).collect());
+        }
+        (ValueKind::String, "split" | "rsplit") => {
+            let (separator, most, named): (Option<Value>, Option<i64>, Kwargs) = from_args(args)?;
+            let separator = separator.map_or_else(|| named.get::<Option<Value>>("sep"), |given| Ok(Some(given)))?;
+            let most = most.map_or_else(|| named.get::<Option<i64>>("maxsplit"), |given| Ok(Some(given)))?;
+            named.assert_all_used()?;
+            let separator = separator.filter(|separator| !separator.is_none());
+            let (text, most) = (value.as_str().unwrap_or_default(), most.unwrap_or(-1));
+            if method == "rsplit" {
+                return rsplit(text, separator.as_ref(), usize::try_from(most).unwrap_or(usize::MAX)).map(Value::from);
+            }
+            return unknown_method_callback(state, value, method, &[separator.into(), most.into()]);
+        }
+        (ValueKind::String, "partition" | "rpartition" | "removeprefix" | "removesuffix") => {
+            let (part,): (&str,) = from_args(args)?;
+            let text = value.as_str().unwrap_or_default();
+            let three = |parts: [&str; 3]| Value::from(parts.map(Value::from).to_vec());
+            return match method {
+                "removeprefix" => Ok(Value::from(text.strip_prefix(part).unwrap_or(text))),
+                "removesuffix" => Ok(Value::from(text.strip_suffix(part).unwrap_or(text))),
+                _ if part.is_empty() => Err(Error::new(ErrorKind::InvalidOperation, "empty separator")),
+                "partition" => Ok(text.split_once(part).map_or(three([text, "", ""]), |(a, b)| three([a, part, b]))),
+                _ => Ok(text.rsplit_once(part).map_or(three(["", "", text]), |(a, b)| three([a, part, b]))),
+            };
         }
         (ValueKind::String, "strip" | "lstrip" | "rstrip") => {
             read(state, length(Some(value)).saturating_mul(length(first)))?;
@@ -172,6 +197,47 @@ fn join(state: &State, value: Value, args: Rest<Value>) -> Result<String, Error>
         out += &text(state, &item)?;
     }
     Ok(out)
+}
+
+/// `str.rsplit(separator, most)`
+fn rsplit(text: &str, separator: Option<&Value>, most: usize) -> Result<Vec<Value>, Error> {
+    let mut parts: Vec<&str> = match separator.map(|separator| separator.as_str().unwrap_or_default()) {
+        Some("") => return Err(Error::new(ErrorKind::InvalidOperation, "empty separator")),
+        Some(separator) => text.rsplitn(most.saturating_add(1), separator).collect(),
+        None => {
+            let (mut parts, mut rest) = (Vec::new(), text.trim_end());
+            while let Some((before, word)) = rest.rsplit_once(char::is_whitespace).filter(|_| parts.len() < most) {
+                parts.push(word);
+                rest = before.trim_end();
+            }
+            parts.extend(Some(rest).filter(|rest| !rest.trim_start().is_empty()));
+            parts
+        }
+    };
+    parts.reverse();
+    Ok(parts.into_iter().map(Value::from).collect())
+}
+
+/// `round(value, precision=0, method="common")`: exact halves go to the even neighbor, as in Python.
+fn round(value: Value, args: Rest<Value>) -> Result<Value, Error> {
+    type Given<T> = Option<T>;
+    let (precision, method, named): (Given<i32>, Given<String>, Kwargs) = from_args(&args)?;
+    let precision =
+        precision.map_or_else(|| named.get::<Given<i32>>("precision"), |given| Ok(Some(given)))?.unwrap_or(0);
+    let method = method.map_or_else(|| named.get::<Given<String>>("method"), |given| Ok(Some(given)))?;
+    named.assert_all_used()?;
+    let precision = precision.clamp(-400, 400);
+    let (x, scale) = (f64::try_from(value.clone())?, 10_f64.powi(precision));
+    let rounded = match method.as_deref().unwrap_or("common") {
+        "common" if value.is_integer() && precision >= 0 => return Ok(value),
+        "common" if value.is_integer() => return Ok(Value::from(((x * scale).round_ties_even() / scale) as i64)),
+        "common" if precision < 0 => (x * scale).round_ties_even() / scale,
+        "common" => format!("{x:.*}", precision as usize).parse().unwrap_or(x),
+        "ceil" => (x * scale).ceil() / scale,
+        "floor" => (x * scale).floor() / scale,
+        _ => return Err(Error::new(ErrorKind::InvalidOperation, "method must be common, ceil or floor")),
+    };
+    Ok(Value::from(rounded))
 }
 
 /// `str.splitlines(keep)`

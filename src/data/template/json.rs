@@ -1,6 +1,6 @@
 //! The filter `tojson` as transformers defines it: `json.dumps(value, ensure_ascii=False, ..)`. Never escapes for HTML.
 use super::budget;
-use super::python::{self, Sequence, SequenceKind, type_error, type_name};
+use super::python::{self, Sequence, SequenceKind, WideInteger, type_error, type_name};
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
 use minijinja::{Error, State};
 use std::fmt::Write;
@@ -88,6 +88,7 @@ impl Dumps {
                     self.write(out, value, depth + 1)
                 })?;
             }
+            _ if let Some(WideInteger(digits)) = value.downcast_object_ref() => *out += digits,
             _ => return Err(unserializable(value)),
         }
         Ok(())

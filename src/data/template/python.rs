@@ -188,6 +188,19 @@ pub(super) fn whole(value: &Value) -> Result<i128, Error> {
     }
 }
 
+/// An integer beyond 128 bits, by its digits: templates print it, and compute nothing with it.
+#[derive(Debug)]
+pub(in crate::data) struct WideInteger(pub String);
+
+impl Object for WideInteger {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+    fn render(self: &Arc<Self>, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 /// What a [`Sequence`] is in Python.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum SequenceKind {

@@ -13,12 +13,12 @@ use crate::run::settings::value::set;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The tokenizer of the settings, or the model directory's, or bytes. One that cannot be read is an error only once
-/// text must be tokenized.
+/// The tokenizer of the settings, or that of a merged adapter, or the model directory's, or bytes. One that cannot be
+/// read is an error only once text must be tokenized.
 pub fn tokenizer(s: &mut Settings) -> Tokenizer {
-    let model_dir = s.model.pretrain.as_ref().filter(|dir| dir.join(tokenizer::FILES[0]).is_file());
-    let model_dir = model_dir.map(|dir| dir.display().to_string());
-    let name = s.data.tokenizer.get_or_insert(model_dir.unwrap_or_else(|| "bytes".into()));
+    let mut dirs = [&s.lora.merge, &s.model.pretrain].into_iter().flatten();
+    let dir = dirs.find(|dir| dir.join(tokenizer::FILES[0]).is_file()).map(|dir| dir.display().to_string());
+    let name = s.data.tokenizer.get_or_insert(dir.unwrap_or_else(|| "bytes".into()));
     Tokenizer::from_name(name).unwrap_or_else(|why| Tokenizer::none(&why))
 }
 
@@ -81,7 +81,9 @@ pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
     if needed {
         tokenizer.usable()?;
     }
-    let new = |text: &str| ChatTemplate::new(text, tokenizer.spellings());
+    let new = |text: &str| {
+        ChatTemplate::new(text, tokenizer.spellings()).map(|template| template.with_tokens(tokenizer.named_tokens()))
+    };
     let chat = match (template(d, tokenizer)?, &d.tokenizer_chat_template) {
         (Some(text), Some(given)) => {
             Some(new(&text).map_err(|what| Error::input(format!("--tokenizer-chat-template {given}: {what}")))?)

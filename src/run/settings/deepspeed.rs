@@ -53,9 +53,8 @@ pub fn parse(text: &[u8], path: &Path, requested: &Value) -> Result<Read> {
     peak_of_decay(&file, &tree)?;
     let precision = file.half.or(requested["precision"]["precision"].as_str());
     let mut defaults = json!({});
-    for (key, section, name, value) in
-        defaults::missing(&tree, requested["optim"]["optimizer"].as_str(), precision == Some("fp16"))
-    {
+    let (optimizer, tuned) = (requested["optim"]["optimizer"].as_str(), !requested["model"]["pretrain"].is_null());
+    for (key, section, name, value) in defaults::missing(&tree, optimizer, precision == Some("fp16"), tuned) {
         defaults[section][name] = value;
         if key == "gradient_clipping" {
             defaults["fsdp"]["deepspeed_unclipped"] = true.into(); // see [Note: DeepSpeed's versions]

@@ -5,7 +5,7 @@ Needs: pip install transformers. Run: python checks.py
 import json
 from pathlib import Path
 
-from transformers.utils.chat_template_utils import render_jinja_template
+from transformers.utils.chat_template_utils import _normalize_chat_messages, render_jinja_template
 
 VALUES = [None, True, False, 0, 3, -2, 1.5, "", "abc", "Abc Def", "  x ", "ABC", "12", "a,b", [], [1, 2], ["b", "a", "C"], {}, {"b": 1, "a": 2}, [None, 1, ""],
           [True, 2, 1.0], ["b", "B", "a"], ["B", "b"], [[2, 1], [1]], [{"a": 1}, {"a": 1}], [None, None], [None], "12 ", "-0x1f", "1e3", "1_000", "_1", "nan", "1.9", "101", "0b11", "+5", "--5", 1e20,
@@ -26,7 +26,7 @@ NAMES = [{}, {"reasoning_content": "r"}, {"thinking": "t"}, {"reasoning": "s"}, 
 
 def rendered(template, messages):
     try:
-        return render_jinja_template([messages], chat_template=template)[0][0]
+        return render_jinja_template([_normalize_chat_messages(messages)], chat_template=template)[0][0]
     except Exception:
         return None
 
@@ -34,7 +34,7 @@ def rendered(template, messages):
 def main():
     expressions = [f"v is {name}" for name in TESTS] + [f"v[{part}]" for part in SLICES] + METHODS + NONE_FIRST + ORDERED
     sources = ["{{ " + e + " }}" for e in expressions] + LINES
-    values = [[json.dumps(value), [rendered("{% set v = messages[0].v %}" + source, [{"role": "user", "v": value}]) for source in sources]] for value in VALUES]
+    values = [[json.dumps(value), [rendered("{% set v = messages[0].w.v %}" + source, [{"role": "user", "w": {"v": value}}]) for source in sources]] for value in VALUES]
     chats = [[{"role": "assistant", "content": "a", **names}] for names in NAMES]
     thoughts = [[chat, rendered(THOUGHTS, chat)] for chat in chats]
     table = {"sources": sources, "values": values, "template": THOUGHTS, "thoughts": thoughts}

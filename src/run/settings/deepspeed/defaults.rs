@@ -3,16 +3,18 @@
 //! [Note: DeepSpeed's versions] The values are from 0.19.2, recorded by `tests/golden/deepspeed.py`. 0.19.8 differs in
 //! one: since 0.19.3 a file without `gradient_clipping` clips at 1.
 //!
-//! Without an `optimizer` or `scheduler` block, DeepSpeed uses what the program passes. Here the optimizer's defaults
-//! still apply, and the learning rate is constant, as in DeepSpeed when the program passes no scheduler.
+//! Without an `optimizer` or `scheduler` block, DeepSpeed uses what the program passes: the values of the task if a
+//! pretrained model is trained, as the Trainer would pass its own. From nothing the optimizer's defaults still apply,
+//! and the learning rate is constant, as in DeepSpeed when the program passes no scheduler.
 use serde_json::{Value, json};
 
 /// A key of the file; section and name of the setting; its default.
 type DefaultRow = (&'static str, &'static str, &'static str, Value);
 
 /// Defaults of the keys that `file` omits, and of optimizer keys set to "auto", for which the Hugging Face Trainer has
-/// the same values except lr. `optimizer`: the flag's value; `fp16`: whether it is enabled.
-pub(super) fn missing(file: &Value, optimizer: Option<&str>, fp16: bool) -> Vec<DefaultRow> {
+/// the same values except lr. `optimizer`: the flag's value; `fp16`: whether it is enabled; `tuned`: a pretrained model
+/// is trained.
+pub(super) fn missing(file: &Value, optimizer: Option<&str>, fp16: bool, tuned: bool) -> Vec<DefaultRow> {
     let optimizer = file["optimizer"]["type"].as_str().or(optimizer).unwrap_or("AdamW");
     let mut rows = vec![("gradient_clipping", "optim", "grad_clip", json!(0))]; // runtime/constants.py
     match optimizer.to_lowercase().as_str() {
@@ -26,9 +28,11 @@ pub(super) fn missing(file: &Value, optimizer: Option<&str>, fp16: bool) -> Vec<
     if fp16 {
         rows.extend(scaler());
     }
+    let passed =
+        |key: &str| ["optimizer", "scheduler"].iter().any(|block| key.starts_with(block) && file[*block].is_null());
     rows.retain(|(key, ..)| match file.pointer(&format!("/{}", key.replace('.', "/"))) {
-        None | Some(Value::Null) => true,
-        Some(value) => value == "auto" && key.starts_with("optimizer."),
+        None | Some(Value::Null) => !(tuned && passed(key)),
+        Some(value) => value == "auto" && key.starts_with("optimizer.") && !tuned,
     });
     rows
 }

@@ -1,0 +1,110 @@
+//! Names what a row holds and nothing reads, for the `data` line. Never tokenizes.
+use super::fields::{JsonRow, list, present, truth};
+use super::format::Preferences;
+use super::message::SWITCHES;
+use super::recipe::{Recipe, TokenizedRow};
+use super::shapes::{self, GROUP_KEYS, Shape, VARIABLES};
+use serde_json::Value;
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+impl Recipe {
+    /// Names what `row` holds and nothing reads.
+    pub(super) fn unread(&self, row: &JsonRow, out: &mut TokenizedRow) {
+        let reads = self.reads(row);
+        let unread = row.iter().filter(|(key, value)| !value.is_null() && !reads.contains(&key.as_str()));
+        out.unread.extend(unread.map(|(key, _)| format!("`{key}`")));
+        let Some(chat) = self.format.template_of(row).filter(|_| reads.contains(&VARIABLES[0])) else { return };
+        let deaf = |name: &str| !chat.mentions(name);
+        let empty = |value: &Value| value == "" || value.as_array().is_some_and(Vec::is_empty);
+        for name in VARIABLES[..2].iter().filter(|name| present(row, name).is_some_and(|v| !empty(v)) && deaf(name)) {
+            out.unread.push(format!("`{name}` (not in the chat template)"));
+        }
+        let passed = present(row, VARIABLES[2]).map(|value| match value.as_str() {
+            Some(text) => Cow::Owned(serde_json::from_str(text).unwrap_or_default()),
+            None => Cow::Borrowed(value),
+        });
+        out.unread.extend(
+            passed
+                .iter()
+                .filter_map(|value| value.as_object())
+                .flatten()
+                .filter(|(key, _)| deaf(key))
+                .map(|(key, _)| format!("`{key}` of {} (not in the chat template)", VARIABLES[2])),
+        );
+        if shapes::has_second_system(row) {
+            out.unread.push("`system` (the messages begin with another)".into());
+        }
+        let lists = reads.iter().filter(|key| !VARIABLES.contains(key) && !GROUP_KEYS.contains(key));
+        let lists = lists.filter_map(|key| match row.get(*key)? {
+            message @ Value::Object(_) => Some(Cow::Borrowed(std::slice::from_ref(message))),
+            value => list(value, key).ok(),
+        });
+        let judged = self.format.preferences.is_some();
+        let mut unread = BTreeSet::new();
+        for message in lists.flat_map(|list| list.into_owned()) {
+            let extra = extra(&message).filter(|key| deaf(key));
+            unread.extend(extra.map(|key| format!("`{key}` of messages (not in the chat template)")));
+            let parts = other_parts(&message).filter(|kind| deaf(kind));
+            unread.extend(parts.map(|kind| format!("parts of type `{kind}` (not in the chat template)")));
+            unread.extend(idle_switches(&message, judged).map(|key| match judged {
+                true => format!("`{key}` of messages (each answer is learned as a whole)"),
+                false => format!("`{key}` of messages that are not an assistant's (they have no loss)"),
+            }));
+        }
+        out.unread.extend(unread);
+    }
+
+    /// The fields of `row` that are read.
+    pub(super) fn reads<'a>(&'a self, row: &JsonRow) -> Vec<&'a str> {
+        let format = &self.format;
+        let shape = Shape::of(row, format.is_chat());
+        let by_shape = match &format.preferences {
+            None => format.input_key.is_none() && !format.pretrain_mode,
+            Some(Preferences::Labels(_)) => true,
+            Some(Preferences::Pairs(_) | Preferences::Rollouts) => false,
+        };
+        let shaped: &[&str] = shape.filter(|_| by_shape).map_or(&[], Shape::reads);
+        let mut reads = [&format.named(), shaped].concat();
+        let judged = format.preferences.as_ref().is_some_and(|rows| *rows != Preferences::Rollouts);
+        // Text that no template renders has no place for what a template gets.
+        let text = ["prompt", "completion", "chosen", "rejected"];
+        if !format.is_chat() && shapes::is_text(row, text) {
+            reads.retain(|key| !VARIABLES.contains(key));
+        } else if format.is_chat() || judged {
+            reads.extend(VARIABLES);
+        }
+        if judged && !shapes::is_judged_ids(row) {
+            reads.push("system");
+        }
+        if matches!(&format.preferences, Some(Preferences::Pairs(keys)) if present(row, &keys.prompt).is_none()) {
+            reads.extend(shapes::QUESTION);
+        }
+        reads
+    }
+}
+
+/// Fields of a message that mean something to every trainer, whether or not a template reads them.
+const KNOWN: [&str; 4] = ["role", "content", "from", "value"];
+
+/// Fields of a message that may be of use to a template only.
+fn extra(message: &Value) -> impl Iterator<Item = &String> {
+    let fields = message.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    fields.map(|(key, _)| key).filter(|key| !KNOWN.contains(&key.as_str()) && !SWITCHES.contains(&key.as_str()))
+}
+
+/// The switches of a message that is not switched by them: of any but an assistant's those that are on, and all of an
+/// answer that is `judged`, which is learned as a whole.
+fn idle_switches(message: &Value, judged: bool) -> impl Iterator<Item = &'static str> {
+    let answer = message["role"] == "assistant" || message["from"] == "gpt";
+    SWITCHES.into_iter().filter(move |key| {
+        let value = &message[*key];
+        if answer { judged && !value.is_null() } else { truth(value) == Some(true) }
+    })
+}
+
+/// Types of a message's parts that are neither text nor refused.
+fn other_parts(message: &Value) -> impl Iterator<Item = &str> {
+    let parts = message["content"].as_array().map(Vec::as_slice).unwrap_or_default();
+    parts.iter().filter_map(|part| part["type"].as_str()).filter(|kind| !kind.contains("text"))
+}
