@@ -41,6 +41,8 @@ FAMILIES = {
     "llama": {}, "mistral": dict(sliding_window=9), "qwen2": {}, "qwen3": WIDE, "gemma2": WIDE, "gemma3_text": WIDE,
     "gemma4_text": dict(**GEMMA4, num_kv_shared_layers=2, hidden_size_per_layer_input=8, vocab_size_per_layer_input=64, use_double_wide_mlp=True),
     "gemma4_text keys": dict(**GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0, final_logit_softcapping=20.0),
+    "gemma4_text experts": dict(**GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0, final_logit_softcapping=20.0,
+                                enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=32),
     "smollm3": dict(no_rope_layer_interval=2), "olmo2": {}, "olmo3": dict(sliding_window=9),
     "granite": dict(embedding_multiplier=3.0, attention_multiplier=0.25, residual_multiplier=0.5, logits_scaling=4.0),
     "seed_oss": dict(**WIDE, attention_dropout=0.0, residual_dropout=0.0, attention_out_bias=True), "hunyuan_v1_dense": WIDE,
@@ -118,7 +120,7 @@ TARGETS = {
     "lfm2_moe": ["q_proj", "k_proj", "v_proj", "in_proj", "out_proj"],
 } | dict.fromkeys(["exaone_moe", "mellum", "glm4_moe", "dots1", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open"],
                   ["q_proj", "k_proj", "v_proj", "o_proj"])
-EXPERTS = {"lfm2_moe", "exaone_moe", "mellum", "glm4v_moe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}
+EXPERTS = {"gemma4_text experts", "lfm2_moe", "exaone_moe", "mellum", "glm4v_moe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}
 MESHES = {
     "one rank": ["--nproc-per-node", 1, "--batch-size", 4],
     "fsdp, accumulation, recomputation": ["--nproc-per-node", 2, "--batch-size", 1, "--grad-accum", 2, "--activation-checkpoint"],

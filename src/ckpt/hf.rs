@@ -325,10 +325,10 @@ fn gpt2(spec: &Spec) -> Map<String, Value> {
 pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
     // The factor of the auxiliary loss is the run's own.
     let computed = |e: &Experts| {
-        let Experts { count, top_k, ff, shared_ff, normalize, dense, clamp, rule, .. } = e;
+        let Experts { count, top_k, ff, shared_ff, normalize, dense, clamp, rule, beside, .. } = e;
         format!(
             "{top_k} of {count} of width {ff}, shared {shared_ff}, normalized {normalize}, dense blocks {dense:?}, \
-             clamped {clamp:?}, chosen by {rule:?}"
+             clamped {clamp:?}, chosen by {rule:?}, next to a dense layer {beside}"
         )
     };
     let fields = |s: &Spec| {

@@ -169,6 +169,8 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         gelu(Gelu) x over [x, y];
         gelu_backward(GeluBackward) x over [x, dy, dx];
         scale_by(ScaleBy) x over [factor, x, x];
+        scale_chosen(ScaleChosen) y over [chosen, weights, y];
+        scale_chosen_backward(ScaleChosenBackward) dy over [chosen, weights, dy, dy];
         relu_squared(Gelu) x over [x, y];
         relu_squared_backward(GeluBackward) x over [x, dy, dx];
         dropout(Dropout) x over [x, x];

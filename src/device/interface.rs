@@ -8,8 +8,8 @@ use super::ops::{
     Encode, Expand, ExpertBias, ExpertBiasBackward, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward,
     GroupedGemm, HeadSinks, HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope,
     QkNormRopeBackward, Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad,
-    RouteScored, RouteScoredBackward, RowEntropies, ScaleBy, Sgd, ShortConv, ShortConvBackward, Sigmoid, SigmoidGate,
-    SigmoidGateBackward, SumSquares, TakeRows, WeighRows,
+    RouteScored, RouteScoredBackward, RowEntropies, ScaleBy, ScaleChosen, ScaleChosenBackward, Sgd, ShortConv,
+    ShortConvBackward, Sigmoid, SigmoidGate, SigmoidGateBackward, SumSquares, TakeRows, WeighRows,
 };
 use super::{Buf, View, ViewMut};
 use flatshard_base::timeline::Mark;
@@ -170,6 +170,12 @@ pub trait Device: Send + Sync {
     }
     fn route_scored_backward(&self, _: RouteScoredBackward) -> Result<()> {
         Err(missing(RouteScoredBackward::OP))
+    }
+    fn scale_chosen(&self, _: ScaleChosen) -> Result<()> {
+        Err(missing(ScaleChosen::OP))
+    }
+    fn scale_chosen_backward(&self, _: ScaleChosenBackward) -> Result<()> {
+        Err(missing(ScaleChosenBackward::OP))
     }
     fn scale_by(&self, _: ScaleBy) -> Result<()> {
         Err(missing(ScaleBy::OP))

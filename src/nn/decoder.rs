@@ -274,12 +274,21 @@ impl Decoder {
                 continue;
             }
             let w = store.acquire(layer, Pass::Backward)?;
-            let (cx, whole) = (Cx { layer, attended: kept.is_selective(), ..cx }, kept.is_whole(i));
-            let saved = kept.of(i);
+            let (cx, mut whole) = (Cx { layer, attended: kept.is_selective(), ..cx }, kept.is_whole(i));
+            let (block, saved) = (&self.blocks[i], kept.of(i));
             if !whole {
-                self.blocks[i].forward(&cx, w, x, saved, scratch, None)?;
+                block.forward(&cx, w, x, saved, scratch, None)?;
             }
             if let Some(sparse) = sparse {
+                if block.beside().is_some() {
+                    if !whole {
+                        self.experts(&cx, store, Pass::Backward, saved, scratch, None)?;
+                        whole = true;
+                    }
+                    let (w, mut dw) = store.grads(layer)?;
+                    block.go_on_backward(&cx, w, &mut dw, saved, scratch, dx.rows_mut(rows))?;
+                }
+                let w = store.acquire(layer, Pass::Backward)?;
                 sparse.renorm(&cx, w, &saved.mlp, scratch)?;
                 let layer = sparse.experts.layer;
                 store.acquire(layer, Pass::Backward)?;
@@ -290,7 +299,7 @@ impl Decoder {
                 store.release(layer, Pass::Backward)?;
             }
             let (w, mut dw) = store.grads(layer)?;
-            self.blocks[i].backward(&cx, w, &mut dw, x, saved, scratch, dx.rows_mut(rows))?;
+            block.backward(&cx, w, &mut dw, x, saved, scratch, dx.rows_mut(rows))?;
             store.grads_ready(layer)?;
             store.release(layer, Pass::Backward)?;
         }
@@ -429,12 +438,13 @@ impl Decoder {
             let (x, y) = stream_pair(stream, i);
             let w = store.acquire(layer, pass)?;
             self.blocks[i].forward(&Cx { layer, ..*cx }, w, x.rows(n), kept.of(i), scratch, Some(y.rows_mut(n)))?;
+            self.experts(&Cx { layer, ..*cx }, store, pass, kept.of(i), scratch, Some(y.rows_mut(n)))?;
             store.release(layer, pass)?;
-            self.experts(&Cx { layer, ..*cx }, store, pass, kept.of(i), scratch, y.rows_mut(n))?;
         }
         Ok(())
     }
-    /// If the block has experts: assigns its output `y`, after [`DecoderBlock::forward`].
+    /// If the block has experts: assigns its output `y`, after [`DecoderBlock::forward`]. Without `y`, only what
+    /// backward needs.
     fn experts(
         &self,
         cx: &Cx,
@@ -442,14 +452,21 @@ impl Decoder {
         pass: Pass,
         saved: &mut Saved,
         scratch: &mut Scratch,
-        y: ViewMut,
+        y: Option<ViewMut>,
     ) -> Result<()> {
-        let Some(sparse) = self.blocks[cx.layer - 1].sparse() else { return Ok(()) };
+        let block = &self.blocks[cx.layer - 1];
+        let Some(sparse) = block.sparse() else { return Ok(()) };
         let layer = sparse.experts.layer;
         let w = store.acquire(layer, pass)?;
         sparse.experts.forward(cx, w, &mut saved.mlp, scratch)?;
-        store.release(layer, pass)?;
-        sparse.combine(cx, &saved.mlp, scratch, y)
+        if pass != Pass::Backward {
+            store.release(layer, pass)?;
+        }
+        if block.beside().is_some() {
+            let w = store.acquire(cx.layer, pass)?;
+            return block.go_on(cx, w, saved, scratch, y);
+        }
+        y.map_or(Ok(()), |y| sparse.combine(cx, &saved.mlp, scratch, y))
     }
 }
 

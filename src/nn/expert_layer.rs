@@ -1,9 +1,9 @@
-//! The experts of a sparse block: `down(silu(gate x) * up x)` of each routed row, with the matrices of its expert, or
-//! what gpt-oss has instead ([`ClampedExperts`]). Rows
-//! are sorted by expert, so that one call multiplies the rows of all experts. Never routes, and never mixes rows.
+//! The experts of a sparse block: `down(activation(gate x) * up x)` of each routed row, with the matrices of its
+//! expert, or what gpt-oss has instead ([`ClampedExperts`]). Rows are sorted by expert, so that one call multiplies the
+//! rows of all experts. Never routes, and never mixes rows.
 //!
-//! They are a layer of their own: what they read of their block is in scratch, so a store may have dropped the block's
-//! weights. With ep, a rank has some of the experts, and rows go to the rank that has theirs ([`Dispatch`]).
+//! They are a layer of their own: what they read of their block is in scratch. With ep, a rank has some of the experts,
+//! and rows go to the rank that has theirs ([`Dispatch`]).
 //!
 //! Saved for backward: the outputs of gate and up. The gradient of a row's weight follows from the gradient of its
 //! activation, so that the outputs of the experts are not needed.
@@ -13,6 +13,7 @@ use super::grouped::GroupedLinear;
 use super::layout::Layout;
 use super::lora::Lora;
 use super::saved::{AdapterScratch, MlpSaved, Routing, Scratch, SparseScratch};
+use super::spec::Activation;
 use super::store::{Grads, Stride, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
@@ -37,6 +38,10 @@ pub struct ExpertLayer {
     pub up: Option<GroupedLinear>,
     pub down: GroupedLinear,
     pub clamped: Option<ClampedExperts>,
+    /// SwiGLU or GeGLU, unless they are clamped.
+    pub activation: Activation,
+    /// A norm follows their output, of which scratch has the gradient in `dh`.
+    pub normed: bool,
     /// C
     pub width: usize,
 }
@@ -129,14 +134,18 @@ impl ExpertLayer {
         is_whole: bool,
     ) -> Result<()> {
         let (dev, n, r) = (cx.dev, cx.tokens(), cx.tokens() * self.top_k);
-        let Scratch { h, whole, masked, sparse, .. } = scratch;
+        let Scratch { h, whole, masked, dh, sparse, .. } = scratch;
         let SparseScratch { rows, drows, act, dact, dup, dweights, adapter, dispatch, .. } = sparse;
         let MlpSaved { experts_gate: gate, experts_up: up, routing, .. } = saved;
         self.take(cx, routing, h.rows(cx.n), rows)?;
-        let d_branch = cx.whole(cx.branch_grad(DropoutSite::Mlp, dy, masked)?, whole)?;
+        let d_branch = match self.normed {
+            true => dh.rows(cx.rows()),
+            false => cx.branch_grad(DropoutSite::Mlp, dy, masked)?,
+        };
+        let d_branch = cx.whole(d_branch, whole)?;
         self.take(cx, routing, d_branch.rows, drows)?;
         cx.release(d_branch)?;
-        let (offsets, order, weights) = (routing.offsets.rows(1), routing.order.rows(n), routing.weights.rows(n));
+        let (offsets, order, weights) = (routing.offsets.rows(1), routing.order.rows(n), routing.of_rows(n));
         let (tag, mut work) = (|what| Tag::new(what, self.layer), ExpertGrads { gate, up, act, dact, dup, adapter });
         if cx.split.ep.of == 1 {
             let all = HeldRows { rows: 0..r, offsets };
@@ -237,7 +246,10 @@ impl ExpertLayer {
         let (gate_up, y) = (gate.band(at), act.band_mut(at));
         match &self.clamped {
             Some(ClampedExperts { clamp, .. }) => cx.dev.clamped_glu(ClampedGlu { clamp: *clamp, gate_up, y }),
-            None => cx.dev.swiglu(Glu { gate: gate_up, up: up.band(at), y }),
+            None => {
+                let op = Glu { gate: gate_up, up: up.band(at), y };
+                if self.activation == Activation::GeGlu { cx.dev.geglu(op) } else { cx.dev.swiglu(op) }
+            }
         }
     }
     /// Assigns the outputs of the experts.
@@ -315,7 +327,12 @@ impl ExpertLayer {
             return self.gate.input_grad(cx, w, of.held(), dup.band(at), adapter, drows.band_mut(at), false);
         }
         let (gate, up, dy) = (gate.band(at), up.band(at), dact.band(at));
-        cx.dev.swiglu_backward(GluBackward { gate, up, dy, dgate: act.band_mut(at), dup: dup.band_mut(at) })?;
+        let op = GluBackward { gate, up, dy, dgate: act.band_mut(at), dup: dup.band_mut(at) };
+        if self.activation == Activation::GeGlu {
+            cx.dev.geglu_backward(op)?
+        } else {
+            cx.dev.swiglu_backward(op)?
+        }
         for (kind, dy, accumulate) in self.opening(act, dup) {
             kind.input_grad(cx, w, of.held(), dy.band(at), adapter, drows.band_mut(at), accumulate)?;
         }

@@ -10,16 +10,18 @@
 //!
 //! Saved for backward: routing, and what the shared expert multiplies. The router's logits, probabilities and weights
 //! are f32.
+use super::beside::Beside;
 use super::context::{Cx, DropoutSite};
 use super::expert_layer::ExpertLayer;
 use super::linear::Linear;
 use super::norm::Norm;
 use super::saved::{MlpSaved, Routing, Scratch, SparseScratch};
 use super::store::{Grads, Weights};
+use super::tensor::Tensor;
 use crate::base::{Error, Result};
 use crate::device::ops::{
     Bias, BiasBackward, CombineRows, Gemm, GemmShape, Glu, GluBackward, Route, RouteBackward, RouteLoad, RouteRule,
-    RouteScored, RouteScoredBackward, RouteShape, Sigmoid, WeighRows,
+    RouteScored, RouteScoredBackward, RouteShape, ScaleChosen, ScaleChosenBackward, Sigmoid, WeighRows,
 };
 use crate::device::{View, ViewMut};
 
@@ -39,6 +41,7 @@ pub struct SparseBranch {
     /// C
     pub width: usize,
     pub shared: Option<SharedExpert>,
+    pub beside: Option<Beside>,
 }
 
 /// `sigmoid(h router) * down(silu(gate h) * up h)`.
@@ -63,11 +66,17 @@ impl SparseBranch {
         output: bool,
     ) -> Result<()> {
         let (dev, n) = (cx.dev, cx.tokens());
-        self.renorm(cx, w, saved, scratch)?;
+        match &self.beside {
+            Some(beside) => beside.forward(cx, w, saved, scratch)?,
+            None => self.renorm(cx, w, saved, scratch)?,
+        }
         let Scratch { h, adapter, sparse, .. } = scratch;
         let h = h.rows(n);
-        let Routing { probs, chosen, weights, offsets, order, places } = &mut saved.routing;
+        let Routing { probs, chosen, weights, scaled, offsets, order, places } = &mut saved.routing;
         self.router_gemm(cx, w, self.router, h, probs.rows_mut(n))?;
+        if let Some(beside) = &self.beside {
+            dev.scale(beside.logit_scale, probs.rows_mut(n))?;
+        }
         if let Some(bias) = self.router_bias {
             dev.copy(w.get(bias), sparse.router_bias.rows_mut(1))?;
             dev.bias(Bias { bias: sparse.router_bias.rows(1), y: probs.rows_mut(n) })?;
@@ -85,6 +94,10 @@ impl SparseBranch {
             Some((rule, bias)) => dev.route_scored(RouteScored { rule, bias: bias.map(|bias| w.get(bias)), route })?,
             None => dev.route(route)?,
         }
+        if let Some(beside) = &self.beside {
+            let (chosen, factors, weights) = (chosen.rows(n), w.get(beside.factors), weights.rows(n));
+            dev.scale_chosen(ScaleChosen { chosen, factors, weights, y: scaled.rows_mut(n) })?;
+        }
         let SparseScratch { load, shared_act, shared_out, .. } = sparse;
         if let Some(shared) = &self.shared {
             shared.gate.forward(cx, w, h, adapter, saved.shared_gate.rows_mut(n))?;
@@ -94,37 +107,62 @@ impl SparseBranch {
                 dev.sigmoid(Sigmoid { x: saved.shared_weight.rows_mut(n), dy: None })?;
             }
         }
-        if !output {
-            return Ok(());
+        if output {
+            let experts = self.shape.experts;
+            let first_sum = load.len().saturating_sub(experts);
+            let (counts, sums) = load.all_mut().split_at(first_sum);
+            let counts = counts.slice(self.experts.index * experts..(self.experts.index + 1) * experts);
+            dev.route_load(RouteLoad { probs: probs.rows(n), offsets: offsets.rows(1), counts, sums })?;
         }
-        let experts = self.shape.experts;
-        let first_sum = load.len().saturating_sub(experts);
-        let (counts, sums) = load.all_mut().split_at(first_sum);
-        let counts = counts.slice(self.experts.index * experts..(self.experts.index + 1) * experts);
-        dev.route_load(RouteLoad { probs: probs.rows(n), offsets: offsets.rows(1), counts, sums })?;
-        if let Some(shared) = &self.shared {
+        if let Some(shared) = self.shared.as_ref().filter(|_| output) {
             let (gate, up) = (saved.shared_gate.rows(n), saved.shared_up.rows(n));
             dev.swiglu(Glu { gate, up, y: shared_act.rows_mut(n) })?;
             shared.down.forward(cx, w, shared_act.rows(n), adapter, shared_out.rows_mut(n))?;
         }
-        Ok(())
+        if self.beside.is_some() { self.renorm(cx, w, saved, scratch) } else { Ok(()) }
     }
 
     /// After the experts: assigns `y (R, C)`.
     pub fn combine(&self, cx: &Cx, saved: &MlpSaved, scratch: &mut Scratch, mut y: ViewMut) -> Result<()> {
+        self.output(cx, (&saved.routing, &saved.shared_weight), scratch, y.reborrow())?;
+        cx.leave(DropoutSite::Mlp, y.reborrow())?;
+        cx.dev.add(saved.x.rows(cx.rows()), y)
+    }
+    /// The same with a dense branch next to the experts. Without `y`, only what backward needs.
+    pub fn combine_beside(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        saved: &mut MlpSaved,
+        scratch: &mut Scratch,
+        y: Option<ViewMut>,
+    ) -> Result<()> {
+        let out = saved.experts_out.rows_mut(cx.rows());
+        self.output(cx, (&saved.routing, &saved.shared_weight), scratch, out)?;
+        match (&self.beside, y) {
+            (Some(beside), Some(y)) => beside.finish(cx, w, saved, scratch, y),
+            _ => Ok(()),
+        }
+    }
+    /// Assigns the output of the experts, the shared one included.
+    fn output(
+        &self,
+        cx: &Cx,
+        (routing, shared_weight): (&Routing, &Tensor),
+        scratch: &mut Scratch,
+        y: ViewMut,
+    ) -> Result<()> {
         let (dev, n, width, top_k) = (cx.dev, cx.tokens(), self.width, self.shape.top_k);
-        let (Routing { weights, places, .. }, Scratch { parts, sparse, .. }) = (&saved.routing, scratch);
-        cx.sum(self.cut, parts, y.reborrow(), |y| {
+        let Scratch { parts, sparse, .. } = scratch;
+        cx.sum(self.cut, parts, y, |y| {
             let mut y = self.unpadded(cx, y)?;
-            let (places, weights) = (Some(places.rows(n)), Some(weights.rows(n)));
+            let (places, weights) = (Some(routing.places.rows(n)), Some(routing.of_rows(n)));
             let x = sparse.rows.rows(n * top_k);
             dev.combine_rows(CombineRows { width, top_k, places, weights, x, y: y.reborrow(), accumulate: false })?;
             let Some(shared) = &self.shared else { return Ok(()) };
-            let (x, weights) = (sparse.shared_out.rows(n), shared.router.map(|_| saved.shared_weight.rows(n)));
+            let (x, weights) = (sparse.shared_out.rows(n), shared.router.map(|_| shared_weight.rows(n)));
             dev.combine_rows(CombineRows { width, top_k: 1, places: None, weights, x, y, accumulate: true })
-        })?;
-        cx.leave(DropoutSite::Mlp, y.reborrow())?;
-        dev.add(saved.x.rows(cx.rows()), y)
+        })
     }
     /// The rows of `x (N, C)` that are tokens. The others, which use no expert, become zero.
     fn unpadded<'a>(&self, cx: &Cx, x: ViewMut<'a>) -> Result<ViewMut<'a>> {
@@ -148,7 +186,7 @@ impl SparseBranch {
         dw: &mut Grads,
         saved: &MlpSaved,
         scratch: &mut Scratch,
-        dy: ViewMut,
+        mut dy: ViewMut,
     ) -> Result<()> {
         let (dev, n, top_k, width) = (cx.dev, cx.tokens(), self.shape.top_k, self.width);
         let (rows, of_tokens) = (cx.rows(), 0..n * width);
@@ -176,6 +214,11 @@ impl SparseBranch {
             dev.swiglu_backward(GluBackward { gate, up, dy: shared_dact.rows(n), dgate, dup })?;
         }
         let SparseScratch { drows, dweights, dlogits, dlogits_cast, .. } = sparse;
+        if let Some(Beside { factors, .. }) = self.beside {
+            let (chosen, weights, dy) = (chosen.rows(n), weights.rows(n), dweights.rows_mut(n));
+            let (factors, dfactors) = (w.get(factors), dw.get(factors)?);
+            dev.scale_chosen_backward(ScaleChosenBackward { chosen, factors, weights, dy, dfactors })?;
+        }
         let route = RouteBackward {
             shape: self.shape,
             probs: probs.rows(n),
@@ -192,6 +235,9 @@ impl SparseBranch {
         if let Some(db) = self.router_bias.map(|bias| dw.get(bias)).transpose()?.flatten() {
             dev.bias_backward(BiasBackward { dy: dlogits.rows(n), db })?;
         }
+        if let Some(beside) = &self.beside {
+            dev.scale(beside.logit_scale, dlogits.rows_mut(n))?;
+        }
         dev.copy(dlogits.rows(n), dlogits_cast.rows_mut(n))?;
         let h = h.rows(n);
         cx.sum(self.cut, parts, dh.rows_mut(rows), |dh| {
@@ -199,7 +245,9 @@ impl SparseBranch {
             let (x, places) = (drows.rows(n * top_k), Some(places.rows(n)));
             let y = dh.reborrow();
             dev.combine_rows(CombineRows { width, top_k, places, weights: None, x, y, accumulate: false })?;
-            self.router_backward(cx, w, dw, self.router, h, dlogits_cast.rows(n), dh.reborrow())?;
+            if self.beside.is_none() {
+                self.router_backward(cx, w, dw, self.router, h, dlogits_cast.rows(n), dh.reborrow())?;
+            }
             let Some(shared) = &self.shared else { return Ok(()) };
             let SparseScratch { shared_act, shared_dup, shared_dweight, shared_cast, shared_copy, .. } = sparse;
             shared.gate.backward(cx, w, dw, h, shared_act.rows(n), adapter, dh.reborrow(), true)?;
@@ -210,7 +258,19 @@ impl SparseBranch {
             dev.copy(shared_dweight.rows(n), shared_cast.rows_mut(n))?;
             self.router_backward(cx, w, dw, router, h, shared_cast.rows(n), dh)
         })?;
-        self.norm.backward(cx, w, dw, saved.x.rows(rows), stats.rows(rows), dh.rows(rows), dy, unused.rows_mut(2))
+        let x = saved.x.rows(rows);
+        self.norm.backward(cx, w, dw, x, stats.rows(rows), dh.rows(rows), dy.reborrow(), unused.rows_mut(2))?;
+        let Some(beside) = &self.beside else { return Ok(()) };
+        beside.router_input(cx, w, saved, scratch)?;
+        let Scratch { h, stats, parts, dh, sparse, unused, .. } = scratch;
+        cx.sum(self.cut, parts, dh.rows_mut(rows), |mut dh| {
+            dev.zero(dh.reborrow())?;
+            let (h, dlogits, dh) = (h.rows(n), sparse.dlogits_cast.rows(n), dh.slice(of_tokens));
+            self.router_backward(cx, w, dw, self.router, h, dlogits, dh)
+        })?;
+        let (stats, dh, unused) = (stats.rows(rows), dh.rows(rows), unused.rows_mut(2));
+        beside.router_norm.backward(cx, w, dw, x, stats, dh, dy.reborrow(), unused)?;
+        beside.dense.backward(cx, w, dw, None, saved, scratch, dy)
     }
 
     /// Assigns f32 `logits (N, outputs)` of the matrix in segment `router`.

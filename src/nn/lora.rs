@@ -52,10 +52,11 @@ pub(super) fn remove(layouts: &mut [Layout]) {
 
 /// Whether the segment is the matrix of a router.
 fn is_router(segment: &Segment) -> bool {
-    const ROUTERS: [&str; 7] = [
+    const ROUTERS: [&str; 8] = [
         ".mlp.gate.weight",
         ".mlp.gate.wg.weight",
         ".mlp.router.weight",
+        ".router.proj.weight",
         ".feed_forward.gate.weight",
         ".block_sparse_moe.gate.weight",
         ".block_sparse_moe.router.layer.weight",
@@ -159,7 +160,8 @@ impl Lora {
             ))),
             None => Ok(()),
             Some(target)
-                if routes && ["gate", "wg", "layer", "router", "shared_expert_gate"].contains(&target.as_str()) =>
+                if routes
+                    && ["gate", "wg", "layer", "router", "proj", "shared_expert_gate"].contains(&target.as_str()) =>
             {
                 Err(Error::input(format!(
                     "lora: target_modules names {target}, a router, whose adapters are not supported; choose from {} and \

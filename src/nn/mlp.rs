@@ -23,9 +23,15 @@ pub struct MlpBranch {
     pub down: Linear,
     /// Normalizes the branch's output before it is added to the residual.
     pub post: Option<Norm>,
+    /// It is one addend of several: the gradient of their sum is in `beside` of scratch.
+    pub summed: bool,
 }
 
 impl MlpBranch {
+    /// Gate, up and down.
+    pub(super) fn linears(&mut self) -> [Option<&mut Linear>; 3] {
+        [self.gate.as_mut(), Some(&mut self.up), Some(&mut self.down)]
+    }
     /// Assigns `y (R, C)` from `saved.x (R, C)`: this rank's rows of the residual stream; or, if `beside` is given, the
     /// branch reads that instead, and its output is added to `saved.x`. Without `y`, computes only what backward needs.
     pub fn forward(
@@ -107,7 +113,10 @@ impl MlpBranch {
         let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
         self.fit(scratch);
         let (x, gate, up) = (beside.unwrap_or(saved.x.rows(rows)), saved.gate.rows(n), saved.up.rows(n));
-        let mut d_branch = cx.branch_grad(DropoutSite::Mlp, dy.as_view(), &mut scratch.masked)?;
+        let mut d_branch = match self.summed {
+            true => scratch.beside.rows(rows),
+            false => cx.branch_grad(DropoutSite::Mlp, dy.as_view(), &mut scratch.masked)?,
+        };
         if let Some(norm) = &self.post {
             let Scratch { h, stats, dh, unused, .. } = scratch;
             d_branch =

@@ -38,6 +38,7 @@ mod mlp; // the feed-forward branch
 mod dispatch; // rows to the ranks of ep, and back
 mod expert_layer; // the experts of a sparse block
 mod experts; // the sparse feed-forward branch
+mod beside; // dense and experts
 mod block; // both branches
 mod sequences; // losses of whole sequences
 mod teacher; // what the head reads of a teacher

@@ -16,7 +16,7 @@
 //! interpolates linearly; selective-to-off dominates full-to-off.
 use super::core::CoreSaved;
 use super::saved::{AttentionSaved, Saved};
-use super::spec::Spec;
+use super::spec::{Experts, Spec};
 use super::tensor::{Tensor, table};
 use crate::base::Result;
 
@@ -62,7 +62,8 @@ impl Checkpointing {
         let most = |of: &dyn Fn(&Spec) -> usize| (0..spec.layers).map(|i| of(&spec.of_block(i))).max().unwrap_or(0);
         let attention = most(&|spec| spec.qkv() + spec.heads * spec.head_dim);
         // A block's last product is needed only by a norm after it.
-        let ff = spec.experts.as_ref().map_or(spec.ff, |e| e.top_k * e.ff + e.shared_ff);
+        let of_experts = |e: &Experts| e.top_k * e.ff + e.shared_ff + if e.beside { spec.ff } else { 0 };
+        let ff = spec.experts.as_ref().map_or(spec.ff, of_experts);
         let feed_forward = ff * (1 + spec.gated() as usize + spec.post_norms as usize);
         (2 * spec.dim * (attention + feed_forward) * (spec.layers / every).saturating_sub(1)) as u64
     }

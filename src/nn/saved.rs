@@ -8,6 +8,7 @@ use super::recurrent_buffers::{RecurrentCache, RecurrentSaved, RecurrentScratch}
 use super::shared_kv::SharedKv;
 use super::tensor::{Tensor, table};
 use crate::base::Result;
+use crate::device::View;
 use crate::device::ops::Fp8Work;
 
 table! {
@@ -28,7 +29,22 @@ table! {
 }
 table! {
     /// The outputs of [`crate::device::ops::Route`]; empty without experts.
-    pub struct Routing { probs, chosen, weights, offsets, order, places, }
+    pub struct Routing {
+        probs,
+        chosen,
+        weights,
+        /// (N, K) f32: the weights times the factors of their experts; empty without.
+        scaled,
+        offsets,
+        order,
+        places,
+    }
+}
+impl Routing {
+    /// The weights of the experts' outputs.
+    pub(super) fn of_rows(&self, n: usize) -> View<'_> {
+        if self.scaled.width() > 0 { self.scaled.rows(n) } else { self.weights.rows(n) }
+    }
 }
 table! {
     /// Scratch of sparse branches; empty without experts. From `drows` on: backward only.
@@ -83,6 +99,8 @@ table! {
         /// from one matrix: (B, 2 F), and empty.
         experts_gate,
         experts_up,
+        /// (R, C): the input of the norm of the experts' output; empty without one.
+        experts_out,
         /// (N, S), (N, S), (N, 1) f32: of the shared expert; empty without one.
         shared_gate,
         shared_up,
@@ -181,7 +199,8 @@ table! {
         dh,
         /// (R, C): the residual's gradient under a dropout mask or times a factor; empty without.
         masked,
-        /// (R, C): the gradient of a parallel block's output; empty without.
+        /// (R, C): the gradient of a parallel block's output, or of the sum of a dense branch and experts; empty
+        /// without.
         beside,
         /// (N, heads * head_dim)
         d_o,

@@ -32,7 +32,8 @@ pub enum Arch {
     /// Norms on queries and keys, norms after the branches too, a sliding window with its own rotary base in most
     /// layers.
     Gemma3,
-    /// Gemma 3 with wider heads in layers without a window, norms on values, and a factor of each layer's output.
+    /// Gemma 3 with wider heads in layers without a window, norms on values, and a factor of each layer's output; maybe
+    /// with experts next to the feed-forward layer.
     Gemma4,
     /// Llama without rotary positions in every fourth layer.
     SmolLm3,
@@ -200,6 +201,9 @@ pub struct Experts {
     pub clamp: Option<GluClamp>,
     /// How experts are chosen if not by their probabilities; then the shared expert has no gate.
     pub rule: Option<RouteRule>,
+    /// A dense feed-forward layer is side by side with them, with norms of the inputs and outputs of both, and of their
+    /// sum; the activation is the model's.
+    pub beside: bool,
 }
 
 /// The gated delta nets of blocks that mix tokens with one.

@@ -53,9 +53,9 @@ impl Spec {
     pub fn sparse_blocks(&self) -> usize {
         (0..self.layers).filter(|&i| self.experts_of(i).is_some()).count()
     }
-    /// Whether some block is dense.
+    /// Whether some block has a dense feed-forward layer.
     pub fn has_dense_blocks(&self) -> bool {
-        self.sparse_blocks() < self.layers
+        self.sparse_blocks() < self.layers || self.experts.as_ref().is_some_and(|experts| experts.beside)
     }
     pub fn gated(&self) -> bool {
         !matches!(self.activation, Activation::Gelu | Activation::ReluSquared)

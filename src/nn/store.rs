@@ -201,8 +201,8 @@ impl<'a> Grads<'a> {
 /// Order of calls in a micro-batch: `acquire(ROOT)`; acquire and release for each block in order; `acquire(ROOT)` again
 /// for the head (cheap, as it was not released). In training, then acquire, grads, grads_ready, release with
 /// [`Pass::Backward`] for the blocks in reverse, the root last. `grads(ROOT)` is called twice, by the head and by the
-/// embedding, which add to one sum. A sparse block's experts are acquired and released after the block in forward; in
-/// backward, all of their calls are between `acquire` and `grads` of the block.
+/// embedding, which add to one sum. All calls for the experts of a sparse block are between `acquire` and `release` of
+/// the block. A layer that is acquired may be acquired again, and `grads` be called again.
 pub trait ParamStore: Send {
     /// Makes the layer's weights readable and prefetches the next unit of this pass.
     fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>>;

@@ -145,6 +145,7 @@ impl Workspace<TensorShape, ()> {
         let (expert_ff, shared_ff) = (of_experts(|e| e.ff), of_experts(|e| e.shared_ff));
         // Of experts whose gate and up come from one matrix.
         let clamped = spec.experts.as_ref().is_some_and(|e| e.clamp.is_some());
+        let beside = spec.experts.as_ref().is_some_and(|e| e.beside);
         let (gate_ff, up_ff) = if clamped { (2 * expert_ff, 0) } else { (expert_ff, expert_ff) };
         let held = |category, width| shape(category, dtype, capacity(tokens * top_k, split.ep), width);
         let sent = |rows| {
@@ -197,6 +198,7 @@ impl Workspace<TensorShape, ()> {
                 branch: stays(only(spec.post_norms, spec.dim)),
                 experts_gate: held(Category::Saved, gate_ff),
                 experts_up: held(Category::Saved, up_ff),
+                experts_out: stays(only(beside, spec.dim)),
                 shared_gate: keep(shared_ff),
                 shared_up: keep(shared_ff),
                 shared_weight: shape(Category::Saved, DType::F32, tokens, one_shared),
@@ -204,6 +206,7 @@ impl Workspace<TensorShape, ()> {
                     probs: shape(Category::Saved, DType::F32, tokens, experts),
                     chosen: shape(Category::Saved, DType::U32, tokens, top_k),
                     weights: shape(Category::Saved, DType::F32, tokens, top_k),
+                    scaled: shape(Category::Saved, DType::F32, tokens, only(beside, top_k)),
                     offsets: shape(Category::Saved, DType::U32, 1, only(experts > 0, experts + 1)),
                     order: shape(Category::Saved, DType::U32, tokens, top_k),
                     places: shape(Category::Saved, DType::U32, tokens, top_k),
@@ -254,7 +257,7 @@ impl Workspace<TensorShape, ()> {
                 part_stats: shape(Category::Scratch, DType::F32, if in_parts { chunk } else { 0 }, part_stats),
                 all_stats: shared(in_parts, CommUse::Gathered, DType::F32, chunk * tp, part_stats),
                 masked: back_stays(only(spec.dropout > 0.0 || spec.residual_multiplier != 1.0, spec.dim)),
-                beside: back_stays(only(spec.parallel, spec.dim)),
+                beside: back_stays(only(spec.parallel || beside, spec.dim)),
                 dh: shape(Category::Scratch, dtype, rows, spec.dim),
                 d_o: back(inner),
                 dqkv: back(row),

@@ -126,6 +126,11 @@ pub fn as_gemma4(gemma3: Spec) -> Spec {
         ..gemma3
     }
 }
+/// A dense layer and experts side by side in every block.
+pub fn gemma4_experts() -> Spec {
+    let experts = Experts { count: 7, top_k: 3, ff: 14, normalize: true, beside: true, ..Experts::default() };
+    Spec { experts: Some(experts), ..gemma4() }
+}
 /// Biases of queries, keys and values.
 pub fn qwen2() -> Spec {
     Spec { arch: Arch::Qwen2, qkv_bias: true, window: 5, windowed: vec![false, false, true, true], ..llama() }

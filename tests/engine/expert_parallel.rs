@@ -3,7 +3,7 @@
 //! checkpoints, which show nothing of the mesh, and of which a rank reads its own experts only.
 use crate::common::stores::*;
 use crate::common::*;
-use crate::meshes::{ACCUM, Part, assert_close, run, shapes, stores};
+use crate::meshes::{ACCUM, LEN, Part, assert_close, run, shapes, stores};
 use flatshard::base::{DType, Result};
 use flatshard::ckpt::{Checkpointer, Dtype, inspect_model};
 use flatshard::comm::MeshSizes;
@@ -119,6 +119,14 @@ fn gpt_oss_and_deepseek_on_ranks_equal_one_rank() {
         check_mesh(&spec, MeshSizes { sp: 2, ep: 2, ..MeshSizes::sharded(2) }, SpImpl::Ring);
         check_mesh(&spec, MeshSizes { sp: 2, tp: 2, ep: 2, ..MeshSizes::sharded(2) }, SpImpl::Ulysses);
     }
+}
+
+/// A dense layer next to experts, which the block goes on after: with inputs of layers, and columns and experts shared.
+#[test]
+fn experts_next_to_a_dense_layer_on_ranks_equal_one_rank() {
+    let spec = Spec { heads: 4, kv_heads: 4, max_len: LEN, ..gemma4_experts() };
+    check_mesh(&spec, MeshSizes { sp: 2, ep: 2, ..MeshSizes::sharded(2) }, SpImpl::Ring);
+    check_mesh(&spec, MeshSizes { tp: 2, ep: 2, ..MeshSizes::sharded(4) }, SpImpl::Ring);
 }
 
 /// Rows do not mix, so a loss does not depend on where its rows were multiplied; and with one rank per expert shard,

@@ -38,7 +38,7 @@ fn every_store_is_bitwise_equal_at_every_world_size() {
 
 #[test]
 fn every_store_is_bitwise_equal_in_every_family() {
-    for (spec, world) in [(qwen2(), 2), (qwen3(), 3), (gemma3(), 2), (gemma4(), 3)] {
+    for (spec, world) in [(qwen2(), 2), (qwen3(), 3), (gemma3(), 2), (gemma4(), 3), (gemma4_experts(), 2)] {
         check(&spec, world, ADAMW, 1, ddp(DType::F32), every(DType::F32));
     }
 }

@@ -187,6 +187,11 @@ fn mixture() -> Spec {
         Experts { count: 5, top_k: 3, ff: 13, shared_ff: 11, normalize: true, dense: vec![0], ..Experts::default() };
     Spec { arch: Arch::Qwen2Moe, qkv_bias: true, experts: Some(experts), ..llama() }
 }
+/// Experts next to a dense layer.
+fn gemma4_experts() -> Spec {
+    let experts = Experts { count: 5, top_k: 3, ff: 13, normalize: true, beside: true, ..Experts::default() };
+    Spec { experts: Some(experts), ..gemma4() }
+}
 /// Sinks, windows, biases, and experts whose gate and up are one matrix.
 fn gpt_oss() -> Spec {
     crate::common::gpt_oss(Spec { layers: 2, ..llama() })
@@ -418,7 +423,8 @@ fn inputs_of_layers_are_the_same_on_all_ranks() {
 #[test]
 fn experts_are_sharded_by_columns() {
     let (attention, mlp) = (Cuts { attention: false, ..Cuts::ALL }, Cuts { mlp: false, ..Cuts::ALL });
-    for (spec, all) in [(mixture(), Cuts::ALL), (gpt_oss(), Cuts::ALL), (deepseek(), Cuts::ALL), (olmoe(), attention)] {
+    let whole = [mixture(), gpt_oss(), deepseek(), gemma4_experts()].map(|spec| (spec, Cuts::ALL));
+    for (spec, all) in whole.into_iter().chain([(olmoe(), attention)]) {
         let run = Run::alone(spec);
         let alone = made(&run);
         let replicated = Cuts { mlp: mlp.mlp, ..all };

@@ -153,9 +153,15 @@ CASES = {
     "nemotron": ("nemotron", dict(rope_parameters=rope("default", partial_rotary_factor=0.4), norm_eps=1e-3, attention_bias=True, mlp_bias=True),
                  dict(rope_parameters=rope("default", partial_rotary_factor=0.8))),
     "olmo": ("olmo", dict(hidden_size=40, rope_parameters=rope("default")), dict(rope_parameters=rope("default", 1000.0))),
+    # A dense layer and experts side by side in each block, of which the last is wider; inputs of each layer.
+    "gemma4_experts": ("gemma4_text", GEMMA4 | dict(num_hidden_layers=3, layer_types=["sliding_attention", "full_attention", "full_attention"],
+                                                    num_kv_shared_layers=1, use_double_wide_mlp=True, hidden_size_per_layer_input=6,
+                                                    vocab_size_per_layer_input=VOCAB, enable_moe_block=True, num_experts=5, top_k_experts=2,
+                                                    moe_intermediate_size=14, tie_word_embeddings=False), dict(top_k_experts=1)),
 }
 LONG_DOCUMENTS = [70, 1, 9, 4]
 RECURRENT = {"qwen3_5", "olmo_hybrid"}
+SPARSE = {"gemma4_experts"}  # errors of bf16 say little: another expert may be chosen
 
 
 def named():
@@ -174,7 +180,7 @@ def build(model_type, keys):
     sizes = {} if model_type == "gpt2" else SIZES
     every = {key: value for key, value in (sizes | keys).items() if (key, value) != ("head_dim", None)}
     config = runnable(AutoConfig.for_model(model_type, **every))
-    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").float().eval()
 
 
 def in_double(model_type, keys, weights, batch):
@@ -204,7 +210,18 @@ def in_double(model_type, keys, weights, batch):
 
 
 def in_files(config, tensors):
-    """The tensors under the names that files have, which are those of modules but for OLMo hybrid. Numbers stand for any of their parts."""
+    """The tensors under the names that files have, which are those of modules but for OLMo hybrid; and each expert's of those that hold
+    the experts of a block. Numbers stand for any of their parts."""
+    if getattr(config, "enable_moe_block", False):
+        result = {}
+        for name, tensor in tensors.items():
+            if name.endswith("experts.gate_up_proj"):
+                result |= {f"{name}[{e}.{k}]": half for e, both in enumerate(tensor) for k, half in enumerate(both.chunk(2))}
+            elif name.endswith("experts.down_proj"):
+                result |= {f"{name}[{e}]": down for e, down in enumerate(tensor)}
+            else:
+                result[name] = tensor
+        return {name: tensor.contiguous() for name, tensor in result.items()}
     if config.model_type != "olmo_hybrid":
         return tensors
     keys, values = [config.linear_num_key_heads * config.linear_key_head_dim, config.linear_num_value_heads * config.linear_value_head_dim]
@@ -219,6 +236,29 @@ def in_files(config, tensors):
             name = name.replace("input_layernorm", "attention_layer_norm").replace("post_attention_layernorm", "feedforward_layer_norm")
         result[name] = tensor
     return result
+
+
+def of_modules(weights):
+    """The tensors of modules, from those of `in_files` with each expert's."""
+    result = {name: weight for name, weight in weights.items() if "[" not in name}
+    for whole in sorted({name.partition("[")[0] for name in weights if "[" in name}):
+        parts = [weights[name] for name in sorted(weights, key=lambda name: (len(name), name)) if name.startswith(f"{whole}[")]
+        halves = f"{whole}[0.0]" in weights
+        result[whole] = torch.stack([torch.cat(pair) for pair in zip(parts[::2], parts[1::2])] if halves else parts)
+    return result
+
+
+def chosen(model, tokens, lengths):
+    """No choice of an expert may hang on a rounding error."""
+    probabilities, hooks = [], []
+    for name, module in model.named_modules():
+        if name.endswith("router"):
+            hooks.append(module.register_forward_hook(lambda *of: probabilities.append(of[2][0].detach())))
+    gradients(model, tokens, torch.zeros_like(tokens), lengths)
+    [hook.remove() for hook in hooks]
+    assert len(probabilities) == len(lengths) * model.config.num_hidden_layers
+    top = torch.cat(probabilities).sort(descending=True).values
+    assert (top[:, model.config.top_k_experts - 1] - top[:, model.config.top_k_experts]).min() > 2e-5
 
 
 def greedy(model, prompt, count):
@@ -282,13 +322,18 @@ def make():
             # The epsilon of the norm after the rule is fixed: where outputs are smaller than it, rounding errors do not show.
             if model_type == "olmo_hybrid" and module_name.endswith("conv1d.weight"):
                 parameter.data[2 * model.config.linear_num_key_heads * model.config.linear_key_head_dim:] /= 64
+            if module_name.endswith("router.proj.weight"):
+                parameter.data *= 8  # so that experts have different weights
         lengths = [14, 14, 14] if name == "llama_dynamic" else LONG_DOCUMENTS if name in RECURRENT else LENGTHS
         tokens = torch.randint(VOCAB, (sum(lengths),))
         targets = targets_of(tokens, lengths)
         targets[[2, 20]] = -100
         logits, loss, grads = gradients(model, tokens, targets, lengths)
-        if name in RECURRENT or name == "gemma4_inputs":
+        if name in RECURRENT or name in ("gemma4_inputs", "gemma4_experts"):
             grads = in_double(model_type, keys, model.state_dict(), (tokens, targets, lengths))
+
+        if name in SPARSE:
+            chosen(model, tokens, lengths)
 
         other = build(model_type, keys | without)
         other.load_state_dict(model.state_dict())
@@ -303,8 +348,9 @@ def make():
         tensors |= {"logits": logits, "tokens": tokens.int(), "targets": targets.int(), "prompt": prompt.int(),
                     "greedy": said.int()}
         save_file(tensors, out / f"{name}.safetensors")
-        errors = bf16_errors(model_type, keys, model.state_dict(), (tokens, targets, lengths))
-        errors["grads"] = in_files(model.config, errors["grads"])
+        errors = None if name in SPARSE else bf16_errors(model_type, keys, model.state_dict(), (tokens, targets, lengths))
+        if errors:
+            errors["grads"] = in_files(model.config, errors["grads"])
         golden = dict(lengths=lengths, loss=loss, bf16_errors=errors,
                       config=json.loads(model.config.to_json_string(use_diff=False)),
                       made_with=f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}")
@@ -332,8 +378,8 @@ def check():
         weights = {n.removeprefix("weight."): w.float() for n, w in golden.items() if n.startswith("weight.")}
         with tempfile.TemporaryDirectory() as directory:
             runnable(written(name)).save_pretrained(directory)
-            save_file(weights, Path(directory) / "model.safetensors", {"format": "pt"})
-            loading = dict(attn_implementation="eager", dtype=torch.float32, output_loading_info=True)
+            save_file(of_modules(weights), Path(directory) / "model.safetensors", {"format": "pt"})
+            loading = dict(attn_implementation="eager", experts_implementation="eager", dtype=torch.float32, output_loading_info=True)
             model, said = AutoModelForCausalLM.from_pretrained(directory, **loading)
         assert not said["unexpected_keys"] and set(said["missing_keys"]) <= {"lm_head.weight"}, said
         with torch.no_grad():

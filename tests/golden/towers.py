@@ -74,9 +74,13 @@ TOWERS = {
     "vl_qwen3_5": ("qwen3_5", dict(vision_config=QWEN_VISION | dict(num_position_embeddings=4, out_hidden_size=20), **ENDS),
                    NEXT | dict(rope_parameters=rope("default", partial_rotary_factor=0.5, mrope_interleaved=True, mrope_section=[1, 1, 1])),
                    dict(rope_parameters=rope("default", 10.0, partial_rotary_factor=0.5, mrope_section=[1, 1, 1]))),
+    "vl_gemma4_experts": ("gemma4", dict(vision_config=GEMMA4_VISION, audio_config=None, image_token_id=IMAGE, video_token_id=IMAGE, audio_token_id=IMAGE),
+                          dict(**GEMMA4, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"], use_bidirectional_attention="vision", pad_token_id=0,
+                               enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=14),
+                          dict(top_k_experts=1)),
 }
 # Those whose text model is one of families.py, or has experts, in which errors of bf16 say little.
-ALIKE = {"vl_gemma4", "vl_llava", "vl_smolvlm", "vl_qwen3_moe"}
+ALIKE = {"vl_gemma4", "vl_gemma4_experts", "vl_llava", "vl_smolvlm", "vl_qwen3_moe"}
 
 
 def build(name, more={}):
@@ -183,7 +187,7 @@ def check():
     for name in TOWERS:
         golden = load_file(HERE / "families" / f"{name}.safetensors")
         for at in filter(Path.is_dir, [target / name, target / f"{name}-later"]):
-            model, report = AutoModelForImageTextToText.from_pretrained(at, dtype=torch.float32, attn_implementation="eager",
+            model, report = AutoModelForImageTextToText.from_pretrained(at, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager",
                                                                         output_loading_info=True)
             assert not any(report.values()), report
             source = AutoModelForImageTextToText.from_pretrained(HERE / "towers" / name, dtype=torch.float32)

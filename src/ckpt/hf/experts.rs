@@ -2,7 +2,7 @@
 use super::granite;
 use super::keys::{ConfigKeys, decimal, object};
 use super::lists::{dense_layers, listed_dense, types};
-use super::{lfm2, scored};
+use super::{gemma, lfm2, scored};
 use crate::base::{Error, Result};
 use crate::device::ops::GluClamp;
 use crate::nn::{Arch, Experts, Spec};
@@ -149,6 +149,7 @@ impl ExpertKeys {
             aux_loss: keys.flag("output_router_logits")?.unwrap_or(false),
             clamp: self.clamped.then(clamp).transpose()?,
             rule: None,
+            beside: false,
         })
     }
 
@@ -192,6 +193,7 @@ pub fn read(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<O
     match arch {
         Arch::GraniteHybrid => granite::no_experts(keys).map(|()| None),
         Arch::Lfm2Moe => lfm2::experts(keys, layers).map(Some),
+        Arch::Gemma4 => gemma::experts(keys),
         _ => scored::biased(keys, arch, layers, ff),
     }
 }

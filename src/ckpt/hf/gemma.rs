@@ -1,7 +1,8 @@
-//! Gemma 4's keys: heads of two sizes, and what its layers have that Gemma 3's do not. Never reads rotary positions.
+//! Gemma 4's keys: heads of two sizes, experts, and what its layers have that Gemma 3's do not. Never reads rotary
+//! positions.
 use super::keys::{ConfigKeys, object};
 use crate::base::{Error, Result, quote};
-use crate::nn::{HeadSizes, Spec};
+use crate::nn::{Experts, HeadSizes, Spec};
 use serde_json::{Map, Value, json};
 
 /// What the family has besides heads of two sizes.
@@ -9,8 +10,6 @@ pub fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
     let flag = |key: &str| Ok::<_, Error>(keys.flag(key)?.unwrap_or(false));
     let layer_inputs = keys.size("hidden_size_per_layer_input", "embed_dim")?.unwrap_or(256);
     let layer_words = keys.size("vocab_size_per_layer_input", "vocab_size")?.unwrap_or(262_144);
-    keys.known(["num_experts", "top_k_experts", "moe_intermediate_size"]);
-    keys.only("enable_moe_block", &[json!(false)])?;
     let keys_are_values = flag("attention_k_eq_v")?;
     let shared_kv = keys.whole("num_kv_shared_layers")?.unwrap_or(0);
     let wide_shared = flag("use_double_wide_mlp")? && shared_kv > 0;
@@ -30,6 +29,23 @@ pub fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         layer_scalar: true,
         ..spec
     })
+}
+
+/// The experts next to the feed-forward layer of every block, if the file has them.
+pub fn experts(keys: &ConfigKeys) -> Result<Option<Experts>> {
+    if !keys.flag("enable_moe_block")?.unwrap_or(false) {
+        keys.known(["num_experts", "top_k_experts", "moe_intermediate_size"]);
+        return Ok(None);
+    }
+    let size = |key, setting| keys.need(key, |keys, key| keys.size(key, setting));
+    Ok(Some(Experts {
+        count: size("num_experts", "num_experts")?,
+        top_k: size("top_k_experts", "num_experts")?,
+        ff: size("moe_intermediate_size", "ff_hidden_dim")?,
+        normalize: true,
+        beside: true,
+        ..Experts::default()
+    }))
 }
 
 /// The heads of layers without a window: in `per_layer_config`, or in the keys of published files.
@@ -85,7 +101,7 @@ pub fn write(spec: &Spec, [full, sliding]: [Value; 2], map: &mut Map<String, Val
     let layers: Map<String, Value> = global.iter().map(|i| (i.to_string(), of_layer.clone())).collect();
     map.extend(object(json!({
         "attention_k_eq_v": spec.keys_are_values,
-        "enable_moe_block": false,
+        "enable_moe_block": spec.experts.is_some(),
         "global_head_dim": sizes.head_dim,
         "hidden_size_per_layer_input": spec.layer_inputs,
         "num_global_key_value_heads": sizes.kv_heads,
@@ -94,6 +110,9 @@ pub fn write(spec: &Spec, [full, sliding]: [Value; 2], map: &mut Map<String, Val
         "rope_parameters": {"full_attention": full, "sliding_attention": sliding},
         "use_double_wide_mlp": spec.wide_shared,
     })));
+    if let Some(Experts { count, top_k, ff, .. }) = spec.experts {
+        map.extend(object(json!({"num_experts": count, "top_k_experts": top_k, "moe_intermediate_size": ff})));
+    }
     if spec.layer_inputs > 0 {
         map.insert("vocab_size_per_layer_input".into(), json!(spec.layer_words));
     }

@@ -164,6 +164,7 @@ impl ScoredExperts {
                 top_groups: if grouped { top_groups } else { 1 },
                 scale: keys.positive("routed_scaling_factor")?.unwrap_or(self.scale) as f32,
             }),
+            beside: false,
         })
     }
 

@@ -2,7 +2,7 @@
 use super::simd::{exp, sigmoid, sum};
 use crate::ops::{
     Balance, CombineRows, PlaceRuns, Route, RouteBackward, RouteLoad, RouteRule, RouteScored, RouteScoredBackward,
-    RouteShape, Sigmoid, TakeRows, WeighRows,
+    RouteShape, ScaleChosen, ScaleChosenBackward, Sigmoid, TakeRows, WeighRows,
 };
 use flatshard_base::{Error, Result, dtype::Float};
 
@@ -205,6 +205,34 @@ fn inside(op: &'static str, indices: &[u32], of: usize) -> Result<()> {
         true => Ok(()),
         false => Err(Error::op(op, format!("an index is not below {of}"))),
     }
+}
+
+#[inline(always)]
+pub fn scale_chosen<T: Float>(op: ScaleChosen) -> Result<()> {
+    const OP: &str = ScaleChosen::OP;
+    op.check()?;
+    let (chosen, factors) = (op.chosen.host::<u32>(OP)?, op.factors.host::<T>(OP)?);
+    inside(OP, chosen, factors.len())?;
+    for ((y, w), &e) in op.y.host::<f32>(OP)?.iter_mut().zip(op.weights.host::<f32>(OP)?).zip(chosen) {
+        *y = factors[e as usize].to_f32() * w;
+    }
+    Ok(())
+}
+
+#[inline(always)]
+pub fn scale_chosen_backward<T: Float>(op: ScaleChosenBackward) -> Result<()> {
+    const OP: &str = ScaleChosenBackward::OP;
+    op.check()?;
+    let (chosen, factors, dy) = (op.chosen.host::<u32>(OP)?, op.factors.host::<T>(OP)?, op.dy.host::<f32>(OP)?);
+    inside(OP, chosen, factors.len())?;
+    if let Some(dfactors) = op.dfactors {
+        let dfactors = dfactors.host::<f32>(OP)?;
+        for ((d, w), &e) in dy.iter().zip(op.weights.host::<f32>(OP)?).zip(chosen) {
+            dfactors[e as usize] += d * w;
+        }
+    }
+    dy.iter_mut().zip(chosen).for_each(|(d, &e)| *d *= factors[e as usize].to_f32());
+    Ok(())
 }
 
 #[inline(always)]

@@ -1,9 +1,10 @@
 //! Operands of routers that choose experts by other scores than their probabilities: sigmoids, a bias that takes part
-//! in the choice only, and groups of experts of which a token uses some (DeepSeek-AI 2024, "DeepSeek-V3").
-use super::check::float;
+//! in the choice only, and groups of experts of which a token uses some (DeepSeek-AI 2024, "DeepSeek-V3"); and of
+//! factors of experts.
+use super::check::{float, read, written};
 use super::experts::{Route, RouteBackward, RouteShape};
-use crate::View;
-use flatshard_base::{Error, Result};
+use crate::{View, ViewMut};
+use flatshard_base::{DType, Error, Result};
 
 /// How experts are scored and chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,5 +68,53 @@ impl RouteScoredBackward<'_> {
     pub fn check(&self) -> Result<usize> {
         self.rule.check(Self::OP, &self.route.shape)?;
         self.route.check()
+    }
+}
+
+/// A factor of each expert on the weights of its rows: `y[i] = factors[chosen[i]] weights[i]`. Assigns.
+pub struct ScaleChosen<'a> {
+    /// (N, K) u32
+    pub chosen: View<'a>,
+    /// (E)
+    pub factors: View<'a>,
+    /// (N, K) f32
+    pub weights: View<'a>,
+    /// (N, K) f32
+    pub y: ViewMut<'a>,
+}
+
+impl ScaleChosen<'_> {
+    pub const OP: &'static str = "scale_chosen";
+    pub fn check(&self) -> Result<()> {
+        let n = self.y.len();
+        float(Self::OP, self.factors.dtype())?;
+        read(Self::OP, &[("chosen", &self.chosen, DType::U32, n), ("weights", &self.weights, DType::F32, n)])?;
+        written(Self::OP, &[("y", &self.y, DType::F32, n)])
+    }
+}
+
+/// Backward of [`ScaleChosen`]: `dy` becomes the gradient of the weights. Adds to that of the factors.
+pub struct ScaleChosenBackward<'a> {
+    /// (N, K) u32
+    pub chosen: View<'a>,
+    /// (E)
+    pub factors: View<'a>,
+    /// (N, K) f32
+    pub weights: View<'a>,
+    /// (N, K) f32
+    pub dy: ViewMut<'a>,
+    /// (E) f32; none if they are frozen.
+    pub dfactors: Option<ViewMut<'a>>,
+}
+
+impl ScaleChosenBackward<'_> {
+    pub const OP: &'static str = "scale_chosen_backward";
+    pub fn check(&self) -> Result<()> {
+        let n = self.dy.len();
+        float(Self::OP, self.factors.dtype())?;
+        read(Self::OP, &[("chosen", &self.chosen, DType::U32, n), ("weights", &self.weights, DType::F32, n)])?;
+        written(Self::OP, &[("dy", &self.dy, DType::F32, n)])?;
+        let experts = self.factors.len();
+        self.dfactors.as_ref().map_or(Ok(()), |d| d.fits(Self::OP, "dfactors", DType::F32, experts))
     }
 }

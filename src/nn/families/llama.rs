@@ -3,6 +3,7 @@
 //! rank's shards.
 use crate::device::ops::{AttentionShape, QkNormRopeShape, RmsNormShape, RopeShape, RouteShape};
 use crate::nn::attention::{AttentionBranch, HeadTransform, RowBias, RowPart};
+use crate::nn::beside::Beside;
 use crate::nn::block::{DecoderBlock, FeedForward, Mixer};
 use crate::nn::cache::cached_before;
 use crate::nn::context::TurnTable;
@@ -198,12 +199,10 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         ),
         post: spec.post_norms.then(|| names.norm(modules.attention_norms[1], dim)),
     };
-    if let Some(experts) = spec.experts_of(i) {
-        let mlp = FeedForward::Sparse(sparse(&mut names, experts, i));
-        let mixer = Mixer::Attention(attention);
-        return (names.layout, DecoderBlock { mixer, mlp, per_layer: None, scalar: None, parallel: false });
-    }
-    let mlp = FeedForward::Dense(dense(&mut names, attention.norm, [spec.pre_norms, spec.post_norms]));
+    let mlp = match spec.experts_of(i) {
+        Some(experts) => FeedForward::Sparse(sparse(&mut names, experts, i)),
+        None => FeedForward::Dense(dense(&mut names, attention.norm, [spec.pre_norms, spec.post_norms])),
+    };
     let per_layer = (spec.layer_inputs > 0).then(|| {
         let width = spec.layer_inputs;
         let gate = names.push("per_layer_input_gate", WEIGHT, &[width, dim], Tp::Same, Init::NORMAL);
@@ -254,6 +253,25 @@ fn dense(names: &mut Names, first: Norm, [pre, post]: [bool; 2]) -> MlpBranch {
         up,
         down: names.row(down, ff, by_columns, spec.mlp_bias),
         post: post.then(|| names.norm(modules.mlp_norms[1], dim)),
+        summed: false,
+    }
+}
+
+/// The dense branch next to experts. `summed`: how the gradients of a router's parameters relate to tp.
+fn beside(names: &mut Names, count: usize, summed: Tp) -> Beside {
+    let (dim, tp) = (names.spec.dim, names.residual_norm());
+    let dense = dense(names, Norm::Absent, [true, false]);
+    let post = Some(names.norm("post_feedforward_layernorm_1", dim));
+    let vector = |names: &mut Names, name: &str, len: usize, tp: Tp| {
+        names.layout.push_part(format!("{}router.{name}", names.prefix), &[len], tp, false, Init::ONES)
+    };
+    Beside {
+        dense: MlpBranch { post, summed: true, ..dense },
+        router_norm: Norm::Rms { w: vector(names, "scale", dim, tp), shape: names.rms() },
+        logit_scale: (dim as f32).sqrt().recip(),
+        factors: vector(names, "per_expert_scale", count, summed),
+        posts: ["post_feedforward_layernorm_2", names.spec.arch.family().modules.mlp_norms[1]]
+            .map(|name| names.norm(name, dim)),
     }
 }
 
@@ -294,7 +312,9 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
     // What the gradient of a router follows from are sums over columns, so those of ranks that share them are summed.
     let columns = names.split.part(names.split.cuts.mlp);
     let summed = if columns.of > 1 { Tp::Summed } else { Tp::Same };
-    let norm = names.norm(arch.family().modules.mlp_norms[0], dim);
+    let beside = experts.beside.then(|| beside(names, count, summed));
+    let norm = names
+        .norm(if beside.is_some() { "pre_feedforward_layernorm_2" } else { arch.family().modules.mlp_norms[0] }, dim);
     let router_name = format!("{module}.{router}");
     let router = names.push(&router_name, WEIGHT, &[count, dim], summed, Init::NORMAL);
     let router_bias = experts.clamp.map(|_| names.push(&router_name, BIAS, &[count], summed, Init::ZEROS));
@@ -347,8 +367,10 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
     let index = (0..i).filter(|&i| names.spec.experts_of(i).is_some()).count();
     let shape = RouteShape { experts: count, top_k, normalize };
     let layer = names.spec.experts_layer(index);
-    let experts = ExpertLayer { layer, index, top_k, gate, up, down, clamped, width: dim };
-    SparseBranch { norm, cut: names.split.cuts.mlp, shape, router, router_bias, rule, experts, width: dim, shared }
+    let (activation, normed) = (names.spec.activation, beside.is_some());
+    let experts = ExpertLayer { layer, index, top_k, gate, up, down, clamped, activation, normed, width: dim };
+    let cut = names.split.cuts.mlp;
+    SparseBranch { norm, cut, shape, router, router_bias, rule, experts, width: dim, shared, beside }
 }
 
 /// Tensors of an expert whose gate and up are one.

@@ -111,6 +111,16 @@ const GRANITE_HYBRID: ModuleNames = ModuleNames {
 };
 const GEMMA: ModuleNames =
     ModuleNames { mlp_norms: ["pre_feedforward_layernorm", "post_feedforward_layernorm"], ..LLAMA };
+/// Experts are next to the dense branch.
+const GEMMA4: ModuleNames = ModuleNames {
+    sparse: SparseNames {
+        module: "router",
+        router: "proj",
+        stacked: Some(["experts.gate_up_proj", "experts.down_proj"]),
+        ..SPARSE
+    },
+    ..GEMMA
+};
 const HUNYUAN: ModuleNames =
     ModuleNames { head_norms: ["self_attn.query_layernorm", "self_attn.key_layernorm"], ..LLAMA };
 const HUNYUAN_MOE: ModuleNames =
@@ -179,7 +189,7 @@ families! {
     Olmoe "olmoe" "olmoe" "OlmoeForCausalLM" None, LLAMA;
     Gemma2 "gemma2" "gemma2" "Gemma2ForCausalLM" Some("Gemma2ForSequenceClassification"), GEMMA;
     Gemma3 "gemma3" "gemma3_text" "Gemma3ForCausalLM" Some("Gemma3TextForSequenceClassification"), GEMMA;
-    Gemma4 "gemma4" "gemma4_text" "Gemma4ForCausalLM" None, GEMMA;
+    Gemma4 "gemma4" "gemma4_text" "Gemma4ForCausalLM" None, GEMMA4;
     SmolLm3 "smollm3" "smollm3" "SmolLM3ForCausalLM" Some("SmolLM3ForSequenceClassification"), LLAMA;
     Olmo2 "olmo2" "olmo2" "Olmo2ForCausalLM" Some("Olmo2ForSequenceClassification"), LLAMA;
     Olmo3 "olmo3" "olmo3" "Olmo3ForCausalLM" Some("Olmo3ForSequenceClassification"), LLAMA;

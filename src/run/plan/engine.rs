@@ -264,9 +264,9 @@ fn experts(s: &Settings, e: &EngineOptions) -> Result<f64> {
             Some(_) => Err(Error::input(format!("router_aux_loss_coef: {name} has no experts; remove it"))),
         };
     };
-    if let Some(factor) = given.filter(|&factor| factor > 0.0 && experts.rule.is_some()) {
+    if let Some(factor) = given.filter(|&factor| factor > 0.0 && (experts.rule.is_some() || experts.beside)) {
         return Err(Error::input(format!(
-            "router_aux_loss_coef {factor}: {name} chooses experts by scores and has no load-balancing loss; remove it"
+            "router_aux_loss_coef {factor}: {name} has no load-balancing loss in transformers; remove it"
         )));
     }
     Ok(given.unwrap_or(if experts.aux_loss { experts.aux_coef } else { 0.0 }))

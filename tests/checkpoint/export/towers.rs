@@ -4,7 +4,7 @@ use super::*;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 
-const TOWERS: [&str; 10] = [
+const TOWERS: [&str; 11] = [
     "vl_gemma3",
     "vl_gemma4",
     "vl_mistral3",
@@ -15,6 +15,7 @@ const TOWERS: [&str; 10] = [
     "vl_smolvlm",
     "vl_qwen3_moe",
     "vl_qwen3_5",
+    "vl_gemma4_experts",
 ];
 
 fn tower(name: &str) -> PathBuf {

@@ -409,6 +409,12 @@ impl Device for CpuDevice {
     fn route_scored_backward(&self, op: RouteScoredBackward) -> Result<()> {
         experts::route_scored_backward(op)
     }
+    fn scale_chosen(&self, op: ScaleChosen) -> Result<()> {
+        floats!(self, op.factors.dtype(), T => experts::scale_chosen::<T>(op))
+    }
+    fn scale_chosen_backward(&self, op: ScaleChosenBackward) -> Result<()> {
+        floats!(self, op.factors.dtype(), T => experts::scale_chosen_backward::<T>(op))
+    }
     fn sink(&self, op: HeadSinks) -> Result<()> {
         floats!(self, op.o.dtype(), T => clamped::sink::<T>(op))
     }
