@@ -136,6 +136,9 @@ def report(browser, scratch, run_fsdp, experiments, shots):
     set_of_runs = [experiments, "run", "--bin-dir", str(Path(run_fsdp).parent), "--execute", "--output-dir", "cmp", "--steps", "30",
                    "--nproc-per-node", "2", "--only", ",".join(names), "--", "--embed-dim", "64", "--num-layers", "2", "--num-heads", "2",
                    "--num-kv-heads", "2", "--max-len", "64", "--profile-steps", "10:12", "--eval", "--eval-every", "7"]
+    odd = "<b>what</b> & so on"
+    (scratch / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("a", odd)))
+    set_of_runs += ["--sample-prompts", str(scratch / "prompts.jsonl"), "--max-new-tokens", "8"]
     for command in (set_of_runs, [experiments, "analyze", "--output-dir", "cmp"]):
         ended = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -151,6 +154,14 @@ def report(browser, scratch, run_fsdp, experiments, shots):
     assert browser.value("document.querySelectorAll('#runs tbody tr').length") == 3
     assert browser.value("document.querySelectorAll('#bars figure').length") == 4
     assert browser.value("[...document.querySelectorAll('.thumb img')].filter(image => image.naturalWidth > 100).length") == 3
+    # Each prompt of each run, with its first and last text, and the three evaluations between behind a click.
+    assert browser.value("document.querySelector('[data-metric=loss]').parentElement.nextElementSibling.id") == "samples"
+    assert browser.value("document.querySelectorAll('.sample').length") == 2 * len(names)
+    assert browser.value("[...document.querySelectorAll('.sample > p')].map(node => node.textContent)") == ["a", odd] * len(names)
+    assert browser.value("document.querySelectorAll('.sample p b').length") == 0, "a prompt is text"
+    assert browser.value("[...document.querySelectorAll('.sample')].every(node => node.querySelectorAll(':scope > .texts > div').length === 2)")
+    browser.value("document.querySelector('.sample summary').click()")
+    assert browser.value("document.querySelectorAll('.sample details[open] .texts > div').length") == 3
     # Sorted by keyboard, up and down.
     order = "[...document.querySelectorAll('#runs tbody tr')].map(row => row.cells[2].textContent.replace(/,/g, ''))"
     for down in (False, True):

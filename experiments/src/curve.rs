@@ -25,6 +25,10 @@ enum MetricsEvent {
         #[serde(default)]
         loss: Option<f64>,
     },
+    Samples {
+        step: u64,
+        samples: Vec<PromptText>,
+    },
     Trace {
         path: PathBuf,
     },
@@ -112,6 +116,15 @@ pub struct StepMetrics {
     pub tokens: Option<u64>,
 }
 
+/// What the model wrote after a prompt of `--sample-prompts`.
+#[derive(Deserialize, Clone, Debug)]
+pub struct PromptText {
+    pub prompt: String,
+    pub text: String,
+    /// `length` if a limit cut it.
+    pub finish: String,
+}
+
 /// What a metrics file tells.
 #[derive(Clone, Debug, Default)]
 pub struct Curve {
@@ -121,6 +134,8 @@ pub struct Curve {
     pub steps: BTreeMap<u64, StepMetrics>,
     /// Loss on held-out rows, by step.
     pub evals: BTreeMap<u64, f64>,
+    /// Texts of the evaluations, by step and prompt.
+    pub samples: BTreeMap<u64, Vec<PromptText>>,
     /// Files of `--profile-steps`, as the run names them.
     pub traces: Vec<PathBuf>,
     pub ended: bool,
@@ -182,10 +197,12 @@ impl Curve {
                 let again = header.resumed_from_step.unwrap_or(0) + 1;
                 self.steps.split_off(&again);
                 self.evals.split_off(&again);
+                self.samples.split_off(&again);
                 (self.header, self.ended, self.error) = (header, false, None);
             }
             MetricsEvent::Step(step) => drop(self.steps.insert(step.step, step)),
             MetricsEvent::Eval { step, loss } => drop(loss.map(|loss| self.evals.insert(step, loss))),
+            MetricsEvent::Samples { step, samples } => drop(self.samples.insert(step, samples)),
             MetricsEvent::Trace { path } => {
                 self.traces.retain(|known| *known != path);
                 self.traces.push(path);

@@ -99,6 +99,10 @@ impl Generator {
     }
 }
 
+fn no_cache() -> Error {
+    Error::op("sample", "the engine has no cache")
+}
+
 fn one(texts: Vec<SampledText>) -> Result<Vec<u32>> {
     let text = texts.into_iter().next().ok_or_else(|| Error::op("generate", "no text"))?;
     Ok(text.ids)
@@ -126,14 +130,22 @@ impl Engine {
         sampling: &Sampling,
         next: &mut dyn FnMut(&Sampled) -> bool,
     ) -> Result<Vec<SampledText>> {
-        let Some(sampler) = &mut self.sampler else { return Err(Error::op("sample", "the engine has no cache")) };
+        let Some(sampler) = &mut self.sampler else { return Err(no_cache()) };
         sampler.forget();
-        sampler.sample_own(
-            (&*self.dev, &self.mesh, &mut *self.store as &mut dyn ParamStore),
-            prompts,
-            count,
-            sampling,
-            next,
-        )
+        let of = (&*self.dev, &self.mesh, &mut *self.store as &mut dyn ParamStore);
+        sampler.sample_own(of, prompts, count, sampling, next)
+    }
+    /// The same of prompts that all ranks pass: data-parallel ranks share them, and all get the texts of all.
+    pub fn sample_shared(
+        &mut self,
+        prompts: &[Prompt],
+        count: usize,
+        sampling: &Sampling,
+        next: &mut dyn FnMut(&Sampled) -> bool,
+    ) -> Result<Vec<SampledText>> {
+        let Some(sampler) = &mut self.sampler else { return Err(no_cache()) };
+        sampler.forget();
+        let of = (&*self.dev, &self.mesh, &mut *self.store as &mut dyn ParamStore);
+        sampler.sample(of, prompts, count, sampling, next)
     }
 }

@@ -13,10 +13,11 @@ use crate::comm::exchange::Exchange;
 use crate::device::ops::PagedRows;
 use crate::device::{Buf, Device};
 use crate::nn::{Batch, CacheSize, Checkpointing, Decoder, Groups, PAGE, ParamStore, Workspace, WorkspaceOptions};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// How much a sampler does at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplerSize {
     /// Maximum rows of a pass, and with it texts that are written at once.
     pub rows: usize,
@@ -36,7 +37,7 @@ impl SamplerSize {
     pub fn of_one(prompt: usize, count: usize) -> SamplerSize {
         SamplerSize::of_many(prompt, count, 1)
     }
-    /// For `texts` at once that have no page in common.
+    /// For prompts of up to `prompt` tokens with texts of up to `count`, `texts` at once that have no page in common.
     pub fn of_many(prompt: usize, count: usize, texts: usize) -> SamplerSize {
         let longest = prompt + count;
         let rows = texts.max((texts * prompt).min(SamplerSize::ROWS)).max(1);

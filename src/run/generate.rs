@@ -15,13 +15,13 @@ use crate::base::{Error, Result};
 use crate::comm::Mesh;
 use crate::comm::env::RankEnv;
 use crate::data::Tokenizer;
-use crate::engine::{Generator, Prompt};
+use crate::engine::{Generator, Prompt, Sampled};
 use crate::run::launch::{self, Launch, RankJob};
 use crate::run::plan::data;
 use crate::run::settings::Settings;
 use crate::run::settings::value::set;
 use crate::run::watch::RunLog;
-use ends::{cut, ends_at};
+use ends::{TextEnds, cut};
 pub use model::base_name;
 use model::{TextModel, WeightPlan};
 use prompts::{PromptEncoder, PromptKind, PromptRow};
@@ -119,11 +119,9 @@ impl Request {
     /// Prints all texts, one JSON object a line, by prompt and sample.
     fn write_lines(&self, generator: &mut Generator, mesh: &Mesh) -> Result<()> {
         let TextModel { tokenizer, stop, sampling, settings, .. } = &self.model;
-        let strings = settings.generate.stop.as_deref().unwrap_or_default();
-        let started = Instant::now();
-        let texts = generator.sample(&self.prompts, self.count, sampling, &mut |of| {
-            !of.ids.last().is_some_and(|id| stop.contains(id)) && !ends_at(tokenizer, of.ids, strings)
-        })?;
+        let (ends, started) = (TextEnds::new(settings, stop.clone()), Instant::now());
+        let next = &mut |of: &Sampled| ends.is_open(tokenizer, of.ids);
+        let texts = generator.sample(&self.prompts, self.count, sampling, next)?;
         if mesh.rank() > 0 {
             return Ok(());
         }
@@ -131,14 +129,10 @@ impl Request {
         let mut out = BufWriter::new(std::io::stdout().lock());
         let mut failed = Ok(());
         for text in &texts {
-            let ids = match text.ids.split_last() {
-                Some((last, ids)) if stop.contains(last) => ids,
-                _ => &text.ids,
-            };
             let line = json!({
                 "prompt": text.prompt,
                 "sample": text.sample,
-                "text": cut(&tokenizer.decode(ids), strings),
+                "text": ends.text(tokenizer, &text.ids),
                 "finish": if text.ended { "stop" } else { "length" },
                 "ids": text.ids,
                 "logprobs": text.logprobs,

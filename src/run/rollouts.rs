@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Texts of a rank that are written at once, at most.
-const TEXTS: usize = 64;
+pub const TEXTS: usize = 64;
 
 /// The files of prompts.
 fn files(s: &Settings) -> Result<Vec<PathBuf>> {

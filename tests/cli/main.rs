@@ -32,6 +32,7 @@ mod kto;
 mod precompute;
 mod preference;
 mod prompts;
+mod sample_prompts;
 mod samples;
 mod sft;
 mod spellings;

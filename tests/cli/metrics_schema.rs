@@ -113,7 +113,10 @@ fn every_line_of_a_metrics_file_is_as_the_schema_says() {
     let fp16 = ["--precision", "fp16", "--initial-scale-power", "24"];
     let traces = dir.arg("traces");
     let first = ["2", "--max-steps", "8", "--eval-every", "2", "--save-on-best", "--profile-steps", "2:3"];
-    let ended = start(&[&first[..], &["--trace-folder", &traces], &fp16].concat()).end();
+    fs::write(dir.path("prompts.jsonl"), "{\"prompt\": \"The quick\"}\n").unwrap();
+    let prompts = dir.arg("prompts.jsonl");
+    let sampled = ["--sample-prompts", &prompts, "--max-new-tokens", "4"];
+    let ended = start(&[&first[..], &["--trace-folder", &traces], &sampled, &fp16].concat()).end();
     assert!(ended.status.success(), "{}", ended.stderr);
     assert!(events(&path, "step")[0]["grad_norm"].is_null(), "{}", ended.stderr);
     // The newest checkpoint is damaged; then a rank is killed.

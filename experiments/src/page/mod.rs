@@ -6,6 +6,7 @@ use crate::{table, trace};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
+mod samples;
 mod settings;
 
 const PAGE: &str = include_str!("page.html");
@@ -139,6 +140,7 @@ fn shown(run: &ShownRun, baseline: Option<&RunRow>) -> Value {
         "baseline": run.row.zip(baseline).is_some_and(|(row, baseline)| row.name == baseline.name),
         "columns": (!run.known).then(|| run.row.map_or(json!({}), columns)),
         "evals": run.row.map_or(vec![], |row| row.curve.evals.iter().map(|(&step, &loss)| json!([step, loss])).collect()),
+        "samples": run.row.filter(|_| !run.known).map(|row| samples::shown(&row.curve)),
         "traces": run.traces.iter().map(|t| json!({"file": t.file, "href": t.href, "about": t.about, "picture": t.picture}))
             .collect::<Vec<_>>(),
     });

@@ -13,7 +13,7 @@ const svg = (tag, attributes = {}, ...children) =>
   make(t => document.createElementNS('http://www.w3.org/2000/svg', t), tag, attributes, children);
 
 const view = JSON.parse($('data').textContent);
-const shown = { hidden: new Set(), known: new Set(), sort: null, down: false, x: 'step', smoothing: 0, log: { apart: true }, zoom: null, cursor: null };
+const shown = { hidden: new Set(), known: new Set(), open: new Set(), sort: null, down: false, x: 'step', smoothing: 0, log: { apart: true }, zoom: null, cursor: null };
 
 // [column, title, unit, factor]
 const METRICS = [
@@ -347,6 +347,28 @@ function legend(any) {
   }));
 }
 
+// ---- Samples of prompts
+
+// For each prompt the first text and the last one side by side, and those between behind a click.
+function samples() {
+  const having = view.runs.filter(run => run.samples);
+  const text = ([step, words, cut]) => el('div', {}, el('b', {}, step ? `after step ${grouped(step)}` : 'before the first step'),
+    el('div', { tabindex: 0 }, words, cut ? ' …' : ''));
+  const block = (run, { prompt, texts }, n) => {
+    const between = texts.slice(1, -1), ends = texts.length > 1 ? [texts[0], texts[texts.length - 1]] : texts, key = `${run.name} ${n}`;
+    const more = between.length ? el('details', { open: shown.open.has(key) ? '' : null }, el('summary', {}, between.length > 1 ? `${between.length} evaluations between` : '1 evaluation between'), el('div', { class: 'texts' }, ...between.map(text))) : null;
+    if (more) more.ontoggle = () => shown.open[more.open ? 'add' : 'delete'](key);
+    return el('div', { class: 'sample' }, el('p', { tabindex: 0 }, prompt), el('div', { class: 'texts' }, ...ends.map(text)), more);
+  };
+  $('samples').hidden = !having.length;
+  $('samples').replaceChildren(...having.flatMap(run => [
+    el('figcaption', {}, el('h3', {}, view.runs.length > 1 ? `Samples of ${run.name}` : 'Samples')),
+    ...run.samples.prompts.map((of, n) => block(run, of, n)),
+    run.samples.more ? el('p', { class: 'quiet note' }, `The metrics file has ${run.samples.more} more prompts.`) : '',
+  ]));
+  if (charts.has('loss')) charts.get('loss').figure.after($('samples'));
+}
+
 // ---- Bars
 
 const part = (share, fill, hint) => el('i', { style: `width:${(100 * share).toFixed(2)}%;background:${fill}`, title: hint });
@@ -430,6 +452,7 @@ function render() {
   cards();
   rows();
   curves();
+  samples();
   bars();
   settings();
   traces();
@@ -468,7 +491,7 @@ async function poll() {
     if (!reply.ok) throw new Error(reply.status);
     const next = await reply.json();
     const before = JSON.stringify(view.runs.map(run => [run.version, run.badge, run.message]));
-    next.runs.forEach((run, i) => { if (run.columns === null && view.runs[i]) Object.assign(run, { columns: view.runs[i].columns, evals: view.runs[i].evals, traces: view.runs[i].traces }); });
+    next.runs.forEach((run, i) => { if (run.columns === null && view.runs[i]) Object.assign(run, { columns: view.runs[i].columns, evals: view.runs[i].evals, samples: view.runs[i].samples, traces: view.runs[i].traces }); });
     Object.assign(view, next);
     if (before !== JSON.stringify(view.runs.map(run => [run.version, run.badge, run.message]))) render();
     say(view.runs.some(run => run.status === 'running' || run.status === 'waiting') ? 'live' : 'all runs ended');

@@ -50,8 +50,33 @@ pub fn stops(s: &Settings, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     Ok(stops)
 }
 
+/// What ends the texts of a file of prompts.
+pub struct TextEnds {
+    tokens: Vec<u32>,
+    strings: Vec<String>,
+}
+
+impl TextEnds {
+    /// `tokens`: those that end a text. The strings are those of the settings.
+    pub fn new(s: &Settings, tokens: Vec<u32>) -> TextEnds {
+        TextEnds { tokens, strings: s.generate.stop.clone().unwrap_or_default() }
+    }
+    /// Whether a text of these tokens continues after the last of them.
+    pub fn is_open(&self, tokenizer: &Tokenizer, ids: &[u32]) -> bool {
+        !ids.last().is_some_and(|id| self.tokens.contains(id)) && !ends_at(tokenizer, ids, &self.strings)
+    }
+    /// The text of the tokens, without what ended it.
+    pub fn text(&self, tokenizer: &Tokenizer, ids: &[u32]) -> String {
+        let ids = match ids.split_last() {
+            Some((last, ids)) if self.tokens.contains(last) => ids,
+            _ => ids,
+        };
+        cut(&tokenizer.decode(ids), &self.strings).to_string()
+    }
+}
+
 /// Whether the last tokens have made one of the strings.
-pub fn ends_at(tokenizer: &Tokenizer, ids: &[u32], strings: &[String]) -> bool {
+fn ends_at(tokenizer: &Tokenizer, ids: &[u32], strings: &[String]) -> bool {
     let Some(longest) = strings.iter().map(String::len).max() else { return false };
     // A token has at least a byte, and the first ones may be parts of a character.
     let text = tokenizer.decode(&ids[ids.len().saturating_sub(longest + 8)..]);

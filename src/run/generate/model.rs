@@ -68,15 +68,7 @@ impl TextModel {
         if let Some(adapter) = &adapter {
             ckpt::inspect_adapter(adapter, &spec, Decoder::new(spec.clone())?.layouts())?;
         }
-        let g = &s.generate;
-        let sampling = Sampling {
-            temperature: set(&g.temperature, "generate.temperature")? as f32,
-            top_k: set(&g.top_k, "generate.top_k")?,
-            top_p: set(&g.top_p, "generate.top_p")? as f32,
-            min_p: set(&g.min_p, "generate.min_p")? as f32,
-            step: 0,
-            seed: set(&s.run.seed, "run.seed")?,
-        };
+        let sampling = s.generate.sampling(set(&s.run.seed, "run.seed")?)?;
         Ok(TextModel {
             stop: stop_tokens(&dir, &tokenizer)?,
             settings: s,

@@ -25,6 +25,31 @@ pub struct PromptRow {
     pub asked: PromptKind,
 }
 
+impl PromptRow {
+    /// The prompt for people, without a template.
+    pub fn shown(&self, tokenizer: &Tokenizer) -> String {
+        match &self.asked {
+            PromptKind::Text(text) => text.clone(),
+            PromptKind::Row(key, row) => shown(&row[*key]),
+            PromptKind::Ids(ids) => tokenizer.decode(ids),
+        }
+    }
+}
+
+/// Text, the text of one message, or all messages of a conversation with their roles.
+fn shown(asked: &Value) -> String {
+    match asked {
+        Value::String(text) => text.clone(),
+        Value::Object(message) => message.get("content").map_or(String::new(), shown),
+        Value::Array(messages) if messages.len() == 1 => shown(&messages[0]),
+        Value::Array(messages) => {
+            let line = |of: &Value| format!("{}: {}", of["role"].as_str().unwrap_or_default(), shown(of));
+            messages.iter().map(line).collect::<Vec<_>>().join("\n")
+        }
+        other => other.to_string(),
+    }
+}
+
 /// The rows of a file of JSON lines: `prompt` (text or messages), `messages`, `text`, or `prompt_ids`.
 pub fn read(path: &Path) -> Result<Vec<PromptRow>> {
     Ok(rows(path)?.into_iter().map(|(prompt, _)| prompt).collect())
@@ -138,9 +163,7 @@ fn ids(place: &str, prompt: &str, vocab: usize, why: &str) -> Result<Vec<u32>> {
     let id = |word: &str| match word.parse() {
         Ok(id) if (id as usize) < vocab => Ok(id),
         Ok(id) => Err(Error::input(format!("{place} has token id {id}, but vocab_size is {vocab}"))),
-        Err(_) => Err(Error::input(format!(
-            "--generate: no tokenizer for the prompt: {why}. Or give token ids, such as \"3 17 5\""
-        ))),
+        Err(_) => Err(Error::input(format!("{place} has no tokenizer: {why}. Or give token ids, such as \"3 17 5\""))),
     };
     words.map(id).collect()
 }

@@ -1,9 +1,12 @@
-//! The held-out loss, and the sample from the trained model at the end. Never changes a weight.
+//! The held-out loss, and samples: of given prompts at every evaluation, or of held-out text at the end. Never changes
+//! a weight.
 use crate::base::Result;
 use crate::data::{Loader, LoaderOptions, SampleKind, StepData};
-use crate::engine::{Engine, Sampling};
+use crate::engine::{Engine, Prompt, Sampled, SampledText, Sampling};
+use crate::run::generate::ends::{TextEnds, stops};
 use crate::run::plan::Plan;
-use crate::run::watch::Evaluated;
+use crate::run::plan::prompts::SamplePrompts;
+use crate::run::watch::{Evaluated, PromptSample};
 use std::sync::Arc;
 
 /// Tokens of the held-out text that the final sample continues.
@@ -59,9 +62,52 @@ impl HeldOut {
     }
 }
 
-/// Held-out text and the model's continuation, to print; None without --sample. Collective.
-pub fn sample(plan: &Plan, engine: &mut Engine) -> Result<Option<String>> {
+/// What continues the prompts of `--sample-prompts`.
+pub struct PromptSampler<'a> {
+    plan: &'a Plan,
+    given: &'a SamplePrompts,
+    prompts: Vec<Prompt>,
+    sampling: Sampling,
+    ends: TextEnds,
+}
+
+impl<'a> PromptSampler<'a> {
+    /// None without prompts.
+    pub fn of(plan: &'a Plan) -> Result<Option<PromptSampler<'a>>> {
+        let (s, Some(given)) = (&plan.settings, &plan.prompts) else { return Ok(None) };
+        let prompts = given.rows.iter().enumerate().map(|(i, row)| Prompt::new(i as u64, row.tokens.clone(), 1));
+        Ok(Some(PromptSampler {
+            plan,
+            given,
+            prompts: prompts.collect(),
+            // The same numbers at each evaluation: what differs is the model.
+            sampling: s.generate.sampling(plan.engine.seed)?,
+            ends: TextEnds::new(s, stops(s, &plan.tokenizer)?),
+        }))
+    }
+    /// A text after each prompt. Collective.
+    pub fn sample(&self, engine: &mut Engine) -> Result<Vec<PromptSample>> {
+        let (tokenizer, SamplePrompts { rows, count }) = (&self.plan.tokenizer, self.given);
+        let next = &mut |of: &Sampled| self.ends.is_open(tokenizer, of.ids);
+        let texts = engine.sample_shared(&self.prompts, *count, &self.sampling, next)?;
+        let sample = |of: SampledText| PromptSample {
+            prompt: rows[of.prompt].shown.clone(),
+            text: self.ends.text(tokenizer, &of.ids),
+            finish: if of.ended { "stop" } else { "length" },
+            tokens: of.ids.len(),
+        };
+        Ok(texts.into_iter().map(sample).collect())
+    }
+}
+
+/// Prompts and texts to print at the end: those of the last evaluation, or held-out text with the model's continuation.
+/// None without --sample. Collective.
+pub fn sample(plan: &Plan, engine: &mut Engine, samples: &[PromptSample]) -> Result<Option<String>> {
     let run = &plan.settings.run;
+    if plan.prompts.is_some() {
+        let block = |of: &PromptSample| block("", &of.prompt, &of.text);
+        return Ok(Some(samples.iter().map(block).collect()).filter(|_| run.sample == Some(true)));
+    }
     let count = run.sample_tokens.unwrap_or(0);
     let data = plan.evaluated();
     let Some(row) = data.last_of_a_stream().filter(|_| run.sample == Some(true) && count > 0) else { return Ok(None) };
@@ -72,9 +118,13 @@ pub fn sample(plan: &Plan, engine: &mut Engine) -> Result<Option<String>> {
     let sampling = Sampling { temperature: 0.8, seed: plan.engine.seed, ..Sampling::default() };
     let written = engine.generate(prompt, count, &sampling)?;
     let what = if plan.tokenizer.usable().is_ok() { "text" } else { "tokens" };
-    let shown = |tokens: &[u32]| harmless(&plan.tokenizer.decode(tokens));
-    let (prompt, written) = (shown(prompt), shown(&written));
-    Ok(Some(format!("--- prompt (held-out {what}) ---\n{prompt}\n--- generated ---\n{written}\n")))
+    let (prompt, written) = (plan.tokenizer.decode(prompt), plan.tokenizer.decode(&written));
+    Ok(Some(block(&format!(" (held-out {what})"), &prompt, &written)))
+}
+
+fn block(what: &str, prompt: &str, text: &str) -> String {
+    let (prompt, text) = (harmless(prompt), harmless(text));
+    format!("--- prompt{what} ---\n{prompt}\n--- generated ---\n{text}\n")
 }
 
 /// Nothing that a terminal obeys: control characters, and what is not UTF-8, become `.`; runs of them stay as long.

@@ -13,6 +13,7 @@ use crate::comm::{Collective, Tag};
 use crate::data::Dataset;
 use crate::device::Device;
 use crate::run::plan::Plan;
+use crate::run::plan::prompts::SamplePrompt;
 use crate::run::plan::resume::ResumeFrom;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -23,11 +24,12 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Settings that may differ between hosts: the number of local ranks, and paths.
-const OWN: [(&str, &str); 25] = [
+const OWN: [(&str, &str); 26] = [
     ("run", "nproc_per_node"),
     ("run", "threads_per_rank"),
     ("run", "job_secret_file"),
     ("run", "metrics_path"), // rank 0 writes it
+    ("run", "sample_prompts"),
     ("run", "after"),
     ("model", "pretrain"),
     ("data", "dataset"),
@@ -60,10 +62,11 @@ const VALUE: usize = 200;
 const SAMPLE: u64 = 64 << 10;
 
 /// What is compared besides settings, and the remedy if it differs.
-const REMEDIES: [(&str, &str); 6] = [
+const REMEDIES: [(&str, &str); 7] = [
     (PROGRAM, "install the same binary on all hosts"),
     ("data", "copies of --dataset on different hosts must be identical"),
     ("eval_data", "copies of --eval-dataset on different hosts must be identical"),
+    ("sample_prompts", "copies of --sample-prompts on different hosts must be identical"),
     ("tokenizer", "copies of --tokenizer on different hosts must be identical"),
     ("model", "copies of --pretrain on different hosts must be identical"),
     ("resume", "all hosts must use the same --ckpt-dir, on a shared file system"),
@@ -121,10 +124,15 @@ fn facts(plan: &Plan) -> Result<Vec<(String, String)>> {
         None => "the beginning".into(),
     };
     let model = plan.settings.model.pretrain.as_deref().map(weights).transpose()?;
+    let prompts = plan.prompts.as_ref().map(|prompts| {
+        let words = |row: &SamplePrompt| [&[row.tokens.len() as u32], &row.tokens[..]].concat();
+        xxh3_64(bytemuck::cast_slice(&prompts.rows.iter().flat_map(words).collect::<Vec<u32>>()))
+    });
     let facts = vec![
         (PROGRAM, program()?),
         ("data", what(&plan.dataset)),
         ("eval_data", plan.eval.as_deref().map_or("none".into(), what)),
+        ("sample_prompts", prompts.map_or("none".into(), |hash| format!("{hash:016x}"))),
         ("tokenizer", format!("{:016x}", plan.tokenizer.fingerprint())),
         ("model", model.map_or("none".into(), |hash| format!("{hash:016x}"))),
         ("resume", resume),

@@ -1,7 +1,7 @@
 //! The training loop of one rank: next batch, agree, train step, report. Never parses and never validates.
 use super::agree::{Agreement, Vote};
 use super::context::RankContext;
-use super::evaluation::{self, HeldOut};
+use super::evaluation::{self, HeldOut, PromptSampler};
 use super::load::{self, LoadedRun};
 use super::merge;
 use super::reference;
@@ -19,7 +19,7 @@ use crate::run::rollouts::sampling::StepSampler;
 use crate::run::settings::LogLevel;
 use crate::run::settings::value::StepInterval;
 use crate::run::trace::Tracer;
-use crate::run::watch::{Reporter, StepDone};
+use crate::run::watch::{PromptSample, Reporter, StepDone};
 use std::io::{ErrorKind, Write};
 use std::time::Instant;
 
@@ -43,6 +43,9 @@ pub struct Trainer<'a> {
     agreement: Agreement,
     stops: Stops,
     held_out: Option<HeldOut>,
+    prompts: Option<PromptSampler<'a>>,
+    /// What the last evaluation made of the prompts.
+    samples: Vec<PromptSample>,
     /// Evaluations of the run so far, including those of earlier starts.
     evaluations: Option<Evaluations>,
     /// Step of this start's last evaluation.
@@ -112,6 +115,8 @@ impl<'a> Trainer<'a> {
             agreement,
             stops,
             held_out,
+            prompts: PromptSampler::of(plan)?,
+            samples: Vec::new(),
             evaluations,
             evaluated: None,
             checkpointer,
@@ -141,12 +146,16 @@ impl<'a> Trainer<'a> {
 
     /// With --eval-on-start, evaluates the model that the run starts from. It is not compared with later evaluations.
     fn evaluate_first(&mut self) -> Result<()> {
-        let wanted = self.rank.plan.settings.run.eval_on_start == Some(true) && self.position.step == 0;
-        let Some(held_out) = self.held_out.as_mut().filter(|_| wanted) else { return Ok(()) };
-        let started = Instant::now();
-        self.tracer.phase(0, "evaluate");
-        let evaluated = held_out.evaluate(&mut self.engine).map_err(|e| at_step(0, e))?;
-        self.watch.evaluated(0, &evaluated, started.elapsed().as_secs_f64(), None)
+        if self.rank.plan.settings.run.eval_on_start != Some(true) || self.position.step > 0 {
+            return Ok(());
+        }
+        if let Some(held_out) = self.held_out.as_mut() {
+            let started = Instant::now();
+            self.tracer.phase(0, "evaluate");
+            let evaluated = held_out.evaluate(&mut self.engine).map_err(|e| at_step(0, e))?;
+            self.watch.evaluated(0, &evaluated, started.elapsed().as_secs_f64(), None)?;
+        }
+        self.sample_prompts()
     }
 
     fn step(&mut self) -> Result<()> {
@@ -302,12 +311,21 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// Evaluates the held-out rows, at most once per step, and returns whether the loss is the lowest so far. All ranks
-    /// have the same sum, so they decide alike.
+    /// Evaluates the held-out rows and samples the prompts, at most once per step, and returns whether the loss is the
+    /// lowest so far.
     fn evaluate(&mut self) -> Result<bool> {
+        if self.evaluated.replace(self.position.step) == Some(self.position.step) {
+            return Ok(false);
+        }
+        let is_best = self.evaluate_rows()?;
+        self.sample_prompts()?;
+        Ok(is_best)
+    }
+
+    /// Whether the held-out loss is the lowest so far. All ranks have the same sum, so they decide alike.
+    fn evaluate_rows(&mut self) -> Result<bool> {
         let (learned, plan, step) = (self.has_learned(), self.rank.plan, self.position.step);
-        let Some(held_out) = self.held_out.as_mut().filter(|_| self.evaluated != Some(step)) else { return Ok(false) };
-        self.evaluated = Some(step);
+        let Some(held_out) = self.held_out.as_mut() else { return Ok(false) };
         let started = Instant::now();
         self.tracer.phase(step, "evaluate");
         let evaluated = held_out.evaluate(&mut self.engine).map_err(|e| at_step(step, e))?;
@@ -323,6 +341,15 @@ impl<'a> Trainer<'a> {
         });
         self.watch.evaluated(step, &evaluated, started.elapsed().as_secs_f64(), is_best)?;
         Ok(is_best == Some(true))
+    }
+
+    /// Continues the prompts of --sample-prompts.
+    fn sample_prompts(&mut self) -> Result<()> {
+        let (step, Some(prompts)) = (self.position.step, &self.prompts) else { return Ok(()) };
+        let started = Instant::now();
+        self.tracer.phase(step, "sample");
+        self.samples = prompts.sample(&mut self.engine).map_err(|e| at_step(step, e))?;
+        self.watch.sampled(step, &self.samples, started.elapsed().as_secs_f64())
     }
 
     /// `--patience` is over.
@@ -380,7 +407,7 @@ impl<'a> Trainer<'a> {
 
     /// Prints a sample from the trained model on stdout. All ranks compute, rank 0 prints.
     fn sample(&mut self) -> Result<()> {
-        let sample = evaluation::sample(self.rank.plan, &mut self.engine)?;
+        let sample = evaluation::sample(self.rank.plan, &mut self.engine, &self.samples)?;
         if let Some(sample) = sample.filter(|_| self.rank.mesh.rank() == 0) {
             // Failing to print does not fail the run, and a closed pipe is not a failure.
             let failed = std::io::stdout().write_all(sample.as_bytes()).err();

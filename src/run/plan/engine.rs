@@ -5,7 +5,6 @@ use crate::comm::MeshSizes;
 use crate::engine::EngineOptions;
 use crate::nn::{ALL_LINEAR, Checkpointing, Cuts, Lora, SpImpl, Spec, Tuning, linear_modules};
 use crate::optim::Rule;
-use crate::run::rollouts;
 use crate::run::settings::fsdp::FsdpSettings;
 use crate::run::settings::value::set;
 use crate::run::settings::*;
@@ -230,7 +229,7 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
         },
         moe_overlap: set(&s.parallel.moe_overlap, "parallel.moe_overlap")?,
         aux_coef: 0.0,
-        samples: rollouts::size(s, None)?,
+        samples: None, // set by the plan
     };
     options.aux_coef = experts(s, &options)?;
     fits_a_word(&options)?;

@@ -2,21 +2,22 @@
 //! Never allocates.
 use super::{bytes, engine};
 use crate::base::{Category, Error, Result};
-use crate::engine::EngineOptions;
+use crate::engine::{EngineOptions, SamplerSize};
 use crate::nn::Layout;
-use crate::run::rollouts;
 use crate::run::settings::{DeviceName, Settings};
 
-/// `engine` with as many texts at once as fit within `memory_budget`, of those that a step samples; at least one. Texts
-/// do not depend on how many there are at once.
+/// `engine` with as many texts at once as fit within `memory_budget`, at least one; `samples` returns the size of a
+/// sampler with at most so many, None if nothing is sampled. Texts do not depend on how many there are at once.
 pub fn sampling_within_budget(
     s: &Settings,
     engine: EngineOptions,
+    samples: &dyn Fn(Option<usize>) -> Result<Option<SamplerSize>>,
     planned: impl Fn(&EngineOptions) -> Result<Vec<(Category, usize)>>,
 ) -> Result<EngineOptions> {
+    let engine = EngineOptions { samples: samples(None)?, ..engine };
     let (Some(budget), Some(size)) = (s.fsdp.budget()?, &engine.samples) else { return Ok(engine) };
     let (mut fitting, mut unknown) = (0, size.texts);
-    let with = |texts| Ok::<_, Error>(EngineOptions { samples: rollouts::size(s, Some(texts))?, ..engine.clone() });
+    let with = |texts| Ok::<_, Error>(EngineOptions { samples: samples(Some(texts))?, ..engine.clone() });
     while fitting < unknown {
         let middle = (fitting + unknown).div_ceil(2);
         match bytes::on_device(&planned(&with(middle)?)?) as u64 <= budget {

@@ -29,6 +29,8 @@ pub mod bytes;
 pub mod live;
 /// Tokenizer and data set.
 pub mod data;
+/// Prompts that are sampled at evaluations.
+pub mod prompts;
 /// Which rows are held out.
 pub mod split;
 /// Steps and learning rates.

@@ -6,6 +6,7 @@ use crate::comm::mesh::MeshSizes;
 use crate::engine::EngineOptions;
 use crate::nn::Segment;
 use crate::run::plan::bytes::PlannedRanks;
+use crate::run::plan::prompts::{SamplePrompts, sampler_size};
 use crate::run::plan::save::SaveOptions;
 use crate::run::plan::{bytes, data, engine, knobs, mesh, model};
 use crate::run::settings::value::set;
@@ -44,7 +45,9 @@ impl Outline {
         // There is no data that lengths could follow from.
         let longest = s.task.as_ref().and_then(|task| task.max_len).map(|limit| limit.min(spec.max_len));
         s.data.max_len = s.data.max_len.or(longest);
+        let prompts = SamplePrompts::read(&s, &tokenizer, &spec)?;
         let engine = engine::options(&s, device, &mesh, spec)?;
+        let engine = EngineOptions { samples: sampler_size(&s, prompts.as_ref(), &mesh, None)?, ..engine };
         let params = engine.spec.layouts().iter().flat_map(|l| &l.segments).map(Segment::len).sum();
         let ranks = PlannedRanks::new(&s, mesh, device, per_node);
         let planned = bytes::of_training(&s, &engine, &ranks, save.background)?;

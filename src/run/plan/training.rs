@@ -4,6 +4,7 @@
 use super::bytes::PlannedRanks;
 use super::data::RunData;
 use super::profile::Profile;
+use super::prompts::{SamplePrompts, sampler_size};
 use super::ranks::RankPlan;
 use super::restarts::Restarts;
 use super::resume::{self, ResumeFrom};
@@ -15,7 +16,7 @@ use crate::ckpt::{self, Evaluations, TrainerState};
 use crate::comm::MeshSizes;
 use crate::comm::env::RankEnv;
 use crate::data::{Dataset, LoaderOptions, Tokenizer};
-use crate::engine::EngineOptions;
+use crate::engine::{EngineOptions, SamplerSize};
 use crate::nn::{Decoder, Segment};
 use crate::optim::{Rule, Schedule};
 use crate::run::settings::hub::HubNames;
@@ -41,6 +42,8 @@ pub struct Plan {
     pub dataset: Arc<Dataset>,
     /// Evaluated in place of held-out rows.
     pub eval: Option<Arc<Dataset>>,
+    /// Sampled at evaluations.
+    pub prompts: Option<SamplePrompts>,
     pub schedule: Schedule,
     pub save: SaveOptions,
     pub restarts: Restarts,
@@ -76,6 +79,8 @@ pub struct SettledPlan {
     task: Option<RunTask>,
     hub: HubNames,
     largest_group: usize,
+    prompts: Option<SamplePrompts>,
+    samples: Option<SamplerSize>,
 }
 
 impl Plan {
@@ -132,6 +137,7 @@ impl Plan {
             }
             false => data,
         };
+        let prompts = SamplePrompts::read(&s, &tokenizer, &spec)?;
         let engine = engine::options(&s, ranks.device, &ranks.mesh, spec)?;
         let decoder = Decoder::tuned(engine.spec.clone(), &engine.tuning)?;
         if engine.tuning.uniform {
@@ -139,7 +145,8 @@ impl Plan {
         }
         let of_rank = engine.decoder(&ranks.mesh, &ranks.mesh.coords(0))?;
         let all = PlannedRanks::new(&s, ranks.mesh, ranks.device, ranks.nproc);
-        let engine = live::sampling_within_budget(&s, engine, |engine: &EngineOptions| {
+        let samples = |most| sampler_size(&s, prompts.as_ref(), &ranks.mesh, most);
+        let engine = live::sampling_within_budget(&s, engine, &samples, |engine: &EngineOptions| {
             bytes::of_training(&s, engine, &all, save.background)
         })?;
         let planned = |live| {
@@ -189,8 +196,9 @@ impl Plan {
             as_asked.run.max_steps = asked;
             s.notes.extend(idle::plan(&as_asked, &facts)?);
         }
-        let (task, hub, largest_group) = (s.task.clone(), s.hub.clone(), s.largest_group);
-        let settled = SettledPlan { settings: s, ranks, size, live, resume, split, task, hub, largest_group };
+        let (task, hub, largest_group, samples) = (s.task.clone(), s.hub.clone(), s.largest_group, engine.samples);
+        let settled =
+            SettledPlan { settings: s, ranks, size, live, resume, split, task, hub, largest_group, prompts, samples };
         let plan = Plan::derive(settled, tokenizer, engine, data)?;
         check::profile(&plan.settings, plan.profile.as_ref())?;
         Ok(plan)
@@ -208,6 +216,8 @@ impl Plan {
             task: self.settings.task.clone(),
             hub: self.settings.hub.clone(),
             largest_group: self.settings.largest_group,
+            prompts: self.prompts.clone(),
+            samples: self.engine.samples,
         }
     }
     /// The plan in such a rank: rebuilds only what cannot be inherited.
@@ -222,13 +232,14 @@ impl Plan {
         let tokenizer = tokenizer.for_model(spec.vocab);
         let engine = engine::options(s, ranks.device, &ranks.mesh, spec)?;
         let engine = engine::keeping(s, ranks.device, settled.live, engine)?;
+        let engine = EngineOptions { samples: settled.samples, ..engine };
         let tokenizer = data::resumed(tokenizer, &s.data, settled.resume.as_ref().map(|r| r.dir.as_path()))?;
         let mut data = RunData::open(s, &tokenizer, &engine.spec)?;
         data::fit(s, &engine.spec, &mut data, 1)?;
         Plan::derive(settled, tokenizer, engine, data)
     }
     fn derive(settled: SettledPlan, tokenizer: Tokenizer, engine: EngineOptions, data: RunData) -> Result<Plan> {
-        let SettledPlan { settings: s, ranks, size, live, resume, split, .. } = settled;
+        let SettledPlan { settings: s, ranks, size, live, resume, split, prompts, .. } = settled;
         Ok(Plan {
             schedule: schedule::schedule(&s)?,
             save: SaveOptions::new(&s.checkpoint)?,
@@ -244,6 +255,7 @@ impl Plan {
             engine,
             dataset: data.train,
             eval: data.eval,
+            prompts,
         })
     }
 

@@ -9,11 +9,10 @@ use crate::comm::Mesh;
 use crate::comm::exchange::Exchange;
 use crate::data::{Fetched, MicroBatch, Tokenizer};
 use crate::device::{Device, IGNORE};
-use crate::engine::{Engine, Prompt, SampledText, Sampling};
-use crate::run::generate::ends::{cut, ends_at, stops};
+use crate::engine::{Engine, Prompt, Sampled, SampledText, Sampling};
+use crate::run::generate::ends::{TextEnds, stops};
 use crate::run::generate::prompts::{self, PromptRow};
 use crate::run::plan::Plan;
-use crate::run::settings::value::set;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -27,8 +26,7 @@ pub struct StepSampler {
     rewards: Rewards,
     sampling: Sampling,
     count: usize,
-    stop: Vec<u32>,
-    strings: Vec<String>,
+    ends: TextEnds,
     /// Updates on the same samples, and those of the last step.
     passes: u64,
     kept: Vec<MicroBatch>,
@@ -52,7 +50,6 @@ impl StepSampler {
         for path in files(s)? {
             rows.extend(prompts::rows(&path)?);
         }
-        let g = &s.generate;
         // Each data-parallel rank has a file, and the first rank of its tp group writes it.
         let record = s.objective.record_rollouts.as_ref().filter(|_| mesh.coords.tp == 0 && mesh.coords.sp == 0);
         let record = record.map(|path| {
@@ -64,17 +61,9 @@ impl StepSampler {
             file.map(|file| (path.clone(), BufWriter::new(file))).map_err(|e| Error::io("open", &path, e))
         });
         Ok(Some(StepSampler {
-            sampling: Sampling {
-                temperature: set(&g.temperature, "generate.temperature")? as f32,
-                top_k: set(&g.top_k, "generate.top_k")?,
-                top_p: set(&g.top_p, "generate.top_p")? as f32,
-                min_p: set(&g.min_p, "generate.min_p")? as f32,
-                seed: plan.engine.seed,
-                step: 0,
-            },
+            sampling: s.generate.sampling(plan.engine.seed)?,
             count: longest(s)?,
-            stop: stops(s, &plan.tokenizer)?,
-            strings: g.stop.clone().unwrap_or_default(),
+            ends: TextEnds::new(s, stops(s, &plan.tokenizer)?),
             passes: plan.loader(0)?.passes as u64,
             tokenizer: plan.tokenizer.clone(),
             kept: Vec::new(),
@@ -140,10 +129,8 @@ impl StepSampler {
         batches: &[MicroBatch],
     ) -> Result<BTreeMap<u64, DrawnGroup>> {
         let prompts: Vec<Prompt> = batches.iter().flat_map(placeholders).collect();
-        let StepSampler { tokenizer, stop, strings, .. } = self;
-        let texts = engine.sample(&prompts, self.count, &Sampling { step, ..self.sampling }, &mut |of| {
-            !of.ids.last().is_some_and(|id| stop.contains(id)) && !ends_at(tokenizer, of.ids, strings)
-        })?;
+        let next = &mut |of: &Sampled| self.ends.is_open(&self.tokenizer, of.ids);
+        let texts = engine.sample(&prompts, self.count, &Sampling { step, ..self.sampling }, next)?;
         let mut rewards = Vec::with_capacity(texts.len());
         // Programs run once per data-parallel rank.
         if mesh.coords.tp == 0 {
@@ -170,14 +157,9 @@ impl StepSampler {
         let Some((asked, row)) = self.rows.get(prompt.id as usize) else {
             return Err(Error::op("rewards", format!("no row {} of prompts", prompt.id)));
         };
-        let ids = match text.ids.split_last() {
-            Some((last, ids)) if self.stop.contains(last) => ids,
-            _ => &text.ids,
-        };
-        let (before, written) = (self.tokenizer.decode(&prompt.tokens), self.tokenizer.decode(ids));
-        let text_of = cut(&written, &self.strings);
+        let (before, written) = (self.tokenizer.decode(&prompt.tokens), self.ends.text(&self.tokenizer, &text.ids));
         let (place, sample) = (asked.place.as_str(), text.sample);
-        self.rewards.judge(&JudgedSample { row, place, sample, step, prompt: &before, text: text_of, ids: &text.ids })
+        self.rewards.judge(&JudgedSample { row, place, sample, step, prompt: &before, text: &written, ids: &text.ids })
     }
 
     /// Appends the groups to the file of --record-rollouts, as --rollouts reads them.

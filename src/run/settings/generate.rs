@@ -1,6 +1,7 @@
 //! How `--generate` picks tokens. Never picks one.
-use super::value::{count, number, one_or_many};
+use super::value::{count, number, one_or_many, set};
 use crate::base::{Error, Result};
+use crate::engine::Sampling;
 use serde::{Deserialize, Serialize};
 
 /// How `--generate` picks tokens.
@@ -36,6 +37,17 @@ pub struct GenerateSettings {
 }
 
 impl GenerateSettings {
+    /// How tokens are drawn, at step 0.
+    pub fn sampling(&self, seed: u64) -> Result<Sampling> {
+        Ok(Sampling {
+            temperature: set(&self.temperature, "generate.temperature")? as f32,
+            top_k: set(&self.top_k, "generate.top_k")?,
+            top_p: set(&self.top_p, "generate.top_p")? as f32,
+            min_p: set(&self.min_p, "generate.min_p")? as f32,
+            seed,
+            step: 0,
+        })
+    }
     pub fn check(&self) -> Result<()> {
         count("max_new_tokens", self.max_new_tokens)?;
         number("temperature", self.temperature, |x| x >= 0.0, "0 or more")?;

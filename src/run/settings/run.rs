@@ -62,6 +62,10 @@ pub struct RunSettings {
     /// Length of the sample, in tokens
     #[arg(long, value_name = "TOKENS")]
     pub sample_tokens: Option<usize>,
+    /// Sample these prompts instead, at every evaluation: rows of JSON lines, as --generate reads and continues them.
+    /// The texts go to --metrics-path [default: none]
+    #[arg(long, value_name = "FILE")]
+    pub sample_prompts: Option<PathBuf>,
     /// Collective backend; auto: NCCL for GPUs, shared memory within a host, TCP between hosts, MPI under mpirun (cargo
     /// feature mpi). ipc: GPUs of one host copy from each other's memory, without NCCL; sums in rank order
     #[arg(long)]

@@ -74,6 +74,16 @@ impl StudentRecord {
     }
 }
 
+/// What the model wrote after a prompt of `--sample-prompts`.
+#[derive(Serialize, Clone, Debug)]
+pub struct PromptSample {
+    pub prompt: String,
+    pub text: String,
+    /// `stop`, or `length` if a limit cut it.
+    pub finish: &'static str,
+    pub tokens: usize,
+}
+
 /// Losses of the evaluated rows, of all ranks.
 pub struct Evaluated {
     pub sum: f64,

@@ -102,6 +102,7 @@ pub enum Event<'r> {
     Run(&'r Value),
     Step(&'r StepRecord),
     Eval(&'r Value),
+    Samples(&'r Value),
     Checkpoint(&'r Value),
     Damaged(&'r Value),
     Trace(&'r Value),

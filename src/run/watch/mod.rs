@@ -30,6 +30,6 @@ pub mod evaluated;
 /// All of them, fed by the loop.
 pub mod reporter;
 
-pub use evaluated::Evaluated;
+pub use evaluated::{Evaluated, PromptSample};
 pub use log::RunLog;
 pub use reporter::{HeldBytes, Reporter, StepDone, failed};

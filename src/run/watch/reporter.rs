@@ -1,7 +1,7 @@
 //! Reports a run: the loop says what happened, and the metrics file, TensorBoard, the log and the progress bar each get
 //! it. Also measures what is only reported: time between steps, communication, memory, the GPU. Never changes what the
 //! loop does.
-use super::evaluated::{Evaluated, PreferenceRecord, RolloutRecord, StudentRecord};
+use super::evaluated::{Evaluated, PreferenceRecord, PromptSample, RolloutRecord, StudentRecord};
 use super::gpu::GpuWatch;
 use super::health::Health;
 use super::log::RunLog;
@@ -15,7 +15,7 @@ use super::progress::{Progress, duration};
 use super::report;
 use super::sol::{Ratios, SpeedOfLight};
 use super::tensorboard::TensorBoard;
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, printable};
 use crate::ckpt::{self, Evaluations, SavedCheckpoint};
 use crate::comm::CommStats;
 use crate::comm::env::RankEnv;
@@ -40,6 +40,10 @@ use std::time::Instant;
 const MEMORY_EVERY: u64 = 16;
 /// The first steps of a start have their timings in each rank's log file, the others only with --log-level debug.
 const FIRST_STEPS: u32 = 2;
+
+/// Samples of an evaluation that have a line each, and characters of them there.
+const SAMPLES: usize = 4;
+const SAMPLE: usize = 72;
 
 /// What the loop knows of a step that is done.
 pub struct StepDone<'r> {
@@ -320,6 +324,21 @@ impl<'a> Reporter<'a> {
             (event["seconds"], event["best"]) = (json!(seconds), json!(is_best));
             self.tell_sinks(&Event::Eval(&event))?;
         }
+        self.restart_clock();
+        Ok(())
+    }
+
+    /// The prompts of --sample-prompts were continued, by the model after `step`.
+    pub fn sampled(&mut self, step: u64, samples: &[PromptSample], seconds: f64) -> Result<()> {
+        for (i, of) in samples.iter().enumerate().take(SAMPLES) {
+            let (n, text) = (i + 1, printable(of.text.trim(), SAMPLE));
+            self.say(LogLevel::Info, format_args!("sample  step {step}  prompt {n}: {text}"));
+        }
+        if samples.len() > SAMPLES {
+            let more = samples.len() - SAMPLES;
+            self.say(LogLevel::Info, format_args!("sample  step {step}  and {more} more (--metrics-path has all)"));
+        }
+        self.tell_sinks(&Event::Samples(&json!({"step": step, "seconds": seconds, "samples": samples})))?;
         self.restart_clock();
         Ok(())
     }

@@ -1,0 +1,69 @@
+//! `--sample-prompts`: the prompts that the model in training continues at each evaluation, read before anything
+//! starts. Never runs a model.
+use super::data;
+use crate::base::{Error, Result};
+use crate::comm::MeshSizes;
+use crate::data::Tokenizer;
+use crate::engine::SamplerSize;
+use crate::nn::Spec;
+use crate::run::generate::prompts::{self, PromptEncoder};
+use crate::run::rollouts;
+use crate::run::settings::Settings;
+use crate::run::settings::value::set;
+use serde::{Deserialize, Serialize};
+
+/// A row of the file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SamplePrompt {
+    /// For people, without a template.
+    pub shown: String,
+    pub tokens: Vec<u32>,
+}
+
+/// The prompts, and the maximum number of tokens that continue each.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SamplePrompts {
+    pub rows: Vec<SamplePrompt>,
+    pub count: usize,
+}
+
+impl SamplePrompts {
+    /// None without the flag.
+    pub fn read(s: &Settings, tokenizer: &Tokenizer, spec: &Spec) -> Result<Option<SamplePrompts>> {
+        let Some(path) = s.run.sample_prompts.as_ref().filter(|_| !s.only_converts()) else { return Ok(None) };
+        let named = |e| match e {
+            Error::Input(text) => Error::Input(format!("--sample-prompts {text}")),
+            other => other,
+        };
+        let encoder = PromptEncoder::new(s, data::format(&s.data, tokenizer)?, tokenizer, spec);
+        let mut rows = Vec::new();
+        for row in prompts::read(path).map_err(named)? {
+            let tokens = encoder.encode(&row).map_err(named)?;
+            rows.push(SamplePrompt { shown: row.shown(tokenizer), tokens });
+        }
+        let longest = rows.iter().map(|row| row.tokens.len()).max().unwrap_or(0);
+        let count = set(&s.generate.max_new_tokens, "generate.max_new_tokens")?.min(spec.max_len - longest);
+        Ok(Some(SamplePrompts { rows, count }))
+    }
+
+    /// How much a rank samples at once: its share of the prompts, or `most` texts.
+    fn size(&self, mesh: &MeshSizes, most: usize) -> SamplerSize {
+        let longest = self.rows.iter().map(|row| row.tokens.len()).max().unwrap_or(1);
+        let own = self.rows.len().div_ceil(mesh.dp_replicate * mesh.dp_shard);
+        SamplerSize::of_many(longest, self.count, own.clamp(1, most))
+    }
+}
+
+/// How much a rank samples at once: of these prompts, or of the data set's; at most `most` texts. None if the run
+/// samples nothing.
+pub fn sampler_size(
+    s: &Settings,
+    prompts: Option<&SamplePrompts>,
+    mesh: &MeshSizes,
+    most: Option<usize>,
+) -> Result<Option<SamplerSize>> {
+    match prompts {
+        Some(prompts) => Ok(Some(prompts.size(mesh, most.unwrap_or(rollouts::TEXTS)))),
+        None => rollouts::size(s, most),
+    }
+}
