@@ -16,6 +16,10 @@ pub trait OpExecutor: Send + Sync {
     fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf>;
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()>;
     fn download(&self, src: View, dst: &mut [u8]) -> Result<()>;
+    /// Whether buffers are addresses without memory.
+    fn is_unbacked(&self) -> bool {
+        false
+    }
     /// Whether products apply their epilogues, without passes of their own.
     fn fuses(&self) -> bool {
         false
@@ -95,6 +99,9 @@ macro_rules! moves {
 impl<E: OpExecutor> Device for OpDevice<E> {
     fn name(&self) -> String {
         self.executor.name()
+    }
+    fn is_unbacked(&self) -> bool {
+        self.executor.is_unbacked()
     }
     fn meter(&self) -> &Meter {
         self.executor.meter()

@@ -22,7 +22,10 @@ impl Spec {
     /// The block whose keys and values block `i` uses, if not its own.
     pub fn kv_source(&self, i: usize) -> Option<usize> {
         let first = self.layers.saturating_sub(self.shared_kv);
-        (0..first).rev().find(|&own| i >= first && (self.window_of(own) == 0) == (self.window_of(i) == 0))
+        if i < first {
+            return None;
+        }
+        (0..first).rev().find(|&own| (self.window_of(own) == 0) == (self.window_of(i) == 0))
     }
     /// Whether a later block uses the keys and values of block `i`.
     pub fn gives_kv(&self, i: usize) -> bool {

@@ -20,6 +20,8 @@ use flatshard::run::settings::args::Parsed;
 use flatshard::run::settings::config;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 const PAGE: HelpPage = HelpPage {
     program: "experiments plan",
@@ -189,23 +191,49 @@ fn plan(cli: &PlanCli, argv: &[String]) -> Result<(Cluster, Vec<PlanRow>)> {
             )));
         }
     }
-    let outlines: Vec<_> = candidates.iter().map(|c| outline(argv, c, device, gpus, per_node)).collect();
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let outlines = on_cores(cores, &candidates, |c| outline(argv, c, device, gpus, per_node));
     // An error that every candidate has is one of the model or the flags.
     if outlines.iter().all(Result::is_err) {
         let first = outlines.into_iter().find_map(Result::err);
         return Err(first.unwrap_or_else(|| Error::input("no strategy to plan")));
     }
     let cluster = Cluster { machine: find(cli, &name, argv, &candidates, gpus)?, gpus, per_node };
-    let rows = candidates.iter().zip(outlines).map(|(candidate, outline)| {
+    let planned = candidates.into_iter().zip(outlines).map(|(candidate, outline)| match outline {
+        Ok(outline) => Ok((candidate, Ok(outline))),
+        Err(Error::Input(why)) => Ok((candidate, Err(why))),
+        Err(e) => Err(e),
+    });
+    let planned = planned.collect::<Result<Vec<_>>>()?;
+    // Runs that are measured have the cores to themselves.
+    let rows = on_cores(if cli.plan.check { 1 } else { cores }, &planned, |(candidate, outline)| {
         let outcome = match outline {
             Ok(outline) => Ok(cost(outline, &cluster, cli.plan.check)?),
-            Err(Error::Input(why)) => Err(why),
-            Err(e) => return Err(e),
+            Err(why) => Err(why.clone()),
         };
         Ok(PlanRow { candidate: candidate.clone(), outcome })
     });
-    let rows = rows.collect::<Result<Vec<_>>>()?;
+    let rows = rows.into_iter().collect::<Result<Vec<_>>>()?;
     Ok((cluster, rows))
+}
+
+/// What `of` makes of each item, in their order, on several cores.
+fn on_cores<T: Sync, R: Send>(cores: usize, items: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut made = Vec::new();
+        while let Some((i, item)) = Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, items.get(i)?))) {
+            made.push((i, of(item)));
+        }
+        made
+    };
+    let mut all = thread::scope(|scope| {
+        let threads: Vec<_> = (0..cores.min(items.len())).map(|_| scope.spawn(work)).collect();
+        let made = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|e| std::panic::resume_unwind(e)));
+        made.flatten().collect::<Vec<_>>()
+    });
+    all.sort_by_key(|(i, _)| *i);
+    all.into_iter().map(|(_, made)| made).collect()
 }
 
 /// The machine of this name.
@@ -236,7 +264,7 @@ fn find(
                                  one",
         ));
     }
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = thread::available_parallelism().map_or(1, usize::from);
     if gpus > cores {
         return Err(Error::input(format!(
             "--gpus {gpus} with --gpu cpu: each rank needs a core, and this machine has \
@@ -259,10 +287,11 @@ fn work(outline: &Outline) -> BatchShape {
     BatchShape { max_len, batch_size, grad_accum }
 }
 
-fn cost(outline: Outline, cluster: &Cluster, check: bool) -> Result<Cost> {
-    let work = work(&outline);
+fn cost(outline: &Outline, cluster: &Cluster, check: bool) -> Result<Cost> {
+    let work = work(outline);
     let Cluster { machine, gpus, per_node } = cluster;
-    let Outline { engine, mesh, params, carried, planned: mut bytes, .. } = outline;
+    let Outline { engine, mesh, params, carried, planned, .. } = outline.clone();
+    let mut bytes = planned;
     let mut reserved = 0;
     if let Some(multiprocessors) = machine.multiprocessors() {
         let own = GpuDevice::planned(multiprocessors as u32) + cuda::WORKSPACE;

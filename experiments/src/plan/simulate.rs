@@ -73,6 +73,9 @@ impl OpExecutor for Spend {
     fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
         unbacked::alloc(dtype, len, self.0.meter.lease(category, len * dtype.size()))
     }
+    fn is_unbacked(&self) -> bool {
+        true
+    }
     fn upload(&self, _: &[u8], _: ViewMut) -> Result<()> {
         Ok(())
     }

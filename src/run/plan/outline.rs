@@ -12,6 +12,7 @@ use crate::run::plan::{bytes, data, engine, knobs, mesh, model};
 use crate::run::settings::value::set;
 use crate::run::settings::{DeviceName, Settings};
 
+#[derive(Clone)]
 pub struct Outline {
     /// With the derived values filled in.
     pub settings: Settings,
