@@ -3,8 +3,10 @@
 use crate::common::runs::{FSDP, unlaunched};
 use clap::{Arg, Command, CommandFactory};
 use flatshard::base::{Error, Result};
+use flatshard::run::StrategyName;
 use flatshard::run::settings::Settings;
 use flatshard::run::settings::args::{self, Cli, Parsed};
+use flatshard::run::settings::config;
 use flatshard::run::settings::defaults::defaults;
 use flatshard::run::settings::help::HelpPage;
 use flatshard::run::settings::spellings::argument;
@@ -20,7 +22,7 @@ use tempfile::TempDir;
 fn read(words: &[String]) -> Result<Settings> {
     const PAGE: HelpPage = HelpPage::training("run_fsdp", "");
     static COMMAND: LazyLock<Command> = LazyLock::new(|| args::command::<Cli>(&PAGE));
-    match args::parse_with::<Cli>(&COMMAND, &PAGE, words.iter().cloned())? {
+    match args::parse_with::<Cli>(&COMMAND, &PAGE, words.iter().cloned(), &[])? {
         Parsed::Run(cli) => Ok(cli.settings),
         Parsed::Help(_) => panic!("{words:?} is help"),
     }
@@ -59,9 +61,12 @@ fn sample(arg: &Arg) -> Vec<String> {
     };
     vec![one.to_string(); arg.get_num_args().map_or(1, |n| n.min_values().max(1)).min(2)]
 }
-/// The typed form of another tool's flag: its first name and value.
+/// The typed form of another tool's flag: its first name and value, or two.
 fn beside(row: &Synonym) -> Vec<String> {
     let Some(with) = &row.with else { return Vec::new() };
+    if rows().any(|other| other.flag.names[0] == with.names[0] && other.value == "{1}") {
+        return vec![format!("--{}", with.names[0]), "0.5".into(), "0.5".into()];
+    }
     vec![format!("--{}={}", with.names[0], with.values.first().unwrap_or(&"3"))]
 }
 fn setting(settings: &Settings, row: &Synonym) -> Value {
@@ -79,9 +84,12 @@ fn every_row_works() {
         for (name, value) in row.flag.names.iter().flat_map(|name| values.iter().map(move |value| (name, *value))) {
             let words = match (value, row.kind) {
                 ("", "flag") if row.key.contains('.') => vec!["0.5".to_string()], // half of a pair
+                ("", "flag") if ["{0}", "{1}"].contains(&row.value) => vec!["0.2".into(), "0.5".into()],
+                ("", "flag") if row.counts_samples() => vec!["24".into()],
                 // Of rows that apply together, the first takes the words.
                 ("", "flag") => sample(&ours(rows().find(|other| other.spelling == row.spelling).unwrap())),
                 ("", "idle" | "refused") => vec!["5".to_string()],
+                ("<1", _) => vec!["0.5".to_string()],
                 (value, _) => vec![value.to_string()],
             };
             for name in [name.replace('-', "_"), name.replace('_', "-")] {
@@ -122,6 +130,10 @@ fn one_row(row: &Synonym, typed: &[String], words: &[String], name: &str) {
         }
         None => {
             let mut ours = row.convert(words);
+            if row.counts_samples() {
+                let of_prompt = if row.with.as_ref().unwrap().names[0] == "objective" { 8 } else { 3 };
+                ours = vec![(24 / of_prompt).to_string()];
+            }
             match &ours[..] {
                 [one] => ours = vec![format!("{long}={one}")],
                 _ => ours.insert(0, long.clone()),
@@ -173,6 +185,107 @@ fn repeated_settings_must_agree() {
     assert_eq!(read("--num_train_epochs 3.0 --max_steps -1").unwrap().run.epochs, Some(3));
     assert_eq!(read("--num_train_epochs 3 --max_steps 10").unwrap().run.epochs, None);
     assert_eq!(read("--eval_steps -1").unwrap().run.eval_every, Some(StepInterval::Epoch(1)));
+}
+
+/// What a flag means depends on others, and on the objective.
+#[test]
+fn flags_of_trl_and_openrlhf_mean_what_they_mean_there() {
+    let words = |line: &str| line.split(' ').map(String::from).collect::<Vec<_>>();
+    let same = |theirs: &str, ours: &str| {
+        let [theirs, ours] = [theirs, ours]
+            .map(|line| serde_json::to_value(read(&words(line)).unwrap_or_else(|e| panic!("{line}: {e}"))).unwrap());
+        assert_eq!(theirs, ours);
+    };
+    let refused = |line: &str, says: &[&str]| {
+        let text = read(&words(line)).err().unwrap_or_else(|| panic!("{line} is read")).to_string();
+        assert!(says.iter().all(|part| text.contains(part)), "{line}: {text}");
+    };
+    let sft = "--objective sft";
+    same(&format!("{sft} --use_peft"), &format!("{sft} --lora-rank 16 --lora-alpha 32 --lora-dropout 0.05"));
+    same(
+        &format!("{sft} --use_peft --lora_r 8 --lora_alpha 4 --lora_dropout 0 --lora_target_modules q_proj k_proj"),
+        &format!("{sft} --lora-rank 8 --lora-alpha 4 --lora-dropout 0 --lora-target-modules q_proj k_proj"),
+    );
+    same("--use_peft --load_in_4bit", "--lora-rank 16 --lora-alpha 32 --lora-dropout 0.05 --load-in-4bit");
+    same(&format!("{sft} --use_peft False"), sft);
+    refused("--use_peft False --lora_r 16", &["--lora_r 16", "--use_peft False"]);
+    refused("--use_peft false --lora-rank 16", &["--lora-rank 16", "--use_peft False"]);
+    same(
+        &format!("{sft} --dataset_text_field text --loss_type nll --truncation_mode keep_start --log_level passive"),
+        sft,
+    );
+    same("--dataset_text_field content", "--input-key content --pretrain-mode");
+    refused("--objective dpo --truncation_mode keep_start", &["dropped and counted"]);
+    refused("--objective dpo --max_completion_length 9", &["dropped and counted"]);
+
+    let grpo = "--objective grpo --reward exact";
+    same(
+        &format!("{grpo} --max_completion_length 512 --num_generations 4 --per_device_train_batch_size 8"),
+        &format!("{grpo} --max-new-tokens 512 --group-size 4 --batch-size 2"),
+    );
+    same(&format!("{grpo} --per_device_train_batch_size 16"), &format!("{grpo} --batch-size 2"));
+    same(
+        &format!("{grpo} --group-size 2 --per_device_train_batch_size 16"),
+        &format!("{grpo} --group-size 2 --batch-size 8"),
+    );
+    refused(&format!("{grpo} --per_device_train_batch_size 4"), &["samples", "8 samples of a prompt", "--batch-size"]);
+    let recorded = "--objective grpo --rollouts r.jsonl";
+    same(
+        &format!("{recorded} --num_generations 4 --per_device_train_batch_size 4"),
+        &format!("{recorded} --batch-size 4"),
+    );
+    same(&format!("{grpo} --loss_type dr_grpo --scale_rewards none"), &format!("{grpo} --loss-type dr_grpo"));
+    same(
+        &format!("{grpo} --scale_rewards group --beta 0 --use_vllm --vllm_mode colocate --shuffle_dataset True"),
+        &format!("{grpo} --beta 0 --shuffle"),
+    );
+    refused(&format!("{grpo} --loss_type dr_grpo --scale_rewards group"), &["undivided", "--loss-type dapo"]);
+    refused(&format!("{grpo} --scale_rewards False"), &["only dr_grpo", "--loss-type dr_grpo"]);
+    refused(&format!("{grpo} --log_completions"), &["--record-rollouts FILE"]);
+    same(&format!("{grpo} --log_completions False --repetition_penalty 1.0 --entropy_coef 0.0"), grpo);
+
+    same("--warmup_steps 0.1", "--warmup-ratio 0.1");
+    same("--warmup-steps=0.1", "--warmup-ratio 0.1");
+    refused("--warmup_steps 1.5", &["whole number"]);
+
+    same(
+        &format!(
+            "{grpo} --prompt_data p.jsonl --n_samples_per_prompt 4 --train_batch_size 32 --rollout_batch_size 8 \
+             --micro_train_batch_size 8 --max_epochs 2 --num_episodes 3 --generate_max_len 64 --init_kl_coef 0.01 \
+             --use_kl_loss --kl_estimator k3 --eps_clip_low_high 0.2 0.27 --advantage_estimator group_norm \
+             --actor_learning_rate 1e-6 --colocate_all_models --vllm_num_engines 4 --label_key answer"
+        ),
+        &format!(
+            "{grpo} --dataset p.jsonl --group-size 4 --train-batch-size 8 --batch-size 2 --updates-per-rollout 2 \
+             --epochs 3 --max-new-tokens 64 --beta 0.01 --clip-low 0.2 --clip-high 0.27 --lr 1e-6"
+        ),
+    );
+    refused(&format!("{grpo} --n_samples_per_prompt 4 --train_batch_size 64 --rollout_batch_size 8"), &["different"]);
+    refused(&format!("{grpo} --init_kl_coef 0.01"), &["--use_kl_loss", "--beta B"]);
+    refused(&format!("{grpo} --remote_rm_url http://x"), &["--reward COMMAND"]);
+}
+
+/// The objective of a command line also decides what the keys of its file mean.
+#[test]
+fn a_file_is_read_for_the_objective_of_the_command_line() {
+    let place = Place(tempfile::tempdir().unwrap());
+    let keys =
+        "per_device_train_batch_size: 16\nmax_completion_length: 32\nwarmup_steps: 0.1\nuse_peft: true\nlora_r: 4\n";
+    fs::write(place.0.path().join("trl.yaml"), keys).unwrap();
+    let of_file = |line: &str| {
+        let words = format!("{line} --config {}", place.0.path().join("trl.yaml").display());
+        let words = words.split(' ').map(String::from);
+        let Parsed::Run(cli) = args::parse::<Cli>(&HelpPage::training("run_fsdp", ""), words).unwrap() else {
+            panic!("{line} is help")
+        };
+        config::resolve(&cli, None, StrategyName::Fsdp).unwrap()
+    };
+    let ours = of_file("--objective grpo --reward exact");
+    assert_eq!((ours.batch.batch_size, ours.generate.max_new_tokens), (Some(2), Some(32)));
+    assert_eq!((ours.optim.warmup_ratio, ours.optim.warmup_steps), (Some(0.1), None));
+    assert_eq!((ours.lora.rank, ours.lora.alpha, ours.lora.dropout), (Some(4), Some(32.0), Some(0.05)));
+    let ours = of_file("--objective grpo --rollouts r.jsonl --loss-type dr_grpo");
+    assert_eq!(ours.batch.batch_size, Some(16));
 }
 
 #[test]
@@ -333,7 +446,7 @@ fn whole_commands_start_the_same_run() {
     );
     let kept = format!(
         "--objective dpo --pretrain llama --tokenizer bytes --dataset pairs.jsonl {keys} --max-len 16 --beta 0.2 \
-         --precompute-ref-logps --lora-rank 32 --lora-alpha 16 --batch-size 2 --grad-accum 8 --epochs 1 --lr 5e-7 \
+         --precompute-ref-logps --lora-rank 32 --lora-alpha 16 --lora-dropout 0.05 --batch-size 2 --grad-accum 8 --epochs 1 --lr 5e-7 \
          --precision bf16 --activation-checkpoint --log-every 25 --eval-every 50 --ckpt-dir out --save-hf out/model"
     );
     let stage = "model_name_or_path: llama\nstage: dpo\ndo_train: true\nfinetuning_type: lora\nlora_rank: 8\n\
@@ -435,8 +548,12 @@ fn line(row: &Synonym, rows: &[&Synonym]) -> String {
             let same = rows.iter().filter(|other| other.kind == "flag" && other.spelling == row.spelling);
             let ours = same.map(|row| {
                 let value = row.value.trim_end_matches('?').replace("{}", "X");
+                let value = if row.counts_samples() { "X/G".into() } else { value };
                 code(&match row.key.split_once('.') {
                     Some((_, half)) => format!("{}, value {}", shown(row, ""), half.parse::<usize>().unwrap() + 1),
+                    None if ["{0}", "{1}"].contains(&&*value) => {
+                        format!("{}, word {}", shown(row, ""), if value == "{0}" { 1 } else { 2 })
+                    }
                     None if value == "{,}" => format!("{}, split at commas", shown(row, "")),
                     None => shown(row, &value),
                 })

@@ -96,16 +96,18 @@ pub fn parse<C: CommandFactory + FromArgMatches + AsMut<Settings>>(
     page: &HelpPage,
     argv: impl IntoIterator<Item = String>,
 ) -> Result<Parsed<C>> {
-    parse_with(&command::<C>(page), page, argv)
+    parse_with(&command::<C>(page), page, argv, &[])
 }
 
-/// [`parse`] with the [`command`] of `page`, which a caller with many command lines builds once.
+/// [`parse`] with the [`command`] of `page`, which a caller with many command lines builds once. `around`: flags that
+/// decide what flags of other tools mean, and are read elsewhere.
 pub fn parse_with<C: FromArgMatches + AsMut<Settings>>(
     command: &clap::Command,
     page: &HelpPage,
     argv: impl IntoIterator<Item = String>,
+    around: &[String],
 ) -> Result<Parsed<C>> {
-    let line = spellings::read(argv, command)?;
+    let line = spellings::read(argv, around, command)?;
     let argv = std::iter::once(page.program.to_string()).chain(line.argv);
     let matches = match command.clone().try_get_matches_from(argv) {
         Ok(matches) => matches,

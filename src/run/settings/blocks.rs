@@ -46,6 +46,8 @@ pub struct FileBlock<'a> {
     foreign: ForeignKeys,
     /// Whose file this is: rows of `synonyms.tsv` for its keys alone come first.
     tool: FileTool,
+    /// Flags of the command line that decide what a key of another tool means.
+    around: &'a [String],
 }
 
 /// The settings of one block.
@@ -58,10 +60,10 @@ pub struct FileLayer {
 
 impl<'a> FileBlock<'a> {
     /// The block at the path `at` of the file; empty is the top level.
-    pub fn new(path: &'a Path, at: &str, tool: FileTool) -> Result<FileBlock<'a>> {
+    pub fn new(path: &'a Path, at: &str, tool: FileTool, around: &'a [String]) -> Result<FileBlock<'a>> {
         let at = if at.is_empty() { String::new() } else { format!("{at}.") };
         let (out, given, foreign) = (Value::Object(Map::new()), Vec::new(), ForeignKeys::default());
-        Ok(FileBlock { path, at, schema: schema()?, out, given, foreign, tool })
+        Ok(FileBlock { path, at, schema: schema()?, out, given, foreign, tool, around })
     }
 
     /// Sections, including `distributed`; at the top level of the file also [`TOP`].
@@ -107,7 +109,7 @@ impl<'a> FileBlock<'a> {
             if self.at.is_empty() { format!("{file}") } else { format!("{file}: {}", self.at.trim_end_matches('.')) };
         let prefix = format!("--{}.", self.tool.section());
         let plain = |text: String| text.replace(&prefix, "--");
-        let read = self.foreign.read(self.out);
+        let read = self.foreign.read(self.out, self.around);
         let (settings, notes) = read.map_err(|e| Error::input(plain(format!("{place}: {e}"))))?;
         let notes = notes.into_iter().map(|note| plain(format!("{place}: {note}"))).collect();
         Ok(FileLayer { settings, notes, follows: false })

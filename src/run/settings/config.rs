@@ -32,7 +32,12 @@ pub fn resolve(cli: &Cli, stage: Option<&str>, default: StrategyName) -> Result<
 }
 
 fn file(cli: &Cli) -> Result<ConfigFile> {
-    cli.files.config.as_deref().map_or_else(|| Ok(ConfigFile::default()), ConfigFile::read)
+    let Some(path) = &cli.files.config else { return Ok(ConfigFile::default()) };
+    let mut file = ConfigFile::read(path)?;
+    let objective = &to_tree(&cli.settings)?["objective"];
+    file.around.extend(objective["objective"].as_str().map(|name| format!("--objective={name}")));
+    file.around.extend(objective["rollouts"].is_array().then(|| "--rollouts".into()));
+    Ok(file)
 }
 
 fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyName) -> Result<Settings> {

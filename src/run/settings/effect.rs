@@ -11,6 +11,9 @@ use std::path::Path;
 /// A section and two of its keys that are alternatives.
 const EITHER: [(&str, &str, &str); 1] = [("optim", "warmup_steps", "warmup_ratio")];
 
+/// GRPO samples this many texts of a prompt by default.
+pub const GROUP: usize = 8;
+
 /// Where `upper` sets one of two alternatives, removes the other from `lower`.
 pub fn supersede(lower: &mut Value, upper: &Value) {
     for (section, one, other) in EITHER {
@@ -36,7 +39,7 @@ pub fn imply(requested: &Value, defaults: &mut Value) {
             // What dr_grpo divides by is a choice.
             defaults["generate"]["max_new_tokens"] = Value::Null;
         } else {
-            defaults["generate"]["group_size"] = json!(8);
+            defaults["generate"]["group_size"] = json!(GROUP);
         }
     }
     if requested["objective"]["on_policy"] == true {

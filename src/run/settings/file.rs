@@ -22,6 +22,8 @@ pub struct ConfigFile {
     tool: FileTool,
     /// About keys that were rewritten.
     notes: Vec<String>,
+    /// Flags of the command line that decide what a key of another tool means.
+    pub around: Vec<String>,
 }
 
 impl ConfigFile {
@@ -48,7 +50,8 @@ impl ConfigFile {
         match tree {
             Value::Object(tree) => {
                 let read = tools::translate(tree, path)?;
-                Ok(ConfigFile { path: path.into(), tree: read.tree, tool: read.tool, notes: read.notes })
+                let (path, around) = (path.into(), Vec::new());
+                Ok(ConfigFile { path, tree: read.tree, tool: read.tool, notes: read.notes, around })
             }
             Value::Null => Ok(ConfigFile { path: path.into(), ..ConfigFile::default() }),
             other => Err(fault(format!("expected sections (model: ..., optim: ...), found {}", quote(other)))),
@@ -99,7 +102,7 @@ impl ConfigFile {
     }
 
     fn block(&self, at: &str) -> Result<FileBlock<'_>> {
-        FileBlock::new(&self.path, at, self.tool)
+        FileBlock::new(&self.path, at, self.tool, &self.around)
     }
 
     /// `notes`, the notes about its keys, as two lines at most: how many are read as settings, and how many have no

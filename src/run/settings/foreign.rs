@@ -4,8 +4,8 @@ use crate::base::{Error, Result};
 use crate::run::settings::args::{self, Parsed};
 use crate::run::settings::help::HelpPage;
 use crate::run::settings::sections::Settings;
-use crate::run::settings::spellings::argument;
-use crate::run::settings::synonyms::{self, Synonym, same, similar};
+use crate::run::settings::spellings::{argument, means};
+use crate::run::settings::synonyms::{self, Synonym, similar};
 use crate::run::settings::value::overlay;
 use clap::Args;
 use serde_json::Value;
@@ -44,8 +44,9 @@ impl ForeignKeys {
         words.map(|words| self.argv.extend(words)).is_some()
     }
 
-    /// `own`, the block's settings under our names, extended by these keys; and the notes about them.
-    pub fn read(&self, own: Value) -> Result<(Value, Vec<String>)> {
+    /// `own`, the block's settings under our names, extended by these keys; and the notes about them. `around`: flags
+    /// of the command line that decide what a key means.
+    pub fn read(&self, own: Value, around: &[String]) -> Result<(Value, Vec<String>)> {
         if self.argv.is_empty() {
             return Ok((own, Vec::new()));
         }
@@ -57,7 +58,9 @@ impl ForeignKeys {
             }
         }
         argv.extend(self.argv.iter().cloned());
-        let Parsed::Run(line) = args::parse::<KeyLine>(&HelpPage::training("file", ""), argv)? else {
+        let page = HelpPage::training("file", "");
+        let Parsed::Run(line) = args::parse_with::<KeyLine>(&args::command::<KeyLine>(&page), &page, argv, around)?
+        else {
             return Err(Error::input("version is no key of a file"));
         };
         let mut tree = serde_json::to_value(&line.settings).map_err(|e| Error::input(format!("settings: {e}")))?;
@@ -115,7 +118,7 @@ fn entries(settings: &Value) -> impl Iterator<Item = (&str, &str, &Value)> {
 /// Whether the table has a row for this value of `key`.
 pub fn names_value(key: &str, value: &Value) -> bool {
     let text = text(value).unwrap_or_default();
-    rows(key).iter().any(|row| row.flag.values.iter().any(|named| same(named, &text)))
+    rows(key).iter().any(|row| row.flag.values.iter().any(|named| means(&text, named)))
 }
 
 /// The other tool's flag for the key `key`, with its section or alone. `of`: the required section of settings, if any.

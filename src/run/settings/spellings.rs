@@ -7,17 +7,20 @@ use crate::run::settings::value::StepInterval;
 use claims::{Assignment, OwnFlags, Reading};
 use std::any::TypeId;
 use std::iter::once;
-use typed::{TypedFlag, means, truth};
+use typed::{TypedFlag, truth};
 
 mod claims;
 mod typed;
 pub use claims::{argument, is_switch};
+pub use typed::means;
 
-/// `argv` with our flags only. Errors are [`Error::Input`].
-pub fn read(argv: impl IntoIterator<Item = String>, command: &clap::Command) -> Result<Reading> {
+/// `argv` with our flags only. `around`: flags that are not read here, on which rows may depend. Errors are
+/// [`Error::Input`].
+pub fn read(argv: impl IntoIterator<Item = String>, around: &[String], command: &clap::Command) -> Result<Reading> {
     let mut line = Line {
         own: OwnFlags(command),
         typed: typed::split(argv),
+        around: typed::split(around.iter().cloned()),
         claims: Vec::new(),
         out: Reading::default(),
         refused: Vec::new(),
@@ -36,6 +39,7 @@ pub fn read(argv: impl IntoIterator<Item = String>, command: &clap::Command) -> 
 struct Line<'a> {
     own: OwnFlags<'a>,
     typed: Vec<TypedFlag>,
+    around: Vec<TypedFlag>,
     claims: Vec<Assignment>,
     out: Reading,
     /// Flags without an equivalent: all of them are reported at once.
@@ -114,7 +118,8 @@ impl Line<'_> {
         for unit in units {
             let fits = |row: &&&Synonym| {
                 let listed = unit.len() == 1 && row.flag.values.iter().any(|value| means(&unit[0], value));
-                let with = row.with.as_ref().is_none_or(|with| self.typed.iter().any(|other| other.is(with)));
+                let mut others = self.typed.iter().chain(&self.around);
+                let with = row.with.as_ref().is_none_or(|with| others.any(|other| other.is(with)));
                 (row.flag.values.is_empty() || listed) && with
             };
             match rows.iter().find(fits) {

@@ -21,6 +21,9 @@ pub struct Synonym {
     pub with: Option<FlagPattern>,
 }
 
+/// The value of a row whose flag counts samples, where ours counts prompts.
+const PER_PROMPT: &str = "{/G}";
+
 /// Names of a flag, and the values that a row applies to; empty: all values.
 #[derive(Debug)]
 pub struct FlagPattern {
@@ -49,6 +52,10 @@ impl Synonym {
     pub fn is_weak(&self) -> bool {
         self.value.ends_with('?')
     }
+    /// Counts samples, where our setting counts prompts.
+    pub fn counts_samples(&self) -> bool {
+        self.value == PER_PROMPT
+    }
     /// An alias of our own.
     pub fn is_own(&self) -> bool {
         self.tool.starts_with("flatshard")
@@ -63,6 +70,9 @@ impl Synonym {
         match self.value.trim_end_matches('?') {
             "" => words.to_vec(),
             "{,}" => words.iter().flat_map(|word| word.split(',').map(String::from)).collect(),
+            "{0}" => words.first().cloned().into_iter().collect(),
+            "{1}" => words.get(1).cloned().into_iter().collect(),
+            PER_PROMPT => words.to_vec(), // divided once the whole command line is known
             pattern if pattern.contains("{}") => words.iter().map(|word| pattern.replace("{}", word)).collect(),
             value => vec![value.to_string()],
         }

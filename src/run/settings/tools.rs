@@ -3,7 +3,7 @@
 use crate::base::Result;
 pub use rewriting::FileTree;
 use rewriting::Rewriting;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::path::Path;
 
 mod axolotl;
@@ -65,19 +65,5 @@ pub fn translate(tree: FileTree, path: &Path) -> Result<Translated> {
         FileTool::Axolotl => axolotl::rewrite(tree, &mut out)?,
         FileTool::LlamaFactory => llama_factory::rewrite(tree, &mut out)?,
     }
-    if tool != FileTool::Own {
-        warmup_share(&mut out.tree);
-    }
     Ok(Translated { tool, tree: out.tree, notes: out.notes })
-}
-
-/// Below 1, `warmup_steps` is a share of all steps, as transformers 5 reads it.
-fn warmup_share(tree: &mut FileTree) {
-    let share = tree.get("warmup_steps").and_then(Value::as_f64).filter(|&x| x > 0.0 && x < 1.0);
-    if let Some(share) = share
-        && tree.get("warmup_ratio").is_none_or(Value::is_null)
-    {
-        tree.remove("warmup_steps");
-        tree.insert("warmup_ratio".into(), json!(share));
-    }
 }

@@ -3,6 +3,7 @@
 use super::typed::TypedFlag;
 use crate::base::{Error, Result};
 use crate::run::settings::defaults::defaults;
+use crate::run::settings::effect::GROUP;
 use crate::run::settings::synonyms::{Synonym, same};
 use std::iter::once;
 
@@ -78,7 +79,8 @@ impl Assignment {
 }
 
 /// Checks that several flags for one setting agree, and adds arguments and notes for flags of other tools.
-pub fn settle(claims: Vec<Assignment>, typed: &[TypedFlag], own: OwnFlags, out: &mut Reading) -> Result<()> {
+pub fn settle(mut claims: Vec<Assignment>, typed: &[TypedFlag], own: OwnFlags, out: &mut Reading) -> Result<()> {
+    per_prompt(&mut claims, typed)?;
     // Of a repeated flag, and of several of our own for a setting, the last one counts.
     let replaces = |new: &Assignment, old: &Assignment| {
         let alike = typed[new.by].name == typed[old.by].name || (new.row.is_none() && old.row.is_none());
@@ -126,6 +128,27 @@ pub fn settle(claims: Vec<Assignment>, typed: &[TypedFlag], own: OwnFlags, out: 
                 words => out.argv.extend(once(long).chain(words.iter().cloned())),
             }
         }
+    }
+    Ok(())
+}
+
+/// Divides what flags of other tools count in samples, where ours count prompts, by the samples of a prompt.
+fn per_prompt(claims: &mut [Assignment], typed: &[TypedFlag]) -> Result<()> {
+    let number = |claim: &Assignment| claim.words.first().and_then(|word| word.parse::<usize>().ok());
+    let group = claims.iter().rfind(|claim| claim.key == "group_size").map_or(Some(GROUP), number);
+    let Some(group) = group.filter(|&group| group > 0) else { return Ok(()) }; // clap reports it
+    for claim in claims.iter_mut().filter(|claim| claim.row.is_some_and(Synonym::counts_samples)) {
+        let (Some(samples), Some(row)) = (number(claim), claim.row) else { continue };
+        if samples % group > 0 {
+            let (flag, key) = (&typed[claim.by], row.key.replace('_', "-"));
+            return Err(Error::input(format!(
+                "{} ({}) counts samples, and {samples} is no multiple of the {group} samples of a prompt \
+                 (--group-size): use --{key}, which counts prompts",
+                flag.show(&flag.words),
+                row.tool
+            )));
+        }
+        claim.words = vec![(samples / group).to_string()];
     }
     Ok(())
 }

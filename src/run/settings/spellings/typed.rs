@@ -73,5 +73,9 @@ pub fn truth(word: &str) -> Option<&'static str> {
 
 /// Whether `word` matches the `value` of a row.
 pub fn means(word: &str, value: &str) -> bool {
+    let number = |text: &str| text.parse::<f64>().ok();
+    if let Some(limit) = value.strip_prefix('<').and_then(number) {
+        return number(word).is_some_and(|x| x > 0.0 && x < limit);
+    }
     same(word, value) || (["true", "false"].contains(&value) && truth(word) == Some(value))
 }
