@@ -57,7 +57,7 @@ FAMILIES = {
     "hyperclovax": dict(embedding_multiplier=3.0, attention_multiplier=0.25, residual_multiplier=0.5, logits_scaling=0.5),
     "granitemoehybrid": dict(mamba_n_heads=4, mamba_expand=2, layer_types=["full_attention"] * 4, position_embedding_type="rope", num_local_experts=0,
                              shared_intermediate_size=56, **MULTIPLIERS),
-    "arcee": {}, "jais2": {}, "nemotron": dict(rope_parameters=PART), "olmo": {}, "youtu": LATENT | dict(head_dim=4), "minicpm3": LATENT | dict(head_dim=4, scale_emb=3, scale_depth=1.2, dim_model_base=16),
+    "arcee": {}, "jais2": {}, "nemotron": dict(rope_parameters=PART), "apertus": WIDE, "olmo": {}, "youtu": LATENT | dict(head_dim=4), "minicpm3": LATENT | dict(head_dim=4, scale_emb=3, scale_depth=1.2, dim_model_base=16),
     "granitemoe": dict(num_local_experts=4, num_experts_per_tok=2, **MULTIPLIERS),
     "granitemoeshared": dict(num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=24, **MULTIPLIERS),
     "ernie4_5_moe": dict(**WIDE, moe_num_experts=4, moe_k=2, moe_intermediate_size=32), "hunyuan_v1_moe": dict(**WIDE, num_experts=4, moe_topk=2),

@@ -131,8 +131,9 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
     if !of.eps.0.is_empty() {
         map.insert(of.eps.0.into(), json!(decimal(spec.norm_eps)));
     }
-    // The classes of gpt-oss and CWM scale where their configs do not say otherwise.
-    let unscaled = matches!(spec.arch, Arch::GptOss | Arch::Cwm).then(|| json!({"rope_type": "default"}));
+    // The classes of gpt-oss, CWM and Apertus scale where their configs do not say otherwise.
+    let unscaled =
+        matches!(spec.arch, Arch::GptOss | Arch::Cwm | Arch::Apertus).then(|| json!({"rope_type": "default"}));
     if let Some(scaling) = scaling(&rope.scaling).or(unscaled) {
         map.insert("rope_scaling".into(), scaling);
     }

@@ -180,6 +180,9 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         scale_chosen_backward(ScaleChosenBackward) dy over [chosen, weights, dy, dy];
         relu_squared(Gelu) x over [x, y];
         relu_squared_backward(GeluBackward) x over [x, dy, dx];
+        xielu(Xielu) x over [x, y];
+        xielu_backward(XieluBackward) x over [x, dy, dx];
+        xielu_grads(XieluGrads) x over [x, dy];
         dropout(Dropout) x over [x, x];
         dropout_rows(DropoutRows) x over [x, y];
         cross_entropy(CrossEntropy) logits over [targets, logits, logits];

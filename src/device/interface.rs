@@ -9,7 +9,8 @@ use super::ops::{
     GroupedGemm, HeadSinks, HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope,
     QkNormRopeBackward, Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad,
     RouteScored, RouteScoredBackward, RowEntropies, ScaleBy, ScaleChosen, ScaleChosenBackward, Sgd, ShortConv,
-    ShortConvBackward, Sigmoid, SigmoidGate, SigmoidGateBackward, SumSquares, TakeRows, WeighRows,
+    ShortConvBackward, Sigmoid, SigmoidGate, SigmoidGateBackward, SumSquares, TakeRows, WeighRows, Xielu,
+    XieluBackward, XieluGrads,
 };
 use super::{Buf, View, ViewMut};
 use flatshard_base::timeline::Mark;
@@ -193,6 +194,15 @@ pub trait Device: Send + Sync {
     }
     fn relu_squared_backward(&self, _: GeluBackward) -> Result<()> {
         Err(missing("relu_squared_backward"))
+    }
+    fn xielu(&self, _: Xielu) -> Result<()> {
+        Err(missing(Xielu::OP))
+    }
+    fn xielu_backward(&self, _: XieluBackward) -> Result<()> {
+        Err(missing(XieluBackward::OP))
+    }
+    fn xielu_grads(&self, _: XieluGrads) -> Result<()> {
+        Err(missing(XieluGrads::OP))
     }
     fn clamped_glu(&self, _: ClampedGlu) -> Result<()> {
         Err(missing(ClampedGlu::OP))

@@ -7,9 +7,9 @@ use super::saved::{MlpSaved, Scratch};
 use super::spec::Activation;
 use super::store::{Grads, Weights};
 
-use crate::base::Result;
-use crate::device::ops::{Gelu, GeluBackward, Glu, GluBackward};
-use crate::device::{Device, View, ViewMut};
+use crate::base::{Error, Result};
+use crate::device::ops::{Gelu, GeluBackward, Glu, GluBackward, Xielu, XieluBackward, XieluCurve, XieluGrads};
+use crate::device::{View, ViewMut};
 
 #[derive(Clone, Debug)]
 pub struct MlpBranch {
@@ -21,6 +21,8 @@ pub struct MlpBranch {
     pub gate: Option<Linear>,
     pub up: Linear,
     pub down: Linear,
+    /// Segments (1) of xIELU: alpha_p, alpha_n, beta and eps.
+    pub curve: Option<[usize; 4]>,
     /// Normalizes the branch's output before it is added to the residual.
     pub post: Option<Norm>,
     /// It is one addend of several: the gradient of their sum is in `beside` of scratch.
@@ -66,7 +68,7 @@ impl MlpBranch {
             return Ok(());
         }
         if !fused {
-            self.activation(dev, n, saved, scratch.act.rows_mut(n))?;
+            self.activation(cx, w, saved, scratch.act.rows_mut(n))?;
         }
         let Scratch { act, parts, adapter, stats, .. } = scratch;
         let (act, x, summed) = (act.rows(n), saved.x.rows(rows), (self.cut, parts));
@@ -87,13 +89,19 @@ impl MlpBranch {
         [act, dact, dup].into_iter().for_each(|tensor| tensor.fit(self.up.outputs()));
     }
 
-    fn activation(&self, dev: &dyn Device, n: usize, saved: &MlpSaved, act: ViewMut) -> Result<()> {
-        let (gate, up) = (saved.gate.rows(n), saved.up.rows(n));
+    fn curve<'a>(&self, w: Weights<'a>) -> Result<XieluCurve<'a>> {
+        let [alpha_p, alpha_n, beta, eps] =
+            self.curve.ok_or_else(|| Error::op(Xielu::OP, "no numbers"))?.map(|segment| w.get(segment));
+        Ok(XieluCurve { alpha_p, alpha_n, beta, eps })
+    }
+    fn activation(&self, cx: &Cx, w: Weights, saved: &MlpSaved, act: ViewMut) -> Result<()> {
+        let (dev, gate, up) = (cx.dev, saved.gate.rows(cx.n), saved.up.rows(cx.n));
         match self.activation {
             Activation::SwiGlu => dev.swiglu(Glu { gate, up, y: act }),
             Activation::GeGlu => dev.geglu(Glu { gate, up, y: act }),
             Activation::Gelu => dev.gelu(Gelu { x: up, y: act }),
             Activation::ReluSquared => dev.relu_squared(Gelu { x: up, y: act }),
+            Activation::Xielu => dev.xielu(Xielu { curve: self.curve(w)?, x: up, y: act }),
         }
     }
 
@@ -122,7 +130,7 @@ impl MlpBranch {
             d_branch =
                 norm.branch_backward(cx, w, dw, saved.branch.rows(rows), d_branch, [h, stats, dh], unused.rows_mut(2))?;
         }
-        self.activation(dev, n, saved, scratch.act.rows_mut(n))?;
+        self.activation(cx, w, saved, scratch.act.rows_mut(n))?;
         let d_branch = cx.whole(d_branch, &mut scratch.whole)?;
         let adapter = &mut scratch.adapter;
         let (act, dact) = (scratch.act.rows(n), scratch.dact.rows_mut(n));
@@ -141,6 +149,13 @@ impl MlpBranch {
             Activation::SwiGlu => dev.swiglu_backward(GluBackward { gate, up, dy: dact, dgate, dup })?,
             Activation::GeGlu => dev.geglu_backward(GluBackward { gate, up, dy: dact, dgate, dup })?,
             Activation::ReluSquared => dev.relu_squared_backward(GeluBackward { x: up, dy: dact, dx: dup })?,
+            Activation::Xielu => {
+                let curve = self.curve(w)?;
+                dev.xielu_backward(XieluBackward { curve, x: up, dy: dact, dx: dup })?;
+                let [p, n, ..] = self.curve.unwrap_or_default();
+                let (dalpha_p, dalpha_n) = dw.pair(p, n, scratch.unused.rows_mut(2))?;
+                dev.xielu_grads(XieluGrads { curve, x: up, dy: dact, dalpha_p, dalpha_n })?
+            }
             Activation::Gelu => {}
         }
         let Scratch { h, stats, whole, parts, act, dup, dh, adapter, unused, .. } = scratch;

@@ -129,6 +129,8 @@ pub enum Arch {
     Jais2,
     /// Jais 2 with norms whose weights are stored minus 1, and rotary positions in part of a head.
     Nemotron,
+    /// Qwen3 with a feed-forward layer of two matrices and xIELU.
+    Apertus,
     /// Llama with LayerNorm without weights.
     Olmo,
     /// LayerNorm, learned positions, GELU, biases (`GPT2LMHeadModel`).
@@ -147,6 +149,8 @@ pub enum Activation {
     Gelu,
     /// max(up, 0)^2
     ReluSquared,
+    /// A curve of two learned numbers per block.
+    Xielu,
 }
 
 /// Sizes of attention's heads.

@@ -61,7 +61,7 @@ impl Spec {
         self.sparse_blocks() < self.layers || self.experts.as_ref().is_some_and(|experts| experts.beside)
     }
     pub fn gated(&self) -> bool {
-        !matches!(self.activation, Activation::Gelu | Activation::ReluSquared)
+        !matches!(self.activation, Activation::Gelu | Activation::ReluSquared | Activation::Xielu)
     }
     /// Tokens that block `i` attends to; 0 means all.
     pub fn window_of(&self, i: usize) -> usize {
@@ -121,6 +121,7 @@ impl Spec {
             _ if self.sinks => Some("attention sinks and clamped experts"),
             _ if self.layer_scalar => Some("heads of 512 elements and factors of layers"),
             _ if self.activation == Activation::ReluSquared => Some("squared ReLU"),
+            _ if self.activation == Activation::Xielu => Some("xIELU"),
             Some(_) => Some("latents of attention and scored experts"),
             None => is_scored.then_some("scored experts"),
         }

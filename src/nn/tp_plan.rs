@@ -67,7 +67,9 @@ fn attention_inputs(arch: Arch) -> Vec<&'static str> {
 fn mlp_inputs(arch: Arch) -> Vec<&'static str> {
     match arch {
         Arch::Phi3 | Arch::Glm | Arch::Glm4 | Arch::GraniteHybrid => vec![arch.family().modules.gate_up],
-        Arch::Starcoder2 | Arch::Arcee | Arch::Jais2 | Arch::Nemotron => vec![arch.family().modules.mlp[0]],
+        Arch::Starcoder2 | Arch::Arcee | Arch::Jais2 | Arch::Nemotron | Arch::Apertus => {
+            vec![arch.family().modules.mlp[0]]
+        }
         _ => vec![arch.family().modules.gate, arch.family().modules.mlp[0]],
     }
 }
@@ -101,7 +103,8 @@ const STYLES: [&str; 9] = [
     REPLICATE,
 ];
 
-const HEAD_NORMED: [Arch; 16] = [
+const HEAD_NORMED: [Arch; 17] = [
+    Arch::Apertus,
     Arch::ExaoneMoe,
     Arch::Mellum,
     Arch::Lfm2,

@@ -377,8 +377,10 @@ const TIGHT: f64 = 3e-6;
 #[test]
 fn every_gradient_equals_that_of_one_rank() {
     let growing = Spec { query_growth: Some(QueryGrowth { beta: 0.5, original: 3 }), ..llama() };
+    let xielu = Spec { arch: Arch::Apertus, activation: Activation::Xielu, ..qwen3() };
     for spec in [
         growing,
+        xielu,
         qwen2(),
         qwen3(),
         gemma3(),

@@ -158,6 +158,7 @@ CASES = {
                                                     num_kv_shared_layers=1, use_double_wide_mlp=True, hidden_size_per_layer_input=6,
                                                     vocab_size_per_layer_input=VOCAB, enable_moe_block=True, num_experts=5, top_k_experts=2,
                                                     moe_intermediate_size=14, tie_word_embeddings=False), dict(top_k_experts=1)),
+    "apertus": ("apertus", dict(**DIVIDED, rope_parameters=LLAMA3, attention_bias=True), PLAIN),
 }
 LONG_DOCUMENTS = [70, 1, 9, 4]
 RECURRENT = {"qwen3_5", "olmo_hybrid"}
@@ -329,7 +330,7 @@ def make():
         targets = targets_of(tokens, lengths)
         targets[[2, 20]] = -100
         logits, loss, grads = gradients(model, tokens, targets, lengths)
-        if name in RECURRENT or name in ("gemma4_inputs", "gemma4_experts"):
+        if name in RECURRENT or name in ("gemma4_inputs", "gemma4_experts", "apertus"):
             grads = in_double(model_type, keys, model.state_dict(), (tokens, targets, lengths))
 
         if name in SPARSE:

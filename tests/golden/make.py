@@ -44,13 +44,13 @@ def randomize(model):
     for name, p in model.named_parameters():
         mean, deviation = (0.0, 0.6 if "conv1d" in name else 0.15) if p.ndim > 1 else (1.0 if p.mean() > 0.5 else 0.0, 0.2)
         p.data = torch.normal(mean, deviation, p.shape).bfloat16().float()
-    for _, buffer in scalars(model):
-        buffer.copy_(torch.normal(1.0, 0.2, buffer.shape).bfloat16())
+    for name, buffer in scalars(model):
+        buffer.copy_((torch.normal(1.0, 0.2, buffer.shape) if name.endswith("layer_scalar") else buffer).bfloat16())
 
 
 def scalars(model):
-    """Factors of layers, which are saved but not trained."""
-    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("layer_scalar")]
+    """Factors of layers and two numbers of xIELU, which are saved but not trained."""
+    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(("layer_scalar", "act_fn.beta", "act_fn.eps"))]
 
 
 def targets_of(tokens, lengths=LENGTHS):

@@ -87,6 +87,7 @@ impl Activation {
             Activation::GeGlu => ("hidden_activation", "gelu_pytorch_tanh"),
             Activation::Gelu => ("hidden_act", "gelu_pytorch_tanh"),
             Activation::ReluSquared => ("hidden_act", "relu2"),
+            Activation::Xielu => ("hidden_act", "xielu"),
         }
     }
 }
@@ -294,6 +295,9 @@ impl Defaults {
                 part: Some(0.5),
                 ..BIASED
             },
+            Arch::Apertus => {
+                Defaults { eps: ("rms_norm_eps", 1e-5), theta: 12_000_000.0, activation: Activation::Xielu, ..BIASED }
+            }
             Arch::Olmo => Defaults { eps: ("", 1e-5), ..BIASED },
             Arch::Gpt => PLAIN,
         }

@@ -168,7 +168,7 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         Ok::<_, Error>(Spec { query_scalar, post_norms: true, norm_from_one: true, scaled_embedding: true, ..spec })
     };
     Ok(match spec.arch {
-        Arch::Qwen3 | Arch::Qwen3Moe | Arch::Qwen3VlMoe => Spec { qk_norm: true, ..spec },
+        Arch::Qwen3 | Arch::Qwen3Moe | Arch::Qwen3VlMoe | Arch::Apertus => Spec { qk_norm: true, ..spec },
         Arch::Mellum => {
             // Of a layer that predicts later tokens, which transformers does not load.
             keys.known(["mtp_layer_types", "mtp_mlp_layer_types", "num_mtp_layers"]);

@@ -71,6 +71,7 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
             let (rope, part) = match old.or(new) {
                 Some(keys) => rotary(&keys, plain)?,
                 None if arch == Arch::GptOss => (Rotary { theta, scaling: gpt_oss() }, part),
+                None if arch == Arch::Apertus => (Rotary { theta, scaling: APERTUS }, part),
                 None if arch == Arch::Cwm => (Rotary { theta, scaling: CWM }, part),
                 None => (Rotary::new(theta), part),
             };
@@ -169,6 +170,9 @@ fn gemma4() -> (Rotary, Rotary) {
 
 /// What the class of CWM scales with where its config does not say.
 const CWM: Scaling = Scaling::Llama3 { factor: 16.0, low: 1.0, high: 4.0, original: 8192 };
+
+/// What that of Apertus does.
+const APERTUS: Scaling = Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192 };
 
 /// What the class of gpt-oss scales with where its config does not say.
 fn gpt_oss() -> Scaling {

@@ -1,7 +1,8 @@
-//! SwiGLU, GeGLU and GELU, elementwise. Never reads an element other than its own.
+//! SwiGLU, GeGLU, GELU and xIELU, elementwise. Never reads an element other than its own.
 use super::simd::sigmoid;
-use crate::ops::{Gelu, GeluBackward, Glu, GluBackward};
-use flatshard_base::{Result, dtype::Float};
+use crate::View;
+use crate::ops::{Gelu, GeluBackward, Glu, GluBackward, Xielu, XieluBackward, XieluCurve, XieluGrads};
+use flatshard_base::{Error, Result, dtype::Float};
 
 #[inline(always)]
 pub fn swiglu<T: Float>(op: Glu) -> Result<()> {
@@ -95,6 +96,60 @@ pub fn relu_squared_backward<T: Float>(op: GeluBackward) -> Result<()> {
     let (x, dy, dx) = (op.x.host::<T>(OP)?, op.dy.host::<T>(OP)?, op.dx.host::<T>(OP)?);
     for ((x, dy), dx) in x.iter().zip(dy).zip(dx) {
         *dx = T::from_f32(dy.to_f32() * 2.0 * x.to_f32().max(0.0));
+    }
+    Ok(())
+}
+
+/// xIELU's numbers: p, n, beta and eps, then the derivatives of p and n.
+fn curve<T: Float>(op: &'static str, of: XieluCurve) -> Result<[f32; 6]> {
+    let one = |x: View| Ok::<_, Error>(x.host::<T>(op)?[0].to_f32());
+    let (p, n, beta, eps) = (one(of.alpha_p)?, one(of.alpha_n)?, one(of.beta)?, one(of.eps)?);
+    let softplus = |x: f32| x.max(0.0) + (-x.abs()).exp().ln_1p();
+    Ok([softplus(p), beta + softplus(n), beta, eps, sigmoid(p).0, sigmoid(n).0])
+}
+
+#[inline(always)]
+pub fn xielu<T: Float>(op: Xielu) -> Result<()> {
+    const OP: &str = Xielu::OP;
+    op.check()?;
+    let ([p, n, beta, eps, ..], x, y) = (curve::<T>(OP, op.curve)?, op.x.host::<T>(OP)?, op.y.host::<T>(OP)?);
+    for (x, y) in x.iter().zip(y) {
+        let x = x.to_f32();
+        *y = T::from_f32(beta * x + if x > 0.0 { p * x * x } else { n * (x.min(eps).exp_m1() - x) });
+    }
+    Ok(())
+}
+
+#[inline(always)]
+pub fn xielu_backward<T: Float>(op: XieluBackward) -> Result<()> {
+    const OP: &str = XieluBackward::OP;
+    op.check()?;
+    let [p, n, beta, eps, ..] = curve::<T>(OP, op.curve)?;
+    let (x, dy, dx) = (op.x.host::<T>(OP)?, op.dy.host::<T>(OP)?, op.dx.host::<T>(OP)?);
+    for ((x, dy), dx) in x.iter().zip(dy).zip(dx) {
+        let x = x.to_f32();
+        let slope = match x > 0.0 {
+            true => 2.0 * p * x,
+            false => n * if x < eps { x.exp_m1() } else { -1.0 },
+        };
+        *dx = T::from_f32(dy.to_f32() * (beta + slope));
+    }
+    Ok(())
+}
+
+#[inline(always)]
+pub fn xielu_grads<T: Float>(op: XieluGrads) -> Result<()> {
+    const OP: &str = XieluGrads::OP;
+    op.check()?;
+    let [_, _, _, eps, dp, dn] = curve::<T>(OP, op.curve)?;
+    let mut sums = [0f64; 2];
+    for (x, dy) in op.x.host::<T>(OP)?.iter().zip(op.dy.host::<T>(OP)?) {
+        let (x, dy) = (x.to_f32(), dy.to_f32());
+        let (which, term) = if x > 0.0 { (0, x * x) } else { (1, x.min(eps).exp_m1() - x) };
+        sums[which] += f64::from(dy * term);
+    }
+    for (grad, sum) in [(op.dalpha_p, sums[0] * f64::from(dp)), (op.dalpha_n, sums[1] * f64::from(dn))] {
+        grad.host::<f32>(OP)?[0] += sum as f32;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use crate::ops::{
     AdamW, Bias, ClampedGlu, ClampedGluBackward, CopyColumns, CrossEntropyPart, Dequantize, DistillPart, DropoutRows,
     Embed, EmbedBackward, EmbedShape, Encode, Epilogue, Expand, Gelu, GeluBackward, Gemm, GemmShape, GemmThen, Glu,
     GluBackward, LayerNorm, LayerNormBackward, QkNormRope, QkNormRopeBackward, Quantize, RaiseScales, RmsNorm,
-    RmsNormBackward, Rope, Sgd, SigmoidGate, SigmoidGateBackward, VocabPart,
+    RmsNormBackward, Rope, Sgd, SigmoidGate, SigmoidGateBackward, VocabPart, Xielu, XieluBackward,
 };
 use crate::{View, ViewMut};
 use flatshard_base::Result;
@@ -122,6 +122,8 @@ by_elements! {
     ClampedGluBackward: share [clamp] cut [gate_up dy dgate_up], |op| op.check(), dy;
     Gelu: share [] cut [x y], |op| op.check(), x;
     GeluBackward: share [] cut [x dy dx], |op| op.check(), x;
+    Xielu: share [curve] cut [x y], |op| op.check(), x;
+    XieluBackward: share [curve] cut [x dy dx], |op| op.check(), x;
     SigmoidGate: share [] cut [gate x y], |op| op.check(), x;
     SigmoidGateBackward: share [] cut [gate x dy dgate], |op| op.check(), x;
     Sgd: share [h scale] cut [g m p out], |op| op.check(), g;

@@ -62,6 +62,79 @@ impl Gelu<'_> {
     }
 }
 
+/// xIELU (Huang & Schlag 2024): `y = p x^2 + beta x` where x > 0, else `n (expm1(min(x, eps)) - x) + beta x`. Assigns.
+pub struct Xielu<'a> {
+    pub curve: XieluCurve<'a>,
+    pub x: View<'a>,
+    pub y: ViewMut<'a>,
+}
+
+/// The numbers of xIELU, (1) each, of the dtype of `x`.
+#[derive(Clone, Copy)]
+pub struct XieluCurve<'a> {
+    /// `p = softplus(alpha_p)`
+    pub alpha_p: View<'a>,
+    /// `n = beta + softplus(alpha_n)`
+    pub alpha_n: View<'a>,
+    pub beta: View<'a>,
+    pub eps: View<'a>,
+}
+
+impl XieluCurve<'_> {
+    fn check(&self, op: &'static str, dtype: DType) -> Result<()> {
+        let &XieluCurve { alpha_p, alpha_n, beta, eps } = self;
+        read(op, &[("alpha_p", &alpha_p, dtype, 1), ("alpha_n", &alpha_n, dtype, 1), ("beta", &beta, dtype, 1)])?;
+        eps.fits(op, "eps", dtype, 1)
+    }
+}
+
+impl Xielu<'_> {
+    pub const OP: &'static str = "xielu";
+    pub fn check(&self) -> Result<()> {
+        let dtype = float(Self::OP, self.x.dtype())?;
+        self.curve.check(Self::OP, dtype)?;
+        written(Self::OP, &[("y", &self.y, dtype, self.x.len())])
+    }
+}
+
+/// Backward of [`Xielu`]. Assigns `dx`.
+pub struct XieluBackward<'a> {
+    pub curve: XieluCurve<'a>,
+    pub x: View<'a>,
+    pub dy: View<'a>,
+    pub dx: ViewMut<'a>,
+}
+
+impl XieluBackward<'_> {
+    pub const OP: &'static str = "xielu_backward";
+    pub fn check(&self) -> Result<()> {
+        let (dtype, n) = (float(Self::OP, self.x.dtype())?, self.x.len());
+        self.curve.check(Self::OP, dtype)?;
+        read(Self::OP, &[("dy", &self.dy, dtype, n)])?;
+        written(Self::OP, &[("dx", &self.dx, dtype, n)])
+    }
+}
+
+/// The gradients of [`Xielu`]'s two learned numbers, f32. Adds.
+pub struct XieluGrads<'a> {
+    pub curve: XieluCurve<'a>,
+    pub x: View<'a>,
+    pub dy: View<'a>,
+    pub dalpha_p: ViewMut<'a>,
+    pub dalpha_n: ViewMut<'a>,
+}
+
+impl XieluGrads<'_> {
+    pub const OP: &'static str = "xielu_grads";
+    pub fn check(&self) -> Result<()> {
+        let dtype = float(Self::OP, self.x.dtype())?;
+        self.curve.check(Self::OP, dtype)?;
+        read(Self::OP, &[("dy", &self.dy, dtype, self.x.len())])?;
+        let one = |name, x| (name, x, DType::F32, 1);
+        written(Self::OP, &[one("dalpha_p", &self.dalpha_p), one("dalpha_n", &self.dalpha_n)])
+    }
+}
+
 /// Backward of [`Gelu`]. Assigns `dx`.
 pub struct GeluBackward<'a> {
     pub x: View<'a>,

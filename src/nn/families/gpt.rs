@@ -82,6 +82,7 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {
         down: linear(&mut layout, name("mlp.c_proj"), ff, dim, Init::residual(spec.layers)),
         post: None,
         summed: false,
+        curve: None,
     };
     let (mixer, mlp) = (Mixer::Attention(attention), FeedForward::Dense(mlp));
     (layout, DecoderBlock { mixer, mlp, per_layer: None, scalar: None, parallel: false })

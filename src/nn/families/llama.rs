@@ -20,7 +20,7 @@ use crate::nn::norm::Norm;
 use crate::nn::per_layer::{PerLayerBranch, PerLayerRoot};
 use crate::nn::root::{Root, VocabRows};
 use crate::nn::shared_kv::{KvSharing, Sight};
-use crate::nn::spec::{Experts, Recurrence, Spec};
+use crate::nn::spec::{Activation, Experts, Recurrence, Spec};
 use crate::nn::split::{Slice, Split};
 use crate::nn::store::Stride;
 use crate::nn::value_norm::ValueNorm;
@@ -254,8 +254,29 @@ fn dense(names: &mut Names, first: Norm, [pre, post]: [bool; 2]) -> MlpBranch {
         down: names.row(down, ff, by_columns, spec.mlp_bias),
         post: post.then(|| names.norm(modules.mlp_norms[1], dim)),
         summed: false,
+        curve: (spec.activation == Activation::Xielu).then(|| curve(names, by_columns)),
     }
 }
+
+/// The numbers of xIELU, of which transformers has the last two as buffers without dimensions. Initially, p and n are
+/// 0.8.
+fn curve(names: &mut Names, columns: Slice) -> [usize; 4] {
+    let tp = if columns.of > 1 { Tp::Summed } else { Tp::Same };
+    let initial = |alpha: f32| Init::Constant(alpha.exp_m1().ln());
+    [
+        ("alpha_p", &[1][..], true, initial(0.8)),
+        ("alpha_n", &[1], true, initial(0.8 - XIELU_BETA)),
+        ("beta", &[], false, Init::Constant(XIELU_BETA)),
+        ("eps", &[], false, Init::Constant(-1e-6)),
+    ]
+    .map(|(name, shape, trainable, init)| {
+        let name = format!("{}mlp.act_fn.{name}", names.prefix);
+        let segment = names.layout.push_part(name, shape, if trainable { tp } else { Tp::Same }, false, init);
+        names.layout.segments[segment].trainable = trainable;
+        segment
+    })
+}
+const XIELU_BETA: f32 = 0.5;
 
 /// The dense branch next to experts. `summed`: how the gradients of a router's parameters relate to tp.
 fn beside(names: &mut Names, count: usize, summed: Tp) -> Beside {

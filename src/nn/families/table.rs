@@ -147,6 +147,8 @@ const OLMO_HYBRID: ModuleNames = ModuleNames {
     mlp_norms: ["feedforward_layer_norm", "post_feedforward_layernorm"],
     ..LLAMA
 };
+const APERTUS: ModuleNames =
+    ModuleNames { attention_norms: ["attention_layernorm", ""], mlp_norms: ["feedforward_layernorm", ""], ..LLAMA };
 const LFM2: ModuleNames = ModuleNames {
     attention_norms: ["operator_norm", ""],
     mlp_norms: ["ffn_norm", ""],
@@ -239,6 +241,7 @@ families! {
     Arcee "arcee" "arcee" "ArceeForCausalLM" Some("ArceeForSequenceClassification"), LLAMA;
     Jais2 "jais2" "jais2" "Jais2ForCausalLM" None, LLAMA;
     Nemotron "nemotron" "nemotron" "NemotronForCausalLM" Some("NemotronForSequenceClassification"), LLAMA;
+    Apertus "apertus" "apertus" "ApertusForCausalLM" None, APERTUS;
     Olmo "olmo" "olmo" "OlmoForCausalLM" Some("OlmoForSequenceClassification"), LLAMA;
     Gpt "gpt" "gpt2" "GPT2LMHeadModel" Some("GPT2ForSequenceClassification"), LLAMA;
 }

@@ -85,6 +85,8 @@ impl Device for CpuDevice {
         sigmoid_gate_backward(SigmoidGateBackward) x => conv::sigmoid_gate_backward;
         relu_squared(Gelu) x => activation::relu_squared;
         relu_squared_backward(GeluBackward) x => activation::relu_squared_backward;
+        xielu(Xielu) x => activation::xielu;
+        xielu_backward(XieluBackward) x => activation::xielu_backward;
         embed(Embed) w => embed::embed;
         embed_backward(EmbedBackward) dy => embed::embed_backward;
         expand(Expand) y => expand::expand;
@@ -414,6 +416,9 @@ impl Device for CpuDevice {
     }
     fn scale_chosen_backward(&self, op: ScaleChosenBackward) -> Result<()> {
         floats!(self, op.factors.dtype(), T => experts::scale_chosen_backward::<T>(op))
+    }
+    fn xielu_grads(&self, op: XieluGrads) -> Result<()> {
+        floats!(self, op.x.dtype(), T => activation::xielu_grads::<T>(op))
     }
     fn sink(&self, op: HeadSinks) -> Result<()> {
         floats!(self, op.o.dtype(), T => clamped::sink::<T>(op))
