@@ -56,6 +56,7 @@ struct ClockState {
     host: Seconds,
     compute: Seconds,
     groups: Vec<Seconds>,
+    resets: u64,
     totals: Totals,
     /// Recorded on request.
     events: Option<Vec<SimEvent>>,
@@ -144,10 +145,15 @@ impl Clock {
     pub fn reset(&self) {
         let mut s = self.state();
         (s.host, s.compute, s.totals) = (0.0, 0.0, Totals::default());
+        s.resets += 1;
         s.groups.fill(0.0);
         if let Some(events) = &mut s.events {
             events.clear();
         }
+    }
+    /// How often it was reset: what ends before a reset has ended after it.
+    pub fn resets(&self) -> u64 {
+        self.state().resets
     }
     pub fn events(&self) -> Vec<SimEvent> {
         self.state().events.clone().unwrap_or_default()

@@ -85,6 +85,8 @@ struct PlannedCalls {
 
 struct PendingCollective {
     end: Seconds,
+    /// Resets of the clock before it began.
+    resets: u64,
     what: Collected,
     bytes: u64,
     tag: Tag,
@@ -105,7 +107,7 @@ impl PlannedGroup {
         calls.stats.in_flight_s += seconds;
         let ticket = calls.next;
         calls.next += 1;
-        calls.under_way.insert(ticket, PendingCollective { end, what, bytes, tag });
+        calls.under_way.insert(ticket, PendingCollective { end, resets: clock.resets(), what, bytes, tag });
         Ok(Ticket(ticket))
     }
 }
@@ -171,11 +173,12 @@ impl Collective for PlannedGroup {
     fn wait(&self, ticket: Ticket) -> Result<()> {
         let PlannedWorld { machine, clock, .. } = &self.world;
         let calls = lock(&self.calls);
-        let Some(PendingCollective { end, what, bytes, tag }) = calls.under_way.get(&ticket.0) else {
+        let Some(PendingCollective { end, resets, what, bytes, tag }) = calls.under_way.get(&ticket.0) else {
             return Err(Error::op("wait", format!("ticket {} of group {}", ticket.0, self.axis.name())));
         };
         match machine.inline() {
             true => clock.stand((tag.what, tag.unit), machine.finish(*what, *bytes, self.placement)),
+            false if *resets < clock.resets() => {}
             false => clock.wait(*end),
         }
         Ok(())
@@ -186,12 +189,39 @@ impl Collective for PlannedGroup {
     /// A GPU's compute stream waits only for the end, which it may already have waited for.
     fn wait_sent(&self, ticket: Ticket) -> Result<()> {
         match lock(&self.calls).under_way.get(&ticket.0) {
-            Some(under_way) if !self.world.machine.inline() => self.world.clock.wait(under_way.end),
+            Some(of) if !self.world.machine.inline() && of.resets == self.world.clock.resets() => {
+                self.world.clock.wait(of.end)
+            }
             _ => {}
         }
         Ok(())
     }
     fn stats(&self) -> CommStats {
         lock(&self.calls).stats
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::machine::{GPUS, Rated};
+
+    #[test]
+    fn what_was_in_flight_at_a_reset_has_ended() {
+        let (machine, clock) = (Arc::new(Rated { gpu: GPUS[0], tf32: false }), Arc::new(Clock::new(false)));
+        let world = PlannedWorld { machine, clock, meter: Meter::default(), ranks: 8, per_node: 8 };
+        let group = PlannedMember::new(world.clone()).group(Axis::Dp, (0..8).collect()).unwrap();
+        let mut buf = group.alloc(DType::F32, 1 << 20, CommUse::Reduced, Category::Slots).unwrap();
+        let mut exposed = |resets: bool| {
+            world.clock.compute("a step", 0.0, 100.0, 1);
+            let ticket = group.all_reduce(Tag::new("gradients", 0), buf.view_mut(), Reduce::Sum).unwrap();
+            if resets {
+                world.clock.reset();
+            }
+            group.wait(ticket).unwrap();
+            world.clock.totals().exposed
+        };
+        assert_eq!(exposed(true), 0.0);
+        assert!(exposed(false) > 0.0);
     }
 }
