@@ -36,7 +36,7 @@ impl CorpusKind {
             FileForm::Tokens => CorpusKind::Tokens,
         }
     }
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             CorpusKind::Text => "text",
             CorpusKind::Rows => "rows (.jsonl, .json)",

@@ -5,7 +5,7 @@ use super::cache::{self, Cache, Opened};
 use super::corpus::{Corpus, CorpusKind, READ};
 use super::format::{Format, Preferences, SampleKind};
 use super::mismatched::Mismatched;
-use super::reader;
+use super::reader::{self, RowFiles};
 use super::recipe::{Drop, Recipe};
 use super::report::{GroupCounts, Report};
 use super::shapes::GROUP_KEYS;
@@ -286,6 +286,15 @@ impl Dataset {
     pub fn uncompared(mut self) -> Dataset {
         if let Some(groups) = &mut self.report.groups {
             groups.alone = 0;
+        }
+        self
+    }
+    /// The report is of the files that this was made from. Rows of `bad` were skipped: how many, and what the first is.
+    pub fn made_from(mut self, made: &RowFiles, bad: (u64, Option<&String>)) -> Dataset {
+        for report in self.sources.iter_mut().map(|source| &mut source.report).chain([&mut self.report]) {
+            report.what.clone_from(&made.what);
+            (report.files, report.bytes, report.bad) = (made.files, made.bytes, bad.0);
+            report.notes.first_bad = bad.1.cloned();
         }
         self
     }

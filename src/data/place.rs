@@ -13,13 +13,19 @@ pub(super) enum TokenPlace<'a> {
     Index(&'a Path, u64),
 }
 
+impl std::fmt::Display for TokenPlace<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        match self {
+            TokenPlace::Line(path, n) => write!(f, "{}: line {n}", path.display()),
+            TokenPlace::Row(path, n) => write!(f, "{}: row {n} (from 0)", path.display()),
+            TokenPlace::Index(path, i) => write!(f, "{}: element {i}", path.display()),
+        }
+    }
+}
+
 impl TokenPlace<'_> {
     pub fn error(&self, what: impl std::fmt::Display) -> Error {
-        Error::input(match self {
-            TokenPlace::Line(path, n) => format!("{}: line {n} {what}", path.display()),
-            TokenPlace::Row(path, n) => format!("{}: row {n} (from 0) {what}", path.display()),
-            TokenPlace::Index(path, i) => format!("{}: element {i} {what}", path.display()),
-        })
+        Error::input(format!("{self} {what}"))
     }
     /// `value` as a token id, checked to be in `0..bound`.
     pub fn id(&self, value: Option<i64>, bound: usize) -> Result<u32> {

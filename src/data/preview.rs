@@ -5,7 +5,7 @@ use super::format::SampleKind;
 use super::groups::{self, GroupEnd};
 use super::reader;
 use super::recipe::{Drop, TokenizedRow};
-use super::rows::RowSink;
+use super::rows::{RowSink, RowUse};
 use super::words::{NUMBER, number};
 use crate::base::{Error, Result};
 use crate::device::IGNORE;
@@ -126,7 +126,7 @@ impl Dataset {
         let kind = options.format.sample();
         let mut shown = Shown { show, kind, numbers, next: 0, left: limit };
         for file in &corpus.files {
-            let read = reader::rows(file, &recipe, &mut shown);
+            let read = reader::rows(file, RowUse::Tokens(&recipe, &mut shown));
             if shown.left == 0 {
                 return Ok(());
             }

@@ -1,10 +1,10 @@
-//! Tokenizes rows in chunks on several threads, in order, as they are read by format. Never holds more than one chunk
-//! of a file.
+//! Tokenizes rows in chunks on several threads, in order, as they are read by format, or passes them on as they are.
+//! Never holds more than one chunk of a file.
 mod columnar; // Parquet
 mod csv; // tables of text
 mod json; // arrays, and an object per line
 
-use super::fields::{RowFault, RowResult};
+use super::fields::{JsonRow, RowFault, RowResult};
 use super::format::Preferences;
 use super::place::TokenPlace;
 use super::recipe::{Drop, Outcome, Recipe, TokenizedRow};
@@ -49,11 +49,25 @@ impl RowSink for TokenWriter {
     }
 }
 
+/// Receives each row's place with all its fields, or with what is wrong with it.
+pub type EachRow<'a> = dyn FnMut(String, RowResult<JsonRow>) -> Result<()> + 'a;
+
+/// What becomes of rows.
+pub(super) enum RowUse<'a> {
+    Tokens(&'a Recipe, &'a mut dyn RowSink),
+    Fields(&'a mut EachRow<'a>),
+}
+
+/// A row as its reader has it.
+trait RawRow: Sync {
+    fn tokenize(&self, recipe: &Recipe, out: &mut TokenizedRow) -> RowResult<Outcome>;
+    fn fields(self) -> RowResult<JsonRow>;
+}
+
 /// Reads files of rows, one after another.
 pub(super) struct Rows<'a> {
-    pub recipe: &'a Recipe,
-    pub out: &'a mut dyn RowSink,
-    pub threads: usize,
+    to: RowUse<'a>,
+    threads: usize,
     /// Results of one chunk, reused for the next.
     made: Vec<(TokenizedRow, RowResult<Outcome>)>,
 }
@@ -62,15 +76,15 @@ pub(super) struct Rows<'a> {
 type NumberedRow<T> = (u64, RowResult<T>);
 
 impl<'a> Rows<'a> {
-    pub fn new(recipe: &'a Recipe, out: &'a mut dyn RowSink) -> Rows<'a> {
+    pub fn new(to: RowUse<'a>) -> Rows<'a> {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
-        Rows { recipe, out, threads, made: Vec::new() }
+        Rows { to, threads, made: Vec::new() }
     }
 
-    /// The schema without the columns that no row needs; the full schema if the recipe's columns are missing, so that
-    /// the error can list those present.
+    /// The schema without the columns that no row needs; the full schema if all are needed, or if the recipe's columns
+    /// are missing, so that the error can list those present.
     fn columns(&self, schema: &Type) -> Option<Type> {
-        let format = &self.recipe.format;
+        let RowUse::Tokens(Recipe { format, .. }, _) = &self.to else { return None };
         let by_shape = format.input_key.is_none() && !matches!(format.preferences, Some(Preferences::Pairs(_)));
         let has_ids = schema.get_fields().iter().any(|field| field.name() == "input_ids");
         let read = |name: &str| {
@@ -87,46 +101,53 @@ impl<'a> Rows<'a> {
     }
 
     /// Tokenizes the rows of a chunk on several threads and writes them in order.
-    fn put<'p, T: Sync>(
+    fn put<'p, T: RawRow>(
         &mut self,
         piece: &mut Vec<NumberedRow<T>>,
-        make: &(impl Fn(&T, &mut TokenizedRow) -> RowResult<Outcome> + Sync),
         place: &dyn Fn(u64) -> TokenPlace<'p>,
     ) -> Result<()> {
         let n = piece.len();
-        if self.made.len() < n {
-            self.made.resize_with(n, || (TokenizedRow::default(), Ok(Outcome::Text)));
+        let Rows { to, threads, made } = self;
+        let (recipe, out) = match to {
+            RowUse::Tokens(recipe, out) => (*recipe, out),
+            RowUse::Fields(each) => {
+                let mut rows = piece.drain(..);
+                return rows.try_for_each(|(n, row)| each(place(n).to_string(), row.and_then(RawRow::fields)));
+            }
+        };
+        if made.len() < n {
+            made.resize_with(n, || (TokenizedRow::default(), Ok(Outcome::Text)));
         }
-        let each = n.div_ceil(self.threads).max(16);
+        let each = n.div_ceil(*threads).max(16);
         let work = |raw: &[NumberedRow<T>], made: &mut [(TokenizedRow, RowResult<Outcome>)]| {
             for ((_, raw), (row, outcome)) in raw.iter().zip(made) {
                 *outcome = match raw {
-                    Ok(raw) => make(raw, row),
+                    Ok(raw) => raw.tokenize(recipe, row),
                     Err(fault) => Err(fault.clone()),
                 };
             }
         };
         std::thread::scope(|scope| {
-            let mut parts = piece.chunks(each).zip(self.made[..n].chunks_mut(each));
+            let mut parts = piece.chunks(each).zip(made[..n].chunks_mut(each));
             let first = parts.next();
             parts.for_each(|(raw, made)| drop(scope.spawn(|| work(raw, made))));
             first.into_iter().for_each(|(raw, made)| work(raw, made));
         });
-        for ((number, _), (row, outcome)) in piece.iter().zip(&self.made) {
+        for ((number, _), (row, outcome)) in piece.iter().zip(&*made) {
             match outcome {
                 Ok(Outcome::Kept) => {
-                    self.out.kept(row)?;
-                    row.unread.iter().for_each(|what| self.out.unread(what, 1));
+                    out.kept(row)?;
+                    row.unread.iter().for_each(|what| out.unread(what, 1));
                 }
-                Ok(Outcome::Dropped(why)) => self.out.dropped(*why)?,
+                Ok(Outcome::Dropped(why)) => out.dropped(*why)?,
                 // Not the fault of one row, so `skip_bad_rows` does not apply.
                 Ok(Outcome::Text) => {
-                    let why = self.recipe.tokenizer.usable().err().map_or(String::new(), |why| why.to_string());
+                    let why = recipe.tokenizer.usable().err().map_or(String::new(), |why| why.to_string());
                     return Err(place(*number)
                         .error(format!("holds text, which needs a tokenizer: {why}. Rows of `input_ids` do not")));
                 }
-                Err(fault) if self.recipe.format.skip_bad_rows => {
-                    self.out.bad(place(*number).error(fault).to_string())?;
+                Err(fault) if recipe.format.skip_bad_rows => {
+                    out.bad(place(*number).error(fault).to_string())?;
                 }
                 Err(fault) => {
                     let fault = format!("{fault} (set `skip_bad_rows` to skip and count such rows)");

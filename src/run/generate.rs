@@ -1,5 +1,5 @@
 //! `--generate "prompt"`: generates text with a checkpoint, a model directory, or an adapter's and its base model,
-//! sharded over ranks, and streams it to standard output; of a file of prompts, all at once, as JSON lines. Never
+//! sharded over ranks, and streams it to standard output; of prompts in rows, all at once, as JSON lines. Never
 //! trains and writes no file.
 
 /// A conversation in a terminal.
@@ -14,7 +14,7 @@ pub mod prompts;
 use crate::base::{Error, Result};
 use crate::comm::Mesh;
 use crate::comm::env::RankEnv;
-use crate::data::Tokenizer;
+use crate::data::{JsonRow, Tokenizer};
 use crate::engine::{Generator, Prompt, Sampled};
 use crate::run::launch::{self, Launch, RankJob};
 use crate::run::plan::data;
@@ -61,7 +61,7 @@ struct Request {
     prompts: Vec<Prompt>,
     /// Maximum number of new tokens.
     count: usize,
-    /// Texts are JSON lines: of a file of prompts, or several of one.
+    /// Texts are JSON lines: of prompts in rows, or several of one.
     lines: bool,
 }
 
@@ -69,11 +69,8 @@ impl Request {
     fn new(s: Settings, launched: Option<&RankEnv>, prompt: &str) -> Result<Request> {
         let mut model = TextModel::new(s, launched)?;
         let samples = set(&model.settings.generate.group_size, "generate.group_size")?;
-        let is_file = prompt.ends_with(prompts::FILE);
-        let asked = match is_file {
-            true => prompts::read(Path::new(prompt))?,
-            false => vec![PromptRow { place: "--generate: the prompt".into(), asked: PromptKind::Text(prompt.into()) }],
-        };
+        let is_file = prompts::is_file(prompt);
+        let asked = asked(&mut model.settings, prompt, is_file)?;
         let format = data::format(&model.settings.data, &model.tokenizer)?;
         let encoder = PromptEncoder::new(&model.settings, format, &model.tokenizer, &model.spec);
         let tokens = asked.iter().map(|row| encoder.encode(row)).collect::<Result<Vec<_>>>()?;
@@ -147,6 +144,21 @@ impl Request {
             _ => Ok(()),
         }
     }
+}
+
+/// The prompts: `prompt` itself, or those of its rows.
+fn asked(s: &mut Settings, prompt: &str, is_file: bool) -> Result<Vec<PromptRow>> {
+    let (key, most) = (prompts::key(s)?, s.data.max_samples);
+    if is_file && most == Some(0) {
+        return Err(Error::input("max_samples is 0; it must be at least 1"));
+    }
+    if is_file {
+        return prompts::read("--generate", Path::new(prompt), key, most.unwrap_or(usize::MAX));
+    }
+    let idle: Vec<String> = prompts::without_rows(s).collect();
+    s.notes.extend(idle);
+    let (place, asked) = ("--generate: the prompt".into(), PromptKind::Text(prompt.into()));
+    Ok(vec![PromptRow { place, asked, fields: JsonRow::new() }])
 }
 
 /// Generated text, streamed to standard output.

@@ -14,35 +14,43 @@ mod program; // rewards of other programs
 mod schema; // JSON schemas
 
 use crate::base::{Error, Result};
-use crate::data::{Format, Tokenizer};
+use crate::data::{Format, RowFiles, Tokenizer};
 use crate::engine::SamplerSize;
 use crate::nn::Spec;
 use crate::run::generate::prompts::{self, PromptEncoder};
 use crate::run::settings::Settings;
+use crate::run::settings::hub::without_weight;
 use crate::run::settings::value::set;
-use serde_json::json;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::Xxh3;
 
 /// Texts of a rank that are written at once, at most.
 pub const TEXTS: usize = 64;
 
-/// The files of prompts.
+/// The files and directories of prompts.
 fn files(s: &Settings) -> Result<Vec<PathBuf>> {
-    let paths = s.data.dataset.iter().flatten().map(PathBuf::from).collect::<Vec<_>>();
-    let wrong = |path: &Path| {
-        Error::input(format!(
-            "--dataset {}: prompts to sample from are rows of a file of JSON lines, whose name ends with {}",
-            path.display(),
-            prompts::FILE
-        ))
-    };
-    match paths.iter().find(|path| !path.to_string_lossy().ends_with(prompts::FILE)) {
-        Some(path) => Err(wrong(path)),
-        None if paths.is_empty() => Err(Error::input("there are no prompts to sample from: add --dataset FILE.jsonl")),
-        None => Ok(paths),
+    let given = s.data.dataset.as_deref().unwrap_or_default();
+    if let Some((path, Some(weight))) = given.iter().map(|path| without_weight(path)).find(|path| path.1.is_some()) {
+        return Err(Error::input(format!(
+            "--dataset {path}:{weight}: prompts are read one path after another, without weights; remove :{weight}"
+        )));
     }
+    match given {
+        [] => Err(Error::input("there are no prompts to sample from: add --dataset FILE")),
+        given => Ok(given.iter().map(PathBuf::from).collect()),
+    }
+}
+
+/// The data set that a run reads in place of its prompts: see [Note: prompts as groups].
+pub struct Placeholders {
+    pub path: PathBuf,
+    /// The files of the prompts.
+    pub made: RowFiles,
+    /// Rows that were skipped, and the first of them.
+    pub bad: u64,
+    pub first_bad: Option<String>,
 }
 
 /// Refuses what sampling cannot do.
@@ -57,6 +65,7 @@ pub fn check(s: &Settings) -> Result<()> {
         ));
     }
     rewards::Rewards::check(s)?;
+    prompts::key(s)?;
     files(s).map(|_| ())
 }
 
@@ -76,34 +85,58 @@ pub fn longest(s: &Settings) -> Result<usize> {
     set(&s.generate.max_new_tokens, "generate.max_new_tokens")
 }
 
-/// The data set of a run that samples: see [Note: prompts as groups].
-/// `dir`: of caches.
+/// The data set of a run that samples. `dir`: of caches.
 pub fn placeholders(
     s: &Settings,
     format: &Format,
     tokenizer: &Tokenizer,
     spec: &Spec,
     dir: &Path,
-) -> Result<Option<Vec<PathBuf>>> {
+) -> Result<Option<Placeholders>> {
     if !s.objective.samples() {
         return Ok(None);
     }
-    let encoder = PromptEncoder::new(s, format.clone(), tokenizer, spec);
+    fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
+    // Ranks that an external launcher started may write it at the same time.
+    let own = dir.join(format!("prompts-{}.partial", std::process::id()));
+    let written = write(s, &PromptEncoder::new(s, format.clone(), tokenizer, spec), dir, &own);
+    if written.is_err() {
+        let _ = fs::remove_file(&own); // the error is reported
+    }
+    written.map(Some)
+}
+
+/// Writes the data set to `own`, and renames that.
+fn write(s: &Settings, encoder: &PromptEncoder, dir: &Path, own: &Path) -> Result<Placeholders> {
     let rewards = rewards::Rewards::new(s)?;
     let (count, group) = (longest(s)?, set(&s.generate.group_size, "generate.group_size")?);
-    let mut text = String::new();
-    let mut index = 0;
-    let mut shortest = usize::MAX;
-    for path in files(s)? {
-        for (row, fields) in prompts::rows(&path)? {
-            rewards.check_row(&fields, &row.place)?;
-            let ids = encoder.encode(&row)?;
-            shortest = shortest.min(ids.len());
-            let sample = json!({"ids": vec![0; count], "logprobs": vec![0; count], "reward": index});
-            text += &json!({"prompt_ids": ids, "samples": vec![sample; group]}).to_string();
-            text.push('\n');
-            index += 1;
-        }
+    let io = |e| Error::io("write", own, e);
+    let mut out = BufWriter::new(File::create(own).map_err(io)?);
+    let (zeros, mut hash) = (format!("{:?}", vec![0; count]), Xxh3::new());
+    let (mut index, mut shortest, mut bad, mut first_bad) = (0, usize::MAX, 0, None);
+    let made = prompts::each(&files(s)?, prompts::key(s)?, &mut |row| {
+        let ids = row.and_then(|row| {
+            rewards.check_row(&row.fields, &row.place)?;
+            encoder.encode(&row)
+        });
+        let ids = match ids {
+            Err(Error::Input(what)) if s.data.skip_bad_rows == Some(true) => {
+                (index, bad) = (index + 1, bad + 1);
+                first_bad.get_or_insert(what);
+                return Ok(());
+            }
+            ids => ids?,
+        };
+        shortest = shortest.min(ids.len());
+        let sample = format!("{{\"ids\": {zeros}, \"logprobs\": {zeros}, \"reward\": {index}}}");
+        let line = format!("{{\"prompt_ids\": {ids:?}, \"samples\": [{}]}}\n", vec![sample; group].join(", "));
+        index += 1;
+        hash.update(line.as_bytes());
+        out.write_all(line.as_bytes()).map_err(io)
+    })?;
+    out.flush().map_err(io)?;
+    if let Some(first) = first_bad.as_ref().filter(|_| bad == index) {
+        return Err(Error::input(format!("`dataset` {}: none of its {bad} rows has a prompt: {first}", made.what)));
     }
     if let Some(most) = s.data.max_len.filter(|&most| shortest + count > most) {
         return Err(Error::input(format!(
@@ -111,13 +144,9 @@ pub fn placeholders(
              sample up to {count}. Lower --max-new-tokens, or raise --max-len"
         )));
     }
-    let path = dir.join(format!("prompts-{:016x}.jsonl", xxh3_64(text.as_bytes())));
-    if !path.exists() {
-        let io = |e| Error::io("write", &path, e);
-        fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
-        // Ranks that an external launcher started may write it at the same time.
-        let own = path.with_extension(format!("{}", std::process::id()));
-        fs::write(&own, &text).and_then(|()| fs::rename(&own, &path)).map_err(io)?;
-    }
-    Ok(Some(vec![path]))
+    let path = dir.join(format!("prompts-{:016x}.jsonl", hash.digest()));
+    // Its tokens are cached by when it was written.
+    let kept = if path.exists() { fs::remove_file(own) } else { fs::rename(own, &path) };
+    kept.map_err(|e| Error::io("write", &path, e))?;
+    Ok(Placeholders { path, made, bad, first_bad })
 }

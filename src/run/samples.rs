@@ -31,9 +31,10 @@ pub fn main(mut s: Settings, launched: Option<&RankEnv>, count: u64, look: Sampl
     let spec = model::spec(&mut s, &tokenizer)?;
     let tokenizer = tokenizer.for_model(spec.vocab);
     let objective = objective::objective(&s)?;
-    let parts = RunData::options(&s, &tokenizer, &spec)?.train;
+    let data = RunData::options(&s, &tokenizer, &spec)?;
+    let parts = &data.train;
     let (several, mut out) = (parts.len() > 1, BufWriter::new(stdout()));
-    for (options, _) in &parts {
+    for (options, _) in parts {
         let name = options.paths.first().filter(|_| several).map(|path| path.display().to_string());
         let mut show = |row: u64, content: PreviewRow| {
             let text = match look {
@@ -43,6 +44,7 @@ pub fn main(mut s: Settings, launched: Option<&RankEnv>, count: u64, look: Sampl
             out.write_all(text.as_bytes()).map_err(|e| Error::io("write", "standard output", e))
         };
         let shown = Dataset::preview(options, count, &mut show)
+            .map_err(|e| data.of_training(e))
             .and_then(|()| out.flush().map_err(|e| Error::io("write", "standard output", e)));
         match shown {
             // A reader that stops early (`| head`) is not a failure.

@@ -66,7 +66,7 @@ pub const VERBS: [VerbLine; 14] = [
     },
     VerbLine {
         name: "generate",
-        about: "continue a prompt, or all prompts of FILE.jsonl at once",
+        about: "continue a prompt, or all prompts in a file of rows at once",
         words: &[MODEL, ("PROMPT", "--generate")],
         flags: &[],
         instead: &[NO_MODEL, &["--generate"]],

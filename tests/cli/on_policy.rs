@@ -1,8 +1,11 @@
 //! GRPO that samples what it learns from: rewards rise, samples are exactly on-policy and do not depend on the mesh, a
 //! resumed run continues with the same bits, and a reward that cannot be computed ends the run by name.
 use crate::common::runs::{Dir, FSDP, events, unlaunched};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 use std::fs;
+use std::io::Write;
 use std::process::Output;
 
 const TINY: &str = "--objective grpo --dataset p.jsonl --tokenizer bytes --embed-dim 16 --num-layers 1 --num-heads 2 \
@@ -12,7 +15,13 @@ const TINY: &str = "--objective grpo --dataset p.jsonl --tokenizer bytes --embed
 fn run(dir: &Dir, flags: &[&str]) -> Output {
     let mut command = unlaunched(FSDP);
     command.env("FLATSHARD_CACHE_DIR", dir.path("cache")).current_dir(dir.path(""));
-    command.args(TINY.split_whitespace()).args(["--metrics-path", "m.jsonl"]).args(flags).output().unwrap()
+    let mut own = TINY.to_string();
+    for (flag, value) in [("--dataset", "p.jsonl"), ("--max-len", "32")] {
+        if flags.contains(&flag) {
+            own = own.replace(&format!("{flag} {value}"), "");
+        }
+    }
+    command.args(own.split_whitespace()).args(["--metrics-path", "m.jsonl"]).args(flags).output().unwrap()
 }
 /// The steps of a tiny run.
 #[track_caller]
@@ -173,11 +182,111 @@ fn a_reward_that_cannot_be_computed_names_the_row_and_the_command() {
         let ended = run(&dir, &flags);
         let text = String::from_utf8_lossy(&ended.stderr).into_owned();
         assert_eq!(ended.status.code(), Some(1), "{text}");
-        assert!([says, command, "p.jsonl:1, sample 0", "step 1"].iter().all(|part| text.contains(part)), "{text}");
+        assert!(
+            [says, command, "p.jsonl: line 1, sample 0", "step 1"].iter().all(|part| text.contains(part)),
+            "{text}"
+        );
         assert!(events(&dir.path("m.jsonl"), "step").is_empty());
     }
     fs::write(dir.path("p.jsonl"), "{\"prompt\": \"a\"}\n").unwrap();
     let ended = run(&dir, &["--batch-size", "1", "--nproc-per-node", "1", "--reward", "exact"]);
     let text = String::from_utf8_lossy(&ended.stderr);
-    assert!(ended.status.code() == Some(2) && text.contains("p.jsonl:1 has no `answer`"), "{text}");
+    assert!(ended.status.code() == Some(2) && text.contains("p.jsonl: line 1 has no `answer`"), "{text}");
+}
+
+/// The prompts of the groups in a file of recorded rollouts, as text of bytes.
+fn asked(dir: &Dir, name: &str) -> Vec<String> {
+    let text = fs::read_to_string(dir.path(name)).unwrap();
+    let prompt = |line: &str| {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let ids = row["prompt_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u8);
+        String::from_utf8(ids.collect()).unwrap()
+    };
+    text.lines().map(prompt).collect()
+}
+
+/// A reward's program gets the fields of the row that the prompt is from.
+#[test]
+fn prompts_come_from_every_kind_of_file_of_rows() {
+    let dir = Dir::new();
+    let rows: Vec<Value> =
+        (0..4).map(|i| json!({"question": format!("why {i}"), "answer": i.to_string(), "source": "w"})).collect();
+    let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
+    let mut gz = GzEncoder::new(fs::File::create(dir.path("p.jsonl.gz")).unwrap(), Compression::default());
+    gz.write_all(lines.as_bytes()).unwrap();
+    gz.finish().unwrap();
+    fs::write(dir.path("p.json"), json!(rows).to_string()).unwrap();
+    let csv: String = (0..4).map(|i| format!("why {i},{i},w\n")).collect();
+    fs::write(dir.path("p.csv"), format!("question,answer,source\n{csv}")).unwrap();
+    fs::create_dir(dir.path("folder")).unwrap();
+    for (name, part) in [("a.jsonl", 0..2), ("b.jsonl", 2..4)] {
+        let half: String = rows[part].iter().map(|row| format!("{row}\n")).collect();
+        fs::write(dir.path("folder").join(name), half).unwrap();
+    }
+    let program = r#"while read -r l; do case "$l" in *'"source":"w"'*) echo 1;; *) echo 0;; esac; done"#;
+    let flags = "--nproc-per-node 1 --batch-size 4 --max-steps 1";
+    let mut first: Option<Value> = None;
+    for (data, key) in [
+        ("p.json", "--input-key"),
+        ("p.jsonl.gz", "--prompt-key"),
+        ("p.csv", "--prompt-key"),
+        ("folder", "--input-key"),
+        ("folder/a.jsonl folder/b.jsonl", "--input-key"),
+    ] {
+        let _ = fs::remove_file(dir.path("r.jsonl"));
+        let flags = format!("{flags} --record-rollouts r.jsonl {key} question --dataset {data}");
+        let step = train(&dir, &flags, &[program]).remove(0);
+        assert_eq!(asked(&dir, "r.jsonl"), ["why 0", "why 1", "why 2", "why 3"], "{data}");
+        assert_eq!(number(&step, "reward_mean"), 1.0, "{data}: {step}");
+        let same = first.get_or_insert(step.clone());
+        for key in ["loss", "entropy", "completion_tokens"] {
+            assert_eq!(step[key], same[key], "{data}: {key}");
+        }
+    }
+}
+
+/// Rows that are no prompts end the run, or are skipped and counted, and rewards get the row of the sample's prompt.
+#[test]
+fn skipped_and_dropped_prompts_are_counted_and_the_file_is_named() {
+    let dir = Dir::new();
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/golden/parquet/prompts.parquet");
+    fs::copy(golden, dir.path("q.parquet")).unwrap();
+    fs::write(dir.path("chat.jinja"), "{% for m in messages %}{{ m.content }}{% endfor %}").unwrap();
+    let flags = "--dataset q.parquet --input-key q --nproc-per-node 1 --batch-size 5 --max-len 48 --max-positions 512 --max-steps 1 \
+                 --apply-chat-template --tokenizer-chat-template chat.jinja --record-rollouts r.jsonl --reward";
+    let flags: Vec<&str> = flags.split_whitespace().collect();
+    let refused = run(&dir, &[&flags[..], &["length:9"]].concat());
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(2) && text.contains("q.parquet: row 5 (from 0) is empty"), "{text}");
+    // 1 for the row's own answer to its prompt: the prompt of row 6 is a Chinese character.
+    let program = r#"while read -r l; do
+        case "$l" in *'"id":0'*'"q":"What'*|*'"id":1'*|*'"id":3'*|*'"id":4'*|*'"id":6'*) echo 1;; *) echo 0;; esac; done"#;
+    let ran = run(&dir, &[&flags[..], &[program, "--skip-bad-rows"]].concat());
+    let text = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert!(ran.status.success(), "{text}");
+    assert_eq!(asked(&dir, "r.jsonl").len(), 5);
+    assert_eq!(asked(&dir, "r.jsonl")[4], "漢");
+    assert_eq!(number(&events(&dir.path("m.jsonl"), "step")[0], "reward_mean"), 1.0);
+    let line = text.lines().find(|line| line.starts_with("data ")).unwrap();
+    for part in ["q.parquet: 1 file", "in 5 groups", "1 group dropped", "1 bad row skipped (the first: ", "is empty"] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    assert!(!line.contains("prompts-") && !line.contains("not read"), "{line}");
+    // Both keys, weights, and a file without prompts.
+    for (more, says) in [
+        ("--prompt-key id", "--prompt-key id and --input-key q both name the field"),
+        ("--input-key nothing", "has no `nothing`; its keys are: id, q, blob, a"),
+        ("--dataset q.parquet:0.5", "without weights"),
+        ("--dataset chat.jinja", "chat.jinja: holds text, not rows"),
+        ("--max-len 4 --skip-bad-rows", "--max-len 4 has no room for any prompt"),
+        ("--output-key a", "the data set has prompts, whose samples are trained on"),
+    ] {
+        let (words, mut flags) = (more.split_whitespace().collect::<Vec<_>>(), flags.clone());
+        if let Some(at) = flags.iter().position(|flag| *flag == words[0]) {
+            flags.drain(at..at + 2);
+        }
+        let ended = run(&dir, &[&flags[..], &["length:9"], &words].concat());
+        let text = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(ended.status.code() == Some(2) && text.contains(says), "{more}: {text}");
+    }
 }

@@ -16,8 +16,9 @@ fn run(dir: &Dir, flags: &str) -> Output {
 #[track_caller]
 fn train(dir: &Dir, flags: &str) -> Vec<Value> {
     let _ = fs::remove_file(dir.path("m.jsonl"));
+    let data = if flags.contains("--dataset") { "" } else { "--dataset p.jsonl" };
     let flags = format!(
-        "--objective distill --on-policy --teacher teacher --dataset p.jsonl --embed-dim 16 --max-new-tokens 4 \
+        "--objective distill --on-policy --teacher teacher {data} --embed-dim 16 --max-new-tokens 4 \
          --metrics-path m.jsonl {flags}"
     );
     let ended = run(dir, &flags);
@@ -77,6 +78,14 @@ fn samples_do_not_depend_on_the_mesh_and_a_run_resumes() {
     }
     assert_eq!(alone[0]["completion_tokens"], other[0]["completion_tokens"]);
     assert!(alone.iter().chain(&other).all(|step| number(step, "logprob_mismatch") == 0.0), "{alone:?} {other:?}");
+    // Prompts in another file, in a field that is named.
+    let row = |i: usize| json!({"question": format!("{i} of"), "prompt": "wrong"});
+    fs::write(dir.path("p.json"), json!((0..16).map(row).collect::<Vec<_>>()).to_string()).unwrap();
+    let of =
+        |key: &str| train(&dir, &format!("{flags} --nproc-per-node 1 --batch-size 4 --dataset p.json {key} question"));
+    for key in ["--prompt-key", "--input-key"] {
+        assert_eq!(number(&of(key)[3], "reverse_kl"), number(&alone[3], "reverse_kl"), "{key}");
+    }
     let more = "--lr 0.01 --group-size 2 --nproc-per-node 1 --batch-size 4 --ckpt-dir ck";
     train(&dir, &format!("{more} --max-steps 2"));
     let rest = train(&dir, &format!("{more} --max-steps 4 --resume auto"));
@@ -97,7 +106,8 @@ fn what_cannot_be_distilled_is_refused() {
         (format!("{on_policy} --teacher teacher --reward json"), "--objective grpo"),
         (format!("{on_policy} --teacher teacher --ring-attn-size 2"), "off-policy"),
         (format!("{on_policy} --teacher teacher --device sim"), "--device cpu"),
-        (format!("{on_policy} --teacher teacher --dataset a.txt"), "JSON lines"),
+        (format!("{on_policy} --teacher teacher").replace("p.jsonl", "none"), "none: no such file or directory"),
+        (format!("{on_policy} --teacher teacher --chosen-key a"), "single answers"),
     ] {
         let ended = run(&dir, &flags);
         let text = String::from_utf8_lossy(&ended.stderr);

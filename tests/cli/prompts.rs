@@ -62,21 +62,29 @@ fn texts_of_a_file_are_those_of_each_prompt_alone() {
 fn rows_that_are_no_prompts_are_refused_by_line() {
     let dir = model();
     for (row, says) in [
-        ("{}", "p.jsonl:2: has no prompt"),
-        ("[1]", "p.jsonl:2: is not a JSON object"),
-        (r#"{"prompt": 3}"#, "p.jsonl:2: has prompt 3; text, or a list of messages, is expected"),
-        (r#"{"prompt_ids": [9999]}"#, "p.jsonl:2 has token id 9999"),
-        (r#"{"prompt_ids": []}"#, "p.jsonl:2 is empty"),
-        (r#"{"messages": [{"role": "user"}]}"#, "p.jsonl:2 has a message 0 without `content`"),
-        (r#"{"prompt": "a", "system": "b"}"#, "p.jsonl:2 has a system, which text without a chat template"),
-        (r#"{"prompt": "a", "tools": []}"#, "p.jsonl:2 has tools, which text without a chat template"),
+        ("{}", "p.jsonl: line 2 has no prompt"),
+        ("[1]", "p.jsonl: line 2 is not a JSON object"),
+        (r#"{"prompt": NaN}"#, "p.jsonl: line 2 holds NaN"),
+        (r#"{"prompt": 3}"#, "p.jsonl: line 2 has prompt 3; text, or a list of messages, is expected"),
+        (r#"{"prompt_ids": [9999]}"#, "p.jsonl: line 2 has token id 9999"),
+        (r#"{"prompt_ids": []}"#, "p.jsonl: line 2 is empty"),
+        (r#"{"messages": [{"role": "user"}]}"#, "p.jsonl: line 2 has a message 0 without `content`"),
+        (r#"{"prompt": "a", "system": "b"}"#, "p.jsonl: line 2 has a system, which text without a chat template"),
+        (r#"{"prompt": "a", "tools": []}"#, "p.jsonl: line 2 has tools, which text without a chat template"),
     ] {
         fs::write(dir.path("p.jsonl"), format!("{{\"prompt\": \"a\"}}\n{row}\n")).unwrap();
         let (code, out, text) = run(&dir, FLATSHARD, &["generate", "model", "p.jsonl"]);
         assert!(code == 2 && out.is_empty() && text.contains(says), "{row}: {code} {text}");
     }
-    let (code, _, text) = run(&dir, FLATSHARD, &["generate", "model", "none.jsonl"]);
-    assert!(code == 2 && text.contains("none.jsonl"), "{text}");
+    for (word, says) in [
+        ("none.jsonl", "none.jsonl: no such file or directory"),
+        ("none.parquet", "none.parquet: no such file or directory"),
+        ("text.txt", "--generate text.txt: holds text, not rows"),
+        ("model/model.safetensors", "--generate"),
+    ] {
+        let (code, out, text) = run(&dir, FLATSHARD, &["generate", "model", word]);
+        assert!(code == 2 && out.is_empty() && text.contains(says), "{word}: {code} {text}");
+    }
 }
 
 #[test]
@@ -107,4 +115,38 @@ fn what_a_row_gives_its_chat_template_is_in_its_prompt() {
     assert_eq!(texts(&rows, &[]), want);
     // The row's own system message stays.
     assert_eq!(texts(&rows[..1], &["--system-prompt", "other"]), want[..1]);
+}
+
+/// Every file of rows that data sets have, with the field that is named; and the first rows only.
+#[test]
+fn prompts_are_read_like_data_sets() {
+    let dir = model();
+    let rows: Vec<Value> = (0..3).map(|i| json!({"question": format!("fox {i}"), "prompt": "wrong"})).collect();
+    fs::write(dir.path("p.jsonl"), rows.iter().map(|row| format!("{row}\n")).collect::<String>()).unwrap();
+    fs::write(dir.path("p.json"), json!(rows).to_string()).unwrap();
+    fs::write(dir.path("p.csv"), "question,prompt\nfox 0,wrong\nfox 1,wrong\nfox 2,wrong\n").unwrap();
+    fs::create_dir(dir.path("folder")).unwrap();
+    fs::copy(dir.path("p.jsonl"), dir.path("folder/rows.jsonl")).unwrap();
+    fs::write(dir.path("plain.jsonl"), (0..3).map(|i| format!("{{\"text\": \"fox {i}\"}}\n")).collect::<String>())
+        .unwrap();
+    let flags = ["--max-new-tokens", "4", "--temperature", "0"];
+    let plain = good(&dir, FLATSHARD, &[&["generate", "model", "plain.jsonl"], &flags[..]].concat());
+    assert_eq!(plain.lines().count(), 3);
+    for (file, key) in
+        [("p.jsonl", "--input-key"), ("p.json", "--prompt-key"), ("p.csv", "--input-key"), ("folder", "--input-key")]
+    {
+        let out = good(&dir, FLATSHARD, &[&["generate", "model", file, key, "question"], &flags[..]].concat());
+        assert_eq!(out, plain, "{file}");
+    }
+    let first =
+        good(&dir, FLATSHARD, &[&["generate", "model", "plain.jsonl", "--max-samples", "2"], &flags[..]].concat());
+    assert_eq!(first, plain.lines().take(2).map(|line| format!("{line}\n")).collect::<String>());
+    // Of a single text nothing is ignored in silence.
+    let (code, _, text) = run(
+        &dir,
+        FLATSHARD,
+        &[&["generate", "model", "fox", "--max-samples", "2", "--input-key", "q"], &flags[..]].concat(),
+    );
+    assert!(code == 0 && text.contains("--max-samples 2 has no effect here: there are no rows"), "{text}");
+    assert!(text.contains("--input-key q has no effect here: there are no rows"), "{text}");
 }

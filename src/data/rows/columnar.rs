@@ -1,10 +1,10 @@
 //! Reads rows of Parquet files, row group by row group, with the values that `datasets` gives in Python. Never reads a
 //! column that no row needs.
-use super::{NumberedRow, ROWS, Rows};
+use super::{NumberedRow, ROWS, RawRow, RowUse, Rows};
 use crate::base::{Error, Result, open};
-use crate::data::fields::{FOREIGN, JsonRow, RowFault};
+use crate::data::fields::{FOREIGN, JsonRow, RowFault, RowResult};
 use crate::data::place::TokenPlace;
-use crate::data::recipe::TokenizedRow;
+use crate::data::recipe::{Outcome, Recipe, TokenizedRow};
 use parquet::basic::{ConvertedType, LogicalType, Type as Physical};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
@@ -13,6 +13,18 @@ use parquet::schema::types::Type;
 use serde_json::{Map, Number, Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+
+/// A row, with the columns whose values no field accepts.
+struct ColumnRow<'a>(JsonRow, &'a [(String, &'static str)]);
+
+impl RawRow for ColumnRow<'_> {
+    fn tokenize(&self, recipe: &Recipe, out: &mut TokenizedRow) -> RowResult<Outcome> {
+        recipe.row(&self.0, out).map_err(|e| explained(e, self.1))
+    }
+    fn fields(self) -> RowResult<JsonRow> {
+        Ok(self.0)
+    }
+}
 
 impl Rows<'_> {
     /// Row group by row group, reading only the columns that rows need.
@@ -30,25 +42,25 @@ impl Rows<'_> {
         let rows = reader.metadata().file_metadata().num_rows().max(0) as u64;
         let is_read = |name: &str| read.get_fields().iter().any(|field| field.name() == name);
         let unread = schema.get_fields().iter().map(|field| field.name()).filter(|name| !is_read(name));
-        unread.for_each(|name| self.out.unread(&format!("`{name}`"), rows));
-        let recipe = self.recipe;
-        let make = |row: &JsonRow, out: &mut TokenizedRow| recipe.row(row, out).map_err(|e| explained(e, &others));
+        if let RowUse::Tokens(_, out) = &mut self.to {
+            unread.for_each(|name| out.unread(&format!("`{name}`"), rows));
+        }
         let place = |n| TokenPlace::Row(path, n);
-        let (mut piece, mut number): (Vec<NumberedRow<JsonRow>>, u64) = (Vec::new(), 0);
+        let (mut piece, mut number): (Vec<NumberedRow<ColumnRow>>, u64) = (Vec::new(), 0);
         for group in 0..reader.num_row_groups() {
             let group = caught(|| reader.get_row_group(group)).map_err(bad)?;
             let mut rows = caught(|| RowIter::from_row_group(columns.clone(), &*group)).map_err(bad)?;
             // A damaged page corrupts everything after it: this is not the fault of one row.
             while let Some(row) = caught(|| rows.next().transpose()).map_err(bad)? {
                 let row = row.into_columns().into_iter().map(|(name, field)| (name, value(field))).collect();
-                piece.push((number, Ok(row)));
+                piece.push((number, Ok(ColumnRow(row, &others))));
                 number += 1;
                 if piece.len() == ROWS {
-                    self.put(&mut piece, &make, &place)?;
+                    self.put(&mut piece, &place)?;
                 }
             }
         }
-        self.put(&mut piece, &make, &place)
+        self.put(&mut piece, &place)
     }
 }
 

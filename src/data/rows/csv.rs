@@ -1,19 +1,26 @@
 //! Reads tables of text: fields between commas or tabs, quoted as RFC 4180 says, after a header. Never guesses a type:
 //! a value is a string, or absent where the field is empty.
-use super::{BYTES, LONGEST, NumberedRow, ROWS, Rows, too_long};
+use super::{BYTES, LONGEST, NumberedRow, ROWS, RawRow, Rows, too_long};
 use crate::base::{Error, Result};
 use crate::data::content::{self, failed};
 use crate::data::fields::{JsonRow, RowResult};
 use crate::data::place::TokenPlace;
-use crate::data::recipe::TokenizedRow;
+use crate::data::recipe::{Outcome, Recipe, TokenizedRow};
 use serde_json::Value;
 use std::io::{self, BufRead, Read};
 use std::path::Path;
 
+impl RawRow for JsonRow {
+    fn tokenize(&self, recipe: &Recipe, out: &mut TokenizedRow) -> RowResult<Outcome> {
+        recipe.row(self, out)
+    }
+    fn fields(self) -> RowResult<JsonRow> {
+        Ok(self)
+    }
+}
+
 impl Rows<'_> {
     pub fn table(&mut self, path: &Path, delimiter: u8) -> Result<()> {
-        let recipe = self.recipe;
-        let make = |row: &JsonRow, out: &mut TokenizedRow| recipe.row(row, out);
         let place = |n| TokenPlace::Line(path, n);
         let wrong = |e| match e {
             BrokenTable::Io(e) => failed(path, e),
@@ -30,18 +37,18 @@ impl Rows<'_> {
                 Ok(Some(record)) => record,
                 Ok(None) => break,
                 Err(e) => {
-                    self.put(&mut piece, &make, &place)?; // an error in an earlier row is reported first
+                    self.put(&mut piece, &place)?; // an error in an earlier row is reported first
                     return Err(wrong(e));
                 }
             };
             bytes += records.last.len();
             piece.push((record.0, record.1.and_then(|fields| row(&header, fields))));
             if piece.len() == ROWS || bytes >= BYTES {
-                self.put(&mut piece, &make, &place)?;
+                self.put(&mut piece, &place)?;
                 bytes = 0;
             }
         }
-        self.put(&mut piece, &make, &place)
+        self.put(&mut piece, &place)
     }
 }
 

@@ -1,14 +1,28 @@
 //! Reads rows of JSON: an array, an array within an object, or an object per line. Never holds more than one chunk of
 //! rows.
-use super::{BYTES, LONGEST, NumberedRow, ROWS, Rows, too_long};
+use super::{BYTES, LONGEST, NumberedRow, ROWS, RawRow, Rows, too_long};
 use crate::base::{Error, Result};
 use crate::data::array::{self, Broken, Elements, Lists};
 use crate::data::content::{self, failed};
+use crate::data::fields::{JsonRow, RowResult};
+use crate::data::json;
 use crate::data::kind::FileForm;
 use crate::data::place::TokenPlace;
-use crate::data::recipe::TokenizedRow;
+use crate::data::recipe::{Outcome, Recipe, TokenizedRow};
 use std::io::{BufRead, Read};
 use std::path::Path;
+
+impl RawRow for Vec<u8> {
+    fn tokenize(&self, recipe: &Recipe, out: &mut TokenizedRow) -> RowResult<Outcome> {
+        recipe.line(self, out)
+    }
+    fn fields(self) -> RowResult<JsonRow> {
+        match json::object(&self)? {
+            (row, None) => Ok(row),
+            (_, Some(number)) => Err(format!("holds {number}, which is not a number of JSON: write null")),
+        }
+    }
+}
 
 impl Rows<'_> {
     /// Rows that are laid out as `form` says.
@@ -24,8 +38,6 @@ impl Rows<'_> {
     }
 
     fn array(&mut self, path: &Path, elements: &mut Elements<impl BufRead>) -> Result<()> {
-        let recipe = self.recipe;
-        let make = |element: &Vec<u8>, row: &mut TokenizedRow| recipe.line(element, row);
         let place = |n| TokenPlace::Row(path, n);
         let (mut piece, mut bytes): (Vec<NumberedRow<Vec<u8>>>, usize) = (Vec::new(), 0);
         for number in 0.. {
@@ -38,16 +50,16 @@ impl Rows<'_> {
                 }
                 Ok(None) => piece.push((number, Err(too_long()))),
                 Err(broken) => {
-                    self.put(&mut piece, &make, &place)?; // an error in an earlier row is reported first
+                    self.put(&mut piece, &place)?; // an error in an earlier row is reported first
                     return Err(error(path, broken, &place(number)));
                 }
             }
             if piece.len() == ROWS || bytes >= BYTES {
-                self.put(&mut piece, &make, &place)?;
+                self.put(&mut piece, &place)?;
                 bytes = 0;
             }
         }
-        self.put(&mut piece, &make, &place)
+        self.put(&mut piece, &place)
     }
 
     /// The only list of objects in an object.
@@ -69,8 +81,6 @@ impl Rows<'_> {
 
     /// One row per line; blank lines are skipped.
     fn lines(&mut self, path: &Path, mut file: impl BufRead) -> Result<()> {
-        let recipe = self.recipe;
-        let make = |line: &Vec<u8>, row: &mut TokenizedRow| recipe.line(line, row);
         let (mut piece, mut bytes): (Vec<NumberedRow<Vec<u8>>>, usize) = (Vec::new(), 0);
         for number in 1.. {
             let mut line = Vec::new();
@@ -78,7 +88,7 @@ impl Rows<'_> {
             let n = match read {
                 Ok(n) => n,
                 Err(e) => {
-                    self.put(&mut piece, &make, &|n| TokenPlace::Line(path, n))?;
+                    self.put(&mut piece, &|n| TokenPlace::Line(path, n))?;
                     return Err(failed(path, e));
                 }
             };
@@ -93,11 +103,11 @@ impl Rows<'_> {
                 piece.push((number, Ok(line)));
             }
             if piece.len() == ROWS || bytes >= BYTES {
-                self.put(&mut piece, &make, &|n| TokenPlace::Line(path, n))?;
+                self.put(&mut piece, &|n| TokenPlace::Line(path, n))?;
                 bytes = 0;
             }
         }
-        self.put(&mut piece, &make, &|n| TokenPlace::Line(path, n))
+        self.put(&mut piece, &|n| TokenPlace::Line(path, n))
     }
 }
 

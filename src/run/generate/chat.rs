@@ -3,6 +3,7 @@
 use super::TextStream;
 use super::ends::end_of_turn;
 use super::model::TextModel;
+use super::prompts;
 use crate::base::{Error, Result};
 use crate::comm::env::RankEnv;
 use crate::comm::shm::Arena;
@@ -52,7 +53,8 @@ pub fn main(mut s: Settings, launched: Option<&RankEnv>) -> Result<()> {
         ));
     };
     model.tokenizer.usable()?;
-    RunLog::open(&settings.watch, None)?.notes(&settings.notes);
+    let idle = prompts::without_rows(settings);
+    RunLog::open(&settings.watch, None)?.notes(&settings.notes.iter().cloned().chain(idle).collect::<Vec<_>>());
     let system = settings.generate.system_prompt.clone();
     let plan = model.plan(context - count, count, 1)?;
     model.load(&env, &plan, |generator, _| {

@@ -1,28 +1,35 @@
-//! Prompts of a command line, or of the rows of a file, and their tokens. Never runs a model.
-use crate::base::{Error, Result, open, quote};
-use crate::data::{Format, Tokenizer};
+//! Prompts of a command line, or of rows, and their tokens. Never runs a model.
+use crate::base::{Error, Result, quote};
+use crate::data::{Format, JsonRow, RowFiles, RowResult, Tokenizer, each_row};
 use crate::nn::Spec;
 use crate::run::settings::Settings;
-use serde_json::{Map, Value};
-use std::path::Path;
+use crate::run::settings::defaults::defaults;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
 
-/// How the name of a file of prompts ends.
-pub const FILE: &str = ".jsonl";
+/// How names of files of rows end.
+const FILES: [&str; 9] =
+    [".jsonl", ".json", ".csv", ".tsv", ".parquet", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst"];
+const IDS: &str = "prompt_ids";
+const MESSAGES: &str = "messages";
+/// Fields that hold a prompt; the first of a row counts.
+const FIELDS: [&str; 4] = [IDS, "prompt", MESSAGES, "text"];
 
-/// What a row asks for.
+/// What a prompt is.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PromptKind {
     Text(String),
-    /// A row whose field of that name is text or messages.
-    Row(&'static str, Map<String, Value>),
+    /// Text or messages in this field of the row.
+    Field(String),
     Ids(Vec<u32>),
 }
 
-/// A prompt, and where it is from, for messages.
+/// A prompt, where it is from, for messages, and all fields of its row.
 #[derive(Clone, Debug)]
 pub struct PromptRow {
     pub place: String,
     pub asked: PromptKind,
+    pub fields: JsonRow,
 }
 
 impl PromptRow {
@@ -30,7 +37,7 @@ impl PromptRow {
     pub fn shown(&self, tokenizer: &Tokenizer) -> String {
         match &self.asked {
             PromptKind::Text(text) => text.clone(),
-            PromptKind::Row(key, row) => shown(&row[*key]),
+            PromptKind::Field(key) => shown(&self.fields[key]),
             PromptKind::Ids(ids) => tokenizer.decode(ids),
         }
     }
@@ -50,44 +57,101 @@ fn shown(asked: &Value) -> String {
     }
 }
 
-/// The rows of a file of JSON lines: `prompt` (text or messages), `messages`, `text`, or `prompt_ids`.
-pub fn read(path: &Path) -> Result<Vec<PromptRow>> {
-    Ok(rows(path)?.into_iter().map(|(prompt, _)| prompt).collect())
+/// Whether `prompt` names a file of prompts: it is a path, or a word that ends like one, as hardly any text does.
+pub fn is_file(prompt: &str) -> bool {
+    let word = !prompt.contains(char::is_whitespace);
+    Path::new(prompt).exists() || word && FILES.iter().any(|ending| prompt.ends_with(ending))
 }
 
-/// The same with all fields of each row.
-pub fn rows(path: &Path) -> Result<Vec<(PromptRow, Map<String, Value>)>> {
-    let bytes = open::read(path).map_err(|e| Error::input(format!("{}: {e}", path.display())))?;
-    let text = String::from_utf8(bytes).map_err(|_| Error::input(format!("{}: is not UTF-8", path.display())))?;
-    let mut rows = Vec::new();
-    for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let place = format!("{}:{}", path.display(), i + 1);
-        let bad = |what: String| Error::input(format!("{place}: {what}"));
-        let row: Map<String, Value> =
-            serde_json::from_str(line).map_err(|e| bad(format!("is not a JSON object ({e})")))?;
-        let asked = asked(&row).map_err(bad)?;
-        rows.push((PromptRow { place, asked }, row));
-    }
-    if rows.is_empty() {
-        return Err(Error::input(format!("{}: has no prompts; each line is one, as a JSON object", path.display())));
-    }
-    Ok(rows)
+/// `prompt_key` and `input_key`, if they are given.
+fn keys(s: &Settings) -> [Option<&str>; 2] {
+    let prompt = s.objective.prompt_key.as_deref().filter(|key| defaults()["objective"]["prompt_key"] != *key);
+    [prompt, s.data.input_key.as_deref()]
 }
 
-fn asked(row: &Map<String, Value>) -> std::result::Result<PromptKind, String> {
-    let field = |name| row.get(name).filter(|value| !value.is_null()).map(|value| (name, value));
-    let Some((name, value)) = ["prompt_ids", "prompt", "messages", "text"].into_iter().find_map(field) else {
-        return Err("has no prompt: name it `prompt`, `messages`, `text` or `prompt_ids`".into());
+/// What is said of settings about rows of prompts where there are none.
+pub fn without_rows(s: &Settings) -> impl Iterator<Item = String> {
+    let ([prompt, input], most) = (keys(s), s.data.max_samples.map(|n| n.to_string()));
+    let given =
+        [("prompt-key", prompt.map(String::from)), ("input-key", input.map(String::from)), ("max-samples", most)];
+    let says = |(flag, value): (&str, Option<String>)| {
+        value.map(|value| format!("--{flag} {value} has no effect here: there are no rows of prompts"))
     };
-    match value {
-        Value::Array(ids) if name == "prompt_ids" => {
+    given.into_iter().filter_map(says)
+}
+
+/// The field of the prompt that the settings name.
+pub fn key(s: &Settings) -> Result<Option<&str>> {
+    match keys(s).into() {
+        (Some(one), Some(other)) if one != other => Err(Error::input(format!(
+            "--prompt-key {one} and --input-key {other} both name the field of the prompt: remove one"
+        ))),
+        (prompt, input) => Ok(prompt.or(input)),
+    }
+}
+
+/// Passes on the prompts in the rows at `paths`, in order, or what is wrong with one. They are in the field `key`, or
+/// in the first of [`FIELDS`].
+pub fn each(
+    paths: &[PathBuf],
+    key: Option<&str>,
+    each: &mut dyn FnMut(Result<PromptRow>) -> Result<()>,
+) -> Result<RowFiles> {
+    let mut any = false;
+    let made = each_row(paths, &mut |place, row| {
+        any = true;
+        let row = row.and_then(|mut fields| Ok((asked(&mut fields, key)?, fields)));
+        each(match row {
+            Ok((asked, fields)) => Ok(PromptRow { place, asked, fields }),
+            Err(fault) => Err(Error::input(format!("{place} {fault}"))),
+        })
+    })?;
+    match any {
+        true => Ok(made),
+        false => Err(Error::input(format!("`dataset` {}: no rows: the file is empty", made.what))),
+    }
+}
+
+/// The first prompts in the rows at `path`, which `flag` names, at most `most`.
+pub fn read(flag: &str, path: &Path, key: Option<&str>, most: usize) -> Result<Vec<PromptRow>> {
+    let mut prompts = Vec::new();
+    let read = each(&[path.to_path_buf()], key, &mut |prompt| {
+        if prompts.len() == most {
+            return Err(Error::Reported); // ends the reader
+        }
+        prompts.push(prompt?);
+        Ok(())
+    });
+    match read {
+        Err(Error::Input(text)) => Err(Error::Input(text.replace("`dataset`", flag))),
+        Err(Error::Reported) | Ok(_) => Ok(prompts),
+        Err(other) => Err(other),
+    }
+}
+
+fn asked(row: &mut JsonRow, key: Option<&str>) -> RowResult<PromptKind> {
+    let is_given = |name: &&str| row.get(*name).is_some_and(|value| !value.is_null());
+    let keys = || row.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+    let name = match key {
+        Some(key) => Some(key).filter(is_given).ok_or_else(|| format!("has no `{key}`; its keys are: {}", keys()))?,
+        None => FIELDS.into_iter().find(is_given).ok_or_else(|| {
+            let known = "`prompt`, `messages`, `text` or `prompt_ids`";
+            format!("has no prompt in {known}; its keys are: {}. Name the field of the prompt with `input_key`", keys())
+        })?,
+    };
+    // Columns of CSV and Parquet files may hold lists as JSON text.
+    let is_list = |text: &&str| [IDS, MESSAGES].contains(&name) && text.trim_start().starts_with('[');
+    if let Some(text) = row[name].as_str().filter(is_list) {
+        let list = serde_json::from_str(text).map_err(|e| format!("has {name} that are text, but not JSON ({e})"))?;
+        row.insert(name.into(), list);
+    }
+    match &row[name] {
+        Value::Array(ids) if name == IDS => {
             let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
             let all: Option<Vec<u32>> = ids.iter().map(id).collect();
-            all.map(PromptKind::Ids).ok_or_else(|| "has prompt_ids that are no token ids".into())
+            all.map(PromptKind::Ids).ok_or_else(|| format!("has {IDS} that are no token ids"))
         }
-        Value::String(_) | Value::Array(_) | Value::Object(_) if name != "prompt_ids" => {
-            Ok(PromptKind::Row(name, row.clone()))
-        }
+        Value::String(_) | Value::Array(_) | Value::Object(_) if name != IDS => Ok(PromptKind::Field(name.into())),
         other => Err(format!("has {name} {}; text, or a list of messages, is expected", quote(other))),
     }
 }
@@ -108,21 +172,21 @@ impl<'a> PromptEncoder<'a> {
     }
     /// The tokens, with room for at least one more.
     pub fn encode(&self, row: &PromptRow) -> Result<Vec<u32>> {
-        let place = &row.place;
+        let PromptRow { place, asked, fields } = row;
         let mut tokens = Vec::new();
         let bad = |e| Error::input(format!("{place} {e}"));
-        match &row.asked {
+        match asked {
             PromptKind::Ids(ids) => {
                 if let Some(id) = ids.iter().find(|&&id| id as usize >= self.vocab) {
                     return Err(Error::input(format!("{place} has token id {id}, but vocab_size is {}", self.vocab)));
                 }
                 tokens.clone_from(ids);
             }
-            PromptKind::Row(key, row) => {
-                let asked = self.format.asked_by(row, key, self.system);
+            PromptKind::Field(key) => {
+                let asked = self.format.asked_by(fields, key, self.system);
                 match asked.map_err(|what| Error::input(format!("{place} {what}")))? {
                     Some(asked) => self.tokenizer.encode(&asked, &mut tokens).map_err(bad)?,
-                    None => tokens = self.text(place, row[*key].as_str().unwrap_or_default())?,
+                    None => tokens = self.text(place, fields[key].as_str().unwrap_or_default())?,
                 }
             }
             PromptKind::Text(prompt) => tokens = self.text(place, prompt)?,

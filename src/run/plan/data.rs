@@ -5,7 +5,7 @@ use crate::comm::env;
 use crate::data::{Cache, ChatTemplate, DataOptions, Dataset, Format, LoaderOptions, Tokenizer, tokenizer};
 use crate::nn::Spec;
 use crate::run::plan::objective;
-use crate::run::rollouts;
+use crate::run::rollouts::{self, Placeholders};
 use crate::run::settings::Settings;
 use crate::run::settings::data::DataSettings;
 use crate::run::settings::tasks::MAX_TEXT;
@@ -146,16 +146,37 @@ pub struct RunDataOptions {
     /// Each data set to mix, with its weight.
     pub train: Vec<(DataOptions, f64)>,
     pub eval: Option<DataOptions>,
+    /// The setting that names the training data.
+    setting: &'static str,
+    /// What is read in place of prompts.
+    prompts: Option<Placeholders>,
+}
+
+impl RunDataOptions {
+    /// The library's messages say `dataset` for any data set.
+    pub fn of_training(&self, e: Error) -> Error {
+        match (e, &self.prompts) {
+            (Error::Input(text), Some(Placeholders { path, made, .. })) => {
+                Error::Input(text.replace(&path.display().to_string(), &made.what))
+            }
+            (e, _) => in_setting(self.setting, e),
+        }
+    }
 }
 
 impl RunData {
     pub fn open(s: &Settings, tokenizer: &Tokenizer, spec: &Spec) -> Result<RunData> {
         let d = &s.data;
         let options = RunData::options(s, tokenizer, spec)?;
-        let parts = options.train.iter().map(|(options, weight)| Ok((Dataset::open(options)?, *weight)));
+        let open = |part: &DataOptions| Dataset::open(part).map_err(|e| options.of_training(e));
+        let parts = options.train.iter().map(|(part, weight)| Ok((open(part)?, *weight)));
         let train = Dataset::mix(parts.collect::<Result<_>>()?)?;
+        let train = match &options.prompts {
+            Some(Placeholders { made, bad, first_bad, .. }) => train.made_from(made, (*bad, first_bad.as_ref())),
+            None => train,
+        };
         let train = if s.objective.is_grpo() { train } else { train.uncompared() };
-        let eval = options.eval.map(|options| Dataset::open(&options).map_err(of_evaluation)).transpose()?;
+        let eval = options.eval.as_ref().map(Dataset::open).transpose().map_err(|e| in_setting("eval_dataset", e))?;
         if !s.only_converts() {
             train.check_row_settings(&[("packing_samples", d.packing_samples == Some(true))])?;
             let of_rows = eval.as_ref().filter(|eval| eval.has_rows_of_its_own()).unwrap_or(&train);
@@ -170,11 +191,11 @@ impl RunData {
             true => Format::default(), // it reads no data
             false => objective::rows(s, format(d, tokenizer)?)?,
         };
-        let rollouts = match rollouts::placeholders(s, &format, tokenizer, spec, &cache_dir(d))? {
-            _ if s.lora.merge.is_some() => None,
-            None => objective::rollouts(s)?,
-            drawn => drawn,
-        };
+        let merges = s.lora.merge.is_some();
+        let recorded = if merges { None } else { objective::rollouts(s)? };
+        let prompts = if merges { None } else { rollouts::placeholders(s, &format, tokenizer, spec, &cache_dir(d))? };
+        let setting = if recorded.is_some() { "rollouts" } else { "dataset" };
+        let rollouts = prompts.as_ref().map(|prompts| vec![prompts.path.clone()]).or(recorded);
         let sources = rollouts.map_or_else(|| sources(d), |paths| Ok(vec![(paths, 1.0)]))?;
         let eval: Option<Vec<PathBuf>> = d.eval_dataset.as_ref().map(|paths| paths.iter().map(PathBuf::from).collect());
         if eval.iter().flatten().any(|path| path == Path::new("synthetic")) {
@@ -213,14 +234,13 @@ impl RunData {
         let train = sources.iter().zip(&rows);
         let train = train.map(|((paths, weight), &rows)| Ok((options(paths, rows, d.max_samples)?, *weight)));
         let eval = eval.as_deref().zip(rows.last()).map(|(paths, &rows)| options(paths, rows, None));
-        Ok(RunDataOptions { train: train.collect::<Result<_>>()?, eval: eval.transpose()? })
+        Ok(RunDataOptions { train: train.collect::<Result<_>>()?, eval: eval.transpose()?, setting, prompts })
     }
 }
 
-/// The library's messages say `dataset` for any data set.
-fn of_evaluation(e: Error) -> Error {
+fn in_setting(setting: &str, e: Error) -> Error {
     match e {
-        Error::Input(text) => Error::Input(text.replace("`dataset`", "`eval_dataset`")),
+        Error::Input(text) => Error::Input(text.replace("`dataset`", &format!("`{setting}`"))),
         other => other,
     }
 }

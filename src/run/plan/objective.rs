@@ -56,8 +56,13 @@ pub fn rollouts(s: &Settings) -> Result<Option<Vec<PathBuf>>> {
     match &s.objective.rollouts {
         _ if !s.objective.is_grpo() || s.objective.samples() => Ok(None),
         Some(paths) => Ok(Some(paths.iter().map(PathBuf::from).collect())),
+        None if s.data.dataset.is_some() => Err(Error::input(
+            "--objective grpo: the samples of the prompts in --dataset need rewards: add --reward exact, number, \
+             regex:PATTERN, json, json-schema:FILE, length:TOKENS or a command. To learn from recorded samples instead, \
+             name them with --rollouts FILE in place of --dataset",
+        )),
         None => Err(Error::input(
-            "--objective grpo: there is nothing to learn from. Sample during training with --dataset PROMPTS.jsonl and \
+            "--objective grpo: there is nothing to learn from. Sample during training with --dataset PROMPTS and \
              --reward, or name a file of recorded samples with --rollouts FILE.jsonl",
         )),
     }
@@ -88,6 +93,10 @@ pub fn rows(s: &Settings, format: Format) -> Result<Format> {
     let o = &s.objective;
     let prompt = || set(&o.prompt_key, "objective.prompt_key");
     let (preferences, output_key) = match set(&o.objective, "objective.objective")? {
+        _ if o.samples() => {
+            // The field of the prompt, which is in the groups that are read in its place.
+            return Ok(Format { preferences: Some(Preferences::Rollouts), input_key: None, ..format });
+        }
         _ if o.has_groups() => (Some(Preferences::Rollouts), format.output_key),
         ObjectiveName::Sft | ObjectiveName::Distill | ObjectiveName::Grpo => (None, format.output_key),
         ObjectiveName::Dpo | ObjectiveName::Rm => {

@@ -12,6 +12,8 @@ use crate::run::settings::Settings;
 use crate::run::settings::value::set;
 use serde::{Deserialize, Serialize};
 
+const FLAG: &str = "--sample-prompts";
+
 /// A row of the file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SamplePrompt {
@@ -32,12 +34,12 @@ impl SamplePrompts {
     pub fn read(s: &Settings, tokenizer: &Tokenizer, spec: &Spec) -> Result<Option<SamplePrompts>> {
         let Some(path) = s.run.sample_prompts.as_ref().filter(|_| !s.only_converts()) else { return Ok(None) };
         let named = |e| match e {
-            Error::Input(text) => Error::Input(format!("--sample-prompts {text}")),
+            Error::Input(text) if !text.starts_with(FLAG) => Error::Input(format!("{FLAG} {text}")),
             other => other,
         };
         let encoder = PromptEncoder::new(s, data::format(&s.data, tokenizer)?, tokenizer, spec);
         let mut rows = Vec::new();
-        for row in prompts::read(path).map_err(named)? {
+        for row in prompts::read(FLAG, path, None, usize::MAX).map_err(named)? {
             let tokens = encoder.encode(&row).map_err(named)?;
             rows.push(SamplePrompt { shown: row.shown(tokenizer), tokens });
         }

@@ -2,9 +2,10 @@
 use super::program::{JudgedSample, RewardProgram};
 use super::schema::JsonSchema;
 use crate::base::{Error, Result, open, quote};
+use crate::data::JsonRow;
 use crate::run::settings::Settings;
 use regex::Regex;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::path::Path;
 use std::time::Duration;
 
@@ -71,8 +72,16 @@ impl Rewards {
         Ok(Rewards { all: all.collect::<Result<_>>()? })
     }
 
+    /// Of a row's fields, those that are read: all by programs, and the answer by checkers.
+    pub fn read_of(&self, mut row: JsonRow) -> JsonRow {
+        if !self.all.iter().any(|(_, kind)| matches!(kind, RewardKind::Program(_))) {
+            row.retain(|key, _| key == ANSWER);
+        }
+        row
+    }
+
     /// Refuses a row without the answer that a checker needs.
-    pub fn check_row(&self, row: &Map<String, Value>, place: &str) -> Result<()> {
+    pub fn check_row(&self, row: &JsonRow, place: &str) -> Result<()> {
         let needs = self.all.iter().any(|(_, kind)| matches!(kind, RewardKind::Exact | RewardKind::Number));
         let counts = self.all.iter().any(|(_, kind)| matches!(kind, RewardKind::Number));
         let answer = answer(row);
@@ -136,7 +145,7 @@ fn schema(path: &str) -> std::result::Result<JsonSchema, String> {
 }
 
 /// The row's answer as text.
-fn answer(row: &Map<String, Value>) -> Option<String> {
+fn answer(row: &JsonRow) -> Option<String> {
     match row.get(ANSWER)? {
         Value::Null => None,
         Value::String(text) => Some(text.clone()),

@@ -7,13 +7,13 @@ use super::{files, longest};
 use crate::base::{Error, Result};
 use crate::comm::Mesh;
 use crate::comm::exchange::Exchange;
-use crate::data::{Fetched, MicroBatch, Tokenizer};
+use crate::data::{Fetched, JsonRow, MicroBatch, Tokenizer};
 use crate::device::{Device, IGNORE};
 use crate::engine::{Engine, Prompt, Sampled, SampledText, Sampling};
 use crate::run::generate::ends::{TextEnds, stops};
-use crate::run::generate::prompts::{self, PromptRow};
+use crate::run::generate::prompts;
 use crate::run::plan::Plan;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write};
@@ -22,7 +22,8 @@ use std::path::PathBuf;
 /// What a rank needs to sample.
 pub struct StepSampler {
     tokenizer: Tokenizer,
-    rows: Vec<(PromptRow, Map<String, Value>)>,
+    /// The place of each prompt, with the fields of its row that rewards read; None: it was skipped.
+    rows: Vec<Option<(String, JsonRow)>>,
     rewards: Rewards,
     sampling: Sampling,
     count: usize,
@@ -47,9 +48,10 @@ impl StepSampler {
         }
         let rewards = Rewards::new(s)?;
         let mut rows = Vec::new();
-        for path in files(s)? {
-            rows.extend(prompts::rows(&path)?);
-        }
+        prompts::each(&files(s)?, prompts::key(s)?, &mut |row| {
+            rows.push(row.ok().map(|row| (row.place, rewards.read_of(row.fields))));
+            Ok(())
+        })?;
         // Each data-parallel rank has a file, and the first rank of its tp group writes it.
         let record = s.objective.record_rollouts.as_ref().filter(|_| mesh.coords.tp == 0 && mesh.coords.sp == 0);
         let record = record.map(|path| {
@@ -154,11 +156,11 @@ impl StepSampler {
     }
 
     fn judge(&mut self, step: u64, prompt: &Prompt, text: &SampledText) -> Result<f32> {
-        let Some((asked, row)) = self.rows.get(prompt.id as usize) else {
+        let Some(Some((place, row))) = self.rows.get(prompt.id as usize) else {
             return Err(Error::op("rewards", format!("no row {} of prompts", prompt.id)));
         };
         let (before, written) = (self.tokenizer.decode(&prompt.tokens), self.ends.text(&self.tokenizer, &text.ids));
-        let (place, sample) = (asked.place.as_str(), text.sample);
+        let sample = text.sample;
         self.rewards.judge(&JudgedSample { row, place, sample, step, prompt: &before, text: &written, ids: &text.ids })
     }
 

@@ -45,7 +45,7 @@ pub struct Files {
     /// Run only this stage of the file's training_stages
     #[arg(long, value_name = "NAME")]
     pub stage: Option<String>,
-    /// Continue this prompt, or all of FILE.jsonl, with the model of --pretrain, --resume or --ckpt-dir, then exit.
+    /// Continue this prompt, or all of a file, with the model of --pretrain, --resume or --ckpt-dir, then exit.
     /// Chat and input templates apply; without a tokenizer, pass token ids ("3 17 5")
     #[arg(long, value_name = "PROMPT")]
     pub generate: Option<String>,

@@ -18,6 +18,8 @@ pub struct IdleRow {
     pub refuse: bool,
     /// Refuses an explicit default value too.
     any: bool,
+    /// The settings have an effect, whatever later rows say.
+    has_effect: bool,
     pub because: &'static str,
     /// What to use instead; may be empty.
     instead: &'static str,
@@ -54,6 +56,7 @@ static TABLE: LazyLock<Vec<IdleRow>> = LazyLock::new(|| {
             terms: terms.split(" and ").map(IdleTerm::read).collect(),
             refuse: then.starts_with("refuse"),
             any: then == "refuse any",
+            has_effect: then == "nothing",
             because,
             instead,
         }
@@ -151,7 +154,7 @@ fn judge(asked: &Value, settings: &Value, facts: &Value, of_plan: bool) -> Resul
             }
             let holds = |row: &&IdleRow| row.names(section, key) && row.holds(settings, facts, value);
             let Some(row) = TABLE.iter().find(holds).filter(|row| row.asks_plan() == of_plan) else { continue };
-            if *value == defaults[section][key] && !row.any {
+            if row.has_effect || *value == defaults[section][key] && !row.any {
                 continue;
             }
             let flag = flag(&cli, section, key, value);
