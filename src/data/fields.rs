@@ -20,6 +20,34 @@ pub(super) fn number_in(value: &JsonRow) -> Option<&str> {
     value.get(NUMBER)?.as_str()
 }
 
+/// A finite number, however it is written.
+pub(super) fn finite(value: &Value) -> Option<f64> {
+    let written = || value.as_object().and_then(number_in)?.parse().ok();
+    value.as_f64().or_else(written).filter(|x: &f64| x.is_finite())
+}
+
+/// A value as its file has it.
+pub(super) fn printed(value: &Value) -> String {
+    let number = value.as_object().and_then(number_in);
+    number.map_or_else(|| value.to_string(), str::to_string)
+}
+
+/// A row for other programs: what stands for a number that JSON has is the nearest one, and for any other value null.
+pub fn in_json(row: JsonRow) -> JsonRow {
+    fn plain(value: Value) -> Value {
+        match value {
+            Value::Array(list) => list.into_iter().map(plain).collect(),
+            Value::Object(map) if map.contains_key(FOREIGN) => Value::Null,
+            Value::Object(map) => match number_in(&map) {
+                Some(number) => number.parse::<f64>().ok().map_or(Value::Null, Value::from),
+                None => Value::Object(in_json(map)),
+            },
+            other => other,
+        }
+    }
+    row.into_iter().map(|(key, value)| (key, plain(value))).collect()
+}
+
 /// A field that is present and not null.
 pub(super) fn present<'a>(row: &'a JsonRow, key: &str) -> Option<&'a Value> {
     row.get(key).filter(|v| !v.is_null())
@@ -38,7 +66,9 @@ pub(super) fn token_id(id: i64, bound: usize) -> RowResult<u32> {
 
 pub(super) fn field<'a>(row: &'a JsonRow, key: &str) -> RowResult<&'a Value> {
     row.get(key).filter(|v| !v.is_null()).ok_or_else(|| {
-        let keys: Vec<&str> = row.keys().map(String::as_str).collect();
+        let named =
+            |(key, value): (&String, &Value)| if value.is_null() { format!("{key} (null)") } else { key.clone() };
+        let keys: Vec<String> = row.iter().map(named).collect();
         format!("has no `{key}`; its keys are: {}", keys.join(", "))
     })
 }

@@ -52,7 +52,7 @@ pub mod zigzag; // splitting sequences over the ranks of sp
 pub use batch::{MicroBatch, Recorded, SampleRow};
 pub use cache::Cache;
 pub use dataset::{DataOptions, Dataset};
-pub use fields::{JsonRow, RowResult};
+pub use fields::{JsonRow, RowResult, in_json};
 pub use format::{Format, LabelKeys, PairKeys, Preferences, SampleKind};
 pub(crate) use json::object as json_object;
 pub use loader::{Loader, LoaderOptions, StepData, held_out, held_out_by_steps, held_out_share};

@@ -96,8 +96,10 @@ impl Recipe {
     pub fn line(&self, line: &[u8], out: &mut TokenizedRow) -> RowResult<Outcome> {
         let (row, number) = json::object(line)?;
         self.row(&row, out).map_err(|fault| match number {
-            Some(number) => format!("{fault} (it holds {number}, which is not a number of JSON: write null)"),
-            None => fault,
+            Some(number) if self.format.preferences != Some(Preferences::Rollouts) => {
+                format!("{fault} (it holds {number}, which is not a number of JSON: write null)")
+            }
+            _ => fault, // a rollout's fault shows the number
         })
     }
 

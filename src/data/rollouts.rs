@@ -9,7 +9,7 @@
 //! the log-probabilities of its ids; then (u32) how many samples there are, and how many numbers, these two among them.
 //! `groups.rs` reads it. Only the samples' tokens have labels, and a prompt has at least one token, so that sequences
 //! can be told apart.
-use super::fields::{JsonRow, RowResult, array, field, kind, token_id, whole};
+use super::fields::{JsonRow, RowResult, array, field, finite, kind, printed, token_id, whole};
 use super::recipe::{Drop, Outcome, Recipe, TokenizedRow};
 use super::shapes::GROUP_KEYS;
 use crate::device::IGNORE;
@@ -63,8 +63,8 @@ impl Recipe {
             return Err("has no ids: remove the sample".into());
         }
         let reward = field(sample, reward_key)?;
-        let finite = reward.as_f64().map(|reward| reward as f32).filter(|reward| reward.is_finite());
-        numbers.push(finite.ok_or_else(|| format!("has {reward} as reward; a number is expected"))?);
+        let number = finite(reward).map(|reward| reward as f32).filter(|reward| reward.is_finite());
+        numbers.push(number.ok_or_else(|| format!("has {} as reward; a finite number is expected", printed(reward)))?);
         let logprobs = array(field(sample, logprobs_key)?, logprobs_key)?;
         if logprobs.len() != ids.len() {
             return Err(format!(
@@ -74,11 +74,11 @@ impl Recipe {
             ));
         }
         for logprob in logprobs {
-            let number = logprob.as_f64().filter(|&x| x <= ROUNDING && (x as f32).is_finite());
+            let number = finite(logprob).filter(|&x| x <= ROUNDING && (x as f32).is_finite());
             let number = number.ok_or_else(|| {
                 format!(
-                    "has {logprob} in its logprobs, which must be finite numbers of at most 0: record natural \
-                     logarithms"
+                    "has {} in its logprobs, which must be finite numbers of at most 0: record natural logarithms",
+                    printed(logprob)
                 )
             })?;
             numbers.push(number.min(0.0) as f32);

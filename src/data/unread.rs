@@ -66,12 +66,13 @@ impl Recipe {
         };
         let shaped: &[&str] = shape.filter(|_| by_shape).map_or(&[], Shape::reads);
         let mut reads = [&format.named(), shaped].concat();
-        let judged = format.preferences.as_ref().is_some_and(|rows| *rows != Preferences::Rollouts);
+        let groups = format.preferences == Some(Preferences::Rollouts);
+        let judged = format.preferences.is_some() && !groups;
         // Text that no template renders has no place for what a template gets.
         let text = ["prompt", "completion", "chosen", "rejected"];
         if !format.is_chat() && shapes::is_text(row, text) {
             reads.retain(|key| !VARIABLES.contains(key));
-        } else if format.is_chat() || judged {
+        } else if format.is_chat() && !groups || judged {
             reads.extend(VARIABLES);
         }
         if judged && !shapes::is_judged_ids(row) {

@@ -7,7 +7,7 @@ use crate::comm::env::{self, RankEnv};
 use crate::comm::handover::once_per_host;
 use crate::hub::{HubCommits, HubFiles, HubKind, HubName, HubOptions, HubReader, HubToken, ModelNeed};
 use crate::run::generate;
-use crate::run::plan::{check, data, resume};
+use crate::run::plan::{check, data, objective, resume};
 use crate::run::settings::args::Files;
 use crate::run::settings::hub::{BASE, HubNames, NamedFiles, without_weight};
 use crate::run::settings::value::set;
@@ -84,7 +84,7 @@ fn from_hub(runs: &mut [Settings], files: &Files, launched: Option<&RankEnv>) ->
 
 /// Whether a name of the hub is among the settings, or may be in a file that they name.
 fn may_need(s: &Settings, files: &Files) -> bool {
-    let data = [&s.data.dataset, &s.data.eval_dataset].into_iter().flatten().flatten();
+    let data = [&s.data.dataset, &s.data.eval_dataset, &s.objective.rollouts].into_iter().flatten().flatten();
     let base = files.writes_text() && generate::base_name(s).is_some();
     base || models(s).iter().any(|(_, text)| is_model(text)) || data.into_iter().any(|text| dataset(text).is_some())
 }
@@ -164,7 +164,8 @@ fn resolved(runs: &[Settings], files: &Files) -> Result<Vec<(HubNames, Vec<Strin
     let mut hub = HubReader::new(options(&runs[0]))?;
     let writes = !files.writes_text() && files.print_samples.is_none() && files.preview.is_none();
     if writes {
-        runs.iter().try_for_each(check::outputs)?; // before an hour of downloading
+        // Before an hour of downloading.
+        runs.iter().try_for_each(|s| check::outputs(s).and_then(|()| objective::check(s)))?;
     }
     runs.iter().map(|s| Ok((one(&mut hub, s, files)?, hub.notes()))).collect()
 }
@@ -185,7 +186,8 @@ fn one(hub: &mut HubReader, s: &Settings, files: &Files) -> Result<HubNames> {
     }
     // --generate, --chat, --lora-merge and --export read no data.
     let trains = !files.writes_text() && !s.only_converts();
-    let data = [("dataset", &s.data.dataset), ("eval_dataset", &s.data.eval_dataset)];
+    let (d, o) = (&s.data, &s.objective);
+    let data = [("dataset", &d.dataset), ("eval_dataset", &d.eval_dataset), ("rollouts", &o.rollouts)];
     for (setting, texts) in data.into_iter().filter(|_| trains) {
         for (given, name) in texts.iter().flatten().filter_map(|text| dataset(text)) {
             found(setting, given, hub.dataset(&name))?;
@@ -234,7 +236,11 @@ fn apply(s: &mut Settings, names: &HubNames) {
             "tokenizer" => s.data.tokenizer = path().map(|path| path.display().to_string()),
             BASE => (s.model.pretrain, s.checkpoint.resume) = (path(), Some(given.clone())),
             _ => {
-                let of = if setting == "dataset" { &mut s.data.dataset } else { &mut s.data.eval_dataset };
+                let of = match &setting[..] {
+                    "dataset" => &mut s.data.dataset,
+                    "rollouts" => &mut s.objective.rollouts,
+                    _ => &mut s.data.eval_dataset,
+                };
                 for text in of.iter_mut().flatten().filter(|text| without_weight(text).0 == given) {
                     let weight = without_weight(text).1.map_or(String::new(), |weight| format!(":{weight}"));
                     *text = format!("{}{weight}", path().unwrap_or_default().display());
@@ -255,6 +261,7 @@ mod tests {
         let mut s = Settings::default();
         s.model.pretrain = Some("o/m".into());
         s.data.dataset = Some(vec!["o/d:test:0.25".into(), "rows.jsonl:0.75".into()]);
+        s.objective.rollouts = Some(vec!["o/r".into()]);
         let named = |setting: &str, given: &str, pinned: &str, path: &str| NamedFiles {
             setting: setting.into(),
             given: given.into(),
@@ -262,10 +269,12 @@ mod tests {
             path: path.into(),
         };
         let all = vec![named("pretrain", "o/m", "o/m@1", "/c/m"), named("dataset", "o/d:test", "o/d@2:test", "/c/d")];
+        let all = all.into_iter().chain([named("rollouts", "o/r", "o/r@3", "/c/r")]).collect();
         let names = HubNames { all, ..HubNames::default() };
         apply(&mut s, &names);
         assert_eq!(s.model.pretrain.as_deref(), Some(Path::new("/c/m")));
         assert_eq!(s.data.dataset, Some(vec!["/c/d:0.25".into(), "rows.jsonl:0.75".into()]));
+        assert_eq!(s.objective.rollouts, Some(vec!["/c/r".into()]));
         let mut config = json!(s);
         config["data"]["tokenizer"] = json!("/c/m");
         names.restore(&mut config);

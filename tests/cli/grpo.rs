@@ -216,17 +216,32 @@ fn bad_rollouts_and_settings_are_refused_by_name() {
         (row(sample(json!([66]), json!([0.5]), json!(1))), "has a sample 0 that has 0.5 in its logprobs"),
         (row(sample(json!([66]), json!([null]), json!(1))), "has a sample 0 that has null in its logprobs"),
         (row(sample(json!([66]), json!([-1]), json!("good"))), "has a sample 0 that has \"good\" as reward"),
-        (row(sample(json!([66]), json!([-1]), json!(null))), "has a sample 0 that has no `reward`"),
+        (
+            row(sample(json!([66]), json!([-1]), json!(null))),
+            "has a sample 0 that has no `reward`; its keys are: ids, logprobs, reward (null)",
+        ),
     ] {
         write(&dir, "bad.jsonl", &[group(0), group(1), bad]);
         refused("--rollouts bad.jsonl", &["bad.jsonl", "line 3", expected]);
+    }
+    for (logprob, reward, expected) in [
+        ("NaN", "1", "has a sample 0 that has NaN in its logprobs, which must be finite"),
+        ("-1", "-Infinity", "has a sample 0 that has -Infinity as reward; a finite number is expected"),
+    ] {
+        let row = format!("{{\"ids\": [66], \"logprobs\": [{logprob}], \"reward\": {reward}}}");
+        fs::write(dir.path("nan.jsonl"), format!("{{\"prompt_ids\": [65], \"samples\": [{row}]}}\n")).unwrap();
+        refused("--rollouts nan.jsonl", &[expected]);
     }
     // A rounding error is none of the file's.
     write(&dir, "rounded.jsonl", &[group(0), row(sample(json!([66]), json!([1e-6]), json!(1)))]);
     train(&dir, "--rollouts rounded.jsonl --nproc-per-node 1 --batch-size 2 --max-steps 1");
     fs::write(dir.path("text.txt"), "some text ".repeat(100)).unwrap();
     refused("--rollouts text.txt", &["has no rollouts", "`prompt_ids` and `samples`"]);
-    refused("", &["nothing to learn from", "--dataset PROMPTS.jsonl", "--rollouts FILE.jsonl"]);
+    refused("", &["nothing to learn from", "--dataset PROMPTS", "--rollouts FILE.jsonl"]);
+    refused("--dataset r.jsonl", &["need rewards", "--reward exact, number", "--rollouts FILE in place of --dataset"]);
+    refused("--rollouts r.jsonl --dataset r.jsonl", &["prompts are part of the rollouts"]);
+    refused("--rollouts none.jsonl", &["--rollouts none.jsonl: no such file"]);
+    refused("--rollouts r.jsonl --group-size 4", &["--group-size 4 has no effect here: the samples are recorded"]);
     refused("--rollouts r.jsonl --loss-type dr_grpo", &["--max-new-tokens N"]);
     refused("--rollouts r.jsonl --temperature 0.8", &["at temperature 1"]);
     refused("--rollouts r.jsonl --loss_type bnpo", &["GRPO, DAPO and Dr. GRPO"]);

@@ -672,6 +672,32 @@ fn the_command_of_the_seeds_runs_names_its_commits_and_resumes_with_them() {
     assert!(text.contains(&format!("dataset {data}\n")) && text.contains("after step 2"), "{text}");
 }
 
+/// Prompts to sample from, and recorded rollouts: names where paths can be.
+#[test]
+fn prompts_and_rollouts_have_names() {
+    let place = Place::new();
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/golden/parquet/prompts.parquet");
+    let rows = fs::read(golden).unwrap();
+    place.server.put("datasets", "o/p", &commit('a'), files(&[("data/train-00000-of-00001.parquet", &rows)]));
+    let tiny = "--objective grpo --embed-dim 16 --num-layers 1 --num-heads 2 --max-positions 512 --max-len 64 \
+                --batch-size 1 --max-steps 2 --nproc-per-node 1 --no-sample --no-shuffle";
+    let drawn = "--reward length:2 --group-size 2 --max-new-tokens 2 --skip-bad-rows --record-rollouts r.jsonl";
+    let (code, text) = run(&place, &format!("{tiny} {drawn} --dataset o/p --input-key q"), &[]);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains(&format!("dataset o/p@{}\n", commit('a'))), "{text}");
+    let recorded = fs::read(place.dir.path("r.jsonl")).unwrap();
+    place.server.put("datasets", "o/r", &commit('b'), files(&[("r.jsonl", &recorded)]));
+    let (code, text) = run(&place, &format!("{tiny} --rollouts o/r"), &[]);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains(&format!("rollouts o/r@{}\n", commit('b'))), "{text}");
+    let (code, text) = run(&place, &format!("{tiny} --rollouts o/none"), &[]);
+    assert!(code == 2 && text.contains("--rollouts o/none: "), "{text}");
+    // What is missing is found before a download.
+    place.server.seen();
+    let (code, text) = run(&place, &format!("{tiny} --pretrain o/m --dataset o/p"), &[]);
+    assert!(code == 2 && text.contains("add --reward") && place.server.seen().is_empty(), "{text}");
+}
+
 #[test]
 fn variables_mean_what_they_mean_to_huggingface_hub() {
     let place = place_of_the_seeds();

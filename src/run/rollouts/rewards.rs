@@ -2,7 +2,7 @@
 use super::program::{JudgedSample, RewardProgram};
 use super::schema::JsonSchema;
 use crate::base::{Error, Result, open, quote};
-use crate::data::JsonRow;
+use crate::data::{JsonRow, in_json};
 use crate::run::settings::Settings;
 use regex::Regex;
 use serde_json::Value;
@@ -77,7 +77,7 @@ impl Rewards {
         if !self.all.iter().any(|(_, kind)| matches!(kind, RewardKind::Program(_))) {
             row.retain(|key, _| key == ANSWER);
         }
-        row
+        in_json(row)
     }
 
     /// Refuses a row without the answer that a checker needs.

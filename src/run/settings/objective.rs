@@ -35,8 +35,8 @@ pub struct ObjectiveSettings {
     /// KTO: factor of the losses of other answers
     #[arg(long, value_name = "W")]
     pub undesirable_weight: Option<f64>,
-    /// GRPO: recorded rollouts, files or directories of rows with prompt_ids and samples, each of which has ids,
-    /// logprobs and a reward [default: none]
+    /// GRPO: recorded rollouts, files, directories or names of the hub, whose rows have prompt_ids and samples, each
+    /// of which has ids, logprobs and a reward [default: none]
     #[arg(long, num_args = 1.., value_name = "PATH")]
     #[serde(deserialize_with = "one_or_many")]
     pub rollouts: Option<Vec<String>>,
