@@ -148,12 +148,12 @@ impl Request {
 
 /// The prompts: `prompt` itself, or those of its rows.
 fn asked(s: &mut Settings, prompt: &str, is_file: bool) -> Result<Vec<PromptRow>> {
-    let (key, most) = (prompts::key(s)?, s.data.max_samples);
+    let (field, most) = (prompts::field(s)?, s.data.max_samples);
     if is_file && most == Some(0) {
         return Err(Error::input("max_samples is 0; it must be at least 1"));
     }
     if is_file {
-        return prompts::read("--generate", Path::new(prompt), key, most.unwrap_or(usize::MAX));
+        return prompts::read("--generate", Path::new(prompt), field, most.unwrap_or(usize::MAX));
     }
     let idle: Vec<String> = prompts::without_rows(s).collect();
     s.notes.extend(idle);

@@ -65,7 +65,7 @@ pub fn check(s: &Settings) -> Result<()> {
         ));
     }
     rewards::Rewards::check(s)?;
-    prompts::key(s)?;
+    prompts::field(s)?;
     files(s).map(|_| ())
 }
 
@@ -114,7 +114,7 @@ fn write(s: &Settings, encoder: &PromptEncoder, dir: &Path, own: &Path) -> Resul
     let mut out = BufWriter::new(File::create(own).map_err(io)?);
     let (zeros, mut hash) = (format!("{:?}", vec![0; count]), Xxh3::new());
     let (mut index, mut shortest, mut bad, mut first_bad) = (0, usize::MAX, 0, None);
-    let made = prompts::each(&files(s)?, prompts::key(s)?, &mut |row| {
+    let made = prompts::each(&files(s)?, prompts::field(s)?, &mut |row| {
         let ids = row.and_then(|row| {
             rewards.check_row(&row.fields, &row.place)?;
             encoder.encode(&row)

@@ -145,19 +145,15 @@ fn the_sampler_of_a_gpu_is_within_the_plan() {
 fn bad_files_are_refused_by_line_before_anything_starts() {
     let dir = model();
     for (file, content, says) in [
-        ("none.jsonl", None, "--sample-prompts none.jsonl: No such file"),
-        ("empty.jsonl", Some("\n"), "--sample-prompts empty.jsonl: has no prompts"),
-        ("bad.jsonl", Some("{\"prompt\": \"a\"}\n{}\n"), "--sample-prompts bad.jsonl:2: has no prompt"),
+        ("none.jsonl", None, "--sample-prompts none.jsonl: no such file"),
+        ("empty.jsonl", Some("\n"), "--sample-prompts empty.jsonl: no rows"),
         (
             "bad.jsonl",
-            Some("{\"prompt\": \"a\"}\n{\"prompt_ids\": [9999]}\n"),
-            "--sample-prompts bad.jsonl:2 has token id",
+            Some("{\"prompt\": \"a\"}\n{}\n"),
+            "bad.jsonl: line 2 has no prompt in `prompt`, `messages`, `text` or `prompt_ids`; its keys are: \n",
         ),
-        (
-            "bad.jsonl",
-            Some("{\"prompt\": \"a\", \"tools\": []}\n"),
-            "--sample-prompts bad.jsonl:1 has tools, which text",
-        ),
+        ("bad.jsonl", Some("{\"prompt\": \"a\"}\n{\"prompt_ids\": [9999]}\n"), "bad.jsonl: line 2 has token id"),
+        ("bad.jsonl", Some("{\"prompt\": \"a\", \"tools\": []}\n"), "bad.jsonl: line 1 has tools, which text"),
     ] {
         if let Some(content) = content {
             fs::write(dir.path(file), content).unwrap();

@@ -80,27 +80,36 @@ pub fn without_rows(s: &Settings) -> impl Iterator<Item = String> {
     given.into_iter().filter_map(says)
 }
 
+/// Which field of a row is the prompt.
+#[derive(Clone, Copy)]
+pub enum PromptField<'a> {
+    Named(&'a str),
+    /// The first of [`FIELDS`]; a setting may name another.
+    Unnamed,
+    /// The first of [`FIELDS`]; no setting names another.
+    Known,
+}
+
 /// The field of the prompt that the settings name.
-pub fn key(s: &Settings) -> Result<Option<&str>> {
+pub fn field(s: &Settings) -> Result<PromptField<'_>> {
     match keys(s).into() {
         (Some(one), Some(other)) if one != other => Err(Error::input(format!(
             "--prompt-key {one} and --input-key {other} both name the field of the prompt: remove one"
         ))),
-        (prompt, input) => Ok(prompt.or(input)),
+        (prompt, input) => Ok(prompt.or(input).map_or(PromptField::Unnamed, PromptField::Named)),
     }
 }
 
-/// Passes on the prompts in the rows at `paths`, in order, or what is wrong with one. They are in the field `key`, or
-/// in the first of [`FIELDS`].
+/// Passes on the prompts in the rows at `paths`, in order, or what is wrong with one. They are in `field`.
 pub fn each(
     paths: &[PathBuf],
-    key: Option<&str>,
+    field: PromptField,
     each: &mut dyn FnMut(Result<PromptRow>) -> Result<()>,
 ) -> Result<RowFiles> {
     let mut any = false;
     let made = each_row(paths, &mut |place, row| {
         any = true;
-        let row = row.and_then(|mut fields| Ok((asked(&mut fields, key)?, fields)));
+        let row = row.and_then(|mut fields| Ok((asked(&mut fields, field)?, fields)));
         each(match row {
             Ok((asked, fields)) => Ok(PromptRow { place, asked, fields }),
             Err(fault) => Err(Error::input(format!("{place} {fault}"))),
@@ -113,9 +122,9 @@ pub fn each(
 }
 
 /// The first prompts in the rows at `path`, which `flag` names, at most `most`.
-pub fn read(flag: &str, path: &Path, key: Option<&str>, most: usize) -> Result<Vec<PromptRow>> {
+pub fn read(flag: &str, path: &Path, field: PromptField, most: usize) -> Result<Vec<PromptRow>> {
     let mut prompts = Vec::new();
-    let read = each(&[path.to_path_buf()], key, &mut |prompt| {
+    let read = each(&[path.to_path_buf()], field, &mut |prompt| {
         if prompts.len() == most {
             return Err(Error::Reported); // ends the reader
         }
@@ -129,14 +138,20 @@ pub fn read(flag: &str, path: &Path, key: Option<&str>, most: usize) -> Result<V
     }
 }
 
-fn asked(row: &mut JsonRow, key: Option<&str>) -> RowResult<PromptKind> {
+fn asked(row: &mut JsonRow, field: PromptField) -> RowResult<PromptKind> {
     let is_given = |name: &&str| row.get(*name).is_some_and(|value| !value.is_null());
     let keys = || row.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-    let name = match key {
-        Some(key) => Some(key).filter(is_given).ok_or_else(|| format!("has no `{key}`; its keys are: {}", keys()))?,
-        None => FIELDS.into_iter().find(is_given).ok_or_else(|| {
+    let name = match field {
+        PromptField::Named(key) => {
+            Some(key).filter(is_given).ok_or_else(|| format!("has no `{key}`; its keys are: {}", keys()))?
+        }
+        _ => FIELDS.into_iter().find(is_given).ok_or_else(|| {
             let known = "`prompt`, `messages`, `text` or `prompt_ids`";
-            format!("has no prompt in {known}; its keys are: {}. Name the field of the prompt with `input_key`", keys())
+            let remedy = match field {
+                PromptField::Unnamed => ". Name the field of the prompt with `input_key`",
+                _ => "",
+            };
+            format!("has no prompt in {known}; its keys are: {}{remedy}", keys())
         })?,
     };
     // Columns of CSV and Parquet files may hold lists as JSON text.

@@ -6,7 +6,7 @@ use crate::comm::MeshSizes;
 use crate::data::Tokenizer;
 use crate::engine::SamplerSize;
 use crate::nn::Spec;
-use crate::run::generate::prompts::{self, PromptEncoder};
+use crate::run::generate::prompts::{self, PromptEncoder, PromptField};
 use crate::run::rollouts;
 use crate::run::settings::Settings;
 use crate::run::settings::value::set;
@@ -39,7 +39,7 @@ impl SamplePrompts {
         };
         let encoder = PromptEncoder::new(s, data::format(&s.data, tokenizer)?, tokenizer, spec);
         let mut rows = Vec::new();
-        for row in prompts::read(FLAG, path, None, usize::MAX).map_err(named)? {
+        for row in prompts::read(FLAG, path, PromptField::Known, usize::MAX).map_err(named)? {
             let tokens = encoder.encode(&row).map_err(named)?;
             rows.push(SamplePrompt { shown: row.shown(tokenizer), tokens });
         }
