@@ -84,9 +84,9 @@ pub fn without_rows(s: &Settings) -> impl Iterator<Item = String> {
 #[derive(Clone, Copy)]
 pub enum PromptField<'a> {
     Named(&'a str),
-    /// The first of [`FIELDS`]; a setting may name another.
+    /// The first that a row has of `prompt_ids`, `prompt`, `messages` and `text`; a setting may name another.
     Unnamed,
-    /// The first of [`FIELDS`]; no setting names another.
+    /// The same, and no setting names another.
     Known,
 }
 
