@@ -100,9 +100,9 @@ impl Recipe {
 
     /// The text of the prompt in `asked` and of the answer in `key`. `bare`: a text may have no prompt.
     pub(super) fn answer(&self, asked: &str, key: &str, bare: bool, row: &JsonRow) -> RowResult<(String, String)> {
-        let answer = &match field(row, key)? {
-            text if let Some(list) = shapes::written(text) => Value::Array(list),
-            given => given.clone(),
+        let answer = &*match field(row, key)? {
+            text if let Some(list) = shapes::written(text) => Cow::Owned(Value::Array(list)),
+            given => Cow::Borrowed(given),
         };
         let whole = answer.as_array().and_then(|turns| turns.first()).is_some_and(asks);
         let empty = Value::String(String::new());

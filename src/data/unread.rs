@@ -42,16 +42,17 @@ impl Recipe {
         });
         let judged = self.format.preferences.is_some();
         let mut unread = BTreeSet::new();
-        for message in lists.flat_map(|list| list.into_owned()) {
-            let extra = extra(&message).filter(|key| deaf(key));
+        let mut look = |message: &Value| {
+            let extra = extra(message).filter(|key| deaf(key));
             unread.extend(extra.map(|key| format!("`{key}` of messages (not in the chat template)")));
-            let parts = other_parts(&message).filter(|kind| deaf(kind));
+            let parts = other_parts(message).filter(|kind| deaf(kind));
             unread.extend(parts.map(|kind| format!("parts of type `{kind}` (not in the chat template)")));
-            unread.extend(idle_switches(&message, judged).map(|key| match judged {
+            unread.extend(idle_switches(message, judged).map(|key| match judged {
                 true => format!("`{key}` of messages (each answer is learned as a whole)"),
                 false => format!("`{key}` of messages that are not an assistant's (they have no loss)"),
             }));
-        }
+        };
+        lists.for_each(|list| list.iter().for_each(&mut look));
         out.unread.extend(unread);
     }
 
