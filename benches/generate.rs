@@ -60,7 +60,7 @@ fn time(dev: &CpuDevice, decoder: &Decoder, store: &mut Plain, dtype: DType, tex
             .map(|text| PagedRows { first: text * rows, rows, past, pages: &pages[text], slot: text })
             .collect();
         let wanted: Vec<usize> = (1..=texts).map(|text| text * rows - 1).collect();
-        decoder.go_on(dev, store, &batch, &mut ws, (&runs, &wanted), &mut |_, _| 3, &mut Vec::new()).unwrap();
+        decoder.go_on(dev, store, &batch, &mut ws, (&runs, &wanted), &|_, _| 3, &mut Vec::new()).unwrap();
     }
     start.elapsed()
 }

@@ -207,6 +207,9 @@ if call c; then
     part conformance 300 bash -c conformance
     part parity_fp32 100 bash -c 'parity parity_fp32 2e-4 --nproc-per-node 1 -- --nproc-per-node 1'
     part parity_gpt 100 bash -c 'parity parity_gpt 2e-4 --arch gpt --num-kv-heads 4 --nproc-per-node 1 -- --arch gpt --num-kv-heads 4 --nproc-per-node 1'
+    # Every model of tests/golden, and every job of one. FAMILIES="FLAGS" names fewer.
+    # shellcheck disable=SC2086
+    [ -n "${QUICK:-}" ] || part families 150 python3 "$root/scripts/gpu_families.py" --bin "$build/run_fsdp" ${FAMILIES:-}
     # The same kernels on the same operands must give the same bits, including dropout masks and accumulated gradients.
     part parity_compile 100 bash -c 'compiled parity_compile 0 --nproc-per-node 1 --precision bf16 --dropout 0.1 --grad-accum 2 --no-tune'
     # Two processes on one GPU, without NCCL: bits of the shared-memory group. gb_per_s of this part and of `nccl` say which is faster
@@ -222,7 +225,8 @@ if call c; then
     part parity_compile_ranks 150 bash -c 'compiled parity_compile_ranks 1e-6 --nproc-per-node 2 --ranks-per-gpu 2 --comm-timeout 60 --dropout 0.1 --no-tune'
     if command -v compute-sanitizer > /dev/null; then
         part memcheck 150 bash -c 'sanitized memcheck attention'
-        # From the kernels for sm_80 on: the tool does not follow an mbarrier at which one lane arrives for its warp (docs/gpu.md).
+        # From the kernels for sm_80 on: the tool does not follow an mbarrier at which one lane arrives for its warp
+        # (scripts/racecheck_control.cu).
         part racecheck 150 bash -c 'sanitized racecheck "attention 15"'
     else
         skip memcheck "compute-sanitizer is not installed"

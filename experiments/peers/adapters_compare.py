@@ -1,7 +1,8 @@
-"""Compares fine-tuning with transformers, PEFT and TRL on CPUs: one machine, one run, contenders in turn, medians of several rounds.
+"""Compares fine-tuning with transformers, PEFT and TRL: one machine, one run, contenders in turn, medians of several rounds.
 
 Needs: pip install torch transformers peft trl datasets tokenizers numpy, and `cargo build --release`.
 Run:   python3 experiments/peers/adapters_compare.py [--jobs lora-8 packed ...] [--models smollm2] [--precision fp32 bf16] [--rounds 3] [--out results.json]
+       ... --device cuda --models llama-8b --jobs lora-16 --precision bf16 --length 2048 --rows 4     on one GPU
 Models have the shapes named and random weights; rows are random words, of which a part is prompt. Both sides train on the same rows with AdamW,
 clipping at 1.0, and as many threads in all. The number that leads is tokens with loss per second; `of all` counts prompts too. Each round runs every
 contender once, so that other load on the machine affects all alike. The peer of `packed` packs rows into sequences of 512 too, whose positions
@@ -27,39 +28,43 @@ MODELS = {
                     num_key_value_heads=3),
     "qwen3-0.6b": dict(kind="qwen3", vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
                        num_key_value_heads=8, head_dim=128),
+    "llama-1b": dict(kind="llama", vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+                     num_key_value_heads=8),
+    "llama-8b": dict(kind="llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+                     num_key_value_heads=8, tie_word_embeddings=False, dtype="bfloat16"),
 }
 # What each job adds to a run of ours. Rows of a step and their lengths: prompt, answer.
 LORA = ["--lora-target-modules", "all-linear"]
 PACK = ["--packing-samples", "--max-len", "512"]
 JOBS = {
-    "full": dict(flags=[], rank=0), "lora-8": dict(flags=["--lora-rank", "8", *LORA], rank=8), "lora-64": dict(flags=["--lora-rank", "64", *LORA], rank=64),
+    "full": dict(flags=[], rank=0), "lora-8": dict(flags=["--lora-rank", "8", *LORA], rank=8), "lora-16": dict(flags=["--lora-rank", "16", *LORA], rank=16),
+    "lora-64": dict(flags=["--lora-rank", "64", *LORA], rank=64),
     "qlora": dict(flags=["--lora-rank", "8", *LORA, "--load-in-4bit"], rank=8), "packed": dict(flags=["--lora-rank", "8", *LORA, *PACK], rank=8),
     "dpo": dict(flags=["--lora-rank", "8", *LORA, "--objective", "dpo"], rank=8), "evaluate": dict(flags=[], rank=0),
 }
-ROWS, LENGTH = 4, 256
 
 
-def rows(job, vocab, count, seed):
+def rows(job, vocab, count, length, seed):
     """Rows of ids: half of each is prompt, except where lengths vary, with a third."""
     draw = random.Random(seed)
     words = lambda n: [draw.randrange(8, vocab) for _ in range(n)]
     for _ in range(count):
         if job == "dpo":
-            yield {"prompt_input_ids": words(LENGTH // 2), "chosen_input_ids": words(LENGTH // 2), "rejected_input_ids": words(LENGTH // 2)}
+            yield {f"{part}_input_ids": words(length // 2) for part in ("prompt", "chosen", "rejected")}
             continue
-        length = draw.randrange(50, 201) if job == "packed" else LENGTH
-        ids, prompt = words(length), length // 3 if job == "packed" else length // 2
+        tokens = draw.randrange(50, 201) if job == "packed" else length
+        ids, prompt = words(tokens), tokens // 3 if job == "packed" else tokens // 2
         yield {"input_ids": ids, "labels": [-100] * prompt + ids[prompt:]}
 
 
 def ours(a, job, precision, model, data):
     with tempfile.TemporaryDirectory() as scratch:
         metrics = pathlib.Path(scratch, "metrics.jsonl")
-        each = ROWS // 2 if job == "dpo" else ROWS
+        each = a.rows // 2 if job == "dpo" else a.rows
         command = [a.bin / "run_fsdp", "--pretrain", model, "--dataset", data, "--nproc-per-node", a.ranks]
-        command += ["--threads-per-rank", max(a.threads // a.ranks, 1), "--batch-size", each // a.ranks, "--grad-accum", "1", "--precision", precision]
+        command += ["--device", a.device, "--threads-per-rank", max(a.threads // a.ranks, 1), "--batch-size", each // a.ranks, "--grad-accum", "1", "--precision", precision]
         command += ["--lr", "1e-4", "--seed", a.seed, "--no-sample", "--metrics-path", metrics]
-        command += [] if "--max-len" in JOBS[job]["flags"] else ["--no-packing-samples", "--max-len", 2 * LENGTH if job == "dpo" else LENGTH]
+        command += [] if "--max-len" in JOBS[job]["flags"] else ["--no-packing-samples", "--max-len", 2 * a.length if job == "dpo" else a.length]
         command += JOBS[job]["flags"]
         if job == "evaluate":
             command += ["--max-steps", "1", "--eval-dataset", data, "--eval-on-start"]
@@ -80,7 +85,7 @@ def ours(a, job, precision, model, data):
 
 def peer(a, job, precision, model, data):
     command = [sys.executable, PEER, "--model", model, "--data", data, "--job", job, "--rank", JOBS[job]["rank"], "--precision", precision, "--steps", a.steps]
-    command += ["--rows", ROWS // 2 if job == "dpo" else ROWS, "--threads", a.threads, "--seed", a.seed]
+    command += ["--rows", a.rows // 2 if job == "dpo" else a.rows, "--threads", a.threads, "--seed", a.seed, "--device", a.device]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": str(a.threads)})
     if done.returncode != 0:
         raise RuntimeError(done.stderr[-2000:])
@@ -114,10 +119,13 @@ def table(a, runs):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
-    p.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    p.add_argument("--jobs", nargs="+", choices=JOBS, default=[job for job in JOBS if job != "lora-16"])
+    p.add_argument("--models", nargs="+", choices=MODELS, default=["smollm2", "qwen3-0.6b"])
     p.add_argument("--precision", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    p.add_argument("--rows", type=int, default=4, help="of a step")
+    p.add_argument("--length", type=int, default=256, help="tokens of a row, except of packed ones")
     p.add_argument("--steps", type=int, default=5, help="of which the first is not counted")
     p.add_argument("--threads", type=int, default=os.cpu_count(), help="of each contender, in all")
     p.add_argument("--ranks", type=int, default=1, help="of ours, which share the threads")
@@ -131,9 +139,9 @@ def main():
         for name in a.models:
             shape = scratch / f"{name}.json"
             shape.write_text(json.dumps(MODELS[name]))
-            subprocess.run([sys.executable, PEER, "--make", scratch / name, "--shape", shape, "--seed", str(a.seed)], check=True, capture_output=True)
+            subprocess.run([sys.executable, PEER, "--make", scratch / name, "--shape", shape, "--seed", str(a.seed), "--device", a.device], check=True, capture_output=True)
             for job in a.jobs:
-                lines = rows(job, MODELS[name]["vocab_size"], (a.steps + 1) * ROWS * (8 if job == "packed" else 1), a.seed)
+                lines = rows(job, MODELS[name]["vocab_size"], (a.steps + 1) * a.rows * (8 if job == "packed" else 1), a.length, a.seed)
                 (scratch / f"{name}-{job}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         for number, name, job, precision in itertools.product(range(a.rounds), a.models, a.jobs, a.precision):
             at = {"model": name, "job": job, "precision": precision, "round": number, "load": os.getloadavg()[0]}
@@ -148,7 +156,7 @@ def main():
     table(a, runs)
     if a.out:
         versions = {package: version(package) for package in ("torch", "transformers", "peft", "trl", "bitsandbytes")}
-        about = {"machine": machine(), "versions": versions} | {key: getattr(a, key) for key in ("seed", "steps", "threads", "ranks")}
+        about = {"machine": machine(), "versions": versions} | {key: getattr(a, key) for key in ("seed", "steps", "threads", "ranks", "device", "rows", "length")}
         a.out.write_text(json.dumps(about | {"shapes": MODELS, "runs": runs, "failed": failed}, indent=1) + "\n")
 
 

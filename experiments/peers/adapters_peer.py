@@ -21,9 +21,11 @@ def make(a):
 
     shape = json.load(open(a.shape))
     torch.manual_seed(a.seed)
-    shape |= dict(tie_word_embeddings=True, max_position_embeddings=8192, bos_token_id=1, eos_token_id=2, pad_token_id=2)
+    shape = dict(tie_word_embeddings=True) | shape | dict(max_position_embeddings=8192, bos_token_id=1, eos_token_id=2, pad_token_id=2)
+    dtype = getattr(torch, shape.pop("dtype", "float32"))
     config = AutoConfig.for_model(shape.pop("kind"), **shape)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(a.make)
+    with torch.device(a.device):
+        AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(a.make)
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(config.vocab_size)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=words, bos_token="w1", eos_token="w2", pad_token="w2", unk_token="w0").save_pretrained(a.make)
@@ -36,7 +38,7 @@ def loaded(a):
 
         nf4 = dict(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=options["dtype"])
         options["quantization_config"] = BitsAndBytesConfig(**nf4)
-    return AutoModelForCausalLM.from_pretrained(a.model, attn_implementation="sdpa", **options)
+    return AutoModelForCausalLM.from_pretrained(a.model, attn_implementation="sdpa", device_map=a.device, **options)
 
 
 def lora(a):
@@ -82,6 +84,7 @@ def plain(a):
     model.train(train)
     rates, every = [], []
     for batch, tokens in batches(a):
+        batch = {name: value.to(a.device) for name, value in batch.items()}
         start = time.perf_counter()
         with torch.set_grad_enabled(train):
             loss = model(**batch, use_cache=False).loss
@@ -90,6 +93,8 @@ def plain(a):
             torch.nn.utils.clip_grad_norm_(learns, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        if a.device == "cuda":
+            torch.cuda.synchronize()
         seconds = time.perf_counter() - start
         with_loss = int((batch["labels"][:, 1:] != -100).sum())
         rates.append(with_loss / seconds)
@@ -118,7 +123,7 @@ def dpo(a):
             times[-1].append(time.perf_counter())
 
     with tempfile.TemporaryDirectory() as scratch:
-        settings = DPOConfig(output_dir=scratch, per_device_train_batch_size=a.rows, max_steps=a.steps, learning_rate=1e-4, max_grad_norm=1.0, use_cpu=True,
+        settings = DPOConfig(output_dir=scratch, per_device_train_batch_size=a.rows, max_steps=a.steps, learning_rate=1e-4, max_grad_norm=1.0, use_cpu=a.device == "cpu",
                              report_to=[], save_strategy="no", logging_steps=1000, max_length=None, bf16=False, gradient_checkpointing=False, disable_tqdm=True)
         words = AutoTokenizer.from_pretrained(a.model)
         DPOTrainer(model=loaded(a), args=settings, train_dataset=data, processing_class=words, peft_config=lora(a), callbacks=[Clock()]).train()
@@ -133,6 +138,7 @@ def main():
     p.add_argument("--shape", help="JSON file of a model's sizes")
     for name in ("model", "data", "job"):
         p.add_argument(f"--{name}")
+    p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     p.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     for name, default in {"rank": 0, "steps": 5, "rows": 4, "threads": 1, "seed": 1}.items():
         p.add_argument(f"--{name}", type=int, default=default)
@@ -143,7 +149,7 @@ def main():
     torch.manual_seed(a.seed)
     rate, every = dpo(a) if a.job == "dpo" else plain(a)
     name = "TRL" if a.job == "dpo" else "PEFT" if a.rank else "transformers"
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    peak = torch.cuda.max_memory_allocated() >> 20 if a.device == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(json.dumps({"name": name, "tokens_per_sec": rate, "all_tokens_per_sec": every, "peak_mem_mib": peak}))
 
 

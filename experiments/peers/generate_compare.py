@@ -2,6 +2,7 @@
 
 Needs: pip install torch transformers numpy safetensors, and `cargo build --release`.
 Run:   python3 experiments/peers/generate_compare.py [--rounds 3] [--threads 1] [--texts 1 32] [--bin DIR] [--out results.json]
+       ... --device cuda --models llama-1b --precision bf16 --texts 1 64     on one GPU
 The models have random weights. Each round runs every contender once, for one text, and for many at once (transformers' batched `generate`). Times are from the prompt to the last token, without loading; tokens/s
 are new tokens over that time. Also prints how many of the first tokens agree: in bf16, near-ties are decided by rounding.
 """
@@ -24,12 +25,13 @@ from compare import RELEASE, machine
 MODELS = {
     "29M": dict(hidden_size=512, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4, intermediate_size=1408, vocab_size=8192, tie_word_embeddings=True),
     "106M": dict(hidden_size=768, num_hidden_layers=6, num_attention_heads=12, num_key_value_heads=12, intermediate_size=3072, vocab_size=32000, tie_word_embeddings=False),
+    "llama-1b": dict(hidden_size=2048, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, intermediate_size=8192, vocab_size=128256, tie_word_embeddings=True),
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def flatshard(binaries, directory, precision, prompts, count, threads):
-    command = [str(binaries / "run_fsdp"), "--pretrain", str(directory), "--precision", precision, "--nproc-per-node", "1"]
+def flatshard(binaries, directory, precision, prompts, count, threads, device):
+    command = [str(binaries / "run_fsdp"), "--pretrain", str(directory), "--precision", precision, "--nproc-per-node", "1", "--device", device]
     command += ["--max-new-tokens", str(count), "--temperature", "0", "--threads-per-rank", str(threads)]
     if len(prompts) == 1:
         command += ["--generate", " ".join(map(str, prompts[0]))]
@@ -46,13 +48,13 @@ def flatshard(binaries, directory, precision, prompts, count, threads):
     return speed, [json.loads(line)["ids"] for line in done.stdout.splitlines()]
 
 
-def transformers(binaries, directory, precision, prompts, count, threads):
+def transformers(binaries, directory, precision, prompts, count, threads, device):
     torch.set_num_threads(threads)
-    model = LlamaForCausalLM.from_pretrained(directory, dtype=DTYPES[precision]).eval()
-    tokens = torch.tensor(prompts)
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=DTYPES[precision]).to(device).eval()
+    tokens = torch.tensor(prompts, device=device)
     with torch.inference_mode():
         started = time.perf_counter()
-        out = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, do_sample=False, use_cache=True)
+        out = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, do_sample=False, use_cache=True).cpu()
         seconds = time.perf_counter() - started
     return len(prompts) * count / seconds, out[:, tokens.shape[1] :].tolist()
 
@@ -75,7 +77,9 @@ def main():
     p.add_argument("--count", type=int, default=128, metavar="TOKENS", help="new tokens [default: 128]")
     p.add_argument("--threads", type=int, default=1, help="of each contender [default: 1]")
     p.add_argument("--texts", type=int, nargs="+", default=[1, 32], help="texts at once [default: 1 32]")
-    p.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    p.add_argument("--precision", nargs="+", choices=DTYPES, default=list(DTYPES))
+    p.add_argument("--models", nargs="+", choices=MODELS, default=["29M", "106M"])
     p.add_argument("--bin", type=pathlib.Path, default=RELEASE, help="directory of the binaries [default: of the release build]")
     p.add_argument("--out", type=pathlib.Path, help="write every measurement as JSON")
     a = p.parse_args()
@@ -83,13 +87,13 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         for name in a.models:
             save(pathlib.Path(scratch) / name, MODELS[name], a.prompt + a.count)
-        cases = [(name, precision, texts) for name in a.models for precision in DTYPES for texts in a.texts]
+        cases = [(name, precision, texts) for name in a.models for precision in a.precision for texts in a.texts]
         for number in range(a.rounds):
             for name, precision, texts in cases:
                 made = torch.randint(0, MODELS[name]["vocab_size"], (texts, a.prompt), generator=torch.Generator().manual_seed(number)).tolist()
                 written = []
                 for contender in (flatshard, transformers):
-                    speed, tokens = contender(a.bin, pathlib.Path(scratch) / name, precision, made, a.count, a.threads)
+                    speed, tokens = contender(a.bin, pathlib.Path(scratch) / name, precision, made, a.count, a.threads, a.device)
                     assert [len(text) for text in tokens] == [a.count] * texts, f"{contender.__name__} wrote {[len(text) for text in tokens]} tokens"
                     written.append(tokens)
                     runs.append({"model": name, "precision": precision, "texts": texts, "name": contender.__name__, "tokens_per_sec": round(speed, 1), "round": number})
@@ -107,7 +111,7 @@ def main():
         print(f"| {name} | {precision} | {texts} | {cells[0]} | {cells[1]} | {ratio:.2f} | {agree:.0f} of {a.count} |")
     if a.out:
         versions = {"torch": torch.__version__, "transformers": __import__("transformers").__version__}
-        shape = {"prompt": a.prompt, "count": a.count, "threads": a.threads}
+        shape = {"prompt": a.prompt, "count": a.count, "threads": a.threads, "device": a.device}
         a.out.write_text(json.dumps({"machine": machine(), **versions, **shape, "models": MODELS, "runs": runs}, indent=1) + "\n")
 
 

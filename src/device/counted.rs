@@ -4,7 +4,7 @@
 //! computes.
 use super::cost::{OpCost, causal_pairs, pass_pairs};
 use super::ops::*;
-use super::{Buf, Device, View, ViewMut, epilogue, fp8, paged};
+use super::{Buf, Device, View, ViewMut, epilogue, fp8};
 use flatshard_base::{Category, DType, Meter, Result};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -288,9 +288,15 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         let cost = OpCost::attention("attention_pass", &op.shape, op.qkv.dtype(), pairs, bytes);
         self.executor.op(cost, |dev| dev.attention_pass(op))
     }
-    /// As on devices without a kernel for it.
     fn attention_paged(&self, op: AttentionPaged) -> Result<()> {
-        paged::in_passes(self, op)
+        let window = if op.shape.window == 0 { usize::MAX } else { op.shape.window };
+        let seen = |run: &PagedRows| (run.past + 1..=run.past + run.rows).map(|seen| seen.min(window)).sum::<usize>();
+        let read = |run: &PagedRows| (run.past + run.rows).min(window.saturating_add(run.rows));
+        let tokens: usize = op.runs.iter().map(read).sum();
+        let bytes = 2 * op.qkv.bytes() + op.o.bytes() + tokens * op.shape.kv_row() * op.qkv.dtype().size();
+        let pairs = op.runs.iter().map(seen).sum::<usize>() as u64;
+        let cost = OpCost::attention(AttentionPaged::OP, &op.shape, op.qkv.dtype(), pairs, bytes);
+        self.executor.op(cost, |dev| dev.attention_paged(op))
     }
     fn attention_pass_backward(&self, op: AttentionPassBackward) -> Result<()> {
         let bytes = op.qkv.bytes() + op.kv.bytes() + op.d_o.bytes() + 2 * (op.dq.bytes() + op.dkv.bytes());

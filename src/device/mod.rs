@@ -11,7 +11,6 @@ mod interface;
 // Epilogues of products, as separate passes.
 pub mod epilogue;
 // Attention over pages, as separate passes.
-mod paged;
 // Products in FP8, computed in bf16.
 pub mod fp8;
 // Pages in place before they are used.

@@ -378,12 +378,12 @@ impl Sampler {
             labeled: None,
         };
         let mut drawn = Vec::with_capacity(wanted.len());
-        let mut draw = |at: usize, logits: &[f32]| {
+        let draw = |at: usize, logits: &[f32]| {
             let (i, text) = drawn_for[at];
             let SampledText { sample, ids, .. } = &live[i].texts[text];
             pick(logits, sampling, sampling.uniform(live[i].id, *sample as u64, ids.len() as u64))
         };
-        decoder.go_on(dev, store, &batch, workspace, (&paged, &wanted), &mut draw, &mut drawn)?;
+        decoder.go_on(dev, store, &batch, workspace, (&paged, &wanted), &draw, &mut drawn)?;
         drop(paged);
         for &(_, rows, _, i) in &runs {
             live[i].cached += rows;

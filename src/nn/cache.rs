@@ -1,7 +1,7 @@
 //! The KV cache: keys and values of earlier tokens of many sequences, so that generating a token costs one token's
 //! work. Never decides which sequence a page or a slot belongs to, and never evicts.
 //!
-//! Memory is divided into pages of [`PAGE`] tokens, and a page has the same number in every layer. Each pass first
+//! Memory is divided into pages of [`PAGE`] tokens, and a page has the same number in every layer. In each layer, a pass
 //! stores the keys and values of its rows, normalized and rotated, then each row attends to all of its sequence.
 use super::context::Cx;
 use super::spec::Spec;
@@ -9,11 +9,9 @@ use super::split::Groups;
 use super::tensor::{Tensor, TensorShape, table};
 use crate::base::{Category, DType, Result};
 use crate::comm::{Axis, CommUse};
-use crate::device::ops::{AttentionPaged, AttentionShape, CopyColumns, PagedRows};
+pub use crate::device::ops::PAGE;
+use crate::device::ops::{AttentionPaged, AttentionShape, PagedRows, most_of_paged_table, paged_table, paged_words};
 use crate::device::{Device, View, ViewMut};
-
-/// Tokens in a page.
-pub const PAGE: usize = 32;
 
 /// How large a cache of keys and values is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,11 +38,8 @@ table! {
         /// (P PAGE, E) with E elements of a token's keys and values in all blocks: block after block, in each of which
         /// a token's are a row.
         kv,
-        /// (N, heads * head_dim) f32, (N, 2) u32 and (longest, C): scratch of attention, with C elements in a block's
-        /// widest row of keys and values.
-        o_pass,
-        of_queries,
-        gathered,
+        /// u32: where the rows of a pass are ([`paged_table`]).
+        table,
         /// (N) u32: the tokens that the first rank of tp has drawn.
         drawn,
         /// (N) i32 and f64: the same as targets, and their losses.
@@ -62,15 +57,11 @@ impl KvCache<TensorShape> {
     /// `spec`: this rank's widths.
     pub fn plan(spec: &Spec, dtype: DType, size: &CacheSize) -> KvCache<TensorShape> {
         let &CacheSize { pages, rows, longest, .. } = size;
-        let most = |of: &dyn Fn(usize) -> usize| (0..spec.layers).map(of).max().unwrap_or(0);
-        let (all, kv_row) = ((0..spec.layers).map(|i| spec.cached(i)).sum(), most(&|i| spec.cached(i)));
-        let width = most(&|i| spec.heads * spec.heads_of(i).head_dim);
+        let all = (0..spec.layers).map(|i| spec.cached(i)).sum();
         let scratch = |dtype, rows, width| TensorShape::new(Category::Scratch, dtype, rows, width);
         KvCache {
             kv: TensorShape::new(Category::Saved, dtype, pages * PAGE, all),
-            o_pass: scratch(DType::F32, rows, width),
-            of_queries: scratch(DType::U32, rows, 2),
-            gathered: scratch(dtype, longest, kv_row),
+            table: scratch(DType::U32, most_of_paged_table(rows, longest), 1),
             drawn: scratch(DType::U32, rows, 1).through(Axis::Tp, CommUse::Reduced),
             targets: scratch(DType::I32, rows, 1),
             losses: scratch(DType::F64, rows, 1),
@@ -82,6 +73,12 @@ impl KvCache<TensorShape> {
 }
 
 impl KvCache {
+    /// Tells the device where the rows of the next pass are.
+    pub fn begin(&mut self, dev: &dyn Device, runs: &[PagedRows]) -> Result<()> {
+        let table = paged_table(runs);
+        dev.upload(bytemuck::cast_slice(&table), self.table.rows_mut(table.len()))
+    }
+
     /// As [`Device::attention`], but over earlier tokens too: assigns `o` and `lse` of the batch's rows, and stores
     /// their keys and values, which are after those of blocks with `before` elements of a token.
     #[allow(clippy::too_many_arguments)] // its operands
@@ -95,34 +92,10 @@ impl KvCache {
         o: ViewMut,
         lse: ViewMut,
     ) -> Result<()> {
-        let (dev, c, row) = (cx.dev, shape.kv_row(), shape.row());
-        let tokens = self.kv.capacity();
-        let block = tokens * before..tokens * (before + c);
-        for run in runs {
-            let mut done = 0;
-            while done < run.rows {
-                let at = run.past + done;
-                let rows = (PAGE - at % PAGE).min(run.rows - done);
-                let first = run.first + done;
-                let src = qkv.slice(first * row + row - c..(first + rows) * row);
-                let to = run.pages[at / PAGE] as usize * PAGE + at % PAGE;
-                let dst = self.kv.all_mut().slice(block.start + to * c..block.start + (to + rows) * c);
-                dev.copy_columns(CopyColumns { rows, width: c, src_row: row, dst_row: c, src, dst })?;
-                done += rows;
-            }
-        }
-        dev.attention_paged(AttentionPaged {
-            shape,
-            runs,
-            page: PAGE,
-            qkv,
-            kv: self.kv.all().slice(block),
-            o,
-            lse,
-            o_pass: self.o_pass.rows_mut(cx.n),
-            of_queries: self.of_queries.rows_mut(cx.n),
-            gathered: self.gathered.all_mut(),
-        })
+        let (tokens, c) = (self.kv.capacity(), shape.kv_row());
+        let kv = self.kv.all_mut().slice(tokens * before..tokens * (before + c));
+        let table = self.table.rows(paged_words(runs));
+        cx.dev.attention_paged(AttentionPaged { shape, runs, table, qkv, kv, o, lse })
     }
 
     /// Copies the first `tokens` of a page to another one, in all `blocks`, given as elements of a token before them

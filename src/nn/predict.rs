@@ -3,6 +3,7 @@
 use super::cache::CacheSize;
 use super::context::{Batch, Cx};
 use super::decoder::Decoder;
+use super::root::Choose;
 use super::store::{ParamStore, Pass, ROOT};
 use super::workspace::{Fixed, Workspace};
 use crate::base::Result;
@@ -38,7 +39,7 @@ impl Decoder {
     }
 
     /// Continues sequences whose earlier tokens are cached in `ws` by the rows of `batch`, which `runs` tells apart.
-    /// For each of the `wanted` rows, in order and perhaps repeated, `draw` chooses the next token from its index and
+    /// For each of the `wanted` rows, in order and perhaps repeated, `choose` chooses the next token from its index and
     /// logits on the first rank of tp; the token and its log-probability are appended to `drawn`.
     #[allow(clippy::too_many_arguments)] // the operands of a pass, and what is done with its results
     pub fn go_on(
@@ -48,7 +49,7 @@ impl Decoder {
         batch: &Batch,
         ws: &mut Workspace,
         (runs, wanted): (&[PagedRows], &[usize]),
-        draw: &mut dyn FnMut(usize, &[f32]) -> u32,
+        choose: Choose,
         drawn: &mut Vec<(u32, f32)>,
     ) -> Result<()> {
         batch.rows(ws.tokens(), false)?;
@@ -60,11 +61,12 @@ impl Decoder {
             groups,
             ..
         } = ws;
+        scratch.cache.begin(dev, runs)?;
         let cx = Cx { paged: Some(runs), ..self.cx(dev, groups, batch, [ones, table, local_table, still_table], None) };
         self.forward(&cx, store, stream, kept, scratch, Pass::Evaluate)?;
         let w = store.acquire(ROOT, Pass::Evaluate)?;
         let x = stream[self.spec.layers % stream.len()].rows(cx.rows());
-        self.root.draw(&cx, w, x, wanted, scratch, [next, all_next], draw, drawn)?;
+        self.root.draw(&cx, w, x, wanted, scratch, [next, all_next], choose, drawn)?;
         store.release(ROOT, Pass::Evaluate)
     }
 

@@ -1,5 +1,9 @@
 //! Layer 0: the embeddings below the blocks; the final norm, the head and the loss above them. Never materializes full
 //! logits.
+// Writing text.
+mod draw;
+
+pub use self::draw::Choose;
 use super::context::{Batch, Cx, DropoutSite, LabeledRows};
 use super::linear::Linear;
 use super::norm::Norm;
@@ -420,67 +424,6 @@ impl Root {
         tp.wait(ticket)?;
         finish(all.rows(all_rows))?;
         tp.release(ticket)
-    }
-
-    /// For each wanted row of `x (R, C)`: `draw` chooses a token from its index and capped logits, on the first rank of
-    /// tp. Appends it and its log-probability to `drawn`: the bits of the loss in training.
-    #[allow(clippy::too_many_arguments)] // the layer, its operands and its scratch
-    pub fn draw(
-        &self,
-        cx: &Cx,
-        w: Weights,
-        x: View,
-        wanted: &[usize],
-        scratch: &mut Scratch,
-        [next, all]: [&mut Tensor; 2],
-        draw: &mut dyn FnMut(usize, &[f32]) -> u32,
-        drawn: &mut Vec<(u32, f32)>,
-    ) -> Result<()> {
-        let (dev, rows, columns) = (cx.dev, cx.rows(), self.words.range(self.vocab).len());
-        let shape = CrossEntropyShape { vocab: columns, softcap: self.logit_cap };
-        let Scratch { h, stats, whole, logits, part_stats, all_stats, adapter, cache, .. } = scratch;
-        self.norm.forward(cx, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
-        let width = h.width();
-        let h = cx.whole(h.rows(rows), whole)?;
-        let (mut host, mut index) = (vec![0f32; self.vocab], 0);
-        let chunk = logits.capacity();
-        for stretch in wanted.chunk_by(|a, b| a + 1 == *b).flat_map(|rows| rows.chunks(chunk)) {
-            let n = stretch.len();
-            let of = h.rows.slice(stretch[0] * width..(stretch[0] + n) * width);
-            self.project(cx, w, of, adapter, logits.rows_mut(n))?;
-            let mut tokens = vec![0u32; n];
-            for (i, token) in tokens.iter_mut().enumerate() {
-                let (mine, rest) = next.rows_mut(1).split_at(columns);
-                dev.zero(rest)?;
-                dev.copy(logits.band(&(i..i + 1)), mine)?;
-                self.gather_logits(cx, next, all, bytemuck::cast_slice_mut(&mut host))?;
-                if cx.split.tp.index == 0 {
-                    let cap = self.logit_cap;
-                    if cap > 0.0 {
-                        host.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
-                    }
-                    *token = draw(index + i, &host);
-                }
-            }
-            if cx.split.tp.of > 1 {
-                // Ranks may run on different hardware, and must all continue with the same tokens.
-                let (tp, buf) = (&cx.groups.tp, &mut cache.drawn);
-                dev.upload(bytemuck::cast_slice(&tokens), buf.rows_mut(n))?;
-                let ticket = tp.broadcast(Tag::new("drawn tokens", cx.layer), buf.rows_mut(n), 0)?;
-                tp.wait(ticket)?;
-                dev.download(buf.rows(n), bytemuck::cast_slice_mut(&mut tokens))?;
-                tp.wait_sent(ticket)?;
-            }
-            dev.upload(bytemuck::cast_slice(&tokens), cache.targets.rows_mut(n))?;
-            let (targets, loss) = (cache.targets.rows(n), cache.losses.rows_mut(n));
-            let stats = [&mut *part_stats, &mut *all_stats];
-            self.cross_entropy(cx, shape, targets, (true, None), logits.rows_mut(n), stats, loss)?;
-            let mut losses = vec![0f64; n];
-            dev.download(cache.losses.rows(n), bytemuck::cast_slice_mut(&mut losses))?;
-            drawn.extend(tokens.into_iter().zip(losses).map(|(token, loss)| (token, -loss as f32)));
-            index += n;
-        }
-        cx.release(h)
     }
 
     /// Assigns `out`, the bytes of vocab f32: the uncapped logits of token `row` on sp rank `holder`; other ranks'

@@ -139,8 +139,35 @@ const RING: &[Variant] = &[
     variant("copy_columns_bf16_bf16", "columns.ptx", &[("FROM", 1), ("TO", 1)]),
 ];
 
+macro_rules! paged {
+    ($dtype:literal, $number:literal, $heads:literal) => {
+        variant(
+            concat!("attention_paged_", $dtype, "_", $heads),
+            "attention_paged.ptx",
+            &[("DTYPE", $number), ("HEADS", $heads)],
+        )
+    };
+}
+/// Over pages, by the query heads of a CTA.
+const PAGED: [[Variant; 2]; 3] = [
+    [paged!("bf16", 1, 1), paged!("bf16", 1, 4)],
+    [paged!("f16", 2, 1), paged!("f16", 2, 4)],
+    [paged!("f32", 0, 1), paged!("f32", 0, 4)],
+];
+
+/// The kernel for rows over pages, where `group` query heads share keys: its variant, and the query heads of a CTA.
+/// For heads of up to [`MOST`] elements.
+pub fn paged(dtype: &str, group: usize) -> Option<(&'static str, usize)> {
+    let number = ["bf16", "f16", "f32"].iter().position(|name| *name == dtype)?;
+    let [one, four] = &PAGED[number];
+    Some(if group == 1 { (one.name, 1) } else { (four.name, 4) })
+}
+
 const ALL: &[&[Variant]] = &[
     RING,
+    &PAGED[0],
+    &PAGED[1],
+    &PAGED[2],
     &PLAIN_F32_VARIANTS,
     &PLAIN_BF16_VARIANTS,
     &PLAIN_F16_VARIANTS,

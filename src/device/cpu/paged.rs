@@ -9,7 +9,7 @@ use super::simd::Level;
 #[cfg(target_arch = "x86_64")]
 use super::tile::SingleToken;
 use super::tile::{self, ACROSS, AttentionScratch, Group, HeadRows, Mask, Shared, To};
-use crate::ops::{AttentionPaged, AttentionShape, PagedRows};
+use crate::ops::{AttentionPaged, AttentionShape, PAGE, PagedRows};
 use flatshard_base::Result;
 use std::ops::Range;
 
@@ -44,11 +44,10 @@ macro_rules! single_floats {
 }
 single_floats!(f32, half::bf16);
 
-/// A checked call, for any division by sequences and key/value heads.
+/// A checked call whose keys and values are stored, for any division by sequences and key/value heads.
 pub struct PagedForward<'a, T> {
     shape: AttentionShape,
     runs: &'a [PagedRows<'a>],
-    page: usize,
     n: usize,
     qkv: &'a [T],
     kv: &'a [T],
@@ -59,13 +58,21 @@ pub struct PagedForward<'a, T> {
 impl<'a, T: PagedFloat> PagedForward<'a, T> {
     pub fn new(op: AttentionPaged<'a>) -> Result<PagedForward<'a, T>> {
         const OP: &str = AttentionPaged::OP;
+        let n = op.check()?;
+        let (row, c): (usize, usize) = (op.shape.row(), op.shape.kv_row());
+        let (qkv, kv): (&[T], &mut [T]) = (op.qkv.host(OP)?, op.kv.host(OP)?);
+        for run in op.runs {
+            for (at, end) in (run.past..run.past + run.rows).zip(run.first + 1..) {
+                let to = run.pages[at / PAGE] as usize * PAGE + at % PAGE;
+                kv[to * c..(to + 1) * c].copy_from_slice(&qkv[end * row - c..end * row]);
+            }
+        }
         Ok(PagedForward {
-            n: op.check()?,
+            n,
             shape: op.shape,
             runs: op.runs,
-            page: op.page,
-            qkv: op.qkv.host(OP)?,
-            kv: op.kv.host(OP)?,
+            qkv,
+            kv,
             o: Shared::new(op.o.host(OP)?),
             lse: Shared::new(op.lse.host(OP)?),
         })
@@ -100,8 +107,7 @@ impl<'a, T: PagedFloat> PagedForward<'a, T> {
                     lse_at: first * n + run.first,
                     lse_apart: n,
                 };
-                let row =
-                    |t: usize| (run.pages[t / self.page] as usize * self.page + t % self.page) * kv_row + kv * dim;
+                let row = |t: usize| (run.pages[t / PAGE] as usize * PAGE + t % PAGE) * kv_row + kv * dim;
                 // SAFETY: rows are within the pages; only this call has this head of this row.
                 if unsafe { T::single(scratch, &of, row) } {
                     continue;
@@ -113,7 +119,7 @@ impl<'a, T: PagedFloat> PagedForward<'a, T> {
             let (keys, values) = gathered.split_at_mut((end - from) * dim);
             for (to, head) in [(&mut *keys, kv), (&mut *values, a.kv_heads + kv)] {
                 for (t, to) in (from..end).zip(to.chunks_exact_mut(dim)) {
-                    let at = run.pages[t / self.page] as usize * self.page + t % self.page;
+                    let at = run.pages[t / PAGE] as usize * PAGE + t % PAGE;
                     to.copy_from_slice(&self.kv[at * kv_row + head * dim..][..dim]);
                 }
             }

@@ -9,9 +9,11 @@ mod launch;
 mod hopper;
 
 use self::launch::{Gradients, TailArgs, VECTOR, args, launch};
-use super::driver::Arg;
-use super::launch::{GpuDevice, SM_90A};
-use crate::ops::{Attention, AttentionBackward, AttentionDelta, AttentionPass, AttentionPassBackward, AttentionShape};
+use super::driver::{Arg, Kernel, LaunchShape};
+use super::launch::{GpuDevice, SM_90A, WARPS};
+use crate::ops::{
+    Attention, AttentionBackward, AttentionDelta, AttentionPaged, AttentionPass, AttentionPassBackward, AttentionShape,
+};
 use crate::{View, ViewMut};
 use flatshard_base::{DType, Error, Result};
 use flatshard_ptx::kernels::attention::{self, AttentionFamily, MOST};
@@ -169,4 +171,40 @@ pub fn pass_backward(gpu: &GpuDevice, op: AttentionPassBackward) -> Result<()> {
     let tail = TailArgs { bounds: of_queries, packed: false, queries, keys, q_row, kv_row, out_row: a.width() };
     let tails = [&tail, &TailArgs { bounds: of_keys, out_row: kv_row, ..tail }];
     gradients(gpu, (family, hopper), a, tails, given, sums, Gradients::Apart([dq, dkv]))
+}
+
+pub fn paged(gpu: &GpuDevice, op: AttentionPaged) -> Result<()> {
+    const OP: &str = AttentionPaged::OP;
+    let (n, a, dtype) = (op.check()?, op.shape, op.qkv.dtype());
+    let kernel = attention::paged(dtype.name(), a.heads / a.kv_heads).filter(|_| a.head_dim <= MOST);
+    let Some((variant, heads)) = kernel else {
+        let why = format!("heads of {} elements in {dtype}; up to {MOST} are possible", a.head_dim);
+        return Err(Error::op(OP, why));
+    };
+    if n == 0 {
+        return Ok(());
+    }
+    let AttentionPaged { table, qkv, mut kv, o, lse, .. } = op;
+    let int = |n: usize| Arg::U32(n.min(u32::MAX as usize) as u32);
+    let args = &mut [Arg::In(qkv), Arg::InOut(kv.reborrow()), Arg::In(table), int(n), int(a.row()), int(a.kv_row())];
+    gpu.launch(variant, "store_rows", n.div_ceil(WARPS), args)?;
+    let args = &mut [
+        Arg::In(qkv),
+        Arg::In(kv.as_view()),
+        Arg::In(table),
+        Arg::Out(o),
+        Arg::Out(lse),
+        int(n),
+        int(a.window),
+        int(a.row()),
+        int(a.kv_row()),
+        int(a.heads),
+        int(a.kv_heads),
+        int(a.head_dim),
+        Arg::F32(a.scale),
+        Arg::F32(a.softcap),
+    ];
+    let chunks = a.kv_heads * (a.heads / a.kv_heads).div_ceil(heads);
+    let shape = LaunchShape { grid: [n as u32, chunks as u32, 1], block: [256, 1, 1], shared: 0 };
+    gpu.driver.launch(Kernel { variant, entry: OP }, shape, args)
 }

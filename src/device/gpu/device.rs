@@ -12,7 +12,7 @@ use crate::ops::{
     RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows,
     WeighRows,
 };
-use crate::{Buf, Device, View, ViewMut, epilogue, paged};
+use crate::{Buf, Device, View, ViewMut, epilogue};
 use flatshard_base::timeline::Mark;
 use flatshard_base::{Category, DType, Error, Meter, Result};
 use std::time::Instant;
@@ -144,7 +144,7 @@ impl Device for GpuDevice {
         attention::pass(self, op)
     }
     fn attention_paged(&self, op: AttentionPaged) -> Result<()> {
-        paged::in_passes(self, op)
+        attention::paged(self, op)
     }
     fn attention_merge(&self, op: AttentionMerge) -> Result<()> {
         ring::merge(self, op)

@@ -1,7 +1,7 @@
 //! Launches of mixtures of experts: routing, the rows that experts get, and their products. Never reads how many rows
 //! an expert has: kernels find that in GPU memory, and grids cover what it can be at most.
 use super::driver::{Arg, Kernel, LaunchShape};
-use super::launch::{BLOCK, GpuDevice, SM_90A, VECTOR, by_dtype};
+use super::launch::{BLOCK, GpuDevice, SM_90A, VECTOR, WARPS, by_dtype};
 use crate::ops::{
     Balance, CombineRows, Grouped, GroupedGemm, PlaceRuns, Route, RouteBackward, RouteLoad, RouteShape, Sigmoid,
     TakeRows, WeighRows,
@@ -9,8 +9,6 @@ use crate::ops::{
 use flatshard_base::{DType, Error, Result};
 use flatshard_ptx::kernels::experts::{GroupedKernel, hopper_grouped, plain_grouped, tile_grouped};
 
-/// Warps per CTA of kernels that give each row a warp.
-const WARPS: usize = BLOCK as usize / 32;
 /// Maximum threads per CTA.
 const MOST: usize = 1024;
 

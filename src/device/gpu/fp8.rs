@@ -1,13 +1,10 @@
 //! Launches of casts to and from FP8, and of transposes. Never multiplies matrices.
 use super::driver::Arg;
-use super::launch::{BLOCK, GpuDevice};
+use super::launch::{GpuDevice, WARPS};
 use crate::ops::{Coded, Dequantize, Encode, Quantize, RaiseScales};
 use crate::{View, ViewMut};
 use flatshard_base::fp8::{Fp8, Fp8Shape};
 use flatshard_base::{DType, Error, Result};
-
-/// Warps per CTA.
-const WARPS: usize = BLOCK as usize / 32;
 
 /// Blocks are counted in 32 bits.
 fn check(op: &'static str, shape: &Fp8Shape, ld: usize) -> Result<()> {

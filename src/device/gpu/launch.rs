@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Threads per CTA in elementwise and row kernels.
 pub const BLOCK: u32 = 256;
+/// Warps in it.
+pub const WARPS: usize = BLOCK as usize / 32;
 /// `.target sm_90a` runs on this architecture only.
 pub const SM_90A: u32 = 90;
 /// Bytes of a vector access; kernels are fastest when operands are aligned to it.

@@ -190,49 +190,85 @@ pub struct PagedRows<'a> {
     pub slot: usize,
 }
 
-/// Attention of rows of many sequences, each over all earlier tokens of its sequence and itself. Assigns `o`: the bits
-/// of a row do not depend on the other rows, and on the CPU are those of [`Attention`].
+/// Stores the keys and values of rows of many sequences in their pages; then each row attends to all earlier tokens of
+/// its sequence and itself. Assigns `o` and `lse`: the bits of a row do not depend on the other rows, and on the CPU are
+/// those of [`Attention`].
 pub struct AttentionPaged<'a> {
     pub shape: AttentionShape,
     /// All rows, each once.
     pub runs: &'a [PagedRows<'a>],
-    /// Tokens in a page.
-    pub page: usize,
-    /// (N, (heads + 2 kv_heads) * head_dim); only the queries are read.
+    /// The same in the device's memory, as [`paged_table`] writes it.
+    pub table: View<'a>,
+    /// (N, (heads + 2 kv_heads) * head_dim)
     pub qkv: View<'a>,
-    /// (pages, page, 2 kv_heads * head_dim): keys before values in a row, those of these rows among them.
-    pub kv: View<'a>,
+    /// (pages, [`PAGE`], 2 kv_heads * head_dim): keys before values in a row.
+    pub kv: ViewMut<'a>,
     /// (N, heads * head_dim)
     pub o: ViewMut<'a>,
-    /// Scratch: (heads, N) f32, and for devices that need passes (N, heads * head_dim) f32, (N, 2) u32 and the keys and
-    /// values of the longest sequence.
+    /// (heads, N) f32
     pub lse: ViewMut<'a>,
-    pub o_pass: ViewMut<'a>,
-    pub of_queries: ViewMut<'a>,
-    pub gathered: ViewMut<'a>,
+}
+
+/// Tokens in a page of keys and values.
+pub const PAGE: usize = 32;
+
+/// Entries of a row in [`paged_table`].
+const ENTRIES: usize = 4;
+
+/// The most words of a table of `rows` rows over sequences of up to `longest` tokens.
+pub fn most_of_paged_table(rows: usize, longest: usize) -> usize {
+    rows * (ENTRIES + longest.div_ceil(PAGE))
+}
+
+/// Words of the table of these rows.
+pub fn paged_words(runs: &[PagedRows]) -> usize {
+    runs.iter().map(|run| ENTRIES * run.rows + (run.past + run.rows).div_ceil(PAGE)).sum()
+}
+
+/// Of each row: its place among the tokens of all pages, how many tokens it sees, where in the table the pages of its
+/// sequence start, and 0; then the pages of each run.
+pub fn paged_table(runs: &[PagedRows]) -> Vec<u32> {
+    let mut table = Vec::with_capacity(paged_words(runs));
+    let mut pages = ENTRIES * runs.iter().map(|run| run.rows).sum::<usize>();
+    for run in runs {
+        for at in run.past..run.past + run.rows {
+            let place = run.pages[at / PAGE] as usize * PAGE + at % PAGE;
+            table.extend([place as u32, at as u32 + 1, pages as u32, 0]);
+        }
+        pages += (run.past + run.rows).div_ceil(PAGE);
+    }
+    for run in runs {
+        table.extend_from_slice(&run.pages[..(run.past + run.rows).div_ceil(PAGE)]);
+    }
+    table
 }
 
 impl AttentionPaged<'_> {
     pub const OP: &'static str = "attention_paged";
     /// Returns N.
     pub fn check(&self) -> Result<usize> {
-        let Self { shape, runs, page, qkv, kv, o, lse, .. } = self;
+        let Self { shape, runs, table, qkv, kv, o, lse } = self;
         let (dtype, (n, tokens)) = (float(Self::OP, qkv.dtype())?, shape.block(Self::OP, qkv.len(), kv.len())?);
-        read(Self::OP, &[("kv", kv, dtype, kv.len())])?;
+        read(Self::OP, &[("table", table, DType::U32, table.len())])?;
         let stats = ("lse", lse, DType::F32, shape.heads * n);
-        written(Self::OP, &[("o", o, dtype, n * shape.width()), stats])?;
+        written(Self::OP, &[("kv", kv, dtype, kv.len()), ("o", o, dtype, n * shape.width()), stats])?;
         let mut next = 0;
         for run in *runs {
             let fits = run.first == next
                 && run.rows > 0
-                && run.past + run.rows <= run.pages.len() * page
-                && run.pages.iter().all(|&at| (at as usize + 1) * page <= tokens);
+                && run.past + run.rows <= run.pages.len() * PAGE
+                && run.pages.iter().all(|&at| (at as usize + 1) * PAGE <= tokens);
             if !fits {
                 return Err(Error::op(Self::OP, format!("{run:?} of {n} rows does not fit {tokens} tokens")));
             }
             next += run.rows;
         }
-        if next == n { Ok(n) } else { Err(Error::op(Self::OP, format!("runs of {next} rows for {n}"))) }
+        let (words, length) = (paged_words(runs), table.len());
+        match (next == n, words == length) {
+            (true, true) => Ok(n),
+            (false, _) => Err(Error::op(Self::OP, format!("runs of {next} rows for {n}"))),
+            _ => Err(Error::op(Self::OP, format!("a table of {length} words where the runs need {words}"))),
+        }
     }
 }
 
