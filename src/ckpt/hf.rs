@@ -134,7 +134,11 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
     // The classes of gpt-oss, CWM and Apertus scale where their configs do not say otherwise.
     let unscaled =
         matches!(spec.arch, Arch::GptOss | Arch::Cwm | Arch::Apertus).then(|| json!({"rope_type": "default"}));
-    if let Some(scaling) = scaling(&rope.scaling).or(unscaled) {
+    if let Some(mut scaling) = scaling(&rope.scaling).or(unscaled) {
+        if let (Arch::Phi3, Scaling::Long { short, long, .. }) = (spec.arch, &rope.scaling) {
+            // Its class in transformers 4 takes no other key; the original length is one of the model's.
+            scaling = json!({"type": "longrope", "short_factor": short, "long_factor": long});
+        }
         map.insert("rope_scaling".into(), scaling);
     }
     if let Some(QueryGrowth { beta, original }) = spec.query_growth {
@@ -190,12 +194,6 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             map["position_embedding_type"] = if spec.is_rotated(0) { json!("rope") } else { json!("nope") };
             map
         }
-        Arch::Mellum => {
-            // The class reads the base of each kind of layers here, and nowhere else.
-            let local = spec.local_rope.as_ref().map_or(Value::Null, rotary_keys);
-            ["rope_theta", "rope_scaling"].iter().for_each(|key| drop(map.shift_remove(*key)));
-            json!({"rope_parameters": {"full_attention": rotary_keys(&rope), "sliding_attention": local}})
-        }
         Arch::OlmoHybrid => {
             if !spec.is_rotated(0) {
                 map.shift_remove("rope_theta");
@@ -224,11 +222,33 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         let local = spec.local_rope.as_ref().unwrap_or(&rope);
         gemma::write(spec, [&rope, local].map(rotary_keys), &mut map);
     }
-    if spec.arch == Arch::Gemma3 {
-        let local = spec.local_rope.clone().unwrap_or(Rotary::new(10_000.0));
-        map.insert("rope_local_base_freq".into(), json!(local.theta));
+    let plain = Rotary::new(10_000.0);
+    let local = spec.local_rope.as_ref().unwrap_or(if spec.arch == Arch::Gemma3 { &plain } else { &rope });
+    match spec.arch {
+        arch if has_sections(arch, of.theta, [&rope, local]) => {
+            for key in ["rope_theta", "rope_scaling", "original_max_position_embeddings"] {
+                map.shift_remove(key);
+            }
+            let [full, sliding] = [&rope, local].map(rotary_keys);
+            map.insert("rope_parameters".into(), json!({"full_attention": full, "sliding_attention": sliding}));
+        }
+        Arch::Gemma3 => _ = map.insert("rope_local_base_freq".into(), json!(local.theta)),
+        _ => {}
     }
     map
+}
+
+/// Whether `rope_parameters` must have a section for each kind of layers, which transformers 4 does not read: its keys
+/// cannot say what these do. `theta` is the class's.
+fn has_sections(arch: Arch, theta: f64, [rope, local]: [&Rotary; 2]) -> bool {
+    let is_long = matches!(rope.scaling, Scaling::Long { .. });
+    match arch {
+        // The class reads the base of each kind of layers here, and nowhere else.
+        Arch::Mellum => true,
+        Arch::Gemma3 => is_long || local.scaling != Scaling::None,
+        Arch::Olmo3 => is_long || rope.theta != theta || *local != Rotary::new(theta),
+        _ => false,
+    }
 }
 
 /// The keys of sliding windows.
@@ -273,10 +293,13 @@ fn rotary_keys(rope: &Rotary) -> Value {
 /// `rope_scaling`; None if frequencies are not scaled.
 fn scaling(scaling: &Scaling) -> Option<Value> {
     Some(match *scaling {
-        // transformers 4 takes no other key; the original length is one of the model's.
-        Scaling::Long { ref short, ref long, .. } => {
-            json!({"type": "longrope", "short_factor": short, "long_factor": long})
-        }
+        Scaling::Long { ref short, ref long, original, attention } => json!({
+            "rope_type": "longrope",
+            "short_factor": short,
+            "long_factor": long,
+            "original_max_position_embeddings": original,
+            "attention_factor": attention,
+        }),
         Scaling::None => return None,
         Scaling::Proportional { part, factor } => {
             json!({"rope_type": "proportional", "partial_rotary_factor": part, "factor": factor})

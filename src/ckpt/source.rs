@@ -332,6 +332,11 @@ impl OpenedFiles {
         if !hf::has_tower(dir)? {
             let others = self.tensors.extract_if(.., |name, _| !adapters && name.starts_with(PREDICTORS));
             let tensors: Vec<FileTensor> = others.map(|(_, tensor)| tensor).collect();
+            if !adapters && Naming::of(self.tensors.keys()) != Naming::Plain {
+                // The text model's own class, saved after it was read from a vision-language model.
+                let tensors = std::mem::take(&mut self.tensors).into_iter();
+                self.tensors = tensors.map(|(name, tensor)| (Naming::text_name(&name), tensor)).collect();
+            }
             let carried = Carried { naming: Naming::Plain, tensors };
             return Ok((!carried.tensors.is_empty()).then(|| Tower { carried, ..Tower::default() }));
         }
@@ -359,6 +364,8 @@ impl OpenedFiles {
     fn matched(mut self, dir: &Path, plan: &FilePlan, tower: Option<Tower>, exact: bool) -> Result<TensorSource> {
         const FLAGS: &str = "use the model settings it was saved with";
         let mut tensors = plan.tensors.clone();
+        let head = tower.as_ref().map_or(HEAD.into(), |tower| tower.carried.naming.file_name(HEAD));
+        let is_tied = !exact && tensors.list.iter().all(|want| want.name != head);
         unstack::expand(&mut self.tensors, &tensors.list);
         let mut missing = Vec::new();
         for want in &mut tensors.list {
@@ -366,6 +373,9 @@ impl OpenedFiles {
             let bare = ["transformer.", "model."].iter().find_map(|p| want.name.strip_prefix(p));
             let bare = bare.filter(|_| !exact && tower.is_none());
             let found = self.tensors.remove(&want.name).or_else(|| self.tensors.remove(bare?));
+            // Of tensors that share memory, some tools save the first by name.
+            let is_table = is_tied && TABLES.iter().any(|table| want.name.ends_with(table));
+            let found = found.or_else(|| is_table.then(|| self.tensors.remove(&head))?);
             let Some(found) = found else {
                 missing.push(want.name.clone());
                 continue;
@@ -382,7 +392,6 @@ impl OpenedFiles {
             self.tensors.retain(|name, _| !is_buffer(name));
             // Tied embeddings need no head; a file may have one nevertheless, which must equal the table.
             let table = tensors.list.iter().position(|t| TABLES.iter().any(|table| t.name.ends_with(table)));
-            let head = tower.as_ref().map_or(HEAD.into(), |tower| tower.carried.naming.file_name(HEAD));
             if let (Some(table), Some(head)) = (table, self.tensors.remove(&head)) {
                 self.fits(&head, HEAD, &tensors.list[table].shape, exact)?;
                 twin = Some((table, head));

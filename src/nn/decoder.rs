@@ -172,8 +172,8 @@ impl Decoder {
         dev.upload(&one.repeat(n * ones.width()), ones.rows_mut(n))?;
         for (rope, table) in [(&self.spec.rope, table), (&self.spec.local_rope, &mut *local_table)] {
             if let Some(rope) = rope {
-                let (rows, d, longest) = (table.capacity(), table.width(), self.spec.max_len);
-                let values = rope.table(d, rows / rope.forms(), longest);
+                let (rows, d, forms) = (table.capacity(), table.width(), self.spec.forms());
+                let values = rope.table(d, rows / forms, self.spec.max_len, forms);
                 dev.upload(bytemuck::cast_slice(&values), table.rows_mut(rows))?;
             }
         }

@@ -43,7 +43,7 @@ pub struct QueryGrowth {
 }
 
 impl QueryGrowth {
-    /// (rows, head_dim): a table like [`Rotary::table`] that multiplies and does not rotate.
+    /// (rows, head_dim): a table like [`Rotary::table`], with one form, that multiplies and does not rotate.
     pub fn table(&self, head_dim: usize, rows: usize) -> Vec<f32> {
         let mut table = vec![0.0; rows * head_dim];
         for (position, row) in table.chunks_exact_mut(head_dim).enumerate() {
@@ -59,11 +59,11 @@ impl Rotary {
         Rotary { theta, scaling: Scaling::None }
     }
 
-    /// (positions [`Rotary::forms`], dim): for each position, and each form of it, dim/2 cosines, then dim/2 sines (Su
-    /// et al. 2021). Angles are computed in f64, so that large positions stay accurate. `longest` is the longest
-    /// sequence possible.
-    pub fn table(&self, dim: usize, positions: usize, longest: usize) -> Vec<f32> {
-        let forms: Vec<Vec<f64>> = (0..self.forms()).map(|form| self.frequencies(dim, longest, form)).collect();
+    /// (positions forms, dim): for each position, and each of the model's forms ([`super::Spec::forms`]), dim/2 cosines,
+    /// then dim/2 sines (Su et al. 2021). Angles are computed in f64, so that large positions stay accurate. `longest`
+    /// is the longest sequence possible.
+    pub fn table(&self, dim: usize, positions: usize, longest: usize, forms: usize) -> Vec<f32> {
+        let forms: Vec<Vec<f64>> = (0..forms).map(|form| self.frequencies(dim, longest, form)).collect();
         let size = match self.scaling {
             Scaling::Yarn { attention, .. } | Scaling::Long { attention, .. } => attention,
             _ => 1.0,
@@ -77,10 +77,6 @@ impl Rotary {
         table
     }
 
-    /// Rows of the table per position: two if short and long documents rotate differently.
-    pub fn forms(&self) -> usize {
-        1 + self.original_if_long().is_some() as usize
-    }
     /// The length from which on documents rotate differently.
     pub fn original_if_long(&self) -> Option<usize> {
         if let Scaling::Long { original, .. } = self.scaling { Some(original) } else { None }
@@ -135,7 +131,7 @@ impl Rotary {
     }
 }
 
-/// Replaces the positions of packed documents by the rows of a table with two forms ([`Rotary::forms`]): of short
+/// Replaces the positions of packed documents by the rows of a table with two forms ([`super::Spec::forms`]): of short
 /// documents, and of those longer than `original`. A document of which earlier tokens are cached counts them.
 pub fn rows_of_forms(positions: &mut [u32], cu_seqlens: &[u32], original: usize) {
     for document in cu_seqlens.windows(2) {

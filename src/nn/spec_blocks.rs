@@ -98,9 +98,13 @@ impl Spec {
         self.qk_norm
             && (self.norm_after_rope || self.rotated_in_part() || (0..self.layers).any(|i| !self.is_rotated(i)))
     }
-    /// The length from which on documents rotate differently, if they do.
+    /// The length from which on documents rotate differently, if they do in some layer.
     pub fn long_from(&self) -> Option<usize> {
-        self.rope.as_ref().and_then(Rotary::original_if_long)
+        [&self.rope, &self.local_rope].into_iter().flatten().find_map(Rotary::original_if_long)
+    }
+    /// Rows of the tables of positions per position: two if short and long documents rotate differently.
+    pub fn forms(&self) -> usize {
+        1 + usize::from(self.long_from().is_some())
     }
     /// Whether other elements of a head are not rotated.
     pub fn rotated_in_part(&self) -> bool {

@@ -54,6 +54,19 @@ impl Spec {
             }
         }
         self.check_shared_kv()?;
+        if let [Some(a), Some(b)] = [&self.rope, &self.local_rope].map(|rope| rope.as_ref()?.original_if_long())
+            && a != b
+        {
+            return Err(Error::input(format!(
+                "layers rotate long documents differently from {a} tokens on, and those with a window from {b} on: both \
+                 must have one length (original_max_position_embeddings)"
+            )));
+        }
+        if self.query_growth.is_some() && self.long_from().is_some() {
+            return Err(Error::input(
+                "queries that grow with their position do not go with longrope: use another scaling",
+            ));
+        }
         if self.layer_inputs > 0 && self.layer_words < self.vocab {
             return Err(Error::input(format!(
                 "vocab_size_per_layer_input {} with vocab_size {}: every token needs a row",

@@ -8,7 +8,6 @@ use super::latent_buffers::{LatentSaved, LatentScratch};
 use super::per_layer_buffers::{PerLayerSaved, PerLayerScratch};
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
 use super::recurrent_buffers::{RecurrentCache, RecurrentPlan};
-use super::rotary::Rotary;
 use super::saved::{AdapterScratch, AttentionSaved, Fp8Scratch, MlpSaved, Routing, Saved, Scratch, SparseScratch};
 use super::shared_kv::SharedKv;
 use super::spec::{Experts, Recurrence, Spec};
@@ -119,7 +118,7 @@ impl Workspace<TensorShape, ()> {
         let latent_rank = spec.latent.map_or(0, |latent| latent.q_rank.max(latent.kv_rank));
         let only = |there: bool, width: usize| if there { width } else { 0 };
         // A model may allow 131,072 positions: 134 MB at a head_dim of 256. No document is longer than its micro-batch.
-        let positions = spec.max_len.min(tokens * split.sp.of);
+        let positions = spec.forms() * spec.max_len.min(tokens * split.sp.of);
         let shape = TensorShape::new;
 
         let heads_of = |spec: &Spec| {
@@ -355,11 +354,7 @@ impl Workspace<TensorShape, ()> {
                 recurrent_cache: RecurrentCache::plan(spec, dtype, 0),
             },
             fixed: Fixed {
-                table: other(
-                    DType::F32,
-                    positions * spec.rope.as_ref().map_or(0, Rotary::forms),
-                    spec.global_rotary_dim(),
-                ),
+                table: other(DType::F32, only(spec.rope.is_some(), positions), spec.global_rotary_dim()),
                 local_table: other(
                     DType::F32,
                     only(spec.local_rope.is_some() || spec.query_growth.is_some(), positions),
@@ -428,16 +423,14 @@ impl Workspace {
     /// Allocates a KV cache, and position tables for its longest sequence, which the caller must fill.
     pub(super) fn remember(&mut self, spec: &Spec, dev: &dyn Device, size: &CacheSize) -> Result<()> {
         let Workspace { scratch, fixed: Fixed { table, local_table, still_table, .. }, groups, .. } = self;
-        let forms = spec.rope.as_ref().map_or(1, Rotary::forms);
         let dtype = scratch.act.dtype();
         // The previous cache is freed first.
         for size in [&CacheSize::default(), size] {
             scratch.cache = KvCache::plan(spec, dtype, size).allocate(dev, groups)?;
             scratch.recurrent_cache = RecurrentCache::plan(spec, dtype, size.slots).allocate(dev, groups)?;
         }
-        let tables = [("table", table, forms), ("local_table", local_table, 1), ("still_table", still_table, 1)];
-        for (name, table, forms) in tables {
-            let longer = longer_table(table, forms * size.longest.min(spec.max_len));
+        for (name, table) in [("table", table), ("local_table", local_table), ("still_table", still_table)] {
+            let longer = longer_table(table, spec.forms() * size.longest.min(spec.max_len));
             if longer.rows > table.capacity() {
                 *table = longer.allocate(name, dev, groups)?;
             }

@@ -104,3 +104,43 @@ fn what_a_tower_cannot_do_is_refused_before_anything_starts() {
     let text = refused(dir.path(), &other, "--max-steps 1");
     assert!(text.contains("model_type is \"paligemma\": its prompts attend to later tokens too"), "{text}");
 }
+
+/// A text model that was read from a vision-language model and saved keeps that one's names. Of tensors that share
+/// memory, some tools save the first by name.
+#[test]
+fn a_text_model_under_other_names_is_the_same_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let new =
+        "--tokenizer bytes --embed-dim 16 --num-layers 1 --num-heads 2 --ff-hidden-dim 24 --tie-embeddings --seed 4";
+    let made = unlaunched(crate::common::binaries::FSDP)
+        .current_dir(dir.path())
+        .args("--dataset synthetic --max-len 16 --max-steps 1 --no-sample --save-hf plain".split(' '))
+        .args(new.split(' '))
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let plain = dir.path().join("plain");
+    let bytes = fs::read(plain.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let trained = |model: &Path, to: &str| {
+        done(dir.path(), model, &format!("--max-steps 2 --save-hf {to}"));
+        tensors(&dir.path().join(to).join("model.safetensors"))
+    };
+    let right = trained(&plain, "trained");
+    let rules: [(&str, fn(&str) -> String); 2] = [
+        ("within", |name| name.replacen("model.", "model.language_model.", 1)),
+        ("head", |name| name.replace("model.embed_tokens.", "lm_head.")),
+    ];
+    for (to, name_of) in rules {
+        let other = dir.path().join(to);
+        fs::create_dir(&other).unwrap();
+        for file in ["config.json", "tokenizer.json", "tokenizer_config.json"].map(|name| plain.join(name)) {
+            if file.exists() {
+                fs::copy(&file, other.join(file.file_name().unwrap())).unwrap();
+            }
+        }
+        let renamed = file.tensors().into_iter().map(|(name, view)| (name_of(&name), view));
+        fs::write(other.join("model.safetensors"), safetensors::serialize(renamed, None).unwrap()).unwrap();
+        assert!(trained(&other, &format!("trained-{to}")) == right, "{to}");
+    }
+}

@@ -61,6 +61,8 @@ const CASES: &[&str] = &[
     "vaultgemma",
     "nemotron",
     "olmo",
+    "olmo3_long",
+    "exaone4_long",
     // `tests/golden/towers.py`
     "ministral",
     "ministral3",

@@ -43,6 +43,7 @@ LATENT = dict(num_key_value_heads=4, head_dim=4, kv_lora_rank=7, qk_nope_head_di
 LLAMA3 = rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=ORIGINAL)
 YARN = rope("yarn", factor=4.0, beta_fast=4.0, original_max_position_embeddings=ORIGINAL)
 LONG = rope("longrope", short_factor=[1.5, 1.0, 2.0], long_factor=[2.0, 5.0, 9.0], original_max_position_embeddings=ORIGINAL)
+LONG_HEAD = LONG | dict(short_factor=[1.5, 1.0, 2.0, 1.2, 3.0], long_factor=[2.0, 5.0, 9.0, 3.0, 4.0])
 # Of another base in a file of transformers 4, 5 makes the base of layers without a window only.
 OLMO3_THETA = dict(rope_theta=500000.0)
 GEMMA3_ROPES = dict(full_attention=rope("linear", 50.0, factor=4.0), sliding_attention=rope("default", 20.0))
@@ -85,6 +86,11 @@ CASES = {
     "olmo3": ("olmo3", dict(**DIVIDED, num_hidden_layers=4, sliding_window=4,
                             rope_parameters=dict(full_attention=YARN | OLMO3_THETA, sliding_attention=dict(rope_type="default", **OLMO3_THETA))),
               dict(rope_parameters=dict.fromkeys(["full_attention", "sliding_attention"], dict(rope_type="default", **OLMO3_THETA)))),
+    # Long documents rotate differently in some layers only; or there are layers that do not rotate.
+    "olmo3_long": ("olmo3", dict(**DIVIDED, num_hidden_layers=4, sliding_window=4,
+                                 rope_parameters=dict(full_attention=LONG_HEAD, sliding_attention=rope("default"))),
+                   dict(rope_parameters=dict.fromkeys(["full_attention", "sliding_attention"], rope("default")))),
+    "exaone4_long": ("exaone4", dict(num_hidden_layers=4, sliding_window=4, rope_parameters=LONG_HEAD), PLAIN),
     "granite": ("granite", dict(**DIVIDED, rope_parameters=rope("default"), embedding_multiplier=3.0, attention_multiplier=0.25,
                                 residual_multiplier=0.5, logits_scaling=4.0, attention_bias=True, tie_word_embeddings=True),
                 dict(residual_multiplier=1.0)),

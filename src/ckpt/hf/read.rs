@@ -105,7 +105,9 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
         }
     } else {
         let (_, name) = of.activation.key();
-        keys.only("hidden_act", &[json!(name)])?;
+        // Names of one function.
+        let also = if name == "silu" { "swish" } else { name };
+        keys.only("hidden_act", &[json!(name), json!(also)])?;
     }
     let flag = |key: Option<(&str, bool)>| match key {
         Some((key, default)) => Ok::<_, Error>(keys.flag(key)?.unwrap_or(default)),
@@ -123,6 +125,11 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
         // All of its layers have experts.
         Arch::Qwen35Moe => keys.size("intermediate_size", "ff_hidden_dim")?.unwrap_or(512),
         Arch::Lfm2 => lfm2::width(keys)?,
+        // Its class has no such key: all of its layers have experts.
+        Arch::SolarOpen => {
+            let width = keys.size("intermediate_size", "ff_hidden_dim")?;
+            width.or(keys.size("moe_intermediate_size", "ff_hidden_dim")?).unwrap_or(1280)
+        }
         _ => size("intermediate_size", "ff_hidden_dim")?,
     };
     let spec = Spec {

@@ -29,9 +29,11 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
             keys.positive("partial_rotary_factor")?.unwrap_or(default)
         }
     };
+    // Of one scaling, transformers 5 takes it from here first; of two, from their own objects only.
     let original = match arch {
+        _ if two => None,
         Arch::Phi3 => keys.size("original_max_position_embeddings", "max_positions")?.or(Some(4096)),
-        _ => None,
+        _ => keys.size("original_max_position_embeddings", "max_positions")?,
     };
     let plain = RotaryDefaults {
         theta,
@@ -47,6 +49,13 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
             "rope_theta is {theta}, without rope_parameters: transformers 4 rotates all layers of olmo3 with it, and 5 \
              those with a window with {}. Say what is meant in rope_parameters, with full_attention and \
              sliding_attention",
+            of.theta
+        )));
+    }
+    if matches!(arch, Arch::Apertus | Arch::Cwm) && old.is_none() && new.is_none() && theta != of.theta {
+        return Err(Error::input(format!(
+            "rope_theta is {theta}, without rope_parameters: transformers 4 rotates with it and with the scaling of the \
+             class, and 5 with {} in its place. Say what is meant in rope_parameters, with rope_type and rope_theta",
             of.theta
         )));
     }

@@ -192,7 +192,7 @@ pub fn balance(op: Balance) -> Result<()> {
     let rows = counts.iter().sum::<f64>() / op.shape.top_k as f64;
     let factor = if rows > 0.0 { experts as f64 / (rows * rows) } else { 0.0 };
     for (e, grad) in grad.iter_mut().enumerate() {
-        let count: f64 = counts[e..].iter().step_by(experts).sum();
+        let count: f64 = counts.iter().skip(e).step_by(experts).sum();
         loss[0] += factor * count * sums[e];
         *grad = (scale * factor * count) as f32;
     }
