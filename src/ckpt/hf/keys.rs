@@ -11,6 +11,7 @@ use std::rc::Rc;
 /// never return, and dropout and initialization, which the run decides. Names that start with an underscore are
 /// transformers' own notes.
 const HARMLESS: &[&str] = &[
+    "add_cross_attention",
     "architectures",
     "attention_dropout",
     "attn_implementation",
@@ -22,6 +23,7 @@ const HARMLESS: &[&str] = &[
     "cache_implementation",
     "chunk_size_feed_forward",
     "cls_token_id",
+    "cross_attention_hidden_size",
     "decoder_start_token_id",
     "diversity_penalty",
     "do_sample",
@@ -39,6 +41,7 @@ const HARMLESS: &[&str] = &[
     "id2label",
     "initializer_range",
     "is_decoder",
+    "is_encoder_decoder",
     "keys_to_ignore_at_inference",
     "label2id",
     "length_penalty",
@@ -57,6 +60,7 @@ const HARMLESS: &[&str] = &[
     "prefix",
     "pretraining_tp",
     "problem_type",
+    "pruned_heads",
     "remove_invalid_values",
     "repetition_penalty",
     "resid_pdrop",
@@ -68,6 +72,7 @@ const HARMLESS: &[&str] = &[
     "task_specific_params",
     "temperature",
     "tf_legacy_loss",
+    "tie_encoder_decoder",
     "tokenizer_class",
     "top_k",
     "top_p",
@@ -86,21 +91,16 @@ const HARMLESS_PREFIX: &[&str] = &["_", "summary_"];
 
 /// Keys that transformers reads from the config of any class, and that change what it computes, or which file it reads.
 const USED: &[&str] = &[
-    "add_cross_attention",
     "attention_chunk_size",
     "compression_config",
-    "cross_attention_hidden_size",
     "default_rope_type",
     "is_causal",
-    "is_encoder_decoder",
     "kv_sharing_modes",
     "layer_types",
     "original_max_position_embeddings",
     "per_layer_config",
-    "pruned_heads",
     "sliding_window",
     "text_config",
-    "tie_encoder_decoder",
     "transformers_weights",
     "vision_config",
 ];
@@ -143,13 +143,16 @@ pub struct ConfigKeys<'a> {
     /// Whether these are the keys of a model, and not of its rotary positions.
     model: bool,
     asked: RefCell<BTreeSet<String>>,
+    /// Keys that transformers uses for other models, or other values of other keys.
+    unused: RefCell<BTreeSet<&'static str>>,
     /// Keys without an effect, of all objects of a file.
     inert: Rc<RefCell<Vec<String>>>,
 }
 
 impl<'a> ConfigKeys<'a> {
     pub fn new(map: &'a Map<String, Value>, prefix: impl Into<String>) -> ConfigKeys<'a> {
-        ConfigKeys { map, prefix: prefix.into(), model: true, asked: RefCell::default(), inert: Rc::default() }
+        let (asked, unused) = (RefCell::default(), RefCell::default());
+        ConfigKeys { map, prefix: prefix.into(), model: true, asked, unused, inert: Rc::default() }
     }
     /// The key as named in errors.
     pub fn name(&self, key: &str) -> String {
@@ -163,6 +166,10 @@ impl<'a> ConfigKeys<'a> {
     /// Keys whose values do not matter here.
     pub fn known(&self, keys: impl IntoIterator<Item = impl AsRef<str>>) {
         self.asked.borrow_mut().extend(keys.into_iter().map(|key| key.as_ref().to_string()));
+    }
+    /// A key that has no effect on this model.
+    pub fn unused(&self, key: &'static str) {
+        self.unused.borrow_mut().insert(key);
     }
     /// The value if it is not null.
     pub fn present(&self, key: &str) -> Option<&'a Value> {
@@ -249,8 +256,9 @@ impl<'a> ConfigKeys<'a> {
             _ => false,
         };
         let used = if top { USED } else { USED_IN_ROPE };
+        let used = |key: &str| used.contains(&key) && !self.unused.borrow().contains(key);
         let unread = self.map.iter().filter(|(key, value)| !harmless(key) && !nothing(value));
-        let (used, inert): (Vec<_>, Vec<_>) = unread.partition(|(key, _)| used.contains(&key.as_str()));
+        let (used, inert): (Vec<_>, Vec<_>) = unread.partition(|(key, _)| used(key));
         match used.first() {
             None => {
                 self.inert.borrow_mut().extend(inert.iter().map(|(key, _)| quote(self.name(key)).to_string()));

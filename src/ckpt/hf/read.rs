@@ -44,6 +44,7 @@ fn text_spec(map: &Map<String, Value>, prefix: &str) -> Result<(Spec, Vec<String
             if keys.text("model_type")? == Some("gpt_oss") && quantized.text("quant_method")? == Some("mxfp4") => {}
         _ => keys.only("quantization_config", &[])?,
     }
+    keys.only("is_causal", &[json!(true)])?;
     ["bos_token_id", "eos_token_id", "pad_token_id"].into_iter().try_for_each(|key| keys.ids(key))?;
     let score = has_score(&keys)?;
     let families = || {
@@ -101,7 +102,9 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
         match arch {
             // Text is causal with it.
             Arch::Gemma4 => keys.only("use_bidirectional_attention", &[json!(false), json!("vision")])?,
-            _ => keys.only("use_bidirectional_attention", &[json!(false)])?,
+            Arch::Gemma3 => keys.only("use_bidirectional_attention", &[json!(false)])?,
+            // transformers accepts the key and ignores it.
+            _ => keys.known(["use_bidirectional_attention"]),
         }
     } else {
         let (_, name) = of.activation.key();
@@ -243,7 +246,7 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         },
         Arch::Gemma3 => {
             // transformers accepts the key and ignores it.
-            keys.only("attn_logit_softcapping", &[])?;
+            keys.known(["attn_logit_softcapping"]);
             let logit_cap = keys.positive("final_logit_softcapping")?.unwrap_or(0.0) as f32;
             Spec { logit_cap, qk_norm: true, ..gemma(spec)? }
         }
@@ -340,7 +343,7 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
     let switched = keys.flag("use_sliding_window")? == Some(true);
     let window = match Defaults::of(arch).window {
         WindowKeys::Never => {
-            keys.only("sliding_window", &[])?;
+            keys.unused("sliding_window");
             None
         }
         WindowKeys::Unclear => {

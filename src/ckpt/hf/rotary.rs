@@ -18,10 +18,7 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
         _ => theta,
     };
     let part = match of.part {
-        None => {
-            keys.only("partial_rotary_factor", &[json!(1), json!(1.0)])?;
-            1.0
-        }
+        None => 1.0,
         Some(default) => {
             // MiniMax's published files have the elements instead.
             let elements = if arch == Arch::MiniMaxM2 { keys.size("rotary_dim", "head_dim")? } else { None };
@@ -59,7 +56,7 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
             of.theta
         )));
     }
-    match (old, new) {
+    let found = match (old, new) {
         (Some(_), Some(_)) => Err(Error::input("rope_scaling and rope_parameters are both present; remove one")),
         (Some(_), None) if arch == Arch::Gemma4 => Err(keys.unsupported("rope_scaling", &[])),
         (None, None) if arch == Arch::Gemma4 => {
@@ -86,7 +83,14 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
             };
             Ok((rope, two.then(|| Rotary::new(local)), part))
         }
+    }?;
+    let scaled = [Some(&found.0), found.1.as_ref()].into_iter().flatten().any(|rope| rope.scaling != Scaling::None);
+    match of.part {
+        None if scaled => keys.only(UNSCALED[0], &[json!(1), json!(1.0)])?,
+        None => UNSCALED.into_iter().for_each(|key| keys.unused(key)),
+        Some(_) => {}
     }
+    Ok(found)
 }
 
 /// The growth of queries, whose keys are next to the rotary ones.
@@ -97,6 +101,9 @@ pub fn query_growth(keys: &ConfigKeys) -> Result<QueryGrowth> {
         original: rope.need("original_max_position_embeddings", |keys, key| keys.size(key, "max_positions"))?,
     })
 }
+
+/// Keys that have no effect without a scaling, in families that always rotate the whole head.
+const UNSCALED: [&str; 2] = ["partial_rotary_factor", "original_max_position_embeddings"];
 
 /// What a rotary embedding takes from keys outside its object.
 #[derive(Clone, Copy)]
@@ -120,7 +127,11 @@ fn rotary(keys: &ConfigKeys, of: RotaryDefaults) -> Result<(Rotary, f64)> {
         // The table says which pairs rotate.
         None if of.proportional && keys.text(key)? == Some("proportional") => 1.0,
         None => {
-            keys.only("partial_rotary_factor", &[json!(1), json!(1.0)])?;
+            match keys.text(key)? {
+                // Scalings read both, whatever the family.
+                None | Some("default") => UNSCALED.into_iter().for_each(|key| keys.unused(key)),
+                Some(_) => keys.only(UNSCALED[0], &[json!(1), json!(1.0)])?,
+            }
             1.0
         }
         Some(part) => keys.positive("partial_rotary_factor")?.unwrap_or(part),

@@ -93,12 +93,16 @@ fn unsupported_keys_are_named() {
         (&llama, "rope_scaling", json!({"type": "linear"}), "rope_scaling.factor is missing"),
         (&llama, "rope_scaling", json!({"type": "linear", "factor": -1}), "rope_scaling.factor"),
         (&llama, "rope_scaling", json!({"type": "linear", "factor": 2, "beta_fast": 8}), "rope_scaling.beta_fast"),
-        (&llama, "rope_parameters", json!({"rope_type": "default", "partial_rotary_factor": 0.5}), "partial_rotary"),
+        (
+            &llama,
+            "rope_scaling",
+            json!({"type": "linear", "factor": 2, "partial_rotary_factor": 0.5}),
+            "partial_rotary",
+        ),
         (&llama, "rope_parameters", json!({"full_attention": {"rope_theta": 1e4}}), "rope_parameters.full_attention"),
         (&llama, "is_causal", json!("no"), "is_causal"),
-        (&llama, "original_max_position_embeddings", json!(16), "original_max_position_embeddings"),
+        (&llama, "is_causal", json!(false), "is_causal"),
         (&llama, "per_layer_config", json!({"0": {"head_dim": 4}}), "per_layer_config"),
-        (&llama, "sliding_window", json!(5), "sliding_window"),
         (&llama, "layer_types", json!(vec!["sliding_attention"; 3]), "layer_types"),
         (&llama, "hidden_act", json!("gelu"), "hidden_act"),
         (&llama, "hidden_size", json!("32"), "hidden_size"),
@@ -112,7 +116,6 @@ fn unsupported_keys_are_named() {
         (&qwen3, "layer_types", json!(["full_attention"]), "each of 3 layers"),
         (&gemma2, "hidden_activation", json!("gelu"), "hidden_activation"),
         (&gemma2, "attn_logit_softcapping", json!("50"), "attn_logit_softcapping"),
-        (&gemma3, "attn_logit_softcapping", json!(50.0), "attn_logit_softcapping"),
         (&gemma3, "use_bidirectional_attention", json!(true), "use_bidirectional_attention"),
         (&gemma3, "rope_parameters", json!({"rope_type": "default", "rope_theta": 1e4}), "rope_parameters.rope_t"),
         (&gpt, "activation_function", json!("relu"), "activation_function"),
@@ -182,6 +185,37 @@ fn keys_that_no_class_has_are_inert_and_all_others_are_known() {
     let mut map = map(&llama());
     map.insert("rope_scaling".into(), json!({"type": "linear", "factor": 2, "finetuned": true}));
     assert_eq!(inert(&map).unwrap(), ["rope_scaling.finetuned"]);
+}
+
+/// transformers 5.24 computes the same loss with and without these, for every family but those that read them.
+#[test]
+fn keys_that_other_classes_read_have_no_effect() {
+    let of = |arch| specs().into_iter().find(|s| s.arch == arch).unwrap();
+    let (llama, gemma2, gemma3) = (llama(), of(Arch::Gemma2), of(Arch::Gemma3));
+    let cases = [
+        (&llama, json!({"sliding_window": 4, "original_max_position_embeddings": 16, "partial_rotary_factor": 0.5}), 3),
+        (&llama, json!({"add_cross_attention": true, "is_encoder_decoder": true, "pruned_heads": {"0": [1]}}), 0),
+        (&llama, json!({"is_causal": true, "use_bidirectional_attention": false}), 0),
+        (&gemma2, json!({"use_bidirectional_attention": true, "original_max_position_embeddings": 16}), 1),
+        (&gemma3, json!({"use_bidirectional_attention": false, "attn_logit_softcapping": 5.0}), 0),
+    ];
+    for (base, keys, named) in cases {
+        let mut map = map(base);
+        map.extend(object(keys.clone()));
+        let (found, inert) = parsed(Value::Object(map).to_string().as_bytes()).unwrap();
+        assert_eq!((&found, inert.len()), (base, named), "{keys}: {inert:?}");
+    }
+    let mut rope = map(&llama);
+    rope.insert("rope_parameters".into(), json!({"rope_type": "default", "partial_rotary_factor": 0.5}));
+    rope.retain(|key, _| key != "rope_theta" && key != "rope_scaling");
+    assert!(parsed(Value::Object(rope).to_string().as_bytes()).is_ok());
+    // A scaling reads them.
+    for key in ["partial_rotary_factor", "original_max_position_embeddings"] {
+        let mut map = map(&llama);
+        map.insert("rope_scaling".into(), json!({"type": "linear", "factor": 2.0}));
+        map.insert(key.into(), json!(0.5));
+        assert!(spec(Value::Object(map)).unwrap_err().to_string().contains(key), "{key}");
+    }
 }
 
 /// A Llama, with what the configs of some families cannot leave out.
