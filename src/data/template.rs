@@ -12,8 +12,12 @@ mod format;
 mod frame;
 mod generation;
 mod json;
+mod methods;
+mod more;
+mod operators;
 mod order;
 mod python;
+mod source;
 
 pub use conversation::{Conversation, Rendered};
 pub(super) use frame::TurnFrame;
@@ -54,6 +58,7 @@ impl ChatTemplate {
         let mut env = Environment::new();
         bounds::install(&mut env);
         filters::install(&mut env);
+        more::install(&mut env);
         checks::install(&mut env);
         order::install(&mut env);
         env.set_formatter(as_python_prints);

@@ -34,6 +34,15 @@ fn values_are_told_apart_and_cut_as_in_python() {
 }
 
 #[test]
+fn constants_macros_and_ranges_are_those_of_jinja() {
+    for case in table()["alone"].as_array().unwrap() {
+        let source = case[0].as_str().unwrap();
+        let found = ChatTemplate::new(source, ("", "")).unwrap();
+        assert_eq!(rendered(&found, &json!([{"role": "user"}])).as_deref(), case[1].as_str(), "{source}");
+    }
+}
+
+#[test]
 fn thoughts_have_the_names_that_templates_read() {
     let table = table();
     let template = ChatTemplate::new(table["template"].as_str().unwrap(), ("", "")).unwrap();

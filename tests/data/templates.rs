@@ -187,11 +187,13 @@ fn hostile_templates_fail_quickly_with_a_reason() {
         ("{% set n = 1000000000000 %}{{ ([1] * n) | length }}".into(), "1000000 parts"),
         ("{% set n = 1000000000000 %}{{ 2 in [1] * n }}".into(), "1000000 parts"),
         ("{% set n = 90000000 %}{{ 'a' * n }}".into(), text),
-        ("{{ 'a' * 99999999 * 9 }}".into(), "multiplies constants"),
-        ("{{ ('a') * (99 * 99) }}".into(), "multiplies constants"),
+        ("{{ 'a' * 99999999 * 9 }}".into(), text),
+        ("{{ ('a') * (9999 * 9999) }}".into(), text),
+        ("{{ 'a'.center(1000000000000) }}{{ 'a' | center(9) }}".into(), text),
+        ("{{ '\t'.expandtabs(1000000000000) }}".into(), text),
+        ("{{ range(99999999999) }}".into(), "100000 items"),
         // An invalid token stays invalid, however often the text is parsed.
         ("a\n{{ a ; b }}".into(), "line 2 of the chat template"),
-        ("{{ 'aaa'.count('') }}".into(), "never ends"),
         ("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}".into(), "64 levels"),
         (
             "{% set ns = namespace(x=1) %}{% for i in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}".into(),

@@ -8,18 +8,17 @@
 //! multiply their arguments are charged before they run ([`guard`], [`super::filters`]). In total a render executes at
 //! most [`FUEL`] instructions, and reads and makes what [`super::budget`] allows.
 use super::budget::{PARTS, spend, too_much, weigh};
-use super::{format, python};
-use minijinja::machinery::{CodeGenerator, Instruction, Instructions, Token, Vm, WhitespaceConfig};
-use minijinja::machinery::{make_string_output, parse, tokenize};
+use super::source::{ONE, rewritten, spaces};
+use super::{format, operators, python};
+use minijinja::machinery::{CodeGenerator, Instruction, Instructions, Vm, make_string_output, parse};
 use minijinja::value::{ObjectRepr, Rest, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, State, filters, tests};
 use std::collections::BTreeMap;
 
 /// Instructions per conversation, extra ones included. A template takes about 500 per message.
 const FUEL: u64 = 20_000_000;
-/// Bytes of a template, and tokens in one expression: the compiler's recursion is as deep as an expression is long.
+/// Bytes of a template.
 const TEMPLATE: usize = 1 << 20;
-const WORDS: usize = 2000;
 
 pub(super) const OUT_OF_FUEL: &str = "the template runs more than 20 million instructions for one conversation";
 
@@ -31,6 +30,8 @@ const SPEND: &str = "=spend";
 const TEXTS: &str = "=texts";
 const KEYS: &str = "=keys";
 const CONTAINS: &str = "=contains";
+const ORDERED: &str = "=ordered";
+const ADD: &str = "=add";
 const LOOP: &str = "=loop";
 const PERCENT: &str = "=percent";
 const PERCENT_TUPLE: &str = "=tuple";
@@ -69,6 +70,12 @@ pub(super) fn install(env: &mut Environment) {
         weigh(state, &values)?;
         python::containable(&values[0], &values[1]).map(|()| Value::from(values.0))
     });
+    env.add_filter(ORDERED, |state: &State, values: Rest<Value>| {
+        weigh(state, &values)?;
+        operators::ordered(&values[0], &values[1])
+    });
+    env.add_filter(ADD, |state: &State, a: Value, b: Value| operators::add(state, &a, &b));
+    env.add_global(ONE, 1);
     env.add_filter(LOOP, |state: &State, value: Value| {
         weigh(state, std::slice::from_ref(&value))?;
         python::iterable(&value).map(|()| value)
@@ -149,10 +156,7 @@ pub(super) fn compile(name: &'static str, source: String) -> Result<Instructions
     if source.len() > TEMPLATE {
         return Err(too_much(format!("it has {} bytes; the limit is {TEMPLATE}", source.len())));
     }
-    let source: &'static str = source.leak();
-    let spaces = || WhitespaceConfig { trim_blocks: true, lstrip_blocks: true, ..WhitespaceConfig::default() };
-    // Up to the first invalid token: the parser reports what is wrong with it.
-    words(tokenize(source, false, Default::default(), spaces()).map_while(Result::ok).map(|(token, _)| token))?;
+    let source: &'static str = rewritten(&source)?.leak();
     let tree = parse(source, name, Default::default(), spaces())?;
     let mut code = CodeGenerator::new(name, source);
     code.compile_stmt(&tree);
@@ -161,59 +165,6 @@ pub(super) fn compile(name: &'static str, source: String) -> Result<Instructions
         true => bounded(&plain, name, source),
         false => Err(too_much("it has blocks, which only make sense in templates that extend others".into())),
     }
-}
-
-/// Refuses expressions that the compiler would recurse into too deeply, and products of constants, which it would
-/// compute.
-fn words<'s>(tokens: impl Iterator<Item = Token<'s>>) -> Result<(), Error> {
-    let mut tag: Vec<Token> = Vec::new();
-    for token in tokens {
-        if !matches!(token, Token::VariableEnd | Token::BlockEnd) {
-            tag.push(token);
-            if tag.len() > WORDS {
-                return Err(too_much(format!("an expression has more than {WORDS} tokens")));
-            }
-            continue;
-        }
-        for (at, _) in tag.iter().enumerate().filter(|(_, t)| matches!(t, Token::Mul)) {
-            let (left, right) = (&tag[..at], &tag[at + 1..]);
-            let argument = matches!(left.last(), Some(Token::ParenOpen | Token::Comma)); // f(*list)
-            if !argument && !varies(left.iter().rev(), is_close, is_open) && !varies(right.iter(), is_open, is_close) {
-                return Err(too_much("it multiplies constants; write the product instead".into()));
-            }
-        }
-        tag.clear();
-    }
-    Ok(())
-}
-
-fn is_open(token: &Token) -> bool {
-    matches!(token, Token::ParenOpen | Token::BracketOpen | Token::BraceOpen)
-}
-fn is_close(token: &Token) -> bool {
-    matches!(token, Token::ParenClose | Token::BracketClose | Token::BraceClose)
-}
-
-/// Whether the operand next to an operator contains a variable or is called on one. `words` start at the operator.
-fn varies<'t>(
-    words: impl Iterator<Item = &'t Token<'t>>,
-    into: fn(&Token) -> bool,
-    out_of: fn(&Token) -> bool,
-) -> bool {
-    const NO_VARIABLE: [&str; 15] =
-        ["true", "True", "false", "False", "none", "None", "and", "or", "not", "in", "if", "elif", "else", "is", "do"];
-    let mut depth = 0;
-    for word in words {
-        match word {
-            Token::Ident(name) if !NO_VARIABLE.contains(name) => return true,
-            word if into(word) => depth += 1,
-            word if out_of(word) && depth > 0 => depth -= 1,
-            Token::Minus => {}
-            _ if depth > 0 => {}
-            _ => return false,
-        }
-    }
-    false
 }
 
 /// The instructions of `plain`, with the extra ones between them.
@@ -230,7 +181,8 @@ fn bounded(
             I::EmitRaw(text) => {
                 Ok(vec![I::LoadConst(Value::from(text.len())), I::ApplyFilter(SPEND, Some(1), !0), I::DiscardTop])
             }
-            I::Add | I::Mul | I::Eq | I::Ne | I::Gt | I::Gte | I::Lt | I::Lte => held(2),
+            I::Gt | I::Gte | I::Lt | I::Lte => every(ORDERED, 2),
+            I::Add | I::Mul | I::Eq | I::Ne => held(2),
             I::StringConcat => every(TEXTS, 2),
             I::In => every(CONTAINS, 2),
             I::CompareAndPreserve(_) | I::Rem => held(2),
@@ -266,6 +218,7 @@ fn bounded(
             // Of a text: formatted by a list that is spelled out, as by a tuple, or by one value.
             I::Rem if at > 0 && is_list(all[at - 1]) => I::ApplyFilter(PERCENT_TUPLE, Some(2), !0),
             I::Rem => I::ApplyFilter(PERCENT, Some(2), !0),
+            I::Add => I::ApplyFilter(ADD, Some(2), !0),
             I::Slice => I::ApplyFilter(SLICE, Some(4), !0),
             I::Iterate(to) => I::Iterate(starts[to as usize]),
             I::Jump(to) => I::Jump(starts[to as usize]),

@@ -3,6 +3,7 @@
 use super::python::{self, type_error, type_name};
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, State};
+use regex::Regex;
 
 pub(super) fn install(env: &mut Environment) {
     env.add_test("iterable", |value: Value| python::iterable(&value).is_ok());
@@ -23,6 +24,33 @@ pub(super) fn install(env: &mut Environment) {
 pub(super) fn in_case(text: &str, upper: bool) -> bool {
     let [has_lower, has_upper] = [text.chars().any(char::is_lowercase), text.chars().any(char::is_uppercase)];
     if upper { has_upper && !has_lower } else { has_lower && !has_upper }
+}
+
+/// `str.isdecimal`: digits of decimal numbers, of any script.
+pub(super) fn is_decimal(text: &str) -> bool {
+    match text.is_ascii() {
+        true => !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()),
+        false => Regex::new(r"^\d+$").is_ok_and(|digits| digits.is_match(text)),
+    }
+}
+
+/// `str.istitle`: letters with a case begin with an upper one after every other character, and go on with lower ones.
+pub(super) fn is_title(text: &str) -> bool {
+    let (mut cased, mut any) = (false, false);
+    for c in text.chars() {
+        let (upper, lower) = (c.is_uppercase() || is_titlecase(c), c.is_lowercase());
+        if upper && cased || lower && !cased {
+            return false;
+        }
+        cased = upper || lower;
+        any |= cased;
+    }
+    any
+}
+
+/// Letters such as \u{1c5}, which are neither upper nor lower.
+fn is_titlecase(c: char) -> bool {
+    !c.is_uppercase() && !c.is_lowercase() && c.to_lowercase().next() != Some(c)
 }
 
 /// `value % 2`

@@ -1,13 +1,12 @@
-//! The filters and methods of Jinja and Python that make a text of a value: each converts it as [`super::python`] does
+//! The filters of Jinja that make a text of a value: each converts it as [`super::python`] does
 //! and charges what it makes before it makes it. Never changes a filter that only computes with values.
-use super::budget::{read, spend, too_much};
-use super::checks;
+use super::budget::spend;
 use super::format;
 use super::json::tojson;
-use super::python::{self, Sequence, SequenceKind, text, text_value, type_error, type_name};
+use super::methods::{self, lines};
+use super::python::{self, Sequence, text, text_value, type_error, type_name};
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, filters};
-use minijinja_contrib::pycompat::unknown_method_callback;
 use std::borrow::Cow;
 
 pub(super) fn install(env: &mut Environment) {
@@ -73,91 +72,7 @@ pub(super) fn install(env: &mut Environment) {
         let tuple = |pair: Value| Ok(Sequence::pair(pair.get_item_by_index(0)?, pair.get_item_by_index(1)?));
         sorted.try_iter()?.map(tuple).collect::<Result<Vec<Value>, Error>>().map(Value::from)
     });
-    env.set_unknown_method_callback(method);
-}
-
-/// The methods of Python that minijinja's own lack, and what the others cost.
-fn method(state: &State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
-    let length = |value: Option<&Value>| value.and_then(Value::as_str).map_or(0, str::len) as u64;
-    let first = args.first();
-    match (value.kind(), method) {
-        (ValueKind::String, "replace") => {
-            if let (Some(text), [from, to, ..]) = (value.as_str(), args) {
-                let (from, to) = (from.as_str().unwrap_or_default(), to.as_str().unwrap_or_default());
-                spend(state, (text.matches(from).count() as u64).saturating_mul(to.len() as u64))?;
-            }
-        }
-        (ValueKind::String, "join") => {
-            let list = first.map(Value::try_iter).transpose()?.into_iter().flatten();
-            for (i, item) in list.enumerate() {
-                spend(state, length(Some(value)))?;
-                if item.as_str().is_none() {
-                    let found = type_name(&item);
-                    return Err(type_error(format!("sequence item {i}: expected str instance, {found} found")));
-                }
-            }
-        }
-        (ValueKind::String, "format") => {
-            return format::braces(state, value.as_str().unwrap_or_default(), args).map(Value::from);
-        }
-        (ValueKind::String, "splitlines") => {
-            let (keep,): (Option<bool>,) = from_args(args)?;
-            let lines = lines(value.as_str().unwrap_or_default(), keep.unwrap_or(false));
-            return Ok(lines.into_iter().map(Value::from).collect());
-        }
-        (ValueKind::String, "split" | "rsplit") => {
-            let (separator, most, named): (Option<Value>, Option<i64>, Kwargs) = from_args(args)?;
-            let separator = separator.map_or_else(|| named.get::<Option<Value>>("sep"), |given| Ok(Some(given)))?;
-            let most = most.map_or_else(|| named.get::<Option<i64>>("maxsplit"), |given| Ok(Some(given)))?;
-            named.assert_all_used()?;
-            let separator = separator.filter(|separator| !separator.is_none());
-            let (text, most) = (value.as_str().unwrap_or_default(), most.unwrap_or(-1));
-            if method == "rsplit" {
-                return rsplit(text, separator.as_ref(), usize::try_from(most).unwrap_or(usize::MAX)).map(Value::from);
-            }
-            return unknown_method_callback(state, value, method, &[separator.into(), most.into()]);
-        }
-        (ValueKind::String, "partition" | "rpartition" | "removeprefix" | "removesuffix") => {
-            let (part,): (&str,) = from_args(args)?;
-            let text = value.as_str().unwrap_or_default();
-            let three = |parts: [&str; 3]| Value::from(parts.map(Value::from).to_vec());
-            return match method {
-                "removeprefix" => Ok(Value::from(text.strip_prefix(part).unwrap_or(text))),
-                "removesuffix" => Ok(Value::from(text.strip_suffix(part).unwrap_or(text))),
-                _ if part.is_empty() => Err(Error::new(ErrorKind::InvalidOperation, "empty separator")),
-                "partition" => Ok(text.split_once(part).map_or(three([text, "", ""]), |(a, b)| three([a, part, b]))),
-                _ => Ok(text.rsplit_once(part).map_or(three(["", "", text]), |(a, b)| three([a, part, b]))),
-            };
-        }
-        (ValueKind::String, "strip" | "lstrip" | "rstrip") => {
-            read(state, length(Some(value)).saturating_mul(length(first)))?;
-        }
-        (ValueKind::String, "isdigit" | "isnumeric" | "isalpha" | "isalnum" | "isspace" | "isascii")
-            if value.as_str() == Some("") =>
-        {
-            let () = from_args(args)?;
-            return Ok(Value::from(method == "isascii"));
-        }
-        (ValueKind::String, "islower" | "isupper") => {
-            let () = from_args(args)?;
-            return Ok(Value::from(checks::in_case(value.as_str().unwrap_or_default(), method == "isupper")));
-        }
-        (ValueKind::String, "count") if first.and_then(Value::as_str) == Some("") => {
-            return Err(too_much("count() of an empty string never ends".into()));
-        }
-        (ValueKind::Map, "items" | "keys" | "values") => {
-            let () = from_args(args)?;
-            let pairs = python::pairs(value);
-            return Ok(match method {
-                "items" => Sequence::value(SequenceKind::Items, Sequence::pairs(value)),
-                "keys" => Sequence::value(SequenceKind::Keys, pairs.map(|(key, _)| key).collect()),
-                _ => Sequence::value(SequenceKind::Values, pairs.map(|(_, value)| value).collect()),
-            });
-        }
-        (ValueKind::Map, "get") => first.map_or(Ok(()), python::hashable)?,
-        _ => {}
-    }
-    unknown_method_callback(state, value, method, args)
+    env.set_unknown_method_callback(methods::method);
 }
 
 /// `str(value).replace(str(old), str(new), count)`
@@ -199,25 +114,6 @@ fn join(state: &State, value: Value, args: Rest<Value>) -> Result<String, Error>
     Ok(out)
 }
 
-/// `str.rsplit(separator, most)`
-fn rsplit(text: &str, separator: Option<&Value>, most: usize) -> Result<Vec<Value>, Error> {
-    let mut parts: Vec<&str> = match separator.map(|separator| separator.as_str().unwrap_or_default()) {
-        Some("") => return Err(Error::new(ErrorKind::InvalidOperation, "empty separator")),
-        Some(separator) => text.rsplitn(most.saturating_add(1), separator).collect(),
-        None => {
-            let (mut parts, mut rest) = (Vec::new(), text.trim_end());
-            while let Some((before, word)) = rest.rsplit_once(char::is_whitespace).filter(|_| parts.len() < most) {
-                parts.push(word);
-                rest = before.trim_end();
-            }
-            parts.extend(Some(rest).filter(|rest| !rest.trim_start().is_empty()));
-            parts
-        }
-    };
-    parts.reverse();
-    Ok(parts.into_iter().map(Value::from).collect())
-}
-
 /// `round(value, precision=0, method="common")`: exact halves go to the even neighbor, as in Python.
 fn round(value: Value, args: Rest<Value>) -> Result<Value, Error> {
     type Given<T> = Option<T>;
@@ -238,21 +134,6 @@ fn round(value: Value, args: Rest<Value>) -> Result<Value, Error> {
         _ => return Err(Error::new(ErrorKind::InvalidOperation, "method must be common, ceil or floor")),
     };
     Ok(Value::from(rounded))
-}
-
-/// `str.splitlines(keep)`
-fn lines(text: &str, keep: bool) -> Vec<&str> {
-    let ends = |c: char| matches!(c, '\n'..='\r' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}');
-    let (mut lines, mut rest) = (Vec::new(), text);
-    while let Some((at, end)) = rest.char_indices().find(|&(_, c)| ends(c)) {
-        let length = if rest[at..].starts_with("\r\n") { 2 } else { end.len_utf8() };
-        lines.push(&rest[..if keep { at + length } else { at }]);
-        rest = &rest[at + length..];
-    }
-    if !rest.is_empty() {
-        lines.push(rest);
-    }
-    lines
 }
 
 /// A text with the characters replaced that have a meaning in HTML.

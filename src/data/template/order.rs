@@ -84,7 +84,7 @@ impl Key {
 }
 
 /// `a < b`, as an order.
-fn compare(a: &Value, b: &Value) -> Result<Ordering, Error> {
+pub(super) fn compare(a: &Value, b: &Value) -> Result<Ordering, Error> {
     let number = |kind| matches!(kind, ValueKind::Number | ValueKind::Bool);
     match (a.kind(), b.kind()) {
         (ValueKind::String, ValueKind::String) => Ok(a.as_str().cmp(&b.as_str())),
@@ -114,8 +114,13 @@ fn listed(a: &[Value], b: &[Value]) -> Result<Ordering, Error> {
     }
 }
 
+/// `a == b`
+pub(super) fn is_equal(a: &Value, b: &Value) -> bool {
+    a == b || plain(a) == plain(b)
+}
+
 /// A boolean is the integer that it is in Python.
-fn plain(value: &Value) -> Value {
+pub(super) fn plain(value: &Value) -> Value {
     if value.kind() == ValueKind::Bool { Value::from(i64::from(value.is_true())) } else { value.clone() }
 }
 

@@ -43,7 +43,13 @@ fn write(out: &mut String, value: &Value) {
         ValueKind::Number => *out += &number(value),
         ValueKind::String => quoted(out, value.as_str().unwrap_or_default()),
         ValueKind::Seq | ValueKind::Iterable => {
-            let [open, close] = value.downcast_object_ref::<Sequence>().map_or(["[", "]"], |s| s.kind.brackets());
+            let kind = value.downcast_object_ref::<Sequence>().map(|s| s.kind);
+            if let Some(SequenceKind::Range(start, stop, step)) = kind {
+                let step = if step == 1 { String::new() } else { format!(", {step}") };
+                *out += &format!("range({start}, {stop}{step})");
+                return;
+            }
+            let [open, close] = kind.map_or(["[", "]"], SequenceKind::brackets);
             *out += open;
             for (i, item) in value.try_iter().into_iter().flatten().enumerate() {
                 *out += if i > 0 { ", " } else { "" };
@@ -208,23 +214,29 @@ pub(super) enum SequenceKind {
     Keys,
     Values,
     Items,
+    /// A tuple of `grouper` and `list`.
+    Group,
+    /// Start, stop and step.
+    Range(i64, i64, i64),
 }
 
 impl SequenceKind {
     fn name(self) -> &'static str {
         match self {
-            SequenceKind::Tuple => "tuple",
+            SequenceKind::Tuple | SequenceKind::Group => "tuple",
             SequenceKind::Keys => "dict_keys",
             SequenceKind::Values => "dict_values",
             SequenceKind::Items => "dict_items",
+            SequenceKind::Range(..) => "range",
         }
     }
     fn brackets(self) -> [&'static str; 2] {
         match self {
-            SequenceKind::Tuple => ["(", ")"],
+            SequenceKind::Tuple | SequenceKind::Group => ["(", ")"],
             SequenceKind::Keys => ["dict_keys([", "])"],
             SequenceKind::Values => ["dict_values([", "])"],
             SequenceKind::Items => ["dict_items([", "])"],
+            SequenceKind::Range(..) => ["range(", ")"],
         }
     }
 }
@@ -254,7 +266,11 @@ impl Object for Sequence {
         ObjectRepr::Seq
     }
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.items.get(key.as_usize()?).cloned()
+        let place = match (self.kind, key.as_str()) {
+            (SequenceKind::Group, Some(name)) => ["grouper", "list"].iter().position(|known| *known == name),
+            _ => key.as_usize(),
+        };
+        self.items.get(place?).cloned()
     }
     fn enumerate(self: &Arc<Self>) -> Enumerator {
         Enumerator::Seq(self.items.len())
