@@ -56,8 +56,9 @@ pub struct CorpusFile {
     /// As named or found: links are not resolved.
     pub path: PathBuf,
     pub size: u64,
-    /// Nanoseconds since 1970; with path and size, detects that a file has changed.
-    pub modified: i128,
+    /// With path and size, detects that a file has changed: when its content and its inode were modified (seconds and
+    /// nanoseconds), and which inode it is. Copies keep the first, and links may be retargeted.
+    pub version: [i64; 5],
     /// Named by the user, not found in a directory, so it must be readable.
     pub named: bool,
     /// The text itself if it is embedded in this program; `path` is then only a name.
@@ -67,8 +68,8 @@ pub struct CorpusFile {
 
 impl CorpusFile {
     fn new(path: PathBuf, meta: &Metadata, named: bool) -> CorpusFile {
-        let modified = meta.mtime() as i128 * 1_000_000_000 + meta.mtime_nsec() as i128;
-        CorpusFile { path, size: meta.len(), modified, named, embedded: None, form: FileForm::Text }
+        let version = [meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec(), meta.ino() as i64];
+        CorpusFile { path, size: meta.len(), version, named, embedded: None, form: FileForm::Text }
     }
 }
 
@@ -87,12 +88,12 @@ impl Corpus {
     /// The files of the `dataset` paths: files as named, directories recursively, sorted by path. Hidden names are
     /// skipped, and links to directories are not followed.
     pub fn find(paths: &[PathBuf]) -> Result<Corpus> {
-        let mut files = Vec::new();
+        let (mut files, mut dangling) = (Vec::new(), Vec::new());
         for path in paths {
             let meta = fs::metadata(path).map_err(|e| missing(path, e))?;
             let path = std::path::absolute(path).map_err(|e| Error::io("resolve", path, e))?;
             if meta.is_dir() {
-                walk(&path, &mut files)?;
+                walk(&path, &mut files, &mut dangling)?;
             } else if meta.is_file() {
                 files.push(CorpusFile::new(path, &meta, true));
             } else {
@@ -103,6 +104,16 @@ impl Corpus {
                     path.display()
                 )));
             }
+        }
+        if let Some(link) = dangling.first() {
+            let (target, why) = (fs::read_link(link).unwrap_or_default(), fs::metadata(link).err());
+            return Err(Error::input(format!(
+                "`dataset`: {} links to {}, which cannot be opened ({}): restore that file (of a hub's cache: download it \
+                 again), or remove the link",
+                link.display(),
+                target.display(),
+                why.map_or_else(|| "it is new".into(), |why| why.to_string())
+            )));
         }
         let (doubt, mut unread) = decide(&mut files)?;
         if files.iter().any(|file| CorpusKind::of(file.form).is_rows()) {
@@ -207,20 +218,24 @@ fn starting(dir: &Path, prefix: &str) -> Vec<PathBuf> {
     all
 }
 
-/// Appends the files under `dir`, sorted by path.
-fn walk(dir: &Path, files: &mut Vec<CorpusFile>) -> Result<()> {
+/// Appends the files under `dir`, sorted by path, and links to nothing.
+fn walk(dir: &Path, files: &mut Vec<CorpusFile>, dangling: &mut Vec<PathBuf>) -> Result<()> {
     fs::read_dir(dir).map_err(|e| Error::input(format!("`dataset`: {} cannot be listed ({e})", dir.display())))?;
     for path in starting(dir, "") {
         let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-        // Skip broken links and files that have just been deleted.
-        let Ok(meta) = fs::metadata(&path) else { continue };
         if name.starts_with(b".") {
             continue;
         }
+        let Ok(meta) = fs::metadata(&path) else {
+            if path.is_symlink() {
+                dangling.push(path);
+            } // else it has just been deleted
+            continue;
+        };
         if meta.is_file() {
             files.push(CorpusFile::new(path, &meta, false));
         } else if meta.is_dir() && !path.is_symlink() {
-            walk(&path, files)?;
+            walk(&path, files, dangling)?;
         }
     }
     Ok(())

@@ -399,7 +399,7 @@ fn key(corpus: &Corpus, recipe: &Recipe) -> u64 {
     }
     for file in &corpus.files {
         hash.update(file.path.as_os_str().as_encoded_bytes());
-        hash.update(format!("\0{} {} {}\n", file.size, file.modified, file.named).as_bytes());
+        hash.update(format!("\0{} {:?} {}\n", file.size, file.version, file.named).as_bytes());
     }
     hash.digest()
 }

@@ -227,7 +227,7 @@ mod tests {
             CorpusFile {
                 path,
                 size: text.len() as u64,
-                modified: 0,
+                version: [0; 5],
                 named: false,
                 embedded: None,
                 form: FileForm::Text,

@@ -21,6 +21,34 @@ fn a_token_file_is_built_once_and_rebuilt_when_its_source_changes() {
     assert_eq!(Tokenizer::Bytes.decode(&rows(&first)[2].0), "thre");
 }
 
+/// As `rsync -a` and archives leave them.
+#[test]
+fn another_file_of_the_same_size_and_time_is_read() {
+    let files = Files::with("t.txt", "one two three");
+    let time = |name: &str, at: std::time::SystemTime| {
+        fs::File::options().write(true).open(files.path(name)).unwrap().set_modified(at).unwrap();
+    };
+    let at = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1 << 30);
+    time("t.txt", at);
+    let first = files.open("t.txt", 4);
+    assert!(first.report().built && !files.open("t.txt", 4).report().built);
+    files.put("t.txt", "one two four!");
+    time("t.txt", at);
+    let second = files.open("t.txt", 4);
+    assert!(second.report().built && second.fingerprint() != first.fingerprint());
+    // A link to another one.
+    for (name, text) in [("a.txt", "link to A"), ("b.txt", "link to B")] {
+        files.put(name, text);
+        time(name, at);
+    }
+    let link = |to: &str| {
+        let _ = fs::remove_file(files.path("link.txt"));
+        std::os::unix::fs::symlink(files.path(to), files.path("link.txt")).unwrap();
+        files.open("link.txt", 4).fingerprint()
+    };
+    assert_ne!(link("a.txt"), link("b.txt"));
+}
+
 #[test]
 fn an_incomplete_token_file_is_rebuilt() {
     let text = "all happy families are alike; ".repeat(400);

@@ -101,6 +101,10 @@ fn a_link_is_read_by_its_own_name_and_its_content() {
         assert_eq!(open(&files, name, 99, Format::default()).unwrap().rows(), 60, "{name}");
     }
     refused(open(&files, "snapshots/rows.csv", 9, Format::default()), &["snapshots/rows.csv", "a;b", "semicolons"]);
+    // Its blob was pruned, or never downloaded.
+    link("snapshots/one/train-2.jsonl", "../../blobs/0000");
+    let words = ["one/train-2.jsonl links to ../../blobs/0000", "No such file", "download it again"];
+    refused(open(&files, "snapshots/one", 2000, chat()), &words);
 }
 
 #[test]

@@ -36,11 +36,12 @@ fn own() -> Vec<CorpusFile> {
                 DirEntry::Dir(dir) => dirs.push(dir),
                 DirEntry::File(file) if file.path().extension().is_some_and(|e| e == "rs") => {
                     let (path, text) = (file.path().to_path_buf(), file.contents());
-                    let (name, modified) = (xxh3_64(path.as_os_str().as_encoded_bytes()), xxh3_64(text).into());
+                    let (name, version) =
+                        (xxh3_64(path.as_os_str().as_encoded_bytes()), [xxh3_64(text) as i64, 0, 0, 0, 0]);
                     let size = text.len() as u64;
                     files.push((
                         name,
-                        CorpusFile { path, size, modified, named: false, embedded: Some(text), form: FileForm::Text },
+                        CorpusFile { path, size, version, named: false, embedded: Some(text), form: FileForm::Text },
                     ));
                 }
                 DirEntry::File(_) => {}
@@ -63,7 +64,7 @@ fn sample(roots: &[PathBuf]) -> Result<Vec<CorpusFile>> {
     let mut all = Vec::new();
     for root in roots.iter().filter(|root| root.is_dir()) {
         let mut files = Vec::new();
-        walk(root, &mut files)?;
+        walk(root, &mut files, &mut Vec::new())?;
         files.retain(|file| file.size > 0 && file.size <= PER_FILE && file.path.extension().is_some_and(|e| e == "rs"));
         let named = files.into_iter().map(|file| {
             // Hash the path from the crate's name on: the same order on every machine.
