@@ -1,9 +1,11 @@
 //! Names what a row holds and nothing reads, for the `data` line. Never tokenizes.
 use super::fields::{JsonRow, list, present, truth};
 use super::format::Preferences;
-use super::message::SWITCHES;
+use super::message::{self, SWITCHES};
 use super::recipe::{Recipe, TokenizedRow};
 use super::shapes::{self, GROUP_KEYS, Shape, VARIABLES};
+use super::talk::talk;
+use super::template::{ChatTemplate, THOUGHTS};
 use serde_json::Value;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -35,11 +37,12 @@ impl Recipe {
         if shapes::has_second_system(row) {
             out.unread.push("`system` (the messages begin with another)".into());
         }
-        let lists = reads.iter().filter(|key| !VARIABLES.contains(key) && !GROUP_KEYS.contains(key));
-        let lists = lists.filter_map(|key| match row.get(*key)? {
+        let messages = |key: &str| match row.get(key)? {
             message @ Value::Object(_) => Some(Cow::Borrowed(std::slice::from_ref(message))),
             value => list(value, key).ok(),
-        });
+        };
+        let lists = reads.iter().filter(|key| !VARIABLES.contains(key) && !GROUP_KEYS.contains(key));
+        let lists: Vec<_> = lists.filter_map(|key| Some((*key, messages(key)?))).collect();
         let judged = self.format.preferences.is_some();
         let mut unread = BTreeSet::new();
         let mut look = |message: &Value| {
@@ -52,7 +55,11 @@ impl Recipe {
                 false => format!("`{key}` of messages that are not an assistant's (they have no loss)"),
             }));
         };
-        lists.for_each(|list| list.iter().for_each(&mut look));
+        lists.iter().for_each(|(_, list)| list.iter().for_each(&mut look));
+        for (key, list) in &lists {
+            let lead = messages("prompt").filter(|_| ["completion", "chosen", "rejected"].contains(key));
+            unread.extend(ignored(chat, row, &lead.unwrap_or_default(), list));
+        }
         out.unread.extend(unread);
     }
 
@@ -85,6 +92,39 @@ impl Recipe {
         reads
     }
 }
+
+/// Fields of messages whose names the template holds, but whose values do not change its text: of a message's role
+/// or not at all. The messages of `lead` come before those of `list`.
+fn ignored(chat: &ChatTemplate, row: &JsonRow, lead: &[Value], list: &[Value]) -> Vec<String> {
+    let role = |message: &Value| message["role"].as_str().or(message["from"].as_str()).map(String::from);
+    let fields: BTreeSet<(String, &String)> = list
+        .iter()
+        .filter_map(|message| Some((role(message)?, message)))
+        .flat_map(|(role, message)| extra(message).map(move |key| (role.clone(), key)))
+        .filter(|(_, key)| !OBVIOUS.contains(&key.as_str()) && chat.mentions(key))
+        .collect();
+    let text = |without: Option<&(String, &String)>| {
+        let mut turns = [lead, list].concat();
+        for (i, turn) in turns.iter_mut().enumerate() {
+            let without = without.filter(|(of, _)| i >= lead.len() && role(turn).as_ref() == Some(of));
+            if let (Some((_, key)), Value::Object(fields)) = (without, &mut *turn) {
+                fields.shift_remove(*key);
+            }
+            message::message(i, turn).ok()?;
+        }
+        chat.rendered(&talk(row, &turns).ok()?, false).ok().map(|rendered| rendered.text)
+    };
+    if fields.is_empty() {
+        return Vec::new();
+    }
+    // What cannot be rendered alone is not known to be unread.
+    let Some(whole) = text(None) else { return Vec::new() };
+    let unread = fields.iter().filter(|field| text(Some(field)).is_some_and(|text| text == whole));
+    unread.map(|(role, key)| format!("`{key}` of {role} messages (not read by the chat template)")).collect()
+}
+
+/// Fields that a template with their names reads, in some of its messages.
+const OBVIOUS: [&str; 4] = ["tool_calls", THOUGHTS[0], THOUGHTS[1], THOUGHTS[2]];
 
 /// Fields of a message that mean something to every trainer, whether or not a template reads them.
 const KNOWN: [&str; 4] = ["role", "content", "from", "value"];

@@ -459,6 +459,25 @@ fn what_nothing_reads_is_named_with_its_rows() {
     assert!(data.report().to_string().contains("not read: `blob` in 7 rows, `id` in 7 rows"), "{}", data.report());
 }
 
+/// The word `name` is in the template for tools and for what they return, which says nothing of a user's name.
+#[test]
+fn a_field_whose_name_the_template_has_for_others_is_named() {
+    let template = "{% for t in tools or [] %}{{ t.name }}{% endfor %}{% for m in messages %}<{{ m.role }}\
+                    {% if m.role == 'tool' %} {{ m.name }}{% endif %}>{{ m.content }}{% for c in m.tool_calls or [] %}\
+                    [{{ c.name }}]{% endfor %}{% endfor %}";
+    let ask = json!({"role": "user", "content": "a", "name": "alice"});
+    let call = json!({"role": "assistant", "content": "b", "tool_calls": [{"name": "f"}]});
+    let result = json!({"role": "tool", "content": "c", "name": "f"});
+    let expected = ["`name` of user messages (not read by the chat template)"];
+    let talk = json!([ask, call, result, say("assistant", "d")]);
+    let (made, _) = row(format(template), &json!({ "messages": talk }));
+    assert_eq!(made.unread, expected);
+    let from = json!({"prompt": [ask], "completion": [say("assistant", "d")]});
+    assert_eq!(row(format(template), &from).0.unread, expected);
+    let talk = json!([say("user", "a"), call, result, say("assistant", "d")]);
+    assert!(row(format(template), &json!({ "messages": talk })).0.unread.is_empty());
+}
+
 #[test]
 fn parts_that_are_not_text_are_refused() {
     for kind in ["image", "image_url", "video", "input_audio"] {
