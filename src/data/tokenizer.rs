@@ -1,9 +1,11 @@
 //! Text to token ids and back: bytes, or a Hugging Face `tokenizer.json` and the files next to it. Never reads text
 //! files.
+mod added;
 mod growth;
 mod templates;
 mod words;
 
+pub use added::later_tokens;
 pub use templates::{DEFAULT, default_of};
 
 use crate::base::{Error, Result, open, quote};
@@ -65,27 +67,6 @@ pub struct LoadedTokenizer {
     /// The default template is that of a checkpoint, not the tokenizer's own.
     trained: bool,
     fingerprint: u64,
-}
-
-/// The special tokens that tokenizer_config.json names, else special_tokens_map.json: under keys that end in `_token`,
-/// and in `extra_special_tokens`.
-fn named(config: &Map<String, Value>, map: &Map<String, Value>) -> Vec<(String, String)> {
-    // A string, or {"content": string, ..}.
-    let spelling = |value: &Value| {
-        let text = value.as_str().or_else(|| value.get("content")?.as_str())?;
-        (!text.is_empty()).then(|| text.to_string())
-    };
-    let mut named: Vec<(String, String)> = Vec::new();
-    for file in [config, map] {
-        let extra = file.get("extra_special_tokens").and_then(Value::as_object);
-        let keys = file.iter().filter(|(key, _)| key.ends_with("_token"));
-        for (key, value) in keys.chain(extra.into_iter().flatten()) {
-            if let Some(text) = spelling(value).filter(|_| named.iter().all(|(known, _)| known != key)) {
-                named.push((key.clone(), text));
-            }
-        }
-    }
-    named
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -164,7 +145,11 @@ impl Tokenizer {
         };
         let config = object("tokenizer_config.json")?;
         let map = object("special_tokens_map.json")?;
-        let named = named(&config, &map);
+        let named = added::named(&config, &map);
+        let added = object("added_tokens.json")?;
+        caught(|| Ok(added::add(&mut pipeline, &config, &map, &added)))
+            .unwrap_or_else(|e| Err(e.to_string()))
+            .map_err(|e| bad(path, format!("cannot take the tokens that the files next to it add: {e}")))?;
         let special = |key: &str| -> Result<Option<Special>> {
             let Some((_, text)) = named.iter().find(|(name, _)| name == key) else { return Ok(None) };
             match pipeline.token_to_id(text) {
@@ -176,9 +161,8 @@ impl Tokenizer {
             }
         };
         let (bos, eos) = (special("bos_token")?, special("eos_token")?);
-        let flag = |key: &str| config.get(key).and_then(Value::as_bool);
-        let affixes = caught(|| affixes(&pipeline, [(flag("add_bos_token"), &bos), (flag("add_eos_token"), &eos)]))
-            .map_err(|e| bad(path, format!("cannot tokenize a letter ({})", quote(e))))?;
+        let affixes =
+            caught(|| affixes(&pipeline)).map_err(|e| bad(path, format!("cannot tokenize a letter ({})", quote(e))))?;
         let ids = |added| pipeline.get_vocab(added).into_values().max().map_or(0, |id| id as usize + 1);
         let (ids, base_ids) = (ids(true), ids(false));
         let templates = templates::read(path.parent().unwrap_or(Path::new("")), &config)?;
@@ -347,8 +331,8 @@ impl Tokenizer {
         }
         Ok(())
     }
-    /// What transformers adds (before, after) a whole text: the special tokens of the file's post-processor, unless
-    /// `add_bos_token` or `add_eos_token` of tokenizer_config.json override it.
+    /// What transformers adds (before, after) a whole text: the special tokens of the file's post-processor, whatever
+    /// `add_bos_token` and `add_eos_token` of tokenizer_config.json say.
     pub fn affixes(&self) -> (&[u32], &[u32]) {
         match self {
             Tokenizer::Bytes | Tokenizer::None(_) => (&[], &[]),
@@ -444,25 +428,12 @@ fn caught<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err("the file contradicts itself".into()))
 }
 
-/// The tokens added before and after a text: those of the post-processor, overridden by the flags for (bos, eos).
-fn affixes(
-    pipeline: &Pipeline,
-    flags: [(Option<bool>, &Option<Special>); 2],
-) -> tokenizers::Result<(Vec<u32>, Vec<u32>)> {
+/// The tokens added before and after a text: those of the post-processor.
+fn affixes(pipeline: &Pipeline) -> tokenizers::Result<(Vec<u32>, Vec<u32>)> {
     let (bare, whole) = (pipeline.encode("a", false)?, pipeline.encode("a", true)?);
     let (bare, whole) = (bare.get_ids(), whole.get_ids());
     let at = whole.windows(bare.len().max(1)).position(|w| w == bare).unwrap_or(0);
-    let (mut before, mut behind) = (whole[..at].to_vec(), whole[(at + bare.len()).min(whole.len())..].to_vec());
-    let [bos, eos] = flags;
-    if let (Some(add), Some(bos)) = bos {
-        before.retain(|id| *id != bos.id);
-        before.splice(..0, add.then_some(bos.id));
-    }
-    if let (Some(add), Some(eos)) = eos {
-        behind.retain(|id| *id != eos.id);
-        behind.extend(add.then_some(eos.id));
-    }
-    Ok((before, behind))
+    Ok((whole[..at].to_vec(), whole[(at + bare.len()).min(whole.len())..].to_vec()))
 }
 
 /// The byte tokenizer's template; any would do.

@@ -58,7 +58,7 @@ fn changed(name: &str, change: impl Fn(&mut Value)) -> (TempDir, Result<Tokenize
 }
 
 #[test]
-fn config_flags_decide_the_tokens_added_to_a_text() {
+fn the_post_processor_decides_the_tokens_added_to_a_text() {
     let around = |flags: Value| {
         let change = |config: &mut Value| {
             for (key, value) in flags.as_object().unwrap() {
@@ -68,11 +68,41 @@ fn config_flags_decide_the_tokens_added_to_a_text() {
         let t = changed("sentencepiece", change).1.unwrap();
         (t.affixes().0.to_vec(), t.affixes().1.to_vec())
     };
-    assert_eq!(around(json!({})), (vec![1], vec![])); // the post-processor's
-    assert_eq!(around(json!({"add_bos_token": true, "add_eos_token": true})), (vec![1], vec![2]));
-    assert_eq!(around(json!({"add_bos_token": false, "add_eos_token": null})), (vec![], vec![]));
-    // An object, as in older files.
-    assert_eq!(around(json!({"eos_token": {"content": "</s>", "lstrip": false}, "add_eos_token": true})).1, [2]);
+    // transformers 5.24 drops both flags where there is a tokenizer.json.
+    for flags in [json!({}), json!({"add_bos_token": true, "add_eos_token": true}), json!({"add_bos_token": false})] {
+        assert_eq!(around(flags), (vec![1], vec![]));
+    }
+}
+
+/// transformers 5.24: AutoTokenizer.from_pretrained(dir)(text, add_special_tokens=False).input_ids
+#[test]
+fn tokens_of_the_files_next_to_a_tokenizer_are_added_to_it() {
+    let texts = ["hi<late>", "a <mid> b", "<late><late> x"];
+    let ids = |t: &Tokenizer| texts.map(|text| encode(t, text));
+    let late = json!({"content": "<late>", "special": true});
+    let mid = json!({"content": "<mid>", "lstrip": true, "rstrip": true, "normalized": false});
+    let with = |decoder: Value| changed("byte_level", |config| config["added_tokens_decoder"] = decoder.clone()).1;
+    let (dir, bare) = changed("byte_level", |_| {});
+    assert_eq!(ids(&bare.unwrap())[0], [75, 76, 31, 79, 276, 72, 33]);
+    let both = with(json!({"361": mid, "360": late})).unwrap();
+    let expected = [vec![75, 76, 360], vec![68, 361, 69], vec![360, 360, 224, 91]];
+    assert_eq!((ids(&both), both.vocab(), both.decode(&[75, 360])), (expected, 362, "h".into()));
+    fs::write(dir.path().join("added_tokens.json"), r#"{"<mid>": 361, "<late>": 360}"#).unwrap();
+    let legacy = Tokenizer::from_name(dir.path().to_str().unwrap()).unwrap();
+    assert_eq!(ids(&legacy), [vec![75, 76, 360], vec![68, 224, 361, 271], vec![360, 360, 224, 91]]);
+    assert_ne!(legacy.fingerprint(), both.fingerprint());
+    // Of a token that the file has, the other attributes count.
+    let start = with(json!({"1": {"content": "<|im_start|>", "special": true, "lstrip": true}})).unwrap();
+    assert_eq!(encode(&start, "a  <|im_start|>b"), [68, 1, 69]);
+    // transformers gives these the id 360.
+    for (decoder, words) in [
+        (json!({"400": late}), ["\"<late>\" has id 400", "next free id is 360"]),
+        (json!({"7": late}), ["\"<late>\" has id 7", "next free id is 360"]),
+        (json!({"360": "<late>"}), ["added_tokens_decoder", "360"]),
+    ] {
+        let error = with(decoder).unwrap_err().to_string();
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    }
 }
 
 #[test]

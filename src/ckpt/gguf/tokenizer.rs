@@ -4,8 +4,9 @@ use super::super::companions::Companions;
 use super::header::{GgufKeys, KeyValue};
 use super::sentencepiece;
 use super::special::SpecialTokens;
-use super::vocabulary::{CONTROL, NORMAL, TokenizerFiles, Vocabulary, refused};
+use super::vocabulary::{CONTROL, NORMAL, TokenizerFiles, UNUSED, Vocabulary, refused};
 use crate::base::{Result, quote};
+use crate::data::tokenizer::later_tokens;
 use crate::nn::{Arch, Spec};
 use serde_json::{Map, Value};
 
@@ -36,7 +37,7 @@ pub fn put(keys: &mut GgufKeys, spec: &Spec, config: &Map<String, Value>, compan
         (None, true) => {
             let json = &files.json;
             let merges = merges(&json["model"])?;
-            byte_pairs(keys, pre_tokenizer(json)?, &vocabulary(json, spec.vocab)?, &merges);
+            byte_pairs(keys, pre_tokenizer(json)?, &vocabulary(&files, spec.vocab)?, &merges);
             SpecialTokens::new(&files, config, None)
         }
         (None, false) if companions.are_bytes() => {
@@ -106,8 +107,9 @@ fn pre_tokenizer(json: &Value) -> Result<&'static str> {
     }
 }
 
-/// Tokens of a byte-level `tokenizer.json`.
-fn vocabulary(json: &Value, size: usize) -> Result<Vocabulary> {
+/// Tokens of a byte-level `tokenizer.json`, and those that the files next to it add.
+fn vocabulary(files: &TokenizerFiles, size: usize) -> Result<Vocabulary> {
+    let json = &files.json;
     let mut vocabulary = Vocabulary::unused(size);
     for (token, id) in json["model"]["vocab"].as_object().into_iter().flatten() {
         let id = id.as_u64().ok_or_else(|| refused(&format!("token {} has no id", quote(token))))?;
@@ -116,6 +118,14 @@ fn vocabulary(json: &Value, size: usize) -> Result<Vocabulary> {
     for token in json["added_tokens"].as_array().into_iter().flatten() {
         if let (Some(id), Some(text)) = (token["id"].as_u64(), token["content"].as_str()) {
             vocabulary.add(id as usize, text, token["special"] == true);
+        }
+    }
+    let [config, map, added] = [&files.config, &files.map, &files.added];
+    let [config, map, added] = [config, map, added].map(|file| file.as_object().cloned().unwrap_or_default());
+    let later = later_tokens(&config, &map, &added, |_| false).map_err(|what| refused(&what))?;
+    for (id, token) in later {
+        if vocabulary.kinds.get(id as usize) == Some(&UNUSED) {
+            vocabulary.add(id as usize, &token.content, token.special);
         }
     }
     Ok(vocabulary)

@@ -14,6 +14,8 @@ pub struct TokenizerFiles {
     pub json: Value,
     /// `tokenizer_config.json`
     pub config: Value,
+    /// `special_tokens_map.json` and `added_tokens.json`
+    pub map: Value,
     pub added: Value,
     pub jinja: Option<String>,
     /// Name and text of the chat templates that have a folder.
@@ -32,6 +34,7 @@ impl TokenizerFiles {
         Ok(TokenizerFiles {
             json: json("tokenizer.json")?,
             config: json("tokenizer_config.json")?,
+            map: json("special_tokens_map.json")?,
             added: json("added_tokens.json")?,
             jinja: companions.file("chat_template.jinja").map(|text| String::from_utf8_lossy(text).into_owned()),
             named: template::named(&companions.files),
