@@ -24,7 +24,7 @@ pub(super) use self::keys::decimal;
 use self::keys::object;
 use super::layout::pretty;
 use crate::base::{Error, Result, open, quote};
-use crate::data::json_object;
+use crate::data::{Tokenizer, json_object};
 use crate::nn::tp_plan::TpPlan;
 use crate::nn::{Arch, DeltaNet, Experts, QueryGrowth, Recurrence, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
@@ -48,6 +48,13 @@ pub fn has_tower(dir: &Path) -> Result<bool> {
     let path = dir.join(FILE);
     let text = open::read(&path).map_err(|e| Error::in_file(&path, e))?;
     Ok(is_tower(&map(&text).map_err(|what| Error::in_file(&path, what))?))
+}
+
+/// Whether the model in `dir` says that the token of the byte tokenizer ends its texts, as models that were trained on
+/// bytes do.
+pub fn is_of_bytes(dir: &Path) -> bool {
+    let config = open::read(&dir.join(FILE)).ok().and_then(|text| map(&text).ok()).unwrap_or_default();
+    config.get("eos_token_id").is_some_and(|id| id.as_u64() == Tokenizer::Bytes.eos().map(u64::from))
 }
 
 /// The tensor-parallel plan in the model's own config, if there is one. It covers the base model; the head's place

@@ -68,7 +68,7 @@ fn a_model_of_60_ids_is_trained_evaluated_and_writes_ids() {
         let out = asked.args(["--generate", prompt]).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&out.stdout), "28 35 42 49\n", "{}", String::from_utf8_lossy(&out.stderr));
     }
-    refused(&dir, "--pretrain model --generate Hello", &["vocab_size 60", "257 ids", "\"3 17 5\""]);
+    refused(&dir, "--pretrain model --generate Hello", &["no tokenizer.json", "--tokenizer", "\"3 17 5\""]);
     refused(&dir, "--pretrain model --generate 60", &["token id 60", "vocab_size is 60"]);
 }
 
@@ -81,6 +81,27 @@ fn each_stage_reads_rows_of_ids() {
     fs::write(dir.path("run.yaml"), yaml).unwrap();
     good(&dir, "--config run.yaml --ckpt-dir ck --save-hf model --no-sample");
     assert!(fs::exists(dir.path("model/model.safetensors")).unwrap());
+}
+
+/// Bytes would be other tokens than those that the model was trained on.
+#[test]
+fn a_pretrained_model_without_a_tokenizer_reads_no_text() {
+    let dir = files();
+    let model =
+        "--vocab-size 320 --embed-dim 16 --num-layers 1 --num-heads 2 --max-len 16 --max-steps 1 --save-hf model";
+    good(&dir, &format!("{model} --dataset rows.jsonl"));
+    fs::write(dir.path("texts.jsonl"), "{\"text\": \"abcdef\"}\n".repeat(20)).unwrap();
+    let texts = "--pretrain model --dataset texts.jsonl --max-len 16 --max-steps 1";
+    good(&dir, texts); // its config has the end of text of bytes
+    let config = fs::read_to_string(dir.path("model/config.json")).unwrap();
+    assert!(config.contains("\"eos_token_id\": 256"), "{config}");
+    fs::write(dir.path("model/config.json"), config.replace("\"eos_token_id\": 256", "\"eos_token_id\": 2")).unwrap();
+    let says = ["model: the model has no tokenizer.json", "name its tokenizer with --tokenizer"];
+    refused(&dir, texts, &says);
+    refused(&dir, "--pretrain model --max-len 16 --max-steps 1", &says);
+    refused(&dir, "--pretrain model --generate Hello --max-new-tokens 2", &says);
+    good(&dir, "--pretrain model --dataset rows.jsonl --max-len 16 --max-steps 1");
+    good(&dir, &format!("{texts} --tokenizer bytes"));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The tokenizer, the data sets, and how rows are rendered and loaded. Never reads a row.
 use crate::base::{Error, Result, open};
+use crate::ckpt;
 use crate::comm::MeshSizes;
 use crate::comm::env;
 use crate::data::{Cache, ChatTemplate, DataOptions, Dataset, Format, LoaderOptions, Tokenizer, tokenizer};
@@ -13,11 +14,20 @@ use crate::run::settings::value::set;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The tokenizer of the settings, or that of a merged adapter, or the model directory's, or bytes. One that cannot be
-/// read is an error only once text must be tokenized.
+/// The tokenizer of the settings, or that of a merged adapter, or the model directory's, or bytes for a model of bytes.
+/// One that is missing or cannot be read is an error only once text must be tokenized.
 pub fn tokenizer(s: &mut Settings) -> Tokenizer {
     let mut dirs = [&s.lora.merge, &s.model.pretrain].into_iter().flatten();
     let dir = dirs.find(|dir| dir.join(tokenizer::FILES[0]).is_file()).map(|dir| dir.display().to_string());
+    let of_text = s.model.pretrain.as_deref().filter(|model| !ckpt::hf::is_of_bytes(model));
+    if let (None, None, Some(model)) = (&dir, &s.data.tokenizer, of_text) {
+        return Tokenizer::none(&Error::input(format!(
+            "{}: the model has no {}, and its config does not say that it was trained on bytes: name its tokenizer \
+             with --tokenizer (a directory, a name of the hub, or bytes), or use token ids",
+            model.display(),
+            tokenizer::FILES[0]
+        )));
+    }
     let name = s.data.tokenizer.get_or_insert(dir.unwrap_or_else(|| "bytes".into()));
     Tokenizer::from_name(name).unwrap_or_else(|why| Tokenizer::none(&why))
 }
