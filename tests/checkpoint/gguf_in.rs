@@ -86,6 +86,15 @@ fn tokenizers_give_the_ids_of_their_source() {
         fs::write(path, json.to_string()).unwrap();
         exported(dir.0.path(), &format!("--pretrain {name} --nproc-per-node 1"));
         let made = as_directory(&dir.path("model.gguf"), &dir.path("cache")).unwrap();
+        // With added_tokens_decoder, transformers does not read added_tokens.json: an id would be missing.
+        let path = dir.path(name).join("tokenizer_config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        if let (Some(later), true) =
+            (config["added_tokens_decoder"].as_object_mut(), path.with_file_name("added_tokens.json").exists())
+        {
+            later.insert("420".into(), json!({"content": "<image>"}));
+        }
+        fs::write(path, config.to_string()).unwrap();
         let [source, read] = [dir.path(name), made].map(|dir| Tokenizer::load(&dir.join("tokenizer.json")).unwrap());
         for text in CORPUS.split_inclusive('\n').chain([CORPUS, "", " ", "  a"]) {
             let ids = |tokenizer: &Tokenizer| {
