@@ -66,7 +66,7 @@ impl Dataset {
     pub(super) fn find(options: &DataOptions) -> Result<Option<(Corpus, Recipe)>> {
         let DataOptions { paths, tokenizer, format, vocab, max_len, max_samples, cargo_home, .. } = options;
         format.check()?;
-        if format.learns_responses() {
+        if format.learns_responses() || format.join_rows {
             tokenizer.end_of_text()?;
         }
         if format.reads_text() {
@@ -123,7 +123,7 @@ impl Dataset {
         };
         let read = |out: &mut TokenWriter| reader::read(&corpus, &recipe, out);
         let Opened { file, built, unkept } = cache::open(cache, key(&corpus, &recipe), recipe.bound, read)?;
-        let is_rows = corpus.kind.is_rows();
+        let is_rows = corpus.kind.is_rows() && !format.join_rows;
         let rows = if is_rows { file.rows() } else { file.words().saturating_sub(1) / *max_len as u64 };
         if rows == 0 {
             return Err(nothing(&corpus, &file, *max_len));

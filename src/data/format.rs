@@ -92,6 +92,8 @@ pub struct Format {
     pub multiturn: bool,
     /// Loss on the whole `input_key` field, with no end-of-text token.
     pub pretrain_mode: bool,
+    /// The texts of `pretrain_mode` are one stream, each with an end of text.
+    pub join_rows: bool,
     pub skip_bad_rows: bool,
     /// Also applies to rows with `messages` when no setting names a field.
     pub chat: Option<Arc<ChatTemplate>>,
@@ -108,6 +110,9 @@ impl Format {
         }
         let wrong = match self {
             Format { preferences: Some(_), .. } if self.input_template.is_none() => return Ok(()),
+            Format { pretrain_mode: false, join_rows: true, .. } => {
+                "`join_rows` joins texts that are learned as they are: add `pretrain_mode`"
+            }
             Format { pretrain_mode: true, output_key: Some(_), .. } => {
                 "`pretrain_mode` trains on the whole `input_key` field: remove `output_key`"
             }
@@ -193,7 +198,7 @@ impl Format {
         }
     }
     /// The settings that apply only to rows, and whether each is given.
-    pub fn row_settings(&self) -> [(&'static str, bool); 7] {
+    pub fn row_settings(&self) -> [(&'static str, bool); 8] {
         [
             ("input_key", self.input_key.is_some()),
             ("output_key", self.output_key.is_some()),
@@ -201,6 +206,7 @@ impl Format {
             ("apply_chat_template", self.apply_chat_template),
             ("multiturn", self.multiturn),
             ("pretrain_mode", self.pretrain_mode),
+            ("join_rows", self.join_rows),
             ("skip_bad_rows", self.skip_bad_rows),
         ]
     }

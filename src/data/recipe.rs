@@ -38,6 +38,8 @@ pub struct TokenizedRow {
     pub labels: Vec<i32>,
     /// Tokens beyond `max_len` were removed.
     pub cut: bool,
+    /// A part of a stream, not a row.
+    pub joined: bool,
     /// What the row holds and nothing reads.
     pub unread: Vec<String>,
 }
@@ -56,6 +58,7 @@ impl TokenizedRow {
         self.labels.clear();
         self.unread.clear();
         self.cut = false;
+        self.joined = false;
     }
 }
 
@@ -112,7 +115,7 @@ impl Recipe {
             Some(Preferences::Rollouts) => self.group(row, out),
             None => self.sample(row, out),
         }?;
-        if outcome == Outcome::Kept && self.format.sample() == SampleKind::Tokens {
+        if outcome == Outcome::Kept && self.format.sample() == SampleKind::Tokens && !out.joined {
             out.cut = out.ids.len() > self.max_len;
             out.ids.truncate(self.max_len);
             out.labels.truncate(self.max_len);
@@ -134,7 +137,11 @@ impl Recipe {
             return Ok(Outcome::Text);
         }
         if format.pretrain_mode {
-            self.encode(string(row, format.input_key.as_deref().unwrap_or("text"))?, &mut out.ids)?;
+            let text = string(row, format.input_key.as_deref().unwrap_or("text"))?;
+            if format.join_rows {
+                return self.join(text, out);
+            }
+            self.encode(text, &mut out.ids)?;
             out.labels.extend(out.ids.iter().map(|&id| id as i32));
             return Ok(Outcome::Kept);
         }
@@ -162,6 +169,23 @@ impl Recipe {
                 ))
             }
         }
+    }
+
+    /// A text of a stream, as a text file is: in what the tokenizer adds, and with an end of text.
+    fn join(&self, text: &str, out: &mut TokenizedRow) -> RowResult<Outcome> {
+        if text.is_empty() {
+            return Ok(Outcome::Dropped(Drop::NoLoss));
+        }
+        let ((before, after), end) = (self.tokenizer.affixes(), self.end()?);
+        out.ids.extend_from_slice(before);
+        self.encode(text, &mut out.ids)?;
+        out.ids.extend_from_slice(after);
+        if out.ids.last() != Some(&end) {
+            out.ids.push(end);
+        }
+        out.labels.extend(out.ids.iter().map(|&id| id as i32));
+        out.joined = true;
+        Ok(Outcome::Kept)
     }
 
     /// Token ids with their labels and masks.

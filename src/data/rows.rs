@@ -33,7 +33,7 @@ pub(super) trait RowSink {
 impl RowSink for TokenWriter {
     fn kept(&mut self, row: &TokenizedRow) -> Result<()> {
         self.counts.cut += u64::from(row.cut);
-        self.row(&row.ids, &row.labels)
+        if row.joined { self.tokens(&row.ids) } else { self.row(&row.ids, &row.labels) }
     }
     fn dropped(&mut self, why: Drop) -> Result<()> {
         self.counts.dropped[why as usize] += 1;

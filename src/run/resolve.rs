@@ -19,6 +19,7 @@ use std::time::Duration;
 pub fn names(runs: &mut [Settings], flags: &ModelSettings, files: &Files, launched: Option<&RankEnv>) -> Result<()> {
     runs.iter().try_for_each(no_address)?;
     runs.iter_mut().for_each(base_of_merge);
+    runs.iter_mut().try_for_each(eval_split)?;
     if runs.iter().any(|s| may_need(s, files)) {
         from_hub(runs, files, launched)?;
     }
@@ -26,6 +27,24 @@ pub fn names(runs: &mut [Settings], flags: &ModelSettings, files: &Files, launch
         from_disk(s)?;
         if let Some(named) = s.hub.all.iter().find(|named| named.setting == "pretrain") {
             effect::shapes(flags, &named.path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Puts the split that is evaluated into the names of the hub, and notes files, which have none.
+fn eval_split(s: &mut Settings) -> Result<()> {
+    let (Some(split), Some(texts)) = (&s.data.eval_split, &mut s.data.eval_dataset) else { return Ok(()) };
+    for text in texts {
+        let bad = |what: &str| Err(Error::input(format!("`eval_split` {}: {}: {what}", quote(split), quote(&*text))));
+        match dataset(text).map(|(_, name)| name.split) {
+            Some(None) => *text = format!("{text}:{split}"),
+            Some(Some(named)) if named == *split => {}
+            Some(Some(_)) => return bad("this name has another split: remove one of them"),
+            None if Path::new(text).is_dir() && split != "train" => {
+                return bad("of a directory, the split train is read: name the files of that split");
+            }
+            None => s.notes.push(format!("--eval-split {split} has no effect here: {text}: a file is one split")),
         }
     }
     Ok(())

@@ -646,6 +646,27 @@ fn place_of_the_seeds() -> Place {
     place
 }
 
+/// As OpenRLHF's commands have it.
+#[test]
+fn the_split_that_is_evaluated_may_be_a_flag() {
+    let place = place_of_the_seeds();
+    let rows = ROW.repeat(40);
+    let parts = [("train.jsonl", rows.as_bytes()), ("test.jsonl", rows.as_bytes())];
+    place.server.put("datasets", "o/rows", &commit('e'), files(&parts));
+    let eval = "--pretrain meta-llama/Meta-Llama-3-8B --dataset Open-Orca/OpenOrca --input_key question --output_key \
+                response --max-steps 1 --no-sample --nproc-per-node 1 --eval_dataset o/rows";
+    let (code, text) = run(&place, &format!("{eval} --eval_split test"), &[]);
+    assert!(code == 0 && text.contains("test.jsonl") && !text.contains("train.jsonl"), "{text}");
+    let (code, text) = run(&place, &format!("{eval}:train --eval_split test"), &[]);
+    assert!(code == 2 && text.contains("--eval-split test: o/rows:train: this name has another split"), "{text}");
+    fs::create_dir(place.dir.path("folder")).unwrap();
+    for (name, rows) in parts {
+        fs::write(place.dir.path("folder").join(name), rows).unwrap();
+    }
+    let (code, text) = run(&place, &format!("{} --eval.split test", eval.replace("o/rows", "folder")), &[]);
+    assert!(code == 2 && text.contains("name the files of that split"), "{text}");
+}
+
 #[test]
 fn the_command_of_the_seeds_runs_names_its_commits_and_resumes_with_them() {
     let place = place_of_the_seeds();

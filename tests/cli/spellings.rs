@@ -458,7 +458,7 @@ fn whole_commands_start_the_same_run() {
     let stage = format!("--config dpo.yaml --tokenizer bytes {keys}");
     let staged = format!(
         "--objective dpo --pretrain llama --tokenizer bytes --dataset pairs.jsonl {keys} --no-apply-chat-template \
-         --max-len 16 --beta 0.2 --nll-loss-coef 0.1 --lora-rank 8 --lora-target-modules all-linear --ckpt-dir out \
+         --max-len 16 --beta 0.2 --nll-loss-coef 0.1 --lora-rank 8 --lora-alpha 16 --lora-target-modules all-linear --ckpt-dir out \
          --save-hf out/model --log-every 10 --save-every 500 --batch-size 1 --grad-accum 8 --lr 5e-6 --epochs 3 \
          --lr-scheduler cosine --warmup-ratio 0.1 --precision bf16"
     );

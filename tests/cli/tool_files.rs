@@ -153,6 +153,13 @@ fn axolotl_chats_and_pairs() {
     let (read, _) = plan(&dir, "ax.yml", &pairs, "--tokenizer-chat-template chat.jinja");
     has(&read, &[("objective.objective", json!("dpo")), ("objective.beta", json!(0.3))]);
     has(&read, &[("objective.prompt_key", json!("talk"))]);
+    // Its pretraining data is joined and cut into full sequences.
+    fs::write(dir.path("texts.jsonl"), "{\"text\": \"a long text, and more of it\"}\n".repeat(400)).unwrap();
+    let texts =
+        AXOLOTL.replace("datasets:\n  - path: alpaca.jsonl\n    type: alpaca", "pretraining_dataset: texts.jsonl");
+    let (read, said) = plan(&dir, "ax.yml", &texts, "--verbose");
+    has(&read, &[("data.join_rows", json!(true)), ("data.packing_samples", json!(false))]);
+    assert!(said.contains("sample_packing has no effect here: the texts are joined"), "{said}");
 }
 
 #[test]
@@ -221,9 +228,29 @@ fn llama_factory_finds_its_data_sets_by_name() {
     let chat = "--tokenizer-chat-template chat.jinja";
     let (read, said) = plan(&dir, "lf.yaml", LLAMA_FACTORY, chat);
     has(&read, &[("data.dataset", json!(["data/alpaca.jsonl", "data/alpaca.jsonl"])), ("data.max_len", json!(64))]);
+    // LLaMA-Factory's defaults: twice the rank, and a loss on every answer.
+    has(&read, &[("lora.alpha", json!(8.0)), ("data.multiturn", json!(true))]);
+    let other = LLAMA_FACTORY.replace("stage: sft", "stage: sft\nmask_history: true\nlora_alpha: 3");
+    let (read, _) = plan(&dir, "lf.yaml", &other, chat);
+    has(&read, &[("lora.alpha", json!(3.0)), ("data.multiturn", json!(false))]);
+    let full = LLAMA_FACTORY.replace("finetuning_type: lora\nlora_rank: 4\nlora_target: all", "finetuning_type: full");
+    let (read, _) = plan(&dir, "lf.yaml", &full, chat);
+    has(&read, &[("data.multiturn", json!(true))]);
+    assert_eq!(read.pointer("/lora/alpha"), None);
     assert_eq!(said.lines().filter(|line| line.contains("lf.yaml")).count(), 1, "{said}");
     let (read, _) = plan(&dir, "lf.yaml", &LLAMA_FACTORY.replace("asks,more", "talks"), chat);
     has(&read, &[("data.input_key", json!("talk")), ("data.apply_chat_template", json!(true))]);
+    let texts = "texts.jsonl\npacking: true";
+    fs::write(dir.path("texts.jsonl"), "{\"text\": \"a long text, and more of it\"}\n".repeat(400)).unwrap();
+    let pt =
+        LLAMA_FACTORY.replace("asks,more", texts).replace("stage: sft", "stage: pt").replace("template: llama3", "");
+    let (read, said) = plan(&dir, "lf.yaml", &pt, "--verbose");
+    has(&read, &[("data.pretrain_mode", json!(true)), ("data.join_rows", json!(true))]);
+    assert!(said.contains("packing has no effect here: the texts are joined"), "{said}");
+    let out = ran(&dir, FLATSHARD, "train lf.yaml --nproc-per-node 1 --max-steps 2 --ckpt-dir joined");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let (read, _) = plan(&dir, "lf.yaml", &pt.replace("packing: true", "packing: false"), "");
+    has(&read, &[("data.pretrain_mode", json!(true)), ("data.join_rows", json!(false))]);
     let dpo = LLAMA_FACTORY.replace("asks,more", "pairs").replace("stage: sft", "stage: dpo\npref_beta: 0.2");
     let (read, _) = plan(&dir, "lf.yaml", &dpo, chat);
     has(&read, &[("objective.prompt_key", json!("talk")), ("objective.beta", json!(0.2))]);

@@ -14,6 +14,7 @@ fn format(case: &Value, tokenizer: &Tokenizer) -> Format {
     let text = |key: &str| case[key].as_str().map(str::to_string);
     let on = |key: &str| case[key] == true;
     Format {
+        join_rows: false,
         preferences: None,
         input_key: text("input_key"),
         output_key: text("output_key"),

@@ -27,6 +27,38 @@ fn text_files_are_joined_in_sorted_order_with_end_of_text_tokens() {
     );
 }
 
+/// As LLaMA-Factory's stage pt and Axolotl's pretraining data sets are read.
+#[test]
+fn joined_rows_are_the_stream_of_text_files_with_their_texts() {
+    let texts = ["first text, longer than a sequence", "", "b", "the third"];
+    let files = Files::new();
+    let line = |text: &&str| serde_json::json!({ "text": text }).to_string() + "\n";
+    files.put("rows.jsonl", texts.iter().map(line).collect::<String>());
+    texts.iter().enumerate().for_each(|(i, text)| drop(files.put(&format!("texts/{i}.txt"), text)));
+    let pretrain_mode = Format { pretrain_mode: true, ..Format::default() };
+    let joined = Format { join_rows: true, ..pretrain_mode.clone() };
+    for tokenizer in [Tokenizer::Bytes, tokens::load("sentencepiece")] {
+        let open = |name: &str, format: &Format| {
+            let (tokenizer, format) = (tokenizer.clone(), format.clone());
+            Dataset::open(&DataOptions { tokenizer, format, vocab: 1000, ..files.options(name, 4) }).unwrap()
+        };
+        let (stream, found) = (open("texts", &Format::default()), open("rows.jsonl", &joined));
+        assert_eq!(rows(&found), rows(&stream));
+        let (report, text) = (found.report(), found.report().to_string());
+        assert_eq!(
+            (report.tokens, report.cut, report.dropped.iter().sum::<u64>()),
+            (stream.report().tokens, 0, 1),
+            "{text}"
+        );
+        // Without it, what is beyond the length is lost.
+        assert!(open("rows.jsonl", &pretrain_mode).report().cut > 0);
+    }
+    let alone = Format { join_rows: true, ..Format::default() };
+    let options = |name: &str, format: Format| DataOptions { format, ..files.options(name, 4) };
+    refused(Dataset::open(&options("rows.jsonl", alone)), &["`join_rows`", "add `pretrain_mode`"]);
+    refused(Dataset::open(&options("texts", joined)), &["no effect here", "is text"]);
+}
+
 #[test]
 fn adjacent_rows_share_one_token_and_a_short_last_row_is_dropped() {
     let text: String = ('a'..='z').collect();

@@ -24,6 +24,9 @@ pub struct DataSettings {
     #[arg(long, num_args = 1.., value_name = "PATH")]
     #[serde(deserialize_with = "one_or_many")]
     pub eval_dataset: Option<Vec<String>>,
+    /// Split of the hub's data sets in --eval-dataset, such as test [default: the one in the name, else train]
+    #[arg(long, value_name = "SPLIT")]
+    pub eval_split: Option<String>,
     /// Rows to hold out for evaluation: a fraction below 1, or a number of rows, of each data set [default: 1 %, from 8
     /// to 256 rows]
     #[arg(long, value_name = "FRACTION|ROWS")]
@@ -52,6 +55,10 @@ pub struct DataSettings {
     /// like data under the name of text, as text
     #[arg(long)]
     pub pretrain_mode: Option<bool>,
+    /// With --pretrain-mode: join the texts of rows to one stream, each with an end of text, that is cut into sequences
+    /// of max-len; without it each row is a sequence
+    #[arg(long)]
+    pub join_rows: Option<bool>,
     /// Skip malformed rows and count them
     #[arg(long)]
     pub skip_bad_rows: Option<bool>,

@@ -25,6 +25,9 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
             _ => out.set(key, value.clone(), key)?,
         }
     }
+    if out.tree.contains_key("join_rows") {
+        out.without_packing("sample_packing");
+    }
     Ok(())
 }
 
@@ -170,6 +173,7 @@ fn rows(at: &str, kind: Option<RowKind>, body: &Value, pairs: bool, out: &mut Re
         Some(RowKind::Alpaca) => out.set("apply_chat_template", json!(false), &format!("{at}.type")),
         Some(RowKind::Completion) => {
             out.set("pretrain_mode", json!(true), &format!("{at}.type"))?;
+            out.set("join_rows", json!(true), &format!("{at}.type"))?;
             let text = field("field").or(field("text_column")).unwrap_or("text");
             out.set("input_key", json!(text), &format!("{at}.field"))
         }

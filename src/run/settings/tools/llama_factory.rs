@@ -24,8 +24,25 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
         }
     }
     // The stage alone is a training stage of our own files.
-    if !tree.contains_key("finetuning_type") {
+    let given = |key: &str| tree.get(key).filter(|value| !value.is_null());
+    if given("finetuning_type").is_none() {
         out.set("finetuning_type", json!("lora"), "finetuning_type")?; // LLaMA-Factory's default
+    }
+    // So are these: twice the rank, and a loss on every answer.
+    if given("lora_alpha").is_none() && given("finetuning_type").is_none_or(|kind| kind == "lora") {
+        let rank = given("lora_rank").and_then(Value::as_u64).unwrap_or(8);
+        out.set("lora_alpha", json!(2 * rank), "lora_alpha")?;
+    }
+    // Unless it says otherwise, text is packed: joined, and cut at cutoff_len.
+    if given("stage") == Some(&json!("pt")) {
+        if given("packing") != Some(&json!(false)) {
+            out.set("join_rows", json!(true), "stage")?;
+        }
+        ["packing", "neat_packing"].into_iter().for_each(|key| out.without_packing(key));
+    }
+    let learns_text = ["train_on_prompt", "mask_history"].into_iter().any(|key| given(key).is_some());
+    if given("stage").is_none_or(|stage| stage == "sft") && !learns_text && given("template") != Some(&json!("empty")) {
+        out.set("mask_history", json!(false), "mask_history")?;
     }
     Ok(())
 }

@@ -37,6 +37,12 @@ impl<'a> Rewriting<'a> {
             }
         }
     }
+    /// Takes out a key that asks for packing: a stream has no rows to pack.
+    pub fn without_packing(&mut self, key: &str) {
+        if self.tree.shift_remove(key).is_some_and(|value| value == true) {
+            self.idle(key, "the texts are joined and cut into full sequences");
+        }
+    }
     pub fn idle(&mut self, at: &str, why: &str) {
         self.notes.push(format!("{at} has no effect here: {why}"));
     }
