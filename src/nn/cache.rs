@@ -1,8 +1,8 @@
 //! The KV cache: keys and values of earlier tokens of many sequences, so that generating a token costs one token's
 //! work. Never decides which sequence a page or a slot belongs to, and never evicts.
 //!
-//! Memory is divided into pages of [`PAGE`] tokens, and a page has the same number in every layer. In each layer, a pass
-//! stores the keys and values of its rows, normalized and rotated, then each row attends to all of its sequence.
+//! Memory is divided into pages of [`PAGE`] tokens, and a page has the same number in every layer. In each layer, a
+//! pass stores the keys and values of its rows, normalized and rotated, then each row attends to all of its sequence.
 use super::context::Cx;
 use super::spec::Spec;
 use super::split::Groups;

@@ -59,9 +59,9 @@ impl Rotary {
         Rotary { theta, scaling: Scaling::None }
     }
 
-    /// (positions forms, dim): for each position, and each of the model's forms ([`super::Spec::forms`]), dim/2 cosines,
-    /// then dim/2 sines (Su et al. 2021). Angles are computed in f64, so that large positions stay accurate. `longest`
-    /// is the longest sequence possible.
+    /// (positions forms, dim): for each position, and each of the model's forms ([`super::Spec::forms`]), dim/2
+    /// cosines, then dim/2 sines (Su et al. 2021). Angles are computed in f64, so that large positions stay accurate.
+    /// `longest` is the longest sequence possible.
     pub fn table(&self, dim: usize, positions: usize, longest: usize, forms: usize) -> Vec<f32> {
         let forms: Vec<Vec<f64>> = (0..forms).map(|form| self.frequencies(dim, longest, form)).collect();
         let size = match self.scaling {

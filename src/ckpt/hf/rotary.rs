@@ -26,11 +26,18 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
             keys.positive("partial_rotary_factor")?.unwrap_or(default)
         }
     };
+    let (old, new) = (keys.object("rope_scaling")?, keys.object("rope_parameters")?);
     // Of one scaling, transformers 5 takes it from here first; of two, from their own objects only.
-    let original = match arch {
-        _ if two => None,
-        Arch::Phi3 => keys.size("original_max_position_embeddings", "max_positions")?.or(Some(4096)),
-        _ => keys.size("original_max_position_embeddings", "max_positions")?,
+    let kind = match old.as_ref().or(new.as_ref()) {
+        Some(keys) => keys.text("rope_type")?.or(keys.text("type")?),
+        None => None,
+    };
+    let original = match kind {
+        _ if arch == Arch::Phi3 => keys.size("original_max_position_embeddings", "max_positions")?.or(Some(4096)),
+        Some("llama3" | "yarn" | "longrope") if !two => {
+            keys.size("original_max_position_embeddings", "max_positions")?
+        }
+        _ => None,
     };
     let plain = RotaryDefaults {
         theta,
@@ -40,7 +47,6 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
         head_dim: sizes.1,
         proportional: arch == Arch::Gemma4,
     };
-    let (old, new) = (keys.object("rope_scaling")?, keys.object("rope_parameters")?);
     if arch == Arch::Olmo3 && new.is_none() && theta != of.theta {
         return Err(Error::input(format!(
             "rope_theta is {theta}, without rope_parameters: transformers 4 rotates all layers of olmo3 with it, and 5 \

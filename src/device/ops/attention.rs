@@ -191,8 +191,8 @@ pub struct PagedRows<'a> {
 }
 
 /// Stores the keys and values of rows of many sequences in their pages; then each row attends to all earlier tokens of
-/// its sequence and itself. Assigns `o` and `lse`: the bits of a row do not depend on the other rows, and on the CPU are
-/// those of [`Attention`].
+/// its sequence and itself. Assigns `o` and `lse`: the bits of a row do not depend on the other rows, and on the CPU
+/// are those of [`Attention`].
 pub struct AttentionPaged<'a> {
     pub shape: AttentionShape,
     /// All rows, each once.

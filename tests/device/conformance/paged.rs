@@ -1,6 +1,6 @@
 //! Attention over pages: rows of several sequences at once have, on the CPU, the bits that attention over their whole
-//! documents gives, and its values on every other device, whatever the heads, the window and the place of the pages. Their keys
-//! and values are stored first.
+//! documents gives, and its values on every other device, whatever the heads, the window and the place of the pages.
+//! Their keys and values are stored first.
 use super::harness::*;
 use flatshard::base::{DType, Meter};
 use flatshard::device::Device;
