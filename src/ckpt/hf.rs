@@ -216,6 +216,7 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             "scale_depth": spec.residual_multiplier as f64 * (spec.layers as f64).sqrt(),
             "dim_model_base": (spec.logit_scale as f64 * spec.dim as f64).round() as usize,
         }),
+        Arch::Glm4Moe => json!({"use_qk_norm": spec.qk_norm}),
         Arch::Gemma => json!({"hidden_act": "gelu_pytorch_tanh"}),
         Arch::Cohere | Arch::Cohere2 => json!({"logit_scale": decimal(spec.logit_scale)}),
         _ => json!({}),

@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-const FAMILIES: [&str; 21] = [
+const FAMILIES: [&str; 22] = [
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
@@ -45,6 +45,7 @@ const FAMILIES: [&str; 21] = [
     "lfm2_moe",
     "exaone_moe",
     "mellum",
+    "glm4_moe_normed",
 ];
 const TOLERANCE: f64 = 1e-5;
 

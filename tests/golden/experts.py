@@ -74,9 +74,11 @@ CASES = {
     "mellum": dict(head_dim=10, num_hidden_layers=3, sliding_window=4, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
                    mlp_layer_types=["dense", "sparse", "sparse"], num_experts=6, num_experts_per_tok=3, moe_intermediate_size=14,
                    rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=50.0), sliding_attention=dict(rope_type="default", rope_theta=20.0))),
+    # GLM 4.5 and later, beside the Air models.
+    "glm4_moe_normed": dict(head_dim=12, n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=14, attention_bias=True, use_qk_norm=True),
 }
 # Chosen by scores: transformers has no load-balancing loss of them.
-SCORED = {"exaone_moe", "lfm2_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1"}
+SCORED = {"exaone_moe", "lfm2_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "glm4_moe_normed", "dots1"}
 
 
 def biases(model):
@@ -123,7 +125,7 @@ def main():
         if name not in named:
             continue
         torch.manual_seed(300 + seed)
-        config = AutoConfig.for_model(name, **(SIZES | keys))
+        config = AutoConfig.for_model(name.removesuffix("_normed"), **(SIZES | keys))
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").float().eval()
         randomize(model)
         for buffer in biases(model).values():

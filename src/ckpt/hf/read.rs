@@ -280,7 +280,8 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         Arch::Nemotron => Spec { layer_norm: true, norm_bias: true, norm_from_one: true, ..spec },
         Arch::GptOss => Spec { sinks: true, ..spec },
         Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Glm4MoeLite | Arch::Youtu => scored::special(keys, spec)?,
-        Arch::Glm4Moe | Arch::SolarOpen => {
+        Arch::Glm4Moe => Spec { qk_norm: keys.flag("use_qk_norm")?.unwrap_or(false), ..spec },
+        Arch::SolarOpen => {
             keys.only("use_qk_norm", &[json!(false)])?;
             spec
         }
