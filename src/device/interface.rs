@@ -91,6 +91,9 @@ pub trait Device: Send + Sync {
     fn rmsnorm_backward(&self, op: RmsNormBackward) -> Result<()>;
     fn layernorm(&self, op: LayerNorm) -> Result<()>;
     fn layernorm_backward(&self, op: LayerNormBackward) -> Result<()>;
+    /// Of weights that are stored minus 1.
+    fn layernorm_from_one(&self, op: LayerNorm) -> Result<()>;
+    fn layernorm_from_one_backward(&self, op: LayerNormBackward) -> Result<()>;
 
     fn rope(&self, op: Rope) -> Result<()>;
     fn qk_norm_rope(&self, op: QkNormRope) -> Result<()>;
@@ -107,6 +110,8 @@ pub trait Device: Send + Sync {
     fn attention_pass(&self, op: AttentionPass) -> Result<()>;
     fn attention_paged(&self, op: AttentionPaged) -> Result<()>;
     fn attention_merge(&self, op: AttentionMerge) -> Result<()>;
+    fn sink(&self, op: HeadSinks) -> Result<()>;
+    fn sink_backward(&self, op: HeadSinksBackward) -> Result<()>;
     fn attention_delta(&self, op: AttentionDelta) -> Result<()>;
     fn attention_pass_backward(&self, op: AttentionPassBackward) -> Result<()>;
     fn copy_columns(&self, op: CopyColumns) -> Result<()>;
@@ -117,6 +122,11 @@ pub trait Device: Send + Sync {
     fn geglu_backward(&self, op: GluBackward) -> Result<()>;
     fn gelu(&self, op: Gelu) -> Result<()>;
     fn gelu_backward(&self, op: GeluBackward) -> Result<()>;
+    /// `y = max(x, 0)^2`; assigns.
+    fn relu_squared(&self, op: Gelu) -> Result<()>;
+    fn relu_squared_backward(&self, op: GeluBackward) -> Result<()>;
+    fn clamped_glu(&self, op: ClampedGlu) -> Result<()>;
+    fn clamped_glu_backward(&self, op: ClampedGluBackward) -> Result<()>;
     fn dropout(&self, op: Dropout) -> Result<()>;
     fn dropout_rows(&self, op: DropoutRows) -> Result<()>;
 
@@ -156,16 +166,12 @@ pub trait Device: Send + Sync {
     fn combine_rows(&self, op: CombineRows) -> Result<()>;
     fn weigh_rows(&self, op: WeighRows) -> Result<()>;
     fn sigmoid(&self, op: Sigmoid) -> Result<()>;
+    fn expert_bias(&self, op: ExpertBias) -> Result<()>;
+    fn expert_bias_backward(&self, op: ExpertBiasBackward) -> Result<()>;
     fn grouped_gemm(&self, op: GroupedGemm) -> Result<()>;
 
     // Only the CPU has these.
 
-    fn sink(&self, _: HeadSinks) -> Result<()> {
-        Err(missing(HeadSinks::OP))
-    }
-    fn sink_backward(&self, _: HeadSinksBackward) -> Result<()> {
-        Err(missing(HeadSinksBackward::OP))
-    }
     fn route_scored(&self, _: RouteScored) -> Result<()> {
         Err(missing(RouteScored::OP))
     }
@@ -181,20 +187,6 @@ pub trait Device: Send + Sync {
     fn scale_by(&self, _: ScaleBy) -> Result<()> {
         Err(missing(ScaleBy::OP))
     }
-    /// Of weights that are stored minus 1.
-    fn layernorm_from_one(&self, _: LayerNorm) -> Result<()> {
-        Err(missing("layernorm_from_one"))
-    }
-    fn layernorm_from_one_backward(&self, _: LayerNormBackward) -> Result<()> {
-        Err(missing("layernorm_from_one_backward"))
-    }
-    /// `y = max(x, 0)^2`; assigns.
-    fn relu_squared(&self, _: Gelu) -> Result<()> {
-        Err(missing("relu_squared"))
-    }
-    fn relu_squared_backward(&self, _: GeluBackward) -> Result<()> {
-        Err(missing("relu_squared_backward"))
-    }
     fn xielu(&self, _: Xielu) -> Result<()> {
         Err(missing(Xielu::OP))
     }
@@ -203,18 +195,6 @@ pub trait Device: Send + Sync {
     }
     fn xielu_grads(&self, _: XieluGrads) -> Result<()> {
         Err(missing(XieluGrads::OP))
-    }
-    fn clamped_glu(&self, _: ClampedGlu) -> Result<()> {
-        Err(missing(ClampedGlu::OP))
-    }
-    fn clamped_glu_backward(&self, _: ClampedGluBackward) -> Result<()> {
-        Err(missing(ClampedGluBackward::OP))
-    }
-    fn expert_bias(&self, _: ExpertBias) -> Result<()> {
-        Err(missing(ExpertBias::OP))
-    }
-    fn expert_bias_backward(&self, _: ExpertBiasBackward) -> Result<()> {
-        Err(missing(ExpertBiasBackward::OP))
     }
     fn short_conv(&self, _: ShortConv) -> Result<()> {
         Err(missing(ShortConv::OP))

@@ -122,9 +122,7 @@ impl Spec {
     pub fn on_the_cpu_only(&self) -> Option<&'static str> {
         let is_scored = self.experts.as_ref().is_some_and(|experts| experts.rule.is_some());
         match self.latent {
-            _ if self.sinks => Some("attention sinks and clamped experts"),
             _ if self.layer_scalar => Some("heads of 512 elements and factors of layers"),
-            _ if self.activation == Activation::ReluSquared => Some("squared ReLU"),
             _ if self.activation == Activation::Xielu => Some("xIELU"),
             Some(_) => Some("latents of attention and scored experts"),
             None => is_scored.then_some("scored experts"),

@@ -311,9 +311,13 @@ fn what_experts_do_not_support_is_refused() {
     ] {
         refused(&format!("--pretrain olmoe {TRAIN} --nproc-per-node 2 {more}"), part);
     }
-    let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/mxfp4");
-    let args = format!("--pretrain {} {TRAIN} --device sim", published.display());
-    refused(&args, "the attention sinks and clamped experts of gpt_oss have no GPU kernels yet: use --device cpu");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/experts/dots1.json");
+    let golden: serde_json::Value = serde_json::from_slice(&fs::read(golden).unwrap()).unwrap();
+    fs::create_dir(dir.path("dots")).unwrap();
+    fs::write(dir.path("dots/config.json"), golden["config"].to_string()).unwrap();
+    fs::write(dir.path("dots/model.safetensors"), [2, 0, 0, 0, 0, 0, 0, 0, b'{', b'}']).unwrap();
+    let args = format!("--pretrain dots {TRAIN} --device sim");
+    refused(&args, "the scored experts of dots1 have no GPU kernels yet: use --device cpu");
     let pairs = TRAIN.replace("rows", "pairs");
     refused(&format!("--pretrain olmoe {pairs} --objective rm"), "transformers has no reward models of olmoe");
     refused(

@@ -155,7 +155,7 @@ fn on_a_mock_driver_it_is_reported_as_a_rehearsal() {
     let parts = "kernels layouts attention racecheck rates rates_before step_1b step_1b_compile parity_bf16 \
                  parity_compile nccl ipc families";
     command.env("BUILD", dir.path()).env("SMALL", small).env("ONE_BILLION", format!("{small} --nproc-per-node 1"));
-    command.env("FAMILIES", "--models qwen3 --jobs lora --at-once 2");
+    command.env("FAMILIES", "--models qwen3 gpt_oss nemotron --jobs lora --at-once 2");
     command.env("PARTS", parts).env("PATH", path).env("PATIENCE", "20"); // emulated, beside other tests
     command.env("LD_LIBRARY_PATH", libraries).env("FLATSHARD_SIMCUDA", "arch=90,seed=2");
     let output = command.output().unwrap();

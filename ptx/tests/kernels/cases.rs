@@ -110,6 +110,14 @@ fn elements(dtype: DType, name: &str) -> Vec<Case> {
         of("gelu", vec![x(), y()]),
         flat(&format!("scale_{name}"), vec![both(1, dtype, N)], vec![real(0.3)]),
         of("gelu_backward", vec![x(), x(), y()]),
+        of("relu_squared", vec![x(), y()]),
+        of("relu_squared_backward", vec![x(), x(), y()]),
+        flat(&format!("clamped_glu_{name}"), vec![input(1, dtype, 2 * N), y()], vec![real(1.7), real(1.0)]),
+        flat(
+            &format!("clamped_glu_backward_{name}"),
+            vec![input(1, dtype, 2 * N), x(), Out(dtype, 2 * N)],
+            vec![real(1.7), real(1.0)],
+        ),
         flat(
             &format!("dropout_{name}"),
             vec![both(1, dtype, N), In(U32, vec![7.0, 0.0])],
@@ -156,7 +164,8 @@ fn rows(dtype: DType, name: &str) -> Vec<Case> {
     let of = |kernel: &str| format!("{kernel}_{name}");
     let shape = || [int(ROWS), int(COLUMNS)];
     let mut cases = vec![];
-    let layer_norms = [("layernorm", 2 * ROWS, 1, 1), ("layernorm_plain", 2 * ROWS, 1, 0)];
+    let layer_norms =
+        [("layernorm", 2 * ROWS, 1, 1), ("layernorm_from_one", 2 * ROWS, 1, 1), ("layernorm_plain", 2 * ROWS, 1, 0)];
     for (kernel, stats, layer, biased) in [("rmsnorm", ROWS, 0, 0)].into_iter().chain(layer_norms) {
         for (label, columns) in [("7x1024", COLUMNS), ("7x257", 257)] {
             let mut slots = vec![x(columns), w(columns)];
@@ -231,7 +240,14 @@ fn heads(dtype: DType, name: &str) -> Vec<Case> {
     let slots = [first(), w(), grads, shape(), vec![real(0.0)]].concat_slots();
     let floor = 3 * turned + table + 16 * d;
     let backward = case("7x24x128", floor, job(format!("qk_norm_rope_backward_{name}"), 2, 64, slots));
-    vec![rope("rope"), rope("rope_adjacent"), forward, backward]
+    let (all, dim) = (ROWS * heads, 256);
+    let of_sink = |entry, ctas, slots| Job { entry, ..job(format!("sink_{name}"), ctas, 256, slots) };
+    let slots = vec![input(1, dtype, heads), both(2, dtype, all * dim), both(3, F32, all), int(ROWS), int(heads)];
+    let job = of_sink("sink", 2, [slots, vec![int(dim)]].concat_slots());
+    let sink = case("7x16x256", 2 * all * dim * dtype.size() + 8 * all, job);
+    let slots = vec![input(1, dtype, 2), input(2, F32, 4000), input(3, F32, 4000), both(4, F32, 2), int(2000)];
+    let sink_backward = case("2000x2", 8 * 4000, of_sink("sink_backward", 2, slots));
+    vec![rope("rope"), rope("rope_adjacent"), forward, backward, sink, sink_backward]
 }
 
 fn losses(dtype: DType, name: &str) -> Vec<Case> {

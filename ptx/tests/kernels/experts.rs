@@ -76,6 +76,23 @@ fn rows(dtype: DType, name: &str) -> Vec<Case> {
         let slots = vec![order(), weights(), both(1, r * columns), both(3, r * columns), Out(F32, r)];
         let slots = [slots, ints([r, columns, 1])].concat_slots();
         cases.push(case(shape, 4 * r * columns * size + 12 * r, job(format!("weigh_rows_{name}"), 2, 64, slots)));
+        // Biases of three experts, one of which has no rows; the last row has no expert.
+        let (offsets, bias) = (|| words([0, 5, 5, r - 1].into_iter()), || x(1, 3 * columns));
+        let biases = |entry, grid, block, slots: Vec<Vec<Slot>>| {
+            let slots = slots.into_iter().flatten().collect();
+            Job { entry, grid, ..job(format!("expert_bias_{name}"), 1, block, slots) }
+        };
+        let sizes = || ints([columns, columns]);
+        let slots = vec![vec![bias(), offsets(), both(2, r * columns)], ints([r]), sizes(), ints([3])];
+        let floor = (2 * (r - 1) + 2) * columns * size;
+        cases.push(case(shape, floor, biases("expert_bias", [2, 1], 64, slots)));
+        let given = vec![offsets(), order(), weights(), x(3, r * columns), Out(F32, 3 * columns)];
+        let grid = [3, columns.div_ceil(256) as u32];
+        let sums = biases("expert_bias_sums", grid, 256, vec![given, sizes(), ints([1, 1, 0])]);
+        cases.push(case(shape, (r - 1) * columns * size + 12 * columns, sums));
+        let given = vec![bias(), offsets(), order(), x(3, r * columns), InOut(F32, normal(4, r))];
+        let of_weights = biases("expert_bias_weights", [2, 1], 64, vec![given, ints([r]), sizes(), ints([3, 1])]);
+        cases.push(case(shape, (r + 1) * columns * size, of_weights));
     }
     cases
 }

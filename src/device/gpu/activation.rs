@@ -1,7 +1,7 @@
 //! Launches of activations and their gradients.
 use super::driver::Arg;
 use super::launch::{GpuDevice, by_dtype};
-use crate::ops::{Gelu, GeluBackward, Glu, GluBackward};
+use crate::ops::{ClampedGlu, ClampedGluBackward, Gelu, GeluBackward, Glu, GluBackward};
 use flatshard_base::Result;
 
 pub fn swiglu(gpu: &GpuDevice, op: Glu) -> Result<()> {
@@ -35,15 +35,44 @@ fn gated_backward(gpu: &GpuDevice, name: &'static str, variant: &'static str, op
 }
 
 pub fn gelu(gpu: &GpuDevice, op: Gelu) -> Result<()> {
-    op.check()?;
-    let (n, dtype) = (op.x.len(), op.x.dtype());
-    let variant = by_dtype!(Gelu::OP, dtype, "gelu")?;
-    gpu.each(variant, Gelu::OP, n, dtype, &mut [Arg::In(op.x), Arg::Out(op.y), Arg::U64(n as u64)])
+    plain(gpu, by_dtype!(Gelu::OP, op.x.dtype(), "gelu")?, op)
 }
-pub fn gelu_backward(gpu: &GpuDevice, op: GeluBackward) -> Result<()> {
-    const OP: &str = GeluBackward::OP;
+pub fn relu_squared(gpu: &GpuDevice, op: Gelu) -> Result<()> {
+    plain(gpu, by_dtype!("relu_squared", op.x.dtype(), "relu_squared")?, op)
+}
+fn plain(gpu: &GpuDevice, variant: &'static str, op: Gelu) -> Result<()> {
     op.check()?;
     let (n, dtype) = (op.x.len(), op.x.dtype());
-    let variant = by_dtype!(OP, dtype, "gelu_backward")?;
-    gpu.each(variant, OP, n, dtype, &mut [Arg::In(op.x), Arg::In(op.dy), Arg::Out(op.dx), Arg::U64(n as u64)])
+    gpu.each(variant, "gelu", n, dtype, &mut [Arg::In(op.x), Arg::Out(op.y), Arg::U64(n as u64)])
+}
+
+pub fn gelu_backward(gpu: &GpuDevice, op: GeluBackward) -> Result<()> {
+    plain_backward(gpu, by_dtype!(GeluBackward::OP, op.x.dtype(), "gelu_backward")?, op)
+}
+pub fn relu_squared_backward(gpu: &GpuDevice, op: GeluBackward) -> Result<()> {
+    plain_backward(gpu, by_dtype!("relu_squared_backward", op.x.dtype(), "relu_squared_backward")?, op)
+}
+fn plain_backward(gpu: &GpuDevice, variant: &'static str, op: GeluBackward) -> Result<()> {
+    op.check()?;
+    let (n, dtype) = (op.x.len(), op.x.dtype());
+    let args = &mut [Arg::In(op.x), Arg::In(op.dy), Arg::Out(op.dx), Arg::U64(n as u64)];
+    gpu.each(variant, "gelu_backward", n, dtype, args)
+}
+
+pub fn clamped_glu(gpu: &GpuDevice, op: ClampedGlu) -> Result<()> {
+    const OP: &str = ClampedGlu::OP;
+    op.check()?;
+    let (n, dtype, clamp) = (op.y.len(), op.y.dtype(), op.clamp);
+    let variant = by_dtype!(OP, dtype, "clamped_glu")?;
+    let (n_, alpha, limit) = (Arg::U64(n as u64), Arg::F32(clamp.alpha), Arg::F32(clamp.limit));
+    gpu.each(variant, OP, n, dtype, &mut [Arg::In(op.gate_up), Arg::Out(op.y), n_, alpha, limit])
+}
+pub fn clamped_glu_backward(gpu: &GpuDevice, op: ClampedGluBackward) -> Result<()> {
+    const OP: &str = ClampedGluBackward::OP;
+    op.check()?;
+    let (n, dtype, clamp) = (op.dy.len(), op.dy.dtype(), op.clamp);
+    let variant = by_dtype!(OP, dtype, "clamped_glu_backward")?;
+    let [gate_up, dy, out] = [Arg::In(op.gate_up), Arg::In(op.dy), Arg::Out(op.dgate_up)];
+    let args = &mut [gate_up, dy, out, Arg::U64(n as u64), Arg::F32(clamp.alpha), Arg::F32(clamp.limit)];
+    gpu.each(variant, ClampedGlu::OP, n, dtype, args)
 }

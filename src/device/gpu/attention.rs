@@ -10,9 +10,10 @@ mod hopper;
 
 use self::launch::{Gradients, TailArgs, VECTOR, args, launch};
 use super::driver::{Arg, Kernel, LaunchShape};
-use super::launch::{GpuDevice, SM_90A, WARPS};
+use super::launch::{GpuDevice, SM_90A, WARPS, by_dtype};
 use crate::ops::{
     Attention, AttentionBackward, AttentionDelta, AttentionPaged, AttentionPass, AttentionPassBackward, AttentionShape,
+    HeadSinks, HeadSinksBackward,
 };
 use crate::{View, ViewMut};
 use flatshard_base::{DType, Error, Result};
@@ -207,4 +208,18 @@ pub fn paged(gpu: &GpuDevice, op: AttentionPaged) -> Result<()> {
     let chunks = a.kv_heads * (a.heads / a.kv_heads).div_ceil(heads);
     let shape = LaunchShape { grid: [n as u32, chunks as u32, 1], block: [256, 1, 1], shared: 0 };
     gpu.driver.launch(Kernel { variant, entry: OP }, shape, args)
+}
+
+pub fn sink(gpu: &GpuDevice, op: HeadSinks) -> Result<()> {
+    const OP: &str = HeadSinks::OP;
+    let (n, a, variant) = (op.check()?, op.shape, by_dtype!(OP, op.o.dtype(), "sink")?);
+    let [rows, heads, head_dim] = [n, a.heads, a.head_dim].map(|n| Arg::U32(n as u32));
+    let args = &mut [Arg::In(op.sinks), Arg::InOut(op.o), Arg::InOut(op.lse), rows, heads, head_dim];
+    gpu.launch(variant, OP, (n * a.heads).div_ceil(WARPS), args)
+}
+pub fn sink_backward(gpu: &GpuDevice, op: HeadSinksBackward) -> Result<()> {
+    const OP: &str = HeadSinksBackward::OP;
+    let (n, heads, variant) = (op.check()?, op.dsinks.len(), by_dtype!(OP, op.sinks.dtype(), "sink")?);
+    let [sinks, lse, delta] = [op.sinks, op.lse, op.delta].map(Arg::In);
+    gpu.line(variant, OP, (heads as u32, 256), &mut [sinks, lse, delta, Arg::InOut(op.dsinks), Arg::U32(n as u32)])
 }

@@ -5,10 +5,11 @@ use super::{
 };
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPaged, AttentionPass,
-    AttentionPassBackward, AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClipScale, CombineRows,
-    CopyColumns, CrossEntropy, CrossEntropyFinish, CrossEntropyPart, Dequantize, DistillFinish, DistillPart, Dropout,
-    DropoutRows, Embed, EmbedBackward, Encode, Expand, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward,
-    GroupedGemm, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward, Quantize,
+    AttentionPassBackward, AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClampedGlu,
+    ClampedGluBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy, CrossEntropyFinish, CrossEntropyPart,
+    Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Encode, Expand, ExpertBias,
+    ExpertBiasBackward, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, HeadSinks,
+    HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward, Quantize,
     RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows,
     WeighRows,
 };
@@ -112,10 +113,16 @@ impl Device for GpuDevice {
         norm::rmsnorm_backward(self, op)
     }
     fn layernorm(&self, op: LayerNorm) -> Result<()> {
-        norm::layernorm(self, op)
+        norm::layernorm(self, op, false)
     }
     fn layernorm_backward(&self, op: LayerNormBackward) -> Result<()> {
-        norm::layernorm_backward(self, op)
+        norm::layernorm_backward(self, op, false)
+    }
+    fn layernorm_from_one(&self, op: LayerNorm) -> Result<()> {
+        norm::layernorm(self, op, true)
+    }
+    fn layernorm_from_one_backward(&self, op: LayerNormBackward) -> Result<()> {
+        norm::layernorm_backward(self, op, true)
     }
 
     fn rope(&self, op: Rope) -> Result<()> {
@@ -194,6 +201,30 @@ impl Device for GpuDevice {
     }
     fn gelu_backward(&self, op: GeluBackward) -> Result<()> {
         activation::gelu_backward(self, op)
+    }
+    fn relu_squared(&self, op: Gelu) -> Result<()> {
+        activation::relu_squared(self, op)
+    }
+    fn relu_squared_backward(&self, op: GeluBackward) -> Result<()> {
+        activation::relu_squared_backward(self, op)
+    }
+    fn clamped_glu(&self, op: ClampedGlu) -> Result<()> {
+        activation::clamped_glu(self, op)
+    }
+    fn clamped_glu_backward(&self, op: ClampedGluBackward) -> Result<()> {
+        activation::clamped_glu_backward(self, op)
+    }
+    fn expert_bias(&self, op: ExpertBias) -> Result<()> {
+        experts::expert_bias(self, op)
+    }
+    fn expert_bias_backward(&self, op: ExpertBiasBackward) -> Result<()> {
+        experts::expert_bias_backward(self, op)
+    }
+    fn sink(&self, op: HeadSinks) -> Result<()> {
+        attention::sink(self, op)
+    }
+    fn sink_backward(&self, op: HeadSinksBackward) -> Result<()> {
+        attention::sink_backward(self, op)
     }
     fn dropout(&self, op: Dropout) -> Result<()> {
         element::dropout(self, op)

@@ -3,8 +3,8 @@
 use super::driver::{Arg, Kernel, LaunchShape};
 use super::launch::{BLOCK, GpuDevice, SM_90A, VECTOR, WARPS, by_dtype};
 use crate::ops::{
-    Balance, CombineRows, Grouped, GroupedGemm, PlaceRuns, Route, RouteBackward, RouteLoad, RouteShape, Sigmoid,
-    TakeRows, WeighRows,
+    Balance, CombineRows, ExpertBias, ExpertBiasBackward, Grouped, GroupedGemm, PlaceRuns, Route, RouteBackward,
+    RouteLoad, RouteShape, Sigmoid, TakeRows, WeighRows,
 };
 use flatshard_base::{DType, Error, Result};
 use flatshard_ptx::kernels::experts::{GroupedKernel, hopper_grouped, plain_grouped, tile_grouped};
@@ -157,4 +157,40 @@ pub fn grouped_gemm(gpu: &GpuDevice, op: GroupedGemm) -> Result<()> {
     let [groups, rows, n, k, adds] = [groups, rows, n, k, accumulate.into()].map(int);
     let args = &mut [Arg::In(offsets), Arg::In(a), Arg::In(b), c, groups, rows, n, k, Arg::U64(stride as u64), adds];
     gpu.driver.launch(Kernel { variant, entry: OP }, LaunchShape { shared, ..LaunchShape::line(grid, BLOCK) }, args)
+}
+
+pub fn expert_bias(gpu: &GpuDevice, op: ExpertBias) -> Result<()> {
+    const OP: &str = ExpertBias::OP;
+    let (rows, places, variant) = (op.check()?, op.places, by_dtype!(OP, op.y.dtype(), "expert_bias")?);
+    let [n, width, stride, experts] = [rows, places.width, places.stride, places.offsets.len() - 1].map(int);
+    let args = &mut [Arg::In(op.bias), Arg::In(places.offsets), Arg::InOut(op.y), n, width, stride, experts];
+    gpu.launch(variant, OP, rows.div_ceil(WARPS), args)
+}
+
+pub fn expert_bias_backward(gpu: &GpuDevice, op: ExpertBiasBackward) -> Result<()> {
+    const OP: &str = ExpertBiasBackward::OP;
+    let (rows, variant) = (op.check()?, by_dtype!(OP, op.dy.dtype(), "expert_bias")?);
+    let ExpertBiasBackward { places, dy, weighed, db, accumulate } = op;
+    let experts = places.offsets.len() - 1;
+    let order = weighed.as_ref().and_then(|weighed| weighed.order);
+    let [width, stride, mapped] = [places.width, places.stride, order.is_some().into()];
+    let order = || order.map_or(Arg::Null, Arg::In);
+    if let Some(db) = db {
+        let weights = weighed.as_ref().map_or(Arg::Null, |weighed| Arg::In(weighed.weights));
+        // Between the biases of two experts may be other gradients.
+        let out = Arg::InOut(db);
+        let numbers = [width, stride, mapped, weighed.is_some().into(), accumulate.into()].map(int);
+        let [wide, apart, mapped, weighs, adds] = numbers;
+        let args =
+            &mut [Arg::In(places.offsets), order(), weights, Arg::In(dy), out, wide, apart, mapped, weighs, adds];
+        let grid = [experts as u32, (width as u32).div_ceil(BLOCK), 1];
+        let shape = LaunchShape { grid, block: [BLOCK, 1, 1], shared: 0 };
+        gpu.driver.launch(Kernel { variant, entry: "expert_bias_sums" }, shape, args)?;
+    }
+    let Some(weighed) = weighed else { return Ok(()) };
+    let [n, width, stride, experts, mapped] = [rows, width, stride, experts, mapped].map(int);
+    let (bias, offsets, dy, out) =
+        (Arg::In(weighed.bias), Arg::In(places.offsets), Arg::In(dy), Arg::InOut(weighed.dweights));
+    let args = &mut [bias, offsets, order(), dy, out, n, width, stride, experts, mapped];
+    gpu.launch(variant, "expert_bias_weights", rows.div_ceil(WARPS), args)
 }

@@ -3,7 +3,7 @@ use super::driver::Arg;
 use super::launch::{GpuDevice, by_dtype, threads};
 use super::scratch::words;
 use crate::ops::{LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward};
-use flatshard_base::Result;
+use flatshard_base::{Error, Result};
 
 /// Maximum threads per CTA: of RMSNorm; of LayerNorm and gradients, which hold more of a row in registers.
 const MOST: usize = 1024;
@@ -43,11 +43,14 @@ pub fn rmsnorm_backward(gpu: &GpuDevice, op: RmsNormBackward) -> Result<()> {
     gpu.sum_rows(partial.as_view(), op.dw)
 }
 
-pub fn layernorm(gpu: &GpuDevice, op: LayerNorm) -> Result<()> {
+/// `from_one`: the weight is stored minus 1.
+pub fn layernorm(gpu: &GpuDevice, op: LayerNorm, from_one: bool) -> Result<()> {
     const OP: &str = LayerNorm::OP;
     let (n, dtype, columns) = (op.check()?, op.x.dtype(), op.w.len());
     let variant = match op.b {
+        Some(_) if from_one => by_dtype!(OP, dtype, "layernorm_from_one")?,
         Some(_) => by_dtype!(OP, dtype, "layernorm")?,
+        None if from_one => return Err(Error::op(OP, "a weight that is stored minus 1, without a bias")),
         None => by_dtype!(OP, dtype, "layernorm_plain")?,
     };
     if n == 0 {
@@ -63,10 +66,13 @@ pub fn layernorm(gpu: &GpuDevice, op: LayerNorm) -> Result<()> {
     }
 }
 
-pub fn layernorm_backward(gpu: &GpuDevice, op: LayerNormBackward) -> Result<()> {
+pub fn layernorm_backward(gpu: &GpuDevice, op: LayerNormBackward, from_one: bool) -> Result<()> {
     const OP: &str = LayerNormBackward::OP;
     let (n, dtype, columns) = (op.check()?, op.x.dtype(), op.w.len());
-    let variant = by_dtype!(OP, dtype, "layernorm_backward")?;
+    let variant = match from_one {
+        true => by_dtype!(OP, dtype, "layernorm_from_one_backward")?,
+        false => by_dtype!(OP, dtype, "layernorm_backward")?,
+    };
     if n == 0 {
         return Ok(());
     }

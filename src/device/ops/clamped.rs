@@ -47,7 +47,8 @@ impl HeadSinksBackward<'_> {
         let Self { sinks, lse, delta, dsinks } = self;
         let (dtype, heads) = (float(Self::OP, sinks.dtype())?, dsinks.len());
         let n = rows(Self::OP, "lse", lse.len(), heads)?;
-        read(Self::OP, &[("sinks", sinks, dtype, heads), ("delta", delta, DType::F32, heads * n)])?;
+        let stats = [("lse", lse, DType::F32, heads * n), ("delta", delta, DType::F32, heads * n)];
+        read(Self::OP, &[("sinks", sinks, dtype, heads), stats[0], stats[1]])?;
         written(Self::OP, &[("dsinks", dsinks, DType::F32, heads)])?;
         Ok(n)
     }

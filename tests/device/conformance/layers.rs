@@ -58,6 +58,14 @@ elementwise!(swiglu_backward, GluBackward, GRADIENT, [gate, up, dy], [dgate, dup
 elementwise!(geglu, Glu, FORWARD, [gate, up], [y], geglu_of);
 elementwise!(geglu_backward, GluBackward, GRADIENT, [gate, up, dy], [dgate, dup], geglu_slopes);
 elementwise!(gelu, Gelu, FORWARD, [x], [y], gelu_of);
+fn relu_squared_of<R: Real>([x]: [R; 1]) -> [R; 1] {
+    [if x.f64() > 0.0 { x * x } else { R::of(0.0) }]
+}
+fn relu_squared_slopes<R: Real>([x, dy]: [R; 2]) -> [R; 1] {
+    [if x.f64() > 0.0 { dy * (x * R::of(2.0)) } else { R::of(0.0) }]
+}
+elementwise!(relu_squared, Gelu, FORWARD, [x], [y], relu_squared_of);
+elementwise!(relu_squared_backward, GeluBackward, GRADIENT, [x, dy], [dx], relu_squared_slopes);
 elementwise!(gelu_backward, GeluBackward, GRADIENT, [x, dy], [dx], gelu_slopes);
 
 /// The tails: 0 on the left, the identity on the right, and never a NaN from a finite number.

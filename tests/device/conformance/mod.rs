@@ -19,6 +19,7 @@ mod loss;
 mod norms;
 mod optim;
 mod paged;
+mod sinks;
 mod ring;
 
 use crate::common::simcuda;
