@@ -105,16 +105,7 @@ impl Corpus {
                 )));
             }
         }
-        if let Some(link) = dangling.first() {
-            let (target, why) = (fs::read_link(link).unwrap_or_default(), fs::metadata(link).err());
-            return Err(Error::input(format!(
-                "`dataset`: {} links to {}, which cannot be opened ({}): restore that file (of a hub's cache: download it \
-                 again), or remove the link",
-                link.display(),
-                target.display(),
-                why.map_or_else(|| "it is new".into(), |why| why.to_string())
-            )));
-        }
+        none_dangles(&dangling)?;
         let (doubt, mut unread) = decide(&mut files)?;
         if files.iter().any(|file| CorpusKind::of(file.form).is_rows()) {
             for path in paths.iter().filter(|path| path.is_dir()) {
@@ -146,6 +137,28 @@ impl Corpus {
         }
         Ok(Corpus { kind, files, what, doubt })
     }
+}
+
+/// The files below `folder` that are its split `split`.
+pub fn of_split(folder: &Path, split: &str) -> Result<Vec<PathBuf>> {
+    let (root, mut files, mut dangling) =
+        (std::path::absolute(folder).map_err(|e| Error::io("resolve", folder, e))?, Vec::new(), Vec::new());
+    walk(&root, &mut files, &mut dangling)?;
+    none_dangles(&dangling)?;
+    splits::of_split(folder, split, files.iter().map(|file| file.path.as_path()))
+}
+
+/// Refuses links to nothing.
+fn none_dangles(links: &[PathBuf]) -> Result<()> {
+    let Some(link) = links.first() else { return Ok(()) };
+    let (target, why) = (fs::read_link(link).unwrap_or_default(), fs::metadata(link).err());
+    Err(Error::input(format!(
+        "`dataset`: {} links to {}, which cannot be opened ({}): restore that file (of a hub's cache: download it \
+         again), or remove the link",
+        link.display(),
+        target.display(),
+        why.map_or_else(|| "it is new".into(), |why| why.to_string())
+    )))
 }
 
 /// Decides what each file is among the others, and removes descriptions of rows. Returns why the first file that is

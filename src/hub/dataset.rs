@@ -51,9 +51,7 @@ pub(super) fn splits(name: &HubName, files: &[String], card: &str) -> Result<Fou
 /// of other splits say. None of them, if it has no such split.
 pub fn not_train(folder: &str, files: &[String], card: &str) -> Result<Vec<String>, String> {
     let configured = card::configs(card).is_ok_and(|configs| !configs.is_empty());
-    let repo = folder.trim_end_matches('/').into();
-    let name = HubName { kind: HubKind::Dataset, repo, revision: None, path: None, split: None };
-    let FoundSplits::Splits(found) = splits(&name, files, if configured { card } else { "" })? else {
+    let FoundSplits::Splits(found) = splits(&of_folder_name(folder), files, if configured { card } else { "" })? else {
         return Ok(Vec::new());
     };
     let of = |path: &String, train: bool| found.iter().any(|(s, files)| (s == TRAIN) == train && files.contains(path));
@@ -61,6 +59,21 @@ pub fn not_train(folder: &str, files: &[String], card: &str) -> Result<Vec<Strin
     let is_out = |path: &&String| !of(path, true) && if configured { has_train } else { of(path, false) };
     let rest = files.iter().any(|path| splits::is_readable(path) && !is_out(&path));
     Ok(files.iter().filter(|path| rest && is_out(path)).cloned().collect())
+}
+
+/// Which of the `files` below a folder of this machine are its split `split`, as its card or their names say.
+pub fn split_files(folder: &str, files: &[String], card: &str, split: &str) -> Result<Vec<String>, String> {
+    let name = HubName { split: Some(split.into()), ..of_folder_name(folder) };
+    match splits(&name, files, card)? {
+        FoundSplits::Splits(found) => of_split(&name, found),
+        FoundSplits::Unreadable(_) => Err("the directory has no files of rows or text".into()),
+    }
+}
+
+/// A folder of this machine, in the place of a repository.
+fn of_folder_name(folder: &str) -> HubName {
+    let repo = folder.trim_end_matches('/').into();
+    HubName { kind: HubKind::Dataset, repo, revision: None, path: None, split: None }
 }
 
 /// The splits that a card names. Empty, if no file of them can be read.

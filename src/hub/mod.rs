@@ -55,7 +55,7 @@ mod absent;
 #[cfg(not(feature = "hub"))]
 pub use absent::NoHub as HubReader;
 
-pub use dataset::not_train;
+pub use dataset::{not_train, split_files};
 pub use name::{HubKind, HubName};
 pub use options::{HubOptions, HubToken};
 

@@ -41,6 +41,22 @@ pub const MAIN: &str = "main";
 /// Longest name of a repository.
 const LONGEST: usize = 96;
 
+/// Owners of what is known by one word: models, then data sets.
+const OWNERS: [(&str, &[&str]); 12] = [
+    ("openai-community", &["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"]),
+    ("distilbert", &["distilgpt2"]),
+    ("rajpurkar", &["squad", "squad_v2"]),
+    ("Skylion007", &["openwebtext"]),
+    ("Salesforce", &["wikitext"]),
+    ("openai", &["gsm8k"]),
+    ("allenai", &["c4"]),
+    ("stanfordnlp", &["imdb"]),
+    ("bookcorpus", &["bookcorpus"]),
+    ("Rowan", &["hellaswag"]),
+    ("abisee", &["cnn_dailymail"]),
+    ("EdinburghNLP", &["xsum"]),
+];
+
 impl HubName {
     /// None: it is no name of the hub.
     pub fn model(text: &str) -> Option<HubName> {
@@ -99,6 +115,13 @@ impl HubName {
         let rest = ["datasets/", "models/"].iter().find_map(|kind| rest.strip_prefix(kind)).unwrap_or(rest);
         let name = rest.split('/').take(2).collect::<Vec<_>>().join("/");
         matches!(scheme, "hf" | "http" | "https").then_some(name).filter(|name| is_repo(name))
+    }
+
+    /// The name of today for `text`, one word: names had no owner once, and the hub still knows these.
+    pub fn of_one_word(text: &str) -> Option<String> {
+        let end = text.find(['@', ':']).unwrap_or(text.len());
+        let owner = OWNERS.iter().find_map(|(owner, names)| names.contains(&&text[..end]).then_some(owner))?;
+        Some(format!("{owner}/{text}"))
     }
 
     pub fn revision(&self) -> &str {
@@ -201,6 +224,20 @@ mod tests {
         }
         for text in ["a/b@v1:test", "a/b/in/it.jsonl", "a/b@v1/in/it.jsonl:x"] {
             assert_eq!(HubName::dataset(text).unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn one_word_has_an_owner() {
+        for (text, name) in [
+            ("gpt2", Some("openai-community/gpt2")),
+            ("squad:validation", Some("rajpurkar/squad:validation")),
+            ("gpt2@main", Some("openai-community/gpt2@main")),
+            ("gpt3", None),
+            ("a/gpt2", None),
+            ("", None),
+        ] {
+            assert_eq!(HubName::of_one_word(text).as_deref(), name, "{text}");
         }
     }
 

@@ -37,6 +37,7 @@ use plan::{Plan, check, fit, ranks};
 use samples::SampleLook;
 use settings::args::{self, Parsed};
 use settings::config;
+use settings::hub::PROMPTS;
 use settings::{LogLevel, stages};
 use std::io::Write;
 use std::process::ExitCode;
@@ -95,7 +96,8 @@ fn start(page: &HelpPage, strategy: StrategyName, launched: Option<&RankEnv>, re
     resolve::names(&mut runs, &cli.settings.model, &cli.files, launched)?;
     if let Some(prompt) = &cli.files.generate {
         let Some(settings) = runs.pop() else { return Ok(()) };
-        return generate::main(settings, launched, prompt);
+        let rows = settings.hub.files(PROMPTS).map(|path| path.display().to_string());
+        return generate::main(settings, launched, rows.as_ref().unwrap_or(prompt));
     }
     if cli.files.chat {
         return runs.pop().map_or(Ok(()), |settings| generate::chat::main(settings, launched));

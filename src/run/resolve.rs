@@ -5,11 +5,12 @@ use crate::base::{Error, Result, quote};
 use crate::ckpt;
 use crate::comm::env::{self, RankEnv};
 use crate::comm::handover::once_per_host;
+use crate::data::corpus;
 use crate::hub::{HubCommits, HubFiles, HubKind, HubName, HubOptions, HubReader, HubToken, ModelNeed};
 use crate::run::generate;
 use crate::run::plan::{check, data, objective, resume};
 use crate::run::settings::args::Files;
-use crate::run::settings::hub::{BASE, HubNames, NamedFiles, without_weight};
+use crate::run::settings::hub::{BASE, HubNames, NamedFiles, PROMPTS, without_weight};
 use crate::run::settings::value::set;
 use crate::run::settings::{LogLevel, Settings, effect, model::ModelSettings};
 use std::path::{Path, PathBuf};
@@ -17,11 +18,12 @@ use std::time::Duration;
 
 /// Replaces the names in `runs`. `flags`: the model's flags, which must not contradict its config.
 pub fn names(runs: &mut [Settings], flags: &ModelSettings, files: &Files, launched: Option<&RankEnv>) -> Result<()> {
-    runs.iter().try_for_each(no_address)?;
+    runs.iter().try_for_each(whole_names)?;
     runs.iter_mut().for_each(base_of_merge);
     runs.iter_mut().try_for_each(eval_split)?;
     if runs.iter().any(|s| may_need(s, files)) {
         from_hub(runs, files, launched)?;
+        runs.iter_mut().for_each(base_of_merge); // of an adapter that has been downloaded
     }
     for s in runs {
         from_disk(s)?;
@@ -32,21 +34,27 @@ pub fn names(runs: &mut [Settings], flags: &ModelSettings, files: &Files, launch
     Ok(())
 }
 
-/// Puts the split that is evaluated into the names of the hub, and notes files, which have none.
+/// Puts the split that is evaluated into the names of the hub, and its files in the place of a directory; notes files,
+/// which have none.
 fn eval_split(s: &mut Settings) -> Result<()> {
     let (Some(split), Some(texts)) = (&s.data.eval_split, &mut s.data.eval_dataset) else { return Ok(()) };
-    for text in texts {
-        let bad = |what: &str| Err(Error::input(format!("`eval_split` {}: {}: {what}", quote(split), quote(&*text))));
-        match dataset(text).map(|(_, name)| name.split) {
-            Some(None) => *text = format!("{text}:{split}"),
+    let mut read = Vec::new();
+    for mut text in std::mem::take(texts) {
+        let bad = |what: &str| Error::input(format!("`eval_split` {}: {}: {what}", quote(split), quote(&text)));
+        match dataset(&text).map(|(_, name)| name.split) {
+            Some(None) => text = format!("{text}:{split}"),
             Some(Some(named)) if named == *split => {}
-            Some(Some(_)) => return bad("this name has another split: remove one of them"),
-            None if Path::new(text).is_dir() && split != "train" => {
-                return bad("of a directory, the split train is read: name the files of that split");
+            Some(Some(_)) => return Err(bad("this name has another split: remove one of them")),
+            None if Path::new(&text).is_dir() => {
+                let files = corpus::of_split(Path::new(&text), split).map_err(|e| bad(&e.to_string()))?;
+                read.extend(files.iter().map(|file| file.display().to_string()));
+                continue;
             }
             None => s.notes.push(format!("--eval-split {split} has no effect here: {text}: a file is one split")),
         }
+        read.push(text);
     }
+    *texts = read;
     Ok(())
 }
 
@@ -105,7 +113,9 @@ fn from_hub(runs: &mut [Settings], files: &Files, launched: Option<&RankEnv>) ->
 fn may_need(s: &Settings, files: &Files) -> bool {
     let data = [&s.data.dataset, &s.data.eval_dataset, &s.objective.rollouts].into_iter().flatten().flatten();
     let base = files.writes_text() && generate::base_name(s).is_some();
-    base || models(s).iter().any(|(_, text)| is_model(text)) || data.into_iter().any(|text| dataset(text).is_some())
+    base || prompts(files).is_some()
+        || models(s).iter().any(|(_, text)| is_model(text))
+        || data.into_iter().any(|text| dataset(text).is_some())
 }
 
 fn is_model(text: &str) -> bool {
@@ -120,18 +130,27 @@ fn dataset(text: &str) -> Option<(&str, HubName)> {
     (name.path.is_some() || !is_file(&name.repo)).then_some((given, name))
 }
 
-/// Refuses addresses of the hub, which are no names.
-fn no_address(s: &Settings) -> Result<()> {
+/// A data set of prompts that `--generate` names; text has spaces, or no slash.
+fn prompts(files: &Files) -> Option<(&str, HubName)> {
+    dataset(files.generate.as_deref().filter(|text| !text.contains(char::is_whitespace))?)
+}
+
+/// Refuses addresses of the hub, and names without their owner.
+fn whole_names(s: &Settings) -> Result<()> {
     let data = [("dataset", &s.data.dataset), ("eval_dataset", &s.data.eval_dataset)];
     let data =
         data.into_iter().flat_map(|(setting, texts)| texts.iter().flatten().map(move |text| (setting, text.clone())));
-    let address = |(setting, text): (&'static str, String)| Some((setting, HubName::in_address(&text)?, text));
-    match models(s).into_iter().chain(data).find_map(address) {
-        Some((setting, name, text)) => {
-            Err(Error::input(format!("`{setting}` {}: an address is no name of the hub: write {name}", quote(&text))))
+    for (setting, text) in models(s).into_iter().chain(data) {
+        let bad =
+            |what: &str, name: String| Err(Error::input(format!("`{setting}` {}: {what}: write {name}", quote(&text))));
+        if let Some(name) = HubName::in_address(&text) {
+            return bad("an address is no name of the hub", name);
         }
-        None => Ok(()),
+        if let Some(name) = HubName::of_one_word(&text).filter(|_| !Path::new(without_weight(&text).0).exists()) {
+            return bad("no such file or directory, and names of the hub are OWNER/NAME", name);
+        }
     }
+    Ok(())
 }
 
 fn is_file(text: &str) -> bool {
@@ -195,13 +214,20 @@ fn one(hub: &mut HubReader, s: &Settings, files: &Files) -> Result<HubNames> {
     let mut names = HubNames::default();
     let mut found = |setting: &str, given: &str, result: Result<HubFiles>| {
         let HubFiles { path, name } = result.map_err(|e| in_setting(setting, given, e))?;
+        let files = path.clone();
         names.all.push(NamedFiles { setting: setting.into(), given: given.into(), pinned: name.to_string(), path });
-        Ok::<(), Error>(())
+        Ok::<PathBuf, Error>(files)
     };
     for (setting, text) in models(s).iter().filter(|(_, text)| is_model(text)) {
         let need = if samples || *setting == "tokenizer" { ModelNeed::Config } else { ModelNeed::Weights };
         let Some(name) = HubName::model(text) else { continue };
-        found(setting, text, hub.model(&name, need))?;
+        let dir = found(setting, text, hub.model(&name, need))?;
+        let base = ckpt::adapter::base(&dir).filter(|_| *setting == "lora_merge" && s.model.pretrain.is_none());
+        if let Some(base) = base.filter(|base| is_model(base))
+            && let Some(name) = HubName::model(&base)
+        {
+            found("pretrain", &base, hub.model(&name, need))?;
+        }
     }
     // --generate, --chat, --lora-merge and --export read no data.
     let trains = !files.writes_text() && !s.only_converts();
@@ -211,6 +237,13 @@ fn one(hub: &mut HubReader, s: &Settings, files: &Files) -> Result<HubNames> {
         for (given, name) in texts.iter().flatten().filter_map(|text| dataset(text)) {
             found(setting, given, hub.dataset(&name))?;
         }
+    }
+    if let Some((given, name)) = prompts(files) {
+        let rows = hub.dataset(&name).map_err(|e| {
+            let hint = "A word like OWNER/NAME is a data set of prompts: to continue it as text, write it into a row";
+            Error::input(format!("{e}. {hint}"))
+        });
+        found(PROMPTS, given, rows)?;
     }
     if files.writes_text() {
         let mut s = s.clone();
@@ -253,6 +286,7 @@ fn apply(s: &mut Settings, names: &HubNames) {
             "teacher" => s.objective.teacher = path(),
             "lora_merge" => s.lora.merge = path(),
             "tokenizer" => s.data.tokenizer = path().map(|path| path.display().to_string()),
+            PROMPTS => {}
             BASE => (s.model.pretrain, s.checkpoint.resume) = (path(), Some(given.clone())),
             _ => {
                 let of = match &setting[..] {

@@ -664,7 +664,9 @@ fn the_split_that_is_evaluated_may_be_a_flag() {
         fs::write(place.dir.path("folder").join(name), rows).unwrap();
     }
     let (code, text) = run(&place, &format!("{} --eval.split test", eval.replace("o/rows", "folder")), &[]);
-    assert!(code == 2 && text.contains("name the files of that split"), "{text}");
+    assert!(code == 0 && text.contains("folder/test.jsonl") && !text.contains("train.jsonl"), "{text}");
+    let (code, text) = run(&place, &format!("{} --eval-split dev", eval.replace("o/rows", "folder")), &[]);
+    assert!(code == 2 && text.contains("folder has no split dev; it has train, test"), "{text}");
 }
 
 #[test]
@@ -713,6 +715,22 @@ fn prompts_and_rollouts_have_names() {
     assert!(text.contains(&format!("rollouts o/r@{}\n", commit('b'))), "{text}");
     let (code, text) = run(&place, &format!("{tiny} --rollouts o/none"), &[]);
     assert!(code == 2 && text.contains("--rollouts o/none: "), "{text}");
+    // Prompts of a command line, too.
+    let mut prompts = command(&place, "--save-hf model", &[]);
+    prompts.args(tiny.replace("--objective grpo", "--dataset synthetic").split_whitespace());
+    assert!(Run(prompts.spawn().unwrap()).end().status.success());
+    let texts = |from: &str| {
+        let flags =
+            "--pretrain model --max-new-tokens 2 --nproc-per-node 1 --temperature 0 --max-samples 1 --input-key q";
+        let mut command = command(&place, flags, &[]);
+        command.args(["--generate", from]);
+        Run(command.spawn().unwrap()).end()
+    };
+    let (named, local) = (texts("o/p"), texts(golden));
+    assert!(named.status.success() && named.stdout.contains("\"ids\":"), "{}", named.stderr);
+    assert_eq!(named.stdout, local.stdout);
+    let none = texts("or/none");
+    assert!(none.stderr.contains("--generate or/none: ") && none.stderr.contains("as text"), "{}", none.stderr);
     // What is missing is found before a download.
     place.server.seen();
     let (code, text) = run(&place, &format!("{tiny} --pretrain o/m --dataset o/p"), &[]);
@@ -768,6 +786,13 @@ fn the_base_model_of_an_adapter_is_found_by_its_name() {
     // A merge takes both names.
     let (code, text) = run(&place, "--pretrain o/base --lora-merge o/adapter --save-hf merged", &[]);
     assert!(code == 0 && text.contains("merge  8 adapters"), "{text}");
+    // Or finds the base by the adapter's.
+    for (from, to) in [("o/adapter", "found"), ("saved", "again")] {
+        let (code, text) = run(&place, &format!("--lora-merge {from} --save-hf {to}"), &[]);
+        assert!(code == 0 && text.contains("merge  8 adapters"), "{text}");
+        let merged = |dir: &str| fs::read(place.dir.path(dir).join("model.safetensors")).unwrap();
+        assert_eq!(merged(to), merged("merged"));
+    }
 }
 
 #[test]

@@ -24,7 +24,8 @@ pub struct DataSettings {
     #[arg(long, num_args = 1.., value_name = "PATH")]
     #[serde(deserialize_with = "one_or_many")]
     pub eval_dataset: Option<Vec<String>>,
-    /// Split of the hub's data sets in --eval-dataset, such as test [default: the one in the name, else train]
+    /// Split of the directories and of the hub's data sets in --eval-dataset, such as test [default: the one in the
+    /// name, else train]
     #[arg(long, value_name = "SPLIT")]
     pub eval_split: Option<String>,
     /// Rows to hold out for evaluation: a fraction below 1, or a number of rows, of each data set [default: 1 %, from 8

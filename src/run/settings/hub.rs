@@ -27,6 +27,9 @@ pub struct HubNames {
 /// The base model of an adapter that `--generate` reads; `given` is the adapter.
 pub const BASE: &str = "base_model_name_or_path";
 
+/// The prompts that `--generate` names.
+pub const PROMPTS: &str = "generate";
+
 /// A data set, and the weight behind it.
 pub fn without_weight(text: &str) -> (&str, Option<&str>) {
     match text.rsplit_once(':') {
@@ -36,6 +39,10 @@ pub fn without_weight(text: &str) -> (&str, Option<&str>) {
 }
 
 impl HubNames {
+    /// The files of what `setting` names.
+    pub fn files(&self, setting: &str) -> Option<&Path> {
+        self.all.iter().find(|named| named.setting == setting).map(|named| named.path.as_path())
+    }
     /// Puts the names in the place of the paths, so that settings mean the same files on another machine.
     pub fn restore(&self, settings: &mut Value) {
         match settings {

@@ -24,8 +24,8 @@ pub struct LoraSettings {
     /// QLoRA: hold the matrices that --lora-rank freezes in 4 bits (NF4, double quantization)
     #[arg(long = "load-in-4bit", id = "load_in_4bit")]
     pub load_in_4bit: Option<bool>,
-    /// Merge this adapter, a directory or a name of the hub, into the model of --pretrain, write the result to
-    /// --save-hf, then exit [default: none]
+    /// Merge this adapter, a directory or a name of the hub, into the model of --pretrain, else the one that it names,
+    /// write the result to --save-hf, then exit [default: none]
     #[arg(long = "lora-merge", value_name = "DIR")]
     pub merge: Option<PathBuf>,
 }
