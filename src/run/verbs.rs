@@ -97,7 +97,7 @@ pub const VERBS: [VerbLine; 14] = [
         about: "print the first samples as they would be trained on",
         words: &[MODEL, DATA],
         flags: &["--print-samples", "5"],
-        instead: &[&[], NO_DATA],
+        instead: &[&[], &["--dataset", "--config", "--rollouts"]],
     },
 ];
 
@@ -170,6 +170,10 @@ impl VerbLine {
             && !preview
         {
             line.extend(self.flags.iter().map(|word| word.to_string()));
+        }
+        // Only GRPO learns from rollouts, and samples are those of what is learned.
+        if self.name == "samples" && has("--rollouts") && !has("--objective") {
+            line.extend(["--objective".to_string(), "grpo".to_string()]);
         }
         line.extend(flags.iter().cloned());
         Ok(line)
@@ -249,6 +253,7 @@ mod tests {
             ("merge a m --save-hf out", "--lora-merge a --pretrain m --save-hf out"),
             ("samples m d", "--pretrain m --dataset d --print-samples 5"),
             ("samples m d --preview 2", "--pretrain m --dataset d --preview 2"),
+            ("samples m --rollouts r", "--pretrain m --print-samples 5 --objective grpo --rollouts r"),
             ("chat m", "--pretrain m --chat"),
             ("export m --save-gguf f", "--pretrain m --export --save-gguf f"),
             ("plan", "--print-config"),

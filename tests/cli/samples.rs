@@ -77,3 +77,25 @@ fn bad_rows_end_it_with_status_2_and_nothing_on_stdout() {
     let lines = printed(&dir, "--dataset chats.jsonl --apply-chat-template --skip-bad-rows --print-samples 1");
     assert!(lines[0]["dropped"].as_str().unwrap().contains("line 1 has a number as messages"), "{}", lines[0]);
 }
+
+/// Of what is sampled there are only prompts; recorded samples are all there.
+#[test]
+fn prompts_are_printed_without_samples_and_rollouts_with_theirs() {
+    let dir = Dir::new();
+    put(&dir, "p.jsonl", &[json!({"q": "x"}), json!({"prompt": "1+1=", "answer": 2}), json!({"prompt": "2+2="})]);
+    let flags = "--dataset p.jsonl --objective grpo --reward number --skip-bad-rows --max-len 300 --print-samples 5";
+    let lines = printed(&dir, &flags.replace("number", "length:9"));
+    let seen: Vec<_> = lines.iter().map(|line| (&line["row"], &line["text"], &line["loss_text"])).collect();
+    let (one, two, none) = (json!(1), json!(2), json!([]));
+    assert_eq!(seen, [(&one, &json!("1+1="), &none), (&two, &json!("2+2="), &none)]);
+    assert!(lines[0].get("reward").is_none(), "{}", lines[0]);
+    let shown = run(&dir, &flags.replace("number", "length:9").replace("print-samples 5", "preview 1"));
+    assert_eq!(String::from_utf8(shown.stdout).unwrap(), "-- row 1: 4 tokens, 0 with loss\n1+1=\n");
+    let sample = |reward: i32| json!({"ids": [98], "logprobs": [-1.0], "reward": reward});
+    put(&dir, "r.jsonl", &[json!({"prompt_ids": [97], "samples": [sample(0), sample(1)]})]);
+    let mut command = unlaunched(crate::common::binaries::FLATSHARD);
+    command.current_dir(dir.path("")).args(["samples", "--rollouts", "r.jsonl", "--tokenizer", "bytes"]);
+    let out = command.output().unwrap();
+    let text = String::from_utf8(out.stdout).unwrap();
+    assert!(text.contains("\"reward\":1.0") && text.contains("\"loss_text\":[\"b\"]"), "{text}");
+}
