@@ -25,13 +25,15 @@ fn refused(args: &[&str], parts: &[&str]) {
 
 #[test]
 fn malformed_numbers() {
-    for flag in ["--lr", "--eps", "--dropout", "--weight-decay", "--grad-clip", "--comm-timeout", "--lora-alpha"] {
+    for flag in
+        ["--lr", "--eps", "--dropout", "--weight-decay", "--grad-clip", "--comm-timeout", "--lora-alpha", "--epochs"]
+    {
         for value in ["nan", "inf", "1e400", "fast"] {
             refused(&[flag, value], &[&format!("'{value}'"), flag, "a number is expected"]);
         }
     }
     refused(&["--precision", "fp16", "--loss-scale", "nan"], &["--loss-scale", "a number is expected"]);
-    for flag in ["--batch-size", "--grad-accum", "--epochs", "--seed", "--max-bad-steps"] {
+    for flag in ["--batch-size", "--grad-accum", "--seed", "--max-bad-steps"] {
         for value in ["-1", "2.5", "1e3", "two", "nan"] {
             refused(&[flag, value], &[&format!("'{value}'"), flag, "a whole number, 0 or more, is expected"]);
         }

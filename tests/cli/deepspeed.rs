@@ -152,7 +152,7 @@ fn keys_of_the_file_become_settings() {
             "stage3_prefetch_bucket_size": 1e6, "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 2e7,
             "stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": true,
             "offload_param": {"device": "none"}, "offload_optimizer": {"device": "none", "pin_memory": true},
-            "zero_hpz_partition_size": 1, "zero_quantized_weights": false, "zero_quantized_gradients": false
+            "cpu_offload": false, "zero_hpz_partition_size": 1, "zero_quantized_weights": false, "zero_quantized_gradients": false
         },
         "tensor_parallel": {"autotp_size": 1}, "checkpoint": {"load_universal": true},
         "data_types": {"grad_accum_dtype": "fp32"}, "amp": {"enabled": false}, "torch_autocast": {"enabled": false},

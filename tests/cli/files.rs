@@ -116,7 +116,7 @@ fn keys_without_a_section() {
         "{epochs: 3, seed: 7, batch_size: 4, lr: 0.01, lora_rank: 2, strategy: ddp, devices: 1, precision: bf16, betas: [0.8, 0.9]}",
     );
     let expected = [
-        ("run.epochs", Value::from(3)),
+        ("run.epochs", Value::from(3.0)),
         ("run.seed", 7.into()),
         ("batch.batch_size", 4.into()),
         ("optim.lr", 0.01.into()),
@@ -132,7 +132,7 @@ fn keys_without_a_section() {
     assert!(said.contains("learning_rate") && said.contains("--lr"), "{said}");
     refused("epoch: 3", &["unknown key epoch", "epochs"]);
     refused("rank: 3", &["rank is ambiguous", "lora", "lora_rank"]);
-    refused("epochs: many", &["epochs", "many", "whole number"]);
+    refused("epochs: many", &["epochs", "many", "a number"]);
     refused("training: {epochs: 3}\nrun: {epochs: 4}", &["training.epochs", "run.epochs", "different values"]);
     refused("learning_rate: 0.1\noptim: {lr: 0.2}", &["learning_rate", "lr"]);
     refused(
@@ -276,7 +276,7 @@ fn files_of_other_tools_are_read_whole() {
     assert!(said.contains("keys of") && said.contains("--verbose lists them"), "{said}");
     let (_, said) = file(&format!("{LIGHTNING}\nverbose: true"));
     let expected = [
-        ("run.epochs", Value::from(2)),
+        ("run.epochs", Value::from(2.0)),
         ("precision.precision", "bf16".into()),
         ("batch.grad_accum", 2.into()),
         ("optim.grad_clip", 0.5.into()),

@@ -117,6 +117,7 @@ fn every_form_of_a_labeled_answer_is_read() {
         ("sharegpt.jsonl", &tag),
         ("instructions.jsonl", &[&tag[..], &["--apply-chat-template"]].concat()),
         ("openrlhf.jsonl", &keys),
+        ("openrlhf.jsonl", &["--input_key", "instruction", "--output_key", "response", "--label_key", "score"]),
     ] {
         assert_eq!(losses(name, more), text, "{name}");
     }

@@ -90,6 +90,10 @@ fn every_row_works() {
                 ("", "flag") => sample(&ours(rows().find(|other| other.spelling == row.spelling).unwrap())),
                 ("", "idle" | "refused") => vec!["5".to_string()],
                 ("<1", _) => vec!["0.5".to_string()],
+                ("{}", _) => vec!["{}".to_string()],
+                (object, _) if object.starts_with('{') => {
+                    vec![format!("{{\"{}\":0.5}}", object.trim_matches(['{', '}']))]
+                }
                 (value, _) => vec![value.to_string()],
             };
             for name in [name.replace('-', "_"), name.replace('_', "-")] {
@@ -133,6 +137,8 @@ fn one_row(row: &Synonym, typed: &[String], words: &[String], name: &str) {
             if row.counts_samples() {
                 let of_prompt = if row.with.as_ref().unwrap().names[0] == "objective" { 8 } else { 3 };
                 ours = vec![(24 / of_prompt).to_string()];
+            } else if row.is_rate() {
+                ours = vec![(0.5 / 3.0).to_string()];
             }
             match &ours[..] {
                 [one] => ours = vec![format!("{long}={one}")],
@@ -182,15 +188,17 @@ fn repeated_settings_must_agree() {
     assert_eq!(precision("--bf16 False --fp16 False"), "fp32");
     assert!(read("--bf16 --fp16").is_err());
     // The Trainer's own precedence.
-    assert_eq!(read("--num_train_epochs 3.0 --max_steps -1").unwrap().run.epochs, Some(3));
+    assert_eq!(read("--num_train_epochs 3.0 --max_steps -1").unwrap().run.epochs, Some(3.0));
     assert_eq!(read("--num_train_epochs 3 --max_steps 10").unwrap().run.epochs, None);
+    assert_eq!(read("--num_train_epochs 0.5").unwrap().run.epochs, Some(0.5));
+    assert_eq!(read("--eval_steps 0.1").unwrap().run.eval_every, Some(StepInterval::Share(0.1)));
     assert_eq!(read("--eval_steps -1").unwrap().run.eval_every, Some(StepInterval::Epoch(1)));
 }
 
 /// What a flag means depends on others, and on the objective.
 #[test]
 fn flags_of_trl_and_openrlhf_mean_what_they_mean_there() {
-    let words = |line: &str| line.split(' ').map(String::from).collect::<Vec<_>>();
+    let words = |line: &str| line.split_whitespace().map(String::from).collect::<Vec<_>>();
     let same = |theirs: &str, ours: &str| {
         let [theirs, ours] = [theirs, ours]
             .map(|line| serde_json::to_value(read(&words(line)).unwrap_or_else(|e| panic!("{line}: {e}"))).unwrap());
@@ -206,6 +214,19 @@ fn flags_of_trl_and_openrlhf_mean_what_they_mean_there() {
         &format!("{sft} --use_peft --lora_r 8 --lora_alpha 4 --lora_dropout 0 --lora_target_modules q_proj k_proj"),
         &format!("{sft} --lora-rank 8 --lora-alpha 4 --lora-dropout 0 --lora-target-modules q_proj k_proj"),
     );
+    let least = "--lr_scheduler_type cosine_with_min_lr --lr 2e-3";
+    let ratio = "--lr-scheduler cosine_with_min_lr --lr 2e-3 --min-lr-ratio";
+    same(&format!("{least} --lr_scheduler_kwargs {{\"min_lr_rate\":0.25}}"), &format!("{ratio} 0.25"));
+    same(&format!("{least} --lr_scheduler_kwargs={{\"min_lr\":5e-4}}"), &format!("{ratio} 0.25"));
+    refused("--lr_scheduler_kwargs {\"min_lr\":5e-4}", &["the peak is not given"]);
+    refused("--lr_scheduler_kwargs {\"num_cycles\":2}", &["final learning rate as a fraction"]);
+    same("--load_checkpoint", "");
+    same("--load_checkpoint --ckpt_path c", "--resume auto --ckpt-dir c");
+    let distill = "--objective distill";
+    same(&format!("{distill} --lmbda 1.0 --beta 1.0"), &format!("{distill} --on-policy"));
+    same(&format!("{distill} --lmbda 0 --beta 0"), distill);
+    refused("--lmbda 1 --beta 0.5", &["--beta 0.5", "lmbda 0, beta 0"]);
+    refused("--lmbda 1 --beta 0", &["--beta 0"]);
     same("--use_peft --load_in_4bit", "--lora-rank 16 --lora-alpha 32 --lora-dropout 0.05 --load-in-4bit");
     same(&format!("{sft} --use_peft False"), sft);
     refused("--use_peft False --lora_r 16", &["--lora_r 16", "--use_peft False"]);

@@ -140,6 +140,62 @@ fn axolotl_trains_and_its_notes_are_one_line() {
 }
 
 #[test]
+fn pairs_of_keys_that_other_tools_accept() {
+    let dir = work();
+    let none = AXOLOTL.replace("val_set_size: 0.2", "val_set_size: 0.0");
+    let classes =
+        ["axolotl.integrations.liger.LigerPlugin", "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"];
+    let plugins = format!("plugins:\n  - {}\n  - {}\n", classes[0], classes[1]);
+    let (read, said) = plan(&dir, "ax.yml", &format!("{none}{plugins}"), "--verbose");
+    has(&read, &[("run.eval", json!(false))]);
+    assert!(said.contains("--evals_per_epoch 2 has no effect here"), "{said}");
+    assert!(classes.iter().all(|class| said.contains(&format!("plugins: {class} has no effect here"))), "{said}");
+    let other = format!("{none}{plugins}  - axolotl.integrations.kd.KDPlugin\n");
+    refused(&dir, "ax.yml", &other, &["axolotl.integrations.kd.KDPlugin", "no Python classes"]);
+    // Rows of their own are evaluated.
+    let (read, said) = plan(&dir, "ax.yml", &format!("{none}test_datasets: [alpaca.jsonl]\n"), "--verbose");
+    has(&read, &[("data.eval_dataset", json!(["alpaca.jsonl"])), ("run.eval", json!(true))]);
+    assert!(said.contains("val_set_size: 0.0 has no effect here"), "{said}");
+    let named = AXOLOTL.replace("path: alpaca.jsonl", "path: o/n\n    name: main\n    split: test");
+    fs::write(dir.path("ax.yml"), named).unwrap();
+    let out = ran(&dir, FLATSHARD, "train ax.yml");
+    assert!(String::from_utf8_lossy(&out.stderr).contains("--dataset o/n/main:test: "), "a name of the hub");
+    let accelerate = "
+model: model
+dataset: alpaca.jsonl
+distributed_type: MULTI_CPU
+gpu_ids: all
+deepspeed_config: {deepspeed_multinode_launcher: standard}
+parallelism_config: {parallelism_config_tp_size: 1, parallelism_config_dp_shard_size: 1}
+lr_scheduler_type: cosine_with_min_lr
+lr_scheduler_kwargs: {min_lr_rate: 0.1}
+num_train_epochs: 0.5
+eval_steps: 0.5
+";
+    let (read, _) = plan(&dir, "acc.yaml", accelerate, "");
+    has(&read, &[("optim.min_lr_ratio", json!(0.1)), ("parallel.tp_size", json!(1)), ("run.epochs", json!(0.5))]);
+    let (whole, _) = plan(&dir, "acc.yaml", &accelerate.replace("0.5", "1"), "");
+    let steps = |read: &Value, at: &str| read.pointer(at).and_then(Value::as_u64).unwrap();
+    let (half, all) = (steps(&read, "/run/max_steps"), steps(&whole, "/run/max_steps"));
+    assert_eq!((half, steps(&read, "/run/eval_every")), (all.div_ceil(2), half.div_ceil(2)));
+    refused(&dir, "acc.yaml", &accelerate.replace("ids: all", "ids: '0,1'"), &["gpu_ids", "CUDA_VISIBLE_DEVICES"]);
+    // As transformers' Trainer takes them, from a file or as text.
+    let fsdp =
+        json!({"backward_prefetch": "backward_pre", "activation_checkpointing": true, "reshard_after_forward": false});
+    fs::write(dir.path("fsdp.json"), fsdp.to_string()).unwrap();
+    let plain = "model: model\ndataset: alpaca.jsonl\n";
+    for given in ["fsdp.json".to_string(), fsdp.to_string()] {
+        let (read, _) = plan(&dir, "plain.yaml", plain, &format!("--fsdp_config {given}"));
+        has(&read, &[("fsdp.sharding", json!("SHARD_GRAD_OP")), ("fsdp.activation_checkpoint", json!(true))]);
+    }
+    fs::write(dir.path("fsdp.json"), "{\"min_params\": 3}").unwrap();
+    fs::write(dir.path("plain.yaml"), plain).unwrap();
+    let out = ran(&dir, FLATSHARD, "train plain.yaml --fsdp_config fsdp.json");
+    let text = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.code() == Some(2) && text.contains("unknown key fsdp_config.min_params"), "{text}");
+}
+
+#[test]
 fn axolotl_chats_and_pairs() {
     let dir = work();
     let chat =
@@ -324,6 +380,10 @@ fn torchtitan_and_deepspeed_files() {
         ("fsdp.activation_checkpoint", json!("selective")),
     ];
     has(&read, &expected);
+    let every = TORCHTITAN.replace("option = \"op\"", "option = \"1\"")
+        + "[quantize.linear.float8]\nenable_fsdp_float8_all_gather = true\n";
+    let (read, _) = plan(&dir, "run.toml", &every, "");
+    has(&read, &[("fsdp.activation_checkpoint", json!(true)), ("fsdp.activation_checkpoint_every", json!(1))]);
     let bare = TORCHTITAN.replace("dataset_path = \"notes.txt\"\n", "").replace("initial_load_path = \"model\"\n", "");
     refused(&dir, "run.toml", &bare, &["model.flavor", "training.dataset", "c4_test"]);
     refused(&dir, "run.toml", "[training]\nsteps = ", &["not TOML"]);

@@ -4,6 +4,7 @@ use crate::ckpt;
 use crate::data::{Format, LabelKeys, PairKeys, Preferences};
 use crate::engine::{Dpo, EngineOptions, Grpo, GrpoLoss, Kto, Objective, ReferenceModel, Rm, Teaching};
 use crate::nn::{Decoder, Spec};
+use crate::run::generate::prompts::{self, PromptField};
 use crate::run::rollouts;
 use crate::run::settings::value::set;
 use crate::run::settings::{LossName, ObjectiveName, Settings};
@@ -112,7 +113,12 @@ pub fn rows(s: &Settings, format: Format) -> Result<Format> {
         ObjectiveName::Kto => {
             let completion = format.output_key.unwrap_or(LabelKeys::default().completion);
             let label = set(&o.label_key, "objective.label_key")?;
-            (Some(Preferences::Labels(LabelKeys { prompt: prompt()?, completion, label })), None)
+            let prompt = match prompts::field(s)? {
+                PromptField::Named(key) => key.into(),
+                _ => prompt()?,
+            };
+            let preferences = Some(Preferences::Labels(LabelKeys { prompt, completion, label }));
+            return Ok(Format { preferences, input_key: None, output_key: None, ..format });
         }
     };
     Ok(Format { preferences, output_key, ..format })

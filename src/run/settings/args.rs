@@ -39,14 +39,15 @@ pub struct Files {
     /// Use this named model of the file's model_configs
     #[arg(long, value_name = "NAME")]
     pub model_config: Option<String>,
-    /// Use this named block of the file's distributed_examples
-    #[arg(long, value_name = "NAME")]
+    /// Use this named block of the file's distributed_examples, or the keys of a JSON file, as transformers' Trainer
+    /// does
+    #[arg(long, value_name = "NAME|FILE.json")]
     pub fsdp_config: Option<String>,
     /// Run only this stage of the file's training_stages
     #[arg(long, value_name = "NAME")]
     pub stage: Option<String>,
-    /// Continue this prompt, or all of a file, with the model of --pretrain, --resume or --ckpt-dir, then exit.
-    /// Chat and input templates apply; without a tokenizer, pass token ids ("3 17 5")
+    /// Continue this prompt, or all of a file or data set, with the model of --pretrain, --resume or --ckpt-dir, then
+    /// exit. Chat and input templates apply; without a tokenizer, pass token ids ("3 17 5")
     #[arg(long, value_name = "PROMPT")]
     pub generate: Option<String>,
     /// Talk to the model of --pretrain, --resume or --ckpt-dir: each line of standard input is a message, /help lists

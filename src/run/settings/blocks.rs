@@ -15,7 +15,7 @@ use std::path::Path;
 /// Keys that only the top level of a file may have.
 pub const TOP: [&str; 4] = ["model_configs", "distributed_examples", "training_stages", "plan"];
 /// Sections of other tools whose keys belong to several sections of [`Settings`]; the keys are named like flags.
-const MIXED: [&str; 14] = [
+const MIXED: [&str; 15] = [
     "training",
     "trainer",
     "train",
@@ -30,6 +30,7 @@ const MIXED: [&str; 14] = [
     "lr_scheduler",
     "fsdp_config",
     "deepspeed_config",
+    "parallelism_config",
 ];
 /// The machine decides the number of ranks per host, whatever a lower layer sets.
 pub const AUTO: &str = "auto";

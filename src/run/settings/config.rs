@@ -42,7 +42,14 @@ fn file(cli: &Cli) -> Result<ConfigFile> {
 
 fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyName) -> Result<Settings> {
     let mut flags = to_tree(&cli.settings)?;
-    let mut layer = file.settings(cli.files.model_config.as_deref(), cli.files.fsdp_config.as_deref(), stage)?;
+    let fsdp = cli.files.fsdp_config.as_deref();
+    let trainers = fsdp.filter(|text| ConfigFile::is_trainers(text));
+    let mut layer = file.settings(cli.files.model_config.as_deref(), fsdp.filter(|_| trainers.is_none()), stage)?;
+    if let Some(text) = trainers {
+        let more = ConfigFile::of_trainer(text)?.settings(None, None, None)?;
+        lay(&mut layer.settings, more.settings);
+        layer.notes.extend(more.notes);
+    }
     if let (true, None, Some(stage)) = (layer.follows, &cli.files.generate, stage) {
         stages::flags(stage, cli.files.stage.is_some(), &mut flags, &mut layer.notes)?;
     }

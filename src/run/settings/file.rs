@@ -58,6 +58,24 @@ impl ConfigFile {
         }
     }
 
+    /// Whether `--fsdp-config` is what transformers' Trainer takes: a JSON file, or JSON.
+    pub fn is_trainers(text: &str) -> bool {
+        text.ends_with(".json") || text.trim_start().starts_with('{')
+    }
+
+    /// The keys of that.
+    pub fn of_trainer(text: &str) -> Result<ConfigFile> {
+        let fault = |what: String| Error::input(format!("--fsdp-config {}: {what}", quote(text)));
+        let json = match text.ends_with(".json") {
+            true => open::read(Path::new(text)).map_err(|e| fault(format!("cannot read this file: {e}")))?,
+            false => text.as_bytes().to_vec(),
+        };
+        let tree: FileTree = serde_json::from_slice(&json).map_err(|e| fault(format!("not a JSON object: {e}")))?;
+        let tree = FileTree::from_iter([("fsdp_config".to_string(), Value::Object(tree))]);
+        let path = if text.ends_with(".json") { text } else { "--fsdp-config" };
+        Ok(ConfigFile { path: path.into(), tree, ..ConfigFile::default() })
+    }
+
     fn fault(&self, what: String) -> Error {
         Error::input(format!("{}: {what}", self.path.display()))
     }

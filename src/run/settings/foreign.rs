@@ -34,10 +34,11 @@ pub struct ForeignKeys {
 impl ForeignKeys {
     /// False if a flag cannot have such a value. Null is no value.
     pub fn add(&mut self, flag: &str, value: &Value) -> bool {
-        let means_nothing = rows(flag).iter().all(|row| row.kind != "flag");
+        let of_object = |row: &&Synonym| row.flag.values.iter().any(|value| value.starts_with('{'));
+        let takes_objects = rows(flag).iter().all(|row| row.kind != "flag" || of_object(row));
         let words = match value {
             Value::Null => Some(Vec::new()),
-            Value::Object(_) if means_nothing => Some(vec![format!("--{flag}={value}")]),
+            Value::Object(_) if takes_objects => Some(vec![format!("--{flag}={value}")]),
             Value::Array(items) if items.is_empty() => Some(vec![format!("--{flag}=none")]),
             value => words(flag, value),
         };

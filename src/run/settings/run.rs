@@ -28,10 +28,10 @@ pub struct RunSettings {
     /// Random seed for initial weights, data order and dropout
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Passes over the training data; the run ends earlier if it reaches max-steps [default: set by max-steps; with
-    /// --pretrain and rows, by the task]
+    /// Passes over the training data, such as 3 or 0.5; the run ends earlier if it reaches max-steps [default: set by
+    /// max-steps; with --pretrain and rows, by the task]
     #[arg(long, value_name = "N")]
-    pub epochs: Option<u64>,
+    pub epochs: Option<f64>,
     /// Optimizer steps in the run [default: 600, or set by epochs]
     #[arg(long, value_name = "N")]
     pub max_steps: Option<u64>,
@@ -44,7 +44,8 @@ pub struct RunSettings {
     /// Evaluate before the first step, too [default: with --pretrain]
     #[arg(long)]
     pub eval_on_start: Option<bool>,
-    /// Steps between evaluations; 0: only at the end; epoch: once per pass over the training split; epoch/4: four times
+    /// Steps between evaluations, or below 1 this share of all steps; 0: only at the end; epoch: once per pass over the
+    /// training split; epoch/4: four times
     #[arg(long, value_name = "STEPS|epoch")]
     pub eval_every: Option<StepInterval>,
     /// Early stopping: end the run after N evaluations in a row without a lower loss [default: none]
@@ -109,7 +110,7 @@ impl RunSettings {
         count("threads_per_rank", self.threads_per_rank)?;
         count("num_nodes", self.num_nodes)?;
         at_least_one("max_steps", self.max_steps)?;
-        at_least_one("epochs", self.epochs)?;
+        number("epochs", self.epochs, |x| x > 0.0, "above 0")?;
         at_least_one("patience", self.patience)?;
         count("nccl_max_ctas", self.nccl_max_ctas)?;
         count("ranks_per_gpu", self.ranks_per_gpu)?;

@@ -1,5 +1,6 @@
 //! Names of other tools, from the table `synonyms.tsv`, and the known name nearest to an unknown one. Never interprets
 //! a setting.
+use serde_json::Value;
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
@@ -23,6 +24,9 @@ pub struct Synonym {
 
 /// The value of a row whose flag counts samples, where ours counts prompts.
 const PER_PROMPT: &str = "{/G}";
+
+/// The value of a row whose flag is a rate, where ours is a fraction of the learning rate.
+const PER_RATE: &str = "{min_lr/LR}";
 
 /// Names of a flag, and the values that a row applies to; empty: all values.
 #[derive(Debug)]
@@ -56,6 +60,10 @@ impl Synonym {
     pub fn counts_samples(&self) -> bool {
         self.value == PER_PROMPT
     }
+    /// A rate, where our setting is a fraction of the learning rate.
+    pub fn is_rate(&self) -> bool {
+        self.value == PER_RATE
+    }
     /// An alias of our own.
     pub fn is_own(&self) -> bool {
         self.tool.starts_with("flatshard")
@@ -74,6 +82,12 @@ impl Synonym {
             "{1}" => words.get(1).cloned().into_iter().collect(),
             PER_PROMPT => words.to_vec(), // divided once the whole command line is known
             pattern if pattern.contains("{}") => words.iter().map(|word| pattern.replace("{}", word)).collect(),
+            pattern if pattern.starts_with('{') => {
+                let key = pattern.trim_matches(['{', '}']).trim_end_matches("/LR");
+                let object = words.first().and_then(|word| serde_json::from_str::<Value>(word).ok());
+                let value = object.map(|object| object[key].clone()).unwrap_or_default();
+                vec![value.as_str().map_or_else(|| value.to_string(), String::from)]
+            }
             value => vec![value.to_string()],
         }
     }

@@ -18,14 +18,14 @@ pub struct TaskDefaults {
     pub lr: f64,
     pub warmup_ratio: f64,
     /// Passes over rows. Text has no rows: its runs have the steps of a run from nothing.
-    pub epochs: u64,
+    pub epochs: f64,
     /// The longest sequence.
     pub max_len: usize,
 }
 
 const SFT: TaskDefaults =
-    TaskDefaults { name: "full fine-tune", lr: 2e-5, warmup_ratio: 0.03, epochs: 3, max_len: 2048 };
-const DPO: TaskDefaults = TaskDefaults { name: "DPO", lr: 5e-7, warmup_ratio: 0.1, epochs: 1, ..SFT };
+    TaskDefaults { name: "full fine-tune", lr: 2e-5, warmup_ratio: 0.03, epochs: 3.0, max_len: 2048 };
+const DPO: TaskDefaults = TaskDefaults { name: "DPO", lr: 5e-7, warmup_ratio: 0.1, epochs: 1.0, ..SFT };
 
 /// Objective, or `distill`; the defaults of training the whole model, and of adapters.
 pub const TASKS: [(&str, TaskDefaults, TaskDefaults); 6] = [
@@ -70,7 +70,7 @@ pub struct RunTask {
     /// The length of sequences follows from the data, up to this.
     pub max_len: Option<usize>,
     /// The number of steps follows from these passes over rows.
-    pub epochs: Option<u64>,
+    pub epochs: Option<f64>,
     /// The batch follows from the length of sequences.
     pub batch: bool,
 }
@@ -143,7 +143,7 @@ mod tests {
         let (task, made) = implied(json!({"model": {"pretrain": "m"}, "lora": {"rank": 8}}));
         let task = task.unwrap();
         assert_eq!(task.name, "LoRA fine-tune");
-        assert_eq!((task.max_len, task.epochs, task.batch, task.given.len()), (Some(2048), Some(3), true, 0));
+        assert_eq!((task.max_len, task.epochs, task.batch, task.given.len()), (Some(2048), Some(3.0), true, 0));
         assert_eq!((&made["optim"]["lr"], &made["optim"]["warmup_steps"]), (&json!(2e-4), &Value::Null));
         assert_eq!((&made["optim"]["warmup_ratio"], &made["data"]["max_len"]), (&json!(0.03), &Value::Null));
         let given = json!({

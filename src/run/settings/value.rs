@@ -56,6 +56,8 @@ pub fn bytes(name: &str, text: &str) -> Result<u64> {
 pub enum StepInterval {
     /// This part of a pass over the training split (1: all of it); the plan turns it into a number.
     Epoch(u64),
+    /// This share of all steps, below 1; the plan turns it into a number.
+    Share(f64),
     Steps(u64),
 }
 
@@ -64,7 +66,8 @@ impl StepInterval {
         matches!(self, StepInterval::Steps(n) if n > 0 && step.is_multiple_of(n))
     }
 }
-const INTERVALS: &str = "expected a whole number, 0 or more, or epoch (epoch/4: four times an epoch)";
+const INTERVALS: &str =
+    "expected a whole number, 0 or more, a share of all steps below 1, or epoch (epoch/4: four times an epoch)";
 
 impl FromStr for StepInterval {
     type Err = String;
@@ -72,7 +75,10 @@ impl FromStr for StepInterval {
         let parts = match text.strip_prefix("epoch") {
             Some("") => Some(1),
             Some(parts) => parts.strip_prefix('/').and_then(|n| n.parse().ok()).filter(|&n| n > 0),
-            None => return text.parse().map(StepInterval::Steps).map_err(|_| INTERVALS.into()),
+            None => {
+                let share = || text.parse().ok().filter(|&share| share > 0.0 && share < 1.0).map(StepInterval::Share);
+                return text.parse().ok().map(StepInterval::Steps).or_else(share).ok_or_else(|| INTERVALS.into());
+            }
         };
         parts.map(StepInterval::Epoch).ok_or_else(|| INTERVALS.into())
     }
@@ -82,6 +88,7 @@ impl Serialize for StepInterval {
         match self {
             StepInterval::Epoch(1) => s.serialize_str("epoch"),
             StepInterval::Epoch(parts) => s.serialize_str(&format!("epoch/{parts}")),
+            StepInterval::Share(share) => s.serialize_f64(*share),
             StepInterval::Steps(n) => s.serialize_u64(*n),
         }
     }
@@ -92,10 +99,12 @@ impl<'de> Deserialize<'de> for StepInterval {
         #[serde(untagged, expecting = "a whole number of steps, or epoch")]
         enum StepText {
             Steps(u64),
+            Share(f64),
             Name(String),
         }
         match StepText::deserialize(d)? {
             StepText::Steps(n) => Ok(StepInterval::Steps(n)),
+            StepText::Share(share) => share.to_string().parse().map_err(serde::de::Error::custom),
             StepText::Name(name) => name.parse().map_err(serde::de::Error::custom),
         }
     }

@@ -40,6 +40,7 @@ fn unsupported_keys_are_refused_by_name() {
         ("reduce_scatter", json!(false)),
         ("contiguous_gradients", json!(false)),
         ("offload_param", json!({"device": "cpu", "nvme_path": "/tmp"})),
+        ("cpu_offload", json!(true)),
         ("offload_optimizer", json!({"device": "nvme", "nvme_path": "/tmp"})),
         ("stage3_param_persistence_threshold", json!(1e5)),
         ("zero_hpz_partition_size", json!(8)),

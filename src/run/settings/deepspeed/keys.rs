@@ -57,6 +57,9 @@ fn zero() -> Vec<(&'static str, DeepSpeedKey)> {
         ("round_robin_gradients", Any),
         ("offload_param", By(offload)),
         ("offload_optimizer", By(offload)),
+        // What offload_optimizer and offload_param were once.
+        ("cpu_offload", Is(json!(false), "it is the block offload_optimizer now: {\"device\": \"cpu\"}")),
+        ("cpu_offload_params", Is(json!(false), "it is the block offload_param now: {\"device\": \"cpu\"}")),
         // The optimizer takes one shard of a layer at a time.
         ("sub_group_size", Any),
         ("stage3_max_live_parameters", Size("zero", "stage3_max_live_parameters")),

@@ -81,6 +81,7 @@ impl Assignment {
 /// Checks that several flags for one setting agree, and adds arguments and notes for flags of other tools.
 pub fn settle(mut claims: Vec<Assignment>, typed: &[TypedFlag], own: OwnFlags, out: &mut Reading) -> Result<()> {
     per_prompt(&mut claims, typed)?;
+    per_rate(&mut claims);
     // Of a repeated flag, and of several of our own for a setting, the last one counts.
     let replaces = |new: &Assignment, old: &Assignment| {
         let alike = typed[new.by].name == typed[old.by].name || (new.row.is_none() && old.row.is_none());
@@ -151,6 +152,17 @@ fn per_prompt(claims: &mut [Assignment], typed: &[TypedFlag]) -> Result<()> {
         claim.words = vec![(samples / group).to_string()];
     }
     Ok(())
+}
+
+/// Divides rates by the learning rate, where our setting is a fraction of it.
+fn per_rate(claims: &mut [Assignment]) {
+    let number = |claim: &Assignment| claim.words.first().and_then(|word| word.parse::<f64>().ok());
+    let Some(peak) = claims.iter().rfind(|claim| claim.key == "lr").and_then(number) else { return };
+    for claim in claims.iter_mut().filter(|claim| claim.row.is_some_and(Synonym::is_rate)) {
+        if let Some(rate) = number(claim) {
+            claim.words = vec![(rate / peak).to_string()];
+        }
+    }
 }
 
 /// Combines single values of a pair into the pair, with the default if only one is given.

@@ -22,11 +22,32 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
             "test_datasets" => data_sets(key, value, "eval_dataset", pairs, out)?,
             "chat_template" => template(&tree, value, out)?,
             "chat_template_jinja" => {}
+            "plugins" => plugins(value, out)?,
+            "val_set_size"
+                if value.as_f64() == Some(0.0) && tree.get("test_datasets").is_some_and(|sets| !sets.is_null()) =>
+            {
+                out.idle(&format!("{key}: {value}"), "the rows of test_datasets are evaluated");
+            }
             _ => out.set(key, value.clone(), key)?,
         }
     }
     if out.tree.contains_key("join_rows") {
         out.without_packing("sample_packing");
+    }
+    Ok(())
+}
+
+/// Of Axolotl's plugins, those that replace kernels mean nothing here.
+fn plugins(value: &Value, out: &mut Rewriting) -> Result<()> {
+    for name in strings(value).ok_or_else(|| out.refuse("plugins", value, "expected names of Python classes"))? {
+        let at = format!("plugins: {}", quote(&name));
+        match ["axolotl.integrations.cut_cross_entropy.", "axolotl.integrations.liger."]
+            .iter()
+            .any(|kernels| name.starts_with(kernels))
+        {
+            true => out.idle(&at, "kernels are already fused (Axolotl)"),
+            false => return Err(out.refuse("plugins", &json!(name), "there are no Python classes to call")),
+        }
     }
     Ok(())
 }

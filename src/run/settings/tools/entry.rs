@@ -31,10 +31,6 @@ impl DataPlace {
         }
         let subset = self.subset.filter(|name| name != "default");
         let (revision, split) = (self.revision, self.split.filter(|split| split != "train"));
-        if let (Some(subset), Some(split)) = (&subset, &split) {
-            let why = format!("name the files of the split {split} instead, {}/{subset}/FILE", self.path);
-            return Err(out.refuse(&format!("{at}.name"), &Value::from(subset.as_str()), &why));
-        }
         let mut name = self.path;
         name.extend(revision.iter().flat_map(|revision| ["@", revision]));
         name.extend(subset.iter().flat_map(|subset| ["/", subset]));

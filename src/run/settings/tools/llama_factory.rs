@@ -20,6 +20,11 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
                 let why = format!("it counts samples of each of the {sets} data sets, --max-samples those of all");
                 return Err(out.refuse(key, value, &why));
             }
+            "val_size"
+                if value.as_f64() == Some(0.0) && tree.get("eval_dataset").is_some_and(|sets| !sets.is_null()) =>
+            {
+                out.idle(&format!("{key}: {value}"), "the rows of eval_dataset are evaluated");
+            }
             _ => out.set(key, value.clone(), key)?,
         }
     }
