@@ -25,8 +25,8 @@ fn moves_more(name: &str, shape: &str) -> bool {
     // sector; rows of 5003 f32 do not fit in registers and are read twice. Sorting compares each row with each: its
     // minimum is comparisons. The constants of an update, and the tables of one in blocks, which each CTA reads, show
     // next to a state of few bytes. A teacher's rows are read twice, for the maxima and for the sums, whose 28 bytes
-    // show next to a short row. Gate and up alternate, so a thread reads both halves of a sector one after the other, the
-    // second from L1. Each warp of an expansion reads its block's scale and factor, mostly from L1. Routing,
+    // show next to a short row. Gate and up alternate, so a thread reads both halves of a sector one after the other,
+    // the second from L1. Each warp of an expansion reads its block's scale and factor, mostly from L1. Routing,
     // biases of experts and products read operands several times, from caches, which the emulator does not have.
     let families = [
         "adamw_both",

@@ -119,7 +119,7 @@ fn layernorm_from_one() {
     // Sums that are exact in f32.
     let stored: Vec<f64> = normal(2, c).iter().map(|w| (w * 64.0).round() / 64.0).collect();
     let whole: Vec<f64> = stored.iter().map(|w| w + 1.0).collect();
-    for dev in devices().iter() {
+    for dev in &devices() {
         let computed = |w: &[f64], from_one: bool, biased: bool| {
             let inputs = [normal(1, n * c), w.to_vec(), normal(3, c), normal(4, n * c)];
             let [x, w, b, dy] = inputs.map(|values| buf(&**dev, DType::F32, &values));
