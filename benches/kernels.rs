@@ -8,10 +8,10 @@ use flatshard::base::{Category, DType, Meter};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::cpu::gemm::{GemmKernel, GemmScratch, gemm, pack_and_store};
 use flatshard::device::ops::{
-    AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, CrossEntropy, CrossEntropyShape,
-    DeltaRule, DeltaRuleBackward, DeltaShape, Dropout, Gelu, GeluBackward, Gemm, GemmShape, Glu, GluBackward, Grouped,
-    GroupedGemm, RmsNorm, RmsNormBackward, RmsNormShape, Rope, RopeShape, RotaryPairs, RowSequences, SumSquares,
-    TensorPart, documents_of_rows,
+    AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, BackwardOf, CrossEntropy,
+    CrossEntropyShape, DeltaRule, DeltaRuleBackward, DeltaShape, Dropout, Gelu, GeluBackward, Gemm, GemmShape, Glu,
+    GluBackward, Grouped, GroupedGemm, RmsNorm, RmsNormBackward, RmsNormShape, Rope, RopeShape, RotaryPairs,
+    RowSequences, SumSquares, TensorPart, documents_of_rows,
 };
 use flatshard::device::{Buf, Device, LIMBS};
 use std::time::Duration;
@@ -223,7 +223,7 @@ fn attention(c: &mut Criterion) {
             let zeroed = |dtype, len| dev.alloc(dtype, len, Category::Other).expect("memory");
             let (mut o, mut lse, mut delta) =
                 (zeroed(dtype, t * width), zeroed(DType::F32, heads * t), zeroed(DType::F32, heads * t));
-            let mut sums = zeroed(DType::F32, dev.attention_sums(&shape, dtype, t));
+            let mut sums = zeroed(DType::F32, dev.backward_scratch(&BackwardOf::Attention(shape), dtype, t));
             let (mut dqkv, mut documents) = (zeroed(dtype, t * shape.row()), zeroed(DType::U32, 2 * t));
             let of_rows: Vec<u32> = documents_of_rows(&[0, t as u32]).collect();
             dev.upload(bytemuck::cast_slice(&of_rows), documents.view_mut()).expect("equal lengths");
@@ -263,6 +263,7 @@ fn delta_rule(c: &mut Criterion) {
         let (mut o, mut states) = (zeroed(dtype, values), zeroed(dtype, DeltaShape::kept(n) * shape.state()));
         let (mut dqkv, mut of_rows) = (zeroed(dtype, n * shape.row()), zeroed(DType::U32, 2 * n));
         let (mut da, mut db) = (zeroed(dtype, gates), zeroed(dtype, gates));
+        let mut scratch = zeroed(DType::F32, dev.backward_scratch(&BackwardOf::DeltaRule(shape), dtype, n));
         let ends: Vec<u32> = (0..=documents).map(|i| (i * n / documents) as u32).collect();
         let words: Vec<u32> = documents_of_rows(&ends).collect();
         dev.upload(bytemuck::cast_slice(&words), of_rows.view_mut()).expect("equal lengths");
@@ -291,6 +292,7 @@ fn delta_rule(c: &mut Criterion) {
                 dt_bias: dt_bias.view(),
                 states: states.view(),
                 d_o: d_o.view(),
+                scratch: scratch.view_mut(),
                 dqkv: dqkv.view_mut(),
                 da: da.view_mut(),
                 db: db.view_mut(),

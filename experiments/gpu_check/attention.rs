@@ -6,7 +6,7 @@ use crate::report::PartReport;
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::gpu::Driver;
-use flatshard::device::ops::{Attention, AttentionBackward, AttentionShape, documents_of_rows};
+use flatshard::device::ops::{Attention, AttentionBackward, AttentionShape, BackwardOf, documents_of_rows};
 use flatshard::device::{Buf, Device};
 use serde_json::{Value, json};
 
@@ -147,7 +147,7 @@ fn both(dev: &dyn Device, shape: &AttentionShape, documents: &[u32], dtype: DTyp
     dev.upload(bytemuck::cast_slice(&of_rows), documents.view_mut())?;
     let (mut o, mut dqkv) = (alloc(dtype, tokens * out)?, alloc(dtype, tokens * row)?);
     let (mut lse, mut delta) = (alloc(DType::F32, shape.heads * tokens)?, alloc(DType::F32, shape.heads * tokens)?);
-    let mut sums = alloc(DType::F32, dev.attention_sums(shape, dtype, tokens))?;
+    let mut sums = alloc(DType::F32, dev.backward_scratch(&BackwardOf::Attention(*shape), dtype, tokens))?;
     dev.attention(Attention {
         shape: *shape,
         documents: documents.view(),

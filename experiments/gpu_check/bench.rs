@@ -7,8 +7,8 @@ use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Result};
 use flatshard::device::gpu::Driver;
 use flatshard::device::ops::{
-    AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, Fp8Gemm, Fp8Values, Fp8Weight,
-    Fp8Work, Gemm, GemmShape, Glu, RmsNorm, RmsNormShape, SumSquares, TensorPart, documents_of_rows,
+    AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, BackwardOf, Fp8Gemm, Fp8Values,
+    Fp8Weight, Fp8Work, Gemm, GemmShape, Glu, RmsNorm, RmsNormShape, SumSquares, TensorPart, documents_of_rows,
 };
 use flatshard::device::{Buf, Device, LIMBS};
 use serde_json::{Map, Value, json};
@@ -250,7 +250,7 @@ fn attention(b: &mut Bench, bench: AttentionBench, passes: [bool; 2], whose: &st
     let (qkv, d_o) = (b.random(DType::Bf16, tokens * shape.row())?, b.random(DType::Bf16, tokens * heads * head_dim)?);
     let (mut o, mut dqkv) = (b.alloc(DType::Bf16, d_o.len())?, b.alloc(DType::Bf16, qkv.len())?);
     let (mut lse, mut delta) = (b.alloc(DType::F32, heads * tokens)?, b.alloc(DType::F32, heads * tokens)?);
-    let mut sums = b.alloc(DType::F32, device.attention_sums(&shape, DType::Bf16, tokens))?;
+    let mut sums = b.alloc(DType::F32, device.backward_scratch(&BackwardOf::Attention(shape), DType::Bf16, tokens))?;
     let flops = 2.0 * (tokens * len * head_dim * heads) as f64;
     let mut forward = || {
         let (documents, qkv) = (documents.view(), qkv.view());

@@ -128,6 +128,10 @@ impl<'a> View<'a> {
         within(&range, self.len);
         View { start: self.start + range.start, len: range.len(), ..*self }
     }
+    /// `[0, at)` and `[at, len)`.
+    pub fn split_at(&self, at: usize) -> [View<'a>; 2] {
+        [self.slice(0..at), self.slice(at..self.len)]
+    }
     pub fn place(&self) -> Place {
         self.raw.place
     }

@@ -2,15 +2,14 @@
 //! stream; the CPU runs synchronously. Never chooses how an operation is computed.
 use super::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPaged, AttentionPass,
-    AttentionPassBackward, AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClampedGlu,
-    ClampedGluBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy, CrossEntropyFinish, CrossEntropyPart,
-    DeltaRule, DeltaRuleBackward, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward,
-    Encode, Expand, ExpertBias, ExpertBiasBackward, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward,
-    GroupedGemm, HeadSinks, HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope,
-    QkNormRopeBackward, Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad,
-    RouteScored, RouteScoredBackward, RowEntropies, ScaleBy, ScaleChosen, ScaleChosenBackward, Sgd, ShortConv,
-    ShortConvBackward, Sigmoid, SigmoidGate, SigmoidGateBackward, SumSquares, TakeRows, WeighRows, Xielu,
-    XieluBackward, XieluGrads,
+    AttentionPassBackward, AttentionRanges, BackwardOf, Balance, Bias, BiasBackward, ClampedGlu, ClampedGluBackward,
+    ClipScale, CombineRows, CopyColumns, CrossEntropy, CrossEntropyFinish, CrossEntropyPart, DeltaRule,
+    DeltaRuleBackward, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Encode,
+    Expand, ExpertBias, ExpertBiasBackward, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm,
+    HeadSinks, HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward,
+    Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, RouteScored,
+    RouteScoredBackward, RowEntropies, ScaleBy, ScaleChosen, ScaleChosenBackward, Sgd, ShortConv, ShortConvBackward,
+    Sigmoid, SigmoidGate, SigmoidGateBackward, SumSquares, TakeRows, WeighRows, Xielu, XieluBackward, XieluGrads,
 };
 use super::{Buf, View, ViewMut};
 use flatshard_base::timeline::Mark;
@@ -100,9 +99,9 @@ pub trait Device: Send + Sync {
     fn qk_norm_rope_backward(&self, op: QkNormRopeBackward) -> Result<()>;
 
     fn attention(&self, op: Attention) -> Result<()>;
-    /// Number of f32 of scratch, `sums`, that attention's backward needs for up to `queries` queries of `dtype`, where
-    /// kernels hand numbers on in memory, such as sums of the queries' gradients; otherwise 0.
-    fn attention_sums(&self, _shape: &AttentionShape, _dtype: DType, _queries: usize) -> usize {
+    /// Number of f32 of scratch that the backward of an operation needs for up to `rows` rows of `dtype`, where kernels
+    /// hand numbers on in memory, such as sums of the queries' gradients; otherwise 0.
+    fn backward_scratch(&self, _of: &BackwardOf, _dtype: DType, _rows: usize) -> usize {
         0
     }
     fn attention_backward(&self, op: AttentionBackward) -> Result<()>;
@@ -170,6 +169,13 @@ pub trait Device: Send + Sync {
     fn expert_bias_backward(&self, op: ExpertBiasBackward) -> Result<()>;
     fn grouped_gemm(&self, op: GroupedGemm) -> Result<()>;
 
+    fn short_conv(&self, op: ShortConv) -> Result<()>;
+    fn short_conv_backward(&self, op: ShortConvBackward) -> Result<()>;
+    fn delta_rule(&self, op: DeltaRule) -> Result<()>;
+    fn delta_rule_backward(&self, op: DeltaRuleBackward) -> Result<()>;
+    fn sigmoid_gate(&self, op: SigmoidGate) -> Result<()>;
+    fn sigmoid_gate_backward(&self, op: SigmoidGateBackward) -> Result<()>;
+
     // Only the CPU has these.
 
     fn route_scored(&self, _: RouteScored) -> Result<()> {
@@ -195,24 +201,6 @@ pub trait Device: Send + Sync {
     }
     fn xielu_grads(&self, _: XieluGrads) -> Result<()> {
         Err(missing(XieluGrads::OP))
-    }
-    fn short_conv(&self, _: ShortConv) -> Result<()> {
-        Err(missing(ShortConv::OP))
-    }
-    fn short_conv_backward(&self, _: ShortConvBackward) -> Result<()> {
-        Err(missing(ShortConvBackward::OP))
-    }
-    fn delta_rule(&self, _: DeltaRule) -> Result<()> {
-        Err(missing(DeltaRule::OP))
-    }
-    fn delta_rule_backward(&self, _: DeltaRuleBackward) -> Result<()> {
-        Err(missing(DeltaRuleBackward::OP))
-    }
-    fn sigmoid_gate(&self, _: SigmoidGate) -> Result<()> {
-        Err(missing(SigmoidGate::OP))
-    }
-    fn sigmoid_gate_backward(&self, _: SigmoidGateBackward) -> Result<()> {
-        Err(missing(SigmoidGateBackward::OP))
     }
 }
 

@@ -16,7 +16,7 @@ pub struct PlannedRank {
     pub sharing: usize,
     /// Bytes for each set of ranks that it exchanges data with.
     pub stage: usize,
-    /// Attention uses the scratch of the GPU kernels, at the maximum of all architectures.
+    /// Backward uses the scratch of the GPU kernels, at the maximum of all architectures.
     pub gpu: bool,
 }
 
@@ -26,7 +26,7 @@ impl PlannedRank {
     pub fn bytes<T>(&self, build: impl FnOnce(Arc<dyn Device>, &Mesh) -> Result<T>) -> Result<Vec<(Category, usize)>> {
         let PlannedRank { mesh, rank, sharing, stage, gpu } = *self;
         let meter = Meter::default();
-        let device = CpuDevice::unbacked(meter.clone(), if gpu { gpu::attention_sums } else { |_, _, _| 0 });
+        let device = CpuDevice::unbacked(meter.clone(), if gpu { gpu::backward_scratch } else { |_, _, _| 0 });
         let mesh = Mesh::new(UnbackedMember::new(&meter, (rank, mesh.world()), sharing, stage), mesh)?;
         let _built = build(Arc::new(device), &mesh)?;
         Ok(CATEGORIES.iter().map(|&(category, _)| (category, meter.live(category))).collect())

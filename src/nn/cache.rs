@@ -79,6 +79,11 @@ impl KvCache {
         dev.upload(bytemuck::cast_slice(&table), self.table.rows_mut(table.len()))
     }
 
+    /// The same, once it has been told.
+    pub fn table(&self, runs: &[PagedRows]) -> View<'_> {
+        self.table.rows(paged_words(runs))
+    }
+
     /// As [`Device::attention`], but over earlier tokens too: assigns `o` and `lse` of the batch's rows, and stores
     /// their keys and values, which are after those of blocks with `before` elements of a token.
     #[allow(clippy::too_many_arguments)] // its operands

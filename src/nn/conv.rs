@@ -57,7 +57,7 @@ impl ConvBranch {
             None => RowSequences::Whole(cx.batch.documents),
             Some(runs) => {
                 let [_, memory] = scratch.recurrent_cache.of_block(cx);
-                RowSequences::Carried { runs, memory }
+                RowSequences::Carried { runs, table: scratch.cache.table(runs), memory }
             }
         };
         let (mixed, convolved) = (saved.mixed.rows(n), scratch.recurrent.convolved.rows_mut(n));

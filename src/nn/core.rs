@@ -8,7 +8,7 @@ use super::tensor::{Tensor, TensorShape, table};
 use super::ulysses::{HeadColumns, HeadExchange, HeadShare, Ulysses};
 use crate::base::{Category, DType, Result};
 use crate::comm::{Axis, Collective, CommUse};
-use crate::device::ops::{Attention, AttentionBackward, AttentionShape, HeadSinks, HeadSinksBackward};
+use crate::device::ops::{Attention, AttentionBackward, AttentionShape, BackwardOf, HeadSinks, HeadSinksBackward};
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
 
@@ -31,7 +31,7 @@ table! {
     pub struct CoreScratch {
         /// (heads, U N) f32
         delta,
-        /// f32, with the size that [`Device::attention_sums`] requests.
+        /// f32, with the size that [`Device::backward_scratch`] requests.
         sums,
         /// (U N, heads * head_dim), (U N, (heads + 2 kv_heads) head_dim): gradients of the share; empty without
         /// Ulysses.
@@ -89,7 +89,7 @@ impl CorePlan<'_> {
         let back = |dtype, width| TensorShape::new(Category::Scratch, dtype, if train { all } else { 0 }, width);
         CoreScratch {
             delta: back(DType::F32, own.heads),
-            sums: TensorShape { sums: Some(own), ..back(dtype, 0) },
+            sums: TensorShape { scratch_of: Some(BackwardOf::Attention(own)), ..back(dtype, 0) },
             d_o: back(dtype, only(own.width())),
             dqkv: back(dtype, only(own.row())).through(Axis::Sp, CommUse::Reduced).reserve(only(widest.row())),
             ring: RingBuffers::plan(

@@ -146,7 +146,7 @@ impl DeltaBranch {
         let (dev, n, rows, shape) = (cx.dev, cx.n, cx.rows(), self.shape);
         self.norm.forward(cx, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
         let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
-        let Scratch { adapter, recurrent: delta, recurrent_cache, .. } = scratch;
+        let Scratch { adapter, recurrent: delta, recurrent_cache, cache, .. } = scratch;
         let RecurrentSaved { mixed, z, a, b, o, states } = saved;
         match &self.inputs {
             DeltaInputs::Apart { qkv, z: of_z, a: of_a, b: of_b } => {
@@ -170,7 +170,10 @@ impl DeltaBranch {
         let whole = || RowSequences::Whole(cx.batch.documents);
         let [of_rule, of_conv] = match cx.paged {
             None => [whole(), whole()],
-            Some(runs) => recurrent_cache.of_block(cx).map(|memory| RowSequences::Carried { runs, memory }),
+            Some(runs) => {
+                let carried = |memory| RowSequences::Carried { runs, table: cache.table(runs), memory };
+                recurrent_cache.of_block(cx).map(carried)
+            }
         };
         dev.short_conv(ShortConv {
             kind: ConvKind::Silu,
@@ -253,6 +256,7 @@ impl DeltaBranch {
             dt_bias: w.get(self.dt_bias),
             states: saved.states.rows(DeltaShape::kept(n)),
             d_o: delta.d_o.rows(n),
+            scratch: delta.walked.all_mut(),
             dqkv: delta.dconvolved.rows_mut(n),
             da: delta.da.rows_mut(n),
             db: delta.db.rows_mut(n),

@@ -5,7 +5,7 @@ use super::spec::{DeltaForm, DeltaNet, Recurrence, Spec};
 use super::split::Groups;
 use super::tensor::{Tensor, TensorShape, table};
 use crate::base::{Category, DType, Result};
-use crate::device::ops::{ConvKind, DeltaShape};
+use crate::device::ops::{BackwardOf, ConvKind, DeltaShape};
 use crate::device::{Device, ViewMut};
 
 table! {
@@ -54,6 +54,8 @@ table! {
         /// (N, H), (N, H)
         da,
         db,
+        /// f32, with the size that [`Device::backward_scratch`] requests.
+        walked,
     }
 }
 table! {
@@ -130,6 +132,10 @@ impl RecurrentPlan {
             d_o: back(s.values()),
             da: back(s.value_heads),
             db: back(s.value_heads),
+            walked: TensorShape {
+                scratch_of: self.train.then_some(BackwardOf::DeltaRule(s)),
+                ..TensorShape::new(Category::Scratch, dtype, n, 0)
+            },
         }
     }
 }

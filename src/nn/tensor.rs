@@ -3,7 +3,7 @@
 use super::split::Groups;
 use crate::base::{Category, DType, Result};
 use crate::comm::{Axis, CommUse};
-use crate::device::ops::AttentionShape;
+use crate::device::ops::BackwardOf;
 use crate::device::{Buf, Device, View, ViewMut};
 use std::ops::Range;
 
@@ -19,8 +19,8 @@ pub struct TensorShape {
     pub(super) reserved: usize,
     /// For buffers that a group communicates: which group, and how.
     pub(super) through: Option<(Axis, CommUse)>,
-    /// For the device's scratch in attention's backward over `rows` queries of `dtype`: the device determines its size.
-    pub(super) sums: Option<AttentionShape>,
+    /// For the device's scratch in a backward over `rows` rows of `dtype`: the device determines its size.
+    pub(super) scratch_of: Option<BackwardOf>,
 }
 
 pub struct Tensor {
@@ -30,7 +30,7 @@ pub struct Tensor {
 
 impl TensorShape {
     pub(super) fn new(category: Category, dtype: DType, rows: usize, width: usize) -> TensorShape {
-        TensorShape { category, dtype, rows, width, reserved: width, through: None, sums: None }
+        TensorShape { category, dtype, rows, width, reserved: width, through: None, scratch_of: None }
     }
     /// Marks the buffer as communicated by the group of `axis`.
     pub(super) fn through(self, axis: Axis, usage: CommUse) -> TensorShape {
@@ -42,8 +42,8 @@ impl TensorShape {
     }
     pub(super) fn allocate(&self, name: &'static str, dev: &dyn Device, groups: &Groups) -> Result<Tensor> {
         let _for = dev.meter().purpose(name);
-        if let Some(heads) = &self.sums {
-            let len = dev.attention_sums(heads, self.dtype, self.rows);
+        if let Some(of) = &self.scratch_of {
+            let len = dev.backward_scratch(of, self.dtype, self.rows);
             return Ok(Tensor { buf: dev.alloc(DType::F32, len, self.category)?, width: 1 });
         }
         let (len, width) = (self.rows * self.reserved, self.width);

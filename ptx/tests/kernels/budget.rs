@@ -27,18 +27,21 @@ fn moves_more(name: &str, shape: &str) -> bool {
     // next to a state of few bytes. A teacher's rows are read twice, for the maxima and for the sums, whose 28 bytes
     // show next to a short row. Gate and up alternate, so a thread reads both halves of a sector one after the other,
     // the second from L1. Each warp of an expansion reads its block's scale and factor, mostly from L1. Routing,
-    // biases of experts and products read operands several times, from caches, which the emulator does not have.
+    // biases of experts, products and delta rules read operands several times, from caches, which the emulator does not
+    // have; convolutions read the rows in front of a chunk, and each warp the documents.
     let families = [
         "adamw_both",
         "adamw_blocks",
         "balance",
         "clamped_glu",
         "combine_rows",
+        "delta",
         "distill",
         "expand",
         "expert_bias",
         "grouped",
         "route",
+        "short_conv",
     ];
     let again = families.iter().any(|family| name.starts_with(family));
     matches!(shape, "7x257" | "4x5003") || name == "embed_sort" || again

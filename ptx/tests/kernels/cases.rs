@@ -1,7 +1,7 @@
 //! One launch of each variant's entry points, for properties checked on all: their cost, and that each barrier is
 //! needed.
-use super::experts;
 use super::harness::*;
+use super::{experts, recurrences};
 
 pub struct Case {
     pub shape: &'static str,
@@ -132,7 +132,7 @@ fn elements(dtype: DType, name: &str) -> Vec<Case> {
     slots.extend(at);
     let expand = job(format!("expand_{name}"), 1, 32, slots);
     cases.push(case("64x64", 2120 + 4096 * dtype.size(), Job { grid: [1, 4], ..expand }));
-    for unit in ["swiglu", "geglu"] {
+    for unit in ["swiglu", "geglu", "sigmoid_gate"] {
         cases.push(of(unit, vec![x(), x(), y()]));
         cases.push(of(&format!("{unit}_backward"), vec![x(), x(), x(), y(), y()]));
     }
@@ -380,7 +380,7 @@ pub fn cases() -> Vec<Case> {
     let mut cases =
         [single(), fp8(), sums_of_ranks(), optimizers(), experts::cases()].into_iter().flatten().collect::<Vec<_>>();
     for (dtype, name) in DTYPES {
-        for family in [elements, rows, heads, losses] {
+        for family in [elements, rows, heads, losses, recurrences::cases] {
             cases.extend(family(dtype, name));
         }
     }

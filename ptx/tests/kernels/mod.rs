@@ -11,6 +11,7 @@ mod elements;
 mod experts;
 mod harness;
 mod heads;
+mod recurrences;
 mod rows;
 mod sums;
 mod tables;

@@ -9,7 +9,7 @@ use super::pool::Pool;
 use super::simd::Level;
 use super::tile::AttentionScratch;
 use crate::Buf;
-use crate::ops::AttentionShape;
+use crate::ops::BackwardOf;
 use flatshard_base::{DType, Error, Meter, Result};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -59,13 +59,12 @@ pub struct CpuDevice {
     attention: Vec<Mutex<AttentionScratch>>,
     /// f64: losses of the rows of a call. Grows to the largest one.
     losses: Mutex<Option<Buf>>,
-    /// Set for planning, where buffers are addresses only: the scratch size of attention's backward on the target
-    /// device.
-    unbacked: Option<AttentionSums>,
+    /// Set for planning, where buffers are addresses only: the sizes of scratch on the target device.
+    unbacked: Option<ScratchOf>,
 }
 
-/// As [`Device::attention_sums`](crate::Device::attention_sums).
-pub type AttentionSums = fn(&AttentionShape, DType, usize) -> usize;
+/// As [`Device::backward_scratch`](crate::Device::backward_scratch).
+pub type ScratchOf = fn(&BackwardOf, DType, usize) -> usize;
 
 /// By default, work of some 5 us is worth a thread: several times what it takes to wake one.
 const GRAIN: usize = 32 << 10;
@@ -112,8 +111,8 @@ impl CpuDevice {
         Ok(CpuDevice { level, attention, ..CpuDevice::new(meter) })
     }
     /// A device for planning: it allocates addresses without memory, discards uploads, and computes nothing.
-    pub fn unbacked(meter: Meter, sums: AttentionSums) -> CpuDevice {
-        CpuDevice { unbacked: Some(sums), ..CpuDevice::new(meter) }
+    pub fn unbacked(meter: Meter, scratch: ScratchOf) -> CpuDevice {
+        CpuDevice { unbacked: Some(scratch), ..CpuDevice::new(meter) }
     }
     /// Uses another kernel for matrix products and attention, for tests and comparisons. Fails if this CPU lacks it.
     pub fn with_kernel(meter: Meter, kernel: gemm::GemmKernel) -> Result<CpuDevice> {

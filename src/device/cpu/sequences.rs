@@ -25,7 +25,7 @@ impl<'a, M: Elem> CpuSequences<'a, M> {
     pub fn new(op: &'static str, along: RowSequences<'a>, n: usize) -> Result<CpuSequences<'a, M>> {
         Ok(match along {
             RowSequences::Whole(of) => CpuSequences::Documents(documents(op, of, n)?),
-            RowSequences::Carried { runs, memory } => {
+            RowSequences::Carried { runs, memory, .. } => {
                 CpuSequences::Carried { runs, memory: Shared::new(memory.host(op)?) }
             }
         })

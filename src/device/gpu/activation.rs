@@ -1,7 +1,9 @@
 //! Launches of activations and their gradients.
 use super::driver::Arg;
 use super::launch::{GpuDevice, by_dtype};
-use crate::ops::{ClampedGlu, ClampedGluBackward, Gelu, GeluBackward, Glu, GluBackward};
+use crate::ops::{
+    ClampedGlu, ClampedGluBackward, Gelu, GeluBackward, Glu, GluBackward, SigmoidGate, SigmoidGateBackward,
+};
 use flatshard_base::Result;
 
 pub fn swiglu(gpu: &GpuDevice, op: Glu) -> Result<()> {
@@ -32,6 +34,30 @@ fn gated_backward(gpu: &GpuDevice, name: &'static str, variant: &'static str, op
     let [gate, up, dy] = [op.gate, op.up, op.dy].map(Arg::In);
     let [dgate, dup] = [op.dgate, op.dup].map(Arg::Out);
     gpu.each(variant, "glu_backward", n, dtype, &mut [gate, up, dy, dgate, dup, Arg::U64(n as u64)])
+}
+
+pub fn sigmoid_gate(gpu: &GpuDevice, op: SigmoidGate) -> Result<()> {
+    op.check()?;
+    let (n, dtype) = (op.x.len(), op.x.dtype());
+    let variant = by_dtype!(SigmoidGate::OP, dtype, "sigmoid_gate")?;
+    gpu.each(variant, "glu", n, dtype, &mut [Arg::In(op.gate), Arg::In(op.x), Arg::Out(op.y), Arg::U64(n as u64)])
+}
+/// The gradient of x replaces that of y.
+pub fn sigmoid_gate_backward(gpu: &GpuDevice, mut op: SigmoidGateBackward) -> Result<()> {
+    op.check()?;
+    let (n, dtype) = (op.x.len(), op.x.dtype());
+    let variant = by_dtype!(SigmoidGateBackward::OP, dtype, "sigmoid_gate_backward")?;
+    // SAFETY: each thread reads an element of `dy` before it writes the same element.
+    let dy = unsafe { op.dy.as_view().alias() };
+    let args = &mut [
+        Arg::In(op.gate),
+        Arg::In(op.x),
+        Arg::In(dy.view()),
+        Arg::Out(op.dgate),
+        Arg::InOut(op.dy.reborrow()),
+        Arg::U64(n as u64),
+    ];
+    gpu.each(variant, "glu_backward", n, dtype, args)
 }
 
 pub fn gelu(gpu: &GpuDevice, op: Gelu) -> Result<()> {

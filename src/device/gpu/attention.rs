@@ -65,13 +65,9 @@ fn gradients(
     Ok(())
 }
 
-/// As [`Device::attention_sums`](crate::Device::attention_sums), on a GPU of architecture `arch`.
+/// Scratch of backward on a GPU of architecture `arch`.
 pub fn sums_of(arch: u32, a: &AttentionShape, dtype: DType, queries: usize) -> usize {
-    if arch == SM_90A { sums(a, dtype, queries) } else { 0 }
-}
-/// The largest size on any GPU.
-pub fn sums(a: &AttentionShape, dtype: DType, queries: usize) -> usize {
-    hopper::sums(a, dtype, queries)
+    if arch == SM_90A { hopper::sums(a, dtype, queries) } else { 0 }
 }
 
 fn delta_of(

@@ -1,17 +1,18 @@
 //! Dispatches the operations of a GPU to their families. Never launches itself.
 use super::launch::GpuDevice;
 use super::{
-    activation, attention, distill, element, embed, expand, experts, fp8, loss, norm, optim, ring, rope, scaled,
+    activation, attention, delta, distill, element, embed, expand, experts, fp8, loss, norm, optim, ring, rope, scaled,
+    scratch_of,
 };
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPaged, AttentionPass,
-    AttentionPassBackward, AttentionRanges, AttentionShape, Balance, Bias, BiasBackward, ClampedGlu,
-    ClampedGluBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy, CrossEntropyFinish, CrossEntropyPart,
-    Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Encode, Expand, ExpertBias,
-    ExpertBiasBackward, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm, HeadSinks,
-    HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward, Quantize,
-    RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, Sigmoid, SumSquares, TakeRows,
-    WeighRows,
+    AttentionPassBackward, AttentionRanges, BackwardOf, Balance, Bias, BiasBackward, ClampedGlu, ClampedGluBackward,
+    ClipScale, CombineRows, CopyColumns, CrossEntropy, CrossEntropyFinish, CrossEntropyPart, DeltaRule,
+    DeltaRuleBackward, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Encode,
+    Expand, ExpertBias, ExpertBiasBackward, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm,
+    HeadSinks, HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward,
+    Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, ShortConv,
+    ShortConvBackward, Sigmoid, SigmoidGate, SigmoidGateBackward, SumSquares, TakeRows, WeighRows,
 };
 use crate::{Buf, Device, View, ViewMut, epilogue};
 use flatshard_base::timeline::Mark;
@@ -138,8 +139,8 @@ impl Device for GpuDevice {
     fn attention(&self, op: Attention) -> Result<()> {
         attention::forward(self, op)
     }
-    fn attention_sums(&self, shape: &AttentionShape, dtype: DType, queries: usize) -> usize {
-        attention::sums_of(self.driver.arch(), shape, dtype, queries)
+    fn backward_scratch(&self, of: &BackwardOf, dtype: DType, rows: usize) -> usize {
+        scratch_of(self.driver.arch(), of, dtype, rows)
     }
     fn attention_backward(&self, op: AttentionBackward) -> Result<()> {
         attention::backward(self, op)
@@ -225,6 +226,24 @@ impl Device for GpuDevice {
     }
     fn sink_backward(&self, op: HeadSinksBackward) -> Result<()> {
         attention::sink_backward(self, op)
+    }
+    fn short_conv(&self, op: ShortConv) -> Result<()> {
+        delta::short_conv(self, op)
+    }
+    fn short_conv_backward(&self, op: ShortConvBackward) -> Result<()> {
+        delta::short_conv_backward(self, op)
+    }
+    fn delta_rule(&self, op: DeltaRule) -> Result<()> {
+        delta::delta_rule(self, op)
+    }
+    fn delta_rule_backward(&self, op: DeltaRuleBackward) -> Result<()> {
+        delta::delta_rule_backward(self, op)
+    }
+    fn sigmoid_gate(&self, op: SigmoidGate) -> Result<()> {
+        activation::sigmoid_gate(self, op)
+    }
+    fn sigmoid_gate_backward(&self, op: SigmoidGateBackward) -> Result<()> {
+        activation::sigmoid_gate_backward(self, op)
     }
     fn dropout(&self, op: Dropout) -> Result<()> {
         element::dropout(self, op)

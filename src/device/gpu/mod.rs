@@ -43,6 +43,8 @@ mod scaled;
 // The loss and its gradient.
 mod distill;
 mod loss;
+// Gated delta rules and short convolutions.
+mod delta;
 // The gradient norm and the optimizers.
 mod optim;
 // Dispatch of every operation.
@@ -56,6 +58,20 @@ pub mod cuda;
 // What a GPU reports about itself.
 pub mod telemetry;
 
-pub use attention::sums as attention_sums;
+use crate::ops::BackwardOf;
+use flatshard_base::DType;
+
 pub use driver::{Arg, Driver, Kernel, LaunchShape};
 pub use launch::GpuDevice;
+
+/// As [`Device::backward_scratch`](crate::Device::backward_scratch), the largest size on any GPU.
+pub fn backward_scratch(of: &BackwardOf, dtype: DType, rows: usize) -> usize {
+    scratch_of(launch::SM_90A, of, dtype, rows)
+}
+/// The same on a GPU of architecture `arch`.
+fn scratch_of(arch: u32, of: &BackwardOf, dtype: DType, rows: usize) -> usize {
+    match of {
+        BackwardOf::Attention(shape) => attention::sums_of(arch, shape, dtype, rows),
+        BackwardOf::DeltaRule(shape) => delta::scratch(shape, rows),
+    }
+}

@@ -98,7 +98,7 @@ pub struct AttentionBackward<'a> {
     pub d_o: View<'a>,
     /// (heads, N) f32: scratch.
     pub delta: ViewMut<'a>,
-    /// f32, [`Device::attention_sums`](crate::Device::attention_sums) or more: scratch.
+    /// f32, [`Device::backward_scratch`](crate::Device::backward_scratch) or more: scratch.
     pub sums: ViewMut<'a>,
     /// Same shape as `qkv`.
     pub dqkv: ViewMut<'a>,
@@ -226,14 +226,14 @@ pub fn paged_words(runs: &[PagedRows]) -> usize {
 }
 
 /// Of each row: its place among the tokens of all pages, how many tokens it sees, where in the table the pages of its
-/// sequence start, and 0; then the pages of each run.
+/// sequence start, and its slot; then the pages of each run.
 pub fn paged_table(runs: &[PagedRows]) -> Vec<u32> {
     let mut table = Vec::with_capacity(paged_words(runs));
     let mut pages = ENTRIES * runs.iter().map(|run| run.rows).sum::<usize>();
     for run in runs {
         for at in run.past..run.past + run.rows {
             let place = run.pages[at / PAGE] as usize * PAGE + at % PAGE;
-            table.extend([place as u32, at as u32 + 1, pages as u32, 0]);
+            table.extend([place as u32, at as u32 + 1, pages as u32, run.slot as u32]);
         }
         pages += (run.past + run.rows).div_ceil(PAGE);
     }

@@ -1,6 +1,6 @@
 //! Operands of the gated delta rule, of the short convolution in front of it, and of output gates. N: rows, of one or
 //! more documents; what runs along a document starts anew with each.
-use super::attention::PagedRows;
+use super::attention::{AttentionShape, PagedRows};
 use super::check::{float, read, rows, written};
 use crate::{View, ViewMut};
 use flatshard_base::{DType, Error, Result};
@@ -71,9 +71,10 @@ impl DeltaShape {
 pub enum RowSequences<'a> {
     /// Documents, which start here: (N, 2) u32, from [`documents_of_rows`](super::documents_of_rows).
     Whole(View<'a>),
-    /// Sequences that go on: all rows, each once; and (slots, C) that they go on from, which becomes what their next
+    /// Sequences that go on: all rows, each once, and the same in the device's memory, as
+    /// [`paged_table`](super::paged_table) writes it; and (slots, C) that they go on from, which becomes what their next
     /// rows go on from. Of a sequence without past, it is not read.
-    Carried { runs: &'a [PagedRows<'a>], memory: ViewMut<'a> },
+    Carried { runs: &'a [PagedRows<'a>], table: View<'a>, memory: ViewMut<'a> },
 }
 
 impl RowSequences<'_> {
@@ -81,7 +82,10 @@ impl RowSequences<'_> {
     fn check(&self, op: &'static str, n: usize, (dtype, width): (DType, usize)) -> Result<()> {
         let (runs, memory) = match self {
             RowSequences::Whole(documents) => return read(op, &[("documents", documents, DType::U32, 2 * n)]),
-            RowSequences::Carried { runs, memory } => (*runs, memory),
+            RowSequences::Carried { runs, table, memory } => {
+                read(op, &[("table", table, DType::U32, table.len())])?;
+                (*runs, memory)
+            }
         };
         let slots = if width == 0 { usize::MAX } else { rows(op, "memory", memory.len(), width)? };
         written(op, &[("memory", memory, dtype, memory.len())])?;
@@ -94,6 +98,13 @@ impl RowSequences<'_> {
         }
         if next == n { Ok(()) } else { Err(Error::op(op, format!("runs of {next} rows for {n}"))) }
     }
+}
+
+/// Of whose backward a device says how much scratch it needs.
+#[derive(Clone, Copy, Debug)]
+pub enum BackwardOf {
+    Attention(AttentionShape),
+    DeltaRule(DeltaShape),
 }
 
 /// The gated delta rule (Yang et al. 2024, "Gated Delta Networks"), for each value head. With the state S (key_dim,
@@ -164,6 +175,8 @@ pub struct DeltaRuleBackward<'a> {
     pub states: View<'a>,
     /// (N, values)
     pub d_o: View<'a>,
+    /// f32, [`Device::backward_scratch`](crate::Device::backward_scratch) or more: scratch.
+    pub scratch: ViewMut<'a>,
     /// (N, row)
     pub dqkv: ViewMut<'a>,
     /// (N, value_heads)
@@ -180,7 +193,8 @@ impl DeltaRuleBackward<'_> {
     pub const OP: &'static str = "delta_rule_backward";
     /// Returns N.
     pub fn check(&self) -> Result<usize> {
-        let Self { shape, documents, qkv, a, b, a_log, dt_bias, states, d_o, dqkv, da, db, da_log, ddt_bias } = self;
+        let Self { shape, documents, qkv, a, b, a_log, dt_bias, states, d_o, scratch, dqkv, da, db, da_log, ddt_bias } =
+            self;
         let (dtype, n) = (float(Self::OP, qkv.dtype())?, shape.rows(Self::OP, qkv.len())?);
         let heads = shape.value_heads;
         read(Self::OP, &[("documents", documents, DType::U32, 2 * n)])?;
@@ -188,7 +202,7 @@ impl DeltaRuleBackward<'_> {
         read(Self::OP, &[("a_log", a_log, dtype, heads), ("dt_bias", dt_bias, dtype, heads)])?;
         read(Self::OP, &[("states", states, DType::F32, DeltaShape::kept(n) * shape.state())])?;
         read(Self::OP, &[("d_o", d_o, dtype, n * shape.values())])?;
-        written(Self::OP, &[("dqkv", dqkv, dtype, qkv.len())])?;
+        written(Self::OP, &[("dqkv", dqkv, dtype, qkv.len()), ("scratch", scratch, DType::F32, scratch.len())])?;
         written(Self::OP, &[("da", da, dtype, n * heads), ("db", db, dtype, n * heads)])?;
         for (name, grad) in [("da_log", da_log), ("ddt_bias", ddt_bias)] {
             grad.as_ref().map_or(Ok(()), |grad| written(Self::OP, &[(name, grad, DType::F32, heads)]))?;

@@ -3,7 +3,7 @@ use super::{objective, tensor, zero};
 use crate::base::{DType, Error, Result};
 use crate::comm::MeshSizes;
 use crate::engine::EngineOptions;
-use crate::nn::{ALL_LINEAR, Checkpointing, Cuts, Lora, SpImpl, Spec, Tuning, linear_modules};
+use crate::nn::{ALL_LINEAR, Checkpointing, Cuts, Lora, Recurrence, SpImpl, Spec, Tuning, linear_modules};
 use crate::optim::Rule;
 use crate::run::settings::fsdp::FsdpSettings;
 use crate::run::settings::value::set;
@@ -239,12 +239,15 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
 
 /// Refuses models with blocks that a device has no operations for.
 fn computes(device: DeviceName, spec: &Spec) -> Result<()> {
+    const MOST: usize = 256;
     match spec.recurrence {
-        Some(mixer) if device != DeviceName::Cpu => Err(Error::input(format!(
-            "GPUs have no kernels yet for the {} of {}: use --device cpu",
-            mixer.name(),
-            spec.arch.name()
-        ))),
+        Some(Recurrence::Delta(net)) if device != DeviceName::Cpu && net.shape.key_dim > MOST => {
+            Err(Error::input(format!(
+                "GPUs have no kernels for the keys of {} elements in the delta nets of {}, at most {MOST}: use --device cpu",
+                net.shape.key_dim,
+                spec.arch.name()
+            )))
+        }
         _ => Ok(()),
     }
 }

@@ -3,8 +3,8 @@ use super::harness::*;
 use crate::common::reference::{self, Heads};
 use flatshard::base::{Category, DType};
 use flatshard::device::ops::{
-    Attention, AttentionBackward, AttentionShape, QkNormRope, QkNormRopeBackward, QkNormRopeShape, RmsNormShape, Rope,
-    RopeShape, RotaryPairs, documents_of_rows,
+    Attention, AttentionBackward, AttentionShape, BackwardOf, QkNormRope, QkNormRopeBackward, QkNormRopeShape,
+    RmsNormShape, Rope, RopeShape, RotaryPairs, documents_of_rows,
 };
 
 #[test]
@@ -236,7 +236,11 @@ fn attention_backward() {
             reference::attention_backward::<f32>(a, &cu, [&qkv, &o, &lse, &d_o]),
             &|dev, bufs| {
                 let [documents, qkv, o, lse, d_o, delta, dqkv] = bufs else { unreachable!() };
-                let mut sums = dev.alloc(DType::F32, dev.attention_sums(&shape, qkv.dtype(), n), Category::Other)?;
+                let mut sums = dev.alloc(
+                    DType::F32,
+                    dev.backward_scratch(&BackwardOf::Attention(shape), qkv.dtype(), n),
+                    Category::Other,
+                )?;
                 let (delta, sums, dqkv) = (delta.view_mut(), sums.view_mut(), dqkv.view_mut());
                 let (qkv, o, lse, d_o) = (qkv.view(), o.view(), lse.view(), d_o.view());
                 dev.attention_backward(AttentionBackward {

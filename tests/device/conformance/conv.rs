@@ -1,10 +1,13 @@
-//! Gated short convolutions on the CPU: outputs and gradients compared with sums in f64. Documents have the same bits
-//! alone, packed and row by row, whatever the threads.
+//! Gated short convolutions: outputs and gradients compared with sums in f64. Documents have the same bits alone, packed
+//! and row by row, on the CPU whatever the threads.
 use super::harness::*;
 use flatshard::base::{DType, Meter};
 use flatshard::device::cpu::CpuDevice;
-use flatshard::device::ops::{ConvKind, PagedRows, RowSequences, ShortConv, ShortConvBackward, documents_of_rows};
+use flatshard::device::ops::{
+    ConvKind, PagedRows, RowSequences, ShortConv, ShortConvBackward, documents_of_rows, paged_table,
+};
 use flatshard::device::{Buf, Device};
+use std::sync::Arc;
 
 const TAPS: usize = 3;
 /// More than a group of channels.
@@ -80,16 +83,15 @@ fn outputs_and_gradients_are_those_of_sums_in_f64() {
         want[2].iter_mut().zip(dw).for_each(|(sum, dw)| *sum += dw);
         start += len;
     }
-    let new = || CpuDevice::new(Meter::default());
-    for dev in [new(), new().with_threads(3).unwrap().with_grain(64)] {
+    for dev in devices() {
         for (dtype, bound) in [(DType::F32, 1e-6), (DType::Bf16, 2e-2)] {
-            let got = computed(&dev, dtype, &LENGTHS, &x, &w, &dy);
+            let got = computed(&*dev, dtype, &LENGTHS, &x, &w, &dy);
             for (result, (got, want)) in got.iter().zip(&want).enumerate() {
                 let length = |of: &dyn Fn(f64, f64) -> f64| {
                     got.iter().zip(want).map(|(x, y)| of(*x, *y).powi(2)).sum::<f64>().sqrt()
                 };
                 let error = length(&|x, y| x - y) / length(&|_, y| y);
-                assert!(error < bound, "{dtype}: result {result}: {error:.1e}");
+                assert!(error < bound, "{} in {dtype}: result {result}: {error:.1e}", dev.name());
             }
         }
     }
@@ -99,32 +101,39 @@ fn outputs_and_gradients_are_those_of_sums_in_f64() {
 fn a_document_has_the_same_bits_alone_packed_and_row_by_row() {
     let n: usize = LENGTHS.iter().sum();
     let [x, w, dy] = given(n);
-    let dev = CpuDevice::new(Meter::default()).with_threads(2).unwrap().with_grain(64);
-    for dtype in [DType::F32, DType::Bf16] {
-        let packed = computed(&dev, dtype, &LENGTHS, &x, &w, &dy);
-        let new = |values: &[f64]| -> Buf { buf(&dev, dtype, values) };
+    let cpu = CpuDevice::new(Meter::default()).with_threads(2).unwrap().with_grain(64);
+    let all = devices().into_iter().filter(|dev| !is_cpu(&**dev)).chain([Box::new(cpu) as Box<dyn Device>]);
+    for (dev, dtype) in all.flat_map(|dev| {
+        let dev: Arc<dyn Device> = Arc::from(dev);
+        [DType::F32, DType::Bf16].map(|dtype| (dev.clone(), dtype))
+    }) {
+        let dev = &*dev;
+        let packed = computed(dev, dtype, &LENGTHS, &x, &w, &dy);
+        let new = |values: &[f64]| -> Buf { buf(dev, dtype, values) };
         let mut memory = new(&before(2 * (TAPS - 1) * CHANNELS));
         let mut start = 0;
         for len in LENGTHS {
             let rows = |all: &[f64], width: usize| all[start * width..(start + len) * width].to_vec();
             let (own, own_dy) = (rows(&x, 3 * CHANNELS), rows(&dy, CHANNELS));
-            let alone = computed(&dev, dtype, &[len], &own, &w, &own_dy);
+            let alone = computed(dev, dtype, &[len], &own, &w, &own_dy);
             assert!(alone[0] == rows(&packed[0], CHANNELS), "{dtype}: outputs");
             assert!(alone[1] == rows(&packed[1], 3 * CHANNELS), "{dtype}: gradients");
             for t in 0..len {
-                let runs = [PagedRows { first: 0, rows: 1, past: t, pages: &[], slot: 1 }];
+                let runs = [PagedRows { first: 0, rows: 1, past: t, pages: &[0], slot: 1 }];
+                let table: Vec<f64> = paged_table(&runs).into_iter().map(f64::from).collect();
+                let table = buf(dev, DType::U32, &table);
                 let (row, filters) = (new(&own[t * 3 * CHANNELS..(t + 1) * 3 * CHANNELS]), new(&w));
                 let mut y = new(&before(CHANNELS));
                 dev.short_conv(ShortConv {
                     kind: ConvKind::Gated,
                     taps: TAPS,
-                    along: RowSequences::Carried { runs: &runs, memory: memory.view_mut() },
+                    along: RowSequences::Carried { runs: &runs, table: table.view(), memory: memory.view_mut() },
                     x: row.view(),
                     w: filters.view(),
                     y: y.view_mut(),
                 })
                 .unwrap();
-                assert!(read(&dev, &y) == alone[0][t * CHANNELS..(t + 1) * CHANNELS], "{dtype}: row {t} of {len}");
+                assert!(read(dev, &y) == alone[0][t * CHANNELS..(t + 1) * CHANNELS], "{dtype}: row {t} of {len}");
             }
             start += len;
         }

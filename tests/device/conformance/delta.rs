@@ -1,13 +1,14 @@
-//! The gated delta rule and short convolutions on the CPU: outputs and gradients compared with the recurrence and with
-//! finite differences in f64. Documents have the same bits alone and packed, whatever the threads.
+//! The gated delta rule and short convolutions: outputs and gradients compared with the recurrence and with finite
+//! differences in f64. Documents have the same bits alone and packed, on the CPU whatever the threads.
 use super::harness::*;
 use flatshard::base::{DType, Meter};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::ops::{
-    ConvKind, DeltaRule, DeltaRuleBackward, DeltaShape, PagedRows, RowSequences, ShortConv, ShortConvBackward,
-    documents_of_rows,
+    BackwardOf, ConvKind, DeltaRule, DeltaRuleBackward, DeltaShape, PagedRows, RowSequences, ShortConv,
+    ShortConvBackward, documents_of_rows, paged_table,
 };
 use flatshard::device::{Buf, Device};
+use std::sync::Arc;
 
 const TAPS: usize = 4;
 /// Longer than two blocks, exactly one, a single row, fewer than taps.
@@ -115,6 +116,7 @@ fn computed(
     let (mut da, mut db) = (garbage(n * heads), garbage(n * heads));
     // Gradients of weights are added to what is there.
     let grad = |len: usize| buf(dev, DType::F32, &vec![1.0; len]);
+    let mut scratch = buf(dev, DType::F32, &before(dev.backward_scratch(&BackwardOf::DeltaRule(shape), dtype, n)));
     let (mut dw, mut da_log, mut ddt_bias) = (grad(shape.row() * TAPS), grad(heads), grad(heads));
     dev.delta_rule_backward(DeltaRuleBackward {
         shape,
@@ -126,6 +128,7 @@ fn computed(
         dt_bias: dt_bias.view(),
         states: states.view(),
         d_o: d_o.view(),
+        scratch: scratch.view_mut(),
         dqkv: dy.view_mut(),
         da: da.view_mut(),
         db: db.view_mut(),
@@ -173,8 +176,7 @@ fn outputs_and_gradients_are_those_of_the_recurrence() {
             each.flat_map(|(rows, n)| naive(&shape, n, rows.each_ref().map(Vec::as_slice))).collect()
         };
         let want = all(&given);
-        let new = || CpuDevice::new(Meter::default());
-        let found = computed(&new(), DType::F32, shape, lengths, &given, &d_o);
+        let found = computed(&CpuDevice::new(Meter::default()), DType::F32, shape, lengths, &given, &d_o);
         // Along each gradient, and along random directions.
         let mut differences = Vec::new();
         for (operand, grad) in found[1..].iter().enumerate() {
@@ -190,76 +192,95 @@ fn outputs_and_gradients_are_those_of_the_recurrence() {
                 differences.push((operand, direction, numeric));
             }
         }
-        for dev in [new(), new().with_threads(3).unwrap().with_grain(64)] {
-            for (dtype, bound, bound_of_gradients) in [(DType::F32, 1e-6, 5e-6), (DType::Bf16, 1e-2, 3e-2)] {
-                let got = computed(&dev, dtype, shape, lengths, &given, &d_o);
+        for dev in devices() {
+            // A GPU adds up rows in f32.
+            let of_sums = if is_cpu(&*dev) { 5e-6 } else { 1e-5 };
+            for (dtype, bound, bound_of_gradients) in [(DType::F32, 1e-6, of_sums), (DType::Bf16, 1e-2, 3e-2)] {
+                let got = computed(&*dev, dtype, shape, lengths, &given, &d_o);
                 let difference: Vec<f64> = got[0].iter().zip(&want).map(|(x, y)| x - y).collect();
                 let error = length(&difference) / length(&want);
-                assert!(error < bound, "{dtype}: outputs: {error:.1e}");
+                assert!(error < bound, "{} in {dtype}: outputs: {error:.1e}", dev.name());
                 for (operand, direction, numeric) in &differences {
                     let grad = &got[1 + operand];
                     let error = (numeric - dot(grad, direction)).abs() / (length(grad) * length(direction));
-                    assert!(error < bound_of_gradients, "{dtype}: gradient of operand {operand}: {error:.1e}");
+                    let of = format!("{} in {dtype}: gradient of operand {operand}", dev.name());
+                    assert!(error < bound_of_gradients, "{of}: {error:.1e}");
                 }
             }
         }
     }
 }
 
-/// Nor does the number of threads change a bit.
+fn gpus() -> impl Iterator<Item = Box<dyn Device>> {
+    devices().into_iter().filter(|dev| !is_cpu(&**dev))
+}
+
+/// Nor does the number of the CPU's threads change a bit.
 #[test]
 fn a_document_has_the_same_bits_alone_and_packed() {
     let n: usize = LENGTHS.iter().sum();
     let (given, d_o) = (inputs(&SHAPE, n), normal(7, n * SHAPE.values()));
-    let one = CpuDevice::new(Meter::default());
-    let three = CpuDevice::new(Meter::default()).with_threads(3).unwrap().with_grain(64);
-    for dtype in [DType::F32, DType::Bf16] {
-        let packed = computed(&three, dtype, SHAPE, &LENGTHS, &given, &d_o);
+    let same_bits = |one: &dyn Device, three: &dyn Device, dtype| {
+        let packed = computed(three, dtype, SHAPE, &LENGTHS, &given, &d_o);
         for (start, len, total) in documents(&LENGTHS) {
             let rows = rows_of(&given, (start, len, total));
             let d_o = &d_o[start * SHAPE.values()..(start + len) * SHAPE.values()];
-            let alone = computed(&one, dtype, SHAPE, &[len], &rows, d_o);
+            let alone = computed(one, dtype, SHAPE, &[len], &rows, d_o);
             for result in [0, 1, 3, 4] {
                 let width = packed[result].len() / total;
-                assert!(packed[result][start * width..(start + len) * width] == alone[result], "{dtype}: {result}");
+                let packed = &packed[result][start * width..(start + len) * width];
+                assert!(packed == alone[result], "{} in {dtype}: {result}", three.name());
             }
         }
+    };
+    let one = || CpuDevice::new(Meter::default());
+    for dtype in [DType::F32, DType::Bf16] {
+        same_bits(&one(), &one().with_threads(3).unwrap().with_grain(64), dtype);
+        gpus().for_each(|gpu| same_bits(&*gpu, &*gpu, dtype));
     }
 }
 
-/// Sequences in slots, some rows of each in every pass: the bits of whole documents, whatever was in the slots before.
+/// Sequences in slots, some rows of each in every pass: on the CPU the bits of whole documents, whatever was in the slots
+/// before; on a GPU too, which goes row by row anyway.
 #[test]
 fn sequences_that_go_on_have_the_bits_of_whole_documents() {
     let (slots, parts) = ([3, 1, 2], [[2, 1, 66, 1, 1, 1, 68], [1, 2, 1, 3, 60, 66, 7], [64, 1, 1, 62, 1, 1, 10]]);
     let lengths = parts.map(|parts| parts.iter().sum::<usize>());
     let n: usize = lengths.iter().sum();
     let starts: Vec<usize> = documents(&lengths).map(|of| of.0).collect();
-    for (dtype, shape) in [(DType::F32, SHAPE), (DType::Bf16, SHAPE), (DType::F32, WIDE)] {
-        let given = inputs(&shape, n);
-        let dev = CpuDevice::new(Meter::default()).with_threads(2).unwrap().with_grain(64);
-        let want = &computed(&dev, dtype, shape, &lengths, &given, &vec![0.0; n * shape.values()])[0];
-        let mut rule = buf(&dev, DType::F32, &before(4 * shape.carried()));
-        let mut recent = buf(&dev, dtype, &before(4 * (TAPS - 1) * shape.row()));
+    let cpu =
+        || -> Box<dyn Device> { Box::new(CpuDevice::new(Meter::default()).with_threads(2).unwrap().with_grain(64)) };
+    let all = [(DType::F32, SHAPE), (DType::Bf16, SHAPE), (DType::F32, WIDE)];
+    for (dev, (dtype, shape)) in gpus().chain([cpu()]).flat_map(|dev| {
+        let dev: Arc<dyn Device> = Arc::from(dev);
+        all.map(|of| (dev.clone(), of))
+    }) {
+        let (given, dev) = (inputs(&shape, n), &*dev);
+        let want = &computed(dev, dtype, shape, &lengths, &given, &vec![0.0; n * shape.values()])[0];
+        let mut rule = buf(dev, DType::F32, &before(4 * shape.carried()));
+        let mut recent = buf(dev, dtype, &before(4 * (TAPS - 1) * shape.row()));
         let mut past = [0; 3];
         for pass in 0..parts[0].len() {
             let (mut runs, mut first) = (Vec::new(), 0);
             for (of, parts) in parts.iter().enumerate() {
-                let (rows, pages) = (parts[pass], &[][..]);
+                let (rows, pages) = (parts[pass], &[0; 5][..]);
                 runs.push(PagedRows { first, rows, past: past[of], pages, slot: slots[of] });
                 first += rows;
             }
             let each = runs.iter().enumerate().map(|(of, run)| rows_of(&given, (starts[of] + run.past, run.rows, n)));
             let each: Vec<[Vec<f64>; 6]> = each.collect();
             let joined = |operand: usize| -> Vec<f64> { each.iter().flat_map(|of| of[operand].clone()).collect() };
-            let new = |values: &[f64]| buf(&dev, dtype, values);
+            let new = |values: &[f64]| buf(dev, dtype, values);
             let [x, a, b] = [0, 2, 3].map(|operand| new(&joined(operand)));
             let [w, a_log, dt_bias] = [1, 4, 5].map(|operand| new(&given[operand]));
             let (mut y, mut o) = (new(&before(first * shape.row())), new(&before(first * shape.values())));
-            let mut none = buf(&dev, DType::F32, &[]);
+            let mut none = buf(dev, DType::F32, &[]);
+            let table: Vec<f64> = paged_table(&runs).into_iter().map(f64::from).collect();
+            let table = buf(dev, DType::U32, &table);
             dev.short_conv(ShortConv {
                 kind: ConvKind::Silu,
                 taps: TAPS,
-                along: RowSequences::Carried { runs: &runs, memory: recent.view_mut() },
+                along: RowSequences::Carried { runs: &runs, table: table.view(), memory: recent.view_mut() },
                 x: x.view(),
                 w: w.view(),
                 y: y.view_mut(),
@@ -267,7 +288,7 @@ fn sequences_that_go_on_have_the_bits_of_whole_documents() {
             .unwrap();
             dev.delta_rule(DeltaRule {
                 shape,
-                along: RowSequences::Carried { runs: &runs, memory: rule.view_mut() },
+                along: RowSequences::Carried { runs: &runs, table: table.view(), memory: rule.view_mut() },
                 qkv: y.view(),
                 a: a.view(),
                 b: b.view(),
@@ -277,11 +298,11 @@ fn sequences_that_go_on_have_the_bits_of_whole_documents() {
                 states: none.view_mut(),
             })
             .unwrap();
-            let (got, width) = (read(&dev, &o), shape.values());
+            let (got, width) = (read(dev, &o), shape.values());
             for (of, run) in runs.iter().enumerate() {
                 let got = &got[run.first * width..(run.first + run.rows) * width];
                 let want = &want[(starts[of] + run.past) * width..][..run.rows * width];
-                assert!(got == want, "{dtype}: {run:?}");
+                assert!(got == want, "{} in {dtype}: {run:?}", dev.name());
                 past[of] += run.rows;
             }
         }

@@ -3,7 +3,8 @@ use super::harness::*;
 use crate::common::reference::{self, Heads};
 use flatshard::base::{Category, DType, Result};
 use flatshard::device::ops::{
-    AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward, AttentionRanges, AttentionShape, CopyColumns,
+    AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward, AttentionRanges, AttentionShape, BackwardOf,
+    CopyColumns,
 };
 use flatshard::device::{Buf, Device, View, ViewMut};
 use std::ops::Range;
@@ -179,7 +180,7 @@ impl Case<'_> {
             let runs = heads.flat_map(|h| rank.runs.iter().map(move |r| h * self.n + r.start..h * self.n + r.end));
             let lse = gather(self.dev, lse, &runs.collect::<Vec<_>>(), 1)?;
             let mut delta = self.f32s(a.heads * n)?;
-            let mut sums = self.f32s(self.dev.attention_sums(a, rank.qkv.dtype(), n))?;
+            let mut sums = self.f32s(self.dev.backward_scratch(&BackwardOf::Attention(*a), rank.qkv.dtype(), n))?;
             self.dev.attention_delta(AttentionDelta {
                 shape: *a,
                 o: o.view(),

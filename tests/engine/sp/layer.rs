@@ -11,7 +11,7 @@ use flatshard::data::zigzag::ZigzagCut;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
-use flatshard::device::ops::{Attention, AttentionBackward, AttentionShape, documents_of_rows};
+use flatshard::device::ops::{Attention, AttentionBackward, AttentionShape, BackwardOf, documents_of_rows};
 use flatshard::device::{Buf, Device};
 use flatshard::nn::core::{CoreAttention, CorePlan};
 use flatshard::nn::{Groups, Slice, SpImpl, Split};
@@ -95,7 +95,7 @@ impl Case<'_> {
         })
         .unwrap();
         let (mut delta, mut dqkv) = (alloc(DType::F32, a.heads * n), alloc(self.dtype, qkv.len()));
-        let mut sums = alloc(DType::F32, dev.attention_sums(&a, self.dtype, n));
+        let mut sums = alloc(DType::F32, dev.backward_scratch(&BackwardOf::Attention(a), self.dtype, n));
         let (d, s, dq) = (delta.view_mut(), sums.view_mut(), dqkv.view_mut());
         dev.attention_backward(AttentionBackward {
             shape: a,

@@ -223,8 +223,8 @@ impl Device for CpuDevice {
         self.rows(op, &|op| floats!(self, op.qkv.dtype(), T => rope::qk_norm_rope_backward::<T, false>(op)))
     }
 
-    fn attention_sums(&self, shape: &AttentionShape, dtype: DType, queries: usize) -> usize {
-        self.unbacked.map_or(0, |sums| sums(shape, dtype, queries))
+    fn backward_scratch(&self, of: &BackwardOf, dtype: DType, rows: usize) -> usize {
+        self.unbacked.map_or(0, |scratch| scratch(of, dtype, rows))
     }
     fn attention_ranges(&self, op: AttentionRanges) -> Result<()> {
         ring::ranges(op)
