@@ -158,6 +158,8 @@ pub trait Device: Send + Sync {
 
     fn route(&self, op: Route) -> Result<()>;
     fn route_backward(&self, op: RouteBackward) -> Result<()>;
+    fn route_scored(&self, op: RouteScored) -> Result<()>;
+    fn route_scored_backward(&self, op: RouteScoredBackward) -> Result<()>;
     fn route_load(&self, op: RouteLoad) -> Result<()>;
     fn balance(&self, op: Balance) -> Result<()>;
     fn take_rows(&self, op: TakeRows) -> Result<()>;
@@ -178,12 +180,6 @@ pub trait Device: Send + Sync {
 
     // Only the CPU has these.
 
-    fn route_scored(&self, _: RouteScored) -> Result<()> {
-        Err(missing(RouteScored::OP))
-    }
-    fn route_scored_backward(&self, _: RouteScoredBackward) -> Result<()> {
-        Err(missing(RouteScoredBackward::OP))
-    }
     fn scale_chosen(&self, _: ScaleChosen) -> Result<()> {
         Err(missing(ScaleChosen::OP))
     }

@@ -120,12 +120,10 @@ impl Spec {
     }
     /// What of the model only the CPU computes, for messages.
     pub fn on_the_cpu_only(&self) -> Option<&'static str> {
-        let is_scored = self.experts.as_ref().is_some_and(|experts| experts.rule.is_some());
-        match self.latent {
+        match self.activation {
             _ if self.layer_scalar => Some("heads of 512 elements and factors of layers"),
-            _ if self.activation == Activation::Xielu => Some("xIELU"),
-            Some(_) => Some("latents of attention and scored experts"),
-            None => is_scored.then_some("scored experts"),
+            Activation::Xielu => Some("xIELU"),
+            _ => None,
         }
     }
     /// The factor of scores.

@@ -2,7 +2,7 @@
 use super::rotary::QueryGrowth;
 use super::spec::{Arch, DeltaNet, Experts, Recurrence, Spec};
 use crate::base::{Error, Result};
-use crate::device::ops::{DeltaShape, MAX_TAPS, RouteShape};
+use crate::device::ops::{DeltaShape, MAX_TAPS, RouteRule, RouteShape};
 
 impl Spec {
     /// Checks the relations that every shape relies on.
@@ -140,8 +140,10 @@ impl Spec {
         {
             return Err(Error::input(format!(
                 "num_experts_per_tok {top_k} of {count} experts in {} groups, of which a token uses {}: groups have equally \
-                 many experts, at least 2, and a token's groups at least as many as it uses",
-                rule.groups, rule.top_groups
+                 many experts, at least 2, and a token's groups at least as many as it uses; up to {} groups are possible",
+                rule.groups,
+                rule.top_groups,
+                RouteRule::GROUPS
             )));
         }
         if let Some(latent) = &self.latent

@@ -27,7 +27,6 @@ fn routing() -> Vec<Case> {
     let floats = |seed, n| In(F32, normal(seed, n));
     let positive = |n| In(F32, normal(4, n).iter().map(|x| x.abs() + 0.1).collect());
     let sizes = || ints([TOKENS, EXPERTS, TOP_K, 1]);
-    let route = [vec![InOut(F32, normal(1, probs)), Out(U32, ROWS), Out(F32, ROWS)], sizes()].concat_slots();
     let sort = vec![chosen(), Out(U32, EXPERTS + 1), Out(U32, ROWS), Out(U32, ROWS), int(ROWS), int(EXPERTS)];
     // Four runs in the reverse order.
     let (placed, length) = (4096, 1024);
@@ -37,21 +36,33 @@ fn routing() -> Vec<Case> {
     let offsets = words((0..=EXPERTS).map(|e| e * 6));
     let added = |n| InOut(F64, vec![1.0; n]);
     let load = vec![positive(probs), offsets, added(EXPERTS), added(EXPERTS), int(TOKENS), int(EXPERTS)];
+    // Sigmoids, eight groups of which a token uses three, and a factor of the weights.
+    let rule = || vec![int(1), int(8), int(3), real(2.5)];
+    let by = |bias| [vec![InOut(F32, normal(1, probs)), Out(U32, ROWS), Out(F32, ROWS)], sizes(), vec![bias], rule()];
+    let scored = |(dtype, name): (DType, &str)| {
+        let slots = by(In(dtype, normal(6, EXPERTS))).concat_slots();
+        case(shape, 8 * probs + 8 * ROWS, job(format!("route_scored_{name}"), 3, 256, slots))
+    };
     let layers = 3;
     let summed = In(F64, (0..(layers + 1) * EXPERTS).map(|i| i as f64).collect());
     let out = vec![summed, In(F32, vec![0.5]), Out(F32, EXPERTS), added(1 + layers * EXPERTS)];
-    vec![
+    let cases = vec![
         case("4x1024", 8 * placed + 12 * 4, job("place_runs", 3, 64, runs)),
-        case(shape, 8 * probs + 8 * ROWS, job("route", 3, 256, route)),
+        case(shape, 8 * probs + 8 * ROWS, job("route", 3, 256, by(long(0)).concat_slots())),
         case(shape, 12 * ROWS + 4 * EXPERTS, job("route_sort", EXPERTS as u32, 64, sort)),
-        case(shape, 8 * probs + 12 * ROWS, job("route_backward", 3, 256, [given, sizes()].concat_slots())),
+        case(
+            shape,
+            8 * probs + 12 * ROWS,
+            job("route_backward", 3, 256, [given, sizes(), vec![int(1), real(2.5)]].concat_slots()),
+        ),
         case(shape, 4 * probs + 36 * EXPERTS, job("route_load", 2, 1024, load)),
         case(
             "3x40",
             24 * layers * EXPERTS + 12 * EXPERTS,
             job("balance", 1, 32, [out, ints([layers, EXPERTS, TOP_K])].concat_slots()),
         ),
-    ]
+    ];
+    cases.into_iter().chain(DTYPES.into_iter().map(scored)).collect()
 }
 
 fn rows(dtype: DType, name: &str) -> Vec<Case> {

@@ -11,8 +11,9 @@ use crate::ops::{
     DeltaRuleBackward, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Encode,
     Expand, ExpertBias, ExpertBiasBackward, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm,
     HeadSinks, HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward,
-    Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, Sgd, ShortConv,
-    ShortConvBackward, Sigmoid, SigmoidGate, SigmoidGateBackward, SumSquares, TakeRows, WeighRows,
+    Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, RouteScored,
+    RouteScoredBackward, Sgd, ShortConv, ShortConvBackward, Sigmoid, SigmoidGate, SigmoidGateBackward, SumSquares,
+    TakeRows, WeighRows,
 };
 use crate::{Buf, Device, View, ViewMut, epilogue};
 use flatshard_base::timeline::Mark;
@@ -295,6 +296,12 @@ impl Device for GpuDevice {
     }
     fn route_backward(&self, op: RouteBackward) -> Result<()> {
         experts::route_backward(self, op)
+    }
+    fn route_scored(&self, op: RouteScored) -> Result<()> {
+        experts::route_scored(self, op)
+    }
+    fn route_scored_backward(&self, op: RouteScoredBackward) -> Result<()> {
+        experts::route_scored_backward(self, op)
     }
     fn route_load(&self, op: RouteLoad) -> Result<()> {
         experts::route_load(self, op)

@@ -2,9 +2,10 @@
 //! an expert has: kernels find that in GPU memory, and grids cover what it can be at most.
 use super::driver::{Arg, Kernel, LaunchShape};
 use super::launch::{BLOCK, GpuDevice, SM_90A, VECTOR, WARPS, by_dtype};
+use crate::View;
 use crate::ops::{
     Balance, CombineRows, ExpertBias, ExpertBiasBackward, Grouped, GroupedGemm, PlaceRuns, Route, RouteBackward,
-    RouteLoad, RouteShape, Sigmoid, TakeRows, WeighRows,
+    RouteLoad, RouteRule, RouteScored, RouteScoredBackward, RouteShape, Sigmoid, TakeRows, WeighRows,
 };
 use flatshard_base::{DType, Error, Result};
 use flatshard_ptx::kernels::experts::{GroupedKernel, hopper_grouped, plain_grouped, tile_grouped};
@@ -16,9 +17,26 @@ fn int(value: usize) -> Arg<'static> {
     Arg::U32(value as u32)
 }
 
+/// Of routers without a rule of their own.
+const PLAIN: RouteRule = RouteRule { sigmoid: false, biased: false, groups: 1, top_groups: 1, scale: 1.0 };
+
 pub fn route(gpu: &GpuDevice, op: Route) -> Result<()> {
-    const OP: &str = Route::OP;
     let n = op.check()?;
+    routed(gpu, Route::OP, n, (PLAIN, None), op)
+}
+pub fn route_scored(gpu: &GpuDevice, op: RouteScored) -> Result<()> {
+    const OP: &str = RouteScored::OP;
+    let (n, RouteScored { rule, bias, route }) = (op.check()?, op);
+    let variant = by_dtype!(OP, bias.map_or(DType::F32, |bias| bias.dtype()), "route_scored")?;
+    routed(gpu, variant, n, (rule, bias), route)
+}
+fn routed(
+    gpu: &GpuDevice,
+    variant: &'static str,
+    n: usize,
+    (rule, bias): (RouteRule, Option<View>),
+    op: Route,
+) -> Result<()> {
     let Route { shape, probs, mut chosen, weights, offsets, order, places } = op;
     let RouteShape { experts, top_k, normalize } = shape;
     if n == 0 {
@@ -26,8 +44,11 @@ pub fn route(gpu: &GpuDevice, op: Route) -> Result<()> {
     }
     let (to, sizes) = (Arg::Out(chosen.reborrow()), [n, experts, top_k, normalize.into()].map(int));
     let [tokens, of, choices, normal] = sizes;
-    let args = &mut [Arg::InOut(probs), to, Arg::Out(weights), tokens, of, choices, normal];
-    gpu.launch(OP, OP, n.div_ceil(WARPS), args)?;
+    let [sigmoid, groups, top_groups] = [rule.sigmoid.into(), rule.groups, rule.top_groups].map(int);
+    let (probs, to_weights, bias) = (Arg::InOut(probs), Arg::Out(weights), bias.map_or(Arg::Null, Arg::In));
+    let scale = Arg::F32(rule.scale);
+    let args = &mut [probs, to, to_weights, tokens, of, choices, normal, bias, sigmoid, groups, top_groups, scale];
+    gpu.launch(variant, Route::OP, n.div_ceil(WARPS), args)?;
     let (rows, chosen) = (n * top_k, Arg::In(chosen.as_view()));
     // Four loads per lane, unless there are more than 32 warps' worth.
     let threads = (rows.div_ceil(128) * 32).min(MOST) as u32;
@@ -36,14 +57,21 @@ pub fn route(gpu: &GpuDevice, op: Route) -> Result<()> {
 }
 
 pub fn route_backward(gpu: &GpuDevice, op: RouteBackward) -> Result<()> {
-    const OP: &str = RouteBackward::OP;
     let n = op.check()?;
+    routed_backward(gpu, n, PLAIN, op)
+}
+pub fn route_scored_backward(gpu: &GpuDevice, op: RouteScoredBackward) -> Result<()> {
+    let n = op.check()?;
+    routed_backward(gpu, n, op.rule, op.route)
+}
+fn routed_backward(gpu: &GpuDevice, n: usize, rule: RouteRule, op: RouteBackward) -> Result<()> {
+    const OP: &str = RouteBackward::OP;
     let RouteShape { experts, top_k, normalize } = op.shape;
     let [probs, chosen, weights, dweights, balance] =
         [op.probs, op.chosen, op.weights, op.dweights, op.balance].map(Arg::In);
-    let [tokens, of, choices, normal] = [n, experts, top_k, normalize.into()].map(int);
-    let dlogits = Arg::Out(op.dlogits);
-    let args = &mut [probs, chosen, weights, dweights, balance, dlogits, tokens, of, choices, normal];
+    let [tokens, of, choices, normal, sigmoid] = [n, experts, top_k, normalize.into(), rule.sigmoid.into()].map(int);
+    let (dlogits, scale) = (Arg::Out(op.dlogits), Arg::F32(rule.scale));
+    let args = &mut [probs, chosen, weights, dweights, balance, dlogits, tokens, of, choices, normal, sigmoid, scale];
     gpu.launch(OP, OP, n.div_ceil(WARPS), args)
 }
 

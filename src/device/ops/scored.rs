@@ -22,10 +22,14 @@ pub struct RouteRule {
 }
 
 impl RouteRule {
+    /// Groups at most, of which a GPU's warp keeps one in each lane.
+    pub const GROUPS: usize = 32;
+
     pub fn check(&self, op: &'static str, shape: &RouteShape) -> Result<()> {
         let &RouteRule { sigmoid, groups, top_groups, .. } = self;
         let each = shape.experts.checked_div(groups).unwrap_or(0);
-        let fits = each * groups == shape.experts && (1..=groups).contains(&top_groups);
+        let groups_fit = groups <= Self::GROUPS && (1..=groups).contains(&top_groups);
+        let fits = each * groups == shape.experts && groups_fit;
         match fits && shape.top_k <= top_groups * each && (groups == 1 || !sigmoid || each > 1) {
             true => Ok(()),
             false => Err(Error::op(op, format!("{shape:?} with {self:?}"))),

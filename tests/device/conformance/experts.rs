@@ -22,7 +22,7 @@ pub fn floats(indices: &[usize]) -> Vec<f64> {
 }
 
 /// The indices of each token's K largest, the lower ones first where they are equal.
-fn largest(values: &[f64], top_k: usize) -> Vec<usize> {
+pub fn largest(values: &[f64], top_k: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|&a, &b| values[b].partial_cmp(&values[a]).unwrap());
     order.truncate(top_k);
@@ -30,7 +30,7 @@ fn largest(values: &[f64], top_k: usize) -> Vec<usize> {
 }
 
 /// Offsets, order and places of choices.
-fn sorted(chosen: &[usize], experts: usize) -> [Vec<usize>; 3] {
+pub fn sorted(chosen: &[usize], experts: usize) -> [Vec<usize>; 3] {
     let mut order: Vec<usize> = (0..chosen.len()).collect();
     order.sort_by_key(|&i| chosen[i]);
     let mut places = vec![0; chosen.len()];
@@ -59,7 +59,7 @@ fn routed<R: Real>(shape: RouteShape, logits: &[f64]) -> Outputs {
     vec![reference::f64s(&probs), chosen, reference::f64s(&weights), offsets, order, places]
 }
 
-fn u32_out(name: &'static str, n: usize) -> Operand {
+pub fn u32_out(name: &'static str, n: usize) -> Operand {
     operand(name, Kind::Fixed(DType::U32), Role::Output, vec![7u32; n])
 }
 fn f64_in(name: &'static str, values: &[f64]) -> Operand {

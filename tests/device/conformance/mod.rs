@@ -19,8 +19,9 @@ mod loss;
 mod norms;
 mod optim;
 mod paged;
-mod sinks;
 mod ring;
+mod scored;
+mod sinks;
 
 use crate::common::simcuda;
 use std::process::Command;
@@ -31,7 +32,7 @@ fn the_real_driver_behaves_like_the_simulated_one() {
     let mut again = Command::new(std::env::current_exe().unwrap());
     again
         .args(
-            ["layers", "loss", "optim", "grad_norm", "epilogue", "expand", "fp8", "experts", "grouped"]
+            ["layers", "loss", "optim", "grad_norm", "epilogue", "expand", "fp8", "experts", "scored", "grouped"]
                 .map(|part| format!("conformance::{part}::")),
         )
         .env("LD_LIBRARY_PATH", simcuda::libraries())

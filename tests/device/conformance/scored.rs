@@ -1,0 +1,178 @@
+//! Routers that choose experts by scores, biases and groups, and factors of experts.
+use super::experts::{floats, largest, sorted, u32_out};
+use super::harness::*;
+use crate::common::reference::{self, Real};
+use flatshard::device::ops::{Route, RouteBackward, RouteRule, RouteScored, RouteScoredBackward, RouteShape};
+
+/// Tokens, experts, experts per token, groups, groups of a token.
+const ROUTES: [(usize, usize, usize, usize, usize); 7] = [
+    (1, 2, 1, 1, 1),
+    (5, 4, 2, 2, 1),
+    (37, 12, 3, 3, 2),
+    (3, 64, 6, 32, 3),
+    (9, 160, 8, 8, 3),
+    (200, 33, 2, 1, 1),
+    (300, 10, 5, 5, 3),
+];
+
+fn cases() -> impl Iterator<Item = (usize, RouteShape, RouteRule)> {
+    let kinds =
+        [(false, false, true, 1.0), (true, true, true, 2.5), (true, false, false, 1.0), (false, true, false, 16.0)];
+    ROUTES.iter().flat_map(move |&(n, experts, top_k, groups, top_groups)| {
+        kinds.map(|(sigmoid, biased, normalize, scale)| {
+            let rule = RouteRule { sigmoid, biased, groups, top_groups, scale };
+            (n, RouteShape { experts, top_k, normalize }, rule)
+        })
+    })
+}
+
+fn scores<R: Real>(rule: RouteRule, row: &[f64]) -> Vec<R> {
+    if rule.sigmoid {
+        return row.iter().map(|&x| reference::sigmoid(R::of(x))).collect();
+    }
+    let top = row.iter().copied().fold(f64::MIN, f64::max);
+    let all: Vec<R> = row.iter().map(|&x| (R::of(x) - R::of(top)).exp()).collect();
+    let sum = all.iter().fold(R::of(0.0), |sum, &x| sum + x);
+    all.iter().map(|&x| x / sum).collect()
+}
+
+/// A token's experts. Where two are about equally good, they are equal, so that rounding makes no other choice.
+fn choice(shape: RouteShape, rule: RouteRule, row: &[f64], bias: &[f64]) -> Vec<usize> {
+    let mut values: Vec<f64> = scores::<f64>(rule, row).iter().zip(bias).map(|(p, bias)| p + bias).collect();
+    let each = shape.experts / rule.groups;
+    let good = |group: &[f64]| {
+        let best = largest(group, if rule.sigmoid { 2.min(each) } else { 1 });
+        best.iter().map(|&e| group[e]).sum::<f64>()
+    };
+    let groups: Vec<f64> = values.chunks(each).map(good).collect();
+    let kept = largest(&groups, rule.top_groups);
+    for (e, value) in values.iter_mut().enumerate() {
+        if !kept.contains(&(e / each)) {
+            *value = f64::MIN;
+        }
+    }
+    for all in [&values, &groups] {
+        let mut all = all.clone();
+        all.sort_by(f64::total_cmp);
+        assert!(all.windows(2).all(|w| w[0] == w[1] || w[1] - w[0] > 1e-7), "a choice that rounding makes");
+    }
+    largest(&values, shape.top_k)
+}
+
+/// Scores, choices, weights, then offsets, order and places.
+fn routed<R: Real>(shape: RouteShape, rule: RouteRule, logits: &[f64], bias: &[f64]) -> Outputs {
+    let (mut all, mut chosen, mut weights) = (vec![], vec![], vec![]);
+    for row in logits.chunks(shape.experts) {
+        let (of, choice) = (scores::<R>(rule, row), choice(shape, rule, row, bias));
+        let sum = choice.iter().fold(R::of(0.0), |sum, &e| sum + of[e]);
+        let weight = |&e: &usize| (if shape.normalize { of[e] / sum } else { of[e] }) * R::of(rule.scale as f64);
+        weights.extend(choice.iter().map(weight));
+        chosen.extend(choice);
+        all.extend(of);
+    }
+    let [offsets, order, places] = sorted(&chosen, shape.experts);
+    let [chosen, offsets, order, places] = [&chosen, &offsets, &order, &places].map(|indices| floats(indices));
+    vec![reference::f64s(&all), chosen, reference::f64s(&weights), offsets, order, places]
+}
+
+/// Few different logits and biases, so that most tokens have experts alike.
+fn given(n: usize, shape: RouteShape, rule: RouteRule) -> [Vec<f64>; 2] {
+    let logits = normal(3, n * shape.experts).iter().map(|x| (x * 8.0).abs().round() / 4.0).collect();
+    let bias = (0..shape.experts).map(|e| if rule.biased { (e % 3) as f64 / 16.0 - 0.125 } else { 0.0 }).collect();
+    [logits, bias]
+}
+
+#[test]
+fn route_scored() {
+    for (n, shape, rule) in cases() {
+        let ([logits, bias], rows) = (given(n, shape, rule), n * shape.top_k);
+        let mut operands = vec![
+            f32_out("probs", &logits),
+            u32_out("chosen", rows),
+            f32_out("weights", &vec![7.0; rows]),
+            u32_out("offsets", shape.experts + 1),
+            u32_out("order", rows),
+            u32_out("places", rows),
+        ];
+        operands.extend(rule.biased.then(|| x("bias", &bias)));
+        let (exact, naive) = (routed::<f64>(shape, rule, &logits, &bias), routed::<f32>(shape, rule, &logits, &bias));
+        let label = format!("route_scored {n} tokens, {shape:?} {rule:?}");
+        conform(&label, GRADIENT, &operands, exact, naive, &|dev, bufs| {
+            let [probs, chosen, weights, offsets, order, places, bias @ ..] = bufs else { unreachable!() };
+            let route = Route {
+                shape,
+                probs: probs.view_mut(),
+                chosen: chosen.view_mut(),
+                weights: weights.view_mut(),
+                offsets: offsets.view_mut(),
+                order: order.view_mut(),
+                places: places.view_mut(),
+            };
+            dev.route_scored(RouteScored { rule, bias: bias.first().map(|bias| bias.view()), route })
+        });
+    }
+}
+
+/// dlogits, from scores and weights that need not belong together.
+fn backward<R: Real>(
+    shape: RouteShape,
+    rule: RouteRule,
+    chosen: &[usize],
+    [p, w, dw, balance]: [&[f64]; 4],
+) -> Outputs {
+    let (RouteShape { experts, top_k, normalize }, scale) = (shape, R::of(rule.scale as f64));
+    let mut dlogits = vec![];
+    for (n, p) in p.chunks(experts).enumerate() {
+        let of = n * top_k..(n + 1) * top_k;
+        let (chosen, p) = (&chosen[of.clone()], reference::reals::<R>(p));
+        let (w, dw): (Vec<R>, Vec<R>) = (reference::reals(&w[of.clone()]), reference::reals(&dw[of]));
+        let mean = w.iter().zip(&dw).fold(R::of(0.0), |sum, (&w, &dw)| sum + w / scale * dw);
+        let all = chosen.iter().fold(R::of(0.0), |sum, &e| sum + p[e]);
+        let mut d = reference::reals::<R>(balance);
+        for (&e, &dw) in chosen.iter().zip(&dw) {
+            d[e] = d[e] + scale * if normalize { (dw - mean) / all } else { dw };
+        }
+        let dot = p.iter().zip(&d).fold(R::of(0.0), |sum, (&p, &d)| sum + p * d);
+        let of = |(&p, &d): (&R, &R)| if rule.sigmoid { p * (R::of(1.0) - p) * d } else { p * (d - dot) };
+        dlogits.extend(p.iter().zip(&d).map(of));
+    }
+    vec![reference::f64s(&dlogits)]
+}
+
+#[test]
+fn route_scored_backward() {
+    for (n, shape, rule) in cases() {
+        let [logits, bias] = given(n, shape, rule);
+        let of = routed::<f64>(shape, rule, &logits, &bias);
+        // Exact in f32.
+        let exact = |values: &[f64]| values.iter().map(|&x| x as f32 as f64).collect::<Vec<f64>>();
+        let (p, w, dw, balance) = (exact(&of[0]), exact(&of[2]), normal(6, n * shape.top_k), normal(7, shape.experts));
+        let chosen: Vec<usize> = of[1].iter().map(|&e| e as usize).collect();
+        let words: Vec<u32> = chosen.iter().map(|&e| e as u32).collect();
+        let operands = [
+            f32_in("probs", &p),
+            u32_in("chosen", &words),
+            f32_in("weights", &w),
+            f32_in("dweights", &dw),
+            f32_in("balance", &balance),
+            f32_out("dlogits", &before(n * shape.experts)),
+        ];
+        let given = [&p[..], &w, &dw, &balance];
+        let (a, b) = (backward::<f64>(shape, rule, &chosen, given), backward::<f32>(shape, rule, &chosen, given));
+        let label = format!("route_scored_backward {n} tokens, {shape:?} {rule:?}");
+        // Differences of sums, which round in another order.
+        conform(&label, 4.0 * GRADIENT, &operands, a, b, &|dev, bufs| {
+            let [probs, chosen, weights, dweights, balance, dlogits] = bufs else { unreachable!() };
+            let route = RouteBackward {
+                shape,
+                probs: probs.view(),
+                chosen: chosen.view(),
+                weights: weights.view(),
+                dweights: dweights.view(),
+                balance: balance.view(),
+                dlogits: dlogits.view_mut(),
+            };
+            dev.route_scored_backward(RouteScoredBackward { rule, route })
+        });
+    }
+}
