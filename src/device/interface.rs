@@ -124,6 +124,9 @@ pub trait Device: Send + Sync {
     /// `y = max(x, 0)^2`; assigns.
     fn relu_squared(&self, op: Gelu) -> Result<()>;
     fn relu_squared_backward(&self, op: GeluBackward) -> Result<()>;
+    fn xielu(&self, op: Xielu) -> Result<()>;
+    fn xielu_backward(&self, op: XieluBackward) -> Result<()>;
+    fn xielu_grads(&self, op: XieluGrads) -> Result<()>;
     fn clamped_glu(&self, op: ClampedGlu) -> Result<()>;
     fn clamped_glu_backward(&self, op: ClampedGluBackward) -> Result<()>;
     fn dropout(&self, op: Dropout) -> Result<()>;
@@ -188,15 +191,6 @@ pub trait Device: Send + Sync {
     }
     fn scale_by(&self, _: ScaleBy) -> Result<()> {
         Err(missing(ScaleBy::OP))
-    }
-    fn xielu(&self, _: Xielu) -> Result<()> {
-        Err(missing(Xielu::OP))
-    }
-    fn xielu_backward(&self, _: XieluBackward) -> Result<()> {
-        Err(missing(XieluBackward::OP))
-    }
-    fn xielu_grads(&self, _: XieluGrads) -> Result<()> {
-        Err(missing(XieluGrads::OP))
     }
 }
 

@@ -120,11 +120,7 @@ impl Spec {
     }
     /// What of the model only the CPU computes, for messages.
     pub fn on_the_cpu_only(&self) -> Option<&'static str> {
-        match self.activation {
-            _ if self.layer_scalar => Some("heads of 512 elements and factors of layers"),
-            Activation::Xielu => Some("xIELU"),
-            _ => None,
-        }
+        self.layer_scalar.then_some("heads of 512 elements and factors of layers")
     }
     /// The factor of scores.
     pub fn score_factor(&self) -> f32 {

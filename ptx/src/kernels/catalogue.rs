@@ -116,6 +116,9 @@ const VARIANTS: &[&[Variant]] = &[
     floats!("sum_ranks", "sum_ranks.ptx"),
     floats!("swiglu", "glu.ptx", "GELU" = 0),
     floats!("swiglu_backward", "glu_backward.ptx", "GELU" = 0),
+    floats!("xielu", "xielu.ptx"),
+    floats!("xielu_backward", "xielu.ptx", "KIND" = 1),
+    floats!("xielu_grads", "xielu.ptx", "KIND" = 2),
 ];
 
 /// Those with a line in `tests/budget.txt`.

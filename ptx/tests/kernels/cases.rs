@@ -124,6 +124,11 @@ fn elements(dtype: DType, name: &str) -> Vec<Case> {
             vec![int(1 << 30), real(4.0 / 3.0)],
         ),
     ];
+    let curve = || [0.8, 0.7, 0.5, -0.25].map(|x| In(dtype, vec![x])).into();
+    for (kind, slots) in [("", vec![x(), y()]), ("_backward", vec![x(), x(), y()])] {
+        cases.push(flat(&format!("xielu{kind}_{name}"), slots, curve()));
+    }
+    cases.push(flat(&format!("xielu_grads_{name}"), vec![x(), x(), Out(F32, 6)], curve()));
     // 64 blocks of 64: codes, scales, one factor, the mean.
     let codes = (0..528u32).map(|i| i.wrapping_mul(2_654_435_761) as f64);
     let bytes = codes.chain([0.5f32, 0.25].map(|x| x.to_bits() as f64)).collect();

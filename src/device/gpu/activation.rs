@@ -1,8 +1,10 @@
 //! Launches of activations and their gradients.
 use super::driver::Arg;
-use super::launch::{GpuDevice, by_dtype};
+use super::launch::{BLOCK, GpuDevice, VECTOR, by_dtype};
+use super::scratch::words;
 use crate::ops::{
-    ClampedGlu, ClampedGluBackward, Gelu, GeluBackward, Glu, GluBackward, SigmoidGate, SigmoidGateBackward,
+    ClampedGlu, ClampedGluBackward, Gelu, GeluBackward, Glu, GluBackward, SigmoidGate, SigmoidGateBackward, Xielu,
+    XieluBackward, XieluCurve, XieluGrads,
 };
 use flatshard_base::Result;
 
@@ -83,6 +85,43 @@ fn plain_backward(gpu: &GpuDevice, variant: &'static str, op: GeluBackward) -> R
     let (n, dtype) = (op.x.len(), op.x.dtype());
     let args = &mut [Arg::In(op.x), Arg::In(op.dy), Arg::Out(op.dx), Arg::U64(n as u64)];
     gpu.each(variant, "gelu_backward", n, dtype, args)
+}
+
+/// The numbers of xIELU, the last arguments.
+fn numbers(curve: XieluCurve) -> [Arg; 4] {
+    [curve.alpha_p, curve.alpha_n, curve.beta, curve.eps].map(Arg::In)
+}
+pub fn xielu(gpu: &GpuDevice, op: Xielu) -> Result<()> {
+    const OP: &str = Xielu::OP;
+    op.check()?;
+    let (n, dtype, [p, minus, beta, eps]) = (op.x.len(), op.x.dtype(), numbers(op.curve));
+    let args = &mut [Arg::In(op.x), Arg::Out(op.y), Arg::U64(n as u64), p, minus, beta, eps];
+    gpu.each(by_dtype!(OP, dtype, "xielu")?, OP, n, dtype, args)
+}
+pub fn xielu_backward(gpu: &GpuDevice, op: XieluBackward) -> Result<()> {
+    op.check()?;
+    let (n, dtype, [p, minus, beta, eps]) = (op.x.len(), op.x.dtype(), numbers(op.curve));
+    let variant = by_dtype!(XieluBackward::OP, dtype, "xielu_backward")?;
+    let args = &mut [Arg::In(op.x), Arg::In(op.dy), Arg::Out(op.dx), Arg::U64(n as u64), p, minus, beta, eps];
+    gpu.each(variant, Xielu::OP, n, dtype, args)
+}
+pub fn xielu_grads(gpu: &GpuDevice, op: XieluGrads) -> Result<()> {
+    const OP: &str = XieluGrads::OP;
+    op.check()?;
+    let (n, dtype, [p, minus, beta, eps]) = (op.x.len(), op.x.dtype(), numbers(op.curve));
+    let variant = by_dtype!(OP, dtype, "xielu_grads")?;
+    let ctas = gpu.ctas(n.div_ceil(BLOCK as usize * VECTOR / dtype.size()));
+    if ctas == 0 {
+        return Ok(());
+    }
+    let mut scratch = gpu.scratch();
+    let mut partial = words(OP, &mut scratch.words, 2 * ctas as usize)?;
+    let out = Arg::Out(partial.reborrow());
+    let args = &mut [Arg::In(op.x), Arg::In(op.dy), out, Arg::U64(n as u64), p, minus, beta, eps];
+    gpu.line(variant, Xielu::OP, (ctas, BLOCK), args)?;
+    let (of_p, of_n) = partial.split_at(ctas as usize);
+    gpu.sum_rows(of_p.as_view(), op.dalpha_p)?;
+    gpu.sum_rows(of_n.as_view(), op.dalpha_n)
 }
 
 pub fn clamped_glu(gpu: &GpuDevice, op: ClampedGlu) -> Result<()> {

@@ -13,7 +13,7 @@ use crate::ops::{
     HeadSinks, HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward,
     Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, RouteScored,
     RouteScoredBackward, Sgd, ShortConv, ShortConvBackward, Sigmoid, SigmoidGate, SigmoidGateBackward, SumSquares,
-    TakeRows, WeighRows,
+    TakeRows, WeighRows, Xielu, XieluBackward, XieluGrads,
 };
 use crate::{Buf, Device, View, ViewMut, epilogue};
 use flatshard_base::timeline::Mark;
@@ -209,6 +209,15 @@ impl Device for GpuDevice {
     }
     fn relu_squared_backward(&self, op: GeluBackward) -> Result<()> {
         activation::relu_squared_backward(self, op)
+    }
+    fn xielu(&self, op: Xielu) -> Result<()> {
+        activation::xielu(self, op)
+    }
+    fn xielu_backward(&self, op: XieluBackward) -> Result<()> {
+        activation::xielu_backward(self, op)
+    }
+    fn xielu_grads(&self, op: XieluGrads) -> Result<()> {
+        activation::xielu_grads(self, op)
     }
     fn clamped_glu(&self, op: ClampedGlu) -> Result<()> {
         activation::clamped_glu(self, op)

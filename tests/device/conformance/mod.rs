@@ -22,6 +22,7 @@ mod paged;
 mod ring;
 mod scored;
 mod sinks;
+mod xielu;
 
 use crate::common::simcuda;
 use std::process::Command;
@@ -32,8 +33,20 @@ fn the_real_driver_behaves_like_the_simulated_one() {
     let mut again = Command::new(std::env::current_exe().unwrap());
     again
         .args(
-            ["layers", "loss", "optim", "grad_norm", "epilogue", "expand", "fp8", "experts", "scored", "grouped"]
-                .map(|part| format!("conformance::{part}::")),
+            [
+                "layers",
+                "loss",
+                "optim",
+                "grad_norm",
+                "epilogue",
+                "expand",
+                "fp8",
+                "experts",
+                "scored",
+                "xielu",
+                "grouped",
+            ]
+            .map(|part| format!("conformance::{part}::")),
         )
         .env("LD_LIBRARY_PATH", simcuda::libraries())
         .env(harness::ONLY_CUDA, "1");
