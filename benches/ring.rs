@@ -37,6 +37,7 @@ fn rank(group: Arc<dyn Collective>, a: &AttentionShape, len: usize, way: Option<
     let plan = CorePlan {
         heads: a,
         keys: a,
+        narrow: a,
         sights: [true, false],
         split: &split,
         tokens: n,

@@ -80,6 +80,7 @@ pub trait Device: Send + Sync {
     fn add(&self, x: View, y: ViewMut) -> Result<()>;
     /// `x *= factor`, in place.
     fn scale(&self, factor: f32, x: ViewMut) -> Result<()>;
+    fn scale_by(&self, op: ScaleBy) -> Result<()>;
 
     fn gemm(&self, op: Gemm) -> Result<()>;
     fn gemm_then(&self, op: GemmThen) -> Result<()>;
@@ -163,6 +164,8 @@ pub trait Device: Send + Sync {
     fn route_backward(&self, op: RouteBackward) -> Result<()>;
     fn route_scored(&self, op: RouteScored) -> Result<()>;
     fn route_scored_backward(&self, op: RouteScoredBackward) -> Result<()>;
+    fn scale_chosen(&self, op: ScaleChosen) -> Result<()>;
+    fn scale_chosen_backward(&self, op: ScaleChosenBackward) -> Result<()>;
     fn route_load(&self, op: RouteLoad) -> Result<()>;
     fn balance(&self, op: Balance) -> Result<()>;
     fn take_rows(&self, op: TakeRows) -> Result<()>;
@@ -180,21 +183,4 @@ pub trait Device: Send + Sync {
     fn delta_rule_backward(&self, op: DeltaRuleBackward) -> Result<()>;
     fn sigmoid_gate(&self, op: SigmoidGate) -> Result<()>;
     fn sigmoid_gate_backward(&self, op: SigmoidGateBackward) -> Result<()>;
-
-    // Only the CPU has these.
-
-    fn scale_chosen(&self, _: ScaleChosen) -> Result<()> {
-        Err(missing(ScaleChosen::OP))
-    }
-    fn scale_chosen_backward(&self, _: ScaleChosenBackward) -> Result<()> {
-        Err(missing(ScaleChosenBackward::OP))
-    }
-    fn scale_by(&self, _: ScaleBy) -> Result<()> {
-        Err(missing(ScaleBy::OP))
-    }
-}
-
-/// The plan refuses models on a device without their operations.
-fn missing(op: &'static str) -> Error {
-    Error::op(op, "this device does not have the operation")
 }

@@ -47,8 +47,9 @@ table! {
 pub struct CorePlan<'a> {
     /// Shape of a tp rank's layers, ignoring windows: that with the widest heads.
     pub heads: &'a AttentionShape,
-    /// That with the widest keys and values; the same with Ulysses.
+    /// That with the widest keys and values, and that with the narrowest heads; the same with Ulysses.
     pub keys: &'a AttentionShape,
+    pub narrow: &'a AttentionShape,
     /// Whether there are layers with full attention, and with a sliding window.
     pub sights: [bool; 2],
     pub split: &'a Split,
@@ -82,14 +83,15 @@ impl CorePlan<'_> {
         }
     }
     pub fn scratch(&self) -> CoreScratch<TensorShape> {
-        let &CorePlan { heads, keys, split, tokens, dtype, train, .. } = self;
+        let &CorePlan { heads, keys, narrow, split, tokens, dtype, train, .. } = self;
         let (grid, shares @ [own, widest]) = (self.grid(), self.shares());
+        let [narrow, _] = CorePlan { heads: narrow, ..*self }.shares();
         let (all, is_cut) = (grid.ulysses.of * tokens, grid.ulysses.of > 1);
         let only = |width| if is_cut { width } else { 0 };
         let back = |dtype, width| TensorShape::new(Category::Scratch, dtype, if train { all } else { 0 }, width);
         CoreScratch {
             delta: back(DType::F32, own.heads),
-            sums: TensorShape { scratch_of: Some(BackwardOf::Attention(own)), ..back(dtype, 0) },
+            sums: TensorShape { scratch_of: [own, narrow].map(|of| Some(BackwardOf::Attention(of))), ..back(dtype, 0) },
             d_o: back(dtype, only(own.width())),
             dqkv: back(dtype, only(own.row())).through(Axis::Sp, CommUse::Reduced).reserve(only(widest.row())),
             ring: RingBuffers::plan(

@@ -133,7 +133,7 @@ impl RecurrentPlan {
             da: back(s.value_heads),
             db: back(s.value_heads),
             walked: TensorShape {
-                scratch_of: self.train.then_some(BackwardOf::DeltaRule(s)),
+                scratch_of: [self.train.then_some(BackwardOf::DeltaRule(s)), None],
                 ..TensorShape::new(Category::Scratch, dtype, n, 0)
             },
         }

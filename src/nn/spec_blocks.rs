@@ -118,10 +118,6 @@ impl Spec {
     pub fn global_rotary_dim(&self) -> usize {
         self.global_heads.map_or(self.rotary_dim(), |sizes| sizes.head_dim)
     }
-    /// What of the model only the CPU computes, for messages.
-    pub fn on_the_cpu_only(&self) -> Option<&'static str> {
-        self.layer_scalar.then_some("heads of 512 elements and factors of layers")
-    }
     /// The factor of scores.
     pub fn score_factor(&self) -> f32 {
         let scale = self.score_scale.unwrap_or(self.query_scalar.unwrap_or(self.head_dim as f64).sqrt().recip());

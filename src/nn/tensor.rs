@@ -19,8 +19,8 @@ pub struct TensorShape {
     pub(super) reserved: usize,
     /// For buffers that a group communicates: which group, and how.
     pub(super) through: Option<(Axis, CommUse)>,
-    /// For the device's scratch in a backward over `rows` rows of `dtype`: the device determines its size.
-    pub(super) scratch_of: Option<BackwardOf>,
+    /// For the device's scratch in either backward over `rows` rows of `dtype`: the device determines its size.
+    pub(super) scratch_of: [Option<BackwardOf>; 2],
 }
 
 pub struct Tensor {
@@ -30,7 +30,7 @@ pub struct Tensor {
 
 impl TensorShape {
     pub(super) fn new(category: Category, dtype: DType, rows: usize, width: usize) -> TensorShape {
-        TensorShape { category, dtype, rows, width, reserved: width, through: None, scratch_of: None }
+        TensorShape { category, dtype, rows, width, reserved: width, through: None, scratch_of: [None; 2] }
     }
     /// Marks the buffer as communicated by the group of `axis`.
     pub(super) fn through(self, axis: Axis, usage: CommUse) -> TensorShape {
@@ -42,8 +42,9 @@ impl TensorShape {
     }
     pub(super) fn allocate(&self, name: &'static str, dev: &dyn Device, groups: &Groups) -> Result<Tensor> {
         let _for = dev.meter().purpose(name);
-        if let Some(of) = &self.scratch_of {
-            let len = dev.backward_scratch(of, self.dtype, self.rows);
+        if self.scratch_of.iter().any(Option::is_some) {
+            let needed = self.scratch_of.iter().flatten().map(|of| dev.backward_scratch(of, self.dtype, self.rows));
+            let len = needed.max().unwrap_or(0);
             return Ok(Tensor { buf: dev.alloc(DType::F32, len, self.category)?, width: 1 });
         }
         let (len, width) = (self.rows * self.reserved, self.width);

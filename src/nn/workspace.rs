@@ -129,10 +129,11 @@ impl Workspace<TensorShape, ()> {
         let none = heads_of(spec);
         let heads = shapes().max_by_key(AttentionShape::width).unwrap_or(none);
         let keys = shapes().max_by_key(AttentionShape::kv_row).unwrap_or(none);
+        let narrow = shapes().min_by_key(AttentionShape::width).unwrap_or(none);
         let attends = |i: usize| spec.recurrence_of(i).is_none();
         let seen = |all: bool| (0..spec.layers).any(|i| attends(i) && (spec.window_of(i) == 0) == all);
         let sights = [true, false].map(seen);
-        let plan = CorePlan { heads: &heads, keys: &keys, sights, split, tokens, dtype, train };
+        let plan = CorePlan { heads: &heads, keys: &keys, narrow: &narrow, sights, split, tokens, dtype, train };
         let core_of = |heads: &AttentionShape, tokens| CorePlan { heads, tokens, ..plan }.saved();
         let recurrent = RecurrentPlan { mixer: spec.recurrence, tokens, dtype, train };
         let (has_norms, is_cut) = (spec.qk_norm || spec.row_norm, split.grid(spec.heads).ulysses.of > 1);

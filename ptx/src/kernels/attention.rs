@@ -31,18 +31,30 @@ const fn plain(variant: &'static str, entry: &'static str) -> AttentionKernel {
     AttentionKernel { variant, entry, rows: 4, threads: 128, shared: 0 }
 }
 
+/// The families for heads of up to [`NARROW`] and of up to [`MOST`] elements.
 macro_rules! plain {
-    ($variants:ident, $family:ident, $dtype:literal, $number:literal) => {
-        const $variants: [Variant; 2] = [
+    ($variants:ident, $families:ident, $dtype:literal, $number:literal) => {
+        const $variants: [Variant; 3] = [
             variant(concat!("attention_delta_", $dtype), "attention_delta.ptx", &[("DTYPE", $number)]),
             variant(concat!("attention_plain_", $dtype), "attention_plain.ptx", &[("DTYPE", $number)]),
+            variant(
+                concat!("attention_plain_", $dtype, "_512"),
+                "attention_plain.ptx",
+                &[("DTYPE", $number), ("SLICES", 16)],
+            ),
         ];
-        const $family: AttentionFamily = AttentionFamily {
-            forward: plain(concat!("attention_plain_", $dtype), "attention_forward"),
+        const $families: [AttentionFamily; 2] = [
+    plain!(@family $dtype, concat!("attention_plain_", $dtype)),
+    plain!(@family $dtype, concat!("attention_plain_", $dtype, "_512")),
+        ];
+    };
+    (@family $dtype:literal, $variant:expr) => {
+        AttentionFamily {
+            forward: plain($variant, "attention_forward"),
             delta: plain(concat!("attention_delta_", $dtype), "attention_delta"),
-            dq: plain(concat!("attention_plain_", $dtype), "attention_dq"),
-            dkv: &[plain(concat!("attention_plain_", $dtype), "attention_dkv")],
-        };
+            dq: plain($variant, "attention_dq"),
+            dkv: &[plain($variant, "attention_dkv")],
+        }
     };
 }
 plain!(PLAIN_F32_VARIANTS, PLAIN_F32, "f32", 0);
@@ -140,27 +152,31 @@ const RING: &[Variant] = &[
 ];
 
 macro_rules! paged {
-    ($dtype:literal, $number:literal, $heads:literal) => {
+    ($dtype:literal, $number:literal, $heads:literal $(, $suffix:literal, $most:literal)?) => {
         variant(
-            concat!("attention_paged_", $dtype, "_", $heads),
+            concat!("attention_paged_", $dtype, "_", $heads $(, $suffix)?),
             "attention_paged.ptx",
-            &[("DTYPE", $number), ("HEADS", $heads)],
+            &[("DTYPE", $number), ("HEADS", $heads) $(, ("MOST", $most))?],
         )
     };
 }
-/// Over pages, by the query heads of a CTA.
-const PAGED: [[Variant; 2]; 3] = [
-    [paged!("bf16", 1, 1), paged!("bf16", 1, 4)],
-    [paged!("f16", 2, 1), paged!("f16", 2, 4)],
-    [paged!("f32", 0, 1), paged!("f32", 0, 4)],
+/// Over pages, by the query heads of a CTA; the last one for heads of more than [`NARROW`] elements.
+const PAGED: [[Variant; 3]; 3] = [
+    [paged!("bf16", 1, 1), paged!("bf16", 1, 4), paged!("bf16", 1, 2, "_512", 512)],
+    [paged!("f16", 2, 1), paged!("f16", 2, 4), paged!("f16", 2, 2, "_512", 512)],
+    [paged!("f32", 0, 1), paged!("f32", 0, 4), paged!("f32", 0, 2, "_512", 512)],
 ];
 
 /// The kernel for rows over pages, where `group` query heads share keys: its variant, and the query heads of a CTA.
-/// For heads of up to [`MOST`] elements.
-pub fn paged(dtype: &str, group: usize) -> Option<(&'static str, usize)> {
+pub fn paged(dtype: &str, group: usize, head_dim: usize) -> Option<(&'static str, usize)> {
     let number = ["bf16", "f16", "f32"].iter().position(|name| *name == dtype)?;
-    let [one, four] = &PAGED[number];
-    Some(if group == 1 { (one.name, 1) } else { (four.name, 4) })
+    let [one, four, wide] = &PAGED[number];
+    let (kernel, heads) = match group {
+        _ if head_dim > NARROW => (wide, 2),
+        1 => (one, 1),
+        _ => (four, 4),
+    };
+    (1..=MOST).contains(&head_dim).then_some((kernel.name, heads))
 }
 
 const ALL: &[&[Variant]] = &[
@@ -190,17 +206,19 @@ pub fn variants() -> impl Iterator<Item = &'static Variant> {
 }
 
 /// Elements of the largest head supported.
-pub const MOST: usize = 256;
+pub const MOST: usize = 512;
+/// Those of the largest head that needs no kernel of its own.
+const NARROW: usize = 256;
 
 /// Row kernels, for any element type and heads up to [`MOST`].
 pub fn plain_family(dtype: &str, head_dim: usize) -> Option<&'static AttentionFamily> {
-    let family = match dtype {
+    let [narrow, wide] = match dtype {
         "f32" => &PLAIN_F32,
         "bf16" => &PLAIN_BF16,
         "f16" => &PLAIN_F16,
         _ => return None,
     };
-    (1..=MOST).contains(&head_dim).then_some(family)
+    (1..=MOST).contains(&head_dim).then_some(if head_dim > NARROW { wide } else { narrow })
 }
 
 /// Tensor-core kernels for sm_80 and later: 16-bit types, heads of a multiple of 8. Models with softcap have heads of

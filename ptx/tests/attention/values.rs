@@ -84,7 +84,8 @@ fn shapes(head_dim: usize) -> Vec<Shape> {
 
 #[test]
 fn plain_kernels() {
-    for (dtype, head_dim) in [(DType::F32, 3), (DType::F32, 40), (DType::Bf16, 5), (DType::F16, 5)] {
+    for (dtype, head_dim) in [(DType::F32, 3), (DType::F32, 40), (DType::Bf16, 5), (DType::F16, 5), (DType::Bf16, 300)]
+    {
         let family = plain_family(dtype.name(), head_dim).unwrap();
         shapes(head_dim).iter().for_each(|shape| check(family, dtype, shape));
     }

@@ -26,10 +26,10 @@ fn moves_more(name: &str, shape: &str) -> bool {
     // each: its minimum is comparisons. The constants of an update, and the tables of one in blocks, which each CTA
     // reads, show next to a state of few bytes, as do the numbers of xIELU, which each warp reads. A teacher's rows
     // are read twice, for the maxima and for the sums, whose 28 bytes show next to a short row. Gate and up
-    // alternate, so a thread reads both halves of a sector one after the other, the second from L1. Each warp of an
-    // expansion reads its block's scale and factor, mostly from L1. Routing, biases of experts, products and delta
-    // rules read operands several times, from caches, which the emulator does not have; convolutions read the rows in
-    // front of a chunk, and each warp the documents.
+    // alternate, so a thread reads both halves of a sector one after the other, the second from L1, as with heads of
+    // 512 in f32. Each warp of an expansion reads its block's scale and factor, mostly from L1. Routing, factors and
+    // biases of experts, products and delta rules read operands several times, from caches, which the emulator does
+    // not have; convolutions read the rows in front of a chunk, and each warp the documents.
     let families = [
         "adamw_both",
         "adamw_blocks",
@@ -41,7 +41,10 @@ fn moves_more(name: &str, shape: &str) -> bool {
         "expand",
         "expert_bias",
         "grouped",
+        "qk_norm_rope_f32_512",
+        "qk_norm_rope_backward_f32_512",
         "route",
+        "scale_chosen",
         "short_conv",
         "xielu",
     ];

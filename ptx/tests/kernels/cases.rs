@@ -109,6 +109,7 @@ fn elements(dtype: DType, name: &str) -> Vec<Case> {
         of("add", vec![x(), both(2, dtype, N)]),
         of("gelu", vec![x(), y()]),
         flat(&format!("scale_{name}"), vec![both(1, dtype, N)], vec![real(0.3)]),
+        flat(&format!("scale_by_{name}"), vec![both(1, dtype, N)], vec![In(dtype, vec![0.3])]),
         of("gelu_backward", vec![x(), x(), y()]),
         of("relu_squared", vec![x(), y()]),
         of("relu_squared_backward", vec![x(), x(), y()]),
@@ -221,7 +222,24 @@ fn rows(dtype: DType, name: &str) -> Vec<Case> {
 }
 
 fn heads(dtype: DType, name: &str) -> Vec<Case> {
-    let (heads, kv_heads, d) = (16, 4, 128);
+    let mut cases = rotations(dtype, name, 128, "7x24x128");
+    if dtype == F32 {
+        cases.extend(rotations(dtype, "f32_512", 512, "7x24x512").split_off(2));
+    }
+    let heads = 16;
+    let (all, dim) = (ROWS * heads, 256);
+    let of_sink = |entry, ctas, slots| Job { entry, ..job(format!("sink_{name}"), ctas, 256, slots) };
+    let slots = vec![input(1, dtype, heads), both(2, dtype, all * dim), both(3, F32, all), int(ROWS), int(heads)];
+    let job = of_sink("sink", 2, [slots, vec![int(dim)]].concat_slots());
+    let sink = case("7x16x256", 2 * all * dim * dtype.size() + 8 * all, job);
+    let slots = vec![input(1, dtype, 2), input(2, F32, 4000), input(3, F32, 4000), both(4, F32, 2), int(2000)];
+    let sink_backward = case("2000x2", 8 * 4000, of_sink("sink_backward", 2, slots));
+    cases.extend([sink, sink_backward]);
+    cases
+}
+/// Rotary positions alone, then with norms and their gradients, of heads of `d` elements.
+fn rotations(dtype: DType, name: &str, d: usize, label: &'static str) -> Vec<Case> {
+    let (heads, kv_heads) = (16, 4);
     let (row, rotated) = ((heads + 2 * kv_heads) * d, heads + kv_heads);
     let first = || vec![input(1, F32, ROWS * d), In(U32, (0..ROWS).map(|i| i as f64).collect())];
     let w = || vec![input(2, dtype, d), input(3, dtype, d), input(4, dtype, ROWS * row)];
@@ -234,25 +252,18 @@ fn heads(dtype: DType, name: &str) -> Vec<Case> {
             [ROWS, rotated, d, d, row].map(int).into_iter().collect(),
             vec![real(1.0)],
         ];
-        case("7x24x128", 2 * turned + table, job(format!("{kernel}_{name}"), 2, 64, slots.concat_slots()))
+        case(label, 2 * turned + table, job(format!("{kernel}_{name}"), 2, 64, slots.concat_slots()))
     };
     let shape = || [ROWS, heads, kv_heads, d].map(int).into_iter().collect::<Vec<_>>();
     let out = vec![Out(dtype, ROWS * row), Out(F32, ROWS * rotated), no_fault()];
     let slots = [first(), w(), out, shape(), vec![real(1e-6), real(0.0)]].concat_slots();
     let floor = 2 * ROWS * row * dtype.size() + table;
-    let forward = case("7x24x128", floor, job(format!("qk_norm_rope_{name}"), 2, 64, slots));
+    let forward = case(label, floor, job(format!("qk_norm_rope_{name}"), 2, 64, slots));
     let grads = vec![input(5, F32, ROWS * rotated), both(6, dtype, ROWS * row), Out(F32, 2 * 2 * d), no_fault()];
     let slots = [first(), w(), grads, shape(), vec![real(0.0)]].concat_slots();
     let floor = 3 * turned + table + 16 * d;
-    let backward = case("7x24x128", floor, job(format!("qk_norm_rope_backward_{name}"), 2, 64, slots));
-    let (all, dim) = (ROWS * heads, 256);
-    let of_sink = |entry, ctas, slots| Job { entry, ..job(format!("sink_{name}"), ctas, 256, slots) };
-    let slots = vec![input(1, dtype, heads), both(2, dtype, all * dim), both(3, F32, all), int(ROWS), int(heads)];
-    let job = of_sink("sink", 2, [slots, vec![int(dim)]].concat_slots());
-    let sink = case("7x16x256", 2 * all * dim * dtype.size() + 8 * all, job);
-    let slots = vec![input(1, dtype, 2), input(2, F32, 4000), input(3, F32, 4000), both(4, F32, 2), int(2000)];
-    let sink_backward = case("2000x2", 8 * 4000, of_sink("sink_backward", 2, slots));
-    vec![rope("rope"), rope("rope_adjacent"), forward, backward, sink, sink_backward]
+    let backward = case(label, floor, job(format!("qk_norm_rope_backward_{name}"), 2, 64, slots));
+    vec![rope("rope"), rope("rope_adjacent"), forward, backward]
 }
 
 fn losses(dtype: DType, name: &str) -> Vec<Case> {

@@ -43,6 +43,15 @@ fn routing() -> Vec<Case> {
         let slots = by(In(dtype, normal(6, EXPERTS))).concat_slots();
         case(shape, 8 * probs + 8 * ROWS, job(format!("route_scored_{name}"), 3, 256, slots))
     };
+    let factored = |(dtype, name): (DType, &str)| {
+        let of = |entry, ctas, slots| Job { entry, ..job(format!("scale_chosen_{name}"), ctas, 256, slots) };
+        let slots = vec![chosen(), In(dtype, normal(6, EXPERTS)), floats(7, ROWS), Out(F32, ROWS), long(ROWS)];
+        let sums = vec![chosen(), floats(7, ROWS), floats(8, ROWS), InOut(F32, normal(9, EXPERTS)), long(ROWS)];
+        [
+            case("256", 12 * ROWS, of("scale_chosen", 1, slots)),
+            case("256x40", 12 * ROWS + 8 * EXPERTS, of("scale_chosen_sums", EXPERTS as u32, sums)),
+        ]
+    };
     let layers = 3;
     let summed = In(F64, (0..(layers + 1) * EXPERTS).map(|i| i as f64).collect());
     let out = vec![summed, In(F32, vec![0.5]), Out(F32, EXPERTS), added(1 + layers * EXPERTS)];
@@ -62,7 +71,7 @@ fn routing() -> Vec<Case> {
             job("balance", 1, 32, [out, ints([layers, EXPERTS, TOP_K])].concat_slots()),
         ),
     ];
-    cases.into_iter().chain(DTYPES.into_iter().map(scored)).collect()
+    cases.into_iter().chain(DTYPES.into_iter().map(scored)).chain(DTYPES.into_iter().flat_map(factored)).collect()
 }
 
 fn rows(dtype: DType, name: &str) -> Vec<Case> {

@@ -173,8 +173,7 @@ pub fn pass_backward(gpu: &GpuDevice, op: AttentionPassBackward) -> Result<()> {
 pub fn paged(gpu: &GpuDevice, op: AttentionPaged) -> Result<()> {
     const OP: &str = AttentionPaged::OP;
     let (n, a, dtype) = (op.check()?, op.shape, op.qkv.dtype());
-    let kernel = attention::paged(dtype.name(), a.heads / a.kv_heads).filter(|_| a.head_dim <= MOST);
-    let Some((variant, heads)) = kernel else {
+    let Some((variant, heads)) = attention::paged(dtype.name(), a.heads / a.kv_heads, a.head_dim) else {
         let why = format!("heads of {} elements in {dtype}; up to {MOST} are possible", a.head_dim);
         return Err(Error::op(OP, why));
     };

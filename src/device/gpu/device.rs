@@ -12,8 +12,8 @@ use crate::ops::{
     Expand, ExpertBias, ExpertBiasBackward, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm,
     HeadSinks, HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward,
     Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, RouteScored,
-    RouteScoredBackward, Sgd, ShortConv, ShortConvBackward, Sigmoid, SigmoidGate, SigmoidGateBackward, SumSquares,
-    TakeRows, WeighRows, Xielu, XieluBackward, XieluGrads,
+    RouteScoredBackward, ScaleBy, ScaleChosen, ScaleChosenBackward, Sgd, ShortConv, ShortConvBackward, Sigmoid,
+    SigmoidGate, SigmoidGateBackward, SumSquares, TakeRows, WeighRows, Xielu, XieluBackward, XieluGrads,
 };
 use crate::{Buf, Device, View, ViewMut, epilogue};
 use flatshard_base::timeline::Mark;
@@ -87,6 +87,9 @@ impl Device for GpuDevice {
     }
     fn scale(&self, factor: f32, x: ViewMut) -> Result<()> {
         element::scale(self, factor, x)
+    }
+    fn scale_by(&self, op: ScaleBy) -> Result<()> {
+        element::scale_by(self, op)
     }
 
     fn gemm(&self, op: Gemm) -> Result<()> {
@@ -311,6 +314,12 @@ impl Device for GpuDevice {
     }
     fn route_scored_backward(&self, op: RouteScoredBackward) -> Result<()> {
         experts::route_scored_backward(self, op)
+    }
+    fn scale_chosen(&self, op: ScaleChosen) -> Result<()> {
+        experts::scale_chosen(self, op)
+    }
+    fn scale_chosen_backward(&self, op: ScaleChosenBackward) -> Result<()> {
+        experts::scale_chosen_backward(self, op)
     }
     fn route_load(&self, op: RouteLoad) -> Result<()> {
         experts::route_load(self, op)

@@ -2,7 +2,7 @@
 use super::driver::{Arg, Kernel, LaunchShape};
 use super::launch::{BLOCK, GpuDevice, VECTOR, by_dtype};
 use super::scratch::{CTAS, words};
-use crate::ops::{Bias, BiasBackward, Dropout, DropoutRows};
+use crate::ops::{Bias, BiasBackward, Dropout, DropoutRows, ScaleBy};
 use crate::{View, ViewMut};
 use flatshard_base::{DType, Error, Result};
 
@@ -50,6 +50,14 @@ pub fn scale(gpu: &GpuDevice, factor: f32, x: ViewMut) -> Result<()> {
     let (n, dtype) = (x.len(), x.dtype());
     let variant = by_dtype!(OP, dtype, "scale")?;
     gpu.each(variant, OP, n, dtype, &mut [Arg::InOut(x), Arg::U64(n as u64), Arg::F32(factor)])
+}
+
+pub fn scale_by(gpu: &GpuDevice, op: ScaleBy) -> Result<()> {
+    const OP: &str = ScaleBy::OP;
+    op.check()?;
+    let (n, dtype) = (op.x.len(), op.x.dtype());
+    let args = &mut [Arg::InOut(op.x), Arg::U64(n as u64), Arg::In(op.factor)];
+    gpu.each(by_dtype!(OP, dtype, "scale_by")?, "scale", n, dtype, args)
 }
 
 /// A grid of column strips over chunks of rows, as `kernels/strip.ptx` expects: enough chunks to fill the GPU.

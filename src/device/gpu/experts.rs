@@ -5,7 +5,8 @@ use super::launch::{BLOCK, GpuDevice, SM_90A, VECTOR, WARPS, by_dtype};
 use crate::View;
 use crate::ops::{
     Balance, CombineRows, ExpertBias, ExpertBiasBackward, Grouped, GroupedGemm, PlaceRuns, Route, RouteBackward,
-    RouteLoad, RouteRule, RouteScored, RouteScoredBackward, RouteShape, Sigmoid, TakeRows, WeighRows,
+    RouteLoad, RouteRule, RouteScored, RouteScoredBackward, RouteShape, ScaleChosen, ScaleChosenBackward, Sigmoid,
+    TakeRows, WeighRows,
 };
 use flatshard_base::{DType, Error, Result};
 use flatshard_ptx::kernels::experts::{GroupedKernel, hopper_grouped, plain_grouped, tile_grouped};
@@ -73,6 +74,31 @@ fn routed_backward(gpu: &GpuDevice, n: usize, rule: RouteRule, op: RouteBackward
     let (dlogits, scale) = (Arg::Out(op.dlogits), Arg::F32(rule.scale));
     let args = &mut [probs, chosen, weights, dweights, balance, dlogits, tokens, of, choices, normal, sigmoid, scale];
     gpu.launch(OP, OP, n.div_ceil(WARPS), args)
+}
+
+pub fn scale_chosen(gpu: &GpuDevice, op: ScaleChosen) -> Result<()> {
+    const OP: &str = ScaleChosen::OP;
+    op.check()?;
+    let variant = by_dtype!(OP, op.factors.dtype(), "scale_chosen")?;
+    let (n, y) = (op.y.len(), Arg::Out(op.y));
+    let args = &mut [Arg::In(op.chosen), Arg::In(op.factors), Arg::In(op.weights), y, Arg::U64(n as u64)];
+    gpu.launch(variant, OP, n.div_ceil(BLOCK as usize), args)
+}
+
+pub fn scale_chosen_backward(gpu: &GpuDevice, op: ScaleChosenBackward) -> Result<()> {
+    op.check()?;
+    let variant = by_dtype!(ScaleChosenBackward::OP, op.factors.dtype(), "scale_chosen")?;
+    let (n, experts) = (op.dy.len(), op.factors.len());
+    if n == 0 {
+        return Ok(());
+    }
+    if let Some(dfactors) = op.dfactors {
+        let (dy, to) = (Arg::In(op.dy.as_view()), Arg::InOut(dfactors));
+        let args = &mut [Arg::In(op.chosen), Arg::In(op.weights), dy, to, Arg::U64(n as u64)];
+        gpu.line(variant, "scale_chosen_sums", (experts as u32, BLOCK), args)?;
+    }
+    let args = &mut [Arg::In(op.chosen), Arg::In(op.factors), Arg::Null, Arg::InOut(op.dy), Arg::U64(n as u64)];
+    gpu.launch(variant, ScaleChosen::OP, n.div_ceil(BLOCK as usize), args)
 }
 
 pub fn route_load(gpu: &GpuDevice, op: RouteLoad) -> Result<()> {

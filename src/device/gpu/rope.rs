@@ -1,6 +1,6 @@
 //! Launches of rotary position embeddings: one warp per row at a time.
 use super::driver::Arg;
-use super::launch::{GpuDevice, by_dtype};
+use super::launch::{GpuDevice, VECTOR, by_dtype};
 use super::scratch::{Indexed, LaunchScratch, words};
 use crate::ops::{QkNormRope, QkNormRopeBackward, Rope, RopeShape, RotaryPairs};
 use flatshard_base::{DType, Error, Result};
@@ -33,12 +33,14 @@ pub fn rope(gpu: &GpuDevice, op: Rope) -> Result<()> {
     gpu.line(variant, OP, (ctas, THREADS), args)
 }
 
-/// A group of lanes, 16 bytes each, must hold half a head.
-fn check_head(op: &'static str, head_dim: usize, dtype: DType) -> Result<()> {
-    let most = 64 * 16 / dtype.size();
-    match head_dim <= most {
-        true => Ok(()),
-        false => Err(Error::op(op, format!("head_dim {head_dim} exceeds this kernel's limit of {most} in {dtype}"))),
+/// Elements of a head at most: 32 lanes have 8 of each half.
+const MOST: usize = 512;
+
+/// Whether a head needs the kernel in which lanes have more than 16 bytes of a half.
+fn is_wide(op: &'static str, head_dim: usize, dtype: DType) -> Result<bool> {
+    match head_dim <= MOST {
+        true => Ok(64 * VECTOR / dtype.size() < head_dim),
+        false => Err(Error::op(op, format!("head_dim {head_dim} exceeds this kernel's limit of {MOST}"))),
     }
 }
 
@@ -46,8 +48,10 @@ pub fn qk_norm_rope(gpu: &GpuDevice, op: QkNormRope) -> Result<()> {
     const OP: &str = QkNormRope::OP;
     let ((n, max_len), dtype) = (op.check()?, op.qkv.dtype());
     let QkNormRope { shape, table, positions, wq, wk, qkv, out, rstd } = op;
-    check_head(OP, shape.head_dim, dtype)?;
-    let variant = by_dtype!(OP, dtype, "qk_norm_rope")?;
+    let variant = match is_wide(OP, shape.head_dim, dtype)? {
+        true => "qk_norm_rope_f32_512",
+        false => by_dtype!(OP, dtype, "qk_norm_rope")?,
+    };
     if n == 0 {
         return Ok(());
     }
@@ -67,8 +71,10 @@ pub fn qk_norm_rope_backward(gpu: &GpuDevice, op: QkNormRopeBackward) -> Result<
     const OP: &str = QkNormRopeBackward::OP;
     let ((n, max_len), dtype) = (op.check()?, op.qkv.dtype());
     let QkNormRopeBackward { shape, table, positions, wq, wk, qkv, rstd, dqkv, dwq, dwk } = op;
-    check_head(OP, shape.head_dim, dtype)?;
-    let variant = by_dtype!(OP, dtype, "qk_norm_rope_backward")?;
+    let variant = match is_wide(OP, shape.head_dim, dtype)? {
+        true => "qk_norm_rope_backward_f32_512",
+        false => by_dtype!(OP, dtype, "qk_norm_rope_backward")?,
+    };
     if n == 0 {
         return Ok(());
     }

@@ -161,12 +161,6 @@ fn tuning(s: &Settings, spec: &Spec) -> Result<Tuning> {
 
 /// The options of every rank's engine.
 pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -> Result<EngineOptions> {
-    if let Some(what) = spec.on_the_cpu_only().filter(|_| device != DeviceName::Cpu) {
-        return Err(Error::input(format!(
-            "the {what} of {} have no GPU kernels yet: use --device cpu",
-            spec.arch.name()
-        )));
-    }
     let (f, o, b) = (&s.fsdp, &s.optim, &s.batch);
     let weight_decay = set(&o.weight_decay, "optim.weight_decay")? as f32;
     let rule = match set(&o.optimizer, "optim.optimizer")? {

@@ -11,8 +11,14 @@ use flatshard::device::ops::{
 fn rope() {
     use RotaryPairs::{Adjacent, Halves};
     // Whole heads; parts of heads; parts that go 16 bytes at a time, in heads that do and that do not.
-    let shapes =
-        [(1, 2, 2, 2, 1), (3, 6, 6, 24, 5), (16, 64, 64, 20 * 64, 7), (3, 10, 6, 50, 4), (5, 96, 48, 7 * 96, 3)];
+    let shapes = [
+        (1, 2, 2, 2, 1),
+        (3, 6, 6, 24, 5),
+        (16, 64, 64, 20 * 64, 7),
+        (3, 10, 6, 50, 4),
+        (5, 96, 48, 7 * 96, 3),
+        (2, 512, 512, 1536, 3),
+    ];
     let odd = [(2, 36, 32, 72, 3), (3, 40, 32, 120, 3)];
     let shapes = shapes.into_iter().chain(odd);
     for ((heads, d, part, row, n), pairs) in shapes.flat_map(|shape| [(shape, Halves), (shape, Adjacent)]) {
@@ -48,9 +54,14 @@ fn rope() {
 
 #[test]
 fn qk_norm_rope() {
-    for ((heads, kv, d), n, offset) in
-        [((1, 1, 2), 1, 0.0), ((3, 1, 6), 5, 1.0), ((4, 2, 64), 7, 0.0), ((2, 2, 40), 9, 1.0)]
-    {
+    for ((heads, kv, d), n, offset) in [
+        ((1, 1, 2), 1, 0.0),
+        ((3, 1, 6), 5, 1.0),
+        ((4, 2, 64), 7, 0.0),
+        ((2, 2, 40), 9, 1.0),
+        ((3, 1, 512), 5, 0.0),
+        ((1, 1, 264), 3, 1.0),
+    ] {
         let positions: Vec<u32> = (0..n as u32).map(|i| i * 3 % 8).collect();
         let table: Vec<f64> = (0..8)
             .flat_map(|p| (0..d).map(move |i| (p as f64 * 0.7 + (i % (d / 2)) as f64, i < d / 2)))
@@ -151,6 +162,7 @@ fn shapes() -> Vec<(Heads, Vec<u32>)> {
         (heads(4, 2, 64), vec![0, 64, 129]),
         (heads(6, 2, 40), vec![0, 63, 64, 200]),
         (heads(2, 2, 128), vec![0, 300]),
+        (heads(3, 1, 320), vec![0, 40]),
         (heads(1, 1, 8), vec![0]),
         // Windows of one token, smaller and larger than a tile, at its edges, and larger than the sequence.
         (Heads { window: 1, ..heads(2, 1, 4) }, vec![0, 3, 70]),

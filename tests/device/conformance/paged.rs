@@ -44,6 +44,8 @@ fn rows_over_pages_are_those_of_whole_documents() {
         (2, 1, 24, 0, 0.0),
         (3, 1, 10, 40, 2.0),
         (2, 1, 256, 0, 0.0),
+        (3, 1, 512, 0, 0.0),
+        (1, 1, 264, 40, 0.0),
     ] {
         let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.3, window, softcap };
         let (row, kv_row, width) = (shape.row(), shape.kv_row(), shape.width());

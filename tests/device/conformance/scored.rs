@@ -2,7 +2,10 @@
 use super::experts::{floats, largest, sorted, u32_out};
 use super::harness::*;
 use crate::common::reference::{self, Real};
-use flatshard::device::ops::{Route, RouteBackward, RouteRule, RouteScored, RouteScoredBackward, RouteShape};
+use flatshard::device::ops::{
+    Route, RouteBackward, RouteRule, RouteScored, RouteScoredBackward, RouteShape, ScaleBy, ScaleChosen,
+    ScaleChosenBackward,
+};
 
 /// Tokens, experts, experts per token, groups, groups of a token.
 const ROUTES: [(usize, usize, usize, usize, usize); 7] = [
@@ -173,6 +176,78 @@ fn route_scored_backward() {
                 dlogits: dlogits.view_mut(),
             };
             dev.route_scored_backward(RouteScoredBackward { rule, route })
+        });
+    }
+}
+
+/// Rows and experts.
+const FACTORS: [(usize, usize); 4] = [(1, 1), (5, 3), (64, 40), (3000, 7)];
+
+fn factored(n: usize, experts: usize) -> (Vec<u32>, [Operand; 3]) {
+    let chosen: Vec<u32> = (0..n).map(|i| (i * 7 % experts) as u32).collect();
+    let given = [
+        u32_in("chosen", &chosen),
+        operand("factors", Kind::Compute, Role::Scratch, normal(1, experts)),
+        f32_in("weights", &normal(2, n)),
+    ];
+    (chosen, given)
+}
+
+#[test]
+fn scale_by() {
+    for (dev, n) in devices().iter().flat_map(|dev| [0, 1, 17, 1003].map(|n| (&**dev, n))) {
+        let (a, factor) = (normal(1, n), rounded(-0.37));
+        let exact: Vec<f64> = a.iter().map(|x| x * factor).collect();
+        for dtype in FLOATS {
+            let (mut x, one) = (buf(dev, dtype, &a), buf(dev, dtype, &[factor]));
+            dev.scale_by(ScaleBy { factor: one.view(), x: x.view_mut() }).unwrap();
+            let naive = read(dev, &buf(dev, dtype, &exact));
+            compare(&format!("scale_by on {} in {dtype}", dev.name()), FORWARD, &read(dev, &x), &exact, &naive);
+            let two = buf(dev, dtype, &[factor; 2]);
+            assert!(dev.scale_by(ScaleBy { factor: two.view(), x: x.view_mut() }).is_err());
+        }
+    }
+}
+
+#[test]
+fn scale_chosen() {
+    fn of<R: Real>(chosen: &[u32], given: &[Operand; 3]) -> Outputs {
+        let [_, factors, weights] = given.each_ref().map(|o| reference::reals::<R>(&o.values));
+        vec![chosen.iter().zip(weights).map(|(&e, w)| (factors[e as usize] * w).f64()).collect()]
+    }
+    for (n, experts) in FACTORS {
+        let (chosen, given) = factored(n, experts);
+        let (exact, naive) = (of::<f64>(&chosen, &given), of::<f32>(&chosen, &given));
+        let [a, b, c] = given;
+        conform("scale_chosen", FORWARD, &[a, b, c, f32_out("y", &before(n))], exact, naive, &|dev, bufs| {
+            let [chosen, factors, weights, y] = bufs else { unreachable!() };
+            let (chosen, factors, weights) = (chosen.view(), factors.view(), weights.view());
+            dev.scale_chosen(ScaleChosen { chosen, factors, weights, y: y.view_mut() })
+        });
+    }
+}
+
+#[test]
+fn scale_chosen_backward() {
+    fn of<R: Real>(chosen: &[u32], given: &[Operand; 3], dy: &[f64]) -> Outputs {
+        let [_, factors, weights] = given.each_ref().map(|o| reference::reals::<R>(&o.values));
+        let mut dfactors: Vec<R> = reference::reals(&before(factors.len()));
+        for ((&e, &w), &d) in chosen.iter().zip(&weights).zip(dy) {
+            dfactors[e as usize] = dfactors[e as usize] + R::of(d) * w;
+        }
+        let dy = chosen.iter().zip(dy).map(|(&e, &d)| (factors[e as usize] * R::of(d)).f64()).collect();
+        vec![dy, reference::f64s(&dfactors)]
+    }
+    for (n, experts) in FACTORS {
+        let ((chosen, given), dy) = (factored(n, experts), normal(3, n));
+        let (exact, naive) = (of::<f64>(&chosen, &given, &dy), of::<f32>(&chosen, &given, &dy));
+        let [a, b, c] = given;
+        let operands = [a, b, c, f32_out("dy", &dy), f32_out("dfactors", &before(experts))];
+        conform("scale_chosen_backward", GRADIENT, &operands, exact, naive, &|dev, bufs| {
+            let [chosen, factors, weights, dy, dfactors] = bufs else { unreachable!() };
+            let (chosen, factors, weights) = (chosen.view(), factors.view(), weights.view());
+            let (dy, dfactors) = (dy.view_mut(), Some(dfactors.view_mut()));
+            dev.scale_chosen_backward(ScaleChosenBackward { chosen, factors, weights, dy, dfactors })
         });
     }
 }

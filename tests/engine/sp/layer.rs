@@ -131,8 +131,16 @@ impl Case<'_> {
             // Allocated for more rows than there are, as for the longest batch.
             let groups = Groups { sp: group.clone(), ..Groups::solo(&dev) };
             let sights = [a.window == 0, a.window > 0];
-            let plan =
-                CorePlan { heads: &a, keys: &a, sights, split: &split, tokens: n + 3, dtype: self.dtype, train: true };
+            let plan = CorePlan {
+                heads: &a,
+                keys: &a,
+                narrow: &a,
+                sights,
+                split: &split,
+                tokens: n + 3,
+                dtype: self.dtype,
+                train: true,
+            };
             let (mut saved, mut scratch) =
                 (plan.saved().allocate(&*dev, &groups)?, plan.scratch().allocate(&*dev, &groups)?);
             let (cu_seqlens, documents) = (cu.view(), documents.view());
