@@ -52,9 +52,10 @@ fn moves_more(name: &str, shape: &str) -> bool {
     matches!(shape, "7x257" | "4x5003") || name == "embed_sort" || again
 }
 /// May have bank conflicts: once per CTA, when it adds its warps' sums; in limbs chosen by the exponents of the data;
-/// and in tables searched for it.
+/// in tables searched for it; and once per block, when threads sum rows of a square.
 fn meets_banks_twice(name: &str) -> bool {
-    name.starts_with("qk_norm_rope_backward") || name == "sum_squares" || name.starts_with("adamw_blocks")
+    let families = ["qk_norm_rope_backward", "adamw_blocks", "delta_blocks"];
+    families.iter().any(|family| name.starts_with(family)) || name == "sum_squares"
 }
 
 #[test]

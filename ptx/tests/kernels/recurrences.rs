@@ -1,5 +1,5 @@
-//! One launch of each kernel of gated delta rules and short convolutions, for cases.rs; tests/device/conformance/delta.rs
-//! and conv.rs compare values.
+//! One launch of each kernel of gated delta rules and short convolutions, for cases.rs; delta.rs and conv.rs of
+//! tests/device/conformance compare values.
 use super::cases::{Case, ConcatSlots};
 use super::harness::*;
 

@@ -53,7 +53,8 @@ impl DeltaShape {
         row / DELTA_BLOCK - 1
     }
     /// Elements of what a sequence goes on from: for each key head, the states in front of the block that its last row
-    /// is in, and of the block's rows so far the keys, the solved values and the sums of log decays.
+    /// is in, and of the block's rows so far the keys, the solved values and the sums of log decays. A device that goes
+    /// row by row uses the first of them, for the states after the last row.
     pub fn carried(&self) -> usize {
         self.state() + DELTA_BLOCK * (self.keys() + self.values() + self.value_heads)
     }
@@ -72,8 +73,8 @@ pub enum RowSequences<'a> {
     /// Documents, which start here: (N, 2) u32, from [`documents_of_rows`](super::documents_of_rows).
     Whole(View<'a>),
     /// Sequences that go on: all rows, each once, and the same in the device's memory, as
-    /// [`paged_table`](super::paged_table) writes it; and (slots, C) that they go on from, which becomes what their next
-    /// rows go on from. Of a sequence without past, it is not read.
+    /// [`paged_table`](super::paged_table) writes it; and (slots, C) that they go on from, which becomes what their
+    /// next rows go on from. Of a sequence without past, it is not read.
     Carried { runs: &'a [PagedRows<'a>], table: View<'a>, memory: ViewMut<'a> },
 }
 
@@ -113,8 +114,8 @@ pub enum BackwardOf {
 ///
 /// `S = d S; S += k^T beta (v - k S); o = q S`
 ///
-/// Computed in f32, in blocks of [`DELTA_BLOCK`] rows from the document's start on. Assigns `o` and `states`. On the
-/// CPU, a row of a sequence that goes on has the bits of that row in the whole document.
+/// Computed in f32, in blocks of [`DELTA_BLOCK`] rows from the document's start on, or row by row. Assigns `o` and
+/// `states`. A row of a sequence that goes on has the bits of that row in the whole document.
 pub struct DeltaRule<'a> {
     pub shape: DeltaShape,
     /// Carries (slots, [`DeltaShape::carried`]) f32.

@@ -1,5 +1,5 @@
-//! Gated short convolutions: outputs and gradients compared with sums in f64. Documents have the same bits alone, packed
-//! and row by row, on the CPU whatever the threads.
+//! Gated short convolutions: outputs and gradients compared with sums in f64. Documents have the same bits alone,
+//! packed and row by row, on the CPU whatever the threads.
 use super::harness::*;
 use flatshard::base::{DType, Meter};
 use flatshard::device::cpu::CpuDevice;

@@ -240,8 +240,7 @@ fn a_document_has_the_same_bits_alone_and_packed() {
     }
 }
 
-/// Sequences in slots, some rows of each in every pass: on the CPU the bits of whole documents, whatever was in the slots
-/// before; on a GPU too, which goes row by row anyway.
+/// Sequences in slots, some rows of each in every pass: the bits of whole documents, whatever was in the slots before.
 #[test]
 fn sequences_that_go_on_have_the_bits_of_whole_documents() {
     let (slots, parts) = ([3, 1, 2], [[2, 1, 66, 1, 1, 1, 68], [1, 2, 1, 3, 60, 66, 7], [64, 1, 1, 62, 1, 1, 10]]);
