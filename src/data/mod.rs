@@ -62,6 +62,7 @@ pub use preview::{PreviewRow, PreviewSequence};
 pub use reader::{RowFiles, each_row};
 pub use recipe::{Drop, Outcome, Recipe, TokenizedRow};
 pub use report::Report;
+pub use sweep::PROMPTS;
 pub use synthetic::Synthetic;
 pub use template::{ChatTemplate, Conversation, Rendered};
 pub use tokenizer::Tokenizer;

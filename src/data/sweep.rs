@@ -7,6 +7,9 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::SystemTime;
 
+/// Begins the names of the files that the cache keeps for runs that sample: then 16 hexadecimal digits.
+pub const PROMPTS: &str = "prompts-";
+
 /// Best effort: a file that cannot be removed stays, and if another process is sweeping, this one does nothing.
 pub(super) fn sweep(dir: &Path, limit: u64) {
     let Ok(own) = File::open(dir) else { return };
@@ -17,11 +20,14 @@ pub(super) fn sweep(dir: &Path, limit: u64) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
         let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+        let extension = path.extension().and_then(|e| e.to_str());
+        // What a run that samples reads in place of its prompts.
+        let stem = stem.strip_prefix(PROMPTS).unwrap_or(stem);
         if stem.len() != 16 || !stem.bytes().all(|b| b.is_ascii_hexdigit()) {
             continue;
         }
-        match path.extension().and_then(|e| e.to_str()) {
-            Some("tokens") => {
+        match extension {
+            Some("tokens" | "jsonl") => {
                 if let Ok(meta) = entry.metadata() {
                     kept.push((meta.modified().unwrap_or(SystemTime::UNIX_EPOCH), meta.len(), path));
                 }

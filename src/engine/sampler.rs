@@ -37,6 +37,13 @@ impl SamplerSize {
     pub fn of_one(prompt: usize, count: usize) -> SamplerSize {
         SamplerSize::of_many(prompt, count, 1)
     }
+    /// For prompts of these lengths, with texts of up to `count` tokens, and fewer where a prompt leaves no room for
+    /// them within `max_len`: the prompt and the count of [`SamplerSize::of_many`].
+    pub fn fitted(prompts: impl Iterator<Item = usize> + Clone, count: usize, max_len: usize) -> (usize, usize) {
+        let count = count.min(max_len.saturating_sub(prompts.clone().min().unwrap_or(0)));
+        let longest = prompts.map(|prompt| (prompt + count).min(max_len)).max().unwrap_or(count);
+        ((longest - count).max(1), count)
+    }
     /// For prompts of up to `prompt` tokens with texts of up to `count`, `texts` at once that have no page in common.
     pub fn of_many(prompt: usize, count: usize, texts: usize) -> SamplerSize {
         let longest = prompt + count;

@@ -15,13 +15,13 @@ use crate::base::{Error, Result};
 use crate::comm::Mesh;
 use crate::comm::env::RankEnv;
 use crate::data::{JsonRow, Tokenizer};
-use crate::engine::{Generator, Prompt, Sampled};
+use crate::engine::{Generator, Prompt, Sampled, SamplerSize};
 use crate::run::launch::{self, Launch, RankJob};
 use crate::run::plan::data;
 use crate::run::settings::Settings;
 use crate::run::settings::value::set;
 use crate::run::watch::RunLog;
-use ends::{TextEnds, cut};
+use ends::{TextEnds, cut, end_of_turn};
 pub use model::base_name;
 use model::{TextModel, WeightPlan};
 use prompts::{PromptEncoder, PromptKind, PromptRow};
@@ -72,14 +72,17 @@ impl Request {
         let is_file = prompts::is_file(prompt);
         let asked = asked(&mut model.settings, prompt, is_file)?;
         let format = data::format(&model.settings.data, &model.tokenizer)?;
+        // As in training, an answer of a chat ends with its turn.
+        let chat = format.chat.as_ref().filter(|_| is_file);
+        model.stop.extend(chat.and_then(|template| end_of_turn(template, &model.tokenizer)));
         let encoder = PromptEncoder::new(&model.settings, format, &model.tokenizer, &model.spec);
         let tokens = asked.iter().map(|row| encoder.encode(row)).collect::<Result<Vec<_>>>()?;
-        let (longest, max_len) = (tokens.iter().map(Vec::len).max().unwrap_or(0), model.spec.max_len);
-        let count = set(&model.settings.generate.max_new_tokens, "generate.max_new_tokens")?.min(max_len - longest);
+        let most = set(&model.settings.generate.max_new_tokens, "generate.max_new_tokens")?;
+        let (prompt, count) = SamplerSize::fitted(tokens.iter().map(Vec::len), most, model.spec.max_len);
         let prompts = tokens.into_iter().enumerate().map(|(i, tokens)| Prompt::new(i as u64, tokens, samples));
         let prompts: Vec<Prompt> = prompts.collect();
         let texts = (prompts.len() * samples).clamp(1, TEXTS);
-        let plan = model.plan(longest.max(1), count, texts)?;
+        let plan = model.plan(prompt, count, texts)?;
         Ok(Request { model, plan, prompts, count, lines: is_file || samples > 1 })
     }
 

@@ -14,13 +14,14 @@ mod program; // rewards of other programs
 mod schema; // JSON schemas
 
 use crate::base::{Error, Result};
-use crate::data::{Format, RowFiles, Tokenizer};
+use crate::data::{Format, PROMPTS, RowFiles, Tokenizer};
 use crate::engine::SamplerSize;
 use crate::nn::Spec;
 use crate::run::generate::prompts::{self, PromptEncoder};
 use crate::run::settings::Settings;
 use crate::run::settings::hub::without_weight;
 use crate::run::settings::value::set;
+use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -46,6 +47,8 @@ fn files(s: &Settings) -> Result<Vec<PathBuf>> {
 /// The data set that a run reads in place of its prompts: see [Note: prompts as groups].
 pub struct Placeholders {
     pub path: PathBuf,
+    /// Locked, so that nobody removes it from the cache.
+    _held: File,
     /// The files of the prompts.
     pub made: RowFiles,
     /// Rows that were skipped, and the first of them.
@@ -66,7 +69,41 @@ pub fn check(s: &Settings) -> Result<()> {
     }
     rewards::Rewards::check(s)?;
     prompts::field(s)?;
-    files(s).map(|_| ())
+    let prompts = files(s)?;
+    if s.objective.is_grpo() {
+        learns(s)?;
+    }
+    s.objective.record_rollouts.as_deref().map_or(Ok(()), |path| can_record(path, &prompts))
+}
+
+/// Refuses samples of which none can be better than the others of its prompt.
+fn learns(s: &Settings) -> Result<()> {
+    let g = &s.generate;
+    let why = match (g.group_size, g.temperature, g.top_k) {
+        (Some(1), ..) => "--group-size 1: a sample is compared with the others of its prompt, of which there are none",
+        (_, Some(0.0), _) => "--temperature 0: all samples of a prompt are the same, so none is better",
+        (.., Some(1)) => "--top-k 1: all samples of a prompt are the same, so none is better",
+        _ => return Ok(()),
+    };
+    Err(Error::input(format!("{why}, and nothing would be learned; use another value")))
+}
+
+/// Refuses a file of rollouts that cannot be written, or that would become a file of prompts.
+fn can_record(path: &Path, prompts: &[PathBuf]) -> Result<()> {
+    let whole = |path: &Path| fs::canonicalize(path).ok();
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let place = whole(path).or_else(|| Some(whole(folder)?.join(path.file_name()?)));
+    let is_prompts =
+        |given: &PathBuf| place.as_ref().zip(whole(given)).is_some_and(|(place, at)| place.starts_with(at));
+    let why = match () {
+        () if path.is_dir() => "is a directory; name a file",
+        () if !folder.is_dir() => "its directory does not exist; create it, or name another",
+        () if prompts.iter().any(is_prompts) => {
+            "is among the prompts, to which rollouts would be added; name another file"
+        }
+        () => return Ok(()),
+    };
+    Err(Error::input(format!("--record-rollouts {}: {why}", path.display())))
 }
 
 /// How much a rank samples at once: as many texts as a step has, or `most`.
@@ -98,7 +135,7 @@ pub fn placeholders(
     }
     fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
     // Ranks that an external launcher started may write it at the same time.
-    let own = dir.join(format!("prompts-{}.partial", std::process::id()));
+    let own = dir.join(format!("{PROMPTS}{:016x}.partial", std::process::id()));
     let written = write(s, &PromptEncoder::new(s, format.clone(), tokenizer, spec), dir, &own);
     if written.is_err() {
         let _ = fs::remove_file(&own); // the error is reported
@@ -111,7 +148,9 @@ fn write(s: &Settings, encoder: &PromptEncoder, dir: &Path, own: &Path) -> Resul
     let rewards = rewards::Rewards::new(s)?;
     let (count, group) = (longest(s)?, set(&s.generate.group_size, "generate.group_size")?);
     let io = |e| Error::io("write", own, e);
-    let mut out = BufWriter::new(File::create(own).map_err(io)?);
+    let mut held = File::create(own).map_err(io)?;
+    flock(&held, FlockOperation::LockShared).map_err(|e| io(e.into()))?;
+    let mut out = BufWriter::new(&held);
     let (zeros, mut hash) = (format!("{:?}", vec![0; count]), Xxh3::new());
     let (mut index, mut shortest, mut bad, mut first_bad) = (0, usize::MAX, 0, None);
     let made = prompts::each(&files(s)?, prompts::field(s)?, &mut |row| {
@@ -135,6 +174,7 @@ fn write(s: &Settings, encoder: &PromptEncoder, dir: &Path, own: &Path) -> Resul
         out.write_all(line.as_bytes()).map_err(io)
     })?;
     out.flush().map_err(io)?;
+    drop(out);
     if let Some(first) = first_bad.as_ref().filter(|_| bad == index) {
         return Err(Error::input(format!("`dataset` {}: none of its {bad} rows has a prompt: {first}", made.what)));
     }
@@ -144,9 +184,16 @@ fn write(s: &Settings, encoder: &PromptEncoder, dir: &Path, own: &Path) -> Resul
              sample up to {count}. Lower --max-new-tokens, or raise --max-len"
         )));
     }
-    let path = dir.join(format!("prompts-{:016x}.jsonl", hash.digest()));
+    let path = dir.join(format!("{PROMPTS}{:016x}.jsonl", hash.digest()));
     // Its tokens are cached by when it was written.
-    let kept = if path.exists() { fs::remove_file(own) } else { fs::rename(own, &path) };
+    let there = File::open(&path).ok().filter(|file| flock(file, FlockOperation::LockShared).is_ok() && path.exists());
+    let kept = match there {
+        Some(file) => {
+            held = file;
+            fs::remove_file(own)
+        }
+        None => fs::rename(own, &path),
+    };
     kept.map_err(|e| Error::io("write", &path, e))?;
-    Ok(Placeholders { path, made, bad, first_bad })
+    Ok(Placeholders { path, _held: held, made, bad, first_bad })
 }

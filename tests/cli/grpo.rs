@@ -245,4 +245,16 @@ fn bad_rollouts_and_settings_are_refused_by_name() {
     refused("--rollouts r.jsonl --loss-type dr_grpo", &["--max-new-tokens N"]);
     refused("--rollouts r.jsonl --temperature 0.8", &["at temperature 1"]);
     refused("--rollouts r.jsonl --loss_type bnpo", &["GRPO, DAPO and Dr. GRPO"]);
+    write(&dir, "p.jsonl", &[json!({"prompt": "a"})]);
+    let sampling = "--dataset p.jsonl --reward length:4 --max-new-tokens 4";
+    for (flags, why) in [
+        ("--group-size 1", "of which there are none"),
+        ("--temperature 0", "all samples of a prompt are the same"),
+        ("--top-k 1", "all samples of a prompt are the same"),
+        ("--record-rollouts p.jsonl", "is among the prompts"),
+        ("--record-rollouts none/r.jsonl", "its directory does not exist"),
+        ("--record-rollouts .", "is a directory"),
+    ] {
+        refused(&format!("{sampling} {flags}"), &[flags, why]);
+    }
 }

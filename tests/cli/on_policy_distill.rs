@@ -92,6 +92,7 @@ fn samples_do_not_depend_on_the_mesh_and_a_run_resumes() {
     let bits =
         |steps: &[Value]| steps.iter().map(|s| [&s["loss"], &s["grad_norm"]].map(Value::to_string)).collect::<Vec<_>>();
     assert_eq!(bits(&rest), bits(&alone[2..]));
+    assert!(rest.iter().all(|step| number(step, "mem_bytes") > 0.0), "{rest:?}");
 }
 
 #[test]
@@ -113,4 +114,18 @@ fn what_cannot_be_distilled_is_refused() {
         let text = String::from_utf8_lossy(&ended.stderr);
         assert!(ended.status.code() == Some(2) && text.contains(says), "{flags}: {text}");
     }
+    // Vocabularies of one size whose tokens have other ids.
+    fs::create_dir(dir.path("own")).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(dir.path("teacher").join(name), dir.path("own").join(name)).unwrap();
+    }
+    for (model, vocab) in [("own", json!({"a": 0, "b": 1})), ("teacher", json!([["a", -1.0], ["c", -2.0]]))] {
+        fs::write(dir.path(model).join("tokenizer.json"), json!({"model": {"vocab": vocab}}).to_string()).unwrap();
+    }
+    let flags = "--objective distill --on-policy --dataset p.jsonl --max-new-tokens 4 --batch-size 1 --max-len 24 \
+                 --tokenizer bytes --pretrain own --teacher teacher";
+    let ended = unlaunched(FSDP).current_dir(dir.path("")).args(flags.split_whitespace()).output().unwrap();
+    let text = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.code() == Some(2), "{text}");
+    assert!(text.contains("--teacher teacher: its token 1 is \"c\", and the trained model's \"b\""), "{text}");
 }

@@ -58,6 +58,39 @@ fn texts_of_a_file_are_those_of_each_prompt_alone() {
     assert_eq!(cut, format!("{}\n", text.split(&stop).next().unwrap()));
 }
 
+/// The room of each prompt, whatever others there are; and of a chat, what ends a turn ends the text.
+#[test]
+fn texts_end_by_their_own_prompts() {
+    let dir = model();
+    let texts = |rows: &[Value], flags: &str| -> Vec<Value> {
+        fs::write(dir.path("p.jsonl"), rows.iter().map(|row| format!("{row}\n")).collect::<String>()).unwrap();
+        let words = format!("generate model p.jsonl --seed 4 {flags}");
+        let out = good(&dir, FLATSHARD, &words.split_whitespace().collect::<Vec<_>>());
+        out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let row = |tokens: usize| json!({"prompt_ids": vec![7; tokens]});
+    let mixed = texts(&[row(3), row(60), row(63)], "--max-new-tokens 8 --temperature 0");
+    let alone = texts(&[row(3)], "--max-new-tokens 8 --temperature 0");
+    let new = |line: &Value| line["ids"].as_array().unwrap().len();
+    assert_eq!((mixed.iter().map(new).collect::<Vec<_>>(), &mixed[0]["ids"]), (vec![8, 4, 1], &alone[0]["ids"]));
+
+    let asked = json!({"messages": [{"role": "user", "content": "a"}]});
+    let text = texts(&[json!({"prompt": "<u>a<a>"})], "--max-new-tokens 32 --temperature 1");
+    let ids: Vec<u64> = text[0]["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
+    let is_end =
+        |&at: &usize| ids[at] < 128 && (ids[at] as u8 as char).is_ascii_alphanumeric() && ids[at] != b'a' as u64;
+    let at = (0..ids.len()).find(is_end).expect("a letter among random bytes");
+    let end = ids[at] as u8 as char;
+    let template = format!(
+        "{{% for m in messages %}}<{{{{ m.role[0] }}}}>{{{{ m.content }}}}{{% if m.role == 'assistant' %}}{end}{{% endif %}}{{% endfor %}}\
+         {{% if add_generation_prompt %}}<a>{{% endif %}}"
+    );
+    fs::write(dir.path("chat.jinja"), template).unwrap();
+    let chat = "--max-new-tokens 32 --temperature 1 --tokenizer-chat-template chat.jinja";
+    let ended = &texts(&[asked], chat)[0];
+    assert_eq!((&ended["ids"], &ended["finish"]), (&json!(ids[..=at]), &json!("stop")), "{end}");
+}
+
 #[test]
 fn rows_that_are_no_prompts_are_refused_by_line() {
     let dir = model();

@@ -224,7 +224,7 @@ fn flags_of_trl_and_openrlhf_mean_what_they_mean_there() {
     same("--load_checkpoint --ckpt_path c", "--resume auto --ckpt-dir c");
     let distill = "--objective distill";
     same(&format!("{distill} --lmbda 1.0 --beta 1.0"), &format!("{distill} --on-policy"));
-    same(&format!("{distill} --lmbda 0 --beta 0"), distill);
+    same(&format!("{distill} --lmbda 0 --beta 0"), &format!("{distill} --distill-alpha 1"));
     refused("--lmbda 1 --beta 0.5", &["--beta 0.5", "lmbda 0, beta 0"]);
     refused("--lmbda 1 --beta 0", &["--beta 0"]);
     same("--use_peft --load_in_4bit", "--lora-rank 16 --lora-alpha 32 --lora-dropout 0.05 --load-in-4bit");

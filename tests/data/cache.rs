@@ -162,6 +162,8 @@ fn beyond_its_limit_the_cache_evicts_the_least_recently_used_unread_files() {
     let only = open_limited(&files, "f", 1);
     assert_eq!(fs::read_dir(files.cache()).unwrap().count(), 1);
     drop(only);
+    // Those of prompts count too.
+    fs::write(files.cache().join("prompts-0123456789abcdef.jsonl"), "{}").unwrap();
     let next = open_limited(&files, "g", 1);
     assert_eq!(fs::read_dir(files.cache()).unwrap().count(), 1);
     assert_eq!(rows(&next)[0].0, [120; 64]);

@@ -38,6 +38,16 @@ pub(super) fn end_of_turn(template: &ChatTemplate, tokenizer: &Tokenizer) -> Opt
     if let [id] = ids[..] { Some(id) } else { None }
 }
 
+/// The strings that are a special token each, which a text does not show.
+pub(super) fn special_tokens(strings: &[String], tokenizer: &Tokenizer) -> Vec<u32> {
+    let of = |string: &String| {
+        let mut ids = Vec::new();
+        tokenizer.encode(string, &mut ids).ok()?;
+        if let [id] = ids[..] { Some(id).filter(|&id| tokenizer.decode(&[id]).is_empty()) } else { None }
+    };
+    strings.iter().filter_map(of).collect()
+}
+
 /// Tokens that end a sample of a model in training.
 pub fn stops(s: &Settings, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     let mut stops = match &s.model.pretrain {
@@ -47,6 +57,7 @@ pub fn stops(s: &Settings, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     if let Some(template) = data::format(&s.data, tokenizer)?.chat {
         stops.extend(end_of_turn(&template, tokenizer));
     }
+    stops.extend(special_tokens(s.generate.stop.as_deref().unwrap_or_default(), tokenizer));
     Ok(stops)
 }
 

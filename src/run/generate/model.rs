@@ -2,7 +2,7 @@
 //!
 //! Every token needs all weights. If the ranks have the memory, weights are gathered for the first token and kept
 //! unsharded; otherwise they are gathered for every token.
-use super::ends::stop_tokens;
+use super::ends::{special_tokens, stop_tokens};
 use crate::base::{Category, Error, Meter, Result};
 use crate::ckpt::{self, Checkpointer, Resume};
 use crate::comm::env::RankEnv;
@@ -69,16 +69,9 @@ impl TextModel {
             ckpt::inspect_adapter(adapter, &spec, Decoder::new(spec.clone())?.layouts())?;
         }
         let sampling = s.generate.sampling(set(&s.run.seed, "run.seed")?)?;
-        Ok(TextModel {
-            stop: stop_tokens(&dir, &tokenizer)?,
-            settings: s,
-            ranks,
-            spec,
-            tokenizer,
-            sampling,
-            dir,
-            adapter,
-        })
+        let mut stop = stop_tokens(&dir, &tokenizer)?;
+        stop.extend(special_tokens(s.generate.stop.as_deref().unwrap_or_default(), &tokenizer));
+        Ok(TextModel { stop, settings: s, ranks, spec, tokenizer, sampling, dir, adapter })
     }
 
     /// Plans for texts of up to `prompt` tokens and `count` more: `texts` at once, or as many as there is memory for.

@@ -87,7 +87,7 @@ impl<'a> PromptSampler<'a> {
     }
     /// A text after each prompt. Collective.
     pub fn sample(&self, engine: &mut Engine) -> Result<Vec<PromptSample>> {
-        let (tokenizer, SamplePrompts { rows, count }) = (&self.plan.tokenizer, self.given);
+        let (tokenizer, SamplePrompts { rows, count, .. }) = (&self.plan.tokenizer, self.given);
         let next = &mut |of: &Sampled| self.ends.is_open(tokenizer, of.ids);
         let texts = engine.sample_shared(&self.prompts, *count, &self.sampling, next)?;
         let sample = |of: SampledText| PromptSample {

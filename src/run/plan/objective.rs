@@ -1,5 +1,5 @@
 //! What a run minimizes, and the reference model. Never reads a weight.
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, open};
 use crate::ckpt;
 use crate::data::{Format, LabelKeys, PairKeys, Preferences};
 use crate::engine::{Dpo, EngineOptions, Grpo, GrpoLoss, Kto, Objective, ReferenceModel, Rm, Teaching};
@@ -8,6 +8,9 @@ use crate::run::generate::prompts::{self, PromptField};
 use crate::run::rollouts;
 use crate::run::settings::value::set;
 use crate::run::settings::{LossName, ObjectiveName, Settings};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -156,6 +159,12 @@ fn counterpart(s: &Settings, flag: &str, dir: &Path, spec: &Spec) -> Result<Spec
             other.vocab, spec.vocab
         )));
     }
+    if let Some((id, [theirs, ours])) = s.model.pretrain.as_ref().and_then(|own| other_token(dir, own)) {
+        return Err(wrong(format!(
+            "its token {id} is {theirs:?}, and the trained model's {ours:?}: both models score the same tokens, so name a \
+             model with the trained model's tokenizer"
+        )));
+    }
     let max_len = set(&s.data.max_len, "data.max_len")?;
     if other.max_len < max_len {
         return Err(wrong(format!("it has {} positions, fewer than --max-len {max_len}", other.max_len)));
@@ -169,6 +178,30 @@ fn counterpart(s: &Settings, flag: &str, dir: &Path, spec: &Spec) -> Result<Spec
     }
     other.validate()?;
     Ok(other)
+}
+
+/// The first token that two models spell differently, by their tokenizers' vocabularies, if both have one. Added tokens
+/// may be more in one of them.
+fn other_token(a: &Path, b: &Path) -> Option<(u64, [String; 2])> {
+    #[derive(Deserialize)]
+    struct TokenizerFile {
+        model: TokenIds,
+    }
+    #[derive(Deserialize)]
+    struct TokenIds {
+        vocab: Value,
+    }
+    let vocabulary = |dir: &Path| -> Option<BTreeMap<u64, String>> {
+        let file: TokenizerFile = serde_json::from_slice(&open::read(&dir.join("tokenizer.json")).ok()?).ok()?;
+        match file.model.vocab {
+            Value::Object(of) => of.into_iter().map(|(token, id)| Some((id.as_u64()?, token))).collect(),
+            Value::Array(of) => (0..).zip(of).map(|(id, of)| Some((id, of.get(0)?.as_str()?.to_string()))).collect(),
+            _ => None,
+        }
+    };
+    let (a, mut b) = (vocabulary(a)?, vocabulary(b)?);
+    let other = |(id, theirs): (u64, String)| Some((id, [theirs, b.remove(&id)?]));
+    a.into_iter().filter_map(other).find(|(_, [theirs, ours])| theirs != ours)
 }
 
 /// The teacher of a run that trains `spec`.

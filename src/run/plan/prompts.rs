@@ -27,6 +27,8 @@ pub struct SamplePrompt {
 pub struct SamplePrompts {
     pub rows: Vec<SamplePrompt>,
     pub count: usize,
+    /// Tokens of a prompt, as [`SamplerSize::fitted`] says.
+    longest: usize,
 }
 
 impl SamplePrompts {
@@ -43,16 +45,16 @@ impl SamplePrompts {
             let tokens = encoder.encode(&row).map_err(named)?;
             rows.push(SamplePrompt { shown: row.shown(tokenizer), tokens });
         }
-        let longest = rows.iter().map(|row| row.tokens.len()).max().unwrap_or(0);
-        let count = set(&s.generate.max_new_tokens, "generate.max_new_tokens")?.min(spec.max_len - longest);
-        Ok(Some(SamplePrompts { rows, count }))
+        let most = set(&s.generate.max_new_tokens, "generate.max_new_tokens")?;
+        let lengths = rows.iter().map(|row: &SamplePrompt| row.tokens.len());
+        let (longest, count) = SamplerSize::fitted(lengths, most, spec.max_len);
+        Ok(Some(SamplePrompts { rows, longest, count }))
     }
 
     /// How much a rank samples at once: its share of the prompts, or `most` texts.
     fn size(&self, mesh: &MeshSizes, most: usize) -> SamplerSize {
-        let longest = self.rows.iter().map(|row| row.tokens.len()).max().unwrap_or(1);
         let own = self.rows.len().div_ceil(mesh.dp_replicate * mesh.dp_shard);
-        SamplerSize::of_many(longest, self.count, own.clamp(1, most))
+        SamplerSize::of_many(self.longest, self.count, own.clamp(1, most))
     }
 }
 

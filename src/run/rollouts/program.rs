@@ -90,20 +90,32 @@ impl RewardProgram {
         shell.stderr(Stdio::null()).status().is_ok_and(|status| status.success())
     }
 
-    /// The reward that the program writes for one line of input. A failed program is started again, once.
-    pub fn judge(&mut self, of: &JudgedSample) -> Result<f64> {
-        let line = json!({
-            "prompt": of.prompt, "completion": of.text, "ids": of.ids, "row": of.row, "sample": of.sample, "step": of.step,
-        });
-        let (line, failed) = (line.to_string(), self.failures.len());
-        loop {
-            let (why, times) = match self.ask(&line) {
-                Ok(reward) => return Ok(reward),
-                Err(Unrewarded::Again(why)) if self.failures.len() == failed => {
+    /// The rewards that the program writes, a line for each sample in their order. It has all lines of input at once,
+    /// so that it may work on several. A failed program is started again, once for each sample.
+    pub fn judge(&mut self, samples: &[JudgedSample]) -> Result<Vec<f64>> {
+        let line = |of: &JudgedSample| {
+            let (prompt, completion) = (of.prompt, of.text);
+            let (ids, row, sample, step) = (of.ids, of.row, of.sample, of.step);
+            json!({"prompt": prompt, "completion": completion, "ids": ids, "row": row, "sample": sample, "step": step})
+                .to_string()
+        };
+        let lines: Vec<String> = samples.iter().map(line).collect();
+        let mut rewards = Vec::with_capacity(samples.len());
+        // Whether the program has the lines; and whether this sample's first answer was none.
+        let (mut asked, mut again) = (false, false);
+        while let Some(of) = samples.get(rewards.len()) {
+            let (why, times) = match self.next(&lines[rewards.len()..], asked) {
+                Ok(reward) => {
+                    rewards.push(reward);
+                    (asked, again) = (true, false);
+                    continue;
+                }
+                Err(Unrewarded::Again(why)) if !again => {
                     self.running = None;
                     let (place, sample) = (of.place, of.sample);
                     self.failures
                         .push(format!("the program `{}` {why} ({place}, sample {sample})", quote(&self.command)));
+                    (asked, again) = (false, true);
                     continue;
                 }
                 Err(Unrewarded::Again(why)) => (why, ", twice"),
@@ -116,6 +128,7 @@ impl RewardProgram {
                 quote(command)
             )));
         }
+        Ok(rewards)
     }
     /// After the last sample of a step: refuses a program that has written more lines than it was asked for. Returns
     /// the failures after which it was started again.
@@ -131,19 +144,24 @@ impl RewardProgram {
         }
     }
 
-    fn ask(&mut self, line: &str) -> std::result::Result<f64, Unrewarded> {
+    /// The answer to the first of the lines, which the program gets unless it was `asked` them.
+    fn next(&mut self, lines: &[String], asked: bool) -> std::result::Result<f64, Unrewarded> {
         let timeout = self.timeout;
         let running = match &mut self.running {
             Some(running) => running,
             None => self.running.insert(start(&self.command).map_err(Unrewarded::Again)?),
         };
-        match running.lines.try_recv() {
-            Ok(line) => return Err(Unrewarded::Final(unasked(line))),
-            Err(TryRecvError::Disconnected) => return Err(Unrewarded::Again(ended(&mut running.child))),
-            Err(TryRecvError::Empty) => {}
+        if !asked {
+            match running.lines.try_recv() {
+                Ok(line) => return Err(Unrewarded::Final(unasked(line))),
+                Err(TryRecvError::Disconnected) => return Err(Unrewarded::Again(ended(&mut running.child))),
+                Err(TryRecvError::Empty) => {}
+            }
+            for line in lines {
+                // A program that is gone says so with its output's end.
+                let _ = running.asked.send(line.clone());
+            }
         }
-        // A program that is gone says so with its output's end.
-        let _ = running.asked.send(line.to_string());
         let answer = match running.lines.recv_timeout(timeout) {
             Ok(Ok(answer)) => answer,
             Ok(Err(e)) => return Err(Unrewarded::Again(format!("cannot be read from ({e})"))),
@@ -159,7 +177,9 @@ impl RewardProgram {
             return Err(Unrewarded::Again(format!("wrote a line of more than {} KiB", LINE >> 10)));
         }
         let parsed: Option<Value> = serde_json::from_slice(&answer).ok();
-        let number = parsed.and_then(|value| value.get("reward").unwrap_or(&value).as_f64());
+        // A shell or Python may write .5, 1. or +1, which JSON does not have.
+        let plain = || std::str::from_utf8(&answer).ok()?.trim().parse().ok();
+        let number = parsed.map_or_else(plain, |value| value.get("reward").unwrap_or(&value).as_f64());
         number.filter(|x| x.is_finite()).ok_or_else(|| {
             let shown = String::from_utf8_lossy(&answer);
             Unrewarded::Again(format!(
@@ -239,15 +259,14 @@ mod tests {
     fn judged(command: &str, timeout: f64, samples: usize) -> (Vec<f64>, Vec<String>, String) {
         let mut program = RewardProgram::new(command, Duration::from_secs_f64(timeout));
         let row = json!({"answer": 3}).as_object().unwrap().clone();
-        let mut rewards = Vec::new();
-        for sample in 0..samples {
-            let text = "x".repeat(100_000 * sample);
-            let of = JudgedSample { row: &row, place: "p:1", sample, step: 7, prompt: "q", text: &text, ids: &[1] };
-            match program.judge(&of) {
-                Ok(reward) => rewards.push(reward),
-                Err(e) => return (rewards, program.failures, e.to_string()),
-            }
-        }
+        let texts: Vec<String> = (0..samples).map(|sample| "x".repeat(100_000 * sample)).collect();
+        let of =
+            |(sample, text)| JudgedSample { row: &row, place: "p:1", sample, step: 7, prompt: "q", text, ids: &[1] };
+        let samples: Vec<JudgedSample> = texts.iter().map(String::as_str).enumerate().map(of).collect();
+        let rewards = match program.judge(&samples) {
+            Ok(rewards) => rewards,
+            Err(e) => return (Vec::new(), program.failures, e.to_string()),
+        };
         match program.end_step(7) {
             Ok(failures) => (rewards, failures, String::new()),
             Err(e) => (rewards, Vec::new(), e.to_string()),
@@ -259,6 +278,7 @@ mod tests {
         for (command, failures) in [
             ("while read l; do echo 0.5; done", 0),
             ("while read l; do echo ' {\"reward\": 5e-1, \"why\": \"so\"}\r'; done", 0),
+            ("while read l; do echo +.5; done", 0),
             ("echo noise >&2; while read l; do echo noise >&2; echo 0.5; done", 0),
             ("read l; echo 0.5; exit 3", 2), // it ends after each sample
         ] {
@@ -270,6 +290,13 @@ mod tests {
                 "{failed:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_program_has_all_samples_at_once() {
+        let (rewards, failed, error) =
+            judged("read a && read b && read c && echo 1; echo 2; echo 3; read l", SECONDS, 3);
+        assert_eq!((&rewards[..], failed.len(), &error[..]), (&[1.0, 2.0, 3.0][..], 0, ""));
     }
 
     #[test]

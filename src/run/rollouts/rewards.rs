@@ -93,34 +93,36 @@ impl Rewards {
         Err(Error::input(format!("{place} {wrong}")))
     }
 
-    /// The reward of a sample.
-    pub fn judge(&mut self, of: &JudgedSample) -> Result<f32> {
-        let mut sum = 0.0;
+    /// The rewards of samples, in their order.
+    pub fn judge(&mut self, samples: &[JudgedSample]) -> Result<Vec<f32>> {
+        let mut sums = vec![0.0; samples.len()];
+        let is = |right: bool| if right { 1.0 } else { 0.0 };
+        let each = |reward: &dyn Fn(&JudgedSample) -> f64| samples.iter().map(reward).collect::<Vec<_>>();
         for (weight, kind) in &mut self.all {
-            let is = |right: bool| if right { 1.0 } else { 0.0 };
-            let answer = answer(of.row);
-            let reward = match kind {
-                RewardKind::Exact => is(answer.is_some_and(|answer| answer.trim() == of.text.trim())),
-                RewardKind::Number => {
-                    let right = answer.as_deref().and_then(last_number);
-                    is(right.is_some() && right == last_number(of.text))
+            let rewards = match kind {
+                RewardKind::Exact => {
+                    each(&|of| is(answer(of.row).is_some_and(|answer| answer.trim() == of.text.trim())))
                 }
-                RewardKind::Pattern(pattern) => is(pattern.is_match(of.text)),
-                RewardKind::Json => is(serde_json::from_str::<serde::de::IgnoredAny>(of.text).is_ok()),
-                RewardKind::Schema(schema) => is(schema.describes(of.text)),
-                RewardKind::Length(most) => (2.0 - of.ids.len() as f64 / *most as f64).clamp(0.0, 1.0),
-                RewardKind::Program(program) => program.judge(of)?,
+                RewardKind::Number => each(&|of| {
+                    let right = answer(of.row).as_deref().and_then(last_number);
+                    is(right.is_some() && right == last_number(of.text))
+                }),
+                RewardKind::Pattern(pattern) => each(&|of| is(pattern.is_match(of.text))),
+                RewardKind::Json => each(&|of| is(serde_json::from_str::<serde::de::IgnoredAny>(of.text).is_ok())),
+                RewardKind::Schema(schema) => each(&|of| is(schema.describes(of.text))),
+                RewardKind::Length(most) => each(&|of| (2.0 - of.ids.len() as f64 / *most as f64).clamp(0.0, 1.0)),
+                RewardKind::Program(program) => program.judge(samples)?,
             };
-            sum += *weight * reward;
+            sums.iter_mut().zip(rewards).for_each(|(sum, reward)| *sum += *weight * reward);
         }
-        let reward = sum as f32;
-        if !reward.is_finite() {
-            let (place, sample) = (of.place, of.sample);
-            return Err(Error::Run(format!(
-                "reward of {place}, sample {sample}: the weighted sum is {sum}, beyond float32"
-            )));
-        }
-        Ok(reward)
+        let finite = |(of, sum): (&JudgedSample, f64)| match sum as f32 {
+            reward if reward.is_finite() => Ok(reward),
+            _ => Err(Error::Run(format!(
+                "reward of {}, sample {}: the weighted sum is {sum}, beyond float32",
+                of.place, of.sample
+            ))),
+        };
+        samples.iter().zip(sums).map(finite).collect()
     }
 }
 
@@ -175,7 +177,7 @@ mod tests {
         s.objective.reward = Some(names.iter().map(|name| name.to_string()).collect());
         let row = json!({"answer": answer}).as_object().unwrap().clone();
         let of = JudgedSample { row: &row, place: "p:1", sample: 0, step: 1, prompt: "", text, ids: &[1, 2, 3] };
-        Rewards::new(&s).unwrap().judge(&of).unwrap()
+        Rewards::new(&s).unwrap().judge(&[of]).unwrap()[0]
     }
 
     #[test]

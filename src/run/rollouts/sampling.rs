@@ -133,12 +133,10 @@ impl StepSampler {
         let prompts: Vec<Prompt> = batches.iter().flat_map(placeholders).collect();
         let next = &mut |of: &Sampled| self.ends.is_open(&self.tokenizer, of.ids);
         let texts = engine.sample(&prompts, self.count, &Sampling { step, ..self.sampling }, next)?;
-        let mut rewards = Vec::with_capacity(texts.len());
+        let mut rewards = Vec::new();
         // Programs run once per data-parallel rank.
         if mesh.coords.tp == 0 {
-            for text in &texts {
-                rewards.push(self.judge(step, &prompts[text.prompt], text)?);
-            }
+            rewards = self.judge(step, &prompts, &texts)?;
             self.repeated.extend(self.rewards.end_step(step)?);
         }
         if mesh.tp.size() > 1 {
@@ -155,13 +153,20 @@ impl StepSampler {
         Ok(groups)
     }
 
-    fn judge(&mut self, step: u64, prompt: &Prompt, text: &SampledText) -> Result<f32> {
-        let Some(Some((place, row))) = self.rows.get(prompt.id as usize) else {
-            return Err(Error::op("rewards", format!("no row {} of prompts", prompt.id)));
+    fn judge(&mut self, step: u64, prompts: &[Prompt], texts: &[SampledText]) -> Result<Vec<f32>> {
+        let shown = |text: &SampledText| {
+            let before = self.tokenizer.decode(&prompts[text.prompt].tokens);
+            (before, self.ends.text(&self.tokenizer, &text.ids))
         };
-        let (before, written) = (self.tokenizer.decode(&prompt.tokens), self.ends.text(&self.tokenizer, &text.ids));
-        let sample = text.sample;
-        self.rewards.judge(&JudgedSample { row, place, sample, step, prompt: &before, text: &written, ids: &text.ids })
+        let shown: Vec<(String, String)> = texts.iter().map(shown).collect();
+        let mut samples = Vec::with_capacity(texts.len());
+        for (text, (prompt, written)) in texts.iter().zip(&shown) {
+            let Some(Some((place, row))) = self.rows.get(prompts[text.prompt].id as usize) else {
+                return Err(Error::op("rewards", format!("no row {} of prompts", prompts[text.prompt].id)));
+            };
+            samples.push(JudgedSample { row, place, sample: text.sample, step, prompt, text: written, ids: &text.ids });
+        }
+        self.rewards.judge(&samples)
     }
 
     /// Appends the groups to the file of --record-rollouts, as --rollouts reads them.

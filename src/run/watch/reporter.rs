@@ -236,7 +236,7 @@ impl<'a> Reporter<'a> {
     /// One optimizer step.
     pub fn step(&mut self, done: &StepDone) -> Result<()> {
         let &StepDone { number, report, data, .. } = done;
-        if number <= 2 || number.is_multiple_of(MEMORY_EVERY) {
+        if self.steps < 2 || number.is_multiple_of(MEMORY_EVERY) {
             self.look_at_memory();
         }
         let (step_time_s, comm) = (self.clock.elapsed().as_secs_f64(), self.mesh.stats());
