@@ -39,27 +39,22 @@ fn gated_backward(gpu: &GpuDevice, name: &'static str, variant: &'static str, op
 }
 
 pub fn sigmoid_gate(gpu: &GpuDevice, op: SigmoidGate) -> Result<()> {
+    const OP: &str = SigmoidGate::OP;
     op.check()?;
-    let (n, dtype) = (op.x.len(), op.x.dtype());
-    let variant = by_dtype!(SigmoidGate::OP, dtype, "sigmoid_gate")?;
-    gpu.each(variant, "glu", n, dtype, &mut [Arg::In(op.gate), Arg::In(op.x), Arg::Out(op.y), Arg::U64(n as u64)])
+    let SigmoidGate { gate, x: up, y } = op;
+    gated(gpu, OP, by_dtype!(OP, gate.dtype(), "sigmoid_gate")?, Glu { gate, up, y })
 }
-/// The gradient of x replaces that of y.
-pub fn sigmoid_gate_backward(gpu: &GpuDevice, mut op: SigmoidGateBackward) -> Result<()> {
+/// The gradient of x replaces that of y, so unlike [`gated_backward`]'s it is read too.
+pub fn sigmoid_gate_backward(gpu: &GpuDevice, op: SigmoidGateBackward) -> Result<()> {
+    const OP: &str = SigmoidGateBackward::OP;
     op.check()?;
-    let (n, dtype) = (op.x.len(), op.x.dtype());
-    let variant = by_dtype!(SigmoidGateBackward::OP, dtype, "sigmoid_gate_backward")?;
+    let SigmoidGateBackward { gate, x, dy: dx, dgate } = op;
+    let (n, dtype) = (x.len(), x.dtype());
     // SAFETY: each thread reads an element of `dy` before it writes the same element.
-    let dy = unsafe { op.dy.as_view().alias() };
-    let args = &mut [
-        Arg::In(op.gate),
-        Arg::In(op.x),
-        Arg::In(dy.view()),
-        Arg::Out(op.dgate),
-        Arg::InOut(op.dy.reborrow()),
-        Arg::U64(n as u64),
-    ];
-    gpu.each(variant, "glu_backward", n, dtype, args)
+    let dy = unsafe { dx.as_view().alias() };
+    let [gate, x, dy] = [gate, x, dy.view()].map(Arg::In);
+    let args = &mut [gate, x, dy, Arg::Out(dgate), Arg::InOut(dx), Arg::U64(n as u64)];
+    gpu.each(by_dtype!(OP, dtype, "sigmoid_gate_backward")?, "glu_backward", n, dtype, args)
 }
 
 pub fn gelu(gpu: &GpuDevice, op: Gelu) -> Result<()> {

@@ -5,7 +5,7 @@
 //! documents, and is computed block by block.
 use super::driver::{Arg, Kernel, LaunchShape};
 use super::element::bias_backward;
-use super::launch::{GpuDevice, WARPS, by_dtype};
+use super::launch::{GpuDevice, WARPS, by_dtype, int};
 use super::scratch::words;
 use crate::ops::{
     BiasBackward, ConvKind, DELTA_BLOCK, DeltaRule, DeltaRuleBackward, DeltaShape, RowSequences, ShortConv,
@@ -15,22 +15,19 @@ use flatshard_base::{DType, Error, Result};
 
 /// Columns of a head's state in a CTA of `kernels/delta_rule.ptx`.
 const COLUMNS: usize = 32;
-/// Elements of a key in its smaller and in its larger variant.
-const KEYS: [usize; 2] = [128, 256];
+/// Elements of a key in its smaller variant, and in its larger one.
+const NARROW_KEY: usize = 128;
+pub const MOST_OF_KEY: usize = 256;
 /// Channels of a CTA of `kernels/short_conv.ptx`, and rows of one of its chunks.
 const CHANNELS: usize = 256;
 const CHUNK: usize = 32;
 
-fn int(n: usize) -> Arg<'static> {
-    Arg::U32(n as u32)
-}
-
 /// The variant that goes along rows.
 fn along(op: &'static str, shape: &DeltaShape, dtype: DType) -> Result<&'static str> {
     match shape.key_dim {
-        n if n <= KEYS[0] => by_dtype!(op, dtype, "delta_rule"),
-        n if n <= KEYS[1] => by_dtype!(op, dtype, "delta_rule_wide"),
-        n => Err(Error::op(op, format!("keys of {n} elements; up to {} are possible", KEYS[1]))),
+        n if n <= NARROW_KEY => by_dtype!(op, dtype, "delta_rule"),
+        n if n <= MOST_OF_KEY => by_dtype!(op, dtype, "delta_rule_wide"),
+        n => Err(Error::op(op, format!("keys of {n} elements; up to {MOST_OF_KEY} are possible"))),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Launches of mixtures of experts: routing, the rows that experts get, and their products. Never reads how many rows
 //! an expert has: kernels find that in GPU memory, and grids cover what it can be at most.
 use super::driver::{Arg, Kernel, LaunchShape};
-use super::launch::{BLOCK, GpuDevice, SM_90A, VECTOR, WARPS, by_dtype};
+use super::launch::{BLOCK, GpuDevice, SM_90A, VECTOR, WARPS, by_dtype, int};
 use crate::View;
 use crate::ops::{
     Balance, CombineRows, ExpertBias, ExpertBiasBackward, Grouped, GroupedGemm, PlaceRuns, Route, RouteBackward,
@@ -13,10 +13,6 @@ use flatshard_ptx::kernels::experts::{GroupedKernel, hopper_grouped, plain_group
 
 /// Maximum threads per CTA.
 const MOST: usize = 1024;
-
-fn int(value: usize) -> Arg<'static> {
-    Arg::U32(value as u32)
-}
 
 /// Of routers without a rule of their own.
 const PLAIN: RouteRule = RouteRule { sigmoid: false, biased: false, groups: 1, top_groups: 1, scale: 1.0 };

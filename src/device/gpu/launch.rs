@@ -15,6 +15,11 @@ pub const SM_90A: u32 = 90;
 /// Bytes of a vector access; kernels are fastest when operands are aligned to it.
 pub const VECTOR: usize = 16;
 
+/// A size among a kernel's arguments.
+pub fn int(value: usize) -> Arg<'static> {
+    Arg::U32(value as u32)
+}
+
 pub struct GpuDevice {
     pub(super) driver: Arc<dyn Driver>,
     pub(super) meter: Meter,

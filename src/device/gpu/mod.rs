@@ -61,6 +61,7 @@ pub mod telemetry;
 use crate::ops::BackwardOf;
 use flatshard_base::DType;
 
+pub use delta::MOST_OF_KEY;
 pub use driver::{Arg, Driver, Kernel, LaunchShape};
 pub use launch::GpuDevice;
 

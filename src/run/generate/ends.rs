@@ -33,19 +33,18 @@ pub(super) fn stop_tokens(model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32
 
 /// The token that ends an answer in the template, if it is one.
 pub(super) fn end_of_turn(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<u32> {
+    one_token(template.end_of_turn()?, tokenizer)
+}
+fn one_token(text: &str, tokenizer: &Tokenizer) -> Option<u32> {
     let mut ids = Vec::new();
-    tokenizer.encode(template.end_of_turn()?, &mut ids).ok()?;
+    tokenizer.encode(text, &mut ids).ok()?;
     if let [id] = ids[..] { Some(id) } else { None }
 }
 
-/// The strings that are a special token each, which a text does not show.
-pub(super) fn special_tokens(strings: &[String], tokenizer: &Tokenizer) -> Vec<u32> {
-    let of = |string: &String| {
-        let mut ids = Vec::new();
-        tokenizer.encode(string, &mut ids).ok()?;
-        if let [id] = ids[..] { Some(id).filter(|&id| tokenizer.decode(&[id]).is_empty()) } else { None }
-    };
-    strings.iter().filter_map(of).collect()
+/// The strings of --stop that are a special token each, which a text does not show.
+pub(super) fn special_stops(s: &Settings, tokenizer: &Tokenizer) -> impl Iterator<Item = u32> {
+    let strings = s.generate.stop.iter().flatten();
+    strings.filter_map(|text| one_token(text, tokenizer).filter(|&id| tokenizer.decode(&[id]).is_empty()))
 }
 
 /// Tokens that end a sample of a model in training.
@@ -57,7 +56,7 @@ pub fn stops(s: &Settings, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     if let Some(template) = data::format(&s.data, tokenizer)?.chat {
         stops.extend(end_of_turn(&template, tokenizer));
     }
-    stops.extend(special_tokens(s.generate.stop.as_deref().unwrap_or_default(), tokenizer));
+    stops.extend(special_stops(s, tokenizer));
     Ok(stops)
 }
 

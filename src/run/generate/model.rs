@@ -2,7 +2,7 @@
 //!
 //! Every token needs all weights. If the ranks have the memory, weights are gathered for the first token and kept
 //! unsharded; otherwise they are gathered for every token.
-use super::ends::{special_tokens, stop_tokens};
+use super::ends::{special_stops, stop_tokens};
 use crate::base::{Category, Error, Meter, Result};
 use crate::ckpt::{self, Checkpointer, Resume};
 use crate::comm::env::RankEnv;
@@ -70,7 +70,7 @@ impl TextModel {
         }
         let sampling = s.generate.sampling(set(&s.run.seed, "run.seed")?)?;
         let mut stop = stop_tokens(&dir, &tokenizer)?;
-        stop.extend(special_tokens(s.generate.stop.as_deref().unwrap_or_default(), &tokenizer));
+        stop.extend(special_stops(&s, &tokenizer));
         Ok(TextModel { stop, settings: s, ranks, spec, tokenizer, sampling, dir, adapter })
     }
 

@@ -2,6 +2,7 @@
 use super::{objective, tensor, zero};
 use crate::base::{DType, Error, Result};
 use crate::comm::MeshSizes;
+use crate::device::gpu::MOST_OF_KEY;
 use crate::engine::EngineOptions;
 use crate::nn::{ALL_LINEAR, Checkpointing, Cuts, Lora, Recurrence, SpImpl, Spec, Tuning, linear_modules};
 use crate::optim::Rule;
@@ -233,11 +234,10 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
 
 /// Refuses models with blocks that a device has no operations for.
 fn computes(device: DeviceName, spec: &Spec) -> Result<()> {
-    const MOST: usize = 256;
     match spec.recurrence {
-        Some(Recurrence::Delta(net)) if device != DeviceName::Cpu && net.shape.key_dim > MOST => {
+        Some(Recurrence::Delta(net)) if device != DeviceName::Cpu && net.shape.key_dim > MOST_OF_KEY => {
             Err(Error::input(format!(
-                "GPUs have no kernels for the keys of {} elements in the delta nets of {}, at most {MOST}: use --device cpu",
+                "GPUs have no kernels for the keys of {} elements in the delta nets of {}, at most {MOST_OF_KEY}: use --device cpu",
                 net.shape.key_dim,
                 spec.arch.name()
             )))

@@ -191,15 +191,17 @@ fn other_token(a: &Path, b: &Path) -> Option<(u64, [String; 2])> {
     struct TokenIds {
         vocab: Value,
     }
-    let vocabulary = |dir: &Path| -> Option<BTreeMap<u64, String>> {
-        let file: TokenizerFile = serde_json::from_slice(&open::read(&dir.join("tokenizer.json")).ok()?).ok()?;
+    let [a, b] = [a, b].map(|dir| open::read(&dir.join("tokenizer.json")).ok());
+    let (a, b) = a.zip(b).filter(|(a, b)| a != b)?;
+    let vocabulary = |text: &[u8]| -> Option<BTreeMap<u64, String>> {
+        let file: TokenizerFile = serde_json::from_slice(text).ok()?;
         match file.model.vocab {
             Value::Object(of) => of.into_iter().map(|(token, id)| Some((id.as_u64()?, token))).collect(),
             Value::Array(of) => (0..).zip(of).map(|(id, of)| Some((id, of.get(0)?.as_str()?.to_string()))).collect(),
             _ => None,
         }
     };
-    let (a, mut b) = (vocabulary(a)?, vocabulary(b)?);
+    let (a, mut b) = (vocabulary(&a)?, vocabulary(&b)?);
     let other = |(id, theirs): (u64, String)| Some((id, [theirs, b.remove(&id)?]));
     a.into_iter().filter_map(other).find(|(_, [theirs, ours])| theirs != ours)
 }

@@ -154,39 +154,47 @@ fn backward<R: Real>(shape: RouteShape, chosen: &[usize], [p, w, dw, balance]: [
     vec![reference::f64s(&dlogits)]
 }
 
+/// What backward gets of a router's outputs: the choice; probabilities, weights, their gradients and that of the
+/// balance; and all of it as operands.
+pub(super) fn given_backward(n: usize, shape: RouteShape, of: &Outputs) -> (Vec<usize>, [Vec<f64>; 4], [Operand; 6]) {
+    // Exact in f32.
+    let exact = |values: &[f64]| values.iter().map(|&x| x as f32 as f64).collect::<Vec<f64>>();
+    let (p, w, dw, balance) = (exact(&of[0]), exact(&of[2]), normal(6, n * shape.top_k), normal(7, shape.experts));
+    let chosen: Vec<usize> = of[1].iter().map(|&e| e as usize).collect();
+    let words: Vec<u32> = chosen.iter().map(|&e| e as u32).collect();
+    let operands = [
+        f32_in("probs", &p),
+        u32_in("chosen", &words),
+        f32_in("weights", &w),
+        f32_in("dweights", &dw),
+        f32_in("balance", &balance),
+        f32_out("dlogits", &before(n * shape.experts)),
+    ];
+    (chosen, [p, w, dw, balance], operands)
+}
+/// The operation on these operands.
+pub(super) fn of_backward(shape: RouteShape, bufs: &mut [Buf]) -> RouteBackward<'_> {
+    let [probs, chosen, weights, dweights, balance, dlogits] = bufs else { unreachable!() };
+    RouteBackward {
+        shape,
+        probs: probs.view(),
+        chosen: chosen.view(),
+        weights: weights.view(),
+        dweights: dweights.view(),
+        balance: balance.view(),
+        dlogits: dlogits.view_mut(),
+    }
+}
+
 #[test]
 fn route_backward() {
     for (n, shape) in shapes() {
-        let of = routed::<f64>(shape, &normal(5, n * shape.experts));
-        // Exact in f32.
-        let exact = |values: &[f64]| values.iter().map(|&x| x as f32 as f64).collect::<Vec<f64>>();
-        let (p, w, dw, balance) = (exact(&of[0]), exact(&of[2]), normal(6, n * shape.top_k), normal(7, shape.experts));
-        let chosen: Vec<usize> = of[1].iter().map(|&e| e as usize).collect();
-        let words: Vec<u32> = chosen.iter().map(|&e| e as u32).collect();
-        let operands = [
-            f32_in("probs", &p),
-            u32_in("chosen", &words),
-            f32_in("weights", &w),
-            f32_in("dweights", &dw),
-            f32_in("balance", &balance),
-            f32_out("dlogits", &before(n * shape.experts)),
-        ];
-        let given = [&p[..], &w, &dw, &balance];
+        let (chosen, given, operands) = given_backward(n, shape, &routed::<f64>(shape, &normal(5, n * shape.experts)));
+        let given = given.each_ref().map(Vec::as_slice);
         let (a, b) = (backward::<f64>(shape, &chosen, given), backward::<f32>(shape, &chosen, given));
         let label = format!("route_backward {n} tokens, {shape:?}");
         // Differences of sums, which round in another order.
-        conform(&label, 4.0 * GRADIENT, &operands, a, b, &|dev, bufs| {
-            let [probs, chosen, weights, dweights, balance, dlogits] = bufs else { unreachable!() };
-            dev.route_backward(RouteBackward {
-                shape,
-                probs: probs.view(),
-                chosen: chosen.view(),
-                weights: weights.view(),
-                dweights: dweights.view(),
-                balance: balance.view(),
-                dlogits: dlogits.view_mut(),
-            })
-        });
+        conform(&label, 4.0 * GRADIENT, &operands, a, b, &|dev, bufs| dev.route_backward(of_backward(shape, bufs)));
     }
 }
 

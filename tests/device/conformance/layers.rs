@@ -4,7 +4,7 @@ use crate::common::reference::{self, Real, each};
 use flatshard::base::{DType, rng::philox};
 use flatshard::device::ops::{
     Bias, BiasBackward, Dropout, DropoutRows, Embed, EmbedBackward, EmbedShape, Gelu, GeluBackward, Gemm, GemmShape,
-    Glu, GluBackward,
+    Glu, GluBackward, SigmoidGate, SigmoidGateBackward,
 };
 use flatshard::device::{Buf, Device};
 
@@ -67,6 +67,30 @@ fn relu_squared_slopes<R: Real>([x, dy]: [R; 2]) -> [R; 1] {
 elementwise!(relu_squared, Gelu, FORWARD, [x], [y], relu_squared_of);
 elementwise!(relu_squared_backward, GeluBackward, GRADIENT, [x, dy], [dx], relu_squared_slopes);
 elementwise!(gelu_backward, GeluBackward, GRADIENT, [x, dy], [dx], gelu_slopes);
+fn sigmoid_gate_of<R: Real>([gate, x]: [R; 2]) -> [R; 1] {
+    [reference::sigmoid(gate) * x]
+}
+elementwise!(sigmoid_gate, SigmoidGate, FORWARD, [gate, x], [y], sigmoid_gate_of);
+
+/// The gradient of x replaces that of y.
+#[test]
+fn sigmoid_gate_backward() {
+    fn slopes<R: Real>([gate, x, dy]: [R; 3]) -> [R; 2] {
+        let s = reference::sigmoid(gate);
+        [dy * s, dy * x * s * reference::sigmoid(R::of(0.0) - gate)]
+    }
+    for n in [0, 1, 17, 64, 1003] {
+        let [gate, values, dy] = [1, 2, 3].map(|seed| normal(seed, n));
+        let operands = [x("gate", &gate), x("x", &values), y("dy", &dy), y("dgate", &before(n))];
+        let given = [&gate[..], &values, &dy];
+        let (exact, naive) = (each::<f64, _, _>(given, slopes), each::<f32, _, _>(given, slopes));
+        conform("sigmoid_gate_backward", GRADIENT, &operands, exact, naive, &|dev, bufs| {
+            let [gate, x, dy, dgate] = bufs else { unreachable!() };
+            let (gate, x, dy, dgate) = (gate.view(), x.view(), dy.view_mut(), dgate.view_mut());
+            dev.sigmoid_gate_backward(SigmoidGateBackward { gate, x, dy, dgate })
+        });
+    }
+}
 
 /// The tails: 0 on the left, the identity on the right, and never a NaN from a finite number.
 #[test]

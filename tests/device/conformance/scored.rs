@@ -1,10 +1,9 @@
 //! Routers that choose experts by scores, biases and groups, and factors of experts.
-use super::experts::{floats, largest, sorted, u32_out};
+use super::experts::{floats, given_backward, largest, of_backward, sorted, u32_out};
 use super::harness::*;
 use crate::common::reference::{self, Real};
 use flatshard::device::ops::{
-    Route, RouteBackward, RouteRule, RouteScored, RouteScoredBackward, RouteShape, ScaleBy, ScaleChosen,
-    ScaleChosenBackward,
+    Route, RouteRule, RouteScored, RouteScoredBackward, RouteShape, ScaleBy, ScaleChosen, ScaleChosenBackward,
 };
 
 /// Tokens, experts, experts per token, groups, groups of a token.
@@ -147,34 +146,13 @@ fn route_scored_backward() {
     for (n, shape, rule) in cases() {
         let [logits, bias] = given(n, shape, rule);
         let of = routed::<f64>(shape, rule, &logits, &bias);
-        // Exact in f32.
-        let exact = |values: &[f64]| values.iter().map(|&x| x as f32 as f64).collect::<Vec<f64>>();
-        let (p, w, dw, balance) = (exact(&of[0]), exact(&of[2]), normal(6, n * shape.top_k), normal(7, shape.experts));
-        let chosen: Vec<usize> = of[1].iter().map(|&e| e as usize).collect();
-        let words: Vec<u32> = chosen.iter().map(|&e| e as u32).collect();
-        let operands = [
-            f32_in("probs", &p),
-            u32_in("chosen", &words),
-            f32_in("weights", &w),
-            f32_in("dweights", &dw),
-            f32_in("balance", &balance),
-            f32_out("dlogits", &before(n * shape.experts)),
-        ];
-        let given = [&p[..], &w, &dw, &balance];
+        let (chosen, given, operands) = given_backward(n, shape, &of);
+        let given = given.each_ref().map(Vec::as_slice);
         let (a, b) = (backward::<f64>(shape, rule, &chosen, given), backward::<f32>(shape, rule, &chosen, given));
         let label = format!("route_scored_backward {n} tokens, {shape:?} {rule:?}");
         // Differences of sums, which round in another order.
         conform(&label, 4.0 * GRADIENT, &operands, a, b, &|dev, bufs| {
-            let [probs, chosen, weights, dweights, balance, dlogits] = bufs else { unreachable!() };
-            let route = RouteBackward {
-                shape,
-                probs: probs.view(),
-                chosen: chosen.view(),
-                weights: weights.view(),
-                dweights: dweights.view(),
-                balance: balance.view(),
-                dlogits: dlogits.view_mut(),
-            };
+            let route = of_backward(shape, bufs);
             dev.route_scored_backward(RouteScoredBackward { rule, route })
         });
     }
