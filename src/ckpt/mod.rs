@@ -47,7 +47,7 @@ pub use load::{CarriedSize, carried, inspect, inspect_model};
 pub use merge::inspect_adapter;
 pub use merging::Merged;
 pub use publish::SavedCheckpoint;
-pub use room::{check_export, same_place};
+pub use room::{check_export, check_room, same_place};
 pub use safetensors::Dtype;
 pub use source::{is_created, is_model};
 pub use state::{TrainerState, fingerprint};

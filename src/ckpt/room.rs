@@ -86,7 +86,7 @@ pub(super) fn create(disk: &Disk, dir: &Path, plan: &FilePlan) -> Result<()> {
     let parent = disk::parent(dir);
     disk.make_dirs(parent)?;
     if free(parent).is_some_and(|free| free < plan.bytes()) {
-        return Err(no_room(parent, plan.bytes(), Errno::NOSPC.into()));
+        return Err(no_room(dir, plan.bytes(), Errno::NOSPC.into()));
     }
     let make = || {
         disk.make_dir(dir)?;
@@ -109,6 +109,21 @@ pub(super) fn reserve(disk: &Disk, path: &Path, beginning: &[u8], bytes: u64, al
     made.sync() // other hosts sync only what they write
 }
 
+/// Refuses a file or directory, named by `flag`, that a run will write at its end if there is no room for it now.
+pub fn check_room(flag: &str, path: &Path, needed: u64) -> Result<()> {
+    let Some(free) = path.ancestors().skip(1).find_map(|above| free(if above == "" { Path::new(".") } else { above }))
+    else {
+        return Ok(());
+    };
+    match free < needed {
+        true => Err(Error::input(format!(
+            "{flag} {}: {needed} bytes will be written, and {free} are free there; free disk space, or name another place",
+            path.display()
+        ))),
+        false => Ok(()),
+    }
+}
+
 /// Bytes this user can still write on the disk of `dir`.
 fn free(dir: &Path) -> Option<u64> {
     statvfs(dir).ok().map(|s| s.f_bavail.saturating_mul(s.f_frsize))
@@ -117,8 +132,23 @@ fn free(dir: &Path) -> Option<u64> {
 fn no_room(path: &Path, needed: u64, cause: std::io::Error) -> Error {
     let free = free(disk::parent(path)).map_or("an unknown number".into(), |free| free.to_string());
     let text = format!(
-        "{cause}: a checkpoint of this model needs {needed} bytes, and {free} are free here. Free disk space, reduce `keep`, \
-         or change `ckpt_dir`. Existing checkpoints are untouched"
+        "{cause}: a checkpoint of this model needs {needed} bytes, and {free} are free here. Free disk space, keep fewer \
+         checkpoints (`keep`), or name another directory. Existing checkpoints are untouched"
     );
     Error::io("reserve", path, std::io::Error::new(cause.kind(), text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_run_will_write_must_fit_now() {
+        let dir = tempfile::tempdir().unwrap();
+        for path in [dir.path().join("new/of/it"), "relative".into()] {
+            check_room("--save-hf", &path, 1).unwrap();
+            let text = check_room("--save-hf", &path, u64::MAX).unwrap_err().to_string();
+            assert!(text.starts_with("--save-hf ") && text.contains("are free there"), "{text}");
+        }
+    }
 }

@@ -310,7 +310,8 @@ fn a_checkpoint_that_does_not_fit_fails_and_leaves_nothing() {
     });
     let text = errors[0].to_string();
     let needed = (3u64 << 52).to_string();
-    let says = [dir.path().to_str().unwrap(), &needed[..4], "bytes", "are free", "`keep`", "`ckpt_dir`", "untouched"];
+    let says =
+        [dir.path().to_str().unwrap(), &needed[..4], "bytes", "are free", "`keep`", "another directory", "untouched"];
     assert!(says.iter().all(|s| text.contains(s)), "{text}");
     assert!(errors[1].to_string().contains("rank 0 could not make room"), "{}", errors[1]);
     errors.iter().for_each(|e| assert_eq!(e.exit_status(), 1));

@@ -163,6 +163,7 @@ impl Plan {
             planned,
         };
         ranks.planned = size.on_device();
+        check::room(&s, size.params, size.trainable)?;
         let resume = resume::find(&s.checkpoint, &engine, &decoder)?;
         // Checkpoints of adapters hold only adapters: the base model is always read from its own directory.
         if let Some(dir) = s.model.pretrain.as_ref().filter(|_| resume.is_none() || engine.tuning.lora.is_some()) {
