@@ -6,19 +6,39 @@ pub use config::{AdapterConfig, FILE, read};
 pub(super) use tensors::{AdapterTensors, LowRank};
 
 use self::config::fused;
+use super::gguf::links::origin;
 use super::hf::decimal;
 use super::layout::pretty;
 use crate::base::{Error, Result, open};
 use crate::nn::{Arch, Lora, Spec};
 use serde_json::{Value, json};
+use std::fs;
 use std::path::Path;
 
 /// PEFT's name of a reward model's head.
 const SCORE_MODULE: &str = "score";
 
-/// The text of `adapter_config.json`. `base` is the directory of the adapted model. A reward model's head is stored
-/// whole. `tower`: modules of the same names next to the text model have no adapters.
-pub fn config(lora: &Lora, base: Option<&Path>, spec: &Spec, tower: bool) -> String {
+/// The model that an adapter is of, as its config names it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterBase {
+    /// A path, or a name of the hub.
+    pub name: String,
+    /// Of a name of the hub.
+    pub revision: Option<String>,
+}
+
+impl AdapterBase {
+    /// Of a directory, or of the file that it was made from. A relative path would be resolved against the directory
+    /// that the adapter is loaded from.
+    pub fn of_path(base: &Path) -> AdapterBase {
+        let base = origin(&fs::canonicalize(base).unwrap_or(base.to_path_buf()));
+        AdapterBase { name: base.display().to_string(), revision: None }
+    }
+}
+
+/// The text of `adapter_config.json` of adapters of the model `base`. A reward model's head is stored whole. `tower`:
+/// modules of the same names next to the text model have no adapters.
+pub fn config(lora: &Lora, base: Option<&AdapterBase>, spec: &Spec, tower: bool) -> String {
     let score = spec.score;
     let targets: Value = match &lora.targets[..] {
         [one] if one == "all-linear" => json!(one),
@@ -27,7 +47,8 @@ pub fn config(lora: &Lora, base: Option<&Path>, spec: &Spec, tower: bool) -> Str
     let mut config = json!({
         "peft_type": "LORA",
         "task_type": if score { "SEQ_CLS" } else { "CAUSAL_LM" },
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": base.map(|base| &base.name),
+        "revision": base.and_then(|base| base.revision.as_ref()),
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "target_modules": targets,
@@ -52,10 +73,14 @@ pub fn config(lora: &Lora, base: Option<&Path>, spec: &Spec, tower: bool) -> Str
 /// Keys of parameters that are not modules.
 const FUSED: [&str; 3] = ["target_parameters", "rank_pattern", "alpha_pattern"];
 
-/// The base model of the adapter in `dir`, as its config names it.
+/// The base model of the adapter in `dir`, as its config names it: a path, or a name of the hub with its revision.
 pub fn base(dir: &Path) -> Option<String> {
     let config: Value = serde_json::from_slice(&open::read(&dir.join(FILE)).ok()?).ok()?;
-    config["base_model_name_or_path"].as_str().map(str::to_owned)
+    let name = config["base_model_name_or_path"].as_str()?;
+    Some(match config["revision"].as_str() {
+        Some(revision) if !Path::new(name).exists() && !name.contains('@') => format!("{name}@{revision}"),
+        _ => name.to_owned(),
+    })
 }
 
 /// An adapter can only be resumed with the same rank, alpha and modules.

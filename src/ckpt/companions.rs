@@ -2,14 +2,13 @@
 //! with them, they are preserved. Never interprets a tokenizer.
 pub mod template;
 
-use super::gguf::links::origin;
+use super::adapter::{self, AdapterBase};
+use super::hf;
 use super::layout::pretty;
-use super::{adapter, hf};
 use crate::base::{Error, Result, open};
 use crate::nn::{Lora, Spec};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
-use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -84,13 +83,10 @@ impl Companions {
         Ok(companions)
     }
 
-    /// For saving the adapters `lora` of the model in directory `base`.
-    pub fn adapting(mut self, lora: &Lora, base: Option<&Path>, spec: &Spec) -> Companions {
-        // A relative path would be resolved against the directory the adapter is loaded from.
-        let base = base.map(|base| fs::canonicalize(base).unwrap_or(base.to_path_buf()));
-        let base = base.map(|base| origin(&base));
+    /// For saving the adapters `lora` of the model `base`.
+    pub fn adapting(mut self, lora: &Lora, base: Option<AdapterBase>, spec: &Spec) -> Companions {
         let tower = self.config.as_ref().is_some_and(hf::is_tower);
-        self.files.push((adapter::FILE.into(), adapter::config(lora, base.as_deref(), spec, tower).into_bytes()));
+        self.files.push((adapter::FILE.into(), adapter::config(lora, base.as_ref(), spec, tower).into_bytes()));
         self
     }
 

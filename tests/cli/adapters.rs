@@ -38,6 +38,7 @@ fn merges_are_those_of_peft() {
         ("tied", "tied_tokens", "2 adapters and 1 whole tensors"),
         ("tied", "dora", "14 adapters"),
         ("gpt2", "dora_transposed", "4 adapters"),
+        ("qwen2", "named_twice", "2 adapters and 2 whole tensors"),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let Output { status, stderr, .. } = merge(dir.path(), base, &golden(adapter));

@@ -783,6 +783,17 @@ fn the_base_model_of_an_adapter_is_found_by_its_name() {
         assert!(ended.status.success(), "{from}: {}", ended.stderr);
         assert!(!ended.stdout.trim().is_empty());
     }
+    // An adapter that is trained here names it so, for any machine.
+    fs::write(place.dir.path("t.jsonl"), "{\"input_ids\": [1, 2, 3]}\n".repeat(8)).unwrap();
+    let tune =
+        "--pretrain o/base --dataset t.jsonl --lora-rank 2 --max-steps 1 --no-eval --no-sample --nproc-per-node 1";
+    let (code, text) = run(&place, &format!("{tune} --save-adapter tuned"), &[]);
+    assert_eq!(code, 0, "{text}");
+    let config: Value =
+        serde_json::from_slice(&fs::read(place.dir.path("tuned/adapter_config.json")).unwrap()).unwrap();
+    assert_eq!([&config["base_model_name_or_path"], &config["revision"]], [&json!("o/base"), &json!(commit('a'))]);
+    let (code, text) = run(&place, "--lora-merge tuned --save-hf of-tuned", &[]);
+    assert!(code == 0 && text.contains("merge  4 adapters"), "{text}");
     // A merge takes both names.
     let (code, text) = run(&place, "--pretrain o/base --lora-merge o/adapter --save-hf merged", &[]);
     assert!(code == 0 && text.contains("merge  8 adapters"), "{text}");

@@ -68,6 +68,8 @@ ADAPTERS = {
     "dora": ("tied", {"r": 2, "lora_alpha": 3, "use_dora": True, "target_modules": "all-linear"}),
     "dora_transposed": ("gpt2", {"r": 2, "use_dora": True, "target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
     "dora_embeddings": ("qwen2", {"r": 2, "use_dora": True, "target_modules": ["embed_tokens"]}),
+    # As after a vocabulary has grown, for which PEFT saves the embeddings under their own names, too.
+    "named_twice": ("qwen2", {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}),
 }
 
 
@@ -86,7 +88,7 @@ def main():
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = (0.3 * torch.randn_like(parameter)).bfloat16().float()
-        model.save_pretrained(HERE / name)
+        model.save_pretrained(HERE / name, save_embedding_layers=name == "named_twice" or "auto")
         (HERE / name / "README.md").unlink()
         path = HERE / name / "adapter_config.json"  # without the name of the directory that it was made in
         config = {**json.loads(path.read_text()), "base_model_name_or_path": of}

@@ -69,8 +69,16 @@ impl AdapterTensors {
         let (files, none) = (Arc::new(files), Tensors::default());
         let source = TensorSource { files, tensors: none, twin: None, tower: None, mxfp4: Mutex::default() };
         let mut this = AdapterTensors { path: dir.join(WEIGHTS), source, changes: BTreeMap::new() };
-        for tensor in tensors.into_values() {
-            this.place(tensor, &config)?;
+        // PEFT saves a module that was trained whole on a grown vocabulary under three names.
+        let (mut twins, unused) = (Vec::new(), |tensor: &FileTensor| tensor.name.contains(".original_module."));
+        for tensor in tensors.into_values().filter(|tensor| !unused(tensor)) {
+            twins.extend(this.place(tensor, &config)?);
+        }
+        for (name, twin) in twins {
+            let whole = this.changes.get(&name).and_then(|change| change.whole.as_ref());
+            if !whole.is_some_and(|whole| whole.shape == twin.shape) || !this.equal(whole.unwrap_or(&twin), &twin)? {
+                return Err(this.error(format!("has tensor {} under two names", twin.name)));
+            }
         }
         if this.changes.is_empty() {
             return Err(this.error("has no tensors"));
@@ -90,8 +98,8 @@ impl AdapterTensors {
         Error::in_file(&self.path, what)
     }
 
-    /// Finds the tensor's place by its name.
-    fn place(&mut self, tensor: FileTensor, config: &AdapterConfig) -> Result<()> {
+    /// Finds the tensor's place by its name. Returns what was there: another one for the whole tensor of this name.
+    fn place(&mut self, tensor: FileTensor, config: &AdapterConfig) -> Result<Option<(String, FileTensor)>> {
         if !matches!(tensor.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) {
             let what = format!("tensor {} is {:?}; supported: F32, BF16, F16", tensor.name, tensor.dtype);
             return Err(self.error(what));
@@ -117,7 +125,10 @@ impl AdapterTensors {
                 change.tokens = config.tokens(module).iter().enumerate().map(|(row, &token)| (token, row)).collect();
                 &mut change.rows
             }
-            None => &mut self.changes.entry(name).or_default().whole,
+            None => {
+                let whole = &mut self.changes.entry(name.clone()).or_default().whole;
+                return Ok(whole.replace(tensor).map(|other| (name, other)));
+            }
             Some((kind, module, of)) => {
                 let parts = self.changes.entry(format!("{module}{of}")).or_default().added.get_or_insert_default();
                 let last = module.rsplit('.').next().unwrap_or_default();
@@ -133,7 +144,7 @@ impl AdapterTensors {
             }
         };
         match place.replace(tensor) {
-            None => Ok(()),
+            None => Ok(None),
             Some(other) => Err(self.error(format!("has tensor {} under two names", other.name))),
         }
     }

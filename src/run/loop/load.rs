@@ -107,7 +107,7 @@ fn checkpointer(
     if mesh.rank() == 0 {
         let mut companions = save::companions(&plan.settings, spec, source, &plan.tokenizer)?;
         if let Some(lora) = &plan.engine.tuning.lora {
-            companions = companions.adapting(lora, plan.settings.model.pretrain.as_deref(), spec);
+            companions = companions.adapting(lora, save::adapted(&plan.settings), spec);
         }
         checkpointer.accompany(companions);
     }

@@ -1,8 +1,10 @@
 //! How models and checkpoints are written. Never writes one.
 use crate::base::Result;
+use crate::ckpt::adapter::AdapterBase;
 use crate::ckpt::gguf::GgufType;
 use crate::ckpt::{self, Companions};
 use crate::data::Tokenizer;
+use crate::hub::HubName;
 use crate::nn::Spec;
 use crate::run::plan::data;
 use crate::run::settings::checkpoint::CheckpointSettings;
@@ -50,4 +52,15 @@ pub fn companions(s: &Settings, spec: &Spec, source: Option<&Path>, tokenizer: &
     let companions = Companions::of(spec, source, files.first().map(|p| p.as_path()))?.with_ends(ends);
     let companions = companions.of_bytes(matches!(tokenizer, Tokenizer::Bytes));
     data::saved_template(s, tokenizer)?.map_or(Ok(companions.clone()), |text| companions.with_template(&text))
+}
+
+/// The model that adapters are of: by its name of the hub, which means the same on other machines, or its path.
+pub fn adapted(s: &Settings) -> Option<AdapterBase> {
+    let path = s.model.pretrain.as_deref()?;
+    let named = s.hub.all.iter().find(|named| named.setting == "pretrain" && named.path == path);
+    let name = named.and_then(|named| HubName::model(&named.pinned)).filter(|name| name.path.is_none());
+    Some(match name {
+        Some(HubName { repo, revision, .. }) => AdapterBase { name: repo, revision },
+        None => AdapterBase::of_path(path),
+    })
 }
