@@ -274,6 +274,12 @@ fn llama_factory_finds_its_data_sets_by_name() {
     let pairs = json!({"file_name": "pairs.jsonl", "formatting": "sharegpt", "ranking": true,
         "columns": {"messages": "talk", "chosen": "chosen", "rejected": "rejected"}});
     let info = json!({"asks": {"file_name": "alpaca.jsonl"}, "more": {"file_name": "alpaca.jsonl"}, "talks": talks,
+        "orca": {"file_name": "orca.jsonl", "columns": {"prompt": "question", "response": "response",
+            "system": "system_prompt"}},
+        "sft": {"file_name": "asked.jsonl"},
+        "asked": {"file_name": "asked.jsonl", "ranking": true, "columns": {"prompt": "instruction", "query": "input",
+            "chosen": "chosen", "rejected": "rejected"}},
+        "part": {"file_name": "alpaca.jsonl", "columns": {"prompt": "instruction", "query": "input", "response": "reply"}},
         "pairs": pairs, "hub": {"hf_hub_url": "owner/name", "split": "train_sft"},
         "odd": {"file_name": "chats.jsonl", "formatting": "sharegpt", "tags": {"role_tag": "who"}}});
     fs::create_dir(dir.path("data")).unwrap();
@@ -281,6 +287,10 @@ fn llama_factory_finds_its_data_sets_by_name() {
     for file in ["alpaca.jsonl", "chats.jsonl", "pairs.jsonl"] {
         fs::rename(dir.path(file), dir.path("data").join(file)).unwrap();
     }
+    let orca = json!({"system_prompt": "Be brief.", "question": "why?", "response": "because"});
+    fs::write(dir.path("data/orca.jsonl"), format!("{orca}\n").repeat(40)).unwrap();
+    let pair = json!({"instruction": "add", "input": "1 and 2", "chosen": "3", "rejected": "4"});
+    fs::write(dir.path("data/asked.jsonl"), format!("{pair}\n").repeat(40)).unwrap();
     let chat = "--tokenizer-chat-template chat.jinja";
     let (read, said) = plan(&dir, "lf.yaml", LLAMA_FACTORY, chat);
     has(&read, &[("data.dataset", json!(["data/alpaca.jsonl", "data/alpaca.jsonl"])), ("data.max_len", json!(64))]);
@@ -296,10 +306,35 @@ fn llama_factory_finds_its_data_sets_by_name() {
     assert_eq!(said.lines().filter(|line| line.contains("lf.yaml")).count(), 1, "{said}");
     let (read, _) = plan(&dir, "lf.yaml", &LLAMA_FACTORY.replace("asks,more", "talks"), chat);
     has(&read, &[("data.input_key", json!("talk")), ("data.apply_chat_template", json!(true))]);
+    let (read, _) = plan(&dir, "lf.yaml", &LLAMA_FACTORY.replace("asks,more", "orca"), chat);
+    has(&read, &[("data.system_key", json!("system_prompt")), ("data.input_key", json!("question"))]);
+    // Templates that a tokenizer may not have: ChatML, and none at all.
+    for (name, text) in [("chatml", "<|im_start|>user\\nadd\\n1 and 2<|im_end|>"), ("empty", "add\\n1 and 2")] {
+        fs::write(
+            dir.path("data/asked.jsonl"),
+            "{\"instruction\": \"add\", \"input\": \"1 and 2\", \"output\": \"3\"}\n",
+        )
+        .unwrap();
+        let one = LLAMA_FACTORY.replace("asks,more", "sft").replace("template: llama3", &format!("template: {name}"));
+        fs::write(dir.path("lf.yaml"), one).unwrap();
+        let out = ran(&dir, FLATSHARD, "train lf.yaml --print-samples 1");
+        let seen: Value =
+            serde_json::from_slice(&out.stdout).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&out.stderr)));
+        let seen = seen["text"].as_str().unwrap();
+        assert!(seen.starts_with(&text.replace("\\n", "\n")), "{name}: {seen}");
+    }
+    fs::write(dir.path("data/asked.jsonl"), format!("{pair}\n").repeat(40)).unwrap();
+    // A limit of each data set, beyond which none has rows.
+    let (_, said) = plan(
+        &dir,
+        "lf.yaml",
+        &LLAMA_FACTORY.replace("cutoff_len", "max_samples: 1000\ncutoff_len"),
+        &format!("{chat} --verbose"),
+    );
+    assert!(said.contains("max_samples: 1000 has no effect here: no data set has more rows"), "{said}");
     let texts = "texts.jsonl\npacking: true";
     fs::write(dir.path("texts.jsonl"), "{\"text\": \"a long text, and more of it\"}\n".repeat(400)).unwrap();
-    let pt =
-        LLAMA_FACTORY.replace("asks,more", texts).replace("stage: sft", "stage: pt").replace("template: llama3", "");
+    let pt = LLAMA_FACTORY.replace("asks,more", texts).replace("stage: sft", "stage: pt");
     let (read, said) = plan(&dir, "lf.yaml", &pt, "--verbose");
     has(&read, &[("data.pretrain_mode", json!(true)), ("data.join_rows", json!(true))]);
     assert!(said.contains("packing has no effect here: the texts are joined"), "{said}");
@@ -310,7 +345,13 @@ fn llama_factory_finds_its_data_sets_by_name() {
     let dpo = LLAMA_FACTORY.replace("asks,more", "pairs").replace("stage: sft", "stage: dpo\npref_beta: 0.2");
     let (read, _) = plan(&dir, "lf.yaml", &dpo, chat);
     has(&read, &[("objective.prompt_key", json!("talk")), ("objective.beta", json!(0.2))]);
+    // Pairs of Alpaca rows have the input in their prompt.
+    fs::write(dir.path("lf.yaml"), dpo.replace("dataset: pairs", "dataset: asked")).unwrap();
+    let out = ran(&dir, FLATSHARD, &format!("train lf.yaml {chat} --print-samples 1"));
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert!(text.contains("add\\n1 and 2"), "{text}{}", String::from_utf8_lossy(&out.stderr));
     for (from, to, words) in [
+        ("asks,more", "part", ["part.columns.query", "would not be read"]),
         ("asks,more", "askz", ["no data set askz", "asks"]),
         ("asks,more", "odd", ["odd.tags.role_tag", "ShareGPT"]),
         ("trust_remote_code: true", "max_samples: 9", ["max_samples", "each of the 2 data sets"]),

@@ -1,6 +1,6 @@
 //! Axolotl's lists of data sets and its chat template, as keys of ours. Its other keys are rows of `synonyms.tsv`.
 use super::entry::DataPlace;
-use super::rewriting::{FileTree, Rewriting, strings};
+use super::rewriting::{CHATML, FileTree, Rewriting, strings};
 use crate::base::{Result, quote};
 use serde_json::{Value, json};
 
@@ -62,12 +62,22 @@ fn template(tree: &FileTree, value: &Value, out: &mut Rewriting) -> Result<()> {
         Some(name) if name.contains(['/', '.', '{']) => {
             out.set("tokenizer_chat_template", value.clone(), "chat_template")
         }
+        Some("chatml") if tree.get("datasets").is_none_or(has_chats) => {
+            out.set("tokenizer_chat_template", json!(CHATML), "chat_template")
+        }
+        Some("alpaca") => Err(out.refuse("chat_template", value, "rows of `type: alpaca` have Alpaca's prompt")),
         Some(name) => {
             out.idle(&format!("chat_template: {}", quote(name)), own);
             Ok(())
         }
         None => Err(out.refuse("chat_template", value, own)),
     }
+}
+
+/// Some rows are conversations.
+fn has_chats(sets: &Value) -> bool {
+    let is_chat = |set: &Value| set["type"].as_str().is_some_and(|kind| kind.contains("chat") || kind == "sharegpt");
+    sets.as_array().map_or_else(|| is_chat(sets), |sets| sets.iter().any(is_chat))
 }
 
 /// The entries of `list`, as the paths of `key` and how their rows are read.

@@ -1,13 +1,16 @@
 //! LLaMA-Factory's data sets: names in a `dataset_info.json`, as paths and fields. Its other keys are rows of
 //! `synonyms.tsv`.
 use super::entry::DataPlace;
-use super::rewriting::{FileTree, Rewriting, strings};
-use crate::base::{Result, open, quote};
+use super::rewriting::{CHATML, FileTree, Rewriting, strings};
+use crate::base::{Error, Result, open, quote};
+use crate::data::each_row;
 use crate::run::settings::synonyms::nearest;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 const INFO: &str = "dataset_info.json";
+/// Its template `empty`: the texts of messages alone.
+const EMPTY: &str = "{% for message in messages %}{{ message['content'] }}{% endfor %}";
 
 pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
     let sets = tree.get("dataset").and_then(strings).map_or(0, |names| split(&names).len());
@@ -16,6 +19,17 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
             _ if value.is_null() => out.set(key, Value::Null, key)?,
             "dataset" | "eval_dataset" => data_sets(&tree, key, value, out)?,
             "dataset_dir" => {}
+            "template" if tree.get("stage") == Some(&json!("pt")) => {
+                out.idle(&format!("{key}: {value}"), "stage pt learns text as it is");
+            }
+            "template" if ["chatml", "empty"].iter().any(|name| value == name) => {
+                let text = if value == "empty" { EMPTY } else { CHATML };
+                out.set("tokenizer_chat_template", json!(text), key)?;
+                out.set("apply_chat_template", json!(true), key)?;
+            }
+            "max_samples" if sets > 1 && !has_more(&tree, value, out)? => {
+                out.idle(&format!("{key}: {value}"), "no data set has more rows");
+            }
             "max_samples" if sets > 1 => {
                 let why = format!("it counts samples of each of the {sets} data sets, --max-samples those of all");
                 return Err(out.refuse(key, value, &why));
@@ -50,6 +64,27 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
         out.set("mask_history", json!(false), "mask_history")?;
     }
     Ok(())
+}
+
+/// Whether a data set has more rows than `most`, or cannot be counted here: it is on the hub.
+fn has_more(tree: &FileTree, most: &Value, out: &Rewriting) -> Result<bool> {
+    let most = most.as_u64().unwrap_or(0);
+    let (names, Some((dir, all))) = (tree.get("dataset").and_then(strings).unwrap_or_default(), info(tree, out)?)
+    else {
+        return Ok(true);
+    };
+    for name in split(&names) {
+        let Some(file) = all[&name]["file_name"].as_str() else { return Ok(true) };
+        let mut rows = 0;
+        let counted = each_row(&[dir.join(file)], &mut |_, _| {
+            rows += 1;
+            if rows > most { Err(Error::Reported) } else { Ok(()) } // the rest does not matter
+        });
+        if counted.is_err() {
+            return Ok(true); // a file that cannot be read is reported with the data
+        }
+    }
+    Ok(false)
 }
 
 fn split(names: &[String]) -> Vec<String> {
@@ -152,7 +187,8 @@ fn columns(at: &str, body: &Value, out: &mut Rewriting) -> Result<()> {
     for (key, value) in columns.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
         let fits = match key.as_str() {
             "query" => value == "input" && column("prompt").is_none_or(|name| name == "instruction"),
-            "system" | "history" | "tools" => value == key,
+            "history" | "tools" => value == key,
+            "system" => value.is_string(),
             "prompt" | "response" | "messages" | "chosen" | "rejected" | "kto_tag" => true,
             _ => false,
         };
@@ -161,12 +197,24 @@ fn columns(at: &str, body: &Value, out: &mut Rewriting) -> Result<()> {
             return Err(out.refuse(&format!("{at}.columns.{}", quote(key)), value, why));
         }
     }
+    if let Some(system) = column("system").filter(|name| *name != "system") {
+        out.set("system_key", json!(system), at)?;
+    }
     if let Some(label) = column("kto_tag").filter(|name| *name != "label") {
         out.set("label_key", json!(label), at)?;
     }
+    // Alpaca's fields are read together: the instruction, then the input, after the history.
+    let alpaca = !talks && column("prompt").is_none_or(|name| name == "instruction");
+    let other = column("response").filter(|name| *name != "output");
+    if let (Some(query), Some(response), true) = (column("query"), other, body["ranking"] != true) {
+        let why = format!("next to the response `{response}`, `{query}` would not be read: call the response output");
+        return Err(out.refuse(&format!("{at}.columns.query"), &json!(query), &why));
+    }
     let prompt = if talks { column("messages").or(Some("conversations")) } else { column("prompt") };
     if body["ranking"] == true {
-        out.set("prompt_key", json!(prompt.unwrap_or("instruction")), at)?;
+        if !alpaca {
+            out.set("prompt_key", json!(prompt.unwrap_or("instruction")), at)?;
+        }
         out.set("chosen_key", json!(column("chosen").unwrap_or("chosen")), at)?;
         return out.set("rejected_key", json!(column("rejected").unwrap_or("rejected")), at);
     }
