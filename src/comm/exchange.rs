@@ -56,7 +56,7 @@ impl Exchange {
     }
 
     /// Returns `mine` if all ranks succeeded. Otherwise every rank gets an error: its own, or one that names the rank
-    /// that failed.
+    /// that failed, or the signal that it received.
     pub fn agree<T>(&mut self, dev: &dyn Device, what: &str, mine: Result<T>) -> Result<T> {
         let (done, value) = match mine {
             Ok(value) => (Ok(Vec::new()), Some(value)),
@@ -91,6 +91,7 @@ impl Exchange {
         Err(match failed[0] {
             DAMAGED => Error::Damaged(text),
             2 => Error::Input(text),
+            stopped @ 129..=159 => Error::Signal(stopped as i32 - 128),
             _ => Error::Run(text),
         })
     }

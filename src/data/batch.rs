@@ -34,6 +34,8 @@ pub struct Recorded {
     pub rewards: Vec<f32>,
     /// The number of documents up to the end of each group.
     pub groups: Vec<u32>,
+    /// The number of each group's row, of prompts that are not sampled yet.
+    pub rows: Vec<u64>,
 }
 
 impl Recorded {
@@ -41,6 +43,7 @@ impl Recorded {
         self.logprobs.clear();
         self.rewards.clear();
         self.groups.clear();
+        self.rows.clear();
     }
 }
 

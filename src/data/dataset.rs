@@ -8,7 +8,7 @@ use super::mismatched::Mismatched;
 use super::reader::{self, RowFiles};
 use super::recipe::{Drop, Recipe};
 use super::report::{GroupCounts, Report};
-use super::shapes::GROUP_KEYS;
+use super::shapes::{GROUP_KEYS, PROMPT_KEYS};
 use super::source::RowSource;
 use super::synthetic::Synthetic;
 use super::token_file::{self, Notes, TokenCounts, TokenFile, TokenWriter};
@@ -138,13 +138,14 @@ impl Dataset {
         let TokenCounts { files, skipped, bytes, dropped, bad, cut } = file.counts();
         let (notes, fingerprint, words) = (file.notes().clone(), file.content(), file.words());
         let source = match is_rows {
+            true if let Some(Preferences::Prompts(room)) = format.preferences => RowSource::Prompts(file, room),
             true if kind == SampleKind::Group => RowSource::Groups(file),
             true if format.has_numbers() => RowSource::Numbered(file),
             true => RowSource::Rows(file),
             false => RowSource::Stream(file),
         };
         // A pair's two sequences are as long as one row of twice the length.
-        let len = |row| source.row_len(row, usize::MAX);
+        let len = |row| source.stored_len(row);
         let groups = (kind == SampleKind::Group).then(|| GroupCounts::of(&source, rows));
         let report = Report {
             what: corpus.what,
@@ -258,6 +259,10 @@ impl Dataset {
     pub fn largest_group(&self) -> usize {
         self.largest
     }
+    /// Rows are prompts whose samples are drawn while the run trains.
+    pub fn draws_samples(&self) -> bool {
+        self.report.groups.is_some_and(|groups| groups.drawn.is_some())
+    }
     /// What a row is.
     pub fn kind(&self) -> SampleKind {
         self.kind
@@ -281,13 +286,6 @@ impl Dataset {
         self.max_len = max_len;
         let reports = self.sources.iter_mut().map(|source| &mut source.report).chain([&mut self.report]);
         reports.for_each(|report| report.max_len = max_len);
-    }
-    /// The report says nothing of groups of one sample: nothing is compared within a group.
-    pub fn uncompared(mut self) -> Dataset {
-        if let Some(groups) = &mut self.report.groups {
-            groups.alone = 0;
-        }
-        self
     }
     /// The report is of the files that this was made from. Rows of `bad` were skipped: how many, and what the first is.
     pub fn made_from(mut self, made: &RowFiles, bad: (u64, Option<&String>)) -> Dataset {
@@ -424,6 +422,7 @@ fn refuse_preferences(format: &Format, what: &str, is: &str) -> Result<()> {
         Some(Preferences::Labels(keys)) => {
             ("labeled answers", format!("`{}`, `{}` and `{}`", keys.prompt, keys.completion, keys.label))
         }
+        Some(Preferences::Prompts(_)) => ("prompts", PROMPT_KEYS.map(|key| format!("`{key}`")).join(" and ")),
         Some(Preferences::Rollouts) => ("rollouts", GROUP_KEYS.map(|key| format!("`{key}`")).join(" and ")),
     };
     Err(Error::input(format!(

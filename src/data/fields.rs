@@ -107,6 +107,15 @@ pub(super) fn truth(value: &Value) -> Option<bool> {
     }
 }
 
+/// The same of text, as tables have it.
+pub(super) fn truth_in(text: &str) -> Option<bool> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "true" => Some(true),
+        "false" => Some(false),
+        number => truth(&number.parse::<f64>().ok()?.into()),
+    }
+}
+
 pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -1,5 +1,5 @@
 //! How rows become prompts and responses, as configured, and which settings combine. Never reads a row.
-use super::shapes::{ANSWER_IDS, GROUP_KEYS, ID_KEYS};
+use super::shapes::{ANSWER_IDS, GROUP_KEYS, ID_KEYS, PROMPT_KEYS};
 use super::template::ChatTemplate;
 use crate::base::{Error, Result};
 use std::sync::Arc;
@@ -73,6 +73,16 @@ pub enum Preferences {
     Labels(LabelKeys),
     /// Samples of a prompt, with the log-probabilities of their tokens and with rewards.
     Rollouts,
+    /// A prompt that is sampled before it is trained on.
+    Prompts(SampleRoom),
+}
+
+/// The samples that a prompt will have.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SampleRoom {
+    pub samples: usize,
+    /// The most tokens of each.
+    pub longest: usize,
 }
 
 /// The settings that describe rows.
@@ -84,6 +94,8 @@ pub struct Format {
     pub input_key: Option<String>,
     /// Field of the response; None: the last message of the conversation.
     pub output_key: Option<String>,
+    /// Field of the system prompt, in place of `system`.
+    pub system_key: Option<String>,
     /// Template applied to the prompt, with `{}` in its place.
     pub input_template: Option<String>,
     /// Rows are conversations, or a prompt and a response that form one.
@@ -122,6 +134,9 @@ impl Format {
             Format { pretrain_mode: true, input_template: Some(_), .. } => {
                 "`pretrain_mode` uses the text verbatim: remove `input_template`"
             }
+            Format { pretrain_mode: true, system_key: Some(_), .. } => {
+                "`pretrain_mode` uses the text verbatim: remove `system_key`"
+            }
             Format { pretrain_mode: true, .. } => return Ok(()),
             Format { input_template: Some(_), .. } if chat => {
                 "`input_template` and a chat template exclude each other: remove one"
@@ -153,9 +168,10 @@ impl Format {
             (Format { input_key: Some(_), .. } | Format { output_key: Some(_), .. }, Preferences::Labels(_)) => {
                 Some("`input_key` names what is learned as it is: use `prompt_key`")
             }
-            (Format { input_key: Some(_), .. } | Format { output_key: Some(_), .. }, Preferences::Rollouts) => {
-                Some("`input_key` and `output_key` name text, and rollouts are token ids: remove them")
-            }
+            (
+                Format { input_key: Some(_), .. } | Format { output_key: Some(_), .. },
+                Preferences::Rollouts | Preferences::Prompts(_),
+            ) => Some("`input_key` and `output_key` name text, and rollouts are token ids: remove them"),
             (Format { multiturn: true, .. }, _) => {
                 Some("`multiturn` has no place in preferences, which are about the last answer")
             }
@@ -170,7 +186,7 @@ impl Format {
         match &self.preferences {
             Some(Preferences::Pairs(keys)) => keys.margin.is_some(),
             Some(Preferences::Labels(_)) => true,
-            Some(Preferences::Rollouts) | None => false,
+            Some(Preferences::Rollouts | Preferences::Prompts(_)) | None => false,
         }
     }
     /// What a row is.
@@ -178,7 +194,7 @@ impl Format {
         match &self.preferences {
             Some(Preferences::Pairs(_)) => SampleKind::Pair,
             Some(Preferences::Labels(_)) => SampleKind::Labeled,
-            Some(Preferences::Rollouts) => SampleKind::Group,
+            Some(Preferences::Rollouts | Preferences::Prompts(_)) => SampleKind::Group,
             None => SampleKind::Tokens,
         }
     }
@@ -198,10 +214,11 @@ impl Format {
         }
     }
     /// The settings that apply only to rows, and whether each is given.
-    pub fn row_settings(&self) -> [(&'static str, bool); 8] {
+    pub fn row_settings(&self) -> [(&'static str, bool); 9] {
         [
             ("input_key", self.input_key.is_some()),
             ("output_key", self.output_key.is_some()),
+            ("system_key", self.system_key.is_some()),
             ("input_template", self.input_template.is_some()),
             ("apply_chat_template", self.apply_chat_template),
             ("multiturn", self.multiturn),
@@ -220,6 +237,7 @@ impl Format {
             Some(Preferences::Pairs(keys)) => vec![&keys.prompt, &keys.chosen, &keys.rejected],
             Some(Preferences::Labels(keys)) => vec![&keys.prompt, &keys.completion, &keys.label],
             Some(Preferences::Rollouts) => return GROUP_KEYS.to_vec(),
+            Some(Preferences::Prompts(_)) => return PROMPT_KEYS.to_vec(),
             None if self.pretrain_mode && self.input_key.is_none() => return vec!["text"],
             None => vec![],
         };
@@ -231,7 +249,7 @@ impl Format {
         let ids: &[&str] = match &self.preferences {
             Some(Preferences::Pairs(_)) => &ID_KEYS,
             Some(Preferences::Labels(_)) => &[ID_KEYS[0], ANSWER_IDS],
-            Some(Preferences::Rollouts) | None => &[],
+            Some(Preferences::Rollouts | Preferences::Prompts(_)) | None => &[],
         };
         own.chain(ids.iter().copied()).collect()
     }

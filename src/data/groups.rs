@@ -1,5 +1,6 @@
-//! Groups as they are stored: see [Note: rollouts]. Never reads a row of a file.
+//! Groups and prompts as they are stored: see [Note: rollouts] and [Note: prompts]. Never reads a row of a file.
 use super::batch::Recorded;
+use super::format::SampleRoom;
 use super::pairs::first_sequence;
 use super::words::{NUMBER, NumberWords, number};
 use crate::device::IGNORE;
@@ -35,6 +36,34 @@ pub(super) fn record(targets: &[i32], numbers: &[u32], out: &mut Recorded) {
         out.logprobs.extend(each);
     }
     out.groups.push(out.rewards.len() as u32);
+}
+
+/// Ids at the end of a stored prompt that are no tokens: the number of its row.
+pub(super) const ROW_NUMBER: usize = 2 * NUMBER;
+
+/// Writes a prompt with room for its samples, as a group of them would be.
+pub(super) fn make_room(prompt: &[u32], room: &SampleRoom, tokens: &mut [u32], targets: &mut [i32]) {
+    let len = prompt.len() + room.longest;
+    for (tokens, targets) in tokens.chunks_mut(len).zip(targets.chunks_mut(len)) {
+        let (before, after) = tokens.split_at_mut(prompt.len());
+        before.copy_from_slice(prompt);
+        after.fill(0);
+        targets.fill(IGNORE);
+        targets[prompt.len() - 1..len - 1].fill(0);
+    }
+}
+
+/// Appends what is known of a prompt before it is sampled; `number`: the ids after its tokens.
+pub(super) fn record_prompt(room: &SampleRoom, tokens: usize, number: [u32; ROW_NUMBER], out: &mut Recorded) {
+    out.rewards.resize(out.rewards.len() + room.samples, 0.0);
+    out.logprobs.resize(out.logprobs.len() + tokens, 0.0);
+    out.groups.push(out.rewards.len() as u32);
+    out.rows.push(row_number(number));
+}
+
+/// The number of a prompt's row.
+pub(super) fn row_number(ids: [u32; ROW_NUMBER]) -> u64 {
+    ids.iter().rev().fold(0, |number, &byte| number << 8 | byte as u64)
 }
 
 /// The sequences of a row of several, by its targets.

@@ -4,7 +4,7 @@
 //! pairs]). A row without the prompt's and the answer's fields may be a conversation or an instruction, as in
 //! fine-tuning, whose last message is the answer. Token ids are `prompt_input_ids` and `completion_input_ids`. The
 //! label is true or false, 1 or 0. An answer that does not fit is dropped. The row ends in the bytes of the label.
-use super::fields::{JsonRow, RowResult, field, present, string, truth};
+use super::fields::{JsonRow, RowResult, field, present, string, truth, truth_in};
 use super::format::LabelKeys;
 use super::recipe::{Drop, Outcome, Recipe, TokenizedRow};
 use super::shapes::{self, ANSWER_IDS, ID_KEYS, Shape};
@@ -20,7 +20,7 @@ impl Recipe {
         }
         let label = field(row, &keys.label)?;
         let wrong = || format!("has {label} as {}; true or false is expected", keys.label);
-        let label = truth(label).ok_or_else(wrong)?;
+        let label = truth(label).or_else(|| truth_in(label.as_str()?)).ok_or_else(wrong)?;
         let (asked, name) = if tokens {
             (self.given(row, ANSWER_IDS, out)?, ANSWER_IDS)
         } else {
@@ -51,7 +51,7 @@ impl Recipe {
                 return Ok((shapes::alpaca_prompt(row)?, string(row, "output")?.to_string()));
             }
             Some(Shape::Messages | Shape::Conversations | Shape::Instruction) => {}
-            _ => return self.answer(&keys.prompt, &keys.completion, false, row),
+            _ => return self.answer(&keys.prompt, &keys.completion, (false, None), row),
         }
         let turns = shapes::turns(row, (None, None))?;
         self.last_answer(row, &turns, turns.len() - 1, "the last message")

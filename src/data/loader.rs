@@ -117,6 +117,13 @@ impl Loader {
         let (rows, global) = (source.rows(), options.global_batch());
         // With one sample per rank a step cannot be smaller: it goes on with rows that it already has.
         let least = batch_size * grad_accum == 1;
+        if source.draws_samples() && rows < dp_size as u64 {
+            return Err(Error::input(format!(
+                "the dataset has {rows} prompt{}, fewer than the {dp_size} data-parallel ranks, which would draw the same \
+                 samples of it: add prompts, or use fewer ranks",
+                if rows == 1 { "" } else { "s" }
+            )));
+        }
         if rows < global && !least && !options.packing {
             return Err(Error::input(format!(
                 "the dataset has {rows} rows of {} tokens, but a step takes {global} = batch_size {batch_size} * \

@@ -53,7 +53,7 @@ pub use batch::{MicroBatch, Recorded, SampleRow};
 pub use cache::Cache;
 pub use dataset::{DataOptions, Dataset};
 pub use fields::{JsonRow, RowResult, in_json};
-pub use format::{Format, LabelKeys, PairKeys, Preferences, SampleKind};
+pub use format::{Format, LabelKeys, PairKeys, Preferences, SampleKind, SampleRoom};
 pub(crate) use json::object as json_object;
 pub use loader::{Loader, LoaderOptions, StepData, held_out, held_out_by_steps, held_out_share};
 pub use permutation::Permutation;

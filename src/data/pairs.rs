@@ -3,9 +3,10 @@
 //! [Note: pairs] Each answer is rendered and tokenized after the prompt like a response of fine-tuning (see [Note:
 //! prompts and responses]). The fields are text; messages; or token ids in `prompt_input_ids`, `chosen_input_ids` and
 //! `rejected_input_ids`, which are used as they are. An answer that is a list of messages from a user's or the system's
-//! on is a whole conversation, whose last message is the answer; the prompt field is then not read. Where only whole
-//! sequences count, texts may have no prompt. A pair with a sequence of more than `max_len` tokens is dropped: a
-//! truncated answer would be judged by its beginning.
+//! on is a whole conversation; the prompt field is then not read. What both conversations begin with is the prompt, and
+//! what follows it the answer: the last message, or several. So it is with texts that have no prompt, as TRL's
+//! `extract_prompt` splits them, unless only whole sequences count. A pair with a sequence of more than `max_len`
+//! tokens is dropped: a truncated answer would be judged by its beginning.
 //!
 //! A pair is stored as one row: the chosen sequence, then the rejected one, then the bytes of the margin if there is
 //! one. Only the tokens of the answers have labels, and a prompt has at least one token, so [`first_sequence`] can tell
@@ -37,6 +38,8 @@ impl Recipe {
             )?,
             false => Cow::Borrowed(row),
         };
+        let row = &*split_texts(keys, row);
+        let common = common_turns(keys, row);
         let tokens = ID_KEYS.iter().any(|key| present(row, key).is_some());
         if !tokens && matches!(self.tokenizer, Tokenizer::None(_)) {
             return Ok(Outcome::Text);
@@ -48,7 +51,7 @@ impl Recipe {
             let asked = if tokens {
                 self.given(row, ids, out)?
             } else {
-                let (prompt, answer) = self.answer(&keys.prompt, key, keys.bare, row)?;
+                let (prompt, answer) = self.answer(&keys.prompt, key, (keys.bare, common), row)?;
                 if prompt.is_empty() && !keys.bare {
                     return Err("has an empty prompt: a pair needs a prompt that both answers follow".into());
                 }
@@ -77,7 +80,9 @@ impl Recipe {
         }
         if let Some(key) = &keys.margin {
             let value = field(row, key)?;
-            let margin = value.as_f64().map(|margin| margin as f32).filter(|margin| margin.is_finite());
+            let written = || value.as_str()?.trim().parse().ok();
+            let margin =
+                value.as_f64().or_else(written).map(|margin| margin as f32).filter(|margin| margin.is_finite());
             out.end_in(margin.ok_or_else(|| format!("has {value} as {key}; a number is expected"))?);
         }
         Ok(Outcome::Kept)
@@ -98,8 +103,15 @@ impl Recipe {
         Ok(asked)
     }
 
-    /// The text of the prompt in `asked` and of the answer in `key`. `bare`: a text may have no prompt.
-    pub(super) fn answer(&self, asked: &str, key: &str, bare: bool, row: &JsonRow) -> RowResult<(String, String)> {
+    /// The text of the prompt in `asked` and of the answer in `key`. `bare`: a text may have no prompt. `common`: as
+    /// many messages of a whole conversation are the prompt; else all but the last.
+    pub(super) fn answer(
+        &self,
+        asked: &str,
+        key: &str,
+        (bare, common): (bool, Option<usize>),
+        row: &JsonRow,
+    ) -> RowResult<(String, String)> {
         let answer = &*match field(row, key)? {
             text if let Some(list) = shapes::written(text) => Cow::Owned(Value::Array(list)),
             given => Cow::Borrowed(given),
@@ -111,7 +123,8 @@ impl Recipe {
             None if bare && answer.is_string() => Some(&empty),
             _ => Some(field(row, asked)?),
         };
-        if let (Some(Value::String(prompt)), Value::String(answer), false) = (prompt, answer, self.format.is_chat()) {
+        let plain = prompt.filter(|prompt| !self.format.is_chat() && shapes::written(prompt).is_none());
+        if let (Some(Value::String(prompt)), Value::String(answer)) = (plain, answer) {
             if answer.trim().is_empty() {
                 return Err(format!("has an empty answer in `{key}`: remove the row"));
             }
@@ -123,6 +136,7 @@ impl Recipe {
         }
         let answers = match answer {
             Value::Array(turns) if !whole => turns.len(),
+            Value::Array(turns) if let Some(common) = common => turns.len() - common,
             Value::Array(_) | Value::Object(_) | Value::String(_) => 1,
             other => return Err(format!("has {} as {key}; text or messages are expected", kind(other))),
         };
@@ -141,7 +155,9 @@ impl Recipe {
         if turns[first..].iter().all(message::is_silent) {
             return Err(format!("has an empty answer in `{key}`: remove the row"));
         }
-        if let Some(other) = turns[first..].iter().find(|turn| turn["role"] != "assistant") {
+        // Messages of others may be between those of an answer.
+        let ends = [&turns[first], &turns[turns.len() - 1]];
+        if let Some(other) = ends.into_iter().find(|turn| turn["role"] != "assistant") {
             return Err(format!(
                 "has a {} message as the answer in `{key}`; an assistant's is expected",
                 other["role"]
@@ -149,6 +165,40 @@ impl Recipe {
         }
         self.dialog(row, turns, first)
     }
+}
+
+/// Two texts without a prompt, with what both begin with as their prompt: trl/data_utils.py, `extract_prompt`.
+fn split_texts<'a>(keys: &PairKeys, row: &'a JsonRow) -> Cow<'a, JsonRow> {
+    let text = |key: &str| row.get(key)?.as_str().filter(|text| shapes::written(&Value::from(*text)).is_none());
+    let (Some(chosen), Some(rejected)) = (text(&keys.chosen), text(&keys.rejected)) else { return Cow::Borrowed(row) };
+    if keys.bare || present(row, &keys.prompt).is_some() {
+        return Cow::Borrowed(row);
+    }
+    let same = chosen.char_indices().zip(rejected.chars()).take_while(|((_, a), b)| a == b);
+    let end = same.last().map_or(0, |((at, c), _)| at + c.len_utf8());
+    let prompt = chosen[..end].strip_suffix(' ').unwrap_or(&chosen[..end]);
+    if prompt.is_empty() || end == chosen.len() || end == rejected.len() {
+        return Cow::Borrowed(row);
+    }
+    let mut row = row.clone();
+    for (key, text) in [(&keys.prompt, prompt), (&keys.chosen, &chosen[prompt.len()..])] {
+        row.insert(key.clone(), text.into());
+    }
+    row.insert(keys.rejected.clone(), rejected[prompt.len()..].into());
+    Cow::Owned(row)
+}
+
+/// The messages that two whole conversations begin with, where more than the last one of either is another.
+fn common_turns(keys: &PairKeys, row: &JsonRow) -> Option<usize> {
+    let turns = |key: &str| {
+        let given = present(row, key)?;
+        let turns = shapes::written(given).or_else(|| given.as_array().cloned())?;
+        turns.first().is_some_and(asks).then_some(turns)
+    };
+    let (chosen, rejected) = (turns(&keys.chosen)?, turns(&keys.rejected)?);
+    let same = chosen.iter().zip(&rejected).take_while(|(a, b)| a == b).count();
+    let least = chosen.len().min(rejected.len());
+    (same > 0 && same < least && (same + 1 < chosen.len() || same + 1 < rejected.len())).then_some(same)
 }
 
 /// A message that comes before an answer.

@@ -1,8 +1,8 @@
 //! The first samples of a data set, as they will be trained on before packing. Never keeps a token file of rows.
 use super::batch::Recorded;
 use super::dataset::{DataOptions, Dataset};
-use super::format::SampleKind;
-use super::groups::{self, GroupEnd};
+use super::format::{Preferences, SampleKind};
+use super::groups::{self, GroupEnd, ROW_NUMBER};
 use super::reader;
 use super::recipe::{Drop, TokenizedRow};
 use super::rows::{RowSink, RowUse};
@@ -27,6 +27,8 @@ pub enum PreviewRow {
     Pair([PreviewSequence; 2]),
     /// An answer, and whether it is desirable.
     Labeled(PreviewSequence, bool),
+    /// A prompt from which samples will be drawn, and the number of its row.
+    Prompt(PreviewSequence, u64),
     /// Samples of a prompt, and their rewards.
     Group(Vec<PreviewSequence>, Vec<f32>),
     /// Why it is not trained on.
@@ -35,6 +37,10 @@ pub enum PreviewRow {
 
 impl PreviewRow {
     fn of(kind: SampleKind, row: &TokenizedRow, numbers: usize) -> PreviewRow {
+        if let (SampleKind::Group, ROW_NUMBER, Some((ids, number))) = (kind, numbers, row.ids.split_last_chunk()) {
+            let sequence = PreviewSequence { ids: ids.into(), labels: vec![IGNORE; ids.len()], cut: false };
+            return PreviewRow::Prompt(sequence, groups::row_number(*number));
+        }
         let end = row.ids.last_chunk().filter(|_| kind == SampleKind::Group).map(|&ids| GroupEnd::read(ids));
         let len = row.ids.len() - end.map_or(numbers, |end| end.words);
         let targets = [row.labels.get(1..len).unwrap_or_default(), &[IGNORE]].concat();
@@ -122,7 +128,11 @@ impl Dataset {
             }
             return Ok(());
         };
-        let numbers = if options.format.has_numbers() { NUMBER } else { 0 };
+        let numbers = match options.format.preferences {
+            Some(Preferences::Prompts(_)) => ROW_NUMBER,
+            _ if options.format.has_numbers() => NUMBER,
+            _ => 0,
+        };
         let kind = options.format.sample();
         let mut shown = Shown { show, kind, numbers, next: 0, left: limit };
         for file in &corpus.files {

@@ -109,10 +109,15 @@ impl Recipe {
     /// Writes the tokens of `row` to `out`, replacing its contents.
     pub fn row(&self, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
         out.clear();
+        let row = &*self.format.with_system(row);
+        if self.format.input_key.is_none() && !self.format.pretrain_mode {
+            shapes::without_media(row)?;
+        }
         let outcome = match &self.format.preferences {
             Some(Preferences::Pairs(keys)) => self.pair(keys, row, out),
             Some(Preferences::Labels(keys)) => self.labeled(keys, row, out),
             Some(Preferences::Rollouts) => self.group(row, out),
+            Some(Preferences::Prompts(room)) => self.prompt(row, room, out),
             None => self.sample(row, out),
         }?;
         if outcome == Outcome::Kept && self.format.sample() == SampleKind::Tokens && !out.joined {
@@ -148,7 +153,13 @@ impl Recipe {
         let keys = (format.input_key.as_deref(), format.output_key.as_deref());
         match (keys, shape) {
             _ if format.is_chat() => self.conversation(row, keys, out),
-            ((Some(input), Some(output)), _) => self.asked(string(row, input)?, string(row, output)?, out),
+            ((Some(input), Some(output)), _) if !shapes::is_written(row, [input, output]) => {
+                if format.system_key.is_some() {
+                    shapes::without_system(row)?;
+                }
+                self.asked(string(row, input)?, string(row, output)?, out)
+            }
+            ((Some(_), Some(_)), _) => self.conversation(row, keys, out),
             (_, Some(Shape::Tokens)) => self.tokens(row, out),
             (_, Some(Shape::Text)) => self.text(string(row, "text")?, out),
             (_, Some(Shape::Completion)) if shapes::is_text(row, ["prompt", "completion"]) => {
@@ -294,7 +305,10 @@ impl Recipe {
         out: &mut TokenizedRow,
     ) -> RowResult<Outcome> {
         let (chat, multiturn) = (self.chat(row)?, self.format.multiturn);
-        let turns = shapes::turns(row, keys)?;
+        let mut turns = shapes::turns(row, keys)?;
+        if self.format.system_key.is_some() {
+            turns = shapes::with_system(row, turns)?;
+        }
         let by_assistant = |turn: &Value| turn["role"] == "assistant";
         // All messages of TRL's `completion` are the response.
         let completion = Shape::of(row, true).filter(|shape| keys.0.is_none() && *shape == Shape::Completion);
@@ -321,8 +335,12 @@ impl Recipe {
             let silent = answers.iter().any(|&i| wanted(i));
             return Ok(Outcome::Dropped(if silent { Drop::NoAnswer } else { Drop::NoLoss }));
         }
-        let talk = talk(row, &turns)?;
-        let all = chat.rendered(&talk, false)?;
+        if all_last && answers.iter().any(|&i| i < first && !message::is_silent(&turns[i])) {
+            out.unread.push("answers before the last one (--multiturn trains on them)".into());
+        }
+        let talk = talk(row, &turns, chat)?;
+        let ends = turns.last().is_some_and(by_assistant);
+        let all = if ends { chat.answered(&talk)? } else { chat.rendered(&talk, false)? };
         let places = || -> RowResult<Vec<Range<usize>>> {
             if all_last {
                 let start = self.start(chat, &talk, &turns, first, &all.text)?;
@@ -363,8 +381,8 @@ impl Recipe {
     /// The prompt and the response of a conversation whose messages from `first` on are the response.
     pub(super) fn dialog(&self, row: &JsonRow, turns: &[Value], first: usize) -> RowResult<(String, String)> {
         let chat = self.chat(row)?;
-        let talk = talk(row, turns)?;
-        let mut prompt = chat.rendered(&talk, false)?.text;
+        let talk = talk(row, turns, chat)?;
+        let mut prompt = chat.answered(&talk)?.text;
         let response = prompt.split_off(self.start(chat, &talk, turns, first, &prompt)?);
         Ok((prompt, response))
     }

@@ -1,5 +1,5 @@
 //! A one-line summary of a data set. Never reads it.
-use super::format::SampleKind;
+use super::format::{SampleKind, SampleRoom};
 use super::recipe::Drop;
 use super::source::RowSource;
 use super::token_file::Notes;
@@ -45,6 +45,8 @@ pub struct GroupCounts {
     pub alone: u64,
     /// Tokens of the largest group.
     pub largest: usize,
+    /// They are drawn while the run trains.
+    pub drawn: Option<SampleRoom>,
 }
 
 impl GroupCounts {
@@ -55,6 +57,7 @@ impl GroupCounts {
             samples: (0..rows).map(samples).sum(),
             alone: (0..rows).filter(|&row| samples(row) == 1).count() as u64,
             largest: (0..rows).map(|row| source.row_len(row, usize::MAX)).max().unwrap_or(0),
+            drawn: if let RowSource::Prompts(_, room) = source { Some(*room) } else { None },
         }
     }
 }
@@ -68,6 +71,10 @@ impl std::fmt::Display for Report {
             write!(f, "{files} file{}, {:.1} MiB, ", plural(*files), *bytes as f64 / (1 << 20) as f64)?;
         }
         match self.samples {
+            _ if let Some(GroupCounts { drawn: Some(SampleRoom { samples, longest }), .. }) = self.groups => {
+                write!(f, "{tokens} tokens in {rows} prompt{}; ", plural(*rows))?;
+                write!(f, "{samples} sample{} of each, of up to {longest} tokens", plural(samples as u64))?;
+            }
             _ if let Some(GroupCounts { samples, alone, .. }) = self.groups => {
                 write!(f, "{tokens} tokens in {samples} sample{} of up to {max_len} in ", plural(samples))?;
                 write!(f, "{rows} group{}", plural(*rows))?;
@@ -89,6 +96,7 @@ impl std::fmt::Display for Report {
         }
         let what = match self.kind {
             SampleKind::Pair => "pair",
+            SampleKind::Group if self.groups.is_some_and(|groups| groups.drawn.is_some()) => "prompt",
             SampleKind::Group => "group",
             SampleKind::Tokens | SampleKind::Labeled => "row",
         };

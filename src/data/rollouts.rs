@@ -9,9 +9,14 @@
 //! the log-probabilities of its ids; then (u32) how many samples there are, and how many numbers, these two among them.
 //! `groups.rs` reads it. Only the samples' tokens have labels, and a prompt has at least one token, so that sequences
 //! can be told apart.
+//!
+//! [Note: prompts] A prompt whose samples are not drawn yet is stored as its ids, then the bytes of the number of its
+//! row, by which its sampler knows it. A micro-batch has [`SampleRoom::longest`] tokens in place of each of its
+//! samples: buffers, the split over ranks and the order of rows are those of groups.
 use super::fields::{JsonRow, RowResult, array, field, finite, kind, printed, token_id, whole};
+use super::format::SampleRoom;
 use super::recipe::{Drop, Outcome, Recipe, TokenizedRow};
-use super::shapes::GROUP_KEYS;
+use super::shapes::{GROUP_KEYS, PROMPT_KEYS};
 use crate::device::IGNORE;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -52,6 +57,19 @@ impl Recipe {
         let count = numbers.len() + 2;
         numbers.into_iter().for_each(|number| out.end_in(number));
         [samples.len(), count].into_iter().for_each(|count| out.end_in_bytes((count as u32).to_le_bytes()));
+        Ok(Outcome::Kept)
+    }
+
+    /// See [Note: prompts].
+    pub(super) fn prompt(&self, row: &JsonRow, room: &SampleRoom, out: &mut TokenizedRow) -> RowResult<Outcome> {
+        let (ids, number) = (self.ids(row, PROMPT_KEYS[0])?, whole(field(row, PROMPT_KEYS[1])?, PROMPT_KEYS[1])?);
+        if ids.len() + room.longest > self.max_len {
+            return Ok(Outcome::Dropped(Drop::NoRoom));
+        }
+        out.labels.resize(ids.len(), IGNORE);
+        out.ids.extend(ids);
+        let halves = [number as u32, (number >> 32) as u32];
+        halves.into_iter().for_each(|half| out.end_in_bytes(half.to_le_bytes()));
         Ok(Outcome::Kept)
     }
 

@@ -16,12 +16,13 @@ use std::borrow::Cow;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Shape {
     Tokens,
-    Text,
     Messages,
     Conversations,
     Instruction,
     /// TRL's prompt with a completion: texts, or messages.
     Completion,
+    /// Last, as in TRL: next to any other, it is often a rendering of it.
+    Text,
 }
 
 /// Masks of token ids that other trainers write next to them: 0 means no loss.
@@ -33,11 +34,11 @@ pub(super) const VARIABLES: [&str; 3] = ["tools", "documents", "chat_template_kw
 impl Shape {
     const ALL: [(Shape, &[&str]); 6] = [
         (Shape::Tokens, &["input_ids", "labels", "attention_mask", MASKS[0], MASKS[1], MASKS[2], MASKS[3], MASKS[4]]),
-        (Shape::Text, &["text"]),
         (Shape::Messages, &["messages", "system", VARIABLES[0], VARIABLES[1], VARIABLES[2]]),
         (Shape::Conversations, &["conversations", "system", VARIABLES[0], VARIABLES[1], VARIABLES[2]]),
         (Shape::Instruction, &["instruction", "output", "input", "system", "history"]),
         (Shape::Completion, &["prompt", "completion", "system", VARIABLES[0], VARIABLES[1], VARIABLES[2]]),
+        (Shape::Text, &["text"]),
     ];
 
     /// The first one that the keys of `row` fit. `chat`: a setting says that rows are conversations.
@@ -65,6 +66,9 @@ pub(super) const ID_KEYS: [&str; 3] = ["prompt_input_ids", "chosen_input_ids", "
 
 /// Fields of a group of rollouts.
 pub(super) const GROUP_KEYS: [&str; 2] = ["prompt_ids", "samples"];
+
+/// Fields of a prompt that is sampled before it is trained on.
+pub(super) const PROMPT_KEYS: [&str; 2] = ["prompt_ids", "row"];
 
 /// Field of a labeled answer given as token ids.
 pub(super) const ANSWER_IDS: &str = "completion_input_ids";
@@ -161,6 +165,11 @@ pub(super) fn written(value: &Value) -> Option<Vec<Value>> {
     (!list.is_empty() && list.iter().all(is_message)).then_some(list)
 }
 
+/// One of these fields is text that holds messages.
+pub(super) fn is_written<const N: usize>(row: &JsonRow, keys: [&str; N]) -> bool {
+    keys.iter().any(|key| present(row, key).is_some_and(|value| written(value).is_some()))
+}
+
 /// The messages of a field: text is one, by `role`, unless it is JSON of a list of them.
 fn spoken(row: &JsonRow, key: &str, role: &str) -> RowResult<Vec<Value>> {
     Ok(match field(row, key)? {
@@ -253,7 +262,7 @@ pub(super) fn turns(row: &JsonRow, (input, output): (Option<&str>, Option<&str>)
     let mut turns = match input {
         None => conversation(row)?,
         Some(key) => match (field(row, key)?, output) {
-            (Value::String(text), Some(_)) => vec![json!({"role": "user", "content": text})],
+            (Value::String(_), Some(_)) => spoken(row, key, "user")?,
             (Value::String(text), None) if !text.trim_start().starts_with('[') => {
                 return Err(format!(
                     "has a string as {key}; a list of messages is expected. If the prompt is a string, name the \
@@ -286,6 +295,28 @@ pub(super) fn prompt(row: &JsonRow, key: &str) -> RowResult<Vec<Value>> {
         return Err("has no messages".into());
     }
     with_system(row, turns)
+}
+
+/// Fields of what a message shows besides its text.
+const MEDIA: [&str; 6] = ["images", "image", "videos", "video", "audios", "audio"];
+
+/// Refuses a conversation, or a prompt with answers, about more than text.
+pub(super) fn without_media(row: &JsonRow) -> RowResult<()> {
+    let talks = ["prompt", "chosen"].iter().any(|key| present(row, key).is_some()) || Shape::of(row, true).is_some();
+    let shown = |value: &Value| match value {
+        Value::String(text) => !text.is_empty() && text != "[]",
+        Value::Array(list) => !list.is_empty(),
+        other => other.is_object(),
+    };
+    match MEDIA.iter().find(|key| row.get(**key).is_some_and(shown)).filter(|_| talks) {
+        Some(key) => Err(format!("has `{key}`, and only text is trained on: remove the row, or the field")),
+        None => Ok(()),
+    }
+}
+
+/// A column of lists of token ids, or of numbers beside them.
+pub(super) fn is_of_tokens(name: &str) -> bool {
+    Shape::Tokens.reads().contains(&name) || ID_KEYS.contains(&name) || [ANSWER_IDS, GROUP_KEYS[0]].contains(&name)
 }
 
 /// Columns next to token ids that say more than what is learned, and that [`super::recipe`] refuses.

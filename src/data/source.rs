@@ -1,7 +1,7 @@
 //! Numbered rows of at most `max_len` tokens, read from a token file or generated. Never knows corpus files.
 use super::batch::Recorded;
-use super::format::SampleKind;
-use super::groups::{self, GroupEnd};
+use super::format::{SampleKind, SampleRoom};
+use super::groups::{self, GroupEnd, ROW_NUMBER};
 use super::synthetic::Synthetic;
 use super::token_file::TokenFile;
 use super::words::{NUMBER, TokenWords, number};
@@ -16,13 +16,15 @@ pub(super) enum RowSource {
     Numbered(TokenFile),
     /// Rows that end in numbers, as ids without labels; see [Note: rollouts].
     Groups(TokenFile),
+    /// Prompts without samples; see [Note: prompts].
+    Prompts(TokenFile, SampleRoom),
     Synthetic(Synthetic),
 }
 
 impl RowSource {
     /// Rows are individual samples, not slices of a stream.
     pub fn has_rows(&self) -> bool {
-        matches!(self, RowSource::Rows(_) | RowSource::Numbered(_) | RowSource::Groups(_))
+        matches!(self, RowSource::Rows(_) | RowSource::Numbered(_) | RowSource::Groups(_) | RowSource::Prompts(..))
     }
     /// Length of `row` in tokens.
     pub fn row_len(&self, row: u64, max_len: usize) -> usize {
@@ -30,15 +32,27 @@ impl RowSource {
             RowSource::Rows(file) => file.row_len(row).min(max_len),
             RowSource::Numbered(file) => file.row_len(row) - NUMBER,
             RowSource::Groups(file) => file.row_len(row) - group_end(file, row).words,
+            RowSource::Prompts(file, room) => room.samples * (prompt_len(file, row) + room.longest),
             RowSource::Stream(_) | RowSource::Synthetic(_) => max_len,
         }
     }
+    /// Tokens of `row` that are read from a file: a prompt without its samples.
+    pub fn stored_len(&self, row: u64) -> usize {
+        if let RowSource::Prompts(file, _) = self { prompt_len(file, row) } else { self.row_len(row, usize::MAX) }
+    }
     /// Sequences of `row`.
     pub fn sequences(&self, row: u64, kind: SampleKind) -> usize {
-        if let RowSource::Groups(file) = self { group_end(file, row).samples } else { kind.sequences() }
+        match self {
+            RowSource::Groups(file) => group_end(file, row).samples,
+            RowSource::Prompts(_, room) => room.samples,
+            _ => kind.sequences(),
+        }
     }
     /// Length of the longest sequence of `row`.
     pub fn longest_sequence(&self, row: u64, kind: SampleKind, max: usize) -> usize {
+        if let RowSource::Prompts(file, room) = self {
+            return prompt_len(file, row) + room.longest;
+        }
         let len = self.row_len(row, max);
         if !matches!(kind, SampleKind::Pair | SampleKind::Group) {
             return len;
@@ -56,10 +70,19 @@ impl RowSource {
     }
     /// Appends what was recorded with the group of `row`, whose `targets` are given.
     pub fn record(&self, row: u64, targets: &[i32], out: &mut Recorded) {
-        let RowSource::Groups(file) = self else { return };
-        let mut numbers = vec![0; group_end(file, row).words];
-        file.row(row).0.last(numbers.len()).ids(&mut numbers);
-        groups::record(targets, &numbers, out);
+        match self {
+            RowSource::Groups(file) => {
+                let mut numbers = vec![0; group_end(file, row).words];
+                file.row(row).0.last(numbers.len()).ids(&mut numbers);
+                groups::record(targets, &numbers, out);
+            }
+            RowSource::Prompts(file, room) => {
+                let mut number = [0; ROW_NUMBER];
+                file.row(row).0.last(ROW_NUMBER).ids(&mut number);
+                groups::record_prompt(room, targets.len(), number, out);
+            }
+            _ => {}
+        }
     }
     /// The tokens of `row`, and how many of them are the prompt's; of numbered rows.
     pub fn answered(&self, row: u64) -> Option<(TokenWords<'_>, usize)> {
@@ -79,6 +102,11 @@ impl RowSource {
                 let after = task.fill(row, tokens);
                 shift(tokens, after, targets);
             }
+            RowSource::Prompts(file, room) => {
+                let mut prompt = vec![0; prompt_len(file, row)];
+                file.row(row).0.first(prompt.len()).ids(&mut prompt);
+                groups::make_room(&prompt, room, tokens, targets);
+            }
             RowSource::Rows(file) | RowSource::Numbered(file) | RowSource::Groups(file) => {
                 let len = tokens.len();
                 let (ids, labels) = file.row(row);
@@ -89,6 +117,11 @@ impl RowSource {
             }
         }
     }
+}
+
+/// Tokens of a stored prompt.
+fn prompt_len(file: &TokenFile, row: u64) -> usize {
+    file.row_len(row) - ROW_NUMBER
 }
 
 fn group_end(file: &TokenFile, row: u64) -> GroupEnd {

@@ -10,6 +10,16 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 impl Format {
+    /// The row with its system prompt in the field `system`.
+    pub(super) fn with_system<'a>(&self, row: &'a JsonRow) -> Cow<'a, JsonRow> {
+        let Some(key) = self.system_key.as_ref().filter(|key| *key != "system") else { return Cow::Borrowed(row) };
+        let mut row = row.clone();
+        row.remove("system");
+        if let Some(system) = row.get(key).cloned() {
+            row.insert("system".into(), system);
+        }
+        Cow::Owned(row)
+    }
     /// The chat template of a row.
     pub(super) fn template_of(&self, row: &JsonRow) -> Option<&ChatTemplate> {
         // As transformers chooses, which tells no tools from an empty list.
@@ -19,7 +29,9 @@ impl Format {
     /// The prompt in field `key` of a row, text or messages, up to where the answer starts; `None` if it is text that
     /// is used verbatim. `system` precedes conversations that have no system message.
     pub fn asked_by(&self, row: &JsonRow, key: &str, system: Option<&str>) -> RowResult<Option<String>> {
-        if present(row, key).is_some_and(Value::is_string) && !(self.is_chat() && self.chat.is_some()) {
+        let row = &*self.with_system(row);
+        let plain = |value: &Value| value.is_string() && shapes::written(value).is_none();
+        if present(row, key).is_some_and(plain) && !(self.is_chat() && self.chat.is_some()) {
             shapes::without_system(row)?;
             if let Some(name) = VARIABLES.iter().find(|name| present(row, name).is_some()) {
                 return Err(format!(
@@ -35,12 +47,12 @@ impl Format {
         let chat = self.template_of(row).ok_or_else(|| {
             "has messages, and the model's tokenizer has no chat template: set `tokenizer_chat_template`".to_string()
         })?;
-        chat.rendered(&talk(row, &turns)?, true).map(|rendered| Some(rendered.text))
+        chat.rendered(&talk(row, &turns, chat)?, true).map(|rendered| Some(rendered.text))
     }
 }
 
 /// The messages, and what the row passes to the template besides them.
-pub(super) fn talk(row: &JsonRow, turns: &[Value]) -> RowResult<Conversation> {
+pub(super) fn talk(row: &JsonRow, turns: &[Value], chat: &ChatTemplate) -> RowResult<Conversation> {
     let mut variables = BTreeMap::new();
     for name in VARIABLES {
         let Some(value) = present(row, name) else { continue };
@@ -72,7 +84,27 @@ pub(super) fn talk(row: &JsonRow, turns: &[Value]) -> RowResult<Conversation> {
             }
         }
     }
-    Ok(Conversation { messages: turns.iter().map(passed).collect::<RowResult<_>>()?, variables })
+    Ok(Conversation { messages: turns.iter().map(|turn| turn_of(turn, chat)).collect::<RowResult<_>>()?, variables })
+}
+
+/// A message, without fields that the template does not mention and whose values JSON does not have, such as the time
+/// that it was written.
+fn turn_of(turn: &Value, chat: &ChatTemplate) -> RowResult<Message> {
+    match turn.as_object().filter(|fields| fields.values().any(holds_foreign)) {
+        Some(fields) => {
+            let kept = fields.iter().filter(|(key, value)| !holds_foreign(value) || chat.mentions(key));
+            kept.map(|(key, value)| Ok((Message::from(key.as_str()), passed(value)?))).collect()
+        }
+        None => passed(turn),
+    }
+}
+
+fn holds_foreign(value: &Value) -> bool {
+    match value {
+        Value::Array(list) => list.iter().any(holds_foreign),
+        Value::Object(map) => map.contains_key(FOREIGN) || map.values().any(holds_foreign),
+        _ => false,
+    }
 }
 
 /// A value as a template sees it, with all digits of its numbers.

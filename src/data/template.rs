@@ -129,6 +129,18 @@ impl ChatTemplate {
         self.rendered(&conversation, prompt).map(|rendered| rendered.text)
     }
 
+    /// Renders a conversation that ends in an answer, without the start of another one, which some templates always
+    /// add.
+    pub(super) fn answered(&self, conversation: &Conversation) -> Result<Rendered, String> {
+        let mut whole = self.rendered(conversation, false)?;
+        if let Some(frame) = self.frame().filter(|frame| frame.always)
+            && let Some(text) = whole.text.strip_suffix(&frame.header)
+        {
+            whole.text.truncate(text.len());
+        }
+        Ok(whole)
+    }
+
     /// Renders a conversation; with `prompt`, followed by the start of the assistant's next answer.
     pub fn rendered(&self, conversation: &Conversation, prompt: bool) -> Result<Rendered, String> {
         // As in transformers, `tools` and `documents` are defined as None when absent.

@@ -1,6 +1,6 @@
 //! Names what a row holds and nothing reads, for the `data` line. Never tokenizes.
 use super::fields::{JsonRow, list, present, truth};
-use super::format::Preferences;
+use super::format::{Preferences, SampleKind};
 use super::message::{self, SWITCHES};
 use super::recipe::{Recipe, TokenizedRow};
 use super::shapes::{self, GROUP_KEYS, Shape, VARIABLES};
@@ -70,11 +70,11 @@ impl Recipe {
         let by_shape = match &format.preferences {
             None => format.input_key.is_none() && !format.pretrain_mode,
             Some(Preferences::Labels(_)) => true,
-            Some(Preferences::Pairs(_) | Preferences::Rollouts) => false,
+            Some(Preferences::Pairs(_) | Preferences::Rollouts | Preferences::Prompts(_)) => false,
         };
         let shaped: &[&str] = shape.filter(|_| by_shape).map_or(&[], Shape::reads);
         let mut reads = [&format.named(), shaped].concat();
-        let groups = format.preferences == Some(Preferences::Rollouts);
+        let groups = format.sample() == SampleKind::Group;
         let judged = format.preferences.is_some() && !groups;
         // Text that no template renders has no place for what a template gets.
         let text = ["prompt", "completion", "chosen", "rejected"];
@@ -83,9 +83,10 @@ impl Recipe {
         } else if format.is_chat() && !groups || judged {
             reads.extend(VARIABLES);
         }
-        if judged && !shapes::is_judged_ids(row) {
+        if judged && !shapes::is_judged_ids(row) || format.system_key.is_some() {
             reads.push("system");
         }
+        reads.extend(format.system_key.as_deref());
         if matches!(&format.preferences, Some(Preferences::Pairs(keys)) if present(row, &keys.prompt).is_none()) {
             reads.extend(shapes::QUESTION);
         }
@@ -112,7 +113,7 @@ fn ignored(chat: &ChatTemplate, row: &JsonRow, lead: &[Value], list: &[Value]) -
             }
             message::message(i, turn).ok()?;
         }
-        chat.rendered(&talk(row, &turns).ok()?, false).ok().map(|rendered| rendered.text)
+        chat.rendered(&talk(row, &turns, chat).ok()?, false).ok().map(|rendered| rendered.text)
     };
     if fields.is_empty() {
         return Vec::new();

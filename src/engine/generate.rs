@@ -99,6 +99,9 @@ impl Generator {
     }
 }
 
+/// The device, the mesh and the weights of a text.
+type SampledFrom<'a> = (&'a dyn Device, &'a Mesh, &'a mut dyn ParamStore);
+
 fn no_cache() -> Error {
     Error::op("sample", "the engine has no cache")
 }
@@ -117,8 +120,9 @@ impl Engine {
         let size = SamplerSize::of_one(prompt.len(), longest - prompt.len());
         let mut sampler = Sampler::new(&*self.dev, &self.mesh, self.writer()?, self.workspace.dtype(), &size)?;
         let prompts = [Prompt::new(0, prompt.to_vec(), 1)];
+        let sampling = self.of_decoder(sampling);
         let of = (&*self.dev, &self.mesh, &mut *self.store as &mut dyn ParamStore);
-        let texts = sampler.sample(of, &prompts, count, sampling, &mut |_| true)?;
+        let texts = sampler.sample(of, &prompts, count, &sampling, &mut |_| true)?;
         one(texts)
     }
     /// Samples texts of up to `count` tokens: of this rank's own prompts, which are those of all ranks of its tp group.
@@ -130,10 +134,9 @@ impl Engine {
         sampling: &Sampling,
         next: &mut dyn FnMut(&Sampled) -> bool,
     ) -> Result<Vec<SampledText>> {
-        let Some(sampler) = &mut self.sampler else { return Err(no_cache()) };
-        sampler.forget();
-        let of = (&*self.dev, &self.mesh, &mut *self.store as &mut dyn ParamStore);
-        sampler.sample_own(of, prompts, count, sampling, next)
+        let sampling = self.of_decoder(sampling);
+        let (of, sampler) = self.to_sample()?;
+        sampler.sample_own(of, prompts, count, &sampling, next)
     }
     /// The same of prompts that all ranks pass: data-parallel ranks share them, and all get the texts of all.
     pub fn sample_shared(
@@ -143,9 +146,19 @@ impl Engine {
         sampling: &Sampling,
         next: &mut dyn FnMut(&Sampled) -> bool,
     ) -> Result<Vec<SampledText>> {
+        let sampling = self.of_decoder(sampling);
+        let (of, sampler) = self.to_sample()?;
+        sampler.sample(of, prompts, count, &sampling, next)
+    }
+
+    /// The sampler, with no text kept, and what it samples from.
+    fn to_sample(&mut self) -> Result<(SampledFrom<'_>, &mut Sampler)> {
         let Some(sampler) = &mut self.sampler else { return Err(no_cache()) };
         sampler.forget();
-        let of = (&*self.dev, &self.mesh, &mut *self.store as &mut dyn ParamStore);
-        sampler.sample(of, prompts, count, sampling, next)
+        Ok(((&*self.dev, &self.mesh, &mut *self.store), sampler))
+    }
+    /// How the decoder is sampled, whose logits are already divided by the temperature of the loss.
+    fn of_decoder(&self, sampling: &Sampling) -> Sampling {
+        Sampling { temperature: sampling.temperature / self.temperature, ..*sampling }
     }
 }

@@ -101,7 +101,8 @@ impl EngineOptions {
                 "tuning: fp8 rounds operands of products in bf16, and strategy has {dtype}"
             )));
         }
-        Decoder::split(self.spec.clone(), &self.tuning, &self.split(mesh, at))
+        let decoder = Decoder::split(self.spec.clone(), &self.tuning, &self.split(mesh, at))?;
+        Ok(decoder.at_temperature(self.objective.temperature()))
     }
     /// What makes the same decoder for texts that are sampled: ranks of sp each process whole ones.
     pub(super) fn writer(&self, mesh: &MeshSizes, at: &Coords) -> (Spec, Tuning, Split) {
@@ -113,7 +114,7 @@ impl EngineOptions {
     pub(super) fn sampler(&self, dev: &Arc<dyn Device>, mesh: &Mesh) -> Result<Option<Sampler>> {
         let Some(size) = &self.samples else { return Ok(None) };
         let (spec, tuning, split) = self.writer(&mesh.sizes, &mesh.coords);
-        let decoder = Decoder::split(spec, &tuning, &split)?;
+        let decoder = Decoder::split(spec, &tuning, &split)?.at_temperature(self.objective.temperature());
         Sampler::new(&**dev, mesh, decoder, self.strategy.dtype(), size).map(Some)
     }
     /// The teacher, if there is one.

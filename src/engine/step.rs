@@ -95,6 +95,8 @@ pub struct Engine {
     pub(super) staging: BatchStaging,
     /// Makes decoders for texts that are sampled.
     writer: (Spec, Tuning, Split),
+    /// The decoder's logits are the model's, divided by this.
+    pub(super) temperature: f32,
     /// With [`EngineOptions::samples`].
     pub(super) sampler: Option<Sampler>,
     /// For a preference objective.
@@ -191,6 +193,7 @@ impl Engine {
             sums: alloc(sums)?,
             sampler: options.sampler(&dev, mesh)?,
             writer: options.writer(&mesh.sizes, &mesh.coords),
+            temperature: options.objective.temperature(),
             largest: (samples || matches!(options.objective, Objective::Grpo(_))).then(|| alloc(1)).transpose()?,
             preference,
             teacher: options.teacher(&dev, mesh, &split)?,
@@ -359,7 +362,7 @@ impl Engine {
     /// The decoder of texts that are sampled.
     pub(super) fn writer(&self) -> Result<Decoder> {
         let (spec, tuning, split) = &self.writer;
-        Decoder::split(spec.clone(), tuning, split)
+        Ok(Decoder::split(spec.clone(), tuning, split)?.at_temperature(self.temperature))
     }
     /// Times of the last step; None if the device computes asynchronously.
     pub fn pass_times(&self) -> Option<PassTimes> {

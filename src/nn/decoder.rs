@@ -115,6 +115,12 @@ impl Decoder {
         let lowest = (0..=blocks.len()).find(|&layer| learns(layer) || experts_learn(layer)).unwrap_or(layouts.len());
         Ok(Decoder { layouts, spec, split: *split, root, blocks, lowest, adapters, masks })
     }
+    /// The model whose logits are divided by `t`: with a cap c, c tanh(x / c) / t = (c / t) tanh((x / t) / (c / t)).
+    pub fn at_temperature(mut self, t: f32) -> Decoder {
+        self.root.logit_scale /= t;
+        self.root.logit_cap /= t;
+        self
+    }
     /// A tuned model without its adapters, for passes with [`Scored::base`], in which it is bit for bit the tuned one.
     pub fn base(spec: Spec, tuning: &Tuning, split: &Split) -> Result<Decoder> {
         let mut base = Decoder::split(spec, tuning, split)?;

@@ -24,14 +24,19 @@ use crate::run::watch::RunLog;
 use ends::{TextEnds, cut, end_of_turn};
 pub use model::base_name;
 use model::{TextModel, WeightPlan};
-use prompts::{PromptEncoder, PromptKind, PromptRow};
+use prompts::{PromptEncoder, PromptField, PromptKind, PromptRow};
 use serde_json::json;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+/// The word that stands for standard input.
+const STDIN: &str = "-";
+
 /// Prints the model's continuation of `prompt` on standard output.
 pub fn main(settings: Settings, launched: Option<&RankEnv>, prompt: &str) -> Result<()> {
+    let piped = if prompt == STDIN { Some(piped(launched)?) } else { None };
+    let prompt = piped.as_deref().unwrap_or(prompt);
     let job = RankJob::Generate(Box::new(settings.clone()), prompt.to_string());
     let watch = settings.watch.clone();
     let request = Request::new(settings, launched, prompt)?;
@@ -51,6 +56,22 @@ pub fn main(settings: Settings, launched: Option<&RankEnv>, prompt: &str) -> Res
     }
 }
 
+/// The prompt on standard input.
+fn piped(launched: Option<&RankEnv>) -> Result<String> {
+    if launched.is_some() {
+        return Err(Error::input("--generate -: standard input is not that of all ranks here; give the prompt itself"));
+    }
+    let text = std::io::read_to_string(std::io::stdin()).map_err(|e| Error::io("read", "standard input", e))?;
+    let text = text.trim_end_matches('\n');
+    match text.trim_start().chars().next() {
+        None => Err(Error::input("--generate -: standard input is empty; a prompt is expected")),
+        Some('{') => Err(Error::input(
+            "--generate -: standard input is one prompt, as text, and this begins like rows; name a file of rows instead",
+        )),
+        Some(_) => Ok(text.into()),
+    }
+}
+
 /// Texts that are written at once, if there are so many and memory for them.
 const TEXTS: usize = 64;
 
@@ -58,6 +79,7 @@ const TEXTS: usize = 64;
 struct Request {
     model: TextModel,
     plan: WeightPlan,
+    /// Their ids are the numbers of their rows.
     prompts: Vec<Prompt>,
     /// Maximum number of new tokens.
     count: usize,
@@ -70,17 +92,16 @@ impl Request {
         let mut model = TextModel::new(s, launched)?;
         let samples = set(&model.settings.generate.group_size, "generate.group_size")?;
         let is_file = prompts::is_file(prompt);
-        let asked = asked(&mut model.settings, prompt, is_file)?;
         let format = data::format(&model.settings.data, &model.tokenizer)?;
         // As in training, an answer of a chat ends with its turn.
         let chat = format.chat.as_ref().filter(|_| is_file);
         model.stop.extend(chat.and_then(|template| end_of_turn(template, &model.tokenizer)));
         let encoder = PromptEncoder::new(&model.settings, format, &model.tokenizer, &model.spec);
-        let tokens = asked.iter().map(|row| encoder.encode(row)).collect::<Result<Vec<_>>>()?;
+        let (rows, notes) = asked(&model.settings, prompt, is_file, &encoder)?;
+        model.settings.notes.extend(notes);
         let most = set(&model.settings.generate.max_new_tokens, "generate.max_new_tokens")?;
-        let (prompt, count) = SamplerSize::fitted(tokens.iter().map(Vec::len), most, model.spec.max_len);
-        let prompts = tokens.into_iter().enumerate().map(|(i, tokens)| Prompt::new(i as u64, tokens, samples));
-        let prompts: Vec<Prompt> = prompts.collect();
+        let (prompt, count) = SamplerSize::fitted(rows.iter().map(|(_, ids)| ids.len()), most, model.spec.max_len);
+        let prompts: Vec<Prompt> = rows.into_iter().map(|(row, ids)| Prompt::new(row, ids, samples)).collect();
         let texts = (prompts.len() * samples).clamp(1, TEXTS);
         let plan = model.plan(prompt, count, texts)?;
         Ok(Request { model, plan, prompts, count, lines: is_file || samples > 1 })
@@ -130,7 +151,7 @@ impl Request {
         let mut failed = Ok(());
         for text in &texts {
             let line = json!({
-                "prompt": text.prompt,
+                "prompt": self.prompts[text.prompt].id,
                 "sample": text.sample,
                 "text": ends.text(tokenizer, &text.ids),
                 "finish": if text.ended { "stop" } else { "length" },
@@ -149,19 +170,56 @@ impl Request {
     }
 }
 
-/// The prompts: `prompt` itself, or those of its rows.
-fn asked(s: &mut Settings, prompt: &str, is_file: bool) -> Result<Vec<PromptRow>> {
+/// The tokens of `prompt`, or of its rows, with their numbers; and what there is to say of them.
+fn asked(
+    s: &Settings,
+    prompt: &str,
+    is_file: bool,
+    encoder: &PromptEncoder,
+) -> Result<(Vec<(u64, Vec<u32>)>, Vec<String>)> {
     let (field, most) = (prompts::field(s)?, s.data.max_samples);
     if is_file && most == Some(0) {
         return Err(Error::input("max_samples is 0; it must be at least 1"));
     }
     if is_file {
-        return prompts::read("--generate", Path::new(prompt), field, most.unwrap_or(usize::MAX));
+        let skip = s.data.skip_bad_rows == Some(true);
+        return encoded("--generate", prompt, field, most.unwrap_or(usize::MAX), skip, encoder);
     }
-    let idle: Vec<String> = prompts::without_rows(s).collect();
-    s.notes.extend(idle);
     let (place, asked) = ("--generate: the prompt".into(), PromptKind::Text(prompt.into()));
-    Ok(vec![PromptRow { place, asked, fields: JsonRow::new() }])
+    let ids = encoder.encode(&PromptRow { place, asked, fields: JsonRow::new() })?;
+    Ok((vec![(0, ids)], prompts::without_rows(s).collect()))
+}
+
+/// The tokens of the first `most` prompts in the rows of a file. Bad rows are an error, or skipped and noted.
+fn encoded(
+    flag: &str,
+    path: &str,
+    field: PromptField,
+    most: usize,
+    skip: bool,
+    encoder: &PromptEncoder,
+) -> Result<(Vec<(u64, Vec<u32>)>, Vec<String>)> {
+    let (mut rows, mut number, mut bad, mut first_bad) = (Vec::new(), 0, 0u64, None);
+    prompts::read(flag, Path::new(path), field, &mut |row| {
+        match row.and_then(|row| encoder.encode(&row)) {
+            Ok(ids) => rows.push((number, ids)),
+            Err(Error::Input(what)) if skip => {
+                bad += 1;
+                first_bad.get_or_insert(what);
+            }
+            Err(e) => return Err(e),
+        }
+        number += 1;
+        Ok(rows.len() < most)
+    })?;
+    let plural = if bad == 1 { "" } else { "s" };
+    match first_bad {
+        None => Ok((rows, Vec::new())),
+        Some(first) if rows.is_empty() => {
+            Err(Error::input(format!("{flag} {path}: none of its {bad} rows has a prompt: {first}")))
+        }
+        Some(first) => Ok((rows, vec![format!("{path}: {bad} bad row{plural} skipped (the first: {first})")])),
+    }
 }
 
 /// Generated text, streamed to standard output.

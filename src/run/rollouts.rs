@@ -1,20 +1,21 @@
 //! On-policy training: prompts instead of recorded samples. Never trains.
 //!
-//! [Note: prompts as groups] A run that samples reads a data set of groups like one that has recorded them, with the
-//! prompts of its rows and samples of the greatest length: which prompts a step consumes, on which ranks, what buffers
-//! hold and where a resumed run continues are then decided as for recorded groups. Before a step's first update its
-//! samples are replaced by those of the policy. The data set is a file in the cache directory, named by its content.
+//! A run that samples reads a data set of prompts, each with room for its samples (`src/data/rollouts.rs`,
+//! [Note: prompts]), which are those of the policy before a step's first update. The data set is a file in the cache
+//! directory, named by its content: the prompts' ids, with the numbers of their rows.
 
 /// Samples of a step, with their rewards.
 pub mod sampling;
 /// Rewards: built-in checkers, and their sums.
 pub mod rewards;
+/// What is known of a step's samples.
+pub mod measured;
 mod kept; // samples between updates
 mod program; // rewards of other programs
 mod schema; // JSON schemas
 
 use crate::base::{Error, Result};
-use crate::data::{Format, PROMPTS, RowFiles, Tokenizer};
+use crate::data::{Format, PROMPTS, RowFiles, SampleRoom, Tokenizer};
 use crate::engine::SamplerSize;
 use crate::nn::Spec;
 use crate::run::generate::prompts::{self, PromptEncoder};
@@ -44,8 +45,8 @@ fn files(s: &Settings) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// The data set that a run reads in place of its prompts: see [Note: prompts as groups].
-pub struct Placeholders {
+/// The data set of ids that a run reads in place of its prompts.
+pub struct PromptFile {
     pub path: PathBuf,
     /// Locked, so that nobody removes it from the cache.
     _held: File,
@@ -111,7 +112,7 @@ pub fn size(s: &Settings, most: Option<usize>) -> Result<Option<SamplerSize>> {
     if !s.objective.samples() {
         return Ok(None);
     }
-    let (count, group) = (longest(s)?, set(&s.generate.group_size, "generate.group_size")?);
+    let SampleRoom { samples: group, longest: count } = room(s)?;
     let texts = set(&s.batch.batch_size, "batch.batch_size")? * set(&s.batch.grad_accum, "batch.grad_accum")? * group;
     let prompt = set(&s.data.max_len, "data.max_len")?.saturating_sub(count).max(1);
     Ok(Some(SamplerSize::of_many(prompt, count, texts.clamp(1, most.unwrap_or(TEXTS)))))
@@ -122,21 +123,26 @@ pub fn longest(s: &Settings) -> Result<usize> {
     set(&s.generate.max_new_tokens, "generate.max_new_tokens")
 }
 
+/// How many samples a prompt has, and their most tokens.
+pub fn room(s: &Settings) -> Result<SampleRoom> {
+    Ok(SampleRoom { samples: set(&s.generate.group_size, "generate.group_size")?, longest: longest(s)? })
+}
+
 /// The data set of a run that samples. `dir`: of caches.
-pub fn placeholders(
+pub fn prompt_file(
     s: &Settings,
     format: &Format,
     tokenizer: &Tokenizer,
     spec: &Spec,
     dir: &Path,
-) -> Result<Option<Placeholders>> {
+) -> Result<Option<PromptFile>> {
     if !s.objective.samples() {
         return Ok(None);
     }
     fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
     // Ranks that an external launcher started may write it at the same time.
     let own = dir.join(format!("{PROMPTS}{:016x}.partial", std::process::id()));
-    let written = write(s, &PromptEncoder::new(s, format.clone(), tokenizer, spec), dir, &own);
+    let written = write(s, &PromptEncoder::new(s, format.clone(), tokenizer, spec), spec.max_len, dir, &own);
     if written.is_err() {
         let _ = fs::remove_file(&own); // the error is reported
     }
@@ -144,14 +150,14 @@ pub fn placeholders(
 }
 
 /// Writes the data set to `own`, and renames that.
-fn write(s: &Settings, encoder: &PromptEncoder, dir: &Path, own: &Path) -> Result<Placeholders> {
+fn write(s: &Settings, encoder: &PromptEncoder, max_positions: usize, dir: &Path, own: &Path) -> Result<PromptFile> {
     let rewards = rewards::Rewards::new(s)?;
-    let (count, group) = (longest(s)?, set(&s.generate.group_size, "generate.group_size")?);
+    let count = longest(s)?;
     let io = |e| Error::io("write", own, e);
     let mut held = File::create(own).map_err(io)?;
     flock(&held, FlockOperation::LockShared).map_err(|e| io(e.into()))?;
     let mut out = BufWriter::new(&held);
-    let (zeros, mut hash) = (format!("{:?}", vec![0; count]), Xxh3::new());
+    let mut hash = Xxh3::new();
     let (mut index, mut shortest, mut bad, mut first_bad) = (0, usize::MAX, 0, None);
     let made = prompts::each(&files(s)?, prompts::field(s)?, &mut |row| {
         let ids = row.and_then(|row| {
@@ -167,8 +173,7 @@ fn write(s: &Settings, encoder: &PromptEncoder, dir: &Path, own: &Path) -> Resul
             ids => ids?,
         };
         shortest = shortest.min(ids.len());
-        let sample = format!("{{\"ids\": {zeros}, \"logprobs\": {zeros}, \"reward\": {index}}}");
-        let line = format!("{{\"prompt_ids\": {ids:?}, \"samples\": [{}]}}\n", vec![sample; group].join(", "));
+        let line = format!("{{\"prompt_ids\": {ids:?}, \"row\": {index}}}\n");
         index += 1;
         hash.update(line.as_bytes());
         out.write_all(line.as_bytes()).map_err(io)
@@ -178,10 +183,16 @@ fn write(s: &Settings, encoder: &PromptEncoder, dir: &Path, own: &Path) -> Resul
     if let Some(first) = first_bad.as_ref().filter(|_| bad == index) {
         return Err(Error::input(format!("`dataset` {}: none of its {bad} rows has a prompt: {first}", made.what)));
     }
-    if let Some(most) = s.data.max_len.filter(|&most| shortest + count > most) {
+    let most = s.data.max_len.unwrap_or(max_positions);
+    if shortest + count > most {
+        let (what, other) = match s.data.max_len {
+            Some(_) if most < max_positions => ("--max-len", ", or raise --max-len"),
+            Some(_) => ("--max-len", ""),
+            None => ("the model's max_positions", ""),
+        };
         return Err(Error::input(format!(
-            "--max-len {most} has no room for any prompt with its sample: the shortest prompt has {shortest} tokens, and a \
-             sample up to {count}. Lower --max-new-tokens, or raise --max-len"
+            "{what} {most} has no room for any prompt with its sample: the shortest prompt has {shortest} tokens, and a \
+             sample up to {count}. Lower --max-new-tokens{other}"
         )));
     }
     let path = dir.join(format!("{PROMPTS}{:016x}.jsonl", hash.digest()));
@@ -195,5 +206,5 @@ fn write(s: &Settings, encoder: &PromptEncoder, dir: &Path, own: &Path) -> Resul
         None => fs::rename(own, &path),
     };
     kept.map_err(|e| Error::io("write", &path, e))?;
-    Ok(Placeholders { path, _held: held, made, bad, first_bad })
+    Ok(PromptFile { path, _held: held, made, bad, first_bad })
 }

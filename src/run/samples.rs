@@ -37,7 +37,8 @@ pub fn main(mut s: Settings, launched: Option<&RankEnv>, count: u64, look: Sampl
     for (options, _) in parts {
         let name = options.paths.first().filter(|_| several).map(|path| path.display().to_string());
         let mut show = |row: u64, content: PreviewRow| {
-            let (row, content) = if s.objective.samples() { prompt(row, content) } else { (row, content) };
+            // Rows that are no prompts are not among those that are read here.
+            let row = if let PreviewRow::Prompt(_, number) = content { number } else { row };
             let text = match look {
                 SampleLook::Json => lines(row, name.as_deref(), &content, objective, &tokenizer),
                 SampleLook::Color => colored(row, &content, objective, &tokenizer, style::is_on(&stdout())),
@@ -56,24 +57,12 @@ pub fn main(mut s: Settings, launched: Option<&RankEnv>, count: u64, look: Sampl
     Ok(())
 }
 
-/// The prompt of a row from which samples will be drawn: there are none yet. See [Note: prompts as groups].
-fn prompt(row: u64, content: PreviewRow) -> (u64, PreviewRow) {
-    let PreviewRow::Group(samples, rewards) = content else { return (row, content) };
-    let PreviewSequence { mut ids, mut labels, cut } = samples.into_iter().next().unwrap_or_default();
-    let end = labels.iter().position(|&label| label != IGNORE).unwrap_or(labels.len());
-    ids.truncate(end);
-    labels.truncate(end);
-    // Rows without a prompt have no placeholder; its reward is the row's number.
-    let row = rewards.first().map_or(row, |&number| number as u64);
-    (row, PreviewRow::Sample(PreviewSequence { ids, labels, cut }))
-}
-
 /// A sequence of a row, with what else is known of it.
 type ShownSequence<'a> = (&'a PreviewSequence, Vec<(&'static str, Value)>);
 
 fn sequences(row: &PreviewRow, objective: Objective) -> Vec<ShownSequence<'_>> {
     match row {
-        PreviewRow::Sample(sequence) => vec![(sequence, vec![])],
+        PreviewRow::Sample(sequence) | PreviewRow::Prompt(sequence, _) => vec![(sequence, vec![])],
         PreviewRow::Labeled(sequence, desirable) => vec![(sequence, vec![("label", json!(desirable))])],
         PreviewRow::Pair([chosen, rejected]) => {
             vec![(chosen, vec![("side", json!("chosen"))]), (rejected, vec![("side", json!("rejected"))])]

@@ -125,7 +125,7 @@ impl VerbLine {
 
     /// The command line of `run_fsdp` for the words behind the verb.
     fn expand(&self, words: &[String]) -> Result<Vec<String>> {
-        let plain = words.iter().take_while(|word| !word.starts_with('-')).count();
+        let plain = words.iter().take_while(|word| *word == "-" || !word.starts_with('-')).count();
         let (given, flags) = words.split_at(plain);
         let has = |flag: &str| {
             flags.iter().any(|word| {

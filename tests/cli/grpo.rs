@@ -243,7 +243,7 @@ fn bad_rollouts_and_settings_are_refused_by_name() {
     refused("--rollouts none.jsonl", &["--rollouts none.jsonl: no such file"]);
     refused("--rollouts r.jsonl --group-size 4", &["--group-size 4 has no effect here: the samples are recorded"]);
     refused("--rollouts r.jsonl --loss-type dr_grpo", &["--max-new-tokens N"]);
-    refused("--rollouts r.jsonl --temperature 0.8", &["at temperature 1"]);
+    refused("--rollouts r.jsonl --temperature 0", &["--temperature 0", "above 0"]);
     refused("--rollouts r.jsonl --loss_type bnpo", &["GRPO, DAPO and Dr. GRPO"]);
     write(&dir, "p.jsonl", &[json!({"prompt": "a"})]);
     let sampling = "--dataset p.jsonl --reward length:4 --max-new-tokens 4";

@@ -154,6 +154,14 @@ fn every_line_of_a_metrics_file_is_as_the_schema_says() {
     let output = grpo.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     lines.check(&schema, &dir.path("grpo"));
+    // Samples and rewards.
+    let mut sampling = std::process::Command::new(FSDP);
+    sampling.args("--objective grpo --reward json --dataset prompts.jsonl --max-steps 1 --batch-size 1".split(' '));
+    sampling.args("--embed-dim 16 --num-layers 1 --num-heads 2 --max-len 16 --max-new-tokens 2".split(' '));
+    sampling.args("--nproc-per-node 1 --metrics-path sampling".split(' ')).current_dir(dir.path(""));
+    let output = sampling.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    lines.check(&schema, &dir.path("sampling"));
     // Experts.
     sparse_model::write("qwen2_moe", &dir.path("experts"));
     fs::write(dir.path("ids.jsonl"), "{\"input_ids\": [1, 2, 3, 4]}\n".repeat(60)).unwrap();

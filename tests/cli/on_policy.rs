@@ -1,12 +1,15 @@
 //! GRPO that samples what it learns from: rewards rise, samples are exactly on-policy and do not depend on the mesh, a
 //! resumed run continues with the same bits, and a reward that cannot be computed ends the run by name.
-use crate::common::runs::{Dir, FSDP, events, unlaunched};
+use crate::common::runs::{Dir, FSDP, Run, events, send, unlaunched};
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::Write;
-use std::process::Output;
+use std::process::{Output, Stdio};
+use std::thread;
+use std::time::Duration;
 
 const TINY: &str = "--objective grpo --dataset p.jsonl --tokenizer bytes --embed-dim 16 --num-layers 1 --num-heads 2 \
                     --max-len 32 --max-new-tokens 4 --lr-scheduler constant --warmup-steps 0 --no-shuffle --no-sample \
@@ -194,6 +197,105 @@ fn a_reward_that_cannot_be_computed_names_the_row_and_the_command() {
     assert!(ended.status.code() == Some(2) && text.contains("p.jsonl: line 1 has no `answer`"), "{text}");
 }
 
+/// What was learned before is saved: when a program fails, on one rank of two, and when a signal comes while it hangs.
+#[test]
+fn steps_before_a_reward_that_fails_or_hangs_are_saved() {
+    let dir = with_prompts(16);
+    let flags = "--lr 0.01 --batch-size 2 --nproc-per-node 2 --max-steps 3";
+    // Prompts are "0 of" to "15 of", four a step.
+    let judge =
+        |then: &str| format!("while read l; do case \"$l\" in *'\"prompt\":\"9 of'*) {then};; esac; echo 1; done");
+    let whole = train(&dir, flags, &["while read l; do echo 1; done"]);
+    let saved = |name: &str| fs::read_to_string(dir.path(name).join("latest")).unwrap_or_default();
+    let fails = judge("exit 4");
+    let args: Vec<&str> = flags.split_whitespace().chain(["--ckpt-dir", "failed", "--reward", &fails]).collect();
+    let ended = run(&dir, &args);
+    let text = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(ended.status.code() == Some(1) && text.contains("p.jsonl: line 10, sample 0"), "{text}");
+    assert!(text.contains("exit status: 4, twice") && saved("failed").starts_with("step-00000002"), "{text}");
+    let again = format!("{flags} --ckpt-dir failed --resume auto");
+    let rest = train(&dir, &again, &["while read l; do echo 1; done"]);
+    assert_eq!((rest.len(), &rest[0]["loss"], &rest[0]["grad_norm"]), (1, &whole[2]["loss"], &whole[2]["grad_norm"]));
+
+    let hangs = judge("echo hangs > hangs; sleep 5000");
+    let mut command = unlaunched(FSDP);
+    command.env("FLATSHARD_CACHE_DIR", dir.path("cache")).current_dir(dir.path(""));
+    command.args(TINY.split_whitespace()).args(flags.split_whitespace());
+    let command = command
+        .args(["--ckpt-dir", "hung", "--reward-timeout", "4000", "--reward", &hangs])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let run = Run(command.spawn().unwrap());
+    while !dir.path("hangs").exists() {
+        thread::sleep(Duration::from_millis(10));
+    }
+    send(Signal::TERM, run.pid());
+    let ended = run.end(); // the program would hang for longer than a test may take
+    assert_eq!(ended.status.code(), Some(143), "{}", ended.stderr);
+    assert!(saved("hung").starts_with("step-00000002"), "{}", ended.stderr);
+}
+
+/// Lengths, each reward, and prompts that teach nothing, over all ranks.
+#[test]
+fn the_metrics_of_a_step_say_what_its_samples_are() {
+    let dir = with_prompts(4);
+    let flags = "--batch-size 2 --nproc-per-node 2 --max-steps 1 --record-rollouts r.jsonl --reward-weights 1 0.5";
+    let step = train(&dir, flags, &["regex:[a-z]", "json"]).remove(0);
+    let groups: Vec<Value> = ["r.jsonl", "r.1.jsonl"]
+        .iter()
+        .flat_map(|name| fs::read_to_string(dir.path(name)).unwrap().lines().map(str::to_string).collect::<Vec<_>>())
+        .map(|line| serde_json::from_str(&line).unwrap())
+        .collect();
+    let samples: Vec<&Value> = groups.iter().flat_map(|group| group["samples"].as_array().unwrap()).collect();
+    let lengths: Vec<f64> = samples.iter().map(|of| of["ids"].as_array().unwrap().len() as f64).collect();
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+    let share = |is: &dyn Fn(&&&Value) -> bool| samples.iter().filter(is).count() as f64 / samples.len() as f64;
+    let lower = share(&|of| of["text"].as_str().unwrap().bytes().any(|b| b.is_ascii_lowercase()));
+    let flat = groups.iter().filter(|group| {
+        let rewards: Vec<&Value> = group["samples"].as_array().unwrap().iter().map(|of| &of["reward"]).collect();
+        rewards.windows(2).all(|pair| pair[0] == pair[1])
+    });
+    assert_eq!(samples.len(), 16);
+    assert_eq!(number(&step, "completion_mean"), mean(&lengths));
+    assert_eq!(number(&step, "completion_min"), lengths.iter().copied().fold(f64::INFINITY, f64::min));
+    assert_eq!(number(&step, "completion_max"), lengths.iter().copied().fold(0.0, f64::max));
+    assert_eq!(number(&step, "completion_cut"), share(&|of| of["ids"].as_array().unwrap().len() == 4));
+    assert_eq!(number(&step, "flat_groups"), flat.count() as f64 / 4.0);
+    assert_eq!(number(&step["rewards"], "regex:[a-z]"), lower);
+    let sum = lower + 0.5 * number(&step["rewards"], "json");
+    assert!((number(&step, "reward_mean") - sum).abs() < 1e-6, "{step}");
+    assert!(number(&step, "sample_time_s") > 0.0 && number(&step, "reward_time_s") >= 0.0, "{step}");
+}
+
+/// The loss is that of the distribution that was sampled, of recorded samples too; and ranks never share a prompt.
+#[test]
+fn a_temperature_is_that_of_samples_and_of_the_loss() {
+    let dir = with_prompts(8);
+    let flags = "--lr 0.01 --max-steps 1 --batch-size 4 --nproc-per-node 1";
+    let warm = train(&dir, &format!("{flags} --temperature 1.5 --record-rollouts r.jsonl"), &["regex:[a-z]"]).remove(0);
+    assert_eq!(number(&warm, "logprob_mismatch"), 0.0);
+    let again = |temperature: &str| {
+        let _ = fs::remove_file(dir.path("m.jsonl"));
+        let mut command = unlaunched(FSDP);
+        command.env("FLATSHARD_CACHE_DIR", dir.path("cache")).current_dir(dir.path(""));
+        let line = TINY.replace("--dataset p.jsonl", "--rollouts r.jsonl").replace("--max-new-tokens 4", flags);
+        let line = line.replace("--group-size 4", temperature);
+        let ended = command.args(line.split_whitespace()).args(["--metrics-path", "m.jsonl"]).output().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        events(&dir.path("m.jsonl"), "step").remove(0)
+    };
+    let same = again("--temperature 1.5");
+    for key in ["loss", "grad_norm", "entropy", "logprob_mismatch"] {
+        assert_eq!(same[key], warm[key], "{key}");
+    }
+    assert!(number(&again(""), "logprob_mismatch") > 1e-3);
+    fs::write(dir.path("p.jsonl"), "{\"prompt\": \"a\"}\n").unwrap();
+    let args = "--lr 0.01 --max-steps 1 --batch-size 1 --nproc-per-node 2 --reward json";
+    let ended = run(&dir, &args.split_whitespace().collect::<Vec<_>>());
+    let text = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.code() == Some(2) && text.contains("1 prompt, fewer than the 2"), "{text}");
+}
+
 /// The prompts of the groups in a file of recorded rollouts, as text of bytes.
 fn asked(dir: &Dir, name: &str) -> Vec<String> {
     let text = fs::read_to_string(dir.path(name)).unwrap();
@@ -268,7 +370,13 @@ fn skipped_and_dropped_prompts_are_counted_and_the_file_is_named() {
     assert_eq!(asked(&dir, "r.jsonl")[4], "漢");
     assert_eq!(number(&events(&dir.path("m.jsonl"), "step")[0], "reward_mean"), 1.0);
     let line = text.lines().find(|line| line.starts_with("data ")).unwrap();
-    for part in ["q.parquet: 1 file", "in 5 groups", "1 group dropped", "1 bad row skipped (the first: ", "is empty"] {
+    for part in [
+        "q.parquet: 1 file",
+        "in 5 prompts; 4 samples of each, of up to 4 tokens",
+        "1 prompt dropped",
+        "1 bad row skipped (the first: ",
+        "is empty",
+    ] {
         assert!(line.contains(part), "{part}: {line}");
     }
     assert!(!line.contains("prompts-") && !line.contains("not read"), "{line}");

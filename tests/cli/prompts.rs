@@ -3,6 +3,7 @@ use crate::common::binaries::{FLATSHARD, FSDP};
 use crate::common::runs::{Dir, Run, unlaunched};
 use serde_json::{Value, json};
 use std::fs;
+use std::io::Write;
 use std::process::Stdio;
 
 /// Exit status, stdout and stderr.
@@ -117,6 +118,45 @@ fn rows_that_are_no_prompts_are_refused_by_line() {
     ] {
         let (code, out, text) = run(&dir, FLATSHARD, &["generate", "model", word]);
         assert!(code == 2 && out.is_empty() && text.contains(says), "{word}: {code} {text}");
+    }
+}
+
+/// Bad rows are skipped and named, and the others keep their numbers; a prompt may come from standard input.
+#[test]
+fn bad_rows_are_skipped_and_a_prompt_is_piped() {
+    let dir = model();
+    let rows = [json!({"prompt": "the quick"}), json!({"prompt": 7}), json!({"none": 1}), json!({"prompt": "a"})];
+    fs::write(dir.path("p.jsonl"), rows.map(|row| row.to_string()).join("\n")).unwrap();
+    let flags = ["generate", "model", "p.jsonl", "--max-new-tokens", "3", "--skip-bad-rows"];
+    let (code, out, text) = run(&dir, FLATSHARD, &flags);
+    assert_eq!(code, 0, "{text}");
+    let numbers: Vec<Value> =
+        out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["prompt"].clone()).collect();
+    assert_eq!(numbers, [0, 3]);
+    assert!(
+        text.contains("p.jsonl: 2 bad rows skipped (the first: ") && text.contains("p.jsonl: line 2 has prompt 7"),
+        "{text}"
+    );
+    let two = good(&dir, FLATSHARD, &[&flags[..], &["--max-samples", "1"]].concat());
+    assert_eq!(two.lines().count(), 1);
+    fs::write(dir.path("bad.jsonl"), "{\"none\": 1}").unwrap();
+    let (code, _, text) = run(&dir, FLATSHARD, &["generate", "model", "bad.jsonl", "--skip-bad-rows"]);
+    assert!(code == 2 && text.contains("none of its 1 rows has a prompt"), "{text}");
+
+    let piped = |input: &str| {
+        let mut command = unlaunched(FLATSHARD);
+        command.current_dir(dir.path("")).args(["generate", "model", "-", "--max-new-tokens", "4", "--seed", "4"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        let ended = Run(child).end();
+        (ended.status.code(), ended.stdout, ended.stderr)
+    };
+    let typed = good(&dir, FLATSHARD, &["generate", "model", "the quick", "--max-new-tokens", "4", "--seed", "4"]);
+    assert_eq!(piped("the quick\n").1, typed);
+    for (input, says) in [("", "standard input is empty"), ("{\"prompt\": \"a\"}\n", "begins like rows")] {
+        let (code, _, text) = piped(input);
+        assert!(code == Some(2) && text.contains(says), "{text}");
     }
 }
 

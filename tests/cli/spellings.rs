@@ -67,7 +67,11 @@ fn beside(row: &Synonym) -> Vec<String> {
     if rows().any(|other| other.flag.names[0] == with.names[0] && other.value == "{1}") {
         return vec![format!("--{}", with.names[0]), "0.5".into(), "0.5".into()];
     }
-    vec![format!("--{}={}", with.names[0], with.values.first().unwrap_or(&"3"))]
+    let value = match with.values.first() {
+        Some(&"same") => "5", // the words of `every_row_works`
+        value => value.copied().unwrap_or("3"),
+    };
+    vec![format!("--{}={value}", with.names[0])]
 }
 fn setting(settings: &Settings, row: &Synonym) -> Value {
     let tree = serde_json::to_value(settings).unwrap();
@@ -135,7 +139,8 @@ fn one_row(row: &Synonym, typed: &[String], words: &[String], name: &str) {
         None => {
             let mut ours = row.convert(words);
             if row.counts_samples() {
-                let of_prompt = if row.with.as_ref().unwrap().names[0] == "objective" { 8 } else { 3 };
+                let given = row.with.as_ref().is_some_and(|with| with.names[0] != "objective");
+                let of_prompt = if given { 3 } else { 8 };
                 ours = vec![(24 / of_prompt).to_string()];
             } else if row.is_rate() {
                 ours = vec![(0.5 / 3.0).to_string()];
@@ -239,6 +244,10 @@ fn flags_of_trl_and_openrlhf_mean_what_they_mean_there() {
     refused("--objective dpo --truncation_mode keep_start", &["dropped and counted"]);
     refused("--objective dpo --max_completion_length 9", &["dropped and counted"]);
 
+    same("--dtype bfloat16", "--precision bf16");
+    same("--torch_dtype bfloat16 --bf16 true", "--precision bf16");
+    refused("--dtype float16", &["master weights are fp32"]);
+
     let grpo = "--objective grpo --reward exact";
     same(
         &format!("{grpo} --max_completion_length 512 --num_generations 4 --per_device_train_batch_size 8"),
@@ -250,6 +259,40 @@ fn flags_of_trl_and_openrlhf_mean_what_they_mean_there() {
         &format!("{grpo} --group-size 2 --batch-size 8"),
     );
     refused(&format!("{grpo} --per_device_train_batch_size 4"), &["samples", "8 samples of a prompt", "--batch-size"]);
+    // TRL's batch of a step is that of all its micro-batches.
+    let four = "--per_device_train_batch_size 4 --num_generations 8";
+    same(
+        &format!("{grpo} {four} --gradient_accumulation_steps 2"),
+        &format!("{grpo} --batch-size 1 --grad-accum 1 --group-size 8"),
+    );
+    same(
+        &format!("{grpo} {four} --gradient_accumulation_steps 8"),
+        &format!("{grpo} --batch-size 1 --grad-accum 4 --group-size 8"),
+    );
+    refused(&format!("{grpo} {four} --gradient_accumulation_steps 3"), &["4 is no multiple"]);
+    let two = "--gradient_accumulation_steps 2";
+    same(&format!("{grpo} {two} --steps_per_generation 2"), &format!("{grpo} {two}"));
+    refused(&format!("{grpo} {two} --steps_per_generation 4"), &["its own batch"]);
+    same(&format!("{grpo} --generation_batch_size 16"), &format!("{grpo} --train-batch-size 2"));
+    // verl's settings, as Hydra takes them.
+    same(
+        &format!(
+            "{grpo} data.train_files=p.jsonl actor_rollout_ref.rollout.n=4 data.train_batch_size=8 \
+             actor_rollout_ref.actor.ppo_mini_batch_size=8 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 \
+             actor_rollout_ref.actor.optim.lr=1e-6 data.max_response_length=64 algorithm.adv_estimator=grpo \
+             actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.001 \
+             actor_rollout_ref.actor.kl_loss_type=low_var_kl actor_rollout_ref.actor.entropy_coeff=0 \
+             actor_rollout_ref.rollout.name=vllm trainer.total_epochs=2 trainer.n_gpus_per_node=2"
+        ),
+        &format!(
+            "{grpo} --dataset p.jsonl --group-size 4 --train-batch-size 8 --batch-size 2 --lr 1e-6 --max-new-tokens 64 \
+             --beta 0.001 --epochs 2 --nproc-per-node 2"
+        ),
+    );
+    refused(
+        &format!("{grpo} data.train_batch_size=8 actor_rollout_ref.actor.ppo_mini_batch_size=4"),
+        &["updates on all of its samples"],
+    );
     let recorded = "--objective grpo --rollouts r.jsonl";
     same(
         &format!("{recorded} --num_generations 4 --per_device_train_batch_size 4"),

@@ -52,6 +52,164 @@ fn dropped(format: Format, from: Value) -> Drop {
     }
 }
 
+/// JSON text of messages is messages in every field, as tables hold them: next to text, too.
+#[test]
+fn messages_as_text_are_messages_in_every_field() {
+    let (asked, answer) = (json!([say("system", "s"), say("user", "q")]), json!([say("assistant", "a")]));
+    let (expected, loss) = ("<|system|>s<|end|>\n<|user|>q<|end|>\n<|assistant|>a<|end|>", ["a<|end|>"]);
+    let plain = || Format { apply_chat_template: false, ..format(TOOLS) };
+    let named = |format: Format| Format { input_key: Some("x".into()), output_key: Some("y".into()), ..format };
+    let pairs = |prompt: &str, chosen: &str, rejected: &str| PairKeys {
+        prompt: prompt.into(),
+        chosen: chosen.into(),
+        rejected: rejected.into(),
+        ..PairKeys::default()
+    };
+    for text in [json!(answer.to_string()), json!("a")] {
+        for format in [plain, || format(TOOLS)] {
+            let row = json!({"x": asked.to_string(), "y": text, "z": "b", "label": 1});
+            assert_eq!(seen(named(format()), &row), (expected.into(), loss.map(String::from).to_vec()));
+            let labels = LabelKeys { prompt: "x".into(), completion: "y".into(), ..LabelKeys::default() };
+            let judged = |rows: Preferences| Format { preferences: Some(rows), ..format() };
+            let (made, _) = self::row(judged(Preferences::Labels(labels)), &row);
+            assert!(Tokenizer::Bytes.decode(&made.ids).starts_with(expected));
+            let (made, _) = self::row(judged(Preferences::Pairs(pairs("x", "y", "z"))), &row);
+            assert_eq!(Tokenizer::Bytes.decode(&made.ids), format!("{expected}{}", expected.replace(">a<", ">b<")));
+        }
+    }
+    // Brackets alone are text.
+    let (text, _) = seen(named(plain()), &json!({"x": "[1] why?", "y": "[2]"}));
+    assert!(text.starts_with("[1] why?[2]"), "{text}");
+}
+
+/// The start of an answer that a template adds to every conversation, asked for or not, is no part of an answer.
+#[test]
+fn what_a_template_always_adds_is_not_learned() {
+    // The first revision of Llama 3's.
+    let llama3 = "{% for m in messages %}{% set content = '<|start|>' + m['role'] + '<|stop|>\n\n' + m['content'] | trim + \
+                  '<|eot|>' %}{% if loop.index0 == 0 %}{% set content = '<|begin|>' + content %}{% endif %}{{ content }}\
+                  {% endfor %}{{ '<|start|>assistant<|stop|>\n\n' }}";
+    let talk = json!([say("user", "q"), say("assistant", "a"), say("user", "r"), say("assistant", "b")]);
+    let from = json!({ "messages": talk });
+    let (text, loss) = seen(turns(llama3), &from);
+    assert!(text.ends_with("<|start|>assistant<|stop|>\n\nb<|eot|>"), "{text}");
+    assert_eq!(loss, ["a<|eot|>", "b<|eot|>"]);
+    assert_eq!(seen(format(llama3), &from).1, ["b<|eot|>"]);
+    let chat = ChatTemplate::new(llama3, ("<s>", "</s>")).unwrap();
+    assert_eq!(chat.end_of_turn(), Some("<|eot|>"));
+    let pair =
+        json!({"prompt": [say("user", "q")], "chosen": [say("assistant", "a")], "rejected": [say("assistant", "b")]});
+    let judged = Format { preferences: Some(Preferences::Pairs(PairKeys::default())), ..format(llama3) };
+    let text = Tokenizer::Bytes.decode(&row(judged, &pair).0.ids);
+    assert!(text.contains("a<|eot|><|begin|>") && text.ends_with("b<|eot|>"), "{text}");
+}
+
+/// As TRL's `extract_prompt`: what two answers begin with is their prompt, as texts or as messages.
+#[test]
+fn a_prompt_is_what_two_answers_begin_with() {
+    let judged = |format: Format| Format { preferences: Some(Preferences::Pairs(PairKeys::default())), ..format };
+    let decoded = |made: &TokenizedRow| {
+        let answers: Vec<u32> =
+            made.ids.iter().zip(&made.labels).filter(|(_, label)| **label != IGNORE).map(|(id, _)| *id).collect();
+        (Tokenizer::Bytes.decode(&made.ids), Tokenizer::Bytes.decode(&answers))
+    };
+    // Anthropic HH as it is published.
+    let asked = "\n\nHuman: why?\n\nAssistant:";
+    let hh = json!({"chosen": format!("{asked} because"), "rejected": format!("{asked} no")});
+    let (text, answers) = decoded(&row(judged(Format::default()), &hh).0);
+    assert!(text.starts_with(asked) && answers.starts_with(" because") && answers.contains(" no"), "{text} {answers}");
+    let mut out = TokenizedRow::default();
+    let none = json!({"chosen": "a", "rejected": "b"});
+    let fault = recipe(judged(Format::default())).row(none.as_object().unwrap(), &mut out).unwrap_err();
+    assert!(fault.contains("has no `prompt`"), "{fault}");
+    // Conversations that part before their last message.
+    let [q, a, b] = [say("user", "q"), say("assistant", "a"), say("assistant", "b")];
+    let pair = json!({"chosen": [q, a, say("user", "r"), a], "rejected": [q, b, say("user", "s"), b]});
+    let turn = |role: &str, text: &str| format!("<|{role}|>{text}<|end|>\n");
+    let (_, answers) = decoded(&row(judged(format(TOOLS)), &pair).0);
+    let of = |answer: &str, next: &str| {
+        format!("{answer}<|end|>\n{}{}", turn("user", next), turn("assistant", answer).trim_end())
+    };
+    assert_eq!(answers, format!("{}{}", of("a", "r"), of("b", "s")));
+    // An answer of several messages, after a prompt.
+    let pair = json!({"prompt": [q], "chosen": [a, say("tool", "t"), a], "rejected": [b]});
+    let (_, answers) = decoded(&row(judged(format(TOOLS)), &pair).0);
+    assert!(answers.starts_with(&format!("a<|end|>\n{}", turn("tool", "t"))), "{answers}");
+}
+
+/// A time in a message is in the way of a template that reads it, and of no other (WildChat has one in each).
+#[test]
+fn values_that_json_does_not_have_are_in_the_way_where_they_are_read() {
+    let file = tokens::golden("parquet").join("types.parquet");
+    let mut rows = Vec::new();
+    let mut each = |_: String, row: flatshard::data::RowResult<flatshard::data::JsonRow>| {
+        rows.push(Value::Object(row.unwrap()));
+        Ok(())
+    };
+    flatshard::data::each_row(&[file], &mut each).unwrap();
+    let time = &rows[0]["timestamp_us"];
+    assert!(time.is_object());
+    let asked = json!({"role": "user", "content": "a", "at": time});
+    let talk = json!({"messages": [asked, say("assistant", "b")]});
+    assert_eq!(seen(format(TOOLS), &talk).0, "<|user|>a<|end|>\n<|assistant|>b<|end|>");
+    assert_eq!(row(format(TOOLS), &talk).0.unread, ["`at` of messages (not in the chat template)"]);
+    let reads = "{% for m in messages %}{{ m.at }}{{ m.content }}{% endfor %}";
+    let mut out = TokenizedRow::default();
+    let fault = recipe(format(reads)).row(talk.as_object().unwrap(), &mut out).unwrap_err();
+    assert!(fault.contains("holds a timestamp"), "{fault}");
+}
+
+/// A row about pictures is not one of its text alone, unless there are none.
+#[test]
+fn conversations_with_pictures_are_refused() {
+    let talk = json!([say("user", "<image>who?"), say("assistant", "a")]);
+    for (key, value) in [("images", json!(["a.jpg"])), ("image", json!("a.jpg")), ("videos", json!([{"bytes": null}]))]
+    {
+        for mut from in [json!({ "messages": talk }), json!({"prompt": [talk[0]], "completion": [talk[1]]})] {
+            from[key] = value.clone();
+            let mut out = TokenizedRow::default();
+            let fault = recipe(format(TOOLS)).row(from.as_object().unwrap(), &mut out).unwrap_err();
+            assert!(fault.contains(&format!("has `{key}`, and only text is trained on")), "{fault}");
+        }
+    }
+    for none in [json!([]), json!(null), json!("")] {
+        assert_eq!(row(format(TOOLS), &json!({"messages": talk, "images": none})).1, Outcome::Kept);
+    }
+    // Next to a text it is another column.
+    assert_eq!(row(Format::default(), &json!({"text": "a text", "image": "a.jpg"})).0.unread, ["`image`"]);
+}
+
+/// A field that is named holds the system prompt, in rows whose prompt and answer are named too.
+#[test]
+fn a_named_field_holds_the_system_prompt() {
+    let of = |format: Format| Format { system_key: Some("rules".into()), ..format };
+    let keyed = |format: Format| Format { input_key: Some("x".into()), output_key: Some("y".into()), ..format };
+    let row = json!({"rules": "be brief", "x": "q", "y": "a", "system": "unused"});
+    let expected = "<|system|>be brief<|end|>\n<|user|>q<|end|>\n<|assistant|>a<|end|>";
+    assert_eq!(seen(of(keyed(format(TOOLS))), &row), (expected.into(), vec!["a<|end|>".into()]));
+    let talk = json!({"rules": "be brief", "messages": [say("user", "q"), say("assistant", "a")]});
+    assert_eq!(seen(of(format(TOOLS)), &talk).0, expected);
+    assert!(self::row(of(format(TOOLS)), &talk).0.unread.is_empty());
+    // A row without it has none; text without a template has no place for it.
+    assert_eq!(seen(of(keyed(format(TOOLS))), &json!({"x": "q", "y": "a"})).0, expected.split_once('\n').unwrap().1);
+    let plain = Format { chat: None, apply_chat_template: false, ..of(keyed(format(TOOLS))) };
+    let mut out = TokenizedRow::default();
+    let fault = recipe(plain).row(row.as_object().unwrap(), &mut out).unwrap_err();
+    assert!(fault.contains("has a system, which text without a chat template cannot express"), "{fault}");
+}
+
+/// Without --multiturn, answers before the last one are named.
+#[test]
+fn answers_without_loss_are_named() {
+    let talk = |answers: usize| {
+        let turn = |i: usize| [say("user", "q"), say("assistant", &format!("a{i}"))];
+        json!({"messages": (0..answers).flat_map(turn).collect::<Vec<_>>()})
+    };
+    let earlier = "answers before the last one (--multiturn trains on them)";
+    assert_eq!(row(format(TOOLS), &talk(2)).0.unread, [earlier]);
+    assert!(row(format(TOOLS), &talk(1)).0.unread.is_empty() && row(turns(TOOLS), &talk(2)).0.unread.is_empty());
+}
+
 #[test]
 fn tools_and_other_variables_reach_the_template() {
     let talk = json!([say("user", "warm?"), say("assistant", "yes")]);
@@ -471,11 +629,12 @@ fn a_field_whose_name_the_template_has_for_others_is_named() {
     let expected = ["`name` of user messages (not read by the chat template)"];
     let talk = json!([ask, call, result, say("assistant", "d")]);
     let (made, _) = row(format(template), &json!({ "messages": talk }));
-    assert_eq!(made.unread, expected);
+    let earlier = "answers before the last one (--multiturn trains on them)";
+    assert_eq!(made.unread, [earlier, expected[0]]);
     let from = json!({"prompt": [ask], "completion": [say("assistant", "d")]});
     assert_eq!(row(format(template), &from).0.unread, expected);
     let talk = json!([say("user", "a"), call, result, say("assistant", "d")]);
-    assert!(row(format(template), &json!({ "messages": talk })).0.unread.is_empty());
+    assert_eq!(row(format(template), &json!({ "messages": talk })).0.unread, [earlier]);
 }
 
 #[test]

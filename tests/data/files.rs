@@ -4,6 +4,7 @@ use super::sft::{chatml, keys, open};
 use super::*;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use flatshard::data::{JsonRow, LabelKeys, PairKeys, Preferences, RowResult};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::os::unix::fs::symlink;
@@ -323,6 +324,12 @@ fn tables_of_text_are_rows() {
         files.put(name, content);
         assert_eq!(texts(&open(&files, name, 99, keys("q", Some("a"))).unwrap()), expected, "{name}");
     }
+    // Where no line feed is, carriage returns end lines, as in old Mac files.
+    files.put("mac.csv", "q,a\ra,plain\r\"b, c\",x");
+    let mac = [json!({"q": "a", "a": "plain"}), json!({"q": "b, c", "a": "x"})];
+    files.put("mac.jsonl", lines(&mac));
+    let [mac, same] = ["mac.csv", "mac.jsonl"].map(|name| open(&files, name, 99, keys("q", Some("a"))).unwrap());
+    assert_eq!(texts(&mac), texts(&same));
     // A bad row names its line, and can be skipped; an empty field is absent.
     files.put("bad.csv", "q,a\nx,y\n\n\"two\nlines\",z\nonly\nx,\n\"x\"y,z\n");
     let open =
@@ -345,6 +352,47 @@ fn tables_of_text_are_rows() {
     }
 }
 
+/// What `datasets` parses: messages, parts of tools, and values of maps.
+#[test]
+fn json_in_parquet_is_what_it_says() {
+    let of = |name: &str| {
+        let mut rows = Vec::new();
+        let path = tokens::golden("parquet").join(name);
+        let mut each = |_: String, row: RowResult<JsonRow>| {
+            rows.push(row.unwrap());
+            Ok(())
+        };
+        flatshard::data::each_row(&[path], &mut each).unwrap();
+        rows
+    };
+    let found = of("json.parquet");
+    assert_eq!(found.len(), 2);
+    assert_eq!(found, of("json.jsonl"));
+}
+
+/// Labels, margins and token ids of tables, whose values are text.
+#[test]
+fn tables_hold_labels_margins_and_ids() {
+    let labels = |table: &str| {
+        let files = Files::with("t.csv", table);
+        let format = Format { preferences: Some(Preferences::Labels(LabelKeys::default())), ..Format::default() };
+        open(&files, "t.csv", 64, format).map(|data| (0..data.rows()).map(|row| data.number(row)).collect::<Vec<_>>())
+    };
+    let row = |label: &str| format!("why,because,{label}\n");
+    for (yes, no) in [("True", "False"), ("true", "FALSE"), ("1", "0"), ("1.0", "0.0")] {
+        let found = labels(&format!("prompt,completion,label\n{}{}", row(yes), row(no))).unwrap();
+        assert_eq!(found, [Some(1.0), Some(0.0)], "{yes}");
+    }
+    refused(labels(&format!("prompt,completion,label\n{}{}", row("yes"), row("no"))), &["line 2 has \"yes\" as label"]);
+    let files = Files::with("p.csv", "prompt,chosen,rejected,margin\nq,a,b,1.5\n");
+    let keys = PairKeys { margin: Some("margin".into()), ..PairKeys::default() };
+    let pairs = open(&files, "p.csv", 64, Format { preferences: Some(Preferences::Pairs(keys)), ..Format::default() });
+    assert_eq!(pairs.unwrap().number(0), Some(1.5));
+    files.put("ids.csv", "input_ids,labels,note\n\"[5, 6, 7]\",\"[-100, 6, 7]\",\"[1]\"\n");
+    let ids = open(&files, "ids.csv", 64, Format::default()).unwrap();
+    assert_eq!(rows(&ids), [(vec![5, 6, 7], vec![6, 7, IGNORE])]);
+}
+
 #[test]
 fn parquet_is_read_in_every_codec() {
     let parquet = |name: &str| fs::read(tokens::golden("parquet").join(name)).unwrap();
@@ -365,7 +413,8 @@ fn parquet_types_are_those_of_datasets_or_refused_by_name() {
     files.put("int96.parquet", parquet("int96.parquet"));
     // Unused, they are not in the way; nor are they among the keys of a row that is wrong.
     for name in ["t.parquet", "int96.parquet"] {
-        assert_eq!(texts(&open(&files, name, 2, Format::default()).unwrap()), ["x", "y", "z"], "{name}");
+        let twice = open(&files, name, 9, keys("text", Some("text"))).unwrap();
+        assert_eq!(texts(&twice), ["xx", "yy", "zz"], "{name}");
         refused(open(&files, name, 9, keys("nothing", Some("text"))), &[name, "row 0", "no `nothing`", "text"]);
     }
     assert!(texts(&open(&files, "t.parquet", 99, chat_of("messages")).unwrap())[0].contains("user\na"));

@@ -17,6 +17,7 @@ fn format(case: &Value, tokenizer: &Tokenizer) -> Format {
         join_rows: false,
         preferences: None,
         input_key: text("input_key"),
+        system_key: None,
         output_key: text("output_key"),
         input_template: text("input_template"),
         apply_chat_template: !case["template"].is_null(),

@@ -70,6 +70,12 @@ fn alpaca_rows_become_a_prompt_and_an_answer() {
         text(chat(), row.clone()),
         as_messages(vec![message("user", "Add.\n1 and 1"), message("assistant", "2")])
     );
+    // A text next to them is a rendering of them, as in tatsu-lab/alpaca; without a template it is no more read.
+    let plain = || Format::default();
+    assert_eq!(
+        text(plain(), json!({"instruction": "Say hi.", "output": "hi", "text": "ignored"})),
+        text(plain(), bare.clone())
+    );
     for none in [bare.clone(), json!({"instruction": "Say hi.", "output": "hi", "text": "ignored"})] {
         assert_eq!(text(chat(), none), as_messages(vec![message("user", "Say hi."), message("assistant", "hi")]));
     }

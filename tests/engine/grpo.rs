@@ -71,7 +71,8 @@ impl Golden {
             _ => GrpoLoss::DrGrpo { longest: self.longest },
         };
         let beta = number("beta");
-        let grpo = Grpo { loss, beta, clip_low: number("clip_low"), clip_high: number("clip_high") };
+        let temperature = self.case(name)["temperature"].as_f64().unwrap_or(1.0) as f32;
+        let grpo = Grpo { loss, beta, clip_low: number("clip_low"), clip_high: number("clip_high"), temperature };
         let frozen = ReferenceModel::Frozen(self.spec.clone().into());
         EngineOptions {
             objective: Objective::Grpo(grpo),

@@ -110,7 +110,7 @@ fn draws_depend_on_seed_step_prompt_sample_and_position() {
 }
 
 fn grpo(spec: &Spec, strategy: Arc<dyn Strategy>) -> EngineOptions {
-    let grpo = Grpo { loss: GrpoLoss::Dapo, beta: 0.0, clip_low: 0.2, clip_high: 0.2 };
+    let grpo = Grpo { loss: GrpoLoss::Dapo, beta: 0.0, clip_low: 0.2, clip_high: 0.2, temperature: 1.0 };
     EngineOptions {
         objective: Objective::Grpo(grpo),
         reference: ReferenceModel::Base,
@@ -118,6 +118,12 @@ fn grpo(spec: &Spec, strategy: Arc<dyn Strategy>) -> EngineOptions {
         samples: Some(SamplerSize::of_many(LONGEST, COUNT, 12)),
         ..options(spec, strategy, SGD)
     }
+}
+
+/// At temperature 0.7.
+fn cool(options: EngineOptions) -> EngineOptions {
+    let Objective::Grpo(grpo) = options.objective else { panic!("no GRPO") };
+    EngineOptions { objective: Objective::Grpo(Grpo { temperature: 0.7, ..grpo }), ..options }
 }
 
 /// What a rank with `mine` trains on.
@@ -138,11 +144,13 @@ fn rollouts(prompts: &[Prompt], texts: &[SampledText]) -> MicroBatch {
 
 /// The mismatch of two steps on the same samples: of those that sampled, and of a policy that has learned since.
 fn mismatches(options: &EngineOptions, sizes: MeshSizes) -> [f64; 2] {
+    let Objective::Grpo(Grpo { temperature, .. }) = options.objective else { panic!("no GRPO") };
+    let sampling = Sampling { temperature, ..SAMPLING };
     let mut results = mesh_ranks(sizes, |rank| {
         let mut engine = Engine::new(rank.device.clone(), &rank.mesh, options)?;
         let prompts: Vec<Prompt> = prompts(&options.spec, 4 * sizes.dp_shard);
         let own = &prompts[4 * rank.mesh.dp.rank()..][..4];
-        let texts = engine.sample(own, COUNT, &SAMPLING, &mut |of| of.ids.last() != Some(&1))?;
+        let texts = engine.sample(own, COUNT, &sampling, &mut |of| of.ids.last() != Some(&1))?;
         let batch = rollouts(own, &texts);
         let tokens = engine.global_count(batch.loss_tokens())?;
         let mut mismatch = |number| {
@@ -170,6 +178,7 @@ fn sampled_and_trained_log_probabilities_have_the_same_bits() {
                 kinds(dtype).into_iter().map(|strategy| (grpo(spec, strategy), sizes(2, 1))).collect();
             runs.truncate(if spec.arch == llama().arch { usize::MAX } else { 1 });
             runs.push((grpo(spec, ddp(dtype)), sizes(1, 1)));
+            runs.push((cool(grpo(&Spec { logit_cap: 4.0, ..spec.clone() }, ddp(dtype))), sizes(1, 1)));
             runs.push((EngineOptions { checkpoint: Checkpointing::Full, ..grpo(spec, ddp(dtype)) }, sizes(1, 1)));
             if spec.experts.is_none() {
                 runs.push((grpo(spec, kinds(dtype).swap_remove(0)), sizes(1, 2)));

@@ -33,6 +33,7 @@ CASES = {
     "dapo_kl": dict(loss_type="dapo", beta=0.04, clip_low=0.2, clip_high=0.2),
     "dr_grpo": dict(loss_type="dr_grpo", beta=0.0, clip_low=0.2, clip_high=0.28),
     "dr_grpo_kl": dict(loss_type="dr_grpo", beta=0.04, clip_low=0.2, clip_high=0.2),
+    "dapo_cool": dict(loss_type="dapo", beta=0.04, clip_low=0.2, clip_high=0.2, temperature=0.7),
 }
 
 
@@ -41,10 +42,11 @@ def model(name):
     return LlamaForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def logps(model, prompt, ids):
-    """Log-probabilities of the sampled tokens, and entropies at them."""
+def logps(model, prompt, ids, temperature=1.0):
+    """Log-probabilities of the sampled tokens, and entropies at them: of logits over the temperature, as TRL's
+    _get_per_token_logps_and_entropies has them."""
     both = torch.tensor(prompt + ids)
-    scores = F.log_softmax(model(both[None]).logits[0].float(), dim=-1)[len(prompt) - 1:-1]
+    scores = F.log_softmax(model(both[None]).logits[0].float() / temperature, dim=-1)[len(prompt) - 1:-1]
     return scores.gather(1, both[len(prompt):, None])[:, 0], -(scores.exp() * scores).sum(-1)
 
 
@@ -76,12 +78,12 @@ def advantages(rewards, loss_type):
     return apart if loss_type == "dr_grpo" else apart / (deviation + 1e-4)
 
 
-def loss_of(policy, reference, all_groups, loss_type, beta, clip_low, clip_high):
+def loss_of(policy, reference, all_groups, loss_type, beta, clip_low, clip_high, temperature=1.0):
     """TRL's loss, and its metrics."""
     samples = [(group["prompt_ids"], sample) for group in all_groups for sample in group["samples"]]
-    found = [logps(policy, prompt, sample["ids"]) for prompt, sample in samples]
+    found = [logps(policy, prompt, sample["ids"], temperature) for prompt, sample in samples]
     with torch.no_grad():
-        theirs = [logps(reference, prompt, sample["ids"])[0] for prompt, sample in samples]
+        theirs = [logps(reference, prompt, sample["ids"], temperature)[0] for prompt, sample in samples]
     mask = padded([[1] * len(sample["ids"]) for _, sample in samples])
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (

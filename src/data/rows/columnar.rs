@@ -39,6 +39,7 @@ impl Rows<'_> {
             return Err(Error::in_file(path, format!("column `{}` holds intervals: remove it", interval.name())));
         }
         let others = others(read);
+        let (schema_read, holds_json) = (read.clone(), holds_json(read));
         let rows = reader.metadata().file_metadata().num_rows().max(0) as u64;
         let is_read = |name: &str| read.get_fields().iter().any(|field| field.name() == name);
         let unread = schema.get_fields().iter().map(|field| field.name()).filter(|name| !is_read(name));
@@ -53,6 +54,11 @@ impl Rows<'_> {
             // A damaged page corrupts everything after it: this is not the fault of one row.
             while let Some(row) = caught(|| rows.next().transpose()).map_err(bad)? {
                 let row = row.into_columns().into_iter().map(|(name, field)| (name, value(field))).collect();
+                let mut row = Value::Object(row);
+                if holds_json {
+                    parse_json(&mut row, &schema_read);
+                }
+                let Value::Object(row) = row else { continue };
                 piece.push((number, Ok(ColumnRow(row, &others))));
                 number += 1;
                 if piece.len() == ROWS {
@@ -75,6 +81,48 @@ fn holds_interval(field: &Type) -> bool {
     match field.is_primitive() {
         true => field.get_basic_info().converted_type() == ConvertedType::INTERVAL,
         false => field.get_fields().iter().any(|field| holds_interval(field)),
+    }
+}
+
+fn is_json(field: &Type) -> bool {
+    let info = field.get_basic_info();
+    field.is_primitive()
+        && (info.converted_type() == ConvertedType::JSON || matches!(info.logical_type_ref(), Some(LogicalType::Json)))
+}
+/// Some values are JSON, which `datasets` parses: its feature `Json`, for values of several types.
+fn holds_json(field: &Type) -> bool {
+    is_json(field) || field.is_group() && field.get_fields().iter().any(|field| holds_json(field))
+}
+/// Replaces text by the values that it is JSON of, where `field` says so.
+fn parse_json(value: &mut Value, field: &Type) {
+    match value {
+        Value::String(text) if is_json(field) => {
+            if let Ok(parsed) = serde_json::from_str(text) {
+                *value = parsed;
+            }
+        }
+        Value::Object(fields) if field.is_group() => {
+            for field in field.get_fields() {
+                fields.get_mut(field.name()).into_iter().for_each(|value| parse_json(value, field));
+            }
+        }
+        Value::Array(list) => {
+            // A list is a group of one repeated group, whose only field is the element; a map has two.
+            let inner = |of: &Type| of.is_group().then(|| of.get_fields().first().cloned()).flatten();
+            let Some(repeated) = inner(field) else { return };
+            let pair = repeated.is_group() && repeated.get_fields().len() == 2;
+            let is_map =
+                [ConvertedType::MAP, ConvertedType::MAP_KEY_VALUE].contains(&field.get_basic_info().converted_type());
+            for value in list {
+                match value {
+                    Value::Array(entry) if is_map && pair => {
+                        entry.iter_mut().zip(repeated.get_fields()).for_each(|(value, field)| parse_json(value, field));
+                    }
+                    value => parse_json(value, inner(&repeated).as_ref().unwrap_or(&repeated)),
+                }
+            }
+        }
+        _ => {}
     }
 }
 

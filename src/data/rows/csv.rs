@@ -1,11 +1,12 @@
 //! Reads tables of text: fields between commas or tabs, quoted as RFC 4180 says, after a header. Never guesses a type:
-//! a value is a string, or absent where the field is empty.
+//! a value is a string, or absent where the field is empty; columns of token ids and masks hold JSON lists.
 use super::{BYTES, LONGEST, NumberedRow, ROWS, RawRow, Rows, too_long};
 use crate::base::{Error, Result};
 use crate::data::content::{self, failed};
 use crate::data::fields::{JsonRow, RowResult};
 use crate::data::place::TokenPlace;
 use crate::data::recipe::{Outcome, Recipe, TokenizedRow};
+use crate::data::shapes;
 use serde_json::Value;
 use std::io::{self, BufRead, Read};
 use std::path::Path;
@@ -26,7 +27,7 @@ impl Rows<'_> {
             BrokenTable::Io(e) => failed(path, e),
             BrokenTable::Row(line, what) => place(line).error(what),
         };
-        let mut records = Records { file: content::buffered(path)?, delimiter, line: 0, last: Vec::new() };
+        let mut records = Records::new(content::buffered(path)?, delimiter).map_err(wrong)?;
         let Some((_, header)) = records.next().map_err(wrong)? else { return Ok(()) };
         let header = header
             .and_then(|header| columns(header, delimiter))
@@ -82,7 +83,13 @@ fn row(header: &[String], fields: Vec<Vec<u8>>) -> RowResult<JsonRow> {
         Err(_) => Err("is not valid UTF-8"),
     };
     let fields = fields.into_iter().map(value).collect::<std::result::Result<Vec<_>, _>>()?;
-    Ok(header.iter().cloned().zip(fields).collect())
+    let typed = |name: &String, value: Value| match value {
+        Value::String(text) if shapes::is_of_tokens(name) => {
+            serde_json::from_str::<Vec<Value>>(&text).map_or(Value::String(text), Value::Array)
+        }
+        value => value,
+    };
+    Ok(header.iter().zip(fields).map(|(name, value)| (name.clone(), typed(name, value))).collect())
 }
 
 /// Nothing after this point is a row.
@@ -96,6 +103,8 @@ enum BrokenTable {
 struct Records<R> {
     file: R,
     delimiter: u8,
+    /// What ends a line: a line feed, or in files without any a carriage return.
+    end: u8,
     /// Lines read.
     line: u64,
     /// The last line read.
@@ -112,13 +121,19 @@ enum At {
 }
 
 impl<R: BufRead> Records<R> {
+    fn new(mut file: R, delimiter: u8) -> std::result::Result<Records<R>, BrokenTable> {
+        let start = file.fill_buf().map_err(BrokenTable::Io)?;
+        // Of a first line that ends within what is read at once, as headers do.
+        let end = if start.contains(&b'\r') && !start.contains(&b'\n') { b'\r' } else { b'\n' };
+        Ok(Records { file, delimiter, end, line: 0, last: Vec::new() })
+    }
     /// The next record and the line it begins at; blank lines are skipped.
     fn next(&mut self) -> std::result::Result<Option<NumberedRow<Vec<Vec<u8>>>>, BrokenTable> {
         let (mut fields, mut field, mut at, mut bytes) = (Vec::new(), Vec::new(), At::Start, 0);
         let (mut begin, mut fault) = (0, None);
         loop {
             self.last.clear();
-            let n = self.file.by_ref().take(LONGEST).read_until(b'\n', &mut self.last).map_err(BrokenTable::Io)?;
+            let n = self.file.by_ref().take(LONGEST).read_until(self.end, &mut self.last).map_err(BrokenTable::Io)?;
             if n == 0 && at == At::Quoted {
                 return Err(BrokenTable::Row(begin, "has a quotation mark that is never closed".into()));
             }
@@ -134,7 +149,8 @@ impl<R: BufRead> Records<R> {
             if bytes >= LONGEST {
                 return Err(BrokenTable::Row(begin, too_long()));
             }
-            let end = self.last.strip_suffix(b"\n").map_or(n, |line| line.strip_suffix(b"\r").unwrap_or(line).len());
+            let line = self.last.strip_suffix(&[self.end]);
+            let end = line.map_or(n, |line| line.strip_suffix(b"\r").unwrap_or(line).len());
             for &b in &self.last[..end] {
                 at = match (at, b) {
                     (At::Start, b'"') => At::Quoted,
@@ -173,7 +189,7 @@ mod tests {
     use super::*;
 
     fn records(text: &str) -> Vec<(u64, RowResult<Vec<String>>)> {
-        let mut records = Records { file: text.as_bytes(), delimiter: b',', line: 0, last: Vec::new() };
+        let Ok(mut records) = Records::new(text.as_bytes(), b',') else { panic!("text is read") };
         let mut all = Vec::new();
         while let Ok(Some((line, fields))) = records.next() {
             let text = |fields: Vec<Vec<u8>>| fields.into_iter().map(|f| String::from_utf8(f).unwrap()).collect();
@@ -191,5 +207,7 @@ mod tests {
         assert!(records("a\n\"b\" c\nd\n")[1].1.is_err());
         assert_eq!(records("a\n\"b\nc").len(), 1);
         assert_eq!(records("").len(), 0);
+        let lines = |text: &str| records(text).into_iter().map(|(n, fields)| (n, fields.unwrap())).collect::<Vec<_>>();
+        assert_eq!(lines("a,b\r\"c\r\",d\r"), [(1, vec!["a".into(), "b".into()]), (2, vec!["c\r".into(), "d".into()])]);
     }
 }

@@ -12,6 +12,8 @@ pub struct TurnFrame {
     pub end: String,
     /// What begins the messages of others, such as `<|im_start|>user\n`.
     pub others: Vec<String>,
+    /// The start of an answer follows every conversation, whether it is asked for or not.
+    pub always: bool,
 }
 
 /// Texts that no template treats in a particular way.
@@ -25,7 +27,7 @@ impl TurnFrame {
         let user = |text: &str| message("user", text);
         let turns = [user(ASKED[0]), message("assistant", SAID[0]), user(ASKED[1]), message("assistant", SAID[1])];
         let all = render(&turns, false)?;
-        let (_, rest) = all.split_once(ASKED[0])?;
+        let (first, rest) = all.split_once(ASKED[0])?;
         let (before, rest) = rest.split_once(SAID[0])?;
         let (between, rest) = rest.split_once(ASKED[1])?;
         let (_, after) = rest.split_once(SAID[1])?;
@@ -35,6 +37,16 @@ impl TurnFrame {
             text.split_once(ASKED[0]).map(|(_, ended)| ended.to_string())
         };
         let (asked, ended) = (ended(true)?, ended(false)?);
+        // What precedes the first question, and the end of an answer before the second one, are both its header.
+        let shared = common_end(first, between);
+        // "<|begin|>" and "<|eot|>" end alike, too: a header begins with a mark.
+        let next = between.len() - shared.len() + shared.find(['<', '[']).unwrap_or(0);
+        let (done, added) = (&between[..next], after.strip_prefix(&between[..next]).unwrap_or_default());
+        if asked == ended && !blank(done) && !blank(added) && before.ends_with(added) && asked.ends_with(added) {
+            let [end, others] = [done, &between[next..]].map(|text| text.to_string());
+            let header = added.to_string();
+            return Some(TurnFrame { prompt: header.clone(), header, end, others: vec![others], always: true });
+        }
         let prompt = asked.strip_prefix(&ended).unwrap_or_default();
         let header = common(before.strip_prefix(&ended).unwrap_or_default(), prompt);
         // A template without a header answers right after the end of the question: "[/INST]".
@@ -53,7 +65,7 @@ impl TurnFrame {
         if blank(header) || end.is_empty() && others.is_empty() {
             return None;
         }
-        Some(TurnFrame { prompt: prompt.into(), header: header.into(), end: end.into(), others })
+        Some(TurnFrame { prompt: prompt.into(), header: header.into(), end: end.into(), others, always: false })
     }
 }
 
@@ -63,6 +75,12 @@ fn message(role: &str, content: &str) -> Value {
 
 fn blank(text: &str) -> bool {
     text.trim().is_empty()
+}
+
+/// The longest common ending, as the end of `b`.
+fn common_end<'a>(a: &str, b: &'a str) -> &'a str {
+    let same = a.chars().rev().zip(b.char_indices().rev()).take_while(|(a, (_, b))| a == b);
+    same.last().map_or("", |(_, (at, _))| &b[at..])
 }
 
 /// The longest common beginning.

@@ -2,8 +2,8 @@
 //! of DAPO (Yu et al. 2025, eq. 8: asymmetric clipping, mean over all tokens) and Dr. GRPO (Liu et al. 2025, section
 //! 3.2: neither the deviation of rewards nor the length of a sample divides). Never touches a device.
 //!
-//! With r = exp(policy - old), in log-probabilities of the token, where `old` is the one that it was sampled with, and
-//! A the advantage of its sample:
+//! With r = exp(policy - old), in log-probabilities of the token at the samples' temperature, where `old` is the one
+//! that it was sampled with, and A the advantage of its sample:
 //!
 //! ```text
 //! token   -min(r A, clamp(r, 1 - clip_low, 1 + clip_high) A) + beta (exp(d) - d - 1)      d: reference - policy
@@ -36,6 +36,8 @@ pub struct Grpo {
     /// How far the ratio may fall below 1, and exceed it, with a gradient.
     pub clip_low: f64,
     pub clip_high: f64,
+    /// The policy and the reference are the models with logits divided by this, as samples are drawn.
+    pub temperature: f32,
 }
 
 /// Log-probabilities of a sampled token, and the advantage of its sample.
@@ -115,7 +117,7 @@ mod tests {
     use super::*;
 
     fn grpo(loss: GrpoLoss, beta: f64) -> Grpo {
-        Grpo { loss, beta, clip_low: 0.2, clip_high: 0.3 }
+        Grpo { loss, beta, clip_low: 0.2, clip_high: 0.3, temperature: 1.0 }
     }
 
     #[test]

@@ -40,6 +40,10 @@ impl Objective {
             Objective::Grpo(grpo) => grpo.divisor(step.sequences, step.tokens),
         }
     }
+    /// What logits are divided by, of the policy and the reference.
+    pub(in crate::engine) fn temperature(&self) -> f32 {
+        if let Objective::Grpo(grpo) = self { grpo.temperature } else { 1.0 }
+    }
     /// The policy is compared with a reference model.
     pub(in crate::engine) fn compares(&self) -> bool {
         match self {

@@ -72,7 +72,9 @@ impl PreferenceLoss {
             _ if !objective.compares() => Compared::Nothing,
             ReferenceModel::Base => Compared::Base,
             ReferenceModel::Frozen(spec) => {
-                Compared::Frozen(Box::new(FrozenModel::new(dev.clone(), mesh, (spec, tuning), split, strategy, own)?))
+                let frozen = FrozenModel::new(dev.clone(), mesh, (spec, tuning), split, strategy, own)?;
+                let decoder = frozen.decoder.at_temperature(objective.temperature());
+                Compared::Frozen(Box::new(FrozenModel { decoder, ..frozen }))
             }
             ReferenceModel::Given => Compared::Given,
         };

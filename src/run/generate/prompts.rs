@@ -72,10 +72,14 @@ fn keys(s: &Settings) -> [Option<&str>; 2] {
 /// What is said of settings about rows of prompts where there are none.
 pub fn without_rows(s: &Settings) -> impl Iterator<Item = String> {
     let ([prompt, input], most) = (keys(s), s.data.max_samples.map(|n| n.to_string()));
-    let given =
-        [("prompt-key", prompt.map(String::from)), ("input-key", input.map(String::from)), ("max-samples", most)];
+    let given = [
+        ("prompt-key", prompt.map(|key| format!(" {key}"))),
+        ("input-key", input.map(|key| format!(" {key}"))),
+        ("max-samples", most.map(|most| format!(" {most}"))),
+        ("skip-bad-rows", s.data.skip_bad_rows.filter(|&skip| skip).map(|_| String::new())),
+    ];
     let says = |(flag, value): (&str, Option<String>)| {
-        value.map(|value| format!("--{flag} {value} has no effect here: there are no rows of prompts"))
+        value.map(|value| format!("--{flag}{value} has no effect here: there are no rows of prompts"))
     };
     given.into_iter().filter_map(says)
 }
@@ -121,19 +125,20 @@ pub fn each(
     }
 }
 
-/// The first prompts in the rows at `path`, which `flag` names, at most `most`.
-pub fn read(flag: &str, path: &Path, field: PromptField, most: usize) -> Result<Vec<PromptRow>> {
-    let mut prompts = Vec::new();
-    let read = each(&[path.to_path_buf()], field, &mut |prompt| {
-        if prompts.len() == most {
-            return Err(Error::Reported); // ends the reader
-        }
-        prompts.push(prompt?);
-        Ok(())
+/// Passes on the prompts in the rows at `path`, which `flag` names, in order, until one is the last.
+pub fn read(
+    flag: &str,
+    path: &Path,
+    field: PromptField,
+    more: &mut dyn FnMut(Result<PromptRow>) -> Result<bool>,
+) -> Result<()> {
+    let read = each(&[path.to_path_buf()], field, &mut |prompt| match more(prompt)? {
+        true => Ok(()),
+        false => Err(Error::Reported), // ends the reader
     });
     match read {
         Err(Error::Input(text)) => Err(Error::Input(text.replace("`dataset`", flag))),
-        Err(Error::Reported) | Ok(_) => Ok(prompts),
+        Err(Error::Reported) | Ok(_) => Ok(()),
         Err(other) => Err(other),
     }
 }

@@ -9,6 +9,8 @@ use std::time::Instant;
 
 pub struct Stops {
     signals: Signals,
+    /// The first that was received.
+    received: Option<i32>,
     deadline: Option<Instant>,
 }
 
@@ -17,6 +19,7 @@ impl Stops {
     pub fn catch(plan: &Plan, env: &RankEnv) -> Result<Stops> {
         Ok(Stops {
             signals: launch::catch(&plan.restarts.signals)?,
+            received: None,
             // Our own launcher enforces the limit for all ranks, across restarts.
             deadline: plan.restarts.time_limit.filter(|_| env.parent_pid.is_none()).map(|limit| Instant::now() + limit),
         })
@@ -24,6 +27,7 @@ impl Stops {
     /// A received signal; SIGTERM once the time limit is over.
     pub fn pending(&mut self) -> Option<i32> {
         let late = || self.deadline.is_some_and(|deadline| Instant::now() > deadline).then_some(SIGTERM);
-        self.signals.pending().next().or_else(late)
+        self.received = self.received.or_else(|| self.signals.pending().next()).or_else(late);
+        self.received
     }
 }

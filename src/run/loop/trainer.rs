@@ -162,7 +162,10 @@ impl<'a> Trainer<'a> {
         let mut batch = self.batches.next_step()?;
         if let Some(sampler) = &mut self.sampler {
             self.tracer.phase(batch.step, "sample");
-            sampler.sample(&mut self.engine, &mut batch)?;
+            let stops = &mut self.stops;
+            if let Err(e) = sampler.sample(&mut self.engine, &mut batch, &mut || stops.pending())? {
+                return self.stop_unjudged(e);
+            }
             for what in sampler.take_repeated() {
                 self.watch.say(LogLevel::Warn, format_args!("step {}: {what}; it was started again", batch.step));
             }
@@ -170,6 +173,18 @@ impl<'a> Trainer<'a> {
         let (step, agreed) = self.agree(&batch)?;
         let report = self.train_step(&batch, &step)?;
         self.report(batch, &step, &report, &agreed)
+    }
+
+    /// Saves what was learned before the samples that have no reward, and returns why. Collective.
+    fn stop_unjudged(&mut self, why: Error) -> Result<()> {
+        let done = self.position.step;
+        if let Error::Signal(signal) = why {
+            self.watch.say(LogLevel::Info, format_args!("signal {signal}: stopping after step {done}"));
+        }
+        if done > self.began.step {
+            self.save(false)?;
+        }
+        Err(why)
     }
 
     /// The vote of all ranks on the step of `batch`. Returns [`Error::Signal`], after saving a checkpoint, if any rank
@@ -230,6 +245,7 @@ impl<'a> Trainer<'a> {
             trained_tokens: agreed.tokens,
             bytes: agreed.bytes,
             updates: self.engine.updates(),
+            sampled: self.sampler.as_ref().and_then(StepSampler::means),
         })?;
         self.check(step.number, report)?;
         self.rank.mesh.member.set_timeout(plan.ranks.comm_timeout); // all ranks have started by now

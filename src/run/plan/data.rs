@@ -6,7 +6,7 @@ use crate::comm::env;
 use crate::data::{Cache, ChatTemplate, DataOptions, Dataset, Format, LoaderOptions, Tokenizer, tokenizer};
 use crate::nn::Spec;
 use crate::run::plan::objective;
-use crate::run::rollouts::{self, Placeholders};
+use crate::run::rollouts::{self, PromptFile};
 use crate::run::settings::Settings;
 use crate::run::settings::data::DataSettings;
 use crate::run::settings::tasks::MAX_TEXT;
@@ -123,6 +123,7 @@ pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
         preferences: None,
         input_key: d.input_key.clone(),
         output_key: d.output_key.clone(),
+        system_key: d.system_key.clone(),
         input_template: d.input_template.clone(),
         apply_chat_template: on(d.apply_chat_template),
         multiturn: on(d.multiturn),
@@ -160,14 +161,14 @@ pub struct RunDataOptions {
     /// The setting that names the training data.
     setting: &'static str,
     /// What is read in place of prompts.
-    prompts: Option<Placeholders>,
+    prompts: Option<PromptFile>,
 }
 
 impl RunDataOptions {
     /// The library's messages say `dataset` for any data set.
     pub fn of_training(&self, e: Error) -> Error {
         match (e, &self.prompts) {
-            (Error::Input(text), Some(Placeholders { path, made, .. })) => {
+            (Error::Input(text), Some(PromptFile { path, made, .. })) => {
                 Error::Input(text.replace(&path.display().to_string(), &made.what))
             }
             (e, _) => in_setting(self.setting, e),
@@ -183,10 +184,9 @@ impl RunData {
         let parts = options.train.iter().map(|(part, weight)| Ok((open(part)?, *weight)));
         let train = Dataset::mix(parts.collect::<Result<_>>()?)?;
         let train = match &options.prompts {
-            Some(Placeholders { made, bad, first_bad, .. }) => train.made_from(made, (*bad, first_bad.as_ref())),
+            Some(PromptFile { made, bad, first_bad, .. }) => train.made_from(made, (*bad, first_bad.as_ref())),
             None => train,
         };
-        let train = if s.objective.is_grpo() { train } else { train.uncompared() };
         let eval = options.eval.as_ref().map(Dataset::open).transpose().map_err(|e| in_setting("eval_dataset", e))?;
         if !s.only_converts() {
             train.check_row_settings(&[("packing_samples", d.packing_samples == Some(true))])?;
@@ -204,7 +204,7 @@ impl RunData {
         };
         let merges = s.lora.merge.is_some();
         let recorded = if merges { None } else { objective::rollouts(s)? };
-        let prompts = if merges { None } else { rollouts::placeholders(s, &format, tokenizer, spec, &cache_dir(d))? };
+        let prompts = if merges { None } else { rollouts::prompt_file(s, &format, tokenizer, spec, &cache_dir(d))? };
         let setting = if recorded.is_some() { "rollouts" } else { "dataset" };
         let rollouts = prompts.as_ref().map(|prompts| vec![prompts.path.clone()]).or(recorded);
         let sources = rollouts.map_or_else(|| sources(d), |paths| Ok(vec![(paths, 1.0)]))?;

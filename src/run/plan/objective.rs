@@ -35,6 +35,15 @@ pub fn objective(s: &Settings) -> Result<Objective> {
             beta: set(&o.beta, "objective.beta")?,
             clip_low: set(&o.clip_low, "objective.clip_low")?,
             clip_high: set(&o.clip_high, "objective.clip_high")?,
+            temperature: match set(&s.generate.temperature, "generate.temperature")? as f32 {
+                t if t > 0.0 => t,
+                _ => {
+                    return Err(Error::input(
+                        "--temperature 0: the loss divides logits by it; use the temperature that the samples were drawn \
+                         with, above 0",
+                    ));
+                }
+            },
         }),
         ObjectiveName::Dpo => Objective::Dpo(Dpo {
             beta: set(&o.beta, "objective.beta")?,
@@ -98,8 +107,12 @@ pub fn rows(s: &Settings, format: Format) -> Result<Format> {
     let prompt = || set(&o.prompt_key, "objective.prompt_key");
     let (preferences, output_key) = match set(&o.objective, "objective.objective")? {
         _ if o.samples() => {
-            // The field of the prompt, which is in the groups that are read in its place.
-            return Ok(Format { preferences: Some(Preferences::Rollouts), input_key: None, ..format });
+            // The field of the prompt, whose ids are read in its place.
+            return Ok(Format {
+                preferences: Some(Preferences::Prompts(rollouts::room(s)?)),
+                input_key: None,
+                ..format
+            });
         }
         _ if o.has_groups() => (Some(Preferences::Rollouts), format.output_key),
         ObjectiveName::Sft | ObjectiveName::Distill | ObjectiveName::Grpo => (None, format.output_key),

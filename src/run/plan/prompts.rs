@@ -6,7 +6,7 @@ use crate::comm::MeshSizes;
 use crate::data::Tokenizer;
 use crate::engine::SamplerSize;
 use crate::nn::Spec;
-use crate::run::generate::prompts::{self, PromptEncoder, PromptField};
+use crate::run::generate::prompts::{self, PromptEncoder, PromptField, PromptRow};
 use crate::run::rollouts;
 use crate::run::settings::Settings;
 use crate::run::settings::value::set;
@@ -41,10 +41,12 @@ impl SamplePrompts {
         };
         let encoder = PromptEncoder::new(s, data::format(&s.data, tokenizer)?, tokenizer, spec);
         let mut rows = Vec::new();
-        for row in prompts::read(FLAG, path, PromptField::Known, usize::MAX).map_err(named)? {
-            let tokens = encoder.encode(&row).map_err(named)?;
-            rows.push(SamplePrompt { shown: row.shown(tokenizer), tokens });
-        }
+        let push = &mut |row: Result<PromptRow>| {
+            let row = row?;
+            rows.push(SamplePrompt { shown: row.shown(tokenizer), tokens: encoder.encode(&row)? });
+            Ok(true)
+        };
+        prompts::read(FLAG, path, PromptField::Known, push).map_err(named)?;
         let most = set(&s.generate.max_new_tokens, "generate.max_new_tokens")?;
         let lengths = rows.iter().map(|row: &SamplePrompt| row.tokens.len());
         let (longest, count) = SamplerSize::fitted(lengths, most, spec.max_len);

@@ -16,6 +16,8 @@ const LINE: usize = 64 << 10;
 const SETTLES: Duration = Duration::from_millis(50);
 /// Between closing its output and ending.
 const ENDS: Duration = Duration::from_secs(1);
+/// A signal to the run is noticed within this time, however long a program takes.
+const POLLS: Duration = Duration::from_millis(100);
 
 /// A sample to be judged.
 pub struct JudgedSample<'a> {
@@ -43,6 +45,8 @@ enum Unrewarded {
     /// Another start may help.
     Again(String),
     Final(String),
+    /// The run is to stop, by this signal.
+    Stopped(i32),
 }
 
 struct RunningProgram {
@@ -91,8 +95,9 @@ impl RewardProgram {
     }
 
     /// The rewards that the program writes, a line for each sample in their order. It has all lines of input at once,
-    /// so that it may work on several. A failed program is started again, once for each sample.
-    pub fn judge(&mut self, samples: &[JudgedSample]) -> Result<Vec<f64>> {
+    /// so that it may work on several. A failed program is started again, once for each sample. [`Error::Signal`] once
+    /// `stop` has one.
+    pub fn judge(&mut self, samples: &[JudgedSample], stop: &mut dyn FnMut() -> Option<i32>) -> Result<Vec<f64>> {
         let line = |of: &JudgedSample| {
             let (prompt, completion) = (of.prompt, of.text);
             let (ids, row, sample, step) = (of.ids, of.row, of.sample, of.step);
@@ -104,7 +109,7 @@ impl RewardProgram {
         // Whether the program has the lines; and whether this sample's first answer was none.
         let (mut asked, mut again) = (false, false);
         while let Some(of) = samples.get(rewards.len()) {
-            let (why, times) = match self.next(&lines[rewards.len()..], asked) {
+            let (why, times) = match self.next(&lines[rewards.len()..], asked, stop) {
                 Ok(reward) => {
                     rewards.push(reward);
                     (asked, again) = (true, false);
@@ -120,6 +125,10 @@ impl RewardProgram {
                 }
                 Err(Unrewarded::Again(why)) => (why, ", twice"),
                 Err(Unrewarded::Final(why)) => (why, ""),
+                Err(Unrewarded::Stopped(signal)) => {
+                    self.running = None;
+                    return Err(Error::Signal(signal));
+                }
             };
             self.running = None;
             let (command, place, sample) = (&self.command, of.place, of.sample);
@@ -145,7 +154,12 @@ impl RewardProgram {
     }
 
     /// The answer to the first of the lines, which the program gets unless it was `asked` them.
-    fn next(&mut self, lines: &[String], asked: bool) -> std::result::Result<f64, Unrewarded> {
+    fn next(
+        &mut self,
+        lines: &[String],
+        asked: bool,
+        stop: &mut dyn FnMut() -> Option<i32>,
+    ) -> std::result::Result<f64, Unrewarded> {
         let timeout = self.timeout;
         let running = match &mut self.running {
             Some(running) => running,
@@ -162,7 +176,18 @@ impl RewardProgram {
                 let _ = running.asked.send(line.clone());
             }
         }
-        let answer = match running.lines.recv_timeout(timeout) {
+        let began = Instant::now();
+        let answered = loop {
+            let left = timeout.saturating_sub(began.elapsed());
+            match running.lines.recv_timeout(left.min(POLLS)) {
+                Err(RecvTimeoutError::Timeout) if left > POLLS => match stop() {
+                    None => continue,
+                    Some(signal) => return Err(Unrewarded::Stopped(signal)),
+                },
+                answered => break answered,
+            }
+        };
+        let answer = match answered {
             Ok(Ok(answer)) => answer,
             Ok(Err(e)) => return Err(Unrewarded::Again(format!("cannot be read from ({e})"))),
             Err(RecvTimeoutError::Disconnected) => return Err(Unrewarded::Again(ended(&mut running.child))),
@@ -263,7 +288,7 @@ mod tests {
         let of =
             |(sample, text)| JudgedSample { row: &row, place: "p:1", sample, step: 7, prompt: "q", text, ids: &[1] };
         let samples: Vec<JudgedSample> = texts.iter().map(String::as_str).enumerate().map(of).collect();
-        let rewards = match program.judge(&samples) {
+        let rewards = match program.judge(&samples, &mut || None) {
             Ok(rewards) => rewards,
             Err(e) => return (Vec::new(), program.failures, e.to_string()),
         };
@@ -332,6 +357,20 @@ mod tests {
         assert!(error.contains("wrote no line within --reward-timeout 0.2") && failed.len() == 1, "{error}");
         let (rewards, failed, error) = judged("read l; echo 1; sleep 60; echo 1", 0.2, 2);
         assert_eq!((&rewards[..], failed.len(), &error[..]), (&[1.0; 2][..], 1, ""), "it is started again");
+    }
+
+    #[test]
+    fn a_signal_to_the_run_ends_a_program_that_hangs() {
+        let mut program = RewardProgram::new("sleep 60", Duration::from_secs_f64(SECONDS));
+        let row = Map::new();
+        let of = JudgedSample { row: &row, place: "p:1", sample: 0, step: 7, prompt: "q", text: "", ids: &[1] };
+        let (began, mut asked) = (Instant::now(), 0);
+        let mut stop = || {
+            asked += 1;
+            (asked > 2).then_some(15)
+        };
+        assert!(matches!(program.judge(&[of], &mut stop), Err(Error::Signal(15))));
+        assert!(began.elapsed() < Duration::from_secs_f64(SECONDS / 2.0));
     }
 
     #[test]

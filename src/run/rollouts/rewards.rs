@@ -30,6 +30,16 @@ enum RewardKind {
 /// The weighted sum of several rewards.
 pub struct Rewards {
     all: Vec<(f64, RewardKind)>,
+    names: Vec<String>,
+}
+
+/// What samples were judged to be worth.
+#[derive(Debug, PartialEq)]
+pub struct Judged {
+    /// The weighted sum of all rewards, by sample.
+    pub sums: Vec<f32>,
+    /// The sum over all samples, by reward.
+    pub by_reward: Vec<f64>,
 }
 
 impl Rewards {
@@ -69,7 +79,11 @@ impl Rewards {
             })
         };
         let all = names.iter().zip(weights).map(|(name, weight)| Ok((weight, kind(name)?)));
-        Ok(Rewards { all: all.collect::<Result<_>>()? })
+        Ok(Rewards { all: all.collect::<Result<_>>()?, names: names.to_vec() })
+    }
+    /// The rewards as the settings have them.
+    pub fn names(&self) -> &[String] {
+        &self.names
     }
 
     /// Of a row's fields, those that are read: all by programs, and the answer by checkers.
@@ -93,9 +107,9 @@ impl Rewards {
         Err(Error::input(format!("{place} {wrong}")))
     }
 
-    /// The rewards of samples, in their order.
-    pub fn judge(&mut self, samples: &[JudgedSample]) -> Result<Vec<f32>> {
-        let mut sums = vec![0.0; samples.len()];
+    /// The rewards of samples, in their order. [`Error::Signal`] once `stop` has one.
+    pub fn judge(&mut self, samples: &[JudgedSample], stop: &mut dyn FnMut() -> Option<i32>) -> Result<Judged> {
+        let (mut sums, mut by_reward) = (vec![0.0; samples.len()], Vec::new());
         let is = |right: bool| if right { 1.0 } else { 0.0 };
         let each = |reward: &dyn Fn(&JudgedSample) -> f64| samples.iter().map(reward).collect::<Vec<_>>();
         for (weight, kind) in &mut self.all {
@@ -111,8 +125,9 @@ impl Rewards {
                 RewardKind::Json => each(&|of| is(serde_json::from_str::<serde::de::IgnoredAny>(of.text).is_ok())),
                 RewardKind::Schema(schema) => each(&|of| is(schema.describes(of.text))),
                 RewardKind::Length(most) => each(&|of| (2.0 - of.ids.len() as f64 / *most as f64).clamp(0.0, 1.0)),
-                RewardKind::Program(program) => program.judge(samples)?,
+                RewardKind::Program(program) => program.judge(samples, stop)?,
             };
+            by_reward.push(rewards.iter().sum());
             sums.iter_mut().zip(rewards).for_each(|(sum, reward)| *sum += *weight * reward);
         }
         let finite = |(of, sum): (&JudgedSample, f64)| match sum as f32 {
@@ -122,7 +137,7 @@ impl Rewards {
                 of.place, of.sample
             ))),
         };
-        samples.iter().zip(sums).map(finite).collect()
+        Ok(Judged { sums: samples.iter().zip(sums).map(finite).collect::<Result<_>>()?, by_reward })
     }
 }
 
@@ -177,7 +192,7 @@ mod tests {
         s.objective.reward = Some(names.iter().map(|name| name.to_string()).collect());
         let row = json!({"answer": answer}).as_object().unwrap().clone();
         let of = JudgedSample { row: &row, place: "p:1", sample: 0, step: 1, prompt: "", text, ids: &[1, 2, 3] };
-        Rewards::new(&s).unwrap().judge(&[of]).unwrap()[0]
+        Rewards::new(&s).unwrap().judge(&[of], &mut || None).unwrap().sums[0]
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! The samples of a step: drawn from the policy, judged, recorded, and put where the placeholders were. Never updates a
-//! weight.
+//! The samples of a step: drawn from the policy, judged, recorded, and put where there was room for them. Never updates
+//! a weight.
 use super::kept::{self, DrawnGroup, DrawnSample};
+use super::measured::{self, OwnSamples, SampleMeans};
 use super::program::JudgedSample;
-use super::rewards::Rewards;
+use super::rewards::{Judged, Rewards};
 use super::{files, longest};
 use crate::base::{Error, Result};
 use crate::comm::Mesh;
@@ -18,6 +19,7 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
+use std::time::Instant;
 
 /// What a rank needs to sample.
 pub struct StepSampler {
@@ -37,6 +39,8 @@ pub struct StepSampler {
     record: Option<(PathBuf, BufWriter<File>)>,
     /// What went wrong with rewards and was repeated, since it was last taken.
     repeated: Vec<String>,
+    /// Of the step's samples; None after a start between updates on them.
+    means: Option<SampleMeans>,
 }
 
 impl StepSampler {
@@ -73,6 +77,7 @@ impl StepSampler {
             tokens: 0,
             record: record.transpose()?,
             repeated: Vec::new(),
+            means: None,
             rewards,
             rows,
         }))
@@ -105,22 +110,37 @@ impl StepSampler {
     pub fn take_repeated(&mut self) -> Vec<String> {
         std::mem::take(&mut self.repeated)
     }
-    /// Replaces the placeholders of a step by samples, or by those of the update before it. Collective.
-    pub fn sample(&mut self, engine: &mut Engine, fetched: &mut Fetched) -> Result<()> {
+    /// What is known of the step's samples.
+    pub fn means(&self) -> Option<&SampleMeans> {
+        self.means.as_ref()
+    }
+    /// Gives the prompts of a step their samples, or those of the update before it. The inner error is one of all
+    /// ranks, after which they can go on together: there is no reward, or `stop` has a signal. Collective.
+    pub fn sample(
+        &mut self,
+        engine: &mut Engine,
+        fetched: &mut Fetched,
+        stop: &mut dyn FnMut() -> Option<i32>,
+    ) -> Result<Result<()>> {
         let Fetched { step, data } = fetched;
         if (*step - 1).is_multiple_of(self.passes) {
             let (dev, mesh) = (engine.device().clone(), engine.mesh().clone());
-            self.groups = self.draw(engine, (&*dev, &mesh), *step, &data.batches)?;
+            match self.draw(engine, (&*dev, &mesh), *step, &data.batches, stop)? {
+                Ok(groups) => self.groups = groups,
+                Err(e) => return Ok(Err(e)),
+            }
             self.kept.clear();
+        } else if let Some(means) = &mut self.means {
+            (means.sample_time_s, means.reward_time_s) = (0.0, 0.0);
         }
         if self.kept.is_empty() {
-            self.kept = kept::batches(data.batches.iter().map(placeholders), &self.groups)?;
+            self.kept = kept::batches(data.batches.iter().map(prompts_of), &self.groups)?;
             let own = self.kept.iter().map(|batch| batch.tokens.len() as u64).sum();
             self.tokens = engine.global_count(own)?;
         }
         data.batches.clone_from(&self.kept);
         data.tokens = self.tokens;
-        Ok(())
+        Ok(Ok(()))
     }
 
     fn draw(
@@ -129,15 +149,24 @@ impl StepSampler {
         (dev, mesh): (&dyn Device, &Mesh),
         step: u64,
         batches: &[MicroBatch],
-    ) -> Result<BTreeMap<u64, DrawnGroup>> {
-        let prompts: Vec<Prompt> = batches.iter().flat_map(placeholders).collect();
+        stop: &mut dyn FnMut() -> Option<i32>,
+    ) -> Result<Result<BTreeMap<u64, DrawnGroup>>> {
+        let prompts: Vec<Prompt> = batches.iter().flat_map(prompts_of).collect();
         let next = &mut |of: &Sampled| self.ends.is_open(&self.tokenizer, of.ids);
+        let began = Instant::now();
         let texts = engine.sample(&prompts, self.count, &Sampling { step, ..self.sampling }, next)?;
-        let mut rewards = Vec::new();
+        let sampled = Instant::now();
         // Programs run once per data-parallel rank.
-        if mesh.coords.tp == 0 {
-            rewards = self.judge(step, &prompts, &texts)?;
-            self.repeated.extend(self.rewards.end_step(step)?);
+        let judged = (mesh.coords.tp == 0).then(|| self.judge(step, &prompts, &texts, stop)).transpose();
+        let seconds = [(sampled - began).as_secs_f64(), sampled.elapsed().as_secs_f64()];
+        let (mine, mut rewards) = match judged {
+            Ok(Some(judged)) => (Ok(Some(OwnSamples::of(&texts, &judged))), judged.sums),
+            Ok(None) => (Ok(None), Vec::new()),
+            Err(e) => (Err(e), Vec::new()),
+        };
+        match measured::share(dev, mesh, self.rewards.names(), mine, seconds)? {
+            Ok(means) => self.means = Some(means),
+            Err(e) => return Ok(Err(e)),
         }
         if mesh.tp.size() > 1 {
             let mut words: Vec<u64> = rewards.iter().map(|reward| reward.to_bits() as u64).collect();
@@ -150,10 +179,16 @@ impl StepSampler {
         for (SampledText { prompt, ids, logprobs, .. }, reward) in texts.into_iter().zip(rewards) {
             groups.entry(prompts[prompt].id).or_default().push(DrawnSample { ids, logprobs, reward });
         }
-        Ok(groups)
+        Ok(Ok(groups))
     }
 
-    fn judge(&mut self, step: u64, prompts: &[Prompt], texts: &[SampledText]) -> Result<Vec<f32>> {
+    fn judge(
+        &mut self,
+        step: u64,
+        prompts: &[Prompt],
+        texts: &[SampledText],
+        stop: &mut dyn FnMut() -> Option<i32>,
+    ) -> Result<Judged> {
         let shown = |text: &SampledText| {
             let before = self.tokenizer.decode(&prompts[text.prompt].tokens);
             (before, self.ends.text(&self.tokenizer, &text.ids))
@@ -166,7 +201,9 @@ impl StepSampler {
             };
             samples.push(JudgedSample { row, place, sample: text.sample, step, prompt, text: written, ids: &text.ids });
         }
-        self.rewards.judge(&samples)
+        let judged = self.rewards.judge(&samples, stop)?;
+        self.repeated.extend(self.rewards.end_step(step)?);
+        Ok(judged)
     }
 
     /// Appends the groups to the file of --record-rollouts, as --rollouts reads them.
@@ -188,18 +225,17 @@ impl StepSampler {
     }
 }
 
-/// The prompts of a micro-batch of placeholders; their ids are the numbers of their rows.
-fn placeholders(batch: &MicroBatch) -> Vec<Prompt> {
+/// The prompts of a micro-batch that has no samples yet; their ids are the numbers of their rows.
+fn prompts_of(batch: &MicroBatch) -> Vec<Prompt> {
     let mut first = 0;
-    let group = |&end: &u32| {
+    let group = |(&end, &row): (&u32, &u64)| {
         let document = batch.cu_seqlens[first] as usize..batch.cu_seqlens[first + 1] as usize;
         let targets = &batch.targets[document.clone()];
         let len = 1 + targets.iter().position(|&target| target != IGNORE).unwrap_or(0);
-        let row = batch.recorded.rewards[first] as u64;
         let samples = end as usize - first;
         first = end as usize;
         let tokens = batch.tokens[document.start..document.start + len].to_vec();
         Prompt::new(row, tokens, samples)
     };
-    batch.recorded.groups.iter().map(group).collect()
+    batch.recorded.groups.iter().zip(&batch.recorded.rows).map(group).collect()
 }

@@ -42,6 +42,9 @@ pub struct DataSettings {
     /// Row field with the answer [default: the last message]
     #[arg(long, value_name = "KEY")]
     pub output_key: Option<String>,
+    /// Row field with the system prompt of a chat template [default: system]
+    #[arg(long, value_name = "KEY")]
+    pub system_key: Option<String>,
     /// Render messages with the tokenizer's chat template. Alpaca rows: instruction and input become the user message
     #[arg(long)]
     pub apply_chat_template: Option<bool>,

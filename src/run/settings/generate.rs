@@ -12,7 +12,7 @@ pub struct GenerateSettings {
     /// Maximum tokens to generate; an end-of-text token stops earlier
     #[arg(long, value_name = "TOKENS")]
     pub max_new_tokens: Option<usize>,
-    /// Sampling temperature; 0: greedy
+    /// Sampling temperature, which divides the logits of GRPO's loss too; 0: greedy
     #[arg(long, value_name = "T")]
     pub temperature: Option<f64>,
     /// Sample from the N most likely tokens; 0: all

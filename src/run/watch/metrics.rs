@@ -3,6 +3,7 @@
 use super::evaluated::{PreferenceRecord, RolloutRecord, StudentRecord};
 use crate::base::{Error, Result, open};
 use crate::device::gpu::telemetry::Sample;
+use crate::run::rollouts::measured::SampleMeans;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
@@ -72,6 +73,9 @@ pub struct StepRecord {
     /// Of the step's rollouts.
     #[serde(flatten)]
     pub rollouts: Option<RolloutRecord>,
+    /// Of the step's samples, if it drew them.
+    #[serde(flatten)]
+    pub sampled: Option<SampleMeans>,
     /// Of the step's samples, with a teacher.
     #[serde(flatten)]
     pub student: Option<StudentRecord>,

@@ -27,6 +27,7 @@ use crate::engine::{PassTimes, StepReport};
 use crate::run::plan::Plan;
 use crate::run::plan::memory;
 use crate::run::plan::resume::ResumeFrom;
+use crate::run::rollouts::measured::SampleMeans;
 use crate::run::settings::DeviceName;
 use crate::run::settings::LogLevel;
 use crate::run::trace::ProfileReport;
@@ -61,6 +62,8 @@ pub struct StepDone<'r> {
     pub bytes: HeldBytes,
     /// Steps so far that changed weights.
     pub updates: u64,
+    /// Of the step's samples, if it drew them.
+    pub sampled: Option<&'r SampleMeans>,
 }
 
 /// What a rank holds: of its GPU where it has one, else of its host.
@@ -272,6 +275,7 @@ impl<'a> Reporter<'a> {
             exposed_comm_s: comm.exposed_s - self.comm.exposed_s,
             comm_bytes: comm.bytes - self.comm.bytes,
             rollouts: report.rollouts.as_ref().map(RolloutRecord::new),
+            sampled: done.sampled.cloned(),
             student: report.student.as_ref().map(StudentRecord::new),
             preference: report.preference.map(|means| PreferenceRecord::new(&means, &self.plan.engine.objective)),
             data_time_s: done.data_time_s,

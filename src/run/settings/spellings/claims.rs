@@ -138,6 +138,7 @@ fn per_prompt(claims: &mut [Assignment], typed: &[TypedFlag]) -> Result<()> {
     let number = |claim: &Assignment| claim.words.first().and_then(|word| word.parse::<usize>().ok());
     let group = claims.iter().rfind(|claim| claim.key == "group_size").map_or(Some(GROUP), number);
     let Some(group) = group.filter(|&group| group > 0) else { return Ok(()) }; // clap reports it
+    split_groups(claims, group);
     for claim in claims.iter_mut().filter(|claim| claim.row.is_some_and(Synonym::counts_samples)) {
         let (Some(samples), Some(row)) = (number(claim), claim.row) else { continue };
         if samples % group > 0 {
@@ -152,6 +153,23 @@ fn per_prompt(claims: &mut [Assignment], typed: &[TypedFlag]) -> Result<()> {
         claim.words = vec![(samples / group).to_string()];
     }
     Ok(())
+}
+
+/// Where a micro-batch of samples holds no whole groups, but those of a step do, moves samples from its other
+/// micro-batches there: a step is the mean over all of its samples.
+fn split_groups(claims: &mut [Assignment], group: usize) {
+    let number = |claim: &Assignment| claim.words.first().and_then(|word| word.parse::<usize>().ok());
+    let last = |key: &str| claims.iter().rposition(|claim| claim.key == key);
+    let (Some(batch), Some(accum)) = (last("batch_size"), last("grad_accum")) else { return };
+    let (Some(samples), Some(count)) = (number(&claims[batch]), number(&claims[accum])) else { return };
+    let counts = claims[batch].row.is_some_and(Synonym::counts_samples) && claims[accum].row.is_some();
+    if !counts || count == 0 || samples % group == 0 || samples * count % group > 0 {
+        return;
+    }
+    let prompts = samples * count / group;
+    let count = (1..=count).rev().find(|count| prompts.is_multiple_of(*count)).unwrap_or(1);
+    claims[batch].words = vec![(prompts / count * group).to_string()];
+    claims[accum].words = vec![count.to_string()];
 }
 
 /// Divides rates by the learning rate, where our setting is a fraction of it.

@@ -1,5 +1,5 @@
 //! Flags as typed, each with the words up to the next flag. Never interprets a flag.
-use crate::run::settings::synonyms::{FlagPattern, same};
+use crate::run::settings::synonyms::{self, FlagPattern, same};
 use serde_json::{Map, Value};
 use std::iter::once;
 
@@ -20,6 +20,10 @@ pub struct TypedFlag {
 pub fn split(argv: impl IntoIterator<Item = String>) -> Vec<TypedFlag> {
     let mut typed: Vec<TypedFlag> = Vec::new();
     for word in argv {
+        // Hydra's NAME=VALUE.
+        let is_setting =
+            |(name, _): &(&str, &str)| name.contains('.') && !synonyms::of_flag(&name.replace('_', "-")).is_empty();
+        let word = if word.split_once('=').filter(is_setting).is_some() { format!("--{word}") } else { word };
         let short = ["-h", "-V"].contains(&word.as_str());
         match (word.strip_prefix("--").filter(|flag| !flag.is_empty()), typed.last_mut()) {
             (Some(flag), _) => {
@@ -55,6 +59,13 @@ impl TypedFlag {
         let value = |word: &String| pattern.values.iter().any(|value| means(word, value));
         pattern.names.iter().any(|name| name.replace('_', "-") == self.name)
             && (pattern.values.is_empty() || words.iter().any(value))
+    }
+    /// The same, where a pattern may ask for the words of another flag.
+    pub fn is_with(&self, pattern: &FlagPattern, words: &[String]) -> bool {
+        match pattern.values[..] {
+            ["same"] => self.words == words && self.is(&FlagPattern { names: pattern.names.clone(), values: vec![] }),
+            _ => self.is(pattern),
+        }
     }
     /// The name without the `no-` of its last dotted part.
     pub fn without_no(&self) -> Option<String> {

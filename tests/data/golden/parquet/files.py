@@ -2,6 +2,7 @@
 """Writes the Parquet files of tests/data/files.rs next to itself: `python3 files.py`, with pyarrow (26.0)."""
 import datetime
 import decimal
+import json
 import pathlib
 
 import pyarrow as pa
@@ -60,3 +61,38 @@ pq.write_table(
     HERE / "int96.parquet",
     use_deprecated_int96_timestamps=True,
 )
+
+# Values of several types are JSON (the feature `Json` of datasets 5), next to the rows that they are of.
+def tool(kind):
+    return {"type": "function", "function": {"name": "f", "parameters": {"a": {"type": kind, "enum": [1, None]}}}}
+
+
+rows = [
+    {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "arguments": {"x": 1}}],
+     "tools": [tool("integer")], "by": [["k", {"y": [1]}]]},
+    {"messages": [{"role": "user", "content": "r"}], "tools": [tool("integer"), tool("text")],
+     "by": [["k", "text"], ["l", 2.5]]},
+]
+
+
+def texts(values):
+    return pa.ExtensionArray.from_storage(pa.json_(), pa.array([json.dumps(value) for value in values]))
+
+
+def offsets(lists):
+    return pa.array([0] + [sum(len(one) for one in lists[:i + 1]) for i in range(len(lists))], pa.int32())
+
+
+messages, tools, maps = ([row[key] for row in rows] for key in ("messages", "tools", "by"))
+every = [tool for one in tools for tool in one]
+parameters = pa.StructArray.from_arrays([texts([tool["function"]["parameters"]["a"] for tool in every])], ["a"])
+function = pa.StructArray.from_arrays([pa.array([tool["function"]["name"] for tool in every]), parameters], ["name", "parameters"])
+structs = pa.StructArray.from_arrays([pa.array([tool["type"] for tool in every]), function], ["type", "function"])
+entries = [entry for one in maps for entry in one]
+table = pa.table({
+    "messages": pa.ListArray.from_arrays(offsets(messages), texts([message for one in messages for message in one])),
+    "tools": pa.ListArray.from_arrays(offsets(tools), structs),
+    "by": pa.MapArray.from_arrays(offsets(maps), pa.array([key for key, _ in entries]), texts([value for _, value in entries])),
+})
+pq.write_table(table, HERE / "json.parquet")
+(HERE / "json.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
