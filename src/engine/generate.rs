@@ -135,7 +135,7 @@ impl Engine {
         next: &mut dyn FnMut(&Sampled) -> bool,
     ) -> Result<Vec<SampledText>> {
         let sampling = self.of_decoder(sampling);
-        let (of, sampler) = self.to_sample()?;
+        let (of, sampler) = self.sampled()?;
         sampler.sample_own(of, prompts, count, &sampling, next)
     }
     /// The same of prompts that all ranks pass: data-parallel ranks share them, and all get the texts of all.
@@ -147,12 +147,12 @@ impl Engine {
         next: &mut dyn FnMut(&Sampled) -> bool,
     ) -> Result<Vec<SampledText>> {
         let sampling = self.of_decoder(sampling);
-        let (of, sampler) = self.to_sample()?;
+        let (of, sampler) = self.sampled()?;
         sampler.sample(of, prompts, count, &sampling, next)
     }
 
     /// The sampler, with no text kept, and what it samples from.
-    fn to_sample(&mut self) -> Result<(SampledFrom<'_>, &mut Sampler)> {
+    fn sampled(&mut self) -> Result<(SampledFrom<'_>, &mut Sampler)> {
         let Some(sampler) = &mut self.sampler else { return Err(no_cache()) };
         sampler.forget();
         Ok(((&*self.dev, &self.mesh, &mut *self.store), sampler))

@@ -97,7 +97,7 @@ impl Request {
         let chat = format.chat.as_ref().filter(|_| is_file);
         model.stop.extend(chat.and_then(|template| end_of_turn(template, &model.tokenizer)));
         let encoder = PromptEncoder::new(&model.settings, format, &model.tokenizer, &model.spec);
-        let (rows, notes) = asked(&model.settings, prompt, is_file, &encoder)?;
+        let Asked { prompts: rows, notes } = Asked::new(&model.settings, prompt, is_file, &encoder)?;
         model.settings.notes.extend(notes);
         let most = set(&model.settings.generate.max_new_tokens, "generate.max_new_tokens")?;
         let (prompt, count) = SamplerSize::fitted(rows.iter().map(|(_, ids)| ids.len()), most, model.spec.max_len);
@@ -170,55 +170,51 @@ impl Request {
     }
 }
 
-/// The tokens of `prompt`, or of its rows, with their numbers; and what there is to say of them.
-fn asked(
-    s: &Settings,
-    prompt: &str,
-    is_file: bool,
-    encoder: &PromptEncoder,
-) -> Result<(Vec<(u64, Vec<u32>)>, Vec<String>)> {
-    let (field, most) = (prompts::field(s)?, s.data.max_samples);
-    if is_file && most == Some(0) {
-        return Err(Error::input("max_samples is 0; it must be at least 1"));
-    }
-    if is_file {
-        let skip = s.data.skip_bad_rows == Some(true);
-        return encoded("--generate", prompt, field, most.unwrap_or(usize::MAX), skip, encoder);
-    }
-    let (place, asked) = ("--generate: the prompt".into(), PromptKind::Text(prompt.into()));
-    let ids = encoder.encode(&PromptRow { place, asked, fields: JsonRow::new() })?;
-    Ok((vec![(0, ids)], prompts::without_rows(s).collect()))
+/// Prompts as tokens, each with the number of its row; and what there is to say of them.
+#[derive(Default)]
+struct Asked {
+    prompts: Vec<(u64, Vec<u32>)>,
+    notes: Vec<String>,
 }
 
-/// The tokens of the first `most` prompts in the rows of a file. Bad rows are an error, or skipped and noted.
-fn encoded(
-    flag: &str,
-    path: &str,
-    field: PromptField,
-    most: usize,
-    skip: bool,
-    encoder: &PromptEncoder,
-) -> Result<(Vec<(u64, Vec<u32>)>, Vec<String>)> {
-    let (mut rows, mut number, mut bad, mut first_bad) = (Vec::new(), 0, 0u64, None);
-    prompts::read(flag, Path::new(path), field, &mut |row| {
-        match row.and_then(|row| encoder.encode(&row)) {
-            Ok(ids) => rows.push((number, ids)),
-            Err(Error::Input(what)) if skip => {
-                bad += 1;
-                first_bad.get_or_insert(what);
+impl Asked {
+    /// `prompt` itself, or its rows.
+    fn new(s: &Settings, prompt: &str, is_file: bool, encoder: &PromptEncoder) -> Result<Asked> {
+        let (field, most) = (prompts::field(s)?, s.data.max_samples);
+        if is_file && most == Some(0) {
+            return Err(Error::input("max_samples is 0; it must be at least 1"));
+        }
+        if is_file {
+            let skip = s.data.skip_bad_rows == Some(true);
+            return Asked::of_rows(prompt, field, most.unwrap_or(usize::MAX), skip, encoder);
+        }
+        let (place, asked) = ("--generate: the prompt".into(), PromptKind::Text(prompt.into()));
+        let ids = encoder.encode(&PromptRow { place, asked, fields: JsonRow::new() })?;
+        Ok(Asked { prompts: vec![(0, ids)], notes: prompts::without_rows(s).collect() })
+    }
+
+    /// The first `most` prompts in the rows at `path`. Bad rows are an error, or with `skip` noted.
+    fn of_rows(path: &str, field: PromptField, most: usize, skip: bool, encoder: &PromptEncoder) -> Result<Asked> {
+        let (mut all, mut number, mut bad, mut first_bad) = (Asked::default(), 0, 0u64, None);
+        prompts::read("--generate", Path::new(path), field, &mut |row| {
+            match row.and_then(|row| encoder.encode(&row)) {
+                Ok(ids) => all.prompts.push((number, ids)),
+                Err(Error::Input(what)) if skip => {
+                    bad += 1;
+                    first_bad.get_or_insert(what);
+                }
+                Err(e) => return Err(e),
             }
-            Err(e) => return Err(e),
+            number += 1;
+            Ok(all.prompts.len() < most)
+        })?;
+        let Some(first) = first_bad else { return Ok(all) };
+        if all.prompts.is_empty() {
+            return Err(Error::input(format!("--generate {path}: none of its {bad} rows has a prompt: {first}")));
         }
-        number += 1;
-        Ok(rows.len() < most)
-    })?;
-    let plural = if bad == 1 { "" } else { "s" };
-    match first_bad {
-        None => Ok((rows, Vec::new())),
-        Some(first) if rows.is_empty() => {
-            Err(Error::input(format!("{flag} {path}: none of its {bad} rows has a prompt: {first}")))
-        }
-        Some(first) => Ok((rows, vec![format!("{path}: {bad} bad row{plural} skipped (the first: {first})")])),
+        let plural = if bad == 1 { "" } else { "s" };
+        all.notes.push(format!("{path}: {bad} bad row{plural} skipped (the first: {first})"));
+        Ok(all)
     }
 }
 

@@ -76,7 +76,11 @@ impl AdapterTensors {
         }
         for (name, twin) in twins {
             let whole = this.changes.get(&name).and_then(|change| change.whole.as_ref());
-            if !whole.is_some_and(|whole| whole.shape == twin.shape) || !this.equal(whole.unwrap_or(&twin), &twin)? {
+            let same = match whole.filter(|whole| whole.shape == twin.shape) {
+                Some(whole) => this.equal(whole, &twin)?,
+                None => false,
+            };
+            if !same {
                 return Err(this.error(format!("has tensor {} under two names", twin.name)));
             }
         }

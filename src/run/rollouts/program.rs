@@ -180,10 +180,11 @@ impl RewardProgram {
         let answered = loop {
             let left = timeout.saturating_sub(began.elapsed());
             match running.lines.recv_timeout(left.min(POLLS)) {
-                Err(RecvTimeoutError::Timeout) if left > POLLS => match stop() {
-                    None => continue,
-                    Some(signal) => return Err(Unrewarded::Stopped(signal)),
-                },
+                Err(RecvTimeoutError::Timeout) if left > POLLS => {
+                    if let Some(signal) = stop() {
+                        return Err(Unrewarded::Stopped(signal));
+                    }
+                }
                 answered => break answered,
             }
         };
